@@ -1,0 +1,54 @@
+# remuda: `make help` lists every target.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+BIN := bin
+TOOLS := .tools/bin
+PACKAGES := ./...
+# go-nvml (a later part) is cgo and warns about its own header.
+export CGO_CFLAGS ?= -Wno-deprecated-declarations
+
+.PHONY: help dev test unit race vet lint e2e bench build tools ollama clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+build: ## Build remuda, remuda-device into bin/
+	@mkdir -p $(BIN)
+	go build -o $(BIN)/ ./cmd/...
+
+tools: ## Build the pinned Nomad, Consul and nomad-autoscaler into .tools/bin
+	@tools/build nomad consul nomad-autoscaler
+
+ollama: ## Build the pinned Ollama (a real engine for any CPU) into .tools/bin
+	@tools/build ollama
+
+dev: tools build ## Run a complete local cluster in the foreground (Ctrl-C ends it)
+	@$(BIN)/remuda dev $(DEV_FLAGS)
+
+test: lint unit race e2e ## Everything: linter, unit tests, race detector, end to end
+
+unit: ## Unit tests
+	go test $(PACKAGES)
+
+race: ## Unit tests under the race detector
+	go test -race $(PACKAGES)
+
+vet: ## go vet
+	go vet $(PACKAGES)
+	go vet -tags e2e $(PACKAGES)
+
+lint: vet ## go vet and golangci-lint with .golangci.yml
+	@tools/build golangci-lint
+	$(TOOLS)/golangci-lint run --build-tags e2e $(PACKAGES)
+
+e2e: tools ollama build ## End-to-end tests on real Nomad, Consul and Ollama
+	REMUDA_BIN=$(CURDIR)/$(BIN) REMUDA_TOOLS=$(CURDIR)/$(TOOLS) REMUDA_OLLAMA=$(CURDIR)/$(TOOLS)/ollama \
+		go test -tags e2e -count 1 -p 1 -timeout 40m ./e2e/... ./lockd/engine/dialect/...
+
+bench: build ## Benchmarks: gateway overhead against direct and a bare ReverseProxy
+	go test ./controller/gateway -run '^$$' -bench Gateway -benchtime 1x -timeout 30m
+
+clean: ## Remove what was built (the tools stay cached by Go)
+	rm -rf $(BIN) .tools

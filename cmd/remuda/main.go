@@ -1,0 +1,153 @@
+// Command remuda is the operator's CLI and every daemon of the suite.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/hashicorp/cli"
+
+	"remuda/internal/version"
+)
+
+// Exit codes that scripts rely on (DESIGN section 9).
+const (
+	exitOK     = 0
+	exitFailed = 1
+	exitUsage  = 2
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	m := &program{ctx: ctx, stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr}
+	os.Exit(m.run(os.Args[1:]))
+}
+
+// program is what a command may use of the outside world.
+type program struct {
+	ctx    context.Context
+	stdin  io.Reader
+	stdout io.Writer
+	stderr io.Writer
+}
+
+func (p *program) run(args []string) int {
+	c := cli.NewCLI("remuda", version.String())
+	c.Args = args
+	c.HelpWriter = p.stdout
+	c.ErrorWriter = p.stderr
+	c.Commands = map[string]cli.CommandFactory{}
+	for name, v := range p.verbs() {
+		c.Commands[name] = func() (cli.Command, error) { return &command{p: p, name: name, verb: v}, nil }
+	}
+	code, err := c.Run()
+	if err != nil {
+		fmt.Fprintf(p.stderr, "remuda: %v\n", err)
+		return exitFailed
+	}
+	if code == cli.RunResultHelp || code == 127 {
+		return exitUsage
+	}
+	return code
+}
+
+// verb describes one subcommand.
+type verb struct {
+	// synopsis is the line in the list of commands.
+	synopsis string
+	// usage is what follows the command's name, as in "[flags] FILE".
+	usage string
+	// about explains the command in a few lines.
+	about string
+	// setup declares flags on fs and returns what runs once they are parsed.
+	// The function returns nil for exit code 0, a usageError for 2, else 1.
+	setup func(fs *flag.FlagSet) func(ctx context.Context, args []string) error
+}
+
+// usageError is a mistake in how a command was called (exit code 2).
+type usageError struct{ msg string }
+
+func (e usageError) Error() string { return e.msg }
+
+func usagef(format string, args ...any) error { return usageError{fmt.Sprintf(format, args...)} }
+
+// exitError asks for an exit code without printing anything more.
+type exitError struct{ code int }
+
+func (e exitError) Error() string { return fmt.Sprintf("exit status %d", e.code) }
+
+// command adapts a verb to hashicorp/cli.
+type command struct {
+	p    *program
+	name string
+	verb verb
+}
+
+var _ cli.Command = (*command)(nil)
+
+// Synopsis is the line in the list of commands.
+func (c *command) Synopsis() string { return c.verb.synopsis }
+
+// Help is the command's long help with its flags.
+func (c *command) Help() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "Usage: remuda %s %s\n\n%s\n", c.name, c.verb.usage, strings.TrimSpace(c.verb.about))
+	fs := flag.NewFlagSet(c.name, flag.ContinueOnError)
+	c.verb.setup(fs)
+	any := false
+	fs.VisitAll(func(*flag.Flag) { any = true })
+	if any {
+		b.WriteString("\nFlags:\n")
+		fs.SetOutput(&b)
+		fs.PrintDefaults()
+	}
+	return strings.TrimRight(b.String(), "\n")
+}
+
+// Run parses the flags, runs the verb and maps its error to an exit code.
+func (c *command) Run(args []string) int {
+	fs := flag.NewFlagSet(c.name, flag.ContinueOnError)
+	fs.SetOutput(io.Discard)
+	run := c.verb.setup(fs)
+	if err := fs.Parse(args); err != nil {
+		if errors.Is(err, flag.ErrHelp) {
+			fmt.Fprintln(c.p.stdout, c.Help())
+			return exitOK
+		}
+		return c.fail(usageError{err.Error()})
+	}
+	if err := run(c.p.ctx, fs.Args()); err != nil {
+		return c.fail(err)
+	}
+	return exitOK
+}
+
+func (c *command) fail(err error) int {
+	var exit exitError
+	if errors.As(err, &exit) {
+		return exit.code
+	}
+	fmt.Fprintf(c.p.stderr, "remuda %s: %v\n", c.name, err)
+	var usage usageError
+	if errors.As(err, &usage) {
+		fmt.Fprintf(c.p.stderr, "Run 'remuda %s -h' for its flags.\n", c.name)
+		return exitUsage
+	}
+	return exitFailed
+}
+
+// noArgs refuses left-over arguments.
+func noArgs(args []string) error {
+	if len(args) > 0 {
+		return usagef("unexpected argument %q: this command takes flags only", args[0])
+	}
+	return nil
+}

@@ -1,0 +1,88 @@
+package consul
+
+import (
+	"fmt"
+	"strconv"
+
+	"github.com/hashicorp/consul/api"
+
+	"remuda/internal/replica"
+)
+
+// Meta keys of the service remuda-engine (DESIGN section 9).
+const (
+	metaModel   = "model"
+	metaVariant = "variant"
+	metaReplica = "replica"
+	metaRole    = "role"
+	metaToken   = "token"
+	metaSlots   = "slots"
+	// metaCohort tells two lives of one engine apart: both have the same
+	// service ID, and only the living one's registration may stand.
+	metaCohort = "cohort"
+)
+
+// checkID is the ID of the engine's TTL check.
+func checkID(e replica.Engine) string { return "service:" + e.ID() }
+
+// registration renders an engine as Consul wants it.
+func registration(e replica.Engine, cohort string, cfg RegistrarConfig) *api.AgentServiceRegistration {
+	return &api.AgentServiceRegistration{
+		Kind:    api.ServiceKindTypical,
+		ID:      e.ID(),
+		Name:    replica.ServiceName,
+		Tags:    []string{"model=" + e.Name.Model, "variant=" + e.Name.Variant, "role=" + e.Role},
+		Address: e.Address,
+		Port:    e.Port,
+		Meta: map[string]string{
+			metaModel:   e.Name.Model,
+			metaVariant: e.Name.Variant,
+			metaReplica: e.Name.ID,
+			metaRole:    e.Role,
+			metaToken:   strconv.FormatUint(e.Token, 10),
+			metaSlots:   strconv.Itoa(e.Slots),
+			metaCohort:  cohort,
+		},
+		Check: &api.AgentServiceCheck{
+			CheckID:                        checkID(e),
+			Name:                           "engine is Active",
+			TTL:                            cfg.TTL.String(),
+			Status:                         api.HealthPassing,
+			Notes:                          "pushed by remuda engine",
+			DeregisterCriticalServiceAfter: cfg.ReapAfter.String(),
+		},
+	}
+}
+
+// engineOf reads an engine back from a health entry.
+func engineOf(entry *api.ServiceEntry) (replica.Engine, error) {
+	s := entry.Service
+	meta := s.Meta
+	e := replica.Engine{
+		Name:    replica.Name{Model: meta[metaModel], Variant: meta[metaVariant], ID: meta[metaReplica]},
+		Role:    meta[metaRole],
+		Address: s.Address,
+		Port:    s.Port,
+		Passing: entry.Checks.AggregatedStatus() == api.HealthPassing,
+	}
+	if e.Address == "" && entry.Node != nil {
+		e.Address = entry.Node.Address
+	}
+	if e.Name.Model == "" || e.Name.Variant == "" || e.Name.ID == "" {
+		return e, fmt.Errorf("service %q: meta model, variant and replica must be set", s.ID)
+	}
+	if e.Role != replica.RolePrimary && e.Role != replica.RoleShadow {
+		return e, fmt.Errorf("service %q: meta role is %q: want primary or shadow", s.ID, e.Role)
+	}
+	if e.Port < 1 || e.Port > 65535 {
+		return e, fmt.Errorf("service %q: port %d: want 1 to 65535", s.ID, e.Port)
+	}
+	var err error
+	if e.Token, err = strconv.ParseUint(meta[metaToken], 10, 64); err != nil {
+		return e, fmt.Errorf("service %q: meta token is %q: want a whole number", s.ID, meta[metaToken])
+	}
+	if e.Slots, err = strconv.Atoi(meta[metaSlots]); err != nil || e.Slots < 1 {
+		return e, fmt.Errorf("service %q: meta slots is %q: want a whole number of at least 1", s.ID, meta[metaSlots])
+	}
+	return e, nil
+}

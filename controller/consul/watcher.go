@@ -1,0 +1,146 @@
+package consul
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/hashicorp/consul/api"
+	"github.com/hashicorp/go-hclog"
+
+	"remuda/internal/replica"
+)
+
+// WatcherConfig says how engines are watched.
+type WatcherConfig struct {
+	Address Address
+	// Wait is how long one blocking query may stay open, at least 1s. It
+	// bounds how late a Consul that hangs without closing its connections is
+	// noticed, so it is far below Consul's default of five minutes.
+	Wait   time.Duration
+	Logger hclog.Logger
+}
+
+// DefaultWatcherConfig has the reasons beside the numbers.
+func DefaultWatcherConfig() WatcherConfig {
+	return WatcherConfig{
+		Wait:   10 * time.Second, // six cheap queries a minute; a hang is seen in about 13 s
+		Logger: hclog.NewNullLogger(),
+	}
+}
+
+const (
+	// answerSlack is granted on top of Wait and of Consul's jitter (Wait/16).
+	answerSlack = 2 * time.Second
+	minRetry    = 100 * time.Millisecond
+	maxRetry    = 2 * time.Second
+)
+
+// Watcher follows the service remuda-engine by blocking queries.
+type Watcher struct {
+	cfg       WatcherConfig
+	client    *api.Client
+	transport *http.Transport
+}
+
+// NewWatcher validates cfg; it talks to nobody.
+func NewWatcher(cfg WatcherConfig) (*Watcher, error) {
+	var errs []error
+	if cfg.Wait < time.Second {
+		errs = append(errs, fmt.Errorf("wait is %s: want at least 1s", cfg.Wait))
+	}
+	if cfg.Logger == nil {
+		errs = append(errs, errors.New("logger must be set"))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, fmt.Errorf("consul watcher: %w", err)
+	}
+	client, transport, err := newClient(cfg.Address)
+	if err != nil {
+		return nil, err
+	}
+	return &Watcher{cfg: cfg, client: client, transport: transport}, nil
+}
+
+// Watch calls update with the complete list of engines, passing or not and
+// sorted by ID, once at first and again after each change. While Consul is out
+// of reach it keeps trying and calls nothing; the first list after such an
+// outage is delivered even if it is the same, with afterOutage true, because a
+// Consul that has just come back may not know yet what runs. Watch returns
+// when ctx ends, always with ctx's error.
+func (w *Watcher) Watch(ctx context.Context, update func(engines []replica.Engine, afterOutage bool)) error {
+	defer w.transport.CloseIdleConnections()
+	var (
+		index   uint64
+		last    []replica.Engine
+		first   = true
+		outage  bool
+		retry   = minRetry
+		skipped = map[string]string{}
+	)
+	for {
+		engines, next, err := w.query(ctx, index, skipped)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err != nil {
+			if !outage {
+				w.cfg.Logger.Warn("consul does not answer: keeping the engines known so far", "error", err)
+			}
+			outage, index = true, 0
+			delay := retry/2 + rand.N(retry)
+			retry = min(retry*2, maxRetry)
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-time.After(delay):
+			}
+			continue
+		}
+		retry = minRetry
+		if outage {
+			w.cfg.Logger.Info("consul answers again", "engines", len(engines))
+		}
+		if next < index { // Consul's index went backwards: start over, as its docs ask.
+			next = 0
+		}
+		index = next
+		if first || outage || !slices.Equal(engines, last) {
+			update(engines, outage && !first)
+		}
+		first, outage, last = false, false, engines
+	}
+}
+
+func (w *Watcher) query(ctx context.Context, index uint64, skipped map[string]string) ([]replica.Engine, uint64, error) {
+	limit := answerSlack
+	if index > 0 {
+		limit += w.cfg.Wait + w.cfg.Wait/16
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	q := (&api.QueryOptions{WaitIndex: index, WaitTime: w.cfg.Wait, AllowStale: true}).WithContext(ctx)
+	entries, meta, err := w.client.Health().Service(replica.ServiceName, "", false, q)
+	if err != nil {
+		return nil, 0, fmt.Errorf("list service %s: %w", replica.ServiceName, err)
+	}
+	engines := make([]replica.Engine, 0, len(entries))
+	for _, entry := range entries {
+		e, err := engineOf(entry)
+		if err != nil {
+			if skipped[entry.Service.ID] != err.Error() {
+				skipped[entry.Service.ID] = err.Error()
+				w.cfg.Logger.Warn("ignoring a registration", "error", err)
+			}
+			continue
+		}
+		engines = append(engines, e)
+	}
+	slices.SortFunc(engines, func(a, b replica.Engine) int { return strings.Compare(a.ID(), b.ID()) })
+	return engines, meta.LastIndex, nil
+}

@@ -1,0 +1,142 @@
+# One replica of a model on the simulated engine, pinned to one seat of one GPU.
+#
+#   nomad job run jobs/demo.nomad.hcl
+#
+# needs a Nomad >= 1.11.1 whose client has raw_exec enabled, the remuda-device
+# plugin configured, and `remuda` on its PATH (or -var remuda=/path/to/remuda).
+# `remuda dev` runs this file unchanged.
+
+variable "model" {
+  description = "What clients name in their requests."
+  default     = "demo"
+}
+
+variable "seat" {
+  description = "The device ID to run on: <GPU UUID>#<seat>, as `nomad node status -verbose` lists them. The default is the first seat of remuda-device's first simulated GPU."
+  default     = "GPU-00000000-0000-4000-8000-000000000000#0"
+}
+
+variable "remuda" {
+  description = "The remuda binary."
+  default     = "remuda"
+}
+
+variable "consul" {
+  description = "The Consul agent in which the engine is registered."
+  default     = "127.0.0.1:8500"
+}
+
+variable "weights" {
+  description = "Size of the weights that the simulated engine loads."
+  default     = "256MiB"
+}
+
+variable "slots" {
+  description = "Requests that the engine works on at once."
+  default     = "16"
+}
+
+job "demo" {
+  type = "service"
+
+  group "replica" {
+    count = 1
+
+    network {
+      port "engine" {}
+      port "shim" {}
+    }
+
+    # An engine that dies comes back at once, in place, and as often as needed.
+    restart {
+      attempts = 100
+      interval = "1m"
+      delay    = "250ms"
+      mode     = "delay"
+    }
+
+    # Loading a model takes as long as it takes.
+    update {
+      healthy_deadline  = "3h"
+      progress_deadline = "4h"
+      min_healthy_time  = "1s"
+    }
+
+    # Writes the weights once per allocation; a restart finds them there.
+    task "weights" {
+      driver = "raw_exec"
+
+      lifecycle {
+        hook    = "prestart"
+        sidecar = false
+      }
+
+      config {
+        command = var.remuda
+        args    = ["sim", "weights", "-size", var.weights, "${NOMAD_ALLOC_DIR}/data/weights.safetensors"]
+      }
+
+      resources {
+        cpu    = 100
+        memory = 128
+      }
+    }
+
+    task "primary" {
+      driver = "raw_exec"
+
+      config {
+        command = var.remuda
+        args = [
+          "engine",
+          "-role", "primary",
+          "-group", "${var.model}:sim:${NOMAD_ALLOC_ID}",
+          "-engine-url", "http://${NOMAD_ADDR_engine}",
+          "-listen", "${NOMAD_ADDR_shim}",
+          "-consul", var.consul,
+          "-slots", var.slots,
+          "--",
+          var.remuda, "sim",
+          "-listen", "${NOMAD_ADDR_engine}",
+          "-model", var.model,
+          "-weights", "${NOMAD_ALLOC_DIR}/data/weights.safetensors",
+          "-max-num-seqs", var.slots,
+        ]
+      }
+
+      # The shim drains for up to 30 s before it stops the engine. Nomad caps
+      # this at the client's max_kill_timeout (30 s unless it is raised).
+      kill_timeout = "30s"
+
+      # The shim itself registers the engine in Consul, and only while it can
+      # serve. This service tells Nomad when the allocation is healthy.
+      service {
+        name     = "remuda-shim"
+        provider = "nomad"
+        port     = "shim"
+
+        check {
+          type     = "http"
+          path     = "/ready"
+          interval = "1s"
+          timeout  = "2s"
+        }
+      }
+
+      resources {
+        cpu    = 500
+        memory = 1024
+
+        device "nvidia/gpu" {
+          count = 1
+
+          constraint {
+            attribute = "${device.ids}"
+            operator  = "set_contains_any"
+            value     = var.seat
+          }
+        }
+      }
+    }
+  }
+}

@@ -1,0 +1,15 @@
+// Package jobs holds the Nomad job files that users run as they are. They are
+// embedded, so that `remuda dev` runs the very same files.
+package jobs
+
+import _ "embed"
+
+// Demo runs the simulated engine on a pinned seat.
+//
+//go:embed demo.nomad.hcl
+var Demo string
+
+// Ollama runs Ollama, a real engine that needs no GPU, on a pinned seat.
+//
+//go:embed ollama.nomad.hcl
+var Ollama string

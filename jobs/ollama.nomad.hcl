@@ -1,0 +1,155 @@
+# One replica of a model on Ollama, a real engine that also runs on a CPU,
+# pinned to one seat of one GPU.
+#
+#   nomad job run jobs/ollama.nomad.hcl
+#   nomad job run -var gguf=/models/llama.gguf -var model=llama jobs/ollama.nomad.hcl
+#
+# Without a GGUF file it makes a tiny one with random weights: real tokens, no
+# sense. It needs what jobs/demo.nomad.hcl needs, and `ollama` on the client's
+# PATH (or -var ollama=/path/to/ollama).
+
+variable "model" {
+  description = "What clients name in their requests."
+  default     = "tiny"
+}
+
+variable "gguf" {
+  description = "The model's GGUF file on the node; empty makes a tiny one."
+  default     = ""
+}
+
+variable "seat" {
+  description = "The device ID to run on: <GPU UUID>#<seat>."
+  default     = "GPU-00000000-0000-4000-8000-000000000000#0"
+}
+
+variable "remuda" {
+  description = "The remuda binary."
+  default     = "remuda"
+}
+
+variable "ollama" {
+  description = "The ollama binary."
+  default     = "ollama"
+}
+
+variable "consul" {
+  description = "The Consul agent in which the engine is registered."
+  default     = "127.0.0.1:8500"
+}
+
+variable "slots" {
+  description = "Requests that Ollama works on at once."
+  default     = "2"
+}
+
+job "ollama" {
+  type = "service"
+
+  group "replica" {
+    count = 1
+
+    network {
+      port "engine" {}
+      port "shim" {}
+    }
+
+    restart {
+      attempts = 100
+      interval = "1m"
+      delay    = "250ms"
+      mode     = "delay"
+    }
+
+    update {
+      healthy_deadline  = "3h"
+      progress_deadline = "4h"
+      min_healthy_time  = "1s"
+    }
+
+    dynamic "task" {
+      for_each = var.gguf == "" ? ["model"] : []
+      labels   = [task.value]
+
+      content {
+        driver = "raw_exec"
+
+        lifecycle {
+          hook    = "prestart"
+          sidecar = false
+        }
+
+        config {
+          command = var.remuda
+          args    = ["sim", "gguf", "${NOMAD_ALLOC_DIR}/data/tiny.gguf"]
+        }
+
+        resources {
+          cpu    = 100
+          memory = 64
+        }
+      }
+    }
+
+    task "primary" {
+      driver = "raw_exec"
+
+      config {
+        command = var.remuda
+        args = [
+          "engine",
+          "-role", "primary",
+          "-dialect", "ollama",
+          "-group", "${var.model}:ollama:${NOMAD_ALLOC_ID}",
+          "-model-file", var.gguf == "" ? "${NOMAD_ALLOC_DIR}/data/tiny.gguf" : var.gguf,
+          "-engine-url", "http://${NOMAD_ADDR_engine}",
+          "-listen", "${NOMAD_ADDR_shim}",
+          "-consul", var.consul,
+          "-slots", var.slots,
+          "--",
+          var.ollama, "serve",
+        ]
+      }
+
+      env {
+        HOME                = "${NOMAD_TASK_DIR}"
+        OLLAMA_HOST         = "${NOMAD_ADDR_engine}"
+        OLLAMA_MODELS       = "${NOMAD_ALLOC_DIR}/data/ollama"
+        OLLAMA_KEEP_ALIVE   = "-1"
+        OLLAMA_NUM_PARALLEL = var.slots
+        OLLAMA_NOPRUNE      = "1"
+        GIN_MODE            = "release"
+      }
+
+      kill_timeout = "30s"
+
+      service {
+        name     = "remuda-shim"
+        provider = "nomad"
+        port     = "shim"
+
+        check {
+          type     = "http"
+          path     = "/ready"
+          interval = "1s"
+          timeout  = "2s"
+        }
+      }
+
+      resources {
+        cpu    = 500
+        memory = 1024
+
+        device "nvidia/gpu" {
+          count = 1
+
+          constraint {
+            attribute = "${device.ids}"
+            operator  = "set_contains_any"
+            value     = var.seat
+          }
+        }
+      }
+    }
+  }
+}

@@ -1,0 +1,164 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"strconv"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+
+	"remuda/controller/consul"
+	"remuda/internal/replica"
+)
+
+// Config says which engine the shim runs and how it looks after it.
+type Config struct {
+	// Command is the engine's command line. Required.
+	Command []string
+	// Role is replica.RolePrimary or replica.RoleShadow. A primary goes on to
+	// serve by itself; a shadow sleeps after Init and waits to be woken.
+	Role string
+	// Name is the replica that the engine belongs to. Required.
+	Name replica.Name
+	// EngineURL is where the engine will serve HTTP, e.g. http://127.0.0.1:8000.
+	EngineURL string
+	// Advertise is the host:port that clients should use; empty means
+	// EngineURL's own.
+	Advertise string
+	// Slots is how many requests the engine works on at once; 0 asks the
+	// engine and falls back to 1.
+	Slots int
+	// Dialect names the engine's kind: vllm or ollama.
+	Dialect string
+	// ModelFile is the GGUF file from which the ollama dialect makes the
+	// model; other dialects have no use for it.
+	ModelFile string
+	// Listen is the shim's own HTTP address.
+	Listen string
+	// Consul is where the engine is registered; nil registers nowhere.
+	Consul *consul.Address
+
+	// InitTimeout bounds loading the model. The seed allows two hours.
+	InitTimeout time.Duration
+	// WakeTimeout bounds a wake; a wake that takes longer is fatal.
+	WakeTimeout time.Duration
+	// DrainTimeout is how long a drain waits for running requests.
+	DrainTimeout time.Duration
+	// DrainSettle is how long the engine must stay idle before it counts as
+	// drained: requests that a router sent before it saw the deregistration
+	// may still arrive, so it is more than the routers' lag.
+	DrainSettle time.Duration
+	// StopTimeout is how long the engine gets between SIGTERM and SIGKILL.
+	StopTimeout time.Duration
+	// HealthInterval is the time between health checks of an Active engine,
+	// and HealthTimeout bounds one.
+	HealthInterval time.Duration
+	HealthTimeout  time.Duration
+	// UnhealthyAfter failed checks in a row take the engine out of routing.
+	UnhealthyAfter int
+	// HangTimeout is how long an Active engine may be unhealthy before the
+	// shim gives it up and exits, so that it is restarted.
+	HangTimeout time.Duration
+	// TTL is the Consul check's time to live.
+	TTL time.Duration
+	// WatchParent ends the shim when its parent dies. Under Nomad the parent
+	// is the task's executor, without which nobody can stop the task.
+	WatchParent bool
+
+	Logger hclog.Logger
+}
+
+// DefaultConfig has the reasons beside the numbers.
+func DefaultConfig() Config {
+	return Config{
+		Role:           replica.RolePrimary,
+		Dialect:        "vllm",
+		Listen:         "127.0.0.1:0",
+		InitTimeout:    2 * time.Hour,          // the seed's budget: a 400 GB model from a slow disk
+		WakeTimeout:    60 * time.Second,       // the slowest wake on record took 5.5 s (235B on 4 GPUs)
+		DrainTimeout:   30 * time.Second,       // most chat answers end within it
+		DrainSettle:    250 * time.Millisecond, // a Consul watch delivers in milliseconds
+		StopTimeout:    5 * time.Second,        // as Nomad's own kill_timeout
+		HealthInterval: time.Second,
+		HealthTimeout:  2 * time.Second,
+		UnhealthyAfter: 3,
+		HangTimeout:    30 * time.Second,
+		TTL:            5 * time.Second,
+		Logger:         hclog.NewNullLogger(),
+	}
+}
+
+func (c Config) validate() error {
+	var errs []error
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	if len(c.Command) == 0 || c.Command[0] == "" {
+		bad("command must not be empty: give the engine's command after --")
+	}
+	if c.Role != replica.RolePrimary && c.Role != replica.RoleShadow {
+		bad("role is %q: want primary or shadow", c.Role)
+	}
+	if _, err := replica.ParseName(c.Name.String()); err != nil {
+		bad("group: %w", err)
+	}
+	if _, err := c.endpoint(); err != nil {
+		errs = append(errs, err)
+	}
+	if c.Slots < 0 {
+		bad("slots is %d: want 0 (ask the engine) or more", c.Slots)
+	}
+	for _, d := range []struct {
+		name string
+		v    time.Duration
+	}{
+		{"init-timeout", c.InitTimeout}, {"wake-timeout", c.WakeTimeout}, {"drain-timeout", c.DrainTimeout},
+		{"stop-timeout", c.StopTimeout}, {"health-interval", c.HealthInterval}, {"health-timeout", c.HealthTimeout},
+		{"hang-timeout", c.HangTimeout},
+	} {
+		if d.v <= 0 {
+			bad("%s is %s: want more than 0", d.name, d.v)
+		}
+	}
+	if c.TTL < time.Second {
+		bad("ttl is %s: want at least 1s", c.TTL)
+	}
+	if c.DrainSettle < 0 {
+		bad("drain-settle is %s: want 0 or more", c.DrainSettle)
+	}
+	if c.UnhealthyAfter < 1 {
+		bad("unhealthy-after is %d: want at least 1", c.UnhealthyAfter)
+	}
+	if c.Logger == nil {
+		bad("logger must be set")
+	}
+	return errors.Join(errs...)
+}
+
+// endpoint is the address that is advertised, as an engine without token.
+func (c Config) endpoint() (replica.Engine, error) {
+	e := replica.Engine{Name: c.Name, Role: c.Role, Slots: c.Slots}
+	addr := c.Advertise
+	what := "advertise"
+	u, err := url.Parse(c.EngineURL)
+	if err != nil || u.Scheme != "http" || u.Host == "" || u.Port() == "" {
+		return e, fmt.Errorf("engine-url is %q: want http://host:port", c.EngineURL)
+	}
+	if addr == "" {
+		addr, what = u.Host, "engine-url"
+	}
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		return e, fmt.Errorf("%s is %q: want host:port: %w", what, addr, err)
+	}
+	e.Port, err = strconv.Atoi(port)
+	if err != nil || e.Port < 1 || e.Port > 65535 {
+		return e, fmt.Errorf("%s is %q: the port must be 1 to 65535", what, addr)
+	}
+	if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
+		return e, fmt.Errorf("%s is %q: clients cannot connect to that host: give -advertise host:port", what, addr)
+	}
+	e.Address = host
+	return e, nil
+}

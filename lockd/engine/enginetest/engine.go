@@ -1,0 +1,137 @@
+// Package enginetest is a small inference server with vLLM's surface for tests
+// of the shim. It can be told to fail, and to leave processes behind in every
+// way that real engines do.
+package enginetest
+
+import (
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// Engine is the server's state; every field is changed over HTTP.
+type Engine struct {
+	mu       sync.Mutex
+	healthy  bool
+	asleep   bool
+	failWake bool
+	running  int
+	release  chan struct{}
+}
+
+// Serve runs the engine on addr until the process ends. It starts unhealthy
+// where loading is true, until POST /test/healthy.
+func Serve(addr, model string, loading bool) error {
+	e := &Engine{healthy: !loading, release: make(chan struct{})}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		if !e.healthy {
+			w.WriteHeader(http.StatusServiceUnavailable)
+		}
+	})
+	mux.HandleFunc("GET /v1/models", func(w http.ResponseWriter, _ *http.Request) {
+		fmt.Fprintf(w, `{"object":"list","data":[{"id":%q,"object":"model"}]}`, model)
+	})
+	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		fmt.Fprintf(w, "# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{model_name=%q,engine=\"0\"} %d\n"+
+			"# TYPE vllm:num_requests_waiting gauge\nvllm:num_requests_waiting{model_name=%q,engine=\"0\"} 0\n", model, e.running, model)
+	})
+	mux.HandleFunc("GET /is_sleeping", func(w http.ResponseWriter, _ *http.Request) {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		fmt.Fprintf(w, `{"is_sleeping":%t}`, e.asleep)
+	})
+	mux.HandleFunc("POST /sleep", func(http.ResponseWriter, *http.Request) {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		if e.running > 0 {
+			os.Exit(3) // as real vLLM does (vllm#28714)
+		}
+		e.asleep = true
+	})
+	mux.HandleFunc("POST /wake_up", func(w http.ResponseWriter, _ *http.Request) {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		if e.failWake {
+			http.Error(w, "out of memory", http.StatusInternalServerError)
+			return
+		}
+		e.asleep = false
+	})
+	mux.HandleFunc("POST /v1/completions", e.complete)
+	mux.HandleFunc("POST /test/{what}", e.control)
+	srv := &http.Server{Addr: addr, Handler: mux, ReadHeaderTimeout: 5 * time.Second}
+	return srv.ListenAndServe()
+}
+
+// complete answers once /test/release is called.
+func (e *Engine) complete(w http.ResponseWriter, _ *http.Request) {
+	e.mu.Lock()
+	e.running++
+	release := e.release
+	e.mu.Unlock()
+	<-release
+	e.mu.Lock()
+	e.running--
+	e.mu.Unlock()
+	fmt.Fprint(w, `{"choices":[{"text":"done"}]}`)
+}
+
+func (e *Engine) control(w http.ResponseWriter, r *http.Request) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	switch what := r.PathValue("what"); what {
+	case "healthy":
+		e.healthy = true
+	case "unhealthy":
+		e.healthy = false
+	case "fail-wake":
+		e.failWake = true
+	case "release":
+		close(e.release)
+		e.release = make(chan struct{})
+	case "child":
+		// A worker process, as tensor-parallel engines have.
+		start(w, exec.Command("sleep", "600"), os.Environ())
+	case "daemon":
+		// A worker in a session of its own whose parent is gone.
+		cmd := exec.Command("setsid", "-f", "sleep", "601")
+		start(w, cmd, os.Environ())
+		_ = cmd.Wait()
+	case "nameless":
+		// A worker that has lost the environment, too.
+		cmd := exec.Command("sh", "-c", "sleep 602 & echo $!")
+		cmd.Env = []string{"PATH=" + os.Getenv("PATH")}
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+		out, err := cmd.StdoutPipe()
+		if err == nil {
+			err = cmd.Start()
+		}
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		line := make([]byte, 16)
+		n, _ := out.Read(line)
+		_, _ = w.Write(line[:n])
+	default:
+		http.Error(w, "unknown control "+what, http.StatusNotFound)
+	}
+}
+
+func start(w http.ResponseWriter, cmd *exec.Cmd, env []string) {
+	cmd.Env = env
+	if err := cmd.Start(); err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	fmt.Fprintln(w, cmd.Process.Pid)
+}

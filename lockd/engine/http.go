@@ -1,0 +1,143 @@
+package engine
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"remuda/controller/consul"
+	"remuda/lockd/engine/dialect"
+)
+
+// Status is the answer of GET /state.
+type Status struct {
+	Replica string `json:"replica"`
+	Model   string `json:"model"`
+	Variant string `json:"variant"`
+	Role    string `json:"role"`
+	State   State  `json:"state"`
+	// Since is when State was entered.
+	Since time.Time `json:"since"`
+	// Unhealthy is why an Active engine cannot serve, empty while it can.
+	Unhealthy string `json:"unhealthy,omitempty"`
+	// Address is where the engine serves clients.
+	Address  string `json:"address"`
+	Slots    int    `json:"slots"`
+	Token    uint64 `json:"token"`
+	Dialect  string `json:"dialect"`
+	CanSleep bool   `json:"can_sleep"`
+	// PID is the engine's process.
+	PID    int           `json:"pid"`
+	Cohort string        `json:"cohort"`
+	Consul *ConsulStatus `json:"consul,omitempty"`
+}
+
+// ConsulStatus says how the registration stands.
+type ConsulStatus struct {
+	Registered bool   `json:"registered"`
+	LastError  string `json:"last_error,omitempty"`
+	Failures   uint64 `json:"failures"`
+}
+
+// Status returns the engine's state for people and programs.
+func (s *Shim) Status() Status {
+	s.mu.Lock()
+	st := Status{
+		Replica: s.engine.Name.String(), Model: s.engine.Name.Model, Variant: s.engine.Name.Variant,
+		Role: s.engine.Role, State: s.machine.State(), Since: s.machine.Since(), Unhealthy: s.machine.unhealthy,
+		Address: s.engine.HostPort(), Slots: s.engine.Slots, Token: s.engine.Token,
+		Dialect: s.dialect.Name(), PID: s.pid, Cohort: s.cohortID,
+	}
+	s.mu.Unlock()
+	st.CanSleep = s.dialect.CanSleep()
+	if s.registrar != nil {
+		c := s.registrar.Status()
+		st.Consul = &ConsulStatus{Registered: c.Registered, LastError: c.LastError, Failures: c.Failures}
+	}
+	return st
+}
+
+// Addr is where the shim's own HTTP listens; empty before Run.
+func (s *Shim) Addr() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.addr
+}
+
+// handler is the shim's own HTTP (DESIGN section 4).
+func (s *Shim) handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /live", s.probe((*Machine).Live))
+	mux.HandleFunc("GET /ready", s.probe((*Machine).Ready))
+	mux.HandleFunc("GET /state", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, s.Status()) })
+	mux.Handle("GET /metrics", promhttp.HandlerFor(s.metrics.registry, promhttp.HandlerOpts{}))
+	mux.HandleFunc("POST /v1/drain", s.operation(s.Drain))
+	mux.HandleFunc("POST /v1/sleep", s.operation(s.Sleep))
+	mux.HandleFunc("POST /v1/wake", s.operation(func(ctx context.Context, _ time.Duration) error { return s.Wake(ctx) }))
+	return mux
+}
+
+func (s *Shim) probe(ask func(*Machine, time.Time) error) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		s.mu.Lock()
+		state, err := s.machine.State(), ask(s.machine, time.Now())
+		s.mu.Unlock()
+		if err != nil {
+			writeJSON(w, http.StatusServiceUnavailable, map[string]string{"state": string(state), "error": err.Error()})
+			return
+		}
+		writeJSON(w, http.StatusOK, map[string]string{"state": string(state)})
+	}
+}
+
+// operation runs op under the client's context and the shim's. The query
+// parameter timeout (a Go duration) overrides how long a drain waits.
+func (s *Shim) operation(op func(context.Context, time.Duration) error) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		timeout := s.cfg.DrainTimeout
+		if raw := r.URL.Query().Get("timeout"); raw != "" {
+			d, err := time.ParseDuration(raw)
+			if err != nil || d <= 0 {
+				writeJSON(w, http.StatusBadRequest, map[string]string{
+					"error": fmt.Sprintf("timeout is %q: want a duration above 0, such as 30s", raw)})
+				return
+			}
+			timeout = d
+		}
+		s.mu.Lock()
+		run := s.run
+		s.mu.Unlock()
+		ctx, cancel := context.WithCancel(r.Context())
+		defer cancel()
+		defer context.AfterFunc(run, cancel)()
+		if err := op(ctx, timeout); err != nil {
+			writeJSON(w, statusOf(err), map[string]string{"error": err.Error(), "state": string(s.State())})
+			return
+		}
+		writeJSON(w, http.StatusOK, s.Status())
+	}
+}
+
+func statusOf(err error) int {
+	switch {
+	case errors.Is(err, ErrWrongState), errors.Is(err, ErrCannotSleep), errors.Is(err, dialect.ErrBusy):
+		return http.StatusConflict
+	case errors.Is(err, ErrNotDrained):
+		return http.StatusGatewayTimeout
+	case errors.Is(err, consul.ErrRefused):
+		return http.StatusBadGateway
+	default:
+		return http.StatusInternalServerError
+	}
+}
+
+func writeJSON(w http.ResponseWriter, code int, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	_ = json.NewEncoder(w).Encode(v) // the client may have left
+}

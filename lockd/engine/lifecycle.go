@@ -1,0 +1,437 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/hashicorp/consul/api"
+
+	"remuda/controller/consul"
+	"remuda/internal/replica"
+	"remuda/lockd/engine/dialect"
+)
+
+// Errors of the operations that the shim's HTTP offers.
+var (
+	// ErrWrongState: the engine's state does not allow the operation.
+	ErrWrongState = errors.New("wrong state")
+	// ErrNotDrained: requests were still running when the drain's time was up.
+	ErrNotDrained = errors.New("not drained")
+	// ErrCannotSleep: the engine has no sleep mode.
+	ErrCannotSleep = errors.New("engine cannot sleep")
+)
+
+const (
+	pollFast = 10 * time.Millisecond
+	pollSlow = 500 * time.Millisecond
+	// consulRetry is how soon an unregistered engine tries again.
+	consulRetry = 500 * time.Millisecond
+)
+
+// lifecycle walks the engine from Init to Active (a primary) or Standby (a
+// shadow) and then looks after it until ctx ends.
+func (s *Shim) lifecycle(ctx context.Context) {
+	if err := s.initialise(ctx); err != nil {
+		if ctx.Err() == nil {
+			s.fail(fmt.Errorf("initialise: %w", err))
+		}
+		return
+	}
+	if s.cfg.Role == replica.RolePrimary {
+		if err := s.Wake(ctx); err != nil {
+			return // Wake has said that it is fatal.
+		}
+	}
+	s.look(ctx)
+}
+
+// initialise waits until the engine has loaded its model and, for a shadow,
+// puts it to sleep.
+func (s *Shim) initialise(ctx context.Context) error {
+	start := time.Now()
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.InitTimeout)
+	defer cancel()
+	if err := poll(ctx, s.dialect.Healthy); err != nil {
+		return fmt.Errorf("engine is not healthy after %s: %w", time.Since(start).Round(time.Millisecond), err)
+	}
+	if err := s.dialect.Load(ctx); err != nil {
+		return fmt.Errorf("load model %q: %w", s.cfg.Name.Model, err)
+	}
+	slots := s.cfg.Slots
+	if slots == 0 {
+		asked, err := s.dialect.Slots(ctx)
+		if err != nil && !errors.Is(err, dialect.ErrUnknown) {
+			return fmt.Errorf("ask the engine for its slots: %w", err)
+		}
+		slots = max(asked, 1)
+	}
+	s.mu.Lock()
+	s.engine.Slots = slots
+	s.mu.Unlock()
+	if s.cfg.Role == replica.RoleShadow && s.dialect.CanSleep() {
+		if err := s.dialect.Sleep(ctx); err != nil {
+			return fmt.Errorf("put the shadow to sleep: %w", err)
+		}
+	}
+	took := time.Since(start)
+	s.metrics.initSeconds.Set(took.Seconds())
+	s.logger.Info("engine is initialised", "took", took.Round(time.Millisecond).String(), "slots", slots, "can_sleep", s.dialect.CanSleep())
+	return s.move(Standby)
+}
+
+// poll calls probe until it succeeds, quickly at first.
+func poll(ctx context.Context, probe func(context.Context) error) error {
+	pause := pollFast
+	var last error
+	for {
+		probeCtx, cancel := context.WithTimeout(ctx, 5*time.Second)
+		err := probe(probeCtx)
+		cancel()
+		if err == nil {
+			return nil
+		}
+		if ctx.Err() == nil || last == nil {
+			last = err
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%w (last answer: %w)", ctx.Err(), last)
+		case <-time.After(pause):
+		}
+		pause = min(pause*3/2, pollSlow)
+	}
+}
+
+// Wake brings a standing-by engine back and registers it. A failure is fatal
+// to the process: an engine that failed its wake may have leaked GPU memory.
+// A drained engine that has not been put to sleep is registered again.
+func (s *Shim) Wake(ctx context.Context) error {
+	s.op.Lock()
+	defer s.op.Unlock()
+	switch state := s.State(); state {
+	case Active:
+		return nil
+	case Draining:
+		return s.resume(ctx)
+	case Standby:
+	default:
+		return fmt.Errorf("%w: engine is %s: only a standby or draining engine can be woken", ErrWrongState, state)
+	}
+	start := time.Now()
+	s.mu.Lock()
+	err := s.machine.Wake(start, s.cfg.WakeTimeout)
+	s.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	s.metrics.entered(Waking)
+	s.logger.Info("state", "from", Standby, "to", Waking)
+	wakeCtx, cancel := context.WithTimeout(ctx, s.cfg.WakeTimeout)
+	defer cancel()
+	if err := s.wakeEngine(wakeCtx); err != nil {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		err = fmt.Errorf("wake failed after %s: %w", time.Since(start).Round(time.Millisecond), err)
+		s.fail(err)
+		return err
+	}
+	if err := s.move(Active); err != nil {
+		return err
+	}
+	s.metrics.woke(time.Since(start))
+	s.logger.Info("engine is active", "wake", time.Since(start).Round(time.Millisecond).String())
+	s.push()
+	return nil
+}
+
+func (s *Shim) wakeEngine(ctx context.Context) error {
+	if s.dialect.CanSleep() {
+		asleep, err := s.dialect.Sleeping(ctx)
+		if err != nil {
+			return fmt.Errorf("ask whether the engine sleeps: %w", err)
+		}
+		if asleep {
+			if err := s.dialect.Wake(ctx); err != nil {
+				return err
+			}
+		}
+	}
+	if err := s.dialect.Serving(ctx); err != nil {
+		return fmt.Errorf("the woken engine cannot serve: %w", err)
+	}
+	return s.register(ctx)
+}
+
+// register makes the engine discoverable. A Consul that is out of reach does
+// not stop a failover: the heartbeat registers the engine as soon as it can.
+func (s *Shim) register(ctx context.Context) error {
+	if s.registrar == nil {
+		return nil
+	}
+	s.reg.Lock()
+	defer s.reg.Unlock()
+	if state := s.State(); state == Dead {
+		return fmt.Errorf("%w: engine is %s", ErrWrongState, state)
+	}
+	err := s.registrar.Register(ctx, s.Engine())
+	if err == nil {
+		return nil
+	}
+	s.metrics.consulFailed.Inc()
+	if errors.Is(err, consul.ErrRefused) {
+		return err
+	}
+	s.logger.Warn("consul is out of reach: the engine serves unregistered until it answers", "error", err)
+	return nil
+}
+
+// deregister makes one attempt; the guard, the check's TTL and the next life
+// of this engine are behind it. The caller has left Active, so that no
+// heartbeat registers the engine anew.
+func (s *Shim) deregister(ctx context.Context) bool {
+	if s.registrar == nil {
+		return true
+	}
+	s.reg.Lock()
+	defer s.reg.Unlock()
+	if err := s.registrar.Deregister(ctx, s.Engine()); err != nil {
+		s.metrics.consulFailed.Inc()
+		s.logger.Warn("could not deregister", "error", err)
+		return false
+	}
+	return true
+}
+
+// resume calls a drain off.
+func (s *Shim) resume(ctx context.Context) error {
+	if err := s.dialect.Serving(ctx); err != nil {
+		return fmt.Errorf("the engine cannot serve: %w", err)
+	}
+	if err := s.register(ctx); err != nil {
+		return err
+	}
+	if err := s.move(Active); err != nil {
+		return err
+	}
+	s.push()
+	return nil
+}
+
+// Drain takes the engine out of routing and waits until it is idle, for at
+// most timeout. It wraps ErrNotDrained when requests were still running then;
+// the engine stays Draining, to be drained again, woken, or stopped.
+func (s *Shim) Drain(ctx context.Context, timeout time.Duration) error {
+	s.op.Lock()
+	defer s.op.Unlock()
+	return s.drain(ctx, timeout)
+}
+
+func (s *Shim) drain(ctx context.Context, timeout time.Duration) error {
+	switch state := s.State(); state {
+	case Active:
+		if err := s.move(Draining); err != nil {
+			return err
+		}
+	case Draining:
+	default:
+		return fmt.Errorf("%w: engine is %s: only an active engine can be drained", ErrWrongState, state)
+	}
+	start := time.Now()
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	for !s.deregister(ctx) {
+		// Until Consul hears of it, routers may send more. After one TTL
+		// without a push the check is critical by itself.
+		if time.Since(start) > s.cfg.TTL {
+			break
+		}
+		if err := pause(ctx, consulRetry); err != nil {
+			return fmt.Errorf("%w within %s: consul does not answer", ErrNotDrained, timeout)
+		}
+	}
+	var idleSince time.Time
+	for {
+		usage, err := s.dialect.Usage(ctx)
+		idle := err == nil && usage.Running+usage.Waiting == 0
+		switch {
+		case ctx.Err() != nil:
+			return fmt.Errorf("%w within %s: %d requests run, %d wait", ErrNotDrained, timeout, usage.Running, usage.Waiting)
+		case errors.Is(err, dialect.ErrUnknown):
+			// The engine does not say; those that do not (ollama) finish
+			// their requests by themselves before they unload.
+			idle = true
+		case err != nil:
+			return fmt.Errorf("ask for running requests: %w", err)
+		}
+		if !idle {
+			idleSince = time.Time{}
+		} else if idleSince.IsZero() {
+			idleSince = time.Now()
+		}
+		if idle && time.Since(idleSince) >= s.cfg.DrainSettle {
+			s.metrics.drained(time.Since(start))
+			s.logger.Info("engine is drained", "took", time.Since(start).Round(time.Millisecond).String())
+			return nil
+		}
+		if err := pause(ctx, 25*time.Millisecond); err != nil {
+			return fmt.Errorf("%w within %s: %d requests run, %d wait", ErrNotDrained, timeout, usage.Running, usage.Waiting)
+		}
+	}
+}
+
+// Sleep drains the engine if it is Active and puts it to sleep: real engines
+// crash when they are put to sleep with requests in flight (vllm#28714).
+func (s *Shim) Sleep(ctx context.Context, drainTimeout time.Duration) error {
+	s.op.Lock()
+	defer s.op.Unlock()
+	state := s.State()
+	if state == Standby {
+		return nil
+	}
+	if state != Active && state != Draining {
+		return fmt.Errorf("%w: engine is %s: only an active or draining engine can be put to sleep", ErrWrongState, state)
+	}
+	if !s.dialect.CanSleep() {
+		return fmt.Errorf("%w: it can only be stopped", ErrCannotSleep)
+	}
+	if err := s.drain(ctx, drainTimeout); err != nil {
+		return err
+	}
+	if err := s.dialect.Sleep(ctx); err != nil {
+		return fmt.Errorf("put the engine to sleep: %w", err)
+	}
+	return s.move(Standby)
+}
+
+// Engine is the engine as it is, or would be, registered.
+func (s *Shim) Engine() replica.Engine {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.engine
+}
+
+// push asks the heartbeat to push at once.
+func (s *Shim) push() {
+	select {
+	case s.pushNow <- struct{}{}:
+	default:
+	}
+}
+
+// look checks the engine's health and pushes its check while it is Active.
+func (s *Shim) look(ctx context.Context) {
+	health := time.NewTicker(s.cfg.HealthInterval)
+	defer health.Stop()
+	beat := time.NewTimer(s.cfg.TTL / 3)
+	defer beat.Stop()
+	var failures int
+	var unhealthySince time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-health.C:
+			if s.State() != Active {
+				failures, unhealthySince = 0, time.Time{}
+				continue
+			}
+			err := s.checkHealth(ctx)
+			if ctx.Err() != nil {
+				return
+			}
+			if err == nil {
+				if failures >= s.cfg.UnhealthyAfter {
+					s.logger.Info("engine can serve again", "after", time.Since(unhealthySince).Round(time.Millisecond).String())
+					s.setUnhealthy("")
+					s.push()
+				}
+				failures, unhealthySince = 0, time.Time{}
+				continue
+			}
+			if failures++; failures == 1 {
+				unhealthySince = time.Now()
+			}
+			s.metrics.healthFailed.Inc()
+			s.logger.Warn("health check failed", "failures", failures, "error", err)
+			if failures == s.cfg.UnhealthyAfter {
+				s.setUnhealthy(err.Error())
+				s.push()
+			}
+			if time.Since(unhealthySince) > s.cfg.HangTimeout {
+				s.fail(fmt.Errorf("engine could not serve for %s: %w", time.Since(unhealthySince).Round(time.Second), err))
+				return
+			}
+		case <-s.pushNow:
+			resetTimer(beat, s.beat(ctx))
+		case <-beat.C:
+			beat.Reset(s.beat(ctx))
+		}
+	}
+}
+
+func resetTimer(t *time.Timer, d time.Duration) {
+	t.Stop()
+	t.Reset(d)
+}
+
+// checkHealth makes one check. An engine that lost its model (its runner was
+// killed, say) is told to load it again.
+func (s *Shim) checkHealth(ctx context.Context) error {
+	checkCtx, cancel := context.WithTimeout(ctx, s.cfg.HealthTimeout)
+	err := s.dialect.Serving(checkCtx)
+	cancel()
+	if errors.Is(err, dialect.ErrNotLoaded) {
+		s.logger.Warn("the engine has lost its model: loading it again", "error", err)
+		loadCtx, cancel := context.WithTimeout(ctx, s.cfg.WakeTimeout)
+		defer cancel()
+		return s.dialect.Load(loadCtx)
+	}
+	return err
+}
+
+func (s *Shim) setUnhealthy(why string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.machine.SetUnhealthy(why)
+}
+
+// beat pushes the check if the engine is Active and returns when to do so
+// again.
+func (s *Shim) beat(ctx context.Context) time.Duration {
+	if s.registrar == nil {
+		return s.cfg.TTL / 3
+	}
+	s.reg.Lock()
+	defer s.reg.Unlock()
+	s.mu.Lock()
+	state, unhealthy, e := s.machine.State(), s.machine.unhealthy, s.engine
+	s.mu.Unlock()
+	if state != Active {
+		return s.cfg.TTL / 3
+	}
+	status, output := api.HealthPassing, "engine is active"
+	if unhealthy != "" {
+		status, output = api.HealthCritical, unhealthy
+	}
+	if err := s.registrar.Push(ctx, e, status, output); err != nil {
+		if ctx.Err() != nil {
+			return s.cfg.TTL / 3
+		}
+		s.metrics.consulFailed.Inc()
+		s.logger.Warn("could not push the check", "error", err)
+		return consulRetry
+	}
+	return s.cfg.TTL / 3
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
+}

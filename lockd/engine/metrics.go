@@ -1,0 +1,74 @@
+package engine
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"remuda/internal/replica"
+)
+
+// metrics are the shim's own figures, all labelled model, variant, replica and
+// role.
+type metrics struct {
+	registry      *prometheus.Registry
+	state         *prometheus.GaugeVec
+	transitions   *prometheus.CounterVec
+	initSeconds   prometheus.Gauge
+	wakeSeconds   prometheus.Histogram
+	drainSeconds  prometheus.Histogram
+	healthFailed  prometheus.Counter
+	consulFailed  prometheus.Counter
+	guardRestarts prometheus.Counter
+}
+
+func newMetrics(name replica.Name, role string) *metrics {
+	reg := prometheus.NewRegistry()
+	labels := prometheus.Labels{"model": name.Model, "variant": name.Variant, "replica": name.ID, "role": role}
+	wrapped := prometheus.WrapRegistererWith(labels, reg)
+	m := &metrics{
+		registry: reg,
+		state: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "remuda_engine_state", Help: "1 for the state that the engine is in, 0 for the others.",
+		}, []string{"state"}),
+		transitions: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "remuda_engine_transitions_total", Help: "State transitions by the state entered.",
+		}, []string{"state"}),
+		initSeconds: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "remuda_engine_init_seconds", Help: "Time from the engine's start until it was initialised.",
+		}),
+		wakeSeconds: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "remuda_engine_wake_seconds", Help: "Duration of wakes, up to the registration.",
+			Buckets: prometheus.ExponentialBuckets(0.001, 2, 18),
+		}),
+		drainSeconds: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "remuda_engine_drain_seconds", Help: "Duration of drains that ended with an idle engine.",
+			Buckets: prometheus.ExponentialBuckets(0.01, 2, 14),
+		}),
+		healthFailed: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "remuda_engine_health_failures_total", Help: "Health checks of the Active engine that failed.",
+		}),
+		consulFailed: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "remuda_engine_consul_failures_total", Help: "Calls to Consul that failed.",
+		}),
+		guardRestarts: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "remuda_engine_guard_restarts_total", Help: "Times that the guard process had to be started again.",
+		}),
+	}
+	wrapped.MustRegister(m.state, m.transitions, m.initSeconds, m.wakeSeconds, m.drainSeconds,
+		m.healthFailed, m.consulFailed, m.guardRestarts)
+	m.entered(Init)
+	return m
+}
+
+// entered notes that the engine is in state s now.
+func (m *metrics) entered(s State) {
+	for _, other := range []State{Init, Standby, Waking, Active, Draining, Dead} {
+		m.state.WithLabelValues(string(other)).Set(0)
+	}
+	m.state.WithLabelValues(string(s)).Set(1)
+	m.transitions.WithLabelValues(string(s)).Inc()
+}
+
+func (m *metrics) woke(d time.Duration)    { m.wakeSeconds.Observe(d.Seconds()) }
+func (m *metrics) drained(d time.Duration) { m.drainSeconds.Observe(d.Seconds()) }

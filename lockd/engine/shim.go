@@ -1,0 +1,358 @@
+// Package engine is the shim around a real inference engine. It starts the
+// engine as its child, walks the states of DESIGN section 4, registers the
+// engine in Consul only while it can serve, and guarantees that the shim never
+// outlives the engine, the engine never outlives the shim, and neither leaves
+// a process behind, however either dies.
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/hashicorp/go-hclog"
+	"golang.org/x/sys/unix"
+
+	"remuda/controller/consul"
+	"remuda/internal/replica"
+	"remuda/lockd/cohort"
+	"remuda/lockd/engine/dialect"
+)
+
+// ErrEngineExited is wrapped by Run's error when the engine ended by itself.
+var ErrEngineExited = errors.New("engine exited")
+
+// ErrParentDied is the reason for a stop when WatchParent is set.
+var ErrParentDied = errors.New("the parent process died")
+
+// shutdownTimeout bounds killing the cohort and answering the last requests.
+const shutdownTimeout = 30 * time.Second
+
+// Shim runs one engine. Create it with New and call Run once.
+type Shim struct {
+	cfg       Config
+	logger    hclog.Logger
+	dialect   dialect.Dialect
+	registrar *consul.Registrar // nil where nothing is registered
+	metrics   *metrics
+	cohortID  string
+	started   time.Time
+
+	// op serialises drain, sleep and wake; it may be held for their whole
+	// duration. mu is never held across I/O.
+	op sync.Mutex
+	// reg serialises calls to Consul that register or deregister. Whoever
+	// holds it looks at the state first, so that nothing is registered after
+	// the state has forbidden it. Lock order: op, reg, mu.
+	reg sync.Mutex
+
+	mu      sync.Mutex
+	machine *Machine
+	engine  replica.Engine
+	pid     int
+	addr    string
+	// run ends when the shim begins to stop; operations that HTTP clients
+	// asked for end with it.
+	run context.Context //nolint:containedctx // bridges net/http's request context to Run's.
+
+	// fatal receives the first reason why the engine must go.
+	fatal chan error
+	// pushNow asks the heartbeat to push at once.
+	pushNow chan struct{}
+}
+
+// New validates cfg and names everything that is wrong with it.
+func New(cfg Config) (*Shim, error) {
+	if err := cfg.validate(); err != nil {
+		return nil, fmt.Errorf("engine: %w", err)
+	}
+	d, err := dialect.New(cfg.Dialect, dialectConfig(cfg))
+	if err != nil {
+		return nil, fmt.Errorf("engine: %w", err)
+	}
+	e, err := cfg.endpoint()
+	if err != nil {
+		return nil, fmt.Errorf("engine: %w", err)
+	}
+	s := &Shim{
+		cfg: cfg, dialect: d, engine: e, cohortID: uuid.NewString(),
+		logger:  cfg.Logger.With("replica", cfg.Name.String(), "role", cfg.Role),
+		metrics: newMetrics(cfg.Name, cfg.Role),
+		fatal:   make(chan error, 1), pushNow: make(chan struct{}, 1),
+		machine: NewMachine(cfg.Role, time.Now()),
+	}
+	if cfg.Consul != nil {
+		rc := consul.DefaultRegistrarConfig()
+		rc.Address, rc.Cohort, rc.TTL, rc.Logger = *cfg.Consul, s.cohortID, cfg.TTL, s.logger
+		if s.registrar, err = consul.NewRegistrar(rc); err != nil {
+			return nil, fmt.Errorf("engine: %w", err)
+		}
+	}
+	return s, nil
+}
+
+// Run starts the engine and returns when it is gone with everything that
+// belonged to it: nil after ctx asked for the end, an error otherwise.
+func (s *Shim) Run(ctx context.Context) error {
+	s.started = time.Now()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	s.mu.Lock()
+	s.run = ctx
+	s.mu.Unlock()
+	if s.registrar != nil {
+		defer s.registrar.Close()
+	}
+	stopHTTP, err := s.serveHTTP()
+	if err != nil {
+		return err
+	}
+	defer stopHTTP()
+	if s.cfg.WatchParent {
+		if err := watchParent(ctx, cancel); err != nil {
+			return err
+		}
+	}
+	if err := s.clearTheWay(ctx); err != nil {
+		return err
+	}
+	// Orphans of the engine become children of the shim, so that their
+	// parentage stays known.
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("become subreaper: %w", err)
+	}
+	self, err := cohort.Lookup(os.Getpid())
+	if err != nil {
+		return err
+	}
+	tracker := cohort.NewTracker(s.cohortID, self)
+	g, err := newGuard(guardOrder{Shim: self, Cohort: s.cohortID, Engine: s.engine, Consul: s.cfg.Consul,
+		LogLevel: s.logger.GetLevel().String()}, s.logger)
+	if err != nil {
+		return err
+	}
+	if err := g.start(); err != nil {
+		return err
+	}
+	defer func() { g.dismiss() }()
+	tracker.Spare(g.pid())
+
+	c, err := startChild(s.cfg.Command, s.cohortID, []string{
+		"REMUDA_REPLICA=" + s.cfg.Name.String(), "REMUDA_ROLE=" + s.cfg.Role,
+	})
+	if err != nil {
+		return err
+	}
+	tracker.Awaited(c.pid())
+	s.mu.Lock()
+	s.pid = c.pid()
+	s.mu.Unlock()
+	s.logger.Info("engine started", "pid", c.pid(), "command", s.cfg.Command[0], "cohort", s.cohortID)
+
+	lifeCtx, stopLife := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	wg.Go(func() { s.lifecycle(lifeCtx) })
+	reason := s.watch(ctx, c, g, tracker)
+	return s.shutDown(reason, c, tracker, func() { stopLife(); wg.Wait() })
+}
+
+// watch returns why the engine must end; nil means that ctx asked for it.
+func (s *Shim) watch(ctx context.Context, c *child, g *guard, tracker *cohort.Tracker) error {
+	tick := time.NewTicker(guardScan)
+	defer tick.Stop()
+	for {
+		select {
+		case <-c.ended:
+			return fmt.Errorf("%w: %s", ErrEngineExited, c.exit())
+		case err := <-s.fatal:
+			return err
+		case <-ctx.Done():
+			if cause := context.Cause(ctx); errors.Is(cause, ErrParentDied) {
+				return cause
+			}
+			return nil
+		case <-g.done():
+			s.logger.Warn("the guard process died: starting another")
+			s.metrics.guardRestarts.Inc()
+			if err := g.start(); err != nil {
+				return err
+			}
+			tracker.Spare(g.pid())
+		case <-tick.C:
+			_, zombies, err := tracker.Scan()
+			if err != nil {
+				return err
+			}
+			cohort.Reap(zombies)
+		}
+	}
+}
+
+// shutDown takes the engine out of routing, drains it if it was asked to end
+// in peace, and leaves no process behind.
+func (s *Shim) shutDown(reason error, c *child, tracker *cohort.Tracker, stopLife func()) error {
+	ctx, cancel := context.WithTimeout(context.Background(), s.cfg.DrainTimeout+s.cfg.StopTimeout+shutdownTimeout)
+	defer cancel()
+	peaceful := reason == nil
+	if peaceful {
+		s.logger.Info("asked to stop")
+		drainCtx, stopWaiting := context.WithCancel(ctx)
+		go func() {
+			select {
+			case <-c.ended:
+			case <-drainCtx.Done():
+			}
+			stopWaiting()
+		}()
+		if err := s.Drain(drainCtx, s.cfg.DrainTimeout); err != nil && s.State() == Draining {
+			s.logger.Warn("stopping an engine that is not drained", "error", err)
+		}
+		stopWaiting()
+	} else {
+		s.logger.Error("the engine must go", "reason", reason)
+	}
+	if err := s.move(Dead); err != nil {
+		return errors.Join(reason, err)
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() { s.deregister(ctx) })
+	grace := s.cfg.StopTimeout
+	if !peaceful {
+		grace = 0
+	}
+	err := c.stop(ctx, tracker, grace)
+	stopLife()
+	wg.Wait()
+	if err != nil {
+		err = fmt.Errorf("end the engine's processes: %w", err)
+	}
+	s.logger.Info("engine is gone", "state", Dead)
+	return errors.Join(reason, err)
+}
+
+// clearTheWay removes what an earlier life may have left: its registration,
+// and an engine that still answers where ours shall serve.
+func (s *Shim) clearTheWay(ctx context.Context) error {
+	s.deregister(ctx)
+	u, err := url.Parse(s.cfg.EngineURL)
+	if err != nil {
+		return fmt.Errorf("engine-url: %w", err)
+	}
+	dialer := net.Dialer{Timeout: time.Second}
+	for deadline := time.Now().Add(5 * time.Second); ; {
+		conn, err := dialer.DialContext(ctx, "tcp", u.Host)
+		if err != nil {
+			return nil //nolint:nilerr // nobody answers there, as it must be.
+		}
+		_ = conn.Close()
+		if time.Now().After(deadline) {
+			return fmt.Errorf("something already serves at engine-url %s: stop it or choose another port", s.cfg.EngineURL)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+// watchParent cancels ctx with ErrParentDied when the parent process ends.
+func watchParent(ctx context.Context, cancel context.CancelCauseFunc) error {
+	pid := os.Getppid()
+	if pid <= 1 {
+		return nil // started by an init of its own, as in a container: nothing to watch
+	}
+	p, err := cohort.Lookup(pid)
+	if err != nil {
+		return fmt.Errorf("watch parent: %w", err)
+	}
+	h, err := cohort.Open(p)
+	if err != nil {
+		return fmt.Errorf("watch parent: %w", err)
+	}
+	go func() {
+		defer h.Close()
+		for ctx.Err() == nil {
+			if gone, err := h.Wait(500); gone || err != nil {
+				cancel(ErrParentDied)
+				return
+			}
+		}
+	}()
+	return nil
+}
+
+// serveHTTP starts the shim's own HTTP server and returns what stops it.
+func (s *Shim) serveHTTP() (stop func(), err error) {
+	ln, err := net.Listen("tcp", s.cfg.Listen)
+	if err != nil {
+		return nil, fmt.Errorf("listen: %w", err)
+	}
+	s.mu.Lock()
+	s.addr = ln.Addr().String()
+	s.mu.Unlock()
+	srv := &http.Server{Handler: s.handler(), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute,
+		ErrorLog: s.logger.StandardLogger(&hclog.StandardLoggerOptions{ForceLevel: hclog.Debug})}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := srv.Serve(ln); !errors.Is(err, http.ErrServerClosed) {
+			s.fail(fmt.Errorf("serve %s: %w", ln.Addr(), err))
+		}
+	}()
+	s.logger.Info("shim listens", "addr", ln.Addr().String())
+	return func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		if srv.Shutdown(ctx) != nil {
+			_ = srv.Close()
+		}
+		<-done
+	}, nil
+}
+
+// fail makes the engine go. Only the first reason counts.
+func (s *Shim) fail(err error) {
+	select {
+	case s.fatal <- err:
+	default:
+	}
+}
+
+// State is the engine's current state.
+func (s *Shim) State() State {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.machine.State()
+}
+
+// move makes a transition and notes it; it reports whether it was allowed.
+func (s *Shim) move(to State) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	from := s.machine.State()
+	if from == to {
+		return nil
+	}
+	if err := s.machine.To(to, time.Now()); err != nil {
+		return err
+	}
+	s.metrics.entered(to)
+	s.logger.Info("state", "from", from, "to", to)
+	return nil
+}
+
+func dialectConfig(cfg Config) dialect.Config {
+	d := dialect.Config{URL: cfg.EngineURL, Model: cfg.Name.Model, ModelFile: cfg.ModelFile}
+	if cfg.Dialect == dialect.Ollama {
+		d.Parallel = cfg.Slots
+	}
+	return d
+}

@@ -1,0 +1,338 @@
+package engine_test
+
+import (
+	"net/http"
+	"os"
+	"os/signal"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/consul/api"
+	"github.com/stretchr/testify/require"
+
+	"remuda/controller/consul/consultest"
+	"remuda/internal/replica"
+	"remuda/lockd/engine"
+)
+
+func notify(c chan<- os.Signal) { signal.Notify(c, syscall.SIGTERM, syscall.SIGINT) }
+
+func registered(all []consultest.Service) bool {
+	return len(all) == 1 && all[0].Status == api.HealthPassing
+}
+
+func critical(all []consultest.Service) bool {
+	return len(all) == 1 && all[0].Status == api.HealthCritical
+}
+
+func none(all []consultest.Service) bool { return len(all) == 0 }
+
+func TestRegisteredOnlyOnceItServes(t *testing.T) {
+	t.Parallel()
+	a := consultest.New(t)
+	s := startShim(t, settings{consul: a.Addr(), loading: true})
+	s.awaitState(engine.Init)
+	s.await("the engine's server", func() bool {
+		resp, err := http.Get(s.engine + "/health")
+		if err == nil {
+			resp.Body.Close()
+		}
+		return err == nil
+	})
+	code, body := call(t, "GET", s.url+"/live")
+	require.Equal(t, 503, code, body)
+	require.Empty(t, a.Services(), "an engine that loads must not be discoverable")
+
+	s.control("healthy")
+	all := a.Await(t, "the registration", registered)
+	require.Equal(t, replica.ServiceName, all[0].Name)
+	require.Equal(t, "m:v:r1:primary", all[0].ID)
+	require.Contains(t, all[0].Tags, "model=m")
+	require.Equal(t, "4", all[0].Meta["slots"])
+	require.Equal(t, s.engine, "http://127.0.0.1:"+strconv.Itoa(all[0].Port))
+	st := s.awaitState(engine.Active)
+	require.True(t, st.Consul.Registered)
+	code, _ = call(t, "GET", s.url+"/live")
+	require.Equal(t, 200, code)
+	code, _ = call(t, "GET", s.url+"/ready")
+	require.Equal(t, 200, code)
+	_, metrics := call(t, "GET", s.url+"/metrics")
+	require.Contains(t, metrics, `remuda_engine_state{model="m",replica="r1",role="primary",state="active",variant="v"} 1`)
+}
+
+func TestKilledEngineTakesTheShimAndItsWorkersWithIt(t *testing.T) {
+	t.Parallel()
+	a := consultest.New(t)
+	s := startShim(t, settings{consul: a.Addr()})
+	st := s.awaitState(engine.Active)
+	pids := s.leave()
+	begin := time.Now()
+	kill(t, st.PID, syscall.SIGKILL)
+	a.Await(t, "the deregistration", none)
+	require.Less(t, time.Since(begin), time.Second)
+	require.Equal(t, 1, exitCode(s.exited()))
+	require.Contains(t, s.log.String(), "engine exited: signal: killed")
+	s.awaitGone(pids)
+}
+
+func TestKilledShimTakesTheEngineWithIt(t *testing.T) {
+	t.Parallel()
+	a := consultest.New(t)
+	s := startShim(t, settings{consul: a.Addr()})
+	s.awaitState(engine.Active)
+	pids := append(s.leave(), s.guardPID())
+	// The guard learns of orphans by looking about once a second: the engine,
+	// its child, the daemon and the nameless one.
+	s.await("the guard's look", func() bool { return strings.Contains(s.log.String(), "guard: watching: replica=m:v:r1 processes=4") })
+	begin := time.Now()
+	kill(t, s.cmd.Process.Pid, syscall.SIGKILL)
+	a.Await(t, "the deregistration", none)
+	require.Less(t, time.Since(begin), time.Second)
+	s.awaitGone(pids)
+}
+
+func TestKilledGuardIsReplaced(t *testing.T) {
+	t.Parallel()
+	a := consultest.New(t)
+	s := startShim(t, settings{consul: a.Addr()})
+	s.awaitState(engine.Active)
+	first := s.guardPID()
+	kill(t, first, syscall.SIGKILL)
+	s.await("a new guard", func() bool { return s.guardPID() != first })
+	s.await("the guard to watch", func() bool { return strings.Count(s.log.String(), "guard: watching") == 2 })
+	st, _ := s.status()
+	require.Equal(t, engine.Active, st.State)
+	kill(t, s.cmd.Process.Pid, syscall.SIGKILL)
+	a.Await(t, "the deregistration", none)
+	s.awaitGone([]int{st.PID})
+}
+
+func TestStopDrainsFirst(t *testing.T) {
+	t.Parallel()
+	a := consultest.New(t)
+	s := startShim(t, settings{consul: a.Addr()})
+	s.awaitState(engine.Active)
+	pids := append(s.leave(), s.guardPID())
+	answer := make(chan string, 1)
+	go func() {
+		resp, err := http.Post(s.engine+"/v1/completions", "application/json", strings.NewReader("{}"))
+		if err != nil {
+			answer <- err.Error()
+			return
+		}
+		defer resp.Body.Close()
+		answer <- resp.Status
+	}()
+	s.await("the request", func() bool {
+		_, m := call(t, "GET", s.engine+"/metrics")
+		return strings.Contains(m, `num_requests_running{model_name="m",engine="0"} 1`)
+	})
+	kill(t, s.cmd.Process.Pid, syscall.SIGTERM)
+	a.Await(t, "the deregistration", none)
+	s.awaitState(engine.Draining)
+	s.control("release")
+	require.Equal(t, "200 OK", <-answer, "a request that runs is finished")
+	require.Equal(t, 0, exitCode(s.exited()), s.log.String())
+	s.awaitGone(pids)
+}
+
+func TestStopWhileLoadingIsQuick(t *testing.T) {
+	t.Parallel()
+	s := startShim(t, settings{loading: true})
+	st := s.awaitState(engine.Init)
+	kill(t, s.cmd.Process.Pid, syscall.SIGTERM)
+	require.Equal(t, 0, exitCode(s.exited()))
+	s.awaitGone([]int{st.PID})
+}
+
+func TestShadowSleepsUntilItIsWoken(t *testing.T) {
+	t.Parallel()
+	a := consultest.New(t)
+	s := startShim(t, settings{role: replica.RoleShadow, consul: a.Addr()})
+	s.awaitState(engine.Standby)
+	_, body := call(t, "GET", s.engine+"/is_sleeping")
+	require.JSONEq(t, `{"is_sleeping":true}`, body)
+	code, _ := call(t, "GET", s.url+"/ready")
+	require.Equal(t, 200, code, "a standing-by shadow does its job")
+	require.Empty(t, a.Services())
+
+	code, body = call(t, "POST", s.url+"/v1/wake")
+	require.Equal(t, 200, code, body)
+	require.True(t, registered(a.Services()), "woken means registered")
+	require.Equal(t, replica.RoleShadow, a.Services()[0].Meta["role"])
+
+	code, body = call(t, "POST", s.url+"/v1/sleep")
+	require.Equal(t, 200, code, body)
+	require.Empty(t, a.Services())
+	s.awaitState(engine.Standby)
+	code, body = call(t, "POST", s.url+"/v1/drain")
+	require.Equal(t, 409, code, body)
+	require.Contains(t, body, "engine is standby")
+}
+
+func TestFailedWakeIsFatalAndNeverRegistered(t *testing.T) {
+	t.Parallel()
+	a := consultest.New(t)
+	s := startShim(t, settings{role: replica.RoleShadow, consul: a.Addr()})
+	st := s.awaitState(engine.Standby)
+	s.control("fail-wake")
+	code, body := call(t, "POST", s.url+"/v1/wake")
+	require.Equal(t, 500, code)
+	require.Contains(t, body, "wake failed")
+	require.Equal(t, 1, exitCode(s.exited()))
+	s.awaitGone([]int{st.PID})
+	for _, c := range a.Calls() {
+		require.False(t, strings.HasPrefix(c, "register"), a.Calls())
+	}
+}
+
+func TestDrainThatRunsOutOfTimeCanBeCalledOff(t *testing.T) {
+	t.Parallel()
+	a := consultest.New(t)
+	s := startShim(t, settings{consul: a.Addr()})
+	s.awaitState(engine.Active)
+	go func() {
+		if resp, err := http.Post(s.engine+"/v1/completions", "application/json", nil); err == nil {
+			resp.Body.Close()
+		}
+	}()
+	s.await("the request", func() bool {
+		_, m := call(t, "GET", s.engine+"/metrics")
+		return strings.Contains(m, `num_requests_running{model_name="m",engine="0"} 1`)
+	})
+	code, body := call(t, "POST", s.url+"/v1/sleep?timeout=100ms")
+	require.Equal(t, 504, code)
+	require.Contains(t, body, "1 requests run")
+	require.Contains(t, body, `"state":"draining"`)
+	require.Empty(t, a.Services())
+	code, body = call(t, "POST", s.url+"/v1/wake")
+	require.Equal(t, 200, code, body)
+	require.True(t, registered(a.Services()))
+	code, body = call(t, "POST", s.url+"/v1/drain?timeout=nonsense")
+	require.Equal(t, 400, code)
+	require.Contains(t, body, "nonsense")
+	s.control("release")
+}
+
+func TestSickEngineLeavesRoutingAndComesBack(t *testing.T) {
+	t.Parallel()
+	a := consultest.New(t)
+	s := startShim(t, settings{consul: a.Addr()})
+	s.awaitState(engine.Active)
+	s.control("unhealthy")
+	a.Await(t, "a critical check", critical)
+	code, body := call(t, "GET", s.url+"/live")
+	require.Equal(t, 503, code)
+	require.Contains(t, body, "cannot serve")
+	s.control("healthy")
+	a.Await(t, "a passing check", registered)
+}
+
+func TestHungEngineIsGivenUp(t *testing.T) {
+	t.Parallel()
+	a := consultest.New(t)
+	s := startShim(t, settings{consul: a.Addr(), tune: func(c *engine.Config) {
+		c.HealthTimeout, c.HangTimeout = 50*time.Millisecond, 300*time.Millisecond
+	}})
+	st := s.awaitState(engine.Active)
+	kill(t, st.PID, syscall.SIGSTOP)
+	require.Equal(t, 1, exitCode(s.exited()))
+	require.Contains(t, s.log.String(), "engine could not serve for")
+	s.awaitGone([]int{st.PID})
+	require.Empty(t, a.Services())
+}
+
+func TestConsulDownDoesNotStopTheEngine(t *testing.T) {
+	t.Parallel()
+	a := consultest.New(t)
+	addr := a.Addr()
+	a.Stop()
+	s := startShim(t, settings{consul: addr})
+	st := s.awaitState(engine.Active)
+	require.False(t, st.Consul.Registered)
+	require.NotEmpty(t, st.Consul.LastError)
+	a.Listen(t, addr)
+	a.Await(t, "the late registration", registered)
+	a.Forget()
+	a.Await(t, "the registration after Consul forgot", registered)
+}
+
+func TestConsulThatRefusesIsFatal(t *testing.T) {
+	t.Parallel()
+	a := consultest.New(t)
+	a.Refuse(http.StatusForbidden)
+	s := startShim(t, settings{consul: a.Addr()})
+	require.Equal(t, 1, exitCode(s.exited()))
+	require.Contains(t, s.log.String(), "consul refused")
+}
+
+func TestStaleRegistrationIsRemovedAtTheStart(t *testing.T) {
+	t.Parallel()
+	a := consultest.New(t)
+	first := startShim(t, settings{consul: a.Addr()})
+	first.awaitState(engine.Active)
+	// The shim and its guard die in one instant, as when a whole task is
+	// killed: nobody is left to deregister.
+	guard := first.guardPID()
+	kill(t, first.cmd.Process.Pid, syscall.SIGSTOP)
+	kill(t, guard, syscall.SIGKILL)
+	kill(t, first.cmd.Process.Pid, syscall.SIGKILL)
+	first.await("the end", func() bool { return gone(first.cmd.Process.Pid) })
+	require.Len(t, a.Services(), 1)
+	second := startShim(t, settings{consul: a.Addr(), loading: true})
+	a.Await(t, "the removal of the stale registration", none)
+	second.awaitState(engine.Init)
+}
+
+func TestForeignServerAtEngineURLIsAnError(t *testing.T) {
+	t.Parallel()
+	other := startShim(t, settings{})
+	other.awaitState(engine.Active)
+	s := startShim(t, settings{tune: func(c *engine.Config) { c.EngineURL = other.engine }})
+	require.Equal(t, 1, exitCode(s.exited()))
+	require.Contains(t, s.log.String(), "something already serves at engine-url "+other.engine)
+}
+
+func TestParentDeathEndsTheShim(t *testing.T) {
+	t.Parallel()
+	a := consultest.New(t)
+	s := startShim(t, settings{consul: a.Addr(), parent: []string{"sh", "-c", `"$0" "$@" & wait`},
+		tune: func(c *engine.Config) { c.WatchParent = true }})
+	st := s.awaitState(engine.Active)
+	kill(t, s.cmd.Process.Pid, syscall.SIGKILL)
+	a.Await(t, "the deregistration", none)
+	s.awaitGone([]int{st.PID})
+}
+
+func TestCommandThatCannotStart(t *testing.T) {
+	t.Parallel()
+	s := startShim(t, settings{command: []string{"no-such-engine"}})
+	require.Equal(t, 1, exitCode(s.exited()))
+	require.Contains(t, s.log.String(), `exec: "no-such-engine": executable file not found in $PATH`)
+
+	s = startShim(t, settings{command: []string{"false"}})
+	require.Equal(t, 1, exitCode(s.exited()))
+	require.Contains(t, s.log.String(), "engine exited: exit status 1")
+}
+
+func TestConfigErrorsNameEveryField(t *testing.T) {
+	t.Parallel()
+	cfg := engine.Config{Role: "king", EngineURL: "ftp://x", Slots: -1}
+	_, err := engine.New(cfg)
+	for _, field := range []string{"command", `role is "king"`, "group", "engine-url", "slots is -1", "init-timeout", "wake-timeout",
+		"drain-timeout", "stop-timeout", "health-interval", "health-timeout", "hang-timeout", "ttl", "unhealthy-after", "logger"} {
+		require.ErrorContains(t, err, field)
+	}
+	for url, want := range map[string]string{
+		"http://0.0.0.0:8000":    "clients cannot connect to that host",
+		"http://127.0.0.1":       "want http://host:port",
+		"http://127.0.0.1:99999": "port must be 1 to 65535",
+	} {
+		cfg.EngineURL = url
+		_, err := engine.New(cfg)
+		require.ErrorContains(t, err, want)
+	}
+}

@@ -1,0 +1,124 @@
+package engine
+
+import (
+	"fmt"
+	"time"
+
+	"remuda/internal/replica"
+)
+
+// State is where an engine stands between start and death (DESIGN section 4,
+// seeds/gpu-failover-decisions.txt Decision 2).
+type State string
+
+// The states of an engine.
+const (
+	// Init: the engine loads its model. Not discoverable, not live.
+	Init State = "init"
+	// Standby: initialised and idle, asleep where the engine can sleep.
+	Standby State = "standby"
+	// Waking: weights are coming back; a deadline runs.
+	Waking State = "waking"
+	// Active: serving and registered in Consul.
+	Active State = "active"
+	// Draining: deregistered, finishing what it has.
+	Draining State = "draining"
+	// Dead: the engine is gone or must go; the process is about to exit.
+	Dead State = "dead"
+)
+
+// next lists the allowed transitions. Draining may return to Active: a drain
+// that nobody follows up with a sleep is called off by a wake.
+var next = map[State][]State{
+	Init:     {Standby, Dead},
+	Standby:  {Waking, Dead},
+	Waking:   {Active, Dead},
+	Active:   {Draining, Dead},
+	Draining: {Standby, Active, Dead},
+}
+
+// Machine is the engine's state with the rules for leaving it. It is plain
+// data: the caller passes the time and guards it with a lock.
+type Machine struct {
+	role  string
+	state State
+	since time.Time
+	// wakeBy is when a wake has failed; meaningful in Waking.
+	wakeBy time.Time
+	// unhealthy is why the engine cannot serve, "" while it can.
+	unhealthy string
+}
+
+// NewMachine starts in Init. role is replica.RolePrimary or RoleShadow.
+func NewMachine(role string, now time.Time) *Machine {
+	return &Machine{role: role, state: Init, since: now}
+}
+
+// State is the current state.
+func (m *Machine) State() State { return m.state }
+
+// Since is when the current state was entered.
+func (m *Machine) Since() time.Time { return m.since }
+
+// To moves to state s, or says why that is not allowed. Entering Waking needs
+// the deadline that Wake sets.
+func (m *Machine) To(s State, now time.Time) error {
+	for _, allowed := range next[m.state] {
+		if s == allowed {
+			m.state, m.since = s, now
+			if s == Active || s == Standby {
+				m.unhealthy = ""
+			}
+			return nil
+		}
+	}
+	return fmt.Errorf("engine is %s: it cannot become %s", m.state, s)
+}
+
+// Wake moves to Waking, which fails once timeout has passed.
+func (m *Machine) Wake(now time.Time, timeout time.Duration) error {
+	if err := m.To(Waking, now); err != nil {
+		return err
+	}
+	m.wakeBy = now.Add(timeout)
+	return nil
+}
+
+// SetUnhealthy notes why an Active engine cannot serve; "" means it can.
+func (m *Machine) SetUnhealthy(why string) { m.unhealthy = why }
+
+// Live is the role-aware liveness answer of Decision 2: nil means alive. An
+// engine that is not live should be killed by whoever probes it, except in
+// Init, which a start-up budget covers.
+func (m *Machine) Live(now time.Time) error {
+	switch m.state {
+	case Init:
+		return fmt.Errorf("engine is initialising since %s", now.Sub(m.since).Round(time.Millisecond))
+	case Standby, Draining:
+		return nil
+	case Waking:
+		if now.After(m.wakeBy) {
+			return fmt.Errorf("wake has exceeded its deadline by %s", now.Sub(m.wakeBy).Round(time.Millisecond))
+		}
+		return nil
+	case Active:
+		if m.unhealthy != "" {
+			return fmt.Errorf("engine is active but cannot serve: %s", m.unhealthy)
+		}
+		return nil
+	default:
+		return fmt.Errorf("engine is %s", m.state)
+	}
+}
+
+// Ready tells whether the engine does what its role asks of it now: a primary
+// serves; a shadow serves or stands by for the moment it must.
+func (m *Machine) Ready(now time.Time) error {
+	if err := m.Live(now); err != nil {
+		return err
+	}
+	if m.state == Active || m.role == replica.RoleShadow && m.state == Standby {
+		return nil
+	}
+	return fmt.Errorf("%s engine is %s", m.role, m.state)
+}
