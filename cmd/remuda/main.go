@@ -15,6 +15,7 @@ import (
 	"github.com/hashicorp/cli"
 
 	"remuda/internal/version"
+	"remuda/lockd/engine"
 )
 
 // Exit codes that scripts rely on (DESIGN section 9).
@@ -27,6 +28,8 @@ const (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	// A second signal ends the program at once, whatever it is busy with.
+	context.AfterFunc(ctx, stop)
 	m := &program{ctx: ctx, stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr}
 	os.Exit(m.run(os.Args[1:]))
 }
@@ -44,6 +47,7 @@ func (p *program) run(args []string) int {
 	c.Args = args
 	c.HelpWriter = p.stdout
 	c.ErrorWriter = p.stderr
+	c.HiddenCommands = []string{engine.GuardVerb}
 	c.Commands = map[string]cli.CommandFactory{}
 	for name, v := range p.verbs() {
 		c.Commands[name] = func() (cli.Command, error) { return &command{p: p, name: name, verb: v}, nil }

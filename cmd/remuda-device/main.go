@@ -1,0 +1,52 @@
+// Command remuda-device is the Nomad device plugin of the suite. Nomad starts
+// it from its plugin_dir; it does nothing when run by hand.
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/hashicorp/go-hclog"
+
+	deviceplugin "remuda/device-plugin"
+	"remuda/internal/version"
+)
+
+func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
+
+func run(args []string, stdout, stderr io.Writer) int {
+	fs := flag.NewFlagSet(deviceplugin.Name, flag.ContinueOnError)
+	fs.SetOutput(stderr)
+	fs.Usage = func() { fmt.Fprint(stderr, install) }
+	showVersion := fs.Bool("version", false, "print the version and exit")
+	if err := fs.Parse(args); err != nil {
+		if errors.Is(err, flag.ErrHelp) {
+			return 0
+		}
+		return 2
+	}
+	if fs.NArg() > 0 {
+		fmt.Fprintf(stderr, "remuda-device: unexpected argument %q: it takes flags only\n", fs.Arg(0))
+		return 2
+	}
+	if *showVersion {
+		fmt.Fprintln(stdout, version.Long())
+		return 0
+	}
+	if !deviceplugin.UnderNomad() {
+		fmt.Fprint(stderr, install)
+		return 1
+	}
+	// go-plugin reads JSON logs from stderr and Nomad filters them by its own level.
+	logger := hclog.New(&hclog.LoggerOptions{Level: hclog.Trace, JSONFormat: true, Output: stderr})
+	p, err := deviceplugin.New(deviceplugin.Config{Logger: logger, Open: openSource})
+	if err != nil {
+		logger.Error("cannot start", "error", err)
+		return 1
+	}
+	deviceplugin.Serve(p, logger)
+	return 0
+}

@@ -1,0 +1,248 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/hashicorp/go-plugin"
+	"github.com/hashicorp/nomad/plugins/base"
+	"github.com/hashicorp/nomad/plugins/device"
+	"github.com/stretchr/testify/require"
+
+	"remuda/device-plugin/devicetest"
+)
+
+// gpu0 is the first GPU of every node without a seed; scripts rely on it.
+const (
+	gpu0 = "GPU-00000000-0000-4000-8000-000000000000"
+	gpu1 = "GPU-00000000-0000-4000-8000-000000000001"
+)
+
+// build compiles the plugin once for the tests of this file.
+func build(t *testing.T) string {
+	t.Helper()
+	bin := filepath.Join(t.TempDir(), "remuda-device")
+	out, err := exec.CommandContext(t.Context(), "go", "build", "-p", "1", "-o", bin, ".").CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	return bin
+}
+
+// launch starts the binary as Nomad does: over go-plugin's handshake, gRPC only.
+func launch(t *testing.T, bin string) (*plugin.Client, device.DevicePlugin) {
+	t.Helper()
+	client := plugin.NewClient(&plugin.ClientConfig{
+		HandshakeConfig: base.Handshake,
+		Plugins: map[string]plugin.Plugin{
+			base.PluginTypeBase:   &base.PluginBase{},
+			base.PluginTypeDevice: &device.PluginDevice{},
+		},
+		Cmd:              exec.Command(bin),
+		AllowedProtocols: []plugin.Protocol{plugin.ProtocolGRPC},
+		Logger:           hclog.NewNullLogger(),
+	})
+	t.Cleanup(client.Kill)
+	rpc, err := client.Client()
+	require.NoError(t, err)
+	raw, err := rpc.Dispense(base.PluginTypeDevice)
+	require.NoError(t, err)
+	return client, raw.(device.DevicePlugin)
+}
+
+func configure(t *testing.T, p device.DevicePlugin, body string) error {
+	t.Helper()
+	schema, err := p.ConfigSchema()
+	require.NoError(t, err)
+	return p.SetConfig(&base.Config{ApiVersion: device.ApiVersion010, PluginConfig: devicetest.Encode(t, schema, body)})
+}
+
+// next waits for the stream's next message.
+func next[T any](t *testing.T, ch <-chan T) T {
+	t.Helper()
+	select {
+	case v, open := <-ch:
+		require.True(t, open, "the stream ended")
+		return v
+	case <-time.After(20 * time.Second):
+		t.Fatal("nothing came for 20s")
+		panic("unreachable")
+	}
+}
+
+// running says whether a process exists and is no zombie.
+func running(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return false
+	}
+	_, state, _ := strings.Cut(string(stat), ") ")
+	return !strings.HasPrefix(state, "Z")
+}
+
+func devices(resp *device.FingerprintResponse) map[string]string {
+	out := map[string]string{}
+	for _, g := range resp.Devices {
+		for _, d := range g.Devices {
+			out[g.Name+" "+d.ID] = d.HealthDesc
+		}
+	}
+	return out
+}
+
+func TestPluginUnderGoPlugin(t *testing.T) {
+	bin := build(t)
+
+	t.Run("a node with two GPUs", func(t *testing.T) {
+		client, p := launch(t, bin)
+		info, err := p.PluginInfo()
+		require.NoError(t, err)
+		require.Equal(t, "remuda-device", info.Name)
+		require.Equal(t, base.PluginTypeDevice, info.Type)
+
+		state := filepath.Join(t.TempDir(), "gpus.json")
+		require.NoError(t, configure(t, p, fmt.Sprintf(`
+			fingerprint_period = "100ms"
+			state_file         = %q
+			simulate {
+				model = "H100"
+				memory = "80GiB"
+				count = 2
+			}`, state)))
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		stream, err := p.Fingerprint(ctx)
+		require.NoError(t, err)
+		resp := next(t, stream)
+		require.NoError(t, resp.Error)
+		const group = "NVIDIA H100 80GB HBM3 "
+		require.Equal(t, map[string]string{
+			group + gpu0 + "#0": "", group + gpu0 + "#1": "", group + gpu1 + "#0": "", group + gpu1 + "#1": "",
+		}, devices(resp))
+		memory := resp.Devices[0].Attributes["memory"]
+		require.EqualValues(t, 81920, *memory.Int)
+		require.Equal(t, "MiB", memory.Unit)
+
+		res, err := p.Reserve([]string{gpu0 + "#1"})
+		require.NoError(t, err)
+		require.Equal(t, map[string]string{
+			"NVIDIA_VISIBLE_DEVICES": gpu0,
+			"CUDA_VISIBLE_DEVICES":   gpu0,
+			"REMUDA_GPU_UUIDS":       gpu0,
+			"REMUDA_SEATS":           gpu0 + "#1",
+			"GMS_SOCKET_DIR":         "/run/remuda/gms",
+		}, res.Envs)
+		_, err = p.Reserve([]string{gpu0 + "#2"})
+		require.ErrorContains(t, err, gpu0+"#2")
+		_, err = p.Reserve(nil)
+		require.ErrorContains(t, err, "no device IDs")
+
+		stats, err := p.Stats(ctx, 100*time.Millisecond)
+		require.NoError(t, err)
+		for range 2 {
+			s := next(t, stats)
+			require.NoError(t, s.Error)
+			require.Len(t, s.Groups, 1)
+			require.Len(t, s.Groups[0].InstanceStats, 4)
+			one := s.Groups[0].InstanceStats[gpu1+"#0"]
+			require.EqualValues(t, 81920, *one.Summary.IntDenominatorVal)
+			require.True(t, *one.Stats.Attributes["Simulated"].BoolVal)
+		}
+
+		require.NoError(t, os.WriteFile(state, []byte(fmt.Sprintf(
+			`{"gpus": {%q: {"unhealthy": "XID 79"}, %q: {"absent": true}}}`, gpu0, gpu1)), 0o600))
+		want := map[string]string{group + gpu0 + "#0": "XID 79", group + gpu0 + "#1": "XID 79"}
+		require.Equal(t, want, devices(next(t, stream)))
+		_, err = p.Reserve([]string{gpu0 + "#0"})
+		require.ErrorContains(t, err, "XID 79")
+		require.NoError(t, os.Remove(state))
+		require.Len(t, devices(next(t, stream)), 4)
+
+		cancel()
+		for resp := range stream {
+			require.ErrorIs(t, resp.Error, context.Canceled)
+		}
+		client.Kill()
+		require.True(t, client.Exited())
+	})
+
+	t.Run("no GPUs is no error", func(t *testing.T) {
+		_, p := launch(t, bin)
+		require.NoError(t, configure(t, p, ""))
+		stream, err := p.Fingerprint(t.Context())
+		require.NoError(t, err)
+		resp := next(t, stream)
+		require.NoError(t, resp.Error)
+		require.Empty(t, resp.Devices)
+	})
+
+	t.Run("a bad config names every field", func(t *testing.T) {
+		_, p := launch(t, bin)
+		err := configure(t, p, `
+			seats = 0
+			simulate {
+				model  = "Voodoo2"
+				count  = 1000
+			}
+			simulate {
+				model = "H100"
+				memory = "plenty"
+			}`)
+		for _, want := range []string{"seats 0", "simulate[0].memory is missing", "simulate[0].count 1000", `simulate[1].memory "plenty"`} {
+			require.ErrorContains(t, err, want)
+		}
+	})
+
+	t.Run("by hand it explains itself", func(t *testing.T) {
+		cmd := exec.CommandContext(t.Context(), bin)
+		cmd.Env = []string{}
+		out, err := cmd.CombinedOutput()
+		var exit *exec.ExitError
+		require.True(t, errors.As(err, &exit))
+		require.Equal(t, 1, exit.ExitCode())
+		require.Contains(t, string(out), "plugin_dir")
+	})
+
+	t.Run("it ends when Nomad is killed", func(t *testing.T) {
+		// A shell stands in for Nomad: it starts the plugin and is then killed.
+		shell := exec.Command("/bin/sh", "-c", `"$0" & echo "pid $!"; wait`, bin)
+		shell.Env = append(os.Environ(), base.Handshake.MagicCookieKey+"="+base.Handshake.MagicCookieValue)
+		out, err := shell.StdoutPipe()
+		require.NoError(t, err)
+		require.NoError(t, shell.Start())
+		defer func() { _ = shell.Process.Kill(); _ = shell.Wait() }()
+		var pid int
+		var handshake string
+		for lines := bufio.NewScanner(out); handshake == "" || pid == 0; {
+			require.True(t, lines.Scan(), "the plugin ended early")
+			if _, err := fmt.Sscanf(lines.Text(), "pid %d", &pid); err != nil {
+				handshake = lines.Text()
+			}
+		}
+		defer func() { _ = syscall.Kill(pid, syscall.SIGKILL) }()
+		require.True(t, running(pid))
+		socket := strings.Split(handshake, "|")[3]
+		require.FileExists(t, socket)
+		require.NoError(t, shell.Process.Kill())
+		require.Eventually(t, func() bool { return !running(pid) }, 20*time.Second, 20*time.Millisecond)
+		require.NoFileExists(t, socket, "it cleans up behind itself")
+	})
+
+	t.Run("it dies with SIGKILL and a new one knows its GPUs at once", func(t *testing.T) {
+		client, p := launch(t, bin)
+		require.NoError(t, configure(t, p, `simulate { model = "L40S" }`))
+		require.NoError(t, syscall.Kill(client.ReattachConfig().Pid, syscall.SIGKILL))
+		_, p = launch(t, bin)
+		require.NoError(t, configure(t, p, `simulate { model = "L40S" }`))
+		_, err := p.Reserve([]string{gpu0 + "#0"})
+		require.NoError(t, err)
+	})
+}

@@ -1,0 +1,59 @@
+package main
+
+import (
+	"context"
+	"flag"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"remuda/internal/devcluster"
+)
+
+func (p *program) devVerb() verb {
+	return verb{
+		synopsis: "Run a complete local cluster in the foreground",
+		usage:    "[flags]",
+		about: `Starts real Consul, real Nomad with the device plugin and simulated GPUs, the gateway and nomad-autoscaler,
+runs a demo model, prints where everything is, and takes it all down on Ctrl-C. A second Ctrl-C hurries.
+
+nomad, consul and nomad-autoscaler are taken from PATH where they are new enough, else from .tools/bin,
+where "make tools" builds them. Several clusters may run side by side.`,
+		setup: func(fs *flag.FlagSet) func(context.Context, []string) error {
+			opts := devcluster.DefaultOptions()
+			fs.IntVar(&opts.GPUs, "gpus", opts.GPUs, "`number` of simulated GPUs, 1 to 16")
+			fs.StringVar(&opts.Engine, "engine", opts.Engine, "the demo model's `engine`: sim, or ollama (a real one)")
+			fs.StringVar(&opts.GGUF, "gguf", "", "model `file` for -engine ollama (default: a tiny one with random weights)")
+			fs.BoolVar(&opts.NoAutoscaler, "no-autoscaler", false, "do not run nomad-autoscaler")
+			fs.StringVar(&opts.DataDir, "data-dir", "", "`directory` for everything (default: the first free one of $XDG_STATE_HOME/remuda/dev, dev-2, …)")
+			return func(ctx context.Context, args []string) error {
+				if err := noArgs(args); err != nil {
+					return err
+				}
+				opts.Out = p.stdout
+				cluster, err := devcluster.New(opts)
+				if err != nil {
+					return usageError{err.Error()}
+				}
+				// A closed terminal (SIGHUP) or reader (SIGPIPE) must not end
+				// the program before it has taken the cluster down.
+				signal.Ignore(syscall.SIGPIPE)
+				ctx, stop := signal.NotifyContext(ctx, syscall.SIGHUP)
+				defer stop()
+				return cluster.Run(ctx, secondSignal(ctx))
+			}
+		},
+	}
+}
+
+// secondSignal is closed at the first interrupt that comes after ctx has ended.
+func secondSignal(ctx context.Context) <-chan struct{} {
+	hurry := make(chan struct{})
+	context.AfterFunc(ctx, func() {
+		signals := make(chan os.Signal, 1)
+		signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+		<-signals
+		close(hurry)
+	})
+	return hurry
+}

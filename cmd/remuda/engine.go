@@ -1,0 +1,101 @@
+package main
+
+import (
+	"context"
+	"flag"
+	"os"
+
+	"github.com/hashicorp/go-hclog"
+
+	"remuda/controller/consul"
+	"remuda/internal/replica"
+	"remuda/lockd/engine"
+)
+
+func (p *program) engineVerb() verb {
+	return verb{
+		synopsis: "Run an inference engine behind the shim",
+		usage:    "[flags] -- COMMAND [ARG…]",
+		about: `Starts COMMAND (an inference server such as vLLM, Ollama or "remuda sim") as a child, waits until it can
+serve, registers it in Consul as the service "remuda-engine", and keeps the registration true: gone before
+the engine drains, gone when the engine, the shim or the task dies. Neither process outlives the other.
+
+A primary serves as soon as it can. A shadow goes to sleep once it is initialised and waits for
+POST /v1/wake on the shim's own address (-listen), which also answers /live, /ready, /state, /metrics,
+/v1/drain and /v1/sleep.`,
+		setup: func(fs *flag.FlagSet) func(context.Context, []string) error {
+			cfg := engine.DefaultConfig()
+			var consulAddr, group, logLevel string
+			var noConsul bool
+			fs.StringVar(&cfg.Role, "role", cfg.Role, "`role` in the failover group: primary or shadow")
+			fs.StringVar(&group, "group", "", "failover `group`, which is the replica's name: <model>:<variant>:<replica id>")
+			fs.StringVar(&cfg.EngineURL, "engine-url", "", "`URL` at which the engine will serve, as http://127.0.0.1:8000")
+			fs.StringVar(&cfg.Advertise, "advertise", "", "`host:port` that clients use to reach the engine (default: that of -engine-url)")
+			fs.IntVar(&cfg.Slots, "slots", 0, "requests that the engine works on at once (default: what the engine says, else 1)")
+			fs.StringVar(&cfg.Dialect, "dialect", cfg.Dialect, "the engine's `kind`: vllm (also \"remuda sim\") or ollama")
+			fs.StringVar(&cfg.ModelFile, "model-file", "", "GGUF `file` from which the ollama dialect makes the model")
+			fs.StringVar(&cfg.Listen, "listen", cfg.Listen, "`address` of the shim's own HTTP")
+			fs.StringVar(&consulAddr, "consul", "", "`address` of the Consul agent (default: CONSUL_HTTP_ADDR, else 127.0.0.1:8500)")
+			fs.BoolVar(&noConsul, "no-consul", false, "register nowhere")
+			fs.DurationVar(&cfg.InitTimeout, "init-timeout", cfg.InitTimeout, "time for loading the model")
+			fs.DurationVar(&cfg.WakeTimeout, "wake-timeout", cfg.WakeTimeout, "time for a wake; a longer one is fatal")
+			fs.DurationVar(&cfg.DrainTimeout, "drain-timeout", cfg.DrainTimeout, "time for running requests to finish before a stop or sleep")
+			fs.DurationVar(&cfg.StopTimeout, "stop-timeout", cfg.StopTimeout, "time between SIGTERM and SIGKILL for the engine")
+			fs.DurationVar(&cfg.HealthInterval, "health-interval", cfg.HealthInterval, "time between health checks of an active engine")
+			fs.DurationVar(&cfg.HealthTimeout, "health-timeout", cfg.HealthTimeout, "time for one health check")
+			fs.IntVar(&cfg.UnhealthyAfter, "unhealthy-after", cfg.UnhealthyAfter, "failed health checks in a row that take the engine out of routing")
+			fs.DurationVar(&cfg.HangTimeout, "hang-timeout", cfg.HangTimeout, "how long an active engine may be unhealthy before it is given up")
+			fs.DurationVar(&cfg.TTL, "ttl", cfg.TTL, "time to live of the Consul check")
+			fs.BoolVar(&cfg.WatchParent, "watch-parent", os.Getenv("NOMAD_ALLOC_ID") != "", "end when the parent process dies (default: true in a Nomad task)")
+			logLevelFlag(fs, &logLevel)
+			return func(ctx context.Context, args []string) error {
+				if group == "" {
+					return usagef("-group must be set: <model>:<variant>:<replica id>")
+				}
+				name, err := replica.ParseName(group)
+				if err != nil {
+					return usagef("-group: %v", err)
+				}
+				if cfg.Logger, err = p.logger("engine", logLevel); err != nil {
+					return err
+				}
+				cfg.Name, cfg.Command = name, args
+				if !noConsul {
+					cfg.Consul = &consul.Address{Addr: consulAddr}
+				}
+				shim, err := engine.New(cfg)
+				if err != nil {
+					return usageError{err.Error()}
+				}
+				return shim.Run(ctx)
+			}
+		},
+	}
+}
+
+// engineGuardVerb is started by the shim, never by hand.
+func (p *program) engineGuardVerb() verb {
+	return verb{
+		synopsis: "Internal: cleans up behind a shim that was killed",
+		about:    "Started by remuda engine.",
+		setup: func(*flag.FlagSet) func(context.Context, []string) error {
+			return func(context.Context, []string) error {
+				return engine.RunGuard(p.stdin, p.stdout, p.stderr)
+			}
+		},
+	}
+}
+
+// logLevelFlag declares -log-level.
+func logLevelFlag(fs *flag.FlagSet, level *string) {
+	fs.StringVar(level, "log-level", "info", "`level` of the log: trace, debug, info, warn or error")
+}
+
+// logger writes to standard error.
+func (p *program) logger(name, level string) (hclog.Logger, error) {
+	l := hclog.LevelFromString(level)
+	if l == hclog.NoLevel {
+		return nil, usagef("-log-level is %q: want trace, debug, info, warn or error", level)
+	}
+	return hclog.New(&hclog.LoggerOptions{Name: name, Level: l, Output: p.stderr}), nil
+}

@@ -1,0 +1,67 @@
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"net"
+
+	"remuda/controller/consul"
+	"remuda/controller/gateway"
+)
+
+func (p *program) gatewayVerb() verb {
+	return verb{
+		synopsis: "Run the OpenAI-compatible gateway",
+		usage:    "-config FILE | -dev [flags]",
+		about: `Serves /v1/models, /v1/chat/completions, /v1/completions and /v1/embeddings on the engines that Consul lists as
+passing, streams included, and its own /live, /ready and /metrics. SIGTERM or Ctrl-C lets running requests finish.`,
+		setup: func(fs *flag.FlagSet) func(context.Context, []string) error {
+			file := fs.String("config", "", "HCL `file` with the settings")
+			dev := fs.Bool("dev", false, "use the default settings, on loopback")
+			listen := fs.String("listen", "", "`address` for clients (default: what the file says, else 127.0.0.1:8080)")
+			consulAddr := fs.String("consul", "", "`address` of the Consul agent (default: what the file says, else CONSUL_HTTP_ADDR, else 127.0.0.1:8500)")
+			logLevel := fs.String("log-level", "", "`level` of the log: trace, debug, info, warn or error (default: what the file says, else info)")
+			return func(ctx context.Context, args []string) error {
+				if err := noArgs(args); err != nil {
+					return err
+				}
+				if (*file != "") == *dev {
+					return usagef("give either -config FILE or -dev")
+				}
+				cfg := gateway.DefaultConfig()
+				var err error
+				if *file != "" {
+					if cfg, err = gateway.LoadFile(*file, cfg); err != nil {
+						return err
+					}
+				}
+				override(&cfg.Listen, *listen)
+				override(&cfg.Consul.Address, *consulAddr)
+				override(&cfg.LogLevel, *logLevel)
+				if cfg.Logger, err = p.logger("gateway", cfg.LogLevel); err != nil {
+					return err
+				}
+				watch := consul.DefaultWatcherConfig()
+				watch.Address = consul.Address{Addr: cfg.Consul.Address, Token: cfg.Consul.Token}
+				watch.Logger = cfg.Logger.Named("consul")
+				if cfg.Watcher, err = consul.NewWatcher(watch); err != nil {
+					return usageError{err.Error()}
+				}
+				cfg.OnListen = func(addr net.Addr) { fmt.Fprintf(p.stdout, "gateway listening on http://%s\n", addr) }
+				g, err := gateway.New(cfg)
+				if err != nil {
+					return usageError{err.Error()}
+				}
+				return g.Run(ctx)
+			}
+		},
+	}
+}
+
+// override replaces a setting by a flag that was given.
+func override(setting *string, flag string) {
+	if flag != "" {
+		*setting = flag
+	}
+}

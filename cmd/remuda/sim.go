@@ -1,0 +1,120 @@
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+
+	"github.com/hashicorp/go-hclog"
+
+	"remuda/internal/sim"
+	"remuda/internal/sim/fault"
+	"remuda/internal/sim/weights"
+	"remuda/internal/version"
+)
+
+func (p *program) simVerb() verb {
+	return verb{
+		synopsis: "Run a simulated inference engine",
+		usage:    "-listen ADDR -model NAME [-weights FILE] [flags]",
+		about: `
+Serves vLLM's OpenAI API, metrics and sleep mode without a GPU: continuous
+batching over a KV cache that really fills, weights that are really loaded and
+checked, and deterministic text. Faults can be switched on by flag and, while
+it runs, with GET, POST and DELETE on /sim/faults.
+
+Faults (-fault NAME=VALUE, may be repeated): ` + strings.Join(fault.Names(), ", ") + `.
+
+Exit codes: 0 stopped, 1 weights missing or damaged or slept with requests in
+flight, 2 wrong usage, 137 crashed on demand.`,
+		setup: func(fs *flag.FlagSet) func(context.Context, []string) error {
+			cfg := sim.DefaultConfig()
+			listen := fs.String("listen", "127.0.0.1:8000", "`address` to serve HTTP on; port 0 takes a free one")
+			level := fs.String("log-level", "info", "trace, debug, info, warn, error or off")
+			fs.StringVar(&cfg.Model, "model", "", "`name` of the model to serve (required)")
+			fs.StringVar(&cfg.Weights, "weights", "", "safetensors `file` to load; none means a model without weights")
+			fs.IntVar(&cfg.MaxNumSeqs, "max-num-seqs", cfg.MaxNumSeqs, "sequences that run at once: the engine's slots")
+			fs.IntVar(&cfg.MaxModelLen, "max-model-len", cfg.MaxModelLen, "prompt plus answer, in `tokens`")
+			fs.IntVar(&cfg.NumGPUBlocks, "num-gpu-blocks", cfg.NumGPUBlocks, "size of the KV cache, in `blocks`")
+			fs.IntVar(&cfg.BlockSize, "block-size", cfg.BlockSize, "`tokens` per KV block")
+			fs.IntVar(&cfg.MaxBatchedTokens, "max-num-batched-tokens", cfg.MaxBatchedTokens, "`tokens` that one step computes at most")
+			fs.Float64Var(&cfg.Rates.Prefill, "prefill-rate", cfg.Rates.Prefill, "prompt `tokens` per second over all sequences; 0 is as fast as possible")
+			fs.Float64Var(&cfg.Rates.Decode, "decode-rate", cfg.Rates.Decode, "`tokens` per second of a sequence that runs alone; 0 is as fast as possible")
+			fs.Float64Var(&cfg.Rates.Slowdown, "decode-slowdown", cfg.Rates.Slowdown, "how much longer a decode step takes with all slots busy; 0.5 is half as long again")
+			fs.DurationVar(&cfg.InitDelay, "init-delay", cfg.InitDelay, "`time` from loaded weights to ready")
+			fs.DurationVar(&cfg.DrainTimeout, "drain-timeout", cfg.DrainTimeout, "`time` that running requests get to finish when told to stop")
+			fs.DurationVar(&cfg.KeepAlive, "keep-alive-timeout", cfg.KeepAlive, "`time` after which an idle connection is closed")
+			fs.DurationVar(&cfg.BodyTimeout, "body-timeout", cfg.BodyTimeout, "`time` in which a request body must arrive")
+			fs.Func("max-body", "largest request body, as in 64MiB (the default)", func(s string) (err error) {
+				cfg.MaxBody, err = weights.ParseSize(s)
+				return err
+			})
+			fs.Func("fault", "switch a fault on, as `NAME=VALUE`", func(s string) (err error) {
+				cfg.Faults, err = cfg.Faults.Assign(s)
+				return err
+			})
+			return func(ctx context.Context, args []string) error {
+				if err := noArgs(args); err != nil {
+					return err
+				}
+				lvl := hclog.LevelFromString(*level)
+				if lvl == hclog.NoLevel {
+					return usagef("-log-level %q: want trace, debug, info, warn, error or off", *level)
+				}
+				cfg.Logger = hclog.New(&hclog.LoggerOptions{Name: "sim", Level: lvl, Output: p.stderr})
+				cfg.Version, cfg.Exit = version.String(), os.Exit
+				server, err := sim.New(cfg)
+				if err != nil {
+					return usagef("%v", err)
+				}
+				ln, err := net.Listen("tcp", *listen)
+				if err != nil {
+					return fmt.Errorf("listen: %w", err)
+				}
+				cfg.Logger.Info("listening", "address", ln.Addr().String(), "pid", os.Getpid())
+				return server.Run(ctx, ln)
+			}
+		},
+	}
+}
+
+func (p *program) simWeightsVerb() verb {
+	return verb{
+		synopsis: "Make a weights file for the simulated engine",
+		usage:    "-size SIZE [-seed N] FILE",
+		about: `
+Writes a valid safetensors file whose tensors take SIZE bytes, with a digest for
+each. A file that is whole and was made with the same size and seed is kept, so
+running this again costs one read of the file.`,
+		setup: func(fs *flag.FlagSet) func(context.Context, []string) error {
+			size := fs.String("size", "", "total `size` of the tensors, as in 256MiB (required)")
+			seed := fs.Uint64("seed", 1, "chooses the content")
+			return func(_ context.Context, args []string) error {
+				if len(args) != 1 {
+					return usagef("want exactly one FILE, got %d arguments", len(args))
+				}
+				bytes, err := weights.ParseSize(*size)
+				if err != nil {
+					return usagef("-size: %v", err)
+				}
+				spec := weights.Spec{Size: bytes, Seed: *seed}
+				if err := spec.Validate(); err != nil {
+					return usagef("-size %s: %v", *size, err)
+				}
+				created, err := weights.Create(args[0], spec)
+				if err != nil {
+					return err
+				}
+				what := "already there"
+				if created {
+					what = "written"
+				}
+				fmt.Fprintf(p.stdout, "%s: %s, %d bytes of weights, seed %d\n", args[0], what, bytes, *seed)
+				return nil
+			}
+		},
+	}
+}

@@ -1,0 +1,40 @@
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+
+	"remuda/internal/version"
+	"remuda/lockd/engine"
+)
+
+// verbs lists every subcommand by its name.
+func (p *program) verbs() map[string]verb {
+	return map[string]verb{
+		"dev":            p.devVerb(),
+		"engine":         p.engineVerb(),
+		engine.GuardVerb: p.engineGuardVerb(),
+		"gateway":        p.gatewayVerb(),
+		"sim":            p.simVerb(),
+		"sim gguf":       p.simGGUFVerb(),
+		"sim weights":    p.simWeightsVerb(),
+		"version":        p.versionVerb(),
+	}
+}
+
+func (p *program) versionVerb() verb {
+	return verb{
+		synopsis: "Print the version",
+		about:    "Prints remuda's version and the Go version it was built with.",
+		setup: func(*flag.FlagSet) func(context.Context, []string) error {
+			return func(_ context.Context, args []string) error {
+				if err := noArgs(args); err != nil {
+					return err
+				}
+				fmt.Fprintln(p.stdout, version.Long())
+				return nil
+			}
+		},
+	}
+}

@@ -1,0 +1,119 @@
+package gateway
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"net/http"
+	"strconv"
+	"time"
+)
+
+// Types of errors in OpenAI's shape.
+const (
+	typeRequest = "invalid_request_error"
+	typeServer  = "server_error"
+)
+
+// apiError is an error in the shape that OpenAI's clients understand.
+type apiError struct {
+	status  int
+	typ     string
+	code    string
+	param   string
+	message string
+	// retryAfter asks the client to come back; 0 says nothing about it.
+	retryAfter time.Duration
+	// close ends the client's connection: its request was not read to the end.
+	close bool
+	// allow is the Allow header of a 405.
+	allow string
+}
+
+// Error returns the message, for logs.
+func (e *apiError) Error() string { return e.message }
+
+// body returns the error as JSON, without a line break.
+func (e *apiError) body() []byte {
+	var v struct {
+		Error struct {
+			Message string  `json:"message"`
+			Type    string  `json:"type"`
+			Param   *string `json:"param"`
+			Code    *string `json:"code"`
+		} `json:"error"`
+	}
+	v.Error.Message, v.Error.Type = e.message, e.typ
+	if e.param != "" {
+		v.Error.Param = &e.param
+	}
+	if e.code != "" {
+		v.Error.Code = &e.code
+	}
+	b, err := json.Marshal(v)
+	if err != nil { // strings always marshal
+		panic(err)
+	}
+	return b
+}
+
+// write sends the error as the whole answer.
+func (e *apiError) write(w http.ResponseWriter, r *http.Request) {
+	h := w.Header()
+	b := e.body()
+	h.Set("Content-Type", "application/json")
+	h.Set("Content-Length", strconv.Itoa(len(b)))
+	if e.retryAfter > 0 {
+		h.Set("Retry-After", strconv.Itoa(int(math.Ceil(e.retryAfter.Seconds()))))
+	}
+	if e.close {
+		h.Set("Connection", "close")
+	}
+	if e.allow != "" {
+		h.Set("Allow", e.allow)
+	}
+	w.WriteHeader(e.status)
+	if r.Method != http.MethodHead {
+		_, _ = w.Write(b) // a client that is gone needs no error
+	}
+}
+
+// shorten makes a client's string fit for a message.
+func shorten(s string) string {
+	const limit = 200
+	if len(s) > limit {
+		return fmt.Sprintf("%q… (%d bytes)", s[:limit], len(s))
+	}
+	return strconv.Quote(s)
+}
+
+func errNoRoute(path string) *apiError {
+	return &apiError{status: http.StatusNotFound, typ: typeRequest, code: "unknown_url",
+		message: fmt.Sprintf("there is no %s here; use /v1/models, /v1/chat/completions, /v1/completions or /v1/embeddings", shorten(path))}
+}
+
+func errMethod(method, path, allow string) *apiError {
+	return &apiError{status: http.StatusMethodNotAllowed, typ: typeRequest, code: "method_not_allowed", allow: allow,
+		message: fmt.Sprintf("%s does not take %s; use %s", path, shorten(method), allow)}
+}
+
+func errUnknownModel(model string) *apiError {
+	return &apiError{status: http.StatusNotFound, typ: typeRequest, code: "model_not_found", param: "model",
+		message: fmt.Sprintf("the model %s does not exist here; GET /v1/models lists the ones that do", shorten(model))}
+}
+
+func errNoEngine(model string, wait time.Duration) *apiError {
+	return &apiError{status: http.StatusServiceUnavailable, typ: typeServer, code: "model_unavailable", param: "model", retryAfter: wait,
+		message: fmt.Sprintf("the model %s has no engine that can serve now; retry after the time in Retry-After", shorten(model))}
+}
+
+func errNoList(wait time.Duration) *apiError {
+	return &apiError{status: http.StatusServiceUnavailable, typ: typeServer, code: "gateway_starting", retryAfter: wait,
+		message: "the gateway has just started and has no list of engines from Consul yet; retry after the time in Retry-After"}
+}
+
+// errEngine is an engine's fault before anything was sent to the client.
+func errEngine(status int, code, model, what string) *apiError {
+	return &apiError{status: status, typ: typeServer, code: code,
+		message: fmt.Sprintf("an engine of the model %s %s; retry the request", shorten(model), what)}
+}

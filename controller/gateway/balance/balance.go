@@ -1,0 +1,403 @@
+// Package balance decides which engine serves a request.
+//
+// A Table is plain state over plain data: it does no I/O, starts no
+// goroutines, logs nothing and reads no clock. It is not safe for concurrent
+// use; its owner guards it.
+//
+// What it promises:
+//   - Only engines that Consul reports as passing are picked, from the update
+//     that reports them until the update that no longer does.
+//   - Of the engines of one replica only those with the highest fencing token
+//     are picked (DESIGN section 5), whether or not they pass: while the newest
+//     holder cannot serve, an older one must not.
+//   - Among the rest the one with the fewest requests per slot is picked; of
+//     equals the one that was picked longest ago.
+//   - An engine that refused a connection is avoided for a while.
+//   - An outage of Consul does not empty the table: see Update.
+package balance
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sort"
+	"strings"
+	"time"
+
+	"remuda/internal/replica"
+)
+
+// Errors of Pick.
+var (
+	// ErrNoList means that there was no update yet.
+	ErrNoList = errors.New("no engine list from Consul yet")
+	// ErrUnknownModel means that no engine serves the model or did lately.
+	ErrUnknownModel = errors.New("unknown model")
+	// ErrNoEngine means that the model is known but no engine of it may get a
+	// request now.
+	ErrNoEngine = errors.New("no active engine")
+)
+
+// Config holds the table's time spans. None of them may be negative.
+type Config struct {
+	// Grace is how long after an outage of Consul an engine that was active
+	// before it is still used although Consul no longer vouches for it.
+	Grace time.Duration
+	// Suspect is how long an engine is avoided after a connection to it failed.
+	Suspect time.Duration
+	// Remember is how long a model without engines stays known.
+	Remember time.Duration
+}
+
+// Endpoint is an engine with the names that are needed for each request. It
+// never changes.
+type Endpoint struct {
+	replica.Engine
+	// ServiceID is the engine's Consul service ID.
+	ServiceID string
+	// Addr is "host:port".
+	Addr string
+	// Replica is the replica's name as a string.
+	Replica string
+}
+
+// Pick is the right to send one request to an engine. It ends with Release.
+type Pick struct {
+	*Endpoint
+	e *engine
+}
+
+// Table holds the engines of all models.
+type Table struct {
+	cfg        Config
+	engines    map[string]*engine // by service ID
+	models     map[string]*model
+	tops       map[string]uint64 // highest token per replica that has an engine
+	ready      bool
+	graceUntil time.Time
+	picks      uint64
+}
+
+type model struct {
+	engines  []*engine // sorted by service ID
+	first    time.Time // when the model became known
+	last     time.Time // the latest update at which it had engines
+	inFlight int
+}
+
+type engine struct {
+	*Endpoint
+	model    *model
+	passing  bool // in the latest update, or since the last outage (see keptUntil)
+	listed   bool // in the latest update
+	inFlight int
+	lastPick uint64
+	// keptUntil is not zero while the engine is used only because Consul has
+	// just come back.
+	keptUntil    time.Time
+	suspectUntil time.Time
+}
+
+// New returns an empty table.
+func New(cfg Config) (*Table, error) {
+	var bad []string
+	for _, f := range []struct {
+		name string
+		d    time.Duration
+	}{{"Grace", cfg.Grace}, {"Suspect", cfg.Suspect}, {"Remember", cfg.Remember}} {
+		if f.d < 0 {
+			bad = append(bad, fmt.Sprintf("%s is %s, want 0 or more", f.name, f.d))
+		}
+	}
+	if bad != nil {
+		return nil, fmt.Errorf("bad balance config: %s", strings.Join(bad, "; "))
+	}
+	return &Table{
+		cfg:     cfg,
+		engines: map[string]*engine{},
+		models:  map[string]*model{},
+		tops:    map[string]uint64{},
+	}, nil
+}
+
+// Changes names what an update took out of the table, so that its owner can
+// forget it too.
+type Changes struct {
+	// Replicas no longer have an engine.
+	Replicas []string
+	// Models are no longer known.
+	Models []string
+	// Kept are engines that are used on although Consul no longer vouches for
+	// them.
+	Kept []string
+}
+
+// Update takes the complete list of engines. Engines that are not in it, or
+// not passing, get no new request from now on.
+//
+// afterOutage tells that this is the first list after a time without Consul. A
+// Consul that has just restarted may have forgotten engines, or may hold their
+// TTL checks for critical until each is pushed again. So for Config.Grace from
+// such an update on:
+//   - an engine that was active and is missing from this first list is used on
+//     until it is listed again, the time is over or a connection to it fails;
+//   - an engine that was active and is listed as not passing, in this update
+//     or a later one, is used on under the same conditions.
+//
+// An engine that was listed after the outage and then disappears was taken
+// out on purpose, and is dropped at once.
+func (t *Table) Update(now time.Time, list []replica.Engine, afterOutage bool) Changes {
+	t.ready = true
+	if afterOutage {
+		t.graceUntil = now.Add(t.cfg.Grace)
+	}
+	inGrace := now.Before(t.graceUntil)
+	var ch Changes
+	next := make(map[string]*engine, len(list))
+	for _, in := range list {
+		in.Slots = max(in.Slots, 1)
+		id := in.ID()
+		// An ID can be listed twice when a replica moved and its old node has
+		// not been cleaned up: the higher token is the truth, then health.
+		if have := next[id]; have != nil && !newer(in, have.Engine) {
+			continue
+		}
+		old := t.engines[id]
+		e := &engine{Endpoint: &Endpoint{Engine: in, ServiceID: id, Addr: in.HostPort(), Replica: in.Name.String()}}
+		if old != nil && old.Addr == e.Addr && old.Token == e.Token {
+			// The same engine: what is known of it stays.
+			old.Endpoint, e = e.Endpoint, old
+		}
+		next[id] = e
+	}
+	for id, e := range next {
+		was := t.engines[id] == e && t.used(e, now)
+		wasPassing := t.engines[id] == e && e.passing
+		e.listed, e.passing = true, e.Passing
+		switch {
+		case e.Passing:
+			e.keptUntil = time.Time{}
+		case was && inGrace:
+			if wasPassing {
+				e.keptUntil = t.graceUntil
+			}
+			ch.Kept = append(ch.Kept, id)
+		default:
+			e.keptUntil = time.Time{}
+		}
+	}
+	for id, e := range t.engines {
+		if next[id] != nil || !t.used(e, now) {
+			continue
+		}
+		if afterOutage && e.passing {
+			e.keptUntil = t.graceUntil
+		} else if e.passing || (e.listed && !afterOutage) {
+			continue
+		}
+		e.passing, e.listed = false, false
+		if now.Before(e.keptUntil) {
+			next[id] = e
+			ch.Kept = append(ch.Kept, id)
+		}
+	}
+	t.engines = next
+	sort.Strings(ch.Kept)
+	t.index(now, &ch)
+	return ch
+}
+
+// newer tells whether a describes the engine better than b.
+func newer(a, b replica.Engine) bool {
+	if a.Token != b.Token {
+		return a.Token > b.Token
+	}
+	return a.Passing && !b.Passing
+}
+
+// index rebuilds what is derived from the engines.
+func (t *Table) index(now time.Time, ch *Changes) {
+	tops := make(map[string]uint64, len(t.engines))
+	for _, m := range t.models {
+		if len(m.engines) > 0 {
+			m.last = now
+		}
+		m.engines = nil
+	}
+	for _, e := range t.engines {
+		// A replica keeps the highest token it ever had while it has engines.
+		tops[e.Replica] = max(tops[e.Replica], t.tops[e.Replica], e.Token)
+		m := t.models[e.Name.Model]
+		if m == nil {
+			m = &model{first: now}
+			t.models[e.Name.Model] = m
+		}
+		m.last = now
+		m.engines = append(m.engines, e)
+		e.model = m
+	}
+	for r := range t.tops {
+		if _, ok := tops[r]; !ok {
+			ch.Replicas = append(ch.Replicas, r)
+		}
+	}
+	t.tops = tops
+	for name, m := range t.models {
+		if len(m.engines) == 0 && !t.known(m, now) {
+			delete(t.models, name)
+			ch.Models = append(ch.Models, name)
+			continue
+		}
+		slices.SortFunc(m.engines, func(a, b *engine) int { return strings.Compare(a.ServiceID, b.ServiceID) })
+	}
+	sort.Strings(ch.Replicas)
+	sort.Strings(ch.Models)
+}
+
+// used tells whether Consul vouches for the engine, or did before an outage.
+func (t *Table) used(e *engine, now time.Time) bool {
+	return e.passing || now.Before(e.keptUntil)
+}
+
+// usable tells whether the engine may get a request.
+func (t *Table) usable(e *engine, now time.Time) bool {
+	return t.used(e, now) && e.Token >= t.tops[e.Replica]
+}
+
+func (t *Table) known(m *model, now time.Time) bool {
+	return len(m.engines) > 0 || now.Before(m.last.Add(t.cfg.Remember))
+}
+
+// Ready tells whether there was an update.
+func (t *Table) Ready() bool { return t.ready }
+
+// Pick chooses an engine of the model, none of those in tried (service IDs
+// that already failed this request). Where every engine is suspect, a suspect
+// one is picked. The error is ErrNoList, ErrUnknownModel or ErrNoEngine.
+func (t *Table) Pick(now time.Time, name string, tried []string) (Pick, error) {
+	if !t.ready {
+		return Pick{}, ErrNoList
+	}
+	m := t.models[name]
+	if m == nil || !t.known(m, now) {
+		return Pick{}, ErrUnknownModel
+	}
+	var best *engine
+	bestSuspect := false
+	for _, e := range m.engines {
+		if !t.usable(e, now) || slices.Contains(tried, e.ServiceID) {
+			continue
+		}
+		suspect := now.Before(e.suspectUntil)
+		if best == nil || (bestSuspect && !suspect) || (bestSuspect == suspect && e.less(best)) {
+			best, bestSuspect = e, suspect
+		}
+	}
+	if best == nil {
+		return Pick{}, ErrNoEngine
+	}
+	t.picks++
+	best.lastPick = t.picks
+	best.inFlight++
+	m.inFlight++
+	return Pick{Endpoint: best.Endpoint, e: best}, nil
+}
+
+// less tells whether e is less busy than f, or as busy and idle for longer.
+func (e *engine) less(f *engine) bool {
+	if a, b := e.inFlight*f.Slots, f.inFlight*e.Slots; a != b {
+		return a < b
+	}
+	return e.lastPick < f.lastPick
+}
+
+// Release ends a pick, exactly once.
+func (t *Table) Release(p Pick) {
+	p.e.inFlight--
+	p.e.model.inFlight--
+}
+
+// DialFailed notes that no connection to the picked engine could be made: it
+// becomes suspect, and an engine that was only kept over an outage is dropped.
+// It returns whether this is news.
+func (t *Table) DialFailed(now time.Time, p Pick) bool {
+	e := p.e
+	news := !now.Before(e.suspectUntil) || !e.keptUntil.IsZero()
+	e.suspectUntil = now.Add(t.cfg.Suspect)
+	e.keptUntil = time.Time{}
+	return news
+}
+
+// Answered notes that the picked engine answered: it is no longer suspect.
+func (t *Table) Answered(p Pick) { p.e.suspectUntil = time.Time{} }
+
+// Model is a model that can be listed.
+type Model struct {
+	Name string
+	// First is when the table first heard of the model.
+	First time.Time
+}
+
+// Models returns the models that have an engine which may get requests, sorted
+// by name.
+func (t *Table) Models(now time.Time) []Model {
+	var out []Model
+	for name, m := range t.models {
+		if slices.ContainsFunc(m.engines, func(e *engine) bool { return t.usable(e, now) }) {
+			out = append(out, Model{Name: name, First: m.first})
+		}
+	}
+	slices.SortFunc(out, func(a, b Model) int { return strings.Compare(a.Name, b.Name) })
+	return out
+}
+
+// Lookup returns a model that Models lists, or Pick's error.
+func (t *Table) Lookup(now time.Time, name string) (Model, error) {
+	if !t.ready {
+		return Model{}, ErrNoList
+	}
+	m := t.models[name]
+	switch {
+	case m == nil || !t.known(m, now):
+		return Model{}, ErrUnknownModel
+	case !slices.ContainsFunc(m.engines, func(e *engine) bool { return t.usable(e, now) }):
+		return Model{}, ErrNoEngine
+	}
+	return Model{Name: name, First: m.first}, nil
+}
+
+// Load is the state of one model, for metrics.
+type Load struct {
+	Model    string
+	InFlight int
+	// Active engines get requests; Suspect ones only when no active one is
+	// left; Kept ones are used although Consul does not vouch for them; Fenced
+	// ones have been superseded by a higher token; NotPassing ones are known.
+	Active, Suspect, Kept, Fenced, NotPassing int
+}
+
+// Loads returns the state of every known model, sorted by name. Each engine
+// counts in one state.
+func (t *Table) Loads(now time.Time) []Load {
+	out := make([]Load, 0, len(t.models))
+	for name, m := range t.models {
+		l := Load{Model: name, InFlight: m.inFlight}
+		for _, e := range m.engines {
+			switch {
+			case e.Token < t.tops[e.Replica]:
+				l.Fenced++
+			case !t.used(e, now):
+				l.NotPassing++
+			case now.Before(e.suspectUntil):
+				l.Suspect++
+			case !e.passing:
+				l.Kept++
+			default:
+				l.Active++
+			}
+		}
+		out = append(out, l)
+	}
+	slices.SortFunc(out, func(a, b Load) int { return strings.Compare(a.Model, b.Model) })
+	return out
+}

@@ -1,0 +1,185 @@
+package gateway
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Sizes of pooled buffers. Larger bodies are rare enough to be allocated.
+var bodyClasses = [...]int{4 << 10, 32 << 10, 256 << 10, 1 << 20}
+
+// trustedLength is how much is allocated because a client announced it. Beyond
+// it memory grows with what has arrived, so that announcing costs nothing.
+const trustedLength = 256 << 10
+
+// bodyStore lends out memory for request bodies, up to a limit.
+type bodyStore struct {
+	limit int64
+	used  atomic.Int64
+	pools [len(bodyClasses)]sync.Pool
+}
+
+var errBodyStoreFull = errors.New("too many bytes of requests are held")
+
+// get returns a buffer of at least n bytes.
+func (s *bodyStore) get(n int) ([]byte, error) {
+	class := -1
+	for i, size := range bodyClasses {
+		if n <= size {
+			n, class = size, i
+			break
+		}
+	}
+	if s.used.Add(int64(n)) > s.limit {
+		s.used.Add(-int64(n))
+		return nil, errBodyStoreFull
+	}
+	if class >= 0 {
+		if p, _ := s.pools[class].Get().(*[]byte); p != nil {
+			return *p, nil
+		}
+	}
+	return make([]byte, n), nil
+}
+
+func (s *bodyStore) put(b []byte) {
+	b = b[:cap(b)]
+	s.used.Add(-int64(len(b)))
+	for i, size := range bodyClasses {
+		if len(b) == size {
+			s.pools[i].Put(&b)
+			return
+		}
+	}
+}
+
+// body is a request's body in memory. It goes back to the store once its
+// owner and every reader have released it: a transport may read a body for a
+// while after it has returned the response.
+type body struct {
+	data  []byte
+	store *bodyStore
+	refs  atomic.Int32
+}
+
+func (b *body) release() {
+	if b.refs.Add(-1) == 0 {
+		b.store.put(b.data)
+		b.data = nil
+	}
+}
+
+// reader returns a new reader of the whole body. The caller must own the body.
+func (b *body) reader() io.ReadCloser {
+	b.refs.Add(1)
+	return &bodyReader{b: b}
+}
+
+// bodyReader reads a body. After Close it touches the body no more, even when
+// another goroutine is inside Read; that is why it offers no WriteTo.
+type bodyReader struct {
+	mu  sync.Mutex
+	b   *body // nil once closed
+	off int
+}
+
+func (r *bodyReader) Read(p []byte) (int, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.b == nil {
+		return 0, errors.New("read of a closed request body")
+	}
+	n := copy(p, r.b.data[r.off:])
+	r.off += n
+	if r.off == len(r.b.data) {
+		return n, io.EOF
+	}
+	return n, nil
+}
+
+func (r *bodyReader) Close() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.b != nil {
+		r.b.release()
+		r.b = nil
+	}
+	return nil
+}
+
+// readBody reads a request's body within the limits of size, time and memory.
+func (g *Gateway) readBody(w http.ResponseWriter, r *http.Request) (*body, *apiError) {
+	limit := g.cfg.Limits.Body
+	tooLarge := &apiError{status: http.StatusRequestEntityTooLarge, typ: typeRequest, code: "request_too_large", close: true,
+		message: fmt.Sprintf("the request body is larger than %d bytes; send a shorter prompt", limit)}
+	if r.ContentLength > limit {
+		return nil, tooLarge
+	}
+	rc := http.NewResponseController(w)
+	if err := rc.SetReadDeadline(time.Now().Add(g.cfg.Timeouts.Body)); err != nil {
+		return nil, &apiError{status: http.StatusInternalServerError, typ: typeServer, message: "the connection takes no read deadline"}
+	}
+	src := http.MaxBytesReader(w, r.Body, limit)
+	b := &body{store: &g.bodies}
+	b.refs.Store(1)
+	want := int(min(max(r.ContentLength, 1), trustedLength))
+	data, err := g.bodies.get(want)
+	n := 0
+	for err == nil {
+		if n == len(data) {
+			if int64(n) == r.ContentLength {
+				break
+			}
+			var bigger []byte
+			size := min(2*int64(n), limit+1)
+			if r.ContentLength > 0 {
+				size = min(size, r.ContentLength)
+			}
+			if bigger, err = g.bodies.get(int(size)); err == nil {
+				copy(bigger, data)
+				g.bodies.put(data)
+				data = bigger
+			}
+			continue
+		}
+		if int64(n) == r.ContentLength {
+			break
+		}
+		var m int
+		m, err = src.Read(data[n:])
+		n += m
+	}
+	if err == nil || errors.Is(err, io.EOF) {
+		// The deadline must not reach the server's watch for a client that
+		// leaves, which reads on from here.
+		if err := rc.SetReadDeadline(time.Time{}); err != nil {
+			g.bodies.put(data)
+			return nil, &apiError{status: 499, typ: typeRequest, message: "the client closed the connection", close: true}
+		}
+		b.data = data[:n]
+		return b, nil
+	}
+	if data != nil {
+		g.bodies.put(data)
+	}
+	var tooBig *http.MaxBytesError
+	switch {
+	case errors.As(err, &tooBig):
+		return nil, tooLarge
+	case errors.Is(err, errBodyStoreFull):
+		return nil, &apiError{status: http.StatusServiceUnavailable, typ: typeServer, code: "gateway_busy", close: true, retryAfter: g.cfg.RetryAfter,
+			message: "the gateway holds as many bytes of requests as it may; retry after the time in Retry-After"}
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return nil, &apiError{status: http.StatusRequestTimeout, typ: typeRequest, code: "request_timeout", close: true,
+			message: fmt.Sprintf("the request body did not arrive within %s; send it faster", g.cfg.Timeouts.Body)}
+	default:
+		return nil, &apiError{status: http.StatusBadRequest, typ: typeRequest, code: "bad_body", close: true,
+			message: "the request body could not be read to its end: " + err.Error()}
+	}
+}

@@ -1,0 +1,248 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+
+	"remuda/internal/replica"
+)
+
+// Watcher reports the engines that Consul knows.
+type Watcher interface {
+	// Watch calls update with the complete list of engines, passing or not, at
+	// first and after each change, from one goroutine, until ctx ends. While
+	// Consul cannot be reached it keeps trying and calls nothing; the first
+	// list after such a time has afterOutage set.
+	Watch(ctx context.Context, update func(engines []replica.Engine, afterOutage bool)) error
+}
+
+// Config is everything a Gateway needs. Start from DefaultConfig.
+type Config struct {
+	// Listen is the "host:port" that clients connect to.
+	Listen string
+	// LogLevel is trace, debug, info, warn or error. The program that builds
+	// the logger applies it.
+	LogLevel string
+	// RetryAfter is what a client is told to wait when no engine can take its
+	// request. It is rounded up to whole seconds.
+	RetryAfter time.Duration
+
+	Consul   Consul
+	Timeouts Timeouts
+	Limits   Limits
+	Routing  Routing
+
+	// Watcher reports the engines. Required.
+	Watcher Watcher
+	// Logger may be nil.
+	Logger hclog.Logger
+	// OnListen, if not nil, is called once with the address in use, before the
+	// first request is served.
+	OnListen func(net.Addr)
+	// Dispatcher replaces the choice of engines, where not nil. The default
+	// gives out the least busy engine at once and never waits.
+	Dispatcher Dispatcher
+}
+
+// Consul says where the engines are found. The program that builds the Watcher
+// applies it.
+type Consul struct {
+	// Address is "host:port" or a URL of the local Consul agent. Empty means
+	// CONSUL_HTTP_ADDR, or 127.0.0.1:8500 without that.
+	Address string
+	// Token is the ACL token. Empty means CONSUL_HTTP_TOKEN, if set.
+	Token string
+}
+
+// Timeouts bound every wait of a request separately. There is no total
+// timeout: an answer may take as long as it makes progress.
+type Timeouts struct {
+	// Header bounds reading a request's header.
+	Header time.Duration
+	// Body bounds reading a request's whole body, counted from the end of the
+	// header, so that a client that sends a byte now and then is refused too.
+	Body time.Duration
+	// KeepAlive closes client connections that are idle for so long.
+	KeepAlive time.Duration
+	// Write bounds how long one write to a client may be stuck: a client that
+	// stops reading must not hold an engine's slot for ever.
+	Write time.Duration
+	// Connect bounds a TCP connection to an engine.
+	Connect time.Duration
+	// FirstByte bounds the time from handing a request to an engine to the
+	// first byte of the answer's body.
+	FirstByte time.Duration
+	// StreamIdle bounds the time between two reads of an answer.
+	StreamIdle time.Duration
+	// EngineIdle closes connections to engines that are idle for so long.
+	EngineIdle time.Duration
+	// LameDuck is how long a stopping gateway keeps accepting requests while
+	// /ready already answers 503.
+	LameDuck time.Duration
+	// Drain is how long a stopping gateway lets running requests finish.
+	Drain time.Duration
+}
+
+// Limits bound the memory that clients can make the gateway use.
+type Limits struct {
+	// Body is the largest request body in bytes.
+	Body int64
+	// Header is the largest request header in bytes.
+	Header int64
+	// Buffered is how many bytes of request bodies may be held in all.
+	Buffered int64
+	// Attempts is to how many engines one request may be offered when
+	// connections fail.
+	Attempts int64
+}
+
+// Routing tunes the choice of engines; see the package balance.
+type Routing struct {
+	// Grace is how long engines that were active before a Consul outage are
+	// used on although Consul does not vouch for them yet.
+	Grace time.Duration
+	// Suspect is how long an engine is avoided after a connection failed.
+	Suspect time.Duration
+	// Remember is how long a model without engines gets 503 and not 404.
+	Remember time.Duration
+}
+
+// DefaultConfig returns settings for one gateway next to a local Consul agent.
+func DefaultConfig() Config {
+	return Config{
+		// Loopback: opening a port to the network is the operator's decision.
+		Listen:   "127.0.0.1:8080",
+		LogLevel: "info",
+		// About what Nomad needs to restart an engine in place.
+		RetryAfter: 5 * time.Second,
+		Timeouts: Timeouts{
+			// A header is one or two packets; ten seconds survive a lossy link.
+			Header: 10 * time.Second,
+			// 32 MiB in a minute is 4.5 Mbit/s, a slow uplink.
+			Body: time.Minute,
+			// Longer than the 60 s at which common load balancers give up, so
+			// that they and not we close an idle connection.
+			KeepAlive: 2 * time.Minute,
+			// The client's kernel buffers fill only when nobody reads at all.
+			Write: 30 * time.Second,
+			// One lost SYN is repeated after 1 s; the second loss means trouble.
+			Connect: 2 * time.Second,
+			// The timeout of OpenAI's own client. An answer that is not
+			// streamed has its first byte only when all of it is generated.
+			FirstByte: 10 * time.Minute,
+			// Longer than an engine needs to preempt a sequence and recompute a
+			// long context.
+			StreamIdle: 2 * time.Minute,
+			// vLLM closes idle connections after 5 s
+			// (VLLM_HTTP_TIMEOUT_KEEP_ALIVE): be first, so that no request
+			// meets a connection that is just being closed.
+			EngineIdle: 4 * time.Second,
+			// Only useful behind a load balancer that polls /ready.
+			LameDuck: 0,
+			// Nomad's default kill_timeout is 5 s and its usual maximum 30 s.
+			Drain: 25 * time.Second,
+		},
+		Limits: Limits{
+			// A context of a million tokens is about 4 MiB; images come as
+			// base64 and are larger.
+			Body: 32 << 20,
+			// Room for large cookies and tokens; net/http would allow 1 MiB.
+			Header: 64 << 10,
+			// 32 of the largest bodies, or thousands of usual ones.
+			Buffered: 1 << 30,
+			// If three engines in a row are unreachable the fault is elsewhere.
+			Attempts: 3,
+		},
+		Routing: Routing{
+			// Longer than the interval at which shims push their TTL checks.
+			Grace: 15 * time.Second,
+			// Long enough to skip a dead engine until its check is critical.
+			Suspect: 2 * time.Second,
+			// A model that comes back within it was restarted, not removed.
+			Remember: 15 * time.Minute,
+		},
+	}
+}
+
+// problem is one bad setting.
+type problem struct {
+	// field is the setting's name in a config file, as "timeouts.body".
+	field string
+	text  string
+}
+
+// settingProblems checks what a config file can say.
+func (c *Config) settingProblems() []problem {
+	var out []problem
+	bad := func(field, format string, args ...any) {
+		out = append(out, problem{field, fmt.Sprintf(format, args...)})
+	}
+	if _, _, err := net.SplitHostPort(c.Listen); err != nil {
+		bad("listen", `is %q, want "host:port"`, c.Listen)
+	}
+	if hclog.LevelFromString(c.LogLevel) == hclog.NoLevel {
+		bad("log_level", "is %q, want trace, debug, info, warn or error", c.LogLevel)
+	}
+	for _, d := range []struct {
+		field  string
+		value  time.Duration
+		zeroOK bool
+	}{
+		{"retry_after", c.RetryAfter, false},
+		{"timeouts.header", c.Timeouts.Header, false},
+		{"timeouts.body", c.Timeouts.Body, false},
+		{"timeouts.keep_alive", c.Timeouts.KeepAlive, false},
+		{"timeouts.write", c.Timeouts.Write, false},
+		{"timeouts.connect", c.Timeouts.Connect, false},
+		{"timeouts.first_byte", c.Timeouts.FirstByte, false},
+		{"timeouts.stream_idle", c.Timeouts.StreamIdle, false},
+		{"timeouts.engine_idle", c.Timeouts.EngineIdle, false},
+		{"timeouts.lame_duck", c.Timeouts.LameDuck, true},
+		{"timeouts.drain", c.Timeouts.Drain, true},
+		{"routing.grace", c.Routing.Grace, true},
+		{"routing.suspect", c.Routing.Suspect, true},
+		{"routing.remember", c.Routing.Remember, true},
+	} {
+		switch {
+		case d.value < 0:
+			bad(d.field, "is %s, want no negative time", d.value)
+		case d.value == 0 && !d.zeroOK:
+			bad(d.field, "is 0, want more: no wait may be unbounded")
+		}
+	}
+	if c.Limits.Body < 1 {
+		bad("limits.body", "is %d bytes, want at least 1", c.Limits.Body)
+	}
+	if c.Limits.Header < 1<<10 || c.Limits.Header > 16<<20 {
+		bad("limits.header", "is %d bytes, want 1KiB to 16MiB", c.Limits.Header)
+	}
+	if c.Limits.Buffered < c.Limits.Body {
+		bad("limits.buffered", "is %d bytes, want at least limits.body, which is %d", c.Limits.Buffered, c.Limits.Body)
+	}
+	if c.Limits.Attempts < 1 {
+		bad("limits.attempts", "is %d, want at least 1", c.Limits.Attempts)
+	}
+	return out
+}
+
+// validate names every bad field at once.
+func (c *Config) validate() error {
+	problems := c.settingProblems()
+	if c.Watcher == nil {
+		problems = append(problems, problem{"Watcher", "is nil, want a source of engines"})
+	}
+	if problems == nil {
+		return nil
+	}
+	texts := make([]string, len(problems))
+	for i, p := range problems {
+		texts[i] = p.field + " " + p.text
+	}
+	return errors.New("bad gateway config: " + strings.Join(texts, "; "))
+}

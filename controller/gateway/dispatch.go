@@ -1,0 +1,108 @@
+package gateway
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"remuda/controller/gateway/balance"
+	"remuda/internal/replica"
+)
+
+// Dispatcher decides which engine serves a request, and when. It is safe for
+// concurrent use.
+type Dispatcher interface {
+	// Acquire returns the right to send one request for the model to an
+	// engine, none of those in tried (service IDs that this request already
+	// failed on). It may wait until ctx ends. Its error is or wraps
+	// balance.ErrNoList, balance.ErrUnknownModel, balance.ErrNoEngine or the
+	// cause of ctx.
+	Acquire(ctx context.Context, model string, tried []string) (Lease, error)
+}
+
+// Lease is the right to send one request to one engine.
+type Lease interface {
+	// Endpoint is the engine.
+	Endpoint() *balance.Endpoint
+	// DialFailed notes that no connection could be made, and tells whether
+	// that is news.
+	DialFailed() bool
+	// Answered notes that the engine answered.
+	Answered()
+	// Release ends the lease. It is called exactly once, after everything else.
+	Release()
+}
+
+// roster is the table of engines, guarded for concurrent use.
+type roster struct {
+	mu    sync.Mutex
+	table *balance.Table // guarded by mu, held only for table operations
+}
+
+var _ Dispatcher = (*roster)(nil)
+
+// Acquire gives out the least busy engine at once; it never waits.
+func (d *roster) Acquire(_ context.Context, model string, tried []string) (Lease, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	pick, err := d.table.Pick(time.Now(), model, tried)
+	if err != nil {
+		return nil, err
+	}
+	return &rosterLease{d: d, pick: pick}, nil
+}
+
+func (d *roster) update(engines []replica.Engine, afterOutage bool) balance.Changes {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.table.Update(time.Now(), engines, afterOutage)
+}
+
+func (d *roster) ready() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.table.Ready()
+}
+
+func (d *roster) models() []balance.Model {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.table.Models(time.Now())
+}
+
+func (d *roster) lookup(name string) (balance.Model, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.table.Lookup(time.Now(), name)
+}
+
+func (d *roster) loads() []balance.Load {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.table.Loads(time.Now())
+}
+
+type rosterLease struct {
+	d    *roster
+	pick balance.Pick
+}
+
+func (l *rosterLease) Endpoint() *balance.Endpoint { return l.pick.Endpoint }
+
+func (l *rosterLease) DialFailed() bool {
+	l.d.mu.Lock()
+	defer l.d.mu.Unlock()
+	return l.d.table.DialFailed(time.Now(), l.pick)
+}
+
+func (l *rosterLease) Answered() {
+	l.d.mu.Lock()
+	defer l.d.mu.Unlock()
+	l.d.table.Answered(l.pick)
+}
+
+func (l *rosterLease) Release() {
+	l.d.mu.Lock()
+	defer l.d.mu.Unlock()
+	l.d.table.Release(l.pick)
+}

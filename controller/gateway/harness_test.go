@@ -1,0 +1,299 @@
+package gateway_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"remuda/controller/gateway"
+	"remuda/internal/replica"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// patience bounds every wait of these tests; none is expected to come near it.
+const patience = 20 * time.Second
+
+// feed is a Watcher that says what a test tells it to say.
+type feed struct{ lists chan list }
+
+type list struct {
+	engines     []replica.Engine
+	afterOutage bool
+	taken       chan struct{}
+}
+
+func (f *feed) Watch(ctx context.Context, update func([]replica.Engine, bool)) error {
+	for {
+		select {
+		case l := <-f.lists:
+			update(l.engines, l.afterOutage)
+			close(l.taken)
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// fixture is a running gateway.
+type fixture struct {
+	t      *testing.T
+	url    string
+	addr   string
+	feed   *feed
+	stop   context.CancelFunc
+	done   chan error
+	client *http.Client
+}
+
+// newGateway starts a gateway with short timeouts. The test ends it.
+func newGateway(t *testing.T, change ...func(*gateway.Config)) *fixture {
+	t.Helper()
+	f := &fixture{t: t, feed: &feed{lists: make(chan list)}, done: make(chan error, 1)}
+	cfg := gateway.DefaultConfig()
+	cfg.Listen = "127.0.0.1:0"
+	cfg.Watcher = f.feed
+	cfg.Timeouts.Drain = patience
+	listening := make(chan net.Addr, 1)
+	cfg.OnListen = func(a net.Addr) { listening <- a }
+	for _, c := range change {
+		c(&cfg)
+	}
+	g, err := gateway.New(cfg)
+	require.NoError(t, err)
+	ctx, stop := context.WithCancel(context.Background())
+	f.stop = stop
+	go func() { f.done <- g.Run(ctx) }()
+	select {
+	case a := <-listening:
+		f.addr = a.String()
+		f.url = "http://" + f.addr
+	case err := <-f.done:
+		t.Fatalf("the gateway did not start: %v", err)
+	}
+	transport := &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: 256}
+	f.client = &http.Client{Transport: transport}
+	t.Cleanup(func() {
+		transport.CloseIdleConnections()
+		f.wait()
+	})
+	return f
+}
+
+// wait stops the gateway and waits until it is gone.
+func (f *fixture) wait() {
+	f.t.Helper()
+	f.stop()
+	select {
+	case err := <-f.done:
+		require.NoError(f.t, err)
+		f.done <- nil
+	case <-time.After(patience):
+		f.t.Fatal("the gateway does not stop")
+	}
+}
+
+func (f *fixture) engines(engines ...replica.Engine) { f.tell(false, engines...) }
+
+func (f *fixture) tell(afterOutage bool, engines ...replica.Engine) {
+	f.t.Helper()
+	l := list{engines, afterOutage, make(chan struct{})}
+	f.feed.lists <- l
+	<-l.taken
+}
+
+// engineAt describes a passing engine of model "m" with an address.
+func engineAt(id, addr string) replica.Engine {
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		panic(err)
+	}
+	n, err := strconv.Atoi(port)
+	if err != nil {
+		panic(err)
+	}
+	return replica.Engine{
+		Name: replica.Name{Model: "m", Variant: "v", ID: id}, Role: replica.RolePrimary,
+		Address: host, Port: n, Slots: 4, Passing: true,
+	}
+}
+
+// newEngine starts an HTTP engine.
+func newEngine(t *testing.T, id string, h http.HandlerFunc) replica.Engine {
+	t.Helper()
+	s := httptest.NewServer(h)
+	t.Cleanup(func() {
+		s.CloseClientConnections()
+		s.Close()
+	})
+	return engineAt(id, s.Listener.Addr().String())
+}
+
+// newRawEngine starts an engine that answers each connection's first request
+// by calling answer, which has read the header, and then closes it.
+func newRawEngine(t *testing.T, id string, answer func(net.Conn)) replica.Engine {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				req, err := http.ReadRequest(newReader(c))
+				if err != nil {
+					return
+				}
+				_, _ = io.Copy(io.Discard, req.Body)
+				answer(c)
+			}()
+		}
+	}()
+	t.Cleanup(func() {
+		l.Close()
+		<-done
+	})
+	return engineAt(id, l.Addr().String())
+}
+
+// deadEngine has an address where nobody listens.
+func deadEngine(t *testing.T, id string) replica.Engine {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer l.Close()
+	return engineAt(id, l.Addr().String())
+}
+
+// says is an engine that answers every request with the same JSON.
+func says(text string) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		fmt.Fprintf(w, `{"said":%q}`, text)
+	}
+}
+
+const chat = "/v1/chat/completions"
+
+// answer is a response that was read to its end.
+type answer struct {
+	status int
+	header http.Header
+	body   string
+	err    error // of reading the body
+}
+
+func (f *fixture) do(method, path, body string, header ...string) answer {
+	f.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, method, f.url+path, strings.NewReader(body))
+	require.NoError(f.t, err)
+	for i := 0; i < len(header); i += 2 {
+		req.Header.Set(header[i], header[i+1])
+	}
+	resp, err := f.client.Do(req)
+	require.NoError(f.t, err)
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	return answer{resp.StatusCode, resp.Header, string(b), err}
+}
+
+func (f *fixture) post(body string) answer {
+	f.t.Helper()
+	return f.do(http.MethodPost, chat, body, "Content-Type", "application/json")
+}
+
+// apiError is an error in OpenAI's shape.
+type apiError struct {
+	Message, Type string
+	Param, Code   *string
+}
+
+// requireError checks that a whole answer is an error in OpenAI's shape.
+func (a answer) requireError(t *testing.T, status int, code string) apiError {
+	t.Helper()
+	require.Equal(t, status, a.status, a.body)
+	require.NoError(t, a.err)
+	require.Equal(t, "application/json", a.header.Get("Content-Type"))
+	require.NotEmpty(t, a.header.Get("X-Request-Id"))
+	return requireErrorBody(t, a.body, code)
+}
+
+func requireErrorBody(t *testing.T, body, code string) apiError {
+	t.Helper()
+	var shape map[string]map[string]any
+	require.NoError(t, json.Unmarshal([]byte(body), &shape), body)
+	require.Len(t, shape, 1)
+	for _, key := range []string{"message", "type", "param", "code"} {
+		require.Contains(t, shape["error"], key)
+	}
+	var v struct{ Error apiError }
+	require.NoError(t, json.Unmarshal([]byte(body), &v))
+	require.NotEmpty(t, v.Error.Message)
+	require.NotEmpty(t, v.Error.Type)
+	require.NotNil(t, v.Error.Code)
+	require.Equal(t, code, *v.Error.Code, v.Error.Message)
+	return v.Error
+}
+
+// metric sums the samples of a counter, gauge or histogram count that have the
+// labels.
+func (f *fixture) metric(name string, labels ...string) float64 {
+	f.t.Helper()
+	a := f.do(http.MethodGet, "/metrics", "")
+	require.Equal(f.t, http.StatusOK, a.status)
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(bytes.NewReader([]byte(a.body)))
+	require.NoError(f.t, err)
+	var sum float64
+samples:
+	for _, m := range families[name].GetMetric() {
+		have := map[string]string{}
+		for _, l := range m.GetLabel() {
+			have[l.GetName()] = l.GetValue()
+		}
+		for i := 0; i < len(labels); i += 2 {
+			if have[labels[i]] != labels[i+1] {
+				continue samples
+			}
+		}
+		sum += m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount())
+	}
+	return sum
+}
+
+// eventually polls a condition.
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	require.Eventually(t, ok, patience, 5*time.Millisecond, what)
+}
+
+func openFiles(t *testing.T) int {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Skip("no /proc to count descriptors in")
+	}
+	return len(entries)
+}

@@ -1,0 +1,144 @@
+package gateway
+
+import (
+	"net/http"
+	"strconv"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"remuda/controller/gateway/balance"
+)
+
+// unknownModel is the model label of requests whose model is not known: names
+// that clients make up must not become label values.
+const unknownModel = "unknown"
+
+// statusClientGone is nginx's code for a client that left before its answer
+// was complete. It is counted, never sent.
+const statusClientGone = 499
+
+// metrics are what the gateway counts. The label code is the status that the
+// client got; a stream that breaks later keeps its 200 and counts in
+// upstream_errors_total, one that the client leaves counts as 499.
+type metrics struct {
+	registry *prometheus.Registry
+
+	requests       *prometheus.CounterVec   // model, route, code
+	duration       *prometheus.HistogramVec // model, route
+	firstByte      *prometheus.HistogramVec // model, route
+	upstreamErrors *prometheus.CounterVec   // model, replica, kind
+	requestBytes   *prometheus.CounterVec   // model
+	responseBytes  *prometheus.CounterVec   // model
+}
+
+func newMetrics(r *roster, bodies *bodyStore) *metrics {
+	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "remuda", Subsystem: "gateway", Name: name, Help: help}, labels)
+	}
+	histogram := func(name, help string, buckets []float64) *prometheus.HistogramVec {
+		return prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Namespace: "remuda", Subsystem: "gateway", Name: name, Help: help, Buckets: buckets,
+		}, []string{"model", "route"})
+	}
+	m := &metrics{
+		registry: prometheus.NewRegistry(),
+		requests: counter("requests_total", "Requests by the status that the client got.", "model", "route", "code"),
+		// An embedding takes milliseconds, a long generation ten minutes.
+		duration: histogram("request_duration_seconds", "Time from a request's header to the end of its answer.",
+			[]float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800}),
+		firstByte: histogram("time_to_first_byte_seconds", "Time from a request's header to the first byte of the engine's answer.",
+			[]float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600}),
+		upstreamErrors: counter("upstream_errors_total", "Faults of engines: dial, timeout, reset, protocol, content, status, cut.", "model", "replica", "kind"),
+		requestBytes:   counter("request_bytes_total", "Bytes of request bodies.", "model"),
+		responseBytes:  counter("response_bytes_total", "Bytes of answers' bodies sent to clients.", "model"),
+	}
+	m.registry.MustRegister(m.requests, m.duration, m.firstByte, m.upstreamErrors, m.requestBytes, m.responseBytes,
+		&rosterCollector{roster: r},
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Namespace: "remuda", Subsystem: "gateway", Name: "buffered_bytes", Help: "Memory held for request bodies.",
+		}, func() float64 { return float64(bodies.used.Load()) }),
+		collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+	)
+	return m
+}
+
+func (m *metrics) handler(log hclog.Logger) http.Handler {
+	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{
+		ErrorLog: log.StandardLogger(&hclog.StandardLoggerOptions{ForceLevel: hclog.Warn}),
+	})
+}
+
+// forget drops the series of models and replicas that are gone for good.
+func (m *metrics) forget(ch balance.Changes) {
+	for _, name := range ch.Replicas {
+		m.upstreamErrors.DeletePartialMatch(prometheus.Labels{"replica": name})
+	}
+	for _, name := range ch.Models {
+		labels := prometheus.Labels{"model": name}
+		m.requests.DeletePartialMatch(labels)
+		m.duration.DeletePartialMatch(labels)
+		m.firstByte.DeletePartialMatch(labels)
+		m.upstreamErrors.DeletePartialMatch(labels)
+		m.requestBytes.DeletePartialMatch(labels)
+		m.responseBytes.DeletePartialMatch(labels)
+	}
+}
+
+// codeText returns a status as a label without allocating for known codes.
+func codeText(status int) string {
+	if status >= 100 && status < 100+len(codeTexts) {
+		return codeTexts[status-100]
+	}
+	return strconv.Itoa(status)
+}
+
+var codeTexts = func() (out [500]string) {
+	for i := range out {
+		out[i] = strconv.Itoa(100 + i)
+	}
+	return out
+}()
+
+// rosterCollector reads the state of the engines when it is asked.
+type rosterCollector struct{ roster *roster }
+
+var _ prometheus.Collector = (*rosterCollector)(nil)
+
+var (
+	inFlightDesc = prometheus.NewDesc("remuda_gateway_in_flight", "Requests at engines now.", []string{"model"}, nil)
+	enginesDesc  = prometheus.NewDesc("remuda_gateway_engines",
+		"Engines by state: active, suspect (a connection failed lately), kept (over a Consul outage), fenced (superseded by a higher token), not_passing.",
+		[]string{"model", "state"}, nil)
+	readyDesc = prometheus.NewDesc("remuda_gateway_ready", "1 once the first list of engines came.", nil, nil)
+)
+
+// Describe lists the collector's metrics.
+func (c *rosterCollector) Describe(out chan<- *prometheus.Desc) {
+	out <- inFlightDesc
+	out <- enginesDesc
+	out <- readyDesc
+}
+
+// Collect reads the roster.
+func (c *rosterCollector) Collect(out chan<- prometheus.Metric) {
+	gauge := func(desc *prometheus.Desc, v int, labels ...string) {
+		out <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, float64(v), labels...)
+	}
+	ready := 0
+	if c.roster.ready() {
+		ready = 1
+	}
+	gauge(readyDesc, ready)
+	for _, l := range c.roster.loads() {
+		gauge(inFlightDesc, l.InFlight, l.Model)
+		gauge(enginesDesc, l.Active, l.Model, "active")
+		gauge(enginesDesc, l.Suspect, l.Model, "suspect")
+		gauge(enginesDesc, l.Kept, l.Model, "kept")
+		gauge(enginesDesc, l.Fenced, l.Model, "fenced")
+		gauge(enginesDesc, l.NotPassing, l.Model, "not_passing")
+	}
+}

@@ -1,0 +1,255 @@
+package modelscan_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"remuda/controller/gateway/modelscan"
+)
+
+func TestScanFinds(t *testing.T) {
+	cases := []struct {
+		name, body, model string
+		stream            bool
+	}{
+		{"plain", `{"model":"m"}`, "m", false},
+		{"stream", `{"stream":true,"model":"m"}`, "m", true},
+		{"stream false", `{"stream":false,"model":"m"}`, "m", false},
+		{"stream null", `{"stream":null,"model":"m"}`, "m", false},
+		{"last of two streams", `{"stream":true,"model":"m","stream":false}`, "m", false},
+		{"space everywhere", " \r\n\t{ \"model\" \n:\t\"m\" , \"x\" : 1 } \n", "m", false},
+		{"slashes and colons", `{"model":"meta-llama/Llama-3:8b"}`, "meta-llama/Llama-3:8b", false},
+		{"last duplicate wins", `{"model":"a","model":"b"}`, "b", false},
+		{"last duplicate wins over a number", `{"model":1,"model":"b"}`, "b", false},
+		{"nested model ignored", `{"metadata":{"model":"no"},"model":"yes"}`, "yes", false},
+		{"nested after", `{"model":"yes","a":[{"model":"no"},[["model"]]]}`, "yes", false},
+		{"model in a string", `{"prompt":"\"model\":\"no\"","model":"yes"}`, "yes", false},
+		{"model as a value", `{"x":"model","model":"yes"}`, "yes", false},
+		{"string ends in backslashes", `{"p":"a\\\\","model":"yes"}`, "yes", false},
+		{"string ends in an escaped quote", `{"p":"a\\\"","model":"yes"}`, "yes", false},
+		{"escaped key", `{"\u006dod\u0065l":"m"}`, "m", false},
+		{"escaped stream key", `{"\u0073\u0074\u0072\u0065\u0061\u006d":true,"model":"m"}`, "m", true},
+		{"escaped value", `{"model":"a\/b\u00e9\ud83d\ude00\n"}`, "a/bé😀\n", false},
+		{"utf-8 value", `{"model":"é😀"}`, "é😀", false},
+		{"case matters", `{"Model":"no","MODEL":"no","model":"yes"}`, "yes", false},
+		{"numbers", `{"a":-0.5e+10,"b":0,"c":12E3,"d":1.5,"model":"m"}`, "m", false},
+		{"brackets in strings", `{"a":["}]","{["],"model":"m"}`, "m", false},
+		{"bracket kinds", `{"a":[{"b":[{}]},[],{}],"model":"m"}`, "m", false},
+		{"deep fault is the engine's business", `{"a":[1,,tru],"model":"m"}`, "m", false},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			head, err := modelscan.Scan([]byte(c.body))
+			require.NoError(t, err)
+			require.Equal(t, modelscan.Head{Model: c.model, Stream: c.stream}, head)
+		})
+	}
+}
+
+func TestScanRefuses(t *testing.T) {
+	syntax := func(problem string) string { return problem }
+	cases := []struct{ name, body, want string }{
+		{"empty", ``, syntax("the body is empty")},
+		{"space only", " \n", syntax("the body is empty")},
+		{"text", `hello`, syntax(`found 'h', want a JSON object`)},
+		{"array", `[{"model":"m"}]`, syntax(`found '[', want a JSON object`)},
+		{"byte order mark", "\ufeff{\"model\":\"m\"}", syntax("want a JSON object")},
+		{"form", `model=m`, syntax("want a JSON object")},
+		{"cut after brace", `{`, syntax("want a key")},
+		{"cut in key", `{"mod`, syntax("the end of a string")},
+		{"cut after key", `{"model"`, syntax("want ':'")},
+		{"cut after colon", `{"model":`, syntax("want a value")},
+		{"cut in value", `{"model":"m`, syntax("the end of a string")},
+		{"cut after value", `{"model":"m"`, syntax("want ',' or '}'")},
+		{"cut after comma", `{"model":"m",`, syntax("want a key")},
+		{"cut in nested", `{"model":"m","a":[{"b":1}`, syntax("the end of an object or array")},
+		{"trailing comma", `{"model":"m",}`, syntax("want a key in double quotes")},
+		{"no comma", `{"model":"m" "a":1}`, syntax("want ',' or '}'")},
+		{"no colon", `{"model" "m"}`, syntax("want ':'")},
+		{"bare key", `{model:"m"}`, syntax("want a key in double quotes")},
+		{"single quotes", `{'model':'m'}`, syntax("want a key in double quotes")},
+		{"rest after object", `{"model":"m"}{}`, syntax("want nothing")},
+		{"NUL after object", "{\"model\":\"m\"}\x00", syntax("want nothing")},
+		{"bad literal", `{"model":"m","a":True}`, syntax("want a value")},
+		{"misspelt literal", `{"model":"m","a":trve}`, syntax("want true")},
+		{"leading zero", `{"model":"m","a":01}`, syntax("want ',' or '}'")},
+		{"bare minus", `{"model":"m","a":-}`, syntax("want a number")},
+		{"no fraction", `{"model":"m","a":1.}`, syntax("want a number")},
+		{"no exponent", `{"model":"m","a":1e+}`, syntax("want a number")},
+		{"NaN", `{"model":"m","a":NaN}`, syntax("want a value")},
+		{"mismatched", `{"model":"m","a":[1}`, syntax("does not match")},
+		{"bad escape in model", `{"model":"\x"}`, syntax("bad escape")},
+		{"control character in model", "{\"model\":\"a\nb\"}", syntax("control character")},
+		{"too deep", `{"model":"m","a":` + strings.Repeat("[", 10000) + strings.Repeat("]", 10000) + `}`, "nest deeper"},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			_, err := modelscan.Scan([]byte(c.body))
+			var syntax *modelscan.SyntaxError
+			require.ErrorAs(t, err, &syntax)
+			require.Contains(t, err.Error(), c.want)
+		})
+	}
+	for name, c := range map[string]struct {
+		body string
+		want error
+	}{
+		"no model":        {`{}`, modelscan.ErrNoModel},
+		"empty model":     {`{"model":""}`, modelscan.ErrNoModel},
+		"only nested":     {`{"a":{"model":"m"}}`, modelscan.ErrNoModel},
+		"number":          {`{"model":1}`, modelscan.ErrModelType},
+		"null":            {`{"model":null}`, modelscan.ErrModelType},
+		"object":          {`{"model":{"model":"m"}}`, modelscan.ErrModelType},
+		"number is last":  {`{"model":"m","model":1}`, modelscan.ErrModelType},
+		"boolean":         {`{"model":true}`, modelscan.ErrModelType},
+		"array of models": {`{"model":["m"]}`, modelscan.ErrModelType},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := modelscan.Scan([]byte(c.body))
+			require.ErrorIs(t, err, c.want)
+		})
+	}
+}
+
+func TestScanDepthLimitIsThatOfEncodingJSON(t *testing.T) {
+	body := []byte(`{"model":"m","a":` + strings.Repeat("[", 9999) + strings.Repeat("]", 9999) + `}`)
+	require.True(t, json.Valid(body))
+	head, err := modelscan.Scan(body)
+	require.NoError(t, err)
+	require.Equal(t, "m", head.Model)
+}
+
+// agree checks the package's promise against encoding/json.
+func agree(body []byte) error {
+	head, err := modelscan.Scan(body)
+	var members map[string]json.RawMessage
+	valid := json.Unmarshal(body, &members) == nil && members != nil
+	var syntax *modelscan.SyntaxError
+	if errors.As(err, &syntax) {
+		if valid {
+			return fmt.Errorf("scan refuses a valid object: %v", err)
+		}
+		if syntax.Offset < 0 || syntax.Offset > len(body) {
+			return fmt.Errorf("offset %d is outside of the body", syntax.Offset)
+		}
+		return nil
+	}
+	if !valid {
+		return nil
+	}
+	var want modelscan.Head
+	var wantErr error
+	raw, there := members["model"]
+	switch {
+	case !there:
+		wantErr = modelscan.ErrNoModel
+	case raw[0] != '"':
+		wantErr = modelscan.ErrModelType
+	default:
+		if err := json.Unmarshal(raw, &want.Model); err != nil {
+			return err
+		}
+		if want.Model == "" {
+			wantErr = modelscan.ErrNoModel
+		}
+	}
+	if wantErr == nil {
+		want.Stream = string(members["stream"]) == "true"
+	}
+	if !errors.Is(err, wantErr) {
+		return fmt.Errorf("scan says %v, encoding/json %v", err, wantErr)
+	}
+	if err == nil && head != want {
+		return fmt.Errorf("scan finds %+v, encoding/json %+v", head, want)
+	}
+	return nil
+}
+
+func FuzzScan(f *testing.F) {
+	for _, s := range []string{
+		`{"model":"m"}`, `{"stream":true,"model":"a\\","x":[{"y":"\""}]}`, `{"\u006dodel":"\ud800"}`,
+		`{"model":1.5e-3,"model":"b"}`, "{\"model\":\"\xff\"}", `{"a":[}`, `[]`, `{}`, `{"model":null}`, `{"a":-0}`, "null",
+	} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, body []byte) {
+		if err := agree(body); err != nil {
+			t.Fatalf("%q: %v", body, err)
+		}
+	})
+}
+
+func TestScanAgreesOnGeneratedObjects(t *testing.T) {
+	piece := rapid.SampledFrom([]string{
+		`"model"`, `"stream"`, `"mod\u0065l"`, `"x"`, `:`, `,`, `{`, `}`, `[`, `]`, `"\\"`, `"\""`, `true`, `false`,
+		`null`, `1`, `-2.5e3`, ` `, `"m"`, `""`, `"a\u00e9"`, `01`, `"model":"z"`, `,"stream":true`,
+	})
+	rapid.Check(t, func(t *rapid.T) {
+		parts := rapid.SliceOfN(piece, 0, 14).Draw(t, "parts")
+		body := "{" + strings.Join(parts, "") + "}"
+		if err := agree([]byte(body)); err != nil {
+			t.Fatalf("%q: %v", body, err)
+		}
+	})
+}
+
+// prompt is a chat request with a prompt of size bytes that looks like text
+// with code in it: a line break or a quote about every 40 bytes.
+func prompt(size int) []byte {
+	var text bytes.Buffer
+	for text.Len() < size {
+		text.WriteString("a line of some forty bytes with \"code\" \n")
+	}
+	quoted, _ := json.Marshal(text.String()[:size])
+	return fmt.Appendf(nil, `{"messages":[{"role":"user","content":%s}],"stream":true,"model":"m"}`, quoted)
+}
+
+func TestScanAllocatesOnlyTheModel(t *testing.T) {
+	body := prompt(220 << 10)
+	n := testing.AllocsPerRun(100, func() {
+		if _, err := modelscan.Scan(body); err != nil {
+			t.Fatal(err)
+		}
+	})
+	require.LessOrEqual(t, n, 1.0)
+}
+
+func BenchmarkScan220KB(b *testing.B) {
+	body := prompt(220 << 10)
+	b.SetBytes(int64(len(body)))
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := modelscan.Scan(body); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkCopy220KB(b *testing.B) {
+	body := prompt(220 << 10)
+	dst := make([]byte, len(body))
+	b.SetBytes(int64(len(body)))
+	for b.Loop() {
+		copy(dst, body)
+	}
+}
+
+func BenchmarkDecode220KB(b *testing.B) {
+	body := prompt(220 << 10)
+	b.SetBytes(int64(len(body)))
+	for b.Loop() {
+		var v struct {
+			Model string `json:"model"`
+		}
+		if err := json.Unmarshal(body, &v); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

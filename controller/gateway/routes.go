@@ -1,0 +1,204 @@
+package gateway
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"remuda/controller/gateway/balance"
+)
+
+// route is one of the paths that go to engines.
+type route struct {
+	path string
+	// label is the route's name in metrics.
+	label string
+	// binary tells that an answer may be other than JSON: vLLM sends
+	// embeddings as bytes when asked for encoding_format "bytes".
+	binary bool
+}
+
+var (
+	routeChat        = &route{path: "/v1/chat/completions", label: "chat"}
+	routeCompletions = &route{path: "/v1/completions", label: "completions"}
+	routeEmbeddings  = &route{path: "/v1/embeddings", label: "embeddings", binary: true}
+)
+
+const (
+	pathModels   = "/v1/models"
+	labelModels  = "models"
+	labelOther   = "other"
+	headerID     = "X-Request-Id"
+	headerVia    = "Via"
+	viaRemuda    = "1.1 remuda"
+	allowGet     = "GET, HEAD"
+	contentJSON  = "application/json"
+	contentSSE   = "text/event-stream"
+	contentBytes = "application/octet-stream"
+)
+
+// serve is the handler of every request.
+func (g *Gateway) serve(w http.ResponseWriter, r *http.Request) {
+	g.handlers.Add(1)
+	defer g.handlers.Done()
+	switch r.URL.Path {
+	case routeChat.path:
+		g.toEngine(w, r, routeChat)
+	case routeCompletions.path:
+		g.toEngine(w, r, routeCompletions)
+	case routeEmbeddings.path:
+		g.toEngine(w, r, routeEmbeddings)
+	case "/live":
+		g.text(w, r, http.StatusOK, "alive\n")
+	case "/ready":
+		g.ready(w, r)
+	case "/metrics":
+		if r.Method == http.MethodGet || r.Method == http.MethodHead {
+			g.scrape.ServeHTTP(w, r)
+		} else {
+			errMethod(r.Method, r.URL.Path, allowGet).write(w, r)
+		}
+	default:
+		g.models(w, r)
+	}
+}
+
+// text answers one of the gateway's own routes.
+func (g *Gateway) text(w http.ResponseWriter, r *http.Request, status int, text string) {
+	if r.Method != http.MethodGet && r.Method != http.MethodHead {
+		errMethod(r.Method, r.URL.Path, allowGet).write(w, r)
+		return
+	}
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.WriteHeader(status)
+	_, _ = io.WriteString(w, text) // a client that is gone needs no answer
+}
+
+func (g *Gateway) ready(w http.ResponseWriter, r *http.Request) {
+	switch {
+	case g.draining.Load():
+		g.text(w, r, http.StatusServiceUnavailable, "stopping\n")
+	case !g.roster.ready():
+		g.text(w, r, http.StatusServiceUnavailable, "no list of engines from Consul yet\n")
+	default:
+		g.text(w, r, http.StatusOK, "ready\n")
+	}
+}
+
+// modelObject is a model in OpenAI's list.
+type modelObject struct {
+	ID      string `json:"id"`
+	Object  string `json:"object"`
+	Created int64  `json:"created"`
+	OwnedBy string `json:"owned_by"`
+}
+
+func objectOf(m balance.Model) modelObject {
+	return modelObject{ID: m.Name, Object: "model", Created: m.First.Unix(), OwnedBy: "remuda"}
+}
+
+// models answers /v1/models, /v1/models/{id} and every path that is unknown.
+func (g *Gateway) models(w http.ResponseWriter, r *http.Request) {
+	began := time.Now()
+	w.Header().Set(headerID, requestID(r))
+	label, model, status := labelModels, "", http.StatusOK
+	fail := func(e *apiError) {
+		status = e.status
+		e.write(w, r)
+	}
+	defer func() {
+		g.metrics.requests.WithLabelValues(model, label, codeText(status)).Inc()
+		g.metrics.duration.WithLabelValues(model, label).Observe(time.Since(began).Seconds())
+	}()
+
+	id, one := strings.CutPrefix(r.URL.Path, pathModels+"/")
+	if r.URL.Path != pathModels && (!one || id == "") {
+		label = labelOther
+		fail(errNoRoute(r.URL.Path))
+		return
+	}
+	if r.Method != http.MethodGet && r.Method != http.MethodHead {
+		fail(errMethod(r.Method, pathModels, allowGet))
+		return
+	}
+	var answer any
+	if one {
+		m, err := g.roster.lookup(id)
+		if err != nil {
+			fail(g.noEngine(err, id))
+			return
+		}
+		model, answer = id, objectOf(m)
+	} else {
+		if !g.roster.ready() {
+			fail(errNoList(g.cfg.RetryAfter))
+			return
+		}
+		list := struct {
+			Object string        `json:"object"`
+			Data   []modelObject `json:"data"`
+		}{Object: "list", Data: []modelObject{}}
+		for _, m := range g.roster.models() {
+			list.Data = append(list.Data, objectOf(m))
+		}
+		answer = list
+	}
+	b, err := json.Marshal(answer)
+	if err != nil {
+		fail(&apiError{status: http.StatusInternalServerError, typ: typeServer, message: "encode the models: " + err.Error()})
+		return
+	}
+	w.Header().Set("Content-Type", contentJSON)
+	w.Header().Set("Content-Length", strconv.Itoa(len(b)))
+	if r.Method != http.MethodHead {
+		_, _ = w.Write(b) // a client that is gone needs no answer
+	}
+}
+
+// noEngine turns a Dispatcher's error into an answer.
+func (g *Gateway) noEngine(err error, model string) *apiError {
+	switch {
+	case errors.Is(err, balance.ErrUnknownModel):
+		return errUnknownModel(model)
+	case errors.Is(err, balance.ErrNoEngine):
+		return errNoEngine(model, g.cfg.RetryAfter)
+	case errors.Is(err, balance.ErrNoList):
+		return errNoList(g.cfg.RetryAfter)
+	default:
+		return &apiError{status: http.StatusServiceUnavailable, typ: typeServer, code: "model_unavailable", retryAfter: g.cfg.RetryAfter,
+			message: "no engine could be found: " + err.Error()}
+	}
+}
+
+// requestID returns the client's own request ID where it is usable, else a new
+// one.
+func requestID(r *http.Request) string {
+	id := r.Header.Get(headerID)
+	if len(id) < 1 || len(id) > 128 {
+		return newRequestID()
+	}
+	for i := range len(id) {
+		if id[i] <= ' ' || id[i] >= 0x7f {
+			return newRequestID()
+		}
+	}
+	return id
+}
+
+// newRequestID returns 128 random bits in hex. They need to be unique, not
+// secret.
+func newRequestID() string {
+	const digits = "0123456789abcdef"
+	var b [32]byte
+	for half := range 2 {
+		for i, n := 0, rand.Uint64(); i < 16; i, n = i+1, n>>4 {
+			b[half*16+i] = digits[n&15]
+		}
+	}
+	return string(b[:])
+}

@@ -1,0 +1,217 @@
+package deviceplugin
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"github.com/hashicorp/nomad/plugins/device"
+	"github.com/hashicorp/nomad/plugins/shared/structs"
+)
+
+// Vendor and Type are the first two parts of every device's name in Nomad. They
+// are the ones of NVIDIA's own plugin, so that jobs written for it still match.
+const (
+	Vendor = "nvidia"
+	Type   = device.DeviceTypeGPU
+)
+
+// Names of the attributes of a device group. Memory, power and the clocks have
+// the names of NVIDIA's own plugin, but all of them are static here: limits and
+// sizes, never readings.
+const (
+	AttrModel             = "model"
+	AttrMemory            = "memory"
+	AttrComputeCapability = "compute_capability"
+	AttrArchitecture      = "architecture"
+	AttrDriverVersion     = "driver_version"
+	AttrCUDAVersion       = "cuda_version"
+	AttrPower             = "power"
+	AttrCoresClock        = "cores_clock"
+	AttrMemoryClock       = "memory_clock"
+	AttrSeats             = "seats"
+	AttrClique            = "nvlink_clique"
+	AttrSimulated         = "simulated"
+)
+
+// inventory is the set of usable GPUs at one moment, in the order of their PCI
+// bus IDs. It is plain data and never changes once made.
+type inventory struct {
+	gpus []GPU
+}
+
+// newInventory makes an inventory of what a source listed. It leaves out the
+// ignored GPUs and those that cannot be named, and says why of the latter.
+func newInventory(gpus []GPU, defaultSeats int, ignored []string) (inventory, []error) {
+	var problems []error
+	kept := make([]GPU, 0, len(gpus))
+	seen := make(map[string]bool, len(gpus))
+	for _, g := range gpus {
+		if slices.Contains(ignored, g.UUID) {
+			continue
+		}
+		if err := checkUUID(g.UUID); err != nil {
+			problems = append(problems, fmt.Errorf("GPU left out: %w", err))
+			continue
+		}
+		if seen[g.UUID] {
+			problems = append(problems, fmt.Errorf("GPU left out: %s was listed twice", g.UUID))
+			continue
+		}
+		seen[g.UUID] = true
+		if g.Seats <= 0 {
+			g.Seats = defaultSeats
+		}
+		g.Seats = min(g.Seats, MaxSeats)
+		g.PCIBusID = sysfsBusID(g.PCIBusID)
+		kept = append(kept, g)
+	}
+	slices.SortFunc(kept, func(a, b GPU) int {
+		return cmp.Or(cmp.Compare(a.PCIBusID, b.PCIBusID), cmp.Compare(a.UUID, b.UUID))
+	})
+	return inventory{gpus: kept}, problems
+}
+
+// allUnhealthy is the same inventory with every GPU that was healthy marked
+// with reason.
+func (inv inventory) allUnhealthy(reason string) inventory {
+	gpus := slices.Clone(inv.gpus)
+	for i := range gpus {
+		if gpus[i].Unhealthy == "" {
+			gpus[i].Unhealthy = reason
+		}
+	}
+	return inventory{gpus: gpus}
+}
+
+// find returns the GPU with this UUID.
+func (inv inventory) find(uuid string) (GPU, bool) {
+	for _, g := range inv.gpus {
+		if g.UUID == uuid {
+			return g, true
+		}
+	}
+	return GPU{}, false
+}
+
+// groups lays the GPUs out as Nomad's device groups: one group for each model
+// and NVLink clique, one device for each seat. Equal inventories give deeply
+// equal groups.
+func (inv inventory) groups() []*device.DeviceGroup {
+	byName := map[string][]GPU{}
+	var names []string
+	for _, g := range inv.gpus {
+		name := GroupName(g.Model, g.Clique)
+		if byName[name] == nil {
+			names = append(names, name)
+		}
+		byName[name] = append(byName[name], g)
+	}
+	slices.Sort(names)
+	groups := make([]*device.DeviceGroup, 0, len(names))
+	for _, name := range names {
+		members := byName[name]
+		group := &device.DeviceGroup{
+			Vendor:     Vendor,
+			Type:       Type,
+			Name:       name,
+			Attributes: attributes(members),
+		}
+		for _, g := range members {
+			for i := range g.Seats {
+				group.Devices = append(group.Devices, seatDevice(g, i))
+			}
+		}
+		groups = append(groups, group)
+	}
+	return groups
+}
+
+func seatDevice(g GPU, index int) *device.Device {
+	d := &device.Device{
+		ID:         Seat{GPU: g.UUID, Index: index}.String(),
+		Healthy:    g.Unhealthy == "",
+		HealthDesc: g.Unhealthy,
+	}
+	if g.PCIBusID != "" {
+		d.HwLocality = &device.DeviceLocality{PciBusID: g.PCIBusID}
+	}
+	return d
+}
+
+// attributes are what all GPUs of a group have in common. Where they differ in
+// a number, the group promises the smallest one; where they differ in a text,
+// the first GPU speaks for all. What is unknown is left out, so that a
+// constraint can ask whether it is set.
+func attributes(members []GPU) map[string]*structs.Attribute {
+	first := members[0]
+	attrs := map[string]*structs.Attribute{
+		AttrModel:     structs.NewStringAttribute(GroupName(first.Model, "")),
+		AttrSimulated: structs.NewBoolAttribute(first.Simulated),
+	}
+	number := func(name, unit string, of func(GPU) int64) {
+		v := of(first)
+		for _, g := range members[1:] {
+			v = min(v, of(g))
+		}
+		if v > 0 {
+			attrs[name] = structs.NewIntAttribute(v, unit)
+		}
+	}
+	text := func(name, v string) {
+		if v != "" {
+			attrs[name] = structs.NewStringAttribute(v)
+		}
+	}
+	number(AttrMemory, structs.UnitMiB, func(g GPU) int64 { return g.MemoryMiB })
+	number(AttrPower, structs.UnitW, func(g GPU) int64 { return g.PowerLimitWatts })
+	number(AttrCoresClock, structs.UnitMHz, func(g GPU) int64 { return g.CoreClockMHz })
+	number(AttrMemoryClock, structs.UnitMHz, func(g GPU) int64 { return g.MemoryClockMHz })
+	number(AttrSeats, "", func(g GPU) int64 { return int64(g.Seats) })
+	text(AttrArchitecture, first.Architecture)
+	text(AttrDriverVersion, first.DriverVersion)
+	text(AttrCUDAVersion, first.CUDAVersion)
+	text(AttrClique, first.Clique)
+	capability := first.ComputeCapability
+	for _, g := range members[1:] {
+		capability = min(capability, g.ComputeCapability)
+	}
+	if capability > 0 {
+		attrs[AttrComputeCapability] = structs.NewFloatAttribute(capability, "")
+	}
+	return attrs
+}
+
+// change is one GPU's step from an inventory to the next, for the log.
+type change struct {
+	gpu    GPU
+	what   string
+	reason string
+}
+
+// changes says what became of each GPU between two inventories.
+func changes(from, to inventory) []change {
+	var out []change
+	for _, g := range to.gpus {
+		was, known := from.find(g.UUID)
+		switch {
+		case !known && g.Unhealthy != "":
+			out = append(out, change{gpu: g, what: "GPU found, unhealthy", reason: g.Unhealthy})
+		case !known:
+			out = append(out, change{gpu: g, what: "GPU found"})
+		case was.Unhealthy == g.Unhealthy && was == g:
+		case was.Unhealthy == g.Unhealthy:
+			out = append(out, change{gpu: g, what: "GPU has new attributes"})
+		case g.Unhealthy == "":
+			out = append(out, change{gpu: g, what: "GPU is healthy again", reason: "was: " + was.Unhealthy})
+		default:
+			out = append(out, change{gpu: g, what: "GPU is unhealthy", reason: g.Unhealthy})
+		}
+	}
+	for _, g := range from.gpus {
+		if _, still := to.find(g.UUID); !still {
+			out = append(out, change{gpu: g, what: "GPU is gone", reason: "no longer listed"})
+		}
+	}
+	return out
+}

@@ -1,0 +1,112 @@
+package deviceplugin
+
+import (
+	"context"
+	"strings"
+)
+
+// Source is where GPUs come from: NVIDIA's management library on a real node,
+// the simulation on a laptop. Both methods may be called from several
+// goroutines at once and must return soon after their context is done.
+type Source interface {
+	// GPUs lists the GPUs that are present now, the unhealthy ones included.
+	// An error says that nothing could be learned this time; the plugin then
+	// reports the GPUs it knew as unhealthy and asks again a period later.
+	GPUs(ctx context.Context) ([]GPU, error)
+	// Samples reads the present load of the GPUs, by UUID. A GPU that is
+	// missing from the map has no statistics this time.
+	Samples(ctx context.Context) (map[string]Sample, error)
+}
+
+// GPU is one physical (or simulated) GPU. Everything in it but Unhealthy stays
+// the same for as long as the driver runs, so that two fingerprints of an
+// unchanged node are equal.
+type GPU struct {
+	// UUID is NVIDIA's name for the GPU, as "GPU-6b5fa173-5fa6-2d38-54fe-d64c1fe4fe10".
+	UUID string
+	// Model is the product name as the driver gives it, for example
+	// "NVIDIA H100 80GB HBM3".
+	Model string
+	// Clique labels the set of GPUs of this model that NVLink joins on this
+	// node. Leave it empty where all of them are joined or none is, because a
+	// clique becomes part of the device group's name (see GroupName). It must
+	// be derived from what does not change while GPUs come and go: a group
+	// that is renamed loses the seats that running allocations hold.
+	Clique string
+	// MemoryMiB is the size of the GPU's memory.
+	MemoryMiB int64
+	// ComputeCapability is CUDA's, for example 9.0; 0 where it is unknown.
+	ComputeCapability float64
+	// Architecture is the lower-case name of the chip's generation, as "hopper".
+	Architecture string
+	// DriverVersion and CUDAVersion are the versions of the kernel driver and
+	// of the newest CUDA that it supports, as "570.86.15" and "12.8".
+	DriverVersion string
+	CUDAVersion   string
+	// PowerLimitWatts is the enforced power limit, not the present draw.
+	PowerLimitWatts int64
+	// CoreClockMHz and MemoryClockMHz are the highest clocks, not the present ones.
+	CoreClockMHz   int64
+	MemoryClockMHz int64
+	// PCIBusID is the bus ID in any of the forms in use; the plugin publishes
+	// it in the form of sysfs. Empty where there is none.
+	PCIBusID string
+	// Seats is how many seats this GPU offers; 0 means the plugin's setting.
+	Seats int
+	// Simulated marks a GPU that exists in the simulation only. Tasks get no
+	// mounts and no device nodes for it.
+	Simulated bool
+	// Unhealthy is the reason why the GPU must not be used, empty while it is
+	// healthy.
+	Unhealthy string
+}
+
+// Sample is the load of one GPU at one moment. A nil field is one that the
+// source could not read.
+type Sample struct {
+	// MemoryUsedMiB is the memory in use.
+	MemoryUsedMiB *int64
+	// UtilizationPercent is the share of the last sample period during which
+	// the GPU was busy, 0 to 100.
+	UtilizationPercent *int64
+	// PowerWatts is the present draw.
+	PowerWatts *int64
+	// TemperatureCelsius is the temperature of the chip.
+	TemperatureCelsius *int64
+}
+
+// GroupName is the name of the Nomad device group that a GPU of this model and
+// NVLink clique belongs to: the model, and for a clique the model followed by
+// " (clique <label>)".
+//
+// Nomad identifies a group by vendor, type and name alone and keeps one of two
+// groups that share them (DeviceAccounter in nomad/structs/devices.go), so a
+// clique has to be part of the name. The model by itself stays available as
+// the attribute "model".
+func GroupName(model, clique string) string {
+	if model == "" {
+		model = "unknown"
+	}
+	if clique == "" {
+		return model
+	}
+	return model + " (clique " + clique + ")"
+}
+
+// sysfsBusID puts a PCI bus ID into the form that sysfs uses and by which
+// Nomad matches devices to NUMA nodes: lower case and a domain of four digits,
+// as "0000:3b:00.0". NVML gives eight digits, upper case and NUL padding.
+func sysfsBusID(id string) string {
+	id = strings.ToLower(strings.TrimSpace(strings.TrimRight(id, "\x00")))
+	domain, rest, ok := strings.Cut(id, ":")
+	if !ok {
+		return id
+	}
+	if !strings.Contains(rest, ":") { // "3b:00.0": the domain was left out
+		return "0000:" + id
+	}
+	for len(domain) > 4 && domain[0] == '0' {
+		domain = domain[1:]
+	}
+	return domain + ":" + rest
+}

@@ -1,0 +1,341 @@
+package devcluster
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+
+	consulapi "github.com/hashicorp/consul/api"
+	nomadapi "github.com/hashicorp/nomad/api"
+
+	"remuda/jobs"
+)
+
+// Cluster is one running cluster. Create it with New and call Run once.
+type Cluster struct {
+	opts   Options
+	dir    *dataDir
+	ports  *portBlock
+	out    *printer
+	ollama tool
+
+	nomad  *nomadapi.Client
+	consul *consulapi.Client
+	// daemons in the order in which they were started.
+	daemons []*daemon
+	model   string
+}
+
+// Info is what a cluster writes to cluster.json in its data directory, so that
+// scripts find everything.
+type Info struct {
+	DataDir string         `json:"data_dir"`
+	Gateway string         `json:"gateway"`
+	Nomad   string         `json:"nomad"`
+	Consul  string         `json:"consul"`
+	Model   string         `json:"model"`
+	Job     string         `json:"job"`
+	PIDs    map[string]int `json:"pids"`
+}
+
+// InfoFile is the name of the file that holds Info once the cluster is up.
+const InfoFile = "cluster.json"
+
+// New validates the options and names everything that is wrong with them.
+func New(opts Options) (*Cluster, error) {
+	if err := opts.validate(); err != nil {
+		return nil, err
+	}
+	return &Cluster{opts: opts, out: newPrinter(opts.Out)}, nil
+}
+
+// Run brings the cluster up, prints where everything is, and stays until ctx
+// ends. It takes everything down before it returns, whatever happened; hurry
+// ends the patience it has with that.
+func (c *Cluster) Run(ctx context.Context, hurry <-chan struct{}) (err error) {
+	if err := c.opts.resolve(); err != nil {
+		return err
+	}
+	if c.dir, err = openDataDir(c.opts.DataDir); err != nil {
+		return err
+	}
+	defer c.dir.Close()
+	defer func() {
+		// A crash of ours must not leave a cluster behind either.
+		crash := recover()
+		err = errors.Join(err, c.takeDown(hurry))
+		if crash != nil {
+			panic(crash)
+		}
+	}()
+	c.out.line("remuda dev: everything is under %s", c.dir.path)
+	up := c.bringUp(ctx)
+	if up != nil {
+		if ctx.Err() != nil {
+			c.out.line("interrupted")
+			return nil
+		}
+		return up
+	}
+	c.summary()
+	<-ctx.Done()
+	c.out.line("")
+	return nil
+}
+
+// step is one thing that bringUp does and prints with its time.
+type step struct {
+	name string
+	do   func(ctx context.Context) (result string, err error)
+}
+
+func (c *Cluster) bringUp(ctx context.Context) error {
+	steps := []step{
+		{"clean up", c.cleanLeftovers},
+		{"tools", c.findTools},
+		{"consul", c.startConsul},
+		{"nomad", c.startNomad},
+		{"gateway", c.startGateway},
+	}
+	if !c.opts.NoAutoscaler {
+		steps = append(steps, step{"autoscaler", c.startAutoscaler})
+	}
+	steps = append(steps, step{"job", c.runJob}, step{"engine", c.awaitEngine}, step{"answer", c.awaitAnswer})
+	for _, s := range steps {
+		begin := time.Now()
+		result, err := s.do(ctx)
+		if err != nil {
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			return fmt.Errorf("step %q failed after %s: %w", s.name, time.Since(begin).Round(100*time.Millisecond), err)
+		}
+		if result != "" {
+			c.out.step(s.name, time.Since(begin), result)
+		}
+	}
+	return c.writeInfo()
+}
+
+func (c *Cluster) cleanLeftovers(context.Context) (string, error) {
+	processes, mounts, err := c.clean(2 * time.Second)
+	if err != nil {
+		return "", err
+	}
+	if err := c.dir.wipe(); err != nil {
+		return "", err
+	}
+	if processes+mounts == 0 {
+		return "", nil
+	}
+	return fmt.Sprintf("ended %d processes and removed %d mounts of an earlier run that was killed", processes, mounts), nil
+}
+
+// clean ends every process and removes every mount of this data directory.
+func (c *Cluster) clean(grace time.Duration) (processes, mounts int, err error) {
+	processes, err = c.dir.sweep(grace)
+	if err != nil {
+		return processes, 0, err
+	}
+	mounts, err = c.dir.unmount()
+	return processes, mounts, err
+}
+
+func (c *Cluster) findTools(ctx context.Context) (string, error) {
+	dirs := toolDirs(c.opts.Remuda)
+	want := []*tool{&nomadTool, &consulTool}
+	if !c.opts.NoAutoscaler {
+		want = append(want, &autoscalerTool)
+	}
+	if c.opts.Engine == EngineOllama {
+		want = append(want, &ollamaTool)
+	}
+	var errs []error
+	result := ""
+	for _, t := range want {
+		found, err := t.find(ctx, dirs)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		*t = found
+		if result != "" {
+			result += ", "
+		}
+		result += found.name + " " + found.version
+	}
+	if err := errors.Join(errs...); err != nil {
+		return "", err
+	}
+	c.ollama = ollamaTool
+	var err error
+	if c.ports, err = claimPorts(); err != nil {
+		return "", err
+	}
+	return result, c.writeConfigs()
+}
+
+// run starts a daemon and waits until ready says that it is up.
+func (c *Cluster) run(ctx context.Context, name, path string, args []string, limit time.Duration, ready func(context.Context) error) error {
+	d := &daemon{name: name, path: path, args: args, env: c.environment(), log: c.dir.join("logs", name+".log"), say: c.out.line}
+	if err := d.start(); err != nil {
+		return err
+	}
+	c.daemons = append(c.daemons, d)
+	return c.out.waitFor(ctx, name, limit, func(ctx context.Context) error {
+		if err := d.died(); err != nil {
+			return permanent{err}
+		}
+		return ready(ctx)
+	})
+}
+
+func (c *Cluster) startConsul(ctx context.Context) (string, error) {
+	cfg := consulapi.DefaultConfig()
+	cfg.Address, cfg.Scheme, cfg.Token = c.ports.addr("consul-http"), "http", ""
+	var err error
+	if c.consul, err = consulapi.NewClient(cfg); err != nil {
+		return "", fmt.Errorf("consul client: %w", err)
+	}
+	err = c.run(ctx, "consul", consulTool.path, []string{"agent", "-config-file", c.dir.join("config", "consul.json")}, time.Minute,
+		func(context.Context) error {
+			leader, err := c.consul.Status().Leader()
+			if err == nil && leader == "" {
+				err = errors.New("no leader yet")
+			}
+			return err
+		})
+	return "http://" + cfg.Address, err
+}
+
+func (c *Cluster) startNomad(ctx context.Context) (string, error) {
+	cfg := nomadapi.DefaultConfig()
+	cfg.Address, cfg.SecretID, cfg.Region, cfg.Namespace = "http://"+c.ports.addr("nomad-http"), "", "", ""
+	var err error
+	if c.nomad, err = nomadapi.NewClient(cfg); err != nil {
+		return "", fmt.Errorf("nomad client: %w", err)
+	}
+	var seats int
+	err = c.run(ctx, "nomad", nomadTool.path, []string{"agent", "-config", c.dir.join("config", "nomad.hcl")}, time.Minute,
+		func(context.Context) error {
+			var err error
+			seats, err = c.nomadSeats()
+			return err
+		})
+	return fmt.Sprintf("%s, %d simulated GPUs with %d seats", cfg.Address, c.opts.GPUs, seats), err
+}
+
+func (c *Cluster) startGateway(ctx context.Context) (string, error) {
+	addr := "http://" + c.ports.addr("gateway")
+	err := c.run(ctx, "gateway", c.opts.Remuda, []string{"gateway", "-config", c.dir.join("config", "gateway.hcl")}, 30*time.Second,
+		func(ctx context.Context) error { return getOK(ctx, addr+"/ready") })
+	return addr, err
+}
+
+func (c *Cluster) startAutoscaler(ctx context.Context) (string, error) {
+	addr := "http://" + c.ports.addr("autoscaler")
+	err := c.run(ctx, "autoscaler", autoscalerTool.path, []string{"agent", "-config", c.dir.join("config", "autoscaler.hcl")}, 30*time.Second,
+		func(ctx context.Context) error { return getOK(ctx, addr+"/v1/health") })
+	return addr + ", without policies", err
+}
+
+func (c *Cluster) summary() {
+	c.out.line("")
+	c.out.line("Ready in %.1f s. The model %q answers:", c.out.elapsed().Seconds(), c.model)
+	c.out.line("")
+	c.out.line(`  curl -N http://%s/v1/chat/completions -H 'Content-Type: application/json' \`, c.ports.addr("gateway"))
+	c.out.line(`    -d '{"model":%q,"stream":true,"max_tokens":64,"messages":[{"role":"user","content":"Hello"}]}'`, c.model)
+	c.out.line("")
+	c.out.line("  Nomad UI   http://%s/ui/", c.ports.addr("nomad-http"))
+	c.out.line("  Consul UI  http://%s/ui/", c.ports.addr("consul-http"))
+	c.out.line("  Gateway    http://%s/v1 (OpenAI), http://%s/metrics", c.ports.addr("gateway"), c.ports.addr("gateway"))
+	c.out.line("  Job file   %s", c.jobPath())
+	c.out.line("  Logs       %s", c.dir.join("logs"))
+	c.out.line("  For nomad and consul in another terminal:")
+	c.out.line("    export NOMAD_ADDR=http://%s CONSUL_HTTP_ADDR=%s PATH=%s:$PATH", c.ports.addr("nomad-http"), c.ports.addr("consul-http"),
+		filepath.Dir(nomadTool.path))
+	c.out.line("")
+	c.out.line("Ctrl-C ends everything.")
+}
+
+func (c *Cluster) writeInfo() error {
+	info := Info{DataDir: c.dir.path, Gateway: "http://" + c.ports.addr("gateway"), Nomad: "http://" + c.ports.addr("nomad-http"),
+		Consul: c.ports.addr("consul-http"), Model: c.model, Job: c.jobName(), PIDs: map[string]int{}}
+	for _, d := range c.daemons {
+		info.PIDs[d.name] = d.pid()
+	}
+	raw, err := json.MarshalIndent(info, "", "  ")
+	if err != nil {
+		return fmt.Errorf("render %s: %w", InfoFile, err)
+	}
+	if err := os.WriteFile(c.dir.join(InfoFile), append(raw, '\n'), 0o600); err != nil {
+		return fmt.Errorf("write %s: %w", InfoFile, err)
+	}
+	return nil
+}
+
+// takeDown ends everything that was started, the jobs first so that engines
+// drain, and proves that nothing is left.
+func (c *Cluster) takeDown(hurry <-chan struct{}) error {
+	begin := time.Now()
+	started := len(c.daemons) > 0
+	if started {
+		c.out.line("stopping …")
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	go func() {
+		select {
+		case <-hurry:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	if c.nomad != nil {
+		if err := c.stopJobs(ctx); err != nil {
+			c.out.line("could not stop the jobs in order (%v): ending their processes", err)
+		}
+	}
+	for i := len(c.daemons) - 1; i >= 0; i-- {
+		c.daemons[i].stop()
+	}
+	_ = os.Remove(c.dir.join(InfoFile))
+	grace := 5 * time.Second
+	if ctx.Err() != nil {
+		grace = 0
+	}
+	_, _, err := c.clean(grace)
+	if c.ports != nil {
+		err = errors.Join(err, c.ports.Close())
+	}
+	if err != nil {
+		return fmt.Errorf("take the cluster down: %w", err)
+	}
+	if started {
+		c.out.line("everything is stopped (%.1f s); logs stay in %s", time.Since(begin).Seconds(), c.dir.join("logs"))
+	}
+	return nil
+}
+
+func (c *Cluster) jobFile() string {
+	if c.opts.Engine == EngineOllama {
+		return jobs.Ollama
+	}
+	return jobs.Demo
+}
+
+func (c *Cluster) jobName() string {
+	if c.opts.Engine == EngineOllama {
+		return "ollama"
+	}
+	return "demo"
+}
+
+func (c *Cluster) jobPath() string { return c.dir.join("jobs", c.jobName()+".nomad.hcl") }
+
+var _ io.Closer = (*portBlock)(nil)

@@ -1,0 +1,182 @@
+package devcluster
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// devicePlugin is the plugin's file name, and with it its name in Nomad.
+const devicePlugin = "remuda-device"
+
+// hclString quotes s for HCL, in which ${ and %{ begin templates.
+func hclString(s string) string {
+	quoted := fmt.Sprintf("%q", s)
+	return strings.NewReplacer("${", "$${", "%{", "%%{").Replace(quoted)
+}
+
+// writeConfigs writes what Consul, Nomad, nomad-autoscaler and the gateway
+// read, and puts the device plugin into Nomad's plugin directory.
+func (c *Cluster) writeConfigs() error {
+	consul, err := json.MarshalIndent(c.consulConfig(), "", "  ")
+	if err != nil {
+		return fmt.Errorf("render consul.json: %w", err)
+	}
+	for name, content := range map[string]string{
+		"consul.json":    string(consul) + "\n",
+		"nomad.hcl":      c.nomadConfig(),
+		"autoscaler.hcl": c.autoscalerConfig(),
+		"gateway.hcl":    c.gatewayConfig(),
+	} {
+		if err := os.WriteFile(c.dir.join("config", name), []byte(content), 0o600); err != nil {
+			return fmt.Errorf("write a config file: %w", err)
+		}
+	}
+	// A link would give the plugin the target's name; Nomad lists files only.
+	if err := os.Link(c.opts.Device, c.dir.join("plugins", devicePlugin)); err != nil {
+		if err := copyFile(c.opts.Device, c.dir.join("plugins", devicePlugin)); err != nil {
+			return fmt.Errorf("install the device plugin: %w", err)
+		}
+	}
+	return nil
+}
+
+func copyFile(from, to string) error {
+	raw, err := os.ReadFile(from)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(to, raw, 0o755)
+}
+
+func (c *Cluster) consulConfig() map[string]any {
+	return map[string]any{
+		"node_name": "dev", "datacenter": "dc1", "server": true, "bootstrap_expect": 1,
+		"data_dir": c.dir.join("consul"), "bind_addr": "127.0.0.1", "client_addr": "127.0.0.1",
+		"ports": map[string]int{
+			"http": c.ports.ports["consul-http"], "grpc": c.ports.ports["consul-grpc"], "grpc_tls": -1, "dns": -1,
+			"server": c.ports.ports["consul-server"], "serf_lan": c.ports.ports["consul-serf"], "serf_wan": -1,
+		},
+		"ui_config": map[string]bool{"enabled": true},
+		// The smallest allowed: elections take a second, not ten.
+		"performance":          map[string]int{"raft_multiplier": 1},
+		"disable_update_check": true,
+	}
+}
+
+func (c *Cluster) nomadConfig() string {
+	low, high := c.ports.dynamic()
+	return fmt.Sprintf(`name       = "dev"
+region     = "global"
+datacenter = "dc1"
+data_dir   = %s
+plugin_dir = %s
+bind_addr  = "127.0.0.1"
+
+# Started as root on loopback, Nomad cannot guess what to advertise.
+advertise {
+  http = %s
+  rpc  = %s
+  serf = %s
+}
+
+ports {
+  http = %d
+  rpc  = %d
+  serf = %d
+}
+
+disable_update_check = true
+
+server {
+  enabled          = true
+  bootstrap_expect = 1
+}
+
+client {
+  enabled           = true
+  network_interface = "lo"
+  min_dynamic_port  = %d
+  max_dynamic_port  = %d
+  options = {
+    # These ask addresses that exist only in clouds.
+    "fingerprint.denylist" = "env_aws,env_gce,env_azure,env_digitalocean"
+  }
+}
+
+consul {
+  address = %s
+}
+
+telemetry {
+  prometheus_metrics         = true
+  publish_allocation_metrics = true
+}
+
+plugin "raw_exec" {
+  config {
+    enabled = true
+  }
+}
+
+plugin %s {
+  config {
+    simulate {
+      model = "H100"
+      count = %d
+    }
+  }
+}
+`, hclString(c.dir.join("nomad")), hclString(c.dir.join("plugins")),
+		hclString(c.ports.addr("nomad-http")), hclString(c.ports.addr("nomad-rpc")), hclString(c.ports.addr("nomad-serf")),
+		c.ports.ports["nomad-http"], c.ports.ports["nomad-rpc"], c.ports.ports["nomad-serf"],
+		low, high, hclString(c.ports.addr("consul-http")), hclString(devicePlugin), c.opts.GPUs)
+}
+
+func (c *Cluster) autoscalerConfig() string {
+	return fmt.Sprintf(`http {
+  bind_address = "127.0.0.1"
+  bind_port    = %d
+}
+
+nomad {
+  address = %s
+}
+
+policy {
+  dir = %s
+}
+`, c.ports.ports["autoscaler"], hclString("http://"+c.ports.addr("nomad-http")), hclString(c.dir.join("config", "policies")))
+}
+
+func (c *Cluster) gatewayConfig() string {
+	return fmt.Sprintf(`listen = %s
+
+consul {
+  address = %s
+}
+`, hclString(c.ports.addr("gateway")), hclString(c.ports.addr("consul-http")))
+}
+
+// environment is what every daemon of the cluster gets: the marker by which
+// leftovers are found, and a PATH on which Nomad's tasks find our programs.
+func (c *Cluster) environment() []string {
+	drop := map[string]bool{envMarker: true, "PATH": true, "NOMAD_ADDR": true, "CONSUL_HTTP_ADDR": true, "NOMAD_TOKEN": true,
+		"CONSUL_HTTP_TOKEN": true, "NOMAD_REGION": true, "NOMAD_NAMESPACE": true, "REMUDA_COHORT": true}
+	var env []string
+	for _, kv := range os.Environ() {
+		if name, _, _ := strings.Cut(kv, "="); !drop[name] {
+			env = append(env, kv)
+		}
+	}
+	path := filepath.Dir(c.opts.Remuda)
+	if c.ollama.path != "" {
+		path += string(os.PathListSeparator) + filepath.Dir(c.ollama.path)
+	}
+	if old := os.Getenv("PATH"); old != "" {
+		path += string(os.PathListSeparator) + old
+	}
+	return append(env, "PATH="+path, envMarker+"="+c.dir.path)
+}

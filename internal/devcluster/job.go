@@ -1,0 +1,260 @@
+package devcluster
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"strings"
+	"time"
+
+	nomadapi "github.com/hashicorp/nomad/api"
+
+	"remuda/internal/replica"
+)
+
+// nomadSeats returns how many seats the ready node offers.
+func (c *Cluster) nomadSeats() (int, error) {
+	if _, err := c.nomad.Status().Leader(); err != nil {
+		return 0, err
+	}
+	nodes, _, err := c.nomad.Nodes().List(nil)
+	if err != nil {
+		return 0, err
+	}
+	if len(nodes) != 1 || nodes[0].Status != nomadapi.NodeStatusReady {
+		return 0, errors.New("the node is not ready yet")
+	}
+	if d := nodes[0].Drivers["raw_exec"]; d == nil || !d.Healthy {
+		return 0, errors.New("the raw_exec driver is not ready yet")
+	}
+	node, _, err := c.nomad.Nodes().Info(nodes[0].ID, nil)
+	if err != nil {
+		return 0, err
+	}
+	seats := 0
+	for _, group := range node.NodeResources.Devices {
+		if group.Vendor == "nvidia" && group.Type == "gpu" {
+			seats += len(group.Instances)
+		}
+	}
+	if seats < c.opts.GPUs {
+		return 0, fmt.Errorf("the device plugin has published %d seats so far: want at least %d", seats, c.opts.GPUs)
+	}
+	return seats, nil
+}
+
+// runJob registers the unchanged job file with this cluster's variables.
+func (c *Cluster) runJob(ctx context.Context) (string, error) {
+	source := c.jobFile()
+	if err := os.WriteFile(c.jobPath(), []byte(source), 0o600); err != nil {
+		return "", fmt.Errorf("write the job file: %w", err)
+	}
+	vars := map[string]string{"remuda": c.opts.Remuda, "consul": c.ports.addr("consul-http")}
+	c.model = "demo"
+	if c.opts.Engine == EngineOllama {
+		c.model = "tiny"
+		vars["ollama"] = c.ollama.path
+		if c.opts.GGUF != "" {
+			c.model = modelName(c.opts.GGUF)
+			vars["gguf"] = c.opts.GGUF
+		}
+	}
+	vars["model"] = c.model
+	job, err := c.nomad.Jobs().ParseHCLOpts(&nomadapi.JobsParseRequest{JobHCL: source, Variables: hclVars(vars), Canonicalize: true})
+	if err != nil {
+		return "", fmt.Errorf("parse %s: %w", c.jobPath(), err)
+	}
+	if _, _, err := c.nomad.Jobs().Register(job, (&nomadapi.WriteOptions{}).WithContext(ctx)); err != nil {
+		return "", fmt.Errorf("register job %q: %w", *job.ID, err)
+	}
+	return fmt.Sprintf("%s (%s)", *job.ID, c.jobPath()), nil
+}
+
+// modelName turns a file name into what clients will type.
+func modelName(path string) string {
+	name := strings.TrimSuffix(path[strings.LastIndexByte(path, '/')+1:], ".gguf")
+	return strings.Map(func(r rune) rune {
+		switch {
+		case r >= 'a' && r <= 'z', r >= '0' && r <= '9', r == '-', r == '_', r == '.':
+			return r
+		case r >= 'A' && r <= 'Z':
+			return r - 'A' + 'a'
+		default:
+			return '-'
+		}
+	}, name)
+}
+
+func hclVars(vars map[string]string) string {
+	var b strings.Builder
+	for name, value := range vars {
+		fmt.Fprintf(&b, "%s = %s\n", name, hclString(value))
+	}
+	return b.String()
+}
+
+// awaitEngine waits until the engine is in Consul, and explains what Nomad is
+// doing meanwhile.
+func (c *Cluster) awaitEngine(ctx context.Context) (string, error) {
+	var address string
+	err := c.out.waitFor(ctx, "engine", 3*time.Hour, func(ctx context.Context) error {
+		entries, _, err := c.consul.Health().Service(replica.ServiceName, "", true, nil)
+		if err != nil {
+			return err
+		}
+		for _, e := range entries {
+			if e.Service.Meta["model"] == c.model {
+				address = fmt.Sprintf("%s on %s:%d", e.Service.ID, e.Service.Address, e.Service.Port)
+				return nil
+			}
+		}
+		return c.explainJob()
+	})
+	return address, err
+}
+
+// explainJob is never nil: it says why the engine does not serve yet.
+func (c *Cluster) explainJob() error {
+	allocs, _, err := c.nomad.Jobs().Allocations(c.jobName(), false, nil)
+	if err != nil {
+		return err
+	}
+	if len(allocs) == 0 {
+		evals, _, err := c.nomad.Jobs().Evaluations(c.jobName(), nil)
+		if err == nil {
+			for _, e := range evals {
+				if reason := placementFailure(e); reason != "" {
+					return fmt.Errorf("nomad cannot place the job: %s", reason)
+				}
+			}
+		}
+		return errors.New("nomad has not placed the job yet")
+	}
+	newest := allocs[0]
+	for _, a := range allocs {
+		if a.CreateIndex > newest.CreateIndex {
+			newest = a
+		}
+	}
+	var states []string
+	for name, ts := range newest.TaskStates {
+		state := name + " is " + ts.State
+		if ts.Failed {
+			state += " (failed)"
+		}
+		if n := len(ts.Events); n > 0 {
+			state += ": " + ts.Events[n-1].DisplayMessage
+		}
+		states = append(states, state)
+	}
+	err = fmt.Errorf("allocation %.8s is %s; %s (logs: nomad alloc logs -stderr %.8s primary)", newest.ID, newest.ClientStatus,
+		strings.Join(states, "; "), newest.ID)
+	if newest.ClientStatus == nomadapi.AllocClientStatusFailed {
+		return permanent{err}
+	}
+	return err
+}
+
+func placementFailure(e *nomadapi.Evaluation) string {
+	for group, m := range e.FailedTGAllocs {
+		var why []string
+		for constraint, n := range m.ConstraintFiltered {
+			why = append(why, fmt.Sprintf("constraint %q excludes %d nodes", constraint, n))
+		}
+		for dimension, n := range m.DimensionExhausted {
+			why = append(why, fmt.Sprintf("%s is exhausted on %d nodes", dimension, n))
+		}
+		return fmt.Sprintf("group %q: %d nodes looked at; %s", group, m.NodesEvaluated, strings.Join(why, "; "))
+	}
+	return ""
+}
+
+// awaitAnswer sends one real request through the gateway.
+func (c *Cluster) awaitAnswer(ctx context.Context) (string, error) {
+	body, err := json.Marshal(map[string]any{"model": c.model, "max_tokens": 8,
+		"messages": []map[string]string{{"role": "user", "content": "Hello"}}})
+	if err != nil {
+		return "", err
+	}
+	var answer string
+	err = c.out.waitFor(ctx, "answer", time.Minute, func(ctx context.Context) error {
+		answer, err = c.ask(ctx, body)
+		return err
+	})
+	return answer, err
+}
+
+func (c *Cluster) ask(ctx context.Context, body []byte) (string, error) {
+	url := "http://" + c.ports.addr("gateway") + "/v1/chat/completions"
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body))
+	if err != nil {
+		return "", err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return "", err
+	}
+	defer resp.Body.Close()
+	raw, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
+	if err != nil {
+		return "", err
+	}
+	if resp.StatusCode != http.StatusOK {
+		return "", fmt.Errorf("the gateway answers %s: %.200s", resp.Status, raw)
+	}
+	var answer struct {
+		Choices []struct {
+			Message struct{ Content string }
+		}
+	}
+	if err := json.Unmarshal(raw, &answer); err != nil || len(answer.Choices) == 0 {
+		return "", fmt.Errorf("the gateway's answer is no chat completion: %.200s", raw)
+	}
+	return fmt.Sprintf("%q", answer.Choices[0].Message.Content), nil
+}
+
+// stopJobs stops every job of the cluster and waits until their tasks ended.
+func (c *Cluster) stopJobs(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 45*time.Second)
+	defer cancel()
+	q := (&nomadapi.QueryOptions{}).WithContext(ctx)
+	list, _, err := c.nomad.Jobs().List(q)
+	if err != nil {
+		return err
+	}
+	for _, job := range list {
+		if job.Stop {
+			continue
+		}
+		if _, _, err := c.nomad.Jobs().Deregister(job.ID, false, (&nomadapi.WriteOptions{}).WithContext(ctx)); err != nil {
+			return fmt.Errorf("stop job %q: %w", job.ID, err)
+		}
+	}
+	for {
+		allocs, _, err := c.nomad.Allocations().List(q)
+		if err != nil {
+			return err
+		}
+		running := 0
+		for _, a := range allocs {
+			switch a.ClientStatus {
+			case nomadapi.AllocClientStatusPending, nomadapi.AllocClientStatusRunning:
+				running++
+			}
+		}
+		if running == 0 {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%d allocations still run: %w", running, ctx.Err())
+		case <-time.After(probeEvery):
+		}
+	}
+}

@@ -1,0 +1,93 @@
+// Package devcluster runs a complete remuda cluster on one machine: real
+// Consul, real Nomad with the device plugin and simulated GPUs, a real
+// nomad-autoscaler, the gateway and one model. Everything it starts lives under
+// one data directory and is gone when Run returns; what a killed run left
+// behind is removed by the next one with the same directory.
+package devcluster
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"remuda/internal/sim/gguf"
+)
+
+// Engines that the demo model can run on.
+const (
+	EngineSim    = "sim"
+	EngineOllama = "ollama"
+)
+
+// maxGPUs is as many as the largest common server has.
+const maxGPUs = 16
+
+// Options say what to run.
+type Options struct {
+	// GPUs is how many GPUs the node simulates, 1 to 16.
+	GPUs int
+	// Engine is EngineSim or EngineOllama.
+	Engine string
+	// GGUF is a model file for EngineOllama; empty makes a tiny random one.
+	GGUF string
+	// NoAutoscaler leaves nomad-autoscaler out.
+	NoAutoscaler bool
+	// DataDir holds everything; empty means the first free one of
+	// $XDG_STATE_HOME/remuda/dev, dev-2, dev-3 and so on.
+	DataDir string
+	// Out is where progress is printed.
+	Out io.Writer
+	// Remuda and Device are the binaries to run; empty means this program and
+	// the remuda-device beside it.
+	Remuda string
+	Device string
+}
+
+// DefaultOptions fits a laptop.
+func DefaultOptions() Options {
+	return Options{GPUs: 2, Engine: EngineSim, Out: os.Stdout}
+}
+
+func (o *Options) validate() error {
+	var errs []error
+	if o.GPUs < 1 || o.GPUs > maxGPUs {
+		errs = append(errs, fmt.Errorf("-gpus is %d: want 1 to %d", o.GPUs, maxGPUs))
+	}
+	if o.Engine != EngineSim && o.Engine != EngineOllama {
+		errs = append(errs, fmt.Errorf("-engine is %q: want %s or %s", o.Engine, EngineSim, EngineOllama))
+	}
+	if o.GGUF != "" && o.Engine != EngineOllama {
+		errs = append(errs, fmt.Errorf("-gguf needs -engine %s", EngineOllama))
+	}
+	return errors.Join(errs...)
+}
+
+// resolve turns what the options leave open into paths.
+func (o *Options) resolve() error {
+	if o.GGUF != "" {
+		path, err := filepath.Abs(o.GGUF)
+		if err != nil {
+			return fmt.Errorf("-gguf: %w", err)
+		}
+		if _, err := gguf.Inspect(path); err != nil {
+			return fmt.Errorf("-gguf: %w", err)
+		}
+		o.GGUF = path
+	}
+	if o.Remuda == "" {
+		exe, err := os.Executable()
+		if err != nil {
+			return fmt.Errorf("find the remuda binary: %w", err)
+		}
+		o.Remuda = exe
+	}
+	if o.Device == "" {
+		o.Device = filepath.Join(filepath.Dir(o.Remuda), devicePlugin)
+	}
+	if _, err := os.Stat(o.Device); err != nil {
+		return fmt.Errorf("find the device plugin: %w: build it beside %s (make build)", err, o.Remuda)
+	}
+	return nil
+}

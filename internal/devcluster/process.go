@@ -1,0 +1,184 @@
+package devcluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// restartDelay doubles up to restartMax while a daemon keeps dying, and
+	// starts over once it has run for restartMax.
+	restartDelay = 250 * time.Millisecond
+	restartMax   = 10 * time.Second
+	// stopGrace is how long a daemon gets between SIGTERM and SIGKILL.
+	stopGrace = 10 * time.Second
+)
+
+// daemon is a supervised child: it is started again when it dies by itself.
+type daemon struct {
+	name string
+	path string
+	args []string
+	env  []string
+	log  string
+	// say reports restarts to the user.
+	say func(format string, args ...any)
+
+	mu      sync.Mutex
+	cmd     *exec.Cmd
+	stopped bool
+	// firstEnd is closed when the first life has ended.
+	firstEnd chan struct{}
+	endErr   error
+	done     chan struct{}
+	wake     chan struct{}
+}
+
+// start starts the first life. The daemon is supervised until stop.
+func (d *daemon) start() error {
+	d.firstEnd, d.done, d.wake = make(chan struct{}), make(chan struct{}), make(chan struct{})
+	first := make(chan error, 1)
+	go d.supervise(first)
+	return <-first
+}
+
+// supervise runs on one locked thread for the daemon's whole life: the
+// kernel's parent-death signal is bound to the thread that forked.
+func (d *daemon) supervise(first chan<- error) {
+	defer close(d.done)
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	delay := restartDelay
+	for life := 1; ; life++ {
+		started := time.Now()
+		cmd, err := d.launch()
+		if life == 1 {
+			first <- err
+			if err != nil {
+				return
+			}
+		}
+		if err == nil {
+			err = cmd.Wait()
+		}
+		if life == 1 {
+			d.mu.Lock()
+			d.endErr = err
+			d.mu.Unlock()
+			close(d.firstEnd)
+		}
+		if time.Since(started) > restartMax {
+			delay = restartDelay
+		}
+		d.mu.Lock()
+		stopped := d.stopped
+		d.mu.Unlock()
+		if stopped {
+			return
+		}
+		if err == nil {
+			err = errors.New("exit status 0")
+		}
+		d.say("%s ended (%v): starting it again; its log is %s", d.name, err, d.log)
+		select {
+		case <-d.wake:
+			return
+		case <-time.After(delay):
+		}
+		delay = min(delay*2, restartMax)
+	}
+}
+
+func (d *daemon) launch() (*exec.Cmd, error) {
+	logFile, err := os.OpenFile(d.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("start %s: %w", d.name, err)
+	}
+	defer logFile.Close()
+	cmd := exec.Command(d.path, d.args...)
+	cmd.Env = d.env
+	cmd.Stdout, cmd.Stderr = logFile, logFile
+	// A group of its own: Ctrl-C in the terminal is for remuda dev, which
+	// takes things down in order.
+	cmd.SysProcAttr = &unix.SysProcAttr{Setpgid: true, Pdeathsig: unix.SIGKILL}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.stopped {
+		return nil, context.Canceled
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start %s: %w", d.name, err)
+	}
+	d.cmd = cmd
+	return cmd, nil
+}
+
+// pid is the process ID of the present life.
+func (d *daemon) pid() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.cmd.Process.Pid
+}
+
+// died returns an error once the first life has ended, nil while it runs. It
+// turns "did not come up in time" into "ended at once, and here is its log".
+func (d *daemon) died() error {
+	select {
+	case <-d.firstEnd:
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		return fmt.Errorf("%s ended (%v); the end of its log %s:\n%s", d.name, d.endErr, d.log, tail(d.log, 12))
+	default:
+		return nil
+	}
+}
+
+// stop ends the daemon: SIGTERM, then SIGKILL after stopGrace.
+func (d *daemon) stop() {
+	d.mu.Lock()
+	if d.stopped || d.done == nil {
+		d.mu.Unlock()
+		return
+	}
+	d.stopped = true
+	close(d.wake)
+	cmd := d.cmd
+	d.mu.Unlock()
+	if cmd != nil {
+		_ = cmd.Process.Signal(unix.SIGTERM)
+	}
+	select {
+	case <-d.done:
+		return
+	case <-time.After(stopGrace):
+	}
+	if cmd != nil {
+		_ = cmd.Process.Kill()
+	}
+	<-d.done
+}
+
+// tail returns the last n lines of a log file, for an error message.
+func tail(path string, n int) string {
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		return err.Error()
+	}
+	end := len(raw)
+	for i := end - 1; i >= 0; i-- {
+		if raw[i] == '\n' && i != end-1 {
+			if n--; n == 0 {
+				return string(raw[i+1 : end])
+			}
+		}
+	}
+	return string(raw)
+}

@@ -1,0 +1,126 @@
+package sim
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+
+	"remuda/internal/sim/batch"
+	"remuda/internal/sim/engine"
+	"remuda/internal/sim/fault"
+)
+
+// ExitCrash is the exit code of a crash on demand: that of a process which
+// SIGKILL ended.
+const ExitCrash = 137
+
+// Config says what to simulate.
+type Config struct {
+	// Model is the one model that is served.
+	Model string
+	// Weights is the path of a safetensors file; empty for none, which makes
+	// sleep and wake changes of state without memory behind them.
+	Weights string
+	// Version is what GET /version answers.
+	Version string
+
+	// MaxNumSeqs, NumGPUBlocks, BlockSize, MaxBatchedTokens size the batch and
+	// the KV cache as vLLM's flags of the same names do.
+	MaxNumSeqs       int
+	NumGPUBlocks     int
+	BlockSize        int
+	MaxBatchedTokens int
+	// MaxModelLen limits prompt plus answer, in tokens. The cache must hold
+	// one request of that length, or vLLM would not start either.
+	MaxModelLen int
+	// Rates is the speed; the zero value is as fast as possible.
+	Rates engine.Rates
+
+	// InitDelay is the time from loaded weights to ready, where a real engine
+	// compiles and captures CUDA graphs.
+	InitDelay time.Duration
+	// DrainTimeout is how long streams may go on after the context is done.
+	DrainTimeout time.Duration
+	// KeepAlive is how long an idle connection stays open. vLLM's is 5 s
+	// (VLLM_HTTP_TIMEOUT_KEEP_ALIVE), so proxies meet stale connections.
+	KeepAlive time.Duration
+	// BodyTimeout is how long a request body may take to arrive.
+	BodyTimeout time.Duration
+	// MaxBody is the largest request body, in bytes.
+	MaxBody int64
+
+	// Faults are the switches to begin with.
+	Faults fault.Set
+	// Exit ends the process for a crash on demand; it should not return.
+	Exit   func(code int)
+	Logger hclog.Logger
+}
+
+// DefaultConfig is an engine that behaves like a small model on one data-center
+// GPU; Model, Version, Exit and Logger are left to the caller.
+func DefaultConfig() Config {
+	return Config{
+		// vLLM's default is 256 and more. With 64 a laptop can fill the
+		// engine and see it queue; DESIGN's 200 streams need a few replicas
+		// or a queue, as on real GPUs.
+		MaxNumSeqs: 64,
+		// 65,536 tokens of cache: 64 sequences of 1,024 tokens. Longer ones
+		// fill it, queue and get preempted.
+		NumGPUBlocks: 4096,
+		BlockSize:    16, // vLLM's default
+		// vLLM's default for online serving before H100; with it a prompt of
+		// 8,192 tokens takes four steps, between which others decode.
+		MaxBatchedTokens: 2048,
+		MaxModelLen:      8192,
+		// An 8B model on an A100, roughly: 20 ms between tokens, half as
+		// much again when the batch is full.
+		Rates:        engine.Rates{Prefill: 16000, Decode: 50, Slowdown: 0.5},
+		DrainTimeout: 5 * time.Second, // Nomad's default kill_timeout
+		KeepAlive:    5 * time.Second,
+		BodyTimeout:  time.Minute,
+		MaxBody:      64 << 20,
+	}
+}
+
+func (c Config) batch() batch.Config {
+	return batch.Config{
+		MaxSeqs: c.MaxNumSeqs, MaxBatchedTokens: c.MaxBatchedTokens, BlockSize: c.BlockSize, Blocks: c.NumGPUBlocks,
+	}
+}
+
+func (c Config) validate() error {
+	var errs []error
+	if strings.TrimSpace(c.Model) == "" {
+		errs = append(errs, errors.New("model is empty: want the name that clients ask for"))
+	}
+	if c.MaxModelLen < 2 {
+		errs = append(errs, fmt.Errorf("max model length is %d tokens: want at least 2", c.MaxModelLen))
+	}
+	if room := c.NumGPUBlocks * c.BlockSize; c.NumGPUBlocks > 0 && c.BlockSize > 0 && c.MaxModelLen > room {
+		errs = append(errs, fmt.Errorf(
+			"max model length is %d tokens, the KV cache holds %d (%d blocks of %d): lower the first or raise the blocks",
+			c.MaxModelLen, room, c.NumGPUBlocks, c.BlockSize))
+	}
+	for _, d := range []struct {
+		name  string
+		value time.Duration
+		min   time.Duration
+	}{
+		{"init delay", c.InitDelay, 0}, {"drain timeout", c.DrainTimeout, 0},
+		{"keep-alive timeout", c.KeepAlive, 1}, {"body timeout", c.BodyTimeout, 1},
+	} {
+		if d.value < d.min {
+			errs = append(errs, fmt.Errorf("%s is %v: want more", d.name, d.value))
+		}
+	}
+	if c.MaxBody < 1 {
+		errs = append(errs, fmt.Errorf("max body is %d bytes: want at least 1", c.MaxBody))
+	}
+	if c.Exit == nil || c.Logger == nil {
+		errs = append(errs, errors.New("Exit and Logger must be set")) //nolint:staticcheck // field names
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,182 @@
+package gpu
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	deviceplugin "remuda/device-plugin"
+)
+
+// ticksPerSecond is USER_HZ, the unit of CPU times in /proc, which is 100 on
+// every Linux architecture that Go supports.
+const ticksPerSecond = 100
+
+// load is what the processes of one GPU use of the machine.
+type load struct {
+	// memoryKiB is their memory, shared pages split between those who share.
+	memoryKiB float64
+	// cpuSeconds is the CPU time they have used since the last scan.
+	cpuSeconds float64
+}
+
+// procKey tells a process from a later one with the same PID.
+type procKey struct {
+	pid   int
+	start uint64
+}
+
+// scanner measures the processes that live on simulated GPUs. A process lives
+// on a GPU when its environment, which children inherit, names the GPU in
+// REMUDA_GPU_UUIDS. It is not safe for concurrent use.
+type scanner struct {
+	procDir string
+	clock   func() time.Time
+	// last is the CPU time of each process at the last scan, in ticks.
+	last   map[procKey]uint64
+	lastAt time.Time
+}
+
+// scan returns each GPU's load and the time since the scan before, 0 on the
+// first. Processes that vanish while they are read are left out, and so are
+// those of other users where the plugin may not look.
+func (s *scanner) scan(ctx context.Context) (map[string]load, time.Duration, error) {
+	entries, err := os.ReadDir(s.procDir)
+	if err != nil {
+		return nil, 0, fmt.Errorf("list processes: %w", err)
+	}
+	now := s.clock()
+	var elapsed time.Duration
+	if !s.lastAt.IsZero() {
+		elapsed = now.Sub(s.lastAt)
+	}
+	loads := map[string]load{}
+	seen := map[procKey]uint64{}
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		if err := ctx.Err(); err != nil {
+			return nil, 0, err
+		}
+		dir := filepath.Join(s.procDir, e.Name())
+		gpus := gpusOf(dir)
+		if len(gpus) == 0 {
+			continue
+		}
+		start, ticks, ok := cpuOf(dir)
+		if !ok {
+			continue
+		}
+		key := procKey{pid: pid, start: start}
+		seen[key] = ticks
+		// A process that is new since the last scan used all its time since.
+		used := ticks - min(s.last[key], ticks)
+		if s.lastAt.IsZero() {
+			used = 0
+		}
+		share := float64(len(gpus))
+		memory := memoryOf(dir)
+		for _, uuid := range gpus {
+			l := loads[uuid]
+			l.memoryKiB += memory / share
+			l.cpuSeconds += float64(used) / ticksPerSecond / share
+			loads[uuid] = l
+		}
+	}
+	s.last, s.lastAt = seen, now
+	return loads, elapsed, nil
+}
+
+// gpusOf returns the GPUs that the process in dir lives on.
+func gpusOf(dir string) []string {
+	environ, err := os.ReadFile(filepath.Join(dir, "environ"))
+	if err != nil {
+		return nil
+	}
+	prefix := []byte(deviceplugin.EnvGPUs + "=")
+	for v := range bytes.SplitSeq(environ, []byte{0}) {
+		if list, ok := bytes.CutPrefix(v, prefix); ok && len(list) > 0 {
+			return strings.Split(string(list), ",")
+		}
+	}
+	return nil
+}
+
+// cpuOf returns when the process in dir started and the CPU time it has used,
+// both in ticks. Fields are counted from behind the command's name, which may
+// hold anything (proc_pid_stat(5): utime 14, stime 15, starttime 22).
+func cpuOf(dir string) (start, ticks uint64, ok bool) {
+	stat, err := os.ReadFile(filepath.Join(dir, "stat"))
+	if err != nil {
+		return 0, 0, false
+	}
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	const first = 3 // the number of fields[0]
+	if len(fields) <= 22-first {
+		return 0, 0, false
+	}
+	user, err1 := strconv.ParseUint(fields[14-first], 10, 64)
+	system, err2 := strconv.ParseUint(fields[15-first], 10, 64)
+	start, err3 := strconv.ParseUint(fields[22-first], 10, 64)
+	return start, user + system, err1 == nil && err2 == nil && err3 == nil
+}
+
+// memoryOf returns the memory of the process in dir in KiB: its proportional
+// share, so that weights which two engines map count once, or its resident set
+// where the kernel does not tell.
+func memoryOf(dir string) float64 {
+	if rollup, err := os.ReadFile(filepath.Join(dir, "smaps_rollup")); err == nil {
+		for line := range strings.Lines(string(rollup)) {
+			if rest, ok := strings.CutPrefix(line, "Pss:"); ok {
+				if kib, err := strconv.ParseFloat(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(rest), "kB")), 64); err == nil {
+					return kib
+				}
+			}
+		}
+	}
+	statm, err := os.ReadFile(filepath.Join(dir, "statm"))
+	if err != nil {
+		return 0
+	}
+	fields := strings.Fields(string(statm))
+	if len(fields) < 2 {
+		return 0
+	}
+	pages, err := strconv.ParseFloat(fields[1], 64)
+	if err != nil {
+		return 0
+	}
+	return pages * float64(os.Getpagesize()) / 1024
+}
+
+// sample turns a GPU's load into what its driver would report. Memory is the
+// processes' own; utilisation is the CPU time that they used, one busy core
+// being a busy GPU; power and temperature follow utilisation.
+func sample(g deviceplugin.GPU, l load, elapsed time.Duration) deviceplugin.Sample {
+	memory := min(int64(l.memoryKiB/1024), g.MemoryMiB)
+	var busy float64
+	if elapsed > 0 {
+		busy = min(l.cpuSeconds/elapsed.Seconds(), 1)
+	}
+	percent := int64(busy*100 + 0.5)
+	const idleShare = 0.1 // of the power limit; what idle data-centre GPUs draw
+	power := int64(float64(g.PowerLimitWatts) * (idleShare + (1-idleShare)*busy))
+	const idleCelsius, loadCelsius = 30, 45
+	temperature := int64(idleCelsius + loadCelsius*busy)
+	s := deviceplugin.Sample{
+		MemoryUsedMiB:      &memory,
+		UtilizationPercent: &percent,
+		TemperatureCelsius: &temperature,
+	}
+	if g.PowerLimitWatts > 0 {
+		s.PowerWatts = &power
+	}
+	return s
+}

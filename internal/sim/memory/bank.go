@@ -1,0 +1,209 @@
+package memory
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+
+	"remuda/internal/sim/weights"
+)
+
+// Sleep levels, as vLLM numbers them.
+const (
+	// LevelOffload copies the weights to host memory.
+	LevelOffload = 1
+	// LevelDiscard forgets them; waking reads the file again. (vLLM leaves
+	// that to a separate reload_weights call; here a wake is complete.)
+	LevelDiscard = 2
+)
+
+// Bank holds one model's weights. Its methods are safe for concurrent use; a
+// Bank without a file is empty and every operation on it succeeds.
+type Bank struct {
+	path string
+
+	mu      sync.Mutex // held during copies, so that operations never overlap
+	header  *weights.Header
+	digests weights.Digests
+	device  region
+	host    region
+	leaked  []region
+
+	usage sync.Mutex // guards the two below, so that Usage never waits for a copy
+	onDev int64
+	onHst int64
+}
+
+// Open reads the weights file at path onto the device and checks it. An empty
+// path makes an empty bank. A file without digests is taken as it is, and its
+// digests are computed for later wakes.
+func Open(path string) (*Bank, error) {
+	b := &Bank{path: path}
+	if path == "" {
+		return b, nil
+	}
+	f, err := weights.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close() //nolint:errcheck // the file was only read
+	b.header = f.Header
+	if b.digests, err = f.Header.Digests(); err != nil {
+		return nil, fmt.Errorf("weights %s: %w", path, err)
+	}
+	if b.device, err = newDevice(f.Header.DataSize); err != nil {
+		return nil, err
+	}
+	if err = f.Load(b.device.data); err == nil {
+		err = b.verify()
+	}
+	if err != nil {
+		return nil, errors.Join(err, b.device.free())
+	}
+	for name, sum := range f.Header.Sum(b.device.data) {
+		b.digests[name] = sum
+	}
+	b.account()
+	return b, nil
+}
+
+// Sleep takes the weights off the device. A second call may deepen the sleep
+// from level 1 to level 2; it never undoes one. Leak is how many bytes of
+// device memory to keep by mistake (a fault switch); leaks add up.
+func (b *Bank) Sleep(level int, leak int64) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	defer b.account()
+	if leak > 0 {
+		r, err := newDevice(leak)
+		if err != nil {
+			return err
+		}
+		for i := 0; i < len(r.data); i += 4096 {
+			r.data[i] = 1 // a page that was never touched takes no memory
+		}
+		b.leaked = append(b.leaked, r)
+	}
+	switch {
+	case level == LevelDiscard:
+		return errors.Join(b.device.free(), b.host.free())
+	case b.device.data == nil:
+		return nil
+	}
+	host, err := newHost(b.device.size())
+	if err != nil {
+		return err
+	}
+	copyParallel(host.data, b.device.data)
+	b.host = host
+	return b.device.free()
+}
+
+// Wake brings the weights back onto the device and checks them. With corrupt
+// it first damages one byte of the copy (a fault switch). After an error the
+// bank is still asleep.
+func (b *Bank) Wake(corrupt bool) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	defer b.account()
+	if b.header == nil || b.device.data != nil {
+		return nil
+	}
+	dev, err := newDevice(b.header.DataSize)
+	if err != nil {
+		return err
+	}
+	b.device = dev
+	if b.host.data != nil {
+		copyParallel(b.device.data, b.host.data)
+	} else {
+		err = b.reload()
+	}
+	if err == nil {
+		if corrupt && len(b.device.data) > 0 {
+			b.device.data[len(b.device.data)/2] ^= 1
+		}
+		err = b.verify()
+	}
+	if err != nil {
+		return errors.Join(err, b.device.free())
+	}
+	return b.host.free()
+}
+
+func (b *Bank) reload() error {
+	f, err := weights.Open(b.path)
+	if err != nil {
+		return err
+	}
+	defer f.Close() //nolint:errcheck // the file was only read
+	return f.Load(b.device.data)
+}
+
+func (b *Bank) verify() error {
+	if err := b.header.Check(b.device.data, b.digests); err != nil {
+		return fmt.Errorf("weights %s: %w", b.path, err)
+	}
+	return nil
+}
+
+// Size is how many bytes the weights take.
+func (b *Bank) Size() int64 {
+	if b.header == nil {
+		return 0
+	}
+	return b.header.DataSize
+}
+
+// Tensors is how many tensors the weights have.
+func (b *Bank) Tensors() int {
+	if b.header == nil {
+		return 0
+	}
+	return len(b.header.Tensors)
+}
+
+// Usage is how many bytes are on the device (leaks included) and in host
+// memory. It does not wait for a Sleep or Wake in progress.
+func (b *Bank) Usage() (device, host int64) {
+	b.usage.Lock()
+	defer b.usage.Unlock()
+	return b.onDev, b.onHst
+}
+
+// Close frees everything. The bank must not be used afterwards.
+func (b *Bank) Close() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	defer b.account()
+	err := errors.Join(b.device.free(), b.host.free())
+	for i := range b.leaked {
+		err = errors.Join(err, b.leaked[i].free())
+	}
+	b.leaked = nil
+	return err
+}
+
+// account publishes the sizes; the caller holds mu.
+func (b *Bank) account() {
+	dev := b.device.size()
+	for i := range b.leaked {
+		dev += b.leaked[i].size()
+	}
+	b.usage.Lock()
+	defer b.usage.Unlock()
+	b.onDev, b.onHst = dev, b.host.size()
+}
+
+// copyParallel is copy on all CPUs: most of the time goes into page faults.
+func copyParallel(dst, src []byte) {
+	n := runtime.GOMAXPROCS(0)
+	part := (len(src)/n + 4095) &^ 4095
+	var wg sync.WaitGroup
+	for at := 0; at < len(src); at += max(part, 1) {
+		end := min(at+max(part, 1), len(src))
+		wg.Go(func() { copy(dst[at:end], src[at:end]) })
+	}
+	wg.Wait()
+}

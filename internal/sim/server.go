@@ -1,0 +1,170 @@
+package sim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"net"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+
+	"remuda/internal/sim/engine"
+	"remuda/internal/sim/fault"
+	"remuda/internal/sim/memory"
+	"remuda/internal/sim/metrics"
+)
+
+// deathGrace is how long a process with a fatal error lives on, so that the
+// answer to the request that brought it about gets out.
+const deathGrace = 200 * time.Millisecond
+
+// headerTimeout is how long a request's header may take to arrive.
+const headerTimeout = 10 * time.Second
+
+// Server is one simulated engine.
+type Server struct {
+	cfg     Config
+	log     hclog.Logger
+	engine  *engine.Engine
+	faults  *fault.Box
+	metrics *metrics.Metrics
+	routes  map[string]route
+	created int64 // Unix seconds
+
+	bank     atomic.Pointer[memory.Bank] // nil until the weights are loaded
+	ready    atomic.Bool
+	dead     atomic.Bool
+	sleep    sleeper
+	fatal    chan error
+	handlers sync.WaitGroup
+}
+
+// New checks the configuration. Nothing starts before Run.
+func New(cfg Config) (*Server, error) {
+	s := &Server{cfg: cfg, log: cfg.Logger, faults: fault.NewBox(cfg.Faults), created: time.Now().Unix(), fatal: make(chan error, 1)}
+	err := cfg.validate()
+	if err == nil {
+		s.sleep.busy = make(chan struct{}, 1)
+		s.metrics, err = metrics.New(metrics.Config{
+			Model: cfg.Model, MaxModelLen: cfg.MaxModelLen, BlockSize: cfg.BlockSize, Blocks: cfg.NumGPUBlocks,
+			Stats:      s.batchStats,
+			SleepState: s.sleep.metric,
+			Memory:     s.memoryUsage,
+			Faults:     func() bool { return s.faults.Get() != fault.Set{} },
+		})
+	}
+	// The engine is checked in any case, so that every bad field is named.
+	eng, eerr := engine.New(engine.Config{
+		Batch: cfg.batch(), Rates: cfg.Rates, Faults: s.faults, Observer: s.metrics, Crash: s.crash,
+	})
+	if err = errors.Join(err, eerr); err != nil {
+		return nil, fmt.Errorf("sim: %w", err)
+	}
+	s.engine = eng
+	s.routes = s.table()
+	return s, nil
+}
+
+// Run serves on ln until ctx is done and then lets running requests finish, up
+// to the drain timeout. It returns an error when the weights cannot be loaded
+// or prove damaged, or after a sleep with requests in flight. It closes ln and
+// leaves no goroutine behind.
+func (s *Server) Run(ctx context.Context, ln net.Listener) error {
+	base, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	srv := &http.Server{
+		Handler:           s,
+		ReadHeaderTimeout: headerTimeout,
+		IdleTimeout:       s.cfg.KeepAlive,
+		BaseContext:       func(net.Listener) context.Context { return base },
+		ErrorLog:          log.New(s.log.StandardWriter(&hclog.StandardLoggerOptions{ForceLevel: hclog.Debug}), "", 0),
+	}
+	var running sync.WaitGroup
+	running.Go(func() { s.engine.Run(base) })
+	running.Go(func() {
+		if err := srv.Serve(ln); !errors.Is(err, http.ErrServerClosed) {
+			s.die(fmt.Errorf("serve HTTP on %s: %w", ln.Addr(), err))
+		}
+	})
+	starting, stopStart := context.WithCancel(ctx)
+	running.Go(func() { s.start(starting) })
+
+	var err error
+	select {
+	case <-ctx.Done():
+		s.log.Info("stopping", "requests", s.engine.Stats().Running+s.engine.Stats().Waiting, "drain_timeout", s.cfg.DrainTimeout)
+		drain, done := context.WithTimeout(base, s.cfg.DrainTimeout)
+		if serr := srv.Shutdown(drain); serr != nil {
+			s.log.Warn("requests cut off", "reason", "drain timeout", "requests", s.engine.Stats().Running+s.engine.Stats().Waiting)
+		}
+		done()
+	case err = <-s.fatal:
+		s.dead.Store(true)
+		s.log.Error("engine failed", "error", err)
+		grace := time.NewTimer(deathGrace)
+		select {
+		case <-grace.C:
+		case <-ctx.Done():
+			grace.Stop()
+		}
+	}
+	stopStart()
+	cancel()
+	cerr := srv.Close()
+	if errors.Is(cerr, net.ErrClosed) {
+		cerr = nil
+	}
+	running.Wait()
+	s.handlers.Wait()
+	if bank := s.bank.Load(); bank != nil {
+		cerr = errors.Join(cerr, bank.Close())
+	}
+	if err == nil && cerr != nil {
+		err = fmt.Errorf("stop: %w", cerr)
+	}
+	return err
+}
+
+// start loads the weights and gets ready.
+func (s *Server) start(ctx context.Context) {
+	begin := time.Now()
+	bank, err := memory.Open(s.cfg.Weights)
+	if err != nil {
+		s.die(err)
+		return
+	}
+	s.bank.Store(bank)
+	if s.cfg.Weights != "" {
+		s.log.Info("weights loaded", "file", s.cfg.Weights, "bytes", bank.Size(), "tensors", bank.Tensors(), "took", time.Since(begin))
+	}
+	delay := time.NewTimer(s.cfg.InitDelay)
+	defer delay.Stop()
+	select {
+	case <-delay.C:
+	case <-ctx.Done():
+		return
+	}
+	s.ready.Store(true)
+	s.log.Info("ready", "model", s.cfg.Model, "slots", s.cfg.MaxNumSeqs, "kv_tokens", s.cfg.NumGPUBlocks*s.cfg.BlockSize,
+		"max_model_len", s.cfg.MaxModelLen, "took", time.Since(begin))
+}
+
+// die makes Run end with err; only the first error counts.
+func (s *Server) die(err error) {
+	select {
+	case s.fatal <- err:
+	default:
+	}
+}
+
+// crash ends the process without a word to anyone.
+func (s *Server) crash(reason string) {
+	s.log.Error("crashing on demand", "reason", reason, "exit_code", ExitCrash)
+	s.dead.Store(true)
+	s.cfg.Exit(ExitCrash)
+}

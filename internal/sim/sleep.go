@@ -1,0 +1,206 @@
+package sim
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+
+	"remuda/internal/sim/fault"
+	"remuda/internal/sim/memory"
+	"remuda/internal/sim/metrics"
+	"remuda/internal/sim/openai"
+)
+
+// Tags of a partial wake, as in vLLM.
+const (
+	tagWeights = "weights"
+	tagKVCache = "kv_cache"
+)
+
+// sleeper is the sleep state. Its busy slot is held during a sleep or a wake,
+// so that they never overlap; the rest is read at any time.
+type sleeper struct {
+	busy chan struct{}
+
+	mu      sync.Mutex
+	level   int // 0 while awake
+	weights bool
+	cache   bool // whether a partial wake has brought this back
+}
+
+func (p *sleeper) asleep() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.level > 0
+}
+
+func (p *sleeper) metric() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch p.level {
+	case 0:
+		return metrics.Awake
+	case memory.LevelOffload:
+		return metrics.WeightsOffloaded
+	default:
+		return metrics.DiscardAll
+	}
+}
+
+// deepen notes a finished sleep and returns the level that holds.
+func (p *sleeper) deepen(level int) int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.level = max(p.level, level)
+	p.weights, p.cache = false, false
+	return p.level
+}
+
+// regain notes a finished (partial) wake and tells whether the engine is awake.
+func (p *sleeper) regain(weights, cache bool) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.weights = p.weights || weights
+	p.cache = p.cache || cache
+	if p.weights && p.cache {
+		p.level = 0
+	}
+	return p.level == 0
+}
+
+// hold takes the busy slot; it reports false when the client left first.
+func (p *sleeper) hold(r *http.Request) bool {
+	select {
+	case p.busy <- struct{}{}:
+		return true
+	case <-r.Context().Done():
+		return false
+	}
+}
+
+func (p *sleeper) release() { <-p.busy }
+
+func (s *Server) handleIsSleeping(w http.ResponseWriter, _ *http.Request) {
+	writeValue(w, map[string]bool{"is_sleeping": s.sleep.asleep()})
+}
+
+func (s *Server) handleSleep(w http.ResponseWriter, r *http.Request) {
+	level := memory.LevelOffload
+	switch q := r.URL.Query().Get("level"); q {
+	case "", "1":
+	case "2":
+		level = memory.LevelDiscard
+	default:
+		writeError(w, openai.BadRequest("level", "level must be 1 or 2, got %q.", q))
+		return
+	}
+	if !s.sleep.hold(r) {
+		return
+	}
+	defer s.sleep.release()
+	begin := time.Now()
+	if n := s.engine.Sleep(); n > 0 {
+		// vllm#28714, #45520: the answer is 200 while the engine dies.
+		err := fmt.Errorf("sleep with %d requests in flight: the weights are gone under a running batch; drain first", n)
+		s.dead.Store(true)
+		s.engine.AbortAll()
+		w.WriteHeader(http.StatusOK)
+		s.die(err)
+		return
+	}
+	leak := s.faults.Get().LeakBytes
+	if err := s.bank.Load().Sleep(level, leak); err != nil {
+		err = fmt.Errorf("sleep: %w", err)
+		writeError(w, openai.Internal("%v", err))
+		s.die(err)
+		return
+	}
+	now := s.sleep.deepen(level)
+	device, host := s.memoryUsage()
+	s.log.Info("asleep", "level", now, "device_bytes", device, "host_bytes", host, "leaked_bytes", leak, "took", time.Since(begin))
+	w.WriteHeader(http.StatusOK)
+}
+
+func (s *Server) handleWake(w http.ResponseWriter, r *http.Request) {
+	tags := r.URL.Query()["tags"]
+	for _, t := range tags {
+		if t != tagWeights && t != tagKVCache {
+			writeError(w, openai.BadRequest("tags", "tags must be %q or %q, got %q.", tagWeights, tagKVCache, t))
+			return
+		}
+	}
+	if !s.sleep.hold(r) {
+		return
+	}
+	defer s.sleep.release()
+	if !s.sleep.asleep() {
+		w.WriteHeader(http.StatusOK)
+		return
+	}
+	var corrupt bool
+	switch s.faults.Get().Wake {
+	case fault.WakeError:
+		s.log.Warn("wake fails on demand", "reason", "fault wake=error")
+		writeError(w, openai.Internal("wake failed: the fault switch says so"))
+		return
+	case fault.WakeHang:
+		if !s.waitOut(r.Context(), func(f fault.Set) bool { return f.Wake == fault.WakeHang }) {
+			return
+		}
+	case fault.WakeCrash:
+		s.crash("fault wake=crash")
+		return
+	case fault.WakeCorrupt:
+		corrupt = true
+	}
+	begin := time.Now()
+	weights := len(tags) == 0 || slices.Contains(tags, tagWeights)
+	cache := len(tags) == 0 || slices.Contains(tags, tagKVCache)
+	if weights {
+		if err := s.bank.Load().Wake(corrupt); err != nil {
+			err = fmt.Errorf("wake: %w", err)
+			s.dead.Store(true)
+			writeError(w, openai.Internal("%v", err))
+			s.die(err)
+			return
+		}
+	}
+	awake := s.sleep.regain(weights, cache)
+	if awake {
+		s.engine.Wake()
+	}
+	device, _ := s.memoryUsage()
+	s.log.Info("woken", "tags", tags, "awake", awake, "device_bytes", device, "took", time.Since(begin))
+	w.WriteHeader(http.StatusOK)
+}
+
+func (s *Server) handleFaults(w http.ResponseWriter, r *http.Request) {
+	set := s.faults.Get()
+	switch r.Method {
+	case http.MethodPost:
+		body, ok := s.readBody(w, r)
+		if !ok {
+			return
+		}
+		var err error
+		if set, err = s.faults.Update(func(f fault.Set) (fault.Set, error) { return f.Merge(body) }); err != nil {
+			writeError(w, openai.BadRequest("", "%v", err))
+			return
+		}
+		s.log.Warn("faults changed", "faults", fmt.Sprintf("%+v", set))
+	case http.MethodDelete:
+		var err error
+		if set, err = s.faults.Update(func(fault.Set) (fault.Set, error) { return fault.Set{}, nil }); err != nil {
+			writeError(w, openai.Internal("%v", err))
+			return
+		}
+		s.log.Info("faults cleared")
+	}
+	writeValue(w, set)
+	if set.Crash {
+		_ = http.NewResponseController(w).Flush()
+		s.crash("fault crash")
+	}
+}

@@ -1,0 +1,82 @@
+package weights
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+
+	"github.com/cespare/xxhash/v2"
+)
+
+// ErrDigest is wrapped by Check for data that is not what its digest says.
+var ErrDigest = errors.New("weights digest mismatch")
+
+// digestPrefix is the metadata key of a tensor's digest, before its name.
+const digestPrefix = "xxh64."
+
+// Digests holds one XXH64 per tensor, by the tensor's name.
+type Digests map[string]uint64
+
+// Digests returns the digests that the file itself carries. It fails when one
+// is malformed; files that were not made by Create carry none.
+func (h *Header) Digests() (Digests, error) {
+	d := Digests{}
+	for _, t := range h.Tensors {
+		text, ok := h.Metadata[digestPrefix+t.Name]
+		if !ok {
+			continue
+		}
+		var v uint64
+		if n, err := fmt.Sscanf(text, "%016x", &v); n != 1 || err != nil || len(text) != 16 {
+			return nil, fmt.Errorf("%w: digest %q of tensor %q: want 16 hexadecimal digits", ErrFormat, text, t.Name)
+		}
+		d[t.Name] = v
+	}
+	return d, nil
+}
+
+// Sum computes the digest of every tensor of data, in parallel.
+func (h *Header) Sum(data []byte) Digests {
+	sums := make([]uint64, len(h.Tensors))
+	h.each(func(i int, t Tensor) { sums[i] = xxhash.Sum64(data[t.Begin:t.End]) })
+	d := make(Digests, len(sums))
+	for i, t := range h.Tensors {
+		d[t.Name] = sums[i]
+	}
+	return d
+}
+
+// Check compares data, tensor by tensor, with the digests that want has. The
+// error names every tensor that differs.
+func (h *Header) Check(data []byte, want Digests) error {
+	if int64(len(data)) != h.DataSize {
+		return fmt.Errorf("%w: there are %d bytes of %d", ErrDigest, len(data), h.DataSize)
+	}
+	got := h.Sum(data)
+	var errs []error
+	for _, t := range h.Tensors {
+		if w, ok := want[t.Name]; ok && got[t.Name] != w {
+			errs = append(errs, fmt.Errorf("%w: tensor %q has xxh64 %016x, want %016x", ErrDigest, t.Name, got[t.Name], w))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// each calls f for every tensor, on as many goroutines as there are CPUs.
+func (h *Header) each(f func(i int, t Tensor)) {
+	next := make(chan int)
+	var wg sync.WaitGroup
+	for range min(runtime.GOMAXPROCS(0), len(h.Tensors)) {
+		wg.Go(func() {
+			for i := range next {
+				f(i, h.Tensors[i])
+			}
+		})
+	}
+	for i := range h.Tensors {
+		next <- i
+	}
+	close(next)
+	wg.Wait()
+}

@@ -1,0 +1,84 @@
+package weights
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"sync"
+)
+
+// readChunk is how much one read asks for, in bytes: large enough that the
+// calls do not count, small enough that all CPUs have something to do.
+const readChunk = 8 << 20
+
+// File is an open weights file.
+type File struct {
+	Header *Header
+	path   string
+	f      *os.File
+}
+
+// Open opens and checks the file's layout. It does not read the tensors.
+func Open(path string) (*File, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("open weights: %w", err)
+	}
+	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("%w: it is not a regular file", ErrFormat)
+	}
+	var h *Header
+	if err == nil {
+		h, err = ReadHeader(f, info.Size())
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("weights %s: %w", path, err), f.Close())
+	}
+	return &File{Header: h, path: path, f: f}, nil
+}
+
+// Path is the name that the file was opened under.
+func (f *File) Path() string { return f.path }
+
+// Close closes the file.
+func (f *File) Close() error { return f.f.Close() }
+
+// Load reads all tensors into dst, which must be Header.DataSize long.
+func (f *File) Load(dst []byte) error {
+	if int64(len(dst)) != f.Header.DataSize {
+		return fmt.Errorf("load weights %s: the destination has %d bytes, the tensors %d", f.path, len(dst), f.Header.DataSize)
+	}
+	chunks := make(chan int)
+	errs := make(chan error, 1)
+	var wg sync.WaitGroup
+	for range runtime.GOMAXPROCS(0) {
+		wg.Go(func() {
+			for at := range chunks {
+				part := dst[at:min(at+readChunk, len(dst))]
+				if _, err := f.f.ReadAt(part, f.Header.DataOffset+int64(at)); err != nil {
+					if errors.Is(err, io.EOF) {
+						err = fmt.Errorf("%w: the file was truncated while it was read", ErrFormat)
+					}
+					select {
+					case errs <- err:
+					default:
+					}
+				}
+			}
+		})
+	}
+	for at := 0; at < len(dst); at += readChunk {
+		chunks <- at
+	}
+	close(chunks)
+	wg.Wait()
+	select {
+	case err := <-errs:
+		return fmt.Errorf("load weights %s: %w", f.path, err)
+	default:
+		return nil
+	}
+}

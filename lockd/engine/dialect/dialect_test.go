@@ -1,0 +1,107 @@
+package dialect_test
+
+import (
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"remuda/lockd/engine/dialect"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func TestNewNamesEveryBadField(t *testing.T) {
+	good := dialect.Config{URL: "http://127.0.0.1:8000", Model: "m"}
+	tests := map[string]struct {
+		dialect string
+		config  dialect.Config
+		want    []string
+	}{
+		"unknown dialect": {"tgi", good, []string{`unknown dialect "tgi": want one of ollama, vllm`}},
+		"empty config":    {"", dialect.Config{}, []string{`URL is ""`, "Model is empty"}},
+		"all wrong": {
+			"ollama",
+			dialect.Config{
+				URL: "http://h:1?q=1", Template: "x", Parallel: -1,
+				Client: &http.Client{Timeout: time.Second},
+			},
+			[]string{"want no query", "Model is empty", "Client.Timeout is 1s", "Template is set without ModelFile", "Parallel is -1"},
+		},
+		"not HTTP":  {"vllm", dialect.Config{URL: "unix:///x", Model: "m"}, []string{`URL is "unix:///x": want http://HOST:PORT`}},
+		"not a URL": {"vllm", dialect.Config{URL: "http://[", Model: "m"}, []string{"URL: parse"}},
+		"ollama's fields": {
+			"vllm", dialect.Config{URL: good.URL, Model: "m", ModelFile: "f", Template: "t", Parallel: 2},
+			[]string{"ModelFile is set", "Template is set", "Parallel is set", "only ollama"},
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			d, err := dialect.New(tc.dialect, tc.config)
+			require.Nil(t, d)
+			for _, want := range tc.want {
+				require.ErrorContains(t, err, want)
+			}
+		})
+	}
+	d, err := dialect.New("", good)
+	require.NoError(t, err)
+	require.Equal(t, "vllm", d.Name())
+}
+
+// engine starts an HTTP server with the handler and returns the dialect that
+// speaks to it.
+func engine(t *testing.T, name string, c dialect.Config, h http.Handler) dialect.Dialect {
+	t.Helper()
+	srv := httptest.NewServer(h)
+	c.URL, c.Client = srv.URL, srv.Client()
+	t.Cleanup(func() {
+		c.Client.CloseIdleConnections()
+		srv.Close()
+	})
+	d, err := dialect.New(name, c)
+	require.NoError(t, err)
+	return d
+}
+
+// soon is a context for what must work, long for what has to be waited for.
+func soon(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// briefly is a context for what must not work: it ends after three looks.
+func briefly(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// recorder notes which requests came.
+type recorder struct {
+	mu       sync.Mutex
+	requests []string
+}
+
+func (r *recorder) note(req *http.Request) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.requests = append(r.requests, req.Method+" "+req.URL.RequestURI())
+}
+
+// take returns what came since the last take.
+func (r *recorder) take() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	got := r.requests
+	r.requests = nil
+	return got
+}
