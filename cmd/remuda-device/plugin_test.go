@@ -49,6 +49,7 @@ func launch(t *testing.T, bin string) (*plugin.Client, device.DevicePlugin) {
 		Cmd:              exec.Command(bin),
 		AllowedProtocols: []plugin.Protocol{plugin.ProtocolGRPC},
 		Logger:           hclog.NewNullLogger(),
+		UnixSocketConfig: &plugin.UnixSocketConfig{TempDir: socketDir(t)},
 	})
 	t.Cleanup(client.Kill)
 	rpc, err := client.Client()
@@ -56,6 +57,16 @@ func launch(t *testing.T, bin string) (*plugin.Client, device.DevicePlugin) {
 	raw, err := rpc.Dispense(base.PluginTypeDevice)
 	require.NoError(t, err)
 	return client, raw.(device.DevicePlugin)
+}
+
+// socketDir is where a plugin may leave its socket. Its name is short because
+// a socket's path may have 107 bytes only.
+func socketDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "rd")
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
+	return dir
 }
 
 func configure(t *testing.T, p device.DevicePlugin, body string) error {
@@ -214,7 +225,7 @@ func TestPluginUnderGoPlugin(t *testing.T) {
 	t.Run("it ends when Nomad is killed", func(t *testing.T) {
 		// A shell stands in for Nomad: it starts the plugin and is then killed.
 		shell := exec.Command("/bin/sh", "-c", `"$0" & echo "pid $!"; wait`, bin)
-		shell.Env = append(os.Environ(), base.Handshake.MagicCookieKey+"="+base.Handshake.MagicCookieValue)
+		shell.Env = append(os.Environ(), plugin.EnvUnixSocketDir+"="+socketDir(t), base.Handshake.MagicCookieKey+"="+base.Handshake.MagicCookieValue)
 		out, err := shell.StdoutPipe()
 		require.NoError(t, err)
 		require.NoError(t, shell.Start())

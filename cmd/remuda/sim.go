@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"strings"
 
 	"github.com/hashicorp/go-hclog"
 
@@ -26,8 +25,8 @@ batching over a KV cache that really fills, weights that are really loaded and
 checked, and deterministic text. Faults can be switched on by flag and, while
 it runs, with GET, POST and DELETE on /sim/faults.
 
-Faults (-fault NAME=VALUE, may be repeated): ` + strings.Join(fault.Names(), ", ") + `.
-
+Faults (-fault NAME=VALUE, may be repeated; over HTTP {"NAME": VALUE}):
+` + fault.Help() + `
 Exit codes: 0 stopped, 1 weights missing or damaged or slept with requests in
 flight, 2 wrong usage, 137 crashed on demand.`,
 		setup: func(fs *flag.FlagSet) func(context.Context, []string) error {

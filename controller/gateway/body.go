@@ -1,18 +1,27 @@
 package gateway
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 )
 
-// Sizes of pooled buffers. Larger bodies are rare enough to be allocated.
-var bodyClasses = [...]int{4 << 10, 32 << 10, 256 << 10, 1 << 20}
+// Sizes of pooled buffers. Smaller bodies are cheap to allocate, larger ones
+// rare.
+var bodyClasses = [...]int{64 << 10, 256 << 10, 1 << 20}
+
+// smallBody is the largest body that is not pooled. Its memory is left to the
+// garbage collector, so that it can be read by a plain bytes.Reader: of that
+// type Go's transport knows that the header can wait for the body and sends
+// both in one packet.
+const smallBody = 16 << 10
 
 // trustedLength is how much is allocated because a client announced it. Beyond
 // it memory grows with what has arrived, so that announcing costs nothing.
@@ -30,11 +39,11 @@ var errBodyStoreFull = errors.New("too many bytes of requests are held")
 // get returns a buffer of at least n bytes.
 func (s *bodyStore) get(n int) ([]byte, error) {
 	class := -1
-	for i, size := range bodyClasses {
-		if n <= size {
-			n, class = size, i
-			break
-		}
+	if n > smallBody {
+		class = slices.IndexFunc(bodyClasses[:], func(size int) bool { return n <= size })
+	}
+	if class >= 0 {
+		n = bodyClasses[class]
 	}
 	if s.used.Add(int64(n)) > s.limit {
 		s.used.Add(-int64(n))
@@ -61,7 +70,8 @@ func (s *bodyStore) put(b []byte) {
 
 // body is a request's body in memory. It goes back to the store once its
 // owner and every reader have released it: a transport may read a body for a
-// while after it has returned the response.
+// while after it has returned the response. (A small body's memory is not
+// recycled, so its readers need not be waited for.)
 type body struct {
 	data  []byte
 	store *bodyStore
@@ -71,12 +81,14 @@ type body struct {
 func (b *body) release() {
 	if b.refs.Add(-1) == 0 {
 		b.store.put(b.data)
-		b.data = nil
 	}
 }
 
 // reader returns a new reader of the whole body. The caller must own the body.
 func (b *body) reader() io.ReadCloser {
+	if cap(b.data) <= smallBody {
+		return io.NopCloser(bytes.NewReader(b.data))
+	}
 	b.refs.Add(1)
 	return &bodyReader{b: b}
 }
@@ -128,8 +140,11 @@ func (g *Gateway) readBody(w http.ResponseWriter, r *http.Request) (*body, *apiE
 	src := http.MaxBytesReader(w, r.Body, limit)
 	b := &body{store: &g.bodies}
 	b.refs.Store(1)
-	want := int(min(max(r.ContentLength, 1), trustedLength))
-	data, err := g.bodies.get(want)
+	want := int64(4 << 10) // of chunks nobody knows how many will come
+	if r.ContentLength >= 0 {
+		want = min(r.ContentLength, trustedLength)
+	}
+	data, err := g.bodies.get(int(min(want, limit+1)))
 	n := 0
 	for err == nil {
 		if n == len(data) {

@@ -12,6 +12,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -24,7 +25,12 @@ import (
 	"remuda/internal/replica"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if role := os.Getenv(benchRole); role != "" {
+		os.Exit(runBenchRole(role))
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // patience bounds every wait of these tests; none is expected to come near it.
 const patience = 20 * time.Second
@@ -176,13 +182,17 @@ func newRawEngine(t *testing.T, id string, answer func(net.Conn)) replica.Engine
 	return engineAt(id, l.Addr().String())
 }
 
-// deadEngine has an address where nobody listens.
+// deadEngine has an address that refuses connections until the test ends: its
+// port is bound, so nobody else gets it, but nobody listens.
 func deadEngine(t *testing.T, id string) replica.Engine {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM, 0)
 	require.NoError(t, err)
-	defer l.Close()
-	return engineAt(id, l.Addr().String())
+	t.Cleanup(func() { _ = syscall.Close(fd) })
+	require.NoError(t, syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}))
+	bound, err := syscall.Getsockname(fd)
+	require.NoError(t, err)
+	return engineAt(id, fmt.Sprintf("127.0.0.1:%d", bound.(*syscall.SockaddrInet4).Port))
 }
 
 // says is an engine that answers every request with the same JSON.

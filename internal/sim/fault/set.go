@@ -55,6 +55,9 @@ func (d Duration) MarshalJSON() ([]byte, error) { return json.Marshal(time.Durat
 
 // UnmarshalJSON reads a duration from text.
 func (d *Duration) UnmarshalJSON(b []byte) error {
+	if string(b) == "null" {
+		return nil
+	}
 	var s string
 	if err := json.Unmarshal(b, &s); err != nil {
 		return fmt.Errorf("duration %s: want text, as in \"50ms\"", b)
@@ -199,6 +202,32 @@ var names = func() []string {
 
 // Names lists every fault.
 func Names() []string { return slices.Clone(names) }
+
+// Help describes every fault, one a line.
+func Help() string {
+	var b strings.Builder
+	for i, name := range names {
+		fmt.Fprintf(&b, "  %-21s %s\n", name, help[i])
+	}
+	return b.String()
+}
+
+// help has one line for each field of Set, in order.
+var help = [...]string{
+	"FACTOR   every step takes that many times as long",
+	"DURATION is added to every step",
+	"DURATION holds back the first byte of every answer",
+	"generation (no more tokens, /health stays 200) or all (every route but /sim/faults)",
+	"         ends the process at once, as SIGKILL would",
+	"N        does so once N more tokens were generated",
+	"N        bytes of device memory that every sleep fails to give back",
+	"error (500), hang, crash or corrupt (damages the weights: 500, then the process exits)",
+	"         /health and /ping answer 503",
+	"         generation requests get 500",
+	"sse (broken framing), json (broken events) or http (no HTTP at all)",
+	"N        tokens of a stream are right before the garbage",
+	"N        tokens of a stream, then the connection closes",
+}
 
 // Assign changes one fault from a flag's "name=value"; "name" alone means true.
 func (s Set) Assign(text string) (Set, error) {

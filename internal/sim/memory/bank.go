@@ -61,8 +61,8 @@ func Open(path string) (*Bank, error) {
 	if err != nil {
 		return nil, errors.Join(err, b.device.free())
 	}
-	for name, sum := range f.Header.Sum(b.device.data) {
-		b.digests[name] = sum
+	if len(b.digests) < len(f.Header.Tensors) {
+		b.digests = f.Header.Sum(b.device.data)
 	}
 	b.account()
 	return b, nil

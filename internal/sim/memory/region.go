@@ -32,6 +32,7 @@ func newDevice(size int64) (region, error) {
 	if err != nil {
 		return region{}, errors.Join(fmt.Errorf("map %d bytes of device memory: %w", size, err), unix.Close(fd))
 	}
+	hugePages(data)
 	return region{data: data, fd: fd}, nil
 }
 
@@ -43,10 +44,13 @@ func newHost(size int64) (region, error) {
 	if err != nil {
 		return region{}, fmt.Errorf("map %d bytes of host memory: %w", size, err)
 	}
-	// Fewer page faults; a kernel without huge pages refuses, which is fine.
-	//_ = unix.Madvise(data, unix.MADV_HUGEPAGE)
+	hugePages(data)
 	return region{data: data, fd: -1}, nil
 }
+
+// hugePages asks for fewer page faults. A kernel without huge pages refuses,
+// which is fine.
+func hugePages(data []byte) { _ = unix.Madvise(data, unix.MADV_HUGEPAGE) }
 
 // free gives the memory back to the kernel.
 func (r *region) free() error {

@@ -115,11 +115,6 @@ func (w *Writer) FinalUsage(b []byte, u Usage) []byte {
 // Done appends the stream's last event.
 func Done(b []byte) []byte { return append(b, "data: [DONE]\n\n"...) }
 
-// StreamError appends an error as an event, for a stream that has begun.
-func StreamError(b []byte, e *Error) []byte {
-	return append(append(append(b, "data: "...), e.JSON()...), "\n\n"...)
-}
-
 // Answer is the whole answer to a request that is not streamed.
 func (w *Writer) Answer(choices []Choice, u Usage) []byte {
 	b := append([]byte(nil), w.head...)

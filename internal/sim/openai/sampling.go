@@ -86,7 +86,7 @@ func (s *Sampling) check() *Error {
 	}
 	if m := Or(s.MinTokens, 0); m < 0 {
 		return BadRequest("min_tokens", "min_tokens must be greater than or equal to 0, got %d.", m)
-	} else if s.MaxTokens != nil && m > *s.MaxTokens {
+	} else if s.MaxTokens != nil && m > max(*s.MaxTokens, 0) {
 		return BadRequest("min_tokens", "min_tokens must be less than or equal to max_tokens=%d, got %d.", *s.MaxTokens, m)
 	}
 	if slices.Contains(s.Stop, "") {

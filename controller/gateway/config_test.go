@@ -1,0 +1,131 @@
+package gateway_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"remuda/controller/gateway"
+)
+
+const fullFile = `
+listen      = "0.0.0.0:80"
+log_level   = "debug"
+retry_after = "7s"
+
+consul {
+  address = "consul:8500"
+  token   = "t"
+}
+
+timeouts {
+  header      = "1s"
+  body        = "2s"
+  keep_alive  = "3s"
+  write       = "4s"
+  connect     = "5s"
+  first_byte  = "6m"
+  stream_idle = "7s"
+  engine_idle = "8s"
+  lame_duck   = "9s"
+  drain       = "10s"
+}
+
+limits {
+  body     = "64MiB"
+  header   = 4096
+  buffered = "2GiB"
+  attempts = 5
+}
+
+routing {
+  grace    = "0s"
+  suspect  = "250ms"
+  remember = "1h"
+}
+`
+
+func TestParseReadsEverySetting(t *testing.T) {
+	got, err := gateway.Parse("g.hcl", []byte(fullFile), gateway.DefaultConfig())
+	require.NoError(t, err)
+	require.Equal(t, gateway.Config{
+		Listen: "0.0.0.0:80", LogLevel: "debug", RetryAfter: 7 * time.Second,
+		Consul: gateway.Consul{Address: "consul:8500", Token: "t"},
+		Timeouts: gateway.Timeouts{
+			Header: time.Second, Body: 2 * time.Second, KeepAlive: 3 * time.Second, Write: 4 * time.Second, Connect: 5 * time.Second,
+			FirstByte: 6 * time.Minute, StreamIdle: 7 * time.Second, EngineIdle: 8 * time.Second, LameDuck: 9 * time.Second, Drain: 10 * time.Second,
+		},
+		Limits:  gateway.Limits{Body: 64 << 20, Header: 4096, Buffered: 2 << 30, Attempts: 5},
+		Routing: gateway.Routing{Grace: 0, Suspect: 250 * time.Millisecond, Remember: time.Hour},
+	}, got)
+}
+
+func TestLoadFileKeepsDefaults(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "g.hcl")
+	_, err := gateway.LoadFile(path, gateway.DefaultConfig())
+	require.ErrorIs(t, err, os.ErrNotExist)
+	require.NoError(t, os.WriteFile(path, []byte(`limits { body = "1MiB" }`), 0o600))
+	got, err := gateway.LoadFile(path, gateway.DefaultConfig())
+	require.NoError(t, err)
+	want := gateway.DefaultConfig()
+	want.Limits.Body = 1 << 20
+	require.Equal(t, want, got)
+}
+
+func TestParseReportsEveryFaultWithItsLine(t *testing.T) {
+	cases := []struct {
+		name, src string
+		want      []string
+	}{
+		{"syntax", "listen = \n", []string{"g.hcl:1: "}},
+		{"unknown things", "listn = \"x\"\nlog_level = \"info\"\nconsul {\n  adress = \"x\"\n}\nextra {\n}\n",
+			[]string{`g.hcl:1: unsupported argument`, `g.hcl:4: unsupported argument`, `g.hcl:6: unsupported block type`}},
+		{"wrong types", "listen = 5\ntimeouts {\n  body = 5\n  drain = \"soon\"\n}\nlimits {\n  body = \"5 pounds\"\n  attempts = 1.5\n}\n",
+			[]string{`g.hcl:1: listen is no string`, `g.hcl:3: timeouts.body is no string, want a duration`, `g.hcl:4: timeouts.drain is "soon"`, `g.hcl:7: limits.body is no size`, `g.hcl:8: limits.attempts is no whole number`}},
+		{"bad values", "listen = \"nowhere\"\nlog_level = \"loud\"\ntimeouts {\n  body = \"0s\"\n  drain = \"-1s\"\n}\nlimits {\n  header = 1\n  attempts = 0\n}\n",
+			[]string{`g.hcl:1: listen is "nowhere"`, `g.hcl:2: log_level is "loud"`, `g.hcl:4: timeouts.body is 0`, `g.hcl:5: timeouts.drain is -1s`, `g.hcl:8: limits.header is 1 bytes`, `g.hcl:9: limits.attempts is 0`}},
+		{"limits that disagree", "\nlimits { body = \"2GiB\" }", []string{`limits.buffered is 1073741824 bytes, want at least limits.body`}},
+		{"a block twice", "consul {\n}\nconsul {\n}", []string{"g.hcl:3: a second consul block, the first is on line 1"}},
+		{"null", "listen = null", []string{"g.hcl:1: listen is no string"}},
+		{"a variable", "listen = var.x", []string{"g.hcl:1: "}},
+		{"sizes", "limits {\n  body = \"-1\"\n  header = \"9999999999GiB\"\n  buffered = \"1KB\"\n}", []string{"g.hcl:2: limits.body", "g.hcl:3: limits.header", "g.hcl:4: limits.buffered"}},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			_, err := gateway.Parse("g.hcl", []byte(c.src), gateway.DefaultConfig())
+			require.Error(t, err)
+			lines := strings.Split(err.Error(), "\n")
+			require.Len(t, lines, len(c.want), err.Error())
+			for i, want := range c.want {
+				require.Contains(t, lines[i], want)
+			}
+		})
+	}
+}
+
+func TestNewNamesEveryBadField(t *testing.T) {
+	_, err := gateway.New(gateway.Config{})
+	for _, field := range []string{"listen", "log_level", "retry_after", "timeouts.header", "timeouts.write", "limits.body", "limits.header", "limits.attempts", "Watcher"} {
+		require.ErrorContains(t, err, field)
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add([]byte(fullFile))
+	f.Add([]byte(`limits { body = "9223372036854775807GiB" }`))
+	f.Add([]byte(`timeouts { body = 1e400 }`))
+	f.Fuzz(func(t *testing.T, src []byte) {
+		cfg, err := gateway.Parse("g.hcl", src, gateway.DefaultConfig())
+		if err != nil {
+			return
+		}
+		cfg.Watcher = &feed{}
+		if _, err := gateway.New(cfg); err != nil {
+			t.Fatalf("Parse takes what New refuses: %v", err)
+		}
+	})
+}

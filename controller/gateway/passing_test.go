@@ -1,0 +1,327 @@
+package gateway_test
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"remuda/controller/gateway"
+)
+
+func TestRequestReachesTheEngineWhole(t *testing.T) {
+	f := newGateway(t)
+	type seen struct {
+		r    *http.Request
+		body string
+	}
+	got := make(chan seen, 1)
+	f.engines(newEngine(t, "a", func(w http.ResponseWriter, r *http.Request) {
+		b, _ := io.ReadAll(r.Body)
+		got <- seen{r, string(b)}
+		w.Header().Set("Content-Type", "application/json; charset=utf-8")
+		w.Header().Set("Connection", "X-Hop")
+		w.Header().Set("X-Hop", "1")
+		w.Header().Set("Keep-Alive", "timeout=5")
+		w.Header().Set("Via", "1.1 engine")
+		w.Header().Set("X-Request-Id", "the engine's own")
+		w.Header().Set("X-Engine", "yes")
+		_, _ = io.WriteString(w, `{"id":"x"}`)
+	}))
+	for _, path := range []string{chat, "/v1/completions", "/v1/embeddings"} {
+		body := ` {"messages":[{"content":"é\u00e9"}],"model":"m"} `
+		a := f.do(http.MethodPost, path+"?api-version=1&x=%2F", body,
+			"Content-Type", "application/json", "Authorization", "Bearer secret", "X-Request-Id", "client-1",
+			"User-Agent", "agent/1", "X-Forwarded-For", "203.0.113.9", "Via", "1.0 proxy",
+			"Connection", "X-Private, close", "X-Private", "1", "Te", "trailers", "Proxy-Authorization", "no",
+			"Upgrade", "websocket", "Accept-Encoding", "gzip", "Openai-Organization", "org", "Idempotency-Key", "k")
+		require.Equal(t, http.StatusOK, a.status)
+		require.Equal(t, `{"id":"x"}`, a.body)
+		require.Equal(t, "application/json; charset=utf-8", a.header.Get("Content-Type"))
+		require.Equal(t, "client-1", a.header.Get("X-Request-Id"))
+		require.Equal(t, []string{"1.1 engine", "1.1 remuda"}, a.header.Values("Via"))
+		require.Equal(t, "yes", a.header.Get("X-Engine"))
+		require.Empty(t, a.header.Get("X-Hop"))
+		require.Empty(t, a.header.Get("Keep-Alive"))
+
+		s := <-got
+		require.Equal(t, path, s.r.URL.Path)
+		require.Equal(t, "api-version=1&x=%2F", s.r.URL.RawQuery)
+		require.Equal(t, body, s.body)
+		require.EqualValues(t, len(body), s.r.ContentLength)
+		h := s.r.Header
+		require.Equal(t, "Bearer secret", h.Get("Authorization"))
+		require.Equal(t, "client-1", h.Get("X-Request-Id"))
+		require.Equal(t, "agent/1", h.Get("User-Agent"))
+		require.Equal(t, "203.0.113.9, 127.0.0.1", h.Get("X-Forwarded-For"))
+		require.Equal(t, f.addr, h.Get("X-Forwarded-Host"))
+		require.Equal(t, []string{"1.0 proxy", "1.1 remuda"}, h.Values("Via"))
+		require.Equal(t, "org", h.Get("Openai-Organization"))
+		require.Equal(t, "k", h.Get("Idempotency-Key"))
+		require.Equal(t, "identity", h.Get("Accept-Encoding"))
+		for _, name := range []string{"Connection", "X-Private", "Te", "Proxy-Authorization", "Upgrade", "X-Idempotency-Key"} {
+			require.NotContains(t, h, name)
+		}
+	}
+}
+
+func TestRequestIDs(t *testing.T) {
+	f := newGateway(t)
+	got := make(chan http.Header, 1)
+	f.engines(newEngine(t, "a", func(w http.ResponseWriter, r *http.Request) {
+		got <- r.Header
+		says("x")(w, r)
+	}))
+	ids := map[string]bool{}
+	for _, sent := range []string{"", "", "has space", strings.Repeat("x", 129)} {
+		a := f.do(http.MethodPost, chat, `{"model":"m"}`, "X-Request-Id", sent, "User-Agent", "")
+		h := <-got
+		id := a.header.Get("X-Request-Id")
+		require.Regexp(t, `^[0-9a-f]{32}$`, id)
+		require.Equal(t, id, h.Get("X-Request-Id"))
+		require.Empty(t, h.Get("User-Agent"))
+		require.NotContains(t, h, "X-Idempotency-Key")
+		ids[id] = true
+	}
+	require.Len(t, ids, 4)
+	require.NotEmpty(t, f.do(http.MethodGet, "/nothing", "").header.Get("X-Request-Id"))
+}
+
+func TestLargePromptArrivesWhole(t *testing.T) {
+	for _, size := range []int{1 << 10, 220 << 10, 1 << 20, 9 << 20} {
+		for _, chunked := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%d bytes, chunked %t", size, chunked), func(t *testing.T) {
+				f := newGateway(t)
+				f.engines(newEngine(t, "a", func(w http.ResponseWriter, r *http.Request) {
+					b, err := io.ReadAll(r.Body)
+					if err != nil {
+						t.Error(err)
+					}
+					w.Header().Set("Content-Type", "application/json")
+					_, _ = w.Write(b) // an answer of the same size
+				}))
+				var body bytes.Buffer
+				body.WriteString(`{"prompt":"`)
+				for i := 0; body.Len() < size; i++ {
+					fmt.Fprintf(&body, `line %d \"quoted\" \\ \n`, i)
+				}
+				body.WriteString(`","model":"m"}`)
+				var src io.Reader = bytes.NewReader(body.Bytes())
+				if chunked {
+					src = io.MultiReader(src)
+				}
+				for range 2 { // the second round uses recycled memory
+					resp, err := f.client.Post(f.url+chat, "application/json", src)
+					require.NoError(t, err)
+					b, err := io.ReadAll(resp.Body)
+					resp.Body.Close()
+					require.NoError(t, err)
+					require.Equal(t, http.StatusOK, resp.StatusCode)
+					require.True(t, bytes.Equal(body.Bytes(), b), "the echo differs")
+					src = bytes.NewReader(body.Bytes())
+				}
+				eventually(t, "memory comes back", func() bool { return f.metric("remuda_gateway_buffered_bytes") == 0 })
+			})
+		}
+	}
+}
+
+func TestEngineErrorsPassThrough(t *testing.T) {
+	cases := []struct {
+		name        string
+		status      int
+		contentType string
+		body        string
+		want        int
+		code        string // empty: unchanged
+	}{
+		{"400 JSON", 400, "application/json", `{"error":{"message":"bad","type":"x","param":null,"code":400}}`, 400, ""},
+		{"422 JSON", 422, "application/json", `{"detail":[]}`, 422, ""},
+		{"429 JSON", 429, "application/json", `{"error":{}}`, 429, ""},
+		{"500 JSON", 500, "application/json", `{"error":{}}`, 500, ""},
+		{"503 problem JSON", 503, "application/problem+json", `{"title":"x"}`, 503, ""},
+		{"400 text", 400, "text/plain", "no \x80 good", 400, "engine_refused"},
+		{"404 HTML", 404, "text/html", "<html>", 404, "engine_refused"},
+		{"500 text", 500, "text/plain", "Internal Server Error", 502, "engine_error"},
+		{"502 HTML", 502, "text/html", "<html>", 502, "engine_error"},
+		{"503 empty", 503, "", "", 502, "engine_error"},
+		{"200 HTML", 200, "text/html", "<html>", 502, "engine_bad_content"},
+		{"200 text", 200, "text/plain", "{}", 502, "engine_bad_content"},
+		{"200 stream nobody asked for", 200, "text/event-stream", "data: {}\n\n", 502, "engine_bad_content"},
+		{"200 JSON that is none", 200, "application/json", "<html>", 502, "engine_bad_content"},
+		{"200 empty JSON", 200, "application/json", "", 502, "engine_bad_content"},
+		{"204", 204, "", "", 502, "engine_bad_content"},
+		{"redirect", 307, "application/json", "{}", 502, "engine_bad_content"},
+		{"bytes for a chat", 200, "application/octet-stream", "\x00", 502, "engine_bad_content"},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			f := newGateway(t)
+			f.engines(newEngine(t, "a", func(w http.ResponseWriter, _ *http.Request) {
+				w.Header()["Content-Type"] = []string{c.contentType}
+				w.Header().Set("Retry-After", "7")
+				w.Header().Set("Location", "http://elsewhere/")
+				w.WriteHeader(c.status)
+				if c.body != "" {
+					_, _ = io.WriteString(w, c.body)
+				}
+			}))
+			a := f.post(`{"model":"m"}`)
+			if c.code != "" {
+				e := a.requireError(t, c.want, c.code)
+				require.Contains(t, e.Message, `"m"`)
+				require.Empty(t, a.header.Get("Location"))
+				return
+			}
+			require.Equal(t, c.want, a.status)
+			require.Equal(t, c.body, a.body)
+			require.Equal(t, c.contentType, a.header.Get("Content-Type"))
+			require.Equal(t, "7", a.header.Get("Retry-After"))
+		})
+	}
+}
+
+func TestUnusualAnswers(t *testing.T) {
+	t.Run("embeddings may be bytes", func(t *testing.T) {
+		f := newGateway(t)
+		f.engines(newEngine(t, "a", func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/octet-stream")
+			_, _ = w.Write([]byte{0, 1, 2})
+		}))
+		a := f.do(http.MethodPost, "/v1/embeddings", `{"model":"m"}`)
+		require.Equal(t, http.StatusOK, a.status)
+		require.Equal(t, "\x00\x01\x02", a.body)
+	})
+	t.Run("JSON for a stream", func(t *testing.T) {
+		f := newGateway(t)
+		f.engines(newEngine(t, "a", says("x")))
+		a := f.post(`{"model":"m","stream":true}`)
+		require.Equal(t, http.StatusOK, a.status)
+		require.Equal(t, `{"said":"x"}`, a.body)
+	})
+	t.Run("a compressed answer", func(t *testing.T) {
+		f := newGateway(t)
+		f.engines(newEngine(t, "a", func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Encoding", "gzip")
+			says("x")(w, r)
+		}))
+		f.post(`{"model":"m"}`).requireError(t, http.StatusBadGateway, "engine_bad_content")
+	})
+	t.Run("an answer that ends with the connection", func(t *testing.T) {
+		f := newGateway(t)
+		whole := `{"a":"` + strings.Repeat("x", 100<<10) + "\"}\n"
+		for _, c := range []struct {
+			body string
+			ok   bool
+		}{{whole, true}, {`{"a":1}`, true}, {whole[:90<<10], false}, {`{"a":`, false}} {
+			f.engines(newRawEngine(t, "a", func(conn net.Conn) {
+				_, _ = io.WriteString(conn, "HTTP/1.0 200 OK\r\nContent-Type: application/json\r\n\r\n"+c.body)
+			}))
+			a := f.post(`{"model":"m"}`)
+			switch {
+			case c.ok:
+				require.Equal(t, http.StatusOK, a.status)
+				require.NoError(t, a.err)
+				require.Equal(t, c.body, a.body)
+			case a.status == http.StatusOK:
+				require.Error(t, a.err, "a cut answer must not look whole")
+			default:
+				a.requireError(t, http.StatusBadGateway, "engine_cut_off")
+			}
+		}
+	})
+}
+
+func TestHTTP10Client(t *testing.T) {
+	f := newGateway(t)
+	f.engines(newEngine(t, "a", says("x")))
+	c, err := net.Dial("tcp", f.addr)
+	require.NoError(t, err)
+	defer c.Close()
+	_, err = io.WriteString(c, "POST "+chat+" HTTP/1.0\r\nContent-Length: 13\r\n\r\n"+`{"model":"m"}`)
+	require.NoError(t, err)
+	b, err := io.ReadAll(c)
+	require.NoError(t, err)
+	require.Contains(t, string(b), " 200 OK\r\n")
+	require.True(t, strings.HasSuffix(string(b), `{"said":"x"}`), string(b))
+}
+
+// TestStaleKeepAlive closes idle connections under the gateway, as an engine
+// does whose own timeout is shorter: no client may notice.
+func TestStaleKeepAlive(t *testing.T) {
+	var served atomic.Int64
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	accepting := make(chan struct{})
+	go func() {
+		defer close(accepting)
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				br := newReader(c)
+				req, err := http.ReadRequest(br)
+				if err != nil {
+					return
+				}
+				_, _ = io.Copy(io.Discard, req.Body)
+				served.Add(1)
+				_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}")
+				// The worst case: the next request is read, and only then
+				// the connection closes without an answer.
+				if req, err = http.ReadRequest(br); err == nil {
+					_, _ = io.Copy(io.Discard, req.Body)
+				}
+			}()
+		}
+	}()
+	defer func() { l.Close(); <-accepting }()
+	f := newGateway(t)
+	f.engines(engineAt("a", l.Addr().String()))
+	for range 20 {
+		a := f.post(`{"model":"m"}`)
+		require.Equal(t, http.StatusOK, a.status, a.body)
+		require.Equal(t, "{}", a.body)
+	}
+	require.EqualValues(t, 20, served.Load())
+	require.Zero(t, f.metric("remuda_gateway_upstream_errors_total"))
+}
+
+func TestIdleEngineConnectionsAreClosed(t *testing.T) {
+	closed := make(chan struct{})
+	f := newGateway(t, func(c *gateway.Config) { c.Timeouts.EngineIdle = 50 * time.Millisecond })
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer l.Close()
+	go func() {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		defer close(closed)
+		defer c.Close()
+		br := newReader(c)
+		if req, err := http.ReadRequest(br); err == nil {
+			_, _ = io.Copy(io.Discard, req.Body)
+		}
+		_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}")
+		_, _ = br.ReadByte()
+	}()
+	f.engines(engineAt("a", l.Addr().String()))
+	require.Equal(t, http.StatusOK, f.post(`{"model":"m"}`).status)
+	select {
+	case <-closed:
+	case <-time.After(patience):
+		t.Fatal("the idle connection stays open")
+	}
+}

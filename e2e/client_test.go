@@ -1,0 +1,124 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"time"
+)
+
+// client never reuses state between tests; it allows as many connections as a
+// load test needs.
+var client = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 512}}
+
+// answer is a finished completion.
+type answer struct {
+	text   string
+	chunks int
+	// first and last are when the first and the last token came.
+	first, last time.Time
+	finish      string
+}
+
+// streamError is an error that the stream itself reported.
+var errBrokenStream = errors.New("broken stream")
+
+// chatBody renders a streaming chat request.
+func chatBody(model, prompt string, maxTokens int, stream bool) []byte {
+	raw, err := json.Marshal(map[string]any{
+		"model": model, "stream": stream, "max_tokens": maxTokens,
+		"messages": []map[string]string{{"role": "user", "content": prompt}},
+	})
+	if err != nil {
+		panic(err)
+	}
+	return raw
+}
+
+// statusError is an answer with another status than 200.
+type statusError struct {
+	code int
+	body string
+}
+
+func (e statusError) Error() string { return fmt.Sprintf("status %d: %s", e.code, e.body) }
+
+// streamChat sends a streaming chat request and reads it to its end. Only a
+// stream that ends with [DONE] is a success.
+func streamChat(ctx context.Context, gateway, model, prompt string, maxTokens int) (answer, error) {
+	var a answer
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, gateway+"/v1/chat/completions",
+		bytes.NewReader(chatBody(model, prompt, maxTokens, true)))
+	if err != nil {
+		return a, err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := client.Do(req)
+	if err != nil {
+		return a, err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		raw, _ := io.ReadAll(resp.Body)
+		return a, statusError{resp.StatusCode, string(raw)}
+	}
+	return readStream(resp.Body)
+}
+
+func readStream(r io.Reader) (answer, error) {
+	var a answer
+	var text strings.Builder
+	sc := bufio.NewScanner(r)
+	sc.Buffer(make([]byte, 64<<10), 1<<20)
+	for sc.Scan() {
+		data, ok := strings.CutPrefix(sc.Text(), "data: ")
+		if !ok {
+			if sc.Text() != "" {
+				return a, fmt.Errorf("%w: unexpected line %q", errBrokenStream, sc.Text())
+			}
+			continue
+		}
+		if data == "[DONE]" {
+			a.text = text.String()
+			return a, nil
+		}
+		var chunk struct {
+			Error   json.RawMessage `json:"error"`
+			Choices []struct {
+				Delta        struct{ Content string }
+				FinishReason string `json:"finish_reason"`
+			}
+		}
+		if err := json.Unmarshal([]byte(data), &chunk); err != nil {
+			return a, fmt.Errorf("%w: %w in %q", errBrokenStream, err, data)
+		}
+		if chunk.Error != nil {
+			return a, fmt.Errorf("%w: %s", errBrokenStream, chunk.Error)
+		}
+		for _, c := range chunk.Choices {
+			if c.Delta.Content != "" {
+				a.last = time.Now()
+				if a.first.IsZero() {
+					a.first = a.last
+				}
+				a.chunks++
+				text.WriteString(c.Delta.Content)
+			}
+			if c.FinishReason != "" {
+				a.finish = c.FinishReason
+			}
+		}
+	}
+	if err := sc.Err(); err != nil {
+		return a, fmt.Errorf("%w: %w", errBrokenStream, err)
+	}
+	return a, fmt.Errorf("%w: it ended without [DONE]", errBrokenStream)
+}

@@ -1,0 +1,394 @@
+//go:build e2e
+
+// Package e2e drives remuda on real Nomad and Consul (and a real Ollama), the
+// way a user does: through the binaries that `make build` leaves in bin/.
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	consulapi "github.com/hashicorp/consul/api"
+	nomadapi "github.com/hashicorp/nomad/api"
+	"github.com/stretchr/testify/require"
+
+	"remuda/internal/devcluster"
+	"remuda/internal/replica"
+)
+
+// binary finds a built program; the Makefile says where.
+func binary(t testing.TB, name string) string {
+	t.Helper()
+	dir := os.Getenv("REMUDA_BIN")
+	require.NotEmpty(t, dir, "REMUDA_BIN is not set: run these tests with 'make e2e'")
+	return filepath.Join(dir, name)
+}
+
+func toolPath(t testing.TB, name string) string {
+	t.Helper()
+	dir := os.Getenv("REMUDA_TOOLS")
+	require.NotEmpty(t, dir, "REMUDA_TOOLS is not set: run these tests with 'make e2e'")
+	return filepath.Join(dir, name)
+}
+
+// output is what a process printed so far.
+type output struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.b.Write(p)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.b.String()
+}
+
+// dev is a `remuda dev` process.
+type dev struct {
+	t    testing.TB
+	cmd  *exec.Cmd
+	out  *output
+	done chan struct{}
+	err  error
+
+	info   devcluster.Info
+	nomad  *nomadapi.Client
+	consul *consulapi.Client
+}
+
+// startDev starts `remuda dev` with args; it does not wait for it.
+func startDev(t testing.TB, env []string, args ...string) *dev {
+	t.Helper()
+	d := &dev{t: t, out: &output{}, done: make(chan struct{})}
+	d.cmd = exec.Command(binary(t, "remuda"), append([]string{"dev"}, args...)...)
+	d.cmd.Env = append(os.Environ(), env...)
+	d.cmd.Stdout, d.cmd.Stderr = d.out, d.out
+	d.cmd.WaitDelay = time.Second
+	require.NoError(t, d.cmd.Start())
+	go func() { d.err = d.cmd.Wait(); close(d.done) }()
+	t.Cleanup(func() {
+		d.signal(syscall.SIGCONT)
+		d.signal(syscall.SIGTERM)
+		select {
+		case <-d.done:
+		case <-time.After(90 * time.Second):
+			t.Errorf("remuda dev did not end within 90 s of SIGTERM")
+			_ = d.cmd.Process.Kill()
+			<-d.done
+		}
+		if t.Failed() {
+			t.Logf("remuda dev printed:\n%s", d.out)
+			d.dumpLogs()
+		}
+	})
+	return d
+}
+
+// dumpLogs shows the ends of the daemons' logs.
+func (d *dev) dumpLogs() {
+	files, _ := filepath.Glob(filepath.Join(d.info.DataDir, "logs", "*.log"))
+	for _, f := range files {
+		raw, _ := os.ReadFile(f)
+		if len(raw) > 6000 {
+			raw = raw[len(raw)-6000:]
+		}
+		d.t.Logf("%s:\n%s", f, raw)
+	}
+	stderr, _ := filepath.Glob(filepath.Join(d.info.DataDir, "nomad", "alloc", "*", "alloc", "logs", "*.std*"))
+	for _, f := range stderr {
+		raw, _ := os.ReadFile(f)
+		if len(raw) > 6000 {
+			raw = raw[len(raw)-6000:]
+		}
+		d.t.Logf("%s:\n%s", f, raw)
+	}
+}
+
+func (d *dev) signal(sig syscall.Signal) { _ = d.cmd.Process.Signal(sig) }
+
+// await waits until the cluster is up.
+func (d *dev) await(dataDir string) *dev {
+	d.t.Helper()
+	path := filepath.Join(dataDir, devcluster.InfoFile)
+	eventually(d.t, 3*time.Minute, "remuda dev to come up", func() error {
+		select {
+		case <-d.done:
+			d.t.Fatalf("remuda dev ended: %v\n%s", d.err, d.out)
+		default:
+		}
+		raw, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		return json.Unmarshal(raw, &d.info)
+	})
+	nc := nomadapi.DefaultConfig()
+	nc.Address = d.info.Nomad
+	var err error
+	d.nomad, err = nomadapi.NewClient(nc)
+	require.NoError(d.t, err)
+	cc := consulapi.DefaultConfig()
+	cc.Address = d.info.Consul
+	d.consul, err = consulapi.NewClient(cc)
+	require.NoError(d.t, err)
+	return d
+}
+
+// newDev starts a cluster in a directory of its own and waits for it.
+func newDev(t testing.TB, args ...string) *dev {
+	t.Helper()
+	dir := dataDir(t)
+	return startDev(t, nil, append([]string{"-data-dir", dir}, args...)...).await(dir)
+}
+
+// dataDir is a fresh directory with a short, real path.
+func dataDir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "remuda-e2e-")
+	require.NoError(t, err)
+	dir, err = filepath.EvalSymlinks(dir)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		if !t.Failed() {
+			_ = os.RemoveAll(dir)
+		}
+	})
+	return dir
+}
+
+// stop ends the cluster with sig and checks that nothing is left.
+func (d *dev) stop(sig syscall.Signal) {
+	d.t.Helper()
+	d.signal(sig)
+	select {
+	case <-d.done:
+	case <-time.After(60 * time.Second):
+		d.t.Fatalf("remuda dev did not end within 60 s of %s; it printed:\n%s", sig, d.out)
+	}
+	require.NoError(d.t, d.err, "%s", d.out)
+	requireNothingLeft(d.t, d.info.DataDir)
+}
+
+// processesOf lists what was started for the cluster in dir, found by its
+// environment or by a path below dir on the command line.
+func processesOf(dir string) []string {
+	var found []string
+	procs, _ := filepath.Glob("/proc/[0-9]*")
+	for _, p := range procs {
+		env, _ := os.ReadFile(p + "/environ")
+		cmd, _ := os.ReadFile(p + "/cmdline")
+		if pid, _ := strconv.Atoi(filepath.Base(p)); pid == os.Getpid() || len(cmd) == 0 {
+			continue
+		}
+		if bytes.Contains(env, []byte(dir)) || bytes.Contains(cmd, []byte(dir)) {
+			found = append(found, filepath.Base(p)+" "+strings.ReplaceAll(string(cmd), "\x00", " "))
+		}
+	}
+	return found
+}
+
+func mountsOf(dir string) []string {
+	var found []string
+	raw, _ := os.ReadFile("/proc/self/mountinfo")
+	for _, line := range strings.Split(string(raw), "\n") {
+		if strings.Contains(line, dir+"/") {
+			found = append(found, line)
+		}
+	}
+	return found
+}
+
+func requireNothingLeft(t testing.TB, dir string) {
+	t.Helper()
+	require.Empty(t, processesOf(dir), "processes are left behind")
+	require.Empty(t, mountsOf(dir), "mounts are left behind")
+}
+
+// eventually polls until probe returns nil.
+func eventually(t testing.TB, limit time.Duration, what string, probe func() error) {
+	t.Helper()
+	deadline := time.Now().Add(limit)
+	for {
+		err := probe()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: not within %s: %v", what, limit, err)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// passing lists the engines of model whose check passes.
+func (d *dev) passing(model string) ([]replica.Engine, error) {
+	entries, _, err := d.consul.Health().Service(replica.ServiceName, "model="+model, true, nil)
+	if err != nil {
+		return nil, err
+	}
+	var engines []replica.Engine
+	for _, e := range entries {
+		engines = append(engines, replica.Engine{
+			Name:    replica.Name{Model: e.Service.Meta["model"], Variant: e.Service.Meta["variant"], ID: e.Service.Meta["replica"]},
+			Role:    e.Service.Meta["role"],
+			Address: e.Service.Address, Port: e.Service.Port, Passing: true,
+		})
+	}
+	return engines, nil
+}
+
+// inCatalog tells whether `consul catalog services` lists the engine at all.
+func (d *dev) inCatalog() (bool, error) {
+	services, _, err := d.consul.Catalog().Services(nil)
+	_, there := services[replica.ServiceName]
+	return there, err
+}
+
+// engine waits for the model's one passing engine.
+func (d *dev) engine(model string) replica.Engine {
+	d.t.Helper()
+	var e replica.Engine
+	eventually(d.t, time.Minute, "an engine of "+model+" in Consul", func() error {
+		engines, err := d.passing(model)
+		if err != nil {
+			return err
+		}
+		if len(engines) != 1 {
+			return fmt.Errorf("%d engines", len(engines))
+		}
+		e = engines[0]
+		return nil
+	})
+	return e
+}
+
+// shimState is the part of the shim's /state that tests use.
+type shimState struct {
+	State string `json:"state"`
+	PID   int    `json:"pid"`
+}
+
+// alloc returns the newest running allocation of the cluster's job.
+func (d *dev) alloc() *nomadapi.Allocation {
+	d.t.Helper()
+	var found *nomadapi.Allocation
+	eventually(d.t, time.Minute, "a running allocation", func() error {
+		list, _, err := d.nomad.Jobs().Allocations(d.info.Job, false, nil)
+		if err != nil {
+			return err
+		}
+		for _, a := range list {
+			if a.ClientStatus == nomadapi.AllocClientStatusRunning {
+				found, _, err = d.nomad.Allocations().Info(a.ID, nil)
+				return err
+			}
+		}
+		return errors.New("none")
+	})
+	return found
+}
+
+// port returns the host port that the allocation's network gives to label.
+func port(t testing.TB, a *nomadapi.Allocation, label string) int {
+	t.Helper()
+	for _, p := range a.AllocatedResources.Shared.Ports {
+		if p.Label == label {
+			return p.Value
+		}
+	}
+	t.Fatalf("allocation %s has no port %q", a.ID, label)
+	return 0
+}
+
+// shim asks the shim of the job's primary for its state.
+func (d *dev) shim() (shimState, error) {
+	var st shimState
+	a := d.alloc()
+	resp, err := http.Get(fmt.Sprintf("http://127.0.0.1:%d/state", port(d.t, a, "shim")))
+	if err != nil {
+		return st, err
+	}
+	defer resp.Body.Close()
+	return st, json.NewDecoder(resp.Body).Decode(&st)
+}
+
+// parent returns a process's parent.
+func parent(t testing.TB, pid int) int {
+	t.Helper()
+	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	require.NoError(t, err)
+	fields := strings.Fields(string(raw[bytes.LastIndexByte(raw, ')')+1:]))
+	ppid, err := strconv.Atoi(fields[1])
+	require.NoError(t, err)
+	return ppid
+}
+
+// childrenOf lists the processes whose parent is pid.
+func childrenOf(t testing.TB, pid int) []int {
+	t.Helper()
+	var pids []int
+	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
+	for _, f := range stats {
+		raw, err := os.ReadFile(f)
+		if err != nil {
+			continue
+		}
+		fields := strings.Fields(string(raw[bytes.LastIndexByte(raw, ')')+1:]))
+		if len(fields) > 1 && fields[1] == strconv.Itoa(pid) {
+			child, _ := strconv.Atoi(strings.Split(f, "/")[2])
+			pids = append(pids, child)
+		}
+	}
+	return pids
+}
+
+// kill9 kills processes in one go.
+func kill9(t testing.TB, pids ...int) {
+	t.Helper()
+	for _, pid := range pids {
+		require.NoError(t, syscall.Kill(pid, syscall.SIGKILL), "kill -9 %d", pid)
+	}
+}
+
+// command runs a CLI with the cluster's addresses and returns what it printed.
+func (d *dev) command(name string, args ...string) string {
+	d.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, toolPath(d.t, name), args...)
+	cmd.Env = append(os.Environ(), "NOMAD_ADDR="+d.info.Nomad, "CONSUL_HTTP_ADDR="+d.info.Consul)
+	out, err := cmd.CombinedOutput()
+	require.NoError(d.t, err, "%s %s:\n%s", name, strings.Join(args, " "), out)
+	return string(out)
+}
+
+// getBody fetches url.
+func getBody(t testing.TB, url string) string {
+	t.Helper()
+	resp, err := http.Get(url)
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	raw, err := io.ReadAll(resp.Body)
+	require.NoError(t, err)
+	return string(raw)
+}

@@ -1,0 +1,646 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	nomadapi "github.com/hashicorp/nomad/api"
+	"github.com/stretchr/testify/require"
+
+	"remuda/internal/sim/text"
+)
+
+// exact is what the simulated engine must answer.
+func exact(model, prompt string, maxTokens int) text.Answer {
+	return text.Chat(model, []text.Message{{Role: "user", Content: prompt}}, maxTokens)
+}
+
+// TestCluster shares one cluster; its parts run in order and leave it serving.
+func TestCluster(t *testing.T) {
+	d := newDev(t)
+	for _, part := range []struct {
+		name string
+		test func(*testing.T, *dev)
+	}{
+		{"the printed curl streams the exact answer", printedCurl},
+		{"seats are published and pinned", seats},
+		{"both web interfaces answer", webInterfaces},
+		{"kill -9 of the engine", killEngine},
+		{"kill -9 of the shim", killShim},
+		{"kill -9 of the shim and its guard", killShimAndGuard},
+		{"kill -9 of the whole task", killTask},
+		{"kill -9 of the executor", killExecutor},
+		{"consul stopped for 30 s", func(t *testing.T, d *dev) { stopped(t, d, "consul") }},
+		{"nomad stopped for 30 s", func(t *testing.T, d *dev) { stopped(t, d, "nomad") }},
+		{"consul killed and down for 30 s", func(t *testing.T, d *dev) { down(t, d, "consul") }},
+		{"nomad killed and down for 30 s", func(t *testing.T, d *dev) { down(t, d, "nomad") }},
+		{"gateway killed comes back", killGateway},
+		{"bad clients", badClients},
+		{"a client that leaves frees its slot", cancellation},
+		{"an engine that sends garbage", garbage},
+		{"200 streams for 60 s", manyStreams},
+		{"nomad job stop drains", jobStop},
+		{"nomad job run by hand", jobRun},
+	} {
+		if !t.Run(part.name, func(t *testing.T) { d.t = t; part.test(t, d) }) {
+			break
+		}
+	}
+	d.t = t
+	if !t.Failed() {
+		d.stop(syscall.SIGINT)
+	}
+}
+
+// pid is the process ID of a daemon, which changes when it is started again.
+func (d *dev) pid(name string) int {
+	d.t.Helper()
+	verbs := map[string]string{"consul": "consul agent", "nomad": "nomad agent", "gateway": "remuda gateway"}
+	for _, child := range childrenOf(d.t, d.cmd.Process.Pid) {
+		raw, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", child))
+		args := strings.Split(string(raw), "\x00")
+		if len(args) > 1 && filepath.Base(args[0])+" "+args[1] == verbs[name] {
+			return child
+		}
+	}
+	d.t.Fatalf("no process of %s below remuda dev", name)
+	return 0
+}
+
+func printedCurl(t *testing.T, d *dev) {
+	out := d.out.String()
+	i, j := strings.Index(out, "  curl "), strings.Index(out, "  Nomad UI")
+	require.True(t, i > 0 && j > i, "no curl line in:\n%s", out)
+	cmd := exec.Command("sh", "-c", strings.TrimSpace(out[i:j]))
+	begin := time.Now()
+	pipe, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	got, err := readStream(pipe)
+	require.NoError(t, err)
+	require.NoError(t, cmd.Wait())
+	want := exact("demo", "Hello", 64)
+	require.Equal(t, want.Text, got.text)
+	pieces := 0
+	for _, p := range want.Pieces {
+		if p != "" {
+			pieces++
+		}
+	}
+	require.Equal(t, pieces, got.chunks, "one event for each token")
+	// At 50 tokens/s the answer takes over a second: tokens that came one by
+	// one are spread over it, and the first came early.
+	total := got.last.Sub(begin)
+	require.Greater(t, total, time.Second/2)
+	require.Less(t, got.first.Sub(begin), total/2, "the first token came with the last")
+}
+
+func seats(t *testing.T, d *dev) {
+	status := d.command("nomad", "node", "status", "-self", "-verbose")
+	for gpu := range 2 {
+		for seat := range 2 {
+			require.Contains(t, status, fmt.Sprintf("GPU-00000000-0000-4000-8000-%012x#%d", gpu, seat))
+		}
+	}
+	require.Contains(t, status, "nvidia/gpu/")
+	want := "GPU-00000000-0000-4000-8000-000000000000#0"
+	a := d.alloc()
+	devices := a.AllocatedResources.Tasks["primary"].Devices
+	require.Len(t, devices, 1)
+	require.Equal(t, []string{want}, devices[0].DeviceIDs)
+	st, err := d.shim()
+	require.NoError(t, err)
+	env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", st.PID))
+	require.NoError(t, err)
+	vars := strings.Split(string(env), "\x00")
+	require.Contains(t, vars, "REMUDA_SEATS="+want)
+	require.Contains(t, vars, "REMUDA_GPU_UUIDS="+strings.TrimSuffix(want, "#0"))
+	require.Contains(t, vars, "NVIDIA_VISIBLE_DEVICES="+strings.TrimSuffix(want, "#0"))
+	stats := getBody(t, d.info.Nomad+"/v1/client/stats?node_id="+a.NodeID)
+	require.Contains(t, stats, want, "the plugin's statistics reach Nomad")
+}
+
+func webInterfaces(t *testing.T, d *dev) {
+	for _, url := range []string{d.info.Nomad + "/ui/", "http://" + d.info.Consul + "/ui/"} {
+		page := getBody(t, url)
+		require.Contains(t, page, "<script", "%s is no web application", url)
+	}
+}
+
+// watchCatalog polls the catalog as fast as it can until stop is called. It
+// fails the test if the engine is listed while it cannot serve.
+type catalogWatch struct {
+	gone, back atomic.Int64 // nanoseconds since begin; 0: not yet
+	stop       func()
+}
+
+func (d *dev) watchCatalog(t *testing.T, begin time.Time) *catalogWatch {
+	w := &catalogWatch{}
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for ctx.Err() == nil {
+			there, err := d.inCatalog()
+			at := time.Since(begin)
+			switch {
+			case err != nil:
+			case !there && w.gone.Load() == 0:
+				w.gone.Store(int64(at))
+			case there && w.gone.Load() != 0 && w.back.Load() == 0:
+				w.back.Store(int64(at))
+				engines, err := d.passing("demo")
+				if err == nil && len(engines) == 1 {
+					if err := askEngine("http://"+engines[0].HostPort(), "demo"); err != nil {
+						t.Errorf("the engine is registered and does not serve: %v", err)
+					}
+				}
+			}
+			time.Sleep(5 * time.Millisecond)
+		}
+	})
+	w.stop = func() { cancel(); wg.Wait() }
+	return w
+}
+
+// askEngine asks an engine directly for two tokens.
+func askEngine(url, model string) error {
+	body := chatBody(model, "Hello", 2, false)
+	resp, err := http.Post(url+"/v1/chat/completions", "application/json", bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != 200 {
+		return errors.New(resp.Status)
+	}
+	return nil
+}
+
+// survives kills what victims names, and checks that the engine leaves Consul
+// within a second, that nothing of its old life is left, and that it serves
+// again without a hand.
+func survives(t *testing.T, d *dev, victims func(engine, shim int) []int) {
+	d.engine("demo")
+	st, err := d.shim()
+	require.NoError(t, err)
+	shim := parent(t, st.PID)
+	pids := victims(st.PID, shim)
+	begin := time.Now()
+	w := d.watchCatalog(t, begin)
+	kill9(t, pids...)
+	eventually(t, time.Minute, "the engine to be back", func() error {
+		if w.back.Load() == 0 {
+			return errors.New("it is not listed in Consul")
+		}
+		return nil
+	})
+	w.stop()
+	gone, back := time.Duration(w.gone.Load()), time.Duration(w.back.Load())
+	t.Logf("gone from the catalog after %s, back after %s", gone.Round(time.Millisecond), back.Round(time.Millisecond))
+	require.Less(t, gone, time.Second)
+	eventually(t, 10*time.Second, "an answer through the gateway", func() error {
+		got, err := streamChat(t.Context(), d.info.Gateway, "demo", "after the kill", 8)
+		if err == nil && got.text != exact("demo", "after the kill", 8).Text {
+			t.Fatalf("wrong text %q", got.text)
+		}
+		return err
+	})
+	for _, pid := range []int{st.PID, shim} {
+		eventually(t, 5*time.Second, "the old processes to be gone", func() error {
+			if _, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid)); err == nil {
+				return fmt.Errorf("%d lives", pid)
+			}
+			return nil
+		})
+	}
+	require.Len(t, enginesRunning(d), 1, "one engine process must run, not its earlier lives")
+}
+
+// enginesRunning lists the simulated engines of the cluster.
+func enginesRunning(d *dev) []string {
+	var found []string
+	for _, p := range processesOf(d.info.DataDir) {
+		if strings.Contains(p, " sim -listen ") && !strings.Contains(p, " engine ") {
+			found = append(found, p)
+		}
+	}
+	return found
+}
+
+func killEngine(t *testing.T, d *dev) {
+	survives(t, d, func(engine, _ int) []int { return []int{engine} })
+}
+
+func killShim(t *testing.T, d *dev) {
+	survives(t, d, func(_, shim int) []int { return []int{shim} })
+}
+
+func killShimAndGuard(t *testing.T, d *dev) {
+	survives(t, d, func(engine, shim int) []int {
+		pids := []int{shim}
+		for _, child := range childrenOf(t, shim) {
+			if child != engine {
+				pids = append(pids, child)
+			}
+		}
+		require.Len(t, pids, 2)
+		return append(pids[1:], pids[0]) // the guard first, or it would still act
+	})
+}
+
+func killTask(t *testing.T, d *dev) {
+	survives(t, d, func(engine, shim int) []int {
+		return append(append([]int{}, childrenOf(t, shim)...), shim)
+	})
+}
+
+func killExecutor(t *testing.T, d *dev) {
+	survives(t, d, func(_, shim int) []int { return []int{parent(t, shim)} })
+}
+
+// traffic runs n clients that each stream one answer after another until stop
+// is called; it returns how many succeeded, and fails the test for each that
+// did not.
+func traffic(t *testing.T, d *dev, n int) (stop func() int) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var served atomic.Int64
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Go(func() {
+			for round := 0; ctx.Err() == nil; round++ {
+				prompt := fmt.Sprintf("client %d round %d", i, round)
+				got, err := streamChat(context.Background(), d.info.Gateway, "demo", prompt, 40)
+				if err != nil {
+					t.Errorf("%s: %v", prompt, err)
+					continue
+				}
+				if want := exact("demo", prompt, 40).Text; got.text != want {
+					t.Errorf("%s: got %q, want %q", prompt, got.text, want)
+				}
+				served.Add(1)
+			}
+		})
+	}
+	return func() int { cancel(); wg.Wait(); return int(served.Load()) }
+}
+
+const outage = 30 * time.Second
+
+func stopped(t *testing.T, d *dev, name string) {
+	d.engine("demo")
+	pid := d.pid(name)
+	stop := traffic(t, d, 8)
+	require.NoError(t, syscall.Kill(pid, syscall.SIGSTOP))
+	time.Sleep(outage)
+	require.NoError(t, syscall.Kill(pid, syscall.SIGCONT))
+	time.Sleep(10 * time.Second) // what comes back must not disturb either
+	n := stop()
+	t.Logf("%d streams while %s was stopped", n, name)
+	require.Greater(t, n, 100)
+	d.engine("demo")
+}
+
+func down(t *testing.T, d *dev, name string) {
+	d.engine("demo")
+	pid := d.pid(name)
+	stop := traffic(t, d, 8)
+	// remuda dev would start it again at once, so it sleeps meanwhile.
+	d.signal(syscall.SIGSTOP)
+	kill9(t, pid)
+	time.Sleep(outage)
+	d.signal(syscall.SIGCONT)
+	eventually(t, 30*time.Second, name+" to run again", func() error {
+		for _, child := range childrenOf(t, d.cmd.Process.Pid) {
+			raw, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", child))
+			if child != pid && strings.HasPrefix(filepath.Base(strings.Split(string(raw), "\x00")[0]), name) {
+				return nil
+			}
+		}
+		return errors.New("no process")
+	})
+	time.Sleep(10 * time.Second)
+	n := stop()
+	t.Logf("%d streams while %s was down", n, name)
+	require.Greater(t, n, 100)
+	d.engine("demo")
+	eventually(t, 30*time.Second, "nomad to know its allocation", func() error {
+		a, _, err := d.nomad.Jobs().Allocations(d.info.Job, false, nil)
+		if err != nil {
+			return err
+		}
+		running := 0
+		for _, x := range a {
+			if x.ClientStatus == nomadapi.AllocClientStatusRunning {
+				running++
+			}
+		}
+		if running != 1 {
+			return fmt.Errorf("%d allocations run", running)
+		}
+		return nil
+	})
+	require.Len(t, enginesRunning(d), 1)
+}
+
+func killGateway(t *testing.T, d *dev) {
+	kill9(t, d.pid("gateway"))
+	eventually(t, 10*time.Second, "the gateway to serve again", func() error {
+		_, err := streamChat(t.Context(), d.info.Gateway, "demo", "hello again", 4)
+		return err
+	})
+	require.Contains(t, d.out.String(), "gateway ended (signal: killed): starting it again")
+}
+
+// leaks remembers the gateway's goroutines and descriptors.
+type leaks struct{ goroutines, fds int }
+
+var goroutinesPattern = regexp.MustCompile(`(?m)^go_goroutines (\d+)$`)
+
+func (d *dev) leaks(t *testing.T) leaks {
+	t.Helper()
+	client.CloseIdleConnections()
+	m := goroutinesPattern.FindStringSubmatch(getBody(t, d.info.Gateway+"/metrics"))
+	require.NotNil(t, m)
+	n, err := strconv.Atoi(m[1])
+	require.NoError(t, err)
+	fds, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", d.pid("gateway")))
+	require.NoError(t, err)
+	return leaks{n, len(fds)}
+}
+
+// requireNoLeak waits until the gateway is back at what it had.
+func (d *dev) requireNoLeak(t *testing.T, before leaks) {
+	t.Helper()
+	eventually(t, 20*time.Second, "the gateway's goroutines and descriptors to be given back", func() error {
+		now := d.leaks(t)
+		// The scrape itself and one idle connection come and go.
+		if now.goroutines > before.goroutines+4 || now.fds > before.fds+2 {
+			return fmt.Errorf("%+v before, %+v now", before, now)
+		}
+		return nil
+	})
+}
+
+func badClients(t *testing.T, d *dev) {
+	d.engine("demo")
+	before := d.leaks(t)
+	for _, tc := range []struct {
+		name, method, path, contentType string
+		body                            []byte
+		status                          int
+		message                         string
+	}{
+		{"1 MiB prompt beyond the context", "POST", "/v1/chat/completions", "application/json",
+			chatBody("demo", strings.Repeat("a b ", 1<<18), 8, false), 400, "maximum context length"},
+		{"not JSON", "POST", "/v1/chat/completions", "application/json", []byte("model=demo"), 400, "JSON"},
+		{"cut JSON", "POST", "/v1/chat/completions", "application/json", []byte(`{"model":"demo","messages":[`), 400, ""},
+		{"no model", "POST", "/v1/chat/completions", "application/json", []byte(`{"messages":[]}`), 400, "model"},
+		{"unknown model", "POST", "/v1/completions", "application/json", []byte(`{"model":"nope","prompt":"x"}`), 404, "nope"},
+		{"wrong method", "GET", "/v1/chat/completions", "", nil, 405, ""},
+		{"unknown route", "POST", "/v1/nothing", "application/json", []byte(`{"model":"demo"}`), 404, ""},
+		{"engine's own refusal", "POST", "/v1/chat/completions", "application/json",
+			[]byte(`{"model":"demo","messages":[{"role":"user","content":"x"}],"max_tokens":-1}`), 400, "max_tokens"},
+		{"too large", "POST", "/v1/completions", "application/json", bytes.Repeat([]byte(" "), 33<<20), 413, ""},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			req, err := http.NewRequestWithContext(t.Context(), tc.method, d.info.Gateway+tc.path, bytes.NewReader(tc.body))
+			require.NoError(t, err)
+			if tc.contentType != "" {
+				req.Header.Set("Content-Type", tc.contentType)
+			}
+			resp, err := client.Do(req)
+			require.NoError(t, err)
+			defer resp.Body.Close()
+			var body struct {
+				Error *struct {
+					Message string `json:"message"`
+					Type    string `json:"type"`
+				} `json:"error"`
+			}
+			require.NoError(t, json.NewDecoder(resp.Body).Decode(&body), "the error is not JSON")
+			require.Equal(t, tc.status, resp.StatusCode, "%+v", body.Error)
+			require.NotNil(t, body.Error, "the error is not OpenAI-shaped")
+			require.NotEmpty(t, body.Error.Type)
+			require.Contains(t, body.Error.Message, tc.message)
+		})
+	}
+	t.Run("slow loris", func(t *testing.T) { slowLoris(t, d) })
+	// None of it has hurt anybody.
+	got, err := streamChat(t.Context(), d.info.Gateway, "demo", "still there?", 8)
+	require.NoError(t, err)
+	require.Equal(t, exact("demo", "still there?", 8).Text, got.text)
+	d.requireNoLeak(t, before)
+}
+
+// slowLoris sends headers, and a body, that never end. Both connections must
+// be closed by the gateway.
+func slowLoris(t *testing.T, d *dev) {
+	addr := strings.TrimPrefix(d.info.Gateway, "http://")
+	for name, opening := range map[string]string{
+		"headers": "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nX-Slow: ",
+		"body":    "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n{",
+	} {
+		conn, err := net.Dial("tcp", addr)
+		require.NoError(t, err)
+		defer conn.Close()
+		_, err = conn.Write([]byte(opening))
+		require.NoError(t, err)
+		closed := make(chan error, 1)
+		go func() {
+			buf := make([]byte, 4096)
+			for {
+				if _, err := conn.Read(buf); err != nil {
+					closed <- err
+					return
+				}
+			}
+		}()
+		drip := time.NewTicker(200 * time.Millisecond)
+		defer drip.Stop()
+		limit := time.After(90 * time.Second)
+		for done := false; !done; {
+			select {
+			case <-closed:
+				done = true
+			case <-drip.C:
+				_, _ = conn.Write([]byte("a"))
+			case <-limit:
+				t.Fatalf("%s: the gateway still holds the connection after 90 s", name)
+			}
+		}
+	}
+}
+
+// engineMetric reads one of the engine's own figures.
+func (d *dev) engineMetric(t *testing.T, name string) float64 {
+	t.Helper()
+	e := d.engine("demo")
+	for _, line := range strings.Split(getBody(t, "http://"+e.HostPort()+"/metrics"), "\n") {
+		if strings.HasPrefix(line, name+"{") {
+			v, err := strconv.ParseFloat(line[strings.LastIndexByte(line, ' ')+1:], 64)
+			require.NoError(t, err)
+			return v
+		}
+	}
+	t.Fatalf("the engine has no metric %s", name)
+	return 0
+}
+
+func cancellation(t *testing.T, d *dev) {
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		_, err := streamChat(ctx, d.info.Gateway, "demo", "a long story", 4000)
+		done <- err
+	}()
+	eventually(t, 10*time.Second, "the request to run", func() error {
+		if n := d.engineMetric(t, "vllm:num_requests_running"); n != 1 {
+			return fmt.Errorf("%v run", n)
+		}
+		return nil
+	})
+	cancel()
+	require.Error(t, <-done)
+	eventually(t, 2*time.Second, "the slot to be free", func() error {
+		if n := d.engineMetric(t, "vllm:num_requests_running"); n != 0 {
+			return fmt.Errorf("%v run", n)
+		}
+		return nil
+	})
+}
+
+// fault switches faults of the engine on, or all off with nil.
+func (d *dev) fault(t *testing.T, faults map[string]any) {
+	t.Helper()
+	url := "http://" + d.engine("demo").HostPort() + "/sim/faults"
+	method, body := http.MethodDelete, []byte(nil)
+	if faults != nil {
+		method = http.MethodPost
+		body, _ = json.Marshal(faults)
+	}
+	req, err := http.NewRequestWithContext(t.Context(), method, url, bytes.NewReader(body))
+	require.NoError(t, err)
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := client.Do(req)
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	require.Less(t, resp.StatusCode, 300, resp.Status)
+}
+
+func garbage(t *testing.T, d *dev) {
+	before := d.leaks(t)
+	for _, tc := range []struct {
+		name   string
+		faults map[string]any
+		check  func(t *testing.T, err error)
+	}{
+		{"no HTTP at all", map[string]any{"garbage": "http"}, func(t *testing.T, err error) {
+			var status statusError
+			require.ErrorAs(t, err, &status)
+			require.Equal(t, 502, status.code)
+			require.Contains(t, status.body, `"error"`)
+		}},
+		{"connection dropped in mid-stream", map[string]any{"drop_after": 3}, func(t *testing.T, err error) {
+			require.ErrorIs(t, err, errBrokenStream)
+			require.Contains(t, err.Error(), "message", "the client must be told, not just left")
+		}},
+		{"error 500", map[string]any{"error500": true}, func(t *testing.T, err error) {
+			var status statusError
+			require.ErrorAs(t, err, &status)
+			require.Equal(t, 500, status.code)
+			require.Contains(t, status.body, `"error"`)
+		}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			d.fault(t, tc.faults)
+			_, err := streamChat(t.Context(), d.info.Gateway, "demo", "Hello", 16)
+			d.fault(t, nil)
+			tc.check(t, err)
+		})
+	}
+	eventually(t, 15*time.Second, "a right answer once the engine is sane", func() error {
+		_, err := streamChat(t.Context(), d.info.Gateway, "demo", "Hello", 4)
+		return err
+	})
+	d.requireNoLeak(t, before)
+}
+
+func manyStreams(t *testing.T, d *dev) {
+	before := d.leaks(t)
+	stop := traffic(t, d, 200)
+	time.Sleep(time.Minute)
+	n := stop()
+	t.Logf("%d streams in 60 s, all complete and exact", n)
+	require.GreaterOrEqual(t, n, 200)
+	d.requireNoLeak(t, before)
+}
+
+func jobStop(t *testing.T, d *dev) {
+	type result struct {
+		got answer
+		err error
+	}
+	done := make(chan result, 1)
+	go func() {
+		got, err := streamChat(context.Background(), d.info.Gateway, "demo", "finish me", 150)
+		done <- result{got, err}
+	}()
+	eventually(t, 10*time.Second, "the request to run", func() error {
+		if n := d.engineMetric(t, "vllm:num_requests_running"); n != 1 {
+			return fmt.Errorf("%v run", n)
+		}
+		return nil
+	})
+	d.command("nomad", "job", "stop", "-detach", "-purge", d.info.Job)
+	eventually(t, 5*time.Second, "the engine to leave Consul", func() error {
+		if there, err := d.inCatalog(); err != nil || there {
+			return fmt.Errorf("listed: %v, %v", there, err)
+		}
+		return nil
+	})
+	r := <-done
+	require.NoError(t, r.err, "a running stream must finish")
+	require.Equal(t, exact("demo", "finish me", 150).Text, r.got.text)
+
+	// Nobody serves the model now: 503 for one that was known, with a hint
+	// when to come back.
+	resp, err := http.Post(d.info.Gateway+"/v1/chat/completions", "application/json", bytes.NewReader(chatBody("demo", "x", 4, false)))
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	require.Equal(t, 503, resp.StatusCode)
+	require.NotEmpty(t, resp.Header.Get("Retry-After"))
+	eventually(t, 30*time.Second, "the processes to be gone", func() error {
+		if left := enginesRunning(d); len(left) > 0 {
+			return fmt.Errorf("%v", left)
+		}
+		return nil
+	})
+}
+
+func jobRun(t *testing.T, d *dev) {
+	d.command("nomad", "job", "run", "-var", "consul="+d.info.Consul, "-var", "model=by-hand",
+		"-var", "seat=GPU-00000000-0000-4000-8000-000000000001#1", filepath.Join("..", "jobs", "demo.nomad.hcl"))
+	d.engine("by-hand")
+	got, err := streamChat(t.Context(), d.info.Gateway, "by-hand", "Hello", 8)
+	require.NoError(t, err)
+	require.Equal(t, exact("by-hand", "Hello", 8).Text, got.text)
+	require.Equal(t, []string{"GPU-00000000-0000-4000-8000-000000000001#1"}, d.alloc().AllocatedResources.Tasks["primary"].Devices[0].DeviceIDs)
+}
