@@ -103,6 +103,9 @@ type Config struct {
 	// is made from ModelFile. Empty: Ollama takes the one that the file names,
 	// or else "{{ .Prompt }}". Only for ollama.
 	Template string
+	// Parameters are set in the model that is made from ModelFile. Only for
+	// ollama.
+	Parameters Parameters
 	// Parallel is the OLLAMA_NUM_PARALLEL that the server was started with,
 	// because Ollama does not tell; Slots answers it. 0: not known. Only for
 	// ollama.
@@ -170,11 +173,15 @@ func (c Config) ollamaOnly(name string) []error {
 	if c.Template != "" && c.ModelFile == "" {
 		errs = append(errs, errors.New("Template is set without ModelFile: a model that exists keeps its own template"))
 	}
+	if len(c.Parameters) > 0 && c.ModelFile == "" {
+		errs = append(errs, errors.New("Parameters are set without ModelFile: a model that exists keeps its own parameters"))
+	}
 	if _, known := dialects[name]; !known || name == Ollama {
 		return errs
 	}
 	for field, set := range map[string]bool{
-		"ModelFile": c.ModelFile != "", "Template": c.Template != "", "Parallel": c.Parallel != 0,
+		"ModelFile": c.ModelFile != "", "Template": c.Template != "",
+		"Parameters": len(c.Parameters) > 0, "Parallel": c.Parallel != 0,
 	} {
 		if set {
 			errs = append(errs, fmt.Errorf("%s is set: the %s dialect has no use for it, only %s", field, name, Ollama))

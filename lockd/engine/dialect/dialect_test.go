@@ -2,6 +2,8 @@ package dialect_test
 
 import (
 	"context"
+	"flag"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"sync"
@@ -28,16 +30,16 @@ func TestNewNamesEveryBadField(t *testing.T) {
 		"all wrong": {
 			"ollama",
 			dialect.Config{
-				URL: "http://h:1?q=1", Template: "x", Parallel: -1,
+				URL: "http://h:1?q=1", Template: "x", Parallel: -1, Parameters: dialect.Parameters{"a": 1},
 				Client: &http.Client{Timeout: time.Second},
 			},
-			[]string{"want no query", "Model is empty", "Client.Timeout is 1s", "Template is set without ModelFile", "Parallel is -1"},
+			[]string{"want no query", "Model is empty", "Client.Timeout is 1s", "Template is set without ModelFile", "Parameters are set without ModelFile", "Parallel is -1"},
 		},
 		"not HTTP":  {"vllm", dialect.Config{URL: "unix:///x", Model: "m"}, []string{`URL is "unix:///x": want http://HOST:PORT`}},
 		"not a URL": {"vllm", dialect.Config{URL: "http://[", Model: "m"}, []string{"URL: parse"}},
 		"ollama's fields": {
-			"vllm", dialect.Config{URL: good.URL, Model: "m", ModelFile: "f", Template: "t", Parallel: 2},
-			[]string{"ModelFile is set", "Template is set", "Parallel is set", "only ollama"},
+			"vllm", dialect.Config{URL: good.URL, Model: "m", ModelFile: "f", Template: "t", Parallel: 2, Parameters: dialect.Parameters{"a": 1}},
+			[]string{"ModelFile is set", "Template is set", "Parallel is set", "Parameters is set", "only ollama"},
 		},
 	}
 	for name, tc := range tests {
@@ -104,4 +106,24 @@ func (r *recorder) take() []string {
 	got := r.requests
 	r.requests = nil
 	return got
+}
+
+func TestParameters(t *testing.T) {
+	var p dialect.Parameters
+	require.Empty(t, p.String())
+	fs := flag.NewFlagSet("t", flag.ContinueOnError)
+	fs.SetOutput(io.Discard)
+	fs.Var(&p, "p", "parameter")
+	require.NoError(t, fs.Parse([]string{
+		"-p", "num_thread=1", "-p", "temperature=0.5", "-p", "use_mmap=false", "-p", "stop=a=b",
+		"-p", `stop="7"`, "-p", "stop=null", "-p", "empty=",
+	}))
+	require.Equal(t, dialect.Parameters{
+		"num_thread": 1.0, "temperature": 0.5, "use_mmap": false,
+		"stop": []any{"a=b", "7", "null"}, "empty": "",
+	}, p)
+	require.Equal(t, "empty=,num_thread=1,stop=[a=b 7 null],temperature=0.5,use_mmap=false", p.String())
+	for _, bad := range []string{"", "x", "=1", " =1"} {
+		require.ErrorContains(t, fs.Parse([]string{"-p", bad}), "want NAME=VALUE")
+	}
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"strings"
 	"sync/atomic"
@@ -26,9 +27,10 @@ type ollama struct {
 	*api
 	model string
 	file  string
-	// template of the model made from file.
-	template string
-	parallel int
+	// template and parameters are of the model made from file.
+	template   string
+	parameters Parameters
+	parallel   int
 	turn     turn
 	// blob is the digest of file, known after the model was made from it.
 	// Guarded by turn.
@@ -48,7 +50,7 @@ var _ Dialect = (*ollama)(nil)
 func newOllama(a *api, c Config) (Dialect, error) {
 	return &ollama{
 		api: a, model: c.Model, file: c.ModelFile, template: c.Template,
-		parallel: c.Parallel, turn: newTurn(),
+		parameters: maps.Clone(c.Parameters), parallel: c.Parallel, turn: newTurn(),
 	}, nil
 }
 

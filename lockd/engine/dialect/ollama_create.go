@@ -102,6 +102,9 @@ func (o *ollama) create(ctx context.Context, digest string) error {
 	if o.template != "" {
 		in["template"] = o.template
 	}
+	if len(o.parameters) > 0 {
+		in["parameters"] = o.parameters
+	}
 	body, err := json.Marshal(in)
 	if err != nil {
 		return err

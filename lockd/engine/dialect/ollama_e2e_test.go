@@ -187,6 +187,7 @@ func TestRealOllama(t *testing.T) {
 	require.NoError(t, gguf.Write(file, gguf.Options{Seed: 1}))
 	d, err := dialect.New("ollama", dialect.Config{
 		URL: server.url, Model: "tiny", ModelFile: file, Template: "{{ .Prompt }}", Parallel: 2,
+		Parameters: dialect.Parameters{"num_thread": 1},
 	})
 	require.NoError(t, err)
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)
@@ -217,7 +218,7 @@ func TestRealOllama(t *testing.T) {
 		server.requireAnswers(t)
 	})
 	t.Run("sleep waits for a stream", func(t *testing.T) {
-		s := server.chat(t, 300)
+		s := server.chat(t, 2000)
 		_, _, end := s.next(t)
 		require.False(t, end)
 		require.NoError(t, d.Sleep(soon(t)))

@@ -27,6 +27,7 @@ type fakeOllama struct {
 	blobs     map[string]bool
 	models    map[string]string // name to blob
 	templates map[string]string
+	params    map[string]any
 	loaded    bool
 	keepAlive float64
 	alive     bool // the runner
@@ -106,6 +107,7 @@ func (f *fakeOllama) serveCreate(w http.ResponseWriter, r *http.Request) {
 	var in struct {
 		Model, Template string
 		Files           map[string]string
+		Parameters      map[string]any
 	}
 	_ = json.NewDecoder(r.Body).Decode(&in)
 	w.Header().Set("Content-Type", "application/x-ndjson")
@@ -121,6 +123,7 @@ func (f *fakeOllama) serveCreate(w http.ResponseWriter, r *http.Request) {
 		}
 		f.models[in.Model+":latest"] = digest
 		f.templates[in.Model+":latest"] = in.Template
+		f.params = in.Parameters
 	}
 	_, _ = io.WriteString(w, "{\"status\":\"writing manifest\"}\n{\"status\":\"success\"}\n")
 }
@@ -232,7 +235,9 @@ func TestOllamaSleepsAndWakes(t *testing.T) {
 func TestOllamaMakesTheModel(t *testing.T) {
 	path, digest := modelFile(t, "weights")
 	fake := newFakeOllama()
-	d := engine(t, "ollama", dialect.Config{Model: "tiny", ModelFile: path, Template: "{{ .Prompt }}!"}, fake)
+	d := engine(t, "ollama", dialect.Config{
+		Model: "tiny", ModelFile: path, Template: "{{ .Prompt }}!", Parameters: dialect.Parameters{"num_thread": 1},
+	}, fake)
 	require.NoError(t, d.Load(soon(t)))
 	require.Equal(t, []string{
 		"HEAD /api/blobs/" + digest, "POST /api/blobs/" + digest, "POST /api/create",
@@ -240,6 +245,7 @@ func TestOllamaMakesTheModel(t *testing.T) {
 	}, fake.take())
 	require.Equal(t, map[string]string{"tiny:latest": digest}, fake.models)
 	require.Equal(t, "{{ .Prompt }}!", fake.templates["tiny:latest"])
+	require.Equal(t, map[string]any{"num_thread": 1.0}, fake.params)
 
 	require.NoError(t, d.Load(soon(t)), "again: nothing to make")
 	require.Equal(t, []string{"GET /api/tags", "POST /api/generate", "GET /api/ps"}, fake.take())
