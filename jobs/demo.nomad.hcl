@@ -55,6 +55,14 @@ job "demo" {
       mode     = "delay"
     }
 
+    # A node that Nomad cannot reach for a while keeps serving. Nothing replaces
+    # its engine meanwhile: two must never hold one GPU's seat.
+    disconnect {
+      lost_after = "6h"
+      replace    = false
+      reconcile  = "keep_original"
+    }
+
     # Loading a model takes as long as it takes.
     update {
       healthy_deadline  = "3h"

@@ -61,6 +61,14 @@ job "ollama" {
       mode     = "delay"
     }
 
+    # A node that Nomad cannot reach for a while keeps serving. Nothing replaces
+    # its engine meanwhile: two must never hold one GPU's seat.
+    disconnect {
+      lost_after = "6h"
+      replace    = false
+      reconcile  = "keep_original"
+    }
+
     update {
       healthy_deadline  = "3h"
       progress_deadline = "4h"
@@ -96,7 +104,8 @@ job "ollama" {
 
       config {
         command = var.remuda
-        args = [
+        # The tiny model is served fastest by one thread; a real one by all.
+        args = concat([
           "engine",
           "-role", "primary",
           "-dialect", "ollama",
@@ -106,9 +115,7 @@ job "ollama" {
           "-listen", "${NOMAD_ADDR_shim}",
           "-consul", var.consul,
           "-slots", var.slots,
-          "--",
-          var.ollama, "serve",
-        ]
+        ], var.gguf == "" ? ["-model-parameter", "num_thread=1"] : [], ["--", var.ollama, "serve"])
       }
 
       env {

@@ -34,6 +34,7 @@ POST /v1/wake on the shim's own address (-listen), which also answers /live, /re
 			fs.IntVar(&cfg.Slots, "slots", 0, "requests that the engine works on at once (default: what the engine says, else 1)")
 			fs.StringVar(&cfg.Dialect, "dialect", cfg.Dialect, "the engine's `kind`: vllm (also \"remuda sim\") or ollama")
 			fs.StringVar(&cfg.ModelFile, "model-file", "", "GGUF `file` from which the ollama dialect makes the model")
+			fs.Var(&cfg.Parameters, "model-parameter", "`NAME=VALUE` set on the model that -model-file makes, as num_thread=1; may be repeated")
 			fs.StringVar(&cfg.Listen, "listen", cfg.Listen, "`address` of the shim's own HTTP")
 			fs.StringVar(&consulAddr, "consul", "", "`address` of the Consul agent (default: CONSUL_HTTP_ADDR, else 127.0.0.1:8500)")
 			fs.BoolVar(&noConsul, "no-consul", false, "register nowhere")

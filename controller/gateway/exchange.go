@@ -213,7 +213,7 @@ func (x *exchange) attempt(lease Lease) (again bool, e *apiError) {
 
 	resp, err := x.g.transport.RoundTrip(x.outbound(ctx))
 	if err == nil {
-		defer resp.Body.Close() //nolint:errcheck // nothing can be done about it
+		defer resp.Body.Close()
 		lease.Answered()
 		return false, x.relay(ctx, resp)
 	}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"io"
 	"net/http"
+	"strings"
 	"testing"
 	"time"
 
@@ -154,7 +155,7 @@ func (endless) Read(p []byte) (int, error) {
 }
 
 func TestBufferedBytesAreBounded(t *testing.T) {
-	entered, release := make(chan struct{}), make(chan struct{})
+	entered, release := make(chan struct{}, 2), make(chan struct{})
 	f := newGateway(t, func(c *gateway.Config) { c.Limits.Body, c.Limits.Buffered = 4096, 4096 })
 	f.engines(newEngine(t, "a", func(w http.ResponseWriter, r *http.Request) {
 		entered <- struct{}{}
@@ -162,13 +163,14 @@ func TestBufferedBytesAreBounded(t *testing.T) {
 		says("x")(w, r)
 	}))
 	first := make(chan answer, 1)
-	go func() { first <- f.post(`{"model":"m"}`) }()
+	big := `{"model":"m","prompt":"` + strings.Repeat("x", 4000) + `"}`
+	go func() { first <- f.post(big) }()
 	<-entered
-	f.post(`{"model":"m"}`).requireError(t, http.StatusServiceUnavailable, "gateway_busy")
+	require.InDelta(t, 4000, f.metric("remuda_gateway_buffered_bytes"), 96)
+	f.post(big).requireError(t, http.StatusServiceUnavailable, "gateway_busy")
 	close(release)
 	require.Equal(t, http.StatusOK, (<-first).status)
-	go func() { <-entered }()
-	require.Equal(t, http.StatusOK, f.post(`{"model":"m"}`).status)
+	require.Equal(t, http.StatusOK, f.post(big).status)
 }
 
 func TestReadiness(t *testing.T) {

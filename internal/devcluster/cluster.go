@@ -64,7 +64,7 @@ func (c *Cluster) Run(ctx context.Context, hurry <-chan struct{}) (err error) {
 	if c.dir, err = openDataDir(c.opts.DataDir); err != nil {
 		return err
 	}
-	defer c.dir.Close()
+	defer func() { err = errors.Join(err, c.dir.Close()) }()
 	defer func() {
 		// A crash of ours must not leave a cluster behind either.
 		crash := recover()

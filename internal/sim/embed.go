@@ -10,7 +10,7 @@ import (
 )
 
 func (s *Server) handleEmbedding(w http.ResponseWriter, r *http.Request) {
-	body, ok := s.readBody(w, r)
+	body, ok := s.input(w, r)
 	if !ok {
 		return
 	}
@@ -64,7 +64,7 @@ func (s *Server) handleEmbedding(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *Server) handleTokenize(w http.ResponseWriter, r *http.Request) {
-	body, ok := s.readBody(w, r)
+	body, ok := s.input(w, r)
 	if !ok {
 		return
 	}
@@ -86,7 +86,7 @@ func (s *Server) handleTokenize(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *Server) handleDetokenize(w http.ResponseWriter, r *http.Request) {
-	body, ok := s.readBody(w, r)
+	body, ok := s.input(w, r)
 	if !ok {
 		return
 	}

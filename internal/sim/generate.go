@@ -29,7 +29,7 @@ type job struct {
 }
 
 func (s *Server) handleChat(w http.ResponseWriter, r *http.Request) {
-	if body, ok := s.readBody(w, r); ok {
+	if body, ok := s.input(w, r); ok {
 		req, e := openai.DecodeChat(body)
 		if e != nil {
 			writeError(w, e)
@@ -43,7 +43,7 @@ func (s *Server) handleChat(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *Server) handleCompletion(w http.ResponseWriter, r *http.Request) {
-	if body, ok := s.readBody(w, r); ok {
+	if body, ok := s.input(w, r); ok {
 		req, e := openai.DecodeCompletion(body)
 		if e != nil {
 			writeError(w, e)

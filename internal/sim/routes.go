@@ -71,8 +71,13 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		writeError(w, openai.HTTPError(http.StatusMethodNotAllowed, ""))
 		return
 	}
-	if !rt.immune && !s.waitOut(r.Context(), func(f fault.Set) bool { return f.Hang == fault.HangAll }) {
-		return
+	if r.Body == http.NoBody {
+		s.noDeadline(w)
+		// With a body the hang comes after it was read: only then does the
+		// HTTP server notice a client that leaves.
+		if !rt.immune && !s.hangAll(r.Context()) {
+			return
+		}
 	}
 	if !rt.early && !s.serving(w) {
 		return
@@ -91,6 +96,17 @@ func (s *Server) serving(w http.ResponseWriter) bool {
 		return true
 	}
 	return false
+}
+
+// hangAll carries out the fault of that name; see waitOut.
+func (s *Server) hangAll(ctx context.Context) bool {
+	return s.waitOut(ctx, func(f fault.Set) bool { return f.Hang == fault.HangAll })
+}
+
+// noDeadline lifts the deadline for reading the request, which would otherwise
+// end a long answer.
+func (s *Server) noDeadline(w http.ResponseWriter) {
+	_ = http.NewResponseController(w).SetReadDeadline(time.Time{}) // never fails on a server's connection
 }
 
 // waitOut blocks while the fault switches satisfy hangs. It reports false when
@@ -134,6 +150,12 @@ func (s *Server) memoryUsage() (device, host int64) {
 	return 0, 0
 }
 
+// input reads a JSON body for any route but the fault switches' own.
+func (s *Server) input(w http.ResponseWriter, r *http.Request) ([]byte, bool) {
+	body, ok := s.readBody(w, r)
+	return body, ok && s.hangAll(r.Context())
+}
+
 // readBody reads a JSON body. It answers the request and reports false when
 // there is none to be had.
 func (s *Server) readBody(w http.ResponseWriter, r *http.Request) ([]byte, bool) {
@@ -151,15 +173,12 @@ func (s *Server) readBody(w http.ResponseWriter, r *http.Request) ([]byte, bool)
 		tooLarge()
 		return nil, false
 	}
-	// A body that trickles in must not hold the connection for ever.
-	rc := http.NewResponseController(w)
-	_ = rc.SetReadDeadline(time.Now().Add(s.cfg.BodyTimeout))
 	body, err := readAll(http.MaxBytesReader(w, r.Body, s.cfg.MaxBody), r.ContentLength)
-	_ = rc.SetReadDeadline(time.Time{})
 	var limit *http.MaxBytesError
 	var timeout interface{ Timeout() bool }
 	switch {
 	case err == nil:
+		s.noDeadline(w)
 		return body, true
 	case errors.As(err, &limit):
 		tooLarge()

@@ -80,6 +80,7 @@ func (s *Server) Run(ctx context.Context, ln net.Listener) error {
 	srv := &http.Server{
 		Handler:           s,
 		ReadHeaderTimeout: headerTimeout,
+		ReadTimeout:       s.cfg.BodyTimeout, // lifted once the body is there
 		IdleTimeout:       s.cfg.KeepAlive,
 		BaseContext:       func(net.Listener) context.Context { return base },
 		ErrorLog:          log.New(s.log.StandardWriter(&hclog.StandardLoggerOptions{ForceLevel: hclog.Debug}), "", 0),

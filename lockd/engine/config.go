@@ -12,6 +12,7 @@ import (
 
 	"remuda/controller/consul"
 	"remuda/internal/replica"
+	"remuda/lockd/engine/dialect"
 )
 
 // Config says which engine the shim runs and how it looks after it.
@@ -36,6 +37,9 @@ type Config struct {
 	// ModelFile is the GGUF file from which the ollama dialect makes the
 	// model; other dialects have no use for it.
 	ModelFile string
+	// Parameters are set on the model that is made from ModelFile, by name; for
+	// the ollama dialect.
+	Parameters dialect.Parameters
 	// Listen is the shim's own HTTP address.
 	Listen string
 	// Consul is where the engine is registered; nil registers nowhere.

@@ -300,7 +300,10 @@ func (s *Shim) Sleep(ctx context.Context, drainTimeout time.Duration) error {
 	if err := s.drain(ctx, drainTimeout); err != nil {
 		return err
 	}
-	if err := s.dialect.Sleep(ctx); err != nil {
+	// An engine that does not count its requests waits for them here.
+	sleepCtx, cancel := context.WithTimeout(ctx, drainTimeout+s.cfg.WakeTimeout)
+	defer cancel()
+	if err := s.dialect.Sleep(sleepCtx); err != nil {
 		return fmt.Errorf("put the engine to sleep: %w", err)
 	}
 	return s.move(Standby)

@@ -350,7 +350,7 @@ func (s *Shim) move(to State) error {
 }
 
 func dialectConfig(cfg Config) dialect.Config {
-	d := dialect.Config{URL: cfg.EngineURL, Model: cfg.Name.Model, ModelFile: cfg.ModelFile}
+	d := dialect.Config{URL: cfg.EngineURL, Model: cfg.Name.Model, ModelFile: cfg.ModelFile, Parameters: cfg.Parameters}
 	if cfg.Dialect == dialect.Ollama {
 		d.Parallel = cfg.Slots
 	}

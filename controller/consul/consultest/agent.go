@@ -292,4 +292,3 @@ func (a *Agent) health(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("X-Consul-Index", strconv.FormatUint(a.index, 10))
 	_ = json.NewEncoder(w).Encode(entries)
 }
-

@@ -110,7 +110,7 @@ type Set struct {
 func (s Set) validate() error {
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
-	if !(s.SlowFactor >= 0 && s.SlowFactor <= 1e6) { //nolint:staticcheck // false for NaN, too
+	if !(s.SlowFactor >= 0 && s.SlowFactor <= 1e6) { // false for NaN, too
 		bad("slow_factor is %v: want 0 (off) to 1000000", s.SlowFactor)
 	}
 	for _, d := range []struct {

@@ -64,7 +64,7 @@ func Inspect(path string) (Info, error) {
 	if err != nil {
 		return Info{}, fmt.Errorf("open model file: %w", err)
 	}
-	defer f.Close() //nolint:errcheck // read only
+	defer f.Close()
 	st, err := f.Stat()
 	if err != nil {
 		return Info{}, fmt.Errorf("open model file: %w", err)

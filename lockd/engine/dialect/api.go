@@ -70,15 +70,15 @@ func hasStatus(err error, codes ...int) bool {
 	return false
 }
 
-// send makes a request and returns its answer if that is 2xx; the caller
-// closes the body. query is part of path.
-func (a *api) send(ctx context.Context, method, path string, body io.Reader, size int64) (*http.Response, error) {
-	path, query, _ := strings.Cut(path, "?")
-	u := a.base.JoinPath(path)
+// send makes a request, whose body has size bytes unless it is nil, and hands
+// the body of its 2xx answer to read.
+func (a *api) send(ctx context.Context, method, path string, body io.Reader, size int64, read func(io.Reader) error) error {
+	route, query, _ := strings.Cut(path, "?")
+	u := a.base.JoinPath(route)
 	u.RawQuery = query
 	req, err := http.NewRequestWithContext(ctx, method, u.String(), body)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if body != nil {
 		req.ContentLength = size
@@ -86,20 +86,18 @@ func (a *api) send(ctx context.Context, method, path string, body io.Reader, siz
 	}
 	resp, err := a.client.Do(req)
 	if err != nil {
-		return nil, err // names method and URL already
+		return err // names method and URL already
 	}
+	defer func() {
+		// Read what is left, so that the connection can be used again.
+		_, _ = io.CopyN(io.Discard, resp.Body, 64<<10)
+		_ = resp.Body.Close()
+	}()
 	if resp.StatusCode/100 != 2 {
-		defer drain(resp.Body)
 		text, _ := io.ReadAll(io.LimitReader(resp.Body, maxBody)) // best effort: the status is the news
-		return nil, &statusError{method, path, resp.StatusCode, errorMessage(text)}
+		return &statusError{method, route, resp.StatusCode, errorMessage(text)}
 	}
-	return resp, nil
-}
-
-// drain reads what is left so that the connection can be used again.
-func drain(body io.ReadCloser) {
-	_, _ = io.CopyN(io.Discard, body, 64<<10)
-	_ = body.Close()
+	return read(resp.Body)
 }
 
 // call makes a request and returns the whole body of its 2xx answer. in, if
@@ -114,19 +112,21 @@ func (a *api) call(ctx context.Context, method, path string, in any) ([]byte, er
 		}
 		body, size = bytes.NewReader(b), int64(len(b))
 	}
-	resp, err := a.send(ctx, method, path, body, size)
+	var answer []byte
+	err := a.send(ctx, method, path, body, size, func(r io.Reader) (err error) {
+		answer, err = io.ReadAll(io.LimitReader(r, maxBody+1))
+		if err != nil {
+			return fmt.Errorf("read answer of %s %s: %w", method, path, err)
+		}
+		if len(answer) > maxBody {
+			return fmt.Errorf("answer of %s %s is larger than %d bytes", method, path, maxBody)
+		}
+		return nil
+	})
 	if err != nil {
 		return nil, err
 	}
-	defer drain(resp.Body)
-	b, err := io.ReadAll(io.LimitReader(resp.Body, maxBody+1))
-	if err != nil {
-		return nil, fmt.Errorf("read answer of %s %s: %w", method, path, err)
-	}
-	if len(b) > maxBody {
-		return nil, fmt.Errorf("answer of %s %s is larger than %d bytes", method, path, maxBody)
-	}
-	return b, nil
+	return answer, nil
 }
 
 // get decodes the JSON answer of a GET into out.

@@ -148,10 +148,10 @@ func New(name string, c Config) (Dialect, error) {
 	base, err := parseURL(c.URL)
 	errs = append(errs, err)
 	if c.Model == "" {
-		errs = append(errs, errors.New("Model is empty: want the name that clients ask for"))
+		errs = append(errs, errors.New("model name is empty: want the name that clients ask for"))
 	}
 	if c.Client != nil && c.Client.Timeout != 0 {
-		errs = append(errs, fmt.Errorf("Client.Timeout is %s: want 0, because loading a model may take longer", c.Client.Timeout))
+		errs = append(errs, fmt.Errorf("client's Timeout is %s: want 0, because loading a model may take longer", c.Client.Timeout))
 	}
 	errs = append(errs, c.ollamaOnly(name)...)
 	if err := errors.Join(errs...); err != nil {
@@ -168,23 +168,23 @@ func New(name string, c Config) (Dialect, error) {
 func (c Config) ollamaOnly(name string) []error {
 	var errs []error
 	if c.Parallel < 0 {
-		errs = append(errs, fmt.Errorf("Parallel is %d: want 0 or more", c.Parallel))
+		errs = append(errs, fmt.Errorf("parallel is %d: want 0 or more", c.Parallel))
 	}
 	if c.Template != "" && c.ModelFile == "" {
-		errs = append(errs, errors.New("Template is set without ModelFile: a model that exists keeps its own template"))
+		errs = append(errs, errors.New("template is set without a model file: a model that exists keeps its own template"))
 	}
 	if len(c.Parameters) > 0 && c.ModelFile == "" {
-		errs = append(errs, errors.New("Parameters are set without ModelFile: a model that exists keeps its own parameters"))
+		errs = append(errs, errors.New("parameters are set without a model file: a model that exists keeps its own parameters"))
 	}
 	if _, known := dialects[name]; !known || name == Ollama {
 		return errs
 	}
 	for field, set := range map[string]bool{
-		"ModelFile": c.ModelFile != "", "Template": c.Template != "",
-		"Parameters": len(c.Parameters) > 0, "Parallel": c.Parallel != 0,
+		"model file": c.ModelFile != "", "template": c.Template != "",
+		"parameters": len(c.Parameters) > 0, "parallel": c.Parallel != 0,
 	} {
 		if set {
-			errs = append(errs, fmt.Errorf("%s is set: the %s dialect has no use for it, only %s", field, name, Ollama))
+			errs = append(errs, fmt.Errorf("%s given: the %s dialect has no use for it, only %s", field, name, Ollama))
 		}
 	}
 	slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })

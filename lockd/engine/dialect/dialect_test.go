@@ -26,20 +26,20 @@ func TestNewNamesEveryBadField(t *testing.T) {
 		want    []string
 	}{
 		"unknown dialect": {"tgi", good, []string{`unknown dialect "tgi": want one of ollama, vllm`}},
-		"empty config":    {"", dialect.Config{}, []string{`URL is ""`, "Model is empty"}},
+		"empty config":    {"", dialect.Config{}, []string{`URL is ""`, "model name is empty"}},
 		"all wrong": {
 			"ollama",
 			dialect.Config{
 				URL: "http://h:1?q=1", Template: "x", Parallel: -1, Parameters: dialect.Parameters{"a": 1},
 				Client: &http.Client{Timeout: time.Second},
 			},
-			[]string{"want no query", "Model is empty", "Client.Timeout is 1s", "Template is set without ModelFile", "Parameters are set without ModelFile", "Parallel is -1"},
+			[]string{"want no query", "model name is empty", "client's Timeout is 1s", "template is set without a model file", "parameters are set without a model file", "parallel is -1"},
 		},
 		"not HTTP":  {"vllm", dialect.Config{URL: "unix:///x", Model: "m"}, []string{`URL is "unix:///x": want http://HOST:PORT`}},
 		"not a URL": {"vllm", dialect.Config{URL: "http://[", Model: "m"}, []string{"URL: parse"}},
 		"ollama's fields": {
 			"vllm", dialect.Config{URL: good.URL, Model: "m", ModelFile: "f", Template: "t", Parallel: 2, Parameters: dialect.Parameters{"a": 1}},
-			[]string{"ModelFile is set", "Template is set", "Parallel is set", "Parameters is set", "only ollama"},
+			[]string{"model file given", "template given", "parallel given", "parameters given", "only ollama"},
 		},
 	}
 	for name, tc := range tests {

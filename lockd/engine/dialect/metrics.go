@@ -27,7 +27,7 @@ func parseUsage(page []byte) (Usage, error) {
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	families, err := parser.TextToMetricFamilies(bytes.NewReader(only(page, gaugePrefix)))
 	if err != nil {
-		return Usage{}, fmt.Errorf("%w its usage: its metrics page is malformed: %v", ErrUnknown, err)
+		return Usage{}, fmt.Errorf("%w its usage: its metrics page is malformed: %w", ErrUnknown, err)
 	}
 	running, err := sum(families, runningGauge, true)
 	if err != nil {

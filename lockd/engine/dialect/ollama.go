@@ -31,7 +31,7 @@ type ollama struct {
 	template   string
 	parameters Parameters
 	parallel   int
-	turn     turn
+	turn       turn
 	// blob is the digest of file, known after the model was made from it.
 	// Guarded by turn.
 	blob string
@@ -159,7 +159,7 @@ func (o *ollama) Sleep(ctx context.Context) error {
 		listed, err := o.inMemory(ctx)
 		if hasStatus(err, http.StatusInternalServerError) || ctx.Err() != nil {
 			// /api/ps can trip over a model that is just being removed.
-			return false, nil
+			return false, nil //nolint:nilerr // asked again until the time is up
 		}
 		return err == nil && !listed, err
 	})

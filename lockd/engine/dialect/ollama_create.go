@@ -38,7 +38,7 @@ func (o *ollama) ensureCreated(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("open the file of model %q: %w", o.model, err)
 	}
-	defer f.Close() //nolint:errcheck // read only
+	defer f.Close()
 	digest, size, err := digestOf(ctx, f)
 	if err != nil {
 		return fmt.Errorf("read the file of model %q: %w", o.model, err)
@@ -87,16 +87,11 @@ func (o *ollama) push(ctx context.Context, f *os.File, digest string, size int64
 	}
 	// The body is hidden behind a reader so that the client does not close
 	// the file, and bounded in case the file grows.
-	resp, err := o.send(ctx, http.MethodPost, "/api/blobs/"+digest, io.LimitReader(f, size), size)
-	if err != nil {
-		return err
-	}
-	drain(resp.Body)
-	return nil
+	return o.send(ctx, http.MethodPost, "/api/blobs/"+digest, io.LimitReader(f, size), size,
+		func(io.Reader) error { return nil })
 }
 
-// create makes the model and follows the progress that Ollama reports as
-// lines of JSON. An error comes as such a line, under the status 200.
+// create makes the model.
 func (o *ollama) create(ctx context.Context, digest string) error {
 	in := map[string]any{"model": o.model, "files": map[string]string{modelFileName: digest}}
 	if o.template != "" {
@@ -109,13 +104,14 @@ func (o *ollama) create(ctx context.Context, digest string) error {
 	if err != nil {
 		return err
 	}
-	resp, err := o.send(ctx, http.MethodPost, "/api/create", bytes.NewReader(body), int64(len(body)))
-	if err != nil {
-		return err
-	}
-	defer drain(resp.Body)
+	return o.send(ctx, http.MethodPost, "/api/create", bytes.NewReader(body), int64(len(body)), progress)
+}
+
+// progress follows what Ollama reports while it makes a model, as lines of
+// JSON. An error comes as such a line too, under the status 200.
+func progress(r io.Reader) error {
 	var last string
-	lines := bufio.NewScanner(resp.Body)
+	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
 		if len(lines.Bytes()) == 0 {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
-	"strings"
 	"sync/atomic"
 )
 
@@ -195,6 +194,11 @@ func (v *vllm) Slots(ctx context.Context) (int, error) {
 	if err != nil {
 		return 0, fmt.Errorf("ask for the engine's slots: %w", err)
 	}
+	return slotsOf(info.Config), nil
+}
+
+// slotsOf reads vLLM's configuration: 0 for text, or any other shape.
+func slotsOf(raw json.RawMessage) int {
 	var config struct {
 		Scheduler struct {
 			MaxNumSeqs int `json:"max_num_seqs"`
@@ -206,8 +210,8 @@ func (v *vllm) Slots(ctx context.Context) (int, error) {
 			Hybrid     bool `json:"data_parallel_hybrid_lb"`
 		} `json:"parallel_config"`
 	}
-	if strings.HasPrefix(string(info.Config), `"`) || json.Unmarshal(info.Config, &config) != nil {
-		return 0, nil
+	if json.Unmarshal(raw, &config) != nil {
+		return 0
 	}
 	p := config.Parallel
 	ranks := p.Ranks
@@ -217,5 +221,5 @@ func (v *vllm) Slots(ctx context.Context) (int, error) {
 	case p.Hybrid:
 		ranks = p.LocalRanks
 	}
-	return max(config.Scheduler.MaxNumSeqs, 0) * max(ranks, 1), nil
+	return max(config.Scheduler.MaxNumSeqs, 0) * max(ranks, 1)
 }
