@@ -200,7 +200,7 @@ func processesOf(dir string) []string {
 		if pid, _ := strconv.Atoi(filepath.Base(p)); pid == os.Getpid() || len(cmd) == 0 {
 			continue
 		}
-		if bytes.Contains(env, []byte(dir)) || bytes.Contains(cmd, []byte(dir)) {
+		if bytes.Contains(env, []byte(dir+"/")) || bytes.Contains(append(env, 0), []byte(dir+"\x00")) || bytes.Contains(cmd, []byte(dir+"/")) {
 			found = append(found, filepath.Base(p)+" "+strings.ReplaceAll(string(cmd), "\x00", " "))
 		}
 	}

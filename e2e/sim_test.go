@@ -558,7 +558,7 @@ func garbage(t *testing.T, d *dev) {
 			require.Equal(t, 502, status.code)
 			require.Contains(t, status.body, `"error"`)
 		}},
-		{"connection dropped in mid-stream", map[string]any{"drop_after": 3}, func(t *testing.T, err error) {
+		{"connection dropped in mid-stream", map[string]any{"drop_after_tokens": 3}, func(t *testing.T, err error) {
 			require.ErrorIs(t, err, errBrokenStream)
 			require.Contains(t, err.Error(), "message", "the client must be told, not just left")
 		}},

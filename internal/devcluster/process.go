@@ -135,7 +135,11 @@ func (d *daemon) died() error {
 	case <-d.firstEnd:
 		d.mu.Lock()
 		defer d.mu.Unlock()
-		return fmt.Errorf("%s ended (%v); the end of its log %s:\n%s", d.name, d.endErr, d.log, tail(d.log, 12))
+		how := "exit status 0"
+		if d.endErr != nil {
+			how = d.endErr.Error()
+		}
+		return fmt.Errorf("%s ended (%s); the end of its log %s:\n%s", d.name, how, d.log, tail(d.log, 12))
 	default:
 		return nil
 	}

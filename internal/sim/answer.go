@@ -21,6 +21,10 @@ type answer struct {
 	out    *openai.Writer
 }
 
+// cutOff closes the connection without an end, for a client that is gone and
+// for an answer that must not look complete. It does not return.
+func cutOff() { panic(http.ErrAbortHandler) }
+
 // whole answers a request that is not streamed.
 func (a *answer) whole(w http.ResponseWriter, r *http.Request) {
 	n := openai.Or(a.job.sampling.N, 1)
@@ -30,7 +34,7 @@ func (a *answer) whole(w http.ResponseWriter, r *http.Request) {
 	for {
 		events, err := a.stream.Next(r.Context(), nil)
 		if err != nil {
-			return // the client is gone
+			cutOff()
 		}
 		if len(events) == 0 {
 			break
@@ -57,11 +61,8 @@ func (a *answer) whole(w http.ResponseWriter, r *http.Request) {
 	body := a.out.Answer(choices, usage)
 
 	f := a.server.faults.Get()
-	if !pause(r.Context(), f.FirstTokenDelay) {
-		return
-	}
-	if f.DropAfterTokens > 0 {
-		panic(http.ErrAbortHandler) // closes the connection
+	if !pause(r.Context(), f.FirstTokenDelay) || f.DropAfterTokens > 0 {
+		cutOff()
 	}
 	switch f.Garbage {
 	case fault.GarbageSSE:
@@ -90,7 +91,7 @@ func (a *answer) events(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusOK)
 	// As in vLLM, the header is out before the first token is.
 	if rc.Flush() != nil || !pause(r.Context(), a.server.faults.Get().FirstTokenDelay) {
-		return
+		cutOff()
 	}
 	n := openai.Or(a.job.sampling.N, 1)
 	final, continuous := a.job.sampling.Usage()
@@ -107,7 +108,7 @@ func (a *answer) events(w http.ResponseWriter, r *http.Request) {
 	for {
 		var err error
 		if events, err = a.stream.Next(r.Context(), events); err != nil {
-			return // the client is gone; Close aborts the rest
+			cutOff()
 		}
 		if len(events) == 0 {
 			break
@@ -135,7 +136,7 @@ func (a *answer) events(w http.ResponseWriter, r *http.Request) {
 			buf = a.out.Token(buf, e.Index, c, shown, !final)
 		}
 		if _, err := w.Write(buf); err != nil || rc.Flush() != nil {
-			return
+			cutOff()
 		}
 	}
 	buf = buf[:0]
@@ -178,7 +179,7 @@ func (a *answer) spoil(w http.ResponseWriter, rc *http.ResponseController, sent 
 	case f.DropAfterTokens > 0 && tokens >= f.DropAfterTokens:
 		_, _ = w.Write(sent)
 		_ = rc.Flush()
-		panic(http.ErrAbortHandler) // closes the connection without an end
+		cutOff()
 	case f.Garbage == fault.GarbageSSE && tokens >= f.GarbageAfterTokens:
 		_, _ = w.Write(append(sent, garbageBytes...))
 		return true

@@ -78,7 +78,7 @@ func DefaultConfig() Config {
 		// An 8B model on an A100, roughly: 20 ms between tokens, half as
 		// much again when the batch is full.
 		Rates:        engine.Rates{Prefill: 16000, Decode: 50, Slowdown: 0.5},
-		DrainTimeout: 5 * time.Second, // Nomad's default kill_timeout
+		DrainTimeout: 4 * time.Second, // within Nomad's default kill_timeout of 5 s
 		KeepAlive:    5 * time.Second,
 		BodyTimeout:  time.Minute,
 		MaxBody:      64 << 20,
@@ -120,7 +120,7 @@ func (c Config) validate() error {
 		errs = append(errs, fmt.Errorf("max body is %d bytes: want at least 1", c.MaxBody))
 	}
 	if c.Exit == nil || c.Logger == nil {
-		errs = append(errs, errors.New("Exit and Logger must be set")) //nolint:staticcheck // field names
+		errs = append(errs, errors.New("Exit and Logger must be set"))
 	}
 	return errors.Join(errs...)
 }

@@ -46,7 +46,7 @@ func (s *Server) handleEmbedding(w http.ResponseWriter, r *http.Request) {
 	defer stream.Close()
 	events, err := stream.Next(r.Context(), nil)
 	if err != nil {
-		return // the client is gone
+		cutOff()
 	}
 	for _, ev := range events {
 		if ev.Finish == engine.FinishAbort {

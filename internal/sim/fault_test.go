@@ -165,7 +165,13 @@ func TestHangAll(t *testing.T) {
 	s.fault(`{"hang":"all"}`)
 	for _, path := range []string{"/health", "/metrics", "/v1/models", "/is_sleeping"} {
 		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
-		_, err := s.http.Do(s.request(ctx, http.MethodGet, path, "")) //nolint:bodyclose // there is none
+		_, err := s.http.Do(s.request(ctx, http.MethodGet, path, ""))
+		require.ErrorIs(t, err, context.DeadlineExceeded, path)
+		cancel()
+	}
+	for _, path := range []string{"/v1/completions", "/wake_up"} {
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
+		_, err := s.http.Do(s.request(ctx, http.MethodPost, path, whole20))
 		require.ErrorIs(t, err, context.DeadlineExceeded, path)
 		cancel()
 	}
@@ -208,7 +214,7 @@ func TestFailingWake(t *testing.T) {
 
 	s.fault(`{"wake":"hang"}`)
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
-	_, err := s.http.Do(s.request(ctx, http.MethodPost, "/wake_up", "")) //nolint:bodyclose // there is none
+	_, err := s.http.Do(s.request(ctx, http.MethodPost, "/wake_up", ""))
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	cancel()
 	assert.True(t, s.asleep())
@@ -222,7 +228,8 @@ func TestFailingWake(t *testing.T) {
 
 	require.Equal(t, http.StatusOK, s.status(http.MethodPost, "/sleep"))
 	s.fault(`{"wake":"crash"}`)
-	s.status(http.MethodPost, "/wake_up")
+	_, err = s.http.Do(s.request(t.Context(), http.MethodPost, "/wake_up", ""))
+	require.Error(t, err, "a crash does not answer")
 	assert.Equal(t, sim.ExitCrash, s.code())
 }
 

@@ -154,7 +154,7 @@ func (s *Server) misbehave(w http.ResponseWriter) bool {
 	if f.Garbage == fault.GarbageHTTP {
 		conn, _, err := http.NewResponseController(w).Hijack()
 		if err != nil {
-			panic(http.ErrAbortHandler)
+			cutOff()
 		}
 		_, _ = conn.Write([]byte(garbageBytes))
 		_ = conn.Close()

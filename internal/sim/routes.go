@@ -19,6 +19,8 @@ type route struct {
 	methods map[string]http.HandlerFunc
 	// early routes answer before the engine is ready and after it has died.
 	early bool
+	// reads tells that the route reads a body, by input.
+	reads bool
 	// immune routes answer even while everything hangs.
 	immune bool
 }
@@ -40,11 +42,11 @@ func (s *Server) table() map[string]route {
 		"/is_sleeping":         {methods: get(s.handleIsSleeping)},
 		"/sleep":               {methods: post(s.handleSleep)},
 		"/wake_up":             {methods: post(s.handleWake)},
-		"/v1/chat/completions": {methods: post(s.handleChat)},
-		"/v1/completions":      {methods: post(s.handleCompletion)},
-		"/v1/embeddings":       {methods: post(s.handleEmbedding)},
-		"/tokenize":            {methods: post(s.handleTokenize)},
-		"/detokenize":          {methods: post(s.handleDetokenize)},
+		"/v1/chat/completions": {methods: post(s.handleChat), reads: true},
+		"/v1/completions":      {methods: post(s.handleCompletion), reads: true},
+		"/v1/embeddings":       {methods: post(s.handleEmbedding), reads: true},
+		"/tokenize":            {methods: post(s.handleTokenize), reads: true},
+		"/detokenize":          {methods: post(s.handleDetokenize), reads: true},
 		"/sim/faults": {methods: map[string]http.HandlerFunc{
 			http.MethodGet: s.handleFaults, http.MethodPost: s.handleFaults, http.MethodDelete: s.handleFaults,
 		}, early: true, immune: true},
@@ -73,11 +75,11 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	if r.Body == http.NoBody {
 		s.noDeadline(w)
-		// With a body the hang comes after it was read: only then does the
-		// HTTP server notice a client that leaves.
-		if !rt.immune && !s.hangAll(r.Context()) {
-			return
-		}
+	}
+	// Where a body is read the hang comes after that: only then does the HTTP
+	// server notice a client that leaves.
+	if !rt.immune && !rt.reads {
+		s.hangAll(r.Context())
 	}
 	if !rt.early && !s.serving(w) {
 		return
@@ -99,8 +101,8 @@ func (s *Server) serving(w http.ResponseWriter) bool {
 }
 
 // hangAll carries out the fault of that name; see waitOut.
-func (s *Server) hangAll(ctx context.Context) bool {
-	return s.waitOut(ctx, func(f fault.Set) bool { return f.Hang == fault.HangAll })
+func (s *Server) hangAll(ctx context.Context) {
+	s.waitOut(ctx, func(f fault.Set) bool { return f.Hang == fault.HangAll })
 }
 
 // noDeadline lifts the deadline for reading the request, which would otherwise
@@ -109,18 +111,18 @@ func (s *Server) noDeadline(w http.ResponseWriter) {
 	_ = http.NewResponseController(w).SetReadDeadline(time.Time{}) // never fails on a server's connection
 }
 
-// waitOut blocks while the fault switches satisfy hangs. It reports false when
-// the client or the server went away meanwhile.
-func (s *Server) waitOut(ctx context.Context, hangs func(fault.Set) bool) bool {
+// waitOut blocks while the fault switches satisfy hangs. A request that ends
+// meanwhile is cut off.
+func (s *Server) waitOut(ctx context.Context, hangs func(fault.Set) bool) {
 	for {
 		set, changed := s.faults.Watch()
 		if !hangs(set) {
-			return true
+			return
 		}
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return false
+			cutOff()
 		}
 	}
 }
@@ -153,7 +155,10 @@ func (s *Server) memoryUsage() (device, host int64) {
 // input reads a JSON body for any route but the fault switches' own.
 func (s *Server) input(w http.ResponseWriter, r *http.Request) ([]byte, bool) {
 	body, ok := s.readBody(w, r)
-	return body, ok && s.hangAll(r.Context())
+	if ok {
+		s.hangAll(r.Context())
+	}
+	return body, ok
 }
 
 // readBody reads a JSON body. It answers the request and reports false when

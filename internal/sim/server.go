@@ -115,11 +115,13 @@ func (s *Server) Run(ctx context.Context, ln net.Listener) error {
 		}
 	}
 	stopStart()
-	cancel()
+	// The connections go before the requests' contexts do, so that no answer
+	// that was cut off looks like a complete one.
 	cerr := srv.Close()
 	if errors.Is(cerr, net.ErrClosed) {
 		cerr = nil
 	}
+	cancel()
 	running.Wait()
 	s.handlers.Wait()
 	if bank := s.bank.Load(); bank != nil {

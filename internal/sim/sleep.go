@@ -70,13 +70,12 @@ func (p *sleeper) regain(weights, cache bool) bool {
 	return p.level == 0
 }
 
-// hold takes the busy slot; it reports false when the client left first.
-func (p *sleeper) hold(r *http.Request) bool {
+// hold takes the busy slot; a request that ends first is cut off.
+func (p *sleeper) hold(r *http.Request) {
 	select {
 	case p.busy <- struct{}{}:
-		return true
 	case <-r.Context().Done():
-		return false
+		cutOff()
 	}
 }
 
@@ -96,9 +95,7 @@ func (s *Server) handleSleep(w http.ResponseWriter, r *http.Request) {
 		writeError(w, openai.BadRequest("level", "level must be 1 or 2, got %q.", q))
 		return
 	}
-	if !s.sleep.hold(r) {
-		return
-	}
+	s.sleep.hold(r)
 	defer s.sleep.release()
 	begin := time.Now()
 	if n := s.engine.Sleep(); n > 0 {
@@ -131,9 +128,7 @@ func (s *Server) handleWake(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
-	if !s.sleep.hold(r) {
-		return
-	}
+	s.sleep.hold(r)
 	defer s.sleep.release()
 	if !s.sleep.asleep() {
 		w.WriteHeader(http.StatusOK)
@@ -146,12 +141,10 @@ func (s *Server) handleWake(w http.ResponseWriter, r *http.Request) {
 		writeError(w, openai.Internal("wake failed: the fault switch says so"))
 		return
 	case fault.WakeHang:
-		if !s.waitOut(r.Context(), func(f fault.Set) bool { return f.Wake == fault.WakeHang }) {
-			return
-		}
+		s.waitOut(r.Context(), func(f fault.Set) bool { return f.Wake == fault.WakeHang })
 	case fault.WakeCrash:
 		s.crash("fault wake=crash")
-		return
+		cutOff() // where a test's crash returns
 	case fault.WakeCorrupt:
 		corrupt = true
 	}
