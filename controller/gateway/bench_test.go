@@ -30,8 +30,9 @@ import (
 //	go test ./controller/gateway -run '^$' -bench Gateway -benchtime 1x
 //
 // The engine, the gateway and a bare httputil.ReverseProxy are three processes
-// of their own, the load comes from this one, all on this machine's cores. The
-// engine answers at once. Each round measures the engine directly, the reverse
+// of their own, the load comes from this one, all on this machine's cores
+// (-gateway.oneprocess puts all into one, which spares the wake-ups between
+// processes that dominate on an idle machine). The engine answers at once. Each round measures the engine directly, the reverse
 // proxy and the gateway one after the other; the table has medians over the
 // rounds. In a closed loop each connection sends its next request when the
 // answer is there, so that all cores are busy and latency is mostly waiting
@@ -65,6 +66,7 @@ var (
 	benchOnce   sync.Once
 	benchRounds = flag.Int("gateway.rounds", 5, "rounds of BenchmarkGateway")
 	benchTime   = flag.Duration("gateway.time", time.Second, "time for one measurement of BenchmarkGateway")
+	benchOne    = flag.Bool("gateway.oneprocess", false, "run the servers of BenchmarkGateway in the process of the load")
 	benchJSON   = flag.String("gateway.json", "", "`file` for the results of BenchmarkGateway")
 )
 
@@ -112,9 +114,11 @@ func benchCases() []benchCase {
 	stream := request(`{"model":"m","messages":[{"role":"user","content":"Say hello."}],"stream":true}`)
 	long := request(`{"messages":[{"role":"user","content":"` + strings.Repeat(`a line of some forty bytes, with \"code\"\n`, 220<<10/43) + `"}],"model":"m"}`)
 	return []benchCase{
-		{"short", 10, short, 0},
-
-	}[:1+0*len(stream)*len(long)]
+		{"short", 1, short, 0}, {"short", 10, short, 0}, {"short", 100, short, 0},
+		{"short, 1000/s", 10, short, 1000},
+		{"stream of 32", 1, stream, 0}, {"stream of 32", 10, stream, 0}, {"stream of 32", 100, stream, 0},
+		{"220 KB prompt", 1, long, 0}, {"220 KB prompt", 10, long, 0},
+	}
 }
 
 // measureCase runs one case against all targets, round by round.
@@ -260,7 +264,11 @@ func benchRequest(conn net.Conn, br *bufio.Reader, request []byte) (time.Time, e
 }
 
 func printBench(rows []benchRow) {
-	fmt.Printf("\n%d cores, %s, medians of %d rounds of %s each\n\n", runtime.NumCPU(), runtime.Version(), *benchRounds, *benchTime)
+	where := "each server in its own process"
+	if *benchOne {
+		where = "all in one process"
+	}
+	fmt.Printf("\n%d cores, %s, %s, medians of %d rounds of %s each\n\n", runtime.NumCPU(), runtime.Version(), where, *benchRounds, *benchTime)
 	fmt.Printf("%-14s %5s  %-13s %8s %9s %9s %10s %10s %9s %10s %6s\n",
 		"case", "conns", "target", "n", "p50 us", "p99 us", "added p50", "added p99", "first us", "requests/s", "failed")
 	for i, r := range rows {
@@ -273,10 +281,23 @@ func printBench(rows []benchRow) {
 	fmt.Println()
 }
 
-// startBenchRole starts this test binary as one of the servers and returns its
-// address. It ends when its standard input closes, so it never outlives us.
+// startBenchRole starts one of the servers and returns its address: this test
+// binary again, which ends when its standard input closes and so never
+// outlives us, or a goroutine.
 func startBenchRole(b *testing.B, role, engine string) string {
 	b.Helper()
+	if *benchOne {
+		ctx, stop := context.WithCancel(context.Background())
+		addr, done := make(chan string, 1), make(chan error, 1)
+		go func() { done <- serveBenchRole(ctx, role, engine, func(a net.Addr) { addr <- a.String() }) }()
+		b.Cleanup(func() {
+			stop()
+			if err := <-done; err != nil {
+				b.Errorf("%s: %v", role, err)
+			}
+		})
+		return <-addr
+	}
 	cmd := exec.Command(os.Args[0], "-test.run=^$")
 	cmd.Env = append(os.Environ(), benchRole+"="+role, benchEngine+"="+engine)
 	cmd.Stderr = os.Stderr
@@ -311,34 +332,37 @@ func runBenchRole(role string) int {
 		_, _ = io.Copy(io.Discard, os.Stdin)
 		stop()
 	}()
-	engine := os.Getenv(benchEngine)
-	var err error
-	switch role {
-	case "engine":
-		err = serveBench(ctx, http.HandlerFunc(benchAnswer))
-	case "reverseproxy":
-		proxy := &httputil.ReverseProxy{
-			Rewrite:       func(r *httputil.ProxyRequest) { r.SetURL(&url.URL{Scheme: "http", Host: engine}) },
-			Transport:     &http.Transport{MaxIdleConnsPerHost: 4096, DisableCompression: true},
-			FlushInterval: -1,
-			ErrorLog:      log.New(io.Discard, "", 0),
-		}
-		err = serveBench(ctx, proxy)
-	case "gateway":
-		cfg := gateway.DefaultConfig()
-		cfg.Listen = "127.0.0.1:0"
-		cfg.Watcher = fixed{engineAt("a", engine)}
-		cfg.OnListen = func(a net.Addr) { fmt.Println(a) }
-		var g *gateway.Gateway
-		if g, err = gateway.New(cfg); err == nil {
-			err = g.Run(ctx)
-		}
-	}
-	if err != nil {
+	if err := serveBenchRole(ctx, role, os.Getenv(benchEngine), func(a net.Addr) { fmt.Println(a) }); err != nil {
 		fmt.Fprintf(os.Stderr, "%s: %v\n", role, err)
 		return 1
 	}
 	return 0
+}
+
+func serveBenchRole(ctx context.Context, role, engine string, listening func(net.Addr)) error {
+	switch role {
+	case "engine":
+		return serveBench(ctx, http.HandlerFunc(benchAnswer), listening)
+	case "reverseproxy":
+		transport := &http.Transport{MaxIdleConnsPerHost: 4096, DisableCompression: true}
+		defer transport.CloseIdleConnections()
+		return serveBench(ctx, &httputil.ReverseProxy{
+			Rewrite:       func(r *httputil.ProxyRequest) { r.SetURL(&url.URL{Scheme: "http", Host: engine}) },
+			Transport:     transport,
+			FlushInterval: -1,
+			ErrorLog:      log.New(io.Discard, "", 0),
+		}, listening)
+	default:
+		cfg := gateway.DefaultConfig()
+		cfg.Listen = "127.0.0.1:0"
+		cfg.Watcher = fixed{engineAt("a", engine)}
+		cfg.OnListen = listening
+		g, err := gateway.New(cfg)
+		if err != nil {
+			return err
+		}
+		return g.Run(ctx)
+	}
 }
 
 // fixed is a Watcher with one list.
@@ -350,14 +374,14 @@ func (w fixed) Watch(ctx context.Context, update func([]replica.Engine, bool)) e
 	return ctx.Err()
 }
 
-func serveBench(ctx context.Context, h http.Handler) error {
+func serveBench(ctx context.Context, h http.Handler, listening func(net.Addr)) error {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return err
 	}
-	fmt.Println(l.Addr())
+	listening(l.Addr())
 	s := &http.Server{Handler: h}
-	go func() { <-ctx.Done(); s.Close() }()
+	defer context.AfterFunc(ctx, func() { s.Close() })()
 	if err := s.Serve(l); err != http.ErrServerClosed {
 		return err
 	}
