@@ -78,14 +78,16 @@ func Parse(filename string, src []byte, base Config) (Config, error) {
 	p.diags(diags)
 	if file != nil && !diags.HasErrors() {
 		p.body(file.Body)
-	}
-	if p.faults == nil {
+		// A setting that could not be read has kept its valid value from base.
 		for _, bad := range p.cfg.settingProblems() {
-			if r, ok := p.ranges[bad.field]; ok {
-				p.fault(r, bad.field+" "+bad.text)
-			} else {
-				p.fault(hcl.Range{Filename: filename, Start: hcl.Pos{Line: 1}}, bad.field+" "+bad.text)
+			at, ok := p.ranges[bad.field]
+			if !ok && bad.field == "limits.buffered" {
+				at, ok = p.ranges["limits.body"] // they are checked against each other
 			}
+			if !ok { // base itself is bad
+				at = hcl.Range{Filename: filename, Start: hcl.Pos{Line: 1}}
+			}
+			p.fault(at, bad.field+" "+bad.text)
 		}
 	}
 	return p.cfg, p.err()
