@@ -49,9 +49,9 @@ func TestCluster(t *testing.T) {
 		{"kill -9 of the whole task", killTask},
 		{"kill -9 of the executor", killExecutor},
 		{"consul stopped for 30 s", func(t *testing.T, d *dev) { stopped(t, d, "consul") }},
-		{"nomad stopped for 30 s", func(t *testing.T, d *dev) { stopped(t, d, "nomad") }},
+		{"the Nomad client stopped for 30 s", func(t *testing.T, d *dev) { stopped(t, d, "nomad-client") }},
 		{"consul killed and down for 30 s", func(t *testing.T, d *dev) { down(t, d, "consul") }},
-		{"nomad killed and down for 30 s", func(t *testing.T, d *dev) { down(t, d, "nomad") }},
+		{"Nomad client and server killed and down for 30 s", func(t *testing.T, d *dev) { down(t, d, "nomad-client", "nomad-server") }},
 		{"gateway killed comes back", killGateway},
 		{"bad clients", badClients},
 		{"a client that leaves frees its slot", cancellation},
@@ -73,15 +73,21 @@ func TestCluster(t *testing.T) {
 // pid is the process ID of a daemon, which changes when it is started again.
 func (d *dev) pid(name string) int {
 	d.t.Helper()
-	verbs := map[string]string{"consul": "consul agent", "nomad": "nomad agent", "gateway": "remuda gateway"}
+	pid := d.findPID(name)
+	require.NotZero(d.t, pid, "no process of %s below remuda dev", name)
+	return pid
+}
+
+// findPID is pid, or 0 while the daemon does not run. Each daemon is started
+// with the config file that bears its name.
+func (d *dev) findPID(name string) int {
 	for _, child := range childrenOf(d.t, d.cmd.Process.Pid) {
 		raw, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", child))
-		args := strings.Split(string(raw), "\x00")
-		if len(args) > 1 && filepath.Base(args[0])+" "+args[1] == verbs[name] {
+		state, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", child))
+		if bytes.Contains(raw, []byte("/config/"+name+".")) && !bytes.Contains(state, []byte(") Z ")) {
 			return child
 		}
 	}
-	d.t.Fatalf("no process of %s below remuda dev", name)
 	return 0
 }
 
@@ -114,7 +120,10 @@ func printedCurl(t *testing.T, d *dev) {
 }
 
 func seats(t *testing.T, d *dev) {
-	status := d.command("nomad", "node", "status", "-self", "-verbose")
+	nodes, _, err := d.nomad.Nodes().List(nil)
+	require.NoError(t, err)
+	require.Len(t, nodes, 1)
+	status := d.command("nomad", "node", "status", "-verbose", nodes[0].ID)
 	for gpu := range 2 {
 		for seat := range 2 {
 			require.Contains(t, status, fmt.Sprintf("GPU-00000000-0000-4000-8000-%012x#%d", gpu, seat))
@@ -318,27 +327,29 @@ func stopped(t *testing.T, d *dev, name string) {
 	d.engine("demo")
 }
 
-func down(t *testing.T, d *dev, name string) {
+func down(t *testing.T, d *dev, names ...string) {
 	d.engine("demo")
-	pid := d.pid(name)
+	var pids []int
+	for _, name := range names {
+		pids = append(pids, d.pid(name))
+	}
 	stop := traffic(t, d, 8)
-	// remuda dev would start it again at once, so it sleeps meanwhile.
+	// remuda dev would start them again at once, so it sleeps meanwhile.
 	d.signal(syscall.SIGSTOP)
-	kill9(t, pid)
+	kill9(t, pids...)
 	time.Sleep(outage)
 	d.signal(syscall.SIGCONT)
-	eventually(t, 30*time.Second, name+" to run again", func() error {
-		for _, child := range childrenOf(t, d.cmd.Process.Pid) {
-			raw, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", child))
-			if child != pid && strings.HasPrefix(filepath.Base(strings.Split(string(raw), "\x00")[0]), name) {
-				return nil
+	for i, name := range names {
+		eventually(t, 30*time.Second, name+" to run again", func() error {
+			if now := d.findPID(name); now == 0 || now == pids[i] {
+				return errors.New("no process")
 			}
-		}
-		return errors.New("no process")
-	})
+			return nil
+		})
+	}
 	time.Sleep(10 * time.Second)
 	n := stop()
-	t.Logf("%d streams while %s was down", n, name)
+	t.Logf("%d streams while %s was down", n, strings.Join(names, " and "))
 	require.Greater(t, n, 100)
 	d.engine("demo")
 	eventually(t, 30*time.Second, "nomad to know its allocation", func() error {

@@ -18,11 +18,12 @@ import (
 
 // Cluster is one running cluster. Create it with New and call Run once.
 type Cluster struct {
-	opts   Options
-	dir    *dataDir
-	ports  *portBlock
-	out    *printer
-	ollama tool
+	opts  Options
+	dir   *dataDir
+	ports *portBlock
+	out   *printer
+	// tools are the programs that were found, by name.
+	tools map[string]tool
 
 	nomad  *nomadapi.Client
 	consul *consulapi.Client
@@ -51,7 +52,7 @@ func New(opts Options) (*Cluster, error) {
 	if err := opts.validate(); err != nil {
 		return nil, err
 	}
-	return &Cluster{opts: opts, out: newPrinter(opts.Out)}, nil
+	return &Cluster{opts: opts, out: newPrinter(opts.Out), tools: map[string]tool{}}, nil
 }
 
 // Run brings the cluster up, prints where everything is, and stays until ctx
@@ -99,7 +100,8 @@ func (c *Cluster) bringUp(ctx context.Context) error {
 		{"clean up", c.cleanLeftovers},
 		{"tools", c.findTools},
 		{"consul", c.startConsul},
-		{"nomad", c.startNomad},
+		{"nomad", c.startNomadServer},
+		{"node", c.startNomadClient},
 		{"gateway", c.startGateway},
 	}
 	if !c.opts.NoAutoscaler {
@@ -148,12 +150,12 @@ func (c *Cluster) clean(grace time.Duration) (processes, mounts int, err error) 
 
 func (c *Cluster) findTools(ctx context.Context) (string, error) {
 	dirs := toolDirs(c.opts.Remuda)
-	want := []*tool{&nomadTool, &consulTool}
+	want := []tool{nomadTool, consulTool}
 	if !c.opts.NoAutoscaler {
-		want = append(want, &autoscalerTool)
+		want = append(want, autoscalerTool)
 	}
 	if c.opts.Engine == EngineOllama {
-		want = append(want, &ollamaTool)
+		want = append(want, ollamaTool)
 	}
 	var errs []error
 	result := ""
@@ -163,7 +165,7 @@ func (c *Cluster) findTools(ctx context.Context) (string, error) {
 			errs = append(errs, err)
 			continue
 		}
-		*t = found
+		c.tools[t.name] = found
 		if result != "" {
 			result += ", "
 		}
@@ -172,7 +174,6 @@ func (c *Cluster) findTools(ctx context.Context) (string, error) {
 	if err := errors.Join(errs...); err != nil {
 		return "", err
 	}
-	c.ollama = ollamaTool
 	var err error
 	if c.ports, err = claimPorts(); err != nil {
 		return "", err
@@ -202,7 +203,7 @@ func (c *Cluster) startConsul(ctx context.Context) (string, error) {
 	if c.consul, err = consulapi.NewClient(cfg); err != nil {
 		return "", fmt.Errorf("consul client: %w", err)
 	}
-	err = c.run(ctx, "consul", consulTool.path, []string{"agent", "-config-file", c.dir.join("config", "consul.json")}, time.Minute,
+	err = c.run(ctx, "consul", c.tools["consul"].path, []string{"agent", "-config-file", c.dir.join("config", "consul.json")}, time.Minute,
 		func(context.Context) error {
 			leader, err := c.consul.Status().Leader()
 			if err == nil && leader == "" {
@@ -213,21 +214,30 @@ func (c *Cluster) startConsul(ctx context.Context) (string, error) {
 	return "http://" + cfg.Address, err
 }
 
-func (c *Cluster) startNomad(ctx context.Context) (string, error) {
+// startNomadServer starts the server and waits until it can sign identities:
+// a node that registers before the keyring has a key is refused, and then tries
+// again only after 15 to 30 s.
+func (c *Cluster) startNomadServer(ctx context.Context) (string, error) {
 	cfg := nomadapi.DefaultConfig()
 	cfg.Address, cfg.SecretID, cfg.Region, cfg.Namespace = "http://"+c.ports.addr("nomad-http"), "", "", ""
 	var err error
 	if c.nomad, err = nomadapi.NewClient(cfg); err != nil {
 		return "", fmt.Errorf("nomad client: %w", err)
 	}
+	err = c.run(ctx, "nomad-server", c.tools["nomad"].path, []string{"agent", "-config", c.dir.join("config", "nomad-server.hcl")}, time.Minute,
+		func(context.Context) error { return c.nomadCanSign() })
+	return cfg.Address, err
+}
+
+func (c *Cluster) startNomadClient(ctx context.Context) (string, error) {
 	var seats int
-	err = c.run(ctx, "nomad", nomadTool.path, []string{"agent", "-config", c.dir.join("config", "nomad.hcl")}, time.Minute,
+	err := c.run(ctx, "nomad-client", c.tools["nomad"].path, []string{"agent", "-config", c.dir.join("config", "nomad-client.hcl")}, time.Minute,
 		func(context.Context) error {
 			var err error
 			seats, err = c.nomadSeats()
 			return err
 		})
-	return fmt.Sprintf("%s, %d simulated GPUs with %d seats", cfg.Address, c.opts.GPUs, seats), err
+	return fmt.Sprintf("dev, %d simulated GPUs with %d seats", c.opts.GPUs, seats), err
 }
 
 func (c *Cluster) startGateway(ctx context.Context) (string, error) {
@@ -239,7 +249,7 @@ func (c *Cluster) startGateway(ctx context.Context) (string, error) {
 
 func (c *Cluster) startAutoscaler(ctx context.Context) (string, error) {
 	addr := "http://" + c.ports.addr("autoscaler")
-	err := c.run(ctx, "autoscaler", autoscalerTool.path, []string{"agent", "-config", c.dir.join("config", "autoscaler.hcl")}, 30*time.Second,
+	err := c.run(ctx, "autoscaler", c.tools["nomad-autoscaler"].path, []string{"agent", "-config", c.dir.join("config", "autoscaler.hcl")}, 30*time.Second,
 		func(ctx context.Context) error { return getOK(ctx, addr+"/v1/health") })
 	return addr + ", without policies", err
 }
@@ -258,7 +268,7 @@ func (c *Cluster) summary() {
 	c.out.line("  Logs       %s", c.dir.join("logs"))
 	c.out.line("  For nomad and consul in another terminal:")
 	c.out.line("    export NOMAD_ADDR=http://%s CONSUL_HTTP_ADDR=%s PATH=%s:$PATH", c.ports.addr("nomad-http"), c.ports.addr("consul-http"),
-		filepath.Dir(nomadTool.path))
+		filepath.Dir(c.tools["nomad"].path))
 	c.out.line("")
 	c.out.line("Ctrl-C ends everything.")
 }

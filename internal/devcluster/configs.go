@@ -25,10 +25,11 @@ func (c *Cluster) writeConfigs() error {
 		return fmt.Errorf("render consul.json: %w", err)
 	}
 	for name, content := range map[string]string{
-		"consul.json":    string(consul) + "\n",
-		"nomad.hcl":      c.nomadConfig(),
-		"autoscaler.hcl": c.autoscalerConfig(),
-		"gateway.hcl":    c.gatewayConfig(),
+		"consul.json":      string(consul) + "\n",
+		"nomad-server.hcl": c.nomadServerConfig(),
+		"nomad-client.hcl": c.nomadClientConfig(),
+		"autoscaler.hcl":   c.autoscalerConfig(),
+		"gateway.hcl":      c.gatewayConfig(),
 	} {
 		if err := os.WriteFile(c.dir.join("config", name), []byte(content), 0o600); err != nil {
 			return fmt.Errorf("write a config file: %w", err)
@@ -66,45 +67,35 @@ func (c *Cluster) consulConfig() map[string]any {
 	}
 }
 
-func (c *Cluster) nomadConfig() string {
-	low, high := c.ports.dynamic()
-	return fmt.Sprintf(`name       = "dev"
+// nomadAgentConfig is what the server and the client have in common. Both are
+// agents of their own: so it is in production, and a combined agent can lose a
+// race with itself at its start (its node registers before its keyring is
+// ready).
+func (c *Cluster) nomadAgentConfig(name, dir, ports string) string {
+	serf := ""
+	advertiseSerf := ""
+	if port, ok := c.ports.ports[ports+"-serf"]; ok {
+		serf = fmt.Sprintf("\n  serf = %d", port)
+		advertiseSerf = fmt.Sprintf("\n  serf = %s", hclString(c.ports.addr(ports+"-serf")))
+	}
+	return fmt.Sprintf(`name       = %s
 region     = "global"
 datacenter = "dc1"
 data_dir   = %s
-plugin_dir = %s
 bind_addr  = "127.0.0.1"
 
 # Started as root on loopback, Nomad cannot guess what to advertise.
 advertise {
   http = %s
-  rpc  = %s
-  serf = %s
+  rpc  = %s%s
 }
 
 ports {
   http = %d
-  rpc  = %d
-  serf = %d
+  rpc  = %d%s
 }
 
 disable_update_check = true
-
-server {
-  enabled          = true
-  bootstrap_expect = 1
-}
-
-client {
-  enabled           = true
-  network_interface = "lo"
-  min_dynamic_port  = %d
-  max_dynamic_port  = %d
-  options = {
-    # These ask addresses that exist only in clouds.
-    "fingerprint.denylist" = "env_aws,env_gce,env_azure,env_digitalocean"
-  }
-}
 
 consul {
   address = %s
@@ -113,6 +104,37 @@ consul {
 telemetry {
   prometheus_metrics         = true
   publish_allocation_metrics = true
+}
+`, hclString(name), hclString(dir), hclString(c.ports.addr(ports+"-http")), hclString(c.ports.addr(ports+"-rpc")), advertiseSerf,
+		c.ports.ports[ports+"-http"], c.ports.ports[ports+"-rpc"], serf, hclString(c.ports.addr("consul-http")))
+}
+
+func (c *Cluster) nomadServerConfig() string {
+	return c.nomadAgentConfig("server", c.dir.join("nomad-server"), "nomad") + `
+server {
+  enabled          = true
+  bootstrap_expect = 1
+}
+`
+}
+
+func (c *Cluster) nomadClientConfig() string {
+	low, high := c.ports.dynamic()
+	return c.nomadAgentConfig("dev", c.dir.join("nomad"), "nomad-client") + fmt.Sprintf(`
+plugin_dir = %s
+
+client {
+  enabled           = true
+  servers           = [%s]
+  network_interface = "lo"
+  min_dynamic_port  = %d
+  max_dynamic_port  = %d
+  # The default lies beside the data directory, where nobody would look.
+  alloc_mounts_dir = %s
+  options = {
+    # These ask addresses that exist only in clouds.
+    "fingerprint.denylist" = "env_aws,env_gce,env_azure,env_digitalocean"
+  }
 }
 
 plugin "raw_exec" {
@@ -129,10 +151,8 @@ plugin %s {
     }
   }
 }
-`, hclString(c.dir.join("nomad")), hclString(c.dir.join("plugins")),
-		hclString(c.ports.addr("nomad-http")), hclString(c.ports.addr("nomad-rpc")), hclString(c.ports.addr("nomad-serf")),
-		c.ports.ports["nomad-http"], c.ports.ports["nomad-rpc"], c.ports.ports["nomad-serf"],
-		low, high, hclString(c.ports.addr("consul-http")), hclString(devicePlugin), c.opts.GPUs)
+`, hclString(c.dir.join("plugins")), hclString(c.ports.addr("nomad-rpc")), low, high, hclString(c.dir.join("nomad", "mounts")),
+		hclString(devicePlugin), c.opts.GPUs)
 }
 
 func (c *Cluster) autoscalerConfig() string {
@@ -172,8 +192,8 @@ func (c *Cluster) environment() []string {
 		}
 	}
 	path := filepath.Dir(c.opts.Remuda)
-	if c.ollama.path != "" {
-		path += string(os.PathListSeparator) + filepath.Dir(c.ollama.path)
+	if ollama, ok := c.tools["ollama"]; ok {
+		path += string(os.PathListSeparator) + filepath.Dir(ollama.path)
 	}
 	if old := os.Getenv("PATH"); old != "" {
 		path += string(os.PathListSeparator) + old

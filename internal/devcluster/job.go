@@ -17,11 +17,25 @@ import (
 	"remuda/internal/replica"
 )
 
+// nomadCanSign returns nil once the server leads and its keyring has a key.
+func (c *Cluster) nomadCanSign() error {
+	if _, err := c.nomad.Status().Leader(); err != nil {
+		return err
+	}
+	keys, _, err := c.nomad.Keyring().List(nil)
+	if err != nil {
+		return err
+	}
+	for _, k := range keys {
+		if k.State == nomadapi.RootKeyStateActive {
+			return nil
+		}
+	}
+	return errors.New("the keyring has no active key yet")
+}
+
 // nomadSeats returns how many seats the ready node offers.
 func (c *Cluster) nomadSeats() (int, error) {
-	if _, err := c.nomad.Status().Leader(); err != nil {
-		return 0, err
-	}
 	nodes, _, err := c.nomad.Nodes().List(nil)
 	if err != nil {
 		return 0, err
@@ -58,7 +72,7 @@ func (c *Cluster) runJob(ctx context.Context) (string, error) {
 	c.model = "demo"
 	if c.opts.Engine == EngineOllama {
 		c.model = "tiny"
-		vars["ollama"] = c.ollama.path
+		vars["ollama"] = c.tools["ollama"].path
 		if c.opts.GGUF != "" {
 			c.model = modelName(c.opts.GGUF)
 			vars["gguf"] = c.opts.GGUF

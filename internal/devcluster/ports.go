@@ -20,7 +20,8 @@ const (
 	ownPorts = 20
 )
 
-// defaultPorts are what users of the tools expect.
+// defaultPorts are what users of the tools expect. The other daemons always
+// get one of the block's.
 var defaultPorts = map[string]int{
 	"consul-http": 8500, "consul-grpc": 8502, "consul-server": 8300, "consul-serf": 8301,
 	"nomad-http": 4646, "nomad-rpc": 4647, "nomad-serf": 4648,
@@ -28,7 +29,8 @@ var defaultPorts = map[string]int{
 }
 
 // portOrder fixes which daemon asks first.
-var portOrder = []string{"gateway", "nomad-http", "nomad-rpc", "nomad-serf", "consul-http", "consul-grpc",
+var portOrder = []string{"gateway", "nomad-http", "nomad-rpc", "nomad-serf",
+	"nomad-client-http", "nomad-client-rpc", "consul-http", "consul-grpc",
 	"consul-server", "consul-serf", "autoscaler"}
 
 // portBlock is a claimed block; closing its listener gives it back.
@@ -61,8 +63,8 @@ func claimPorts() (*portBlock, error) {
 func (b *portBlock) choose() error {
 	next := b.base + 1
 	for _, name := range portOrder {
-		if portFree(defaultPorts[name]) {
-			b.ports[name] = defaultPorts[name]
+		if usual, ok := defaultPorts[name]; ok && portFree(usual) {
+			b.ports[name] = usual
 			continue
 		}
 		for ; next < b.base+ownPorts && !portFree(next); next++ {
