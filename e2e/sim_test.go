@@ -43,6 +43,7 @@ func TestCluster(t *testing.T) {
 		{"the printed curl streams the exact answer", printedCurl},
 		{"seats are published and pinned", seats},
 		{"both web interfaces answer", webInterfaces},
+		{"the gateway appears in Consul", gatewayInConsul},
 		{"kill -9 of the engine", killEngine},
 		{"kill -9 of the shim", killShim},
 		{"kill -9 of the shim and its guard", killShimAndGuard},
@@ -371,6 +372,23 @@ func down(t *testing.T, d *dev, names ...string) {
 	require.Len(t, enginesRunning(d), 1)
 }
 
+func gatewayInConsul(t *testing.T, d *dev) {
+	eventually(t, 10*time.Second, "the gateway to pass its check", func() error {
+		entries, _, err := d.consul.Health().Service("remuda-gateway", "", true, nil)
+		if err != nil {
+			return err
+		}
+		if len(entries) != 1 {
+			return fmt.Errorf("%d gateways pass", len(entries))
+		}
+		s := entries[0].Service
+		if at := fmt.Sprintf("http://%s:%d", s.Address, s.Port); at != d.info.Gateway {
+			return fmt.Errorf("consul says that it is at %s, want %s", at, d.info.Gateway)
+		}
+		return nil
+	})
+}
+
 func killGateway(t *testing.T, d *dev) {
 	kill9(t, d.pid("gateway"))
 	eventually(t, 10*time.Second, "the gateway to serve again", func() error {
@@ -378,6 +396,7 @@ func killGateway(t *testing.T, d *dev) {
 		return err
 	})
 	require.Contains(t, d.out.String(), "gateway ended (signal: killed): starting it again")
+	gatewayInConsul(t, d)
 }
 
 // leaks remembers the gateway's goroutines and descriptors.

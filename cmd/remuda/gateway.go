@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"net"
+	"sync"
 
 	"remuda/controller/consul"
 	"remuda/controller/gateway"
@@ -15,7 +16,8 @@ func (p *program) gatewayVerb() verb {
 		synopsis: "Run the OpenAI-compatible gateway",
 		usage:    "-config FILE | -dev [flags]",
 		about: `Serves /v1/models, /v1/chat/completions, /v1/completions and /v1/embeddings on the engines that Consul lists as
-passing, streams included, and its own /live, /ready and /metrics. SIGTERM or Ctrl-C lets running requests finish.`,
+passing, streams included, and its own /live, /ready and /metrics. It appears in Consul as the service remuda-gateway
+("service" in the consul block of the file). SIGTERM or Ctrl-C lets running requests finish.`,
 		setup: func(fs *flag.FlagSet) func(context.Context, []string) error {
 			file := fs.String("config", "", "HCL `file` with the settings")
 			dev := fs.Bool("dev", false, "use the default settings, on loopback")
@@ -48,7 +50,16 @@ passing, streams included, and its own /live, /ready and /metrics. SIGTERM or Ct
 				if cfg.Watcher, err = consul.NewWatcher(watch); err != nil {
 					return usageError{err.Error()}
 				}
-				cfg.OnListen = func(addr net.Addr) { fmt.Fprintf(p.stdout, "gateway listening on http://%s\n", addr) }
+				var announced sync.WaitGroup
+				defer announced.Wait()
+				ctx, cancel := context.WithCancel(ctx)
+				defer cancel()
+				cfg.OnListen = func(addr net.Addr) {
+					fmt.Fprintf(p.stdout, "gateway listening on http://%s\n", addr)
+					if announcer := announceGateway(cfg, addr); announcer != nil {
+						announced.Go(func() { announcer.Run(ctx) })
+					}
+				}
 				g, err := gateway.New(cfg)
 				if err != nil {
 					return usageError{err.Error()}
@@ -57,6 +68,24 @@ passing, streams included, and its own /live, /ready and /metrics. SIGTERM or Ct
 			}
 		},
 	}
+}
+
+// announceGateway returns what registers the gateway, nil where that is not
+// wanted. A gateway that leaves is removed from Consul while it still drains.
+func announceGateway(cfg gateway.Config, addr net.Addr) *consul.Announcer {
+	if cfg.Consul.Service == "" {
+		return nil
+	}
+	a := consul.DefaultAnnouncerConfig()
+	a.Address = consul.Address{Addr: cfg.Consul.Address, Token: cfg.Consul.Token}
+	a.Service, a.Listen, a.CheckPath = cfg.Consul.Service, addr, "/ready"
+	a.Logger = cfg.Logger.Named("consul")
+	announcer, err := consul.NewAnnouncer(a)
+	if err != nil {
+		cfg.Logger.Error("the gateway does not appear in consul", "error", err)
+		return nil
+	}
+	return announcer
 }
 
 // override replaces a setting by a flag that was given.

@@ -1,5 +1,5 @@
 // Package consul is remuda's only door to Consul: it registers engines and
-// watches them. Registration and watching survive a Consul that is down, slow
+// daemons and watches engines. Registration and watching survive a Consul that is down, slow
 // or restarted; neither ever asks Consul for permission to do something.
 package consul
 

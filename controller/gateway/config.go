@@ -50,9 +50,12 @@ type Config struct {
 	Dispatcher Dispatcher
 }
 
-// Consul says where the engines are found. The program that builds the Watcher
-// applies it.
+// Consul says where the engines are found and how the gateway appears there. The
+// program that builds the Watcher applies it.
 type Consul struct {
+	// Service is the name under which the gateway registers itself. Empty means
+	// that it does not.
+	Service string
 	// Address is "host:port" or a URL of the local Consul agent. Empty means
 	// CONSUL_HTTP_ADDR, or 127.0.0.1:8500 without that.
 	Address string
@@ -121,6 +124,7 @@ func DefaultConfig() Config {
 		LogLevel: "info",
 		// About what Nomad needs to restart an engine in place.
 		RetryAfter: 5 * time.Second,
+		Consul:     Consul{Service: "remuda-gateway"},
 		Timeouts: Timeouts{
 			// A header is one or two packets; ten seconds survive a lossy link.
 			Header: 10 * time.Second,

@@ -36,6 +36,7 @@ var settings = []setting{
 	{"", "retry_after", duration(func(c *Config) *time.Duration { return &c.RetryAfter })},
 	{"consul", "address", text(func(c *Config) *string { return &c.Consul.Address })},
 	{"consul", "token", text(func(c *Config) *string { return &c.Consul.Token })},
+	{"consul", "service", text(func(c *Config) *string { return &c.Consul.Service })},
 	{"timeouts", "header", duration(func(c *Config) *time.Duration { return &c.Timeouts.Header })},
 	{"timeouts", "body", duration(func(c *Config) *time.Duration { return &c.Timeouts.Body })},
 	{"timeouts", "keep_alive", duration(func(c *Config) *time.Duration { return &c.Timeouts.KeepAlive })},

@@ -1,9 +1,11 @@
-// Package consultest is a small Consul agent for tests: services with TTL
-// checks, and blocking health queries, over the HTTP API that the real client
-// library speaks. TTLs run on the real clock.
+// Package consultest is a small Consul agent for tests: services with a TTL
+// check or an HTTP check (which it stores and never makes), and blocking health
+// queries, over the HTTP API that the real client library speaks. TTLs run on
+// the real clock.
 package consultest
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"net"
@@ -172,7 +174,9 @@ func (a *Agent) bump() {
 }
 
 func (a *Agent) remove(id string) {
-	a.services[id].timer.Stop()
+	if timer := a.services[id].timer; timer != nil {
+		timer.Stop()
+	}
 	delete(a.services, id)
 }
 
@@ -182,18 +186,23 @@ func (a *Agent) register(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
-	ttl, err := time.ParseDuration(reg.Check.TTL)
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusBadRequest)
-		return
+	var ttl time.Duration
+	if reg.Check.HTTP == "" {
+		var err error
+		if ttl, err = time.ParseDuration(reg.Check.TTL); err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if _, ok := a.services[reg.ID]; ok {
 		a.remove(reg.ID)
 	}
-	s := &service{reg: reg, status: reg.Check.Status, ttl: ttl}
-	s.timer = time.AfterFunc(ttl, func() { a.expire(s) })
+	s := &service{reg: reg, status: cmp.Or(reg.Check.Status, api.HealthCritical), ttl: ttl}
+	if ttl > 0 {
+		s.timer = time.AfterFunc(ttl, func() { a.expire(s) })
+	}
 	a.services[reg.ID] = s
 	a.calls = append(a.calls, "register "+reg.ID)
 	a.bump()
@@ -231,7 +240,7 @@ func (a *Agent) update(w http.ResponseWriter, r *http.Request) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	s, ok := a.services[id]
-	if !ok {
+	if !ok || s.timer == nil {
 		http.Error(w, "Unknown check ID "+strconv.Quote(r.PathValue("id")), http.StatusNotFound)
 		return
 	}

@@ -1,0 +1,210 @@
+package cohort
+
+import (
+	"bufio"
+	"context"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+func TestParseStat(t *testing.T) {
+	const rest = "S 7 1 1 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 3 0 4242 1000 10"
+	for name, tc := range map[string]struct {
+		line string
+		want stat
+		err  string
+	}{
+		"plain":               {line: "9 (sleep) " + rest, want: stat{Process{9, 4242}, 7, 'S', 3}},
+		"a name with spaces":  {line: "9 (tmux: server) " + rest, want: stat{Process{9, 4242}, 7, 'S', 3}},
+		"a name like a field": {line: "9 (a) Z 1 (b)) " + rest, want: stat{Process{9, 4242}, 7, 'S', 3}},
+		"no name":             {line: "9 sleep S 7", err: "no closing bracket"},
+		"cut off":             {line: "9 (sleep) S 7 1", err: "3 fields after the name"},
+		"bad parent":          {line: "9 (sleep) " + strings.Replace(rest, "S 7", "S x", 1), err: "parent"},
+		"bad threads":         {line: "9 (sleep) " + strings.Replace(rest, "0 3 0", "0 x 0", 1), err: "threads"},
+		"bad start":           {line: "9 (sleep) " + strings.Replace(rest, "4242", "-1", 1), err: "start time"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := parseStat(9, []byte(tc.line))
+			if tc.err != "" {
+				require.ErrorContains(t, err, tc.err)
+				return
+			}
+			require.NoError(t, err)
+			require.Equal(t, tc.want, got)
+		})
+	}
+}
+
+func FuzzParseStat(f *testing.F) {
+	f.Add([]byte("9 (a) b) S 7 1 1 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 3 0 4242 1000 10"))
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		if s, err := parseStat(9, raw); err == nil && s.PID != 9 {
+			t.Fatalf("PID %d", s.PID)
+		}
+	})
+}
+
+func TestGone(t *testing.T) {
+	require.True(t, stat{state: 'Z', threads: 1}.gone())
+	require.True(t, stat{state: 'X', threads: 1}.gone())
+	require.False(t, stat{state: 'Z', threads: 2}.gone(), "a dead leader's threads still hold its memory")
+	require.False(t, stat{state: 'D', threads: 1}.gone())
+}
+
+// tree is a shell with descendants, all ended with the test.
+type tree struct {
+	cmd  *exec.Cmd
+	root Process
+	// pids are what the script printed, one per line.
+	pids []int
+}
+
+// grow runs a shell script that prints n process IDs and then waits.
+func grow(t *testing.T, env []string, n int, script string) *tree {
+	t.Helper()
+	cmd := exec.Command("sh", "-c", script+"\nread forever")
+	cmd.Env = append([]string{"PATH=" + os.Getenv("PATH")}, env...)
+	stdin, err := cmd.StdinPipe()
+	require.NoError(t, err)
+	stdout, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	tr := &tree{cmd: cmd}
+	t.Cleanup(func() {
+		_ = stdin.Close()
+		for _, pid := range tr.pids {
+			_ = unix.Kill(pid, unix.SIGKILL)
+		}
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	lines := bufio.NewScanner(stdout)
+	for range n {
+		require.True(t, lines.Scan(), "the script printed too few process IDs")
+		pid, err := strconv.Atoi(strings.TrimSpace(lines.Text()))
+		require.NoError(t, err)
+		tr.pids = append(tr.pids, pid)
+	}
+	tr.root, err = Lookup(cmd.Process.Pid)
+	require.NoError(t, err)
+	return tr
+}
+
+func alive(t *testing.T, tracker *Tracker) []int {
+	t.Helper()
+	found, _, err := tracker.Scan()
+	require.NoError(t, err)
+	pids := []int{}
+	for _, p := range found {
+		pids = append(pids, p.PID)
+	}
+	return pids
+}
+
+// sleeper starts a sleep that prints its own ID; its output is closed
+// afterwards so that nothing waits for it.
+const sleeper = `sh -c 'echo $$; exec sleep 60 >&- 2>&-'`
+
+// stranger is a root that no process has.
+var stranger = Process{PID: 1 << 30, Start: 1}
+
+func TestMarkedProcessesAreMembersWhereverTheyWent(t *testing.T) {
+	mine := grow(t, []string{EnvVar + "=mine"}, 2, `( setsid `+sleeper+` & ) ; `+sleeper+` &`)
+	other := grow(t, []string{EnvVar + "=other"}, 1, sleeper+` &`)
+	nearly := grow(t, []string{"X" + EnvVar + "=mine", EnvVar + "=mine2"}, 1, sleeper+` &`)
+	got := alive(t, NewTracker("mine", stranger))
+	require.ElementsMatch(t, append(mine.pids, mine.root.PID), got)
+	for _, pid := range append(other.pids, nearly.pids...) {
+		require.NotContains(t, got, pid)
+	}
+}
+
+func TestDescendantsWithoutTheMarkAreMembers(t *testing.T) {
+	tr := grow(t, nil, 2, sleeper+` & env -i PATH=$PATH setsid `+sleeper+` &`)
+	require.ElementsMatch(t, tr.pids, alive(t, NewTracker("none", tr.root)), "the root itself is none")
+	require.ElementsMatch(t, tr.pids[1:], alive(t, NewTracker("none", tr.root, tr.pids[0])), "a spared child is none")
+	reused := tr.root
+	reused.Start++
+	require.Empty(t, alive(t, NewTracker("none", reused)), "a stranger that got the root's ID has no members")
+}
+
+func TestAMemberOnceSeenStaysOne(t *testing.T) {
+	// The child has no mark; it is known by its parent only while that lives.
+	tr := grow(t, nil, 2, `exec 3<&0; sh -c 'echo $$; `+strings.ReplaceAll(sleeper, "'", `'"'"'`)+` & read forever' <&3 &`)
+	tracker := NewTracker("none", tr.root)
+	require.ElementsMatch(t, tr.pids, alive(t, tracker))
+	require.NoError(t, unix.Kill(tr.pids[0], unix.SIGKILL))
+	require.Eventually(t, func() bool { return len(alive(t, tracker)) == 1 }, 10*time.Second, time.Millisecond)
+	require.Equal(t, tr.pids[1:], alive(t, tracker), "the orphan is still a member")
+	require.NotContains(t, alive(t, NewTracker("none", tr.root)), tr.pids[1], "whoever looks only now cannot know it")
+}
+
+func TestKillEndsEveryMemberAndNobodyElse(t *testing.T) {
+	mine := grow(t, []string{EnvVar + "=kill-me"}, 3, sleeper+` & setsid `+sleeper+` & ( `+sleeper+` & ) `)
+	other := grow(t, []string{EnvVar + "=other"}, 1, sleeper+` &`)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	tracker := NewTracker("kill-me", stranger)
+	require.NoError(t, tracker.Kill(ctx))
+	for _, pid := range append(mine.pids, mine.root.PID) {
+		_, err := Lookup(pid)
+		require.ErrorIs(t, err, errGone)
+	}
+	_, err := Lookup(other.pids[0])
+	require.NoError(t, err)
+	require.NoError(t, tracker.Kill(ctx), "nobody left is no error")
+}
+
+func TestZombiesOfTheRootAreReported(t *testing.T) {
+	// The shell starts a child and becomes a sleep, which never collects it.
+	cmd := exec.Command("sh", "-c", `sleep 0 & exec sleep 60`)
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	root, err := Lookup(cmd.Process.Pid)
+	require.NoError(t, err)
+	tracker := NewTracker("none", root)
+	var zombies []int
+	require.Eventually(t, func() bool {
+		_, zombies, err = tracker.Scan()
+		return err == nil && len(zombies) == 1
+	}, 10*time.Second, time.Millisecond)
+	tracker.Awaited(zombies[0])
+	_, zombies, err = tracker.Scan()
+	require.NoError(t, err)
+	require.Empty(t, zombies)
+}
+
+func TestHandle(t *testing.T) {
+	cmd := exec.Command("sleep", "60")
+	require.NoError(t, cmd.Start())
+	p, err := Lookup(cmd.Process.Pid)
+	require.NoError(t, err)
+	reused := p
+	reused.Start--
+	_, err = Open(reused)
+	require.ErrorIs(t, err, errGone, "another process has the ID now")
+
+	h, err := Open(p)
+	require.NoError(t, err)
+	defer h.Close()
+	ended, err := h.Wait(0)
+	require.NoError(t, err)
+	require.False(t, ended)
+	require.NoError(t, h.Signal(unix.SIGKILL))
+	ended, err = h.Wait(-1)
+	require.NoError(t, err)
+	require.True(t, ended)
+	_, err = Lookup(p.PID)
+	require.ErrorIs(t, err, errGone, "a zombie holds nothing")
+	require.Error(t, cmd.Wait())
+	require.NoError(t, h.Signal(unix.SIGTERM), "a process that is gone is no error")
+	_, err = Open(p)
+	require.ErrorIs(t, err, errGone)
+}
