@@ -4,10 +4,12 @@
 package consul
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
+	"os"
 	"strings"
 
 	"github.com/hashicorp/consul/api"
@@ -21,6 +23,11 @@ type Address struct {
 	Addr string
 	// Token is the ACL token; empty means CONSUL_HTTP_TOKEN.
 	Token string
+}
+
+// String is the address for messages.
+func (a Address) String() string {
+	return cmp.Or(a.Addr, os.Getenv("CONSUL_HTTP_ADDR"), "127.0.0.1:8500")
 }
 
 // newClient builds a client on a transport of its own, so that closing its

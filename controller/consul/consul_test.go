@@ -74,7 +74,7 @@ func watchLogged(t *testing.T, a *consultest.Agent, logger hclog.Logger) <-chan 
 	updates, done := make(chan update, 100), make(chan struct{})
 	go func() {
 		defer close(done)
-		err := w.Watch(ctx, func(engines []replica.Engine, afterOutage bool) { updates <- update{engines, afterOutage} })
+		err := w.Watch(ctx, func(engines []replica.Engine, afterOutage bool) { updates <- update{engines, afterOutage} }, func() {})
 		if !errors.Is(err, context.Canceled) {
 			t.Errorf("watch ended with %v", err)
 		}
@@ -215,4 +215,59 @@ func TestConfigErrorsNameEveryField(t *testing.T) {
 	cfg.Address = consul.Address{Addr: "http://"}
 	_, err = consul.NewWatcher(cfg)
 	require.ErrorContains(t, err, `consul address "http://"`)
+}
+
+func TestNodeHealthIsToldFromTheEngines(t *testing.T) {
+	a := consultest.New(t)
+	r, e := newRegistrar(t, a, "c1"), testEngine()
+	require.NoError(t, r.Register(t.Context(), e))
+	updates := watch(t, a)
+	require.Equal(t, []replica.Engine{e}, receive(t, updates).engines)
+	a.NodeStatus(api.HealthCritical) // its agent died: the engine's check stays as it was
+	e.Passing, e.NodeDown = false, true
+	require.Equal(t, []replica.Engine{e}, receive(t, updates).engines)
+	require.NoError(t, r.Push(t.Context(), e, api.HealthCritical, ""))
+	e.NodeDown = false
+	require.Equal(t, []replica.Engine{e}, receive(t, updates).engines, "an engine that is sick itself is no mystery")
+}
+
+func TestAnswerWithoutIndexIsNoConsul(t *testing.T) {
+	a := consultest.New(t)
+	a.HideIndex(true)
+	log := &signalOn{text: "no X-Consul-Index", seen: make(chan struct{})}
+	updates := watchLogged(t, a, hclog.New(&hclog.LoggerOptions{Output: log}))
+	<-log.seen
+	time.Sleep(300 * time.Millisecond) // long enough for thousands of queries
+	require.Less(t, a.Queries(), 20)
+	a.HideIndex(false)
+	require.Empty(t, receive(t, updates).engines)
+}
+
+func TestWatchTellsOfAnOutageOnce(t *testing.T) {
+	a := consultest.New(t)
+	require.NoError(t, newRegistrar(t, a, "c1").Register(t.Context(), testEngine()))
+	w, err := consul.NewWatcher(func() consul.WatcherConfig {
+		cfg := consul.DefaultWatcherConfig()
+		cfg.Address = consul.Address{Addr: a.Addr()}
+		return cfg
+	}())
+	require.NoError(t, err)
+	events := make(chan string, 100)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = w.Watch(ctx, func([]replica.Engine, bool) { events <- "list" }, func() { events <- "lost" })
+	}()
+	t.Cleanup(func() { cancel(); <-done })
+	require.Equal(t, "list", <-events)
+	a.Refuse(http.StatusForbidden)
+	a.Forget() // wakes the blocking query
+	first := <-events
+	if first == "list" { // the query that was open was still answered
+		first = <-events
+	}
+	require.Equal(t, "lost", first)
+	a.Refuse(0)
+	require.Equal(t, "list", <-events, "lost is said once")
 }

@@ -54,6 +54,34 @@ func registration(e replica.Engine, cohort string, cfg RegistrarConfig) *api.Age
 	}
 }
 
+// maxSlots bounds what a registration may claim; no engine comes near it.
+const maxSlots = 1 << 20
+
+// health judges an engine by its own checks and by its node's (serfHealth): an
+// agent that dies leaves its services' checks as they were.
+func health(checks api.HealthChecks) (passing, nodeDown bool) {
+	var own, node api.HealthChecks
+	for _, c := range checks {
+		if c.ServiceID != "" {
+			own = append(own, c)
+		} else {
+			node = append(node, c)
+		}
+	}
+	passing = own.AggregatedStatus() == api.HealthPassing
+	if !passing {
+		return false, false
+	}
+	switch node.AggregatedStatus() {
+	case api.HealthPassing:
+		return true, false
+	case api.HealthCritical:
+		return false, true
+	default: // a warning, or maintenance, which asks for no new requests
+		return false, false
+	}
+}
+
 // engineOf reads an engine back from a health entry.
 func engineOf(entry *api.ServiceEntry) (replica.Engine, error) {
 	s := entry.Service
@@ -63,8 +91,8 @@ func engineOf(entry *api.ServiceEntry) (replica.Engine, error) {
 		Role:    meta[metaRole],
 		Address: s.Address,
 		Port:    s.Port,
-		Passing: entry.Checks.AggregatedStatus() == api.HealthPassing,
 	}
+	e.Passing, e.NodeDown = health(entry.Checks)
 	if e.Address == "" && entry.Node != nil {
 		e.Address = entry.Node.Address
 	}
@@ -81,8 +109,8 @@ func engineOf(entry *api.ServiceEntry) (replica.Engine, error) {
 	if e.Token, err = strconv.ParseUint(meta[metaToken], 10, 64); err != nil {
 		return e, fmt.Errorf("service %q: meta token is %q: want a whole number", s.ID, meta[metaToken])
 	}
-	if e.Slots, err = strconv.Atoi(meta[metaSlots]); err != nil || e.Slots < 1 {
-		return e, fmt.Errorf("service %q: meta slots is %q: want a whole number of at least 1", s.ID, meta[metaSlots])
+	if e.Slots, err = strconv.Atoi(meta[metaSlots]); err != nil || e.Slots < 1 || e.Slots > maxSlots {
+		return e, fmt.Errorf("service %q: meta slots is %q: want a whole number from 1 to %d", s.ID, meta[metaSlots], maxSlots)
 	}
 	return e, nil
 }

@@ -46,6 +46,9 @@ type Watcher struct {
 	cfg       WatcherConfig
 	client    *api.Client
 	transport *http.Transport
+	addr      string
+	// filtered tells that the last answer lacked what the token may not see.
+	filtered bool
 }
 
 // NewWatcher validates cfg; it talks to nobody.
@@ -64,16 +67,16 @@ func NewWatcher(cfg WatcherConfig) (*Watcher, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Watcher{cfg: cfg, client: client, transport: transport}, nil
+	return &Watcher{cfg: cfg, client: client, transport: transport, addr: cfg.Address.String()}, nil
 }
 
 // Watch calls update with the complete list of engines, passing or not and
-// sorted by ID, once at first and again after each change. While Consul is out
-// of reach it keeps trying and calls nothing; the first list after such an
+// sorted by ID, once at first and again after each change. When Consul gets out
+// of reach it calls lost once and keeps trying; the first list after such an
 // outage is delivered even if it is the same, with afterOutage true, because a
-// Consul that has just come back may not know yet what runs. Watch returns
-// when ctx ends, always with ctx's error.
-func (w *Watcher) Watch(ctx context.Context, update func(engines []replica.Engine, afterOutage bool)) error {
+// Consul that has just come back may not know yet what runs. Both are called
+// from one goroutine. Watch returns when ctx ends, always with ctx's error.
+func (w *Watcher) Watch(ctx context.Context, update func(engines []replica.Engine, afterOutage bool), lost func()) error {
 	defer w.transport.CloseIdleConnections()
 	var (
 		index   uint64
@@ -90,7 +93,12 @@ func (w *Watcher) Watch(ctx context.Context, update func(engines []replica.Engin
 		}
 		if err != nil {
 			if !outage {
-				w.cfg.Logger.Warn("consul does not answer: keeping the engines known so far", "error", err)
+				what := "consul does not answer: keeping the engines known so far"
+				if refused(err) {
+					what = "consul refuses to list the engines: keeping those known so far; check the token's rights"
+				}
+				w.cfg.Logger.Warn(what, "error", err)
+				lost()
 			}
 			outage, index = true, 0
 			delay := retry/2 + rand.N(retry)
@@ -129,6 +137,14 @@ func (w *Watcher) query(ctx context.Context, index uint64, skipped map[string]st
 	if err != nil {
 		return nil, 0, fmt.Errorf("list service %s: %w", replica.ServiceName, err)
 	}
+	if meta.LastIndex == 0 {
+		// The next query would not block, and so on for ever.
+		return nil, 0, fmt.Errorf("list service %s: the answer has no X-Consul-Index: is %s a Consul agent?", replica.ServiceName, w.addr)
+	}
+	if meta.ResultsFilteredByACLs && !w.filtered {
+		w.cfg.Logger.Warn("consul hides engines from this token: it needs service:read and node:read", "listed", len(entries))
+	}
+	w.filtered = meta.ResultsFilteredByACLs
 	engines := make([]replica.Engine, 0, len(entries))
 	for _, entry := range entries {
 		e, err := engineOf(entry)

@@ -112,6 +112,11 @@ func errNoList(wait time.Duration) *apiError {
 		message: "the gateway has just started and has no list of engines from Consul yet; retry after the time in Retry-After"}
 }
 
+// errClientGone is for a request that has nobody to answer to.
+func errClientGone() *apiError {
+	return &apiError{status: statusClientGone, message: "the client is gone"}
+}
+
 // errEngine is an engine's fault before anything was sent to the client.
 func errEngine(status int, code, model, what string) *apiError {
 	return &apiError{status: status, typ: typeServer, code: code,

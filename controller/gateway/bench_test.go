@@ -368,7 +368,7 @@ func serveBenchRole(ctx context.Context, role, engine string, listening func(net
 // fixed is a Watcher with one list.
 type fixed []replica.Engine
 
-func (w fixed) Watch(ctx context.Context, update func([]replica.Engine, bool)) error {
+func (w fixed) Watch(ctx context.Context, update func([]replica.Engine, bool), lost func()) error {
 	update(w, false)
 	<-ctx.Done()
 	return ctx.Err()

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 )
 
@@ -125,17 +126,14 @@ func (r *bodyReader) Close() error {
 	return nil
 }
 
-// readBody reads a request's body within the limits of size, time and memory.
+// readBody reads a request's body within the limits of size, time (serve has set
+// a read deadline) and memory.
 func (g *Gateway) readBody(w http.ResponseWriter, r *http.Request) (*body, *apiError) {
 	limit := g.cfg.Limits.Body
 	tooLarge := &apiError{status: http.StatusRequestEntityTooLarge, typ: typeRequest, code: "request_too_large", close: true,
 		message: fmt.Sprintf("the request body is larger than %d bytes; send a shorter prompt", limit)}
 	if r.ContentLength > limit {
 		return nil, tooLarge
-	}
-	rc := http.NewResponseController(w)
-	if err := rc.SetReadDeadline(time.Now().Add(g.cfg.Timeouts.Body)); err != nil {
-		return nil, &apiError{status: http.StatusInternalServerError, typ: typeServer, message: "the connection takes no read deadline"}
 	}
 	src := http.MaxBytesReader(w, r.Body, limit)
 	b := &body{store: &g.bodies}
@@ -173,9 +171,9 @@ func (g *Gateway) readBody(w http.ResponseWriter, r *http.Request) (*body, *apiE
 	if err == nil || errors.Is(err, io.EOF) {
 		// The deadline must not reach the server's watch for a client that
 		// leaves, which reads on from here.
-		if err := rc.SetReadDeadline(time.Time{}); err != nil {
+		if err := http.NewResponseController(w).SetReadDeadline(time.Time{}); err != nil {
 			g.bodies.put(data)
-			return nil, &apiError{status: 499, typ: typeRequest, message: "the client closed the connection", close: true}
+			return nil, errClientGone()
 		}
 		b.data = data[:n]
 		return b, nil
@@ -193,7 +191,9 @@ func (g *Gateway) readBody(w http.ResponseWriter, r *http.Request) (*body, *apiE
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return nil, &apiError{status: http.StatusRequestTimeout, typ: typeRequest, code: "request_timeout", close: true,
 			message: fmt.Sprintf("the request body did not arrive within %s; send it faster", g.cfg.Timeouts.Body)}
-	default:
+	case errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET), r.Context().Err() != nil:
+		return nil, errClientGone()
+	default: // bad chunks
 		return nil, &apiError{status: http.StatusBadRequest, typ: typeRequest, code: "bad_body", close: true,
 			message: "the request body could not be read to its end: " + err.Error()}
 	}

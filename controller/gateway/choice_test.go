@@ -1,6 +1,8 @@
 package gateway_test
 
 import (
+	"io"
+	"net"
 	"net/http"
 	"testing"
 	"time"
@@ -86,13 +88,14 @@ func TestDeregisteredEngineGetsNoNewRequest(t *testing.T) {
 }
 
 func TestUnreachableEngineIsSkipped(t *testing.T) {
-	f := newGateway(t, func(c *gateway.Config) { c.Routing.Suspect = time.Hour })
+	f := newGateway(t, func(c *gateway.Config) { c.Routing.Suspect, c.Routing.Remember = time.Hour, time.Second })
 	f.engines(deadEngine(t, "a"), deadEngine(t, "b"), newEngine(t, "c", says("c")))
 	require.Equal(t, map[string]int{`{"said":"c"}`: 10}, f.who(10))
 	require.Equal(t, 2.0, f.metric("remuda_gateway_upstream_errors_total", "model", "m", "kind", "dial"), "each dead engine is tried once")
 	require.Equal(t, 2.0, f.metric("remuda_gateway_engines", "state", "suspect"))
 	f.engines(newEngine(t, "c", says("c")))
-	require.Zero(t, f.metric("remuda_gateway_upstream_errors_total"), "the series of gone replicas are gone")
+	require.Equal(t, 2.0, f.metric("remuda_gateway_upstream_errors_total"), "a scrape after the engines are gone still sees why")
+	eventually(t, "the series of gone replicas go", func() bool { return f.metric("remuda_gateway_upstream_errors_total") == 0 })
 }
 
 func TestNoReachableEngine(t *testing.T) {
@@ -140,4 +143,96 @@ func TestConsulOutageGraceEnds(t *testing.T) {
 	f.tell(true)
 	require.Equal(t, http.StatusOK, f.post(`{"model":"m"}`).status)
 	eventually(t, "the grace ends", func() bool { return f.post(`{"model":"m"}`).status == http.StatusServiceUnavailable })
+}
+
+// TestFailingEngineDrawsNoTraffic: an engine that fails at once is always the
+// least busy.
+func TestFailingEngineDrawsNoTraffic(t *testing.T) {
+	for name, reply := range map[string]string{
+		"closes the connection": "",
+		"is not HTTP":           "SSH-2.0\r\n",
+		"answers HTML":          "HTTP/1.1 500 x\r\nContent-Type: text/html\r\nContent-Length: 3\r\n\r\nbad",
+		"answers JSON":          "HTTP/1.1 500 x\r\nContent-Type: application/json\r\nContent-Length: 13\r\n\r\n{\"error\":\"x\"}",
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newGateway(t, func(c *gateway.Config) { c.Routing.Suspect = time.Hour })
+			f.engines(newEngine(t, "good", says("good")), newRawEngine(t, "bad", func(c net.Conn) { _, _ = io.WriteString(c, reply) }))
+			failed := 0
+			for range 10 {
+				if f.post(`{"model":"m"}`).status != http.StatusOK {
+					failed++
+				}
+			}
+			require.Equal(t, 1, failed)
+			require.Equal(t, 1.0, f.metric("remuda_gateway_upstream_errors_total"), "each fault counts once")
+		})
+	}
+}
+
+func TestEngineOnANodeThatConsulCannotSee(t *testing.T) {
+	f := newGateway(t)
+	a, b := newEngine(t, "a", says("a")), newEngine(t, "b", says("b"))
+	b.Passing, b.NodeDown = false, true
+	f.engines(a, b)
+	require.Equal(t, map[string]int{`{"said":"a"}`: 4}, f.who(4), "others come first")
+	f.engines(b)
+	require.Equal(t, map[string]int{`{"said":"b"}`: 4}, f.who(4), "its agent may be dead and it may live")
+	dead := deadEngine(t, "c")
+	dead.Passing, dead.NodeDown = false, true
+	f.engines(dead)
+	f.post(`{"model":"m"}`).requireError(t, http.StatusServiceUnavailable, "engine_unreachable")
+	f.post(`{"model":"m"}`).requireError(t, http.StatusServiceUnavailable, "model_unavailable")
+}
+
+func TestKeptEnginesOutliveASecondOutage(t *testing.T) {
+	f := newGateway(t, func(c *gateway.Config) { c.Routing.Grace = 300 * time.Millisecond })
+	f.engines(newEngine(t, "a", says("a")))
+	f.tell(true) // Consul is back for a moment, knows nothing, and is away again
+	f.feed.say(list{lost: true})
+	deadline := time.NewTimer(2 * 300 * time.Millisecond)
+	defer deadline.Stop()
+	<-deadline.C
+	require.Equal(t, http.StatusOK, f.post(`{"model":"m"}`).status)
+	f.tell(true)
+	require.Equal(t, http.StatusOK, f.post(`{"model":"m"}`).status)
+	eventually(t, "the grace ends", func() bool { return f.post(`{"model":"m"}`).status == http.StatusServiceUnavailable })
+}
+
+func TestModelLostOverAnOutageIsForgotten(t *testing.T) {
+	f := newGateway(t, func(c *gateway.Config) {
+		c.Routing.Grace, c.Routing.Remember = 50*time.Millisecond, 100*time.Millisecond
+	})
+	f.engines(newEngine(t, "a", says("a")))
+	f.tell(true)
+	eventually(t, "the model is forgotten without another list", func() bool { return f.post(`{"model":"m"}`).status == http.StatusNotFound })
+}
+
+func TestZombieIsNotServed(t *testing.T) {
+	f := newGateway(t)
+	old, young := newEngine(t, "a", says("old")), newEngine(t, "a", says("young"))
+	old.Token, young.Token = 41, 42
+	f.engines(young)
+	f.engines()
+	f.engines(old)
+	f.post(`{"model":"m"}`).requireError(t, http.StatusServiceUnavailable, "model_unavailable")
+}
+
+// TestLateFaultLeavesNoSeries: a request may fail after its engine is gone.
+func TestLateFaultLeavesNoSeries(t *testing.T) {
+	f := newGateway(t, func(c *gateway.Config) { c.Routing.Remember = 100 * time.Millisecond })
+	goOn := make(chan struct{})
+	f.engines(newEngine(t, "a", func(w http.ResponseWriter, _ *http.Request) {
+		sse(w, "data: {}\n\n")
+		<-goOn
+		panic(http.ErrAbortHandler)
+	}))
+	resp := f.open(t.Context(), streamBody)
+	defer resp.Body.Close()
+	f.engines()
+	require.NotEqual(t, http.StatusNotFound, f.post(`{"model":"m"}`).status, "a model with a running request is known")
+	close(goOn)
+	_, _ = io.Copy(io.Discard, resp.Body)
+	eventually(t, "all series go", func() bool {
+		return f.metric("remuda_gateway_upstream_errors_total") == 0 && f.metric("remuda_gateway_requests_total", "model", "m") == 0
+	})
 }

@@ -16,10 +16,10 @@ import (
 // Watcher reports the engines that Consul knows.
 type Watcher interface {
 	// Watch calls update with the complete list of engines, passing or not, at
-	// first and after each change, from one goroutine, until ctx ends. While
-	// Consul cannot be reached it keeps trying and calls nothing; the first
-	// list after such a time has afterOutage set.
-	Watch(ctx context.Context, update func(engines []replica.Engine, afterOutage bool)) error
+	// first and after each change, until ctx ends. When Consul can no longer be
+	// reached it calls lost and keeps trying; the first list after such a time
+	// has afterOutage set. Both are called from one goroutine.
+	Watch(ctx context.Context, update func(engines []replica.Engine, afterOutage bool), lost func()) error
 }
 
 // Config is everything a Gateway needs. Start from DefaultConfig.
@@ -110,9 +110,10 @@ type Routing struct {
 	// Grace is how long engines that were active before a Consul outage are
 	// used on although Consul does not vouch for them yet.
 	Grace time.Duration
-	// Suspect is how long an engine is avoided after a connection failed.
+	// Suspect is how long an engine is avoided after it failed.
 	Suspect time.Duration
-	// Remember is how long a model without engines gets 503 and not 404.
+	// Remember is how long a model without engines gets 503 and not 404, and
+	// how long the metrics and the highest token of a gone replica are kept.
 	Remember time.Duration
 }
 
@@ -174,6 +175,9 @@ func DefaultConfig() Config {
 	}
 }
 
+// maxBody is the most that limits.body may allow: a body is held in one piece.
+const maxBody = 1 << 30
+
 // problem is one bad setting.
 type problem struct {
 	// field is the setting's name in a config file, as "timeouts.body".
@@ -220,8 +224,8 @@ func (c *Config) settingProblems() []problem {
 			bad(d.field, "is 0, want more: no wait may be unbounded")
 		}
 	}
-	if c.Limits.Body < 1 {
-		bad("limits.body", "is %d bytes, want at least 1", c.Limits.Body)
+	if c.Limits.Body < 1 || c.Limits.Body > maxBody {
+		bad("limits.body", "is %d bytes, want 1 to 1GiB", c.Limits.Body)
 	}
 	if c.Limits.Header < 1<<10 || c.Limits.Header > 16<<20 {
 		bad("limits.header", "is %d bytes, want 1KiB to 16MiB", c.Limits.Header)

@@ -18,6 +18,7 @@ log_level   = "debug"
 retry_after = "7s"
 
 consul {
+  service = "gw"
   address = "consul:8500"
   token   = "t"
 }
@@ -54,7 +55,7 @@ func TestParseReadsEverySetting(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, gateway.Config{
 		Listen: "0.0.0.0:80", LogLevel: "debug", RetryAfter: 7 * time.Second,
-		Consul: gateway.Consul{Address: "consul:8500", Token: "t"},
+		Consul: gateway.Consul{Service: "gw", Address: "consul:8500", Token: "t"},
 		Timeouts: gateway.Timeouts{
 			Header: time.Second, Body: 2 * time.Second, KeepAlive: 3 * time.Second, Write: 4 * time.Second, Connect: 5 * time.Second,
 			FirstByte: 6 * time.Minute, StreamIdle: 7 * time.Second, EngineIdle: 8 * time.Second, LameDuck: 9 * time.Second, Drain: 10 * time.Second,
@@ -90,7 +91,8 @@ func TestParseReportsEveryFaultWithItsLine(t *testing.T) {
 			[]string{`g.hcl:1: listen is "nowhere"`, `g.hcl:2: log_level is "loud"`, `g.hcl:4: timeouts.body is 0`, `g.hcl:5: timeouts.drain is -1s`, `g.hcl:8: limits.header is 1 bytes`, `g.hcl:9: limits.attempts is 0`}},
 		{"faults of every kind at once", "listn = 1\nlog_level = \"loud\"\ntimeouts {\n  body = \"soon\"\n  drain = \"-1s\"\n}\n",
 			[]string{`g.hcl:1: unsupported argument`, `g.hcl:2: log_level is "loud"`, `g.hcl:4: timeouts.body is "soon"`, `g.hcl:5: timeouts.drain is -1s`}},
-		{"limits that disagree", "\nlimits { body = \"2GiB\" }", []string{`g.hcl:2: limits.buffered is 1073741824 bytes, want at least limits.body`}},
+		{"limits that disagree", "\nlimits {\n body = \"512MiB\"\n buffered = \"256MiB\"\n}", []string{`g.hcl:4: limits.buffered is 268435456 bytes, want at least limits.body, which is 536870912`}},
+		{"a body too large to hold", "limits {\n  body = 9223372036854775807\n  buffered = 9223372036854775807\n}", []string{`g.hcl:2: limits.body is 9223372036854775807 bytes, want 1 to 1GiB`}},
 		{"a block twice", "consul {\n}\nconsul {\n}", []string{"g.hcl:3: a second consul block, the first is on line 1"}},
 		{"null", "listen = null", []string{"g.hcl:1: listen is no string"}},
 		{"a variable", "listen = var.x", []string{"g.hcl:1: "}},

@@ -27,7 +27,9 @@ type Lease interface {
 	// DialFailed notes that no connection could be made, and tells whether
 	// that is news.
 	DialFailed() bool
-	// Answered notes that the engine answered.
+	// Failed notes that the engine took the request and failed it.
+	Failed()
+	// Answered notes that the engine gave a proper answer, or began to.
 	Answered()
 	// Release ends the lease. It is called exactly once, after everything else.
 	Release()
@@ -56,6 +58,18 @@ func (d *roster) update(engines []replica.Engine, afterOutage bool) balance.Chan
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.table.Update(time.Now(), engines, afterOutage)
+}
+
+func (d *roster) lost() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.table.Lost(time.Now())
+}
+
+func (d *roster) expire() balance.Changes {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.table.Expire(time.Now())
 }
 
 func (d *roster) ready() bool {
@@ -95,6 +109,12 @@ func (l *rosterLease) DialFailed() bool {
 	return l.d.table.DialFailed(time.Now(), l.pick)
 }
 
+func (l *rosterLease) Failed() {
+	l.d.mu.Lock()
+	defer l.d.mu.Unlock()
+	l.d.table.Failed(time.Now(), l.pick)
+}
+
 func (l *rosterLease) Answered() {
 	l.d.mu.Lock()
 	defer l.d.mu.Unlock()
@@ -104,5 +124,5 @@ func (l *rosterLease) Answered() {
 func (l *rosterLease) Release() {
 	l.d.mu.Lock()
 	defer l.d.mu.Unlock()
-	l.d.table.Release(l.pick)
+	l.d.table.Release(time.Now(), l.pick)
 }

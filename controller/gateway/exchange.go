@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
-	"syscall"
 	"time"
 
 	"remuda/controller/gateway/balance"
@@ -81,8 +80,9 @@ type exchange struct {
 	label string
 	// status is what the client got; 0 until then.
 	status int
-	// engine serves the request now.
+	// engine serves the request now, under lease.
 	engine *balance.Endpoint
+	lease  Lease
 	// cancel ends the request to the engine, with a cause.
 	cancel context.CancelCauseFunc
 	// watch cancels with errSilent when the engine is silent for too long.
@@ -205,6 +205,7 @@ func (x *exchange) readRequest() *apiError {
 // there is none.
 func (x *exchange) attempt(lease Lease) (again bool, e *apiError) {
 	defer lease.Release()
+	x.lease = lease
 	ctx, cancel := context.WithCancelCause(x.r.Context())
 	defer cancel(nil)
 	x.cancel = cancel
@@ -214,7 +215,9 @@ func (x *exchange) attempt(lease Lease) (again bool, e *apiError) {
 	resp, err := x.g.transport.RoundTrip(x.outbound(ctx))
 	if err == nil {
 		defer resp.Body.Close()
-		lease.Answered()
+		// It cannot be sent again from here on; a stream may go on for long.
+		x.body.release()
+		x.body = nil
 		return false, x.relay(ctx, resp)
 	}
 	var dial *dialError
@@ -292,7 +295,7 @@ func (x *exchange) left() *apiError {
 		return &apiError{status: http.StatusServiceUnavailable, typ: typeServer, code: "gateway_stopping", close: true, retryAfter: x.g.cfg.RetryAfter,
 			message: "the gateway is stopping; retry after the time in Retry-After"}
 	}
-	return &apiError{status: statusClientGone, message: "the client is gone"}
+	return errClientGone()
 }
 
 // fault judges an error of the exchange with the engine, counts it and returns
@@ -325,12 +328,17 @@ func (x *exchange) fault(ctx context.Context, err error) *apiError {
 }
 
 func isReset(err error) bool {
-	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
-		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) ||
+	var op *net.OpError // also a host that was switched off: ETIMEDOUT, EHOSTUNREACH
+	return errors.As(err, &op) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
 		strings.Contains(err.Error(), "server closed idle connection")
 }
 
+// countFault counts a fault of the engine; any but a refused connection makes it
+// suspect here (DialFailed does so there).
 func (x *exchange) countFault(kind string) {
+	if kind != kindDial {
+		x.lease.Failed()
+	}
 	x.g.metrics.upstreamErrors.WithLabelValues(x.label, x.engine.Replica, kind).Inc()
 }
 

@@ -158,6 +158,33 @@ func TestSlowLoris(t *testing.T) {
 	eventually(t, "memory comes back", func() bool { return f.metric("remuda_gateway_buffered_bytes") == 0 })
 }
 
+// TestBodyThatNobodyReads: net/http reads on what a handler leaves, which must
+// not take for ever either.
+func TestBodyThatNobodyReads(t *testing.T) {
+	f := newGateway(t, func(c *gateway.Config) {
+		c.Timeouts.Header, c.Timeouts.Body, c.Timeouts.KeepAlive = 150*time.Millisecond, 150*time.Millisecond, 300*time.Millisecond
+	})
+	f.engines(newEngine(t, "a", says("x")))
+	for _, start := range []string{
+		"POST /v1/models HTTP/1.1\r\n", "GET /v1/models HTTP/1.1\r\n", "GET /ready HTTP/1.1\r\n", "GET /metrics HTTP/1.1\r\n",
+		"POST /nothing HTTP/1.1\r\n", "PUT " + chat + " HTTP/1.1\r\n", "POST " + chat + " HTTP/1.1\r\nContent-Encoding: gzip\r\n",
+	} {
+		for _, length := range []string{"Content-Length: 1000", "Transfer-Encoding: chunked"} {
+			t.Run(start[:len(start)-2]+" "+length, func(t *testing.T) {
+				c, err := net.Dial("tcp", f.addr)
+				require.NoError(t, err)
+				defer c.Close()
+				_, err = fmt.Fprintf(c, "%sHost: x\r\n%s\r\n\r\n", start, length)
+				require.NoError(t, err)
+				require.NoError(t, c.SetReadDeadline(time.Now().Add(patience)))
+				got, err := io.ReadAll(c) // ends when the gateway closes the connection
+				require.NoError(t, err)
+				require.Contains(t, string(got), "HTTP/1.1 ")
+			})
+		}
+	}
+}
+
 func TestBodyTimeoutIsNotLeftOnTheConnection(t *testing.T) {
 	f := newGateway(t, func(c *gateway.Config) { c.Timeouts.Body = 100 * time.Millisecond })
 	f.engines(newEngine(t, "a", func(w http.ResponseWriter, r *http.Request) {
@@ -191,6 +218,6 @@ func TestClientThatVanishesInItsBody(t *testing.T) {
 	require.NoError(t, err)
 	c.Close()
 	eventually(t, "memory comes back", func() bool {
-		return f.metric("remuda_gateway_requests_total", "route", "chat") == 1 && f.metric("remuda_gateway_buffered_bytes") == 0
+		return f.metric("remuda_gateway_requests_total", "route", "chat", "code", "499") == 1 && f.metric("remuda_gateway_buffered_bytes") == 0
 	})
 }

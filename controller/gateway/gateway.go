@@ -41,6 +41,9 @@ var errStopping = errors.New("the gateway is stopping")
 // abortGrace is how long cut-off streams have to send their error event.
 const abortGrace = time.Second
 
+// sweepEvery is how often what nobody asks for any more is forgotten.
+const sweepEvery = time.Second
+
 // Gateway serves clients. Its Run may be called once.
 type Gateway struct {
 	cfg       Config
@@ -105,23 +108,31 @@ func (g *Gateway) Run(ctx context.Context) error {
 
 	watchCtx, stopWatch := context.WithCancel(context.WithoutCancel(ctx))
 	watched := make(chan error, 1)
-	go func() { watched <- g.cfg.Watcher.Watch(watchCtx, g.update) }()
+	go func() { watched <- g.cfg.Watcher.Watch(watchCtx, g.update, g.roster.lost) }()
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(&clientListener{Listener: listener, timeout: g.cfg.Timeouts.Write}) }()
 
 	var failure error
 	watching, serving := true, true
-	select {
-	case <-ctx.Done():
-	case err := <-watched:
-		watching = false
-		if err == nil {
-			err = errors.New("the watch ended by itself")
+	sweep := time.NewTicker(sweepEvery)
+	defer sweep.Stop()
+	for running := true; running; {
+		running = false
+		select {
+		case <-ctx.Done():
+		case <-sweep.C:
+			running = true
+			g.metrics.forget(g.roster.expire())
+		case err := <-watched:
+			watching = false
+			if err == nil {
+				err = errors.New("the watch ended by itself")
+			}
+			failure = fmt.Errorf("watch the engines: %w", err)
+		case err := <-served:
+			serving = false
+			failure = fmt.Errorf("serve clients: %w", err)
 		}
-		failure = fmt.Errorf("watch the engines: %w", err)
-	case err := <-served:
-		serving = false
-		failure = fmt.Errorf("serve clients: %w", err)
 	}
 
 	g.draining.Store(true)
@@ -216,9 +227,22 @@ func (c *clientConn) Write(p []byte) (int, error) {
 	now := time.Since(clockStart)
 	if last := c.armed.Load(); last == 0 || now-time.Duration(last) > c.timeout/16 {
 		c.armed.Store(int64(now))
-		if err := c.SetWriteDeadline(clockStart.Add(now + c.timeout)); err != nil {
+		if err := c.TCPConn.SetWriteDeadline(clockStart.Add(now + c.timeout)); err != nil {
 			return 0, err
 		}
 	}
 	return c.TCPConn.Write(p)
+}
+
+// SetWriteDeadline is how net/http takes the deadline away after each request
+// of a connection; the next Write sets it again.
+func (c *clientConn) SetWriteDeadline(t time.Time) error {
+	c.armed.Store(0)
+	return c.TCPConn.SetWriteDeadline(t)
+}
+
+// SetDeadline is SetWriteDeadline and SetReadDeadline.
+func (c *clientConn) SetDeadline(t time.Time) error {
+	c.armed.Store(0)
+	return c.TCPConn.SetDeadline(t)
 }

@@ -41,14 +41,19 @@ type feed struct{ lists chan list }
 type list struct {
 	engines     []replica.Engine
 	afterOutage bool
+	lost        bool // Consul stopped answering
 	taken       chan struct{}
 }
 
-func (f *feed) Watch(ctx context.Context, update func([]replica.Engine, bool)) error {
+func (f *feed) Watch(ctx context.Context, update func([]replica.Engine, bool), lost func()) error {
 	for {
 		select {
 		case l := <-f.lists:
-			update(l.engines, l.afterOutage)
+			if l.lost {
+				lost()
+			} else {
+				update(l.engines, l.afterOutage)
+			}
 			close(l.taken)
 		case <-ctx.Done():
 			return ctx.Err()
@@ -118,8 +123,12 @@ func (f *fixture) engines(engines ...replica.Engine) { f.tell(false, engines...)
 
 func (f *fixture) tell(afterOutage bool, engines ...replica.Engine) {
 	f.t.Helper()
-	l := list{engines, afterOutage, make(chan struct{})}
-	f.feed.lists <- l
+	f.feed.say(list{engines: engines, afterOutage: afterOutage})
+}
+
+func (f *feed) say(l list) {
+	l.taken = make(chan struct{})
+	f.lists <- l
 	<-l.taken
 }
 
@@ -303,7 +312,7 @@ func openFiles(t *testing.T) int {
 	t.Helper()
 	entries, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
-		t.Skip("no /proc to count descriptors in")
+		t.Fatalf("count descriptors: %v", err)
 	}
 	return len(entries)
 }

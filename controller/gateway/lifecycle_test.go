@@ -102,4 +102,6 @@ func TestRunErrors(t *testing.T) {
 
 type brokenWatcher struct{ err error }
 
-func (w brokenWatcher) Watch(context.Context, func([]replica.Engine, bool)) error { return w.err }
+func (w brokenWatcher) Watch(context.Context, func([]replica.Engine, bool), func()) error {
+	return w.err
+}

@@ -143,10 +143,12 @@ func TestEngineErrorsPassThrough(t *testing.T) {
 		code        string // empty: unchanged
 	}{
 		{"400 JSON", 400, "application/json", `{"error":{"message":"bad","type":"x","param":null,"code":400}}`, 400, ""},
-		{"422 JSON", 422, "application/json", `{"detail":[]}`, 422, ""},
+		{"422 JSON of another shape", 422, "application/json", `{"detail":[]}`, 422, "engine_refused"},
+		{"404 JSON that is no object", 404, "application/json", `"text"`, 404, "engine_refused"},
+		{"404 empty JSON", 404, "application/json", "", 404, "engine_refused"},
 		{"429 JSON", 429, "application/json", `{"error":{}}`, 429, ""},
 		{"500 JSON", 500, "application/json", `{"error":{}}`, 500, ""},
-		{"503 problem JSON", 503, "application/problem+json", `{"title":"x"}`, 503, ""},
+		{"503 problem JSON", 503, "application/problem+json", `{"title":"x"}`, 502, "engine_error"},
 		{"400 text", 400, "text/plain", "no \x80 good", 400, "engine_refused"},
 		{"404 HTML", 404, "text/html", "<html>", 404, "engine_refused"},
 		{"500 text", 500, "text/plain", "Internal Server Error", 502, "engine_error"},
@@ -154,7 +156,6 @@ func TestEngineErrorsPassThrough(t *testing.T) {
 		{"503 empty", 503, "", "", 502, "engine_error"},
 		{"200 HTML", 200, "text/html", "<html>", 502, "engine_bad_content"},
 		{"200 text", 200, "text/plain", "{}", 502, "engine_bad_content"},
-		{"200 stream nobody asked for", 200, "text/event-stream", "data: {}\n\n", 502, "engine_bad_content"},
 		{"200 JSON that is none", 200, "application/json", "<html>", 502, "engine_bad_content"},
 		{"200 empty JSON", 200, "application/json", "", 502, "engine_bad_content"},
 		{"204", 204, "", "", 502, "engine_bad_content"},

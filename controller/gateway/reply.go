@@ -3,6 +3,7 @@ package gateway
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -17,6 +18,9 @@ import (
 // fits is sent only when it is complete, a line of a stream that fits likewise.
 const replyBuffer = 32 << 10
 
+// doneGrace is how long an engine may take to end a stream after [DONE].
+const doneGrace = time.Second
+
 var replyBuffers = sync.Pool{New: func() any { return new([replyBuffer]byte) }}
 
 // relay passes an engine's answer to the client. The error it returns has not
@@ -27,19 +31,18 @@ func (x *exchange) relay(ctx context.Context, resp *http.Response) *apiError {
 	isJSON := kind == contentJSON || strings.HasSuffix(kind, "+json")
 	status := resp.StatusCode
 	ok := status >= 200 && status < 300
-	if status >= 500 {
-		x.countFault(kindStatus)
-	}
 	if enc := resp.Header.Get("Content-Encoding"); enc != "" && !strings.EqualFold(enc, "identity") {
 		return x.badContent(fmt.Sprintf("answered %d with Content-Encoding %s, which it was not offered", status, shorten(enc)))
 	}
 	switch {
-	case ok && kind == contentSSE && x.head.Stream:
+	case ok && kind == contentSSE && !x.route.binary:
+		// Whether a stream was asked for is the engine's to say: vLLM takes
+		// "stream": 1 for true.
 		return x.relayStream(ctx, resp)
 	case ok && isJSON, ok && x.route.binary && kind == contentBytes, status >= 400 && isJSON:
 		return x.relayWhole(ctx, resp, isJSON)
 	case status >= 400:
-		return x.wrap(ctx, resp, kind)
+		return x.wrap(resp, kind, nil)
 	default:
 		return x.badContent(fmt.Sprintf("answered %d with content of type %s, want JSON", status, shorten(kind)))
 	}
@@ -50,28 +53,43 @@ func (x *exchange) badContent(what string) *apiError {
 	return errEngine(http.StatusBadGateway, "engine_bad_content", x.head.Model, what)
 }
 
-// wrap turns an engine's error that is not JSON into one of OpenAI's shape. A
-// 4xx keeps its status: it is about the request.
-func (x *exchange) wrap(ctx context.Context, resp *http.Response, kind string) *apiError {
-	text, err := io.ReadAll(io.LimitReader(resp.Body, 200))
-	if err != nil && ctx.Err() != nil {
-		return x.fault(ctx, err)
+// wrap turns an engine's error that is not of OpenAI's shape into one that is. A
+// 4xx keeps its status: it is about the request. text is what was read of it; of
+// one that was not read, nil, what comes at once is quoted.
+func (x *exchange) wrap(resp *http.Response, kind string, text []byte) *apiError {
+	if text == nil {
+		x.watch.Reset(min(x.g.cfg.Timeouts.StreamIdle, time.Second))
+		text, _ = io.ReadAll(io.LimitReader(resp.Body, 200))
+		if x.r.Context().Err() != nil {
+			return x.left()
+		}
 	}
 	what := fmt.Sprintf("answered %d with %s", resp.StatusCode, shorten(strings.ToValidUTF8(string(text), "?")))
 	if resp.StatusCode >= 500 {
-		x.blame(kindContent, errors.New(what+", content type "+shorten(kind)))
+		x.blame(kindStatus, errors.New(what+", content type "+shorten(kind)))
 		return errEngine(http.StatusBadGateway, "engine_error", x.head.Model, what)
 	}
+	x.lease.Answered()
 	e := errEngine(resp.StatusCode, "engine_refused", x.head.Model, what)
 	e.typ = typeRequest
 	e.message = strings.TrimSuffix(e.message, "; retry the request")
 	return e
 }
 
-// read reads more of the answer under the watch for silence.
-func (x *exchange) read(resp *http.Response, buf []byte) (int, error) {
+// hasError tells whether a whole JSON text is an error in OpenAI's shape, as far
+// as clients look: an object with the key "error".
+func hasError(text []byte) bool {
+	var v struct {
+		Error json.RawMessage `json:"error"`
+	}
+	return json.Unmarshal(text, &v) == nil && len(v.Error) > 0 && string(v.Error) != "null"
+}
+
+// read reads more of the answer under the watch for silence: idle is how long
+// the engine may be silent once it has begun.
+func (x *exchange) read(resp *http.Response, buf []byte, idle time.Duration) (int, error) {
 	if !x.firstByte.IsZero() {
-		x.watch.Reset(x.g.cfg.Timeouts.StreamIdle)
+		x.watch.Reset(idle)
 	}
 	n, err := resp.Body.Read(buf)
 	if n > 0 && x.firstByte.IsZero() {
@@ -92,6 +110,11 @@ func (x *exchange) commit(resp *http.Response, length int64) {
 		delete(h, "Content-Length")
 	}
 	x.status = resp.StatusCode
+	if x.status >= 500 {
+		x.countFault(kindStatus)
+	} else {
+		x.lease.Answered()
+	}
 	x.w.WriteHeader(x.status)
 }
 
@@ -116,11 +139,14 @@ func (x *exchange) relayWhole(ctx context.Context, resp *http.Response, isJSON b
 	var err error
 	for err == nil && n < len(buf) {
 		var m int
-		m, err = x.read(resp, buf[n:])
+		m, err = x.read(resp, buf[n:], x.g.cfg.Timeouts.StreamIdle)
 		n += m
 	}
 	if err != nil && !errors.Is(err, io.EOF) {
 		return x.fault(ctx, err)
+	}
+	if resp.StatusCode >= 400 && err != nil && !hasError(buf[:n]) {
+		return x.wrap(resp, resp.Header.Get("Content-Type"), buf[:n])
 	}
 	if isJSON {
 		if c := firstByte(buf[:n]); c != '{' && c != '[' {
@@ -142,7 +168,7 @@ func (x *exchange) relayWhole(ctx context.Context, resp *http.Response, isJSON b
 	x.commit(resp, resp.ContentLength)
 	x.send(buf[:n])
 	for {
-		n, err := x.read(resp, buf)
+		n, err := x.read(resp, buf, x.g.cfg.Timeouts.StreamIdle)
 		if n > 0 {
 			last = lastByte(buf[:n], last)
 			x.send(buf[:n])
@@ -189,6 +215,7 @@ func (x *exchange) relayStream(ctx context.Context, resp *http.Response) *apiErr
 	buf := pooled[:]
 	rc := http.NewResponseController(x.w)
 	committed, done := false, false
+	grace := x.g.cfg.Timeouts.StreamIdle
 	midLine := false // the line at the start of buf has been sent in part
 	pass := func(p []byte) {
 		if !committed {
@@ -198,7 +225,9 @@ func (x *exchange) relayStream(ctx context.Context, resp *http.Response) *apiErr
 			}
 			x.commit(resp, -1)
 		}
-		done = saysDone(p, done, midLine)
+		if done = saysDone(p, done, midLine); done {
+			grace = min(grace, doneGrace)
+		}
 		x.send(p)
 		if rc.Flush() != nil {
 			x.abort(statusClientGone)
@@ -206,7 +235,7 @@ func (x *exchange) relayStream(ctx context.Context, resp *http.Response) *apiErr
 	}
 	held := 0
 	for {
-		n, err := x.read(resp, buf[held:])
+		n, err := x.read(resp, buf[held:], grace)
 		end := held + n
 		whole := bytes.LastIndexByte(buf[held:end], '\n') + 1
 		switch {

@@ -46,6 +46,12 @@ const (
 func (g *Gateway) serve(w http.ResponseWriter, r *http.Request) {
 	g.handlers.Add(1)
 	defer g.handlers.Done()
+	if r.ContentLength != 0 {
+		// net/http itself reads on what a handler leaves of a body.
+		if err := http.NewResponseController(w).SetReadDeadline(time.Now().Add(g.cfg.Timeouts.Body)); err != nil {
+			panic(http.ErrAbortHandler)
+		}
+	}
 	switch r.URL.Path {
 	case routeChat.path:
 		g.toEngine(w, r, routeChat)

@@ -1,6 +1,7 @@
 package gateway_test
 
 import (
+	"bufio"
 	"context"
 	"fmt"
 	"io"
@@ -282,6 +283,11 @@ func TestClientThatLeavesFreesTheEngine(t *testing.T) {
 
 // TestClientThatStopsReading does not hold its engine for ever.
 func TestClientThatStopsReading(t *testing.T) {
+	t.Run("on a new connection", func(t *testing.T) { clientStopsReading(t, 0) })
+	t.Run("on one that was used before", func(t *testing.T) { clientStopsReading(t, 1) })
+}
+
+func clientStopsReading(t *testing.T, before int) {
 	f := newGateway(t, func(c *gateway.Config) { c.Timeouts.Write = 200 * time.Millisecond })
 	left := make(chan struct{})
 	f.engines(newEngine(t, "a", func(w http.ResponseWriter, r *http.Request) {
@@ -298,6 +304,15 @@ func TestClientThatStopsReading(t *testing.T) {
 	c, err := net.Dial("tcp", f.addr)
 	require.NoError(t, err)
 	defer c.Close()
+	in := bufio.NewReader(c)
+	for range before {
+		_, err = io.WriteString(c, "GET /ready HTTP/1.1\r\nHost: x\r\n\r\n")
+		require.NoError(t, err)
+		resp, err := http.ReadResponse(in, nil)
+		require.NoError(t, err)
+		_, err = io.Copy(io.Discard, resp.Body)
+		require.NoError(t, err)
+	}
 	_, err = fmt.Fprintf(c, "POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", chat, len(streamBody), streamBody)
 	require.NoError(t, err)
 	select {
@@ -305,6 +320,33 @@ func TestClientThatStopsReading(t *testing.T) {
 	case <-time.After(patience):
 		t.Fatal("the engine is held by a client that does not read")
 	}
+}
+
+func TestStreamIsWhateverTheEngineStreams(t *testing.T) {
+	f := newGateway(t)
+	f.engines(newEngine(t, "a", func(w http.ResponseWriter, _ *http.Request) { sse(w, "data: {}\n\n", "data: [DONE]\n\n") }))
+	for _, value := range []string{"true", "1", `"true"`} {
+		a := f.post(`{"model":"m","stream":` + value + `}`)
+		require.Equal(t, http.StatusOK, a.status, a.body)
+		require.Equal(t, "data: {}\n\ndata: [DONE]\n\n", a.body)
+		require.NoError(t, a.err)
+	}
+}
+
+// TestDoneEndsTheStream although the engine keeps its connection open.
+func TestDoneEndsTheStream(t *testing.T) {
+	f := newGateway(t)
+	end := make(chan struct{})
+	t.Cleanup(func() { close(end) })
+	f.engines(newRawEngine(t, "a", func(c net.Conn) {
+		p := "data: {}\n\ndata: [DONE]\n\n"
+		fmt.Fprintf(c, "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n", len(p), p)
+		<-end
+	}))
+	a := f.post(streamBody) // its patience is far below StreamIdle
+	require.NoError(t, a.err)
+	require.Equal(t, "data: {}\n\ndata: [DONE]\n\n", a.body)
+	require.Zero(t, f.metric("remuda_gateway_upstream_errors_total"))
 }
 
 // TestManyStreams runs 200 streams at once, each with its own text, and

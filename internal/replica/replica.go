@@ -90,10 +90,13 @@ type Engine struct {
 	Token uint64
 	// Slots is how many requests the engine works on at once, at least 1.
 	Slots int
-	// Passing tells whether the engine's health check passes. Only passing
-	// engines may get requests, but one that does not pass proves that the
-	// model exists.
+	// Passing tells whether the engine's health check passes on a node that
+	// Consul can see. One that does not pass proves that the model exists.
 	Passing bool
+	// NodeDown tells that the engine's own check passes, as far as Consul
+	// knows, but its node's does not: the node's Consul agent is dead, and
+	// perhaps the node. Passing is false then.
+	NodeDown bool
 }
 
 // ID is the engine's Consul service ID.

@@ -39,13 +39,16 @@ type Agent struct {
 	changed  chan struct{}
 	services map[string]*service
 	refuse   int
+	serf     string
+	noIndex  bool
+	queries  int
 	calls    []string
 }
 
 // New starts an agent that the test's end stops.
 func New(t testing.TB) *Agent {
 	t.Helper()
-	a := &Agent{index: 1, changed: make(chan struct{}), services: map[string]*service{}}
+	a := &Agent{index: 1, changed: make(chan struct{}), services: map[string]*service{}, serf: api.HealthPassing}
 	a.Listen(t, "127.0.0.1:0")
 	t.Cleanup(a.Stop)
 	return a
@@ -100,6 +103,22 @@ func (a *Agent) Forget() {
 	a.bump()
 }
 
+// NodeStatus sets the health of the node itself, which every service shares.
+func (a *Agent) NodeStatus(status string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.serf = status
+	a.bump()
+}
+
+// HideIndex leaves X-Consul-Index out of answers, as some proxies do.
+func (a *Agent) HideIndex(hide bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.noIndex = hide
+	a.bump()
+}
+
 // Refuse makes every call fail with the HTTP status code; 0 ends that.
 func (a *Agent) Refuse(code int) {
 	a.mu.Lock()
@@ -124,6 +143,13 @@ func (a *Agent) Services() []Service {
 	}
 	slices.SortFunc(all, func(x, y Service) int { return strings.Compare(x.ID, y.ID) })
 	return all
+}
+
+// Queries counts the health queries that were answered.
+func (a *Agent) Queries() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.queries
 }
 
 // Calls lists the calls that changed something, as "register ID".
@@ -295,9 +321,15 @@ func (a *Agent) health(w http.ResponseWriter, r *http.Request) {
 		entries = append(entries, &api.ServiceEntry{
 			Node:    &api.Node{Node: "test", Address: "127.0.0.1"},
 			Service: &api.AgentService{ID: s.reg.ID, Service: s.reg.Name, Tags: s.reg.Tags, Meta: s.reg.Meta, Address: s.reg.Address, Port: s.reg.Port},
-			Checks:  api.HealthChecks{{CheckID: s.reg.Check.CheckID, Status: s.status, Output: s.output}},
+			Checks: api.HealthChecks{
+				{CheckID: s.reg.Check.CheckID, ServiceID: s.reg.ID, Status: s.status, Output: s.output},
+				{CheckID: "serfHealth", Status: a.serf},
+			},
 		})
 	}
-	w.Header().Set("X-Consul-Index", strconv.FormatUint(a.index, 10))
+	if !a.noIndex {
+		w.Header().Set("X-Consul-Index", strconv.FormatUint(a.index, 10))
+	}
+	a.queries++
 	_ = json.NewEncoder(w).Encode(entries)
 }

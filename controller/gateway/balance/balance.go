@@ -12,8 +12,11 @@
 //     holder cannot serve, an older one must not.
 //   - Among the rest the one with the fewest requests per slot is picked; of
 //     equals the one that was picked longest ago.
-//   - An engine that refused a connection is avoided for a while.
-//   - An outage of Consul does not empty the table: see Update.
+//   - An engine that refused a connection or failed a request is avoided for a
+//     while: one that fails fast is always the least busy, and would draw all
+//     traffic to itself.
+//   - An engine whose node Consul cannot see is used only when no other is left.
+//   - An outage of Consul does not empty the table: see Update and Lost.
 package balance
 
 import (
@@ -43,9 +46,10 @@ type Config struct {
 	// Grace is how long after an outage of Consul an engine that was active
 	// before it is still used although Consul no longer vouches for it.
 	Grace time.Duration
-	// Suspect is how long an engine is avoided after a connection to it failed.
+	// Suspect is how long an engine is avoided after it failed.
 	Suspect time.Duration
-	// Remember is how long a model without engines stays known.
+	// Remember is how long a model without engines stays known, and how long
+	// the highest token of a replica without engines stays binding.
 	Remember time.Duration
 }
 
@@ -72,31 +76,48 @@ type Table struct {
 	cfg        Config
 	engines    map[string]*engine // by service ID
 	models     map[string]*model
-	tops       map[string]uint64 // highest token per replica that has an engine
+	tops       map[string]*top // by replica
 	ready      bool
 	graceUntil time.Time
 	picks      uint64
 }
 
+// top is the highest token that a replica ever had. It outlives the replica's
+// engines: a holder that was frozen, and comes back when its successor is gone,
+// is not served.
+type top struct {
+	token uint64
+	// last is when the replica last had an engine or a request.
+	last     time.Time
+	inFlight int
+}
+
 type model struct {
 	engines  []*engine // sorted by service ID
 	first    time.Time // when the model became known
-	last     time.Time // the latest update at which it had engines
+	last     time.Time // when it last had an engine or a request
 	inFlight int
 }
 
 type engine struct {
 	*Endpoint
 	model    *model
+	top      *top
 	passing  bool // in the latest update, or since the last outage (see keptUntil)
 	listed   bool // in the latest update
 	inFlight int
 	lastPick uint64
-	// keptUntil is not zero while the engine is used only because Consul has
-	// just come back.
-	keptUntil    time.Time
+	// keptUntil is not zero while the engine is used only because Consul was
+	// away; it is forever while Consul still is.
+	keptUntil time.Time
+	// dropped tells that an engine on a node that is down refused a connection:
+	// the node is not merely out of Consul's sight.
+	dropped      bool
 	suspectUntil time.Time
 }
+
+// forever is later than any time that a table is asked about.
+var forever = time.Unix(1<<40, 0)
 
 // New returns an empty table.
 func New(cfg Config) (*Table, error) {
@@ -116,14 +137,14 @@ func New(cfg Config) (*Table, error) {
 		cfg:     cfg,
 		engines: map[string]*engine{},
 		models:  map[string]*model{},
-		tops:    map[string]uint64{},
+		tops:    map[string]*top{},
 	}, nil
 }
 
 // Changes names what an update took out of the table, so that its owner can
 // forget it too.
 type Changes struct {
-	// Replicas no longer have an engine.
+	// Replicas have had no engine and no request for Config.Remember.
 	Replicas []string
 	// Models are no longer known.
 	Models []string
@@ -145,7 +166,8 @@ type Changes struct {
 //     or a later one, is used on under the same conditions.
 //
 // An engine that was listed after the outage and then disappears was taken
-// out on purpose, and is dropped at once.
+// out on purpose, and is dropped at once. Should Consul go away again while
+// engines are kept (see Lost), Grace starts anew when it is back.
 func (t *Table) Update(now time.Time, list []replica.Engine, afterOutage bool) Changes {
 	t.ready = true
 	if afterOutage {
@@ -153,6 +175,7 @@ func (t *Table) Update(now time.Time, list []replica.Engine, afterOutage bool) C
 	}
 	inGrace := now.Before(t.graceUntil)
 	var ch Changes
+	t.expire(now)
 	next := make(map[string]*engine, len(list))
 	for _, in := range list {
 		in.Slots = max(in.Slots, 1)
@@ -166,6 +189,7 @@ func (t *Table) Update(now time.Time, list []replica.Engine, afterOutage bool) C
 		e := &engine{Endpoint: &Endpoint{Engine: in, ServiceID: id, Addr: in.HostPort(), Replica: in.Name.String()}}
 		if old != nil && old.Addr == e.Addr && old.Token == e.Token {
 			// The same engine: what is known of it stays.
+			old.dropped = old.dropped && in.NodeDown
 			old.Endpoint, e = e.Endpoint, old
 		}
 		next[id] = e
@@ -178,7 +202,7 @@ func (t *Table) Update(now time.Time, list []replica.Engine, afterOutage bool) C
 		case e.Passing:
 			e.keptUntil = time.Time{}
 		case was && inGrace:
-			if wasPassing {
+			if wasPassing || afterOutage {
 				e.keptUntil = t.graceUntil
 			}
 			ch.Kept = append(ch.Kept, id)
@@ -190,7 +214,7 @@ func (t *Table) Update(now time.Time, list []replica.Engine, afterOutage bool) C
 		if next[id] != nil || !t.used(e, now) {
 			continue
 		}
-		if afterOutage && e.passing {
+		if afterOutage {
 			e.keptUntil = t.graceUntil
 		} else if e.passing || (e.listed && !afterOutage) {
 			continue
@@ -207,6 +231,44 @@ func (t *Table) Update(now time.Time, list []replica.Engine, afterOutage bool) C
 	return ch
 }
 
+// Lost tells that Consul stopped answering. What it said last stays true until
+// the next update: engines that are kept are kept on.
+func (t *Table) Lost(now time.Time) {
+	for _, e := range t.engines {
+		if now.Before(e.keptUntil) {
+			e.keptUntil = forever
+		}
+	}
+}
+
+// Expire forgets what is over by now. Without updates nothing else does.
+func (t *Table) Expire(now time.Time) Changes {
+	var ch Changes
+	t.expire(now)
+	t.index(now, &ch)
+	return ch
+}
+
+// expire drops engines that were kept for long enough.
+func (t *Table) expire(now time.Time) {
+	for id, e := range t.engines {
+		if !e.listed && !t.used(e, now) {
+			e.leave()
+			delete(t.engines, id)
+		}
+	}
+}
+
+// leave notes how long the engine counted for its model and replica.
+func (e *engine) leave() {
+	if e.keptUntil.After(e.model.last) {
+		e.model.last = e.keptUntil
+	}
+	if e.keptUntil.After(e.top.last) {
+		e.top.last = e.keptUntil
+	}
+}
+
 // newer tells whether a describes the engine better than b.
 func newer(a, b replica.Engine) bool {
 	if a.Token != b.Token {
@@ -217,16 +279,20 @@ func newer(a, b replica.Engine) bool {
 
 // index rebuilds what is derived from the engines.
 func (t *Table) index(now time.Time, ch *Changes) {
-	tops := make(map[string]uint64, len(t.engines))
 	for _, m := range t.models {
-		if len(m.engines) > 0 {
-			m.last = now
+		for _, e := range m.engines { // as they were before
+			if t.there(e, now) {
+				m.last, e.top.last = now, now
+			}
 		}
 		m.engines = nil
 	}
 	for _, e := range t.engines {
-		// A replica keeps the highest token it ever had while it has engines.
-		tops[e.Replica] = max(tops[e.Replica], t.tops[e.Replica], e.Token)
+		if e.top = t.tops[e.Replica]; e.top == nil {
+			e.top = &top{}
+			t.tops[e.Replica] = e.top
+		}
+		e.top.token, e.top.last = max(e.top.token, e.Token), now
 		m := t.models[e.Name.Model]
 		if m == nil {
 			m = &model{first: now}
@@ -236,14 +302,14 @@ func (t *Table) index(now time.Time, ch *Changes) {
 		m.engines = append(m.engines, e)
 		e.model = m
 	}
-	for r := range t.tops {
-		if _, ok := tops[r]; !ok {
-			ch.Replicas = append(ch.Replicas, r)
+	for name, r := range t.tops {
+		if r.inFlight == 0 && !now.Before(r.last.Add(t.cfg.Remember)) {
+			delete(t.tops, name)
+			ch.Replicas = append(ch.Replicas, name)
 		}
 	}
-	t.tops = tops
 	for name, m := range t.models {
-		if len(m.engines) == 0 && !t.known(m, now) {
+		if !t.known(m, now) {
 			delete(t.models, name)
 			ch.Models = append(ch.Models, name)
 			continue
@@ -254,26 +320,44 @@ func (t *Table) index(now time.Time, ch *Changes) {
 	sort.Strings(ch.Models)
 }
 
-// used tells whether Consul vouches for the engine, or did before an outage.
+// there tells whether the engine is in Consul or used although it is not.
+func (t *Table) there(e *engine, now time.Time) bool { return e.listed || t.used(e, now) }
+
+// used tells whether Consul vouches for the engine, or did before it lost sight
+// of it.
 func (t *Table) used(e *engine, now time.Time) bool {
-	return e.passing || now.Before(e.keptUntil)
+	return e.passing || now.Before(e.keptUntil) || e.lost()
 }
+
+// lost tells whether the engine's own check passes on a node that Consul cannot
+// see: its agent may be dead or the node may be.
+func (e *engine) lost() bool { return e.listed && e.NodeDown && !e.dropped }
 
 // usable tells whether the engine may get a request.
 func (t *Table) usable(e *engine, now time.Time) bool {
-	return t.used(e, now) && e.Token >= t.tops[e.Replica]
+	return t.used(e, now) && e.Token >= e.top.token
 }
 
+// known tells whether the model has engines, has requests, or had either lately.
 func (t *Table) known(m *model, now time.Time) bool {
-	return len(m.engines) > 0 || now.Before(m.last.Add(t.cfg.Remember))
+	last := m.last
+	for _, e := range m.engines {
+		if t.there(e, now) {
+			return true
+		}
+		if e.keptUntil.After(last) {
+			last = e.keptUntil
+		}
+	}
+	return m.inFlight > 0 || now.Before(last.Add(t.cfg.Remember))
 }
 
 // Ready tells whether there was an update.
 func (t *Table) Ready() bool { return t.ready }
 
 // Pick chooses an engine of the model, none of those in tried (service IDs
-// that already failed this request). Where every engine is suspect, a suspect
-// one is picked. The error is ErrNoList, ErrUnknownModel or ErrNoEngine.
+// that already failed this request). Engines on nodes that Consul cannot see come
+// after the others, suspect ones last. The error is ErrNoList, ErrUnknownModel or ErrNoEngine.
 func (t *Table) Pick(now time.Time, name string, tried []string) (Pick, error) {
 	if !t.ready {
 		return Pick{}, ErrNoList
@@ -283,14 +367,20 @@ func (t *Table) Pick(now time.Time, name string, tried []string) (Pick, error) {
 		return Pick{}, ErrUnknownModel
 	}
 	var best *engine
-	bestSuspect := false
+	bestRank := 0
 	for _, e := range m.engines {
 		if !t.usable(e, now) || slices.Contains(tried, e.ServiceID) {
 			continue
 		}
-		suspect := now.Before(e.suspectUntil)
-		if best == nil || (bestSuspect && !suspect) || (bestSuspect == suspect && e.less(best)) {
-			best, bestSuspect = e, suspect
+		rank := 0
+		if e.lost() {
+			rank = 1
+		}
+		if now.Before(e.suspectUntil) {
+			rank = 2
+		}
+		if best == nil || rank < bestRank || (rank == bestRank && e.less(best)) {
+			best, bestRank = e, rank
 		}
 	}
 	if best == nil {
@@ -299,6 +389,7 @@ func (t *Table) Pick(now time.Time, name string, tried []string) (Pick, error) {
 	t.picks++
 	best.lastPick = t.picks
 	best.inFlight++
+	best.top.inFlight++
 	m.inFlight++
 	return Pick{Endpoint: best.Endpoint, e: best}, nil
 }
@@ -311,24 +402,32 @@ func (e *engine) less(f *engine) bool {
 	return e.lastPick < f.lastPick
 }
 
-// Release ends a pick, exactly once.
-func (t *Table) Release(p Pick) {
+// Release ends a pick, exactly once. Config.Remember counts from here, so that
+// what is counted of the request afterwards is forgotten with the rest.
+func (t *Table) Release(now time.Time, p Pick) {
 	p.e.inFlight--
+	p.e.top.inFlight--
 	p.e.model.inFlight--
+	p.e.top.last, p.e.model.last = now, now
 }
 
 // DialFailed notes that no connection to the picked engine could be made: it
-// becomes suspect, and an engine that was only kept over an outage is dropped.
-// It returns whether this is news.
+// becomes suspect, and an engine that Consul does not vouch for is dropped. It
+// returns whether this is news.
 func (t *Table) DialFailed(now time.Time, p Pick) bool {
 	e := p.e
-	news := !now.Before(e.suspectUntil) || !e.keptUntil.IsZero()
+	news := !now.Before(e.suspectUntil) || !e.keptUntil.IsZero() || e.lost()
 	e.suspectUntil = now.Add(t.cfg.Suspect)
 	e.keptUntil = time.Time{}
+	e.dropped = e.NodeDown
 	return news
 }
 
-// Answered notes that the picked engine answered: it is no longer suspect.
+// Failed notes that the picked engine took the request and failed it.
+func (t *Table) Failed(now time.Time, p Pick) { p.e.suspectUntil = now.Add(t.cfg.Suspect) }
+
+// Answered notes that the picked engine gave a proper answer: it is no longer
+// suspect.
 func (t *Table) Answered(p Pick) { p.e.suspectUntil = time.Time{} }
 
 // Model is a model that can be listed.
@@ -370,9 +469,8 @@ func (t *Table) Lookup(now time.Time, name string) (Model, error) {
 type Load struct {
 	Model    string
 	InFlight int
-	// Active engines get requests; Suspect ones only when no active one is
-	// left; Kept ones are used although Consul does not vouch for them; Fenced
-	// ones have been superseded by a higher token; NotPassing ones are known.
+	// Active engines get requests; Suspect ones only when no other is left;
+	// Kept ones are used although Consul does not vouch for them; Fenced ones have been superseded by a higher token; NotPassing ones are known.
 	Active, Suspect, Kept, Fenced, NotPassing int
 }
 
@@ -384,7 +482,8 @@ func (t *Table) Loads(now time.Time) []Load {
 		l := Load{Model: name, InFlight: m.inFlight}
 		for _, e := range m.engines {
 			switch {
-			case e.Token < t.tops[e.Replica]:
+			case !t.there(e, now):
+			case e.Token < e.top.token:
 				l.Fenced++
 			case !t.used(e, now):
 				l.NotPassing++

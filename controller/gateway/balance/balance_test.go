@@ -53,7 +53,7 @@ func usable(t *testing.T, table *balance.Table, now time.Time, model string) []s
 		if err != nil {
 			break
 		}
-		table.Release(p)
+		table.Release(now, p)
 		ids = append(ids, p.ServiceID)
 		tried = append(tried, p.ServiceID)
 	}
@@ -96,7 +96,7 @@ func TestModelStaysKnownForAWhile(t *testing.T) {
 	table.Update(t0, []replica.Engine{eng("a")}, false)
 	gone := t0.Add(time.Hour)
 	ch := table.Update(gone, nil, false)
-	require.Equal(t, []string{"m:v:a"}, ch.Replicas)
+	require.Empty(t, ch.Replicas)
 	require.Empty(t, ch.Models)
 	_, err := table.Pick(gone, "m", nil)
 	require.ErrorIs(t, err, balance.ErrNoEngine, "counted from when it was last there, not from when it was last updated")
@@ -106,6 +106,7 @@ func TestModelStaysKnownForAWhile(t *testing.T) {
 	require.ErrorIs(t, err, balance.ErrUnknownModel)
 	ch = table.Update(gone.Add(config.Remember), nil, false)
 	require.Equal(t, []string{"m"}, ch.Models)
+	require.Equal(t, []string{"m:v:a"}, ch.Replicas)
 	require.Empty(t, table.Loads(gone.Add(config.Remember)))
 }
 
@@ -123,7 +124,7 @@ func TestLeastBusy(t *testing.T) {
 	require.Equal(t, map[string]int{"a": 2, "b": 6}, count, "requests are shared by slots")
 	for _, p := range picks {
 		if p.Name.ID == "a" {
-			table.Release(p)
+			table.Release(t0, p)
 		}
 	}
 	p, err := table.Pick(t0, "m", nil)
@@ -139,7 +140,7 @@ func TestEqualsTakeTurns(t *testing.T) {
 		p, err := table.Pick(t0, "m", nil)
 		require.NoError(t, err)
 		order += p.Name.ID
-		table.Release(p)
+		table.Release(t0, p)
 	}
 	require.Equal(t, "abcabc", order)
 }
@@ -172,14 +173,19 @@ func TestTokens(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, "10.0.0.1:2", p.Addr)
 	})
-	t.Run("the highest token is remembered while the replica has engines", func(t *testing.T) {
+	t.Run("the highest token outlives the replica's engines", func(t *testing.T) {
 		table := newTable(t)
 		table.Update(t0, []replica.Engine{eng("a", token(41)), eng("a", shadow, token(42))}, false)
 		table.Update(t0, []replica.Engine{eng("a", token(41))}, false)
 		require.Empty(t, usable(t, table, t0, "m"))
 		table.Update(t0, nil, false)
-		table.Update(t0, []replica.Engine{eng("a", token(1))}, false)
-		require.Len(t, usable(t, table, t0, "m"), 1)
+		table.Update(t0, []replica.Engine{eng("a", token(41))}, false)
+		require.Empty(t, usable(t, table, t0, "m"), "a frozen holder came back after its successor left")
+		table.Update(t0, nil, false)
+		later := t0.Add(config.Remember)
+		require.Equal(t, []string{"m:v:a"}, table.Expire(later).Replicas)
+		table.Update(later, []replica.Engine{eng("a", token(1))}, false)
+		require.Len(t, usable(t, table, later, "m"), 1)
 	})
 }
 
@@ -191,7 +197,7 @@ func TestSuspectsAreAvoidedButNotLost(t *testing.T) {
 	require.Equal(t, "a", p.Name.ID)
 	require.True(t, table.DialFailed(t0, p))
 	require.False(t, table.DialFailed(t0, p), "the second failure is no news")
-	table.Release(p)
+	table.Release(t0, p)
 	for range 4 {
 		p, err := table.Pick(t0.Add(time.Second), "m", nil)
 		require.NoError(t, err)
@@ -229,7 +235,7 @@ func TestNewAddressIsANewEngine(t *testing.T) {
 	require.Equal(t, 8000, old.Port, "an endpoint in use does not change")
 	loads := table.Loads(t0)
 	require.Equal(t, []balance.Load{{Model: "m", InFlight: 1, Active: 1}}, loads, "not suspect; the old request still counts for the model")
-	table.Release(old)
+	table.Release(t0, old)
 	require.Zero(t, table.Loads(t0)[0].InFlight)
 }
 
@@ -288,9 +294,9 @@ func TestOutageGrace(t *testing.T) {
 			nil,
 		},
 		{
-			"two outages do not add up for an engine that is never seen",
+			"a second outage begins the grace anew",
 			[]step{{0, nil, true, []string{a, b}}, {10 * time.Second, nil, true, []string{a, b}}},
-			map[time.Duration][]string{15*time.Second - 1: {a, b}, 15 * time.Second: nil},
+			map[time.Duration][]string{25*time.Second - 1: {a, b}, 25 * time.Second: nil},
 		},
 		{
 			"a newer token ends the grace of the old engine",
@@ -336,7 +342,7 @@ func TestOutageGrace(t *testing.T) {
 		p, err := table.Pick(t0, "m", nil)
 		require.NoError(t, err)
 		require.True(t, table.DialFailed(t0, p))
-		table.Release(p)
+		table.Release(t0, p)
 		require.Equal(t, []string{b}, usable(t, table, t0.Add(5*time.Second), "m"))
 		table.Update(t0.Add(6*time.Second), nil, false)
 		require.Equal(t, []string{b}, usable(t, table, t0.Add(6*time.Second), "m"))
@@ -367,6 +373,7 @@ func TestProperties(t *testing.T) {
 		var list []replica.Engine
 		var held []balance.Pick
 		listed := false
+		top := map[string]uint64{} // of all time: Remember is longer than a run
 		rt.Repeat(map[string]func(*rapid.T){
 			"update": func(rt *rapid.T) {
 				now = now.Add(time.Duration(rapid.IntRange(0, 5000).Draw(rt, "ms")) * time.Millisecond)
@@ -382,6 +389,9 @@ func TestProperties(t *testing.T) {
 				}), 0, 6, replica.Engine.ID).Draw(rt, "engines")
 				table.Update(now, list, false)
 				listed = true
+				for _, e := range list {
+					top[e.Name.ID] = max(top[e.Name.ID], e.Token)
+				}
 			},
 			"pick": func(rt *rapid.T) {
 				p, err := table.Pick(now, "m", nil)
@@ -393,17 +403,15 @@ func TestProperties(t *testing.T) {
 				if len(held) == 0 {
 					rt.Skip("nothing held")
 				}
-				table.Release(held[0])
+				table.Release(now, held[0])
 				held = held[1:]
 			},
 			"": func(rt *rapid.T) {
 				if !listed {
 					return
 				}
-				top := map[string]uint64{}
 				state := map[string]replica.Engine{}
 				for _, e := range list {
-					top[e.Name.ID] = max(top[e.Name.ID], e.Token)
 					state[e.ID()] = e
 				}
 				for _, id := range usable(t, table, now, "m") {
@@ -441,6 +449,6 @@ func BenchmarkPickRelease16Engines(b *testing.B) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		table.Release(p)
+		table.Release(t0, p)
 	}
 }

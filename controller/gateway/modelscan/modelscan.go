@@ -6,8 +6,9 @@
 // much as copying it; nested values are skipped by matching their brackets.
 //
 // What it promises: for every body that is a valid JSON object, Scan finds
-// what encoding/json would find (of a repeated key the last one counts, as in
-// encoding/json and in Python's json, which engines use). It refuses only what
+// what encoding/json would find in a map (of a repeated key the last one counts, as in
+// encoding/json and in Python's json, which engines use; "Model" is another key,
+// as in Python). It refuses only what
 // is no valid JSON object. The reverse does not hold: a fault inside a nested
 // value or inside a string (a bad escape, a raw control character) passes, and
 // the engine, which decodes the body anyway, reports it.
