@@ -58,9 +58,12 @@ func (a *answer) whole(w http.ResponseWriter, r *http.Request) {
 	for _, c := range a.job.counts {
 		usage.Prompt += c
 	}
-	body := a.out.Answer(choices, usage)
+	a.server.deliver(w, r, a.out.Answer(choices, usage))
+}
 
-	f := a.server.faults.Get()
+// deliver sends a whole answer, as far as the fault switches let it.
+func (s *Server) deliver(w http.ResponseWriter, r *http.Request, body []byte) {
+	f := s.faults.Get()
 	if !pause(r.Context(), f.FirstTokenDelay) || f.DropAfterTokens > 0 {
 		cutOff()
 	}
@@ -138,6 +141,10 @@ func (a *answer) events(w http.ResponseWriter, r *http.Request) {
 		if _, err := w.Write(buf); err != nil || rc.Flush() != nil {
 			cutOff()
 		}
+	}
+	// An answer may be just as long as the fault lets it be.
+	if a.spoil(w, rc, nil, a.server.faults.Get(), tokens) {
+		return
 	}
 	buf = buf[:0]
 	if final {

@@ -59,7 +59,7 @@ func (s *Server) handleEmbedding(w http.ResponseWriter, r *http.Request) {
 	for _, in := range req.Input.Texts() {
 		vectors = append(vectors, text.Embed(s.cfg.Model, in, dim))
 	}
-	writeJSON(w, http.StatusOK, openai.Embeddings("embd-"+requestID(r), s.cfg.Model, time.Now().Unix(), vectors,
+	s.deliver(w, r, openai.Embeddings("embd-"+requestID(r), s.cfg.Model, time.Now().Unix(), vectors,
 		openai.Or(req.EncodingFormat, "float") == "base64", usage))
 }
 

@@ -244,3 +244,82 @@ func TestLeak(t *testing.T) {
 	assert.InDelta(t, 4*mib, s.metrics()["remuda_sim_device_memory_bytes"], 0, "what leaked stays")
 	s.answers()
 }
+
+// TestFaultsOfEmbeddings: what holds for any answer holds for these.
+func TestFaultsOfEmbeddings(t *testing.T) {
+	t.Parallel()
+	s := start(t, nil)
+	const body = `{"input":"x"}`
+	whole, err := s.raw("/v1/embeddings", body)
+	require.NoError(t, err)
+	s.fault(`{"garbage":"json"}`)
+	got, err := s.raw("/v1/embeddings", body)
+	require.NoError(t, err)
+	assert.Len(t, got, len(whole)/2)
+	s.fault(`{"garbage":"","drop_after_tokens":1}`)
+	_, err = s.raw("/v1/embeddings", body)
+	require.Error(t, err)
+	s.fault(`{"drop_after_tokens":0,"first_token_delay":"100ms"}`)
+	begin := time.Now()
+	_, err = s.raw("/v1/embeddings", body)
+	require.NoError(t, err)
+	assert.GreaterOrEqual(t, time.Since(begin), 100*time.Millisecond)
+}
+
+func TestFaultsAtTheLastToken(t *testing.T) {
+	t.Parallel()
+	s := start(t, nil)
+	s.fault(`{"drop_after_tokens":20}`)
+	got, err := s.raw("/v1/completions", stream20)
+	require.Error(t, err)
+	assert.NotContains(t, got, "[DONE]")
+	s.fault(`{"drop_after_tokens":0,"garbage":"sse","garbage_after_tokens":20}`)
+	got, err = s.raw("/v1/completions", stream20)
+	require.NoError(t, err)
+	assert.Contains(t, got, "garbage")
+	assert.NotContains(t, got, "[DONE]")
+}
+
+func TestCrashByConfiguration(t *testing.T) {
+	t.Parallel()
+	s := launch(t, func(c *sim.Config) { c.Faults.Crash = true })
+	assert.Equal(t, sim.ExitCrash, s.code())
+}
+
+// TestHangingWakeThatFailsInTheEnd: the switch counts at the end of the hang.
+func TestHangingWakeThatFailsInTheEnd(t *testing.T) {
+	t.Parallel()
+	s := start(t, nil)
+	require.Equal(t, http.StatusOK, s.status(http.MethodPost, "/sleep"))
+	s.fault(`{"wake":"hang"}`)
+	woken := make(chan int, 1)
+	go func() {
+		resp, err := s.http.Post(s.url+"/wake_up", "", nil)
+		if err != nil {
+			woken <- 0
+			return
+		}
+		_ = resp.Body.Close()
+		woken <- resp.StatusCode
+	}()
+	require.Never(t, func() bool { return len(woken) > 0 }, 50*time.Millisecond, 10*time.Millisecond)
+	s.fault(`{"wake":"error"}`)
+	assert.Equal(t, http.StatusInternalServerError, <-woken)
+	assert.True(t, s.asleep())
+}
+
+// TestWakeThatIsGivenUp: a client that leaves is noticed although nobody reads
+// its body.
+func TestWakeThatIsGivenUp(t *testing.T) {
+	t.Parallel()
+	s := start(t, nil)
+	require.Equal(t, http.StatusOK, s.status(http.MethodPost, "/sleep"))
+	s.fault(`{"wake":"hang"}`)
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	_, err := s.http.Do(s.request(ctx, http.MethodPost, "/wake_up", "{}"))
+	require.Error(t, err)
+	require.Equal(t, http.StatusOK, s.status(http.MethodPost, "/sleep"), "the slot is free again")
+	s.fault(`{"wake":""}`)
+	assert.True(t, s.asleep(), "nobody wakes it any more")
+}

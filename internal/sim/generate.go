@@ -88,7 +88,8 @@ func (s *Server) generate(w http.ResponseWriter, r *http.Request, j job) {
 }
 
 func (s *Server) checkModel(model *string) *openai.Error {
-	if m := openai.Or(model, s.cfg.Model); m != s.cfg.Model {
+	// As in vLLM, an empty name is none.
+	if m := openai.Or(model, ""); m != "" && m != s.cfg.Model {
 		return openai.NotFound(m)
 	}
 	return nil
@@ -135,11 +136,11 @@ func (s *Server) sequences(j job) (engine.Request, *openai.Error) {
 func (s *Server) budget(prompt int, asked *int) (int, *openai.Error) {
 	limit := s.cfg.MaxModelLen
 	want := openai.Or(asked, max(limit-prompt, 1))
-	if prompt+want > limit {
+	if want > limit-prompt {
 		return 0, openai.BadRequest("input_tokens",
 			"This model's maximum context length is %d tokens. However, you requested %d output tokens and your prompt contains "+
 				"%d input tokens, for a total of %d tokens. Please reduce the length of the input prompt or the number of "+
-				"requested output tokens.", limit, want, prompt, prompt+want)
+				"requested output tokens.", limit, want, prompt, uint64(prompt)+uint64(want))
 	}
 	return want, nil
 }

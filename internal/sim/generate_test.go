@@ -174,6 +174,7 @@ func TestCompletionForms(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
+			s := s.in(t)
 			var r response
 			s.ok("/v1/completions", `{`+tt.body+`}`, &r)
 			events := s.stream(t.Context(), "/v1/completions", `{"stream":true,"stream_options":{"continuous_usage_stats":true},`+tt.body+`}`).all()

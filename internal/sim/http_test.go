@@ -41,6 +41,11 @@ func TestErrors(t *testing.T) {
 		{"bad parameter", "POST", "/v1/completions", `{"prompt":"a","temperature":-1}`, 400, "BadRequestError", "temperature", "non-negative"},
 		{"prompt of 1 MiB", "POST", "/v1/completions", fmt.Sprintf(`{"prompt":%q}`, mebibyte), 400, "BadRequestError", "input_tokens", "maximum context length is 100 tokens"},
 		{"prompt and answer too long", "POST", "/v1/completions", `{"prompt":"a b","max_tokens":99}`, 400, "BadRequestError", "input_tokens", "a total of 101 tokens"},
+		{"more tokens than a number holds", "POST", "/v1/completions", `{"prompt":"a b","max_tokens":9223372036854775807}`, 400, "BadRequestError", "input_tokens", "a total of 9223372036854775809 tokens"},
+		{"several greedy answers", "POST", "/v1/completions", `{"prompt":"a","n":2,"temperature":0}`, 400, "BadRequestError", "n", "n must be 1 when using greedy sampling, got 2."},
+		{"logprobs of a chat", "POST", "/v1/chat/completions", `{"logprobs":true,` + hello + `}`, 400, "BadRequestError", "logprobs", "not supported"},
+		{"logprobs of a completion", "POST", "/v1/completions", `{"prompt":"a","logprobs":0}`, 400, "BadRequestError", "logprobs", "not supported"},
+		{"wrong type", "POST", "/v1/completions", `{"prompt":"a","temperature":"x"}`, 400, "BadRequestError", "temperature", "temperature: want a number, got string"},
 		{"embedding too long", "POST", "/v1/embeddings", fmt.Sprintf(`{"input":%q}`, mebibyte), 400, "BadRequestError", "input", "maximum context length"},
 		{"body too large", "POST", "/v1/completions", fmt.Sprintf(`{"prompt":%q}`, mebibyte+mebibyte+mebibyte), 413, "Request Entity Too Large", "", "2097152 bytes"},
 		{"too many answers", "POST", "/v1/completions", `{"prompt":["a"` + strings.Repeat(`,"a"`, 99) + `],"n":100}`, 400, "BadRequestError", "n", "10000 answers"},
@@ -51,6 +56,7 @@ func TestErrors(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
+			s := s.in(t)
 			e := s.refused(tt.method, tt.path, tt.body, tt.status)
 			assert.Equal(t, tt.typ, e.Error.Type)
 			assert.Equal(t, tt.param, orEmpty(e.Error.Param))

@@ -3,9 +3,11 @@ package sim_test
 import (
 	"context"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -108,6 +110,19 @@ func TestDamagedWeightsEndTheProcess(t *testing.T) {
 	}
 }
 
+func TestDamageOnDiskEndsTheProcess(t *testing.T) {
+	t.Parallel()
+	path := weightsFile(t)
+	s := start(t, func(c *sim.Config) { c.Weights = path })
+	require.Equal(t, http.StatusOK, s.status(http.MethodPost, "/sleep?level=2"))
+	raw, err := os.ReadFile(path)
+	require.NoError(t, err)
+	raw[len(raw)-1] ^= 1
+	require.NoError(t, os.WriteFile(path, raw, 0o600))
+	s.refused(http.MethodPost, "/wake_up", "", http.StatusInternalServerError)
+	require.ErrorIs(t, s.result(), weights.ErrDigest)
+}
+
 func TestStartFailsWithoutSoundWeights(t *testing.T) {
 	t.Parallel()
 	whole, err := os.ReadFile(weightsFile(t))
@@ -186,6 +201,21 @@ func TestStopCutsOffAtTheDrainTimeout(t *testing.T) {
 	rest, err := io.ReadAll(st.r)
 	require.Error(t, err, "the stream does not look complete")
 	assert.NotContains(t, string(rest), "[DONE]")
+}
+
+// TestStopWithAnUnusedConnection: a probe that never sent a request is no
+// request to wait for.
+func TestStopWithAnUnusedConnection(t *testing.T) {
+	t.Parallel()
+	s := start(t, func(c *sim.Config) { c.DrainTimeout = time.Hour })
+	conn, err := net.Dial("tcp", strings.TrimPrefix(s.url, "http://"))
+	require.NoError(t, err)
+	defer func() { _ = conn.Close() }()
+	require.Equal(t, http.StatusOK, s.status(http.MethodGet, "/health"), "the server has accepted both")
+	begin := time.Now()
+	s.stop()
+	require.NoError(t, s.result())
+	assert.Less(t, time.Since(begin), 4*time.Second, "Shutdown alone waits for five")
 }
 
 func TestStopWhileHanging(t *testing.T) {

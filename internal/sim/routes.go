@@ -78,7 +78,9 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	// Where a body is read the hang comes after that: only then does the HTTP
 	// server notice a client that leaves.
-	if !rt.immune && !rt.reads {
+	if !rt.reads && !rt.immune {
+		_, _ = io.Copy(io.Discard, io.LimitReader(r.Body, 64<<10))
+		s.noDeadline(w)
 		s.hangAll(r.Context())
 	}
 	if !rt.early && !s.serving(w) {

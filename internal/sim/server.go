@@ -42,6 +42,7 @@ type Server struct {
 	sleep    sleeper
 	fatal    chan error
 	handlers sync.WaitGroup
+	unused   unusedConns
 }
 
 // New checks the configuration. Nothing starts before Run.
@@ -83,6 +84,7 @@ func (s *Server) Run(ctx context.Context, ln net.Listener) error {
 		ReadTimeout:       s.cfg.BodyTimeout, // lifted once the body is there
 		IdleTimeout:       s.cfg.KeepAlive,
 		BaseContext:       func(net.Listener) context.Context { return base },
+		ConnState:         s.unused.follow,
 		ErrorLog:          log.New(s.log.StandardWriter(&hclog.StandardLoggerOptions{ForceLevel: hclog.Debug}), "", 0),
 	}
 	var running sync.WaitGroup
@@ -100,6 +102,7 @@ func (s *Server) Run(ctx context.Context, ln net.Listener) error {
 	case <-ctx.Done():
 		s.log.Info("stopping", "requests", s.engine.Stats().Running+s.engine.Stats().Waiting, "drain_timeout", s.cfg.DrainTimeout)
 		drain, done := context.WithTimeout(base, s.cfg.DrainTimeout)
+		s.unused.closeAll()
 		if serr := srv.Shutdown(drain); serr != nil {
 			s.log.Warn("requests cut off", "reason", "drain timeout", "requests", s.engine.Stats().Running+s.engine.Stats().Waiting)
 		}
@@ -133,6 +136,40 @@ func (s *Server) Run(ctx context.Context, ln net.Listener) error {
 	return err
 }
 
+// unusedConns are connections on which no request has come. Shutdown would wait
+// for each of them as for a request.
+type unusedConns struct {
+	mu      sync.Mutex
+	conns   map[net.Conn]bool
+	closing bool
+}
+
+// follow is an http.Server's ConnState.
+func (u *unusedConns) follow(c net.Conn, state http.ConnState) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	switch {
+	case state != http.StateNew:
+		delete(u.conns, c)
+	case u.closing:
+		_ = c.Close()
+	default:
+		if u.conns == nil {
+			u.conns = map[net.Conn]bool{}
+		}
+		u.conns[c] = true
+	}
+}
+
+func (u *unusedConns) closeAll() {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.closing = true
+	for c := range u.conns {
+		_ = c.Close()
+	}
+}
+
 // start loads the weights and gets ready.
 func (s *Server) start(ctx context.Context) {
 	begin := time.Now()
@@ -150,6 +187,10 @@ func (s *Server) start(ctx context.Context) {
 	select {
 	case <-delay.C:
 	case <-ctx.Done():
+		return
+	}
+	if s.faults.Get().Crash {
+		s.crash("fault crash")
 		return
 	}
 	s.ready.Store(true)

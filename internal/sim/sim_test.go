@@ -41,6 +41,13 @@ type sim1 struct {
 	exit chan int   // what Exit was called with
 }
 
+// in is s for a subtest, which must not end its parent.
+func (s *sim1) in(t *testing.T) *sim1 {
+	sub := *s
+	sub.t = t
+	return &sub
+}
+
 // start runs an engine that is as fast as possible until the test's end.
 func start(t *testing.T, change func(*sim.Config)) *sim1 {
 	t.Helper()

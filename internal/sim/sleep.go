@@ -134,14 +134,13 @@ func (s *Server) handleWake(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusOK)
 		return
 	}
+	s.waitOut(r.Context(), func(f fault.Set) bool { return f.Wake == fault.WakeHang })
 	var corrupt bool
 	switch s.faults.Get().Wake {
 	case fault.WakeError:
 		s.log.Warn("wake fails on demand", "reason", "fault wake=error")
 		writeError(w, openai.Internal("wake failed: the fault switch says so"))
 		return
-	case fault.WakeHang:
-		s.waitOut(r.Context(), func(f fault.Set) bool { return f.Wake == fault.WakeHang })
 	case fault.WakeCrash:
 		s.crash("fault wake=crash")
 		cutOff() // where a test's crash returns
@@ -192,7 +191,7 @@ func (s *Server) handleFaults(w http.ResponseWriter, r *http.Request) {
 		s.log.Info("faults cleared")
 	}
 	writeValue(w, set)
-	if set.Crash {
+	if r.Method == http.MethodPost && set.Crash {
 		_ = http.NewResponseController(w).Flush()
 		s.crash("fault crash")
 	}

@@ -114,9 +114,9 @@ func New(cfg Config) (*Scheduler, error) {
 // Fits tells whether a sequence of prompt tokens that generates at most maxNew
 // more can run at all. The last token generated needs no place in the cache.
 func (s *Scheduler) Fits(prompt, maxNew int) error {
-	if need := s.blocksFor(prompt + maxNew - 1); need > s.cfg.Blocks {
-		return fmt.Errorf("%w: %d prompt tokens and up to %d generated tokens need %d blocks of %d tokens, the cache has %d",
-			ErrTooLarge, prompt, maxNew, need, s.cfg.BlockSize, s.cfg.Blocks)
+	if room := s.cfg.Blocks * s.cfg.BlockSize; prompt > room || maxNew-1 > room-prompt {
+		return fmt.Errorf("%w: %d prompt tokens and up to %d generated tokens, the cache has %d blocks of %d",
+			ErrTooLarge, prompt, maxNew, s.cfg.Blocks, s.cfg.BlockSize)
 	}
 	return nil
 }

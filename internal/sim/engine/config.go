@@ -87,9 +87,10 @@ type Observer interface {
 // Finished describes a sequence that ended.
 type Finished struct {
 	// Reason is "stop", "length" or "abort".
-	Reason                    string
-	PromptTokens              int
-	GeneratedTokens           int
+	Reason          string
+	PromptTokens    int
+	GeneratedTokens int
+	// MaxTokens is 0 where no answer was asked for.
 	MaxTokens                 int
 	Total                     time.Duration // from arrival to the end
 	Queue, Prefill, Inference time.Duration // 0 for phases never reached

@@ -312,6 +312,9 @@ func (e *Engine) finish(seq *sequence, piece text.Piece, now time.Time) {
 		f.Decode = seq.last.Sub(seq.first)
 		f.Inference = seq.last.Sub(seq.admitted)
 	}
+	if seq.generator == nil {
+		f.MaxTokens = 0 // nothing was asked for
+	}
 	e.cfg.Observer.Finished(f)
 	seq.stream.push(Event{Index: seq.index, Piece: piece})
 }

@@ -101,12 +101,15 @@ func (b *Bank) Sleep(level int, leak int64) error {
 }
 
 // Wake brings the weights back onto the device and checks them. With corrupt
-// it first damages one byte of the copy (a fault switch). After an error the
+// it first damages one byte of the copy (a fault switch), and fails in any case. After an error the
 // bank is still asleep.
 func (b *Bank) Wake(corrupt bool) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	defer b.account()
+	if corrupt && b.header == nil {
+		return fmt.Errorf("%w: told to fail, without weights to damage", weights.ErrDigest)
+	}
 	if b.header == nil || b.device.data != nil {
 		return nil
 	}

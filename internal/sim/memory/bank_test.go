@@ -168,7 +168,8 @@ func TestFileWithoutDigests(t *testing.T) {
 func TestBankWithoutWeights(t *testing.T) {
 	b := open(t, "")
 	require.NoError(t, b.Sleep(memory.LevelOffload, 0))
-	require.NoError(t, b.Wake(true))
+	require.NoError(t, b.Wake(false))
+	require.ErrorIs(t, b.Wake(true), weights.ErrDigest)
 	device, host := b.Usage()
 	assert.Zero(t, device+host+b.Size()+int64(b.Tensors()))
 }

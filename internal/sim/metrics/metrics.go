@@ -7,7 +7,9 @@
 // stale. Series that vLLM does not have carry the prefix remuda_sim_.
 //
 // Not shown, because nothing is behind it: prefix cache, speculative decoding,
-// LoRA, multi-modal cache. vllm:time_per_output_token_seconds, the old name of
+// LoRA, multi-modal cache. Not shown either: vllm:request_params_n,
+// vllm:request_max_num_generation_tokens and what newer versions split up by
+// reason or source. vllm:time_per_output_token_seconds, the old name of
 // vllm:inter_token_latency_seconds, is gone from vLLM and absent here.
 package metrics
 
@@ -189,7 +191,9 @@ func (m *Metrics) Finished(f engine.Finished) {
 	m.inference.Observe(f.Inference.Seconds())
 	m.requestPrompt.Observe(float64(f.PromptTokens))
 	m.requestGenerated.Observe(float64(f.GeneratedTokens))
-	m.params.Observe(float64(f.MaxTokens))
+	if f.MaxTokens > 0 {
+		m.params.Observe(float64(f.MaxTokens))
+	}
 	if f.GeneratedTokens > 1 {
 		m.perToken.Observe(f.Decode.Seconds() / float64(f.GeneratedTokens-1))
 	}

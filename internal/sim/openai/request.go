@@ -250,7 +250,7 @@ func decode(body []byte, into any) *Error {
 		return BadRequest("", "the body is not valid JSON: %v (at byte %d)", syntax, syntax.Offset)
 	case errors.As(err, &typ) && typ.Field != "":
 		name := typ.Field[strings.LastIndexByte(typ.Field, '.')+1:]
-		return BadRequest(name, "%s: want %s, got %s", typ.Field, typeName(typ.Type.String()), typ.Value)
+		return BadRequest(name, "%s: want %s, got %s", strings.TrimPrefix(typ.Field, "Sampling."), typeName(typ.Type.String()), typ.Value)
 	case errors.As(err, &typ):
 		return BadRequest("", "want %s, got %s", typeName(typ.Type.String()), typ.Value)
 	case err != nil:

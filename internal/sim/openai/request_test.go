@@ -19,7 +19,7 @@ func TestDecodeChat(t *testing.T) {
 		{"role":"user","content":[{"type":"text","text":"One"},{"type":"text","text":"two"},"three"]},
 		{"role":"assistant","content":null,"tool_calls":[{"id":"x"}]},
 		{"role":"tool","tool_call_id":"x"}],
-		"max_tokens":5,"max_completion_tokens":7,"stop":"END","n":2,"temperature":0,"top_p":1,"seed":-5,"stream":true,
+		"max_tokens":5,"max_completion_tokens":7,"stop":"END","n":2,"temperature":0.5,"top_p":1,"seed":-5,"stream":true,
 		"stream_options":{},"logit_bias":{"5":1},"tools":[],"whatever":{"a":[1]}}`))
 	require.Nil(t, e)
 	assert.Equal(t, "m", *r.Model)

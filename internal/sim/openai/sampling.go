@@ -29,6 +29,9 @@ type Sampling struct {
 	Seed              *int64         `json:"seed"`
 	User              *string        `json:"user"`
 	UseBeamSearch     *bool          `json:"use_beam_search"`
+	// Logprobs is a boolean in a chat and a number in a completion.
+	Logprobs    json.RawMessage `json:"logprobs"`
+	TopLogprobs *int            `json:"top_logprobs"`
 }
 
 // StreamOptions says what a stream reports besides the text.
@@ -97,6 +100,13 @@ func (s *Sampling) check() *Error {
 	}
 	if Or(s.UseBeamSearch, false) {
 		return BadRequest("use_beam_search", "beam search is not supported by this engine.")
+	}
+	if l := string(s.Logprobs); l != "" && l != "null" && l != "false" || Or(s.TopLogprobs, 0) != 0 {
+		return BadRequest("logprobs", "logprobs are not supported by this engine.")
+	}
+	// As vLLM's SamplingParams have it: greedy answers would all be the same.
+	if n := Or(s.N, 1); n > 1 && Or(s.Temperature, 1) < 1e-5 && Or(s.Temperature, 1) >= 0 {
+		return BadRequest("n", "n must be 1 when using greedy sampling, got %d.", n)
 	}
 	if s.TopK != nil && *s.TopK < -1 {
 		return BadRequest("top_k", "top_k must be 0 (disable), or at least 1, got %d.", *s.TopK)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"strconv"
 	"sync"
 
 	"github.com/cespare/xxhash/v2"
@@ -27,8 +28,8 @@ func (h *Header) Digests() (Digests, error) {
 		if !ok {
 			continue
 		}
-		var v uint64
-		if n, err := fmt.Sscanf(text, "%016x", &v); n != 1 || err != nil || len(text) != 16 {
+		v, err := strconv.ParseUint(text, 16, 64)
+		if err != nil || len(text) != 16 {
 			return nil, fmt.Errorf("%w: digest %q of tensor %q: want 16 hexadecimal digits", ErrFormat, text, t.Name)
 		}
 		d[t.Name] = v

@@ -40,9 +40,6 @@ func Open(path string) (*File, error) {
 	return &File{Header: h, path: path, f: f}, nil
 }
 
-// Path is the name that the file was opened under.
-func (f *File) Path() string { return f.path }
-
 // Close closes the file.
 func (f *File) Close() error { return f.f.Close() }
 
