@@ -37,6 +37,12 @@ const Name = "remuda-device"
 // its GPUs, not of the node.
 const sourceTimeout = 10 * time.Second
 
+// A reservation looks up to reserveTries times at GPUs that cannot be read.
+const (
+	reserveTries = 4
+	reserveRetry = 500 * time.Millisecond
+)
+
 // Config is what a Plugin needs.
 type Config struct {
 	// Logger gets one line for each decision. Required.
@@ -150,7 +156,7 @@ func (p *Plugin) fingerprint(ctx context.Context, period time.Duration, out chan
 		groups := inv.groups()
 		if first || !reflect.DeepEqual(groups, last) {
 			p.log.Info("publishing devices", "gpus", len(inv.gpus), "groups", len(groups), "first", first)
-			if len(groups) == 0 {
+			if len(groups) == 0 && !p.faulty() {
 				p.log.Warn("this node has no GPUs to publish: configure a simulate block, or check the driver and ignored_gpu_ids")
 			}
 			select {
@@ -211,6 +217,28 @@ func (p *Plugin) refresh(ctx context.Context) inventory {
 	return now
 }
 
+// faulty tells whether the GPUs could not be read the last time.
+func (p *Plugin) faulty() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.fault != ""
+}
+
+// reservable takes a fresh look at the GPUs. A look that fails is repeated a few
+// times, because Nomad does not repeat a refused reservation: it fails the task.
+func (p *Plugin) reservable() (inv inventory, gmsSocketDir, fault string) {
+	for try := 1; ; try++ {
+		inv = p.refresh(context.Background())
+		p.mu.Lock()
+		gmsSocketDir, fault = p.settings.GMSSocketDir, p.fault
+		p.mu.Unlock()
+		if fault == "" || try == reserveTries {
+			return inv, gmsSocketDir, fault
+		}
+		time.Sleep(reserveRetry)
+	}
+}
+
 // Reserve hands seats to a task. It takes a fresh look at the GPUs first, so
 // that a GPU that broke a moment ago gets no new task, and so that a plugin
 // that Nomad had to restart knows its GPUs at once.
@@ -218,11 +246,11 @@ func (p *Plugin) Reserve(ids []string) (*device.ContainerReservation, error) {
 	if _, err := p.period(); err != nil {
 		return nil, err
 	}
-	inv := p.refresh(context.Background())
-	p.mu.Lock()
-	dir := p.settings.GMSSocketDir
-	p.mu.Unlock()
+	inv, dir, fault := p.reservable()
 	res, err := inv.reserve(ids, dir)
+	if err != nil && fault != "" {
+		err = fmt.Errorf("%w (%s)", err, fault)
+	}
 	if err != nil {
 		p.log.Warn("reservation refused", "ids", ids, "error", err)
 		return nil, err

@@ -3,6 +3,8 @@
 package e2e
 
 import (
+	"bufio"
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -54,6 +56,20 @@ func TestOllama(t *testing.T) {
 		_, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
 		require.Error(t, err, "the old runner must be gone")
 	}
+	// Ollama drops every connection when it is told to end, so the shim must
+	// wait before it tells it. It does not say how many requests it has.
+	resp, err := client.Post(d.info.Gateway+"/v1/chat/completions", "application/json", bytes.NewReader(chatBody(d.info.Model, "Hello", 2000, true)))
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	r := bufio.NewReader(resp.Body)
+	_, err = r.ReadString('\n')
+	require.NoError(t, err, "the stream has begun")
+	d.command("nomad", "job", "stop", "-detach", d.info.Job)
+	told := time.Now()
+	got, err := readStream(r)
+	require.NoError(t, err, "a running stream must finish")
+	require.Greater(t, got.chunks, 1000)
+	t.Logf("the stream ended %s after the job was told to stop", time.Since(told))
 	d.stop(syscall.SIGTERM)
 }
 

@@ -103,6 +103,7 @@ job "demo" {
           "-listen", "${NOMAD_ADDR_shim}",
           "-consul", var.consul,
           "-slots", var.slots,
+          "-drain-timeout", "20s",
           "--",
           var.remuda, "sim",
           "-listen", "${NOMAD_ADDR_engine}",
@@ -112,8 +113,8 @@ job "demo" {
         ]
       }
 
-      # The shim drains for up to 30 s before it stops the engine. Nomad caps
-      # this at the client's max_kill_timeout (30 s unless it is raised).
+      # The shim drains for up to 20 s and then gives the engine 5 s to end,
+      # together less than this. Nomad caps this at the client's max_kill_timeout (30 s unless it is raised).
       kill_timeout = "30s"
 
       # The shim itself registers the engine in Consul, and only while it can

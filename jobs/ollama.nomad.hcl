@@ -115,6 +115,7 @@ job "ollama" {
           "-listen", "${NOMAD_ADDR_shim}",
           "-consul", var.consul,
           "-slots", var.slots,
+          "-drain-timeout", "20s",
         ], var.gguf == "" ? ["-model-parameter", "num_thread=1"] : [], ["--", var.ollama, "serve"])
       }
 
@@ -128,6 +129,7 @@ job "ollama" {
         GIN_MODE            = "release"
       }
 
+      # The shim drains for up to 20 s and then gives the engine 5 s to end.
       kill_timeout = "30s"
 
       service {

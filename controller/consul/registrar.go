@@ -145,12 +145,16 @@ func (r *Registrar) Push(ctx context.Context, e replica.Engine, status, output s
 }
 
 // Deregister removes e. A service that Consul does not know counts as removed.
+// The error wraps ErrRefused where Consul answered and said no.
 func (r *Registrar) Deregister(ctx context.Context, e replica.Engine) error {
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.RequestTimeout)
 	defer cancel()
 	err := r.client.Agent().ServiceDeregisterOpts(e.ID(), (&api.QueryOptions{}).WithContext(ctx))
-	if err != nil && isNotFound(err) {
+	switch {
+	case isNotFound(err):
 		err = nil
+	case err != nil && refused(err):
+		err = fmt.Errorf("%w: %w", ErrRefused, err)
 	}
 	return r.note(err != nil, "deregister "+e.ID(), err)
 }
@@ -164,6 +168,9 @@ func (r *Registrar) DeregisterCohort(ctx context.Context, e replica.Engine) erro
 	if err != nil {
 		if isNotFound(err) {
 			return nil
+		}
+		if refused(err) {
+			err = fmt.Errorf("%w: %w", ErrRefused, err)
 		}
 		return fmt.Errorf("look up %s: %w", e.ID(), err)
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"strconv"
 	"time"
@@ -70,7 +71,8 @@ func (t *Tracker) Scan() (alive []Process, zombies []int, err error) {
 		}
 		s, err := readStat(pid)
 		if err != nil {
-			if errors.Is(err, errGone) {
+			// A process that we may not look at (hidepid) is not ours.
+			if errors.Is(err, errGone) || errors.Is(err, fs.ErrPermission) {
 				continue
 			}
 			return nil, nil, err
@@ -173,26 +175,25 @@ func (t *Tracker) Signal(sig unix.Signal) error {
 }
 
 // Kill sends SIGKILL to every member until none is left, or ctx ends. Members
-// that fork meanwhile are found by the next round.
+// that fork meanwhile are found by the next round; what fails in one round is
+// tried again in the next.
 func (t *Tracker) Kill(ctx context.Context) error {
 	for {
-		if err := t.Signal(unix.SIGKILL); err != nil {
-			return err
-		}
+		failed := t.Signal(unix.SIGKILL)
 		alive, zombies, err := t.Scan()
-		if err != nil {
-			return err
-		}
 		if t.root.PID == os.Getpid() {
 			Reap(zombies)
 		}
-		if len(alive) == 0 {
+		if err == nil && len(alive) == 0 {
 			return nil
 		}
 		select {
 		case <-ctx.Done():
+			if err != nil {
+				return fmt.Errorf("cohort %s cannot be looked for: %w", t.id, errors.Join(err, ctx.Err()))
+			}
 			return fmt.Errorf("%d processes of cohort %s are still alive, the first is %d: %w",
-				len(alive), t.id, alive[0].PID, ctx.Err())
+				len(alive), t.id, alive[0].PID, errors.Join(failed, ctx.Err()))
 		case <-time.After(killRetry):
 		}
 	}

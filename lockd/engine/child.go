@@ -66,13 +66,14 @@ func (c *child) exit() string {
 }
 
 // stop asks the engine's process group to end, then kills what is left of the
-// cohort. It returns once nothing is left.
+// cohort, whatever comes of the asking. It returns once nothing is left.
 func (c *child) stop(ctx context.Context, tracker *cohort.Tracker, grace time.Duration) error {
 	select {
 	case <-c.ended:
 	default:
-		if err := unix.Kill(-c.pid(), unix.SIGTERM); err != nil && !errors.Is(err, unix.ESRCH) {
-			return fmt.Errorf("stop engine: %w", err)
+		asked := unix.Kill(-c.pid(), unix.SIGTERM)
+		if asked != nil && !errors.Is(asked, unix.ESRCH) {
+			return errors.Join(fmt.Errorf("ask the engine to end: %w", asked), tracker.Kill(ctx))
 		}
 		select {
 		case <-c.ended:

@@ -50,6 +50,9 @@ type guard struct {
 	logger hclog.Logger
 	exe    string
 
+	// starting is waited for before a guard is told anything.
+	starting sync.WaitGroup
+
 	mu    sync.Mutex
 	cmd   *exec.Cmd
 	in    io.WriteCloser
@@ -114,6 +117,13 @@ func (g *guard) start() error {
 	return nil
 }
 
+// restart is start in the background.
+func (g *guard) restart() <-chan error {
+	result := make(chan error, 1)
+	g.starting.Go(func() { result <- g.start() })
+	return result
+}
+
 // pid is the guard's process ID.
 func (g *guard) pid() int {
 	g.mu.Lock()
@@ -130,6 +140,7 @@ func (g *guard) done() <-chan struct{} {
 
 // dismiss tells the guard that the shim has cleaned up by itself.
 func (g *guard) dismiss() {
+	g.starting.Wait()
 	g.mu.Lock()
 	in, ended, cmd := g.in, g.ended, g.cmd
 	g.mu.Unlock()
@@ -141,6 +152,16 @@ func (g *guard) dismiss() {
 		_ = cmd.Process.Kill()
 		<-ended
 	}
+}
+
+// leave leaves the guard behind to finish what the shim could not: Consul has
+// not been told yet that the engine is gone.
+func (g *guard) leave() {
+	g.starting.Wait()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	_ = g.in.Close()
+	g.logger.Warn("leaving the deregistration to the guard", "guard", g.cmd.Process.Pid)
 }
 
 // RunGuard is the guard process: it reads its order from in, answers on out,
@@ -199,17 +220,19 @@ func awaitShim(shim *cohort.Handle, tracker *cohort.Tracker, dismissed <-chan st
 	tick := time.NewTicker(guardScan)
 	defer tick.Stop()
 	seen := -1
-	look := func() error {
+	failure := ""
+	look := func() {
 		alive, _, err := tracker.Scan()
-		if err == nil && len(alive) != seen {
-			seen = len(alive)
-			logger.Debug("watching", "processes", seen)
+		switch {
+		case err != nil && failure != err.Error():
+			failure = err.Error()
+			logger.Warn("cannot look for the engine's processes", "error", err)
+		case err == nil && len(alive) != seen:
+			seen, failure = len(alive), ""
+			logger.Debug("watching", "processes", seen, "guard", os.Getpid())
 		}
-		return err
 	}
-	if err := look(); err != nil {
-		return false, err
-	}
+	look()
 	for {
 		select {
 		case <-dismissed:
@@ -226,9 +249,7 @@ func awaitShim(shim *cohort.Handle, tracker *cohort.Tracker, dismissed <-chan st
 				return false, nil
 			}
 		case <-tick.C:
-			if err := look(); err != nil {
-				return false, err
-			}
+			look()
 		}
 	}
 }
@@ -240,7 +261,11 @@ func cleanUp(order guardOrder, tracker *cohort.Tracker, registrar *consul.Regist
 	var deregister error
 	var wg sync.WaitGroup
 	if registrar != nil {
-		wg.Go(func() { deregister = registrar.DeregisterCohort(ctx, order.Engine) })
+		wg.Go(func() {
+			deregister = insist(ctx, logger, guardKill, func(ctx context.Context) error {
+				return registrar.DeregisterCohort(ctx, order.Engine)
+			})
+		})
 	}
 	kill := tracker.Kill(ctx)
 	wg.Wait()

@@ -76,9 +76,11 @@ func (s *Shim) handler() http.Handler {
 	mux.HandleFunc("GET /ready", s.probe((*Machine).Ready))
 	mux.HandleFunc("GET /state", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, s.Status()) })
 	mux.Handle("GET /metrics", promhttp.HandlerFor(s.metrics.registry, promhttp.HandlerOpts{}))
+	// A drain can be called off by leaving. A sleep or a wake that has begun
+	// cannot: half of one is worse than either.
 	mux.HandleFunc("POST /v1/drain", s.operation(s.Drain))
-	mux.HandleFunc("POST /v1/sleep", s.operation(s.Sleep))
-	mux.HandleFunc("POST /v1/wake", s.operation(func(ctx context.Context, _ time.Duration) error { return s.Wake(ctx) }))
+	mux.HandleFunc("POST /v1/sleep", s.committed(s.Sleep))
+	mux.HandleFunc("POST /v1/wake", s.committed(func(ctx context.Context, _ time.Duration) error { return s.Wake(ctx) }))
 	return mux
 }
 
@@ -92,6 +94,14 @@ func (s *Shim) probe(ask func(*Machine, time.Time) error) http.HandlerFunc {
 			return
 		}
 		writeJSON(w, http.StatusOK, map[string]string{"state": string(state)})
+	}
+}
+
+// committed is operation for what goes on when the client leaves.
+func (s *Shim) committed(op func(context.Context, time.Duration) error) http.HandlerFunc {
+	run := s.operation(op)
+	return func(w http.ResponseWriter, r *http.Request) {
+		run(w, r.WithContext(context.WithoutCancel(r.Context())))
 	}
 }
 

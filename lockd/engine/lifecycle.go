@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/hashicorp/consul/api"
+	"github.com/hashicorp/go-hclog"
 
 	"remuda/controller/consul"
 	"remuda/internal/replica"
@@ -41,10 +43,17 @@ func (s *Shim) lifecycle(ctx context.Context) {
 	}
 	if s.cfg.Role == replica.RolePrimary {
 		if err := s.Wake(ctx); err != nil {
-			return // Wake has said that it is fatal.
+			if ctx.Err() == nil {
+				s.fail(err)
+			}
+			return
 		}
 	}
+	// Two loops, because a health check may take long, and a push may not wait.
+	var wg sync.WaitGroup
+	wg.Go(func() { s.beats(ctx) })
 	s.look(ctx)
+	wg.Wait()
 }
 
 // initialise waits until the engine has loaded its model and, for a shadow,
@@ -106,7 +115,7 @@ func poll(ctx context.Context, probe func(context.Context) error) error {
 
 // Wake brings a standing-by engine back and registers it. A failure is fatal
 // to the process: an engine that failed its wake may have leaked GPU memory.
-// A drained engine that has not been put to sleep is registered again.
+// Only the end of the shim may end ctx. A draining engine is registered again.
 func (s *Shim) Wake(ctx context.Context) error {
 	s.op.Lock()
 	defer s.op.Unlock()
@@ -188,29 +197,50 @@ func (s *Shim) register(ctx context.Context) error {
 	return nil
 }
 
-// deregister makes one attempt; the guard, the check's TTL and the next life
-// of this engine are behind it. The caller has left Active, so that no
+// deregister makes one attempt. The caller has left Active, so that no
 // heartbeat registers the engine anew.
-func (s *Shim) deregister(ctx context.Context) bool {
+func (s *Shim) deregister(ctx context.Context) error {
 	if s.registrar == nil {
-		return true
+		return nil
 	}
 	s.reg.Lock()
 	defer s.reg.Unlock()
-	if err := s.registrar.Deregister(ctx, s.Engine()); err != nil {
+	err := s.registrar.Deregister(ctx, s.Engine())
+	if err != nil {
 		s.metrics.consulFailed.Inc()
-		s.logger.Warn("could not deregister", "error", err)
-		return false
 	}
-	return true
+	return err
 }
 
-// resume calls a drain off.
-func (s *Shim) resume(ctx context.Context) error {
-	if err := s.dialect.Serving(ctx); err != nil {
-		return fmt.Errorf("the engine cannot serve: %w", err)
+// insist repeats try, for at most limit, until it succeeds or Consul refuses.
+// Only the first failure is logged.
+func insist(ctx context.Context, logger hclog.Logger, limit time.Duration, try func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	for logged := false; ; logged = true {
+		err := try(ctx)
+		if err == nil || errors.Is(err, consul.ErrRefused) {
+			return err
+		}
+		if !logged {
+			logger.Warn("could not deregister: trying on", "for", limit.String(), "error", err)
+		}
+		if pause(ctx, deregisterRetry) != nil {
+			return err
+		}
 	}
-	if err := s.register(ctx); err != nil {
+}
+
+// resume calls a drain off. It fails as a wake does.
+func (s *Shim) resume(ctx context.Context) error {
+	wakeCtx, cancel := context.WithTimeout(ctx, s.cfg.WakeTimeout)
+	defer cancel()
+	if err := s.wakeEngine(wakeCtx); err != nil {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		err = fmt.Errorf("the drain could not be called off: %w", err)
+		s.fail(err)
 		return err
 	}
 	if err := s.move(Active); err != nil {
@@ -242,48 +272,69 @@ func (s *Shim) drain(ctx context.Context, timeout time.Duration) error {
 	start := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	for !s.deregister(ctx) {
-		// Until Consul hears of it, routers may send more. After one TTL
-		// without a push the check is critical by itself.
-		if time.Since(start) > s.cfg.TTL {
-			break
+	// Until Consul hears of it, routers may send more. After one TTL without a
+	// push the check is critical by itself.
+	if err := insist(ctx, s.logger, s.cfg.TTL, s.deregister); err != nil {
+		if ctx.Err() != nil {
+			return fmt.Errorf("%w within %s: %w", ErrNotDrained, timeout, err)
 		}
-		if err := pause(ctx, consulRetry); err != nil {
-			return fmt.Errorf("%w within %s: consul does not answer", ErrNotDrained, timeout)
+		s.logger.Warn("draining an engine that is still registered", "error", err)
+		if wait := s.cfg.TTL - time.Since(start); pause(ctx, wait) != nil {
+			return fmt.Errorf("%w within %s: %w", ErrNotDrained, timeout, err)
 		}
 	}
+	if err := s.awaitIdle(ctx); err != nil {
+		return fmt.Errorf("%w within %s: %w", ErrNotDrained, timeout, err)
+	}
+	s.metrics.drained(time.Since(start))
+	s.logger.Info("engine is drained", "took", time.Since(start).Round(time.Millisecond).String())
+	return nil
+}
+
+// awaitIdle returns nil once the engine has had no request for DrainSettle. Its
+// error, at ctx's end, says what was last heard.
+func (s *Shim) awaitIdle(ctx context.Context) error {
 	var idleSince time.Time
 	for {
-		usage, err := s.dialect.Usage(ctx)
-		idle := err == nil && usage.Running+usage.Waiting == 0
-		switch {
-		case ctx.Err() != nil:
-			return fmt.Errorf("%w within %s: %d requests run, %d wait", ErrNotDrained, timeout, usage.Running, usage.Waiting)
-		case errors.Is(err, dialect.ErrUnknown):
-			// The engine does not say; those that do not (ollama) finish
-			// their requests by themselves before they unload.
-			idle = true
-		case err != nil:
-			return fmt.Errorf("ask for running requests: %w", err)
+		askCtx, cancel := context.WithTimeout(ctx, s.cfg.HealthTimeout)
+		usage, err := s.dialect.Usage(askCtx)
+		cancel()
+		if errors.Is(err, dialect.ErrUnknown) && s.dialect.SleepWaits() {
+			// Requests that were routed before the deregistration may still
+			// arrive, and would keep the model.
+			if err := pause(ctx, s.cfg.DrainSettle); err != nil {
+				return err
+			}
+			return s.dialect.Sleep(ctx)
 		}
-		if !idle {
+		// An engine that cannot be asked right now, or never tells, may well
+		// have requests.
+		last := err
+		if err == nil && usage.InFlight() > 0 {
+			last = fmt.Errorf("%d requests run, %d wait", usage.Running, usage.Waiting)
+		}
+		switch {
+		case last != nil:
 			idleSince = time.Time{}
-		} else if idleSince.IsZero() {
+		case idleSince.IsZero():
 			idleSince = time.Now()
 		}
-		if idle && time.Since(idleSince) >= s.cfg.DrainSettle {
-			s.metrics.drained(time.Since(start))
-			s.logger.Info("engine is drained", "took", time.Since(start).Round(time.Millisecond).String())
+		if last == nil && time.Since(idleSince) >= s.cfg.DrainSettle {
 			return nil
 		}
-		if err := pause(ctx, 25*time.Millisecond); err != nil {
-			return fmt.Errorf("%w within %s: %d requests run, %d wait", ErrNotDrained, timeout, usage.Running, usage.Waiting)
+		if pause(ctx, 25*time.Millisecond) != nil {
+			if last == nil {
+				last = errors.New("the engine has just become idle")
+			}
+			return last
 		}
 	}
 }
 
 // Sleep drains the engine if it is Active and puts it to sleep: real engines
-// crash when they are put to sleep with requests in flight (vllm#28714).
+// crash when they are put to sleep with requests in flight (vllm#28714). A
+// failure other than ErrBusy is fatal to the process: the engine may be dead
+// behind a server that still answers. Only the end of the shim may end ctx.
 func (s *Shim) Sleep(ctx context.Context, drainTimeout time.Duration) error {
 	s.op.Lock()
 	defer s.op.Unlock()
@@ -304,7 +355,11 @@ func (s *Shim) Sleep(ctx context.Context, drainTimeout time.Duration) error {
 	sleepCtx, cancel := context.WithTimeout(ctx, drainTimeout+s.cfg.WakeTimeout)
 	defer cancel()
 	if err := s.dialect.Sleep(sleepCtx); err != nil {
-		return fmt.Errorf("put the engine to sleep: %w", err)
+		err = fmt.Errorf("put the engine to sleep: %w", err)
+		if ctx.Err() == nil && !errors.Is(err, dialect.ErrBusy) && !errors.Is(err, dialect.ErrNoSleep) {
+			s.fail(err)
+		}
+		return err
 	}
 	return s.move(Standby)
 }
@@ -324,81 +379,109 @@ func (s *Shim) push() {
 	}
 }
 
-// look checks the engine's health and pushes its check while it is Active.
-func (s *Shim) look(ctx context.Context) {
-	health := time.NewTicker(s.cfg.HealthInterval)
-	defer health.Stop()
+// beats pushes the check while the engine is Active.
+func (s *Shim) beats(ctx context.Context) {
 	beat := time.NewTimer(s.cfg.TTL / 3)
 	defer beat.Stop()
-	var failures int
-	var unhealthySince time.Time
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-health.C:
-			if s.State() != Active {
-				failures, unhealthySince = 0, time.Time{}
-				continue
-			}
-			err := s.checkHealth(ctx)
-			if ctx.Err() != nil {
-				return
-			}
-			if err == nil {
-				if failures >= s.cfg.UnhealthyAfter {
-					s.logger.Info("engine can serve again", "after", time.Since(unhealthySince).Round(time.Millisecond).String())
-					s.setUnhealthy("")
-					s.push()
-				}
-				failures, unhealthySince = 0, time.Time{}
-				continue
-			}
-			if failures++; failures == 1 {
-				unhealthySince = time.Now()
-			}
-			s.metrics.healthFailed.Inc()
-			s.logger.Warn("health check failed", "failures", failures, "error", err)
-			if failures == s.cfg.UnhealthyAfter {
-				s.setUnhealthy(err.Error())
+		case <-s.pushNow:
+		case <-beat.C:
+		}
+		beat.Reset(s.beat(ctx))
+	}
+}
+
+// look checks the engine's health: that it can serve while it is Active, that
+// it lives while it stands by or drains.
+func (s *Shim) look(ctx context.Context) {
+	tick := time.NewTicker(s.cfg.HealthInterval)
+	defer tick.Stop()
+	var failures int
+	var unhealthySince time.Time
+	before := s.State()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		state := s.State()
+		if state != before {
+			failures, before = 0, state
+		}
+		err := s.checkHealth(ctx, state)
+		if ctx.Err() != nil {
+			return
+		}
+		if s.State() != state {
+			continue // the answer may be of either state
+		}
+		if err == nil {
+			if s.setUnhealthy("") {
+				s.logger.Info("engine can serve again", "after", time.Since(unhealthySince).Round(time.Millisecond).String())
 				s.push()
 			}
-			if time.Since(unhealthySince) > s.cfg.HangTimeout {
-				s.fail(fmt.Errorf("engine could not serve for %s: %w", time.Since(unhealthySince).Round(time.Second), err))
-				return
-			}
-		case <-s.pushNow:
-			resetTimer(beat, s.beat(ctx))
-		case <-beat.C:
-			beat.Reset(s.beat(ctx))
+			failures = 0
+			continue
+		}
+		if failures++; failures == 1 {
+			unhealthySince = time.Now()
+		}
+		s.metrics.healthFailed.Inc()
+		s.logger.Warn("health check failed", "state", state, "failures", failures, "error", err)
+		if state == Active && failures >= s.cfg.UnhealthyAfter && s.setUnhealthy(err.Error()) {
+			s.push()
+		}
+		if time.Since(unhealthySince) > s.cfg.HangTimeout {
+			s.fail(fmt.Errorf("engine is %s and has failed its health checks for %s: %w", state, time.Since(unhealthySince).Round(time.Second), err))
+			return
 		}
 	}
 }
 
-func resetTimer(t *time.Timer, d time.Duration) {
-	t.Stop()
-	t.Reset(d)
-}
-
-// checkHealth makes one check. An engine that lost its model (its runner was
-// killed, say) is told to load it again.
-func (s *Shim) checkHealth(ctx context.Context) error {
+// checkHealth makes one check. An Active engine that lost its model (its runner
+// was killed, say) is told to load it again.
+func (s *Shim) checkHealth(ctx context.Context, state State) error {
 	checkCtx, cancel := context.WithTimeout(ctx, s.cfg.HealthTimeout)
-	err := s.dialect.Serving(checkCtx)
-	cancel()
-	if errors.Is(err, dialect.ErrNotLoaded) {
-		s.logger.Warn("the engine has lost its model: loading it again", "error", err)
-		loadCtx, cancel := context.WithTimeout(ctx, s.cfg.WakeTimeout)
-		defer cancel()
-		return s.dialect.Load(loadCtx)
+	defer cancel()
+	switch state {
+	case Standby, Draining:
+		return s.dialect.Healthy(checkCtx)
+	case Active:
+	default:
+		return nil
 	}
-	return err
+	err := s.dialect.Serving(checkCtx)
+	if !errors.Is(err, dialect.ErrNotLoaded) {
+		return err
+	}
+	// A sleep that is under way, or has come in between, unloads on purpose.
+	if !s.op.TryLock() {
+		return nil
+	}
+	defer s.op.Unlock()
+	if s.State() != Active {
+		return nil
+	}
+	s.logger.Warn("the engine has lost its model: loading it again", "error", err)
+	s.setUnhealthy("the engine has lost its model: loading it again")
+	s.push()
+	loadCtx, cancelLoad := context.WithTimeout(ctx, s.cfg.WakeTimeout)
+	defer cancelLoad()
+	return s.dialect.Load(loadCtx)
 }
 
-func (s *Shim) setUnhealthy(why string) {
+// setUnhealthy notes why an Active engine cannot serve, "" if it can, and tells
+// whether that turned.
+func (s *Shim) setUnhealthy(why string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	turned := (s.machine.unhealthy == "") != (why == "")
 	s.machine.SetUnhealthy(why)
+	return turned
 }
 
 // beat pushes the check if the engine is Active and returns when to do so

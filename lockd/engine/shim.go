@@ -32,6 +32,15 @@ var ErrEngineExited = errors.New("engine exited")
 // ErrParentDied is the reason for a stop when WatchParent is set.
 var ErrParentDied = errors.New("the parent process died")
 
+const (
+	// deregisterRetry is the pause between two attempts at the end of a life.
+	deregisterRetry = 100 * time.Millisecond
+	// guardRestart is how soon a guard that died is replaced; the pause doubles
+	// up to guardRestartMax.
+	guardRestart    = 100 * time.Millisecond
+	guardRestartMax = 5 * time.Second
+)
+
 // shutdownTimeout bounds killing the cohort and answering the last requests.
 const shutdownTimeout = 30 * time.Second
 
@@ -141,7 +150,14 @@ func (s *Shim) Run(ctx context.Context) error {
 	if err := g.start(); err != nil {
 		return err
 	}
-	defer func() { g.dismiss() }()
+	settled := true
+	defer func() {
+		if settled {
+			g.dismiss()
+		} else {
+			g.leave()
+		}
+	}()
 	tracker.Spare(g.pid())
 
 	c, err := startChild(s.cfg.Command, s.cohortID, []string{
@@ -160,13 +176,23 @@ func (s *Shim) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	wg.Go(func() { s.lifecycle(lifeCtx) })
 	reason := s.watch(ctx, c, g, tracker)
-	return s.shutDown(reason, c, tracker, func() { stopLife(); wg.Wait() })
+	settled, err = s.shutDown(reason, c, tracker, func() { stopLife(); wg.Wait() })
+	return err
 }
 
 // watch returns why the engine must end; nil means that ctx asked for it.
 func (s *Shim) watch(ctx context.Context, c *child, g *guard, tracker *cohort.Tracker) error {
 	tick := time.NewTicker(guardScan)
 	defer tick.Stop()
+	guardEnded := g.done()
+	delay := guardRestart
+	var restart <-chan time.Time
+	var restarted <-chan error
+	again := func(what string, err error) {
+		s.logger.Warn(what, "again_in", delay.String(), "error", err)
+		restart, delay = time.After(delay), min(2*delay, guardRestartMax)
+	}
+	scanFailure := ""
 	for {
 		select {
 		case <-c.ended:
@@ -178,26 +204,42 @@ func (s *Shim) watch(ctx context.Context, c *child, g *guard, tracker *cohort.Tr
 				return cause
 			}
 			return nil
-		case <-g.done():
-			s.logger.Warn("the guard process died: starting another")
+		case <-guardEnded:
+			guardEnded = nil
 			s.metrics.guardRestarts.Inc()
-			if err := g.start(); err != nil {
-				return err
+			again("the guard process died: starting another", nil)
+		case <-restart:
+			restart = nil
+			restarted = g.restart()
+		case err := <-restarted:
+			restarted = nil
+			if err != nil {
+				again("the guard process does not start", err)
+				continue
 			}
 			tracker.Spare(g.pid())
+			guardEnded = g.done()
 		case <-tick.C:
+			// A scan that fails is tried again: no reason to end an engine that
+			// serves.
 			_, zombies, err := tracker.Scan()
 			if err != nil {
-				return err
+				if scanFailure != err.Error() {
+					scanFailure = err.Error()
+					s.logger.Warn("cannot look for the engine's processes", "error", err)
+				}
+				continue
 			}
+			scanFailure = ""
 			cohort.Reap(zombies)
 		}
 	}
 }
 
 // shutDown takes the engine out of routing, drains it if it was asked to end
-// in peace, and leaves no process behind.
-func (s *Shim) shutDown(reason error, c *child, tracker *cohort.Tracker, stopLife func()) error {
+// in peace, and leaves no process behind. It reports whether the registration
+// is settled: gone, or not to be removed by trying on.
+func (s *Shim) shutDown(reason error, c *child, tracker *cohort.Tracker, stopLife func()) (bool, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), s.cfg.DrainTimeout+s.cfg.StopTimeout+shutdownTimeout)
 	defer cancel()
 	peaceful := reason == nil
@@ -219,10 +261,15 @@ func (s *Shim) shutDown(reason error, c *child, tracker *cohort.Tracker, stopLif
 		s.logger.Error("the engine must go", "reason", reason)
 	}
 	if err := s.move(Dead); err != nil {
-		return errors.Join(reason, err)
+		return false, errors.Join(reason, err)
 	}
 	var wg sync.WaitGroup
-	wg.Go(func() { s.deregister(ctx) })
+	var removal error
+	wg.Go(func() {
+		// A Consul that is busy for a moment must not keep a dead engine; one
+		// that is away takes it for dead after a TTL by itself.
+		removal = insist(ctx, s.logger, s.cfg.TTL, s.deregister)
+	})
 	grace := s.cfg.StopTimeout
 	if !peaceful {
 		grace = 0
@@ -230,17 +277,23 @@ func (s *Shim) shutDown(reason error, c *child, tracker *cohort.Tracker, stopLif
 	err := c.stop(ctx, tracker, grace)
 	stopLife()
 	wg.Wait()
+	settled := removal == nil || errors.Is(removal, consul.ErrRefused)
+	if removal != nil {
+		s.logger.Warn("the registration is left behind: its check turns critical by itself", "ttl", s.cfg.TTL.String(), "error", removal)
+	}
 	if err != nil {
-		err = fmt.Errorf("end the engine's processes: %w", err)
+		return settled, errors.Join(reason, fmt.Errorf("end the engine's processes: %w", err))
 	}
 	s.logger.Info("engine is gone", "state", Dead)
-	return errors.Join(reason, err)
+	return settled, reason
 }
 
 // clearTheWay removes what an earlier life may have left: its registration,
 // and an engine that still answers where ours shall serve.
 func (s *Shim) clearTheWay(ctx context.Context) error {
-	s.deregister(ctx)
+	if err := s.deregister(ctx); err != nil {
+		s.logger.Warn("could not remove what an earlier life may have registered", "error", err)
+	}
 	u, err := url.Parse(s.cfg.EngineURL)
 	if err != nil {
 		return fmt.Errorf("engine-url: %w", err)

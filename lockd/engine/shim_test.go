@@ -1,6 +1,8 @@
 package engine_test
 
 import (
+	"context"
+	"fmt"
 	"net/http"
 	"os"
 	"os/signal"
@@ -86,7 +88,7 @@ func TestKilledShimTakesTheEngineWithIt(t *testing.T) {
 	pids := append(s.leave(), s.guardPID())
 	// The guard learns of orphans by looking about once a second: the engine,
 	// its child, the daemon and the nameless one.
-	s.await("the guard's look", func() bool { return strings.Contains(s.log.String(), "guard: watching: replica=m:v:r1 processes=4") })
+	s.await("the guard's look", func() bool { return strings.Contains(s.log.String(), "guard: watching: replica=m:v:r1 processes=4 ") })
 	begin := time.Now()
 	kill(t, s.cmd.Process.Pid, syscall.SIGKILL)
 	a.Await(t, "the deregistration", none)
@@ -101,8 +103,10 @@ func TestKilledGuardIsReplaced(t *testing.T) {
 	s.awaitState(engine.Active)
 	first := s.guardPID()
 	kill(t, first, syscall.SIGKILL)
-	s.await("a new guard", func() bool { return s.guardPID() != first })
-	s.await("the guard to watch", func() bool { return strings.Count(s.log.String(), "guard: watching") == 2 })
+	s.await("the new guard's look", func() bool {
+		return strings.Contains(s.log.String(), fmt.Sprintf("guard: watching: replica=m:v:r1 processes=1 guard=%d\n", s.guardPID()))
+	})
+	require.NotEqual(t, first, s.guardPID())
 	st, _ := s.status()
 	require.Equal(t, engine.Active, st.State)
 	kill(t, s.cmd.Process.Pid, syscall.SIGKILL)
@@ -116,20 +120,7 @@ func TestStopDrainsFirst(t *testing.T) {
 	s := startShim(t, settings{consul: a.Addr()})
 	s.awaitState(engine.Active)
 	pids := append(s.leave(), s.guardPID())
-	answer := make(chan string, 1)
-	go func() {
-		resp, err := http.Post(s.engine+"/v1/completions", "application/json", strings.NewReader("{}"))
-		if err != nil {
-			answer <- err.Error()
-			return
-		}
-		defer resp.Body.Close()
-		answer <- resp.Status
-	}()
-	s.await("the request", func() bool {
-		_, m := call(t, "GET", s.engine+"/metrics")
-		return strings.Contains(m, `num_requests_running{model_name="m",engine="0"} 1`)
-	})
+	answer := s.request()
 	kill(t, s.cmd.Process.Pid, syscall.SIGTERM)
 	a.Await(t, "the deregistration", none)
 	s.awaitState(engine.Draining)
@@ -240,7 +231,7 @@ func TestHungEngineIsGivenUp(t *testing.T) {
 	st := s.awaitState(engine.Active)
 	kill(t, st.PID, syscall.SIGSTOP)
 	require.Equal(t, 1, exitCode(s.exited()))
-	require.Contains(t, s.log.String(), "engine could not serve for")
+	require.Contains(t, s.log.String(), "has failed its health checks for")
 	s.awaitGone([]int{st.PID})
 	require.Empty(t, a.Services())
 }
@@ -334,5 +325,149 @@ func TestConfigErrorsNameEveryField(t *testing.T) {
 		cfg.EngineURL = url
 		_, err := engine.New(cfg)
 		require.ErrorContains(t, err, want)
+	}
+}
+
+// request sends a request that ends with control("release"), and returns once
+// it runs. The channel gets its status or its error.
+func (s *shim) request() <-chan string {
+	s.t.Helper()
+	answer := make(chan string, 1)
+	go func() {
+		resp, err := http.Post(s.engine+"/v1/completions", "application/json", strings.NewReader("{}"))
+		if err != nil {
+			answer <- err.Error()
+			return
+		}
+		defer resp.Body.Close()
+		answer <- resp.Status
+	}()
+	s.await("the request", func() bool {
+		_, m := call(s.t, "GET", s.engine+"/metrics")
+		return strings.Contains(m, `num_requests_running{model_name="m",engine="0"} 1`)
+	})
+	return answer
+}
+
+// TestStopSparesRequestsOfAnEngineThatDoesNotSay: what is unknown is not idle.
+func TestStopSparesRequestsOfAnEngineThatDoesNotSay(t *testing.T) {
+	t.Parallel()
+	for _, how := range []string{"bad-metrics", "no-gauges"} {
+		s := startShim(t, settings{tune: func(c *engine.Config) { c.DrainTimeout = 3 * time.Second }})
+		s.awaitState(engine.Active)
+		answer := s.request()
+		s.control(how)
+		kill(t, s.cmd.Process.Pid, syscall.SIGTERM)
+		s.awaitState(engine.Draining)
+		s.control("release")
+		require.Equal(t, "200 OK", <-answer, how)
+		require.Equal(t, 0, exitCode(s.exited()), s.log.String())
+		require.Equal(t, how == "no-gauges", strings.Contains(s.log.String(), "engine does not tell"), s.log.String())
+	}
+}
+
+func TestDrainSaysThatItCannotTell(t *testing.T) {
+	t.Parallel()
+	s := startShim(t, settings{})
+	s.awaitState(engine.Active)
+	s.control("no-gauges")
+	code, body := call(t, "POST", s.url+"/v1/drain?timeout=200ms")
+	require.Equal(t, http.StatusGatewayTimeout, code, body)
+	require.Contains(t, body, "engine does not tell")
+}
+
+func TestWakeGoesOnWithoutItsClient(t *testing.T) {
+	t.Parallel()
+	a := consultest.New(t)
+	s := startShim(t, settings{role: replica.RoleShadow, consul: a.Addr()})
+	s.awaitState(engine.Standby)
+	s.control("slow-wake")
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, s.url+"/v1/wake", nil)
+	require.NoError(t, err)
+	_, err = http.DefaultClient.Do(req)
+	require.Error(t, err)
+	s.awaitState(engine.Active)
+	require.Len(t, a.Services(), 1)
+}
+
+// TestFailedSleepIsFatal: the engine may be dead although its server answers
+// (vllm#28714).
+func TestFailedSleepIsFatal(t *testing.T) {
+	t.Parallel()
+	for _, how := range []string{"fail-sleep", "crash-sleep"} {
+		a := consultest.New(t)
+		s := startShim(t, settings{consul: a.Addr()})
+		s.awaitState(engine.Active)
+		s.control(how)
+		code, body := call(t, "POST", s.url+"/v1/sleep")
+		require.Equal(t, http.StatusInternalServerError, code, body)
+		require.Equal(t, 1, exitCode(s.exited()))
+		require.Empty(t, a.Services())
+	}
+}
+
+func TestSickStandbyIsGivenUp(t *testing.T) {
+	t.Parallel()
+	s := startShim(t, settings{role: replica.RoleShadow, tune: func(c *engine.Config) { c.HangTimeout = 300 * time.Millisecond }})
+	s.awaitState(engine.Standby)
+	s.control("unhealthy")
+	require.Equal(t, 1, exitCode(s.exited()))
+	require.Contains(t, s.log.String(), "engine is standby and has failed its health checks")
+}
+
+// TestDrainIsCalledOffByAWake also where the engine fell asleep half way.
+func TestDrainIsCalledOffByAWake(t *testing.T) {
+	t.Parallel()
+	s := startShim(t, settings{})
+	s.awaitState(engine.Active)
+	code, body := call(t, "POST", s.url+"/v1/drain")
+	require.Equal(t, 200, code, body)
+	code, body = call(t, "POST", s.engine+"/sleep")
+	require.Equal(t, 200, code, body)
+	code, body = call(t, "POST", s.url+"/v1/wake")
+	require.Equal(t, 200, code, body)
+	s.awaitState(engine.Active)
+	_, body = call(t, "GET", s.engine+"/is_sleeping")
+	require.JSONEq(t, `{"is_sleeping":false}`, body)
+}
+
+// TestSlowHealthChecksDoNotStarveTheHeartbeat: the TTL is shorter than two
+// checks, each of which passes.
+func TestSlowHealthChecksDoNotStarveTheHeartbeat(t *testing.T) {
+	t.Parallel()
+	a := consultest.New(t)
+	s := startShim(t, settings{consul: a.Addr(), tune: func(c *engine.Config) { c.TTL = time.Second }})
+	s.awaitState(engine.Active)
+	s.control("slow-health")
+	deadline := time.NewTimer(5 * time.Second)
+	defer deadline.Stop()
+	<-deadline.C
+	for _, c := range a.Calls() {
+		require.NotContains(t, c, "critical")
+	}
+	require.Equal(t, "passing", a.Services()[0].Status)
+	require.NotContains(t, strings.Join(a.Calls(), "\n"), "passing m:v:r1:primary", "the check never lapsed in between")
+}
+
+// TestDeregistrationIsRetried after Consul refused it for a moment, also by the
+// guard that a shim leaves behind.
+func TestDeregistrationIsRetried(t *testing.T) {
+	t.Parallel()
+	for name, out := range map[string]time.Duration{"the shim": 300 * time.Millisecond, "the guard": 4 * time.Second} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			a := consultest.New(t)
+			s := startShim(t, settings{consul: a.Addr()})
+			st := s.awaitState(engine.Active)
+			a.Refuse(http.StatusInternalServerError)
+			kill(t, st.PID, syscall.SIGKILL)
+			again := time.AfterFunc(out, func() { a.Refuse(0) })
+			defer again.Stop()
+			a.Await(t, "the deregistration", none)
+			require.Equal(t, 1, exitCode(s.exited()))
+			require.Equal(t, name == "the guard", strings.Contains(s.log.String(), "leaving the deregistration to the guard"), s.log.String())
+		})
 	}
 }

@@ -57,6 +57,9 @@ type Dialect interface {
 	// wraps ErrNotLoaded where Load would help. It never wakes an engine that
 	// Sleep put to sleep.
 	Serving(ctx context.Context) error
+	// SleepWaits tells that Sleep waits until the engine's requests are done,
+	// so that it also tells when they are.
+	SleepWaits() bool
 	// Sleep frees the engine's GPU memory and keeps its process. The caller
 	// must have stopped new requests; Sleep fails with ErrBusy while old ones
 	// run. It returns nil for an engine that sleeps already.

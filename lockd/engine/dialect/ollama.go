@@ -58,6 +58,8 @@ func (o *ollama) Name() string { return Ollama }
 
 func (o *ollama) CanSleep() bool { return true }
 
+func (o *ollama) SleepWaits() bool { return true }
+
 func (o *ollama) Healthy(ctx context.Context) error {
 	var v struct {
 		Version string `json:"version"`

@@ -30,6 +30,8 @@ func (v *vllm) Name() string { return VLLM }
 
 func (v *vllm) CanSleep() bool { return !v.noSleep.Load() }
 
+func (v *vllm) SleepWaits() bool { return false }
+
 // Healthy asks /health, which vLLM answers with 503 once its engine process
 // has died.
 func (v *vllm) Healthy(ctx context.Context) error {

@@ -19,8 +19,14 @@ type Engine struct {
 	healthy  bool
 	asleep   bool
 	failWake bool
-	running  int
-	release  chan struct{}
+	// slowWake and slowHealth are how long these take.
+	slowWake, slowHealth time.Duration
+	// failSleep refuses to sleep; crashSleep says yes and is broken after it.
+	failSleep, crashSleep bool
+	// badMetrics fails the next scrape; noGauges leaves the gauges out.
+	badMetrics, noGauges bool
+	running              int
+	release              chan struct{}
 }
 
 // Serve runs the engine on addr until the process ends. It starts unhealthy
@@ -29,6 +35,7 @@ func Serve(addr, model string, loading bool) error {
 	e := &Engine{healthy: !loading, release: make(chan struct{})}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) {
+		e.wait(&e.slowHealth)
 		e.mu.Lock()
 		defer e.mu.Unlock()
 		if !e.healthy {
@@ -41,6 +48,15 @@ func Serve(addr, model string, loading bool) error {
 	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) {
 		e.mu.Lock()
 		defer e.mu.Unlock()
+		if e.badMetrics {
+			e.badMetrics = false
+			w.WriteHeader(http.StatusServiceUnavailable)
+			return
+		}
+		if e.noGauges {
+			fmt.Fprintln(w, "python_info 1")
+			return
+		}
 		fmt.Fprintf(w, "# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{model_name=%q,engine=\"0\"} %d\n"+
 			"# TYPE vllm:num_requests_waiting gauge\nvllm:num_requests_waiting{model_name=%q,engine=\"0\"} 0\n", model, e.running, model)
 	})
@@ -49,15 +65,21 @@ func Serve(addr, model string, loading bool) error {
 		defer e.mu.Unlock()
 		fmt.Fprintf(w, `{"is_sleeping":%t}`, e.asleep)
 	})
-	mux.HandleFunc("POST /sleep", func(http.ResponseWriter, *http.Request) {
+	mux.HandleFunc("POST /sleep", func(w http.ResponseWriter, _ *http.Request) {
 		e.mu.Lock()
 		defer e.mu.Unlock()
+		if e.failSleep {
+			http.Error(w, "CUDA error", http.StatusInternalServerError)
+			return
+		}
+		e.healthy = e.healthy && !e.crashSleep
 		if e.running > 0 {
 			os.Exit(3) // as real vLLM does (vllm#28714)
 		}
 		e.asleep = true
 	})
 	mux.HandleFunc("POST /wake_up", func(w http.ResponseWriter, _ *http.Request) {
+		e.wait(&e.slowWake)
 		e.mu.Lock()
 		defer e.mu.Unlock()
 		if e.failWake {
@@ -70,6 +92,14 @@ func Serve(addr, model string, loading bool) error {
 	mux.HandleFunc("POST /test/{what}", e.control)
 	srv := &http.Server{Addr: addr, Handler: mux, ReadHeaderTimeout: 5 * time.Second}
 	return srv.ListenAndServe()
+}
+
+// wait takes as long as *how says.
+func (e *Engine) wait(how *time.Duration) {
+	e.mu.Lock()
+	d := *how
+	e.mu.Unlock()
+	time.Sleep(d)
 }
 
 // complete answers once /test/release is called.
@@ -93,6 +123,18 @@ func (e *Engine) control(w http.ResponseWriter, r *http.Request) {
 		e.healthy = true
 	case "unhealthy":
 		e.healthy = false
+	case "slow-wake":
+		e.slowWake = time.Second
+	case "slow-health":
+		e.slowHealth = 900 * time.Millisecond
+	case "fail-sleep":
+		e.failSleep = true
+	case "crash-sleep":
+		e.crashSleep = true
+	case "bad-metrics":
+		e.badMetrics = true
+	case "no-gauges":
+		e.noGauges = true
 	case "fail-wake":
 		e.failWake = true
 	case "release":
