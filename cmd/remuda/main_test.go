@@ -1,0 +1,188 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"flag"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"remuda/controller/consul/consultest"
+	"remuda/internal/version"
+)
+
+// result is what a command left behind.
+type result struct {
+	code        int
+	out, errout string
+}
+
+// remuda runs the program as the shell would.
+func remuda(t *testing.T, args ...string) result {
+	t.Helper()
+	var out, errout bytes.Buffer
+	p := &program{ctx: t.Context(), stdin: strings.NewReader(""), stdout: &out, stderr: &errout}
+	return result{p.run(args), out.String(), errout.String()}
+}
+
+func TestVersion(t *testing.T) {
+	r := remuda(t, "version")
+	require.Equal(t, result{code: 0, out: version.Long() + "\n"}, r)
+	r = remuda(t, "-version")
+	require.Equal(t, 0, r.code)
+	require.Contains(t, r.out+r.errout, version.String())
+}
+
+func TestHelpListsEveryVerbButTheHiddenOne(t *testing.T) {
+	r := remuda(t, "-h")
+	require.Equal(t, 0, r.code)
+	p := &program{}
+	for name := range p.verbs() {
+		first, rest, _ := strings.Cut(name, " ")
+		if rest == "" && first != "engine-guard" {
+			require.Contains(t, r.out, "\n    "+first, "remuda -h")
+		}
+	}
+	require.NotContains(t, r.out, "engine-guard")
+}
+
+// TestEveryVerbExplainsItself: -h shows the usage and every flag with its
+// meaning, on standard output.
+func TestEveryVerbExplainsItself(t *testing.T) {
+	p := &program{stdout: io.Discard, stderr: io.Discard}
+	for name, v := range p.verbs() {
+		t.Run(name, func(t *testing.T) {
+			require.NotEmpty(t, v.synopsis)
+			require.NotEmpty(t, v.about)
+			r := remuda(t, append(strings.Fields(name), "-h")...)
+			require.Equal(t, 0, r.code, r.errout)
+			require.Contains(t, r.out, "Usage: remuda "+name)
+			fs := flag.NewFlagSet(name, flag.ContinueOnError)
+			v.setup(fs)
+			fs.VisitAll(func(f *flag.Flag) {
+				require.NotEmpty(t, f.Usage, "-%s", f.Name)
+				require.Regexp(t, regexp.MustCompile(`(?m)^  -`+f.Name+`\b`), r.out)
+			})
+		})
+	}
+}
+
+func TestMistakesAreExplained(t *testing.T) {
+	dir := t.TempDir()
+	bad := filepath.Join(dir, "bad.hcl")
+	require.NoError(t, os.WriteFile(bad, []byte("listn = 1\ntimeouts {\n  body = \"soon\"\n}\n"), 0o600))
+	broken := filepath.Join(dir, "broken.gguf")
+	require.NoError(t, os.WriteFile(broken, []byte("no model"), 0o600))
+	const group = "m:v:r"
+	for name, tc := range map[string]struct {
+		args []string
+		code int
+		want []string
+	}{
+		"no such verb":              {[]string{"serve"}, 2, nil},
+		"no such flag":              {[]string{"version", "-x"}, 2, []string{"flag provided but not defined: -x", "Run 'remuda version -h'"}},
+		"too much":                  {[]string{"version", "now"}, 2, []string{`unexpected argument "now"`}},
+		"an engine without group":   {[]string{"engine", "--", "true"}, 2, []string{"-group must be set: <model>:<variant>:<replica id>"}},
+		"an engine with half a one": {[]string{"engine", "-group", "m", "--", "true"}, 2, []string{"-group:"}},
+		"an engine without command": {[]string{"engine", "-group", group, "-engine-url", "http://127.0.0.1:1"}, 2, []string{"give the engine's command after --"}},
+		"every bad field at once": {
+			[]string{"engine", "-group", group, "-role", "king", "-ttl", "1ms", "-slots", "-1", "--", "true"}, 2,
+			[]string{`role is "king"`, "ttl is 1ms", "slots is -1", `engine-url is ""`},
+		},
+		"a level that is none":   {[]string{"engine", "-group", group, "-log-level", "loud", "--", "true"}, 2, []string{`-log-level is "loud": want trace`}},
+		"a gateway of two minds": {[]string{"gateway", "-dev", "-config", "x"}, 2, []string{"give either -config FILE or -dev"}},
+		"a gateway without":      {[]string{"gateway"}, 2, []string{"give either -config FILE or -dev"}},
+		"a file that is not there": {
+			[]string{"gateway", "-config", filepath.Join(dir, "none.hcl")}, 1, []string{"read the gateway config", "none.hcl"}},
+		"a bad file": {
+			[]string{"gateway", "-config", bad}, 1, []string{bad + ":1: unsupported argument", bad + `:3: timeouts.body is "soon"`}},
+		"a bad address":           {[]string{"gateway", "-dev", "-consul", "http://"}, 2, []string{`consul address "http://"`}},
+		"a simulator of nothing":  {[]string{"sim"}, 2, []string{"model"}},
+		"a fault that is none":    {[]string{"sim", "-model", "m", "-fault", "tired=1"}, 2, []string{"tired"}},
+		"weights without size":    {[]string{"sim", "weights", filepath.Join(dir, "w")}, 2, []string{"-size"}},
+		"weights without file":    {[]string{"sim", "weights", "-size", "1MiB"}, 2, []string{"want exactly one FILE, got 0"}},
+		"a model file that is no": {[]string{"sim", "gguf", "-check", broken}, 1, []string{broken}},
+		"gpus by the dozen":       {[]string{"dev", "-gpus", "99"}, 2, []string{"-gpus is 99: want 1 to 16"}},
+		"the guard by hand":       {[]string{"engine-guard"}, 1, []string{"not by hand"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := remuda(t, tc.args...)
+			require.Equal(t, tc.code, r.code, r.errout)
+			require.Empty(t, r.out)
+			for _, want := range tc.want {
+				require.Contains(t, r.errout, want)
+			}
+		})
+	}
+}
+
+func TestSimFiles(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "w.safetensors")
+	r := remuda(t, "sim", "weights", "-size", "1MiB", file)
+	require.Equal(t, 0, r.code, r.errout)
+	require.Equal(t, file+": written, 1048576 bytes of weights, seed 1\n", r.out)
+	r = remuda(t, "sim", "weights", "-size", "1MiB", file)
+	require.Equal(t, file+": already there, 1048576 bytes of weights, seed 1\n", r.out)
+
+	file = filepath.Join(dir, "m.gguf")
+	r = remuda(t, "sim", "gguf", file)
+	require.Equal(t, 0, r.code, r.errout)
+	require.Contains(t, r.out, file+": GGUF version 3, architecture llama")
+	require.Equal(t, r.out, remuda(t, "sim", "gguf", "-check", file).out)
+}
+
+// lines collects what a daemon prints, and hands out each line once.
+type lines struct {
+	mu   sync.Mutex
+	rest []byte
+	out  chan string
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.rest = append(l.rest, p...)
+	for {
+		line, rest, found := bytes.Cut(l.rest, []byte("\n"))
+		if !found {
+			return len(p), nil
+		}
+		l.out <- string(line)
+		l.rest = rest
+	}
+}
+
+// TestGatewayRunsAndAnnouncesItself until it is told to stop.
+func TestGatewayRunsAndAnnouncesItself(t *testing.T) {
+	agent := consultest.New(t)
+	ctx, stop := context.WithCancel(t.Context())
+	out := &lines{out: make(chan string, 10)}
+	p := &program{ctx: ctx, stdin: strings.NewReader(""), stdout: out, stderr: io.Discard}
+	code := make(chan int, 1)
+	go func() { code <- p.run([]string{"gateway", "-dev", "-listen", "127.0.0.1:0", "-consul", agent.Addr()}) }()
+	url := strings.TrimPrefix(<-out.out, "gateway listening on ")
+	all := agent.Await(t, "the registration", func(all []consultest.Service) bool { return len(all) == 1 })
+	require.Equal(t, "remuda-gateway", all[0].Name)
+	require.Equal(t, url+"/ready", all[0].Check.HTTP)
+	require.Eventually(t, func() bool {
+		resp, err := http.Get(url + "/ready")
+		if err != nil {
+			return false
+		}
+		defer resp.Body.Close()
+		return resp.StatusCode == http.StatusOK
+	}, 10*time.Second, 5*time.Millisecond)
+	stop()
+	require.Equal(t, 0, <-code)
+	require.Empty(t, agent.Services())
+}

@@ -1,0 +1,344 @@
+package devcluster
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/hcl/v2/hclparse"
+	nomadapi "github.com/hashicorp/nomad/api"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+
+	"remuda/lockd/cohort"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func TestOptionsNameEveryMistake(t *testing.T) {
+	_, err := New(Options{GPUs: 17, Engine: "vllm", GGUF: "x"})
+	for _, want := range []string{"-gpus is 17: want 1 to 16", `-engine is "vllm": want sim or ollama`, "-gguf needs -engine ollama"} {
+		require.ErrorContains(t, err, want)
+	}
+	_, err = New(DefaultOptions())
+	require.NoError(t, err)
+}
+
+func TestPorts(t *testing.T) {
+	// Some default port is taken here, so that its daemon must get another.
+	taken, err := net.Listen("tcp", loopback(defaultPorts["consul-http"]))
+	if err == nil {
+		defer taken.Close()
+	}
+	a, err := claimPorts()
+	require.NoError(t, err)
+	defer a.Close()
+	b, err := claimPorts()
+	require.NoError(t, err)
+	defer b.Close()
+	require.NotEqual(t, a.base, b.base)
+	require.NotEqual(t, defaultPorts["consul-http"], a.ports["consul-http"])
+	for _, block := range []*portBlock{a, b} {
+		seen := map[int]bool{}
+		low, high := block.dynamic()
+		require.Len(t, block.ports, len(portOrder))
+		for name, port := range block.ports {
+			require.False(t, seen[port], "port %d twice", port)
+			seen[port] = true
+			if port != defaultPorts[name] {
+				require.Greater(t, port, block.base, name)
+				require.Less(t, port, low, "%s has a port that Nomad may give to a task", name)
+			}
+		}
+		require.Equal(t, block.base+blockSize-1, high)
+	}
+	base := a.base
+	require.NoError(t, a.Close())
+	again, err := claimPorts()
+	require.NoError(t, err)
+	defer again.Close()
+	require.Equal(t, base, again.base, "a block that was given back is free")
+}
+
+func TestDataDirectories(t *testing.T) {
+	state := t.TempDir()
+	t.Setenv("XDG_STATE_HOME", state)
+	first, err := openDataDir("")
+	require.NoError(t, err)
+	second, err := openDataDir("")
+	require.NoError(t, err)
+	defer second.Close()
+	require.Equal(t, filepath.Join(state, "remuda", "dev"), first.path)
+	require.Equal(t, filepath.Join(state, "remuda", "dev-2"), second.path)
+	_, err = openDataDir(second.path)
+	require.ErrorIs(t, err, errInUse)
+	require.NoError(t, first.Close())
+	again, err := openDataDir("")
+	require.NoError(t, err)
+	defer again.Close()
+	require.Equal(t, first.path, again.path)
+
+	foreign := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(foreign, "thesis.tex"), nil, 0o600))
+	_, err = openDataDir(foreign)
+	require.ErrorContains(t, err, "not from remuda dev: give an empty or new one")
+	require.FileExists(t, filepath.Join(foreign, "thesis.tex"))
+}
+
+func TestWipeKeepsModelsOnly(t *testing.T) {
+	d, err := openDataDir(t.TempDir())
+	require.NoError(t, err)
+	defer d.Close()
+	require.NoError(t, d.wipe())
+	for _, name := range []string{"nomad/x", "nomad-server/x", "consul/x", "logs/x", "config/x", "models/x"} {
+		require.NoError(t, os.WriteFile(d.join(name), nil, 0o600))
+	}
+	require.NoError(t, d.wipe())
+	left, err := filepath.Glob(d.join("*", "x"))
+	require.NoError(t, err)
+	require.Equal(t, []string{d.join("models", "x")}, left)
+}
+
+// process starts a program that ends with the test at the latest.
+func process(t *testing.T, env string, args ...string) *exec.Cmd {
+	t.Helper()
+	cmd := exec.Command(args[0], args[1:]...)
+	cmd.Env = append(os.Environ(), env)
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	_, err = out.Read(make([]byte, 8)) // it has begun once it prints
+	require.NoError(t, err)
+	return cmd
+}
+
+func alive(t *testing.T, cmd *exec.Cmd) bool {
+	t.Helper()
+	_, err := cohort.Lookup(cmd.Process.Pid)
+	return err == nil
+}
+
+func TestSweepEndsWhatBelongsToTheDirectory(t *testing.T) {
+	d, err := openDataDir(t.TempDir())
+	require.NoError(t, err)
+	defer d.Close()
+	const loop = "echo ready; while :; do sleep 0.1; done"
+	mine := process(t, envMarker+"="+d.path, "sh", "-c", loop)
+	task := process(t, "NOMAD_ALLOC_DIR="+d.path+"/nomad/alloc/1/alloc", "sh", "-c", loop)
+	stubborn := process(t, envMarker+"="+d.path, "sh", "-c", "trap '' TERM; "+loop)
+	others := process(t, envMarker+"="+d.path+"-2", "sh", "-c", loop)
+	n, err := d.sweep(200 * time.Millisecond)
+	require.NoError(t, err)
+	require.GreaterOrEqual(t, n, 3) // and a sleep or two
+	require.False(t, alive(t, mine))
+	require.False(t, alive(t, task))
+	require.False(t, alive(t, stubborn))
+	require.True(t, alive(t, others))
+}
+
+func TestUnescapeMount(t *testing.T) {
+	require.Equal(t, "/a b\tc\nd\\e", unescapeMount(`/a\040b\011c\012d\134e`))
+}
+
+// report collects what a daemon's supervisor says.
+type report struct {
+	mu    sync.Mutex
+	lines []string
+	said  chan struct{}
+}
+
+func (r *report) say(format string, args ...any) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.lines = append(r.lines, fmt.Sprintf(format, args...))
+	r.said <- struct{}{}
+}
+
+func newDaemon(t *testing.T, script string) (*daemon, *report) {
+	t.Helper()
+	r := &report{said: make(chan struct{}, 100)}
+	return &daemon{name: "thing", path: "/bin/sh", args: []string{"-c", script}, env: os.Environ(),
+		log: filepath.Join(t.TempDir(), "thing.log"), say: r.say}, r
+}
+
+func TestDaemonIsStartedAgain(t *testing.T) {
+	d, r := newDaemon(t, "echo life >> "+filepath.Join(t.TempDir(), "lives")+"; exec sleep 60")
+	require.NoError(t, d.start())
+	defer d.stop()
+	require.NoError(t, d.died())
+	first := d.pid()
+	require.NoError(t, unix.Kill(first, unix.SIGKILL))
+	<-r.said
+	require.Contains(t, r.lines[0], "thing ended (signal: killed): starting it again; its log is "+d.log)
+	require.Eventually(t, func() bool { return d.pid() != first }, 10*time.Second, time.Millisecond)
+	second := d.pid()
+	require.NoError(t, unix.Kill(second, 0))
+	d.stop()
+	require.ErrorIs(t, unix.Kill(second, 0), unix.ESRCH, "nothing runs after stop")
+	d.stop() // again
+}
+
+func TestDaemonThatDoesNotStart(t *testing.T) {
+	d, r := newDaemon(t, "for i in 1 2 3 4 5; do echo line $i; done; exit 3")
+	require.NoError(t, d.start())
+	defer d.stop()
+	<-r.said
+	err := d.died()
+	require.ErrorContains(t, err, "thing ended (exit status 3)")
+	require.ErrorContains(t, err, "line 5")
+
+	d, _ = newDaemon(t, "")
+	d.path = "/does/not/exist"
+	require.ErrorContains(t, d.start(), "start thing")
+	d.stop()
+}
+
+func TestTail(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log")
+	require.NoError(t, os.WriteFile(path, []byte("1\n2\n3\n"), 0o600))
+	require.Equal(t, "2\n3\n", tail(path, 2))
+	require.Equal(t, "1\n2\n3\n", tail(path, 9))
+	require.Contains(t, tail(path+"x", 1), "no such file")
+}
+
+// fakeTool writes a program that prints a version.
+func fakeTool(t *testing.T, dir, name, prints string) {
+	t.Helper()
+	script := "#!/bin/sh\n" + prints + "\n"
+	require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(script), 0o700))
+}
+
+func TestToolsAreTakenWhereTheyAreNewEnough(t *testing.T) {
+	onPath, built := t.TempDir(), t.TempDir()
+	t.Setenv("PATH", onPath+":/bin:/usr/bin")
+	want := tool{name: "horse", minimum: "1.10.0", why: "older ones bite", target: "make horse"}
+	find := func() (tool, error) { return want.find(t.Context(), []string{built}) }
+	_, err := find()
+	require.EqualError(t, err, "no horse of version 1.10.0 or newer (older ones bite): run 'make horse'")
+
+	fakeTool(t, onPath, "horse", "echo Horse v1.9.9")
+	_, err = find()
+	require.ErrorContains(t, err, "looked at "+filepath.Join(onPath, "horse")+" is version 1.9.9")
+
+	fakeTool(t, built, "horse", "echo Horse v1.10.0-dev")
+	got, err := find()
+	require.NoError(t, err)
+	require.Equal(t, filepath.Join(built, "horse"), got.path, "the one on PATH is too old")
+
+	fakeTool(t, onPath, "horse", "echo horse version is 2.0.1")
+	got, err = find()
+	require.NoError(t, err)
+	require.Equal(t, filepath.Join(onPath, "horse"), got.path)
+	require.Equal(t, "2.0.1", got.version)
+
+	fakeTool(t, onPath, "horse", "echo cannot load libhay.so >&2; exit 127")
+	require.NoError(t, os.Remove(filepath.Join(built, "horse")))
+	_, err = find()
+	require.ErrorContains(t, err, "names no version")
+	require.ErrorContains(t, err, "libhay.so")
+}
+
+// TestConfigsAreValid also where the data directory's name is awkward.
+func TestConfigsAreValid(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), `a "quoted" ${name} %{if} dir`)
+	d, err := openDataDir(dir)
+	require.NoError(t, err)
+	defer d.Close()
+	require.NoError(t, d.wipe())
+	ports, err := claimPorts()
+	require.NoError(t, err)
+	defer ports.Close()
+	device := filepath.Join(t.TempDir(), "built-device")
+	require.NoError(t, os.WriteFile(device, []byte("binary"), 0o700))
+	opts := DefaultOptions()
+	opts.Device, opts.Remuda = device, "/opt/remuda"
+	c, err := New(opts)
+	require.NoError(t, err)
+	c.dir, c.ports = d, ports
+	require.NoError(t, c.writeConfigs())
+	files, err := filepath.Glob(filepath.Join(d.join("config"), "*.hcl"))
+	require.NoError(t, err)
+	require.Len(t, files, 4)
+	for _, f := range files {
+		_, diags := hclparse.NewParser().ParseHCLFile(f)
+		require.False(t, diags.HasErrors(), "%s: %s", f, diags)
+	}
+	plugin, err := os.ReadFile(d.join("plugins", devicePlugin))
+	require.NoError(t, err)
+	require.Equal(t, "binary", string(plugin))
+
+	env := c.environment()
+	require.Contains(t, env, envMarker+"="+d.path)
+	require.Contains(t, strings.Join(env, "\n"), "\nPATH=/opt:")
+}
+
+func TestModelName(t *testing.T) {
+	for path, want := range map[string]string{
+		"/models/Llama-3.2_1B.gguf": "llama-3.2_1b", "My Model.gguf": "my-model", "x": "x",
+	} {
+		require.Equal(t, want, modelName(path))
+	}
+}
+
+func TestPlacementFailureSaysWhy(t *testing.T) {
+	why := placementFailure(&nomadapi.Evaluation{FailedTGAllocs: map[string]*nomadapi.AllocationMetric{"replica": {
+		NodesEvaluated: 3, ConstraintFiltered: map[string]int{"${device.ids} = x": 2}, DimensionExhausted: map[string]int{"memory": 1},
+	}}})
+	require.Contains(t, why, `group "replica": 3 nodes looked at`)
+	require.Contains(t, why, `constraint "${device.ids} = x" excludes 2 nodes`)
+	require.Contains(t, why, "memory is exhausted on 1 nodes")
+	require.Empty(t, placementFailure(&nomadapi.Evaluation{}))
+}
+
+func TestWaitFor(t *testing.T) {
+	var out bytes.Buffer
+	p := newPrinter(&out)
+	calls := 0
+	require.NoError(t, p.waitFor(t.Context(), "thing", time.Minute, func(context.Context) error {
+		if calls++; calls < 3 {
+			return errors.New("not yet")
+		}
+		return nil
+	}))
+	require.Equal(t, 3, calls)
+	err := p.waitFor(t.Context(), "thing", 10*time.Millisecond, func(context.Context) error { return errors.New("the door is locked") })
+	require.EqualError(t, err, "not ready within 10ms: the door is locked")
+	hopeless := errors.New("there is no door")
+	calls = 0
+	err = p.waitFor(t.Context(), "thing", time.Minute, func(context.Context) error { calls++; return permanent{hopeless} })
+	require.ErrorIs(t, err, hopeless)
+	require.Equal(t, 1, calls)
+}
+
+func TestFailedStartReportsTheStep(t *testing.T) {
+	empty := t.TempDir()
+	t.Setenv("PATH", empty)
+	t.Setenv("REMUDA_TOOLS", empty)
+	t.Chdir(empty)
+	device := filepath.Join(empty, "remuda-device")
+	require.NoError(t, os.WriteFile(device, nil, 0o700))
+	opts := DefaultOptions()
+	var out bytes.Buffer
+	opts.Out, opts.DataDir, opts.Remuda, opts.Device = &out, filepath.Join(empty, "data"), filepath.Join(empty, "bin", "remuda"), device
+	c, err := New(opts)
+	require.NoError(t, err)
+	err = c.Run(t.Context(), nil)
+	require.ErrorContains(t, err, `step "tools" failed`)
+	for _, name := range []string{"nomad", "consul", "nomad-autoscaler"} {
+		require.ErrorContains(t, err, "no "+name+" of version")
+	}
+	d, err := openDataDir(opts.DataDir)
+	require.NoError(t, err, "the directory is free again")
+	require.NoError(t, d.Close())
+}
