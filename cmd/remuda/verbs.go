@@ -16,6 +16,7 @@ func (p *program) verbs() map[string]verb {
 		"engine":         p.engineVerb(),
 		engine.GuardVerb: p.engineGuardVerb(),
 		"gateway":        p.gatewayVerb(),
+		"lockd":          p.lockdVerb(),
 		"sim":            p.simVerb(),
 		"sim gguf":       p.simGGUFVerb(),
 		"sim weights":    p.simWeightsVerb(),

@@ -155,7 +155,7 @@ func TestKillEndsEveryMemberAndNobodyElse(t *testing.T) {
 	require.NoError(t, tracker.Kill(ctx))
 	for _, pid := range append(mine.pids, mine.root.PID) {
 		_, err := Lookup(pid)
-		require.ErrorIs(t, err, errGone)
+		require.ErrorIs(t, err, ErrGone)
 	}
 	_, err := Lookup(other.pids[0])
 	require.NoError(t, err)
@@ -189,7 +189,7 @@ func TestHandle(t *testing.T) {
 	reused := p
 	reused.Start--
 	_, err = Open(reused)
-	require.ErrorIs(t, err, errGone, "another process has the ID now")
+	require.ErrorIs(t, err, ErrGone, "another process has the ID now")
 
 	h, err := Open(p)
 	require.NoError(t, err)
@@ -202,9 +202,9 @@ func TestHandle(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, ended)
 	_, err = Lookup(p.PID)
-	require.ErrorIs(t, err, errGone, "a zombie holds nothing")
+	require.ErrorIs(t, err, ErrGone, "a zombie holds nothing")
 	require.Error(t, cmd.Wait())
 	require.NoError(t, h.Signal(unix.SIGTERM), "a process that is gone is no error")
 	_, err = Open(p)
-	require.ErrorIs(t, err, errGone)
+	require.ErrorIs(t, err, ErrGone)
 }

@@ -44,14 +44,14 @@ func (s stat) gone() bool {
 	return s.state == 'X' || s.state == 'Z' && s.threads <= 1
 }
 
-// errGone is returned where a process ended while it was looked at.
-var errGone = errors.New("process is gone")
+// ErrGone is wrapped where a process has ended, also while it was looked at.
+var ErrGone = errors.New("process is gone")
 
 func readStat(pid int) (stat, error) {
 	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
-			return stat{}, errGone
+			return stat{}, ErrGone
 		}
 		return stat{}, err
 	}
@@ -90,7 +90,7 @@ func Lookup(pid int) (Process, error) {
 		return Process{}, fmt.Errorf("look up process %d: %w", pid, err)
 	}
 	if s.gone() {
-		return Process{}, fmt.Errorf("look up process %d: %w", pid, errGone)
+		return Process{}, fmt.Errorf("look up process %d: %w", pid, ErrGone)
 	}
 	return s.Process, nil
 }
@@ -107,7 +107,7 @@ func Open(p Process) (*Handle, error) {
 	fd, err := unix.PidfdOpen(p.PID, 0)
 	if err != nil {
 		if errors.Is(err, unix.ESRCH) {
-			return nil, fmt.Errorf("open process %d: %w", p.PID, errGone)
+			return nil, fmt.Errorf("open process %d: %w", p.PID, ErrGone)
 		}
 		return nil, fmt.Errorf("open process %d: %w", p.PID, err)
 	}
@@ -116,7 +116,7 @@ func Open(p Process) (*Handle, error) {
 	if err != nil || s.Start != p.Start {
 		_ = unix.Close(fd)
 		if err == nil {
-			err = errGone
+			err = ErrGone
 		}
 		return nil, fmt.Errorf("open process %d: %w", p.PID, err)
 	}

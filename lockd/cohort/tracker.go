@@ -18,7 +18,8 @@ import (
 const killRetry = 2 * time.Millisecond
 
 // Tracker remembers a cohort's members. Members are found by two marks: their
-// environment carries the cohort's ID, or they descend from a member. A member
+// environment carries the cohort's ID, or they descend from a member (unless
+// their environment carries another cohort's ID). A member
 // once seen stays one, so a child that clears its environment and then loses
 // its parent is still known if a scan came in between. Not safe for concurrent
 // use.
@@ -72,7 +73,7 @@ func (t *Tracker) Scan() (alive []Process, zombies []int, err error) {
 		s, err := readStat(pid)
 		if err != nil {
 			// A process that we may not look at (hidepid) is not ours.
-			if errors.Is(err, errGone) || errors.Is(err, fs.ErrPermission) {
+			if errors.Is(err, ErrGone) || errors.Is(err, fs.ErrPermission) {
 				continue
 			}
 			return nil, nil, err
@@ -107,14 +108,21 @@ func (t *Tracker) livingRoot(all []stat) int {
 // members decides about every process and forgets those that are gone.
 func (t *Tracker) members(all []stat, root int) map[int]bool {
 	known := make(map[Process]bool, len(all))
-	member := make(map[int]bool)
+	member, foreign := make(map[int]bool), make(map[int]bool)
 	for _, s := range all {
 		if t.spared[s.PID] {
 			continue
 		}
 		is, seen := t.known[s.Process]
 		if !seen && !s.gone() {
-			is = t.marked(s.PID)
+			switch id := markOf(s.PID); id {
+			case "":
+			case t.id:
+				is = true
+			default:
+				foreign[s.PID] = true
+				continue
+			}
 		}
 		known[s.Process] = is
 		if is {
@@ -126,7 +134,7 @@ func (t *Tracker) members(all []stat, root int) map[int]bool {
 	for changed := true; changed; {
 		changed = false
 		for _, s := range all {
-			if t.spared[s.PID] || member[s.PID] {
+			if t.spared[s.PID] || member[s.PID] || foreign[s.PID] {
 				continue
 			}
 			if member[s.parent] || s.parent == root {
@@ -138,20 +146,28 @@ func (t *Tracker) members(all []stat, root int) map[int]bool {
 	return member
 }
 
-// marked tells whether the environment that pid was started with carries the
-// cohort's ID.
-func (t *Tracker) marked(pid int) bool {
+// markOf is the cohort's ID in the environment that pid was started with, empty
+// for none.
+func markOf(pid int) string {
 	env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
 	if err != nil {
-		return false
+		return ""
 	}
-	want := []byte(EnvVar + "=" + t.id)
 	for _, kv := range bytes.Split(env, []byte{0}) {
-		if bytes.Equal(kv, want) {
-			return true
+		if id, ok := bytes.CutPrefix(kv, []byte(EnvVar+"=")); ok {
+			return string(id)
 		}
 	}
-	return false
+	return ""
+}
+
+// Mark is the cohort's ID that p was started with, empty for none.
+func Mark(p Process) string {
+	id := markOf(p.PID)
+	if now, err := Lookup(p.PID); err != nil || now != p {
+		return "" // somebody else's
+	}
+	return id
 }
 
 // Signal sends sig to every member that lives.
@@ -164,7 +180,7 @@ func (t *Tracker) Signal(sig unix.Signal) error {
 	for _, p := range alive {
 		h, err := Open(p)
 		if err != nil {
-			if !errors.Is(err, errGone) {
+			if !errors.Is(err, ErrGone) {
 				errs = append(errs, err)
 			}
 			continue

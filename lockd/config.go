@@ -1,0 +1,118 @@
+// Package lockd is the failover lock server of DESIGN section 5: Consul-session
+// style locks whose proof of death is the kernel's.
+//
+// The rules are in the package lock, a pure state machine. This package carries
+// out its effects: sockets, the state file, and watching, ending and proving
+// dead the processes that hold locks.
+//
+// A lock on a Unix socket belongs to the process that connected. It is free
+// again when that process and everything that descends from it is gone, which
+// the kernel says; a closed connection proves nothing. Where no kernel can tell
+// (TCP, another PID namespace) a session with a TTL and a lock-delay decides.
+package lockd
+
+import (
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"remuda/lockd/lock"
+)
+
+// Config says where lockd listens and how long it waits.
+type Config struct {
+	// Socket is the path of the Unix socket, made with mode 0600. Required.
+	Socket string
+	// Listen is a TCP address for groups that span machines; empty for none.
+	Listen string
+	// TLS is for Listen; it must ask for client certificates, whose common name
+	// is the holder's identity. Only a loopback Listen may do without.
+	TLS *tls.Config
+	// State is the path of the state file. Required.
+	State string
+	// Times are the waits that decide about holders.
+	Times lock.Times
+	// MaxConns bounds the connections that are open at once.
+	MaxConns int
+	Logger   hclog.Logger
+	// Metrics takes lockd's metrics; nil for none.
+	Metrics prometheus.Registerer
+	// OnListen, if not nil, is called with the TCP address in use.
+	OnListen func(net.Addr)
+}
+
+// DefaultConfig has the reasons beside the numbers.
+func DefaultConfig() Config {
+	return Config{
+		Times:    lock.DefaultTimes(),
+		MaxConns: 4096, // a group has a handful; descriptors are usually limited to more
+		Logger:   hclog.NewNullLogger(),
+	}
+}
+
+func (c Config) validate() error {
+	var errs []error
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	if c.Socket == "" {
+		bad("socket must be set: the path of the Unix socket")
+	}
+	if len(c.Socket) > 107 {
+		bad("socket is %d bytes long: the kernel takes at most 107", len(c.Socket))
+	}
+	if c.State == "" {
+		bad("state must be set: the path of the state file")
+	}
+	if c.MaxConns < 2 {
+		bad("max connections is %d: want at least 2", c.MaxConns)
+	}
+	if c.Logger == nil {
+		bad("logger must be set")
+	}
+	if c.Listen != "" {
+		errs = append(errs, c.validateListen())
+	}
+	if err := validateTimes(c.Times); err != nil {
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+func validateTimes(t lock.Times) error {
+	var errs []error
+	for _, d := range []struct {
+		name  string
+		value time.Duration
+		least time.Duration
+	}{
+		{"reconnect-window", t.Reconnect, 0},
+		{"session-ttl", t.SessionTTL, time.Second},
+		{"lock-delay", t.LockDelay, time.Second},
+	} {
+		if d.value < d.least {
+			errs = append(errs, fmt.Errorf("%s is %s: want at least %s", d.name, d.value, d.least))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (c Config) validateListen() error {
+	host, _, err := net.SplitHostPort(c.Listen)
+	if err != nil {
+		return fmt.Errorf("listen is %q: want host:port: %w", c.Listen, err)
+	}
+	if c.TLS == nil {
+		if ip := net.ParseIP(host); ip == nil || !ip.IsLoopback() {
+			return fmt.Errorf("listen is %q: without TLS only a loopback address may be used", c.Listen)
+		}
+		return nil
+	}
+	if c.TLS.ClientAuth != tls.RequireAndVerifyClientCert || c.TLS.ClientCAs == nil {
+		return errors.New("tls must require and verify client certificates: who takes a lock must be known")
+	}
+	return nil
+}

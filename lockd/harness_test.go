@@ -1,0 +1,398 @@
+package lockd_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/stretchr/testify/require"
+
+	"remuda/lockd"
+	"remuda/lockd/cohort"
+	"remuda/lockd/lock"
+	"remuda/lockd/wire"
+)
+
+// patience bounds every wait of these tests; none is expected to come near it.
+const patience = 20 * time.Second
+
+// The test binary plays three parts, chosen by its first argument: the tests,
+// lockd, and a process that wants a lock. So each is a real process that can be
+// killed and stopped.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 {
+		switch os.Args[1] {
+		case "test-lockd":
+			exit(runLockd(os.Args[2]))
+		case "test-client":
+			exit(runClient(os.Args[2:]))
+		}
+	}
+	os.Exit(m.Run())
+}
+
+func exit(err error) {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+// daemonSettings are what a lockd process is told.
+type daemonSettings struct {
+	Socket, State, Listen string
+	Times                 lock.Times
+}
+
+// runLockd serves until it is killed.
+func runLockd(raw string) error {
+	cfg := lockd.DefaultConfig()
+	var set daemonSettings
+	if err := json.Unmarshal([]byte(raw), &set); err != nil {
+		return err
+	}
+	cfg.Socket, cfg.State, cfg.Listen, cfg.Times = set.Socket, set.State, set.Listen, set.Times
+	cfg.Logger = hclog.New(&hclog.LoggerOptions{Level: hclog.Debug, Output: os.Stderr})
+	s, err := lockd.New(cfg)
+	if err != nil {
+		return err
+	}
+	return s.Run(context.Background())
+}
+
+// runClient acquires a lock, prints what lockd says, and does as it is told on
+// standard input. Its arguments are the socket, the group, the holder's name, the
+// token, and what it does first: "" or "memory=BYTES".
+func runClient(args []string) error {
+	if size, ok := strings.CutPrefix(args[4], "memory="); ok {
+		n, err := strconv.Atoi(size)
+		if err != nil {
+			return err
+		}
+		b, err := syscall.Mmap(-1, 0, n, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE|syscall.MAP_POPULATE)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = syscall.Munmap(b) }()
+	}
+	c, err := net.Dial("unix", args[0])
+	if err != nil {
+		return err
+	}
+	token, err := strconv.ParseUint(args[3], 10, 64)
+	if err != nil {
+		return err
+	}
+	line, err := wire.EncodeRequest(wire.Request{Op: wire.OpAcquire, Group: args[1], Holder: args[2], Token: token})
+	if err != nil {
+		return err
+	}
+	if _, err := c.Write(line); err != nil {
+		return err
+	}
+	go func() {
+		// What lockd says is passed on as it is; its end is said, too.
+		_, _ = io.Copy(os.Stdout, c)
+		fmt.Println(`{"event":"end"}`)
+	}()
+	in := bufio.NewScanner(os.Stdin)
+	for in.Scan() {
+		if err := obey(in.Text(), c); err != nil {
+			return err
+		}
+	}
+	return in.Err()
+}
+
+// obey leaves processes behind, in every way that engines do.
+func obey(order string, c net.Conn) error {
+	var cmd *exec.Cmd
+	switch order {
+	case "child": // that inherits the connection
+		f, err := c.(*net.UnixConn).File()
+		if err != nil {
+			return err
+		}
+		cmd = exec.Command("sleep", "600")
+		cmd.ExtraFiles = []*os.File{f}
+	case "daemon": // double fork and a session of its own
+		cmd = exec.Command("setsid", "-f", "sh", "-c", "echo $$ >&3; exec sleep 601 3>&-")
+		r, w, err := os.Pipe()
+		if err != nil {
+			return err
+		}
+		cmd.ExtraFiles = []*os.File{w}
+		if err := cmd.Run(); err != nil {
+			return err
+		}
+		_ = w.Close()
+		pid, err := io.ReadAll(r)
+		fmt.Printf("{\"event\":\"left\",\"pid\":%s}\n", strings.TrimSpace(string(pid)))
+		return err
+	case "nameless": // without the environment
+		cmd = exec.Command("sleep", "602")
+		cmd.Env = []string{"PATH=" + os.Getenv("PATH")}
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	default:
+		return fmt.Errorf("unknown order %q", order)
+	}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	fmt.Printf("{\"event\":\"left\",\"pid\":%d}\n", cmd.Process.Pid)
+	return nil
+}
+
+// daemon is a running lockd process.
+type daemon struct {
+	t   *testing.T
+	cfg lockd.Config
+	cmd *exec.Cmd
+	log *logBuffer
+}
+
+type logBuffer struct {
+	mu sync.Mutex
+	b  strings.Builder
+}
+
+func (l *logBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *logBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+// newDaemon starts a lockd in a directory of its own.
+func newDaemon(t *testing.T, tune func(*lockd.Config)) *daemon {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "lockd")
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	d := &daemon{t: t, cfg: lockd.DefaultConfig(), log: &logBuffer{}}
+	d.cfg.Socket, d.cfg.State = filepath.Join(dir, "sock"), filepath.Join(dir, "state")
+	d.cfg.Times = lock.Times{Reconnect: 500 * time.Millisecond, SessionTTL: time.Second, LockDelay: time.Second}
+	if tune != nil {
+		tune(&d.cfg)
+	}
+	t.Cleanup(func() {
+		d.kill()
+		if t.Failed() {
+			t.Logf("lockd's log:\n%s", d.log)
+		}
+	})
+	d.start()
+	return d
+}
+
+// launch starts the process without waiting for it to serve.
+func (d *daemon) launch() {
+	d.t.Helper()
+	raw, err := json.Marshal(daemonSettings{d.cfg.Socket, d.cfg.State, d.cfg.Listen, d.cfg.Times})
+	require.NoError(d.t, err)
+	d.cmd = exec.Command(self(d.t), "test-lockd", string(raw))
+	d.cmd.Stderr = d.log
+	require.NoError(d.t, d.cmd.Start())
+}
+
+func (d *daemon) start() {
+	d.t.Helper()
+	d.launch()
+	d.t.Helper()
+	require.Eventually(d.t, func() bool {
+		c, err := net.Dial("unix", d.cfg.Socket)
+		if err == nil {
+			_ = c.Close()
+		}
+		return err == nil
+	}, patience, time.Millisecond, "lockd does not serve: %s", d.log)
+}
+
+// kill is kill -9.
+func (d *daemon) kill() {
+	if d.cmd == nil {
+		return
+	}
+	_ = d.cmd.Process.Kill()
+	_ = d.cmd.Wait()
+}
+
+// status asks for the status on a connection of its own.
+func (d *daemon) status(group string) wire.Group {
+	d.t.Helper()
+	c, err := net.Dial("unix", d.cfg.Socket)
+	require.NoError(d.t, err)
+	defer c.Close()
+	require.NoError(d.t, c.SetDeadline(time.Now().Add(patience)))
+	_, err = io.WriteString(c, `{"op":"status"}`+"\n")
+	require.NoError(d.t, err)
+	r := wire.NewReader(c)
+	for {
+		line, err := r.Line()
+		require.NoError(d.t, err)
+		e, err := wire.DecodeEvent(line)
+		require.NoError(d.t, err)
+		for _, g := range e.Groups {
+			if g.Group == group {
+				return g
+			}
+		}
+		if !e.More {
+			return wire.Group{}
+		}
+	}
+}
+
+// awaitState waits for a group's state.
+func (d *daemon) awaitState(group string, want lock.State) wire.Group {
+	d.t.Helper()
+	var g wire.Group
+	require.Eventually(d.t, func() bool { g = d.status(group); return g.State == string(want) }, patience, time.Millisecond,
+		"the group does not become %s", want)
+	return g
+}
+
+// client is a process that wants a lock.
+type client struct {
+	t      *testing.T
+	cmd    *exec.Cmd
+	in     io.WriteCloser
+	events chan clientEvent
+}
+
+type clientEvent struct {
+	wire.Event
+	PID int
+	// at is when the event was read.
+	at time.Time
+}
+
+func self(t testing.TB) string {
+	t.Helper()
+	exe, err := os.Executable()
+	require.NoError(t, err)
+	return exe
+}
+
+// clientSettings are what a client differs in.
+type clientSettings struct {
+	token  uint64
+	first  string
+	cohort string
+}
+
+var cohorts struct {
+	sync.Mutex
+	n int
+}
+
+// newClient starts a process that asks for the lock at once.
+func (d *daemon) newClient(group, holder string, set clientSettings) *client {
+	d.t.Helper()
+	if set.cohort == "" {
+		cohorts.Lock()
+		cohorts.n++
+		set.cohort = fmt.Sprintf("test-%d-%d", os.Getpid(), cohorts.n)
+		cohorts.Unlock()
+	}
+	c := &client{t: d.t, events: make(chan clientEvent, 10000)}
+	c.cmd = exec.Command(self(d.t), "test-client", d.cfg.Socket, group, holder, strconv.FormatUint(set.token, 10), set.first)
+	c.cmd.Env = append(os.Environ(), cohort.EnvVar+"="+set.cohort)
+	c.cmd.Stderr = os.Stderr
+	var err error
+	c.in, err = c.cmd.StdinPipe()
+	require.NoError(d.t, err)
+	out, err := c.cmd.StdoutPipe()
+	require.NoError(d.t, err)
+	require.NoError(d.t, c.cmd.Start())
+	go func() {
+		defer close(c.events)
+		for sc := bufio.NewScanner(out); sc.Scan(); {
+			e, err := wire.DecodeEvent(sc.Bytes())
+			if err != nil {
+				continue
+			}
+			var left struct{ PID int }
+			_ = json.Unmarshal(sc.Bytes(), &left)
+			c.events <- clientEvent{e, left.PID, time.Now()}
+		}
+	}()
+	d.t.Cleanup(c.kill)
+	return c
+}
+
+func (c *client) kill() {
+	_ = c.cmd.Process.Kill()
+	_ = c.cmd.Wait()
+}
+
+func (c *client) signal(sig syscall.Signal) {
+	c.t.Helper()
+	require.NoError(c.t, c.cmd.Process.Signal(sig))
+}
+
+// next waits for the next event of that kind and skips others.
+func (c *client) next(kind string) clientEvent {
+	c.t.Helper()
+	deadline := time.After(patience)
+	for {
+		select {
+		case e, ok := <-c.events:
+			require.True(c.t, ok, "the client ended while %q was awaited", kind)
+			if e.Event.Event == kind {
+				return e
+			}
+			require.NotEqual(c.t, wire.Refused, e.Event.Event, "%s: %s", e.Code, e.Error)
+		case <-deadline:
+			c.t.Fatalf("no event %q came", kind)
+		}
+	}
+}
+
+func (c *client) granted() clientEvent { c.t.Helper(); return c.next(wire.Granted) }
+func (c *client) waiting() clientEvent { c.t.Helper(); return c.next(wire.Waiting) }
+
+// silent makes sure that the client is told nothing for a while.
+func (c *client) silent(d time.Duration) {
+	c.t.Helper()
+	select {
+	case e := <-c.events:
+		c.t.Fatalf("unexpected event %+v", e)
+	case <-time.After(d):
+	}
+}
+
+// leave makes the client leave a process behind.
+func (c *client) leave(how string) int {
+	c.t.Helper()
+	_, err := io.WriteString(c.in, how+"\n")
+	require.NoError(c.t, err)
+	pid := c.next("left").PID
+	c.t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGKILL) })
+	return pid
+}
+
+// gone tells whether a process holds nothing any more.
+func gone(pid int) bool {
+	_, err := cohort.Lookup(pid)
+	return err != nil
+}

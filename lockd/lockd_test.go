@@ -1,0 +1,271 @@
+package lockd_test
+
+import (
+	"io"
+	"net"
+	"os"
+	"strconv"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"remuda/lockd"
+	"remuda/lockd/lock"
+	"remuda/lockd/wire"
+)
+
+func TestHolderIsKilled(t *testing.T) {
+	t.Parallel()
+	d := newDaemon(t, nil)
+	a := d.newClient("g", "primary", clientSettings{})
+	require.Equal(t, uint64(1), a.granted().Token)
+	b := d.newClient("g", "shadow", clientSettings{})
+	require.Equal(t, 1, b.waiting().Position)
+	a.signal(syscall.SIGKILL)
+	e := b.granted()
+	require.Equal(t, uint64(2), e.Token)
+	require.False(t, e.Regranted)
+	// The primary comes back and is the next shadow.
+	again := d.newClient("g", "primary", clientSettings{})
+	require.Equal(t, 1, again.waiting().Position)
+	st := d.status("g")
+	require.Equal(t, "shadow", st.Holder)
+	require.Equal(t, []string{"primary"}, st.Waiters)
+	require.Equal(t, b.cmd.Process.Pid, st.PID)
+}
+
+// TestSurvivorsAreEndedFirst: a dead holder's lock stays shut until all that
+// descends from it is gone, however it hides, and whoever holds the connection.
+func TestSurvivorsAreEndedFirst(t *testing.T) {
+	t.Parallel()
+	for _, how := range []string{"child", "daemon", "nameless"} {
+		t.Run(how, func(t *testing.T) {
+			t.Parallel()
+			d := newDaemon(t, nil)
+			a := d.newClient("g", "primary", clientSettings{})
+			a.granted()
+			pid := a.leave(how)
+			if how == "nameless" {
+				// Only a look while its parent lives tells whose it is.
+				timer := time.NewTimer(1200 * time.Millisecond)
+				<-timer.C
+			}
+			b := d.newClient("g", "shadow", clientSettings{})
+			b.waiting()
+			a.signal(syscall.SIGKILL)
+			require.Equal(t, uint64(2), b.granted().Token)
+			require.True(t, gone(pid), "process %d of the dead holder lives", pid)
+		})
+	}
+}
+
+// TestNobodyElseIsTouched: neither a sibling nor a restarted engine with the same
+// name and group.
+func TestNobodyElseIsTouched(t *testing.T) {
+	t.Parallel()
+	d := newDaemon(t, nil)
+	a := d.newClient("g", "primary", clientSettings{})
+	a.granted()
+	again := d.newClient("g", "primary", clientSettings{})
+	again.waiting()
+	other := d.newClient("h", "primary", clientSettings{})
+	other.granted()
+	child := other.leave("daemon")
+	a.signal(syscall.SIGKILL)
+	require.Equal(t, uint64(2), again.granted().Token)
+	require.False(t, gone(child))
+	other.silent(100 * time.Millisecond)
+}
+
+func TestStoppedHolderIsFenced(t *testing.T) {
+	t.Parallel()
+	d := newDaemon(t, nil)
+	a := d.newClient("g", "primary", clientSettings{})
+	token := a.granted().Token
+	b := d.newClient("g", "shadow", clientSettings{})
+	b.waiting()
+	a.signal(syscall.SIGSTOP)
+	// A holder that hangs keeps its lock as long as its connection stands; here
+	// lockd restarts, and it does not come back.
+	d.kill()
+	d.start()
+	b = d.newClient("g", "shadow", clientSettings{})
+	b.waiting()
+	d.awaitState("g", lock.Reconnecting)
+	require.Equal(t, token+1, b.granted().Token)
+	require.True(t, gone(a.cmd.Process.Pid), "it was ended before its lock went on")
+}
+
+func TestLockdIsKilledWhileTheHolderLives(t *testing.T) {
+	t.Parallel()
+	d := newDaemon(t, func(c *lockd.Config) { c.Times.Reconnect = time.Hour })
+	// This process itself is the holder, so that it can connect anew. (The window is
+	// long: lockd would end it otherwise.)
+	first := dial(t, d)
+	require.Equal(t, uint64(1), first.acquire("g", "primary", 0).Token)
+	d.kill()
+	require.Equal(t, "end", first.next().Event)
+	d.start()
+	d.awaitState("g", lock.Reconnecting)
+	b := d.newClient("g", "shadow", clientSettings{})
+	b.waiting()
+	second := dial(t, d)
+	require.Equal(t, wire.Event{Event: wire.Granted, Token: 1, Regranted: true}, second.acquire("g", "primary", 1))
+	b.silent(50 * time.Millisecond)
+	require.Equal(t, string(lock.Held), d.status("g").State)
+}
+
+// TestLostGrantIsSentAgain: lockd died between writing the grant down and saying
+// so, and the holder asks as if for the first time.
+func TestLostGrantIsSentAgain(t *testing.T) {
+	t.Parallel()
+	d := newDaemon(t, func(c *lockd.Config) { c.Times.Reconnect = time.Hour })
+	first := dial(t, d)
+	require.Equal(t, uint64(1), first.acquire("g", "primary", 0).Token)
+	d.kill()
+	d.start()
+	second := dial(t, d)
+	require.Equal(t, wire.Event{Event: wire.Granted, Token: 1, Regranted: true}, second.acquire("g", "primary", 0))
+}
+
+func TestLockdIsKilledWithTheHolder(t *testing.T) {
+	t.Parallel()
+	d := newDaemon(t, func(c *lockd.Config) { c.Times.Reconnect = time.Hour })
+	a := d.newClient("g", "primary", clientSettings{})
+	a.granted()
+	child := a.leave("daemon")
+	d.kill()
+	a.kill()
+	d.start()
+	begin := time.Now()
+	b := d.newClient("g", "shadow", clientSettings{})
+	require.Equal(t, uint64(2), b.granted().Token)
+	require.Less(t, time.Since(begin), 5*time.Second, "no window is waited for: the kernel knows")
+	require.True(t, gone(child))
+}
+
+func TestImpostors(t *testing.T) {
+	t.Parallel()
+	d := newDaemon(t, func(c *lockd.Config) { c.Times.Reconnect = time.Hour })
+	a := d.newClient("g", "primary", clientSettings{})
+	token := a.granted().Token
+	e := dial(t, d).acquire("g", "primary", token)
+	require.Equal(t, lock.CodeNotHolder, e.Code, "%+v", e)
+	e = dial(t, d).acquire("g", "primary", token+7)
+	require.Equal(t, lock.CodeStale, e.Code, "%+v", e)
+	// Another user cannot even connect; made able to, it is refused.
+	require.NoError(t, os.Chmod(d.cfg.Socket, 0o666))
+	a.silent(50 * time.Millisecond)
+	require.Equal(t, string(lock.Held), d.status("g").State)
+}
+
+func TestBadFramesAreRefused(t *testing.T) {
+	t.Parallel()
+	d := newDaemon(t, nil)
+	a := d.newClient("g", "primary", clientSettings{})
+	a.granted()
+	before := descriptors(t, d.cmd.Process.Pid)
+	for name, frame := range map[string]string{
+		"not JSON":        "hello\n",
+		"huge":            `{"op":"acquire","group":"` + string(make([]byte, 8192)) + `"}` + "\n",
+		"no group":        `{"op":"acquire","holder":"x"}` + "\n",
+		"unknown op":      `{"op":"release","group":"g","holder":"primary"}` + "\n",
+		"control letters": `{"op":"acquire","group":"a\u0007b","holder":"x"}` + "\n",
+		"twice": `{"op":"acquire","group":"g","holder":"a"}` + "\n" +
+			`{"op":"acquire","group":"g","holder":"a"}` + "\n",
+	} {
+		c := dial(t, d)
+		_, err := io.WriteString(c.raw, frame)
+		require.NoError(t, err, name)
+		e := c.next()
+		for e.Event == wire.Granted || e.Event == wire.Waiting {
+			e = c.next()
+		}
+		require.Equal(t, wire.Refused, e.Event, name)
+		require.Equal(t, lock.CodeBadRequest, e.Code, name)
+		require.Equal(t, "end", c.next().Event, name)
+	}
+	// Split byte by byte, and coalesced, are fine.
+	c := dial(t, d)
+	for _, b := range []byte(`{"op":"ping"}` + "\n" + `{"op":"ping"}` + "\n") {
+		_, err := c.raw.Write([]byte{b})
+		require.NoError(t, err)
+	}
+	require.Equal(t, wire.Pong, c.next().Event)
+	require.Equal(t, wire.Pong, c.next().Event)
+	_, err := io.WriteString(c.raw, `{"op":"ping"}`+"\n"+`{"op":"ping"}`+"\n")
+	require.NoError(t, err)
+	require.Equal(t, wire.Pong, c.next().Event)
+	require.Equal(t, wire.Pong, c.next().Event)
+	require.NoError(t, c.raw.Close())
+	require.Eventually(t, func() bool { return descriptors(t, d.cmd.Process.Pid) <= before }, patience, 5*time.Millisecond, "descriptors leak")
+	a.silent(10 * time.Millisecond)
+}
+
+func TestSecondLockdIsRefused(t *testing.T) {
+	t.Parallel()
+	d := newDaemon(t, nil)
+	a := d.newClient("g", "primary", clientSettings{})
+	a.granted()
+	for name, tc := range map[string]struct {
+		change func(c *lockd.Config)
+		want   string
+	}{
+		"on the same socket":     {func(c *lockd.Config) { c.State += "2" }, "another lockd serves the socket"},
+		"on the same state file": {func(c *lockd.Config) { c.Socket += "2" }, "in use by another lockd"},
+	} {
+		second := &daemon{t: t, cfg: d.cfg, log: &logBuffer{}}
+		tc.change(&second.cfg)
+		second.launch()
+		require.Error(t, second.cmd.Wait(), name)
+		require.Contains(t, second.log.String(), tc.want, name)
+	}
+	a.silent(10 * time.Millisecond)
+	require.Equal(t, string(lock.Held), d.status("g").State)
+}
+
+// raw is a connection of the test process itself.
+type raw struct {
+	t   *testing.T
+	raw net.Conn
+	r   *wire.Reader
+}
+
+func dial(t *testing.T, d *daemon) *raw {
+	t.Helper()
+	c, err := net.Dial("unix", d.cfg.Socket)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = c.Close() })
+	require.NoError(t, c.SetDeadline(time.Now().Add(patience)))
+	return &raw{t, c, wire.NewReader(c)}
+}
+
+func (c *raw) acquire(group, holder string, token uint64) wire.Event {
+	c.t.Helper()
+	line, err := wire.EncodeRequest(wire.Request{Op: wire.OpAcquire, Group: group, Holder: holder, Token: token})
+	require.NoError(c.t, err)
+	_, err = c.raw.Write(line)
+	require.NoError(c.t, err)
+	return c.next()
+}
+
+// next is the next event, "end" at the end.
+func (c *raw) next() wire.Event {
+	c.t.Helper()
+	line, err := c.r.Line()
+	if err != nil {
+		return wire.Event{Event: "end"}
+	}
+	e, err := wire.DecodeEvent(line)
+	require.NoError(c.t, err)
+	return e
+}
+
+func descriptors(t *testing.T, pid int) int {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/" + strconv.Itoa(pid) + "/fd")
+	require.NoError(t, err)
+	return len(entries)
+}

@@ -1,0 +1,310 @@
+package lockd
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"golang.org/x/sys/unix"
+
+	"remuda/lockd/lock"
+	"remuda/lockd/statefile"
+	"remuda/lockd/wire"
+)
+
+// Server is a lockd. Create it with New and call Run once.
+type Server struct {
+	cfg     Config
+	logger  hclog.Logger
+	metrics *metrics
+
+	// mu guards everything below, and the machine's events: effects are carried
+	// out under it, in order, and none of them waits for anything.
+	mu      sync.Mutex
+	machine *lock.Machine
+	conns   map[lock.ConnID]*conn
+	lastID  lock.ConnID
+	holders map[holderKey]*holder
+	timer   *time.Timer
+	// toWrite is the newest version that is not on its way to disk yet.
+	toWrite *lock.Persist
+	// changed tells the writer that toWrite is set.
+	changed chan struct{}
+	closing bool
+
+	// running counts every goroutine that Run started.
+	running sync.WaitGroup
+	// ctx ends with Run.
+	ctx context.Context //nolint:containedctx // effects start goroutines that end with Run
+}
+
+type holderKey struct {
+	group string
+	token uint64
+}
+
+// New validates cfg. It opens nothing and starts nothing.
+func New(cfg Config) (*Server, error) {
+	if err := cfg.validate(); err != nil {
+		return nil, fmt.Errorf("lockd: %w", err)
+	}
+	s := &Server{cfg: cfg, logger: cfg.Logger, conns: map[lock.ConnID]*conn{}, holders: map[holderKey]*holder{},
+		changed: make(chan struct{}, 1)}
+	s.metrics = newMetrics(s, cfg.Metrics)
+	return s, nil
+}
+
+// Run serves until ctx ends. It returns an error, and grants nothing, when the
+// state file cannot be read or another lockd has it or the socket.
+func (s *Server) Run(ctx context.Context) (err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	s.ctx = ctx
+	file, records, err := openState(s.cfg.State)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, file.Close()) }()
+	boot, err := bootID()
+	if err != nil {
+		return err
+	}
+	unixListener, unlock, err := listenUnix(s.cfg.Socket)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	listeners := []net.Listener{unixListener}
+	if s.cfg.Listen != "" {
+		tcp, err := net.Listen("tcp", s.cfg.Listen)
+		if err != nil {
+			return errors.Join(fmt.Errorf("listen: %w", err), unixListener.Close())
+		}
+		if s.cfg.OnListen != nil {
+			s.cfg.OnListen(tcp.Addr())
+		}
+		if s.cfg.TLS != nil {
+			tcp = tls.NewListener(tcp, s.cfg.TLS)
+		}
+		listeners = append(listeners, tcp)
+	}
+
+	s.running.Go(func() { s.write(file) })
+	s.mu.Lock()
+	s.timer = time.AfterFunc(time.Hour, s.tick)
+	machine, effects := lock.New(time.Now(), s.cfg.Times, boot, records)
+	s.machine = machine
+	s.carryOut(effects)
+	s.mu.Unlock()
+	failed := make(chan error, len(listeners))
+	for _, l := range listeners {
+		s.running.Go(func() { failed <- s.accept(l) })
+	}
+	s.logger.Info("lockd is ready", "socket", s.cfg.Socket, "listen", s.cfg.Listen, "state", s.cfg.State, "groups", len(records))
+
+	select {
+	case <-ctx.Done():
+	case err = <-failed:
+	}
+	cancel()
+	for _, l := range listeners {
+		err = errors.Join(err, l.Close())
+	}
+	s.mu.Lock()
+	s.closing = true
+	s.timer.Stop()
+	for _, c := range s.conns {
+		c.close()
+	}
+	s.mu.Unlock()
+	s.running.Wait()
+	return err
+}
+
+// openState reads what a lockd before this one has persisted.
+func openState(path string) (*statefile.File, lock.Records, error) {
+	file, doc, err := statefile.Open(path)
+	if err != nil {
+		return nil, nil, err
+	}
+	records := lock.Records{}
+	if doc != nil {
+		if err := json.Unmarshal(doc, &records); err != nil {
+			return nil, nil, errors.Join(fmt.Errorf("state file %s: %w: %w", path, statefile.ErrCorrupt, err), file.Close())
+		}
+	}
+	return file, records, nil
+}
+
+func bootID() (string, error) {
+	raw, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return "", fmt.Errorf("read the boot ID: %w", err)
+	}
+	return strings.TrimSpace(string(raw)), nil
+}
+
+// ErrSocketInUse: another lockd serves the socket.
+var ErrSocketInUse = errors.New("another lockd serves the socket")
+
+// listenUnix makes the socket, unless another lockd has it. What a dead one left
+// behind is replaced.
+func listenUnix(path string) (net.Listener, func(), error) {
+	lockFile, err := os.OpenFile(path+".lock", os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, nil, fmt.Errorf("socket %s: %w", path, err)
+	}
+	fail := func(err error) (net.Listener, func(), error) {
+		return nil, nil, errors.Join(fmt.Errorf("socket %s: %w", path, err), lockFile.Close())
+	}
+	if err := unix.Flock(int(lockFile.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			err = ErrSocketInUse
+		}
+		return fail(err)
+	}
+	if info, err := os.Lstat(path); err == nil {
+		if info.Mode()&os.ModeSocket == 0 {
+			return fail(errors.New("there is a file that is no socket: choose another path"))
+		}
+		if err := os.Remove(path); err != nil {
+			return fail(err)
+		}
+	}
+	// The socket is made under another name and renamed once its mode is set,
+	// so that nobody else can connect in between.
+	fresh := path + ".new"
+	_ = os.Remove(fresh)
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: fresh, Net: "unix"})
+	if err != nil {
+		return fail(err)
+	}
+	l.SetUnlinkOnClose(false)
+	if err := errors.Join(os.Chmod(fresh, 0o600), os.Rename(fresh, path)); err != nil {
+		return fail(errors.Join(err, l.Close()))
+	}
+	return l, func() { _ = os.Remove(path); _ = lockFile.Close() }, nil
+}
+
+// do applies one event. Events that come after the end of Run are dropped: the
+// next lockd starts from what is on disk.
+func (s *Server) do(event func(now time.Time) []lock.Effect) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.closing {
+		s.carryOut(event(time.Now()))
+	}
+}
+
+func (s *Server) tick() { s.do(s.machine.Tick) }
+
+// carryOut does what the machine asks for. mu is held.
+func (s *Server) carryOut(effects []lock.Effect) {
+	for _, e := range effects {
+		switch e := e.(type) {
+		case lock.Send:
+			if c := s.conns[e.Conn]; c != nil {
+				c.send(e.Message)
+				s.metrics.sent(e.Message)
+				s.logSent(c, e.Message)
+			}
+		case lock.Close:
+			if c := s.conns[e.Conn]; c != nil {
+				c.close()
+			}
+		case lock.Persist:
+			s.toWrite = &e
+			select {
+			case s.changed <- struct{}{}:
+			default:
+			}
+		case lock.Watch:
+			s.watch(e)
+		case lock.Fence:
+			s.logger.Warn("ending the holder and its cohort", "group", e.Group, "token", e.Token, "pid", pidOf(e.Peer))
+			s.metrics.fenced.Inc()
+			if h := s.holders[holderKey{e.Group, e.Token}]; h != nil {
+				h.fence <- struct{}{} // it has room for the one Fence of a token
+			}
+		case lock.Wake:
+			s.timer.Reset(max(time.Until(e.At), 0))
+		}
+	}
+}
+
+func pidOf(p lock.Peer) int {
+	if p.Process == nil {
+		return 0
+	}
+	return p.Process.PID
+}
+
+func (s *Server) logSent(c *conn, m lock.Message) {
+	switch m.Event {
+	case wire.Granted:
+		s.logger.Info("granted", "group", c.group, "holder", c.holder, "token", m.Token, "regranted", m.Regranted, "peer", c.name)
+	case wire.Refused:
+		s.logger.Warn("refused", "group", c.group, "holder", c.holder, "code", m.Code, "error", m.Error, "peer", c.name)
+	}
+}
+
+// watch starts to watch a local holder.
+func (s *Server) watch(e lock.Watch) {
+	key := holderKey{e.Group, e.Token}
+	h, err := watchHolder(e.Group, e.Token, e.Peer, s.logger,
+		func() { s.do(func(now time.Time) []lock.Effect { return s.machine.Died(now, e.Group, e.Token) }) },
+		func() {
+			s.do(func(now time.Time) []lock.Effect {
+				delete(s.holders, key)
+				return s.machine.Gone(now, e.Group, e.Token)
+			})
+		})
+	if err != nil {
+		// Whether it lives cannot be told, so its lock stays shut.
+		s.logger.Error("the lock stays shut", "group", e.Group, "token", e.Token, "error", err)
+		return
+	}
+	s.holders[key] = h
+	s.running.Go(func() { h.run(s.ctx) })
+}
+
+// write is the only one that writes the state file.
+func (s *Server) write(file *statefile.File) {
+	for {
+		select {
+		case <-s.ctx.Done():
+			return
+		case <-s.changed:
+		}
+		s.mu.Lock()
+		next := s.toWrite
+		s.toWrite = nil
+		s.mu.Unlock()
+		if next == nil {
+			continue
+		}
+		began := time.Now()
+		doc, err := json.Marshal(next.Records)
+		if err == nil {
+			err = file.Save(doc)
+		}
+		s.metrics.persisted(time.Since(began), err)
+		if err != nil {
+			s.logger.Error("the state file cannot be written: nothing is granted", "error", err)
+		}
+		s.do(func(now time.Time) []lock.Effect { return s.machine.Persisted(now, next.Version, err) })
+		if err == nil {
+			if err := file.Settle(); err != nil {
+				s.logger.Error("the state file's witness cannot be written", "error", err)
+			}
+		}
+	}
+}
