@@ -19,8 +19,8 @@ import (
 func TestTwoClusters(t *testing.T) {
 	state := dataDir(t)
 	env := []string{"XDG_STATE_HOME=" + state}
-	first := startDev(t, env, "-no-autoscaler").await(filepath.Join(state, "remuda", "dev"))
-	second := startDev(t, env, "-no-autoscaler").await(filepath.Join(state, "remuda", "dev-2"))
+	first := startDev(t, env, "-no-autoscaler", "-single").await(filepath.Join(state, "remuda", "dev"))
+	second := startDev(t, env, "-no-autoscaler", "-single").await(filepath.Join(state, "remuda", "dev-2"))
 	require.NotEqual(t, first.info.Gateway, second.info.Gateway)
 	for _, d := range []*dev{first, second} {
 		got, err := streamChat(t.Context(), d.info.Gateway, "demo", "Hello", 8)
@@ -33,7 +33,7 @@ func TestTwoClusters(t *testing.T) {
 	require.NoError(t, err, "the other cluster goes on")
 	require.Equal(t, exact("demo", "Hello", 8).Text, got.text)
 	require.NoError(t, os.Remove(filepath.Join(first.info.DataDir, "cluster.json")))
-	third := startDev(t, env, "-no-autoscaler").await(first.info.DataDir)
+	third := startDev(t, env, "-no-autoscaler", "-single").await(first.info.DataDir)
 	require.Contains(t, third.out.String(), "of an earlier run that was killed")
 	require.Len(t, enginesRunning(third), 1)
 	third.stop(syscall.SIGTERM)

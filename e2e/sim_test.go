@@ -35,7 +35,7 @@ func exact(model, prompt string, maxTokens int) text.Answer {
 
 // TestCluster shares one cluster; its parts run in order and leave it serving.
 func TestCluster(t *testing.T) {
-	d := newDev(t)
+	d := newDev(t, "-single")
 	for _, part := range []struct {
 		name string
 		test func(*testing.T, *dev)

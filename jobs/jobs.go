@@ -9,6 +9,11 @@ import _ "embed"
 //go:embed demo.nomad.hcl
 var Demo string
 
+// Failover runs a failover pair of simulated engines on two seats of one GPU.
+//
+//go:embed failover.nomad.hcl
+var Failover string
+
 // Ollama runs Ollama, a real engine that needs no GPU, on a pinned seat.
 //
 //go:embed ollama.nomad.hcl

@@ -208,7 +208,12 @@ func (s *Server) badRequest(c *conn, err error) {
 func (s *Server) request(c *conn, req wire.Request) {
 	switch req.Op {
 	case wire.OpPing:
-		s.do(func(now time.Time) []lock.Effect { return s.machine.Ping(now, c.id) })
+		s.do(func(now time.Time) []lock.Effect {
+			if c.closed { // what was read before is not obeyed any more
+				return nil
+			}
+			return s.machine.Ping(now, c.id)
+		})
 	case wire.OpStatus:
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -217,6 +222,9 @@ func (s *Server) request(c *conn, req wire.Request) {
 		}
 	case wire.OpAcquire:
 		s.do(func(now time.Time) []lock.Effect {
+			if c.closed {
+				return nil
+			}
 			c.group, c.holder = req.Group, req.Holder
 			return s.machine.Acquire(now, c.id, req.Group, req.Holder, req.Token, c.peer)
 		})

@@ -25,75 +25,70 @@ const (
 // holder watches one local holder: the process that was granted a lock, and its
 // cohort.
 type holder struct {
-	group   string
 	token   uint64
+	id      cohort.Process
 	process *cohort.Handle // nil where the process was gone before it was watched
 	tracker *cohort.Tracker
 	logger  hclog.Logger
+	// cancel ends run.
+	cancel context.CancelFunc
 	// died and gone are told to the state machine.
 	died, gone func()
 
 	fence chan struct{}
 }
 
-// watchHolder takes hold of a process. One that is gone, or whose ID has another
-// process now, has died.
-func watchHolder(group string, token uint64, peer lock.Peer, logger hclog.Logger, died, gone func()) (*holder, error) {
-	p := peer.Process
-	process := cohort.Process{PID: p.PID, Start: p.Start}
-	h := &holder{
-		group: group, token: token, logger: logger.With("group", group, "token", token, "pid", p.PID),
-		tracker: cohort.NewTracker(p.Cohort, process), died: died, gone: gone, fence: make(chan struct{}, 1),
+func newHolder(group string, token uint64, peer lock.Peer, logger hclog.Logger, cancel context.CancelFunc, died, gone func()) *holder {
+	id := cohort.Process{PID: peer.Process.PID, Start: peer.Process.Start}
+	return &holder{
+		token: token, id: id, logger: logger.With("group", group, "token", token, "pid", id.PID), cancel: cancel,
+		tracker: cohort.NewTracker(peer.Process.Cohort, id), died: died, gone: gone, fence: make(chan struct{}, 1),
 	}
-	handle, err := cohort.Open(process)
-	switch {
-	case err == nil:
-		h.process = handle
-	case !errors.Is(err, cohort.ErrGone):
-		return nil, fmt.Errorf("watch the holder of %q: %w", group, err)
-	}
-	return h, nil
 }
 
 // run watches until ctx ends or the holder is fenced and gone.
 func (h *holder) run(ctx context.Context) {
+	if !h.open(ctx) {
+		return
+	}
 	if h.process != nil {
 		defer h.process.Close()
 	}
-	if !h.await(ctx) {
-		return
+	if h.await(ctx) {
+		h.end(ctx)
 	}
-	h.end(ctx)
+}
+
+// open takes hold of the process, unless it is gone, also if its ID has another
+// process now. While it cannot be told which, the lock stays shut.
+func (h *holder) open(ctx context.Context) bool {
+	for {
+		process, err := cohort.Open(h.id)
+		if err == nil || errors.Is(err, cohort.ErrGone) {
+			h.process = process
+			return true
+		}
+		h.logger.Error("cannot watch the holder: its lock stays shut until it can be watched", "error", err)
+		select {
+		case <-ctx.Done():
+			return false
+		case <-time.After(scanEvery):
+		}
+	}
 }
 
 // await returns true when the holder is to be fenced. It reports the holder's
 // death meanwhile, and scans.
 func (h *holder) await(ctx context.Context) bool {
-	ended := make(chan struct{})
 	waiting, stop := context.WithCancel(ctx)
-	defer stop()
-	finished := make(chan struct{})
+	ended, finished := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(finished)
-		for waiting.Err() == nil {
-			if h.process == nil {
-				close(ended)
-				return
-			}
-			// The wait is bounded so that the goroutine ends with its holder.
-			gone, err := h.process.Wait(250)
-			if err != nil {
-				h.logger.Error("cannot wait for the holder", "error", err)
-				return
-			}
-			if gone {
-				close(ended)
-				return
-			}
+		if h.ended(waiting) {
+			close(ended)
 		}
 	}()
-	defer func() { <-finished }()
-	defer stop()
+	defer func() { stop(); <-finished }()
 	h.scan()
 	tick := time.NewTicker(scanEvery)
 	defer tick.Stop()
@@ -110,6 +105,25 @@ func (h *holder) await(ctx context.Context) bool {
 			h.scan()
 		}
 	}
+}
+
+// ended waits for the end of the holder's process.
+func (h *holder) ended(ctx context.Context) bool {
+	if h.process == nil {
+		return true
+	}
+	for ctx.Err() == nil {
+		// The wait is bounded so that the goroutine ends with its holder.
+		gone, err := h.process.Wait(250)
+		if err != nil {
+			h.logger.Error("cannot wait for the holder: its lock stays shut", "error", err)
+			return false
+		}
+		if gone {
+			return true
+		}
+	}
+	return false
 }
 
 func (h *holder) scan() {

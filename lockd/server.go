@@ -32,7 +32,7 @@ type Server struct {
 	machine *lock.Machine
 	conns   map[lock.ConnID]*conn
 	lastID  lock.ConnID
-	holders map[holderKey]*holder
+	holders map[string]*holder // by group: the one that was granted last
 	timer   *time.Timer
 	// toWrite is the newest version that is not on its way to disk yet.
 	toWrite *lock.Persist
@@ -46,17 +46,12 @@ type Server struct {
 	ctx context.Context //nolint:containedctx // effects start goroutines that end with Run
 }
 
-type holderKey struct {
-	group string
-	token uint64
-}
-
 // New validates cfg. It opens nothing and starts nothing.
 func New(cfg Config) (*Server, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, fmt.Errorf("lockd: %w", err)
 	}
-	s := &Server{cfg: cfg, logger: cfg.Logger, conns: map[lock.ConnID]*conn{}, holders: map[holderKey]*holder{},
+	s := &Server{cfg: cfg, logger: cfg.Logger, conns: map[lock.ConnID]*conn{}, holders: map[string]*holder{},
 		changed: make(chan struct{}, 1)}
 	s.metrics = newMetrics(s, cfg.Metrics)
 	return s, nil
@@ -231,7 +226,7 @@ func (s *Server) carryOut(effects []lock.Effect) {
 		case lock.Fence:
 			s.logger.Warn("ending the holder and its cohort", "group", e.Group, "token", e.Token, "pid", pidOf(e.Peer))
 			s.metrics.fenced.Inc()
-			if h := s.holders[holderKey{e.Group, e.Token}]; h != nil {
+			if h := s.holders[e.Group]; h != nil && h.token == e.Token {
 				h.fence <- struct{}{} // it has room for the one Fence of a token
 			}
 		case lock.Wake:
@@ -256,24 +251,21 @@ func (s *Server) logSent(c *conn, m lock.Message) {
 	}
 }
 
-// watch starts to watch a local holder.
+// watch starts to watch a local holder, and ends to watch the one before it: its
+// grant was taken back, or it is gone.
 func (s *Server) watch(e lock.Watch) {
-	key := holderKey{e.Group, e.Token}
-	h, err := watchHolder(e.Group, e.Token, e.Peer, s.logger,
-		func() { s.do(func(now time.Time) []lock.Effect { return s.machine.Died(now, e.Group, e.Token) }) },
-		func() {
-			s.do(func(now time.Time) []lock.Effect {
-				delete(s.holders, key)
-				return s.machine.Gone(now, e.Group, e.Token)
-			})
-		})
-	if err != nil {
-		// Whether it lives cannot be told, so its lock stays shut.
-		s.logger.Error("the lock stays shut", "group", e.Group, "token", e.Token, "error", err)
-		return
+	if before := s.holders[e.Group]; before != nil {
+		before.cancel()
 	}
-	s.holders[key] = h
-	s.running.Go(func() { h.run(s.ctx) })
+	ctx, cancel := context.WithCancel(s.ctx)
+	h := newHolder(e.Group, e.Token, e.Peer, s.logger, cancel,
+		func() { s.do(func(now time.Time) []lock.Effect { return s.machine.Died(now, e.Group, e.Token) }) },
+		func() { s.do(func(now time.Time) []lock.Effect { return s.machine.Gone(now, e.Group, e.Token) }) })
+	s.holders[e.Group] = h
+	s.running.Go(func() {
+		defer cancel()
+		h.run(ctx)
+	})
 }
 
 // write is the only one that writes the state file.

@@ -20,12 +20,13 @@ func (p *program) engineVerb() verb {
 serve, registers it in Consul as the service "remuda-engine", and keeps the registration true: gone before
 the engine drains, gone when the engine, the shim or the task dies. Neither process outlives the other.
 
-A primary serves as soon as it can. A shadow goes to sleep once it is initialised and waits for
-POST /v1/wake on the shim's own address (-listen), which also answers /live, /ready, /state, /metrics,
+With -lock, primary and shadow go to sleep once they are initialised; whoever is granted the lock by lockd
+wakes, and dies when the lock is lost. Without it a primary serves as soon as it can, and a shadow sleeps
+until POST /v1/wake on the shim's own address (-listen), which also answers /live, /ready, /state, /metrics,
 /v1/drain and /v1/sleep.`,
 		setup: func(fs *flag.FlagSet) func(context.Context, []string) error {
 			cfg := engine.DefaultConfig()
-			var consulAddr, group, logLevel string
+			var consulAddr, group, logLevel, cert, key, ca string
 			var noConsul bool
 			fs.StringVar(&cfg.Role, "role", cfg.Role, "`role` in the failover group: primary or shadow")
 			fs.StringVar(&group, "group", "", "failover `group`, which is the replica's name: <model>:<variant>:<replica id>")
@@ -35,6 +36,12 @@ POST /v1/wake on the shim's own address (-listen), which also answers /live, /re
 			fs.StringVar(&cfg.Dialect, "dialect", cfg.Dialect, "the engine's `kind`: vllm (also \"remuda sim\") or ollama")
 			fs.StringVar(&cfg.ModelFile, "model-file", "", "GGUF `file` from which the ollama dialect makes the model")
 			fs.Var(&cfg.Parameters, "model-parameter", "`NAME=VALUE` set on the model that -model-file makes, as num_thread=1; may be repeated")
+			fs.StringVar(&cfg.Lock, "lock", "", "`address` of lockd: a socket's path, or tcp://host:port; without it a primary serves as soon as it can")
+			fs.StringVar(&cert, "lock-tls-cert", "", "certificate `file` for -lock over TCP")
+			fs.StringVar(&key, "lock-tls-key", "", "key `file` for -lock over TCP")
+			fs.StringVar(&ca, "lock-tls-ca", "", "`file` with the authorities of lockd's certificate")
+			fs.DurationVar(&cfg.LockReconnect, "lock-reconnect", cfg.LockReconnect, "how long to try to reach lockd again before the lock counts as lost")
+			fs.DurationVar(&cfg.LockSessionTTL, "lock-session-ttl", cfg.LockSessionTTL, "lockd's -session-ttl, for -lock over TCP")
 			fs.StringVar(&cfg.Listen, "listen", cfg.Listen, "`address` of the shim's own HTTP")
 			fs.StringVar(&consulAddr, "consul", "", "`address` of the Consul agent (default: CONSUL_HTTP_ADDR, else 127.0.0.1:8500)")
 			fs.BoolVar(&noConsul, "no-consul", false, "register nowhere")
@@ -64,9 +71,17 @@ POST /v1/wake on the shim's own address (-listen), which also answers /live, /re
 				if !noConsul {
 					cfg.Consul = &consul.Address{Addr: consulAddr}
 				}
+				if cfg.LockTLS, err = clientTLS(cert, key, ca); err != nil {
+					return err
+				}
 				shim, err := engine.New(cfg)
 				if err != nil {
 					return usageError{err.Error()}
+				}
+				if cfg.Lock != "" {
+					if err := engine.Mark(); err != nil {
+						return err
+					}
 				}
 				return shim.Run(ctx)
 			}

@@ -73,27 +73,47 @@ whether they live, so they have sessions: silent for -session-ttl, and then -loc
 	}
 }
 
-// serverTLS reads the three files; without any there is no TLS.
+// serverTLS is the TLS of a server that knows its clients by their certificates;
+// nil without files.
 func serverTLS(cert, key, ca string) (*tls.Config, error) {
+	pair, pool, err := readTLS("tls", cert, key, ca)
+	if pool == nil {
+		return nil, err
+	}
+	return &tls.Config{Certificates: []tls.Certificate{pair}, ClientCAs: pool, ClientAuth: tls.RequireAndVerifyClientCert, MinVersion: tls.VersionTLS12}, nil
+}
+
+// clientTLS is the TLS of a client with a certificate; nil without files.
+func clientTLS(cert, key, ca string) (*tls.Config, error) {
+	pair, pool, err := readTLS("lock-tls", cert, key, ca)
+	if pool == nil {
+		return nil, err
+	}
+	return &tls.Config{Certificates: []tls.Certificate{pair}, RootCAs: pool, MinVersion: tls.VersionTLS12}, nil
+}
+
+// readTLS reads a certificate, its key and the authorities of the other side from
+// files; pool is nil without files and after an error. flags begins the names of
+// the flags that gave them.
+func readTLS(flags, cert, key, ca string) (pair tls.Certificate, pool *x509.CertPool, err error) {
 	if cert == "" && key == "" && ca == "" {
-		return nil, nil //nolint:nilnil // no TLS is a choice
+		return pair, nil, nil
 	}
 	if cert == "" || key == "" || ca == "" {
-		return nil, usagef("-tls-cert, -tls-key and -tls-ca go together: give all three or none")
+		return pair, nil, usagef("-%s-cert, -%s-key and -%s-ca go together: give all three or none", flags, flags, flags)
 	}
-	pair, err := tls.LoadX509KeyPair(cert, key)
-	if err != nil {
-		return nil, fmt.Errorf("-tls-cert and -tls-key: %w", err)
+	if pair, err = tls.LoadX509KeyPair(cert, key); err != nil {
+		return pair, nil, fmt.Errorf("-%s-cert and -%s-key: %w", flags, flags, err)
 	}
 	raw, err := os.ReadFile(ca)
 	if err != nil {
-		return nil, fmt.Errorf("-tls-ca: %w", err)
+		return pair, nil, fmt.Errorf("-%s-ca: %w", flags, err)
 	}
-	pool := x509.NewCertPool()
+	pool = x509.NewCertPool()
 	if !pool.AppendCertsFromPEM(raw) {
-		return nil, fmt.Errorf("-tls-ca: %s has no certificate in PEM form", ca)
+		return pair, nil, fmt.Errorf("-%s-ca: %s has no certificate in PEM form", flags, ca)
 	}
-	return &tls.Config{Certificates: []tls.Certificate{pair}, ClientCAs: pool, ClientAuth: tls.RequireAndVerifyClientCert, MinVersion: tls.VersionTLS12}, nil
+	return pair, pool, nil
 }
 
 // serveMetrics serves GET /metrics at addr, nothing where addr is empty.

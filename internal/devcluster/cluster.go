@@ -333,17 +333,25 @@ func (c *Cluster) takeDown(hurry <-chan struct{}) error {
 }
 
 func (c *Cluster) jobFile() string {
-	if c.opts.Engine == EngineOllama {
+	switch {
+	case c.opts.Engine == EngineOllama:
 		return jobs.Ollama
+	case c.opts.Single:
+		return jobs.Demo
+	default:
+		return jobs.Failover
 	}
-	return jobs.Demo
 }
 
 func (c *Cluster) jobName() string {
-	if c.opts.Engine == EngineOllama {
+	switch {
+	case c.opts.Engine == EngineOllama:
 		return "ollama"
+	case c.opts.Single:
+		return "demo"
+	default:
+		return "failover"
 	}
-	return "demo"
 }
 
 func (c *Cluster) jobPath() string { return c.dir.join("jobs", c.jobName()+".nomad.hcl") }

@@ -30,6 +30,8 @@ type Options struct {
 	GPUs int
 	// Engine is EngineSim or EngineOllama.
 	Engine string
+	// Single runs one engine on EngineSim instead of a failover pair.
+	Single bool
 	// GGUF is a model file for EngineOllama; empty makes a tiny random one.
 	GGUF string
 	// NoAutoscaler leaves nomad-autoscaler out.
@@ -60,6 +62,9 @@ func (o *Options) validate() error {
 	}
 	if o.GGUF != "" && o.Engine != EngineOllama {
 		errs = append(errs, fmt.Errorf("-gguf needs -engine %s", EngineOllama))
+	}
+	if o.Single && o.Engine != EngineSim {
+		errs = append(errs, fmt.Errorf("-single needs -engine %s: there is no pair of the others", EngineSim))
 	}
 	return errors.Join(errs...)
 }

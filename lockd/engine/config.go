@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -12,6 +13,7 @@ import (
 
 	"remuda/controller/consul"
 	"remuda/internal/replica"
+	"remuda/lockd/client"
 	"remuda/lockd/engine/dialect"
 )
 
@@ -40,6 +42,15 @@ type Config struct {
 	// Parameters are set on the model that is made from ModelFile, by name; for
 	// the ollama dialect.
 	Parameters dialect.Parameters
+	// Lock is lockd's address, as client.Config.Addr; empty for an engine that
+	// needs no lock. With a lock either role sleeps after Init, and whoever is
+	// granted the lock wakes.
+	Lock string
+	// LockTLS is for a Lock over TCP.
+	LockTLS *tls.Config `json:"-"`
+	// LockReconnect and LockSessionTTL are client.Config's.
+	LockReconnect  time.Duration
+	LockSessionTTL time.Duration
 	// Listen is the shim's own HTTP address.
 	Listen string
 	// Consul is where the engine is registered; nil registers nowhere.
@@ -77,7 +88,10 @@ type Config struct {
 
 // DefaultConfig has the reasons beside the numbers.
 func DefaultConfig() Config {
+	lock := client.DefaultConfig()
 	return Config{
+		LockReconnect:  lock.Reconnect,
+		LockSessionTTL: lock.SessionTTL,
 		Role:           replica.RolePrimary,
 		Dialect:        "vllm",
 		Listen:         "127.0.0.1:0",

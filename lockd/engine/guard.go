@@ -70,7 +70,8 @@ func newGuard(order guardOrder, logger hclog.Logger) (*guard, error) {
 // start starts the guard process and waits until it watches.
 func (g *guard) start() error {
 	cmd := exec.Command(g.exe, GuardVerb)
-	cmd.Env = withoutEnv(os.Environ(), cohort.EnvVar)
+	// lockd ends what descends from a dead holder; the guard is none of it.
+	cmd.Env = append(withoutEnv(os.Environ(), cohort.EnvVar), foreignMark(g.order.Cohort))
 	cmd.SysProcAttr = &unix.SysProcAttr{Setsid: true} // Ctrl-C in a terminal is for the shim alone.
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()

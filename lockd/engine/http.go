@@ -35,6 +35,15 @@ type Status struct {
 	PID    int           `json:"pid"`
 	Cohort string        `json:"cohort"`
 	Consul *ConsulStatus `json:"consul,omitempty"`
+	Lock   *LockStatus   `json:"lock,omitempty"`
+}
+
+// LockStatus says how the lock stands.
+type LockStatus struct {
+	// Held tells whether this engine has it; Position is its place in the queue
+	// otherwise, 0 where lockd has not been reached yet.
+	Held     bool `json:"held"`
+	Position int  `json:"position,omitempty"`
 }
 
 // ConsulStatus says how the registration stands.
@@ -52,6 +61,9 @@ func (s *Shim) Status() Status {
 		Role: s.engine.Role, State: s.machine.State(), Since: s.machine.Since(), Unhealthy: s.machine.unhealthy,
 		Address: s.engine.HostPort(), Slots: s.engine.Slots, Token: s.engine.Token,
 		Dialect: s.dialect.Name(), PID: s.pid, Cohort: s.cohortID,
+	}
+	if s.locker != nil {
+		st.Lock = &LockStatus{Held: s.grant != nil, Position: s.waiting}
 	}
 	s.mu.Unlock()
 	st.CanSleep = s.dialect.CanSleep()

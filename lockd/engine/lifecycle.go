@@ -41,23 +41,30 @@ func (s *Shim) lifecycle(ctx context.Context) {
 		}
 		return
 	}
-	if s.cfg.Role == replica.RolePrimary {
-		if err := s.Wake(ctx); err != nil {
+	// Loops of their own, because a health check may take long, and a push may
+	// not wait.
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() { s.beats(ctx) })
+	wg.Go(func() { s.look(ctx) })
+	if s.locker != nil {
+		if err := s.acquire(ctx); err != nil {
 			if ctx.Err() == nil {
 				s.fail(err)
 			}
 			return
 		}
+		wg.Go(func() { s.guardLock(ctx) })
 	}
-	// Two loops, because a health check may take long, and a push may not wait.
-	var wg sync.WaitGroup
-	wg.Go(func() { s.beats(ctx) })
-	s.look(ctx)
-	wg.Wait()
+	if s.locker != nil || s.cfg.Role == replica.RolePrimary {
+		if err := s.Wake(ctx); err != nil && ctx.Err() == nil {
+			s.fail(err)
+		}
+	}
 }
 
-// initialise waits until the engine has loaded its model and, for a shadow,
-// puts it to sleep.
+// initialise waits until the engine has loaded its model and puts it to sleep,
+// unless it is to serve at once.
 func (s *Shim) initialise(ctx context.Context) error {
 	start := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.InitTimeout)
@@ -79,10 +86,14 @@ func (s *Shim) initialise(ctx context.Context) error {
 	s.mu.Lock()
 	s.engine.Slots = slots
 	s.mu.Unlock()
-	if s.cfg.Role == replica.RoleShadow && s.dialect.CanSleep() {
+	switch {
+	case s.cfg.Role == replica.RolePrimary && s.locker == nil:
+	case s.dialect.CanSleep():
 		if err := s.dialect.Sleep(ctx); err != nil {
-			return fmt.Errorf("put the shadow to sleep: %w", err)
+			return fmt.Errorf("put the engine to sleep: %w", err)
 		}
+	case s.locker != nil:
+		return fmt.Errorf("%w: it would hold the GPU's memory while another engine has the lock; start it with its sleep mode (vLLM: --enable-sleep-mode and VLLM_SERVER_DEV_MODE=1)", ErrCannotSleep)
 	}
 	took := time.Since(start)
 	s.metrics.initSeconds.Set(took.Seconds())
@@ -125,6 +136,9 @@ func (s *Shim) Wake(ctx context.Context) error {
 	case Draining:
 		return s.resume(ctx)
 	case Standby:
+		if s.locker != nil && !s.holdsLock() {
+			return fmt.Errorf("%w: engine is %s and waits for its lock, which wakes it", ErrWrongState, state)
+		}
 	default:
 		return fmt.Errorf("%w: engine is %s: only a standby or draining engine can be woken", ErrWrongState, state)
 	}

@@ -20,6 +20,7 @@ type metrics struct {
 	healthFailed  prometheus.Counter
 	consulFailed  prometheus.Counter
 	guardRestarts prometheus.Counter
+	token         prometheus.Gauge
 }
 
 func newMetrics(name replica.Name, role string) *metrics {
@@ -54,9 +55,12 @@ func newMetrics(name replica.Name, role string) *metrics {
 		guardRestarts: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "remuda_engine_guard_restarts_total", Help: "Times that the guard process had to be started again.",
 		}),
+		token: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "remuda_engine_token", Help: "Fencing token of the lock that the engine holds, 0 without one.",
+		}),
 	}
 	wrapped.MustRegister(m.state, m.transitions, m.initSeconds, m.wakeSeconds, m.drainSeconds,
-		m.healthFailed, m.consulFailed, m.guardRestarts)
+		m.healthFailed, m.consulFailed, m.guardRestarts, m.token)
 	m.entered(Init)
 	return m
 }

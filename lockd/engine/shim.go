@@ -16,12 +16,12 @@ import (
 	"sync"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/hashicorp/go-hclog"
 	"golang.org/x/sys/unix"
 
 	"remuda/controller/consul"
 	"remuda/internal/replica"
+	"remuda/lockd/client"
 	"remuda/lockd/cohort"
 	"remuda/lockd/engine/dialect"
 )
@@ -50,6 +50,7 @@ type Shim struct {
 	logger    hclog.Logger
 	dialect   dialect.Dialect
 	registrar *consul.Registrar // nil where nothing is registered
+	locker    *client.Client    // nil where there is no lock
 	metrics   *metrics
 	cohortID  string
 	started   time.Time
@@ -67,6 +68,10 @@ type Shim struct {
 	engine  replica.Engine
 	pid     int
 	addr    string
+	// grant is the lock, nil until it is granted; waiting is the place in the
+	// queue before.
+	grant   *client.Grant
+	waiting int
 	// run ends when the shim begins to stop; operations that HTTP clients
 	// asked for end with it.
 	run context.Context //nolint:containedctx // bridges net/http's request context to Run's.
@@ -91,11 +96,16 @@ func New(cfg Config) (*Shim, error) {
 		return nil, fmt.Errorf("engine: %w", err)
 	}
 	s := &Shim{
-		cfg: cfg, dialect: d, engine: e, cohortID: uuid.NewString(),
+		cfg: cfg, dialect: d, engine: e, cohortID: cohortID(),
 		logger:  cfg.Logger.With("replica", cfg.Name.String(), "role", cfg.Role),
 		metrics: newMetrics(cfg.Name, cfg.Role),
 		fatal:   make(chan error, 1), pushNow: make(chan struct{}, 1),
-		machine: NewMachine(cfg.Role, time.Now()),
+		machine: NewMachine(cfg.Role, cfg.Lock != "", time.Now()),
+	}
+	if cfg.Lock != "" {
+		if s.locker, err = client.New(s.lockConfig()); err != nil {
+			return nil, fmt.Errorf("engine: lock: %w", err)
+		}
 	}
 	if cfg.Consul != nil {
 		rc := consul.DefaultRegistrarConfig()
@@ -161,7 +171,7 @@ func (s *Shim) Run(ctx context.Context) error {
 	tracker.Spare(g.pid())
 
 	c, err := startChild(s.cfg.Command, s.cohortID, []string{
-		"REMUDA_REPLICA=" + s.cfg.Name.String(), "REMUDA_ROLE=" + s.cfg.Role,
+		"REMUDA_REPLICA=" + s.cfg.Name.String(), "REMUDA_ROLE=" + s.cfg.Role, "REMUDA_WEIGHTS_LOCK=" + weightsLock(s.cfg.Role),
 	})
 	if err != nil {
 		return err
@@ -277,6 +287,7 @@ func (s *Shim) shutDown(reason error, c *child, tracker *cohort.Tracker, stopLif
 	err := c.stop(ctx, tracker, grace)
 	stopLife()
 	wg.Wait()
+	s.closeLock()
 	settled := removal == nil || errors.Is(removal, consul.ErrRefused)
 	if removal != nil {
 		s.logger.Warn("the registration is left behind: its check turns critical by itself", "ttl", s.cfg.TTL.String(), "error", removal)

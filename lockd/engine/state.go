@@ -40,18 +40,21 @@ var next = map[State][]State{
 // Machine is the engine's state with the rules for leaving it. It is plain
 // data: the caller passes the time and guards it with a lock.
 type Machine struct {
-	role  string
-	state State
-	since time.Time
+	role string
+	// locked tells that a lock decides who serves, and not the role.
+	locked bool
+	state  State
+	since  time.Time
 	// wakeBy is when a wake has failed; meaningful in Waking.
 	wakeBy time.Time
 	// unhealthy is why the engine cannot serve, "" while it can.
 	unhealthy string
 }
 
-// NewMachine starts in Init. role is replica.RolePrimary or RoleShadow.
-func NewMachine(role string, now time.Time) *Machine {
-	return &Machine{role: role, state: Init, since: now}
+// NewMachine starts in Init. role is replica.RolePrimary or RoleShadow; locked
+// tells that a lock decides who serves, and not the role.
+func NewMachine(role string, locked bool, now time.Time) *Machine {
+	return &Machine{role: role, locked: locked, state: Init, since: now}
 }
 
 // State is the current state.
@@ -111,13 +114,13 @@ func (m *Machine) Live(now time.Time) error {
 	}
 }
 
-// Ready tells whether the engine does what its role asks of it now: a primary
-// serves; a shadow serves or stands by for the moment it must.
+// Ready tells whether the engine does what is asked of it now: a primary without
+// a lock serves; the others serve or stand by for the moment they must.
 func (m *Machine) Ready(now time.Time) error {
 	if err := m.Live(now); err != nil {
 		return err
 	}
-	if m.state == Active || m.role == replica.RoleShadow && m.state == Standby {
+	if m.state == Active || m.state == Standby && (m.locked || m.role == replica.RoleShadow) {
 		return nil
 	}
 	return fmt.Errorf("%s engine is %s", m.role, m.state)

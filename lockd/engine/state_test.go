@@ -31,7 +31,7 @@ func TestMachineAllowsOnlyTheDesignsTransitions(t *testing.T) {
 	now := time.Now()
 	for from, path := range paths {
 		for _, to := range all {
-			m := engine.NewMachine(replica.RolePrimary, now)
+			m := engine.NewMachine(replica.RolePrimary, false, now)
 			for _, s := range path {
 				require.NoError(t, m.To(s, now))
 			}
@@ -79,7 +79,7 @@ func TestProbesAreRoleAware(t *testing.T) {
 		{"dead", replica.RolePrimary, func(m *engine.Machine) { to(m, engine.Dead) }, 0, false, false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			m := engine.NewMachine(tc.role, start)
+			m := engine.NewMachine(tc.role, false, start)
 			tc.prepare(m)
 			now := start.Add(tc.after)
 			require.Equal(t, tc.live, m.Live(now) == nil, "live: %v", m.Live(now))

@@ -1,0 +1,132 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"remuda/internal/replica"
+	"remuda/lockd/engine"
+)
+
+// kills is how often the serving engine is killed.
+const kills = 20
+
+// TestFailover kills the engine that serves, over and over, under load: the
+// other one of the pair takes over, and the one that was killed comes back as its
+// shadow, without a hand.
+func TestFailover(t *testing.T) {
+	d := newDev(t, "-no-autoscaler")
+	require.Equal(t, "failover", d.info.Job)
+	stop := background(t, d, 4)
+	var gaps []time.Duration
+	token := uint64(0)
+	for round := range kills {
+		active, standby := d.pair()
+		require.Greater(t, active.Token, token, "tokens grow")
+		token = active.Token
+		require.Equal(t, 1, standby.Lock.Position)
+		shim := parent(t, active.PID)
+		began := time.Now()
+		// The holder of the lock is the shim; its engine must go with it, and it
+		// with its engine.
+		kill9(t, []int{active.PID, shim}[round%2])
+		var got answer
+		eventually(t, 20*time.Second, "an answer from the other engine", func() error {
+			var err error
+			got, err = streamChat(t.Context(), d.info.Gateway, "demo", "who serves now", 8)
+			return err
+		})
+		require.Equal(t, exact("demo", "who serves now", 8).Text, got.text)
+		gap := got.first.Sub(began)
+		gaps = append(gaps, gap)
+		now := d.engine("demo")
+		require.Equal(t, standby.Role, now.Role, "the shadow serves")
+		for _, pid := range []int{active.PID, shim} {
+			eventually(t, 5*time.Second, "the old processes to be gone", func() error {
+				if syscall.Kill(pid, 0) == nil {
+					return fmt.Errorf("%d lives", pid)
+				}
+				return nil
+			})
+		}
+	}
+	active, standby := d.pair()
+	require.NotEqual(t, active.Role, standby.Role)
+	served, failed := stop()
+	slices.Sort(gaps)
+	t.Logf("from the kill to the first token of the next answer, n=%d: p50 %s, max %s; %d streams served meanwhile, %d broken or refused",
+		len(gaps), gaps[len(gaps)/2], gaps[len(gaps)-1], served, failed)
+	d.stop(syscall.SIGINT)
+}
+
+// pair waits until one engine of the pair serves and the other waits for the lock.
+func (d *dev) pair() (active, standby engine.Status) {
+	d.t.Helper()
+	eventually(d.t, time.Minute, "one engine to serve and one to stand by", func() error {
+		a := d.alloc()
+		states := map[engine.State]engine.Status{}
+		for _, role := range []string{replica.RolePrimary, replica.RoleShadow} {
+			resp, err := http.Get(fmt.Sprintf("http://127.0.0.1:%d/state", port(d.t, a, role+"_shim")))
+			if err != nil {
+				return err
+			}
+			var st engine.Status
+			err = json.NewDecoder(resp.Body).Decode(&st)
+			_ = resp.Body.Close()
+			if err != nil {
+				return err
+			}
+			states[st.State] = st
+		}
+		var okActive, okStandby bool
+		active, okActive = states[engine.Active]
+		standby, okStandby = states[engine.Standby]
+		if !okActive || !okStandby || standby.Lock.Position == 0 {
+			return fmt.Errorf("%+v", states)
+		}
+		engines, err := d.passing("demo")
+		if err == nil && (len(engines) != 1 || engines[0].Role != active.Role) {
+			err = fmt.Errorf("consul has %+v", engines)
+		}
+		return err
+	})
+	return active, standby
+}
+
+// background streams without pause. A stream may break or be refused while an
+// engine dies; one that ends well has the exact text.
+func background(t *testing.T, d *dev, n int) (stop func() (served, failed int64)) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var served, failed atomic.Int64
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Go(func() {
+			for round := 0; ctx.Err() == nil; round++ {
+				prompt := fmt.Sprintf("client %d round %d", i, round)
+				got, err := streamChat(context.Background(), d.info.Gateway, "demo", prompt, 20)
+				if err != nil {
+					failed.Add(1)
+					time.Sleep(10 * time.Millisecond)
+					continue
+				}
+				if want := exact("demo", prompt, 20).Text; got.text != want {
+					t.Errorf("%s: got %q, want %q", prompt, got.text, want)
+				}
+				served.Add(1)
+			}
+		})
+	}
+	return func() (int64, int64) { cancel(); wg.Wait(); return served.Load(), failed.Load() }
+}

@@ -1,0 +1,276 @@
+# A failover pair of a model on the simulated engine: a primary and a saddled
+# shadow on two seats of one GPU, and lockd, which decides between them.
+#
+#   nomad job run jobs/failover.nomad.hcl
+#
+# Both engines load the model and go to sleep. lockd grants its lock to the first
+# that asks; that one wakes and serves. When it dies, lockd proves that it is gone,
+# with all that it started, and grants the lock to the other. The one that died is
+# restarted and becomes the next shadow.
+#
+# It needs a Nomad >= 1.11.1 whose client has raw_exec enabled, the remuda-device
+# plugin configured, and `remuda` on its PATH (or -var remuda=/path/to/remuda).
+# `remuda dev` runs this file unchanged.
+
+variable "model" {
+  description = "What clients name in their requests."
+  default     = "demo"
+}
+
+variable "gpu" {
+  description = "The UUID of the GPU whose first two seats are used. The default is remuda-device's first simulated GPU."
+  default     = "GPU-00000000-0000-4000-8000-000000000000"
+}
+
+variable "remuda" {
+  description = "The remuda binary."
+  default     = "remuda"
+}
+
+variable "consul" {
+  description = "The Consul agent in which the engine is registered."
+  default     = "127.0.0.1:8500"
+}
+
+variable "weights" {
+  description = "Size of the weights that each engine loads."
+  default     = "256MiB"
+}
+
+variable "slots" {
+  description = "Requests that an engine works on at once."
+  default     = "16"
+}
+
+variable "start_budget" {
+  description = "How long an engine may take to load its model before a failing liveness check restarts it."
+  default     = "2h"
+}
+
+job "failover" {
+  type = "service"
+
+  group "replica" {
+    count = 1
+
+    network {
+      port "primary" {}
+      port "primary_shim" {}
+      port "shadow" {}
+      port "shadow_shim" {}
+    }
+
+    # An engine that dies comes back at once, in place, and as often as needed.
+    restart {
+      attempts = 100
+      interval = "1m"
+      delay    = "250ms"
+      mode     = "delay"
+    }
+
+    # A node that Nomad cannot reach for a while keeps serving. Nothing replaces
+    # its engines meanwhile: lockd guards this GPU, not another node's.
+    disconnect {
+      lost_after = "6h"
+      replace    = false
+      reconcile  = "keep_original"
+    }
+
+    # Loading a model takes as long as it takes.
+    update {
+      healthy_deadline  = "3h"
+      progress_deadline = "4h"
+      min_healthy_time  = "1s"
+    }
+
+    # Writes the weights once per allocation; a restart finds them there.
+    task "weights" {
+      driver = "raw_exec"
+
+      lifecycle {
+        hook    = "prestart"
+        sidecar = false
+      }
+
+      config {
+        command = var.remuda
+        args    = ["sim", "weights", "-size", var.weights, "${NOMAD_ALLOC_DIR}/data/weights.safetensors"]
+      }
+
+      resources {
+        cpu    = 100
+        memory = 128
+      }
+    }
+
+    # Killed at any moment, lockd is restarted and finds from its state file who
+    # holds the lock. Paths are relative to the task's directory, because a Unix
+    # socket's path may have 107 bytes at most.
+    task "lockd" {
+      driver = "raw_exec"
+
+      lifecycle {
+        hook    = "prestart"
+        sidecar = true
+      }
+
+      config {
+        command = var.remuda
+        args    = ["lockd", "-socket", "../alloc/data/lockd.sock", "-state", "../alloc/data/lockd.state"]
+      }
+
+      resources {
+        cpu    = 100
+        memory = 64
+      }
+    }
+
+    task "primary" {
+      driver = "raw_exec"
+
+      config {
+        command = var.remuda
+        args = [
+          "engine",
+          "-role", "primary",
+          "-lock", "../alloc/data/lockd.sock",
+          "-group", "${var.model}:sim:${NOMAD_ALLOC_ID}",
+          "-engine-url", "http://${NOMAD_ADDR_primary}",
+          "-listen", "${NOMAD_ADDR_primary_shim}",
+          "-consul", var.consul,
+          "-slots", var.slots,
+          "-drain-timeout", "20s",
+          "--",
+          var.remuda, "sim",
+          "-listen", "${NOMAD_ADDR_primary}",
+          "-model", var.model,
+          "-weights", "${NOMAD_ALLOC_DIR}/data/weights.safetensors",
+          "-max-num-seqs", var.slots,
+        ]
+      }
+
+      # The shim drains for up to 20 s and then gives the engine 5 s to end.
+      kill_timeout = "30s"
+
+      # The shim registers the engine in Consul, and only while it serves. This
+      # service tells Nomad when the engine serves or stands by (ready), and
+      # when its shim must be restarted (live).
+      service {
+        name     = "remuda-shim"
+        provider = "nomad"
+        port     = "primary_shim"
+        tags     = ["primary"]
+
+        check {
+          name     = "ready"
+          type     = "http"
+          path     = "/ready"
+          interval = "1s"
+          timeout  = "2s"
+        }
+
+        check {
+          name     = "live"
+          type     = "http"
+          path     = "/live"
+          interval = "5s"
+          timeout  = "2s"
+
+          check_restart {
+            limit = 3
+            grace = var.start_budget
+          }
+        }
+      }
+
+      resources {
+        cpu    = 500
+        memory = 1024
+
+        device "nvidia/gpu" {
+          count = 1
+
+          constraint {
+            attribute = "${device.ids}"
+            operator  = "set_contains_any"
+            value     = "${var.gpu}#0"
+          }
+        }
+      }
+    }
+
+    task "shadow" {
+      driver = "raw_exec"
+
+      config {
+        command = var.remuda
+        args = [
+          "engine",
+          "-role", "shadow",
+          "-lock", "../alloc/data/lockd.sock",
+          "-group", "${var.model}:sim:${NOMAD_ALLOC_ID}",
+          "-engine-url", "http://${NOMAD_ADDR_shadow}",
+          "-listen", "${NOMAD_ADDR_shadow_shim}",
+          "-consul", var.consul,
+          "-slots", var.slots,
+          "-drain-timeout", "20s",
+          "--",
+          var.remuda, "sim",
+          "-listen", "${NOMAD_ADDR_shadow}",
+          "-model", var.model,
+          "-weights", "${NOMAD_ALLOC_DIR}/data/weights.safetensors",
+          "-max-num-seqs", var.slots,
+        ]
+      }
+
+      # The shim drains for up to 20 s and then gives the engine 5 s to end.
+      kill_timeout = "30s"
+
+      # The shim registers the engine in Consul, and only while it serves. This
+      # service tells Nomad when the engine serves or stands by (ready), and
+      # when its shim must be restarted (live).
+      service {
+        name     = "remuda-shim"
+        provider = "nomad"
+        port     = "shadow_shim"
+        tags     = ["shadow"]
+
+        check {
+          name     = "ready"
+          type     = "http"
+          path     = "/ready"
+          interval = "1s"
+          timeout  = "2s"
+        }
+
+        check {
+          name     = "live"
+          type     = "http"
+          path     = "/live"
+          interval = "5s"
+          timeout  = "2s"
+
+          check_restart {
+            limit = 3
+            grace = var.start_budget
+          }
+        }
+      }
+
+      resources {
+        cpu    = 500
+        memory = 1024
+
+        device "nvidia/gpu" {
+          count = 1
+
+          constraint {
+            attribute = "${device.ids}"
+            operator  = "set_contains_any"
+            value     = "${var.gpu}#1"
+          }
+        }
+      }
+    }
+  }
+}

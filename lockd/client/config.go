@@ -1,0 +1,152 @@
+package client
+
+import (
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/hashicorp/go-hclog"
+
+	"remuda/lockd/wire"
+)
+
+// maxPath is the longest path of a Unix socket in bytes: Linux has 108 for it,
+// its final NUL included.
+const maxPath = 107
+
+// Config says which lock is wanted, of which lockd, and under which times.
+type Config struct {
+	// Addr is where lockd listens: /path/to.sock, unix:///path/to.sock or
+	// tcp://host:port. A relative path needs a slash, as ./to.sock. Required.
+	Addr string
+	// TLS is used over tcp. Without it (nil) tcp is allowed to this machine
+	// only, as localhost or a loopback address: a lock's holder is who its
+	// certificate says. An empty ServerName means Addr's host. It must be nil
+	// for a Unix socket.
+	TLS *tls.Config
+	// Group is the lock's name and Holder is who asks for it, both required:
+	// printable characters, at most wire.MaxName bytes.
+	Group  string
+	Holder string
+
+	// Reconnect is how long a holder that lost its connection tries to get its
+	// lock back before it gives the lock up. On a Unix socket it should be a
+	// little longer than lockd's own reconnect window. A holder that has a
+	// session gives up when the session is over, if that is earlier.
+	Reconnect time.Duration
+	// SessionTTL is how long lockd lets a holder that has a session be silent:
+	// the same value as lockd's own, or less. It has no effect where there is
+	// no session.
+	SessionTTL time.Duration
+	// Session asks for a session on a Unix socket. It must be set where lockd
+	// cannot see this process, as from another PID namespace: lockd then goes by
+	// the session. Over tcp there always is one.
+	Session bool
+	// ConnectTimeout bounds one attempt to connect, the TLS handshake included.
+	// Further attempts follow.
+	ConnectTimeout time.Duration
+
+	// Logger may be nil.
+	Logger hclog.Logger
+	// OnWaiting, if it is not nil, is told the place in the queue, from 1,
+	// whenever it changes, and again after a reconnection. Acquire calls it and
+	// waits for it, so it must not block.
+	OnWaiting func(position int)
+}
+
+// DefaultConfig has the reasons beside the numbers.
+func DefaultConfig() Config {
+	return Config{
+		Reconnect:      12 * time.Second, // lockd's window of 10 s, and time for lockd to restart (the seed's Decision 8)
+		SessionTTL:     10 * time.Second, // as lock.DefaultTimes
+		ConnectTimeout: 2 * time.Second,  // a network's round trips take milliseconds, and a session of 10 s leaves room for further attempts
+		Logger:         hclog.NewNullLogger(),
+	}
+}
+
+// validate names every bad field.
+func (c Config) validate() error {
+	errs := c.serverErrors()
+	if !utf8.ValidString(c.Group) || !utf8.ValidString(c.Holder) {
+		errs = append(errs, fmt.Errorf("group is %q and holder is %q: want valid UTF-8", c.Group, c.Holder))
+	} else if line, err := wire.EncodeRequest(c.acquire(0)); err != nil {
+		errs = append(errs, fmt.Errorf("group and holder: %w", err))
+	} else if _, err := wire.DecodeRequest(line); err != nil {
+		errs = append(errs, err) // lockd's own check
+	}
+	if c.Reconnect <= 0 {
+		errs = append(errs, fmt.Errorf("reconnect is %s: want more than 0", c.Reconnect))
+	}
+	return errors.Join(errs...)
+}
+
+// serverErrors are about the fields that say how to reach lockd.
+func (c Config) serverErrors() []error {
+	var errs []error
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	network, addr, err := parseAddr(c.Addr)
+	switch {
+	case err != nil:
+		errs = append(errs, err)
+	case network == "unix" && c.TLS != nil:
+		bad("TLS is set, but address %q is a Unix socket: want TLS for tcp only", c.Addr)
+	case network == "tcp" && c.TLS == nil && !loopback(addr):
+		bad("TLS is missing: want it for address %q, which is not this machine's", c.Addr)
+	}
+	if c.ConnectTimeout <= 0 {
+		bad("connect timeout is %s: want more than 0", c.ConnectTimeout)
+	}
+	if (c.Session || network == "tcp") && c.SessionTTL <= 0 {
+		bad("session TTL is %s: want more than 0", c.SessionTTL)
+	}
+	return errs
+}
+
+// ttl is the session's, 0 where there is none.
+func (c Config) ttl() time.Duration {
+	if network, _, _ := parseAddr(c.Addr); c.Session || network == "tcp" {
+		return c.SessionTTL
+	}
+	return 0
+}
+
+func (c Config) acquire(token uint64) wire.Request {
+	return wire.Request{Op: wire.OpAcquire, Group: c.Group, Holder: c.Holder, Token: token}
+}
+
+// parseAddr returns what package net wants.
+func parseAddr(s string) (network, addr string, err error) {
+	if hostport, ok := strings.CutPrefix(s, "tcp://"); ok {
+		host, port, err := net.SplitHostPort(hostport)
+		if err != nil {
+			return "", "", fmt.Errorf("address %q: want tcp://host:port: %w", s, err)
+		}
+		if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 || host == "" {
+			return "", "", fmt.Errorf("address %q: want tcp://host:port with a host and a port from 1 to 65535", s)
+		}
+		return "tcp", hostport, nil
+	}
+	path := strings.TrimPrefix(s, "unix://")
+	switch {
+	case s == "":
+		return "", "", errors.New("address is missing: want /path/to.sock, unix:///path/to.sock or tcp://host:port")
+	case !strings.Contains(path, "/") || strings.Contains(path, "://"): // host:port without tcp://, perhaps
+		return "", "", fmt.Errorf("address %q: want /path/to.sock (./to.sock), unix:///path/to.sock or tcp://host:port", s)
+	case len(path) > maxPath:
+		return "", "", fmt.Errorf("address %q: the path has %d bytes, a Unix socket's has at most %d", s, len(path), maxPath)
+	case strings.ContainsRune(path, 0):
+		return "", "", fmt.Errorf("address %q: the path has a NUL", s)
+	}
+	return "unix", path, nil
+}
+
+func loopback(hostport string) bool {
+	host, _, _ := net.SplitHostPort(hostport)
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
+}
