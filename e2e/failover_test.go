@@ -5,9 +5,12 @@ package e2e
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -65,10 +68,59 @@ func TestFailover(t *testing.T) {
 	active, standby := d.pair()
 	require.NotEqual(t, active.Role, standby.Role)
 	served, failed := stop()
+	eventually(t, 10*time.Second, "lockd to show the holder in Consul", func() error { return d.mirrored(active) })
+	d.killLockd()
+	again, _ := d.pair()
+	require.Equal(t, active.PID, again.PID, "a lockd that is killed costs nobody the lock")
+	require.Equal(t, active.Token, again.Token)
+	eventually(t, 40*time.Second, "the new lockd to show the holder in Consul", func() error { return d.mirrored(active) })
 	slices.Sort(gaps)
 	t.Logf("from the kill to the first token of the next answer, n=%d: p50 %s, max %s; %d streams served meanwhile, %d broken or refused",
 		len(gaps), gaps[len(gaps)/2], gaps[len(gaps)-1], served, failed)
 	d.stop(syscall.SIGINT)
+}
+
+// mirrored returns nil if Consul's key says that the engine holds the lock, in a
+// living session.
+func (d *dev) mirrored(active engine.Status) error {
+	key, _, err := d.consul.KV().Get("remuda/locks/"+active.Replica, nil)
+	if err != nil || key == nil {
+		return fmt.Errorf("key of %s: %v, %w", active.Replica, key, err)
+	}
+	var v struct {
+		Holder string
+		Token  uint64
+	}
+	if err := json.Unmarshal(key.Value, &v); err != nil {
+		return err
+	}
+	if v.Holder != active.Role || v.Token != active.Token || key.Session == "" {
+		return fmt.Errorf("consul says %s in session %q, want %s with token %d", key.Value, key.Session, active.Role, active.Token)
+	}
+	return nil
+}
+
+// killLockd kills lockd with -9 and waits until Nomad has started another.
+func (d *dev) killLockd() {
+	d.t.Helper()
+	find := func() int {
+		for _, p := range processesOf(d.info.DataDir) {
+			if pid, command, _ := strings.Cut(p, " "); strings.Contains(command, " lockd -socket ") {
+				n, err := strconv.Atoi(pid)
+				require.NoError(d.t, err)
+				return n
+			}
+		}
+		return 0
+	}
+	before := find()
+	kill9(d.t, before)
+	eventually(d.t, 20*time.Second, "lockd to run again", func() error {
+		if now := find(); now == 0 || now == before {
+			return errors.New("not yet")
+		}
+		return nil
+	})
 }
 
 // pair waits until one engine of the pair serves and the other waits for the lock.

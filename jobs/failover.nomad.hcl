@@ -116,7 +116,7 @@ job "failover" {
 
       config {
         command = var.remuda
-        args    = ["lockd", "-socket", "../alloc/data/lockd.sock", "-state", "../alloc/data/lockd.state"]
+        args    = ["lockd", "-socket", "../alloc/data/lockd.sock", "-state", "../alloc/data/lockd.state", "-consul", var.consul]
       }
 
       resources {

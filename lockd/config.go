@@ -37,6 +37,9 @@ type Config struct {
 	State string
 	// Times are the waits that decide about holders.
 	Times lock.Times
+	// OnChange, if not nil, is told the status whenever it may have changed. It
+	// must not block, and must not call the server.
+	OnChange func([]lock.Status)
 	// MaxConns bounds the connections that are open at once.
 	MaxConns int
 	Logger   hclog.Logger

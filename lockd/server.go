@@ -98,6 +98,7 @@ func (s *Server) Run(ctx context.Context) (err error) {
 	machine, effects := lock.New(time.Now(), s.cfg.Times, boot, records)
 	s.machine = machine
 	s.carryOut(effects)
+	s.tell()
 	s.mu.Unlock()
 	failed := make(chan error, len(listeners))
 	for _, l := range listeners {
@@ -196,6 +197,14 @@ func (s *Server) do(event func(now time.Time) []lock.Effect) {
 	defer s.mu.Unlock()
 	if !s.closing {
 		s.carryOut(event(time.Now()))
+		s.tell()
+	}
+}
+
+// tell passes the status on. mu is held.
+func (s *Server) tell() {
+	if s.cfg.OnChange != nil {
+		s.cfg.OnChange(s.machine.Status())
 	}
 }
 

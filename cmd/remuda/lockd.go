@@ -4,19 +4,23 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"net"
 	"net/http"
 	"os"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"remuda/controller/consul"
 	"remuda/lockd"
+	"remuda/lockd/lock"
 )
 
 func (p *program) lockdVerb() verb {
@@ -32,7 +36,7 @@ With -listen, holders on other machines may take locks over TCP with client cert
 whether they live, so they have sessions: silent for -session-ttl, and then -lock-delay, and the lock is free.`,
 		setup: func(fs *flag.FlagSet) func(context.Context, []string) error {
 			cfg := lockd.DefaultConfig()
-			var logLevel, cert, key, ca, metricsAddr string
+			var logLevel, cert, key, ca, metricsAddr, consulAddr string
 			fs.StringVar(&cfg.Socket, "socket", "", "`path` of the Unix socket (required)")
 			fs.StringVar(&cfg.State, "state", "", "`path` of the state file (required); a witness is kept beside it")
 			fs.StringVar(&cfg.Listen, "listen", "", "TCP `address` for holders on other machines (default: none)")
@@ -42,6 +46,7 @@ whether they live, so they have sessions: silent for -session-ttl, and then -loc
 			fs.DurationVar(&cfg.Times.Reconnect, "reconnect-window", cfg.Times.Reconnect, "how long a holder that lives may be without its connection before it is killed")
 			fs.DurationVar(&cfg.Times.SessionTTL, "session-ttl", cfg.Times.SessionTTL, "how long a holder on another machine may be silent")
 			fs.DurationVar(&cfg.Times.LockDelay, "lock-delay", cfg.Times.LockDelay, "how long a lock stays shut after the session of a holder on another machine ended")
+			fs.StringVar(&consulAddr, "consul", "", "`address` of a Consul agent whose keys remuda/locks/<group> show the holders (default: none); it is never asked for permission")
 			fs.StringVar(&metricsAddr, "metrics", "", "`address` for GET /metrics (default: none)")
 			logLevelFlag(fs, &logLevel)
 			return func(ctx context.Context, args []string) error {
@@ -58,6 +63,10 @@ whether they live, so they have sessions: silent for -session-ttl, and then -loc
 				registry := prometheus.NewRegistry()
 				registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 				cfg.Metrics = registry
+				mirror, err := mirrorLocks(&cfg, consulAddr)
+				if err != nil {
+					return usageError{err.Error()}
+				}
 				server, err := lockd.New(cfg)
 				if err != nil {
 					return usageError{err.Error()}
@@ -67,10 +76,45 @@ whether they live, so they have sessions: silent for -session-ttl, and then -loc
 					return err
 				}
 				defer stop()
+				var mirrored sync.WaitGroup
+				defer mirrored.Wait()
+				ctx, cancel := context.WithCancel(ctx)
+				defer cancel()
+				if mirror != nil {
+					mirrored.Go(func() { mirror.Run(ctx) })
+				}
 				return server.Run(ctx)
 			}
 		},
 	}
+}
+
+// mirrorLocks has every change of the locks shown in Consul (DESIGN section 5);
+// nil without an address.
+func mirrorLocks(cfg *lockd.Config, addr string) (*consul.Mirror, error) {
+	if addr == "" {
+		return nil, nil //nolint:nilnil // no mirror is a choice
+	}
+	mc := consul.DefaultMirrorConfig()
+	mc.Address, mc.Name, mc.Logger = consul.Address{Addr: addr}, "remuda lockd "+cfg.Socket, cfg.Logger.Named("consul")
+	mirror, err := consul.NewMirror(mc)
+	if err != nil {
+		return nil, err
+	}
+	cfg.OnChange = func(groups []lock.Status) {
+		keys := map[string]string{}
+		for _, g := range groups {
+			if g.State == lock.Free {
+				continue
+			}
+			value, err := json.Marshal(map[string]any{"holder": g.Holder, "token": g.Token, "since": g.Since, "state": g.State})
+			if err == nil {
+				keys["remuda/locks/"+g.Group] = string(value)
+			}
+		}
+		mirror.Set(keys)
+	}
+	return mirror, nil
 }
 
 // serverTLS is the TLS of a server that knows its clients by their certificates;
