@@ -2,6 +2,7 @@ package lockd_test
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -29,8 +31,8 @@ import (
 // patience bounds every wait of these tests; none is expected to come near it.
 const patience = 20 * time.Second
 
-// The test binary plays three parts, chosen by its first argument: the tests,
-// lockd, and a process that wants a lock. So each is a real process that can be
+// The test binary plays several parts, chosen by its first argument: the tests,
+// lockd, and processes that want a lock. So each is a real process that can be
 // killed and stopped.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 {
@@ -39,6 +41,10 @@ func TestMain(m *testing.M) {
 			exit(runLockd(os.Args[2]))
 		case "test-client":
 			exit(runClient(os.Args[2:]))
+		case "test-keeper":
+			exit(runKeeper(os.Args[2]))
+		case "test-bench":
+			exit(runBench(os.Args[2]))
 		}
 	}
 	os.Exit(m.Run())
@@ -76,18 +82,23 @@ func runLockd(raw string) error {
 
 // runClient acquires a lock, prints what lockd says, and does as it is told on
 // standard input. Its arguments are the socket, the group, the holder's name, the
-// token, and what it does first: "" or "memory=BYTES".
+// token, and what it does first: "", "memory=BYTES", or "witness=PID", which looks
+// at that process in the moment of the grant.
 func runClient(args []string) error {
 	if size, ok := strings.CutPrefix(args[4], "memory="); ok {
 		n, err := strconv.Atoi(size)
 		if err != nil {
 			return err
 		}
-		b, err := syscall.Mmap(-1, 0, n, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE|syscall.MAP_POPULATE)
+		defer occupy(n)()
+	}
+	heard := io.Writer(os.Stdout)
+	if of, ok := strings.CutPrefix(args[4], "witness="); ok {
+		pid, err := strconv.Atoi(of)
 		if err != nil {
 			return err
 		}
-		defer func() { _ = syscall.Munmap(b) }()
+		heard = witness(pid)
 	}
 	c, err := net.Dial("unix", args[0])
 	if err != nil {
@@ -106,7 +117,7 @@ func runClient(args []string) error {
 	}
 	go func() {
 		// What lockd says is passed on as it is; its end is said, too.
-		_, _ = io.Copy(os.Stdout, c)
+		_, _ = io.Copy(heard, c)
 		fmt.Println(`{"event":"end"}`)
 	}()
 	in := bufio.NewScanner(os.Stdin)
@@ -116,6 +127,30 @@ func runClient(args []string) error {
 		}
 	}
 	return in.Err()
+}
+
+// occupy makes n bytes resident, until the returned function is called.
+func occupy(n int) (release func()) {
+	b, err := syscall.Mmap(-1, 0, n, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE|syscall.MAP_POPULATE)
+	if err != nil {
+		exit(fmt.Errorf("map %d bytes: %w", n, err))
+	}
+	return func() { _ = syscall.Munmap(b) }
+}
+
+// witness passes on what lockd says. With a grant it says before that whether the
+// process with that ID holds anything.
+type witness int
+
+func (w witness) Write(p []byte) (int, error) {
+	if bytes.Contains(p, []byte(`"granted"`)) {
+		code := "gone"
+		if s, err := cohort.Lookup(int(w)); err == nil {
+			code = fmt.Sprintf("alive: %+v", s)
+		}
+		fmt.Printf("{\"event\":\"witness\",\"code\":%q}\n", code)
+	}
+	return os.Stdout.Write(p)
 }
 
 // obey leaves processes behind, in every way that engines do.
@@ -159,10 +194,12 @@ func obey(order string, c net.Conn) error {
 
 // daemon is a running lockd process.
 type daemon struct {
-	t   *testing.T
+	t   testing.TB
 	cfg lockd.Config
 	cmd *exec.Cmd
 	log *logBuffer
+	// logFile takes the log instead of log, if it is not nil.
+	logFile *os.File
 }
 
 type logBuffer struct {
@@ -183,11 +220,17 @@ func (l *logBuffer) String() string {
 }
 
 // newDaemon starts a lockd in a directory of its own.
-func newDaemon(t *testing.T, tune func(*lockd.Config)) *daemon {
+func newDaemon(t testing.TB, tune func(*lockd.Config)) *daemon {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "lockd")
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	d := makeDaemon(t, tune)
+	d.start()
+	return d
+}
+
+// makeDaemon is newDaemon without the start.
+func makeDaemon(t testing.TB, tune func(*lockd.Config)) *daemon {
+	t.Helper()
+	dir := shortDir(t)
 	d := &daemon{t: t, cfg: lockd.DefaultConfig(), log: &logBuffer{}}
 	d.cfg.Socket, d.cfg.State = filepath.Join(dir, "sock"), filepath.Join(dir, "state")
 	d.cfg.Times = lock.Times{Reconnect: 500 * time.Millisecond, SessionTTL: time.Second, LockDelay: time.Second}
@@ -200,8 +243,16 @@ func newDaemon(t *testing.T, tune func(*lockd.Config)) *daemon {
 			t.Logf("lockd's log:\n%s", d.log)
 		}
 	})
-	d.start()
 	return d
+}
+
+// shortDir is a directory whose name leaves room for that of a Unix socket.
+func shortDir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "lockd")
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
 }
 
 // launch starts the process without waiting for it to serve.
@@ -211,13 +262,15 @@ func (d *daemon) launch() {
 	require.NoError(d.t, err)
 	d.cmd = exec.Command(self(d.t), "test-lockd", string(raw))
 	d.cmd.Stderr = d.log
+	if d.logFile != nil {
+		d.cmd.Stderr = d.logFile
+	}
 	require.NoError(d.t, d.cmd.Start())
 }
 
 func (d *daemon) start() {
 	d.t.Helper()
 	d.launch()
-	d.t.Helper()
 	require.Eventually(d.t, func() bool {
 		c, err := net.Dial("unix", d.cfg.Socket)
 		if err == nil {
@@ -273,7 +326,7 @@ func (d *daemon) awaitState(group string, want lock.State) wire.Group {
 
 // client is a process that wants a lock.
 type client struct {
-	t      *testing.T
+	t      testing.TB
 	cmd    *exec.Cmd
 	in     io.WriteCloser
 	events chan clientEvent
@@ -300,30 +353,41 @@ type clientSettings struct {
 	cohort string
 }
 
-var cohorts struct {
-	sync.Mutex
-	n int
-}
+var cohorts atomic.Int64
+
+// newCohort is a marker that no other process of these tests has.
+func newCohort() string { return fmt.Sprintf("test-%d-%d", os.Getpid(), cohorts.Add(1)) }
 
 // newClient starts a process that asks for the lock at once.
 func (d *daemon) newClient(group, holder string, set clientSettings) *client {
 	d.t.Helper()
+	c := d.makeClient(group, holder, set)
+	c.start()
+	return c
+}
+
+// makeClient is newClient without the start.
+func (d *daemon) makeClient(group, holder string, set clientSettings) *client {
+	d.t.Helper()
+	cmd := exec.Command(self(d.t), "test-client", d.cfg.Socket, group, holder, strconv.FormatUint(set.token, 10), set.first)
 	if set.cohort == "" {
-		cohorts.Lock()
-		cohorts.n++
-		set.cohort = fmt.Sprintf("test-%d-%d", os.Getpid(), cohorts.n)
-		cohorts.Unlock()
+		set.cohort = newCohort()
 	}
-	c := &client{t: d.t, events: make(chan clientEvent, 10000)}
-	c.cmd = exec.Command(self(d.t), "test-client", d.cfg.Socket, group, holder, strconv.FormatUint(set.token, 10), set.first)
-	c.cmd.Env = append(os.Environ(), cohort.EnvVar+"="+set.cohort)
+	cmd.Env = append(os.Environ(), cohort.EnvVar+"="+set.cohort)
+	return &client{t: d.t, cmd: cmd}
+}
+
+// start starts the process, and ends it with the test.
+func (c *client) start() {
+	c.t.Helper()
+	c.events = make(chan clientEvent, 10000)
 	c.cmd.Stderr = os.Stderr
 	var err error
 	c.in, err = c.cmd.StdinPipe()
-	require.NoError(d.t, err)
+	require.NoError(c.t, err)
 	out, err := c.cmd.StdoutPipe()
-	require.NoError(d.t, err)
-	require.NoError(d.t, c.cmd.Start())
+	require.NoError(c.t, err)
+	require.NoError(c.t, c.cmd.Start())
 	go func() {
 		defer close(c.events)
 		for sc := bufio.NewScanner(out); sc.Scan(); {
@@ -336,8 +400,7 @@ func (d *daemon) newClient(group, holder string, set clientSettings) *client {
 			c.events <- clientEvent{e, left.PID, time.Now()}
 		}
 	}()
-	d.t.Cleanup(c.kill)
-	return c
+	c.t.Cleanup(c.kill)
 }
 
 func (c *client) kill() {

@@ -228,12 +228,12 @@ func TestSecondLockdIsRefused(t *testing.T) {
 
 // raw is a connection of the test process itself.
 type raw struct {
-	t   *testing.T
+	t   testing.TB
 	raw net.Conn
 	r   *wire.Reader
 }
 
-func dial(t *testing.T, d *daemon) *raw {
+func dial(t testing.TB, d *daemon) *raw {
 	t.Helper()
 	c, err := net.Dial("unix", d.cfg.Socket)
 	require.NoError(t, err)
@@ -263,7 +263,7 @@ func (c *raw) next() wire.Event {
 	return e
 }
 
-func descriptors(t *testing.T, pid int) int {
+func descriptors(t testing.TB, pid int) int {
 	t.Helper()
 	entries, err := os.ReadDir("/proc/" + strconv.Itoa(pid) + "/fd")
 	require.NoError(t, err)

@@ -39,7 +39,7 @@ func TestMain(m *testing.M) {
 		case "test-shim":
 			exit(runShim(os.Args[2]))
 		case "test-engine":
-			exit(enginetest.Serve(os.Args[2], "m", os.Args[3] == "loading"))
+			exit(enginetest.Serve(os.Args[2], "m", os.Args[3]))
 		}
 	}
 	os.Exit(m.Run())
@@ -62,6 +62,11 @@ func runShim(raw string) error {
 	s, err := engine.New(cfg)
 	if err != nil {
 		return err
+	}
+	if cfg.Lock != "" {
+		if err := engine.Mark(); err != nil {
+			return err
+		}
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	signals := make(chan os.Signal, 1)
@@ -102,9 +107,11 @@ func (b *buffer) String() string {
 type settings struct {
 	role    string
 	loading bool
-	consul  string
-	command []string
-	tune    func(*engine.Config)
+	// sleepless is an engine without sleep mode.
+	sleepless bool
+	consul    string
+	command   []string
+	tune      func(*engine.Config)
 	// parent wraps the shim's command line, for tests of its parent's death.
 	parent []string
 }
@@ -131,6 +138,9 @@ func startShim(t *testing.T, set settings) *shim {
 	loading := "ready"
 	if set.loading {
 		loading = "loading"
+	}
+	if set.sleepless {
+		loading = "sleepless"
 	}
 	cfg.Command = []string{exe, "test-engine", addr, loading}
 	if set.command != nil {

@@ -70,7 +70,6 @@ func (s *Shim) lockConfig() client.Config {
 		s.mu.Lock()
 		s.waiting = position
 		s.mu.Unlock()
-		s.logger.Info("waiting for the lock", "position", position)
 	}
 	return cfg
 }
@@ -86,7 +85,8 @@ func (s *Shim) acquire(ctx context.Context) error {
 	s.engine.Token = grant.Token()
 	s.mu.Unlock()
 	s.metrics.token.Set(float64(grant.Token()))
-	s.logger.Info("the lock is granted", "token", grant.Token())
+	// The grant is never closed: a holder that lives without its connection is
+	// about to be ended. The lock goes with this process.
 	return nil
 }
 
@@ -106,20 +106,6 @@ func (s *Shim) holdsLock() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.grant != nil
-}
-
-// closeLock lets go of the lock once the engine is gone. lockd waits for the end
-// of this process nevertheless.
-func (s *Shim) closeLock() {
-	s.mu.Lock()
-	grant := s.grant
-	s.mu.Unlock()
-	if grant == nil {
-		return
-	}
-	if err := grant.Close(); err != nil {
-		s.logger.Debug("close the lock", "error", err)
-	}
 }
 
 // foreignMark is the marker of the guard, which must outlive the cohort.

@@ -287,7 +287,6 @@ func (s *Shim) shutDown(reason error, c *child, tracker *cohort.Tracker, stopLif
 	err := c.stop(ctx, tracker, grace)
 	stopLife()
 	wg.Wait()
-	s.closeLock()
 	settled := removal == nil || errors.Is(removal, consul.ErrRefused)
 	if removal != nil {
 		s.logger.Warn("the registration is left behind: its check turns critical by itself", "ttl", s.cfg.TTL.String(), "error", removal)

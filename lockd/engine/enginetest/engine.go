@@ -29,10 +29,11 @@ type Engine struct {
 	release              chan struct{}
 }
 
-// Serve runs the engine on addr until the process ends. It starts unhealthy
-// where loading is true, until POST /test/healthy.
-func Serve(addr, model string, loading bool) error {
-	e := &Engine{healthy: !loading, release: make(chan struct{})}
+// Serve runs the engine on addr until the process ends. With mode "loading" it
+// starts unhealthy, until POST /test/healthy; with "sleepless" it has no sleep
+// mode.
+func Serve(addr, model, mode string) error {
+	e := &Engine{healthy: mode != "loading", release: make(chan struct{})}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) {
 		e.wait(&e.slowHealth)
@@ -60,7 +61,11 @@ func Serve(addr, model string, loading bool) error {
 		fmt.Fprintf(w, "# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{model_name=%q,engine=\"0\"} %d\n"+
 			"# TYPE vllm:num_requests_waiting gauge\nvllm:num_requests_waiting{model_name=%q,engine=\"0\"} 0\n", model, e.running, model)
 	})
-	mux.HandleFunc("GET /is_sleeping", func(w http.ResponseWriter, _ *http.Request) {
+	mux.HandleFunc("GET /is_sleeping", func(w http.ResponseWriter, r *http.Request) {
+		if mode == "sleepless" {
+			http.NotFound(w, r)
+			return
+		}
 		e.mu.Lock()
 		defer e.mu.Unlock()
 		fmt.Fprintf(w, `{"is_sleeping":%t}`, e.asleep)

@@ -1,0 +1,229 @@
+package engine_test
+
+import (
+	"context"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/stretchr/testify/require"
+
+	"remuda/controller/consul/consultest"
+	"remuda/internal/replica"
+	"remuda/lockd"
+	"remuda/lockd/engine"
+)
+
+// locks is a lockd inside the test process; its holders are processes of their
+// own.
+type locks struct {
+	t      *testing.T
+	cfg    lockd.Config
+	cancel context.CancelFunc
+	done   chan error
+}
+
+func newLocks(t *testing.T) *locks {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "locks")
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	l := &locks{t: t, cfg: lockd.DefaultConfig()}
+	l.cfg.Socket, l.cfg.State = filepath.Join(dir, "sock"), filepath.Join(dir, "state")
+	l.cfg.Times.Reconnect, l.cfg.Logger = 500*time.Millisecond, hclog.NewNullLogger()
+	l.start()
+	t.Cleanup(l.stop)
+	return l
+}
+
+func (l *locks) start() {
+	l.t.Helper()
+	server, err := lockd.New(l.cfg)
+	require.NoError(l.t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	l.cancel, l.done = cancel, make(chan error, 1)
+	done := l.done
+	go func() { done <- server.Run(ctx) }()
+}
+
+func (l *locks) stop() {
+	l.t.Helper()
+	if l.cancel != nil {
+		l.cancel()
+		require.NoError(l.t, <-l.done)
+		l.cancel = nil
+	}
+}
+
+// engine starts a shim of the one failover group.
+func (l *locks) engine(role string, a *consultest.Agent, tune func(*engine.Config)) *shim {
+	l.t.Helper()
+	return startShim(l.t, settings{role: role, consul: a.Addr(), tune: func(c *engine.Config) {
+		c.Lock = l.cfg.Socket
+		if tune != nil {
+			tune(c)
+		}
+	}})
+}
+
+// standby waits until the shim is in the queue.
+func (s *shim) standby() {
+	s.t.Helper()
+	s.await("a place in the queue", func() bool {
+		st, ok := s.status()
+		return ok && st.State == engine.Standby && st.Lock.Position == 1
+	})
+}
+
+// serves waits until Consul lists the role alone, with the token.
+func serves(t *testing.T, a *consultest.Agent, role, token string) {
+	t.Helper()
+	a.Await(t, "the registration of "+role, func(all []consultest.Service) bool {
+		return len(all) == 1 && all[0].Meta["role"] == role && all[0].Meta["token"] == token && all[0].Status == "passing"
+	})
+}
+
+func TestGrantWakesAndDeathHandsOn(t *testing.T) {
+	t.Parallel()
+	for name, kill9 := range map[string]func(s *shim, st engine.Status) int{
+		"the engine": func(_ *shim, st engine.Status) int { return st.PID },
+		"the shim":   func(s *shim, _ engine.Status) int { return s.cmd.Process.Pid },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l, a := newLocks(t), consultest.New(t)
+			primary := l.engine(replica.RolePrimary, a, nil)
+			st := primary.awaitState(engine.Active)
+			require.Equal(t, uint64(1), st.Token)
+			require.True(t, st.Lock.Held)
+			serves(t, a, replica.RolePrimary, "1")
+
+			shadow := l.engine(replica.RoleShadow, a, nil)
+			shadow.standby()
+			code, body := call(t, http.MethodGet, shadow.url+"/ready")
+			require.Equal(t, http.StatusOK, code, body)
+			code, body = call(t, http.MethodPost, shadow.url+"/v1/wake")
+			require.Equal(t, http.StatusConflict, code, body)
+			require.Contains(t, body, "waits for its lock")
+			_, body = call(t, http.MethodGet, shadow.engine+"/is_sleeping")
+			require.JSONEq(t, `{"is_sleeping":true}`, body)
+
+			pids := append(primary.leave(), primary.guardPID())
+			// Who lost the environment and then its parent is known only to who
+			// has looked in between.
+			primary.await("a look at all processes", func() bool { return strings.Contains(primary.log.String(), "processes=4 ") })
+			kill(t, kill9(primary, st), syscall.SIGKILL)
+			now := shadow.awaitState(engine.Active)
+			require.Equal(t, uint64(2), now.Token)
+			primary.exited()
+			primary.awaitGone(pids)
+			serves(t, a, replica.RoleShadow, "2")
+
+			again := l.engine(replica.RolePrimary, a, nil)
+			again.standby()
+			code, body = call(t, http.MethodGet, again.url+"/ready")
+			require.Equal(t, http.StatusOK, code, "a restarted primary is the next shadow: %s", body)
+			serves(t, a, replica.RoleShadow, "2")
+		})
+	}
+}
+
+func TestLostLockEndsTheEngine(t *testing.T) {
+	t.Parallel()
+	l, a := newLocks(t), consultest.New(t)
+	s := l.engine(replica.RolePrimary, a, func(c *engine.Config) { c.LockReconnect = time.Second })
+	s.awaitState(engine.Active)
+	pids := append(s.leave(), s.guardPID())
+	l.stop()
+	require.Equal(t, 1, exitCode(s.exited()))
+	require.Contains(t, s.log.String(), "lock lost")
+	s.awaitGone(pids)
+	require.Empty(t, a.Services())
+}
+
+func TestLockdThatComesBackCostsNothing(t *testing.T) {
+	t.Parallel()
+	l, a := newLocks(t), consultest.New(t)
+	s := l.engine(replica.RolePrimary, a, nil)
+	st := s.awaitState(engine.Active)
+	for range 3 {
+		l.stop()
+		l.start()
+	}
+	shadow := l.engine(replica.RoleShadow, a, nil)
+	shadow.standby()
+	now, ok := s.status()
+	require.True(t, ok)
+	require.Equal(t, st.PID, now.PID)
+	require.Equal(t, engine.Active, now.State)
+	require.Equal(t, uint64(1), now.Token)
+}
+
+// TestStoppedShimIsFenced: the shim of the holder hangs over a restart of lockd.
+func TestStoppedShimIsFenced(t *testing.T) {
+	t.Parallel()
+	l, a := newLocks(t), consultest.New(t)
+	primary := l.engine(replica.RolePrimary, a, nil)
+	st := primary.awaitState(engine.Active)
+	pids := primary.leave()
+	shadow := l.engine(replica.RoleShadow, a, nil)
+	shadow.standby()
+	kill(t, primary.cmd.Process.Pid, syscall.SIGSTOP)
+	l.stop()
+	l.start()
+	now := shadow.awaitState(engine.Active)
+	require.Equal(t, uint64(2), now.Token)
+	require.True(t, gone(st.PID), "the engine of the holder was ended first")
+	primary.awaitGone(pids)
+	require.Error(t, primary.exited())
+	serves(t, a, replica.RoleShadow, "2")
+}
+
+// TestFailedWakeHandsTheLockOn (Decision 6): whoever cannot wake is never
+// registered, and the next one is granted the lock.
+func TestFailedWakeHandsTheLockOn(t *testing.T) {
+	t.Parallel()
+	l, a := newLocks(t), consultest.New(t)
+	first := l.engine(replica.RolePrimary, a, nil)
+	st := first.awaitState(engine.Active)
+	second := l.engine(replica.RoleShadow, a, nil)
+	second.standby()
+	second.control("fail-wake")
+	third := l.engine(replica.RolePrimary, a, nil)
+	third.await("the second place", func() bool { s, ok := third.status(); return ok && s.Lock.Position == 2 })
+	kill(t, st.PID, syscall.SIGKILL)
+	require.Equal(t, 1, exitCode(second.exited()))
+	now := third.awaitState(engine.Active)
+	require.Equal(t, uint64(3), now.Token)
+	serves(t, a, replica.RolePrimary, "3")
+	for _, call := range a.Calls() {
+		require.NotContains(t, call, "register m:v:r1:shadow", "it was never in Consul")
+	}
+	require.Equal(t, 1, exitCode(first.exited()))
+}
+
+func TestEngineThatCannotSleepNeedsNoLock(t *testing.T) {
+	t.Parallel()
+	l := newLocks(t)
+	s := startShim(t, settings{sleepless: true, tune: func(c *engine.Config) { c.Lock = l.cfg.Socket }})
+	require.Equal(t, 1, exitCode(s.exited()))
+	require.Contains(t, s.log.String(), "engine cannot sleep")
+	require.True(t, strings.Contains(s.log.String(), "--enable-sleep-mode"), s.log.String())
+}
+
+// TestWaitingShimStops at once, wherever lockd is.
+func TestWaitingShimStops(t *testing.T) {
+	t.Parallel()
+	l, a := newLocks(t), consultest.New(t)
+	l.stop()
+	s := l.engine(replica.RolePrimary, a, nil)
+	s.awaitState(engine.Standby)
+	kill(t, s.cmd.Process.Pid, syscall.SIGTERM)
+	require.Equal(t, 0, exitCode(s.exited()))
+	require.Empty(t, a.Services())
+}
