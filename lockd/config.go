@@ -85,8 +85,22 @@ func (c Config) validate() error {
 	return errors.Join(errs...)
 }
 
+const (
+	// deathAllowance is what a holder whose session is over gets to end an
+	// engine: SIGKILL, and the kernel's work to free its memory.
+	deathAllowance = 500 * time.Millisecond
+	// clockSkew: two machines' monotonic clocks differ by at most one part in
+	// so many (quartz is ten times better, and NTP slews by half of it).
+	clockSkew = 1000
+)
+
 func validateTimes(t lock.Times) error {
 	var errs []error
+	// A remote holder gives up SessionTTL after it sent what was last answered.
+	// lockd gives its lock away SessionTTL + LockDelay after it received that,
+	// which was later. So the holder has LockDelay, less what two clocks differ
+	// over a TTL, to end its processes: LockDelay must not be shorter than that
+	// takes.
 	for _, d := range []struct {
 		name  string
 		value time.Duration
@@ -94,7 +108,7 @@ func validateTimes(t lock.Times) error {
 	}{
 		{"reconnect-window", t.Reconnect, 0},
 		{"session-ttl", t.SessionTTL, time.Second},
-		{"lock-delay", t.LockDelay, time.Second},
+		{"lock-delay", t.LockDelay, deathAllowance + t.SessionTTL/clockSkew},
 	} {
 		if d.value < d.least {
 			errs = append(errs, fmt.Errorf("%s is %s: want at least %s", d.name, d.value, d.least))

@@ -221,6 +221,11 @@ func (s *Server) request(c *conn, req wire.Request) {
 			c.event(e)
 		}
 	case wire.OpAcquire:
+		ours := s.cfg.Times.SessionTTL
+		if theirs := time.Duration(req.SessionTTL) * time.Millisecond; c.peer.Process == nil && theirs > ours {
+			s.badRequest(c, fmt.Errorf("the client's session TTL is %s, this lockd's is %s: it could act after its lock went to another; make it at most as long", theirs, ours))
+			return
+		}
 		s.do(func(now time.Time) []lock.Effect {
 			if c.closed {
 				return nil

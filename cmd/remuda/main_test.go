@@ -105,14 +105,21 @@ func TestMistakesAreExplained(t *testing.T) {
 			[]string{"gateway", "-config", filepath.Join(dir, "none.hcl")}, 1, []string{"read the gateway config", "none.hcl"}},
 		"a bad file": {
 			[]string{"gateway", "-config", bad}, 1, []string{bad + ":1: unsupported argument", bad + `:3: timeouts.body is "soon"`}},
-		"a bad address":           {[]string{"gateway", "-dev", "-consul", "http://"}, 2, []string{`consul address "http://"`}},
-		"a simulator of nothing":  {[]string{"sim"}, 2, []string{"model"}},
-		"a fault that is none":    {[]string{"sim", "-model", "m", "-fault", "tired=1"}, 2, []string{"tired"}},
-		"weights without size":    {[]string{"sim", "weights", filepath.Join(dir, "w")}, 2, []string{"-size"}},
-		"weights without file":    {[]string{"sim", "weights", "-size", "1MiB"}, 2, []string{"want exactly one FILE, got 0"}},
-		"a model file that is no": {[]string{"sim", "gguf", "-check", broken}, 1, []string{broken}},
-		"gpus by the dozen":       {[]string{"dev", "-gpus", "99"}, 2, []string{"-gpus is 99: want 1 to 16"}},
-		"the guard by hand":       {[]string{"engine-guard"}, 1, []string{"not by hand"}},
+		"a bad address":             {[]string{"gateway", "-dev", "-consul", "http://"}, 2, []string{`consul address "http://"`}},
+		"a lockd without anything":  {[]string{"lockd"}, 2, []string{"socket must be set", "state must be set"}},
+		"a lockd open to all":       {[]string{"lockd", "-socket", "s", "-state", "t", "-listen", "0.0.0.0:1"}, 2, []string{"without TLS only a loopback address"}},
+		"half a TLS":                {[]string{"lockd", "-socket", "s", "-state", "t", "-tls-cert", "c"}, 2, []string{"-tls-cert, -tls-key and -tls-ca go together"}},
+		"a delay that is too short": {[]string{"lockd", "-socket", "s", "-state", "t", "-lock-delay", "1ms"}, 2, []string{"lock-delay is 1ms: want at least"}},
+		"the status of nothing":     {[]string{"lockd", "status"}, 2, []string{"-lock must be set"}},
+		"the status of nobody":      {[]string{"lockd", "status", "-lock", filepath.Join(dir, "sock")}, 1, []string{filepath.Join(dir, "sock")}},
+		"a lock that is no address": {[]string{"engine", "-group", group, "-engine-url", "http://127.0.0.1:1", "-lock", "lockd", "--", "true"}, 2, []string{"lock:", `"lockd"`}},
+		"a simulator of nothing":    {[]string{"sim"}, 2, []string{"model"}},
+		"a fault that is none":      {[]string{"sim", "-model", "m", "-fault", "tired=1"}, 2, []string{"tired"}},
+		"weights without size":      {[]string{"sim", "weights", filepath.Join(dir, "w")}, 2, []string{"-size"}},
+		"weights without file":      {[]string{"sim", "weights", "-size", "1MiB"}, 2, []string{"want exactly one FILE, got 0"}},
+		"a model file that is no":   {[]string{"sim", "gguf", "-check", broken}, 1, []string{broken}},
+		"gpus by the dozen":         {[]string{"dev", "-gpus", "99"}, 2, []string{"-gpus is 99: want 1 to 16"}},
+		"the guard by hand":         {[]string{"engine-guard"}, 1, []string{"not by hand"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := remuda(t, tc.args...)
@@ -160,6 +167,24 @@ func (l *lines) Write(p []byte) (int, error) {
 		l.out <- string(line)
 		l.rest = rest
 	}
+}
+
+// TestLockd runs one and asks for its locks.
+func TestLockd(t *testing.T) {
+	dir, err := os.MkdirTemp("", "lockd") // a short path
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	sock := filepath.Join(dir, "sock")
+	ctx, stop := context.WithCancel(t.Context())
+	p := &program{ctx: ctx, stdin: strings.NewReader(""), stdout: io.Discard, stderr: io.Discard}
+	code := make(chan int, 1)
+	go func() { code <- p.run([]string{"lockd", "-socket", sock, "-state", filepath.Join(dir, "state")}) }()
+	var r result
+	require.Eventually(t, func() bool { r = remuda(t, "lockd", "status", "-lock", sock); return r.code == 0 }, 10*time.Second, 5*time.Millisecond)
+	require.Equal(t, "No lock was asked for yet.\n", r.out)
+	require.Equal(t, "[]\n", remuda(t, "lockd", "status", "-lock", sock, "-json").out)
+	stop()
+	require.Equal(t, 0, <-code)
 }
 
 // TestGatewayRunsAndAnnouncesItself until it is told to stop.

@@ -17,6 +17,7 @@ func (p *program) verbs() map[string]verb {
 		engine.GuardVerb: p.engineGuardVerb(),
 		"gateway":        p.gatewayVerb(),
 		"lockd":          p.lockdVerb(),
+		"lockd status":   p.lockdStatusVerb(),
 		"sim":            p.simVerb(),
 		"sim gguf":       p.simGGUFVerb(),
 		"sim weights":    p.simWeightsVerb(),

@@ -116,7 +116,7 @@ func (c Config) ttl() time.Duration {
 }
 
 func (c Config) acquire(token uint64) wire.Request {
-	return wire.Request{Op: wire.OpAcquire, Group: c.Group, Holder: c.Holder, Token: token}
+	return wire.Request{Op: wire.OpAcquire, Group: c.Group, Holder: c.Holder, Token: token, SessionTTL: c.ttl().Milliseconds()}
 }
 
 // parseAddr returns what package net wants.

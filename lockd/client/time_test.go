@@ -348,6 +348,25 @@ func TestDroppingServer(t *testing.T) {
 	})
 }
 
+// TestSessionTTLIsAnnounced, so that lockd can refuse one that is too long.
+func TestSessionTTLIsAnnounced(t *testing.T) {
+	for session, want := range map[bool]int64{true: 30000, false: 0} {
+		synctest.Test(t, func(t *testing.T) {
+			cfg := config("/lockd.sock")
+			cfg.Session = session
+			c := newClient(t, cfg)
+			piped(c, up(t, func(p *peer) {
+				if r, ok := p.read(); !ok || r.SessionTTL != want {
+					p.fail("the client sent %+v: want a session TTL of %d", r, want)
+				}
+				p.send(granted(5))
+				p.pongs()
+			}))
+			require.NoError(t, acquire(t, c).Close())
+		})
+	}
+}
+
 // TestNoPings: a process that lockd can see is not asked whether it lives.
 func TestNoPings(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -51,6 +51,10 @@ type Request struct {
 	Holder string `json:"holder,omitempty"`
 	// Token is what a reconnecting holder was granted, 0 for nobody.
 	Token uint64 `json:"token,omitempty"`
+	// SessionTTL is after how many milliseconds without an answer a client with
+	// a session gives its lock up; 0 where it does not say. One that is longer
+	// than lockd's own would let two hold the lock.
+	SessionTTL int64 `json:"session_ttl_ms,omitempty"`
 }
 
 // Event is what lockd says. Which fields count depends on Event.
@@ -176,6 +180,9 @@ func DecodeRequest(b []byte) (Request, error) {
 	case OpStatus, OpPing:
 		return r, nil
 	case OpAcquire:
+		if r.SessionTTL < 0 {
+			return r, fmt.Errorf(`"session_ttl_ms" is %d: want 0 or more`, r.SessionTTL)
+		}
 		return r, errors.Join(checkName("group", r.Group), checkName("holder", r.Holder))
 	case "":
 		return r, errors.New(`"op" is missing: want acquire, status or ping`)
