@@ -67,6 +67,20 @@ func TestFailover(t *testing.T) {
 	}
 	active, standby := d.pair()
 	require.NotEqual(t, active.Role, standby.Role)
+	// A holder that hangs keeps its connection; its liveness check ends it.
+	frozen := parent(t, active.PID)
+	require.NoError(t, syscall.Kill(frozen, syscall.SIGSTOP))
+	began := time.Now()
+	eventually(t, time.Minute, "the other engine to take over from the one that hangs", func() error {
+		e, err := d.passing("demo")
+		if err == nil && (len(e) != 1 || e[0].Role != standby.Role) {
+			err = fmt.Errorf("consul has %+v", e)
+		}
+		return err
+	})
+	t.Logf("a holder that hangs was replaced after %s", time.Since(began).Round(time.Millisecond))
+	require.ErrorIs(t, syscall.Kill(frozen, syscall.SIGCONT), syscall.ESRCH, "it is dead and does nothing more")
+	active, standby = d.pair()
 	served, failed := stop()
 	eventually(t, 10*time.Second, "lockd to show the holder in Consul", func() error { return d.mirrored(active) })
 	d.killLockd()

@@ -43,7 +43,7 @@ variable "slots" {
 }
 
 variable "start_budget" {
-  description = "How long an engine may take to load its model before a failing liveness check restarts it."
+  description = "How long an engine may take to load its model before it counts as hung."
   default     = "2h"
 }
 
@@ -154,7 +154,7 @@ job "failover" {
 
       # The shim registers the engine in Consul, and only while it serves. This
       # service tells Nomad when the engine serves or stands by (ready), and
-      # when its shim must be restarted (live).
+      # when its shim hangs and must be restarted (live).
       service {
         name     = "remuda-shim"
         provider = "nomad"
@@ -172,13 +172,13 @@ job "failover" {
         check {
           name     = "live"
           type     = "http"
-          path     = "/live"
+          path     = "/live?startup=${var.start_budget}"
           interval = "5s"
           timeout  = "2s"
 
           check_restart {
             limit = 3
-            grace = var.start_budget
+            grace = "15s"
           }
         }
       }
@@ -228,7 +228,7 @@ job "failover" {
 
       # The shim registers the engine in Consul, and only while it serves. This
       # service tells Nomad when the engine serves or stands by (ready), and
-      # when its shim must be restarted (live).
+      # when its shim hangs and must be restarted (live).
       service {
         name     = "remuda-shim"
         provider = "nomad"
@@ -246,13 +246,13 @@ job "failover" {
         check {
           name     = "live"
           type     = "http"
-          path     = "/live"
+          path     = "/live?startup=${var.start_budget}"
           interval = "5s"
           timeout  = "2s"
 
           check_restart {
             limit = 3
-            grace = var.start_budget
+            grace = "15s"
           }
         }
       }

@@ -26,6 +26,8 @@ const (
 	// queueLimit is how many lines wait for a client. A waiter is told of each
 	// new position, so it is more than a crowd of waiters makes at once.
 	queueLimit = 1024
+	// leastTTL keeps a client from being taken for hung when it is only slow.
+	leastTTL = time.Second
 	// codeForbidden: the client may not use this lockd.
 	codeForbidden = "forbidden"
 	// codeBusy: there are too many connections.
@@ -139,6 +141,10 @@ func (s *Server) serve(raw net.Conn) {
 		s.mu.Unlock()
 	}
 	<-written
+	// What the client has sent meanwhile is read: else its write fails, or the
+	// answer is lost with the connection, before it knows why it is refused. The
+	// writer has set a deadline.
+	_, _ = io.Copy(io.Discard, raw)
 }
 
 // write sends what is queued. Afterwards it ends the connection in a way that
@@ -225,6 +231,9 @@ func (s *Server) request(c *conn, req wire.Request) {
 		if theirs := time.Duration(req.SessionTTL) * time.Millisecond; c.peer.Process == nil && theirs > ours {
 			s.badRequest(c, fmt.Errorf("the client's session TTL is %s, this lockd's is %s: it could act after its lock went to another; make it at most as long", theirs, ours))
 			return
+		}
+		if c.peer.Process != nil && req.SessionTTL > 0 {
+			c.peer.TTL = max(time.Duration(req.SessionTTL)*time.Millisecond, leastTTL)
 		}
 		s.do(func(now time.Time) []lock.Effect {
 			if c.closed {

@@ -41,6 +41,7 @@ until POST /v1/wake on the shim's own address (-listen), which also answers /liv
 			fs.StringVar(&key, "lock-tls-key", "", "key `file` for -lock over TCP")
 			fs.StringVar(&ca, "lock-tls-ca", "", "`file` with the authorities of lockd's certificate")
 			fs.DurationVar(&cfg.LockReconnect, "lock-reconnect", cfg.LockReconnect, "how long to try to reach lockd again before the lock counts as lost")
+			fs.DurationVar(&cfg.LockHeartbeat, "lock-heartbeat", cfg.LockHeartbeat, "how long this process may hang before lockd drops it; 0: for ever")
 			fs.DurationVar(&cfg.LockSessionTTL, "lock-session-ttl", cfg.LockSessionTTL, "lockd's -session-ttl, for -lock over TCP")
 			fs.StringVar(&cfg.Listen, "listen", cfg.Listen, "`address` of the shim's own HTTP")
 			fs.StringVar(&consulAddr, "consul", "", "`address` of the Consul agent (default: CONSUL_HTTP_ADDR, else 127.0.0.1:8500)")

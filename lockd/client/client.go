@@ -133,7 +133,7 @@ func (c *Client) Acquire(ctx context.Context) (*Grant, error) {
 
 // attempt waits for the lock on one connection. The caller closes the link.
 func (c *Client) attempt(ctx context.Context, b *backoff, trouble *troubles) (*link, uint64, error) {
-	l, err := c.cfg.open(ctx, c.dial, c.cfg.ttl(), c.cfg.acquire(0))
+	l, err := c.cfg.open(ctx, c.dial, c.cfg.ttl(), c.cfg.soft(), c.cfg.acquire(0))
 	if err != nil {
 		return nil, 0, err
 	}
@@ -202,7 +202,7 @@ func Status(ctx context.Context, cfg Config) ([]wire.Group, error) {
 	if err := errors.Join(cfg.serverErrors()...); err != nil {
 		return nil, fmt.Errorf("lockd client: %w", err)
 	}
-	l, err := cfg.open(ctx, cfg.dialer(), 0, wire.Request{Op: wire.OpStatus})
+	l, err := cfg.open(ctx, cfg.dialer(), 0, false, wire.Request{Op: wire.OpStatus})
 	if err != nil {
 		return nil, fmt.Errorf("ask for the status: %w", err)
 	}

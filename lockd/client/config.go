@@ -47,6 +47,11 @@ type Config struct {
 	// cannot see this process, as from another PID namespace: lockd then goes by
 	// the session. Over tcp there always is one.
 	Session bool
+	// Heartbeat is how long this process may be silent on a Unix socket before
+	// lockd takes it for hung, drops the connection and, after its reconnect
+	// window, ends the process; 0 sends no signs of life. A third of it is the
+	// time between two. It has no effect where there is a session.
+	Heartbeat time.Duration
 	// ConnectTimeout bounds one attempt to connect, the TLS handshake included.
 	// Further attempts follow.
 	ConnectTimeout time.Duration
@@ -79,6 +84,9 @@ func (c Config) validate() error {
 	} else if _, err := wire.DecodeRequest(line); err != nil {
 		errs = append(errs, err) // lockd's own check
 	}
+	if c.Heartbeat != 0 && c.Heartbeat < time.Second {
+		errs = append(errs, fmt.Errorf("heartbeat is %s: want 0 (none) or at least 1s", c.Heartbeat))
+	}
 	if c.Reconnect <= 0 {
 		errs = append(errs, fmt.Errorf("reconnect is %s: want more than 0", c.Reconnect))
 	}
@@ -107,12 +115,18 @@ func (c Config) serverErrors() []error {
 	return errs
 }
 
-// ttl is the session's, 0 where there is none.
+// ttl is the session's, or that of the signs of life.
 func (c Config) ttl() time.Duration {
-	if network, _, _ := parseAddr(c.Addr); c.Session || network == "tcp" {
-		return c.SessionTTL
+	if c.soft() {
+		return c.Heartbeat
 	}
-	return 0
+	return c.SessionTTL
+}
+
+// soft tells that there is no session.
+func (c Config) soft() bool {
+	network, _, _ := parseAddr(c.Addr)
+	return !c.Session && network != "tcp"
 }
 
 func (c Config) acquire(token uint64) wire.Request {

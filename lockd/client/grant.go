@@ -91,7 +91,7 @@ func (g *Grant) keep(ctx context.Context, l *link) {
 		}
 		g.c.log.Warn("the connection to lockd is lost, asking for the lock again", "token", g.token, "error", err, "after", delay)
 		until, over := broken.Add(g.c.cfg.Reconnect), fmt.Errorf("lockd has not given it back within %s: %w", g.c.cfg.Reconnect, err)
-		if s := l.lease.until; l.lease.ttl != 0 && s.Before(until) {
+		if s := l.lease.until; l.lease.ends() && s.Before(until) {
 			until, over = s, errSession
 		}
 		l, err = g.regain(ctx, until, over, &b, delay)
@@ -153,7 +153,7 @@ var errAnother = errors.New("the grant is no longer lockd's")
 
 // again asks once for the lock that was granted. Only the same grant keeps it.
 func (g *Grant) again(ctx context.Context) (*link, error) {
-	l, err := g.c.cfg.open(ctx, g.c.dial, g.c.cfg.ttl(), g.c.cfg.acquire(g.token))
+	l, err := g.c.cfg.open(ctx, g.c.dial, g.c.cfg.ttl(), g.c.cfg.soft(), g.c.cfg.acquire(g.token))
 	if err != nil {
 		return nil, err
 	}

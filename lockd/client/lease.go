@@ -10,6 +10,8 @@ import "time"
 //
 // It reads no clock. Times must carry the monotonic clock.
 type lease struct {
+	// soft tells that the pings are signs of life only: the lease never ends.
+	soft bool
 	// ttl is 0 where there is no session; then nothing else counts.
 	ttl time.Duration
 	// until is the end: ttl after the send of the last request that was answered.
@@ -23,19 +25,22 @@ type lease struct {
 
 // newLease starts with an acquire that was sent at the given time. Its answer is
 // outstanding, so until is only how long to wait for it.
-func newLease(ttl time.Duration, asked time.Time) lease {
+func newLease(ttl time.Duration, soft bool, asked time.Time) lease {
 	if ttl == 0 {
 		return lease{}
 	}
-	return lease{ttl: ttl, until: asked.Add(ttl), last: asked}
+	return lease{soft: soft, ttl: ttl, until: asked.Add(ttl), last: asked}
 }
+
+// ends tells whether the lease has an end.
+func (l *lease) ends() bool { return l.ttl != 0 && !l.soft }
 
 // due is when the next ping must be sent. A third of the TTL leaves time for a
 // ping that is answered late.
 func (l *lease) due() time.Time { return l.last.Add(l.ttl / 3) }
 
 // over tells whether the session has ended.
-func (l *lease) over(now time.Time) bool { return l.ttl != 0 && !now.Before(l.until) }
+func (l *lease) over(now time.Time) bool { return l.ends() && !now.Before(l.until) }
 
 // ping notes a ping that is about to be sent.
 func (l *lease) ping(now time.Time) {

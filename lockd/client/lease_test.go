@@ -15,7 +15,7 @@ import (
 func TestLease(t *testing.T) {
 	t0 := time.Now()
 	at := func(s float64) time.Time { return t0.Add(time.Duration(s * float64(time.Second))) }
-	l := newLease(9*time.Second, t0)
+	l := newLease(9*time.Second, false, t0)
 	require.Equal(t, at(3), l.due())
 	require.Equal(t, at(9), l.until)
 	require.False(t, l.over(at(8.999)))
@@ -32,7 +32,7 @@ func TestLease(t *testing.T) {
 	require.Equal(t, at(15), l.until)
 	require.False(t, l.pong(), "every ping is answered")
 
-	none := newLease(0, t0)
+	none := newLease(0, false, t0)
 	require.False(t, none.over(at(1e9)), "no session is never over")
 }
 
@@ -45,7 +45,7 @@ func TestLeaseEndsBeforeTheSession(t *testing.T) {
 			return time.Duration(rapid.Int64Range(0, int64(6*time.Second)).Draw(t, name))
 		}
 		now := time.Now()
-		l := newLease(ttl, now)
+		l := newLease(ttl, false, now)
 		session := now.Add(delay("acquire")).Add(ttl) // lockd's
 		arrived := session.Add(-ttl)                  // at lockd, in order
 		answered := arrived                           // here, in order
@@ -79,7 +79,7 @@ func later(a, b time.Time) time.Time {
 // session at once; the end counts.
 func TestOverIsOver(t *testing.T) {
 	for range 50 {
-		l := &link{lease: newLease(time.Second, time.Now().Add(-time.Minute)), arrivals: make(chan arrival, 1)}
+		l := &link{lease: newLease(time.Second, false, time.Now().Add(-time.Minute)), arrivals: make(chan arrival, 1)}
 		l.lease.ping(time.Now())
 		l.arrivals <- arrival{event: wire.Event{Event: wire.Granted, Token: 5}}
 		_, err := l.next(t.Context())

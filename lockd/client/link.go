@@ -54,7 +54,7 @@ type arrival struct {
 }
 
 // open connects and sends a request.
-func (c Config) open(ctx context.Context, dial dialer, ttl time.Duration, r wire.Request) (*link, error) {
+func (c Config) open(ctx context.Context, dial dialer, ttl time.Duration, soft bool, r wire.Request) (*link, error) {
 	attempt, cancel := context.WithTimeout(ctx, c.ConnectTimeout)
 	defer cancel()
 	conn, err := dial(attempt)
@@ -64,7 +64,7 @@ func (c Config) open(ctx context.Context, dial dialer, ttl time.Duration, r wire
 	now := time.Now()
 	l := &link{
 		conn:     conn,
-		lease:    newLease(ttl, now),
+		lease:    newLease(ttl, soft, now),
 		born:     now,
 		arrivals: make(chan arrival),
 		stop:     make(chan struct{}),
@@ -156,7 +156,7 @@ func (l *link) wait(ctx context.Context) (a arrival, arrived bool, err error) {
 	var alarm <-chan time.Time
 	if l.lease.ttl != 0 {
 		at := l.lease.due()
-		if l.lease.until.Before(at) {
+		if l.lease.ends() && l.lease.until.Before(at) {
 			at = l.lease.until
 		}
 		t := time.NewTimer(time.Until(at))
@@ -179,7 +179,7 @@ func (l *link) age() time.Duration { return time.Since(l.born) }
 func (l *link) ping(now time.Time) error {
 	l.lease.ping(now)
 	deadline := now.Add(writeTimeout)
-	if l.lease.until.Before(deadline) {
+	if l.lease.ends() && l.lease.until.Before(deadline) {
 		deadline = l.lease.until
 	}
 	return l.send(wire.Request{Op: wire.OpPing}, deadline)

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/lockd/client"
+	"remuda/lockd/wire"
 )
 
 const second = time.Second
@@ -365,6 +366,39 @@ func TestSessionTTLIsAnnounced(t *testing.T) {
 			require.NoError(t, acquire(t, c).Close())
 		})
 	}
+}
+
+// TestHeartbeat: signs of life on a Unix socket are no session. A lockd that does
+// not answer them costs nothing.
+func TestHeartbeat(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cfg := config("/lockd.sock")
+		cfg.Heartbeat = 6 * time.Second
+		c := newClient(t, cfg)
+		pings := make(chan time.Time, 100)
+		piped(c, up(t, func(p *peer) {
+			if r, ok := p.read(); !ok || r.SessionTTL != 6000 {
+				p.fail("the client sent %+v: want a TTL of 6000", r)
+			}
+			p.send(granted(5))
+			for {
+				r, ok := p.read()
+				if !ok {
+					return
+				}
+				if r.Op != wire.OpPing {
+					p.fail("the client sent %+v: want a ping", r)
+				}
+				pings <- time.Now()
+			}
+		}))
+		g := acquire(t, c)
+		first := <-pings
+		require.Equal(t, 2*time.Second, (<-pings).Sub(first))
+		time.Sleep(time.Minute)
+		require.NoError(t, g.Err())
+		require.NoError(t, g.Close())
+	})
 }
 
 // TestNoPings: a process that lockd can see is not asked whether it lives.

@@ -51,6 +51,9 @@ type Config struct {
 	// LockReconnect and LockSessionTTL are client.Config's.
 	LockReconnect  time.Duration
 	LockSessionTTL time.Duration
+	// LockHeartbeat is client.Config.Heartbeat: a shim that hangs for so long,
+	// and then for lockd's reconnect window, is ended by lockd.
+	LockHeartbeat time.Duration
 	// Listen is the shim's own HTTP address.
 	Listen string
 	// Consul is where the engine is registered; nil registers nowhere.
@@ -92,6 +95,7 @@ func DefaultConfig() Config {
 	return Config{
 		LockReconnect:  lock.Reconnect,
 		LockSessionTTL: lock.SessionTTL,
+		LockHeartbeat:  5 * time.Second, // no scheduler lets a process wait for so long
 		Role:           replica.RolePrimary,
 		Dialect:        "vllm",
 		Listen:         "127.0.0.1:0",

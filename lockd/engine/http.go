@@ -84,7 +84,7 @@ func (s *Shim) Addr() string {
 // handler is the shim's own HTTP (DESIGN section 4).
 func (s *Shim) handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /live", s.probe((*Machine).Live))
+	mux.HandleFunc("GET /live", s.live)
 	mux.HandleFunc("GET /ready", s.probe((*Machine).Ready))
 	mux.HandleFunc("GET /state", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, s.Status()) })
 	mux.Handle("GET /metrics", promhttp.HandlerFor(s.metrics.registry, promhttp.HandlerOpts{}))
@@ -94,6 +94,27 @@ func (s *Shim) handler() http.Handler {
 	mux.HandleFunc("POST /v1/sleep", s.committed(s.Sleep))
 	mux.HandleFunc("POST /v1/wake", s.committed(func(ctx context.Context, _ time.Duration) error { return s.Wake(ctx) }))
 	return mux
+}
+
+// live answers as Decision 2 says. Kubernetes has a start-up probe for Init, Nomad
+// has not: with the query parameter startup (a Go duration) Init counts as live
+// for so long.
+func (s *Shim) live(w http.ResponseWriter, r *http.Request) {
+	ask := (*Machine).Live
+	if raw := r.URL.Query().Get("startup"); raw != "" {
+		budget, err := time.ParseDuration(raw)
+		if err != nil || budget <= 0 {
+			writeJSON(w, http.StatusBadRequest, map[string]string{"error": fmt.Sprintf("startup is %q: want a duration above 0, such as 2h", raw)})
+			return
+		}
+		ask = func(m *Machine, now time.Time) error {
+			if m.State() == Init && now.Sub(m.Since()) < budget {
+				return nil
+			}
+			return m.Live(now)
+		}
+	}
+	s.probe(ask)(w, r)
 }
 
 func (s *Shim) probe(ask func(*Machine, time.Time) error) http.HandlerFunc {

@@ -64,7 +64,7 @@ func (s *Shim) lockConfig() client.Config {
 	cfg := client.DefaultConfig()
 	cfg.Addr, cfg.TLS = s.cfg.Lock, s.cfg.LockTLS
 	cfg.Group, cfg.Holder = s.cfg.Name.String(), s.cfg.Role
-	cfg.Reconnect, cfg.SessionTTL = s.cfg.LockReconnect, s.cfg.LockSessionTTL
+	cfg.Reconnect, cfg.SessionTTL, cfg.Heartbeat = s.cfg.LockReconnect, s.cfg.LockSessionTTL, s.cfg.LockHeartbeat
 	cfg.Logger = s.logger.Named("lock")
 	cfg.OnWaiting = func(position int) {
 		s.mu.Lock()

@@ -184,6 +184,24 @@ func TestStoppedShimIsFenced(t *testing.T) {
 	serves(t, a, replica.RoleShadow, "2")
 }
 
+// TestHungShimIsFenced although its connection stands: it gives no sign of life.
+func TestHungShimIsFenced(t *testing.T) {
+	t.Parallel()
+	l, a := newLocks(t), consultest.New(t)
+	primary := l.engine(replica.RolePrimary, a, func(c *engine.Config) { c.LockHeartbeat = time.Second })
+	st := primary.awaitState(engine.Active)
+	shadow := l.engine(replica.RoleShadow, a, func(c *engine.Config) { c.LockHeartbeat = time.Second })
+	shadow.standby()
+	begin := time.Now()
+	kill(t, primary.cmd.Process.Pid, syscall.SIGSTOP)
+	now := shadow.awaitState(engine.Active)
+	require.Less(t, time.Since(begin), 10*time.Second)
+	require.Equal(t, uint64(2), now.Token)
+	require.True(t, gone(st.PID))
+	require.Error(t, primary.exited())
+	serves(t, a, replica.RoleShadow, "2")
+}
+
 // TestFailedWakeHandsTheLockOn (Decision 6): whoever cannot wake is never
 // registered, and the next one is granted the lock.
 func TestFailedWakeHandsTheLockOn(t *testing.T) {
@@ -214,6 +232,17 @@ func TestEngineThatCannotSleepNeedsNoLock(t *testing.T) {
 	require.Equal(t, 1, exitCode(s.exited()))
 	require.Contains(t, s.log.String(), "engine cannot sleep")
 	require.True(t, strings.Contains(s.log.String(), "--enable-sleep-mode"), s.log.String())
+}
+
+// TestStartupBudget is what a start-up probe is elsewhere.
+func TestStartupBudget(t *testing.T) {
+	t.Parallel()
+	s := startShim(t, settings{loading: true})
+	s.await("its HTTP", func() bool { st, ok := s.status(); return ok && st.State == engine.Init && st.PID != 0 })
+	for query, want := range map[string]int{"": 503, "?startup=1h": 200, "?startup=1ns": 503, "?startup=soon": 400, "?startup=-1s": 400} {
+		code, body := call(t, http.MethodGet, s.url+"/live"+query)
+		require.Equal(t, want, code, "%s: %s", query, body)
+	}
 }
 
 // TestWaitingShimStops at once, wherever lockd is.

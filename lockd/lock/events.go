@@ -40,7 +40,7 @@ func (m *Machine) Acquire(now time.Time, conn ConnID, name, holder string, token
 			m.refuse(conn, CodeLost, "the lock of group %q is lost: its holder %q is being ended", name, holder)
 			break
 		}
-		m.resume(now, g, conn)
+		m.resume(now, g, conn, peer.TTL)
 	default:
 		m.wait(now, g, waiter{conn: conn, holder: holder, peer: peer, until: m.session(now, peer)})
 	}
@@ -66,16 +66,21 @@ func (m *Machine) wait(now time.Time, g *group, w waiter) {
 }
 
 // session is when a peer that is silent from now on is given up; zero for a
-// local one.
+// local one that gives no signs of life.
 func (m *Machine) session(now time.Time, peer Peer) time.Time {
-	if peer.Process != nil {
+	switch {
+	case peer.Process == nil:
+		return now.Add(m.times.SessionTTL)
+	case peer.TTL > 0:
+		return now.Add(peer.TTL)
+	default:
 		return time.Time{}
 	}
-	return now.Add(m.times.SessionTTL)
 }
 
 // resume gives the lock back to its holder on a new connection.
-func (m *Machine) resume(now time.Time, g *group, conn ConnID) {
+func (m *Machine) resume(now time.Time, g *group, conn ConnID, ttl time.Duration) {
+	g.peer.TTL = ttl
 	if g.conn != 0 {
 		m.close(g.conn)
 	}
@@ -263,18 +268,21 @@ func (m *Machine) Tick(now time.Time) []Effect {
 			m.fence(g)
 		case g.state == Reconnecting:
 			m.free(now, g)
-		case g.state == Held: // a remote holder that is silent
+		case g.state == Held: // a holder that is silent
 			conn := g.conn
 			ended := g.until
 			m.drop(now, conn)
 			m.close(conn)
-			g.until = ended.Add(m.times.LockDelay)
+			if g.peer.Process == nil {
+				g.until = ended.Add(m.times.LockDelay)
+			}
 		}
 	}
 	return m.done()
 }
 
-// expireWaiters drops remote waiters that are silent.
+// expireWaiters drops waiters that are silent: a lock that is granted to a process
+// that hangs would have to be won back first.
 func (m *Machine) expireWaiters(now time.Time, g *group) {
 	var late []ConnID
 	for _, w := range g.waiters {

@@ -48,6 +48,10 @@ type Peer struct {
 	// Identity is what a remote peer has proven, as its certificate's name. A
 	// holder can be taken over only by the same identity.
 	Identity string `json:"identity,omitempty"`
+	// TTL is how long a local peer may be silent before it is taken for hung,
+	// which ends its connection; 0 if it gives no signs of life. It belongs to
+	// the connection.
+	TTL time.Duration `json:"-"`
 }
 
 // same tells whether q is p again: the same process, or a remote peer that has

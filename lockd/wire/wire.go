@@ -51,9 +51,10 @@ type Request struct {
 	Holder string `json:"holder,omitempty"`
 	// Token is what a reconnecting holder was granted, 0 for nobody.
 	Token uint64 `json:"token,omitempty"`
-	// SessionTTL is after how many milliseconds without an answer a client with
-	// a session gives its lock up; 0 where it does not say. One that is longer
-	// than lockd's own would let two hold the lock.
+	// SessionTTL is, of a client with a session, after how many milliseconds
+	// without an answer it gives its lock up; one that is longer than lockd's own
+	// would let two hold the lock. Of a local process it is how long it may be
+	// silent before it is taken for hung. 0 says nothing.
 	SessionTTL int64 `json:"session_ttl_ms,omitempty"`
 }
 
