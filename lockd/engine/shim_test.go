@@ -371,7 +371,7 @@ func TestDrainSaysThatItCannotTell(t *testing.T) {
 	s := startShim(t, settings{})
 	s.awaitState(engine.Active)
 	s.control("no-gauges")
-	code, body := call(t, "POST", s.url+"/v1/drain?timeout=200ms")
+	code, body := call(t, "POST", s.url+"/v1/drain?timeout=2s")
 	require.Equal(t, http.StatusGatewayTimeout, code, body)
 	require.Contains(t, body, "engine does not tell")
 }
