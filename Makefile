@@ -6,10 +6,12 @@ SHELL := /bin/bash
 BIN := bin
 TOOLS := .tools/bin
 PACKAGES := ./...
+# How long make soak goes on.
+SOAK ?= 1h
 # go-nvml (a later part) is cgo and warns about its own header.
 export CGO_CFLAGS ?= -Wno-deprecated-declarations
 
-.PHONY: help dev test unit race vet lint e2e bench build tools ollama clean
+.PHONY: help dev test unit race vet lint e2e soak bench build tools ollama clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,10 +47,14 @@ lint: vet ## go vet and golangci-lint with .golangci.yml
 
 e2e: tools ollama build ## End-to-end tests on real Nomad, Consul and Ollama
 	REMUDA_BIN=$(CURDIR)/$(BIN) REMUDA_TOOLS=$(CURDIR)/$(TOOLS) REMUDA_OLLAMA=$(CURDIR)/$(TOOLS)/ollama \
-		go test -tags e2e -count 1 -p 1 -timeout 40m ./e2e/... ./lockd/engine/dialect/...
+		go test -tags e2e -count 1 -p 1 -timeout 40m ./e2e/... ./lockd/engine/dialect/... ./lockd/torture/...
 
-bench: build ## Benchmarks: gateway overhead against direct and a bare ReverseProxy
+soak: ## Torture lockd for SOAK=1h
+	REMUDA_SOAK=$(SOAK) go test -tags e2e -count 1 -timeout 0 -v -run NeverTwo ./lockd/torture
+
+bench: build tools ## Benchmarks: gateway against direct and a bare ReverseProxy, failover against flock and Consul
 	go test ./controller/gateway -run '^$$' -bench Gateway -benchtime 1x -timeout 30m
+	REMUDA_TOOLS=$(CURDIR)/$(TOOLS) go test ./lockd -run '^$$' -bench Failover -benchtime 1x -timeout 30m
 
 clean: ## Remove what was built (the tools stay cached by Go)
 	rm -rf $(BIN) .tools

@@ -200,6 +200,9 @@ type daemon struct {
 	log *logBuffer
 	// logFile takes the log instead of log, if it is not nil.
 	logFile *os.File
+	// ended is closed when the process has ended, with err.
+	ended chan struct{}
+	err   error
 }
 
 type logBuffer struct {
@@ -266,6 +269,23 @@ func (d *daemon) launch() {
 		d.cmd.Stderr = d.logFile
 	}
 	require.NoError(d.t, d.cmd.Start())
+	d.ended = make(chan struct{})
+	go func(cmd *exec.Cmd, ended chan struct{}) {
+		d.err = cmd.Wait()
+		close(ended)
+	}(d.cmd, d.ended)
+}
+
+// wait waits for the end of a lockd that should not serve.
+func (d *daemon) wait() error {
+	d.t.Helper()
+	select {
+	case <-d.ended:
+		return d.err
+	case <-time.After(patience):
+		d.t.Fatalf("lockd serves: %s", d.log)
+		return nil
+	}
 }
 
 func (d *daemon) start() {
@@ -286,7 +306,7 @@ func (d *daemon) kill() {
 		return
 	}
 	_ = d.cmd.Process.Kill()
-	_ = d.cmd.Wait()
+	<-d.ended
 }
 
 // status asks for the status on a connection of its own.
@@ -381,7 +401,9 @@ func (d *daemon) makeClient(group, holder string, set clientSettings) *client {
 func (c *client) start() {
 	c.t.Helper()
 	c.events = make(chan clientEvent, 10000)
-	c.cmd.Stderr = os.Stderr
+	if c.cmd.Stderr == nil {
+		c.cmd.Stderr = os.Stderr
+	}
 	var err error
 	c.in, err = c.cmd.StdinPipe()
 	require.NoError(c.t, err)
@@ -427,6 +449,21 @@ func (c *client) next(kind string) clientEvent {
 			require.NotEqual(c.t, wire.Refused, e.Event.Event, "%s: %s", e.Code, e.Error)
 		case <-deadline:
 			c.t.Fatalf("no event %q came", kind)
+		}
+	}
+}
+
+// within waits for the next event of that kind for a while only.
+func (c *client) within(kind string, d time.Duration) (e clientEvent, ok bool) {
+	deadline := time.After(d)
+	for {
+		select {
+		case e, ok = <-c.events:
+			if !ok || e.Event.Event == kind {
+				return e, ok
+			}
+		case <-deadline:
+			return clientEvent{}, false
 		}
 	}
 }

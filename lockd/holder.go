@@ -152,8 +152,11 @@ func (h *holder) end(ctx context.Context) {
 
 func (h *holder) endOnce(ctx context.Context) error {
 	if h.process != nil {
-		// What the holder has started is found while it still has children.
-		h.scan()
+		// What the holder has started is found while it still has children. A dead
+		// one has none any more, and the next holder waits.
+		if ended, err := h.process.Wait(0); err != nil || !ended {
+			h.scan()
+		}
 		if err := h.process.Signal(unix.SIGKILL); err != nil {
 			return err
 		}

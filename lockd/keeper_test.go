@@ -17,7 +17,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"remuda/lockd/client"
+	lockclient "remuda/lockd/client"
 	"remuda/lockd/cohort"
 	"remuda/lockd/wire"
 )
@@ -45,13 +45,13 @@ func runKeeper(raw string) error {
 		_, _ = io.Copy(io.Discard, os.Stdin)
 		os.Exit(0)
 	}()
-	cfg := client.DefaultConfig()
+	cfg := lockclient.DefaultConfig()
 	cfg.Addr, cfg.Group, cfg.Holder = set.Addr, set.Group, set.Holder
 	if set.SessionTTL != 0 {
 		cfg.SessionTTL = set.SessionTTL
 	}
 	cfg.OnWaiting = func(position int) { say(wire.Event{Event: wire.Waiting, Position: position}) }
-	c, err := client.New(cfg)
+	c, err := lockclient.New(cfg)
 	if err != nil {
 		return err
 	}

@@ -219,7 +219,7 @@ func TestSecondLockdIsRefused(t *testing.T) {
 		second := &daemon{t: t, cfg: d.cfg, log: &logBuffer{}}
 		tc.change(&second.cfg)
 		second.launch()
-		require.Error(t, second.cmd.Wait(), name)
+		require.Error(t, second.wait(), name)
 		require.Contains(t, second.log.String(), tc.want, name)
 	}
 	a.silent(10 * time.Millisecond)

@@ -3,8 +3,10 @@ package cohort
 import (
 	"bufio"
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -21,9 +23,11 @@ func TestParseStat(t *testing.T) {
 		want stat
 		err  string
 	}{
-		"plain":               {line: "9 (sleep) " + rest, want: stat{Process{9, 4242}, 7, 'S', 3}},
-		"a name with spaces":  {line: "9 (tmux: server) " + rest, want: stat{Process{9, 4242}, 7, 'S', 3}},
-		"a name like a field": {line: "9 (a) Z 1 (b)) " + rest, want: stat{Process{9, 4242}, 7, 'S', 3}},
+		"plain":               {line: "9 (sleep) " + rest, want: stat{Process{9, 4242}, 7, 'S', 3, false}},
+		"of the kernel":       {line: "9 (kworker/0:1) " + strings.Replace(rest, "4194560", "69238880", 1), want: stat{Process{9, 4242}, 7, 'S', 3, true}},
+		"bad flags":           {line: "9 (sleep) " + strings.Replace(rest, "4194560", "x", 1), err: "flags"},
+		"a name with spaces":  {line: "9 (tmux: server) " + rest, want: stat{Process{9, 4242}, 7, 'S', 3, false}},
+		"a name like a field": {line: "9 (a) Z 1 (b)) " + rest, want: stat{Process{9, 4242}, 7, 'S', 3, false}},
 		"no name":             {line: "9 sleep S 7", err: "no closing bracket"},
 		"cut off":             {line: "9 (sleep) S 7 1", err: "3 fields after the name"},
 		"bad parent":          {line: "9 (sleep) " + strings.Replace(rest, "S 7", "S x", 1), err: "parent"},
@@ -160,6 +164,30 @@ func TestKillEndsEveryMemberAndNobodyElse(t *testing.T) {
 	_, err := Lookup(other.pids[0])
 	require.NoError(t, err)
 	require.NoError(t, tracker.Kill(ctx), "nobody left is no error")
+}
+
+// TestKillEndsWhoeverForksMeanwhile: members that start another process and end,
+// again and again, are on no list for long, and in the middle of execve they have
+// no environment. All of them have a lock, which the kernel takes back from the
+// last of them.
+func TestKillEndsWhoeverForksMeanwhile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "lock")
+	const walk = `n=0; w() { sleep 0.00$((n % 4)); n=$((n + 1)); if [ $n -lt 1000 ]; then w & fi; exit; }; for i in 1 2 3 4 5 6; do w & done`
+	for i := range 15 {
+		file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+		require.NoError(t, err)
+		require.NoError(t, unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB), "round %d: a member outlived Kill", i)
+		id := fmt.Sprintf("walkers-%d-%d", os.Getpid(), i)
+		cmd := exec.Command("sh", "-c", walk)
+		cmd.Env = append(os.Environ(), EnvVar+"="+id)
+		cmd.ExtraFiles = []*os.File{file}
+		require.NoError(t, cmd.Run())
+		require.NoError(t, file.Close())
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		err = NewTracker(id, stranger).Kill(ctx)
+		cancel()
+		require.NoError(t, err)
+	}
 }
 
 func TestZombiesOfTheRootAreReported(t *testing.T) {

@@ -7,15 +7,20 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// killRetry is the pause between two rounds of Kill: the kernel tears a
-// process with gigabytes of memory down in tens of milliseconds.
-const killRetry = 2 * time.Millisecond
+// The pause between two rounds of Kill: a small process ends, and an execve is
+// over, in microseconds; the kernel tears a process with gigabytes of memory down
+// in tens of milliseconds.
+const (
+	killRetryMin = 200 * time.Microsecond
+	killRetryMax = 2 * time.Millisecond
+)
 
 // Tracker remembers a cohort's members. Members are found by two marks: their
 // environment carries the cohort's ID, or they descend from a member (unless
@@ -55,33 +60,20 @@ func (t *Tracker) Spare(pids ...int) {
 // Scan reads /proc and returns the members that live, and the zombies whose
 // parent is root (for a root that reaps what was orphaned to it).
 func (t *Tracker) Scan() (alive []Process, zombies []int, err error) {
-	dir, err := os.Open("/proc")
+	alive, zombies, _, err = t.scan(func(Process) {})
+	return alive, zombies, err
+}
+
+// scan also counts the processes of which it cannot be told now whether they
+// are members: while there are any, no living member proves nothing. Members that
+// are known or marked are passed to meet at first sight.
+func (t *Tracker) scan(meet func(Process)) (alive []Process, zombies []int, unsure int, err error) {
+	all, err := t.lookAtAll(meet)
 	if err != nil {
-		return nil, nil, fmt.Errorf("scan processes: %w", err)
-	}
-	names, err := dir.Readdirnames(-1)
-	_ = dir.Close()
-	if err != nil {
-		return nil, nil, fmt.Errorf("scan processes: %w", err)
-	}
-	var all []stat
-	for _, name := range names {
-		pid, err := strconv.Atoi(name)
-		if err != nil {
-			continue
-		}
-		s, err := readStat(pid)
-		if err != nil {
-			// A process that we may not look at (hidepid) is not ours.
-			if errors.Is(err, ErrGone) || errors.Is(err, fs.ErrPermission) {
-				continue
-			}
-			return nil, nil, err
-		}
-		all = append(all, s)
+		return nil, nil, 0, fmt.Errorf("scan processes: %w", err)
 	}
 	root := t.livingRoot(all)
-	member := t.members(all, root)
+	member, unsure := t.members(all, root)
 	for _, s := range all {
 		switch {
 		case s.gone():
@@ -92,11 +84,88 @@ func (t *Tracker) Scan() (alive []Process, zombies []int, err error) {
 			alive = append(alive, s.Process)
 		}
 	}
-	return alive, zombies, nil
+	return alive, zombies, unsure, nil
+}
+
+// looked is what one look at a process says.
+type looked struct {
+	stat
+	// mark is the cohort's ID in its environment. It is asked for only where
+	// nothing is known of the process, and where it lives.
+	mark string
+	// unsure: it lives, and what its mark is cannot be told now.
+	unsure bool
+}
+
+// lookAtAll looks at every process. One that starts another and ends before it is
+// looked at tells nothing, and the other is not on the list: so the list is read
+// again until it has nobody new. Then whoever lives has been looked at.
+func (t *Tracker) lookAtAll(meet func(Process)) ([]looked, error) {
+	var all []looked
+	done := map[string]bool{}
+	for {
+		dir, err := os.Open("/proc")
+		if err != nil {
+			return nil, err
+		}
+		names, err := dir.Readdirnames(-1)
+		_ = dir.Close()
+		if err != nil {
+			return nil, err
+		}
+		fresh := false
+		for _, name := range names {
+			pid, err := strconv.Atoi(name)
+			if err != nil || done[name] {
+				continue
+			}
+			fresh = true
+			l, err := t.lookAt(pid)
+			switch {
+			case err == nil:
+				done[name] = true
+				all = append(all, l)
+				if t.known[l.Process] || l.mark == t.id && l.mark != "" {
+					meet(l.Process)
+				}
+			case errors.Is(err, fs.ErrPermission):
+				done[name] = true // one that we may not look at (hidepid) is not ours
+			case !errors.Is(err, ErrGone): // the ID of one that is gone may be used again
+				return nil, err
+			}
+		}
+		if !fresh {
+			return all, nil
+		}
+	}
+}
+
+func (t *Tracker) lookAt(pid int) (looked, error) {
+	s, err := readStat(pid)
+	if err != nil {
+		return looked{}, err
+	}
+	l := looked{stat: s}
+	if _, seen := t.known[s.Process]; seen || s.kernel || s.gone() || t.spared[pid] {
+		return l, nil
+	}
+	mark, told := markOf(pid)
+	if told {
+		l.mark = mark
+		return l, nil
+	}
+	l.unsure = true
+	if l.stat, err = readStat(pid); err != nil {
+		return looked{}, err
+	}
+	if l.Process != s.Process { // the ID is another's by now
+		return looked{}, ErrGone
+	}
+	return l, nil
 }
 
 // livingRoot is the root's ID, or -1 once that ID may belong to a stranger.
-func (t *Tracker) livingRoot(all []stat) int {
+func (t *Tracker) livingRoot(all []looked) int {
 	for _, s := range all {
 		if s.Process == t.root {
 			return t.root.PID
@@ -105,19 +174,23 @@ func (t *Tracker) livingRoot(all []stat) int {
 	return -1
 }
 
-// members decides about every process and forgets those that are gone.
-func (t *Tracker) members(all []stat, root int) map[int]bool {
+// members decides about every process and forgets those that are gone. It
+// counts those about which it cannot decide now.
+func (t *Tracker) members(all []looked, root int) (map[int]bool, int) {
 	known := make(map[Process]bool, len(all))
-	member, foreign := make(map[int]bool), make(map[int]bool)
+	member, foreign, unsure := make(map[int]bool), make(map[int]bool), make(map[int]bool)
 	for _, s := range all {
 		if t.spared[s.PID] {
 			continue
 		}
 		is, seen := t.known[s.Process]
 		if !seen && !s.gone() {
-			switch id := markOf(s.PID); id {
-			case "":
-			case t.id:
+			switch {
+			case s.unsure:
+				unsure[s.PID] = true
+				continue
+			case s.mark == "":
+			case s.mark == t.id:
 				is = true
 			default:
 				foreign[s.PID] = true
@@ -139,20 +212,38 @@ func (t *Tracker) members(all []stat, root int) map[int]bool {
 			}
 			if member[s.parent] || s.parent == root {
 				member[s.PID], known[s.Process], changed = true, true, true
+				delete(unsure, s.PID)
 			}
 		}
 	}
 	t.known = known
-	return member
+	return member, len(unsure)
 }
 
 // markOf is the cohort's ID in the environment that pid was started with, empty
-// for none.
-func markOf(pid int) string {
-	env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
-	if err != nil {
-		return ""
+// for none. It cannot be told of a process that is gone, that is in the middle of
+// execve, or that ends and has given back its memory but not yet its files: none
+// of them has an environment, which is an empty file or, by kernel, ESRCH.
+func markOf(pid int) (id string, told bool) {
+	paths := []string{fmt.Sprintf("/proc/%d/environ", pid)}
+	for i := 0; i < len(paths); i++ {
+		env, err := read(paths[i])
+		if errors.Is(err, fs.ErrPermission) {
+			return "", true
+		}
+		if len(env) > 0 {
+			return parseMark(env), true
+		}
+		if i == 0 {
+			// A process whose first thread has ended has its memory all the same.
+			others, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/[0-9]*/environ", pid))
+			paths = append(paths, others...)
+		}
 	}
+	return "", startedWithout(pid)
+}
+
+func parseMark(env []byte) string {
 	for _, kv := range bytes.Split(env, []byte{0}) {
 		if id, ok := bytes.CutPrefix(kv, []byte(EnvVar+"=")); ok {
 			return string(id)
@@ -163,7 +254,11 @@ func markOf(pid int) string {
 
 // Mark is the cohort's ID that p was started with, empty for none.
 func Mark(p Process) string {
-	id := markOf(p.PID)
+	id, told := markOf(p.PID)
+	for wait := time.Millisecond; !told && wait < 100*time.Millisecond; wait *= 2 {
+		time.Sleep(wait)
+		id, told = markOf(p.PID)
+	}
 	if now, err := Lookup(p.PID); err != nil || now != p {
 		return "" // somebody else's
 	}
@@ -178,39 +273,55 @@ func (t *Tracker) Signal(sig unix.Signal) error {
 	}
 	var errs []error
 	for _, p := range alive {
-		h, err := Open(p)
-		if err != nil {
-			if !errors.Is(err, ErrGone) {
-				errs = append(errs, err)
-			}
-			continue
-		}
-		errs = append(errs, h.Signal(sig), h.Close())
+		errs = append(errs, signal(p, sig))
 	}
 	return errors.Join(errs...)
 }
+
+// signal sends sig; a process that is gone is no error.
+func signal(p Process, sig unix.Signal) error {
+	h, err := Open(p)
+	if err != nil {
+		if errors.Is(err, ErrGone) {
+			return nil
+		}
+		return err
+	}
+	return errors.Join(h.Signal(sig), h.Close())
+}
+
+func kill(p Process) error { return signal(p, unix.SIGKILL) }
 
 // Kill sends SIGKILL to every member until none is left, or ctx ends. Members
 // that fork meanwhile are found by the next round; what fails in one round is
 // tried again in the next.
 func (t *Tracker) Kill(ctx context.Context) error {
+	pause := killRetryMin
 	for {
-		failed := t.Signal(unix.SIGKILL)
-		alive, zombies, err := t.Scan()
+		// At first sight, since a member may be about to start another and end.
+		alive, zombies, unsure, err := t.scan(func(p Process) { _ = kill(p) })
 		if t.root.PID == os.Getpid() {
 			Reap(zombies)
 		}
-		if err == nil && len(alive) == 0 {
+		if err == nil && len(alive)+unsure == 0 {
 			return nil
+		}
+		var failed []error
+		for _, p := range alive {
+			failed = append(failed, kill(p))
 		}
 		select {
 		case <-ctx.Done():
 			if err != nil {
 				return fmt.Errorf("cohort %s cannot be looked for: %w", t.id, errors.Join(err, ctx.Err()))
 			}
+			if len(alive) == 0 {
+				return fmt.Errorf("whether %d processes are of cohort %s cannot be told: %w", unsure, t.id, ctx.Err())
+			}
 			return fmt.Errorf("%d processes of cohort %s are still alive, the first is %d: %w",
-				len(alive), t.id, alive[0].PID, errors.Join(failed, ctx.Err()))
-		case <-time.After(killRetry):
+				len(alive), t.id, alive[0].PID, errors.Join(append(failed, ctx.Err())...))
+		case <-time.After(pause):
+			pause = min(2*pause, killRetryMax)
 		}
 	}
 }
