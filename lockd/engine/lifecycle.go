@@ -309,10 +309,14 @@ func (s *Shim) drain(ctx context.Context, timeout time.Duration) error {
 // error, at ctx's end, says what was last heard.
 func (s *Shim) awaitIdle(ctx context.Context) error {
 	var idleSince time.Time
+	var last error // why the engine is not idle, as it was last heard
 	for {
 		askCtx, cancel := context.WithTimeout(ctx, s.cfg.HealthTimeout)
 		usage, err := s.dialect.Usage(askCtx)
 		cancel()
+		if err != nil && ctx.Err() != nil && last != nil {
+			return last // that our own time is over tells nothing of the engine
+		}
 		if errors.Is(err, dialect.ErrUnknown) && s.dialect.SleepWaits() {
 			// Requests that were routed before the deregistration may still
 			// arrive, and would keep the model.
@@ -323,7 +327,7 @@ func (s *Shim) awaitIdle(ctx context.Context) error {
 		}
 		// An engine that cannot be asked right now, or never tells, may well
 		// have requests.
-		last := err
+		last = err
 		if err == nil && usage.InFlight() > 0 {
 			last = fmt.Errorf("%d requests run, %d wait", usage.Running, usage.Waiting)
 		}
