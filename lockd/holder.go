@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
@@ -51,11 +52,17 @@ func (h *holder) run(ctx context.Context) {
 	if !h.open(ctx) {
 		return
 	}
-	if h.process != nil {
-		defer h.process.Close()
-	}
-	if h.await(ctx) {
+	waiting, stop := context.WithCancel(ctx)
+	var wait sync.WaitGroup
+	ended := make(chan uint64, 1)
+	wait.Go(func() { h.ended(waiting, ended) })
+	if h.await(ctx, ended) {
 		h.end(ctx)
+	}
+	stop()
+	wait.Wait()
+	if h.process != nil {
+		_ = h.process.Close()
 	}
 }
 
@@ -79,16 +86,7 @@ func (h *holder) open(ctx context.Context) bool {
 
 // await returns true when the holder is to be fenced. It reports the holder's
 // death meanwhile, and scans.
-func (h *holder) await(ctx context.Context) bool {
-	waiting, stop := context.WithCancel(ctx)
-	ended, finished := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(finished)
-		if h.ended(waiting) {
-			close(ended)
-		}
-	}()
-	defer func() { stop(); <-finished }()
+func (h *holder) await(ctx context.Context, ended <-chan uint64) bool {
 	h.scan()
 	tick := time.NewTicker(scanEvery)
 	defer tick.Stop()
@@ -97,9 +95,10 @@ func (h *holder) await(ctx context.Context) bool {
 		case <-ctx.Done():
 			return false
 		case <-h.fence:
+			// Who fences a dead holder has been told of its death.
 			return true
-		case <-ended:
-			ended = nil
+		case at := <-ended:
+			h.tracker.RootEnded(at)
 			h.died()
 		case <-tick.C:
 			h.scan()
@@ -107,23 +106,34 @@ func (h *holder) await(ctx context.Context) bool {
 	}
 }
 
-// ended waits for the end of the holder's process.
-func (h *holder) ended(ctx context.Context) bool {
+// waitFor bounds one wait for the holder's end, so that the goroutine ends with
+// its holder and so that it is known when the holder was last seen alive.
+const (
+	waitFor   = 250 * time.Millisecond
+	lateTicks = uint64(waitFor / cohort.ClockTick)
+)
+
+// ended waits for the end of the holder's process and tells, in clock ticks, when
+// that was at the latest.
+func (h *holder) ended(ctx context.Context, tell chan<- uint64) {
 	if h.process == nil {
-		return true
+		tell <- 0
+		return
 	}
 	for ctx.Err() == nil {
-		// The wait is bounded so that the goroutine ends with its holder.
-		gone, err := h.process.Wait(250)
+		alive := cohort.Now()
+		gone, err := h.process.Wait(int(waitFor.Milliseconds()))
 		if err != nil {
 			h.logger.Error("cannot wait for the holder: its lock stays shut", "error", err)
-			return false
+			return
 		}
 		if gone {
-			return true
+			// A lockd that was stopped learns of the death late. The holder's next
+			// life, in the same cgroup, may have begun by then.
+			tell <- min(cohort.Now(), alive+lateTicks)
+			return
 		}
 	}
-	return false
 }
 
 func (h *holder) scan() {
@@ -154,9 +164,11 @@ func (h *holder) endOnce(ctx context.Context) error {
 	if h.process != nil {
 		// What the holder has started is found while it still has children. A dead
 		// one has none any more, and the next holder waits.
-		if ended, err := h.process.Wait(0); err != nil || !ended {
+		ended, err := h.process.Wait(0)
+		if err != nil || !ended {
 			h.scan()
 		}
+		killed := cohort.Now()
 		if err := h.process.Signal(unix.SIGKILL); err != nil {
 			return err
 		}
@@ -165,7 +177,11 @@ func (h *holder) endOnce(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
+			if gone && ended {
+				break // and whoever waited for it knows when
+			}
 			if gone {
+				h.tracker.RootEnded(min(cohort.Now(), killed+lateTicks))
 				break
 			}
 			if ctx.Err() != nil {

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -67,7 +68,22 @@ type tree struct {
 	cmd  *exec.Cmd
 	root Process
 	// pids are what the script printed, one per line.
-	pids []int
+	pids  []int
+	stdin io.Writer
+	lines *bufio.Scanner
+}
+
+// say is a line that the script reads.
+func (tr *tree) say(line string) { _, _ = fmt.Fprintln(tr.stdin, line) }
+
+// next is the next process ID that the script prints; it is ended with the test.
+func (tr *tree) next(t *testing.T) int {
+	t.Helper()
+	require.True(t, tr.lines.Scan(), "the script printed too few process IDs")
+	pid, err := strconv.Atoi(strings.TrimSpace(tr.lines.Text()))
+	require.NoError(t, err)
+	tr.pids = append(tr.pids, pid)
+	return pid
 }
 
 // grow runs a shell script that prints n process IDs and then waits.
@@ -80,7 +96,7 @@ func grow(t *testing.T, env []string, n int, script string) *tree {
 	stdout, err := cmd.StdoutPipe()
 	require.NoError(t, err)
 	require.NoError(t, cmd.Start())
-	tr := &tree{cmd: cmd}
+	tr := &tree{cmd: cmd, stdin: stdin, lines: bufio.NewScanner(stdout)}
 	t.Cleanup(func() {
 		_ = stdin.Close()
 		for _, pid := range tr.pids {
@@ -89,12 +105,8 @@ func grow(t *testing.T, env []string, n int, script string) *tree {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	})
-	lines := bufio.NewScanner(stdout)
 	for range n {
-		require.True(t, lines.Scan(), "the script printed too few process IDs")
-		pid, err := strconv.Atoi(strings.TrimSpace(lines.Text()))
-		require.NoError(t, err)
-		tr.pids = append(tr.pids, pid)
+		tr.next(t)
 	}
 	tr.root, err = Lookup(cmd.Process.Pid)
 	require.NoError(t, err)

@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"time"
 
@@ -22,12 +24,12 @@ const (
 	killRetryMax = 2 * time.Millisecond
 )
 
-// Tracker remembers a cohort's members. Members are found by two marks: their
-// environment carries the cohort's ID, or they descend from a member (unless
-// their environment carries another cohort's ID). A member
-// once seen stays one, so a child that clears its environment and then loses
-// its parent is still known if a scan came in between. Not safe for concurrent
-// use.
+// Tracker remembers a cohort's members. Members are found by three marks: their
+// environment carries the cohort's ID, they descend from a member, or they are in
+// the root's cgroup, where the root has one to itself. Whoever carries another
+// cohort's ID is none. A member once seen stays one, so a child that clears its
+// environment and then loses its parent is still known if a scan came in between.
+// Not safe for concurrent use.
 type Tracker struct {
 	id   string
 	root Process
@@ -37,6 +39,14 @@ type Tracker struct {
 	awaited map[int]bool
 	// known says of each process that was looked at whether it is a member.
 	known map[Process]bool
+	// settled has the IDs of those that the last whole scan found to be none, and
+	// forks how many processes the machine had started by then (settled.go).
+	settled map[int]bool
+	forks   uint64
+	// own is the root's cgroup where it has one to itself, and ended the last tick
+	// in which a process of it was the root's (cgroup.go).
+	own   string
+	ended uint64
 }
 
 // NewTracker follows the cohort id. Children of root are members too while
@@ -60,20 +70,32 @@ func (t *Tracker) Spare(pids ...int) {
 // Scan reads /proc and returns the members that live, and the zombies whose
 // parent is root (for a root that reaps what was orphaned to it).
 func (t *Tracker) Scan() (alive []Process, zombies []int, err error) {
+	t.settled = nil // a whole scan
 	alive, zombies, _, err = t.scan(func(Process) {})
 	return alive, zombies, err
 }
 
-// scan also counts the processes of which it cannot be told now whether they
+// scan also returns the processes of which it cannot be told now whether they
 // are members: while there are any, no living member proves nothing. Members that
 // are known or marked are passed to meet at first sight.
-func (t *Tracker) scan(meet func(Process)) (alive []Process, zombies []int, unsure int, err error) {
+func (t *Tracker) scan(meet func(Process)) (alive []Process, zombies, unsure []int, err error) {
+	if !t.settledStill() {
+		t.settled = nil
+	}
+	forks, began := forksSinceBoot(), Now()
 	all, err := t.lookAtAll(meet)
 	if err != nil {
-		return nil, nil, 0, fmt.Errorf("scan processes: %w", err)
+		return nil, nil, nil, fmt.Errorf("scan processes: %w", err)
 	}
 	root := t.livingRoot(all)
+	if root != -1 {
+		t.owns(all)
+		t.ended = max(t.ended, began)
+	}
 	member, unsure := t.members(all, root)
+	if t.settled == nil {
+		t.settle(all, member, unsure, forks)
+	}
 	for _, s := range all {
 		switch {
 		case s.gone():
@@ -93,6 +115,8 @@ type looked struct {
 	// mark is the cohort's ID in its environment. It is asked for only where
 	// nothing is known of the process, and where it lives.
 	mark string
+	// owned: it has no mark, and is in the root's own cgroup.
+	owned bool
 	// unsure: it lives, and what its mark is cannot be told now.
 	unsure bool
 }
@@ -116,7 +140,7 @@ func (t *Tracker) lookAtAll(meet func(Process)) ([]looked, error) {
 		fresh := false
 		for _, name := range names {
 			pid, err := strconv.Atoi(name)
-			if err != nil || done[name] {
+			if err != nil || done[name] || t.settled[pid] {
 				continue
 			}
 			fresh = true
@@ -152,7 +176,11 @@ func (t *Tracker) lookAt(pid int) (looked, error) {
 	mark, told := markOf(pid)
 	if told {
 		l.mark = mark
+		l.owned = mark == "" && t.own != "" && cgroupOf(pid) == t.own
 		return l, nil
+	}
+	if s.Start < t.root.Start {
+		return l, nil // it is older than the cohort
 	}
 	l.unsure = true
 	if l.stat, err = readStat(pid); err != nil {
@@ -165,19 +193,25 @@ func (t *Tracker) lookAt(pid int) (looked, error) {
 }
 
 // livingRoot is the root's ID, or -1 once that ID may belong to a stranger.
+// Whoever was looked at lived in the root's time where it is there.
 func (t *Tracker) livingRoot(all []looked) int {
 	for _, s := range all {
 		if s.Process == t.root {
-			return t.root.PID
+			if now, err := readStat(t.root.PID); err == nil && now.Process == t.root && !now.gone() {
+				return t.root.PID
+			}
 		}
 	}
 	return -1
 }
 
-// members decides about every process and forgets those that are gone. It
-// counts those about which it cannot decide now.
-func (t *Tracker) members(all []looked, root int) (map[int]bool, int) {
-	known := make(map[Process]bool, len(all))
+// members decides about every process and, in a whole scan, forgets those that
+// are gone. It returns those about which it cannot decide now, too.
+func (t *Tracker) members(all []looked, root int) (map[int]bool, []int) {
+	known := t.known
+	if t.settled == nil {
+		known = make(map[Process]bool, len(all))
+	}
 	member, foreign, unsure := make(map[int]bool), make(map[int]bool), make(map[int]bool)
 	for _, s := range all {
 		if t.spared[s.PID] {
@@ -190,6 +224,7 @@ func (t *Tracker) members(all []looked, root int) (map[int]bool, int) {
 				unsure[s.PID] = true
 				continue
 			case s.mark == "":
+				is = s.owned && (root != -1 || s.Start <= t.ended)
 			case s.mark == t.id:
 				is = true
 			default:
@@ -217,7 +252,7 @@ func (t *Tracker) members(all []looked, root int) (map[int]bool, int) {
 		}
 	}
 	t.known = known
-	return member, len(unsure)
+	return member, slices.Sorted(maps.Keys(unsure))
 }
 
 // markOf is the cohort's ID in the environment that pid was started with, empty
@@ -303,7 +338,7 @@ func (t *Tracker) Kill(ctx context.Context) error {
 		if t.root.PID == os.Getpid() {
 			Reap(zombies)
 		}
-		if err == nil && len(alive)+unsure == 0 {
+		if err == nil && len(alive)+len(unsure) == 0 {
 			return nil
 		}
 		var failed []error
@@ -316,7 +351,8 @@ func (t *Tracker) Kill(ctx context.Context) error {
 				return fmt.Errorf("cohort %s cannot be looked for: %w", t.id, errors.Join(err, ctx.Err()))
 			}
 			if len(alive) == 0 {
-				return fmt.Errorf("whether %d processes are of cohort %s cannot be told: %w", unsure, t.id, ctx.Err())
+				return fmt.Errorf("whether %d processes are of cohort %s cannot be told, the first is %d: it has no environment, as in the middle of its end: %w",
+					len(unsure), t.id, unsure[0], ctx.Err())
 			}
 			return fmt.Errorf("%d processes of cohort %s are still alive, the first is %d: %w",
 				len(alive), t.id, alive[0].PID, errors.Join(append(failed, ctx.Err())...))
