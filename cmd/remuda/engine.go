@@ -26,7 +26,7 @@ until POST /v1/wake on the shim's own address (-listen), which also answers /liv
 /v1/drain and /v1/sleep.`,
 		setup: func(fs *flag.FlagSet) func(context.Context, []string) error {
 			cfg := engine.DefaultConfig()
-			var consulAddr, group, logLevel, cert, key, ca string
+			var consulAddr, group, logLevel, cert, key, ca, standby string
 			var noConsul bool
 			fs.StringVar(&cfg.Role, "role", cfg.Role, "`role` in the failover group: primary or shadow")
 			fs.StringVar(&group, "group", "", "failover `group`, which is the replica's name: <model>:<variant>:<replica id>")
@@ -37,6 +37,7 @@ until POST /v1/wake on the shim's own address (-listen), which also answers /liv
 			fs.StringVar(&cfg.ModelFile, "model-file", "", "GGUF `file` from which the ollama dialect makes the model")
 			fs.Var(&cfg.Parameters, "model-parameter", "`NAME=VALUE` set on the model that -model-file makes, as num_thread=1; may be repeated")
 			fs.StringVar(&cfg.Lock, "lock", "", "`address` of lockd: a socket's path, or tcp://host:port; without it a primary serves as soon as it can")
+			fs.StringVar(&standby, "standby", "warm", "how to wait for -lock: `warm` (initialised and asleep) or cold (not even started, for engines that cannot sleep)")
 			fs.StringVar(&cert, "lock-tls-cert", "", "certificate `file` for -lock over TCP")
 			fs.StringVar(&key, "lock-tls-key", "", "key `file` for -lock over TCP")
 			fs.StringVar(&ca, "lock-tls-ca", "", "`file` with the authorities of lockd's certificate")
@@ -61,6 +62,10 @@ until POST /v1/wake on the shim's own address (-listen), which also answers /liv
 				if group == "" {
 					return usagef("-group must be set: <model>:<variant>:<replica id>")
 				}
+				if standby != "warm" && standby != "cold" {
+					return usagef("-standby is %q: want warm or cold", standby)
+				}
+				cfg.Cold = standby == "cold"
 				name, err := replica.ParseName(group)
 				if err != nil {
 					return usagef("-group: %v", err)

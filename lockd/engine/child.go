@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -16,14 +17,20 @@ import (
 
 // child is the engine's process and its cohort.
 type child struct {
-	cmd    *exec.Cmd
-	ended  chan struct{}
-	endErr error
+	cmd *exec.Cmd
+	// began and ended are closed when the process has started and when it has
+	// ended, endErr is set then.
+	began, ended chan struct{}
+	endErr       error
+	// mu is held while the process is started; nothing starts once stopped.
+	mu      sync.Mutex
+	stopped bool
 }
 
-// startChild starts command marked with the cohort's ID. The kernel kills the
-// child should the shim die; its own children are the guard's business.
-func startChild(command []string, cohortID string, extraEnv []string) (*child, error) {
+var errStopping = errors.New("start engine: the shim is stopping")
+
+// newChild prepares the process of command, marked with the cohort's ID.
+func newChild(command []string, cohortID string) (*child, error) {
 	path, err := exec.LookPath(command[0])
 	if err != nil {
 		return nil, fmt.Errorf("start engine: %w: the command after -- must be a program on PATH or a path to one", err)
@@ -31,31 +38,47 @@ func startChild(command []string, cohortID string, extraEnv []string) (*child, e
 	cmd := exec.Command(path, command[1:]...)
 	cmd.Args[0] = command[0]
 	cmd.Env = append(withoutEnv(os.Environ(), cohort.EnvVar), cohort.EnvVar+"="+cohortID)
-	cmd.Env = append(cmd.Env, extraEnv...)
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	cmd.SysProcAttr = &unix.SysProcAttr{Setpgid: true, Pdeathsig: unix.SIGKILL}
-	c := &child{cmd: cmd, ended: make(chan struct{})}
+	return &child{cmd: cmd, began: make(chan struct{}), ended: make(chan struct{})}, nil
+}
+
+// start starts the process; call it once. The kernel kills the child should the
+// shim die; its own children are the guard's business.
+func (c *child) start(extraEnv ...string) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.stopped {
+		return errStopping
+	}
+	c.cmd.Env = append(c.cmd.Env, extraEnv...)
 	started := make(chan error, 1)
 	go func() {
 		// The parent-death signal fires when the thread that forked ends, so
 		// that thread stays with this goroutine until the child is gone.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
-		if err := cmd.Start(); err != nil {
+		if err := c.cmd.Start(); err != nil {
 			started <- fmt.Errorf("start engine: %w", err)
 			return
 		}
+		close(c.began)
 		started <- nil
-		c.endErr = cmd.Wait()
+		c.endErr = c.cmd.Wait()
 		close(c.ended)
 	}()
-	if err := <-started; err != nil {
-		return nil, err
-	}
-	return c, nil
+	return <-started
 }
 
-func (c *child) pid() int { return c.cmd.Process.Pid }
+// pid is the process's ID, 0 until it has started.
+func (c *child) pid() int {
+	select {
+	case <-c.began:
+		return c.cmd.Process.Pid
+	default:
+		return 0
+	}
+}
 
 // exit says how the child ended; call it after ended is closed.
 func (c *child) exit() string {
@@ -68,9 +91,15 @@ func (c *child) exit() string {
 // stop asks the engine's process group to end, then kills what is left of the
 // cohort, whatever comes of the asking. It returns once nothing is left.
 func (c *child) stop(ctx context.Context, tracker *cohort.Tracker, grace time.Duration) error {
+	c.mu.Lock()
+	c.stopped = true
+	c.mu.Unlock()
 	select {
 	case <-c.ended:
 	default:
+		if c.pid() == 0 {
+			break
+		}
 		asked := unix.Kill(-c.pid(), unix.SIGTERM)
 		if asked != nil && !errors.Is(asked, unix.ESRCH) {
 			return errors.Join(fmt.Errorf("ask the engine to end: %w", asked), tracker.Kill(ctx))

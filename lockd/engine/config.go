@@ -54,6 +54,9 @@ type Config struct {
 	// LockHeartbeat is client.Config.Heartbeat: a shim that hangs for so long,
 	// and then for lockd's reconnect window, is ended by lockd.
 	LockHeartbeat time.Duration
+	// Cold starts the engine only once it has its lock: a standby of an engine
+	// without a sleep mode, which has no memory of a GPU to give back.
+	Cold bool
 	// Listen is the shim's own HTTP address.
 	Listen string
 	// Consul is where the engine is registered; nil registers nowhere.
@@ -121,6 +124,9 @@ func (c Config) validate() error {
 	}
 	if c.Role != replica.RolePrimary && c.Role != replica.RoleShadow {
 		bad("role is %q: want primary or shadow", c.Role)
+	}
+	if c.Cold && c.Lock == "" {
+		bad("standby is cold without a lock: nothing would ever start the engine; set lock too")
 	}
 	if _, err := replica.ParseName(c.Name.String()); err != nil {
 		bad("group: %w", err)

@@ -31,7 +31,7 @@ type Status struct {
 	Token    uint64 `json:"token"`
 	Dialect  string `json:"dialect"`
 	CanSleep bool   `json:"can_sleep"`
-	// PID is the engine's process.
+	// PID is the engine's process, 0 while a cold standby has none.
 	PID    int           `json:"pid"`
 	Cohort string        `json:"cohort"`
 	Consul *ConsulStatus `json:"consul,omitempty"`
@@ -60,7 +60,10 @@ func (s *Shim) Status() Status {
 		Replica: s.engine.Name.String(), Model: s.engine.Name.Model, Variant: s.engine.Name.Variant,
 		Role: s.engine.Role, State: s.machine.State(), Since: s.machine.Since(), Unhealthy: s.machine.unhealthy,
 		Address: s.engine.HostPort(), Slots: s.engine.Slots, Token: s.engine.Token,
-		Dialect: s.dialect.Name(), PID: s.pid, Cohort: s.cohortID,
+		Dialect: s.dialect.Name(), Cohort: s.cohortID,
+	}
+	if s.child != nil {
+		st.PID = s.child.pid()
 	}
 	if s.locker != nil {
 		st.Lock = &LockStatus{Held: s.grant != nil, Position: s.waiting}

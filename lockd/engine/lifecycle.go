@@ -35,7 +35,11 @@ const (
 // lifecycle walks the engine from Init to Active (a primary) or Standby (a
 // shadow) and then looks after it until ctx ends.
 func (s *Shim) lifecycle(ctx context.Context) {
-	if err := s.initialise(ctx); err != nil {
+	initialise := s.initialise
+	if s.cfg.Cold {
+		initialise = func(context.Context) error { return s.move(Standby) }
+	}
+	if err := initialise(ctx); err != nil {
 		if ctx.Err() == nil {
 			s.fail(fmt.Errorf("initialise: %w", err))
 		}
@@ -69,6 +73,27 @@ func (s *Shim) initialise(ctx context.Context) error {
 	start := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.InitTimeout)
 	defer cancel()
+	if err := s.load(ctx); err != nil {
+		return err
+	}
+	switch {
+	case s.cfg.Role == replica.RolePrimary && s.locker == nil:
+	case s.dialect.CanSleep():
+		if err := s.dialect.Sleep(ctx); err != nil {
+			return fmt.Errorf("put the engine to sleep: %w", err)
+		}
+	case s.locker != nil:
+		return fmt.Errorf("%w: it would hold the GPU's memory while another engine has the lock; start it with its sleep mode (vLLM: --enable-sleep-mode and VLLM_SERVER_DEV_MODE=1), or only once it has the lock (-standby cold)", ErrCannotSleep)
+	}
+	took := time.Since(start)
+	s.metrics.initSeconds.Set(took.Seconds())
+	s.logger.Info("engine is initialised", "took", took.Round(time.Millisecond).String(), "slots", s.Engine().Slots, "can_sleep", s.dialect.CanSleep())
+	return s.move(Standby)
+}
+
+// load waits until the started engine has its model, and asks for its slots.
+func (s *Shim) load(ctx context.Context) error {
+	start := time.Now()
 	if err := poll(ctx, s.dialect.Healthy); err != nil {
 		return fmt.Errorf("engine is not healthy after %s: %w", time.Since(start).Round(time.Millisecond), err)
 	}
@@ -86,20 +111,11 @@ func (s *Shim) initialise(ctx context.Context) error {
 	s.mu.Lock()
 	s.engine.Slots = slots
 	s.mu.Unlock()
-	switch {
-	case s.cfg.Role == replica.RolePrimary && s.locker == nil:
-	case s.dialect.CanSleep():
-		if err := s.dialect.Sleep(ctx); err != nil {
-			return fmt.Errorf("put the engine to sleep: %w", err)
-		}
-	case s.locker != nil:
-		return fmt.Errorf("%w: it would hold the GPU's memory while another engine has the lock; start it with its sleep mode (vLLM: --enable-sleep-mode and VLLM_SERVER_DEV_MODE=1)", ErrCannotSleep)
-	}
-	took := time.Since(start)
-	s.metrics.initSeconds.Set(took.Seconds())
-	s.logger.Info("engine is initialised", "took", took.Round(time.Millisecond).String(), "slots", slots, "can_sleep", s.dialect.CanSleep())
-	return s.move(Standby)
+	return nil
 }
+
+// isCold tells whether the engine's process is yet to be started.
+func (s *Shim) isCold() bool { return s.cfg.Cold && s.child.pid() == 0 }
 
 // poll calls probe until it succeeds, quickly at first.
 func poll(ctx context.Context, probe func(context.Context) error) error {
@@ -142,16 +158,19 @@ func (s *Shim) Wake(ctx context.Context) error {
 	default:
 		return fmt.Errorf("%w: engine is %s: only a standby or draining engine can be woken", ErrWrongState, state)
 	}
-	start := time.Now()
+	start, within := time.Now(), s.cfg.WakeTimeout
+	if s.isCold() { // it has to load its model first
+		within += s.cfg.InitTimeout
+	}
 	s.mu.Lock()
-	err := s.machine.Wake(start, s.cfg.WakeTimeout)
+	err := s.machine.Wake(start, within)
 	s.mu.Unlock()
 	if err != nil {
 		return err
 	}
 	s.metrics.entered(Waking)
 	s.logger.Info("state", "from", Standby, "to", Waking)
-	wakeCtx, cancel := context.WithTimeout(ctx, s.cfg.WakeTimeout)
+	wakeCtx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	if err := s.wakeEngine(wakeCtx); err != nil {
 		if ctx.Err() != nil {
@@ -171,7 +190,15 @@ func (s *Shim) Wake(ctx context.Context) error {
 }
 
 func (s *Shim) wakeEngine(ctx context.Context) error {
-	if s.dialect.CanSleep() {
+	switch {
+	case s.isCold():
+		if err := s.launch(); err != nil {
+			return err
+		}
+		if err := s.load(ctx); err != nil {
+			return err
+		}
+	case s.dialect.CanSleep():
 		asleep, err := s.dialect.Sleeping(ctx)
 		if err != nil {
 			return fmt.Errorf("ask whether the engine sleeps: %w", err)
@@ -467,6 +494,9 @@ func (s *Shim) checkHealth(ctx context.Context, state State) error {
 	defer cancel()
 	switch state {
 	case Standby, Draining:
+		if s.isCold() {
+			return nil
+		}
 		return s.dialect.Healthy(checkCtx)
 	case Active:
 	default:

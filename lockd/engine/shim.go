@@ -66,8 +66,11 @@ type Shim struct {
 	mu      sync.Mutex
 	machine *Machine
 	engine  replica.Engine
-	pid     int
-	addr    string
+	child   *child
+	// fence is the file that tells the engine its token; nil where there is no
+	// lock.
+	fence *os.File
+	addr  string
 	// grant is the lock, nil until it is granted; waiting is the place in the
 	// queue before.
 	grant   *client.Grant
@@ -170,24 +173,40 @@ func (s *Shim) Run(ctx context.Context) error {
 	}()
 	tracker.Spare(g.pid())
 
-	c, err := startChild(s.cfg.Command, s.cohortID, []string{
-		"REMUDA_REPLICA=" + s.cfg.Name.String(), "REMUDA_ROLE=" + s.cfg.Role, "REMUDA_WEIGHTS_LOCK=" + weightsLock(s.cfg.Role),
-	})
+	c, err := newChild(s.cfg.Command, s.cohortID)
 	if err != nil {
 		return err
 	}
-	tracker.Awaited(c.pid())
 	s.mu.Lock()
-	s.pid = c.pid()
+	s.child = c
 	s.mu.Unlock()
-	s.logger.Info("engine started", "pid", c.pid(), "command", s.cfg.Command[0], "cohort", s.cohortID)
-
+	if err := s.openFence(); err != nil {
+		return err
+	}
+	defer s.closeFence()
+	if !s.cfg.Cold {
+		if err := s.launch(); err != nil {
+			return err
+		}
+	}
 	lifeCtx, stopLife := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	wg.Go(func() { s.lifecycle(lifeCtx) })
 	reason := s.watch(ctx, c, g, tracker)
 	settled, err = s.shutDown(reason, c, tracker, func() { stopLife(); wg.Wait() })
 	return err
+}
+
+// launch starts the engine's process.
+func (s *Shim) launch() error {
+	env := append([]string{
+		"REMUDA_REPLICA=" + s.cfg.Name.String(), "REMUDA_ROLE=" + s.cfg.Role, "REMUDA_WEIGHTS_LOCK=" + weightsLock(s.cfg.Role),
+	}, s.fenceEnv()...)
+	if err := s.child.start(env...); err != nil {
+		return err
+	}
+	s.logger.Info("engine started", "pid", s.child.pid(), "command", s.cfg.Command[0], "cohort", s.cohortID)
+	return nil
 }
 
 // watch returns why the engine must end; nil means that ctx asked for it.
@@ -198,6 +217,7 @@ func (s *Shim) watch(ctx context.Context, c *child, g *guard, tracker *cohort.Tr
 	delay := guardRestart
 	var restart <-chan time.Time
 	var restarted <-chan error
+	began := c.began
 	again := func(what string, err error) {
 		s.logger.Warn(what, "again_in", delay.String(), "error", err)
 		restart, delay = time.After(delay), min(2*delay, guardRestartMax)
@@ -205,6 +225,9 @@ func (s *Shim) watch(ctx context.Context, c *child, g *guard, tracker *cohort.Tr
 	scanFailure := ""
 	for {
 		select {
+		case <-began:
+			began = nil
+			tracker.Awaited(c.pid())
 		case <-c.ended:
 			return fmt.Errorf("%w: %s", ErrEngineExited, c.exit())
 		case err := <-s.fatal:

@@ -1,0 +1,119 @@
+package engine_test
+
+import (
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"remuda/controller/consul/consultest"
+	"remuda/internal/replica"
+	"remuda/lockd/engine"
+)
+
+// cold starts a shim of an engine without sleep mode, which is started only once
+// it has the lock.
+func (l *locks) cold(role string, a *consultest.Agent, command ...string) *shim {
+	l.t.Helper()
+	return startShim(l.t, settings{role: role, sleepless: true, consul: a.Addr(), command: command, tune: func(c *engine.Config) {
+		c.Lock, c.Cold = l.cfg.Socket, true
+	}})
+}
+
+// env is a variable of a process's environment.
+func env(t *testing.T, pid int, name string) string {
+	t.Helper()
+	raw, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ")
+	require.NoError(t, err)
+	for kv := range strings.SplitSeq(string(raw), "\x00") {
+		if value, ok := strings.CutPrefix(kv, name+"="); ok {
+			return value
+		}
+	}
+	return ""
+}
+
+// TestColdStandby (DESIGN section 4): an engine that cannot sleep holds nothing
+// while another has the lock.
+func TestColdStandby(t *testing.T) {
+	t.Parallel()
+	l, a := newLocks(t), consultest.New(t)
+	primary := l.cold(replica.RolePrimary, a)
+	st := primary.awaitState(engine.Active)
+	require.False(t, st.CanSleep)
+	serves(t, a, replica.RolePrimary, "1")
+
+	shadow := l.cold(replica.RoleShadow, a)
+	shadow.standby()
+	// Longer than several health checks: that no engine answers is as it must be.
+	for deadline := time.Now().Add(500 * time.Millisecond); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+		now, ok := shadow.status()
+		require.True(t, ok)
+		require.Equal(t, []any{engine.Standby, 0}, []any{now.State, now.PID}, "no process of an engine")
+	}
+	for _, path := range []string{"/live", "/ready"} {
+		code, body := call(t, http.MethodGet, shadow.url+path)
+		require.Equal(t, http.StatusOK, code, body)
+	}
+	pids := append(primary.leave(), primary.guardPID())
+	primary.await("a look at all processes", func() bool { return strings.Contains(primary.log.String(), "processes=4 ") })
+	kill(t, st.PID, syscall.SIGKILL)
+	now := shadow.awaitState(engine.Active)
+	require.Equal(t, uint64(2), now.Token)
+	primary.awaitGone(pids)
+	serves(t, a, replica.RoleShadow, "2")
+	kill(t, shadow.cmd.Process.Pid, syscall.SIGTERM)
+	require.Equal(t, 0, exitCode(shadow.exited()))
+	shadow.awaitGone([]int{now.PID})
+}
+
+func TestColdStandbyStops(t *testing.T) {
+	t.Parallel()
+	l, a := newLocks(t), consultest.New(t)
+	l.cold(replica.RolePrimary, a).awaitState(engine.Active)
+	shadow := l.cold(replica.RoleShadow, a)
+	shadow.standby()
+	kill(t, shadow.cmd.Process.Pid, syscall.SIGTERM)
+	require.Equal(t, 0, exitCode(shadow.exited()))
+	require.NotContains(t, shadow.log.String(), "engine started")
+}
+
+// TestColdEngineThatDoesNotStart: its shim ends, and the lock goes on.
+func TestColdEngineThatDoesNotStart(t *testing.T) {
+	t.Parallel()
+	l, a := newLocks(t), consultest.New(t)
+	primary := l.cold(replica.RolePrimary, a, "sh", "-c", "exit 7")
+	require.Equal(t, 1, exitCode(primary.exited()))
+	require.Contains(t, primary.log.String(), "exit status 7")
+	shadow := l.cold(replica.RoleShadow, a)
+	require.Equal(t, uint64(2), shadow.awaitState(engine.Active).Token)
+}
+
+// TestEngineLearnsItsToken: from the file that its environment names, empty until
+// the grant.
+func TestEngineLearnsItsToken(t *testing.T) {
+	t.Parallel()
+	l, a := newLocks(t), consultest.New(t)
+	primary := l.engine(replica.RolePrimary, a, nil)
+	st := primary.awaitState(engine.Active)
+	shadow := l.engine(replica.RoleShadow, a, nil)
+	shadow.standby()
+	waiting, ok := shadow.status()
+	require.True(t, ok)
+	require.Equal(t, "m:v:r1", env(t, waiting.PID, "REMUDA_FENCE_GROUP"))
+	says := func(pid int) string {
+		raw, err := os.ReadFile(env(t, pid, "REMUDA_FENCE_TOKEN_FILE"))
+		require.NoError(t, err)
+		return string(raw)
+	}
+	require.Equal(t, "1\n", says(st.PID))
+	require.Empty(t, says(waiting.PID))
+	kill(t, st.PID, syscall.SIGKILL)
+	shadow.awaitState(engine.Active)
+	require.Equal(t, "2\n", says(waiting.PID))
+}
