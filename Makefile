@@ -55,6 +55,7 @@ soak: ## Torture lockd for SOAK=1h
 bench: build tools ## Benchmarks: gateway against direct and a bare ReverseProxy, failover against flock and Consul
 	go test ./controller/gateway -run '^$$' -bench Gateway -benchtime 1x -timeout 30m
 	REMUDA_TOOLS=$(CURDIR)/$(TOOLS) go test ./lockd -run '^$$' -bench Failover -benchtime 1x -timeout 30m
+	REMUDA_FAILOVER_KILLS=200 REMUDA_BIN=$(CURDIR)/$(BIN) REMUDA_TOOLS=$(CURDIR)/$(TOOLS) go test -tags e2e -count 1 -v -timeout 60m -run 'TestFailover$$' ./e2e
 
 clean: ## Remove what was built (the tools stay cached by Go)
 	rm -rf $(BIN) .tools

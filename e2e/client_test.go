@@ -54,6 +54,11 @@ func (e statusError) Error() string { return fmt.Sprintf("status %d: %s", e.code
 // streamChat sends a streaming chat request and reads it to its end. Only a
 // stream that ends with [DONE] is a success.
 func streamChat(ctx context.Context, gateway, model, prompt string, maxTokens int) (answer, error) {
+	return streamChatSeen(ctx, gateway, model, prompt, maxTokens, func(time.Time) {})
+}
+
+// streamChatSeen is streamChat that tells when each token comes.
+func streamChatSeen(ctx context.Context, gateway, model, prompt string, maxTokens int, seen func(time.Time)) (answer, error) {
 	var a answer
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, gateway+"/v1/chat/completions",
 		bytes.NewReader(chatBody(model, prompt, maxTokens, true)))
@@ -70,10 +75,10 @@ func streamChat(ctx context.Context, gateway, model, prompt string, maxTokens in
 		raw, _ := io.ReadAll(resp.Body)
 		return a, statusError{resp.StatusCode, string(raw)}
 	}
-	return readStream(resp.Body)
+	return readStream(resp.Body, seen)
 }
 
-func readStream(r io.Reader) (answer, error) {
+func readStream(r io.Reader, seen func(time.Time)) (answer, error) {
 	var a answer
 	var text strings.Builder
 	sc := bufio.NewScanner(r)
@@ -106,6 +111,7 @@ func readStream(r io.Reader) (answer, error) {
 		for _, c := range chunk.Choices {
 			if c.Delta.Content != "" {
 				a.last = time.Now()
+				seen(a.last)
 				if a.first.IsZero() {
 					a.first = a.last
 				}

@@ -66,7 +66,7 @@ func TestOllama(t *testing.T) {
 	require.NoError(t, err, "the stream has begun")
 	d.command("nomad", "job", "stop", "-detach", d.info.Job)
 	told := time.Now()
-	got, err := readStream(r)
+	got, err := readStream(r, func(time.Time) {})
 	require.NoError(t, err, "a running stream must finish")
 	require.Greater(t, got.chunks, 1000)
 	t.Logf("the stream ended %s after the job was told to stop", time.Since(told))

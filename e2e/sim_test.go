@@ -101,7 +101,7 @@ func printedCurl(t *testing.T, d *dev) {
 	pipe, err := cmd.StdoutPipe()
 	require.NoError(t, err)
 	require.NoError(t, cmd.Start())
-	got, err := readStream(pipe)
+	got, err := readStream(pipe, func(time.Time) {})
 	require.NoError(t, err)
 	require.NoError(t, cmd.Wait())
 	want := exact("demo", "Hello", 64)
