@@ -17,7 +17,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -27,6 +26,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/internal/devcluster"
+	"remuda/internal/proclog"
 	"remuda/internal/replica"
 )
 
@@ -45,29 +45,11 @@ func toolPath(t testing.TB, name string) string {
 	return filepath.Join(dir, name)
 }
 
-// output is what a process printed so far.
-type output struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (o *output) Write(p []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.b.Write(p)
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.b.String()
-}
-
 // dev is a `remuda dev` process.
 type dev struct {
 	t    testing.TB
 	cmd  *exec.Cmd
-	out  *output
+	out  *proclog.Buffer
 	done chan struct{}
 	err  error
 
@@ -79,7 +61,7 @@ type dev struct {
 // startDev starts `remuda dev` with args; it does not wait for it.
 func startDev(t testing.TB, env []string, args ...string) *dev {
 	t.Helper()
-	d := &dev{t: t, out: &output{}, done: make(chan struct{})}
+	d := &dev{t: t, out: &proclog.Buffer{}, done: make(chan struct{})}
 	d.cmd = exec.Command(binary(t, "remuda"), append([]string{"dev"}, args...)...)
 	d.cmd.Env = append(os.Environ(), env...)
 	d.cmd.Stdout, d.cmd.Stderr = d.out, d.out

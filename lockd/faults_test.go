@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"remuda/internal/proclog"
 	"remuda/lockd"
 	"remuda/lockd/lock"
 	"remuda/lockd/wire"
@@ -386,7 +387,7 @@ func TestStateFileIsNotBelieved(t *testing.T) {
 // refusesToStart starts lockd, which must end with an error that has these texts.
 func (d *daemon) refusesToStart(want ...string) {
 	d.t.Helper()
-	d.log = &logBuffer{}
+	d.log = &proclog.Buffer{}
 	d.launch()
 	var exit *exec.ExitError
 	require.ErrorAs(d.t, d.wait(), &exit)
@@ -491,11 +492,11 @@ func TestClientOfAnotherUser(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, os.WriteFile(exe, content, 0o755))
 	}
-	asNobody := func() (*client, *logBuffer) {
+	asNobody := func() (*client, *proclog.Buffer) {
 		c := d.makeClient("g", "intruder", clientSettings{})
 		c.cmd.Path, c.cmd.Dir = exe, "/"
 		c.cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
-		log := &logBuffer{}
+		log := &proclog.Buffer{}
 		c.cmd.Stderr = log
 		c.start()
 		return c, log

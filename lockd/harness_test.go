@@ -13,7 +13,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -22,6 +21,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"github.com/stretchr/testify/require"
 
+	"remuda/internal/proclog"
 	"remuda/lockd"
 	"remuda/lockd/cohort"
 	"remuda/lockd/lock"
@@ -197,29 +197,12 @@ type daemon struct {
 	t   testing.TB
 	cfg lockd.Config
 	cmd *exec.Cmd
-	log *logBuffer
+	log *proclog.Buffer
 	// logFile takes the log instead of log, if it is not nil.
 	logFile *os.File
 	// ended is closed when the process has ended, with err.
 	ended chan struct{}
 	err   error
-}
-
-type logBuffer struct {
-	mu sync.Mutex
-	b  strings.Builder
-}
-
-func (l *logBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *logBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
 }
 
 // newDaemon starts a lockd in a directory of its own.
@@ -234,7 +217,7 @@ func newDaemon(t testing.TB, tune func(*lockd.Config)) *daemon {
 func makeDaemon(t testing.TB, tune func(*lockd.Config)) *daemon {
 	t.Helper()
 	dir := shortDir(t)
-	d := &daemon{t: t, cfg: lockd.DefaultConfig(), log: &logBuffer{}}
+	d := &daemon{t: t, cfg: lockd.DefaultConfig(), log: &proclog.Buffer{}}
 	d.cfg.Socket, d.cfg.State = filepath.Join(dir, "sock"), filepath.Join(dir, "state")
 	d.cfg.Times = lock.Times{Reconnect: 500 * time.Millisecond, SessionTTL: time.Second, LockDelay: time.Second}
 	if tune != nil {

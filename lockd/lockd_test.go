@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"remuda/internal/proclog"
 	"remuda/lockd"
 	"remuda/lockd/lock"
 	"remuda/lockd/wire"
@@ -216,7 +217,7 @@ func TestSecondLockdIsRefused(t *testing.T) {
 		"on the same socket":     {func(c *lockd.Config) { c.State += "2" }, "another lockd serves the socket"},
 		"on the same state file": {func(c *lockd.Config) { c.Socket += "2" }, "in use by another lockd"},
 	} {
-		second := &daemon{t: t, cfg: d.cfg, log: &logBuffer{}}
+		second := &daemon{t: t, cfg: d.cfg, log: &proclog.Buffer{}}
 		tc.change(&second.cfg)
 		second.launch()
 		require.Error(t, second.wait(), name)

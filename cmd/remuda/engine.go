@@ -26,7 +26,8 @@ until POST /v1/wake on the shim's own address (-listen), which also answers /liv
 /v1/drain and /v1/sleep.`,
 		setup: func(fs *flag.FlagSet) func(context.Context, []string) error {
 			cfg := engine.DefaultConfig()
-			var consulAddr, group, logLevel, cert, key, ca, standby string
+			var consulAddr, group, logLevel, standby string
+			files := tlsFiles{prefix: "lock-tls"}
 			var noConsul bool
 			fs.StringVar(&cfg.Role, "role", cfg.Role, "`role` in the failover group: primary or shadow")
 			fs.StringVar(&group, "group", "", "failover `group`, which is the replica's name: <model>:<variant>:<replica id>")
@@ -38,9 +39,7 @@ until POST /v1/wake on the shim's own address (-listen), which also answers /liv
 			fs.Var(&cfg.Parameters, "model-parameter", "`NAME=VALUE` set on the model that -model-file makes, as num_thread=1; may be repeated")
 			fs.StringVar(&cfg.Lock, "lock", "", "`address` of lockd: a socket's path, or tcp://host:port; without it a primary serves as soon as it can")
 			fs.StringVar(&standby, "standby", "warm", "how to wait for -lock: `warm` (initialised and asleep) or cold (not even started, for engines that cannot sleep)")
-			fs.StringVar(&cert, "lock-tls-cert", "", "certificate `file` for -lock over TCP")
-			fs.StringVar(&key, "lock-tls-key", "", "key `file` for -lock over TCP")
-			fs.StringVar(&ca, "lock-tls-ca", "", "`file` with the authorities of lockd's certificate")
+			files.declare(fs, "-lock over TCP", "lockd's certificate")
 			fs.DurationVar(&cfg.LockReconnect, "lock-reconnect", cfg.LockReconnect, "how long to try to reach lockd again before the lock counts as lost")
 			fs.DurationVar(&cfg.LockHeartbeat, "lock-heartbeat", cfg.LockHeartbeat, "how long this process may hang before lockd drops it; 0: for ever")
 			fs.DurationVar(&cfg.LockSessionTTL, "lock-session-ttl", cfg.LockSessionTTL, "lockd's -session-ttl, for -lock over TCP")
@@ -77,7 +76,7 @@ until POST /v1/wake on the shim's own address (-listen), which also answers /liv
 				if !noConsul {
 					cfg.Consul = &consul.Address{Addr: consulAddr}
 				}
-				if cfg.LockTLS, err = clientTLS(cert, key, ca); err != nil {
+				if cfg.LockTLS, err = files.client(); err != nil {
 					return err
 				}
 				shim, err := engine.New(cfg)

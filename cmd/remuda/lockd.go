@@ -2,15 +2,12 @@ package main
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"net"
 	"net/http"
-	"os"
 	"sync"
 	"time"
 
@@ -36,13 +33,12 @@ With -listen, holders on other machines may take locks over TCP with client cert
 whether they live, so they have sessions: silent for -session-ttl, and then -lock-delay, and the lock is free.`,
 		setup: func(fs *flag.FlagSet) func(context.Context, []string) error {
 			cfg := lockd.DefaultConfig()
-			var logLevel, cert, key, ca, metricsAddr, consulAddr string
+			var logLevel, metricsAddr, consulAddr string
+			files := tlsFiles{prefix: "tls"}
 			fs.StringVar(&cfg.Socket, "socket", "", "`path` of the Unix socket (required)")
 			fs.StringVar(&cfg.State, "state", "", "`path` of the state file (required); a witness is kept beside it")
 			fs.StringVar(&cfg.Listen, "listen", "", "TCP `address` for holders on other machines (default: none)")
-			fs.StringVar(&cert, "tls-cert", "", "certificate `file` for -listen")
-			fs.StringVar(&key, "tls-key", "", "key `file` for -listen")
-			fs.StringVar(&ca, "tls-ca", "", "`file` with the authorities of client certificates for -listen")
+			files.declare(fs, "-listen", "client certificates")
 			fs.DurationVar(&cfg.Times.Reconnect, "reconnect-window", cfg.Times.Reconnect, "how long a holder that lives may be without its connection before it is killed")
 			fs.DurationVar(&cfg.Times.SessionTTL, "session-ttl", cfg.Times.SessionTTL, "how long a holder on another machine may be silent")
 			fs.DurationVar(&cfg.Times.LockDelay, "lock-delay", cfg.Times.LockDelay, "how long a lock stays shut after the session of a holder on another machine ended")
@@ -57,7 +53,7 @@ whether they live, so they have sessions: silent for -session-ttl, and then -loc
 				if cfg.Logger, err = p.logger("lockd", logLevel); err != nil {
 					return err
 				}
-				if cfg.TLS, err = serverTLS(cert, key, ca); err != nil {
+				if cfg.TLS, err = files.server(); err != nil {
 					return err
 				}
 				registry := prometheus.NewRegistry()
@@ -115,49 +111,6 @@ func mirrorLocks(cfg *lockd.Config, addr string) (*consul.Mirror, error) {
 		mirror.Set(keys)
 	}
 	return mirror, nil
-}
-
-// serverTLS is the TLS of a server that knows its clients by their certificates;
-// nil without files.
-func serverTLS(cert, key, ca string) (*tls.Config, error) {
-	pair, pool, err := readTLS("tls", cert, key, ca)
-	if pool == nil {
-		return nil, err
-	}
-	return &tls.Config{Certificates: []tls.Certificate{pair}, ClientCAs: pool, ClientAuth: tls.RequireAndVerifyClientCert, MinVersion: tls.VersionTLS12}, nil
-}
-
-// clientTLS is the TLS of a client with a certificate; nil without files.
-func clientTLS(cert, key, ca string) (*tls.Config, error) {
-	pair, pool, err := readTLS("lock-tls", cert, key, ca)
-	if pool == nil {
-		return nil, err
-	}
-	return &tls.Config{Certificates: []tls.Certificate{pair}, RootCAs: pool, MinVersion: tls.VersionTLS12}, nil
-}
-
-// readTLS reads a certificate, its key and the authorities of the other side from
-// files; pool is nil without files and after an error. flags begins the names of
-// the flags that gave them.
-func readTLS(flags, cert, key, ca string) (pair tls.Certificate, pool *x509.CertPool, err error) {
-	if cert == "" && key == "" && ca == "" {
-		return pair, nil, nil
-	}
-	if cert == "" || key == "" || ca == "" {
-		return pair, nil, usagef("-%s-cert, -%s-key and -%s-ca go together: give all three or none", flags, flags, flags)
-	}
-	if pair, err = tls.LoadX509KeyPair(cert, key); err != nil {
-		return pair, nil, fmt.Errorf("-%s-cert and -%s-key: %w", flags, flags, err)
-	}
-	raw, err := os.ReadFile(ca)
-	if err != nil {
-		return pair, nil, fmt.Errorf("-%s-ca: %w", flags, err)
-	}
-	pool = x509.NewCertPool()
-	if !pool.AppendCertsFromPEM(raw) {
-		return pair, nil, fmt.Errorf("-%s-ca: %s has no certificate in PEM form", flags, ca)
-	}
-	return pair, pool, nil
 }
 
 // serveMetrics serves GET /metrics at addr, nothing where addr is empty.

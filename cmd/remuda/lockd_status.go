@@ -21,11 +21,9 @@ func (p *program) lockdStatusVerb() verb {
 		setup: func(fs *flag.FlagSet) func(context.Context, []string) error {
 			cfg := client.DefaultConfig()
 			var asJSON bool
-			var cert, key, ca string
+			files := tlsFiles{prefix: "lock-tls"}
 			fs.StringVar(&cfg.Addr, "lock", "", "`address` of lockd: a socket's path, or tcp://host:port (required)")
-			fs.StringVar(&cert, "lock-tls-cert", "", "certificate `file` for -lock over TCP")
-			fs.StringVar(&key, "lock-tls-key", "", "key `file` for -lock over TCP")
-			fs.StringVar(&ca, "lock-tls-ca", "", "`file` with the authorities of lockd's certificate")
+			files.declare(fs, "-lock over TCP", "lockd's certificate")
 			fs.BoolVar(&asJSON, "json", false, "print JSON")
 			return func(ctx context.Context, args []string) error {
 				if err := noArgs(args); err != nil {
@@ -35,7 +33,7 @@ func (p *program) lockdStatusVerb() verb {
 					return usagef("-lock must be set: the path of lockd's socket")
 				}
 				var err error
-				if cfg.TLS, err = clientTLS(cert, key, ca); err != nil {
+				if cfg.TLS, err = files.client(); err != nil {
 					return err
 				}
 				ctx, cancel := context.WithTimeout(ctx, 10*time.Second)

@@ -1,7 +1,6 @@
 package engine_test
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -14,7 +13,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -23,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/controller/consul"
+	"remuda/internal/proclog"
 	"remuda/internal/replica"
 	"remuda/lockd/engine"
 	"remuda/lockd/engine/enginetest"
@@ -81,27 +80,9 @@ type shim struct {
 	cmd    *exec.Cmd
 	url    string // the shim's own
 	engine string
-	log    *buffer
+	log    *proclog.Buffer
 	done   chan struct{}
 	err    error
-}
-
-// buffer is a log that may be read while it is written.
-type buffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (b *buffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *buffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
 }
 
 type settings struct {
@@ -157,7 +138,7 @@ func startShim(t *testing.T, set settings) *shim {
 	raw, err := json.Marshal(cfg)
 	require.NoError(t, err)
 	args := append(append([]string{}, set.parent...), exe, "test-shim", string(raw))
-	s := &shim{t: t, url: "http://" + cfg.Listen, engine: cfg.EngineURL, log: &buffer{}, done: make(chan struct{})}
+	s := &shim{t: t, url: "http://" + cfg.Listen, engine: cfg.EngineURL, log: &proclog.Buffer{}, done: make(chan struct{})}
 	s.cmd = exec.Command(args[0], args[1:]...)
 	s.cmd.Stderr = s.log
 	s.cmd.WaitDelay = 20 * time.Second
