@@ -248,3 +248,39 @@ func TestHandle(t *testing.T) {
 	_, err = Open(p)
 	require.ErrorIs(t, err, ErrGone)
 }
+
+// TestMarkIsNeverMissed: a process that starts one program after another in place
+// has its mark, or is in the middle of that; it is never one without.
+func TestMarkIsNeverMissed(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "again")
+	require.NoError(t, os.WriteFile(path, []byte("#!/bin/sh\nexec \"$0\"\n"), 0o700))
+	cmd := exec.Command(path)
+	cmd.Env = []string{EnvVar + "=mine"}
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	told := 0
+	for deadline := time.Now().Add(time.Second); time.Now().Before(deadline); {
+		id, ok := markOf(cmd.Process.Pid)
+		if ok {
+			told++
+			require.Equal(t, "mine", id)
+		}
+	}
+	require.NotZero(t, told)
+}
+
+func TestEmptyEnvironment(t *testing.T) {
+	cmd := exec.Command("sleep", "60")
+	cmd.Env = []string{}
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	require.Eventually(t, func() bool {
+		id, told := markOf(cmd.Process.Pid)
+		return told && id == "" && cmdlineOf(cmd.Process.Pid) == "sleep\x0060\x00"
+	}, 10*time.Second, time.Millisecond)
+}
+
+func cmdlineOf(pid int) string {
+	raw, _ := read(fmt.Sprintf("/proc/%d/cmdline", pid))
+	return string(raw)
+}

@@ -128,17 +128,17 @@ func parseStat(pid int, raw []byte) (stat, error) {
 // kernelThread is PF_KTHREAD of the kernel's sched.h.
 const kernelThread = 0x00200000
 
-// startedWithout tells whether a process whose environment is empty was started
-// without one.
+// startedWithout tells whether a process was started with an empty environment:
+// its beginning (field 50) is its end (field 51) then. Both are 0 while there is
+// none yet, in the middle of execve, or none any more. That the environment was
+// found empty a moment ago tells nothing: an execve may have ended since.
 func startedWithout(pid int) bool {
 	raw, err := read(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return false
 	}
 	f := strings.Fields(string(raw[bytes.LastIndexByte(raw, ')')+1:]))
-	// Field 51 is where the environment ends. It is 0 while there is none yet, or
-	// none any more.
-	return len(f) > 48 && f[48] != "0"
+	return len(f) > 48 && f[48] != "0" && f[47] == f[48]
 }
 
 // Lookup finds the process that has pid now.
