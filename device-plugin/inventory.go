@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strconv"
 
 	"github.com/hashicorp/nomad/plugins/device"
 	"github.com/hashicorp/nomad/plugins/shared/structs"
@@ -31,7 +32,16 @@ const (
 	AttrMemoryClock       = "memory_clock"
 	AttrSeats             = "seats"
 	AttrClique            = "nvlink_clique"
-	AttrSimulated         = "simulated"
+	// AttrNUMANode and AttrPCIBusID are published where all GPUs of a group
+	// agree in them; Nomad knows each GPU's bus ID from its locality.
+	AttrNUMANode = "numa_node"
+	AttrPCIBusID = "pci_bus_id"
+	// AttrMIGProfile is set on groups of MIG instances only.
+	AttrMIGProfile = "mig_profile"
+	// AttrGMS says whether tasks are told of a GPU memory service. Whether it
+	// runs at this moment is no attribute: those never change by themselves.
+	AttrGMS       = "gms"
+	AttrSimulated = "simulated"
 )
 
 // inventory is the set of usable GPUs at one moment, in the order of their PCI
@@ -42,12 +52,12 @@ type inventory struct {
 
 // newInventory makes an inventory of what a source listed. It leaves out the
 // ignored GPUs and those that cannot be named, and says why of the latter.
-func newInventory(gpus []GPU, defaultSeats int, ignored []string) (inventory, []error) {
+func newInventory(gpus []GPU, s Settings) (inventory, []error) {
 	var problems []error
 	kept := make([]GPU, 0, len(gpus))
 	seen := make(map[string]bool, len(gpus))
 	for _, g := range gpus {
-		if slices.Contains(ignored, g.UUID) {
+		if slices.Contains(s.IgnoredGPUs, g.UUID) || g.Parent != "" && slices.Contains(s.IgnoredGPUs, g.Parent) {
 			continue
 		}
 		if err := checkUUID(g.UUID); err != nil {
@@ -60,10 +70,17 @@ func newInventory(gpus []GPU, defaultSeats int, ignored []string) (inventory, []
 		}
 		seen[g.UUID] = true
 		if g.Seats <= 0 {
-			g.Seats = defaultSeats
+			g.Seats = s.Seats
+		}
+		// What is said of a GPU holds for its MIG instances, unless something
+		// is said of the instance itself.
+		for _, id := range []string{g.Parent, g.UUID} {
+			if o, ok := s.GPUs[id]; ok {
+				g = o.apply(g)
+			}
 		}
 		g.Seats = min(g.Seats, MaxSeats)
-		g.PCIBusID = sysfsBusID(g.PCIBusID)
+		g.PCIBusID = SysfsBusID(g.PCIBusID)
 		kept = append(kept, g)
 	}
 	slices.SortFunc(kept, func(a, b GPU) int {
@@ -97,7 +114,7 @@ func (inv inventory) find(uuid string) (GPU, bool) {
 // groups lays the GPUs out as Nomad's device groups: one group for each model
 // and NVLink clique, one device for each seat. Equal inventories give deeply
 // equal groups.
-func (inv inventory) groups() []*device.DeviceGroup {
+func (inv inventory) groups(gms bool) []*device.DeviceGroup {
 	byName := map[string][]GPU{}
 	var names []string
 	for _, g := range inv.gpus {
@@ -115,7 +132,7 @@ func (inv inventory) groups() []*device.DeviceGroup {
 			Vendor:     Vendor,
 			Type:       Type,
 			Name:       name,
-			Attributes: attributes(members),
+			Attributes: attributes(members, gms),
 		}
 		for _, g := range members {
 			for i := range g.Seats {
@@ -143,11 +160,12 @@ func seatDevice(g GPU, index int) *device.Device {
 // a number, the group promises the smallest one; where they differ in a text,
 // the first GPU speaks for all. What is unknown is left out, so that a
 // constraint can ask whether it is set.
-func attributes(members []GPU) map[string]*structs.Attribute {
+func attributes(members []GPU, gms bool) map[string]*structs.Attribute {
 	first := members[0]
 	attrs := map[string]*structs.Attribute{
 		AttrModel:     structs.NewStringAttribute(GroupName(first.Model, "")),
 		AttrSimulated: structs.NewBoolAttribute(first.Simulated),
+		AttrGMS:       structs.NewBoolAttribute(gms),
 	}
 	number := func(name, unit string, of func(GPU) int64) {
 		v := of(first)
@@ -172,6 +190,19 @@ func attributes(members []GPU) map[string]*structs.Attribute {
 	text(AttrDriverVersion, first.DriverVersion)
 	text(AttrCUDAVersion, first.CUDAVersion)
 	text(AttrClique, first.Clique)
+	text(AttrMIGProfile, first.MIGProfile)
+	common := func(of func(GPU) string) string {
+		for _, g := range members[1:] {
+			if of(g) != of(first) {
+				return ""
+			}
+		}
+		return of(first)
+	}
+	if node, err := strconv.ParseInt(common(func(g GPU) string { return g.NUMANode }), 10, 64); err == nil && node >= 0 {
+		attrs[AttrNUMANode] = structs.NewIntAttribute(node, "")
+	}
+	text(AttrPCIBusID, common(func(g GPU) string { return g.PCIBusID }))
 	capability := first.ComputeCapability
 	for _, g := range members[1:] {
 		capability = min(capability, g.ComputeCapability)

@@ -25,6 +25,7 @@ import (
 	"github.com/hashicorp/nomad/plugins/base"
 	"github.com/hashicorp/nomad/plugins/device"
 	"github.com/hashicorp/nomad/plugins/shared/hclspec"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"remuda/internal/version"
 )
@@ -57,6 +58,8 @@ type Config struct {
 type Plugin struct {
 	log  hclog.Logger
 	open func(Settings, hclog.Logger) (Source, error)
+	// reservations counts them by outcome.
+	reservations *prometheus.CounterVec
 
 	// look serialises looks at the source, so that an older answer never
 	// overwrites a newer one.
@@ -85,7 +88,7 @@ func New(cfg Config) (*Plugin, error) {
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	return &Plugin{log: cfg.Logger.Named(Name), open: cfg.Open}, nil
+	return &Plugin{log: cfg.Logger.Named(Name), open: cfg.Open, reservations: newReservations()}, nil
 }
 
 // PluginInfo tells Nomad what this plugin is.
@@ -123,29 +126,45 @@ var errNotConfigured = errors.New("the plugin has not been configured: SetConfig
 // a GPU, its health or an attribute changes. The channel closes when ctx ends
 // and at no other time.
 func (p *Plugin) Fingerprint(ctx context.Context) (<-chan *device.FingerprintResponse, error) {
-	period, err := p.period()
+	settings, source, err := p.configured()
 	if err != nil {
 		return nil, err
 	}
 	out := make(chan *device.FingerprintResponse)
 	go func() {
 		defer close(out)
-		p.fingerprint(ctx, period, out)
+		var beside sync.WaitGroup
+		defer beside.Wait()
+		changed := make(chan struct{}, 1)
+		if w, ok := source.(Watcher); ok {
+			beside.Go(func() {
+				w.Watch(ctx, func() {
+					select {
+					case changed <- struct{}{}:
+					default: // a look is due already
+					}
+				})
+			})
+		}
+		if settings.Metrics != "" {
+			beside.Go(func() { p.serveMetrics(ctx, settings, source) })
+		}
+		p.fingerprint(ctx, settings, changed, out)
 	}()
 	return out, nil
 }
 
-func (p *Plugin) period() (time.Duration, error) {
+func (p *Plugin) configured() (Settings, Source, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.source == nil {
-		return 0, errNotConfigured
+		return Settings{}, nil, errNotConfigured
 	}
-	return p.settings.FingerprintPeriod, nil
+	return p.settings, p.source, nil
 }
 
-func (p *Plugin) fingerprint(ctx context.Context, period time.Duration, out chan<- *device.FingerprintResponse) {
-	tick := time.NewTicker(period)
+func (p *Plugin) fingerprint(ctx context.Context, settings Settings, changed <-chan struct{}, out chan<- *device.FingerprintResponse) {
+	tick := time.NewTicker(settings.FingerprintPeriod)
 	defer tick.Stop()
 	var last []*device.DeviceGroup
 	for first := true; ; first = false {
@@ -153,11 +172,11 @@ func (p *Plugin) fingerprint(ctx context.Context, period time.Duration, out chan
 		if ctx.Err() != nil {
 			return
 		}
-		groups := inv.groups()
+		groups := inv.groups(settings.GMSSocketDir != "")
 		if first || !reflect.DeepEqual(groups, last) {
 			p.log.Info("publishing devices", "gpus", len(inv.gpus), "groups", len(groups), "first", first)
 			if len(groups) == 0 && !p.faulty() {
-				p.log.Warn("this node has no GPUs to publish: configure a simulate block, or check the driver and ignored_gpu_ids")
+				p.log.Warn("this node has no GPUs to publish: check the driver with \"remuda device doctor\", and ignored_gpu_ids; or configure a simulate block")
 			}
 			select {
 			case out <- device.NewFingerprint(groups...):
@@ -168,6 +187,7 @@ func (p *Plugin) fingerprint(ctx context.Context, period time.Duration, out chan
 		}
 		select {
 		case <-tick.C:
+		case <-changed:
 		case <-ctx.Done():
 			return
 		}
@@ -201,7 +221,7 @@ func (p *Plugin) refresh(ctx context.Context) inventory {
 		}
 	} else {
 		var problems []error
-		now, problems = newInventory(gpus, settings.Seats, settings.IgnoredGPUs)
+		now, problems = newInventory(gpus, settings)
 		for _, problem := range problems {
 			p.log.Warn("bad answer of the GPU source", "error", problem)
 		}
@@ -226,14 +246,14 @@ func (p *Plugin) faulty() bool {
 
 // reservable takes a fresh look at the GPUs. A look that fails is repeated a few
 // times, because Nomad does not repeat a refused reservation: it fails the task.
-func (p *Plugin) reservable() (inv inventory, gmsSocketDir, fault string) {
+func (p *Plugin) reservable() (inv inventory, settings Settings, fault string) {
 	for try := 1; ; try++ {
 		inv = p.refresh(context.Background())
 		p.mu.Lock()
-		gmsSocketDir, fault = p.settings.GMSSocketDir, p.fault
+		settings, fault = p.settings, p.fault
 		p.mu.Unlock()
 		if fault == "" || try == reserveTries {
-			return inv, gmsSocketDir, fault
+			return inv, settings, fault
 		}
 		time.Sleep(reserveRetry)
 	}
@@ -243,11 +263,12 @@ func (p *Plugin) reservable() (inv inventory, gmsSocketDir, fault string) {
 // that a GPU that broke a moment ago gets no new task, and so that a plugin
 // that Nomad had to restart knows its GPUs at once.
 func (p *Plugin) Reserve(ids []string) (*device.ContainerReservation, error) {
-	if _, err := p.period(); err != nil {
+	if _, _, err := p.configured(); err != nil {
 		return nil, err
 	}
-	inv, dir, fault := p.reservable()
-	res, err := inv.reserve(ids, dir)
+	inv, settings, fault := p.reservable()
+	res, err := inv.reserve(ids, handoverOf(settings))
+	p.reservations.WithLabelValues(outcome(err)).Inc()
 	if err != nil && fault != "" {
 		err = fmt.Errorf("%w (%s)", err, fault)
 	}
@@ -263,7 +284,7 @@ func (p *Plugin) Reserve(ids []string) (*device.ContainerReservation, error) {
 // interval. A sample that fails is logged and left out; the stream goes on and
 // ends with ctx.
 func (p *Plugin) Stats(ctx context.Context, interval time.Duration) (<-chan *device.StatsResponse, error) {
-	if _, err := p.period(); err != nil {
+	if _, _, err := p.configured(); err != nil {
 		return nil, err
 	}
 	if interval <= 0 {
@@ -306,14 +327,11 @@ func (p *Plugin) stats(ctx context.Context, interval time.Duration, out chan<- *
 }
 
 func (p *Plugin) sample(ctx context.Context) ([]*device.DeviceGroupStats, error) {
-	p.mu.Lock()
-	source, inv := p.source, p.seen
-	p.mu.Unlock()
 	sampling, cancel := context.WithTimeout(ctx, sourceTimeout)
 	defer cancel()
-	samples, err := source.Samples(sampling)
+	m, err := p.measure(sampling)
 	if err != nil {
-		return nil, fmt.Errorf("sample GPUs: %w", err)
+		return nil, err
 	}
-	return inv.stats(samples, time.Now()), nil
+	return m.stats(time.Now()), nil
 }

@@ -137,12 +137,14 @@ func TestFingerprintGroupsAndAttributes(t *testing.T) {
 		"seats":              structs.NewIntAttribute(2, ""),
 		"nvlink_clique":      structs.NewStringAttribute("0"),
 		"simulated":          structs.NewBoolAttribute(false),
+		"gms":                structs.NewBoolAttribute(true),
 	}, c0.Attributes)
 	require.Equal(t, map[string]*structs.Attribute{
 		"model":     structs.NewStringAttribute("NVIDIA A100-SXM4-80GB"),
 		"memory":    structs.NewIntAttribute(81920, "MiB"),
 		"seats":     structs.NewIntAttribute(3, ""),
 		"simulated": structs.NewBoolAttribute(true),
+		"gms":       structs.NewBoolAttribute(true),
 	}, a.Attributes)
 
 	want, ok := c0.Attributes["memory"].Compare(structs.ParseAttribute("40 GiB"))

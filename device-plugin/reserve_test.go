@@ -2,10 +2,12 @@ package deviceplugin_test
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/hashicorp/nomad/plugins/device"
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
@@ -19,7 +21,8 @@ func TestReserve(t *testing.T) {
 	three.Seats = 1
 	src.Set(h100("GPU-b", "0000:01:00.0"), h100("GPU-a", "0000:02:00.0"), three,
 		sick(h100("GPU-sick", "0000:04:00.0"), "XID 79: fallen off the bus"), h100("GPU-ignored", ""))
-	p := configured(t, src, `ignored_gpu_ids = ["GPU-ignored"]`)
+	p := configured(t, src, `
+		ignored_gpu_ids = ["GPU-ignored"]`)
 	for _, tc := range []struct {
 		name     string
 		ids      []string
@@ -60,6 +63,7 @@ func TestReserve(t *testing.T) {
 				"CUDA_VISIBLE_DEVICES":   tc.gpus,
 				"REMUDA_GPU_UUIDS":       tc.gpus,
 				"REMUDA_SEATS":           tc.seats,
+				"REMUDA_CDI_DEVICES":     "nvidia.com/gpu=" + strings.ReplaceAll(tc.gpus, ",", ",nvidia.com/gpu="),
 				"GMS_SOCKET_DIR":         "/run/remuda/gms",
 			}, res.Envs)
 			require.Empty(t, res.Mounts)
@@ -77,6 +81,72 @@ func TestReserveGMSSocketDir(t *testing.T) {
 	res, err = configured(t, src, `gms_socket_dir = ""`).Reserve([]string{"GPU-1#0"})
 	require.NoError(t, err)
 	require.NotContains(t, res.Envs, "GMS_SOCKET_DIR")
+}
+
+// What containers get, by mode. GPU-0 is simulated, the MIG instances are two of
+// one GPU and one of another.
+func TestReserveForContainers(t *testing.T) {
+	simulated, whole := h100("GPU-0", "0000:00:00.0"), h100("GPU-1", "0000:01:00.0")
+	simulated.Simulated = true
+	whole.DeviceNodes = "/dev/nvidia1"
+	mig := func(uuid, parent string, caps string) deviceplugin.GPU {
+		g := h100(uuid, "0000:02:00.0")
+		g.Parent, g.MIGProfile, g.Model, g.DeviceNodes = parent, "1g.10gb", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "/dev/nvidia2,"+caps
+		return g
+	}
+	src := &devicetest.Source{}
+	src.Set(simulated, whole, h100("GPU-2", "0000:02:00.0"),
+		mig("MIG-a", "GPU-x", "/dev/nvidia-caps/nvidia-cap3"), mig("MIG-b", "GPU-x", "/dev/nvidia-caps/nvidia-cap4"), mig("MIG-c", "GPU-y", ""))
+	dir := t.TempDir()
+	in := func(mode string) *deviceplugin.Plugin {
+		return configured(t, src, fmt.Sprintf("gms_socket_dir = %q\ncontainers = %q", dir, mode))
+	}
+	mount := []*device.Mount{{TaskPath: dir, HostPath: dir, ReadOnly: true}}
+
+	res, err := in("runtime").Reserve([]string{"GPU-1#0"})
+	require.NoError(t, err)
+	require.Equal(t, "GPU-1", res.Envs["NVIDIA_VISIBLE_DEVICES"])
+	require.Equal(t, mount, res.Mounts)
+	require.Empty(t, res.Devices)
+
+	res, err = in("cdi").Reserve([]string{"MIG-a#0", "MIG-b#0"})
+	require.NoError(t, err)
+	require.Equal(t, "nvidia.com/gpu=MIG-a,nvidia.com/gpu=MIG-b", res.Envs["NVIDIA_VISIBLE_DEVICES"])
+	require.Equal(t, "MIG-a,MIG-b", res.Envs["CUDA_VISIBLE_DEVICES"])
+	require.Empty(t, res.Devices)
+
+	res, err = in("nodes").Reserve([]string{"MIG-a#0", "MIG-b#1"})
+	require.NoError(t, err)
+	require.NotContains(t, res.Envs, "NVIDIA_VISIBLE_DEVICES", "it would make docker ask for the nvidia runtime")
+	require.Equal(t, mount, res.Mounts)
+	var nodes []string
+	for _, d := range res.Devices {
+		require.Equal(t, d.HostPath, d.TaskPath)
+		require.Equal(t, "rw", d.CgroupPerms)
+		nodes = append(nodes, d.HostPath)
+	}
+	require.Subset(t, nodes, []string{"/dev/nvidia2", "/dev/nvidia-caps/nvidia-cap3", "/dev/nvidia-caps/nvidia-cap4"})
+	require.Len(t, slices.Compact(slices.Sorted(slices.Values(nodes))), len(nodes), "each once")
+
+	res, err = in("nodes").Reserve([]string{"GPU-0#0"})
+	require.NoError(t, err)
+	require.Equal(t, "GPU-0", res.Envs["NVIDIA_VISIBLE_DEVICES"])
+	require.Empty(t, res.Mounts, "a simulated GPU needs nothing of the host")
+	require.Empty(t, res.Devices)
+	require.NotContains(t, res.Envs, "REMUDA_CDI_DEVICES")
+
+	for _, tc := range []struct {
+		ids  []string
+		want string
+	}{
+		{[]string{"GPU-0#0", "GPU-1#0"}, "simulated and real"},
+		{[]string{"GPU-1#0", "MIG-a#0"}, "MIG instances and whole GPUs"},
+		{[]string{"MIG-a#0", "MIG-c#0"}, "MIG instances of different GPUs"},
+	} {
+		_, err := in("runtime").Reserve(tc.ids)
+		require.ErrorIs(t, err, deviceplugin.ErrReserve)
+		require.ErrorContains(t, err, tc.want)
+	}
 }
 
 // Nomad asks a plugin that it has just restarted for a reservation before it

@@ -4,8 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"net"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/hashicorp/nomad/plugins/base"
@@ -36,6 +38,18 @@ type Settings struct {
 	FingerprintPeriod time.Duration
 	// IgnoredGPUs are UUIDs that are never published.
 	IgnoredGPUs []string
+	// IgnoredXIDs are XIDs that say nothing against a GPU on this node.
+	IgnoredXIDs []uint64
+	// GPUs holds the gpu blocks by the UUID that they name.
+	GPUs map[string]GPUOverride
+	// NVMLLibrary is the path of NVIDIA's management library; empty for the
+	// one that the dynamic linker finds.
+	NVMLLibrary string
+	// Metrics is the address at which the plugin serves Prometheus metrics, as
+	// "127.0.0.1:9835"; empty for none.
+	Metrics string
+	// Containers is how the GPUs get into containers.
+	Containers ContainerMode
 	// GMSSocketDir is handed to tasks as GMS_SOCKET_DIR. It is
 	// DefaultGMSSocketDir unless it was set; set to "" the variable is left out.
 	GMSSocketDir string
@@ -43,9 +57,28 @@ type Settings struct {
 	Seed string
 	// StateFile makes simulated GPUs sick or absent while the plugin runs.
 	StateFile string
-	// Simulate holds the simulate blocks in the order of the file.
+	// Simulate holds the simulate blocks in the order of the file. With any of
+	// them, the node's GPUs are the simulated ones and NVML is left alone.
 	Simulate []Simulate
 }
+
+// ContainerMode is how GPUs get into containers.
+type ContainerMode string
+
+// The container modes.
+const (
+	// ContainersRuntime leaves it to NVIDIA's container runtime, which goes by
+	// NVIDIA_VISIBLE_DEVICES. Nomad's docker driver asks for that runtime
+	// wherever the variable is set.
+	ContainersRuntime ContainerMode = "runtime"
+	// ContainersCDI is the same with CDI names in the variable, for a runtime
+	// that is set to CDI.
+	ContainersCDI ContainerMode = "cdi"
+	// ContainersNodes hands over the device files themselves and leaves
+	// NVIDIA_VISIBLE_DEVICES out, for hosts without NVIDIA's runtime. The
+	// driver's libraries are then the image's or the job's affair.
+	ContainersNodes ContainerMode = "nodes"
+)
 
 // Simulate is one simulate block: some simulated GPUs of one model. The zero
 // value of a field stands for "not set"; whether a value makes sense is for
@@ -84,6 +117,17 @@ var configSpec = hclspec.NewObject(map[string]*hclspec.Spec{
 	"gms_socket_dir": hclspec.NewDefault(
 		hclspec.NewAttr("gms_socket_dir", "string", false),
 		hclspec.NewLiteral(fmt.Sprintf("%q", DefaultGMSSocketDir))),
+	"ignored_xids": hclspec.NewDefault(
+		hclspec.NewAttr("ignored_xids", "list(number)", false), hclspec.NewLiteral("[]")),
+	"nvml_library": hclspec.NewAttr("nvml_library", "string", false),
+	"metrics":      hclspec.NewAttr("metrics", "string", false),
+	"containers": hclspec.NewDefault(
+		hclspec.NewAttr("containers", "string", false), hclspec.NewLiteral(fmt.Sprintf("%q", ContainersRuntime))),
+	"gpu": hclspec.NewBlockList("gpu", hclspec.NewObject(map[string]*hclspec.Spec{
+		"id":            hclspec.NewAttr("id", "string", true),
+		"seats":         hclspec.NewAttr("seats", "number", false),
+		"nvlink_clique": hclspec.NewAttr("nvlink_clique", "string", false),
+	})),
 	"seed":       hclspec.NewAttr("seed", "string", false),
 	"state_file": hclspec.NewAttr("state_file", "string", false),
 	"simulate": hclspec.NewBlockList("simulate", hclspec.NewObject(map[string]*hclspec.Spec{
@@ -107,10 +151,21 @@ type wireSettings struct {
 	Seats             any            `codec:"seats"`
 	FingerprintPeriod string         `codec:"fingerprint_period"`
 	IgnoredGPUs       []string       `codec:"ignored_gpu_ids"`
+	IgnoredXIDs       []any          `codec:"ignored_xids"`
+	NVMLLibrary       string         `codec:"nvml_library"`
+	Metrics           string         `codec:"metrics"`
+	Containers        string         `codec:"containers"`
+	GPUs              []wireGPU      `codec:"gpu"`
 	GMSSocketDir      string         `codec:"gms_socket_dir"`
 	Seed              string         `codec:"seed"`
 	StateFile         string         `codec:"state_file"`
 	Simulate          []wireSimulate `codec:"simulate"`
+}
+
+type wireGPU struct {
+	ID     string `codec:"id"`
+	Seats  any    `codec:"seats"`
+	Clique string `codec:"nvlink_clique"`
 }
 
 type wireSimulate struct {
@@ -133,6 +188,7 @@ func decodeSettings(config []byte) (Settings, error) {
 	wire := wireSettings{
 		FingerprintPeriod: DefaultFingerprintPeriod.String(),
 		GMSSocketDir:      DefaultGMSSocketDir,
+		Containers:        string(ContainersRuntime),
 	}
 	if len(config) > 0 {
 		if err := base.MsgPackDecode(config, &wire); err != nil {
@@ -163,6 +219,9 @@ func decodeSettings(config []byte) (Settings, error) {
 		Seats:             DefaultSeats,
 		FingerprintPeriod: DefaultFingerprintPeriod,
 		IgnoredGPUs:       wire.IgnoredGPUs,
+		NVMLLibrary:       wire.NVMLLibrary,
+		Metrics:           wire.Metrics,
+		Containers:        ContainerMode(wire.Containers),
 		GMSSocketDir:      wire.GMSSocketDir,
 		Seed:              wire.Seed,
 		StateFile:         wire.StateFile,
@@ -186,6 +245,55 @@ func decodeSettings(config []byte) (Settings, error) {
 		if err := checkUUID(uuid); err != nil {
 			errs = append(errs, fmt.Errorf("ignored_gpu_ids[%d]: %w (want a GPU's UUID, not a seat)", i, err))
 		}
+	}
+	for i, v := range wire.IgnoredXIDs {
+		name := fmt.Sprintf("ignored_xids[%d]", i)
+		switch n := whole(name, v); {
+		case n != nil && *n < 1:
+			errs = append(errs, fmt.Errorf("%s %d: want an XID, as 63", name, *n))
+		case n != nil:
+			s.IgnoredXIDs = append(s.IgnoredXIDs, uint64(*n))
+		}
+	}
+	for i, w := range wire.GPUs {
+		field := func(name string) string { return fmt.Sprintf("gpu[%d].%s", i, name) }
+		var o GPUOverride
+		if err := checkUUID(w.ID); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w (want a GPU's UUID, not a seat)", field("id"), err))
+		} else if _, twice := s.GPUs[w.ID]; twice {
+			errs = append(errs, fmt.Errorf("%s %q: another gpu block names it already", field("id"), w.ID))
+		}
+		if n := whole(field("seats"), w.Seats); n != nil {
+			o.Seats = *n
+			if err := CheckSeats(*n); err != nil {
+				errs = append(errs, fmt.Errorf("gpu[%d].%w", i, err))
+			}
+		}
+		if o.Clique = w.Clique; o.Clique != strings.TrimSpace(o.Clique) {
+			errs = append(errs, fmt.Errorf("%s %q: want a label without spaces around it", field("nvlink_clique"), o.Clique))
+		}
+		if s.GPUs == nil {
+			s.GPUs = map[string]GPUOverride{}
+		}
+		s.GPUs[w.ID] = o
+	}
+	if strings.Contains(s.NVMLLibrary, "/") && !filepath.IsAbs(s.NVMLLibrary) {
+		errs = append(errs, fmt.Errorf("nvml_library %q: want an absolute path, or a name such as libnvidia-ml.so.1", s.NVMLLibrary))
+	}
+	if s.NVMLLibrary != "" && len(wire.Simulate) > 0 {
+		errs = append(errs, errors.New("nvml_library: it cannot stand beside simulate blocks, because a node's GPUs are either real or simulated"))
+	}
+	if s.Metrics != "" {
+		if _, port, err := net.SplitHostPort(s.Metrics); err != nil || port == "" {
+			errs = append(errs, fmt.Errorf("metrics %q: want an address, as \"127.0.0.1:9835\"", s.Metrics))
+		} else if _, err := strconv.ParseUint(port, 10, 16); err != nil {
+			errs = append(errs, fmt.Errorf("metrics %q: port %s: want a number up to 65535", s.Metrics, port))
+		}
+	}
+	switch s.Containers {
+	case ContainersRuntime, ContainersCDI, ContainersNodes:
+	default:
+		errs = append(errs, fmt.Errorf("containers %q: want %q, %q or %q", s.Containers, ContainersRuntime, ContainersCDI, ContainersNodes))
 	}
 	if s.GMSSocketDir != "" && !filepath.IsAbs(s.GMSSocketDir) {
 		errs = append(errs, fmt.Errorf("gms_socket_dir %q: want an absolute path, or \"\" to leave %s out", s.GMSSocketDir, EnvGMSSocketDir))

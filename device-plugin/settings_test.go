@@ -43,6 +43,7 @@ func TestSettings(t *testing.T) {
 	f := func(x float64) *float64 { return &x }
 	defaults := deviceplugin.Settings{
 		Seats: 2, FingerprintPeriod: 5 * time.Second, IgnoredGPUs: []string{}, GMSSocketDir: "/run/remuda/gms",
+		Containers: deviceplugin.ContainersRuntime,
 	}
 	for _, tc := range []struct {
 		name, text string
@@ -56,6 +57,15 @@ func TestSettings(t *testing.T) {
 			gms_socket_dir     = "/srv/gms"
 			seed               = "node-7"
 			state_file         = "/srv/gpus.json"
+			metrics            = "127.0.0.1:9835"
+			containers         = "cdi"
+			ignored_xids       = [63, 4242]
+			gpu {
+				id            = "GPU-1"
+				seats         = 7
+				nvlink_clique = "left"
+			}
+			gpu { id = "MIG-2" }
 			simulate {
 				model              = "Mine"
 				memory             = "16GiB"
@@ -73,6 +83,8 @@ func TestSettings(t *testing.T) {
 				*s = deviceplugin.Settings{
 					Seats: 4, FingerprintPeriod: 250 * time.Millisecond, IgnoredGPUs: []string{"GPU-1", "GPU-2"},
 					GMSSocketDir: "/srv/gms", Seed: "node-7", StateFile: "/srv/gpus.json",
+					Metrics: "127.0.0.1:9835", Containers: deviceplugin.ContainersCDI, IgnoredXIDs: []uint64{63, 4242},
+					GPUs: map[string]deviceplugin.GPUOverride{"GPU-1": {Seats: 7, Clique: "left"}, "MIG-2": {}},
 					Simulate: []deviceplugin.Simulate{
 						{Model: "Mine", Memory: "16GiB", Count: n(8), Seats: n(3), NVLinkCliqueSize: n(4),
 							ComputeCapability: f(8.6), Architecture: "ampere", DriverVersion: "1.2",
@@ -89,6 +101,7 @@ func TestSettings(t *testing.T) {
 			want: func(s *deviceplugin.Settings) {
 				s.Simulate = []deviceplugin.Simulate{{Model: "H100", Count: n(0), Seats: n(0)}}
 			}},
+		{name: "NVML", text: `nvml_library = "/opt/libnvidia-ml.so.1"`, want: func(s *deviceplugin.Settings) { s.NVMLLibrary = "/opt/libnvidia-ml.so.1" }},
 		{name: "no GMS", text: `gms_socket_dir = ""`, want: func(s *deviceplugin.Settings) { s.GMSSocketDir = "" }},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -116,6 +129,19 @@ func TestSettingsNameEveryBadField(t *testing.T) {
 		ignored_gpu_ids    = ["GPU-1", "GPU-1#0"]
 		gms_socket_dir     = "gms"
 		state_file         = "gpus.json"
+		metrics            = "9835"
+		containers         = "podman"
+		ignored_xids       = [63, 0, 1.5]
+		nvml_library       = "lib/nvml.so"
+		gpu {
+			id    = "GPU-1"
+			seats = 0
+		}
+		gpu {
+			id            = "GPU-1"
+			nvlink_clique = " left"
+		}
+		gpu { id = "GPU-1#0" }
 		simulate {
 			model = "H100"
 			count = 1.5
@@ -130,6 +156,9 @@ func TestSettingsNameEveryBadField(t *testing.T) {
 		"ignored_gpu_ids[1]",
 		`gms_socket_dir "gms"`,
 		`state_file "gpus.json"`,
+		`metrics "9835"`, `containers "podman"`, "ignored_xids[1] 0", "ignored_xids[2] 1.5", `nvml_library "lib/nvml.so"`,
+		"nvml_library: it cannot stand beside simulate blocks", "gpu[0].seats 0", `gpu[1].id "GPU-1": another`,
+		`gpu[1].nvlink_clique " left"`, "gpu[2].id",
 		"simulate[0].count 1.5: want a whole number",
 		"simulate[0].seats 1e+12: want a whole number",
 		"simulate[0].nvlink_clique_size 0.1: want a whole number",
@@ -140,6 +169,8 @@ func TestSettingsNameEveryBadField(t *testing.T) {
 	require.NotContains(t, err.Error(), "\n", "Nomad shows one line")
 	_, err = open(t, body(t, `fingerprint_period = "1ms"`), nil)
 	require.ErrorContains(t, err, "at least 100ms")
+	_, err = open(t, body(t, `metrics = "localhost:99999"`), nil)
+	require.ErrorContains(t, err, "port 99999")
 	_, err = open(t, func(*deviceplugin.Plugin) []byte { return []byte{0xc1, 0xff} }, nil)
 	require.ErrorContains(t, err, "decode")
 }

@@ -18,12 +18,26 @@ type Source interface {
 	Samples(ctx context.Context) (map[string]Sample, error)
 }
 
-// GPU is one physical (or simulated) GPU. Everything in it but Unhealthy stays
-// the same for as long as the driver runs, so that two fingerprints of an
-// unchanged node are equal.
+// Watcher is a Source that hears of changes by itself, so that a GPU that
+// breaks gets no more work at once and not at the next look.
+type Watcher interface {
+	// Watch calls changed, which returns at once, whenever the next GPUs may
+	// differ from the last. It returns once ctx is done, with everything that
+	// it started ended.
+	Watch(ctx context.Context, changed func())
+}
+
+// GPU is one physical (or simulated) GPU, or one MIG instance of a GPU.
+// Everything in it but Unhealthy stays the same for as long as the driver
+// runs, so that two fingerprints of an unchanged node are equal.
 type GPU struct {
-	// UUID is NVIDIA's name for the GPU, as "GPU-6b5fa173-5fa6-2d38-54fe-d64c1fe4fe10".
+	// UUID is NVIDIA's name for the GPU, as "GPU-6b5fa173-5fa6-2d38-54fe-d64c1fe4fe10",
+	// or for the MIG instance, as "MIG-…".
 	UUID string
+	// Parent is the UUID of the GPU that a MIG instance is a part of, and
+	// MIGProfile its profile, as "1g.10gb". Both are empty for a whole GPU.
+	Parent     string
+	MIGProfile string
 	// Model is the product name as the driver gives it, for example
 	// "NVIDIA H100 80GB HBM3".
 	Model string
@@ -51,6 +65,12 @@ type GPU struct {
 	// PCIBusID is the bus ID in any of the forms in use; the plugin publishes
 	// it in the form of sysfs. Empty where there is none.
 	PCIBusID string
+	// NUMANode is the number of the NUMA node that the GPU is attached to, as
+	// sysfs writes it; empty where there is none.
+	NUMANode string
+	// DeviceNodes are the paths of the GPU's own device files, as
+	// "/dev/nvidia3", separated by commas.
+	DeviceNodes string
 	// Seats is how many seats this GPU offers; 0 means the plugin's setting.
 	Seats int
 	// Simulated marks a GPU that exists in the simulation only. Tasks get no
@@ -69,8 +89,14 @@ type Sample struct {
 	// UtilizationPercent is the share of the last sample period during which
 	// the GPU was busy, 0 to 100.
 	UtilizationPercent *int64
+	// MemoryUtilizationPercent is the share of that period during which the
+	// GPU's memory was read or written.
+	MemoryUtilizationPercent *int64
 	// PowerWatts is the present draw.
 	PowerWatts *int64
+	// CoreClockMHz and MemoryClockMHz are the clocks at this moment.
+	CoreClockMHz   *int64
+	MemoryClockMHz *int64
 	// TemperatureCelsius is the temperature of the chip.
 	TemperatureCelsius *int64
 }
@@ -93,10 +119,10 @@ func GroupName(model, clique string) string {
 	return model + " (clique " + clique + ")"
 }
 
-// sysfsBusID puts a PCI bus ID into the form that sysfs uses and by which
+// SysfsBusID puts a PCI bus ID into the form that sysfs uses and by which
 // Nomad matches devices to NUMA nodes: lower case and a domain of four digits,
 // as "0000:3b:00.0". NVML gives eight digits, upper case and NUL padding.
-func sysfsBusID(id string) string {
+func SysfsBusID(id string) string {
 	id = strings.ToLower(strings.TrimSpace(strings.TrimRight(id, "\x00")))
 	domain, rest, ok := strings.Cut(id, ":")
 	if !ok {

@@ -5,6 +5,8 @@ import (
 
 	"github.com/hashicorp/nomad/plugins/device"
 	"github.com/hashicorp/nomad/plugins/shared/structs"
+
+	"remuda/device-plugin/ledger"
 )
 
 // Names of the statistics of a device. They are the ones of NVIDIA's own
@@ -14,6 +16,12 @@ const (
 	StatUtilization = "GPU utilization"
 	StatPower       = "Power usage"
 	StatTemperature = "Temperature"
+	StatMemoryBusy  = "Memory utilization"
+	StatCoreClock   = "Core clock"
+	StatMemoryClock = "Memory clock"
+	// StatGMS holds, nested by tag, what the GPU memory service has on the
+	// seat's GPU. It is absent where there is no socket for the GPU.
+	StatGMS = "GMS"
 	// StatSimulated is true on simulated GPUs and absent on real ones.
 	StatSimulated = "Simulated"
 )
@@ -22,11 +30,11 @@ const (
 // shows the whole GPU's load, because the seats share it and the hardware does
 // not split it. The summary is the memory in use. GPUs without a sample are
 // left out.
-func (inv inventory) stats(samples map[string]Sample, at time.Time) []*device.DeviceGroupStats {
+func (m measurement) stats(at time.Time) []*device.DeviceGroupStats {
 	byName := map[string]*device.DeviceGroupStats{}
 	out := []*device.DeviceGroupStats{}
-	for _, g := range inv.gpus {
-		sample, ok := samples[g.UUID]
+	for _, g := range m.inv.gpus {
+		sample, ok := m.samples[g.UUID]
 		if !ok {
 			continue
 		}
@@ -43,13 +51,13 @@ func (inv inventory) stats(samples map[string]Sample, at time.Time) []*device.De
 			out = append(out, group)
 		}
 		for i := range g.Seats {
-			group.InstanceStats[Seat{GPU: g.UUID, Index: i}.String()] = seatStats(g, sample, at)
+			group.InstanceStats[Seat{GPU: g.UUID, Index: i}.String()] = seatStats(g, sample, m.ledger[g.UUID], at)
 		}
 	}
 	return out
 }
 
-func seatStats(g GPU, s Sample, at time.Time) *device.DeviceStats {
+func seatStats(g GPU, s Sample, gms []ledger.State, at time.Time) *device.DeviceStats {
 	memory := stat(s.MemoryUsedMiB, g.MemoryMiB, "MiB", "Memory in use on the whole GPU / its memory")
 	attrs := map[string]*structs.StatValue{
 		StatMemory: memory,
@@ -57,6 +65,10 @@ func seatStats(g GPU, s Sample, at time.Time) *device.DeviceStats {
 			"Share of the last sample period during which the GPU was busy"),
 		StatPower:       stat(s.PowerWatts, g.PowerLimitWatts, "W", "Power draw / power limit"),
 		StatTemperature: stat(s.TemperatureCelsius, 0, "C", "Temperature of the GPU"),
+		StatMemoryBusy: stat(s.MemoryUtilizationPercent, 0, "%",
+			"Share of the last sample period during which memory was read or written"),
+		StatCoreClock:   stat(s.CoreClockMHz, g.CoreClockMHz, "MHz", "Core clock now / highest"),
+		StatMemoryClock: stat(s.MemoryClockMHz, g.MemoryClockMHz, "MHz", "Memory clock now / highest"),
 	}
 	if g.Simulated {
 		yes := true
@@ -64,9 +76,38 @@ func seatStats(g GPU, s Sample, at time.Time) *device.DeviceStats {
 	}
 	return &device.DeviceStats{
 		Summary:   memory,
-		Stats:     &structs.StatObject{Attributes: attrs},
+		Stats:     &structs.StatObject{Attributes: attrs, Nested: gmsStats(gms)},
 		Timestamp: at,
 	}
+}
+
+// gmsStats lays the ledger of one GPU out, nil where there is none.
+func gmsStats(states []ledger.State) map[string]*structs.StatObject {
+	if len(states) == 0 {
+		return nil
+	}
+	text := func(v, desc string) *structs.StatValue { return &structs.StatValue{StringVal: &v, Desc: desc} }
+	count := func(v uint64, desc string) *structs.StatValue {
+		n := int64(min(v, 1<<62))
+		return &structs.StatValue{IntNumeratorVal: &n, Desc: desc}
+	}
+	truth := func(v bool, desc string) *structs.StatValue { return &structs.StatValue{BoolVal: &v, Desc: desc} }
+	byTag := map[string]*structs.StatObject{}
+	for _, s := range states {
+		if s.Err != "" {
+			byTag[s.Tag] = &structs.StatObject{Attributes: map[string]*structs.StatValue{"Error": text(s.Err, "Why nothing is known")}}
+			continue
+		}
+		byTag[s.Tag] = &structs.StatObject{Attributes: map[string]*structs.StatValue{
+			"Lock":            text(s.Lock, "State of the layout's lock"),
+			"Committed":       truth(s.Committed, "Whether the layout can be read"),
+			"Writer":          truth(s.Writer, "Whether a session writes"),
+			"Readers":         count(s.Readers, "Sessions that read"),
+			"Waiting writers": count(s.Waiting, "Writers that wait"),
+			"Allocations":     count(s.Allocations, "Allocations of the layout"),
+		}}
+	}
+	return map[string]*structs.StatObject{StatGMS: {Nested: byTag}}
 }
 
 // stat is a value that may be unknown, out of a maximum where there is one.

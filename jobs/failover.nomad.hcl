@@ -3,7 +3,9 @@
 #
 #   nomad job run jobs/failover.nomad.hcl
 #
-# Both engines load the model and go to sleep. lockd grants its lock to the first
+# The primary writes the weights into the GPU memory service of the node
+# (jobs/gms.nomad.hcl, which must run), the shadow maps the same memory, and both go
+# to sleep. lockd grants its lock to the first
 # that asks; that one wakes and serves. When it dies, lockd proves that it is gone,
 # with all that it started, and grants the lock to the other. The one that died is
 # restarted and becomes the next shadow.
@@ -33,8 +35,13 @@ variable "consul" {
 }
 
 variable "weights" {
-  description = "Size of the weights that each engine loads."
+  description = "Size of the model's weights."
   default     = "256MiB"
+}
+
+variable "gms" {
+  description = "Where the engines share their weights: auto for this GPU's socket of jobs/gms.nomad.hcl, empty for a copy in each engine."
+  default     = "auto"
 }
 
 variable "slots" {
@@ -145,6 +152,7 @@ job "failover" {
           "-listen", "${NOMAD_ADDR_primary}",
           "-model", var.model,
           "-weights", "${NOMAD_ALLOC_DIR}/data/weights.safetensors",
+          "-gms-socket", var.gms,
           "-max-num-seqs", var.slots,
         ]
       }
@@ -219,6 +227,7 @@ job "failover" {
           "-listen", "${NOMAD_ADDR_shadow}",
           "-model", var.model,
           "-weights", "${NOMAD_ALLOC_DIR}/data/weights.safetensors",
+          "-gms-socket", var.gms,
           "-max-num-seqs", var.slots,
         ]
       }

@@ -14,6 +14,11 @@ var Demo string
 //go:embed failover.nomad.hcl
 var Failover string
 
+// GMS runs the GPU memory service on every node.
+//
+//go:embed gms.nomad.hcl
+var GMS string
+
 // Ollama runs Ollama, a real engine that needs no GPU, on a pinned seat.
 //
 //go:embed ollama.nomad.hcl

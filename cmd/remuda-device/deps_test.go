@@ -26,13 +26,14 @@ type dependency struct {
 	ImportPath string
 	Dir        string
 	GoFiles    []string
+	CgoFiles   []string
 	Standard   bool
 	Module     *struct{ Path, Version, Dir string }
 }
 
 func dependencies(t *testing.T) []dependency {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), "go", "list", "-deps", "-json=ImportPath,Dir,GoFiles,Standard,Module", ".")
+	cmd := exec.CommandContext(t.Context(), "go", "list", "-deps", "-json=ImportPath,Dir,GoFiles,CgoFiles,Standard,Module", ".")
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()
 	require.NoError(t, err)
@@ -67,8 +68,9 @@ func TestNothingUnderBUSLIsLinked(t *testing.T) {
 			require.Equal(t, "v1.6.3", d.Module.Version, "the last release whose SDK is under the MPL alone")
 		}
 		if !strings.HasPrefix(d.ImportPath, "remuda/") { // this very test names the licence
-			require.NotEmpty(t, d.GoFiles, d.ImportPath)
-			for _, f := range d.GoFiles {
+			files := append(d.GoFiles, d.CgoFiles...)
+			require.NotEmpty(t, files, d.ImportPath)
+			for _, f := range files {
 				require.False(t, isBUSL(t, filepath.Join(d.Dir, f)), "%s: %s", d.ImportPath, f)
 			}
 		}

@@ -12,14 +12,15 @@ To install it:
          plugin "remuda-device" {
            config {
              seats = 2
-             simulate {          # the only GPUs of this version are simulated
-               model = "H100"
-               count = 2
-             }
+             # simulate {        # instead of the node's own GPUs
+             #   model = "H100"
+             #   count = 2
+             # }
            }
          }
   3. Restart the Nomad agent and look:
          nomad node status -self -verbose
+     If the GPUs are missing: remuda device doctor
 
 Flags:
   -version   print the version and exit

@@ -12,6 +12,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 
 	deviceplugin "remuda/device-plugin"
+	"remuda/device-plugin/nvml/worker"
 	"remuda/internal/version"
 )
 
@@ -22,6 +23,8 @@ func run(args []string, stdout, stderr io.Writer) int {
 	fs.SetOutput(stderr)
 	fs.Usage = func() { fmt.Fprint(stderr, install) }
 	showVersion := fs.Bool("version", false, "print the version and exit")
+	nvmlWorker := fs.Bool("nvml-worker", false, "talk to NVML for the plugin, which starts this itself")
+	library := fs.String("nvml-library", "", "the library of -nvml-worker")
 	if err := fs.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
 			return 0
@@ -35,6 +38,9 @@ func run(args []string, stdout, stderr io.Writer) int {
 	if *showVersion {
 		fmt.Fprintln(stdout, version.Long())
 		return 0
+	}
+	if *nvmlWorker {
+		return worker.Main(*library)
 	}
 	if !deviceplugin.UnderNomad() {
 		fmt.Fprint(stderr, install)

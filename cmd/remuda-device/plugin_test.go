@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/device-plugin/devicetest"
+	"remuda/device-plugin/nvml/fakenvml"
 )
 
 // gpu0 is the first GPU of every node without a seed; scripts rely on it.
@@ -97,6 +98,28 @@ func running(pid int) bool {
 	}
 	_, state, _ := strings.Cut(string(stat), ") ")
 	return !strings.HasPrefix(state, "Z")
+}
+
+// workerOf is the NVML worker of a plugin.
+func workerOf(t *testing.T, plugin int) int {
+	t.Helper()
+	found := 0
+	require.Eventually(t, func() bool {
+		stats, err := filepath.Glob("/proc/[0-9]*/stat")
+		require.NoError(t, err)
+		for _, f := range stats {
+			raw, _ := os.ReadFile(f)
+			_, rest, _ := strings.Cut(string(raw), ") ")
+			var state string
+			var parent int
+			if n, _ := fmt.Sscan(rest, &state, &parent); n == 2 && parent == plugin && state != "Z" {
+				_, err := fmt.Sscan(filepath.Base(filepath.Dir(f)), &found)
+				require.NoError(t, err)
+			}
+		}
+		return found != 0
+	}, 20*time.Second, 10*time.Millisecond)
+	return found
 }
 
 func devices(resp *device.FingerprintResponse) map[string]string {
@@ -185,9 +208,44 @@ func TestPluginUnderGoPlugin(t *testing.T) {
 		require.True(t, client.Exited())
 	})
 
+	t.Run("a node with NVML", func(t *testing.T) {
+		lib := fakenvml.Build(t)
+		client, p := launch(t, bin)
+		require.NoError(t, configure(t, p, fmt.Sprintf("fingerprint_period = \"100ms\"\nnvml_library = %q", lib.Path)))
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		stream, err := p.Fingerprint(ctx)
+		require.NoError(t, err)
+		resp := next(t, stream)
+		require.NoError(t, resp.Error)
+		group, uuid := "NVIDIA H100 80GB HBM3 ", fakenvml.UUID(0)
+		require.Equal(t, map[string]string{group + uuid + "#0": "", group + uuid + "#1": ""}, devices(resp))
+		require.False(t, *resp.Devices[0].Attributes["simulated"].Bool)
+		require.Equal(t, "0000:1b:00.0", resp.Devices[0].Devices[0].HwLocality.PciBusID)
+		res, err := p.Reserve([]string{uuid + "#1"})
+		require.NoError(t, err)
+		require.Equal(t, uuid, res.Envs["CUDA_VISIBLE_DEVICES"])
+		lib.XID(0, 79)
+		lib.Set("gpu0.lost=1")
+		for _, reason := range devices(next(t, stream)) {
+			require.Contains(t, reason, "XID 79")
+		}
+		_, err = p.Reserve([]string{uuid + "#1"})
+		require.ErrorContains(t, err, "XID 79")
+		lib.Set("gpu0.lost=")
+		for _, reason := range devices(next(t, stream)) {
+			require.Empty(t, reason)
+		}
+		// The worker goes where the plugin goes, even while NVML hangs.
+		lib.Set("hang=nvmlDeviceGetMemoryInfo")
+		worker := workerOf(t, client.ReattachConfig().Pid)
+		require.NoError(t, syscall.Kill(client.ReattachConfig().Pid, syscall.SIGKILL))
+		require.Eventually(t, func() bool { return !running(worker) }, 20*time.Second, 20*time.Millisecond)
+	})
+
 	t.Run("no GPUs is no error", func(t *testing.T) {
 		_, p := launch(t, bin)
-		require.NoError(t, configure(t, p, ""))
+		require.NoError(t, configure(t, p, `nvml_library = "/nonexistent/libnvidia-ml.so.1"`))
 		stream, err := p.Fingerprint(t.Context())
 		require.NoError(t, err)
 		resp := next(t, stream)

@@ -1,20 +1,45 @@
 package main
 
 import (
+	"fmt"
+	"os"
+
 	"github.com/hashicorp/go-hclog"
 
 	deviceplugin "remuda/device-plugin"
+	"remuda/device-plugin/health"
+	"remuda/device-plugin/nvml"
 	"remuda/internal/sim/gpu"
 )
 
-// openSource chooses where GPUs come from. Without simulate blocks the
-// simulation is empty, and the plugin says that it has no GPUs to publish.
+// rediscoverPeriods is how many fingerprint periods a lost GPU waits until NVML
+// is initialised anew to look for it: half a minute by default.
+const rediscoverPeriods = 6
+
+// openSource chooses where GPUs come from: the simulation where there are
+// simulate blocks, NVML otherwise. A node has GPUs of one kind only.
 func openSource(s deviceplugin.Settings, logger hclog.Logger) (deviceplugin.Source, error) {
-	return gpu.New(gpu.Config{
-		Logger:       logger,
-		Blocks:       s.Simulate,
-		DefaultSeats: s.Seats,
-		Seed:         s.Seed,
-		StateFile:    s.StateFile,
+	if len(s.Simulate) > 0 {
+		return gpu.New(gpu.Config{
+			Logger:       logger,
+			Blocks:       s.Simulate,
+			DefaultSeats: s.Seats,
+			Seed:         s.Seed,
+			StateFile:    s.StateFile,
+		})
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return nil, fmt.Errorf("find the plugin's own file, which is the NVML worker as well: %w", err)
+	}
+	judge := health.DefaultConfig()
+	judge.Ignored = s.IgnoredXIDs
+	// Looks come early when something happens; those do not count as readings.
+	judge.Every = s.FingerprintPeriod * 4 / 5
+	return nvml.New(nvml.Config{
+		Logger:     logger,
+		Command:    []string{self, "-nvml-worker", "-nvml-library", s.NVMLLibrary},
+		Health:     judge,
+		Rediscover: rediscoverPeriods * s.FingerprintPeriod,
 	})
 }

@@ -1,11 +1,13 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"flag"
 	"fmt"
 	"net"
 	"os"
+	"time"
 
 	"github.com/hashicorp/go-hclog"
 
@@ -35,6 +37,8 @@ flight, 2 wrong usage, 137 crashed on demand.`,
 			level := fs.String("log-level", "info", "trace, debug, info, warn, error or off")
 			fs.StringVar(&cfg.Model, "model", "", "`name` of the model to serve (required)")
 			fs.StringVar(&cfg.Weights, "weights", "", "safetensors `file` to load; none means a model without weights")
+			gms := simGMS{backend: "host", tag: "weights", lock: cmp.Or(os.Getenv(weightsLockEnv), lockRWOrRO), timeout: 30 * time.Second}
+			gms.declare(fs)
 			fs.IntVar(&cfg.MaxNumSeqs, "max-num-seqs", cfg.MaxNumSeqs, "sequences that run at once: the engine's slots")
 			fs.IntVar(&cfg.MaxModelLen, "max-model-len", cfg.MaxModelLen, "prompt plus answer, in `tokens`")
 			fs.IntVar(&cfg.NumGPUBlocks, "num-gpu-blocks", cfg.NumGPUBlocks, "size of the KV cache, in `blocks`")
@@ -65,6 +69,10 @@ flight, 2 wrong usage, 137 crashed on demand.`,
 				}
 				cfg.Logger = hclog.New(&hclog.LoggerOptions{Name: "sim", Level: lvl, Output: p.stderr})
 				cfg.Version, cfg.Exit = version.String(), os.Exit
+				var err error
+				if cfg.Shared, err = gms.config(); err != nil {
+					return err
+				}
 				server, err := sim.New(cfg)
 				if err != nil {
 					return usagef("%v", err)

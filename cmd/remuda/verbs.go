@@ -13,9 +13,12 @@ import (
 func (p *program) verbs() map[string]verb {
 	return map[string]verb{
 		"dev":            p.devVerb(),
+		"device doctor":  p.deviceDoctorVerb(),
 		"engine":         p.engineVerb(),
 		engine.GuardVerb: p.engineGuardVerb(),
 		"gateway":        p.gatewayVerb(),
+		"gms":            p.gmsVerb(),
+		"gms keeper":     p.gmsKeeperVerb(),
 		"lockd":          p.lockdVerb(),
 		"lockd status":   p.lockdStatusVerb(),
 		"sim":            p.simVerb(),

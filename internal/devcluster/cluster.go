@@ -107,6 +107,9 @@ func (c *Cluster) bringUp(ctx context.Context) error {
 	if !c.opts.NoAutoscaler {
 		steps = append(steps, step{"autoscaler", c.startAutoscaler})
 	}
+	if c.shared() {
+		steps = append(steps, step{"gms", c.runGMS})
+	}
 	steps = append(steps, step{"job", c.runJob}, step{"engine", c.awaitEngine}, step{"answer", c.awaitAnswer})
 	for _, s := range steps {
 		begin := time.Now()
@@ -264,7 +267,7 @@ func (c *Cluster) summary() {
 	c.out.line("  Nomad UI   http://%s/ui/", c.ports.addr("nomad-http"))
 	c.out.line("  Consul UI  http://%s/ui/", c.ports.addr("consul-http"))
 	c.out.line("  Gateway    http://%s/v1 (OpenAI), http://%s/metrics", c.ports.addr("gateway"), c.ports.addr("gateway"))
-	c.out.line("  Job file   %s", c.jobPath())
+	c.out.line("  Job file   %s", c.jobPath(c.jobName()))
 	c.out.line("  Logs       %s", c.dir.join("logs"))
 	c.out.line("  For nomad and consul in another terminal:")
 	c.out.line("    export NOMAD_ADDR=http://%s CONSUL_HTTP_ADDR=%s PATH=%s:$PATH", c.ports.addr("nomad-http"), c.ports.addr("consul-http"),
@@ -320,6 +323,7 @@ func (c *Cluster) takeDown(hurry <-chan struct{}) error {
 		grace = 0
 	}
 	_, _, err := c.clean(grace)
+	err = errors.Join(err, c.dir.wipeSockets())
 	if c.ports != nil {
 		err = errors.Join(err, c.ports.Close())
 	}
@@ -354,6 +358,10 @@ func (c *Cluster) jobName() string {
 	}
 }
 
-func (c *Cluster) jobPath() string { return c.dir.join("jobs", c.jobName()+".nomad.hcl") }
+func (c *Cluster) jobPath(name string) string { return c.dir.join("jobs", name+".nomad.hcl") }
+
+// shared tells whether the engines share their weights through the GPU memory
+// service.
+func (c *Cluster) shared() bool { return c.jobName() == "failover" }
 
 var _ io.Closer = (*portBlock)(nil)

@@ -145,6 +145,7 @@ plugin "raw_exec" {
 
 plugin %s {
   config {
+    gms_socket_dir = %s
     simulate {
       model = "H100"
       count = %d
@@ -152,7 +153,7 @@ plugin %s {
   }
 }
 `, hclString(c.dir.join("plugins")), hclString(c.ports.addr("nomad-rpc")), low, high, hclString(c.dir.join("nomad", "mounts")),
-		hclString(devicePlugin), c.opts.GPUs)
+		hclString(devicePlugin), hclString(c.dir.sockets()), c.opts.GPUs)
 }
 
 func (c *Cluster) autoscalerConfig() string {

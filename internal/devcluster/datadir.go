@@ -3,6 +3,7 @@ package devcluster
 import (
 	"bufio"
 	"bytes"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"os"
@@ -96,6 +97,13 @@ func lockDataDir(path string) (*dataDir, error) {
 
 func (d *dataDir) Close() error { return d.lock.Close() }
 
+// sockets is a directory for Unix sockets, whose paths may have 107 bytes. It is
+// always the same for this data directory.
+func (d *dataDir) sockets() string {
+	sum := sha256.Sum256([]byte(d.path))
+	return filepath.Join("/tmp", fmt.Sprintf("remuda-%d-%x", os.Getuid(), sum[:6]))
+}
+
 func (d *dataDir) join(elem ...string) string {
 	return filepath.Join(append([]string{d.path}, elem...)...)
 }
@@ -108,10 +116,24 @@ func (d *dataDir) wipe() error {
 			return fmt.Errorf("remove the earlier cluster's data: %w", err)
 		}
 	}
+	if err := d.wipeSockets(); err != nil {
+		return err
+	}
 	for _, name := range []string{"consul", "nomad", "nomad-server", "logs", "config/policies", "plugins", "jobs", "models"} {
 		if err := os.MkdirAll(d.join(name), 0o755); err != nil {
 			return fmt.Errorf("prepare the data directory: %w", err)
 		}
+	}
+	if err := os.Mkdir(d.sockets(), 0o700); err != nil {
+		return fmt.Errorf("prepare the directory of the sockets: %w", err)
+	}
+	return nil
+}
+
+// wipeSockets removes the directory of the sockets.
+func (d *dataDir) wipeSockets() error {
+	if err := os.RemoveAll(d.sockets()); err != nil {
+		return fmt.Errorf("remove the sockets: %w", err)
 	}
 	return nil
 }

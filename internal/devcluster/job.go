@@ -7,15 +7,25 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
 	nomadapi "github.com/hashicorp/nomad/api"
 
 	"remuda/internal/replica"
+	"remuda/internal/sim/gpu"
+	"remuda/jobs"
 )
+
+// gmsJob is the ID of the job in jobs/gms.nomad.hcl.
+const gmsJob = "gms"
+
+// gpuMemory is how much memory each simulated GPU has: that of an H100.
+const gpuMemory = "80GiB"
 
 // nomadCanSign returns nil once the server leads and its keyring has a key.
 func (c *Cluster) nomadCanSign() error {
@@ -62,13 +72,9 @@ func (c *Cluster) nomadSeats() (int, error) {
 	return seats, nil
 }
 
-// runJob registers the unchanged job file with this cluster's variables.
+// runJob registers the model's job.
 func (c *Cluster) runJob(ctx context.Context) (string, error) {
-	source := c.jobFile()
-	if err := os.WriteFile(c.jobPath(), []byte(source), 0o600); err != nil {
-		return "", fmt.Errorf("write the job file: %w", err)
-	}
-	vars := map[string]string{"remuda": c.opts.Remuda, "consul": c.ports.addr("consul-http")}
+	vars := map[string]any{"remuda": c.opts.Remuda, "consul": c.ports.addr("consul-http")}
 	c.model = "demo"
 	if c.opts.Engine == EngineOllama {
 		c.model = "tiny"
@@ -79,14 +85,49 @@ func (c *Cluster) runJob(ctx context.Context) (string, error) {
 		}
 	}
 	vars["model"] = c.model
+	return c.register(ctx, c.jobName(), c.jobFile(), vars)
+}
+
+// register runs an unchanged job file with this cluster's variables.
+func (c *Cluster) register(ctx context.Context, name, source string, vars map[string]any) (string, error) {
+	path := c.jobPath(name)
+	if err := os.WriteFile(path, []byte(source), 0o600); err != nil {
+		return "", fmt.Errorf("write the job file: %w", err)
+	}
 	job, err := c.nomad.Jobs().ParseHCLOpts(&nomadapi.JobsParseRequest{JobHCL: source, Variables: hclVars(vars), Canonicalize: true})
 	if err != nil {
-		return "", fmt.Errorf("parse %s: %w", c.jobPath(), err)
+		return "", fmt.Errorf("parse %s: %w", path, err)
 	}
 	if _, _, err := c.nomad.Jobs().Register(job, (&nomadapi.WriteOptions{}).WithContext(ctx)); err != nil {
 		return "", fmt.Errorf("register job %q: %w", *job.ID, err)
 	}
-	return fmt.Sprintf("%s (%s)", *job.ID, c.jobPath()), nil
+	return fmt.Sprintf("%s (%s)", *job.ID, path), nil
+}
+
+// runGMS runs the GPU memory service for the simulated GPUs and waits for its
+// sockets.
+func (c *Cluster) runGMS(ctx context.Context) (string, error) {
+	memory := []string{"-backend", "host"}
+	var sockets []string
+	for i := range c.opts.GPUs {
+		uuid := gpu.UUID("", i)
+		memory = append(memory, "-gpu", uuid+"="+gpuMemory)
+		sockets = append(sockets, filepath.Join(c.dir.sockets(), fmt.Sprintf("gms_%s_weights.sock", uuid)))
+	}
+	result, err := c.register(ctx, gmsJob, jobs.GMS, map[string]any{"remuda": c.opts.Remuda, "socket_dir": c.dir.sockets(), "memory": memory})
+	if err != nil {
+		return "", err
+	}
+	return result, c.out.waitFor(ctx, "gms", time.Minute, func(ctx context.Context) error {
+		for _, path := range sockets {
+			conn, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
+			if err != nil {
+				return errors.Join(err, c.explainJob(gmsJob))
+			}
+			_ = conn.Close()
+		}
+		return nil
+	})
 }
 
 // modelName turns a file name into what clients will type.
@@ -104,10 +145,22 @@ func modelName(path string) string {
 	}, name)
 }
 
-func hclVars(vars map[string]string) string {
+// hclVars renders strings and lists of strings.
+func hclVars(vars map[string]any) string {
 	var b strings.Builder
 	for name, value := range vars {
-		fmt.Fprintf(&b, "%s = %s\n", name, hclString(value))
+		switch value := value.(type) {
+		case []string:
+			quoted := make([]string, len(value))
+			for i, s := range value {
+				quoted[i] = hclString(s)
+			}
+			fmt.Fprintf(&b, "%s = [%s]\n", name, strings.Join(quoted, ", "))
+		case string:
+			fmt.Fprintf(&b, "%s = %s\n", name, hclString(value))
+		default:
+			panic(fmt.Sprintf("variable %s is a %T", name, value))
+		}
 	}
 	return b.String()
 }
@@ -127,19 +180,19 @@ func (c *Cluster) awaitEngine(ctx context.Context) (string, error) {
 				return nil
 			}
 		}
-		return c.explainJob()
+		return c.explainJob(c.jobName())
 	})
 	return address, err
 }
 
-// explainJob is never nil: it says why the engine does not serve yet.
-func (c *Cluster) explainJob() error {
-	allocs, _, err := c.nomad.Jobs().Allocations(c.jobName(), false, nil)
+// explainJob is never nil: it says why the job does not serve yet.
+func (c *Cluster) explainJob(name string) error {
+	allocs, _, err := c.nomad.Jobs().Allocations(name, false, nil)
 	if err != nil {
 		return err
 	}
 	if len(allocs) == 0 {
-		evals, _, err := c.nomad.Jobs().Evaluations(c.jobName(), nil)
+		evals, _, err := c.nomad.Jobs().Evaluations(name, nil)
 		if err == nil {
 			for _, e := range evals {
 				if reason := placementFailure(e); reason != "" {
@@ -156,7 +209,11 @@ func (c *Cluster) explainJob() error {
 		}
 	}
 	var states []string
+	task := "" // whose logs may tell more
 	for name, ts := range newest.TaskStates {
+		if task == "" || ts.Failed {
+			task = name
+		}
 		state := name + " is " + ts.State
 		if ts.Failed {
 			state += " (failed)"
@@ -166,8 +223,8 @@ func (c *Cluster) explainJob() error {
 		}
 		states = append(states, state)
 	}
-	err = fmt.Errorf("allocation %.8s is %s; %s (logs: nomad alloc logs -stderr %.8s primary)", newest.ID, newest.ClientStatus,
-		strings.Join(states, "; "), newest.ID)
+	err = fmt.Errorf("allocation %.8s is %s; %s (logs: nomad alloc logs -stderr %.8s %s)", newest.ID, newest.ClientStatus,
+		strings.Join(states, "; "), newest.ID, task)
 	if newest.ClientStatus == nomadapi.AllocClientStatusFailed {
 		return permanent{err}
 	}

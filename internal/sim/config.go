@@ -11,6 +11,7 @@ import (
 	"remuda/internal/sim/batch"
 	"remuda/internal/sim/engine"
 	"remuda/internal/sim/fault"
+	"remuda/internal/sim/shared"
 )
 
 // ExitCrash is the exit code of a crash on demand: that of a process which
@@ -24,6 +25,9 @@ type Config struct {
 	// Weights is the path of a safetensors file; empty for none, which makes
 	// sleep and wake changes of state without memory behind them.
 	Weights string
+	// Shared holds the weights in the GPU memory service; nil for memory of the
+	// engine's own. Path, Lost and Logger are set by the server.
+	Shared *shared.Config
 	// Version is what GET /version answers.
 	Version string
 
@@ -95,6 +99,9 @@ func (c Config) validate() error {
 	var errs []error
 	if strings.TrimSpace(c.Model) == "" {
 		errs = append(errs, errors.New("model is empty: want the name that clients ask for"))
+	}
+	if c.Shared != nil && c.Weights == "" {
+		errs = append(errs, errors.New("weights are to be shared, and there are none: name their file"))
 	}
 	if c.MaxModelLen < 2 {
 		errs = append(errs, fmt.Errorf("max model length is %d tokens: want at least 2", c.MaxModelLen))

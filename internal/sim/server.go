@@ -15,7 +15,6 @@ import (
 
 	"remuda/internal/sim/engine"
 	"remuda/internal/sim/fault"
-	"remuda/internal/sim/memory"
 	"remuda/internal/sim/metrics"
 )
 
@@ -36,7 +35,7 @@ type Server struct {
 	routes  map[string]route
 	created int64 // Unix seconds
 
-	bank     atomic.Pointer[memory.Bank] // nil until the weights are loaded
+	bank     atomic.Pointer[bank] // nil until the weights are loaded
 	ready    atomic.Bool
 	dead     atomic.Bool
 	sleep    sleeper
@@ -173,9 +172,11 @@ func (u *unusedConns) closeAll() {
 // start loads the weights and gets ready.
 func (s *Server) start(ctx context.Context) {
 	begin := time.Now()
-	bank, err := memory.Open(s.cfg.Weights)
+	bank, err := s.openBank(ctx)
 	if err != nil {
-		s.die(err)
+		if ctx.Err() == nil {
+			s.die(err)
+		}
 		return
 	}
 	s.bank.Store(bank)

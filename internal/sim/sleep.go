@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"slices"
@@ -151,7 +152,7 @@ func (s *Server) handleWake(w http.ResponseWriter, r *http.Request) {
 	weights := len(tags) == 0 || slices.Contains(tags, tagWeights)
 	cache := len(tags) == 0 || slices.Contains(tags, tagKVCache)
 	if weights {
-		if err := s.bank.Load().Wake(corrupt); err != nil {
+		if err := s.bank.Load().Wake(context.WithoutCancel(r.Context()), corrupt); err != nil {
 			err = fmt.Errorf("wake: %w", err)
 			s.dead.Store(true)
 			writeError(w, openai.Internal("%v", err))

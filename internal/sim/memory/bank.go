@@ -1,6 +1,7 @@
 package memory
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"runtime"
@@ -28,7 +29,7 @@ type Bank struct {
 	digests weights.Digests
 	device  region
 	host    region
-	leaked  []region
+	leaks   Leaks
 
 	usage sync.Mutex // guards the two below, so that Usage never waits for a copy
 	onDev int64
@@ -75,15 +76,8 @@ func (b *Bank) Sleep(level int, leak int64) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	defer b.account()
-	if leak > 0 {
-		r, err := newDevice(leak)
-		if err != nil {
-			return err
-		}
-		for i := 0; i < len(r.data); i += 4096 {
-			r.data[i] = 1 // a page that was never touched takes no memory
-		}
-		b.leaked = append(b.leaked, r)
+	if err := b.leaks.Add(leak); err != nil {
+		return err
 	}
 	switch {
 	case level == LevelDiscard:
@@ -100,10 +94,10 @@ func (b *Bank) Sleep(level int, leak int64) error {
 	return b.device.free()
 }
 
-// Wake brings the weights back onto the device and checks them. With corrupt
-// it first damages one byte of the copy (a fault switch), and fails in any case. After an error the
-// bank is still asleep.
-func (b *Bank) Wake(corrupt bool) error {
+// Wake brings the weights back onto the device and checks them. It waits for
+// nobody, whatever the context. With corrupt it first damages one byte of the copy
+// (a fault switch), and fails in any case. After an error the bank is still asleep.
+func (b *Bank) Wake(_ context.Context, corrupt bool) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	defer b.account()
@@ -180,20 +174,12 @@ func (b *Bank) Close() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	defer b.account()
-	err := errors.Join(b.device.free(), b.host.free())
-	for i := range b.leaked {
-		err = errors.Join(err, b.leaked[i].free())
-	}
-	b.leaked = nil
-	return err
+	return errors.Join(b.device.free(), b.host.free(), b.leaks.Free())
 }
 
 // account publishes the sizes; the caller holds mu.
 func (b *Bank) account() {
-	dev := b.device.size()
-	for i := range b.leaked {
-		dev += b.leaked[i].size()
-	}
+	dev := b.device.size() + b.leaks.Size()
 	b.usage.Lock()
 	defer b.usage.Unlock()
 	b.onDev, b.onHst = dev, b.host.size()

@@ -73,11 +73,11 @@ func TestMemoryReallyGoesAway(t *testing.T) {
 	for range 2 {
 		require.NoError(t, b.Sleep(memory.LevelOffload, 0))
 		check(0, size)
-		require.NoError(t, b.Wake(false))
+		require.NoError(t, b.Wake(t.Context(), false))
 		check(size, 0)
 		require.NoError(t, b.Sleep(memory.LevelDiscard, 0))
 		check(0, 0)
-		require.NoError(t, b.Wake(false))
+		require.NoError(t, b.Wake(t.Context(), false))
 		check(size, 0)
 	}
 	require.NoError(t, b.Sleep(memory.LevelOffload, 0))
@@ -85,8 +85,8 @@ func TestMemoryReallyGoesAway(t *testing.T) {
 	check(0, 0)
 	require.NoError(t, b.Sleep(memory.LevelOffload, 0), "there is nothing left to offload")
 	check(0, 0)
-	require.NoError(t, b.Wake(false))
-	require.NoError(t, b.Wake(false), "waking twice is fine")
+	require.NoError(t, b.Wake(t.Context(), false))
+	require.NoError(t, b.Wake(t.Context(), false), "waking twice is fine")
 	check(size, 0)
 }
 
@@ -100,7 +100,7 @@ func TestLeak(t *testing.T) {
 		assert.Equal(t, i*leak, device)
 		shmem, _ := resident(t)
 		assert.InDelta(t, i*leak, shmem-shmem0, 1<<20)
-		require.NoError(t, b.Wake(false))
+		require.NoError(t, b.Wake(t.Context(), false))
 	}
 	require.NoError(t, b.Close())
 	shmem, _ := resident(t)
@@ -111,10 +111,10 @@ func TestDamageIsFoundAtWake(t *testing.T) {
 	for _, level := range []int{memory.LevelOffload, memory.LevelDiscard} {
 		b := open(t, create(t))
 		require.NoError(t, b.Sleep(level, 0))
-		require.ErrorIs(t, b.Wake(true), weights.ErrDigest)
+		require.ErrorIs(t, b.Wake(t.Context(), true), weights.ErrDigest)
 		device, _ := b.Usage()
 		assert.Zero(t, device, "still asleep")
-		require.NoError(t, b.Wake(false), "the copy itself is whole")
+		require.NoError(t, b.Wake(t.Context(), false), "the copy itself is whole")
 	}
 }
 
@@ -125,18 +125,18 @@ func TestFileChangedBehindALevel2Sleep(t *testing.T) {
 
 	_, err := weights.Create(path, weights.Spec{Size: size, Seed: 4})
 	require.NoError(t, err)
-	require.ErrorIs(t, b.Wake(false), weights.ErrDigest, "other weights")
+	require.ErrorIs(t, b.Wake(t.Context(), false), weights.ErrDigest, "other weights")
 
 	_, err = weights.Create(path, weights.Spec{Size: size / 2, Seed: 3})
 	require.NoError(t, err)
-	require.ErrorContains(t, b.Wake(false), "the destination has", "another size")
+	require.ErrorContains(t, b.Wake(t.Context(), false), "the destination has", "another size")
 
 	require.NoError(t, os.Remove(path))
-	require.ErrorIs(t, b.Wake(false), os.ErrNotExist)
+	require.ErrorIs(t, b.Wake(t.Context(), false), os.ErrNotExist)
 
 	_, err = weights.Create(path, weights.Spec{Size: size, Seed: 3})
 	require.NoError(t, err)
-	require.NoError(t, b.Wake(false))
+	require.NoError(t, b.Wake(t.Context(), false))
 }
 
 func TestOpenRefusesDamage(t *testing.T) {
@@ -161,15 +161,15 @@ func TestFileWithoutDigests(t *testing.T) {
 	assert.Equal(t, int64(3), b.Size())
 	assert.Equal(t, 1, b.Tensors())
 	require.NoError(t, b.Sleep(memory.LevelOffload, 0))
-	require.ErrorIs(t, b.Wake(true), weights.ErrDigest, "the digests come from the first load")
-	require.NoError(t, b.Wake(false))
+	require.ErrorIs(t, b.Wake(t.Context(), true), weights.ErrDigest, "the digests come from the first load")
+	require.NoError(t, b.Wake(t.Context(), false))
 }
 
 func TestBankWithoutWeights(t *testing.T) {
 	b := open(t, "")
 	require.NoError(t, b.Sleep(memory.LevelOffload, 0))
-	require.NoError(t, b.Wake(false))
-	require.ErrorIs(t, b.Wake(true), weights.ErrDigest)
+	require.NoError(t, b.Wake(t.Context(), false))
+	require.ErrorIs(t, b.Wake(t.Context(), true), weights.ErrDigest)
 	device, host := b.Usage()
 	assert.Zero(t, device+host+b.Size()+int64(b.Tensors()))
 }

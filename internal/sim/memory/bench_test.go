@@ -26,7 +26,7 @@ func BenchmarkBank(b *testing.B) {
 				s := b.Elapsed()
 				require.NoError(b, bank.Sleep(level, 0))
 				w := b.Elapsed()
-				require.NoError(b, bank.Wake(false))
+				require.NoError(b, bank.Wake(b.Context(), false))
 				sleep += (w - s).Seconds()
 				wake += (b.Elapsed() - w).Seconds()
 			}

@@ -43,6 +43,20 @@ func Open(path string) (*File, error) {
 // Close closes the file.
 func (f *File) Close() error { return f.f.Close() }
 
+// ReadTensor reads a part of a tensor into dst, from the byte at offset on.
+func (f *File) ReadTensor(t Tensor, offset int64, dst []byte) error {
+	if offset < 0 || offset+int64(len(dst)) > t.End-t.Begin {
+		return fmt.Errorf("load tensor %q of weights %s: %d bytes at %d are over the end of %d", t.Name, f.path, len(dst), offset, t.End-t.Begin)
+	}
+	if _, err := f.f.ReadAt(dst, f.Header.DataOffset+t.Begin+offset); err != nil {
+		if errors.Is(err, io.EOF) {
+			err = fmt.Errorf("%w: the file was truncated while it was read", ErrFormat)
+		}
+		return fmt.Errorf("load tensor %q of weights %s: %w", t.Name, f.path, err)
+	}
+	return nil
+}
+
 // Load reads all tensors into dst, which must be Header.DataSize long.
 func (f *File) Load(dst []byte) error {
 	if int64(len(dst)) != f.Header.DataSize {

@@ -1,0 +1,277 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"remuda/device-plugin/gms"
+	"remuda/device-plugin/gms/backend"
+	"remuda/device-plugin/gms/backend/cuda"
+	"remuda/device-plugin/gms/backend/host"
+	"remuda/internal/sim/weights"
+)
+
+// gmsSocketDirEnv names the directory of the sockets, as Dynamo's clients know it.
+const gmsSocketDirEnv = "GMS_SOCKET_DIR"
+
+func (p *program) gmsVerb() verb {
+	return verb{
+		synopsis: "Run the GPU memory service",
+		usage:    "-gpu UUID[,UUID…] -backend host|cuda [flags]",
+		about: `Owns GPU memory that several engines share and that outlives them: one lock and one layout for each GPU and
+tag, each on the Unix socket <socket-dir>/gms_<GPU UUID>_<tag>.sock, in the protocol of NVIDIA Dynamo's GPU Memory
+Service. Engines of the same user (and root) may connect.
+
+The backend host emulates GPUs with shared memory. With -keeper, committed layouts survive a crash of this
+program. It ends as soon as any of its parts does: let Nomad start it again.`,
+		setup: func(fs *flag.FlagSet) func(context.Context, []string) error {
+			o := gmsOptions{cfg: gms.DefaultConfig(), host: hostOptions{granularity: host.DefaultGranularity}}
+			tags := commaList{values: slices.Clone(o.cfg.Tags)}
+			o.cfg.SocketDir = os.Getenv(gmsSocketDirEnv)
+			if o.cfg.SocketDir == "" {
+				o.cfg.SocketDir = os.TempDir()
+			}
+			var logLevel, metricsAddr string
+			fs.StringVar(&o.cfg.SocketDir, "socket-dir", o.cfg.SocketDir, "`directory` of the sockets, by default $"+gmsSocketDirEnv+" or else the system's for temporary files")
+			fs.Var(&o.gpus, "gpu", "`UUID`s of the GPUs, separated by commas; may be repeated. With the host backend UUID=SIZE is a capacity of its own. By default all GPUs of the CUDA driver")
+			fs.Var(&tags, "tags", "`tags` of the layouts of each GPU, separated by commas")
+			fs.Var(&tags, "tag", "the same as -tags; both may be repeated")
+			fs.StringVar(&o.backend, "backend", "", "`host` or cuda (required)")
+			fs.StringVar(&o.cudaLibrary, "cuda-library", "", "`path` of the CUDA driver's library (default: where the system finds it)")
+			fs.Var(&o.host.capacity, "host-capacity", "emulated memory of each GPU, as in 80GiB; 0 for no limit")
+			fs.Var(&o.host.granularity, "host-granularity", "what sizes are rounded up to multiples of")
+			fs.DurationVar(&o.host.slowRelease, "host-slow-release", 0, "how long each release of an allocation takes")
+			fs.StringVar(&o.keeper, "keeper", "", "Unix `socket` of a 'remuda gms keeper', which keeps committed layouts (default: none)")
+			fs.DurationVar(&o.cfg.OOMRetry, "oom-retry", o.cfg.OOMRetry, "how often an allocation that finds no room is tried again")
+			fs.DurationVar(&o.cfg.OOMLimit, "oom-limit", o.cfg.OOMLimit, "how long an allocation waits for room; 0 for as long as the client does")
+			fs.StringVar(&metricsAddr, "metrics", "", "`address` for GET /metrics (default: none)")
+			logLevelFlag(fs, &logLevel)
+			return func(ctx context.Context, args []string) error {
+				if err := noArgs(args); err != nil {
+					return err
+				}
+				var err error
+				if o.cfg.Logger, err = p.logger("gms", logLevel); err != nil {
+					return err
+				}
+				o.cfg.Tags = tags.values
+				fs.Visit(func(f *flag.Flag) {
+					if strings.HasPrefix(f.Name, "host-") {
+						o.host.given = append(o.host.given, "-"+f.Name)
+					}
+				})
+				return o.run(ctx, metricsAddr)
+			}
+		},
+	}
+}
+
+// gmsOptions are the flags of `remuda gms`.
+type gmsOptions struct {
+	cfg         gms.Config
+	gpus        commaList
+	backend     string
+	cudaLibrary string
+	host        hostOptions
+	keeper      string
+}
+
+type hostOptions struct {
+	capacity    sizeFlag
+	granularity sizeFlag
+	slowRelease time.Duration
+	// given are the flags of the host backend that were set.
+	given []string
+}
+
+// run opens what the service needs, and runs it with its metrics until one of them
+// ends.
+func (o *gmsOptions) run(ctx context.Context, metricsAddr string) error {
+	gpus, err := o.openGPUs()
+	if err != nil {
+		return err
+	}
+	defer func() {
+		for _, g := range gpus {
+			if err := g.Backend.Close(); err != nil {
+				o.cfg.Logger.Warn("a GPU's memory could not be closed", "gpu", g.UUID, "error", err)
+			}
+		}
+	}()
+	o.cfg.GPUs = gpus
+	if o.keeper != "" {
+		k, err := gms.OpenKeeper(o.keeper, o.cfg.Logger.Named("keeper"))
+		if err != nil {
+			return err
+		}
+		defer func() { _ = k.Close() }()
+		o.cfg.Keeper = k
+	}
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	o.cfg.Metrics = registry
+	server, err := gms.New(o.cfg)
+	if err != nil {
+		return usageError{err.Error()}
+	}
+	parts := []func(context.Context) error{server.Run}
+	if metricsAddr != "" {
+		l, err := net.Listen("tcp", metricsAddr)
+		if err != nil {
+			return fmt.Errorf("-metrics: %w", err)
+		}
+		parts = append(parts, metricsPart(l, registry, o.cfg.Logger))
+	}
+	return runTogether(ctx, parts...)
+}
+
+// openGPUs makes the backend of each GPU.
+func (o *gmsOptions) openGPUs() ([]gms.GPU, error) {
+	var gpus []gms.GPU
+	var errs []error
+	add := func(uuid string, b backend.Backend, err error) {
+		if err != nil {
+			errs = append(errs, err)
+			return
+		}
+		gpus = append(gpus, gms.GPU{UUID: uuid, Backend: b})
+	}
+	switch o.backend {
+	case "host":
+		if len(o.gpus.values) == 0 {
+			return nil, usagef("-gpu must be set with -backend host: the names of the GPUs to emulate")
+		}
+		for _, value := range o.gpus.values {
+			uuid, size, own := strings.Cut(value, "=")
+			capacity := o.host.capacity
+			if own {
+				if err := capacity.Set(size); err != nil {
+					add(uuid, nil, usagef("-gpu %s: %v", value, err))
+					continue
+				}
+			}
+			b, err := host.New(host.Config{Capacity: uint64(capacity), Granularity: uint64(o.host.granularity), SlowRelease: o.host.slowRelease})
+			if err != nil {
+				err = fmt.Errorf("-gpu %s: %w", value, err)
+			}
+			add(uuid, b, err)
+		}
+	case "cuda":
+		if len(o.host.given) > 0 {
+			return nil, usagef("%s: only for -backend host", strings.Join(o.host.given, ", "))
+		}
+		uuids := o.gpus.values
+		if len(uuids) == 0 {
+			devices, err := cuda.Devices(o.cudaLibrary)
+			if err != nil {
+				return nil, err
+			}
+			for _, d := range devices {
+				uuids = append(uuids, d.UUID)
+			}
+		}
+		for _, uuid := range uuids {
+			b, err := cuda.New(cuda.Config{Library: o.cudaLibrary, GPU: uuid})
+			add(uuid, b, err)
+		}
+	default:
+		return nil, usagef("-backend is %q: want host or cuda", o.backend)
+	}
+	if err := errors.Join(errs...); err != nil {
+		for _, g := range gpus {
+			_ = g.Backend.Close()
+		}
+		return nil, err
+	}
+	return gpus, nil
+}
+
+// metricsPart serves GET /metrics. It owns the listener.
+func metricsPart(l net.Listener, registry *prometheus.Registry, logger hclog.Logger) func(context.Context) error {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute}
+	return func(ctx context.Context) error {
+		logger.Info("metrics are served", "address", l.Addr())
+		defer context.AfterFunc(ctx, func() { _ = srv.Close() })()
+		if err := srv.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			return fmt.Errorf("metrics: %w", err)
+		}
+		return nil
+	}
+}
+
+// runTogether runs parts of a program until the first one ends, ends the others,
+// and returns what went wrong.
+func runTogether(ctx context.Context, parts ...func(context.Context) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	ended := make(chan error, len(parts))
+	for _, part := range parts {
+		go func() { ended <- part(ctx) }()
+	}
+	var errs []error
+	for range parts {
+		err := <-ended
+		if err == nil && ctx.Err() == nil {
+			err = errors.New("a part of the program has ended")
+		}
+		errs = append(errs, err)
+		cancel()
+	}
+	return errors.Join(errs...)
+}
+
+// commaList is a flag with values that are separated by commas, and that may be
+// repeated. What is set first takes the place of the default.
+type commaList struct {
+	values []string
+	set    bool
+}
+
+var _ flag.Value = (*commaList)(nil)
+
+// String is the list as it is given.
+func (l *commaList) String() string { return strings.Join(l.values, ",") }
+
+// Set adds values.
+func (l *commaList) Set(s string) error {
+	if !l.set {
+		l.values, l.set = nil, true
+	}
+	for _, v := range strings.Split(s, ",") {
+		if v = strings.TrimSpace(v); v == "" {
+			return fmt.Errorf("%q has an empty value", s)
+		}
+		l.values = append(l.values, v)
+	}
+	return nil
+}
+
+// sizeFlag is a flag in bytes.
+type sizeFlag uint64
+
+var _ flag.Value = (*sizeFlag)(nil)
+
+// String is the size in bytes.
+func (f *sizeFlag) String() string { return fmt.Sprint(uint64(*f)) }
+
+// Set reads a size with its unit.
+func (f *sizeFlag) Set(s string) error {
+	n, err := weights.ParseSize(s)
+	*f = sizeFlag(n)
+	return err
+}

@@ -1,0 +1,125 @@
+package main
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	deviceplugin "remuda/device-plugin"
+	"remuda/device-plugin/gms/backend/cuda"
+	"remuda/device-plugin/gms/backend/host"
+	"remuda/device-plugin/gms/client"
+	"remuda/device-plugin/gms/wire"
+	"remuda/internal/sim/shared"
+)
+
+// The environment of an engine, from the shim.
+const (
+	weightsLockEnv = "REMUDA_WEIGHTS_LOCK"
+	fenceGroupEnv  = "REMUDA_FENCE_GROUP"
+	fenceTokenEnv  = "REMUDA_FENCE_TOKEN_FILE"
+	// gmsAuto finds the sockets by what the device plugin gave the task.
+	gmsAuto = "auto"
+	// lockRWOrRO and lockRO are the values of weightsLockEnv.
+	lockRWOrRO = "rw_or_ro"
+	lockRO     = "ro"
+)
+
+// simGMS are the flags of an engine whose weights are in the GPU memory service.
+type simGMS struct {
+	sockets, tag, lock   string
+	backend, cudaLibrary string
+	timeout              time.Duration
+}
+
+func (g *simGMS) declare(fs *flag.FlagSet) {
+	fs.StringVar(&g.sockets, "gms-socket", "", "hold the weights in the GPU memory service: its `sockets`, one for each GPU, separated by commas, or auto for those of $"+
+		deviceplugin.EnvGPUs+" in $"+gmsSocketDirEnv)
+	fs.StringVar(&g.tag, "gms-tag", g.tag, "`tag` of the layout, for -gms-socket auto")
+	fs.StringVar(&g.lock, "gms-lock", g.lock, "`how` to ask for the lock of the weights: rw_or_ro writes them where they are not there, ro waits for another engine to do so (default: $"+weightsLockEnv+", else rw_or_ro)")
+	fs.StringVar(&g.backend, "gms-backend", g.backend, "whose `memory` the service shares: host or cuda")
+	fs.StringVar(&g.cudaLibrary, "cuda-library", "", "`path` of the CUDA driver's library, for -gms-backend cuda")
+	fs.DurationVar(&g.timeout, "gms-timeout", g.timeout, "`time` after which a wake that waits for the service fails, which ends the engine")
+}
+
+// config is nil where the weights are not shared.
+func (g *simGMS) config() (*shared.Config, error) {
+	if g.sockets == "" {
+		return nil, nil
+	}
+	cfg := &shared.Config{WakeTimeout: g.timeout, FenceGroup: os.Getenv(fenceGroupEnv), Token: fenceToken}
+	if g.timeout <= 0 {
+		return nil, usagef("-gms-timeout is %s: want more than 0", g.timeout)
+	}
+	switch g.lock {
+	case lockRWOrRO:
+		cfg.Lock = wire.Auto
+	case lockRO:
+		cfg.Lock = wire.RO
+	default:
+		return nil, usagef("-gms-lock is %q: want %s or %s", g.lock, lockRWOrRO, lockRO)
+	}
+	if g.sockets == gmsAuto {
+		gpus := os.Getenv(deviceplugin.EnvGPUs)
+		if gpus == "" {
+			return nil, usagef("-gms-socket auto: $%s is not set: run as a Nomad task with a device of remuda-device, or name the sockets", deviceplugin.EnvGPUs)
+		}
+		dir := os.Getenv(gmsSocketDirEnv)
+		if dir == "" {
+			return nil, usagef("-gms-socket auto: $%s is not set: set gms_socket_dir of remuda-device, or name the sockets", gmsSocketDirEnv)
+		}
+		for uuid := range strings.SplitSeq(gpus, ",") {
+			cfg.Sockets = append(cfg.Sockets, filepath.Join(dir, "gms_"+uuid+"_"+g.tag+".sock"))
+		}
+	} else {
+		cfg.Sockets = strings.Split(g.sockets, ",")
+	}
+	switch g.backend {
+	case "host":
+		cfg.Space = func(string) (client.Space, func() error, error) {
+			return host.NewSpace(), func() error { return nil }, nil
+		}
+	case "cuda":
+		cfg.Space = func(socket string) (client.Space, func() error, error) {
+			// gms_<UUID>_<tag>.sock
+			parts := strings.Split(filepath.Base(socket), "_")
+			if len(parts) < 3 {
+				return nil, nil, fmt.Errorf("-gms-socket %s: want a name as gms_<GPU UUID>_<tag>.sock, which says the GPU", socket)
+			}
+			s, err := cuda.NewSpace(cuda.Config{Library: g.cudaLibrary, GPU: parts[1]})
+			if err != nil {
+				return nil, nil, err
+			}
+			return s, s.Close, nil
+		}
+	default:
+		return nil, usagef("-gms-backend is %q: want host or cuda", g.backend)
+	}
+	return cfg, nil
+}
+
+// fenceToken is the engine's token in its failover group, 0 for none.
+func fenceToken() (uint64, error) {
+	path := os.Getenv(fenceTokenEnv)
+	if path == "" {
+		return 0, nil
+	}
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		return 0, fmt.Errorf("read the fence token: %w", err)
+	}
+	raw = bytes.TrimSpace(raw)
+	if len(raw) == 0 {
+		return 0, nil // woken by hand, without a lock
+	}
+	token, err := strconv.ParseUint(string(raw), 10, 64)
+	if err != nil {
+		return 0, fmt.Errorf("the fence token in %s: %w", path, err)
+	}
+	return token, nil
+}

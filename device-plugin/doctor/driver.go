@@ -1,0 +1,236 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"remuda/device-plugin/nvml"
+)
+
+// probeTimeout is how long NVML gets for a look. The plugin gives it less.
+const probeTimeout = 15 * time.Second
+
+func (r *round) path(parts ...string) string {
+	return filepath.Join(append([]string{r.cfg.Root}, parts...)...)
+}
+
+func (r *round) read(path string) string {
+	raw, err := os.ReadFile(r.path(path))
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(raw))
+}
+
+// checkBus looks for NVIDIA's GPUs on the PCI bus: vendor 10de, class display
+// (VGA 0300 or 3D 0302).
+func (r *round) checkBus() {
+	const check = "PCI bus"
+	devices, err := os.ReadDir(r.path("sys/bus/pci/devices"))
+	if err != nil {
+		r.add(check, Warning, "it cannot be listed: "+err.Error(), "run this on the host itself, not in a container without /sys")
+		return
+	}
+	var found []string
+	for _, d := range devices {
+		dir := filepath.Join("sys/bus/pci/devices", d.Name())
+		class := r.read(filepath.Join(dir, "class"))
+		if r.read(filepath.Join(dir, "vendor")) == "0x10de" && (strings.HasPrefix(class, "0x0300") || strings.HasPrefix(class, "0x0302")) {
+			found = append(found, d.Name())
+		}
+	}
+	if len(found) == 0 {
+		r.add(check, Problem, "there is no NVIDIA GPU on it",
+			"on a machine with GPUs look at its firmware settings and lspci; in a virtual machine pass the GPUs through; on a machine without any, configure simulate blocks")
+		return
+	}
+	r.add(check, OK, fmt.Sprintf("%d NVIDIA GPUs: %s", len(found), strings.Join(found, ", ")), "")
+}
+
+var versionPattern = regexp.MustCompile(`\b\d{3,}\.\d+(\.\d+)?\b`)
+
+func (r *round) checkDriver() {
+	const check = "kernel driver"
+	text := r.read("proc/driver/nvidia/version")
+	if text != "" {
+		r.driver = versionPattern.FindString(text)
+		r.add(check, OK, "version "+orUnknown(r.driver)+" is loaded", "")
+		return
+	}
+	if _, err := os.Stat(r.path("sys/module/nouveau")); err == nil {
+		r.add(check, Problem, "nouveau has the GPUs, and NVIDIA's driver is not loaded",
+			"blacklist nouveau (modprobe.d: blacklist nouveau, options nouveau modeset=0), install NVIDIA's driver and reboot")
+		return
+	}
+	r.add(check, Problem, "it is not loaded (there is no /proc/driver/nvidia/version)",
+		"install NVIDIA's driver, or load it with modprobe nvidia and read what dmesg says; the plugin follows without a restart")
+}
+
+func orUnknown(s string) string {
+	if s == "" {
+		return "unknown"
+	}
+	return s
+}
+
+func (r *round) checkDeviceFiles() {
+	const check = "device files"
+	const create = "nvidia-modprobe -u -c=0 (or nvidia-smi, as root) creates them"
+	gpus, err := filepath.Glob(r.path("dev/nvidia[0-9]*"))
+	if err != nil || len(gpus) == 0 {
+		r.add(check, Problem, "there is no /dev/nvidia0", create)
+		return
+	}
+	var closed []string
+	for _, f := range append(gpus, r.path("dev/nvidiactl")) {
+		err := unix.Access(f, unix.R_OK|unix.W_OK)
+		if errors.Is(err, os.ErrNotExist) {
+			r.add(check, Problem, "there is no /dev/nvidiactl", create)
+			return
+		}
+		if err != nil {
+			closed = append(closed, fmt.Sprintf("%s: %v", strings.TrimPrefix(f, strings.TrimSuffix(r.cfg.Root, "/")), err))
+		}
+	}
+	if len(closed) > 0 {
+		r.add(check, Problem, fmt.Sprintf("user %d may not open them: %s", os.Geteuid(), strings.Join(closed, "; ")),
+			"run this as the user that Nomad runs as; if that is this one, let it open them (Nomad clients run as root)")
+		return
+	}
+	if _, err := os.Stat(r.path("dev/nvidia-uvm")); err != nil {
+		r.add(check, Warning, "there is no /dev/nvidia-uvm: the GPUs are seen, and CUDA programs fail", create)
+		return
+	}
+	r.add(check, OK, fmt.Sprintf("%d GPUs can be opened", len(gpus)), "")
+}
+
+// libraryDirs are where distributions and containers keep the driver's libraries.
+var libraryDirs = []string{
+	"usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/lib",
+	"usr/local/nvidia/lib64", "usr/local/nvidia/lib", "run/nvidia/driver/usr/lib/x86_64-linux-gnu", "run/opengl-driver/lib",
+}
+
+// checkLibrary finds the library's file, to compare its version, which is part
+// of its name, with the driver's.
+func (r *round) checkLibrary() {
+	const check = "NVML library"
+	const name = "libnvidia-ml.so.1"
+	file := ""
+	if strings.Contains(r.cfg.Library, "/") {
+		file = r.path(r.cfg.Library)
+		if _, err := os.Stat(file); err != nil {
+			r.add(check, Problem, err.Error(), "correct nvml_library in the plugin's configuration, or leave it out")
+			return
+		}
+	} else {
+		for _, dir := range libraryDirs {
+			if _, err := os.Stat(r.path(dir, name)); err == nil {
+				file = r.path(dir, name)
+				break
+			}
+		}
+	}
+	if file == "" {
+		r.add(check, Note, "it is in none of the usual places; what the linker finds shows below",
+			"if NVML cannot be loaded: install the driver's libraries (libnvidia-ml1, nvidia-driver-NVML or like), or set nvml_library")
+		return
+	}
+	shown := "/" + strings.TrimPrefix(strings.TrimPrefix(file, r.cfg.Root), "/")
+	target, err := filepath.EvalSymlinks(file)
+	if err != nil {
+		r.add(check, Problem, shown+": "+err.Error(), "install the driver's libraries again: the link leads nowhere")
+		return
+	}
+	version := versionPattern.FindString(filepath.Base(target))
+	if version != "" && r.driver != "" && version != r.driver {
+		r.add(check, Problem, fmt.Sprintf("%s is of version %s, and the loaded driver of version %s", shown, version, r.driver),
+			"reboot, or end every GPU program and reload the driver (rmmod and modprobe nvidia): an upgrade was not finished")
+		return
+	}
+	r.add(check, OK, shown+", version "+orUnknown(version), "")
+}
+
+// checkNVML takes a look by the plugin's own worker.
+func (r *round) checkNVML(plugin string) {
+	const check = "NVML"
+	if plugin == "" {
+		r.add(check, Note, "not asked: that takes the plugin's file, which was not found", "")
+		return
+	}
+	ctx, cancel := context.WithTimeout(r.ctx, probeTimeout)
+	defer cancel()
+	look, err := r.cfg.Probe(ctx, plugin)
+	if err != nil {
+		r.add(check, Problem, err.Error(), remedy(err))
+		return
+	}
+	r.probed = true
+	r.add(check, OK, fmt.Sprintf("driver %s, CUDA %s, %d GPUs", look.DriverVersion, orUnknown(look.CUDAVersion), len(look.Devices)), "")
+	if len(look.Missing) > 0 {
+		r.add("NVML functions", Note, "this library lacks "+strings.Join(look.Missing, ", ")+": what they tell stays unknown", "a newer driver has them")
+	}
+	for _, text := range look.Unnamed {
+		r.add("GPU", Problem, text, "see dmesg for XIDs; reset the GPU (nvidia-smi -r) or reboot the node")
+	}
+	if len(look.Devices) == 0 && len(look.Unnamed) == 0 {
+		r.add("GPU", Problem, "NVML knows of none", "see dmesg for why the driver took none")
+	}
+	for _, d := range look.Devices {
+		r.checkDevice(d)
+	}
+}
+
+// remedy says what to do about an NVML that cannot be used.
+func remedy(err error) string {
+	text := err.Error()
+	switch {
+	case strings.Contains(text, "different versions"):
+		return "reboot, or end every GPU program and reload the driver: the library and the driver must be of one version"
+	case errors.Is(err, nvml.ErrNoDriver):
+		return "load the driver (modprobe nvidia) and read what dmesg says"
+	case strings.Contains(text, "cannot open shared object"):
+		return "install the driver's libraries, or set nvml_library in the plugin's configuration to where the library is"
+	case strings.Contains(text, "lacks"):
+		return "set nvml_library to the driver's own libnvidia-ml.so.1 (not the stub that comes with the CUDA toolkit), or install a newer driver"
+	case strings.Contains(text, "no permission"):
+		return "run this as the user that Nomad runs as, and let it open /dev/nvidiactl"
+	case errors.Is(err, context.DeadlineExceeded):
+		return "the driver hangs: see dmesg for XIDs and for tasks that are blocked; most often a reboot is what is left"
+	}
+	return "see dmesg; run nvidia-smi to compare"
+}
+
+func (r *round) checkDevice(d nvml.Device) {
+	check := "GPU " + d.UUID
+	r.uuids = append(r.uuids, d.UUID)
+	switch {
+	case d.Lost || d.Err != "":
+		r.add(check, Problem, d.Err, "see dmesg for XIDs; reset the GPU (nvidia-smi -r) or reboot the node")
+	case d.Recovery != nil && *d.Recovery != "":
+		r.add(check, Problem, "the driver asks to "+*d.Recovery, "drain the node (nomad node drain), stop Nomad, and do so")
+	case d.RemapFailed:
+		r.add(check, Problem, "it has run out of spare memory rows", "have it replaced")
+	case d.MIG && len(d.Instances) == 0:
+		r.add(check, Problem, d.Name+": it is in MIG mode and has no instances, so it offers no seats",
+			"create instances (nvidia-smi mig -cgi … -C), or leave MIG mode (nvidia-smi -mig 0)")
+	case !d.Events:
+		r.add(check, Warning, d.Name+": the driver reports no XIDs for it, so its health goes by its counters alone", "")
+	case d.RemapPending:
+		r.add(check, Note, d.Name+": a bad memory row is replaced at its next reset; until then it may be used", "reset it when that suits")
+	case d.MIG:
+		r.add(check, OK, fmt.Sprintf("%s in %d MIG instances", d.Name, len(d.Instances)), "")
+	default:
+		r.add(check, OK, d.Name+" at "+d.PCIBusID, "")
+	}
+	for _, in := range d.Instances {
+		r.uuids = append(r.uuids, in.UUID)
+	}
+}

@@ -1,0 +1,93 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	deviceplugin "remuda/device-plugin"
+)
+
+// versionTimeout is how long the plugin gets to print its version.
+const versionTimeout = 10 * time.Second
+
+func runVersion(ctx context.Context, path string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, versionTimeout)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, path, "-version").CombinedOutput()
+	text := strings.TrimSpace(string(out))
+	if err != nil && text != "" {
+		return "", fmt.Errorf("%w: %s", err, text)
+	}
+	return text, err
+}
+
+// checkPlugin finds the plugin's file and returns its path, empty if there is
+// none that can be run.
+func (r *round) checkPlugin() string {
+	const check = "plugin file"
+	dirs := slices.Clone(r.cfg.PluginDirs)
+	if r.node.PluginDir != "" {
+		dirs = []string{r.node.PluginDir} // no other counts
+	}
+	if len(dirs) == 0 {
+		r.add(check, Problem, "Nomad has no plugin_dir, or did not say", "set plugin_dir in the agent's configuration, or give -plugin-dir")
+		return ""
+	}
+	for _, dir := range dirs {
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			continue
+		}
+		r.checkNeighbours(dir, entries)
+		path := filepath.Join(dir, deviceplugin.Name)
+		info, err := os.Stat(path)
+		switch {
+		case err != nil:
+			continue
+		case !info.Mode().IsRegular():
+			r.add(check, Problem, path+" is no file", "put the plugin's file there")
+			return ""
+		case info.Mode().Perm()&0o111 == 0 || unix.Access(path, unix.X_OK) != nil:
+			r.add(check, Problem, path+" cannot be executed, so Nomad passes over it", "chmod 0755 "+path)
+			return ""
+		}
+		text, err := r.cfg.PluginVersion(r.ctx, path)
+		if err != nil {
+			r.add(check, Problem, path+" does not run: "+err.Error(), "install the file that was built for this machine (it needs glibc)")
+			return ""
+		}
+		if r.cfg.Version != "" && !strings.Contains(text, r.cfg.Version) {
+			r.add(check, Warning, fmt.Sprintf("%s is %q, and this is version %s", path, text, r.cfg.Version), "install both from one build")
+			return path
+		}
+		r.add(check, OK, path, "")
+		return path
+	}
+	r.add(check, Problem, fmt.Sprintf("there is no %s in %s", deviceplugin.Name, strings.Join(dirs, ", ")),
+		fmt.Sprintf("install -m 0755 remuda-device %s, and restart the agent", filepath.Join(dirs[0], deviceplugin.Name)))
+	return ""
+}
+
+// checkNeighbours looks for files that Nomad would take for plugins and that
+// get in the way.
+func (r *round) checkNeighbours(dir string, entries []os.DirEntry) {
+	for _, e := range entries {
+		name := e.Name()
+		switch {
+		case name == deviceplugin.Name:
+		case strings.Contains(name, "remuda") && strings.Contains(name, "device"):
+			r.add("plugin name", Problem, fmt.Sprintf("%s: Nomad calls this plugin %q, after its file, and gives it the plugin block of that name",
+				filepath.Join(dir, name), name), fmt.Sprintf("rename it to %s, or take it away if that is there too", deviceplugin.Name))
+		case strings.Contains(name, "nvidia") && (strings.Contains(name, "gpu") || strings.Contains(name, "device")):
+			r.add("plugin name", Warning, filepath.Join(dir, name)+" is another plugin for the same GPUs: they are offered twice", "take one of the two away")
+		}
+	}
+}

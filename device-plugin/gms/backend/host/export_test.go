@@ -1,0 +1,10 @@
+package host
+
+// Blind has b do without inotify, as on a machine that has no instance left.
+func Blind(b *Backend) {
+	h := b.orphans
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.started = true
+	h.watcher.Go(h.runBlind)
+}

@@ -1,0 +1,64 @@
+package host_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"remuda/device-plugin/gms/backend/host"
+)
+
+func TestSpaceKeepsAddresses(t *testing.T) {
+	b := open(t, host.Config{})
+	m := allocate(t, b, 4*mib)
+	s := host.NewSpace()
+	addr, err := s.Reserve(4 * mib)
+	require.NoError(t, err)
+	assert.Nil(t, s.Bytes(addr, 4*mib))
+	require.ErrorContains(t, s.Read(addr, make([]byte, 1)), "nothing is mapped")
+	fd := export(t, m)
+	require.NoError(t, s.Map(addr, 4*mib, fd, true))
+	require.ErrorContains(t, s.Map(addr, 4*mib, fd, true), "something is mapped")
+	require.ErrorContains(t, s.Free(addr, 4*mib), "something is mapped")
+	require.NoError(t, s.Write(addr+mib, []byte("weights")))
+	require.NoError(t, s.Sync())
+	assert.Equal(t, "weights", string(s.Bytes(addr, 4*mib)[mib:mib+7]))
+	require.ErrorContains(t, s.Write(addr+4*mib-1, []byte("xy")), "no mapping", "over the end")
+	require.NoError(t, s.Write(addr+4*mib-1, []byte("x")))
+	require.NoError(t, s.Protect(addr, 4*mib, false))
+	require.ErrorContains(t, s.Write(addr, []byte("x")), "may not be written")
+	require.NoError(t, s.Unmap(addr, 4*mib))
+	require.ErrorContains(t, s.Unmap(addr, 4*mib), "nothing is mapped")
+	require.ErrorContains(t, s.Protect(addr, 4*mib, true), "nothing is mapped")
+
+	// The addresses are still ours: nothing else is put there.
+	other, err := unix.Mmap(-1, 0, 4*mib, unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	require.NoError(t, err)
+	require.NoError(t, unix.Munmap(other))
+	require.NoError(t, s.Map(addr, 4*mib, fd, false))
+	got := make([]byte, 7)
+	require.NoError(t, s.Read(addr+mib, got))
+	assert.Equal(t, "weights", string(got))
+	require.NoError(t, s.Unmap(addr, 4*mib))
+	require.NoError(t, s.Free(addr, 4*mib))
+	require.Error(t, s.Free(addr, 4*mib))
+	require.NoError(t, unix.Close(fd))
+	require.NoError(t, m.Release())
+	assert.Zero(t, b.Used(), "nothing maps it any more")
+}
+
+func TestSpaceRefusesMemoryThatCouldKillTheProcess(t *testing.T) {
+	s := host.NewSpace()
+	addr, err := s.Reserve(2 * mib)
+	require.NoError(t, err)
+	fd, err := unix.MemfdCreate("plain", unix.MFD_CLOEXEC)
+	require.NoError(t, err)
+	defer unix.Close(fd)
+	require.ErrorContains(t, s.Map(addr, 2*mib, fd, false), "0 bytes")
+	require.NoError(t, unix.Ftruncate(fd, 2*mib))
+	require.ErrorContains(t, s.Map(addr, 2*mib, fd, false), "not sealed")
+	require.ErrorContains(t, s.Map(addr, mib, fd, false), "not what was reserved")
+	require.NoError(t, s.Free(addr, 2*mib))
+}

@@ -1,0 +1,183 @@
+// Package gms is the GPU memory service of DESIGN section 6: it owns GPU memory
+// that outlives the engines, and hands out descriptors of it over Unix sockets,
+// one for each GPU and tag, in the protocol of shared/reference:
+// gms-wire-protocol, so that clients of NVIDIA Dynamo's service work unmodified.
+//
+// The rules of the lock and the layout are in package layout, a pure state
+// machine. This package carries them out: sockets, memory (package backend),
+// what survives a crash (package keeper) and stale engines (fence tokens).
+//
+// One goroutine serves one connection, a request at a time, and writes its
+// answers itself: a client that does not read holds up nobody else, and has at
+// most one descriptor open here. Memory is released in the background, so that
+// a driver that takes long to free holds up nobody either.
+package gms
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sys/unix"
+
+	"remuda/device-plugin/gms/backend"
+)
+
+// GPU is one card with its memory. The servers of all its tags share it.
+type GPU struct {
+	// UUID is the card's, as in "GPU-5b7a…": it is part of the sockets' names.
+	UUID string
+	// Backend makes the memory. Its owner closes it after Run.
+	Backend backend.Backend
+}
+
+// Config says what is served, and how long the server waits.
+type Config struct {
+	// SocketDir is where the sockets are made, and is made itself if need be.
+	// Required.
+	SocketDir string
+	// GPUs are the cards. Required.
+	GPUs []GPU
+	// Tags are the layouts of each card, as "weights". Required.
+	Tags []string
+	// OOMRetry is how often an allocation that finds no room is tried again.
+	OOMRetry time.Duration
+	// OOMLimit is how long that goes on; 0 for as long as the client waits.
+	OOMLimit time.Duration
+	// FirstMessage is how long a connection may take for its first request.
+	FirstMessage time.Duration
+	// Frame is how long a frame may take once it has begun.
+	Frame time.Duration
+	// Write is how long a client may take to read an answer.
+	Write time.Duration
+	// MaxConns bounds the connections that are served at once. Those that are too
+	// many wait.
+	MaxConns int
+	// Keeper keeps committed layouts over a crash; nil for none.
+	Keeper Keeper
+	// KeeperWait is how long a commit, or a start, waits for the keeper before it
+	// goes on without.
+	KeeperWait time.Duration
+	// KeeperRetry is how often what could not be kept is tried again.
+	KeeperRetry time.Duration
+	Logger      hclog.Logger
+	// Metrics takes the service's metrics; nil for none.
+	Metrics prometheus.Registerer
+	// OnReady, if not nil, is called once every socket is served.
+	OnReady func()
+}
+
+// DefaultConfig has the reasons beside the numbers.
+func DefaultConfig() Config {
+	return Config{
+		Tags:         []string{"weights"},
+		OOMRetry:     500 * time.Millisecond, // the protocol's
+		FirstMessage: 10 * time.Second,       // clients send it at once
+		Frame:        30 * time.Second,       // a MiB at most; a stopped client may be slow
+		Write:        30 * time.Second,       // only a client that is stuck fills its socket's buffer
+		MaxConns:     maxConns(),
+		KeeperWait:   2 * time.Second, // it answers within milliseconds
+		KeeperRetry:  500 * time.Millisecond,
+		Logger:       hclog.NewNullLogger(),
+	}
+}
+
+// maxConns leaves three quarters of the descriptors to allocations, exports and
+// the rest of the process.
+func maxConns() int {
+	var files unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
+		files.Cur = 1024 // what Linux gives by default
+	}
+	return int(min(max(files.Cur/4, 16), 4096))
+}
+
+// maxPath is the longest path of a socket (sun_path of the kernel, with its NUL).
+const maxPath = 107
+
+func (c Config) validate() error {
+	var errs []error
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	if c.SocketDir == "" {
+		bad("socket dir must be set: the directory of the sockets")
+	}
+	if len(c.GPUs) == 0 {
+		bad("there must be a GPU at least")
+	}
+	if len(c.Tags) == 0 {
+		bad("there must be a tag at least")
+	}
+	names := map[string]bool{}
+	for _, g := range c.GPUs {
+		if !nameable(g.UUID) || names[g.UUID] {
+			bad("GPU %q: want a name of letters, digits, '-', '_', '.' and ':', each once", g.UUID)
+		}
+		if g.Backend == nil {
+			bad("GPU %q: backend must be set", g.UUID)
+		}
+		names[g.UUID] = true
+	}
+	tags := map[string]bool{}
+	for _, tag := range c.Tags {
+		if !nameable(tag) || tags[tag] {
+			bad("tag %q: want a name of letters, digits, '-', '_', '.' and ':', each once", tag)
+		}
+		tags[tag] = true
+		for _, g := range c.GPUs {
+			if path := SocketPath(c.SocketDir, g.UUID, tag); len(path) > maxPath {
+				bad("socket %s: the path is %d bytes long, the kernel takes at most %d", path, len(path), maxPath)
+			}
+		}
+	}
+	for _, d := range []struct {
+		name  string
+		value time.Duration
+	}{
+		{"oom retry", c.OOMRetry}, {"first message", c.FirstMessage}, {"frame", c.Frame}, {"write", c.Write},
+		{"keeper wait", c.KeeperWait}, {"keeper retry", c.KeeperRetry},
+	} {
+		if d.value <= 0 {
+			bad("%s is %s: want more than 0", d.name, d.value)
+		}
+	}
+	if c.OOMLimit < 0 {
+		bad("oom limit is %s: want 0 for none, or more", c.OOMLimit)
+	}
+	if c.MaxConns < 2 {
+		bad("max connections is %d: want at least 2", c.MaxConns)
+	}
+	if c.Logger == nil {
+		bad("logger must be set")
+	}
+	return errors.Join(errs...)
+}
+
+// nameable tells whether a name may be part of a file's name and of a label.
+func nameable(s string) bool {
+	for _, r := range s {
+		word := r <= unicode.MaxASCII && (unicode.IsLetter(r) || unicode.IsDigit(r))
+		if !word && !strings.ContainsRune("-_.:", r) {
+			return false
+		}
+	}
+	return s != ""
+}
+
+// SocketPath is where the socket of a GPU and a tag is.
+func SocketPath(dir, uuid, tag string) string {
+	return filepath.Join(dir, "gms_"+uuid+"_"+tag+".sock")
+}
+
+// newNonce names a server's incarnation.
+func newNonce() string {
+	var raw [16]byte
+	_, _ = rand.Read(raw[:]) // it never fails
+	return hex.EncodeToString(raw[:])
+}

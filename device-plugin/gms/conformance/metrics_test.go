@@ -1,0 +1,38 @@
+package conformance_test
+
+import (
+	"bufio"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// freeAddress is an address of this machine that nobody listens on.
+func freeAddress(t testing.TB) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer l.Close()
+	return l.Addr().String()
+}
+
+// gauge is the value of a metric without labels.
+func gauge(t testing.TB, address, name string) float64 {
+	t.Helper()
+	resp, err := http.Get("http://" + address + "/metrics")
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	for sc := bufio.NewScanner(resp.Body); sc.Scan(); {
+		if rest, ok := strings.CutPrefix(sc.Text(), name+" "); ok {
+			v, err := strconv.ParseFloat(rest, 64)
+			require.NoError(t, err)
+			return v
+		}
+	}
+	require.Fail(t, "no metric "+name)
+	return 0
+}

@@ -1,0 +1,64 @@
+package conformance_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// residentKiB is the memory that a process has in RAM, without what it shares.
+func residentKiB(t testing.TB, pid int) int64 {
+	t.Helper()
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	require.NoError(t, err)
+	for line := range strings.Lines(string(status)) {
+		if rest, ok := strings.CutPrefix(line, "RssAnon:"); ok {
+			n, err := strconv.ParseInt(strings.Fields(rest)[0], 10, 64)
+			require.NoError(t, err)
+			return n
+		}
+	}
+	require.Fail(t, "no RssAnon in status")
+	return 0
+}
+
+// settles waits until a process has no more descriptors than that.
+func settles(t testing.TB, pid, most int) {
+	t.Helper()
+	var n int
+	eventually(t, func() bool { n, _, _ = descriptors(t, pid); return n <= most },
+		func() []any { return []any{"%d descriptors are open, want %d", n, most} })
+}
+
+func itoa(n int) string { return strconv.Itoa(n) }
+
+func modeOf(t testing.TB, path string) os.FileMode {
+	t.Helper()
+	info, err := os.Stat(path)
+	require.NoError(t, err)
+	return info.Mode().Perm()
+}
+
+// pause stops a process, and returns when all of it stands still.
+func pause(t testing.TB, pid int) (resume func()) {
+	t.Helper()
+	require.NoError(t, syscall.Kill(pid, syscall.SIGSTOP))
+	eventually(t, func() bool {
+		tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+		require.NoError(t, err)
+		for _, task := range tasks {
+			b, err := os.ReadFile(task)
+			if state := string(b[strings.LastIndexByte(string(b), ')')+1:]); err == nil && !strings.HasPrefix(state, " T") {
+				return false
+			}
+		}
+		return len(tasks) > 0
+	}, func() []any { return []any{"process %d does not stop", pid} })
+	return func() { require.NoError(t, syscall.Kill(pid, syscall.SIGCONT)) }
+}

@@ -1,0 +1,258 @@
+package conformance_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// The GPUs of the servers here, unless a test says otherwise.
+const (
+	mib         = 1 << 20
+	granularity = 2 * mib
+	capacity    = 64 * mib
+	// oomRetry is how often a server here tries again to allocate.
+	oomRetry = 50 * time.Millisecond
+)
+
+// serverConfig is how a server is started.
+type serverConfig struct {
+	dir   string // of its sockets; a fresh one where it is empty
+	gpus  int    // 1 where it is 0
+	first int    // number of the first GPU
+	// args come after the usual flags, so that they win.
+	args []string
+	env  []string
+	// binary is the copy of remuda to run, where it is not the usual one.
+	binary string
+	cred   *syscall.Credential
+	// dirFromEnv leaves the socket directory to the environment.
+	dirFromEnv bool
+}
+
+// server is a process of `remuda gms`.
+type server struct {
+	cfg  serverConfig
+	cmd  *exec.Cmd
+	log  *logBuffer
+	done chan struct{} // closed when it is reaped
+}
+
+// gpuUUID is the name of a GPU.
+func gpuUUID(n int) string { return fmt.Sprintf("GPU-5b7a4c3e-0000-4000-8000-%012d", n) }
+
+// socket is the path of the socket of a GPU, counted from 0, and a tag.
+func (s *server) socket(gpu int, tag string) string {
+	return filepath.Join(s.cfg.dir, "gms_"+gpuUUID(s.cfg.first+gpu)+"_"+tag+".sock")
+}
+
+func (s *server) weights() string { return s.socket(0, "weights") }
+func (s *server) kvCache() string { return s.socket(0, "kv_cache") }
+func (s *server) pid() int        { return s.cmd.Process.Pid }
+
+// launch starts a server and does not wait until it answers.
+func launch(cfg serverConfig) (*server, error) {
+	if cfg.gpus == 0 {
+		cfg.gpus = 1
+	}
+	uuids := make([]string, cfg.gpus)
+	for i := range uuids {
+		uuids[i] = gpuUUID(cfg.first + i)
+	}
+	args := []string{"gms", "-backend", "host", "-gpu", strings.Join(uuids, ","), "-tags", "weights,kv_cache",
+		"-host-capacity", "64MiB", "-host-granularity", "2MiB", "-oom-retry", oomRetry.String()}
+	if !cfg.dirFromEnv {
+		args = append(args, "-socket-dir", cfg.dir)
+	}
+	s := &server{cfg: cfg, log: &logBuffer{}, done: make(chan struct{})}
+	s.cmd = command(cfg.binary, append(args, cfg.args...)...)
+	s.cmd.Env = append(s.cmd.Env, cfg.env...)
+	s.cmd.SysProcAttr.Credential = cfg.cred
+	s.cmd.Stdout, s.cmd.Stderr = s.log, s.log
+	if err := s.cmd.Start(); err != nil {
+		return nil, err
+	}
+	go func() { _ = s.cmd.Wait(); close(s.done) }()
+	return s, nil
+}
+
+// command runs remuda; it ends with this process.
+func command(binary string, args ...string) *exec.Cmd {
+	if binary == "" {
+		binary = remuda
+	}
+	cmd := exec.Command(binary, args...)
+	cmd.Env = append(os.Environ(), "GMS_SOCKET_DIR=")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	return cmd
+}
+
+// start starts a server that ends with the test, and waits until every socket
+// answers.
+func start(t testing.TB, cfg serverConfig) *server {
+	t.Helper()
+	if cfg.dir == "" {
+		cfg.dir = socketDir(t)
+	}
+	s, err := launch(cfg)
+	require.NoError(t, err)
+	t.Cleanup(func() { s.finish(t) })
+	s.ready(t)
+	return s
+}
+
+// socketDir is a directory whose path leaves room for a socket's name: sun_path has
+// 108 bytes.
+func socketDir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "gms")
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
+}
+
+// ready waits until all sockets answer.
+func (s *server) ready(t testing.TB) {
+	t.Helper()
+	for gpu := range s.cfg.gpus {
+		s.answers(t, s.socket(gpu, "weights"))
+		s.answers(t, s.socket(gpu, "kv_cache"))
+	}
+}
+
+func (s *server) answers(t testing.TB, path string) {
+	t.Helper()
+	eventually(t, func() bool {
+		if s.gone() {
+			require.Fail(t, "the server ended", "%s", s.log)
+		}
+		r, err := dialRaw(path)
+		if err != nil {
+			return false
+		}
+		defer r.c.Close()
+		if r.send(newMessage("get_runtime_state_request")) != nil {
+			return false
+		}
+		_, err = r.receive(patience)
+		return err == nil
+	}, func() []any { return []any{"%s does not answer:\n%s", path, s.log} })
+}
+
+func (s *server) gone() bool {
+	select {
+	case <-s.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// kill is a crash.
+func (s *server) kill(t testing.TB) {
+	t.Helper()
+	require.NoError(t, s.cmd.Process.Kill())
+	<-s.done
+	require.NoError(t, s.log.fault())
+}
+
+// finish ends the server in order, and finds what went wrong in it on the way.
+func (s *server) finish(t testing.TB) {
+	t.Helper()
+	if killed := s.gone() && s.cmd.ProcessState.Sys().(syscall.WaitStatus).Signal() == syscall.SIGKILL; !killed {
+		if err := s.stop(); err != nil {
+			t.Error(err)
+		}
+	}
+	if t.Failed() {
+		t.Logf("the server's log:\n%s", s.log.tail())
+	}
+}
+
+// stop ends the server in order, with no error and no fault on the way.
+func (s *server) stop() error {
+	_ = s.cmd.Process.Signal(syscall.SIGTERM)
+	select {
+	case <-s.done:
+	case <-time.After(patience):
+		_ = s.cmd.Process.Signal(syscall.SIGQUIT) // for the goroutines
+		<-s.done
+		return errors.New("the server does not end on SIGTERM")
+	}
+	if code := s.cmd.ProcessState.ExitCode(); code != 0 {
+		return fmt.Errorf("the server ended with %d", code)
+	}
+	return s.log.fault()
+}
+
+// again starts the server anew, with the same sockets.
+func (s *server) again(t testing.TB) *server {
+	t.Helper()
+	return start(t, s.cfg)
+}
+
+// descriptors is how many a process has open, and how many of them are sockets and
+// memfds.
+func descriptors(t testing.TB, pid int) (all, sockets, memfds int) {
+	t.Helper()
+	dir := fmt.Sprintf("/proc/%d/fd", pid)
+	entries, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	for _, e := range entries {
+		target, err := os.Readlink(filepath.Join(dir, e.Name()))
+		switch {
+		case err != nil:
+			continue // closed meanwhile
+		case strings.HasPrefix(target, "socket:"):
+			sockets++
+		case strings.Contains(target, "memfd:"):
+			memfds++
+		}
+		all++
+	}
+	return all, sockets, memfds
+}
+
+// logBuffer is what a process wrote.
+type logBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *logBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *logBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+// fault is what a program writes when it is broken.
+func (l *logBuffer) fault() error {
+	for _, sign := range []string{"panic:", "fatal error:", "DATA RACE"} {
+		if _, after, found := strings.Cut(l.String(), sign); found {
+			return fmt.Errorf("%s%s", sign, after)
+		}
+	}
+	return nil
+}
+
+// tail is the end of it, for a report.
+func (l *logBuffer) tail() string {
+	s := l.String()
+	return s[max(0, len(s)-6000):]
+}

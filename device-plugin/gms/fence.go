@@ -1,0 +1,95 @@
+package gms
+
+import (
+	"fmt"
+	"maps"
+	"sync"
+)
+
+const (
+	// maxGroup is the longest name of a fence group in bytes, and maxGroups how
+	// many groups are remembered: a node has a handful.
+	maxGroup  = 256
+	maxGroups = 1 << 16
+)
+
+// fences know the highest token of each failover group, across GPUs and tags, and
+// which sessions came with which token. A token that is lower than the highest is
+// an engine that has been replaced (DESIGN section 5).
+type fences struct {
+	mu       sync.Mutex
+	highest  map[string]uint64
+	sessions map[string]map[*session]struct{}
+}
+
+func newFences() *fences {
+	return &fences{highest: map[string]uint64{}, sessions: map[string]map[*session]struct{}{}}
+}
+
+// staleError is a token that is lower than the group's highest.
+type staleError struct {
+	group          string
+	token, highest uint64
+}
+
+func (e *staleError) Error() string {
+	return fmt.Sprintf("token %d of fence group %q is stale: %d has been seen", e.token, e.group, e.highest)
+}
+
+// admit takes a session in, unless its token is stale. raised tells that its token
+// is the highest so far: stale are then the sessions that must end, and are no
+// longer known here.
+func (f *fences) admit(s *session) (stale []*session, raised bool, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	highest, known := f.highest[s.group]
+	switch {
+	case s.token < highest:
+		return nil, false, &staleError{s.group, s.token, highest}
+	case !known && len(f.highest) >= maxGroups:
+		return nil, false, fmt.Errorf("there are %d fence groups already", len(f.highest))
+	}
+	members := f.sessions[s.group]
+	if members == nil {
+		members = map[*session]struct{}{}
+		f.sessions[s.group] = members
+	}
+	raised = !known || s.token > highest
+	if raised {
+		f.highest[s.group] = s.token
+		for other := range members {
+			if other.token < s.token {
+				stale = append(stale, other)
+				delete(members, other)
+			}
+		}
+	}
+	members[s] = struct{}{}
+	return stale, raised, nil
+}
+
+// leave forgets a session.
+func (f *fences) leave(s *session) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.sessions[s.group], s)
+	if len(f.sessions[s.group]) == 0 {
+		delete(f.sessions, s.group)
+	}
+}
+
+// tokens are the highest of all groups.
+func (f *fences) tokens() map[string]uint64 {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return maps.Clone(f.highest)
+}
+
+// restore takes over what was known before a crash.
+func (f *fences) restore(tokens map[string]uint64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for group, token := range tokens {
+		f.highest[group] = max(f.highest[group], token)
+	}
+}

@@ -1,0 +1,289 @@
+package gms
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"remuda/device-plugin/gms/layout"
+	"remuda/device-plugin/gms/wire"
+)
+
+// handshake opens a session, or answers why there is none: nil then.
+func (c *connection) handshake(ctx context.Context, m *wire.HandshakeRequest) (*session, layout.Mode) {
+	u := c.unit
+	if err := checkHandshake(m); err != nil {
+		c.deny(m, wire.CodeBadRequest, err)
+		return nil, ""
+	}
+	if m.ExpectedNonce != "" && m.ExpectedNonce != u.server.nonce {
+		c.deny(m, wire.CodeRestarted, errors.New("the service has been restarted since: what you had is gone, or is there under the hash of this answer"))
+		return nil, ""
+	}
+	s := &session{id: layout.SessionID(u.server.lastSession.Add(1)), unit: u, conn: c.wire,
+		offer: make(chan layout.Mode, 1), fenced: make(chan struct{})}
+	s.logger = c.logger.With("session", s.id)
+	if m.FenceGroup != "" {
+		s.group, s.token = m.FenceGroup, *m.FenceToken
+		if err := s.admit(ctx); err != nil {
+			code := wire.CodeBadRequest
+			var stale *staleError
+			if errors.As(err, &stale) {
+				code = wire.CodeFenced
+				u.server.metrics.fenced.WithLabelValues(u.gpu.UUID, u.tag, "refused").Inc()
+			}
+			c.deny(m, code, err)
+			return nil, ""
+		}
+	}
+	limit := newWaitLimit(m.TimeoutMS)
+	defer limit.stop()
+	mode, err := c.acquire(s, m, limit)
+	if err == nil && mode == layout.Writer {
+		err = c.replace(ctx, s, limit)
+	}
+	if err == nil {
+		err = c.grant(ctx, s, m, mode)
+	}
+	if mode == layout.Writer {
+		c.replaced(ctx, err == nil)
+	}
+	var denied *denial
+	if errors.As(err, &denied) {
+		s.end()
+		c.deny(m, denied.code, denied)
+		return nil, ""
+	}
+	if err != nil {
+		s.end()
+		return nil, ""
+	}
+	return s, mode
+}
+
+func checkHandshake(m *wire.HandshakeRequest) error {
+	var errs []error
+	switch m.LockType {
+	case wire.RW, wire.RO, wire.Auto:
+	default:
+		errs = append(errs, fmt.Errorf("lock_type is %q: want rw, ro or auto", m.LockType))
+	}
+	if (m.FenceGroup == "") != (m.FenceToken == nil) {
+		errs = append(errs, errors.New("fence_group and fence_token go together"))
+	}
+	if len(m.FenceGroup) > maxGroup {
+		errs = append(errs, fmt.Errorf("fence_group is %d bytes long: want at most %d", len(m.FenceGroup), maxGroup))
+	}
+	return errors.Join(errs...)
+}
+
+// deny answers a handshake without success.
+func (c *connection) deny(m *wire.HandshakeRequest, code string, err error) {
+	status := c.unit.status()
+	c.unit.server.metrics.handshakes.WithLabelValues(c.unit.gpu.UUID, c.unit.tag, lockLabel(m.LockType), code).Inc()
+	c.logger.Info("no lock", "lock_type", m.LockType, "code", code, "reason", err)
+	c.send(m.MessageType(), "refused", &wire.HandshakeResponse{Committed: status.Committed, Nonce: c.unit.server.nonce,
+		MemoryLayoutHash: status.Hash, Error: err.Error(), Code: code}, -1)
+}
+
+// admit checks the session's token, ends those that are older, and has the token
+// kept before it counts.
+func (s *session) admit(ctx context.Context) error {
+	server := s.unit.server
+	stale, raised, err := server.fences.admit(s)
+	if err != nil {
+		return err
+	}
+	for _, old := range stale {
+		old.fence(s.token)
+	}
+	if raised {
+		server.fenceRecord.now(ctx)
+	}
+	return nil
+}
+
+// denial is a lock that is not granted, for a reason that the client is told.
+type denial struct {
+	code, text string
+}
+
+func (d *denial) Error() string { return d.text }
+
+var (
+	errTimeout = &denial{wire.CodeTimeout, "the lock was not free in time"}
+	errFenced  = &denial{wire.CodeFenced, "a higher token of the fence group has come"}
+	// errGone: nobody is left to be answered.
+	errGone = errors.New("the client is gone")
+)
+
+// acquire waits until the lock is offered.
+func (c *connection) acquire(s *session, m *wire.HandshakeRequest, limit waitLimit) (layout.Mode, error) {
+	u := c.unit
+	u.mu.Lock()
+	if s.isFenced() { // it is not to be found in sessions any more
+		u.mu.Unlock()
+		return "", errFenced
+	}
+	u.sessions[s.id] = s
+	u.carry(u.machine.Connect(s.id, layout.Mode(m.LockType)))
+	u.mu.Unlock()
+	select {
+	case mode := <-s.offer:
+		return mode, nil
+	default:
+	}
+	if limit.none {
+		return u.giveUp(s)
+	}
+	gone, stop := c.wire.WatchGone()
+	defer stop()
+	select {
+	case mode := <-s.offer:
+		return mode, nil
+	case <-limit.expired:
+		return u.giveUp(s)
+	case <-s.fenced:
+		return "", errFenced
+	case <-gone: // also when the server ends, which closes all connections
+		return "", errGone
+	}
+}
+
+// waitLimit is a handshake's timeout.
+type waitLimit struct {
+	// none: one try, no wait.
+	none bool
+	// expired is closed when the time is up; nil for never.
+	expired <-chan struct{}
+	stop    func()
+}
+
+// newWaitLimit starts the clock. A timeout that no clock can hold is for ever.
+func newWaitLimit(ms *int64) waitLimit {
+	switch {
+	case ms == nil || *ms > math.MaxInt64/int64(time.Millisecond):
+		return waitLimit{stop: func() {}}
+	case *ms <= 0:
+		return waitLimit{none: true, stop: func() {}}
+	}
+	expired := make(chan struct{})
+	timer := time.AfterFunc(time.Duration(*ms)*time.Millisecond, func() { close(expired) })
+	return waitLimit{expired: expired, stop: func() { timer.Stop() }}
+}
+
+// giveUp ends a wait, unless the lock was offered at the last moment.
+func (u *unit) giveUp(s *session) (layout.Mode, error) {
+	u.mu.Lock()
+	gaveUp, e := u.machine.GiveUp(s.id)
+	u.carry(e)
+	u.mu.Unlock()
+	if gaveUp {
+		return "", errTimeout
+	}
+	select {
+	case mode := <-s.offer:
+		return mode, nil
+	default:
+		return "", errFenced // nobody else takes a session's wait away
+	}
+}
+
+// replace has the keeper drop the layout that a writer is about to clear: nobody
+// must find it after a crash. A keeper that hangs is waited for as the lock is.
+func (c *connection) replace(ctx context.Context, s *session, limit waitLimit) error {
+	u := c.unit
+	if u.server.cfg.Keeper == nil {
+		return nil
+	}
+	// Counted first: replaced takes it back in any case.
+	u.mu.Lock()
+	u.replacing++
+	u.mu.Unlock()
+	if ctx.Err() != nil {
+		return errGone
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	if limit.none {
+		var stop context.CancelFunc
+		ctx, stop = context.WithTimeoutCause(ctx, u.server.cfg.KeeperWait, errTimeout)
+		defer stop()
+	}
+	gone, stop := c.wire.WatchGone()
+	defer stop()
+	over := make(chan struct{})
+	defer close(over)
+	go func() {
+		select {
+		case <-over:
+		case <-gone:
+			cancel(errGone)
+		case <-limit.expired:
+			cancel(errTimeout)
+		case <-s.fenced:
+			cancel(errFenced)
+		}
+	}()
+	return u.record.forget(ctx)
+}
+
+// replaced ends what replace has begun: where the writer was not let in, the
+// committed layout goes back to the keeper.
+func (c *connection) replaced(ctx context.Context, granted bool) {
+	u := c.unit
+	if u.server.cfg.Keeper == nil {
+		return
+	}
+	u.mu.Lock()
+	u.replacing--
+	u.mu.Unlock()
+	switch {
+	case granted:
+	case ctx.Err() != nil: // nothing is done in the background any more
+		u.record.now(context.WithoutCancel(ctx))
+	default:
+		u.record.later()
+	}
+}
+
+// grant takes what is offered and tells the client. A client that is gone by now
+// has changed nothing, and gives the lock back. So does one that is offered the
+// lock only because the server ends: its end must clear nothing.
+func (c *connection) grant(ctx context.Context, s *session, m *wire.HandshakeRequest, mode layout.Mode) error {
+	u := c.unit
+	if ctx.Err() != nil || c.wire.Gone() {
+		return errGone
+	}
+	u.mu.Lock()
+	got, e, err := u.machine.Accept(s.id)
+	if err == nil {
+		if got.Cleared {
+			u.server.metrics.clears.WithLabelValues(u.gpu.UUID, u.tag, "writer").Inc()
+		}
+		u.carry(e)
+	}
+	u.mu.Unlock()
+	if err != nil {
+		return errFenced // nobody else takes an offer back
+	}
+	u.server.metrics.handshakes.WithLabelValues(u.gpu.UUID, u.tag, lockLabel(m.LockType), "granted_"+string(mode)).Inc()
+	s.logger.Info("granted", "lock_type", m.LockType, "granted", mode, "cleared", len(e.Freed), "group", s.group, "token", s.token)
+	if !c.send(m.MessageType(), "ok", &wire.HandshakeResponse{Success: true, Committed: got.Committed, GrantedLockType: wire.LockType(mode),
+		Nonce: u.server.nonce, MemoryLayoutHash: got.Hash}, -1) {
+		return errGone
+	}
+	return nil
+}
+
+// lockLabel is a lock type as a label: a client may ask for anything.
+func lockLabel(t wire.LockType) string {
+	switch t {
+	case wire.RW, wire.RO, wire.Auto:
+		return string(t)
+	default:
+		return "other"
+	}
+}

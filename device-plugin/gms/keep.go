@@ -1,0 +1,436 @@
+package gms
+
+import (
+	"bytes"
+	"context"
+	"encoding/gob"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"golang.org/x/sys/unix"
+
+	"remuda/device-plugin/gms/backend"
+	"remuda/device-plugin/gms/keeper"
+	"remuda/device-plugin/gms/layout"
+)
+
+// Keeper stores records outside of this process: a blob and descriptors by name.
+// Its methods are safe for concurrent use, and wait for the keeper as long as
+// their context allows, unless it refuses (keeper.RefusedError).
+type Keeper interface {
+	// Save replaces a record as a whole. It borrows fds.
+	Save(ctx context.Context, name string, blob []byte, fds []int) error
+	// Drop forgets a record, if there is one.
+	Drop(ctx context.Context, name string) error
+	// Load returns a record. The descriptors are the caller's.
+	Load(ctx context.Context, name string) (blob []byte, fds []int, found bool, err error)
+	// Lost receives a value when all records have to be saved again.
+	Lost() <-chan struct{}
+	// Gone tells whether there is no keeper now, so that nothing it had can ever
+	// come back. One that is there and does not answer is not gone.
+	Gone() bool
+}
+
+// KeeperClient is a Keeper over its socket.
+type KeeperClient struct {
+	*keeper.Client
+	socket string
+}
+
+var _ Keeper = (*KeeperClient)(nil)
+
+// OpenKeeper starts a client of the keeper at the socket, which need not be there
+// yet. Close ends it.
+func OpenKeeper(socket string, logger hclog.Logger) (*KeeperClient, error) {
+	c, err := keeper.Open(socket, logger)
+	if err != nil {
+		return nil, err
+	}
+	return &KeeperClient{Client: c, socket: socket}, nil
+}
+
+// Gone asks the kernel: nobody listens.
+func (k *KeeperClient) Gone() bool {
+	c, err := net.DialTimeout("unixpacket", k.socket, probeLimit)
+	if err == nil {
+		_ = c.Close()
+	}
+	return errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.ENOENT)
+}
+
+// fenceRecord is the name of the record with the fence tokens.
+const fenceRecord = "fence"
+
+// refusedPause is how long a record that the keeper has refused is left alone: it
+// has no room, and a try costs a descriptor of every allocation.
+const refusedPause = 10 * time.Second
+
+// recordVersion begins every blob.
+const recordVersion = 1
+
+// keeping keeps records in step with what they should be: at once where somebody
+// waits for it, and later where the keeper could not be reached then.
+type keeping struct {
+	keeper  Keeper // nil: nothing is kept
+	wait    time.Duration
+	retry   time.Duration
+	logger  hclog.Logger
+	metrics *metrics
+	// down tells that the keeper did not answer last time. Nobody waits for it
+	// then.
+	down atomic.Bool
+	// wake tells the background that something is left to do.
+	wake    chan struct{}
+	records []*record
+}
+
+func newKeeping(cfg Config, m *metrics) *keeping {
+	return &keeping{keeper: cfg.Keeper, wait: cfg.KeeperWait, retry: cfg.KeeperRetry,
+		logger: cfg.Logger.Named("keeper"), metrics: m, wake: make(chan struct{}, 1)}
+}
+
+// record is one name at the keeper.
+type record struct {
+	k    *keeping
+	name string
+	// want makes what should be stored; keep is false for nothing. The
+	// descriptors are closed after use.
+	want func() (c content, err error)
+
+	// mu is held during each call for the name, so that what was decided last is
+	// what is stored last.
+	mu sync.Mutex
+	// maybe: the keeper may have something under the name.
+	maybe bool
+	// warned: a failure was logged since the last success.
+	warned bool
+	// notBefore is when a record that was refused is tried again.
+	notBefore time.Time
+	// behind: the keeper does not have what it should have.
+	behind atomic.Bool
+	// kept: the keeper has what it should have, and that is something.
+	kept atomic.Bool
+}
+
+// content is what a record should hold.
+type content struct {
+	keep bool
+	blob []byte
+	fds  []int
+}
+
+func (c content) close() {
+	for _, fd := range c.fds {
+		_ = unix.Close(fd)
+	}
+}
+
+func (k *keeping) record(name string, want func() (content, error)) *record {
+	r := &record{k: k, name: name, want: want}
+	k.records = append(k.records, r)
+	return r
+}
+
+var errKeeperDown = errors.New("the keeper did not answer before")
+
+// sync stores what should be stored, while the caller holds mu. wanted tells that
+// somebody waits for it.
+func (r *record) sync(ctx context.Context, wanted bool) error {
+	r.behind.Store(true)
+	c, err := r.want()
+	if err != nil {
+		return r.failed(err)
+	}
+	defer c.close()
+	if !c.keep && !r.maybe {
+		r.behind.Store(false)
+		return nil
+	}
+	if wanted && r.k.down.Load() {
+		return r.failed(errKeeperDown)
+	}
+	ctx, cancel := context.WithTimeout(ctx, r.k.wait)
+	defer cancel()
+	if c.keep {
+		r.maybe = true
+		err = r.k.keeper.Save(ctx, r.name, c.blob, c.fds)
+	} else {
+		err = r.k.keeper.Drop(ctx, r.name)
+	}
+	var refused *keeper.RefusedError
+	isRefused := errors.As(err, &refused)
+	r.k.down.Store(err != nil && !isRefused)
+	if isRefused {
+		r.notBefore = time.Now().Add(refusedPause)
+	}
+	if err != nil {
+		return r.failed(err)
+	}
+	if r.warned {
+		r.k.logger.Info("the keeper has what it should again", "record", r.name)
+	}
+	r.warned = false
+	r.maybe = c.keep
+	r.kept.Store(c.keep)
+	r.behind.Store(false)
+	return nil
+}
+
+// failed notes that the record is not as it should be. mu is held.
+func (r *record) failed(err error) error {
+	r.kept.Store(false)
+	r.k.metrics.keeperFailures.Inc()
+	r.k.poke()
+	if r.warned {
+		return err
+	}
+	r.warned = true
+	r.k.logger.Warn("a crash now would lose or revive a layout or a token: the keeper does not have what it should", "record", r.name, "error", err)
+	return err
+}
+
+// now brings the record up to date. It waits for the keeper for a short time; the
+// rest is done in the background.
+func (r *record) now(ctx context.Context) {
+	if r.k.keeper == nil {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	_ = r.sync(ctx, true) // it is tried again
+}
+
+// forgetPause is how long a keeper that fails to drop a record is left alone.
+const forgetPause = 50 * time.Millisecond
+
+// forget has the keeper drop the record, and returns nil only when nothing of it
+// can come back: it was dropped, or there is no keeper that could have it. What is
+// wanted must be nothing by now.
+func (r *record) forget(ctx context.Context) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for r.maybe {
+		if r.k.keeper.Gone() {
+			r.maybe = false
+			r.kept.Store(false)
+			break
+		}
+		if err := r.sync(ctx, false); err == nil {
+			break
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(forgetPause):
+		}
+	}
+	return nil
+}
+
+// later has the record brought up to date in the background.
+func (r *record) later() {
+	r.behind.Store(true)
+	r.k.poke()
+}
+
+func (k *keeping) poke() {
+	select {
+	case k.wake <- struct{}{}:
+	default:
+	}
+}
+
+// run brings records up to date that are behind, until ctx ends.
+func (k *keeping) run(ctx context.Context) {
+	if k.keeper == nil {
+		return
+	}
+	retry := time.NewTimer(k.retry)
+	defer retry.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-k.keeper.Lost():
+			k.logger.Warn("the keeper has come back empty: everything is saved again", "records", len(k.records))
+			k.down.Store(false)
+			for _, r := range k.records {
+				r.mu.Lock()
+				r.notBefore = time.Time{}
+				r.mu.Unlock()
+				r.behind.Store(true)
+			}
+		case <-k.wake:
+			// What has just failed is not tried again at once.
+			if k.down.Load() {
+				continue
+			}
+		case <-retry.C:
+		}
+		k.catchUp(ctx)
+		retry.Reset(k.retry)
+	}
+}
+
+func (k *keeping) catchUp(ctx context.Context) {
+	for _, r := range k.records {
+		if !r.behind.Load() || ctx.Err() != nil {
+			continue
+		}
+		r.mu.Lock()
+		var err error
+		if !time.Now().Before(r.notBefore) {
+			err = r.sync(ctx, false)
+		}
+		r.mu.Unlock()
+		if err != nil && k.down.Load() {
+			return // the others would wait for nothing
+		}
+	}
+}
+
+// load reads a record at the start.
+func (r *record) load(ctx context.Context) (blob []byte, fds []int, found bool, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.maybe = true
+	blob, fds, found, err = r.k.keeper.Load(ctx, r.name)
+	r.k.down.Store(err != nil)
+	if err == nil {
+		r.maybe = found
+		r.kept.Store(found)
+	}
+	return blob, fds, found, err
+}
+
+// pack and unpack make blobs of records.
+func pack(v any) ([]byte, error) {
+	b := bytes.NewBuffer([]byte{recordVersion})
+	err := gob.NewEncoder(b).Encode(v)
+	return b.Bytes(), err
+}
+
+func unpack(blob []byte, v any) error {
+	if len(blob) == 0 || blob[0] != recordVersion {
+		return errors.New("the record is of another version")
+	}
+	return gob.NewDecoder(bytes.NewReader(blob[1:])).Decode(v)
+}
+
+// keptLayout is the record of a layout. The descriptors are those of Allocations,
+// in their order.
+type keptLayout struct {
+	Layout layout.Snapshot
+}
+
+// wantFence is what the fence record should hold.
+func (s *Server) wantFence() (content, error) {
+	tokens := s.fences.tokens()
+	blob, err := pack(tokens)
+	return content{keep: len(tokens) > 0, blob: blob}, err
+}
+
+// wantLayout is what a unit's record should hold: a committed layout that no writer
+// is about to replace, or one that is being committed.
+func (u *unit) wantLayout() (content, error) {
+	u.mu.Lock()
+	keep := u.committing || (u.machine.Status().Committed && u.replacing == 0)
+	snapshot := u.machine.Snapshot()
+	held := make([]backend.Memory, len(snapshot.Allocations))
+	for i, a := range snapshot.Allocations {
+		held[i] = u.memory[a.ID]
+	}
+	u.mu.Unlock()
+	if !keep {
+		return content{}, nil
+	}
+	c := content{keep: true}
+	var err error
+	if c.blob, err = pack(keptLayout{snapshot}); err != nil {
+		return content{}, err
+	}
+	for _, m := range held {
+		fd, err := m.Export()
+		if err != nil {
+			c.close()
+			return content{}, fmt.Errorf("export an allocation for the keeper: %w", err)
+		}
+		c.fds = append(c.fds, fd)
+	}
+	return c, nil
+}
+
+// restore takes back what the keeper has of a server that is gone. What cannot be
+// taken back is dropped: engines load again then.
+func (s *Server) restore(ctx context.Context) {
+	if s.cfg.Keeper == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.KeeperWait)
+	defer cancel()
+	fail := func(r *record, err error) {
+		s.metrics.keeperFailures.Inc()
+		s.logger.Error("nothing is taken back from the keeper", "record", r.name, "error", err)
+		r.later()
+	}
+	blob, fds, found, err := s.fenceRecord.load(ctx)
+	if err == nil && found {
+		content{fds: fds}.close()
+		tokens := map[string]uint64{}
+		if err = unpack(blob, &tokens); err == nil {
+			s.fences.restore(tokens)
+		}
+	}
+	if err != nil {
+		fail(s.fenceRecord, err)
+	}
+	for _, u := range s.units {
+		blob, fds, found, err := u.record.load(ctx)
+		if err == nil && found {
+			err = u.takeBack(blob, fds)
+		}
+		if err != nil {
+			fail(u.record, err)
+		}
+	}
+}
+
+// takeBack restores a unit's layout. It owns fds.
+func (u *unit) takeBack(blob []byte, fds []int) error {
+	var kept keptLayout
+	err := unpack(blob, &kept)
+	allocations := kept.Layout.Allocations
+	if err == nil && len(allocations) != len(fds) {
+		err = fmt.Errorf("%d descriptors of %d allocations", len(fds), len(allocations))
+	}
+	var machine *layout.Machine
+	if err == nil {
+		machine, err = layout.Restore(u.server.newID, kept.Layout)
+	}
+	if err != nil {
+		content{fds: fds}.close()
+		return err
+	}
+	memory := make(map[string]backend.Memory, len(allocations))
+	for i, a := range allocations {
+		m, err := u.gpu.Backend.Restore(fds[i], a.AlignedSize)
+		if err != nil {
+			content{fds: fds[i+1:]}.close()
+			for _, m := range memory {
+				u.releaser.add(m)
+			}
+			return fmt.Errorf("allocation %s of %d bytes: %w", a.ID, a.AlignedSize, err)
+		}
+		memory[a.ID] = m
+	}
+	u.mu.Lock()
+	u.machine, u.memory = machine, memory
+	u.mu.Unlock()
+	u.logger.Info("a committed layout is back from the keeper", "allocations", len(allocations), "hash", kept.Layout.Hash)
+	return nil
+}

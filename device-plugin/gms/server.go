@@ -1,0 +1,300 @@
+package gms
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"golang.org/x/sys/unix"
+
+	"remuda/device-plugin/gms/backend"
+	"remuda/device-plugin/gms/layout"
+	"remuda/device-plugin/gms/wire"
+)
+
+const (
+	// acceptPause is how long no connection is accepted after the process ran out
+	// of descriptors or memory.
+	acceptPause = 50 * time.Millisecond
+	// watchPause is how often a socket's file is looked at.
+	watchPause = time.Second
+	// endLimit is how long releases under way may hold up the end of Run.
+	endLimit = 2 * time.Second
+)
+
+// Server is a GPU memory service. Create it with New and call Run once.
+type Server struct {
+	cfg     Config
+	logger  hclog.Logger
+	metrics *metrics
+	// nonce names this incarnation.
+	nonce string
+	units []*unit
+	// releasers are by GPU, as in cfg.GPUs.
+	releasers   []*releaser
+	fences      *fences
+	keeping     *keeping
+	fenceRecord *record
+
+	lastAllocation atomic.Uint64
+	lastSession    atomic.Uint64
+	// slots bounds the connections that are served.
+	slots chan struct{}
+
+	mu      sync.Mutex // guards what is below
+	conns   map[*wire.Conn]struct{}
+	closing bool
+	// running counts every goroutine that Run started.
+	running sync.WaitGroup
+}
+
+// unit is the lock and the layout of one GPU and tag.
+type unit struct {
+	server   *Server
+	gpu      GPU
+	tag      string
+	path     string
+	logger   hclog.Logger
+	releaser *releaser
+	record   *record
+
+	// mu guards everything below. Nothing is waited for under it.
+	mu      sync.Mutex
+	machine *layout.Machine
+	// memory is by allocation ID: that of the machine's allocations.
+	memory map[string]backend.Memory
+	// sessions are those that wait, were offered the lock or have it.
+	sessions map[layout.SessionID]*session
+	// committing: the writer's layout is about to be committed.
+	committing bool
+	// replacing counts writers that were offered the lock and are about to clear
+	// the committed layout: one, and those that were fenced meanwhile.
+	replacing int
+}
+
+// New checks the config; the error names every bad field.
+func New(cfg Config) (*Server, error) {
+	if err := cfg.validate(); err != nil {
+		return nil, fmt.Errorf("gms: %w", err)
+	}
+	s := &Server{cfg: cfg, logger: cfg.Logger, nonce: newNonce(), fences: newFences(),
+		slots: make(chan struct{}, cfg.MaxConns), conns: map[*wire.Conn]struct{}{}}
+	s.metrics = newMetrics()
+	s.keeping = newKeeping(cfg, s.metrics)
+	s.fenceRecord = s.keeping.record(fenceRecord, s.wantFence)
+	for _, g := range cfg.GPUs {
+		r := &releaser{logger: cfg.Logger.With("gpu", g.UUID)}
+		s.releasers = append(s.releasers, r)
+		for _, tag := range cfg.Tags {
+			u := &unit{server: s, gpu: g, tag: tag, path: SocketPath(cfg.SocketDir, g.UUID, tag), releaser: r,
+				logger:  cfg.Logger.With("gpu", g.UUID, "tag", tag),
+				machine: layout.New(s.newID), memory: map[string]backend.Memory{}, sessions: map[layout.SessionID]*session{}}
+			u.record = s.keeping.record("layout/"+g.UUID+"/"+tag, u.wantLayout)
+			s.units = append(s.units, u)
+		}
+	}
+	if cfg.Metrics != nil {
+		if err := s.metrics.register(cfg.Metrics, s); err != nil {
+			return nil, fmt.Errorf("gms: register metrics: %w", err)
+		}
+	}
+	return s, nil
+}
+
+// Nonce names this server's incarnation.
+func (s *Server) Nonce() string { return s.nonce }
+
+// newID makes an allocation's ID, unlike any before, also of servers before.
+func (s *Server) newID() string {
+	return s.nonce[:16] + "-" + strconv.FormatUint(s.lastAllocation.Add(1), 10)
+}
+
+// Run serves until ctx ends. It ends with an error as soon as any socket cannot
+// be served any more (Decision 1 of the seed: a part that dies takes the program
+// with it).
+func (s *Server) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	listeners, release, err := s.open(ctx)
+	if err != nil {
+		return fmt.Errorf("gms: %w", err)
+	}
+	defer release()
+
+	failed := make(chan error, 2*len(s.units))
+	for i, u := range s.units {
+		s.running.Go(func() { failed <- u.accept(ctx, listeners[i]) })
+		s.running.Go(func() { failed <- watchPath(ctx, u.path, watchPause) })
+	}
+	s.running.Go(func() { s.keeping.run(ctx) })
+	s.logger.Info("gms is ready", "sockets", len(s.units), "socket_dir", s.cfg.SocketDir, "nonce", s.nonce, "kept", s.cfg.Keeper != nil)
+	if s.cfg.OnReady != nil {
+		s.cfg.OnReady()
+	}
+	select {
+	case <-ctx.Done():
+	case err = <-failed:
+	}
+	cancel()
+	for _, l := range listeners {
+		_ = l.Close()
+	}
+	s.mu.Lock()
+	s.closing = true
+	for c := range s.conns {
+		_ = c.Close()
+	}
+	s.mu.Unlock()
+	s.running.Wait()
+	end, stop := context.WithTimeout(context.WithoutCancel(ctx), endLimit)
+	defer stop()
+	for _, r := range s.releasers {
+		r.close(end)
+	}
+	if err != nil {
+		return fmt.Errorf("gms: %w", err)
+	}
+	return nil
+}
+
+// open claims every socket, takes back what the keeper has, and listens. Only
+// then a client can see a layout, or that there is none.
+func (s *Server) open(ctx context.Context) (listeners []*net.UnixListener, release func(), err error) {
+	if err := makeDir(s.cfg.SocketDir); err != nil {
+		return nil, nil, err
+	}
+	var claims []*os.File
+	release = func() {
+		for _, l := range listeners {
+			_ = l.Close()
+		}
+		for _, f := range claims {
+			_ = f.Close()
+		}
+	}
+	for _, u := range s.units {
+		f, err := claim(ctx, u.path)
+		if err != nil {
+			release()
+			return nil, nil, err
+		}
+		claims = append(claims, f)
+	}
+	s.restore(ctx)
+	for _, u := range s.units {
+		l, err := listen(u.path)
+		if err != nil {
+			release()
+			return nil, nil, fmt.Errorf("socket %s: %w", u.path, err)
+		}
+		listeners = append(listeners, l)
+	}
+	return listeners, release, nil
+}
+
+// accept serves a socket until ctx ends. An error means that it cannot be served
+// any more.
+func (u *unit) accept(ctx context.Context, l *net.UnixListener) error {
+	s := u.server
+	for {
+		raw, err := l.AcceptUnix()
+		switch {
+		case err == nil:
+		case ctx.Err() != nil:
+			return nil //nolint:nilerr // the listener was closed by Run
+		case passing(err):
+			s.metrics.acceptFailures.Inc()
+			u.logger.Error("no connection can be accepted for now", "error", err)
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-time.After(acceptPause):
+			}
+			continue
+		default:
+			return fmt.Errorf("socket %s: accept: %w", u.path, err)
+		}
+		select {
+		case s.slots <- struct{}{}:
+		case <-ctx.Done():
+			_ = raw.Close()
+			return nil
+		}
+		s.running.Go(func() {
+			defer func() { <-s.slots }()
+			u.serve(ctx, raw)
+		})
+	}
+}
+
+// passing tells whether accepting may work again later.
+func passing(err error) bool {
+	for _, e := range []error{unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.ENOBUFS, unix.ECONNABORTED, unix.EINTR, unix.EPERM, unix.EPROTO} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
+}
+
+// admit takes a connection in, unless the server ends.
+func (s *Server) admit(c *wire.Conn) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closing {
+		return false
+	}
+	s.conns[c] = struct{}{}
+	return true
+}
+
+func (s *Server) forget(c *wire.Conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.conns, c)
+}
+
+// carry does what the machine asks for. mu is held.
+func (u *unit) carry(e layout.Effects) {
+	if len(e.Freed) > 0 {
+		freed := make([]backend.Memory, 0, len(e.Freed))
+		for _, a := range e.Freed {
+			freed = append(freed, u.memory[a.ID])
+			delete(u.memory, a.ID)
+		}
+		u.releaser.add(freed...)
+	}
+	for _, o := range e.Offers {
+		u.sessions[o.Session].offer <- o.Mode // it has room for the one offer of a session
+	}
+}
+
+// leave ends a session, whatever it has. It may be called twice.
+func (u *unit) leave(id layout.SessionID) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.sessions[id] == nil {
+		return
+	}
+	delete(u.sessions, id)
+	aborts := u.machine.Check(id, true, "abort") == nil
+	e := u.machine.Leave(id)
+	if aborts {
+		u.server.metrics.clears.WithLabelValues(u.gpu.UUID, u.tag, "abort").Inc()
+		u.logger.Warn("a writer has left without a commit: its layout is cleared", "session", id, "allocations", len(e.Freed))
+	}
+	u.carry(e)
+}
+
+func (u *unit) status() layout.Status {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.machine.Status()
+}

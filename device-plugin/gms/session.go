@@ -1,0 +1,176 @@
+package gms
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"golang.org/x/sys/unix"
+
+	"remuda/device-plugin/gms/layout"
+	"remuda/device-plugin/gms/wire"
+)
+
+// session is a connection that asked for the lock.
+type session struct {
+	id   layout.SessionID
+	unit *unit
+	conn *wire.Conn
+	// group and token are its fence; no group: none.
+	group string
+	token uint64
+	// offer takes the lock that is offered.
+	offer chan layout.Mode
+	// fenced is closed when a higher token has ended the session.
+	fenced chan struct{}
+	logger hclog.Logger
+}
+
+// connection is one client that is being served.
+type connection struct {
+	unit   *unit
+	wire   *wire.Conn
+	logger hclog.Logger
+}
+
+// serve speaks with one client until its connection ends.
+func (u *unit) serve(ctx context.Context, raw *net.UnixConn) {
+	c := &connection{unit: u, wire: wire.NewConn(raw)}
+	defer func() { _ = c.wire.Close() }()
+	s := u.server
+	if !s.admit(c.wire) {
+		return
+	}
+	defer s.forget(c.wire)
+	pid, uid, err := c.wire.Peer()
+	c.logger = u.logger.With("pid", pid)
+	if own := uint32(os.Geteuid()); err != nil || (uid != own && uid != 0) {
+		s.metrics.refused.WithLabelValues("user").Inc()
+		c.logger.Warn("refused a connection: only this service's user and root may connect", "uid", uid, "own", own, "error", err)
+		return
+	}
+	c.wire.FrameTimeout = s.cfg.Frame
+	_ = c.wire.SetReadDeadline(time.Now().Add(s.cfg.FirstMessage))
+	m, err := c.read()
+	if err != nil {
+		if wire.Refusable(err) {
+			c.refuse("unknown", wire.ErrorBadRequest, err)
+		} else {
+			c.broken(err)
+		}
+		return
+	}
+	_ = c.wire.SetReadDeadline(time.Time{})
+	switch m := m.(type) {
+	case *wire.HandshakeRequest:
+		if session, mode := c.handshake(ctx, m); session != nil {
+			c.requests(ctx, session, mode)
+			session.end()
+		}
+	case *wire.GetRuntimeStateRequest:
+		c.answer(m, u.runtimeState(), -1)
+	case *wire.GetEventHistoryRequest:
+		c.answer(m, u.eventHistory(), -1)
+	default:
+		c.refuse(m.MessageType(), wire.ErrorNotAllowed, errors.New("the first message of a connection must be a handshake_request, or ask for the runtime state or the event history"))
+	}
+}
+
+// read takes the next request.
+func (c *connection) read() (wire.Message, error) {
+	frame, err := c.wire.ReadFrame(wire.MaxRequest, false)
+	if err != nil {
+		return nil, err
+	}
+	if frame.Closed > 0 {
+		c.unit.server.metrics.descriptors.Add(float64(frame.Closed))
+		c.logger.Warn("closed descriptors that came unasked", "descriptors", frame.Closed)
+	}
+	return wire.Decode(frame.Body)
+}
+
+// broken notes why a connection has ended, unless the client just closed it.
+func (c *connection) broken(err error) {
+	if errors.Is(err, io.EOF) || errors.Is(err, net.ErrClosed) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.EPIPE) {
+		return
+	}
+	reason := "other"
+	switch {
+	case errors.Is(err, wire.ErrTooLarge):
+		reason = "too_large"
+	case errors.Is(err, wire.ErrMalformed):
+		reason = "malformed"
+	case errors.Is(err, wire.ErrTruncated):
+		reason = "descriptors"
+	case errors.Is(err, io.ErrUnexpectedEOF):
+		reason = "truncated"
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		reason = "timeout"
+	}
+	c.unit.server.metrics.refused.WithLabelValues(reason).Inc()
+	c.logger.Warn("a connection is cut off", "reason", reason, "error", err)
+}
+
+// answer sends the answer to a request, with a descriptor unless fd is negative,
+// and tells whether it could be sent.
+func (c *connection) answer(request, response wire.Message, fd int) bool {
+	result := "ok"
+	if _, refused := response.(*wire.ErrorResponse); refused {
+		result = "refused"
+	}
+	return c.send(request.MessageType(), result, response, fd)
+}
+
+// refuse sends an error_response.
+func (c *connection) refuse(request string, code int64, err error) bool {
+	c.logger.Debug("refused a request", "request", request, "error", err)
+	return c.send(request, "refused", &wire.ErrorResponse{Error: err.Error(), Code: code}, -1)
+}
+
+func (c *connection) send(request, result string, response wire.Message, fd int) bool {
+	s := c.unit.server
+	_ = c.wire.SetWriteDeadline(time.Now().Add(s.cfg.Write))
+	err := c.wire.Write(response, fd)
+	if err != nil {
+		result = "unsent"
+		c.broken(err)
+	}
+	s.metrics.requests.WithLabelValues(c.unit.gpu.UUID, c.unit.tag, request, result).Inc()
+	return err == nil
+}
+
+// end takes the session out of the lock.
+func (s *session) end() {
+	s.unit.leave(s.id)
+	if s.group != "" {
+		s.unit.server.fences.leave(s)
+	}
+}
+
+// fence ends a session for a higher token: it has lost the lock when fence
+// returns, and its connection is closed.
+func (s *session) fence(by uint64) {
+	s.logger.Warn("a session is ended: its group has a higher token", "group", s.group, "token", s.token, "by", by)
+	close(s.fenced)
+	s.unit.mu.Lock()
+	open := s.unit.machine.Check(s.id, false, "fence") == nil
+	s.unit.mu.Unlock()
+	s.unit.leave(s.id)
+	s.unit.server.metrics.fenced.WithLabelValues(s.unit.gpu.UUID, s.unit.tag, "closed").Inc()
+	if open { // one that waits is told why
+		_ = s.conn.Close()
+	}
+}
+
+func (s *session) isFenced() bool {
+	select {
+	case <-s.fenced:
+		return true
+	default:
+		return false
+	}
+}

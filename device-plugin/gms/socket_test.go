@@ -1,0 +1,209 @@
+package gms_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"remuda/device-plugin/gms"
+	"remuda/device-plugin/gms/gmstest"
+	"remuda/device-plugin/gms/wire"
+)
+
+func run(t *testing.T, cfg gms.Config) error {
+	t.Helper()
+	s, err := gms.New(cfg)
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	return s.Run(ctx)
+}
+
+func TestSocketIsPrivateAndGoesWithTheService(t *testing.T) {
+	cfg := config(t)
+	cfg.SocketDir = filepath.Join(cfg.SocketDir, "made")
+	s := start(t, cfg)
+	for _, tag := range cfg.Tags {
+		info, err := os.Stat(s.path(tag))
+		require.NoError(t, err)
+		require.Equal(t, os.ModeSocket|0o600, info.Mode())
+	}
+	s.end()
+	require.NoFileExists(t, s.path(weights))
+}
+
+// TestLiveSocketIsRefused: of a server with our lock and of one without it, for any
+// of its sockets; and nothing of it is touched.
+func TestLiveSocketIsRefused(t *testing.T) {
+	cfg := config(t)
+	s := start(t, cfg)
+	id, _ := s.commitOne(kvCache, "x")
+	other := cfg
+	other.Tags = []string{"another", kvCache}
+	require.ErrorIs(t, run(t, other), gms.ErrSocketInUse)
+	require.NoFileExists(t, s.path("another"))
+	s.holds(kvCache, id, "x")
+
+	cfg = config(t)
+	path := gms.SocketPath(cfg.SocketDir, uuid, kvCache)
+	l, err := net.Listen("unix", path)
+	require.NoError(t, err)
+	defer l.Close()
+	require.ErrorIs(t, run(t, cfg), gms.ErrSocketInUse)
+	c, err := net.Dial("unix", path)
+	require.NoError(t, err, "it is still there")
+	require.NoError(t, c.Close())
+}
+
+func TestDeadSocketIsReplaced(t *testing.T) {
+	cfg := config(t)
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: gms.SocketPath(cfg.SocketDir, uuid, weights), Net: "unix"})
+	require.NoError(t, err)
+	l.SetUnlinkOnClose(false)
+	require.NoError(t, l.Close())
+	s := start(t, cfg)
+	require.Equal(t, wire.StateEmpty, s.state(weights).State)
+}
+
+func TestFileThatIsNoSocketIsLeftAlone(t *testing.T) {
+	cfg := config(t)
+	path := gms.SocketPath(cfg.SocketDir, uuid, weights)
+	require.NoError(t, os.WriteFile(path, []byte("precious"), 0o600))
+	require.ErrorContains(t, run(t, cfg), "there is a file that is no socket")
+	raw, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.Equal(t, "precious", string(raw))
+}
+
+// TestOneOfManyServersWins: they start at the same time over a dead socket.
+func TestOneOfManyServersWins(t *testing.T) {
+	cfg := config(t)
+	for range 5 {
+		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: gms.SocketPath(cfg.SocketDir, uuid, weights), Net: "unix"})
+		require.NoError(t, err)
+		l.SetUnlinkOnClose(false)
+		require.NoError(t, l.Close())
+		ctx, stop := context.WithCancel(context.Background())
+		var all sync.WaitGroup
+		const n = 6
+		ready, ended := make(chan struct{}, n), make(chan error, n)
+		for range n {
+			c := cfg
+			c.GPUs = []gms.GPU{{UUID: uuid, Backend: gmstest.NewBackend(0)}}
+			c.OnReady = func() { ready <- struct{}{} }
+			s, err := gms.New(c)
+			require.NoError(t, err)
+			all.Go(func() { ended <- s.Run(ctx) })
+		}
+		for range n - 1 {
+			require.ErrorIs(t, <-ended, gms.ErrSocketInUse)
+		}
+		<-ready
+		conn, err := wire.Dial(gms.SocketPath(cfg.SocketDir, uuid, weights))
+		require.NoError(t, err)
+		require.NoError(t, conn.Close())
+		stop()
+		all.Wait()
+		require.NoError(t, <-ended)
+		require.Empty(t, ready)
+	}
+}
+
+// TestServiceEndsWhenASocketIsRemoved: nobody could reach it any more.
+func TestServiceEndsWhenASocketIsRemoved(t *testing.T) {
+	s := start(t, config(t))
+	r := s.open(kvCache, wire.RW)
+	require.NoError(t, os.Remove(s.path(weights)))
+	require.ErrorContains(t, s.wait(), "was removed or replaced")
+	r.closed()
+}
+
+func TestEndWithSessionsOfEveryKind(t *testing.T) {
+	s := start(t, config(t))
+	s.commitOne(weights, "x")
+	reader := s.open(weights, wire.RO)
+	waiter := s.hello(weights, wire.HandshakeRequest{LockType: wire.RW})
+	writer := s.open(kvCache, wire.RW)
+	writer.allocate(62, "x")
+	writer.post(&wire.AllocateRequest{Size: 1}) // waits for room
+	silent := s.dial(weights)
+	eventually(t, "the waiter waits", func() bool { return s.state(weights).WaitingWriters == 1 })
+	eventually(t, "there is no room", func() bool { return s.metric("remuda_gms_oom_total", map[string]string{"tag": kvCache}) == 1 })
+	s.end()
+	for _, c := range []*client{reader, waiter, writer, silent} {
+		c.closed()
+	}
+	live, _, _ := s.gpu.Counts()
+	require.Equal(t, 1, live, "what is committed stays until the process ends")
+}
+
+// TestConnectionsAreBounded: those that are too many wait for their turn.
+func TestConnectionsAreBounded(t *testing.T) {
+	cfg := config(t)
+	cfg.MaxConns = 2
+	s := start(t, cfg)
+	first, second := s.open(weights, wire.RW), s.open(kvCache, wire.RW)
+	third := s.dial(weights).post(&wire.GetRuntimeStateRequest{})
+	third.silent(30 * time.Millisecond)
+	require.NotEmpty(t, second.allocate(1, "x").AllocationID, "who is in goes on")
+	require.NoError(t, first.Close())
+	require.IsType(t, &wire.GetRuntimeStateResponse{}, third.next())
+}
+
+func TestSilentAndSlowClientsAreCutOff(t *testing.T) {
+	cfg := config(t)
+	cfg.FirstMessage, cfg.Frame = 20*time.Millisecond, 20*time.Millisecond
+	s := start(t, cfg)
+	s.dial(weights).closed() // says nothing
+
+	half := s.dial(weights)
+	_, err := half.Raw().Write([]byte{0, 0})
+	require.NoError(t, err)
+	half.closed()
+
+	w := s.open(weights, wire.RW)
+	w.allocate(1, "x")
+	w.silent(60 * time.Millisecond) // a session may be idle for as long as it likes
+	_, err = w.Raw().Write([]byte{0, 0, 0, 9, 0x81})
+	require.NoError(t, err)
+	w.closed() // but not within a frame
+	eventually(t, "the layout is cleared", func() bool { return s.state(weights).AllocationCount == 0 })
+}
+
+// TestClientThatDoesNotReadHoldsUpNobody: and is cut off in the end, which aborts
+// its layout.
+func TestClientThatDoesNotReadHoldsUpNobody(t *testing.T) {
+	cfg := config(t)
+	cfg.Write = 300 * time.Millisecond
+	s := start(t, cfg)
+	w := s.open(weights, wire.RW)
+	a := w.allocate(1, "x")
+	value := make([]byte, 1<<19)
+	for _, key := range []string{"a", "b"} {
+		ask[*wire.MetadataPutResponse](w, &wire.MetadataPutRequest{Key: key, AllocationID: a.AllocationID, Value: value})
+	}
+	for range 20 {
+		w.post(&wire.MetadataGetRequest{Key: "a"})
+	}
+	for range 10 { // others are served meanwhile, on the same layout too
+		require.True(t, s.state(weights).HasRWSession)
+		s.open(kvCache, wire.RW).commit()
+	}
+	eventually(t, "it is cut off", func() bool { return s.state(weights).State == wire.StateEmpty })
+	require.Equal(t, 1.0, s.metric("remuda_gms_connections_cut_total", map[string]string{"reason": "timeout"}))
+}
+
+func TestReleaseErrorsAreNoEnd(t *testing.T) {
+	s := start(t, config(t))
+	s.gpu.Fail("release", errors.New("the driver is cross"))
+	s.commitOne(weights, "x")
+	s.open(weights, wire.RW).commit()
+	eventually(t, "it was released", func() bool { _, released, _ := s.gpu.Counts(); return released == 1 })
+}

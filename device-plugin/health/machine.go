@@ -1,0 +1,366 @@
+// Package health decides whether a GPU may be given to tasks, from the XIDs
+// that its driver reports and from what can be read of it, and decides when it
+// may be given out again.
+//
+// It is pure: no I/O, no goroutines, no clock of its own. A Machine is told
+// what happened and when, and says what follows.
+//
+// Two rules hold it together. A GPU falls ill at once and recovers slowly: a
+// fault ends only after Config.GoodReadings readings in a row that speak for
+// the GPU. And time alone never heals a GPU that needs a reset: that takes
+// proof, which is one of
+//
+//   - the GPU was gone and came back (a reset, a reboot, a driver reload);
+//   - its volatile error counters were set back, which only a reset does;
+//   - the driver said that a recovery action was needed and now says that none
+//     is.
+//
+// A driver that names no recovery action, counters that stand at zero and a GPU
+// that never left the bus leave no trace of a reset: such a GPU stays unhealthy
+// until Nomad starts the plugin again, and its reason says so.
+package health
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+)
+
+// Config is what a Machine needs. DefaultConfig has reasons for the numbers.
+type Config struct {
+	// Policy judges XIDs. Required.
+	Policy Policy
+	// Ignored are XIDs that the operator has declared harmless.
+	Ignored []uint64
+	// GoodReadings is how many readings in a row must speak for a GPU before a
+	// fault ends, at least 1.
+	GoodReadings int
+	// BadReadings is how many readings in a row must fail before a GPU whose
+	// driver gives no clear reason is unhealthy, at least 1. A lost GPU is
+	// unhealthy at once.
+	BadReadings int
+	// Every is the least time between two readings that count: what comes
+	// sooner can raise a fault but neither prove a recovery nor count as
+	// another failure. 0 counts every reading.
+	Every time.Duration
+	// Quiet is how long a paused GPU must stay without a new fault.
+	Quiet time.Duration
+	// MaxQuiet bounds the doubling of Quiet for faults that come back within
+	// Relapse of the last recovery.
+	MaxQuiet time.Duration
+	// Relapse is how long a recovery must hold to count as one.
+	Relapse time.Duration
+	// StormCount warnings within StormWindow pause the GPU.
+	StormCount  int
+	StormWindow time.Duration
+}
+
+// DefaultConfig is meant for a reading every five seconds.
+func DefaultConfig() Config {
+	return Config{
+		Policy: DefaultPolicy(),
+		// A quarter of a minute at the default period: a GPU that comes back
+		// from a reset answers in fits and starts for some seconds.
+		GoodReadings: 3,
+		// One failed reading happens while a driver is busy.
+		BadReadings: 2,
+		// Long enough for a link to retrain and for a bad program to be gone.
+		Quiet:    time.Minute,
+		MaxQuiet: time.Hour,
+		Relapse:  time.Hour,
+		// Contained memory errors are rare: three in ten minutes are a bad card.
+		StormCount:  3,
+		StormWindow: 10 * time.Minute,
+	}
+}
+
+func (c Config) validate() error {
+	var errs []error
+	if c.Policy == nil {
+		errs = append(errs, errors.New("Policy is missing"))
+	}
+	for _, f := range []struct {
+		name string
+		n    int
+	}{{"GoodReadings", c.GoodReadings}, {"BadReadings", c.BadReadings}, {"StormCount", c.StormCount}} {
+		if f.n < 1 {
+			errs = append(errs, fmt.Errorf("%s %d: want at least 1", f.name, f.n))
+		}
+	}
+	for _, f := range []struct {
+		name string
+		d    time.Duration
+	}{{"Quiet", c.Quiet}, {"Relapse", c.Relapse}, {"StormWindow", c.StormWindow}} {
+		if f.d <= 0 {
+			errs = append(errs, fmt.Errorf("%s %s: want more than 0", f.name, f.d))
+		}
+	}
+	if c.Every < 0 {
+		errs = append(errs, fmt.Errorf("Every %s: want at least 0", c.Every))
+	}
+	if c.MaxQuiet < c.Quiet {
+		errs = append(errs, fmt.Errorf("MaxQuiet %s: want at least Quiet, %s", c.MaxQuiet, c.Quiet))
+	}
+	return errors.Join(errs...)
+}
+
+// Reading is what one look at a GPU gave.
+type Reading struct {
+	// Lost says that the driver no longer finds the GPU, or calls it lost.
+	Lost bool
+	// Err is why the GPU could not be read, empty if it could.
+	Err string
+	// Uncorrected is the number of uncorrectable memory errors since the last
+	// reset, nil where it is unknown.
+	Uncorrected *uint64
+	// RemapFailed says that the GPU has run out of spare memory rows.
+	RemapFailed bool
+	// Recovery is the action that the driver recommends, as "reset the GPU":
+	// empty for none, nil where the driver does not say.
+	Recovery *string
+}
+
+func (r Reading) answers() bool { return !r.Lost && r.Err == "" }
+
+// faultKind tells a GPU's faults apart: it has at most one of each kind.
+type faultKind int
+
+// The kinds, the gravest first: the first one is what people are told.
+const (
+	faultLost faultKind = iota
+	faultReset
+	faultRecovery
+	faultRemap
+	faultRead
+	faultECC
+	faultPause
+)
+
+// fault is one reason against a GPU.
+type fault struct {
+	reason string
+	// code is the XID behind it, 0 for none.
+	code uint64
+	// goods is how many readings in a row have spoken for the GPU since.
+	goods int
+	// proven says that the reset which ends the fault has been seen.
+	proven bool
+	// quietUntil is when a pause may end.
+	quietUntil time.Time
+}
+
+type gpu struct {
+	faults map[faultKind]*fault
+	// lost says that the GPU has not answered since it was lost.
+	lost bool
+	// bad is how many readings in a row have failed.
+	bad int
+	// counted is when a reading last counted.
+	counted time.Time
+	// uncorrected is the last reading of the counter.
+	uncorrected *uint64
+	// warned are the times of recent warnings.
+	warned []time.Time
+	// relapses doubles the quiet time; recovered is when the last fault ended.
+	relapses  int
+	recovered time.Time
+}
+
+// Machine keeps the health of a node's GPUs. It is not safe for concurrent use.
+type Machine struct {
+	cfg  Config
+	gpus map[string]*gpu
+}
+
+// New makes a Machine that believes every GPU to be healthy.
+func New(cfg Config) (*Machine, error) {
+	if err := cfg.validate(); err != nil {
+		return nil, fmt.Errorf("health: %w", err)
+	}
+	return &Machine{cfg: cfg, gpus: map[string]*gpu{}}, nil
+}
+
+func (m *Machine) gpu(id string) *gpu {
+	g := m.gpus[id]
+	if g == nil {
+		g = &gpu{faults: map[faultKind]*fault{}}
+		m.gpus[id] = g
+	}
+	return g
+}
+
+// XID tells the machine that the driver reported an XID for a GPU, and returns
+// the rule that was applied, with the action that was taken: a storm of
+// warnings is a pause.
+func (m *Machine) XID(id string, code uint64, now time.Time) Rule {
+	rule := m.cfg.Policy.rule(code)
+	if slices.Contains(m.cfg.Ignored, code) {
+		rule.Action = Ignore
+	}
+	g := m.gpu(id)
+	switch rule.Action {
+	case Warn:
+		g.warned = slices.DeleteFunc(g.warned, func(at time.Time) bool { return now.Sub(at) > m.cfg.StormWindow })
+		g.warned = append(g.warned, now)
+		if len(g.warned) >= m.cfg.StormCount {
+			g.warned = nil
+			rule.Action = Pause
+			m.pause(g, code, fmt.Sprintf("XID %d and like ones %d times within %s: %s", code, m.cfg.StormCount, m.cfg.StormWindow, rule.Meaning), now)
+		}
+	case Pause:
+		m.pause(g, code, fmt.Sprintf("XID %d: %s", code, rule.Meaning), now)
+	case UntilReset:
+		f := g.faults[faultReset]
+		if f == nil {
+			f = &fault{}
+			g.faults[faultReset] = f
+		}
+		// A new fault needs a new reset.
+		*f = fault{code: code, reason: fmt.Sprintf("XID %d: %s; it needs a reset (nvidia-smi -r, or a reboot)", code, rule.Meaning)}
+	}
+	return rule
+}
+
+func (m *Machine) pause(g *gpu, code uint64, reason string, now time.Time) {
+	f := g.faults[faultPause]
+	if f == nil {
+		if !g.recovered.IsZero() && now.Sub(g.recovered) < m.cfg.Relapse {
+			g.relapses++
+		} else {
+			g.relapses = 0
+		}
+		f = &fault{}
+		g.faults[faultPause] = f
+	}
+	quiet := m.cfg.Quiet
+	for range g.relapses {
+		quiet = min(quiet*2, m.cfg.MaxQuiet)
+	}
+	*f = fault{code: code, reason: reason, quietUntil: now.Add(quiet)}
+}
+
+// Observe tells the machine what a look at a GPU gave.
+func (m *Machine) Observe(id string, r Reading, now time.Time) {
+	g := m.gpu(id)
+	counts := now.Sub(g.counted) >= m.cfg.Every
+	if counts {
+		g.counted = now
+	}
+	cameBack := g.lost && r.answers()
+	g.lost = (g.lost || r.Lost) && !cameBack
+	g.level(faultLost, r.Lost, "the GPU is lost: the driver no longer finds it")
+	if r.answers() {
+		g.bad = 0
+	} else if counts || g.bad == 0 {
+		g.bad++
+	}
+	g.level(faultRead, !r.Lost && r.Err != "" && g.bad >= m.cfg.BadReadings, "the GPU cannot be read: "+r.Err)
+
+	setBack := false
+	if r.Uncorrected != nil {
+		if was := g.uncorrected; was != nil {
+			setBack = *r.Uncorrected < *was
+			g.level(faultECC, *r.Uncorrected > *was, "uncorrectable memory errors were counted")
+		}
+		n := *r.Uncorrected
+		g.uncorrected = &n
+	}
+	if !r.answers() {
+		for _, f := range g.faults {
+			f.goods = 0
+		}
+		return
+	}
+	healed := false
+	if r.Recovery != nil {
+		healed = g.faults[faultRecovery] != nil && *r.Recovery == ""
+		g.level(faultRecovery, *r.Recovery != "", "the driver asks to "+*r.Recovery)
+	}
+	g.level(faultRemap, r.RemapFailed, "the GPU has run out of spare memory rows and must be replaced")
+	if f := g.faults[faultReset]; f != nil {
+		f.proven = f.proven || cameBack || setBack || healed
+	}
+	if counts {
+		m.heal(g, now)
+	}
+}
+
+// level raises a fault of which the reading itself says that it is there.
+func (g *gpu) level(kind faultKind, there bool, reason string) {
+	if there {
+		g.faults[kind] = &fault{reason: reason, goods: -1} // heal may count this reading
+	}
+}
+
+// heal counts a good reading for every fault and ends those that have enough.
+func (m *Machine) heal(g *gpu, now time.Time) {
+	for kind, f := range g.faults {
+		if kind == faultReset && !f.proven || kind == faultPause && now.Before(f.quietUntil) {
+			f.goods = 0
+			continue
+		}
+		f.goods++
+		if f.goods >= m.cfg.GoodReadings {
+			delete(g.faults, kind)
+			g.recovered = now
+		}
+	}
+}
+
+// Reloaded tells the machine that the driver was unloaded and is back, which
+// resets every GPU.
+func (m *Machine) Reloaded() {
+	for _, g := range m.gpus {
+		g.uncorrected = nil
+		if f := g.faults[faultReset]; f != nil {
+			f.proven = true
+		}
+	}
+}
+
+// Reason is why a GPU must not be used, empty if it may be: the gravest fault.
+// It does not change while the fault stays the same.
+func (m *Machine) Reason(id string) string {
+	g := m.gpus[id]
+	if g == nil || len(g.faults) == 0 {
+		return ""
+	}
+	var kinds []faultKind
+	for kind := range g.faults {
+		kinds = append(kinds, kind)
+	}
+	slices.SortFunc(kinds, func(a, b faultKind) int { return cmp.Compare(a, b) })
+	// The XID says why the GPU is lost; being lost is only how it shows.
+	if kinds[0] == faultLost {
+		if f := g.faults[faultReset]; f != nil {
+			return f.reason
+		}
+	}
+	return g.faults[kinds[0]].reason
+}
+
+// Recovering says whether a GPU is unhealthy only because its recovery is not
+// yet certain: nothing that is known speaks against it any more.
+func (m *Machine) Recovering(id string) bool {
+	g := m.gpus[id]
+	if g == nil || len(g.faults) == 0 {
+		return false
+	}
+	for _, f := range g.faults {
+		if f.goods <= 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// Forget drops what is known of GPUs that keep does not name.
+func (m *Machine) Forget(keep func(id string) bool) {
+	for id := range m.gpus {
+		if !keep(id) {
+			delete(m.gpus, id)
+		}
+	}
+}

@@ -1,0 +1,132 @@
+// Package ledger asks the GPU memory service of a node what each of its sockets
+// holds, for statistics and for people.
+//
+// It guarantees to be quick and harmless: it takes no lock (the service answers
+// state requests without a session), every socket has the same short time to
+// answer whatever the others do, and a socket that is dead, stopped or speaks
+// nonsense is a line in the answer and no error.
+package ledger
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"remuda/device-plugin/gms/wire"
+)
+
+// Timeout is how long a socket has to answer. A healthy service answers within
+// a millisecond.
+const Timeout = 300 * time.Millisecond
+
+// maxReply bounds a reply; a runtime state has about 200 bytes.
+const maxReply = 1 << 16
+
+// maxSockets bounds how many sockets are asked: 16 GPUs with a few tags each
+// are far below it, a directory of leftovers is not.
+const maxSockets = 256
+
+// State is what one socket answered.
+type State struct {
+	// GPU and Tag are what the socket serves, by its name.
+	GPU, Tag string
+	// Err is why the rest is unknown, empty if it is known.
+	Err string
+	// Lock is the state of the lock: EMPTY, RW, COMMITTED or RO.
+	Lock string
+	// Committed says that a layout is there to be read.
+	Committed bool
+	// Writer says that one is writing, Readers how many read and Waiting how
+	// many writers wait.
+	Writer           bool
+	Readers, Waiting uint64
+	// Allocations is how many allocations the layout has.
+	Allocations uint64
+}
+
+// SocketName is the name of a GPU's socket for a tag.
+func SocketName(gpu, tag string) string { return "gms_" + gpu + "_" + tag + ".sock" }
+
+// ParseSocketName is the reverse of SocketName.
+func ParseSocketName(name string) (gpu, tag string, ok bool) {
+	name, ok = strings.CutPrefix(name, "gms_")
+	if !ok {
+		return "", "", false
+	}
+	if name, ok = strings.CutSuffix(name, ".sock"); !ok {
+		return "", "", false
+	}
+	// UUIDs have no underscore and tags may: the first one parts them.
+	gpu, tag, ok = strings.Cut(name, "_")
+	return gpu, tag, ok && gpu != "" && tag != ""
+}
+
+// Read asks every socket of a directory. The answer is in the order of GPU and
+// tag. A directory that is not there holds no sockets. The error is only that
+// the directory cannot be read.
+func Read(ctx context.Context, dir string) ([]State, error) {
+	entries, err := os.ReadDir(dir)
+	if os.IsNotExist(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list GMS sockets: %w", err)
+	}
+	var states []State
+	for _, e := range entries {
+		if gpu, tag, ok := ParseSocketName(e.Name()); ok && len(states) < maxSockets {
+			states = append(states, State{GPU: gpu, Tag: tag})
+		}
+	}
+	deadline := time.Now().Add(Timeout)
+	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
+		deadline = d
+	}
+	var asking sync.WaitGroup
+	for i := range states {
+		asking.Go(func() {
+			s := &states[i]
+			if err := s.ask(filepath.Join(dir, SocketName(s.GPU, s.Tag)), deadline); err != nil {
+				*s = State{GPU: s.GPU, Tag: s.Tag, Err: err.Error()}
+			}
+		})
+	}
+	asking.Wait()
+	slices.SortFunc(states, func(a, b State) int { return strings.Compare(a.GPU+"_"+a.Tag, b.GPU+"_"+b.Tag) })
+	return states, nil
+}
+
+// ask fills in what the socket at path answers until deadline. Connecting to a
+// Unix socket never waits in Go: a full backlog is an error at once.
+func (s *State) ask(path string, deadline time.Time) error {
+	conn, err := wire.Dial(path)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if err := conn.SetWriteDeadline(deadline); err != nil {
+		return err
+	}
+	if err := conn.SetReadDeadline(deadline); err != nil {
+		return err
+	}
+	if err := conn.Write(&wire.GetRuntimeStateRequest{}, -1); err != nil {
+		return fmt.Errorf("ask: %w", err)
+	}
+	reply, _, err := conn.Read(maxReply, false)
+	if err != nil {
+		return fmt.Errorf("no answer: %w", err)
+	}
+	r, ok := reply.(*wire.GetRuntimeStateResponse)
+	if !ok {
+		return fmt.Errorf("it answered with %s", reply.MessageType())
+	}
+	s.Lock, s.Committed, s.Writer = r.State, r.Committed, r.HasRWSession
+	s.Readers, s.Waiting, s.Allocations = r.ROSessionCount, r.WaitingWriters, r.AllocationCount
+	return nil
+}

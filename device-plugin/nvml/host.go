@@ -1,0 +1,74 @@
+package nvml
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	deviceplugin "remuda/device-plugin"
+)
+
+// host is what the kernel says of GPUs beside NVML. Its root is "/" outside of
+// tests.
+type host struct{ root string }
+
+func (h host) read(path string) string {
+	raw, err := os.ReadFile(filepath.Join(h.root, path))
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(raw))
+}
+
+// numaNode is the NUMA node of a PCI device, or what NVML says where sysfs does
+// not know; empty where nobody does.
+func (h host) numaNode(busID string, said *int) string {
+	text := h.read("sys/bus/pci/devices/" + deviceplugin.SysfsBusID(busID) + "/numa_node")
+	if n, err := strconv.Atoi(text); err == nil && n >= 0 {
+		return text
+	}
+	if said != nil && *said >= 0 {
+		return strconv.Itoa(*said)
+	}
+	return ""
+}
+
+// gpuNode is the device file of a GPU.
+func gpuNode(minor int) string {
+	if minor < 0 {
+		return ""
+	}
+	return fmt.Sprintf("/dev/nvidia%d", minor)
+}
+
+// instanceNodes are the device files of a MIG instance: its GPU's, and those by
+// which the driver grants access to the instance. The driver lists their
+// numbers below /proc.
+func (h host) instanceNodes(minor int, in Instance) string {
+	nodes := []string{gpuNode(minor)}
+	dir := fmt.Sprintf("proc/driver/nvidia/capabilities/gpu%d/mig/gi%d/", minor, in.GI)
+	for _, file := range []string{dir + "access", dir + fmt.Sprintf("ci%d/access", in.CI)} {
+		for line := range strings.SplitSeq(h.read(file), "\n") {
+			if n, ok := strings.CutPrefix(line, "DeviceFileMinor:"); ok {
+				nodes = append(nodes, "/dev/nvidia-caps/nvidia-cap"+strings.TrimSpace(n))
+			}
+		}
+	}
+	return strings.Join(nodes, ",")
+}
+
+// drivers lists the GPUs that the driver has taken, in a form that changes
+// when one comes or goes.
+func (h host) drivers() string {
+	entries, err := os.ReadDir(filepath.Join(h.root, "proc/driver/nvidia/gpus"))
+	if err != nil {
+		return ""
+	}
+	names := make([]string, len(entries))
+	for i, e := range entries {
+		names[i] = e.Name()
+	}
+	return strings.Join(names, ",")
+}

@@ -1,0 +1,429 @@
+// Package nvml is the source of real GPUs for the device plugin: it reads them
+// through NVIDIA's management library and follows their health.
+//
+// It guarantees that whatever NVML or the driver does costs the plugin nothing
+// but an error for that moment. NVML lives in a process of its own (package
+// worker), which is started when it is needed, killed when it does not answer
+// in time, and started again; this package links nothing of NVIDIA's. A GPU
+// that was there once and is not any more is lost and stays published as
+// unhealthy; only MIG instances, which people make and unmake, come and go.
+//
+// One limit is the driver's: while a worker runs it has the GPUs open, and
+// `nvidia-smi --gpu-reset` refuses a GPU that is open. To reset a single GPU,
+// drain the node and stop Nomad first.
+package nvml
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/prometheus/client_golang/prometheus"
+
+	deviceplugin "remuda/device-plugin"
+	"remuda/device-plugin/health"
+)
+
+// Config is what a Source needs.
+type Config struct {
+	// Logger gets one line for each XID and each worker. Required.
+	Logger hclog.Logger
+	// Command starts a worker. Required.
+	Command []string
+	// Health judges XIDs and readings. Required.
+	Health health.Config
+	// Timeout is how long NVML may take for one answer; DefaultTimeout if 0.
+	Timeout time.Duration
+	// Rediscover is how often a worker is replaced while a GPU is lost: a GPU
+	// that comes back is found only by an NVML that is initialised anew.
+	// DefaultRediscover if 0.
+	Rediscover time.Duration
+	// Root is where /sys and /proc are; "/" if empty.
+	Root string
+	// Clock is time.Now if nil.
+	Clock func() time.Time
+}
+
+// Defaults of Config.
+const (
+	// DefaultTimeout is far above what a loaded driver takes (some 100 ms on a
+	// node with eight GPUs), and below the time that the plugin gives a source.
+	DefaultTimeout = 5 * time.Second
+	// DefaultRediscover costs a lost GPU's node one short process each time.
+	DefaultRediscover = 30 * time.Second
+)
+
+// Source is a node's real GPUs. It is safe for concurrent use.
+type Source struct {
+	cfg  Config
+	log  hclog.Logger
+	host host
+
+	// turn holds one value while nobody changes proc, started or listed.
+	turn    chan struct{}
+	proc    *process
+	usable  bool      // whether proc may be asked
+	started time.Time // when proc was
+	listed  string    // which GPUs the driver had then
+	reload  bool      // the driver was seen to be gone since the last start
+
+	// mu guards what follows; it is never held across a call of NVML.
+	mu       sync.Mutex
+	machine  *health.Machine
+	topology topology
+	// known are the devices that were ever seen, in the order of their first
+	// sight, as they were when they were last read.
+	known   []Device
+	lost    bool // some device is lost or cannot be named
+	unnamed string
+	missing string
+	changed func() // nil while nobody watches
+
+	up      prometheus.Gauge
+	starts  prometheus.Counter
+	xids    *prometheus.CounterVec
+	ecc     *prometheus.GaugeVec
+	pending *prometheus.GaugeVec
+}
+
+var (
+	_ deviceplugin.Source  = (*Source)(nil)
+	_ deviceplugin.Watcher = (*Source)(nil)
+	_ prometheus.Collector = (*Source)(nil)
+)
+
+// New makes a Source. Nothing is started before the first GPUs.
+func New(cfg Config) (*Source, error) {
+	var errs []error
+	if cfg.Logger == nil {
+		errs = append(errs, errors.New("NVML source: Logger is missing"))
+	}
+	if len(cfg.Command) == 0 {
+		errs = append(errs, errors.New("NVML source: Command is missing"))
+	}
+	if cfg.Timeout < 0 || cfg.Rediscover < 0 {
+		errs = append(errs, errors.New("NVML source: Timeout and Rediscover must not be negative"))
+	}
+	machine, err := health.New(cfg.Health)
+	if err := errors.Join(append(errs, err)...); err != nil {
+		return nil, err
+	}
+	if cfg.Timeout == 0 {
+		cfg.Timeout = DefaultTimeout
+	}
+	if cfg.Rediscover == 0 {
+		cfg.Rediscover = DefaultRediscover
+	}
+	if cfg.Root == "" {
+		cfg.Root = "/"
+	}
+	if cfg.Clock == nil {
+		cfg.Clock = time.Now
+	}
+	s := &Source{
+		cfg:     cfg,
+		log:     cfg.Logger.Named("nvml"),
+		host:    host{root: cfg.Root},
+		turn:    make(chan struct{}, 1),
+		machine: machine,
+		up: prometheus.NewGauge(prometheus.GaugeOpts{Name: "remuda_device_nvml_up",
+			Help: "Whether NVML answered the last time."}),
+		starts: prometheus.NewCounter(prometheus.CounterOpts{Name: "remuda_device_nvml_starts_total",
+			Help: "How often a process was started to initialise NVML."}),
+		xids: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "remuda_device_xid_total",
+			Help: "XIDs that the driver reported, by what was done about them."}, []string{"gpu", "xid", "action"}),
+		ecc: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "remuda_device_uncorrectable_errors",
+			Help: "Uncorrectable memory errors since the GPU's last reset."}, []string{"gpu"}),
+		pending: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "remuda_device_remap_pending",
+			Help: "Whether a bad memory row will be replaced at the GPU's next reset."}, []string{"gpu"}),
+	}
+	s.turn <- struct{}{}
+	return s, nil
+}
+
+// GPUs lists the GPUs and MIG instances that are, or were, there.
+func (s *Source) GPUs(ctx context.Context) ([]deviceplugin.GPU, error) {
+	m, err := s.ask(ctx, OpLook, true)
+	if err != nil {
+		s.up.Set(0)
+		return nil, err
+	}
+	s.up.Set(1)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.observe(*m.Look), nil
+}
+
+// Samples reads the load of the GPUs.
+func (s *Source) Samples(ctx context.Context) (map[string]deviceplugin.Sample, error) {
+	m, err := s.ask(ctx, OpLoad, false)
+	if err != nil {
+		return nil, err
+	}
+	out := make(map[string]deviceplugin.Sample, len(m.Load))
+	for uuid, load := range m.Load {
+		out[uuid] = sample(load)
+	}
+	return out, nil
+}
+
+// Watch calls changed when the driver reports something.
+func (s *Source) Watch(ctx context.Context, changed func()) {
+	s.set(changed)
+	<-ctx.Done()
+	s.set(nil)
+}
+
+func (s *Source) set(changed func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.changed = changed
+}
+
+// Close ends the worker. The next GPUs starts another.
+func (s *Source) Close() error {
+	<-s.turn
+	defer s.giveTurn()
+	if s.proc != nil {
+		s.proc.kill()
+		s.usable = false
+	}
+	return nil
+}
+
+func (s *Source) giveTurn() { s.turn <- struct{}{} }
+
+// ask sends one request to a worker, and starts one if start is set and none
+// is there. A worker that fails for another reason than time is replaced once:
+// its driver may just have been exchanged.
+func (s *Source) ask(ctx context.Context, op string, start bool) (Message, error) {
+	for try := 1; ; try++ {
+		p, fresh, err := s.worker(ctx, start)
+		if err != nil {
+			return Message{}, err
+		}
+		asking, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
+		m, unusable, err := p.ask(asking, op)
+		cancel()
+		if err == nil {
+			return m, nil
+		}
+		if unusable {
+			s.discard(p, err)
+		}
+		if !unusable || fresh || !start || try > 1 || errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil {
+			return Message{}, err
+		}
+		s.log.Info("NVML is initialised anew", "reason", err)
+	}
+}
+
+// discard kills a worker that can no longer be asked.
+func (s *Source) discard(p *process, reason error) {
+	<-s.turn
+	defer s.giveTurn()
+	s.reload = s.reload || errors.Is(reason, ErrNoDriver)
+	if s.proc == p {
+		s.usable = false
+	}
+	p.kill()
+}
+
+// errNotStarted is what a sample gets while there is no worker.
+var errNotStarted = errors.New("NVML is not initialised")
+
+// worker returns a worker that can be asked, and whether it was just started.
+func (s *Source) worker(ctx context.Context, start bool) (*process, bool, error) {
+	select {
+	case <-s.turn:
+		defer s.giveTurn()
+	case <-ctx.Done():
+		return nil, false, fmt.Errorf("wait for NVML: %w", ctx.Err())
+	}
+	if s.proc != nil && s.usable && start && s.outdated() {
+		s.usable = false
+		s.proc.kill()
+	}
+	if s.proc != nil && s.usable {
+		return s.proc, false, nil
+	}
+	if !start {
+		return nil, false, errNotStarted
+	}
+	if s.proc != nil && s.proc.alive() {
+		// One at a time: a driver that hangs must not collect processes.
+		return nil, false, fmt.Errorf("NVML hangs inside the driver: its process %d cannot be killed", s.proc.cmd.Process.Pid)
+	}
+	starting, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
+	defer cancel()
+	s.starts.Inc()
+	p, err := startProcess(starting, s.cfg.Command, s.event)
+	s.proc, s.usable, s.started, s.listed = p, err == nil, s.cfg.Clock(), s.host.drivers()
+	if err != nil {
+		s.reload = s.reload || errors.Is(err, ErrNoDriver)
+		return nil, false, err
+	}
+	s.log.Info("NVML is initialised", "pid", p.cmd.Process.Pid)
+	if s.reload {
+		s.reload = false
+		s.mu.Lock()
+		s.machine.Reloaded()
+		s.mu.Unlock()
+	}
+	return p, true, nil
+}
+
+// outdated says whether the worker has to be replaced to see what is there.
+func (s *Source) outdated() bool {
+	s.mu.Lock()
+	lost := s.lost
+	s.mu.Unlock()
+	return lost && s.cfg.Clock().Sub(s.started) >= s.cfg.Rediscover || s.host.drivers() != s.listed
+}
+
+// observe takes in a look and returns what to publish.
+func (s *Source) observe(look Look) []deviceplugin.GPU {
+	now := s.cfg.Clock()
+	s.lost = len(look.Unnamed) > 0
+	seen := map[string]bool{}
+	for _, d := range look.Devices {
+		seen[d.UUID] = true
+		i := s.index(d.UUID)
+		first := i < 0
+		if first {
+			s.known = append(s.known, d)
+			i = len(s.known) - 1
+			if !d.Events {
+				s.log.Warn("the driver reports no XIDs for this GPU: its health goes by its counters alone", "gpu", d.UUID)
+			}
+		}
+		if d.Lost || d.Err != "" {
+			// A GPU that does not answer cannot say how it is split.
+			d.MIG, d.Instances = s.known[i].MIG, s.known[i].Instances
+		}
+		if d.empty() && (first || !s.known[i].empty()) {
+			s.log.Warn("this GPU is in MIG mode and has no instances: it offers no seats", "gpu", d.UUID)
+		}
+		s.known[i] = d
+	}
+	instances := map[string]bool{}
+	for i := range s.known {
+		d := &s.known[i]
+		if !seen[d.UUID] {
+			d.Lost = true
+		}
+		s.lost = s.lost || d.Lost
+		reading := health.Reading{Lost: d.Lost, Err: d.Err, Uncorrected: d.Uncorrected, RemapFailed: d.RemapFailed, Recovery: d.Recovery}
+		s.machine.Observe(d.UUID, reading, now)
+		for _, in := range d.Instances {
+			instances[in.UUID] = true
+			s.machine.Observe(in.UUID, health.Reading{Lost: d.Lost, Err: d.Err}, now)
+		}
+		if d.Uncorrected != nil {
+			s.ecc.WithLabelValues(d.UUID).Set(float64(*d.Uncorrected))
+		}
+		s.pending.WithLabelValues(d.UUID).Set(boolean(d.RemapPending))
+	}
+	s.machine.Forget(func(id string) bool { return instances[id] || s.index(id) >= 0 })
+	s.topology.learn(s.known)
+	s.complain(look)
+	return facts{
+		driver: look.DriverVersion, cuda: look.CUDAVersion,
+		cliques: s.topology.cliques(s.known), host: s.host, reason: s.machine.Reason,
+	}.gpus(s.known)
+}
+
+// empty says that a device is known to be in MIG mode without instances.
+func (d Device) empty() bool { return d.MIG && len(d.Instances) == 0 }
+
+func boolean(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+func (s *Source) index(uuid string) int {
+	for i, d := range s.known {
+		if d.UUID == uuid {
+			return i
+		}
+	}
+	return -1
+}
+
+// complain logs what NVML cannot do, once for each change.
+func (s *Source) complain(look Look) {
+	if text := fmt.Sprint(look.Unnamed); text != s.unnamed {
+		s.unnamed = text
+		if len(look.Unnamed) > 0 {
+			s.log.Warn("NVML counts GPUs that it cannot name", "gpus", look.Unnamed)
+		}
+	}
+	if text := fmt.Sprint(look.Missing); text != s.missing {
+		s.missing = text
+		if len(look.Missing) > 0 {
+			s.log.Info("this NVML lacks functions: what they tell is unknown", "functions", look.Missing)
+		}
+	}
+}
+
+// event takes in what the driver reported.
+func (s *Source) event(e Event) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e.XID != 0 {
+		switch i := s.index(e.GPU); {
+		case e.GPU == "": // the driver does not say whose it is
+			for _, d := range s.known {
+				s.xid(d, e)
+			}
+		case i < 0: // it was faster than the first look
+			s.xid(Device{UUID: e.GPU}, e)
+		default:
+			s.xid(s.known[i], e)
+		}
+	}
+	if s.changed != nil {
+		s.changed()
+	}
+}
+
+// xid judges an XID of a GPU. What needs no reset and is one MIG instance's
+// stays that instance's.
+func (s *Source) xid(d Device, e Event) {
+	target := d.UUID
+	for _, in := range d.Instances {
+		if in.GI == e.GI && in.CI == e.CI && s.cfg.Health.Policy[e.XID].Action != health.UntilReset {
+			target = in.UUID
+		}
+	}
+	rule := s.machine.XID(target, e.XID, s.cfg.Clock())
+	s.xids.WithLabelValues(d.UUID, fmt.Sprint(e.XID), rule.Action.String()).Inc()
+	level := hclog.Warn
+	if rule.Action == health.Ignore {
+		level = hclog.Info
+	}
+	s.log.Log(level, "XID", "gpu", target, "xid", e.XID, "meaning", rule.Meaning, "action", rule.Action.String())
+}
+
+// Describe and Collect make the Source a Prometheus collector.
+func (s *Source) Describe(ch chan<- *prometheus.Desc) {
+	for _, c := range s.collectors() {
+		c.Describe(ch)
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (s *Source) Collect(ch chan<- prometheus.Metric) {
+	for _, c := range s.collectors() {
+		c.Collect(ch)
+	}
+}
+
+func (s *Source) collectors() []prometheus.Collector {
+	return []prometheus.Collector{s.up, s.starts, s.xids, s.ecc, s.pending}
+}

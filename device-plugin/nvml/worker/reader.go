@@ -1,0 +1,561 @@
+package worker
+
+import (
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"sync/atomic"
+
+	nv "github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"remuda/device-plugin/nvml"
+)
+
+// errReinit is wrapped by errors after which NVML has to be initialised anew,
+// which takes a new process.
+var errReinit = errors.New("NVML has to be initialised anew")
+
+// errNoDriver is wrapped as well where the driver is gone or another one.
+var errNoDriver = errors.New("no driver for this library")
+
+// Reader reads a node through an initialised NVML. It calls a function only if
+// the library has it: a call of one that is missing ends the process. Look and
+// Load must not run at the same time.
+type Reader struct {
+	lib  nv.Interface
+	have func(symbol string) bool
+	// calling is the function that is being called, nil between calls.
+	calling atomic.Pointer[string]
+	missing []string
+	devices map[int]*handle
+}
+
+// handle is a GPU that has been named.
+type handle struct {
+	dev nv.Device
+	// static is what does not change while NVML is initialised.
+	static nvml.Device
+}
+
+// NewReader makes a Reader. have says whether the library has a function.
+func NewReader(lib nv.Interface, have func(symbol string) bool) *Reader {
+	known := map[string]bool{}
+	r := &Reader{lib: lib, devices: map[int]*handle{}}
+	r.have = func(symbol string) bool {
+		there, asked := known[symbol]
+		if !asked {
+			there = have(symbol)
+			known[symbol] = there
+		}
+		return there
+	}
+	for _, symbol := range optional {
+		if !r.have(symbol) {
+			r.missing = append(r.missing, symbol)
+		}
+	}
+	return r
+}
+
+// Calling names the NVML function that is being called, empty between calls.
+func (r *Reader) Calling() string {
+	if name := r.calling.Load(); name != nil {
+		return *name
+	}
+	return ""
+}
+
+// call runs fn, which calls the named function of NVML, if the library has it.
+func (r *Reader) call(symbol string, fn func() nv.Return) nv.Return {
+	if !r.have(symbol) {
+		return nv.ERROR_FUNCTION_NOT_FOUND
+	}
+	return r.enter(symbol, fn)
+}
+
+func (r *Reader) enter(symbol string, fn func() nv.Return) nv.Return {
+	r.calling.Store(&symbol)
+	defer r.calling.Store(nil)
+	return fn()
+}
+
+// fault turns a return code into an error.
+func fault(symbol string, ret nv.Return) error {
+	if ret == nv.SUCCESS {
+		return nil
+	}
+	err := fmt.Errorf("%s: %s", symbol, text(ret))
+	switch ret {
+	case nv.ERROR_DRIVER_NOT_LOADED, nv.ERROR_LIB_RM_VERSION_MISMATCH:
+		return fmt.Errorf("%w (%w; %w)", err, errReinit, errNoDriver)
+	case nv.ERROR_UNINITIALIZED:
+		return fmt.Errorf("%w (%w)", err, errReinit)
+	}
+	return err
+}
+
+// text is what a return code means. It does not ask the library, which may be
+// in no state to be asked.
+func text(ret nv.Return) string {
+	switch ret {
+	case nv.ERROR_DRIVER_NOT_LOADED:
+		return "the NVIDIA driver is not loaded"
+	case nv.ERROR_LIB_RM_VERSION_MISMATCH:
+		return "the library and the loaded driver are of different versions"
+	case nv.ERROR_NO_PERMISSION:
+		return "no permission"
+	case nv.ERROR_GPU_IS_LOST:
+		return "the GPU is lost"
+	case nv.ERROR_RESET_REQUIRED:
+		return "the GPU requires a reset"
+	case nv.ERROR_UNKNOWN:
+		return "unknown error"
+	case nv.ERROR_UNINITIALIZED:
+		return "NVML is not initialised"
+	case nv.ERROR_TIMEOUT:
+		return "timeout"
+	case nv.ERROR_IRQ_ISSUE:
+		return "the kernel found a problem with the GPU's interrupts"
+	case nv.ERROR_CORRUPTED_INFOROM:
+		return "the GPU's infoROM is corrupted"
+	case nv.ERROR_NOT_SUPPORTED:
+		return "not supported"
+	}
+	return fmt.Sprintf("NVML error %d", int32(ret))
+}
+
+// Look reads the node. An error says that nothing could be read.
+func (r *Reader) Look() (*nvml.Look, error) {
+	out := &nvml.Look{Missing: slices.Clone(r.missing), Devices: []nvml.Device{}}
+	var ret nv.Return
+	ret = r.enter("nvmlSystemGetDriverVersion", func() (ret nv.Return) {
+		out.DriverVersion, ret = r.lib.SystemGetDriverVersion()
+		return ret
+	})
+	if err := fault("nvmlSystemGetDriverVersion", ret); err != nil {
+		return nil, err
+	}
+	ret = r.call("nvmlSystemGetCudaDriverVersion", func() nv.Return {
+		v, ret := r.lib.SystemGetCudaDriverVersion()
+		if ret == nv.SUCCESS && v > 0 {
+			out.CUDAVersion = fmt.Sprintf("%d.%d", v/1000, v%1000/10)
+		}
+		return ret
+	})
+	if err := fault("nvmlSystemGetCudaDriverVersion", ret); errors.Is(err, errReinit) {
+		return nil, err
+	}
+	count := 0
+	ret = r.enter("nvmlDeviceGetCount", func() (ret nv.Return) {
+		count, ret = r.lib.DeviceGetCount()
+		return ret
+	})
+	if err := fault("nvmlDeviceGetCount", ret); err != nil {
+		return nil, err
+	}
+	for i := range count {
+		h, err := r.named(i)
+		if errors.Is(err, errReinit) {
+			return nil, err
+		}
+		if err != nil {
+			out.Unnamed = append(out.Unnamed, fmt.Sprintf("GPU %d: %v", i, err))
+			continue
+		}
+		d := h.static
+		if err := r.present(h.dev, &d); err != nil {
+			return nil, err
+		}
+		out.Devices = append(out.Devices, d)
+	}
+	return out, nil
+}
+
+// named returns GPU number i with what is static of it.
+func (r *Reader) named(i int) (*handle, error) {
+	if h := r.devices[i]; h != nil {
+		return h, nil
+	}
+	var dev nv.Device
+	ret := r.enter("nvmlDeviceGetHandleByIndex", func() (ret nv.Return) {
+		dev, ret = r.lib.DeviceGetHandleByIndex(i)
+		return ret
+	})
+	if err := fault("nvmlDeviceGetHandleByIndex", ret); err != nil {
+		return nil, err
+	}
+	h := &handle{dev: dev}
+	d := &h.static
+	for _, step := range []struct {
+		symbol string
+		read   func() nv.Return
+	}{
+		{"nvmlDeviceGetUUID", func() (ret nv.Return) { d.UUID, ret = dev.GetUUID(); return ret }},
+		{"nvmlDeviceGetName", func() (ret nv.Return) { d.Name, ret = dev.GetName(); return ret }},
+		{"nvmlDeviceGetPciInfo", func() nv.Return {
+			pci, ret := dev.GetPciInfo()
+			d.PCIBusID = busID(pci)
+			return ret
+		}},
+		{"nvmlDeviceGetMemoryInfo", func() nv.Return {
+			mem, ret := dev.GetMemoryInfo()
+			d.MemoryBytes = mem.Total
+			return ret
+		}},
+	} {
+		if err := fault(step.symbol, r.enter(step.symbol, step.read)); err != nil {
+			return nil, err
+		}
+	}
+	if d.UUID == "" {
+		return nil, errors.New("nvmlDeviceGetUUID: empty")
+	}
+	r.details(dev, d)
+	r.devices[i] = h
+	return h, nil
+}
+
+// details reads what is static and may be unknown.
+func (r *Reader) details(dev nv.Device, d *nvml.Device) {
+	d.Minor = -1
+	for symbol, read := range map[string]func() nv.Return{
+		"nvmlDeviceGetMinorNumber": func() nv.Return {
+			n, ret := dev.GetMinorNumber()
+			if ret == nv.SUCCESS {
+				d.Minor = n
+			}
+			return ret
+		},
+		"nvmlDeviceGetCudaComputeCapability": func() nv.Return {
+			major, minor, ret := dev.GetCudaComputeCapability()
+			if ret == nv.SUCCESS {
+				d.CCMajor, d.CCMinor = major, minor
+			}
+			return ret
+		},
+		"nvmlDeviceGetArchitecture": func() nv.Return {
+			a, ret := dev.GetArchitecture()
+			if ret == nv.SUCCESS {
+				d.Architecture = architectures[a]
+			}
+			return ret
+		},
+		"nvmlDeviceGetEnforcedPowerLimit": func() nv.Return {
+			mw, ret := dev.GetEnforcedPowerLimit()
+			if ret == nv.SUCCESS {
+				d.PowerLimitMilliwatts = mw
+			}
+			return ret
+		},
+		"nvmlDeviceGetMaxClockInfo": func() nv.Return {
+			core, ret := dev.GetMaxClockInfo(nv.CLOCK_SM)
+			if ret == nv.SUCCESS {
+				d.CoreClockMHz = core
+			}
+			memory, ret := dev.GetMaxClockInfo(nv.CLOCK_MEM)
+			if ret == nv.SUCCESS {
+				d.MemoryClockMHz = memory
+			}
+			return ret
+		},
+		"nvmlDeviceGetNumaNodeId": func() nv.Return {
+			node, ret := dev.GetNumaNodeId()
+			if ret == nv.SUCCESS {
+				d.NUMANode = &node
+			}
+			return ret
+		},
+		"nvmlDeviceGetGpuFabricInfo": func() nv.Return {
+			//nolint:staticcheck // its successor GetGpuFabricInfoV cannot be mocked, and its version 1 says all that is needed
+			f, ret := dev.GetGpuFabricInfo()
+			if ret == nv.SUCCESS && f.State == nv.GPU_FABRIC_STATE_COMPLETED && f.ClusterUuid != [16]uint8{} {
+				d.Fabric = fmt.Sprintf("%s.%d", hex.EncodeToString(f.ClusterUuid[:]), f.CliqueId)
+			}
+			return ret
+		},
+	} {
+		r.call(symbol, read)
+	}
+	d.Links = r.links(dev)
+}
+
+// links reads the active NVLinks.
+func (r *Reader) links(dev nv.Device) []nvml.Link {
+	var links []nvml.Link
+	for i := range nv.NVLINK_MAX_LINKS {
+		state := nv.FEATURE_DISABLED
+		ret := r.call("nvmlDeviceGetNvLinkState", func() (ret nv.Return) {
+			state, ret = dev.GetNvLinkState(i)
+			return ret
+		})
+		if ret == nv.ERROR_NOT_SUPPORTED || ret == nv.ERROR_INVALID_ARGUMENT || ret == nv.ERROR_FUNCTION_NOT_FOUND {
+			break // this GPU has no more links, or none
+		}
+		if ret != nv.SUCCESS || state != nv.FEATURE_ENABLED {
+			continue
+		}
+		var link nvml.Link
+		r.call("nvmlDeviceGetNvLinkRemoteDeviceType", func() nv.Return {
+			kind, ret := dev.GetNvLinkRemoteDeviceType(i)
+			link.Switch = ret == nv.SUCCESS && kind == nv.NVLINK_DEVICE_TYPE_SWITCH
+			return ret
+		})
+		if !link.Switch {
+			r.call("nvmlDeviceGetNvLinkRemotePciInfo_v2", func() nv.Return {
+				pci, ret := dev.GetNvLinkRemotePciInfo(i)
+				if ret == nv.SUCCESS {
+					link.Remote = busID(pci)
+				}
+				return ret
+			})
+		}
+		if !slices.Contains(links, link) {
+			links = append(links, link)
+		}
+	}
+	return links
+}
+
+// present reads what may change: whether the GPU answers, its errors, and its
+// MIG instances. Its error wraps errReinit.
+func (r *Reader) present(dev nv.Device, d *nvml.Device) error {
+	ret := r.enter("nvmlDeviceGetMemoryInfo", func() (ret nv.Return) {
+		_, ret = dev.GetMemoryInfo()
+		return ret
+	})
+	if err := fault("nvmlDeviceGetMemoryInfo", ret); err != nil {
+		if errors.Is(err, errReinit) {
+			return err
+		}
+		d.Lost, d.Err = ret == nv.ERROR_GPU_IS_LOST, err.Error()
+		return nil
+	}
+	r.call("nvmlDeviceGetTotalEccErrors", func() nv.Return {
+		n, ret := dev.GetTotalEccErrors(nv.MEMORY_ERROR_TYPE_UNCORRECTED, nv.VOLATILE_ECC)
+		if ret == nv.SUCCESS {
+			d.Uncorrected = &n
+		}
+		return ret
+	})
+	r.call("nvmlDeviceGetRemappedRows", func() nv.Return {
+		_, _, pending, failed, ret := dev.GetRemappedRows()
+		if ret == nv.SUCCESS {
+			d.RemapPending, d.RemapFailed = pending, failed
+		}
+		return ret
+	})
+	r.call("nvmlDeviceGetFieldValues", func() nv.Return {
+		values := []nv.FieldValue{{FieldId: nv.FI_DEV_GET_GPU_RECOVERY_ACTION}}
+		ret := dev.GetFieldValues(values)
+		if ret == nv.SUCCESS && nv.Return(values[0].NvmlReturn) == nv.SUCCESS {
+			action := recovery(nv.DeviceGpuRecoveryAction(binary.NativeEndian.Uint32(values[0].Value[:4])))
+			d.Recovery = &action
+		}
+		return ret
+	})
+	r.call("nvmlDeviceGetMigMode", func() nv.Return {
+		current, _, ret := dev.GetMigMode()
+		d.MIG = ret == nv.SUCCESS && current == nv.DEVICE_MIG_ENABLE
+		return ret
+	})
+	if d.MIG {
+		d.Instances = r.instances(dev, d)
+	}
+	return nil
+}
+
+// instances reads a GPU's MIG instances.
+func (r *Reader) instances(dev nv.Device, d *nvml.Device) []nvml.Instance {
+	var out []nvml.Instance
+	count := 0
+	r.call("nvmlDeviceGetMaxMigDeviceCount", func() (ret nv.Return) {
+		count, ret = dev.GetMaxMigDeviceCount()
+		return ret
+	})
+	for i := range count {
+		mig := r.instance(dev, i)
+		if mig == nil {
+			continue
+		}
+		in := nvml.Instance{GI: -1, CI: -1}
+		name := ""
+		r.enter("nvmlDeviceGetUUID", func() (ret nv.Return) { in.UUID, ret = mig.GetUUID(); return ret })
+		r.enter("nvmlDeviceGetName", func() (ret nv.Return) { name, ret = mig.GetName(); return ret })
+		r.call("nvmlDeviceGetGpuInstanceId", func() (ret nv.Return) { in.GI, ret = mig.GetGpuInstanceId(); return ret })
+		r.call("nvmlDeviceGetComputeInstanceId", func() (ret nv.Return) { in.CI, ret = mig.GetComputeInstanceId(); return ret })
+		var attrs nv.DeviceAttributes
+		r.call("nvmlDeviceGetAttributes_v2", func() (ret nv.Return) { attrs, ret = mig.GetAttributes(); return ret })
+		in.MemoryBytes = attrs.MemorySizeMB << 20
+		if _, profile, ok := strings.Cut(name, " MIG "); ok {
+			in.Profile = profile
+		} else {
+			in.Profile = profileName(attrs, d.MemoryBytes)
+		}
+		if in.UUID != "" {
+			out = append(out, in)
+		}
+	}
+	return out
+}
+
+func (r *Reader) instance(dev nv.Device, i int) nv.Device {
+	var mig nv.Device
+	if r.call("nvmlDeviceGetMigDeviceHandleByIndex", func() (ret nv.Return) {
+		mig, ret = dev.GetMigDeviceHandleByIndex(i)
+		return ret
+	}) != nv.SUCCESS {
+		return nil // there are gaps between the instances
+	}
+	return mig
+}
+
+// profileName names a MIG profile as NVIDIA's tools do: the slices of the GPU
+// and the memory in GB, rounded to eighths of the GPU, as "1g.10gb"; a compute
+// instance that is smaller than its GPU instance has its slices in front.
+func profileName(a nv.DeviceAttributes, total uint64) string {
+	if a.GpuInstanceSliceCount == 0 || total == 0 {
+		return "unknown"
+	}
+	const gib = 1 << 30
+	eighths := math.Ceil(float64(a.MemorySizeMB<<20)/float64(total)*8) / 8
+	name := fmt.Sprintf("%dg.%dgb", a.GpuInstanceSliceCount, int(math.Round(eighths*float64((total+gib-1)/gib))))
+	if a.ComputeInstanceSliceCount != a.GpuInstanceSliceCount && a.ComputeInstanceSliceCount > 0 {
+		name = fmt.Sprintf("%dc.%s", a.ComputeInstanceSliceCount, name)
+	}
+	return name
+}
+
+// Load reads the load of every GPU and MIG instance that answers, by UUID.
+func (r *Reader) Load() (map[string]nvml.Load, error) {
+	out := map[string]nvml.Load{}
+	for _, h := range r.devices {
+		load, ret := r.load(h.dev)
+		if err := fault("nvmlDeviceGetMemoryInfo", ret); errors.Is(err, errReinit) {
+			return nil, err
+		} else if err != nil {
+			continue
+		}
+		out[h.static.UUID] = load
+		mig := false
+		r.call("nvmlDeviceGetMigMode", func() nv.Return {
+			current, _, ret := h.dev.GetMigMode()
+			mig = ret == nv.SUCCESS && current == nv.DEVICE_MIG_ENABLE
+			return ret
+		})
+		if !mig {
+			continue
+		}
+		count := 0
+		r.call("nvmlDeviceGetMaxMigDeviceCount", func() (ret nv.Return) {
+			count, ret = h.dev.GetMaxMigDeviceCount()
+			return ret
+		})
+		for i := range count {
+			part := r.instance(h.dev, i)
+			if part == nil {
+				continue
+			}
+			uuid := ""
+			r.enter("nvmlDeviceGetUUID", func() (ret nv.Return) { uuid, ret = part.GetUUID(); return ret })
+			used := uint64(0)
+			if r.enter("nvmlDeviceGetMemoryInfo", func() nv.Return {
+				mem, ret := part.GetMemoryInfo()
+				used = mem.Used
+				return ret
+			}) == nv.SUCCESS && uuid != "" {
+				// What else is known belongs to the GPU as a whole.
+				out[uuid] = nvml.Load{MemoryUsedBytes: &used, TemperatureCelsius: load.TemperatureCelsius,
+					CoreClockMHz: load.CoreClockMHz, MemoryClockMHz: load.MemoryClockMHz}
+			}
+		}
+	}
+	return out, nil
+}
+
+// load reads one GPU. Its return code is that of the one reading that every
+// GPU must be able to give.
+func (r *Reader) load(dev nv.Device) (nvml.Load, nv.Return) {
+	var l nvml.Load
+	ret := r.enter("nvmlDeviceGetMemoryInfo", func() nv.Return {
+		mem, ret := dev.GetMemoryInfo()
+		if ret == nv.SUCCESS {
+			l.MemoryUsedBytes = &mem.Used
+		}
+		return ret
+	})
+	if ret != nv.SUCCESS {
+		return l, ret
+	}
+	// The second version tells what programs use from what the driver keeps.
+	r.call("nvmlDeviceGetMemoryInfo_v2", func() nv.Return {
+		mem, ret := dev.GetMemoryInfo_v2()
+		if ret == nv.SUCCESS {
+			l.MemoryUsedBytes = &mem.Used
+		}
+		return ret
+	})
+	r.call("nvmlDeviceGetUtilizationRates", func() nv.Return {
+		u, ret := dev.GetUtilizationRates()
+		if ret == nv.SUCCESS {
+			l.UtilizationPercent, l.MemoryUtilizationPercent = &u.Gpu, &u.Memory
+		}
+		return ret
+	})
+	one := func(symbol string, into **uint32, read func() (uint32, nv.Return)) {
+		r.call(symbol, func() nv.Return {
+			v, ret := read()
+			if ret == nv.SUCCESS {
+				*into = &v
+			}
+			return ret
+		})
+	}
+	one("nvmlDeviceGetPowerUsage", &l.PowerMilliwatts, dev.GetPowerUsage)
+	one("nvmlDeviceGetTemperature", &l.TemperatureCelsius, func() (uint32, nv.Return) { return dev.GetTemperature(nv.TEMPERATURE_GPU) })
+	one("nvmlDeviceGetClockInfo", &l.CoreClockMHz, func() (uint32, nv.Return) { return dev.GetClockInfo(nv.CLOCK_SM) })
+	one("nvmlDeviceGetClockInfo", &l.MemoryClockMHz, func() (uint32, nv.Return) { return dev.GetClockInfo(nv.CLOCK_MEM) })
+	return l, nv.SUCCESS
+}
+
+// busID is the bus ID without its padding.
+func busID(pci nv.PciInfo) string {
+	var b strings.Builder
+	for _, c := range pci.BusId {
+		if c == 0 {
+			break
+		}
+		b.WriteByte(byte(c))
+	}
+	return b.String()
+}
+
+// recovery says in words what the driver wants done.
+func recovery(action nv.DeviceGpuRecoveryAction) string {
+	switch action {
+	case nv.GPU_RECOVERY_ACTION_NONE:
+		return ""
+	case nv.GPU_RECOVERY_ACTION_GPU_RESET:
+		return "reset the GPU"
+	case nv.GPU_RECOVERY_ACTION_NODE_REBOOT:
+		return "reboot the node"
+	case nv.GPU_RECOVERY_ACTION_DRAIN_P2P:
+		return "end all peer-to-peer traffic of the GPU"
+	case nv.GPU_RECOVERY_ACTION_DRAIN_AND_RESET:
+		return "drain the GPU and reset it"
+	case nv.GPU_RECOVERY_ACTION_RECOVER_IMEX_DOMAIN:
+		return "recover the IMEX domain"
+	}
+	return fmt.Sprintf("take recovery action %d", action)
+}
+
+// architectures are the names that CUDA's documents use.
+var architectures = map[nv.DeviceArchitecture]string{
+	nv.DEVICE_ARCH_KEPLER: "kepler", nv.DEVICE_ARCH_MAXWELL: "maxwell", nv.DEVICE_ARCH_PASCAL: "pascal",
+	nv.DEVICE_ARCH_VOLTA: "volta", nv.DEVICE_ARCH_TURING: "turing", nv.DEVICE_ARCH_AMPERE: "ampere",
+	nv.DEVICE_ARCH_ADA: "ada", nv.DEVICE_ARCH_HOPPER: "hopper", nv.DEVICE_ARCH_BLACKWELL: "blackwell",
+	nv.DEVICE_ARCH_RUBIN: "rubin",
+}

@@ -1,0 +1,386 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	nomadapi "github.com/hashicorp/nomad/api"
+	"github.com/stretchr/testify/require"
+
+	"remuda/device-plugin/nvml/fakenvml"
+	"remuda/internal/proclog"
+)
+
+// nomadNode is a Nomad agent, server and client in one, with the device plugin.
+type nomadNode struct {
+	t      *testing.T
+	dir    string
+	plugin string // the plugin's file
+	api    *nomadapi.Client
+	node   string
+	log    *proclog.Buffer
+}
+
+// freePorts finds ports that nobody listens on.
+func freePorts(t *testing.T, n int) []int {
+	t.Helper()
+	var ports []int
+	for range n {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		defer l.Close()
+		ports = append(ports, l.Addr().(*net.TCPAddr).Port)
+	}
+	return ports
+}
+
+// startNomad starts an agent whose device plugin has the given configuration.
+func startNomad(t *testing.T, config string) *nomadNode {
+	t.Helper()
+	n := &nomadNode{t: t, dir: dataDir(t), log: &proclog.Buffer{}}
+	ports := freePorts(t, 3)
+	n.plugin = filepath.Join(n.dir, "plugins", "remuda-device")
+	require.NoError(t, os.MkdirAll(filepath.Dir(n.plugin), 0o755))
+	raw, err := os.ReadFile(binary(t, "remuda-device"))
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(n.plugin, raw, 0o755))
+	agent := filepath.Join(n.dir, "nomad.hcl")
+	require.NoError(t, os.WriteFile(agent, fmt.Appendf(nil, `
+name      = "gpu-node"
+data_dir  = %[1]q
+bind_addr = "127.0.0.1"
+plugin_dir = %[2]q
+disable_update_check = true
+log_level = "DEBUG"
+advertise {
+  http = "127.0.0.1:%[3]d"
+  rpc  = "127.0.0.1:%[4]d"
+  serf = "127.0.0.1:%[5]d"
+}
+ports {
+  http = %[3]d
+  rpc  = %[4]d
+  serf = %[5]d
+}
+server {
+  enabled          = true
+  bootstrap_expect = 1
+}
+client {
+  enabled           = true
+  network_interface = "lo"
+  servers           = ["127.0.0.1:%[4]d"]
+  alloc_mounts_dir  = %[6]q
+  options = {
+    "fingerprint.denylist" = "env_aws,env_gce,env_azure,env_digitalocean"
+  }
+}
+consul {
+  client_auto_join = false
+  server_auto_join = false
+  auto_advertise   = false
+}
+plugin "raw_exec" {
+  config {
+    enabled = true
+  }
+}
+plugin "remuda-device" {
+  config {
+%[7]s
+  }
+}
+`, filepath.Join(n.dir, "data"), filepath.Dir(n.plugin), ports[0], ports[1], ports[2], filepath.Join(n.dir, "mounts"), config), 0o600))
+	cmd := exec.Command(toolPath(t, "nomad"), "agent", "-config", agent)
+	cmd.Stdout, cmd.Stderr = n.log, n.log
+	cmd.WaitDelay = time.Second
+	require.NoError(t, cmd.Start())
+	done := make(chan struct{})
+	go func() { _ = cmd.Wait(); close(done) }()
+	t.Cleanup(func() {
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+		select {
+		case <-done:
+		case <-time.After(30 * time.Second):
+			_ = cmd.Process.Kill()
+			<-done
+		}
+		if t.Failed() {
+			log := n.log.String()
+			t.Logf("nomad printed:\n%s", log[max(0, len(log)-12000):])
+		}
+	})
+	api := nomadapi.DefaultConfig()
+	api.Address = fmt.Sprintf("http://127.0.0.1:%d", ports[0])
+	n.api, err = nomadapi.NewClient(api)
+	require.NoError(t, err)
+	eventually(t, 2*time.Minute, "the node to be ready", func() error {
+		select {
+		case <-done:
+			t.Fatalf("nomad ended:\n%s", n.log)
+		default:
+		}
+		nodes, _, err := n.api.Nodes().List(nil)
+		if err != nil {
+			return err
+		}
+		if len(nodes) != 1 || nodes[0].Status != nomadapi.NodeStatusReady {
+			return fmt.Errorf("nodes: %+v", nodes)
+		}
+		n.node = nodes[0].ID
+		return nil
+	})
+	return n
+}
+
+// seats is the health of every seat as the API tells it: "" for a healthy one,
+// else the reason.
+func (n *nomadNode) seats() (map[string]string, error) {
+	node, _, err := n.api.Nodes().Info(n.node, nil)
+	if err != nil {
+		return nil, err
+	}
+	out := map[string]string{}
+	for _, group := range node.NodeResources.Devices {
+		for _, d := range group.Instances {
+			out[d.ID] = d.HealthDescription
+			if !d.Healthy && d.HealthDescription == "" {
+				out[d.ID] = "unhealthy without a reason"
+			}
+		}
+	}
+	return out, nil
+}
+
+// await waits until the health of the seats is as wanted: a part of the reason
+// for each, or "" for healthy.
+func (n *nomadNode) await(what string, want map[string]string) {
+	n.t.Helper()
+	eventually(n.t, time.Minute, what, func() error {
+		got, err := n.seats()
+		if err != nil {
+			return err
+		}
+		if len(got) != len(want) {
+			return fmt.Errorf("seats: %q", got)
+		}
+		for id, reason := range want {
+			found, ok := got[id]
+			if !ok || (reason == "") != (found == "") || !strings.Contains(found, reason) {
+				return fmt.Errorf("seats: %q", got)
+			}
+		}
+		return nil
+	})
+}
+
+// job renders a batch job that prints its environment, pinned to seats.
+func gpuJob(name, count, ids string) *nomadapi.Job {
+	job := nomadapi.NewBatchJob(name, name, "global", 50)
+	task := nomadapi.NewTask("print", "raw_exec")
+	task.Config = map[string]any{"command": "/usr/bin/env"}
+	task.Resources = &nomadapi.Resources{Devices: []*nomadapi.RequestedDevice{{
+		Name:  "nvidia/gpu",
+		Count: func() *uint64 { var c uint64; _, _ = fmt.Sscan(count, &c); return &c }(),
+		Constraints: []*nomadapi.Constraint{
+			nomadapi.NewConstraint("${device.ids}", "set_contains_any", ids),
+			nomadapi.NewConstraint("${device.attr.memory}", ">=", "79 GiB"),
+			nomadapi.NewConstraint("${device.attr.architecture}", "=", "hopper"),
+		},
+	}}}
+	group := nomadapi.NewTaskGroup("group", 1)
+	group.AddTask(task)
+	zero := 0
+	group.RestartPolicy = &nomadapi.RestartPolicy{Attempts: &zero, Mode: func() *string { s := "fail"; return &s }()}
+	job.AddTaskGroup(group)
+	return job
+}
+
+// TestNVML runs the device plugin on a fake NVML, loaded by the real loader,
+// under a real Nomad.
+func TestNVML(t *testing.T) {
+	lib := fakenvml.Build(t)
+	lib.Set("count=2", "gpu1.bus=00000000:AF:00.0")
+	gms := dataDir(t)
+	n := startNomad(t, fmt.Sprintf(`
+    nvml_library       = %q
+    fingerprint_period = "500ms"
+    gms_socket_dir     = %q
+`, lib.Path, gms))
+	gpu0, gpu1 := fakenvml.UUID(0), fakenvml.UUID(1)
+	all := func(reason0, reason1 string) map[string]string {
+		return map[string]string{gpu0 + "#0": reason0, gpu0 + "#1": reason0, gpu1 + "#0": reason1, gpu1 + "#1": reason1}
+	}
+	n.await("all seats", all("", ""))
+	node, _, err := n.api.Nodes().Info(n.node, nil)
+	require.NoError(t, err)
+	require.Len(t, node.NodeResources.Devices, 1)
+	group := node.NodeResources.Devices[0]
+	require.Equal(t, "nvidia/gpu/NVIDIA H100 80GB HBM3", group.ID())
+	require.EqualValues(t, 81559, *group.Attributes["memory"].IntVal)
+	require.Equal(t, "MiB", group.Attributes["memory"].Unit)
+	require.Equal(t, "570.86.15", *group.Attributes["driver_version"].StringVal)
+	require.True(t, *group.Attributes["gms"].BoolVal)
+	for _, d := range group.Instances {
+		want := "0000:1b:00.0"
+		if strings.HasPrefix(d.ID, gpu1) {
+			want = "0000:af:00.0"
+		}
+		require.Equal(t, want, d.Locality.PciBusID)
+	}
+
+	t.Run("a job gets the right environment", func(t *testing.T) {
+		_, _, err := n.api.Jobs().Register(gpuJob("env", "2", gpu1+"#0,"+gpu1+"#1"), nil)
+		require.NoError(t, err)
+		var alloc string
+		eventually(t, time.Minute, "the job to be done", func() error {
+			list, _, err := n.api.Jobs().Allocations("env", false, nil)
+			if err != nil {
+				return err
+			}
+			for _, a := range list {
+				require.NotEqual(t, nomadapi.AllocClientStatusFailed, a.ClientStatus, "%+v", a.TaskStates["print"])
+				if a.ClientStatus == nomadapi.AllocClientStatusComplete {
+					alloc = a.ID
+					return nil
+				}
+			}
+			return fmt.Errorf("allocations: %d", len(list))
+		})
+		logs, err := os.ReadFile(filepath.Join(n.dir, "data", "alloc", alloc, "alloc", "logs", "print.stdout.0"))
+		require.NoError(t, err)
+		vars := strings.Split(string(logs), "\n")
+		for _, want := range []string{
+			"NVIDIA_VISIBLE_DEVICES=" + gpu1, "CUDA_VISIBLE_DEVICES=" + gpu1, "REMUDA_GPU_UUIDS=" + gpu1,
+			"REMUDA_SEATS=" + gpu1 + "#0," + gpu1 + "#1", "GMS_SOCKET_DIR=" + gms, "REMUDA_CDI_DEVICES=nvidia.com/gpu=" + gpu1,
+		} {
+			require.Contains(t, vars, want)
+		}
+	})
+	t.Run("statistics reach Nomad", func(t *testing.T) {
+		eventually(t, time.Minute, "statistics", func() error {
+			stats, err := n.api.Nodes().Stats(n.node, nil)
+			if err != nil {
+				return err
+			}
+			for _, g := range stats.DeviceStats {
+				if one := g.InstanceStats[gpu0+"#1"]; one != nil {
+					require.EqualValues(t, 1024, *one.Summary.IntNumeratorVal)
+					require.EqualValues(t, 120, *one.Stats.Attributes["Power usage"].IntNumeratorVal)
+					return nil
+				}
+			}
+			return fmt.Errorf("none in %+v", stats.DeviceStats)
+		})
+	})
+	t.Run("XID 79 and recovery", func(t *testing.T) {
+		lib.XID(1, 79)
+		lib.Set("gpu1.lost=1")
+		begin := time.Now()
+		n.await("the seats of the second GPU to be unhealthy", all("", "XID 79: the GPU has fallen off the bus"))
+		t.Logf("unhealthy in Nomad's API %s after the XID", time.Since(begin).Round(time.Millisecond))
+		status, err := exec.Command(toolPath(t, "nomad"), "node", "status", "-address", n.api.Address(), "-verbose", n.node).CombinedOutput()
+		require.NoError(t, err, "%s", status)
+		t.Logf("%s", grep(string(status), gpu1))
+		require.Contains(t, string(status), gpu1+"#0")
+
+		// Nothing is placed there.
+		_, _, err = n.api.Jobs().Register(gpuJob("sick", "1", gpu1+"#0,"+gpu1+"#1"), nil)
+		require.NoError(t, err)
+		eventually(t, time.Minute, "the job to be blocked", func() error {
+			evals, _, err := n.api.Jobs().Evaluations("sick", nil)
+			if err != nil {
+				return err
+			}
+			for _, e := range evals {
+				if e.Status == "blocked" {
+					return nil
+				}
+			}
+			return fmt.Errorf("%d evaluations", len(evals))
+		})
+		lib.Set("gpu1.lost=")
+		n.await("the seats to be healthy again", all("", ""))
+		eventually(t, 2*time.Minute, "the blocked job to run", func() error {
+			list, _, err := n.api.Jobs().Allocations("sick", false, nil)
+			if err != nil {
+				return err
+			}
+			if len(list) == 1 && list[0].ClientStatus == nomadapi.AllocClientStatusComplete {
+				return nil
+			}
+			return fmt.Errorf("%d allocations", len(list))
+		})
+	})
+	t.Run("a program's XID changes nothing", func(t *testing.T) {
+		lib.XID(0, 31)
+		for end := time.Now().Add(2 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+			got, err := n.seats()
+			require.NoError(t, err)
+			require.Equal(t, all("", ""), got)
+		}
+	})
+	t.Run("the driver goes and comes back", func(t *testing.T) {
+		plugin := childOf(t, n.plugin)
+		lib.Set("fail=9", "init=9") // unloaded under the running plugin
+		n.await("all seats to be unhealthy", all("the NVIDIA driver is not loaded", "the NVIDIA driver is not loaded"))
+		lib.Hide() // uninstalled
+		n.await("the reason to change", all("No such file or directory", "No such file or directory"))
+		lib.Set("fail=", "init=", "driver=580.65.06")
+		lib.Show()
+		n.await("all seats to be healthy", all("", ""))
+		require.Equal(t, plugin, childOf(t, n.plugin), "the plugin was never restarted")
+		eventually(t, time.Minute, "the new driver's version", func() error {
+			node, _, err := n.api.Nodes().Info(n.node, nil)
+			if err != nil {
+				return err
+			}
+			if v := *node.NodeResources.Devices[0].Attributes["driver_version"].StringVal; v != "580.65.06" {
+				return fmt.Errorf("version %s", v)
+			}
+			return nil
+		})
+	})
+	t.Run("NVML hangs", func(t *testing.T) {
+		lib.Set("hang=nvmlDeviceGetMemoryInfo")
+		n.await("all seats to be unhealthy", all("hangs in nvmlDeviceGetMemoryInfo", "hangs in nvmlDeviceGetMemoryInfo"))
+		lib.Set("hang=")
+		n.await("all seats to be healthy", all("", ""))
+	})
+}
+
+// grep keeps the lines that hold part.
+func grep(text, part string) string {
+	var lines []string
+	for line := range strings.SplitSeq(text, "\n") {
+		if strings.Contains(line, part) {
+			lines = append(lines, line)
+		}
+	}
+	return strings.Join(lines, "\n")
+}
+
+// childOf is the process that runs the plugin itself, not its worker.
+func childOf(t *testing.T, path string) string {
+	t.Helper()
+	cmdlines, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	require.NoError(t, err)
+	var found []string
+	for _, f := range cmdlines {
+		raw, _ := os.ReadFile(f)
+		if strings.TrimRight(string(raw), "\x00") == path {
+			found = append(found, strings.Split(f, "/")[2])
+		}
+	}
+	require.Len(t, found, 1)
+	return found[0]
+}

@@ -1,0 +1,242 @@
+package shared
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+
+	"remuda/device-plugin/gms/client"
+	"remuda/device-plugin/gms/wire"
+	"remuda/internal/sim/memory"
+	"remuda/internal/sim/weights"
+)
+
+// Config says where weights come from and where they are held.
+type Config struct {
+	// Path is the weights file. A reader needs its header only, to know what it
+	// imports.
+	Path string
+	// Sockets are the service's, one for each GPU.
+	Sockets []string
+	// Lock is wire.Auto for a primary and wire.RO for a shadow (Decision 5).
+	Lock wire.LockType
+	// Space makes the place in which one GPU's memory is mapped, and what closes
+	// it.
+	Space func(socket string) (space client.Space, closeSpace func() error, err error)
+	// FenceGroup is the engine's failover group, "" for none, and Token says its
+	// token there at the moment of a wake, 0 for none.
+	FenceGroup string
+	Token      func() (uint64, error)
+	// WakeTimeout bounds the wait for the service at a wake (Decision 6).
+	WakeTimeout time.Duration
+	// Lost is called, at most once for each GPU and wake, when the service has
+	// lost what is mapped; an engine ends itself then (Decision 1).
+	Lost   func(error)
+	Logger hclog.Logger
+}
+
+func (c *Config) validate() error {
+	var errs []error
+	if c.Path == "" {
+		errs = append(errs, errors.New("Path must be set"))
+	}
+	if len(c.Sockets) == 0 {
+		errs = append(errs, errors.New("Sockets must not be empty"))
+	}
+	if c.Lock != wire.Auto && c.Lock != wire.RO {
+		errs = append(errs, fmt.Errorf("Lock is %q: want %q or %q", c.Lock, wire.Auto, wire.RO))
+	}
+	if c.Space == nil || c.Token == nil || c.Lost == nil || c.Logger == nil {
+		errs = append(errs, errors.New("Space, Token, Lost and Logger must be set"))
+	}
+	if c.WakeTimeout <= 0 {
+		errs = append(errs, fmt.Errorf("WakeTimeout is %s: want more than 0", c.WakeTimeout))
+	}
+	return errors.Join(errs...)
+}
+
+// Weights are one model's. The methods are safe for concurrent use.
+type Weights struct {
+	cfg    Config
+	header *weights.Header
+	parts  []*part
+	closes []func() error
+
+	mu     sync.Mutex // held during a sleep or a wake
+	asleep bool
+	leaks  memory.Leaks
+
+	usage          sync.Mutex // guards mapped and leaked, so that Usage never waits
+	mapped, leaked int64
+}
+
+// Open connects to every GPU's service and makes or imports the weights. It waits
+// for the services to come up and, as a reader, for a writer to commit, for as long
+// as ctx allows.
+func Open(ctx context.Context, cfg Config) (_ *Weights, err error) {
+	if err := cfg.validate(); err != nil {
+		return nil, fmt.Errorf("shared weights: %w", err)
+	}
+	file, err := weights.Open(cfg.Path)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close() //nolint:errcheck // it was only read
+	known, err := file.Header.Digests()
+	if err != nil {
+		return nil, fmt.Errorf("weights %s: %w", cfg.Path, err)
+	}
+	w := &Weights{cfg: cfg, header: file.Header}
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("weights %s: %w", cfg.Path, errors.Join(err, w.Close()))
+		}
+	}()
+	for _, socket := range cfg.Sockets {
+		space, closeSpace, err := cfg.Space(socket)
+		if err != nil {
+			return nil, err
+		}
+		w.closes = append(w.closes, closeSpace)
+		log := cfg.Logger.With("socket", socket)
+		w.parts = append(w.parts, &part{file: file, log: log,
+			cfg: client.Config{Socket: socket, Space: space, FenceGroup: cfg.FenceGroup, Logger: log}})
+	}
+	for i, t := range file.Header.Tensors {
+		if t.End > t.Begin { // memory of no size cannot be allocated
+			p := w.parts[i%len(w.parts)]
+			p.tensors = append(p.tensors, t)
+		}
+	}
+	granted := make([]wire.LockType, len(w.parts))
+	err = w.all(func(i int, p *part) (err error) { granted[i], err = p.connect(ctx, cfg.Lock); return err })
+	if err != nil {
+		return nil, err
+	}
+	err = w.all(func(i int, p *part) error { return p.fill(ctx, cfg.Lock, granted[i], known) })
+	if err != nil {
+		return nil, err
+	}
+	w.resume()
+	return w, nil
+}
+
+// all calls f for every part at once and joins the errors.
+func (w *Weights) all(f func(i int, p *part) error) error {
+	errs := make([]error, len(w.parts))
+	var wg sync.WaitGroup
+	for i, p := range w.parts {
+		wg.Go(func() { errs[i] = f(i, p) })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// resume notes that the weights are mapped.
+func (w *Weights) resume() {
+	for _, p := range w.parts {
+		p.watch(w.cfg.Lost)
+	}
+	w.asleep = false
+	w.account()
+}
+
+// Sleep unmaps the weights and ends the sessions; what is committed stays with the
+// service at either level. leak is how many bytes of memory to keep by mistake (a
+// fault switch); leaks add up.
+func (w *Weights) Sleep(_ int, leak int64) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	defer w.account()
+	if err := w.leaks.Add(leak); err != nil {
+		return err
+	}
+	if w.asleep {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), w.cfg.WakeTimeout)
+	defer cancel()
+	err := w.all(func(_ int, p *part) error { p.unwatch(); return p.client.Unmap(ctx) })
+	w.asleep = err == nil
+	return err
+}
+
+// Wake maps the weights again where they were and checks them. It waits no longer
+// than the wake's time. With corrupt it fails in any case, as if a byte had changed
+// (a fault switch; the memory is another engine's too). Any error is fatal to the
+// engine.
+func (w *Weights) Wake(ctx context.Context, corrupt bool) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.asleep {
+		return nil
+	}
+	token, err := w.cfg.Token()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, w.cfg.WakeTimeout)
+	defer cancel()
+	err = w.all(func(_ int, p *part) error {
+		p.client.SetFenceToken(token)
+		if err := p.client.Remap(ctx); err != nil {
+			return fmt.Errorf("%s: %w", p.cfg.Socket, err)
+		}
+		return p.check(ctx)
+	})
+	if err == nil && corrupt {
+		err = fmt.Errorf("%w: told to fail", weights.ErrDigest)
+	}
+	if err != nil {
+		return err
+	}
+	w.resume()
+	return nil
+}
+
+// Size is how many bytes the weights take.
+func (w *Weights) Size() int64 { return w.header.DataSize }
+
+// Tensors is how many tensors the weights have.
+func (w *Weights) Tensors() int { return len(w.header.Tensors) }
+
+// Usage is how many bytes are mapped (leaks included), and 0: nothing is copied to
+// host memory. It does not wait for a Sleep or Wake in progress.
+func (w *Weights) Usage() (device, host int64) {
+	w.usage.Lock()
+	defer w.usage.Unlock()
+	return w.mapped + w.leaked, 0
+}
+
+// account publishes the sizes; the caller holds mu, or nobody else has w.
+func (w *Weights) account() {
+	mapped := int64(0)
+	if !w.asleep {
+		mapped = w.header.DataSize
+	}
+	w.usage.Lock()
+	defer w.usage.Unlock()
+	w.mapped, w.leaked = mapped, w.leaks.Size()
+}
+
+// Close ends the sessions and the mappings. The weights must not be used
+// afterwards.
+func (w *Weights) Close() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var errs []error
+	for _, p := range w.parts {
+		p.unwatch()
+		if p.client != nil {
+			errs = append(errs, p.client.Close())
+		}
+	}
+	for _, f := range w.closes {
+		errs = append(errs, f())
+	}
+	return errors.Join(append(errs, w.leaks.Free())...)
+}
