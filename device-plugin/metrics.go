@@ -33,7 +33,7 @@ func (p *Plugin) serveMetrics(ctx context.Context, settings Settings, source Sou
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{ErrorLog: metricsLog{p}}))
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
-	stop := context.AfterFunc(ctx, func() { server.Close() })
+	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
 	defer stop()
 	for ctx.Err() == nil {
 		listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", settings.Metrics)

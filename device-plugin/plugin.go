@@ -17,6 +17,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"reflect"
 	"sync"
 	"time"
@@ -113,9 +114,15 @@ func (p *Plugin) SetConfig(c *base.Config) error {
 		return fmt.Errorf("plugin %q config: %s", Name, oneLine(err))
 	}
 	p.mu.Lock()
-	defer p.mu.Unlock()
+	before := p.source
 	p.settings, p.source, p.fault = settings, source, ""
 	p.known, p.seen = inventory{}, inventory{}
+	p.mu.Unlock()
+	if c, ok := before.(io.Closer); ok {
+		if err := c.Close(); err != nil {
+			p.log.Warn("cannot close the GPU source of the configuration before", "error", err)
+		}
+	}
 	return nil
 }
 

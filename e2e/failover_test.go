@@ -5,7 +5,6 @@ package e2e
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/http"
 	"os"
@@ -182,9 +181,16 @@ func (d *dev) mirrored(active engine.Status) error {
 // killLockd kills lockd with -9 and waits until Nomad has started another.
 func (d *dev) killLockd() {
 	d.t.Helper()
-	find := func() int {
+	d.killTasks(" lockd -socket ")
+}
+
+// killTasks kills the processes whose command lines have these parts with -9, all
+// at once, and waits until Nomad has started others.
+func (d *dev) killTasks(parts ...string) {
+	d.t.Helper()
+	find := func(part string) int {
 		for _, p := range processesOf(d.info.DataDir) {
-			if pid, command, _ := strings.Cut(p, " "); strings.Contains(command, " lockd -socket ") {
+			if pid, command, _ := strings.Cut(p, " "); strings.Contains(command, part) {
 				n, err := strconv.Atoi(pid)
 				require.NoError(d.t, err)
 				return n
@@ -192,11 +198,17 @@ func (d *dev) killLockd() {
 		}
 		return 0
 	}
-	before := find()
-	kill9(d.t, before)
-	eventually(d.t, 20*time.Second, "lockd to run again", func() error {
-		if now := find(); now == 0 || now == before {
-			return errors.New("not yet")
+	before := make([]int, len(parts))
+	for i, part := range parts {
+		before[i] = find(part)
+		require.NotZero(d.t, before[i], "no process has %q", part)
+	}
+	kill9(d.t, before...)
+	eventually(d.t, 20*time.Second, "the killed tasks to run again", func() error {
+		for i, part := range parts {
+			if now := find(part); now == 0 || now == before[i] {
+				return fmt.Errorf("%q does not", part)
+			}
 		}
 		return nil
 	})

@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"encoding/json"
 	"fmt"
 	"net"
 	"os"
@@ -16,6 +17,7 @@ import (
 	nomadapi "github.com/hashicorp/nomad/api"
 	"github.com/stretchr/testify/require"
 
+	"remuda/device-plugin/doctor"
 	"remuda/device-plugin/nvml/fakenvml"
 	"remuda/internal/proclog"
 )
@@ -320,6 +322,27 @@ func TestNVML(t *testing.T) {
 			}
 			return fmt.Errorf("%d allocations", len(list))
 		})
+	})
+	t.Run("the doctor sees what is there", func(t *testing.T) {
+		cmd := exec.Command(binary(t, "remuda"), "device", "doctor", "-json", "-nomad", n.api.Address(), "-nvml-library", lib.Path, "-gms-socket-dir", gms)
+		raw, err := cmd.Output()
+		var exit *exec.ExitError
+		if err != nil { // this machine may have no NVIDIA driver
+			require.ErrorAs(t, err, &exit)
+			require.Equal(t, 1, exit.ExitCode())
+		}
+		var findings []doctor.Finding
+		require.NoError(t, json.Unmarshal(raw, &findings), "%s", raw)
+		found := map[string]string{}
+		for _, f := range findings {
+			found[f.Check] = string(f.Status) + " " + f.Found
+		}
+		require.Contains(t, found["plugin file"], "ok "+n.plugin)
+		require.Contains(t, found["plugin block"], "ok ")
+		require.Contains(t, found["NVML"], "ok driver 570.86.15, CUDA 12.8, 2 GPUs")
+		require.Contains(t, found["seats"], "ok Nomad offers 4 seats of 2 GPUs, 4 of them healthy")
+		require.Contains(t, found["Nomad"], "ok version 1.")
+		require.Contains(t, found["GMS sockets"], "note there are none")
 	})
 	t.Run("a program's XID changes nothing", func(t *testing.T) {
 		lib.XID(0, 31)

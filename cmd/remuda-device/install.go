@@ -12,16 +12,29 @@ To install it:
          plugin "remuda-device" {
            config {
              seats = 2
-             # simulate {        # instead of the node's own GPUs
-             #   model = "H100"
-             #   count = 2
-             # }
            }
          }
   3. Restart the Nomad agent and look:
          nomad node status -self -verbose
      If the GPUs are missing: remuda device doctor
 
+Keys of the config block, with their defaults:
+  seats              = 2                  seats of each GPU
+  fingerprint_period = "5s"               time between two looks at the GPUs; XIDs are seen at once
+  ignored_gpu_ids    = []                 UUIDs of GPUs and MIG instances that are not offered
+  ignored_xids       = []                 XIDs that say nothing against a GPU here
+  gms_socket_dir     = "/run/remuda/gms"  handed to tasks as GMS_SOCKET_DIR, mounted into containers; "" for none
+  containers         = "runtime"          NVIDIA's container runtime; "cdi": the same with CDI names;
+                                          "nodes": device files, without that runtime
+  nvml_library       = ""                 path of libnvidia-ml.so.1, where the linker does not find it
+  metrics            = ""                 address of a Prometheus endpoint, as "127.0.0.1:9835"
+  gpu { id = "GPU-…" }                    for one GPU or MIG instance: seats, nvlink_clique
+  simulate { model = "H100" }             simulated GPUs instead of the node's own: memory, count, seats,
+                                          nvlink_clique_size, compute_capability, architecture,
+                                          driver_version, cuda_version, power_limit_watts
+  seed, state_file                        of simulated GPUs: vary their UUIDs, make them sick
+
 Flags:
-  -version   print the version and exit
+  -version                         print the version and exit
+  -probe [-nvml-library PATH]      print what NVML says of this node as JSON and exit
 `

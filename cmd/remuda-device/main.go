@@ -24,7 +24,8 @@ func run(args []string, stdout, stderr io.Writer) int {
 	fs.Usage = func() { fmt.Fprint(stderr, install) }
 	showVersion := fs.Bool("version", false, "print the version and exit")
 	nvmlWorker := fs.Bool("nvml-worker", false, "talk to NVML for the plugin, which starts this itself")
-	library := fs.String("nvml-library", "", "the library of -nvml-worker")
+	probe := fs.Bool("probe", false, "print what NVML says of this node as JSON and exit")
+	library := fs.String("nvml-library", "", "the library of -nvml-worker and -probe")
 	if err := fs.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
 			return 0
@@ -41,6 +42,9 @@ func run(args []string, stdout, stderr io.Writer) int {
 	}
 	if *nvmlWorker {
 		return worker.Main(*library)
+	}
+	if *probe {
+		return printProbe(*library, stdout, stderr)
 	}
 	if !deviceplugin.UnderNomad() {
 		fmt.Fprint(stderr, install)

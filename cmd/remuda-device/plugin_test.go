@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -20,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/device-plugin/devicetest"
+	"remuda/device-plugin/nvml"
 	"remuda/device-plugin/nvml/fakenvml"
 )
 
@@ -268,6 +270,20 @@ func TestPluginUnderGoPlugin(t *testing.T) {
 		for _, want := range []string{"seats 0", "simulate[0].memory is missing", "simulate[0].count 1000", `simulate[1].memory "plenty"`} {
 			require.ErrorContains(t, err, want)
 		}
+	})
+
+	t.Run("a probe by hand", func(t *testing.T) {
+		lib := fakenvml.Build(t)
+		out, err := exec.CommandContext(t.Context(), bin, "-probe", "-nvml-library", lib.Path).Output()
+		require.NoError(t, err)
+		var report nvml.Report
+		require.NoError(t, json.Unmarshal(out, &report))
+		require.Equal(t, fakenvml.UUID(0), report.Look.Devices[0].UUID)
+		require.EqualValues(t, 41, *report.Load[fakenvml.UUID(0)].TemperatureCelsius)
+		lib.Hide()
+		out, err = exec.CommandContext(t.Context(), bin, "-probe", "-nvml-library", lib.Path).CombinedOutput()
+		require.Error(t, err)
+		require.Contains(t, string(out), "No such file")
 	})
 
 	t.Run("by hand it explains itself", func(t *testing.T) {

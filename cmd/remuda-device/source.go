@@ -38,8 +38,13 @@ func openSource(s deviceplugin.Settings, logger hclog.Logger) (deviceplugin.Sour
 	judge.Every = s.FingerprintPeriod * 4 / 5
 	return nvml.New(nvml.Config{
 		Logger:     logger,
-		Command:    []string{self, "-nvml-worker", "-nvml-library", s.NVMLLibrary},
+		Command:    workerCommand(self, s.NVMLLibrary),
 		Health:     judge,
 		Rediscover: rediscoverPeriods * s.FingerprintPeriod,
 	})
+}
+
+// workerCommand starts this program as an NVML worker.
+func workerCommand(self, library string) []string {
+	return []string{self, "-nvml-worker", "-nvml-library", library}
 }

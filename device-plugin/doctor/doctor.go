@@ -60,7 +60,7 @@ type Config struct {
 	Nomad func(ctx context.Context) (Node, error)
 	// Probe takes a look at NVML by the plugin in the file at path; nil means
 	// the plugin's worker.
-	Probe func(ctx context.Context, path string) (nvml.Look, error)
+	Probe func(ctx context.Context, path string) (nvml.Report, error)
 	// PluginVersion asks the plugin in the file at path for its version; nil
 	// means running it.
 	PluginVersion func(ctx context.Context, path string) (string, error)
@@ -96,7 +96,7 @@ func Run(ctx context.Context, cfg Config) []Finding {
 		cfg.Root = "/"
 	}
 	if cfg.Probe == nil {
-		cfg.Probe = func(ctx context.Context, path string) (nvml.Look, error) {
+		cfg.Probe = func(ctx context.Context, path string) (nvml.Report, error) {
 			return nvml.Probe(ctx, []string{path, "-nvml-worker", "-nvml-library", cfg.Library})
 		}
 	}

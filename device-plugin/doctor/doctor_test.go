@@ -73,9 +73,10 @@ func newHost(t *testing.T) *host {
 	}
 	h.cfg = doctor.Config{
 		Root: h.root, Version: "0.1.0-test", PluginDirs: []string{h.plugins},
-		Nomad: func(context.Context) (doctor.Node, error) { return h.node, nil },
+		Nomad:         func(context.Context) (doctor.Node, error) { return h.node, nil },
+		PluginVersion: func(context.Context, string) (string, error) { return "remuda 0.1.0-test (go)", nil },
 		// The linker of a test cannot be told where to look.
-		Probe: func(ctx context.Context, path string) (nvml.Look, error) {
+		Probe: func(ctx context.Context, path string) (nvml.Report, error) {
 			return nvml.Probe(ctx, []string{path, "-nvml-worker", "-nvml-library", h.lib.Path})
 		},
 	}
@@ -151,7 +152,7 @@ func TestDoctor(t *testing.T) {
 		{name: "a library that ends its process", do: func(h *host) { h.lib.Set("exit=nvmlDeviceGetCount_v2") }, want: [][]string{{"problem NVML", "told to exit"}}},
 		{name: "no permission", do: func(h *host) { h.lib.Set("init=4") }, want: [][]string{{"problem NVML", "no permission", "/dev/nvidiactl"}}},
 		{name: "a hanging driver", do: func(h *host) {
-			h.cfg.Probe = func(ctx context.Context, path string) (nvml.Look, error) {
+			h.cfg.Probe = func(ctx context.Context, path string) (nvml.Report, error) {
 				ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 				defer cancel()
 				return nvml.Probe(ctx, []string{path, "-nvml-worker", "-nvml-library", h.lib.Path})
@@ -176,10 +177,16 @@ func TestDoctor(t *testing.T) {
 			h.uninstall()
 			require.NoError(h.t, os.Mkdir(filepath.Join(h.plugins, "remuda-device"), 0o755))
 		}, want: [][]string{{"problem plugin file", "is no file"}}},
+		{name: "bound too early", do: func(h *host) {
+			h.cfg.PluginVersion = func(context.Context, string) (string, error) {
+				return "", errors.New("exit status 127: remuda-device: symbol lookup error: undefined symbol: nvmlInit_v2")
+			}
+		}, want: [][]string{{"problem plugin file", "symbol lookup error", "LD_BIND_NOW"}}},
 		{name: "no program", do: func(h *host) {
+			h.cfg.PluginVersion = nil
 			require.NoError(h.t, os.WriteFile(filepath.Join(h.plugins, "remuda-device"), []byte("garbage"), 0o755))
 		}, want: [][]string{{"problem plugin file", "does not run"}}},
-		{name: "another version", do: func(h *host) { h.cfg.Version = "0.2.0" }, sound: true, want: [][]string{{"warning plugin file", "0.1.0-test", "0.2.0"}}},
+		{name: "another version", do: func(h *host) { h.cfg.Version, h.cfg.PluginVersion = "0.2.0", nil }, sound: true, want: [][]string{{"warning plugin file", "0.1.0-test", "0.2.0"}}},
 		{name: "no Nomad", do: func(h *host) {
 			h.cfg.Nomad = func(context.Context) (doctor.Node, error) { return doctor.Node{}, errors.New("connection refused") }
 		}, sound: true, want: [][]string{{"warning Nomad: connection refused", "NOMAD_ADDR"}, {"ok plugin file"}}},

@@ -167,12 +167,13 @@ func (r *round) checkNVML(plugin string) {
 	}
 	ctx, cancel := context.WithTimeout(r.ctx, probeTimeout)
 	defer cancel()
-	look, err := r.cfg.Probe(ctx, plugin)
+	report, err := r.cfg.Probe(ctx, plugin)
 	if err != nil {
 		r.add(check, Problem, err.Error(), remedy(err))
 		return
 	}
 	r.probed = true
+	look := report.Look
 	r.add(check, OK, fmt.Sprintf("driver %s, CUDA %s, %d GPUs", look.DriverVersion, orUnknown(look.CUDAVersion), len(look.Devices)), "")
 	if len(look.Missing) > 0 {
 		r.add("NVML functions", Note, "this library lacks "+strings.Join(look.Missing, ", ")+": what they tell stays unknown", "a newer driver has them")

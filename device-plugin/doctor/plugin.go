@@ -61,7 +61,11 @@ func (r *round) checkPlugin() string {
 		}
 		text, err := r.cfg.PluginVersion(r.ctx, path)
 		if err != nil {
-			r.add(check, Problem, path+" does not run: "+err.Error(), "install the file that was built for this machine (it needs glibc)")
+			do := "install the file that was built for this machine (it needs glibc)"
+			if strings.Contains(err.Error(), "symbol lookup error") {
+				do = "NVML's functions must be bound when they are called: take LD_BIND_NOW out of Nomad's environment, or build the plugin with -ldflags=-extldflags=-Wl,-z,lazy"
+			}
+			r.add(check, Problem, path+" does not run: "+err.Error(), do)
 			return ""
 		}
 		if r.cfg.Version != "" && !strings.Contains(text, r.cfg.Version) {

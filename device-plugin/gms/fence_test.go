@@ -124,3 +124,29 @@ func TestTokensSurvive(t *testing.T) {
 	s.hello(kvCache, fenced(wire.RW, "g0", 1)).granted(wire.RW)
 	require.Positive(t, s.metric("remuda_gms_keeper_failures_total", nil), "it is told that nothing is known")
 }
+
+// TestTokenIsKeptBeforeItCounts: a keeper that hangs is waited for, by each client
+// for as long as it wants.
+func TestTokenIsKeptBeforeItCounts(t *testing.T) {
+	s, k := kept(t)
+	k.Hang(true)
+	first := s.hello(weights, fenced(wire.RW, "g", 1))
+	first.silent(20 * time.Millisecond)
+	h := fenced(wire.RO, "other", 1)
+	h.TimeoutMS = ptr(int64(20))
+	began := time.Now()
+	s.hello(weights, h).denied(wire.CodeTimeout)
+	require.Less(t, time.Since(began), patience/2)
+	// The same token again: it is not kept yet either.
+	s.hello(kvCache, fenced(wire.RW, "g", 1)).silent(20 * time.Millisecond)
+	s.open(kvCache, wire.RW).commit() // who has no token is not concerned
+	k.Hang(false)
+	first.granted(wire.RW)
+	s = s.again()
+	s.hello(weights, fenced(wire.RW, "g", 0)).denied(wire.CodeFenced)
+	s.hello(weights, fenced(wire.RW, "other", 0)).denied(wire.CodeFenced)
+	k.Kill()
+	s.hello(weights, fenced(wire.RW, "g", 2)).granted(wire.RW) // there is none to wait for
+	k.Start()
+	eventually(t, "it is kept", func() bool { _, found := k.Has("fence"); return found })
+}

@@ -25,22 +25,17 @@ func (c *connection) handshake(ctx context.Context, m *wire.HandshakeRequest) (*
 	s := &session{id: layout.SessionID(u.server.lastSession.Add(1)), unit: u, conn: c.wire,
 		offer: make(chan layout.Mode, 1), fenced: make(chan struct{})}
 	s.logger = c.logger.With("session", s.id)
-	if m.FenceGroup != "" {
-		s.group, s.token = m.FenceGroup, *m.FenceToken
-		if err := s.admit(ctx); err != nil {
-			code := wire.CodeBadRequest
-			var stale *staleError
-			if errors.As(err, &stale) {
-				code = wire.CodeFenced
-				u.server.metrics.fenced.WithLabelValues(u.gpu.UUID, u.tag, "refused").Inc()
-			}
-			c.deny(m, code, err)
-			return nil, ""
-		}
-	}
 	limit := newWaitLimit(m.TimeoutMS)
 	defer limit.stop()
-	mode, err := c.acquire(s, m, limit)
+	var mode layout.Mode
+	var err error
+	if m.FenceGroup != "" {
+		s.group, s.token = m.FenceGroup, *m.FenceToken
+		err = c.admit(ctx, s, limit)
+	}
+	if err == nil {
+		mode, err = c.acquire(s, m, limit)
+	}
 	if err == nil && mode == layout.Writer {
 		err = c.replace(ctx, s, limit)
 	}
@@ -90,19 +85,24 @@ func (c *connection) deny(m *wire.HandshakeRequest, code string, err error) {
 
 // admit checks the session's token, ends those that are older, and has the token
 // kept before it counts.
-func (s *session) admit(ctx context.Context) error {
-	server := s.unit.server
+func (c *connection) admit(ctx context.Context, s *session, limit waitLimit) error {
+	server := c.unit.server
 	stale, raised, err := server.fences.admit(s)
+	var old *staleError
+	if errors.As(err, &old) {
+		server.metrics.fenced.WithLabelValues(c.unit.gpu.UUID, c.unit.tag, "refused").Inc()
+		return &denial{wire.CodeFenced, err.Error()}
+	}
 	if err != nil {
-		return err
+		return &denial{wire.CodeBadRequest, err.Error()}
 	}
-	for _, old := range stale {
-		old.fence(s.token)
+	for _, other := range stale {
+		other.fence(s.token)
 	}
-	if raised {
-		server.fenceRecord.now(ctx)
+	if server.cfg.Keeper == nil || (!raised && !server.fenceRecord.behind.Load()) {
+		return nil
 	}
-	return nil
+	return c.settle(ctx, s, limit, server.fenceRecord)
 }
 
 // denial is a lock that is not granted, for a reason that the client is told.
@@ -202,6 +202,11 @@ func (c *connection) replace(ctx context.Context, s *session, limit waitLimit) e
 	u.mu.Lock()
 	u.replacing++
 	u.mu.Unlock()
+	return c.settle(ctx, s, limit, u.record)
+}
+
+// settle waits for the keeper as long as the client waits for the lock.
+func (c *connection) settle(ctx context.Context, s *session, limit waitLimit, r *record) error {
 	if ctx.Err() != nil {
 		return errGone
 	}
@@ -209,7 +214,7 @@ func (c *connection) replace(ctx context.Context, s *session, limit waitLimit) e
 	defer cancel(nil)
 	if limit.none {
 		var stop context.CancelFunc
-		ctx, stop = context.WithTimeoutCause(ctx, u.server.cfg.KeeperWait, errTimeout)
+		ctx, stop = context.WithTimeoutCause(ctx, c.unit.server.cfg.KeeperWait, errTimeout)
 		defer stop()
 	}
 	gone, stop := c.wire.WatchGone()
@@ -227,7 +232,7 @@ func (c *connection) replace(ctx context.Context, s *session, limit waitLimit) e
 			cancel(errFenced)
 		}
 	}()
-	return u.record.forget(ctx)
+	return r.settle(ctx)
 }
 
 // replaced ends what replace has begun: where the writer was not let in, the

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -102,15 +101,20 @@ type record struct {
 	// descriptors are closed after use.
 	want func() (c content, err error)
 
-	// mu is held during each call for the name, so that what was decided last is
-	// what is stored last.
-	mu sync.Mutex
+	// sem is a mutex that can be waited for with a deadline: whoever has put
+	// something in may call the keeper for the name, so that what was decided last
+	// is what is stored last. It guards the next three fields.
+	sem chan struct{}
 	// maybe: the keeper may have something under the name.
 	maybe bool
 	// warned: a failure was logged since the last success.
 	warned bool
 	// notBefore is when a record that was refused is tried again.
 	notBefore time.Time
+	// wanted counts those that wait for sem for a client's sake; they end the
+	// background's call, if there is one, by background.
+	wanted     atomic.Int32
+	background atomic.Pointer[context.CancelFunc]
 	// behind: the keeper does not have what it should have.
 	behind atomic.Bool
 	// kept: the keeper has what it should have, and that is something.
@@ -131,14 +135,14 @@ func (c content) close() {
 }
 
 func (k *keeping) record(name string, want func() (content, error)) *record {
-	r := &record{k: k, name: name, want: want}
+	r := &record{k: k, name: name, want: want, sem: make(chan struct{}, 1)}
 	k.records = append(k.records, r)
 	return r
 }
 
 var errKeeperDown = errors.New("the keeper did not answer before")
 
-// sync stores what should be stored, while the caller holds mu. wanted tells that
+// sync stores what should be stored, while the caller has locked the record. wanted tells that
 // somebody waits for it.
 func (r *record) sync(ctx context.Context, wanted bool) error {
 	r.behind.Store(true)
@@ -154,13 +158,17 @@ func (r *record) sync(ctx context.Context, wanted bool) error {
 	if wanted && r.k.down.Load() {
 		return r.failed(errKeeperDown)
 	}
-	ctx, cancel := context.WithTimeout(ctx, r.k.wait)
+	limited, cancel := context.WithTimeout(ctx, r.k.wait)
 	defer cancel()
 	if c.keep {
 		r.maybe = true
-		err = r.k.keeper.Save(ctx, r.name, c.blob, c.fds)
+		err = r.k.keeper.Save(limited, r.name, c.blob, c.fds)
 	} else {
-		err = r.k.keeper.Drop(ctx, r.name)
+		err = r.k.keeper.Drop(limited, r.name)
+	}
+	if err != nil && ctx.Err() != nil { // it was called off, which says nothing of the keeper
+		r.kept.Store(false)
+		return err
 	}
 	var refused *keeper.RefusedError
 	isRefused := errors.As(err, &refused)
@@ -181,7 +189,7 @@ func (r *record) sync(ctx context.Context, wanted bool) error {
 	return nil
 }
 
-// failed notes that the record is not as it should be. mu is held.
+// failed notes that the record is not as it should be. The record is locked.
 func (r *record) failed(err error) error {
 	r.kept.Store(false)
 	r.k.metrics.keeperFailures.Inc()
@@ -194,42 +202,87 @@ func (r *record) failed(err error) error {
 	return err
 }
 
+// lock takes the record for a client's sake: a call of the background, which may be
+// waiting for a keeper that is away, gives way. Its error is the context's cause.
+func (r *record) lock(ctx context.Context) error {
+	r.wanted.Add(1)
+	defer r.wanted.Add(-1)
+	if cancel := r.background.Load(); cancel != nil {
+		(*cancel)()
+	}
+	select {
+	case r.sem <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func (r *record) unlock() { <-r.sem }
+
+// catchUp brings the record up to date in the background, unless somebody wants it
+// or it was refused a moment ago.
+func (r *record) catchUp(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	r.background.Store(&cancel)
+	defer r.background.Store(nil)
+	r.sem <- struct{}{} // nobody has it for longer than the keeper is waited for
+	defer r.unlock()
+	if r.wanted.Load() > 0 || time.Now().Before(r.notBefore) {
+		return nil
+	}
+	return r.sync(ctx, false)
+}
+
 // now brings the record up to date. It waits for the keeper for a short time; the
 // rest is done in the background.
 func (r *record) now(ctx context.Context) {
 	if r.k.keeper == nil {
 		return
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	if r.lock(ctx) != nil {
+		return
+	}
+	defer r.unlock()
 	_ = r.sync(ctx, true) // it is tried again
 }
 
-// forgetPause is how long a keeper that fails to drop a record is left alone.
-const forgetPause = 50 * time.Millisecond
+// settlePause is how long a keeper that fails is left alone.
+const settlePause = 50 * time.Millisecond
 
-// forget has the keeper drop the record, and returns nil only when nothing of it
-// can come back: it was dropped, or there is no keeper that could have it. What is
-// wanted must be nothing by now.
-func (r *record) forget(ctx context.Context) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for r.maybe {
-		if r.k.keeper.Gone() {
-			r.maybe = false
-			r.kept.Store(false)
-			break
+// settle brings the record up to date, however long that takes: it returns nil only
+// when nothing else can come back after a crash. That is so too where there is no
+// keeper, which has lost what it had, and where it has refused what it should keep.
+func (r *record) settle(ctx context.Context) error {
+	for {
+		if err := r.lock(ctx); err != nil {
+			return err
 		}
-		if err := r.sync(ctx, false); err == nil {
-			break
+		settled := r.trySettle(ctx)
+		r.unlock()
+		if settled {
+			return nil
 		}
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
-		case <-time.After(forgetPause):
+		case <-time.After(settlePause):
 		}
 	}
-	return nil
+}
+
+func (r *record) trySettle(ctx context.Context) bool {
+	if r.k.keeper.Gone() {
+		r.k.down.Store(true)
+		r.maybe = false
+		r.kept.Store(false)
+		r.later()
+		return true
+	}
+	err := r.sync(ctx, false)
+	var refused *keeper.RefusedError
+	return err == nil || errors.As(err, &refused)
 }
 
 // later has the record brought up to date in the background.
@@ -260,9 +313,9 @@ func (k *keeping) run(ctx context.Context) {
 			k.logger.Warn("the keeper has come back empty: everything is saved again", "records", len(k.records))
 			k.down.Store(false)
 			for _, r := range k.records {
-				r.mu.Lock()
+				r.sem <- struct{}{}
 				r.notBefore = time.Time{}
-				r.mu.Unlock()
+				r.unlock()
 				r.behind.Store(true)
 			}
 		case <-k.wake:
@@ -282,13 +335,7 @@ func (k *keeping) catchUp(ctx context.Context) {
 		if !r.behind.Load() || ctx.Err() != nil {
 			continue
 		}
-		r.mu.Lock()
-		var err error
-		if !time.Now().Before(r.notBefore) {
-			err = r.sync(ctx, false)
-		}
-		r.mu.Unlock()
-		if err != nil && k.down.Load() {
+		if err := r.catchUp(ctx); err != nil && k.down.Load() {
 			return // the others would wait for nothing
 		}
 	}
@@ -296,8 +343,8 @@ func (k *keeping) catchUp(ctx context.Context) {
 
 // load reads a record at the start.
 func (r *record) load(ctx context.Context) (blob []byte, fds []int, found bool, err error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.sem <- struct{}{} // nobody else is there yet
+	defer r.unlock()
 	r.maybe = true
 	blob, fds, found, err = r.k.keeper.Load(ctx, r.name)
 	r.k.down.Store(err != nil)
@@ -339,16 +386,16 @@ func (s *Server) wantFence() (content, error) {
 // is about to replace, or one that is being committed.
 func (u *unit) wantLayout() (content, error) {
 	u.mu.Lock()
-	keep := u.committing || (u.machine.Status().Committed && u.replacing == 0)
+	if !u.committing && (!u.machine.Status().Committed || u.replacing > 0) {
+		u.mu.Unlock()
+		return content{}, nil
+	}
 	snapshot := u.machine.Snapshot()
 	held := make([]backend.Memory, len(snapshot.Allocations))
 	for i, a := range snapshot.Allocations {
 		held[i] = u.memory[a.ID]
 	}
 	u.mu.Unlock()
-	if !keep {
-		return content{}, nil
-	}
 	c := content{keep: true}
 	var err error
 	if c.blob, err = pack(keptLayout{snapshot}); err != nil {
@@ -369,6 +416,11 @@ func (u *unit) wantLayout() (content, error) {
 // taken back is dropped: engines load again then.
 func (s *Server) restore(ctx context.Context) {
 	if s.cfg.Keeper == nil {
+		return
+	}
+	if s.cfg.Keeper.Gone() { // and so is what one before it had
+		s.keeping.down.Store(true)
+		s.logger.Warn("there is no keeper now: nothing is taken back")
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.KeeperWait)

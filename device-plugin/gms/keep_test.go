@@ -149,20 +149,22 @@ func TestCommitHoldsWithoutTheKeeper(t *testing.T) {
 	s.holds(weights, id, "x")
 }
 
-func TestCommitIsNotHeldUpTwice(t *testing.T) {
+// TestKeeperThatIsGoneHoldsUpNobody: though the background tries to reach it all the
+// time.
+func TestKeeperThatIsGoneHoldsUpNobody(t *testing.T) {
 	cfg, k := keptConfig(t)
-	cfg.KeeperWait = 200 * time.Millisecond
+	cfg.KeeperWait = 3 * time.Second
 	s := start(t, cfg)
+	s.commitOne(weights, "x")
 	k.Kill()
 	began := time.Now()
-	s.open(weights, wire.RW).commit()
-	require.GreaterOrEqual(t, time.Since(began), cfg.KeeperWait)
-	began = time.Now()
-	for range 5 {
+	for range 3 {
 		s.open(weights, wire.RW).commit()
 		s.open(kvCache, wire.RW).commit()
+		eventually(t, "the background tries", func() bool { return k.Waiting() > 0 })
 	}
-	require.Less(t, time.Since(began), 2*cfg.KeeperWait, "a keeper that is known to be away is not waited for")
+	require.Less(t, time.Since(began), cfg.KeeperWait)
+	require.False(t, s.isKept())
 }
 
 func TestRefusedRecordIsTriedAgainLater(t *testing.T) {
@@ -267,8 +269,23 @@ func TestEndClearsNothing(t *testing.T) {
 	s.holds(weights, id, "x")
 }
 
-// TestStartWithoutTheKeeper: what it has by then is out of date.
-func TestStartWithoutTheKeeper(t *testing.T) {
+// TestStartBeforeTheKeeper waits for nothing, and uses it when it comes.
+func TestStartBeforeTheKeeper(t *testing.T) {
+	cfg, k := keptConfig(t)
+	cfg.KeeperWait = patience
+	k.Kill()
+	began := time.Now()
+	s := start(t, cfg)
+	s.commitOne(weights, "x")
+	require.Less(t, time.Since(began), patience/2)
+	require.Zero(t, s.metric("remuda_gms_keeper_up", nil))
+	k.Start()
+	eventually(t, "it is kept", s.isKept)
+	require.EqualValues(t, 1, s.metric("remuda_gms_keeper_up", nil))
+}
+
+// TestStartWithAKeeperThatHangs: what it has by then is out of date.
+func TestStartWithAKeeperThatHangs(t *testing.T) {
 	s, k := kept(t)
 	s.commitOne(weights, "x")
 	s.end()

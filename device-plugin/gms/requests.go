@@ -281,8 +281,10 @@ func (s *session) commit(ctx context.Context) reply {
 	}
 	// Nobody else changes the record until the layout is committed.
 	r := u.record
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	if r.lock(ctx) != nil {
+		return refuses(errGone) // the server ends
+	}
+	defer r.unlock()
 	if u.server.cfg.Keeper != nil {
 		u.setCommitting(true)
 		_ = r.sync(ctx, true) // a commit holds also where it is not kept

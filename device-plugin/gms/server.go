@@ -203,6 +203,7 @@ func (s *Server) open(ctx context.Context) (listeners []*net.UnixListener, relea
 // any more.
 func (u *unit) accept(ctx context.Context, l *net.UnixListener) error {
 	s := u.server
+	var logged time.Time
 	for {
 		raw, err := l.AcceptUnix()
 		switch {
@@ -211,7 +212,10 @@ func (u *unit) accept(ctx context.Context, l *net.UnixListener) error {
 			return nil //nolint:nilerr // the listener was closed by Run
 		case passing(err):
 			s.metrics.acceptFailures.Inc()
-			u.logger.Error("no connection can be accepted for now", "error", err)
+			if time.Since(logged) > time.Second {
+				logged = time.Now()
+				u.logger.Error("no connection can be accepted for now", "error", err)
+			}
 			select {
 			case <-ctx.Done():
 				return nil

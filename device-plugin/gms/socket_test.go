@@ -159,7 +159,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 
 func TestSilentAndSlowClientsAreCutOff(t *testing.T) {
 	cfg := config(t)
-	cfg.FirstMessage, cfg.Frame = 20*time.Millisecond, 20*time.Millisecond
+	cfg.FirstMessage, cfg.Frame = 200*time.Millisecond, 20*time.Millisecond
 	s := start(t, cfg)
 	s.dial(weights).closed() // says nothing
 

@@ -12,12 +12,14 @@
 //
 //   - the GPU was gone and came back (a reset, a reboot, a driver reload);
 //   - its volatile error counters were set back, which only a reset does;
-//   - the driver said that a recovery action was needed and now says that none
-//     is.
+//   - the driver says that no recovery action is needed, after it said that one
+//     was, or a while (Config.Quiet) after the fault. Drivers that say so at all
+//     say it of the very faults that are meant here ("None: the GPU can be
+//     immediately used again", NVIDIA's GPU Memory Error Management).
 //
-// A driver that names no recovery action, counters that stand at zero and a GPU
+// A driver that is silent about recovery, counters that stand at zero and a GPU
 // that never left the bus leave no trace of a reset: such a GPU stays unhealthy
-// until Nomad starts the plugin again, and its reason says so.
+// until Nomad starts the plugin again.
 package health
 
 import (
@@ -141,13 +143,12 @@ const (
 // fault is one reason against a GPU.
 type fault struct {
 	reason string
-	// code is the XID behind it, 0 for none.
-	code uint64
 	// goods is how many readings in a row have spoken for the GPU since.
 	goods int
 	// proven says that the reset which ends the fault has been seen.
 	proven bool
-	// quietUntil is when a pause may end.
+	// quietUntil is when a pause may end, and from when on the driver's word
+	// counts that no reset is needed.
 	quietUntil time.Time
 }
 
@@ -207,10 +208,10 @@ func (m *Machine) XID(id string, code uint64, now time.Time) Rule {
 		if len(g.warned) >= m.cfg.StormCount {
 			g.warned = nil
 			rule.Action = Pause
-			m.pause(g, code, fmt.Sprintf("XID %d and like ones %d times within %s: %s", code, m.cfg.StormCount, m.cfg.StormWindow, rule.Meaning), now)
+			m.pause(g, fmt.Sprintf("XID %d and like ones %d times within %s: %s", code, m.cfg.StormCount, m.cfg.StormWindow, rule.Meaning), now)
 		}
 	case Pause:
-		m.pause(g, code, fmt.Sprintf("XID %d: %s", code, rule.Meaning), now)
+		m.pause(g, fmt.Sprintf("XID %d: %s", code, rule.Meaning), now)
 	case UntilReset:
 		f := g.faults[faultReset]
 		if f == nil {
@@ -218,12 +219,12 @@ func (m *Machine) XID(id string, code uint64, now time.Time) Rule {
 			g.faults[faultReset] = f
 		}
 		// A new fault needs a new reset.
-		*f = fault{code: code, reason: fmt.Sprintf("XID %d: %s; it needs a reset (nvidia-smi -r, or a reboot)", code, rule.Meaning)}
+		*f = fault{quietUntil: now.Add(m.cfg.Quiet), reason: fmt.Sprintf("XID %d: %s; it needs a reset (nvidia-smi -r, or a reboot)", code, rule.Meaning)}
 	}
 	return rule
 }
 
-func (m *Machine) pause(g *gpu, code uint64, reason string, now time.Time) {
+func (m *Machine) pause(g *gpu, reason string, now time.Time) {
 	f := g.faults[faultPause]
 	if f == nil {
 		if !g.recovered.IsZero() && now.Sub(g.recovered) < m.cfg.Relapse {
@@ -238,7 +239,7 @@ func (m *Machine) pause(g *gpu, code uint64, reason string, now time.Time) {
 	for range g.relapses {
 		quiet = min(quiet*2, m.cfg.MaxQuiet)
 	}
-	*f = fault{code: code, reason: reason, quietUntil: now.Add(quiet)}
+	*f = fault{reason: reason, quietUntil: now.Add(quiet)}
 }
 
 // Observe tells the machine what a look at a GPU gave.
@@ -280,7 +281,8 @@ func (m *Machine) Observe(id string, r Reading, now time.Time) {
 	}
 	g.level(faultRemap, r.RemapFailed, "the GPU has run out of spare memory rows and must be replaced")
 	if f := g.faults[faultReset]; f != nil {
-		f.proven = f.proven || cameBack || setBack || healed
+		cleared := r.Recovery != nil && *r.Recovery == "" && !now.Before(f.quietUntil)
+		f.proven = f.proven || cameBack || setBack || healed || cleared
 	}
 	if counts {
 		m.heal(g, now)

@@ -77,8 +77,15 @@ func TestMachine(t *testing.T) {
 		{"the driver's word proves a reset", []step{
 			{xid: 119, want: "XID 119"}, {times: 3, reading: asks("reset the GPU"), want: "XID 119"},
 			{times: 2, reading: asks(""), want: "XID 119"}, {reading: asks("")}}},
-		{"a driver that never asked proves nothing", []step{
-			{xid: 119, want: "XID 119"}, {times: 30, reading: asks(""), want: "XID 119"}}},
+		{"a driver that needs nothing done, after a while", []step{
+			{xid: 109, want: "XID 109"}, {after: sec(5), times: 11, reading: asks(""), want: "XID 109"},
+			{after: sec(5), times: 2, reading: asks(""), want: "XID 109"}, {after: sec(5), reading: asks("")}}},
+		{"a driver that asks later than the XID came", []step{
+			{xid: 119, want: "XID 119"}, {after: sec(5), times: 5, reading: asks(""), want: "XID 119"},
+			{after: sec(5), times: 100, reading: asks("reset the GPU"), want: "XID 119"},
+			{after: sec(5), times: 2, reading: asks(""), want: "XID 119"}, {after: sec(5), reading: asks("")}}},
+		{"a driver that is silent proves nothing", []step{
+			{xid: 119, want: "XID 119"}, {after: sec(5), times: 100, reading: good, want: "XID 119"}}},
 		{"a new driver proves a reset", []step{
 			{xid: 62, want: "XID 62"}, {times: 5, reading: good, want: "XID 62"}, {reloaded: true, want: "XID 62"},
 			{times: 2, reading: good, want: "XID 62"}, {reading: good}}},

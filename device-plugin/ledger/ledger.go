@@ -108,7 +108,7 @@ func (s *State) ask(path string, deadline time.Time) error {
 	if err != nil {
 		return err
 	}
-	defer conn.Close()
+	defer func() { _ = conn.Close() }() // the answer has come, or has not
 	if err := conn.SetWriteDeadline(deadline); err != nil {
 		return err
 	}

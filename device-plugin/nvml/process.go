@@ -40,11 +40,9 @@ type process struct {
 	stuck string // the function that does not return
 }
 
-// startProcess starts a worker and waits until it has initialised NVML. Every
-// event is passed to onEvent, in a goroutine of the process. Where the returned
-// process is not nil, it may still run even though there is an error: the
-// caller waits for gone before it starts another.
-func startProcess(ctx context.Context, command []string, onEvent func(Event)) (*process, error) {
+// spawn starts a worker. Every event is passed to onEvent, in a goroutine of
+// the process. Nothing may be asked before ready.
+func spawn(command []string, onEvent func(Event)) (*process, error) {
 	replies, theirs, err := os.Pipe()
 	if err != nil {
 		return nil, fmt.Errorf("start the NVML worker: %w", err)
@@ -72,16 +70,20 @@ func startProcess(ctx context.Context, command []string, onEvent func(Event)) (*
 		return nil, fmt.Errorf("start the NVML worker: %w", err)
 	}
 	go p.read(replies)
+	return p, nil
+}
+
+// ready waits until the worker has initialised NVML and can be asked. After an
+// error it can only be killed.
+func (p *process) ready(ctx context.Context) error {
 	first, err := p.await(ctx)
 	if err == nil && !first.Ready {
 		err = replyError(first)
 	}
-	if err != nil {
-		p.kill()
-		return p, err
+	if err == nil {
+		p.token <- struct{}{}
 	}
-	p.token <- struct{}{}
-	return p, nil
+	return err
 }
 
 // read passes on what the worker says, until it is gone.
@@ -129,13 +131,18 @@ func (p *process) await(ctx context.Context) (Message, error) {
 		}
 		return Message{}, fmt.Errorf("the NVML worker ended: %s", p.cmd.ProcessState)
 	case <-ctx.Done():
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		if p.stuck != "" {
-			return Message{}, fmt.Errorf("NVML hangs in %s: %w", p.stuck, ctx.Err())
-		}
-		return Message{}, fmt.Errorf("NVML does not answer: %w", ctx.Err())
+		return Message{}, fmt.Errorf("NVML %s: %w", p.doing(), ctx.Err())
 	}
+}
+
+// doing says what keeps the worker from answering.
+func (p *process) doing() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.stuck != "" {
+		return "hangs in " + p.stuck
+	}
+	return "does not answer"
 }
 
 func replyError(m Message) error {

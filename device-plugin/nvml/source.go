@@ -37,6 +37,9 @@ type Config struct {
 	Health health.Config
 	// Timeout is how long NVML may take for one answer; DefaultTimeout if 0.
 	Timeout time.Duration
+	// StartTimeout is how long it may take to be initialised and to find the
+	// GPUs; DefaultStartTimeout if 0.
+	StartTimeout time.Duration
 	// Rediscover is how often a worker is replaced while a GPU is lost: a GPU
 	// that comes back is found only by an NVML that is initialised anew.
 	// DefaultRediscover if 0.
@@ -52,6 +55,9 @@ const (
 	// DefaultTimeout is far above what a loaded driver takes (some 100 ms on a
 	// node with eight GPUs), and below the time that the plugin gives a source.
 	DefaultTimeout = 5 * time.Second
+	// DefaultStartTimeout is for a large node without the persistence daemon,
+	// where the driver wakes one GPU after the other, each for seconds.
+	DefaultStartTimeout = 2 * time.Minute
 	// DefaultRediscover costs a lost GPU's node one short process each time.
 	DefaultRediscover = 30 * time.Second
 )
@@ -62,13 +68,17 @@ type Source struct {
 	log  hclog.Logger
 	host host
 
-	// turn holds one value while nobody changes proc, started or listed.
-	turn    chan struct{}
-	proc    *process
-	usable  bool      // whether proc may be asked
-	started time.Time // when proc was
-	listed  string    // which GPUs the driver had then
-	reload  bool      // the driver was seen to be gone since the last start
+	// turn holds one value while nobody changes what follows.
+	turn     chan struct{}
+	proc     *process
+	usable   bool      // whether proc may be asked
+	starting *starting // a start that is under way, nil if none is
+	started  time.Time // when proc was
+	listed   string    // which GPUs the driver had then
+	reload   bool      // the driver was seen to be gone since the last start
+	// announced says that nothing has gone wrong since the log last said that
+	// NVML is initialised.
+	announced bool
 
 	// mu guards what follows; it is never held across a call of NVML.
 	mu       sync.Mutex
@@ -82,11 +92,12 @@ type Source struct {
 	missing string
 	changed func() // nil while nobody watches
 
-	up      prometheus.Gauge
-	starts  prometheus.Counter
-	xids    *prometheus.CounterVec
-	ecc     *prometheus.GaugeVec
-	pending *prometheus.GaugeVec
+	up       prometheus.Gauge
+	starts   prometheus.Counter
+	xids     *prometheus.CounterVec
+	ecc      *prometheus.GaugeVec
+	pending  *prometheus.GaugeVec
+	nameless prometheus.Gauge
 }
 
 var (
@@ -104,8 +115,8 @@ func New(cfg Config) (*Source, error) {
 	if len(cfg.Command) == 0 {
 		errs = append(errs, errors.New("NVML source: Command is missing"))
 	}
-	if cfg.Timeout < 0 || cfg.Rediscover < 0 {
-		errs = append(errs, errors.New("NVML source: Timeout and Rediscover must not be negative"))
+	if cfg.Timeout < 0 || cfg.StartTimeout < 0 || cfg.Rediscover < 0 {
+		errs = append(errs, errors.New("NVML source: Timeout, StartTimeout and Rediscover must not be negative"))
 	}
 	machine, err := health.New(cfg.Health)
 	if err := errors.Join(append(errs, err)...); err != nil {
@@ -113,6 +124,9 @@ func New(cfg Config) (*Source, error) {
 	}
 	if cfg.Timeout == 0 {
 		cfg.Timeout = DefaultTimeout
+	}
+	if cfg.StartTimeout == 0 {
+		cfg.StartTimeout = DefaultStartTimeout
 	}
 	if cfg.Rediscover == 0 {
 		cfg.Rediscover = DefaultRediscover
@@ -140,6 +154,8 @@ func New(cfg Config) (*Source, error) {
 		pending: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "remuda_device_remap_pending",
 			Help: "Whether a bad memory row will be replaced at the GPU's next reset."}, []string{"gpu"}),
 	}
+	s.nameless = prometheus.NewGauge(prometheus.GaugeOpts{Name: "remuda_device_nvml_unnamed",
+		Help: "GPUs that the driver counts and that cannot be named, so that they are not published."})
 	s.turn <- struct{}{}
 	return s, nil
 }
@@ -186,6 +202,13 @@ func (s *Source) set(changed func()) {
 // Close ends the worker. The next GPUs starts another.
 func (s *Source) Close() error {
 	<-s.turn
+	st := s.starting
+	s.giveTurn()
+	if st != nil {
+		st.cancel()
+		<-st.done
+	}
+	<-s.turn
 	defer s.giveTurn()
 	if s.proc != nil {
 		s.proc.kill()
@@ -227,7 +250,7 @@ func (s *Source) discard(p *process, reason error) {
 	defer s.giveTurn()
 	s.reload = s.reload || errors.Is(reason, ErrNoDriver)
 	if s.proc == p {
-		s.usable = false
+		s.usable, s.announced = false, false
 	}
 	p.kill()
 }
@@ -235,45 +258,101 @@ func (s *Source) discard(p *process, reason error) {
 // errNotStarted is what a sample gets while there is no worker.
 var errNotStarted = errors.New("NVML is not initialised")
 
-// worker returns a worker that can be asked, and whether it was just started.
+// worker returns a worker that can be asked, and whether it was just started. A
+// start goes on after the caller's patience has ended, and the next caller
+// waits for the same one.
 func (s *Source) worker(ctx context.Context, start bool) (*process, bool, error) {
 	select {
 	case <-s.turn:
-		defer s.giveTurn()
 	case <-ctx.Done():
 		return nil, false, fmt.Errorf("wait for NVML: %w", ctx.Err())
 	}
-	if s.proc != nil && s.usable && start && s.outdated() {
+	p, st, err := s.pick(start)
+	s.giveTurn()
+	if st == nil {
+		return p, false, err
+	}
+	select {
+	case <-st.done:
+		return st.proc, true, st.err
+	case <-ctx.Done():
+		return nil, false, fmt.Errorf("NVML is still being initialised, and %s: %w", st.proc.doing(), ctx.Err())
+	}
+}
+
+// starting is a start of a worker. proc is set from the beginning, err is once
+// done is closed.
+type starting struct {
+	proc   *process
+	cancel context.CancelFunc
+	done   chan struct{}
+	err    error
+}
+
+// pick returns a worker that can be asked or a start that is under way. The
+// caller has the turn.
+func (s *Source) pick(start bool) (*process, *starting, error) {
+	if s.usable && start && s.outdated() {
 		s.usable = false
 		s.proc.kill()
 	}
-	if s.proc != nil && s.usable {
-		return s.proc, false, nil
-	}
-	if !start {
-		return nil, false, errNotStarted
-	}
-	if s.proc != nil && s.proc.alive() {
+	switch {
+	case s.usable:
+		return s.proc, nil, nil
+	case !start:
+		return nil, nil, errNotStarted
+	case s.starting != nil:
+		return nil, s.starting, nil
+	case s.proc != nil && s.proc.alive():
 		// One at a time: a driver that hangs must not collect processes.
-		return nil, false, fmt.Errorf("NVML hangs inside the driver: its process %d cannot be killed", s.proc.cmd.Process.Pid)
+		return nil, nil, fmt.Errorf("NVML hangs inside the driver: its process %d cannot be killed", s.proc.cmd.Process.Pid)
 	}
-	starting, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
-	defer cancel()
 	s.starts.Inc()
-	p, err := startProcess(starting, s.cfg.Command, s.event)
-	s.proc, s.usable, s.started, s.listed = p, err == nil, s.cfg.Clock(), s.host.drivers()
+	s.started, s.listed = s.cfg.Clock(), s.host.drivers()
+	p, err := spawn(s.cfg.Command, s.event)
 	if err != nil {
-		s.reload = s.reload || errors.Is(err, ErrNoDriver)
-		return nil, false, err
+		return nil, nil, err
 	}
-	s.log.Info("NVML is initialised", "pid", p.cmd.Process.Pid)
-	if s.reload {
-		s.reload = false
-		s.mu.Lock()
-		s.machine.Reloaded()
-		s.mu.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), s.cfg.StartTimeout)
+	st := &starting{proc: p, cancel: cancel, done: make(chan struct{})}
+	s.proc, s.starting = p, st
+	go s.finish(ctx, st)
+	return nil, st, nil
+}
+
+// finish waits until a worker has initialised NVML and found the GPUs.
+func (s *Source) finish(ctx context.Context, st *starting) {
+	defer st.cancel()
+	err := st.proc.ready(ctx)
+	if err == nil {
+		_, _, err = st.proc.ask(ctx, OpLook)
 	}
-	return p, true, nil
+	if err != nil {
+		st.proc.kill()
+	}
+	<-s.turn
+	defer s.giveTurn()
+	s.usable, s.starting = err == nil, nil
+	s.announced = s.announced && err == nil
+	switch {
+	case err == nil:
+		level := hclog.Info
+		if s.announced {
+			level = hclog.Debug // only a look for a GPU that is lost
+		}
+		s.announced = true
+		s.log.Log(level, "NVML is initialised", "pid", st.proc.cmd.Process.Pid)
+		if s.reload {
+			s.reload = false
+			s.mu.Lock()
+			s.machine.Reloaded()
+			s.mu.Unlock()
+		}
+	case errors.Is(err, ErrNoDriver):
+		s.reload = true
+	}
+	st.err = err
+	close(st.done)
 }
 
 // outdated says whether the worker has to be replaced to see what is there.
@@ -288,6 +367,7 @@ func (s *Source) outdated() bool {
 func (s *Source) observe(look Look) []deviceplugin.GPU {
 	now := s.cfg.Clock()
 	s.lost = len(look.Unnamed) > 0
+	s.nameless.Set(float64(len(look.Unnamed)))
 	seen := map[string]bool{}
 	for _, d := range look.Devices {
 		seen[d.UUID] = true
@@ -425,5 +505,5 @@ func (s *Source) Collect(ch chan<- prometheus.Metric) {
 }
 
 func (s *Source) collectors() []prometheus.Collector {
-	return []prometheus.Collector{s.up, s.starts, s.xids, s.ecc, s.pending}
+	return []prometheus.Collector{s.up, s.starts, s.xids, s.ecc, s.pending, s.nameless}
 }

@@ -6,8 +6,9 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -335,9 +336,52 @@ func TestMIG(t *testing.T) {
 	require.Equal(t, map[string]string{gpu1: ""}, look(t, s), "a split GPU without instances offers nothing")
 }
 
+// What needs no reset is the instance's whose program caused it.
+func TestXIDsOfInstances(t *testing.T) {
+	lib := fakenvml.Build(t)
+	lib.Set("gpu0.mig=2")
+	s := source(t, lib.Path, nil)
+	look(t, s)
+	a, b := fakenvml.MIGUUID(0, 0), fakenvml.MIGUUID(0, 1)
+	lib.XID(0, 4242, 8, 0)
+	until(t, "the second instance to pause", func() bool { return look(t, s)[b] != "" })
+	require.Empty(t, look(t, s)[a])
+	lib.XID(0, 95, 7, 0)
+	until(t, "the whole GPU to need a reset", func() bool { return strings.Contains(look(t, s)[b], "XID 95") })
+	require.Contains(t, look(t, s)[a], "XID 95")
+}
+
+func TestKilledWorker(t *testing.T) {
+	lib := fakenvml.Build(t)
+	s := source(t, lib.Path, nil)
+	look(t, s)
+	for range 3 {
+		for _, pid := range workers(t, lib.Path) {
+			require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
+		}
+		require.Equal(t, map[string]string{gpu0: ""}, look(t, s), "another is started at once")
+	}
+	require.Len(t, workers(t, lib.Path), 1)
+}
+
+// workers are the processes that run on a library.
+func workers(t *testing.T, library string) []int {
+	t.Helper()
+	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	require.NoError(t, err)
+	var pids []int
+	for _, f := range files {
+		raw, _ := os.ReadFile(f)
+		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(f))); err == nil && strings.Contains(string(raw), library) {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
 func TestHangingNVML(t *testing.T) {
 	lib := fakenvml.Build(t)
-	s := source(t, lib.Path, func(c *nvml.Config) { c.Timeout = 3 * time.Second })
+	s := source(t, lib.Path, func(c *nvml.Config) { c.Timeout, c.StartTimeout = 3*time.Second, 3*time.Second })
 	look(t, s)
 	for _, tc := range []struct{ function, want string }{
 		{"nvmlDeviceGetMemoryInfo", "NVML hangs in nvmlDeviceGetMemoryInfo"},
@@ -363,6 +407,36 @@ func TestHangingNVML(t *testing.T) {
 	lib.Set("hang=nvmlDeviceGetMemoryInfo")
 	_, err = s.GPUs(ctx)
 	require.ErrorIs(t, err, context.DeadlineExceeded, "the caller's patience counts")
+}
+
+// A node on which the driver takes long to wake its GPUs: a start outlives the
+// patience of those who wait for it.
+func TestSlowStart(t *testing.T) {
+	lib := fakenvml.Build(t)
+	lib.Set("hang=nvmlDeviceGetName")
+	s := source(t, lib.Path, nil)
+	var pids []int
+	for range 3 {
+		ctx, cancel := context.WithTimeout(t.Context(), 1500*time.Millisecond)
+		_, err := s.GPUs(ctx)
+		cancel()
+		require.ErrorContains(t, err, "NVML is still being initialised")
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		pids = append(pids, workers(t, lib.Path)...)
+	}
+	require.Len(t, pids, 3)
+	require.Equal(t, []int{pids[0], pids[0], pids[0]}, pids, "one process all the time")
+	lib.Set("hang=")
+	require.Equal(t, map[string]string{gpu0: ""}, look(t, s))
+	require.Equal(t, pids[:1], workers(t, lib.Path))
+	require.NoError(t, s.Close())
+	lib.Set("hang=nvmlInit_v2")
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	_, err := s.GPUs(ctx)
+	require.Error(t, err)
+	require.NoError(t, s.Close(), "while it starts")
+	require.Empty(t, workers(t, lib.Path))
 }
 
 func TestNVMLThatEndsItsProcess(t *testing.T) {
@@ -405,13 +479,7 @@ func TestWorkerEndsWithItsSource(t *testing.T) {
 	s := source(t, lib.Path, nil)
 	look(t, s)
 	require.NoError(t, s.Close())
-	children, err := filepath.Glob("/proc/[0-9]*/cmdline")
-	require.NoError(t, err)
-	left := slices.DeleteFunc(children, func(path string) bool {
-		raw, _ := os.ReadFile(path)
-		return !strings.Contains(string(raw), lib.Path)
-	})
-	require.Empty(t, left)
+	require.Empty(t, workers(t, lib.Path))
 }
 
 func TestNewNamesEveryBadField(t *testing.T) {

@@ -134,6 +134,10 @@ func (r *round) start(spec holderSpec, id string) (*life, error) {
 	}
 	r.mu.Lock()
 	r.all = append(r.all, l)
+	if r.ends.Err() != nil { // whoever ends the round may have looked already
+		l.swept = true
+		_ = l.cmd.Process.Kill()
+	}
 	r.mu.Unlock()
 	r.running.Go(func() {
 		defer close(l.done)

@@ -81,6 +81,9 @@ type Client struct {
 	nonce, hash string
 	// ranks are where each allocation ID is in that layout.
 	ranks map[string]int
+	// committed are the allocations of a layout that this client has committed
+	// and whose hash it has not seen yet.
+	committed []Allocation
 	// broken: a call of the Space was left behind.
 	broken bool
 	closed bool
@@ -222,22 +225,18 @@ func (c *Client) options(lock wire.LockType, timeout *time.Duration, nonce strin
 
 // adopt makes s the session. A reader learns the layout.
 func (c *Client) adopt(ctx context.Context, s *Session) error {
-	hash, ranks := "", map[string]int(nil)
+	var hash string
+	var list []Allocation
 	if s.lock == wire.RO {
 		var err error
 		if hash, err = s.committed(ctx); err != nil {
 			return err
 		}
-		list, err := s.List(ctx, "")
-		if err != nil {
+		if list, err = s.List(ctx, ""); err != nil {
 			return err
 		}
-		ranks = make(map[string]int, len(list))
-		for i, a := range list {
-			ranks[a.ID] = i
-		}
 	}
-	c.nonce, c.ranks = s.nonce, ranks
+	c.nonce, c.ranks = s.nonce, ranks(list)
 	c.set(func() { c.session, c.hash = s, hash })
 	return nil
 }
@@ -363,38 +362,37 @@ func (c *Client) Commit(ctx context.Context) (hash string, err error) {
 	if err != nil {
 		return "", fmt.Errorf("commit: %w", err)
 	}
+	places := ranks(list)
+	for _, m := range mappings {
+		if _, ok := places[m.allocation.ID]; !ok {
+			return "", fmt.Errorf("commit: %w: allocation %q was freed and is still mapped", ErrState, m.allocation.ID)
+		}
+	}
 	if err := c.session.Commit(ctx); err != nil {
 		return "", err
 	}
 	c.set(func() { c.session = nil })
-	s, err := Open(ctx, c.cfg.Socket, c.options(wire.RO, nil, c.nonce))
-	if err == nil {
-		if err = c.same(ctx, s, list); err != nil {
-			err = errors.Join(err, s.Close())
-		}
-	}
-	if err != nil {
+	c.committed, c.ranks = list, places
+	if s, list, err := c.again(ctx); err == nil {
+		c.resume(s, list)
+	} else {
 		return "", fmt.Errorf("%w: go on as a reader: %w", ErrCommitted, err)
 	}
 	c.log.Info("the layout is committed", "hash", c.hash, "allocations", len(list))
 	return c.hash, nil
 }
 
+// ranks are the places of allocations by ID.
+func ranks(list []Allocation) map[string]int {
+	m := make(map[string]int, len(list))
+	for i, a := range list {
+		m[a.ID] = i
+	}
+	return m
+}
+
 // ErrCommitted is wrapped where the commit itself is done and what follows is not.
 var ErrCommitted = errors.New("the layout is committed")
-
-// same adopts a reader's session if it has the allocations that this writer has
-// just committed.
-func (c *Client) same(ctx context.Context, s *Session, want []Allocation) error {
-	got, err := s.List(ctx, "")
-	if err != nil {
-		return err
-	}
-	if !slices.Equal(got, want) {
-		return ErrStaleLayout
-	}
-	return c.adopt(ctx, s)
-}
 
 // Unmap puts the memory to sleep: it waits for the GPU, ends all mappings, keeps
 // their addresses, and closes the session. A layout must be committed. After an
@@ -456,6 +454,9 @@ func (c *Client) Remap(ctx context.Context) error {
 		return fmt.Errorf("remap GPU memory: %w", err)
 	}
 	defer done()
+	if _, ok := ctx.Deadline(); !ok {
+		return fmt.Errorf("remap GPU memory: %w", ErrNoDeadline)
+	}
 	if !c.asleep {
 		return fmt.Errorf("remap GPU memory: %w: it does not sleep", ErrState)
 	}
@@ -486,7 +487,10 @@ func (c *Client) Reconnect(ctx context.Context) error {
 		return fmt.Errorf("reconnect: %w", err)
 	}
 	defer done()
-	if c.asleep || c.hash == "" {
+	if _, ok := ctx.Deadline(); !ok {
+		return fmt.Errorf("reconnect: %w", ErrNoDeadline)
+	}
+	if c.asleep || c.hash == "" && c.committed == nil {
 		return fmt.Errorf("reconnect: %w: there is nothing to hold a session for", ErrState)
 	}
 	if s := c.session; s != nil {
@@ -524,20 +528,13 @@ func (c *Client) resume(s *Session, list []Allocation) {
 		}
 		c.session = s
 	})
-	c.nonce = s.nonce
-	c.ranks = make(map[string]int, len(list))
-	for i, a := range list {
-		c.ranks[a.ID] = i
-	}
+	c.nonce, c.ranks = s.nonce, ranks(list)
 }
 
 // again opens a reader's session on the layout that is known, and lists it. The
 // server may be another incarnation if it has that very layout: then the keeper
 // has restored it.
 func (c *Client) again(ctx context.Context) (*Session, []Allocation, error) {
-	if _, ok := ctx.Deadline(); !ok {
-		return nil, nil, ErrNoDeadline
-	}
 	nonce := c.nonce
 	for {
 		s, err := Open(ctx, c.cfg.Socket, c.options(wire.RO, nil, nonce))
@@ -553,7 +550,7 @@ func (c *Client) again(ctx context.Context) (*Session, []Allocation, error) {
 			return nil, nil, err
 		case !refused.Committed:
 			return nil, nil, err
-		case refused.Hash != c.hash:
+		case c.hash != "" && refused.Hash != c.hash:
 			return nil, nil, fmt.Errorf("%w: %w", ErrStaleLayout, err)
 		}
 		c.log.Warn("the server has restarted and still has the layout", "nonce", refused.Nonce, "hash", refused.Hash)
@@ -561,22 +558,25 @@ func (c *Client) again(ctx context.Context) (*Session, []Allocation, error) {
 	}
 }
 
-// check compares the layout with what is known.
+// check compares the layout with what is known: its hash, or its very allocations
+// where the hash was not seen yet.
 func (c *Client) check(ctx context.Context, s *Session) ([]Allocation, error) {
 	hash, err := s.committed(ctx)
 	if err != nil {
 		return nil, err
 	}
-	if hash != c.hash {
+	if c.hash != "" && hash != c.hash {
 		return nil, fmt.Errorf("%w: its hash is %s, and %s is mapped", ErrStaleLayout, hash, c.hash)
 	}
 	list, err := s.List(ctx, "")
 	if err != nil {
 		return nil, err
 	}
-	if len(list) != len(c.ranks) {
-		return nil, fmt.Errorf("%w: it has %d allocations, and had %d", ErrStaleLayout, len(list), len(c.ranks))
+	if len(list) != len(c.ranks) || c.hash == "" && !slices.Equal(list, c.committed) {
+		return nil, fmt.Errorf("%w: it has other allocations, %d of them", ErrStaleLayout, len(list))
 	}
+	c.set(func() { c.hash = hash })
+	c.committed = nil
 	return list, nil
 }
 

@@ -287,3 +287,61 @@ func TestCloseEndsCallsThatWait(t *testing.T) {
 		t.Fatal("it waits on")
 	}
 }
+
+// A commit that is done stays done, whatever happens before the writer is a
+// reader.
+func TestACommitWithoutAReadersSessionIsTakenUpAgain(t *testing.T) {
+	for name, tc := range map[string]struct {
+		after string // the allocation's ID then
+		want  error
+	}{
+		"the layout is there":   {"a", nil},
+		"another was committed": {"b", client.ErrStaleLayout},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var committed, refused atomic.Bool
+			socket := fakeServer(t, func(m wire.Message) (wire.Message, int) {
+				switch m := m.(type) {
+				case *wire.HandshakeRequest:
+					if m.LockType == wire.RW {
+						return granted(), -1
+					}
+					if refused.CompareAndSwap(false, true) {
+						return &wire.HandshakeResponse{Code: wire.CodeTimeout}, -1
+					}
+					return &wire.HandshakeResponse{Success: true, Committed: true, GrantedLockType: wire.RO, MemoryLayoutHash: "aa"}, -1
+				case *wire.ListAllocationsRequest:
+					id := "a"
+					if committed.Load() {
+						id = tc.after
+					}
+					return &wire.ListAllocationsResponse{Allocations: []wire.GetAllocationResponse{{AllocationID: id, Size: 1, AlignedSize: 2}}}, -1
+				case *wire.CommitRequest:
+					committed.Store(true)
+					return &wire.CommitResponse{Success: true}, -1
+				}
+				return nil, -1
+			})
+			w := newWorld(t, "", 0)
+			c, err := client.New(client.Config{Socket: socket, Space: w.space})
+			require.NoError(t, err)
+			defer c.Close()
+			ctx := testContext(t)
+			_, err = c.Connect(ctx, wire.RW, nil)
+			require.NoError(t, err)
+			_, err = c.Commit(ctx)
+			require.ErrorIs(t, err, client.ErrCommitted)
+			require.ErrorIs(t, err, client.ErrTimeout)
+			require.ErrorIs(t, c.Unmap(ctx), client.ErrState, "nobody knows the hash yet")
+			err = c.Reconnect(ctx)
+			if tc.want != nil {
+				require.ErrorIs(t, err, tc.want)
+				return
+			}
+			require.NoError(t, err)
+			assert.Equal(t, "aa", c.Hash())
+			require.NoError(t, c.Unmap(ctx))
+			require.NoError(t, c.Remap(ctx))
+		})
+	}
+}

@@ -109,6 +109,22 @@ func TestWaiterOfALowerTokenIsNeverLetIn(t *testing.T) {
 	becomes(t, g.weights, lockState{State: committed, Committed: true})
 }
 
+// TestHigherTokenEndsAWaitForMemory: what the old session asked for is not allocated
+// later.
+func TestHigherTokenEndsAWaitForMemory(t *testing.T) {
+	g := freshGPU(t)
+	w := open(t, g.kvCache, writer)
+	hog := w.allocate(capacity, "x")
+	old := fenced(t, g.weights, writer, t.Name(), 1)
+	old.post(newMessage("allocate_request", "size", granularity))
+	eventually(t, func() bool { return oomEvents(t, g.weights) == 1 }, func() []any { return []any{"no allocation_oom"} })
+	fresh := fenced(t, g.weights, writer, t.Name(), 2)
+	old.closed()
+	w.free(hog)
+	require.Empty(t, fresh.allocations())
+	fresh.allocate(capacity, "all of it")
+}
+
 // TestBadTokensAreRefused: nobody is let in with a token that cannot be read.
 func TestBadTokensAreRefused(t *testing.T) {
 	g := freshGPU(t)

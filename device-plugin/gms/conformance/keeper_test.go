@@ -19,9 +19,9 @@ type keeper struct {
 	done   chan struct{}
 }
 
-func startKeeper(t testing.TB, socket string) *keeper {
+func startKeeper(t testing.TB, socket string, args ...string) *keeper {
 	t.Helper()
-	k := &keeper{socket: socket, cmd: command("", "gms", "keeper", "-socket", socket), log: &logBuffer{}, done: make(chan struct{})}
+	k := &keeper{socket: socket, cmd: command("", append([]string{"gms", "keeper", "-socket", socket}, args...)...), log: &logBuffer{}, done: make(chan struct{})}
 	k.cmd.Stdout, k.cmd.Stderr = k.log, k.log
 	require.NoError(t, k.cmd.Start())
 	go func() { _ = k.cmd.Wait(); close(k.done) }()
@@ -171,7 +171,7 @@ func TestRestoredMemoryCountsAndIsGivenBack(t *testing.T) {
 	w.commit()
 	s = s.crash(t)
 	kv := open(t, s.kvCache(), writer)
-	kv.allocate(2*granularity, "y")
+	require.NotEqual(t, old.id, kv.allocate(2*granularity, "y").id, "an id that is in use")
 	kv.post(newMessage("allocate_request", "size", granularity))
 	kv.silent(3 * oomRetry)
 	w = open(t, s.weights(), writer) // clears what was restored
@@ -183,6 +183,29 @@ func TestRestoredMemoryCountsAndIsGivenBack(t *testing.T) {
 	becomes(t, s.kvCache(), lockState{State: empty})
 	w.allocate(4*granularity, "the whole GPU again")
 	k.holds(t, 0)
+}
+
+// TestRestoredMemoryCountsAsLongAsAClientOfTheOldServerMapsIt: it is cleared, and is
+// still there (Decision 7).
+func TestRestoredMemoryCountsAsLongAsAClientOfTheOldServerMapsIt(t *testing.T) {
+	t.Parallel()
+	s, k := kept(t, serverConfig{})
+	c := newClient(t)
+	c.open("w", s.weights(), writer)
+	a := c.allocate("w", capacity-granularity, "x")
+	c.mapOf("w", a)
+	c.fill(a, 1)
+	c.ask("w", "commit")
+	s = s.crash(t)
+	w := open(t, s.weights(), writer) // clears
+	k.holds(t, 0)
+	w.allocate(granularity, "there is room for this")
+	w.post(newMessage("allocate_request", "size", granularity))
+	w.silent(5 * oomRetry)
+	require.Positive(t, oomEvents(t, s.weights()))
+	c.verify(a, 1)
+	c.kill()
+	require.Equal(t, "allocate_response", w.next().kind())
 }
 
 // TestCommitThatIsAnsweredIsKept: the server is killed the moment the answer is there.

@@ -34,12 +34,13 @@ func TestKeeperThatComesBackEmptyIsGivenEverythingAgain(t *testing.T) {
 	before := readLayout(t, s.socket(1, "weights"))
 	for range 2 {
 		k.kill()
-		k = startKeeper(t, k.socket)
+		address := freeAddress(t)
+		k = startKeeper(t, k.socket, "-metrics", address)
 		k.holds(t, 2)
+		// The empty layout and the tokens have no descriptors to be counted by.
+		eventually(t, func() bool { return gauge(t, address, "remuda_gms_keeper_records") == 4 },
+			func() []any { return []any{"%v records", gauge(t, address, "remuda_gms_keeper_records")} })
 	}
-	// The empty layout and the tokens have no descriptors to be counted by: they are
-	// there soon after the others at the latest.
-	time.Sleep(300 * time.Millisecond)
 	s = s.crash(t)
 	require.Equal(t, before, readLayout(t, s.socket(1, "weights")))
 	require.Equal(t, lockState{State: committed, Committed: true}, stateOf(t, s.weights()))

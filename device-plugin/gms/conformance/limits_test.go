@@ -81,11 +81,12 @@ func TestServerAtItsDescriptorLimitServesItsSessionsAndRecovers(t *testing.T) {
 		got.close()
 	}
 	before, began := cpuTime(t, s.pid()), time.Now()
-	for time.Since(began) < 400*time.Millisecond {
+	for time.Since(began) < 500*time.Millisecond {
 		r.alive()
 		time.Sleep(20 * time.Millisecond)
 	}
-	require.Less(t, cpuTime(t, s.pid())-before, 200*time.Millisecond, "it spins while it can accept nobody")
+	t.Logf("it used %v in %v", cpuTime(t, s.pid())-before, time.Since(began))
+	require.Less(t, cpuTime(t, s.pid())-before, 120*time.Millisecond, "it spins while it can accept nobody")
 
 	// Recovery, first by those that leave, then without the limit.
 	for _, l := range crowd {

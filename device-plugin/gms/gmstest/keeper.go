@@ -24,6 +24,8 @@ type Keeper struct {
 	refuses     bool
 	// saves and drops count calls that were done.
 	saves, drops int
+	// waiting counts calls that wait.
+	waiting int
 }
 
 type record struct {
@@ -104,6 +106,13 @@ func (k *Keeper) Counts() (saves, drops int) {
 	return k.saves, k.drops
 }
 
+// Waiting is how many calls wait for the keeper to go on.
+func (k *Keeper) Waiting() int {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.waiting
+}
+
 // Close gives up all descriptors.
 func (k *Keeper) Close() { k.Kill() }
 
@@ -122,11 +131,19 @@ func (k *Keeper) ready(ctx context.Context) error {
 			return nil
 		}
 		changed := k.changed
+		k.waiting++
 		k.mu.Unlock()
+		var err error
 		select {
 		case <-ctx.Done():
-			return context.Cause(ctx)
+			err = context.Cause(ctx)
 		case <-changed:
+		}
+		k.mu.Lock()
+		k.waiting--
+		k.mu.Unlock()
+		if err != nil {
+			return err
 		}
 	}
 }

@@ -86,13 +86,17 @@ func (l *Library) Set(pairs ...string) {
 	l.write()
 }
 
-// XID makes the driver report an XID for GPU number gpu.
-func (l *Library) XID(gpu, xid int) {
+// XID makes the driver report an XID for GPU number gpu, or where instance is
+// given (the numbers of the GPU instance and the compute instance) for that.
+func (l *Library) XID(gpu, xid int, instance ...int) {
 	l.t.Helper()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.events++
 	l.state["xid"] = fmt.Sprintf("%d %d %d", l.events, gpu, xid)
+	for _, n := range instance {
+		l.state["xid"] += fmt.Sprintf(" %d", n)
+	}
 	l.write()
 }
 

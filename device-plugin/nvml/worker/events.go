@@ -54,7 +54,7 @@ func (e *events) register(r *Reader, h *handle) {
 		}
 	}
 	types := uint64(nv.EventTypeXidCriticalError)
-	r.call("nvmlDeviceGetSupportedEventTypes", func() nv.Return {
+	r.try("nvmlDeviceGetSupportedEventTypes", func() nv.Return {
 		all, ret := h.dev.GetSupportedEventTypes()
 		if ret == nv.SUCCESS {
 			types &= all

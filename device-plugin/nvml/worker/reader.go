@@ -77,6 +77,9 @@ func (r *Reader) call(symbol string, fn func() nv.Return) nv.Return {
 	return r.enter(symbol, fn)
 }
 
+// try is call for what may fail: fn keeps what it got.
+func (r *Reader) try(symbol string, fn func() nv.Return) { _ = r.call(symbol, fn) }
+
 func (r *Reader) enter(symbol string, fn func() nv.Return) nv.Return {
 	r.calling.Store(&symbol)
 	defer r.calling.Store(nil)
@@ -278,7 +281,7 @@ func (r *Reader) details(dev nv.Device, d *nvml.Device) {
 			return ret
 		},
 	} {
-		r.call(symbol, read)
+		r.try(symbol, read)
 	}
 	d.Links = r.links(dev)
 }
@@ -299,13 +302,13 @@ func (r *Reader) links(dev nv.Device) []nvml.Link {
 			continue
 		}
 		var link nvml.Link
-		r.call("nvmlDeviceGetNvLinkRemoteDeviceType", func() nv.Return {
+		r.try("nvmlDeviceGetNvLinkRemoteDeviceType", func() nv.Return {
 			kind, ret := dev.GetNvLinkRemoteDeviceType(i)
 			link.Switch = ret == nv.SUCCESS && kind == nv.NVLINK_DEVICE_TYPE_SWITCH
 			return ret
 		})
 		if !link.Switch {
-			r.call("nvmlDeviceGetNvLinkRemotePciInfo_v2", func() nv.Return {
+			r.try("nvmlDeviceGetNvLinkRemotePciInfo_v2", func() nv.Return {
 				pci, ret := dev.GetNvLinkRemotePciInfo(i)
 				if ret == nv.SUCCESS {
 					link.Remote = busID(pci)
@@ -334,21 +337,21 @@ func (r *Reader) present(dev nv.Device, d *nvml.Device) error {
 		d.Lost, d.Err = ret == nv.ERROR_GPU_IS_LOST, err.Error()
 		return nil
 	}
-	r.call("nvmlDeviceGetTotalEccErrors", func() nv.Return {
+	r.try("nvmlDeviceGetTotalEccErrors", func() nv.Return {
 		n, ret := dev.GetTotalEccErrors(nv.MEMORY_ERROR_TYPE_UNCORRECTED, nv.VOLATILE_ECC)
 		if ret == nv.SUCCESS {
 			d.Uncorrected = &n
 		}
 		return ret
 	})
-	r.call("nvmlDeviceGetRemappedRows", func() nv.Return {
+	r.try("nvmlDeviceGetRemappedRows", func() nv.Return {
 		_, _, pending, failed, ret := dev.GetRemappedRows()
 		if ret == nv.SUCCESS {
 			d.RemapPending, d.RemapFailed = pending, failed
 		}
 		return ret
 	})
-	r.call("nvmlDeviceGetFieldValues", func() nv.Return {
+	r.try("nvmlDeviceGetFieldValues", func() nv.Return {
 		values := []nv.FieldValue{{FieldId: nv.FI_DEV_GET_GPU_RECOVERY_ACTION}}
 		ret := dev.GetFieldValues(values)
 		if ret == nv.SUCCESS && nv.Return(values[0].NvmlReturn) == nv.SUCCESS {
@@ -357,7 +360,7 @@ func (r *Reader) present(dev nv.Device, d *nvml.Device) error {
 		}
 		return ret
 	})
-	r.call("nvmlDeviceGetMigMode", func() nv.Return {
+	r.try("nvmlDeviceGetMigMode", func() nv.Return {
 		current, _, ret := dev.GetMigMode()
 		d.MIG = ret == nv.SUCCESS && current == nv.DEVICE_MIG_ENABLE
 		return ret
@@ -372,7 +375,7 @@ func (r *Reader) present(dev nv.Device, d *nvml.Device) error {
 func (r *Reader) instances(dev nv.Device, d *nvml.Device) []nvml.Instance {
 	var out []nvml.Instance
 	count := 0
-	r.call("nvmlDeviceGetMaxMigDeviceCount", func() (ret nv.Return) {
+	r.try("nvmlDeviceGetMaxMigDeviceCount", func() (ret nv.Return) {
 		count, ret = dev.GetMaxMigDeviceCount()
 		return ret
 	})
@@ -383,12 +386,12 @@ func (r *Reader) instances(dev nv.Device, d *nvml.Device) []nvml.Instance {
 		}
 		in := nvml.Instance{GI: -1, CI: -1}
 		name := ""
-		r.enter("nvmlDeviceGetUUID", func() (ret nv.Return) { in.UUID, ret = mig.GetUUID(); return ret })
-		r.enter("nvmlDeviceGetName", func() (ret nv.Return) { name, ret = mig.GetName(); return ret })
-		r.call("nvmlDeviceGetGpuInstanceId", func() (ret nv.Return) { in.GI, ret = mig.GetGpuInstanceId(); return ret })
-		r.call("nvmlDeviceGetComputeInstanceId", func() (ret nv.Return) { in.CI, ret = mig.GetComputeInstanceId(); return ret })
+		r.try("nvmlDeviceGetUUID", func() (ret nv.Return) { in.UUID, ret = mig.GetUUID(); return ret })
+		r.try("nvmlDeviceGetName", func() (ret nv.Return) { name, ret = mig.GetName(); return ret })
+		r.try("nvmlDeviceGetGpuInstanceId", func() (ret nv.Return) { in.GI, ret = mig.GetGpuInstanceId(); return ret })
+		r.try("nvmlDeviceGetComputeInstanceId", func() (ret nv.Return) { in.CI, ret = mig.GetComputeInstanceId(); return ret })
 		var attrs nv.DeviceAttributes
-		r.call("nvmlDeviceGetAttributes_v2", func() (ret nv.Return) { attrs, ret = mig.GetAttributes(); return ret })
+		r.try("nvmlDeviceGetAttributes_v2", func() (ret nv.Return) { attrs, ret = mig.GetAttributes(); return ret })
 		in.MemoryBytes = attrs.MemorySizeMB << 20
 		if _, profile, ok := strings.Cut(name, " MIG "); ok {
 			in.Profile = profile
@@ -441,7 +444,7 @@ func (r *Reader) Load() (map[string]nvml.Load, error) {
 		}
 		out[h.static.UUID] = load
 		mig := false
-		r.call("nvmlDeviceGetMigMode", func() nv.Return {
+		r.try("nvmlDeviceGetMigMode", func() nv.Return {
 			current, _, ret := h.dev.GetMigMode()
 			mig = ret == nv.SUCCESS && current == nv.DEVICE_MIG_ENABLE
 			return ret
@@ -450,7 +453,7 @@ func (r *Reader) Load() (map[string]nvml.Load, error) {
 			continue
 		}
 		count := 0
-		r.call("nvmlDeviceGetMaxMigDeviceCount", func() (ret nv.Return) {
+		r.try("nvmlDeviceGetMaxMigDeviceCount", func() (ret nv.Return) {
 			count, ret = h.dev.GetMaxMigDeviceCount()
 			return ret
 		})
@@ -460,7 +463,7 @@ func (r *Reader) Load() (map[string]nvml.Load, error) {
 				continue
 			}
 			uuid := ""
-			r.enter("nvmlDeviceGetUUID", func() (ret nv.Return) { uuid, ret = part.GetUUID(); return ret })
+			r.try("nvmlDeviceGetUUID", func() (ret nv.Return) { uuid, ret = part.GetUUID(); return ret })
 			used := uint64(0)
 			if r.enter("nvmlDeviceGetMemoryInfo", func() nv.Return {
 				mem, ret := part.GetMemoryInfo()
@@ -491,14 +494,14 @@ func (r *Reader) load(dev nv.Device) (nvml.Load, nv.Return) {
 		return l, ret
 	}
 	// The second version tells what programs use from what the driver keeps.
-	r.call("nvmlDeviceGetMemoryInfo_v2", func() nv.Return {
+	r.try("nvmlDeviceGetMemoryInfo_v2", func() nv.Return {
 		mem, ret := dev.GetMemoryInfo_v2()
 		if ret == nv.SUCCESS {
 			l.MemoryUsedBytes = &mem.Used
 		}
 		return ret
 	})
-	r.call("nvmlDeviceGetUtilizationRates", func() nv.Return {
+	r.try("nvmlDeviceGetUtilizationRates", func() nv.Return {
 		u, ret := dev.GetUtilizationRates()
 		if ret == nv.SUCCESS {
 			l.UtilizationPercent, l.MemoryUtilizationPercent = &u.Gpu, &u.Memory
@@ -506,7 +509,7 @@ func (r *Reader) load(dev nv.Device) (nvml.Load, nv.Return) {
 		return ret
 	})
 	one := func(symbol string, into **uint32, read func() (uint32, nv.Return)) {
-		r.call(symbol, func() nv.Return {
+		r.try(symbol, func() nv.Return {
 			v, ret := read()
 			if ret == nv.SUCCESS {
 				*into = &v

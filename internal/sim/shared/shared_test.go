@@ -120,7 +120,9 @@ func (s *service) engine(path string, lock wire.LockType) *engine {
 	e := &engine{lost: make(chan error, 16)}
 	e.cfg = shared.Config{
 		Path: path, Sockets: s.sockets, Lock: lock, FenceGroup: "g", WakeTimeout: patience,
-		Space:  func(string) (client.Space, func() error, error) { return host.NewSpace(), func() error { return nil }, nil },
+		Space: func(string) (client.Space, func() error, error) {
+			return host.NewSpace(), func() error { return nil }, nil
+		},
 		Token:  func() (uint64, error) { return e.token.Load(), nil },
 		Lost:   func(err error) { e.lost <- err },
 		Logger: hclog.NewNullLogger(),
@@ -393,7 +395,9 @@ type dyingSpace struct {
 	alive atomic.Int32 // 1: it may go on, 2: it may not
 }
 
-func (d *dying) space(s client.Space) client.Space { return &dyingSpace{Space: s.(*host.Space), dead: d} }
+func (d *dying) space(s client.Space) client.Space {
+	return &dyingSpace{Space: s.(*host.Space), dead: d}
+}
 
 func (s *dyingSpace) Protect(addr uintptr, size uint64, writable bool) error {
 	if s.alive.Load() == 0 {

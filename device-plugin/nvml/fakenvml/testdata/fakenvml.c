@@ -19,7 +19,9 @@
  *   gpu0.mig=2                it is split into that many instances
  *   xid=7 0 79                event number 7: XID 79 on GPU 0. An event set
  *                             delivers every number above the one that stood
- *                             there when the set was made, once.
+ *                             there when the set was made, once. Two more
+ *                             numbers name a GPU instance and a compute
+ *                             instance.
  *
  * Declarations are our own, from NVML's documented ABI.
  */
@@ -337,19 +339,21 @@ ret_t nvmlDeviceGetAttributes_v2(device *d, attributes *a) {
 
 struct events { long last; };
 
-/* event reads the line "xid=NUMBER GPU XID". */
-static int event(long *number, int *gpu, unsigned long long *xid) {
+/* event reads the line "xid=NUMBER GPU XID [GI CI]". */
+static int event(long *number, int *gpu, event_data *e) {
 	char v[64];
-	return get("xid", v, sizeof v) && sscanf(v, "%ld %d %llu", number, gpu, xid) == 3;
+	e->type = 8;
+	e->gi = e->ci = 0xFFFFFFFF;
+	return get("xid", v, sizeof v) && sscanf(v, "%ld %d %llu %u %u", number, gpu, &e->data, &e->gi, &e->ci) >= 3;
 }
 
 ret_t nvmlEventSetCreate(struct events **set) {
 	int gpu;
-	unsigned long long xid;
+	event_data e;
 	ret_t r = enter("nvmlEventSetCreate");
 	if (r) return r;
 	*set = calloc(1, sizeof **set);
-	event(&(*set)->last, &gpu, &xid);
+	event(&(*set)->last, &gpu, &e);
 	return OK;
 }
 
@@ -368,10 +372,9 @@ ret_t nvmlEventSetWait_v2(struct events *set, event_data *e, unsigned int ms) {
 	for (unsigned int waited = 0; waited < ms; waited += 10) {
 		long n;
 		int gpu;
-		unsigned long long xid;
-		if (event(&n, &gpu, &xid) && n > set->last && gpu >= 0 && gpu < MAX_GPUS) {
+		if (event(&n, &gpu, e) && n > set->last && gpu >= 0 && gpu < MAX_GPUS) {
 			set->last = n;
-			*e = (event_data){&gpus[gpu], 8, xid, 0xFFFFFFFF, 0xFFFFFFFF};
+			e->dev = &gpus[gpu];
 			return OK;
 		}
 		usleep(10000);

@@ -1,0 +1,135 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	gmsclient "remuda/device-plugin/gms/client"
+	"remuda/internal/sim/gpu"
+	"remuda/lockd/engine"
+)
+
+// How the tasks of jobs/gms.nomad.hcl look in a list of processes.
+const (
+	gmsCommand    = " gms -socket-dir "
+	keeperCommand = " gms keeper "
+)
+
+// TestSharedWeights: the pair of `remuda dev` has one copy of its weights, in the
+// GPU memory service, and the service's crashes cost what DESIGN section 6 says.
+func TestSharedWeights(t *testing.T) {
+	d := newDev(t, "-no-autoscaler")
+	active, standby := d.pair()
+	socket := d.weightsSocket(active.PID)
+	ask := func() (nonce, hash string) {
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		st, err := gmsclient.RuntimeState(ctx, socket)
+		if err != nil {
+			return err.Error(), "" // it is being restarted
+		}
+		return st.Nonce, st.MemoryLayoutHash
+	}
+	nonce, hash := ask()
+	require.NotEmpty(t, hash)
+
+	const size = 256 << 20
+	held := func(pid int) int64 { return proportional(t, pid) }
+	require.Greater(t, held(active.PID), int64(size))
+	require.Less(t, held(standby.PID), int64(size/4), "the standby has no copy of its own")
+
+	// With its keeper, the service may crash at any time. A client notices nothing.
+	stop := background(t, d, 4)
+	d.killTasks(gmsCommand)
+	eventually(t, 20*time.Second, "the service to have its layout back", func() error {
+		if now, has := ask(); now == nonce || has != hash {
+			return fmt.Errorf("incarnation %q has layout %q", now, has)
+		}
+		return nil
+	})
+	served, failed := stop()
+	require.Zero(t, failed)
+	require.NotZero(t, served)
+	now, waits := d.pair()
+	require.Equal(t, []int{active.PID, standby.PID}, []int{now.PID, waits.PID}, "no engine was restarted")
+	kill9(t, active.PID)
+	eventually(t, 20*time.Second, "the standby to serve", func() error {
+		if now, _ = d.pair(); now.PID != standby.PID {
+			return fmt.Errorf("engine %d serves", now.PID)
+		}
+		return nil
+	})
+	d.answers("after the crash of the service")
+
+	// Without it, everything is lost: both engines end, and load anew (Decision 6).
+	active, standby = d.pair()
+	began := time.Now()
+	d.killTasks(gmsCommand, keeperCommand)
+	var fresh engine.Status
+	eventually(t, time.Minute, "both engines to be new", func() error {
+		var other engine.Status
+		fresh, other = d.pair()
+		for _, e := range []engine.Status{fresh, other} {
+			if e.PID == active.PID || e.PID == standby.PID {
+				return fmt.Errorf("engine %d is still there", e.PID)
+			}
+		}
+		return nil
+	})
+	t.Logf("service and keeper killed: both engines anew and serving after %s", time.Since(began).Round(time.Millisecond))
+	require.Greater(t, fresh.Token, active.Token)
+	_, again := ask()
+	require.Equal(t, hash, again, "the same weights make the same layout")
+	d.answers("after the loss of the weights")
+	d.stop(syscall.SIGINT)
+}
+
+// answers asks once and compares the text.
+func (d *dev) answers(prompt string) {
+	d.t.Helper()
+	got, err := streamChat(d.t.Context(), d.info.Gateway, "demo", prompt, 20)
+	require.NoError(d.t, err)
+	require.Equal(d.t, exact("demo", prompt, 20).Text, got.text)
+}
+
+// weightsSocket is the service's socket that the engine uses.
+func (d *dev) weightsSocket(pid int) string {
+	d.t.Helper()
+	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+	require.NoError(d.t, err)
+	for kv := range strings.SplitSeq(string(raw), "\x00") {
+		if dir, ok := strings.CutPrefix(kv, "GMS_SOCKET_DIR="); ok {
+			return filepath.Join(dir, "gms_"+gpu.UUID("", 0)+"_weights.sock")
+		}
+	}
+	d.t.Fatal("the engine has no GMS_SOCKET_DIR")
+	return ""
+}
+
+// proportional is the memory of a process in bytes; what several share is split
+// between them.
+func proportional(t *testing.T, pid int) int64 {
+	t.Helper()
+	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
+	require.NoError(t, err)
+	for line := range strings.Lines(string(raw)) {
+		if f := strings.Fields(line); len(f) == 3 && f[0] == "Pss:" {
+			kib, err := strconv.ParseInt(f[1], 10, 64)
+			require.NoError(t, err)
+			return kib << 10
+		}
+	}
+	t.Fatalf("no Pss in %q", raw)
+	return 0
+}
