@@ -8,10 +8,12 @@ TOOLS := .tools/bin
 PACKAGES := ./...
 # How long make soak goes on.
 SOAK ?= 1h
-# go-nvml (a later part) is cgo and warns about its own header.
+# How long make fuzz goes on with each target.
+FUZZ ?= 1m
+# go-nvml is cgo and warns about its own header.
 export CGO_CFLAGS ?= -Wno-deprecated-declarations
 
-.PHONY: help dev test unit race vet lint e2e soak bench build tools ollama clean
+.PHONY: help dev test unit race vet lint fuzz e2e soak bench build tools ollama clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,7 +31,7 @@ ollama: ## Build the pinned Ollama (a real engine for any CPU) into .tools/bin
 dev: tools build ## Run a complete local cluster in the foreground (Ctrl-C ends it)
 	@$(BIN)/remuda dev $(DEV_FLAGS)
 
-test: lint unit race e2e ## Everything: linter, unit tests, race detector, end to end
+test: lint unit race fuzz e2e ## Everything: linter, unit tests, race detector, fuzzing, end to end
 
 unit: ## Unit tests
 	go test $(PACKAGES)
@@ -45,6 +47,11 @@ lint: vet ## go vet and golangci-lint with .golangci.yml
 	@tools/build golangci-lint
 	$(TOOLS)/golangci-lint run --build-tags e2e $(PACKAGES)
 
+fuzz: ## Fuzz the GPU memory service's frames and state machine, FUZZ=1m each
+	go test ./device-plugin/gms/wire -run '^$$' -fuzz '^FuzzReadFrame$$' -fuzztime $(FUZZ)
+	go test ./device-plugin/gms/wire -run '^$$' -fuzz '^FuzzDecode$$' -fuzztime $(FUZZ)
+	go test ./device-plugin/gms/layout -run '^$$' -fuzz '^FuzzMachine$$' -fuzztime $(FUZZ)
+
 e2e: tools ollama build ## End-to-end tests on real Nomad, Consul and Ollama
 	REMUDA_BIN=$(CURDIR)/$(BIN) REMUDA_TOOLS=$(CURDIR)/$(TOOLS) REMUDA_OLLAMA=$(CURDIR)/$(TOOLS)/ollama \
 		go test -tags e2e -count 1 -p 1 -timeout 40m ./e2e/... ./lockd/engine/dialect/... ./lockd/torture/...
@@ -52,10 +59,12 @@ e2e: tools ollama build ## End-to-end tests on real Nomad, Consul and Ollama
 soak: ## Torture lockd for SOAK=1h
 	REMUDA_SOAK=$(SOAK) go test -tags e2e -count 1 -timeout 0 -v -run NeverTwo ./lockd/torture
 
-bench: build tools ## Benchmarks: gateway against direct and a bare ReverseProxy, failover against flock and Consul
+bench: build tools ## Benchmarks: gateway against a ReverseProxy, failover against flock and Consul, shared memory against files
 	go test ./controller/gateway -run '^$$' -bench Gateway -benchtime 1x -timeout 30m
 	REMUDA_TOOLS=$(CURDIR)/$(TOOLS) go test ./lockd -run '^$$' -bench Failover -benchtime 1x -timeout 30m
 	REMUDA_FAILOVER_KILLS=200 REMUDA_BIN=$(CURDIR)/$(BIN) REMUDA_TOOLS=$(CURDIR)/$(TOOLS) go test -tags e2e -count 1 -v -timeout 60m -run 'TestFailover$$' ./e2e
+	go test ./device-plugin/gms/client -run '^$$' -bench 'Import|Metadata|Session' -benchtime 3x -timeout 30m
+	REMUDA_BIN=$(CURDIR)/$(BIN) go test -tags e2e ./e2e -run '^$$' -bench PairMemory -benchtime 1x
 
 clean: ## Remove what was built (the tools stay cached by Go)
 	rm -rf $(BIN) .tools

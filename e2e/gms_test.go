@@ -119,7 +119,7 @@ func (d *dev) weightsSocket(pid int) string {
 
 // proportional is the memory of a process in bytes; what several share is split
 // between them.
-func proportional(t *testing.T, pid int) int64 {
+func proportional(t testing.TB, pid int) int64 {
 	t.Helper()
 	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
 	require.NoError(t, err)

@@ -116,6 +116,18 @@ plugin "remuda-device" {
 			_ = cmd.Process.Kill()
 			<-done
 		}
+		// An agent that ends leaves its allocations' mounts for the next one.
+		for _, line := range mountsOf(n.dir) {
+			if err := syscall.Unmount(strings.Fields(line)[4], 0); err != nil {
+				t.Errorf("unmount %s: %v", line, err)
+			}
+		}
+		eventually(t, 30*time.Second, "the plugin and its worker to be gone", func() error {
+			if left := processesOf(n.dir); len(left) > 0 {
+				return fmt.Errorf("left: %q", left)
+			}
+			return nil
+		})
 		if t.Failed() {
 			log := n.log.String()
 			t.Logf("nomad printed:\n%s", log[max(0, len(log)-12000):])

@@ -65,6 +65,9 @@ func (k *KeeperClient) Gone() bool {
 // fenceRecord is the name of the record with the fence tokens.
 const fenceRecord = "fence"
 
+// appearPause is how often a keeper is looked for at the start.
+const appearPause = 5 * time.Millisecond
+
 // refusedPause is how long a record that the keeper has refused is left alone: it
 // has no room, and a try costs a descriptor of every allocation.
 const refusedPause = 10 * time.Second
@@ -80,8 +83,8 @@ type keeping struct {
 	retry   time.Duration
 	logger  hclog.Logger
 	metrics *metrics
-	// down tells that the keeper did not answer last time. Nobody waits for it
-	// then.
+	// down tells that the keeper did not answer last time. It is not waited for
+	// as long then.
 	down atomic.Bool
 	// wake tells the background that something is left to do.
 	wake    chan struct{}
@@ -140,7 +143,11 @@ func (k *keeping) record(name string, want func() (content, error)) *record {
 	return r
 }
 
-var errKeeperDown = errors.New("the keeper did not answer before")
+var errKeeperGone = errors.New("there is no keeper")
+
+// hungShare is by how much the wait for a keeper is shortened that did not answer
+// last time: one commit waits for it, and not every commit after it.
+const hungShare = 10
 
 // sync stores what should be stored, while the caller has locked the record. wanted tells that
 // somebody waits for it.
@@ -155,10 +162,14 @@ func (r *record) sync(ctx context.Context, wanted bool) error {
 		r.behind.Store(false)
 		return nil
 	}
+	wait := r.k.wait
 	if wanted && r.k.down.Load() {
-		return r.failed(errKeeperDown)
+		if r.k.keeper.Gone() {
+			return r.failed(errKeeperGone)
+		}
+		wait /= hungShare // it may be back, or it hangs
 	}
-	limited, cancel := context.WithTimeout(ctx, r.k.wait)
+	limited, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
 	if c.keep {
 		r.maybe = true
@@ -331,13 +342,18 @@ func (k *keeping) run(ctx context.Context) {
 }
 
 func (k *keeping) catchUp(ctx context.Context) {
+	left := false
 	for _, r := range k.records {
 		if !r.behind.Load() || ctx.Err() != nil {
 			continue
 		}
+		left = true
 		if err := r.catchUp(ctx); err != nil && k.down.Load() {
 			return // the others would wait for nothing
 		}
+	}
+	if !left && k.down.Load() && !k.keeper.Gone() {
+		k.down.Store(false)
 	}
 }
 
@@ -418,13 +434,13 @@ func (s *Server) restore(ctx context.Context) {
 	if s.cfg.Keeper == nil {
 		return
 	}
-	if s.cfg.Keeper.Gone() { // and so is what one before it had
-		s.keeping.down.Store(true)
-		s.logger.Warn("there is no keeper now: nothing is taken back")
-		return
-	}
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.KeeperWait)
 	defer cancel()
+	if !s.keeping.appears(ctx) { // and so what one before it had is lost
+		s.keeping.down.Store(true)
+		s.logger.Warn("there is no keeper: nothing is taken back, and nothing is kept before it comes", "waited", s.cfg.KeeperWait)
+		return
+	}
 	fail := func(r *record, err error) {
 		s.metrics.keeperFailures.Inc()
 		s.logger.Error("nothing is taken back from the keeper", "record", r.name, "error", err)
@@ -450,6 +466,21 @@ func (s *Server) restore(ctx context.Context) {
 			fail(u.record, err)
 		}
 	}
+}
+
+// appears waits until there is a keeper: it may have been started together with
+// this program.
+func (k *keeping) appears(ctx context.Context) bool {
+	tick := time.NewTicker(appearPause)
+	defer tick.Stop()
+	for k.keeper.Gone() {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-tick.C:
+		}
+	}
+	return true
 }
 
 // takeBack restores a unit's layout. It owns fds.

@@ -2,6 +2,7 @@ package gms_test
 
 import (
 	"errors"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -269,19 +270,65 @@ func TestEndClearsNothing(t *testing.T) {
 	s.holds(weights, id, "x")
 }
 
-// TestStartBeforeTheKeeper waits for nothing, and uses it when it comes.
-func TestStartBeforeTheKeeper(t *testing.T) {
-	cfg, k := keptConfig(t)
+// TestStartTogetherWithTheKeeper: what is started together finds each other.
+func TestStartTogetherWithTheKeeper(t *testing.T) {
+	s, k := kept(t)
+	id, _ := s.commitOne(weights, "x")
+	s.end()
+	cfg := s.cfg
 	cfg.KeeperWait = patience
+	late := &lateKeeper{Keeper: k}
+	late.absent.Store(5)
+	cfg.Keeper = late
+	s = start(t, cfg)
+	s.holds(weights, id, "x")
+	require.True(t, s.isKept())
+}
+
+// lateKeeper is not there when it is looked for the first times.
+type lateKeeper struct {
+	*gmstest.Keeper
+	absent atomic.Int32
+}
+
+func (k *lateKeeper) Gone() bool { return k.absent.Add(-1) >= 0 || k.Keeper.Gone() }
+
+// TestStartWithoutAKeeper goes on without, and uses it when it comes.
+func TestStartWithoutAKeeper(t *testing.T) {
+	cfg, k := keptConfig(t)
 	k.Kill()
-	began := time.Now()
 	s := start(t, cfg)
 	s.commitOne(weights, "x")
-	require.Less(t, time.Since(began), patience/2)
 	require.Zero(t, s.metric("remuda_gms_keeper_up", nil))
 	k.Start()
 	eventually(t, "it is kept", s.isKept)
 	require.EqualValues(t, 1, s.metric("remuda_gms_keeper_up", nil))
+}
+
+// TestFirstCommitAfterTheKeeperHasComeIsKept: though nothing was done with it yet.
+func TestFirstCommitAfterTheKeeperHasComeIsKept(t *testing.T) {
+	cfg, k := keptConfig(t)
+	cfg.KeeperRetry = time.Hour
+	k.Kill()
+	s := start(t, cfg)
+	k.Start()
+	s.open(weights, wire.RW).commit()
+	require.True(t, s.isKept())
+}
+
+// TestKeeperThatHangsIsWaitedForOnce: commits after the first wait for a tenth.
+func TestKeeperThatHangsIsWaitedForOnce(t *testing.T) {
+	cfg, k := keptConfig(t)
+	cfg.Tags = []string{"1", "2", "3", "4", "5"}
+	cfg.KeeperWait, cfg.KeeperRetry = time.Second, time.Hour
+	s := start(t, cfg)
+	k.Hang(true)
+	began := time.Now()
+	for _, tag := range cfg.Tags {
+		s.open(tag, wire.RW).commit()
+	}
+	require.Less(t, time.Since(began), 3*time.Second)
+	require.GreaterOrEqual(t, time.Since(began), time.Second)
 }
 
 // TestStartWithAKeeperThatHangs: what it has by then is out of date.

@@ -255,6 +255,39 @@ func TestTokenThatWasAdmittedIsNotForgottenEvenIfTheKeeperHung(t *testing.T) {
 	refuseStale(t, s.weights(), reader, "g", 5)
 }
 
+// TestRestartWhileTheKeeperHangsLosesNothing: what it has is not given up because it
+// is slow.
+func TestRestartWhileTheKeeperHangsLosesNothing(t *testing.T) {
+	t.Parallel()
+	s, k := kept(t, serverConfig{})
+	fenced(t, s.kvCache(), writer, "g", 5).close()
+	commitOne(t, s.weights())
+	before := readLayout(t, s.weights())
+	resume := pause(t, k.cmd.Process.Pid)
+	s.kill(t)
+	again, err := launch(s.cfg)
+	require.NoError(t, err)
+	t.Cleanup(func() { again.finish(t) })
+	// It may wait for the keeper, or end, but it may not serve what is not so.
+	for deadline := time.Now().Add(3 * time.Second); time.Now().Before(deadline) && !again.gone(); time.Sleep(10 * time.Millisecond) {
+		r, err := dialRaw(s.weights())
+		if err != nil {
+			continue
+		}
+		_ = r.send(newMessage("get_runtime_state_request"))
+		a, err := r.receive(100 * time.Millisecond)
+		r.c.Close()
+		require.False(t, err == nil && a.message["committed"] == false, "a layout that is kept is given up: %v", a.message)
+	}
+	resume()
+	if again.gone() {
+		again = s.again(t)
+	}
+	again.ready(t)
+	require.Equal(t, before, readLayout(t, s.weights()))
+	refuseStale(t, s.weights(), reader, "g", 4)
+}
+
 // TestKeeperIsPrivate: as the server's sockets are.
 func TestKeeperIsPrivate(t *testing.T) {
 	t.Parallel()
