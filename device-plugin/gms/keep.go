@@ -357,18 +357,32 @@ func (k *keeping) catchUp(ctx context.Context) {
 	}
 }
 
-// load reads a record at the start.
+// load reads a record at the start. It waits for a keeper that does not answer,
+// unless that one is gone.
 func (r *record) load(ctx context.Context) (blob []byte, fds []int, found bool, err error) {
 	r.sem <- struct{}{} // nobody else is there yet
 	defer r.unlock()
 	r.maybe = true
-	blob, fds, found, err = r.k.keeper.Load(ctx, r.name)
-	r.k.down.Store(err != nil)
-	if err == nil {
-		r.maybe = found
-		r.kept.Store(found)
+	for {
+		limited, cancel := context.WithTimeout(ctx, r.k.wait)
+		blob, fds, found, err = r.k.keeper.Load(limited, r.name)
+		cancel()
+		var refused *keeper.RefusedError
+		r.k.down.Store(err != nil && !errors.As(err, &refused))
+		if err == nil {
+			r.maybe = found
+			r.kept.Store(found)
+		}
+		if !r.k.down.Load() || ctx.Err() != nil {
+			return blob, fds, found, err
+		}
+		if r.k.keeper.Gone() {
+			r.maybe = false
+			return nil, nil, false, errKeeperGone
+		}
+		r.k.metrics.keeperFailures.Inc()
+		r.k.logger.Error("the keeper does not answer: the start waits for it", "record", r.name, "error", err)
 	}
-	return blob, fds, found, err
 }
 
 // pack and unpack make blobs of records.
@@ -428,14 +442,13 @@ func (u *unit) wantLayout() (content, error) {
 	return c, nil
 }
 
-// restore takes back what the keeper has of a server that is gone. What cannot be
-// taken back is dropped: engines load again then.
+// restore takes back what the keeper has of a server that is gone. A keeper that
+// hangs is waited for: it may have what would be lost. What cannot be taken back is
+// dropped: engines load again then.
 func (s *Server) restore(ctx context.Context) {
 	if s.cfg.Keeper == nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, s.cfg.KeeperWait)
-	defer cancel()
 	if !s.keeping.appears(ctx) { // and so what one before it had is lost
 		s.keeping.down.Store(true)
 		s.logger.Warn("there is no keeper: nothing is taken back, and nothing is kept before it comes", "waited", s.cfg.KeeperWait)
@@ -471,6 +484,8 @@ func (s *Server) restore(ctx context.Context) {
 // appears waits until there is a keeper: it may have been started together with
 // this program.
 func (k *keeping) appears(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, k.wait)
+	defer cancel()
 	tick := time.NewTicker(appearPause)
 	defer tick.Stop()
 	for k.keeper.Gone() {

@@ -1,7 +1,9 @@
 package gms_test
 
 import (
+	"context"
 	"errors"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -331,14 +333,48 @@ func TestKeeperThatHangsIsWaitedForOnce(t *testing.T) {
 	require.GreaterOrEqual(t, time.Since(began), time.Second)
 }
 
-// TestStartWithAKeeperThatHangs: what it has by then is out of date.
-func TestStartWithAKeeperThatHangs(t *testing.T) {
+// TestStartWaitsForAKeeperThatHangs: it may have what would be lost. Until then
+// nobody is told that nothing is there.
+func TestStartWaitsForAKeeperThatHangs(t *testing.T) {
 	s, k := kept(t)
-	s.commitOne(weights, "x")
+	id, _ := s.commitOne(weights, "x")
 	s.end()
 	k.Hang(true)
+	var helper sync.WaitGroup
+	defer helper.Wait()
+	helper.Go(func() {
+		for began := time.Now(); time.Since(began) < 3*s.cfg.KeeperWait || k.Waiting() == 0; {
+			time.Sleep(time.Millisecond)
+			if _, err := wire.Dial(s.path(weights)); err == nil {
+				t.Error("it serves before it knows what there is")
+				break
+			}
+		}
+		k.Hang(false)
+	})
+	s = start(t, s.cfg)
+	s.holds(weights, id, "x")
+	s.end()
+
+	// It can be told to end meanwhile, and does not wait for one that is gone.
+	k.Hang(true)
+	server, err := gms.New(s.cfg)
+	require.NoError(t, err)
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- server.Run(ctx) }()
+	eventually(t, "it waits", func() bool { return k.Waiting() > 0 })
+	stop()
+	require.NoError(t, <-ended)
+	_, found := k.Has(layoutRecord)
+	require.True(t, found)
+	helper.Go(func() {
+		for k.Waiting() == 0 {
+			time.Sleep(time.Millisecond)
+		}
+		k.Kill()
+		k.Hang(false)
+	})
 	s = start(t, s.cfg)
 	require.Equal(t, wire.StateEmpty, s.state(weights).State)
-	k.Hang(false)
-	eventually(t, "the old record is dropped", func() bool { _, found := k.Has(layoutRecord); return !found })
 }

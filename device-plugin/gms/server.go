@@ -123,6 +123,9 @@ func (s *Server) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	listeners, release, err := s.open(ctx)
+	if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
+		return nil // it was told to end before it had begun
+	}
 	if err != nil {
 		return fmt.Errorf("gms: %w", err)
 	}
@@ -188,6 +191,10 @@ func (s *Server) open(ctx context.Context) (listeners []*net.UnixListener, relea
 		claims = append(claims, f)
 	}
 	s.restore(ctx)
+	if err := ctx.Err(); err != nil {
+		release()
+		return nil, nil, err
+	}
 	for _, u := range s.units {
 		l, err := listen(u.path)
 		if err != nil {
