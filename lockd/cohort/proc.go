@@ -129,16 +129,18 @@ func parseStat(pid int, raw []byte) (stat, error) {
 const kernelThread = 0x00200000
 
 // startedWithout tells whether a process was started with an empty environment:
-// its beginning (field 50) is its end (field 51) then. Both are 0 while there is
-// none yet, in the middle of execve, or none any more. That the environment was
-// found empty a moment ago tells nothing: an execve may have ended since.
+// its beginning (field 50) is its end (field 51) then. So it is for a moment in the
+// middle of execve, too, but not any more once the end of the code (field 27) is
+// known, which the kernel sets last (load_elf_binary). All are 0 before, and of a
+// process that has given back its memory. That the environment was found empty a
+// moment ago tells nothing: an execve may have ended since.
 func startedWithout(pid int) bool {
 	raw, err := read(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return false
 	}
 	f := strings.Fields(string(raw[bytes.LastIndexByte(raw, ')')+1:]))
-	return len(f) > 48 && f[48] != "0" && f[47] == f[48]
+	return len(f) > 48 && f[24] != "0" && f[48] != "0" && f[47] == f[48]
 }
 
 // Lookup finds the process that has pid now.
