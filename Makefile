@@ -10,7 +10,8 @@ PACKAGES := ./...
 SOAK ?= 1h
 # How long make fuzz goes on with each target.
 FUZZ ?= 1m
-# go-nvml is cgo and warns about its own header.
+# go-nvml is cgo and warns about its own header. It looks NVML's symbols up when
+# they are first called, so the linker must not ask for them at the start.
 export CGO_CFLAGS ?= -Wno-deprecated-declarations
 
 .PHONY: help dev test unit race vet lint fuzz e2e soak bench build tools ollama clean
@@ -20,7 +21,7 @@ help: ## List the targets
 
 build: ## Build remuda, remuda-device into bin/
 	@mkdir -p $(BIN)
-	go build -o $(BIN)/ ./cmd/...
+	go build -ldflags '-extldflags=-Wl,-z,lazy' -o $(BIN)/ ./cmd/...
 
 tools: ## Build the pinned Nomad, Consul and nomad-autoscaler into .tools/bin
 	@tools/build nomad consul nomad-autoscaler

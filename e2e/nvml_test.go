@@ -137,6 +137,9 @@ plugin "remuda-device" {
 	api.Address = fmt.Sprintf("http://127.0.0.1:%d", ports[0])
 	n.api, err = nomadapi.NewClient(api)
 	require.NoError(t, err)
+	begin := time.Now()
+	// A combined agent can lose a race with itself at its start and then takes
+	// half a minute.
 	eventually(t, 2*time.Minute, "the node to be ready", func() error {
 		select {
 		case <-done:
@@ -153,6 +156,7 @@ plugin "remuda-device" {
 		n.node = nodes[0].ID
 		return nil
 	})
+	t.Logf("the node was ready after %s", time.Since(begin).Round(time.Millisecond))
 	return n
 }
 
