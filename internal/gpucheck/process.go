@@ -120,7 +120,11 @@ func (r *run) start(name string, talk bool, path string, args ...string) (*proce
 // connect makes the pipes and returns the ends that the process gets.
 func (p *process) connect(talk bool) (out, errs *os.File, err error) {
 	theirs := make([]*os.File, 0, 2)
-	for range map[bool]int{false: 1, true: 2}[talk] {
+	n := 1
+	if talk {
+		n = 2
+	}
+	for range n {
 		ours, its, err := os.Pipe()
 		if err != nil {
 			return nil, nil, err
