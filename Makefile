@@ -14,7 +14,7 @@ FUZZ ?= 1m
 # they are first called, so the linker must not ask for them at the start.
 export CGO_CFLAGS ?= -Wno-deprecated-declarations
 
-.PHONY: help dev test unit race vet lint fuzz e2e soak bench build tools ollama clean
+.PHONY: help dev test unit race vet lint fuzz e2e soak bench gpu-check build tools ollama clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,6 +66,9 @@ bench: build tools ## Benchmarks: gateway against a ReverseProxy, failover again
 	REMUDA_FAILOVER_KILLS=200 REMUDA_BIN=$(CURDIR)/$(BIN) REMUDA_TOOLS=$(CURDIR)/$(TOOLS) go test -tags e2e -count 1 -v -timeout 60m -run 'TestFailover$$' ./e2e
 	go test ./device-plugin/gms/client -run '^$$' -bench 'Import|Metadata|Session' -benchtime 3x -timeout 30m
 	REMUDA_BIN=$(CURDIR)/$(BIN) go test -tags e2e ./e2e -run '^$$' -bench PairMemory -benchtime 1x
+
+gpu-check: ## Bundle the checks for a machine with a GPU into bin/gpu-check.tar.gz
+	@tools/gpu-check
 
 clean: ## Remove what was built (the tools stay cached by Go)
 	rm -rf $(BIN) .tools

@@ -2,6 +2,7 @@ package deviceplugin_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -12,8 +13,12 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/hashicorp/nomad/plugins/device"
+	deviceproto "github.com/hashicorp/nomad/plugins/device/proto"
 	"github.com/hashicorp/nomad/plugins/shared/structs"
 	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/encoding"
+	grpcproto "google.golang.org/grpc/encoding/proto"
 
 	deviceplugin "remuda/device-plugin"
 	"remuda/device-plugin/devicetest"
@@ -198,6 +203,53 @@ func TestGMSInStatisticsAndMetrics(t *testing.T) {
 	}
 	_, err = http.Get("http://" + addr + "/metrics")
 	require.Error(t, err, "the endpoint ends with the stream")
+}
+
+// A message that is no UTF-8 cannot be sent over gRPC: the stream would end, and
+// Nomad would drop every GPU for good.
+func TestNothingButUTF8ReachesNomad(t *testing.T) {
+	dir, err := os.MkdirTemp("", "gms")
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
+	gms(t, filepath.Join(dir, "gms_GPU-1_weights.sock"), &wire.GetRuntimeStateResponse{State: "R\xffO"})
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "gms_GPU-1_\xff.sock"), nil, 0o600))
+	codec := encoding.GetCodec(grpcproto.Name) // what gRPC sends with
+	sendable := func(m any) {
+		t.Helper()
+		_, err := codec.Marshal(m)
+		require.NoError(t, err)
+	}
+	src := &devicetest.Source{}
+	bad := sick(h100("GPU-2", ""), "said \xff")
+	bad.Model, bad.DriverVersion = "H\xff", "5\xff"
+	src.Set(h100("GPU-1", ""), bad)
+	src.SetSamples(map[string]deviceplugin.Sample{"GPU-1": {}, "GPU-2": {}})
+	p := configured(t, src, fmt.Sprintf("gms_socket_dir = %q\nfingerprint_period = \"100ms\"", dir))
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	fp, err := p.Fingerprint(ctx)
+	require.NoError(t, err)
+	valid := func(resp *device.FingerprintResponse) {
+		t.Helper()
+		for _, g := range resp.Devices {
+			sendable(&deviceproto.DeviceGroup{DeviceName: g.Name, Attributes: structs.ConvertStructAttributeMap(g.Attributes)})
+			for _, d := range g.Devices {
+				sendable(&deviceproto.DetectedDevice{ID: d.ID, HealthDescription: d.HealthDesc})
+			}
+		}
+	}
+	valid(<-fp)
+	stats, err := p.Stats(ctx, time.Hour)
+	require.NoError(t, err)
+	for _, g := range (<-stats).Groups {
+		for _, s := range g.InstanceStats {
+			sendable(structs.ConvertStructStatObject(s.Stats))
+		}
+	}
+	src.Fail(errors.New("the driver printed \xff"))
+	failed := <-fp
+	require.Contains(t, health(failed)["GPU-1#0"], "the driver printed ?")
+	valid(failed)
 }
 
 // An address that is taken costs the metrics, and nothing else.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/hashicorp/nomad/plugins/device"
 	"github.com/hashicorp/nomad/plugins/shared/structs"
@@ -50,6 +51,11 @@ type inventory struct {
 	gpus []GPU
 }
 
+// validText makes a text fit for gRPC. A message with anything but UTF-8 in it
+// cannot be sent, which ends the stream, and Nomad then drops the plugin for
+// good. Reasons hold what libraries and the driver print.
+func validText(s string) string { return strings.ToValidUTF8(s, "?") }
+
 // newInventory makes an inventory of what a source listed. It leaves out the
 // ignored GPUs and those that cannot be named, and says why of the latter.
 func newInventory(gpus []GPU, s Settings) (inventory, []error) {
@@ -81,6 +87,10 @@ func newInventory(gpus []GPU, s Settings) (inventory, []error) {
 		}
 		g.Seats = min(g.Seats, MaxSeats)
 		g.PCIBusID = SysfsBusID(g.PCIBusID)
+		for _, text := range []*string{&g.Parent, &g.MIGProfile, &g.Model, &g.Clique, &g.Architecture, &g.DriverVersion,
+			&g.CUDAVersion, &g.PCIBusID, &g.Unhealthy} {
+			*text = validText(*text)
+		}
 		kept = append(kept, g)
 	}
 	slices.SortFunc(kept, func(a, b GPU) int {
@@ -95,7 +105,7 @@ func (inv inventory) allUnhealthy(reason string) inventory {
 	gpus := slices.Clone(inv.gpus)
 	for i := range gpus {
 		if gpus[i].Unhealthy == "" {
-			gpus[i].Unhealthy = reason
+			gpus[i].Unhealthy = validText(reason)
 		}
 	}
 	return inventory{gpus: gpus}

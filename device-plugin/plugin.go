@@ -39,7 +39,9 @@ const Name = "remuda-device"
 // its GPUs, not of the node.
 const sourceTimeout = 10 * time.Second
 
-// A reservation looks up to reserveTries times at GPUs that cannot be read.
+// A reservation looks up to reserveTries times at GPUs that cannot be read, as
+// long as that is told quickly: a driver that hangs must not hold up every task
+// of the node, one after the other.
 const (
 	reserveTries = 4
 	reserveRetry = 500 * time.Millisecond
@@ -254,12 +256,13 @@ func (p *Plugin) faulty() bool {
 // reservable takes a fresh look at the GPUs. A look that fails is repeated a few
 // times, because Nomad does not repeat a refused reservation: it fails the task.
 func (p *Plugin) reservable() (inv inventory, settings Settings, fault string) {
+	begin := time.Now()
 	for try := 1; ; try++ {
 		inv = p.refresh(context.Background())
 		p.mu.Lock()
 		settings, fault = p.settings, p.fault
 		p.mu.Unlock()
-		if fault == "" || try == reserveTries {
+		if fault == "" || try == reserveTries || time.Since(begin) >= sourceTimeout {
 			return inv, settings, fault
 		}
 		time.Sleep(reserveRetry)

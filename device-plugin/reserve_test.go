@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/hashicorp/nomad/plugins/device"
 	"github.com/stretchr/testify/require"
@@ -207,5 +209,22 @@ func TestReserveProperty(t *testing.T) {
 				t.Fatalf("Reserve(%q) gave %s=%q", ids, name, got)
 			}
 		}
+	})
+}
+
+// A driver that hangs is waited for once, and not as often as one that errs.
+func TestReserveWhileTheDriverHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		src := &devicetest.Source{}
+		src.Set(h100("GPU-1", ""))
+		p := configured(t, src, "")
+		_, err := p.Reserve([]string{"GPU-1#0"})
+		require.NoError(t, err)
+		src.Hang()
+		begin := time.Now()
+		_, err = p.Reserve([]string{"GPU-1#0"})
+		require.ErrorIs(t, err, deviceplugin.ErrReserve)
+		require.ErrorContains(t, err, "deadline")
+		require.LessOrEqual(t, time.Since(begin), 10*time.Second)
 	})
 }

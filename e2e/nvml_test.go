@@ -340,7 +340,7 @@ func TestNVML(t *testing.T) {
 		})
 	})
 	t.Run("the doctor sees what is there", func(t *testing.T) {
-		cmd := exec.Command(binary(t, "remuda"), "device", "doctor", "-json", "-nomad", n.api.Address(), "-nvml-library", lib.Path, "-gms-socket-dir", gms)
+		cmd := exec.Command(binary(t, "remuda"), "device", "doctor", "-json", "-nomad", n.api.Address())
 		raw, err := cmd.Output()
 		var exit *exec.ExitError
 		if err != nil { // this machine may have no NVIDIA driver
@@ -358,7 +358,7 @@ func TestNVML(t *testing.T) {
 		require.Contains(t, found["NVML"], "ok driver 570.86.15, CUDA 12.8, 2 GPUs")
 		require.Contains(t, found["seats"], "ok Nomad offers 4 seats of 2 GPUs, 4 of them healthy")
 		require.Contains(t, found["Nomad"], "ok version 1.")
-		require.Contains(t, found["GMS sockets"], "note there are none")
+		require.Contains(t, found["GMS sockets"], "note there are none in "+gms, "the plugin's own configuration counts")
 	})
 	t.Run("a program's XID changes nothing", func(t *testing.T) {
 		lib.XID(0, 31)

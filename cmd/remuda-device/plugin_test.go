@@ -238,6 +238,14 @@ func TestPluginUnderGoPlugin(t *testing.T) {
 		for _, reason := range devices(next(t, stream)) {
 			require.Empty(t, reason)
 		}
+		// An upgrade that has replaced the file does not concern this plugin.
+		require.NoError(t, os.Rename(bin, bin+".old"))
+		require.NoError(t, os.WriteFile(bin, []byte("#!/bin/sh\nexit 7\n"), 0o755))
+		old := workerOf(t, client.ReattachConfig().Pid)
+		require.NoError(t, syscall.Kill(old, syscall.SIGKILL))
+		_, err = p.Reserve([]string{uuid + "#1"})
+		require.NoError(t, err)
+		require.NoError(t, os.Rename(bin+".old", bin))
 		// The worker goes where the plugin goes, even while NVML hangs.
 		lib.Set("hang=nvmlDeviceGetMemoryInfo")
 		worker := workerOf(t, client.ReattachConfig().Pid)
@@ -284,6 +292,14 @@ func TestPluginUnderGoPlugin(t *testing.T) {
 		out, err = exec.CommandContext(t.Context(), bin, "-probe", "-nvml-library", lib.Path).CombinedOutput()
 		require.Error(t, err)
 		require.Contains(t, string(out), "No such file")
+	})
+
+	t.Run("a worker by hand explains itself", func(t *testing.T) {
+		out, err := exec.CommandContext(t.Context(), bin, "-nvml-worker").CombinedOutput()
+		var exit *exec.ExitError
+		require.True(t, errors.As(err, &exit), "%s", out)
+		require.Equal(t, 2, exit.ExitCode())
+		require.Contains(t, string(out), "started by the plugin itself")
 	})
 
 	t.Run("by hand it explains itself", func(t *testing.T) {

@@ -18,7 +18,7 @@ import (
 var pluginDirs = []string{"/opt/nomad/plugins", "/opt/nomad/data/plugins", "/var/lib/nomad/plugins", "/usr/lib/nomad/plugins"}
 
 // doctorTimeout bounds the whole examination.
-const doctorTimeout = time.Minute
+const doctorTimeout = 2 * time.Minute
 
 func (p *program) deviceDoctorVerb() verb {
 	return verb{
@@ -35,8 +35,8 @@ Run it on the node, as the user that Nomad runs as. The exit status is 1 if ther
 			var pluginDir string
 			cfg := doctor.Config{Version: version.String()}
 			fs.StringVar(&pluginDir, "plugin-dir", "", "Nomad's plugin_dir, where Nomad itself does not say (default the usual places)")
-			fs.StringVar(&cfg.Library, "nvml-library", "", "`path` of NVML, as nvml_library in the plugin's configuration (default what the linker finds)")
-			fs.StringVar(&cfg.GMSSocketDir, "gms-socket-dir", deviceplugin.DefaultGMSSocketDir, "`directory` of the GPU memory service's sockets")
+			fs.StringVar(&cfg.Library, "nvml-library", "", "`path` of NVML, as nvml_library in the plugin's configuration (default what that says, or what the linker finds)")
+			fs.StringVar(&cfg.GMSSocketDir, "gms-socket-dir", "", "`directory` of the GPU memory service's sockets (default what the plugin's configuration says, or "+deviceplugin.DefaultGMSSocketDir+")")
 			fs.StringVar(&nomad.Address, "nomad", nomad.Address, "`address` of this node's Nomad agent")
 			fs.BoolVar(&asJSON, "json", false, "print JSON")
 			return func(ctx context.Context, args []string) error {

@@ -28,12 +28,16 @@ const (
 	// lockRWOrRO and lockRO are the values of weightsLockEnv.
 	lockRWOrRO = "rw_or_ro"
 	lockRO     = "ro"
+	// verifyAlways and verifyImport are the values of -verify.
+	verifyAlways = "always"
+	verifyImport = "import"
 )
 
 // simGMS are the flags of an engine whose weights are in the GPU memory service.
 type simGMS struct {
 	sockets, tag, lock   string
 	backend, cudaLibrary string
+	verify               string
 	timeout              time.Duration
 }
 
@@ -44,6 +48,7 @@ func (g *simGMS) declare(fs *flag.FlagSet) {
 	fs.StringVar(&g.lock, "gms-lock", g.lock, "`how` to ask for the lock of the weights: rw_or_ro writes them where they are not there, ro waits for another engine to do so (default: $"+weightsLockEnv+", else rw_or_ro)")
 	fs.StringVar(&g.backend, "gms-backend", g.backend, "whose `memory` the service shares: host or cuda")
 	fs.StringVar(&g.cudaLibrary, "cuda-library", "", "`path` of the CUDA driver's library, for -gms-backend cuda")
+	fs.StringVar(&g.verify, "verify", verifyAlways, "`when` to compare weights in the GPU memory service with their digests: always is at import and at every wake, import at import only")
 	fs.DurationVar(&g.timeout, "gms-timeout", g.timeout, "`time` after which a wake that waits for the service fails, which ends the engine")
 }
 
@@ -63,6 +68,14 @@ func (g *simGMS) config() (*shared.Config, error) {
 		cfg.Lock = wire.RO
 	default:
 		return nil, usagef("-gms-lock is %q: want %s or %s", g.lock, lockRWOrRO, lockRO)
+	}
+	switch g.verify {
+	case verifyAlways:
+		cfg.Verify = shared.VerifyAlways
+	case verifyImport:
+		cfg.Verify = shared.VerifyImport
+	default:
+		return nil, usagef("-verify is %q: want %s or %s", g.verify, verifyAlways, verifyImport)
 	}
 	if g.sockets == gmsAuto {
 		gpus := os.Getenv(deviceplugin.EnvGPUs)

@@ -11,7 +11,9 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"time"
 
+	deviceplugin "remuda/device-plugin"
 	"remuda/device-plugin/nvml"
 )
 
@@ -49,10 +51,11 @@ type Config struct {
 	// PluginDirs are the directories in which Nomad may look for plugins, in
 	// the order in which they are tried. Nomad's own word comes first.
 	PluginDirs []string
-	// Library is the NVML library, empty for the one that the linker finds.
+	// Library is the NVML library; empty for the one in the plugin's own
+	// configuration, or else the one that the linker finds.
 	Library string
-	// GMSSocketDir is the directory of the GPU memory service's sockets, empty
-	// where the node has none.
+	// GMSSocketDir is the directory of the GPU memory service's sockets; empty
+	// for the one in the plugin's own configuration, or else the default.
 	GMSSocketDir string
 	// Version is the version that the plugin should be of.
 	Version string
@@ -74,6 +77,8 @@ type Node struct {
 	PluginDir string
 	// Plugins are the names of its plugin blocks.
 	Plugins []string
+	// Config is the config block of the plugin, as far as Nomad says.
+	Config map[string]any
 	// Client says that the agent runs tasks at all.
 	Client bool
 	// Seats are the GPU seats that it offers, and Others the devices of type
@@ -89,11 +94,27 @@ type Seat struct {
 	Simulated bool
 }
 
+// nomadTimeout is how long the agent gets to answer.
+const nomadTimeout = 10 * time.Second
+
 // Run checks everything and returns what it found, in the order in which one
 // thing depends on another.
 func Run(ctx context.Context, cfg Config) []Finding {
 	if cfg.Root == "" {
 		cfg.Root = "/"
+	}
+	asking, cancel := context.WithTimeout(ctx, nomadTimeout)
+	node, err := cfg.Nomad(asking)
+	cancel()
+	if cfg.Library == "" {
+		cfg.Library, _ = node.Config["nvml_library"].(string)
+	}
+	if cfg.GMSSocketDir == "" {
+		dir, said := node.Config["gms_socket_dir"].(string)
+		if !said {
+			dir = deviceplugin.DefaultGMSSocketDir
+		}
+		cfg.GMSSocketDir = dir
 	}
 	if cfg.Probe == nil {
 		cfg.Probe = func(ctx context.Context, path string) (nvml.Report, error) {
@@ -103,9 +124,7 @@ func Run(ctx context.Context, cfg Config) []Finding {
 	if cfg.PluginVersion == nil {
 		cfg.PluginVersion = runVersion
 	}
-	r := &round{cfg: cfg, ctx: ctx}
-	node, err := cfg.Nomad(ctx)
-	r.node, r.nodeErr = node, err
+	r := &round{cfg: cfg, ctx: ctx, node: node, nodeErr: err}
 	plugin := r.checkPlugin()
 	if simulated(node.Seats) {
 		r.add("GPUs", Note, "this node's GPUs are simulated by the plugin's simulate blocks; driver and NVML were not looked at", "")

@@ -266,11 +266,51 @@ func TestPrint(t *testing.T) {
 	require.Equal(t, "OK       driver: fine\nPROBLEM  seats: none\n         -> restart\n\n1 of 2 checks found a problem.\n", b.String())
 }
 
+// The plugin's own configuration says which library and which sockets count.
+func TestDoctorGoesByThePluginsConfiguration(t *testing.T) {
+	h := newHost(t)
+	h.cfg.Probe = nil
+	h.node.Config = map[string]any{"nvml_library": h.lib.Path, "gms_socket_dir": "/somewhere/else"}
+	h.cfg.Root = "/"
+	var lines []string
+	for _, f := range doctor.Run(t.Context(), h.cfg) {
+		lines = append(lines, line(f))
+	}
+	all := strings.Join(lines, "\n")
+	require.Contains(t, all, "ok NVML library: "+h.lib.Path)
+	require.Contains(t, all, "ok NVML: driver 570.86.15")
+	require.Contains(t, all, "/somewhere/else")
+	h.node.Config["gms_socket_dir"] = ""
+	require.Contains(t, line(last(doctor.Run(t.Context(), h.cfg))), "no GPU memory service is configured")
+}
+
+// An agent that hangs is a finding, and leaves time for the rest.
+func TestNomadThatHangs(t *testing.T) {
+	release := make(chan struct{})
+	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-release }))
+	defer server.Close()
+	defer close(release)
+	cfg := nomadapi.DefaultConfig()
+	cfg.Address = server.URL
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	_, err := doctor.AskNomad(cfg)(ctx)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	h := newHost(t)
+	h.cfg.Nomad = func(ctx context.Context) (doctor.Node, error) {
+		deadline, ok := ctx.Deadline()
+		require.True(t, ok)
+		require.Less(t, time.Until(deadline), 30*time.Second)
+		return doctor.Node{}, context.DeadlineExceeded
+	}
+	require.True(t, doctor.Sound(doctor.Run(t.Context(), h.cfg)))
+}
+
 // What a real agent answers, cut down to what matters.
 func TestAskNomad(t *testing.T) {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /v1/agent/self", func(w http.ResponseWriter, _ *http.Request) {
-		fmt.Fprint(w, `{"config":{"PluginDir":"/opt/p","Version":{"Version":"1.11.2"},"Plugins":[{"Name":"raw_exec"},{"Name":"remuda-device"}]},
+		fmt.Fprint(w, `{"config":{"PluginDir":"/opt/p","Version":{"Version":"1.11.2"},"Plugins":[{"Name":"raw_exec"},{"Name":"remuda-device","Config":{"nvml_library":"/x"}}]},
 			"stats":{"client":{"node_id":"n1"}}}`)
 	})
 	mux.HandleFunc("GET /v1/node/n1", func(w http.ResponseWriter, _ *http.Request) {
@@ -287,6 +327,7 @@ func TestAskNomad(t *testing.T) {
 	node, err := doctor.AskNomad(cfg)(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, doctor.Node{Version: "1.11.2", PluginDir: "/opt/p", Plugins: []string{"raw_exec", "remuda-device"}, Client: true,
+		Config: map[string]any{"nvml_library": "/x"},
 		Seats:  []doctor.Seat{{ID: "GPU-1#0", Simulated: true}, {ID: "GPU-1#1", Reason: "XID 79", Simulated: true}},
 		Others: []string{"nvidia/gpu/old GPU-2"}}, node)
 	server.Close()

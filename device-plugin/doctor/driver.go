@@ -15,8 +15,9 @@ import (
 	"remuda/device-plugin/nvml"
 )
 
-// probeTimeout is how long NVML gets for a look. The plugin gives it less.
-const probeTimeout = 15 * time.Second
+// probeTimeout is how long NVML gets to be initialised and for a look. The
+// plugin gives it more, but people wait here.
+const probeTimeout = time.Minute
 
 func (r *round) path(parts ...string) string {
 	return filepath.Join(append([]string{r.cfg.Root}, parts...)...)
@@ -204,7 +205,7 @@ func remedy(err error) string {
 	case strings.Contains(text, "no permission"):
 		return "run this as the user that Nomad runs as, and let it open /dev/nvidiactl"
 	case errors.Is(err, context.DeadlineExceeded):
-		return "the driver hangs: see dmesg for XIDs and for tasks that are blocked; most often a reboot is what is left"
+		return "the driver hangs: see dmesg for XIDs and for tasks that are blocked; most often a reboot is what is left. If dmesg shows nothing it may only be slow to wake its GPUs: enable nvidia-persistenced"
 	}
 	return "see dmesg; run nvidia-smi to compare"
 }

@@ -23,8 +23,10 @@ func AskNomad(cfg *nomadapi.Config) func(context.Context) (Node, error) {
 		if err != nil {
 			return Node{}, err
 		}
-		self, err := client.Agent().Self()
-		if err != nil {
+		// Agent().Self() takes no context, and an agent that hangs never answers.
+		query := (&nomadapi.QueryOptions{}).WithContext(ctx)
+		var self nomadapi.AgentSelf
+		if _, err := client.Raw().Query("/v1/agent/self", &self, query); err != nil {
 			return Node{}, fmt.Errorf("ask Nomad at %s: %w", cfg.Address, err)
 		}
 		var node Node
@@ -37,6 +39,9 @@ func AskNomad(cfg *nomadapi.Config) func(context.Context) (Node, error) {
 			if block, ok := p.(map[string]any); ok {
 				if name, ok := block["Name"].(string); ok {
 					node.Plugins = append(node.Plugins, name)
+					if name == deviceplugin.Name {
+						node.Config, _ = block["Config"].(map[string]any)
+					}
 				}
 			}
 		}
@@ -45,7 +50,7 @@ func AskNomad(cfg *nomadapi.Config) func(context.Context) (Node, error) {
 		if !node.Client {
 			return node, nil
 		}
-		info, _, err := client.Nodes().Info(id, (&nomadapi.QueryOptions{}).WithContext(ctx))
+		info, _, err := client.Nodes().Info(id, query)
 		if err != nil {
 			return node, fmt.Errorf("ask Nomad for node %s: %w", id, err)
 		}
@@ -130,7 +135,8 @@ func (r *round) checkSeats() {
 	}
 	r.add(check, status, fmt.Sprintf("Nomad offers %d seats of %d GPUs, %d of them healthy", len(n.Seats), len(gpus), healthy), "")
 	for _, gpu := range slices.Sorted(keys(sick)) {
-		r.add(check+" of "+gpu, Problem, "unhealthy: "+sick[gpu], "what is wrong is named there; the seats come back by themselves once it is mended")
+		r.add(check+" of "+gpu, Problem, "unhealthy: "+sick[gpu],
+			"what is wrong is named there; the seats come back by themselves once it is mended. A reset of which the driver gives no sign is seen only after a restart of the agent")
 	}
 	if !r.probed || simulated(n.Seats) {
 		return

@@ -28,6 +28,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"remuda/device-plugin/gms/backend"
+	"remuda/device-plugin/gms/socket"
 )
 
 // GPU is one card with its memory. The servers of all its tags share it.
@@ -99,9 +100,6 @@ func maxConns() int {
 	return int(min(max(files.Cur/4, 16), 4096))
 }
 
-// maxPath is the longest path of a socket (sun_path of the kernel, with its NUL).
-const maxPath = 107
-
 func (c Config) validate() error {
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
@@ -131,8 +129,8 @@ func (c Config) validate() error {
 		}
 		tags[tag] = true
 		for _, g := range c.GPUs {
-			if path := SocketPath(c.SocketDir, g.UUID, tag); len(path) > maxPath {
-				bad("socket %s: the path is %d bytes long, the kernel takes at most %d", path, len(path), maxPath)
+			if path := SocketPath(c.SocketDir, g.UUID, tag); len(path) > socket.MaxPath {
+				bad("socket %s: the path is %d bytes long, the kernel takes at most %d", path, len(path), socket.MaxPath)
 			}
 		}
 	}

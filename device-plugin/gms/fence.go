@@ -17,13 +17,15 @@ const (
 // which sessions came with which token. A token that is lower than the highest is
 // an engine that has been replaced (DESIGN section 5).
 type fences struct {
-	mu       sync.Mutex
-	highest  map[string]uint64
+	mu      sync.Mutex
+	highest map[string]uint64
+	// kept is the highest of each group that the keeper is known to have.
+	kept     map[string]uint64
 	sessions map[string]map[*session]struct{}
 }
 
 func newFences() *fences {
-	return &fences{highest: map[string]uint64{}, sessions: map[string]map[*session]struct{}{}}
+	return &fences{highest: map[string]uint64{}, kept: map[string]uint64{}, sessions: map[string]map[*session]struct{}{}}
 }
 
 // staleError is a token that is lower than the group's highest.
@@ -36,10 +38,11 @@ func (e *staleError) Error() string {
 	return fmt.Sprintf("token %d of fence group %q is stale: %d has been seen", e.token, e.group, e.highest)
 }
 
-// admit takes a session in, unless its token is stale. raised tells that its token
-// is the highest so far: stale are then the sessions that must end, and are no
-// longer known here.
-func (f *fences) admit(s *session) (stale []*session, raised bool, err error) {
+// admit takes a session in, unless its token is stale. Where its token is the highest
+// so far, stale are the sessions that must end, and are no longer known here. unkept
+// tells that the keeper may not have the token yet, also where another session has
+// brought it a moment ago: see settled.
+func (f *fences) admit(s *session) (stale []*session, unkept bool, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	highest, known := f.highest[s.group]
@@ -54,8 +57,7 @@ func (f *fences) admit(s *session) (stale []*session, raised bool, err error) {
 		members = map[*session]struct{}{}
 		f.sessions[s.group] = members
 	}
-	raised = !known || s.token > highest
-	if raised {
+	if !known || s.token > highest {
 		f.highest[s.group] = s.token
 		for other := range members {
 			if other.token < s.token {
@@ -65,7 +67,15 @@ func (f *fences) admit(s *session) (stale []*session, raised bool, err error) {
 		}
 	}
 	members[s] = struct{}{}
-	return stale, raised, nil
+	kept, known := f.kept[s.group]
+	return stale, !known || kept < s.token, nil
+}
+
+// settled notes that the tokens of s's group were kept after s was admitted.
+func (f *fences) settled(s *session) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.kept[s.group] = max(f.kept[s.group], s.token)
 }
 
 // leave forgets a session.
@@ -91,5 +101,6 @@ func (f *fences) restore(tokens map[string]uint64) {
 	defer f.mu.Unlock()
 	for group, token := range tokens {
 		f.highest[group] = max(f.highest[group], token)
+		f.kept[group] = f.highest[group]
 	}
 }

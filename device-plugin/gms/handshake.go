@@ -87,7 +87,7 @@ func (c *connection) deny(m *wire.HandshakeRequest, code string, err error) {
 // kept before it counts.
 func (c *connection) admit(ctx context.Context, s *session, limit waitLimit) error {
 	server := c.unit.server
-	stale, raised, err := server.fences.admit(s)
+	stale, unkept, err := server.fences.admit(s)
 	var old *staleError
 	if errors.As(err, &old) {
 		server.metrics.fenced.WithLabelValues(c.unit.gpu.UUID, c.unit.tag, "refused").Inc()
@@ -99,10 +99,14 @@ func (c *connection) admit(ctx context.Context, s *session, limit waitLimit) err
 	for _, other := range stale {
 		other.fence(s.token)
 	}
-	if server.cfg.Keeper == nil || (!raised && !server.fenceRecord.behind.Load()) {
+	if server.cfg.Keeper == nil || (!unkept && !server.fenceRecord.behind.Load()) {
 		return nil
 	}
-	return c.settle(ctx, s, limit, server.fenceRecord)
+	if err := c.settle(ctx, s, limit, server.fenceRecord); err != nil {
+		return err
+	}
+	server.fences.settled(s)
+	return nil
 }
 
 // denial is a lock that is not granted, for a reason that the client is told.

@@ -53,9 +53,13 @@ func OpenKeeper(socket string, logger hclog.Logger) (*KeeperClient, error) {
 	return &KeeperClient{Client: c, socket: socket}, nil
 }
 
+// goneLimit is how long a keeper that is there may take to be seen: connecting needs
+// nothing of it.
+const goneLimit = 2 * time.Second
+
 // Gone asks the kernel: nobody listens.
 func (k *KeeperClient) Gone() bool {
-	c, err := net.DialTimeout("unixpacket", k.socket, probeLimit)
+	c, err := net.DialTimeout("unixpacket", k.socket, goneLimit)
 	if err == nil {
 		_ = c.Close()
 	}
@@ -149,8 +153,8 @@ var errKeeperGone = errors.New("there is no keeper")
 // last time: one commit waits for it, and not every commit after it.
 const hungShare = 10
 
-// sync stores what should be stored, while the caller has locked the record. wanted tells that
-// somebody waits for it.
+// sync stores what should be stored, while the caller has locked the record. wanted
+// tells that somebody waits for it.
 func (r *record) sync(ctx context.Context, wanted bool) error {
 	r.behind.Store(true)
 	c, err := r.want()
@@ -326,6 +330,7 @@ func (k *keeping) run(ctx context.Context) {
 			for _, r := range k.records {
 				r.sem <- struct{}{}
 				r.notBefore = time.Time{}
+				r.kept.Store(false)
 				r.unlock()
 				r.behind.Store(true)
 			}
@@ -416,7 +421,10 @@ func (s *Server) wantFence() (content, error) {
 // is about to replace, or one that is being committed.
 func (u *unit) wantLayout() (content, error) {
 	u.mu.Lock()
-	if !u.committing && (!u.machine.Status().Committed || u.replacing > 0) {
+	committed := u.machine.Status().Committed && u.replacing == 0
+	// A writer that has been fenced meanwhile has no session any more.
+	committing := u.machine.Check(u.committing, true, "commit") == nil
+	if !committed && !committing {
 		u.mu.Unlock()
 		return content{}, nil
 	}

@@ -204,6 +204,20 @@ func TestKeeperThatComesBackIsGivenEverything(t *testing.T) {
 
 // TestWriterWaitsForAKeeperThatHangs: it could remember what the writer is told to
 // have cleared. Until then nothing is cleared.
+func TestKeptTellsTheTruthAboutANewKeeper(t *testing.T) {
+	cfg, k := keptConfig(t)
+	cfg.KeeperWait = 10 * patience
+	s := start(t, cfg)
+	s.commitOne(weights, "x")
+	require.Equal(t, 1.0, s.metric("remuda_gms_kept", nil))
+	k.Hang(true)
+	k.Kill()
+	k.Start()
+	eventually(t, "it is not kept any more", func() bool { return s.metric("remuda_gms_kept", nil) == 0 })
+	k.Hang(false)
+	eventually(t, "it is kept again", func() bool { return s.metric("remuda_gms_kept", nil) == 1 })
+}
+
 func TestWriterWaitsForAKeeperThatHangs(t *testing.T) {
 	s, k := kept(t)
 	id, hash := s.commitOne(weights, "x")

@@ -286,11 +286,13 @@ func (s *session) commit(ctx context.Context) reply {
 	}
 	defer r.unlock()
 	if u.server.cfg.Keeper != nil {
-		u.setCommitting(true)
+		u.mu.Lock()
+		u.committing = s.id
+		u.mu.Unlock()
 		_ = r.sync(ctx, true) // a commit holds also where it is not kept
 	}
 	u.mu.Lock()
-	u.committing = false
+	u.committing = 0
 	e, err := u.machine.Commit(s.id)
 	u.carry(e)
 	u.mu.Unlock()
@@ -301,12 +303,6 @@ func (s *session) commit(ctx context.Context) reply {
 		_ = r.sync(ctx, false)
 	}
 	return refuses(err)
-}
-
-func (u *unit) setCommitting(v bool) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	u.committing = v
 }
 
 // runtimeState is how things stand, for whoever asks without a session.

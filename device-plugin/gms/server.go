@@ -16,15 +16,17 @@ import (
 
 	"remuda/device-plugin/gms/backend"
 	"remuda/device-plugin/gms/layout"
+	"remuda/device-plugin/gms/socket"
 	"remuda/device-plugin/gms/wire"
 )
+
+// ErrSocketInUse: another server has a socket.
+var ErrSocketInUse = socket.ErrInUse
 
 const (
 	// acceptPause is how long no connection is accepted after the process ran out
 	// of descriptors or memory.
 	acceptPause = 50 * time.Millisecond
-	// watchPause is how often a socket's file is looked at.
-	watchPause = time.Second
 	// endLimit is how long releases under way may hold up the end of Run.
 	endLimit = 2 * time.Second
 )
@@ -72,8 +74,8 @@ type unit struct {
 	memory map[string]backend.Memory
 	// sessions are those that wait, were offered the lock or have it.
 	sessions map[layout.SessionID]*session
-	// committing: the writer's layout is about to be committed.
-	committing bool
+	// committing is the writer whose layout is about to be committed; 0: none.
+	committing layout.SessionID
 	// replacing counts writers that were offered the lock and are about to clear
 	// the committed layout: one, and those that were fenced meanwhile.
 	replacing int
@@ -122,19 +124,22 @@ func (s *Server) newID() string {
 func (s *Server) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	listeners, release, err := s.open(ctx)
+	sockets, listeners, err := s.open(ctx)
+	defer func() {
+		for _, c := range sockets {
+			_ = c.Close()
+		}
+	}()
 	if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
 		return nil // it was told to end before it had begun
 	}
 	if err != nil {
 		return fmt.Errorf("gms: %w", err)
 	}
-	defer release()
-
 	failed := make(chan error, 2*len(s.units))
 	for i, u := range s.units {
 		s.running.Go(func() { failed <- u.accept(ctx, listeners[i]) })
-		s.running.Go(func() { failed <- watchPath(ctx, u.path, watchPause) })
+		s.running.Go(func() { failed <- sockets[i].Watch(ctx) })
 	}
 	s.running.Go(func() { s.keeping.run(ctx) })
 	s.logger.Info("gms is ready", "sockets", len(s.units), "socket_dir", s.cfg.SocketDir, "nonce", s.nonce, "kept", s.cfg.Keeper != nil)
@@ -146,8 +151,8 @@ func (s *Server) Run(ctx context.Context) error {
 	case err = <-failed:
 	}
 	cancel()
-	for _, l := range listeners {
-		_ = l.Close()
+	for _, c := range sockets {
+		c.Stop()
 	}
 	s.mu.Lock()
 	s.closing = true
@@ -168,42 +173,31 @@ func (s *Server) Run(ctx context.Context) error {
 }
 
 // open claims every socket, takes back what the keeper has, and listens. Only
-// then a client can see a layout, or that there is none.
-func (s *Server) open(ctx context.Context) (listeners []*net.UnixListener, release func(), err error) {
-	if err := makeDir(s.cfg.SocketDir); err != nil {
-		return nil, nil, err
-	}
-	var claims []*os.File
-	release = func() {
-		for _, l := range listeners {
-			_ = l.Close()
-		}
-		for _, f := range claims {
-			_ = f.Close()
-		}
+// then a client can see a layout, or that there is none. The caller closes the
+// claims, also after an error.
+func (s *Server) open(ctx context.Context) (claims []*socket.Claim, listeners []*net.UnixListener, err error) {
+	if err := os.MkdirAll(s.cfg.SocketDir, 0o700); err != nil {
+		return nil, nil, fmt.Errorf("make the directory of the sockets: %w", err)
 	}
 	for _, u := range s.units {
-		f, err := claim(ctx, u.path)
+		c, err := socket.Take(ctx, "unix", u.path)
 		if err != nil {
-			release()
-			return nil, nil, err
+			return claims, nil, err
 		}
-		claims = append(claims, f)
+		claims = append(claims, c)
 	}
 	s.restore(ctx)
 	if err := ctx.Err(); err != nil {
-		release()
-		return nil, nil, err
+		return claims, nil, err
 	}
-	for _, u := range s.units {
-		l, err := listen(u.path)
+	for _, c := range claims {
+		l, err := c.Listen()
 		if err != nil {
-			release()
-			return nil, nil, fmt.Errorf("socket %s: %w", u.path, err)
+			return claims, nil, err
 		}
 		listeners = append(listeners, l)
 	}
-	return listeners, release, nil
+	return claims, listeners, nil
 }
 
 // accept serves a socket until ctx ends. An error means that it cannot be served

@@ -15,6 +15,11 @@ import (
 	"remuda/device-plugin/gms/wire"
 )
 
+// writeBuffer is how many bytes of answers the kernel holds for a client that does not
+// read (it doubles the number). An export that is on its way is a descriptor that
+// counts for the whole user, and the user's bound holds up the keeper, too: so few fit.
+const writeBuffer = 16 << 10
+
 // session is a connection that asked for the lock.
 type session struct {
 	id   layout.SessionID
@@ -54,6 +59,7 @@ func (u *unit) serve(ctx context.Context, raw *net.UnixConn) {
 		return
 	}
 	c.wire.FrameTimeout = s.cfg.Frame
+	_ = raw.SetWriteBuffer(writeBuffer) // or it stays as it is
 	_ = c.wire.SetReadDeadline(time.Now().Add(s.cfg.FirstMessage))
 	m, err := c.read()
 	if err != nil {

@@ -125,6 +125,23 @@ func TestServiceEndsWhenASocketIsRemoved(t *testing.T) {
 	r.closed()
 }
 
+// TestAnotherServiceIsLeftAlone: somebody has emptied the directory, and another
+// service was started there before this one has noticed.
+func TestAnotherServiceIsLeftAlone(t *testing.T) {
+	cfg := config(t)
+	s := start(t, cfg)
+	for _, tag := range cfg.Tags {
+		require.NoError(t, os.Remove(s.path(tag)))
+		require.NoError(t, os.Remove(s.path(tag)+".lock"))
+	}
+	cfg.GPUs = []gms.GPU{{UUID: uuid, Backend: gmstest.NewBackend(0)}}
+	other := start(t, cfg)
+	require.ErrorContains(t, s.wait(), "was removed or replaced")
+	for _, tag := range cfg.Tags {
+		require.Equal(t, wire.StateEmpty, other.state(tag).State)
+	}
+}
+
 func TestEndWithSessionsOfEveryKind(t *testing.T) {
 	s := start(t, config(t))
 	s.commitOne(weights, "x")

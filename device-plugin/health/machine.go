@@ -40,8 +40,8 @@ type Config struct {
 	// fault ends, at least 1.
 	GoodReadings int
 	// BadReadings is how many readings in a row must fail before a GPU whose
-	// driver gives no clear reason is unhealthy, at least 1. A lost GPU is
-	// unhealthy at once.
+	// driver gives no clear reason is unhealthy, at least 1. A GPU that is lost
+	// or that has never answered is unhealthy at once.
 	BadReadings int
 	// Every is the least time between two readings that count: what comes
 	// sooner can raise a fault but neither prove a recovery nor count as
@@ -145,7 +145,8 @@ type fault struct {
 	reason string
 	// goods is how many readings in a row have spoken for the GPU since.
 	goods int
-	// proven says that the reset which ends the fault has been seen.
+	// proven says that the reset which ends the fault has been seen. Only
+	// faults that end by a reset or by the driver's word have it.
 	proven bool
 	// quietUntil is when a pause may end, and from when on the driver's word
 	// counts that no reset is needed.
@@ -154,6 +155,8 @@ type fault struct {
 
 type gpu struct {
 	faults map[faultKind]*fault
+	// answered says that the GPU has ever answered.
+	answered bool
 	// lost says that the GPU has not answered since it was lost.
 	lost bool
 	// bad is how many readings in a row have failed.
@@ -253,11 +256,11 @@ func (m *Machine) Observe(id string, r Reading, now time.Time) {
 	g.lost = (g.lost || r.Lost) && !cameBack
 	g.level(faultLost, r.Lost, "the GPU is lost: the driver no longer finds it")
 	if r.answers() {
-		g.bad = 0
+		g.answered, g.bad = true, 0
 	} else if counts || g.bad == 0 {
 		g.bad++
 	}
-	g.level(faultRead, !r.Lost && r.Err != "" && g.bad >= m.cfg.BadReadings, "the GPU cannot be read: "+r.Err)
+	g.level(faultRead, !r.Lost && r.Err != "" && (g.bad >= m.cfg.BadReadings || !g.answered), "the GPU cannot be read: "+r.Err)
 
 	setBack := false
 	if r.Uncorrected != nil {
@@ -279,6 +282,9 @@ func (m *Machine) Observe(id string, r Reading, now time.Time) {
 		healed = g.faults[faultRecovery] != nil && *r.Recovery == ""
 		g.level(faultRecovery, *r.Recovery != "", "the driver asks to "+*r.Recovery)
 	}
+	if f := g.faults[faultRecovery]; f != nil { // silence takes nothing back
+		f.proven = f.proven || healed || cameBack
+	}
 	g.level(faultRemap, r.RemapFailed, "the GPU has run out of spare memory rows and must be replaced")
 	if f := g.faults[faultReset]; f != nil {
 		cleared := r.Recovery != nil && *r.Recovery == "" && !now.Before(f.quietUntil)
@@ -299,7 +305,7 @@ func (g *gpu) level(kind faultKind, there bool, reason string) {
 // heal counts a good reading for every fault and ends those that have enough.
 func (m *Machine) heal(g *gpu, now time.Time) {
 	for kind, f := range g.faults {
-		if kind == faultReset && !f.proven || kind == faultPause && now.Before(f.quietUntil) {
+		if (kind == faultReset || kind == faultRecovery) && !f.proven || kind == faultPause && now.Before(f.quietUntil) {
 			f.goods = 0
 			continue
 		}
@@ -316,8 +322,10 @@ func (m *Machine) heal(g *gpu, now time.Time) {
 func (m *Machine) Reloaded() {
 	for _, g := range m.gpus {
 		g.uncorrected = nil
-		if f := g.faults[faultReset]; f != nil {
-			f.proven = true
+		for _, kind := range []faultKind{faultReset, faultRecovery} {
+			if f := g.faults[kind]; f != nil {
+				f.proven = true
+			}
 		}
 	}
 }
@@ -341,21 +349,6 @@ func (m *Machine) Reason(id string) string {
 		}
 	}
 	return g.faults[kinds[0]].reason
-}
-
-// Recovering says whether a GPU is unhealthy only because its recovery is not
-// yet certain: nothing that is known speaks against it any more.
-func (m *Machine) Recovering(id string) bool {
-	g := m.gpus[id]
-	if g == nil || len(g.faults) == 0 {
-		return false
-	}
-	for _, f := range g.faults {
-		if f.goods <= 0 {
-			return false
-		}
-	}
-	return true
 }
 
 // Forget drops what is known of GPUs that keep does not name.

@@ -96,6 +96,12 @@ func TestMachine(t *testing.T) {
 			{reading: asks("reset the GPU"), want: "the driver asks to reset the GPU"},
 			{times: 20, reading: asks("reset the GPU"), want: "the driver asks"},
 			{times: 2, reading: asks(""), want: "the driver asks"}, {reading: asks("")}}},
+		{"a driver that falls silent takes nothing back", []step{
+			{reading: asks("reset the GPU"), want: "the driver asks"}, {times: 20, reading: good, want: "the driver asks"},
+			{reading: lost, want: "lost"}, {times: 2, reading: good, want: "lost"}, {reading: good}}},
+		{"a driver that asked and was replaced by one that cannot", []step{
+			{reading: asks("reset the GPU"), want: "the driver asks"}, {reloaded: true, want: "the driver asks"},
+			{times: 2, reading: good, want: "the driver asks"}, {reading: good}}},
 		{"a link error pauses for a minute", []step{
 			{xid: 74, want: "XID 74: an NVLink error"},
 			{after: sec(30), times: 3, reading: good, want: "XID 74"},
@@ -113,8 +119,10 @@ func TestMachine(t *testing.T) {
 			{xid: 4242, want: "XID 4242: an XID that the policy does not know"},
 			{after: sec(60), times: 2, reading: good, want: "XID 4242"}, {reading: good}}},
 		{"one failed reading is nothing, two are", []step{
-			{reading: unread}, {reading: good}, {reading: unread}, {reading: unread, want: "cannot be read: ERROR_UNKNOWN"},
+			{reading: good}, {reading: unread}, {reading: good}, {reading: unread}, {reading: unread, want: "cannot be read: ERROR_UNKNOWN"},
 			{times: 2, reading: good, want: "cannot be read"}, {reading: good}}},
+		{"a GPU that has never answered", []step{
+			{reading: unread, want: "cannot be read"}, {times: 2, reading: good, want: "cannot be read"}, {reading: good}}},
 		{"uncorrectable errors without an XID", []step{
 			{reading: ecc(0)}, {reading: ecc(2), want: "uncorrectable memory errors"}, {times: 2, reading: ecc(2), want: "uncorrectable"},
 			{reading: ecc(2)}}},
@@ -167,6 +175,11 @@ func TestDefaultPolicy(t *testing.T) {
 		74: health.Pause,
 		48: health.UntilReset, 64: health.UntilReset, 79: health.UntilReset, 95: health.UntilReset,
 		109: health.UntilReset, 119: health.UntilReset, 120: health.UntilReset,
+		// What newer GPUs report: RESTART_APP and IGNORE of the catalogue, and
+		// RESET_GPU.
+		25: health.Ignore, 60: health.Ignore, 80: health.Ignore, 99: health.Ignore, 105: health.Ignore, 106: health.Ignore,
+		126: health.Ignore, 135: health.Ignore, 139: health.Ignore, 141: health.Ignore,
+		157: health.Warn, 161: health.Warn, 155: health.UntilReset, 156: health.UntilReset,
 	} {
 		require.Equal(t, want, p[code].Action, "XID %d", code)
 	}
@@ -191,18 +204,6 @@ func TestRuleThatWasApplied(t *testing.T) {
 	require.Equal(t, health.Warn, m.XID(gpu, 94, now).Action)
 	require.Equal(t, health.Pause, m.XID(gpu, 94, now).Action)
 	require.Equal(t, "until-reset", m.XID(gpu, 79, now).Action.String())
-}
-
-func TestRecovering(t *testing.T) {
-	m := machine(t, nil)
-	now := time.Unix(0, 0)
-	require.False(t, m.Recovering(gpu))
-	m.Observe(gpu, health.Reading{Lost: true}, now)
-	require.False(t, m.Recovering(gpu))
-	m.Observe(gpu, health.Reading{}, now)
-	require.True(t, m.Recovering(gpu))
-	m.Forget(func(string) bool { return false })
-	require.Empty(t, m.Reason(gpu))
 }
 
 // Whatever happens to a GPU: a fault that needs a reset never ends without

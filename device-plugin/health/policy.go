@@ -78,6 +78,8 @@ var defaultPolicy = Policy{
 	// 45, 68 and 109 as application errors; we judge 109 below.
 	8:   {Ignore, "a program's channel stopped; the catalogue says: restart the program"},
 	11:  {Ignore, "a program sent an invalid command stream"},
+	14:  {Ignore, "driver notice; the catalogue says: ignore"},
+	25:  {Ignore, "a program sent an illegal notification request"},
 	13:  {Ignore, "a program's kernel raised an exception on the graphics engine"},
 	31:  {Ignore, "a program accessed memory that it does not have (MMU fault)"},
 	32:  {Ignore, "a program sent a corrupted command stream"},
@@ -89,6 +91,7 @@ var defaultPolicy = Policy{
 	43:  {Ignore, "a program's channel was reset; the GPU itself goes on"},
 	44:  {Ignore, "a program's context switch failed"},
 	45:  {Ignore, "a program's channels were torn down, most often after another XID or a kill"},
+	60:  {Ignore, "a program's security engine channel failed"},
 	65:  {Ignore, "a program's video encoder channel failed"},
 	66:  {Ignore, "the driver refused a program's access"},
 	67:  {Ignore, "the driver refused a program's access"},
@@ -100,6 +103,7 @@ var defaultPolicy = Policy{
 	75:  {Ignore, "a program's copy engine channel failed"},
 	76:  {Ignore, "a program's copy engine channel failed"},
 	77:  {Ignore, "a program's copy engine channel failed"},
+	80:  {Ignore, "a program's command stream was corrupted on its way"},
 	82:  {Ignore, "a program's video channel failed"},
 	83:  {Ignore, "a program's video channel failed"},
 	84:  {Ignore, "a program's video channel failed"},
@@ -109,9 +113,33 @@ var defaultPolicy = Policy{
 	89:  {Ignore, "a program's video channel failed"},
 	96:  {Ignore, "a program's video channel failed"},
 	97:  {Ignore, "a program's video channel failed"},
+	98:  {Ignore, "a program's video channel failed"},
+	99:  {Ignore, "a program's image decoder channel failed"},
+	100: {Ignore, "a program's image decoder channel failed"},
+	101: {Ignore, "a program's image decoder channel failed"},
+	102: {Ignore, "a program's image decoder channel failed"},
+	103: {Ignore, "a program's image decoder channel failed"},
+	104: {Ignore, "a program's image decoder channel failed"},
+	105: {Ignore, "a program's image decoder channel failed"},
+	106: {Ignore, "a test message"},
+	107: {Ignore, "a test message"},
+	108: {Ignore, "driver notice; the catalogue says: ignore"},
+	126: {Ignore, "a program's copy engine channel failed"},
+	127: {Ignore, "a program's copy engine channel failed"},
+	128: {Ignore, "a program's copy engine channel failed"},
+	129: {Ignore, "a program's copy engine channel failed"},
+	130: {Ignore, "a program's copy engine channel failed"},
+	131: {Ignore, "a program's copy engine channel failed"},
+	132: {Ignore, "a program's copy engine channel failed"},
+	133: {Ignore, "a program's copy engine channel failed"},
+	134: {Ignore, "a program's copy engine channel failed"},
+	135: {Ignore, "a program's copy engine channel failed"},
 	137: {Ignore, "a program accessed another GPU's memory without the right to (NVLink fault)"},
+	139: {Ignore, "a program's optical flow channel failed"},
+	141: {Ignore, "driver notice; the catalogue says: ignore"},
 
-	// Memory errors that the GPU dealt with by itself. Errors are contained
+	// Memory errors that the GPU dealt with by itself, and those that the
+	// catalogue ignores because a reset does not help. Errors are contained
 	// from Ampere on: 94 kills the programs that touched the bad memory and
 	// nobody else, and 63 says that a spare row takes over at the next reset,
 	// until when the bad page is not handed out ("a pending remapping won't
@@ -121,8 +149,10 @@ var defaultPolicy = Policy{
 	92:  {Warn, "many correctable memory errors"},
 	94:  {Warn, "an uncorrectable memory error, contained to the programs that met it"},
 	121: {Ignore, "the link between CPU and GPU corrected an error"},
-	156: {Warn, "a memory resource was retired"},
+	93:  {Warn, "the board's configuration memory is worn out"},
+	157: {Warn, "a resource of the GPU could not be retired"},
 	160: {Warn, "a memory channel was retired"},
+	161: {Warn, "a memory channel could not be retired"},
 	171: {Warn, "where the memory error of XID 48 or 94 lies (DRAM)"},
 	172: {Warn, "where the memory error of XID 48 or 94 lies (SRAM)"},
 	// 154 says that the recommended recovery action changed, up or down. The
@@ -137,8 +167,7 @@ var defaultPolicy = Policy{
 	64:  {UntilReset, "a bad memory row or page could not be put down for replacement"},
 	95:  {UntilReset, "an uncorrectable memory error that was not contained"},
 	140: {UntilReset, "an uncorrectable ECC error that the GPU did not recover from"},
-	157: {UntilReset, "a memory resource could not be retired"},
-	161: {UntilReset, "a memory channel could not be retired"},
+	156: {UntilReset, "a resource of the GPU was retired, which takes a reset"},
 
 	// The GPU or its firmware stands still.
 	46:  {UntilReset, "the GPU stopped processing"},
@@ -159,7 +188,6 @@ var defaultPolicy = Policy{
 	// it pauses, and pauses longer each time.
 	73:  {Pause, "NVLink was reported in trouble"},
 	74:  {Pause, "an NVLink error"},
-	80:  {Pause, "corrupted data was sent to the GPU"},
 	144: {Pause, "an NVLink error (SAW)"},
 	145: {Pause, "an NVLink error (RLW)"},
 	146: {Pause, "an NVLink error (TLW)"},
@@ -167,7 +195,8 @@ var defaultPolicy = Policy{
 	148: {Pause, "an NVLink error (power control)"},
 	149: {Pause, "an NVLink error (NETIR)"},
 	150: {Pause, "an NVLink error (MSE)"},
-	155: {Pause, "an NVLink error found in software"},
+	// The one link error for which the catalogue asks for a reset outright.
+	155: {UntilReset, "an NVLink error found in software"},
 
 	// The power supply or the board: nothing that a program does.
 	54:  {UntilReset, "the auxiliary power is not connected"},

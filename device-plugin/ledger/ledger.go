@@ -16,6 +16,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"remuda/device-plugin/gms/wire"
 )
@@ -63,7 +64,8 @@ func ParseSocketName(name string) (gpu, tag string, ok bool) {
 	}
 	// UUIDs have no underscore and tags may: the first one parts them.
 	gpu, tag, ok = strings.Cut(name, "_")
-	return gpu, tag, ok && gpu != "" && tag != ""
+	// A file may be called anything; labels and messages must be UTF-8.
+	return gpu, tag, ok && gpu != "" && tag != "" && utf8.ValidString(name)
 }
 
 // Read asks every socket of a directory. The answer is in the order of GPU and

@@ -93,4 +93,6 @@ func TestSocketName(t *testing.T) {
 	gpu, tag, ok := ledger.ParseSocketName(ledger.SocketName("GPU-1", "kv_cache"))
 	require.True(t, ok)
 	require.Equal(t, "GPU-1 kv_cache", gpu+" "+tag)
+	_, _, ok = ledger.ParseSocketName(ledger.SocketName("GPU-1", "\xff"))
+	require.False(t, ok, "a name that is no UTF-8 would make a metric's label that panics")
 }

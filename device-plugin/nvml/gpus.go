@@ -44,7 +44,7 @@ func (f facts) gpus(devices []Device) []deviceplugin.GPU {
 			CoreClockMHz:      int64(d.CoreClockMHz),
 			MemoryClockMHz:    int64(d.MemoryClockMHz),
 			PCIBusID:          d.PCIBusID,
-			NUMANode:          f.host.numaNode(d.PCIBusID, d.NUMANode),
+			NUMANode:          f.host.numaNode(d.PCIBusID),
 			DeviceNodes:       gpuNode(d.Minor),
 			Unhealthy:         f.reason(d.UUID),
 		}

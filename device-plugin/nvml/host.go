@@ -22,15 +22,13 @@ func (h host) read(path string) string {
 	return strings.TrimSpace(string(raw))
 }
 
-// numaNode is the NUMA node of a PCI device, or what NVML says where sysfs does
-// not know; empty where nobody does.
-func (h host) numaNode(busID string, said *int) string {
+// numaNode is the NUMA node of a PCI device; empty where the kernel knows none.
+// NVML has no say in it: nvmlDeviceGetNumaNodeId names the node that a GPU's
+// own memory is (on GH200 and the like), not the one that it is attached to.
+func (h host) numaNode(busID string) string {
 	text := h.read("sys/bus/pci/devices/" + deviceplugin.SysfsBusID(busID) + "/numa_node")
 	if n, err := strconv.Atoi(text); err == nil && n >= 0 {
 		return text
-	}
-	if said != nil && *said >= 0 {
-		return strconv.Itoa(*said)
 	}
 	return ""
 }

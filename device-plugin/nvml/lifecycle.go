@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/hashicorp/go-hclog"
 )
@@ -20,7 +21,7 @@ func (s *Source) Close() error {
 	<-s.turn
 	defer s.giveTurn()
 	if s.proc != nil {
-		s.proc.kill()
+		s.end(s.proc)
 		s.usable = false
 	}
 	return nil
@@ -30,26 +31,48 @@ func (s *Source) giveTurn() { s.turn <- struct{}{} }
 
 // ask sends one request to a worker, and starts one if start is set and none
 // is there. A worker that fails for another reason than time is replaced once:
-// its driver may just have been exchanged.
+// its driver may just have been exchanged, or its successor has taken over.
 func (s *Source) ask(ctx context.Context, op string, start bool) (Message, error) {
 	for try := 1; ; try++ {
 		p, fresh, err := s.worker(ctx, start)
 		if err != nil {
 			return Message{}, err
 		}
-		asking, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
-		m, unusable, err := p.ask(asking, op)
-		cancel()
+		m, unusable, err := s.request(ctx, p, op)
 		if err == nil {
 			return m, nil
 		}
+		if !unusable || fresh || try > 1 || errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil {
+			return Message{}, err
+		}
+		s.log.Debug("NVML is asked again", "reason", err)
+	}
+}
+
+// request sends one request to a worker. A caller who loses patience does not
+// cost the worker its life, and the node the XIDs of the time until there is
+// another: the request goes on until Config.Timeout.
+func (s *Source) request(ctx context.Context, p *process, op string) (Message, bool, error) {
+	type answer struct {
+		m        Message
+		unusable bool
+		err      error
+	}
+	done := make(chan answer, 1)
+	go func() {
+		asking, cancel := context.WithTimeout(context.Background(), s.cfg.Timeout)
+		defer cancel()
+		m, unusable, err := p.ask(asking, op)
 		if unusable {
 			s.discard(p, err)
 		}
-		if !unusable || fresh || !start || try > 1 || errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil {
-			return Message{}, err
-		}
-		s.log.Info("NVML is initialised anew", "reason", err)
+		done <- answer{m, unusable, err}
+	}()
+	select {
+	case a := <-done:
+		return a.m, a.unusable, a.err
+	case <-ctx.Done():
+		return Message{}, false, fmt.Errorf("NVML %s: %w", p.doing(), ctx.Err())
 	}
 }
 
@@ -61,7 +84,16 @@ func (s *Source) discard(p *process, reason error) {
 	if s.proc == p {
 		s.usable, s.announced = false, false
 	}
+	s.end(p)
+}
+
+// end kills a worker and remembers one that will not die. The caller has the
+// turn.
+func (s *Source) end(p *process) {
 	p.kill()
+	if p.alive() && !slices.Contains(s.undead, p) {
+		s.undead = append(s.undead, p)
+	}
 }
 
 // errNotStarted is what a sample gets while there is no worker.
@@ -89,10 +121,11 @@ func (s *Source) worker(ctx context.Context, start bool) (*process, bool, error)
 	}
 }
 
-// starting is a start of a worker. proc is set from the beginning, err is once
-// done is closed.
+// starting is a start of a worker. proc and listed are set from the beginning,
+// err is once done is closed.
 type starting struct {
 	proc   *process
+	listed string // which GPUs the driver had then
 	cancel context.CancelFunc
 	done   chan struct{}
 	err    error
@@ -100,33 +133,43 @@ type starting struct {
 
 // pick returns a worker that can be asked or a start that is under way. The
 // caller has the turn.
+//
+// A worker that is outdated goes on until its successor is ready: the GPUs that
+// are well must not suffer from the search for one that is not, which may take
+// long, and the driver stays awake meanwhile.
 func (s *Source) pick(start bool) (*process, *starting, error) {
-	if s.usable && start && s.outdated() {
-		s.usable = false
-		s.proc.kill()
+	if start && s.starting == nil && (!s.usable || s.outdated()) {
+		if err := s.begin(); err != nil && !s.usable {
+			return nil, nil, err
+		}
 	}
 	switch {
 	case s.usable:
 		return s.proc, nil, nil
 	case !start:
 		return nil, nil, errNotStarted
-	case s.starting != nil:
-		return nil, s.starting, nil
-	case s.proc != nil && s.proc.alive():
-		// One at a time: a driver that hangs must not collect processes.
-		return nil, nil, fmt.Errorf("NVML hangs inside the driver: its process %d cannot be killed", s.proc.cmd.Process.Pid)
+	}
+	return nil, s.starting, nil
+}
+
+// begin starts a worker. The caller has the turn.
+func (s *Source) begin() error {
+	s.undead = slices.DeleteFunc(s.undead, func(p *process) bool { return !p.alive() })
+	if len(s.undead) > 0 {
+		// A driver that hangs must not collect processes.
+		return fmt.Errorf("NVML hangs inside the driver: its process %d cannot be killed", s.undead[0].cmd.Process.Pid)
 	}
 	s.starts.Inc()
-	s.started, s.listed = s.cfg.Clock(), s.host.drivers()
+	s.started = s.cfg.Clock()
+	listed := s.host.drivers()
 	p, err := spawn(s.cfg.Command, s.event)
 	if err != nil {
-		return nil, nil, err
+		return err
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), s.cfg.StartTimeout)
-	st := &starting{proc: p, cancel: cancel, done: make(chan struct{})}
-	s.proc, s.starting = p, st
-	go s.finish(ctx, st)
-	return nil, st, nil
+	s.starting = &starting{proc: p, listed: listed, cancel: cancel, done: make(chan struct{})}
+	go s.finish(ctx, s.starting)
+	return nil
 }
 
 // finish waits until a worker has initialised NVML and found the GPUs.
@@ -136,12 +179,18 @@ func (s *Source) finish(ctx context.Context, st *starting) {
 	if err == nil {
 		_, _, err = st.proc.ask(ctx, OpLook)
 	}
-	if err != nil {
-		st.proc.kill()
-	}
 	<-s.turn
 	defer s.giveTurn()
-	s.usable, s.starting = err == nil, nil
+	s.starting = nil
+	before := s.proc
+	if err == nil {
+		s.proc, s.usable, s.listed = st.proc, true, st.listed
+	} else {
+		before = st.proc
+	}
+	if before != nil {
+		s.end(before)
+	}
 	s.announced = s.announced && err == nil
 	switch {
 	case err == nil:
@@ -169,5 +218,5 @@ func (s *Source) outdated() bool {
 	s.mu.Lock()
 	lost := s.lost
 	s.mu.Unlock()
-	return lost && s.cfg.Clock().Sub(s.started) >= s.cfg.Rediscover || s.host.drivers() != s.listed
+	return s.cfg.Clock().Sub(s.started) >= s.cfg.Rediscover && (lost || s.host.drivers() != s.listed)
 }

@@ -10,8 +10,10 @@ type Look struct {
 	Missing []string `json:"missing,omitempty"`
 	// Devices are the GPUs that could be named, in NVML's order.
 	Devices []Device `json:"devices"`
-	// Unnamed says of the GPUs that could not even be named why.
-	Unnamed []string `json:"unnamed,omitempty"`
+	// Unnamed says of the GPUs that could not even be named why, and
+	// UnnamedLost that the driver calls one of them lost.
+	Unnamed     []string `json:"unnamed,omitempty"`
+	UnnamedLost bool     `json:"unnamed_lost,omitempty"`
 }
 
 // Device is one GPU.
@@ -22,9 +24,9 @@ type Device struct {
 	PCIBusID string `json:"pci_bus_id"`
 	// Minor is the number in the name of the device file, -1 where unknown.
 	Minor int `json:"minor"`
-	// MemoryBytes is the size of the memory.
+	// MemoryBytes is the size of the memory; 0 where unknown.
 	MemoryBytes uint64 `json:"memory_bytes"`
-	// Major and MinorCC are CUDA's compute capability, 0 where unknown.
+	// CCMajor and CCMinor are CUDA's compute capability, 0 where unknown.
 	CCMajor int `json:"cc_major,omitempty"`
 	CCMinor int `json:"cc_minor,omitempty"`
 	// Architecture is the lower-case name of the chip's generation.
@@ -34,8 +36,6 @@ type Device struct {
 	// CoreClockMHz and MemoryClockMHz are the highest clocks; 0 where unknown.
 	CoreClockMHz   uint32 `json:"core_clock_mhz,omitempty"`
 	MemoryClockMHz uint32 `json:"memory_clock_mhz,omitempty"`
-	// NUMANode is the node that NVML names, nil where it names none.
-	NUMANode *int `json:"numa_node,omitempty"`
 	// Fabric names the NVLink domain that spans nodes, empty where there is none.
 	Fabric string `json:"fabric,omitempty"`
 	// Links are the active NVLinks.
@@ -119,8 +119,7 @@ type Message struct {
 	// after Fatal the worker ends: NVML has to be initialised anew.
 	Err   string `json:"err,omitempty"`
 	Fatal bool   `json:"fatal,omitempty"`
-	// NoDriver says of an error that the driver is not loaded, or another one
-	// than the library's.
+	// NoDriver says of an error that the driver is not loaded.
 	NoDriver bool            `json:"no_driver,omitempty"`
 	Look     *Look           `json:"look,omitempty"`
 	Load     map[string]Load `json:"load,omitempty"`

@@ -14,13 +14,21 @@ import (
 	"time"
 )
 
-// ErrNoDriver is wrapped by errors that say that the driver is not loaded, or
-// is another one than the library is made for.
+// ErrNoDriver is wrapped by errors that say that the driver is not loaded.
 var ErrNoDriver = errors.New("no NVIDIA driver")
 
-// killWait is how long a killed worker gets to be gone. One that hangs inside
-// the kernel takes until the driver returns.
+// maxMessage bounds a message. A node with 16 GPUs and all their NVLinks needs
+// a tenth of it.
+const maxMessage = 1 << 20
+
+// killWait is how long a worker that has ended is waited for what it still had
+// to say. One that hangs inside the kernel ends only when the driver returns.
 const killWait = time.Second
+
+// self is the file of this program, as it was called at its start. An upgrade may
+// replace it by another version at any time, so a worker that is this program is
+// started from what runs and not from the file.
+var self, _ = os.Executable()
 
 // process is a running worker. It is safe for concurrent use.
 type process struct {
@@ -55,6 +63,9 @@ func spawn(command []string, onEvent func(Event)) (*process, error) {
 		gone:    make(chan struct{}),
 		noise:   &tail{},
 	}
+	if command[0] == self {
+		p.cmd.Path = "/proc/self/exe"
+	}
 	p.cmd.ExtraFiles = []*os.File{theirs} // WorkerFD
 	p.cmd.Stdout, p.cmd.Stderr = p.noise, p.noise
 	// A library may start processes that keep the pipes open.
@@ -69,7 +80,15 @@ func spawn(command []string, onEvent func(Event)) (*process, error) {
 		replies.Close()
 		return nil, fmt.Errorf("start the NVML worker: %w", err)
 	}
-	go p.read(replies)
+	reaped := make(chan struct{})
+	go func() {
+		defer close(reaped)
+		_ = p.cmd.Wait() // the way it ended is told by what it printed
+		// Its last words are in the pipe. A program that its libraries started
+		// may hold the other end open for long.
+		_ = replies.SetReadDeadline(time.Now().Add(killWait))
+	}()
+	go p.read(replies, reaped)
 	return p, nil
 }
 
@@ -87,10 +106,13 @@ func (p *process) ready(ctx context.Context) error {
 }
 
 // read passes on what the worker says, until it is gone.
-func (p *process) read(replies *os.File) {
-	lines := bufio.NewReader(replies)
+func (p *process) read(replies *os.File, reaped <-chan struct{}) {
+	lines := bufio.NewReaderSize(replies, maxMessage)
 	for {
-		line, err := lines.ReadBytes('\n')
+		line, err := lines.ReadSlice('\n')
+		if errors.Is(err, bufio.ErrBufferFull) {
+			fmt.Fprintf(p.noise, "a message of more than %d bytes", maxMessage)
+		}
 		if err != nil {
 			break
 		}
@@ -114,9 +136,9 @@ func (p *process) read(replies *os.File) {
 			}
 		}
 	}
-	replies.Close()
 	_ = p.cmd.Process.Kill() // it has closed its replies, so it is of no more use
-	_ = p.cmd.Wait()         // the way it ended is told by what it printed
+	<-reaped
+	replies.Close()
 	close(p.gone)
 }
 
@@ -177,29 +199,19 @@ func (p *process) ask(ctx context.Context, op string) (m Message, unusable bool,
 	if err != nil {
 		return Message{}, false, err
 	}
-	if _, err := p.stdin.Write(append(line, '\n')); err != nil {
-		// It is about to be gone, and then says why.
-		m, err := p.await(ctx)
-		return m, true, errors.Join(err, replyErrorOf(m))
-	}
+	_, _ = p.stdin.Write(append(line, '\n')) // if it cannot be asked it is about to be gone, and that says why
 	m, err = p.await(ctx)
-	if err != nil {
+	switch {
+	case err != nil:
 		return Message{}, true, err
-	}
-	if m.ID != id {
+	case m.ID != id:
 		return Message{}, true, fmt.Errorf("the NVML worker answered request %d instead of %d: %s", m.ID, id, m.Err)
-	}
-	if m.Err != "" {
+	case m.Err != "":
 		return Message{}, m.Fatal, replyError(m)
+	case op == OpLook && m.Look == nil:
+		return Message{}, true, errors.New("the NVML worker answered without a look")
 	}
 	return m, false, nil
-}
-
-func replyErrorOf(m Message) error {
-	if m.Err == "" {
-		return nil
-	}
-	return replyError(m)
 }
 
 // kill ends the process and waits a little for it to be gone.
@@ -207,7 +219,7 @@ func (p *process) kill() {
 	_ = p.cmd.Process.Kill()
 	select {
 	case <-p.gone:
-	case <-time.After(killWait):
+	case <-time.After(3 * killWait): // a child of it may hold its output, and its replies, for killWait each
 	}
 }
 
@@ -239,9 +251,10 @@ func (t *tail) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// String is the end of the output on one line.
+// String is the end of the output on one line, in valid UTF-8 whatever was
+// printed and wherever it was cut.
 func (t *tail) String() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return strings.Join(strings.Fields(string(t.b)), " ")
+	return strings.Join(strings.Fields(strings.ToValidUTF8(string(t.b), "?")), " ")
 }

@@ -17,6 +17,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -41,7 +42,8 @@ type Config struct {
 	// GPUs; DefaultStartTimeout if 0.
 	StartTimeout time.Duration
 	// Rediscover is how often a worker is replaced while a GPU is lost: a GPU
-	// that comes back is found only by an NVML that is initialised anew.
+	// that comes back is found only by an NVML that is initialised anew. It is
+	// also the least time between two replacements because GPUs come and go.
 	// DefaultRediscover if 0.
 	Rediscover time.Duration
 	// Root is where /sys and /proc are; "/" if empty.
@@ -73,9 +75,11 @@ type Source struct {
 	proc     *process
 	usable   bool      // whether proc may be asked
 	starting *starting // a start that is under way, nil if none is
-	started  time.Time // when proc was
-	listed   string    // which GPUs the driver had then
-	reload   bool      // the driver was seen to be gone since the last start
+	started  time.Time // when the last start began
+	listed   string    // which GPUs the driver had when proc was started
+	// undead are workers that were killed and are not gone.
+	undead []*process
+	reload bool // the driver was seen to be gone since the last start
 	// announced says that nothing has gone wrong since the log last said that
 	// NVML is initialised.
 	announced bool
@@ -84,6 +88,7 @@ type Source struct {
 	mu       sync.Mutex
 	machine  *health.Machine
 	topology topology
+	driver   string // the version of the last look
 	// known are the devices that were ever seen, in the order of their first
 	// sight, as they were when they were last read.
 	known   []Device
@@ -186,7 +191,7 @@ func (s *Source) Samples(ctx context.Context) (map[string]deviceplugin.Sample, e
 	return out, nil
 }
 
-// Watch calls changed when the driver reports something.
+// Watch calls changed when the driver reports something that matters.
 func (s *Source) Watch(ctx context.Context, changed func()) {
 	s.set(changed)
 	<-ctx.Done()
@@ -202,6 +207,10 @@ func (s *Source) set(changed func()) {
 // observe takes in a look and returns what to publish.
 func (s *Source) observe(look Look) []deviceplugin.GPU {
 	now := s.cfg.Clock()
+	if s.driver != "" && s.driver != look.DriverVersion {
+		s.machine.Reloaded()
+	}
+	s.driver = look.DriverVersion
 	s.lost = len(look.Unnamed) > 0
 	s.nameless.Set(float64(len(look.Unnamed)))
 	seen := map[string]bool{}
@@ -229,7 +238,12 @@ func (s *Source) observe(look Look) []deviceplugin.GPU {
 	for i := range s.known {
 		d := &s.known[i]
 		if !seen[d.UUID] {
-			d.Lost = true
+			// Lost counts as proof of a reset once it is over, so a GPU is that
+			// only if the driver says so, and not because it has no name now.
+			d.Lost, d.Err = len(look.Unnamed) == 0 || look.UnnamedLost, ""
+			if !d.Lost {
+				d.Err = "the driver counts a GPU that it cannot name: " + strings.Join(look.Unnamed, "; ")
+			}
 		}
 		s.lost = s.lost || d.Lost
 		reading := health.Reading{Lost: d.Lost, Err: d.Err, Uncorrected: d.Uncorrected, RemapFailed: d.RemapFailed, Recovery: d.Recovery}
@@ -291,26 +305,29 @@ func (s *Source) complain(look Look) {
 func (s *Source) event(e Event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if e.XID != 0 {
+	matters := e.XID == 0
+	if !matters {
 		switch i := s.index(e.GPU); {
 		case e.GPU == "": // the driver does not say whose it is
 			for _, d := range s.known {
-				s.xid(d, e)
+				matters = s.xid(d, e) || matters
 			}
 		case i < 0: // it was faster than the first look
-			s.xid(Device{UUID: e.GPU}, e)
+			matters = s.xid(Device{UUID: e.GPU}, e)
 		default:
-			s.xid(s.known[i], e)
+			matters = s.xid(s.known[i], e)
 		}
 	}
-	if s.changed != nil {
+	// A program that fails over and over must not make the plugin look over
+	// and over.
+	if matters && s.changed != nil {
 		s.changed()
 	}
 }
 
-// xid judges an XID of a GPU. What needs no reset and is one MIG instance's
-// stays that instance's.
-func (s *Source) xid(d Device, e Event) {
+// xid judges an XID of a GPU and says whether it can change anything. What needs
+// no reset and is one MIG instance's stays that instance's.
+func (s *Source) xid(d Device, e Event) bool {
 	target := d.UUID
 	for _, in := range d.Instances {
 		if in.GI == e.GI && in.CI == e.CI && s.cfg.Health.Policy[e.XID].Action != health.UntilReset {
@@ -324,6 +341,7 @@ func (s *Source) xid(d Device, e Event) {
 		level = hclog.Info
 	}
 	s.log.Log(level, "XID", "gpu", target, "xid", e.XID, "meaning", rule.Meaning, "action", rule.Action.String())
+	return rule.Action != health.Ignore
 }
 
 // Describe and Collect make the Source a Prometheus collector.

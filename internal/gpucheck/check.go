@@ -45,6 +45,11 @@ func (c *check) step(ctx context.Context, what string, within time.Duration, f f
 	return err
 }
 
+// fail notes what went wrong beside the steps.
+func (c *check) fail(what string, err error) {
+	c.r.add(Row{Check: c.name, What: what, Result: Fail, Seen: err.Error()})
+}
+
 // skip notes a step that has no meaning here.
 func (c *check) skip(what, why string) {
 	c.r.add(Row{Check: c.name, What: what, Result: Skip, Seen: why})
@@ -59,15 +64,19 @@ func (r *run) add(row Row) {
 // pollEvery is how often something that cannot tell by itself is looked at.
 const pollEvery = 5 * time.Millisecond
 
-// await looks until f is content, or says what it last complained of.
+// errEnded is wrapped where a process that is needed has ended.
+var errEnded = errors.New("has ended")
+
+// await looks until f is content, or says what it last complained of. What needs a
+// process that has ended is given up at once.
 func await(ctx context.Context, f func(ctx context.Context) error) error {
 	t := time.NewTicker(pollEvery)
 	defer t.Stop()
 	var last error
 	for {
 		err := f(ctx)
-		if err == nil {
-			return nil
+		if err == nil || errors.Is(err, errEnded) {
+			return err
 		}
 		if ctx.Err() == nil || last == nil {
 			last = err

@@ -252,7 +252,7 @@ func (w *worker) load(path string) (a answer, err error) {
 	if err != nil {
 		return a, err
 	}
-	defer file.Close()
+	defer file.Close() //nolint:errcheck // it was only read
 	size := uint64(file.Header.DataSize)
 	if w.cfg.Backend == backendHost {
 		private, err := unix.Mmap(-1, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)

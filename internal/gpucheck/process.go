@@ -14,6 +14,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/hashicorp/go-hclog"
 	"golang.org/x/sys/unix"
 )
 
@@ -32,10 +33,22 @@ type process struct {
 	log    *logbook
 }
 
-// logLine is a line of a log and when it arrived.
+// logLine is a line of a log.
 type logLine struct {
+	arrived time.Time
+	// at is when it was written as it says itself, to a millisecond, or else when
+	// it arrived.
 	at   time.Time
 	text string
+}
+
+// stamp reads the time in front of a line of hclog's.
+func stamp(text string, arrived time.Time) time.Time {
+	first, _, _ := strings.Cut(text, " ")
+	if at, err := time.Parse(hclog.TimeFormat, first); err == nil {
+		return at
+	}
+	return arrived
 }
 
 // logbook has what a process, and those it started, wrote to standard error.
@@ -50,20 +63,37 @@ func (l *logbook) read(from io.Reader, to io.Writer) {
 	lines := bufio.NewScanner(from)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
-		at := time.Now()
+		now := time.Now()
 		fmt.Fprintln(to, lines.Text())
 		l.mu.Lock()
-		l.lines = append(l.lines, logLine{at, lines.Text()})
+		l.lines = append(l.lines, logLine{now, stamp(lines.Text(), now), lines.Text()})
 		l.mu.Unlock()
 	}
 }
 
-// find returns the first line since then that has the text.
+// await waits for the first line that came since then and has the text: it may be
+// on its way.
+func (l *logbook) await(ctx context.Context, since time.Time, text string) (line logLine, err error) {
+	ctx, cancel := context.WithTimeout(ctx, logTime)
+	defer cancel()
+	err = await(ctx, func(context.Context) error {
+		var ok bool
+		if line, ok = l.find(since, text); !ok {
+			return fmt.Errorf("no line of the log says %q", text)
+		}
+		return nil
+	})
+	return line, err
+}
+
+// logTime is how long a line may be on its way.
+const logTime = 2 * time.Second
+
 func (l *logbook) find(since time.Time, text string) (logLine, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, line := range l.lines {
-		if !line.at.Before(since) && strings.Contains(line.text, text) {
+		if !line.arrived.Before(since) && strings.Contains(line.text, text) {
 			return line, true
 		}
 	}
@@ -173,7 +203,11 @@ func (p *process) closePipes() {
 func (p *process) alive() error {
 	select {
 	case <-p.ended:
-		return fmt.Errorf("%s has ended (%v): %s", p.name, p.endErr, p.log.last())
+		how := "exit status 0"
+		if p.endErr != nil {
+			how = p.endErr.Error()
+		}
+		return fmt.Errorf("%s %w (%s): %s", p.name, errEnded, how, p.log.last())
 	default:
 		return nil
 	}
@@ -211,9 +245,9 @@ func (p *process) stop(ctx context.Context, grace time.Duration) error {
 	return p.kill(ctx)
 }
 
-// endAll kills whatever this run has started and returns what had to be killed
+// endAll kills whatever this run has started, and notes what had to be killed
 // beyond the processes that it knew of.
-func (r *run) endAll(ctx context.Context) (strays []int, err error) {
+func (r *run) endAll(ctx context.Context) (err error) {
 	r.mu.Lock()
 	processes := r.processes
 	r.processes = nil
@@ -231,13 +265,25 @@ func (r *run) endAll(ctx context.Context) (strays []int, err error) {
 	polite, cancel := context.WithTimeout(ctx, straysTime)
 	defer cancel()
 	if await(polite, func(context.Context) error { return r.noneLeft() }) == nil {
-		return nil, err
+		return err
 	}
 	strays, lerr := marked(r.mark)
 	for _, pid := range strays {
-		err = errors.Join(err, unix.Kill(pid, unix.SIGKILL))
+		r.strays = append(r.strays, fmt.Sprintf("%d (%s)", pid, commandLine(pid)))
+		if kerr := unix.Kill(pid, unix.SIGKILL); !errors.Is(kerr, unix.ESRCH) {
+			err = errors.Join(err, kerr)
+		}
 	}
-	return strays, errors.Join(err, lerr, await(ctx, func(context.Context) error { return r.noneLeft() }))
+	return errors.Join(err, lerr, await(ctx, func(context.Context) error { return r.noneLeft() }))
+}
+
+// commandLine is what a process was started with.
+func commandLine(pid int) string {
+	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+	if err != nil {
+		return err.Error()
+	}
+	return strings.TrimSpace(strings.ReplaceAll(string(raw), "\x00", " "))
 }
 
 // straysTime is how long what the known processes have started may outlive them.

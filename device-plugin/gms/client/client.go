@@ -615,7 +615,9 @@ func (c *Client) mapOne(ctx context.Context, s *Session, m *Mapping, list []Allo
 
 // Close ends the calls that are under way, the session, all mappings and all
 // reservations. A writer's layout that is not committed is dropped by the server.
-// The driver has as long as it takes.
+// The driver has as long as it takes, but where a call of it was left behind it is
+// not asked for more: the error wraps ErrBroken then, and the Space must not be closed
+// either, which could wait for ever.
 func (c *Client) Close() error {
 	c.end(errClosed)
 	c.turn <- struct{}{}
@@ -626,7 +628,7 @@ func (c *Client) Close() error {
 	c.closed = true
 	errs := []error{c.closeSession()}
 	if c.broken {
-		return errors.Join(errs...)
+		return errors.Join(append(errs, fmt.Errorf("close: %w: what is mapped stays until this process ends", ErrBroken))...)
 	}
 	if !c.asleep && len(c.mappings) > 0 {
 		errs = append(errs, c.cfg.Space.Sync(), c.unmap(c.mappings))

@@ -207,6 +207,7 @@ func TestADriverThatHangsBreaksTheClient(t *testing.T) {
 	require.ErrorIs(t, err, client.ErrTimeout)
 	assert.Less(t, time.Since(began), atOnce)
 	require.ErrorIs(t, c.Remap(testContext(t)), client.ErrBroken)
+	require.ErrorIs(t, c.Close(), client.ErrBroken, "what is mapped was not unmapped")
 	require.NoError(t, c.Close())
 }
 

@@ -223,8 +223,16 @@ func (c *Client) connect(ctx context.Context) (_ *link, stop func(), err error) 
 	if err != nil {
 		return nil, nil, err
 	}
-	unhook := context.AfterFunc(ctx, func() { _ = conn.Close() })
-	stop = func() { unhook(); _ = conn.Close() }
+	closed := make(chan struct{})
+	unhook := context.AfterFunc(ctx, func() { _ = conn.Close(); close(closed) })
+	// The keeper does nothing more for a connection that has ended, so it must have
+	// ended before the next call begins.
+	stop = func() {
+		if !unhook() {
+			<-closed
+		}
+		_ = conn.Close()
+	}
 	l, err := newLink(conn.(*net.UnixConn))
 	if err == nil && l.uid != c.uid {
 		err = fmt.Errorf("the keeper at %s is of user %d, and this process is of user %d", c.socket, l.uid, c.uid)

@@ -6,6 +6,8 @@
 //   - Save replaces a record as a whole or not at all. Until the last byte and
 //     the last descriptor are there, the old record is what Load returns. A
 //     client that dies in the middle leaves nothing behind.
+//   - What a client has called off, by ending its connection, is not done later:
+//     the last call decides.
 //   - Descriptors that nobody asked for are closed, and so is the connection
 //     that sent them.
 //   - Memory and descriptors are bounded (Limits). What is over is refused, and

@@ -13,7 +13,12 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sys/unix"
+
+	"remuda/device-plugin/gms/socket"
 )
+
+// ErrSocketInUse is wrapped where another program serves the socket.
+var ErrSocketInUse = socket.ErrInUse
 
 // Config is how a Keeper runs. Start from DefaultConfig.
 type Config struct {
@@ -49,6 +54,9 @@ func (c *Config) validate() error {
 	errs := []error{c.Limits.validate()}
 	if c.Socket == "" {
 		errs = append(errs, errors.New("Socket must be set"))
+	}
+	if len(c.Socket) > socket.MaxPath {
+		errs = append(errs, fmt.Errorf("Socket is a path of %d bytes, and the kernel takes at most %d: choose a shorter one", len(c.Socket), socket.MaxPath))
 	}
 	if c.Stall <= 0 {
 		errs = append(errs, errors.New("Stall must be more than 0"))
@@ -88,18 +96,34 @@ func New(cfg Config) (*Keeper, error) {
 }
 
 // Run serves until ctx ends. Then everything that is kept is given up. The error
-// wraps ErrSocketInUse where another program serves the socket.
+// wraps ErrSocketInUse where another program serves the socket. It ends with an error
+// as well when the socket's file is removed or replaced: nobody could take back what
+// is kept.
 func (k *Keeper) Run(ctx context.Context) error {
-	l, unlock, err := listen(k.cfg.Socket)
+	claim, err := socket.Take(ctx, "unixpacket", k.cfg.Socket)
 	if err != nil {
 		return fmt.Errorf("gms keeper: %w", err)
 	}
-	defer unlock()
+	defer func() { _ = claim.Close() }()
+	l, err := claim.Listen()
+	if err != nil {
+		return fmt.Errorf("gms keeper: %w", err)
+	}
 	k.log.Info("the keeper is ready", "socket", k.cfg.Socket, "instance", k.instance, "max_descriptors", k.cfg.Limits.Descriptors)
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
 	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
 	defer stop()
+	unreachable := make(chan error, 1)
+	go func() {
+		err := claim.Watch(ctx)
+		cancel(err)
+		unreachable <- err
+	}()
 	err = k.accept(ctx, l)
-	_ = l.Close()
+	cancel(nil)
+	err = errors.Join(err, <-unreachable)
+	claim.Stop()
 	k.mu.Lock()
 	k.ended = true
 	for l := range k.links {
@@ -110,7 +134,10 @@ func (k *Keeper) Run(ctx context.Context) error {
 	records, descriptors, _ := k.store.held()
 	k.log.Info("the keeper ends and gives up what it keeps", "records", records, "descriptors", descriptors)
 	k.store.clear()
-	return err
+	if err != nil {
+		return fmt.Errorf("gms keeper: %w", err)
+	}
+	return nil
 }
 
 // accept serves connections until the listener is closed.
@@ -124,7 +151,7 @@ func (k *Keeper) accept(ctx context.Context, l *net.UnixListener) error {
 			}
 			return nil
 		case errors.Is(err, net.ErrClosed):
-			return fmt.Errorf("gms keeper: accept: %w", err)
+			return fmt.Errorf("accept: %w", err)
 		case err != nil:
 			// Out of descriptors, say: what is kept must not be lost for that.
 			k.log.Warn("a connection cannot be accepted", "error", err)
@@ -163,7 +190,7 @@ func (k *Keeper) start(c *net.UnixConn) {
 		ended := k.ended
 		k.mu.Unlock()
 		_ = c.Close()
-		if err != nil && !errors.Is(err, errEnd) && !ended {
+		if err != nil && !ended {
 			k.metrics.broken.Inc()
 			k.log.Warn("a connection is cut off", "pid", l.peer, "error", err)
 		}
@@ -176,6 +203,9 @@ func (k *Keeper) serve(l *link) error {
 		return err
 	}
 	if err := l.send(opHello, append([]byte{version}, k.instance...), nil); err != nil {
+		if errors.Is(err, unix.EPIPE) { // it only looked whether somebody is here
+			return nil
+		}
 		return err
 	}
 	for {
@@ -184,6 +214,9 @@ func (k *Keeper) serve(l *link) error {
 			return err
 		}
 		p, err := l.receive()
+		if errors.Is(err, errEnd) {
+			return nil
+		}
 		if err != nil {
 			return err
 		}
@@ -231,7 +264,9 @@ func (k *Keeper) save(l *link, body []byte) error {
 		k.store.cancel(e)
 		return fmt.Errorf("save %q, %d of %d bytes and %d of %d descriptors had come: %w", name, len(r.blob), e.size, len(r.fds), e.count, err)
 	}
-	k.store.put(name, r)
+	if !k.store.put(name, r, l.waits) {
+		return fmt.Errorf("save %q: %w before it was stored", name, errEnd)
+	}
 	k.metrics.saves.Inc()
 	k.log.Debug("saved", "name", name, "bytes", e.size, "descriptors", e.count, "pid", l.peer)
 	return l.send(opOK, nil, nil)
@@ -268,7 +303,9 @@ func (k *Keeper) fill(l *link, r *record, e extent) error {
 }
 
 func (k *Keeper) drop(l *link, body []byte) error {
-	k.store.drop(string(body))
+	if !k.store.drop(string(body), l.waits) {
+		return fmt.Errorf("drop %q: %w before it was done", body, errEnd)
+	}
 	k.log.Debug("dropped", "name", string(body), "pid", l.peer)
 	return l.send(opOK, nil, nil)
 }

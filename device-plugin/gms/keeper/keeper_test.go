@@ -10,10 +10,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
+	"unsafe"
 
+	"github.com/hashicorp/go-hclog"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -165,6 +168,10 @@ func TestConfigNamesEveryBadField(t *testing.T) {
 	}
 	_, err = keeper.Open("", nil)
 	require.Error(t, err)
+	cfg := keeper.DefaultConfig()
+	cfg.Socket = strings.Repeat("x", 108)
+	_, err = keeper.New(cfg)
+	require.ErrorContains(t, err, "choose a shorter one")
 }
 
 func TestSaveLoadDrop(t *testing.T) {
@@ -306,6 +313,22 @@ func (r *raw) write(packet []byte, fds ...int) {
 	closeAll(r.t, fds)
 }
 
+// empty sends a packet of no bytes with descriptors, which are closed here. Package
+// net would add a byte.
+func (r *raw) empty(fds ...int) {
+	r.t.Helper()
+	control := unix.UnixRights(fds...)
+	msg := unix.Msghdr{Control: &control[0]}
+	msg.SetControllen(len(control))
+	conn, err := r.c.SyscallConn()
+	require.NoError(r.t, err)
+	require.NoError(r.t, conn.Control(func(fd uintptr) {
+		_, _, errno := unix.Syscall(unix.SYS_SENDMSG, fd, uintptr(unsafe.Pointer(&msg)), 0)
+		require.Zero(r.t, errno)
+	}))
+	closeAll(r.t, fds)
+}
+
 // ended waits until the keeper has closed the connection.
 func (r *raw) ended() {
 	r.t.Helper()
@@ -379,7 +402,9 @@ func TestBrokenProtocolIsCutOffAndLeaksNothing(t *testing.T) {
 			begin(r, 1<<20, 1)
 			r.write(append([]byte("D"), make([]byte, 70<<10)...), files(t, 0, 1)...)
 		},
-		"an empty packet": func(r *raw) { r.write(nil) },
+		"an empty packet":                  func(r *raw) { r.write(nil) },
+		"253 descriptors on no byte":       func(r *raw) { r.empty(files(t, 0, 253)...) },
+		"descriptors on no byte in a save": func(r *raw) { begin(r, 1, 1); r.empty(files(t, 0, 1)...) },
 		"a different packet in a load": func(r *raw) {
 			begin(r, 1, 0)
 			r.write([]byte("D1"))
@@ -417,6 +442,78 @@ func value(t *testing.T, reg *prometheus.Registry, name string) float64 {
 	}
 	t.Fatalf("there is no metric %s", name)
 	return 0
+}
+
+// What is no fault is not counted as one, nor logged: the end of a call, and a look
+// whether the keeper is there.
+func TestOrdinaryEndsAreNotFaults(t *testing.T) {
+	reg := prometheus.NewRegistry()
+	var log bytes.Buffer
+	socket, stop := start(t, func(c *keeper.Config) {
+		c.Metrics, c.Logger = reg, hclog.New(&hclog.LoggerOptions{Output: &log, Level: hclog.Warn})
+	})
+	c := open(t, socket)
+	require.NoError(t, c.Save(testContext(t), "r", []byte("x"), nil))
+	require.NoError(t, c.Close())
+	for range 20 {
+		look, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: socket, Net: "unixpacket"})
+		require.NoError(t, err)
+		require.NoError(t, look.Close())
+	}
+	r := dial(t, socket)
+	r.write([]byte("Lr"))
+	r.read()
+	require.NoError(t, r.c.Close()) // in the middle of a load
+	require.Eventually(t, func() bool { return value(t, reg, "remuda_gms_keeper_connections_cut_total") == 1 }, deadline, tick)
+	stop()
+	assert.Equal(t, 1.0, value(t, reg, "remuda_gms_keeper_connections_cut_total"))
+	assert.Equal(t, 1, bytes.Count(log.Bytes(), []byte("\n")), "%s", &log)
+}
+
+// A keeper that hangs does not do afterwards what was called off meanwhile: a later
+// call may have been answered first.
+func TestWhatWasCalledOffIsNotDoneLater(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "k.sock")
+	process := startProcess(t, socket)
+	c := open(t, socket)
+	require.NoError(t, c.Save(testContext(t), "kept", []byte("x"), nil))
+	save, drop := dial(t, socket), dial(t, socket)
+	save.write(saveRequest("late", 1, 1))
+	require.Equal(t, "k", string(save.read()))
+	require.NoError(t, process.Process.Signal(unix.SIGSTOP))
+	save.write([]byte("D1"), files(t, 0, 1)...)
+	drop.write([]byte("Xkept"))
+	require.NoError(t, save.c.Close())
+	require.NoError(t, drop.c.Close())
+	require.NoError(t, process.Process.Signal(unix.SIGCONT))
+	have(t, process.Process.Pid, 0)
+	_, _, found, err := c.Load(testContext(t), "late")
+	require.NoError(t, err)
+	assert.False(t, found, "the save was called off")
+	_, _, found, err = c.Load(testContext(t), "kept")
+	require.NoError(t, err)
+	assert.True(t, found, "the drop was called off")
+}
+
+// A keeper that nobody can reach ends, so that it is started again.
+func TestAKeeperWhoseSocketIsRemovedEnds(t *testing.T) {
+	cfg := keeper.DefaultConfig()
+	cfg.Socket = filepath.Join(t.TempDir(), "k.sock")
+	k, err := keeper.New(cfg)
+	require.NoError(t, err)
+	done := make(chan error, 1)
+	go func() { done <- k.Run(testContext(t)) }()
+	fds := files(t, 0, 1)
+	require.NoError(t, open(t, cfg.Socket).Save(testContext(t), "r", nil, fds))
+	closeAll(t, fds)
+	require.NoError(t, os.Remove(cfg.Socket))
+	select {
+	case err := <-done:
+		require.ErrorContains(t, err, "was removed or replaced")
+		have(t, os.Getpid(), 0)
+	case <-time.After(deadline):
+		t.Fatal("it goes on")
+	}
 }
 
 func TestAStalledClientIsCutOff(t *testing.T) {

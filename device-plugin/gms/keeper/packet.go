@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"time"
 
@@ -135,19 +136,19 @@ func (l *link) receive() (packet, error) {
 		l.buf, l.oob = make([]byte, maxPacket), make([]byte, unix.CmsgSpace(kernelBatch*4))
 	}
 	n, oobn, flags, _, err := l.c.ReadMsgUnix(l.buf, l.oob)
-	if err != nil {
-		return packet{}, err
-	}
-	fds, err := rights(l.oob[:oobn])
+	// Descriptors come with an empty packet, too, which looks like the end.
+	fds, rightsErr := rights(l.oob[:max(oobn, 0)])
 	switch {
+	case n == 0 && (err == nil || errors.Is(err, io.EOF)), errors.Is(err, unix.ECONNRESET):
+		err = errEnd
 	case err != nil:
+	case rightsErr != nil:
+		err = rightsErr
 	case flags&unix.MSG_CTRUNC != 0:
 		// The sender sent more than it may, or this process has no room for more.
 		err = errTruncated
 	case flags&unix.MSG_TRUNC != 0:
 		err = fmt.Errorf("%w: a packet is too long", errProtocol)
-	case n == 0:
-		err = errEnd
 	}
 	if err != nil {
 		closeAll(fds)
@@ -163,6 +164,24 @@ var (
 	// looks the same).
 	errEnd = errors.New("the connection has ended")
 )
+
+// waits tells whether the peer still has the connection open.
+func (l *link) waits() bool {
+	raw, err := l.c.SyscallConn()
+	if err != nil {
+		return false
+	}
+	waits := false
+	err = raw.Control(func(fd uintptr) {
+		poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
+		n, perr := unix.Poll(poll, 0)
+		for errors.Is(perr, unix.EINTR) {
+			n, perr = unix.Poll(poll, 0)
+		}
+		waits = perr == nil && n == 0
+	})
+	return err == nil && waits
+}
 
 // rights are the descriptors of a packet's ancillary data, also after an error.
 func rights(oob []byte) ([]int, error) {

@@ -96,14 +96,22 @@ func (s *store) cancel(e extent) {
 	s.fds -= int(e.count)
 }
 
-// put stores a record that was reserved, in place of the old one.
-func (s *store) put(name string, r *record) {
-	s.mu.Lock()
-	old := s.records[name]
+// put stores a record that was reserved, in place of the old one, and tells whether
+// it did. It does not where its client, by waits, is gone: one that has called a save
+// off may have saved or dropped the name anew over another connection, and this one
+// must not come after that. waits is asked under mu, so that there is no moment
+// between.
+func (s *store) put(name string, r *record, waits func() bool) bool {
 	r.refs = 1
-	s.records[name] = r
+	s.mu.Lock()
+	old, stored := r, waits()
+	if stored {
+		old = s.records[name]
+		s.records[name] = r
+	}
 	s.mu.Unlock()
 	s.release(old)
+	return stored
 }
 
 // get returns a record, which the caller releases; nil if there is none.
@@ -117,13 +125,18 @@ func (s *store) get(name string) *record {
 	return r
 }
 
-// drop forgets a record.
-func (s *store) drop(name string) {
+// drop forgets a record, and tells whether it did; see put for waits.
+func (s *store) drop(name string, waits func() bool) bool {
 	s.mu.Lock()
+	if !waits() {
+		s.mu.Unlock()
+		return false
+	}
 	old := s.records[name]
 	delete(s.records, name)
 	s.mu.Unlock()
 	s.release(old)
+	return true
 }
 
 // release gives up one use of r, which may be nil. The last one closes it.
@@ -145,13 +158,11 @@ func (s *store) release(r *record) {
 // clear drops everything.
 func (s *store) clear() {
 	s.mu.Lock()
-	names := make([]string, 0, len(s.records))
-	for name := range s.records {
-		names = append(names, name)
-	}
+	all := s.records
+	s.records = map[string]*record{}
 	s.mu.Unlock()
-	for _, name := range names {
-		s.drop(name)
+	for _, r := range all {
+		s.release(r)
 	}
 }
 

@@ -59,10 +59,15 @@ var (
 	ErrBadValue = errors.New("bad value")
 )
 
-// MaxText bounds the bytes of tags, keys and metadata of a layout, so that a
-// client cannot fill the memory of the server, or of the keeper, which takes
-// records of at most 64 MiB.
-const MaxText = 48 << 20
+const (
+	// MaxText bounds the bytes of tags, keys and metadata of a layout, with
+	// Overhead for each allocation and each key, so that a client cannot fill the
+	// memory of the server, or of the keeper, which takes records of at most 64 MiB.
+	MaxText = 48 << 20
+	// Overhead is more than an allocation or a key takes in a record beside its own
+	// bytes, and about what it takes in memory.
+	Overhead = 128
+)
 
 // Allocation is one piece of memory as clients know it.
 type Allocation struct {
@@ -122,7 +127,7 @@ type Machine struct {
 	bySlot      map[string]uint64
 	nextSlot    uint64
 	metadata    map[string]Entry
-	// text counts the bytes of tags, keys and values.
+	// text counts the bytes of tags, keys and values, and the overhead.
 	text int
 	// hash is the committed layout's.
 	hash   string
@@ -155,7 +160,7 @@ func Restore(newID func() string, s Snapshot) (*Machine, error) {
 		}
 		m.bySlot[a.ID] = a.Slot
 		m.nextSlot = a.Slot + 1
-		m.text += len(a.Tag)
+		m.text += Overhead + len(a.Tag)
 	}
 	for key, e := range s.Metadata {
 		a, err := m.find(e.AllocationID)
@@ -163,7 +168,7 @@ func Restore(newID func() string, s Snapshot) (*Machine, error) {
 			return nil, fmt.Errorf("restore a layout: metadata %q points outside of allocation %q", key, e.AllocationID)
 		}
 		m.metadata[key] = e
-		m.text += len(key) + len(e.Value)
+		m.text += cost(key, e.Value)
 	}
 	if hash := m.computeHash(); hash != s.Hash {
 		return nil, fmt.Errorf("restore a layout: its hash is %q, and %q was kept with it", hash, s.Hash)
@@ -302,13 +307,16 @@ func (m *Machine) CanAllocate(id SessionID, tag string) error {
 	if err := m.writer(id, "allocate"); err != nil {
 		return err
 	}
-	return m.room(len(tag))
+	return m.room(Overhead + len(tag))
 }
+
+// cost is what an entry of the metadata adds to text.
+func cost(key string, value []byte) int { return Overhead + len(key) + len(value) }
 
 // room tells whether so many more bytes of text fit.
 func (m *Machine) room(n int) error {
 	if m.text+n > MaxText {
-		return fmt.Errorf("%w: the layout's tags, keys and metadata would be more than %d bytes", ErrBadValue, MaxText)
+		return fmt.Errorf("%w: the layout's tags, keys and metadata would be more than %d bytes, with %d for each allocation and key", ErrBadValue, MaxText, Overhead)
 	}
 	return nil
 }
@@ -329,7 +337,7 @@ func (m *Machine) Allocate(id SessionID, size, aligned uint64, tag string) (Allo
 	m.nextSlot++
 	m.allocations = append(m.allocations, a)
 	m.bySlot[a.ID] = a.Slot
-	m.text += len(tag)
+	m.text += Overhead + len(tag)
 	return a, nil
 }
 
@@ -381,7 +389,7 @@ func (m *Machine) Free(id SessionID, allocation string) (found bool, e Effects, 
 	at := m.at(a.Slot)
 	m.allocations = slices.Delete(m.allocations, at, at+1)
 	delete(m.bySlot, a.ID)
-	m.text -= len(a.Tag)
+	m.text -= Overhead + len(a.Tag)
 	for key, entry := range m.metadata {
 		if entry.AllocationID == a.ID {
 			m.drop(key, entry)
@@ -392,7 +400,7 @@ func (m *Machine) Free(id SessionID, allocation string) (found bool, e Effects, 
 
 func (m *Machine) drop(key string, e Entry) {
 	delete(m.metadata, key)
-	m.text -= len(key) + len(e.Value)
+	m.text -= cost(key, e.Value)
 }
 
 // Put sets a key of the metadata. The machine keeps value.
@@ -408,14 +416,14 @@ func (m *Machine) Put(id SessionID, key, allocation string, offset int64, value 
 		return fmt.Errorf("%w: offset is %d, want 0 to %d of allocation %q", ErrBadValue, offset, a.AlignedSize-1, allocation)
 	}
 	old, replaces := m.metadata[key]
-	grow := len(key) + len(value)
+	grow := cost(key, value)
 	if replaces {
-		grow -= len(key) + len(old.Value)
+		grow -= cost(key, old.Value)
 	}
 	if err := m.room(grow); err != nil {
 		return err
 	}
-	m.metadata[key] = Entry{AllocationID: allocation, Offset: uint64(offset), Value: value}
+	m.metadata[key] = Entry{AllocationID: a.ID, Offset: uint64(offset), Value: value}
 	m.text += grow
 	return nil
 }

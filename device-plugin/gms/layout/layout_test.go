@@ -1,15 +1,19 @@
 package layout_test
 
 import (
+	"bytes"
 	"crypto/sha256"
+	"encoding/gob"
 	"encoding/hex"
 	"fmt"
 	"math"
+	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"remuda/device-plugin/gms/keeper"
 	"remuda/device-plugin/gms/layout"
 )
 
@@ -258,7 +262,7 @@ func TestBounds(t *testing.T) {
 func TestTextIsBounded(t *testing.T) {
 	m := layout.New(numbered())
 	open(t, m, 1, layout.Writer)
-	big := make([]byte, layout.MaxText-10)
+	big := make([]byte, layout.MaxText-4*layout.Overhead-10) // two allocations, a key, and one more
 	a := allocate(t, m, 1, 1, "0123")
 	b := allocate(t, m, 1, 1, "")
 	require.NoError(t, m.Put(1, "key", a.ID, 0, big))
@@ -278,6 +282,43 @@ func TestTextIsBounded(t *testing.T) {
 	open(t, m, 2, layout.Writer)
 	c := allocate(t, m, 2, 1, "")
 	require.NoError(t, m.Put(2, "k", c.ID, 0, big))
+}
+
+// TestCountsAreBounded: of keys and allocations that have hardly any text, so that
+// the keeper takes every layout.
+func TestCountsAreBounded(t *testing.T) {
+	for name, fill := range map[string]func(m *layout.Machine) error{
+		"keys": func(m *layout.Machine) error {
+			a, err := m.Allocate(1, math.MaxInt64, math.MaxUint64, "")
+			if err != nil {
+				return err
+			}
+			for i := range layout.MaxText {
+				if err := m.Put(1, strconv.Itoa(i), a.ID, math.MaxInt64, nil); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+		"allocations": func(m *layout.Machine) error {
+			for range layout.MaxText {
+				if _, err := m.Allocate(1, math.MaxInt64, math.MaxUint64, ""); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := uint64(0)
+			m := layout.New(func() string { n++; return fmt.Sprintf("0123456789abcdef-%020d", n) })
+			open(t, m, 1, layout.Writer)
+			require.ErrorIs(t, fill(m), layout.ErrBadValue)
+			var record bytes.Buffer
+			require.NoError(t, gob.NewEncoder(&record).Encode(m.Snapshot()))
+			require.Less(t, uint64(record.Len()), keeper.DefaultLimits(0).Blob)
+		})
+	}
 }
 
 // TestModes: each request with each kind of session; what is refused changes

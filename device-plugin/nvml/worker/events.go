@@ -23,8 +23,8 @@ const noInstance = 0xFFFFFFFF
 type events struct {
 	send func(nvml.Message)
 	set  nv.EventSet // nil until there is one
-	// tried are the GPUs that were registered, or refused it.
-	tried map[nv.Device]bool
+	// settled are the GPUs that were registered, or have no such events.
+	settled map[nv.Device]bool
 
 	mu    sync.Mutex
 	uuids map[nv.Device]string
@@ -33,9 +33,8 @@ type events struct {
 // watch registers the GPUs that are new, and says in devices which are watched.
 func (e *events) watch(r *Reader, devices []nvml.Device) {
 	for _, h := range r.devices {
-		if !e.tried[h.dev] {
-			e.tried[h.dev] = true
-			e.register(r, h)
+		if !e.settled[h.dev] {
+			e.settled[h.dev] = e.register(r, h)
 		}
 	}
 	e.mu.Lock()
@@ -47,10 +46,12 @@ func (e *events) watch(r *Reader, devices []nvml.Device) {
 	}
 }
 
-func (e *events) register(r *Reader, h *handle) {
+// register registers a GPU and says whether that is settled; else it is tried
+// again at the next look.
+func (e *events) register(r *Reader, h *handle) bool {
 	for _, symbol := range []string{"nvmlEventSetCreate", "nvmlDeviceRegisterEvents", "nvmlEventSetWait_v2"} {
 		if !r.have(symbol) {
-			return
+			return true
 		}
 	}
 	types := uint64(nv.EventTypeXidCriticalError)
@@ -62,19 +63,20 @@ func (e *events) register(r *Reader, h *handle) {
 		return ret
 	})
 	if types == 0 {
-		return
+		return true
 	}
 	first := e.set == nil
 	if first {
 		if r.enter("nvmlEventSetCreate", func() (ret nv.Return) { e.set, ret = r.lib.EventSetCreate(); return ret }) != nv.SUCCESS {
 			e.set = nil
-			return
+			return false
 		}
 	}
 	e.mu.Lock()
 	e.uuids[h.dev] = h.static.UUID // before the first event can come
 	e.mu.Unlock()
-	if r.enter("nvmlDeviceRegisterEvents", func() nv.Return { return h.dev.RegisterEvents(types, e.set) }) != nv.SUCCESS {
+	ret := r.enter("nvmlDeviceRegisterEvents", func() nv.Return { return h.dev.RegisterEvents(types, e.set) })
+	if ret != nv.SUCCESS {
 		e.mu.Lock()
 		delete(e.uuids, h.dev)
 		e.mu.Unlock()
@@ -82,6 +84,7 @@ func (e *events) register(r *Reader, h *handle) {
 	if first {
 		go e.wait(e.set)
 	}
+	return ret == nv.SUCCESS || absent(ret)
 }
 
 func (e *events) wait(set nv.EventSet) {

@@ -34,8 +34,8 @@ func (r *Reader) Load() (map[string]nvml.Load, error) {
 			return ret
 		})
 		for i := range count {
-			part := r.instance(h.dev, i)
-			if part == nil {
+			part, ret := r.instance(h.dev, i)
+			if ret != nv.SUCCESS {
 				continue
 			}
 			uuid := ""
@@ -66,7 +66,7 @@ func (r *Reader) load(dev nv.Device) (nvml.Load, nv.Return) {
 		}
 		return ret
 	})
-	if ret != nv.SUCCESS {
+	if ret != nv.SUCCESS && !absent(ret) {
 		return l, ret
 	}
 	// The second version tells what programs use from what the driver keeps.

@@ -200,6 +200,88 @@ func TestMIGOnMocks(t *testing.T) {
 	require.EqualValues(t, 5<<20, *load["MIG-a"].MemoryUsedBytes)
 }
 
+// A GPU of which it cannot be read how it is split says so, and is neither whole
+// nor without instances.
+func TestMIGThatCannotBeRead(t *testing.T) {
+	for symbol, spoil := range map[string]func(gpu *server.Device, in *mock.Device, ret nv.Return){
+		"nvmlDeviceGetMigMode": func(gpu *server.Device, _ *mock.Device, ret nv.Return) {
+			gpu.GetMigModeFunc = func() (int, int, nv.Return) { return 0, 0, ret }
+		},
+		"nvmlDeviceGetMaxMigDeviceCount": func(gpu *server.Device, _ *mock.Device, ret nv.Return) {
+			gpu.GetMaxMigDeviceCountFunc = func() (int, nv.Return) { return 0, ret }
+		},
+		"nvmlDeviceGetMigDeviceHandleByIndex": func(gpu *server.Device, _ *mock.Device, ret nv.Return) {
+			gpu.GetMigDeviceHandleByIndexFunc = func(int) (nv.Device, nv.Return) { return nil, ret }
+		},
+		"nvmlDeviceGetUUID": func(_ *server.Device, in *mock.Device, ret nv.Return) {
+			in.GetUUIDFunc = func() (string, nv.Return) { return "", ret }
+		},
+		"nvmlDeviceGetAttributes_v2": func(_ *server.Device, in *mock.Device, ret nv.Return) {
+			in.GetAttributesFunc = func() (nv.DeviceAttributes, nv.Return) { return nv.DeviceAttributes{}, ret }
+		},
+	} {
+		t.Run(symbol, func(t *testing.T) {
+			s := node(dgxh100.NewWithGPUs(gpus.Multiple(1, gpus.H100_SXM5_80GB)...))
+			gpu := s.Devices[0].(*server.Device)
+			gpu.GetMigModeFunc = func() (int, int, nv.Return) { return nv.DEVICE_MIG_ENABLE, nv.DEVICE_MIG_ENABLE, nv.SUCCESS }
+			in := part("MIG-a", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", 7, 0, nv.DeviceAttributes{MemorySizeMB: 9856})
+			gpu.GetMaxMigDeviceCountFunc = func() (int, nv.Return) { return 7, nv.SUCCESS }
+			gpu.GetMigDeviceHandleByIndexFunc = func(i int) (nv.Device, nv.Return) {
+				if i != 3 {
+					return nil, nv.ERROR_NOT_FOUND
+				}
+				return in, nv.SUCCESS
+			}
+			r := reader(s)
+			look, err := r.Look()
+			require.NoError(t, err)
+			require.Empty(t, look.Devices[0].Err)
+			require.Len(t, look.Devices[0].Instances, 1)
+			spoil(gpu, in, nv.ERROR_UNKNOWN)
+			look, err = r.Look()
+			require.NoError(t, err)
+			require.Equal(t, symbol+": unknown error", look.Devices[0].Err)
+			require.False(t, look.Devices[0].Lost)
+			spoil(gpu, in, nv.ERROR_GPU_IS_LOST)
+			look, err = r.Look()
+			require.NoError(t, err)
+			require.True(t, look.Devices[0].Lost)
+			spoil(gpu, in, nv.ERROR_UNINITIALIZED)
+			_, err = r.Look()
+			require.ErrorContains(t, err, symbol)
+			if symbol == "nvmlDeviceGetUUID" { // destroyed between two calls
+				spoil(gpu, in, nv.ERROR_INVALID_ARGUMENT)
+				look, err = r.Look()
+				require.NoError(t, err)
+				require.Empty(t, look.Devices[0].Err)
+				require.Empty(t, look.Devices[0].Instances)
+			}
+		})
+	}
+}
+
+// GB10 and the like have no memory of their own to report.
+func TestGPUWithoutMemoryOfItsOwn(t *testing.T) {
+	s := node(dgxh100.NewWithGPUs(gpus.Multiple(1, gpus.H100_SXM5_80GB)...))
+	d := s.Devices[0].(*server.Device)
+	d.GetMemoryInfoFunc = func() (nv.Memory, nv.Return) { return nv.Memory{}, nv.ERROR_NOT_SUPPORTED }
+	d.GetTemperatureFunc = func(nv.TemperatureSensors) (uint32, nv.Return) { return 40, nv.SUCCESS }
+	// This is where the GPU's memory is, not what the GPU is attached to.
+	d.GetNumaNodeIdFunc = func() (int, nv.Return) { return 5, nv.SUCCESS }
+	r := reader(s)
+	look, err := r.Look()
+	require.NoError(t, err)
+	require.Empty(t, look.Unnamed)
+	require.Empty(t, look.Devices[0].Err)
+	got := look.GPUs(t.TempDir())[0]
+	require.Zero(t, got.MemoryMiB)
+	require.Empty(t, got.NUMANode)
+	load, err := r.Load()
+	require.NoError(t, err)
+	require.Nil(t, load[d.UUID].MemoryUsedBytes)
+	require.EqualValues(t, 40, *load[d.UUID].TemperatureCelsius)
+}
+
 func TestLinksOnMocks(t *testing.T) {
 	s := node(dgxh100.NewWithGPUs(gpus.Multiple(1, gpus.H100_SXM5_80GB)...))
 	d := s.Devices[0].(*server.Device)

@@ -30,7 +30,7 @@ var required = [][]string{
 var optional = []string{
 	"nvmlSystemGetCudaDriverVersion", "nvmlDeviceGetMinorNumber", "nvmlDeviceGetCudaComputeCapability",
 	"nvmlDeviceGetArchitecture", "nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetMaxClockInfo",
-	"nvmlDeviceGetNumaNodeId", "nvmlDeviceGetGpuFabricInfo", "nvmlDeviceGetNvLinkState",
+	"nvmlDeviceGetGpuFabricInfo", "nvmlDeviceGetNvLinkState",
 	"nvmlDeviceGetNvLinkRemoteDeviceType", "nvmlDeviceGetNvLinkRemotePciInfo_v2", "nvmlDeviceGetTotalEccErrors",
 	"nvmlDeviceGetRemappedRows", "nvmlDeviceGetFieldValues", "nvmlDeviceGetMigMode",
 	"nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex", "nvmlDeviceGetGpuInstanceId",

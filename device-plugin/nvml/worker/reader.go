@@ -18,8 +18,11 @@ import (
 // which takes a new process.
 var errReinit = errors.New("NVML has to be initialised anew")
 
-// errNoDriver is wrapped as well where the driver is gone or another one.
-var errNoDriver = errors.New("no driver for this library")
+// errNoDriver is wrapped as well where the driver is gone.
+var errNoDriver = errors.New("no driver")
+
+// errLost is wrapped where the driver calls a GPU lost.
+var errLost = errors.New("the GPU is lost")
 
 // Reader reads a node through an initialised NVML. It calls a function only if
 // the library has it: a call of one that is missing ends the process. Look and
@@ -92,12 +95,30 @@ func fault(symbol string, ret nv.Return) error {
 	}
 	err := fmt.Errorf("%s: %s", symbol, text(ret))
 	switch ret {
-	case nv.ERROR_DRIVER_NOT_LOADED, nv.ERROR_LIB_RM_VERSION_MISMATCH:
+	case nv.ERROR_DRIVER_NOT_LOADED:
 		return fmt.Errorf("%w (%w; %w)", err, errReinit, errNoDriver)
-	case nv.ERROR_UNINITIALIZED:
+	case nv.ERROR_UNINITIALIZED, nv.ERROR_LIB_RM_VERSION_MISMATCH:
 		return fmt.Errorf("%w (%w)", err, errReinit)
+	case nv.ERROR_GPU_IS_LOST:
+		return fmt.Errorf("%s: %w", symbol, errLost)
 	}
 	return err
+}
+
+// absent says that the GPU, or the library, has no such thing: an answer, and
+// no failure.
+func absent(ret nv.Return) bool {
+	return ret == nv.ERROR_NOT_SUPPORTED || ret == nv.ERROR_FUNCTION_NOT_FOUND
+}
+
+// unread notes that a GPU cannot be read. Its error is that nothing can.
+func unread(d *nvml.Device, symbol string, ret nv.Return) error {
+	err := fault(symbol, ret)
+	if errors.Is(err, errReinit) {
+		return err
+	}
+	d.Lost, d.Err = errors.Is(err, errLost), err.Error()
+	return nil
 }
 
 // text is what a return code means. It does not ask the library, which may be
@@ -110,8 +131,6 @@ func text(ret nv.Return) string {
 		return "the library and the loaded driver are of different versions"
 	case nv.ERROR_NO_PERMISSION:
 		return "no permission"
-	case nv.ERROR_GPU_IS_LOST:
-		return "the GPU is lost"
 	case nv.ERROR_RESET_REQUIRED:
 		return "the GPU requires a reset"
 	case nv.ERROR_UNKNOWN:
@@ -166,6 +185,7 @@ func (r *Reader) Look() (*nvml.Look, error) {
 		}
 		if err != nil {
 			out.Unnamed = append(out.Unnamed, fmt.Sprintf("GPU %d: %v", i, err))
+			out.UnnamedLost = out.UnnamedLost || errors.Is(err, errLost)
 			continue
 		}
 		d := h.static
@@ -205,6 +225,9 @@ func (r *Reader) named(i int) (*handle, error) {
 		}},
 		{"nvmlDeviceGetMemoryInfo", func() nv.Return {
 			mem, ret := dev.GetMemoryInfo()
+			if ret == nv.ERROR_NOT_SUPPORTED { // a GPU without memory of its own, as GB10
+				return nv.SUCCESS
+			}
 			d.MemoryBytes = mem.Total
 			return ret
 		}},
@@ -261,13 +284,6 @@ func (r *Reader) details(dev nv.Device, d *nvml.Device) {
 			memory, ret := dev.GetMaxClockInfo(nv.CLOCK_MEM)
 			if ret == nv.SUCCESS {
 				d.MemoryClockMHz = memory
-			}
-			return ret
-		},
-		"nvmlDeviceGetNumaNodeId": func() nv.Return {
-			node, ret := dev.GetNumaNodeId()
-			if ret == nv.SUCCESS {
-				d.NUMANode = &node
 			}
 			return ret
 		},
@@ -329,12 +345,8 @@ func (r *Reader) present(dev nv.Device, d *nvml.Device) error {
 		_, ret = dev.GetMemoryInfo()
 		return ret
 	})
-	if err := fault("nvmlDeviceGetMemoryInfo", ret); err != nil {
-		if errors.Is(err, errReinit) {
-			return err
-		}
-		d.Lost, d.Err = ret == nv.ERROR_GPU_IS_LOST, err.Error()
-		return nil
+	if ret != nv.SUCCESS && !absent(ret) {
+		return unread(d, "nvmlDeviceGetMemoryInfo", ret)
 	}
 	r.try("nvmlDeviceGetTotalEccErrors", func() nv.Return {
 		n, ret := dev.GetTotalEccErrors(nv.MEMORY_ERROR_TYPE_UNCORRECTED, nv.VOLATILE_ECC)
@@ -359,13 +371,20 @@ func (r *Reader) present(dev nv.Device, d *nvml.Device) error {
 		}
 		return ret
 	})
-	r.try("nvmlDeviceGetMigMode", func() nv.Return {
+	// A GPU of which it is not known how it is split cannot be published as
+	// whole, nor without its instances: tasks hold seats of them.
+	ret = r.call("nvmlDeviceGetMigMode", func() nv.Return {
 		current, _, ret := dev.GetMigMode()
 		d.MIG = ret == nv.SUCCESS && current == nv.DEVICE_MIG_ENABLE
 		return ret
 	})
+	if ret != nv.SUCCESS && !absent(ret) {
+		return unread(d, "nvmlDeviceGetMigMode", ret)
+	}
 	if d.MIG {
-		d.Instances = r.instances(dev, d)
+		if symbol, ret := r.instances(dev, d); ret != nv.SUCCESS {
+			return unread(d, symbol, ret)
+		}
 	}
 	return nil
 }

@@ -20,6 +20,7 @@ import (
 	"time"
 
 	nv "github.com/NVIDIA/go-nvml/pkg/nvml"
+	"golang.org/x/sys/unix"
 
 	"remuda/device-plugin/nvml"
 )
@@ -30,11 +31,14 @@ const stuckAfter = time.Second
 // Main runs a worker on the library at path (empty: the linker's) until its
 // standard input ends, and returns the exit status.
 func Main(path string) int {
-	out := os.NewFile(nvml.WorkerFD, "replies")
-	if out == nil {
-		fmt.Fprintln(os.Stderr, "this is started by the plugin itself")
+	var fd unix.Stat_t
+	if err := unix.Fstat(nvml.WorkerFD, &fd); err != nil || fd.Mode&unix.S_IFMT != unix.S_IFIFO {
+		fmt.Fprintln(os.Stderr, "the NVML worker is started by the plugin itself")
 		return 2
 	}
+	// NVML starts programs (nvidia-modprobe), which have no business with it.
+	unix.CloseOnExec(nvml.WorkerFD)
+	out := os.NewFile(nvml.WorkerFD, "replies")
 	w := &worker{out: json.NewEncoder(out)}
 	return w.run(path, os.Stdin)
 }
@@ -88,7 +92,7 @@ func (w *worker) run(path string, in io.Reader) int {
 	w.reader = r
 	w.state.Unlock()
 	w.send(nvml.Message{Ready: true})
-	events := &events{send: w.send, tried: map[nv.Device]bool{}, uuids: map[nv.Device]string{}}
+	events := &events{send: w.send, settled: map[nv.Device]bool{}, uuids: map[nv.Device]string{}}
 	for req := range requests {
 		reply := nvml.Message{ID: req.ID}
 		switch req.Op {

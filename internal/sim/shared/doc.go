@@ -9,5 +9,6 @@
 // primary had committed before it died is not loaded again.
 //
 // It guarantees that every byte is checked against its digest before it is used:
-// when it is written, when it is imported, and at every wake.
+// when it is written, when it is imported, and at every wake unless Config.Verify
+// says otherwise.
 package shared

@@ -239,6 +239,25 @@ func (p *part) matches(t weights.Tensor, meta client.Metadata, known weights.Dig
 	return sum, nil
 }
 
+// wake maps the tensors again where they were, and checks them where verify says
+// so.
+func (p *part) wake(ctx context.Context, verify Verify) error {
+	began := time.Now()
+	if err := p.client.Remap(ctx); err != nil {
+		return fmt.Errorf("%s: %w", p.cfg.Socket, err)
+	}
+	mapped := time.Now()
+	var checked time.Duration
+	if verify == VerifyAlways {
+		if err := p.check(ctx); err != nil {
+			return err
+		}
+		checked = time.Since(mapped)
+	}
+	p.log.Info("weights mapped again", "tensors", len(p.tensors), "remap", mapped.Sub(began), "check", checked)
+	return nil
+}
+
 // check compares the mapped bytes with their digests; the error names every
 // tensor that differs.
 func (p *part) check(ctx context.Context) error {

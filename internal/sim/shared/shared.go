@@ -15,6 +15,19 @@ import (
 	"remuda/internal/sim/weights"
 )
 
+// Verify says when weights are checked against their digests.
+type Verify int
+
+const (
+	// VerifyAlways checks what is written, what is imported, and what a wake maps
+	// again.
+	VerifyAlways Verify = iota
+	// VerifyImport trusts a wake: the layout's hash says that it is the same
+	// layout, and nobody can write to what is committed. Reading all bytes back
+	// from a GPU takes longer than all else in a wake.
+	VerifyImport
+)
+
 // Config says where weights come from and where they are held.
 type Config struct {
 	// Path is the weights file. A reader needs its header only, to know what it
@@ -31,6 +44,8 @@ type Config struct {
 	// token there at the moment of a wake, 0 for none.
 	FenceGroup string
 	Token      func() (uint64, error)
+	// Verify is VerifyAlways by default.
+	Verify Verify
 	// WakeTimeout bounds the wait for the service at a wake (Decision 6).
 	WakeTimeout time.Duration
 	// Lost is called, at most once for each GPU and wake, when the service has
@@ -52,6 +67,9 @@ func (c *Config) validate() error {
 	}
 	if c.Space == nil || c.Token == nil || c.Lost == nil || c.Logger == nil {
 		errs = append(errs, errors.New("Space, Token, Lost and Logger must be set"))
+	}
+	if c.Verify != VerifyAlways && c.Verify != VerifyImport {
+		errs = append(errs, fmt.Errorf("Verify is %d: want VerifyAlways or VerifyImport", c.Verify))
 	}
 	if c.WakeTimeout <= 0 {
 		errs = append(errs, fmt.Errorf("WakeTimeout is %s: want more than 0", c.WakeTimeout))
@@ -165,7 +183,8 @@ func (w *Weights) Sleep(_ int, leak int64) error {
 	return err
 }
 
-// Wake maps the weights again where they were and checks them. It waits no longer
+// Wake maps the weights again where they were and checks them, unless the config
+// trusts wakes. It waits no longer
 // than the wake's time. With corrupt it fails in any case, as if a byte had changed
 // (a fault switch; the memory is another engine's too). Any error is fatal to the
 // engine.
@@ -183,10 +202,7 @@ func (w *Weights) Wake(ctx context.Context, corrupt bool) error {
 	defer cancel()
 	err = w.all(func(_ int, p *part) error {
 		p.client.SetFenceToken(token)
-		if err := p.client.Remap(ctx); err != nil {
-			return fmt.Errorf("%s: %w", p.cfg.Socket, err)
-		}
-		return p.check(ctx)
+		return p.wake(ctx, w.cfg.Verify)
 	})
 	if err == nil && corrupt {
 		err = fmt.Errorf("%w: told to fail", weights.ErrDigest)
@@ -224,19 +240,25 @@ func (w *Weights) account() {
 }
 
 // Close ends the sessions and the mappings. The weights must not be used
-// afterwards.
+// afterwards. A driver that hangs is left to the end of the process, so that it
+// does not hold that up.
 func (w *Weights) Close() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	var errs []error
-	for _, p := range w.parts {
+	hangs := make([]bool, len(w.closes))
+	for i, p := range w.parts {
 		p.unwatch()
 		if p.client != nil {
-			errs = append(errs, p.client.Close())
+			err := p.client.Close()
+			hangs[i] = errors.Is(err, client.ErrBroken)
+			errs = append(errs, err)
 		}
 	}
-	for _, f := range w.closes {
-		errs = append(errs, f())
+	for i, closeSpace := range w.closes {
+		if !hangs[i] {
+			errs = append(errs, closeSpace())
+		}
 	}
 	return errors.Join(append(errs, w.leaks.Free())...)
 }

@@ -212,6 +212,10 @@ func TestDamageIsFound(t *testing.T) {
 	s, path := newService(t, 1), model(t, 1)
 	w := s.engine(path, wire.Auto).open(t)
 	require.NoError(t, w.Sleep(1, 0))
+	trusting := s.engine(path, wire.RO)
+	trusting.cfg.Verify = shared.VerifyImport
+	trusts := trusting.open(t)
+	require.NoError(t, trusts.Sleep(1, 0))
 	// Somebody writes where nobody may: the descriptors of the service do allow it.
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
@@ -227,6 +231,7 @@ func TestDamageIsFound(t *testing.T) {
 	require.NoError(t, f.Close())
 	require.NoError(t, session.Close())
 	require.ErrorIs(t, w.Wake(t.Context(), false), weights.ErrDigest)
+	require.NoError(t, trusts.Wake(t.Context(), false), "told not to look")
 
 	fresh := s.engine(path, wire.RO)
 	_, err = shared.Open(ctx, fresh.cfg)
@@ -424,8 +429,55 @@ func TestLeaksAddUp(t *testing.T) {
 }
 
 func TestConfigErrorsNameEveryField(t *testing.T) {
-	_, err := shared.Open(t.Context(), shared.Config{Lock: wire.RW})
-	for _, want := range []string{"Path must be set", "Sockets must not be empty", `Lock is "rw"`, "Space, Token, Lost and Logger", "WakeTimeout is 0s"} {
+	_, err := shared.Open(t.Context(), shared.Config{Lock: wire.RW, Verify: 2})
+	for _, want := range []string{"Path must be set", "Sockets must not be empty", `Lock is "rw"`, "Space, Token, Lost and Logger", "Verify is 2", "WakeTimeout is 0s"} {
 		require.ErrorContains(t, err, want)
+	}
+}
+
+// hanging is a GPU whose driver hangs once told to, as does its end then.
+type hanging struct {
+	*host.Space
+	hangs   atomic.Bool
+	release chan struct{}
+}
+
+func (h *hanging) Map(addr uintptr, size uint64, fd int, writable bool) error {
+	if h.hangs.Load() {
+		<-h.release
+	}
+	return h.Space.Map(addr, size, fd, writable)
+}
+
+func (h *hanging) close() error {
+	if h.hangs.Load() {
+		<-h.release
+	}
+	return nil
+}
+
+// TestDriverThatHangsDoesNotHoldUpTheEnd: an engine that could not wake ends, so that
+// another takes over.
+func TestDriverThatHangsDoesNotHoldUpTheEnd(t *testing.T) {
+	s := newService(t, 1)
+	e := s.engine(model(t, 1), wire.Auto)
+	h := &hanging{Space: host.NewSpace(), release: make(chan struct{})}
+	e.cfg.Space = func(string) (client.Space, func() error, error) { return h, h.close, nil }
+	e.cfg.WakeTimeout = 300 * time.Millisecond
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	w, err := shared.Open(ctx, e.cfg)
+	require.NoError(t, err)
+	require.NoError(t, w.Sleep(1, 0))
+	h.hangs.Store(true)
+	defer close(h.release)
+	require.ErrorIs(t, w.Wake(t.Context(), false), client.ErrBroken)
+	ended := make(chan error, 1)
+	go func() { ended <- w.Close() }()
+	select {
+	case err := <-ended:
+		require.ErrorIs(t, err, client.ErrBroken)
+	case <-time.After(patience):
+		t.Fatal("it waits for the driver")
 	}
 }

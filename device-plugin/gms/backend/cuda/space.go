@@ -215,8 +215,7 @@ func (s *Space) Info() (free, total uint64, err error) {
 	return free, total, err
 }
 
-// Close gives the context back. What is still mapped goes with the context's
-// last user.
+// Close gives the context back. What is still mapped stays until the process ends.
 func (s *Space) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

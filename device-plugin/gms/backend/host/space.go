@@ -13,7 +13,9 @@ import (
 // on a GPU. Its methods are safe for concurrent use. The zero value is not
 // ready: use NewSpace.
 type Space struct {
-	mu     sync.Mutex // guards ranges
+	// mu guards ranges, and is held for reading during a copy: nothing is unmapped
+	// under it.
+	mu     sync.RWMutex
 	ranges map[uintptr]*reserved
 }
 
@@ -141,8 +143,8 @@ func (s *Space) Sync() error { return nil }
 // Bytes are the bytes of a mapping, nil where nothing is mapped. They must not
 // be used after Unmap, nor written where the mapping may not be.
 func (s *Space) Bytes(addr uintptr, size uint64) []byte {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.mu.RLock()
+	defer s.mu.RUnlock()
 	r, err := s.at(addr, size, true)
 	if err != nil {
 		return nil
@@ -152,6 +154,8 @@ func (s *Space) Bytes(addr uintptr, size uint64) []byte {
 
 // Write copies to mapped memory.
 func (s *Space) Write(addr uintptr, from []byte) error {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
 	to, err := s.part(addr, len(from), true)
 	if err != nil {
 		return fmt.Errorf("copy %d bytes to host memory: %w", len(from), err)
@@ -162,6 +166,8 @@ func (s *Space) Write(addr uintptr, from []byte) error {
 
 // Read copies from mapped memory.
 func (s *Space) Read(addr uintptr, to []byte) error {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
 	from, err := s.part(addr, len(to), false)
 	if err != nil {
 		return fmt.Errorf("copy %d bytes from host memory: %w", len(to), err)
@@ -170,10 +176,8 @@ func (s *Space) Read(addr uintptr, to []byte) error {
 	return nil
 }
 
-// part finds n bytes within one mapping.
+// part finds n bytes within one mapping. mu is held.
 func (s *Space) part(addr uintptr, n int, writable bool) ([]byte, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	for base, r := range s.ranges {
 		if addr < base || addr-base > uintptr(r.size) || uint64(n) > r.size-uint64(addr-base) {
 			continue

@@ -1,7 +1,12 @@
 package host_test
 
 import (
+	"runtime"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -61,4 +66,47 @@ func TestSpaceRefusesMemoryThatCouldKillTheProcess(t *testing.T) {
 	require.ErrorContains(t, s.Map(addr, 2*mib, fd, false), "not sealed")
 	require.ErrorContains(t, s.Map(addr, mib, fd, false), "not what was reserved")
 	require.NoError(t, s.Free(addr, 2*mib))
+}
+
+// A copy and an unmap at the same time: one waits for the other, and no access
+// faults.
+func TestNothingIsUnmappedUnderACopy(t *testing.T) {
+	b := open(t, host.Config{})
+	m := allocate(t, b, 4*mib)
+	fd := export(t, m)
+	s := host.NewSpace()
+	addr, err := s.Reserve(4 * mib)
+	require.NoError(t, err)
+	stop := make(chan struct{})
+	var copied atomic.Int64
+	var copying sync.WaitGroup
+	for _, f := range []func(uintptr, []byte) error{s.Write, s.Read} {
+		copying.Go(func() {
+			defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+			defer func() { assert.Nil(t, recover()) }()
+			buf := make([]byte, 4*mib)
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+					if f(addr, buf) == nil { // or nothing is mapped
+						copied.Add(1)
+					}
+				}
+			}
+		})
+	}
+	for deadline := time.Now().Add(10 * time.Second); copied.Load() < 1000 && time.Now().Before(deadline) && !t.Failed(); {
+		require.NoError(t, s.Map(addr, 4*mib, fd, true))
+		require.NoError(t, s.Write(addr, make([]byte, 1)))
+		runtime.Gosched()
+		require.NoError(t, s.Unmap(addr, 4*mib))
+	}
+	close(stop)
+	copying.Wait()
+	require.GreaterOrEqual(t, copied.Load(), int64(1000))
+	require.NoError(t, s.Free(addr, 4*mib))
+	require.NoError(t, unix.Close(fd))
+	require.NoError(t, m.Release())
 }

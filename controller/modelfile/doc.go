@@ -1,0 +1,35 @@
+// Package modelfile reads model files: HCL2 in which people say which models they
+// want to serve and how. It turns them into state.Model, tells what changed between
+// two of them and writes them back.
+//
+//	model "llama-3-8b" {
+//	  max        = 4
+//	  replicas   = 1
+//	  failover   = true
+//	  management = "full"
+//
+//	  idle {
+//	    warm = "15m"
+//	    cold = "4h"
+//	  }
+//
+//	  variant "h100" {
+//	    gpu {
+//	      model = "NVIDIA H100 80GB HBM3"
+//	      count = 1
+//	    }
+//
+//	    weights = "16GiB"
+//	    cost    = 3.5
+//	    slots   = 64
+//	    job     = "vllm.nomad.hcl"
+//	    vars    = { weights_dir = "/models/llama-3-8b" }
+//	  }
+//	}
+//
+// It guarantees that a file is either read whole or refused with every fault that it
+// has, each with its file, line and column, the value found and what was expected;
+// that equal models have equal hashes, however their files are formatted; and that
+// what Format writes reads back as the same model. It reads no file but those that
+// the caller's ReadFile gives it.
+package modelfile

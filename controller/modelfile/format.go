@@ -1,0 +1,270 @@
+package modelfile
+
+import (
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+
+	"remuda/controller/state"
+)
+
+// Format writes a model as a model file, with its defaults spelled out and its job
+// files inside. Parse makes the same model of it again.
+func Format(m state.Model) string {
+	var b strings.Builder
+	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
+	line("model %s {", Quote(m.Name))
+	line("  min        = %d", m.Min)
+	line("  max        = %d", m.Max)
+	line("  replicas   = %d", m.Replicas)
+	line("  priority   = %d", m.Priority)
+	line("  dedicated  = %t", m.Dedicated)
+	line("  failover   = %t", m.Failover)
+	line("  management = %s", Quote(string(m.Management)))
+	line("")
+	line("  idle {")
+	line("    warm = %s", Quote(formatDuration(m.IdleWarm)))
+	line("    cold = %s", Quote(formatDuration(m.IdleCold)))
+	line("  }")
+	for _, v := range m.Variants {
+		line("")
+		line("  variant %s {", Quote(v.Name))
+		line("    gpu {")
+		if v.GPUModel != "" {
+			line("      model = %s", Quote(v.GPUModel))
+		}
+		line("      count = %d", v.GPUs)
+		line("    }")
+		line("")
+		line("    memory      = %s", Quote(FormatSize(v.Memory)))
+		line("    host_memory = %s", Quote(FormatSize(v.HostMemory)))
+		line("    cost        = %s", formatFloat(v.Cost))
+		line("    slots       = %d", v.Slots)
+		line("    engine      = %s", Quote(v.Engine))
+		if len(v.Vars) > 0 {
+			line("")
+			line("    vars = {")
+			for _, k := range slices.Sorted(maps.Keys(v.Vars)) {
+				line("      %s = %s", key(k), Quote(v.Vars[k]))
+			}
+			line("    }")
+		}
+		line("")
+		line("    job = %s", heredoc(v.Job))
+		line("  }")
+	}
+	line("}")
+	return b.String()
+}
+
+// formatFloat writes a number as HCL reads it, without an exponent.
+func formatFloat(f float64) string { return strconv.FormatFloat(f, 'f', -1, 64) }
+
+// delimiters that a job file hardly ever has on a line of its own.
+var jobLine = regexp.MustCompile(`(?m)^\s*JOB\s*$`)
+
+// heredoc writes a job file so that people can read it, or as a string where a
+// heredoc cannot hold it.
+func heredoc(job string) string {
+	plain := strings.HasSuffix(job, "\n") && !jobLine.MatchString(job) &&
+		!strings.Contains(job, "$$") && !strings.Contains(job, "%%") &&
+		!strings.ContainsFunc(job, func(r rune) bool { return r != '\n' && r != '\t' && unicode.IsControl(r) })
+	if !plain {
+		return Quote(job)
+	}
+	return "<<JOB\n" + strings.NewReplacer("${", "$${", "%{", "%%{").Replace(job) + "JOB"
+}
+
+// Change is one difference between two models.
+type Change struct {
+	// Path is where, as `variant "h100": memory`.
+	Path string
+	// Old and New are the values as the file would have them. Old is empty where
+	// something is new, New where it is gone.
+	Old, New string
+	// Lines are the changed lines of a text, each with "+ ", "- " or "  " before
+	// it, in place of Old and New.
+	Lines []string
+	// Rolls tells that the variant's running replicas are replaced because of it.
+	Rolls bool
+}
+
+// String is one line, and those of the text.
+func (c Change) String() string {
+	var s string
+	switch {
+	case c.Lines != nil:
+		s = "~ " + c.Path + ":"
+	case c.Old == "" && c.New == "":
+		s = "~ " + c.Path
+	case c.Old == "":
+		s = "+ " + c.Path + " = " + c.New
+	case c.New == "":
+		s = "- " + c.Path + " = " + c.Old
+	default:
+		s = "~ " + c.Path + ": " + c.Old + " -> " + c.New
+	}
+	if c.Rolls {
+		s += "  (replaces the variant's replicas)"
+	}
+	for _, l := range c.Lines {
+		s += "\n    " + l
+	}
+	return s
+}
+
+// Diff tells what becomes of a model, in the order of the file. A nil old is a model
+// that is new, a nil new one that goes. Replicas is among it, though it is not a part
+// of the hash. Equal models have no changes.
+func Diff(old, new *state.Model) []Change {
+	switch {
+	case old == nil && new == nil:
+		return nil
+	case old == nil:
+		old = &state.Model{}
+	case new == nil:
+		new = &state.Model{}
+	}
+	var out []Change
+	add := func(path, was, is string) {
+		if was != is {
+			out = append(out, Change{Path: path, Old: was, New: is})
+		}
+	}
+	isNew, isGone := old.Name == "", new.Name == ""
+	add("model", quoteName(old.Name), quoteName(new.Name))
+	field := func(path string, was, is string) {
+		if isNew {
+			was = ""
+		}
+		if isGone {
+			is = ""
+		}
+		add(path, was, is)
+	}
+	field("min", strconv.Itoa(old.Min), strconv.Itoa(new.Min))
+	field("max", strconv.Itoa(old.Max), strconv.Itoa(new.Max))
+	field("replicas", strconv.Itoa(old.Replicas), strconv.Itoa(new.Replicas))
+	field("priority", strconv.Itoa(old.Priority), strconv.Itoa(new.Priority))
+	field("dedicated", strconv.FormatBool(old.Dedicated), strconv.FormatBool(new.Dedicated))
+	field("failover", strconv.FormatBool(old.Failover), strconv.FormatBool(new.Failover))
+	field("management", string(old.Management), string(new.Management))
+	field("idle: warm", idle(old.IdleWarm), idle(new.IdleWarm))
+	field("idle: cold", idle(old.IdleCold), idle(new.IdleCold))
+
+	was := map[string]state.Variant{}
+	for _, v := range old.Variants {
+		was[v.Name] = v
+	}
+	var kept, order []string
+	for _, v := range new.Variants {
+		if _, both := was[v.Name]; both {
+			order = append(order, v.Name)
+		}
+	}
+	is := map[string]bool{}
+	for _, v := range new.Variants {
+		is[v.Name] = true
+	}
+	for _, v := range old.Variants {
+		if is[v.Name] {
+			kept = append(kept, v.Name)
+		}
+	}
+	if !slices.Equal(kept, order) {
+		out = append(out, Change{Path: "order of variants", Old: strings.Join(kept, ", "), New: strings.Join(order, ", ")})
+	}
+	for _, v := range new.Variants {
+		path := "variant " + Quote(v.Name)
+		before, both := was[v.Name]
+		if !both {
+			out = append(out, Change{Path: path, New: summary(v)})
+			continue
+		}
+		changes := variantChanges(path+": ", before, v)
+		if variantHash(old, &before) != variantHash(new, &v) {
+			if len(changes) == 0 { // the model's own change, as failover
+				changes = []Change{{Path: path}}
+			}
+			changes[0].Rolls = true
+		}
+		out = append(out, changes...)
+	}
+	for _, v := range old.Variants {
+		if !is[v.Name] {
+			out = append(out, Change{Path: "variant " + Quote(v.Name), Old: summary(v)})
+		}
+	}
+	return out
+}
+
+func variantChanges(path string, old, new state.Variant) []Change {
+	var out []Change
+	add := func(name, was, is string) {
+		if was != is {
+			out = append(out, Change{Path: path + name, Old: was, New: is})
+		}
+	}
+	add("gpu: model", gpuModel(old.GPUModel), gpuModel(new.GPUModel))
+	add("gpu: count", strconv.Itoa(old.GPUs), strconv.Itoa(new.GPUs))
+	add("memory", FormatSize(old.Memory), FormatSize(new.Memory))
+	add("host_memory", FormatSize(old.HostMemory), FormatSize(new.HostMemory))
+	add("cost", formatFloat(old.Cost), formatFloat(new.Cost))
+	add("slots", strconv.Itoa(old.Slots), strconv.Itoa(new.Slots))
+	add("engine", old.Engine, new.Engine)
+	names := maps.Clone(old.Vars)
+	if names == nil {
+		names = map[string]string{}
+	}
+	maps.Copy(names, new.Vars)
+	for _, k := range slices.Sorted(maps.Keys(names)) {
+		add("vars: "+k, quoteVar(old.Vars, k), quoteVar(new.Vars, k))
+	}
+	if old.Job != new.Job {
+		out = append(out, Change{Path: path + "job", Lines: lineDiff(old.Job, new.Job)})
+	}
+	return out
+}
+
+func quoteName(s string) string {
+	if s == "" {
+		return ""
+	}
+	return Quote(s)
+}
+
+func quoteVar(vars map[string]string, k string) string {
+	v, ok := vars[k]
+	if !ok {
+		return ""
+	}
+	return Quote(v)
+}
+
+func gpuModel(s string) string {
+	if s == "" {
+		return "any"
+	}
+	return Quote(s)
+}
+
+func idle(d time.Duration) string {
+	if d == 0 {
+		return "never"
+	}
+	return formatDuration(d)
+}
+
+// summary is a variant in a few words.
+func summary(v state.Variant) string {
+	gpu := "any GPU"
+	if v.GPUModel != "" {
+		gpu = v.GPUModel
+	}
+	return fmt.Sprintf("%d x %s, %s of each, cost %s, %s", v.GPUs, gpu, FormatSize(v.Memory), formatFloat(v.Cost), v.Engine)
+}

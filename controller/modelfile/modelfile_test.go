@@ -1,0 +1,601 @@
+package modelfile_test
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"remuda/controller/modelfile"
+	"remuda/controller/state"
+	"remuda/jobs"
+)
+
+const job = `variable "tp" { default = "1" }
+variable "args" { default = ["a"] }
+variable "remuda_replica" { default = "" }
+
+job "m" {
+  group "replica" {}
+}
+`
+
+// files is a directory of job files.
+type files map[string]string
+
+func (f files) read(path string) ([]byte, error) {
+	if src, ok := f[path]; ok {
+		return []byte(src), nil
+	}
+	return nil, fs.ErrNotExist
+}
+
+var disk = files{
+	"d/job.hcl":    job,
+	"d/sub/j.hcl":  job,
+	"/abs/job.hcl": job,
+	"d/broken.hcl": "job \"x\" {\n  group \"g\" {\n",
+	"d/none.hcl":   "variable \"x\" {}\n",
+	"d/two.hcl":    "job \"a\" {}\njob \"b\" {}\n",
+	"d/needs.hcl":  "variable \"path\" {}\nvariable \"remuda_model\" {}\njob \"a\" {}\n",
+	"d/latin.hcl":  "job \"\xe9\" {}\n",
+	"d/large.hcl":  "job \"a\" {}\n#" + strings.Repeat("x", 1<<20),
+}
+
+func parse(src string) ([]state.Model, error) {
+	return modelfile.Parse("d/m.hcl", []byte(src), disk.read)
+}
+
+func parseOne(t *testing.T, src string) state.Model {
+	t.Helper()
+	models, err := parse(src)
+	require.NoError(t, err)
+	require.Len(t, models, 1)
+	return models[0]
+}
+
+const full = `
+model "meta-llama/Llama-3:8b" {
+  min        = 1
+  max        = 4
+  replicas   = 2
+  priority   = 70
+  dedicated  = true
+  failover   = true
+  management = "upscaling"
+
+  idle {
+    warm = "15m"
+    cold = "1h30m"
+  }
+
+  variant "h100" {
+    gpu {
+      model = "NVIDIA H100 80GB HBM3"
+      count = 2
+    }
+    weights     = "16GiB"
+    memory      = "40GiB"
+    host_memory = "20GB"
+    cost        = 7.25
+    slots       = 64
+    engine      = "ollama"
+    job         = file("job.hcl")
+    vars        = { tp = 2, args = ["x", true, { a = 1 }] }
+  }
+
+  variant "any" {
+    weights = "1GiB"
+    job     = "sub/j.hcl"
+  }
+}
+`
+
+func TestParse(t *testing.T) {
+	m := parseOne(t, full)
+	hash, variants := m.Hash, m.Variants
+	require.Len(t, hash, 32)
+	require.Len(t, variants, 2)
+	require.NotEqual(t, variants[0].Hash, variants[1].Hash)
+	m.Hash, variants[0].Hash, variants[1].Hash = "", "", ""
+	// ceil(2^30 * 1.15) + 500 MiB.
+	const size = 1234803098 + 500<<20
+	require.Equal(t, state.Model{
+		Name: "meta-llama/Llama-3:8b", Min: 1, Max: 4, Replicas: 2, Priority: 70, Dedicated: true, Failover: true,
+		Management: state.ManagementUpscaling, IdleWarm: 15 * time.Minute, IdleCold: 90 * time.Minute,
+		Variants: []state.Variant{
+			{
+				Name: "h100", GPUModel: "NVIDIA H100 80GB HBM3", GPUs: 2, Memory: 40 << 30, HostMemory: 20e9, Cost: 7.25, Slots: 64,
+				Engine: "ollama", Job: job, Vars: map[string]string{"tp": "2", "args": `["x", true, { a = 1 }]`},
+			},
+			{Name: "any", GPUs: 1, Memory: size, HostMemory: size, Cost: 1, Engine: "vllm", Job: job},
+		},
+	}, m)
+}
+
+func TestDefaults(t *testing.T) {
+	for _, tc := range []struct {
+		name, fields       string
+		min, replicas, max int
+	}{
+		{"none", "", 0, 1, 1},
+		{"min", "min = 3", 3, 3, 3},
+		{"max", "max = 5", 0, 1, 5},
+		{"replicas", "replicas = 4", 0, 4, 4},
+		{"none now", "replicas = 0", 0, 0, 1},
+		{"min and max", "min = 2\nmax = 6", 2, 2, 6},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			m := parseOne(t, "model \"m\" {\n"+tc.fields+"\nvariant \"v\" {\nweights = \"1GiB\"\njob = \"job.hcl\"\n}\n}\n")
+			require.Equal(t, []int{tc.min, tc.replicas, tc.max}, []int{m.Min, m.Replicas, m.Max})
+			require.Equal(t, 50, m.Priority)
+			require.Equal(t, state.ManagementFull, m.Management)
+		})
+	}
+}
+
+func TestSizing(t *testing.T) {
+	for _, tc := range []struct {
+		gpus   int
+		memory int64
+	}{
+		{1, 100<<30*115/100 + 500<<20},
+		{2, 50<<30*115/100 + 250<<20},
+		{8, (100<<30*115/100 + 500<<20) / 8},
+		{16, (100<<30*115/100 + 500<<20) / 16},
+	} {
+		m := parseOne(t, fmt.Sprintf("model \"m\" {\nvariant \"v\" {\ngpu {\ncount = %d\n}\nweights = \"100GiB\"\njob = \"job.hcl\"\n}\n}\n", tc.gpus))
+		require.InDelta(t, tc.memory, m.Variants[0].Memory, 1)
+		require.Equal(t, modelfile.ReplicaSize(100<<30), m.Variants[0].HostMemory)
+		require.GreaterOrEqual(t, m.Variants[0].Memory*int64(tc.gpus), modelfile.ReplicaSize(100<<30), "no byte is lost in the division")
+	}
+}
+
+// faults are found in variants of good files: each line replaces the one with the
+// same name.
+var faults = []struct {
+	name  string
+	model string // fields of the model
+	idle  string
+	gpu   string
+	// variant's fields, which replace weights and job where they name them.
+	variant string
+	want    []string
+}{
+	{"min negative", "min = -1", "", "", "", []string{`d/m.hcl:2:7: model "m": min is -1: want a whole number from 0 to 1000`}},
+	{"min fraction", "min = 1.5", "", "", "", []string{`min is 1.5: want a whole number`}},
+	{"min text", `min = "1"`, "", "", "", []string{`min is "1": want a whole number`}},
+	{"min null", `min = null`, "", "", "", []string{`min is null: want a value, or leave it out`}},
+	{"min list", `min = []`, "", "", "", []string{`min is a list: want`}},
+	{"min unknown function", `min = sum(1)`, "", "", "", []string{`min: function calls not allowed`}},
+	{"max zero", "max = 0", "", "", "", []string{`max is 0: want a whole number from 1 to 1000`}},
+	{"max huge", "max = 1e30", "", "", "", []string{`max is 1e+30: want`}},
+	{"min above max", "min = 3\nmax = 2", "", "", "", []string{`d/m.hcl:2:7: model "m": min is 3: want at most max, which is 2`}},
+	{"replicas above max", "max = 2\nreplicas = 3", "", "", "", []string{`replicas is 3: want at most max, which is 2`}},
+	{"replicas below min", "min = 2\nreplicas = 1", "", "", "", []string{`replicas is 1: want at least min, which is 2`}},
+	{"replicas bool", "replicas = true", "", "", "", []string{`replicas is true: want a whole number`}},
+	{"priority", "priority = 101", "", "", "", []string{`priority is 101: want a whole number from 0 to 100`}},
+	{"dedicated", `dedicated = "yes"`, "", "", "", []string{`dedicated is "yes": want true or false`}},
+	{"failover", `failover = 1`, "", "", "", []string{`failover is 1: want true or false`}},
+	{"management", `management = "ful"`, "", "", "", []string{`management is "ful": want "disabled", "manual", "upscaling" or "full"; did you mean "full"?`}},
+	{"management number", `management = 3`, "", "", "", []string{`management is 3: want "disabled"`}},
+	{"unknown argument", `replica = 3`, "", "", "", []string{`An argument named "replica" is not expected here. Did you mean "replicas"?`}},
+	{"unknown block", "varient \"v\" {\n}", "", "", "", []string{`Blocks of type "varient" are not expected here. Did you mean "variant"?`}},
+	{"argument twice", "min = 1\nmin = 2", "", "", "", []string{`d/m.hcl:3:1: attribute redefined`}},
+	{"block twice", "idle {\n}\nidle {\n}", "", "", "", []string{`d/m.hcl:4:1: model "m": a second idle block, the first is on line 2: want one`}},
+	{"variant twice", "variant \"v\" {\nweights = \"1GiB\"\njob = \"job.hcl\"\n}", "", "", "", []string{`variant "v": the name is taken by the variant on line 2: want each name once`}},
+	{"variant name", "variant \"a:b\" {\nweights = \"1GiB\"\njob = \"job.hcl\"\n}", "", "", "", []string{`d/m.hcl:2:9: model "m": variant: the name is "a:b": want letters`}},
+	{"idle warm", "", `warm = "15"`, "", "", []string{`model "m": idle: warm is "15": want whole numbers with their units`}},
+	{"idle fraction", "", `warm = "1.5h"`, "", "", []string{`warm is "1.5h": want whole numbers`}},
+	{"idle negative", "", `warm = "-1h"`, "", "", []string{`warm is "-1h": want whole numbers`}},
+	{"idle short", "", `warm = "10ms"`, "", "", []string{`warm is "10ms": want at least 1s`}},
+	{"idle long", "", `cold = "9000h"`, "", "", []string{`cold is "9000h": want at most 8784h`}},
+	{"idle number", "", `cold = 15`, "", "", []string{`cold is 15: want whole numbers with their units`}},
+	{"idle order", "", "warm = \"1h\"\ncold = \"1h\"", "", "", []string{`cold is "1h": want more than warm, which is "1h"`}},
+	{"idle unknown", "", `hot = "1h"`, "", "", []string{`An argument named "hot" is not expected here`}},
+	{"gpu model", "", "", `model = ""`, "", []string{`variant "v": gpu: model is empty`}},
+	{"gpu model slash", "", "", `model = "nvidia/gpu/H100"`, "", []string{`gpu: model is "nvidia/gpu/H100"`}},
+	{"gpu model number", "", "", `model = 100`, "", []string{`gpu: model is 100: want a string`}},
+	{"gpu count three", "", "", `count = 3`, "", []string{`gpu: count is 3: want 1, 2, 4, 8 or 16, over which a model's attention heads`}},
+	{"gpu count zero", "", "", `count = 0`, "", []string{`gpu: count is 0: want a whole number from 1 to 16`}},
+	{"gpu count many", "", "", `count = 32`, "", []string{`gpu: count is 32: want`}},
+	{"gpu unknown", "", "", `cuont = 1`, "", []string{`Did you mean "count"?`}},
+	{"weights missing", "", "", "", "-weights", []string{`variant "v": weights is missing: want their size`}},
+	{"weights unit", "", "", "", `weights = "16"`, []string{`weights is "16": want a whole number with its unit`}},
+	{"weights fraction", "", "", "", `weights = "1.5GiB"`, []string{`weights is "1.5GiB": want a whole number`}},
+	{"weights space", "", "", "", `weights = "16 GiB"`, []string{`weights is "16 GiB": want a whole number`}},
+	{"weights sign", "", "", "", `weights = "+1GiB"`, []string{`weights is "+1GiB": want a whole number`}},
+	{"weights zero", "", "", "", `weights = "0B"`, []string{`weights is "0B": want more than nothing`}},
+	{"weights huge", "", "", "", `weights = "2000TiB"`, []string{`weights is "2000TiB": want at most 1024TiB`}},
+	{"weights overflow", "", "", "", `weights = "99999999999999999999GiB"`, []string{`weights is "99999999999999999999GiB"`}},
+	{"weights number", "", "", "", `weights = 16`, []string{`weights is 16: want a whole number with its unit`}},
+	{"memory", "", "", "", `memory = "lots"`, []string{`memory is "lots": want`}},
+	{"memory too small", "", "", "", `memory = "512MiB"`, []string{`memory is "512MiB" on each of 1 GPUs: want at least the weights, which are "1GiB"`}},
+	{"host memory", "", "", "", `host_memory = "lots"`, []string{`host_memory is "lots": want`}},
+	{"host memory too small", "", "", "", `host_memory = "1MiB"`, []string{`host_memory is "1MiB": want at least the weights`}},
+	{"cost", "", "", "", `cost = -1`, []string{`cost is -1: want a number from 0 to 1e+09`}},
+	{"cost text", "", "", "", `cost = "1$"`, []string{`cost is "1$": want a number`}},
+	{"slots", "", "", "", `slots = -1`, []string{`slots is -1: want a whole number from 0`}},
+	{"engine", "", "", "", `engine = "vlm"`, []string{`engine is "vlm": want "vllm" or "ollama"; did you mean "vllm"?`}},
+	{"job missing", "", "", "", `-job`, []string{`variant "v": job is missing: want the path of a Nomad job file`}},
+	{"job empty", "", "", "", `job = ""`, []string{`job is empty`}},
+	{"job number", "", "", "", `job = 1`, []string{`job is 1: want the path`}},
+	{"job not there", "", "", "", `job = "no.hcl"`, []string{`job is "no.hcl": want a file that can be read: file does not exist`}},
+	{"job function", "", "", "", `job = flie("no.hcl")`, []string{`There is no function named "flie". Did you mean "file"?`}},
+	{"job broken", "", "", "", `job = "broken.hcl"`, []string{`d/broken.hcl:2:13: model "m": variant "v": job: unclosed configuration block`}},
+	{"job without job", "", "", "", `job = file("none.hcl")`, []string{`d/none.hcl:1:1: model "m": variant "v": job: no job`}},
+	{"job with two", "", "", "", `job = file("two.hcl")`, []string{`d/two.hcl:2:1: model "m": variant "v": job: second job`}},
+	{"job in Latin 1", "", "", "", `job = "latin.hcl"`, []string{`job is "d/latin.hcl": want a text in UTF-8`}},
+	{"job too large", "", "", "", `job = "large.hcl"`, []string{`want at most 1MiB`}},
+	{"job heredoc broken", "", "", "", "job = <<EOT\njob \"a\" {}\njob\nEOT\n", []string{`d/m.hcl:`, `On line 2 of the job`}},
+	{"vars text", "", "", "", `vars = "a=b"`, []string{`vars is "a=b": want values by name`}},
+	{"vars unknown", "", "", "", `vars = { tpp = 2 }`, []string{`d/m.hcl:`, `vars: the job file has no variable "tpp"; did you mean "tp"?`}},
+	{"vars reserved", "", "", "", `vars = { remuda_replica = "x" }`, []string{`remuda_replica is set by the controller: want it left out`}},
+	{"vars null", "", "", "", `vars = { tp = null }`, []string{`vars: tp is null: want a value`}},
+	{"vars twice", "", "", "", "vars = {\ntp = 1\ntp = 2\n}", []string{`vars: "tp" is set on line`}},
+	{"vars not a list", "", "", "", `vars = { args = "a, b" }`, []string{`vars: args is "a, b": want a list or an object`}},
+	{"vars reference", "", "", "", `vars = { tp = local.x }`, []string{`vars: tp: variables not allowed`}},
+	{"vars missing", "", "", "", `job = "needs.hcl"`, []string{`vars: "path" is missing: the job file's variable has no default`}},
+	{"variant unknown", "", "", "", `weigths = "1GiB"`, []string{`Did you mean "weights"?`}},
+	{"gpus instead of a block", "", "", "", `gpu = 2`, []string{`An argument named "gpu" is not expected here. Did you mean to define a block of type "gpu"?`}},
+}
+
+func (f fault) source() string {
+	var b strings.Builder
+	b.WriteString("model \"m\" {\n")
+	if f.model != "" {
+		b.WriteString(f.model + "\n")
+	}
+	if f.idle != "" {
+		b.WriteString("idle {\n" + f.idle + "\n}\n")
+	}
+	b.WriteString("variant \"v\" {\n")
+	if f.gpu != "" {
+		b.WriteString("gpu {\n" + f.gpu + "\n}\n")
+	}
+	if !strings.HasPrefix(f.variant, "wei") && f.variant != "-weights" {
+		b.WriteString("weights = \"1GiB\"\n")
+	}
+	if !strings.HasPrefix(f.variant, "job") && f.variant != "-job" {
+		b.WriteString("job = \"job.hcl\"\n")
+	}
+	if !strings.HasPrefix(f.variant, "-") {
+		b.WriteString(f.variant + "\n")
+	}
+	b.WriteString("}\n}\n")
+	return b.String()
+}
+
+type fault struct{ model, idle, gpu, variant string }
+
+func TestEveryFieldWrong(t *testing.T) {
+	for _, tc := range faults {
+		t.Run(tc.name, func(t *testing.T) {
+			src := fault{tc.model, tc.idle, tc.gpu, tc.variant}.source()
+			models, err := parse(src)
+			require.ErrorIs(t, err, modelfile.ErrInvalid, "%s", src)
+			require.Nil(t, models)
+			var all modelfile.Faults
+			require.ErrorAs(t, err, &all)
+			require.Len(t, all, 1, "one mistake is one fault:\n%v", err)
+			for _, want := range tc.want {
+				require.ErrorContains(t, err, want)
+			}
+			require.Regexp(t, `^d/[a-z]+\.hcl:\d+:\d+: `, err.Error())
+		})
+	}
+}
+
+func TestEverythingWrongAtOnce(t *testing.T) {
+	_, err := parse(`
+model "bad name" {
+  min        = -1
+  max        = "4"
+  replicas   = 1.5
+  priority   = 1000
+  dedicated  = 1
+  failover   = "true"
+  management = "auto"
+  color      = "red"
+
+  idle {
+    warm = "soon"
+    cold = 7
+  }
+
+  variant "v" {
+    gpu {
+      model = 7
+      count = 6
+    }
+    weights     = "16"
+    memory      = 40
+    host_memory = "x"
+    cost        = "much"
+    slots       = -1
+    engine      = "tgi"
+    job         = "no.hcl"
+    vars        = 3
+  }
+
+  variant "v" {
+    job = "broken.hcl"
+  }
+}
+
+model "bad name" {}
+
+model "m" {
+  variant "a" {
+    weights = "1GiB"
+    job     = "job.hcl"
+  }
+}
+
+model "m" {
+  variant "a" {
+    weights = "1GiB"
+    job     = "broken.hcl"
+  }
+}
+`)
+	var all modelfile.Faults
+	require.ErrorAs(t, err, &all)
+	var at []string
+	for _, f := range all {
+		at = append(at, fmt.Sprintf("%s:%d", filepath.Base(f.File), f.Line))
+	}
+	require.Equal(t, []string{
+		"m.hcl:2",
+		"m.hcl:3", "m.hcl:4", "m.hcl:5", "m.hcl:6", "m.hcl:7", "m.hcl:8", "m.hcl:9", "m.hcl:10",
+		"m.hcl:13", "m.hcl:14",
+		"m.hcl:19", "m.hcl:20", "m.hcl:22", "m.hcl:23", "m.hcl:24", "m.hcl:25", "m.hcl:26", "m.hcl:27", "m.hcl:28", "m.hcl:29",
+		"m.hcl:32", "m.hcl:32", // the name and the missing weights
+		"m.hcl:37", "m.hcl:37", // the name, no variant
+		"m.hcl:46", // the name
+		"broken.hcl:2", "broken.hcl:2",
+	}, at, "%v", err)
+	require.Equal(t, len(all), len(strings.Split(err.Error(), "\n")), "one line for each")
+}
+
+func TestWrongFiles(t *testing.T) {
+	for _, tc := range []struct{ name, src, want string }{
+		{"empty", "", "d/m.hcl:1:1: no model: want at least one block"},
+		{"only a comment", "# nothing\n", "no model"},
+		{"not HCL", "{]", "d/m.hcl:1:1"},
+		{"unclosed", "model \"m\" {", "unclosed"},
+		{"top-level argument", "min = 1\n", `d/m.hcl:1:1: unsupported argument`},
+		{"other block", "job \"x\" {}\n", `unsupported block type`},
+		{"no label", "model {}\n", `missing name for model`},
+		{"two labels", "model \"a\" \"b\" {}\n", `extraneous label for model`},
+		{"empty name", "model \"\" {}\n", `model: the name is empty`},
+		{"space", "model \"a b\" {}\n", `the name is "a b"`},
+		{"colon last", "model \"a:\" {}\n", `the name is "a:"`},
+		{"two slashes", "model \"a//b\" {}\n", `the name is "a//b"`},
+		{"dots", "model \"../x\" {}\n", `the name is "../x"`},
+		{"umlaut", "model \"ä\" {}\n", `the name is "ä"`},
+		{"long", "model \"" + strings.Repeat("x", 129) + "\" {}\n", "has 129 bytes: want at most 128"},
+		{"too large", strings.Repeat("#", 1<<20+1), "want at most 1MiB"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			_, err := parse(tc.src)
+			require.ErrorIs(t, err, modelfile.ErrInvalid)
+			require.ErrorContains(t, err, tc.want)
+		})
+	}
+}
+
+func TestNoFilesWithoutReader(t *testing.T) {
+	_, err := modelfile.Parse("m.hcl", []byte("model \"m\" {\nvariant \"v\" {\nweights = \"1GiB\"\njob = \"job.hcl\"\n}\n}\n"), nil)
+	require.ErrorContains(t, err, "no file can be read")
+	models, err := modelfile.Parse("m.hcl", []byte("model \"m\" {\nvariant \"v\" {\nweights = \"1GiB\"\njob = <<EOT\njob \"x\" {\n  name = \"$${NOMAD_ALLOC_ID}\"\n}\nEOT\n}\n}\n"), nil)
+	require.NoError(t, err)
+	require.Equal(t, "job \"x\" {\n  name = \"${NOMAD_ALLOC_ID}\"\n}\n", models[0].Variants[0].Job)
+}
+
+func TestLoad(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, content string) string {
+		path := filepath.Join(dir, name)
+		require.NoError(t, os.WriteFile(path, []byte(content), 0o600))
+		return path
+	}
+	write("demo.nomad.hcl", jobs.Demo)
+	write("failover.nomad.hcl", strings.ReplaceAll(jobs.Failover, "\n", "\r\n"))
+	write("ollama.nomad.hcl", jobs.Ollama)
+	path := write("m.hcl", `model "demo" {
+  variant "sim" {
+    weights = "256MiB"
+    job     = "failover.nomad.hcl"
+  }
+  variant "single" {
+    weights = "256MiB"
+    job     = "demo.nomad.hcl"
+    vars    = { slots = 4 }
+  }
+  variant "ollama" {
+    weights = "256MiB"
+    engine  = "ollama"
+    job     = "`+dir+`/ollama.nomad.hcl"
+  }
+}
+`)
+	models, err := modelfile.Load(path)
+	require.NoError(t, err)
+	require.Equal(t, jobs.Failover, models[0].Variants[0].Job)
+	require.Equal(t, jobs.Ollama, models[0].Variants[2].Job)
+
+	_, err = modelfile.Load(filepath.Join(dir, "no.hcl"))
+	require.ErrorIs(t, err, os.ErrNotExist)
+	require.False(t, errors.Is(err, modelfile.ErrInvalid))
+	_, err = modelfile.Load(dir)
+	require.ErrorContains(t, err, "no regular file")
+}
+
+func TestHash(t *testing.T) {
+	base := parseOne(t, full)
+	same := func(name, src string) {
+		t.Run(name, func(t *testing.T) { require.Equal(t, base, parseOne(t, src)) })
+	}
+	same("again", full)
+	same("comments and spacing", "# a comment\n"+strings.ReplaceAll(full, "  ", "      "))
+	same("order of arguments", strings.Replace(strings.Replace(full, "  min        = 1\n", "", 1), "  max        = 4\n", "  max = 4\n  min = 1\n", 1))
+	same("order of vars", strings.Replace(full, `{ tp = 2, args = ["x", true, { a = 1 }] }`, "{\n args = [\"x\",true,{a=1}]\n tp = \"2\"\n}", 1))
+	same("units", strings.Replace(full, `"40GiB"`, `"40960MiB"`, 1))
+
+	changes := map[string][2]string{
+		"name": {"Llama-3:8b", "Llama-3:70b"}, "min": {"min        = 1", "min = 2"}, "max": {"max        = 4", "max = 5"},
+		"priority": {"= 70", "= 71"}, "dedicated": {"dedicated  = true", "dedicated = false"}, "failover": {"failover   = true", "failover = false"},
+		"management": {`"upscaling"`, `"manual"`}, "warm": {`"15m"`, `"16m"`}, "cold": {`"1h30m"`, `"2h"`},
+		"variant": {`"h100"`, `"h200"`}, "gpu": {"H100 80GB", "H200"}, "count": {"count = 2", "count = 4"}, "memory": {`"40GiB"`, `"41GiB"`},
+		"host memory": {`"20GB"`, `"21GB"`}, "cost": {"7.25", "7.5"}, "slots": {"64", "65"}, "engine": {`"ollama"`, `"vllm"`},
+		"vars": {"tp = 2", "tp = 4"},
+	}
+	seen := map[string]string{base.Hash: "base"}
+	for name, c := range changes {
+		changed := strings.Replace(full, c[0], c[1], 1)
+		require.NotEqual(t, full, changed, name)
+		m := parseOne(t, changed)
+		require.Empty(t, seen[m.Hash], "%s has the hash of another change", name)
+		seen[m.Hash] = name
+		rolls := m.Variants[0].Hash != base.Variants[0].Hash
+		switch name {
+		case "name", "failover", "variant", "gpu", "count", "memory", "host memory", "slots", "engine", "vars":
+			require.True(t, rolls, "%s must replace the replicas", name)
+		default:
+			require.False(t, rolls, "%s must not replace the replicas", name)
+		}
+	}
+	require.Equal(t, base.Hash, parseOne(t, strings.Replace(full, "replicas   = 2", "replicas = 3", 1)).Hash, "scaling changes no hash")
+
+	t.Run("job file", func(t *testing.T) {
+		hash := func(job string) string {
+			models, err := modelfile.Parse("d/m.hcl", []byte(full), files{"d/job.hcl": job, "d/sub/j.hcl": job}.read)
+			require.NoError(t, err)
+			require.Equal(t, models[0].Variants[0].Job, strings.TrimRight(job, "\r\n")+"\n")
+			return models[0].Variants[0].Hash
+		}
+		want := hash(job)
+		require.Equal(t, want, hash(strings.TrimSuffix(job, "\n")))
+		require.Equal(t, want, hash("# head\n\n// more\n"+strings.ReplaceAll(job, "  ", "\t")))
+		require.Equal(t, want, hash(strings.Replace(job, "\njob", "\n\n/* here */\n\njob", 1)))
+		require.NotEqual(t, want, hash(strings.Replace(job, `"m"`, `"m2"`, 1)))
+		require.NotEqual(t, want, hash(strings.Replace(job, `"replica"`, `"rep lica"`, 1)))
+	})
+}
+
+func TestFormatReadsBack(t *testing.T) {
+	hard := strings.Replace(full, `tp = 2`, `tp = "a \"q\" $${x} %%{y} \\ \n\t $$$${z} é\u0007 ${"$"}${"{"}"`, 1)
+	for _, src := range []string{full, hard} {
+		want := parseOne(t, src)
+		text := modelfile.Format(want)
+		models, err := modelfile.Parse("x.hcl", []byte(text), nil)
+		require.NoError(t, err, "%s", text)
+		require.Equal(t, []state.Model{want}, models)
+		require.Equal(t, text, modelfile.Format(models[0]))
+	}
+	for _, source := range []string{jobs.Failover, jobs.Demo, jobs.Ollama, job + "# JOB\nlocals {\n  x = <<JOB\n$${a}\nJOB\n}\n"} {
+		models, err := modelfile.Parse("d/m.hcl", []byte(full), files{"d/job.hcl": strings.Replace(source, "job \"", "variable \"args\" { default = [1] }\nvariable \"tp\" {}\njob \"", 1), "d/sub/j.hcl": source}.read)
+		if strings.Contains(source, "variable \"tp\"") {
+			models, err = modelfile.Parse("d/m.hcl", []byte(full), files{"d/job.hcl": source, "d/sub/j.hcl": source}.read)
+		}
+		require.NoError(t, err)
+		back, err := modelfile.Parse("x.hcl", []byte(modelfile.Format(models[0])), nil)
+		require.NoError(t, err)
+		require.Equal(t, models, back)
+	}
+}
+
+func TestDiff(t *testing.T) {
+	text := func(old, new *state.Model) string {
+		var lines []string
+		for _, c := range modelfile.Diff(old, new) {
+			lines = append(lines, c.String())
+		}
+		return strings.Join(lines, "\n")
+	}
+	base := parseOne(t, full)
+	require.Empty(t, modelfile.Diff(&base, &base))
+	require.Empty(t, modelfile.Diff(nil, nil))
+
+	edit := func(pairs ...string) *state.Model {
+		m := parseOne(t, strings.NewReplacer(pairs...).Replace(full))
+		return &m
+	}
+	require.Equal(t, `~ min: 1 -> 0
+~ replicas: 2 -> 3
+~ idle: warm: 15m -> never
+~ variant "h100": memory: 40GiB -> 41GiB  (replaces the variant's replicas)
+~ variant "h100": cost: 7.25 -> 8
+~ variant "h100": vars: tp: "2" -> "4"`,
+		text(&base, edit("min        = 1", "min = 0", "replicas   = 2", "replicas = 3", `"15m"`, `"0s"`, `"40GiB"`, `"41GiB"`, "7.25", "8", "tp = 2", "tp = 4")))
+	require.Equal(t, `~ failover: true -> false
+~ variant "h100"  (replaces the variant's replicas)
+~ variant "any"  (replaces the variant's replicas)`, text(&base, edit("failover   = true", "failover = false")))
+	require.Equal(t, `+ variant "b200" = 2 x NVIDIA H100 80GB HBM3, 40GiB of each, cost 7.25, ollama
+- variant "h100" = 2 x NVIDIA H100 80GB HBM3, 40GiB of each, cost 7.25, ollama`, text(&base, edit(`"h100"`, `"b200"`)))
+
+	swapped := base
+	swapped.Variants = []state.Variant{base.Variants[1], base.Variants[0]}
+	require.Equal(t, `~ order of variants: h100, any -> any, h100`, text(&base, &swapped))
+
+	changed := base
+	changed.Variants = append([]state.Variant(nil), base.Variants...)
+	changed.Variants[0].Job = strings.Replace(job, "group \"replica\" {}", "group \"replica\" {\n    count = 1\n  }", 1)
+	require.Equal(t, `~ variant "h100": job:  (replaces the variant's replicas)
+      … 4 lines
+      job "m" {
+    -   group "replica" {}
+    +   group "replica" {
+    +     count = 1
+    +   }
+      }`, strings.Replace(text(&base, &changed), "      … 3 lines\n      \n", "      … 4 lines\n", 1))
+	changed.Variants[0].Job = "# only a comment\n" + job
+	require.NotContains(t, text(&base, &changed), "replaces")
+
+	require.Contains(t, text(nil, &base), `+ model = "meta-llama/Llama-3:8b"
++ min = 1`)
+	require.Contains(t, text(&base, nil), "- min = 1")
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add(full)
+	for _, tc := range faults {
+		f.Add(fault{tc.model, tc.idle, tc.gpu, tc.variant}.source())
+	}
+	f.Add("model \"m\" {\nvariant \"v\" {\nweights = \"1GiB\"\njob = <<EOT\njob \"a\" {}\n\rJOB\n$${x} %%{y} $$$${z}\nEOT\nvars = {}\n}\n}\n")
+	f.Fuzz(func(t *testing.T, src string) {
+		models, err := parse(src)
+		if err != nil {
+			var all modelfile.Faults
+			if !errors.As(err, &all) || len(all) == 0 || models != nil {
+				t.Fatalf("%v is no list of faults, or came with models", err)
+			}
+			for _, one := range all {
+				if one.Line < 1 || one.Column < 1 || one.File == "" || one.Text == "" {
+					t.Fatalf("a fault says not where or what: %+v", one)
+				}
+			}
+			return
+		}
+		var text strings.Builder
+		for _, m := range models {
+			text.WriteString(modelfile.Format(m))
+		}
+		back, err := modelfile.Parse("d/m.hcl", []byte(text.String()), nil)
+		if err != nil {
+			t.Fatalf("what Format wrote cannot be read: %v\n%s", err, text.String())
+		}
+		for i := range models {
+			if c := modelfile.Diff(&models[i], &back[i]); len(c) > 0 || models[i].Hash != back[i].Hash {
+				t.Fatalf("changed by Format: %v\n%s", c, text.String())
+			}
+		}
+	})
+}

@@ -1,0 +1,377 @@
+package modelfile
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"unicode/utf8"
+
+	"github.com/hashicorp/hcl/v2"
+	"github.com/hashicorp/hcl/v2/hclsyntax"
+	"github.com/zclconf/go-cty/cty"
+	"github.com/zclconf/go-cty/cty/function"
+
+	"remuda/controller/state"
+)
+
+// Defaults of what a model file leaves out.
+const (
+	DefaultPriority   = 50                   // in the middle, as Nomad's
+	DefaultManagement = state.ManagementFull // the autoscaler scales between min and max
+	DefaultEngine     = "vllm"
+)
+
+// Bounds of numbers. The upper ones are there to catch mistakes.
+const (
+	MaxReplicas = 1000
+	MaxPriority = 100
+	MaxSlots    = 1 << 20
+	maxCost     = 1e9
+)
+
+// maxFile is far more than people write.
+const maxFile = 1 << 20
+
+// ReadFile reads a job file that a model file names. path is as the model file has
+// it, joined to the model file's directory where it is relative.
+type ReadFile func(path string) ([]byte, error)
+
+// Load reads a model file and the job files that it names from disk.
+func Load(path string) ([]state.Model, error) {
+	src, err := readBounded(path, maxFile)
+	if err != nil {
+		return nil, fmt.Errorf("read the model file: %w", err)
+	}
+	return Parse(path, src, func(path string) ([]byte, error) { return readBounded(path, maxJob) })
+}
+
+func readBounded(path string, limit int64) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	if st, err := f.Stat(); err == nil && !st.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s is no regular file", path)
+	}
+	raw, err := io.ReadAll(io.LimitReader(f, limit+1))
+	if err == nil && int64(len(raw)) > limit {
+		err = fmt.Errorf("%s has more than %s", path, FormatSize(limit))
+	}
+	return raw, err
+}
+
+// Parse reads a model file whose content is at hand; filename is for messages and
+// for finding job files. With read nil no file can be named. Its error is Faults.
+func Parse(filename string, src []byte, read ReadFile) ([]state.Model, error) {
+	p := &parser{collector: collector{main: filename}, read: read, dir: filepath.Dir(filename)}
+	p.file(filename, src)
+	if err := p.err(); err != nil {
+		return nil, err
+	}
+	for i := range p.models {
+		hashes(&p.models[i])
+	}
+	return p.models, nil
+}
+
+type parser struct {
+	collector
+	read   ReadFile
+	dir    string
+	models []state.Model
+}
+
+func (p *parser) file(filename string, src []byte) {
+	start := hcl.Range{Filename: filename, Start: hcl.InitialPos, End: hcl.InitialPos}
+	if len(src) > maxFile {
+		p.add(start, "the file has %d bytes: want at most %s", len(src), FormatSize(maxFile))
+		return
+	}
+	file, diags := hclsyntax.ParseConfig(src, filename, hcl.InitialPos)
+	p.diagnostics("", diags)
+	if diags.HasErrors() {
+		return // what a broken file seems to say is not worth complaining about
+	}
+	content, diags := file.Body.Content(&hcl.BodySchema{Blocks: []hcl.BlockHeaderSchema{{Type: "model", LabelNames: []string{"name"}}}})
+	p.diagnostics("", diags)
+	if len(content.Blocks) == 0 && !diags.HasErrors() {
+		p.add(start, "no model: want at least one block, as model \"llama-3-8b\" { … }")
+	}
+	first := map[string]hcl.Range{}
+	for _, b := range content.Blocks {
+		name := b.Labels[0]
+		if err := CheckModelName(name); err != nil {
+			p.add(b.LabelRanges[0], "model: the name %v", err)
+		} else if at, dup := first[name]; dup {
+			p.add(b.LabelRanges[0], "model %q: the name is taken by the model on line %d: want each name once", name, at.Start.Line)
+		} else {
+			first[name] = b.LabelRanges[0]
+		}
+		p.models = append(p.models, p.model(b))
+	}
+}
+
+func (p *parser) model(b *hcl.Block) state.Model {
+	m := state.Model{Name: b.Labels[0], Priority: DefaultPriority, Management: DefaultManagement}
+	s := p.scope(b, fmt.Sprintf("model %q", clip(m.Name)),
+		[]string{"min", "max", "replicas", "priority", "dedicated", "failover", "management"},
+		hcl.BlockHeaderSchema{Type: "idle"}, hcl.BlockHeaderSchema{Type: "variant", LabelNames: []string{"name"}})
+	// ok is also true of what was left out.
+	count := func(name string, to *int, low, high int64) (given, ok bool) {
+		n, given, ok := s.number(name, low, high)
+		if ok {
+			*to = int(n)
+		}
+		return given, ok || !given
+	}
+	_, minOK := count("min", &m.Min, 0, MaxReplicas)
+	maxGiven, maxOK := count("max", &m.Max, 1, MaxReplicas)
+	replicasGiven, replicasOK := count("replicas", &m.Replicas, 0, MaxReplicas)
+	// Left out, replicas is one or the minimum, and max is the largest of them.
+	if !replicasGiven {
+		m.Replicas = max(m.Min, 1)
+	}
+	if !maxGiven {
+		m.Max = max(m.Min, m.Replicas, 1)
+	}
+	switch {
+	case minOK && maxGiven && maxOK && m.Min > m.Max:
+		s.fault("min", "is %d: want at most max, which is %d", m.Min, m.Max)
+	case !replicasGiven || !replicasOK:
+	case minOK && m.Replicas < m.Min:
+		s.fault("replicas", "is %d: want at least min, which is %d", m.Replicas, m.Min)
+	case maxGiven && maxOK && m.Replicas > m.Max:
+		s.fault("replicas", "is %d: want at most max, which is %d", m.Replicas, m.Max)
+	}
+	count("priority", &m.Priority, 0, MaxPriority)
+	s.flag("dedicated", &m.Dedicated)
+	s.flag("failover", &m.Failover)
+	s.oneOf("management", (*string)(&m.Management), string(state.ManagementDisabled), string(state.ManagementManual),
+		string(state.ManagementUpscaling), string(state.ManagementFull))
+	if idle := s.single("idle"); idle != nil {
+		i := p.scope(idle, s.path+": idle", []string{"warm", "cold"})
+		warm, cold := i.duration("warm", &m.IdleWarm), i.duration("cold", &m.IdleCold)
+		// Both count from the last request.
+		if warm && cold && m.IdleWarm > 0 && m.IdleCold > 0 && m.IdleCold <= m.IdleWarm {
+			i.fault("cold", "is %q: want more than warm, which is %q", formatDuration(m.IdleCold), formatDuration(m.IdleWarm))
+		}
+	}
+	first := map[string]hcl.Range{}
+	for _, v := range s.blocks["variant"] {
+		name := v.Labels[0]
+		if err := CheckVariantName(name); err != nil {
+			p.add(v.LabelRanges[0], "%s: variant: the name %v", s.path, err)
+		} else if at, dup := first[name]; dup {
+			p.add(v.LabelRanges[0], "%s: variant %q: the name is taken by the variant on line %d: want each name once", s.path, name, at.Start.Line)
+		} else {
+			first[name] = v.LabelRanges[0]
+		}
+		m.Variants = append(m.Variants, p.variant(s.path, v))
+	}
+	if len(s.blocks["variant"]) == 0 && !s.broken {
+		p.add(b.DefRange, "%s: no variant: want at least one block, as variant \"h100\" { … }", s.path)
+	}
+	return m
+}
+
+func (p *parser) variant(model string, b *hcl.Block) state.Variant {
+	v := state.Variant{Name: b.Labels[0], GPUs: 1, Engine: DefaultEngine}
+	s := p.scope(b, fmt.Sprintf("%s: variant %q", model, clip(v.Name)),
+		[]string{"weights", "memory", "host_memory", "cost", "slots", "engine", "job", "vars"}, hcl.BlockHeaderSchema{Type: "gpu"})
+	gpusOK := true
+	if gpu := s.single("gpu"); gpu != nil {
+		g := p.scope(gpu, s.path+": gpu", []string{"model", "count"})
+		if text, ok := g.text("model"); ok {
+			if err := checkGPUModel(text); err != nil {
+				g.fault("model", "%v", err)
+			}
+			v.GPUModel = text
+		}
+		n, given, ok := g.number("count", 1, 16)
+		switch {
+		case ok && !validDegree(n):
+			g.fault("count", "is %d: want 1, 2, 4, 8 or 16, over which a model's attention heads and matrices split evenly (tensor parallelism)", n)
+			gpusOK = false
+		case ok:
+			v.GPUs = int(n)
+		default:
+			gpusOK = !given
+		}
+	}
+	weights, weightsGiven, weightsOK := s.size("weights")
+	memory, memoryGiven, memoryOK := s.size("memory")
+	host, hostGiven, hostOK := s.size("host_memory")
+	v.Memory, v.HostMemory = memory, host
+	if weightsOK && !memoryGiven {
+		v.Memory = perGPU(ReplicaSize(weights), v.GPUs)
+	}
+	if weightsOK && !hostGiven {
+		v.HostMemory = ReplicaSize(weights)
+	}
+	switch {
+	case !weightsGiven && (!memoryGiven || !hostGiven):
+		if !s.broken {
+			p.add(b.DefRange, "%s: weights is missing: want their size, as \"16GiB\", or both memory and host_memory", s.path)
+		}
+	case weightsOK && memoryGiven && memoryOK && gpusOK && memory*int64(v.GPUs) < weights:
+		s.fault("memory", "is %q on each of %d GPUs: want at least the weights, which are %q, in all of them together", FormatSize(memory), v.GPUs, FormatSize(weights))
+	}
+	if weightsOK && hostOK && hostGiven && host < weights {
+		s.fault("host_memory", "is %q: want at least the weights, which are %q", FormatSize(host), FormatSize(weights))
+	}
+	v.Cost = float64(v.GPUs)
+	if c, ok := s.float("cost", 0, maxCost); ok {
+		v.Cost = c
+	}
+	if n, _, ok := s.number("slots", 0, MaxSlots); ok {
+		v.Slots = int(n)
+	}
+	// The shim's dialects (DESIGN section 4).
+	s.oneOf("engine", &v.Engine, "vllm", "ollama")
+	v.Vars = s.vars("vars")
+	p.job(s, &v)
+	return v
+}
+
+// checkGPUModel accepts what can be a device group's name in Nomad.
+func checkGPUModel(name string) error {
+	if name == "" {
+		return errors.New("is empty: want the model's name as `nomad node status -verbose` shows it, or no model at all for any")
+	}
+	if len(name) > 128 {
+		return fmt.Errorf("has %d bytes: want at most 128", len(name))
+	}
+	for _, r := range name {
+		if r < ' ' || r == 0x7f || r == '/' {
+			return fmt.Errorf("is %q: want the model's name as `nomad node status -verbose` shows it, without %q", clip(name), r)
+		}
+	}
+	return nil
+}
+
+// job reads the variant's job file and checks it as far as Nomad is not needed.
+func (p *parser) job(s *scope, v *state.Variant) {
+	attr := s.attrs["job"]
+	if attr == nil {
+		if !s.broken {
+			p.add(s.at, "%s: job is missing: want the path of a Nomad job file, as \"vllm.nomad.hcl\"", s.path)
+		}
+		return
+	}
+	value, ok := s.valueIn(attr, &hcl.EvalContext{Functions: map[string]function.Function{"file": fileFunction}})
+	if !ok {
+		return
+	}
+	path := ""
+	switch {
+	case value.Type().Equals(fileType):
+		path = *value.EncapsulatedValue().(*string)
+	case isText(value):
+		path = value.AsString()
+	default:
+		s.fault("job", "is %s: want the path of a Nomad job file, as \"vllm.nomad.hcl\"", show(value))
+		return
+	}
+	source, filename, inline := path, path, multiline(path) && !value.Type().Equals(fileType)
+	if inline { // the job itself, in a heredoc
+		filename = "job"
+	} else {
+		if path == "" {
+			s.fault("job", "is empty: want the path of a Nomad job file, as \"vllm.nomad.hcl\"")
+			return
+		}
+		if !filepath.IsAbs(path) {
+			filename = filepath.Join(p.dir, path)
+		}
+		if p.read == nil {
+			s.fault("job", "is %q: want the job itself here, in a heredoc: no file can be read", clip(path))
+			return
+		}
+		raw, err := p.read(filename)
+		if err != nil {
+			s.fault("job", "is %q: want a file that can be read: %v", clip(path), err)
+			return
+		}
+		source = string(raw)
+	}
+	if len(source) > maxJob {
+		s.fault("job", "has %d bytes: want at most %s", len(source), FormatSize(maxJob))
+		return
+	}
+	if !utf8.ValidString(source) {
+		s.fault("job", "is %q: want a text in UTF-8", clip(filename))
+		return
+	}
+	// HCL composes what it reads (NFC), so that equal texts are equal bytes.
+	v.Job = cty.StringVal(tidyJob(source)).AsString()
+	vars, diags := JobVariables(filename, v.Job)
+	if diags.HasErrors() {
+		for _, d := range diags {
+			if inline && d.Subject != nil {
+				d.Detail = fmt.Sprintf("On line %d of the job: %s", d.Subject.Start.Line, d.Detail)
+				d.Subject = &attr.Range
+			}
+		}
+		p.diagnostics(s.path+": job: ", diags)
+		return
+	}
+	p.checkVars(s, v, vars)
+}
+
+// checkVars holds the values that a variant gives against what its job file
+// declares.
+func (p *parser) checkVars(s *scope, v *state.Variant, declared []JobVariable) {
+	byName := map[string]JobVariable{}
+	var names []string
+	for _, d := range declared {
+		byName[d.Name] = d
+		if !reserved(d.Name) {
+			names = append(names, d.Name)
+		}
+	}
+	if !s.varsOK {
+		return
+	}
+	for name, at := range s.varRanges {
+		d, known := byName[name]
+		switch {
+		case reserved(name):
+			p.add(at, "%s: vars: %s is set by the controller: want it left out", s.path, name)
+		case !known && len(names) == 0:
+			p.add(at, "%s: vars: the job file has no variable %q; it has none", s.path, clip(name))
+		case !known:
+			p.add(at, "%s: vars: the job file has no variable %q%s", s.path, clip(name), suggest(name, names))
+		case d.Composite:
+			if !compositeExpression(v.Vars[name]) {
+				p.add(at, "%s: vars: %s is %q: want a list or an object, as the job file declares it", s.path, name, clip(v.Vars[name]))
+			}
+		}
+	}
+	for _, d := range declared {
+		if _, given := v.Vars[d.Name]; d.Required && !given && !reserved(d.Name) {
+			p.add(s.rangeOf("vars"), "%s: vars: %q is missing: the job file's variable has no default", s.path, d.Name)
+		}
+	}
+}
+
+func reserved(name string) bool {
+	for _, r := range ReservedVars() {
+		if r == name {
+			return true
+		}
+	}
+	return false
+}
+
+// compositeExpression tells whether a text is a list or an object in HCL.
+func compositeExpression(text string) bool {
+	expr, diags := hclsyntax.ParseExpression([]byte(text), "", hcl.InitialPos)
+	if diags.HasErrors() {
+		return false
+	}
+	v, diags := expr.Value(nil)
+	return !diags.HasErrors() && (v.Type().IsTupleType() || v.Type().IsObjectType())
+}

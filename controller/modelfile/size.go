@@ -1,0 +1,115 @@
+package modelfile
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// maxSize is far beyond any model and keeps every sum of sizes far from overflowing.
+const maxSize = 1 << 50
+
+var sizeUnits = []struct {
+	name   string
+	factor int64
+}{
+	{"TiB", 1 << 40}, {"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10},
+	{"TB", 1e12}, {"GB", 1e9}, {"MB", 1e6}, {"KB", 1e3}, {"B", 1},
+}
+
+// ParseSize reads a whole number of bytes with its unit: B, KiB, MiB, GiB, TiB
+// (powers of 1024), KB, MB, GB or TB (powers of 1000).
+func ParseSize(s string) (int64, error) {
+	bad := errors.New("want a whole number with its unit, as \"16GiB\"")
+	for _, u := range sizeUnits {
+		digits, ok := strings.CutSuffix(s, u.name)
+		if !ok {
+			continue
+		}
+		n, err := strconv.ParseUint(digits, 10, 63)
+		if err != nil || !digitsOnly(digits) {
+			return 0, bad
+		}
+		if n > uint64(maxSize/u.factor) {
+			return 0, errors.New("want at most 1024TiB")
+		}
+		return int64(n) * u.factor, nil
+	}
+	return 0, bad
+}
+
+func digitsOnly(s string) bool {
+	return s != "" && strings.Trim(s, "0123456789") == "" && (s == "0" || s[0] != '0')
+}
+
+// FormatSize writes a size that ParseSize reads back exactly, in the largest of the
+// binary units that divides it.
+func FormatSize(n int64) string {
+	for _, u := range sizeUnits[:4] {
+		if n != 0 && n%u.factor == 0 {
+			return strconv.FormatInt(n/u.factor, 10) + u.name
+		}
+	}
+	return strconv.FormatInt(n, 10) + "B"
+}
+
+// maxIdle is longer than anybody waits for a request.
+const maxIdle = 366 * 24 * time.Hour
+
+// parseDuration reads whole numbers with units, as "90s" or "1h30m". What Go accepts
+// beyond that (signs, fractions, ".5h") is more often a mistake than meant.
+func parseDuration(s string) (time.Duration, error) {
+	d, err := time.ParseDuration(s)
+	if err != nil || strings.Trim(s, "0123456789hms") != "" || s == "0" {
+		return 0, errors.New("want whole numbers with their units, as \"90s\" or \"1h30m\"; \"0s\" is never")
+	}
+	switch {
+	case d != 0 && d < time.Second:
+		return 0, errors.New("want at least 1s, or \"0s\" for never")
+	case d > maxIdle:
+		return 0, fmt.Errorf("want at most %s, or \"0s\" for never", formatDuration(maxIdle))
+	}
+	return d, nil
+}
+
+// formatDuration is Duration.String without its zeros at the end.
+func formatDuration(d time.Duration) string {
+	s := d.String()
+	if strings.HasSuffix(s, "m0s") {
+		s = strings.TrimSuffix(s, "0s")
+	}
+	if strings.HasSuffix(s, "h0m") {
+		s = strings.TrimSuffix(s, "0m")
+	}
+	return s
+}
+
+// ReplicaSize is what a replica with these weights takes of all its GPUs together:
+// ceil(weights * 1.15 + 500 MiB), NDIF's sizing
+// (reference/request-path-facts.md, "NDIF, the system behind
+// replicas-warm-eviction": 15 % for what the runtime makes of the weights, 500 MiB
+// for the CUDA context). An engine that sets memory aside for its cache, as vLLM
+// does, takes more: say so with memory.
+func ReplicaSize(weights int64) int64 {
+	return ceilDiv(weights*115, 100) + 500<<20
+}
+
+// perGPU splits a size over GPUs as NDIF does: each is charged ceil(size / n).
+func perGPU(size int64, gpus int) int64 { return ceilDiv(size, int64(max(gpus, 1))) }
+
+func ceilDiv(a, b int64) int64 { return (a + b - 1) / b }
+
+// validDegree tells whether a model can be split over this many GPUs. Tensor
+// parallelism gives every GPU the same number of attention heads and the same slice
+// of every matrix. Those are multiples of powers of two in practice, and so are
+// NVLink cliques, so engines refuse most other counts only after minutes of loading.
+// A node has at most 16 GPUs.
+func validDegree(n int64) bool {
+	switch n {
+	case 1, 2, 4, 8, 16:
+		return true
+	}
+	return false
+}

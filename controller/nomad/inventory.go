@@ -1,0 +1,254 @@
+package nomad
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/nomad/api"
+
+	"remuda/controller/state"
+)
+
+// How the device plugin publishes GPUs (device-plugin/inventory.go): their groups'
+// vendor and type, the groups' attributes, and the form of a device ID.
+const (
+	deviceVendor = "nvidia"
+	deviceType   = "gpu"
+	attrModel    = "model"
+	attrMemory   = "memory"
+	attrClique   = "nvlink_clique"
+)
+
+// fetchers is how many nodes are read at once.
+const fetchers = 8
+
+// Inventory lists the nodes that offer seats now, and those of known that Nomad
+// still has, though they may offer none any more. Nodes are sorted by ID, GPUs by
+// UUID and seats by number.
+func (c *Client) Inventory(ctx context.Context, known ...string) ([]state.Node, error) {
+	var nodes []state.Node
+	err := c.call(ctx, "list nodes", func(ctx context.Context) error {
+		r := newReader(c, known)
+		var err error
+		nodes, _, err = r.list(c.read(ctx))
+		return err
+	})
+	return nodes, err
+}
+
+// WatchNodes calls update with the inventory, once at first and after each change,
+// and lost when Nomad gets out of reach. Between update and the next lost what was
+// said is up to date; after an outage update is called even with the same nodes.
+// Nodes that once had seats stay in the inventory, with those that they have, until
+// Nomad forgets them. Both are called from one goroutine. It returns when ctx ends,
+// with ctx's error.
+func (c *Client) WatchNodes(ctx context.Context, known []string, update func([]state.Node), lost func(error)) error {
+	r := newReader(c, known)
+	var (
+		last  []state.Node
+		fresh = true
+	)
+	return c.follow(ctx, "list nodes", func(q *api.QueryOptions, restarted bool) (*api.QueryMeta, error) {
+		if restarted {
+			clear(r.cache)
+		}
+		nodes, meta, err := r.list(q)
+		if err == nil && meta.LastIndex > 0 && (fresh || !reflect.DeepEqual(nodes, last)) {
+			fresh, last = false, nodes
+			update(nodes)
+		}
+		return meta, err
+	}, func(err error) {
+		fresh = true
+		lost(err)
+	})
+}
+
+// reader reads nodes and remembers those that have not changed.
+type reader struct {
+	c     *Client
+	known map[string]bool
+	cache map[string]cached
+}
+
+type cached struct {
+	index uint64
+	node  state.Node
+}
+
+func newReader(c *Client, known []string) *reader {
+	r := &reader{c: c, known: map[string]bool{}, cache: map[string]cached{}}
+	for _, id := range known {
+		r.known[id] = true
+	}
+	return r
+}
+
+// list reads the list of nodes, and those of them that have changed. Only the list
+// waits for a change.
+func (r *reader) list(q *api.QueryOptions) ([]state.Node, *api.QueryMeta, error) {
+	stubs, meta, err := r.c.api.Nodes().List(q)
+	if err != nil {
+		return nil, nil, err
+	}
+	var (
+		mu     sync.Mutex // guards cache and errs while the nodes are read
+		errs   []error
+		wg     sync.WaitGroup
+		places = make(chan struct{}, fetchers)
+		seen   = map[string]bool{}
+	)
+	for _, stub := range stubs {
+		seen[stub.ID] = true
+		if old, ok := r.cache[stub.ID]; ok && old.index == stub.ModifyIndex {
+			continue
+		}
+		places <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-places }()
+			info, _, err := r.c.api.Nodes().Info(stub.ID, r.c.read(q.Context()))
+			mu.Lock()
+			defer mu.Unlock()
+			var answer api.UnexpectedResponseError
+			switch {
+			case errors.As(err, &answer) && answer.StatusCode() == 404:
+				seen[stub.ID] = false // it was forgotten this moment
+			case err != nil:
+				errs = append(errs, fmt.Errorf("node %s: %w", stub.ID, err))
+			default:
+				r.cache[stub.ID] = cached{index: info.ModifyIndex, node: r.node(info)}
+			}
+		})
+	}
+	wg.Wait()
+	if len(errs) > 0 {
+		return nil, nil, errs[0]
+	}
+	nodes := []state.Node{}
+	for id, c := range r.cache {
+		if !seen[id] {
+			delete(r.cache, id)
+			continue
+		}
+		if len(c.node.GPUs) > 0 {
+			r.known[id] = true
+		}
+		if r.known[id] {
+			nodes = append(nodes, c.node)
+		}
+	}
+	slices.SortFunc(nodes, func(a, b state.Node) int { return strings.Compare(a.ID, b.ID) })
+	return nodes, meta, nil
+}
+
+// node is Nomad's node as the controller sees it.
+func (r *reader) node(n *api.Node) state.Node {
+	out := state.Node{
+		ID: n.ID, Name: n.Name, Datacenter: n.Datacenter, Pool: n.NodePool,
+		Draining: n.Drain || n.DrainStrategy != nil,
+	}
+	out.Ready = n.Status == api.NodeStatusReady && n.SchedulingEligibility == api.NodeSchedulingEligible && !out.Draining
+	if n.Status == api.NodeStatusDown || n.Status == api.NodeStatusDisconnected {
+		out.LostSince = time.Unix(n.StatusUpdatedAt, 0).UTC()
+		if n.StatusUpdatedAt == 0 {
+			out.LostSince = r.c.now().UTC()
+		}
+	}
+	if n.NodeResources == nil {
+		return out
+	}
+	out.HostMemory = n.NodeResources.Memory.MemoryMB << 20
+	out.CPU = n.NodeResources.Cpu.CpuShares
+	out.GPUs = gpus(n.NodeResources.Devices)
+	return out
+}
+
+// gpus gathers the seats of each GPU. A GPU is healthy while all of its seats are.
+func gpus(groups []*api.NodeDeviceResource) []state.GPU {
+	type card struct {
+		state.GPU
+		numbers map[string]int
+	}
+	found := map[string]*card{}
+	for _, g := range groups {
+		if g == nil || g.Vendor != deviceVendor || g.Type != deviceType {
+			continue
+		}
+		model := cmp.Or(attrText(g.Attributes, attrModel), g.Name)
+		for _, d := range g.Instances {
+			if d == nil {
+				continue
+			}
+			uuid, number, ok := splitSeat(d.ID)
+			if !ok {
+				continue // NVIDIA's own plugin, whose GPUs have no seats
+			}
+			one := found[uuid]
+			if one == nil {
+				one = &card{numbers: map[string]int{}, GPU: state.GPU{
+					UUID: uuid, Model: model, Clique: attrText(g.Attributes, attrClique), Memory: attrBytes(g.Attributes, attrMemory), Healthy: true,
+				}}
+				found[uuid] = one
+			}
+			one.Seats = append(one.Seats, d.ID)
+			one.numbers[d.ID] = number
+			if !d.Healthy && one.Healthy {
+				one.Healthy, one.Reason = false, cmp.Or(d.HealthDescription, "unhealthy")
+			}
+		}
+	}
+	var out []state.GPU
+	for _, one := range found {
+		slices.SortFunc(one.Seats, func(a, b string) int { return cmp.Compare(one.numbers[a], one.numbers[b]) })
+		out = append(out, one.GPU)
+	}
+	slices.SortFunc(out, func(a, b state.GPU) int { return strings.Compare(a.UUID, b.UUID) })
+	return out
+}
+
+// splitSeat reads a device ID, "<GPU UUID>#<seat>".
+func splitSeat(id string) (uuid string, number int, ok bool) {
+	uuid, text, ok := strings.Cut(id, "#")
+	number, err := strconv.Atoi(text)
+	if !ok || uuid == "" || err != nil || number < 0 || strconv.Itoa(number) != text {
+		return "", 0, false
+	}
+	return uuid, number, true
+}
+
+func attrText(attrs map[string]*api.Attribute, name string) string {
+	if a := attrs[name]; a != nil && a.StringVal != nil {
+		return *a.StringVal
+	}
+	return ""
+}
+
+// attrBytes reads a size in any of Nomad's units (plugins/shared/structs/units.go).
+func attrBytes(attrs map[string]*api.Attribute, name string) int64 {
+	a := attrs[name]
+	if a == nil {
+		return 0
+	}
+	factor, ok := map[string]float64{
+		"":    1 << 20, // Nomad's own unit of memory
+		"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40,
+		"kB": 1e3, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12,
+	}[a.Unit]
+	switch {
+	case !ok:
+		return 0
+	case a.IntVal != nil:
+		return *a.IntVal * int64(factor)
+	case a.FloatVal != nil:
+		return int64(*a.FloatVal * factor)
+	}
+	return 0
+}

@@ -1,0 +1,343 @@
+package nomad
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/nomad/api"
+
+	"remuda/controller/state"
+	"remuda/internal/replica"
+)
+
+// Job is a replica's job as Nomad has it.
+type Job struct {
+	// ID is the job's, Name what its meta says it is.
+	ID   string
+	Name replica.Name
+	// Hash is of the variant that it was made from.
+	Hash string
+	// Placement is where it was put, as its meta says. Memory holds every GPU.
+	Placement state.Placement
+	// Problem is why the meta cannot be believed, as after somebody edited it. Name,
+	// Hash and Placement are then what could be read.
+	Problem string
+	// Stopped: it was told to stop, by whomever. Status is Nomad's: pending, running
+	// or dead.
+	Stopped bool
+	Status  string
+	// Index is its JobModifyIndex, which changes with the job's text only.
+	Index     uint64
+	Submitted time.Time
+	// Allocations, the newest first.
+	Allocations []Allocation
+}
+
+// Allocation is one run of a job.
+type Allocation struct {
+	ID, Node, NodeName string
+	// JobVersion is Nomad's, from 0.
+	JobVersion uint64
+	// Desired is run, stop or evict; Client is pending, running, complete, failed,
+	// lost or unknown. Description says more.
+	Desired, Client, Description string
+	// Healthy is what the deployment found, nil before.
+	Healthy *bool
+	// Seats are the device IDs that Nomad gave to each task.
+	Seats             map[string][]string
+	Tasks             []Task
+	Created, Modified time.Time
+}
+
+// Task is one task of an allocation.
+type Task struct {
+	Name string
+	// State is pending, running or dead.
+	State    string
+	Failed   bool
+	Restarts uint64
+	// Started and Finished are the latest, zero where it did not happen.
+	Started, Finished time.Time
+	// Event is the last thing that happened, in Nomad's words.
+	Event string
+}
+
+// Ended tells whether the allocation holds nothing any more. One that is lost or
+// unknown may still run on a node that cannot be reached.
+func (a Allocation) Ended() bool {
+	return a.Client == api.AllocClientStatusComplete || a.Client == api.AllocClientStatusFailed
+}
+
+// Ended tells whether the job is stopped and its allocations have ended.
+func (j Job) Ended() bool {
+	return j.Stopped && !slices.ContainsFunc(j.Allocations, func(a Allocation) bool { return !a.Ended() })
+}
+
+// Drift says how the job differs from the replica that the controller has in mind:
+// stopped, edited, moved, or not its own. Empty means not at all.
+func (j Job) Drift(r state.Replica) []string {
+	var out []string
+	add := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
+	if j.Problem != "" {
+		add("its meta was changed: %s", j.Problem)
+	}
+	if j.Name != r.Name && j.Problem == "" {
+		add("it is of replica %s", j.Name)
+	}
+	if j.Stopped {
+		add("it was stopped")
+	}
+	switch {
+	case r.JobIndex != 0 && j.Index != r.JobIndex:
+		add("it was changed: index %d, not %d", j.Index, r.JobIndex)
+	case j.Hash != r.VariantHash:
+		add("it is of variant hash %q, not %q", j.Hash, r.VariantHash)
+	}
+	seats := slices.Sorted(slices.Values(r.Placement.Seats))
+	if had := slices.Sorted(slices.Values(j.Placement.Seats)); j.Problem == "" && (j.Placement.Node != r.Placement.Node || !slices.Equal(had, seats)) {
+		add("it was placed on %s of node %s, not on %s of node %s", strings.Join(had, ","), j.Placement.Node, strings.Join(seats, ","), r.Placement.Node)
+	}
+	for _, a := range j.Allocations {
+		if a.Ended() {
+			continue
+		}
+		if a.Node != r.Placement.Node {
+			add("allocation %s is on node %s, not %s", a.ID, a.Node, r.Placement.Node)
+			continue
+		}
+		for task, ids := range a.Seats {
+			for _, id := range ids {
+				if !slices.Contains(seats, id) {
+					add("allocation %s has seat %s for task %s, which is not the replica's", a.ID, id, task)
+				}
+			}
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// Observe lists the replicas' jobs with their allocations, sorted by ID.
+func (c *Client) Observe(ctx context.Context) ([]Job, error) {
+	var (
+		jobs   []*api.JobListStub
+		allocs []*api.AllocationListStub
+	)
+	// Jobs come first: a job that was stopped by then gets no allocation any more, so
+	// that one that seems to have ended has.
+	err := c.call(ctx, "list jobs", func(ctx context.Context) error {
+		var err error
+		jobs, _, err = c.listJobs(c.read(ctx))
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	err = c.call(ctx, "list allocations", func(ctx context.Context) error {
+		var err error
+		allocs, _, err = c.listAllocations(c.read(ctx))
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return join(jobs, allocs), nil
+}
+
+func (c *Client) listJobs(q *api.QueryOptions) ([]*api.JobListStub, *api.QueryMeta, error) {
+	return c.api.Jobs().ListOptions(&api.JobListOptions{Fields: &api.JobListFields{Meta: true}}, q)
+}
+
+func (c *Client) listAllocations(q *api.QueryOptions) ([]*api.AllocationListStub, *api.QueryMeta, error) {
+	q.Params = map[string]string{"resources": "true", "task_states": "true"}
+	return c.api.Allocations().List(q)
+}
+
+// WatchJobs calls update with what Observe lists, once at first and after each
+// change, and lost when Nomad gets out of reach; both mean what they mean to
+// WatchNodes, and are never called at the same time. It returns when ctx ends, with
+// ctx's error.
+func (c *Client) WatchJobs(ctx context.Context, update func([]Job), lost func(error)) error {
+	w := &jobWatch{have: map[string]bool{}, fresh: true, update: update, lost: lost}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		_ = c.follow(ctx, "list jobs", func(q *api.QueryOptions, restarted bool) (*api.QueryMeta, error) {
+			jobs, meta, err := c.listJobs(q)
+			if err != nil || meta.LastIndex == 0 {
+				return meta, err
+			}
+			// Allocations that are older than the jobs will not do; see Observe.
+			allocs, newer, err := c.listAllocations(c.read(q.Context()))
+			if err != nil {
+				return nil, err
+			}
+			w.answer("jobs", jobs, allocs, newer.LastIndex, restarted)
+			return meta, nil
+		}, func(err error) { w.outage("jobs", err) })
+	})
+	wg.Go(func() {
+		_ = c.follow(ctx, "list allocations", func(q *api.QueryOptions, restarted bool) (*api.QueryMeta, error) {
+			allocs, meta, err := c.listAllocations(q)
+			if err == nil && meta.LastIndex > 0 {
+				w.answer("allocations", nil, allocs, meta.LastIndex, restarted)
+			}
+			return meta, err
+		}, func(err error) { w.outage("allocations", err) })
+	})
+	wg.Wait()
+	return ctx.Err()
+}
+
+// jobWatch joins the answers of two watches.
+type jobWatch struct {
+	update func([]Job)
+	lost   func(error)
+
+	mu     sync.Mutex // guards what follows, and is held while update and lost run
+	jobs   []*api.JobListStub
+	allocs []*api.AllocationListStub
+	index  uint64          // of allocs
+	have   map[string]bool // which watches are up to date
+	last   []Job
+	fresh  bool // the next answer is told even if nothing has changed
+	gone   bool // lost was called
+}
+
+// answer takes what a watch has read. Allocations of an earlier index than those at
+// hand are old news. A nil list of jobs says nothing of them.
+func (w *jobWatch) answer(watch string, jobs []*api.JobListStub, allocs []*api.AllocationListStub, index uint64, restarted bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if jobs != nil {
+		w.jobs = jobs
+	}
+	if index >= w.index || restarted {
+		w.allocs, w.index = allocs, index
+	}
+	w.have[watch] = true
+	if len(w.have) < 2 {
+		return
+	}
+	w.gone = false
+	if now := join(w.jobs, w.allocs); w.fresh || !reflect.DeepEqual(now, w.last) {
+		w.fresh, w.last = false, now
+		w.update(now)
+	}
+}
+
+func (w *jobWatch) outage(watch string, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.have, watch)
+	w.fresh = true
+	if !w.gone {
+		w.gone = true
+		w.lost(err)
+	}
+}
+
+// join gives each replica's job its allocations.
+func join(stubs []*api.JobListStub, allocs []*api.AllocationListStub) []Job {
+	jobs := []Job{}
+	at := map[string]int{}
+	for _, s := range stubs {
+		if s == nil || s.Meta[MetaReplica] == "" {
+			continue
+		}
+		at[s.ID] = len(jobs)
+		jobs = append(jobs, jobOf(s))
+	}
+	for _, a := range allocs {
+		if a == nil {
+			continue
+		}
+		if i, ours := at[a.JobID]; ours {
+			jobs[i].Allocations = append(jobs[i].Allocations, allocationOf(a))
+		}
+	}
+	for _, j := range jobs {
+		slices.SortFunc(j.Allocations, func(a, b Allocation) int {
+			return cmp.Or(b.Created.Compare(a.Created), strings.Compare(a.ID, b.ID))
+		})
+	}
+	slices.SortFunc(jobs, func(a, b Job) int { return strings.Compare(a.ID, b.ID) })
+	return jobs
+}
+
+func jobOf(s *api.JobListStub) Job {
+	j := Job{ID: s.ID, Hash: s.Meta[MetaHash], Stopped: s.Stop, Status: s.Status, Index: s.JobModifyIndex, Submitted: time.Unix(0, s.SubmitTime).UTC()}
+	var problems []string
+	name, err := replica.ParseName(s.Meta[MetaReplica])
+	if err != nil {
+		problems = append(problems, err.Error())
+	} else if j.Name = name; JobID(name) != s.ID {
+		problems = append(problems, fmt.Sprintf("%s is %q, but the job's ID is %q", MetaReplica, s.Meta[MetaReplica], s.ID))
+	}
+	bytes := func(key string) int64 {
+		n, err := strconv.ParseInt(s.Meta[key], 10, 64)
+		if err != nil || n < 0 {
+			problems = append(problems, fmt.Sprintf("%s is %q: want a number of bytes", key, s.Meta[key]))
+			return 0
+		}
+		return n
+	}
+	memory := bytes(MetaMemory)
+	j.Placement = state.Placement{Node: s.Meta[MetaNode], HostMemory: bytes(MetaHostMemory), Memory: map[string]int64{}}
+	if j.Placement.Node == "" {
+		problems = append(problems, MetaNode+" is missing")
+	}
+	for id := range strings.SplitSeq(s.Meta[MetaSeats], ",") {
+		uuid, _, ok := splitSeat(id)
+		if !ok {
+			problems = append(problems, fmt.Sprintf("%s has %q: want <GPU UUID>#<seat>", MetaSeats, id))
+			continue
+		}
+		j.Placement.Seats = append(j.Placement.Seats, id)
+		j.Placement.Memory[uuid] = memory
+	}
+	j.Problem = strings.Join(problems, "; ")
+	return j
+}
+
+func allocationOf(a *api.AllocationListStub) Allocation {
+	out := Allocation{
+		ID: a.ID, Node: a.NodeID, NodeName: a.NodeName, JobVersion: a.JobVersion,
+		Desired: a.DesiredStatus, Client: a.ClientStatus, Description: cmp.Or(a.ClientDescription, a.DesiredDescription),
+		Created: time.Unix(0, a.CreateTime).UTC(), Modified: time.Unix(0, a.ModifyTime).UTC(),
+	}
+	if a.DeploymentStatus != nil {
+		out.Healthy = a.DeploymentStatus.Healthy
+	}
+	if a.AllocatedResources != nil {
+		for task, r := range a.AllocatedResources.Tasks {
+			for _, d := range r.Devices {
+				if d == nil || d.Vendor != deviceVendor || d.Type != deviceType {
+					continue
+				}
+				if out.Seats == nil {
+					out.Seats = map[string][]string{}
+				}
+				out.Seats[task] = append(out.Seats[task], d.DeviceIDs...)
+			}
+		}
+	}
+	for name, s := range a.TaskStates {
+		if s == nil {
+			continue
+		}
+		t := Task{Name: name, State: s.State, Failed: s.Failed, Restarts: s.Restarts, Started: s.StartedAt.UTC(), Finished: s.FinishedAt.UTC()}
+		if n := len(s.Events); n > 0 && s.Events[n-1] != nil {
+			t.Event = cmp.Or(s.Events[n-1].DisplayMessage, s.Events[n-1].Type)
+		}
+		out.Tasks = append(out.Tasks, t)
+	}
+	slices.SortFunc(out.Tasks, func(a, b Task) int { return strings.Compare(a.Name, b.Name) })
+	return out
+}

@@ -1,0 +1,455 @@
+package nomad
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/hashicorp/nomad/api"
+
+	"remuda/controller/modelfile"
+	"remuda/controller/state"
+	"remuda/internal/replica"
+)
+
+// Keys of a replica's job's meta. A task sees them as NOMAD_META_remuda_replica and
+// so on, and Observe knows the replicas' jobs by them.
+const (
+	MetaModel      = "remuda_model"
+	MetaVariant    = "remuda_variant"
+	MetaReplica    = "remuda_replica" // the whole name, which is the failover group's
+	MetaHash       = "remuda_hash"    // of the variant
+	MetaNode       = "remuda_node"    // the node's ID
+	MetaSeats      = "remuda_seats"   // the device IDs, by commas
+	MetaMemory     = "remuda_memory"  // bytes of each GPU
+	MetaHostMemory = "remuda_host_memory"
+	// MetaRole is a task's: the engine's role where the task's name is not it. Job
+	// files set it.
+	MetaRole = "remuda_role"
+)
+
+// Environment of the engines' tasks.
+const (
+	EnvModel   = "REMUDA_MODEL"
+	EnvVariant = "REMUDA_VARIANT"
+	EnvGroup   = "REMUDA_GROUP" // the failover group, which is the replica's name
+)
+
+// Nomad's names in constraints.
+const (
+	nodeID    = "${node.unique.id}"
+	deviceIDs = "${device.ids}"
+)
+
+// JobID is the ID of a replica's job: its name. Nomad refuses spaces and NUL in IDs
+// and nothing else (Job.Validate in nomad/structs), and names have neither.
+func JobID(name replica.Name) string { return name.String() }
+
+// Request says which replica's job is wanted.
+type Request struct {
+	Name     replica.Name
+	Variant  state.Variant
+	Failover bool
+	// Node and Placement are where it runs. Placement.Node is Node's ID.
+	Node      state.Node
+	Placement state.Placement
+}
+
+// JobFaults are all reasons for which a job file cannot run as a replica. It wraps
+// ErrRefused.
+type JobFaults []string
+
+// Error has one line for each fault.
+func (f JobFaults) Error() string { return strings.Join(f, "\n") }
+
+// Unwrap makes errors.Is find ErrRefused.
+func (f JobFaults) Unwrap() error { return ErrRefused }
+
+// Render makes the replica's job: Nomad parses the variant's job file with its
+// variables, and Pin pins it.
+func (c *Client) Render(ctx context.Context, r Request) (*api.Job, error) {
+	vars, err := variables(r)
+	if err != nil {
+		return nil, fmt.Errorf("render job %s: %w", JobID(r.Name), err)
+	}
+	var job api.Job
+	// The api package's ParseHCL takes no context.
+	err = c.call(ctx, "parse the job file of "+r.Name.String(), func(ctx context.Context) error {
+		in := api.JobsParseRequest{JobHCL: r.Variant.Job, Variables: vars, Canonicalize: true}
+		_, err := c.api.Raw().Write("/v1/jobs/parse?namespace="+url.QueryEscape(c.namespace), in, &job, c.write(ctx))
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := Pin(&job, c.namespace, r); err != nil {
+		return nil, fmt.Errorf("render job %s: %w", JobID(r.Name), err)
+	}
+	return &job, nil
+}
+
+// Check renders a variant's job as it would be on some node and has Nomad validate
+// it, for `remuda model apply`. It returns Nomad's warnings.
+func (c *Client) Check(ctx context.Context, m state.Model, v state.Variant) (warnings string, err error) {
+	r := Request{
+		Name:    replica.Name{Model: m.Name, Variant: v.Name, ID: "00000000-0000-0000-0000-000000000000"},
+		Variant: v, Failover: m.Failover,
+		Node:      state.Node{ID: "00000000-0000-0000-0000-000000000000", Datacenter: "dc1", Pool: api.NodePoolDefault},
+		Placement: state.Placement{Node: "00000000-0000-0000-0000-000000000000", Memory: map[string]int64{}, HostMemory: v.HostMemory},
+	}
+	for i := range v.GPUs {
+		uuid := fmt.Sprintf("GPU-00000000-0000-0000-0000-%012d", i)
+		r.Placement.Memory[uuid] = v.Memory
+		for seat := range seatsPerGPU(m.Failover) {
+			r.Placement.Seats = append(r.Placement.Seats, fmt.Sprintf("%s#%d", uuid, seat))
+		}
+	}
+	job, err := c.Render(ctx, r)
+	if err != nil {
+		return "", err
+	}
+	return c.Validate(ctx, job)
+}
+
+// variables is the content of a variables file: the variant's values and the
+// reserved variables that the job file declares.
+func variables(r Request) (string, error) {
+	declared, diags := modelfile.JobVariables(r.Name.Variant, r.Variant.Job)
+	if diags.HasErrors() {
+		return "", JobFaults{diags.Error()}
+	}
+	values := maps.Clone(r.Variant.Vars)
+	if values == nil {
+		values = map[string]string{}
+	}
+	for name, value := range map[string]string{
+		modelfile.VarModel:   r.Name.Model,
+		modelfile.VarVariant: r.Name.Variant,
+		modelfile.VarReplica: r.Name.String(),
+		modelfile.VarGPUs:    strconv.Itoa(r.Variant.GPUs),
+		modelfile.VarSlots:   strconv.Itoa(r.Variant.Slots),
+	} {
+		values[name] = value
+	}
+	var b strings.Builder
+	for _, d := range declared {
+		value, given := values[d.Name]
+		switch {
+		case !given:
+		case d.Composite:
+			fmt.Fprintf(&b, "%s = %s\n", d.Name, value)
+		default: // Nomad makes a number of it where the variable is one
+			fmt.Fprintf(&b, "%s = %s\n", d.Name, modelfile.Quote(value))
+		}
+	}
+	return b.String(), nil
+}
+
+func seatsPerGPU(failover bool) int {
+	if failover {
+		return 2
+	}
+	return 1
+}
+
+// Pin turns a parsed job into the replica's: its ID, its node, its seats, its meta
+// and its environment. Pins that the job file had are replaced. The error is
+// JobFaults, with every fault; the job is then good for nothing.
+func Pin(job *api.Job, namespace string, r Request) error {
+	p := &pinner{job: job, r: r}
+	p.checkJob(namespace)
+	p.checkNames()
+	seats := p.seats()
+	engines := p.engines()
+	if len(p.faults) > 0 {
+		return p.faults
+	}
+	id := JobID(r.Name)
+	job.ID, job.Name, job.Namespace = &id, &id, &namespace
+	job.Datacenters = []string{r.Node.Datacenter}
+	job.NodePool = new(cmp.Or(r.Node.Pool, api.NodePoolDefault))
+	job.Constraints = slices.DeleteFunc(job.Constraints, func(c *api.Constraint) bool { return c.LTarget == nodeID || c.RTarget == nodeID })
+	job.Constraints = append(job.Constraints, api.NewConstraint(nodeID, "=", r.Placement.Node))
+	if job.Meta == nil {
+		job.Meta = map[string]string{}
+	}
+	maps.Copy(job.Meta, map[string]string{
+		MetaModel: r.Name.Model, MetaVariant: r.Name.Variant, MetaReplica: r.Name.String(), MetaHash: r.Variant.Hash,
+		MetaNode: r.Placement.Node, MetaSeats: strings.Join(r.Placement.Seats, ","),
+		MetaMemory: strconv.FormatInt(r.Variant.Memory, 10), MetaHostMemory: strconv.FormatInt(r.Variant.HostMemory, 10),
+	})
+	for role, e := range engines {
+		// By vendor and type alone: the group's name has the clique in it, and the
+		// seats say all.
+		e.device.Name = deviceVendor + "/" + deviceType
+		e.device.Constraints = slices.DeleteFunc(e.device.Constraints, func(c *api.Constraint) bool { return c.LTarget == deviceIDs || c.RTarget == deviceIDs })
+		e.device.Constraints = append(e.device.Constraints, api.NewConstraint(deviceIDs, "set_contains_any", strings.Join(seats[role], ",")))
+		if e.task.Env == nil {
+			e.task.Env = map[string]string{}
+		}
+		maps.Copy(e.task.Env, map[string]string{EnvModel: r.Name.Model, EnvVariant: r.Name.Variant, EnvGroup: r.Name.String()})
+	}
+	return nil
+}
+
+// pinner gathers the faults of one job.
+type pinner struct {
+	job    *api.Job
+	r      Request
+	faults JobFaults
+}
+
+func (p *pinner) fault(format string, args ...any) {
+	p.faults = append(p.faults, fmt.Sprintf(format, args...))
+}
+
+// checkJob refuses what cannot be one replica, on one node, for as long as the
+// controller wants it.
+func (p *pinner) checkJob(namespace string) {
+	j := p.job
+	if t := text(j.Type, api.JobTypeService); t != api.JobTypeService {
+		p.fault("type is %q: want \"service\": a replica runs until the controller stops it, on the node that the controller chose", t)
+	}
+	if j.IsPeriodic() {
+		p.fault("the job is periodic: want no periodic block")
+	}
+	if j.ParameterizedJob != nil {
+		p.fault("the job is parameterized: want no parameterized block")
+	}
+	if j.IsMultiregion() {
+		p.fault("the job is for several regions: want no multiregion block")
+	}
+	if ns := text(j.Namespace, api.DefaultNamespace); ns != api.DefaultNamespace && ns != namespace {
+		p.fault("namespace is %q: want it left out: replicas' jobs are in the controller's, which is %q", ns, namespace)
+	}
+	for _, k := range slices.Sorted(maps.Keys(j.Meta)) {
+		if strings.HasPrefix(k, "remuda_") {
+			p.fault("meta %s is set: want it left out: the controller sets it", k)
+		}
+	}
+	p.checkUpdate("", j.Update)
+	if len(j.TaskGroups) != 1 {
+		p.fault("%d groups: want one, because a replica is one allocation", len(j.TaskGroups))
+	}
+	for _, g := range j.TaskGroups {
+		in := fmt.Sprintf("group %q: ", text(g.Name, ""))
+		if g.Count != nil && *g.Count != 1 {
+			p.fault("%scount is %d: want 1: the controller registers a job for each replica", in, *g.Count)
+		}
+		if g.Scaling != nil && (g.Scaling.Enabled == nil || *g.Scaling.Enabled) {
+			p.fault("%sa scaling block: want none: `remuda scale` and the autoscaler scale models", in)
+		}
+		p.checkUpdate(in, g.Update)
+		for _, t := range g.Tasks {
+			for _, k := range slices.Sorted(maps.Keys(t.Meta)) {
+				if strings.HasPrefix(k, "remuda_") && k != MetaRole {
+					p.fault("%stask %q: meta %s is set: want it left out: the controller sets it", in, t.Name, k)
+				}
+			}
+		}
+	}
+}
+
+func (p *pinner) checkUpdate(in string, u *api.UpdateStrategy) {
+	if u != nil && u.Canary != nil && *u.Canary > 0 {
+		p.fault("%supdate has canary = %d: want 0: a canary would need the seats that the replica holds; the controller rolls models with canaries", in, *u.Canary)
+	}
+}
+
+func (p *pinner) checkNames() {
+	if err := modelfile.CheckModelName(p.r.Name.Model); err != nil {
+		p.fault("model: the name %v", err)
+	}
+	if err := modelfile.CheckVariantName(p.r.Name.Variant); err != nil {
+		p.fault("variant: the name %v", err)
+	}
+	if err := modelfile.CheckVariantName(p.r.Name.ID); err != nil {
+		p.fault("replica: the ID %v", err)
+	}
+	if p.r.Placement.Node == "" || p.r.Placement.Node != p.r.Node.ID {
+		p.fault("placement: the node is %q: want the given node's ID, which is %q", p.r.Placement.Node, p.r.Node.ID)
+	}
+}
+
+// seats splits the placement's seats by role: the primary gets the first of each
+// GPU, the shadow the second.
+func (p *pinner) seats() map[string][]string {
+	byGPU := map[string][]string{}
+	var order []string
+	for _, id := range p.r.Placement.Seats {
+		uuid, _, ok := splitSeat(id)
+		switch {
+		case !ok || strings.Contains(id, ","):
+			p.fault("placement: seat %q: want <GPU UUID>#<seat>", id)
+			continue
+		case slices.Contains(byGPU[uuid], id):
+			p.fault("placement: seat %q twice: want each once", id)
+			continue
+		}
+		if byGPU[uuid] == nil {
+			order = append(order, uuid)
+		}
+		byGPU[uuid] = append(byGPU[uuid], id)
+	}
+	if len(order) != p.r.Variant.GPUs {
+		p.fault("placement: seats on %d GPUs: want %d, as the variant has it", len(order), p.r.Variant.GPUs)
+	}
+	want := seatsPerGPU(p.r.Failover)
+	out := map[string][]string{}
+	for _, uuid := range order {
+		ids := byGPU[uuid]
+		if len(ids) != want {
+			p.fault("placement: %d seats on GPU %s: want %d", len(ids), uuid, want)
+			continue
+		}
+		// By number, so that the roles do not depend on the order of the list.
+		slices.SortFunc(ids, func(a, b string) int {
+			_, x, _ := splitSeat(a)
+			_, y, _ := splitSeat(b)
+			return cmp.Compare(x, y)
+		})
+		for i, role := range []string{replica.RolePrimary, replica.RoleShadow}[:want] {
+			out[role] = append(out[role], ids[i])
+		}
+	}
+	return out
+}
+
+// engineTask is a task that asks for our devices.
+type engineTask struct {
+	task   *api.Task
+	device *api.RequestedDevice
+}
+
+// engines finds the task of each role.
+func (p *pinner) engines() map[string]engineTask {
+	out := map[string]engineTask{}
+	found := 0
+	for _, g := range p.job.TaskGroups {
+		for _, t := range g.Tasks {
+			in := fmt.Sprintf("group %q: task %q: ", text(g.Name, ""), t.Name)
+			device, n := p.device(in, t)
+			if n == 0 {
+				if t.Meta[MetaRole] != "" {
+					p.fault("%smeta %s is %q, but the task has no device \"nvidia/gpu\" block", in, MetaRole, t.Meta[MetaRole])
+				}
+				continue
+			}
+			found++
+			role, ok := p.role(in, t)
+			if !ok {
+				continue
+			}
+			if other, taken := out[role]; taken {
+				p.fault("%sit is the %s, as is task %q: want one", in, role, other.task.Name)
+				continue
+			}
+			out[role] = engineTask{t, device}
+		}
+	}
+	// A single engine may have any name.
+	if !p.r.Failover && found == 1 && len(out) == 0 && len(p.faults) == 0 {
+		for _, g := range p.job.TaskGroups {
+			for _, t := range g.Tasks {
+				if device, n := p.device("", t); n == 1 {
+					out[replica.RolePrimary] = engineTask{t, device}
+				}
+			}
+		}
+	}
+	_, primary := out[replica.RolePrimary]
+	shadow, hasShadow := out[replica.RoleShadow]
+	switch {
+	case found == 0:
+		p.fault("no task has a device \"nvidia/gpu\" block: want one in each engine's task")
+	case p.r.Failover && found != 2:
+		p.fault("%d tasks have a device \"nvidia/gpu\" block: want two, the primary and the shadow, because the model has failover = true", found)
+	case !p.r.Failover && hasShadow:
+		p.fault("task %q is a shadow: want none, because the model has failover = false", shadow.task.Name)
+	case !p.r.Failover && found != 1:
+		p.fault("%d tasks have a device \"nvidia/gpu\" block: want one, because the model has failover = false", found)
+	case p.r.Failover && len(p.faults) == 0 && !(primary && hasShadow):
+		p.fault("the tasks with a device \"nvidia/gpu\" block are not a primary and a shadow: name them so, or set meta %s in each", MetaRole)
+	}
+	return out
+}
+
+// role reads a task's role from its meta, or without that from its name. A task of
+// another name has none, which is a fault only in a pair.
+func (p *pinner) role(in string, t *api.Task) (string, bool) {
+	if role, set := t.Meta[MetaRole]; set {
+		if role == replica.RolePrimary || role == replica.RoleShadow {
+			return role, true
+		}
+		p.fault("%smeta %s is %q: want \"primary\" or \"shadow\"", in, MetaRole, role)
+		return "", false
+	}
+	if t.Name == replica.RolePrimary || t.Name == replica.RoleShadow {
+		return t.Name, true
+	}
+	return "", false
+}
+
+// device finds the task's block for our GPUs and how many it has.
+func (p *pinner) device(in string, t *api.Task) (*api.RequestedDevice, int) {
+	if t.Resources == nil {
+		return nil, 0
+	}
+	var found *api.RequestedDevice
+	n := 0
+	for _, d := range t.Resources.Devices {
+		if d == nil {
+			continue
+		}
+		model, ours := ourDevice(d.Name)
+		if !ours {
+			continue
+		}
+		if n++; n > 1 {
+			if in != "" {
+				p.fault("%sa second device block for GPUs, %q: want one, with the count of all", in, d.Name)
+			}
+			continue
+		}
+		found = d
+		if in == "" {
+			continue
+		}
+		count := uint64(1)
+		if d.Count != nil {
+			count = *d.Count
+		}
+		if want := p.r.Variant.GPUs; count != uint64(want) {
+			p.fault("%sdevice %q: count is %d: want %d, as the variant's gpu block has it (variable %q gives it to the job file)", in, d.Name, count, want, modelfile.VarGPUs)
+		}
+		if model != "" && p.r.Variant.GPUModel != "" && model != p.r.Variant.GPUModel {
+			p.fault("%sdevice %q: the model is %q: want %q, as the variant's gpu block has it, or \"nvidia/gpu\"", in, d.Name, model, p.r.Variant.GPUModel)
+		}
+	}
+	return found, n
+}
+
+// ourDevice reads a device's name, "<type>", "<vendor>/<type>" or
+// "<vendor>/<type>/<model>", and tells whether our GPUs can be meant.
+func ourDevice(name string) (model string, ours bool) {
+	parts := strings.SplitN(name, "/", 3)
+	switch len(parts) {
+	case 1:
+		return "", parts[0] == deviceType
+	case 2:
+		return "", parts[0] == deviceVendor && parts[1] == deviceType
+	}
+	return parts[2], parts[0] == deviceVendor && parts[1] == deviceType
+}
+
+func text(s *string, otherwise string) string {
+	if s == nil || *s == "" {
+		return otherwise
+	}
+	return *s
+}

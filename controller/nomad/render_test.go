@@ -1,0 +1,250 @@
+package nomad_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/hashicorp/nomad/api"
+	"github.com/stretchr/testify/require"
+
+	"remuda/controller/nomad"
+	"remuda/controller/state"
+	"remuda/internal/replica"
+)
+
+func device(j *api.Job, task int) *api.RequestedDevice {
+	return j.TaskGroups[0].Tasks[task].Resources.Devices[0]
+}
+
+func TestPin(t *testing.T) {
+	job := pair()
+	job.Constraints = []*api.Constraint{api.NewConstraint("${attr.kernel.name}", "=", "linux"), api.NewConstraint("${node.unique.id}", "=", "another")}
+	job.Meta = map[string]string{"team": "a"}
+	device(job, 1).Constraints = []*api.Constraint{
+		api.NewConstraint("${device.ids}", "set_contains_any", "GPU-9#0"),
+		api.NewConstraint("${device.attr.memory}", ">=", "40 GiB"),
+	}
+	device(job, 2).Name = "nvidia/gpu/H100"
+	job.TaskGroups[0].Tasks[2].Env = map[string]string{"A": "b"}
+	r := request()
+	r.Placement.Seats = []string{"GPU-1#3", "GPU-1#1"} // any order, any numbers
+	require.NoError(t, nomad.Pin(job, "ml", r))
+
+	id := "meta-llama/Llama:8b:h100:7f3a"
+	require.Equal(t, []string{id, id, "ml", "gpu"}, []string{*job.ID, *job.Name, *job.Namespace, *job.NodePool})
+	require.Equal(t, []string{"dc7"}, job.Datacenters)
+	require.Equal(t, []*api.Constraint{api.NewConstraint("${attr.kernel.name}", "=", "linux"), api.NewConstraint("${node.unique.id}", "=", "node-1")}, job.Constraints)
+	require.Equal(t, map[string]string{
+		"team": "a", "remuda_model": "meta-llama/Llama:8b", "remuda_variant": "h100", "remuda_replica": id, "remuda_hash": "abc", "remuda_node": "node-1",
+		"remuda_seats": "GPU-1#3,GPU-1#1", "remuda_memory": "21474836480", "remuda_host_memory": "18253611008",
+	}, job.Meta)
+	require.Equal(t, []*api.Constraint{
+		api.NewConstraint("${device.attr.memory}", ">=", "40 GiB"),
+		api.NewConstraint("${device.ids}", "set_contains_any", "GPU-1#1"),
+	}, device(job, 1).Constraints)
+	require.Equal(t, "nvidia/gpu", device(job, 2).Name)
+	require.Equal(t, []*api.Constraint{api.NewConstraint("${device.ids}", "set_contains_any", "GPU-1#3")}, device(job, 2).Constraints)
+	require.Equal(t, map[string]string{"A": "b", "REMUDA_MODEL": "meta-llama/Llama:8b", "REMUDA_VARIANT": "h100", "REMUDA_GROUP": id}, job.TaskGroups[0].Tasks[2].Env)
+	require.Nil(t, job.TaskGroups[0].Tasks[0].Env)
+}
+
+func TestPinRoles(t *testing.T) {
+	seat := func(j *api.Job, task int) string { return device(j, task).Constraints[0].RTarget }
+	t.Run("by meta", func(t *testing.T) {
+		job := pair()
+		job.TaskGroups[0].Tasks[1].Name, job.TaskGroups[0].Tasks[1].Meta = "b", map[string]string{"remuda_role": "shadow"}
+		job.TaskGroups[0].Tasks[2].Name, job.TaskGroups[0].Tasks[2].Meta = "a", map[string]string{"remuda_role": "primary"}
+		require.NoError(t, nomad.Pin(job, "default", request()))
+		require.Equal(t, []string{"GPU-1#1", "GPU-1#0"}, []string{seat(job, 1), seat(job, 2)})
+	})
+	t.Run("single of any name on four GPUs", func(t *testing.T) {
+		job := pair()
+		job.TaskGroups[0].Tasks = []*api.Task{engine("vllm", 4)}
+		r := request()
+		r.Failover, r.Variant.GPUs = false, 4
+		r.Placement.Seats = []string{"GPU-1#0", "GPU-2#1", "GPU-3#0", "GPU-4#0"}
+		require.NoError(t, nomad.Pin(job, "default", r))
+		require.Equal(t, "GPU-1#0,GPU-2#1,GPU-3#0,GPU-4#0", seat(job, 0))
+	})
+	t.Run("pair on two GPUs", func(t *testing.T) {
+		job := pair()
+		job.TaskGroups[0].Tasks = []*api.Task{engine("shadow", 2), engine("primary", 2)}
+		r := request()
+		r.Variant.GPUs = 2
+		r.Placement.Seats = []string{"GPU-1#0", "GPU-1#1", "GPU-2#1", "GPU-2#0"}
+		require.NoError(t, nomad.Pin(job, "default", r))
+		require.Equal(t, []string{"GPU-1#1,GPU-2#1", "GPU-1#0,GPU-2#0"}, []string{seat(job, 0), seat(job, 1)})
+	})
+}
+
+// badJobs are jobs that cannot be a replica, each for one reason.
+var badJobs = []struct {
+	name string
+	edit func(j *api.Job, r *nomad.Request)
+	want string
+}{
+	{"batch", func(j *api.Job, _ *nomad.Request) { j.Type = new("batch") }, `type is "batch": want "service"`},
+	{"system", func(j *api.Job, _ *nomad.Request) { j.Type = new("system") }, `type is "system": want "service"`},
+	{"sysbatch", func(j *api.Job, _ *nomad.Request) { j.Type = new("sysbatch") }, `type is "sysbatch"`},
+	{"periodic", func(j *api.Job, _ *nomad.Request) { j.Periodic = &api.PeriodicConfig{} }, `the job is periodic`},
+	{"parameterized", func(j *api.Job, _ *nomad.Request) { j.ParameterizedJob = &api.ParameterizedJobConfig{} }, `the job is parameterized`},
+	{"multiregion", func(j *api.Job, _ *nomad.Request) {
+		j.Multiregion = &api.Multiregion{Regions: []*api.MultiregionRegion{{Name: "a"}}}
+	}, `several regions`},
+	{"namespace", func(j *api.Job, _ *nomad.Request) { j.Namespace = new("other") }, `namespace is "other": want it left out`},
+	{"no group", func(j *api.Job, r *nomad.Request) { j.TaskGroups = nil }, `0 groups: want one`},
+	{"second group", func(j *api.Job, _ *nomad.Request) {
+		j.TaskGroups = append(j.TaskGroups, &api.TaskGroup{Name: new("b")})
+	}, `2 groups: want one`},
+	{"count", func(j *api.Job, _ *nomad.Request) { j.TaskGroups[0].Count = new(2) }, `group "replica": count is 2: want 1`},
+	{"no allocation", func(j *api.Job, _ *nomad.Request) { j.TaskGroups[0].Count = new(0) }, `count is 0: want 1`},
+	{"scaling", func(j *api.Job, _ *nomad.Request) {
+		j.TaskGroups[0].Scaling = &api.ScalingPolicy{Enabled: new(true)}
+	}, `a scaling block: want none`},
+	{"canary", func(j *api.Job, _ *nomad.Request) {
+		j.TaskGroups[0].Update = &api.UpdateStrategy{Canary: new(1)}
+	}, `update has canary = 1: want 0`},
+	{"job's canary", func(j *api.Job, _ *nomad.Request) { j.Update = &api.UpdateStrategy{Canary: new(1)} }, `update has canary = 1: want 0`},
+	{"our meta", func(j *api.Job, _ *nomad.Request) { j.Meta = map[string]string{"remuda_replica": "x"} }, `meta remuda_replica is set`},
+	{"our meta in a task", func(j *api.Job, _ *nomad.Request) {
+		j.TaskGroups[0].Tasks[0].Meta = map[string]string{"remuda_hash": "x"}
+	}, `task "lockd": meta remuda_hash is set`},
+	{"no device", func(j *api.Job, _ *nomad.Request) {
+		j.TaskGroups[0].Tasks[1].Resources, j.TaskGroups[0].Tasks[2].Resources = nil, nil
+	}, `no task has a device "nvidia/gpu" block`},
+	{"other device", func(j *api.Job, _ *nomad.Request) { device(j, 1).Name = "amd/gpu" }, `1 tasks have a device "nvidia/gpu" block: want two`},
+	{"two devices", func(j *api.Job, _ *nomad.Request) {
+		res := j.TaskGroups[0].Tasks[1].Resources
+		res.Devices = append(res.Devices, &api.RequestedDevice{Name: "gpu"})
+	}, `task "primary": a second device block for GPUs, "gpu"`},
+	{"too few GPUs", func(j *api.Job, _ *nomad.Request) { device(j, 1).Count = new(uint64(0)) }, `device "nvidia/gpu": count is 0: want 1`},
+	{"too many GPUs", func(j *api.Job, _ *nomad.Request) { device(j, 2).Count = new(uint64(2)) }, `task "shadow": device "nvidia/gpu": count is 2: want 1`},
+	{"another model", func(j *api.Job, _ *nomad.Request) { device(j, 1).Name = "nvidia/gpu/A100" }, `the model is "A100": want "H100"`},
+	{"no shadow", func(j *api.Job, _ *nomad.Request) { j.TaskGroups[0].Tasks = j.TaskGroups[0].Tasks[:2] }, `1 tasks have a device "nvidia/gpu" block: want two`},
+	{"three engines", func(j *api.Job, _ *nomad.Request) {
+		j.TaskGroups[0].Tasks = append(j.TaskGroups[0].Tasks, engine("third", 1))
+	}, `3 tasks have a device`},
+	{"roles unknown", func(j *api.Job, _ *nomad.Request) { j.TaskGroups[0].Tasks[1].Name = "a" }, `are not a primary and a shadow`},
+	{"role wrong", func(j *api.Job, _ *nomad.Request) {
+		j.TaskGroups[0].Tasks[1].Meta = map[string]string{"remuda_role": "boss"}
+	}, `meta remuda_role is "boss": want "primary" or "shadow"`},
+	{"role twice", func(j *api.Job, _ *nomad.Request) {
+		j.TaskGroups[0].Tasks[2].Meta = map[string]string{"remuda_role": "primary"}
+	}, `task "shadow": it is the primary, as is task "primary"`},
+	{"role without a device", func(j *api.Job, _ *nomad.Request) {
+		j.TaskGroups[0].Tasks[0].Meta = map[string]string{"remuda_role": "primary"}
+	}, `task "lockd": meta remuda_role is "primary", but the task has no device`},
+	{"pair for a single", func(_ *api.Job, r *nomad.Request) { r.Failover, r.Placement.Seats = false, []string{"GPU-1#0"} }, `task "shadow" is a shadow: want none`},
+	{"two engines for a single", func(j *api.Job, r *nomad.Request) {
+		j.TaskGroups[0].Tasks[2].Name = "b"
+		r.Failover, r.Placement.Seats = false, []string{"GPU-1#0"}
+	}, `2 tasks have a device "nvidia/gpu" block: want one`},
+	{"model's name", func(_ *api.Job, r *nomad.Request) { r.Name.Model = "a b" }, `model: the name is "a b"`},
+	{"variant's name", func(_ *api.Job, r *nomad.Request) { r.Name.Variant = "a:b" }, `variant: the name is "a:b"`},
+	{"replica's ID", func(_ *api.Job, r *nomad.Request) { r.Name.ID = "a/b" }, `replica: the ID is "a/b"`},
+	{"no node", func(_ *api.Job, r *nomad.Request) { r.Placement.Node, r.Node.ID = "", "" }, `placement: the node is ""`},
+	{"another node", func(_ *api.Job, r *nomad.Request) { r.Placement.Node = "node-2" }, `the node is "node-2": want the given node's ID, which is "node-1"`},
+	{"no seat", func(_ *api.Job, r *nomad.Request) { r.Placement.Seats = nil }, `seats on 0 GPUs: want 1`},
+	{"one seat of a pair", func(_ *api.Job, r *nomad.Request) { r.Placement.Seats = []string{"GPU-1#0"} }, `1 seats on GPU GPU-1: want 2`},
+	{"one seat twice", func(_ *api.Job, r *nomad.Request) {
+		r.Placement.Seats = []string{"GPU-1#0", "GPU-1#1", "GPU-1#0"}
+	}, `seat "GPU-1#0" twice`},
+	{"bad seat", func(_ *api.Job, r *nomad.Request) {
+		r.Placement.Seats = []string{"GPU-1#0", "GPU-1#1", "GPU-1#01"}
+	}, `seat "GPU-1#01": want <GPU UUID>#<seat>`},
+	{"two GPUs", func(_ *api.Job, r *nomad.Request) {
+		r.Placement.Seats = []string{"GPU-1#0", "GPU-1#1", "GPU-2#0", "GPU-2#1"}
+	}, `seats on 2 GPUs: want 1`},
+}
+
+func TestPinRefuses(t *testing.T) {
+	for _, tc := range badJobs {
+		t.Run(tc.name, func(t *testing.T) {
+			job, r := pair(), request()
+			tc.edit(job, &r)
+			err := nomad.Pin(job, "default", r)
+			require.ErrorIs(t, err, nomad.ErrRefused)
+			require.ErrorContains(t, err, tc.want)
+			var faults nomad.JobFaults
+			require.ErrorAs(t, err, &faults)
+			if tc.name != "no group" {
+				require.Len(t, faults, 1, "one mistake is one fault: %v", err)
+			}
+			require.Empty(t, job.Constraints, "a job with faults is left as it was")
+		})
+	}
+	t.Run("all at once", func(t *testing.T) {
+		job, r := pair(), request()
+		job.Type, job.Periodic, job.Namespace = new("batch"), &api.PeriodicConfig{}, new("other")
+		job.TaskGroups[0].Count = new(3)
+		device(job, 1).Count, device(job, 2).Name = new(uint64(4)), "nvidia/gpu/A100"
+		r.Name.ID, r.Placement.Node = "", "x"
+		var faults nomad.JobFaults
+		require.ErrorAs(t, nomad.Pin(job, "default", r), &faults)
+		require.Len(t, faults, 8)
+	})
+}
+
+func TestRender(t *testing.T) {
+	c, s := newClient(t)
+	r := request()
+	r.Variant.Job = `
+variable "slots" {
+  type    = number
+  default = 1
+}
+variable "args" { default = [] }
+variable "hosts" { type = list(string) }
+variable "remuda_replica" { default = "" }
+variable "remuda_gpus" { default = 1 }
+job "x" {}
+`
+	r.Variant.Vars = map[string]string{"slots": "4", "args": `["a", "b"]`, "hosts": `["h"]`}
+	var sent api.JobsParseRequest
+	s.OnParse(func(in api.JobsParseRequest) (*api.Job, error) {
+		sent = in
+		return pair(), nil
+	})
+	job, err := c.Render(t.Context(), r)
+	require.NoError(t, err)
+	require.Equal(t, r.Name.String(), *job.ID)
+	require.True(t, sent.Canonicalize)
+	require.Equal(t, r.Variant.Job, sent.JobHCL)
+	require.Equal(t, "slots = \"4\"\nargs = [\"a\", \"b\"]\nhosts = [\"h\"]\nremuda_replica = \"meta-llama/Llama:8b:h100:7f3a\"\nremuda_gpus = \"1\"\n", sent.Variables)
+	again, err := c.Render(t.Context(), r)
+	require.NoError(t, err)
+	require.Equal(t, job, again, "rendering is deterministic")
+
+	s.OnParse(func(api.JobsParseRequest) (*api.Job, error) { return nil, errors.New("input.hcl:3,1-4: bad") })
+	_, err = c.Render(t.Context(), r)
+	require.ErrorIs(t, err, nomad.ErrRefused)
+	require.ErrorContains(t, err, "input.hcl:3,1-4: bad")
+	s.OnParse(func(api.JobsParseRequest) (*api.Job, error) { return &api.Job{Type: new("batch")}, nil })
+	_, err = c.Render(t.Context(), r)
+	require.ErrorIs(t, err, nomad.ErrRefused)
+	r.Variant.Job = "job {"
+	_, err = c.Render(t.Context(), r)
+	require.ErrorIs(t, err, nomad.ErrRefused)
+}
+
+func TestCheck(t *testing.T) {
+	c, s := newClient(t)
+	s.OnParse(func(api.JobsParseRequest) (*api.Job, error) { return pair(), nil })
+	v := request().Variant
+	v.Job = "job \"x\" {}\n"
+	_, err := c.Check(t.Context(), state.Model{Name: "m", Failover: true}, v)
+	require.NoError(t, err)
+	_, err = c.Check(t.Context(), state.Model{Name: "m"}, v)
+	require.ErrorIs(t, err, nomad.ErrRefused)
+	s.Refuse("task b: missing driver", "task a: missing driver")
+	_, err = c.Check(t.Context(), state.Model{Name: "m", Failover: true}, v)
+	require.ErrorIs(t, err, nomad.ErrRefused)
+	require.True(t, strings.HasSuffix(err.Error(), "task a: missing driver\ntask b: missing driver"), "%v", err)
+}
+
+func TestJobIDFitsNomad(t *testing.T) {
+	id := nomad.JobID(replica.Name{Model: "meta-llama/Llama-3:8b", Variant: "h100", ID: "0c1d6f9e-0000-4000-8000-000000000000"})
+	require.NotContains(t, id, " ")
+	require.NotContains(t, id, "\x00")
+}

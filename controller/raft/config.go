@@ -1,0 +1,186 @@
+package raft
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"remuda/controller/state"
+)
+
+// Config says how a server takes part.
+type Config struct {
+	// DataDir holds the log, the snapshots and the server's identity. One process at
+	// a time can have it open.
+	DataDir string
+	// Bind is where to listen, host:port. Advertise is where other servers reach this
+	// one; empty: Bind, which then must name one address.
+	Bind, Advertise string
+	// Cluster is a name that servers must share; it keeps those apart that meet by a
+	// wrong address.
+	Cluster string
+	// BootstrapExpect is how many servers form a new cluster together: 1 at once,
+	// more as soon as all of them are there. 0: never, only join.
+	BootstrapExpect int
+	// Join are addresses of other servers, asked until this one is a member. This
+	// server's own may be among them.
+	Join []string
+	// RetryInterval is how long to wait between rounds of asking.
+	RetryInterval time.Duration
+	// TLS, nil for plain TCP.
+	TLS *TLS
+	// API is where this server's HTTP API is reached; others learn it by asking.
+	API string
+
+	// HeartbeatTimeout is how long a follower waits to hear from the leader before it
+	// wants an election, ElectionTimeout how long a candidate waits for one, and
+	// LeaderLeaseTimeout how long a leader that is cut off goes on believing.
+	HeartbeatTimeout, ElectionTimeout, LeaderLeaseTimeout time.Duration
+	// ApplyTimeout is how long a command may wait to be taken by the leader.
+	ApplyTimeout time.Duration
+	// SnapshotInterval and SnapshotThreshold: a snapshot is made that often, if there
+	// are that many new entries. TrailingLogs are kept behind it, so that a follower
+	// that was away for a moment need not have all of the state sent.
+	SnapshotInterval                time.Duration
+	SnapshotThreshold, TrailingLogs uint64
+	// MaxBatch is how many commands go to disk and to followers in one step.
+	MaxBatch int
+
+	// Dial connects to another server; nil: TCP.
+	Dial func(ctx context.Context, address string) (net.Conn, error)
+	// Store is where commands are applied. Nobody else applies to it.
+	Store  *state.Store
+	Logger hclog.Logger
+	// Registerer, nil: no metrics.
+	Registerer prometheus.Registerer
+}
+
+// DefaultConfig has the reasons beside the numbers.
+func DefaultConfig() Config {
+	return Config{
+		Cluster:            "remuda",
+		RetryInterval:      time.Second,
+		HeartbeatTimeout:   time.Second, // as hashicorp/raft: fine within a region, and an election is rare
+		ElectionTimeout:    time.Second,
+		LeaderLeaseTimeout: 500 * time.Millisecond, // below the heartbeat timeout: the old leader stops first
+		ApplyTimeout:       5 * time.Second,
+		SnapshotInterval:   30 * time.Second,
+		SnapshotThreshold:  8192,   // about 5 MB of commands
+		TrailingLogs:       10_240, // several seconds of the fastest changes
+		MaxBatch:           256,    // one fsync for many: a placement is below 1 KiB
+		Logger:             hclog.NewNullLogger(),
+	}
+}
+
+func (c *Config) validate() error {
+	var errs []error
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	if c.DataDir == "" {
+		bad("data directory must be set")
+	}
+	if c.Store == nil {
+		bad("store must be set")
+	}
+	if c.Logger == nil {
+		bad("logger must be set")
+	}
+	if c.Cluster == "" {
+		bad("cluster must be set")
+	}
+	host, _, err := net.SplitHostPort(c.Bind)
+	if err != nil {
+		bad("bind address: %w", err)
+	}
+	if c.Advertise != "" {
+		advertised, port, err := net.SplitHostPort(c.Advertise)
+		switch {
+		case err != nil:
+			bad("advertise address: %w", err)
+		case unspecified(advertised) || port == "0":
+			bad("advertise address %s: other servers cannot reach that", c.Advertise)
+		}
+	} else if err == nil && unspecified(host) {
+		bad("bind address %s is every address: the advertise address must be set", c.Bind)
+	}
+	if n := c.BootstrapExpect; n < 0 || n > 9 {
+		bad("bootstrap expect is %d: want 0 to 9", n)
+	}
+	if c.BootstrapExpect == 1 && len(c.Join) > 0 {
+		bad("bootstrap expect is 1 and there are servers to join: two clusters would come of it; set it to 0 to join, or leave join empty")
+	}
+	if c.BootstrapExpect > 1 && len(c.Join) == 0 {
+		bad("bootstrap expect is %d and there is no server to join", c.BootstrapExpect)
+	}
+	for _, a := range c.Join {
+		if _, _, err := net.SplitHostPort(a); err != nil {
+			bad("join address: %w", err)
+		}
+	}
+	for _, d := range []struct {
+		name string
+		is   time.Duration
+		min  time.Duration
+	}{
+		{"retry interval", c.RetryInterval, time.Millisecond},
+		{"heartbeat timeout", c.HeartbeatTimeout, 5 * time.Millisecond},
+		{"election timeout", c.ElectionTimeout, 5 * time.Millisecond},
+		{"leader lease timeout", c.LeaderLeaseTimeout, 5 * time.Millisecond},
+		{"apply timeout", c.ApplyTimeout, time.Millisecond},
+		{"snapshot interval", c.SnapshotInterval, 5 * time.Millisecond},
+	} {
+		if d.is < d.min {
+			bad("%s is %s: want at least %s", d.name, d.is, d.min)
+		}
+	}
+	if c.LeaderLeaseTimeout > c.HeartbeatTimeout {
+		bad("leader lease timeout is %s: want at most the heartbeat timeout, %s", c.LeaderLeaseTimeout, c.HeartbeatTimeout)
+	}
+	if c.MaxBatch < 1 || c.MaxBatch > 1024 {
+		bad("max batch is %d: want 1 to 1024", c.MaxBatch)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("raft: %w", err)
+	}
+	return nil
+}
+
+func unspecified(host string) bool {
+	ip := net.ParseIP(host)
+	return host == "" || ip != nil && ip.IsUnspecified()
+}
+
+// TLS is how servers prove themselves to each other, in both directions.
+type TLS struct {
+	server, client *tls.Config
+}
+
+// LoadTLS reads PEM files. Every server's certificate must be signed by ca for server
+// and client use, and be for serverName, or where that is empty for the host by which
+// it is reached.
+func LoadTLS(ca, cert, key, serverName string) (*TLS, error) {
+	pem, err := os.ReadFile(ca)
+	if err != nil {
+		return nil, fmt.Errorf("raft TLS: %w", err)
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(pem) {
+		return nil, fmt.Errorf("raft TLS: %s has no certificate", ca)
+	}
+	pair, err := tls.LoadX509KeyPair(cert, key)
+	if err != nil {
+		return nil, fmt.Errorf("raft TLS: %w", err)
+	}
+	certs := []tls.Certificate{pair}
+	return &TLS{
+		server: &tls.Config{MinVersion: tls.VersionTLS13, Certificates: certs, ClientCAs: pool, ClientAuth: tls.RequireAndVerifyClientCert},
+		client: &tls.Config{MinVersion: tls.VersionTLS13, Certificates: certs, RootCAs: pool, ServerName: serverName},
+	}, nil
+}

@@ -1,0 +1,37 @@
+package raft
+
+import (
+	"errors"
+	"fmt"
+)
+
+// Errors of a Node.
+var (
+	// ErrNotLeader is matched by every *NotLeaderError. Nothing was changed.
+	ErrNotLeader = errors.New("not the leader")
+	// ErrUnknownOutcome: the command may be applied or not, now or later. The caller
+	// has to look, or to ask again with a compare-and-set.
+	ErrUnknownOutcome = errors.New("the outcome is not known")
+	// ErrBusy: the leader could not take the command in time. Nothing was changed.
+	ErrBusy = errors.New("the leader is busy")
+	// ErrClosed: the node is closed. Nothing was changed.
+	ErrClosed = errors.New("raft is closed")
+)
+
+// NotLeaderError says who leads instead.
+type NotLeaderError struct {
+	// ID and Address are the leader's as far as this server knows; empty where there
+	// is none now. The address is the one of Raft.
+	ID, Address string
+}
+
+// Error implements error.
+func (e *NotLeaderError) Error() string {
+	if e.ID == "" {
+		return "not the leader, and no leader is known"
+	}
+	return fmt.Sprintf("not the leader: that is %s at %s", e.ID, e.Address)
+}
+
+// Is implements the interface of errors.Is.
+func (e *NotLeaderError) Is(target error) bool { return target == ErrNotLeader } //nolint:errorlint // Is itself compares.

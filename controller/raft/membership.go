@@ -1,0 +1,189 @@
+package raft
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	hraft "github.com/hashicorp/raft"
+)
+
+// takePart makes this server a member: of the cluster that is there, or of a new one.
+// It returns once it is.
+func (n *Node) takePart() {
+	said := ""
+	for {
+		peers, err := n.Peers()
+		if err == nil && slices.Contains(peers, Peer{n.ID(), n.Address()}) {
+			return
+		}
+		if err == nil && n.cfg.BootstrapExpect == 0 && len(n.cfg.Join) == 0 {
+			n.log.Warn("this server is no member of a cluster, and is told of none to join")
+			return
+		}
+		if err = n.round(); err != nil && n.ctx.Err() == nil && err.Error() != said {
+			said = err.Error()
+			n.log.Info("not a member of a cluster yet", "reason", said)
+		}
+		select {
+		case <-n.ctx.Done():
+			return
+		case <-n.failed:
+			return
+		case <-time.After(n.cfg.RetryInterval):
+		}
+	}
+}
+
+// round asks all servers once, and does what can be done.
+func (n *Node) round() error {
+	me := n.hello()
+	group := []answer{me}
+	var errs []error
+	var formed []answer
+	for _, address := range n.cfg.Join {
+		if address == n.Address() {
+			continue
+		}
+		a, err := n.ask(n.ctx, address, question{Op: opHello})
+		switch {
+		case err != nil:
+			errs = append(errs, err)
+		case a.Formed:
+			formed = append(formed, a)
+		case !slices.ContainsFunc(group, func(other answer) bool { return other.Peer == a.Peer }):
+			group = append(group, a)
+		}
+	}
+	if len(formed) > 0 {
+		return n.join(formed)
+	}
+	switch {
+	case me.Formed:
+		// Its address is new, or it was removed: only the cluster can help it.
+		return errors.Join(append(errs, errors.New("none of the other servers is of the cluster"))...)
+	case n.cfg.BootstrapExpect == 0:
+		return errors.Join(append(errs, errors.New("none of the servers to join is of a cluster"))...)
+	case len(group) < n.cfg.BootstrapExpect:
+		return errors.Join(append(errs, fmt.Errorf("%d of %d servers are there", len(group), n.cfg.BootstrapExpect))...)
+	}
+	return n.form(group)
+}
+
+// join asks for membership of the cluster that was found.
+func (n *Node) join(formed []answer) error {
+	id := formed[0].ClusterID
+	var errs []error
+	for _, a := range formed {
+		if a.ClusterID != id {
+			return fmt.Errorf("%s and %s are of different clusters, %s and %s", formed[0].Peer.Address, a.Peer.Address, id, a.ClusterID)
+		}
+	}
+	// Known before it is a member, so that it can never be of two.
+	err := n.identity.change(func(doc *identityDoc) error {
+		if doc.ClusterID == id {
+			return nil
+		}
+		if n.formed() {
+			return fmt.Errorf("the servers to join are of the cluster %s, and this one is of %s", id, doc.ClusterID)
+		}
+		// A promise that came to nothing: a promised server that is asked to vote has
+		// the configuration by then, and is formed.
+		doc.ClusterID, doc.Promise = id, nil
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	me := question{Op: opJoin, Peer: Peer{n.ID(), n.Address()}}
+	for _, a := range formed {
+		reply, err := n.ask(n.ctx, a.Peer.Address, me)
+		if err == nil && reply.NotLeader && reply.Leader.Address != "" {
+			reply, err = n.ask(n.ctx, reply.Leader.Address, me)
+		}
+		if err == nil && reply.Error == "" {
+			return nil
+		}
+		if err == nil {
+			err = errors.New(reply.Error)
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// form makes a new cluster of a group. Of all groups that could be formed of servers
+// which see different parts of each other, at most one is: every server of a group
+// promises, for good, to be of that one, and the one with the lowest ID bootstraps
+// it when all have. The others learn of it from their leader.
+func (n *Node) form(group []answer) error {
+	if len(group) != n.cfg.BootstrapExpect {
+		return fmt.Errorf("%d servers are there and %d are expected", len(group), n.cfg.BootstrapExpect)
+	}
+	servers := make([]Peer, 0, len(group))
+	for _, a := range group {
+		if a.Expect != n.cfg.BootstrapExpect {
+			return fmt.Errorf("%s expects %d servers, this one %d", a.Peer.Address, a.Expect, n.cfg.BootstrapExpect)
+		}
+		servers = append(servers, a.Peer)
+	}
+	slices.SortFunc(servers, func(a, b Peer) int { return cmp.Compare(a.ID, b.ID) })
+	if servers[0].ID != n.ID() {
+		return fmt.Errorf("waiting for %s to form the cluster", servers[0].Address)
+	}
+	id := clusterID(servers)
+	for _, p := range servers[1:] {
+		if _, err := n.askPromise(p.Address, id, servers); err != nil {
+			return err
+		}
+	}
+	if err := n.promise(id, servers); err != nil {
+		return err
+	}
+	cfg := hraft.Configuration{}
+	for _, p := range servers {
+		cfg.Servers = append(cfg.Servers, hraft.Server{Suffrage: hraft.Voter, ID: hraft.ServerID(p.ID), Address: hraft.ServerAddress(p.Address)})
+	}
+	n.log.Info("forming a new cluster", "id", id, "servers", len(servers))
+	if err := n.raft.BootstrapCluster(cfg).Error(); err != nil && !errors.Is(err, hraft.ErrCantBootstrap) {
+		return fmt.Errorf("bootstrap: %w", err)
+	}
+	return nil
+}
+
+func (n *Node) askPromise(address, id string, servers []Peer) (answer, error) {
+	return n.ask(n.ctx, address, question{Op: opPromise, Peer: Peer{Address: id}, Servers: servers})
+}
+
+// clusterID is the same for the same servers: forming them twice makes one cluster.
+func clusterID(servers []Peer) string {
+	var b strings.Builder
+	for _, p := range servers {
+		b.WriteString(p.ID + "\x00" + p.Address + "\x00")
+	}
+	return uuid.NewSHA1(uuid.NameSpaceURL, []byte("remuda:"+b.String())).String()
+}
+
+// promise agrees to be of that group and of no other, durably.
+func (n *Node) promise(_ string, servers []Peer) error {
+	if n.formed() {
+		return errors.New("this server is of a cluster already")
+	}
+	if len(servers) != n.cfg.BootstrapExpect || !slices.Contains(servers, Peer{n.ID(), n.Address()}) {
+		return fmt.Errorf("this server is %s at %s and expects %d servers: that is not the group", n.ID(), n.Address(), n.cfg.BootstrapExpect)
+	}
+	return n.identity.change(func(doc *identityDoc) error {
+		if doc.Promise != nil && !slices.Equal(doc.Promise, servers) {
+			return fmt.Errorf("this server has promised to be of another group: if that cluster was never formed, stop this server and delete %s", n.identity.path)
+		}
+		if doc.Promise == nil && doc.ClusterID != "" {
+			return fmt.Errorf("this server is joining the cluster %s", doc.ClusterID)
+		}
+		doc.Promise, doc.ClusterID = servers, clusterID(servers)
+		return nil
+	})
+}

@@ -1,0 +1,176 @@
+package raft
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+
+	hraft "github.com/hashicorp/raft"
+
+	"remuda/controller/state"
+)
+
+// Peers returns the members as this server knows them, in the cluster's order.
+func (n *Node) Peers() ([]Peer, error) {
+	f := n.raft.GetConfiguration()
+	if err := f.Error(); err != nil {
+		return nil, fmt.Errorf("raft: peers: %w", err)
+	}
+	servers := f.Configuration().Servers
+	peers := make([]Peer, len(servers))
+	for i, s := range servers {
+		peers[i] = Peer{ID: string(s.ID), Address: string(s.Address)}
+	}
+	return peers, nil
+}
+
+// RemovePeer takes a server out of the cluster; one that is not in it is no error.
+// Only the leader can.
+func (n *Node) RemovePeer(ctx context.Context, id string) error {
+	if err := n.Verify(ctx); err != nil {
+		return err
+	}
+	peers, err := n.Peers()
+	if err != nil {
+		return err
+	}
+	if len(peers) == 1 && peers[0].ID == id {
+		return errors.New("raft: the last server cannot be removed")
+	}
+	if err := n.await(ctx, n.raft.RemoveServer(hraft.ServerID(id), 0, n.cfg.ApplyTimeout)); err != nil {
+		return err
+	}
+	n.log.Info("a server was removed", "id", id)
+	return nil
+}
+
+// TransferLeadership makes another server lead; any where id is empty.
+func (n *Node) TransferLeadership(ctx context.Context, id string) error {
+	if err := n.Verify(ctx); err != nil {
+		return err
+	}
+	var f hraft.Future
+	if id == "" {
+		f = n.raft.LeadershipTransfer()
+	} else {
+		peers, err := n.Peers()
+		if err != nil {
+			return err
+		}
+		for _, p := range peers {
+			if p.ID == id {
+				f = n.raft.LeadershipTransferToServer(hraft.ServerID(p.ID), hraft.ServerAddress(p.Address))
+			}
+		}
+		if f == nil {
+			return fmt.Errorf("raft: no server has the ID %s", id)
+		}
+	}
+	if err := n.await(ctx, f); err != nil {
+		return fmt.Errorf("raft: transfer leadership: %w", err)
+	}
+	return nil
+}
+
+// Leave takes this server out of the cluster, so that the others need it no more for
+// a majority; a leader hands over first. The last server stays: it has nobody to
+// leave the state to. Close it afterwards.
+func (n *Node) Leave(ctx context.Context) error {
+	for {
+		err := n.tryLeave(ctx)
+		if err == nil || ctx.Err() != nil {
+			return err
+		}
+		n.log.Info("leaving is tried again", "reason", err)
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("raft: leave: %w", err)
+		case <-n.ctx.Done():
+			return ErrClosed
+		case <-time.After(n.cfg.RetryInterval):
+		}
+	}
+}
+
+func (n *Node) tryLeave(ctx context.Context) error {
+	peers, err := n.Peers()
+	if err != nil {
+		return err
+	}
+	if len(peers) == 0 || len(peers) == 1 && peers[0].ID == n.ID() {
+		return nil
+	}
+	if n.raft.State() == hraft.Leader {
+		if err := n.TransferLeadership(ctx, ""); err != nil {
+			return err
+		}
+	}
+	l := n.Leader()
+	if l.ID == "" || l.ID == n.ID() {
+		return n.notLeader()
+	}
+	a, err := n.ask(ctx, l.Address, question{Op: opLeave, Peer: Peer{ID: n.ID()}})
+	if err == nil && a.Error != "" {
+		err = errors.New(a.Error)
+	}
+	return err
+}
+
+// SaveSnapshot writes the state to w, as a Verified or a Stale read sees it.
+func (n *Node) SaveSnapshot(ctx context.Context, w io.Writer, c Consistency) (state.SnapshotInfo, error) {
+	v, err := n.Read(ctx, c)
+	if err != nil {
+		return state.SnapshotInfo{}, err
+	}
+	return v.WriteSnapshot(w)
+}
+
+// RestoreSnapshot replaces the state of the whole cluster with a saved one. Only the
+// leader can. A snapshot that is damaged or of a newer version is refused before
+// anything is changed; commands that are under way get ErrUnknownOutcome. It may be of
+// another cluster. It is spooled into the data directory.
+func (n *Node) RestoreSnapshot(ctx context.Context, r io.Reader) (info state.SnapshotInfo, err error) {
+	if err := n.Verify(ctx); err != nil {
+		return info, err
+	}
+	spool, err := os.CreateTemp(n.cfg.DataDir, "restore-*")
+	if err != nil {
+		return info, fmt.Errorf("raft: restore: %w", err)
+	}
+	defer func() {
+		err = errors.Join(err, spool.Close(), os.Remove(spool.Name()))
+	}()
+	// Raft panics where its leader cannot read what it was given: all is read before.
+	if info, err = state.Inspect(io.TeeReader(r, spool)); err != nil {
+		return info, fmt.Errorf("raft: restore: %w", err)
+	}
+	if _, err := spool.Seek(0, io.SeekStart); err != nil {
+		return info, fmt.Errorf("raft: restore: %w", err)
+	}
+	timeout := time.Minute
+	if deadline, ok := ctx.Deadline(); ok {
+		timeout = max(time.Until(deadline), time.Millisecond)
+	}
+	meta := &hraft.SnapshotMeta{Version: hraft.SnapshotVersionMax, Index: info.Index, Size: info.Bytes}
+	if err := n.raft.Restore(meta, spool, timeout); err != nil {
+		if errors.Is(err, hraft.ErrNotLeader) {
+			return info, n.notLeader()
+		}
+		return info, fmt.Errorf("raft: restore: %w: %w", ErrUnknownOutcome, err)
+	}
+	n.log.Info("the state was restored", "index", info.Index, "bytes", info.Bytes)
+	return info, nil
+}
+
+// removeSpools deletes what a restore left that was killed.
+func removeSpools(dir string) error {
+	old, err := filepath.Glob(filepath.Join(dir, "restore-*"))
+	for _, f := range old {
+		err = errors.Join(err, os.Remove(f))
+	}
+	return err
+}

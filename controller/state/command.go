@@ -1,0 +1,141 @@
+package state
+
+import (
+	"encoding/json"
+	"fmt"
+)
+
+// Type is a command's first byte in the Raft log. Types are never reused.
+type Type byte
+
+// The types of commands.
+const (
+	TypeUpsertModel     Type = 1
+	TypeDeleteModel     Type = 2
+	TypeSetScale        Type = 3
+	TypePlan            Type = 4
+	TypeMove            Type = 5
+	TypeRemove          Type = 6
+	TypeUpsertNodes     Type = 7
+	TypeDeleteNode      Type = 8
+	TypeQuarantine      Type = 9
+	TypeRecordDecisions Type = 10
+	TypeSetSwitch       Type = 11
+	TypeUpsertToken     Type = 12
+	TypeDeleteToken     Type = 13
+
+	// IgnoreUnknown is the bit of a type that servers which do not know it skip. A
+	// newer version sets it on commands without which an older server's state is
+	// still right, as Nomad does (nomad/fsm.go).
+	IgnoreUnknown Type = 0x80
+)
+
+// MaxCommand is the longest encoded command, in bytes. Raft holds whole entries in
+// memory, and sends them whole.
+const MaxCommand = 8 << 20
+
+// Command is a change of the state. Its body in the log is JSON: it describes
+// itself, unknown fields are left out, and people can read a log.
+type Command interface {
+	// Type is the command's first byte.
+	Type() Type
+	// apply makes the change in t, all of it, or returns why not. It sees only t and
+	// the command: no clock, no randomness, no order of a Go map.
+	apply(t *txn) *Error
+}
+
+var (
+	_ Command = (*UpsertModel)(nil)
+	_ Command = (*DeleteModel)(nil)
+	_ Command = (*SetScale)(nil)
+	_ Command = (*Plan)(nil)
+	_ Command = (*Move)(nil)
+	_ Command = (*Remove)(nil)
+	_ Command = (*UpsertNodes)(nil)
+	_ Command = (*DeleteNode)(nil)
+	_ Command = (*Quarantine)(nil)
+	_ Command = (*RecordDecisions)(nil)
+	_ Command = (*SetSwitch)(nil)
+	_ Command = (*UpsertToken)(nil)
+	_ Command = (*DeleteToken)(nil)
+)
+
+// Encode returns the bytes of c for the Raft log.
+func Encode(c Command) ([]byte, error) {
+	body, err := json.Marshal(c)
+	if err != nil {
+		return nil, fmt.Errorf("encode command %d: %w", c.Type(), err)
+	}
+	if len(body)+1 > MaxCommand {
+		return nil, badRequest("", "the command is %d bytes long: at most %d are possible", len(body)+1, MaxCommand)
+	}
+	data := make([]byte, 0, len(body)+1)
+	data = append(data, byte(c.Type()))
+	return append(data, body...), nil
+}
+
+// decode returns nil and no error for a command to be skipped.
+func decode(data []byte) (Command, *Error) {
+	if len(data) == 0 {
+		return nil, badRequest("", "the command is empty")
+	}
+	if len(data) > MaxCommand {
+		return nil, badRequest("", "the command is %d bytes long: at most %d are possible", len(data), MaxCommand)
+	}
+	c := newCommand(Type(data[0]))
+	if c == nil {
+		if Type(data[0])&IgnoreUnknown != 0 {
+			return nil, nil
+		}
+		return nil, refuse(CodeUnknownCommand, "", "command type %d is of a newer version of remuda: this server must be upgraded", data[0])
+	}
+	if err := json.Unmarshal(data[1:], c); err != nil {
+		return nil, badRequest("", "body of command type %d: %v", data[0], err)
+	}
+	return c, nil
+}
+
+func newCommand(t Type) Command {
+	switch t {
+	case TypeUpsertModel:
+		return new(UpsertModel)
+	case TypeDeleteModel:
+		return new(DeleteModel)
+	case TypeSetScale:
+		return new(SetScale)
+	case TypePlan:
+		return new(Plan)
+	case TypeMove:
+		return new(Move)
+	case TypeRemove:
+		return new(Remove)
+	case TypeUpsertNodes:
+		return new(UpsertNodes)
+	case TypeDeleteNode:
+		return new(DeleteNode)
+	case TypeQuarantine:
+		return new(Quarantine)
+	case TypeRecordDecisions:
+		return new(RecordDecisions)
+	case TypeSetSwitch:
+		return new(SetSwitch)
+	case TypeUpsertToken:
+		return new(UpsertToken)
+	case TypeDeleteToken:
+		return new(DeleteToken)
+	}
+	return nil
+}
+
+// Result is what became of a command.
+type Result struct {
+	// Index is the command's own index in the log.
+	Index uint64
+	// Changed tells that the state is another one than before; false where the
+	// command asked for what was there, or was refused.
+	Changed bool
+	// Ignored: the command is of a newer version and may be skipped.
+	Ignored bool
+	// Err is why the command was refused; nil where it was not.
+	Err *Error
+}

@@ -1,0 +1,9 @@
+// Package state is what the controller knows for sure: what should run, where it
+// was placed, and why. It is the deterministic core under Raft (DESIGN section 7):
+// commands in, a new state out, the same on every server. It does no I/O, starts no
+// goroutine, logs nothing and reads no clock: whoever proposes a command puts the
+// time into it.
+//
+// It guarantees that no GPU's seats or bytes are promised twice: the ledger is the
+// sum of the replicas, and a command that would over-commit it is refused.
+package state

@@ -1,0 +1,174 @@
+package state
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/hashicorp/go-memdb"
+)
+
+// Holding is what a replica holds of its node, to the exclusion of all others.
+type Holding struct {
+	Seats []string
+	// Memory in bytes, by GPU.
+	Memory     map[string]int64
+	HostMemory int64
+}
+
+// Holds returns what a replica holds now. A replica on its way between HOT and WARM
+// holds the memory of both: the one is not surely free before the other is in use. A
+// WARM one keeps its seats, a COLD one at rest holds nothing.
+func (r *Replica) Holds() Holding {
+	if r.Tier == Cold {
+		return Holding{}
+	}
+	h := Holding{Seats: r.Placement.Seats}
+	if r.Tier == Hot || r.Phase == Waking {
+		h.Memory = r.Placement.Memory
+	}
+	if r.Tier == Warm || r.Phase == Sleeping {
+		h.HostMemory = r.Placement.HostMemory
+	}
+	return h
+}
+
+// NodeUsage is what the replicas on one node hold together.
+type NodeUsage struct {
+	Node string
+	// Seats has the replica in each seat that is held.
+	Seats map[string]string
+	// Memory in bytes, by GPU.
+	Memory     map[string]int64
+	HostMemory int64
+}
+
+func newUsage(node string) *NodeUsage {
+	return &NodeUsage{Node: node, Seats: map[string]string{}, Memory: map[string]int64{}}
+}
+
+func (u *NodeUsage) add(r *Replica) {
+	h := r.Holds()
+	name := r.Name.String()
+	for _, s := range h.Seats {
+		u.Seats[s] = name
+	}
+	for gpu, bytes := range h.Memory {
+		u.Memory[gpu] += bytes
+	}
+	u.HostMemory += h.HostMemory
+}
+
+// FreeSeats returns the seats of g that nobody holds, in the order of the node's.
+func (u *NodeUsage) FreeSeats(g *GPU) []string {
+	var free []string
+	for _, s := range g.Seats {
+		if _, held := u.Seats[s]; !held {
+			free = append(free, s)
+		}
+	}
+	return free
+}
+
+// FreeMemory returns how many bytes of g nobody holds; below 0 where the node was
+// said to have less after they were taken.
+func (u *NodeUsage) FreeMemory(g *GPU) int64 { return g.Memory - u.Memory[g.UUID] }
+
+// usage is the ledger of one node: the sum of its replicas, without the one named
+// except. It is computed when it is asked for, so that it cannot drift from them.
+func usage(t *memdb.Txn, node, except string) *NodeUsage {
+	rs, _ := each[Replica](t, TableReplicas, byNode, node)
+	u := newUsage(node)
+	for _, r := range rs {
+		if except == "" || r.Name.String() != except {
+			u.add(r)
+		}
+	}
+	return u
+}
+
+// admit checks that r can hold what it would hold beside the others on its node, of
+// which before is what it holds already. Only what it takes in addition has to be
+// free, and on a GPU in good order unless adopted: what was taken stays taken when a
+// node shrinks or a GPU falls ill.
+func admit(t *txn, r *Replica, before Holding, adopted bool) *Error {
+	name := r.Name.String()
+	after := r.Holds()
+	if len(after.Seats) == 0 && len(after.Memory) == 0 && after.HostMemory == 0 {
+		return nil
+	}
+	n := first[Node](t.Txn, TableNodes, byID, r.Placement.Node)
+	used := usage(t.Txn, r.Placement.Node, name)
+
+	for _, s := range after.Seats {
+		if other, held := used.Seats[s]; held {
+			return conflict(s, "seat %s on node %s is held by %s", s, r.Placement.Node, other)
+		}
+		if !slices.Contains(before.Seats, s) && !n.hasSeat(s) {
+			return conflict(s, "node %s has no seat %s", r.Placement.Node, s)
+		}
+	}
+	for _, gpu := range sortedKeys(after.Memory) {
+		bytes := after.Memory[gpu]
+		if _, had := before.Memory[gpu]; had && bytes <= before.Memory[gpu] {
+			continue
+		}
+		g := n.GPU(gpu)
+		if g == nil {
+			return conflict(gpu, "node %s has no GPU %s", r.Placement.Node, gpu)
+		}
+		if why := g.unusable(); why != "" && !adopted {
+			return conflict(gpu, "GPU %s on node %s %s", gpu, r.Placement.Node, why)
+		}
+		if free := used.FreeMemory(g); bytes > free {
+			return conflict(gpu, "GPU %s on node %s has %d bytes free of %d: %s needs %d", gpu, r.Placement.Node, max(free, 0), g.Memory, name, bytes)
+		}
+	}
+	if after.HostMemory > before.HostMemory {
+		var capacity int64
+		if n != nil {
+			capacity = n.HostMemory
+		}
+		if free := capacity - used.HostMemory; after.HostMemory > free {
+			return conflict(r.Placement.Node, "node %s has %d bytes of host memory free of %d: %s needs %d", r.Placement.Node, max(free, 0), capacity, name, after.HostMemory)
+		}
+	}
+	return nil
+}
+
+func (g *GPU) unusable() string {
+	switch {
+	case g.Quarantined:
+		return "is quarantined"
+	case !g.Healthy && g.Reason != "":
+		return "is unhealthy: " + g.Reason
+	case !g.Healthy:
+		return "is unhealthy"
+	}
+	return ""
+}
+
+func (n *Node) hasSeat(seat string) bool {
+	return n.seatGPU(seat) != ""
+}
+
+// seatGPU returns the UUID of the GPU that offers the seat, empty where none does.
+func (n *Node) seatGPU(seat string) string {
+	if n == nil {
+		return ""
+	}
+	for i := range n.GPUs {
+		if slices.Contains(n.GPUs[i].Seats, seat) {
+			return n.GPUs[i].UUID
+		}
+	}
+	return ""
+}
+
+func sortedKeys[K cmp.Ordered, V any](m map[K]V) []K {
+	keys := make([]K, 0, len(m))
+	for k := range m {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	return keys
+}

@@ -1,0 +1,117 @@
+package state_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"remuda/controller/state"
+)
+
+func TestModelIsComparedAndSet(t *testing.T) {
+	l := newLog(t)
+	l.must(&state.UpsertModel{Model: model("m")})
+	require.ErrorIs(t, l.apply(&state.UpsertModel{Model: model("m")}).Err, state.ErrConflict, "it exists")
+	require.ErrorIs(t, l.apply(&state.UpsertModel{Model: model("x"), ModifyIndex: 3}).Err, state.ErrNotFound)
+
+	same := l.apply(&state.UpsertModel{Model: model("m"), ModifyIndex: 1})
+	require.Nil(t, same.Err)
+	require.False(t, same.Changed, "the hash is the same")
+
+	changed := model("m", func(m *state.Model) { m.Hash, m.Max = "h2", 5 })
+	l.must(&state.UpsertModel{Model: changed, ModifyIndex: 1})
+	m := l.store.View().Model(nil, "m")
+	require.Equal(t, uint64(1), m.CreateIndex)
+	require.Equal(t, l.index, m.ModifyIndex)
+	require.ErrorIs(t, l.apply(&state.UpsertModel{Model: changed, ModifyIndex: 1}).Err, state.ErrConflict, "stale")
+}
+
+func TestModelKeepsItsScaleWithinNewBounds(t *testing.T) {
+	l := newLog(t)
+	l.must(&state.UpsertModel{Model: model("m")}, &state.SetScale{Model: "m", Replicas: ptr(7), Origin: state.OriginOperator})
+	l.must(&state.UpsertModel{Model: model("m", func(m *state.Model) { m.Hash = "h2" }), ModifyIndex: l.index})
+	require.Equal(t, 7, l.store.View().Model(nil, "m").Replicas)
+	l.must(&state.UpsertModel{Model: model("m", func(m *state.Model) { m.Hash, m.Max = "h3", 4 }), ModifyIndex: l.index})
+	require.Equal(t, 4, l.store.View().Model(nil, "m").Replicas)
+}
+
+func TestApplyStartsAStoppedModel(t *testing.T) {
+	l := newLog(t)
+	l.must(&state.UpsertModel{Model: model("m")}, &state.SetScale{Model: "m", Stopped: ptr(true), Origin: state.OriginOperator})
+	l.must(&state.UpsertModel{Model: model("m"), ModifyIndex: l.index})
+	require.False(t, l.store.View().Model(nil, "m").Stopped)
+}
+
+func TestBadModelsNameEveryFault(t *testing.T) {
+	l := newLog(t)
+	res := l.apply(&state.UpsertModel{Model: state.Model{
+		Name: "a b", Min: 3, Max: 2, Priority: 101, Management: "sometimes", IdleWarm: -1,
+		Variants: []state.Variant{{Name: "a:b", Memory: -1, Cost: -1}, {Name: "a:b", GPUs: 1, Hash: "h"}},
+	}})
+	require.ErrorIs(t, res.Err, state.ErrBadRequest)
+	for _, want := range []string{"spaces", "min is 3", "priority is 101", "sometimes", "idle", "hash is empty", "holds a ':'", "twice", "gpus is 0", "memory is -1", "cost is -1"} {
+		require.ErrorContains(t, res.Err, want)
+	}
+	require.False(t, res.Changed)
+	require.Empty(t, l.store.View().Models(nil))
+}
+
+func TestScale(t *testing.T) {
+	operator, autoscaler := state.OriginOperator, state.OriginAutoscaler
+	for _, tt := range []struct {
+		name       string
+		management state.Management
+		scale      state.SetScale
+		want       error
+		unchanged  bool
+	}{
+		{"operator up", state.ManagementManual, state.SetScale{Replicas: ptr(6), Origin: operator}, nil, false},
+		{"as it is", state.ManagementDisabled, state.SetScale{Replicas: ptr(5), Origin: operator}, nil, true},
+		{"above max", state.ManagementFull, state.SetScale{Replicas: ptr(11), Origin: operator}, state.ErrBadRequest, true},
+		{"below min", state.ManagementFull, state.SetScale{Replicas: ptr(0), Origin: operator}, state.ErrBadRequest, true},
+		{"no origin", state.ManagementFull, state.SetScale{Replicas: ptr(6)}, state.ErrBadRequest, true},
+		{"disabled for people", state.ManagementDisabled, state.SetScale{Replicas: ptr(6), Origin: operator}, state.ErrForbidden, true},
+		{"disabled can be stopped", state.ManagementDisabled, state.SetScale{Stopped: ptr(true), Origin: operator}, nil, false},
+		{"manual for the autoscaler", state.ManagementManual, state.SetScale{Replicas: ptr(6), Origin: autoscaler}, state.ErrForbidden, true},
+		{"upscaling up", state.ManagementUpscaling, state.SetScale{Replicas: ptr(6), Origin: autoscaler}, nil, false},
+		{"upscaling down", state.ManagementUpscaling, state.SetScale{Replicas: ptr(4), Origin: autoscaler}, state.ErrForbidden, true},
+		{"full down", state.ManagementFull, state.SetScale{Replicas: ptr(4), Origin: autoscaler}, nil, false},
+		{"autoscaler stops", state.ManagementFull, state.SetScale{Stopped: ptr(true), Origin: autoscaler}, state.ErrForbidden, true},
+		{"stale", state.ManagementFull, state.SetScale{Replicas: ptr(6), Origin: operator, ModifyIndex: 99}, state.ErrConflict, true},
+		{"fresh", state.ManagementFull, state.SetScale{Replicas: ptr(6), Origin: operator, ModifyIndex: 1}, nil, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			l := newLog(t)
+			l.must(&state.UpsertModel{Model: model("m", func(m *state.Model) {
+				m.Min, m.Max, m.Replicas, m.Management = 1, 10, 5, tt.management
+			})})
+			tt.scale.Model = "m"
+			res := l.apply(&tt.scale)
+			if tt.want == nil {
+				require.Nil(t, res.Err)
+			} else {
+				require.ErrorIs(t, res.Err, tt.want)
+			}
+			require.Equal(t, tt.unchanged, !res.Changed)
+			m := l.store.View().Model(nil, "m")
+			if tt.unchanged {
+				require.Equal(t, 5, m.Replicas)
+				require.Equal(t, uint64(1), m.ModifyIndex)
+			} else if tt.scale.Replicas != nil {
+				require.Equal(t, *tt.scale.Replicas, m.Replicas)
+			} else {
+				require.True(t, m.Stopped)
+			}
+		})
+	}
+}
+
+func TestDeleteModel(t *testing.T) {
+	l := ready(t)
+	l.must(l.plan(place("m", "1", "n", 0, 0, 10)))
+	require.ErrorIs(t, l.apply(&state.DeleteModel{Model: "m"}).Err, state.ErrConflict, "it has a replica")
+	l.must(&state.Remove{Replica: "m:v:1", ModifyIndex: l.index - 1})
+	require.ErrorIs(t, l.apply(&state.DeleteModel{Model: "m", ModifyIndex: 77}).Err, state.ErrConflict)
+	l.must(&state.DeleteModel{Model: "m"})
+	require.ErrorIs(t, l.apply(&state.DeleteModel{Model: "m"}).Err, state.ErrNotFound)
+}

@@ -1,0 +1,145 @@
+package state
+
+import (
+	"fmt"
+	"reflect"
+	"slices"
+)
+
+// UpsertNodes writes what Nomad says of nodes. Quarantined is not Nomad's to say: it
+// is kept as it was. A node that is as before keeps its ModifyIndex. What replicas
+// hold of a node stays theirs, whatever is said of the node.
+type UpsertNodes struct {
+	Nodes []Node
+}
+
+// Type implements Command.
+func (*UpsertNodes) Type() Type { return TypeUpsertNodes }
+
+func (c *UpsertNodes) apply(t *txn) *Error {
+	for i := range c.Nodes {
+		n := c.Nodes[i]
+		if err := n.validate(); err != nil {
+			return err
+		}
+		n.CreateIndex, n.ModifyIndex = t.index, t.index
+		old := first[Node](t.Txn, TableNodes, byID, n.ID)
+		for g := range n.GPUs {
+			was := old.GPU(n.GPUs[g].UUID)
+			n.GPUs[g].Quarantined = was != nil && was.Quarantined
+		}
+		if old != nil {
+			n.CreateIndex, n.ModifyIndex = old.CreateIndex, old.ModifyIndex
+			if reflect.DeepEqual(&n, old) {
+				continue
+			}
+			n.ModifyIndex = t.index
+		}
+		t.put(TableNodes, &n)
+	}
+	return nil
+}
+
+// GPU returns the GPU of that UUID, nil where the node, which may be nil, has none.
+func (n *Node) GPU(uuid string) *GPU {
+	if n == nil {
+		return nil
+	}
+	for i := range n.GPUs {
+		if n.GPUs[i].UUID == uuid {
+			return &n.GPUs[i]
+		}
+	}
+	return nil
+}
+
+// Usable returns why nothing may be placed on the node, empty where it may.
+func (n *Node) Usable() string {
+	switch {
+	case n.Gone:
+		return "is gone"
+	case !n.LostSince.IsZero():
+		return "is down"
+	case !n.Ready:
+		return "is not ready"
+	case n.Draining:
+		return "is being drained"
+	}
+	return ""
+}
+
+func (n *Node) validate() *Error {
+	errs := []error{checkName("node ID", n.ID), checkTime("lost since", &n.LostSince)}
+	if n.HostMemory < 0 || n.CPU < 0 {
+		errs = append(errs, fmt.Errorf("host memory is %d and CPU %d: want none below 0", n.HostMemory, n.CPU))
+	}
+	gpus, seats := map[string]bool{}, map[string]bool{}
+	for i := range n.GPUs {
+		g := &n.GPUs[i]
+		errs = append(errs, checkName("GPU UUID", g.UUID))
+		if g.Memory < 0 {
+			errs = append(errs, fmt.Errorf("GPU %s: memory is %d", g.UUID, g.Memory))
+		}
+		if gpus[g.UUID] {
+			errs = append(errs, fmt.Errorf("GPU %s is there twice", g.UUID))
+		}
+		gpus[g.UUID] = true
+		for _, s := range g.Seats {
+			errs = append(errs, checkName("seat", s))
+			if seats[s] {
+				errs = append(errs, fmt.Errorf("seat %s is there twice", s))
+			}
+			seats[s] = true
+		}
+	}
+	return faults(n.ID, errs...)
+}
+
+// DeleteNode forgets a node. It is refused while replicas are on it.
+type DeleteNode struct {
+	Node string
+}
+
+// Type implements Command.
+func (*DeleteNode) Type() Type { return TypeDeleteNode }
+
+func (c *DeleteNode) apply(t *txn) *Error {
+	n := first[Node](t.Txn, TableNodes, byID, c.Node)
+	if n == nil {
+		return notFound(c.Node, "node %q does not exist", c.Node)
+	}
+	if rs, _ := each[Replica](t.Txn, TableReplicas, byNode, c.Node); len(rs) > 0 {
+		return conflict(c.Node, "node %q still has %d replicas", c.Node, len(rs))
+	}
+	t.remove(TableNodes, n)
+	return nil
+}
+
+// Quarantine keeps placements away from a GPU, or lets them back. What is on it stays.
+type Quarantine struct {
+	Node, GPU string
+	On        bool
+}
+
+// Type implements Command.
+func (*Quarantine) Type() Type { return TypeQuarantine }
+
+func (c *Quarantine) apply(t *txn) *Error {
+	old := first[Node](t.Txn, TableNodes, byID, c.Node)
+	if old == nil {
+		return notFound(c.Node, "node %q does not exist", c.Node)
+	}
+	g := old.GPU(c.GPU)
+	if g == nil {
+		return notFound(c.GPU, "node %q has no GPU %q", c.Node, c.GPU)
+	}
+	if g.Quarantined == c.On {
+		return nil
+	}
+	n := *old
+	n.GPUs = slices.Clone(old.GPUs)
+	n.GPU(c.GPU).Quarantined = c.On
+	n.ModifyIndex = t.index
+	t.put(TableNodes, &n)
+	return nil
+}

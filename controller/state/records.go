@@ -1,0 +1,177 @@
+package state
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"strings"
+)
+
+// DecisionLimit is how many decisions are kept; the oldest make room.
+const DecisionLimit = 4096
+
+// RecordDecisions adds decisions. Their IDs are given by the state.
+type RecordDecisions struct {
+	Decisions []Decision
+}
+
+// Type implements Command.
+func (*RecordDecisions) Type() Type { return TypeRecordDecisions }
+
+func (c *RecordDecisions) apply(t *txn) *Error { return t.record(c.Decisions) }
+
+func (t *txn) record(decisions []Decision) *Error {
+	if len(decisions) == 0 {
+		return nil
+	}
+	var last, oldest uint64
+	if raw, err := t.Last(string(TableDecisions), byID); err != nil {
+		t.fail(err)
+	} else if d, ok := raw.(*Decision); ok {
+		last = d.ID
+		oldest = first[Decision](t.Txn, TableDecisions, byID).ID
+	}
+	for i := range decisions {
+		d := decisions[i]
+		errs := []error{checkTime("time", &d.Time), checkName("kind", d.Kind)}
+		if strings.ContainsRune(d.Model, 0) || strings.ContainsRune(d.Replica, 0) {
+			errs = append(errs, fmt.Errorf("model %q or replica %q holds a NUL", d.Model, d.Replica))
+		}
+		if err := faults(d.Kind, errs...); err != nil {
+			return err
+		}
+		last++
+		d.ID = last
+		t.put(TableDecisions, &d)
+		if oldest == 0 {
+			oldest = last
+		}
+	}
+	for ; last-oldest >= DecisionLimit; oldest++ {
+		if d := first[Decision](t.Txn, TableDecisions, byID, oldest); d != nil {
+			t.remove(TableDecisions, d)
+		}
+	}
+	return nil
+}
+
+// SetSwitch sets a switch, or takes it away.
+type SetSwitch struct {
+	Name, Value string
+	// Delete takes it away; a switch that is not set stays so.
+	Delete bool
+	// ModifyIndex is the switch's as the caller knows it, 0: it is not set. Nil:
+	// whatever it is.
+	ModifyIndex *uint64
+}
+
+// Type implements Command.
+func (*SetSwitch) Type() Type { return TypeSetSwitch }
+
+func (c *SetSwitch) apply(t *txn) *Error {
+	if err := faults(c.Name, checkName("switch", c.Name)); err != nil {
+		return err
+	}
+	old := first[Switch](t.Txn, TableSwitches, byID, c.Name)
+	if c.ModifyIndex != nil {
+		var have uint64
+		if old != nil {
+			have = old.ModifyIndex
+		}
+		if err := compare("switch", c.Name, have, *c.ModifyIndex); err != nil {
+			return err
+		}
+	}
+	switch {
+	case c.Delete && old != nil:
+		t.remove(TableSwitches, old)
+	case !c.Delete && (old == nil || old.Value != c.Value):
+		t.put(TableSwitches, &Switch{Name: c.Name, Value: c.Value, ModifyIndex: t.index})
+	}
+	return nil
+}
+
+// HashSecret is what the state keeps of a token's secret. Secrets are long and
+// random, so that a plain SHA-256 cannot be turned back.
+func HashSecret(secret string) string {
+	sum := sha256.Sum256([]byte(secret))
+	return hex.EncodeToString(sum[:])
+}
+
+// UpsertToken creates or changes a token.
+type UpsertToken struct {
+	Token Token
+	// Bootstrap creates the first token, an operator's. It is refused once there is
+	// an operator's token, so that only one caller can be first.
+	Bootstrap bool
+	// ModifyIndex is the token's as the caller knows it, 0: it does not exist.
+	ModifyIndex uint64
+}
+
+// Type implements Command.
+func (*UpsertToken) Type() Type { return TypeUpsertToken }
+
+func (c *UpsertToken) apply(t *txn) *Error {
+	k := c.Token
+	if err := k.validate(); err != nil {
+		return err
+	}
+	if c.Bootstrap {
+		if k.Role != RoleOperator {
+			return badRequest(k.Accessor, "the first token's role is %q: want %s", k.Role, RoleOperator)
+		}
+		tokens, _ := each[Token](t.Txn, TableTokens, byID)
+		for _, other := range tokens {
+			if other.Role == RoleOperator {
+				return conflict(k.Accessor, "there is an operator's token already")
+			}
+		}
+	}
+	old := first[Token](t.Txn, TableTokens, byID, k.Accessor)
+	var have uint64
+	if old != nil {
+		have = old.ModifyIndex
+	}
+	if err := compare("token", k.Accessor, have, c.ModifyIndex); err != nil {
+		return err
+	}
+	if other := first[Token](t.Txn, TableTokens, byHash, k.Hash); other != nil && other.Accessor != k.Accessor {
+		return conflict(k.Accessor, "another token has the same secret")
+	}
+	k.CreateIndex, k.ModifyIndex = t.index, t.index
+	if old != nil {
+		k.CreateIndex = old.CreateIndex
+	}
+	t.put(TableTokens, &k)
+	return nil
+}
+
+func (k *Token) validate() *Error {
+	errs := []error{checkName("accessor", k.Accessor), checkTime("created", &k.Created)}
+	switch k.Role {
+	case RoleOperator, RoleGateway, RoleAutoscaler, RoleReadOnly:
+	default:
+		errs = append(errs, fmt.Errorf("role is %q: want operator, gateway, autoscaler or read-only", k.Role))
+	}
+	if b, err := hex.DecodeString(k.Hash); err != nil || len(b) != sha256.Size || strings.ToLower(k.Hash) != k.Hash {
+		errs = append(errs, fmt.Errorf("hash is not a SHA-256 in lower-case hexadecimal"))
+	}
+	return faults(k.Accessor, errs...)
+}
+
+// DeleteToken takes a token away.
+type DeleteToken struct {
+	Accessor string
+}
+
+// Type implements Command.
+func (*DeleteToken) Type() Type { return TypeDeleteToken }
+
+func (c *DeleteToken) apply(t *txn) *Error {
+	k := first[Token](t.Txn, TableTokens, byID, c.Accessor)
+	if k == nil {
+		return notFound(c.Accessor, "token %q does not exist", c.Accessor)
+	}
+	t.remove(TableTokens, k)
+	return nil
+}

@@ -1,0 +1,239 @@
+package state_test
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"testing"
+	"testing/iotest"
+
+	"github.com/stretchr/testify/require"
+
+	"remuda/controller/state"
+)
+
+// full is a store with rows in every table.
+func full(t *testing.T) *log {
+	l := ready(t)
+	l.must(l.plan(place("m", "1", "n", 0, 0, 10), place("m", "2", "n", 1, 0, 10)),
+		&state.RecordDecisions{Decisions: []state.Decision{{Kind: "k", Time: epoch, Model: "m"}}},
+		&state.SetSwitch{Name: "s", Value: "v"},
+		&state.UpsertToken{Token: state.Token{Accessor: "a", Role: state.RoleOperator, Hash: state.HashSecret("x"), Created: epoch}})
+	return l
+}
+
+func TestSnapshotHasEverything(t *testing.T) {
+	l := full(t)
+	data := snapshotOf(t, l.store)
+	info, err := state.Inspect(bytes.NewReader(data))
+	require.NoError(t, err)
+	require.Equal(t, state.SnapshotInfo{
+		Version: state.SnapshotVersion, Index: l.index, Bytes: int64(len(data)),
+		Rows: map[state.Table]int{state.TableModels: 1, state.TableNodes: 1, state.TableReplicas: 2, state.TableDecisions: 1, state.TableSwitches: 1, state.TableTokens: 1},
+	}, info)
+
+	s := restored(t, data)
+	a, b := l.store.View(), s.View()
+	require.Equal(t, a.Index(), b.Index())
+	require.Equal(t, a.Models(nil), b.Models(nil))
+	require.Equal(t, a.Nodes(nil), b.Nodes(nil))
+	require.Equal(t, a.Replicas(nil), b.Replicas(nil))
+	require.Equal(t, a.Decisions(nil, "", 0), b.Decisions(nil, "", 0))
+	require.Equal(t, a.Switches(nil), b.Switches(nil))
+	require.Equal(t, a.Tokens(nil), b.Tokens(nil))
+	require.Equal(t, a.Ledger(nil), b.Ledger(nil))
+	for _, table := range []state.Table{state.TableModels, state.TableNodes, state.TableReplicas, state.TableDecisions, state.TableSwitches, state.TableTokens} {
+		require.Equal(t, a.TableIndex(table), b.TableIndex(table))
+	}
+}
+
+func TestSnapshotDoesNotSeeLaterCommands(t *testing.T) {
+	l := full(t)
+	want := snapshotOf(t, l.store)
+	v := l.store.View()
+	l.must(&state.SetSwitch{Name: "later", Value: "v"})
+	var got bytes.Buffer
+	_, err := v.WriteSnapshot(&got)
+	require.NoError(t, err)
+	require.Equal(t, want, got.Bytes())
+}
+
+// refused checks that a snapshot is refused, by Inspect as well, and that nothing
+// changed.
+func refused(t *testing.T, r func() io.Reader, want error) {
+	t.Helper()
+	l := full(t)
+	before := snapshotOf(t, l.store)
+	err := l.store.Restore(r())
+	require.ErrorIs(t, err, want)
+	_, err = state.Inspect(r())
+	require.ErrorIs(t, err, want)
+	require.Equal(t, before, snapshotOf(t, l.store))
+}
+
+func TestDamagedSnapshotsAreRefused(t *testing.T) {
+	l := newLog(t)
+	l.must(&state.UpsertModel{Model: model("m")}, &state.SetSwitch{Name: "s", Value: "v"})
+	data := snapshotOf(t, l.store)
+	for n := range data {
+		refused(t, func() io.Reader { return bytes.NewReader(data[:n]) }, state.ErrSnapshotDamaged)
+	}
+	refused(t, func() io.Reader { return bytes.NewReader(append(bytes.Clone(data), 0)) }, state.ErrSnapshotDamaged)
+	for i := range data {
+		changed := bytes.Clone(data)
+		changed[i] ^= 1
+		want := state.ErrSnapshotDamaged
+		if at := len("remuda-state"); i >= at && i < at+4 && binary.BigEndian.Uint32(changed[at:]) > state.SnapshotVersion {
+			want = state.ErrSnapshotNewer
+		}
+		refused(t, func() io.Reader { return bytes.NewReader(changed) }, want)
+	}
+}
+
+func TestNewerSnapshotIsRefused(t *testing.T) {
+	data := snapshotOf(t, full(t).store)
+	binary.BigEndian.PutUint32(data[len("remuda-state"):], state.SnapshotVersion+1)
+	refused(t, func() io.Reader { return bytes.NewReader(data) }, state.ErrSnapshotNewer)
+}
+
+func TestBrokenReaderIsNotDamage(t *testing.T) {
+	broken := errors.New("the disk is on fire")
+	data := snapshotOf(t, full(t).store)
+	refused(t, func() io.Reader {
+		return io.MultiReader(bytes.NewReader(data[:200]), iotest.ErrReader(broken))
+	}, broken)
+	_, err := full(t).store.View().WriteSnapshot(failingWriter{broken})
+	require.ErrorIs(t, err, broken)
+}
+
+type failingWriter struct{ err error }
+
+func (w failingWriter) Write([]byte) (int, error) { return 0, w.err }
+
+// withRecord adds a record to a snapshot and makes its end right again.
+func withRecord(data []byte, kind byte, body string) []byte {
+	end := len(data) - sha256.Size - 9
+	out := bytes.Clone(data[:end])
+	out = append(out, kind)
+	out = binary.BigEndian.AppendUint32(out, uint32(len(body)))
+	out = append(out, body...)
+	out = append(out, 0)
+	out = binary.BigEndian.AppendUint64(out, binary.BigEndian.Uint64(data[end+1:])+1)
+	sum := sha256.Sum256(out)
+	return append(out, sum[:]...)
+}
+
+func TestUnknownRecords(t *testing.T) {
+	l := full(t)
+	data := snapshotOf(t, l.store)
+	s := restored(t, withRecord(data, 0x80|99, "whatever"))
+	require.Equal(t, data, snapshotOf(t, s), "skipped")
+	refused(t, func() io.Reader { return bytes.NewReader(withRecord(data, 99, "{}")) }, state.ErrSnapshotDamaged)
+	refused(t, func() io.Reader { return bytes.NewReader(withRecord(data, 1, "{")) }, state.ErrSnapshotDamaged)
+	refused(t, func() io.Reader { return bytes.NewReader(withRecord(data, 1, "{}")) }, state.ErrSnapshotDamaged)
+	s = restored(t, withRecord(data, 5, `{"Name":"t","Value":"v","Colour":"red"}`))
+	require.Equal(t, "v", s.View().Switch(nil, "t"), "unknown fields are left out")
+}
+
+func FuzzRestore(f *testing.F) {
+	l := newLog(f)
+	l.must(&state.UpsertModel{Model: model("m")}, &state.SetSwitch{Name: "s", Value: "v"})
+	data := snapshotOf(f, l.store)
+	f.Add(data)
+	f.Add(withRecord(data, 0x80|99, "whatever"))
+	f.Add(withRecord(data, 1, "{}"))
+	f.Add(withRecord(data, 5, `{"Name":"t"}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		s, err := state.New()
+		require.NoError(t, err)
+		if err := s.Restore(bytes.NewReader(data)); err != nil {
+			require.Equal(t, uint64(0), s.View().Index())
+			return
+		}
+		checkInvariantsOfRows(t, s.View())
+	})
+}
+
+// checkInvariantsOfRows reads everything that was restored.
+func checkInvariantsOfRows(t *testing.T, v *state.View) {
+	for _, r := range v.Replicas(nil) {
+		require.NotNil(t, v.Replica(nil, r.Name.String()))
+		require.NotNil(t, v.Usage(nil, r.Placement.Node))
+	}
+}
+
+// many is a store with n replicas, 8 to a node.
+func many(tb testing.TB, n int) *log {
+	l := newLog(tb)
+	l.must(&state.UpsertModel{Model: model("m")})
+	const gpus = 8
+	for first := 0; first < n; first += gpus {
+		id := fmt.Sprintf("a2c1d9e0-node-%08d", first/gpus)
+		l.must(&state.UpsertNodes{Nodes: []state.Node{node(id, gpus, 2, 80<<30)}})
+		c := l.plan()
+		for g := range gpus {
+			c.Place = append(c.Place, place("m", fmt.Sprintf("7f3a0c1e-4b5d-4e6f-8a9b-%012d", first+g), id, g, 0, 60<<30))
+		}
+		l.must(c)
+	}
+	return l
+}
+
+func BenchmarkSnapshot100k(b *testing.B) {
+	l := many(b, 100_000)
+	var data bytes.Buffer
+	b.Run("write", func(b *testing.B) {
+		for b.Loop() {
+			data.Reset()
+			if _, err := l.store.View().WriteSnapshot(&data); err != nil {
+				b.Fatal(err)
+			}
+			b.SetBytes(int64(data.Len()))
+		}
+	})
+	b.Run("restore", func(b *testing.B) {
+		s, err := state.New()
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.SetBytes(int64(data.Len()))
+		for b.Loop() {
+			if err := s.Restore(bytes.NewReader(data.Bytes())); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("ledger", func(b *testing.B) {
+		for b.Loop() {
+			l.store.View().Ledger(nil)
+		}
+	})
+}
+
+func BenchmarkApplyPlace(b *testing.B) {
+	l := newLog(b)
+	l.must(&state.UpsertModel{Model: model("m")})
+	var commands [][]byte
+	bytes := 0
+	for i := range b.N {
+		if i%16 == 0 {
+			l.must(&state.UpsertNodes{Nodes: []state.Node{node(fmt.Sprintf("n%d", i/16), 8, 2, 80<<30)}})
+		}
+		data, err := state.Encode(l.plan(place("m", fmt.Sprint(i), fmt.Sprintf("n%d", i/16), i%8, i/8%2, 30<<30)))
+		if err != nil {
+			b.Fatal(err)
+		}
+		bytes += len(data)
+		commands = append(commands, data)
+	}
+	b.ReportMetric(float64(bytes)/float64(b.N), "log-B/op")
+	b.ResetTimer()
+	for _, data := range commands {
+		if res := l.applyBytes(data); res.Err != nil {
+			b.Fatal(res.Err)
+		}
+	}
+}

@@ -1,0 +1,225 @@
+package state
+
+import (
+	"time"
+
+	"remuda/internal/replica"
+)
+
+// The names of the fields below are those of the Raft log and of snapshots: one that
+// is renamed is lost to the servers of another version. New fields are read as zero
+// from older logs, and are left out by older servers.
+
+// Model is what a client names in its request, and how it should run. It comes from
+// a model file. Bytes, counts and times are as the file says; defaults are filled in.
+type Model struct {
+	Name string
+	// Variants in the order of the file, the first is preferred where all else is
+	// equal.
+	Variants []Variant
+	// Min and Max bound the replicas of all variants together.
+	Min, Max int
+	// Priority: a higher one may evict a lower one. 0 to 100, 50 by default.
+	Priority int
+	// Dedicated replicas are never evicted under pressure.
+	Dedicated bool
+	// Failover: each replica is a primary with its shadow, on two seats.
+	Failover bool
+	// Management says what may change its scale.
+	Management Management
+	// IdleWarm and IdleCold are how long a replica may be without a request before
+	// it goes WARM, and then COLD; 0 is never.
+	IdleWarm, IdleCold time.Duration
+	// Hash is of everything above, and what `remuda model apply` compares.
+	Hash string
+	// Replicas is how many should run, between Min and Max.
+	Replicas int
+	// Stopped: it should have no replicas, whatever else is said.
+	Stopped bool
+
+	CreateIndex, ModifyIndex uint64
+}
+
+// Management says who may change a model's scale.
+type Management string
+
+// The management modes (seeds/deployment-management.txt).
+const (
+	ManagementDisabled  Management = "disabled"  // nobody; what runs stays
+	ManagementManual    Management = "manual"    // people
+	ManagementUpscaling Management = "upscaling" // people; the autoscaler upwards only
+	ManagementFull      Management = "full"      // people and the autoscaler
+)
+
+// Variant is one way to run a model.
+type Variant struct {
+	Name string
+	// GPUModel is the device group's model name in Nomad that it needs, as "H100";
+	// empty for any.
+	GPUModel string
+	// GPUs per engine, all on one node and, where there is more than one, in one
+	// NVLink clique.
+	GPUs int
+	// Memory is what one replica takes of each of its GPUs, in bytes.
+	Memory int64
+	// HostMemory is what a WARM replica takes of its node's memory, in bytes.
+	HostMemory int64
+	// Cost per replica-hour, in any one unit.
+	Cost float64
+	// Slots is how many requests one engine works on at once; 0: the engine says.
+	Slots int
+	// Engine is the dialect, as "vllm".
+	Engine string
+	// Job is the variant's own Nomad job file, HCL2, with the values of its variables.
+	Job  string
+	Vars map[string]string
+	// Hash is of all that a running replica was made from.
+	Hash string
+}
+
+// Tier is how near a replica is to serving (DESIGN section 3).
+type Tier string
+
+// The tiers. A replica moves between them through the states of Phase.
+const (
+	Hot  Tier = "HOT"
+	Warm Tier = "WARM"
+	Cold Tier = "COLD"
+)
+
+// Phase is what is being done with a replica. It says what a new leader has to
+// continue.
+type Phase string
+
+// The phases.
+const (
+	Placed   Phase = "placed"   // has its seats and bytes; its job is to be registered
+	Starting Phase = "starting" // its job is registered, and no engine serves yet
+	Running  Phase = "running"  // it is what its tier says
+	Draining Phase = "draining" // no new requests; then Target or its end
+	Sleeping Phase = "sleeping" // on its way from HOT to WARM
+	Waking   Phase = "waking"   // on its way from WARM to HOT
+	Stopping Phase = "stopping" // its job is being stopped; seats and bytes are still its own
+	Failed   Phase = "failed"   // could not be started; Retry says when again
+)
+
+// Replica is one running copy of a variant.
+type Replica struct {
+	// Name has the model, the variant and the ID.
+	Name replica.Name
+	// VariantHash is of the variant it was made from.
+	VariantHash string
+	Tier        Tier
+	Phase       Phase
+	// Target is where a phase leads: of Draining WARM, COLD or empty, of Stopping
+	// COLD or empty, of Sleeping WARM, of Waking HOT. Empty is its end: it will be
+	// deleted. All other phases have none.
+	Target Tier
+	// Placement is where it is. What it holds of it is said by Holds; a COLD replica
+	// at rest has only the node.
+	Placement Placement
+	// Job is the ID of its Nomad job, JobIndex the job's JobModifyIndex that the
+	// controller has last written, 0 before it was registered.
+	Job      string
+	JobIndex uint64
+	// Canary: it is the first of its variant's new hash.
+	Canary bool
+	// Failures in a row, why the last one was, and when it is tried again.
+	Failures  int
+	LastError string
+	Retry     time.Time
+	// Since is when Phase was entered, Created when it was placed.
+	Since, Created time.Time
+
+	CreateIndex, ModifyIndex uint64
+}
+
+// Placement is the node and the seats of a replica.
+type Placement struct {
+	// Node is the Nomad node's ID.
+	Node string
+	// Seats are device IDs, "<GPU UUID>#<seat>": one of each GPU, and of a failover
+	// pair two.
+	Seats []string
+	// Memory is how many bytes it takes of each GPU, by UUID, while it is HOT;
+	// HostMemory of the node's memory while it is WARM.
+	Memory     map[string]int64
+	HostMemory int64
+}
+
+// Node is what Nomad says of a node that has GPUs.
+type Node struct {
+	ID, Name, Datacenter, Pool string
+	// Ready: Nomad places on it. Draining: Nomad or an operator empties it.
+	Ready, Draining bool
+	// LostSince is when it was last heard to be down; zero while it is not. After a
+	// grace period it is Gone and its replicas are written off.
+	LostSince time.Time
+	Gone      bool
+	GPUs      []GPU
+	// HostMemory in bytes, CPU in MHz, as Nomad has them to give.
+	HostMemory int64
+	CPU        int64
+
+	CreateIndex, ModifyIndex uint64
+}
+
+// GPU is one card, or one MIG instance.
+type GPU struct {
+	UUID string
+	// Model as in Nomad's device group; Clique is its NVLink clique, empty for none.
+	Model, Clique string
+	// Memory in bytes.
+	Memory int64
+	// Seats are the device IDs that it offers.
+	Seats   []string
+	Healthy bool
+	// Reason is why it is not healthy.
+	Reason string
+	// Quarantined: memory did not come back; nothing is placed until it is lifted.
+	Quarantined bool
+}
+
+// Decision is one thing that the controller decided, with its reason and numbers.
+type Decision struct {
+	// ID grows by one.
+	ID   uint64
+	Time time.Time
+	// Model and Replica are what it is about; either may be empty.
+	Model, Replica string
+	// Kind is a word, as "place", "evict", "scale", "roll-back".
+	Kind string
+	// Reason is a sentence for people. Inputs are the numbers it was made from.
+	Reason string
+	Inputs map[string]string
+}
+
+// Switch is a named setting that operators change while the controller runs, as
+// "disable-scaling".
+type Switch struct {
+	Name, Value string
+	ModifyIndex uint64
+}
+
+// Token is an ACL token. The secret itself is never stored.
+type Token struct {
+	// Accessor is the token's public name, Name a remark for people.
+	Accessor, Name string
+	Role           Role
+	// Hash is HashSecret of the secret.
+	Hash    string
+	Created time.Time
+
+	CreateIndex, ModifyIndex uint64
+}
+
+// Role says what the bearer of a token may do. Without a token nothing is allowed.
+type Role string
+
+// The roles.
+const (
+	RoleOperator   Role = "operator"
+	RoleGateway    Role = "gateway"
+	RoleAutoscaler Role = "autoscaler"
+	RoleReadOnly   Role = "read-only"
+)

@@ -1,0 +1,48 @@
+package state
+
+import (
+	"errors"
+	"fmt"
+	"time"
+	"unicode/utf8"
+)
+
+// maxName is the longest name or ID, in bytes.
+const maxName = 512
+
+// checkName accepts what can be a key: not empty, not long, no spaces and no control
+// characters.
+func checkName(what, s string) error {
+	switch {
+	case s == "":
+		return fmt.Errorf("%s is empty", what)
+	case len(s) > maxName:
+		return fmt.Errorf("%s is %d bytes long: at most %d are possible", what, len(s), maxName)
+	case !utf8.ValidString(s):
+		return fmt.Errorf("%s %q is not UTF-8", what, s)
+	}
+	for _, r := range s {
+		if r <= ' ' || r == 0x7f {
+			return fmt.Errorf("%s %q: spaces and control characters are not allowed", what, s)
+		}
+	}
+	return nil
+}
+
+// checkTime makes t UTC. JSON has no years before 0 and after 9999, and a state that
+// cannot be written is worse than a command that is refused.
+func checkTime(what string, t *time.Time) error {
+	*t = t.UTC()
+	if y := t.Year(); y < 0 || y > 9999 {
+		return fmt.Errorf("%s is in the year %d", what, y)
+	}
+	return nil
+}
+
+// faults makes one refusal of all that is wrong with a command, nil where nothing is.
+func faults(subject string, errs ...error) *Error {
+	if err := errors.Join(errs...); err != nil {
+		return badRequest(subject, "%v", err)
+	}
+	return nil
+}
