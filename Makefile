@@ -17,9 +17,9 @@ export CGO_CFLAGS ?= -Wno-deprecated-declarations
 .PHONY: help dev test unit race vet lint fuzz e2e soak bench gpu-check build tools ollama clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-build: ## Build remuda, remuda-device into bin/
+build: ## Build remuda, remuda-device and gpu-check into bin/
 	@mkdir -p $(BIN)
 	go build -ldflags '-extldflags=-Wl,-z,lazy' -o $(BIN)/ ./cmd/...
 
@@ -56,6 +56,7 @@ fuzz: ## Fuzz the GPU memory service's frames and state machine, FUZZ=1m each
 e2e: tools ollama build ## End-to-end tests on real Nomad, Consul and Ollama
 	REMUDA_BIN=$(CURDIR)/$(BIN) REMUDA_TOOLS=$(CURDIR)/$(TOOLS) REMUDA_OLLAMA=$(CURDIR)/$(TOOLS)/ollama \
 		go test -tags e2e -count 1 -p 1 -timeout 40m ./e2e/... ./lockd/engine/dialect/... ./lockd/torture/...
+	go test -tags e2e -count 1 -timeout 10m -run 'TestBundle$$' ./internal/gpucheck
 
 soak: ## Torture lockd for SOAK=1h
 	REMUDA_SOAK=$(SOAK) go test -tags e2e -count 1 -timeout 0 -v -run NeverTwo ./lockd/torture

@@ -34,10 +34,11 @@ type identityDoc struct {
 	Promise []Peer `json:",omitempty"`
 }
 
-func loadIdentity(dir string) (*identity, error) {
+// loadIdentity reads the identity, or makes one in a directory that was never used.
+func loadIdentity(dir string, used bool) (*identity, error) {
 	id := &identity{path: filepath.Join(dir, "identity.json")}
 	data, err := os.ReadFile(id.path)
-	if errors.Is(err, fs.ErrNotExist) {
+	if errors.Is(err, fs.ErrNotExist) && !used {
 		id.doc.ID = uuid.NewString()
 		return id, id.save(id.doc)
 	}

@@ -42,7 +42,7 @@ func (l *leadership) stop() { l.once.Do(func() { close(l.done) }) }
 // run follows Raft's notifications, which must always be taken, until stop.
 func (l *leadership) run() {
 	var wg sync.WaitGroup
-	cancel := context.CancelFunc(func() {})
+	cancel := func() {}
 	defer func() {
 		cancel()
 		wg.Wait()
@@ -57,24 +57,32 @@ func (l *leadership) run() {
 			wg.Wait()
 			l.set(Leadership{})
 			if leads {
-				var ctx context.Context
-				ctx, cancel = context.WithCancel(context.Background())
+				ctx, stop := context.WithCancel(context.Background())
+				cancel = stop
 				wg.Go(func() { l.establish(ctx) })
 			}
 		}
 	}
 }
 
+// establish waits until everything that was committed before is applied, as long as
+// this server leads.
 func (l *leadership) establish(ctx context.Context) {
 	term := l.node.raft.CurrentTerm()
-	if err := l.node.await(ctx, l.node.raft.Barrier(0)); err != nil {
-		if ctx.Err() == nil {
-			l.node.log.Warn("leadership was not established", "term", term, "error", err)
+	for {
+		err := l.node.await(ctx, l.node.raft.Barrier(0))
+		if ctx.Err() != nil || l.node.raft.State() != hraft.Leader || l.node.raft.CurrentTerm() != term {
+			return
 		}
-		return
-	}
-	if ctx.Err() != nil || l.node.raft.CurrentTerm() != term {
-		return
+		if err == nil {
+			break
+		}
+		l.node.log.Warn("leadership is not established yet", "term", term, "error", err)
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(establishPoll):
+		}
 	}
 	l.set(Leadership{Leader: true, Term: term})
 	l.node.log.Info("this server leads", "term", term, "applied", l.node.cfg.Store.View().Index())

@@ -88,12 +88,10 @@ func (n *Node) join(formed []answer) error {
 		if doc.ClusterID == id {
 			return nil
 		}
-		if n.formed() {
-			return fmt.Errorf("the servers to join are of the cluster %s, and this one is of %s", id, doc.ClusterID)
+		if n.formed() || doc.ClusterID != "" {
+			return fmt.Errorf("the servers to join are of the cluster %s, and this one belongs to %s: if that cluster is no more, delete this server's data directory", id, doc.ClusterID)
 		}
-		// A promise that came to nothing: a promised server that is asked to vote has
-		// the configuration by then, and is formed.
-		doc.ClusterID, doc.Promise = id, nil
+		doc.ClusterID = id
 		return nil
 	})
 	if err != nil {
@@ -135,28 +133,23 @@ func (n *Node) form(group []answer) error {
 	if servers[0].ID != n.ID() {
 		return fmt.Errorf("waiting for %s to form the cluster", servers[0].Address)
 	}
-	id := clusterID(servers)
 	for _, p := range servers[1:] {
-		if _, err := n.askPromise(p.Address, id, servers); err != nil {
+		if _, err := n.ask(n.ctx, p.Address, question{Op: opPromise, Servers: servers}); err != nil {
 			return err
 		}
 	}
-	if err := n.promise(id, servers); err != nil {
+	if err := n.promise(servers); err != nil {
 		return err
 	}
 	cfg := hraft.Configuration{}
 	for _, p := range servers {
 		cfg.Servers = append(cfg.Servers, hraft.Server{Suffrage: hraft.Voter, ID: hraft.ServerID(p.ID), Address: hraft.ServerAddress(p.Address)})
 	}
-	n.log.Info("forming a new cluster", "id", id, "servers", len(servers))
+	n.log.Info("forming a new cluster", "id", clusterID(servers), "servers", len(servers))
 	if err := n.raft.BootstrapCluster(cfg).Error(); err != nil && !errors.Is(err, hraft.ErrCantBootstrap) {
 		return fmt.Errorf("bootstrap: %w", err)
 	}
 	return nil
-}
-
-func (n *Node) askPromise(address, id string, servers []Peer) (answer, error) {
-	return n.ask(n.ctx, address, question{Op: opPromise, Peer: Peer{Address: id}, Servers: servers})
 }
 
 // clusterID is the same for the same servers: forming them twice makes one cluster.
@@ -169,7 +162,7 @@ func clusterID(servers []Peer) string {
 }
 
 // promise agrees to be of that group and of no other, durably.
-func (n *Node) promise(_ string, servers []Peer) error {
+func (n *Node) promise(servers []Peer) error {
 	if n.formed() {
 		return errors.New("this server is of a cluster already")
 	}

@@ -30,15 +30,16 @@ const (
 
 // Node is one server. All its methods are safe for concurrent use.
 type Node struct {
-	cfg      Config
-	log      hclog.Logger
-	identity *identity
-	streams  *streams
-	store    *raftboltdb.BoltStore
-	raft     *hraft.Raft
-	fsm      *fsm
-	lead     *leadership
-	metrics  *collector
+	cfg       Config
+	log       hclog.Logger
+	identity  *identity
+	streams   *streams
+	store     *raftboltdb.BoltStore
+	raft      *hraft.Raft
+	transport *hraft.NetworkTransport
+	fsm       *fsm
+	lead      *leadership
+	metrics   *collector
 
 	// ctx ends when the node is closed, and wg waits for what it started.
 	ctx    context.Context
@@ -69,6 +70,7 @@ func Open(cfg Config) (*Node, error) {
 	n.streams.serve()
 	n.wg.Go(n.lead.run)
 	n.wg.Go(n.takePart)
+	n.wg.Go(n.watchFailure)
 	return n, nil
 }
 
@@ -88,12 +90,16 @@ func (n *Node) open() error {
 	if err := removeSpools(n.cfg.DataDir); err != nil {
 		return fmt.Errorf("raft: %w", err)
 	}
-	if n.identity, err = loadIdentity(n.cfg.DataDir); err != nil {
-		return err
-	}
 	snapshots, err := hraft.NewFileSnapshotStoreWithLogger(n.cfg.DataDir, snapshotsKept, n.log.Named("snapshots"))
 	if err != nil {
 		return fmt.Errorf("raft: snapshots: %w", err)
+	}
+	used, err := hraft.HasExistingState(n.store, n.store, snapshots)
+	if err != nil {
+		return fmt.Errorf("raft: %w", err)
+	}
+	if n.identity, err = loadIdentity(n.cfg.DataDir, used); err != nil {
+		return err
 	}
 	logs, err := hraft.NewLogCache(logCache, n.store)
 	if err != nil {
@@ -118,11 +124,11 @@ func (n *Node) open() error {
 	notify := make(chan bool, 16)
 	rc.NotifyCh = notify
 
-	transport := hraft.NewNetworkTransportWithConfig(&hraft.NetworkTransportConfig{
+	n.transport = hraft.NewNetworkTransportWithConfig(&hraft.NetworkTransportConfig{
 		Stream: n.streams, MaxPool: maxPool, Timeout: transportTimeout, Logger: n.log.Named("transport"),
 	})
-	if n.raft, err = hraft.NewRaft(rc, n.fsm, logs, n.store, snapshots, transport); err != nil {
-		return errors.Join(fmt.Errorf("raft: %w", err), transport.Close())
+	if n.raft, err = hraft.NewRaft(rc, n.fsm, logs, n.store, snapshots, n.transport); err != nil {
+		return errors.Join(fmt.Errorf("raft: %w", err))
 	}
 	n.lead = newLeadership(n, notify)
 	n.metrics = newCollector(n)
@@ -142,9 +148,12 @@ func (n *Node) release() error {
 		n.cfg.Registerer.Unregister(n.metrics)
 	}
 	if n.raft != nil {
-		// It closes the transport, too.
 		errs = append(errs, n.raft.Shutdown().Error())
 		n.lead.stop()
+	}
+	if n.transport != nil {
+		errs = append(errs, n.transport.Close())
+		n.transport.CloseStreams()
 	}
 	if n.streams != nil {
 		errs = append(errs, n.streams.Close())
@@ -172,8 +181,19 @@ func (n *Node) Close() error {
 func (n *Node) fail(why error) {
 	n.failure = why
 	close(n.failed)
-	n.log.Error("this server cannot go on", "reason", why)
-	n.wg.Go(func() { _ = n.raft.Shutdown().Error() })
+}
+
+// watchFailure shuts Raft down when the state has halted. (The state cannot: Raft
+// waits for it.)
+func (n *Node) watchFailure() {
+	select {
+	case <-n.ctx.Done():
+	case <-n.failed:
+		n.log.Error("this server cannot go on", "reason", n.failure)
+		if err := n.raft.Shutdown().Error(); err != nil {
+			n.log.Error("shutdown", "error", err)
+		}
+	}
 }
 
 // Failed is closed when the server cannot go on: Err says why. What is left to do is
@@ -237,6 +257,9 @@ func (n *Node) Apply(ctx context.Context, c state.Command) (state.Result, error)
 }
 
 func (n *Node) apply(ctx context.Context, data []byte) (state.Result, error) {
+	if n.ctx.Err() != nil {
+		return state.Result{}, ErrClosed
+	}
 	if err := ctx.Err(); err != nil {
 		return state.Result{}, fmt.Errorf("%w: %w", ErrBusy, err)
 	}

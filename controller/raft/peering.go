@@ -122,7 +122,7 @@ func (n *Node) answer(q question) answer {
 	case opHello:
 		return n.hello()
 	case opPromise:
-		err = n.promise(q.ClusterID, q.Servers)
+		err = n.promise(q.Servers)
 	case opJoin:
 		err = n.takeIn(ctx, q)
 	case opLeave:
