@@ -251,6 +251,7 @@ model "single" {
 	same, err := c.Register(ctx, again, reg.Index)
 	require.NoError(t, err)
 	require.Equal(t, reg.Index, same.Index)
+	require.True(t, same.Already)
 
 	// Nomad is away for a while, and hangs instead of saying so.
 	server := d.info.PIDs["nomad-server"]

@@ -186,7 +186,7 @@ var faults = []struct {
 	{"management", `management = "ful"`, "", "", "", []string{`management is "ful": want "disabled", "manual", "upscaling" or "full"; did you mean "full"?`}},
 	{"management number", `management = 3`, "", "", "", []string{`management is 3: want "disabled"`}},
 	{"unknown argument", `replica = 3`, "", "", "", []string{`An argument named "replica" is not expected here. Did you mean "replicas"?`}},
-	{"unknown block", "varient \"v\" {\n}", "", "", "", []string{`Blocks of type "varient" are not expected here. Did you mean "variant"?`}},
+	{"unknown block", "vriant \"v\" {\n}", "", "", "", []string{`Blocks of type "vriant" are not expected here. Did you mean "variant"?`}},
 	{"argument twice", "min = 1\nmin = 2", "", "", "", []string{`d/m.hcl:3:1: attribute redefined`}},
 	{"block twice", "idle {\n}\nidle {\n}", "", "", "", []string{`d/m.hcl:4:1: model "m": a second idle block, the first is on line 2: want one`}},
 	{"variant twice", "variant \"v\" {\nweights = \"1GiB\"\njob = \"job.hcl\"\n}", "", "", "", []string{`variant "v": the name is taken by the variant on line 2: want each name once`}},
@@ -242,7 +242,7 @@ var faults = []struct {
 	{"vars not a list", "", "", "", `vars = { args = "a, b" }`, []string{`vars: args is "a, b": want a list or an object`}},
 	{"vars reference", "", "", "", `vars = { tp = local.x }`, []string{`vars: tp: variables not allowed`}},
 	{"vars missing", "", "", "", `job = "needs.hcl"`, []string{`vars: "path" is missing: the job file's variable has no default`}},
-	{"variant unknown", "", "", "", `weigths = "1GiB"`, []string{`Did you mean "weights"?`}},
+	{"variant unknown", "", "", "", `weigts = "1GiB"`, []string{`Did you mean "weights"?`}},
 	{"gpus instead of a block", "", "", "", `gpu = 2`, []string{`An argument named "gpu" is not expected here. Did you mean to define a block of type "gpu"?`}},
 }
 

@@ -100,31 +100,34 @@ func (r *reader) list(q *api.QueryOptions) ([]state.Node, *api.QueryMeta, error)
 		return nil, nil, err
 	}
 	var (
-		mu     sync.Mutex // guards cache and errs while the nodes are read
+		mu     sync.Mutex // guards seen, cache and errs while nodes are read
 		errs   []error
 		wg     sync.WaitGroup
 		places = make(chan struct{}, fetchers)
 		seen   = map[string]bool{}
 	)
+	var stale []string
 	for _, stub := range stubs {
 		seen[stub.ID] = true
-		if old, ok := r.cache[stub.ID]; ok && old.index == stub.ModifyIndex {
-			continue
+		if old, ok := r.cache[stub.ID]; !ok || old.index != stub.ModifyIndex {
+			stale = append(stale, stub.ID)
 		}
+	}
+	for _, id := range stale {
 		places <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-places }()
-			info, _, err := r.c.api.Nodes().Info(stub.ID, r.c.read(q.Context()))
+			info, _, err := r.c.api.Nodes().Info(id, r.c.read(q.Context()))
 			mu.Lock()
 			defer mu.Unlock()
 			var answer api.UnexpectedResponseError
 			switch {
 			case errors.As(err, &answer) && answer.StatusCode() == 404:
-				seen[stub.ID] = false // it was forgotten this moment
+				seen[id] = false // it was forgotten this moment
 			case err != nil:
-				errs = append(errs, fmt.Errorf("node %s: %w", stub.ID, err))
+				errs = append(errs, fmt.Errorf("node %s: %w", id, err))
 			default:
-				r.cache[stub.ID] = cached{index: info.ModifyIndex, node: r.node(info)}
+				r.cache[id] = cached{index: info.ModifyIndex, node: r.node(info)}
 			}
 		})
 	}

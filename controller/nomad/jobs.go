@@ -102,10 +102,18 @@ func (c *Client) Register(ctx context.Context, job *api.Job, index uint64) (Regi
 	var out Registration
 	err := c.call(ctx, what, func(ctx context.Context) error {
 		answer, _, err := c.api.Jobs().RegisterOpts(job, &api.RegisterOptions{EnforceIndex: true, ModifyIndex: index}, c.write(ctx))
-		if err == nil {
+		switch {
+		case err != nil:
+			return err
+		case answer.EvalCreateIndex == answer.JobModifyIndex:
 			out = Registration{Index: answer.JobModifyIndex, Warnings: answer.Warnings}
+		default:
+			// Nothing changed: Nomad made an evaluation only, and answers with the
+			// job's ModifyIndex in the place of its JobModifyIndex
+			// (Job.Register in nomad/job_endpoint.go).
+			out = Registration{Index: index, Already: true, Warnings: answer.Warnings}
 		}
-		return err
+		return nil
 	})
 	if !errors.Is(err, ErrConflict) {
 		return out, err

@@ -31,6 +31,10 @@ func TestRegister(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, nomad.Registration{Index: first.Index, Already: true}, again)
 
+	same, err := c.Register(ctx, job, first.Index)
+	require.NoError(t, err)
+	require.Equal(t, nomad.Registration{Index: first.Index, Already: true}, same, "not the index that Nomad answers with")
+
 	changed := rendered(t)
 	changed.Meta[nomad.MetaHash] = "def"
 	_, err = c.Register(ctx, changed, 0)

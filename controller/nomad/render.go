@@ -373,7 +373,7 @@ func (p *pinner) engines() map[string]engineTask {
 		p.fault("task %q is a shadow: want none, because the model has failover = false", shadow.task.Name)
 	case !p.r.Failover && found != 1:
 		p.fault("%d tasks have a device \"nvidia/gpu\" block: want one, because the model has failover = false", found)
-	case p.r.Failover && len(p.faults) == 0 && !(primary && hasShadow):
+	case p.r.Failover && len(p.faults) == 0 && (!primary || !hasShadow):
 		p.fault("the tasks with a device \"nvidia/gpu\" block are not a primary and a shadow: name them so, or set meta %s in each", MetaRole)
 	}
 	return out

@@ -169,17 +169,27 @@ func TestWhileLeader(t *testing.T) {
 	old := c.leader()
 	eventually(t, "the leader leads", leads(old))
 	require.NoError(t, old.node.TransferLeadership(t.Context(), ""))
-	eventually(t, "it stops", func() bool { return !leads(old)() })
+	eventually(t, "somebody leads in another term", func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return terms[len(terms)-1] > terms[0]
+	})
 	l := c.leader()
-	eventually(t, "another leads", leads(l))
-
+	require.Error(t, l.node.TransferLeadership(t.Context(), "nobody"))
 	other := c.others(l)[0]
-	require.NoError(t, l.node.TransferLeadership(t.Context(), other.node.ID()))
-	eventually(t, "the one that was named leads", leads(other))
-	require.Error(t, other.node.TransferLeadership(t.Context(), "nobody"))
+	eventually(t, "the one that was named leads", func() bool {
+		if leads(other)() {
+			return true
+		}
+		// The one that is named may lose the election all the same.
+		if l := c.leader(); l != other {
+			_ = l.node.TransferLeadership(timeout(t, time.Second), other.node.ID())
+		}
+		return false
+	})
 	cancel()
 	wg.Wait()
-	require.IsIncreasing(t, terms)
+	require.IsNonDecreasing(t, terms, "a term may be told of twice, and none after a later one")
 }
 
 // TestLaggingFollowerGetsASnapshot keeps a server away until the log it needs is gone.

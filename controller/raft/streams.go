@@ -118,7 +118,7 @@ func (s *streams) sort(conn net.Conn) {
 	if s.tls != nil {
 		conn = tls.Server(conn, s.tls.server)
 	}
-	t := &tracked{Conn: conn, forget: func() {
+	var t net.Conn = &tracked{Conn: conn, forget: func() {
 		s.mu.Lock()
 		delete(s.conns, raw)
 		s.mu.Unlock()

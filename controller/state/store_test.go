@@ -59,7 +59,7 @@ func TestTimesThatCannotBeWritten(t *testing.T) {
 	} {
 		require.ErrorIs(t, l.applyBytes([]byte("\x0a"+body)).Err, state.ErrBadRequest)
 	}
-	require.Nil(t, l.applyBytes([]byte(`` + "\x0a" + `{"Decisions":[{"Kind":"k","Time":"2026-01-01T02:00:00+02:00"}]}`)).Err)
+	require.Nil(t, l.applyBytes([]byte("\x0a"+`{"Decisions":[{"Kind":"k","Time":"2026-01-01T02:00:00+02:00"}]}`)).Err)
 	require.Equal(t, "2026-01-01T00:00:00Z", l.store.View().Decisions(nil, "", 1)[0].Time.Format(time.RFC3339))
 	snapshotOf(t, l.store)
 }

@@ -196,7 +196,7 @@ func (s *Server) put(job *api.Job) {
 	if old != nil {
 		version, created = *old.Version+1, *old.CreateIndex
 	}
-	job.Version, job.JobModifyIndex, job.ModifyIndex, job.CreateIndex = &version, &index, &index, &created
+	job.Version, job.JobModifyIndex, job.ModifyIndex, job.CreateIndex = &version, &index, new(index), &created
 	job.SubmitTime = new(time.Now().UnixNano())
 	job.Status = new("pending")
 	s.jobs[*job.ID] = job
@@ -335,8 +335,17 @@ func (s *Server) register(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
+	before := s.tables["jobs"]
 	s.put(in.Job)
-	answer(w, s.index, api.JobRegisterResponse{JobModifyIndex: *s.jobs[*in.Job.ID].JobModifyIndex})
+	job := s.jobs[*in.Job.ID]
+	out := api.JobRegisterResponse{JobModifyIndex: *job.JobModifyIndex, EvalCreateIndex: *job.JobModifyIndex}
+	if s.tables["jobs"] == before {
+		// As Nomad does with what has not changed: an evaluation, and the index of
+		// the job's last change of any kind.
+		*job.ModifyIndex++
+		out.JobModifyIndex, out.EvalCreateIndex = *job.ModifyIndex, s.bump("evals")+1
+	}
+	answer(w, s.index, out)
 }
 
 func (s *Server) plan(w http.ResponseWriter, r *http.Request) {

@@ -1,0 +1,110 @@
+package raft_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+	"github.com/stretchr/testify/require"
+
+	"remuda/controller/raft"
+)
+
+// access is one read or write of a switch.
+type access struct {
+	write bool
+	value string
+}
+
+// register is what a linearizable switch would answer.
+var register = porcupine.Model{
+	Init: func() any { return "" },
+	Step: func(held, in, out any) (bool, any) {
+		a := in.(access)
+		if a.write {
+			return true, a.value
+		}
+		return out.(string) == held.(string), held
+	},
+}
+
+// TestHistoryIsLinearizable writes and reads one switch through all servers while
+// leaders are cut off, handed over and restarted, and has the history checked: no
+// acknowledged write is lost, and no verified read is stale.
+func TestHistoryIsLinearizable(t *testing.T) {
+	c := start(t, 3, nil)
+	var (
+		mu      sync.Mutex // guards history, and the nodes of servers that are restarted
+		nodes   sync.RWMutex
+		history []porcupine.Operation
+		wg      sync.WaitGroup
+		began   = time.Now()
+		ends    = began.Add(5 * time.Second)
+	)
+	now := func() int64 { return int64(time.Since(began)) }
+	for client := range 6 {
+		wg.Go(func() {
+			for i := 0; time.Now().Before(ends); i++ {
+				nodes.RLock()
+				node := c.servers[rand.IntN(3)].node
+				nodes.RUnlock()
+				op := porcupine.Operation{ClientId: client, Input: access{}, Output: "", Call: now()}
+				ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+				var err error
+				if rand.IntN(2) == 0 {
+					a := access{write: true, value: fmt.Sprintf("%d-%d", client, i)}
+					op.Input = a
+					_, err = node.Apply(ctx, set("x", a.value))
+				} else {
+					v, readErr := node.Read(ctx, raft.Verified)
+					if err = readErr; err == nil {
+						op.Output = v.Switch(nil, "x")
+					}
+				}
+				cancel()
+				op.Return = now()
+				if err != nil {
+					time.Sleep(time.Duration(rand.IntN(5)) * time.Millisecond) // Do not spin on a server that cannot.
+					if !op.Input.(access).write || !errors.Is(err, raft.ErrUnknownOutcome) {
+						continue
+					}
+					op.Return = int64(time.Hour) // It may count at any time after.
+				}
+				mu.Lock()
+				history = append(history, op)
+				mu.Unlock()
+			}
+		})
+	}
+	for i := 0; time.Now().Before(ends); i++ {
+		l := c.leader()
+		time.Sleep(200 * time.Millisecond) // How long all is well.
+		switch i % 3 {
+		case 0:
+			c.net.partition(l.name)
+			time.Sleep(400 * time.Millisecond) // How long it is cut off.
+			c.net.heal(l.name)
+		case 1:
+			if err := l.node.TransferLeadership(timeout(t, time.Second), ""); err != nil {
+				t.Log(err)
+			}
+		case 2:
+			node := l.node
+			require.NoError(t, node.Close())
+			fresh, err := raft.Open(l.config())
+			require.NoError(t, err)
+			nodes.Lock()
+			l.node = fresh
+			nodes.Unlock()
+		}
+	}
+	wg.Wait()
+	require.Greater(t, len(history), 100)
+	require.Equal(t, porcupine.Ok, porcupine.CheckOperationsTimeout(register, history, time.Minute), "%d operations", len(history))
+	t.Log(len(history), "operations")
+}

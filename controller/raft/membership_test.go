@@ -1,0 +1,336 @@
+package raft_test
+
+import (
+	"bufio"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"remuda/controller/raft"
+)
+
+func TestJoinAndLeave(t *testing.T) {
+	c := start(t, 1, nil)
+	first := c.servers[0]
+	first.apply(set("a", "1"))
+	for range 2 {
+		s := c.add()
+		s.join = []string{first.address}
+		s.start()
+		s.sees("a", "1")
+	}
+	peers := func(n int) func() bool {
+		return func() bool {
+			ps, err := c.leader().node.Peers()
+			require.NoError(t, err)
+			return len(ps) == n
+		}
+	}
+	eventually(t, "three members", peers(3))
+
+	// A follower leaves, then the leader itself.
+	l := c.leader()
+	follower := c.others(l)[0]
+	require.NoError(t, follower.node.Leave(timeout(t, patience)))
+	follower.stop()
+	eventually(t, "two members", peers(2))
+	l = c.leader()
+	require.NoError(t, l.node.Leave(timeout(t, patience)))
+	l.stop()
+	last := c.leader()
+	eventually(t, "one member", peers(1))
+	last.apply(set("a", "2"))
+
+	// One who left comes back when it is started with somebody to join.
+	follower.join, follower.expect = []string{last.address}, 0
+	follower.start()
+	follower.sees("a", "2")
+	eventually(t, "two members again", peers(2))
+}
+
+func TestRemovePeer(t *testing.T) {
+	c := start(t, 3, nil)
+	l := c.leader()
+	dead := c.others(l)[0]
+	id := dead.node.ID()
+	dead.stop()
+	require.ErrorIs(t, c.others(l)[0].node.RemovePeer(t.Context(), id), raft.ErrNotLeader)
+	require.NoError(t, l.node.RemovePeer(t.Context(), id))
+	require.NoError(t, l.node.RemovePeer(t.Context(), id), "it is not there any more")
+	peers, err := l.node.Peers()
+	require.NoError(t, err)
+	require.Len(t, peers, 2)
+
+	alone := start(t, 1, nil).servers[0].node
+	require.Error(t, alone.RemovePeer(t.Context(), alone.ID()))
+}
+
+// TestAServerThatLostItsDataComesAnew takes the place of its old self.
+func TestAServerThatLostItsDataComesAnew(t *testing.T) {
+	c := start(t, 3, nil)
+	l := c.leader()
+	l.apply(set("a", "1"))
+	s := c.others(l)[0]
+	was := s.node.ID()
+	s.stop()
+	s.dir = t.TempDir()
+	s.start()
+	s.sees("a", "1")
+	require.NotEqual(t, was, s.node.ID())
+	eventually(t, "three members", func() bool {
+		peers, err := c.leader().node.Peers()
+		require.NoError(t, err)
+		for _, p := range peers {
+			if p.ID == was {
+				return false
+			}
+		}
+		return len(peers) == 3
+	})
+}
+
+// TestExpectedServersComeOneByOne has no cluster before all are there.
+func TestExpectedServersComeOneByOne(t *testing.T) {
+	c := newCluster(t, nil)
+	for range 3 {
+		c.add()
+	}
+	for i, s := range c.servers {
+		s.expect, s.join = 3, c.addresses()
+		s.start()
+		if i < 2 {
+			for _, other := range c.servers[:i+1] {
+				// Several rounds of asking pass.
+				require.Never(t, func() bool { return other.node.Leader().ID != "" }, 300*time.Millisecond, 20*time.Millisecond)
+			}
+		}
+	}
+	c.leader().apply(set("a", "1"))
+	for _, s := range c.servers {
+		s.sees("a", "1")
+	}
+}
+
+// TestNeverTwoClusters lets five servers see each other in part: two groups of three
+// could be formed, with one server in both.
+func TestNeverTwoClusters(t *testing.T) {
+	for round := range 3 {
+		t.Run(fmt.Sprint(round), func(t *testing.T) {
+			c := newCluster(t, nil)
+			for range 5 {
+				c.add()
+			}
+			as := c.addresses()
+			for i, s := range c.servers {
+				s.expect = 3
+				switch {
+				case i < 2:
+					s.join = as[:3]
+				case i == 2:
+					s.join = []string{as[0], as[1]}
+					if round%2 == 1 {
+						s.join = []string{as[3], as[4]}
+					}
+				default:
+					s.join = as[2:]
+				}
+			}
+			for _, s := range c.servers {
+				s.start()
+			}
+			l := c.leader()
+			l.apply(set("a", "1"))
+			// Whoever is of a cluster is of this one, and stays so for many rounds.
+			require.Never(t, func() bool {
+				for _, s := range c.servers {
+					if now, _ := s.node.Leadership(); now.Leader && s != l && s.node.Leader().ID != l.node.Leader().ID {
+						return true
+					}
+				}
+				return false
+			}, time.Second, 20*time.Millisecond)
+		})
+	}
+}
+
+func TestStrangersAreRefused(t *testing.T) {
+	c := start(t, 1, nil)
+	first := c.servers[0]
+
+	// Another cluster's name.
+	s := c.add()
+	s.join = []string{first.address}
+	cfg := s.config()
+	cfg.Cluster = "other"
+	node, err := raft.Open(cfg)
+	require.NoError(t, err)
+	defer node.Close()
+
+	// A server of another cluster.
+	other := start(t, 1, nil).servers[0]
+	other.stop()
+	other.expect, other.join = 0, []string{first.address}
+	other.c = c
+	other.start()
+
+	// An address at which somebody else is.
+	liar := c.add()
+	liar.join = []string{first.address}
+	cfg = liar.config()
+	cfg.Advertise = first.address
+	cfg.Bind = liar.address
+	lying, err := raft.Open(cfg)
+	require.NoError(t, err)
+	defer lying.Close()
+
+	require.Never(t, func() bool {
+		peers, err := first.node.Peers()
+		require.NoError(t, err)
+		return len(peers) != 1 || node.Leader().ID != "" || lying.Leader().ID != ""
+	}, 500*time.Millisecond, 20*time.Millisecond)
+	first.apply(set("a", "1"))
+}
+
+// TestGarbageOnThePort: strangers' bytes disturb nobody.
+func TestGarbageOnThePort(t *testing.T) {
+	c := start(t, 1, nil)
+	s := c.servers[0]
+	for _, data := range []string{"", "X", "R", "Rxxxxxxxxxxxxxxxx", "P", "P{}\n", "P{\"Op\":\"nonsense\",\"Cluster\":\"remuda\"}\n", "Pnull\n", "P" + string(make([]byte, 100<<10)), "GET / HTTP/1.1\r\n\r\n",
+		"P{\"Op\":\"join\",\"Cluster\":\"remuda\"}\n", "P{\"Op\":\"promise\",\"Cluster\":\"remuda\",\"Servers\":[{}]}\n"} {
+		conn, err := net.Dial("tcp", s.address)
+		require.NoError(t, err)
+		_, err = io.WriteString(conn, data)
+		require.NoError(t, err)
+		if len(data) > 2 && data[0] == 'P' && data[len(data)-1] == '\n' {
+			line, err := bufio.NewReader(conn).ReadString('\n')
+			require.NoError(t, err)
+			require.Contains(t, line, "Error")
+		}
+		conn.Close()
+	}
+	s.apply(set("a", "1"))
+}
+
+// authority is a CA and its certificates, as PEM files.
+type authority struct {
+	t    *testing.T
+	dir  string
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+	n    int64
+}
+
+func newAuthority(t *testing.T) *authority {
+	a := &authority{t: t, dir: t.TempDir()}
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	tmpl := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "ca"}, IsCA: true, BasicConstraintsValid: true,
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), KeyUsage: x509.KeyUsageCertSign,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, &key.PublicKey, key)
+	require.NoError(t, err)
+	a.key = key
+	a.cert, err = x509.ParseCertificate(der)
+	require.NoError(t, err)
+	a.write("ca.pem", "CERTIFICATE", der)
+	return a
+}
+
+func (a *authority) write(name, kind string, der []byte) {
+	require.NoError(a.t, os.WriteFile(filepath.Join(a.dir, name), pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600))
+}
+
+// tls issues a certificate for a host name.
+func (a *authority) tls(host, serverName string) *raft.TLS {
+	a.n++
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(a.t, err)
+	tmpl := &x509.Certificate{
+		SerialNumber: big.NewInt(a.n + 1), DNSNames: []string{host}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, tmpl, a.cert, &key.PublicKey, a.key)
+	require.NoError(a.t, err)
+	keyDER, err := x509.MarshalECPrivateKey(key)
+	require.NoError(a.t, err)
+	cert, keyFile := fmt.Sprintf("%d.pem", a.n), fmt.Sprintf("%d-key.pem", a.n)
+	a.write(cert, "CERTIFICATE", der)
+	a.write(keyFile, "EC PRIVATE KEY", keyDER)
+	loaded, err := raft.LoadTLS(filepath.Join(a.dir, "ca.pem"), filepath.Join(a.dir, cert), filepath.Join(a.dir, keyFile), serverName)
+	require.NoError(a.t, err)
+	return loaded
+}
+
+func TestTLS(t *testing.T) {
+	const host = "server.remuda"
+	ca := newAuthority(t)
+	c := start(t, 3, func(cfg *raft.Config) { cfg.TLS = ca.tls(host, host) })
+	c.leader().apply(set("a", "1"))
+	for _, s := range c.servers {
+		s.sees("a", "1")
+	}
+
+	join := func(tls *raft.TLS) *server {
+		s := c.add()
+		s.join = c.addresses()[:3]
+		c.edit = func(cfg *raft.Config) { cfg.TLS = tls }
+		s.start()
+		return s
+	}
+	strangers := []*server{
+		join(nil), // plain TCP
+		join(newAuthority(t).tls(host, host)),
+		join(ca.tls(host, "other.name")), // it asks the servers for another name
+	}
+	require.Never(t, func() bool {
+		for _, s := range strangers {
+			if s.node.Leader().ID != "" {
+				return true
+			}
+		}
+		return false
+	}, 500*time.Millisecond, 20*time.Millisecond)
+
+	// Without a certificate nobody gets a word.
+	conn, err := tls.Dial("tcp", c.servers[0].address, &tls.Config{InsecureSkipVerify: true})
+	if err == nil {
+		_, err = io.WriteString(conn, "P{\"Op\":\"hello\",\"Cluster\":\"remuda\"}\n")
+		if err == nil {
+			_, err = conn.Read(make([]byte, 1))
+		}
+		conn.Close()
+	}
+	require.Error(t, err)
+
+	_, err = raft.LoadTLS("none", "none", "none", "")
+	require.Error(t, err)
+	_, err = raft.LoadTLS(os.Args[0], "none", "none", "")
+	require.ErrorContains(t, err, "has no certificate")
+}
+
+func TestLeaveIsGivenUpWithItsContext(t *testing.T) {
+	c := start(t, 3, nil)
+	l := c.leader()
+	for _, s := range c.others(l) {
+		c.net.partition(s.name)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	require.Error(t, l.node.Leave(ctx))
+}
