@@ -86,23 +86,16 @@ func startDev(t testing.TB, env []string, args ...string) *dev {
 	return d
 }
 
-// dumpLogs shows the ends of the daemons' logs.
+// dumpLogs shows the ends of the daemons' and the tasks' logs.
 func (d *dev) dumpLogs() {
 	files, _ := filepath.Glob(filepath.Join(d.info.DataDir, "logs", "*.log"))
-	for _, f := range files {
-		raw, _ := os.ReadFile(f)
-		if len(raw) > 6000 {
-			raw = raw[len(raw)-6000:]
+	tasks, _ := filepath.Glob(filepath.Join(d.info.DataDir, "nomad", "alloc", "*", "alloc", "logs", "*.std*"))
+	for _, f := range append(files, tasks...) {
+		if info, err := os.Lstat(f); err != nil || !info.Mode().IsRegular() {
+			continue // Nomad's pipes would be waited for
 		}
-		d.t.Logf("%s:\n%s", f, raw)
-	}
-	stderr, _ := filepath.Glob(filepath.Join(d.info.DataDir, "nomad", "alloc", "*", "alloc", "logs", "*.std*"))
-	for _, f := range stderr {
 		raw, _ := os.ReadFile(f)
-		if len(raw) > 6000 {
-			raw = raw[len(raw)-6000:]
-		}
-		d.t.Logf("%s:\n%s", f, raw)
+		d.t.Logf("%s:\n%s", f, raw[max(0, len(raw)-6000):])
 	}
 }
 
