@@ -136,7 +136,7 @@ func (n *Node) Leadership() (Leadership, <-chan struct{}) { return n.lead.get() 
 // ctx ends or the node is closed. Leadership may be lost before this server knows: what
 // lead does must be safe by itself, as Apply is.
 func (n *Node) WhileLeader(ctx context.Context, lead func(ctx context.Context, term uint64)) {
-	for {
+	for ctx.Err() == nil && n.ctx.Err() == nil {
 		now, changed := n.lead.get()
 		if !now.Leader {
 			select {
