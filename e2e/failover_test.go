@@ -5,6 +5,7 @@ package e2e
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"os"
@@ -78,6 +79,15 @@ func (v *viewer) token(stream int, at time.Time) {
 	v.last = at
 }
 
+func (v *viewer) seesTokens() error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.last.IsZero() {
+		return errors.New("none came")
+	}
+	return nil
+}
+
 // kill runs f, which kills the serving engine, and tells how long there was no
 // token.
 func (v *viewer) kill(f func()) <-chan time.Duration {
@@ -99,6 +109,7 @@ func TestFailover(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var viewing sync.WaitGroup
 	v := watchAnswers(t, ctx, d.info.Gateway, &viewing)
+	eventually(t, time.Minute, "the first token", v.seesTokens)
 	var gaps []time.Duration
 	token := uint64(0)
 	for round := range kills(t) {

@@ -79,7 +79,7 @@ func (s *Shim) initialise(ctx context.Context) error {
 	switch {
 	case s.cfg.Role == replica.RolePrimary && s.locker == nil:
 	case s.dialect.CanSleep():
-		if err := s.dialect.Sleep(ctx); err != nil {
+		if err := s.firstSleep(ctx); err != nil {
 			return fmt.Errorf("put the engine to sleep: %w", err)
 		}
 	case s.locker != nil:
@@ -89,6 +89,23 @@ func (s *Shim) initialise(ctx context.Context) error {
 	s.metrics.initSeconds.Set(took.Seconds())
 	s.logger.Info("engine is initialised", "took", took.Round(time.Millisecond).String(), "slots", s.Engine().Slots, "can_sleep", s.dialect.CanSleep())
 	return s.move(Standby)
+}
+
+// firstSleep waits for requests to end that somebody has sent to the engine's own
+// address: nobody routes to it yet.
+func (s *Shim) firstSleep(ctx context.Context) error {
+	for warned := false; ; warned = true {
+		err := s.dialect.Sleep(ctx)
+		if !errors.Is(err, dialect.ErrBusy) {
+			return err
+		}
+		if !warned {
+			s.logger.Warn("the engine works on requests before it was put to sleep: waiting for their end", "error", err)
+		}
+		if pause(ctx, 50*time.Millisecond) != nil {
+			return err
+		}
+	}
 }
 
 // load waits until the started engine has its model, and asks for its slots.

@@ -164,6 +164,35 @@ func TestShadowSleepsUntilItIsWoken(t *testing.T) {
 	require.Contains(t, body, "engine is standby")
 }
 
+// TestRequestBeforeTheFirstSleep: it is waited for. Somebody asked the engine itself.
+func TestRequestBeforeTheFirstSleep(t *testing.T) {
+	t.Parallel()
+	s := startShim(t, settings{role: replica.RoleShadow, loading: true})
+	s.await("the engine", func() bool {
+		resp, err := http.Get(s.engine + "/is_sleeping")
+		if err == nil {
+			_ = resp.Body.Close()
+		}
+		return err == nil
+	})
+	answered := make(chan struct{})
+	go func() {
+		defer close(answered)
+		resp, err := http.Post(s.engine+"/v1/completions", "application/json", strings.NewReader(`{}`))
+		if err != nil {
+			t.Errorf("the request was cut off: %v", err)
+			return
+		}
+		_ = resp.Body.Close()
+	}()
+	s.await("the request", func() bool { _, body := call(t, http.MethodGet, s.engine+"/metrics"); return strings.Contains(body, `num_requests_running{model_name="m",engine="0"} 1`) })
+	s.control("healthy")
+	s.await("the shim to wait", func() bool { return strings.Contains(s.log.String(), "before it was put to sleep") })
+	s.control("release")
+	<-answered
+	s.awaitState(engine.Standby)
+}
+
 func TestFailedWakeIsFatalAndNeverRegistered(t *testing.T) {
 	t.Parallel()
 	a := consultest.New(t)
