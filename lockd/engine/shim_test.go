@@ -185,7 +185,10 @@ func TestRequestBeforeTheFirstSleep(t *testing.T) {
 		}
 		_ = resp.Body.Close()
 	}()
-	s.await("the request", func() bool { _, body := call(t, http.MethodGet, s.engine+"/metrics"); return strings.Contains(body, `num_requests_running{model_name="m",engine="0"} 1`) })
+	s.await("the request", func() bool {
+		_, body := call(t, http.MethodGet, s.engine+"/metrics")
+		return strings.Contains(body, `num_requests_running{model_name="m",engine="0"} 1`)
+	})
 	s.control("healthy")
 	s.await("the shim to wait", func() bool { return strings.Contains(s.log.String(), "before it was put to sleep") })
 	s.control("release")
