@@ -65,7 +65,8 @@ bench: build tools ## Benchmarks: gateway against a ReverseProxy, failover again
 	go test ./controller/gateway -run '^$$' -bench Gateway -benchtime 1x -timeout 30m
 	REMUDA_TOOLS=$(CURDIR)/$(TOOLS) go test ./lockd -run '^$$' -bench Failover -benchtime 1x -timeout 30m
 	REMUDA_FAILOVER_KILLS=200 REMUDA_BIN=$(CURDIR)/$(BIN) REMUDA_TOOLS=$(CURDIR)/$(TOOLS) go test -tags e2e -count 1 -v -timeout 60m -run 'TestFailover$$' ./e2e
-	go test ./device-plugin/gms/client -run '^$$' -bench 'Import|Metadata|Session' -benchtime 3x -timeout 30m
+	go test ./device-plugin/gms/client -run '^$$' -bench Import -benchtime 3x -timeout 30m
+	go test ./device-plugin/gms/client -run '^$$' -bench 'Metadata|Session' -benchtime 5s
 	REMUDA_BIN=$(CURDIR)/$(BIN) go test -tags e2e ./e2e -run '^$$' -bench PairMemory -benchtime 1x
 
 gpu-check: ## Bundle the checks for a machine with a GPU into bin/gpu-check.tar.gz
