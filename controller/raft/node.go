@@ -46,8 +46,12 @@ type Node struct {
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
 
-	failed    chan struct{}
-	failure   error
+	failed  chan struct{}
+	failure error
+	// down is closed once Raft has stopped.
+	down      chan struct{}
+	downOnce  sync.Once
+	downErr   error
 	closeOnce sync.Once
 	closeErr  error
 }
@@ -61,7 +65,7 @@ func Open(cfg Config) (*Node, error) {
 	if err := os.MkdirAll(cfg.DataDir, 0o700); err != nil {
 		return nil, fmt.Errorf("raft: %w", err)
 	}
-	n := &Node{cfg: cfg, log: cfg.Logger.Named("raft"), failed: make(chan struct{})}
+	n := &Node{cfg: cfg, log: cfg.Logger.Named("raft"), failed: make(chan struct{}), down: make(chan struct{})}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	if err := n.open(); err != nil {
 		n.cancel()
@@ -148,7 +152,7 @@ func (n *Node) release() error {
 		n.cfg.Registerer.Unregister(n.metrics)
 	}
 	if n.raft != nil {
-		errs = append(errs, n.raft.Shutdown().Error())
+		errs = append(errs, n.shutdown())
 		n.lead.stop()
 	}
 	if n.transport != nil {
@@ -190,10 +194,19 @@ func (n *Node) watchFailure() {
 	case <-n.ctx.Done():
 	case <-n.failed:
 		n.log.Error("this server cannot go on", "reason", n.failure)
-		if err := n.raft.Shutdown().Error(); err != nil {
+		if err := n.shutdown(); err != nil {
 			n.log.Error("shutdown", "error", err)
 		}
 	}
+}
+
+// shutdown stops Raft, and returns once it has stopped.
+func (n *Node) shutdown() error {
+	n.downOnce.Do(func() {
+		n.downErr = n.raft.Shutdown().Error()
+		close(n.down)
+	})
+	return n.downErr
 }
 
 // Failed is closed when the server cannot go on: Err says why. What is left to do is
@@ -280,12 +293,15 @@ func (n *Node) apply(ctx context.Context, data []byte) (state.Result, error) {
 // await waits for a future, and turns its error into one of this package.
 func (n *Node) await(ctx context.Context, f hraft.Future) error {
 	done := make(chan error, 1)
-	go func() { done <- f.Error() }() // Ends by itself: Raft answers at the latest when it is shut down.
+	go func() { done <- f.Error() }()
 	var err error
 	select {
 	case err = <-done:
 	case <-ctx.Done():
 		return fmt.Errorf("%w: %w", ErrUnknownOutcome, ctx.Err())
+	case <-n.down:
+		// Raft never answers what lay in its queue when it was shut down.
+		return fmt.Errorf("%w: %w", ErrUnknownOutcome, ErrClosed)
 	}
 	switch {
 	case err == nil:

@@ -297,6 +297,40 @@ func TestNewerCommandStopsAnOlderServer(t *testing.T) {
 	s.sees("a", "1")
 }
 
+// Raft never answers what waits in its queue at the moment it stops: callers must be
+// answered all the same.
+func TestNobodyWaitsForAStoppedServer(t *testing.T) {
+	for name, end := range map[string]func(*raft.Node){
+		"failed": func(n *raft.Node) { _ = n.ApplyRaw(t.Context(), []byte{0x70}) },
+		"closed": func(n *raft.Node) { _ = n.Close() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			for range 10 {
+				c := start(t, 1, nil)
+				node := c.servers[0].node
+				var wg sync.WaitGroup
+				for range 64 {
+					wg.Go(func() {
+						for failed := 0; failed < 3; {
+							if _, err := node.Apply(t.Context(), set("a", "1")); err != nil {
+								failed++
+							}
+						}
+					})
+				}
+				end(node)
+				answered := make(chan struct{})
+				go func() { wg.Wait(); close(answered) }()
+				select {
+				case <-answered:
+				case <-time.After(20 * time.Second):
+					t.Fatal("callers wait for a server that has stopped")
+				}
+			}
+		})
+	}
+}
+
 func TestMetrics(t *testing.T) {
 	reg := prometheus.NewPedanticRegistry()
 	c := start(t, 1, func(cfg *raft.Config) { cfg.Registerer = reg })

@@ -18,6 +18,7 @@ import (
 	"remuda/device-plugin/gms/backend/cuda/cudatest"
 	"remuda/device-plugin/nvml/fakenvml"
 	"remuda/internal/gpucheck"
+	"remuda/internal/proclog"
 )
 
 const patience = 20 * time.Second
@@ -65,26 +66,8 @@ type check struct {
 	tmp    string
 	cmd    *exec.Cmd
 	stdout bytes.Buffer
-	stderr *watched
+	stderr *proclog.Buffer
 	mark   string
-}
-
-// watched is standard error that a test can wait for.
-type watched struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (w *watched) Write(p []byte) (int, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.buf.Write(p)
-}
-
-func (w *watched) String() string {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.buf.String()
 }
 
 const markEnv = "REMUDA_TEST_GPU_CHECK"
@@ -92,7 +75,7 @@ const markEnv = "REMUDA_TEST_GPU_CHECK"
 // start starts gpu-check with small sizes.
 func start(t *testing.T, args ...string) *check {
 	t.Helper()
-	c := &check{t: t, dir: t.TempDir(), stderr: &watched{}, mark: fmt.Sprintf("%s=%s-%d", markEnv, t.Name(), time.Now().UnixNano())}
+	c := &check{t: t, dir: t.TempDir(), stderr: &proclog.Buffer{}, mark: fmt.Sprintf("%s=%s-%d", markEnv, t.Name(), time.Now().UnixNano())}
 	require.NoError(t, os.Mkdir(filepath.Join(c.dir, "weights"), 0o755))
 	dir := bin(t)
 	c.cmd = exec.Command(filepath.Join(dir, "gpu-check"), append([]string{

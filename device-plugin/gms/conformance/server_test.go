@@ -1,19 +1,19 @@
 package conformance_test
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"remuda/internal/proclog"
 )
 
 // The GPUs of the servers here, unless a test says otherwise.
@@ -224,22 +224,7 @@ func descriptors(t testing.TB, pid int) (all, sockets, memfds int) {
 }
 
 // logBuffer is what a process wrote.
-type logBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *logBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *logBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
+type logBuffer struct{ proclog.Buffer }
 
 // fault is what a program writes when it is broken.
 func (l *logBuffer) fault() error {
