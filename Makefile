@@ -9,7 +9,7 @@ PACKAGES := ./...
 # How long make soak goes on.
 SOAK ?= 1h
 # How long make fuzz goes on with each target.
-FUZZ ?= 1m
+FUZZ ?= 20s
 # go-nvml is cgo and warns about its own header. It looks NVML's symbols up when
 # they are first called, so the linker must not ask for them at the start.
 export CGO_CFLAGS ?= -Wno-deprecated-declarations
@@ -48,10 +48,14 @@ lint: vet ## go vet and golangci-lint with .golangci.yml
 	@tools/build golangci-lint
 	$(TOOLS)/golangci-lint run --build-tags e2e $(PACKAGES)
 
-fuzz: ## Fuzz the GPU memory service's frames and state machine, FUZZ=1m each
-	go test ./device-plugin/gms/wire -run '^$$' -fuzz '^FuzzReadFrame$$' -fuzztime $(FUZZ)
-	go test ./device-plugin/gms/wire -run '^$$' -fuzz '^FuzzDecode$$' -fuzztime $(FUZZ)
-	go test ./device-plugin/gms/layout -run '^$$' -fuzz '^FuzzMachine$$' -fuzztime $(FUZZ)
+fuzz: ## Fuzz what reads bytes of others: frames, commands, snapshots, model files; FUZZ=20s each
+	@fuzz() { echo "fuzzing $$2 in $$1"; go test $$1 -run '^$$' -fuzz "^$$2\$$" -fuzztime $(FUZZ) -fuzzminimizetime 10x; }; \
+	fuzz ./device-plugin/gms/wire FuzzReadFrame; \
+	fuzz ./device-plugin/gms/wire FuzzDecode; \
+	fuzz ./device-plugin/gms/layout FuzzMachine; \
+	fuzz ./controller/state FuzzApply; \
+	fuzz ./controller/state FuzzRestore; \
+	fuzz ./controller/modelfile FuzzParse
 
 e2e: tools ollama build ## End-to-end tests on real Nomad, Consul and Ollama
 	REMUDA_BIN=$(CURDIR)/$(BIN) REMUDA_TOOLS=$(CURDIR)/$(TOOLS) REMUDA_OLLAMA=$(CURDIR)/$(TOOLS)/ollama \
@@ -61,13 +65,17 @@ e2e: tools ollama build ## End-to-end tests on real Nomad, Consul and Ollama
 soak: ## Torture lockd for SOAK=1h
 	REMUDA_SOAK=$(SOAK) go test -tags e2e -count 1 -timeout 0 -v -run NeverTwo ./lockd/torture
 
-bench: build tools ## Benchmarks: gateway against a ReverseProxy, failover against flock and Consul, shared memory against files
+bench: build tools ## Benchmarks: gateway against a ReverseProxy, failover against flock and Consul, shared memory against files, controller
 	go test ./controller/gateway -run '^$$' -bench Gateway -benchtime 1x -timeout 30m
 	REMUDA_TOOLS=$(CURDIR)/$(TOOLS) go test ./lockd -run '^$$' -bench Failover -benchtime 1x -timeout 30m
 	REMUDA_FAILOVER_KILLS=200 REMUDA_BIN=$(CURDIR)/$(BIN) REMUDA_TOOLS=$(CURDIR)/$(TOOLS) go test -tags e2e -count 1 -v -timeout 60m -run 'TestFailover$$' ./e2e
 	go test ./device-plugin/gms/client -run '^$$' -bench Import -benchtime 3x -timeout 30m
 	go test ./device-plugin/gms/client -run '^$$' -bench 'Metadata|Session' -benchtime 5s
 	REMUDA_BIN=$(CURDIR)/$(BIN) go test -tags e2e ./e2e -run '^$$' -bench PairMemory -benchtime 1x
+	go test ./controller/raft -run '^$$' -bench Placements -benchtime 3s
+	go test ./controller/raft ./controller/state -run '^$$' -bench 'Snapshot|ReplicaDay|ApplyPlace' -benchtime 1x
+	go test ./controller/planner ./controller/server -run '^$$' -bench . -benchtime 3s
+	REMUDA_BIN=$(CURDIR)/$(BIN) REMUDA_TOOLS=$(CURDIR)/$(TOOLS) go test -tags e2e ./e2e -run '^$$' -bench ScaleToHot -benchtime 1x -timeout 20m
 
 gpu-check: ## Bundle the checks for a machine with a GPU into bin/gpu-check.tar.gz
 	@tools/gpu-check

@@ -25,6 +25,8 @@ import (
 	nomadapi "github.com/hashicorp/nomad/api"
 	"github.com/stretchr/testify/require"
 
+	"remuda/controller/api"
+	"remuda/controller/planner"
 	"remuda/internal/devcluster"
 	"remuda/internal/proclog"
 	"remuda/internal/replica"
@@ -53,9 +55,10 @@ type dev struct {
 	done chan struct{}
 	err  error
 
-	info   devcluster.Info
-	nomad  *nomadapi.Client
-	consul *consulapi.Client
+	info       devcluster.Info
+	nomad      *nomadapi.Client
+	consul     *consulapi.Client
+	controller *api.Client
 }
 
 // startDev starts `remuda dev` with args; it does not wait for it.
@@ -126,7 +129,16 @@ func (d *dev) await(dataDir string) *dev {
 	cc.Address = d.info.Consul
 	d.consul, err = consulapi.NewClient(cc)
 	require.NoError(d.t, err)
+	d.controller, err = api.NewClient(api.Config{Addresses: []string{d.info.Controller}})
+	require.NoError(d.t, err)
 	return d
+}
+
+// pause keeps the controller from bringing back what a test takes away.
+func (d *dev) pause() {
+	d.t.Helper()
+	_, err := d.controller.SetSwitch(d.t.Context(), planner.PauseReconcile, api.SwitchRequest{Value: "on"})
+	require.NoError(d.t, err)
 }
 
 // newDev starts a cluster in a directory of its own and waits for it.
@@ -266,9 +278,15 @@ type shimState struct {
 // alloc returns the newest running allocation of the cluster's job.
 func (d *dev) alloc() *nomadapi.Allocation {
 	d.t.Helper()
+	return d.allocOf(d.info.Job)
+}
+
+// allocOf returns the newest running allocation of a job.
+func (d *dev) allocOf(job string) *nomadapi.Allocation {
+	d.t.Helper()
 	var found *nomadapi.Allocation
 	eventually(d.t, time.Minute, "a running allocation", func() error {
-		list, _, err := d.nomad.Jobs().Allocations(d.info.Job, false, nil)
+		list, _, err := d.nomad.Jobs().Allocations(job, false, nil)
 		if err != nil {
 			return err
 		}

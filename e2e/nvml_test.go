@@ -45,8 +45,9 @@ func freePorts(t *testing.T, n int) []int {
 	return ports
 }
 
-// startNomad starts an agent whose device plugin has the given configuration.
-func startNomad(t *testing.T, config string) *nomadNode {
+// startNomad starts an agent whose device plugin has the given configuration. more are
+// further config files, which Nomad merges with its own.
+func startNomad(t *testing.T, config string, more ...string) *nomadNode {
 	t.Helper()
 	n := &nomadNode{t: t, dir: dataDir(t), log: &proclog.Buffer{}}
 	ports := freePorts(t, 3)
@@ -102,7 +103,13 @@ plugin "remuda-device" {
   }
 }
 `, filepath.Join(n.dir, "data"), filepath.Dir(n.plugin), ports[0], ports[1], ports[2], filepath.Join(n.dir, "mounts"), config), 0o600))
-	cmd := exec.Command(toolPath(t, "nomad"), "agent", "-config", agent)
+	args := []string{"agent", "-config", agent}
+	for i, text := range more {
+		path := filepath.Join(n.dir, fmt.Sprintf("more-%d.hcl", i))
+		require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
+		args = append(args, "-config", path)
+	}
+	cmd := exec.Command(toolPath(t, "nomad"), args...)
 	cmd.Stdout, cmd.Stderr = n.log, n.log
 	cmd.WaitDelay = time.Second
 	require.NoError(t, cmd.Start())

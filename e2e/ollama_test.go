@@ -64,6 +64,7 @@ func TestOllama(t *testing.T) {
 	r := bufio.NewReader(resp.Body)
 	_, err = r.ReadString('\n')
 	require.NoError(t, err, "the stream has begun")
+	d.pause()
 	d.command("nomad", "job", "stop", "-detach", d.info.Job)
 	told := time.Now()
 	got, err := readStream(r, func(time.Time) {})

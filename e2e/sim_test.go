@@ -639,6 +639,7 @@ func jobStop(t *testing.T, d *dev) {
 		}
 		return nil
 	})
+	d.pause()
 	d.command("nomad", "job", "stop", "-detach", "-purge", d.info.Job)
 	eventually(t, 5*time.Second, "the engine to leave Consul", func() error {
 		if there, err := d.inCatalog(); err != nil || there {
@@ -672,5 +673,5 @@ func jobRun(t *testing.T, d *dev) {
 	got, err := streamChat(t.Context(), d.info.Gateway, "by-hand", "Hello", 8)
 	require.NoError(t, err)
 	require.Equal(t, exact("by-hand", "Hello", 8).Text, got.text)
-	require.Equal(t, []string{"GPU-00000000-0000-4000-8000-000000000001#1"}, d.alloc().AllocatedResources.Tasks["primary"].Devices[0].DeviceIDs)
+	require.Equal(t, []string{"GPU-00000000-0000-4000-8000-000000000001#1"}, d.allocOf("demo").AllocatedResources.Tasks["primary"].Devices[0].DeviceIDs)
 }

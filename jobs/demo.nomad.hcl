@@ -1,10 +1,11 @@
 # One replica of a model on the simulated engine, pinned to one seat of one GPU.
 #
 #   nomad job run jobs/demo.nomad.hcl
+#   remuda model apply jobs/single.model.hcl    # the same, placed by the controller
 #
 # needs a Nomad >= 1.11.1 whose client has raw_exec enabled, the remuda-device
 # plugin configured, and `remuda` on its PATH (or -var remuda=/path/to/remuda).
-# `remuda dev` runs this file unchanged.
+# `remuda dev` runs this file unchanged, through the controller.
 
 variable "model" {
   description = "What clients name in their requests."
@@ -34,6 +35,40 @@ variable "weights" {
 variable "slots" {
   description = "Requests that the engine works on at once."
   default     = "16"
+}
+
+# What the controller gives to a variant's job file. `nomad job run` leaves the
+# defaults.
+variable "remuda_model" {
+  description = "The model's name; empty: the variable model."
+  default     = ""
+}
+
+variable "remuda_variant" {
+  description = "The variant's name."
+  default     = "sim"
+}
+
+variable "remuda_replica" {
+  description = "The replica's whole name, which the engines bear; empty: one made of the allocation's ID."
+  default     = ""
+}
+
+variable "remuda_gpus" {
+  description = "GPUs of an engine."
+  type        = number
+  default     = 1
+}
+
+variable "remuda_slots" {
+  description = "Requests that an engine works on at once; 0: the variable slots."
+  type        = number
+  default     = 0
+}
+
+locals {
+  model = var.remuda_model == "" ? var.model : var.remuda_model
+  slots = var.remuda_slots == 0 ? var.slots : var.remuda_slots
 }
 
 job "demo" {
@@ -98,18 +133,18 @@ job "demo" {
         args = [
           "engine",
           "-role", "primary",
-          "-group", "${var.model}:sim:${NOMAD_ALLOC_ID}",
+          "-group", var.remuda_replica == "" ? "${local.model}:${var.remuda_variant}:${NOMAD_ALLOC_ID}" : var.remuda_replica,
           "-engine-url", "http://${NOMAD_ADDR_engine}",
           "-listen", "${NOMAD_ADDR_shim}",
           "-consul", var.consul,
-          "-slots", var.slots,
+          "-slots", local.slots,
           "-drain-timeout", "20s",
           "--",
           var.remuda, "sim",
           "-listen", "${NOMAD_ADDR_engine}",
-          "-model", var.model,
+          "-model", local.model,
           "-weights", "${NOMAD_ALLOC_DIR}/data/weights.safetensors",
-          "-max-num-seqs", var.slots,
+          "-max-num-seqs", local.slots,
         ]
       }
 
@@ -137,7 +172,7 @@ job "demo" {
         memory = 1024
 
         device "nvidia/gpu" {
-          count = 1
+          count = var.remuda_gpus
 
           constraint {
             attribute = "${device.ids}"

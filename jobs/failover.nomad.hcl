@@ -2,6 +2,7 @@
 # shadow on two seats of one GPU, and lockd, which decides between them.
 #
 #   nomad job run jobs/failover.nomad.hcl
+#   remuda model apply jobs/demo.model.hcl    # the same, placed by the controller
 #
 # The primary writes the weights into the GPU memory service of the node
 # (jobs/gms.nomad.hcl, which must run), the shadow maps the same memory, and both go
@@ -12,7 +13,7 @@
 #
 # It needs a Nomad >= 1.11.1 whose client has raw_exec enabled, the remuda-device
 # plugin configured, and `remuda` on its PATH (or -var remuda=/path/to/remuda).
-# `remuda dev` runs this file unchanged.
+# `remuda dev` runs this file unchanged, through the controller.
 
 variable "model" {
   description = "What clients name in their requests."
@@ -52,6 +53,40 @@ variable "slots" {
 variable "start_budget" {
   description = "How long an engine may take to load its model before it counts as hung."
   default     = "2h"
+}
+
+# What the controller gives to a variant's job file. `nomad job run` leaves the
+# defaults.
+variable "remuda_model" {
+  description = "The model's name; empty: the variable model."
+  default     = ""
+}
+
+variable "remuda_variant" {
+  description = "The variant's name."
+  default     = "sim"
+}
+
+variable "remuda_replica" {
+  description = "The replica's whole name, which the engines bear; empty: one made of the allocation's ID."
+  default     = ""
+}
+
+variable "remuda_gpus" {
+  description = "GPUs of an engine."
+  type        = number
+  default     = 1
+}
+
+variable "remuda_slots" {
+  description = "Requests that an engine works on at once; 0: the variable slots."
+  type        = number
+  default     = 0
+}
+
+locals {
+  model = var.remuda_model == "" ? var.model : var.remuda_model
+  slots = var.remuda_slots == 0 ? var.slots : var.remuda_slots
 }
 
 job "failover" {
@@ -141,19 +176,19 @@ job "failover" {
           "engine",
           "-role", "primary",
           "-lock", "../alloc/data/lockd.sock",
-          "-group", "${var.model}:sim:${NOMAD_ALLOC_ID}",
+          "-group", var.remuda_replica == "" ? "${local.model}:${var.remuda_variant}:${NOMAD_ALLOC_ID}" : var.remuda_replica,
           "-engine-url", "http://${NOMAD_ADDR_primary}",
           "-listen", "${NOMAD_ADDR_primary_shim}",
           "-consul", var.consul,
-          "-slots", var.slots,
+          "-slots", local.slots,
           "-drain-timeout", "20s",
           "--",
           var.remuda, "sim",
           "-listen", "${NOMAD_ADDR_primary}",
-          "-model", var.model,
+          "-model", local.model,
           "-weights", "${NOMAD_ALLOC_DIR}/data/weights.safetensors",
           "-gms-socket", var.gms,
-          "-max-num-seqs", var.slots,
+          "-max-num-seqs", local.slots,
         ]
       }
 
@@ -196,7 +231,7 @@ job "failover" {
         memory = 1024
 
         device "nvidia/gpu" {
-          count = 1
+          count = var.remuda_gpus
 
           constraint {
             attribute = "${device.ids}"
@@ -216,19 +251,19 @@ job "failover" {
           "engine",
           "-role", "shadow",
           "-lock", "../alloc/data/lockd.sock",
-          "-group", "${var.model}:sim:${NOMAD_ALLOC_ID}",
+          "-group", var.remuda_replica == "" ? "${local.model}:${var.remuda_variant}:${NOMAD_ALLOC_ID}" : var.remuda_replica,
           "-engine-url", "http://${NOMAD_ADDR_shadow}",
           "-listen", "${NOMAD_ADDR_shadow_shim}",
           "-consul", var.consul,
-          "-slots", var.slots,
+          "-slots", local.slots,
           "-drain-timeout", "20s",
           "--",
           var.remuda, "sim",
           "-listen", "${NOMAD_ADDR_shadow}",
-          "-model", var.model,
+          "-model", local.model,
           "-weights", "${NOMAD_ALLOC_DIR}/data/weights.safetensors",
           "-gms-socket", var.gms,
-          "-max-num-seqs", var.slots,
+          "-max-num-seqs", local.slots,
         ]
       }
 
@@ -271,7 +306,7 @@ job "failover" {
         memory = 1024
 
         device "nvidia/gpu" {
-          count = 1
+          count = var.remuda_gpus
 
           constraint {
             attribute = "${device.ids}"

@@ -1,8 +1,17 @@
-// Package jobs holds the Nomad job files that users run as they are. They are
-// embedded, so that `remuda dev` runs the very same files.
+// Package jobs holds the Nomad job files and the model files that users run as they
+// are. They are embedded, so that `remuda dev` runs the very same files.
+//
+// A job file NAME.nomad.hcl that a model file names runs either way: by `nomad job
+// run`, with the defaults of its variables, or as a variant's, with the reserved
+// variables of package modelfile given by the controller.
 package jobs
 
-import _ "embed"
+import "embed"
+
+// Files are all job files and model files, by their names in this directory.
+//
+//go:embed *.hcl
+var Files embed.FS
 
 // Demo runs the simulated engine on a pinned seat.
 //
@@ -23,3 +32,10 @@ var GMS string
 //
 //go:embed ollama.nomad.hcl
 var Ollama string
+
+// Model files that `remuda dev` applies, by their names in Files.
+const (
+	DemoModel   = "demo.model.hcl"   // failover pairs on the simulated engine
+	SingleModel = "single.model.hcl" // the same without shadows
+	TinyModel   = "tiny.model.hcl"   // on Ollama
+)

@@ -2,6 +2,7 @@
 # pinned to one seat of one GPU.
 #
 #   nomad job run jobs/ollama.nomad.hcl
+#   remuda model apply jobs/tiny.model.hcl    # the same, placed by the controller
 #   nomad job run -var gguf=/models/llama.gguf -var model=llama jobs/ollama.nomad.hcl
 #
 # Without a GGUF file it makes a tiny one with random weights: real tokens, no
@@ -41,6 +42,40 @@ variable "consul" {
 variable "slots" {
   description = "Requests that Ollama works on at once."
   default     = "2"
+}
+
+# What the controller gives to a variant's job file. `nomad job run` leaves the
+# defaults.
+variable "remuda_model" {
+  description = "The model's name; empty: the variable model."
+  default     = ""
+}
+
+variable "remuda_variant" {
+  description = "The variant's name."
+  default     = "ollama"
+}
+
+variable "remuda_replica" {
+  description = "The replica's whole name, which the engines bear; empty: one made of the allocation's ID."
+  default     = ""
+}
+
+variable "remuda_gpus" {
+  description = "GPUs of an engine."
+  type        = number
+  default     = 1
+}
+
+variable "remuda_slots" {
+  description = "Requests that an engine works on at once; 0: the variable slots."
+  type        = number
+  default     = 0
+}
+
+locals {
+  model = var.remuda_model == "" ? var.model : var.remuda_model
+  slots = var.remuda_slots == 0 ? var.slots : var.remuda_slots
 }
 
 job "ollama" {
@@ -109,12 +144,12 @@ job "ollama" {
           "engine",
           "-role", "primary",
           "-dialect", "ollama",
-          "-group", "${var.model}:ollama:${NOMAD_ALLOC_ID}",
+          "-group", var.remuda_replica == "" ? "${local.model}:${var.remuda_variant}:${NOMAD_ALLOC_ID}" : var.remuda_replica,
           "-model-file", var.gguf == "" ? "${NOMAD_ALLOC_DIR}/data/tiny.gguf" : var.gguf,
           "-engine-url", "http://${NOMAD_ADDR_engine}",
           "-listen", "${NOMAD_ADDR_shim}",
           "-consul", var.consul,
-          "-slots", var.slots,
+          "-slots", local.slots,
           "-drain-timeout", "20s",
         ], var.gguf == "" ? ["-model-parameter", "num_thread=1"] : [], ["--", var.ollama, "serve"])
       }
@@ -124,7 +159,7 @@ job "ollama" {
         OLLAMA_HOST         = "${NOMAD_ADDR_engine}"
         OLLAMA_MODELS       = "${NOMAD_ALLOC_DIR}/data/ollama"
         OLLAMA_KEEP_ALIVE   = "-1"
-        OLLAMA_NUM_PARALLEL = var.slots
+        OLLAMA_NUM_PARALLEL = local.slots
         OLLAMA_NOPRUNE      = "1"
         GIN_MODE            = "release"
       }
@@ -150,7 +185,7 @@ job "ollama" {
         memory = 1024
 
         device "nvidia/gpu" {
-          count = 1
+          count = var.remuda_gpus
 
           constraint {
             attribute = "${device.ids}"

@@ -14,8 +14,9 @@ func (p *program) devVerb() verb {
 	return verb{
 		synopsis: "Run a complete local cluster in the foreground",
 		usage:    "[flags]",
-		about: `Starts real Consul, real Nomad with the device plugin and simulated GPUs, the gateway and nomad-autoscaler,
-runs a demo model (a primary and its shadow on one GPU), prints where everything is, and takes it all down on Ctrl-C. A second Ctrl-C hurries.
+		about: `Starts real Consul, real Nomad with the device plugin and simulated GPUs, the controller, the gateway and
+nomad-autoscaler, deploys a demo model through the controller (a primary and its shadow on one GPU), prints where
+everything is, and takes it all down on Ctrl-C. A second Ctrl-C hurries.
 
 nomad, consul and nomad-autoscaler are taken from PATH where they are new enough, else from .tools/bin,
 where "make tools" builds them. Several clusters may run side by side.`,
@@ -24,6 +25,7 @@ where "make tools" builds them. Several clusters may run side by side.`,
 			fs.IntVar(&opts.GPUs, "gpus", opts.GPUs, "`number` of simulated GPUs, 1 to 16")
 			fs.StringVar(&opts.Engine, "engine", opts.Engine, "the demo model's `engine`: sim, or ollama (a real one)")
 			fs.BoolVar(&opts.Single, "single", false, "run one engine of the demo model instead of a primary with its shadow")
+			fs.StringVar(&opts.Model, "model", "", "model `file` to apply in place of the demo model's; where its job files declare remuda, consul or ollama and it says nothing of them, they are this cluster's")
 			fs.StringVar(&opts.GGUF, "gguf", "", "model `file` for -engine ollama (default: a tiny one with random weights)")
 			fs.BoolVar(&opts.NoAutoscaler, "no-autoscaler", false, "do not run nomad-autoscaler")
 			fs.StringVar(&opts.DataDir, "data-dir", "", "`directory` for everything (default: the first free one of $XDG_STATE_HOME/remuda/dev, dev-2, …)")

@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"net"
+	"strings"
 	"sync"
 
 	"remuda/controller/consul"
@@ -17,12 +18,14 @@ func (p *program) gatewayVerb() verb {
 		usage:    "-config FILE | -dev [flags]",
 		about: `Serves /v1/models, /v1/chat/completions, /v1/completions and /v1/embeddings on the engines that Consul lists as
 passing, streams included, and its own /live, /ready and /metrics. It appears in Consul as the service remuda-gateway
-("service" in the consul block of the file). SIGTERM or Ctrl-C lets running requests finish.`,
+("service" in the consul block of the file). With "addresses" in the file's controller block it follows the controller,
+which it needs for nothing that runs already. SIGTERM or Ctrl-C lets running requests finish.`,
 		setup: func(fs *flag.FlagSet) func(context.Context, []string) error {
 			file := fs.String("config", "", "HCL `file` with the settings")
 			dev := fs.Bool("dev", false, "use the default settings, on loopback")
 			listen := fs.String("listen", "", "`address` for clients (default: what the file says, else 127.0.0.1:8080)")
 			consulAddr := fs.String("consul", "", "`address` of the Consul agent (default: what the file says, else CONSUL_HTTP_ADDR, else 127.0.0.1:8500)")
+			controller := fs.String("controller", "", "`URL` of a controller to follow, or several separated by commas (default: what the file says, else none)")
 			logLevel := fs.String("log-level", "", "`level` of the log: trace, debug, info, warn or error (default: what the file says, else info)")
 			return func(ctx context.Context, args []string) error {
 				if err := noArgs(args); err != nil {
@@ -41,6 +44,9 @@ passing, streams included, and its own /live, /ready and /metrics. It appears in
 				override(&cfg.Listen, *listen)
 				override(&cfg.Consul.Address, *consulAddr)
 				override(&cfg.LogLevel, *logLevel)
+				if *controller != "" {
+					cfg.Controller.Addresses = strings.Split(*controller, ",")
+				}
 				if cfg.Logger, err = p.logger("gateway", cfg.LogLevel); err != nil {
 					return err
 				}

@@ -71,6 +71,9 @@ type verb struct {
 	usage string
 	// about explains the command in a few lines.
 	about string
+	// anywhere: flags may also stand behind arguments, as in `scale M 3 -detach`. Not
+	// for verbs whose arguments are another program's command line.
+	anywhere bool
 	// setup declares flags on fs and returns what runs once they are parsed.
 	// The function returns nil for exit code 0, a usageError for 2, else 1.
 	setup func(fs *flag.FlagSet) func(ctx context.Context, args []string) error
@@ -121,17 +124,34 @@ func (c *command) Run(args []string) int {
 	fs := flag.NewFlagSet(c.name, flag.ContinueOnError)
 	fs.SetOutput(io.Discard)
 	run := c.verb.setup(fs)
-	if err := fs.Parse(args); err != nil {
+	args, err := c.parse(fs, args)
+	if err != nil {
 		if errors.Is(err, flag.ErrHelp) {
 			fmt.Fprintln(c.p.stdout, c.Help())
 			return exitOK
 		}
 		return c.fail(usageError{err.Error()})
 	}
-	if err := run(c.p.ctx, fs.Args()); err != nil {
+	if err := run(c.p.ctx, args); err != nil {
 		return c.fail(err)
 	}
 	return exitOK
+}
+
+// parse reads the flags and returns the other arguments. What follows -- is no flag.
+func (c *command) parse(fs *flag.FlagSet, args []string) ([]string, error) {
+	var rest []string
+	for {
+		if err := fs.Parse(args); err != nil {
+			return nil, err
+		}
+		left := fs.Args()
+		read := args[:len(args)-len(left)]
+		if !c.verb.anywhere || len(left) == 0 || len(read) > 0 && read[len(read)-1] == "--" {
+			return append(rest, left...), nil
+		}
+		rest, args = append(rest, left[0]), left[1:]
+	}
 }
 
 func (c *command) fail(err error) int {

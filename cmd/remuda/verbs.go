@@ -4,6 +4,7 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"maps"
 
 	"remuda/internal/version"
 	"remuda/lockd/engine"
@@ -11,21 +12,31 @@ import (
 
 // verbs lists every subcommand by its name.
 func (p *program) verbs() map[string]verb {
-	return map[string]verb{
+	all := map[string]verb{
+		"agent":          p.agentVerb(),
+		"agent health":   p.asking(agentHealth),
+		"agent info":     p.asking(agentInfo),
+		"decision list":  p.asking(decisionList),
 		"dev":            p.devVerb(),
 		"device doctor":  p.deviceDoctorVerb(),
 		"engine":         p.engineVerb(),
 		engine.GuardVerb: p.engineGuardVerb(),
+		"evict":          p.asking(evict),
 		"gateway":        p.gatewayVerb(),
 		"gms":            p.gmsVerb(),
 		"gms keeper":     p.gmsKeeperVerb(),
 		"lockd":          p.lockdVerb(),
 		"lockd status":   p.lockdStatusVerb(),
+		"scale":          p.asking(scale),
 		"sim":            p.simVerb(),
 		"sim gguf":       p.simGGUFVerb(),
 		"sim weights":    p.simWeightsVerb(),
 		"version":        p.versionVerb(),
 	}
+	for _, nouns := range []map[string]verb{p.aclVerbs(), p.modelVerbs(), p.nodeVerbs(), p.raftVerbs(), p.replicaVerbs(), p.snapshotVerbs(), p.switchVerbs()} {
+		maps.Copy(all, nouns)
+	}
+	return all
 }
 
 func (p *program) versionVerb() verb {

@@ -24,8 +24,12 @@ type AnnouncerConfig struct {
 	// agent's own address. Required.
 	Listen net.Addr
 	// CheckPath is what Consul asks for over HTTP at Listen, as "/ready"; any
-	// 2xx answer passes. Required.
+	// 2xx answer passes. Empty: Consul only connects, as it must where the daemon
+	// asks its clients for certificates.
 	CheckPath string
+	// TLS has Consul ask over HTTPS. It does not verify the certificate, which is
+	// for the name by which others know the daemon.
+	TLS bool
 	// CheckInterval is how often Consul asks.
 	CheckInterval time.Duration
 	// Repair is how often the announcer looks whether Consul still knows the
@@ -58,7 +62,7 @@ func (c AnnouncerConfig) validate() error {
 	if _, ok := c.Listen.(*net.TCPAddr); !ok {
 		errs = append(errs, fmt.Errorf("listen is %v: want a TCP address", c.Listen))
 	}
-	if c.CheckPath == "" || c.CheckPath[0] != '/' {
+	if c.CheckPath != "" && c.CheckPath[0] != '/' {
 		errs = append(errs, fmt.Errorf("check path is %q: want one that begins with /", c.CheckPath))
 	}
 	for _, d := range []struct {
@@ -110,16 +114,23 @@ func announcement(cfg AnnouncerConfig) *api.AgentServiceRegistration {
 		host, checkHost = "", "127.0.0.1"
 	}
 	port := strconv.Itoa(tcp.Port)
-	check := url.URL{Scheme: "http", Host: net.JoinHostPort(checkHost, port), Path: cfg.CheckPath}
-	id := cfg.Service + "-" + net.JoinHostPort(checkHost, port)
-	return &api.AgentServiceRegistration{
-		Kind: api.ServiceKindTypical, ID: id, Name: cfg.Service, Address: host, Port: tcp.Port,
-		Check: &api.AgentServiceCheck{
-			CheckID: "service:" + id, Name: "GET " + cfg.CheckPath, HTTP: check.String(),
-			Interval: cfg.CheckInterval.String(), Timeout: cfg.RequestTimeout.String(),
-			DeregisterCriticalServiceAfter: cfg.ReapAfter.String(),
-		},
+	at := net.JoinHostPort(checkHost, port)
+	id := cfg.Service + "-" + at
+	check := &api.AgentServiceCheck{
+		CheckID: "service:" + id, Interval: cfg.CheckInterval.String(), Timeout: cfg.RequestTimeout.String(),
+		DeregisterCriticalServiceAfter: cfg.ReapAfter.String(),
 	}
+	switch {
+	case cfg.CheckPath == "":
+		check.Name, check.TCP = "connect", at
+	case cfg.TLS:
+		ask := url.URL{Scheme: "https", Host: at, Path: cfg.CheckPath}
+		check.Name, check.HTTP, check.TLSSkipVerify = "GET "+cfg.CheckPath, ask.String(), true
+	default:
+		ask := url.URL{Scheme: "http", Host: at, Path: cfg.CheckPath}
+		check.Name, check.HTTP = "GET "+cfg.CheckPath, ask.String()
+	}
+	return &api.AgentServiceRegistration{Kind: api.ServiceKindTypical, ID: id, Name: cfg.Service, Address: host, Port: tcp.Port, Check: check}
 }
 
 // Run registers the service, repairs the registration while ctx lasts, and

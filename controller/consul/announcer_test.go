@@ -89,3 +89,21 @@ func TestAnnouncerConfigErrorsNameEveryField(t *testing.T) {
 		require.ErrorContains(t, err, field)
 	}
 }
+
+// TestAnnouncementOfATLSDaemon: Consul asks over HTTPS, or where the daemon wants
+// certificates of its clients only connects.
+func TestAnnouncementOfATLSDaemon(t *testing.T) {
+	a := consultest.New(t)
+	cfg := announcerConfig(a)
+	cfg.TLS = true
+	end := announce(t, cfg)
+	s := a.Await(t, "the registration", count(1))[0]
+	require.Equal(t, "https://127.0.0.1:8080/ready", s.Check.HTTP)
+	require.True(t, s.Check.TLSSkipVerify)
+	end()
+	cfg.CheckPath = ""
+	announce(t, cfg)
+	s = a.Await(t, "the registration", count(1))[0]
+	require.Empty(t, s.Check.HTTP)
+	require.Equal(t, "127.0.0.1:8080", s.Check.TCP)
+}

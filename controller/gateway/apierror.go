@@ -107,6 +107,11 @@ func errNoEngine(model string, wait time.Duration) *apiError {
 		message: fmt.Sprintf("the model %s has no engine that can serve now; retry after the time in Retry-After", shorten(model))}
 }
 
+func errStopped(model string, wait time.Duration) *apiError {
+	return &apiError{status: http.StatusServiceUnavailable, typ: typeServer, code: "model_stopped", param: "model", retryAfter: wait,
+		message: fmt.Sprintf("the model %s is stopped; its operators have to start it", shorten(model))}
+}
+
 func errNoList(wait time.Duration) *apiError {
 	return &apiError{status: http.StatusServiceUnavailable, typ: typeServer, code: "gateway_starting", retryAfter: wait,
 		message: "the gateway has just started and has no list of engines from Consul yet; retry after the time in Retry-After"}

@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/url"
 	"strings"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
 
+	"remuda/internal/hclconfig"
 	"remuda/internal/replica"
 )
 
@@ -33,10 +35,11 @@ type Config struct {
 	// request. It is rounded up to whole seconds.
 	RetryAfter time.Duration
 
-	Consul   Consul
-	Timeouts Timeouts
-	Limits   Limits
-	Routing  Routing
+	Consul     Consul
+	Controller Controller
+	Timeouts   Timeouts
+	Limits     Limits
+	Routing    Routing
 
 	// Watcher reports the engines. Required.
 	Watcher Watcher
@@ -61,6 +64,18 @@ type Consul struct {
 	Address string
 	// Token is the ACL token. Empty means CONSUL_HTTP_TOKEN, if set.
 	Token string
+}
+
+// Controller says where the controller is. The gateway serves without one.
+type Controller struct {
+	// Addresses are the URLs of its servers; any of them will do. Empty means that
+	// there is none.
+	Addresses []string
+	// Token is of the role gateway. Empty means REMUDA_TOKEN, if set.
+	Token string
+	// CACert is a PEM file with the CA of the servers' certificates. Empty means
+	// REMUDA_CACERT, or the system's without that.
+	CACert string
 }
 
 // Timeouts bound every wait of a request separately. There is no total
@@ -178,19 +193,13 @@ func DefaultConfig() Config {
 // maxBody is the most that limits.body may allow: a body is held in one piece.
 const maxBody = 1 << 30
 
-// problem is one bad setting.
-type problem struct {
-	// field is the setting's name in a config file, as "timeouts.body".
-	field string
-	text  string
-}
-
 // settingProblems checks what a config file can say.
-func (c *Config) settingProblems() []problem {
-	var out []problem
+func (c *Config) settingProblems() []hclconfig.Problem {
+	var out []hclconfig.Problem
 	bad := func(field, format string, args ...any) {
-		out = append(out, problem{field, fmt.Sprintf(format, args...)})
+		out = append(out, hclconfig.Problem{Field: field, Text: fmt.Sprintf(format, args...)})
 	}
+	blame := func(fields ...string) { out[len(out)-1].Blame = fields }
 	if _, _, err := net.SplitHostPort(c.Listen); err != nil {
 		bad("listen", `is %q, want "host:port"`, c.Listen)
 	}
@@ -224,6 +233,18 @@ func (c *Config) settingProblems() []problem {
 			bad(d.field, "is 0, want more: no wait may be unbounded")
 		}
 	}
+	for _, a := range c.Controller.Addresses {
+		if !serverURL(a) {
+			bad("controller.addresses", `has %q, want a URL like "http://127.0.0.1:4750"`, a)
+		}
+	}
+	if strings.ContainsAny(c.Controller.Token, "\r\n\x00") {
+		bad("controller.token", "holds a line break or NUL, want the secret of a token")
+	}
+	if len(c.Controller.Addresses) == 0 && (c.Controller.Token != "" || c.Controller.CACert != "") {
+		bad("controller.addresses", `must be set: with a token or a ca_cert there is a controller`)
+		blame("controller.token", "controller.ca_cert")
+	}
 	if c.Limits.Body < 1 || c.Limits.Body > maxBody {
 		bad("limits.body", "is %d bytes, want 1 to 1GiB", c.Limits.Body)
 	}
@@ -232,6 +253,7 @@ func (c *Config) settingProblems() []problem {
 	}
 	if c.Limits.Buffered < c.Limits.Body {
 		bad("limits.buffered", "is %d bytes, want at least limits.body, which is %d", c.Limits.Buffered, c.Limits.Body)
+		blame("limits.body")
 	}
 	if c.Limits.Attempts < 1 {
 		bad("limits.attempts", "is %d, want at least 1", c.Limits.Attempts)
@@ -239,18 +261,25 @@ func (c *Config) settingProblems() []problem {
 	return out
 }
 
+// serverURL tells whether a is a scheme, a host and a port, and nothing more.
+func serverURL(a string) bool {
+	u, err := url.Parse(a)
+	return err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Host != "" &&
+		strings.Trim(u.Path, "/") == "" && u.RawQuery == "" && u.Fragment == "" && u.User == nil
+}
+
 // validate names every bad field at once.
 func (c *Config) validate() error {
 	problems := c.settingProblems()
 	if c.Watcher == nil {
-		problems = append(problems, problem{"Watcher", "is nil, want a source of engines"})
+		problems = append(problems, hclconfig.Problem{Field: "Watcher", Text: "is nil, want a source of engines"})
 	}
 	if problems == nil {
 		return nil
 	}
 	texts := make([]string, len(problems))
 	for i, p := range problems {
-		texts[i] = p.field + " " + p.text
+		texts[i] = p.Field + " " + p.Text
 	}
 	return errors.New("bad gateway config: " + strings.Join(texts, "; "))
 }

@@ -23,6 +23,12 @@ consul {
   token   = "t"
 }
 
+controller {
+  addresses = ["http://a:4750", "https://b:4750"]
+  token     = "c"
+  ca_cert   = "/ca.pem"
+}
+
 timeouts {
   header      = "1s"
   body        = "2s"
@@ -55,7 +61,8 @@ func TestParseReadsEverySetting(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, gateway.Config{
 		Listen: "0.0.0.0:80", LogLevel: "debug", RetryAfter: 7 * time.Second,
-		Consul: gateway.Consul{Service: "gw", Address: "consul:8500", Token: "t"},
+		Consul:     gateway.Consul{Service: "gw", Address: "consul:8500", Token: "t"},
+		Controller: gateway.Controller{Addresses: []string{"http://a:4750", "https://b:4750"}, Token: "c", CACert: "/ca.pem"},
 		Timeouts: gateway.Timeouts{
 			Header: time.Second, Body: 2 * time.Second, KeepAlive: 3 * time.Second, Write: 4 * time.Second, Connect: 5 * time.Second,
 			FirstByte: 6 * time.Minute, StreamIdle: 7 * time.Second, EngineIdle: 8 * time.Second, LameDuck: 9 * time.Second, Drain: 10 * time.Second,
@@ -94,6 +101,9 @@ func TestParseReportsEveryFaultWithItsLine(t *testing.T) {
 		{"limits that disagree", "\nlimits {\n body = \"512MiB\"\n buffered = \"256MiB\"\n}", []string{`g.hcl:4: limits.buffered is 268435456 bytes, want at least limits.body, which is 536870912`}},
 		{"a body too large to hold", "limits {\n  body = 9223372036854775807\n  buffered = 9223372036854775807\n}", []string{`g.hcl:2: limits.body is 9223372036854775807 bytes, want 1 to 1GiB`}},
 		{"a block twice", "consul {\n}\nconsul {\n}", []string{"g.hcl:3: a second consul block, the first is on line 1"}},
+		{"a controller nowhere", "controller {\n  token = \"t\"\n}", []string{`g.hcl:2: controller.addresses must be set`}},
+		{"controllers that are none", "controller {\n  addresses = [\"http://a:1\", \"b:2\", \"ftp://c\", \"http://d/v1\"]\n  token = 5\n}",
+			[]string{`g.hcl:2: controller.addresses has "b:2", want a URL`, `g.hcl:2: controller.addresses has "ftp://c"`, `g.hcl:2: controller.addresses has "http://d/v1"`, `g.hcl:3: controller.token is no string`}},
 		{"null", "listen = null", []string{"g.hcl:1: listen is no string"}},
 		{"a variable", "listen = var.x", []string{"g.hcl:1: "}},
 		{"sizes", "limits {\n  body = \"-1\"\n  header = \"9999999999GiB\"\n  buffered = \"1KB\"\n}", []string{"g.hcl:2: limits.body", "g.hcl:3: limits.header", "g.hcl:4: limits.buffered"}},
@@ -118,16 +128,26 @@ func TestNewNamesEveryBadField(t *testing.T) {
 	}
 }
 
+func TestNewReadsTheCA(t *testing.T) {
+	cfg := gateway.DefaultConfig()
+	cfg.Watcher = &feed{}
+	cfg.Controller = gateway.Controller{Addresses: []string{"https://a:4750"}, CACert: filepath.Join(t.TempDir(), "none.pem")}
+	_, err := gateway.New(cfg)
+	require.ErrorIs(t, err, os.ErrNotExist)
+}
+
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(fullFile))
 	f.Add([]byte(`limits { body = "9223372036854775807GiB" }`))
 	f.Add([]byte(`timeouts { body = 1e400 }`))
+	f.Add([]byte(`controller { addresses = ["http://a:1/?", "http://u@b"] }`))
 	f.Fuzz(func(t *testing.T, src []byte) {
 		cfg, err := gateway.Parse("g.hcl", src, gateway.DefaultConfig())
 		if err != nil {
 			return
 		}
 		cfg.Watcher = &feed{}
+		cfg.Controller.CACert = "" // a file that New reads
 		if _, err := gateway.New(cfg); err != nil {
 			t.Fatalf("Parse takes what New refuses: %v", err)
 		}

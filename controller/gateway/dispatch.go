@@ -12,12 +12,11 @@ import (
 // Dispatcher decides which engine serves a request, and when. It is safe for
 // concurrent use.
 type Dispatcher interface {
-	// Acquire returns the right to send one request for the model to an
-	// engine, none of those in tried (service IDs that this request already
-	// failed on). It may wait until ctx ends. Its error is or wraps
+	// Acquire returns the right to send a request to an engine of its model, none
+	// of those that it has tried. It may wait until ctx ends. Its error is or wraps
 	// balance.ErrNoList, balance.ErrUnknownModel, balance.ErrNoEngine or the
 	// cause of ctx.
-	Acquire(ctx context.Context, model string, tried []string) (Lease, error)
+	Acquire(ctx context.Context, r balance.Request) (Lease, error)
 }
 
 // Lease is the right to send one request to one engine.
@@ -39,18 +38,22 @@ type Lease interface {
 type roster struct {
 	mu    sync.Mutex
 	table *balance.Table // guarded by mu, held only for table operations
+	// changed gets a word when a request begins or ends, or other orders came; nil
+	// where nobody listens.
+	changed chan struct{}
 }
 
 var _ Dispatcher = (*roster)(nil)
 
 // Acquire gives out the least busy engine at once; it never waits.
-func (d *roster) Acquire(_ context.Context, model string, tried []string) (Lease, error) {
+func (d *roster) Acquire(_ context.Context, r balance.Request) (Lease, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	pick, err := d.table.Pick(time.Now(), model, tried)
+	pick, err := d.table.Pick(time.Now(), r)
 	if err != nil {
 		return nil, err
 	}
+	d.tell()
 	return &rosterLease{d: d, pick: pick}, nil
 }
 
@@ -64,6 +67,33 @@ func (d *roster) lost() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.table.Lost(time.Now())
+}
+
+// tell never waits.
+func (d *roster) tell() {
+	select {
+	case d.changed <- struct{}{}:
+	default:
+	}
+}
+
+func (d *roster) direct(o balance.Orders) balance.Changes {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	defer d.tell()
+	return d.table.Direct(time.Now(), o)
+}
+
+func (d *roster) flights(each, total int) (uint64, []balance.ReplicaLoad) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.table.Flights(each, total)
+}
+
+func (d *roster) stopped(model string) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.table.Stopped(model)
 }
 
 func (d *roster) expire() balance.Changes {
@@ -125,4 +155,5 @@ func (l *rosterLease) Release() {
 	l.d.mu.Lock()
 	defer l.d.mu.Unlock()
 	l.d.table.Release(time.Now(), l.pick)
+	l.d.tell()
 }

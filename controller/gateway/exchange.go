@@ -145,7 +145,7 @@ func (x *exchange) run() *apiError {
 	var failed *apiError
 	var tried []string
 	for range x.g.cfg.Limits.Attempts {
-		lease, err := x.g.dispatch.Acquire(x.r.Context(), x.head.Model, tried)
+		lease, err := x.g.dispatch.Acquire(x.r.Context(), balance.Request{ID: x.id, Model: x.head.Model, Tried: tried})
 		if err != nil {
 			if x.r.Context().Err() != nil {
 				return x.left()

@@ -12,6 +12,9 @@
 //     in OpenAI's shape with a fitting status. After it, a stream gets an event
 //     with the error and the connection is cut, any other answer is cut.
 //   - A client that leaves frees its engine at once.
+//   - With a controller, a replica that it drains gets no new request while another
+//     engine can serve, and a model that it knows is never a 404. While the controller
+//     is away, its last word stays in force.
 //   - Every wait and every buffer is bounded; see Timeouts and Limits. There is
 //     no total timeout.
 //
@@ -31,6 +34,7 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 
+	"remuda/controller/api"
 	"remuda/controller/gateway/balance"
 	"remuda/internal/replica"
 )
@@ -54,8 +58,11 @@ type Gateway struct {
 	metrics   *metrics
 	scrape    http.Handler
 	bodies    bodyStore
-	draining  atomic.Bool
-	handlers  sync.WaitGroup
+	// servers are the controller's, none where there is no controller.
+	servers  []*api.Client
+	follower *follower
+	draining atomic.Bool
+	handlers sync.WaitGroup
 }
 
 // New validates cfg. It opens nothing and starts nothing.
@@ -73,6 +80,9 @@ func New(cfg Config) (*Gateway, error) {
 		return nil, err
 	}
 	g := &Gateway{cfg: cfg, log: cfg.Logger, roster: &roster{table: table}}
+	if g.servers, err = newControllers(cfg.Controller); err != nil {
+		return nil, err
+	}
 	g.dispatch = cfg.Dispatcher
 	if g.dispatch == nil {
 		g.dispatch = g.roster
@@ -80,6 +90,11 @@ func New(cfg Config) (*Gateway, error) {
 	g.bodies.limit = cfg.Limits.Buffered
 	g.transport = newTransport(cfg)
 	g.metrics = newMetrics(g.roster, &g.bodies)
+	if len(g.servers) > 0 {
+		g.roster.changed = make(chan struct{}, 1)
+		g.follower = &follower{servers: g.servers, log: g.log.Named("controller"), apply: func(o balance.Orders) { g.metrics.forget(g.roster.direct(o)) }}
+		g.metrics.follow(g.follower)
+	}
 	g.scrape = g.metrics.handler(g.log)
 	return g, nil
 }
@@ -109,6 +124,12 @@ func (g *Gateway) Run(ctx context.Context) error {
 	watchCtx, stopWatch := context.WithCancel(context.WithoutCancel(ctx))
 	watched := make(chan error, 1)
 	go func() { watched <- g.cfg.Watcher.Watch(watchCtx, g.update, g.roster.lost) }()
+	var controlled sync.WaitGroup
+	if g.follower != nil {
+		r := &reporter{servers: g.servers, log: g.follower.log, roster: g.roster, gateway: processName(listener.Addr())}
+		controlled.Go(func() { g.follower.run(watchCtx) })
+		controlled.Go(func() { r.run(watchCtx) })
+	}
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(&clientListener{Listener: listener, timeout: g.cfg.Timeouts.Write}) }()
 
@@ -159,6 +180,10 @@ func (g *Gateway) Run(ctx context.Context) error {
 	stopWatch()
 	if watching {
 		<-watched
+	}
+	controlled.Wait()
+	for _, s := range g.servers {
+		s.Close()
 	}
 	g.transport.CloseIdleConnections()
 	return failure

@@ -88,6 +88,23 @@ func (m *metrics) forget(ch balance.Changes) {
 	}
 }
 
+// follow adds what is known of the controller.
+func (m *metrics) follow(f *follower) {
+	m.registry.MustRegister(
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Namespace: "remuda", Subsystem: "gateway", Name: "controller_index", Help: "Index of the controller's state that the gateway follows.",
+		}, func() float64 { return float64(f.index.Load()) }),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Namespace: "remuda", Subsystem: "gateway", Name: "controller_up", Help: "1 while one of the controller's servers answers and knows a leader.",
+		}, func() float64 {
+			if f.up.Load() {
+				return 1
+			}
+			return 0
+		}),
+	)
+}
+
 // codeText returns a status as a label without allocating for known codes.
 func codeText(status int) string {
 	if status >= 100 && status < 100+len(codeTexts) {
@@ -111,7 +128,7 @@ var _ prometheus.Collector = (*rosterCollector)(nil)
 var (
 	inFlightDesc = prometheus.NewDesc("remuda_gateway_in_flight", "Requests at engines now.", []string{"model"}, nil)
 	enginesDesc  = prometheus.NewDesc("remuda_gateway_engines",
-		"Engines by state: active, suspect (a connection failed lately), kept (over a Consul outage), fenced (superseded by a higher token), not_passing.",
+		"Engines by state: active, draining (the controller is about to stop it), suspect (a connection failed lately), kept (over a Consul outage), fenced (superseded by a higher token), not_passing.",
 		[]string{"model", "state"}, nil)
 	readyDesc = prometheus.NewDesc("remuda_gateway_ready", "1 once the first list of engines came.", nil, nil)
 )
@@ -136,6 +153,7 @@ func (c *rosterCollector) Collect(out chan<- prometheus.Metric) {
 	for _, l := range c.roster.loads() {
 		gauge(inFlightDesc, l.InFlight, l.Model)
 		gauge(enginesDesc, l.Active, l.Model, "active")
+		gauge(enginesDesc, l.Draining, l.Model, "draining")
 		gauge(enginesDesc, l.Suspect, l.Model, "suspect")
 		gauge(enginesDesc, l.Kept, l.Model, "kept")
 		gauge(enginesDesc, l.Fenced, l.Model, "fenced")

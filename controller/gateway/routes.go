@@ -171,6 +171,8 @@ func (g *Gateway) noEngine(err error, model string) *apiError {
 	switch {
 	case errors.Is(err, balance.ErrUnknownModel):
 		return errUnknownModel(model)
+	case errors.Is(err, balance.ErrNoEngine) && g.roster.stopped(model):
+		return errStopped(model, g.cfg.RetryAfter)
 	case errors.Is(err, balance.ErrNoEngine):
 		return errNoEngine(model, g.cfg.RetryAfter)
 	case errors.Is(err, balance.ErrNoList):

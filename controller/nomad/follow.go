@@ -75,12 +75,17 @@ func (c *Client) ask(ctx context.Context, what string, index uint64, restarted b
 	if err != nil {
 		return 0, classify(ctx, what, err)
 	}
-	if meta.LastIndex == 0 {
+	if !answered(meta) {
 		// The next query would not wait, and so on for ever.
 		return 0, fmt.Errorf("%s: %w: the answer has no X-Nomad-Index: is %s a Nomad agent?", what, ErrUnreachable, c.api.Address())
 	}
-	return meta.LastIndex, nil
+	// 1 waits, and is before everything that can come.
+	return max(meta.LastIndex, 1), nil
 }
+
+// answered tells whether it was a Nomad that answered. One that never had a job, as a
+// new one, says that the index of its jobs is 0.
+func answered(meta *api.QueryMeta) bool { return meta.LastIndex > 0 || meta.KnownLeader }
 
 // pause sleeps unless ctx ends first.
 func pause(ctx context.Context, d time.Duration) error {

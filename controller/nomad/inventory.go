@@ -61,7 +61,7 @@ func (c *Client) WatchNodes(ctx context.Context, known []string, update func([]s
 			clear(r.cache)
 		}
 		nodes, meta, err := r.list(q)
-		if err == nil && meta.LastIndex > 0 && (fresh || !reflect.DeepEqual(nodes, last)) {
+		if err == nil && answered(meta) && (fresh || !reflect.DeepEqual(nodes, last)) {
 			fresh, last = false, nodes
 			update(nodes)
 		}

@@ -196,6 +196,26 @@ func TestWatchNodesSurvives(t *testing.T) {
 		require.ErrorContains(t, next(t, w.lost, "loss"), "no X-Nomad-Index")
 		require.Empty(t, w.updates)
 	})
+	t.Run("a Nomad that never had anything", func(t *testing.T) {
+		c, s := newClient(t)
+		s.Break(func(w http.ResponseWriter, r *http.Request) bool {
+			if r.URL.Query().Get("index") != "" {
+				select {
+				case <-r.Context().Done():
+				case <-t.Context().Done():
+				}
+				return true
+			}
+			w.Header().Set("X-Nomad-Index", "0")
+			w.Header().Set("X-Nomad-LastContact", "0")
+			w.Header().Set("X-Nomad-KnownLeader", "true")
+			w.Write([]byte("[]"))
+			return true
+		})
+		w := watchNodes(t, c)
+		require.Empty(t, next(t, w.updates, "empty inventory"))
+		require.Empty(t, w.lost)
+	})
 	t.Run("index going back", func(t *testing.T) {
 		c, s := newClient(t)
 		one := node("1", group("H100", "", "GPU-1"))

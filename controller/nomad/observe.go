@@ -170,7 +170,7 @@ func (c *Client) WatchJobs(ctx context.Context, update func([]Job), lost func(er
 	wg.Go(func() {
 		_ = c.follow(ctx, "list jobs", func(q *api.QueryOptions, restarted bool) (*api.QueryMeta, error) {
 			jobs, meta, err := c.listJobs(q)
-			if err != nil || meta.LastIndex == 0 {
+			if err != nil || !answered(meta) {
 				return meta, err
 			}
 			// Allocations that are older than the jobs will not do; see Observe.
@@ -185,7 +185,7 @@ func (c *Client) WatchJobs(ctx context.Context, update func([]Job), lost func(er
 	wg.Go(func() {
 		_ = c.follow(ctx, "list allocations", func(q *api.QueryOptions, restarted bool) (*api.QueryMeta, error) {
 			allocs, meta, err := c.listAllocations(q)
-			if err == nil && meta.LastIndex > 0 {
+			if err == nil && answered(meta) {
 				w.answer("allocations", nil, allocs, meta.LastIndex, restarted)
 			}
 			return meta, err

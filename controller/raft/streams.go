@@ -62,8 +62,14 @@ func listen(cfg *Config) (*streams, error) {
 		s.advertise = l.Addr().String()
 	}
 	if s.dial == nil {
+		// A server that listens on one address also calls from it, so that firewalls can
+		// be told who the servers are.
+		d := &net.Dialer{}
+		if own, ok := l.Addr().(*net.TCPAddr); ok && !own.IP.IsUnspecified() {
+			d.LocalAddr = &net.TCPAddr{IP: own.IP, Zone: own.Zone}
+		}
 		s.dial = func(ctx context.Context, address string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "tcp", address)
+			return d.DialContext(ctx, "tcp", address)
 		}
 	}
 	return s, nil

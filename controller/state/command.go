@@ -23,6 +23,8 @@ const (
 	TypeSetSwitch       Type = 11
 	TypeUpsertToken     Type = 12
 	TypeDeleteToken     Type = 13
+	TypeUpsertModels    Type = 14
+	TypeEvict           Type = 15
 
 	// IgnoreUnknown is the bit of a type that servers which do not know it skip. A
 	// newer version sets it on commands without which an older server's state is
@@ -58,6 +60,8 @@ var (
 	_ Command = (*SetSwitch)(nil)
 	_ Command = (*UpsertToken)(nil)
 	_ Command = (*DeleteToken)(nil)
+	_ Command = (*UpsertModels)(nil)
+	_ Command = (*Evict)(nil)
 )
 
 // Encode returns the bytes of c for the Raft log.
@@ -123,6 +127,10 @@ func newCommand(t Type) Command {
 		return new(UpsertToken)
 	case TypeDeleteToken:
 		return new(DeleteToken)
+	case TypeUpsertModels:
+		return new(UpsertModels)
+	case TypeEvict:
+		return new(Evict)
 	}
 	return nil
 }

@@ -115,3 +115,69 @@ func TestDeleteModel(t *testing.T) {
 	l.must(&state.DeleteModel{Model: "m"})
 	require.ErrorIs(t, l.apply(&state.DeleteModel{Model: "m"}).Err, state.ErrNotFound)
 }
+
+// TestDeletedModelForgetsItsWeights has a COLD replica and one that is being stopped.
+func TestDeletedModelForgetsItsWeights(t *testing.T) {
+	l := walk(t, state.Stage{Tier: state.Cold, Phase: state.Running})
+	l.must(l.plan(place("m", "2", "n", 0, 0, 10)))
+	require.ErrorContains(t, l.apply(&state.DeleteModel{Model: "m"}).Err, "still has 1 replicas")
+	require.Len(t, l.store.View().Replicas(nil), 2, "a refused command changes nothing")
+	l.must(&state.Remove{Replica: "m:v:2", ModifyIndex: l.replica(name("m", "2")).ModifyIndex})
+	l.must(&state.DeleteModel{Model: "m"})
+	require.Empty(t, l.store.View().Replicas(nil))
+}
+
+func TestModelsAreChangedTogetherOrNotAtAll(t *testing.T) {
+	none := func(*state.UpsertModels) {}
+	for _, tt := range []struct {
+		name    string
+		edit    func(*state.UpsertModels)
+		want    *state.Error
+		subject string
+		text    []string
+	}{
+		{name: "good", edit: none},
+		{"bad ones", func(c *state.UpsertModels) {
+			c.Models[1].Model.Hash, c.Models[1].Model.Priority, c.Models[2].Model.Variants = "", 101, nil
+		}, state.ErrBadRequest, "b", []string{`model "b": hash is empty`, `model "b": priority is 101`, `model "c": there is no variant`}},
+		{"no name", func(c *state.UpsertModels) { c.Models[1].Model.Name = "" }, state.ErrBadRequest, "", []string{`model "": model name is empty`}},
+		{"twice", func(c *state.UpsertModels) { c.Models[2].Model.Name = "b" }, state.ErrBadRequest, "b", []string{`model "b": it is there twice`}},
+		{"stale", func(c *state.UpsertModels) { c.Models[0].ModifyIndex, c.Models[2].ModifyIndex = 99, 5 }, state.ErrConflict, "a", []string{`model "a" has changed: its index is 1, not 99`, `model "c" does not exist`}},
+		{"unknown", func(c *state.UpsertModels) { c.Models[1].ModifyIndex = 7 }, state.ErrNotFound, "b", []string{`model "b" does not exist`}},
+		{"exists", func(c *state.UpsertModels) { c.Models[0].ModifyIndex = 0 }, state.ErrConflict, "a", []string{`model "a" exists already`}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			l := newLog(t)
+			l.must(&state.UpsertModel{Model: model("a")})
+			c := &state.UpsertModels{}
+			for _, name := range []string{"a", "b", "c"} {
+				c.Models = append(c.Models, state.UpsertModel{Model: model(name, func(m *state.Model) { m.Hash, m.Max = "h2", 7 }), Time: epoch})
+			}
+			c.Models[0].ModifyIndex = 1
+			tt.edit(c)
+			res := l.apply(c)
+			if tt.want == nil {
+				require.Nil(t, res.Err)
+				for _, name := range []string{"a", "b", "c"} {
+					require.Equal(t, 7, l.model(name).Max)
+					require.Equal(t, l.index, l.model(name).ModifyIndex)
+				}
+				for i := range c.Models {
+					c.Models[i].ModifyIndex = l.index
+				}
+				require.False(t, l.apply(c).Changed, "the hashes are the same")
+				return
+			}
+			require.ErrorIs(t, res.Err, tt.want)
+			require.Equal(t, tt.subject, res.Err.Subject)
+			for _, text := range tt.text {
+				require.ErrorContains(t, res.Err, text)
+			}
+			require.False(t, res.Changed)
+			require.Len(t, l.store.View().Models(nil), 1)
+			require.Equal(t, "h1", l.model("a").Hash)
+		})
+	}
+	l := newLog(t)
+	require.False(t, l.apply(&state.UpsertModels{}).Changed)
+}

@@ -4,38 +4,117 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 )
 
 // UpsertModel creates or changes a model. The scale of a model that exists is kept,
-// within its new bounds; a stopped one is started unless Model.Stopped says so again.
-// The same Hash and Stopped as before change nothing.
+// within its new bounds, and so are the numbers of its variants (see Model.Spread); a
+// stopped one is started unless Model.Stopped says so again. The same Hash and Stopped
+// as before change nothing. Model.Spread and Model.Rollouts are the state's own and
+// not looked at.
+//
+// A variant whose definition changes while replicas of another one are there begins a
+// rollout. A variant that is gone takes its number and its rollout with it; its
+// replicas remain until the controller has replaced them.
 type UpsertModel struct {
 	Model Model
 	// ModifyIndex is the model's as the caller knows it, 0: it does not exist.
 	ModifyIndex uint64
+	// Time is when it was asked for, and that of the rollouts it begins.
+	Time time.Time `json:",omitzero"`
 }
 
 // Type implements Command.
 func (*UpsertModel) Type() Type { return TypeUpsertModel }
 
 func (c *UpsertModel) apply(t *txn) *Error {
+	if err := faults(c.Model.Name, c.faults()...); err != nil {
+		return err
+	}
+	if err := c.compare(t); err != nil {
+		return err
+	}
+	c.write(t)
+	return nil
+}
+
+// faults finds all that is wrong with the command itself; some may be nil.
+func (c *UpsertModel) faults() []error {
+	return append(c.Model.faults(), checkTime("time", &c.Time))
+}
+
+func (c *UpsertModel) compare(t *txn) *Error {
+	return compare("model", c.Model.Name, modifyIndex(first[Model](t.Txn, TableModels, byID, c.Model.Name)), c.ModifyIndex)
+}
+
+func (c *UpsertModel) write(t *txn) {
 	m := c.Model
-	if err := m.validate(); err != nil {
-		return err
-	}
-	old := first[Model](t.Txn, TableModels, byID, m.Name)
-	if err := compare("model", m.Name, modifyIndex(old), c.ModifyIndex); err != nil {
-		return err
-	}
 	m.CreateIndex, m.ModifyIndex = t.index, t.index
-	if old != nil {
+	m.Spread, m.Rollouts = nil, nil
+	if old := first[Model](t.Txn, TableModels, byID, m.Name); old != nil {
 		if old.Hash == m.Hash && old.Stopped == m.Stopped {
-			return nil
+			return
 		}
-		m.CreateIndex, m.Replicas = old.CreateIndex, old.Replicas
+		m.CreateIndex, m.Replicas, m.Spread = old.CreateIndex, old.Replicas, old.Spread
+		m.Rollouts = m.rolloutsAfter(old, staying(t, m.Name), c.Time)
 	}
-	m.Replicas = min(max(m.Replicas, m.Min), m.Max)
+	m.bound()
 	t.put(TableModels, &m)
+}
+
+// UpsertModels creates or changes several models, all or none. What is wrong is said
+// of every one of them: first of the models as they are, then of those that are not
+// what the caller knows.
+type UpsertModels struct {
+	// Models, each name once.
+	Models []UpsertModel
+}
+
+// Type implements Command.
+func (*UpsertModels) Type() Type { return TypeUpsertModels }
+
+func (c *UpsertModels) apply(t *txn) *Error {
+	var errs []error
+	subject := ""
+	fault := func(name string, err error) {
+		if err == nil {
+			return
+		}
+		if errs == nil {
+			subject = name
+		}
+		errs = append(errs, fmt.Errorf("model %q: %w", name, err))
+	}
+	seen := make(map[string]bool, len(c.Models))
+	for i := range c.Models {
+		name := c.Models[i].Model.Name
+		for _, err := range c.Models[i].faults() {
+			fault(name, err)
+		}
+		if seen[name] {
+			fault(name, errors.New("it is there twice"))
+		}
+		seen[name] = true
+	}
+	if err := faults(subject, errs...); err != nil {
+		return err
+	}
+	var refused *Error
+	for i := range c.Models {
+		switch err := c.Models[i].compare(t); {
+		case err == nil:
+		case refused == nil:
+			refused = err
+		default:
+			refused.Message += "\n" + err.Message
+		}
+	}
+	if refused != nil {
+		return refused
+	}
+	for i := range c.Models {
+		c.Models[i].write(t)
+	}
 	return nil
 }
 
@@ -60,8 +139,8 @@ func compare(what, name string, have, want uint64) *Error {
 	return conflict(name, "%s %q has changed: its index is %d, not %d", what, name, have, want)
 }
 
-// validate finds all that is wrong.
-func (m *Model) validate() *Error {
+// faults finds all that is wrong; some may be nil.
+func (m *Model) faults() []error {
 	errs := []error{checkName("model name", m.Name)}
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	if m.Min < 0 || m.Max < m.Min {
@@ -110,14 +189,15 @@ func (m *Model) validate() *Error {
 			bad("variant %q: hash is empty", v.Name)
 		}
 	}
-	if err := errors.Join(errs...); err != nil {
-		return badRequest(m.Name, "%v", err)
-	}
-	return nil
+	return errs
 }
 
-// variant returns the variant of that name, nil where there is none.
-func (m *Model) variant(name string) *Variant {
+// Variant returns the current definition of the variant of that name, nil where there
+// is none. The model may be nil.
+func (m *Model) Variant(name string) *Variant {
+	if m == nil {
+		return nil
+	}
 	for i := range m.Variants {
 		if m.Variants[i].Name == name {
 			return &m.Variants[i]
@@ -126,7 +206,8 @@ func (m *Model) variant(name string) *Variant {
 	return nil
 }
 
-// DeleteModel forgets a model. It is refused while the model has replicas.
+// DeleteModel forgets a model, and where its weights are: its COLD replicas. It is
+// refused while it has others.
 type DeleteModel struct {
 	Model string
 	// ModifyIndex is the model's as the caller knows it, 0: whatever it is.
@@ -146,87 +227,18 @@ func (c *DeleteModel) apply(t *txn) *Error {
 			return err
 		}
 	}
-	if rs, _ := each[Replica](t.Txn, TableReplicas, byModel, c.Model); len(rs) > 0 {
-		return conflict(c.Model, "model %q still has %d replicas: stop it first", c.Model, len(rs))
+	rs, _ := each[Replica](t.Txn, TableReplicas, byModel, c.Model)
+	left := 0
+	for _, r := range rs {
+		if r.Tier == Cold {
+			t.remove(TableReplicas, r)
+		} else {
+			left++
+		}
+	}
+	if left > 0 {
+		return conflict(c.Model, "model %q still has %d replicas: stop it first", c.Model, left)
 	}
 	t.remove(TableModels, m)
 	return nil
-}
-
-// Origin says who asks for a scale. A model's management mode may refuse it.
-type Origin string
-
-// The origins.
-const (
-	OriginOperator   Origin = "operator"
-	OriginAutoscaler Origin = "autoscaler"
-)
-
-// SetScale changes how many replicas a model should have, or stops or starts it.
-type SetScale struct {
-	Model string
-	// Replicas is within the model's bounds; nil: as it is.
-	Replicas *int
-	// Stopped, nil: as it is.
-	Stopped *bool
-	Origin  Origin
-	// ModifyIndex is the model's as the caller knows it, 0: whatever it is.
-	ModifyIndex uint64
-}
-
-// Type implements Command.
-func (*SetScale) Type() Type { return TypeSetScale }
-
-func (c *SetScale) apply(t *txn) *Error {
-	if c.Origin != OriginOperator && c.Origin != OriginAutoscaler {
-		return badRequest(c.Model, "origin is %q: want operator or autoscaler", c.Origin)
-	}
-	old := first[Model](t.Txn, TableModels, byID, c.Model)
-	if old == nil {
-		return notFound(c.Model, "model %q does not exist", c.Model)
-	}
-	if c.ModifyIndex != 0 {
-		if err := compare("model", c.Model, old.ModifyIndex, c.ModifyIndex); err != nil {
-			return err
-		}
-	}
-	m := *old
-	if c.Replicas != nil {
-		m.Replicas = *c.Replicas
-		if m.Replicas < m.Min || m.Replicas > m.Max {
-			return badRequest(c.Model, "model %q: %d replicas are outside its bounds, %d to %d", c.Model, m.Replicas, m.Min, m.Max)
-		}
-	}
-	if c.Stopped != nil {
-		m.Stopped = *c.Stopped
-	}
-	if m.Replicas == old.Replicas && m.Stopped == old.Stopped {
-		return nil
-	}
-	if why := m.mayScale(c.Origin, old); why != "" {
-		return refuse(CodeForbidden, c.Model, "model %q: %s", c.Model, why)
-	}
-	m.ModifyIndex = t.index
-	t.put(TableModels, &m)
-	return nil
-}
-
-// mayScale returns why origin may not change old into m, empty where it may. Stopping
-// is for people, and always possible for them.
-func (m *Model) mayScale(origin Origin, old *Model) string {
-	switch {
-	case origin == OriginOperator && m.Replicas == old.Replicas:
-		return ""
-	case old.Management == ManagementDisabled:
-		return "its management is disabled: nobody changes its scale"
-	case origin == OriginOperator:
-		return ""
-	case m.Stopped != old.Stopped:
-		return "only an operator stops or starts it"
-	case old.Management == ManagementManual:
-		return "its management is manual: the autoscaler does not change its scale"
-	case old.Management == ManagementUpscaling && m.Replicas < old.Replicas:
-		return "its management is upscaling: the autoscaler does not scale it down"
-	}
-	return ""
 }

@@ -4,6 +4,7 @@ import (
 	"math"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -147,6 +148,18 @@ func TestAdoptTakesWhatRunsAlready(t *testing.T) {
 	require.ErrorIs(t, l.apply(&state.Plan{ID: "adopt", Place: []state.Place{q}}).Err, state.ErrConflict, "the seat is another's")
 	q.Phase = state.Stopping
 	require.ErrorIs(t, l.apply(&state.Plan{ID: "adopt", Place: []state.Place{q}}).Err, state.ErrBadRequest)
+}
+
+func TestPlaceCarriesFailuresOver(t *testing.T) {
+	l := ready(t)
+	p := place("m", "1", "n", 0, 0, 10)
+	p.Failures, p.LastError, p.Retry = 3, "out of memory", epoch.In(time.FixedZone("", 3600))
+	l.must(l.plan(p))
+	r := l.replica(p.Name)
+	require.Equal(t, []any{3, "out of memory", epoch}, []any{r.Failures, r.LastError, r.Retry})
+	q := place("m", "2", "n", 1, 0, 10)
+	q.Failures = -1
+	require.ErrorIs(t, l.apply(l.plan(q)).Err, state.ErrBadRequest)
 }
 
 func TestNodesKeepWhatIsNotNomads(t *testing.T) {

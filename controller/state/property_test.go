@@ -2,14 +2,14 @@ package state_test
 
 import (
 	"bytes"
-	"fmt"
+	"encoding/json"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
 	"remuda/controller/state"
+	"remuda/internal/replica"
 )
 
 // TestRandomCommands applies random commands, good and bad, and looks after each one
@@ -18,9 +18,13 @@ func TestRandomCommands(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		l := newLog(t)
 		l.must(&state.UpsertModel{Model: model("m0")}, &state.UpsertNodes{Nodes: []state.Node{node("n0", 2, 2, 20), node("n1", 1, 3, 20)}})
+		l.must(l.plan(place("m0", "r0", "n0", 0, 0, 5), place("m0", "r1", "n0", 1, 0, 5), place("m0", "r2", "n1", 0, 0, 5)))
+		l.must(l.move(replica.Name{Model: "m0", Variant: "v", ID: "r0"}, state.Hot, state.Starting, ""))
+		l.must(l.move(replica.Name{Model: "m0", Variant: "v", ID: "r0"}, state.Hot, state.Running, ""))
 		accepted := 0
-		for range rapid.IntRange(1, 60).Draw(t, "commands") {
+		for range between(1, 120).Draw(t, "commands") {
 			before := l.store.View()
+			rows := rowsOf(t, before)
 			c := drawCommand(t, before)
 			res := l.apply(c)
 			after := l.store.View()
@@ -30,7 +34,9 @@ func TestRandomCommands(t *testing.T) {
 				require.Equal(t, before.TableIndex(), after.TableIndex(), "a refused command changes nothing")
 			} else {
 				accepted++
+				checkEffect(t, c, before, after)
 			}
+			require.Equal(t, rows, rowsOf(t, before), "what a view has shown never changes")
 			checkInvariants(t, before, after)
 		}
 		t.Log("accepted", accepted)
@@ -45,7 +51,7 @@ func TestRandomCommands(t *testing.T) {
 		require.Equal(t, snapshot, snapshotOf(t, replay.store), "replayed")
 
 		// A server that was restored in the middle of the log goes on as the others.
-		cut := rapid.IntRange(0, len(l.entries)).Draw(t, "cut")
+		cut := between(0, len(l.entries)).Draw(t, "cut")
 		half := newLog(t)
 		for _, e := range l.entries[:cut] {
 			half.applyBytes(e)
@@ -56,6 +62,13 @@ func TestRandomCommands(t *testing.T) {
 		}
 		require.Equal(t, snapshot, snapshotOf(t, half.store), "restored at %d", cut)
 	})
+}
+
+// rowsOf writes down the rows that commands replace by changed ones.
+func rowsOf(t require.TestingT, v *state.View) string {
+	data, err := json.Marshal([]any{v.Models(nil), v.Replicas(nil), v.Nodes(nil)})
+	require.NoError(t, err)
+	return string(data)
 }
 
 // checkInvariants adds the ledger up by itself, from the replicas alone.
@@ -132,123 +145,111 @@ func checkInvariants(t require.TestingT, before, after *state.View) {
 		require.NotNil(t, after.Model(nil, r.Name.Model), "every replica's model exists")
 		require.LessOrEqual(t, r.ModifyIndex, after.Index())
 	}
+	for _, m := range after.Models(nil) {
+		checkModel(t, m)
+	}
 	require.LessOrEqual(t, len(after.Decisions(nil, "", 0)), state.DecisionLimit)
 }
 
-func drawCommand(t *rapid.T, v *state.View) state.Command {
-	ids := func(prefix string, n int) *rapid.Generator[string] {
-		return rapid.Map(rapid.IntRange(0, n-1), func(i int) string { return fmt.Sprint(prefix, i) })
+// checkModel looks at what must hold within one model's row.
+func checkModel(t require.TestingT, m *state.Model) {
+	require.True(t, m.Min <= m.Replicas && m.Replicas <= m.Max, "model %q: %d replicas of %d to %d", m.Name, m.Replicas, m.Min, m.Max)
+	sum := 0
+	for variant, n := range m.Spread {
+		require.NotNil(t, m.Variant(variant), "model %q: a number for no variant", m.Name)
+		require.GreaterOrEqual(t, n, 0)
+		sum += n
 	}
-	now := epoch.Add(time.Duration(v.Index()) * time.Second)
-	// index is mostly the right one.
-	index := func(have uint64) uint64 {
-		if rapid.IntRange(0, 9).Draw(t, "stale") == 0 {
-			return rapid.Uint64Range(0, have+1).Draw(t, "index")
-		}
-		return have
+	require.LessOrEqual(t, sum, m.Replicas, "model %q: more of its variants than of itself", m.Name)
+	if len(m.Spread) == len(m.Variants) {
+		require.Equal(t, m.Replicas, sum, "model %q: nobody shares the rest", m.Name)
 	}
-	drawMove := func() state.Move {
-		rs := v.Replicas(nil)
-		if len(rs) == 0 {
-			return state.Move{Replica: "m0:v:none"}
+	require.Equal(t, m.Replicas-sum, m.Shared())
+	for variant, r := range m.Rollouts {
+		v := m.Variant(variant)
+		require.NotNil(t, v, "model %q: a rollout of no variant", m.Name)
+		require.Equal(t, v.Hash, r.NewHash, "model %q: a rollout of what is not there", m.Name)
+		require.NotEqual(t, r.NewHash, r.Old.Hash, "model %q: a rollout of nothing new", m.Name)
+		require.Equal(t, variant, r.Old.Name)
+		require.Contains(t, []state.RolloutStatus{state.RolloutCanary, state.RolloutRolling, state.RolloutRolledBack}, r.Status)
+	}
+}
+
+// checkEffect looks at what an accepted command was to do.
+func checkEffect(t require.TestingT, c state.Command, before, after *state.View) {
+	switch c := c.(type) {
+	case *state.UpsertModels:
+		for _, u := range c.Models {
+			require.Equal(t, u.Model.Hash, after.Model(nil, u.Model.Name).Hash)
+			checkUpsert(t, before.Model(nil, u.Model.Name), after.Model(nil, u.Model.Name), before.StayingOf(nil, u.Model.Name))
 		}
-		r := rapid.SampledFrom(rs).Draw(t, "replica")
-		phase := rapid.SampledFrom([]state.Phase{state.Placed, state.Starting, state.Running, state.Draining, state.Sleeping, state.Waking, state.Stopping, state.Failed}).Draw(t, "phase")
-		c := state.Move{
-			Replica: r.Name.String(), ModifyIndex: index(r.ModifyIndex), Phase: phase, Time: now,
-			Tier:   rapid.SampledFrom([]state.Tier{state.Hot, state.Hot, state.Warm, state.Cold}).Draw(t, "tier"),
-			Target: rapid.SampledFrom([]state.Tier{"", state.Warm, state.Cold, state.Hot}).Draw(t, "target"),
+	case *state.UpsertModel:
+		checkUpsert(t, before.Model(nil, c.Model.Name), after.Model(nil, c.Model.Name), before.StayingOf(nil, c.Model.Name))
+	case *state.SetScale:
+		old, m := before.Model(nil, c.Model), after.Model(nil, c.Model)
+		if c.Variant == "" {
+			require.Empty(t, m.Spread)
+			require.Equal(t, *c.Replicas, m.Replicas)
+			return
 		}
-		// Mostly a way that leads somewhere.
-		if rapid.IntRange(0, 4).Draw(t, "wild") > 0 {
-			switch r.Stage() {
-			case state.Stage{Tier: state.Hot, Phase: state.Running}:
-				c.Tier, c.Phase, c.Target = state.Hot, state.Draining, state.Warm
-			case state.Stage{Tier: state.Hot, Phase: state.Draining}:
-				c.Tier, c.Phase, c.Target = state.Hot, state.Sleeping, state.Warm
-			case state.Stage{Tier: state.Hot, Phase: state.Sleeping}:
-				c.Tier, c.Phase, c.Target = state.Warm, state.Running, ""
-			case state.Stage{Tier: state.Warm, Phase: state.Running}:
-				c.Tier, c.Phase, c.Target = state.Warm, state.Waking, state.Hot
-			case state.Stage{Tier: state.Hot, Phase: state.Placed}, state.Stage{Tier: state.Hot, Phase: state.Starting}:
-				c.Tier, c.Phase, c.Target = state.Hot, state.Running, ""
+		require.Equal(t, *c.Replicas, m.Spread[c.Variant])
+		for variant, n := range old.Spread {
+			if variant != c.Variant {
+				require.Equal(t, n, m.Spread[variant], "the others keep theirs")
 			}
 		}
-		if rapid.Bool().Draw(t, "registered") {
-			c.JobIndex = ptr(uint64(3))
+		if n, ok := old.Spread[c.Variant]; ok {
+			require.Equal(t, m.Replicas-old.Replicas, *c.Replicas-n)
+			require.Equal(t, old.Shared(), m.Shared())
 		}
-		return c
-	}
-	drawRemove := func() state.Remove {
-		rs := v.Replicas(nil)
-		if len(rs) == 0 {
-			return state.Remove{Replica: "m0:v:none"}
+	case *state.Evict:
+		model, going := c.Model, 0
+		if c.Replica != "" {
+			model = before.Replica(nil, c.Replica).Name.Model
 		}
-		r := rapid.SampledFrom(rs).Draw(t, "removed")
-		return state.Remove{Replica: r.Name.String(), ModifyIndex: index(r.ModifyIndex)}
-	}
-	drawPlace := func() state.Place {
-		p := place(ids("m", 2).Draw(t, "model"), ids("r", 12).Draw(t, "id"), ids("n", 3).Draw(t, "node"),
-			rapid.IntRange(0, 2).Draw(t, "gpu"), rapid.IntRange(0, 3).Draw(t, "seat"), rapid.Int64Range(0, 12).Draw(t, "bytes"))
-		p.Placement.HostMemory = rapid.Int64Range(0, 12).Draw(t, "host bytes")
-		if rapid.IntRange(0, 5).Draw(t, "adopted") == 0 {
-			p.Adopt, p.Tier, p.Phase = true, rapid.SampledFrom([]state.Tier{state.Hot, state.Warm}).Draw(t, "tier"), state.Running
+		for _, old := range before.ReplicasOf(nil, model) {
+			r := after.Replica(nil, old.Name.String())
+			if old.Leaving() || c.Replica != "" && c.Replica != r.Name.String() {
+				require.Equal(t, old, r, "it does not go")
+				continue
+			}
+			going++
+			require.True(t, r.Leaving())
+			require.Equal(t, old.Placement, r.Placement, "it holds its seats until it has ended")
 		}
-		return p
+		old, m := before.Model(nil, model), after.Model(nil, model)
+		require.True(t, m.Replicas <= old.Replicas && m.Replicas >= old.Replicas-going)
+		require.True(t, going == 0 || !old.Dedicated || c.Force)
 	}
-	switch rapid.IntRange(0, 24).Draw(t, "command") {
-	case 0:
-		m := model(ids("m", 2).Draw(t, "model"), func(m *state.Model) { m.Hash = ids("h", 3).Draw(t, "hash") })
-		var have uint64
-		if old := v.Model(nil, m.Name); old != nil {
-			have = old.ModifyIndex
+}
+
+// checkUpsert looks at the rollouts that a new definition begins, keeps and ends.
+func checkUpsert(t require.TestingT, old, m *state.Model, staying []*state.Replica) {
+	if old == nil {
+		require.Empty(t, m.Rollouts)
+		return
+	}
+	for _, v := range m.Variants {
+		was := old.Variant(v.Name)
+		r, isRolling := m.Rollouts[v.Name]
+		if was != nil && was.Hash == v.Hash {
+			require.Equal(t, old.Rollouts[v.Name], r)
+			continue
 		}
-		return &state.UpsertModel{Model: m, ModifyIndex: index(have)}
-	case 1:
-		return &state.DeleteModel{Model: ids("m", 2).Draw(t, "model")}
-	case 2:
-		return &state.SetScale{Model: ids("m", 2).Draw(t, "model"), Replicas: ptr(rapid.IntRange(-1, 101).Draw(t, "replicas")), Origin: state.OriginAutoscaler}
-	case 3, 4:
-		n := node(ids("n", 3).Draw(t, "node"), rapid.IntRange(0, 3).Draw(t, "gpus"), rapid.IntRange(1, 4).Draw(t, "seats"), rapid.Int64Range(5, 30).Draw(t, "memory"))
-		n.Ready = rapid.IntRange(0, 5).Draw(t, "not ready") > 0
-		n.Gone = rapid.IntRange(0, 5).Draw(t, "gone") == 0
-		for i := range n.GPUs {
-			n.GPUs[i].Healthy = rapid.IntRange(0, 5).Draw(t, "ill") > 0
+		if ongoing, ok := old.Rollouts[v.Name]; isRolling && ok && ongoing.Status != state.RolloutRolling {
+			require.Equal(t, ongoing.Old, r.Old, "what is known to work stays what it is")
+		} else if isRolling {
+			require.Equal(t, *was, r.Old)
 		}
-		return &state.UpsertNodes{Nodes: []state.Node{n}}
-	case 5:
-		return &state.DeleteNode{Node: ids("n", 3).Draw(t, "node")}
-	case 6:
-		return &state.Quarantine{Node: "n0", GPU: "n0-GPU0", On: rapid.Bool().Draw(t, "on")}
-	case 7:
-		return &state.RecordDecisions{Decisions: []state.Decision{{Time: now, Model: "m0", Kind: "think", Inputs: map[string]string{"b": "2", "a": "1"}}}}
-	case 8:
-		return &state.SetSwitch{Name: ids("s", 2).Draw(t, "switch"), Value: ids("", 2).Draw(t, "value"), Delete: rapid.Bool().Draw(t, "delete")}
-	case 9:
-		return &state.UpsertToken{Token: state.Token{Accessor: ids("a", 3).Draw(t, "accessor"), Role: state.RoleOperator, Hash: state.HashSecret(ids("x", 3).Draw(t, "secret"))}, Bootstrap: rapid.Bool().Draw(t, "bootstrap")}
-	case 10:
-		return &state.DeleteToken{Accessor: ids("a", 3).Draw(t, "accessor")}
-	case 11, 12, 13, 14, 15, 16:
-		c := drawMove()
-		return &c
-	case 17:
-		c := drawRemove()
-		return &c
+		others := false
+		for _, s := range staying {
+			others = others || s.Name.Variant == v.Name && s.VariantHash != v.Hash
+		}
+		require.True(t, !isRolling || others, "a rollout that replaces nothing")
+		if was != nil && others && !isRolling {
+			require.Equal(t, old.Rollouts[v.Name].Old.Hash, v.Hash, "a change that is not rolled out")
+		}
 	}
-	c := &state.Plan{ID: "p", Index: v.Index(), Time: now}
-	if rapid.IntRange(0, 5).Draw(t, "old plan") == 0 {
-		c.Index = rapid.Uint64Range(0, v.Index()).Draw(t, "planned at")
-	}
-	for range rapid.IntRange(0, 1).Draw(t, "removals") {
-		c.Remove = append(c.Remove, drawRemove())
-	}
-	for range rapid.IntRange(0, 1).Draw(t, "moves") {
-		c.Move = append(c.Move, drawMove())
-	}
-	for range rapid.IntRange(0, 3).Draw(t, "places") {
-		c.Place = append(c.Place, drawPlace())
-	}
-	return c
 }
 
 // FuzzApply applies any bytes to a state that is not empty. Nothing panics, what is
@@ -263,13 +264,25 @@ func FuzzApply(f *testing.F) {
 	setup := []state.Command{
 		&state.UpsertModel{Model: model("m")}, &state.UpsertNodes{Nodes: []state.Node{node("n", 2, 2, 10)}},
 		&state.Plan{ID: "p", Index: 2, Time: epoch, Place: []state.Place{place("m", "1", "n", 0, 0, 10)}},
+		&state.UpsertModel{Model: defined("vh2"), ModifyIndex: 1, Time: epoch},
+		&state.SetScale{Model: "m", Variant: "v", Replicas: ptr(2), Origin: state.OriginOperator},
 	}
 	l.must(setup...)
 	for _, c := range setup {
 		seed(c)
 	}
 	seed(l.move(name("m", "1"), state.Hot, state.Starting, ""))
-	seed(&state.Plan{ID: "p", Index: 3, Time: epoch, Place: []state.Place{place("m", "2", "n", 1, 0, 10)}, Remove: []state.Remove{{Replica: "m:v:1", ModifyIndex: 3}}})
+	carried := place("m", "2", "n", 1, 0, 10)
+	carried.Failures, carried.LastError, carried.Retry = 2, "no", epoch
+	seed(&state.Plan{
+		ID: "p", Index: 5, Time: epoch, Place: []state.Place{carried}, Remove: []state.Remove{{Replica: "m:v:1", ModifyIndex: 3}},
+		Rollouts: []state.SetRollout{{Model: "m", Variant: "v", NewHash: "vh2", Status: state.RolloutRolling, Reason: "good"}},
+	})
+	seed(&state.UpsertModel{Model: defined("vh1"), ModifyIndex: 5, Time: epoch})
+	seed(&state.UpsertModels{Models: []state.UpsertModel{{Model: defined("vh3"), ModifyIndex: 5, Time: epoch}, {Model: model("m2"), Time: epoch}}})
+	seed(&state.SetScale{Model: "m", Variant: "v", Replicas: ptr(3), Origin: state.OriginAutoscaler})
+	seed(&state.Evict{Replica: "m:v:1", To: state.Cold, Time: epoch})
+	seed(&state.Evict{Model: "m", Force: true, Time: epoch})
 	seed(&state.SetScale{Model: "m", Replicas: ptr(3), Origin: state.OriginOperator})
 	seed(&state.RecordDecisions{Decisions: []state.Decision{{Kind: "k", Time: epoch}}})
 	seed(&state.SetSwitch{Name: "s", Value: "v"})
@@ -281,7 +294,7 @@ func FuzzApply(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		s := restored(t, base)
 		before := s.View()
-		res := s.Apply(4, data)
+		res := s.Apply(6, data)
 		after := s.View()
 		if res.Err != nil || res.Ignored {
 			require.False(t, res.Changed)

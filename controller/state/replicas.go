@@ -8,19 +8,21 @@ import (
 )
 
 // Plan is a change of several replicas that happens as a whole or not at all: first
-// what goes, then what moves, then what comes.
+// what goes, then what moves, then what comes, then how far rollouts have come.
 type Plan struct {
 	// ID names the plan in logs and decisions.
 	ID string
 	// Index is View.Index of the view that the plan was made from. It is refused where
-	// a model or a node on which it places has changed since. (Seats and bytes are
-	// looked at themselves, so that a plan does not fail for a neighbour's change.)
+	// a model or a node on which it places has changed since, or a model whose rollout
+	// it moves on. (Seats and bytes are looked at themselves, so that a plan does not
+	// fail for a neighbour's change.)
 	Index uint64
 	// Time is when it was made.
 	Time      time.Time
 	Remove    []Remove
 	Move      []Move
 	Place     []Place
+	Rollouts  []SetRollout `json:",omitempty"`
 	Decisions []Decision
 }
 
@@ -49,6 +51,13 @@ func (c *Plan) apply(t *txn) *Error {
 			return err
 		}
 	}
+	// After the placements, which a model that has changed since the plan was made
+	// refuses.
+	for i := range c.Rollouts {
+		if err := c.Rollouts[i].apply(t, c.Index, c.Time); err != nil {
+			return err
+		}
+	}
 	return t.record(c.Decisions)
 }
 
@@ -66,6 +75,12 @@ type Place struct {
 	JobIndex uint64
 	Tier     Tier
 	Phase    Phase
+
+	// Failures, LastError and Retry are carried over from the replica that it stands
+	// for, so that a failure is not forgotten by going elsewhere.
+	Failures  int       `json:",omitempty"`
+	LastError string    `json:",omitempty"`
+	Retry     time.Time `json:",omitzero"`
 }
 
 func (p *Place) apply(t *txn, planned uint64, now time.Time) *Error {
@@ -75,7 +90,11 @@ func (p *Place) apply(t *txn, planned uint64, now time.Time) *Error {
 	} else if parsed != p.Name {
 		return badRequest(name, "variant and ID of %q must not hold a ':'", name)
 	}
-	if err := faults(name, checkName("replica", name), checkName("node", p.Placement.Node)); err != nil {
+	errs := []error{checkName("replica", name), checkName("node", p.Placement.Node), checkTime("retry", &p.Retry)}
+	if p.Failures < 0 {
+		errs = append(errs, fmt.Errorf("failures is %d", p.Failures))
+	}
+	if err := faults(name, errs...); err != nil {
 		return err
 	}
 	if planned == 0 && !p.Adopt {
@@ -96,6 +115,7 @@ func (p *Place) apply(t *txn, planned uint64, now time.Time) *Error {
 	r := &Replica{
 		Name: p.Name, VariantHash: p.VariantHash, Tier: Hot, Phase: Placed,
 		Placement: p.Placement, Job: p.Job, Canary: p.Canary,
+		Failures: p.Failures, LastError: p.LastError, Retry: p.Retry,
 		Since: now, Created: now, CreateIndex: t.index, ModifyIndex: t.index,
 	}
 	if p.Adopt {
@@ -130,7 +150,7 @@ func (p *Place) apply(t *txn, planned uint64, now time.Time) *Error {
 }
 
 // checkShape checks that the seats and the memory are of the same GPUs of n, and as
-// many as the variant asks for where it still is the one that the replica is of.
+// many as the definition asks for that the replica is made from, where it is known.
 func (p *Place) checkShape(m *Model, n *Node) *Error {
 	name := p.Name.String()
 	if p.Placement.HostMemory < 0 {
@@ -163,12 +183,12 @@ func (p *Place) checkShape(m *Model, n *Node) *Error {
 	if len(perGPU) != len(p.Placement.Memory) {
 		return badRequest(name, "%s has seats on %d GPUs and memory of %d", name, len(perGPU), len(p.Placement.Memory))
 	}
-	v := m.variant(p.Name.Variant)
-	if v == nil || v.Hash != p.VariantHash {
+	v, failover := m.definition(p.Name.Variant, p.VariantHash)
+	if v == nil {
 		return nil
 	}
 	seats := 1
-	if m.Failover {
+	if failover {
 		seats = 2
 	}
 	if len(perGPU) != v.GPUs {

@@ -83,3 +83,20 @@ func (r *Replica) removable(n *Node) string {
 	}
 	return fmt.Sprintf("%s may still run: stop it first", r.Stage())
 }
+
+// Leaving tells whether r is on its way out: it is drained or stopped for good (with no
+// target, or COLD), or it is COLD and no more than a memory of where its weights are. It
+// does not count as one of its model's replicas any more.
+func (r *Replica) Leaving() bool {
+	switch r.Phase {
+	case Draining, Stopping:
+		return r.Target == "" || r.Target == Cold
+	}
+	return r.Tier == Cold
+}
+
+// staying returns the replicas of a model that are not on their way out.
+func staying(t *txn, model string) []*Replica {
+	rs, _ := each[Replica](t.Txn, TableReplicas, byModel, model)
+	return slices.DeleteFunc(rs, (*Replica).Leaving)
+}

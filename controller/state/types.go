@@ -36,6 +36,13 @@ type Model struct {
 	Replicas int
 	// Stopped: it should have no replicas, whatever else is said.
 	Stopped bool
+	// Spread has the variants whose number of replicas was set by itself (SetScale
+	// with a variant); the others share the rest of Replicas. The numbers together are
+	// never above Replicas, and they are Replicas where every variant has one.
+	Spread map[string]int `json:",omitempty"`
+	// Rollouts, by variant, are of the variants whose definition has changed while
+	// replicas of another one were there, until the new one has taken over.
+	Rollouts map[string]Rollout `json:",omitempty"`
 
 	CreateIndex, ModifyIndex uint64
 }
@@ -75,6 +82,33 @@ type Variant struct {
 	Vars map[string]string
 	// Hash is of all that a running replica was made from.
 	Hash string
+}
+
+// RolloutStatus says how far a changed variant has come.
+type RolloutStatus string
+
+// The statuses.
+const (
+	RolloutCanary     RolloutStatus = "canary"      // one replica of the new definition is tried beside the old ones
+	RolloutRolling    RolloutStatus = "rolling"     // the canary was good: replicas are replaced one after the other
+	RolloutRolledBack RolloutStatus = "rolled_back" // the new definition has failed: replicas are made from Old
+)
+
+// Rollout is the way of a changed variant from one definition to the next.
+type Rollout struct {
+	Status RolloutStatus
+	// Old is the definition that is known to work. Replicas of it serve meanwhile, and
+	// those that must be placed anew come from it unless Status is RolloutRolling.
+	Old Variant
+	// Failover tells whether replicas of Old are pairs, as Model.Failover does for
+	// those of the current definition.
+	Failover bool
+	// NewHash is the current definition's Hash.
+	NewHash string
+	// Reason is a sentence for people: why it was rolled back, or what it waits for.
+	Reason string
+	// Since is when Status was entered.
+	Since time.Time
 }
 
 // Tier is how near a replica is to serving (DESIGN section 3).

@@ -3,6 +3,7 @@ package state
 import (
 	"context"
 	"errors"
+	"slices"
 
 	"github.com/hashicorp/go-memdb"
 )
@@ -83,6 +84,12 @@ func (v *View) Replicas(ws memdb.WatchSet) []*Replica {
 // ReplicasOf returns the replicas of a model.
 func (v *View) ReplicasOf(ws memdb.WatchSet, model string) []*Replica {
 	return query[Replica](v, ws, TableReplicas, byModel, model)
+}
+
+// StayingOf returns the replicas of a model that are not on their way out: those that
+// count against its target.
+func (v *View) StayingOf(ws memdb.WatchSet, model string) []*Replica {
+	return slices.DeleteFunc(v.ReplicasOf(ws, model), (*Replica).Leaving)
 }
 
 // ReplicasOn returns the replicas on a node.

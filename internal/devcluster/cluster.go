@@ -13,7 +13,8 @@ import (
 	consulapi "github.com/hashicorp/consul/api"
 	nomadapi "github.com/hashicorp/nomad/api"
 
-	"remuda/jobs"
+	"remuda/controller/api"
+	"remuda/controller/state"
 )
 
 // Cluster is one running cluster. Create it with New and call Run once.
@@ -25,23 +26,31 @@ type Cluster struct {
 	// tools are the programs that were found, by name.
 	tools map[string]tool
 
-	nomad  *nomadapi.Client
-	consul *consulapi.Client
+	nomad      *nomadapi.Client
+	consul     *consulapi.Client
+	controller *api.Client
 	// daemons in the order in which they were started.
 	daemons []*daemon
-	model   string
+	// models are those of the model file; model is the first that serves, and job its
+	// replica's.
+	models     []state.Model
+	model, job string
 }
 
 // Info is what a cluster writes to cluster.json in its data directory, so that
 // scripts find everything.
 type Info struct {
-	DataDir string         `json:"data_dir"`
-	Gateway string         `json:"gateway"`
-	Nomad   string         `json:"nomad"`
-	Consul  string         `json:"consul"`
-	Model   string         `json:"model"`
-	Job     string         `json:"job"`
-	PIDs    map[string]int `json:"pids"`
+	DataDir string `json:"data_dir"`
+	Gateway string `json:"gateway"`
+	// Controller is the URL of its API.
+	Controller string `json:"controller"`
+	Nomad      string `json:"nomad"`
+	Consul     string `json:"consul"`
+	// Model is the first of the model file that serves, and Job the job of its
+	// replica, which is the replica's name; both are empty where none should.
+	Model string         `json:"model"`
+	Job   string         `json:"job"`
+	PIDs  map[string]int `json:"pids"`
 }
 
 // InfoFile is the name of the file that holds Info once the cluster is up.
@@ -60,6 +69,9 @@ func New(opts Options) (*Cluster, error) {
 // ends the patience it has with that.
 func (c *Cluster) Run(ctx context.Context, hurry <-chan struct{}) (err error) {
 	if err := c.opts.resolve(); err != nil {
+		return err
+	}
+	if c.models, err = loadModels(c.opts); err != nil {
 		return err
 	}
 	if c.dir, err = openDataDir(c.opts.DataDir); err != nil {
@@ -102,6 +114,7 @@ func (c *Cluster) bringUp(ctx context.Context) error {
 		{"consul", c.startConsul},
 		{"nomad", c.startNomadServer},
 		{"node", c.startNomadClient},
+		{"controller", c.startController},
 		{"gateway", c.startGateway},
 	}
 	if !c.opts.NoAutoscaler {
@@ -110,7 +123,7 @@ func (c *Cluster) bringUp(ctx context.Context) error {
 	if c.shared() {
 		steps = append(steps, step{"gms", c.runGMS})
 	}
-	steps = append(steps, step{"job", c.runJob}, step{"engine", c.awaitEngine}, step{"answer", c.awaitAnswer})
+	steps = append(steps, step{"model", c.applyModels}, step{"engine", c.awaitEngines}, step{"answer", c.awaitAnswer})
 	for _, s := range steps {
 		begin := time.Now()
 		result, err := s.do(ctx)
@@ -157,7 +170,7 @@ func (c *Cluster) findTools(ctx context.Context) (string, error) {
 	if !c.opts.NoAutoscaler {
 		want = append(want, autoscalerTool)
 	}
-	if c.opts.Engine == EngineOllama {
+	if c.anyVariant(func(v state.Variant) bool { return v.Engine == EngineOllama }) {
 		want = append(want, ollamaTool)
 	}
 	var errs []error
@@ -259,26 +272,36 @@ func (c *Cluster) startAutoscaler(ctx context.Context) (string, error) {
 
 func (c *Cluster) summary() {
 	c.out.line("")
-	c.out.line("Ready in %.1f s. The model %q answers:", c.out.elapsed().Seconds(), c.model)
-	c.out.line("")
-	c.out.line(`  curl -N http://%s/v1/chat/completions -H 'Content-Type: application/json' \`, c.ports.addr("gateway"))
-	c.out.line(`    -d '{"model":%q,"stream":true,"max_tokens":64,"messages":[{"role":"user","content":"Hello"}]}'`, c.model)
+	model := c.model
+	if model == "" {
+		model = c.models[0].Name
+		c.out.line("Ready in %.1f s. No model should run; `remuda scale %s 1` starts one.", c.out.elapsed().Seconds(), model)
+	} else {
+		c.out.line("Ready in %.1f s. The model %q answers:", c.out.elapsed().Seconds(), model)
+		c.out.line("")
+		c.out.line(`  curl -N http://%s/v1/chat/completions -H 'Content-Type: application/json' \`, c.ports.addr("gateway"))
+		c.out.line(`    -d '{"model":%q,"stream":true,"max_tokens":64,"messages":[{"role":"user","content":"Hello"}]}'`, model)
+	}
 	c.out.line("")
 	c.out.line("  Nomad UI   http://%s/ui/", c.ports.addr("nomad-http"))
 	c.out.line("  Consul UI  http://%s/ui/", c.ports.addr("consul-http"))
 	c.out.line("  Gateway    http://%s/v1 (OpenAI), http://%s/metrics", c.ports.addr("gateway"), c.ports.addr("gateway"))
-	c.out.line("  Job file   %s", c.jobPath(c.jobName()))
+	c.out.line("  Controller http://%s", c.ports.addr("controller"))
+	c.out.line("  Model file %s", c.modelPath())
 	c.out.line("  Logs       %s", c.dir.join("logs"))
-	c.out.line("  For nomad and consul in another terminal:")
-	c.out.line("    export NOMAD_ADDR=http://%s CONSUL_HTTP_ADDR=%s PATH=%s:$PATH", c.ports.addr("nomad-http"), c.ports.addr("consul-http"),
-		filepath.Dir(c.tools["nomad"].path))
+	c.out.line("  In another terminal, for remuda, nomad and consul:")
+	c.out.line("    export %s=http://%s", api.EnvAddress, c.ports.addr("controller"))
+	c.out.line("    export NOMAD_ADDR=http://%s CONSUL_HTTP_ADDR=%s PATH=%s:%s:$PATH", c.ports.addr("nomad-http"), c.ports.addr("consul-http"),
+		filepath.Dir(c.opts.Remuda), filepath.Dir(c.tools["nomad"].path))
+	c.out.line("    remuda model status %s", model)
+	c.out.line("    remuda scale %s 2", model)
 	c.out.line("")
 	c.out.line("Ctrl-C ends everything.")
 }
 
 func (c *Cluster) writeInfo() error {
-	info := Info{DataDir: c.dir.path, Gateway: "http://" + c.ports.addr("gateway"), Nomad: "http://" + c.ports.addr("nomad-http"),
-		Consul: c.ports.addr("consul-http"), Model: c.model, Job: c.jobName(), PIDs: map[string]int{}}
+	info := Info{DataDir: c.dir.path, Gateway: "http://" + c.ports.addr("gateway"), Controller: "http://" + c.ports.addr("controller"),
+		Nomad: "http://" + c.ports.addr("nomad-http"), Consul: c.ports.addr("consul-http"), Model: c.model, Job: c.job, PIDs: map[string]int{}}
 	for _, d := range c.daemons {
 		info.PIDs[d.name] = d.pid()
 	}
@@ -292,8 +315,9 @@ func (c *Cluster) writeInfo() error {
 	return nil
 }
 
-// takeDown ends everything that was started, the jobs first so that engines
-// drain, and proves that nothing is left.
+// takeDown ends everything that was started, and proves that nothing is left: first
+// the controller, which would bring the jobs back, then the jobs, so that engines
+// drain.
 func (c *Cluster) takeDown(hurry <-chan struct{}) error {
 	begin := time.Now()
 	started := len(c.daemons) > 0
@@ -309,6 +333,11 @@ func (c *Cluster) takeDown(hurry <-chan struct{}) error {
 		case <-ctx.Done():
 		}
 	}()
+	for _, d := range c.daemons {
+		if d.name == "controller" {
+			d.stop()
+		}
+	}
 	if c.nomad != nil {
 		if err := c.stopJobs(ctx); err != nil {
 			c.out.line("could not stop the jobs in order (%v): ending their processes", err)
@@ -335,33 +364,5 @@ func (c *Cluster) takeDown(hurry <-chan struct{}) error {
 	}
 	return nil
 }
-
-func (c *Cluster) jobFile() string {
-	switch {
-	case c.opts.Engine == EngineOllama:
-		return jobs.Ollama
-	case c.opts.Single:
-		return jobs.Demo
-	default:
-		return jobs.Failover
-	}
-}
-
-func (c *Cluster) jobName() string {
-	switch {
-	case c.opts.Engine == EngineOllama:
-		return "ollama"
-	case c.opts.Single:
-		return "demo"
-	default:
-		return "failover"
-	}
-}
-
-func (c *Cluster) jobPath(name string) string { return c.dir.join("jobs", name+".nomad.hcl") }
-
-// shared tells whether the engines share their weights through the GPU memory
-// service.
-func (c *Cluster) shared() bool { return c.jobName() == "failover" }
 
 var _ io.Closer = (*portBlock)(nil)

@@ -6,6 +6,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"remuda/controller/api"
 )
 
 // devicePlugin is the plugin's file name, and with it its name in Nomad.
@@ -17,8 +19,8 @@ func hclString(s string) string {
 	return strings.NewReplacer("${", "$${", "%{", "%%{").Replace(quoted)
 }
 
-// writeConfigs writes what Consul, Nomad, nomad-autoscaler and the gateway
-// read, and puts the device plugin into Nomad's plugin directory.
+// writeConfigs writes what Consul, Nomad, nomad-autoscaler, the controller
+// and the gateway read, and puts the device plugin into Nomad's plugin directory.
 func (c *Cluster) writeConfigs() error {
 	consul, err := json.MarshalIndent(c.consulConfig(), "", "  ")
 	if err != nil {
@@ -29,6 +31,7 @@ func (c *Cluster) writeConfigs() error {
 		"nomad-server.hcl": c.nomadServerConfig(),
 		"nomad-client.hcl": c.nomadClientConfig(),
 		"autoscaler.hcl":   c.autoscalerConfig(),
+		"controller.hcl":   c.controllerConfig(),
 		"gateway.hcl":      c.gatewayConfig(),
 	} {
 		if err := os.WriteFile(c.dir.join("config", name), []byte(content), 0o600); err != nil {
@@ -172,20 +175,55 @@ policy {
 `, c.ports.ports["autoscaler"], hclString("http://"+c.ports.addr("nomad-http")), hclString(c.dir.join("config", "policies")))
 }
 
+func (c *Cluster) controllerConfig() string {
+	return fmt.Sprintf(`data_dir = %s
+
+raft {
+  bind = %s
+  # A single server has nobody to elect but itself: it leads at once.
+  heartbeat_timeout    = "50ms"
+  election_timeout     = "50ms"
+  leader_lease_timeout = "50ms"
+}
+
+http {
+  bind = %s
+}
+
+# Nobody but this machine reaches it.
+acl {
+  enabled = false
+}
+
+nomad {
+  address = %s
+}
+
+consul {
+  address = %s
+}
+`, hclString(c.dir.join("controller")), hclString(c.ports.addr("controller-raft")), hclString(c.ports.addr("controller")),
+		hclString("http://"+c.ports.addr("nomad-http")), hclString(c.ports.addr("consul-http")))
+}
+
 func (c *Cluster) gatewayConfig() string {
 	return fmt.Sprintf(`listen = %s
 
 consul {
   address = %s
 }
-`, hclString(c.ports.addr("gateway")), hclString(c.ports.addr("consul-http")))
+
+controller {
+  addresses = [%s]
+}
+`, hclString(c.ports.addr("gateway")), hclString(c.ports.addr("consul-http")), hclString("http://"+c.ports.addr("controller")))
 }
 
 // environment is what every daemon of the cluster gets: the marker by which
 // leftovers are found, and a PATH on which Nomad's tasks find our programs.
 func (c *Cluster) environment() []string {
 	drop := map[string]bool{envMarker: true, "PATH": true, "NOMAD_ADDR": true, "CONSUL_HTTP_ADDR": true, "NOMAD_TOKEN": true,
-		"CONSUL_HTTP_TOKEN": true, "NOMAD_REGION": true, "NOMAD_NAMESPACE": true, "REMUDA_COHORT": true}
+		"CONSUL_HTTP_TOKEN": true, api.EnvAddress: true, api.EnvToken: true, api.EnvCACert: true, "NOMAD_REGION": true, "NOMAD_NAMESPACE": true, "REMUDA_COHORT": true}
 	var env []string
 	for _, kv := range os.Environ() {
 		if name, _, _ := strings.Cut(kv, "="); !drop[name] {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"os/exec"
@@ -20,6 +21,11 @@ import (
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
+	"remuda/controller/agent"
+	"remuda/controller/gateway"
+	"remuda/controller/modelfile"
+	"remuda/controller/state"
+	"remuda/jobs"
 	"remuda/lockd/cohort"
 )
 
@@ -30,6 +36,8 @@ func TestOptionsNameEveryMistake(t *testing.T) {
 	for _, want := range []string{"-gpus is 17: want 1 to 16", `-engine is "vllm": want sim or ollama`, "-gguf needs -engine ollama"} {
 		require.ErrorContains(t, err, want)
 	}
+	_, err = New(Options{GPUs: 1, Engine: EngineSim, Single: true, Model: "m.hcl"})
+	require.ErrorContains(t, err, "-model goes with neither -engine nor -single")
 	_, err = New(DefaultOptions())
 	require.NoError(t, err)
 }
@@ -100,7 +108,7 @@ func TestWipeKeepsModelsOnly(t *testing.T) {
 	require.NoError(t, err)
 	defer d.Close()
 	require.NoError(t, d.wipe())
-	for _, name := range []string{"nomad/x", "nomad-server/x", "consul/x", "logs/x", "config/x", "models/x"} {
+	for _, name := range []string{"nomad/x", "nomad-server/x", "controller/x", "consul/x", "logs/x", "config/x", "models/x"} {
 		require.NoError(t, os.WriteFile(d.join(name), nil, 0o600))
 	}
 	require.NoError(t, d.wipe())
@@ -269,11 +277,18 @@ func TestConfigsAreValid(t *testing.T) {
 	require.NoError(t, c.writeConfigs())
 	files, err := filepath.Glob(filepath.Join(d.join("config"), "*.hcl"))
 	require.NoError(t, err)
-	require.Len(t, files, 4)
+	require.Len(t, files, 5)
 	for _, f := range files {
 		_, diags := hclparse.NewParser().ParseHCLFile(f)
 		require.False(t, diags.HasErrors(), "%s: %s", f, diags)
 	}
+	server, err := agent.LoadFile(d.join("config", "controller.hcl"), agent.DefaultConfig())
+	require.NoError(t, err)
+	require.Equal(t, d.join("controller"), server.DataDir)
+	require.False(t, server.ACL.Enabled)
+	front, err := gateway.LoadFile(d.join("config", "gateway.hcl"), gateway.DefaultConfig())
+	require.NoError(t, err)
+	require.Equal(t, []string{"http://" + server.HTTP.Bind}, front.Controller.Addresses)
 	plugin, err := os.ReadFile(d.join("plugins", devicePlugin))
 	require.NoError(t, err)
 	require.Equal(t, "binary", string(plugin))
@@ -281,6 +296,97 @@ func TestConfigsAreValid(t *testing.T) {
 	env := c.environment()
 	require.Contains(t, env, envMarker+"="+d.path)
 	require.Contains(t, strings.Join(env, "\n"), "\nPATH=/opt:")
+}
+
+// models makes a cluster with the models of its options, as it would apply them.
+func models(t *testing.T, change func(*Options)) (*Cluster, []state.Model) {
+	t.Helper()
+	opts := DefaultOptions()
+	opts.Remuda = "/opt/bin/remuda"
+	change(&opts)
+	c, err := New(opts)
+	require.NoError(t, err)
+	c.ports = &portBlock{ports: map[string]int{"consul-http": 8555}}
+	c.tools["ollama"] = tool{name: "ollama", path: "/opt/bin/ollama"}
+	c.models, err = loadModels(c.opts)
+	require.NoError(t, err)
+	c.settle()
+	var file strings.Builder
+	for _, m := range c.models {
+		file.WriteString(modelfile.Format(m))
+	}
+	applied, err := modelfile.Parse("applied.hcl", []byte(file.String()), nil)
+	require.NoError(t, err)
+	return c, applied
+}
+
+func TestModelsOfTheOptions(t *testing.T) {
+	ours := map[string]string{"remuda": "/opt/bin/remuda", "consul": "127.0.0.1:8555"}
+	with := func(more map[string]string) map[string]string {
+		all := maps.Clone(ours)
+		maps.Copy(all, more)
+		return all
+	}
+	t.Run("demo", func(t *testing.T) {
+		c, m := models(t, func(*Options) {})
+		require.Equal(t, "demo", m[0].Name)
+		require.True(t, m[0].Failover)
+		require.Equal(t, jobs.Failover, m[0].Variants[0].Job)
+		require.Equal(t, with(map[string]string{"weights": "256MiB"}), m[0].Variants[0].Vars)
+		require.True(t, c.shared())
+		require.Equal(t, []string{"demo"}, c.wanted())
+	})
+	t.Run("single", func(t *testing.T) {
+		c, m := models(t, func(o *Options) { o.Single = true })
+		require.Equal(t, "demo", m[0].Name)
+		require.False(t, m[0].Failover)
+		require.Equal(t, jobs.Demo, m[0].Variants[0].Job)
+		require.False(t, c.shared())
+	})
+	t.Run("ollama", func(t *testing.T) {
+		c, m := models(t, func(o *Options) { o.Engine = EngineOllama })
+		require.Equal(t, "tiny", m[0].Name)
+		require.Equal(t, with(map[string]string{"ollama": "/opt/bin/ollama"}), m[0].Variants[0].Vars)
+		require.False(t, c.shared())
+	})
+	t.Run("gguf", func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "My Model.gguf")
+		require.NoError(t, os.WriteFile(path, make([]byte, 4096), 0o600))
+		_, m := models(t, func(o *Options) { o.Engine, o.GGUF = EngineOllama, path })
+		require.Equal(t, "my-model", m[0].Name)
+		require.Equal(t, path, m[0].Variants[0].Vars["gguf"])
+		require.Equal(t, modelfile.ReplicaSize(4096), m[0].Variants[0].Memory)
+	})
+	t.Run("model file", func(t *testing.T) {
+		dir := t.TempDir()
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "j.hcl"), []byte("variable \"consul\" {\n  default = \"\"\n}\nvariable \"remuda\" {\n  default = \"\"\n}\njob \"j\" {}\n"), 0o600))
+		path := filepath.Join(dir, "m.hcl")
+		require.NoError(t, os.WriteFile(path, []byte(`
+model "asleep" {
+  replicas = 0
+  variant "v" {
+    weights = "1GiB"
+    job     = "j.hcl"
+  }
+}
+model "awake" {
+  variant "v" {
+    weights = "1GiB"
+    job     = "j.hcl"
+    vars    = { consul = "mine:1" }
+  }
+}
+`), 0o600))
+		c, m := models(t, func(o *Options) { o.Model = path })
+		require.Len(t, m, 2)
+		require.Equal(t, ours, m[0].Variants[0].Vars)
+		require.Equal(t, map[string]string{"remuda": "/opt/bin/remuda", "consul": "mine:1"}, m[1].Variants[0].Vars, "what the file says stays")
+		require.Equal(t, []string{"awake"}, c.wanted())
+		require.False(t, c.anyVariant(func(v state.Variant) bool { return v.Engine == EngineOllama }))
+	})
+	_, err := loadModels(Options{Model: filepath.Join(t.TempDir(), "none.hcl")})
+	require.ErrorIs(t, err, os.ErrNotExist)
+	require.ErrorContains(t, err, "-model")
 }
 
 func TestModelName(t *testing.T) {

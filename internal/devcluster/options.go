@@ -1,6 +1,6 @@
 // Package devcluster runs a complete remuda cluster on one machine: real
 // Consul, real Nomad with the device plugin and simulated GPUs, a real
-// nomad-autoscaler, the gateway and one model. Everything it starts lives under
+// nomad-autoscaler, the controller, the gateway and one model. Everything it starts lives under
 // one data directory and is gone when Run returns; what a killed run left
 // behind is removed by the next one with the same directory.
 package devcluster
@@ -11,8 +11,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-
-	"remuda/internal/sim/gguf"
 )
 
 // Engines that the demo model can run on.
@@ -32,6 +30,8 @@ type Options struct {
 	Engine string
 	// Single runs one engine on EngineSim instead of a failover pair.
 	Single bool
+	// Model is a model file to apply in place of the demo model's.
+	Model string
 	// GGUF is a model file for EngineOllama; empty makes a tiny random one.
 	GGUF string
 	// NoAutoscaler leaves nomad-autoscaler out.
@@ -66,18 +66,18 @@ func (o *Options) validate() error {
 	if o.Single && o.Engine != EngineSim {
 		errs = append(errs, fmt.Errorf("-single needs -engine %s: there is no pair of the others", EngineSim))
 	}
+	if o.Model != "" && (o.Single || o.Engine != EngineSim) {
+		errs = append(errs, errors.New("-model goes with neither -engine nor -single: they are about the demo model"))
+	}
 	return errors.Join(errs...)
 }
 
 // resolve turns what the options leave open into paths.
 func (o *Options) resolve() error {
 	if o.GGUF != "" {
-		path, err := filepath.Abs(o.GGUF)
+		path, err := checkGGUF(o.GGUF)
 		if err != nil {
-			return fmt.Errorf("-gguf: %w", err)
-		}
-		if _, err := gguf.Inspect(path); err != nil {
-			return fmt.Errorf("-gguf: %w", err)
+			return err
 		}
 		o.GGUF = path
 	}

@@ -1,5 +1,5 @@
 // Package consultest is a small Consul agent for tests: services with a TTL
-// check or an HTTP check (which it stores and never makes), and blocking health
+// check, or an HTTP or TCP check (which it stores and never makes), and blocking health
 // queries, over the HTTP API that the real client library speaks. TTLs run on
 // the real clock.
 package consultest
@@ -213,7 +213,7 @@ func (a *Agent) register(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	var ttl time.Duration
-	if reg.Check.HTTP == "" {
+	if reg.Check.HTTP == "" && reg.Check.TCP == "" {
 		var err error
 		if ttl, err = time.ParseDuration(reg.Check.TTL); err != nil {
 			http.Error(w, err.Error(), http.StatusBadRequest)

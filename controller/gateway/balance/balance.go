@@ -16,6 +16,8 @@
 //     while: one that fails fast is always the least busy, and would draw all
 //     traffic to itself.
 //   - An engine whose node Consul cannot see is used only when no other is left.
+//   - A replica that the controller drains gets no request while another engine of the
+//     model is passing and not suspect; see Direct.
 //   - An outage of Consul does not empty the table: see Update and Lost.
 package balance
 
@@ -69,6 +71,7 @@ type Endpoint struct {
 type Pick struct {
 	*Endpoint
 	e *engine
+	f *flight
 }
 
 // Table holds the engines of all models.
@@ -77,6 +80,7 @@ type Table struct {
 	engines    map[string]*engine // by service ID
 	models     map[string]*model
 	tops       map[string]*top // by replica
+	orders     Orders
 	ready      bool
 	graceUntil time.Time
 	picks      uint64
@@ -90,6 +94,9 @@ type top struct {
 	// last is when the replica last had an engine or a request.
 	last     time.Time
 	inFlight int
+	flights  flights
+	lastPick time.Time
+	draining bool
 }
 
 type model struct {
@@ -97,6 +104,8 @@ type model struct {
 	first    time.Time // when the model became known
 	last     time.Time // when it last had an engine or a request
 	inFlight int
+	// exists and stopped are what the controller says.
+	exists, stopped bool
 }
 
 type engine struct {
@@ -289,7 +298,7 @@ func (t *Table) index(now time.Time, ch *Changes) {
 	}
 	for _, e := range t.engines {
 		if e.top = t.tops[e.Replica]; e.top == nil {
-			e.top = &top{}
+			e.top = &top{draining: t.orders.Draining[e.Replica]}
 			t.tops[e.Replica] = e.top
 		}
 		e.top.token, e.top.last = max(e.top.token, e.Token), now
@@ -338,8 +347,12 @@ func (t *Table) usable(e *engine, now time.Time) bool {
 	return t.used(e, now) && e.Token >= e.top.token
 }
 
-// known tells whether the model has engines, has requests, or had either lately.
+// known tells whether the model exists for the controller, has engines, has requests,
+// or had either lately.
 func (t *Table) known(m *model, now time.Time) bool {
+	if m.exists {
+		return true
+	}
 	last := m.last
 	for _, e := range m.engines {
 		if t.there(e, now) {
@@ -355,30 +368,24 @@ func (t *Table) known(m *model, now time.Time) bool {
 // Ready tells whether there was an update.
 func (t *Table) Ready() bool { return t.ready }
 
-// Pick chooses an engine of the model, none of those in tried (service IDs
-// that already failed this request). Engines on nodes that Consul cannot see come
-// after the others, suspect ones last. The error is ErrNoList, ErrUnknownModel or ErrNoEngine.
-func (t *Table) Pick(now time.Time, name string, tried []string) (Pick, error) {
+// Pick chooses an engine of the request's model, none of those that it has tried.
+// Those of replicas that drain come after the others, then engines on nodes that Consul
+// cannot see, suspect ones last. The error is ErrNoList, ErrUnknownModel or ErrNoEngine.
+func (t *Table) Pick(now time.Time, r Request) (Pick, error) {
 	if !t.ready {
 		return Pick{}, ErrNoList
 	}
-	m := t.models[name]
+	m := t.models[r.Model]
 	if m == nil || !t.known(m, now) {
 		return Pick{}, ErrUnknownModel
 	}
 	var best *engine
 	bestRank := 0
 	for _, e := range m.engines {
-		if !t.usable(e, now) || slices.Contains(tried, e.ServiceID) {
+		if !t.usable(e, now) || slices.Contains(r.Tried, e.ServiceID) {
 			continue
 		}
-		rank := 0
-		if e.lost() {
-			rank = 1
-		}
-		if now.Before(e.suspectUntil) {
-			rank = 2
-		}
+		rank := e.rank(now)
 		if best == nil || rank < bestRank || (rank == bestRank && e.less(best)) {
 			best, bestRank = e, rank
 		}
@@ -391,7 +398,25 @@ func (t *Table) Pick(now time.Time, name string, tried []string) (Pick, error) {
 	best.inFlight++
 	best.top.inFlight++
 	m.inFlight++
-	return Pick{Endpoint: best.Endpoint, e: best}, nil
+	f := &flight{Flight: Flight{ID: r.ID, Started: now}}
+	best.top.flights.add(f)
+	best.top.lastPick = now
+	return Pick{Endpoint: best.Endpoint, e: best, f: f}, nil
+}
+
+// rank is lower for engines that are asked first.
+func (e *engine) rank(now time.Time) int {
+	rank := 0
+	switch {
+	case now.Before(e.suspectUntil):
+		rank = 4
+	case e.lost():
+		rank = 2
+	}
+	if e.top.draining {
+		rank++
+	}
+	return rank
 }
 
 // less tells whether e is less busy than f, or as busy and idle for longer.
@@ -407,6 +432,7 @@ func (e *engine) less(f *engine) bool {
 func (t *Table) Release(now time.Time, p Pick) {
 	p.e.inFlight--
 	p.e.top.inFlight--
+	p.e.top.flights.remove(p.f)
 	p.e.model.inFlight--
 	p.e.top.last, p.e.model.last = now, now
 }
@@ -429,74 +455,3 @@ func (t *Table) Failed(now time.Time, p Pick) { p.e.suspectUntil = now.Add(t.cfg
 // Answered notes that the picked engine gave a proper answer: it is no longer
 // suspect.
 func (t *Table) Answered(p Pick) { p.e.suspectUntil = time.Time{} }
-
-// Model is a model that can be listed.
-type Model struct {
-	Name string
-	// First is when the table first heard of the model.
-	First time.Time
-}
-
-// Models returns the models that have an engine which may get requests, sorted
-// by name.
-func (t *Table) Models(now time.Time) []Model {
-	var out []Model
-	for name, m := range t.models {
-		if slices.ContainsFunc(m.engines, func(e *engine) bool { return t.usable(e, now) }) {
-			out = append(out, Model{Name: name, First: m.first})
-		}
-	}
-	slices.SortFunc(out, func(a, b Model) int { return strings.Compare(a.Name, b.Name) })
-	return out
-}
-
-// Lookup returns a model that Models lists, or Pick's error.
-func (t *Table) Lookup(now time.Time, name string) (Model, error) {
-	if !t.ready {
-		return Model{}, ErrNoList
-	}
-	m := t.models[name]
-	switch {
-	case m == nil || !t.known(m, now):
-		return Model{}, ErrUnknownModel
-	case !slices.ContainsFunc(m.engines, func(e *engine) bool { return t.usable(e, now) }):
-		return Model{}, ErrNoEngine
-	}
-	return Model{Name: name, First: m.first}, nil
-}
-
-// Load is the state of one model, for metrics.
-type Load struct {
-	Model    string
-	InFlight int
-	// Active engines get requests; Suspect ones only when no other is left;
-	// Kept ones are used although Consul does not vouch for them; Fenced ones have been superseded by a higher token; NotPassing ones are known.
-	Active, Suspect, Kept, Fenced, NotPassing int
-}
-
-// Loads returns the state of every known model, sorted by name. Each engine
-// counts in one state.
-func (t *Table) Loads(now time.Time) []Load {
-	out := make([]Load, 0, len(t.models))
-	for name, m := range t.models {
-		l := Load{Model: name, InFlight: m.inFlight}
-		for _, e := range m.engines {
-			switch {
-			case !t.there(e, now):
-			case e.Token < e.top.token:
-				l.Fenced++
-			case !t.used(e, now):
-				l.NotPassing++
-			case now.Before(e.suspectUntil):
-				l.Suspect++
-			case !e.passing:
-				l.Kept++
-			default:
-				l.Active++
-			}
-		}
-		out = append(out, l)
-	}
-	slices.SortFunc(out, func(a, b Load) int { return strings.Compare(a.Model, b.Model) })
-	return out
-}

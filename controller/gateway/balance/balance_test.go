@@ -49,7 +49,7 @@ func usable(t *testing.T, table *balance.Table, now time.Time, model string) []s
 	t.Helper()
 	var ids, tried []string
 	for {
-		p, err := table.Pick(now, model, tried)
+		p, err := table.Pick(now, balance.Request{Model: model, Tried: tried})
 		if err != nil {
 			break
 		}
@@ -69,7 +69,7 @@ func TestNewNamesEveryBadField(t *testing.T) {
 
 func TestPickErrors(t *testing.T) {
 	table := newTable(t)
-	_, err := table.Pick(t0, "m", nil)
+	_, err := table.Pick(t0, balance.Request{Model: "m"})
 	require.ErrorIs(t, err, balance.ErrNoList)
 	_, err = table.Lookup(t0, "m")
 	require.ErrorIs(t, err, balance.ErrNoList)
@@ -77,11 +77,11 @@ func TestPickErrors(t *testing.T) {
 
 	table.Update(t0, []replica.Engine{eng("a", critical)}, false)
 	require.True(t, table.Ready())
-	_, err = table.Pick(t0, "m", nil)
+	_, err = table.Pick(t0, balance.Request{Model: "m"})
 	require.ErrorIs(t, err, balance.ErrNoEngine)
 	_, err = table.Lookup(t0, "m")
 	require.ErrorIs(t, err, balance.ErrNoEngine)
-	_, err = table.Pick(t0, "other", nil)
+	_, err = table.Pick(t0, balance.Request{Model: "other"})
 	require.ErrorIs(t, err, balance.ErrUnknownModel)
 	_, err = table.Lookup(t0, "other")
 	require.ErrorIs(t, err, balance.ErrUnknownModel)
@@ -98,11 +98,11 @@ func TestModelStaysKnownForAWhile(t *testing.T) {
 	ch := table.Update(gone, nil, false)
 	require.Empty(t, ch.Replicas)
 	require.Empty(t, ch.Models)
-	_, err := table.Pick(gone, "m", nil)
+	_, err := table.Pick(gone, balance.Request{Model: "m"})
 	require.ErrorIs(t, err, balance.ErrNoEngine, "counted from when it was last there, not from when it was last updated")
-	_, err = table.Pick(gone.Add(config.Remember-1), "m", nil)
+	_, err = table.Pick(gone.Add(config.Remember-1), balance.Request{Model: "m"})
 	require.ErrorIs(t, err, balance.ErrNoEngine)
-	_, err = table.Pick(gone.Add(config.Remember), "m", nil)
+	_, err = table.Pick(gone.Add(config.Remember), balance.Request{Model: "m"})
 	require.ErrorIs(t, err, balance.ErrUnknownModel)
 	ch = table.Update(gone.Add(config.Remember), nil, false)
 	require.Equal(t, []string{"m"}, ch.Models)
@@ -116,7 +116,7 @@ func TestLeastBusy(t *testing.T) {
 	count := map[string]int{}
 	var picks []balance.Pick
 	for range 8 {
-		p, err := table.Pick(t0, "m", nil)
+		p, err := table.Pick(t0, balance.Request{Model: "m"})
 		require.NoError(t, err)
 		count[p.Name.ID]++
 		picks = append(picks, p)
@@ -127,7 +127,7 @@ func TestLeastBusy(t *testing.T) {
 			table.Release(t0, p)
 		}
 	}
-	p, err := table.Pick(t0, "m", nil)
+	p, err := table.Pick(t0, balance.Request{Model: "m"})
 	require.NoError(t, err)
 	require.Equal(t, "a", p.Name.ID)
 }
@@ -137,7 +137,7 @@ func TestEqualsTakeTurns(t *testing.T) {
 	table.Update(t0, []replica.Engine{eng("a"), eng("b"), eng("c")}, false)
 	var order string
 	for range 6 {
-		p, err := table.Pick(t0, "m", nil)
+		p, err := table.Pick(t0, balance.Request{Model: "m"})
 		require.NoError(t, err)
 		order += p.Name.ID
 		table.Release(t0, p)
@@ -169,7 +169,7 @@ func TestTokens(t *testing.T) {
 	t.Run("of one ID listed twice the higher token's address is used", func(t *testing.T) {
 		table := newTable(t)
 		table.Update(t0, cases[6].list, false)
-		p, err := table.Pick(t0, "m", nil)
+		p, err := table.Pick(t0, balance.Request{Model: "m"})
 		require.NoError(t, err)
 		require.Equal(t, "10.0.0.1:2", p.Addr)
 	})
@@ -192,26 +192,26 @@ func TestTokens(t *testing.T) {
 func TestSuspectsAreAvoidedButNotLost(t *testing.T) {
 	table := newTable(t)
 	table.Update(t0, []replica.Engine{eng("a"), eng("b")}, false)
-	p, err := table.Pick(t0, "m", nil)
+	p, err := table.Pick(t0, balance.Request{Model: "m"})
 	require.NoError(t, err)
 	require.Equal(t, "a", p.Name.ID)
 	require.True(t, table.DialFailed(t0, p))
 	require.False(t, table.DialFailed(t0, p), "the second failure is no news")
 	table.Release(t0, p)
 	for range 4 {
-		p, err := table.Pick(t0.Add(time.Second), "m", nil)
+		p, err := table.Pick(t0.Add(time.Second), balance.Request{Model: "m"})
 		require.NoError(t, err)
 		require.Equal(t, "b", p.Name.ID, "even when it is the busier one")
 	}
-	p, err = table.Pick(t0.Add(time.Second), "m", []string{"m:v:b:primary"})
+	p, err = table.Pick(t0.Add(time.Second), balance.Request{Model: "m", Tried: []string{"m:v:b:primary"}})
 	require.NoError(t, err)
 	require.Equal(t, "a", p.Name.ID, "better a suspect than none")
 	table.Answered(p)
-	p, err = table.Pick(t0.Add(time.Second), "m", nil)
+	p, err = table.Pick(t0.Add(time.Second), balance.Request{Model: "m"})
 	require.NoError(t, err)
 	require.Equal(t, "a", p.Name.ID, "an answer clears it")
 	table.DialFailed(t0, p)
-	p, err = table.Pick(t0.Add(config.Suspect), "m", nil)
+	p, err = table.Pick(t0.Add(config.Suspect), balance.Request{Model: "m"})
 	require.NoError(t, err)
 	require.Equal(t, "a", p.Name.ID, "time clears it")
 }
@@ -228,7 +228,7 @@ func TestDeregisteredEngineGetsNothing(t *testing.T) {
 func TestNewAddressIsANewEngine(t *testing.T) {
 	table := newTable(t)
 	table.Update(t0, []replica.Engine{eng("a")}, false)
-	old, err := table.Pick(t0, "m", nil)
+	old, err := table.Pick(t0, balance.Request{Model: "m"})
 	require.NoError(t, err)
 	table.DialFailed(t0, old)
 	table.Update(t0, []replica.Engine{eng("a", port(9))}, false)
@@ -339,7 +339,7 @@ func TestOutageGrace(t *testing.T) {
 		ch := table.Update(t0, nil, true)
 		require.Equal(t, []string{a, b}, ch.Kept)
 		require.Equal(t, 2, table.Loads(t0)[0].Kept)
-		p, err := table.Pick(t0, "m", nil)
+		p, err := table.Pick(t0, balance.Request{Model: "m"})
 		require.NoError(t, err)
 		require.True(t, table.DialFailed(t0, p))
 		table.Release(t0, p)
@@ -354,7 +354,7 @@ func TestLoadsCountEachEngineOnce(t *testing.T) {
 	table.Update(t0, []replica.Engine{
 		eng("a"), eng("b", critical), eng("c", token(1)), eng("c", shadow, token(2)), eng("x", ofModel("n")),
 	}, false)
-	p, err := table.Pick(t0, "n", nil)
+	p, err := table.Pick(t0, balance.Request{Model: "n"})
 	require.NoError(t, err)
 	table.DialFailed(t0, p)
 	require.Equal(t, []balance.Load{
@@ -394,7 +394,7 @@ func TestProperties(t *testing.T) {
 				}
 			},
 			"pick": func(rt *rapid.T) {
-				p, err := table.Pick(now, "m", nil)
+				p, err := table.Pick(now, balance.Request{Model: "m"})
 				if err == nil {
 					held = append(held, p)
 				}
@@ -445,7 +445,7 @@ func BenchmarkPickRelease16Engines(b *testing.B) {
 	table.Update(t0, list, false)
 	b.ReportAllocs()
 	for b.Loop() {
-		p, err := table.Pick(t0, "m", nil)
+		p, err := table.Pick(t0, balance.Request{Model: "m"})
 		if err != nil {
 			b.Fatal(err)
 		}

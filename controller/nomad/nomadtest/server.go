@@ -281,7 +281,7 @@ func (s *Server) list(w http.ResponseWriter, r *http.Request, table string, of f
 	defer timer.Stop()
 	s.mu.Lock()
 	for after > 0 && s.at(table) <= after {
-		if s.at(table) < after {
+		if 0 < s.at(table) && s.at(table) < after {
 			break // Nomad answers at once, too
 		}
 		changed := s.changed
@@ -303,7 +303,8 @@ func (s *Server) list(w http.ResponseWriter, r *http.Request, table string, of f
 }
 
 // at is a table's index; an empty one has the server's first.
-func (s *Server) at(table string) uint64 { return max(s.tables[table], 1) }
+// at is 0 for a table that never had anything, as Nomad's.
+func (s *Server) at(table string) uint64 { return s.tables[table] }
 
 func (s *Server) read(w http.ResponseWriter, table string, of func() (any, bool), missing string) {
 	s.mu.Lock()
@@ -404,8 +405,8 @@ func (s *Server) deregister(w http.ResponseWriter, r *http.Request, id string) {
 
 func answer(w http.ResponseWriter, index uint64, v any) {
 	w.Header().Set("Content-Type", "application/json")
-	if index > 0 {
-		w.Header().Set("X-Nomad-Index", strconv.FormatUint(index, 10))
-	}
+	w.Header().Set("X-Nomad-Index", strconv.FormatUint(index, 10))
+	w.Header().Set("X-Nomad-LastContact", "0")
+	w.Header().Set("X-Nomad-KnownLeader", "true")
 	_ = json.NewEncoder(w).Encode(v)
 }

@@ -1,0 +1,92 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"strings"
+
+	"remuda/controller/agent"
+)
+
+func (p *program) agentVerb() verb {
+	return verb{
+		synopsis: "Run the controller",
+		usage:    "-config FILE | -dev [flags]",
+		about: `Runs one server of the controller: it keeps what should run in Raft, and on the leader makes Nomad follow. Its HTTP API
+is what the other verbs ask. It appears in Consul as the service remuda-controller ("service" in the consul block).
+
+With -dev it is a cluster of its own, on loopback, and asks nobody for a token; what it knows is gone when it ends,
+unless -data-dir keeps it. Otherwise ACL is on: "remuda acl bootstrap" makes the first token.
+
+SIGTERM or Ctrl-C hands leadership over, lets requests finish, and ends it.`,
+		setup: func(fs *flag.FlagSet) func(context.Context, []string) error {
+			file := fs.String("config", "", "HCL `file` with the settings")
+			dev := fs.Bool("dev", false, "one server with the default settings, on loopback, without ACL")
+			var o agentOverrides
+			fs.StringVar(&o.dataDir, "data-dir", "", "`directory` of the Raft log (default: what the file says; with -dev one that is deleted at the end)")
+			fs.StringVar(&o.http, "http", "", "`address` of the API (default: what the file says, else "+agent.DefaultHTTP+")")
+			fs.StringVar(&o.raft, "raft", "", "`address` for other servers (default: what the file says, else "+agent.DefaultRaft+")")
+			fs.StringVar(&o.nomad, "nomad", "", "`URL` of Nomad (default: what the file says, else NOMAD_ADDR, else http://127.0.0.1:4646)")
+			fs.StringVar(&o.consul, "consul", "", "`address` of the Consul agent (default: what the file says, else CONSUL_HTTP_ADDR, else 127.0.0.1:8500)")
+			fs.StringVar(&o.logLevel, "log-level", "", "`level` of the log: trace, debug, info, warn or error (default: what the file says, else info)")
+			return func(ctx context.Context, args []string) error {
+				if err := noArgs(args); err != nil {
+					return err
+				}
+				if (*file != "") == *dev {
+					return usagef("give either -config FILE or -dev")
+				}
+				return p.runAgent(ctx, *file, o)
+			}
+		},
+	}
+}
+
+// agentOverrides are settings that flags give; empty: what the file says.
+type agentOverrides struct{ dataDir, http, raft, nomad, consul, logLevel string }
+
+func (o agentOverrides) apply(cfg *agent.Config) {
+	override(&cfg.DataDir, o.dataDir)
+	override(&cfg.HTTP.Bind, o.http)
+	override(&cfg.Raft.Bind, o.raft)
+	if o.nomad != "" {
+		cfg.Nomad.Address = o.nomad
+		if !strings.Contains(o.nomad, "://") {
+			cfg.Nomad.Address = "http://" + o.nomad
+		}
+	}
+	override(&cfg.Consul.Address, o.consul)
+	override(&cfg.LogLevel, o.logLevel)
+}
+
+// runAgent runs an agent from a file, or without one as -dev.
+func (p *program) runAgent(ctx context.Context, file string, o agentOverrides) (err error) {
+	cfg := agent.DevConfig()
+	if file != "" {
+		cfg = agent.DefaultConfig()
+		// A file need not say what a flag does.
+		o.apply(&cfg)
+		if cfg, err = agent.LoadFile(file, cfg); err != nil {
+			return err
+		}
+	}
+	o.apply(&cfg)
+	if cfg.Logger, err = p.logger("agent", cfg.LogLevel); err != nil {
+		return err
+	}
+	if cfg.DataDir == "" {
+		if cfg.DataDir, err = os.MkdirTemp("", "remuda-agent-"); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, os.RemoveAll(cfg.DataDir)) }()
+	}
+	cfg.OnListen = func(url string) { fmt.Fprintf(p.stdout, "controller listening on %s\n", url) }
+	a, err := agent.New(cfg)
+	if err != nil {
+		return usageError{err.Error()}
+	}
+	return a.Run(ctx)
+}

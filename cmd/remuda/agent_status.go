@@ -1,0 +1,87 @@
+package main
+
+import (
+	"context"
+	"fmt"
+
+	"remuda/controller/api"
+)
+
+var agentHealth = question{
+	synopsis: "Ask a controller whether it does what it should",
+	about: `Asks one server whether it is of a cluster with a leader, and whether Nomad and Consul are within its reach. The exit code
+is 0 where nothing is wrong and 1 otherwise.`,
+	run: func(ctx context.Context, c *asker, _ []string) error {
+		h, err := c.AgentHealth(ctx)
+		if err != nil {
+			return err
+		}
+		h.Problems = list(h.Problems)
+		err = c.print(h, func() error {
+			if h.Healthy {
+				fmt.Fprintln(c.out, "healthy")
+			} else {
+				fmt.Fprintln(c.out, "not healthy")
+			}
+			for _, p := range h.Problems {
+				fmt.Fprintf(c.out, "  %s\n", p)
+			}
+			return nil
+		})
+		if err == nil && !h.Healthy {
+			return exitError{exitFailed}
+		}
+		return err
+	},
+}
+
+var agentInfo = question{
+	synopsis: "Show what a controller knows of itself",
+	about:    `Shows one server: its ID, whether it leads, how far it is, how it reaches Nomad and Consul, and which gateways report to it.`,
+	run: func(ctx context.Context, c *asker, _ []string) error {
+		a, err := c.AgentSelf(ctx)
+		if err != nil {
+			return err
+		}
+		return c.print(a, func() error { return c.showAgent(a) })
+	},
+}
+
+func (c *asker) showAgent(a api.AgentSelf) error {
+	f := newFields(c.out)
+	f.set("ID", a.ID)
+	f.set("Version", a.Version)
+	f.set("Raft address", a.Address)
+	f.set("Leads", yes(a.Leader))
+	f.set("Leader known", yes(a.KnownLeader))
+	f.set("Index", a.Index)
+	f.set("ACL", map[bool]string{true: "enabled", false: "disabled"}[a.ACL.Enabled])
+	if a.ACL.Enabled && !a.ACL.Bootstrapped {
+		f.set("First token", "not made yet: `remuda acl bootstrap`")
+	}
+	f.set("Nomad", linkText(a.Reconcile.Active, a.Reconcile.Nomad))
+	f.set("Consul", linkText(a.Reconcile.Active, a.Reconcile.Consul))
+	f.setIf("Last error", a.Reconcile.LastError)
+	if err := f.flush(); err != nil || len(a.Gateways) == 0 {
+		return err
+	}
+	fmt.Fprintln(c.out, "\nGateways")
+	at := now()
+	t := newTable(c.out, "NAME", "INDEX", "SEEN")
+	for _, g := range a.Gateways {
+		t.row(g.Name, g.Index, age(g.Seen, at)+" ago")
+	}
+	return t.flush()
+}
+
+func linkText(active bool, l api.LinkStatus) string {
+	switch {
+	case !active:
+		return "watched by the leader only"
+	case l.Known:
+		return "up to date"
+	case l.Error != "":
+		return "not known: " + l.Error
+	}
+	return "not heard yet"
+}

@@ -1,0 +1,75 @@
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"slices"
+	"strings"
+
+	"remuda/controller/api"
+)
+
+var decisionList = question{
+	synopsis: "List the newest decisions with their reasons",
+	about:    `Lists what the controller decided, newest first, with the reasons and the numbers that they were made from.`,
+	setup: func(fs *flag.FlagSet) answering {
+		var f api.DecisionFilter
+		fs.StringVar(&f.Model, "model", "", "only decisions about this `model`")
+		fs.StringVar(&f.Replica, "replica", "", "only decisions about this `replica`")
+		fs.IntVar(&f.Limit, "limit", 50, "how many, at most")
+		return func(ctx context.Context, c *asker, _ []string) error {
+			if f.Limit < 1 {
+				return usagef("-limit is %d: want at least 1", f.Limit)
+			}
+			if f.Replica != "" {
+				// The decisions outlive the replica: one that is gone is taken by its word.
+				if r, err := c.findReplica(ctx, f.Replica); err == nil {
+					f.Replica = r.Name
+				}
+			}
+			decisions, _, err := c.Decisions(ctx, f, api.QueryOptions{})
+			if err != nil {
+				return err
+			}
+			return c.print(list(decisions), func() error {
+				if len(decisions) == 0 {
+					fmt.Fprintln(c.out, "There are no decisions.")
+					return nil
+				}
+				return c.decisionTable(decisions, true)
+			})
+		}
+	},
+}
+
+// decisionTable shows decisions, and the numbers that they were made from where those
+// are wanted.
+func (c *asker) decisionTable(decisions []api.Decision, numbers bool) error {
+	header := []string{"TIME", "KIND", "ABOUT", "REASON"}
+	if numbers {
+		header = append(header, "NUMBERS")
+	}
+	t := newTable(c.out, header...)
+	for _, d := range decisions {
+		about := d.Replica
+		if about == "" {
+			about = d.Model
+		}
+		cells := []any{clock(d.Time), d.Kind, about, d.Reason}
+		if numbers {
+			cells = append(cells, inputsText(d.Inputs))
+		}
+		t.row(cells...)
+	}
+	return t.flush()
+}
+
+func inputsText(inputs map[string]string) string {
+	var texts []string
+	for name, value := range inputs {
+		texts = append(texts, name+"="+value)
+	}
+	slices.Sort(texts)
+	return strings.Join(texts, " ")
+}

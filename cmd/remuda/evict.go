@@ -1,0 +1,80 @@
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"strings"
+
+	"remuda/controller/api"
+)
+
+var evict = question{
+	synopsis: "Take replicas off their GPUs",
+	about: `Evicts one replica, or all of a model, and lowers the model's scale with them. Running replicas finish their requests
+first. -to cold remembers on which node the weights are. -force also evicts dedicated replicas and goes below the
+model's min. A replica is given by its name, or by the beginning of its name or ID that no other has.`,
+	args: []string{"REPLICA|MODEL"},
+	setup: func(fs *flag.FlagSet) answering {
+		to := fs.String("to", "", "the `tier` to go to: warm or cold (default: the replica ends)")
+		force := fs.Bool("force", false, "evict dedicated replicas too, and go below min")
+		return func(ctx context.Context, c *asker, args []string) error {
+			r := api.EvictRequest{To: strings.ToUpper(*to), Force: *force}
+			switch r.To {
+			case "", "WARM", "COLD":
+			default:
+				return usagef("-to is %q: want warm or cold", *to)
+			}
+			if err := c.evictee(ctx, args[0], &r); err != nil {
+				return err
+			}
+			answer, err := c.Evict(ctx, r)
+			if err != nil {
+				return err
+			}
+			err = c.print(answer, func() error {
+				if len(answer.Replicas) == 0 {
+					fmt.Fprintln(c.out, "No replica is on a GPU.")
+					return nil
+				}
+				t := newTable(c.out, "REPLICA", "NODE", "FROM", "TO", "GPUS FREED", "BYTES FREED", "ERROR")
+				for _, e := range answer.Replicas {
+					t.row(e.Name, short(e.Node), e.From, e.To, e.FreedGPUs, bytesText(e.FreedBytes), e.Error)
+				}
+				return t.flush()
+			})
+			if err != nil {
+				return err
+			}
+			for _, e := range answer.Replicas {
+				if e.Error == "" {
+					return nil
+				}
+			}
+			if len(answer.Replicas) > 0 {
+				return exitError{exitFailed} // The table says why.
+			}
+			return nil
+		}
+	},
+}
+
+// evictee finds out whether a model or a replica is meant.
+func (c *asker) evictee(ctx context.Context, arg string, r *api.EvictRequest) error {
+	models, _, err := c.Models(ctx, api.QueryOptions{})
+	if err != nil {
+		return err
+	}
+	for _, m := range models {
+		if m.Name == arg {
+			r.Model = arg
+			return nil
+		}
+	}
+	found, err := c.findReplica(ctx, arg)
+	if err != nil {
+		return fmt.Errorf("there is no model %q, and %w", arg, err)
+	}
+	r.Replica = found.Name
+	return nil
+}

@@ -1,0 +1,235 @@
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"slices"
+	"strings"
+
+	"remuda/controller/api"
+)
+
+func (p *program) modelVerbs() map[string]verb {
+	return map[string]verb{
+		"model apply":  p.modelApplyVerb(),
+		"model list":   p.asking(modelList),
+		"model status": p.asking(modelStatus),
+		"model file":   p.asking(modelFile),
+		"model stop":   p.asking(modelStop),
+		"model start":  p.asking(modelStart),
+	}
+}
+
+var modelList = question{
+	synopsis: "List the models",
+	about:    `Lists every model with its replicas: how many serve, how many should, and how many are on their way.`,
+	run: func(ctx context.Context, c *asker, _ []string) error {
+		models, _, err := c.Models(ctx, api.QueryOptions{})
+		if err != nil {
+			return err
+		}
+		return c.print(list(models), func() error {
+			if len(models) == 0 {
+				fmt.Fprintln(c.out, "There are no models yet: `remuda model apply FILE` brings the first.")
+				return nil
+			}
+			t := newTable(c.out, "NAME", "STATUS", "HOT", "TARGET", "STARTING", "LEAVING", "FAILED", "MIN", "MAX", "MANAGEMENT", "VARIANTS")
+			for _, m := range models {
+				t.row(m.Name, summaryStatus(m), m.Counts.Hot, m.Target, m.Counts.Starting, m.Counts.Leaving, m.Counts.Failed, m.Min, m.Max, m.Management, strings.Join(m.Variants, ","))
+			}
+			return t.flush()
+		})
+	},
+}
+
+// summaryStatus is one word for what a model is at.
+func summaryStatus(m api.ModelSummary) string {
+	switch {
+	case m.Stopped:
+		return "stopped"
+	case slices.ContainsFunc(values(m.Rollouts), func(s string) bool { return s == "canary" || s == "rolling" }):
+		return "rolling"
+	case slices.Contains(values(m.Rollouts), "rolled_back"):
+		return "rolled-back"
+	case m.Counts.Failed > 0:
+		return "failing"
+	case m.Counts.Hot < m.Target:
+		return "starting"
+	case m.Target == 0:
+		return "idle"
+	}
+	return "running"
+}
+
+func values[K comparable, V any](m map[K]V) []V {
+	var all []V
+	for _, v := range m {
+		all = append(all, v)
+	}
+	return all
+}
+
+var modelStatus = question{
+	synopsis: "Show a model, its replicas, and why it is like this",
+	about:    `Shows what the model should be, its variants, rollouts and replicas, and the newest decisions with their reasons.`,
+	args:     []string{"MODEL"},
+	run: func(ctx context.Context, c *asker, args []string) error {
+		s, _, err := c.Model(ctx, args[0], api.QueryOptions{})
+		if err != nil {
+			return err
+		}
+		return c.print(s, func() error { return c.showModel(s) })
+	},
+}
+
+func (c *asker) showModel(s api.ModelStatus) error {
+	m, at := s.Model, now()
+	f := newFields(c.out)
+	f.set("Name", m.Name)
+	f.set("Replicas", fmt.Sprintf("%d of %d hot, min %d, max %d", s.Counts.Hot, m.Target, m.Min, m.Max))
+	if m.Stopped {
+		f.set("Stopped", "yes: `remuda model start` brings it back")
+	}
+	var spread []string
+	for _, v := range m.Variants {
+		if n, ok := m.Spread[v.Name]; ok {
+			spread = append(spread, fmt.Sprintf("%s %d", v.Name, n))
+		}
+	}
+	f.setIf("Set by variant", strings.Join(spread, ", "))
+	f.set("Management", m.Management)
+	f.set("Priority", m.Priority)
+	f.set("Failover pair", yes(m.Failover))
+	f.set("Dedicated", yes(m.Dedicated))
+	if m.IdleWarm != 0 || m.IdleCold != 0 {
+		f.set("Idle", fmt.Sprintf("warm after %s, cold after %s", never(m.IdleWarm), never(m.IdleCold)))
+	}
+	f.set("Why", s.Why)
+	if err := f.flush(); err != nil {
+		return err
+	}
+	fmt.Fprintln(c.out, "\nVariants")
+	t := newTable(c.out, "NAME", "GPU", "GPUS", "MEMORY EACH", "SLOTS", "COST", "ENGINE", "HASH")
+	for _, v := range m.Variants {
+		t.row(v.Name, v.GPUModel, v.GPUs, bytesText(v.Memory), zeroDash(v.Slots), v.Cost, v.Engine, short(v.Hash))
+	}
+	if err := t.flush(); err != nil {
+		return err
+	}
+	if len(m.Rollouts) > 0 {
+		fmt.Fprintln(c.out, "\nRollouts")
+		t := newTable(c.out, "VARIANT", "STATUS", "OLD", "NEW", "SINCE", "REASON")
+		for _, v := range m.Variants {
+			if r, ok := m.Rollouts[v.Name]; ok {
+				t.row(v.Name, r.Status, short(r.OldHash), short(r.NewHash), age(r.Since, at), r.Reason)
+			}
+		}
+		if err := t.flush(); err != nil {
+			return err
+		}
+	}
+	if len(s.Replicas) > 0 {
+		fmt.Fprintln(c.out, "\nReplicas")
+		if err := c.replicaTable(s.Replicas); err != nil {
+			return err
+		}
+	}
+	if len(s.Decisions) > 0 {
+		fmt.Fprintln(c.out, "\nDecisions, newest first; `remuda decision list` has their numbers")
+		return c.decisionTable(s.Decisions, false)
+	}
+	return nil
+}
+
+func yes(b bool) string {
+	if b {
+		return "yes"
+	}
+	return "no"
+}
+
+func never(d api.Duration) string {
+	if d == 0 {
+		return "never"
+	}
+	return d.String()
+}
+
+func zeroDash(n int) string {
+	if n == 0 {
+		return "-"
+	}
+	return fmt.Sprint(n)
+}
+
+// short is the beginning of a hash or an ID, enough to tell it from others.
+func short(id string) string { return id[:min(len(id), 8)] }
+
+var modelFile = question{
+	synopsis: "Print a model as a model file",
+	about:    `Prints the model as a file that "remuda model apply" takes, with its defaults spelled out and its job files inside.`,
+	args:     []string{"MODEL"},
+	raw:      true,
+	run: func(ctx context.Context, c *asker, args []string) error {
+		file, _, err := c.ModelFile(ctx, args[0], api.QueryOptions{})
+		if err != nil {
+			return err
+		}
+		_, err = fmt.Fprint(c.out, file)
+		return err
+	},
+}
+
+var modelStop = question{
+	synopsis: "Stop a model: its replicas drain and end",
+	about: `Lets the model's replicas finish their requests and stop. The model is remembered, and "remuda model start" brings
+it back; -purge forgets it once its replicas are gone.`,
+	args: []string{"MODEL"},
+	setup: func(fs *flag.FlagSet) answering {
+		purge := fs.Bool("purge", false, "forget the model once its replicas are gone")
+		var w watching
+		w.declare(fs, "the replicas are gone")
+		return func(ctx context.Context, c *asker, args []string) error {
+			if *purge && w.detach {
+				return usagef("-purge waits until the replicas are gone: leave -detach out")
+			}
+			r, err := c.StopModel(ctx, args[0])
+			if err != nil {
+				return err
+			}
+			c.printf("%s is stopping.\n", r.Model)
+			if err := w.follow(ctx, c, r.Model, stopped); err != nil {
+				return err
+			}
+			if *purge {
+				if err := c.DeleteModel(ctx, r.Model, 0); err != nil {
+					return err
+				}
+				c.printf("%s is forgotten.\n", r.Model)
+			}
+			return c.print(r, func() error { return nil })
+		}
+	},
+}
+
+var modelStart = question{
+	synopsis: "Start a stopped model",
+	about:    `Brings a model back that was stopped, with as many replicas as it had.`,
+	args:     []string{"MODEL"},
+	setup: func(fs *flag.FlagSet) answering {
+		var w watching
+		w.declare(fs, "the replicas run")
+		return func(ctx context.Context, c *asker, args []string) error {
+			r, err := c.StartModel(ctx, args[0])
+			if err != nil {
+				return err
+			}
+			c.printf("%s is starting: the target is %s.\n", r.Model, plural(r.Target, "replica"))
+			if err := w.follow(ctx, c, r.Model, settled); err != nil {
+				return err
+			}
+			return c.print(r, func() error { return nil })
+		}
+	},
+}

@@ -1,0 +1,108 @@
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"strings"
+
+	"remuda/controller/api"
+	"remuda/controller/modelfile"
+)
+
+func (p *program) modelApplyVerb() verb {
+	return p.asking(question{
+		synopsis: "Make models what a file says",
+		about: `Reads a model file and the job files that it names, shows how the models differ from what the controller has, has
+Nomad check the jobs, and applies all of it or nothing. A file that changes nothing is no error. Then it watches
+until the replicas run; -detach returns at once. Models that are not in the file stay as they are.`,
+		args: []string{"FILE"},
+		setup: func(fs *flag.FlagSet) answering {
+			dryRun := fs.Bool("dry-run", false, "check the file and show the difference, and change nothing")
+			var w watching
+			w.declare(fs, "the replicas run")
+			return func(ctx context.Context, c *asker, args []string) error {
+				return applyModels(ctx, c, args[0], *dryRun, &w)
+			}
+		},
+	})
+}
+
+func applyModels(ctx context.Context, c *asker, path string, dryRun bool, w *watching) error {
+	models, err := modelfile.Load(path)
+	if err != nil {
+		return err
+	}
+	// The controller gets the job files inside the model file, and each model with its
+	// defaults as this program knows them.
+	var file strings.Builder
+	for i, m := range models {
+		if i > 0 {
+			file.WriteByte('\n')
+		}
+		file.WriteString(modelfile.Format(m))
+	}
+	request := api.ApplyRequest{File: file.String(), Filename: path, DryRun: true}
+	plan, err := c.ApplyModels(ctx, request)
+	if err != nil {
+		return err
+	}
+	c.showPlan(plan)
+	changed := map[string]bool{}
+	request.DryRun, request.CAS = false, map[string]uint64{}
+	for _, m := range plan.Models {
+		// What was shown is what happens, or nothing.
+		request.CAS[m.Name] = m.ModifyIndex
+		if m.New {
+			request.CAS[m.Name] = 0
+		}
+		if !m.Unchanged {
+			changed[m.Name] = true
+		}
+	}
+	if dryRun || len(changed) == 0 {
+		return c.print(plan, func() error {
+			if dryRun {
+				fmt.Fprintln(c.out, "Nothing was changed: this was a dry run.")
+			} else {
+				fmt.Fprintln(c.out, "Nothing changed.")
+			}
+			return nil
+		})
+	}
+	applied, err := c.ApplyModels(ctx, request)
+	if err != nil {
+		return err
+	}
+	c.printf("Applied at index %d.\n", applied.Index)
+	for _, m := range applied.Models {
+		if changed[m.Name] && !w.detach {
+			c.printf("%s: waiting for %s.\n", m.Name, plural(m.Replicas, "replica"))
+			if err := w.follow(ctx, c, m.Name, settled); err != nil {
+				return fmt.Errorf("model %s: %w", m.Name, err)
+			}
+			c.printf("%s is there.\n", m.Name)
+		}
+	}
+	return c.print(applied, func() error { return nil })
+}
+
+// showPlan tells how the models differ from what is there.
+func (c *asker) showPlan(plan api.ApplyResponse) {
+	for _, m := range plan.Models {
+		switch {
+		case m.Unchanged:
+			c.printf("model %q is so already\n", m.Name)
+		case m.New:
+			c.printf("model %q is new\n", m.Name)
+		default:
+			c.printf("model %q changes\n", m.Name)
+		}
+		for _, change := range m.Changes {
+			c.printf("  %s\n", strings.ReplaceAll(change.Text, "\n", "\n  "))
+		}
+		for _, warning := range m.Warnings {
+			c.printf("  warning: %s\n", strings.ReplaceAll(strings.TrimSpace(warning), "\n", "\n  "))
+		}
+	}
+}

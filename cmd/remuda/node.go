@@ -1,0 +1,177 @@
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"strings"
+
+	"remuda/controller/api"
+)
+
+func (p *program) nodeVerbs() map[string]verb {
+	return map[string]verb{
+		"node list":       p.asking(nodeList),
+		"node status":     p.asking(nodeStatus),
+		"node quarantine": p.asking(nodeQuarantine),
+	}
+}
+
+var nodeList = question{
+	synopsis: "List the nodes with GPUs",
+	about:    `Lists the nodes of Nomad that offer GPUs, and what is free on them.`,
+	run: func(ctx context.Context, c *asker, _ []string) error {
+		nodes, _, err := c.Nodes(ctx, api.QueryOptions{})
+		if err != nil {
+			return err
+		}
+		return c.print(list(nodes), func() error {
+			if len(nodes) == 0 {
+				fmt.Fprintln(c.out, "There are no nodes with GPUs: Nomad has none with the device plugin, or was not reached yet (`remuda agent health`).")
+				return nil
+			}
+			t := newTable(c.out, "ID", "NAME", "DATACENTER", "POOL", "STATUS", "GPUS", "SEATS FREE", "GPU MEMORY FREE")
+			for _, n := range nodes {
+				free, seats := 0, 0
+				var freeMemory, memory int64
+				for _, g := range n.GPUs {
+					for _, s := range g.Seats {
+						seats++
+						if s.Replica == "" {
+							free++
+						}
+					}
+					freeMemory, memory = freeMemory+g.FreeMemory, memory+g.Memory
+				}
+				t.row(short(n.ID), n.Name, n.Datacenter, n.Pool, nodeState(n), len(n.GPUs), fmt.Sprintf("%d of %d", free, seats), bytesText(freeMemory)+" of "+bytesText(memory))
+			}
+			return t.flush()
+		})
+	},
+}
+
+func nodeState(n api.Node) string {
+	switch {
+	case n.Gone:
+		return "gone"
+	case !n.LostSince.IsZero():
+		return "lost"
+	case n.Draining:
+		return "draining"
+	case !n.Ready:
+		return "not ready"
+	}
+	return "ready"
+}
+
+var nodeStatus = question{
+	synopsis: "Show a node, its GPUs and what is on them",
+	about:    `Shows one node, given by its ID, the beginning of it, or its name.`,
+	args:     []string{"NODE"},
+	run: func(ctx context.Context, c *asker, args []string) error {
+		s, _, err := c.Node(ctx, args[0], api.QueryOptions{})
+		if err != nil {
+			return err
+		}
+		return c.print(s, func() error { return c.showNode(s) })
+	},
+}
+
+func (c *asker) showNode(s api.NodeStatus) error {
+	n := s.Node
+	f := newFields(c.out)
+	f.set("ID", n.ID)
+	f.set("Name", n.Name)
+	f.set("Datacenter", n.Datacenter)
+	f.set("Pool", n.Pool)
+	f.set("Status", nodeState(n))
+	f.setIf("Nothing is placed", n.Unusable)
+	if !n.LostSince.IsZero() {
+		f.set("Lost since", clock(n.LostSince))
+	}
+	f.set("Host memory", bytesText(n.FreeHostMemory)+" free of "+bytesText(n.HostMemory))
+	f.set("CPU", fmt.Sprintf("%d MHz", n.CPU))
+	if err := f.flush(); err != nil {
+		return err
+	}
+	fmt.Fprintln(c.out, "\nGPUs")
+	t := newTable(c.out, "UUID", "MODEL", "CLIQUE", "MEMORY FREE", "STATE", "SEATS")
+	for _, g := range n.GPUs {
+		var seats []string
+		for _, seat := range g.Seats {
+			_, number, _ := strings.Cut(seat.ID, "#")
+			seats = append(seats, number+": "+dash(seat.Replica))
+		}
+		t.row(g.UUID, g.Model, g.Clique, bytesText(g.FreeMemory)+" of "+bytesText(g.Memory), gpuState(g), strings.Join(seats, ", "))
+	}
+	if err := t.flush(); err != nil {
+		return err
+	}
+	if len(s.Replicas) == 0 {
+		return nil
+	}
+	fmt.Fprintln(c.out, "\nReplicas")
+	return c.replicaTable(s.Replicas)
+}
+
+func gpuState(g api.GPU) string {
+	switch {
+	case g.Quarantined:
+		return "quarantined"
+	case !g.Healthy:
+		return strings.TrimSpace("unhealthy " + g.Reason)
+	}
+	return "healthy"
+}
+
+var nodeQuarantine = question{
+	synopsis: "Keep placements away from a GPU, or let them back",
+	about:    `Places nothing more on a GPU; what is on it stays. -off lets placements back. The GPU is given by its UUID or the beginning of it.`,
+	args:     []string{"NODE", "GPU"},
+	setup: func(fs *flag.FlagSet) answering {
+		off := fs.Bool("off", false, "let placements back")
+		return func(ctx context.Context, c *asker, args []string) error {
+			s, _, err := c.Node(ctx, args[0], api.QueryOptions{})
+			if err != nil {
+				return err
+			}
+			uuid, err := findGPU(s.Node, args[1])
+			if err != nil {
+				return err
+			}
+			n, err := c.Quarantine(ctx, s.Node.ID, api.QuarantineRequest{GPU: uuid, On: !*off})
+			if err != nil {
+				return err
+			}
+			return c.print(n, func() error {
+				if *off {
+					fmt.Fprintf(c.out, "Replicas may be placed on %s again.\n", uuid)
+				} else {
+					fmt.Fprintf(c.out, "Nothing more is placed on %s.\n", uuid)
+				}
+				return nil
+			})
+		}
+	},
+}
+
+// findGPU finds a node's GPU by the beginning of its UUID.
+func findGPU(n api.Node, arg string) (string, error) {
+	var found, all []string
+	for _, g := range n.GPUs {
+		all = append(all, g.UUID)
+		if g.UUID == arg {
+			return arg, nil
+		}
+		if strings.HasPrefix(g.UUID, arg) {
+			found = append(found, g.UUID)
+		}
+	}
+	switch len(found) {
+	case 1:
+		return found[0], nil
+	case 0:
+		return "", fmt.Errorf("node %s has no GPU %q: it has %s", n.Name, arg, dash(strings.Join(all, ", ")))
+	}
+	return "", fmt.Errorf("%q may be any of %s: give more of it", arg, strings.Join(found, ", "))
+}

@@ -1,0 +1,192 @@
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"slices"
+	"strings"
+
+	"remuda/controller/api"
+)
+
+func (p *program) replicaVerbs() map[string]verb {
+	return map[string]verb{
+		"replica list":   p.asking(replicaList),
+		"replica status": p.asking(replicaStatus),
+	}
+}
+
+var replicaList = question{
+	synopsis: "List the replicas",
+	about:    `Lists the replicas of all models, or of one, with their tier, what is done with them, where they are and what they do.`,
+	setup: func(fs *flag.FlagSet) answering {
+		model := fs.String("model", "", "only replicas of this `model`")
+		return func(ctx context.Context, c *asker, _ []string) error {
+			replicas, _, err := c.Replicas(ctx, *model, api.QueryOptions{})
+			if err != nil {
+				return err
+			}
+			return c.print(list(replicas), func() error {
+				if len(replicas) == 0 {
+					fmt.Fprintln(c.out, "There are no replicas.")
+					return nil
+				}
+				return c.replicaTable(replicas)
+			})
+		}
+	},
+}
+
+func (c *asker) replicaTable(replicas []api.Replica) error {
+	at := now()
+	t := newTable(c.out, "REPLICA", "TIER", "PHASE", "NODE", "SEATS", "IN FLIGHT", "SINCE", "NOTE")
+	for _, r := range replicas {
+		phase := r.Phase
+		if r.Target != "" {
+			phase += " to " + r.Target
+		}
+		inFlight := "-"
+		if r.Load != nil {
+			inFlight = fmt.Sprint(r.Load.InFlight)
+		}
+		t.row(r.Name, r.Tier, phase, nodeText(r), seatsText(r.Seats), inFlight, age(r.Since, at), replicaNote(r))
+	}
+	return t.flush()
+}
+
+func nodeText(r api.Replica) string {
+	if r.NodeName != "" {
+		return r.NodeName
+	}
+	return short(r.Node)
+}
+
+// seatsText writes device IDs with the beginning of the GPU's UUID only.
+func seatsText(seats []string) string {
+	texts := make([]string, len(seats))
+	for i, s := range seats {
+		texts[i] = s
+		if gpu, seat, ok := strings.Cut(s, "#"); ok {
+			texts[i] = shortGPU(gpu) + "#" + seat
+		}
+	}
+	return strings.Join(texts, ",")
+}
+
+// shortGPU keeps the beginning of a UUID such as "GPU-8932f937-…".
+func shortGPU(uuid string) string {
+	if kind, rest, ok := strings.Cut(uuid, "-"); ok {
+		return kind + "-" + short(rest)
+	}
+	return uuid
+}
+
+// replicaNote is what is unusual about a replica.
+func replicaNote(r api.Replica) string {
+	var notes []string
+	if r.Canary {
+		notes = append(notes, "canary")
+	}
+	if !r.Current {
+		notes = append(notes, "of an older definition")
+	}
+	if r.Failures > 0 {
+		notes = append(notes, plural(r.Failures, "failure"))
+	}
+	if r.LastError != "" {
+		notes = append(notes, r.LastError)
+	}
+	return strings.Join(notes, "; ")
+}
+
+var replicaStatus = question{
+	synopsis: "Show a replica",
+	about:    `Shows one replica, given by its name, or by the beginning of its name or ID that no other has.`,
+	args:     []string{"REPLICA"},
+	run: func(ctx context.Context, c *asker, args []string) error {
+		found, err := c.findReplica(ctx, args[0])
+		if err != nil {
+			return err
+		}
+		r, _, err := c.Replica(ctx, found.Name, api.QueryOptions{})
+		if err != nil {
+			return err
+		}
+		return c.print(r, func() error { return c.showReplica(r) })
+	},
+}
+
+func (c *asker) showReplica(r api.Replica) error {
+	at := now()
+	f := newFields(c.out)
+	f.set("Name", r.Name)
+	f.set("Model", r.Model)
+	f.set("Variant", r.Variant)
+	f.set("Hash", r.VariantHash)
+	f.set("Tier", r.Tier)
+	f.set("Phase", fmt.Sprintf("%s for %s", r.Phase, age(r.Since, at)))
+	f.setIf("Target", r.Target)
+	f.set("Node", strings.TrimSpace(r.NodeName+" "+r.Node))
+	f.set("Seats", strings.Join(r.Seats, ", "))
+	var gpus []string
+	for gpu := range r.Memory {
+		gpus = append(gpus, gpu)
+	}
+	slices.Sort(gpus)
+	for _, gpu := range gpus {
+		f.set("Memory of "+gpu, bytesText(r.Memory[gpu]))
+	}
+	if r.HostMemory > 0 {
+		f.set("Host memory", bytesText(r.HostMemory))
+	}
+	f.set("Nomad job", r.Job)
+	f.set("Created", clock(r.Created))
+	f.setIf("Note", replicaNote(r))
+	if !r.Retry.IsZero() {
+		f.set("Tried again", clock(r.Retry))
+	}
+	if r.Load == nil {
+		f.set("In flight", "not known")
+		return f.flush()
+	}
+	f.set("In flight", r.Load.InFlight)
+	f.set("Last request", clock(r.Load.LastRequest))
+	if err := f.flush(); err != nil || len(r.Load.Requests) == 0 {
+		return err
+	}
+	fmt.Fprintln(c.out, "\nRequests in flight, oldest first")
+	t := newTable(c.out, "REQUEST", "FOR")
+	for _, q := range r.Load.Requests {
+		t.row(q.ID, age(q.Started, at))
+	}
+	return t.flush()
+}
+
+// findReplica finds a replica by its name, its ID, or the beginning of either.
+func (c *asker) findReplica(ctx context.Context, arg string) (api.Replica, error) {
+	replicas, _, err := c.Replicas(ctx, "", api.QueryOptions{})
+	if err != nil {
+		return api.Replica{}, err
+	}
+	var found []api.Replica
+	for _, r := range replicas {
+		if r.Name == arg || r.ID == arg {
+			return r, nil
+		}
+		if strings.HasPrefix(r.Name, arg) || strings.HasPrefix(r.ID, arg) {
+			found = append(found, r)
+		}
+	}
+	switch len(found) {
+	case 1:
+		return found[0], nil
+	case 0:
+		return api.Replica{}, fmt.Errorf("there is no replica %q: `remuda replica list` shows which there are", arg)
+	}
+	var names []string
+	for _, r := range found {
+		names = append(names, r.Name)
+	}
+	return api.Replica{}, fmt.Errorf("%q may be any of %s: give more of it", arg, strings.Join(names, ", "))
+}

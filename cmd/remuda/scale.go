@@ -1,0 +1,81 @@
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"remuda/controller/api"
+)
+
+var scale = question{
+	synopsis: "Change how many replicas a model has",
+	about: `Sets the number of replicas of a model, or of one of its variants, within the model's min and max, and watches until they
+run and those that are too many have drained; -detach returns at once. Names of models may have slashes: of
+MODEL/VARIANT the longest name that is a model's is the model.`,
+	args: []string{"MODEL[/VARIANT]", "REPLICAS"},
+	setup: func(fs *flag.FlagSet) answering {
+		var w watching
+		w.declare(fs, "the replicas run")
+		return func(ctx context.Context, c *asker, args []string) error {
+			n, err := strconv.Atoi(args[1])
+			if err != nil || n < 0 {
+				return usagef("REPLICAS is %q: want a number from 0", args[1])
+			}
+			models, _, err := c.Models(ctx, api.QueryOptions{})
+			if err != nil {
+				return err
+			}
+			model, variant, err := modelAndVariant(models, args[0])
+			if err != nil {
+				return err
+			}
+			r, err := c.Scale(ctx, model, api.ScaleRequest{Replicas: n, Variant: variant, Origin: "operator"})
+			if err != nil {
+				return err
+			}
+			of := r.Model
+			if r.Variant != "" {
+				of += ", variant " + r.Variant
+			}
+			if r.Changed {
+				c.printf("%s: the target is %s now.\n", of, plural(r.Target, "replica"))
+			} else {
+				c.printf("%s: the target is %s already.\n", of, plural(r.Target, "replica"))
+			}
+			if err := w.follow(ctx, c, r.Model, settled); err != nil {
+				return err
+			}
+			return c.print(r, func() error { return nil })
+		}
+	},
+}
+
+// modelAndVariant takes MODEL or MODEL/VARIANT apart. Both may have slashes in them;
+// the longest model that exists is meant.
+func modelAndVariant(models []api.ModelSummary, arg string) (model, variant string, err error) {
+	known := map[string]api.ModelSummary{}
+	for _, m := range models {
+		known[m.Name] = m
+	}
+	for model = arg; ; {
+		if m, ok := known[model]; ok {
+			if variant == "" && model == arg {
+				return model, "", nil
+			}
+			for _, v := range m.Variants {
+				if v == variant {
+					return model, variant, nil
+				}
+			}
+			return "", "", fmt.Errorf("model %q has no variant %q: it has %s", model, variant, strings.Join(m.Variants, ", "))
+		}
+		i := strings.LastIndexByte(model, '/')
+		if i < 0 {
+			return "", "", fmt.Errorf("there is no model %q: `remuda model list` shows which there are", arg)
+		}
+		model, variant = arg[:i], arg[i+1:]
+	}
+}

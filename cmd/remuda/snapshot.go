@@ -1,0 +1,143 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"remuda/controller/api"
+	"remuda/controller/state"
+)
+
+func (p *program) snapshotVerbs() map[string]verb {
+	return map[string]verb{
+		"snapshot save":    p.asking(snapshotSave),
+		"snapshot restore": p.asking(snapshotRestore),
+		"snapshot inspect": p.snapshotInspectVerb(),
+	}
+}
+
+var snapshotSave = question{
+	synopsis: "Save the controller's state to a file",
+	about: `Writes the whole state to a file, checks it, and only then gives it its name. It holds the hashes of tokens: the file is
+for its owner's eyes.`,
+	args: []string{"FILE"},
+	setup: func(fs *flag.FlagSet) answering {
+		stale := fs.Bool("stale", false, "take it from the asked server, though it may have lost its leader")
+		return func(ctx context.Context, c *asker, args []string) error {
+			info, err := saveSnapshot(args[0], func(w io.Writer) error {
+				return c.SaveSnapshot(ctx, w, api.QueryOptions{Stale: *stale})
+			})
+			if err != nil {
+				return err
+			}
+			return c.print(info, func() error {
+				fmt.Fprintf(c.out, "%s: saved, %s at index %d.\n", args[0], bytesText(info.Bytes), info.Index)
+				return nil
+			})
+		}
+	},
+}
+
+// saveSnapshot writes a file that is whole, or none.
+func saveSnapshot(path string, save func(io.Writer) error) (info state.SnapshotInfo, err error) {
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*") // mode 0600
+	if err != nil {
+		return info, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, os.Remove(f.Name()))
+		}
+	}()
+	defer f.Close()
+	if err := save(f); err != nil {
+		return info, err
+	}
+	if _, err := f.Seek(0, io.SeekStart); err != nil {
+		return info, err
+	}
+	if info, err = state.Inspect(f); err != nil {
+		return info, fmt.Errorf("what arrived is no snapshot: %w", err)
+	}
+	if err := f.Sync(); err != nil {
+		return info, err
+	}
+	return info, os.Rename(f.Name(), path)
+}
+
+var snapshotRestore = question{
+	synopsis: "Replace the controller's state with a saved one",
+	about: `Replaces the state of the whole cluster with a snapshot's. Models, replicas, switches and tokens are then those of the
+snapshot; the controller adopts what runs, and does what the state asks for. A file that is damaged or of a newer
+version is refused, and nothing is changed.`,
+	args: []string{"FILE"},
+	run: func(ctx context.Context, c *asker, args []string) error {
+		f, err := os.Open(args[0])
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		if _, err := state.Inspect(f); err != nil {
+			return fmt.Errorf("%s: %w", args[0], err)
+		}
+		if _, err := f.Seek(0, io.SeekStart); err != nil {
+			return err
+		}
+		info, err := c.RestoreSnapshot(ctx, f)
+		if err != nil {
+			return err
+		}
+		return c.print(info, func() error {
+			fmt.Fprintf(c.out, "%s: restored, %s of index %d.\n", args[0], bytesText(info.Bytes), info.Index)
+			return nil
+		})
+	},
+}
+
+func (p *program) snapshotInspectVerb() verb {
+	return verb{
+		synopsis: "Check a snapshot and show what is in it",
+		usage:    "FILE [-json]",
+		about:    `Reads a snapshot to its end, checks all of it, and shows what is in it. It asks nobody.`,
+		anywhere: true,
+		setup: func(fs *flag.FlagSet) func(context.Context, []string) error {
+			asJSON := fs.Bool("json", false, "print JSON")
+			return func(_ context.Context, args []string) error {
+				if err := checkArgs([]string{"FILE"}, args); err != nil {
+					return err
+				}
+				f, err := os.Open(args[0])
+				if err != nil {
+					return err
+				}
+				defer f.Close()
+				info, err := state.Inspect(f)
+				if err != nil {
+					return fmt.Errorf("%s: %w", args[0], err)
+				}
+				if *asJSON {
+					return printJSON(p.stdout, info)
+				}
+				out := newFields(p.stdout)
+				out.set("Version", info.Version)
+				out.set("Index", info.Index)
+				out.set("Size", bytesText(info.Bytes))
+				var tables []string
+				for name := range info.Rows {
+					tables = append(tables, string(name))
+				}
+				slices.Sort(tables)
+				for _, name := range tables {
+					out.set("Rows of "+name, info.Rows[state.Table(name)])
+				}
+				return out.flush()
+			}
+		},
+	}
+}

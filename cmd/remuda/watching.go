@@ -1,0 +1,156 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"strings"
+	"time"
+
+	"remuda/controller/api"
+)
+
+// watching follows a model after it was changed.
+type watching struct {
+	detach  bool
+	timeout time.Duration
+}
+
+func (w *watching) declare(fs *flag.FlagSet, until string) {
+	fs.BoolVar(&w.detach, "detach", false, "return at once instead of watching until "+until)
+	// Weights of some hundred gigabytes load within it.
+	fs.DurationVar(&w.timeout, "timeout", 30*time.Minute, "how long to watch; 0 for as long as it takes. What was asked for goes on all the same")
+}
+
+// goal tells whether a model is where it should be, and with an error that it will not
+// get there.
+type goal func(api.ModelStatus) (bool, error)
+
+// settled: as many replicas as there should be serve, all of what their variants are
+// now, and nothing else is on its way.
+func settled(s api.ModelStatus) (bool, error) {
+	for variant, r := range s.Model.Rollouts {
+		if r.Status == "rolled_back" {
+			return false, fmt.Errorf("the change of variant %s was rolled back: %s", variant, dash(r.Reason))
+		}
+	}
+	serving := 0
+	for _, r := range s.Replicas {
+		switch {
+		case r.Tier == "COLD" && r.Phase == "running":
+		case r.Tier == "HOT" && r.Phase == "running" && r.Current:
+			serving++
+		default:
+			return false, nil
+		}
+	}
+	return serving == s.Model.Target && len(s.Model.Rollouts) == 0, nil
+}
+
+// stopped: no replica holds anything any more.
+func stopped(s api.ModelStatus) (bool, error) {
+	for _, r := range s.Replicas {
+		if r.Tier != "COLD" || r.Phase != "running" {
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
+// follow tells how a model gets to its goal, until it is there.
+func (w *watching) follow(ctx context.Context, c *asker, model string, there goal) error {
+	if w.detach {
+		return nil
+	}
+	parent := ctx
+	if w.timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, w.timeout)
+		defer cancel()
+	}
+	ctx, end := context.WithCancel(ctx)
+	defer end()
+	told := progress{c: c, replicas: map[string]string{}}
+	var outcome error
+	done := false
+	query := func(ctx context.Context, q api.QueryOptions) (api.QueryMeta, error) {
+		s, meta, err := c.Model(ctx, model, q)
+		var refused *api.Error
+		if errors.As(err, &refused) && refused.Status < 500 && refused.Status != 429 {
+			done, outcome = true, err // Asking again would not help.
+			end()
+		}
+		if err != nil {
+			return meta, err
+		}
+		told.tell(s)
+		if done, outcome = there(s); done || outcome != nil {
+			done = true
+			end()
+		}
+		return meta, nil
+	}
+	err := api.Watch(ctx, api.QueryOptions{}, query, func(err error) { told.outage(err) })
+	switch {
+	case done:
+		return outcome
+	case parent.Err() != nil:
+		return fmt.Errorf("not watched any further: %s goes on, and `remuda model status %s` shows it", model, model)
+	case errors.Is(err, context.DeadlineExceeded):
+		return fmt.Errorf("not there after %s: %s goes on, and `remuda model status %s` shows it. %s", w.timeout, model, model, told.why)
+	}
+	return err
+}
+
+// progress tells what is new since it told last.
+type progress struct {
+	c        *asker
+	replicas map[string]string
+	why      string
+	lost     bool
+}
+
+func (p *progress) outage(err error) {
+	if !p.lost {
+		p.lost = true
+		p.c.printf("  the controller cannot be asked, trying on: %v\n", err)
+	}
+}
+
+func (p *progress) tell(s api.ModelStatus) {
+	p.lost = false
+	there, news := map[string]bool{}, false
+	say := func(format string, args ...any) {
+		news = true
+		p.c.printf(format, args...)
+	}
+	for _, r := range s.Replicas {
+		there[r.Name] = true
+		line := r.Tier + " " + r.Phase
+		if r.NodeName != "" {
+			line += " on " + r.NodeName
+		}
+		if r.Canary {
+			line += ", canary"
+		}
+		if r.Phase == "failed" && r.LastError != "" {
+			line += ": " + r.LastError
+		}
+		if p.replicas[r.Name] != line {
+			p.replicas[r.Name] = line
+			say("  %s  %s\n", r.Name, line)
+		}
+	}
+	for name := range p.replicas {
+		if !there[name] {
+			delete(p.replicas, name)
+			say("  %s  gone\n", name)
+		}
+	}
+	// The reason is of interest where nothing moves.
+	if why := strings.TrimSpace(s.Why); why != p.why && !news {
+		p.c.printf("  %s\n", why)
+	}
+	p.why = strings.TrimSpace(s.Why)
+}

@@ -1,0 +1,273 @@
+// Package agent is the controller's daemon, `remuda agent`: it opens the Raft server,
+// the way to Nomad and to Consul, the reconciler and the API, and keeps them together.
+//
+// It guarantees: nothing is opened before the whole config was found good; an agent
+// whose Nomad or Consul is out of reach serves its API all the same, and says what it
+// lacks; one that is told to stop hands leadership over first, so that the cluster is
+// not without a leader for an election's time; and Run returns only when everything
+// that it started has ended.
+package agent
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	nomadapi "github.com/hashicorp/nomad/api"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"remuda/controller/api"
+	"remuda/controller/consul"
+	"remuda/controller/load"
+	"remuda/controller/nomad"
+	"remuda/controller/planner"
+	"remuda/controller/raft"
+	"remuda/controller/reconcile"
+	"remuda/controller/server"
+	"remuda/controller/state"
+)
+
+// How long a stopping agent tries to part from the cluster well. Nomad's default
+// kill_timeout is 5 s: the rest is for what clients are waiting for.
+const (
+	handOverTimeout = 2 * time.Second
+	// Leaving is a commit of the others, and worth more patience: the operator who
+	// sets leave_on_terminate sets kill_timeout as well.
+	leaveTimeout = 10 * time.Second
+)
+
+// Agent is one server of the controller. Its Run may be called once.
+type Agent struct {
+	cfg Config
+	log hclog.Logger
+}
+
+// New validates cfg, and names everything that is wrong with it. It opens nothing.
+func New(cfg Config) (*Agent, error) {
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = hclog.NewNullLogger()
+	}
+	return &Agent{cfg: cfg, log: cfg.Logger}, nil
+}
+
+// parts are what a running agent has open.
+type parts struct {
+	listener   net.Listener
+	node       *raft.Node
+	nomad      *nomad.Client
+	reconciler *reconcile.Reconciler
+	server     *server.Server
+	announcer  *consul.Announcer
+}
+
+// close gives back what was opened.
+func (p *parts) close() error {
+	var errs []error
+	if p.listener != nil {
+		// The server has closed it if it ever ran.
+		if err := p.listener.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
+			errs = append(errs, err)
+		}
+	}
+	if p.node != nil {
+		errs = append(errs, p.node.Close())
+	}
+	if p.nomad != nil {
+		p.nomad.Close()
+	}
+	return errors.Join(errs...)
+}
+
+// Run is the agent's life. It ends when ctx does, and is then nil, or when the server
+// cannot go on.
+func (a *Agent) Run(ctx context.Context) (err error) {
+	p := &parts{}
+	defer func() { err = errors.Join(err, p.close()) }()
+	if err := a.open(ctx, p); err != nil {
+		return err
+	}
+	url := a.cfg.apiURL(p.listener.Addr())
+	a.log.Info("the agent runs", "api", url, "raft", p.node.Address(), "id", p.node.ID(), "acl", a.cfg.ACL.Enabled, "tls_http", a.cfg.TLS.forHTTP(), "tls_raft", a.cfg.TLS.forRaft())
+	a.warn(p.listener.Addr())
+	if a.cfg.OnListen != nil {
+		a.cfg.OnListen(url)
+	}
+
+	// Each part has a context of its own, as they end one after the other.
+	life := context.WithoutCancel(ctx)
+	var wg sync.WaitGroup
+	start := func(run func(context.Context)) (stop func()) {
+		ctx, cancel := context.WithCancel(life)
+		done := make(chan struct{})
+		wg.Go(func() { defer close(done); run(ctx) })
+		return func() { cancel(); <-done }
+	}
+	served := make(chan error, 1)
+	stopServing := start(func(ctx context.Context) { served <- p.server.Run(ctx, p.listener) })
+	stopReconciling := start(p.reconciler.Run)
+	unannounce := func() {}
+	if p.announcer != nil {
+		unannounce = start(p.announcer.Run)
+	}
+
+	var failure error
+	select {
+	case <-ctx.Done():
+		a.log.Info("the agent was told to stop")
+	case <-p.node.Failed():
+		failure = fmt.Errorf("this server cannot go on: %w", p.node.Err())
+	case err := <-served:
+		failure = fmt.Errorf("serve the API: %w", errors.Join(err, errors.New("it ended by itself")))
+		served <- nil
+	}
+	unannounce()
+	if failure == nil {
+		a.part(life, p.node)
+	}
+	stopServing()
+	stopReconciling()
+	wg.Wait()
+	if err := <-served; err != nil {
+		failure = errors.Join(failure, fmt.Errorf("serve the API: %w", err))
+	}
+	return failure
+}
+
+// part takes leave of the other servers: the next leader need not be waited for, and
+// where it is wanted they do not count on this one any more.
+func (a *Agent) part(ctx context.Context, node *raft.Node) {
+	if a.cfg.LeaveOnTerminate {
+		ctx, cancel := context.WithTimeout(ctx, leaveTimeout)
+		defer cancel()
+		if err := node.Leave(ctx); err != nil {
+			a.log.Warn("this server could not leave the cluster and stays a member: remove it where it does not come back", "id", node.ID(), "error", err)
+		}
+		return
+	}
+	peers, err := node.Peers()
+	if now, _ := node.Leadership(); err != nil || !now.Leader || len(peers) < 2 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, handOverTimeout)
+	defer cancel()
+	if err := node.TransferLeadership(ctx, ""); err != nil {
+		a.log.Warn("leadership could not be handed over: the others elect a leader when they miss this one", "error", err)
+	}
+}
+
+// open opens everything, in the order in which the parts need each other.
+func (a *Agent) open(ctx context.Context, p *parts) error {
+	secure, err := a.cfg.TLS.load()
+	if err != nil {
+		return err
+	}
+	if p.nomad, err = a.openNomad(); err != nil {
+		return err
+	}
+	watcher, err := a.engines()
+	if err != nil {
+		return err
+	}
+	if p.listener, err = (&net.ListenConfig{}).Listen(ctx, "tcp", a.cfg.HTTP.Bind); err != nil {
+		return fmt.Errorf("http.bind: %w", err)
+	}
+	address := p.listener.Addr()
+	if secure.server != nil {
+		p.listener = tls.NewListener(p.listener, secure.server)
+	}
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	if p.node, err = a.openRaft(secure.raft, address, registry); err != nil {
+		return err
+	}
+	loads := load.New(a.cfg.GatewayTTL, time.Now)
+	rc := reconcile.DefaultConfig()
+	rc.Raft, rc.Nomad, rc.Consul, rc.Loads = p.node, p.nomad, watcher, loads
+	rc.Plan, rc.Actions = planner.Plan, planner.Actions
+	rc.Planner, rc.Logger, rc.Registerer = a.cfg.Reconcile, a.log.Named("reconcile"), registry
+	if p.reconciler, err = reconcile.New(rc); err != nil {
+		return err
+	}
+	sc := server.DefaultConfig()
+	sc.Raft, sc.Nomad, sc.Loads, sc.ACL, sc.Peers = p.node, p.nomad, loads, a.cfg.ACL.Enabled, secure.client
+	sc.Reconcile = func() api.ReconcileStatus { return reconcileStatus(p.reconciler.Status()) }
+	sc.Drain, sc.Logger, sc.Registerer, sc.Gatherer = a.cfg.HTTP.Drain, a.log.Named("http"), registry, registry
+	if p.server, err = server.New(sc); err != nil {
+		return err
+	}
+	p.announcer, err = a.announce(address)
+	return err
+}
+
+func (a *Agent) openRaft(secure *raft.TLS, address net.Addr, registry prometheus.Registerer) (*raft.Node, error) {
+	store, err := state.New()
+	if err != nil {
+		return nil, err
+	}
+	rc := raft.DefaultConfig()
+	rc.DataDir, rc.Cluster, rc.BootstrapExpect, rc.Join = a.cfg.DataDir, a.cfg.Cluster, a.cfg.BootstrapExpect, a.cfg.Join
+	rc.Bind, rc.Advertise, rc.TLS, rc.API = a.cfg.Raft.Bind, a.cfg.Raft.Advertise, secure, a.cfg.apiURL(address)
+	rc.HeartbeatTimeout, rc.ElectionTimeout, rc.LeaderLeaseTimeout = a.cfg.Raft.HeartbeatTimeout, a.cfg.Raft.ElectionTimeout, a.cfg.Raft.LeaderLeaseTimeout
+	rc.SnapshotInterval, rc.SnapshotThreshold, rc.TrailingLogs = a.cfg.Raft.SnapshotInterval, a.cfg.Raft.SnapshotThreshold, a.cfg.Raft.TrailingLogs
+	rc.Store, rc.Logger, rc.Registerer = store, a.log, registry
+	return raft.Open(rc)
+}
+
+func (a *Agent) openNomad() (*nomad.Client, error) {
+	c := a.cfg.Nomad
+	nc := nomad.DefaultConfig()
+	nc.Address, nc.Token, nc.Namespace, nc.Region = c.Address, c.Token, c.Namespace, c.Region
+	if c.CAFile != "" || c.CertFile != "" || c.ServerName != "" {
+		nc.TLS = &nomadapi.TLSConfig{CACert: c.CAFile, ClientCert: c.CertFile, ClientKey: c.KeyFile, TLSServerName: c.ServerName}
+	}
+	nc.Rate, nc.Burst, nc.Logger = float64(c.Rate), c.Burst, a.log.Named("nomad")
+	return nomad.New(nc)
+}
+
+// engines is what tells the reconciler which engines serve.
+func (a *Agent) engines() (*consul.Watcher, error) {
+	wc := consul.DefaultWatcherConfig()
+	wc.Address, wc.Logger = consul.Address{Addr: a.cfg.Consul.Address, Token: a.cfg.Consul.Token}, a.log.Named("consul")
+	return consul.NewWatcher(wc)
+}
+
+// announce returns what keeps the agent in Consul's catalog, nil where that is not
+// wanted.
+func (a *Agent) announce(address net.Addr) (*consul.Announcer, error) {
+	if a.cfg.Consul.Service == "" {
+		return nil, nil //nolint:nilnil // not to appear there is a choice
+	}
+	ac := consul.DefaultAnnouncerConfig()
+	ac.Address = consul.Address{Addr: a.cfg.Consul.Address, Token: a.cfg.Consul.Token}
+	ac.Service, ac.Listen, ac.TLS = a.cfg.Consul.Service, address, a.cfg.TLS.forHTTP()
+	// A server without a leader is critical: who looks for a controller gets another.
+	ac.CheckPath = "/ready"
+	if a.cfg.TLS.VerifyClient {
+		ac.CheckPath = "" // Consul has no certificate to show.
+	}
+	ac.Logger = a.log.Named("consul")
+	return consul.NewAnnouncer(ac)
+}
+
+// warn says what is open to strangers.
+func (a *Agent) warn(address net.Addr) {
+	tcp, ok := address.(*net.TCPAddr)
+	if !ok || tcp.IP.IsLoopback() {
+		return
+	}
+	if !a.cfg.ACL.Enabled {
+		a.log.Warn("everybody who reaches the API may do everything: acl.enabled is false", "address", address)
+	}
+	if a.cfg.ACL.Enabled && !a.cfg.TLS.forHTTP() {
+		a.log.Warn("tokens cross the network in the clear: the API has no TLS", "address", address)
+	}
+}

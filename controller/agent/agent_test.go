@@ -1,0 +1,110 @@
+package agent_test
+
+import (
+	"context"
+	"path/filepath"
+	"testing"
+	"time"
+
+	hraft "github.com/hashicorp/raft"
+	raftboltdb "github.com/hashicorp/raft-boltdb/v2"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"remuda/controller/agent"
+	"remuda/controller/api"
+	"remuda/controller/nomad/nomadtest"
+	"remuda/controller/state"
+)
+
+func TestMain(m *testing.M) {
+	// hashicorp/raft never answers what lay in its queue when it was shut down, and
+	// whoever asked is not told.
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("remuda/controller/raft.(*Node).await.func1"))
+}
+
+// patience is how long anything may take that happens by itself.
+const patience = 60 * time.Second
+
+// devConfig is of an agent in dir that finds a Nomad and no Consul.
+func devConfig(t *testing.T, dir string) agent.Config {
+	t.Helper()
+	cfg := agent.DevConfig()
+	cfg.DataDir, cfg.HTTP.Bind, cfg.Raft.Bind = dir, "127.0.0.1:0", "127.0.0.1:0"
+	cfg.Nomad.Address, cfg.Consul.Address, cfg.Consul.Service = nomadtest.New(t).URL, "127.0.0.1:1", ""
+	return cfg
+}
+
+// run runs an agent; the channel has its error when it ends.
+func run(t *testing.T, cfg agent.Config) (client *api.Client, stop context.CancelFunc, ended <-chan error) {
+	t.Helper()
+	urls := make(chan string, 1)
+	cfg.OnListen = func(url string) { urls <- url }
+	a, err := agent.New(cfg)
+	require.NoError(t, err)
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { defer close(done); done <- a.Run(ctx) }()
+	t.Cleanup(func() { stop(); <-done })
+	select {
+	case url := <-urls:
+		client, err = api.NewClient(api.Config{Addresses: []string{url}})
+		require.NoError(t, err)
+		t.Cleanup(client.Close)
+	case err := <-done:
+		t.Fatalf("the agent ended: %v", err)
+	}
+	return client, stop, done
+}
+
+// TestAgentEndsWhenRaftFails: a server that met a command of a newer version ends with
+// an error that says so.
+func TestAgentEndsWhenRaftFails(t *testing.T) {
+	dir := t.TempDir()
+	client, stop, ended := run(t, devConfig(t, dir))
+	_, err := client.SetSwitch(t.Context(), "a", api.SwitchRequest{Value: "1"})
+	require.NoError(t, err)
+	stop()
+	require.NoError(t, <-ended)
+
+	store, err := raftboltdb.NewBoltStore(filepath.Join(dir, "raft.db"))
+	require.NoError(t, err)
+	last, err := store.LastIndex()
+	require.NoError(t, err)
+	var before hraft.Log
+	require.NoError(t, store.GetLog(last, &before))
+	require.NoError(t, store.StoreLog(&hraft.Log{Index: last + 1, Term: before.Term, Type: hraft.LogCommand, Data: []byte{0x70}}))
+	require.NoError(t, store.Close())
+
+	a, err := agent.New(devConfig(t, dir))
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	err = a.Run(ctx)
+	require.ErrorContains(t, err, "this server cannot go on")
+	require.ErrorIs(t, err, state.ErrUnknownCommand)
+}
+
+// TestAgentAnswersWaitingQueriesWhenItStops: nobody who watches holds it up.
+func TestAgentAnswersWaitingQueriesWhenItStops(t *testing.T) {
+	cfg := devConfig(t, t.TempDir())
+	cfg.HTTP.Drain = patience
+	client, stop, ended := run(t, cfg)
+	_, err := client.SetSwitch(t.Context(), "a", api.SwitchRequest{Value: "1"})
+	require.NoError(t, err)
+	_, meta, err := client.Switches(t.Context(), api.QueryOptions{})
+	require.NoError(t, err)
+	answered := make(chan error, 1)
+	go func() {
+		_, _, err := client.Switches(t.Context(), api.QueryOptions{Index: meta.Index, Wait: api.MaxWait})
+		answered <- err
+	}()
+	stop()
+	select {
+	case err := <-ended:
+		require.NoError(t, err)
+	case <-time.After(patience):
+		t.Fatal("a waiting query holds the agent up")
+	}
+	<-answered
+}

@@ -1,0 +1,237 @@
+package agent_test
+
+import (
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"remuda/controller/agent"
+	"remuda/controller/planner"
+)
+
+const fullFile = `
+data_dir           = "/var/lib/remuda"
+log_level          = "debug"
+cluster            = "west"
+bootstrap_expect   = 3
+join               = ["10.0.0.1:4751", "10.0.0.2:4751"]
+leave_on_terminate = true
+
+raft {
+  bind                 = "0.0.0.0:4751"
+  advertise            = "10.0.0.1:4751"
+  heartbeat_timeout    = "4s"
+  election_timeout     = "3s"
+  leader_lease_timeout = "2s"
+  snapshot_interval    = "1m"
+  snapshot_threshold   = 100
+  trailing_logs        = 200
+}
+
+http {
+  bind      = "0.0.0.0:4750"
+  advertise = "10.0.0.1:4750"
+  drain     = "9s"
+}
+
+tls {
+  ca_file       = "FILE"
+  cert_file     = "FILE"
+  key_file      = "FILE"
+  server_name   = "server.remuda"
+  verify_client = true
+  raft          = false
+  http          = true
+}
+
+acl {
+  enabled = false
+}
+
+nomad {
+  address     = "https://nomad:4646"
+  token       = "t"
+  namespace   = "models"
+  region      = "west"
+  ca_file     = "FILE"
+  cert_file   = "FILE"
+  key_file    = "FILE"
+  server_name = "server.global.nomad"
+  rate        = 7
+  burst       = 8
+}
+
+consul {
+  address = "consul:8500"
+  token   = "c"
+  service = "rc"
+}
+
+reconcile {
+  node_grace    = "1s"
+  drain_timeout = "2s"
+  canary_time   = "3s"
+  serving_grace = "4s"
+  place_timeout = "5s"
+  steady_time   = "6s"
+  settle_time   = "11s"
+  gateway_ttl   = "12s"
+  backoff       = "7s"
+  backoff_max   = "8s"
+  restarts      = 9
+  surge         = 10
+}
+`
+
+// full is fullFile with files that can be read.
+func full(t testing.TB) (src []byte, file string) {
+	t.Helper()
+	file = filepath.Join(t.TempDir(), "pem")
+	require.NoError(t, os.WriteFile(file, nil, 0o600))
+	return []byte(strings.ReplaceAll(fullFile, "FILE", file)), file
+}
+
+func TestParseReadsEverySetting(t *testing.T) {
+	src, file := full(t)
+	got, err := agent.Parse("a.hcl", src, agent.DefaultConfig())
+	require.NoError(t, err)
+	require.Equal(t, agent.Config{
+		DataDir: "/var/lib/remuda", LogLevel: "debug",
+		Cluster: "west", BootstrapExpect: 3, Join: []string{"10.0.0.1:4751", "10.0.0.2:4751"}, LeaveOnTerminate: true,
+		Raft: agent.Raft{
+			Bind: "0.0.0.0:4751", Advertise: "10.0.0.1:4751", HeartbeatTimeout: 4 * time.Second, ElectionTimeout: 3 * time.Second, LeaderLeaseTimeout: 2 * time.Second,
+			SnapshotInterval: time.Minute, SnapshotThreshold: 100, TrailingLogs: 200,
+		},
+		HTTP:   agent.HTTP{Bind: "0.0.0.0:4750", Advertise: "10.0.0.1:4750", Drain: 9 * time.Second},
+		TLS:    agent.TLS{CAFile: file, CertFile: file, KeyFile: file, ServerName: "server.remuda", VerifyClient: true, HTTP: true},
+		Nomad:  agent.Nomad{Address: "https://nomad:4646", Token: "t", Namespace: "models", Region: "west", CAFile: file, CertFile: file, KeyFile: file, ServerName: "server.global.nomad", Rate: 7, Burst: 8},
+		Consul: agent.Consul{Address: "consul:8500", Token: "c", Service: "rc"},
+		Reconcile: planner.Config{
+			NodeGrace: time.Second, DrainTimeout: 2 * time.Second, CanaryTime: 3 * time.Second, ServingGrace: 4 * time.Second, PlaceTimeout: 5 * time.Second,
+			SteadyTime: 6 * time.Second, SettleTime: 11 * time.Second, Backoff: 7 * time.Second, BackoffMax: 8 * time.Second, Restarts: 9, Surge: 10,
+		},
+		GatewayTTL: 12 * time.Second,
+	}, got)
+	read, defaults := reflect.ValueOf(got.Reconcile), reflect.ValueOf(agent.DefaultConfig().Reconcile)
+	for i := range read.NumField() {
+		require.NotEqual(t, defaults.Field(i).Interface(), read.Field(i).Interface(), "reconcile has no setting for %s", read.Type().Field(i).Name)
+	}
+}
+
+func TestLoadFileKeepsDefaults(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a.hcl")
+	_, err := agent.LoadFile(path, agent.DefaultConfig())
+	require.ErrorIs(t, err, os.ErrNotExist)
+	require.NoError(t, os.WriteFile(path, []byte(`data_dir = "d"`), 0o600))
+	got, err := agent.LoadFile(path, agent.DefaultConfig())
+	require.NoError(t, err)
+	want := agent.DefaultConfig()
+	want.DataDir = "d"
+	require.Equal(t, want, got)
+	require.True(t, got.ACL.Enabled, "deny by default")
+}
+
+func TestParseReportsEveryFaultWithItsLine(t *testing.T) {
+	const dir = "data_dir = \"d\"\n"
+	for name, tc := range map[string]struct {
+		src  string
+		want []string
+	}{
+		"an empty file": {"", []string{"a.hcl:1: data_dir must be set"}},
+		"syntax":        {"data_dir = \n", []string{"a.hcl:1: "}},
+		"unknown things": {
+			dir + "clutser = \"x\"\nnomad {\n  adress = \"x\"\n}\nvault {\n}\n",
+			[]string{"a.hcl:2: unsupported argument", "a.hcl:4: unsupported argument", "a.hcl:6: unsupported block type"},
+		},
+		"values of every block": {
+			dir + `
+cluster   = ""
+log_level = "loud"
+raft {
+  bind              = "nowhere"
+  advertise         = "0.0.0.0:1"
+  heartbeat_timeout = "1ms"
+}
+http {
+  bind  = "here"
+  drain = "-1s"
+}
+tls {
+  ca_file = "/none"
+}
+nomad {
+  address   = "nomad:4646"
+  cert_file = "/none"
+  rate      = 0
+}
+reconcile {
+  node_grace  = "0s"
+  backoff     = "1h"
+  restarts    = 0
+  surge       = -1
+  canary_time = "soon"
+}`,
+			[]string{
+				`a.hcl:3: cluster is empty`, `a.hcl:4: log_level is "loud"`,
+				`a.hcl:6: raft.bind is "nowhere"`, `a.hcl:7: raft.advertise is "0.0.0.0:1"`, `a.hcl:8: raft.heartbeat_timeout is 1ms`, `a.hcl:8: raft.leader_lease_timeout is 500ms, want at most`,
+				`a.hcl:11: http.bind is "here"`, `a.hcl:12: http.drain is -1s`,
+				`a.hcl:15: tls.ca_file cannot be read`, `a.hcl:15: tls.cert_file must be set`, `a.hcl:15: tls.key_file must be set`,
+				`a.hcl:18: nomad.address is "nomad:4646"`, `a.hcl:19: nomad.cert_file and nomad.key_file go together`, `a.hcl:19: nomad.cert_file cannot be read`, `a.hcl:20: nomad.rate is 0`,
+				`a.hcl:23: reconcile.node_grace is 0s`, `a.hcl:24: reconcile.backoff_max is 10m0s, want at least reconcile.backoff`, `a.hcl:25: reconcile.restarts is 0`,
+				`a.hcl:26: reconcile.surge is -1`, `a.hcl:27: reconcile.canary_time is "soon"`,
+			},
+		},
+		"every address of the machine": {
+			dir + "raft {\n bind = \":1\"\n}\nhttp {\n bind = \"[::]:2\"\n}",
+			[]string{"a.hcl:3: raft.advertise must be set", "a.hcl:6: http.advertise must be set"},
+		},
+		"three without the others":       {dir + "bootstrap_expect = 3", []string{"a.hcl:2: join must be set: with bootstrap_expect = 3"}},
+		"a new cluster and an old one":   {dir + "join = [\"a:1\"]", []string{"a.hcl:2: bootstrap_expect is 1 and there are servers to join"}},
+		"nothing to join":                {dir + "bootstrap_expect = 0", []string{"a.hcl:2: join must be set: with bootstrap_expect = 0"}},
+		"ten servers":                    {dir + "bootstrap_expect = 10\njoin = [\"a:1\"]", []string{"a.hcl:2: bootstrap_expect is 10"}},
+		"a bad server to join":           {dir + "bootstrap_expect = 3\njoin = [\"a:1\", \"b\", \"c:0\"]", []string{`a.hcl:3: join has "b"`, `a.hcl:3: join has "c:0"`}},
+		"clients are known without TLS":  {dir + "tls {\n verify_client = true\n}", []string{"a.hcl:3: tls.verify_client is true without TLS"}},
+		"a string where a list belongs":  {dir + "join = \"a:1\"", []string{"a.hcl:2: join is no list of strings"}},
+		"faults of every kind, together": {"cluster = 5\nhttp {\n x = 1\n}\n", []string{"a.hcl:1: cluster is no string", "a.hcl:1: data_dir must be set", "a.hcl:3: unsupported argument"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := agent.Parse("a.hcl", []byte(tc.src), agent.DefaultConfig())
+			require.Error(t, err)
+			require.Len(t, strings.Split(err.Error(), "\n"), len(tc.want), err)
+			for _, want := range tc.want {
+				require.ErrorContains(t, err, want)
+			}
+		})
+	}
+}
+
+func TestNewNamesEveryBadField(t *testing.T) {
+	_, err := agent.New(agent.Config{})
+	for _, field := range []string{
+		"data_dir", "log_level", "cluster", "join", "raft.bind", "raft.heartbeat_timeout", "raft.snapshot_threshold",
+		"http.bind", "nomad.rate", "reconcile.node_grace", "reconcile.restarts", "reconcile.gateway_ttl",
+	} {
+		require.ErrorContains(t, err, field)
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	src, _ := full(f)
+	f.Add(src)
+	f.Add([]byte("data_dir = \"d\"\nraft {\n bind = \":0\"\n advertise = \"[::1]:1\"\n}"))
+	f.Add([]byte("data_dir = \"d\"\nreconcile {\n restarts = 1e400\n}"))
+	f.Fuzz(func(t *testing.T, src []byte) {
+		cfg, err := agent.Parse("a.hcl", src, agent.DefaultConfig())
+		if err != nil {
+			return
+		}
+		if _, err := agent.New(cfg); err != nil {
+			t.Fatalf("Parse takes what New refuses: %v", err)
+		}
+	})
+}

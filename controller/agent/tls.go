@@ -1,0 +1,51 @@
+package agent
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"os"
+
+	"remuda/controller/raft"
+)
+
+// transport is a server's side of TLS in all its roles. Each is nil without TLS.
+type transport struct {
+	raft *raft.TLS
+	// server is for the API's listener, client for asking another server's API.
+	server, client *tls.Config
+}
+
+func (t TLS) load() (transport, error) {
+	var out transport
+	if !t.given() {
+		return out, nil
+	}
+	pair, err := tls.LoadX509KeyPair(t.CertFile, t.KeyFile)
+	if err != nil {
+		return out, fmt.Errorf("tls.cert_file %s and tls.key_file %s: %w", t.CertFile, t.KeyFile, err)
+	}
+	pem, err := os.ReadFile(t.CAFile)
+	if err != nil {
+		return out, fmt.Errorf("tls.ca_file: %w", err)
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(pem) {
+		return out, fmt.Errorf("tls.ca_file: %s has no certificate in PEM form", t.CAFile)
+	}
+	if t.Raft {
+		if out.raft, err = raft.LoadTLS(t.CAFile, t.CertFile, t.KeyFile, t.ServerName); err != nil {
+			return out, err
+		}
+	}
+	if t.HTTP {
+		// TLS 1.2 for the API: clients may be older than the servers. No HTTP/2: a query that
+		// waits has a connection of its own, with TLS as without.
+		out.server = &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{pair}, NextProtos: []string{"http/1.1"}}
+		if t.VerifyClient {
+			out.server.ClientCAs, out.server.ClientAuth = pool, tls.RequireAndVerifyClientCert
+		}
+		out.client = &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{pair}, RootCAs: pool, ServerName: t.ServerName}
+	}
+	return out, nil
+}

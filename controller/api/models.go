@@ -1,0 +1,238 @@
+package api
+
+import (
+	"context"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+)
+
+// Model is a model as its file and its operators want it.
+type Model struct {
+	Name string
+	// Variants in the order of the file.
+	Variants []Variant
+	// Min and Max bound the replicas of all variants together.
+	Min, Max int
+	// Priority from 0 to 100: a higher one may evict a lower one.
+	Priority int
+	// Dedicated replicas are never evicted under pressure.
+	Dedicated bool
+	// Failover: each replica is a primary with its shadow.
+	Failover bool
+	// Management is disabled, manual, upscaling or full.
+	Management string
+	// IdleWarm and IdleCold are how long a replica may be idle; 0 is for ever.
+	IdleWarm, IdleCold Duration
+	// Hash is of all above.
+	Hash string
+	// Replicas is its scale; Target is what should run now, 0 where it is Stopped.
+	Replicas, Target int
+	Stopped          bool
+	// Spread has the variants whose number was set by itself; the others share the
+	// rest.
+	Spread map[string]int `json:",omitempty"`
+	// Rollouts by variant, while one is on its way or was rolled back.
+	Rollouts map[string]Rollout `json:",omitempty"`
+
+	CreateIndex, ModifyIndex uint64
+}
+
+// Variant is one way to run a model. Its job is in the model's file.
+type Variant struct {
+	Name string
+	// GPUModel is what it needs, empty for any; GPUs how many of them per engine.
+	GPUModel string
+	GPUs     int
+	// Memory of each GPU and HostMemory of the node, in bytes.
+	Memory, HostMemory int64
+	// Cost per replica-hour.
+	Cost float64
+	// Slots of one engine, 0 where the engine says.
+	Slots  int
+	Engine string
+	Hash   string
+}
+
+// Rollout is the change of one variant that is on its way, or was taken back.
+type Rollout struct {
+	// Status is canary, rolling or rolled_back.
+	Status string
+	// OldHash is of what the replicas are made from that are not rolled yet, NewHash
+	// of what they become.
+	OldHash, NewHash string
+	// Reason is why it was rolled back, or what it waits for.
+	Reason string
+	Since  time.Time `json:",omitzero"`
+}
+
+// ModelSummary is a model in a list.
+type ModelSummary struct {
+	Name string
+	// Variants are their names.
+	Variants   []string
+	Min, Max   int
+	Replicas   int
+	Target     int
+	Stopped    bool
+	Management string
+	Dedicated  bool
+	Failover   bool
+	Counts     Counts
+	// Rollouts is the status by variant.
+	Rollouts map[string]string `json:",omitempty"`
+
+	CreateIndex, ModifyIndex uint64
+}
+
+// Counts are replicas by what they do. Each is counted once.
+type Counts struct {
+	// Hot ones serve, Warm and Cold ones rest.
+	Hot, Warm, Cold int
+	// Starting ones are on their way to HOT, Leaving ones on their way from it, Failed
+	// ones wait to be tried again.
+	Starting, Leaving, Failed int
+}
+
+// ModelStatus is all about one model.
+type ModelStatus struct {
+	Model    Model
+	Counts   Counts
+	Replicas []Replica
+	// Decisions are the newest, newest first.
+	Decisions []Decision
+	// Why says in a sentence or two why the model is as it is.
+	Why string
+}
+
+// ApplyRequest wants models to be as a file says.
+type ApplyRequest struct {
+	// File is a model file, with its job files inside.
+	File string
+	// Filename is for messages.
+	Filename string `json:",omitempty"`
+	// DryRun checks and compares, and changes nothing.
+	DryRun bool `json:",omitempty"`
+	// CAS has the ModifyIndex of models as the caller knows them, 0 for one that must
+	// not exist yet. Models that are not in it are compared with what they are now.
+	CAS map[string]uint64 `json:",omitempty"`
+}
+
+// ApplyResponse says what became of each model of the file. It happened to all of them
+// or to none.
+type ApplyResponse struct {
+	DryRun bool
+	Models []AppliedModel
+	// Index is that of the change; 0 where there was none.
+	Index uint64
+}
+
+// AppliedModel is a model of a file that was applied.
+type AppliedModel struct {
+	Name string
+	// New: it did not exist.
+	New bool
+	// Unchanged: it is just so already, and nothing was written.
+	Unchanged bool
+	Changes   []Change
+	// Warnings are Nomad's, each with its variant.
+	Warnings []string
+	// ModifyIndex is the model's now, Replicas its scale.
+	ModifyIndex uint64
+	Replicas    int
+}
+
+// Change is one difference. Old is empty where something is new, New where it is gone;
+// a text has changed Lines instead.
+type Change struct {
+	Path  string
+	Old   string   `json:",omitempty"`
+	New   string   `json:",omitempty"`
+	Lines []string `json:",omitempty"`
+	// Rolls tells that running replicas are replaced because of it.
+	Rolls bool `json:",omitempty"`
+	// Text is the whole for people.
+	Text string
+}
+
+// ScaleRequest wants another number of replicas.
+type ScaleRequest struct {
+	Replicas int
+	// Variant, empty: of the model as a whole.
+	Variant string `json:",omitempty"`
+	// Origin is operator or autoscaler; empty: as the token's role says.
+	Origin string `json:",omitempty"`
+	// CAS is the model's ModifyIndex as the caller knows it, 0: whatever it is.
+	CAS uint64 `json:",omitempty"`
+}
+
+// ScaleResponse says what became of it. The replicas follow; watch the model.
+type ScaleResponse struct {
+	Model string
+	// Variant is the one that was scaled, empty for the model as a whole.
+	Variant string `json:",omitempty"`
+	// Current is how many replicas there are that do not go, and Target how many there
+	// will be.
+	Current, Target int
+	// Changed: the target is another one than before.
+	Changed bool
+	// ModifyIndex is the model's now.
+	ModifyIndex uint64
+	Replicas    []ReplicaOutcome
+}
+
+// ReplicaOutcome is where a replica stands.
+type ReplicaOutcome struct {
+	Name        string
+	Tier, Phase string
+	// Error is why it does not come up, empty where nothing failed.
+	Error string `json:",omitempty"`
+}
+
+// Models lists the models.
+func (c *Client) Models(ctx context.Context, q QueryOptions) ([]ModelSummary, QueryMeta, error) {
+	return read[[]ModelSummary](ctx, c, "/v1/models", nil, q)
+}
+
+// Model returns all about one model.
+func (c *Client) Model(ctx context.Context, name string, q QueryOptions) (ModelStatus, QueryMeta, error) {
+	return read[ModelStatus](ctx, c, "/v1/model/"+url.PathEscape(name), nil, q)
+}
+
+// ModelFile returns a model as a model file.
+func (c *Client) ModelFile(ctx context.Context, name string, q QueryOptions) (string, QueryMeta, error) {
+	b, meta, err := c.bytes(ctx, "/v1/model/"+url.PathEscape(name)+"/file", nil, q)
+	return string(b), meta, err
+}
+
+// ApplyModels makes models what a file says, all of them or none.
+func (c *Client) ApplyModels(ctx context.Context, r ApplyRequest) (ApplyResponse, error) {
+	return write[ApplyResponse](ctx, c, http.MethodPut, "/v1/models", nil, r)
+}
+
+// DeleteModel forgets a model that has no replicas. cas is its ModifyIndex as the
+// caller knows it, 0: whatever it is.
+func (c *Client) DeleteModel(ctx context.Context, name string, cas uint64) error {
+	params := url.Values{}
+	if cas != 0 {
+		params.Set("cas", strconv.FormatUint(cas, 10))
+	}
+	_, err := write[struct{}](ctx, c, http.MethodDelete, "/v1/model/"+url.PathEscape(name), params, nil)
+	return err
+}
+
+// StopModel lets all replicas of a model drain and end, and starts no new ones.
+func (c *Client) StopModel(ctx context.Context, name string) (ScaleResponse, error) {
+	return write[ScaleResponse](ctx, c, http.MethodPut, "/v1/model/"+url.PathEscape(name)+"/stop", nil, nil)
+}
+
+// StartModel brings a stopped model back to its scale.
+func (c *Client) StartModel(ctx context.Context, name string) (ScaleResponse, error) {
+	return write[ScaleResponse](ctx, c, http.MethodPut, "/v1/model/"+url.PathEscape(name)+"/start", nil, nil)
+}
+
+// Scale changes how many replicas a model, or one of its variants, should have.
+func (c *Client) Scale(ctx context.Context, model string, r ScaleRequest) (ScaleResponse, error) {
+	return write[ScaleResponse](ctx, c, http.MethodPut, "/v1/model/"+url.PathEscape(model)+"/scale", nil, r)
+}

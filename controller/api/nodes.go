@@ -1,0 +1,75 @@
+package api
+
+import (
+	"context"
+	"net/http"
+	"net/url"
+	"time"
+)
+
+// Node is a node with GPUs, as Nomad says, and what replicas hold of it.
+type Node struct {
+	ID, Name, Datacenter, Pool string
+	// Ready: Nomad places on it. Draining: it is being emptied. Gone: it was down for
+	// so long that its replicas were written off.
+	Ready, Draining, Gone bool
+	// LostSince is when it was last heard to be down, zero while it is not.
+	LostSince time.Time `json:",omitzero"`
+	// Unusable is why nothing is placed on it, empty where something may be.
+	Unusable string `json:",omitempty"`
+	GPUs     []GPU
+	// HostMemory and FreeHostMemory in bytes, CPU in MHz.
+	HostMemory, FreeHostMemory int64
+	CPU                        int64
+
+	CreateIndex, ModifyIndex uint64
+}
+
+// GPU is one card, or one MIG instance.
+type GPU struct {
+	UUID   string
+	Model  string
+	Clique string `json:",omitempty"`
+	// Memory and FreeMemory in bytes. FreeMemory is below 0 where the node was said to
+	// have less after it was given away.
+	Memory, FreeMemory int64
+	Seats              []Seat
+	Healthy            bool
+	// Reason is why it is not healthy.
+	Reason      string `json:",omitempty"`
+	Quarantined bool
+}
+
+// Seat is a device ID and the replica that holds it, empty where it is free.
+type Seat struct {
+	ID      string
+	Replica string `json:",omitempty"`
+}
+
+// NodeStatus is a node with what is on it.
+type NodeStatus struct {
+	Node     Node
+	Replicas []Replica
+}
+
+// QuarantineRequest keeps placements away from a GPU, or lets them back.
+type QuarantineRequest struct {
+	// GPU is its UUID.
+	GPU string
+	On  bool
+}
+
+// Nodes lists the nodes.
+func (c *Client) Nodes(ctx context.Context, q QueryOptions) ([]Node, QueryMeta, error) {
+	return read[[]Node](ctx, c, "/v1/nodes", nil, q)
+}
+
+// Node returns a node by its ID, the beginning of it, or its name.
+func (c *Client) Node(ctx context.Context, node string, q QueryOptions) (NodeStatus, QueryMeta, error) {
+	return read[NodeStatus](ctx, c, "/v1/node/"+url.PathEscape(node), nil, q)
+}
+
+// Quarantine keeps placements away from a GPU, or lets them back, and returns its node.
+func (c *Client) Quarantine(ctx context.Context, node string, r QuarantineRequest) (Node, error) {
+	return write[Node](ctx, c, http.MethodPut, "/v1/node/"+url.PathEscape(node)+"/quarantine", nil, r)
+}

@@ -1,0 +1,113 @@
+package api
+
+import (
+	"context"
+	"net/http"
+	"net/url"
+	"time"
+)
+
+// Replica is one running copy of a variant.
+type Replica struct {
+	// Name is <model>:<variant>:<id>.
+	Name, Model, Variant, ID string
+	// VariantHash is of what it was made from; Current tells that this is what the
+	// variant is now.
+	VariantHash string
+	Current     bool
+	// Tier is HOT, WARM or COLD. Phase is what is being done with it: placed, starting,
+	// running, draining, sleeping, waking, stopping or failed. Target is the tier that
+	// the phase leads to, empty for its end.
+	Tier, Phase string
+	Target      string `json:",omitempty"`
+	// Node is the Nomad node's ID, Seats are device IDs.
+	Node, NodeName string
+	Seats          []string
+	// Memory of GPUs, by UUID, and HostMemory of the node, in bytes.
+	Memory     map[string]int64
+	HostMemory int64
+	// Job is the ID of its Nomad job.
+	Job    string
+	Canary bool `json:",omitempty"`
+	// Failures in a row, why the last one was, and when it is tried again.
+	Failures  int       `json:",omitempty"`
+	LastError string    `json:",omitempty"`
+	Retry     time.Time `json:",omitzero"`
+	// Since is when its phase was entered, Created when it was placed.
+	Since   time.Time `json:",omitzero"`
+	Created time.Time `json:",omitzero"`
+	// Load is what gateways said last; nil where the answering server has heard nothing,
+	// as one that does not lead.
+	Load *Load `json:",omitempty"`
+
+	CreateIndex, ModifyIndex uint64
+}
+
+// Load is what gateways have to do with a replica, together.
+type Load struct {
+	InFlight int
+	// Busy: at least one request is in flight.
+	Busy bool
+	// Oldest is when the oldest request in flight began, LastRequest when the last one
+	// was sent to the replica.
+	Oldest      time.Time `json:",omitzero"`
+	LastRequest time.Time `json:",omitzero"`
+	// Requests are some of those in flight, oldest first. Lists leave them out.
+	Requests []Request `json:",omitempty"`
+}
+
+// Request is a request in flight.
+type Request struct {
+	ID      string
+	Started time.Time
+}
+
+// EvictRequest wants replicas off their GPUs, and the model's scale down with them.
+type EvictRequest struct {
+	// Replica or Model, one of them.
+	Replica string `json:",omitempty"`
+	Model   string `json:",omitempty"`
+	// To is COLD, which keeps the weights on the node's disk, or empty for nothing.
+	To string `json:",omitempty"`
+	// Force evicts dedicated replicas, and goes below the model's minimum.
+	Force bool `json:",omitempty"`
+}
+
+// EvictResponse says what becomes of each replica.
+type EvictResponse struct {
+	Replicas []Eviction
+}
+
+// Eviction is a replica that leaves.
+type Eviction struct {
+	Name string
+	// Node is the node's ID.
+	Node string
+	// From and To are tiers; To is empty for its end.
+	From, To string
+	// FreedGPUs is on how many GPUs it held seats, FreedBytes how much GPU memory it
+	// held, all of which are free once it is drained and stopped.
+	FreedGPUs  int
+	FreedBytes int64
+	// Error is why it does not go now, as when it was on its way out already.
+	Error string `json:",omitempty"`
+}
+
+// Replicas lists the replicas, of one model if it is named.
+func (c *Client) Replicas(ctx context.Context, model string, q QueryOptions) ([]Replica, QueryMeta, error) {
+	params := url.Values{}
+	if model != "" {
+		params.Set("model", model)
+	}
+	return read[[]Replica](ctx, c, "/v1/replicas", params, q)
+}
+
+// Replica returns one replica, with its requests in flight.
+func (c *Client) Replica(ctx context.Context, name string, q QueryOptions) (Replica, QueryMeta, error) {
+	return read[Replica](ctx, c, "/v1/replica/"+url.PathEscape(name), nil, q)
+}
+
+// Evict takes a replica, or all of a model, off the GPUs.
+func (c *Client) Evict(ctx context.Context, r EvictRequest) (EvictResponse, error) {
+	return write[EvictResponse](ctx, c, http.MethodPut, "/v1/evict", nil, r)
+}

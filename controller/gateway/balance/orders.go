@@ -1,0 +1,41 @@
+package balance
+
+import "time"
+
+// Orders are what the controller says. They hold until others come.
+type Orders struct {
+	// Index is that of the controller's state.
+	Index uint64
+	// Models are those that exist, true where the model is stopped.
+	Models map[string]bool
+	// Draining are the replicas that are to get no new request.
+	Draining map[string]bool
+}
+
+// Direct takes new orders. A model that exists is known though it has no engine.
+// A replica that drains gets a request only where the model has no other engine that
+// is passing and not suspect: no request fails because of a drain.
+func (t *Table) Direct(now time.Time, o Orders) Changes {
+	t.orders = o
+	for name, m := range t.models {
+		stopped, exists := o.Models[name]
+		m.exists, m.stopped = exists, stopped
+	}
+	for name, stopped := range o.Models {
+		if t.models[name] == nil {
+			t.models[name] = &model{first: now, exists: true, stopped: stopped}
+		}
+	}
+	for name, r := range t.tops {
+		r.draining = o.Draining[name]
+	}
+	var ch Changes
+	t.index(now, &ch)
+	return ch
+}
+
+// Stopped tells whether the controller keeps the model from running.
+func (t *Table) Stopped(name string) bool {
+	m := t.models[name]
+	return m != nil && m.stopped
+}

@@ -1,0 +1,349 @@
+package gateway_test
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"remuda/controller/api"
+	"remuda/controller/gateway"
+)
+
+// controller is a little controller: one or more servers with one state and one
+// memory of reports.
+type controller struct {
+	t       *testing.T
+	servers []*httptest.Server
+
+	mu      sync.Mutex
+	index   uint64
+	state   api.GatewayState
+	lag     map[int]uint64 // by server: the index that it is stuck at
+	down    map[int]bool   // by server: it answers 500
+	cut     map[int]bool   // by server: it knows no leader
+	changed chan struct{}
+	reports []api.GatewayReport
+	asked   map[int]int // by server: queries of the state
+	token   string
+}
+
+func newController(t *testing.T, servers int) *controller {
+	c := &controller{t: t, index: 1, changed: make(chan struct{}), lag: map[int]uint64{}, down: map[int]bool{}, cut: map[int]bool{}, asked: map[int]int{}}
+	for i := range servers {
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { c.serve(i, w, r) }))
+		t.Cleanup(func() {
+			s.CloseClientConnections()
+			s.Close()
+		})
+		c.servers = append(c.servers, s)
+	}
+	return c
+}
+
+func (c *controller) config(cfg *gateway.Config) {
+	for _, s := range c.servers {
+		cfg.Controller.Addresses = append(cfg.Controller.Addresses, s.URL)
+	}
+}
+
+// change changes something and wakes whoever waits.
+func (c *controller) change(f func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	f()
+	close(c.changed)
+	c.changed = make(chan struct{})
+}
+
+func (c *controller) serve(server int, w http.ResponseWriter, r *http.Request) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.down[server] {
+		http.Error(w, `{"error":"broken","code":"internal"}`, http.StatusInternalServerError)
+		return
+	}
+	if c.token != "" && r.Header.Get(api.HeaderToken) != c.token {
+		http.Error(w, `{"error":"a token is wanted","code":"no_token"}`, http.StatusUnauthorized)
+		return
+	}
+	switch r.Method + " " + r.URL.Path {
+	case "PUT /v1/gateway/report":
+		var report api.GatewayReport
+		if err := json.NewDecoder(r.Body).Decode(&report); err != nil {
+			c.t.Errorf("report: %v", err)
+		}
+		c.reports = append(c.reports, report)
+		_, _ = w.Write([]byte("{}\n"))
+	case "GET /v1/gateway/state":
+		c.asked[server]++
+		stale := r.URL.Query().Has("stale")
+		want, _ := strconv.ParseUint(r.URL.Query().Get("index"), 10, 64)
+		wait, _ := time.ParseDuration(r.URL.Query().Get("wait"))
+		deadline := time.After(wait)
+		for have := c.at(server, stale); want > 0 && have <= want && r.Context().Err() == nil; have = c.at(server, stale) {
+			changed := c.changed
+			c.mu.Unlock()
+			over := false
+			select {
+			case <-changed:
+			case <-deadline:
+				over = true
+			case <-r.Context().Done():
+			}
+			c.mu.Lock()
+			if over {
+				break
+			}
+		}
+		w.Header().Set(api.HeaderIndex, strconv.FormatUint(c.at(server, stale), 10))
+		w.Header().Set(api.HeaderKnownLeader, strconv.FormatBool(!c.cut[server]))
+		state := c.state
+		if stale && c.lag[server] > 0 {
+			state = api.GatewayState{}
+		}
+		_ = json.NewEncoder(w).Encode(state)
+	default:
+		http.Error(w, `{"error":"no route","code":"no_route"}`, http.StatusNotFound)
+	}
+}
+
+// at is the index that a server answers with.
+func (c *controller) at(server int, stale bool) uint64 {
+	if lag := c.lag[server]; stale && lag > 0 {
+		return lag
+	}
+	return c.index
+}
+
+// reported waits for a report that is right.
+func (c *controller) reported(what string, right func(api.GatewayReport) bool) api.GatewayReport {
+	c.t.Helper()
+	var found api.GatewayReport
+	eventually(c.t, what, func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if n := len(c.reports); n > 0 {
+			found = c.reports[n-1]
+			return right(found)
+		}
+		return false
+	})
+	return found
+}
+
+func (c *controller) count(of func() int) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return of()
+}
+
+func drain(names ...string) api.GatewayState {
+	s := api.GatewayState{Models: []api.GatewayModel{{Name: "m", Wanted: 1}}}
+	for _, name := range names {
+		s.Replicas = append(s.Replicas, api.GatewayReplica{Name: name, Model: "m", Variant: "v", Tier: "HOT", Phase: "draining", Draining: true})
+	}
+	return s
+}
+
+func (f *fixture) follows(index float64) {
+	f.t.Helper()
+	eventually(f.t, "the gateway follows the state", func() bool { return f.metric("remuda_gateway_controller_index") == index })
+}
+
+func (f *fixture) up(want float64) {
+	f.t.Helper()
+	eventually(f.t, "the gateway knows whether the controller is there", func() bool { return f.metric("remuda_gateway_controller_up") == want })
+}
+
+func TestDrainedReplica(t *testing.T) {
+	c := newController(t, 1)
+	f := newGateway(t, c.config)
+	entered, release := make(chan struct{}), make(chan struct{})
+	a := newEngine(t, "a", func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("X-Request-Id") == "long" {
+			entered <- struct{}{}
+			<-release
+		}
+		says("a")(w, r)
+	})
+	b := newEngine(t, "b", says("b"))
+	f.engines(a)
+	f.follows(1)
+	f.up(1)
+
+	long := make(chan answer, 1)
+	go func() { long <- f.do(http.MethodPost, chat, `{"model":"m"}`, "X-Request-Id", "long") }()
+	<-entered
+	began := time.Now()
+	f.engines(a, b)
+	c.change(func() { c.index, c.state = 2, drain("m:v:a") })
+	f.follows(2)
+	require.Equal(t, map[string]int{`{"said":"b"}`: 5}, f.who(5))
+	require.Equal(t, 1.0, f.metric("remuda_gateway_engines", "model", "m", "state", "draining"))
+
+	busy := c.reported("the request that runs", func(r api.GatewayReport) bool {
+		return r.Index == 2 && len(r.Replicas) == 2 && r.Replicas[0].InFlight == 1 && r.Replicas[1].InFlight == 0
+	})
+	one := busy.Replicas[0]
+	require.Equal(t, "m:v:a", one.Name)
+	require.Len(t, one.Requests, 1)
+	require.Equal(t, "long", one.Requests[0].ID)
+	require.True(t, one.Oldest.Equal(one.Requests[0].Started))
+	require.True(t, one.LastRequest.Equal(one.Oldest))
+	require.WithinDuration(t, began, one.Oldest, patience)
+	require.Equal(t, "m:v:b", busy.Replicas[1].Name)
+	require.True(t, busy.Replicas[1].LastRequest.After(one.Oldest))
+
+	close(release)
+	require.Equal(t, `{"said":"a"}`, (<-long).body)
+	idle := c.reported("that it is drained", func(r api.GatewayReport) bool {
+		return r.Index == 2 && len(r.Replicas) == 2 && r.Replicas[0].InFlight == 0
+	})
+	require.Empty(t, idle.Replicas[0].Requests)
+	require.Equal(t, busy.Gateway, idle.Gateway)
+	require.NotEmpty(t, idle.Gateway)
+
+	// The last one serves although it drains.
+	f.engines(a)
+	require.Equal(t, map[string]int{`{"said":"a"}`: 3}, f.who(3))
+}
+
+func TestModelOfTheController(t *testing.T) {
+	c := newController(t, 1)
+	f := newGateway(t, c.config)
+	f.engines()
+	f.follows(1)
+	f.post(`{"model":"m"}`).requireError(t, http.StatusNotFound, "model_not_found")
+	c.change(func() {
+		c.index = 2
+		c.state.Models = []api.GatewayModel{{Name: "m", Wanted: 1}, {Name: "off", Stopped: true}}
+	})
+	f.follows(2)
+	a := f.post(`{"model":"m"}`)
+	a.requireError(t, http.StatusServiceUnavailable, "model_unavailable")
+	require.Equal(t, "5", a.header.Get("Retry-After"))
+	a = f.post(`{"model":"off"}`)
+	a.requireError(t, http.StatusServiceUnavailable, "model_stopped")
+	require.NotEmpty(t, a.header.Get("Retry-After"))
+	list := f.do(http.MethodGet, "/v1/models", "").body
+	require.Contains(t, list, `"id":"m"`)
+	require.Contains(t, list, `"id":"off"`)
+	require.Equal(t, http.StatusOK, f.do(http.MethodGet, "/v1/models/m", "").status)
+	f.post(`{"model":"none"}`).requireError(t, http.StatusNotFound, "model_not_found")
+	require.Equal(t, 1.0, f.metric("remuda_gateway_requests_total", "model", "m", "code", "503"))
+
+	c.change(func() { c.index, c.state = 3, api.GatewayState{} })
+	f.follows(3)
+	f.post(`{"model":"m"}`).requireError(t, http.StatusNotFound, "model_not_found")
+	require.Zero(t, f.metric("remuda_gateway_requests_total", "model", "m"), "its series are gone")
+}
+
+func TestControllerThatIsAway(t *testing.T) {
+	c := newController(t, 2)
+	f := newGateway(t, c.config)
+	a, b := newEngine(t, "a", says("a")), newEngine(t, "b", says("b"))
+	f.engines(a, b)
+	c.change(func() { c.index, c.state = 5, drain("m:v:a") })
+	f.follows(5)
+
+	c.change(func() { c.down[0], c.down[1] = true, true })
+	for _, s := range c.servers {
+		s.CloseClientConnections()
+	}
+	f.up(0)
+	require.Equal(t, map[string]int{`{"said":"b"}`: 5}, f.who(5), "the last state is in force")
+	require.Equal(t, 5.0, f.metric("remuda_gateway_controller_index"))
+
+	// One of them is enough, and the reports find it too.
+	c.change(func() { c.down[1], c.index, c.state, c.reports = false, 6, drain("m:v:b"), nil })
+	f.follows(6)
+	f.up(1)
+	require.Equal(t, map[string]int{`{"said":"a"}`: 5}, f.who(5))
+	c.reported("the new index", func(r api.GatewayReport) bool { return r.Index == 6 })
+}
+
+func TestStateThatWasReplaced(t *testing.T) {
+	c := newController(t, 1)
+	f := newGateway(t, c.config)
+	a, b := newEngine(t, "a", says("a")), newEngine(t, "b", says("b"))
+	f.engines(a, b)
+	c.change(func() { c.index, c.state = 50, drain("m:v:a") })
+	f.follows(50)
+	// A snapshot is restored: the server begins again with a lower index.
+	c.change(func() { c.index, c.state = 4, drain("m:v:b") })
+	c.servers[0].CloseClientConnections()
+	f.follows(4)
+	require.Equal(t, map[string]int{`{"said":"a"}`: 5}, f.who(5))
+	c.reported("the lower index", func(r api.GatewayReport) bool { return r.Index == 4 })
+	c.change(func() { c.index, c.state = 5, drain("m:v:a") })
+	f.follows(5)
+}
+
+func TestServerThatLags(t *testing.T) {
+	c := newController(t, 2)
+	f := newGateway(t, c.config)
+	a, b := newEngine(t, "a", says("a")), newEngine(t, "b", says("b"))
+	f.engines(a, b)
+	c.change(func() { c.index, c.state = 9, drain("m:v:a") })
+	f.follows(9)
+	// The server that it asked is gone; the other has not heard of the drain yet.
+	c.change(func() { c.down[0], c.lag[1] = true, 3 })
+	asked := c.count(func() int { return c.asked[1] })
+	c.servers[0].CloseClientConnections()
+	eventually(t, "the other server is asked", func() bool { return c.count(func() int { return c.asked[1] }) > asked })
+	require.Equal(t, map[string]int{`{"said":"b"}`: 5}, f.who(5), "nothing is taken back")
+	require.Equal(t, 9.0, f.metric("remuda_gateway_controller_index"))
+	f.up(1)
+	c.change(func() { c.lag[1], c.index, c.state = 0, 10, drain("m:v:b") })
+	f.follows(10)
+	require.Equal(t, map[string]int{`{"said":"a"}`: 5}, f.who(5))
+}
+
+func TestServerWithoutALeaderIsLeft(t *testing.T) {
+	c := newController(t, 2)
+	c.cut[0], c.lag[0] = true, 1
+	f := newGateway(t, c.config)
+	f.engines(newEngine(t, "a", says("a")), newEngine(t, "b", says("b")))
+	c.change(func() { c.index, c.state = 3, drain("m:v:a") })
+	f.follows(3)
+	f.up(1)
+	require.Equal(t, map[string]int{`{"said":"b"}`: 5}, f.who(5))
+}
+
+func TestReportsAtRestAndTheLast(t *testing.T) {
+	c := newController(t, 1)
+	c.token = "secret"
+	f := newGateway(t, c.config, func(cfg *gateway.Config) { cfg.Controller.Token = "secret" })
+	f.engines(newEngine(t, "a", says("a")))
+	f.follows(1)
+	eventually(t, "reports though nothing happens", func() bool { return c.count(func() int { return len(c.reports) }) >= 3 })
+	f.wait()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, r := range c.reports {
+		require.Empty(t, r.Replicas)
+	}
+	require.EqualValues(t, 1, c.reports[len(c.reports)-1].Index)
+}
+
+func TestControllerThatRefuses(t *testing.T) {
+	c := newController(t, 1)
+	c.token = "secret"
+	f := newGateway(t, c.config, func(cfg *gateway.Config) { cfg.Controller.Token = "wrong" })
+	f.engines(newEngine(t, "a", says("a")))
+	f.up(0)
+	require.Equal(t, map[string]int{`{"said":"a"}`: 3}, f.who(3))
+	require.Zero(t, f.metric("remuda_gateway_controller_index"))
+}
+
+func TestNoControllerNoMetrics(t *testing.T) {
+	f := newGateway(t)
+	f.engines()
+	require.NotContains(t, f.do(http.MethodGet, "/metrics", "").body, "remuda_gateway_controller")
+}

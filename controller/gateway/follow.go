@@ -1,0 +1,173 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync/atomic"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+
+	"remuda/controller/api"
+	"remuda/controller/gateway/balance"
+)
+
+const (
+	// followWait is how long a query waits for a change. It bounds how long a server
+	// that is cut off from its leader is believed to have no news.
+	followWait = 10 * time.Second
+	// followSlack is what an answer may take beyond that.
+	followSlack = 5 * time.Second
+	// followLag is how long ago a server may have heard from its leader before another
+	// one is asked. An election takes less.
+	followLag = 5 * time.Second
+	// followPause is the pause after all servers have failed in turn; it doubles up to
+	// followPauseMax.
+	followPause    = 100 * time.Millisecond
+	followPauseMax = 5 * time.Second
+)
+
+// newControllers returns a client for each of the controller's servers, so that one
+// that is of no use can be left for the next.
+func newControllers(c Controller) ([]*api.Client, error) {
+	var out []*api.Client
+	for _, address := range c.Addresses {
+		client, err := api.NewClient(api.Config{Addresses: []string{address}, Token: c.Token, CACert: c.CACert})
+		if err != nil {
+			return nil, fmt.Errorf("bad gateway config: %w", err)
+		}
+		out = append(out, client)
+	}
+	return out, nil
+}
+
+// follower follows the controller's state. While no server answers, the last state
+// stays in force.
+type follower struct {
+	servers []*api.Client
+	log     hclog.Logger
+	// apply takes a state into force.
+	apply func(balance.Orders)
+
+	// index is that of the state in force.
+	index atomic.Uint64
+	// up: a server answered last, and knows a leader.
+	up atomic.Bool
+}
+
+// run returns when ctx ends.
+func (f *follower) run(ctx context.Context) {
+	at, failed := 0, 0 // the server that is asked, and failures in a row
+	pause := followPause
+	var last error
+	for ctx.Err() == nil {
+		query := api.QueryOptions{Wait: followWait, Stale: true}
+		if last == nil { // else it should answer at once
+			query.Index = f.index.Load()
+		}
+		got, err := f.ask(ctx, f.servers[at], query)
+		if ctx.Err() != nil {
+			return
+		}
+		useful := err == nil && got != noLeader
+		if f.up.Swap(useful) != useful || err != nil && last == nil {
+			f.say(useful, err)
+		}
+		last = err
+		rest := time.Duration(0)
+		switch {
+		case useful:
+			failed, pause = 0, followPause
+			if got == behind {
+				rest = followPause
+			}
+		case err == nil: // it took its time to answer
+			at = (at + 1) % len(f.servers)
+		default:
+			at = (at + 1) % len(f.servers)
+			if failed++; failed%len(f.servers) == 0 {
+				rest = pause
+				pause = min(2*pause, followPauseMax)
+			}
+		}
+		if rest > 0 {
+			select {
+			case <-ctx.Done():
+			case <-time.After(rest/2 + rand.N(rest)):
+			}
+		}
+	}
+}
+
+func (f *follower) say(up bool, err error) {
+	switch {
+	case up:
+		f.log.Info("following the controller", "index", f.index.Load())
+	case err != nil:
+		f.log.Warn("the controller cannot be followed: its last state stays in force", "index", f.index.Load(), "error", err)
+	default:
+		f.log.Warn("the controller has no leader: its last state stays in force", "index", f.index.Load())
+	}
+}
+
+// answer is what an answer says of its server.
+type answer int
+
+const (
+	upToDate answer = iota
+	behind          // its state is older than the one in force
+	noLeader        // it knows no leader, or has not heard from it for long
+)
+
+// ask makes one query and takes a newer state into force.
+func (f *follower) ask(ctx context.Context, server *api.Client, query api.QueryOptions) (answer, error) {
+	state, meta, err := f.query(ctx, server, query)
+	if err != nil {
+		return noLeader, err
+	}
+	got, known := upToDate, f.index.Load()
+	if !meta.KnownLeader || meta.LastContact > followLag {
+		got = noLeader
+	}
+	if meta.Index < known {
+		// The server lags, or the state was replaced by one with a lower index. The
+		// leader knows.
+		if state, meta, err = f.query(ctx, server, api.QueryOptions{}); err != nil {
+			return noLeader, err
+		}
+		if got == upToDate {
+			got = behind
+		}
+	}
+	if meta.Index != known {
+		f.apply(orders(state, meta.Index))
+		f.index.Store(meta.Index)
+		f.log.Debug("the controller's state changed", "index", meta.Index, "models", len(state.Models), "replicas", len(state.Replicas))
+	}
+	return got, nil
+}
+
+func (f *follower) query(ctx context.Context, server *api.Client, query api.QueryOptions) (api.GatewayState, api.QueryMeta, error) {
+	ctx, cancel := context.WithTimeout(ctx, followWait*17/16+followSlack)
+	defer cancel()
+	state, meta, err := server.GatewayState(ctx, query)
+	if err == nil && meta.Index == 0 {
+		err = errors.New("controller: the answer has no index: is it the controller that answers there?")
+	}
+	return state, meta, err
+}
+
+func orders(s api.GatewayState, index uint64) balance.Orders {
+	o := balance.Orders{Index: index, Models: map[string]bool{}, Draining: map[string]bool{}}
+	for _, m := range s.Models {
+		o.Models[m.Name] = m.Stopped
+	}
+	for _, r := range s.Replicas {
+		if r.Draining {
+			o.Draining[r.Name] = true
+		}
+	}
+	return o
+}

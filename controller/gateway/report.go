@@ -1,0 +1,111 @@
+package gateway
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+
+	"remuda/controller/api"
+)
+
+const (
+	// reportEvery is how often a gateway at rest reports. The controller forgets a
+	// gateway that has not for several times that.
+	reportEvery = 2 * time.Second
+	// reportGap is the least time between two reports: what changes within it is told
+	// at once.
+	reportGap = 100 * time.Millisecond
+	// reportTimeout bounds one report. A later one says more.
+	reportTimeout = 3 * time.Second
+	// reportLast bounds the one with which a gateway leaves.
+	reportLast = time.Second
+	// reportRequests is how many requests all replicas of a report have together at
+	// most, so that it stays well below what the controller takes (1 MiB) however long
+	// clients make their request IDs.
+	reportRequests = 2048
+)
+
+// reporter tells the controller what is in flight.
+type reporter struct {
+	servers []*api.Client
+	log     hclog.Logger
+	roster  *roster
+	// gateway is this process's name.
+	gateway string
+}
+
+// run reports until ctx ends, and then once more.
+func (r *reporter) run(ctx context.Context) {
+	rest := time.NewTimer(0)
+	defer rest.Stop()
+	at, failing := 0, false
+	for {
+		select {
+		case <-ctx.Done():
+			last, cancel := context.WithTimeout(context.WithoutCancel(ctx), reportLast)
+			defer cancel()
+			_ = r.report(last, r.servers[at]) // it is forgotten without, only later
+			return
+		case <-r.roster.changed:
+		case <-rest.C:
+		}
+		once, cancel := context.WithTimeout(ctx, reportTimeout)
+		err := r.report(once, r.servers[at])
+		cancel()
+		pause := reportGap
+		switch {
+		case err != nil && ctx.Err() == nil:
+			if !failing {
+				r.log.Warn("the controller takes no report", "error", err)
+			}
+			failing = true
+			if at = (at + 1) % len(r.servers); at == 0 {
+				pause = reportEvery // all were asked
+			}
+		case err == nil && failing:
+			failing = false
+			r.log.Info("the controller takes reports again")
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause):
+		}
+		next := reportEvery - pause
+		if failing {
+			next = 0
+		}
+		rest.Reset(next)
+	}
+}
+
+// report sends what is in flight now, and by which state requests are sent now.
+func (r *reporter) report(ctx context.Context, server *api.Client) error {
+	index, loads := r.roster.flights(api.MaxReportRequests, reportRequests)
+	report := api.GatewayReport{Gateway: r.gateway, Index: index, Replicas: make([]api.ReplicaLoad, len(loads))}
+	for i, l := range loads {
+		one := api.ReplicaLoad{Name: l.Replica, InFlight: l.InFlight, Oldest: l.Oldest, LastRequest: l.Last}
+		for _, f := range l.Flights {
+			one.Requests = append(one.Requests, api.Request{ID: f.ID, Started: f.Started})
+		}
+		report.Replicas[i] = one
+	}
+	return server.GatewayReport(ctx, report)
+}
+
+// processName is a name that no other gateway has, nor this one's next life: that may
+// begin while this one drains.
+func processName(addr net.Addr) string {
+	host, err := os.Hostname()
+	if err != nil || host == "" {
+		host = "gateway"
+	}
+	_, port, err := net.SplitHostPort(addr.String())
+	if err != nil {
+		port = "0"
+	}
+	return fmt.Sprintf("%s:%s:%s", host, port, newRequestID()[:8])
+}

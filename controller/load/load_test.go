@@ -1,0 +1,175 @@
+package load_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"remuda/controller/load"
+)
+
+const (
+	ttl = 10 * time.Second
+	r1  = "m:v:1"
+	r2  = "m:v:2"
+)
+
+var began = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+
+// clock is a clock that stands still.
+type clock struct{ now time.Time }
+
+func (c *clock) advance(d time.Duration) { c.now = c.now.Add(d) }
+
+// listening is a store that has listened for long enough.
+func listening() (*load.Store, *clock) {
+	c := &clock{now: began}
+	s := load.New(ttl, func() time.Time { return c.now })
+	c.advance(ttl)
+	return s, c
+}
+
+func report(gateway string, index uint64, rs ...load.Replica) load.Report {
+	return load.Report{Gateway: gateway, Index: index, Replicas: rs}
+}
+
+func busy(name string, n int) load.Replica { return load.Replica{Name: name, InFlight: n} }
+
+func TestLoadsAreSummedOverGateways(t *testing.T) {
+	s, c := listening()
+	at := func(sec int) time.Time { return began.Add(time.Duration(sec) * time.Second) }
+	s.Put(report("a", 5, load.Replica{Name: r1, InFlight: 2, Oldest: at(3), LastRequest: at(4), Requests: []load.Request{{ID: "x", Started: at(3)}, {ID: "z", Started: at(4)}}}))
+	s.Put(report("b", 7,
+		load.Replica{Name: r1, InFlight: 1, Oldest: at(2), LastRequest: at(2), Requests: []load.Request{{ID: "y", Started: at(2)}}},
+		load.Replica{Name: r2, LastRequest: at(1)}))
+	require.Equal(t, map[string]load.Load{
+		r1: {InFlight: 3, Oldest: at(2), LastRequest: at(4), Requests: []load.Request{{ID: "y", Started: at(2)}, {ID: "x", Started: at(3)}, {ID: "z", Started: at(4)}}},
+		r2: {LastRequest: at(1)},
+	}, s.Loads())
+	require.Equal(t, []load.Gateway{
+		{Name: "a", Index: 5, InFlight: 2, Reported: c.now, Expires: c.now.Add(ttl)},
+		{Name: "b", Index: 7, InFlight: 1, Reported: c.now, Expires: c.now.Add(ttl)},
+	}, s.Gateways())
+
+	// A report replaces the one before it, whatever it says.
+	s.Put(report("a", 6))
+	require.Equal(t, 1, s.Loads()[r1].InFlight)
+	c.advance(ttl)
+	require.Empty(t, s.Loads(), "they have expired")
+	require.Empty(t, s.Gateways())
+}
+
+func TestRequestsAreBounded(t *testing.T) {
+	s, _ := listening()
+	for g := range 3 {
+		r := load.Replica{Name: r1, InFlight: 100}
+		for i := range 100 {
+			r.Requests = append(r.Requests, load.Request{ID: fmt.Sprint(i), Started: began.Add(time.Duration(3*i+g) * time.Second)})
+		}
+		s.Put(report(fmt.Sprint(g), 1, r))
+	}
+	l := s.Loads()[r1]
+	require.Equal(t, 300, l.InFlight)
+	require.Len(t, l.Requests, load.MaxRequests)
+	require.Equal(t, began.Add(63*time.Second), l.Requests[63].Started, "the oldest of all")
+}
+
+func TestDrained(t *testing.T) {
+	for name, tc := range map[string]struct {
+		reports []load.Report
+		later   time.Duration
+		last    []load.Report
+		want    bool
+	}{
+		"no gateway":                         {},
+		"all have let go":                    {reports: []load.Report{report("a", 9), report("b", 10, busy(r1, 0))}, want: true},
+		"one has a request":                  {reports: []load.Report{report("a", 9), report("b", 10, busy(r1, 1))}},
+		"another replica's request":          {reports: []load.Report{report("a", 9, busy(r2, 4))}, want: true},
+		"one follows an older state":         {reports: []load.Report{report("a", 8), report("b", 10)}},
+		"the one with the request is gone":   {reports: []load.Report{report("a", 9, busy(r1, 1))}, later: ttl, last: []load.Report{report("b", 9)}, want: true},
+		"all are gone":                       {reports: []load.Report{report("a", 9)}, later: ttl},
+		"not gone yet":                       {reports: []load.Report{report("a", 9, busy(r1, 1))}, later: ttl - 1, last: []load.Report{report("b", 9)}},
+		"the request has ended":              {reports: []load.Report{report("a", 9, busy(r1, 1)), report("a", 9)}, want: true},
+		"twice in a report, once with a one": {reports: []load.Report{report("a", 9, busy(r1, 1), busy(r1, 0))}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, c := listening()
+			for _, r := range tc.reports {
+				s.Put(r)
+			}
+			c.advance(tc.later)
+			for _, r := range tc.last {
+				s.Put(r)
+			}
+			require.Equal(t, tc.want, s.Drained(r1, 9))
+		})
+	}
+}
+
+func TestDrainedIsNotKnownBeforeAllCanHaveReported(t *testing.T) {
+	c := &clock{now: began}
+	s := load.New(ttl, func() time.Time { return c.now })
+	s.Put(report("a", 9))
+	require.False(t, s.Drained(r1, 9), "another gateway may not have reported yet")
+	require.Equal(t, began.Add(ttl), s.Next())
+	c.advance(ttl - 1)
+	s.Put(report("a", 9))
+	require.False(t, s.Drained(r1, 9))
+	c.advance(1)
+	require.True(t, s.Drained(r1, 9))
+	require.Equal(t, began.Add(2*ttl-1), s.Next(), "when a's report expires")
+
+	s.Reset()
+	require.Empty(t, s.Gateways())
+	s.Put(report("a", 9))
+	require.False(t, s.Drained(r1, 9), "a new time of leading begins with nothing")
+	c.advance(2 * ttl)
+	require.False(t, s.Drained(r1, 9))
+	require.Zero(t, s.Next())
+}
+
+func TestChanged(t *testing.T) {
+	s, _ := listening()
+	closed := func(ch <-chan struct{}) bool {
+		select {
+		case <-ch:
+			return true
+		default:
+			return false
+		}
+	}
+	ch := s.Changed()
+	require.False(t, closed(ch))
+	s.Put(report("a", 1, busy(r1, 1)))
+	require.True(t, closed(ch))
+	ch = s.Changed()
+	s.Put(report("a", 1, busy(r1, 1)))
+	require.False(t, closed(ch), "it says nothing new")
+	s.Put(report("a", 2, busy(r1, 1)))
+	require.True(t, closed(ch))
+	ch = s.Changed()
+	s.Reset()
+	require.True(t, closed(ch))
+}
+
+func TestValidateNamesEveryFault(t *testing.T) {
+	good := report("gw-1", 1, load.Replica{Name: r1, InFlight: 1, Requests: []load.Request{{ID: "a"}}}, busy(r2, 0))
+	require.NoError(t, good.Validate())
+	bad := report("g w", 1,
+		busy("nonsense", 0), busy(r1, -1), busy(r1, 0),
+		load.Replica{Name: r2, InFlight: 100, Requests: make([]load.Request, load.MaxRequests+1)},
+		load.Replica{Name: "m:v:3", InFlight: 1, Requests: make([]load.Request, 2)})
+	err := bad.Validate()
+	for _, want := range []string{
+		`gateway: the name is "g w"`, `bad replica name "nonsense"`, "m:v:1: in flight is -1", "m:v:1 is there twice",
+		"m:v:2: 65 requests: want at most 64", "m:v:3: 2 requests, but 1 in flight",
+	} {
+		require.ErrorContains(t, err, want)
+	}
+	require.ErrorContains(t, report("", 0).Validate(), "the name is empty")
+	require.ErrorContains(t, report(strings.Repeat("x", 600), 1).Validate(), "600 bytes long")
+	require.ErrorContains(t, report("a", 1, make([]load.Replica, load.MaxReplicas+1)...).Validate(), "10001 replicas")
+}

@@ -1,0 +1,93 @@
+package load
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"remuda/internal/replica"
+)
+
+// Limits of a report.
+const (
+	// MaxReplicas is how many replicas one report may have.
+	MaxReplicas = 10_000
+	// MaxRequests is how many requests of one replica a report may have.
+	MaxRequests = 64
+	maxName     = 512
+)
+
+// Report is what one gateway has on its replicas. Each replaces the one before it, so
+// a gateway that has nothing in flight reports that, too.
+type Report struct {
+	// Gateway is its ID, which no other has.
+	Gateway string
+	// Index is that of the state which the gateway follows: it routes as that state
+	// says, or as a newer one.
+	Index uint64
+	// Replicas are those that it knows. One that is missing has nothing in flight.
+	Replicas []Replica
+}
+
+// Replica is what a gateway has on one replica.
+type Replica struct {
+	Name     string
+	InFlight int
+	// Oldest is when the oldest request in flight began, LastRequest when the newest
+	// of all did; zero where there was none.
+	Oldest, LastRequest time.Time
+	// Requests are some of those in flight, oldest first, at most MaxRequests.
+	Requests []Request
+}
+
+// Request is one request in flight.
+type Request struct {
+	ID      string
+	Started time.Time
+}
+
+// Validate names everything that is wrong with the report.
+func (r Report) Validate() error {
+	var errs []error
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	if err := checkName(r.Gateway); err != nil {
+		bad("gateway: %w", err)
+	}
+	if n := len(r.Replicas); n > MaxReplicas {
+		bad("%d replicas: want at most %d", n, MaxReplicas)
+		return errors.Join(errs...)
+	}
+	seen := make(map[string]bool, len(r.Replicas))
+	for _, one := range r.Replicas {
+		switch _, err := replica.ParseName(one.Name); {
+		case err != nil:
+			bad("replica: %w", err)
+		case seen[one.Name]:
+			bad("replica %s is there twice: want each once", one.Name)
+		}
+		seen[one.Name] = true
+		if one.InFlight < 0 {
+			bad("replica %s: in flight is %d: want 0 or more", one.Name, one.InFlight)
+		}
+		if n := len(one.Requests); n > MaxRequests {
+			bad("replica %s: %d requests: want at most %d, the oldest", one.Name, n, MaxRequests)
+		}
+		if one.InFlight >= 0 && len(one.Requests) > one.InFlight {
+			bad("replica %s: %d requests, but %d in flight: want at most as many", one.Name, len(one.Requests), one.InFlight)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func checkName(s string) error {
+	switch {
+	case s == "":
+		return errors.New("the name is empty")
+	case len(s) > maxName:
+		return fmt.Errorf("the name is %d bytes long: want at most %d", len(s), maxName)
+	case strings.ContainsFunc(s, func(c rune) bool { return c <= ' ' || c == 0x7f }):
+		return fmt.Errorf("the name is %q: spaces and control characters are not allowed", s)
+	}
+	return nil
+}

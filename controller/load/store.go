@@ -1,0 +1,196 @@
+package load
+
+import (
+	"cmp"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Load is what all live gateways have on one replica together.
+type Load struct {
+	InFlight int
+	// Oldest is when the oldest request in flight began, LastRequest when the newest
+	// of all did; zero where there was none.
+	Oldest, LastRequest time.Time
+	// Requests are some of those in flight, oldest first, at most MaxRequests.
+	Requests []Request
+}
+
+// Gateway is a gateway that lives.
+type Gateway struct {
+	Name string
+	// Index is that of the state which it follows.
+	Index uint64
+	// InFlight is how many requests it has on all replicas.
+	InFlight int
+	// Reported is when its last report came; at Expires it counts no more.
+	Reported, Expires time.Time
+}
+
+// Store has the last report of each gateway. Its methods may be called from several
+// goroutines at once.
+type Store struct {
+	ttl time.Duration
+	now func() time.Time
+
+	mu       sync.Mutex // guards what follows, for some arithmetic only
+	since    time.Time  // when it began to listen
+	gateways map[string]*entry
+	changed  chan struct{} // closed and made anew at each change
+}
+
+type entry struct {
+	report   Report
+	inFlight map[string]int // by replica, where there is any
+	total    int
+	at       time.Time
+}
+
+// New returns a store in which a report counts for ttl. A gateway has to report
+// several times in that, so that a lost report costs nothing. now is the clock.
+func New(ttl time.Duration, now func() time.Time) *Store {
+	return &Store{ttl: ttl, now: now, since: now(), gateways: map[string]*entry{}, changed: make(chan struct{})}
+}
+
+// Reset forgets everything, as whoever begins to lead has to: reports from an earlier
+// time of leading are old, and not every gateway has found the new leader yet.
+func (s *Store) Reset() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.since = s.now()
+	clear(s.gateways)
+	s.tell()
+}
+
+// Put takes a report in the place of the gateway's last one. It keeps r's slices.
+// Of more than MaxRequests requests the first are kept.
+func (s *Store) Put(r Report) {
+	e := &entry{report: r, inFlight: map[string]int{}}
+	for i := range r.Replicas {
+		one := &r.Replicas[i]
+		if len(one.Requests) > MaxRequests {
+			one.Requests = one.Requests[:MaxRequests:MaxRequests]
+		}
+		if one.InFlight > 0 {
+			e.inFlight[one.Name] += one.InFlight
+			e.total += one.InFlight
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e.at = s.now()
+	s.prune(e.at)
+	old := s.gateways[r.Gateway]
+	s.gateways[r.Gateway] = e
+	if old == nil || !reflect.DeepEqual(old.report, r) {
+		s.tell()
+	}
+}
+
+// Loads returns the load of every replica that a live gateway has reported, by name.
+func (s *Store) Loads() map[string]Load {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.prune(s.now())
+	out := map[string]Load{}
+	for _, e := range s.gateways {
+		for _, r := range e.report.Replicas {
+			l := out[r.Name]
+			l.InFlight += max(r.InFlight, 0)
+			if !r.Oldest.IsZero() && (l.Oldest.IsZero() || r.Oldest.Before(l.Oldest)) {
+				l.Oldest = r.Oldest
+			}
+			if r.LastRequest.After(l.LastRequest) {
+				l.LastRequest = r.LastRequest
+			}
+			l.Requests = append(l.Requests, r.Requests...)
+			out[r.Name] = l
+		}
+	}
+	for name, l := range out {
+		slices.SortFunc(l.Requests, func(a, b Request) int { return cmp.Or(a.Started.Compare(b.Started), strings.Compare(a.ID, b.ID)) })
+		if len(l.Requests) > MaxRequests {
+			l.Requests = l.Requests[:MaxRequests:MaxRequests]
+			out[name] = l
+		}
+	}
+	return out
+}
+
+// Gateways returns the gateways that live, by name.
+func (s *Store) Gateways() []Gateway {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.prune(s.now())
+	out := []Gateway{}
+	for name, e := range s.gateways {
+		out = append(out, Gateway{Name: name, Index: e.report.Index, InFlight: e.total, Reported: e.at, Expires: e.at.Add(s.ttl)})
+	}
+	slices.SortFunc(out, func(a, b Gateway) int { return strings.Compare(a.Name, b.Name) })
+	return out
+}
+
+// Drained tells whether a replica that was sent no more requests by the state of this
+// index is free of them: there is a live gateway, and every one of them follows that
+// state or a later one and has nothing in flight there. It is not known before the
+// store has listened for one time to live, because a gateway may not have reported.
+func (s *Store) Drained(name string, index uint64) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.now()
+	s.prune(now)
+	if now.Before(s.since.Add(s.ttl)) || len(s.gateways) == 0 {
+		return false
+	}
+	for _, e := range s.gateways {
+		if e.report.Index < index || e.inFlight[name] > 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// Next is when the answers may be others although nobody reports; zero is never.
+func (s *Store) Next() time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.now()
+	s.prune(now)
+	next := s.since.Add(s.ttl)
+	if !next.After(now) {
+		next = time.Time{}
+	}
+	for _, e := range s.gateways {
+		if at := e.at.Add(s.ttl); next.IsZero() || at.Before(next) {
+			next = at
+		}
+	}
+	return next
+}
+
+// Changed returns a channel that is closed when a report says something new. Ask for
+// it before the answers that it is about. Reports that expire do not close it; see
+// Next.
+func (s *Store) Changed() <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.changed
+}
+
+// tell needs the lock.
+func (s *Store) tell() {
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
+
+// prune drops what has expired. It needs the lock.
+func (s *Store) prune(now time.Time) {
+	for name, e := range s.gateways {
+		if !now.Before(e.at.Add(s.ttl)) {
+			delete(s.gateways, name)
+		}
+	}
+}

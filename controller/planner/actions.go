@@ -1,0 +1,78 @@
+package planner
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"remuda/controller/state"
+)
+
+// Actions returns what the state asks to be done in Nomad and is not done yet, in the
+// order of the names. It may be asked again at any time: what is done is not asked for
+// again once Nomad's lists show it. Nothing is asked for while Nomad is out of reach.
+func Actions(v *state.View, o Observation, c Config) []Action {
+	if !o.JobsKnown || v.Switch(nil, PauseReconcile) != "" {
+		return nil
+	}
+	var out []Action
+	for _, r := range v.Replicas(nil) {
+		if a := actionFor(v, r, o, c); a.Kind != "" {
+			out = append(out, a)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(o.Jobs)) {
+		j := o.Jobs[name]
+		r := v.Replica(nil, name)
+		// What is cold or not known needs no job, not even one that has ended.
+		if j.Ended && j.Problem == "" && j.Name.String() == name && (r == nil || r.Tier == state.Cold) {
+			out = append(out, Action{Kind: Purge, Replica: name, Name: j.Name, Reason: "it has ended and is not needed any more"})
+		}
+	}
+	slices.SortStableFunc(out, func(a, b Action) int { return strings.Compare(a.Replica, b.Replica) })
+	return out
+}
+
+// actionFor returns what is to be done for one replica; its kind is empty where that
+// is nothing.
+func actionFor(v *state.View, r *state.Replica, o Observation, c Config) Action {
+	j, known := believedJob(r, o, c)
+	a := Action{Replica: r.Name.String(), Name: r.Name}
+	do := func(kind Kind, reason string) Action {
+		a.Kind, a.Reason = kind, reason
+		if kind == Register && j != nil {
+			a.Index = j.Index
+		}
+		return a
+	}
+	switch {
+	case r.Phase == state.Placed:
+		// Known or not: it is written over the version that is there, or not at all.
+		if v.Model(nil, r.Name.Model).VariantOf(r) == nil {
+			return Action{} // it cannot be written any more, and will be replaced
+		}
+		return do(Register, "it was placed")
+	case r.Phase == state.Stopping, r.Phase == state.Failed, r.Tier == state.Cold:
+		if j != nil && known && !j.Stopped {
+			return do(Stop, fmt.Sprintf("the replica is %s", r.Stage()))
+		}
+		return Action{}
+	case r.Leaving(), !known:
+		return Action{}
+	}
+	if n := v.Node(nil, r.Placement.Node); n == nil || n.Gone || v.Model(nil, r.Name.Model).VariantOf(r) == nil {
+		return Action{}
+	}
+	switch {
+	case j == nil:
+		return do(Register, "its job is gone")
+	case j.Problem != "":
+		return Action{}
+	case j.Stopped:
+		return do(Register, "somebody stopped its job")
+	case len(j.Drift) > 0:
+		return do(Register, "its job is not as it was written: "+strings.Join(j.Drift, "; "))
+	}
+	return Action{}
+}

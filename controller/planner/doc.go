@@ -1,0 +1,11 @@
+// Package planner decides what the controller changes: from the state and from what
+// is seen of the world it computes one plan to commit, and the actions that bring
+// Nomad to where the state is.
+//
+// It is pure: plain data in, plain data out, no clock, no I/O, the same answer for
+// the same question. What it guarantees: a plan made from the current view is not
+// refused; nothing is concluded from what is not known; no rollout and no node drain
+// takes away what serves before its replacement does; and once the world is as it
+// should be, both Plan and Actions have nothing to say. A new leader computes what
+// the old one would have.
+package planner

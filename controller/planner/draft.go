@@ -1,0 +1,320 @@
+package planner
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"remuda/controller/placement"
+	"remuda/controller/state"
+	"remuda/internal/replica"
+)
+
+// draft is a plan that grows. The replicas and the ledger in it are as they will be
+// once the plan is applied, so that each rule sees what those before it have done.
+// Each replica changes at most once in a plan.
+type draft struct {
+	view   *state.View
+	obs    Observation
+	conf   Config
+	placer placement.Placer
+
+	nodes  []*state.Node
+	byID   map[string]*state.Node
+	taken  placement.Taken
+	models []*model // in the order in which they may place
+	byName map[string]*model
+
+	plan *state.Plan
+	next time.Time
+	// told has the decisions of a model, newest first, once they were asked for.
+	told map[string][]*state.Decision
+}
+
+// model is a model with its replicas as they will be.
+type model struct {
+	*state.Model
+	// members are the replicas that stay and those that are on their way out.
+	members  []*member
+	rollouts map[string]state.Rollout
+}
+
+// member is a replica with what is seen of it.
+type member struct {
+	*state.Replica // as it is in the state
+	name           string
+	node           *state.Node // nil where the state has none
+	tier           state.Tier
+	phase          state.Phase
+	leaving        bool
+	// changed: the plan does something with it already.
+	changed bool
+	// job is its job. jobKnown tells whether it can be believed: then nil means that
+	// there is none.
+	job      *Job
+	jobKnown bool
+}
+
+func newDraft(v *state.View, o Observation, c Config, p placement.Placer) *draft {
+	d := &draft{
+		view: v, obs: o, conf: c, placer: p,
+		nodes: v.Nodes(nil), byID: map[string]*state.Node{}, taken: v.Ledger(nil), byName: map[string]*model{},
+		plan: &state.Plan{Index: v.Index(), Time: o.Now}, told: map[string][]*state.Decision{},
+	}
+	d.plan.ID = fmt.Sprintf("%d-%s", v.Index(), hash("plan", o.Now)[:8])
+	for _, n := range d.nodes {
+		d.byID[n.ID] = n
+	}
+	for _, m := range v.Models(nil) {
+		own := &model{Model: m, rollouts: map[string]state.Rollout{}}
+		for variant, r := range m.Rollouts {
+			own.rollouts[variant] = r
+		}
+		d.models = append(d.models, own)
+		d.byName[m.Name] = own
+	}
+	slices.SortStableFunc(d.models, func(a, b *model) int { return cmp.Compare(b.Priority, a.Priority) })
+	for _, r := range v.Replicas(nil) {
+		m := d.byName[r.Name.Model]
+		if m == nil {
+			continue
+		}
+		own := &member{Replica: r, name: r.Name.String(), node: d.byID[r.Placement.Node], tier: r.Tier, phase: r.Phase, leaving: r.Leaving()}
+		own.job, own.jobKnown = d.jobOf(own)
+		m.members = append(m.members, own)
+	}
+	return d
+}
+
+// jobOf returns a replica's job, and whether what is seen of it is worth anything.
+func (d *draft) jobOf(r *member) (*Job, bool) {
+	j, known := believedJob(r.Replica, d.obs, d.conf)
+	if !known && d.obs.JobsKnown {
+		d.look(r.Since.Add(d.conf.SettleTime))
+	}
+	return j, known
+}
+
+// believedJob returns a replica's job, nil where there is none, and false where that
+// is not known: Nomad is not to be asked, or what it lists may be older than what it
+// was told. An index that stays lower than the one that was written is Nomad's own
+// doing, as when it was restored from a snapshot, and is believed in the end.
+func believedJob(r *state.Replica, o Observation, c Config) (*Job, bool) {
+	if !o.JobsKnown {
+		return nil, false
+	}
+	settled := !o.Now.Before(r.Since.Add(c.SettleTime))
+	j, ok := o.Jobs[r.Name.String()]
+	if !ok {
+		return nil, settled
+	}
+	return &j, settled || j.Index >= r.JobIndex
+}
+
+// look asks for another plan at t, if that is to come.
+func (d *draft) look(t time.Time) {
+	if t.After(d.obs.Now) && (d.next.IsZero() || t.Before(d.next)) {
+		d.next = t
+	}
+}
+
+// due tells whether t has come, and asks for another plan then where it has not.
+func (d *draft) due(t time.Time) bool {
+	d.look(t)
+	return !t.After(d.obs.Now)
+}
+
+// serving tells whether the member is HOT and running.
+func (r *member) serving() bool { return r.tier == state.Hot && r.phase == state.Running }
+
+// gone tells whether the member's node is written off.
+func (r *member) gone() bool { return r.node == nil || r.node.Gone }
+
+// jobOver tells whether the member's job surely runs no more. One that was over when
+// the member was placed again may have been registered since.
+func (d *draft) jobOver(r *member) bool {
+	if !r.jobKnown || r.job == nil {
+		return r.jobKnown
+	}
+	return r.job.Ended && (r.job.Index > r.JobIndex || d.due(r.Since.Add(d.conf.SettleTime)))
+}
+
+// allocRuns tells whether an allocation of it runs, or may run for all that is known.
+func (r *member) allocRuns() bool {
+	if !r.jobKnown {
+		return true
+	}
+	if r.job == nil || r.job.Alloc == nil {
+		return false
+	}
+	switch r.job.Alloc.Client {
+	case clientPending, clientComplete, clientFailed:
+		return false
+	}
+	return true
+}
+
+// move adds a change of a member's phase. The details may be nil.
+func (d *draft) move(r *member, phase state.Phase, target state.Tier, details func(*state.Move)) {
+	tier := state.Hot
+	if r.tier == state.Warm && (phase == state.Running || phase == state.Stopping && r.phase != state.Waking) {
+		tier = state.Warm
+	}
+	c := state.Move{Replica: r.name, ModifyIndex: r.ModifyIndex, Tier: tier, Phase: phase, Target: target}
+	if details != nil {
+		details(&c)
+	}
+	d.plan.Move = append(d.plan.Move, c)
+	r.tier, r.phase, r.changed = tier, phase, true
+	r.leaving = phase == state.Draining || phase == state.Stopping
+}
+
+// remove forgets a member.
+func (d *draft) remove(r *member) {
+	d.plan.Remove = append(d.plan.Remove, state.Remove{Replica: r.name, ModifyIndex: r.ModifyIndex})
+	d.taken.Free(r.Replica)
+	r.leaving, r.changed = true, true
+}
+
+// dismiss sends a member away: one that serves is drained first.
+func (d *draft) dismiss(r *member) {
+	if r.serving() || r.phase == state.Draining {
+		d.move(r, state.Draining, "", nil)
+		return
+	}
+	d.move(r, state.Stopping, "", nil)
+}
+
+// place puts a new replica of a definition somewhere. The details may be nil.
+func (d *draft) place(m *model, v *state.Variant, at placement.Choice, details func(*state.Place)) *member {
+	name := d.freshName(m.Name, v.Name)
+	p := state.Place{Name: name, VariantHash: v.Hash, Placement: at.Placement, Job: name.String()}
+	if details != nil {
+		details(&p)
+	}
+	return d.admit(m, p, state.Placed)
+}
+
+// admit adds a placement to the plan and to the ledger.
+func (d *draft) admit(m *model, p state.Place, phase state.Phase) *member {
+	d.plan.Place = append(d.plan.Place, p)
+	d.taken.Hold(p.Name.String(), p.Placement)
+	r := &member{
+		Replica: &state.Replica{
+			Name: p.Name, VariantHash: p.VariantHash, Tier: state.Hot, Phase: phase, Placement: p.Placement, Canary: p.Canary,
+			Failures: p.Failures, Since: d.obs.Now, Created: d.obs.Now,
+		},
+		name: p.Name.String(), node: d.byID[p.Placement.Node], tier: state.Hot, phase: phase, changed: true,
+	}
+	m.members = append(m.members, r)
+	return r
+}
+
+// freshName makes a replica's name. It is the same for every leader that plans from
+// this view at this time, and has never been used.
+func (d *draft) freshName(model, variant string) replica.Name {
+	for i := len(d.plan.Place); ; i++ {
+		h := hash(model, variant, d.view.Index(), d.obs.Now, i)
+		// A UUID of version 8, whose bits are the maker's own (RFC 9562).
+		id := fmt.Sprintf("%s-%s-8%s-a%s-%s", h[:8], h[8:12], h[13:16], h[17:20], h[20:32])
+		name := replica.Name{Model: model, Variant: variant, ID: id}
+		if _, used := d.obs.Jobs[name.String()]; !used && d.view.Replica(nil, name.String()) == nil {
+			return name
+		}
+	}
+}
+
+// hash is of its parts and their boundaries.
+func hash(parts ...any) string {
+	h := sha256.New()
+	for _, p := range parts {
+		s := fmt.Sprint(p)
+		if t, ok := p.(time.Time); ok {
+			s = strconv.FormatInt(t.UnixNano(), 10)
+		}
+		fmt.Fprintf(h, "%d:%s\n", len(s), s)
+	}
+	return hex.EncodeToString(h.Sum(nil))
+}
+
+// inputs are the numbers of a decision.
+type inputs map[string]string
+
+// decide records a decision.
+func (d *draft) decide(kind, model, replica, reason string, in inputs) {
+	d.plan.Decisions = append(d.plan.Decisions, state.Decision{Time: d.obs.Now, Model: model, Replica: replica, Kind: kind, Reason: reason, Inputs: in})
+}
+
+// decideOnce records a decision unless the last one of its kind about the same thing
+// said the same. One that led to a placement of that variant
+// makes it news again.
+func (d *draft) decideOnce(kind, model, replica, reason string, in inputs) {
+	if strings.ContainsRune(model+replica, 0) {
+		return // no name of ours, and the state would refuse it
+	}
+	same := func(k, r, why string, had map[string]string) (about, said bool) {
+		if r == replica && k == kind && had["variant"] == in["variant"] && had["about"] == in["about"] {
+			return true, why == reason && had["index"] == in["index"]
+		}
+		return kind != k && in["variant"] != "" && k == KindPlace && had["variant"] == in["variant"], false
+	}
+	for i := len(d.plan.Decisions) - 1; i >= 0; i-- {
+		p := &d.plan.Decisions[i]
+		if p.Model != model {
+			continue
+		}
+		if about, said := same(p.Kind, p.Replica, p.Reason, p.Inputs); said {
+			return
+		} else if about {
+			d.decide(kind, model, replica, reason, in)
+			return
+		}
+	}
+	for _, p := range d.decisionsOf(model) {
+		if about, said := same(p.Kind, p.Replica, p.Reason, p.Inputs); said {
+			return
+		} else if about {
+			break
+		}
+	}
+	d.decide(kind, model, replica, reason, in)
+}
+
+func (d *draft) decisionsOf(model string) []*state.Decision {
+	ds, asked := d.told[model]
+	if !asked {
+		ds = d.view.Decisions(nil, model, 0)
+		d.told[model] = ds
+	}
+	return ds
+}
+
+// setRollout moves a rollout on; with an empty status it is over.
+func (d *draft) setRollout(m *model, variant string, status state.RolloutStatus, reason string) {
+	r := m.rollouts[variant]
+	d.plan.Rollouts = append(d.plan.Rollouts, state.SetRollout{Model: m.Name, Variant: variant, NewHash: r.NewHash, Status: status, Reason: reason})
+	r.Status, r.Reason, r.Since = status, reason, d.obs.Now
+	m.rollouts[variant] = r
+	if status == "" {
+		delete(m.rollouts, variant)
+	}
+}
+
+// full tells whether the plan has grown enough. The rest is for the next one, at once.
+func (d *draft) full() bool {
+	if d.size() < maxChanges {
+		return false
+	}
+	d.look(d.obs.Now.Add(1))
+	return true
+}
+
+// size is how much the plan changes.
+func (d *draft) size() int {
+	return len(d.plan.Remove) + len(d.plan.Move) + len(d.plan.Place) + len(d.plan.Rollouts) + len(d.plan.Decisions)
+}

@@ -1,0 +1,169 @@
+package planner
+
+import (
+	"cmp"
+	"slices"
+
+	"remuda/controller/state"
+)
+
+// group is a number of replicas that variants share: one variant with a number of its
+// own, or all that have none.
+type group struct {
+	*model
+	target int
+	// variants in the order in which they are placed: the cheapest first, then as the
+	// file has them.
+	variants []*state.Variant
+	// members stay, and count against the target. Canaries are beyond it while they
+	// are on trial, one of each variant.
+	members  []*member
+	canaries map[string]*member
+}
+
+// groups splits a model's replicas that stay. Those of variants that are gone belong
+// where what replaces them is placed.
+func (m *model) groups() []*group {
+	byCost := func(a, b *state.Variant) int { return cmp.Compare(a.Cost, b.Cost) }
+	var all []*state.Variant
+	for i := range m.Variants {
+		all = append(all, &m.Variants[i])
+	}
+	slices.SortStableFunc(all, byCost)
+
+	shared := &group{model: m, target: m.Shared(), canaries: map[string]*member{}}
+	groups := []*group{shared}
+	of := map[string]*group{}
+	for _, v := range all {
+		if n, ok := m.Spread[v.Name]; ok {
+			of[v.Name] = &group{model: m, target: n, variants: []*state.Variant{v}, canaries: map[string]*member{}}
+			groups = append(groups, of[v.Name])
+			continue
+		}
+		shared.variants = append(shared.variants, v)
+		of[v.Name] = shared
+	}
+	home := shared
+	if len(shared.variants) == 0 {
+		home, groups = groups[1], groups[1:]
+	}
+	for _, r := range m.members {
+		if r.leaving {
+			continue
+		}
+		g := of[r.Name.Variant]
+		if g == nil {
+			g = home
+		}
+		ro := m.rollouts[r.Name.Variant]
+		if onTrial := r.Canary && ro.Status == state.RolloutCanary && ro.NewHash == r.VariantHash; onTrial && g.canaries[r.Name.Variant] == nil {
+			g.canaries[r.Name.Variant] = r
+			continue
+		}
+		g.members = append(g.members, r)
+	}
+	for _, g := range groups {
+		if m.Stopped {
+			g.target = 0
+		}
+	}
+	return groups
+}
+
+// staying drops the members that were sent away since.
+func (g *group) staying() {
+	g.members = slices.DeleteFunc(g.members, func(r *member) bool { return r.leaving })
+	for variant, r := range g.canaries {
+		if r.leaving {
+			delete(g.canaries, variant)
+		}
+	}
+}
+
+// keeps tells whether nothing may be taken from the group only because it is too much:
+// its model's management is disabled. A stopped model loses all the same.
+func (g *group) keeps() bool { return g.Management == state.ManagementDisabled && !g.Stopped }
+
+// count returns how many members are so.
+func (g *group) count(so func(*member) bool) int {
+	n := 0
+	for _, r := range g.members {
+		if so(r) {
+			n++
+		}
+	}
+	return n
+}
+
+// of returns the members of a variant.
+func (g *group) of(variant string) []*member {
+	var out []*member
+	for _, r := range g.members {
+		if r.Name.Variant == variant {
+			out = append(out, r)
+		}
+	}
+	return out
+}
+
+// definition returns what replicas of a variant are made from now, nil where the
+// variant is gone.
+func (m *model) definition(variant string) *state.Variant {
+	ro, ok := m.rollouts[variant]
+	if ok && ro.Status != state.RolloutRolling {
+		return &ro.Old
+	}
+	return m.Variant(variant)
+}
+
+// outdated tells whether the member is made from another definition than it should.
+func (g *group) outdated(r *member) bool {
+	v := g.definition(r.Name.Variant)
+	return v == nil || v.Hash != r.VariantHash
+}
+
+// displaced tells whether the member's node is being emptied.
+func (r *member) displaced() bool { return r.node != nil && r.node.Draining && !r.node.Gone }
+
+// cost of the member's variant, for comparisons.
+func (g *group) cost(r *member) float64 {
+	if v := g.Variant(r.Name.Variant); v != nil {
+		return v.Cost
+	}
+	return 0
+}
+
+// leastWanted sorts members, the one to go first first: what does not run, and of
+// that what is farthest from it; what is outdated or has to leave its node; what costs
+// most; what has the fewest requests; the youngest.
+func (d *draft) leastWanted(g *group, rs []*member) []*member {
+	distance := func(r *member) int {
+		switch {
+		case r.serving():
+			return 0
+		case r.phase == state.Failed:
+			return 3
+		case r.phase == state.Placed:
+			return 2
+		}
+		return 1
+	}
+	unwanted := func(r *member) int {
+		if g.outdated(r) || r.displaced() {
+			return 1
+		}
+		return 0
+	}
+	out := slices.Clone(rs)
+	slices.SortStableFunc(out, func(a, b *member) int {
+		return cmp.Or(
+			cmp.Compare(distance(b), distance(a)),
+			cmp.Compare(unwanted(b), unwanted(a)),
+			cmp.Compare(g.cost(b), g.cost(a)),
+			cmp.Compare(d.obs.Loads[a.name].InFlight, d.obs.Loads[b.name].InFlight),
+			b.Created.Compare(a.Created),
+			cmp.Compare(a.name, b.name),
+		)
+	})
+	return out
+}

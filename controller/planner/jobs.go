@@ -1,0 +1,167 @@
+package planner
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"remuda/controller/state"
+)
+
+// tellJob says, once each time, that somebody else has changed a member's job. Actions
+// writes it anew.
+func (d *draft) tellJob(m *model, r *member) {
+	if !r.jobKnown || r.leaving || r.phase == state.Placed || r.phase == state.Failed {
+		return
+	}
+	if r.job == nil {
+		if r.JobIndex != 0 {
+			d.decideOnce(KindJobGone, m.Name, r.name, "its job is not in Nomad any more: it is registered again", inputs{"index": strconv.FormatUint(r.JobIndex, 10)})
+		}
+		return
+	}
+	in := inputs{"index": strconv.FormatUint(r.job.Index, 10)}
+	switch {
+	case r.job.Problem != "":
+		d.decideOnce(KindJobProblem, m.Name, r.name, fmt.Sprintf("somebody changed its job, and it is left alone: %s", r.job.Problem), in)
+	case r.job.Stopped:
+		d.decideOnce(KindJobStopped, m.Name, r.name, "somebody stopped its job: it is registered again", in)
+	case len(r.job.Drift) > 0:
+		d.decideOnce(KindJobEdited, m.Name, r.name, fmt.Sprintf("its job is not as the controller wrote it: %s: it is registered again", strings.Join(r.job.Drift, "; ")), in)
+	}
+}
+
+// orphans looks at the jobs whose replicas the state lacks. One that could be ours is
+// taken in; whatever the others hold is not there for anybody else.
+func (d *draft) orphans() {
+	if !d.obs.JobsKnown {
+		return
+	}
+	var strangers []Job
+	for _, name := range slices.Sorted(maps.Keys(d.obs.Jobs)) {
+		j := d.obs.Jobs[name]
+		if j.Ended || d.view.Replica(nil, name) != nil {
+			continue
+		}
+		why := d.adopt(name, j)
+		if why == "" {
+			continue
+		}
+		strangers = append(strangers, j)
+		if j.Stopped {
+			continue // it ends by itself
+		}
+		kind := KindOrphan
+		if j.Problem != "" {
+			kind = KindJobProblem
+		}
+		d.decideOnce(kind, j.Name.Model, name, fmt.Sprintf("a job in Nomad is of no replica that is known, and is left alone: %s", why),
+			inputs{"index": strconv.FormatUint(j.Index, 10), "node": j.Placement.Node, "seats": strings.Join(j.Placement.Seats, ",")})
+	}
+	for _, j := range strangers {
+		d.holdStranger(j)
+	}
+}
+
+// holdStranger keeps others away from what a job holds, as far as its meta says it.
+func (d *draft) holdStranger(j Job) {
+	n := d.byID[j.Placement.Node]
+	if n == nil {
+		return
+	}
+	u := d.taken.Of(n.ID)
+	for _, s := range j.Placement.Seats {
+		if _, held := u.Seats[s]; !held {
+			u.Seats[s] = j.Name.String()
+		}
+	}
+	for gpu, bytes := range j.Placement.Memory {
+		u.Memory[gpu] += bytes
+	}
+}
+
+// adopt takes a job's replica in, or says why not.
+func (d *draft) adopt(name string, j Job) string {
+	m := d.byName[j.Name.Model]
+	switch {
+	case j.Problem != "":
+		return j.Problem
+	case j.Name.String() != name:
+		return fmt.Sprintf("its name is %s", j.Name)
+	case j.Stopped:
+		return "it is stopped"
+	case m == nil:
+		return fmt.Sprintf("there is no model %q", j.Name.Model)
+	}
+	v := m.VariantOf(&state.Replica{Name: j.Name, VariantHash: j.Hash})
+	if v == nil {
+		return fmt.Sprintf("its variant hash %q is neither the current one of variant %q nor the one before", j.Hash, j.Name.Variant)
+	}
+	if why := d.mayHold(m, v, j); why != "" {
+		return why
+	}
+	p := state.Place{Name: j.Name, VariantHash: j.Hash, Placement: j.Placement, Job: name, Adopt: true, JobIndex: j.Index, Tier: state.Hot, Phase: state.Starting}
+	r := &member{Replica: &state.Replica{Name: j.Name}, name: name}
+	if d.passing(r) && j.Alloc != nil && j.Alloc.Client == clientRunning {
+		p.Phase = state.Running
+	}
+	d.decide(KindAdopt, m.Name, name, fmt.Sprintf("its job runs on node %s and was not known: it is taken in as HOT %s", j.Placement.Node, p.Phase),
+		inputs{"node": j.Placement.Node, "seats": strings.Join(j.Placement.Seats, ","), "index": strconv.FormatUint(j.Index, 10)})
+	d.admit(m, p, p.Phase)
+	return ""
+}
+
+// mayHold says why what a job holds cannot be a replica of that definition in the
+// state as it is, empty where it can.
+func (d *draft) mayHold(m *model, v *state.Variant, j Job) string {
+	n := d.byID[j.Placement.Node]
+	if n == nil {
+		return fmt.Sprintf("there is no node %q", j.Placement.Node)
+	}
+	u := d.taken.Of(n.ID)
+	seats := map[string]bool{}
+	perGPU := map[string]int{}
+	for _, s := range j.Placement.Seats {
+		var gpu string
+		for i := range n.GPUs {
+			if slices.Contains(n.GPUs[i].Seats, s) {
+				gpu = n.GPUs[i].UUID
+			}
+		}
+		holder, held := u.Seats[s]
+		switch {
+		case gpu == "":
+			return fmt.Sprintf("node %s has no seat %s", n.Name, s)
+		case held:
+			return fmt.Sprintf("seat %s is held by %s", s, holder)
+		case seats[s]:
+			return fmt.Sprintf("it has seat %s twice", s)
+		}
+		seats[s] = true
+		perGPU[gpu]++
+	}
+	want := 1
+	if m.FailoverOf(v.Name, v.Hash) {
+		want = 2
+	}
+	if len(perGPU) != v.GPUs || len(j.Placement.Memory) != v.GPUs {
+		return fmt.Sprintf("it has seats on %d GPUs and memory of %d: want %d", len(perGPU), len(j.Placement.Memory), v.GPUs)
+	}
+	for _, gpu := range slices.Sorted(maps.Keys(perGPU)) {
+		bytes, ok := j.Placement.Memory[gpu]
+		switch {
+		case perGPU[gpu] != want:
+			return fmt.Sprintf("it has %d seats on GPU %s: want %d", perGPU[gpu], gpu, want)
+		case !ok || bytes < 0:
+			return fmt.Sprintf("it has a seat on GPU %s and %d bytes of it", gpu, bytes)
+		case bytes > u.FreeMemory(n.GPU(gpu)):
+			return fmt.Sprintf("GPU %s has %d bytes free and it takes %d", gpu, max(u.FreeMemory(n.GPU(gpu)), 0), bytes)
+		}
+	}
+	if j.Placement.HostMemory < 0 {
+		return fmt.Sprintf("its host memory is %d", j.Placement.HostMemory)
+	}
+	return ""
+}

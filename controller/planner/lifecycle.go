@@ -1,0 +1,243 @@
+package planner
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	"remuda/controller/state"
+)
+
+// Nomad's words for what an allocation does (api.AllocClientStatus…). The missing
+// one, unknown, is of a node that cannot be reached.
+const (
+	clientPending  = "pending"
+	clientRunning  = "running"
+	clientComplete = "complete"
+	clientFailed   = "failed"
+	clientLost     = "lost"
+)
+
+// follow lets a member's phase follow what is seen of it.
+func (d *draft) follow(m *model, r *member) {
+	if r.gone() {
+		d.writeOff(m, r)
+		return
+	}
+	d.tellJob(m, r)
+	switch {
+	case r.tier == state.Cold:
+		d.forget(m, r)
+	case r.phase == state.Stopping:
+		d.stopped(m, r)
+	case r.phase == state.Draining && r.leaving:
+		d.drain(m, r)
+	case r.phase == state.Placed:
+		d.placed(m, r)
+	case r.phase == state.Starting:
+		d.starting(m, r)
+	case r.serving():
+		d.running(m, r)
+	}
+}
+
+// writeOff lets go of a member whose node is gone. Its job is stopped first, so that
+// it does not begin to run again behind our back when the node returns.
+func (d *draft) writeOff(m *model, r *member) {
+	switch {
+	case r.tier == state.Cold:
+		d.remove(r)
+	case r.phase == state.Stopping:
+		if r.jobKnown && (r.job == nil || r.job.Stopped) {
+			d.remove(r)
+		}
+	default:
+		d.decide(KindNodeGone, m.Name, r.name, fmt.Sprintf("its node %s is gone: it is written off", nodeName(r)), inputs{"node": nodeName(r), "tier": string(r.tier), "phase": string(r.phase)})
+		d.move(r, state.Stopping, "", nil)
+	}
+}
+
+func nodeName(r *member) string {
+	if r.node == nil {
+		return r.Placement.Node
+	}
+	return cmp.Or(r.node.Name, r.node.ID)
+}
+
+// forget removes a COLD member whose weights nobody will want.
+func (d *draft) forget(m *model, r *member) {
+	if m.Stopped || m.VariantOf(r.Replica) == nil {
+		d.remove(r)
+	}
+}
+
+// tidy removes COLD members on nodes where another one of the variant is.
+func (d *draft) tidy(m *model) {
+	type place struct{ variant, node string }
+	known := map[place]bool{}
+	for _, r := range m.members {
+		if !r.leaving {
+			known[place{r.Name.Variant, r.Placement.Node}] = true
+		}
+	}
+	for _, r := range m.members {
+		if r.tier != state.Cold || r.changed {
+			continue
+		}
+		at := place{r.Name.Variant, r.Placement.Node}
+		if known[at] {
+			d.remove(r)
+		}
+		known[at] = true
+	}
+}
+
+// stopped ends a member whose job is over.
+func (d *draft) stopped(m *model, r *member) {
+	switch {
+	case !d.jobOver(r):
+	case r.Target == state.Cold:
+		d.plan.Move = append(d.plan.Move, state.Move{Replica: r.name, ModifyIndex: r.ModifyIndex, Tier: state.Cold, Phase: state.Running})
+		d.taken.Free(r.Replica)
+		r.tier, r.phase, r.changed = state.Cold, state.Running, true
+	default:
+		d.remove(r)
+	}
+}
+
+// drain stops a member that has no requests any more, or had its time.
+func (d *draft) drain(m *model, r *member) {
+	stop := func(kind, reason string) {
+		load := d.obs.Loads[r.name]
+		d.decide(kind, m.Name, r.name, reason, inputs{"in_flight": strconv.Itoa(load.InFlight), "drained_for": d.obs.Now.Sub(r.Since).String()})
+		d.move(r, state.Stopping, r.Target, nil)
+	}
+	switch {
+	case d.jobOver(r):
+		stop(KindDrained, "its job has ended before it was drained")
+	case d.obs.Drained[r.name]:
+		stop(KindDrained, "no gateway has a request on it any more")
+	case d.due(r.Since.Add(d.conf.DrainTimeout)):
+		stop(KindDrainTimeout, fmt.Sprintf("it was drained for %s, which is the longest: it is stopped with what it has in flight", d.conf.DrainTimeout))
+	}
+}
+
+// passing tells whether an engine of the member serves.
+func (d *draft) passing(r *member) bool {
+	return d.obs.EnginesKnown && slices.ContainsFunc(d.obs.Engines[r.name], func(e Engine) bool { return e.Passing })
+}
+
+// placed fails a member whose job Nomad has refused for long.
+func (d *draft) placed(m *model, r *member) {
+	if d.obs.JobsKnown && r.LastError != "" && d.due(r.Since.Add(d.conf.PlaceTimeout)) {
+		d.fail(m, r, fmt.Sprintf("its job could not be registered for %s: %s", d.conf.PlaceTimeout, r.LastError))
+	}
+}
+
+// starting looks whether a member serves, or has failed. One whose allocation runs
+// may load for as long as it likes.
+func (d *draft) starting(m *model, r *member) {
+	if d.passing(r) && (!d.obs.JobsKnown || r.jobKnown && r.job != nil && !r.job.Stopped && r.job.Alloc != nil && r.job.Alloc.Client == clientRunning) {
+		d.decide(KindServing, m.Name, r.name, fmt.Sprintf("an engine serves, %s after it was started", d.obs.Now.Sub(r.Since)), inputs{"started_for": d.obs.Now.Sub(r.Since).String(), "node": nodeName(r)})
+		d.move(r, state.Running, "", nil)
+		return
+	}
+	if !r.jobKnown || r.job == nil || r.job.Stopped || !d.due(r.Since.Add(d.conf.SettleTime)) {
+		return
+	}
+	a := r.job.Alloc
+	switch {
+	case a != nil && (a.Failed || a.Client == clientFailed):
+		d.fail(m, r, fmt.Sprintf("allocation %s failed: %s", a.ID, cmp.Or(a.Event, "Nomad does not say why")))
+	case a != nil && a.Restarts >= d.restartsBefore(m, r)+d.conf.Restarts:
+		n := a.Restarts - d.restartsBefore(m, r)
+		d.fail(m, r, fmt.Sprintf("its engine was restarted %d times and never served: %s", n, cmp.Or(a.Event, "Nomad does not say why")))
+	case a == nil || a.Client == clientComplete || a.Client == clientLost:
+		if r.node.LostSince.IsZero() && d.due(r.Since.Add(d.conf.PlaceTimeout)) {
+			d.fail(m, r, fmt.Sprintf("Nomad has not placed it for %s: %s", d.conf.PlaceTimeout, cmp.Or(r.job.Unplaceable, "it does not say why")))
+		}
+	}
+}
+
+// restartsBefore returns how often the engine had come back when it last ceased to
+// serve in this allocation: those do not count against this start.
+func (d *draft) restartsBefore(m *model, r *member) uint64 {
+	for _, p := range d.decisionsOf(m.Name) {
+		if p.Replica != r.name || p.Kind != KindNotServing {
+			continue
+		}
+		n, err := strconv.ParseUint(p.Inputs["restarts"], 10, 64)
+		if err != nil || p.Inputs["alloc"] != r.job.Alloc.ID {
+			return 0
+		}
+		return n
+	}
+	return 0
+}
+
+// running looks whether a member still serves. It is believed to, unless nothing
+// serves and its allocation is known to have begun anew or to have ended.
+func (d *draft) running(m *model, r *member) {
+	if d.passing(r) || !d.obs.EnginesKnown || !r.jobKnown {
+		if (r.Failures > 0 || r.LastError != "") && d.passing(r) && d.due(r.Since.Add(d.conf.SteadyTime)) {
+			d.move(r, state.Running, "", func(c *state.Move) { c.Failures, c.LastError = new(int), new(string) })
+		}
+		return
+	}
+	var why string
+	in := inputs{}
+	trouble := false // of its own making
+	if r.job == nil {
+		why = "its job is gone"
+	} else if a := r.job.Alloc; r.job.Stopped {
+		why = "its job was stopped"
+	} else if a == nil {
+		why = "its allocation is gone"
+	} else {
+		in["alloc"], in["restarts"] = a.ID, strconv.FormatUint(a.Restarts, 10)
+		switch a.Client {
+		case clientPending, clientComplete, clientFailed:
+			why, trouble = fmt.Sprintf("allocation %s is %s: %s", a.ID, a.Client, cmp.Or(a.Event, "Nomad does not say why")), true
+		case clientRunning:
+			if a.Started.After(r.Since) && d.due(a.Started.Add(d.conf.ServingGrace)) {
+				why, trouble = fmt.Sprintf("its engine was restarted in allocation %s, and none serves since: %s", a.ID, cmp.Or(a.Event, "Nomad does not say why")), true
+			}
+		}
+	}
+	if why == "" {
+		return
+	}
+	reason := "no engine of it serves, and " + why
+	d.decide(KindNotServing, m.Name, r.name, reason, in)
+	if ro := m.rollouts[r.Name.Variant]; trouble && !r.displaced() && r.Canary && ro.Status == state.RolloutCanary && ro.NewHash == r.VariantHash {
+		d.rollBack(m, r, reason)
+		return
+	}
+	d.move(r, state.Starting, "", nil)
+}
+
+// fail remembers that a member could not be started. Of a new definition that is
+// being rolled out one failure is enough to go back, unless its node is being emptied.
+func (d *draft) fail(m *model, r *member, reason string) {
+	if ro, ok := m.rollouts[r.Name.Variant]; ok && !r.displaced() && ro.NewHash == r.VariantHash && ro.Status != state.RolloutRolledBack {
+		d.rollBack(m, r, reason)
+		return
+	}
+	failures := r.Failures + 1
+	wait := d.conf.backoff(failures)
+	retry := d.obs.Now.Add(wait)
+	d.decide(KindLoadFailed, m.Name, r.name, fmt.Sprintf("%s: it is tried again in %s", reason, wait), inputs{"failures": strconv.Itoa(failures), "backoff": wait.String(), "node": nodeName(r)})
+	d.move(r, state.Failed, "", func(c *state.Move) { c.Failures, c.LastError, c.Retry = &failures, &reason, &retry })
+	d.look(retry)
+}
+
+// backoff is the wait after so many failures in a row.
+func (c Config) backoff(failures int) time.Duration {
+	wait := c.Backoff
+	for i := 1; i < failures && wait < c.BackoffMax; i++ {
+		wait *= 2
+	}
+	return min(wait, c.BackoffMax)
+}

@@ -1,0 +1,45 @@
+package planner
+
+import (
+	"time"
+
+	"remuda/controller/placement"
+	"remuda/controller/state"
+)
+
+// maxChanges is about how much one plan changes: it is one entry of the Raft log, some
+// kilobytes for each change, and the next plan goes on where this one ends.
+const maxChanges = 1000
+
+// Plan returns what to commit, nil where nothing is to be changed, and when to look
+// again although nothing happens, zero where that is never. What it returns is made
+// from this view and is not refused as long as the view is the newest.
+//
+// Nodes are written by the reconciler: it sets Node.LostSince when Nomad says that a
+// node is down, and Node.Gone once that was Config.NodeGrace ago. Plan only looks.
+func Plan(v *state.View, o Observation, c Config, p placement.Placer) (*state.Plan, time.Time) {
+	if v.Switch(nil, PauseReconcile) != "" {
+		return nil, time.Time{}
+	}
+	d := newDraft(v, o, c, p)
+	for _, m := range d.models {
+		for _, r := range m.members {
+			if d.full() {
+				return d.plan, d.next
+			}
+			d.follow(m, r)
+		}
+		d.tidy(m)
+	}
+	d.orphans()
+	for _, m := range d.models {
+		if d.full() {
+			return d.plan, d.next
+		}
+		d.scale(m)
+	}
+	if d.size() == 0 {
+		return nil, d.next
+	}
+	return d.plan, d.next
+}

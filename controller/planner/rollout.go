@@ -1,0 +1,138 @@
+package planner
+
+import (
+	"fmt"
+	"maps"
+	"strconv"
+
+	"remuda/controller/placement"
+	"remuda/controller/state"
+)
+
+// trials sees to the canaries of a group: one replica of each new definition beside
+// the full set of old ones.
+func (d *draft) trials(g *group) {
+	for _, v := range g.variants {
+		ro := g.rollouts[v.Name]
+		if ro.Status == state.RolloutRolling {
+			d.lateFailures(g, v)
+			continue
+		}
+		if ro.Status != state.RolloutCanary {
+			continue
+		}
+		c := g.canaries[v.Name]
+		old := g.of(v.Name)
+		switch {
+		case g.target == 0 && !g.keeps() && (c != nil || len(old) > 0):
+			// They are sent away, and then the rollout is over.
+		case c == nil && len(old) == 0 && len(g.members) >= g.target:
+			d.setRollout(g.model, v.Name, "", "")
+			d.decide(KindRolloutDone, g.Name, "", fmt.Sprintf("variant %s has no replicas: the next ones are of the new definition", v.Name), inputs{"variant": v.Name, "variant_hash": v.Hash})
+		case c == nil:
+			d.placeCanary(g, v, old)
+		case c.changed:
+		case c.displaced() && !c.serving() && (!c.allocRuns() || c.phase == state.Failed):
+			d.decide(KindMoveAway, g.Name, c.name, fmt.Sprintf("its node %s is being drained: another canary takes its place", nodeName(c)), inputs{"variant": v.Name, "variant_hash": v.Hash})
+			d.dismiss(c)
+		case c.phase == state.Failed:
+			d.rollBack(g.model, c, "the canary failed: "+c.LastError)
+		case c.serving() && d.due(c.Since.Add(d.conf.CanaryTime)):
+			d.setRollout(g.model, v.Name, state.RolloutRolling, "")
+			d.decide(KindRolling, g.Name, c.name, fmt.Sprintf("the canary has served for %s: the other replicas of variant %s follow", d.obs.Now.Sub(c.Since), v.Name),
+				inputs{"variant": v.Name, "variant_hash": v.Hash, "served_for": d.obs.Now.Sub(c.Since).String()})
+			delete(g.canaries, v.Name)
+			g.members = append(g.members, c)
+		}
+	}
+	g.staying()
+}
+
+// lateFailures rolls a definition back that fails after its canary was good. Whoever
+// made the replica failed, as when Nomad refuses its job, it has failed.
+func (d *draft) lateFailures(g *group, v *state.Variant) {
+	for _, r := range g.of(v.Name) {
+		if r.phase == state.Failed && !r.changed && !r.displaced() && r.VariantHash == v.Hash {
+			d.rollBack(g.model, r, r.LastError)
+		}
+	}
+}
+
+// placeCanary places the first replica of a new definition. Where there is no room an
+// old one that has failed, and so serves nobody, makes it.
+func (d *draft) placeCanary(g *group, v *state.Variant, old []*member) {
+	c, no := d.placeOne(g.model, v, nil, func(p *state.Place) { p.Canary = true })
+	if c != nil {
+		g.canaries[v.Name] = c
+		d.decide(KindCanary, g.Name, c.name, fmt.Sprintf("it is the first replica of the new definition of variant %s", v.Name), inputs{"variant": v.Name, "variant_hash": v.Hash})
+		return
+	}
+	for _, r := range old {
+		if r.phase != state.Failed || r.changed {
+			continue
+		}
+		without := maps.Clone(d.taken)
+		if u := d.taken[r.Placement.Node]; u != nil {
+			without[r.Placement.Node] = &state.NodeUsage{Node: u.Node, Seats: maps.Clone(u.Seats), Memory: maps.Clone(u.Memory), HostMemory: u.HostMemory}
+		}
+		without.Free(r.Replica)
+		if _, no := d.find(g.model, v, nil, without); no == nil {
+			d.decide(KindCanary, g.Name, r.name, fmt.Sprintf("it has failed, and makes room for the first replica of the new definition of variant %s", v.Name), inputs{"variant": v.Name, "failures": strconv.Itoa(r.Failures)})
+			d.dismiss(r)
+			return
+		}
+	}
+	d.cannot(KindRolloutWaits, g, v.Name, "canary", "the canary has no room beside the old replicas, which go on serving", []*placement.Refusal{no})
+}
+
+// rollBack gives a new definition up because of one of its replicas, which is stopped.
+func (d *draft) rollBack(m *model, r *member, reason string) {
+	variant := r.Name.Variant
+	if m.rollouts[variant].Status != state.RolloutRolledBack {
+		old := m.rollouts[variant].Old.Hash
+		d.setRollout(m, variant, state.RolloutRolledBack, reason)
+		d.decide(KindRolledBack, m.Name, r.name, "the new definition is given up, and the old one serves: "+reason,
+			inputs{"variant": variant, "variant_hash": r.VariantHash, "old_hash": old, "failures": strconv.Itoa(r.Failures + 1)})
+	}
+	failures := r.Failures + 1
+	d.move(r, state.Stopping, "", func(c *state.Move) { c.Failures, c.LastError = &failures, &reason })
+}
+
+// dropOutdated stops members of another definition that serve nobody: their seats are
+// better used.
+func (d *draft) dropOutdated(g *group) {
+	for _, r := range g.members {
+		if r.changed || d.full() || r.tier != state.Hot || !g.outdated(r) {
+			continue
+		}
+		switch r.phase {
+		case state.Placed, state.Starting, state.Failed:
+			kind := KindRolling
+			if g.Variant(r.Name.Variant) == nil {
+				kind = KindVariantRemoved
+			}
+			d.decide(kind, g.Name, r.name, fmt.Sprintf("it was HOT %s and is of a definition that is not wanted any more", r.phase), inputs{"variant_hash": r.VariantHash, "phase": string(r.phase)})
+			d.dismiss(r)
+		}
+	}
+	g.staying()
+}
+
+// finish ends the rollouts whose replicas all serve and are all of the new definition.
+func (d *draft) finish(g *group) {
+	for _, v := range g.variants {
+		if ro, ok := g.rollouts[v.Name]; !ok || ro.Status != state.RolloutRolling {
+			continue
+		}
+		done := true
+		for _, r := range g.of(v.Name) {
+			if g.outdated(r) || r.tier == state.Hot && !r.serving() {
+				done = false
+			}
+		}
+		if done && len(g.members) >= g.target {
+			d.setRollout(g.model, v.Name, "", "")
+			d.decide(KindRolloutDone, g.Name, "", fmt.Sprintf("all replicas of variant %s are of the new definition", v.Name), inputs{"variant": v.Name, "variant_hash": v.Hash})
+		}
+	}
+}

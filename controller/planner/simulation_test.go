@@ -1,0 +1,405 @@
+package planner_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"remuda/controller/placement"
+	"remuda/controller/planner"
+	"remuda/controller/state"
+	"remuda/internal/replica"
+)
+
+// TestWorld lets random things happen to a little world, looks after each plan at what
+// must hold (world.check), and then lets it come to rest.
+func TestWorld(t *testing.T) {
+	t.Parallel()
+	seeds := 300
+	if testing.Short() {
+		seeds = 50
+	}
+	var mu sync.Mutex
+	seen := map[string]int{}
+	t.Run("all", func(t *testing.T) {
+		for part := range 4 {
+			t.Run(fmt.Sprintf("part=%d", part), func(t *testing.T) {
+				t.Parallel()
+				for seed := part; seed < seeds && !t.Failed(); seed += 4 {
+					t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
+						w := simulate(t, uint64(seed))
+						mu.Lock()
+						defer mu.Unlock()
+						for _, d := range w.view().Decisions(nil, "", 0) {
+							seen[d.Kind]++
+						}
+					})
+				}
+			})
+		}
+	})
+	// A rule that no seed has met was not tried.
+	for _, kind := range []string{
+		planner.KindPlace, planner.KindCannotPlace, planner.KindScaleDown, planner.KindDrained, planner.KindDrainTimeout, planner.KindServing,
+		planner.KindNotServing, planner.KindLoadFailed, planner.KindRetry, planner.KindMoveAway, planner.KindNodeDraining, planner.KindNodeGone,
+		planner.KindCanary, planner.KindRolloutWaits, planner.KindRolling, planner.KindRolledBack, planner.KindRolloutDone, planner.KindAdopt,
+		planner.KindOrphan, planner.KindJobProblem, planner.KindJobStopped, planner.KindJobEdited, planner.KindJobGone, planner.KindVariantRemoved,
+	} {
+		if !t.Failed() {
+			require.NotZero(t, seen[kind], kind)
+		}
+	}
+}
+
+func simulate(t *testing.T, seed uint64) *world {
+	w := newWorld(t, rand.New(rand.NewPCG(seed, 1)))
+	w.load = func() time.Duration { return time.Duration(1+w.rand.IntN(5)) * tick }
+	w.conf.DrainTimeout, w.conf.CanaryTime, w.conf.PlaceTimeout, w.conf.SteadyTime, w.conf.NodeGrace = 15*tick, 5*tick, 20*tick, 30*tick, 10*tick
+	w.conf.BackoffMax = time.Minute
+	for i := range 4 {
+		w.addNodes(node(fmt.Sprintf("n%d", i), 2+i%2))
+	}
+	hashes := 0
+	for range 60 {
+		for range w.rand.IntN(3) {
+			w.disturb(&hashes)
+		}
+		lagging := w.rand.IntN(4) == 0
+		w.plan(lagging)
+		for _, a := range planner.Actions(w.view(), w.observe(lagging), w.conf) {
+			switch w.rand.IntN(12) {
+			case 0: // the leader crashes before it is done
+			case 1:
+				w.act(a, true) // or before it can write it down
+			default:
+				w.act(a, false)
+			}
+		}
+		w.traffic()
+		w.step()
+		w.listedMayLag()
+	}
+	w.settle()
+	return w
+}
+
+// listedMayLag forgets an old list, so that none is older than a tick.
+func (w *world) listedMayLag() {
+	if w.rand.IntN(2) == 0 {
+		w.listed = w.list()
+	}
+}
+
+// traffic gives requests to what serves.
+func (w *world) traffic() {
+	for _, r := range w.view().Replicas(nil) {
+		if r.Phase == state.Running && w.rand.IntN(2) == 0 {
+			name := r.Name.String()
+			w.requests[name] = append(w.requests[name], w.now.Add(time.Duration(w.rand.IntN(20))*tick))
+		}
+	}
+}
+
+func (w *world) disturb(hashes *int) {
+	v := w.view()
+	name := fmt.Sprintf("m%d", w.rand.IntN(3))
+	m := v.Model(nil, name)
+	anyOf := func(names []string) string {
+		if len(names) == 0 {
+			return ""
+		}
+		return names[w.rand.IntN(len(names))]
+	}
+	draw := func(variantName string) state.Variant {
+		*hashes++
+		hash := fmt.Sprintf("h%d", *hashes)
+		if w.rand.IntN(4) == 0 {
+			w.broken[hash] = true
+		}
+		return variant(variantName, hash, func(v *state.Variant) {
+			v.GPUs, v.Memory, v.Cost = 1+w.rand.IntN(2), int64(10+10*w.rand.IntN(4)), float64(1+w.rand.IntN(3))
+		})
+	}
+	switch w.rand.IntN(19) {
+	case 0, 1:
+		if m == nil {
+			fresh := model(name, w.rand.IntN(4), draw("a"), draw("b"))
+			fresh.Failover, fresh.Min, fresh.Priority = w.rand.IntN(4) == 0, w.rand.IntN(2), w.rand.IntN(100)
+			fresh.Management = []state.Management{state.ManagementFull, state.ManagementFull, state.ManagementDisabled}[w.rand.IntN(3)]
+			w.log("model %s", name)
+			w.model(fresh)
+			return
+		}
+		fallthrough
+	case 2:
+		if m == nil {
+			return
+		}
+		changed := *m
+		changed.Variants = slices.Clone(m.Variants)
+		i := w.rand.IntN(len(changed.Variants))
+		names := changed.Variants[i].Name
+		if w.rand.IntN(6) == 0 {
+			names = fmt.Sprintf("v%d", *hashes)
+		}
+		changed.Variants[i] = draw(names)
+		changed.Hash = fmt.Sprint("m", *hashes)
+		w.log("model %s: variant %s becomes %s", name, names, changed.Variants[i].Hash)
+		w.model(changed)
+	case 3: // back to what it was
+		if m == nil {
+			return
+		}
+		for variantName, r := range m.Rollouts {
+			changed := *m
+			changed.Variants = slices.Clone(m.Variants)
+			for i := range changed.Variants {
+				if changed.Variants[i].Name == variantName {
+					changed.Variants[i] = r.Old
+				}
+			}
+			*hashes++
+			changed.Hash = fmt.Sprint("m", *hashes)
+			w.log("model %s: variant %s goes back", name, variantName)
+			w.model(changed)
+			return
+		}
+	case 4, 5:
+		n := w.rand.IntN(5)
+		w.log("scale %s %d", name, n)
+		w.apply(&state.SetScale{Model: name, Replicas: &n, Origin: state.OriginOperator})
+	case 6:
+		if m != nil {
+			n := w.rand.IntN(3)
+			w.log("scale %s/%s %d", name, m.Variants[0].Name, n)
+			w.apply(&state.SetScale{Model: name, Variant: m.Variants[0].Name, Replicas: &n, Origin: state.OriginOperator})
+		}
+	case 7:
+		stopped := w.rand.IntN(2) == 0
+		w.log("stop %s %v", name, stopped)
+		w.apply(&state.SetScale{Model: name, Stopped: &stopped, Origin: state.OriginOperator})
+	case 8:
+		rs := v.Replicas(nil)
+		if len(rs) > 0 {
+			e := &state.Evict{Replica: rs[w.rand.IntN(len(rs))].Name.String(), Force: w.rand.IntN(2) == 0, To: []state.Tier{"", state.Cold}[w.rand.IntN(2)], Time: w.now}
+			w.log("evict %s %q", e.Replica, e.To)
+			w.apply(e)
+		}
+	case 9, 10:
+		id := anyOf(sorted(w.nodes))
+		w.log("node %s drains", id)
+		w.drains[id] = w.now
+		w.setNode(id, func(n *state.Node) { n.Draining = !n.Draining })
+	case 11:
+		id := anyOf(sorted(w.nodes))
+		w.log("node %s is lost", id)
+		w.down[id] = true
+		w.setNode(id, func(n *state.Node) {
+			if n.LostSince.IsZero() {
+				n.LostSince, n.Ready = w.now, false
+			}
+		})
+	case 12:
+		if id := anyOf(sorted(w.down)); id != "" {
+			w.back(id)
+		}
+	case 13:
+		j := w.nomad[anyOf(sorted(w.nomad))]
+		if j == nil {
+			return
+		}
+		w.index2++
+		switch w.rand.IntN(4) {
+		case 0: // stopped behind our back
+			j.Stopped, j.Index = true, w.index2
+		case 1:
+			j.Index, j.drifting = w.index2, "edited"
+		case 2: // purged
+			if j.alloc != nil {
+				j.alloc.Client = "complete"
+			}
+			delete(w.nomad, j.Name.String())
+		case 3: // its process dies
+			if j.alloc != nil && j.alloc.Client == "running" {
+				j.alloc.Restarts++
+				j.alloc.Started, j.alloc.Event, j.serves = w.now, "Killed", time.Time{}
+			}
+		}
+		w.log("job %s is meddled with", j.Name)
+	case 14:
+		w.nomadOut = !w.nomadOut
+	case 15:
+		w.consulOut = !w.consulOut
+	case 16:
+		id := anyOf(sorted(w.nodes))
+		w.log("a GPU of node %s falls ill, or is well again", id)
+		w.setNode(id, func(n *state.Node) {
+			n.GPUs = slices.Clone(n.GPUs)
+			n.GPUs[0].Healthy = !n.GPUs[0].Healthy
+		})
+	case 17:
+		id := anyOf(sorted(w.nodes))
+		n := v.Node(nil, id)
+		w.must(&state.Quarantine{Node: id, GPU: n.GPUs[1].UUID, On: !n.GPUs[1].Quarantined})
+	case 18:
+		w.stranger(m)
+	}
+}
+
+// stranger puts a job into Nomad that the state knows nothing of, as after the state
+// was restored from an older snapshot.
+func (w *world) stranger(m *state.Model) {
+	if m == nil {
+		return
+	}
+	taken := placement.Taken{}
+	if w.rand.IntN(3) > 0 {
+		taken = w.view().Ledger(nil)
+	}
+	v := m.Variants[0]
+	at, no := w.placer.Place(w.view().Nodes(nil), taken, placement.Request{Model: m, Variant: &v})
+	if no != nil {
+		return
+	}
+	w.index2++
+	name := replica.Name{Model: m.Name, Variant: v.Name, ID: fmt.Sprintf("stranger%d", w.index2)}
+	j := &job{Job: planner.Job{Name: name, Hash: v.Hash, Placement: at.Placement, Index: w.index2}}
+	switch w.rand.IntN(4) {
+	case 0:
+		j.Hash = "unknown"
+	case 1:
+		j.Problem = "its meta was edited"
+	}
+	w.log("job %s appears, of hash %s on %v", name, j.Hash, at.Placement.Seats)
+	w.nomad[name.String()] = j
+}
+
+func (w *world) back(id string) {
+	w.log("node %s is back", id)
+	delete(w.down, id)
+	w.setNode(id, func(n *state.Node) { n.LostSince, n.Ready, n.Gone = time.Time{}, true, false })
+}
+
+// settle ends the disturbances, and looks that the world comes to rest where it
+// should.
+func (w *world) settle() {
+	w.nomadOut, w.consulOut = false, false
+	w.broken = map[string]bool{}
+	for _, id := range sorted(w.down) {
+		w.back(id)
+	}
+	for _, id := range sorted(w.nodes) {
+		w.setNode(id, func(n *state.Node) {
+			n.Draining, n.GPUs = false, slices.Clone(n.GPUs)
+			n.GPUs[0].Healthy = true
+		})
+		w.must(&state.Quarantine{Node: id, GPU: w.nodes[id].GPUs[1].UUID})
+	}
+	for _, name := range sorted(w.nomad) { // people look after what the controller leaves alone
+		if j := w.nomad[name]; j.Problem != "" || j.Hash == "unknown" || w.view().Replica(nil, name) == nil && !w.adoptable(j) {
+			delete(w.nomad, name)
+		}
+	}
+	quiet := 0
+	for turn := 0; quiet < 60; turn++ {
+		w.holds(turn < 700, "it does not come to rest")
+		quiet++
+		if w.round() > 0 {
+			quiet = 0
+		}
+		w.step()
+	}
+	v := w.view()
+	for _, m := range v.Models(nil) {
+		running := map[string]int{}
+		outdated := map[string]bool{}
+		for _, r := range v.ReplicasOf(nil, m.Name) {
+			if r.Tier == state.Cold {
+				continue
+			}
+			w.holds(r.Stage() == state.Stage{Tier: state.Hot, Phase: state.Running}, "%s is %s", r.Name, r.Stage())
+			running[group(v, r)]++
+			want := m.Variant(r.Name.Variant)
+			if want == nil || want.Hash != r.VariantHash {
+				outdated[r.Name.Variant] = true
+			}
+		}
+		waits := false
+		for name, ro := range m.Rollouts {
+			if ro.Status != state.RolloutRolledBack {
+				waits = true
+				w.holds(len(w.decisions(m.Name, planner.KindRolloutWaits)) > 0, "%s waits", name)
+			}
+			delete(outdated, name)
+		}
+		if len(outdated) > 0 {
+			w.holds(len(w.decisions(m.Name, planner.KindRolloutWaits)) > 0, "%v are outdated", outdated)
+			waits = true
+		}
+		if len(m.Spread) == len(m.Variants) {
+			continue
+		}
+		targets := map[string]int{m.Name: m.Shared()}
+		for name, n := range m.Spread {
+			targets[m.Name+":"+name] = n
+		}
+		for g, target := range targets {
+			if m.Stopped {
+				target = 0
+			}
+			switch have := running[g]; {
+			case have > target:
+				w.holds(waits || m.Management == state.ManagementDisabled, "%s: %d of %d", g, have, target)
+			case have < target:
+				w.mustNotFit(m, g)
+			}
+		}
+	}
+	// What is in Nomad is what is in the state.
+	for name, j := range w.nomad {
+		r := v.Replica(nil, name)
+		if r == nil {
+			said := slices.ContainsFunc(w.decisions(j.Name.Model, planner.KindOrphan), func(d *state.Decision) bool { return d.Replica == name })
+			w.holds(said, "job %s is of no replica", name)
+			continue
+		}
+		require.False(w.t, j.Stopped, name)
+	}
+}
+
+// adoptable tells whether nobody holds the seats of a job.
+func (w *world) adoptable(j *job) bool {
+	u := w.view().Usage(nil, j.Placement.Node)
+	return !slices.ContainsFunc(j.Placement.Seats, func(s string) bool { return u.Seats[s] != "" })
+}
+
+// mustNotFit looks that nothing of a group could be placed where replicas of it are
+// missing.
+func (w *world) mustNotFit(m *state.Model, g string) {
+	v := w.view()
+	taken := placement.Taken(v.Ledger(nil))
+	for name, j := range w.nomad {
+		if v.Replica(nil, name) == nil {
+			taken.Hold(name, j.Placement)
+		}
+	}
+	for _, candidate := range m.Variants {
+		_, own := m.Spread[candidate.Name]
+		if own != (g == m.Name+":"+candidate.Name) || !own && g != m.Name {
+			continue
+		}
+		asked := *m
+		if ro, ok := m.Rollouts[candidate.Name]; ok && ro.Status != state.RolloutRolling {
+			candidate = ro.Old
+			asked.Failover = ro.Failover
+		}
+		_, no := w.placer.Place(v.Nodes(nil), taken, placement.Request{Model: &asked, Variant: &candidate})
+		w.holds(no != nil, "%s lacks replicas, and one would fit", g)
+	}
+	w.holds(len(w.decisions(m.Name, planner.KindCannotPlace)) > 0, "it was not said why %s lacks replicas", g)
+}

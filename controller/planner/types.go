@@ -1,0 +1,146 @@
+package planner
+
+import (
+	"time"
+
+	"remuda/controller/state"
+	"remuda/internal/replica"
+)
+
+// Observation is what is known of the world at one moment. Plan and Actions change
+// nothing of it.
+type Observation struct {
+	Now time.Time
+	// Jobs are the replicas' jobs in Nomad, by replica name. They may lag behind what
+	// Nomad was told by at most Config.SettleTime. JobsKnown is false while Nomad cannot
+	// be asked: nothing is concluded from them then.
+	Jobs      map[string]Job
+	JobsKnown bool
+	// Engines are what Consul lists of each replica, by replica name. EnginesKnown is
+	// false while Consul cannot be asked.
+	Engines      map[string][]Engine
+	EnginesKnown bool
+	// Loads are what the gateways report of each replica, by replica name, added up.
+	Loads map[string]Load
+	// Drained has the names of the replicas that every live gateway has let go of and
+	// that have no request in flight.
+	Drained map[string]bool
+}
+
+// Job is a replica's job as Nomad has it.
+type Job struct {
+	Name replica.Name
+	// Hash is of the variant that it was made from.
+	Hash string
+	// Placement is where it was put, as its meta says.
+	Placement state.Placement
+	// Problem is why its meta cannot be believed, empty where it can.
+	Problem string
+	// Stopped: it was told to stop, by whomever. Ended: it is stopped, and none of its
+	// allocations holds anything any more.
+	Stopped, Ended bool
+	// Index is its JobModifyIndex, which changes with the job's text only.
+	Index uint64
+	// Drift says how it differs from the replica in the state, empty where it does
+	// not; see nomad.Job.Drift. Of a job whose replica the state lacks it is empty.
+	Drift []string
+	// Alloc is its newest allocation, nil where there is none.
+	Alloc *Alloc
+	// Unplaceable is why Nomad has not placed it, empty where it has or was not asked.
+	Unplaceable string
+}
+
+// Alloc is one run of a job.
+type Alloc struct {
+	ID string
+	// Client is Nomad's word of what it does: pending, running, complete, failed, lost
+	// or unknown. Desired is what it should: run, stop or evict.
+	Client, Desired string
+	// Failed: an engine task has failed for good.
+	Failed bool
+	// Restarts is the highest count of any engine task. It only ever grows within one
+	// allocation, and counts the times that a task came back after it had served, too.
+	Restarts uint64
+	// Event is the last thing that happened to an engine task, in Nomad's words.
+	Event string
+	// Started is when the engine task that started last did so, zero before.
+	Started time.Time
+}
+
+// Engine is an engine of a replica as Consul lists it.
+type Engine struct {
+	// Role is replica.RolePrimary or replica.RoleShadow.
+	Role string
+	// Passing: it serves. NodeDown: its own check passes, but its node's does not.
+	Passing, NodeDown bool
+	// Token is its fencing token.
+	Token uint64
+}
+
+// Load is what all gateways have on a replica.
+type Load struct {
+	InFlight int
+	// Oldest is when the oldest request in flight began, LastRequest when the newest
+	// of all began; zero where there was none.
+	Oldest, LastRequest time.Time
+}
+
+// Action is something to be done in Nomad.
+type Action struct {
+	Kind Kind
+	// Replica is the name as a string, and the ID of the job.
+	Replica string
+	Name    replica.Name
+	// Index is the JobModifyIndex that the job of a Register is written over, 0: there
+	// is none.
+	Index uint64
+	// Reason is a sentence.
+	Reason string
+}
+
+// Kind is what an Action does.
+type Kind string
+
+// The kinds of actions. Each may be done again without harm.
+const (
+	// Register writes the replica's job, as the state has the replica (Model.VariantOf
+	// and Model.FailoverOf), over the version with Action.Index. Afterwards the replica
+	// is HOT starting, with the new JobIndex.
+	Register Kind = "register"
+	// Stop tells the job to stop. The state may not know its replica any more.
+	Stop Kind = "stop"
+	// Purge makes Nomad forget a job that has ended.
+	Purge Kind = "purge"
+)
+
+// The kinds of decisions that Plan makes.
+const (
+	KindPlace          = "place"
+	KindCannotPlace    = "cannot-place"
+	KindScaleDown      = "scale-down"
+	KindDrained        = "drained"
+	KindDrainTimeout   = "drain-timeout"
+	KindServing        = "serving"
+	KindNotServing     = "not-serving"
+	KindLoadFailed     = "load-failed"
+	KindRetry          = "retry"
+	KindMoveAway       = "move-away"
+	KindNodeDraining   = "node-draining"
+	KindNodeGone       = "node-gone"
+	KindCanary         = "canary"
+	KindRolloutWaits   = "rollout-waits"
+	KindRolling        = "rolling"
+	KindRolledBack     = "rolled-back"
+	KindRolloutDone    = "rollout-done"
+	KindAdopt          = "adopt"
+	KindOrphan         = "orphan"
+	KindJobProblem     = "job-problem"
+	KindJobStopped     = "job-stopped"
+	KindJobEdited      = "job-edited"
+	KindJobGone        = "job-gone"
+	KindVariantRemoved = "variant-removed"
+)
+
+// PauseReconcile is the switch that makes Plan and Actions return nothing while it is
+// set to anything.
+const PauseReconcile = "pause-reconcile"

@@ -1,0 +1,488 @@
+package planner_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"remuda/controller/placement"
+	"remuda/controller/planner"
+	"remuda/controller/state"
+	"remuda/internal/replica"
+)
+
+var epoch = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+
+// tick is how much time passes at each step.
+const tick = 2 * time.Second
+
+// world is a store, a little Nomad with its nodes, engines and gateways, and the loop
+// that the reconciler is.
+type world struct {
+	t      require.TestingT
+	rand   *rand.Rand
+	store  *state.Store
+	index  uint64
+	now    time.Time
+	conf   planner.Config
+	placer placement.Placer
+
+	nodes    map[string]*state.Node
+	down     map[string]bool
+	drains   map[string]time.Time
+	nomad    map[string]*job
+	index2   uint64 // Nomad's
+	broken   map[string]bool
+	requests map[string][]time.Time // when each request in flight ends
+	listed   map[string]planner.Job // what the watch has seen last
+
+	nomadOut, consulOut bool
+	load                func() time.Duration
+	gateways            bool
+	events              []string
+}
+
+type job struct {
+	planner.Job
+	alloc    *planner.Alloc
+	serves   time.Time // when the engine serves; zero: never
+	retries  time.Time // of a broken one
+	ends     time.Time // of an allocation that was told to stop
+	allocs   int
+	drifting string
+}
+
+func newWorld(t require.TestingT, r *rand.Rand) *world {
+	s, err := state.New()
+	require.NoError(t, err)
+	w := &world{
+		t: t, rand: r, store: s, now: epoch, conf: planner.DefaultConfig(), placer: placement.BestFit{},
+		nodes: map[string]*state.Node{}, down: map[string]bool{}, drains: map[string]time.Time{}, nomad: map[string]*job{}, broken: map[string]bool{},
+		requests: map[string][]time.Time{}, load: func() time.Duration { return 3 * tick }, gateways: true,
+	}
+	return w
+}
+
+func (w *world) apply(c state.Command) state.Result {
+	data, err := state.Encode(c)
+	require.NoError(w.t, err)
+	w.index++
+	return w.store.Apply(w.index, data)
+}
+
+func (w *world) must(cs ...state.Command) {
+	for _, c := range cs {
+		res := w.apply(c)
+		if res.Err != nil {
+			require.FailNow(w.t, "refused", "%T %+v: %v\n%s", c, c, res.Err, w.history())
+		}
+	}
+}
+
+func (w *world) view() *state.View { return w.store.View() }
+
+func (w *world) log(format string, args ...any) {
+	w.events = append(w.events, w.now.Sub(epoch).String()+" "+fmt.Sprintf(format, args...))
+}
+
+// holds fails the test, with what has happened, where something does not hold.
+func (w *world) holds(ok bool, format string, args ...any) {
+	if !ok {
+		require.FailNow(w.t, fmt.Sprintf(format, args...), w.history())
+	}
+}
+
+func (w *world) history() string {
+	out := ""
+	for _, e := range w.events[max(0, len(w.events)-60):] {
+		out += e + "\n"
+	}
+	for _, r := range w.view().Replicas(nil) {
+		out += fmt.Sprintf("%s %s->%q hash %s on %s %v canary %v failures %d job %d\n", r.Name, r.Stage(), r.Target, r.VariantHash, r.Placement.Node, r.Placement.Seats, r.Canary, r.Failures, r.JobIndex)
+	}
+	for _, m := range w.view().Models(nil) {
+		out += fmt.Sprintf("%s replicas %d stopped %v spread %v\n", m.Name, m.Replicas, m.Stopped, m.Spread)
+		for v, r := range m.Rollouts {
+			out += fmt.Sprintf("  rollout of %s: %s %s -> %s\n", v, r.Status, r.Old.Hash, r.NewHash)
+		}
+	}
+	for n, j := range w.nomad {
+		out += fmt.Sprintf("job %s index %d stopped %v ended %v alloc %+v\n", n, j.Index, j.Stopped, j.Ended, j.alloc)
+	}
+	return out
+}
+
+func variant(name, hash string, edit ...func(*state.Variant)) state.Variant {
+	v := state.Variant{Name: name, GPUs: 1, Memory: 30, HostMemory: 10, Cost: 1, Hash: hash}
+	for _, e := range edit {
+		e(&v)
+	}
+	return v
+}
+
+func model(name string, replicas int, vs ...state.Variant) state.Model {
+	m := state.Model{Name: name, Max: 1000, Priority: 50, Management: state.ManagementFull, Replicas: replicas, Variants: vs}
+	for _, v := range vs {
+		m.Hash += v.Hash + " "
+	}
+	return m
+}
+
+func node(id string, gpus int) state.Node {
+	n := state.Node{ID: id, Name: id, Datacenter: "dc1", Ready: true, HostMemory: 1000, CPU: 1000}
+	for g := range gpus {
+		gpu := state.GPU{UUID: fmt.Sprintf("%s-GPU%d", id, g), Model: "H100", Clique: "c", Memory: 80, Healthy: true}
+		for s := range 2 {
+			gpu.Seats = append(gpu.Seats, fmt.Sprintf("%s#%d", gpu.UUID, s))
+		}
+		n.GPUs = append(n.GPUs, gpu)
+	}
+	return n
+}
+
+// model writes a model as `remuda model apply` does.
+func (w *world) model(m state.Model) {
+	var have uint64
+	if old := w.view().Model(nil, m.Name); old != nil {
+		have = old.ModifyIndex
+	}
+	w.must(&state.UpsertModel{Model: m, ModifyIndex: have, Time: w.now})
+}
+
+func (w *world) addNodes(ns ...state.Node) {
+	for _, n := range ns {
+		w.nodes[n.ID] = &n
+		w.must(&state.UpsertNodes{Nodes: []state.Node{n}})
+	}
+}
+
+// setNode changes a node and tells the state, as the reconciler does.
+func (w *world) setNode(id string, edit func(*state.Node)) {
+	edit(w.nodes[id])
+	w.must(&state.UpsertNodes{Nodes: []state.Node{*w.nodes[id]}})
+}
+
+// step lets the world go on by one tick.
+func (w *world) step() {
+	w.now = w.now.Add(tick)
+	for _, id := range sorted(w.nodes) {
+		if n := w.nodes[id]; w.down[id] && !n.Gone && !n.LostSince.IsZero() && w.now.Sub(n.LostSince) >= w.conf.NodeGrace {
+			w.setNode(id, func(n *state.Node) { n.Gone = true })
+			w.log("node %s is gone", id)
+		}
+	}
+	for _, name := range sorted(w.nomad) {
+		w.run(w.nomad[name])
+	}
+	for name, ends := range w.requests {
+		j := w.nomad[name]
+		if j == nil || j.alloc == nil || j.alloc.Client != "running" {
+			ends = nil
+		}
+		w.requests[name] = slices.DeleteFunc(ends, func(t time.Time) bool { return !t.After(w.now) })
+	}
+}
+
+// run lets one job of Nomad's go on.
+func (w *world) run(j *job) {
+	n := w.nodes[j.Placement.Node]
+	reachable := n != nil && !w.down[n.ID]
+	a := j.alloc
+	live := a != nil && (a.Client == "pending" || a.Client == "running" || a.Client == "unknown")
+	switch {
+	case live && !reachable:
+		a.Client = "unknown"
+		j.serves = time.Time{}
+	case live && a.Client == "unknown": // the node is back
+		a.Client, a.Started = "running", w.now
+		j.serves = w.now.Add(w.load())
+	case live && j.Stopped:
+		if j.ends.IsZero() {
+			j.ends = w.now.Add(tick)
+		}
+		if !w.now.Before(j.ends) {
+			a.Client, a.Desired = "complete", "stop"
+		}
+	case live && n.Draining && w.now.Sub(w.drains[n.ID]) > 30*tick: // Nomad's drain has a deadline
+		a.Client, a.Desired = "complete", "stop"
+		j.serves = time.Time{}
+	case live && a.Client == "pending":
+		a.Client, a.Started = "running", w.now
+		j.serves = w.now.Add(w.load())
+		if w.broken[j.Hash] {
+			j.serves, j.retries = time.Time{}, w.now.Add(tick)
+		}
+	case live && w.broken[j.Hash] && j.serves.IsZero() && !w.now.Before(j.retries):
+		a.Restarts++
+		a.Started, a.Event, j.retries = w.now, "Exit Code: 1", w.now.Add(tick)
+		if a.Restarts > 2 {
+			a.Client, a.Failed = "failed", true
+		}
+	case live && j.serves.IsZero() && !w.broken[j.Hash]:
+		j.serves = w.now.Add(w.load())
+	case !live && !j.Stopped && (a == nil || !a.Failed) && j.Problem == "" && reachable && n.Ready && !n.Draining:
+		for _, s := range j.Placement.Seats {
+			if w.occupied(s, j) {
+				return
+			}
+		}
+		j.allocs++
+		j.alloc = &planner.Alloc{ID: fmt.Sprintf("%s/%d", j.Name.ID[:4], j.allocs), Client: "pending", Desired: "run"}
+		j.serves, j.ends = time.Time{}, time.Time{}
+	}
+}
+
+func (w *world) occupied(seat string, but *job) bool {
+	for _, other := range w.nomad {
+		if other != but && other.alloc != nil && slices.Contains([]string{"pending", "running", "unknown"}, other.alloc.Client) && slices.Contains(other.Placement.Seats, seat) {
+			return true
+		}
+	}
+	return false
+}
+
+func (j *job) serving(now time.Time) bool {
+	return j.alloc != nil && j.alloc.Client == "running" && !j.serves.IsZero() && !now.Before(j.serves)
+}
+
+// list is what Nomad would answer now.
+func (w *world) list() map[string]planner.Job {
+	out := map[string]planner.Job{}
+	for name, j := range w.nomad {
+		p := j.Job
+		p.Ended = j.Stopped
+		if j.alloc != nil {
+			a := *j.alloc
+			p.Alloc = &a
+			p.Ended = j.Stopped && (a.Client == "complete" || a.Client == "failed")
+		}
+		out[name] = p
+	}
+	return out
+}
+
+// observe returns what is seen; lagging shows Nomad's lists as they were.
+func (w *world) observe(lagging bool) planner.Observation {
+	if w.listed == nil || !lagging {
+		w.listed = w.list()
+	}
+	o := planner.Observation{
+		Now: w.now, Jobs: map[string]planner.Job{}, JobsKnown: !w.nomadOut, Engines: map[string][]planner.Engine{}, EnginesKnown: !w.consulOut,
+		Loads: map[string]planner.Load{}, Drained: map[string]bool{},
+	}
+	v := w.view()
+	for name, j := range w.listed {
+		if r := v.Replica(nil, name); r != nil && r.JobIndex != 0 && j.Index != r.JobIndex {
+			j.Drift = append(j.Drift, fmt.Sprintf("index %d, not %d", j.Index, r.JobIndex))
+		}
+		o.Jobs[name] = j
+	}
+	for name, j := range w.nomad {
+		if j.alloc != nil && j.alloc.Client == "running" {
+			o.Engines[name] = []planner.Engine{{Role: replica.RolePrimary, Passing: j.serving(w.now), Token: 1}}
+		}
+	}
+	for _, r := range v.Replicas(nil) {
+		name := r.Name.String()
+		n := len(w.requests[name])
+		o.Loads[name] = planner.Load{InFlight: n}
+		o.Drained[name] = w.gateways && n == 0 && r.Phase != state.Running
+	}
+	return o
+}
+
+// act does in Nomad what is asked for, and tells the state, as the reconciler does.
+func (w *world) act(a planner.Action, crash bool) {
+	j := w.nomad[a.Replica]
+	w.log("%s %s: %s", a.Kind, a.Replica, a.Reason)
+	switch a.Kind {
+	case planner.Register:
+		r := w.view().Replica(nil, a.Replica)
+		require.NotNil(w.t, r, "a replica that is registered exists")
+		require.NotNil(w.t, w.view().Model(nil, r.Name.Model).VariantOf(r), "a replica that is registered has a definition")
+		var have uint64
+		if j != nil {
+			have = j.Index
+		}
+		if have != a.Index {
+			w.log("  conflict: %d, not %d", have, a.Index)
+			return
+		}
+		if j == nil {
+			j = &job{}
+			w.nomad[a.Replica] = j
+		}
+		if j.Index == 0 || j.Stopped || j.Hash != r.VariantHash || j.drifting != "" {
+			w.index2++
+			j.Job = planner.Job{Name: r.Name, Hash: r.VariantHash, Placement: r.Placement, Index: w.index2}
+			j.drifting, j.ends = "", time.Time{}
+			if j.alloc != nil && j.alloc.Failed {
+				j.alloc = nil
+			}
+		}
+		if crash {
+			return
+		}
+		if r.Phase == state.Placed || r.JobIndex != j.Index {
+			phase := r.Phase
+			if phase == state.Placed || phase == state.Running {
+				phase = state.Starting
+			}
+			w.must(&state.Move{Replica: a.Replica, ModifyIndex: r.ModifyIndex, Tier: r.Tier, Phase: phase, Target: r.Target, Time: w.now, Job: &a.Replica, JobIndex: &j.Index})
+		}
+	case planner.Stop:
+		if j != nil && !j.Stopped {
+			w.index2++
+			j.Stopped, j.Index = true, w.index2
+		}
+	case planner.Purge:
+		if j == nil {
+			return // the list was old
+		}
+		w.holds(j.Stopped, "only what was stopped is purged: %s", a.Replica)
+		if j.alloc != nil {
+			require.NotContains(w.t, []string{"pending", "running", "unknown"}, j.alloc.Client, "only what has ended is purged")
+		}
+		delete(w.nomad, a.Replica)
+	}
+}
+
+// plan plans until there is nothing more to plan from what is seen now, and checks
+// each plan. It returns when to look again.
+func (w *world) plan(lagging bool) (plans int, next time.Time) {
+	for range 20 {
+		before := w.view()
+		o := w.observe(lagging)
+		p, again := planner.Plan(before, o, w.conf, w.placer)
+		if p == nil {
+			return plans, again
+		}
+		plans++
+		changes := len(p.Remove) + len(p.Move) + len(p.Place) + len(p.Rollouts) + len(p.Decisions)
+		w.holds(changes > 0 && changes < 1010, "a plan has %d changes", changes)
+		for _, d := range p.Decisions {
+			w.log("%s %s%s: %s", d.Kind, d.Model, d.Replica, d.Reason)
+		}
+		w.must(p)
+		w.check(before, w.view(), o, p)
+	}
+	require.FailNow(w.t, "plans follow each other without end", w.history())
+	return 0, time.Time{}
+}
+
+// round is one turn of the reconciler.
+func (w *world) round() int {
+	plans, _ := w.plan(false)
+	actions := planner.Actions(w.view(), w.observe(false), w.conf)
+	for _, a := range actions {
+		w.act(a, false)
+	}
+	return plans + len(actions)
+}
+
+// turns runs the world for a while.
+func (w *world) turns(n int) {
+	for range n {
+		w.round()
+		w.step()
+	}
+}
+
+// check looks at what must hold after each plan.
+func (w *world) check(before, after *state.View, o planner.Observation, p *state.Plan) {
+	seats := map[string]string{}
+	bytes := map[string]int64{}
+	for _, r := range after.Replicas(nil) {
+		if r.Tier == state.Cold {
+			continue
+		}
+		for _, s := range r.Placement.Seats {
+			require.Empty(w.t, seats[s], "seat %s is held twice", s)
+			seats[s] = r.Name.String()
+		}
+		for gpu, b := range r.Placement.Memory {
+			bytes[gpu] += b
+		}
+	}
+	for _, n := range w.nodes {
+		for _, g := range n.GPUs {
+			require.LessOrEqual(w.t, bytes[g.UUID], g.Memory, "GPU %s", g.UUID)
+		}
+	}
+
+	// Capacity goes down where somebody wants less, or where it was lost already.
+	lost := map[string]int{}
+	for _, m := range p.Move {
+		r := before.Replica(nil, m.Replica)
+		if r.Phase == state.Draining && m.Phase == state.Stopping && o.Loads[m.Replica].InFlight > 0 {
+			n := after.Node(nil, r.Placement.Node)
+			timeout := !w.now.Before(r.Since.Add(w.conf.DrainTimeout))
+			j, listed := o.Jobs[m.Replica]
+			w.holds(timeout || n.Gone || j.Ended || !listed && o.JobsKnown, "%s is stopped with requests in flight", m.Replica)
+		}
+		if r.Stage() == (state.Stage{Tier: state.Hot, Phase: state.Running}) && (m.Phase == state.Starting || m.Phase == state.Stopping) {
+			n := after.Node(nil, r.Placement.Node)
+			w.holds(n.Gone || !slices.ContainsFunc(o.Engines[m.Replica], func(e planner.Engine) bool { return e.Passing }), "%s serves and is not drained", m.Replica)
+			lost[group(before, r)]++
+		}
+	}
+	had, has := capacity(before), capacity(after)
+	for _, m := range after.Models(nil) {
+		if len(m.Spread) == len(m.Variants) {
+			continue
+		}
+		targets := map[string]int{m.Name: m.Shared()}
+		for v, n := range m.Spread {
+			targets[m.Name+":"+v] = n
+		}
+		for g, target := range targets {
+			if m.Stopped {
+				target = 0
+			}
+			w.holds(has[g] >= min(target, had[g]-lost[g]), "capacity of %s is %d, and was %d", g, has[g], had[g])
+		}
+	}
+}
+
+// group is what a replica counts for: its variant, where that has a number of its own.
+func group(v *state.View, r *state.Replica) string {
+	if _, ok := v.Model(nil, r.Name.Model).Spread[r.Name.Variant]; ok {
+		return r.Name.Model + ":" + r.Name.Variant
+	}
+	return r.Name.Model
+}
+
+func capacity(v *state.View) map[string]int {
+	out := map[string]int{}
+	for _, r := range v.Replicas(nil) {
+		if r.Tier == state.Hot && r.Phase == state.Running {
+			out[group(v, r)]++
+		}
+	}
+	return out
+}
+
+// counts are of a model's replicas that stay, by phase and hash.
+func (w *world) counts(model string) map[string]int {
+	out := map[string]int{}
+	for _, r := range w.view().ReplicasOf(nil, model) {
+		out[fmt.Sprintf("%s %s", r.Phase, r.VariantHash)]++
+	}
+	return out
+}
+
+func (w *world) decisions(model, kind string) []*state.Decision {
+	return slices.DeleteFunc(w.view().Decisions(nil, model, 0), func(d *state.Decision) bool { return d.Kind != kind })
+}
+
+func sorted[V any](m map[string]V) []string {
+	keys := make([]string, 0, len(m))
+	for k := range m {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	return keys
+}

@@ -1,0 +1,430 @@
+package reconcile_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"remuda/controller/nomad"
+	"remuda/controller/planner"
+	"remuda/controller/raft"
+	"remuda/controller/reconcile"
+	"remuda/controller/state"
+)
+
+type (
+	ctxType     = context.Context
+	requestType = nomad.Request
+	jobType     = nomad.Job
+)
+
+var errUnknown = fmt.Errorf("%w: a test", raft.ErrUnknownOutcome)
+
+func TestNomadOutage(t *testing.T) {
+	inWorld(t, nil, func(t *testing.T, w *world) {
+		w.running("1")
+		w.nomad.set(func() { w.nomad.down = true })
+		w.rest()
+		require.False(t, w.seen().JobsKnown)
+		require.NotEmpty(t, w.r.Status().Jobs.Error)
+		writes := w.raft.writes()
+		w.raft.must(&state.Plan{ID: "test", Index: w.raft.store.View().Index(), Time: time.Now(), Place: []state.Place{placeOf("2", 1)}})
+		w.pass(time.Minute)
+		require.Equal(t, writes+1, w.raft.writes(), "nothing is concluded")
+		require.Equal(t, "HOT placed", w.stage("m:v:2"))
+		require.Empty(t, w.replica("m:v:2").LastError, "it is not the replica's fault")
+		w.nomad.set(func() { w.nomad.down = false })
+		w.rest()
+		require.Equal(t, "HOT starting", w.stage("m:v:2"), "it goes on at once")
+		require.True(t, w.seen().JobsKnown)
+	})
+}
+
+func TestActionsBackOffAndResumeWhenNomadIsBack(t *testing.T) {
+	inWorld(t, nil, func(t *testing.T, w *world) {
+		w.nomad.set(func() { w.nomad.onRegister = func(string) error { return errDown } }) // and the watch has not noticed
+		w.place("1")
+		w.pass(10 * time.Minute)
+		tries, _, _ := w.nomad.did()
+		require.Greater(t, tries, 15)
+		require.Less(t, tries, 80, "less and less often")
+		s := w.r.Status()
+		require.Len(t, s.Waiting, 1)
+		require.Equal(t, "m:v:1", s.Waiting[0].Replica)
+		require.Equal(t, tries, s.Waiting[0].Failures)
+		require.Contains(t, s.Waiting[0].Error, "connection refused")
+
+		w.nomad.set(func() { w.nomad.down = true })
+		w.rest()
+		w.nomad.set(func() { w.nomad.down, w.nomad.onRegister = false, nil })
+		w.rest()
+		require.Equal(t, "HOT starting", w.stage("m:v:1"), "without the rest of the wait")
+		require.Empty(t, w.r.Status().Waiting)
+	})
+}
+
+func TestNoActionAfterLeadership(t *testing.T) {
+	for name, lose := range map[string]func(w *world){
+		"the context ended":          func(w *world) { w.raft.depose() },
+		"a majority says so":         func(w *world) { w.raft.onVerify = func() error { return &raft.NotLeaderError{} } },
+		"nobody can be asked":        func(w *world) { w.raft.onVerify = func() error { return errUnknown } },
+		"the replica is another one": func(w *world) { w.raft.must(moveOf(w, "m:v:1", state.Stopping)) },
+		"the replica is gone meanwhile": func(w *world) {
+			w.raft.must(&state.Remove{Replica: "m:v:1", ModifyIndex: w.replica("m:v:1").ModifyIndex})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, nil, func(t *testing.T, w *world) {
+				rendering, goOn := make(chan struct{}), make(chan struct{})
+				w.nomad.set(func() {
+					w.nomad.onRender = func(context.Context, nomad.Request) error {
+						w.nomad.set(func() { w.nomad.onRender = nil })
+						close(rendering)
+						<-goOn
+						return nil
+					}
+				})
+				w.place("1")
+				<-rendering
+				lose(w)
+				close(goOn)
+				w.rest()
+				registers, _, _ := w.nomad.did()
+				require.Zero(t, registers)
+			})
+		})
+	}
+}
+
+func moveOf(w *world, name string, phase state.Phase) *state.Move {
+	r := w.replica(name)
+	return &state.Move{Replica: name, ModifyIndex: r.ModifyIndex, Tier: r.Tier, Phase: phase, Time: time.Now()}
+}
+
+func TestRefusedJobFailsItsReplicaOnce(t *testing.T) {
+	inWorld(t, nil, func(t *testing.T, w *world) {
+		w.nomad.set(func() {
+			w.nomad.onRender = func(context.Context, nomad.Request) error { return nomad.JobFaults{"task \"primary\": no driver"} }
+		})
+		w.place("1")
+		w.rest()
+		r := w.replica("m:v:1")
+		require.Equal(t, "HOT failed", r.Stage().String())
+		require.Equal(t, 1, r.Failures)
+		require.Contains(t, r.LastError, "no driver")
+		require.WithinDuration(t, time.Now().Add(planner.DefaultConfig().Backoff), r.Retry, time.Second)
+		d := w.raft.store.View().Decisions(nil, "m", 1)
+		require.Len(t, d, 1)
+		require.Equal(t, planner.KindLoadFailed, d[0].Kind)
+		require.Contains(t, d[0].Reason, "no driver")
+		writes := w.raft.writes()
+		w.pass(10 * time.Minute)
+		require.Equal(t, writes, w.raft.writes())
+
+		// The second failure in a row waits for longer.
+		w.move("m:v:1", state.Placed)
+		w.rest()
+		r = w.replica("m:v:1")
+		require.Equal(t, 2, r.Failures)
+		require.WithinDuration(t, time.Now().Add(2*planner.DefaultConfig().Backoff), r.Retry, time.Second)
+	})
+}
+
+func TestAFailureIsNotedOnce(t *testing.T) {
+	inWorld(t, nil, func(t *testing.T, w *world) {
+		w.nomad.set(func() { w.nomad.onRender = func(context.Context, nomad.Request) error { return errFail } })
+		w.place("1")
+		w.rest()
+		require.Equal(t, "HOT placed", w.stage("m:v:1"), "that is no verdict of Nomad's")
+		require.Equal(t, "no", w.replica("m:v:1").LastError)
+		writes := w.raft.writes()
+		w.pass(10 * time.Minute)
+		require.Equal(t, writes, w.raft.writes(), "retries write nothing")
+		w.nomad.set(func() { w.nomad.onRender = nil })
+		w.pass(time.Minute)
+		require.Equal(t, "HOT starting", w.stage("m:v:1"))
+		require.Empty(t, w.replica("m:v:1").LastError)
+	})
+}
+
+// The leader died after it had registered the job, and before it could say so.
+func TestRegisteredBeforeACrash(t *testing.T) {
+	inWorld(t, nil, func(t *testing.T, w *world) {
+		w.raft.set(func() {
+			w.raft.onApply = func(c state.Command) (bool, error) {
+				if _, ok := c.(*state.Move); ok {
+					return false, errUnknown
+				}
+				return true, nil
+			}
+		})
+		w.place("1")
+		w.rest()
+		require.Equal(t, "HOT placed", w.stage("m:v:1"))
+		index := w.nomad.jobs["m:v:1"].Index
+		require.NotZero(t, index)
+		w.raft.depose()
+		w.raft.set(func() { w.raft.onApply = nil })
+		w.raft.elect()
+		w.rest()
+		require.Equal(t, "HOT starting", w.stage("m:v:1"))
+		require.Equal(t, index, w.replica("m:v:1").JobIndex, "the job that is there is success")
+		require.Equal(t, index, w.nomad.jobs["m:v:1"].Index)
+	})
+}
+
+// The replica is evicted while its job is being registered.
+func TestReplicaChangesDuringItsRegistration(t *testing.T) {
+	inWorld(t, nil, func(t *testing.T, w *world) {
+		w.nomad.set(func() {
+			w.nomad.onRegister = func(string) error {
+				w.raft.must(moveOf(w, "m:v:1", state.Stopping))
+				return nil
+			}
+		})
+		w.place("1")
+		w.rest()
+		require.Nil(t, w.replica("m:v:1"), "the next look has stopped and removed it")
+		registers, stops, purges := w.nomad.did()
+		require.Equal(t, []int{1, 1, 1}, []int{registers, stops, purges})
+	})
+}
+
+func TestConflictLeadsToANewLook(t *testing.T) {
+	inWorld(t, nil, func(t *testing.T, w *world) {
+		w.running("1")
+		w.nomad.set(func() {
+			w.nomad.onRegister = func(string) error {
+				w.nomad.set(func() { w.nomad.onRegister = nil })
+				w.nomad.edit("m:v:1", func(*nomad.Job) {}) // somebody is faster
+				return nil
+			}
+		})
+		w.nomad.edit("m:v:1", func(j *nomad.Job) { j.Stopped = true })
+		w.pass(time.Second)
+		require.False(t, w.nomad.jobs["m:v:1"].Stopped)
+		require.Len(t, w.nomad.indexes, 3)
+		require.Greater(t, w.nomad.indexes[2], w.nomad.indexes[1], "over what was found, not over what was known")
+		require.Equal(t, w.nomad.jobs["m:v:1"].Index, w.replica("m:v:1").JobIndex)
+		require.Empty(t, w.replica("m:v:1").LastError)
+		require.Equal(t, "HOT running", w.stage("m:v:1"), "it went by way of starting, and its engine still serves")
+	})
+}
+
+// A watch that lags must not make the planner believe that a job is gone or changed.
+func TestOwnWritesAreSeenAtOnce(t *testing.T) {
+	inWorld(t, nil, func(t *testing.T, w *world) {
+		w.nomad.set(func() { w.nomad.frozen = true })
+		w.place("1")
+		w.rest()
+		require.Equal(t, "HOT starting", w.stage("m:v:1"))
+		job := w.seen().Jobs["m:v:1"]
+		require.Equal(t, w.replica("m:v:1").JobIndex, job.Index)
+		require.Equal(t, "vh1", job.Hash)
+		require.Empty(t, job.Drift)
+		w.pass(5 * time.Second)
+		registers, _, _ := w.nomad.did()
+		require.Equal(t, 1, registers)
+
+		// A stop is believed as well, but not that the job has ended.
+		w.nomad.set(func() { w.nomad.frozen = false })
+		w.rest()
+		w.nomad.set(func() { w.nomad.frozen = true })
+		w.move("m:v:1", state.Stopping)
+		w.pass(5 * time.Second)
+		require.True(t, w.seen().Jobs["m:v:1"].Stopped)
+		require.False(t, w.seen().Jobs["m:v:1"].Ended)
+		require.Equal(t, "HOT stopping", w.stage("m:v:1"))
+		_, stops, _ := w.nomad.did()
+		require.Equal(t, 1, stops)
+		w.nomad.set(func() { w.nomad.frozen = false })
+		w.rest()
+		require.Nil(t, w.replica("m:v:1"))
+	})
+}
+
+// Between the write to Nomad and the one to the state, the two differ.
+func TestOwnWritesAreNoDrift(t *testing.T) {
+	inWorld(t, nil, func(t *testing.T, w *world) {
+		w.running("1")
+		looks, drift := 0, []string(nil)
+		w.script(func(v *state.View, o planner.Observation) (*state.Plan, time.Time) {
+			if j := o.Jobs["m:v:1"]; !j.Stopped {
+				looks++
+				drift = append(drift, j.Drift...)
+			}
+			return simplePlan(v, o), time.Time{}
+		})
+		w.raft.set(func() { w.raft.slow = time.Second })
+		w.nomad.edit("m:v:1", func(j *nomad.Job) { j.Stopped = true })
+		for range 20 {
+			w.nomad.set(func() {})
+			w.rest()
+		}
+		require.Equal(t, w.nomad.jobs["m:v:1"].Index, w.replica("m:v:1").JobIndex)
+		require.Greater(t, looks, 10)
+		require.Empty(t, drift)
+	})
+}
+
+// The action ends while the planner still thinks about the world as it was.
+func TestActionsAreNotRepeatedOnOldNews(t *testing.T) {
+	inWorld(t, nil, func(t *testing.T, w *world) {
+		w.nomad.set(func() { w.nomad.onRegister = func(string) error { time.Sleep(time.Second); return nil } })
+		w.place("1")
+		w.rest()
+		thought := false
+		w.script(func(v *state.View, o planner.Observation) (*state.Plan, time.Time) {
+			if thought {
+				return nil, time.Time{}
+			}
+			thought = true
+			time.Sleep(2 * time.Second)
+			return &state.Plan{Decisions: []state.Decision{{Time: o.Now, Kind: "place", Reason: "test"}}}, time.Time{}
+		})
+		w.nomad.set(func() {})
+		w.pass(5 * time.Second)
+		require.Equal(t, "HOT starting", w.stage("m:v:1"))
+		registers, _, _ := w.nomad.did()
+		require.Equal(t, 1, registers)
+	})
+}
+
+func TestAnOwnWriteThatNeverShowsIsNotBelievedForEver(t *testing.T) {
+	inWorld(t, nil, func(t *testing.T, w *world) {
+		w.place("1")
+		w.nomad.set(func() { w.nomad.frozen = true })
+		w.rest()
+		w.nomad.set(func() {
+			delete(w.nomad.jobs, "m:v:1") // purged by somebody before the watch has shown it
+			w.nomad.frozen = false
+		})
+		w.rest()
+		registers, _, _ := w.nomad.did()
+		require.Equal(t, 1, registers)
+		w.pass(reconcile.DefaultConfig().EchoTimeout)
+		registers, _, _ = w.nomad.did()
+		require.Equal(t, 2, registers)
+		require.Contains(t, w.nomad.jobs, "m:v:1")
+	})
+}
+
+// Nomad says that all is as it should be, and the planner does not think so.
+func TestActionWithoutEffectIsNotRepeatedInAHurry(t *testing.T) {
+	always := func(c *reconcile.Config) {
+		c.Actions = func(v *state.View, o planner.Observation, c planner.Config) []planner.Action {
+			out := actions(v, o, c)
+			if r := v.Replica(nil, "m:v:1"); len(out) == 0 && r != nil {
+				out = append(out, planner.Action{Kind: planner.Register, Replica: "m:v:1", Name: r.Name, Index: o.Jobs["m:v:1"].Index})
+			}
+			return out
+		}
+	}
+	inWorld(t, always, func(t *testing.T, w *world) {
+		w.running("1")
+		before, _, _ := w.nomad.did()
+		writes := w.raft.writes()
+		w.pass(10 * time.Minute)
+		after, _, _ := w.nomad.did()
+		require.Greater(t, after-before, 10)
+		require.Less(t, after-before, 40)
+		require.Equal(t, writes, w.raft.writes())
+	})
+}
+
+func TestWorkersAreBounded(t *testing.T) {
+	inWorld(t, func(c *reconcile.Config) { c.Workers = 3 }, func(t *testing.T, w *world) {
+		w.nomad.set(func() { w.nomad.nodes = []state.Node{node("n", 40)} })
+		w.rest()
+		w.nomad.set(func() {
+			w.nomad.onRender = func(ctx context.Context, _ nomad.Request) error {
+				select {
+				case <-time.After(time.Second):
+				case <-ctx.Done():
+				}
+				return ctx.Err()
+			}
+		})
+		var ids []string
+		for i := range 40 {
+			ids = append(ids, fmt.Sprint(i))
+		}
+		w.place(ids...)
+		w.pass(500 * time.Millisecond)
+		require.Equal(t, 3, w.r.Status().Running)
+		w.pass(20 * time.Second)
+		require.Equal(t, 3, w.nomad.mostAtOnce)
+		for _, id := range ids {
+			require.Equal(t, "HOT starting", w.stage("m:v:"+id))
+		}
+		registers, _, _ := w.nomad.did()
+		require.Equal(t, 40, registers, "each once")
+
+		// Those that are under way end with the leadership.
+		w.raft.must(&state.Plan{ID: "more", Index: w.raft.store.View().Index(), Time: time.Now(), Move: []state.Move{*moveOf(w, "m:v:1", state.Failed)}})
+		w.move("m:v:1", state.Placed)
+		w.rest()
+		w.cancel()
+		<-w.ended
+	})
+}
+
+func TestWhyIsAskedSeldom(t *testing.T) {
+	inWorld(t, nil, func(t *testing.T, w *world) {
+		cfg := reconcile.DefaultConfig()
+		w.nomad.set(func() { w.nomad.reasons["m:v:1"] = "group \"x\": 1 nodes have not enough memory" })
+		w.place("1", "2")
+		w.rest()
+		w.nomad.allocate("m:v:2", allocation("n"))
+		w.pass(cfg.Planner.PlaceTimeout - 10*time.Second)
+		require.Empty(t, w.nomad.asked(), "not before its time")
+		w.pass(10 * time.Second)
+		require.Equal(t, []string{"m:v:1"}, w.nomad.asked(), "and only about the one that waits")
+		require.Contains(t, w.seen().Jobs["m:v:1"].Unplaceable, "not enough memory")
+		require.Empty(t, w.seen().Jobs["m:v:2"].Unplaceable)
+		w.pass(10 * cfg.WhyInterval)
+		require.InDelta(t, 11, len(w.nomad.asked()), 1)
+
+		// A new leader needs not wait as long again.
+		asked := len(w.nomad.asked())
+		w.raft.depose()
+		w.raft.elect()
+		w.rest()
+		require.Len(t, w.nomad.asked(), asked+1)
+
+		w.nomad.allocate("m:v:1", allocation("n"))
+		w.pass(10 * cfg.WhyInterval)
+		require.Empty(t, w.seen().Jobs["m:v:1"].Unplaceable)
+		require.Len(t, w.nomad.asked(), asked+1)
+	})
+}
+
+func TestAllocationInThePlannersWords(t *testing.T) {
+	inWorld(t, nil, func(t *testing.T, w *world) {
+		w.place("1")
+		w.rest()
+		at := func(sec int) time.Time { return time.Date(2026, 1, 1, 0, 0, sec, 0, time.UTC) }
+		w.nomad.allocate("m:v:1",
+			nomad.Allocation{ID: "newest", Desired: "stop", Client: "complete", Node: "n"},
+			nomad.Allocation{ID: "second", Desired: "run", Client: "running", Node: "n",
+				Seats: map[string][]string{"primary": {"n-GPU0#0"}, "shadow": {"n-GPU0#0"}},
+				Tasks: []nomad.Task{
+					{Name: "lockd", State: "running", Restarts: 9, Started: at(50), Event: "not an engine"},
+					{Name: "primary", State: "running", Restarts: 1, Started: at(10), Event: "Started"},
+					{Name: "shadow", State: "pending", Restarts: 4, Started: at(20), Event: "Restarting in 2s"},
+				}},
+			nomad.Allocation{ID: "oldest", Desired: "stop", Client: "failed", Node: "n"})
+		w.rest()
+		require.Equal(t, &planner.Alloc{ID: "second", Desired: "run", Client: "running", Restarts: 4, Started: at(20), Event: "shadow: Restarting in 2s"}, w.seen().Jobs["m:v:1"].Alloc)
+
+		w.nomad.allocate("m:v:1", nomad.Allocation{ID: "a", Desired: "run", Client: "failed", Description: "Failed tasks", Node: "n"})
+		w.rest()
+		require.Equal(t, &planner.Alloc{ID: "a", Desired: "run", Client: "failed", Failed: true, Event: "Failed tasks"}, w.seen().Jobs["m:v:1"].Alloc)
+		w.nomad.edit("m:v:1", func(*nomad.Job) {})
+		w.rest()
+		require.NotEmpty(t, w.seen().Jobs["m:v:1"].Drift, "somebody has edited it")
+	})
+}

@@ -1,0 +1,159 @@
+package reconcile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/hashicorp/nomad/api"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"remuda/controller/load"
+	"remuda/controller/nomad"
+	"remuda/controller/placement"
+	"remuda/controller/planner"
+	"remuda/controller/state"
+	"remuda/internal/replica"
+)
+
+// Raft is where the state is, as raft.Node.
+type Raft interface {
+	// WhileLeader calls lead with a context that ends when this server leads no more,
+	// and waits for it to return.
+	WhileLeader(ctx context.Context, lead func(ctx context.Context, term uint64))
+	Apply(ctx context.Context, c state.Command) (state.Result, error)
+	// Verify asks a majority whether this server leads.
+	Verify(ctx context.Context) error
+	// Barrier returns when everything that was proposed before is applied or lost.
+	Barrier(ctx context.Context) error
+	Store() *state.Store
+}
+
+// Nomad is where the jobs are, as nomad.Client. Its methods are called from several
+// goroutines at once and return when their context ends.
+type Nomad interface {
+	WatchNodes(ctx context.Context, known []string, update func([]state.Node), lost func(error)) error
+	WatchJobs(ctx context.Context, update func([]nomad.Job), lost func(error)) error
+	Render(ctx context.Context, r nomad.Request) (*api.Job, error)
+	Register(ctx context.Context, job *api.Job, index uint64) (nomad.Registration, error)
+	Stop(ctx context.Context, name replica.Name, purge bool) error
+	Why(ctx context.Context, name replica.Name) (string, error)
+}
+
+// Consul is where the engines are, as consul.Watcher. Watch is called anew each time
+// that this server begins to lead, never twice at once.
+type Consul interface {
+	Watch(ctx context.Context, update func(engines []replica.Engine, afterOutage bool), lost func()) error
+}
+
+// Config says how the world is reconciled.
+type Config struct {
+	Raft   Raft
+	Nomad  Nomad
+	Consul Consul
+	// Loads is reset at each begin of leading.
+	Loads  *load.Store
+	Placer placement.Placer
+
+	// Planner is passed on; NodeGrace, PlaceTimeout and Backoff are used here as well.
+	Planner planner.Config
+	// Plan and Actions decide: planner.Plan and planner.Actions.
+	Plan    func(*state.View, planner.Observation, planner.Config, placement.Placer) (*state.Plan, time.Time)
+	Actions func(*state.View, planner.Observation, planner.Config) []planner.Action
+
+	// Workers is how many actions are done at once.
+	Workers int
+	// Settle is the least time between two looks, in which changes are gathered.
+	Settle time.Duration
+	// Resync is the longest time between two looks.
+	Resync time.Duration
+	// PlanRate is how many plans a second are committed at most, on average, and
+	// PlanBurst how many at once.
+	PlanRate  float64
+	PlanBurst int
+	// Retry is the wait after an action or a write that failed. It doubles with each
+	// failure in a row, up to RetryMax.
+	Retry, RetryMax time.Duration
+	// WhyInterval is how long until Nomad is asked again why it does not place a job.
+	WhyInterval time.Duration
+	// ConsulGrace is how long a Consul that was out of reach is given to hear from the
+	// engines again, before anything is concluded from those that it does not list.
+	ConsulGrace time.Duration
+	// EchoTimeout is how long a write to Nomad is believed although the watch does not
+	// show it.
+	EchoTimeout time.Duration
+
+	// Now is the clock.
+	Now    func() time.Time
+	Logger hclog.Logger
+	// Registerer, nil: no metrics.
+	Registerer prometheus.Registerer
+}
+
+// DefaultConfig has the reasons beside the numbers.
+func DefaultConfig() Config {
+	return Config{
+		Placer:      placement.BestFit{},
+		Planner:     planner.DefaultConfig(),
+		Plan:        planner.Plan,
+		Actions:     planner.Actions,
+		Workers:     32,                     // the client's rate limit is reached with fewer
+		Settle:      5 * time.Millisecond,   // far below what an engine takes for anything
+		Resync:      30 * time.Second,       // a belt: a look costs no write
+		PlanRate:    10,                     // a plan holds all that is to be done at its time
+		PlanBurst:   50,                     // a rollout's steps come one by one
+		Retry:       200 * time.Millisecond, // an election of Nomad's takes some of these
+		RetryMax:    30 * time.Second,       // somebody who mends a job file should not wait for long
+		WhyInterval: 30 * time.Second,       // what Nomad lacks does not come in seconds
+		ConsulGrace: 15 * time.Second,       // three pushes of an engine's check
+		EchoTimeout: 15 * time.Second,       // a watch that hangs is noticed within 13 s
+		Now:         time.Now,
+		Logger:      hclog.NewNullLogger(),
+	}
+}
+
+func (c Config) validate() error {
+	var errs []error
+	for _, f := range []struct {
+		name string
+		set  bool
+	}{
+		{"raft", c.Raft != nil}, {"nomad", c.Nomad != nil}, {"consul", c.Consul != nil}, {"loads", c.Loads != nil}, {"placer", c.Placer != nil},
+		{"plan", c.Plan != nil}, {"actions", c.Actions != nil}, {"now", c.Now != nil}, {"logger", c.Logger != nil},
+	} {
+		if !f.set {
+			errs = append(errs, fmt.Errorf("%s must be set", f.name))
+		}
+	}
+	for _, d := range []struct {
+		name string
+		is   time.Duration
+	}{
+		{"settle", c.Settle}, {"resync", c.Resync}, {"retry", c.Retry}, {"why interval", c.WhyInterval}, {"echo timeout", c.EchoTimeout},
+	} {
+		if d.is <= 0 {
+			errs = append(errs, fmt.Errorf("%s is %s: want more than 0", d.name, d.is))
+		}
+	}
+	if c.ConsulGrace < 0 {
+		errs = append(errs, fmt.Errorf("consul grace is %s: want 0 or more", c.ConsulGrace))
+	}
+	if c.RetryMax < c.Retry {
+		errs = append(errs, fmt.Errorf("longest retry is %s: want at least the first, %s", c.RetryMax, c.Retry))
+	}
+	if c.Workers < 1 {
+		errs = append(errs, fmt.Errorf("workers is %d: want at least 1", c.Workers))
+	}
+	if !(c.PlanRate > 0) || c.PlanBurst < 1 {
+		errs = append(errs, fmt.Errorf("plan rate is %g and burst %d: want more than 0 a second, and at least 1", c.PlanRate, c.PlanBurst))
+	}
+	if err := c.Planner.Validate(); err != nil {
+		errs = append(errs, fmt.Errorf("planner: %w", err))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("reconcile: %w", err)
+	}
+	return nil
+}

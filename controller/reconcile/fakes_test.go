@@ -1,0 +1,392 @@
+package reconcile_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/nomad/api"
+
+	"remuda/controller/nomad"
+	"remuda/controller/raft"
+	"remuda/controller/state"
+	"remuda/internal/replica"
+)
+
+// fakeRaft is a cluster of one server that leads when it is told to.
+type fakeRaft struct {
+	store *state.Store
+
+	mu        sync.Mutex
+	index     uint64
+	applied   []state.Command
+	terms     uint64
+	cancel    context.CancelFunc
+	elected   chan struct{}
+	deposed   bool
+	barriers  int
+	onApply   func(state.Command) (apply bool, err error)
+	onVerify  func() error
+	onBarrier func() error
+	slow      time.Duration // what a Move takes
+}
+
+func newFakeRaft() *fakeRaft {
+	s, err := state.New()
+	if err != nil {
+		panic(err)
+	}
+	return &fakeRaft{store: s, elected: make(chan struct{}, 10)}
+}
+
+func (r *fakeRaft) Store() *state.Store { return r.store }
+
+func (r *fakeRaft) WhileLeader(ctx context.Context, lead func(context.Context, uint64)) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-r.elected:
+		}
+		leading, cancel := context.WithCancel(ctx)
+		r.mu.Lock()
+		r.terms++
+		term := r.terms
+		r.cancel, r.deposed = cancel, false
+		r.mu.Unlock()
+		lead(leading, term)
+		cancel()
+	}
+}
+
+func (r *fakeRaft) elect() { r.elected <- struct{}{} }
+
+func (r *fakeRaft) depose() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.deposed = true
+	r.cancel()
+}
+
+func (r *fakeRaft) Verify(context.Context) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case r.deposed:
+		return &raft.NotLeaderError{}
+	case r.onVerify != nil:
+		return r.onVerify()
+	}
+	return nil
+}
+
+func (r *fakeRaft) Barrier(context.Context) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.barriers++
+	if r.onBarrier != nil {
+		return r.onBarrier()
+	}
+	return nil
+}
+
+func (r *fakeRaft) Apply(ctx context.Context, c state.Command) (state.Result, error) {
+	r.mu.Lock()
+	slow := r.slow
+	r.mu.Unlock()
+	if _, ok := c.(*state.Move); ok {
+		time.Sleep(slow)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if ctx.Err() != nil || r.deposed {
+		return state.Result{}, &raft.NotLeaderError{}
+	}
+	var err error
+	apply := true
+	if r.onApply != nil {
+		apply, err = r.onApply(c)
+	}
+	if !apply {
+		return state.Result{}, err
+	}
+	res, refused := r.put(c)
+	return res, errors.Join(err, refused)
+}
+
+// put applies a command; it needs the lock.
+func (r *fakeRaft) put(c state.Command) (state.Result, error) {
+	data, err := state.Encode(c)
+	if err != nil {
+		return state.Result{}, err
+	}
+	r.index++
+	r.applied = append(r.applied, c)
+	res := r.store.Apply(r.index, data)
+	if res.Err != nil {
+		return res, res.Err
+	}
+	return res, nil
+}
+
+// must applies a command of somebody else's.
+func (r *fakeRaft) must(c state.Command) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if _, err := r.put(c); err != nil {
+		panic(err)
+	}
+}
+
+func (r *fakeRaft) set(f func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	f()
+}
+
+// writes is how many commands there were.
+func (r *fakeRaft) writes() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.applied)
+}
+
+// fakeNomad is Nomad in memory. It runs nothing by itself.
+type fakeNomad struct {
+	mu       sync.Mutex
+	changed  chan struct{} // closed and made anew at each change
+	index    uint64
+	nodes    []state.Node
+	jobs     map[string]nomad.Job
+	requests map[string]nomad.Request
+	down     bool // nothing is answered
+	frozen   bool // the watch of jobs shows nothing new
+	reasons  map[string]string
+
+	known                         []string
+	registers, stops, purges, ask []string
+	indexes                       []uint64 // of the registers
+	onRender                      func(context.Context, nomad.Request) error
+	onRegister                    func(name string) error
+	mostAtOnce, atOnce            int
+}
+
+func newFakeNomad() *fakeNomad {
+	return &fakeNomad{changed: make(chan struct{}), index: 100, jobs: map[string]nomad.Job{}, requests: map[string]nomad.Request{}, reasons: map[string]string{}}
+}
+
+// set makes a change that the watches tell.
+func (n *fakeNomad) set(f func()) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	f()
+	close(n.changed)
+	n.changed = make(chan struct{})
+}
+
+var errDown = fmt.Errorf("connection refused: %w", nomad.ErrUnreachable)
+
+func watch[T any](ctx context.Context, n *fakeNomad, of func() (T, bool), update func(T), lost func(error)) error {
+	gone := false
+	for {
+		n.mu.Lock()
+		v, tell := of()
+		down, changed := n.down, n.changed
+		n.mu.Unlock()
+		switch {
+		case down && !gone:
+			gone = true
+			lost(errDown)
+		case !down && tell:
+			gone = false
+			update(v)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-changed:
+		}
+	}
+}
+
+func (n *fakeNomad) WatchNodes(ctx context.Context, known []string, update func([]state.Node), lost func(error)) error {
+	n.mu.Lock()
+	n.known = known
+	n.mu.Unlock()
+	return watch(ctx, n, func() ([]state.Node, bool) { return slices.Clone(n.nodes), true }, update, lost)
+}
+
+func (n *fakeNomad) WatchJobs(ctx context.Context, update func([]nomad.Job), lost func(error)) error {
+	return watch(ctx, n, func() ([]nomad.Job, bool) { return slices.Collect(maps.Values(n.jobs)), !n.frozen }, update, lost)
+}
+
+func (n *fakeNomad) Render(ctx context.Context, r nomad.Request) (*api.Job, error) {
+	n.mu.Lock()
+	hook, down := n.onRender, n.down
+	n.atOnce++
+	n.mostAtOnce = max(n.mostAtOnce, n.atOnce)
+	n.mu.Unlock()
+	defer func() {
+		n.mu.Lock()
+		n.atOnce--
+		n.mu.Unlock()
+	}()
+	if down {
+		return nil, errDown
+	}
+	if hook != nil {
+		if err := hook(ctx, r); err != nil {
+			return nil, err
+		}
+	}
+	id := nomad.JobID(r.Name)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.requests[id] = r
+	return &api.Job{ID: &id, Meta: map[string]string{nomad.MetaReplica: id}}, nil
+}
+
+func (n *fakeNomad) Register(ctx context.Context, job *api.Job, index uint64) (nomad.Registration, error) {
+	id := *job.ID
+	n.mu.Lock()
+	down, hook := n.down, n.onRegister
+	n.registers = append(n.registers, id)
+	n.indexes = append(n.indexes, index)
+	n.mu.Unlock()
+	if down {
+		return nomad.Registration{}, errDown
+	}
+	if hook != nil {
+		if err := hook(id); err != nil {
+			return nomad.Registration{}, err
+		}
+	}
+	var out nomad.Registration
+	var err error
+	n.set(func() {
+		r := n.requests[id]
+		old, there := n.jobs[id]
+		switch {
+		case there && !old.Stopped && old.Hash == r.Variant.Hash:
+			out = nomad.Registration{Index: old.Index, Already: true}
+		case there && old.Index != index, !there && index != 0:
+			err = fmt.Errorf("register %s: %w", id, &nomad.ConflictError{Job: id, Want: index, Have: old.Index, Reason: "somebody changed it"})
+		default:
+			n.index++
+			n.jobs[id] = nomad.Job{ID: id, Name: r.Name, Hash: r.Variant.Hash, Placement: r.Placement, Status: "pending", Index: n.index}
+			out = nomad.Registration{Index: n.index}
+		}
+	})
+	return out, err
+}
+
+func (n *fakeNomad) Stop(_ context.Context, name replica.Name, purge bool) error {
+	id := name.String()
+	var err error
+	n.set(func() {
+		switch {
+		case n.down:
+			err = errDown
+		case purge:
+			n.purges = append(n.purges, id)
+			delete(n.jobs, id)
+		default:
+			n.stops = append(n.stops, id)
+			if j, there := n.jobs[id]; there && !j.Stopped {
+				n.index++
+				j.Stopped, j.Index = true, n.index
+				n.jobs[id] = j
+			}
+		}
+	})
+	return err
+}
+
+func (n *fakeNomad) Why(_ context.Context, name replica.Name) (string, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.ask = append(n.ask, name.String())
+	return n.reasons[name.String()], nil
+}
+
+// edit changes a job behind the controller's back, and moves its index.
+func (n *fakeNomad) edit(id string, f func(*nomad.Job)) {
+	n.set(func() {
+		j := n.jobs[id]
+		f(&j)
+		n.index++
+		j.Index = n.index
+		n.jobs[id] = j
+	})
+}
+
+// allocate gives a job its allocations.
+func (n *fakeNomad) allocate(id string, allocs ...nomad.Allocation) {
+	n.set(func() {
+		j := n.jobs[id]
+		j.Allocations = allocs
+		n.jobs[id] = j
+	})
+}
+
+// did counts the writes to Nomad.
+func (n *fakeNomad) did() (registers, stops, purges int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return len(n.registers), len(n.stops), len(n.purges)
+}
+
+func (n *fakeNomad) asked() []string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return slices.Clone(n.ask)
+}
+
+// fakeConsul tells what it is told.
+type fakeConsul struct {
+	mu      sync.Mutex
+	changed chan struct{}
+	engines []replica.Engine
+	down    bool
+}
+
+func newFakeConsul() *fakeConsul { return &fakeConsul{changed: make(chan struct{})} }
+
+func (c *fakeConsul) set(f func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	f()
+	close(c.changed)
+	c.changed = make(chan struct{})
+}
+
+func (c *fakeConsul) serve(engines ...replica.Engine) { c.set(func() { c.engines = engines }) }
+
+func (c *fakeConsul) Watch(ctx context.Context, update func([]replica.Engine, bool), lost func()) error {
+	outage, first := false, true
+	for {
+		c.mu.Lock()
+		engines, down, changed := c.engines, c.down, c.changed
+		c.mu.Unlock()
+		switch {
+		case down && !outage:
+			outage = true
+			lost()
+		case !down:
+			update(engines, outage && !first)
+			outage, first = false, false
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-changed:
+		}
+	}
+}
+
+// aWhile is longer than the loop takes to come to rest.
+const aWhile = 100 * time.Millisecond

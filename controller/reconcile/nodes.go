@@ -1,0 +1,112 @@
+package reconcile
+
+import (
+	"reflect"
+	"time"
+
+	"remuda/controller/state"
+)
+
+// nodeChanges are what the state has to be told of the nodes.
+type nodeChanges struct {
+	// write are the nodes that differ from their rows.
+	write []state.Node
+	// forget are the IDs of those that Nomad has forgotten and that hold nothing.
+	forget []string
+	// notes say what happened to which node, by its ID, where that matters to people.
+	notes map[string]string
+	// again is when a node that is lost will be Gone.
+	again time.Time
+}
+
+// compareNodes finds what has changed. A node is lost from the moment at which it is
+// first seen to be, by this server's clock and not by that of Nomad's servers, which
+// may be another; the state keeps that moment, so that the grace goes on under a new
+// leader. After the grace the node is Gone. One that Nomad has forgotten is lost as
+// well; once it is Gone and nothing is on it any more, so is its row.
+func compareNodes(rows []*state.Node, seen []state.Node, now time.Time, grace time.Duration, used func(id string) bool) nodeChanges {
+	out := nodeChanges{notes: map[string]string{}}
+	var next schedule
+	had := make(map[string]*state.Node, len(rows))
+	for _, row := range rows {
+		had[row.ID] = row
+	}
+	consider := func(n state.Node, row *state.Node, lost bool) {
+		n.LostSince, n.Gone = time.Time{}, false
+		if lost {
+			n.Ready, n.LostSince = false, now.UTC()
+			if row != nil && !row.LostSince.IsZero() {
+				n.LostSince, n.Gone = row.LostSince, row.Gone
+			}
+			if deadline := n.LostSince.Add(grace); now.Before(deadline) && !n.Gone {
+				next.add(deadline)
+			} else {
+				n.Gone = true
+			}
+		}
+		if row == nil || !sameNode(n, *row) {
+			out.write = append(out.write, n)
+			if what := noteOf(n, row); what != "" {
+				out.notes[n.ID] = what
+			}
+		}
+	}
+	listed := make(map[string]bool, len(seen))
+	for _, n := range seen {
+		listed[n.ID] = true
+		consider(n, had[n.ID], !n.LostSince.IsZero())
+	}
+	for _, row := range rows {
+		switch {
+		case listed[row.ID]:
+		case row.Gone && !used(row.ID):
+			out.forget = append(out.forget, row.ID)
+		default:
+			consider(*row, row, true)
+		}
+	}
+	out.again = next.at
+	return out
+}
+
+// sameNode tells whether n would change nothing in its row. What is the state's own
+// is left out.
+func sameNode(n, row state.Node) bool {
+	n.CreateIndex, n.ModifyIndex = row.CreateIndex, row.ModifyIndex
+	if n.LostSince.Equal(row.LostSince) {
+		n.LostSince = row.LostSince
+	}
+	if len(n.GPUs) != len(row.GPUs) {
+		return false
+	}
+	gpus := make([]state.GPU, len(n.GPUs))
+	for i, g := range n.GPUs {
+		was := row.GPU(g.UUID)
+		g.Quarantined = was != nil && was.Quarantined
+		if was != nil && len(g.Seats) == 0 && len(was.Seats) == 0 {
+			g.Seats = was.Seats
+		}
+		gpus[i] = g
+	}
+	n.GPUs = gpus
+	if len(gpus) == 0 {
+		n.GPUs = row.GPUs
+	}
+	return reflect.DeepEqual(n, row)
+}
+
+func noteOf(n state.Node, row *state.Node) string {
+	switch {
+	case row == nil:
+		return "a node has come"
+	case n.Gone && !row.Gone:
+		return "a node is gone: it was lost for longer than the grace"
+	case !n.LostSince.IsZero() && row.LostSince.IsZero():
+		return "a node is lost: nothing is concluded before the grace is over"
+	case n.LostSince.IsZero() && !row.LostSince.IsZero():
+		return "a node is back"
+	case n.Draining && !row.Draining:
+		return "a node is being drained"
+	}
+	return ""
+}

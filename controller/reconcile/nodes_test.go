@@ -1,0 +1,154 @@
+package reconcile_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"remuda/controller/planner"
+	"remuda/controller/state"
+)
+
+// lost is the node as Nomad has it when it is down, since a time by Nomad's clock.
+func lost(n state.Node, since time.Time) state.Node {
+	n.Ready, n.LostSince = false, since
+	return n
+}
+
+func TestLostNode(t *testing.T) {
+	grace := planner.DefaultConfig().NodeGrace
+	inWorld(t, nil, func(t *testing.T, w *world) {
+		w.running("1")
+		registers, _, _ := w.nomad.did()
+		fine := w.node("n")
+
+		// A blink.
+		began := time.Now().UTC()
+		w.nomad.set(func() { w.nomad.nodes = []state.Node{lost(node("n", 4), began.Add(-time.Hour))} })
+		w.rest()
+		require.WithinDuration(t, began, w.node("n").LostSince, time.Second, "by our own clock: Nomad's may be an hour behind")
+		require.False(t, w.node("n").Gone)
+		w.pass(grace / 2)
+		require.False(t, w.node("n").Gone)
+		w.nomad.set(func() { w.nomad.nodes = []state.Node{node("n", 4)} })
+		w.rest()
+		back := *w.node("n")
+		back.ModifyIndex = fine.ModifyIndex
+		require.Equal(t, *fine, back)
+
+		// A loss, with another leader in the middle and Nomad away for a part of it.
+		began = time.Now().UTC()
+		w.nomad.set(func() { w.nomad.nodes = []state.Node{lost(node("n", 4), began)} })
+		w.rest()
+		began = w.node("n").LostSince
+		w.raft.depose()
+		w.pass(grace / 4)
+		w.raft.elect()
+		w.rest()
+		require.Equal(t, began, w.node("n").LostSince, "the grace goes on under the new leader")
+		writes := w.raft.writes()
+		w.nomad.set(func() { w.nomad.down = true })
+		w.pass(2 * grace)
+		require.False(t, w.node("n").Gone, "it may be back: nobody can be asked")
+		require.Equal(t, writes, w.raft.writes())
+		w.nomad.set(func() { w.nomad.down = false })
+		w.rest()
+		require.True(t, w.node("n").Gone)
+		require.Equal(t, began, w.node("n").LostSince)
+
+		// Gone is not undone but by the node itself.
+		w.pass(grace)
+		require.True(t, w.node("n").Gone)
+		w.nomad.set(func() { w.nomad.nodes = []state.Node{node("n", 4)} })
+		w.rest()
+		require.False(t, w.node("n").Gone)
+		require.Zero(t, w.node("n").LostSince)
+		require.Equal(t, "HOT running", w.stage("m:v:1"))
+		after, stops, _ := w.nomad.did()
+		require.Equal(t, []int{registers, 0}, []int{after, stops}, "the reconciler itself does nothing to what runs there")
+	})
+}
+
+func TestNodeIsGoneRightAfterTheGrace(t *testing.T) {
+	grace := planner.DefaultConfig().NodeGrace
+	inWorld(t, nil, func(t *testing.T, w *world) {
+		began := time.Now()
+		w.nomad.set(func() { w.nomad.nodes = []state.Node{lost(node("n", 4), began)} })
+		w.pass(grace - time.Second)
+		require.False(t, w.node("n").Gone)
+		w.pass(time.Second)
+		require.True(t, w.node("n").Gone, "nothing but the clock has told")
+	})
+}
+
+func TestForgottenNode(t *testing.T) {
+	grace := planner.DefaultConfig().NodeGrace
+	inWorld(t, nil, func(t *testing.T, w *world) {
+		w.nomad.set(func() { w.nomad.nodes = append(w.nomad.nodes, node("empty", 1)) })
+		w.running("1")
+		require.NotNil(t, w.node("empty"))
+		w.nomad.set(func() { w.nomad.nodes = nil })
+		w.rest()
+		require.False(t, w.node("empty").Ready)
+		w.pass(grace - time.Second)
+		require.False(t, w.node("n").Gone)
+		w.pass(2 * time.Second)
+		require.Nil(t, w.node("empty"), "nothing is on it")
+		require.True(t, w.node("n").Gone)
+		r := w.replica("m:v:1")
+		w.raft.must(&state.Remove{Replica: "m:v:1", ModifyIndex: r.ModifyIndex})
+		w.rest()
+		require.Nil(t, w.node("n"))
+	})
+}
+
+func TestANodeThatTheStateRefusesDoesNotHideOthers(t *testing.T) {
+	inWorld(t, nil, func(t *testing.T, w *world) {
+		mad := node("mad", 2)
+		mad.GPUs[1].UUID = mad.GPUs[0].UUID
+		w.nomad.set(func() { w.nomad.nodes = []state.Node{mad, node("n", 4), node("o", 1)} })
+		w.rest()
+		require.NotNil(t, w.node("o"))
+		require.Nil(t, w.node("mad"))
+		writes := w.raft.writes()
+		w.pass(10 * time.Minute)
+		require.Equal(t, writes, w.raft.writes(), "it is not tried again as it is")
+		w.nomad.set(func() { w.nomad.nodes[0] = node("mad", 2) })
+		w.rest()
+		require.NotNil(t, w.node("mad"))
+	})
+}
+
+func TestNodesThatChange(t *testing.T) {
+	for name, change := range map[string]func(*state.Node){
+		"drained":           func(n *state.Node) { n.Ready, n.Draining = false, true },
+		"a GPU falls ill":   func(n *state.Node) { n.GPUs[1].Healthy, n.GPUs[1].Reason = false, "XID 79" },
+		"a GPU disappears":  func(n *state.Node) { n.GPUs = n.GPUs[:3] },
+		"all GPUs":          func(n *state.Node) { n.GPUs = nil },
+		"a seat disappears": func(n *state.Node) { n.GPUs[0].Seats = n.GPUs[0].Seats[:1] },
+		"no seat is left":   func(n *state.Node) { n.GPUs[0].Seats = nil },
+		"more memory":       func(n *state.Node) { n.HostMemory++ },
+		"another pool":      func(n *state.Node) { n.Pool = "gpu" },
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, nil, func(t *testing.T, w *world) {
+				want := node("n", 4)
+				change(&want)
+				w.nomad.set(func() {
+					n := node("n", 4)
+					change(&n)
+					w.nomad.nodes = []state.Node{n}
+				})
+				w.rest()
+				got := *w.node("n")
+				got.CreateIndex, got.ModifyIndex = 0, 0
+				require.Equal(t, want, got)
+				writes := w.raft.writes()
+				w.nomad.set(func() {})
+				w.pass(5 * time.Minute)
+				require.Equal(t, writes, w.raft.writes())
+			})
+		})
+	}
+}

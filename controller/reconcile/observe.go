@@ -1,0 +1,116 @@
+package reconcile
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"remuda/controller/nomad"
+	"remuda/controller/planner"
+	"remuda/controller/state"
+)
+
+// observe puts together what the planner sees. busy are the replicas for which
+// something is being done: their jobs are changing under our own hands, so that a
+// difference means nothing.
+func (l *leading) observe(view *state.View, seen sighted, busy map[string]bool, now time.Time) planner.Observation {
+	o := planner.Observation{
+		Now:       now,
+		Jobs:      make(map[string]planner.Job, len(seen.jobs)),
+		JobsKnown: seen.jobsKnown,
+		Engines:   seen.engines, EnginesKnown: seen.enginesKnown,
+		Loads:   map[string]planner.Load{},
+		Drained: map[string]bool{},
+	}
+	if o.Engines == nil {
+		o.Engines = map[string][]planner.Engine{}
+	}
+	for id, j := range seen.jobs {
+		out := jobOf(j)
+		if r := view.Replica(nil, id); r != nil && !busy[id] {
+			out.Drift = j.Drift(*r)
+		}
+		out.Unplaceable = l.why.reason(id, j.Index)
+		o.Jobs[id] = out
+	}
+	for id, e := range seen.echoes {
+		switch e.kind {
+		case planner.Register:
+			o.Jobs[id] = e.job
+		case planner.Stop:
+			if j, there := o.Jobs[id]; there {
+				// Whether it has ended only Nomad can tell.
+				j.Stopped, j.Ended, j.Drift = true, false, nil
+				o.Jobs[id] = j
+			}
+		default:
+			delete(o.Jobs, id)
+		}
+	}
+	for name, one := range l.cfg.Loads.Loads() {
+		o.Loads[name] = planner.Load{InFlight: one.InFlight, Oldest: one.Oldest, LastRequest: one.LastRequest}
+	}
+	for _, r := range view.Replicas(nil) {
+		if r.Phase == state.Draining && l.cfg.Loads.Drained(r.Name.String(), r.ModifyIndex) {
+			o.Drained[r.Name.String()] = true
+		}
+	}
+	return o
+}
+
+func draining(view *state.View) bool {
+	return slices.ContainsFunc(view.Replicas(nil), func(r *state.Replica) bool { return r.Phase == state.Draining })
+}
+
+// jobOf puts Nomad's job into the planner's words.
+func jobOf(j nomad.Job) planner.Job {
+	return planner.Job{
+		Name: j.Name, Hash: j.Hash, Placement: j.Placement, Problem: j.Problem,
+		Stopped: j.Stopped, Ended: j.Ended(), Index: j.Index, Alloc: allocOf(j.Allocations),
+	}
+}
+
+// allocOf chooses the allocation that counts: the newest that should run, or without
+// one the newest.
+func allocOf(all []nomad.Allocation) *planner.Alloc {
+	if len(all) == 0 {
+		return nil
+	}
+	a := all[max(slices.IndexFunc(all, func(a nomad.Allocation) bool { return a.Desired == "run" }), 0)]
+	out := &planner.Alloc{ID: a.ID, Client: a.Client, Desired: a.Desired, Failed: a.Client == "failed"}
+	// The engines are the tasks with seats. An allocation without any is shown by its
+	// main tasks, whichever they are.
+	tasks := slices.DeleteFunc(slices.Clone(a.Tasks), func(t nomad.Task) bool { return len(a.Seats[t.Name]) == 0 })
+	if len(tasks) == 0 {
+		tasks = a.Tasks
+	}
+	var told nomad.Task
+	for _, t := range tasks {
+		out.Failed = out.Failed || t.Failed && t.State == "dead"
+		out.Restarts = max(out.Restarts, t.Restarts)
+		if t.Started.After(out.Started) {
+			out.Started = t.Started
+		}
+		if better := told.Name == "" || worse(t, told); better && t.Event != "" {
+			told = t
+		}
+	}
+	if told.Name != "" {
+		out.Event = told.Name + ": " + told.Event
+	}
+	out.Event = cmp.Or(out.Event, a.Description)
+	return out
+}
+
+// worse tells whether a is in a worse way than b, so that its event says more.
+func worse(a, b nomad.Task) bool {
+	if a.Failed != b.Failed {
+		return a.Failed
+	}
+	return a.Restarts > b.Restarts
+}
+
+// live tells whether a job has an allocation that runs or will.
+func live(j nomad.Job) bool {
+	return slices.ContainsFunc(j.Allocations, func(a nomad.Allocation) bool { return a.Desired == "run" && !a.Ended() })
+}

@@ -1,0 +1,174 @@
+package reconcile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"remuda/controller/nomad"
+	"remuda/controller/planner"
+	"remuda/controller/state"
+)
+
+// maxError is how much of an error the state keeps, in bytes.
+const maxError = 2048
+
+// perform does an action to its end.
+func (l *leading) perform(ctx context.Context, o order) error {
+	var err error
+	switch o.Kind {
+	case planner.Register:
+		err = l.register(ctx, o)
+	case planner.Stop, planner.Purge:
+		err = l.stop(ctx, o)
+	default:
+		return fmt.Errorf("action %q of replica %s is not known", o.Kind, o.Replica)
+	}
+	// What Nomad refuses and what cannot even be asked belongs to the replica, and
+	// people find it there. Conflicts are looked into, and that Nomad does not answer
+	// says nothing of the replica.
+	if result := resultOf(ctx, err); result == "refused" || result == "failed" {
+		return errors.Join(err, l.note(ctx, o, err))
+	}
+	return err
+}
+
+// allowed is asked right before each write to Nomad: this server still leads, and the
+// replica is the one for which the action was decided.
+func (l *leading) allowed(ctx context.Context, o order) error {
+	if err := l.cfg.Raft.Verify(ctx); err != nil {
+		return fmt.Errorf("%s %s: %w", o.Kind, o.Replica, err)
+	}
+	view := l.cfg.Raft.Store().View()
+	var index uint64
+	if r := view.Replica(nil, o.Replica); r != nil {
+		index = r.ModifyIndex
+	}
+	if index != o.replica || view.Switch(nil, planner.PauseReconcile) != "" {
+		return errSuperseded
+	}
+	return ctx.Err()
+}
+
+// register writes the replica's job and says so in the state.
+func (l *leading) register(ctx context.Context, o order) error {
+	view := l.cfg.Raft.Store().View()
+	r := view.Replica(nil, o.Replica)
+	if r == nil || r.ModifyIndex != o.replica {
+		return errSuperseded
+	}
+	m, n := view.Model(nil, r.Name.Model), view.Node(nil, r.Placement.Node)
+	if m == nil || n == nil {
+		return fmt.Errorf("register %s: its model %q or its node %s is not known", o.Replica, r.Name.Model, r.Placement.Node)
+	}
+	v := m.VariantOf(r)
+	if v == nil {
+		return fmt.Errorf("register %s: nothing is known of the variant that it was made from, of hash %q", o.Replica, r.VariantHash)
+	}
+	job, err := l.cfg.Nomad.Render(ctx, nomad.Request{
+		Name: r.Name, Variant: *v, Node: *n, Placement: r.Placement,
+		// As it was placed: the model may say something else by now.
+		Failover: len(r.Placement.Seats) == 2*len(r.Placement.Memory),
+	})
+	if err != nil {
+		return err
+	}
+	if err := l.allowed(ctx, o); err != nil {
+		return err
+	}
+	reg, err := l.cfg.Nomad.Register(ctx, job, o.Index)
+	if err != nil {
+		return err
+	}
+	if reg.Warnings != "" {
+		l.cfg.Logger.Debug("Nomad warns of a job", "replica", o.Replica, "warnings", reg.Warnings)
+	}
+	l.seen.expect(o.Replica, echo{
+		kind: planner.Register, index: reg.Index, until: l.cfg.Now().Add(l.cfg.EchoTimeout),
+		job: planner.Job{Name: r.Name, Hash: r.VariantHash, Placement: r.Placement, Index: reg.Index},
+	})
+	return l.registered(ctx, o, reg)
+}
+
+// registered moves the replica whose job was written. The replica may have changed
+// meanwhile, which changes nothing of what was written: then it keeps its stage.
+func (l *leading) registered(ctx context.Context, o order, reg nomad.Registration) error {
+	var err error
+	for range 10 { // somebody who changes it all the time is met by the next look
+		r := l.cfg.Raft.Store().View().Replica(nil, o.Replica)
+		if r == nil {
+			return errSuperseded
+		}
+		move := &state.Move{Replica: o.Replica, ModifyIndex: r.ModifyIndex, Tier: r.Tier, Phase: r.Phase, Target: r.Target, Time: l.cfg.Now(),
+			Job: new(o.Replica), JobIndex: &reg.Index}
+		switch {
+		case r.Tier != state.Hot:
+		case r.Phase == state.Placed, r.Phase == state.Running && !reg.Already:
+			move.Phase = state.Starting
+		}
+		if r.Failures == 0 && r.LastError != "" {
+			move.LastError = new("")
+		}
+		if move.Phase == r.Phase && r.Job == o.Replica && r.JobIndex == reg.Index && move.LastError == nil {
+			return nil // it is known
+		}
+		if _, err = l.cfg.Raft.Apply(ctx, move); !errors.Is(err, state.ErrConflict) {
+			return err
+		}
+	}
+	return err
+}
+
+// stop tells a job to stop, or has Nomad forget it.
+func (l *leading) stop(ctx context.Context, o order) error {
+	if err := l.allowed(ctx, o); err != nil {
+		return err
+	}
+	if err := l.cfg.Nomad.Stop(ctx, o.Name, o.Kind == planner.Purge); err != nil {
+		return err
+	}
+	l.seen.expect(o.Replica, echo{kind: o.Kind, index: o.job, job: planner.Job{Name: o.Name}, until: l.cfg.Now().Add(l.cfg.EchoTimeout)})
+	return nil
+}
+
+// note writes why an action failed into the state, unless it is there already. A
+// replica whose job Nomad refuses, and of which nothing runs yet, has failed: no
+// retry will help before somebody changes something, and a rollout has to know.
+func (l *leading) note(ctx context.Context, o order, why error) error {
+	r := l.cfg.Raft.Store().View().Replica(nil, o.Replica)
+	if r == nil || r.ModifyIndex != o.replica {
+		return nil // it is another one now
+	}
+	text := strings.ToValidUTF8(why.Error(), "?")
+	if len(text) > maxError {
+		text = strings.ToValidUTF8(text[:maxError], "") + "…"
+	}
+	now := l.cfg.Now()
+	move := state.Move{Replica: o.Replica, ModifyIndex: r.ModifyIndex, Tier: r.Tier, Phase: r.Phase, Target: r.Target, LastError: &text}
+	plan := &state.Plan{ID: fmt.Sprintf("%d-refused-%d", l.term, r.ModifyIndex), Time: now}
+	fails := o.Kind == planner.Register && errors.Is(why, nomad.ErrRefused) && r.Tier == state.Hot && (r.Phase == state.Placed || r.Phase == state.Starting)
+	switch {
+	case fails:
+		failures := r.Failures + 1
+		wait := backoff(l.cfg.Planner.Backoff, l.cfg.Planner.BackoffMax, failures)
+		retry := now.Add(wait)
+		move.Phase, move.Failures, move.Retry = state.Failed, &failures, &retry
+		plan.Decisions = []state.Decision{{
+			Time: now, Model: r.Name.Model, Replica: o.Replica, Kind: planner.KindLoadFailed,
+			Reason: "Nomad refuses the job of " + o.Replica + ": " + text,
+			Inputs: map[string]string{"failures": fmt.Sprint(failures), "retry_in": wait.String()},
+		}}
+	case r.LastError == text:
+		return nil
+	}
+	plan.Move = []state.Move{move}
+	_, err := l.cfg.Raft.Apply(ctx, plan)
+	if err == nil {
+		l.decided(plan)
+	}
+	if errors.Is(err, state.ErrConflict) {
+		return nil
+	}
+	return err
+}

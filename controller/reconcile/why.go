@@ -1,0 +1,103 @@
+package reconcile
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"remuda/controller/nomad"
+	"remuda/controller/state"
+	"remuda/internal/replica"
+)
+
+// askers is how many jobs Nomad is asked about at once.
+const askers = 4
+
+// why asks Nomad why it does not place a job, of those that wait for longer than
+// PlaceTimeout, each again after WhyInterval.
+type why struct {
+	ask             func(context.Context, replica.Name) (string, error)
+	patience, again time.Duration
+	now             func() time.Time
+	told            func(name string, err error) // after each answer
+
+	mu      sync.Mutex // guards what follows
+	pending map[string]*pending
+	asking  int
+}
+
+type pending struct {
+	index  uint64 // the job's
+	since  time.Time
+	asked  time.Time
+	asking bool
+	reason string
+}
+
+// reason is what Nomad said of this version of the job.
+func (w *why) reason(name string, index uint64) string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if p := w.pending[name]; p != nil && p.index == index {
+		return p.reason
+	}
+	return ""
+}
+
+// look begins to ask about the jobs that have waited for long enough. run starts a
+// goroutine.
+func (w *why) look(ctx context.Context, view *state.View, jobs map[string]nomad.Job, run func(func()), next *schedule) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	now := w.now()
+	for id := range w.pending {
+		if j, there := jobs[id]; !there || !waits(view, j) {
+			delete(w.pending, id)
+		}
+	}
+	for id, j := range jobs {
+		if !waits(view, j) {
+			continue
+		}
+		p := w.pending[id]
+		if p == nil || p.index != j.Index {
+			p = &pending{index: j.Index, since: now}
+			if r := view.Replica(nil, id); r.Phase == state.Starting && r.Since.Before(now) {
+				p.since = r.Since // as an earlier leader has seen it
+			}
+			w.pending[id] = p
+		}
+		due := p.since.Add(w.patience)
+		if !p.asked.IsZero() {
+			due = p.asked.Add(w.again)
+		}
+		switch {
+		case p.asking:
+		case now.Before(due):
+			next.add(due)
+		case w.asking < askers: // who has to wait is looked at when one of these is done
+			p.asking, p.asked = true, now
+			w.asking++
+			run(func() {
+				reason, err := w.ask(ctx, j.Name)
+				w.mu.Lock()
+				p.asking = false
+				w.asking--
+				if err == nil {
+					p.reason = reason
+				}
+				w.mu.Unlock()
+				w.told(id, err)
+			})
+		}
+	}
+}
+
+// waits tells whether a replica's job waits for Nomad to place it.
+func waits(view *state.View, j nomad.Job) bool {
+	if j.Stopped || j.Problem != "" || live(j) {
+		return false
+	}
+	r := view.Replica(nil, j.ID)
+	return r != nil && (r.Phase == state.Starting || r.Phase == state.Running)
+}

@@ -1,0 +1,251 @@
+package reconcile_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"remuda/controller/load"
+	"remuda/controller/nomad"
+	"remuda/controller/placement"
+	"remuda/controller/planner"
+	"remuda/controller/reconcile"
+	"remuda/controller/state"
+	"remuda/internal/replica"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const loadTTL = 10 * time.Second
+
+// world is a reconciler among fakes, on a clock that only moves when everybody waits.
+type world struct {
+	t      *testing.T
+	raft   *fakeRaft
+	nomad  *fakeNomad
+	consul *fakeConsul
+	loads  *load.Store
+	r      *reconcile.Reconciler
+	cancel context.CancelFunc
+	ended  chan struct{}
+
+	mu       sync.Mutex
+	last     planner.Observation
+	planned  int
+	scripted func(*state.View, planner.Observation) (*state.Plan, time.Time)
+}
+
+// inWorld runs a test in a world with a model "m", whose replicas are of one GPU, and
+// a node "n" with four.
+func inWorld(t *testing.T, edit func(*reconcile.Config), test func(t *testing.T, w *world)) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &world{t: t, raft: newFakeRaft(), nomad: newFakeNomad(), consul: newFakeConsul(), loads: load.New(loadTTL, time.Now), ended: make(chan struct{})}
+		cfg := reconcile.DefaultConfig()
+		cfg.Raft, cfg.Nomad, cfg.Consul, cfg.Loads = w.raft, w.nomad, w.consul, w.loads
+		cfg.Plan, cfg.Actions = w.plan, actions
+		if edit != nil {
+			edit(&cfg)
+		}
+		var err error
+		w.r, err = reconcile.New(cfg)
+		require.NoError(t, err)
+		w.raft.must(&state.UpsertModel{Model: state.Model{
+			Name: "m", Max: 100, Priority: 50, Management: state.ManagementFull, Hash: "h1",
+			Variants: []state.Variant{{Name: "v", GPUs: 1, Memory: 10, Cost: 1, Hash: "vh1"}},
+		}})
+		w.nomad.nodes = []state.Node{node("n", 4)}
+		ctx, cancel := context.WithCancel(t.Context())
+		w.cancel = cancel
+		go func() {
+			defer close(w.ended)
+			w.r.Run(ctx)
+		}()
+		w.raft.elect()
+		w.rest()
+		defer func() {
+			cancel()
+			<-w.ended
+		}()
+		test(t, w)
+	})
+}
+
+// rest waits until nothing is done any more.
+func (w *world) rest() {
+	time.Sleep(aWhile)
+	synctest.Wait()
+}
+
+// pass lets time pass.
+func (w *world) pass(d time.Duration) {
+	time.Sleep(d)
+	w.rest()
+}
+
+func (w *world) plan(v *state.View, o planner.Observation, _ planner.Config, _ placement.Placer) (*state.Plan, time.Time) {
+	w.mu.Lock()
+	w.last = o
+	w.planned++
+	script := w.scripted
+	w.mu.Unlock()
+	if script != nil {
+		return script(v, o)
+	}
+	return simplePlan(v, o), time.Time{}
+}
+
+func (w *world) script(f func(*state.View, planner.Observation) (*state.Plan, time.Time)) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.scripted = f
+}
+
+// seen is what the planner was last shown.
+func (w *world) seen() planner.Observation {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.last
+}
+
+func (w *world) plans() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.planned
+}
+
+func (w *world) replica(name string) *state.Replica {
+	return w.raft.store.View().Replica(nil, name)
+}
+
+func (w *world) stage(name string) string {
+	r := w.replica(name)
+	if r == nil {
+		return ""
+	}
+	return r.Stage().String()
+}
+
+func (w *world) node(id string) *state.Node { return w.raft.store.View().Node(nil, id) }
+
+// place puts new replicas on GPUs of n, from the first on.
+func (w *world) place(ids ...string) {
+	p := &state.Plan{ID: "test", Index: w.raft.store.View().Index(), Time: time.Now()}
+	for i, id := range ids {
+		p.Place = append(p.Place, placeOf(id, i))
+	}
+	w.raft.must(p)
+}
+
+// move changes a replica behind the reconciler's back.
+func (w *world) move(name string, phase state.Phase) {
+	r := w.replica(name)
+	require.NotNil(w.t, r)
+	w.raft.must(&state.Move{Replica: name, ModifyIndex: r.ModifyIndex, Tier: r.Tier, Phase: phase, Time: time.Now()})
+}
+
+// running has replicas of these IDs that run.
+func (w *world) running(ids ...string) {
+	w.place(ids...)
+	w.rest()
+	var engines []replica.Engine
+	for _, id := range ids {
+		w.nomad.allocate("m:v:"+id, allocation("n"))
+		engines = append(engines, engine(id))
+	}
+	w.consul.serve(engines...)
+	w.rest()
+	for _, id := range ids {
+		require.Equal(w.t, "HOT running", w.stage("m:v:"+id))
+	}
+}
+
+func placeOf(id string, gpu int) state.Place {
+	uuid := fmt.Sprintf("n-GPU%d", gpu)
+	return state.Place{
+		Name: replica.Name{Model: "m", Variant: "v", ID: id}, VariantHash: "vh1",
+		Placement: state.Placement{Node: "n", Seats: []string{uuid + "#0"}, Memory: map[string]int64{uuid: 10}},
+	}
+}
+
+func node(id string, gpus int) state.Node {
+	n := state.Node{ID: id, Name: "name-" + id, Datacenter: "dc1", Pool: "default", Ready: true, HostMemory: 100, CPU: 1000}
+	for g := range gpus {
+		uuid := fmt.Sprintf("%s-GPU%d", id, g)
+		n.GPUs = append(n.GPUs, state.GPU{UUID: uuid, Model: "H100", Memory: 100, Healthy: true, Seats: []string{uuid + "#0", uuid + "#1"}})
+	}
+	return n
+}
+
+func allocation(node string) nomad.Allocation {
+	return nomad.Allocation{ID: "a1", Node: node, Desired: "run", Client: "running", Tasks: []nomad.Task{{Name: "primary", State: "running"}}}
+}
+
+func engine(id string) replica.Engine {
+	return replica.Engine{Name: replica.Name{Model: "m", Variant: "v", ID: id}, Role: replica.RolePrimary, Passing: true, Token: 7}
+}
+
+// simplePlan is the least of a planner: what serves runs, what is drained is stopped,
+// what has stopped goes.
+func simplePlan(v *state.View, o planner.Observation) *state.Plan {
+	p := &state.Plan{}
+	for _, r := range v.Replicas(nil) {
+		name := r.Name.String()
+		to := state.Move{Replica: name, ModifyIndex: r.ModifyIndex, Tier: r.Tier}
+		job, there := o.Jobs[name]
+		switch {
+		case r.Phase == state.Starting && o.EnginesKnown && len(o.Engines[name]) > 0 && o.Engines[name][0].Passing:
+			to.Phase = state.Running
+		case r.Phase == state.Draining && o.Drained[name]:
+			to.Phase = state.Stopping
+		case r.Phase == state.Stopping && o.JobsKnown && (!there || job.Ended):
+			p.Remove = append(p.Remove, state.Remove{Replica: name, ModifyIndex: r.ModifyIndex})
+			continue
+		default:
+			continue
+		}
+		p.Move = append(p.Move, to)
+	}
+	if len(p.Move) == 0 && len(p.Remove) == 0 {
+		return nil
+	}
+	return p
+}
+
+// actions registers what should run and does not, and stops what should not.
+func actions(v *state.View, o planner.Observation, _ planner.Config) []planner.Action {
+	var out []planner.Action
+	for _, r := range v.Replicas(nil) {
+		name := r.Name.String()
+		job, there := o.Jobs[name]
+		a := planner.Action{Replica: name, Name: r.Name, Index: job.Index, Reason: "test"}
+		switch {
+		case r.Phase == state.Placed, (r.Phase == state.Starting || r.Phase == state.Running) && (!there || job.Stopped):
+			a.Kind = planner.Register
+		case (r.Phase == state.Stopping || r.Phase == state.Failed) && there && !job.Stopped:
+			a.Kind = planner.Stop
+		default:
+			continue
+		}
+		out = append(out, a)
+	}
+	for name, job := range o.Jobs {
+		if v.Replica(nil, name) != nil {
+			continue
+		}
+		a := planner.Action{Kind: planner.Stop, Replica: name, Name: job.Name, Reason: "test"}
+		switch {
+		case job.Ended:
+			a.Kind = planner.Purge
+		case job.Stopped:
+			continue
+		}
+		out = append(out, a)
+	}
+	return out
+}

@@ -1,0 +1,209 @@
+package reconcile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"sync"
+	"time"
+
+	"remuda/controller/raft"
+	"remuda/controller/state"
+)
+
+// nodesPerCommand keeps a command far below state.MaxCommand: a node of 16 GPUs with
+// their seats takes some 5 KiB.
+const nodesPerCommand = 200
+
+// writer commits what the loop has decided. Its methods are called by the loop only,
+// but for trouble.
+type writer struct {
+	l     *leading
+	plans bucket
+	made  uint64 // plans so far
+	// failures in a row; nothing is written before until.
+	failures int
+	until    time.Time
+	// refused are nodes that the state would not have, by ID.
+	refused map[string]state.Node
+
+	mu  sync.Mutex // guards err
+	err string
+}
+
+func (w *writer) trouble() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.err
+}
+
+func (w *writer) setTrouble(text string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.err = text
+}
+
+// ready tells whether plans may be made now.
+func (w *writer) ready(now time.Time, next *schedule) bool {
+	if now.Before(w.until) {
+		next.add(w.until)
+		return false
+	}
+	return true
+}
+
+// apply commits one command. Where it failed, next is when to look again.
+func (w *writer) apply(ctx context.Context, what string, c state.Command, next *schedule) error {
+	_, err := w.l.cfg.Raft.Apply(ctx, c)
+	if err == nil {
+		w.failures, w.until = 0, time.Time{}
+		w.setTrouble("")
+		return nil
+	}
+	w.failed(ctx, what, err, next)
+	return err
+}
+
+// failed notes that a write failed, and when the next one may be made.
+func (w *writer) failed(ctx context.Context, what string, err error, next *schedule) {
+	if ctx.Err() != nil {
+		return // this server leads no more
+	}
+	w.setTrouble(fmt.Sprintf("%s: %v", what, err))
+	if errors.Is(err, raft.ErrUnknownOutcome) {
+		// What was proposed may still come. A look before that would decide the same
+		// a second time.
+		w.settle(ctx)
+	}
+	w.failures++
+	now := w.l.cfg.Now()
+	w.until = now
+	// The first refusal means only that something has changed meanwhile.
+	if w.failures > 1 {
+		w.until = now.Add(backoff(w.l.cfg.Retry, w.l.cfg.RetryMax, w.failures-1))
+		w.l.cfg.Logger.Warn("a write to the state has failed", "write", what, "error", err, "failures", w.failures, "retry", w.until.Sub(now))
+	}
+	next.add(w.until)
+}
+
+// settle returns when it is decided what became of everything that was proposed, or
+// when ctx ends, as it does when this server leads no more.
+func (w *writer) settle(ctx context.Context) {
+	for n := 1; w.l.cfg.Raft.Barrier(ctx) != nil; n++ {
+		if !sleep(ctx, backoff(w.l.cfg.Retry, w.l.cfg.RetryMax, n)) {
+			return
+		}
+	}
+}
+
+// sleep tells whether ctx is still there afterwards.
+func sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// plan commits a plan, and tells whether that was done.
+func (w *writer) plan(ctx context.Context, view *state.View, p *state.Plan, now time.Time, next *schedule) bool {
+	if ok, again := w.plans.take(now); !ok {
+		next.add(again)
+		return false
+	}
+	w.made++
+	if p.ID == "" {
+		p.ID = fmt.Sprintf("%d-%d", w.l.term, w.made)
+	}
+	if p.Index == 0 {
+		p.Index = view.Index()
+	}
+	if p.Time.IsZero() {
+		p.Time = now
+	}
+	err := w.apply(ctx, "plan "+p.ID, p, next)
+	w.l.metrics.plan(err)
+	if err != nil {
+		return false
+	}
+	log := w.l.cfg.Logger
+	log.Debug("a plan was committed", "plan", p.ID, "remove", len(p.Remove), "move", len(p.Move), "place", len(p.Place), "decisions", len(p.Decisions))
+	w.l.decided(p)
+	return true
+}
+
+// decided logs and counts the decisions of a plan that was committed.
+func (l *leading) decided(p *state.Plan) {
+	for _, d := range p.Decisions {
+		args := []any{"kind", d.Kind, "model", d.Model, "replica", d.Replica, "plan", p.ID}
+		for _, k := range slices.Sorted(maps.Keys(d.Inputs)) {
+			args = append(args, k, d.Inputs[k])
+		}
+		l.cfg.Logger.Info(d.Reason, args...)
+		l.metrics.decisions.WithLabelValues(d.Kind).Inc()
+	}
+}
+
+// nodes writes what has changed of the nodes.
+func (w *writer) nodes(ctx context.Context, view *state.View, seen []state.Node, now time.Time, next *schedule) {
+	used := func(id string) bool { return len(view.ReplicasOn(nil, id)) > 0 }
+	changes := compareNodes(view.Nodes(nil), seen, now, w.l.cfg.Planner.NodeGrace, used)
+	next.add(changes.again)
+	write := slices.DeleteFunc(changes.write, func(n state.Node) bool {
+		was, refused := w.refused[n.ID]
+		return refused && reflect.DeepEqual(was, asRefused(n))
+	})
+	if len(write) == 0 && len(changes.forget) == 0 || !w.ready(now, next) {
+		return
+	}
+	for chunk := range slices.Chunk(write, nodesPerCommand) {
+		w.upsert(ctx, chunk, changes.notes, next)
+	}
+	for _, id := range changes.forget {
+		if w.apply(ctx, "forget node "+id, &state.DeleteNode{Node: id}, next) == nil {
+			w.l.cfg.Logger.Info("a node is forgotten, as Nomad has", "node", id)
+		}
+	}
+}
+
+// upsert writes nodes; where the state refuses them it does one by one, so that a
+// node that says nonsense does not hide the others.
+func (w *writer) upsert(ctx context.Context, nodes []state.Node, notes map[string]string, next *schedule) {
+	_, err := w.l.cfg.Raft.Apply(ctx, &state.UpsertNodes{Nodes: nodes})
+	var refusal *state.Error
+	switch refused := errors.As(err, &refusal); {
+	case err == nil:
+		w.failures, w.until = 0, time.Time{}
+		for _, n := range nodes {
+			delete(w.refused, n.ID)
+			if what := notes[n.ID]; what != "" {
+				w.l.cfg.Logger.Info(what, "node", n.ID, "name", n.Name, "ready", n.Ready, "draining", n.Draining, "gpus", len(n.GPUs))
+			}
+		}
+	case refused && len(nodes) > 1:
+		for i := range nodes {
+			w.upsert(ctx, nodes[i:i+1], notes, next)
+		}
+	case refused:
+		w.l.cfg.Logger.Warn("a node is left out until it says something else: the state refuses it", "node", nodes[0].ID, "name", nodes[0].Name, "error", err)
+		if w.refused == nil {
+			w.refused = map[string]state.Node{}
+		}
+		w.refused[nodes[0].ID] = asRefused(nodes[0])
+	default:
+		// Writing the same again is harmless, whatever became of this.
+		w.failed(ctx, "write nodes", err, next)
+	}
+}
+
+// asRefused leaves out what moves by itself.
+func asRefused(n state.Node) state.Node {
+	n.LostSince, n.Gone = time.Time{}, false
+	return n
+}

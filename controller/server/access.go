@@ -1,0 +1,101 @@
+package server
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+
+	"remuda/controller/api"
+	"remuda/controller/state"
+)
+
+// access says which roles may call a route. The zero value is nobody, so that a route
+// without a rule answers nobody.
+type access int
+
+const (
+	accessAnyone   access = iota + 1 // no token is asked for
+	accessToken                      // whoever has a token
+	accessRead                       // all but gateways
+	accessModels                     // all: which models and replicas there are
+	accessScale                      // operators, and the autoscaler
+	accessGateway                    // operators, and gateways
+	accessOperator                   // operators alone
+)
+
+// roles that may call a route, by its access.
+var roles = map[access][]state.Role{
+	accessToken:    {state.RoleOperator, state.RoleGateway, state.RoleAutoscaler, state.RoleReadOnly},
+	accessRead:     {state.RoleOperator, state.RoleAutoscaler, state.RoleReadOnly},
+	accessModels:   {state.RoleOperator, state.RoleGateway, state.RoleAutoscaler, state.RoleReadOnly},
+	accessScale:    {state.RoleOperator, state.RoleAutoscaler},
+	accessGateway:  {state.RoleOperator, state.RoleGateway},
+	accessOperator: {state.RoleOperator},
+}
+
+// secret returns the token that a request shows, empty for none.
+func secret(h http.Header) string {
+	if s := h.Get(api.HeaderToken); s != "" {
+		return s
+	}
+	scheme, s, ok := strings.Cut(h.Get("Authorization"), " ")
+	if ok && strings.EqualFold(scheme, "Bearer") {
+		return strings.TrimSpace(s)
+	}
+	return ""
+}
+
+// authorize returns the token of a request as v knows it, nil where none is asked for,
+// or why the request is refused.
+func (s *Server) authorize(rt *route, h http.Header, v *state.View) (*state.Token, error) {
+	if !s.cfg.ACL || rt.access == accessAnyone {
+		return nil, nil
+	}
+	shown := secret(h)
+	var token *state.Token
+	if shown != "" {
+		token = v.TokenBySecret(shown)
+	}
+	if token == nil {
+		e := &api.Error{Status: http.StatusUnauthorized, Code: api.CodeNoToken}
+		switch {
+		case !bootstrapped(v):
+			e.Message = "there is no token yet: make the first one with PUT /v1/acl/bootstrap, which `remuda acl bootstrap` does"
+		case shown == "":
+			e.Message = fmt.Sprintf("a token is wanted: send its secret in the header %s, as the environment variable %s makes the client do", api.HeaderToken, api.EnvToken)
+		default:
+			e.Message = fmt.Sprintf("the token that was sent in %s is not known: it may have been deleted", api.HeaderToken)
+		}
+		return nil, e
+	}
+	if !slices.Contains(roles[rt.access], token.Role) {
+		return nil, &api.Error{Status: http.StatusForbidden, Code: api.CodeForbidden,
+			Message: fmt.Sprintf("a token of the role %s may not %s %s: want one of %s", token.Role, rt.method, rt.pattern, allowed(rt.access))}
+	}
+	return token, nil
+}
+
+func allowed(a access) string {
+	names := make([]string, len(roles[a]))
+	for i, r := range roles[a] {
+		names[i] = string(r)
+	}
+	return strings.Join(names, ", ")
+}
+
+// bootstrapped tells whether there is an operator's token.
+func bootstrapped(v *state.View) bool {
+	return slices.ContainsFunc(v.Tokens(nil), func(t *state.Token) bool { return t.Role == state.RoleOperator })
+}
+
+// by names a token in logs and decisions.
+func by(t *state.Token) string {
+	if t == nil {
+		return "somebody without a token"
+	}
+	if t.Name == "" {
+		return fmt.Sprintf("%s %s", t.Role, t.Accessor)
+	}
+	return fmt.Sprintf("%s %q", t.Role, t.Name)
+}

@@ -1,0 +1,98 @@
+package server
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+
+	"github.com/google/uuid"
+	"github.com/hashicorp/go-memdb"
+
+	"remuda/controller/api"
+	"remuda/controller/state"
+)
+
+func (s *Server) bootstrapACL(rq *request, _ *state.View) (answer, error) {
+	if !s.cfg.ACL {
+		return answer{}, badRequest("tokens are not asked for here: the configuration has acl { enabled = false }, or the server runs with -dev")
+	}
+	return s.makeToken(rq, "bootstrap", state.RoleOperator, true)
+}
+
+func (s *Server) createToken(rq *request, v *state.View) (answer, error) {
+	var body api.TokenRequest
+	if err := rq.decode(&body); err != nil {
+		return answer{}, err
+	}
+	if s.cfg.ACL || bootstrapped(v) {
+		return s.makeToken(rq, body.Name, state.Role(body.Role), false)
+	}
+	return answer{}, badRequest("tokens are not asked for here, and there is no operator's: make none before they are")
+}
+
+// makeToken makes a token whose secret nobody can guess: both are random UUIDs, as
+// Nomad's and Consul's.
+func (s *Server) makeToken(rq *request, name string, role state.Role, first bool) (answer, error) {
+	const longest = 256
+	if len(name) > longest {
+		return answer{}, badRequest("field \"Name\" has %d bytes: want at most %d", len(name), longest)
+	}
+	accessor, err := uuid.NewRandom()
+	if err != nil {
+		return answer{}, fmt.Errorf("make a token: %w", err)
+	}
+	shown, err := uuid.NewRandom()
+	if err != nil {
+		return answer{}, fmt.Errorf("make a token: %w", err)
+	}
+	t := state.Token{Accessor: accessor.String(), Name: name, Role: role, Hash: state.HashSecret(shown.String()), Created: s.cfg.Now()}
+	res, err := s.cfg.Raft.Apply(rq.ctx, &state.UpsertToken{Token: t, Bootstrap: first})
+	if err != nil {
+		return answer{}, err
+	}
+	s.log.Info("a token was made", "accessor", t.Accessor, "name", name, "role", role, "by", by(rq.token))
+	t.CreateIndex, t.ModifyIndex = res.Index, res.Index
+	out := tokenOf(&t)
+	out.SecretID = shown.String()
+	return answer{value: out, status: http.StatusCreated}, nil
+}
+
+func (s *Server) listTokens(_ *request, v *state.View, ws memdb.WatchSet) (answer, error) {
+	return answer{value: list(v.Tokens(ws), tokenOf), index: v.TableIndex(state.TableTokens)}, nil
+}
+
+func (s *Server) selfToken(rq *request, v *state.View, ws memdb.WatchSet) (answer, error) {
+	index := v.TableIndex(state.TableTokens)
+	if rq.token == nil {
+		return answer{index: index}, notFound("tokens are not asked for here: there is none that could be yours")
+	}
+	v.Tokens(ws) // It may be changed or taken away.
+	return answer{value: tokenOf(rq.token), index: index}, nil
+}
+
+// deleteToken never takes the last operator's token: anybody could make the first one
+// again.
+func (s *Server) deleteToken(rq *request, _ *state.View) (answer, error) {
+	s.tokens.Lock()
+	defer s.tokens.Unlock()
+	accessor := rq.path["accessor"]
+	all := s.cfg.Raft.Store().View().Tokens(nil)
+	i := slices.IndexFunc(all, func(t *state.Token) bool { return t.Accessor == accessor })
+	if i < 0 {
+		return answer{}, notFound("token %q does not exist: `remuda acl token list` names those that do", accessor)
+	}
+	operators := 0
+	for _, t := range all {
+		if t.Role == state.RoleOperator {
+			operators++
+		}
+	}
+	if all[i].Role == state.RoleOperator && operators == 1 && s.cfg.ACL {
+		return answer{}, conflict("token %q is the only operator's: make another one first", accessor)
+	}
+	if _, err := s.cfg.Raft.Apply(rq.ctx, &state.DeleteToken{Accessor: accessor}); err != nil {
+		return answer{}, err
+	}
+	s.log.Info("a token was deleted", "accessor", accessor, "name", all[i].Name, "role", all[i].Role, "by", by(rq.token))
+	return answer{}, nil
+}

@@ -1,0 +1,223 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+
+	"remuda/controller/api"
+	"remuda/controller/modelfile"
+	"remuda/controller/nomad"
+	"remuda/controller/state"
+)
+
+const (
+	// checksAtOnce is how many jobs Nomad checks at the same time for one request.
+	checksAtOnce = 4
+	// applyTries is how often a file is compared anew because a model of it changed
+	// meanwhile, as by a scale.
+	applyTries = 5
+)
+
+func (s *Server) applyModels(rq *request, v *state.View) (answer, error) {
+	var body api.ApplyRequest
+	if err := rq.decode(&body); err != nil {
+		return answer{}, err
+	}
+	if body.Filename == "" {
+		body.Filename = "model.hcl"
+	}
+	models, err := modelfile.Parse(body.Filename, []byte(body.File), nil)
+	if err != nil {
+		return answer{}, fileError(err)
+	}
+	if err := checkCAS(body.CAS, models); err != nil {
+		return answer{}, err
+	}
+	// What Nomad has to say does not depend on what is there now: it is asked once.
+	warnings, err := s.check(rq.ctx, models, v)
+	if err != nil {
+		return answer{}, err
+	}
+	for try := 1; ; try++ {
+		out, err := s.applyOnce(rq, body, models, warnings, v)
+		// Without a CAS of the caller's own the models are compared with what is there now.
+		if !errors.Is(err, state.ErrConflict) && !errors.Is(err, state.ErrNotFound) || len(body.CAS) > 0 || try == applyTries {
+			return answer{value: out}, err
+		}
+		v = s.cfg.Raft.Store().View()
+	}
+}
+
+func (s *Server) applyOnce(rq *request, body api.ApplyRequest, models []state.Model, warnings map[string][]string, v *state.View) (api.ApplyResponse, error) {
+	out := api.ApplyResponse{DryRun: body.DryRun, Models: []api.AppliedModel{}}
+	cmd := &state.UpsertModels{}
+	now := s.cfg.Now()
+	var stale []string
+	for _, m := range models {
+		old := v.Model(nil, m.Name)
+		var have uint64
+		if old != nil {
+			have = old.ModifyIndex
+		}
+		want, given := body.CAS[m.Name]
+		if given && want != have {
+			stale = append(stale, casConflict(m.Name, have, want))
+			continue
+		}
+		a := compare(old, m)
+		a.Warnings = append(a.Warnings, warnings[m.Name]...)
+		out.Models = append(out.Models, a)
+		if !a.Unchanged {
+			cmd.Models = append(cmd.Models, state.UpsertModel{Model: m, ModifyIndex: have, Time: now})
+		}
+	}
+	if len(stale) > 0 {
+		return out, conflict("%s", strings.Join(stale, "\n"))
+	}
+	if body.DryRun || len(cmd.Models) == 0 {
+		return out, nil
+	}
+	res, err := s.cfg.Raft.Apply(rq.ctx, cmd)
+	if err != nil {
+		return out, err
+	}
+	out.Index = res.Index
+	after := s.cfg.Raft.Store().View()
+	var decisions []state.Decision
+	for i := range out.Models {
+		a := &out.Models[i]
+		if m := after.Model(nil, a.Name); m != nil {
+			a.ModifyIndex, a.Replicas = m.ModifyIndex, m.Replicas
+		}
+		if !a.Unchanged {
+			decisions = append(decisions, applied(a, by(rq.token)))
+		}
+	}
+	s.record(rq, decisions...)
+	return out, nil
+}
+
+func casConflict(name string, have, want uint64) string {
+	switch {
+	case have == 0:
+		return fmt.Sprintf("model %q does not exist, and its index was said to be %d", name, want)
+	case want == 0:
+		return fmt.Sprintf("model %q exists already, and was said not to: its index is %d", name, have)
+	}
+	return fmt.Sprintf("model %q has changed: its index is %d, not %d", name, have, want)
+}
+
+func applied(a *api.AppliedModel, who string) state.Decision {
+	d := state.Decision{Model: a.Name, Kind: "apply", Inputs: map[string]string{}}
+	if a.New {
+		d.Reason = fmt.Sprintf("%s applied a model file: the model is new", who)
+		return d
+	}
+	paths := make([]string, len(a.Changes))
+	for i, c := range a.Changes {
+		paths[i] = c.Path
+		if len(c.Lines) == 0 {
+			d.Inputs[c.Path] = fmt.Sprintf("%s -> %s", c.Old, c.New)
+		}
+	}
+	d.Reason = fmt.Sprintf("%s applied a model file that changes %s", who, strings.Join(paths, ", "))
+	return d
+}
+
+// compare says what becomes of a model.
+func compare(old *state.Model, m state.Model) api.AppliedModel {
+	a := api.AppliedModel{Name: m.Name, New: old == nil, Changes: []api.Change{}, Warnings: []string{}, Replicas: m.Replicas}
+	if old != nil {
+		a.ModifyIndex = old.ModifyIndex
+		a.Unchanged = old.Hash == m.Hash && !old.Stopped
+		// A file's number of replicas is for a model that is new; this one keeps its own.
+		m.Replicas = min(max(old.Replicas, m.Min), m.Max)
+		a.Replicas = m.Replicas
+	}
+	if a.Unchanged {
+		return a
+	}
+	for _, c := range modelfile.Diff(old, &m) {
+		a.Changes = append(a.Changes, api.Change{Path: c.Path, Old: c.Old, New: c.New, Lines: c.Lines, Rolls: c.Rolls, Text: c.String()})
+	}
+	if old != nil && old.Stopped {
+		a.Changes = append(a.Changes, api.Change{Path: "stopped", Old: "true", New: "false", Text: "~ stopped: true -> false"})
+	}
+	return a
+}
+
+// fileError has every fault of a model file with its line.
+func fileError(err error) error {
+	var faults modelfile.Faults
+	if !errors.As(err, &faults) {
+		return badRequest("%v", err)
+	}
+	e := &api.Error{Status: http.StatusBadRequest, Code: api.CodeBadRequest, Message: faults.Error()}
+	for _, f := range faults {
+		e.Faults = append(e.Faults, api.Fault{File: f.File, Line: f.Line, Column: f.Column, Text: f.Text})
+	}
+	return e
+}
+
+// checkCAS refuses an index of a model that the file does not have: it would protect
+// nothing.
+func checkCAS(cas map[string]uint64, models []state.Model) error {
+	var strange []string
+	for _, name := range slices.Sorted(maps.Keys(cas)) {
+		if !slices.ContainsFunc(models, func(m state.Model) bool { return m.Name == name }) {
+			strange = append(strange, fmt.Sprintf("%q", name))
+		}
+	}
+	if len(strange) > 0 {
+		return badRequest("CAS names %s, and the file has no such model", strings.Join(strange, ", "))
+	}
+	return nil
+}
+
+// check has Nomad check every variant of the models that are not just as they are
+// already. It returns Nomad's warnings by model, or all that is wrong with any of them.
+func (s *Server) check(ctx context.Context, models []state.Model, v *state.View) (map[string][]string, error) {
+	type result struct {
+		model, variant, warnings string
+		err                      error
+	}
+	var results []*result
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, checksAtOnce)
+	for _, m := range models {
+		if old := v.Model(nil, m.Name); old != nil && old.Hash == m.Hash {
+			continue
+		}
+		for _, variant := range m.Variants {
+			r := &result{model: m.Name, variant: variant.Name}
+			results = append(results, r)
+			wg.Go(func() {
+				slots <- struct{}{}
+				defer func() { <-slots }()
+				r.warnings, r.err = s.cfg.Nomad.Check(ctx, m, variant)
+			})
+		}
+	}
+	wg.Wait()
+	warnings := map[string][]string{}
+	var wrong []error
+	for _, r := range results {
+		if r.err != nil {
+			if !errors.Is(r.err, nomad.ErrRefused) {
+				// Without an answer nothing can be said of the others either.
+				return nil, fmt.Errorf("model %q: variant %q: %w", r.model, r.variant, r.err)
+			}
+			wrong = append(wrong, fmt.Errorf("model %q: variant %q: %w", r.model, r.variant, r.err))
+		}
+		if r.warnings != "" {
+			warnings[r.model] = append(warnings[r.model], fmt.Sprintf("variant %q: %s", r.variant, r.warnings))
+		}
+	}
+	return warnings, errors.Join(wrong...)
+}

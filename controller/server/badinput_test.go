@@ -1,0 +1,325 @@
+package server_test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"remuda/controller/api"
+	"remuda/controller/nomad"
+	"remuda/controller/state"
+)
+
+func TestUnknownNames(t *testing.T) {
+	m := one(t)
+	m.applied("m")
+	before := m.store.View().TableIndex()
+	for _, c := range []struct{ method, path, body, text string }{
+		{"GET", "/v1/model/x", "", `model "x" does not exist`},
+		{"GET", "/v1/model/x/file", "", `model "x" does not exist`},
+		{"DELETE", "/v1/model/x", "", `model "x" does not exist`},
+		{"PUT", "/v1/model/x/stop", "", `model "x" does not exist`},
+		{"PUT", "/v1/model/x/start", "", `model "x" does not exist`},
+		{"PUT", "/v1/model/x/scale", `{"Replicas":1}`, `model "x" does not exist`},
+		{"PUT", "/v1/model/m/scale", `{"Replicas":1,"Variant":"z"}`, `no variant "z"`},
+		{"PUT", "/v1/evict", `{"Model":"x"}`, `model "x" does not exist`},
+		{"PUT", "/v1/evict", `{"Replica":"m:a:9"}`, `replica "m:a:9" does not exist`},
+		{"GET", "/v1/replicas?model=x", "", `model "x" does not exist`},
+		{"GET", "/v1/replica/m:a:9", "", `replica "m:a:9" does not exist`},
+		{"GET", "/v1/node/x", "", `node "x" does not exist`},
+		{"PUT", "/v1/node/x/quarantine", `{"GPU":"g","On":true}`, `node "x" does not exist`},
+		{"PUT", "/v1/node/n1/quarantine", `{"GPU":"g","On":true}`, `no GPU "g"`},
+		{"DELETE", "/v1/acl/token/x", "", `token "x" does not exist`},
+		{"DELETE", "/v1/operator/raft/peer/x", "", `no server has the ID "x"`},
+		{"PUT", "/v1/operator/raft/transfer-leader?id=x", "", `no server has the ID "x"`},
+	} {
+		resp, body := m.raw(c.method, c.path, "", c.body)
+		require.Equal(t, http.StatusNotFound, resp.StatusCode, "%s %s: %s", c.method, c.path, body)
+		e := refused(t, body)
+		require.Equal(t, api.CodeNotFound, e.Code)
+		require.Contains(t, e.Message, c.text)
+	}
+	require.Equal(t, before, m.store.View().TableIndex())
+}
+
+func TestWrongBodies(t *testing.T) {
+	m := one(t)
+	m.applied("m")
+	before := m.store.View().TableIndex()
+	for _, c := range []struct{ path, body, text string }{
+		{"/v1/model/m/scale", "", "the body is empty"},
+		{"/v1/model/m/scale", " \n", "the body is empty"},
+		{"/v1/model/m/scale", "{\n  \"Replicas\": 1,\n  oops\n}", "line 3, column 3"},
+		{"/v1/model/m/scale", `{"Replicas": 1`, "line 1, column 15: it ends in the middle"},
+		{"/v1/model/m/scale", "{\"Replicas\": 1}\n{}", "line 2, column 1: there is something after its end"},
+		{"/v1/model/m/scale", "{\n\"Replicas\": 1,\n \"Replica\": 2}", `line 3, column 2: field "Replica" is unknown to PUT /v1/model/{model}/scale`},
+		{"/v1/model/m/scale", "{\n \"Replicas\": \"two\"}", `field "Replicas" is a JSON string: want a whole number`},
+		{"/v1/model/m/scale", `{"Replicas": 1.5}`, `field "Replicas" is a JSON number 1.5: want a whole number`},
+		{"/v1/model/m/scale", `[1]`, "the body is a JSON array: want an object"},
+		{"/v1/model/m/scale", `{}`, `"Replicas" is missing`},
+		{"/v1/model/m/scale", `null`, `"Replicas" is missing`},
+		{"/v1/model/m/scale", `{"Replicas":5}`, "outside its bounds, 0 to 4"},
+		{"/v1/model/m/scale", `{"Replicas":-1}`, "outside its bounds, 0 to 4"},
+		{"/v1/model/m/scale", `{"Replicas":1,"Origin":"me"}`, `origin is "me": want operator or autoscaler`},
+		{"/v1/evict", `{}`, "want one of them"},
+		{"/v1/evict", `{"Replica":"a","Model":"b"}`, "want one of them"},
+		{"/v1/evict", `{"Model":"m","To":"WARM"}`, `"To" is "WARM"`},
+		{"/v1/node/n1/quarantine", `{"On":true}`, `"GPU" is empty`},
+		{"/v1/switch/s", `{}`, `"Value" is missing`},
+		{"/v1/switch/s", `{"Value":1}`, `field "Value" is a JSON number: want a text`},
+		{"/v1/switch/s", `{"Value":"x","CAS":-1}`, `field "CAS" is a JSON number -1: want a whole number that is not below 0`},
+		{"/v1/gateway/report", `{"Gateway":"","Index":1,"Replicas":[{"Name":"nonsense","InFlight":-1}]}`, "in flight is -1"},
+		{"/v1/model/m/stop", `{"now":true}`, "takes no body"},
+		{"/v1/models", `{"Files":"x"}`, `field "Files" is unknown`},
+		{"/v1/models", `{"File":"","CAS":{"m":"1"}}`, `want a whole number`},
+		{"/v1/operator/snapshot", "", "snapshot is damaged"},
+	} {
+		resp, body := m.raw(http.MethodPut, c.path, "", c.body)
+		require.Equal(t, http.StatusBadRequest, resp.StatusCode, "%s %s: %s", c.path, c.body, body)
+		e := refused(t, body)
+		require.Equal(t, api.CodeBadRequest, e.Code)
+		require.Contains(t, e.Message, c.text, c.body)
+	}
+	// A token's role is looked at by the state; all that is wrong is told at once.
+	resp, body := m.raw(http.MethodPut, "/v1/gateway/report", "", `{"Gateway":"","Index":1,"Replicas":[{"Name":"nonsense","InFlight":-1}]}`)
+	require.Equal(t, http.StatusBadRequest, resp.StatusCode)
+	for _, text := range []string{"gateway: ", "nonsense", "-1"} {
+		require.Contains(t, refused(t, body).Message, text)
+	}
+	require.Equal(t, before, m.store.View().TableIndex())
+}
+
+func TestWrongQueries(t *testing.T) {
+	m := one(t)
+	m.applied("m")
+	for query, texts := range map[string][]string{
+		"index=x":             {`index is "x"`},
+		"index=-1":            {`index is "-1"`},
+		"index=1&wait=soon":   {`wait is "soon"`},
+		"index=1&wait=-1s":    {"wait is -1s: want more than 0s"},
+		"wait=11m":            {"wait is 11m: want more than 0s and at most 10m0s"},
+		"stale=maybe":         {`stale is "maybe"`},
+		"index=1&index=2":     {`"index" is there 2 times`},
+		"index=x&wait=y&of=z": {`index is "x"`, `wait is "y"`, `parameter "of" is unknown to GET /v1/replicas`},
+		"index=%zz":           {"query: "},
+		"a;b":                 {"query: "},
+	} {
+		resp, body := m.raw(http.MethodGet, "/v1/replicas?"+query, "", "")
+		require.Equal(t, http.StatusBadRequest, resp.StatusCode, "%s: %s", query, body)
+		for _, text := range texts {
+			require.Contains(t, refused(t, body).Message, text, query)
+		}
+	}
+	for _, limit := range []string{"0", "-1", "x", "4097"} {
+		resp, body := m.raw(http.MethodGet, "/v1/decisions?limit="+limit, "", "")
+		require.Equal(t, http.StatusBadRequest, resp.StatusCode)
+		require.Contains(t, refused(t, body).Message, fmt.Sprintf("limit is %q: want 1 to 4096", limit))
+	}
+	_, body := m.raw(http.MethodGet, "/v1/decisions?replica=x", "", "")
+	require.Contains(t, refused(t, body).Message, "bad replica name")
+	_, body = m.raw(http.MethodGet, "/v1/decisions?replica=m:a:1&model=n", "", "")
+	require.Contains(t, refused(t, body).Message, `is not of model "n"`)
+	_, body = m.raw(http.MethodDelete, "/v1/model/m?cas=x", "", "")
+	require.Contains(t, refused(t, body).Message, `cas is "x"`)
+}
+
+// zeros is a body without an end, that counts what was taken of it.
+type zeros struct {
+	left  int64
+	taken atomic.Int64
+}
+
+func (z *zeros) Read(b []byte) (int, error) {
+	n := min(int64(len(b)), z.left)
+	if n == 0 {
+		return 0, io.EOF
+	}
+	for i := range b[:n] {
+		b[i] = ' '
+	}
+	z.left -= n
+	z.taken.Add(n)
+	return int(n), nil
+}
+
+func TestABodyOf100MiB(t *testing.T) {
+	m := one(t)
+	const size = 100 << 20
+	for name, length := range map[string]int64{"its length is said": size, "its length is not said": -1} {
+		t.Run(name, func(t *testing.T) {
+			var before, after runtime.MemStats
+			runtime.GC()
+			runtime.ReadMemStats(&before)
+			body := &zeros{left: size}
+			req, err := http.NewRequestWithContext(t.Context(), http.MethodPut, m.url+"/v1/models", io.NopCloser(body))
+			require.NoError(t, err)
+			req.ContentLength = length
+			// A client that is still writing when the answer comes may miss it; one that waits
+			// for the go-ahead does not.
+			req.Header.Set("Expect", "100-continue")
+			resp, err := checked(t).Do(req)
+			require.NoError(t, err)
+			defer resp.Body.Close()
+			require.Equal(t, http.StatusRequestEntityTooLarge, resp.StatusCode)
+			text, err := io.ReadAll(resp.Body)
+			require.NoError(t, err)
+			require.Equal(t, api.CodeTooLarge, refused(t, string(text)).Code)
+			runtime.ReadMemStats(&after)
+			require.Less(t, body.taken.Load(), int64(16<<20), "the body was not read")
+			require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(32<<20), "memory")
+		})
+	}
+}
+
+func TestAModelFileWithSeveralFaults(t *testing.T) {
+	m := one(t)
+	before := m.store.View().TableIndex()
+	_, err := m.client.ApplyModels(t.Context(), api.ApplyRequest{Filename: "llama.hcl", File: `model "a b" {
+  max      = -1
+  priority = 500
+  variant "v" {
+    gpu {
+      count = 0
+    }
+    memory = "much"
+    job    = "missing.hcl"
+  }
+}
+`})
+	e := requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, "llama.hcl:1:")
+	lines := map[int]bool{}
+	for _, f := range e.Faults {
+		require.Equal(t, "llama.hcl", f.File)
+		require.NotEmpty(t, f.Text)
+		require.Positive(t, f.Column)
+		require.Contains(t, e.Message, fmt.Sprintf("llama.hcl:%d:%d: %s", f.Line, f.Column, f.Text))
+		lines[f.Line] = true
+	}
+	for _, line := range []int{1, 2, 3, 6, 8, 9} {
+		require.True(t, lines[line], "line %d: %s", line, e.Message)
+	}
+	require.Equal(t, before, m.store.View().TableIndex())
+	require.Zero(t, m.nomad.calls, "Nomad is not asked about a file that is wrong")
+}
+
+func TestNomadRefuses(t *testing.T) {
+	m := one(t)
+	before := m.store.View().TableIndex()
+	m.nomad.check = func(_ state.Model, v state.Variant) (string, error) {
+		return "", nomad.JobFaults{"variant " + v.Name + " is no good", "and more"}
+	}
+	_, err := m.client.ApplyModels(t.Context(), api.ApplyRequest{File: file("m")})
+	e := requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, `model "m": variant "a": `)
+	for _, text := range []string{"variant a is no good", "variant b is no good", "and more"} {
+		require.Contains(t, e.Message, text)
+	}
+	m.nomad.check = func(state.Model, state.Variant) (string, error) {
+		return "", fmt.Errorf("check: %w", nomad.ErrUnreachable)
+	}
+	_, err = m.client.ApplyModels(t.Context(), api.ApplyRequest{File: file("m")})
+	e = requireError(t, err, http.StatusServiceUnavailable, api.CodeNomad, "does not answer")
+	require.Positive(t, e.RetryAfter)
+	m.nomad.check = func(state.Model, state.Variant) (string, error) { return "", errors.New("a bug") }
+	_, err = m.client.ApplyModels(t.Context(), api.ApplyRequest{File: file("m")})
+	requireError(t, err, http.StatusInternalServerError, api.CodeInternal, "a bug")
+	require.Equal(t, before, m.store.View().TableIndex())
+}
+
+func TestStaleCAS(t *testing.T) {
+	m := one(t)
+	m.applied("m")
+	now, _, err := m.client.Model(t.Context(), "m", api.QueryOptions{})
+	require.NoError(t, err)
+	_, err = m.client.Scale(t.Context(), "m", api.ScaleRequest{Replicas: 3, CAS: now.Model.ModifyIndex})
+	require.NoError(t, err)
+	_, err = m.client.SetSwitch(t.Context(), "s", api.SwitchRequest{Value: "1", CAS: ptr(uint64(0))})
+	require.NoError(t, err)
+	before := m.store.View().TableIndex()
+
+	stale := now.Model.ModifyIndex
+	_, err = m.client.Scale(t.Context(), "m", api.ScaleRequest{Replicas: 1, CAS: stale})
+	requireError(t, err, http.StatusConflict, api.CodeConflict, "has changed")
+	requireError(t, m.client.DeleteModel(t.Context(), "m", stale), http.StatusConflict, api.CodeConflict, "has changed")
+	_, err = m.client.SetSwitch(t.Context(), "s", api.SwitchRequest{Value: "2", CAS: ptr(uint64(0))})
+	requireError(t, err, http.StatusConflict, api.CodeConflict, "exists already")
+	for _, dry := range []bool{true, false} {
+		both := file("m", `"full"`, `"manual"`) + file("n")
+		_, err = m.client.ApplyModels(t.Context(), api.ApplyRequest{File: both, DryRun: dry, CAS: map[string]uint64{"m": stale, "n": 7}})
+		e := requireError(t, err, http.StatusConflict, api.CodeConflict, `model "m" has changed`)
+		require.Contains(t, e.Message, `model "n" does not exist`, "all of it is said at once")
+		_, err = m.client.ApplyModels(t.Context(), api.ApplyRequest{File: both, DryRun: dry, CAS: map[string]uint64{"m": 0}})
+		requireError(t, err, http.StatusConflict, api.CodeConflict, `model "m" exists already`)
+		_, err = m.client.ApplyModels(t.Context(), api.ApplyRequest{File: both, DryRun: dry, CAS: map[string]uint64{"x": 1}})
+		requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, `CAS names "x"`)
+	}
+	require.Equal(t, before, m.store.View().TableIndex())
+}
+
+func TestSnapshotsThatAreNoGood(t *testing.T) {
+	m := one(t)
+	m.applied("m")
+	var saved bytes.Buffer
+	require.NoError(t, m.client.SaveSnapshot(t.Context(), &saved, api.QueryOptions{}))
+	before := m.store.View().TableIndex()
+	newer := bytes.Clone(saved.Bytes())
+	binary.BigEndian.PutUint32(newer[len("remuda-state"):], state.SnapshotVersion+1)
+	changed := bytes.Clone(saved.Bytes())
+	changed[len(changed)/2] ^= 1
+	for name, c := range map[string]struct {
+		data []byte
+		text string
+	}{
+		"nothing":       {nil, "damaged"},
+		"truncated":     {saved.Bytes()[:saved.Len()-1], "damaged"},
+		"half":          {saved.Bytes()[:saved.Len()/2], "damaged"},
+		"one bit":       {changed, "damaged"},
+		"something on":  {append(bytes.Clone(saved.Bytes()), 'x'), "after its end"},
+		"newer version": {newer, "newer version"},
+		"other file":    {[]byte(strings.Repeat("x", 1000)), "does not begin"},
+	} {
+		_, err := m.client.RestoreSnapshot(t.Context(), bytes.NewReader(c.data))
+		e := requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, c.text)
+		require.Contains(t, e.Message, "nothing was changed", name)
+	}
+	require.Equal(t, before, m.store.View().TableIndex())
+	require.NotNil(t, m.store.View().Model(nil, "m"))
+
+	info, err := m.client.RestoreSnapshot(t.Context(), bytes.NewReader(saved.Bytes()))
+	require.NoError(t, err)
+	require.Equal(t, int64(saved.Len()), info.Bytes)
+	require.Equal(t, 1, info.Rows["models"])
+}
+
+func TestASnapshotThatIsTooLong(t *testing.T) {
+	m := cluster(t, 1, settings{server: limited})[0]
+	for _, said := range []bool{true, false} {
+		var body io.Reader = strings.NewReader("remuda-state" + strings.Repeat("\x00", 10<<10))
+		if !said {
+			body = struct{ io.Reader }{body}
+		}
+		resp, text := m.send(http.MethodPut, "/v1/operator/snapshot", "", body)
+		if said {
+			require.Equal(t, http.StatusRequestEntityTooLarge, resp.StatusCode, text)
+		} else {
+			require.Contains(t, []int{http.StatusRequestEntityTooLarge, http.StatusBadRequest}, resp.StatusCode, text)
+		}
+	}
+	var e api.Error
+	resp, text := m.raw(http.MethodPut, "/v1/models", "", `{"File":"`+strings.Repeat("x", 2000)+`"}`)
+	require.Equal(t, http.StatusRequestEntityTooLarge, resp.StatusCode)
+	require.NoError(t, json.Unmarshal([]byte(text), &e))
+	require.Contains(t, e.Message, "1024 bytes")
+	// A gateway has more to say.
+	resp, text = m.raw(http.MethodPut, "/v1/gateway/report", "", `{"Gateway":"g","Index":1,"Replicas":[]`+strings.Repeat(" ", 2000)+`}`)
+	require.Equal(t, http.StatusOK, resp.StatusCode, text)
+}

@@ -1,0 +1,151 @@
+package server
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"remuda/controller/api"
+	"remuda/controller/load"
+	"remuda/controller/nomad"
+	"remuda/controller/raft"
+	"remuda/controller/state"
+)
+
+// Raft is the server's part in the cluster, as *raft.Node is. Its methods are called
+// from many goroutines at once.
+type Raft interface {
+	ID() string
+	Address() string
+	Store() *state.Store
+	Err() error
+	Leader() raft.Peer
+	LeaderAPI(ctx context.Context) (string, error)
+	Leadership() (raft.Leadership, <-chan struct{})
+	LastContact() time.Time
+	Apply(ctx context.Context, c state.Command) (state.Result, error)
+	Read(ctx context.Context, c raft.Consistency) (*state.View, error)
+	Peers() ([]raft.Peer, error)
+	RemovePeer(ctx context.Context, id string) error
+	TransferLeadership(ctx context.Context, id string) error
+	RestoreSnapshot(ctx context.Context, r io.Reader) (state.SnapshotInfo, error)
+}
+
+// Checker has Nomad check a variant's job, as *nomad.Client does.
+type Checker interface {
+	Check(ctx context.Context, m state.Model, v state.Variant) (warnings string, err error)
+}
+
+// Loads is what gateways report, as *load.Store keeps it.
+type Loads interface {
+	Put(load.Report)
+	Loads() map[string]load.Load
+	Gateways() []load.Gateway
+}
+
+var (
+	_ Raft    = (*raft.Node)(nil)
+	_ Checker = (*nomad.Client)(nil)
+	_ Loads   = (*load.Store)(nil)
+)
+
+// Config says how the API is served.
+type Config struct {
+	Raft  Raft
+	Nomad Checker
+	Loads Loads
+	// Reconcile tells how the controller follows the world. It is called often, and
+	// waits for nothing.
+	Reconcile func() api.ReconcileStatus
+	// ACL asks for tokens. Without it everybody may do everything, as with -dev.
+	ACL bool
+	// Peers is how the other servers' HTTPS is checked, and what this one shows them.
+	// Nil: as clients without any configuration do.
+	Peers *tls.Config
+
+	// LeaderWait is how long a request waits for a leader.
+	LeaderWait time.Duration
+	// RequestTimeout bounds a request that does not wait for a change.
+	RequestTimeout time.Duration
+	// SnapshotTimeout bounds a snapshot that is saved or restored.
+	SnapshotTimeout time.Duration
+	// BodyTimeout is how long a body may take to come, snapshots apart.
+	BodyTimeout time.Duration
+	// MaxBody is the longest body in bytes, MaxSnapshot the longest snapshot.
+	MaxBody, MaxSnapshot int64
+	// Drain is how long Run waits for requests to end when it stops.
+	Drain time.Duration
+
+	// Now is the clock; it is asked for the times that are put into commands.
+	Now    func() time.Time
+	Logger hclog.Logger
+	// Registerer, nil: no metrics of the API itself. Gatherer is what /metrics shows.
+	Registerer prometheus.Registerer
+	Gatherer   prometheus.Gatherer
+}
+
+// DefaultConfig has the reasons beside the numbers.
+func DefaultConfig() Config {
+	return Config{
+		ACL:             true,
+		LeaderWait:      5 * time.Second,  // an election takes one to three
+		RequestTimeout:  45 * time.Second, // Nomad checks several variants; below the client's own limit
+		SnapshotTimeout: 10 * time.Minute, // hundreds of megabytes over a slow line
+		BodyTimeout:     30 * time.Second, // a model file on the slowest line
+		MaxBody:         1 << 20,          // Nomad's own limit for a job file is as large
+		MaxSnapshot:     4 << 30,          // far beyond what a state can be; it is spooled to disk
+		Drain:           10 * time.Second, // blocking queries are answered at once; an apply may still run
+		Now:             time.Now,
+		Logger:          hclog.NewNullLogger(),
+	}
+}
+
+func (c *Config) validate() error {
+	var errs []error
+	for _, f := range []struct {
+		name    string
+		missing bool
+	}{
+		{"raft", c.Raft == nil},
+		{"nomad", c.Nomad == nil},
+		{"loads", c.Loads == nil},
+		{"reconcile", c.Reconcile == nil},
+		{"clock", c.Now == nil},
+		{"logger", c.Logger == nil},
+		{"gatherer", c.Gatherer == nil},
+	} {
+		if f.missing {
+			errs = append(errs, fmt.Errorf("%s must be set", f.name))
+		}
+	}
+	for _, d := range []struct {
+		name string
+		is   time.Duration
+	}{
+		{"leader wait", c.LeaderWait},
+		{"request timeout", c.RequestTimeout},
+		{"snapshot timeout", c.SnapshotTimeout},
+		{"body timeout", c.BodyTimeout},
+		{"drain", c.Drain},
+	} {
+		if d.is < time.Millisecond {
+			errs = append(errs, fmt.Errorf("%s is %s: want at least 1ms", d.name, d.is))
+		}
+	}
+	if c.LeaderWait >= c.RequestTimeout {
+		errs = append(errs, fmt.Errorf("leader wait is %s: want less than the request timeout, %s", c.LeaderWait, c.RequestTimeout))
+	}
+	if c.MaxBody < 1024 || c.MaxSnapshot < 1024 {
+		errs = append(errs, fmt.Errorf("max body is %d and max snapshot %d: want at least 1024", c.MaxBody, c.MaxSnapshot))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("server: %w", err)
+	}
+	return nil
+}

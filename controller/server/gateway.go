@@ -1,0 +1,92 @@
+package server
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/hashicorp/go-memdb"
+
+	"remuda/controller/api"
+	"remuda/controller/load"
+	"remuda/controller/state"
+)
+
+// gatewayBody is the last answer to gateways, which all ask the same at the same time.
+type gatewayBody struct {
+	mu       sync.Mutex
+	models   []*state.Model
+	replicas []*state.Replica
+	raw      []byte
+}
+
+// get returns the JSON of these rows. Rows are never changed, so that the same ones
+// have the same JSON.
+func (b *gatewayBody) get(models []*state.Model, replicas []*state.Replica) ([]byte, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.raw != nil && slices.Equal(models, b.models) && slices.Equal(replicas, b.replicas) {
+		return b.raw, nil
+	}
+	raw, err := json.Marshal(gatewayStateOf(models, replicas))
+	if err != nil {
+		return nil, fmt.Errorf("gateway state: %w", err)
+	}
+	b.models, b.replicas, b.raw = models, replicas, append(raw, '\n')
+	return b.raw, nil
+}
+
+func (s *Server) gatewayState(_ *request, v *state.View, ws memdb.WatchSet) (answer, error) {
+	raw, err := s.gateways.get(v.Models(ws), v.Replicas(ws))
+	return answer{raw: raw, index: v.TableIndex(state.TableModels, state.TableReplicas)}, err
+}
+
+func gatewayStateOf(models []*state.Model, replicas []*state.Replica) api.GatewayState {
+	out := api.GatewayState{Models: make([]api.GatewayModel, 0, len(models)), Replicas: make([]api.GatewayReplica, 0, len(replicas))}
+	byName := make(map[string]*state.Model, len(models))
+	for _, m := range models {
+		byName[m.Name] = m
+		g := api.GatewayModel{Name: m.Name, Wanted: m.Target(), Stopped: m.Stopped}
+		for _, variant := range m.Variants {
+			if variant.Slots > 0 {
+				g.Slots = variant.Slots
+				break
+			}
+		}
+		out.Models = append(out.Models, g)
+	}
+	for _, r := range replicas {
+		g := api.GatewayReplica{
+			Name: r.Name.String(), Model: r.Name.Model, Variant: r.Name.Variant, Node: r.Placement.Node,
+			Tier: string(r.Tier), Phase: string(r.Phase),
+			// What sleeps is drained already, and what stops is not waited for.
+			Draining: r.Phase == state.Draining || r.Phase == state.Sleeping || r.Phase == state.Stopping,
+		}
+		if variant := byName[r.Name.Model].VariantOf(r); variant != nil {
+			g.Slots = variant.Slots
+		}
+		out.Replicas = append(out.Replicas, g)
+	}
+	return out
+}
+
+func (s *Server) gatewayReport(rq *request, _ *state.View) (answer, error) {
+	var body api.GatewayReport
+	if err := rq.decode(&body); err != nil {
+		return answer{}, err
+	}
+	report := load.Report{Gateway: body.Gateway, Index: body.Index, Replicas: make([]load.Replica, len(body.Replicas))}
+	for i, r := range body.Replicas {
+		to := &report.Replicas[i]
+		to.Name, to.InFlight, to.Oldest, to.LastRequest = r.Name, r.InFlight, r.Oldest, r.LastRequest
+		for _, q := range r.Requests {
+			to.Requests = append(to.Requests, load.Request{ID: q.ID, Started: q.Started})
+		}
+	}
+	if err := report.Validate(); err != nil {
+		return answer{}, badRequest("%v", err)
+	}
+	s.cfg.Loads.Put(report)
+	return answer{}, nil
+}

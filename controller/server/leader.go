@@ -1,0 +1,90 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	"remuda/controller/api"
+	"remuda/controller/raft"
+)
+
+// leaderPoll is how often a server looks who leads while a request waits for that.
+const leaderPoll = 25 * time.Millisecond
+
+// headerNotLeader marks an answer to a server that has passed a request on: this one
+// does not lead, and nothing happened.
+const headerNotLeader = "X-Remuda-Not-Leader"
+
+func contextUntil(ctx context.Context, t time.Time) (context.Context, context.CancelFunc) {
+	return context.WithDeadline(ctx, t)
+}
+
+// onLeader has the leader answer: this server if it is it, or else the one that is. It
+// tries again for as long as there is none and nothing has happened.
+func (s *Server) onLeader(w http.ResponseWriter, rq *request) error {
+	passedOn := rq.Header.Get(api.HeaderForwarded) != ""
+	deadline := time.Now().Add(s.cfg.LeaderWait)
+	for {
+		begun := time.Now()
+		leader := s.cfg.Raft.Leader()
+		_, changed := s.cfg.Raft.Leadership()
+		var err error
+		switch {
+		case leader.ID == s.cfg.Raft.ID():
+			err = s.lead(w, rq)
+		case leader.ID == "":
+			err = &raft.NotLeaderError{}
+		case passedOn:
+			err = &raft.NotLeaderError{ID: leader.ID, Address: leader.Address}
+		default:
+			err = s.forward(w, rq, leader)
+		}
+		if !errors.Is(err, raft.ErrNotLeader) {
+			return err
+		}
+		if passedOn {
+			// The server that passed it on knows as much as this one, and tries again.
+			w.Header().Set(headerNotLeader, "true")
+			return err
+		}
+		if time.Since(begun) > s.cfg.LeaderWait {
+			deadline = time.Now().Add(s.cfg.LeaderWait) // It was with a leader until now.
+		}
+		if !time.Now().Before(deadline) {
+			return fmt.Errorf("the cluster has no leader that answers, after %s: %w", s.cfg.LeaderWait, err)
+		}
+		if rq.route.body == bodyStream {
+			return err // What was read of it is gone.
+		}
+		select {
+		case <-changed:
+		case <-time.After(leaderPoll):
+		case <-s.stopping:
+			return fmt.Errorf("%w: %w", raft.ErrClosed, errStopping)
+		case <-rq.ctx.Done():
+			return fmt.Errorf("no leader: %w", rq.ctx.Err())
+		}
+	}
+}
+
+// lead answers on the leader.
+func (s *Server) lead(w http.ResponseWriter, rq *request) error {
+	if rq.route.read != nil {
+		return s.read(w, rq)
+	}
+	v, err := s.cfg.Raft.Read(rq.ctx, raft.Verified)
+	if err != nil {
+		return err
+	}
+	if rq.token, err = s.authorize(rq.route, rq.Header, v); err != nil {
+		return err
+	}
+	a, err := rq.route.act(s, rq, v)
+	if err != nil {
+		return err
+	}
+	return a.write(w, rq.Request)
+}

@@ -1,0 +1,63 @@
+package server
+
+import (
+	"errors"
+	"strconv"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+type metrics struct {
+	requests *prometheus.CounterVec
+	seconds  *prometheus.HistogramVec
+	blocked  prometheus.Gauge
+	forwards *prometheus.CounterVec
+}
+
+func newMetrics() *metrics {
+	return &metrics{
+		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "remuda_controller_http_requests_total", Help: "Requests to the API, by route and status.",
+		}, []string{"route", "method", "status"}),
+		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "remuda_controller_http_request_seconds", Help: "How long requests to the API took, waiting for changes included.",
+			Buckets: prometheus.ExponentialBuckets(0.001, 4, 9), // 1 ms to a minute
+		}, []string{"route", "method"}),
+		blocked: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "remuda_controller_http_watches", Help: "Blocking queries that wait for a change on this server.",
+		}),
+		forwards: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "remuda_controller_http_forwards_total", Help: "Requests that were passed on to the leader, by what became of them.",
+		}, []string{"result"}),
+	}
+}
+
+func (m *metrics) register(r prometheus.Registerer) error {
+	var errs []error
+	for _, c := range []prometheus.Collector{m.requests, m.seconds, m.blocked, m.forwards} {
+		errs = append(errs, r.Register(c))
+	}
+	return errors.Join(errs...)
+}
+
+// methods are those that a label may have: clients choose the text.
+var methods = map[string]bool{"GET": true, "HEAD": true, "PUT": true, "DELETE": true, "POST": true, "PATCH": true, "OPTIONS": true}
+
+func (m *metrics) begin(route, method string) func(status int, took time.Duration) {
+	if !methods[method] {
+		method = "other"
+	}
+	return func(status int, took time.Duration) {
+		m.requests.WithLabelValues(route, method, strconv.Itoa(status)).Inc()
+		m.seconds.WithLabelValues(route, method).Observe(took.Seconds())
+	}
+}
+
+// block counts a query that waits until the function that it returns is called.
+func (m *metrics) block() func() {
+	m.blocked.Inc()
+	return m.blocked.Dec
+}
+
+func (m *metrics) forwarded(err error) { m.forwards.WithLabelValues(forwardResult(err)).Inc() }

@@ -1,0 +1,172 @@
+package server
+
+import (
+	"fmt"
+	"net/http"
+	"strconv"
+
+	"github.com/hashicorp/go-memdb"
+
+	"remuda/controller/api"
+	"remuda/controller/modelfile"
+	"remuda/controller/state"
+)
+
+// statusDecisions is how many decisions a model's status has: the latest story.
+const statusDecisions = 10
+
+func (s *Server) listModels(_ *request, v *state.View, ws memdb.WatchSet) (answer, error) {
+	of := map[string][]*state.Replica{}
+	for _, r := range v.Replicas(ws) {
+		of[r.Name.Model] = append(of[r.Name.Model], r)
+	}
+	models := list(v.Models(ws), func(m *state.Model) api.ModelSummary { return summaryOf(m, of[m.Name]) })
+	return answer{value: models, index: v.TableIndex(state.TableModels, state.TableReplicas)}, nil
+}
+
+func noModel(name string) *api.Error {
+	return notFound("model %q does not exist: `remuda model list` names those that do", name)
+}
+
+func (s *Server) getModel(rq *request, v *state.View, ws memdb.WatchSet) (answer, error) {
+	index := v.TableIndex(state.TableModels, state.TableReplicas, state.TableDecisions)
+	name := rq.path["model"]
+	m := v.Model(ws, name)
+	if m == nil {
+		return answer{index: index}, noModel(name)
+	}
+	rs := v.ReplicasOf(ws, name)
+	ds := v.Decisions(ws, name, statusDecisions)
+	return answer{index: index, value: api.ModelStatus{
+		Model: modelOf(m), Counts: countsOf(rs), Replicas: list(rs, replicas{view: v, loads: s.cfg.Loads.Loads()}.convert),
+		Decisions: list(ds, decisionOf), Why: why(m, rs, ds),
+	}}, nil
+}
+
+func (s *Server) getModelFile(rq *request, v *state.View, ws memdb.WatchSet) (answer, error) {
+	index := v.TableIndex(state.TableModels)
+	m := v.Model(ws, rq.path["model"])
+	if m == nil {
+		return answer{index: index}, noModel(rq.path["model"])
+	}
+	return answer{index: index, raw: []byte(modelfile.Format(*m)), contentType: contentText}, nil
+}
+
+func (s *Server) deleteModel(rq *request, _ *state.View) (answer, error) {
+	cmd := &state.DeleteModel{Model: rq.path["model"]}
+	if text := rq.query.Get("cas"); text != "" {
+		var err error
+		if cmd.ModifyIndex, err = strconv.ParseUint(text, 10, 64); err != nil {
+			return answer{}, badRequest("cas is %q: want the model's ModifyIndex", text)
+		}
+	}
+	if _, err := s.cfg.Raft.Apply(rq.ctx, cmd); err != nil {
+		return answer{}, err
+	}
+	s.record(rq, state.Decision{Model: cmd.Model, Kind: "delete", Reason: fmt.Sprintf("%s deleted the model", by(rq.token))})
+	return answer{}, nil
+}
+
+func (s *Server) stopModel(rq *request, v *state.View) (answer, error) {
+	return s.setStopped(rq, v, true)
+}
+
+func (s *Server) startModel(rq *request, v *state.View) (answer, error) {
+	return s.setStopped(rq, v, false)
+}
+
+func (s *Server) setStopped(rq *request, v *state.View, stopped bool) (answer, error) {
+	name := rq.path["model"]
+	if v.Model(nil, name) == nil {
+		return answer{}, noModel(name)
+	}
+	res, err := s.cfg.Raft.Apply(rq.ctx, &state.SetScale{Model: name, Stopped: &stopped, Origin: state.OriginOperator})
+	if err != nil {
+		return answer{}, err
+	}
+	if res.Changed {
+		kind, verb := "start", "started"
+		if stopped {
+			kind, verb = "stop", "stopped"
+		}
+		s.record(rq, state.Decision{Model: name, Kind: kind, Reason: fmt.Sprintf("%s %s the model", by(rq.token), verb)})
+	}
+	return s.scaled(name, "", res.Changed)
+}
+
+// origin is the one that the caller may have: an autoscaler only its own.
+func origin(asked string, token *state.Token) (state.Origin, error) {
+	o := state.Origin(asked)
+	if o == "" {
+		o = state.OriginOperator
+		if token != nil && token.Role == state.RoleAutoscaler {
+			o = state.OriginAutoscaler
+		}
+	}
+	if token != nil && token.Role == state.RoleAutoscaler && o != state.OriginAutoscaler {
+		return o, &api.Error{Status: http.StatusForbidden, Code: api.CodeForbidden,
+			Message: fmt.Sprintf("a token of the role %s scales as %q only, not as %q", token.Role, state.OriginAutoscaler, o)}
+	}
+	return o, nil
+}
+
+func (s *Server) scaleModel(rq *request, v *state.View) (answer, error) {
+	// A number that was left out is not 0.
+	var body struct {
+		api.ScaleRequest
+		Replicas *int
+	}
+	if err := rq.decode(&body); err != nil {
+		return answer{}, err
+	}
+	if body.Replicas == nil {
+		return answer{}, badRequest("field \"Replicas\" is missing: want how many there should be")
+	}
+	from, err := origin(body.Origin, rq.token)
+	if err != nil {
+		return answer{}, err
+	}
+	name := rq.path["model"]
+	before := v.Model(nil, name)
+	if before == nil {
+		return answer{}, noModel(name)
+	}
+	res, err := s.cfg.Raft.Apply(rq.ctx, &state.SetScale{
+		Model: name, Variant: body.Variant, Replicas: body.Replicas, Origin: from, ModifyIndex: body.CAS,
+	})
+	if err != nil {
+		return answer{}, err
+	}
+	if res.Changed {
+		what := "the model"
+		if body.Variant != "" {
+			what = fmt.Sprintf("variant %q", body.Variant)
+		}
+		s.record(rq, state.Decision{Model: name, Kind: "scale",
+			Reason: fmt.Sprintf("%s asked for %d replicas of %s; the model's scale was %d", by(rq.token), *body.Replicas, what, before.Replicas),
+			Inputs: map[string]string{"asked": strconv.Itoa(*body.Replicas), "before": strconv.Itoa(before.Replicas), "variant": body.Variant, "origin": string(from)}})
+	}
+	return s.scaled(name, body.Variant, res.Changed)
+}
+
+// scaled answers what became of a scale.
+func (s *Server) scaled(name, variant string, changed bool) (answer, error) {
+	v := s.cfg.Raft.Store().View()
+	m := v.Model(nil, name)
+	if m == nil {
+		return answer{}, conflict("model %q was deleted just now", name)
+	}
+	rs := v.ReplicasOf(nil, name)
+	out := api.ScaleResponse{
+		Model: name, Variant: variant, Target: m.Target(), Changed: changed, ModifyIndex: m.ModifyIndex, Replicas: outcomes(rs, variant),
+	}
+	for _, r := range rs {
+		if !r.Leaving() && (variant == "" || r.Name.Variant == variant) {
+			out.Current++
+		}
+	}
+	if variant != "" && !m.Stopped {
+		out.Target = m.Spread[variant]
+	}
+	return answer{value: out}, nil
+}

@@ -1,0 +1,365 @@
+package server_test
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"remuda/controller/api"
+	"remuda/controller/modelfile"
+	"remuda/controller/state"
+)
+
+func TestApply(t *testing.T) {
+	m := one(t)
+	m.nomad.check = func(_ state.Model, v state.Variant) (string, error) { return "careful with " + v.Name, nil }
+	c := m.client
+	both := file("m") + file("n")
+
+	dry, err := c.ApplyModels(t.Context(), api.ApplyRequest{File: both, DryRun: true})
+	require.NoError(t, err)
+	require.True(t, dry.DryRun)
+	require.Zero(t, dry.Index)
+	require.Len(t, dry.Models, 2)
+	require.True(t, dry.Models[0].New)
+	require.NotEmpty(t, dry.Models[0].Changes)
+	require.Equal(t, []string{`variant "a": careful with a`, `variant "b": careful with b`}, dry.Models[0].Warnings)
+	list, _, err := c.Models(t.Context(), api.QueryOptions{})
+	require.NoError(t, err)
+	require.Empty(t, list, "it was a dry run")
+
+	got, err := c.ApplyModels(t.Context(), api.ApplyRequest{File: both})
+	require.NoError(t, err)
+	require.Positive(t, got.Index)
+	for _, a := range got.Models {
+		require.True(t, a.New)
+		require.Equal(t, got.Index, a.ModifyIndex, "they were written together")
+		require.Equal(t, 2, a.Replicas)
+	}
+
+	// The same again is no change, and Nomad is not asked.
+	asked := m.nomad.calls
+	before := m.store.View().TableIndex()
+	same, err := c.ApplyModels(t.Context(), api.ApplyRequest{File: both})
+	require.NoError(t, err)
+	require.Zero(t, same.Index)
+	for _, a := range same.Models {
+		require.True(t, a.Unchanged)
+		require.False(t, a.New)
+		require.Empty(t, a.Changes)
+	}
+	require.Equal(t, asked, m.nomad.calls)
+	require.Equal(t, before, m.store.View().TableIndex())
+
+	// A change keeps the scale, and says what is replaced. The other model stays.
+	_, err = c.Scale(t.Context(), "m", api.ScaleRequest{Replicas: 4})
+	require.NoError(t, err)
+	changed := file("m", "10GiB", "12GiB", "max        = 4", "max        = 3") + file("n")
+	got, err = c.ApplyModels(t.Context(), api.ApplyRequest{File: changed, DryRun: true})
+	require.NoError(t, err)
+	texts := map[string]api.Change{}
+	for _, ch := range got.Models[0].Changes {
+		texts[ch.Path] = ch
+	}
+	require.Equal(t, "3", texts["max"].New)
+	require.Equal(t, "4", texts["replicas"].Old)
+	require.Equal(t, "3", texts["replicas"].New, "within the new bounds")
+	require.True(t, texts[`variant "a": memory`].Rolls, "%v", texts)
+	require.Contains(t, texts["max"].Text, "4 -> 3")
+	require.True(t, got.Models[1].Unchanged)
+	got, err = c.ApplyModels(t.Context(), api.ApplyRequest{File: changed, CAS: map[string]uint64{"m": m.store.View().Model(nil, "m").ModifyIndex}})
+	require.NoError(t, err)
+	require.Equal(t, 3, got.Models[0].Replicas)
+
+	// A stopped model is started by it.
+	_, err = c.StopModel(t.Context(), "m")
+	require.NoError(t, err)
+	got, err = c.ApplyModels(t.Context(), api.ApplyRequest{File: changed})
+	require.NoError(t, err)
+	require.False(t, got.Models[0].Unchanged)
+	require.Equal(t, "stopped", got.Models[0].Changes[0].Path)
+	status, _, err := c.Model(t.Context(), "m", api.QueryOptions{})
+	require.NoError(t, err)
+	require.Equal(t, 3, status.Model.Target)
+
+	// The file that is given out makes the same model again.
+	text, _, err := c.ModelFile(t.Context(), "m", api.QueryOptions{})
+	require.NoError(t, err)
+	parsed, err := modelfile.Parse("m.hcl", []byte(text), nil)
+	require.NoError(t, err)
+	require.Equal(t, status.Model.Hash, parsed[0].Hash)
+
+	kinds := map[string]bool{}
+	for _, d := range status.Decisions {
+		kinds[d.Kind] = true
+		require.Contains(t, d.Reason, "somebody without a token")
+		require.False(t, d.Time.IsZero())
+	}
+	require.Equal(t, map[string]bool{"apply": true, "scale": true, "stop": true}, kinds)
+	require.NoError(t, c.DeleteModel(t.Context(), "n", 0))
+	_, _, err = c.Model(t.Context(), "n", api.QueryOptions{})
+	requireError(t, err, http.StatusNotFound, api.CodeNotFound, `"n"`)
+}
+
+// TestApplyWhileItIsScaled has both happen at once: neither is lost, and none fails
+// for the other.
+func TestApplyWhileItIsScaled(t *testing.T) {
+	m := one(t)
+	m.applied("m")
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for i := range 20 {
+			_, err := m.client.Scale(t.Context(), "m", api.ScaleRequest{Replicas: 1 + i%4})
+			if err != nil {
+				t.Errorf("scale: %v", err)
+			}
+		}
+	})
+	for i := range 10 {
+		_, err := m.client.ApplyModels(t.Context(), api.ApplyRequest{File: file("m", "10GiB", fmt.Sprint(11+i, "GiB"))})
+		if err != nil {
+			t.Errorf("apply: %v", err)
+		}
+	}
+	wg.Wait()
+	have := m.store.View().Model(nil, "m")
+	require.Equal(t, 20*gib, have.Variants[0].Memory)
+	require.Equal(t, 1+19%4, have.Replicas)
+}
+
+func TestScale(t *testing.T) {
+	m := one(t)
+	m.applied("m")
+	c := m.client
+	r1 := m.place("m", "1", 0, 0)
+	m.move(r1, state.Starting, state.Running)
+	r2 := m.place("m", "2", 0, 1)
+	rep := m.store.View().Replica(nil, r2.String())
+	m.apply(&state.Move{Replica: r2.String(), ModifyIndex: rep.ModifyIndex, Tier: state.Hot, Phase: state.Failed, Time: epoch,
+		Failures: ptr(3), LastError: ptr("out of memory"), Retry: ptr(epoch.Add(time.Hour))})
+
+	got, err := c.Scale(t.Context(), "m", api.ScaleRequest{Replicas: 3})
+	require.NoError(t, err)
+	require.Equal(t, api.ScaleResponse{
+		Model: "m", Current: 2, Target: 3, Changed: true, ModifyIndex: got.ModifyIndex,
+		Replicas: []api.ReplicaOutcome{{Name: r1.String(), Tier: "HOT", Phase: "running"}, {Name: r2.String(), Tier: "HOT", Phase: "failed", Error: "out of memory"}},
+	}, got)
+	require.Equal(t, m.store.View().Model(nil, "m").ModifyIndex, got.ModifyIndex)
+	got, err = c.Scale(t.Context(), "m", api.ScaleRequest{Replicas: 3})
+	require.NoError(t, err)
+	require.False(t, got.Changed)
+
+	got, err = c.Scale(t.Context(), "m", api.ScaleRequest{Replicas: 1, Variant: "b"})
+	require.NoError(t, err)
+	require.Equal(t, "b", got.Variant)
+	require.Equal(t, 1, got.Target)
+	require.Zero(t, got.Current)
+	require.Empty(t, got.Replicas)
+	status, _, err := c.Model(t.Context(), "m", api.QueryOptions{})
+	require.NoError(t, err)
+	require.Equal(t, map[string]int{"b": 1}, status.Model.Spread)
+	require.Equal(t, api.Counts{Hot: 1, Failed: 1}, status.Counts)
+	require.Contains(t, status.Why, fmt.Sprintf("1 of %d replicas serve: 1 HOT running, 1 HOT failed.", status.Model.Target))
+	require.Contains(t, status.Why, "Replica "+r2.String()+" has failed 3 times: out of memory; it is tried again at 2026-01-02T04:04:05Z.")
+	require.Contains(t, status.Why, "Last decision, scale: ")
+	require.Equal(t, "1", status.Decisions[0].Inputs["asked"])
+
+	got, err = c.StopModel(t.Context(), "m")
+	require.NoError(t, err)
+	require.True(t, got.Changed)
+	require.Zero(t, got.Target)
+	status, _, err = c.Model(t.Context(), "m", api.QueryOptions{})
+	require.NoError(t, err)
+	require.Contains(t, status.Why, "The model is stopped; 1 HOT running")
+	got, err = c.StartModel(t.Context(), "m")
+	require.NoError(t, err)
+	require.Positive(t, got.Target)
+	got, err = c.StartModel(t.Context(), "m")
+	require.NoError(t, err)
+	require.False(t, got.Changed)
+}
+
+func TestARolloutIsTold(t *testing.T) {
+	m := one(t)
+	m.applied("m")
+	r := m.place("m", "1", 0, 0)
+	m.move(r, state.Starting, state.Running)
+	_, err := m.client.ApplyModels(t.Context(), api.ApplyRequest{File: file("m", "10GiB", "11GiB")})
+	require.NoError(t, err)
+	status, _, err := m.client.Model(t.Context(), "m", api.QueryOptions{})
+	require.NoError(t, err)
+	roll := status.Model.Rollouts["a"]
+	require.Equal(t, "canary", roll.Status)
+	require.Equal(t, status.Model.Variants[0].Hash, roll.NewHash)
+	require.Equal(t, status.Replicas[0].VariantHash, roll.OldHash)
+	require.False(t, status.Replicas[0].Current)
+	require.Contains(t, status.Why, `Variant "a": a canary of its new definition is tried`)
+	list, _, err := m.client.Models(t.Context(), api.QueryOptions{})
+	require.NoError(t, err)
+	require.Equal(t, map[string]string{"a": "canary"}, list[0].Rollouts)
+	require.Equal(t, api.Counts{Hot: 1}, list[0].Counts)
+}
+
+func TestEvict(t *testing.T) {
+	m := one(t)
+	m.applied("m")
+	c := m.client
+	hot := m.place("m", "1", 0, 0)
+	m.move(hot, state.Starting, state.Running)
+	placed := m.place("m", "2", 1, 0)
+
+	got, err := c.Evict(t.Context(), api.EvictRequest{Replica: hot.String(), To: "cold"})
+	require.NoError(t, err)
+	require.Equal(t, []api.Eviction{{Name: hot.String(), Node: "n1", From: "HOT", To: "COLD", FreedGPUs: 1, FreedBytes: 10 * gib}}, got.Replicas)
+	got, err = c.Evict(t.Context(), api.EvictRequest{Model: "m"})
+	require.NoError(t, err)
+	require.Len(t, got.Replicas, 2)
+	require.Contains(t, got.Replicas[0].Error, "on its way out already: it is HOT draining")
+	require.Zero(t, got.Replicas[0].FreedGPUs)
+	require.Equal(t, api.Eviction{Name: placed.String(), Node: "n1", From: "HOT", FreedGPUs: 1, FreedBytes: 10 * gib}, got.Replicas[1])
+	status, _, err := c.Model(t.Context(), "m", api.QueryOptions{})
+	require.NoError(t, err)
+	require.Zero(t, status.Model.Replicas)
+	require.Equal(t, "evict", status.Decisions[0].Kind)
+
+	_, err = c.ApplyModels(t.Context(), api.ApplyRequest{File: file("pinned", "management =", "dedicated = true\n  management =")})
+	require.NoError(t, err)
+	pinned := m.place("pinned", "1", 0, 1)
+	_, err = c.Evict(t.Context(), api.EvictRequest{Replica: pinned.String()})
+	requireError(t, err, http.StatusForbidden, api.CodeForbidden, "dedicated")
+	_, err = c.Evict(t.Context(), api.EvictRequest{Replica: pinned.String(), Force: true})
+	require.NoError(t, err)
+	ds, _, err := c.Decisions(t.Context(), api.DecisionFilter{Replica: pinned.String(), Limit: 1}, api.QueryOptions{})
+	require.NoError(t, err)
+	require.Len(t, ds, 1)
+	require.Equal(t, "true", ds[0].Inputs["force"])
+}
+
+func TestNodes(t *testing.T) {
+	m := one(t)
+	m.applied("m")
+	m.apply(&state.UpsertNodes{Nodes: []state.Node{node("n20", "twin", 1), node("n21", "twin", 1)}})
+	r := m.place("m", "1", 0, 1)
+	nodes, _, err := m.client.Nodes(t.Context(), api.QueryOptions{})
+	require.NoError(t, err)
+	require.Len(t, nodes, 3)
+	g := nodes[0].GPUs[0]
+	require.Equal(t, 30*gib, g.FreeMemory)
+	require.Equal(t, []api.Seat{{ID: g.UUID + "#0"}, {ID: g.UUID + "#1", Replica: r.String()}}, g.Seats)
+
+	for asked, want := range map[string]string{"n1": "n1", "node-one": "n1", "n20": "n20", "n21": "n21"} {
+		got, _, err := m.client.Node(t.Context(), asked, api.QueryOptions{})
+		require.NoError(t, err)
+		require.Equal(t, want, got.Node.ID)
+	}
+	for _, asked := range []string{"twin", "n2"} {
+		_, _, err = m.client.Node(t.Context(), asked, api.QueryOptions{})
+		requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, "any of the nodes n20, n21")
+	}
+	status, _, err := m.client.Node(t.Context(), "node-one", api.QueryOptions{})
+	require.NoError(t, err)
+	require.Len(t, status.Replicas, 1)
+	require.Equal(t, "node-one", status.Replicas[0].NodeName)
+
+	n, err := m.client.Quarantine(t.Context(), "node-one", api.QuarantineRequest{GPU: g.UUID, On: true})
+	require.NoError(t, err)
+	require.True(t, n.GPUs[0].Quarantined)
+	n, err = m.client.Quarantine(t.Context(), "n1", api.QuarantineRequest{GPU: g.UUID})
+	require.NoError(t, err)
+	require.False(t, n.GPUs[0].Quarantined)
+}
+
+func TestGateways(t *testing.T) {
+	m := one(t)
+	m.applied("m")
+	c := m.client
+	r1 := m.place("m", "1", 0, 0)
+	m.move(r1, state.Starting, state.Running)
+	_, err := c.ApplyModels(t.Context(), api.ApplyRequest{File: file("n")})
+	require.NoError(t, err)
+	_, err = c.StopModel(t.Context(), "n")
+	require.NoError(t, err)
+	got, meta, err := c.GatewayState(t.Context(), api.QueryOptions{})
+	require.NoError(t, err)
+	require.Equal(t, api.GatewayState{
+		Models: []api.GatewayModel{{Name: "m", Wanted: 2, Slots: 8}, {Name: "n", Stopped: true, Slots: 8}},
+		Replicas: []api.GatewayReplica{
+			{Name: r1.String(), Model: "m", Variant: "a", Node: "n1", Tier: "HOT", Phase: "running", Slots: 8},
+		},
+	}, got)
+
+	// The replica's own change is told, though no model has changed.
+	m.move(r1, state.Starting)
+	got, _, err = c.GatewayState(t.Context(), api.QueryOptions{})
+	require.NoError(t, err)
+	require.Equal(t, "starting", got.Replicas[0].Phase)
+	m.move(r1, state.Running)
+	// So is a model's, though no replica has.
+	for _, n := range []int{3, 2} {
+		_, err = c.Scale(t.Context(), "m", api.ScaleRequest{Replicas: n})
+		require.NoError(t, err)
+		got, _, err = c.GatewayState(t.Context(), api.QueryOptions{})
+		require.NoError(t, err)
+		require.Equal(t, n, got.Models[0].Wanted)
+	}
+	_, meta, err = c.GatewayState(t.Context(), api.QueryOptions{})
+	require.NoError(t, err)
+
+	// Load is told with the replica, and its requests with that one alone.
+	require.NoError(t, c.GatewayReport(t.Context(), api.GatewayReport{Gateway: "g", Index: meta.Index, Replicas: []api.ReplicaLoad{
+		{Name: r1.String(), InFlight: 2, Oldest: epoch, LastRequest: epoch.Add(time.Second), Requests: []api.Request{{ID: "x", Started: epoch}}},
+	}}))
+	one, _, err := c.Replica(t.Context(), r1.String(), api.QueryOptions{})
+	require.NoError(t, err)
+	require.Equal(t, &api.Load{InFlight: 2, Busy: true, Oldest: epoch, LastRequest: epoch.Add(time.Second), Requests: []api.Request{{ID: "x", Started: epoch}}}, one.Load)
+	all, _, err := c.Replicas(t.Context(), "m", api.QueryOptions{})
+	require.NoError(t, err)
+	require.Equal(t, 2, all[0].Load.InFlight)
+	require.Empty(t, all[0].Load.Requests)
+	self, err := c.AgentSelf(t.Context())
+	require.NoError(t, err)
+	require.Len(t, self.Gateways, 1)
+	require.Equal(t, 2, self.Gateways[0].InFlight)
+	require.Equal(t, meta.Index, self.Gateways[0].Index)
+
+	// A draining replica gets no new requests, and its change reaches a waiting gateway
+	// with an index that is at least the change's own.
+	ch := wait(func() (api.GatewayState, api.QueryMeta, error) {
+		return c.GatewayState(t.Context(), api.QueryOptions{Index: meta.Index})
+	})
+	m.waitWatches(1)
+	_, err = c.Evict(t.Context(), api.EvictRequest{Replica: r1.String()})
+	require.NoError(t, err)
+	next := receive(t, ch)
+	require.NoError(t, next.err)
+	require.True(t, next.value.Replicas[0].Draining)
+	require.Equal(t, 1, next.value.Models[0].Wanted)
+	require.GreaterOrEqual(t, next.meta.Index, m.store.View().Replica(nil, r1.String()).ModifyIndex)
+}
+
+func TestHealth(t *testing.T) {
+	m := one(t)
+	h, err := m.client.AgentHealth(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, api.AgentHealth{Healthy: true, Problems: []string{}}, h)
+	require.NoError(t, m.client.Ready(t.Context()))
+	*m.health = api.ReconcileStatus{Active: true, Nomad: api.LinkStatus{Heard: epoch, Error: "connection refused"}, Consul: api.LinkStatus{Known: true}, LastError: "plan: no"}
+	h, err = m.client.AgentHealth(t.Context())
+	require.NoError(t, err)
+	require.False(t, h.Healthy)
+	require.Equal(t, []string{"Nomad is not heard: connection refused", "reconciler: plan: no"}, h.Problems)
+	require.NoError(t, m.client.Ready(t.Context()), "it can answer all the same")
+	self, err := m.client.AgentSelf(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, "connection refused", self.Reconcile.Nomad.Error)
+	require.True(t, self.Leader)
+	require.NotEmpty(t, strings.TrimSpace(self.Version))
+	l, err := m.client.Leader(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, m.node.ID(), l.ID)
+}

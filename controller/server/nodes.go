@@ -1,0 +1,95 @@
+package server
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/hashicorp/go-memdb"
+
+	"remuda/controller/api"
+	"remuda/controller/state"
+)
+
+func (s *Server) listNodes(_ *request, v *state.View, ws memdb.WatchSet) (answer, error) {
+	ledger := v.Ledger(ws)
+	nodes := list(v.Nodes(ws), func(n *state.Node) api.Node {
+		used := ledger[n.ID]
+		if used == nil {
+			used = &state.NodeUsage{Node: n.ID}
+		}
+		return nodeOf(n, used)
+	})
+	return answer{value: nodes, index: v.TableIndex(state.TableNodes, state.TableReplicas)}, nil
+}
+
+// findNode returns the node of that ID, or else the only one of that name, or the only
+// one whose ID begins so.
+func findNode(v *state.View, ws memdb.WatchSet, asked string) (*state.Node, error) {
+	if n := v.Node(ws, asked); n != nil {
+		return n, nil
+	}
+	var named, begun []*state.Node
+	for _, n := range v.Nodes(ws) {
+		if n.Name == asked {
+			named = append(named, n)
+		}
+		if strings.HasPrefix(n.ID, asked) {
+			begun = append(begun, n)
+		}
+	}
+	if len(named) == 0 {
+		named = begun
+	}
+	switch len(named) {
+	case 0:
+		return nil, notFound("node %q does not exist: `remuda node list` names those that do", asked)
+	case 1:
+		return named[0], nil
+	}
+	ids := list(named, func(n *state.Node) string { return n.ID })
+	return nil, badRequest("%q may be any of the nodes %s: want the whole ID", asked, strings.Join(ids, ", "))
+}
+
+func (s *Server) getNode(rq *request, v *state.View, ws memdb.WatchSet) (answer, error) {
+	index := v.TableIndex(state.TableNodes, state.TableReplicas)
+	n, err := findNode(v, ws, rq.path["node"])
+	if err != nil {
+		return answer{index: index}, err
+	}
+	return answer{index: index, value: api.NodeStatus{
+		Node:     nodeOf(n, v.Usage(ws, n.ID)),
+		Replicas: list(v.ReplicasOn(ws, n.ID), replicas{view: v, loads: s.cfg.Loads.Loads()}.convert),
+	}}, nil
+}
+
+func (s *Server) quarantine(rq *request, v *state.View) (answer, error) {
+	var body api.QuarantineRequest
+	if err := rq.decode(&body); err != nil {
+		return answer{}, err
+	}
+	n, err := findNode(v, nil, rq.path["node"])
+	if err != nil {
+		return answer{}, err
+	}
+	if body.GPU == "" {
+		return answer{}, badRequest("field \"GPU\" is empty: want the UUID of one of the node's GPUs")
+	}
+	res, err := s.cfg.Raft.Apply(rq.ctx, &state.Quarantine{Node: n.ID, GPU: body.GPU, On: body.On})
+	if err != nil {
+		return answer{}, err
+	}
+	if res.Changed {
+		verb := "let placements back on"
+		if body.On {
+			verb = "quarantined"
+		}
+		s.record(rq, state.Decision{Kind: "quarantine", Reason: fmt.Sprintf("%s %s GPU %s of node %s", by(rq.token), verb, body.GPU, n.Name),
+			Inputs: map[string]string{"node": n.ID, "gpu": body.GPU, "on": strconv.FormatBool(body.On)}})
+	}
+	after := s.cfg.Raft.Store().View()
+	if n = after.Node(nil, n.ID); n == nil {
+		return answer{}, conflict("node %q was forgotten just now", rq.path["node"])
+	}
+	return answer{value: nodeOf(n, after.Usage(nil, n.ID))}, nil
+}

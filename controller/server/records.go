@@ -1,0 +1,107 @@
+package server
+
+import (
+	"fmt"
+	"strconv"
+
+	"github.com/hashicorp/go-memdb"
+
+	"remuda/controller/api"
+	"remuda/controller/state"
+	"remuda/internal/replica"
+)
+
+// defaultDecisions is how many decisions are listed where the caller does not say.
+const defaultDecisions = 100
+
+// record keeps decisions of people with the controller's own, and logs them. That one
+// is lost with the leader does not undo what it is about, and is no failure of it.
+func (s *Server) record(rq *request, ds ...state.Decision) {
+	if len(ds) == 0 {
+		return
+	}
+	now := s.cfg.Now()
+	for i := range ds {
+		ds[i].Time = now
+		s.log.Info("decision", "kind", ds[i].Kind, "model", ds[i].Model, "replica", ds[i].Replica, "reason", ds[i].Reason)
+	}
+	if _, err := s.cfg.Raft.Apply(rq.ctx, &state.RecordDecisions{Decisions: ds}); err != nil {
+		s.log.Warn("decisions are not kept", "error", err)
+	}
+}
+
+func (s *Server) listDecisions(rq *request, v *state.View, ws memdb.WatchSet) (answer, error) {
+	limit := defaultDecisions
+	if text := rq.query.Get("limit"); text != "" {
+		var err error
+		if limit, err = strconv.Atoi(text); err != nil || limit < 1 || limit > state.DecisionLimit {
+			return answer{}, badRequest("limit is %q: want 1 to %d", text, state.DecisionLimit)
+		}
+	}
+	model, of := rq.query.Get("model"), rq.query.Get("replica")
+	if of != "" {
+		name, err := replica.ParseName(of)
+		if err != nil {
+			return answer{}, badRequest("replica: %v", err)
+		}
+		if model != "" && model != name.Model {
+			return answer{}, badRequest("replica %q is not of model %q", of, model)
+		}
+		model = name.Model
+	}
+	most := limit
+	if of != "" {
+		most = 0 // Those of the others are left out first.
+	}
+	out := []api.Decision{}
+	for _, d := range v.Decisions(ws, model, most) {
+		if (of == "" || d.Replica == of) && len(out) < limit {
+			out = append(out, decisionOf(d))
+		}
+	}
+	return answer{value: out, index: v.TableIndex(state.TableDecisions)}, nil
+}
+
+func (s *Server) listSwitches(_ *request, v *state.View, ws memdb.WatchSet) (answer, error) {
+	return answer{value: list(v.Switches(ws), switchOf), index: v.TableIndex(state.TableSwitches)}, nil
+}
+
+func (s *Server) setSwitch(rq *request, _ *state.View) (answer, error) {
+	var body struct {
+		Value *string
+		CAS   *uint64
+	}
+	if err := rq.decode(&body); err != nil {
+		return answer{}, err
+	}
+	if body.Value == nil {
+		return answer{}, badRequest("field \"Value\" is missing: want the switch's value")
+	}
+	name := rq.path["switch"]
+	res, err := s.cfg.Raft.Apply(rq.ctx, &state.SetSwitch{Name: name, Value: *body.Value, ModifyIndex: body.CAS})
+	if err != nil {
+		return answer{}, err
+	}
+	if res.Changed {
+		s.record(rq, state.Decision{Kind: "switch", Reason: fmt.Sprintf("%s set switch %q to %q", by(rq.token), name, *body.Value),
+			Inputs: map[string]string{"switch": name, "value": *body.Value}})
+	}
+	for _, sw := range s.cfg.Raft.Store().View().Switches(nil) {
+		if sw.Name == name {
+			return answer{value: switchOf(sw)}, nil
+		}
+	}
+	return answer{}, conflict("switch %q was taken away just now", name)
+}
+
+func (s *Server) deleteSwitch(rq *request, _ *state.View) (answer, error) {
+	name := rq.path["switch"]
+	res, err := s.cfg.Raft.Apply(rq.ctx, &state.SetSwitch{Name: name, Delete: true})
+	if err != nil {
+		return answer{}, err
+	}
+	if res.Changed {
+		s.record(rq, state.Decision{Kind: "switch", Reason: fmt.Sprintf("%s took switch %q away", by(rq.token), name), Inputs: map[string]string{"switch": name}})
+	}
+	return answer{}, nil
+}

@@ -1,0 +1,120 @@
+package server
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/hashicorp/go-memdb"
+
+	"remuda/controller/api"
+	"remuda/controller/state"
+)
+
+func (s *Server) listReplicas(rq *request, v *state.View, ws memdb.WatchSet) (answer, error) {
+	index := v.TableIndex(state.TableReplicas, state.TableModels)
+	var rs []*state.Replica
+	if rq.query.Has("model") {
+		name := rq.query.Get("model")
+		if v.Model(ws, name) == nil {
+			return answer{index: index}, noModel(name)
+		}
+		rs = v.ReplicasOf(ws, name)
+	} else {
+		rs = v.Replicas(ws)
+	}
+	return answer{value: list(rs, replicas{view: v, loads: s.cfg.Loads.Loads()}.convert), index: index}, nil
+}
+
+func noReplica(name string) *api.Error {
+	return notFound("replica %q does not exist: `remuda replica list` names those that do", name)
+}
+
+func (s *Server) getReplica(rq *request, v *state.View, ws memdb.WatchSet) (answer, error) {
+	index := v.TableIndex(state.TableReplicas)
+	r := v.Replica(ws, rq.path["replica"])
+	if r == nil {
+		return answer{index: index}, noReplica(rq.path["replica"])
+	}
+	return answer{value: replicas{view: v, loads: s.cfg.Loads.Loads(), requests: true}.convert(r), index: index}, nil
+}
+
+func (s *Server) evict(rq *request, v *state.View) (answer, error) {
+	var body api.EvictRequest
+	if err := rq.decode(&body); err != nil {
+		return answer{}, err
+	}
+	if (body.Replica == "") == (body.Model == "") {
+		return answer{}, badRequest("field \"Replica\" is %q and field \"Model\" is %q: want one of them", body.Replica, body.Model)
+	}
+	to := state.Tier(strings.ToUpper(body.To))
+	if to != "" && to != state.Cold {
+		return answer{}, badRequest("field \"To\" is %q: want %q, or nothing for its end", body.To, state.Cold)
+	}
+	var before []*state.Replica
+	model := body.Model
+	if body.Replica != "" {
+		r := v.Replica(nil, body.Replica)
+		if r == nil {
+			return answer{}, noReplica(body.Replica)
+		}
+		before, model = []*state.Replica{r}, r.Name.Model
+	} else {
+		if v.Model(nil, body.Model) == nil {
+			return answer{}, noModel(body.Model)
+		}
+		before = v.ReplicasOf(nil, body.Model)
+	}
+	res, err := s.cfg.Raft.Apply(rq.ctx, &state.Evict{Replica: body.Replica, Model: body.Model, To: to, Force: body.Force, Time: s.cfg.Now()})
+	if err != nil {
+		return answer{}, err
+	}
+	after := s.cfg.Raft.Store().View()
+	out := api.EvictResponse{Replicas: []api.Eviction{}}
+	gpus, bytes := 0, int64(0)
+	for _, r := range before {
+		e := evicted(r, after.Replica(nil, r.Name.String()))
+		gpus, bytes = gpus+e.FreedGPUs, bytes+e.FreedBytes
+		out.Replicas = append(out.Replicas, e)
+	}
+	if res.Changed {
+		what := "all replicas"
+		if body.Replica != "" {
+			what = "replica " + body.Replica
+		}
+		s.record(rq, state.Decision{Model: model, Replica: body.Replica, Kind: "evict",
+			Reason: fmt.Sprintf("%s evicted %s", by(rq.token), what),
+			Inputs: map[string]string{"to": string(to), "force": strconv.FormatBool(body.Force), "freed GPUs": strconv.Itoa(gpus), "freed bytes": strconv.FormatInt(bytes, 10)}})
+	}
+	return answer{value: out}, nil
+}
+
+// evicted says what became of a replica; after is nil where it is gone already.
+func evicted(before, after *state.Replica) api.Eviction {
+	e := api.Eviction{Name: before.Name.String(), Node: before.Placement.Node, From: string(before.Tier)}
+	switch {
+	case before.Leaving():
+		e.To = string(before.Target)
+		if before.Phase == state.Running {
+			e.To = string(before.Tier)
+		}
+		e.Error = fmt.Sprintf("it was on its way out already: it is %s", before.Stage())
+		return e
+	case after != nil && !after.Leaving():
+		e.To, e.Error = e.From, fmt.Sprintf("it stays: it is %s", after.Stage())
+		return e
+	case after != nil:
+		e.To = string(after.Target)
+	}
+	h := before.Holds()
+	on := map[string]bool{}
+	for _, seat := range h.Seats {
+		gpu, _, _ := strings.Cut(seat, "#")
+		on[gpu] = true
+	}
+	e.FreedGPUs = len(on)
+	for _, b := range h.Memory {
+		e.FreedBytes += b
+	}
+	return e
+}

@@ -1,0 +1,229 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+
+	"remuda/controller/api"
+)
+
+// Bounds of connections that no route changes.
+const (
+	headerTimeout = 10 * time.Second
+	idleTimeout   = 2 * time.Minute
+	maxHeader     = 64 << 10
+	// writeSlack is what an answer may take to be sent once it is known.
+	writeSlack = 30 * time.Second
+)
+
+// Server is the HTTP API of one server of the cluster.
+type Server struct {
+	cfg      Config
+	log      hclog.Logger
+	metrics  *metrics
+	peers    *peers
+	started  time.Time
+	gateways gatewayBody
+	// stopping is closed when no request may wait any more.
+	stopping chan struct{}
+	stopOnce sync.Once
+	// tokens is held while a token is deleted, so that two of them do not both leave
+	// the other as the last.
+	tokens sync.Mutex
+}
+
+// New checks cfg. Nothing is started.
+func New(cfg Config) (*Server, error) {
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	s := &Server{cfg: cfg, log: cfg.Logger.Named("api"), started: time.Now(), stopping: make(chan struct{})}
+	s.peers = newPeers(cfg)
+	s.metrics = newMetrics()
+	if cfg.Registerer != nil {
+		if err := s.metrics.register(cfg.Registerer); err != nil {
+			return nil, fmt.Errorf("server: metrics: %w", err)
+		}
+	}
+	return s, nil
+}
+
+// Run serves on the listeners, which it closes, until ctx ends or one of them fails.
+// Then blocking queries are answered with what there is, and other requests have
+// Config.Drain to end.
+func (s *Server) Run(ctx context.Context, listeners ...net.Listener) error {
+	hs := &http.Server{
+		Handler:           s,
+		ReadHeaderTimeout: headerTimeout,
+		IdleTimeout:       idleTimeout,
+		MaxHeaderBytes:    maxHeader,
+		ErrorLog:          s.log.StandardLogger(&hclog.StandardLoggerOptions{ForceLevel: hclog.Debug}),
+	}
+	failed := make(chan error, len(listeners))
+	var wg sync.WaitGroup
+	for _, l := range listeners {
+		wg.Go(func() {
+			if err := hs.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+				failed <- err
+			}
+		})
+	}
+	var err error
+	select {
+	case <-ctx.Done():
+	case err = <-failed:
+		err = fmt.Errorf("server: %w", err)
+	}
+	s.Stop()
+	drain, cancel := context.WithTimeout(context.Background(), s.cfg.Drain)
+	defer cancel()
+	if down := hs.Shutdown(drain); down != nil {
+		s.log.Warn("requests are cut off", "after", s.cfg.Drain, "error", down)
+		err = errors.Join(err, hs.Close())
+	}
+	wg.Wait()
+	s.peers.close()
+	return err
+}
+
+// Stop answers all blocking queries at once, and lets no other wait. Run calls it; it
+// is for those who serve the handler themselves.
+func (s *Server) Stop() { s.stopOnce.Do(func() { close(s.stopping) }) }
+
+// ServeHTTP implements http.Handler.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	start := time.Now()
+	rec := &recorder{ResponseWriter: w}
+	rt, params, allow := find(r.Method, r.URL)
+	label := "none"
+	if rt != nil {
+		label = rt.pattern
+	}
+	done := s.metrics.begin(label, r.Method)
+	defer func() { done(rec.status, time.Since(start)) }()
+	var err error
+	switch {
+	case rt != nil:
+		err = s.handle(rec, &request{Request: r, route: rt, path: params, ctx: r.Context()})
+	case len(allow) > 0:
+		rec.Header()["Allow"] = allow
+		err = &api.Error{Status: http.StatusMethodNotAllowed, Code: api.CodeNoMethod,
+			Message: fmt.Sprintf("%s does not take %s: want one of %v", clip(r.URL.Path), clip(r.Method), allow)}
+	default:
+		err = &api.Error{Status: http.StatusNotFound, Code: api.CodeNoRoute,
+			Message: fmt.Sprintf("there is no %s here: GET /v1/openapi.json tells what there is; a '/' in a name is written %%2F", clip(r.URL.Path))}
+	}
+	if err == nil {
+		return
+	}
+	e := asError(err)
+	if e.Status == http.StatusInternalServerError {
+		s.log.Error("request failed", "method", r.Method, "path", r.URL.Path, "error", err)
+	}
+	if rec.status != 0 {
+		// The answer has begun: only the end of the connection says that it is not whole.
+		panic(http.ErrAbortHandler)
+	}
+	var at *indexedError
+	var index uint64
+	if errors.As(err, &at) {
+		index = at.index
+	}
+	writeError(rec, r, e, index)
+}
+
+// clip keeps what a client sent short in messages.
+func clip(s string) string {
+	const longest = 200
+	if len(s) > longest {
+		return strconv.Quote(s[:longest]) + "…"
+	}
+	return strconv.Quote(s)
+}
+
+// recorder remembers the status that was written, 0 before.
+type recorder struct {
+	http.ResponseWriter
+	status int
+}
+
+func (r *recorder) WriteHeader(status int) {
+	if r.status == 0 {
+		r.status = status
+	}
+	r.ResponseWriter.WriteHeader(status)
+}
+
+func (r *recorder) Write(b []byte) (int, error) {
+	if r.status == 0 {
+		r.status = http.StatusOK
+	}
+	return r.ResponseWriter.Write(b)
+}
+
+// Unwrap is for http.ResponseController.
+func (r *recorder) Unwrap() http.ResponseWriter { return r.ResponseWriter }
+
+// handle answers a request that has a route.
+func (s *Server) handle(w http.ResponseWriter, rq *request) error {
+	if err := rq.parseQuery(); err != nil {
+		return err
+	}
+	limit, bodyLimit := s.cfg.RequestTimeout, s.cfg.BodyTimeout
+	if rq.route.long {
+		limit, bodyLimit = s.cfg.SnapshotTimeout, s.cfg.SnapshotTimeout
+	}
+	if rq.index > 0 {
+		limit += time.Until(rq.until)
+	}
+	ctx, cancel := context.WithTimeout(rq.ctx, limit)
+	defer cancel()
+	rq.ctx = ctx
+	control := http.NewResponseController(w)
+	// A writer that knows no deadlines, as a test's, is its owner's to bound.
+	if err := control.SetWriteDeadline(time.Now().Add(limit + writeSlack)); err != nil && !errors.Is(err, http.ErrNotSupported) {
+		return err
+	}
+	if rq.ContentLength != 0 {
+		if err := control.SetReadDeadline(time.Now().Add(bodyLimit)); err != nil && !errors.Is(err, http.ErrNotSupported) {
+			return err
+		}
+	}
+	if err := s.readBody(w, rq); err != nil {
+		return err
+	}
+	if rq.ContentLength != 0 && rq.route.body != bodyStream {
+		// From here on the connection is only watched for its end.
+		if err := control.SetReadDeadline(time.Time{}); err != nil && !errors.Is(err, http.ErrNotSupported) {
+			return err
+		}
+	}
+	switch {
+	case rq.route.where == whereLocal:
+		return s.local(w, rq)
+	case rq.route.where == whereRead && rq.stale:
+		return s.read(w, rq)
+	}
+	return s.onLeader(w, rq)
+}
+
+// local answers from this server alone.
+func (s *Server) local(w http.ResponseWriter, rq *request) error {
+	var err error
+	if rq.token, err = s.authorize(rq.route, rq.Header, s.cfg.Raft.Store().View()); err != nil {
+		return err
+	}
+	a, err := rq.route.serve(s, rq)
+	if err != nil {
+		return err
+	}
+	return a.write(w, rq.Request)
+}

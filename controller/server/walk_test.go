@@ -1,0 +1,170 @@
+package server_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"remuda/controller/api"
+	"remuda/controller/server"
+	"remuda/controller/state"
+)
+
+func decodeJSON(t testing.TB, text string, v any) {
+	t.Helper()
+	require.NoError(t, json.Unmarshal([]byte(text), v), text)
+}
+
+// good has a request for every route that is answered with what it is for.
+type good struct {
+	path, body string
+	// status, 0: 200.
+	status int
+}
+
+// TestEveryRouteAnswersAsDescribed asks every route of the table for what it is for and
+// for something that it refuses. The client's transport compares both with the
+// description.
+func TestEveryRouteAnswersAsDescribed(t *testing.T) {
+	m, secrets := bootstrapped(t)
+	m.applied("m")
+	running := m.place("m", "r1", 0, 0)
+	m.move(running, state.Starting, state.Running)
+	failed := m.place("m", "r2", 0, 1)
+	m.move(failed, state.Starting, state.Failed)
+	going := m.place("m", "r3", 1, 0)
+	m.move(going, state.Starting, state.Running)
+	changed := file("m", "10GiB", "11GiB")
+	_, err := m.client.ApplyModels(t.Context(), api.ApplyRequest{File: changed})
+	require.NoError(t, err)
+	_, err = m.client.ApplyModels(t.Context(), api.ApplyRequest{File: file("empty")})
+	require.NoError(t, err)
+	require.NoError(t, m.client.GatewayReport(t.Context(), api.GatewayReport{Gateway: "g", Index: 1, Replicas: []api.ReplicaLoad{
+		{Name: running.String(), InFlight: 1, Oldest: epoch, LastRequest: epoch, Requests: []api.Request{{ID: "x", Started: epoch}}},
+	}}))
+	_, err = m.client.SetSwitch(t.Context(), "s", api.SwitchRequest{Value: "on"})
+	require.NoError(t, err)
+	var snapshot bytes.Buffer
+	require.NoError(t, m.client.SaveSnapshot(t.Context(), &snapshot, api.QueryOptions{}))
+	spare := token(t, m.client, "read-only")
+
+	quoted := func(s string) string {
+		b, err := json.Marshal(s)
+		require.NoError(t, err)
+		return string(b)
+	}
+	requests := map[string]good{
+		"GET /v1/models":                        {path: "/v1/models"},
+		"PUT /v1/models":                        {path: "/v1/models", body: `{"File":` + quoted(file("new")) + `}`},
+		"GET /v1/model/{model}":                 {path: "/v1/model/m"},
+		"GET /v1/model/{model}/file":            {path: "/v1/model/m/file"},
+		"DELETE /v1/model/{model}":              {path: "/v1/model/empty"},
+		"PUT /v1/model/{model}/stop":            {path: "/v1/model/m/stop"},
+		"PUT /v1/model/{model}/start":           {path: "/v1/model/m/start"},
+		"PUT /v1/model/{model}/scale":           {path: "/v1/model/m/scale", body: `{"Replicas":3,"Variant":"a"}`},
+		"PUT /v1/evict":                         {path: "/v1/evict", body: `{"Replica":"` + going.String() + `","To":"cold"}`},
+		"GET /v1/replicas":                      {path: "/v1/replicas?model=m"},
+		"GET /v1/replica/{replica}":             {path: "/v1/replica/" + running.String()},
+		"GET /v1/nodes":                         {path: "/v1/nodes"},
+		"GET /v1/node/{node}":                   {path: "/v1/node/node-one"},
+		"PUT /v1/node/{node}/quarantine":        {path: "/v1/node/n1/quarantine", body: `{"GPU":"` + gpuOf("n1", 1) + `","On":true}`},
+		"GET /v1/switches":                      {path: "/v1/switches"},
+		"PUT /v1/switch/{switch}":               {path: "/v1/switch/s", body: `{"Value":"off"}`},
+		"DELETE /v1/switch/{switch}":            {path: "/v1/switch/s"},
+		"GET /v1/decisions":                     {path: "/v1/decisions?model=m&limit=5"},
+		"GET /v1/gateway/state":                 {path: "/v1/gateway/state"},
+		"PUT /v1/gateway/report":                {path: "/v1/gateway/report", body: `{"Gateway":"g","Index":1,"Replicas":[]}`},
+		"PUT /v1/acl/bootstrap":                 {path: "/v1/acl/bootstrap", status: http.StatusConflict}, // its success is in bootstrapped
+		"GET /v1/acl/tokens":                    {path: "/v1/acl/tokens"},
+		"PUT /v1/acl/token":                     {path: "/v1/acl/token", body: `{"Name":"x","Role":"gateway"}`, status: http.StatusCreated},
+		"DELETE /v1/acl/token/{accessor}":       {path: "/v1/acl/token/" + spare.Accessor},
+		"GET /v1/acl/token/self":                {path: "/v1/acl/token/self"},
+		"GET /v1/operator/raft/configuration":   {path: "/v1/operator/raft/configuration"},
+		"DELETE /v1/operator/raft/peer/{id}":    {path: "/v1/operator/raft/peer/" + m.node.ID(), status: http.StatusConflict}, // success: TestTheClusterIsChanged
+		"PUT /v1/operator/raft/transfer-leader": {path: "/v1/operator/raft/transfer-leader", status: http.StatusConflict},     // likewise
+		"GET /v1/operator/snapshot":             {path: "/v1/operator/snapshot"},
+		"PUT /v1/operator/snapshot":             {path: "/v1/operator/snapshot", body: snapshot.String()},
+		"GET /v1/status/leader":                 {path: "/v1/status/leader"},
+		"GET /v1/agent/self":                    {path: "/v1/agent/self"},
+		"GET /v1/agent/health":                  {path: "/v1/agent/health"},
+		"GET /v1/openapi.json":                  {path: "/v1/openapi.json"},
+		"GET /metrics":                          {path: "/metrics"},
+		"GET /live":                             {path: "/live"},
+		"GET /ready":                            {path: "/ready"},
+	}
+	seen.Clear()
+	for _, r := range server.Routes() {
+		key := r.Method + " " + r.Pattern
+		g, ok := requests[key]
+		require.True(t, ok, "%s has no request in this test", key)
+		if g.status == 0 {
+			g.status = http.StatusOK
+		}
+		resp, body := m.raw(r.Method, g.path, secrets["operator"], g.body)
+		require.Equal(t, g.status, resp.StatusCode, "%s: %s", key, body)
+		_, ok = seen.Load(fmt.Sprintf("%s %d", key, g.status))
+		require.True(t, ok, "%s was not compared with the description", key)
+
+		// A query parameter that it does not know is refused by every route.
+		sep := "?"
+		if strings.Contains(g.path, "?") {
+			sep = "&"
+		}
+		resp, body = m.raw(r.Method, g.path+sep+"nonsense=1", secrets["operator"], g.body)
+		require.Equal(t, http.StatusBadRequest, resp.StatusCode, "%s: %s", key, body)
+		require.Contains(t, refused(t, body).Message, `parameter "nonsense" is unknown to `+key)
+		_, ok = seen.Load(fmt.Sprintf("%s %d", key, http.StatusBadRequest))
+		require.True(t, ok, key)
+	}
+	require.Len(t, requests, len(server.Routes()))
+}
+
+func TestPathsThatAreNot(t *testing.T) {
+	m := one(t)
+	for path, want := range map[string]string{
+		"/":                     "there is no",
+		"/v1":                   "there is no",
+		"/v1/models/":           "there is no",
+		"/v1/model/":            "there is no",
+		"/v1//models":           "there is no",
+		"/v1/model/a/b/scale":   "written %2F",
+		"/v1/model/../models":   "there is no",
+		"/v1/model/%zz":         "",
+		"/v1/replica/%2e%2e":    `replica ".." does not exist`,
+		"/v1/model/meta%2Fl%3a": `model "meta/l:" does not exist`,
+	} {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, m.url, nil)
+		require.NoError(t, err)
+		req.URL.Opaque = strings.TrimPrefix(m.url, "http:") + path
+		resp, err := checked(t).Do(req)
+		require.NoError(t, err)
+		var e api.Error
+		if want == "" { // net/http refuses what is no URL by itself.
+			require.Equal(t, http.StatusBadRequest, resp.StatusCode, path)
+		} else {
+			require.Equal(t, http.StatusNotFound, resp.StatusCode, path)
+			require.NoError(t, json.NewDecoder(resp.Body).Decode(&e), path)
+			require.Contains(t, e.Message, want, path)
+		}
+		resp.Body.Close()
+	}
+	for path, methods := range map[string][]string{
+		"/v1/models":         {"GET", "HEAD", "PUT"},
+		"/v1/model/x/scale":  {"PUT"},
+		"/v1/acl/token/self": {"DELETE", "GET", "HEAD"},
+	} {
+		resp, body := m.raw(http.MethodPost, path, "", "")
+		require.Equal(t, http.StatusMethodNotAllowed, resp.StatusCode)
+		require.Equal(t, api.CodeNoMethod, refused(t, body).Code)
+		require.ElementsMatch(t, methods, resp.Header.Values("Allow"), path)
+	}
+	resp, body := m.raw(http.MethodHead, "/v1/models", "", "")
+	require.Equal(t, http.StatusOK, resp.StatusCode)
+	require.Empty(t, body)
+	require.NotEmpty(t, resp.Header.Get(api.HeaderIndex))
+}

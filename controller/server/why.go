@@ -1,0 +1,82 @@
+package server
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"remuda/controller/state"
+)
+
+// why says in a few sentences why a model is as it is: what is wanted, what is there,
+// what goes on, and what was decided last.
+func why(m *state.Model, rs []*state.Replica, ds []*state.Decision) string {
+	var out []string
+	say := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
+	c := countsOf(rs)
+	switch {
+	case m.Stopped && len(rs) == 0:
+		say("The model is stopped.")
+	case m.Stopped:
+		say("The model is stopped; %s.", strings.Join(parts(rs), ", "))
+	case len(rs) == 0 && m.Target() > 0:
+		say("%d of %d replicas serve: none is placed yet.", 0, m.Target())
+	case len(rs) == 0:
+		say("The model wants no replicas.")
+	default:
+		say("%d of %d replicas serve: %s.", c.Hot, m.Target(), strings.Join(parts(rs), ", "))
+	}
+	for _, r := range rs {
+		if r.Phase != state.Failed {
+			continue
+		}
+		text := fmt.Sprintf("Replica %s has failed %d times: %s", r.Name, r.Failures, strings.TrimSuffix(r.LastError, "."))
+		if !r.Retry.IsZero() {
+			text += "; it is tried again at " + r.Retry.UTC().Format(time.RFC3339)
+		}
+		say("%s.", text)
+	}
+	for _, name := range slices.Sorted(maps.Keys(m.Rollouts)) {
+		r := m.Rollouts[name]
+		text := fmt.Sprintf("Variant %q: ", name)
+		switch r.Status {
+		case state.RolloutCanary:
+			text += "a canary of its new definition is tried beside the old replicas"
+		case state.RolloutRolling:
+			text += "its replicas are replaced one after the other"
+		case state.RolloutRolledBack:
+			text += "its new definition was rolled back"
+		}
+		if r.Reason != "" {
+			text += ": " + strings.TrimSuffix(r.Reason, ".")
+		}
+		say("%s.", text)
+	}
+	if len(ds) > 0 {
+		say("Last decision, %s: %s.", ds[0].Kind, strings.TrimSuffix(ds[0].Reason, "."))
+	}
+	return strings.Join(out, " ")
+}
+
+// parts counts replicas by their stage, the nearest to serving first.
+func parts(rs []*state.Replica) []string {
+	order := []state.Stage{
+		{Tier: state.Hot, Phase: state.Running}, {Tier: state.Warm, Phase: state.Waking}, {Tier: state.Hot, Phase: state.Starting},
+		{Tier: state.Hot, Phase: state.Placed}, {Tier: state.Hot, Phase: state.Failed}, {Tier: state.Hot, Phase: state.Draining},
+		{Tier: state.Hot, Phase: state.Sleeping}, {Tier: state.Warm, Phase: state.Running}, {Tier: state.Hot, Phase: state.Stopping},
+		{Tier: state.Warm, Phase: state.Stopping}, {Tier: state.Cold, Phase: state.Running},
+	}
+	count := map[state.Stage]int{}
+	for _, r := range rs {
+		count[r.Stage()]++
+	}
+	var out []string
+	for _, s := range order {
+		if n := count[s]; n > 0 {
+			out = append(out, fmt.Sprintf("%d %s", n, s))
+		}
+	}
+	return out
+}

@@ -1,0 +1,231 @@
+package state_test
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"remuda/controller/state"
+)
+
+// drawCommand draws a command for the state of v, mostly one that could be applied.
+func drawCommand(t *rapid.T, v *state.View) state.Command {
+	ids := func(prefix string, n int) *rapid.Generator[string] {
+		return rapid.Map(between(0, n-1), func(i int) string { return fmt.Sprint(prefix, i) })
+	}
+	now := epoch.Add(time.Duration(v.Index()) * time.Second)
+	// index is mostly the right one.
+	index := func(have uint64) uint64 {
+		if between(0, 9).Draw(t, "stale") == 0 {
+			return rapid.Uint64Range(0, have+1).Draw(t, "index")
+		}
+		return have
+	}
+	drawMove := func() state.Move {
+		rs := v.Replicas(nil)
+		if len(rs) == 0 {
+			return state.Move{Replica: "m0:v:none"}
+		}
+		r := pick(rs).Draw(t, "replica")
+		phase := pick([]state.Phase{state.Placed, state.Starting, state.Running, state.Draining, state.Sleeping, state.Waking, state.Stopping, state.Failed}).Draw(t, "phase")
+		c := state.Move{
+			Replica: r.Name.String(), ModifyIndex: index(r.ModifyIndex), Phase: phase, Time: now,
+			Tier:   pick([]state.Tier{state.Hot, state.Hot, state.Warm, state.Cold}).Draw(t, "tier"),
+			Target: pick([]state.Tier{"", state.Warm, state.Cold, state.Hot}).Draw(t, "target"),
+		}
+		// Mostly a way that leads somewhere.
+		if between(0, 4).Draw(t, "wild") > 0 {
+			switch r.Stage() {
+			case state.Stage{Tier: state.Hot, Phase: state.Running}:
+				c.Tier, c.Phase, c.Target = state.Hot, state.Draining, state.Warm
+			case state.Stage{Tier: state.Hot, Phase: state.Draining}:
+				c.Tier, c.Phase, c.Target = state.Hot, state.Sleeping, state.Warm
+			case state.Stage{Tier: state.Hot, Phase: state.Sleeping}:
+				c.Tier, c.Phase, c.Target = state.Warm, state.Running, ""
+			case state.Stage{Tier: state.Warm, Phase: state.Running}:
+				c.Tier, c.Phase, c.Target = state.Warm, state.Waking, state.Hot
+			case state.Stage{Tier: state.Hot, Phase: state.Placed}, state.Stage{Tier: state.Hot, Phase: state.Starting}:
+				c.Tier, c.Phase, c.Target = state.Hot, state.Running, ""
+			}
+		}
+		if rapid.Bool().Draw(t, "registered") {
+			c.JobIndex = ptr(uint64(3))
+		}
+		return c
+	}
+	drawRemove := func() state.Remove {
+		rs := v.Replicas(nil)
+		if len(rs) == 0 {
+			return state.Remove{Replica: "m0:v:none"}
+		}
+		r := pick(rs).Draw(t, "removed")
+		return state.Remove{Replica: r.Name.String(), ModifyIndex: index(r.ModifyIndex)}
+	}
+	drawUpsert := func() state.UpsertModel {
+		c := state.UpsertModel{Model: drawModel(t, ids("m", 2).Draw(t, "model")), Time: now}
+		if old := v.Model(nil, c.Model.Name); old != nil {
+			c.ModifyIndex = old.ModifyIndex
+		}
+		c.ModifyIndex = index(c.ModifyIndex)
+		return c
+	}
+	drawRollout := func() state.SetRollout {
+		c := state.SetRollout{
+			Model: ids("m", 2).Draw(t, "model"), Variant: pick([]string{"v", "v", "w"}).Draw(t, "variant"), Reason: ids("reason ", 2).Draw(t, "reason"),
+			Status: pick([]state.RolloutStatus{state.RolloutCanary, state.RolloutRolling, state.RolloutRolledBack, ""}).Draw(t, "status"),
+		}
+		if m := v.Model(nil, c.Model); m != nil {
+			c.NewHash = m.Rollouts[c.Variant].NewHash
+		}
+		return c
+	}
+	drawPlace := func() state.Place {
+		p := place(ids("m", 2).Draw(t, "model"), ids("r", 12).Draw(t, "id"), ids("n", 3).Draw(t, "node"),
+			between(0, 2).Draw(t, "gpu"), between(0, 3).Draw(t, "seat"), between[int64](0, 12).Draw(t, "bytes"))
+		p.Placement.HostMemory = between[int64](0, 12).Draw(t, "host bytes")
+		p.Name.Variant = pick([]string{"v", "v", "w"}).Draw(t, "variant")
+		p.Failures = between(0, 2).Draw(t, "failures")
+		if between(0, 4).Draw(t, "wild") > 0 {
+			sensible(t, v, &p)
+		}
+		if between(0, 5).Draw(t, "adopted") == 0 {
+			p.Adopt, p.Tier, p.Phase = true, pick([]state.Tier{state.Hot, state.Warm}).Draw(t, "tier"), state.Running
+		}
+		return p
+	}
+	switch between(0, 39).Draw(t, "command") {
+	case 0, 25, 32:
+		c := drawUpsert()
+		return &c
+	case 26:
+		return &state.UpsertModels{Models: []state.UpsertModel{drawUpsert(), drawUpsert()}}
+	case 1:
+		return &state.DeleteModel{Model: ids("m", 2).Draw(t, "model")}
+	case 2, 27:
+		return &state.SetScale{
+			Model: ids("m", 2).Draw(t, "model"), Variant: pick([]string{"", "v", "v", "w"}).Draw(t, "variant"),
+			Replicas: ptr(between(-1, 9).Draw(t, "replicas")), Origin: pick([]state.Origin{state.OriginOperator, state.OriginAutoscaler}).Draw(t, "origin"),
+		}
+	case 28, 29:
+		c := &state.Evict{To: pick([]state.Tier{"", state.Cold}).Draw(t, "to"), Force: rapid.Bool().Draw(t, "force"), Time: now}
+		if rs := v.Replicas(nil); len(rs) > 0 && between(0, 3).Draw(t, "one") > 0 {
+			c.Replica = pick(rs).Draw(t, "evicted").Name.String()
+		} else {
+			c.Model = ids("m", 2).Draw(t, "model")
+		}
+		return c
+	case 30, 31:
+		return &state.Plan{ID: "p", Index: v.Index(), Time: now, Rollouts: []state.SetRollout{drawRollout()}}
+	case 3, 4:
+		n := node(ids("n", 3).Draw(t, "node"), between(0, 3).Draw(t, "gpus"), between(1, 4).Draw(t, "seats"), between[int64](5, 30).Draw(t, "memory"))
+		n.Ready = between(0, 5).Draw(t, "not ready") > 0
+		n.Gone = between(0, 5).Draw(t, "gone") == 0
+		for i := range n.GPUs {
+			n.GPUs[i].Healthy = between(0, 5).Draw(t, "ill") > 0
+		}
+		return &state.UpsertNodes{Nodes: []state.Node{n}}
+	case 5:
+		return &state.DeleteNode{Node: ids("n", 3).Draw(t, "node")}
+	case 6:
+		return &state.Quarantine{Node: "n0", GPU: "n0-GPU0", On: rapid.Bool().Draw(t, "on")}
+	case 7:
+		return &state.RecordDecisions{Decisions: []state.Decision{{Time: now, Model: "m0", Kind: "think", Inputs: map[string]string{"b": "2", "a": "1"}}}}
+	case 8:
+		return &state.SetSwitch{Name: ids("s", 2).Draw(t, "switch"), Value: ids("", 2).Draw(t, "value"), Delete: rapid.Bool().Draw(t, "delete")}
+	case 9:
+		return &state.UpsertToken{Token: state.Token{Accessor: ids("a", 3).Draw(t, "accessor"), Role: state.RoleOperator, Hash: state.HashSecret(ids("x", 3).Draw(t, "secret"))}, Bootstrap: rapid.Bool().Draw(t, "bootstrap")}
+	case 10:
+		return &state.DeleteToken{Accessor: ids("a", 3).Draw(t, "accessor")}
+	case 11, 12, 13, 14, 15, 16, 33, 34:
+		c := drawMove()
+		return &c
+	case 17:
+		c := drawRemove()
+		return &c
+	}
+	c := &state.Plan{ID: "p", Index: v.Index(), Time: now}
+	if between(0, 5).Draw(t, "old plan") == 0 {
+		c.Index = rapid.Uint64Range(0, v.Index()).Draw(t, "planned at")
+	}
+	for range between(0, 1).Draw(t, "removals") {
+		c.Remove = append(c.Remove, drawRemove())
+	}
+	for range between(0, 1).Draw(t, "moves") {
+		c.Move = append(c.Move, drawMove())
+	}
+	for range between(0, 2).Draw(t, "places") {
+		c.Place = append(c.Place, drawPlace())
+	}
+	for range between(0, 5).Draw(t, "rollouts") / 4 {
+		c.Rollouts = append(c.Rollouts, drawRollout())
+	}
+	return c
+}
+
+// between draws from low to high, all alike: rapid's own ranges prefer what is small,
+// with which most nodes would be down and most commands of the first kinds.
+func between[T int | int64](low, high T) *rapid.Generator[T] {
+	return rapid.Custom(func(t *rapid.T) T {
+		var drawn T
+		for range 12 {
+			drawn *= 2
+			if rapid.Bool().Draw(t, "bit") {
+				drawn++
+			}
+		}
+		return low + drawn%(high-low+1)
+	})
+}
+
+// pick draws one of all, all alike.
+func pick[T any](all []T) *rapid.Generator[T] {
+	return rapid.Map(between(0, len(all)-1), func(i int) T { return all[i] })
+}
+
+// sensible changes p, mostly into one that is possible: of a variant that exists, on
+// seats that are free.
+func sensible(t *rapid.T, v *state.View, p *state.Place) {
+	models, nodes := v.Models(nil), slices.DeleteFunc(v.Nodes(nil), func(n *state.Node) bool { return n.Usable() != "" || len(n.GPUs) == 0 })
+	if len(models) == 0 || len(nodes) == 0 {
+		return
+	}
+	m, n := pick(models).Draw(t, "of"), pick(nodes).Draw(t, "on")
+	variant := pick(m.Variants).Draw(t, "definition")
+	p.Name.Model, p.Name.Variant, p.VariantHash = m.Name, variant.Name, variant.Hash
+	if r, ok := m.Rollouts[variant.Name]; ok && rapid.Bool().Draw(t, "old") {
+		p.VariantHash = r.Old.Hash
+	}
+	g := pick(n.GPUs).Draw(t, "card")
+	p.Placement.Node, p.Placement.Memory = n.ID, map[string]int64{g.UUID: between[int64](0, 8).Draw(t, "few bytes")}
+	p.Placement.Seats = v.Usage(nil, n.ID).FreeSeats(&g)
+	seats := 1
+	if m.FailoverOf(variant.Name, p.VariantHash) {
+		seats = 2
+	}
+	p.Placement.Seats = p.Placement.Seats[:min(seats, len(p.Placement.Seats))]
+}
+
+// drawModel has one or two variants, whose definitions change, and bounds.
+func drawModel(t *rapid.T, name string) state.Model {
+	hashes := pick([]string{"vh1", "vh1", "vh2", "vh3"})
+	return model(name, func(m *state.Model) {
+		m.Variants[0].Hash = hashes.Draw(t, "hash of v")
+		if between(0, 5).Draw(t, "other name") == 0 {
+			m.Variants[0].Name = "x"
+		}
+		if rapid.Bool().Draw(t, "second variant") {
+			w := m.Variants[0]
+			w.Name, w.Hash = "w", hashes.Draw(t, "hash of w")
+			m.Variants = append(m.Variants, w)
+		}
+		m.Min = between(0, 2).Draw(t, "min")
+		m.Max = m.Min + between(0, 6).Draw(t, "max")
+		m.Replicas = between(0, 8).Draw(t, "replicas")
+		m.Failover = between(0, 5).Draw(t, "failover") == 0
+		m.Dedicated = between(0, 5).Draw(t, "dedicated") == 0
+		m.Management = pick([]state.Management{state.ManagementFull, state.ManagementFull, state.ManagementUpscaling, state.ManagementDisabled}).Draw(t, "management")
+		m.Hash = fmt.Sprint(m.Variants, m.Min, m.Max, m.Failover, m.Dedicated, m.Management)
+	})
+}

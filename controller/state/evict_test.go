@@ -1,0 +1,181 @@
+package state_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"remuda/controller/state"
+)
+
+var later = epoch.Add(time.Hour)
+
+func evict(replica, model string, edit ...func(*state.Evict)) *state.Evict {
+	c := &state.Evict{Replica: replica, Model: model, Time: later}
+	for _, e := range edit {
+		e(c)
+	}
+	return c
+}
+
+func force(c *state.Evict) { c.Force = true }
+
+// TestEvictFromEveryStage expects the stage and target that an eviction leads to.
+func TestEvictFromEveryStage(t *testing.T) {
+	stage := func(tier state.Tier, phase state.Phase) state.Stage { return state.Stage{Tier: tier, Phase: phase} }
+	for from, want := range map[state.Stage]struct {
+		to   state.Stage
+		kept bool // the target is none, whatever was asked for
+	}{
+		stage(state.Hot, state.Placed):   {to: stage(state.Hot, state.Stopping), kept: true},
+		stage(state.Hot, state.Starting): {to: stage(state.Hot, state.Stopping), kept: true},
+		stage(state.Hot, state.Failed):   {to: stage(state.Hot, state.Stopping), kept: true},
+		stage(state.Hot, state.Running):  {to: stage(state.Hot, state.Draining)},
+		stage(state.Hot, state.Draining): {to: stage(state.Hot, state.Draining)}, // it was on its way to WARM
+		stage(state.Hot, state.Sleeping): {to: stage(state.Hot, state.Stopping)},
+		stage(state.Warm, state.Running): {to: stage(state.Warm, state.Stopping)},
+		stage(state.Warm, state.Waking):  {to: stage(state.Hot, state.Stopping)},
+	} {
+		for _, to := range []state.Tier{"", state.Cold} {
+			t.Run(from.String()+" to "+string(to), func(t *testing.T) {
+				l := walk(t, from)
+				before := l.replica(name("m", "1"))
+				require.False(t, before.Leaving())
+				c := evict("m:v:1", "", func(c *state.Evict) { c.To = to })
+				l.must(c)
+				r := l.replica(name("m", "1"))
+				require.Equal(t, want.to, r.Stage())
+				if want.kept {
+					require.Empty(t, r.Target)
+				} else {
+					require.Equal(t, to, r.Target)
+				}
+				if want.to == from {
+					require.Equal(t, before.Since, r.Since)
+				} else {
+					require.Equal(t, later, r.Since)
+				}
+				require.True(t, r.Leaving())
+				require.Equal(t, l.index, r.ModifyIndex)
+				require.Equal(t, 0, l.model("m").Replicas)
+				require.False(t, l.apply(c).Changed, "it is on its way out already")
+			})
+		}
+	}
+	for _, from := range []state.Stage{stage(state.Hot, state.Stopping), stage(state.Warm, state.Stopping), stage(state.Cold, state.Running)} {
+		t.Run(from.String(), func(t *testing.T) {
+			l := walk(t, from)
+			require.True(t, l.replica(name("m", "1")).Leaving())
+			for _, c := range []*state.Evict{evict("m:v:1", ""), evict("", "m")} {
+				res := l.apply(c)
+				require.Nil(t, res.Err)
+				require.False(t, res.Changed)
+			}
+			require.Equal(t, 1, l.model("m").Replicas)
+		})
+	}
+	require.Len(t, paths, 11, "all stages were tried")
+}
+
+func TestEvict(t *testing.T) {
+	type spread = map[string]int
+	for _, tt := range []struct {
+		name    string
+		model   func(*state.Model)
+		counts  spread
+		first   []state.Command
+		evict   *state.Evict
+		total   int
+		spread  spread
+		staying int
+		refused error
+		text    string
+	}{
+		{name: "one", counts: spread{"a": 3, "b": 2}, evict: evict("m:a:1", ""), total: 4, staying: 4},
+		{name: "one of a variant with a number", counts: spread{"a": 3, "b": 2}, first: []state.Command{scale("a", 3)}, evict: evict("m:a:1", ""), total: 4, spread: spread{"a": 2}, staying: 4},
+		{name: "one beside such a variant", counts: spread{"a": 3, "b": 2}, first: []state.Command{scale("a", 3)}, evict: evict("m:b:1", ""), total: 4, spread: spread{"a": 3}, staying: 4},
+		{name: "all, with a minimum", counts: spread{"a": 3, "b": 2}, evict: evict("", "m"), refused: state.ErrForbidden, text: "it should have 5 replicas, and 5 fewer would be below its minimum, which is 1: force"},
+		{name: "all, forced", counts: spread{"a": 3, "b": 2}, evict: evict("", "m", force), total: 1},
+		{name: "all", model: func(m *state.Model) { m.Min = 0 }, counts: spread{"a": 3, "b": 2}, first: []state.Command{scale("b", 2)}, evict: evict("", "m"), spread: spread{"b": 0}},
+		{name: "at the minimum", model: func(m *state.Model) { m.Min = 5 }, counts: spread{"a": 5}, evict: evict("m:a:0", ""), refused: state.ErrForbidden, text: "below its minimum, which is 5"},
+		{name: "at the minimum, forced", model: func(m *state.Model) { m.Min = 5 }, counts: spread{"a": 5}, evict: evict("m:a:0", "", force), total: 5, staying: 4},
+		{name: "at the minimum with numbers, forced", model: func(m *state.Model) { m.Min = 5 }, counts: spread{"a": 3, "b": 2}, first: []state.Command{scale("a", 3)}, evict: evict("m:a:0", "", force), total: 5, spread: spread{"a": 3}, staying: 4},
+		{name: "dedicated", model: func(m *state.Model) { m.Dedicated = true }, counts: spread{"a": 5}, evict: evict("m:a:0", ""), refused: state.ErrForbidden, text: "it is dedicated"},
+		{name: "dedicated, forced", model: func(m *state.Model) { m.Dedicated = true }, counts: spread{"a": 5}, evict: evict("m:a:0", "", force), total: 4, staying: 4},
+		{name: "disabled", model: func(m *state.Model) { m.Management = state.ManagementDisabled }, counts: spread{"a": 5}, evict: evict("m:a:0", ""), refused: state.ErrForbidden, text: "disabled"},
+		{name: "disabled, forced", model: func(m *state.Model) { m.Management = state.ManagementDisabled }, counts: spread{"a": 5}, evict: evict("m:a:0", "", force), total: 4, staying: 4},
+		{name: "more than there should be", counts: spread{"a": 3, "b": 2}, first: []state.Command{scale("b", 0), scale("a", 2), scale("c", 0)}, evict: evict("m:a:0", ""), total: 1, spread: spread{"a": 1, "b": 0, "c": 0}, staying: 4},
+		{name: "one that nobody wants", counts: spread{"a": 3, "b": 2}, first: []state.Command{scale("b", 0)}, evict: evict("m:b:0", ""), total: 3, spread: spread{"b": 0}, staying: 4},
+		{name: "stopped", model: func(m *state.Model) { m.Min = 5 }, counts: spread{"a": 3, "b": 2}, first: []state.Command{&state.SetScale{Model: "m", Stopped: ptr(true), Origin: state.OriginOperator}}, evict: evict("", "m"), total: 5},
+		{name: "unknown replica", evict: evict("m:a:9", ""), refused: state.ErrNotFound, text: `"m:a:9"`},
+		{name: "unknown model", evict: evict("", "x"), refused: state.ErrNotFound, text: `"x"`},
+		{name: "everything wrong", evict: evict("m:a:0", "m", func(c *state.Evict) { c.To, c.Time = state.Warm, time.Time{} }), refused: state.ErrBadRequest,
+			text: "time is zero: want when it was decided\nreplica is \"m:a:0\" and model \"m\": want one of them\nit is to become \"WARM\": want COLD or nothing"},
+		{name: "nothing said", evict: evict("", ""), refused: state.ErrBadRequest, text: "want one of them"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			l := newLog(t)
+			if tt.model == nil {
+				tt.model = func(*state.Model) {}
+			}
+			l.must(&state.UpsertModel{Model: three(tt.model, func(m *state.Model) { m.Hash = "h" })})
+			l.populate(tt.counts)
+			l.must(tt.first...)
+			before, replicas := l.model("m"), l.store.View().Replicas(nil)
+			res := l.apply(tt.evict)
+			m := l.model("m")
+			if tt.refused != nil {
+				require.ErrorIs(t, res.Err, tt.refused)
+				require.ErrorContains(t, res.Err, tt.text)
+				require.Equal(t, before, m)
+				require.Equal(t, replicas, l.store.View().Replicas(nil))
+				return
+			}
+			require.Nil(t, res.Err)
+			require.True(t, res.Changed)
+			require.Equal(t, tt.total, m.Replicas)
+			require.Equal(t, tt.spread, m.Spread)
+			require.Len(t, l.store.View().StayingOf(nil, "m"), tt.staying)
+			require.Len(t, l.store.View().ReplicasOf(nil, "m"), len(replicas), "what goes holds its seats until its job has ended")
+			if m.Replicas == before.Replicas {
+				require.Equal(t, before.ModifyIndex, m.ModifyIndex)
+			} else {
+				require.Equal(t, l.index, m.ModifyIndex)
+			}
+		})
+	}
+}
+
+// TestEvictedOneCannotBePlacedAnewByAnOlderPlan: the model has changed.
+func TestEvictedOneCannotBePlacedAnewByAnOlderPlan(t *testing.T) {
+	l := walk(t, state.Stage{Tier: state.Hot, Phase: state.Running})
+	older := l.plan(place("m", "2", "n", 1, 0, 10))
+	l.must(evict("m:v:1", ""))
+	require.ErrorContains(t, l.apply(older).Err, "after the plan was made")
+}
+
+func TestLeaving(t *testing.T) {
+	for _, tt := range []struct {
+		tier   state.Tier
+		phase  state.Phase
+		target state.Tier
+		want   bool
+	}{
+		{state.Hot, state.Placed, "", false},
+		{state.Hot, state.Running, "", false},
+		{state.Hot, state.Failed, "", false},
+		{state.Hot, state.Draining, "", true},
+		{state.Hot, state.Draining, state.Cold, true},
+		{state.Hot, state.Draining, state.Warm, false},
+		{state.Hot, state.Sleeping, state.Warm, false},
+		{state.Warm, state.Running, "", false},
+		{state.Warm, state.Waking, state.Hot, false},
+		{state.Hot, state.Stopping, "", true},
+		{state.Warm, state.Stopping, state.Cold, true},
+		{state.Cold, state.Running, "", true},
+	} {
+		r := state.Replica{Tier: tt.tier, Phase: tt.phase, Target: tt.target}
+		require.Equal(t, tt.want, r.Leaving(), "%s to %q", r.Stage(), tt.target)
+	}
+}

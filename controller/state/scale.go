@@ -1,0 +1,200 @@
+package state
+
+import (
+	"maps"
+	"strconv"
+	"strings"
+)
+
+// Origin says who asks for a scale. A model's management mode may refuse it.
+type Origin string
+
+// The origins.
+const (
+	OriginOperator   Origin = "operator"
+	OriginAutoscaler Origin = "autoscaler"
+)
+
+// SetScale changes how many replicas a model should have, or stops or starts it.
+//
+// With a Variant, Replicas is how many of that variant there should be, and the model's
+// total changes by as much: what the variant has now is its number in Spread or, where
+// it has none, what it has of the rest that the variants without one share. That is all
+// of the rest where it is the only one, and else its replicas that stay, without those
+// that a rollout has added. Without a Variant, Replicas is the total, and the numbers
+// of variants are forgotten.
+type SetScale struct {
+	Model string
+	// Variant, empty: Replicas is of all together.
+	Variant string `json:",omitempty"`
+	// Replicas; the total is within the model's bounds. Nil: as it is.
+	Replicas *int
+	// Stopped, nil: as it is.
+	Stopped *bool
+	Origin  Origin
+	// ModifyIndex is the model's as the caller knows it, 0: whatever it is.
+	ModifyIndex uint64
+}
+
+// Type implements Command.
+func (*SetScale) Type() Type { return TypeSetScale }
+
+func (c *SetScale) apply(t *txn) *Error {
+	if c.Origin != OriginOperator && c.Origin != OriginAutoscaler {
+		return badRequest(c.Model, "origin is %q: want operator or autoscaler", c.Origin)
+	}
+	old := first[Model](t.Txn, TableModels, byID, c.Model)
+	if old == nil {
+		return notFound(c.Model, "model %q does not exist", c.Model)
+	}
+	if c.ModifyIndex != 0 {
+		if err := compare("model", c.Model, old.ModifyIndex, c.ModifyIndex); err != nil {
+			return err
+		}
+	}
+	m := *old
+	switch {
+	case c.Variant != "":
+		if err := c.scaleVariant(&m, t); err != nil {
+			return err
+		}
+	case c.Replicas != nil:
+		m.Replicas, m.Spread = *c.Replicas, nil
+		if m.Replicas < m.Min || m.Replicas > m.Max {
+			return badRequest(c.Model, "model %q: %d replicas are outside its bounds, %d to %d", c.Model, m.Replicas, m.Min, m.Max)
+		}
+	}
+	m.bound()
+	if c.Stopped != nil {
+		m.Stopped = *c.Stopped
+	}
+	if m.sameScale(old) && m.Stopped == old.Stopped {
+		return nil
+	}
+	if why := m.mayScale(c.Origin, old); why != "" {
+		return refuse(CodeForbidden, c.Model, "model %q: %s", c.Model, why)
+	}
+	m.ModifyIndex = t.index
+	t.put(TableModels, &m)
+	return nil
+}
+
+// scaleVariant gives the variant of m its number.
+func (c *SetScale) scaleVariant(m *Model, t *txn) *Error {
+	switch {
+	case m.Variant(c.Variant) == nil:
+		return notFound(c.Model, "model %q has no variant %q: want one of %s", c.Model, c.Variant, m.variantNames())
+	case c.Replicas == nil:
+		return badRequest(c.Model, "model %q: variant %q is named and no number of replicas: want one", c.Model, c.Variant)
+	case *c.Replicas < 0 || *c.Replicas > m.Max:
+		return badRequest(c.Model, "model %q: %d replicas of variant %q: want 0 to %d", c.Model, *c.Replicas, c.Variant, m.Max)
+	}
+	m.Replicas += *c.Replicas - m.numberOf(c.Variant, staying(t, m.Name))
+	if m.Replicas < m.Min || m.Replicas > m.Max {
+		return badRequest(c.Model, "model %q: %d replicas of variant %q would be %d of all variants, which is outside its bounds, %d to %d", c.Model, *c.Replicas, c.Variant, m.Replicas, m.Min, m.Max)
+	}
+	m.Spread = maps.Clone(m.Spread)
+	if m.Spread == nil {
+		m.Spread = map[string]int{}
+	}
+	m.Spread[c.Variant] = *c.Replicas
+	return nil
+}
+
+// Target returns how many replicas should run now: none where it is stopped.
+func (m *Model) Target() int {
+	if m.Stopped {
+		return 0
+	}
+	return m.Replicas
+}
+
+// Shared returns how many of Replicas the variants without a number in Spread share.
+func (m *Model) Shared() int {
+	shared := m.Replicas
+	for _, n := range m.Spread {
+		shared -= n
+	}
+	return shared
+}
+
+// numberOf returns how many of Replicas are the variant's; the replicas are those of
+// the model that stay.
+func (m *Model) numberOf(variant string, replicas []*Replica) int {
+	if n, ok := m.Spread[variant]; ok {
+		return n
+	}
+	shared := m.Shared()
+	if len(m.Spread) == len(m.Variants)-1 {
+		return shared
+	}
+	own, all := 0, 0
+	for _, r := range replicas {
+		if _, set := m.Spread[r.Name.Variant]; set {
+			continue
+		}
+		all++
+		if r.Name.Variant == variant {
+			own++
+		}
+	}
+	if _, ok := m.Rollouts[variant]; ok {
+		own -= max(all-shared, 0)
+	}
+	return min(max(own, 0), max(shared, 0))
+}
+
+// bound keeps Replicas within the model's bounds and Spread within Replicas: what is
+// too much is taken from the last variants of the file; what is too little where no
+// variant is without a number goes to the first.
+func (m *Model) bound() {
+	m.Replicas = min(max(m.Replicas, m.Min), m.Max)
+	var spread map[string]int
+	left := m.Replicas
+	for i := range m.Variants {
+		name := m.Variants[i].Name
+		if n, ok := m.Spread[name]; ok {
+			if spread == nil {
+				spread = map[string]int{}
+			}
+			spread[name] = min(max(n, 0), left)
+			left -= spread[name]
+		}
+	}
+	if left > 0 && spread != nil && len(spread) == len(m.Variants) {
+		spread[m.Variants[0].Name] += left
+	}
+	m.Spread = spread
+}
+
+func (m *Model) variantNames() string {
+	names := make([]string, len(m.Variants))
+	for i := range m.Variants {
+		names[i] = strconv.Quote(m.Variants[i].Name)
+	}
+	return strings.Join(names, ", ")
+}
+
+func (m *Model) sameScale(old *Model) bool {
+	return m.Replicas == old.Replicas && maps.Equal(m.Spread, old.Spread)
+}
+
+// mayScale returns why origin may not change old into m, empty where it may. Stopping
+// is for people, and always possible for them.
+func (m *Model) mayScale(origin Origin, old *Model) string {
+	switch {
+	case origin == OriginOperator && m.sameScale(old):
+		return ""
+	case old.Management == ManagementDisabled:
+		return "its management is disabled: nobody changes its scale"
+	case origin == OriginOperator:
+		return ""
+	case m.Stopped != old.Stopped:
+		return "only an operator stops or starts it"
+	case old.Management == ManagementManual:
+		return "its management is manual: the autoscaler does not change its scale"
+	case old.Management == ManagementUpscaling && m.Replicas < old.Replicas:
+		return "its management is upscaling: the autoscaler does not scale it down"
+	}
+	return ""
+}

@@ -1,0 +1,392 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"strconv"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+	"github.com/stretchr/testify/require"
+
+	"remuda/controller/api"
+)
+
+// TestControllerServers: three controllers, whose leader is killed, frozen and cut off.
+func TestControllerServers(t *testing.T) {
+	f := newFleet(t, 3, "-gpus", "6")
+	for _, part := range []struct {
+		name string
+		test func(*testing.T, *fleet)
+	}{
+		{"leader killed in the middle of", leaderKilled},
+		{"leader frozen", leaderFrozen},
+		{"leader cut off", leaderCutOff},
+		{"rolling restart", rollingRestart},
+		{"all killed at once", allKilled},
+	} {
+		if !t.Run(part.name, func(t *testing.T) {
+			f.t = t
+			part.test(t, f)
+		}) {
+			break
+		}
+	}
+	f.t = t
+}
+
+// written requires that every job was written exactly once: nobody did what was done.
+func (f *fleet) written(model string) {
+	f.t.Helper()
+	_, versions := f.allocations(model)
+	for job, version := range versions {
+		require.Zero(f.t, version, "job %s was written %d times", job, version+1)
+	}
+}
+
+func leaderKilled(t *testing.T, f *fleet) {
+	// Delays are from 0 to a little longer than a job takes to be registered, and to
+	// load.
+	for i, delay := range []time.Duration{0, 30 * time.Millisecond, 120 * time.Millisecond, 400 * time.Millisecond} {
+		model := fmt.Sprintf("kill-%d", i)
+		kill := func(what string) {
+			t.Helper()
+			leader := f.leader()
+			time.Sleep(delay + rand.N(delay+time.Millisecond))
+			leader.end(syscall.SIGKILL)
+			f.leader(leader)
+			leader.start()
+			t.Logf("%s: the leader, server %d, was killed after %s", what, leader.number, delay)
+		}
+		f.remuda("model", "apply", "-detach", f.modelFile(model, 2, nil))
+		kill("deploy")
+		f.hot(model, 2)
+		f.remuda("scale", "-detach", model, "4")
+		kill("scale up")
+		f.hot(model, 4)
+		f.remuda("scale", "-detach", model, "2")
+		kill("scale down")
+		f.hot(model, 2)
+		f.remuda("model", "apply", "-detach", f.modelFile(model, 2, map[string]string{"weights": "48MiB"}))
+		kill("update")
+		f.hot(model, 2)
+		f.written(model)
+		f.remuda("model", "stop", "-detach", model)
+		kill("stop")
+		f.hot(model, 0)
+	}
+}
+
+func leaderFrozen(t *testing.T, f *fleet) {
+	f.remuda("model", "apply", f.modelFile("ice", 2, nil))
+	before := f.hot("ice", 2)
+	old := f.leader()
+	// It is stopped in the middle of what it was told to do, and does not know later
+	// that it slept.
+	f.remuda("scale", "-detach", "ice", "4")
+	require.NoError(t, old.cmd.Process.Signal(syscall.SIGSTOP))
+	f.leader(old)
+	f.hot("ice", 4)
+	_, err := f.api.Scale(t.Context(), "ice", api.ScaleRequest{Replicas: 3})
+	require.NoError(t, err)
+	require.NoError(t, old.cmd.Process.Signal(syscall.SIGCONT))
+	after := f.hot("ice", 3)
+	for _, name := range before {
+		require.Contains(t, after, name)
+	}
+	f.written("ice")
+	f.remuda("model", "stop", "-purge", "ice")
+}
+
+func leaderCutOff(t *testing.T, f *fleet) {
+	f.remuda("model", "apply", f.modelFile("island", 2, nil))
+	f.hot("island", 2)
+	old := f.leader()
+	f.partition(old, true)
+	defer f.partition(old, false)
+	now := f.leader(old)
+	require.NotEqual(t, old.number, now.number)
+	eventually(t, time.Minute, "the old leader to notice", func() error {
+		self, err := old.self()
+		if err == nil && self.Leader {
+			err = errors.New("it leads still")
+		}
+		return err
+	})
+	acts, err := actions(old)
+	require.NoError(t, err)
+
+	// The majority goes on.
+	majority, err := api.NewClient(api.Config{Addresses: []string{"http://" + now.http}})
+	require.NoError(t, err)
+	defer majority.Close()
+	_, err = majority.Scale(t.Context(), "island", api.ScaleRequest{Replicas: 4})
+	require.NoError(t, err)
+	eventually(t, time.Minute, "4 HOT replicas", func() error {
+		st, _, err := majority.Model(t.Context(), "island", api.QueryOptions{})
+		if err == nil && (st.Counts != api.Counts{Hot: 4}) {
+			err = fmt.Errorf("%+v", st.Counts)
+		}
+		return err
+	})
+	// The old one neither acts nor promises nor answers for the cluster; what it has it
+	// gives to who asks for it as it is.
+	island, err := api.NewClient(api.Config{Addresses: []string{"http://" + old.http}, Timeout: 20 * time.Second})
+	require.NoError(t, err)
+	defer island.Close()
+	_, err = island.Scale(t.Context(), "island", api.ScaleRequest{Replicas: 1})
+	var refused *api.Error
+	require.ErrorAs(t, err, &refused)
+	require.Equal(t, api.CodeNoLeader, refused.Code)
+	_, _, err = island.Model(t.Context(), "island", api.QueryOptions{})
+	require.ErrorAs(t, err, &refused)
+	st, meta, err := island.Model(t.Context(), "island", api.QueryOptions{Stale: true})
+	require.NoError(t, err)
+	require.Equal(t, 2, st.Model.Target)
+	require.False(t, meta.KnownLeader)
+	later, err := actions(old)
+	require.NoError(t, err)
+	require.Equal(t, acts, later)
+
+	f.partition(old, false)
+	eventually(t, time.Minute, "the old leader to catch up", func() error {
+		st, _, err := island.Model(t.Context(), "island", api.QueryOptions{Stale: true})
+		if err == nil && st.Model.Target != 4 {
+			err = fmt.Errorf("target %d", st.Model.Target)
+		}
+		return err
+	})
+	f.hot("island", 4)
+	f.written("island")
+	f.remuda("model", "stop", "-purge", "island")
+}
+
+// actions returns the lines of a server's metrics that count what it did in Nomad.
+func actions(s *server) (map[string]string, error) {
+	body, err := fetch("http://" + s.http + "/metrics")
+	if err != nil {
+		return nil, err
+	}
+	return linesWith(body, "remuda_controller_actions_total"), nil
+}
+
+var switchModel = porcupine.Model{
+	Init: func() any { return "" },
+	Step: func(s, in, out any) (bool, any) {
+		op := in.(switchAccess)
+		if op.write {
+			return true, op.value
+		}
+		return s == out, s
+	},
+	Equal: func(a, b any) bool { return a == b },
+}
+
+type switchAccess struct {
+	write bool
+	value string
+}
+
+// rollingRestart restarts the servers one by one, twice, while clients write, read and
+// watch a switch through all of them.
+func rollingRestart(t *testing.T, f *fleet) {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	begin := time.Now()
+	var mu sync.Mutex
+	var history []porcupine.Operation
+	acknowledged, unknown, read := 0, 0, 0
+	record := func(op porcupine.Operation) {
+		mu.Lock()
+		defer mu.Unlock()
+		history = append(history, op)
+	}
+	newClient := func(i int) *api.Client {
+		// Each begins with another server.
+		var urls []string
+		for k := range f.servers {
+			urls = append(urls, "http://"+f.servers[(i+k)%len(f.servers)].http)
+		}
+		c, err := api.NewClient(api.Config{Addresses: urls, Timeout: 20 * time.Second})
+		require.NoError(t, err)
+		t.Cleanup(c.Close)
+		return c
+	}
+	value := func(list []api.Switch) string {
+		for _, s := range list {
+			if s.Name == "history" {
+				return s.Value
+			}
+		}
+		return ""
+	}
+
+	var writers, watchers sync.WaitGroup
+	for i := range 3 {
+		c := newClient(i)
+		writers.Go(func() { // A writer's values grow.
+			for n := 1; ctx.Err() == nil; n++ {
+				v := fmt.Sprintf("%d.%d", i, n)
+				op := porcupine.Operation{ClientId: i, Input: switchAccess{true, v}, Call: int64(time.Since(begin))}
+				_, err := c.SetSwitch(context.Background(), "history", api.SwitchRequest{Value: v})
+				op.Return = int64(time.Since(begin))
+				var refused *api.Error
+				switch {
+				case err == nil:
+					mu.Lock()
+					acknowledged++
+					mu.Unlock()
+				case errors.As(err, &refused) && refused.Code != api.CodeUnknownOutcome:
+					continue // Nothing happened.
+				default:
+					// It may happen at any time from now on.
+					op.ClientId, op.Return = 1000*(i+1)+n, int64(time.Hour)
+				}
+				mu.Lock()
+				if err != nil {
+					unknown++
+				}
+				mu.Unlock()
+				record(op)
+				time.Sleep(20 * time.Millisecond)
+			}
+		})
+		r := newClient(i + 1)
+		writers.Go(func() {
+			for ctx.Err() == nil {
+				op := porcupine.Operation{ClientId: 10 + i, Input: switchAccess{}, Call: int64(time.Since(begin))}
+				list, _, err := r.Switches(context.Background(), api.QueryOptions{})
+				op.Return, op.Output = int64(time.Since(begin)), value(list)
+				if err == nil {
+					record(op)
+					mu.Lock()
+					read++
+					mu.Unlock()
+				}
+				time.Sleep(20 * time.Millisecond)
+			}
+		})
+	}
+	// Watchers must see every writer's values in order, no index go back, and at the end
+	// what was written last.
+	type sighting struct {
+		last    string
+		seen    int
+		trouble string
+	}
+	sightings := make([]sighting, 6)
+	watchCtx, stopWatching := context.WithCancel(context.Background())
+	defer stopWatching()
+	for i := range sightings {
+		c := newClient(i)
+		watchers.Go(func() {
+			newest := map[string]int{}
+			var index uint64
+			_ = api.Watch(watchCtx, api.QueryOptions{Stale: i%2 == 1}, func(ctx context.Context, q api.QueryOptions) (api.QueryMeta, error) {
+				list, meta, err := c.Switches(ctx, q)
+				if err != nil {
+					return meta, err
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				s := &sightings[i]
+				if v := value(list); v != "" && (i%2 == 0 || meta.Index >= index) {
+					// A stale answer may be of a server that lags, and says so by its index.
+					writer, text, _ := cutDot(v)
+					n, _ := strconv.Atoi(text)
+					if n < newest[writer] {
+						s.trouble = fmt.Sprintf("saw %s after %d of the same writer", v, newest[writer])
+					}
+					newest[writer] = n
+					s.last, s.seen = v, s.seen+1
+				}
+				if i%2 == 0 && meta.Index < index {
+					s.trouble = fmt.Sprintf("index %d after %d", meta.Index, index)
+				}
+				index = meta.Index
+				return meta, nil
+			}, nil)
+		})
+	}
+
+	for range 2 {
+		for _, s := range f.servers {
+			s.end(syscall.SIGTERM)
+			s.start()
+			// The next is not restarted before this one knows its leader, and some more
+			// writes were made.
+			mu.Lock()
+			enough := acknowledged + 15
+			mu.Unlock()
+			eventually(t, time.Minute, "the server to be back", func() error {
+				self, err := s.self()
+				if err == nil && !self.KnownLeader {
+					err = errors.New("it knows no leader")
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				if err == nil && acknowledged < enough {
+					err = fmt.Errorf("%d of %d writes", acknowledged, enough)
+				}
+				return err
+			})
+		}
+	}
+	cancel()
+	writers.Wait()
+	list, _, err := f.api.Switches(t.Context(), api.QueryOptions{})
+	require.NoError(t, err)
+	final := value(list)
+	eventually(t, time.Minute, "all watchers to see the last value", func() error {
+		mu.Lock()
+		defer mu.Unlock()
+		for i, s := range sightings {
+			if s.last != final {
+				return fmt.Errorf("watcher %d has %q, want %q", i, s.last, final)
+			}
+		}
+		return nil
+	})
+	stopWatching()
+	watchers.Wait()
+	seen := 0
+	for i, s := range sightings {
+		require.Empty(t, s.trouble, "watcher %d", i)
+		seen += s.seen
+	}
+	t.Logf("%d writes acknowledged, %d of unknown outcome, %d reads, %d sightings of 6 watchers in %s", acknowledged, unknown, read, seen, time.Since(begin).Round(time.Second))
+	require.Greater(t, acknowledged, 50)
+	require.Greater(t, read, 50)
+	require.Equal(t, porcupine.Ok, porcupine.CheckOperationsTimeout(switchModel, history, 2*time.Minute))
+	require.NoError(t, f.api.DeleteSwitch(t.Context(), "history"))
+}
+
+func allKilled(t *testing.T, f *fleet) {
+	f.remuda("model", "apply", f.modelFile("phoenix", 3, nil))
+	names := f.hot("phoenix", 3)
+	ids, versions := f.allocations("phoenix")
+	l := f.load("phoenix", 4)
+	for _, s := range f.servers {
+		s.end(syscall.SIGKILL)
+	}
+	l.flows(8)
+	for _, s := range f.servers {
+		s.start()
+	}
+	f.leader()
+	require.Equal(t, names, f.hot("phoenix", 3))
+	l.none()
+	gotIDs, gotVersions := f.allocations("phoenix")
+	require.True(t, maps.Equal(ids, gotIDs), "allocations %v, were %v", gotIDs, ids)
+	require.True(t, maps.Equal(versions, gotVersions))
+	f.remuda("scale", "phoenix", "1")
+	f.hot("phoenix", 1)
+}

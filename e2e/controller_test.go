@@ -1,0 +1,365 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"remuda/controller/api"
+)
+
+// TestController: one controller on real Nomad and Consul. The parts run in order on
+// one cluster.
+func TestController(t *testing.T) {
+	f := newFleet(t, 1, "-gpus", "4")
+	for _, part := range []struct {
+		name string
+		test func(*testing.T, *fleet)
+	}{
+		{"apply", applied},
+		{"scale up", scaledUp},
+		{"scale down with requests in flight", scaledDown},
+		{"update with a canary", updated},
+		{"a failed update is rolled back", rolledBack},
+		{"a job stopped or edited behind our back", behindOurBack},
+		{"a replica is evicted", evicted},
+		{"a restart adopts what runs", restarted},
+		{"a controller without its data adopts what runs", adopted},
+		{"nomad down for a minute", nomadDown},
+		{"bad input changes nothing", badInput},
+		{"stop", stoppedForGood},
+	} {
+		if !t.Run(part.name, func(t *testing.T) {
+			f.t = t
+			part.test(t, f)
+		}) {
+			break
+		}
+	}
+	f.t = t
+}
+
+func applied(t *testing.T, f *fleet) {
+	file := f.modelFile("m", 1, nil)
+	out := f.remuda("model", "apply", file)
+	t.Logf("remuda model apply:\n%s", out)
+	f.hot("m", 1)
+	require.Equal(t, "", streamed(f, "m", "hello"))
+	again := f.remuda("model", "apply", file)
+	t.Logf("again:\n%s", again)
+	require.Contains(t, again, "Nothing changed")
+	list := jsonOf[[]api.ModelSummary](t, f.remuda("model", "list", "-json"))
+	require.Len(t, list, 1)
+	require.Equal(t, api.Counts{Hot: 1}, list[0].Counts)
+	t.Logf("remuda model status m:\n%s", f.remuda("model", "status", "m"))
+	t.Logf("remuda node list:\n%s", f.remuda("node", "list"))
+}
+
+// streamed asks for one answer and returns what is wrong with it.
+func streamed(f *fleet, model, prompt string) string {
+	got, err := streamChat(context.Background(), f.info.Gateway, model, prompt, 20)
+	if err != nil {
+		return err.Error()
+	}
+	if want := exact(model, prompt, 20).Text; got.text != want {
+		return fmt.Sprintf("got %q, want %q", got.text, want)
+	}
+	return ""
+}
+
+func scaledUp(t *testing.T, f *fleet) {
+	out := f.remuda("scale", "m", "3")
+	t.Logf("remuda scale m 3:\n%s", out)
+	f.hot("m", 3)
+	out, err := f.tryRemuda("scale", "m", "17")
+	require.Error(t, err)
+	require.Contains(t, out, "0 to 16")
+	f.hot("m", 3)
+}
+
+func scaledDown(t *testing.T, f *fleet) {
+	l := f.load("m", 8)
+	l.flows(16)
+	f.remuda("scale", "m", "1")
+	f.hot("m", 1)
+	l.flows(16)
+	l.none()
+}
+
+// floor watches that the model never has fewer than n HOT replicas.
+func (f *fleet) floor(model string, n int) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	var lowest = n
+	wg.Go(func() {
+		_ = api.Watch(ctx, api.QueryOptions{}, func(ctx context.Context, q api.QueryOptions) (api.QueryMeta, error) {
+			st, meta, err := f.api.Model(ctx, model, q)
+			if err == nil {
+				lowest = min(lowest, st.Counts.Hot)
+			}
+			return meta, err
+		}, nil)
+	})
+	return func() {
+		f.t.Helper()
+		cancel()
+		wg.Wait()
+		require.GreaterOrEqual(f.t, lowest, n, "HOT replicas of %s", model)
+	}
+}
+
+func updated(t *testing.T, f *fleet) {
+	f.remuda("scale", "m", "2")
+	before := f.hot("m", 2)
+	l := f.load("m", 6)
+	l.flows(6)
+	stop := f.floor("m", 2)
+	out := f.remuda("model", "apply", f.modelFile("m", 1, map[string]string{"weights": "48MiB"}))
+	t.Logf("remuda model apply:\n%s", out)
+	after := f.hot("m", 2)
+	stop()
+	l.flows(6)
+	l.none()
+	for _, name := range after {
+		require.NotContains(t, before, name)
+	}
+	kinds := f.decisions("m")
+	t.Logf("decisions: %v", kinds)
+	st, _, err := f.api.Model(t.Context(), "m", api.QueryOptions{})
+	require.NoError(t, err)
+	require.Empty(t, st.Model.Rollouts)
+}
+
+func rolledBack(t *testing.T, f *fleet) {
+	before := f.hot("m", 2)
+	l := f.load("m", 6)
+	stop := f.floor("m", 2)
+	out, err := f.tryRemuda("model", "apply", f.modelFile("m", 1, map[string]string{"weights": "48MiB", "remuda": "/nonexistent/remuda"}))
+	require.Error(t, err, "the command tells that the rollout failed:\n%s", out)
+	t.Logf("remuda model apply:\n%s", out)
+	eventually(t, 2*time.Minute, "the rollback", func() error {
+		st, _, err := f.api.Model(t.Context(), "m", api.QueryOptions{})
+		if err == nil && st.Model.Rollouts["sim"].Status != "rolled_back" {
+			err = fmt.Errorf("%+v", st.Model.Rollouts)
+		}
+		if err == nil && (st.Counts != api.Counts{Hot: 2}) {
+			err = fmt.Errorf("%+v", st.Counts)
+		}
+		return err
+	})
+	t.Logf("remuda model status m:\n%s", f.remuda("model", "status", "m"))
+	stop()
+	l.flows(6)
+	l.none()
+	// An old replica that dies meanwhile comes back as it was.
+	f.command("nomad", "job", "stop", "-purge", "-detach", before[0])
+	eventually(t, time.Minute, "the old replicas", func() error {
+		jobs, err := f.jobsOf("m")
+		if err == nil && !slices.Equal(jobs, before) {
+			err = fmt.Errorf("jobs %v", jobs)
+		}
+		return err
+	})
+	// What works is put back, and nothing rolls.
+	f.remuda("model", "apply", f.modelFile("m", 1, map[string]string{"weights": "48MiB"}))
+	require.Equal(t, before, f.hot("m", 2))
+}
+
+func behindOurBack(t *testing.T, f *fleet) {
+	names := f.hot("m", 2)
+	f.command("nomad", "job", "stop", "-detach", names[0])
+	eventually(t, time.Minute, "the decision", func() error {
+		if !slices.Contains(f.decisions("m"), "job-stopped") {
+			return fmt.Errorf("%v", f.decisions("m"))
+		}
+		return nil
+	})
+	require.Equal(t, names, f.hot("m", 2))
+
+	job, _, err := f.nomad.Jobs().Info(names[1], nil)
+	require.NoError(t, err)
+	meta := job.Meta["remuda_seats"]
+	job.Meta["remuda_seats"] = "GPU-edited#0"
+	_, _, err = f.nomad.Jobs().Register(job, nil)
+	require.NoError(t, err)
+	eventually(t, time.Minute, "the job as it was", func() error {
+		job, _, err := f.nomad.Jobs().Info(names[1], nil)
+		if err == nil && job.Meta["remuda_seats"] != meta {
+			err = fmt.Errorf("seats %q", job.Meta["remuda_seats"])
+		}
+		return err
+	})
+	require.Contains(t, f.decisions("m"), "job-edited")
+	require.Equal(t, names, f.hot("m", 2))
+}
+
+func evicted(t *testing.T, f *fleet) {
+	names := f.hot("m", 2)
+	l := f.load("m", 4)
+	l.flows(4)
+	out := f.remuda("evict", names[0])
+	t.Logf("remuda evict:\n%s", out)
+	require.Equal(t, names[1:], f.hot("m", 1))
+	l.flows(4)
+	l.none()
+	f.remuda("scale", "m", "2")
+	f.hot("m", 2)
+}
+
+func restarted(t *testing.T, f *fleet) {
+	names := f.hot("m", 2)
+	ids, versions := f.allocations("m")
+	l := f.load("m", 4)
+	f.servers[0].end(syscall.SIGKILL)
+	l.flows(8) // The byte path needs no controller.
+	f.servers[0].start()
+	f.leader()
+	require.Equal(t, names, f.hot("m", 2))
+	l.none()
+	gotIDs, gotVersions := f.allocations("m")
+	require.Equal(t, ids, gotIDs)
+	require.Equal(t, versions, gotVersions)
+}
+
+func adopted(t *testing.T, f *fleet) {
+	names := f.hot("m", 2)
+	ids, versions := f.allocations("m")
+	f.servers[0].end(syscall.SIGKILL)
+	require.NoError(t, os.RemoveAll(filepath.Join(f.servers[0].dir, "data")))
+	f.servers[0].start()
+	f.leader()
+	eventually(t, time.Minute, "the nodes", func() error {
+		nodes, _, err := f.api.Nodes(t.Context(), api.QueryOptions{})
+		if err == nil && len(nodes) == 0 {
+			err = errors.New("none")
+		}
+		return err
+	})
+	// Jobs that it does not know are left alone, and adopted once their model is there.
+	jobs, err := f.jobsOf("m")
+	require.NoError(t, err)
+	require.Equal(t, names, jobs)
+	f.remuda("model", "apply", f.modelFile("m", 2, map[string]string{"weights": "48MiB"}))
+	require.Equal(t, names, f.hot("m", 2))
+	gotIDs, gotVersions := f.allocations("m")
+	require.Equal(t, ids, gotIDs)
+	require.Equal(t, versions, gotVersions)
+	require.Contains(t, f.decisions("m"), "adopt")
+}
+
+func nomadDown(t *testing.T, f *fleet) {
+	names := f.hot("m", 2)
+	ids, versions := f.allocations("m")
+	l := f.load("m", 4)
+	pid := f.info.PIDs["nomad-server"]
+	require.NoError(t, syscall.Kill(pid, syscall.SIGSTOP))
+	resume := sync.OnceFunc(func() { _ = syscall.Kill(pid, syscall.SIGCONT) })
+	defer resume()
+	f.remuda("scale", "m", "3", "-detach") // said while Nomad is away, done when it is back
+	time.Sleep(time.Minute)
+	st, _, err := f.api.Model(t.Context(), "m", api.QueryOptions{})
+	require.NoError(t, err)
+	require.Equal(t, 2, st.Counts.Hot, "%s", st.Why)
+	health, err := f.api.AgentHealth(t.Context())
+	require.NoError(t, err)
+	require.False(t, health.Healthy)
+	t.Logf("problems: %q", health.Problems)
+	resume()
+	after := f.hot("m", 3)
+	for _, name := range names {
+		require.Contains(t, after, name)
+	}
+	l.none()
+	gotIDs, gotVersions := f.allocations("m")
+	for job, id := range ids {
+		require.Equal(t, id, gotIDs[job])
+		require.Equal(t, versions[job], gotVersions[job])
+	}
+	f.remuda("scale", "m", "2")
+	f.hot("m", 2)
+}
+
+func badInput(t *testing.T, f *fleet) {
+	names := f.hot("m", 2)
+	_, before, err := f.api.Models(t.Context(), api.QueryOptions{})
+	require.NoError(t, err)
+	bad := filepath.Join(f.dir, "bad.model.hcl")
+	require.NoError(t, os.WriteFile(bad, []byte(`model "m" {
+  max      = -1
+  replicas = "many"
+  variant "sim" {
+    gpu { count = 0 }
+    weights = "lots"
+    job     = "nowhere.nomad.hcl"
+  }
+}
+`), 0o600))
+	out, err := f.tryRemuda("model", "apply", bad)
+	require.Error(t, err)
+	t.Logf("remuda model apply:\n%s", out)
+	for _, want := range []string{"bad.model.hcl:2:", "bad.model.hcl:3:", "bad.model.hcl:5:", "bad.model.hcl:6:", "bad.model.hcl:7:"} {
+		require.Contains(t, out, want)
+	}
+	// A job file that Nomad refuses.
+	require.NoError(t, os.WriteFile(filepath.Join(f.dir, "wrong.nomad.hcl"), []byte(`job "x" {
+  group "g" {
+    task "primary" {
+      driver = "raw_exec"
+      confg {}
+    }
+  }
+}
+`), 0o600))
+	require.NoError(t, os.WriteFile(bad, []byte(`model "m" {
+  max = 2
+  variant "sim" {
+    gpu { count = 1 }
+    weights = "32MiB"
+    job     = "wrong.nomad.hcl"
+  }
+}
+`), 0o600))
+	out, err = f.tryRemuda("model", "apply", bad)
+	require.Error(t, err)
+	require.Contains(t, out, "confg")
+	for args, want := range map[[3]string]string{
+		{"scale", "nobody", "1"}:       "nobody",
+		{"evict", "nobody", ""}:        "nobody",
+		{"model", "status", "nobody"}:  "nobody",
+		{"replica", "status", "nobod"}: "nobod",
+		{"node", "status", "nowhere"}:  "nowhere",
+		{"scale", "m", "-1"}:           "-1",
+		{"scale", "m/gpu", "1"}:        "gpu",
+	} {
+		list := slices.DeleteFunc(args[:], func(s string) bool { return s == "" })
+		out, err := f.tryRemuda(list...)
+		require.Error(t, err, "%v", list)
+		require.Contains(t, out, want)
+	}
+	require.Equal(t, names, f.hot("m", 2))
+	_, after, err := f.api.Models(t.Context(), api.QueryOptions{})
+	require.NoError(t, err)
+	require.Equal(t, before.Index, after.Index, "a refused request wrote to the models")
+}
+
+func stoppedForGood(t *testing.T, f *fleet) {
+	f.remuda("model", "stop", "m")
+	f.hot("m", 0)
+	require.Contains(t, f.remuda("model", "list"), "m")
+	f.remuda("model", "stop", "-purge", "m")
+	_, _, err := f.api.Model(t.Context(), "m", api.QueryOptions{})
+	var gone *api.Error
+	require.ErrorAs(t, err, &gone)
+	require.Equal(t, api.CodeNotFound, gone.Code)
+}

@@ -1,0 +1,197 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	nomadapi "github.com/hashicorp/nomad/api"
+	"github.com/stretchr/testify/require"
+
+	"remuda/controller/api"
+	"remuda/controller/modelfile"
+	"remuda/controller/nomad"
+	"remuda/jobs"
+)
+
+// simulated is a configuration of the device plugin.
+const simulated = `
+    simulate {
+      model = "H100"
+      count = 2
+    }
+`
+
+// parsed is a job file as Nomad parses it with these values of its variables.
+func (n *nomadNode) parsed(source string, vars string) (*nomadapi.Job, error) {
+	return n.api.Jobs().ParseHCLOpts(&nomadapi.JobsParseRequest{JobHCL: source, Variables: vars, Canonicalize: true})
+}
+
+// refusal is what Nomad has against a job file, nil for nothing.
+func (n *nomadNode) refusal(source, vars string) error {
+	job, err := n.parsed(source, vars)
+	if err != nil {
+		return err
+	}
+	answer, _, err := n.api.Jobs().Validate(job, nil)
+	switch {
+	case err != nil:
+		return err
+	case answer.Error != "" || len(answer.ValidationErrors) > 0:
+		return fmt.Errorf("%s %q", answer.Error, answer.ValidationErrors)
+	case !answer.DriverConfigValidated:
+		return errors.New("nomad has not looked at the drivers' configs")
+	}
+	return nil
+}
+
+// TestJobFilesAreValid: a real Nomad takes every job file of jobs/, by itself and as
+// the variants of the model files.
+func TestJobFilesAreValid(t *testing.T) {
+	n := startNomad(t, simulated)
+	files, err := fs.Glob(jobs.Files, "*.nomad.hcl")
+	require.NoError(t, err)
+	require.GreaterOrEqual(t, len(files), 7)
+	for _, name := range files {
+		source, err := fs.ReadFile(jobs.Files, name)
+		require.NoError(t, err)
+		require.NoError(t, n.refusal(string(source), ""), name)
+		// Nomad does find faults.
+		broken := regexp.MustCompile(`(?m)^(\s+)driver += .*$`).ReplaceAllString(string(source), "")
+		require.NotEqual(t, string(source), broken)
+		require.ErrorContains(t, n.refusal(broken, ""), "river", name)
+	}
+	for name, vars := range map[string]string{
+		"controller.nomad.hcl": "servers = [\"10.0.0.1\", \"10.0.0.2\", \"10.0.0.3\"]\ntls = \"/etc/remuda\"\n",
+		"gateway.nomad.hcl":    "count = 2\ncontrollers = [\"https://10.0.0.1:4750\"]\nca_cert = \"/etc/remuda/ca.pem\"\n",
+		"gms.nomad.hcl":        "memory = [\"-backend\", \"host\"]\n",
+		"vllm.nomad.hcl":       "extra_args = [\"--enable-prefix-caching\"]\nmax_model_len = \"8192\"\nremuda_gpus = \"2\"\n",
+	} {
+		source, err := fs.ReadFile(jobs.Files, name)
+		require.NoError(t, err)
+		require.NoError(t, n.refusal(string(source), vars), name)
+	}
+
+	cfg := nomad.DefaultConfig()
+	cfg.Address = n.api.Address()
+	c, err := nomad.New(cfg)
+	require.NoError(t, err)
+	t.Cleanup(c.Close)
+	models, err := filepath.Glob(filepath.Join("..", "jobs", "*.model.hcl"))
+	require.NoError(t, err)
+	require.NotEmpty(t, models)
+	for _, path := range models {
+		loaded, err := modelfile.Load(path)
+		require.NoError(t, err)
+		for _, m := range loaded {
+			for _, v := range m.Variants {
+				warnings, err := c.Check(t.Context(), m, v)
+				require.NoError(t, err, "%s: variant %s", path, v.Name)
+				require.Empty(t, warnings, "%s: variant %s", path, v.Name)
+			}
+		}
+	}
+}
+
+// chroot is a chroot of Nomad's exec driver with remuda in it, and nothing else: the
+// default one is a copy of the host.
+func chroot(t *testing.T) string {
+	t.Helper()
+	out, err := exec.Command("ldd", binary(t, "remuda")).Output()
+	require.NoError(t, err)
+	files := map[string]string{binary(t, "remuda"): "/usr/local/bin/remuda"}
+	for _, lib := range regexp.MustCompile(`/\S+`).FindAllString(string(out), -1) {
+		real, err := filepath.EvalSymlinks(lib)
+		require.NoError(t, err)
+		files[real] = lib
+	}
+	var b strings.Builder
+	for _, from := range slices.Sorted(maps.Keys(files)) {
+		fmt.Fprintf(&b, "    %q = %q\n", from, files[from])
+	}
+	return b.String()
+}
+
+// TestControllerOnNomad runs the controller as a Nomad job: what it knows outlives the
+// job.
+func TestControllerOnNomad(t *testing.T) {
+	raft := dataDir(t)
+	n := startNomad(t, simulated, fmt.Sprintf(`
+client {
+  chroot_env {
+%s  }
+  host_volume "remuda-controller" {
+    path = %q
+  }
+}
+`, chroot(t), raft))
+	node, _, err := n.api.Nodes().Info(n.node, nil)
+	require.NoError(t, err)
+	require.True(t, node.Drivers["exec"].Healthy, "the exec driver: %s", node.Drivers["exec"].HealthDescription)
+	ports := freePorts(t, 2)
+	c, err := api.NewClient(api.Config{Addresses: []string{fmt.Sprintf("http://127.0.0.1:%d", ports[0])}})
+	require.NoError(t, err)
+	t.Cleanup(c.Close)
+	source, err := fs.ReadFile(jobs.Files, "controller.nomad.hcl")
+	require.NoError(t, err)
+	vars := fmt.Sprintf("acl = false\nnomad = %q\nconsul = \"127.0.0.1:1\"\nhttp_port = %d\nraft_port = %d\n", n.api.Address(), ports[0], ports[1])
+
+	for life := range 2 {
+		job, err := n.parsed(string(source), vars)
+		require.NoError(t, err)
+		_, _, err = n.api.Jobs().Register(job, nil)
+		require.NoError(t, err)
+		eventually(t, time.Minute, "the controller to lead and to be healthy", func() error {
+			if err := c.Ready(t.Context()); err != nil {
+				return err
+			}
+			allocs, _, err := n.api.Jobs().Allocations("controller", false, nil)
+			if err != nil {
+				return err
+			}
+			for _, a := range allocs {
+				if a.ClientStatus == nomadapi.AllocClientStatusRunning && a.DeploymentStatus != nil && a.DeploymentStatus.Healthy != nil && *a.DeploymentStatus.Healthy {
+					return nil
+				}
+			}
+			return fmt.Errorf("%d allocations", len(allocs))
+		})
+		if life == 0 {
+			_, err := c.SetSwitch(t.Context(), "of-the-first-life", api.SwitchRequest{Value: "kept"})
+			require.NoError(t, err)
+		}
+		eventually(t, 30*time.Second, "the controller to know the node", func() error {
+			nodes, _, err := c.Nodes(t.Context(), api.QueryOptions{})
+			if err == nil && len(nodes) != 1 {
+				err = fmt.Errorf("%d nodes", len(nodes))
+			}
+			return err
+		})
+		switches, _, err := c.Switches(t.Context(), api.QueryOptions{})
+		require.NoError(t, err)
+		require.Len(t, switches, 1)
+		require.Equal(t, "kept", switches[0].Value)
+		_, _, err = n.api.Jobs().Deregister("controller", true, nil)
+		require.NoError(t, err)
+		eventually(t, 30*time.Second, "the controller to end", func() error {
+			if c.Live(t.Context()) == nil {
+				return errors.New("it answers")
+			}
+			return nil
+		})
+	}
+	left, err := os.ReadDir(raft)
+	require.NoError(t, err)
+	require.NotEmpty(t, left)
+}

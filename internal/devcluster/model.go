@@ -1,0 +1,247 @@
+package devcluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"remuda/controller/api"
+	"remuda/controller/modelfile"
+	"remuda/controller/state"
+	"remuda/internal/replica"
+	"remuda/internal/sim/gguf"
+	"remuda/jobs"
+)
+
+// givenUpAfter is how many failures in a row mean that a model will not come up by
+// waiting.
+const givenUpAfter = 4
+
+// loadModels reads the model file that the options mean. The first model in it that
+// should run is the one that is shown to the user.
+func loadModels(o Options) ([]state.Model, error) {
+	if o.Model != "" {
+		models, err := modelfile.Load(o.Model)
+		if err != nil {
+			return nil, fmt.Errorf("-model: %w", err)
+		}
+		return models, nil
+	}
+	name := jobs.DemoModel
+	switch {
+	case o.Engine == EngineOllama:
+		name = jobs.TinyModel
+	case o.Single:
+		name = jobs.SingleModel
+	}
+	src, err := fs.ReadFile(jobs.Files, name)
+	if err != nil {
+		return nil, fmt.Errorf("read the model file: %w", err)
+	}
+	models, err := modelfile.Parse(name, src, func(path string) ([]byte, error) { return fs.ReadFile(jobs.Files, path) })
+	if err != nil {
+		return nil, fmt.Errorf("read the model file: %w", err)
+	}
+	if o.GGUF != "" {
+		info, err := os.Stat(o.GGUF)
+		if err != nil {
+			return nil, fmt.Errorf("-gguf: %w", err)
+		}
+		m := &models[0]
+		m.Name = modelName(o.GGUF)
+		v := &m.Variants[0]
+		v.Memory, v.HostMemory = modelfile.ReplicaSize(info.Size()), modelfile.ReplicaSize(info.Size())
+		setVar(v, "gguf", o.GGUF)
+	}
+	return models, nil
+}
+
+// checkGGUF refuses a file that Ollama could not serve.
+func checkGGUF(path string) (string, error) {
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return "", fmt.Errorf("-gguf: %w", err)
+	}
+	if _, err := gguf.Inspect(path); err != nil {
+		return "", fmt.Errorf("-gguf: %w", err)
+	}
+	return path, nil
+}
+
+func setVar(v *state.Variant, name, value string) {
+	if v.Vars == nil {
+		v.Vars = map[string]string{}
+	}
+	v.Vars[name] = value
+}
+
+// settle gives the variants what is so in this cluster and what their model file
+// leaves open: where the programs and Consul are.
+func (c *Cluster) settle() {
+	own := map[string]string{"remuda": c.opts.Remuda, "consul": c.ports.addr("consul-http")}
+	if t, ok := c.tools[ollamaTool.name]; ok {
+		own[ollamaTool.name] = t.path
+	}
+	for i := range c.models {
+		for j := range c.models[i].Variants {
+			v := &c.models[i].Variants[j]
+			for name, value := range own {
+				if _, given := v.Vars[name]; !given && declares(*v, name) {
+					setVar(v, name, value)
+				}
+			}
+		}
+	}
+}
+
+// declares tells whether the variant's job file has such a variable.
+func declares(v state.Variant, name string) bool {
+	declared, _ := modelfile.JobVariables(v.Name, v.Job) // it was read without a fault before
+	return slices.ContainsFunc(declared, func(d modelfile.JobVariable) bool { return d.Name == name })
+}
+
+// anyVariant tells whether there is a variant like that.
+func (c *Cluster) anyVariant(like func(state.Variant) bool) bool {
+	return slices.ContainsFunc(c.models, func(m state.Model) bool { return slices.ContainsFunc(m.Variants, like) })
+}
+
+// shared tells whether engines share their weights through the GPU memory service.
+func (c *Cluster) shared() bool {
+	return c.anyVariant(func(v state.Variant) bool { return declares(v, "gms") })
+}
+
+// wanted are the models that should run at once.
+func (c *Cluster) wanted() []string {
+	var names []string
+	for _, m := range c.models {
+		if m.Replicas > 0 {
+			names = append(names, m.Name)
+		}
+	}
+	return names
+}
+
+// modelPath is the model file as it was applied, with its job files inside.
+func (c *Cluster) modelPath() string { return c.dir.join("jobs", "dev.model.hcl") }
+
+// startController starts the controller and waits until it leads.
+func (c *Cluster) startController(ctx context.Context) (string, error) {
+	addr := "http://" + c.ports.addr("controller")
+	var err error
+	// A client of our own: what the environment says of certificates is for another
+	// controller.
+	if c.controller, err = api.NewClient(api.Config{Addresses: []string{addr}, HTTPClient: &http.Client{}}); err != nil {
+		return "", err
+	}
+	err = c.run(ctx, "controller", c.opts.Remuda, []string{"agent", "-config", c.dir.join("config", "controller.hcl")}, time.Minute,
+		func(ctx context.Context) error { return getOK(ctx, addr+"/ready") })
+	return addr, err
+}
+
+// applyModels hands the model file to the controller.
+func (c *Cluster) applyModels(ctx context.Context) (string, error) {
+	c.settle()
+	var file strings.Builder
+	for _, m := range c.models {
+		file.WriteString(modelfile.Format(m))
+	}
+	path := c.modelPath()
+	if err := os.WriteFile(path, []byte(file.String()), 0o600); err != nil {
+		return "", fmt.Errorf("write the model file: %w", err)
+	}
+	if _, err := c.controller.ApplyModels(ctx, api.ApplyRequest{File: file.String(), Filename: path}); err != nil {
+		return "", fmt.Errorf("apply %s: %w", path, err)
+	}
+	names := make([]string, len(c.models))
+	for i, m := range c.models {
+		names[i] = m.Name
+	}
+	return fmt.Sprintf("%s (%s)", strings.Join(names, ", "), path), nil
+}
+
+// awaitEngines waits until each model that should run has an engine in Consul, and
+// says meanwhile what the controller and Nomad say.
+func (c *Cluster) awaitEngines(ctx context.Context) (string, error) {
+	var found []string
+	for _, model := range c.wanted() {
+		err := c.out.waitFor(ctx, "engine", 3*time.Hour, func(ctx context.Context) error {
+			name, at, err := c.engine(model)
+			if err != nil || name == nil {
+				return errors.Join(err, c.explainModel(ctx, model))
+			}
+			if c.model == "" {
+				c.model, c.job = model, name.String()
+			}
+			found = append(found, at)
+			return nil
+		})
+		if err != nil {
+			return "", err
+		}
+	}
+	if found == nil {
+		return "none: the model file wants no replica", nil
+	}
+	return strings.Join(found, ", "), nil
+}
+
+// engine finds an engine of the model that passes its check.
+func (c *Cluster) engine(model string) (*replica.Name, string, error) {
+	entries, _, err := c.consul.Health().Service(replica.ServiceName, "", true, nil)
+	if err != nil {
+		return nil, "", err
+	}
+	for _, e := range entries {
+		if meta := e.Service.Meta; meta["model"] == model {
+			name := replica.Name{Model: model, Variant: meta["variant"], ID: meta["replica"]}
+			return &name, fmt.Sprintf("%s on %s:%d", e.Service.ID, e.Service.Address, e.Service.Port), nil
+		}
+	}
+	return nil, "", nil
+}
+
+// explainModel is never nil: it says why no engine of the model serves yet.
+func (c *Cluster) explainModel(ctx context.Context, model string) error {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	status, _, err := c.controller.Model(ctx, model, api.QueryOptions{})
+	if err != nil {
+		return err
+	}
+	why := strings.TrimSpace(status.Why)
+	if why == "" {
+		why = fmt.Sprintf("model %q has %d replicas, none of which serves yet", model, len(status.Replicas))
+	}
+	for _, r := range status.Replicas {
+		if r.Failures >= givenUpAfter {
+			return permanent{fmt.Errorf("%s failed %d times: %s", r.Name, r.Failures, r.LastError)}
+		}
+		if r.Job != "" {
+			// A failure of the job is not the end: the controller tries again.
+			return errors.New(why + " " + c.explainJob(r.Job).Error())
+		}
+	}
+	return errors.New(why)
+}
+
+// modelName turns a file name into what clients will type.
+func modelName(path string) string {
+	name := strings.TrimSuffix(path[strings.LastIndexByte(path, '/')+1:], ".gguf")
+	return strings.Map(func(r rune) rune {
+		switch {
+		case r >= 'a' && r <= 'z', r >= '0' && r <= '9', r == '-', r == '_', r == '.':
+			return r
+		case r >= 'A' && r <= 'Z':
+			return r - 'A' + 'a'
+		default:
+			return '-'
+		}
+	}, name)
+}

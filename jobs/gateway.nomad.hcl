@@ -1,0 +1,138 @@
+# The gateway: where clients send their requests.
+#
+#   nomad job run -var 'controllers=["http://10.0.0.1:4750", "http://10.0.0.2:4750", "http://10.0.0.3:4750"]' jobs/gateway.nomad.hcl
+#
+# It finds the engines through the Consul agent of its node, and serves on while the
+# controller is away. It needs a Nomad >= 1.11.1 whose client has raw_exec enabled, and
+# `remuda` on its PATH (or -var remuda=/path/to/remuda).
+#
+# Where the controller has ACLs, put a token of the role gateway where the job finds
+# it:
+#
+#   nomad var put nomad/jobs/gateway token=…
+
+variable "count" {
+  description = "How many gateways, each on a node of its own."
+  type        = number
+  default     = 1
+}
+
+variable "port" {
+  description = "The port for clients."
+  type        = number
+  default     = 8080
+}
+
+variable "remuda" {
+  description = "The remuda binary."
+  default     = "remuda"
+}
+
+variable "consul" {
+  description = "The Consul agent that knows the engines."
+  default     = "127.0.0.1:8500"
+}
+
+variable "controllers" {
+  description = "URLs of the controller's servers; empty: there is no controller."
+  type        = list(string)
+  default     = []
+}
+
+variable "ca_cert" {
+  description = "A PEM file with the CA of the controller's certificate; empty: the system's."
+  default     = ""
+}
+
+job "gateway" {
+  type = "service"
+
+  # Every request passes through it.
+  priority = 80
+
+  constraint {
+    distinct_hosts = true
+  }
+
+  update {
+    max_parallel     = 1
+    health_check     = "checks"
+    min_healthy_time = "5s"
+    healthy_deadline = "2m"
+  }
+
+  group "gateway" {
+    count = var.count
+
+    network {
+      port "http" {
+        static = var.port
+      }
+    }
+
+    restart {
+      attempts = 100
+      interval = "1m"
+      delay    = "250ms"
+      mode     = "delay"
+    }
+
+    task "gateway" {
+      driver = "raw_exec"
+
+      config {
+        command = var.remuda
+        args    = ["gateway", "-config", "${NOMAD_TASK_DIR}/gateway.hcl"]
+      }
+
+      # A new token comes with a restart.
+      template {
+        destination = "local/gateway.hcl"
+        perms       = "600"
+        data        = <<-EOT
+          listen = "0.0.0.0:${var.port}"
+
+          consul {
+            address = ${jsonencode(var.consul)}
+          }
+
+          timeouts {
+            # Load balancers see that /ready says 503 before connections are refused.
+            lame_duck = "3s"
+            drain     = "22s"
+          }
+          %{~if length(var.controllers) > 0}
+
+          controller {
+            addresses = ${jsonencode(var.controllers)}
+            ca_cert   = ${jsonencode(var.ca_cert)}
+            {{ if nomadVarExists "nomad/jobs/gateway" }}{{ with nomadVar "nomad/jobs/gateway" }}token = {{ .token.Value | toJSON }}{{ end }}{{ end }}
+          }
+          %{~endif}
+        EOT
+      }
+
+      # Longer than lame_duck and drain together. Nomad caps this at the client's
+      # max_kill_timeout (30 s unless it is raised).
+      kill_timeout = "30s"
+
+      service {
+        name     = "remuda-gateway"
+        provider = "nomad"
+        port     = "http"
+
+        check {
+          type     = "http"
+          path     = "/ready"
+          interval = "2s"
+          timeout  = "2s"
+        }
+      }
+
+      resources {
+        cpu    = 1000
+        memory = 512
+      }
+    }
+  }
+}

@@ -1,0 +1,115 @@
+package jobs_test
+
+import (
+	"io/fs"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/hashicorp/hcl/v2"
+	"github.com/hashicorp/hcl/v2/hclsyntax"
+	"github.com/stretchr/testify/require"
+
+	"remuda/controller/modelfile"
+	"remuda/controller/state"
+	"remuda/jobs"
+)
+
+// own are the jobs that are no replica's: `remuda model apply` has no use for them.
+var own = []string{"controller.nomad.hcl", "gateway.nomad.hcl", "gms.nomad.hcl"}
+
+func names(t *testing.T, pattern string) []string {
+	t.Helper()
+	found, err := fs.Glob(jobs.Files, pattern)
+	require.NoError(t, err)
+	require.NotEmpty(t, found)
+	return found
+}
+
+func read(t *testing.T, name string) string {
+	t.Helper()
+	src, err := fs.ReadFile(jobs.Files, name)
+	require.NoError(t, err)
+	return string(src)
+}
+
+func TestEveryFileIsAJobOrAModel(t *testing.T) {
+	for _, name := range names(t, "*") {
+		require.True(t, strings.HasSuffix(name, ".nomad.hcl") || strings.HasSuffix(name, ".model.hcl"), name)
+	}
+}
+
+func TestModelFiles(t *testing.T) {
+	want := map[string]map[string]string{ // by model file: its models' variants' engines
+		jobs.DemoModel:         {"demo/sim": "vllm"},
+		jobs.SingleModel:       {"demo/sim": "vllm"},
+		jobs.TinyModel:         {"tiny/ollama": "ollama"},
+		"llama-3-8b.model.hcl": {"llama-3-8b/h100": "vllm", "llama-3-8b/l40s": "vllm"},
+	}
+	require.Equal(t, slices.Sorted(maps.Keys(want)), names(t, "*.model.hcl"))
+	used := map[string]bool{}
+	for file, engines := range want {
+		models, err := modelfile.Load(file)
+		require.NoError(t, err)
+		got := map[string]string{}
+		for _, m := range models {
+			require.Equal(t, file == jobs.DemoModel, m.Failover, file)
+			for _, v := range m.Variants {
+				got[m.Name+"/"+v.Name] = v.Engine
+				used[v.Job] = true
+				requireReplicaJob(t, v)
+			}
+		}
+		require.Equal(t, engines, got)
+	}
+	for _, name := range names(t, "*.nomad.hcl") {
+		require.Equal(t, !slices.Contains(own, name), used[read(t, name)], "%s is in a model file", name)
+	}
+}
+
+// requireReplicaJob checks that a job file takes from the controller what it gives.
+func requireReplicaJob(t *testing.T, v state.Variant) {
+	t.Helper()
+	declared, diags := modelfile.JobVariables(v.Name, v.Job)
+	require.False(t, diags.HasErrors(), diags.Error())
+	for _, name := range modelfile.ReservedVars() {
+		require.True(t, slices.ContainsFunc(declared, func(d modelfile.JobVariable) bool { return d.Name == name }), "%s: %s", v.Name, name)
+	}
+	used := references(t, v.Job)
+	for _, d := range declared {
+		require.False(t, d.Required, "%s: `nomad job run` needs a value for %s", v.Name, d.Name)
+		require.True(t, used[d.Name], "%s: %s is declared and not used", v.Name, d.Name)
+	}
+}
+
+// references are the variables that a job file uses.
+func references(t *testing.T, source string) map[string]bool {
+	t.Helper()
+	file, diags := hclsyntax.ParseConfig([]byte(source), "job", hcl.InitialPos)
+	require.False(t, diags.HasErrors())
+	out := map[string]bool{}
+	diags = hclsyntax.VisitAll(file.Body.(*hclsyntax.Body), func(n hclsyntax.Node) hcl.Diagnostics {
+		if e, ok := n.(*hclsyntax.ScopeTraversalExpr); ok && e.Traversal.RootName() == "var" && len(e.Traversal) > 1 {
+			if attr, ok := e.Traversal[1].(hcl.TraverseAttr); ok {
+				out[attr.Name] = true
+			}
+		}
+		return nil
+	})
+	require.False(t, diags.HasErrors())
+	return out
+}
+
+func TestJobsWithoutAModelNeedNoValues(t *testing.T) {
+	for _, name := range own {
+		declared, diags := modelfile.JobVariables(name, read(t, name))
+		require.False(t, diags.HasErrors(), diags.Error())
+		used := references(t, read(t, name))
+		for _, d := range declared {
+			require.False(t, d.Required, "%s: %s", name, d.Name)
+			require.True(t, used[d.Name], "%s: %s is declared and not used", name, d.Name)
+			require.NotContains(t, modelfile.ReservedVars(), d.Name, name)
+		}
+	}
+}
