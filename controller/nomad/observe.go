@@ -65,7 +65,7 @@ type Task struct {
 	Restarts uint64
 	// Started and Finished are the latest, zero where it did not happen.
 	Started, Finished time.Time
-	// Event is the last thing that happened, in Nomad's words.
+	// Event is the last thing that happened which says why, in Nomad's words.
 	Event string
 }
 
@@ -333,11 +333,31 @@ func allocationOf(a *api.AllocationListStub) Allocation {
 			continue
 		}
 		t := Task{Name: name, State: s.State, Failed: s.Failed, Restarts: s.Restarts, Started: s.StartedAt.UTC(), Finished: s.FinishedAt.UTC()}
-		if n := len(s.Events); n > 0 && s.Events[n-1] != nil {
-			t.Event = cmp.Or(s.Events[n-1].DisplayMessage, s.Events[n-1].Type)
-		}
+		t.Event = event(s.Events)
 		out.Tasks = append(out.Tasks, t)
 	}
 	slices.SortFunc(out.Tasks, func(a, b Task) int { return strings.Compare(a.Name, b.Name) })
 	return out
+}
+
+// vague are events that follow from others and do not say why.
+var vague = map[string]bool{
+	api.TaskNotRestarting: true, api.TaskRestarting: true, api.TaskKilling: true, api.TaskKilled: true,
+	api.TaskSiblingFailed: true, api.TaskLeaderDead: true, "Alloc Unhealthy": true,
+}
+
+// event returns the last of a task's events that says something, in Nomad's words.
+func event(events []*api.TaskEvent) string {
+	last := ""
+	for _, e := range slices.Backward(events) {
+		if e == nil {
+			continue
+		}
+		text := cmp.Or(e.DisplayMessage, e.Type)
+		if !vague[e.Type] {
+			return text
+		}
+		last = cmp.Or(last, text)
+	}
+	return last
 }

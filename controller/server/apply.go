@@ -83,23 +83,24 @@ func (s *Server) applyOnce(rq *request, body api.ApplyRequest, models []state.Mo
 	if body.DryRun || len(cmd.Models) == 0 {
 		return out, nil
 	}
-	res, err := s.cfg.Raft.Apply(rq.ctx, cmd)
+	var decisions []state.Decision
+	for i := range out.Models {
+		if a := &out.Models[i]; !a.Unchanged {
+			decisions = append(decisions, applied(a, by(rq.token)))
+		}
+	}
+	res, err := s.decide(rq, cmd, decisions...)
 	if err != nil {
 		return out, err
 	}
 	out.Index = res.Index
 	after := s.cfg.Raft.Store().View()
-	var decisions []state.Decision
 	for i := range out.Models {
 		a := &out.Models[i]
 		if m := after.Model(nil, a.Name); m != nil {
 			a.ModifyIndex, a.Replicas = m.ModifyIndex, m.Replicas
 		}
-		if !a.Unchanged {
-			decisions = append(decisions, applied(a, by(rq.token)))
-		}
 	}
-	s.record(rq, decisions...)
 	return out, nil
 }
 

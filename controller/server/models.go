@@ -60,11 +60,8 @@ func (s *Server) deleteModel(rq *request, _ *state.View) (answer, error) {
 			return answer{}, badRequest("cas is %q: want the model's ModifyIndex", text)
 		}
 	}
-	if _, err := s.cfg.Raft.Apply(rq.ctx, cmd); err != nil {
-		return answer{}, err
-	}
-	s.record(rq, state.Decision{Model: cmd.Model, Kind: "delete", Reason: fmt.Sprintf("%s deleted the model", by(rq.token))})
-	return answer{}, nil
+	_, err := s.decide(rq, cmd, state.Decision{Model: cmd.Model, Kind: "delete", Reason: fmt.Sprintf("%s deleted the model", by(rq.token))})
+	return answer{}, err
 }
 
 func (s *Server) stopModel(rq *request, v *state.View) (answer, error) {
@@ -80,16 +77,14 @@ func (s *Server) setStopped(rq *request, v *state.View, stopped bool) (answer, e
 	if v.Model(nil, name) == nil {
 		return answer{}, noModel(name)
 	}
-	res, err := s.cfg.Raft.Apply(rq.ctx, &state.SetScale{Model: name, Stopped: &stopped, Origin: state.OriginOperator})
+	kind, verb := "start", "started"
+	if stopped {
+		kind, verb = "stop", "stopped"
+	}
+	res, err := s.decide(rq, &state.SetScale{Model: name, Stopped: &stopped, Origin: state.OriginOperator},
+		state.Decision{Model: name, Kind: kind, Reason: fmt.Sprintf("%s %s the model", by(rq.token), verb)})
 	if err != nil {
 		return answer{}, err
-	}
-	if res.Changed {
-		kind, verb := "start", "started"
-		if stopped {
-			kind, verb = "stop", "stopped"
-		}
-		s.record(rq, state.Decision{Model: name, Kind: kind, Reason: fmt.Sprintf("%s %s the model", by(rq.token), verb)})
 	}
 	return s.scaled(name, "", res.Changed)
 }
@@ -131,20 +126,17 @@ func (s *Server) scaleModel(rq *request, v *state.View) (answer, error) {
 	if before == nil {
 		return answer{}, noModel(name)
 	}
-	res, err := s.cfg.Raft.Apply(rq.ctx, &state.SetScale{
+	what := "the model"
+	if body.Variant != "" {
+		what = fmt.Sprintf("variant %q", body.Variant)
+	}
+	res, err := s.decide(rq, &state.SetScale{
 		Model: name, Variant: body.Variant, Replicas: body.Replicas, Origin: from, ModifyIndex: body.CAS,
-	})
+	}, state.Decision{Model: name, Kind: "scale",
+		Reason: fmt.Sprintf("%s asked for %d replicas of %s; the model's scale was %d", by(rq.token), *body.Replicas, what, before.Replicas),
+		Inputs: map[string]string{"asked": strconv.Itoa(*body.Replicas), "before": strconv.Itoa(before.Replicas), "variant": body.Variant, "origin": string(from)}})
 	if err != nil {
 		return answer{}, err
-	}
-	if res.Changed {
-		what := "the model"
-		if body.Variant != "" {
-			what = fmt.Sprintf("variant %q", body.Variant)
-		}
-		s.record(rq, state.Decision{Model: name, Kind: "scale",
-			Reason: fmt.Sprintf("%s asked for %d replicas of %s; the model's scale was %d", by(rq.token), *body.Replicas, what, before.Replicas),
-			Inputs: map[string]string{"asked": strconv.Itoa(*body.Replicas), "before": strconv.Itoa(before.Replicas), "variant": body.Variant, "origin": string(from)}})
 	}
 	return s.scaled(name, body.Variant, res.Changed)
 }

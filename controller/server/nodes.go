@@ -75,17 +75,14 @@ func (s *Server) quarantine(rq *request, v *state.View) (answer, error) {
 	if body.GPU == "" {
 		return answer{}, badRequest("field \"GPU\" is empty: want the UUID of one of the node's GPUs")
 	}
-	res, err := s.cfg.Raft.Apply(rq.ctx, &state.Quarantine{Node: n.ID, GPU: body.GPU, On: body.On})
-	if err != nil {
-		return answer{}, err
+	verb := "let placements back on"
+	if body.On {
+		verb = "quarantined"
 	}
-	if res.Changed {
-		verb := "let placements back on"
-		if body.On {
-			verb = "quarantined"
-		}
-		s.record(rq, state.Decision{Kind: "quarantine", Reason: fmt.Sprintf("%s %s GPU %s of node %s", by(rq.token), verb, body.GPU, n.Name),
-			Inputs: map[string]string{"node": n.ID, "gpu": body.GPU, "on": strconv.FormatBool(body.On)}})
+	if _, err := s.decide(rq, &state.Quarantine{Node: n.ID, GPU: body.GPU, On: body.On},
+		state.Decision{Kind: "quarantine", Reason: fmt.Sprintf("%s %s GPU %s of node %s", by(rq.token), verb, body.GPU, n.Name),
+			Inputs: map[string]string{"node": n.ID, "gpu": body.GPU, "on": strconv.FormatBool(body.On)}}); err != nil {
+		return answer{}, err
 	}
 	after := s.cfg.Raft.Store().View()
 	if n = after.Node(nil, n.ID); n == nil {

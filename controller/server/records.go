@@ -14,20 +14,24 @@ import (
 // defaultDecisions is how many decisions are listed where the caller does not say.
 const defaultDecisions = 100
 
-// record keeps decisions of people with the controller's own, and logs them. That one
-// is lost with the leader does not undo what it is about, and is no failure of it.
-func (s *Server) record(rq *request, ds ...state.Decision) {
-	if len(ds) == 0 {
-		return
+// decide has a command applied together with the decisions of people that it carries
+// out, and logs them where it changed something.
+func (s *Server) decide(rq *request, c state.Command, ds ...state.Decision) (state.Result, error) {
+	inner, err := state.Encode(c)
+	if err != nil {
+		return state.Result{}, err
 	}
 	now := s.cfg.Now()
 	for i := range ds {
 		ds[i].Time = now
-		s.log.Info("decision", "kind", ds[i].Kind, "model", ds[i].Model, "replica", ds[i].Replica, "reason", ds[i].Reason)
 	}
-	if _, err := s.cfg.Raft.Apply(rq.ctx, &state.RecordDecisions{Decisions: ds}); err != nil {
-		s.log.Warn("decisions are not kept", "error", err)
+	res, err := s.cfg.Raft.Apply(rq.ctx, &state.Decided{Command: inner, Decisions: ds})
+	if err == nil && res.Changed {
+		for _, d := range ds {
+			s.log.Info("decision", "kind", d.Kind, "model", d.Model, "replica", d.Replica, "reason", d.Reason)
+		}
 	}
+	return res, err
 }
 
 func (s *Server) listDecisions(rq *request, v *state.View, ws memdb.WatchSet) (answer, error) {
@@ -78,13 +82,10 @@ func (s *Server) setSwitch(rq *request, _ *state.View) (answer, error) {
 		return answer{}, badRequest("field \"Value\" is missing: want the switch's value")
 	}
 	name := rq.path["switch"]
-	res, err := s.cfg.Raft.Apply(rq.ctx, &state.SetSwitch{Name: name, Value: *body.Value, ModifyIndex: body.CAS})
-	if err != nil {
+	if _, err := s.decide(rq, &state.SetSwitch{Name: name, Value: *body.Value, ModifyIndex: body.CAS},
+		state.Decision{Kind: "switch", Reason: fmt.Sprintf("%s set switch %q to %q", by(rq.token), name, *body.Value),
+			Inputs: map[string]string{"switch": name, "value": *body.Value}}); err != nil {
 		return answer{}, err
-	}
-	if res.Changed {
-		s.record(rq, state.Decision{Kind: "switch", Reason: fmt.Sprintf("%s set switch %q to %q", by(rq.token), name, *body.Value),
-			Inputs: map[string]string{"switch": name, "value": *body.Value}})
 	}
 	for _, sw := range s.cfg.Raft.Store().View().Switches(nil) {
 		if sw.Name == name {
@@ -96,12 +97,7 @@ func (s *Server) setSwitch(rq *request, _ *state.View) (answer, error) {
 
 func (s *Server) deleteSwitch(rq *request, _ *state.View) (answer, error) {
 	name := rq.path["switch"]
-	res, err := s.cfg.Raft.Apply(rq.ctx, &state.SetSwitch{Name: name, Delete: true})
-	if err != nil {
-		return answer{}, err
-	}
-	if res.Changed {
-		s.record(rq, state.Decision{Kind: "switch", Reason: fmt.Sprintf("%s took switch %q away", by(rq.token), name), Inputs: map[string]string{"switch": name}})
-	}
-	return answer{}, nil
+	_, err := s.decide(rq, &state.SetSwitch{Name: name, Delete: true},
+		state.Decision{Kind: "switch", Reason: fmt.Sprintf("%s took switch %q away", by(rq.token), name), Inputs: map[string]string{"switch": name}})
+	return answer{}, err
 }

@@ -65,26 +65,19 @@ func (s *Server) evict(rq *request, v *state.View) (answer, error) {
 		}
 		before = v.ReplicasOf(nil, body.Model)
 	}
-	res, err := s.cfg.Raft.Apply(rq.ctx, &state.Evict{Replica: body.Replica, Model: body.Model, To: to, Force: body.Force, Time: s.cfg.Now()})
-	if err != nil {
+	what := "all replicas"
+	if body.Replica != "" {
+		what = "replica " + body.Replica
+	}
+	if _, err := s.decide(rq, &state.Evict{Replica: body.Replica, Model: body.Model, To: to, Force: body.Force, Time: s.cfg.Now()},
+		state.Decision{Model: model, Replica: body.Replica, Kind: "evict", Reason: fmt.Sprintf("%s evicted %s", by(rq.token), what),
+			Inputs: map[string]string{"to": string(to), "force": strconv.FormatBool(body.Force)}}); err != nil {
 		return answer{}, err
 	}
 	after := s.cfg.Raft.Store().View()
 	out := api.EvictResponse{Replicas: []api.Eviction{}}
-	gpus, bytes := 0, int64(0)
 	for _, r := range before {
-		e := evicted(r, after.Replica(nil, r.Name.String()))
-		gpus, bytes = gpus+e.FreedGPUs, bytes+e.FreedBytes
-		out.Replicas = append(out.Replicas, e)
-	}
-	if res.Changed {
-		what := "all replicas"
-		if body.Replica != "" {
-			what = "replica " + body.Replica
-		}
-		s.record(rq, state.Decision{Model: model, Replica: body.Replica, Kind: "evict",
-			Reason: fmt.Sprintf("%s evicted %s", by(rq.token), what),
-			Inputs: map[string]string{"to": string(to), "force": strconv.FormatBool(body.Force), "freed GPUs": strconv.Itoa(gpus), "freed bytes": strconv.FormatInt(bytes, 10)}})
+		out.Replicas = append(out.Replicas, evicted(r, after.Replica(nil, r.Name.String())))
 	}
 	return answer{value: out}, nil
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"remuda/controller/planner"
 	"remuda/controller/state"
 )
 
@@ -54,10 +55,40 @@ func why(m *state.Model, rs []*state.Replica, ds []*state.Decision) string {
 		}
 		say("%s.", text)
 	}
-	if len(ds) > 0 {
+	if d := waits(m, rs, ds); d != nil {
+		say("It waits: %s.", strings.TrimSuffix(d.Reason, "."))
+	} else if len(ds) > 0 {
 		say("Last decision, %s: %s.", ds[0].Kind, strings.TrimSuffix(ds[0].Reason, "."))
 	}
 	return strings.Join(out, " ")
+}
+
+// waits returns the decision that says what the model still waits for, nil where it
+// does not: one that nothing was placed after.
+func waits(m *state.Model, rs []*state.Replica, ds []*state.Decision) *state.Decision {
+	staying := 0
+	for _, r := range rs {
+		if !r.Leaving() {
+			staying++
+		}
+	}
+	for _, d := range ds {
+		switch d.Kind {
+		case planner.KindPlace:
+			return nil
+		case planner.KindCannotPlace:
+			if staying < m.Target() {
+				return d
+			}
+		case planner.KindRolloutWaits:
+			for _, r := range m.Rollouts {
+				if r.Status != state.RolloutRolledBack {
+					return d
+				}
+			}
+		}
+	}
+	return nil
 }
 
 // parts counts replicas by their stage, the nearest to serving first.

@@ -25,6 +25,7 @@ const (
 	TypeDeleteToken     Type = 13
 	TypeUpsertModels    Type = 14
 	TypeEvict           Type = 15
+	TypeDecided         Type = 16
 
 	// IgnoreUnknown is the bit of a type that servers which do not know it skip. A
 	// newer version sets it on commands without which an older server's state is
@@ -62,6 +63,7 @@ var (
 	_ Command = (*DeleteToken)(nil)
 	_ Command = (*UpsertModels)(nil)
 	_ Command = (*Evict)(nil)
+	_ Command = (*Decided)(nil)
 )
 
 // Encode returns the bytes of c for the Raft log.
@@ -131,6 +133,8 @@ func newCommand(t Type) Command {
 		return new(UpsertModels)
 	case TypeEvict:
 		return new(Evict)
+	case TypeDecided:
+		return new(Decided)
 	}
 	return nil
 }

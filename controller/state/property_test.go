@@ -289,6 +289,11 @@ func FuzzApply(f *testing.F) {
 	seed(&state.UpsertToken{Token: state.Token{Accessor: "a", Role: state.RoleOperator, Hash: state.HashSecret("x")}})
 	f.Add([]byte{byte(state.TypeMove)})
 	f.Add([]byte{0xff, 1, 2})
+	if inner, err := state.Encode(&state.SetSwitch{Name: "a", Value: "b"}); err == nil {
+		if data, err := state.Encode(&state.Decided{Command: inner, Decisions: []state.Decision{{Kind: "k", Time: epoch}}}); err == nil {
+			f.Add(data)
+		}
+	}
 	f.Add([]byte("\x0a{\"Decisions\":[{\"Kind\":\"k\",\"Time\":\"0000-01-01T00:00:00+23:59\"}]}"))
 	base := snapshotOf(f, l.store)
 	f.Fuzz(func(t *testing.T, data []byte) {

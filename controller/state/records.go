@@ -55,6 +55,32 @@ func (t *txn) record(decisions []Decision) *Error {
 	return nil
 }
 
+// Decided is a command together with the decisions that it carries out, so that
+// neither is there without the other. Where the command changes nothing, or is
+// refused, there is nothing to record.
+type Decided struct {
+	// Command is encoded, as Encode does it.
+	Command   []byte
+	Decisions []Decision
+}
+
+// Type implements Command.
+func (*Decided) Type() Type { return TypeDecided }
+
+func (c *Decided) apply(t *txn) *Error {
+	inner, err := decode(c.Command)
+	if err != nil || inner == nil {
+		return err
+	}
+	if _, nested := inner.(*Decided); nested {
+		return badRequest("", "a decided command holds another one")
+	}
+	if err := inner.apply(t); err != nil || !t.changed() {
+		return err
+	}
+	return t.record(c.Decisions)
+}
+
 // SetSwitch sets a switch, or takes it away.
 type SetSwitch struct {
 	Name, Value string

@@ -2,6 +2,7 @@ package state
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -100,6 +101,9 @@ func (t *txn) touch(table Table) {
 	}
 }
 
+// changed tells whether any table was touched.
+func (t *txn) changed() bool { return slices.Contains(t.touched[:], true) }
+
 // put inserts or replaces a row, which must not be changed afterwards.
 func (t *txn) put(table Table, row any) {
 	if err := t.Insert(string(table), row); err != nil {
@@ -118,15 +122,13 @@ func (t *txn) remove(table Table, row any) {
 
 // finish writes the indexes and tells whether any table was touched.
 func (t *txn) finish() bool {
-	changed := false
 	for i, touched := range t.touched {
 		if touched {
-			changed = true
 			t.setIndex(string(tables[i]), t.index)
 		}
 	}
 	t.setIndex(appliedKey, t.index)
-	return changed
+	return t.changed()
 }
 
 func (t *txn) setIndex(key string, value uint64) {
