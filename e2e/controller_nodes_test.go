@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -43,9 +44,15 @@ func (f *fleet) secondNode() (pid int) {
 		config = regexp.MustCompile(`(?m)(^\s*`+name+`\s*=\s*)\d+$`).ReplaceAllString(config, "${1}"+port)
 		config = regexp.MustCompile(`(?m)(^\s*`+name+`\s*=\s*"127\.0\.0\.1:)\d+`).ReplaceAllString(config, "${1}"+port)
 	}
-	// The two must not give the same ports to their tasks.
-	change(`min_dynamic_port\s*=\s*\d+`, fmt.Sprintf("min_dynamic_port = %d", 31000))
-	change(`max_dynamic_port\s*=\s*\d+`, fmt.Sprintf("max_dynamic_port = %d", 31199))
+	// No two nodes of this machine must give the same ports to their tasks. A cluster has
+	// 200 ports from 21000 on that no other one has: 20 from 31000 on are as much its own.
+	match := regexp.MustCompile(`min_dynamic_port\s*=\s*(\d+)`).FindStringSubmatch(config)
+	require.NotNil(t, match, config)
+	first, err := strconv.Atoi(match[1])
+	require.NoError(t, err)
+	low := 31000 + (first-21000)/200*20
+	change(`min_dynamic_port\s*=\s*\d+`, fmt.Sprintf("min_dynamic_port = %d", low))
+	change(`max_dynamic_port\s*=\s*\d+`, fmt.Sprintf("max_dynamic_port = %d", low+19))
 	change(`simulate \{`, "seed = \"second\"\n    simulate {")
 	path := filepath.Join(f.info.DataDir, "config", "nomad-client-2.hcl")
 	require.NoError(t, os.WriteFile(path, []byte(config), 0o600))
@@ -60,7 +67,22 @@ func (f *fleet) secondNode() (pid int) {
 	done := make(chan struct{})
 	go func() { _ = cmd.Wait(); close(done) }()
 	t.Cleanup(func() {
-		// Its allocations end first, or they would outlive it.
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+		select {
+		case <-done:
+		case <-time.After(20 * time.Second):
+			_ = cmd.Process.Kill()
+			<-done
+		}
+		_ = exec.Command("umount", "-R", filepath.Join(dir, "mounts")).Run()
+	})
+	t.Cleanup(func() {
+		// Its allocations end first, or they would outlive it, and before them the servers,
+		// which would bring them back.
+		_ = cmd.Process.Signal(syscall.SIGCONT)
+		for _, s := range f.servers {
+			s.end(syscall.SIGTERM)
+		}
 		list, _, _ := f.nomad.Jobs().List(nil)
 		for _, j := range list {
 			_, _, _ = f.nomad.Jobs().Deregister(j.ID, false, nil)
@@ -74,15 +96,6 @@ func (f *fleet) secondNode() (pid int) {
 			}
 			return err
 		})
-		_ = cmd.Process.Signal(syscall.SIGCONT)
-		_ = cmd.Process.Signal(syscall.SIGTERM)
-		select {
-		case <-done:
-		case <-time.After(20 * time.Second):
-			_ = cmd.Process.Kill()
-			<-done
-		}
-		_ = exec.Command("umount", "-R", filepath.Join(dir, "mounts")).Run()
 	})
 	return cmd.Process.Pid
 }

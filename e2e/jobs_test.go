@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -19,7 +20,9 @@ import (
 	nomadapi "github.com/hashicorp/nomad/api"
 	"github.com/stretchr/testify/require"
 
+	"remuda/controller/agent"
 	"remuda/controller/api"
+	"remuda/controller/gateway"
 	"remuda/controller/modelfile"
 	"remuda/controller/nomad"
 	"remuda/jobs"
@@ -104,6 +107,66 @@ func TestJobFilesAreValid(t *testing.T) {
 	}
 }
 
+// TestConfigsOfTheJobs: the daemons take the configs that the job files write for them.
+func TestConfigsOfTheJobs(t *testing.T) {
+	n := startNomad(t, simulated)
+	config := func(name, vars string, values map[string]string) (*nomadapi.Task, []byte) {
+		t.Helper()
+		source, err := fs.ReadFile(jobs.Files, name)
+		require.NoError(t, err)
+		job, err := n.parsed(string(source), vars)
+		require.NoError(t, err)
+		task := job.TaskGroups[0].Tasks[0]
+		require.Len(t, task.Templates, 1)
+		text := *task.Templates[0].EmbeddedTmpl
+		for template, value := range values { // as Nomad fills them in
+			text = strings.ReplaceAll(text, template, value)
+		}
+		require.NotContains(t, text, "{{")
+		return task, []byte(text)
+	}
+
+	certs := t.TempDir()
+	for _, name := range []string{"ca.pem", "server.pem", "server-key.pem"} {
+		require.NoError(t, os.WriteFile(filepath.Join(certs, name), nil, 0o600))
+	}
+	addresses := map[string]string{`{{ env "NOMAD_ADDR_raft" }}`: "10.0.0.2:4751", `{{ env "NOMAD_ADDR_http" }}`: "10.0.0.2:4750"}
+	_, text := config("controller.nomad.hcl", "", addresses)
+	one, err := agent.Parse("agent.hcl", text, agent.DefaultConfig())
+	require.NoError(t, err, "%s", text)
+	require.Equal(t, 1, one.BootstrapExpect)
+	require.Empty(t, one.Join)
+	require.True(t, one.ACL.Enabled)
+
+	task, text := config("controller.nomad.hcl", fmt.Sprintf("servers = [\"10.0.0.1\", \"10.0.0.2\", \"10.0.0.3\"]\ntls = %q\n", certs), addresses)
+	three, err := agent.Parse("agent.hcl", text, agent.DefaultConfig())
+	require.NoError(t, err, "%s", text)
+	require.Equal(t, 3, three.BootstrapExpect)
+	require.Equal(t, []string{"10.0.0.1:4751", "10.0.0.2:4751", "10.0.0.3:4751"}, three.Join)
+	require.Equal(t, agent.HTTP{Bind: "0.0.0.0:4750", Advertise: "10.0.0.2:4750", Drain: three.HTTP.Drain}, three.HTTP)
+	require.Contains(t, three.Join, three.Raft.Advertise)
+	require.Equal(t, filepath.Join(certs, "server-key.pem"), three.TLS.KeyFile)
+	require.True(t, three.TLS.HTTP && three.TLS.Raft)
+	require.Greater(t, *task.KillTimeout, three.HTTP.Drain)
+
+	// Without a token in Nomad's variables, and with one.
+	token := regexp.MustCompile(`\{\{.*\}\}`).FindString
+	vars := "controllers = [\"https://10.0.0.1:4750\", \"https://10.0.0.2:4750\"]\nca_cert = \"/etc/remuda/ca.pem\"\n"
+	source, err := fs.ReadFile(jobs.Files, "gateway.nomad.hcl")
+	require.NoError(t, err)
+	for value, want := range map[string]string{"": "", `token = "secret"`: "secret"} {
+		task, text := config("gateway.nomad.hcl", vars, map[string]string{token(string(source)): value})
+		cfg, err := gateway.Parse("gateway.hcl", text, gateway.DefaultConfig())
+		require.NoError(t, err, "%s", text)
+		require.Equal(t, gateway.Controller{Addresses: []string{"https://10.0.0.1:4750", "https://10.0.0.2:4750"}, Token: want, CACert: "/etc/remuda/ca.pem"}, cfg.Controller)
+		require.Greater(t, *task.KillTimeout, cfg.Timeouts.LameDuck+cfg.Timeouts.Drain)
+	}
+	_, text = config("gateway.nomad.hcl", "", nil)
+	alone, err := gateway.Parse("gateway.hcl", text, gateway.DefaultConfig())
+	require.NoError(t, err, "%s", text)
+	require.Empty(t, alone.Controller.Addresses)
+}
+
 // chroot is a chroot of Nomad's exec driver with remuda in it, and nothing else: the
 // default one is a copy of the host.
 func chroot(t *testing.T) string {
@@ -124,7 +187,8 @@ func chroot(t *testing.T) string {
 }
 
 // TestControllerOnNomad runs the controller as a Nomad job: what it knows outlives the
-// job.
+// job. It is one server: all servers have the same two ports, so that each needs a host
+// of its own. TestControllerServers has three, TestConfigsOfTheJobs the config of three.
 func TestControllerOnNomad(t *testing.T) {
 	raft := dataDir(t)
 	n := startNomad(t, simulated, fmt.Sprintf(`
@@ -145,6 +209,15 @@ client {
 	t.Cleanup(c.Close)
 	source, err := fs.ReadFile(jobs.Files, "controller.nomad.hcl")
 	require.NoError(t, err)
+	t.Cleanup(func() { // Nomad does not end its tasks when it ends.
+		_, _, _ = n.api.Jobs().Deregister("controller", true, nil)
+		eventually(t, time.Minute, "the controller to end", func() error {
+			if c.Live(context.Background()) == nil {
+				return errors.New("it answers")
+			}
+			return nil
+		})
+	})
 	vars := fmt.Sprintf("acl = false\nnomad = %q\nconsul = \"127.0.0.1:1\"\nhttp_port = %d\nraft_port = %d\n", n.api.Address(), ports[0], ports[1])
 
 	for life := range 2 {

@@ -16,8 +16,9 @@
 #   }
 #
 # The controller asks Nomad with the job's own identity. Where Nomad has ACLs, give it
-# what it needs (node { policy = "read" } and submit-job, read-job and list-jobs in
-# the namespace of the replicas):
+# what it needs: node { policy = "read" }, submit-job, read-job and list-jobs in the
+# namespace of the replicas, and each host volume that their job files mount, as
+# host_volume "models" { policy = "read" } for jobs/vllm.nomad.hcl:
 #
 #   nomad acl policy apply -job controller -namespace default controller policy.hcl
 #
@@ -88,7 +89,7 @@ job "controller" {
     distinct_hosts = true
   }
 
-  # One after the other, each only once the one before it has caught up.
+  # One after the other, each only once the one before it has found its leader again.
   update {
     max_parallel      = 1
     health_check      = "checks"

@@ -106,7 +106,7 @@ func explain(err error) error {
 	var refused *api.Error
 	var op *net.OpError
 	switch {
-	case errors.As(err, &refused) && refused.Code == api.CodeNoToken:
+	case errors.As(err, &refused) && refused.Code == api.CodeNoToken && !strings.Contains(refused.Message, "acl bootstrap") && !strings.Contains(refused.Message, api.EnvToken):
 		return fmt.Errorf("%w: give -token or set %s", err, api.EnvToken)
 	case errors.As(err, &op) && op.Op == "dial":
 		return fmt.Errorf("%w: is `remuda agent` running there? -address or %s says where", err, api.EnvAddress)

@@ -37,32 +37,22 @@ var decisionList = question{
 					fmt.Fprintln(c.out, "There are no decisions.")
 					return nil
 				}
-				return c.decisionTable(decisions, true)
+				t := newTable(c.out, "TIME", "KIND", "ABOUT", "REASON", "NUMBERS")
+				for _, d := range decisions {
+					t.row(clock(d.Time), d.Kind, aboutText(d), d.Reason, inputsText(d.Inputs))
+				}
+				return t.flush()
 			})
 		}
 	},
 }
 
-// decisionTable shows decisions, and the numbers that they were made from where those
-// are wanted.
-func (c *asker) decisionTable(decisions []api.Decision, numbers bool) error {
-	header := []string{"TIME", "KIND", "ABOUT", "REASON"}
-	if numbers {
-		header = append(header, "NUMBERS")
+// aboutText is what a decision is about.
+func aboutText(d api.Decision) string {
+	if d.Replica != "" {
+		return d.Replica
 	}
-	t := newTable(c.out, header...)
-	for _, d := range decisions {
-		about := d.Replica
-		if about == "" {
-			about = d.Model
-		}
-		cells := []any{clock(d.Time), d.Kind, about, d.Reason}
-		if numbers {
-			cells = append(cells, inputsText(d.Inputs))
-		}
-		t.row(cells...)
-	}
-	return t.flush()
+	return d.Model
 }
 
 func inputsText(inputs map[string]string) string {

@@ -52,12 +52,20 @@ func (p *program) run(args []string) int {
 	for name, v := range p.verbs() {
 		c.Commands[name] = func() (cli.Command, error) { return &command{p: p, name: name, verb: v}, nil }
 	}
+	for name, synopsis := range groups {
+		c.Commands[name] = func() (cli.Command, error) { return &group{p: p, name: name, synopsis: synopsis}, nil }
+	}
 	code, err := c.Run()
 	if err != nil {
 		fmt.Fprintf(p.stderr, "remuda: %v\n", err)
 		return exitFailed
 	}
-	if code == cli.RunResultHelp || code == 127 {
+	if code == 127 && c.Subcommand() != "" {
+		fmt.Fprintf(p.stderr, "remuda: there is no command %q\n", c.Subcommand())
+	}
+	_, word := groups[c.Subcommand()]
+	early := len(args) > 0 && strings.HasPrefix(args[0], "-") // a flag before the verb
+	if code == 127 || code != exitOK && (word || early) {
 		return exitUsage
 	}
 	return code

@@ -229,3 +229,38 @@ func TestGatewayRunsAndAnnouncesItself(t *testing.T) {
 	require.Equal(t, 0, <-code)
 	require.Empty(t, agent.Services())
 }
+
+// TestEveryWordExplainsItself: what is no verb but the beginning of some says so.
+func TestEveryWordExplainsItself(t *testing.T) {
+	verbs := (&program{}).verbs()
+	words := map[string]bool{}
+	for name := range verbs {
+		for {
+			i := strings.LastIndexByte(name, ' ')
+			if i < 0 {
+				break
+			}
+			name = name[:i]
+			if _, verb := verbs[name]; !verb {
+				words[name] = true
+			}
+		}
+	}
+	help := remuda(t, "-h").out
+	for word := range words {
+		require.NotEmpty(t, groups[word], "remuda %s has commands and no line in groups", word)
+		if !strings.Contains(word, " ") {
+			require.Regexp(t, `(?m)^    `+word+` +`+regexp.QuoteMeta(groups[word])+`$`, help)
+		}
+		r := remuda(t, strings.Fields(word)...)
+		require.Equal(t, 2, r.code, word)
+		require.Contains(t, r.errout, "Usage: remuda "+word+" COMMAND")
+		require.Contains(t, r.errout, "Subcommands:")
+		r = remuda(t, append(strings.Fields(word), "dance")...)
+		require.Equal(t, 2, r.code, word)
+		require.Contains(t, r.errout, "remuda "+word+`: there is no command "dance"`)
+		require.Equal(t, 0, remuda(t, append(strings.Fields(word), "-h")...).code)
+	}
+	require.Len(t, groups, len(words))
+	require.Contains(t, remuda(t, "dance").errout, `remuda: there is no command "dance"`)
+}

@@ -137,7 +137,11 @@ func (c *asker) showModel(s api.ModelStatus) error {
 	}
 	if len(s.Decisions) > 0 {
 		fmt.Fprintln(c.out, "\nDecisions, newest first; `remuda decision list` has their numbers")
-		return c.decisionTable(s.Decisions, false)
+		t := newTable(c.out, "WHEN", "KIND", "ABOUT", "REASON")
+		for _, d := range s.Decisions {
+			t.row(age(d.Time, at)+" ago", d.Kind, aboutText(d), d.Reason)
+		}
+		return t.flush()
 	}
 	return nil
 }
@@ -225,8 +229,12 @@ var modelStart = question{
 			if err != nil {
 				return err
 			}
-			c.printf("%s is starting: the target is %s.\n", r.Model, plural(r.Target, "replica"))
-			if err := w.follow(ctx, c, r.Model, settled); err != nil {
+			if r.Target == 0 {
+				c.printf("%s is started, and should have 0 replicas: `remuda scale %s N` gives it some.\n", r.Model, r.Model)
+			} else {
+				c.printf("%s is starting: the target is %s.\n", r.Model, plural(r.Target, "replica"))
+			}
+			if err := w.follow(ctx, c, r.Model, scaled); err != nil {
 				return err
 			}
 			return c.print(r, func() error { return nil })

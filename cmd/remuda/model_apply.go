@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"strings"
@@ -71,6 +72,10 @@ func applyModels(ctx context.Context, c *asker, path string, dryRun bool, w *wat
 		})
 	}
 	applied, err := c.ApplyModels(ctx, request)
+	var refused *api.Error
+	if errors.As(err, &refused) && refused.Code == api.CodeConflict {
+		return fmt.Errorf("%w: nothing was applied, as it is no longer the difference that was shown: apply it again", err)
+	}
 	if err != nil {
 		return err
 	}

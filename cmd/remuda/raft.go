@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"remuda/controller/api"
 )
@@ -60,10 +61,14 @@ var raftTransferLeader = question{
 		if len(args) > 0 {
 			id = args[0]
 		}
+		before, err := c.Leader(ctx)
+		if err != nil {
+			return err
+		}
 		if err := c.TransferLeadership(ctx, id); err != nil {
 			return err
 		}
-		leader, err := c.Leader(ctx)
+		leader, err := c.newLeader(ctx, before)
 		if err != nil {
 			return err
 		}
@@ -76,4 +81,22 @@ var raftTransferLeader = question{
 			return nil
 		})
 	},
+}
+
+// newLeader asks who leads until the server that is asked knows of another than before,
+// for as long as an election may take; it is empty where that was not enough.
+func (c *asker) newLeader(ctx context.Context, before api.LeaderStatus) (api.LeaderStatus, error) {
+	for patience := time.After(5 * time.Second); ; {
+		leader, err := c.Leader(ctx)
+		if err != nil || leader.ID != "" && leader.ID != before.ID {
+			return leader, err
+		}
+		select {
+		case <-ctx.Done():
+			return api.LeaderStatus{}, ctx.Err()
+		case <-patience:
+			return api.LeaderStatus{}, nil
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
 }

@@ -40,6 +40,11 @@ var replicaList = question{
 
 func (c *asker) replicaTable(replicas []api.Replica) error {
 	at := now()
+	var seats []string
+	for _, r := range replicas {
+		seats = append(seats, r.Seats...)
+	}
+	seatsText := shortSeats(seats)
 	t := newTable(c.out, "REPLICA", "TIER", "PHASE", "NODE", "SEATS", "IN FLIGHT", "SINCE", "NOTE")
 	for _, r := range replicas {
 		phase := r.Phase
@@ -62,24 +67,38 @@ func nodeText(r api.Replica) string {
 	return short(r.Node)
 }
 
-// seatsText writes device IDs with the beginning of the GPU's UUID only.
-func seatsText(seats []string) string {
-	texts := make([]string, len(seats))
-	for i, s := range seats {
-		texts[i] = s
-		if gpu, seat, ok := strings.Cut(s, "#"); ok {
-			texts[i] = shortGPU(gpu) + "#" + seat
-		}
-	}
-	return strings.Join(texts, ",")
-}
-
-// shortGPU keeps the beginning of a UUID such as "GPU-8932f937-…".
-func shortGPU(uuid string) string {
-	if kind, rest, ok := strings.Cut(uuid, "-"); ok {
+// shortSeats returns how to write device IDs in a listing of all these: with the
+// beginning of the GPU's UUID, or with its end where the beginnings do not tell them
+// apart, as those of simulated GPUs.
+func shortSeats(all []string) func(seats []string) string {
+	gpus := map[string]string{}
+	begin := func(gpu string) string {
+		kind, rest, _ := strings.Cut(gpu, "-")
 		return kind + "-" + short(rest)
 	}
-	return uuid
+	same := false
+	for _, s := range all {
+		gpu, _, _ := strings.Cut(s, "#")
+		other, ok := gpus[begin(gpu)]
+		same = same || ok && other != gpu || strings.HasSuffix(begin(gpu), "-00000000")
+		gpus[begin(gpu)] = gpu
+	}
+	return func(seats []string) string {
+		texts := make([]string, len(seats))
+		for i, s := range seats {
+			texts[i] = s
+			gpu, seat, ok := strings.Cut(s, "#")
+			kind, rest, dashed := strings.Cut(gpu, "-")
+			switch last := strings.LastIndexByte(rest, '-'); {
+			case !ok || !dashed:
+			case same && last >= 0:
+				texts[i] = kind + "-…" + rest[last+1:] + "#" + seat
+			default:
+				texts[i] = begin(gpu) + "#" + seat
+			}
+		}
+		return strings.Join(texts, ",")
+	}
 }
 
 // replicaNote is what is unusual about a replica.

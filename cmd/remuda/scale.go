@@ -4,6 +4,7 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -40,12 +41,16 @@ MODEL/VARIANT the longest name that is a model's is the model.`,
 			if r.Variant != "" {
 				of += ", variant " + r.Variant
 			}
+			if m := models[slices.IndexFunc(models, func(m api.ModelSummary) bool { return m.Name == model })]; m.Stopped && r.Target == 0 {
+				c.printf("%s is stopped: it will have %s once `remuda model start %s` starts it.\n", of, plural(n, "replica"), r.Model)
+				return c.print(r, func() error { return nil })
+			}
 			if r.Changed {
 				c.printf("%s: the target is %s now.\n", of, plural(r.Target, "replica"))
 			} else {
 				c.printf("%s: the target is %s already.\n", of, plural(r.Target, "replica"))
 			}
-			if err := w.follow(ctx, c, r.Model, settled); err != nil {
+			if err := w.follow(ctx, c, r.Model, scaled); err != nil {
 				return err
 			}
 			return c.print(r, func() error { return nil })

@@ -3,8 +3,11 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 
 	"remuda/controller/api"
+	"remuda/controller/planner"
 )
 
 func (p *program) switchVerbs() map[string]verb {
@@ -14,6 +17,9 @@ func (p *program) switchVerbs() map[string]verb {
 		"switch unset": p.asking(switchUnset),
 	}
 }
+
+// switches are those that the controller looks at.
+var switches = []string{planner.PauseReconcile}
 
 var switchList = question{
 	synopsis: "List the switches that are set",
@@ -48,6 +54,9 @@ var switchSet = question{
 		}
 		return c.print(s, func() error {
 			fmt.Fprintf(c.out, "%s is %s.\n", s.Name, s.Value)
+			if !slices.Contains(switches, s.Name) {
+				fmt.Fprintf(c.out, "This version looks at no switch of that name: it knows %s.\n", strings.Join(switches, ", "))
+			}
 			return nil
 		})
 	},

@@ -17,11 +17,14 @@ func newTable(out io.Writer, header ...string) *table {
 	return t
 }
 
+// oneLine keeps what others wrote, as errors of Nomad, within its cell.
+var oneLine = strings.NewReplacer("\t", " ", "\r", "", "\n", " ")
+
 // row adds a row. An empty cell is shown as a dash.
 func (t *table) row(cells ...any) {
 	texts := make([]string, len(cells))
 	for i, c := range cells {
-		texts[i] = dash(strings.ReplaceAll(fmt.Sprint(c), "\t", " "))
+		texts[i] = dash(oneLine.Replace(fmt.Sprint(c)))
 	}
 	fmt.Fprintln(t.w, strings.Join(texts, "\t"))
 }

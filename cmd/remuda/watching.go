@@ -35,17 +35,34 @@ func settled(s api.ModelStatus) (bool, error) {
 			return false, fmt.Errorf("the change of variant %s was rolled back: %s", variant, dash(r.Reason))
 		}
 	}
+	return scaled(s)
+}
+
+// scaled is settled for who has changed no variant: where a change was rolled back,
+// replicas are what the variant was before.
+func scaled(s api.ModelStatus) (bool, error) {
+	for _, r := range s.Model.Rollouts {
+		if r.Status != "rolled_back" {
+			return false, nil
+		}
+	}
+	current := func(r api.Replica) bool {
+		if back, ok := s.Model.Rollouts[r.Variant]; ok {
+			return r.VariantHash == back.OldHash
+		}
+		return r.Current
+	}
 	serving := 0
 	for _, r := range s.Replicas {
 		switch {
 		case r.Tier == "COLD" && r.Phase == "running":
-		case r.Tier == "HOT" && r.Phase == "running" && r.Current:
+		case r.Tier == "HOT" && r.Phase == "running" && current(r):
 			serving++
 		default:
 			return false, nil
 		}
 	}
-	return serving == s.Model.Target && len(s.Model.Rollouts) == 0, nil
+	return serving == s.Model.Target, nil
 }
 
 // stopped: no replica holds anything any more.

@@ -92,7 +92,9 @@ func NewClient(cfg Config) (*Client, error) {
 		var err error
 		t.TLSClientConfig, err = clientTLS(or(cfg.CACert, EnvCACert), or(cfg.ClientCert, EnvClientCert), or(cfg.ClientKey, EnvClientKey))
 		errs = append(errs, err)
-		c.http = &http.Client{Transport: t}
+		// A server passes requests on by itself. Who redirects is another, and the token is
+		// not for whoever it names.
+		c.http = &http.Client{Transport: t, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	}
 	if err := errors.Join(errs...); err != nil {
 		return nil, fmt.Errorf("controller client: %w", err)
@@ -211,18 +213,32 @@ func (c *Client) send(ctx context.Context, q call) (*http.Response, error) {
 	return resp, nil
 }
 
-// attempt asks one server after the other, as far as that is safe.
+// patience is the least time that a server has to answer a read before the next is
+// asked: longer than one waits for a leader.
+const patience = 7 * time.Second
+
+// attempt asks one server after the other, as far as that is safe. One that did not
+// answer is not the first to be asked next time.
 func (c *Client) attempt(ctx context.Context, q call, params url.Values, payload []byte) (*http.Response, error) {
 	first := int(c.current.Load())
 	var errs []error
 	for i := range c.addresses {
 		at := (first + i) % len(c.addresses)
-		resp, err := c.once(ctx, c.addresses[at], q, params, payload)
+		part, cancel := ctx, context.CancelFunc(func() {})
+		if deadline, ok := ctx.Deadline(); ok && q.method == http.MethodGet && q.query.Index == 0 && !q.endless {
+			part, cancel = context.WithTimeout(ctx, max(time.Until(deadline)/time.Duration(len(c.addresses)-i), patience))
+		}
+		resp, err := c.once(part, c.addresses[at], q, params, payload)
 		if err == nil {
 			c.current.Store(int64(at))
+			resp.Body = &closer{ReadCloser: resp.Body, then: cancel}
 			return resp, nil
 		}
+		cancel()
 		errs = append(errs, err)
+		if !errors.Is(err, context.Canceled) {
+			c.current.Store(int64((at + 1) % len(c.addresses)))
+		}
 		if ctx.Err() != nil || !again(q, err) {
 			break
 		}

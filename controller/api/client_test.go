@@ -131,6 +131,27 @@ func TestAnotherServerIsAsked(t *testing.T) {
 	require.Equal(t, &api.Error{Status: 503, Code: api.CodeNoLeader, Message: "no leader", RetryAfter: 3 * time.Second}, e)
 }
 
+// A server that takes connections and answers nothing, as one that was frozen, is not
+// asked first again.
+func TestAFrozenServerIsLeft(t *testing.T) {
+	t.Parallel()
+	thawed := make(chan struct{})
+	frozen := backend(t, func(http.ResponseWriter, *http.Request) { <-thawed })
+	t.Cleanup(func() { close(thawed) }) // before its server is closed
+	c := client(t, api.Config{Addresses: []string{frozen, backend(t, answer(api.LeaderStatus{}))}})
+	short, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	_, err := c.Leader(short)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	_, err = c.Leader(t.Context())
+	require.NoError(t, err)
+
+	// With time enough the next is asked within the same call.
+	c = client(t, api.Config{Addresses: []string{frozen, backend(t, answer(api.LeaderStatus{}))}, Timeout: 14 * time.Second})
+	_, err = c.Leader(t.Context())
+	require.NoError(t, err)
+}
+
 func TestAnswersOfAnotherProgram(t *testing.T) {
 	url := backend(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/v1/status/leader" {
@@ -260,4 +281,19 @@ func TestDuration(t *testing.T) {
 		require.Error(t, json.Unmarshal([]byte(bad), &d), bad)
 	}
 	require.Equal(t, "1h30m0s", fmt.Sprint(d))
+}
+
+// TestATokenIsNotTakenElsewhere: a redirection is answered with an error, and nobody
+// else gets the token.
+func TestATokenIsNotTakenElsewhere(t *testing.T) {
+	var got atomic.Value
+	other := backend(t, func(w http.ResponseWriter, r *http.Request) {
+		got.Store(r.Header.Get(api.HeaderToken))
+		answer(api.LeaderStatus{ID: "x"})(w, r)
+	})
+	url := backend(t, func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, other+r.URL.Path, http.StatusFound) })
+	_, err := client(t, api.Config{Addresses: []string{url}, Token: "a secret"}).Leader(t.Context())
+	require.ErrorContains(t, err, "302 Found")
+	require.ErrorContains(t, err, other+"/v1/status/leader", "where to")
+	require.Nil(t, got.Load())
 }

@@ -71,6 +71,9 @@ func responseError(r *http.Response) error {
 			body = body[:clip]
 		}
 		e = &Error{Code: CodeInternal, Message: fmt.Sprintf("%s answered %s: %q", r.Request.URL.Host, r.Status, body)}
+		if to := r.Header.Get("Location"); to != "" {
+			e.Message += fmt.Sprintf(": it sends elsewhere, which is not followed: want the address of a controller itself, as that of %s", to)
+		}
 	}
 	e.Status = r.StatusCode
 	if s, err := strconv.Atoi(r.Header.Get("Retry-After")); err == nil && s > 0 {

@@ -136,7 +136,8 @@ type AppliedModel struct {
 	// Unchanged: it is just so already, and nothing was written.
 	Unchanged bool
 	Changes   []Change
-	// Warnings are Nomad's, each with its variant.
+	// Warnings are Nomad's, each with its variant; and of a model that is Unchanged, which
+	// variants were rolled back.
 	Warnings []string
 	// ModifyIndex is the model's now, Replicas its scale.
 	ModifyIndex uint64

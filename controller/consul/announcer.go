@@ -141,7 +141,7 @@ func (a *Announcer) Run(ctx context.Context) {
 	log := a.cfg.Logger.With("service", a.service.ID)
 	failing, registered := false, false
 	for wait := minRetry; ; {
-		now, err := a.ensure(ctx)
+		now, err := a.ensure(ctx, !registered)
 		switch {
 		case ctx.Err() != nil:
 		case err != nil && !failing:
@@ -173,13 +173,16 @@ func (a *Announcer) Run(ctx context.Context) {
 }
 
 // ensure registers the service where Consul does not know it, and tells
-// whether it had to.
-func (a *Announcer) ensure(ctx context.Context) (bool, error) {
+// whether it had to. The first time it does so in any case: what Consul knows may be
+// of an earlier life with another config.
+func (a *Announcer) ensure(ctx context.Context, first bool) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, a.cfg.RequestTimeout)
 	defer cancel()
-	_, _, err := a.client.Agent().Service(a.service.ID, (&api.QueryOptions{}).WithContext(ctx))
-	if err == nil || !isNotFound(err) {
-		return false, err
+	if !first {
+		_, _, err := a.client.Agent().Service(a.service.ID, (&api.QueryOptions{}).WithContext(ctx))
+		if err == nil || !isNotFound(err) {
+			return false, err
+		}
 	}
 	return true, a.client.Agent().ServiceRegisterOpts(a.service, api.ServiceRegisterOpts{ReplaceExistingChecks: true}.WithContext(ctx))
 }

@@ -60,6 +60,24 @@ func TestAnnouncementIsRepaired(t *testing.T) {
 	a.Await(t, "the registration after Consul forgot", count(1))
 }
 
+// TestAnnouncementReplacesAnOlderOne: what a daemon that was killed has left behind may
+// say how an earlier config was checked.
+func TestAnnouncementReplacesAnOlderOne(t *testing.T) {
+	a := consultest.New(t)
+	agent, err := api.NewClient(&api.Config{Address: a.Addr()})
+	require.NoError(t, err)
+	require.NoError(t, agent.Agent().ServiceRegister(&api.AgentServiceRegistration{
+		ID: "remuda-gateway-127.0.0.1:8080", Name: "remuda-gateway", Address: "127.0.0.1", Port: 8080,
+		Check: &api.AgentServiceCheck{HTTP: "http://127.0.0.1:8080/ready", Interval: "2s"},
+	}))
+	cfg := announcerConfig(a)
+	cfg.TLS = true
+	announce(t, cfg)
+	a.Await(t, "the check of now", func(all []consultest.Service) bool {
+		return len(all) == 1 && all[0].Check.HTTP == "https://127.0.0.1:8080/ready"
+	})
+}
+
 func TestAnnouncementSurvivesAnAbsentConsul(t *testing.T) {
 	a := consultest.New(t)
 	a.Stop()

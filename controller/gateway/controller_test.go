@@ -285,6 +285,22 @@ func TestStateThatWasReplaced(t *testing.T) {
 	f.follows(5)
 }
 
+// TestStateOfANewController: a controller that lost its data counts from the beginning,
+// and may be where the old one was.
+func TestStateOfANewController(t *testing.T) {
+	c := newController(t, 1)
+	f := newGateway(t, c.config)
+	f.engines(newEngine(t, "a", says("a")), newEngine(t, "b", says("b")))
+	c.change(func() { c.index, c.state = 5, drain("m:v:a") })
+	f.follows(5)
+	c.change(func() { c.down[0] = true })
+	c.servers[0].CloseClientConnections()
+	f.up(0)
+	c.change(func() { c.down[0], c.state = false, drain("m:v:b") })
+	f.up(1)
+	require.Equal(t, map[string]int{`{"said":"a"}`: 5}, f.who(5))
+}
+
 func TestServerThatLags(t *testing.T) {
 	c := newController(t, 2)
 	f := newGateway(t, c.config)

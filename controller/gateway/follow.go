@@ -121,7 +121,7 @@ const (
 	noLeader        // it knows no leader, or has not heard from it for long
 )
 
-// ask makes one query and takes a newer state into force.
+// ask makes one query and takes a state that may be another one into force.
 func (f *follower) ask(ctx context.Context, server *api.Client, query api.QueryOptions) (answer, error) {
 	state, meta, err := f.query(ctx, server, query)
 	if err != nil {
@@ -141,7 +141,7 @@ func (f *follower) ask(ctx context.Context, server *api.Client, query api.QueryO
 			got = behind
 		}
 	}
-	if meta.Index != known {
+	if meta.Index != known || query.Index == 0 { // after a failure it may be another controller's
 		f.apply(orders(state, meta.Index))
 		f.index.Store(meta.Index)
 		f.log.Debug("the controller's state changed", "index", meta.Index, "models", len(state.Models), "replicas", len(state.Replicas))

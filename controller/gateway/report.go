@@ -24,9 +24,9 @@ const (
 	// reportLast bounds the one with which a gateway leaves.
 	reportLast = time.Second
 	// reportRequests is how many requests all replicas of a report have together at
-	// most, so that it stays well below what the controller takes (1 MiB) however long
-	// clients make their request IDs.
-	reportRequests = 2048
+	// most, so that it stays well below what the controller takes (1 MiB) whatever
+	// clients call their requests: JSON has up to six bytes for each of an ID's 128.
+	reportRequests = 768
 )
 
 // reporter tells the controller what is in flight.

@@ -49,6 +49,7 @@ func TestLoadsAreSummedOverGateways(t *testing.T) {
 		r1: {InFlight: 3, Oldest: at(2), LastRequest: at(4), Requests: []load.Request{{ID: "y", Started: at(2)}, {ID: "x", Started: at(3)}, {ID: "z", Started: at(4)}}},
 		r2: {LastRequest: at(1)},
 	}, s.Loads())
+	require.Equal(t, map[string]load.Load{r1: {InFlight: 3, Oldest: at(2), LastRequest: at(4)}, r2: {LastRequest: at(1)}}, s.Totals())
 	require.Equal(t, []load.Gateway{
 		{Name: "a", Index: 5, InFlight: 2, Reported: c.now, Expires: c.now.Add(ttl)},
 		{Name: "b", Index: 7, InFlight: 1, Reported: c.now, Expires: c.now.Add(ttl)},
@@ -172,4 +173,25 @@ func TestValidateNamesEveryFault(t *testing.T) {
 	require.ErrorContains(t, report("", 0).Validate(), "the name is empty")
 	require.ErrorContains(t, report(strings.Repeat("x", 600), 1).Validate(), "600 bytes long")
 	require.ErrorContains(t, report("a", 1, make([]load.Replica, load.MaxReplicas+1)...).Validate(), "10001 replicas")
+}
+
+// BenchmarkTotals is what each look of the reconciler asks, with 1,000 replicas of 64
+// requests each over four gateways.
+func BenchmarkTotals(b *testing.B) {
+	s, _ := listening()
+	for g := range 4 {
+		r := report(fmt.Sprint("g", g), 1)
+		for i := range 1000 {
+			one := busy(fmt.Sprint("m:v:", i), 64)
+			for n := range 64 {
+				one.Requests = append(one.Requests, load.Request{ID: fmt.Sprint(g, n), Started: began.Add(time.Duration(n) * time.Second)})
+			}
+			r.Replicas = append(r.Replicas, one)
+		}
+		s.Put(r)
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		s.Totals()
+	}
 }

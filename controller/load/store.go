@@ -94,6 +94,26 @@ func (s *Store) Put(r Report) {
 func (s *Store) Loads() map[string]Load {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	out := s.sum(true)
+	for name, l := range out {
+		slices.SortFunc(l.Requests, func(a, b Request) int { return cmp.Or(a.Started.Compare(b.Started), strings.Compare(a.ID, b.ID)) })
+		if len(l.Requests) > MaxRequests {
+			l.Requests = l.Requests[:MaxRequests:MaxRequests]
+			out[name] = l
+		}
+	}
+	return out
+}
+
+// Totals returns what Loads does without the requests, which cost most.
+func (s *Store) Totals() map[string]Load {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.sum(false)
+}
+
+// sum adds the reports up. It needs the lock.
+func (s *Store) sum(requests bool) map[string]Load {
 	s.prune(s.now())
 	out := map[string]Load{}
 	for _, e := range s.gateways {
@@ -106,15 +126,10 @@ func (s *Store) Loads() map[string]Load {
 			if r.LastRequest.After(l.LastRequest) {
 				l.LastRequest = r.LastRequest
 			}
-			l.Requests = append(l.Requests, r.Requests...)
+			if requests {
+				l.Requests = append(l.Requests, r.Requests...)
+			}
 			out[r.Name] = l
-		}
-	}
-	for name, l := range out {
-		slices.SortFunc(l.Requests, func(a, b Request) int { return cmp.Or(a.Started.Compare(b.Started), strings.Compare(a.ID, b.ID)) })
-		if len(l.Requests) > MaxRequests {
-			l.Requests = l.Requests[:MaxRequests:MaxRequests]
-			out[name] = l
 		}
 	}
 	return out

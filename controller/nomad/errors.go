@@ -21,6 +21,10 @@ var (
 	// ErrUnreachable: Nomad gave no answer that can be used. What was asked for may
 	// have happened or not; asking again is safe.
 	ErrUnreachable = errors.New("nomad does not answer")
+	// ErrDenied: the token is not known or may not do that. As a rule it is the
+	// controller's fault and not that of what was asked for, and passes: a server of
+	// Nomad's that has just joined does not know the tokens yet.
+	ErrDenied = errors.New("nomad does not allow it")
 	// ErrRefused: it will not work, however often it is tried.
 	ErrRefused = errors.New("refused")
 )
@@ -49,6 +53,8 @@ func classify(ctx context.Context, what string, err error) error {
 		kind = ErrConflict
 	case code == http.StatusNotFound:
 		kind = ErrNotFound
+	case code == http.StatusUnauthorized || code == http.StatusForbidden:
+		kind = ErrDenied
 	case code == http.StatusTooManyRequests || code == http.StatusRequestTimeout:
 	case code >= 400 && code < 500:
 		kind = ErrRefused

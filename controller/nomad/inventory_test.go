@@ -107,8 +107,8 @@ func TestInventoryFaults(t *testing.T) {
 			return true
 		})
 		_, err := c.Inventory(t.Context())
-		require.ErrorIs(t, err, nomad.ErrRefused)
-		require.ErrorContains(t, err, "list nodes: refused: Permission denied (403)")
+		require.ErrorIs(t, err, nomad.ErrDenied)
+		require.ErrorContains(t, err, "list nodes: nomad does not allow it: Permission denied (403)")
 	})
 	t.Run("cancelled", func(t *testing.T) {
 		c, s := newClient(t)

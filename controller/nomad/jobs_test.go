@@ -161,7 +161,8 @@ func TestWriteFaults(t *testing.T) {
 		want error
 	}{
 		{"validation", 500, "1 error occurred:\n\t* Task group replica validation failed", nomad.ErrRefused},
-		{"no token", 403, "Permission denied", nomad.ErrRefused},
+		{"no token", 403, "Permission denied", nomad.ErrDenied},
+		{"a token that is not known here yet", 403, "ACL token not found", nomad.ErrDenied},
 		{"bad request", 400, "Job must be specified", nomad.ErrRefused},
 		{"too many", 429, "too many connections", nomad.ErrUnreachable},
 		{"no leader", 500, "No cluster leader", nomad.ErrUnreachable},

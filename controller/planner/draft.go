@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"remuda/controller/placement"
 	"remuda/controller/state"
@@ -32,6 +33,7 @@ type draft struct {
 
 	plan *state.Plan
 	next time.Time
+	text int // bytes of the decisions
 	// told has the decisions of a model, newest first, once they were asked for.
 	told map[string][]*state.Decision
 }
@@ -102,10 +104,10 @@ func (d *draft) jobOf(r *member) (*Job, bool) {
 
 // believedJob returns a replica's job, nil where there is none, and false where that
 // is not known: Nomad is not to be asked, or what it lists may be older than what it
-// was told. An index that stays lower than the one that was written is Nomad's own
+// was told, or it is being told something now. An index that stays lower than the one that was written is Nomad's own
 // doing, as when it was restored from a snapshot, and is believed in the end.
 func believedJob(r *state.Replica, o Observation, c Config) (*Job, bool) {
-	if !o.JobsKnown {
+	if !o.JobsKnown || o.Busy[r.Name.String()] {
 		return nil, false
 	}
 	settled := !o.Now.Before(r.Since.Add(c.SettleTime))
@@ -247,6 +249,10 @@ type inputs map[string]string
 
 // decide records a decision.
 func (d *draft) decide(kind, model, replica, reason string, in inputs) {
+	d.text += len(reason)
+	for k, v := range in {
+		d.text += len(k) + len(v)
+	}
 	d.plan.Decisions = append(d.plan.Decisions, state.Decision{Time: d.obs.Now, Model: model, Replica: replica, Kind: kind, Reason: reason, Inputs: in})
 }
 
@@ -254,8 +260,8 @@ func (d *draft) decide(kind, model, replica, reason string, in inputs) {
 // said the same. One that led to a placement of that variant
 // makes it news again.
 func (d *draft) decideOnce(kind, model, replica, reason string, in inputs) {
-	if strings.ContainsRune(model+replica, 0) {
-		return // no name of ours, and the state would refuse it
+	if strings.ContainsRune(model+replica, 0) || !utf8.ValidString(model+replica) {
+		return // no name of ours, and the state would refuse it or write another
 	}
 	same := func(k, r, why string, had map[string]string) (about, said bool) {
 		if r == replica && k == kind && had["variant"] == in["variant"] && had["about"] == in["about"] {
@@ -307,7 +313,7 @@ func (d *draft) setRollout(m *model, variant string, status state.RolloutStatus,
 
 // full tells whether the plan has grown enough. The rest is for the next one, at once.
 func (d *draft) full() bool {
-	if d.size() < maxChanges {
+	if d.size() < maxChanges && d.text < maxText {
 		return false
 	}
 	d.look(d.obs.Now.Add(1))

@@ -139,7 +139,7 @@ func (g *group) cost(r *member) float64 {
 func (d *draft) leastWanted(g *group, rs []*member) []*member {
 	distance := func(r *member) int {
 		switch {
-		case r.serving():
+		case d.serves(r):
 			return 0
 		case r.phase == state.Failed:
 			return 3

@@ -33,16 +33,23 @@ func (d *draft) tellJob(m *model, r *member) {
 	}
 }
 
+// maxTold is of how many strangers it is said why they are left alone. More than are
+// kept would be said again and again.
+const maxTold = state.DecisionLimit / 8
+
 // orphans looks at the jobs whose replicas the state lacks. One that could be ours is
-// taken in; whatever the others hold is not there for anybody else.
+// taken in; whatever the others hold is not there for anybody else. While Nomad cannot
+// be asked what they held when it last could is still theirs.
 func (d *draft) orphans() {
-	if !d.obs.JobsKnown {
-		return
-	}
 	var strangers []Job
+	told := 0
 	for _, name := range slices.Sorted(maps.Keys(d.obs.Jobs)) {
 		j := d.obs.Jobs[name]
 		if j.Ended || d.view.Replica(nil, name) != nil {
+			continue
+		}
+		if !d.obs.JobsKnown || d.full() {
+			strangers = append(strangers, j)
 			continue
 		}
 		why := d.adopt(name, j)
@@ -52,6 +59,9 @@ func (d *draft) orphans() {
 		strangers = append(strangers, j)
 		if j.Stopped {
 			continue // it ends by itself
+		}
+		if told++; told > maxTold {
+			continue
 		}
 		kind := KindOrphan
 		if j.Problem != "" {
@@ -85,9 +95,12 @@ func (d *draft) holdStranger(j Job) {
 // adopt takes a job's replica in, or says why not.
 func (d *draft) adopt(name string, j Job) string {
 	m := d.byName[j.Name.Model]
+	bad := state.CheckReplicaName(name)
 	switch {
 	case j.Problem != "":
 		return j.Problem
+	case bad != nil:
+		return bad.Error()
 	case j.Name.String() != name:
 		return fmt.Sprintf("its name is %s", j.Name)
 	case j.Stopped:
@@ -107,8 +120,9 @@ func (d *draft) adopt(name string, j Job) string {
 	if d.passing(r) && j.Alloc != nil && j.Alloc.Client == clientRunning {
 		p.Phase = state.Running
 	}
-	d.decide(KindAdopt, m.Name, name, fmt.Sprintf("its job runs on node %s and was not known: it is taken in as HOT %s", j.Placement.Node, p.Phase),
-		inputs{"node": j.Placement.Node, "seats": strings.Join(j.Placement.Seats, ","), "index": strconv.FormatUint(j.Index, 10)})
+	in := inputs{"node": j.Placement.Node, "seats": strings.Join(j.Placement.Seats, ","), "index": strconv.FormatUint(j.Index, 10)}
+	in.restarts(j.Alloc)
+	d.decide(KindAdopt, m.Name, name, fmt.Sprintf("its job runs on node %s and was not known: it is taken in as HOT %s", j.Placement.Node, p.Phase), in)
 	d.admit(m, p, p.Phase)
 	return ""
 }

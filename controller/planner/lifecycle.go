@@ -129,9 +129,22 @@ func (d *draft) passing(r *member) bool {
 	return d.obs.EnginesKnown && slices.ContainsFunc(d.obs.Engines[r.name], func(e Engine) bool { return e.Passing })
 }
 
+// serves tells whether the member is HOT and running and nothing says that it does not
+// serve now: one that hangs is still running, for Nomad and for the state.
+func (d *draft) serves(r *member) bool { return r.serving() && (!d.obs.EnginesKnown || d.passing(r)) }
+
+// hadTimeToPlace tells whether Nomad could have placed the member for PlaceTimeout.
+func (d *draft) hadTimeToPlace(r *member) bool {
+	from := r.Since
+	if d.obs.JobsSince.After(from) {
+		from = d.obs.JobsSince
+	}
+	return d.due(from.Add(d.conf.PlaceTimeout))
+}
+
 // placed fails a member whose job Nomad has refused for long.
 func (d *draft) placed(m *model, r *member) {
-	if d.obs.JobsKnown && r.LastError != "" && d.due(r.Since.Add(d.conf.PlaceTimeout)) {
+	if d.obs.JobsKnown && r.LastError != "" && d.hadTimeToPlace(r) {
 		d.fail(m, r, fmt.Sprintf("its job could not be registered for %s: %s", d.conf.PlaceTimeout, r.LastError))
 	}
 }
@@ -140,7 +153,7 @@ func (d *draft) placed(m *model, r *member) {
 // may load for as long as it likes.
 func (d *draft) starting(m *model, r *member) {
 	if d.passing(r) && (!d.obs.JobsKnown || r.jobKnown && r.job != nil && !r.job.Stopped && r.job.Alloc != nil && r.job.Alloc.Client == clientRunning) {
-		d.decide(KindServing, m.Name, r.name, fmt.Sprintf("an engine serves, %s after it was started", d.obs.Now.Sub(r.Since)), inputs{"started_for": d.obs.Now.Sub(r.Since).String(), "node": nodeName(r)})
+		d.decide(KindServing, m.Name, r.name, fmt.Sprintf("an engine serves, %s after it was started", d.obs.Now.Sub(r.Since).Round(time.Millisecond)), inputs{"started_for": d.obs.Now.Sub(r.Since).String(), "node": nodeName(r)})
 		d.move(r, state.Running, "", nil)
 		return
 	}
@@ -151,21 +164,21 @@ func (d *draft) starting(m *model, r *member) {
 	switch {
 	case a != nil && (a.Failed || a.Client == clientFailed):
 		d.fail(m, r, fmt.Sprintf("allocation %s failed: %s", a.ID, cmp.Or(a.Event, "Nomad does not say why")))
-	case a != nil && a.Restarts >= d.restartsBefore(m, r)+d.conf.Restarts:
+	case a != nil && d.obs.EnginesKnown && a.Restarts >= d.conf.Restarts && a.Restarts >= d.restartsBefore(m, r)+d.conf.Restarts:
 		n := a.Restarts - d.restartsBefore(m, r)
 		d.fail(m, r, fmt.Sprintf("its engine was restarted %d times and never served: %s", n, cmp.Or(a.Event, "Nomad does not say why")))
 	case a == nil || a.Client == clientComplete || a.Client == clientLost:
-		if r.node.LostSince.IsZero() && d.due(r.Since.Add(d.conf.PlaceTimeout)) {
+		if r.node.LostSince.IsZero() && d.hadTimeToPlace(r) {
 			d.fail(m, r, fmt.Sprintf("Nomad has not placed it for %s: %s", d.conf.PlaceTimeout, cmp.Or(r.job.Unplaceable, "it does not say why")))
 		}
 	}
 }
 
 // restartsBefore returns how often the engine had come back when it last ceased to
-// serve in this allocation: those do not count against this start.
+// serve in this allocation, or was taken in: those do not count against this start.
 func (d *draft) restartsBefore(m *model, r *member) uint64 {
 	for _, p := range d.decisionsOf(m.Name) {
-		if p.Replica != r.name || p.Kind != KindNotServing {
+		if p.Replica != r.name || p.Kind != KindNotServing && p.Kind != KindAdopt {
 			continue
 		}
 		n, err := strconv.ParseUint(p.Inputs["restarts"], 10, 64)
@@ -174,7 +187,20 @@ func (d *draft) restartsBefore(m *model, r *member) uint64 {
 		}
 		return n
 	}
+	// Decisions are not kept for ever. Where this start may be older than the oldest one,
+	// nobody knows, and all of them may have been before it.
+	if all := d.decisionsOf(""); len(all) >= state.DecisionLimit && !all[len(all)-1].Time.Before(r.Since) {
+		return r.job.Alloc.Restarts
+	}
 	return 0
+}
+
+// restarts adds how often the engines of an allocation have come back, for
+// restartsBefore.
+func (in inputs) restarts(a *Alloc) {
+	if a != nil {
+		in["alloc"], in["restarts"] = a.ID, strconv.FormatUint(a.Restarts, 10)
+	}
 }
 
 // running looks whether a member still serves. It is believed to, unless nothing
@@ -196,7 +222,7 @@ func (d *draft) running(m *model, r *member) {
 	} else if a == nil {
 		why = "its allocation is gone"
 	} else {
-		in["alloc"], in["restarts"] = a.ID, strconv.FormatUint(a.Restarts, 10)
+		in.restarts(a)
 		switch a.Client {
 		case clientPending, clientComplete, clientFailed:
 			why, trouble = fmt.Sprintf("allocation %s is %s: %s", a.ID, a.Client, cmp.Or(a.Event, "Nomad does not say why")), true

@@ -11,6 +11,10 @@ import (
 // kilobytes for each change, and the next plan goes on where this one ends.
 const maxChanges = 1000
 
+// maxText is about how long the decisions of one plan are, in bytes: those that say of
+// each node why nothing fits there can be very long.
+const maxText = state.MaxCommand / 4
+
 // Plan returns what to commit, nil where nothing is to be changed, and when to look
 // again although nothing happens, zero where that is never. What it returns is made
 // from this view and is not refused as long as the view is the newest.

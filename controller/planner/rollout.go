@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"strconv"
+	"time"
 
 	"remuda/controller/placement"
 	"remuda/controller/state"
@@ -37,9 +38,9 @@ func (d *draft) trials(g *group) {
 			d.dismiss(c)
 		case c.phase == state.Failed:
 			d.rollBack(g.model, c, "the canary failed: "+c.LastError)
-		case c.serving() && d.due(c.Since.Add(d.conf.CanaryTime)):
+		case c.serving() && d.passing(c) && d.due(c.Since.Add(d.conf.CanaryTime)):
 			d.setRollout(g.model, v.Name, state.RolloutRolling, "")
-			d.decide(KindRolling, g.Name, c.name, fmt.Sprintf("the canary has served for %s: the other replicas of variant %s follow", d.obs.Now.Sub(c.Since), v.Name),
+			d.decide(KindRolling, g.Name, c.name, fmt.Sprintf("the canary has served for %s: the other replicas of variant %s follow", d.obs.Now.Sub(c.Since).Round(time.Millisecond), v.Name),
 				inputs{"variant": v.Name, "variant_hash": v.Hash, "served_for": d.obs.Now.Sub(c.Since).String()})
 			delete(g.canaries, v.Name)
 			g.members = append(g.members, c)

@@ -190,15 +190,15 @@ func (d *draft) replace(g *group) {
 
 // retire sends away members that have to go, as far as others serve in their place.
 func (d *draft) retire(g *group) {
-	serving := g.count((*member).serving)
+	serving := g.count(d.serves)
 	for _, r := range d.leastWanted(g, g.members) {
 		if r.changed || d.full() || len(g.members) <= g.target || !r.displaced() && !g.outdated(r) {
 			continue
 		}
 		switch {
-		case r.serving() && serving > g.target:
+		case d.serves(r) && serving > g.target:
 			serving--
-		case !r.serving() && (serving >= g.target || !r.allocRuns()):
+		case !d.serves(r) && (serving >= g.target || !r.serving() && !r.allocRuns()):
 		default:
 			continue
 		}

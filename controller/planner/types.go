@@ -16,6 +16,12 @@ type Observation struct {
 	// be asked: nothing is concluded from them then.
 	Jobs      map[string]Job
 	JobsKnown bool
+	// JobsSince is when Nomad was heard again after an outage, zero where there was none:
+	// what it did not do before that says nothing.
+	JobsSince time.Time
+	// Busy are the replicas for which something is being done in Nomad: their jobs are
+	// changing under our own hands, and nothing is concluded from them meanwhile.
+	Busy map[string]bool
 	// Engines are what Consul lists of each replica, by replica name. EnginesKnown is
 	// false while Consul cannot be asked.
 	Engines      map[string][]Engine

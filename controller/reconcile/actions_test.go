@@ -29,6 +29,7 @@ func TestNomadOutage(t *testing.T) {
 		w.nomad.set(func() { w.nomad.down = true })
 		w.rest()
 		require.False(t, w.seen().JobsKnown)
+		require.Zero(t, w.seen().JobsSince, "that is of outages that are over")
 		require.NotEmpty(t, w.r.Status().Jobs.Error)
 		writes := w.raft.writes()
 		w.raft.must(&state.Plan{ID: "test", Index: w.raft.store.View().Index(), Time: time.Now(), Place: []state.Place{placeOf("2", 1)}})
@@ -40,6 +41,7 @@ func TestNomadOutage(t *testing.T) {
 		w.rest()
 		require.Equal(t, "HOT starting", w.stage("m:v:2"), "it goes on at once")
 		require.True(t, w.seen().JobsKnown)
+		require.WithinDuration(t, time.Now(), w.seen().JobsSince, time.Second)
 	})
 }
 
@@ -164,6 +166,7 @@ func TestRegisteredBeforeACrash(t *testing.T) {
 		w.place("1")
 		w.rest()
 		require.Equal(t, "HOT placed", w.stage("m:v:1"))
+		require.Empty(t, w.replica("m:v:1").LastError, "what is wrong with Raft is not wrong with the replica")
 		index := w.nomad.jobs["m:v:1"].Index
 		require.NotZero(t, index)
 		w.raft.depose()
@@ -190,6 +193,63 @@ func TestReplicaChangesDuringItsRegistration(t *testing.T) {
 		require.Nil(t, w.replica("m:v:1"), "the next look has stopped and removed it")
 		registers, stops, purges := w.nomad.did()
 		require.Equal(t, []int{1, 1, 1}, []int{registers, stops, purges})
+	})
+}
+
+// Nomad takes its time with a registration, and meanwhile the replica is not wanted any
+// more. What the job is going to hold is not free before that is over.
+func TestReplicaStaysWhileItsRegistrationHangs(t *testing.T) {
+	inWorld(t, func(cfg *reconcile.Config) { cfg.Plan, cfg.Actions = planner.Plan, planner.Actions }, func(t *testing.T, w *world) {
+		answer := make(chan struct{})
+		w.nomad.set(func() {
+			w.nomad.onRegister = func(string) error {
+				<-answer
+				return nil
+			}
+		})
+		one, none := 1, 0
+		w.raft.must(&state.SetScale{Model: "m", Replicas: &one, Origin: state.OriginOperator})
+		w.rest()
+		rs := w.raft.store.View().Replicas(nil)
+		require.Len(t, rs, 1)
+		name := rs[0].Name.String()
+		require.Equal(t, "HOT placed", w.stage(name))
+		w.raft.must(&state.SetScale{Model: "m", Replicas: &none, Origin: state.OriginOperator})
+		w.pass(2 * planner.DefaultConfig().SettleTime)
+		require.Equal(t, "HOT stopping", w.stage(name))
+		close(answer)
+		w.pass(2 * planner.DefaultConfig().SettleTime)
+		require.Empty(t, w.raft.store.View().Replicas(nil))
+		require.Empty(t, w.nomad.jobs)
+		require.Zero(t, countOf(w, planner.KindAdopt)+countOf(w, planner.KindOrphan))
+	})
+}
+
+func countOf(w *world, kind string) int {
+	n := 0
+	for _, d := range w.raft.store.View().Decisions(nil, "", 0) {
+		if d.Kind == kind {
+			n++
+		}
+	}
+	return n
+}
+
+// Nomad's token is not known to the server that was asked, or was taken away. That is
+// nothing that the replica has done, and retries help as soon as it is mended.
+func TestADeniedTokenIsNoFailureOfTheReplica(t *testing.T) {
+	inWorld(t, nil, func(t *testing.T, w *world) {
+		denied := fmt.Errorf("register: %w: Permission denied (403)", nomad.ErrDenied)
+		w.nomad.set(func() { w.nomad.onRegister = func(string) error { return denied } })
+		w.place("1")
+		w.pass(time.Minute)
+		require.Equal(t, "HOT placed", w.stage("m:v:1"))
+		require.Contains(t, w.replica("m:v:1").LastError, "Permission denied", "people find it there")
+		require.Zero(t, w.replica("m:v:1").Failures)
+		w.nomad.set(func() { w.nomad.onRegister = nil })
+		w.pass(reconcile.DefaultConfig().RetryMax)
+		require.Equal(t, "HOT starting", w.stage("m:v:1"))
+		require.Empty(t, w.replica("m:v:1").LastError)
 	})
 }
 

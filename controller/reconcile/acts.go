@@ -174,10 +174,14 @@ func resultOf(ctx context.Context, err error) string {
 		return "stopped"
 	case errors.Is(err, raft.ErrNotLeader), errors.Is(err, raft.ErrClosed):
 		return "not_leader"
+	case errors.Is(err, raft.ErrBusy), errors.Is(err, raft.ErrUnknownOutcome):
+		return "not_committed"
 	case errors.Is(err, nomad.ErrConflict):
 		return "conflict"
 	case errors.Is(err, nomad.ErrRefused):
 		return "refused"
+	case errors.Is(err, nomad.ErrDenied):
+		return "denied"
 	case errors.Is(err, nomad.ErrUnreachable):
 		return "unreachable"
 	case errors.As(err, &refusal):

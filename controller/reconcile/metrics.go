@@ -77,7 +77,7 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 		state.Stage
 	}
 	counts, flying := map[stage]int{}, map[variant]int{}
-	loads := m.r.cfg.Loads.Loads()
+	loads := m.r.cfg.Loads.Totals()
 	for _, r := range m.r.cfg.Raft.Store().View().Replicas(nil) {
 		v := variant{r.Name.Model, r.Name.Variant}
 		counts[stage{v, r.Stage()}]++

@@ -72,6 +72,7 @@ func compareNodes(rows []*state.Node, seen []state.Node, now time.Time, grace ti
 // sameNode tells whether n would change nothing in its row. What is the state's own
 // is left out.
 func sameNode(n, row state.Node) bool {
+	n = n.Keeping(&row)
 	n.CreateIndex, n.ModifyIndex = row.CreateIndex, row.ModifyIndex
 	if n.LostSince.Equal(row.LostSince) {
 		n.LostSince = row.LostSince
@@ -79,17 +80,13 @@ func sameNode(n, row state.Node) bool {
 	if len(n.GPUs) != len(row.GPUs) {
 		return false
 	}
-	gpus := make([]state.GPU, len(n.GPUs))
-	for i, g := range n.GPUs {
-		was := row.GPU(g.UUID)
-		g.Quarantined = was != nil && was.Quarantined
-		if was != nil && len(g.Seats) == 0 && len(was.Seats) == 0 {
+	for i := range n.GPUs { // they are a copy
+		g := &n.GPUs[i]
+		if was := row.GPU(g.UUID); was != nil && len(g.Seats) == 0 && len(was.Seats) == 0 {
 			g.Seats = was.Seats
 		}
-		gpus[i] = g
 	}
-	n.GPUs = gpus
-	if len(gpus) == 0 {
+	if len(n.GPUs) == 0 {
 		n.GPUs = row.GPUs
 	}
 	return reflect.DeepEqual(n, row)

@@ -11,13 +11,15 @@ import (
 )
 
 // observe puts together what the planner sees. busy are the replicas for which
-// something is being done: their jobs are changing under our own hands, so that a
-// difference means nothing.
+// something is being done: their jobs are changing under our own hands, so that neither
+// a difference nor an absence means anything.
 func (l *leading) observe(view *state.View, seen sighted, busy map[string]bool, now time.Time) planner.Observation {
 	o := planner.Observation{
 		Now:       now,
 		Jobs:      make(map[string]planner.Job, len(seen.jobs)),
 		JobsKnown: seen.jobsKnown,
+		JobsSince: seen.returned,
+		Busy:      busy,
 		Engines:   seen.engines, EnginesKnown: seen.enginesKnown,
 		Loads:   map[string]planner.Load{},
 		Drained: map[string]bool{},
@@ -47,7 +49,7 @@ func (l *leading) observe(view *state.View, seen sighted, busy map[string]bool, 
 			delete(o.Jobs, id)
 		}
 	}
-	for name, one := range l.cfg.Loads.Loads() {
+	for name, one := range l.cfg.Loads.Totals() {
 		o.Loads[name] = planner.Load{InFlight: one.InFlight, Oldest: one.Oldest, LastRequest: one.LastRequest}
 	}
 	for _, r := range view.Replicas(nil) {
@@ -85,6 +87,13 @@ func allocOf(all []nomad.Allocation) *planner.Alloc {
 		tasks = a.Tasks
 	}
 	var told nomad.Task
+	// A task beside the engines that has failed, as lockd whose command is wrong, says
+	// more than an engine that waits for it.
+	for _, t := range a.Tasks {
+		if t.Failed && t.State == "dead" && t.Event != "" {
+			told = t
+		}
+	}
 	for _, t := range tasks {
 		out.Failed = out.Failed || t.Failed && t.State == "dead"
 		out.Restarts = max(out.Restarts, t.Restarts)

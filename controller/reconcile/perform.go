@@ -26,9 +26,10 @@ func (l *leading) perform(ctx context.Context, o order) error {
 		return fmt.Errorf("action %q of replica %s is not known", o.Kind, o.Replica)
 	}
 	// What Nomad refuses and what cannot even be asked belongs to the replica, and
-	// people find it there. Conflicts are looked into, and that Nomad does not answer
-	// says nothing of the replica.
-	if result := resultOf(ctx, err); result == "refused" || result == "failed" {
+	// people find it there. Conflicts are looked into, and that Nomad does not answer,
+	// or Raft does not, says nothing of the replica.
+	switch resultOf(ctx, err) {
+	case "refused", "denied", "failed":
 		return errors.Join(err, l.note(ctx, o, err))
 	}
 	return err

@@ -98,7 +98,7 @@ func (s *sightings) sawJobs(jobs []nomad.Job) {
 		byID[j.ID] = j
 	}
 	s.set(func(now time.Time) {
-		if !s.jobsAre.Known {
+		if !s.jobsAre.Known && !s.jobsAre.LostAt.IsZero() {
 			s.returned = now
 		}
 		s.jobs, s.jobsAre = byID, Source{Known: true, Heard: now}

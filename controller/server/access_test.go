@@ -1,6 +1,7 @@
 package server_test
 
 import (
+	"context"
 	"net/http"
 	"slices"
 	"strings"
@@ -9,7 +10,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/controller/api"
+	"remuda/controller/raft"
 	"remuda/controller/server"
+	"remuda/controller/state"
 )
 
 // rules say who may call each route, apart from the server's own table: "*" is anyone,
@@ -189,4 +192,35 @@ func TestWithoutTokens(t *testing.T) {
 	ds, _, err := m.client.Decisions(t.Context(), api.DecisionFilter{Model: "m"}, api.QueryOptions{})
 	require.NoError(t, err)
 	require.True(t, slices.ContainsFunc(ds, func(d api.Decision) bool { return strings.Contains(d.Reason, "without a token") }))
+}
+
+// lateDelete is a server whose first token is deleted later than anybody is told.
+type lateDelete struct {
+	server.Raft
+	held state.Command
+}
+
+func (l *lateDelete) Apply(ctx context.Context, c state.Command) (state.Result, error) {
+	if _, ok := c.(*state.DeleteToken); ok && l.held == nil {
+		l.held = c
+		return state.Result{}, raft.ErrUnknownOutcome
+	}
+	return l.Raft.Apply(ctx, c)
+}
+
+// TestAnOperatorRemainsWhateverIsLate: who takes one operator's token away, hears
+// nothing, and takes the other away, still has one of them when both have happened.
+func TestAnOperatorRemainsWhateverIsLate(t *testing.T) {
+	late := &lateDelete{}
+	m := cluster(t, 1, settings{acl: true, server: func(c *server.Config) { late.Raft, c.Raft = c.Raft, late }})[0]
+	first, err := m.client.BootstrapACL(t.Context())
+	require.NoError(t, err)
+	c := m.as(first.SecretID)
+	second := token(t, c, "operator")
+	requireError(t, c.DeleteToken(t.Context(), second.Accessor), http.StatusGatewayTimeout, api.CodeUnknownOutcome, "look before you try again")
+	require.NoError(t, c.DeleteToken(t.Context(), first.Accessor))
+	_, err = m.node.Apply(t.Context(), late.held)
+	require.ErrorIs(t, err, state.ErrConflict)
+	_, err = m.client.BootstrapACL(t.Context())
+	requireError(t, err, http.StatusConflict, api.CodeConflict, "operator's token already")
 }

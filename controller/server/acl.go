@@ -72,25 +72,14 @@ func (s *Server) selfToken(rq *request, v *state.View, ws memdb.WatchSet) (answe
 
 // deleteToken never takes the last operator's token: anybody could make the first one
 // again.
-func (s *Server) deleteToken(rq *request, _ *state.View) (answer, error) {
-	s.tokens.Lock()
-	defer s.tokens.Unlock()
+func (s *Server) deleteToken(rq *request, v *state.View) (answer, error) {
 	accessor := rq.path["accessor"]
-	all := s.cfg.Raft.Store().View().Tokens(nil)
+	all := v.Tokens(nil)
 	i := slices.IndexFunc(all, func(t *state.Token) bool { return t.Accessor == accessor })
 	if i < 0 {
 		return answer{}, notFound("token %q does not exist: `remuda acl token list` names those that do", accessor)
 	}
-	operators := 0
-	for _, t := range all {
-		if t.Role == state.RoleOperator {
-			operators++
-		}
-	}
-	if all[i].Role == state.RoleOperator && operators == 1 && s.cfg.ACL {
-		return answer{}, conflict("token %q is the only operator's: make another one first", accessor)
-	}
-	if _, err := s.cfg.Raft.Apply(rq.ctx, &state.DeleteToken{Accessor: accessor}); err != nil {
+	if _, err := s.cfg.Raft.Apply(rq.ctx, &state.DeleteToken{Accessor: accessor, KeepOperator: s.cfg.ACL}); err != nil {
 		return answer{}, err
 	}
 	s.log.Info("a token was deleted", "accessor", accessor, "name", all[i].Name, "role", all[i].Role, "by", by(rq.token))

@@ -120,7 +120,7 @@ func asError(err error) *api.Error {
 		return again(api.CodeBusy, retryLeader)
 	case errors.Is(err, raft.ErrClosed):
 		return again(api.CodeClosing, retryLeader)
-	case errors.Is(err, nomad.ErrUnreachable):
+	case errors.Is(err, nomad.ErrUnreachable), errors.Is(err, nomad.ErrDenied):
 		return again(api.CodeNomad, retryNomad)
 	case errors.Is(err, nomad.ErrRefused):
 		return badRequest("%v", err)

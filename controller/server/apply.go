@@ -20,8 +20,9 @@ const (
 	// checksAtOnce is how many jobs Nomad checks at the same time for one request.
 	checksAtOnce = 4
 	// applyTries is how often a file is compared anew because a model of it changed
-	// meanwhile, as by a scale.
-	applyTries = 5
+	// meanwhile, as by a scale. Each is one commit; against somebody who scales without
+	// a pause about every second one is lost.
+	applyTries = 100
 )
 
 func (s *Server) applyModels(rq *request, v *state.View) (answer, error) {
@@ -123,7 +124,8 @@ func applied(a *api.AppliedModel, who string) state.Decision {
 	paths := make([]string, len(a.Changes))
 	for i, c := range a.Changes {
 		paths[i] = c.Path
-		if len(c.Lines) == 0 {
+		// A job's text is too long, and what a job is given may be a secret.
+		if len(c.Lines) == 0 && !strings.Contains(c.Path, ": vars: ") {
 			d.Inputs[c.Path] = fmt.Sprintf("%s -> %s", c.Old, c.New)
 		}
 	}
@@ -142,6 +144,11 @@ func compare(old *state.Model, m state.Model) api.AppliedModel {
 		a.Replicas = m.Replicas
 	}
 	if a.Unchanged {
+		for _, name := range slices.Sorted(maps.Keys(old.Rollouts)) {
+			if r := old.Rollouts[name]; r.Status == state.RolloutRolledBack {
+				a.Warnings = append(a.Warnings, fmt.Sprintf("variant %q: this definition was rolled back, and the one before it runs: %s", name, strings.TrimSuffix(r.Reason, ".")))
+			}
+		}
 		return a
 	}
 	for _, c := range modelfile.Diff(old, &m) {

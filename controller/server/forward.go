@@ -136,8 +136,9 @@ func (s *Server) outgoing(ctx context.Context, rq *request, at *url.URL) (*http.
 		query[k] = v
 	}
 	if rq.index > 0 {
-		// The server that was asked has added to the wait already; the leader may again.
-		query.Set(paramWait, min(max(time.Until(rq.until), time.Millisecond), api.MaxWait).String())
+		// This server has added a sixteenth at most, and so does the leader: the client
+		// is not ready for both.
+		query.Set(paramWait, min(max(time.Until(rq.until)*16/17, time.Millisecond), api.MaxWait).String())
 	}
 	to := at.Scheme + "://" + at.Host + rq.URL.EscapedPath()
 	if len(query) > 0 {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -347,4 +348,61 @@ func TestAFollowerAsksForTokensItself(t *testing.T) {
 	require.Equal(t, api.ACLStatus{Enabled: true, Bootstrapped: true}, self.ACL)
 	_, err = f.client.AgentSelf(t.Context())
 	requireError(t, err, http.StatusUnauthorized, api.CodeNoToken, "a token is wanted")
+}
+
+// elsewhere is a server that is led by one whose API is at url.
+type elsewhere struct {
+	server.Raft
+	url string
+}
+
+func (e elsewhere) Leader() raft.Peer                         { return raft.Peer{ID: "other", Address: "10.0.0.1:1"} }
+func (e elsewhere) LeaderAPI(context.Context) (string, error) { return e.url, nil }
+
+// TestAForwardedWaitEndsBeforeTheClientsPatience: a client waits for a sixteenth more
+// than it asked for, and both servers add to it.
+func TestAForwardedWaitEndsBeforeTheClientsPatience(t *testing.T) {
+	waits := make(chan string, 1)
+	leader := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		waits <- r.URL.Query().Get("wait")
+		w.Header().Set(api.HeaderIndex, "1")
+		_, _ = w.Write([]byte("[]"))
+	}))
+	t.Cleanup(leader.Close)
+	m := cluster(t, 1, settings{free: true, server: func(c *server.Config) { c.Raft = elsewhere{c.Raft, leader.URL} }})[0]
+	const asked = 9 * time.Minute
+	for range 10 {
+		_, _, err := m.client.Switches(t.Context(), api.QueryOptions{Index: 1, Wait: asked})
+		require.NoError(t, err)
+		wait, err := time.ParseDuration(receive(t, waits))
+		require.NoError(t, err)
+		require.LessOrEqual(t, wait+wait/16, asked+asked/16)
+		require.Greater(t, wait, asked*9/10)
+	}
+}
+
+// leaderless is a server that knows its leader only after it was asked some times.
+type leaderless struct {
+	server.Raft
+	left atomic.Int64
+}
+
+func (l *leaderless) Leader() raft.Peer {
+	if l.left.Add(-1) >= 0 {
+		return raft.Peer{}
+	}
+	return l.Raft.Leader()
+}
+
+// TestASnapshotWaitsForALeader as everything else does: nothing of it was read yet.
+func TestASnapshotWaitsForALeader(t *testing.T) {
+	late := &leaderless{}
+	m := cluster(t, 1, settings{server: func(c *server.Config) { late.Raft, c.Raft = c.Raft, late }})[0]
+	m.applied("m")
+	var saved bytes.Buffer
+	require.NoError(t, m.client.SaveSnapshot(t.Context(), &saved, api.QueryOptions{}))
+	late.left.Store(5)
+	info, err := m.client.RestoreSnapshot(t.Context(), &saved)
+	require.NoError(t, err)
+	require.Equal(t, 1, info.Rows["models"])
 }

@@ -56,7 +56,7 @@ func (s *Server) onLeader(w http.ResponseWriter, rq *request) error {
 		if !time.Now().Before(deadline) {
 			return fmt.Errorf("the cluster has no leader that answers, after %s: %w", s.cfg.LeaderWait, err)
 		}
-		if rq.route.body == bodyStream {
+		if rq.route.body == bodyStream && leader.ID != "" {
 			return err // What was read of it is gone.
 		}
 		select {

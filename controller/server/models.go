@@ -9,6 +9,7 @@ import (
 
 	"remuda/controller/api"
 	"remuda/controller/modelfile"
+	"remuda/controller/planner"
 	"remuda/controller/state"
 )
 
@@ -29,7 +30,7 @@ func noModel(name string) *api.Error {
 }
 
 func (s *Server) getModel(rq *request, v *state.View, ws memdb.WatchSet) (answer, error) {
-	index := v.TableIndex(state.TableModels, state.TableReplicas, state.TableDecisions)
+	index := v.TableIndex(state.TableModels, state.TableReplicas, state.TableDecisions, state.TableSwitches)
 	name := rq.path["model"]
 	m := v.Model(ws, name)
 	if m == nil {
@@ -37,9 +38,10 @@ func (s *Server) getModel(rq *request, v *state.View, ws memdb.WatchSet) (answer
 	}
 	rs := v.ReplicasOf(ws, name)
 	ds := v.Decisions(ws, name, statusDecisions)
+	paused := v.Switch(ws, planner.PauseReconcile) != ""
 	return answer{index: index, value: api.ModelStatus{
 		Model: modelOf(m), Counts: countsOf(rs), Replicas: list(rs, replicas{view: v, loads: s.cfg.Loads.Loads()}.convert),
-		Decisions: list(ds, decisionOf), Why: why(m, rs, ds),
+		Decisions: list(ds, decisionOf), Why: why(m, rs, ds, paused),
 	}}, nil
 }
 
@@ -133,12 +135,19 @@ func (s *Server) scaleModel(rq *request, v *state.View) (answer, error) {
 	res, err := s.decide(rq, &state.SetScale{
 		Model: name, Variant: body.Variant, Replicas: body.Replicas, Origin: from, ModifyIndex: body.CAS,
 	}, state.Decision{Model: name, Kind: "scale",
-		Reason: fmt.Sprintf("%s asked for %d replicas of %s; the model's scale was %d", by(rq.token), *body.Replicas, what, before.Replicas),
+		Reason: fmt.Sprintf("%s asked for %s of %s; the model's scale was %d", by(rq.token), plural(*body.Replicas, "replica"), what, before.Replicas),
 		Inputs: map[string]string{"asked": strconv.Itoa(*body.Replicas), "before": strconv.Itoa(before.Replicas), "variant": body.Variant, "origin": string(from)}})
 	if err != nil {
 		return answer{}, err
 	}
 	return s.scaled(name, body.Variant, res.Changed)
+}
+
+func plural(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return fmt.Sprintf("%d %ss", n, noun)
 }
 
 // scaled answers what became of a scale.

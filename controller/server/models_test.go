@@ -363,3 +363,46 @@ func TestHealth(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, m.node.ID(), l.ID)
 }
+
+// TestDecisionsHaveNoValuesOfVars: what a job is given may be a secret, and decisions
+// are kept for longer than it is.
+func TestDecisionsHaveNoValuesOfVars(t *testing.T) {
+	m := one(t)
+	with := func(secret string) string {
+		return file("m", "slots  = 8", "slots  = 8\n    vars = { hf_token = \""+secret+"\" }", `job "engine" {`, "variable \"hf_token\" {}\n      job \"engine\" {")
+	}
+	text := strings.Replace(with("hf_first"), "cost   = 3", "cost   = 3\n    vars = { hf_token = \"hf_other\" }", 1)
+	_, err := m.client.ApplyModels(t.Context(), api.ApplyRequest{File: text})
+	require.NoError(t, err)
+	_, err = m.client.ApplyModels(t.Context(), api.ApplyRequest{File: strings.ReplaceAll(text, "hf_first", "hf_second")})
+	require.NoError(t, err)
+	ds, _, err := m.client.Decisions(t.Context(), api.DecisionFilter{Model: "m"}, api.QueryOptions{})
+	require.NoError(t, err)
+	require.Len(t, ds, 2)
+	require.Contains(t, ds[0].Reason, "vars: hf_token")
+	require.NotContains(t, fmt.Sprint(ds), "hf_first")
+	require.NotContains(t, fmt.Sprint(ds), "hf_second")
+}
+
+// TestAFileThatWasRolledBackIsToldSo: it is applied, and yet not what runs.
+func TestAFileThatWasRolledBackIsToldSo(t *testing.T) {
+	m := one(t)
+	m.applied("m")
+	m.move(m.place("m", "1", 0, 0), state.Starting, state.Running)
+	request := api.ApplyRequest{File: file("m", "10GiB", "11GiB")}
+	_, err := m.client.ApplyModels(t.Context(), request)
+	require.NoError(t, err)
+	got, err := m.client.ApplyModels(t.Context(), request)
+	require.NoError(t, err)
+	require.True(t, got.Models[0].Unchanged)
+	require.Empty(t, got.Models[0].Warnings, "it is on its way")
+
+	v := m.store.View()
+	m.apply(&state.Plan{ID: "p2", Index: v.Index(), Time: epoch, Rollouts: []state.SetRollout{{
+		Model: "m", Variant: "a", NewHash: v.Model(nil, "m").Rollouts["a"].NewHash, Status: state.RolloutRolledBack, Reason: "the canary did not start.",
+	}}})
+	got, err = m.client.ApplyModels(t.Context(), request)
+	require.NoError(t, err)
+	require.True(t, got.Models[0].Unchanged)
+	require.Equal(t, []string{`variant "a": this definition was rolled back, and the one before it runs: the canary did not start`}, got.Models[0].Warnings)
+}

@@ -3,10 +3,12 @@ package server
 import (
 	"fmt"
 	"strconv"
+	"strings"
 
 	"github.com/hashicorp/go-memdb"
 
 	"remuda/controller/api"
+	"remuda/controller/planner"
 	"remuda/controller/state"
 	"remuda/internal/replica"
 )
@@ -82,6 +84,9 @@ func (s *Server) setSwitch(rq *request, _ *state.View) (answer, error) {
 		return answer{}, badRequest("field \"Value\" is missing: want the switch's value")
 	}
 	name := rq.path["switch"]
+	if err := checkSwitch(name, *body.Value); err != nil {
+		return answer{}, err
+	}
 	if _, err := s.decide(rq, &state.SetSwitch{Name: name, Value: *body.Value, ModifyIndex: body.CAS},
 		state.Decision{Kind: "switch", Reason: fmt.Sprintf("%s set switch %q to %q", by(rq.token), name, *body.Value),
 			Inputs: map[string]string{"switch": name, "value": *body.Value}}); err != nil {
@@ -93,6 +98,23 @@ func (s *Server) setSwitch(rq *request, _ *state.View) (answer, error) {
 		}
 	}
 	return answer{}, conflict("switch %q was taken away just now", name)
+}
+
+// checkSwitch refuses what nobody can mean: the reconciler pauses for as long as its
+// switch is there, and not while it is true.
+func checkSwitch(name, value string) error {
+	const longest = 4096 // it is kept in the log, the state and a decision
+	if len(value) > longest {
+		return badRequest("field \"Value\" has %d bytes: want at most %d", len(value), longest)
+	}
+	if name != planner.PauseReconcile {
+		return nil
+	}
+	switch strings.ToLower(value) {
+	case "", "false", "off", "no", "0":
+		return badRequest("switch %q to %q: the controller pauses while the switch is there, whatever its value: `remuda switch unset %s` ends the pause", name, value, name)
+	}
+	return nil
 }
 
 func (s *Server) deleteSwitch(rq *request, _ *state.View) (answer, error) {

@@ -35,9 +35,6 @@ type Server struct {
 	// stopping is closed when no request may wait any more.
 	stopping chan struct{}
 	stopOnce sync.Once
-	// tokens is held while a token is deleted, so that two of them do not both leave
-	// the other as the last.
-	tokens sync.Mutex
 }
 
 // New checks cfg. Nothing is started.
@@ -109,8 +106,9 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	done := s.metrics.begin(label, r.Method)
 	defer func() { done(rec.status, time.Since(start)) }()
-	var err error
+	err := s.bound(rec, r, rt)
 	switch {
+	case err != nil:
 	case rt != nil:
 		err = s.handle(rec, &request{Request: r, route: rt, path: params, ctx: r.Context()})
 	case len(allow) > 0:
@@ -172,15 +170,40 @@ func (r *recorder) Write(b []byte) (int, error) {
 // Unwrap is for http.ResponseController.
 func (r *recorder) Unwrap() http.ResponseWriter { return r.ResponseWriter }
 
+// bound gives a request its time on the connection. One that is refused at once has it
+// as well: net/http reads what is left of its body, and the connection still has the
+// deadlines of the request before.
+func (s *Server) bound(w http.ResponseWriter, r *http.Request, rt *route) error {
+	limit, bodyLimit := s.limits(rt)
+	control := http.NewResponseController(w)
+	// A writer that knows no deadlines, as a test's, is its owner's to bound.
+	if err := control.SetWriteDeadline(time.Now().Add(limit + writeSlack)); err != nil && !errors.Is(err, http.ErrNotSupported) {
+		return err
+	}
+	if r.ContentLength == 0 {
+		return nil
+	}
+	if err := control.SetReadDeadline(time.Now().Add(bodyLimit)); err != nil && !errors.Is(err, http.ErrNotSupported) {
+		return err
+	}
+	return nil
+}
+
+// limits are how long a request may take that does not wait for a change, and its body
+// to come; rt may be nil.
+func (s *Server) limits(rt *route) (whole, body time.Duration) {
+	if rt != nil && rt.long {
+		return s.cfg.SnapshotTimeout, s.cfg.SnapshotTimeout
+	}
+	return s.cfg.RequestTimeout, s.cfg.BodyTimeout
+}
+
 // handle answers a request that has a route.
 func (s *Server) handle(w http.ResponseWriter, rq *request) error {
 	if err := rq.parseQuery(); err != nil {
 		return err
 	}
-	limit, bodyLimit := s.cfg.RequestTimeout, s.cfg.BodyTimeout
-	if rq.route.long {
-		limit, bodyLimit = s.cfg.SnapshotTimeout, s.cfg.SnapshotTimeout
-	}
+	limit, _ := s.limits(rq.route)
 	if rq.index > 0 {
 		limit += time.Until(rq.until)
 	}
@@ -188,12 +211,8 @@ func (s *Server) handle(w http.ResponseWriter, rq *request) error {
 	defer cancel()
 	rq.ctx = ctx
 	control := http.NewResponseController(w)
-	// A writer that knows no deadlines, as a test's, is its owner's to bound.
-	if err := control.SetWriteDeadline(time.Now().Add(limit + writeSlack)); err != nil && !errors.Is(err, http.ErrNotSupported) {
-		return err
-	}
-	if rq.ContentLength != 0 {
-		if err := control.SetReadDeadline(time.Now().Add(bodyLimit)); err != nil && !errors.Is(err, http.ErrNotSupported) {
+	if rq.index > 0 {
+		if err := control.SetWriteDeadline(time.Now().Add(limit + writeSlack)); err != nil && !errors.Is(err, http.ErrNotSupported) {
 			return err
 		}
 	}

@@ -13,7 +13,7 @@ import (
 
 // why says in a few sentences why a model is as it is: what is wanted, what is there,
 // what goes on, and what was decided last.
-func why(m *state.Model, rs []*state.Replica, ds []*state.Decision) string {
+func why(m *state.Model, rs []*state.Replica, ds []*state.Decision, paused bool) string {
 	var out []string
 	say := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
 	c := countsOf(rs)
@@ -54,6 +54,9 @@ func why(m *state.Model, rs []*state.Replica, ds []*state.Decision) string {
 			text += ": " + strings.TrimSuffix(r.Reason, ".")
 		}
 		say("%s.", text)
+	}
+	if paused {
+		say("Nothing is done about it: the controller pauses until `remuda switch unset %s`.", planner.PauseReconcile)
 	}
 	if d := waits(m, rs, ds); d != nil {
 		say("It waits: %s.", strings.TrimSuffix(d.Reason, "."))

@@ -137,7 +137,7 @@ func drawCommand(t *rapid.T, v *state.View) state.Command {
 	case 9:
 		return &state.UpsertToken{Token: state.Token{Accessor: ids("a", 3).Draw(t, "accessor"), Role: state.RoleOperator, Hash: state.HashSecret(ids("x", 3).Draw(t, "secret"))}, Bootstrap: rapid.Bool().Draw(t, "bootstrap")}
 	case 10:
-		return &state.DeleteToken{Accessor: ids("a", 3).Draw(t, "accessor")}
+		return &state.DeleteToken{Accessor: ids("a", 3).Draw(t, "accessor"), KeepOperator: rapid.Bool().Draw(t, "keep operator")}
 	case 11, 12, 13, 14, 15, 16, 33, 34:
 		c := drawMove()
 		return &c

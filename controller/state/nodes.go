@@ -7,7 +7,7 @@ import (
 )
 
 // UpsertNodes writes what Nomad says of nodes. Quarantined is not Nomad's to say: it
-// is kept as it was. A node that is as before keeps its ModifyIndex. What replicas
+// is kept as it was (see Node.Keeping). A node that is as before keeps its ModifyIndex. What replicas
 // hold of a node stays theirs, whatever is said of the node.
 type UpsertNodes struct {
 	Nodes []Node
@@ -24,10 +24,7 @@ func (c *UpsertNodes) apply(t *txn) *Error {
 		}
 		n.CreateIndex, n.ModifyIndex = t.index, t.index
 		old := first[Node](t.Txn, TableNodes, byID, n.ID)
-		for g := range n.GPUs {
-			was := old.GPU(n.GPUs[g].UUID)
-			n.GPUs[g].Quarantined = was != nil && was.Quarantined
-		}
+		n = n.Keeping(old)
 		if old != nil {
 			n.CreateIndex, n.ModifyIndex = old.CreateIndex, old.ModifyIndex
 			if reflect.DeepEqual(&n, old) {
@@ -38,6 +35,31 @@ func (c *UpsertNodes) apply(t *txn) *Error {
 		t.put(TableNodes, &n)
 	}
 	return nil
+}
+
+// unlisted is the Reason of a GPU that Node.Keeping keeps.
+const unlisted = "its node does not offer it now"
+
+// Keeping returns n with what is the state's own of its row, which may be nil: the
+// quarantines. A GPU in quarantine that the node does not offer any more, as while its
+// device plugin starts anew, stays without seats, so that it is still in quarantine
+// when it comes back.
+func (n Node) Keeping(row *Node) Node {
+	gpus := slices.Clone(n.GPUs)
+	for i := range gpus {
+		was := row.GPU(gpus[i].UUID)
+		gpus[i].Quarantined = was != nil && was.Quarantined
+	}
+	if row != nil {
+		for _, was := range row.GPUs {
+			if was.Quarantined && n.GPU(was.UUID) == nil {
+				was.Seats, was.Healthy, was.Reason = nil, false, unlisted
+				gpus = append(gpus, was)
+			}
+		}
+	}
+	n.GPUs = gpus
+	return n
 }
 
 // GPU returns the GPU of that UUID, nil where the node, which may be nil, has none.

@@ -208,3 +208,28 @@ func TestANodeThatShrinksTakesNothingAway(t *testing.T) {
 	l.must(&state.DeleteNode{Node: "n"})
 	require.ErrorIs(t, l.apply(&state.DeleteNode{Node: "n"}).Err, state.ErrNotFound)
 }
+
+// TestAQuarantineOutlivesItsGPUsAbsence: the device plugin starts anew, or the node's
+// client does, and for a moment the node has no GPUs.
+func TestAQuarantineOutlivesItsGPUsAbsence(t *testing.T) {
+	l := ready(t)
+	l.must(&state.Quarantine{Node: "n", GPU: "n-GPU1", On: true})
+	bare := node("n", 0, 0, 0)
+	l.must(&state.UpsertNodes{Nodes: []state.Node{bare}})
+	n := l.store.View().Node(nil, "n")
+	require.Len(t, n.GPUs, 1, "of the others nothing is remembered")
+	require.True(t, n.GPUs[0].Quarantined)
+	require.False(t, n.GPUs[0].Healthy)
+	require.Empty(t, n.GPUs[0].Seats)
+	require.False(t, l.apply(&state.UpsertNodes{Nodes: []state.Node{bare}}).Changed, "the same node as before")
+
+	l.must(&state.UpsertNodes{Nodes: []state.Node{node("n", 2, 2, 10)}})
+	n = l.store.View().Node(nil, "n")
+	require.Len(t, n.GPUs, 2)
+	require.True(t, n.GPU("n-GPU1").Quarantined)
+	require.True(t, n.GPU("n-GPU1").Healthy)
+	require.False(t, n.GPU("n-GPU0").Quarantined)
+
+	l.must(&state.UpsertNodes{Nodes: []state.Node{bare}}, &state.Quarantine{Node: "n", GPU: "n-GPU1", On: false}, &state.UpsertNodes{Nodes: []state.Node{bare}})
+	require.Empty(t, l.store.View().Node(nil, "n").GPUs, "it may be forgotten once it is lifted")
+}

@@ -146,11 +146,8 @@ func (c *UpsertToken) apply(t *txn) *Error {
 		if k.Role != RoleOperator {
 			return badRequest(k.Accessor, "the first token's role is %q: want %s", k.Role, RoleOperator)
 		}
-		tokens, _ := each[Token](t.Txn, TableTokens, byID)
-		for _, other := range tokens {
-			if other.Role == RoleOperator {
-				return conflict(k.Accessor, "there is an operator's token already")
-			}
+		if operators(t) > 0 {
+			return conflict(k.Accessor, "there is an operator's token already")
 		}
 	}
 	old := first[Token](t.Txn, TableTokens, byID, k.Accessor)
@@ -172,6 +169,18 @@ func (c *UpsertToken) apply(t *txn) *Error {
 	return nil
 }
 
+// operators counts the operators' tokens.
+func operators(t *txn) int {
+	n := 0
+	tokens, _ := each[Token](t.Txn, TableTokens, byID)
+	for _, k := range tokens {
+		if k.Role == RoleOperator {
+			n++
+		}
+	}
+	return n
+}
+
 func (k *Token) validate() *Error {
 	errs := []error{checkName("accessor", k.Accessor), checkTime("created", &k.Created)}
 	switch k.Role {
@@ -188,6 +197,9 @@ func (k *Token) validate() *Error {
 // DeleteToken takes a token away.
 type DeleteToken struct {
 	Accessor string
+	// KeepOperator refuses to take the last operator's token, after which anybody could
+	// make the first one again.
+	KeepOperator bool `json:",omitempty"`
 }
 
 // Type implements Command.
@@ -197,6 +209,9 @@ func (c *DeleteToken) apply(t *txn) *Error {
 	k := first[Token](t.Txn, TableTokens, byID, c.Accessor)
 	if k == nil {
 		return notFound(c.Accessor, "token %q does not exist", c.Accessor)
+	}
+	if c.KeepOperator && k.Role == RoleOperator && operators(t) == 1 {
+		return conflict(c.Accessor, "token %q is the only operator's: make another one first", c.Accessor)
 	}
 	t.remove(TableTokens, k)
 	return nil

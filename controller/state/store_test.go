@@ -236,3 +236,17 @@ func TestEveryQueryWatches(t *testing.T) {
 		})
 	}
 }
+
+// TestTheLastOperatorStays where that is asked for, so that nobody can be the first again.
+func TestTheLastOperatorStays(t *testing.T) {
+	l := newLog(t)
+	for _, a := range []string{"a", "b"} {
+		l.must(&state.UpsertToken{Token: state.Token{Accessor: a, Role: state.RoleOperator, Hash: state.HashSecret(a), Created: epoch}})
+	}
+	l.must(&state.UpsertToken{Token: state.Token{Accessor: "c", Role: state.RoleReadOnly, Hash: state.HashSecret("c"), Created: epoch}})
+	l.must(&state.DeleteToken{Accessor: "a", KeepOperator: true})
+	require.ErrorIs(t, l.apply(&state.DeleteToken{Accessor: "b", KeepOperator: true}).Err, state.ErrConflict)
+	l.must(&state.DeleteToken{Accessor: "c", KeepOperator: true})
+	l.must(&state.DeleteToken{Accessor: "b"})
+	require.Empty(t, l.store.View().Tokens(nil))
+}

@@ -29,6 +29,9 @@ func checkName(what, s string) error {
 	return nil
 }
 
+// CheckReplicaName says why the state refuses a replica's name, nil where it does not.
+func CheckReplicaName(name string) error { return checkName("replica", name) }
+
 // checkTime makes t UTC. JSON has no years before 0 and after 9999, and a state that
 // cannot be written is worse than a command that is refused.
 func checkTime(what string, t *time.Time) error {

@@ -5,9 +5,9 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
-
-	"remuda/controller/api"
 )
 
 // devicePlugin is the plugin's file name, and with it its name in Nomad.
@@ -195,6 +195,11 @@ acl {
   enabled = false
 }
 
+# The demo engine loads in a second: who tries a rollout need not wait a minute.
+reconcile {
+  canary_time = "5s"
+}
+
 nomad {
   address = %s
 }
@@ -219,17 +224,14 @@ controller {
 `, hclString(c.ports.addr("gateway")), hclString(c.ports.addr("consul-http")), hclString("http://"+c.ports.addr("controller")))
 }
 
+// foreign are the beginnings of variables that are about other clusters: how they are
+// reached, with which tokens and certificates. PATH is made anew.
+var foreign = regexp.MustCompile(`^(NOMAD_|CONSUL_|REMUDA_|PATH=)`)
+
 // environment is what every daemon of the cluster gets: the marker by which
 // leftovers are found, and a PATH on which Nomad's tasks find our programs.
 func (c *Cluster) environment() []string {
-	drop := map[string]bool{envMarker: true, "PATH": true, "NOMAD_ADDR": true, "CONSUL_HTTP_ADDR": true, "NOMAD_TOKEN": true,
-		"CONSUL_HTTP_TOKEN": true, api.EnvAddress: true, api.EnvToken: true, api.EnvCACert: true, "NOMAD_REGION": true, "NOMAD_NAMESPACE": true, "REMUDA_COHORT": true}
-	var env []string
-	for _, kv := range os.Environ() {
-		if name, _, _ := strings.Cut(kv, "="); !drop[name] {
-			env = append(env, kv)
-		}
-	}
+	env := slices.DeleteFunc(os.Environ(), foreign.MatchString)
 	path := filepath.Dir(c.opts.Remuda)
 	if ollama, ok := c.tools["ollama"]; ok {
 		path += string(os.PathListSeparator) + filepath.Dir(ollama.path)

@@ -293,7 +293,11 @@ func TestConfigsAreValid(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "binary", string(plugin))
 
+	for _, name := range []string{"CONSUL_HTTP_SSL", "NOMAD_CACERT", "REMUDA_CLIENT_CERT", "REMUDA_COHORT"} {
+		t.Setenv(name, "of another cluster")
+	}
 	env := c.environment()
+	require.NotContains(t, strings.Join(env, "\n"), "of another cluster")
 	require.Contains(t, env, envMarker+"="+d.path)
 	require.Contains(t, strings.Join(env, "\n"), "\nPATH=/opt:")
 }

@@ -91,6 +91,8 @@ type Table struct {
 // is not served.
 type top struct {
 	token uint64
+	// engines are how many there are now.
+	engines int
 	// last is when the replica last had an engine or a request.
 	last     time.Time
 	inFlight int
@@ -296,11 +298,15 @@ func (t *Table) index(now time.Time, ch *Changes) {
 		}
 		m.engines = nil
 	}
+	for _, r := range t.tops {
+		r.engines = 0
+	}
 	for _, e := range t.engines {
 		if e.top = t.tops[e.Replica]; e.top == nil {
 			e.top = &top{draining: t.orders.Draining[e.Replica]}
 			t.tops[e.Replica] = e.top
 		}
+		e.top.engines++
 		e.top.token, e.top.last = max(e.top.token, e.Token), now
 		m := t.models[e.Name.Model]
 		if m == nil {
@@ -312,7 +318,7 @@ func (t *Table) index(now time.Time, ch *Changes) {
 		e.model = m
 	}
 	for name, r := range t.tops {
-		if r.inFlight == 0 && !now.Before(r.last.Add(t.cfg.Remember)) {
+		if r.engines == 0 && r.inFlight == 0 && !now.Before(r.last.Add(t.cfg.Remember)) {
 			delete(t.tops, name)
 			ch.Replicas = append(ch.Replicas, name)
 		}

@@ -121,6 +121,32 @@ func TestModelOfTheControllerIsKnown(t *testing.T) {
 	require.ErrorIs(t, err, balance.ErrUnknownModel)
 }
 
+// TestFlightsWithoutRemembering: what is in flight is known though nothing is
+// remembered of replicas that are gone.
+func TestFlightsWithoutRemembering(t *testing.T) {
+	table, err := balance.New(balance.Config{})
+	require.NoError(t, err)
+	inFlight := func() []int {
+		var out []int
+		_, loads := table.Flights(64, 1000)
+		for _, l := range loads {
+			out = append(out, l.InFlight)
+		}
+		return out
+	}
+	table.Update(t0, []replica.Engine{eng("a")}, false)
+	p, err := table.Pick(t0, balance.Request{ID: "r", Model: "m"})
+	require.NoError(t, err)
+	require.Equal(t, []int{1}, inFlight())
+	table.Expire(t0.Add(time.Second))
+	table.Direct(t0.Add(time.Second), draining("m:v:a"))
+	require.Equal(t, []int{1}, inFlight())
+	table.Release(t0.Add(time.Second), p)
+	require.Equal(t, []int{0}, inFlight())
+	table.Update(t0.Add(2*time.Second), nil, false)
+	require.Empty(t, inFlight())
+}
+
 func TestFlights(t *testing.T) {
 	table := newTable(t)
 	table.Update(t0, []replica.Engine{eng("a"), eng("b", ofModel("n")), eng("idle")}, false)

@@ -1,0 +1,176 @@
+package main
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"remuda/controller/api"
+)
+
+// said is a controller that answers as it is told, by "METHOD path".
+func said(t *testing.T, answers map[string]any) *running {
+	t.Helper()
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		a, ok := answers[r.Method+" "+r.URL.EscapedPath()]
+		if !ok {
+			a = &api.Error{Status: http.StatusNotFound, Code: api.CodeNoRoute, Message: "not told: " + r.Method + " " + r.URL.EscapedPath()}
+		}
+		if f, ok := a.(func() any); ok {
+			a = f()
+		}
+		w.Header().Set(api.HeaderIndex, "1")
+		if e, ok := a.(*api.Error); ok {
+			w.WriteHeader(e.Status)
+		}
+		_ = json.NewEncoder(w).Encode(a)
+	}))
+	t.Cleanup(s.Close)
+	return &running{t: t, url: s.URL}
+}
+
+// TestAScaleDoesNotFailForAnOldRollback: a change that was rolled back before is not
+// what was asked for now.
+func TestAScaleDoesNotFailForAnOldRollback(t *testing.T) {
+	replica := func(id, hash string) api.Replica {
+		return api.Replica{Name: "m:v:" + id, Model: "m", Variant: "v", VariantHash: hash, Tier: "HOT", Phase: "running"}
+	}
+	status := func(hashes ...string) api.ModelStatus {
+		s := api.ModelStatus{Model: api.Model{Name: "m", Target: 2, Rollouts: map[string]api.Rollout{"v": {Status: "rolled_back", OldHash: "old", NewHash: "new", Reason: "it did not start"}}}}
+		for i, h := range hashes {
+			s.Replicas = append(s.Replicas, replica(string(rune('a'+i)), h))
+		}
+		return s
+	}
+	asked := 0
+	r := said(t, map[string]any{
+		"GET /v1/models":        []api.ModelSummary{{Name: "m", Variants: []string{"v"}}},
+		"PUT /v1/model/m/scale": api.ScaleResponse{Model: "m", Target: 2, Changed: true},
+		"PUT /v1/model/m/start": api.ScaleResponse{Model: "m", Target: 2, Changed: true},
+		"GET /v1/model/m": func() any {
+			if asked++; asked < 3 {
+				return status("old", "new")
+			}
+			return status("old", "old")
+		},
+	})
+	r.ok("scale", "m", "2")
+	require.Equal(t, 3, asked, "it was watched until both are of what the variant was")
+	r.ok("model", "start", "m")
+	// Whoever applied the change wants to know.
+	_, err := settled(status("old", "old"))
+	require.ErrorContains(t, err, "was rolled back: it did not start")
+}
+
+func TestAScaleOfAStoppedModelSaysSo(t *testing.T) {
+	r := said(t, map[string]any{
+		"GET /v1/models":        []api.ModelSummary{{Name: "m", Variants: []string{"v"}, Stopped: true, Replicas: 1}},
+		"PUT /v1/model/m/scale": api.ScaleResponse{Model: "m", Target: 0, Changed: true},
+		"GET /v1/model/m":       api.ModelStatus{Model: api.Model{Name: "m", Stopped: true, Replicas: 2}},
+	})
+	out := r.ok("scale", "m", "2")
+	require.Equal(t, "m is stopped: it will have 2 replicas once `remuda model start m` starts it.\n", out)
+}
+
+func TestWhatToDoAboutAToken(t *testing.T) {
+	none := func(message string) map[string]any {
+		return map[string]any{"GET /v1/models": &api.Error{Status: http.StatusUnauthorized, Code: api.CodeNoToken, Message: message}}
+	}
+	got := said(t, none("there is no token yet: `remuda acl bootstrap` makes it")).do("model", "list")
+	require.Equal(t, "remuda model list: there is no token yet: `remuda acl bootstrap` makes it\n", got.errout)
+	got = said(t, none("the token is not known")).do("model", "list")
+	require.Equal(t, "remuda model list: the token is not known: give -token or set REMUDA_TOKEN\n", got.errout)
+}
+
+// TestALeaderOfBeforeIsNotCalledTheNewOne: a server that passed the question on may
+// learn of the new leader later.
+func TestALeaderOfBeforeIsNotCalledTheNewOne(t *testing.T) {
+	var asked atomic.Int64
+	leaders := map[string]any{
+		"PUT /v1/operator/raft/transfer-leader": struct{}{},
+		"GET /v1/status/leader": func() any {
+			if asked.Add(1) < 3 {
+				return api.LeaderStatus{ID: "old", Address: "10.0.0.1:1"}
+			}
+			return api.LeaderStatus{ID: "new", Address: "10.0.0.2:1"}
+		},
+	}
+	require.Equal(t, "new at 10.0.0.2:1 leads.\n", said(t, leaders).ok("raft", "transfer-leader"))
+}
+
+func TestSeatsTellGPUsApart(t *testing.T) {
+	real1, real2 := "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", "GPU-1a2b3c4d-d72c-4106-c12f-20bd9faed9f6"
+	sim1, sim2 := "GPU-00000000-0000-4000-8000-000000000000", "GPU-00000000-0000-4000-8000-000000000001"
+	mig := "MIG-8932f937-d72c-4106-c12f-20bd9faed9f7"
+	for _, tc := range []struct {
+		all  []string
+		want string
+	}{
+		{[]string{real1 + "#0", real1 + "#1", real2 + "#0"}, "GPU-8932f937#0,GPU-8932f937#1,GPU-1a2b3c4d#0"},
+		{[]string{sim1 + "#0", sim2 + "#1"}, "GPU-…000000000000#0,GPU-…000000000001#1"},
+		{[]string{sim1 + "#0"}, "GPU-…000000000000#0"},
+		{[]string{real1 + "#0", mig + "#0"}, "GPU-8932f937#0,MIG-8932f937#0"},
+		{[]string{"odd", "GPU-x#1"}, "odd,GPU-x#1"},
+	} {
+		require.Equal(t, tc.want, shortSeats(tc.all)(tc.all))
+	}
+}
+
+func TestRowsStayOnOneLine(t *testing.T) {
+	var b strings.Builder
+	table := newTable(&b, "A", "B")
+	table.row("1 error occurred:\n\t* out of memory", "x")
+	require.NoError(t, table.flush())
+	require.Len(t, strings.Split(strings.TrimSpace(b.String()), "\n"), 2, b.String())
+}
+
+func TestModelStatusTellsAges(t *testing.T) {
+	r := said(t, map[string]any{"GET /v1/model/m": api.ModelStatus{
+		Model: api.Model{Name: "m"}, Decisions: []api.Decision{{Time: time.Now().Add(-time.Hour - time.Minute), Kind: "place", Reason: "it fits"}},
+	}})
+	require.Regexp(t, `(?m)^1h01m ago +place +- +it fits$`, r.ok("model", "status", "m"))
+}
+
+// TestASwitchThatNobodyKnowsIsTold, or a typing error would look like a pause.
+func TestASwitchThatNobodyKnowsIsTold(t *testing.T) {
+	r := said(t, map[string]any{
+		"PUT /v1/switch/pause-recondile": api.Switch{Name: "pause-recondile", Value: "true"},
+		"PUT /v1/switch/pause-reconcile": api.Switch{Name: "pause-reconcile", Value: "true"},
+	})
+	require.Equal(t, "pause-recondile is true.\nThis version looks at no switch of that name: it knows pause-reconcile.\n", r.ok("switch", "set", "pause-recondile", "true"))
+	require.Equal(t, "pause-reconcile is true.\n", r.ok("switch", "set", "pause-reconcile", "true"))
+}
+
+func TestAConflictOfAnApplySaysWhatToDo(t *testing.T) {
+	path := writeModel(t, "m", "  max = 3\n"+variant("h100", "20GiB"))
+	asked := 0
+	r := said(t, map[string]any{"PUT /v1/models": func() any {
+		if asked++; asked == 1 {
+			return api.ApplyResponse{DryRun: true, Models: []api.AppliedModel{{Name: "m", ModifyIndex: 5}}}
+		}
+		return &api.Error{Status: http.StatusConflict, Code: api.CodeConflict, Message: `model "m" has changed: its index is 6, not 5`}
+	}})
+	got := r.do("model", "apply", path)
+	require.Equal(t, 1, got.code)
+	require.Equal(t, "remuda model apply: model \"m\" has changed: its index is 6, not 5: nothing was applied, as it is no longer the difference that was shown: apply it again\n", got.errout)
+}
+
+func TestAStartOfNothingSaysSo(t *testing.T) {
+	r := said(t, map[string]any{
+		"PUT /v1/model/m/start": api.ScaleResponse{Model: "m", Changed: true},
+		"GET /v1/model/m":       api.ModelStatus{Model: api.Model{Name: "m"}, Why: "The model wants no replicas."},
+	})
+	require.Contains(t, r.ok("model", "start", "m"), "m is started, and should have 0 replicas: `remuda scale m N` gives it some.\n")
+}
+
+func TestFlagsBeforeTheVerbAreAMistake(t *testing.T) {
+	r := remuda(t, "-json", "model", "list")
+	require.Equal(t, 2, r.code)
+	require.Contains(t, r.errout, "put them after the subcommand")
+}

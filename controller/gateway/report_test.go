@@ -1,0 +1,57 @@
+package gateway
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"remuda/controller/api"
+	"remuda/controller/gateway/balance"
+	"remuda/internal/replica"
+)
+
+// TestReportIsSmallEnough: the controller takes a report whatever clients call their
+// requests, or it would forget the gateway and take its replicas for drained.
+func TestReportIsSmallEnough(t *testing.T) {
+	const replicas, each, limit = 100, 30, 1 << 20
+	largest := make(chan int, 1)
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		b, err := io.ReadAll(r.Body)
+		if err != nil {
+			t.Errorf("report: %v", err)
+		}
+		largest <- len(b)
+		_, _ = w.Write([]byte("{}\n"))
+	}))
+	t.Cleanup(s.Close)
+	client, err := api.NewClient(api.Config{Addresses: []string{s.URL}})
+	require.NoError(t, err)
+	t.Cleanup(client.Close)
+
+	table, err := balance.New(balance.Config{Remember: time.Minute})
+	require.NoError(t, err)
+	var engines []replica.Engine
+	for i := range replicas {
+		name := replica.Name{Model: "m", Variant: "v", ID: fmt.Sprintf("00000000-0000-4000-8000-%012d", i)}
+		engines = append(engines, replica.Engine{Name: name, Role: replica.RolePrimary, Address: "127.0.0.1", Port: 1 + i, Slots: each, Passing: true})
+	}
+	d := &roster{table: table}
+	d.update(engines, false)
+	// The longest that requestID takes, of what JSON writes with six bytes each.
+	r := httptest.NewRequest(http.MethodPost, "/", nil)
+	r.Header.Set(headerID, strings.Repeat("<", 128))
+	id := requestID(r)
+	require.Len(t, id, 128)
+	for range replicas * each {
+		_, err := d.table.Pick(time.Now(), balance.Request{ID: id, Model: "m"})
+		require.NoError(t, err)
+	}
+	require.NoError(t, (&reporter{roster: d, gateway: "gw"}).report(t.Context(), client))
+	require.Less(t, <-largest, limit)
+}

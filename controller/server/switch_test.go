@@ -1,0 +1,56 @@
+package server_test
+
+import (
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"remuda/controller/api"
+	"remuda/controller/planner"
+)
+
+// TestPauseIsTakenAwayAndNotSetToFalse: the reconciler pauses while the switch is there,
+// whatever it says.
+func TestPauseIsTakenAwayAndNotSetToFalse(t *testing.T) {
+	m := one(t)
+	for _, value := range []string{"", "false", "False", "off", "no", "0"} {
+		_, err := m.client.SetSwitch(t.Context(), planner.PauseReconcile, api.SwitchRequest{Value: value})
+		requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, "`remuda switch unset pause-reconcile`")
+	}
+	_, err := m.client.SetSwitch(t.Context(), planner.PauseReconcile, api.SwitchRequest{Value: "on"})
+	require.NoError(t, err)
+	_, err = m.client.SetSwitch(t.Context(), "another", api.SwitchRequest{Value: "false"})
+	require.NoError(t, err)
+}
+
+// TestSwitchesAreShort: each is kept in the log, the state and a decision.
+func TestSwitchesAreShort(t *testing.T) {
+	m := one(t)
+	_, err := m.client.SetSwitch(t.Context(), "a", api.SwitchRequest{Value: strings.Repeat("x", 4096)})
+	require.NoError(t, err)
+	_, err = m.client.SetSwitch(t.Context(), "a", api.SwitchRequest{Value: strings.Repeat("x", 4097)})
+	requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, `field "Value" has 4097 bytes: want at most 4096`)
+}
+
+// TestAPauseIsAReason why a model is as it is, and whoever watches the model is told.
+func TestAPauseIsAReason(t *testing.T) {
+	m := one(t)
+	m.applied("m")
+	_, meta, err := m.client.Model(t.Context(), "m", api.QueryOptions{})
+	require.NoError(t, err)
+	ch := wait(func() (api.ModelStatus, api.QueryMeta, error) {
+		return m.client.Model(t.Context(), "m", api.QueryOptions{Index: meta.Index, Wait: patience})
+	})
+	m.waitWatches(1)
+	_, err = m.client.SetSwitch(t.Context(), planner.PauseReconcile, api.SwitchRequest{Value: "true"})
+	require.NoError(t, err)
+	got := receive(t, ch)
+	require.NoError(t, got.err)
+	require.Contains(t, got.value.Why, "Nothing is done about it: the controller pauses until `remuda switch unset pause-reconcile`.")
+	require.NoError(t, m.client.DeleteSwitch(t.Context(), planner.PauseReconcile))
+	status, _, err := m.client.Model(t.Context(), "m", api.QueryOptions{})
+	require.NoError(t, err)
+	require.NotContains(t, status.Why, "pauses")
+}
