@@ -37,7 +37,7 @@ reconcile {
   backoff       = "2s"
   settle_time   = "2s"
   place_timeout = "30s"
-  node_grace    = "20s"
+  node_grace    = "30s"
   serving_grace = "10s"
 }
 `
