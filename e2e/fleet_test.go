@@ -571,7 +571,8 @@ func (f *fleet) allocations(model string) (ids map[string]string, versions map[s
 		allocs, _, err := f.nomad.Jobs().Allocations(j.ID, false, nil)
 		require.NoError(f.t, err)
 		for _, a := range allocs {
-			if a.ClientStatus == nomadapi.AllocClientStatusRunning {
+			// Nomad says a second late that one which serves runs.
+			if a.ClientStatus == nomadapi.AllocClientStatusRunning || a.ClientStatus == nomadapi.AllocClientStatusPending {
 				ids[j.ID] = a.ID
 				versions[j.ID] = *job.Version
 			}

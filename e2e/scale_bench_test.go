@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"testing"
 	"time"
@@ -91,10 +92,17 @@ func (f *fleet) scaleToHot(t testing.TB, model string) shares {
 	allocs, _, err := f.nomad.Jobs().Allocations(name, false, nil)
 	require.NoError(t, err)
 	require.Len(t, allocs, 1)
-	alloc, _, err := f.nomad.Allocations().Info(allocs[0].ID, nil)
-	require.NoError(t, err)
-	started := alloc.TaskStates["primary"].StartedAt
-	require.False(t, started.IsZero(), "%+v", alloc.TaskStates)
+	var started time.Time
+	eventually(t, time.Minute, "Nomad's word of when the task has started", func() error {
+		alloc, _, err := f.nomad.Allocations().Info(allocs[0].ID, nil)
+		if err == nil && (alloc.TaskStates["primary"] == nil || alloc.TaskStates["primary"].StartedAt.IsZero()) {
+			return errors.New("none yet")
+		}
+		if err == nil {
+			started = alloc.TaskStates["primary"].StartedAt
+		}
+		return err
+	})
 
 	f.remuda("scale", model, "0")
 	f.hot(model, 0)

@@ -149,10 +149,25 @@ func (d *draft) placed(m *model, r *member) {
 	}
 }
 
+// itsOwn tells whether an engine that passes is of the member's allocation as it is
+// now. The catalog may still have one that was killed before; where the name never had
+// another engine, there is no need to wait until Nomad's client says that the
+// allocation runs, which it tells once a second only (allocSyncIntv in client/client.go).
+func (d *draft) itsOwn(r *member) bool {
+	a := r.job.Alloc
+	switch {
+	case a == nil:
+		return false
+	case a.Client == clientRunning:
+		return true
+	}
+	return a.Client == clientPending && a.First && r.Failures == 0 && r.Since.Sub(r.Created) < d.conf.SettleTime
+}
+
 // starting looks whether a member serves, or has failed. One whose allocation runs
 // may load for as long as it likes.
 func (d *draft) starting(m *model, r *member) {
-	if d.passing(r) && (!d.obs.JobsKnown || r.jobKnown && r.job != nil && !r.job.Stopped && r.job.Alloc != nil && r.job.Alloc.Client == clientRunning) {
+	if d.passing(r) && (!d.obs.JobsKnown || r.jobKnown && r.job != nil && !r.job.Stopped && d.itsOwn(r)) {
 		d.decide(KindServing, m.Name, r.name, fmt.Sprintf("an engine serves, %s after it was started", d.obs.Now.Sub(r.Since).Round(time.Millisecond)), inputs{"started_for": d.obs.Now.Sub(r.Since).String(), "node": nodeName(r)})
 		d.move(r, state.Running, "", nil)
 		return

@@ -66,6 +66,38 @@ func TestServing(t *testing.T) {
 		p, _ = planner.Plan(w.view(), o, w.conf, w.placer)
 		require.Equal(t, state.Running, p.Move[0].Phase)
 	})
+	t.Run("an engine is told from one that was there before it", func(t *testing.T) {
+		t.Parallel()
+		for _, c := range []struct {
+			name  string
+			first bool
+			later time.Duration // it was started that long after it was placed
+			want  bool
+		}{
+			{"the first of its name", true, 0, true},
+			{"of a job that was written again", false, 0, false},
+			{"of a job that was gone meanwhile", true, time.Hour, false},
+		} {
+			w := fresh(t, "n0")
+			w.model(model("m", 1, variant("a", "h1")))
+			w.turns(1)
+			if c.later > 0 {
+				// It is registered again later.
+				r := w.view().ReplicasOf(nil, "m")[0]
+				w.now = w.now.Add(c.later)
+				w.apply(&state.Move{Replica: r.Name.String(), ModifyIndex: r.ModifyIndex, Tier: state.Hot, Phase: state.Failed, Time: w.now})
+				r = w.view().ReplicasOf(nil, "m")[0]
+				w.apply(&state.Move{Replica: r.Name.String(), ModifyIndex: r.ModifyIndex, Tier: state.Hot, Phase: state.Starting, Time: w.now})
+			}
+			o := w.observe(false)
+			j := o.Jobs[name(w)]
+			j.Alloc = &planner.Alloc{ID: "a", Client: "pending", Desired: "run", First: c.first}
+			o.Jobs[name(w)] = j
+			o.Engines[name(w)] = []planner.Engine{{Passing: true}}
+			p, _ := planner.Plan(w.view(), o, w.conf, w.placer)
+			require.Equal(t, c.want, p != nil && len(p.Move) == 1 && p.Move[0].Phase == state.Running, c.name)
+		}
+	})
 }
 
 func TestLoadFailure(t *testing.T) {

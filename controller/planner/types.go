@@ -64,6 +64,8 @@ type Alloc struct {
 	Client, Desired string
 	// Failed: an engine task has failed for good.
 	Failed bool
+	// First: the job was written once, and this is the only allocation it ever had.
+	First bool
 	// Restarts is the highest count of any engine task. It only ever grows within one
 	// allocation, and counts the times that a task came back after it had served, too.
 	Restarts uint64

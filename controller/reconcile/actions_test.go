@@ -482,7 +482,7 @@ func TestAllocationInThePlannersWords(t *testing.T) {
 
 		w.nomad.allocate("m:v:1", nomad.Allocation{ID: "a", Desired: "run", Client: "failed", Description: "Failed tasks", Node: "n"})
 		w.rest()
-		require.Equal(t, &planner.Alloc{ID: "a", Desired: "run", Client: "failed", Failed: true, Event: "Failed tasks"}, w.seen().Jobs["m:v:1"].Alloc)
+		require.Equal(t, &planner.Alloc{ID: "a", Desired: "run", Client: "failed", Failed: true, First: true, Event: "Failed tasks"}, w.seen().Jobs["m:v:1"].Alloc)
 		w.nomad.edit("m:v:1", func(*nomad.Job) {})
 		w.rest()
 		require.NotEmpty(t, w.seen().Jobs["m:v:1"].Drift, "somebody has edited it")

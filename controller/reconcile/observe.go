@@ -79,7 +79,7 @@ func allocOf(all []nomad.Allocation) *planner.Alloc {
 		return nil
 	}
 	a := all[max(slices.IndexFunc(all, func(a nomad.Allocation) bool { return a.Desired == "run" }), 0)]
-	out := &planner.Alloc{ID: a.ID, Client: a.Client, Desired: a.Desired, Failed: a.Client == "failed"}
+	out := &planner.Alloc{ID: a.ID, Client: a.Client, Desired: a.Desired, Failed: a.Client == "failed", First: len(all) == 1 && a.JobVersion == 0}
 	// The engines are the tasks with seats. An allocation without any is shown by its
 	// main tasks, whichever they are.
 	tasks := slices.DeleteFunc(slices.Clone(a.Tasks), func(t nomad.Task) bool { return len(a.Seats[t.Name]) == 0 })
