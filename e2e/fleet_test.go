@@ -297,8 +297,13 @@ func (f *fleet) tryRemuda(args ...string) (string, error) {
 // names.
 func (f *fleet) hot(model string, n int) []string {
 	f.t.Helper()
+	return f.hotWithin(2*time.Minute, model, n)
+}
+
+func (f *fleet) hotWithin(limit time.Duration, model string, n int) []string {
+	f.t.Helper()
 	var names []string
-	eventually(f.t, 2*time.Minute, fmt.Sprintf("%d HOT replicas of %s", n, model), func() (err error) {
+	eventually(f.t, limit, fmt.Sprintf("%d HOT replicas of %s", n, model), func() (err error) {
 		names, err = f.isHot(model, n)
 		return err
 	})
