@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"remuda/controller/api"
+	"remuda/internal/bytesize"
 )
 
 var evict = question{
@@ -39,7 +40,7 @@ model's min. A replica is given by its name, or by the beginning of its name or 
 				}
 				t := newTable(c.out, "REPLICA", "NODE", "FROM", "TO", "GPUS FREED", "BYTES FREED", "ERROR")
 				for _, e := range answer.Replicas {
-					t.row(e.Name, short(e.Node), e.From, e.To, e.FreedGPUs, bytesText(e.FreedBytes), e.Error)
+					t.row(e.Name, short(e.Node), e.From, e.To, e.FreedGPUs, bytesize.Text(e.FreedBytes), e.Error)
 				}
 				return t.flush()
 			})

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"remuda/controller/api"
+	"remuda/internal/bytesize"
 )
 
 func (p *program) modelVerbs() map[string]verb {
@@ -112,7 +113,7 @@ func (c *asker) showModel(s api.ModelStatus) error {
 	fmt.Fprintln(c.out, "\nVariants")
 	t := newTable(c.out, "NAME", "GPU", "GPUS", "MEMORY EACH", "SLOTS", "COST", "ENGINE", "HASH")
 	for _, v := range m.Variants {
-		t.row(v.Name, v.GPUModel, v.GPUs, bytesText(v.Memory), zeroDash(v.Slots), v.Cost, v.Engine, short(v.Hash))
+		t.row(v.Name, v.GPUModel, v.GPUs, bytesize.Text(v.Memory), zeroDash(v.Slots), v.Cost, v.Engine, short(v.Hash))
 	}
 	if err := t.flush(); err != nil {
 		return err

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"remuda/controller/api"
+	"remuda/internal/bytesize"
 )
 
 func (p *program) nodeVerbs() map[string]verb {
@@ -43,7 +44,7 @@ var nodeList = question{
 					}
 					freeMemory, memory = freeMemory+g.FreeMemory, memory+g.Memory
 				}
-				t.row(short(n.ID), n.Name, n.Datacenter, n.Pool, nodeState(n), len(n.GPUs), fmt.Sprintf("%d of %d", free, seats), bytesText(freeMemory)+" of "+bytesText(memory))
+				t.row(short(n.ID), n.Name, n.Datacenter, n.Pool, nodeState(n), len(n.GPUs), fmt.Sprintf("%d of %d", free, seats), bytesize.Text(freeMemory)+" of "+bytesize.Text(memory))
 			}
 			return t.flush()
 		})
@@ -89,7 +90,7 @@ func (c *asker) showNode(s api.NodeStatus) error {
 	if !n.LostSince.IsZero() {
 		f.set("Lost since", clock(n.LostSince))
 	}
-	f.set("Host memory", bytesText(n.FreeHostMemory)+" free of "+bytesText(n.HostMemory))
+	f.set("Host memory", bytesize.Text(n.FreeHostMemory)+" free of "+bytesize.Text(n.HostMemory))
 	f.set("CPU", fmt.Sprintf("%d MHz", n.CPU))
 	if err := f.flush(); err != nil {
 		return err
@@ -102,7 +103,7 @@ func (c *asker) showNode(s api.NodeStatus) error {
 			_, number, _ := strings.Cut(seat.ID, "#")
 			seats = append(seats, number+": "+dash(seat.Replica))
 		}
-		t.row(g.UUID, g.Model, g.Clique, bytesText(g.FreeMemory)+" of "+bytesText(g.Memory), gpuState(g), strings.Join(seats, ", "))
+		t.row(g.UUID, g.Model, g.Clique, bytesize.Text(g.FreeMemory)+" of "+bytesize.Text(g.Memory), gpuState(g), strings.Join(seats, ", "))
 	}
 	if err := t.flush(); err != nil {
 		return err

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"remuda/controller/api"
+	"remuda/internal/bytesize"
 )
 
 func (p *program) replicaVerbs() map[string]verb {
@@ -154,10 +155,10 @@ func (c *asker) showReplica(r api.Replica) error {
 	}
 	slices.Sort(gpus)
 	for _, gpu := range gpus {
-		f.set("Memory of "+gpu, bytesText(r.Memory[gpu]))
+		f.set("Memory of "+gpu, bytesize.Text(r.Memory[gpu]))
 	}
 	if r.HostMemory > 0 {
-		f.set("Host memory", bytesText(r.HostMemory))
+		f.set("Host memory", bytesize.Text(r.HostMemory))
 	}
 	f.set("Nomad job", r.Job)
 	f.set("Created", clock(r.Created))

@@ -12,6 +12,7 @@ import (
 
 	"remuda/controller/api"
 	"remuda/controller/state"
+	"remuda/internal/bytesize"
 )
 
 func (p *program) snapshotVerbs() map[string]verb {
@@ -37,7 +38,7 @@ for its owner's eyes.`,
 				return err
 			}
 			return c.print(info, func() error {
-				fmt.Fprintf(c.out, "%s: saved, %s at index %d.\n", args[0], bytesText(info.Bytes), info.Index)
+				fmt.Fprintf(c.out, "%s: saved, %s at index %d.\n", args[0], bytesize.Text(info.Bytes), info.Index)
 				return nil
 			})
 		}
@@ -94,7 +95,7 @@ version is refused, and nothing is changed.`,
 			return err
 		}
 		return c.print(info, func() error {
-			fmt.Fprintf(c.out, "%s: restored, %s of index %d.\n", args[0], bytesText(info.Bytes), info.Index)
+			fmt.Fprintf(c.out, "%s: restored, %s of index %d.\n", args[0], bytesize.Text(info.Bytes), info.Index)
 			return nil
 		})
 	},
@@ -127,7 +128,7 @@ func (p *program) snapshotInspectVerb() verb {
 				out := newFields(p.stdout)
 				out.set("Version", info.Version)
 				out.set("Index", info.Index)
-				out.set("Size", bytesText(info.Bytes))
+				out.set("Size", bytesize.Text(info.Bytes))
 				var tables []string
 				for name := range info.Rows {
 					tables = append(tables, string(name))

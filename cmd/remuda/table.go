@@ -51,20 +51,6 @@ func (f *fields) setIf(name, value string) {
 
 func (f *fields) flush() error { return f.w.Flush() }
 
-// bytesText writes a number of bytes for people.
-func bytesText(n int64) string {
-	units := []string{"B", "KiB", "MiB", "GiB", "TiB"}
-	v := float64(n)
-	for v >= 1024 && len(units) > 1 {
-		v /= 1024
-		units = units[1:]
-	}
-	if v == float64(int64(v)) {
-		return fmt.Sprintf("%d %s", int64(v), units[0])
-	}
-	return fmt.Sprintf("%.1f %s", v, units[0])
-}
-
 // age writes how long ago something was, and a dash for what never was.
 func age(t time.Time, now time.Time) string {
 	if t.IsZero() {

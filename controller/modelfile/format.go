@@ -11,6 +11,7 @@ import (
 	"unicode"
 
 	"remuda/controller/state"
+	"remuda/internal/bytesize"
 )
 
 // Format writes a model as a model file, with its defaults spelled out and its job
@@ -266,14 +267,5 @@ func summary(v state.Variant) string {
 	if v.GPUModel != "" {
 		gpu = v.GPUModel
 	}
-	return fmt.Sprintf("%d x %s, %s of each, cost %s, %s", v.GPUs, gpu, about(v.Memory), formatFloat(v.Cost), v.Engine)
-}
-
-// about writes a size for people.
-func about(n int64) string {
-	const mib, gib = 1 << 20, 1 << 30
-	if n < gib {
-		return fmt.Sprintf("%.0f MiB", float64(n)/mib)
-	}
-	return fmt.Sprintf("%.1f GiB", float64(n)/gib)
+	return fmt.Sprintf("%d x %s, %s of each, cost %s, %s", v.GPUs, gpu, bytesize.Text(v.Memory), formatFloat(v.Cost), v.Engine)
 }

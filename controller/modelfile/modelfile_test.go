@@ -538,8 +538,8 @@ func TestDiff(t *testing.T) {
 	require.Equal(t, `~ failover: true -> false
 ~ variant "h100"  (replaces the variant's replicas)
 ~ variant "any"  (replaces the variant's replicas)`, text(&base, edit("failover   = true", "failover = false")))
-	require.Equal(t, `+ variant "b200" = 2 x NVIDIA H100 80GB HBM3, 40.0 GiB of each, cost 7.25, ollama
-- variant "h100" = 2 x NVIDIA H100 80GB HBM3, 40.0 GiB of each, cost 7.25, ollama`, text(&base, edit(`"h100"`, `"b200"`)))
+	require.Equal(t, `+ variant "b200" = 2 x NVIDIA H100 80GB HBM3, 40 GiB of each, cost 7.25, ollama
+- variant "h100" = 2 x NVIDIA H100 80GB HBM3, 40 GiB of each, cost 7.25, ollama`, text(&base, edit(`"h100"`, `"b200"`)))
 
 	swapped := base
 	swapped.Variants = []state.Variant{base.Variants[1], base.Variants[0]}

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"remuda/controller/state"
+	"remuda/internal/bytesize"
 )
 
 // BestFit chooses the place where the least GPU memory is left over on the fullest of
@@ -86,7 +87,7 @@ func (r Request) String() string {
 	if r.Variant.GPUModel != "" {
 		s += " " + r.Variant.GPUModel
 	}
-	return fmt.Sprintf("%s with %s and %s each)", s, plural(r.SeatsPerGPU(), "seat"), size(r.Variant.Memory))
+	return fmt.Sprintf("%s with %s and %s each)", s, plural(r.SeatsPerGPU(), "seat"), bytesize.Text(r.Variant.Memory))
 }
 
 // label is the node's name, with its ID where two have the same name.
@@ -196,7 +197,7 @@ func (t *tally) reason(n *state.Node, r Request) string {
 		parts = append(parts, fmt.Sprintf("%s with too few seats free", plural(t.seats, "GPU")))
 	}
 	if t.memory > 0 {
-		parts = append(parts, fmt.Sprintf("%s with too little memory free (at most %s)", plural(t.memory, "GPU"), size(t.freest)))
+		parts = append(parts, fmt.Sprintf("%s with too little memory free (at most %s)", plural(t.memory, "GPU"), bytesize.Text(t.freest)))
 	}
 	if t.most > 0 {
 		parts = append(parts, fmt.Sprintf("only %s that would do in one clique", plural(t.most, "GPU")))
@@ -216,9 +217,9 @@ func (f fit) choice(used *state.NodeUsage, r Request, fits int) Choice {
 		p.Memory[g.gpu.UUID] = r.Variant.Memory
 	}
 	why := fmt.Sprintf("on node %s: %s of GPU memory and %s are left over there, the least of %s where it fits",
-		f.node.Name, size(f.memoryLeft), plural(f.seatsLeft, "seat"), plural(fits, "node"))
+		f.node.Name, bytesize.Text(f.memoryLeft), plural(f.seatsLeft, "seat"), plural(fits, "node"))
 	if f.preferred {
-		why = fmt.Sprintf("on node %s, which has the weights: %s of GPU memory and %s are left over there", f.node.Name, size(f.memoryLeft), plural(f.seatsLeft, "seat"))
+		why = fmt.Sprintf("on node %s, which has the weights: %s of GPU memory and %s are left over there", f.node.Name, bytesize.Text(f.memoryLeft), plural(f.seatsLeft, "seat"))
 	}
 	return Choice{Placement: p, Why: why, Inputs: map[string]string{
 		"node": f.node.Name, "gpus": strings.Join(uuids, ","), "seats": strings.Join(p.Seats, ","),
@@ -232,13 +233,4 @@ func plural(n int, what string) string {
 		return "1 " + what
 	}
 	return fmt.Sprintf("%d %ss", n, what)
-}
-
-// size writes bytes as people do, and exactly where they are few.
-func size(bytes int64) string {
-	const gib = 1 << 30
-	if bytes >= gib || bytes <= -gib {
-		return strconv.FormatFloat(float64(bytes)/gib, 'f', 1, 64) + " GiB"
-	}
-	return plural(int(bytes), "byte")
 }

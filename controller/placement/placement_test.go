@@ -105,7 +105,7 @@ func TestRefusal(t *testing.T) {
 		{"ill", node("a", 1, 1, 9, func(n *state.Node) { n.GPUs[0].Healthy, n.GPUs[0].Reason = false, "XID 79" }), nil, request(1, 5), "1 GPU not in good order (XID 79)"},
 		{"no seat", node("a", 1, 1, 9), hold("a", 0, "a-G0"), request(1, 5), "1 GPU with too few seats free"},
 		{"no second seat", node("a", 1, 1, 9), nil, request(1, 5, func(r *placement.Request) { r.Model.Failover = true }), "1 GPU with too few seats free"},
-		{"no memory", node("a", 1, 2, 9), hold("a", 5, "a-G0"), request(1, 5), "1 GPU with too little memory free (at most 4 bytes)"},
+		{"no memory", node("a", 1, 2, 9), hold("a", 5, "a-G0"), request(1, 5), "1 GPU with too little memory free (at most 4 B)"},
 		{"no clique", node("a", 2, 1, 9, func(n *state.Node) { n.GPUs[1].Clique = "d" }), nil, request(2, 5), "only 1 GPU that would do in one clique"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -123,8 +123,8 @@ func TestRefusal(t *testing.T) {
 			nodes = append(nodes, node(fmt.Sprintf("n%d", i), 1, 1, 80<<30, func(n *state.Node) { n.Draining = i == 2 }))
 		}
 		_, no := placement.BestFit{}.Place(nodes, nil, request(2, 100<<30))
-		require.Equal(t, "a replica of m:v (2 GPUs with 1 seat and 100.0 GiB each) fits nowhere: "+
-			"n0, n1, n3 and 2 more: 1 GPU with too little memory free (at most 80.0 GiB); n2: is being drained", no.Error())
+		require.Equal(t, "a replica of m:v (2 GPUs with 1 seat and 100 GiB each) fits nowhere: "+
+			"n0, n1, n3 and 2 more: 1 GPU with too little memory free (at most 80 GiB); n2: is being drained", no.Error())
 	})
 	t.Run("of a thousand nodes, short", func(t *testing.T) {
 		t.Parallel()

@@ -267,18 +267,19 @@ func (d *draft) fail(m *model, r *member, reason string) {
 		return
 	}
 	failures := r.Failures + 1
-	wait := d.conf.backoff(failures)
+	wait := Backoff(d.conf.Backoff, d.conf.BackoffMax, failures)
 	retry := d.obs.Now.Add(wait)
 	d.decide(KindLoadFailed, m.Name, r.name, fmt.Sprintf("%s: it is tried again in %s", reason, wait), inputs{"failures": strconv.Itoa(failures), "backoff": wait.String(), "node": nodeName(r)})
 	d.move(r, state.Failed, "", func(c *state.Move) { c.Failures, c.LastError, c.Retry = &failures, &reason, &retry })
 	d.look(retry)
 }
 
-// backoff is the wait after so many failures in a row.
-func (c Config) backoff(failures int) time.Duration {
-	wait := c.Backoff
-	for i := 1; i < failures && wait < c.BackoffMax; i++ {
+// Backoff is the wait after so many failures in a row: low after the first, twice as
+// long after each, at most high.
+func Backoff(low, high time.Duration, failures int) time.Duration {
+	wait := low
+	for i := 1; i < failures && wait < high; i++ {
 		wait *= 2
 	}
-	return min(wait, c.BackoffMax)
+	return min(wait, high)
 }

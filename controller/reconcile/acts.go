@@ -108,7 +108,7 @@ func (a *acts) start(ctx context.Context, view *state.View, seen sighted, busy m
 			o.replica = r.ModifyIndex
 		}
 		if t.repeats > 0 && t.did == o.situation() {
-			t.until = t.ended.Add(backoff(a.l.cfg.Retry, a.l.cfg.RetryMax, t.repeats))
+			t.until = t.ended.Add(planner.Backoff(a.l.cfg.Retry, a.l.cfg.RetryMax, t.repeats))
 		}
 		if now.Before(t.until) {
 			next.add(t.until)
@@ -157,7 +157,7 @@ func (a *acts) end(ctx context.Context, o order, t *task, err error) {
 	}
 	t.failures++
 	t.err, t.ended = err, a.l.cfg.Now()
-	wait := spread(backoff(a.l.cfg.Retry, a.l.cfg.RetryMax, t.failures))
+	wait := spread(planner.Backoff(a.l.cfg.Retry, a.l.cfg.RetryMax, t.failures))
 	t.until = t.ended.Add(wait)
 	log.Warn("an action has failed", "error", err, "failures", t.failures, "retry", wait)
 }

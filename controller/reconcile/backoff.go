@@ -5,16 +5,6 @@ import (
 	"time"
 )
 
-// backoff is the wait after so many failures in a row: low after the first, twice as
-// long after each, at most high.
-func backoff(low, high time.Duration, failures int) time.Duration {
-	d := low
-	for i := 1; i < failures && d < high; i++ {
-		d *= 2
-	}
-	return min(d, high)
-}
-
 // spread makes a wait shorter by up to a half, so that those who failed together do
 // not come back together.
 func spread(d time.Duration) time.Duration {

@@ -152,7 +152,7 @@ func (l *leading) note(ctx context.Context, o order, why error) error {
 	switch {
 	case fails:
 		failures := r.Failures + 1
-		wait := backoff(l.cfg.Planner.Backoff, l.cfg.Planner.BackoffMax, failures)
+		wait := planner.Backoff(l.cfg.Planner.Backoff, l.cfg.Planner.BackoffMax, failures)
 		retry := now.Add(wait)
 		move.Phase, move.Failures, move.Retry = state.Failed, &failures, &retry
 		plan.Decisions = []state.Decision{{

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"remuda/controller/planner"
 	"remuda/controller/raft"
 	"remuda/controller/state"
 )
@@ -83,7 +84,7 @@ func (w *writer) failed(ctx context.Context, what string, err error, next *sched
 	w.until = now
 	// The first refusal means only that something has changed meanwhile.
 	if w.failures > 1 {
-		w.until = now.Add(backoff(w.l.cfg.Retry, w.l.cfg.RetryMax, w.failures-1))
+		w.until = now.Add(planner.Backoff(w.l.cfg.Retry, w.l.cfg.RetryMax, w.failures-1))
 		w.l.cfg.Logger.Warn("a write to the state has failed", "write", what, "error", err, "failures", w.failures, "retry", w.until.Sub(now))
 	}
 	next.add(w.until)
@@ -93,7 +94,7 @@ func (w *writer) failed(ctx context.Context, what string, err error, next *sched
 // when ctx ends, as it does when this server leads no more.
 func (w *writer) settle(ctx context.Context) {
 	for n := 1; w.l.cfg.Raft.Barrier(ctx) != nil; n++ {
-		if !sleep(ctx, backoff(w.l.cfg.Retry, w.l.cfg.RetryMax, n)) {
+		if !sleep(ctx, planner.Backoff(w.l.cfg.Retry, w.l.cfg.RetryMax, n)) {
 			return
 		}
 	}
