@@ -21,7 +21,8 @@ type Model struct {
 	Min, Max int
 	// Priority: a higher one may evict a lower one. 0 to 100, 50 by default.
 	Priority int
-	// Dedicated replicas are never evicted under pressure.
+	// Dedicated replicas are never evicted under pressure. A model can also be dedicated
+	// for a time, by the dedicated set; see View.Dedicated.
 	Dedicated bool
 	// Failover: each replica is a primary with its shadow, on two seats.
 	Failover bool
@@ -30,6 +31,9 @@ type Model struct {
 	// IdleWarm and IdleCold are how long a replica may be without a request before
 	// it goes WARM, and then COLD; 0 is never.
 	IdleWarm, IdleCold time.Duration
+	// KeepWarm is how many WARM replicas a scale-down leaves behind: what is too much goes
+	// WARM instead of ending while there are fewer.
+	KeepWarm int `json:",omitempty"`
 	// Hash is of everything above, and what `remuda model apply` compares.
 	Hash string
 	// Replicas is how many should run, between Min and Max.
@@ -40,6 +44,10 @@ type Model struct {
 	// with a variant); the others share the rest of Replicas. The numbers together are
 	// never above Replicas, and they are Replicas where every variant has one.
 	Spread map[string]int `json:",omitempty"`
+	// Expected is how many of Replicas are expected in each external capacity pool, by the
+	// pool's name (Node.CapacityPool), as people have set it. They are placed there and
+	// nowhere else, and are a part of Replicas.
+	Expected map[string]int `json:",omitempty"`
 	// Rollouts, by variant, are of the variants whose definition has changed while
 	// replicas of another one were there, until the new one has taken over.
 	Rollouts map[string]Rollout `json:",omitempty"`
@@ -71,6 +79,16 @@ type Variant struct {
 	Memory int64
 	// HostMemory is what a WARM replica takes of its node's memory, in bytes.
 	HostMemory int64
+	// Weights is how many bytes are loaded, 0: not known, Memory of all GPUs is taken for
+	// it. Loading times are estimated from it.
+	Weights int64 `json:",omitempty"`
+	// SleepMemory is what a WARM replica still takes of each GPU that it served on, in
+	// bytes: the CUDA context of a process that sleeps.
+	SleepMemory int64 `json:",omitempty"`
+	// Reach is on how many GPUs of one clique an engine has a seat, of which it uses GPUs
+	// at a time: a WARM replica may wake on others than those that it slept on. 0: on as
+	// many as it uses.
+	Reach int `json:",omitempty"`
 	// Cost per replica-hour, in any one unit.
 	Cost float64
 	// Slots is how many requests one engine works on at once; 0: the engine says.
@@ -158,6 +176,9 @@ type Replica struct {
 	JobIndex uint64
 	// Canary: it is the first of its variant's new hash.
 	Canary bool
+	// For is the model that it makes room for while it is drained, put to sleep or
+	// stopped; empty where it goes for another reason.
+	For string `json:",omitempty"`
 	// Failures in a row, why the last one was, and when it is tried again.
 	Failures  int
 	LastError string
@@ -173,17 +194,22 @@ type Placement struct {
 	// Node is the Nomad node's ID.
 	Node string
 	// Seats are device IDs, "<GPU UUID>#<seat>": one of each GPU, and of a failover
-	// pair two.
+	// pair two. There are seats on GPUs that Memory has not where the variant has a Reach.
 	Seats []string
-	// Memory is how many bytes it takes of each GPU, by UUID, while it is HOT;
-	// HostMemory of the node's memory while it is WARM.
-	Memory     map[string]int64
-	HostMemory int64
+	// Memory is how many bytes it takes of each GPU, by UUID, while it is HOT, and those
+	// GPUs are the ones that it uses, or used before it went WARM. HostMemory is what it
+	// takes of the node's memory, and SleepMemory of each of those GPUs, while it is WARM.
+	Memory      map[string]int64
+	HostMemory  int64
+	SleepMemory int64 `json:",omitempty"`
 }
 
 // Node is what Nomad says of a node that has GPUs.
 type Node struct {
 	ID, Name, Datacenter, Pool string
+	// CapacityPool is the external capacity that the node belongs to, by the name of its
+	// block in the agent's config; empty: the controller's own Nomad.
+	CapacityPool string `json:",omitempty"`
 	// Ready: Nomad places on it. Draining: Nomad or an operator empties it.
 	Ready, Draining bool
 	// LostSince is when it was last heard to be down; zero while it is not. After a
@@ -210,8 +236,10 @@ type GPU struct {
 	Healthy bool
 	// Reason is why it is not healthy.
 	Reason string
-	// Quarantined: memory did not come back; nothing is placed until it is lifted.
-	Quarantined bool
+	// Quarantined: memory did not come back, or an operator said so; nothing is placed
+	// until it is lifted. QuarantineReason says why.
+	Quarantined      bool
+	QuarantineReason string `json:",omitempty"`
 }
 
 // Decision is one thing that the controller decided, with its reason and numbers.
@@ -257,3 +285,34 @@ const (
 	RoleAutoscaler Role = "autoscaler"
 	RoleReadOnly   Role = "read-only"
 )
+
+// Dedicated is the set of models that are dedicated for now, beside those whose files
+// say so. There is one at most; a new one replaces it.
+type Dedicated struct {
+	// Models has how many replicas each should have at least, 1 or more, by name.
+	Models map[string]int
+	// Source is "operator", or "schedule" and the window's name, as "schedule:office".
+	Source string
+	// Since is when it was set.
+	Since time.Time
+
+	ModifyIndex uint64
+}
+
+// Schedule is the calendar that changes the dedicated set by the time of day.
+type Schedule struct {
+	// File is its text, as `remuda dedicated schedule` read it; the planner evaluates it
+	// with package calendar.
+	File string
+
+	ModifyIndex uint64
+}
+
+// Mark is what the planner must remember beyond the state of things: that something was
+// done at a time, so that it is not done again too soon. Old ones are taken away by the
+// planner.
+type Mark struct {
+	// Key is the planner's, as "evicted\x1fB\x1fA"; it holds no NUL.
+	Key  string
+	Time time.Time
+}
