@@ -69,6 +69,12 @@ type fleet struct {
 // files of model.
 func newFleet(t testing.TB, controllers int, args ...string) *fleet {
 	t.Helper()
+	return newFleetWith(t, controllers, patience, args...)
+}
+
+// newFleetWith is newFleet with a config for the controllers beyond their addresses.
+func newFleetWith(t testing.TB, controllers int, more string, args ...string) *fleet {
+	t.Helper()
 	f := &fleet{t: t, dir: dataDir(t)}
 	idle := filepath.Join(f.dir, "idle.model.hcl")
 	require.NoError(t, os.WriteFile(idle, []byte(f.modelText("idle", 0, nil)), 0o600))
@@ -114,7 +120,7 @@ consul {
   address = %q
 }
 `, filepath.Join(s.dir, "data"), controllers, strings.Join(join, ", "), s.relay.target, s.relay.address(), s.http, f.info.Nomad, f.info.Consul)
-		require.NoError(t, os.WriteFile(filepath.Join(s.dir, "agent.hcl"), []byte(config+patience), 0o600))
+		require.NoError(t, os.WriteFile(filepath.Join(s.dir, "agent.hcl"), []byte(config+more), 0o600))
 		s.start()
 		t.Cleanup(func() {
 			_ = s.cmd.Process.Signal(syscall.SIGCONT)

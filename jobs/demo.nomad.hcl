@@ -37,6 +37,11 @@ variable "slots" {
   default     = "16"
 }
 
+variable "init_delay" {
+  description = "What the simulated engine takes between its weights and its first answer, as real ones do to compile."
+  default     = "0s"
+}
+
 # What the controller gives to a variant's job file. `nomad job run` leaves the
 # defaults.
 variable "remuda_model" {
@@ -58,6 +63,12 @@ variable "remuda_gpus" {
   description = "GPUs of an engine."
   type        = number
   default     = 1
+}
+
+variable "remuda_reach" {
+  description = "GPUs on which an engine has a seat; 0: remuda_gpus. A sleeping engine that can move may wake on others of them."
+  type        = number
+  default     = 0
 }
 
 variable "remuda_slots" {
@@ -132,6 +143,7 @@ job "demo" {
         command = var.remuda
         args = [
           "engine",
+          "-dialect", "sim",
           "-role", "primary",
           "-group", var.remuda_replica == "" ? "${local.model}:${var.remuda_variant}:${NOMAD_ALLOC_ID}" : var.remuda_replica,
           "-engine-url", "http://${NOMAD_ADDR_engine}",
@@ -145,6 +157,7 @@ job "demo" {
           "-model", local.model,
           "-weights", "${NOMAD_ALLOC_DIR}/data/weights.safetensors",
           "-max-num-seqs", local.slots,
+          "-init-delay", var.init_delay,
         ]
       }
 
@@ -172,7 +185,7 @@ job "demo" {
         memory = 1024
 
         device "nvidia/gpu" {
-          count = var.remuda_gpus
+          count = max(var.remuda_gpus, var.remuda_reach)
 
           constraint {
             attribute = "${device.ids}"

@@ -9,7 +9,9 @@
 # to sleep. lockd grants its lock to the first
 # that asks; that one wakes and serves. When it dies, lockd proves that it is gone,
 # with all that it started, and grants the lock to the other. The one that died is
-# restarted and becomes the next shadow.
+# restarted and becomes the next shadow. A pair that is put to sleep (POST /v1/sleep at
+# the shim whose engine serves) holds no memory of the GPU until it is woken: the weights
+# are with that shim then.
 #
 # It needs a Nomad >= 1.11.1 whose client has raw_exec enabled, the remuda-device
 # plugin configured, and `remuda` on its PATH (or -var remuda=/path/to/remuda).
@@ -76,6 +78,12 @@ variable "remuda_gpus" {
   description = "GPUs of an engine."
   type        = number
   default     = 1
+}
+
+variable "remuda_reach" {
+  description = "GPUs on which an engine has a seat; 0: remuda_gpus. A sleeping engine that can move may wake on others of them."
+  type        = number
+  default     = 0
 }
 
 variable "remuda_slots" {
@@ -167,6 +175,26 @@ job "failover" {
       }
     }
 
+    # The service keeps committed weights for whoever comes next. When the pair is gone
+    # for good nobody does: its memory goes back to the GPU.
+    task "clear" {
+      driver = "raw_exec"
+
+      lifecycle {
+        hook = "poststop"
+      }
+
+      config {
+        command = var.remuda
+        args    = ["gms", "clear", "${NOMAD_ALLOC_DIR}/data/remuda.parked.gms"]
+      }
+
+      resources {
+        cpu    = 50
+        memory = 64
+      }
+    }
+
     task "primary" {
       driver = "raw_exec"
 
@@ -174,6 +202,7 @@ job "failover" {
         command = var.remuda
         args = [
           "engine",
+          "-dialect", "sim",
           "-role", "primary",
           "-lock", "../alloc/data/lockd.sock",
           "-group", var.remuda_replica == "" ? "${local.model}:${var.remuda_variant}:${NOMAD_ALLOC_ID}" : var.remuda_replica,
@@ -182,6 +211,7 @@ job "failover" {
           "-consul", var.consul,
           "-slots", local.slots,
           "-drain-timeout", "20s",
+          "-gms-socket", var.gms,
           "--",
           var.remuda, "sim",
           "-listen", "${NOMAD_ADDR_primary}",
@@ -231,7 +261,7 @@ job "failover" {
         memory = 1024
 
         device "nvidia/gpu" {
-          count = var.remuda_gpus
+          count = max(var.remuda_gpus, var.remuda_reach)
 
           constraint {
             attribute = "${device.ids}"
@@ -249,6 +279,7 @@ job "failover" {
         command = var.remuda
         args = [
           "engine",
+          "-dialect", "sim",
           "-role", "shadow",
           "-lock", "../alloc/data/lockd.sock",
           "-group", var.remuda_replica == "" ? "${local.model}:${var.remuda_variant}:${NOMAD_ALLOC_ID}" : var.remuda_replica,
@@ -257,6 +288,7 @@ job "failover" {
           "-consul", var.consul,
           "-slots", local.slots,
           "-drain-timeout", "20s",
+          "-gms-socket", var.gms,
           "--",
           var.remuda, "sim",
           "-listen", "${NOMAD_ADDR_shadow}",
@@ -306,7 +338,7 @@ job "failover" {
         memory = 1024
 
         device "nvidia/gpu" {
-          count = var.remuda_gpus
+          count = max(var.remuda_gpus, var.remuda_reach)
 
           constraint {
             attribute = "${device.ids}"

@@ -44,6 +44,12 @@ variable "remuda_gpus" {
   default     = 1
 }
 
+variable "remuda_reach" {
+  description = "GPUs on which an engine has a seat; 0: remuda_gpus. A sleeping engine that can move may wake on others of them."
+  type        = number
+  default     = 0
+}
+
 variable "remuda_slots" {
   description = "Requests that the engine works on at once; 0: the variable slots."
   type        = number
@@ -266,7 +272,7 @@ job "vllm" {
         memory = var.memory
 
         device "nvidia/gpu" {
-          count = var.remuda_gpus
+          count = max(var.remuda_gpus, var.remuda_reach)
 
           constraint {
             attribute = "${device.ids}"

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"strings"
 	"time"
 
@@ -18,7 +19,8 @@ import (
 type question struct {
 	synopsis string
 	about    string
-	// args names the arguments; one in brackets may be left out.
+	// args names the arguments; one in brackets may be left out, and the last may be there
+	// more than once where "..." follows its name.
 	args []string
 	// raw: what it prints is a file, and there is no -json.
 	raw bool
@@ -35,6 +37,7 @@ type answering func(ctx context.Context, c *asker, args []string) error
 type asker struct {
 	*api.Client
 	out    io.Writer
+	canvas canvas
 	asJSON bool
 }
 
@@ -52,7 +55,7 @@ func (p *program) asking(q question) verb {
 			}
 			var cfg api.Config
 			var address string
-			c := &asker{out: p.stdout}
+			c := &asker{out: p.stdout, canvas: canvasOf(p.stdout, os.Getenv)}
 			fs.StringVar(&address, "address", "", "`URL` of a controller, or several separated by commas (default: $"+api.EnvAddress+", else "+api.DefaultAddress+")")
 			fs.StringVar(&cfg.Token, "token", "", "the `secret` of an ACL token (default: $"+api.EnvToken+")")
 			fs.StringVar(&cfg.CACert, "ca-cert", "", "`file` with the authority of the controllers' certificates (default: $"+api.EnvCACert+")")
@@ -87,10 +90,14 @@ func checkArgs(names, args []string) error {
 			least++
 		}
 	}
-	if len(args) >= least && len(args) <= len(names) {
+	most := len(names)
+	if most > 0 && strings.HasSuffix(names[most-1], "...") {
+		most = max(most, len(args))
+	}
+	if len(args) >= least && len(args) <= most {
 		for i, a := range args {
 			if a == "" {
-				return usagef("%s is empty", strings.Trim(names[i], "[]"))
+				return usagef("%s is empty", strings.Trim(names[min(i, len(names)-1)], "[]."))
 			}
 		}
 		return nil

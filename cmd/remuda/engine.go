@@ -4,6 +4,7 @@ import (
 	"context"
 	"flag"
 	"os"
+	"path/filepath"
 
 	"github.com/hashicorp/go-hclog"
 
@@ -23,10 +24,16 @@ the engine drains, gone when the engine, the shim or the task dies. Neither proc
 With -lock, primary and shadow go to sleep once they are initialised; whoever is granted the lock by lockd
 wakes, and dies when the lock is lost. Without it a primary serves as soon as it can, and a shadow sleeps
 until POST /v1/wake on the shim's own address (-listen), which also answers /live, /ready, /state, /metrics,
-/v1/drain and /v1/sleep.`,
+/v1/drain and /v1/sleep.
+
+An engine that POST /v1/sleep has put to sleep is parked: it, and whoever follows it in a pair, holds no memory
+of a GPU until POST /v1/wake, whatever is restarted meanwhile (-park). POST /v1/wake?gpus=UUID,UUID wakes on
+other GPUs of the task, where the engine can (-dialect sim).`,
 		setup: func(fs *flag.FlagSet) func(context.Context, []string) error {
 			cfg := engine.DefaultConfig()
 			var consulAddr, group, logLevel, standby string
+			var gmsSockets []string
+			memory := gmsMemory{backend: "host", tag: "weights"}
 			files := tlsFiles{prefix: "lock-tls"}
 			var noConsul bool
 			fs.StringVar(&cfg.Role, "role", cfg.Role, "`role` in the failover group: primary or shadow")
@@ -34,7 +41,7 @@ until POST /v1/wake on the shim's own address (-listen), which also answers /liv
 			fs.StringVar(&cfg.EngineURL, "engine-url", "", "`URL` at which the engine will serve, as http://127.0.0.1:8000")
 			fs.StringVar(&cfg.Advertise, "advertise", "", "`host:port` that clients use to reach the engine (default: that of -engine-url)")
 			fs.IntVar(&cfg.Slots, "slots", 0, "requests that the engine works on at once (default: what the engine says, else 1)")
-			fs.StringVar(&cfg.Dialect, "dialect", cfg.Dialect, "the engine's `kind`: vllm (also \"remuda sim\") or ollama")
+			fs.StringVar(&cfg.Dialect, "dialect", cfg.Dialect, "the engine's `kind`: vllm, ollama or sim (\"remuda sim\", which vllm fits as well but for a move to other GPUs)")
 			fs.StringVar(&cfg.ModelFile, "model-file", "", "GGUF `file` from which the ollama dialect makes the model")
 			fs.Var(&cfg.Parameters, "model-parameter", "`NAME=VALUE` set on the model that -model-file makes, as num_thread=1; may be repeated")
 			fs.StringVar(&cfg.Lock, "lock", "", "`address` of lockd: a socket's path, or tcp://host:port; without it a primary serves as soon as it can")
@@ -43,6 +50,14 @@ until POST /v1/wake on the shim's own address (-listen), which also answers /liv
 			fs.DurationVar(&cfg.LockReconnect, "lock-reconnect", cfg.LockReconnect, "how long to try to reach lockd again before the lock counts as lost")
 			fs.DurationVar(&cfg.LockHeartbeat, "lock-heartbeat", cfg.LockHeartbeat, "how long this process may hang before lockd drops it; 0: for ever")
 			fs.DurationVar(&cfg.LockSessionTTL, "lock-session-ttl", cfg.LockSessionTTL, "lockd's -session-ttl, for -lock over TCP")
+			fs.StringVar(&cfg.Park, "park", defaultPark(), "`file` that keeps an engine asleep across restarts from POST /v1/sleep to POST /v1/wake; a pair's shims share it (default: in $NOMAD_ALLOC_DIR/data, none without)")
+			fs.Func("gms-socket", "`socket` of the GPU memory service with which the engine shares its weights, or "+gmsAuto+" for those of its GPUs; may be repeated, and empty is none", func(s string) error {
+				if s != "" {
+					gmsSockets = append(gmsSockets, s)
+				}
+				return nil
+			})
+			memory.declare(fs)
 			fs.StringVar(&cfg.Listen, "listen", cfg.Listen, "`address` of the shim's own HTTP")
 			fs.StringVar(&consulAddr, "consul", "", "`address` of the Consul agent (default: CONSUL_HTTP_ADDR, else 127.0.0.1:8500)")
 			fs.BoolVar(&noConsul, "no-consul", false, "register nowhere")
@@ -73,6 +88,17 @@ until POST /v1/wake on the shim's own address (-listen), which also answers /liv
 					return err
 				}
 				cfg.Name, cfg.Command = name, args
+				cfg.UseGPUs, cfg.SeatGPUs = engine.TaskGPUs()
+				for _, s := range gmsSockets {
+					sockets, err := memory.sockets(s)
+					if err != nil {
+						return err
+					}
+					cfg.GMSSockets = append(cfg.GMSSockets, sockets...)
+				}
+				if cfg.GMSSpace, err = memory.space(); err != nil {
+					return err
+				}
 				if !noConsul {
 					cfg.Consul = &consul.Address{Addr: consulAddr}
 				}
@@ -92,6 +118,14 @@ until POST /v1/wake on the shim's own address (-listen), which also answers /liv
 			}
 		},
 	}
+}
+
+// defaultPark is where the tasks of one allocation share a file.
+func defaultPark() string {
+	if dir := os.Getenv("NOMAD_ALLOC_DIR"); dir != "" {
+		return filepath.Join(dir, "data", "remuda.parked")
+	}
+	return ""
 }
 
 // engineGuardVerb is started by the shim, never by hand.

@@ -13,18 +13,18 @@ import (
 var evict = question{
 	synopsis: "Take replicas off their GPUs",
 	about: `Evicts one replica, or all of a model, and lowers the model's scale with them. Running replicas finish their requests
-first. -to cold remembers on which node the weights are. -force also evicts dedicated replicas and goes below the
+first. -to warm keeps the weights in the node's memory, from where they are back in seconds; -to cold remembers on
+which node's disk they are. -force also evicts dedicated replicas and goes below the
 model's min. A replica is given by its name, or by the beginning of its name or ID that no other has.`,
 	args: []string{"REPLICA|MODEL"},
 	setup: func(fs *flag.FlagSet) answering {
 		to := fs.String("to", "", "the `tier` to go to: warm or cold (default: the replica ends)")
 		force := fs.Bool("force", false, "evict dedicated replicas too, and go below min")
 		return func(ctx context.Context, c *asker, args []string) error {
-			r := api.EvictRequest{To: strings.ToUpper(*to), Force: *force}
-			switch r.To {
-			case "", "WARM", "COLD":
-			default:
-				return usagef("-to is %q: want warm or cold", *to)
+			r := api.EvictRequest{Force: *force}
+			var err error
+			if r.To, err = evictTo(*to); err != nil {
+				return err
 			}
 			if err := c.evictee(ctx, args[0], &r); err != nil {
 				return err
@@ -58,6 +58,15 @@ model's min. A replica is given by its name, or by the beginning of its name or 
 			return nil
 		}
 	},
+}
+
+// evictTo reads the tier that something is evicted to.
+func evictTo(to string) (string, error) {
+	switch t := strings.ToUpper(to); t {
+	case "", "WARM", "COLD":
+		return t, nil
+	}
+	return "", usagef("-to is %q: want warm or cold", to)
 }
 
 // evictee finds out whether a model or a replica is meant.

@@ -163,7 +163,7 @@ func (o *gmsOptions) openGPUs() ([]gms.GPU, error) {
 					continue
 				}
 			}
-			b, err := host.New(host.Config{Capacity: uint64(capacity), Granularity: uint64(o.host.granularity), SlowRelease: o.host.slowRelease})
+			b, err := host.New(host.Config{GPU: uuid, Capacity: uint64(capacity), Granularity: uint64(o.host.granularity), SlowRelease: o.host.slowRelease})
 			if err != nil {
 				err = fmt.Errorf("-gpu %s: %w", value, err)
 			}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -35,9 +36,9 @@ var modelList = question{
 				fmt.Fprintln(c.out, "There are no models yet: `remuda model apply FILE` brings the first.")
 				return nil
 			}
-			t := newTable(c.out, "NAME", "STATUS", "HOT", "TARGET", "STARTING", "LEAVING", "FAILED", "MIN", "MAX", "MANAGEMENT", "VARIANTS")
+			t := newTable(c.out, "NAME", "STATUS", "HOT", "TARGET", "WARM", "STARTING", "LEAVING", "FAILED", "MIN", "MAX", "MANAGEMENT", "VARIANTS")
 			for _, m := range models {
-				t.row(m.Name, summaryStatus(m), m.Counts.Hot, m.Target, m.Counts.Starting, m.Counts.Leaving, m.Counts.Failed, m.Min, m.Max, m.Management, strings.Join(m.Variants, ","))
+				t.row(m.Name, summaryStatus(m), m.Counts.Hot, m.Target, m.Counts.Warm, m.Counts.Starting, m.Counts.Leaving, m.Counts.Failed, m.Min, m.Max, m.Management, strings.Join(m.Variants, ","))
 			}
 			return t.flush()
 		})
@@ -88,7 +89,7 @@ func (c *asker) showModel(s api.ModelStatus) error {
 	m, at := s.Model, now()
 	f := newFields(c.out)
 	f.set("Name", m.Name)
-	f.set("Replicas", fmt.Sprintf("%d of %d hot, min %d, max %d", s.Counts.Hot, m.Target, m.Min, m.Max))
+	f.set("Replicas", fmt.Sprintf("%d of %d hot, %d warm, min %d, max %d", s.Counts.Hot, m.Target, s.Counts.Warm, m.Min, m.Max))
 	if m.Stopped {
 		f.set("Stopped", "yes: `remuda model start` brings it back")
 	}
@@ -99,10 +100,25 @@ func (c *asker) showModel(s api.ModelStatus) error {
 		}
 	}
 	f.setIf("Set by variant", strings.Join(spread, ", "))
+	var expected []string
+	for _, pool := range slices.Sorted(maps.Keys(m.Expected)) {
+		expected = append(expected, fmt.Sprintf("%s %d", pool, m.Expected[pool]))
+	}
+	f.setIf("Expected in pools", strings.Join(expected, ", "))
 	f.set("Management", m.Management)
 	f.set("Priority", m.Priority)
 	f.set("Failover pair", yes(m.Failover))
-	f.set("Dedicated", yes(m.Dedicated))
+	switch {
+	case m.Dedicated:
+		f.set("Dedicated", "yes, by its file")
+	case m.DedicatedNow:
+		f.set("Dedicated", "yes, by the dedicated set (`remuda dedicated show`)")
+	default:
+		f.set("Dedicated", "no")
+	}
+	if m.KeepWarm > 0 {
+		f.set("Kept warm", fmt.Sprintf("up to %d of those that a scale-down takes", m.KeepWarm))
+	}
 	if m.IdleWarm != 0 || m.IdleCold != 0 {
 		f.set("Idle", fmt.Sprintf("warm after %s, cold after %s", never(m.IdleWarm), never(m.IdleCold)))
 	}
@@ -111,9 +127,9 @@ func (c *asker) showModel(s api.ModelStatus) error {
 		return err
 	}
 	fmt.Fprintln(c.out, "\nVariants")
-	t := newTable(c.out, "NAME", "GPU", "GPUS", "MEMORY EACH", "SLOTS", "COST", "ENGINE", "HASH")
+	t := newTable(c.out, "NAME", "GPU", "GPUS", "MEMORY EACH", "WEIGHTS", "SLOTS", "COST", "ENGINE", "HASH")
 	for _, v := range m.Variants {
-		t.row(v.Name, v.GPUModel, v.GPUs, bytesize.Text(v.Memory), zeroDash(v.Slots), v.Cost, v.Engine, short(v.Hash))
+		t.row(v.Name, v.GPUModel, gpusText(v), bytesize.Text(v.Memory), sizeDash(v.Weights), zeroDash(v.Slots), v.Cost, v.Engine, short(v.Hash))
 	}
 	if err := t.flush(); err != nil {
 		return err
@@ -159,6 +175,21 @@ func never(d api.Duration) string {
 		return "never"
 	}
 	return d.String()
+}
+
+// gpusText is how many GPUs an engine uses, and of how many where it may choose.
+func gpusText(v api.Variant) string {
+	if v.Reach > v.GPUs {
+		return fmt.Sprintf("%d of %d", v.GPUs, v.Reach)
+	}
+	return fmt.Sprint(v.GPUs)
+}
+
+func sizeDash(n int64) string {
+	if n == 0 {
+		return "-"
+	}
+	return bytesize.Text(n)
 }
 
 func zeroDash(n int) string {

@@ -31,7 +31,7 @@ var nodeList = question{
 				fmt.Fprintln(c.out, "There are no nodes with GPUs: Nomad has none with the device plugin, or was not reached yet (`remuda agent health`).")
 				return nil
 			}
-			t := newTable(c.out, "ID", "NAME", "DATACENTER", "POOL", "STATUS", "GPUS", "SEATS FREE", "GPU MEMORY FREE")
+			t := newTable(c.out, "ID", "NAME", "DATACENTER", "POOL", "STATUS", "GPUS", "SEATS FREE", "GPU MEMORY FREE", "CAPACITY POOL")
 			for _, n := range nodes {
 				free, seats := 0, 0
 				var freeMemory, memory int64
@@ -44,7 +44,7 @@ var nodeList = question{
 					}
 					freeMemory, memory = freeMemory+g.FreeMemory, memory+g.Memory
 				}
-				t.row(short(n.ID), n.Name, n.Datacenter, n.Pool, nodeState(n), len(n.GPUs), fmt.Sprintf("%d of %d", free, seats), bytesize.Text(freeMemory)+" of "+bytesize.Text(memory))
+				t.row(short(n.ID), n.Name, n.Datacenter, n.Pool, nodeState(n), len(n.GPUs), fmt.Sprintf("%d of %d", free, seats), bytesize.Text(freeMemory)+" of "+bytesize.Text(memory), poolName(n.CapacityPool))
 			}
 			return t.flush()
 		})
@@ -67,8 +67,10 @@ func nodeState(n api.Node) string {
 
 var nodeStatus = question{
 	synopsis: "Show a node, its GPUs and what is on them",
-	about:    `Shows one node, given by its ID, the beginning of it, or its name.`,
-	args:     []string{"NODE"},
+	about: `Shows one node, given by its ID, the beginning of it, or its name, with a picture of the memory of its GPUs and its own:
+what HOT replicas hold, what is on its way, what is left of WARM ones and what is free; and who is on which seat. Colours
+are for terminals, and not where NO_COLOR is set.`,
+	args: []string{"NODE"},
 	run: func(ctx context.Context, c *asker, args []string) error {
 		s, _, err := c.Node(ctx, args[0], api.QueryOptions{})
 		if err != nil {
@@ -85,34 +87,18 @@ func (c *asker) showNode(s api.NodeStatus) error {
 	f.set("Name", n.Name)
 	f.set("Datacenter", n.Datacenter)
 	f.set("Pool", n.Pool)
+	f.set("Capacity pool", poolName(n.CapacityPool))
 	f.set("Status", nodeState(n))
 	f.setIf("Nothing is placed", n.Unusable)
 	if !n.LostSince.IsZero() {
 		f.set("Lost since", clock(n.LostSince))
 	}
-	f.set("Host memory", bytesize.Text(n.FreeHostMemory)+" free of "+bytesize.Text(n.HostMemory))
 	f.set("CPU", fmt.Sprintf("%d MHz", n.CPU))
 	if err := f.flush(); err != nil {
 		return err
 	}
-	fmt.Fprintln(c.out, "\nGPUs")
-	t := newTable(c.out, "UUID", "MODEL", "CLIQUE", "MEMORY FREE", "STATE", "SEATS")
-	for _, g := range n.GPUs {
-		var seats []string
-		for _, seat := range g.Seats {
-			_, number, _ := strings.Cut(seat.ID, "#")
-			seats = append(seats, number+": "+dash(seat.Replica))
-		}
-		t.row(g.UUID, g.Model, g.Clique, bytesize.Text(g.FreeMemory)+" of "+bytesize.Text(g.Memory), gpuState(g), strings.Join(seats, ", "))
-	}
-	if err := t.flush(); err != nil {
-		return err
-	}
-	if len(s.Replicas) == 0 {
-		return nil
-	}
-	fmt.Fprintln(c.out, "\nReplicas")
-	return c.replicaTable(s.Replicas)
+	c.canvas.picture(c.out, s)
+	return nil
 }
 
 func gpuState(g api.GPU) string {
@@ -131,7 +117,11 @@ var nodeQuarantine = question{
 	args:     []string{"NODE", "GPU"},
 	setup: func(fs *flag.FlagSet) answering {
 		off := fs.Bool("off", false, "let placements back")
+		reason := fs.String("reason", "", "why, for people: `text` that the node's status shows")
 		return func(ctx context.Context, c *asker, args []string) error {
+			if *off && *reason != "" {
+				return usagef("-reason is %q: want none with -off", *reason)
+			}
 			s, _, err := c.Node(ctx, args[0], api.QueryOptions{})
 			if err != nil {
 				return err
@@ -140,7 +130,7 @@ var nodeQuarantine = question{
 			if err != nil {
 				return err
 			}
-			n, err := c.Quarantine(ctx, s.Node.ID, api.QuarantineRequest{GPU: uuid, On: !*off})
+			n, err := c.Quarantine(ctx, s.Node.ID, api.QuarantineRequest{GPU: uuid, On: !*off, Reason: *reason})
 			if err != nil {
 				return err
 			}

@@ -77,7 +77,7 @@ func TestOperatorsDay(t *testing.T) {
 	require.Contains(t, out, "HOT running on gpu-1")
 	require.Contains(t, out, "meta/Llama:8b is there.\n")
 	require.Contains(t, r.ok("model", "apply", path), "Nothing changed.\n")
-	require.Regexp(t, `(?m)^meta/Llama:8b +running +1 +1 +0 +0 +0 +0 +3 +full +h100$`, r.ok("model", "list"))
+	require.Regexp(t, `(?m)^meta/Llama:8b +running +1 +1 +0 +0 +0 +0 +0 +3 +full +h100$`, r.ok("model", "list"))
 
 	// Twice as many, and back.
 	out = r.ok("scale", model, "2")
@@ -202,11 +202,19 @@ func TestNodesAndSwitches(t *testing.T) {
 	w := newWorld(t)
 	r := w.dev()
 	r.eventually("the node", func() bool { return strings.Contains(r.ok("node", "list"), "gpu-1") })
-	require.Regexp(t, `(?m)^11111111 +gpu-1 +dc1 +default +ready +2 +4 of 4 +`, r.ok("node", "list"))
+	require.Regexp(t, `(?m)^11111111 +gpu-1 +dc1 +default +ready +2 +4 of 4 +\S+ GiB of \S+ GiB +own$`, r.ok("node", "list"))
 	var nodes []api.Node
 	r.json(&nodes, "node", "list")
 	require.Len(t, nodes, 1)
-	require.Contains(t, r.ok("node", "quarantine", "gpu-1", "GPU-aaaa"), "Nothing more is placed on "+gpuA)
+	require.Contains(t, r.ok("node", "quarantine", "gpu-1", "GPU-aaaa", "-reason", "it is hot"), "Nothing more is placed on "+gpuA)
+	picture := r.ok("node", "status", "gpu-1")
+	require.Contains(t, picture, "quarantined: somebody without a token: it is hot\n["+strings.Repeat("x", width-2)+"]\n")
+	require.Contains(t, picture, "  seats [0: free] [1: free]\n")
+	require.NotContains(t, picture, "\x1b")
+	var shown api.NodeStatus
+	r.json(&shown, "node", "status", "gpu-1")
+	require.Equal(t, "somebody without a token: it is hot", shown.Node.GPUs[0].QuarantineReason)
+	require.Positive(t, shown.Node.WarmBudget)
 	require.Regexp(t, gpuA+` .* quarantined`, r.ok("node", "status", "1111"))
 	require.Contains(t, r.ok("node", "quarantine", "gpu-1", gpuA, "-off"), "may be placed on "+gpuA)
 	got := r.do("node", "quarantine", "gpu-1", "GPU-")
@@ -222,6 +230,16 @@ func TestNodesAndSwitches(t *testing.T) {
 	var switches []api.Switch
 	r.json(&switches, "switch", "list")
 	require.Len(t, switches, 1)
+	require.Equal(t, "disable-scaling/nobody is true.\nThere is no model \"nobody\": it does nothing until there is.\n", r.ok("switch", "set", "disable-scaling/nobody", "true"))
+	require.Contains(t, r.ok("switch", "set", "disable-scalling", "true"), "it knows pause-reconcile, disable-scaling, cap-max-replicas, scale-to-zero-delay.")
+	require.Contains(t, r.ok("switch", "set", "pause-reconcile/m", "true"), "looks at no switch of that name")
+	got = r.do("switch", "set", "scale-to-zero-delay", "soon")
+	require.Equal(t, 1, got.code)
+	require.Contains(t, got.errout, `"soon"`)
+	require.Contains(t, remuda(t, "switch", "set", "-h").out, "cap-max-replicas[/MODEL]")
+	for _, name := range []string{"disable-scaling/nobody", "disable-scalling", "pause-reconcile/m"} {
+		r.ok("switch", "unset", name)
+	}
 	require.Equal(t, "pause-reconcile is not set.\n", r.ok("switch", "unset", "pause-reconcile"))
 	var nothing struct{}
 	r.json(&nothing, "switch", "unset", "pause-reconcile")
@@ -313,6 +331,8 @@ func TestSettled(t *testing.T) {
 		"one leaves":              {with(1, hot, change(hot, func(r *api.Replica) { r.Phase = "draining" })), false},
 		"one is old":              {with(1, change(hot, func(r *api.Replica) { r.Current = false })), false},
 		"one is a memory":         {with(1, hot, change(hot, func(r *api.Replica) { r.Tier = "COLD" })), true},
+		"one rests":               {with(1, hot, change(hot, func(r *api.Replica) { r.Tier = "WARM" })), true},
+		"one wakes":               {with(2, hot, change(hot, func(r *api.Replica) { r.Tier, r.Phase = "WARM", "waking" })), false},
 		"it rolls":                {rolling, false},
 	} {
 		got, err := settled(tc.s)

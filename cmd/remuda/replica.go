@@ -117,6 +117,9 @@ func replicaNote(r api.Replica) string {
 	if r.LastError != "" {
 		notes = append(notes, r.LastError)
 	}
+	if r.For != "" {
+		notes = append(notes, "makes room for "+r.For)
+	}
 	return strings.Join(notes, "; ")
 }
 
@@ -148,6 +151,7 @@ func (c *asker) showReplica(r api.Replica) error {
 	f.set("Phase", fmt.Sprintf("%s for %s", r.Phase, age(r.Since, at)))
 	f.setIf("Target", r.Target)
 	f.set("Node", strings.TrimSpace(r.NodeName+" "+r.Node))
+	f.set("Capacity pool", poolName(r.CapacityPool))
 	f.set("Seats", strings.Join(r.Seats, ", "))
 	var gpus []string
 	for gpu := range r.Memory {
@@ -155,10 +159,13 @@ func (c *asker) showReplica(r api.Replica) error {
 	}
 	slices.Sort(gpus)
 	for _, gpu := range gpus {
-		f.set("Memory of "+gpu, bytesize.Text(r.Memory[gpu]))
+		f.set("Memory while HOT of "+gpu, bytesize.Text(r.Memory[gpu]))
 	}
 	if r.HostMemory > 0 {
-		f.set("Host memory", bytesize.Text(r.HostMemory))
+		f.set("Host memory while WARM", bytesize.Text(r.HostMemory))
+	}
+	if r.SleepMemory > 0 {
+		f.set("GPU memory while WARM", bytesize.Text(r.SleepMemory)+" of each")
 	}
 	f.set("Nomad job", r.Job)
 	f.set("Created", clock(r.Created))

@@ -15,9 +15,13 @@ var scale = question{
 	synopsis: "Change how many replicas a model has",
 	about: `Sets the number of replicas of a model, or of one of its variants, within the model's min and max, and watches until they
 run and those that are too many have drained; -detach returns at once. Names of models may have slashes: of
-MODEL/VARIANT the longest name that is a model's is the model.`,
+MODEL/VARIANT the longest name that is a model's is the model.
+
+With -pool it sets how many of the model's replicas are expected in an external capacity pool, and nowhere else; 0 takes
+that back. They are a part of the model's replicas, of which it has more where they are too few.`,
 	args: []string{"MODEL[/VARIANT]", "REPLICAS"},
 	setup: func(fs *flag.FlagSet) answering {
+		pool := fs.String("pool", "", "the external capacity `pool` in which so many are expected")
 		var w watching
 		w.declare(fs, "the replicas run")
 		return func(ctx context.Context, c *asker, args []string) error {
@@ -32,6 +36,12 @@ MODEL/VARIANT the longest name that is a model's is the model.`,
 			model, variant, err := modelAndVariant(models, args[0])
 			if err != nil {
 				return err
+			}
+			if *pool != "" && variant != "" {
+				return usagef("-pool is %q, and %s names a variant: want the model alone", *pool, args[0])
+			}
+			if *pool != "" {
+				return c.expect(ctx, model, *pool, n, &w)
 			}
 			r, err := c.Scale(ctx, model, api.ScaleRequest{Replicas: n, Variant: variant, Origin: "operator"})
 			if err != nil {
@@ -56,6 +66,41 @@ MODEL/VARIANT the longest name that is a model's is the model.`,
 			return c.print(r, func() error { return nil })
 		}
 	},
+}
+
+// expect sets how many replicas of a model are expected in a pool.
+func (c *asker) expect(ctx context.Context, model, pool string, n int, w *watching) error {
+	r, err := c.Expect(ctx, model, pool, api.ExpectRequest{Replicas: n})
+	if err != nil {
+		return err
+	}
+	word := "now"
+	if !r.Changed {
+		word = "already"
+	}
+	c.printf("%s: %s expected in pool %s %s.\n", r.Model, isOrAre(n), r.Pool, word)
+	there := func(s api.ModelStatus) (bool, error) {
+		// Where more are wanted in all, others may be there beside those that are expected.
+		serving := 0
+		for _, r := range s.Replicas {
+			if r.CapacityPool == pool && r.Tier == "HOT" && r.Phase == "running" {
+				serving++
+			}
+		}
+		done, err := scaled(s)
+		return done && (serving >= n || s.Model.Stopped), err
+	}
+	if err := w.follow(ctx, c, r.Model, there); err != nil {
+		return err
+	}
+	return c.print(r, func() error { return nil })
+}
+
+func isOrAre(n int) string {
+	if n == 1 {
+		return "1 replica is"
+	}
+	return plural(n, "replica") + " are"
 }
 
 // modelAndVariant takes MODEL or MODEL/VARIANT apart. Both may have slashes in them;

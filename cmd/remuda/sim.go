@@ -15,6 +15,7 @@ import (
 	"remuda/internal/sim/fault"
 	"remuda/internal/sim/weights"
 	"remuda/internal/version"
+	"remuda/lockd/engine"
 )
 
 func (p *program) simVerb() verb {
@@ -25,7 +26,9 @@ func (p *program) simVerb() verb {
 Serves vLLM's OpenAI API, metrics and sleep mode without a GPU: continuous
 batching over a KV cache that really fills, weights that are really loaded and
 checked, and deterministic text. Faults can be switched on by flag and, while
-it runs, with GET, POST and DELETE on /sim/faults.
+it runs, with GET, POST and DELETE on /sim/faults. Its weights take memory of the
+simulated GPUs in $REMUDA_USE_GPUS, else $REMUDA_GPU_UUIDS; POST /sim/gpus moves an
+engine that sleeps to others.
 
 Faults (-fault NAME=VALUE, may be repeated; over HTTP {"NAME": VALUE}):
 ` + fault.Help() + `
@@ -37,7 +40,7 @@ flight, 2 wrong usage, 137 crashed on demand.`,
 			level := fs.String("log-level", "info", "trace, debug, info, warn, error or off")
 			fs.StringVar(&cfg.Model, "model", "", "`name` of the model to serve (required)")
 			fs.StringVar(&cfg.Weights, "weights", "", "safetensors `file` to load; none means a model without weights")
-			gms := simGMS{backend: "host", tag: "weights", lock: cmp.Or(os.Getenv(weightsLockEnv), lockRWOrRO), timeout: 30 * time.Second}
+			gms := simGMS{gmsMemory: gmsMemory{backend: "host", tag: "weights"}, lock: cmp.Or(os.Getenv(weightsLockEnv), lockRWOrRO), timeout: 30 * time.Second}
 			gms.declare(fs)
 			fs.IntVar(&cfg.MaxNumSeqs, "max-num-seqs", cfg.MaxNumSeqs, "sequences that run at once: the engine's slots")
 			fs.IntVar(&cfg.MaxModelLen, "max-model-len", cfg.MaxModelLen, "prompt plus answer, in `tokens`")
@@ -69,6 +72,7 @@ flight, 2 wrong usage, 137 crashed on demand.`,
 				}
 				cfg.Logger = hclog.New(&hclog.LoggerOptions{Name: "sim", Level: lvl, Output: p.stderr})
 				cfg.Version, cfg.Exit = version.String(), os.Exit
+				cfg.GPUs, _ = engine.TaskGPUs()
 				var err error
 				if cfg.Shared, err = gms.config(); err != nil {
 					return err

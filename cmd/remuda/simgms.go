@@ -16,6 +16,7 @@ import (
 	"remuda/device-plugin/gms/client"
 	"remuda/device-plugin/gms/wire"
 	"remuda/internal/sim/shared"
+	"remuda/lockd/engine"
 )
 
 // The environment of an engine, from the shim.
@@ -35,26 +36,24 @@ const (
 
 // simGMS are the flags of an engine whose weights are in the GPU memory service.
 type simGMS struct {
-	sockets, tag, lock   string
-	backend, cudaLibrary string
-	verify               string
-	timeout              time.Duration
+	gmsMemory
+	socketList, lock string
+	verify           string
+	timeout          time.Duration
 }
 
 func (g *simGMS) declare(fs *flag.FlagSet) {
-	fs.StringVar(&g.sockets, "gms-socket", "", "hold the weights in the GPU memory service: its `sockets`, one for each GPU, separated by commas, or auto for those of $"+
-		deviceplugin.EnvGPUs+" in $"+gmsSocketDirEnv)
-	fs.StringVar(&g.tag, "gms-tag", g.tag, "`tag` of the layout, for -gms-socket auto")
+	fs.StringVar(&g.socketList, "gms-socket", "", "hold the weights in the GPU memory service: its `sockets`, one for each GPU, separated by commas, or auto for those of $"+
+		engine.EnvUseGPUs+", else $"+deviceplugin.EnvGPUs+", in $"+gmsSocketDirEnv)
+	g.gmsMemory.declare(fs)
 	fs.StringVar(&g.lock, "gms-lock", g.lock, "`how` to ask for the lock of the weights: rw_or_ro writes them where they are not there, ro waits for another engine to do so (default: $"+weightsLockEnv+", else rw_or_ro)")
-	fs.StringVar(&g.backend, "gms-backend", g.backend, "whose `memory` the service shares: host or cuda")
-	fs.StringVar(&g.cudaLibrary, "cuda-library", "", "`path` of the CUDA driver's library, for -gms-backend cuda")
 	fs.StringVar(&g.verify, "verify", verifyAlways, "`when` to compare weights in the GPU memory service with their digests: always is at import and at every wake, import at import only")
 	fs.DurationVar(&g.timeout, "gms-timeout", g.timeout, "`time` after which a wake that waits for the service fails, which ends the engine")
 }
 
 // config is nil where the weights are not shared.
 func (g *simGMS) config() (*shared.Config, error) {
-	if g.sockets == "" {
+	if g.socketList == "" {
 		return nil, nil
 	}
 	cfg := &shared.Config{WakeTimeout: g.timeout, FenceGroup: os.Getenv(fenceGroupEnv), Token: fenceToken}
@@ -77,28 +76,55 @@ func (g *simGMS) config() (*shared.Config, error) {
 	default:
 		return nil, usagef("-verify is %q: want %s or %s", g.verify, verifyAlways, verifyImport)
 	}
-	if g.sockets == gmsAuto {
-		gpus := os.Getenv(deviceplugin.EnvGPUs)
-		if gpus == "" {
-			return nil, usagef("-gms-socket auto: $%s is not set: run as a Nomad task with a device of remuda-device, or name the sockets", deviceplugin.EnvGPUs)
-		}
-		dir := os.Getenv(gmsSocketDirEnv)
-		if dir == "" {
-			return nil, usagef("-gms-socket auto: $%s is not set: set gms_socket_dir of remuda-device, or name the sockets", gmsSocketDirEnv)
-		}
-		for uuid := range strings.SplitSeq(gpus, ",") {
-			cfg.Sockets = append(cfg.Sockets, filepath.Join(dir, "gms_"+uuid+"_"+g.tag+".sock"))
-		}
-	} else {
-		cfg.Sockets = strings.Split(g.sockets, ",")
+	var err error
+	if cfg.Sockets, err = g.sockets(g.socketList); err != nil {
+		return nil, err
 	}
+	cfg.Space, err = g.space()
+	return cfg, err
+}
+
+// gmsMemory are the flags that say whose memory the GPU memory service shares.
+type gmsMemory struct {
+	tag                  string
+	backend, cudaLibrary string
+}
+
+func (g *gmsMemory) declare(fs *flag.FlagSet) {
+	fs.StringVar(&g.tag, "gms-tag", g.tag, "`tag` of the layout, for -gms-socket auto")
+	fs.StringVar(&g.backend, "gms-backend", g.backend, "whose `memory` the service shares: host or cuda")
+	fs.StringVar(&g.cudaLibrary, "cuda-library", "", "`path` of the CUDA driver's library, for -gms-backend cuda")
+}
+
+// sockets reads a list of sockets, or finds those of this task's GPUs.
+func (g *gmsMemory) sockets(list string) ([]string, error) {
+	if list != gmsAuto {
+		return strings.Split(list, ","), nil
+	}
+	gpus, _ := engine.TaskGPUs()
+	if len(gpus) == 0 {
+		return nil, usagef("-gms-socket auto: neither $%s nor $%s is set: run as a Nomad task with a device of remuda-device, or name the sockets", engine.EnvUseGPUs, deviceplugin.EnvGPUs)
+	}
+	dir := os.Getenv(gmsSocketDirEnv)
+	if dir == "" {
+		return nil, usagef("-gms-socket auto: $%s is not set: set gms_socket_dir of remuda-device, or name the sockets", gmsSocketDirEnv)
+	}
+	var out []string
+	for _, uuid := range gpus {
+		out = append(out, filepath.Join(dir, "gms_"+uuid+"_"+g.tag+".sock"))
+	}
+	return out, nil
+}
+
+// space makes the place in which one GPU's shared memory is mapped.
+func (g *gmsMemory) space() (func(socket string) (client.Space, func() error, error), error) {
 	switch g.backend {
 	case "host":
-		cfg.Space = func(string) (client.Space, func() error, error) {
+		return func(string) (client.Space, func() error, error) {
 			return host.NewSpace(), func() error { return nil }, nil
-		}
+		}, nil
 	case "cuda":
-		cfg.Space = func(socket string) (client.Space, func() error, error) {
+		return func(socket string) (client.Space, func() error, error) {
 			// gms_<UUID>_<tag>.sock
 			parts := strings.Split(filepath.Base(socket), "_")
 			if len(parts) < 3 {
@@ -109,11 +135,10 @@ func (g *simGMS) config() (*shared.Config, error) {
 				return nil, nil, err
 			}
 			return s, s.Close, nil
-		}
+		}, nil
 	default:
 		return nil, usagef("-gms-backend is %q: want host or cuda", g.backend)
 	}
-	return cfg, nil
 }
 
 // fenceToken is the engine's token in its failover group, 0 for none.

@@ -8,6 +8,7 @@ import (
 
 	"remuda/controller/api"
 	"remuda/controller/planner"
+	"remuda/controller/state"
 )
 
 func (p *program) switchVerbs() map[string]verb {
@@ -18,12 +19,65 @@ func (p *program) switchVerbs() map[string]verb {
 	}
 }
 
+// knownSwitch is a switch that the controller looks at.
+type knownSwitch struct {
+	name string
+	// perModel: there is one of each model as well, NAME/MODEL.
+	perModel bool
+	// values and about say what it may be and what it does.
+	values, about string
+}
+
 // switches are those that the controller looks at.
-var switches = []string{planner.PauseReconcile}
+var switches = []knownSwitch{
+	{planner.PauseReconcile, false, "anything", "the controller changes nothing at all"},
+	{state.SwitchDisableScaling, true, "true", "nothing but people changes the number of replicas, and nothing evicts them"},
+	{state.SwitchCapMaxReplicas, true, "a number", "models have at most so many replicas, whatever they should have"},
+	{state.SwitchScaleToZeroDelay, false, "a duration, or never", "how long a model's last replica is idle at least before it goes"},
+}
+
+// switchHelp lists the switches, one a line.
+func switchHelp() string {
+	var b strings.Builder
+	for _, s := range switches {
+		name := s.name
+		if s.perModel {
+			name += "[/MODEL]"
+		}
+		fmt.Fprintf(&b, "\n  %-27s%s: %s", name, s.values, s.about)
+	}
+	return b.String()
+}
+
+// switchNames lists the names of the switches.
+func switchNames() string {
+	var names []string
+	for _, s := range switches {
+		names = append(names, s.name)
+	}
+	return strings.Join(names, ", ")
+}
+
+// about tells of a switch what may have been meant otherwise; empty where all is well.
+func (c *asker) aboutSwitch(ctx context.Context, name string) (string, error) {
+	base, model, forModel := strings.Cut(name, "/")
+	i := slices.IndexFunc(switches, func(s knownSwitch) bool { return s.name == base && (!forModel || s.perModel) })
+	if i < 0 {
+		return fmt.Sprintf("This version looks at no switch of that name: it knows %s.", switchNames()), nil
+	}
+	if !forModel {
+		return "", nil
+	}
+	models, _, err := c.Models(ctx, api.QueryOptions{})
+	if err != nil || slices.ContainsFunc(models, func(m api.ModelSummary) bool { return m.Name == model }) {
+		return "", err
+	}
+	return fmt.Sprintf("There is no model %q: it does nothing until there is.", model), nil
+}
 
 var switchList = question{
 	synopsis: "List the switches that are set",
-	about:    `Lists the settings that operators changed while the controller runs, as pause-reconcile.`,
+	about:    "Lists the settings that operators changed while the controller runs. The controller looks at these:\n" + switchHelp(),
 	run: func(ctx context.Context, c *asker, _ []string) error {
 		switches, _, err := c.Switches(ctx, api.QueryOptions{})
 		if err != nil {
@@ -45,8 +99,9 @@ var switchList = question{
 
 var switchSet = question{
 	synopsis: "Set a switch",
-	about:    `Sets a switch, as "remuda switch set pause-reconcile true", which has the controller change nothing until it is unset.`,
-	args:     []string{"NAME", "VALUE"},
+	about: "Sets a switch, as \"remuda switch set pause-reconcile true\", which has the controller change nothing until it is unset.\n" +
+		"The controller looks at these:\n" + switchHelp(),
+	args: []string{"NAME", "VALUE"},
 	run: func(ctx context.Context, c *asker, args []string) error {
 		s, err := c.SetSwitch(ctx, args[0], api.SwitchRequest{Value: args[1]})
 		if err != nil {
@@ -54,10 +109,11 @@ var switchSet = question{
 		}
 		return c.print(s, func() error {
 			fmt.Fprintf(c.out, "%s is %s.\n", s.Name, s.Value)
-			if !slices.Contains(switches, s.Name) {
-				fmt.Fprintf(c.out, "This version looks at no switch of that name: it knows %s.\n", strings.Join(switches, ", "))
+			about, err := c.aboutSwitch(ctx, s.Name)
+			if about != "" {
+				fmt.Fprintln(c.out, about)
 			}
-			return nil
+			return err
 		})
 	},
 }

@@ -24,16 +24,18 @@ func (p *program) verbs() map[string]verb {
 		"evict":          p.asking(evict),
 		"gateway":        p.gatewayVerb(),
 		"gms":            p.gmsVerb(),
+		"gms clear":      p.gmsClearVerb(),
 		"gms keeper":     p.gmsKeeperVerb(),
 		"lockd":          p.lockdVerb(),
 		"lockd status":   p.lockdStatusVerb(),
+		"plan":           p.asking(plan),
 		"scale":          p.asking(scale),
 		"sim":            p.simVerb(),
 		"sim gguf":       p.simGGUFVerb(),
 		"sim weights":    p.simWeightsVerb(),
 		"version":        p.versionVerb(),
 	}
-	for _, nouns := range []map[string]verb{p.aclVerbs(), p.modelVerbs(), p.nodeVerbs(), p.raftVerbs(), p.replicaVerbs(), p.snapshotVerbs(), p.switchVerbs()} {
+	for _, nouns := range []map[string]verb{p.aclVerbs(), p.dedicatedVerbs(), p.modelVerbs(), p.nodeVerbs(), p.poolVerbs(), p.raftVerbs(), p.replicaVerbs(), p.snapshotVerbs(), p.switchVerbs()} {
 		maps.Copy(all, nouns)
 	}
 	return all

@@ -55,7 +55,7 @@ func scaled(s api.ModelStatus) (bool, error) {
 	serving := 0
 	for _, r := range s.Replicas {
 		switch {
-		case r.Tier == "COLD" && r.Phase == "running":
+		case r.Tier != "HOT" && r.Phase == "running": // at rest
 		case r.Tier == "HOT" && r.Phase == "running" && current(r):
 			serving++
 		default:

@@ -26,10 +26,10 @@ import (
 	"remuda/controller/consul"
 	"remuda/controller/load"
 	"remuda/controller/nomad"
-	"remuda/controller/planner"
 	"remuda/controller/raft"
 	"remuda/controller/reconcile"
 	"remuda/controller/server"
+	"remuda/controller/shim"
 	"remuda/controller/state"
 )
 
@@ -64,6 +64,8 @@ type parts struct {
 	listener   net.Listener
 	node       *raft.Node
 	nomad      *nomad.Client
+	pools      []*nomad.Client
+	shims      *shim.Client
 	reconciler *reconcile.Reconciler
 	server     *server.Server
 	announcer  *consul.Announcer
@@ -83,6 +85,12 @@ func (p *parts) close() error {
 	}
 	if p.nomad != nil {
 		p.nomad.Close()
+	}
+	for _, pool := range p.pools {
+		pool.Close()
+	}
+	if p.shims != nil {
+		p.shims.Close()
 	}
 	return errors.Join(errs...)
 }
@@ -170,9 +178,19 @@ func (a *Agent) open(ctx context.Context, p *parts) error {
 	if err != nil {
 		return err
 	}
-	if p.nomad, err = a.openNomad(); err != nil {
+	if p.nomad, err = a.openNomad("", a.cfg.Nomad); err != nil {
 		return err
 	}
+	pools := map[string]reconcile.Nomad{}
+	for _, pool := range a.cfg.Pools {
+		client, err := a.openNomad(pool.Name, pool.Nomad)
+		if err != nil {
+			return fmt.Errorf("pool %q: %w", pool.Name, err)
+		}
+		p.pools = append(p.pools, client)
+		pools[pool.Name] = client
+	}
+	p.shims = shim.New(shim.Network())
 	watcher, err := a.engines()
 	if err != nil {
 		return err
@@ -191,15 +209,19 @@ func (a *Agent) open(ctx context.Context, p *parts) error {
 	}
 	loads := load.New(a.cfg.GatewayTTL, time.Now)
 	rc := reconcile.DefaultConfig()
-	rc.Raft, rc.Nomad, rc.Consul, rc.Loads = p.node, p.nomad, watcher, loads
-	rc.Plan, rc.Actions = planner.Plan, planner.Actions
-	rc.Planner, rc.Logger, rc.Registerer = a.cfg.Reconcile, a.log.Named("reconcile"), registry
+	rc.Raft, rc.Nomad, rc.Pools, rc.Shims, rc.Consul, rc.Loads = p.node, p.nomad, pools, p.shims, watcher, loads
+	rc.Planner, rc.Logger, rc.Registerer = a.cfg.planner(), a.log.Named("reconcile"), registry
 	if p.reconciler, err = reconcile.New(rc); err != nil {
 		return err
 	}
 	sc := server.DefaultConfig()
 	sc.Raft, sc.Nomad, sc.Loads, sc.ACL, sc.Peers = p.node, p.nomad, loads, a.cfg.ACL.Enabled, secure.client
 	sc.Reconcile = func() api.ReconcileStatus { return reconcileStatus(p.reconciler.Status()) }
+	sc.Pools = func() []api.Pool { return a.cfg.pools(p.reconciler.Status()) }
+	sc.Plan = func(_ context.Context, change func(*state.Store) error) (server.Preview, error) {
+		found, err := p.reconciler.Preview(change)
+		return server.Preview(found), err
+	}
 	sc.Drain, sc.Logger, sc.Registerer, sc.Gatherer = a.cfg.HTTP.Drain, a.log.Named("http"), registry, registry
 	if p.server, err = server.New(sc); err != nil {
 		return err
@@ -222,14 +244,17 @@ func (a *Agent) openRaft(secure *raft.TLS, address net.Addr, registry prometheus
 	return raft.Open(rc)
 }
 
-func (a *Agent) openNomad() (*nomad.Client, error) {
-	c := a.cfg.Nomad
+// openNomad returns the client of a pool's Nomad; the controller's own has no name.
+func (a *Agent) openNomad(pool string, c Nomad) (*nomad.Client, error) {
 	nc := nomad.DefaultConfig()
-	nc.Address, nc.Token, nc.Namespace, nc.Region = c.Address, c.Token, c.Namespace, c.Region
+	nc.Address, nc.Token, nc.Namespace, nc.Region, nc.NodePool, nc.Isolated = c.Address, c.Token, c.Namespace, c.Region, c.NodePool, pool != ""
 	if c.CAFile != "" || c.CertFile != "" || c.ServerName != "" {
 		nc.TLS = &nomadapi.TLSConfig{CACert: c.CAFile, ClientCert: c.CertFile, ClientKey: c.KeyFile, TLSServerName: c.ServerName}
 	}
 	nc.Rate, nc.Burst, nc.Logger = float64(c.Rate), c.Burst, a.log.Named("nomad")
+	if pool != "" {
+		nc.Logger = nc.Logger.With("pool", pool)
+	}
 	return nomad.New(nc)
 }
 

@@ -38,12 +38,15 @@ type Config struct {
 	// is right where it comes back.
 	LeaveOnTerminate bool
 
-	Raft      Raft
-	HTTP      HTTP
-	TLS       TLS
-	ACL       ACL
-	Nomad     Nomad
-	Consul    Consul
+	Raft Raft
+	HTTP HTTP
+	TLS  TLS
+	ACL  ACL
+	// Nomad is the controller's own, Pools are external capacity.
+	Nomad  Nomad
+	Pools  []Pool
+	Consul Consul
+	// Reconcile's Pools are made of Pools.
 	Reconcile planner.Config
 	// GatewayTTL is how long what a gateway reported counts without its saying it again.
 	// A new leader calls no replica drained before it has listened for that long.
@@ -108,10 +111,12 @@ type ACL struct {
 // Nomad says where the replicas' jobs run.
 type Nomad struct {
 	// Address, Token, Namespace and Region are empty where NOMAD_ADDR and its friends
-	// say it.
+	// say it; of a pool they are not asked.
 	Address, Token, Namespace, Region string
+	// NodePool: only the nodes of this pool of Nomad's are used; empty: all.
+	NodePool string
 	// CAFile, CertFile, KeyFile and ServerName are for HTTPS; all empty: NOMAD_CACERT
-	// and its friends.
+	// and its friends, of which a pool has none either.
 	CAFile, CertFile, KeyFile, ServerName string
 	// Rate is how many requests a second are sent at most, on average, and Burst how
 	// many at once.
@@ -156,13 +161,16 @@ func DefaultConfig() Config {
 		TLS: TLS{Raft: true, HTTP: true},
 		// Deny by default.
 		ACL:       ACL{Enabled: true},
-		Nomad:     Nomad{Rate: 50, Burst: 100}, // as nomad.DefaultConfig, with the reasons
+		Nomad:     defaultNomad(),
 		Consul:    Consul{Service: "remuda-controller"},
 		Reconcile: planner.DefaultConfig(),
 		// Several reports of a gateway, so that one that is lost makes no difference.
 		GatewayTTL: 10 * time.Second,
 	}
 }
+
+// defaultNomad is as nomad.DefaultConfig, which has the reasons.
+func defaultNomad() Nomad { return Nomad{Rate: 50, Burst: 100} }
 
 // DevConfig returns settings for `remuda agent -dev`: one server on loopback that
 // asks nobody for a token. DataDir is empty: the caller makes one that goes again.
@@ -229,7 +237,8 @@ func (c Config) problems() []hclconfig.Problem {
 		bad("http.drain", "is %s, want at least 1ms", c.HTTP.Drain)
 	}
 	out = append(out, c.TLS.problems()...)
-	out = append(out, c.Nomad.problems()...)
+	out = append(out, c.Nomad.problems("nomad.")...)
+	out = append(out, c.poolProblems()...)
 	out = append(out, reconcileProblems(c.Reconcile)...)
 	if c.GatewayTTL < 100*time.Millisecond {
 		bad("reconcile.gateway_ttl", "is %s, want at least 100ms, and several of the gateways' reports", c.GatewayTTL)
@@ -284,17 +293,18 @@ func (t TLS) problems() []hclconfig.Problem {
 	return out
 }
 
-func (n Nomad) problems() []hclconfig.Problem {
+// problems names the fields with prefix, which ends with a dot.
+func (n Nomad) problems(prefix string) []hclconfig.Problem {
 	var out []hclconfig.Problem
 	if n.Address != "" {
 		if u, err := url.Parse(n.Address); err != nil || u.Host == "" && u.Scheme != "unix" || u.Scheme != "http" && u.Scheme != "https" && u.Scheme != "unix" {
-			out = append(out, hclconfig.Problem{Field: "nomad.address", Text: fmt.Sprintf(`is %q, want a URL like "http://127.0.0.1:4646"`, n.Address)})
+			out = append(out, hclconfig.Problem{Field: prefix + "address", Text: fmt.Sprintf(`is %q, want a URL like "http://127.0.0.1:4646"`, n.Address)})
 		}
 	}
 	if (n.CertFile == "") != (n.KeyFile == "") {
-		out = append(out, hclconfig.Problem{Field: "nomad.cert_file", Text: "and nomad.key_file go together: set both or none", Blame: []string{"nomad.key_file"}})
+		out = append(out, hclconfig.Problem{Field: prefix + "cert_file", Text: "and " + prefix + "key_file go together: set both or none", Blame: []string{prefix + "key_file"}})
 	}
-	for _, f := range []struct{ field, path string }{{"nomad.ca_file", n.CAFile}, {"nomad.cert_file", n.CertFile}, {"nomad.key_file", n.KeyFile}} {
+	for _, f := range []struct{ field, path string }{{prefix + "ca_file", n.CAFile}, {prefix + "cert_file", n.CertFile}, {prefix + "key_file", n.KeyFile}} {
 		if f.path == "" {
 			continue
 		}
@@ -305,7 +315,7 @@ func (n Nomad) problems() []hclconfig.Problem {
 	for _, v := range []struct {
 		field string
 		value int
-	}{{"nomad.rate", n.Rate}, {"nomad.burst", n.Burst}} {
+	}{{prefix + "rate", n.Rate}, {prefix + "burst", n.Burst}} {
 		if v.value < 1 {
 			out = append(out, hclconfig.Problem{Field: v.field, Text: fmt.Sprintf("is %d, want at least 1", v.value)})
 		}
@@ -317,9 +327,26 @@ func (n Nomad) problems() []hclconfig.Problem {
 func reconcileProblems(c planner.Config) []hclconfig.Problem {
 	var out []hclconfig.Problem
 	for _, s := range reconcileTimes {
-		if d := *s.at(&c); d <= 0 {
+		switch d := *s.at(&c); {
+		case d < 0 && s.zero:
+			out = append(out, hclconfig.Problem{Field: "reconcile." + s.name, Text: fmt.Sprintf("is %s, want 0 or more", d)})
+		case d <= 0 && !s.zero:
 			out = append(out, hclconfig.Problem{Field: "reconcile." + s.name, Text: fmt.Sprintf("is %s, want more than 0", d)})
 		}
+	}
+	for _, s := range reconcileRates {
+		if n := *s.at(&c); !(n > 0) {
+			out = append(out, hclconfig.Problem{Field: "reconcile.rates." + s.name, Text: fmt.Sprintf("is %g, want more than 0 bytes a second", n)})
+		}
+	}
+	if c.PruneMax < 1 {
+		out = append(out, hclconfig.Problem{Field: "reconcile.prune_max", Text: fmt.Sprintf("is %d, want at least 1", c.PruneMax)})
+	}
+	if c.MemorySlack < 0 {
+		out = append(out, hclconfig.Problem{Field: "reconcile.memory_slack", Text: fmt.Sprintf("is %d bytes, want 0 or more", c.MemorySlack)})
+	}
+	if !(c.WarmShare >= 0 && c.WarmShare <= 1) {
+		out = append(out, hclconfig.Problem{Field: "reconcile.warm_share", Text: fmt.Sprintf("is %g, want 0 to 1, the share of a node's memory", c.WarmShare)})
 	}
 	if c.BackoffMax < c.Backoff {
 		out = append(out, hclconfig.Problem{Field: "reconcile.backoff_max", Text: fmt.Sprintf("is %s, want at least reconcile.backoff, which is %s", c.BackoffMax, c.Backoff), Blame: []string{"reconcile.backoff"}})

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/controller/agent"
+	"remuda/controller/placement"
 	"remuda/controller/planner"
 )
 
@@ -58,6 +59,7 @@ nomad {
   token       = "t"
   namespace   = "models"
   region      = "west"
+  node_pool   = "h100"
   ca_file     = "FILE"
   cert_file   = "FILE"
   key_file    = "FILE"
@@ -85,6 +87,51 @@ reconcile {
   backoff_max   = "8s"
   restarts      = 9
   surge         = 10
+
+  min_age        = "21s"
+  thrash_window  = "22s"
+  traffic_window = "23s"
+  tier_grace     = "24s"
+  prune_interval = "25s"
+  prune_max      = 26
+  wake_timeout   = "27s"
+  sleep_timeout  = "28s"
+  memory_timeout = "29s"
+  memory_slack   = "30MiB"
+  warm_share     = 0.31
+  rates {
+    fetch = "32B"
+    disk  = "33B"
+    host  = "34B"
+    start = "35s"
+    wake  = "36s"
+  }
+}
+
+pool "cloud" {
+  nomad {
+    address     = "https://cloud:4646"
+    token       = "ct"
+    namespace   = "cn"
+    region      = "east"
+    ca_file     = "FILE"
+    cert_file   = "FILE"
+    key_file    = "FILE"
+    server_name = "server.east.nomad"
+    rate        = 9
+    burst       = 10
+  }
+  node_pool  = "gpu"
+  management = "full"
+  price      = 2.5
+  batch      = 3
+  interval   = "4m"
+}
+
+pool "bare" {
+  nomad {
+    address = "http://bare:4646"
+  }
 }
 `
 
@@ -107,18 +154,33 @@ func TestParseReadsEverySetting(t *testing.T) {
 			Bind: "0.0.0.0:4751", Advertise: "10.0.0.1:4751", HeartbeatTimeout: 4 * time.Second, ElectionTimeout: 3 * time.Second, LeaderLeaseTimeout: 2 * time.Second,
 			SnapshotInterval: time.Minute, SnapshotThreshold: 100, TrailingLogs: 200,
 		},
-		HTTP:   agent.HTTP{Bind: "0.0.0.0:4750", Advertise: "10.0.0.1:4750", Drain: 9 * time.Second},
-		TLS:    agent.TLS{CAFile: file, CertFile: file, KeyFile: file, ServerName: "server.remuda", VerifyClient: true, HTTP: true},
-		Nomad:  agent.Nomad{Address: "https://nomad:4646", Token: "t", Namespace: "models", Region: "west", CAFile: file, CertFile: file, KeyFile: file, ServerName: "server.global.nomad", Rate: 7, Burst: 8},
+		HTTP:  agent.HTTP{Bind: "0.0.0.0:4750", Advertise: "10.0.0.1:4750", Drain: 9 * time.Second},
+		TLS:   agent.TLS{CAFile: file, CertFile: file, KeyFile: file, ServerName: "server.remuda", VerifyClient: true, HTTP: true},
+		Nomad: agent.Nomad{Address: "https://nomad:4646", Token: "t", Namespace: "models", Region: "west", NodePool: "h100", CAFile: file, CertFile: file, KeyFile: file, ServerName: "server.global.nomad", Rate: 7, Burst: 8},
+		Pools: []agent.Pool{
+			{
+				Name:       "cloud",
+				Nomad:      agent.Nomad{Address: "https://cloud:4646", Token: "ct", Namespace: "cn", Region: "east", NodePool: "gpu", CAFile: file, CertFile: file, KeyFile: file, ServerName: "server.east.nomad", Rate: 9, Burst: 10},
+				Management: "full", Price: 2.5, Batch: 3, Interval: 4 * time.Minute,
+			},
+			{Name: "bare", Nomad: agent.Nomad{Address: "http://bare:4646", Rate: 50, Burst: 100}, Management: "manual", Price: 1, Batch: 1, Interval: 5 * time.Minute},
+		},
 		Consul: agent.Consul{Address: "consul:8500", Token: "c", Service: "rc"},
 		Reconcile: planner.Config{
 			NodeGrace: time.Second, DrainTimeout: 2 * time.Second, CanaryTime: 3 * time.Second, ServingGrace: 4 * time.Second, PlaceTimeout: 5 * time.Second,
 			SteadyTime: 6 * time.Second, SettleTime: 11 * time.Second, Backoff: 7 * time.Second, BackoffMax: 8 * time.Second, Restarts: 9, Surge: 10,
+			MinAge: 21 * time.Second, ThrashWindow: 22 * time.Second, TrafficWindow: 23 * time.Second, TierGrace: 24 * time.Second,
+			PruneInterval: 25 * time.Second, PruneMax: 26, WakeTimeout: 27 * time.Second, SleepTimeout: 28 * time.Second, MemoryTimeout: 29 * time.Second,
+			MemorySlack: 30 << 20, WarmShare: 0.31,
+			Rates: placement.Rates{Fetch: 32, Disk: 33, Host: 34, Start: 35 * time.Second, Wake: 36 * time.Second},
 		},
 		GatewayTTL: 12 * time.Second,
 	}, got)
 	read, defaults := reflect.ValueOf(got.Reconcile), reflect.ValueOf(agent.DefaultConfig().Reconcile)
 	for i := range read.NumField() {
+		if read.Type().Field(i).Name == "Pools" {
+			continue // they are made of the pool blocks
+		}
 		require.NotEqual(t, defaults.Field(i).Interface(), read.Field(i).Interface(), "reconcile has no setting for %s", read.Type().Field(i).Name)
 	}
 }
@@ -184,6 +246,84 @@ reconcile {
 				`a.hcl:18: nomad.address is "nomad:4646"`, `a.hcl:19: nomad.cert_file and nomad.key_file go together`, `a.hcl:19: nomad.cert_file cannot be read`, `a.hcl:20: nomad.rate is 0`,
 				`a.hcl:23: reconcile.node_grace is 0s`, `a.hcl:24: reconcile.backoff_max is 10m0s, want at least reconcile.backoff`, `a.hcl:25: reconcile.restarts is 0`,
 				`a.hcl:26: reconcile.surge is -1`, `a.hcl:27: reconcile.canary_time is "soon"`,
+			},
+		},
+		"values of tiers": {
+			dir + `
+reconcile {
+  min_age      = "-1s"
+  prune_max    = 0
+  wake_timeout = "0s"
+  memory_slack = 5
+  warm_share   = 1.5
+  rates {
+    disk = "fast"
+    host = "0B"
+    wake = "0s"
+    tape = "1B"
+  }
+}`,
+			[]string{
+				`a.hcl:4: reconcile.min_age is -1s, want 0 or more`, `a.hcl:5: reconcile.prune_max is 0`, `a.hcl:6: reconcile.wake_timeout is 0s, want more than 0`,
+				`a.hcl:7: reconcile.memory_slack is no string, want a size like "16GiB"`, `a.hcl:8: reconcile.warm_share is 1.5, want 0 to 1`,
+				`a.hcl:10: reconcile.rates.disk is "fast": want a whole number with its unit`, `a.hcl:11: reconcile.rates.host is 0`, `a.hcl:12: reconcile.rates.wake is 0s`,
+				`a.hcl:13: unsupported argument`,
+			},
+		},
+		"values of pools": {
+			dir + `
+nomad {
+  address = "http://Own:4646/"
+}
+pool "a" {
+  nomad {
+    address = "cloud"
+    rate    = 0
+  }
+  management = "some"
+  price      = -1
+  batch      = 0
+  interval   = "-1m"
+}
+pool "b c" {
+}
+pool "same" {
+  nomad {
+    address = "http://own:4646"
+  }
+  node_pool = "gpu"
+}
+pool "same" {
+}
+pool {
+}
+pool "x" {
+  nomad {
+    address = "http://x:1"
+  }
+  node_pool = "gpu"
+}
+pool "y" {
+  nomad {
+    address = "http://x:1"
+  }
+  node_pool = "gpu"
+}
+pool "z" {
+  nomad {
+    address   = "http://x:1"
+    node_pool = "other"
+  }
+  node_pool = "more"
+}`,
+			[]string{
+				`a.hcl:8: pool "a".nomad.address is "cloud"`, `a.hcl:9: pool "a".nomad.rate is 0`, `a.hcl:11: pool "a".management is "some"`, `a.hcl:12: pool "a".price is -1`,
+				`a.hcl:13: pool "a".batch is 0`, `a.hcl:14: pool "a".interval is -1m0s`,
+				`a.hcl:16: pool "b c" is no good name`, `a.hcl:16: pool "b c".nomad.address must be set`,
+				`a.hcl:22: pool "same".node_pool is "gpu" on the Nomad of the nomad block, whose node_pool is ""`,
+				`a.hcl:24: a second pool "same" block, the first is on line 18`, `a.hcl:26: missing name for pool`,
+				`a.hcl:38: pool "y".node_pool is "gpu" on the Nomad of pool "x", whose node_pool is "gpu"`,
+				`a.hcl:43: unsupported argument`,
 			},
 		},
 		"every address of the machine": {

@@ -43,6 +43,12 @@ type GatewayReport struct {
 	// Index is of the GatewayState that it follows now.
 	Index    uint64
 	Replicas []ReplicaLoad
+	// Since is when the gateway began: of requests before that it knows nothing. Zero: it
+	// does not say, and nothing can be concluded from what it has not seen.
+	Since time.Time `json:",omitzero"`
+	// Wanted are models that clients asked for and that had no replica to serve them, since
+	// the report before; at most MaxReportWanted, each once.
+	Wanted []string `json:",omitempty"`
 }
 
 // ReplicaLoad is one gateway's load on one replica. A replica on which nothing is in
@@ -58,6 +64,9 @@ type ReplicaLoad struct {
 
 // MaxReportRequests is how many requests of one replica a report may name.
 const MaxReportRequests = 64
+
+// MaxReportWanted is how many models a report may want.
+const MaxReportWanted = 1000
 
 // GatewayState returns what gateways follow.
 func (c *Client) GatewayState(ctx context.Context, q QueryOptions) (GatewayState, QueryMeta, error) {

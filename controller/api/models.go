@@ -17,14 +17,17 @@ type Model struct {
 	Min, Max int
 	// Priority from 0 to 100: a higher one may evict a lower one.
 	Priority int
-	// Dedicated replicas are never evicted under pressure.
-	Dedicated bool
+	// Dedicated: its file says so. DedicatedNow: it is dedicated at this time, by its file or
+	// by the dedicated set. Replicas of such a model are never evicted under pressure.
+	Dedicated, DedicatedNow bool
 	// Failover: each replica is a primary with its shadow.
 	Failover bool
 	// Management is disabled, manual, upscaling or full.
 	Management string
 	// IdleWarm and IdleCold are how long a replica may be idle; 0 is for ever.
 	IdleWarm, IdleCold Duration
+	// KeepWarm is how many WARM replicas a scale-down leaves behind.
+	KeepWarm int
 	// Hash is of all above.
 	Hash string
 	// Replicas is its scale; Target is what should run now, 0 where it is Stopped.
@@ -33,6 +36,8 @@ type Model struct {
 	// Spread has the variants whose number was set by itself; the others share the
 	// rest.
 	Spread map[string]int `json:",omitempty"`
+	// Expected is how many of Replicas are expected in each external capacity pool.
+	Expected map[string]int `json:",omitempty"`
 	// Rollouts by variant, while one is on its way or was rolled back.
 	Rollouts map[string]Rollout `json:",omitempty"`
 
@@ -47,6 +52,12 @@ type Variant struct {
 	GPUs     int
 	// Memory of each GPU and HostMemory of the node, in bytes.
 	Memory, HostMemory int64
+	// Weights is how many bytes are loaded, 0: not known. SleepMemory is what a WARM replica
+	// still takes of each GPU, in bytes.
+	Weights, SleepMemory int64
+	// Reach is on how many GPUs an engine has a seat, of which it uses GPUs at a time; 0: on
+	// as many as it uses.
+	Reach int
 	// Cost per replica-hour.
 	Cost float64
 	// Slots of one engine, 0 where the engine says.
@@ -78,8 +89,10 @@ type ModelSummary struct {
 	Stopped    bool
 	Management string
 	Dedicated  bool
-	Failover   bool
-	Counts     Counts
+	// DedicatedNow: it is dedicated at this time, by its file or by the dedicated set.
+	DedicatedNow bool
+	Failover     bool
+	Counts       Counts
 	// Rollouts is the status by variant.
 	Rollouts map[string]string `json:",omitempty"`
 
@@ -88,10 +101,11 @@ type ModelSummary struct {
 
 // Counts are replicas by what they do. Each is counted once.
 type Counts struct {
-	// Hot ones serve, Warm and Cold ones rest.
+	// Hot ones serve. Warm ones rest, or are on their way there: they do not count against the
+	// model's scale. Cold ones have their weights on a node's disk.
 	Hot, Warm, Cold int
-	// Starting ones are on their way to HOT, Leaving ones on their way from it, Failed
-	// ones wait to be tried again.
+	// Starting ones are on their way to HOT, also from WARM. Leaving ones are on their way out
+	// or to COLD. Failed ones wait to be tried again.
 	Starting, Leaving, Failed int
 }
 
@@ -168,13 +182,23 @@ type ScaleRequest struct {
 	CAS uint64 `json:",omitempty"`
 }
 
+// ExpectRequest wants so many of a model's replicas in one external capacity pool.
+type ExpectRequest struct {
+	// Replicas are expected there; 0 takes the expectation away.
+	Replicas int
+	// CAS is as that of ScaleRequest.
+	CAS uint64 `json:",omitempty"`
+}
+
 // ScaleResponse says what became of it. The replicas follow; watch the model.
 type ScaleResponse struct {
 	Model string
 	// Variant is the one that was scaled, empty for the model as a whole.
 	Variant string `json:",omitempty"`
-	// Current is how many replicas there are that do not go, and Target how many there
-	// will be.
+	// Pool is the external capacity pool that was scaled, empty for the model as a whole.
+	Pool string `json:",omitempty"`
+	// Current is how many replicas there are that do not go or rest, and Target how many
+	// there will be; of the pool where there is one.
 	Current, Target int
 	// Changed: the target is another one than before.
 	Changed bool
@@ -236,4 +260,9 @@ func (c *Client) StartModel(ctx context.Context, name string) (ScaleResponse, er
 // Scale changes how many replicas a model, or one of its variants, should have.
 func (c *Client) Scale(ctx context.Context, model string, r ScaleRequest) (ScaleResponse, error) {
 	return write[ScaleResponse](ctx, c, http.MethodPut, "/v1/model/"+url.PathEscape(model)+"/scale", nil, r)
+}
+
+// Expect says how many of a model's replicas are expected in an external capacity pool.
+func (c *Client) Expect(ctx context.Context, model, pool string, r ExpectRequest) (ScaleResponse, error) {
+	return write[ScaleResponse](ctx, c, http.MethodPut, "/v1/model/"+url.PathEscape(model)+"/pool/"+url.PathEscape(pool), nil, r)
 }

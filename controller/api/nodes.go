@@ -10,6 +10,8 @@ import (
 // Node is a node with GPUs, as Nomad says, and what replicas hold of it.
 type Node struct {
 	ID, Name, Datacenter, Pool string
+	// CapacityPool is the external capacity pool that it belongs to, empty for the own one.
+	CapacityPool string `json:",omitempty"`
 	// Ready: Nomad places on it. Draining: it is being emptied. Gone: it was down for
 	// so long that its replicas were written off.
 	Ready, Draining, Gone bool
@@ -18,9 +20,12 @@ type Node struct {
 	// Unusable is why nothing is placed on it, empty where something may be.
 	Unusable string `json:",omitempty"`
 	GPUs     []GPU
-	// HostMemory and FreeHostMemory in bytes, CPU in MHz.
-	HostMemory, FreeHostMemory int64
-	CPU                        int64
+	// HostMemory and FreeHostMemory in bytes, CPU in MHz. WarmMemory is how many bytes of
+	// HostMemory replicas hold that are WARM, or on their way there or back.
+	HostMemory, FreeHostMemory, WarmMemory int64
+	// WarmBudget is how many bytes of HostMemory WARM replicas may hold at most.
+	WarmBudget int64
+	CPU        int64
 
 	CreateIndex, ModifyIndex uint64
 }
@@ -33,11 +38,17 @@ type GPU struct {
 	// Memory and FreeMemory in bytes. FreeMemory is below 0 where the node was said to
 	// have less after it was given away.
 	Memory, FreeMemory int64
-	Seats              []Seat
-	Healthy            bool
+	// HotMemory is what replicas hold of it that are HOT and serve, MovingMemory what those
+	// hold that are on their way to, from or between the tiers, WarmMemory what is left of
+	// WARM ones that sleep; in bytes. Together with FreeMemory they are Memory.
+	HotMemory, MovingMemory, WarmMemory int64
+	Seats                               []Seat
+	Healthy                             bool
 	// Reason is why it is not healthy.
-	Reason      string `json:",omitempty"`
-	Quarantined bool
+	Reason string `json:",omitempty"`
+	// Quarantined: nothing is placed on it until that is lifted. QuarantineReason says why.
+	Quarantined      bool
+	QuarantineReason string `json:",omitempty"`
 }
 
 // Seat is a device ID and the replica that holds it, empty where it is free.
@@ -57,6 +68,8 @@ type QuarantineRequest struct {
 	// GPU is its UUID.
 	GPU string
 	On  bool
+	// Reason is why, for people; empty: who did it is said.
+	Reason string `json:",omitempty"`
 }
 
 // Nodes lists the nodes.

@@ -23,9 +23,16 @@ type Replica struct {
 	// Node is the Nomad node's ID, Seats are device IDs.
 	Node, NodeName string
 	Seats          []string
-	// Memory of GPUs, by UUID, and HostMemory of the node, in bytes.
-	Memory     map[string]int64
-	HostMemory int64
+	// Memory of GPUs, by UUID, while it is HOT, and HostMemory of the node while it is WARM,
+	// in bytes. SleepMemory is what it still takes of each of those GPUs while it is WARM.
+	Memory      map[string]int64
+	HostMemory  int64
+	SleepMemory int64 `json:",omitempty"`
+	// CapacityPool is the external capacity pool of its node, empty for the own one.
+	CapacityPool string `json:",omitempty"`
+	// For is the model that it makes room for while it goes, empty where it goes for another
+	// reason.
+	For string `json:",omitempty"`
 	// Job is the ID of its Nomad job.
 	Job    string
 	Canary bool `json:",omitempty"`
@@ -67,7 +74,8 @@ type EvictRequest struct {
 	// Replica or Model, one of them.
 	Replica string `json:",omitempty"`
 	Model   string `json:",omitempty"`
-	// To is COLD, which keeps the weights on the node's disk, or empty for nothing.
+	// To is WARM, which keeps the weights in the node's memory, COLD, which keeps them on its
+	// disk, or empty for its end.
 	To string `json:",omitempty"`
 	// Force evicts dedicated replicas, and goes below the model's minimum.
 	Force bool `json:",omitempty"`
@@ -85,8 +93,8 @@ type Eviction struct {
 	Node string
 	// From and To are tiers; To is empty for its end.
 	From, To string
-	// FreedGPUs is on how many GPUs it held seats, FreedBytes how much GPU memory it
-	// held, all of which are free once it is drained and stopped.
+	// FreedGPUs is on how many GPUs it gives up all its seats, FreedBytes how much GPU memory
+	// is free once it is there. A replica that goes WARM keeps its seats.
 	FreedGPUs  int
 	FreedBytes int64
 	// Error is why it does not go now, as when it was on its way out already.

@@ -29,6 +29,7 @@ type controller struct {
 	cut     map[int]bool   // by server: it knows no leader
 	changed chan struct{}
 	reports []api.GatewayReport
+	refused int         // reports that a server that is down was sent
 	asked   map[int]int // by server: queries of the state
 	token   string
 }
@@ -65,6 +66,9 @@ func (c *controller) serve(server int, w http.ResponseWriter, r *http.Request) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.down[server] {
+		if r.Method == http.MethodPut {
+			c.refused++
+		}
 		http.Error(w, `{"error":"broken","code":"internal"}`, http.StatusInternalServerError)
 		return
 	}

@@ -2,6 +2,9 @@ package gateway
 
 import (
 	"context"
+	"errors"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -41,6 +44,9 @@ type roster struct {
 	// changed gets a word when a request begins or ends, or other orders came; nil
 	// where nobody listens.
 	changed chan struct{}
+	// wanted are the models of the controller that were asked for and had no engine,
+	// since the last report; guarded by mu, empty where nobody listens.
+	wanted map[string]struct{}
 }
 
 var _ Dispatcher = (*roster)(nil)
@@ -51,6 +57,9 @@ func (d *roster) Acquire(_ context.Context, r balance.Request) (Lease, error) {
 	defer d.mu.Unlock()
 	pick, err := d.table.Pick(time.Now(), r)
 	if err != nil {
+		if errors.Is(err, balance.ErrNoEngine) && len(r.Tried) == 0 { // else there are engines
+			d.want(r.Model)
+		}
 		return nil, err
 	}
 	d.tell()
@@ -74,6 +83,40 @@ func (d *roster) tell() {
 	select {
 	case d.changed <- struct{}{}:
 	default:
+	}
+}
+
+// want notes that clients want a model, for a report soon. mu is held.
+func (d *roster) want(model string) {
+	if _, told := d.wanted[model]; told || d.changed == nil || !d.table.Wanted(model) {
+		return
+	}
+	if d.wanted == nil {
+		d.wanted = map[string]struct{}{}
+	}
+	d.wanted[model] = struct{}{}
+	d.tell()
+}
+
+// takeWanted returns at most so many of the models that are wanted, for a report. They
+// are not returned again unless they are wanted again.
+func (d *roster) takeWanted(most int) []string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	names := slices.Sorted(maps.Keys(d.wanted))
+	names = names[:min(most, len(names))]
+	for _, name := range names {
+		delete(d.wanted, name)
+	}
+	return names
+}
+
+// giveWanted takes back what was not reported.
+func (d *roster) giveWanted(names []string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, name := range names {
+		d.want(name)
 	}
 }
 

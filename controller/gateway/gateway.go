@@ -14,7 +14,8 @@
 //   - A client that leaves frees its engine at once.
 //   - With a controller, a replica that it drains gets no new request while another
 //     engine can serve, and a model that it knows is never a 404. While the controller
-//     is away, its last word stays in force.
+//     is away, its last word stays in force. What clients want and no replica serves is
+//     told to it at once.
 //   - Every wait and every buffer is bounded; see Timeouts and Limits. There is
 //     no total timeout.
 //
@@ -126,7 +127,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 	go func() { watched <- g.cfg.Watcher.Watch(watchCtx, g.update, g.roster.lost) }()
 	var controlled sync.WaitGroup
 	if g.follower != nil {
-		r := &reporter{servers: g.servers, log: g.follower.log, roster: g.roster, gateway: processName(listener.Addr())}
+		r := &reporter{servers: g.servers, log: g.follower.log, roster: g.roster, gateway: processName(listener.Addr()), since: time.Now()}
 		controlled.Go(func() { g.follower.run(watchCtx) })
 		controlled.Go(func() { r.run(watchCtx) })
 	}

@@ -34,8 +34,9 @@ type reporter struct {
 	servers []*api.Client
 	log     hclog.Logger
 	roster  *roster
-	// gateway is this process's name.
+	// gateway is this process's name, and since is when it began to take requests.
 	gateway string
+	since   time.Time
 }
 
 // run reports until ctx ends, and then once more.
@@ -82,10 +83,12 @@ func (r *reporter) run(ctx context.Context) {
 	}
 }
 
-// report sends what is in flight now, and by which state requests are sent now.
+// report sends what is in flight now, by which state requests are sent now, and what
+// clients wanted in vain since the last one.
 func (r *reporter) report(ctx context.Context, server *api.Client) error {
 	index, loads := r.roster.flights(api.MaxReportRequests, reportRequests)
-	report := api.GatewayReport{Gateway: r.gateway, Index: index, Replicas: make([]api.ReplicaLoad, len(loads))}
+	report := api.GatewayReport{Gateway: r.gateway, Index: index, Since: r.since, Wanted: r.roster.takeWanted(api.MaxReportWanted),
+		Replicas: make([]api.ReplicaLoad, len(loads))}
 	for i, l := range loads {
 		one := api.ReplicaLoad{Name: l.Replica, InFlight: l.InFlight, Oldest: l.Oldest, LastRequest: l.Last}
 		for _, f := range l.Flights {
@@ -93,7 +96,11 @@ func (r *reporter) report(ctx context.Context, server *api.Client) error {
 		}
 		report.Replicas[i] = one
 	}
-	return server.GatewayReport(ctx, report)
+	err := server.GatewayReport(ctx, report)
+	if err != nil {
+		r.roster.giveWanted(report.Wanted)
+	}
+	return err
 }
 
 // processName is a name that no other gateway has, nor this one's next life: that may

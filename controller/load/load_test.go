@@ -132,6 +132,101 @@ func TestDrainedIsNotKnownBeforeAllCanHaveReported(t *testing.T) {
 	require.Zero(t, s.Next())
 }
 
+func wants(gateway string, models ...string) load.Report {
+	return load.Report{Gateway: gateway, Index: 1, Wanted: models}
+}
+
+func TestDemandLastsForOneTimeToLive(t *testing.T) {
+	s, c := listening()
+	require.Empty(t, s.Demand())
+	first := c.now
+	s.Put(wants("a", "m", "n"))
+	s.Put(wants("a"))
+	require.Equal(t, map[string]time.Time{"m": first, "n": first}, s.Demand(), "the next report is about what came since")
+	c.advance(ttl / 2)
+	s.Put(wants("b", "m"))
+	require.Equal(t, map[string]time.Time{"m": c.now, "n": first}, s.Demand(), "the newest of all gateways")
+	require.Equal(t, first.Add(ttl), s.Next())
+	c.advance(ttl / 2)
+	require.Equal(t, map[string]time.Time{"m": first.Add(ttl / 2)}, s.Demand())
+	c.advance(ttl)
+	require.Empty(t, s.Demand())
+
+	s.Put(wants("a", "m"))
+	got := s.Demand()
+	got["x"] = c.now
+	require.Len(t, s.Demand(), 1, "the answer is the caller's own")
+	s.Reset()
+	require.Empty(t, s.Demand())
+}
+
+func TestDemandIsNews(t *testing.T) {
+	s, c := listening()
+	s.Put(wants("a", "m"))
+	c.advance(ttl - 1)
+	s.Put(wants("b", "n"))
+	ch := s.Changed()
+	s.Put(wants("b", "n"))
+	select {
+	case <-ch:
+		t.Fatal("it was wanted already")
+	default:
+	}
+	s.Put(wants("b", "n", "o"))
+	select {
+	case <-ch:
+	default:
+		t.Fatal("a model is wanted that was not before")
+	}
+}
+
+func TestSinceIsWhenTheLastGatewayBegan(t *testing.T) {
+	s, c := listening()
+	since, live := s.Since()
+	require.Zero(t, since)
+	require.False(t, live)
+	at := func(d time.Duration) time.Time { return began.Add(d) }
+	put := func(gateway string, began time.Time) { s.Put(load.Report{Gateway: gateway, Since: began}) }
+	require.False(t, s.Known())
+	put("a", at(-time.Hour))
+	put("b", at(-time.Minute))
+	since, live = s.Since()
+	require.True(t, live)
+	require.Equal(t, at(-time.Minute), since)
+	require.True(t, s.Known())
+
+	// One that does not say is believed from when it was first heard.
+	c.advance(ttl / 4)
+	heard := c.now
+	put("old", time.Time{})
+	c.advance(ttl / 4)
+	put("old", time.Time{})
+	put("a", at(-time.Hour))
+	since, _ = s.Since()
+	require.Equal(t, heard, since)
+
+	// One that is not heard any more takes with it what it knew.
+	c.advance(ttl / 2)
+	put("old", time.Time{})
+	put("a", at(-time.Hour))
+	since, live = s.Since()
+	require.True(t, live)
+	require.Equal(t, at(2*ttl), since, "b was given up one time to live after it reported")
+	c.advance(ttl)
+	_, live = s.Since()
+	require.False(t, live)
+	require.False(t, s.Known(), "nobody reports")
+
+	s.Reset()
+	put("a", at(-time.Hour))
+	since, _ = s.Since()
+	require.Equal(t, at(-time.Hour), since)
+	require.False(t, s.Known(), "the others may not have reported yet")
+	c.advance(ttl)
+	put("a", at(-time.Hour))
+	require.True(t, s.Known())
+}
+
 func TestChanged(t *testing.T) {
 	s, _ := listening()
 	closed := func(ch <-chan struct{}) bool {
@@ -170,6 +265,12 @@ func TestValidateNamesEveryFault(t *testing.T) {
 	} {
 		require.ErrorContains(t, err, want)
 	}
+	require.NoError(t, wants("gw", "m", "meta/llama:8b").Validate())
+	err = wants("gw", "m", "", "m", "a b").Validate()
+	for _, want := range []string{"wanted model: the name is empty", `wanted model "m" is there twice`, `wanted model: the name is "a b"`} {
+		require.ErrorContains(t, err, want)
+	}
+	require.ErrorContains(t, wants("gw", make([]string, load.MaxWanted+1)...).Validate(), "1001 models are wanted: want at most 1000")
 	require.ErrorContains(t, report("", 0).Validate(), "the name is empty")
 	require.ErrorContains(t, report(strings.Repeat("x", 600), 1).Validate(), "600 bytes long")
 	require.ErrorContains(t, report("a", 1, make([]load.Replica, load.MaxReplicas+1)...).Validate(), "10001 replicas")

@@ -15,7 +15,9 @@ const (
 	MaxReplicas = 10_000
 	// MaxRequests is how many requests of one replica a report may have.
 	MaxRequests = 64
-	maxName     = 512
+	// MaxWanted is how many models one report may want.
+	MaxWanted = 1000
+	maxName   = 512
 )
 
 // Report is what one gateway has on its replicas. Each replaces the one before it, so
@@ -28,6 +30,12 @@ type Report struct {
 	Index uint64
 	// Replicas are those that it knows. One that is missing has nothing in flight.
 	Replicas []Replica
+	// Since is when the gateway began: of requests before that it knows nothing. Zero: it
+	// does not say.
+	Since time.Time
+	// Wanted are models that clients asked for and that had no replica to serve them, since
+	// the report before.
+	Wanted []string
 }
 
 // Replica is what a gateway has on one replica.
@@ -57,6 +65,19 @@ func (r Report) Validate() error {
 	if n := len(r.Replicas); n > MaxReplicas {
 		bad("%d replicas: want at most %d", n, MaxReplicas)
 		return errors.Join(errs...)
+	}
+	if n := len(r.Wanted); n > MaxWanted {
+		bad("%d models are wanted: want at most %d", n, MaxWanted)
+		return errors.Join(errs...)
+	}
+	wanted := make(map[string]bool, len(r.Wanted))
+	for _, model := range r.Wanted {
+		if err := checkName(model); err != nil {
+			bad("wanted model: %w", err)
+		} else if wanted[model] {
+			bad("wanted model %q is there twice: want each once", model)
+		}
+		wanted[model] = true
 	}
 	seen := make(map[string]bool, len(r.Replicas))
 	for _, one := range r.Replicas {

@@ -2,6 +2,7 @@ package load
 
 import (
 	"cmp"
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -39,20 +40,26 @@ type Store struct {
 	mu       sync.Mutex // guards what follows, for some arithmetic only
 	since    time.Time  // when it began to listen
 	gateways map[string]*entry
-	changed  chan struct{} // closed and made anew at each change
+	// demand has the models that were asked for in vain, with when that was heard last.
+	demand map[string]time.Time
+	// lost is when the last gateway was given up, zero while none was.
+	lost    time.Time
+	changed chan struct{} // closed and made anew at each change
 }
 
 type entry struct {
 	report   Report
 	inFlight map[string]int // by replica, where there is any
 	total    int
-	at       time.Time
+	// began is when the gateway began, or when it was first heard where it does not say.
+	began time.Time
+	at    time.Time
 }
 
 // New returns a store in which a report counts for ttl. A gateway has to report
 // several times in that, so that a lost report costs nothing. now is the clock.
 func New(ttl time.Duration, now func() time.Time) *Store {
-	return &Store{ttl: ttl, now: now, since: now(), gateways: map[string]*entry{}, changed: make(chan struct{})}
+	return &Store{ttl: ttl, now: now, since: now(), gateways: map[string]*entry{}, demand: map[string]time.Time{}, changed: make(chan struct{})}
 }
 
 // Reset forgets everything, as whoever begins to lead has to: reports from an earlier
@@ -61,7 +68,9 @@ func (s *Store) Reset() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.since = s.now()
+	s.lost = time.Time{}
 	clear(s.gateways)
+	clear(s.demand)
 	s.tell()
 }
 
@@ -85,9 +94,65 @@ func (s *Store) Put(r Report) {
 	s.prune(e.at)
 	old := s.gateways[r.Gateway]
 	s.gateways[r.Gateway] = e
-	if old == nil || !reflect.DeepEqual(old.report, r) {
+	switch {
+	case !r.Since.IsZero():
+		e.began = r.Since
+	case old != nil:
+		e.began = old.began
+	default:
+		e.began = e.at
+	}
+	news := old == nil || !reflect.DeepEqual(old.report, r)
+	for _, model := range r.Wanted {
+		_, known := s.demand[model]
+		s.demand[model] = e.at
+		news = news || !known
+	}
+	if news {
 		s.tell()
 	}
+}
+
+// Demand returns the models that clients asked for and that had no replica to serve them,
+// with when the newest such request was heard of. A model's demand lasts for one time to
+// live: gateways tell anew what is asked for again.
+func (s *Store) Demand() map[string]time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.prune(s.now())
+	return maps.Clone(s.demand)
+}
+
+// Since returns the latest time before which a request may be unknown, and whether a
+// gateway lives. It is the start of the gateway that began last; of one that does not say,
+// when it was first heard. Where a gateway was given up it is no earlier than that: what
+// it knew is forgotten, and it may serve on where nobody hears it.
+func (s *Store) Since() (latest time.Time, live bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.prune(s.now())
+	latest = s.lost
+	for _, e := range s.gateways {
+		if e.began.After(latest) {
+			latest = e.began
+		}
+	}
+	return latest, len(s.gateways) > 0
+}
+
+// Known tells whether what the gateways report is all that there is: one lives, and the
+// store has listened for one time to live, in which every other would have reported.
+func (s *Store) Known() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.now()
+	s.prune(now)
+	return s.known(now)
+}
+
+// known needs the lock.
+func (s *Store) known(now time.Time) bool {
+	return !now.Before(s.since.Add(s.ttl)) && len(s.gateways) > 0
 }
 
 // Loads returns the load of every replica that a live gateway has reported, by name.
@@ -157,7 +222,7 @@ func (s *Store) Drained(name string, index uint64) bool {
 	defer s.mu.Unlock()
 	now := s.now()
 	s.prune(now)
-	if now.Before(s.since.Add(s.ttl)) || len(s.gateways) == 0 {
+	if !s.known(now) {
 		return false
 	}
 	for _, e := range s.gateways {
@@ -180,6 +245,11 @@ func (s *Store) Next() time.Time {
 	}
 	for _, e := range s.gateways {
 		if at := e.at.Add(s.ttl); next.IsZero() || at.Before(next) {
+			next = at
+		}
+	}
+	for _, heard := range s.demand {
+		if at := heard.Add(s.ttl); next.IsZero() || at.Before(next) {
 			next = at
 		}
 	}
@@ -206,6 +276,14 @@ func (s *Store) prune(now time.Time) {
 	for name, e := range s.gateways {
 		if !now.Before(e.at.Add(s.ttl)) {
 			delete(s.gateways, name)
+			if given := e.at.Add(s.ttl); given.After(s.lost) {
+				s.lost = given
+			}
+		}
+	}
+	for model, heard := range s.demand {
+		if !now.Before(heard.Add(s.ttl)) {
+			delete(s.demand, model)
 		}
 	}
 }

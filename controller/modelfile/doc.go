@@ -7,6 +7,7 @@
 //	  replicas   = 1
 //	  failover   = true
 //	  management = "full"
+//	  keep_warm  = 1 # WARM replicas that a scale-down leaves behind
 //
 //	  idle {
 //	    warm = "15m"
@@ -16,14 +17,16 @@
 //	  variant "h100" {
 //	    gpu {
 //	      model = "NVIDIA H100 80GB HBM3"
-//	      count = 1
+//	      count = 1 # or memory = "80GiB", of each: the count follows from the weights
+//	      reach = 2 # a WARM replica may wake on either of two
 //	    }
 //
-//	    weights = "16GiB"
-//	    cost    = 3.5
-//	    slots   = 64
-//	    job     = "vllm.nomad.hcl"
-//	    vars    = { weights_dir = "/models/llama-3-8b" }
+//	    weights      = "16GiB"
+//	    sleep_memory = "1GiB" # what a WARM replica still takes of each GPU
+//	    cost         = 3.5
+//	    slots        = 64
+//	    job          = "vllm.nomad.hcl"
+//	    vars         = { weights_dir = "/models/llama-3-8b" }
 //	  }
 //	}
 //

@@ -27,6 +27,7 @@ func Format(m state.Model) string {
 	line("  dedicated  = %t", m.Dedicated)
 	line("  failover   = %t", m.Failover)
 	line("  management = %s", Quote(string(m.Management)))
+	line("  keep_warm  = %d", m.KeepWarm)
 	line("")
 	line("  idle {")
 	line("    warm = %s", Quote(formatDuration(m.IdleWarm)))
@@ -40,13 +41,22 @@ func Format(m state.Model) string {
 			line("      model = %s", Quote(v.GPUModel))
 		}
 		line("      count = %d", v.GPUs)
+		if v.Reach != 0 {
+			line("      reach = %d", v.Reach)
+		}
 		line("    }")
 		line("")
-		line("    memory      = %s", Quote(FormatSize(v.Memory)))
-		line("    host_memory = %s", Quote(FormatSize(v.HostMemory)))
-		line("    cost        = %s", formatFloat(v.Cost))
-		line("    slots       = %d", v.Slots)
-		line("    engine      = %s", Quote(v.Engine))
+		if v.Weights != 0 {
+			line("    weights      = %s", Quote(FormatSize(v.Weights)))
+		}
+		line("    memory       = %s", Quote(FormatSize(v.Memory)))
+		line("    host_memory  = %s", Quote(FormatSize(v.HostMemory)))
+		if v.SleepMemory != 0 {
+			line("    sleep_memory = %s", Quote(FormatSize(v.SleepMemory)))
+		}
+		line("    cost         = %s", formatFloat(v.Cost))
+		line("    slots        = %d", v.Slots)
+		line("    engine       = %s", Quote(v.Engine))
 		if len(v.Vars) > 0 {
 			line("")
 			line("    vars = {")
@@ -155,6 +165,7 @@ func Diff(old, new *state.Model) []Change {
 	field("dedicated", strconv.FormatBool(old.Dedicated), strconv.FormatBool(new.Dedicated))
 	field("failover", strconv.FormatBool(old.Failover), strconv.FormatBool(new.Failover))
 	field("management", string(old.Management), string(new.Management))
+	field("keep_warm", strconv.Itoa(old.KeepWarm), strconv.Itoa(new.KeepWarm))
 	field("idle: warm", idle(old.IdleWarm), idle(new.IdleWarm))
 	field("idle: cold", idle(old.IdleCold), idle(new.IdleCold))
 
@@ -213,8 +224,11 @@ func variantChanges(path string, old, new state.Variant) []Change {
 	}
 	add("gpu: model", gpuModel(old.GPUModel), gpuModel(new.GPUModel))
 	add("gpu: count", strconv.Itoa(old.GPUs), strconv.Itoa(new.GPUs))
+	add("gpu: reach", reach(old), reach(new))
+	add("weights", sizeIf(old.Weights, "not known"), sizeIf(new.Weights, "not known"))
 	add("memory", FormatSize(old.Memory), FormatSize(new.Memory))
 	add("host_memory", FormatSize(old.HostMemory), FormatSize(new.HostMemory))
+	add("sleep_memory", sizeIf(old.SleepMemory, "nothing"), sizeIf(new.SleepMemory, "nothing"))
 	add("cost", formatFloat(old.Cost), formatFloat(new.Cost))
 	add("slots", strconv.Itoa(old.Slots), strconv.Itoa(new.Slots))
 	add("engine", old.Engine, new.Engine)
@@ -252,6 +266,17 @@ func gpuModel(s string) string {
 		return "any"
 	}
 	return Quote(s)
+}
+
+// reach is on how many GPUs an engine has a seat.
+func reach(v state.Variant) string { return strconv.Itoa(max(v.Reach, v.GPUs)) }
+
+// sizeIf writes a size, or another word for 0.
+func sizeIf(n int64, zero string) string {
+	if n == 0 {
+		return zero
+	}
+	return FormatSize(n)
 }
 
 func idle(d time.Duration) string {

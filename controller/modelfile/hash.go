@@ -15,9 +15,13 @@ import (
 // hashes fills in the hashes of the model and its variants. Each part is written
 // with its name and length, so that no two different models look alike.
 //
-// A variant's hash is of what a running replica was made from, so its cost is not a
-// part of it, and whether the replica is a pair is. A model's hash is of all that the
-// file says but the number of replicas, which scaling changes.
+// A variant's hash is of what a running replica was made from, so its cost and the size of
+// its weights, from which times are estimated, are not a part of it, and whether the
+// replica is a pair is. A model's hash is of all that the file says but the number of
+// replicas, which scaling changes.
+//
+// What came later than the first version is written only where it is set, so that models
+// of before keep their hashes, and their replicas.
 func hashes(m *state.Model) {
 	for i := range m.Variants {
 		m.Variants[i].Hash = variantHash(m, &m.Variants[i])
@@ -27,6 +31,7 @@ func hashes(m *state.Model) {
 	for _, v := range m.Variants {
 		d.text("variant", v.Hash)
 		d.text("cost", strconv.FormatFloat(v.Cost, 'g', -1, 64))
+		d.set("weights", v.Weights)
 	}
 	d.number("min", int64(m.Min))
 	d.number("max", int64(m.Max))
@@ -36,6 +41,7 @@ func hashes(m *state.Model) {
 	d.text("management", string(m.Management))
 	d.number("idle.warm", int64(m.IdleWarm))
 	d.number("idle.cold", int64(m.IdleCold))
+	d.set("keep_warm", int64(m.KeepWarm))
 	m.Hash = d.sum()
 }
 
@@ -46,8 +52,10 @@ func variantHash(m *state.Model, v *state.Variant) string {
 	d.text("name", v.Name)
 	d.text("gpu.model", v.GPUModel)
 	d.number("gpu.count", int64(v.GPUs))
+	d.set("gpu.reach", int64(v.Reach))
 	d.number("memory", v.Memory)
 	d.number("host_memory", v.HostMemory)
+	d.set("sleep_memory", v.SleepMemory)
 	d.number("slots", int64(v.Slots))
 	d.text("engine", v.Engine)
 	for _, token := range jobEssence(v.Job) {
@@ -67,6 +75,13 @@ func (d digest) text(name, value string) {
 }
 
 func (d digest) number(name string, value int64) { d.text(name, strconv.FormatInt(value, 10)) }
+
+// set writes a number that is not 0.
+func (d digest) set(name string, value int64) {
+	if value != 0 {
+		d.number(name, value)
+	}
+}
 
 // sum is 128 bits in hex: short enough for a table, long enough never to meet twice.
 func (d digest) sum() string { return hex.EncodeToString(d.Sum(nil)[:16]) }

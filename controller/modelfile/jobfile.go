@@ -20,11 +20,14 @@ const (
 	VarVariant = "remuda_variant" // the variant's name
 	VarReplica = "remuda_replica" // the replica's whole name, <model>:<variant>:<id>
 	VarGPUs    = "remuda_gpus"    // GPUs per engine
+	VarReach   = "remuda_reach"   // GPUs on which an engine has a seat, at least as many as remuda_gpus
 	VarSlots   = "remuda_slots"   // the variant's slots, 0 where the engine says
 )
 
 // ReservedVars lists the reserved variables.
-func ReservedVars() []string { return []string{VarModel, VarVariant, VarReplica, VarGPUs, VarSlots} }
+func ReservedVars() []string {
+	return []string{VarModel, VarVariant, VarReplica, VarGPUs, VarReach, VarSlots}
+}
 
 // JobVariable is a variable that a job file declares.
 type JobVariable struct {

@@ -69,6 +69,7 @@ model "meta-llama/Llama-3:8b" {
   dedicated  = true
   failover   = true
   management = "upscaling"
+  keep_warm  = 1
 
   idle {
     warm = "15m"
@@ -79,10 +80,12 @@ model "meta-llama/Llama-3:8b" {
     gpu {
       model = "NVIDIA H100 80GB HBM3"
       count = 2
+      reach = 4
     }
     weights     = "16GiB"
     memory      = "40GiB"
     host_memory = "20GB"
+    sleep_memory = "1GiB"
     cost        = 7.25
     slots       = 64
     engine      = "ollama"
@@ -108,13 +111,13 @@ func TestParse(t *testing.T) {
 	const size = 1234803098 + 500<<20
 	require.Equal(t, state.Model{
 		Name: "meta-llama/Llama-3:8b", Min: 1, Max: 4, Replicas: 2, Priority: 70, Dedicated: true, Failover: true,
-		Management: state.ManagementUpscaling, IdleWarm: 15 * time.Minute, IdleCold: 90 * time.Minute,
+		Management: state.ManagementUpscaling, IdleWarm: 15 * time.Minute, IdleCold: 90 * time.Minute, KeepWarm: 1,
 		Variants: []state.Variant{
 			{
-				Name: "h100", GPUModel: "NVIDIA H100 80GB HBM3", GPUs: 2, Memory: 40 << 30, HostMemory: 20e9, Cost: 7.25, Slots: 64,
+				Name: "h100", GPUModel: "NVIDIA H100 80GB HBM3", GPUs: 2, Reach: 4, Weights: 16 << 30, Memory: 40 << 30, HostMemory: 20e9, SleepMemory: 1 << 30, Cost: 7.25, Slots: 64,
 				Engine: "ollama", Job: job, Vars: map[string]string{"tp": "2", "args": `["x", true, { a = 1 }]`},
 			},
-			{Name: "any", GPUs: 1, Memory: size, HostMemory: size, Cost: 1, Engine: "vllm", Job: job},
+			{Name: "any", GPUs: 1, Weights: 1 << 30, Memory: size, HostMemory: size, Cost: 1, Engine: "vllm", Job: job},
 		},
 	}, m)
 }
@@ -155,6 +158,34 @@ func TestSizing(t *testing.T) {
 		require.Equal(t, modelfile.ReplicaSize(100<<30), m.Variants[0].HostMemory)
 		require.GreaterOrEqual(t, m.Variants[0].Memory*int64(tc.gpus), modelfile.ReplicaSize(100<<30), "no byte is lost in the division")
 	}
+}
+
+// TestCards: how many GPUs are needed follows from their memory, by NDIF's rule.
+func TestCards(t *testing.T) {
+	for _, tc := range []struct {
+		weights, card string
+		gpus          int
+	}{
+		{"1GiB", "80GiB", 1},
+		{"70GiB", "80GiB", 2},  // 81 GiB
+		{"140GiB", "80GiB", 4}, // 161.5 GiB: three, rounded up
+		{"140GB", "80GB", 4},
+		{"600GiB", "80GiB", 16}, // 690.5 GiB: nine, rounded up
+	} {
+		m := parseOne(t, fmt.Sprintf("model \"m\" {\nvariant \"v\" {\ngpu {\nmemory = %q\nreach = 16\n}\nweights = %q\njob = \"job.hcl\"\n}\n}\n", tc.card, tc.weights))
+		v := m.Variants[0]
+		require.Equal(t, tc.gpus, v.GPUs, "%s on %s", tc.weights, tc.card)
+		size := modelfile.ReplicaSize(v.Weights)
+		require.Equal(t, (size+int64(v.GPUs)-1)/int64(v.GPUs), v.Memory)
+		require.Equal(t, float64(v.GPUs), v.Cost)
+		back, err := modelfile.Parse("x.hcl", []byte(modelfile.Format(m)), nil)
+		require.NoError(t, err)
+		require.Equal(t, []state.Model{m}, back)
+	}
+	m := parseOne(t, "model \"m\" {\nvariant \"v\" {\ngpu {\ncount = 2\nreach = 2\n}\nweights = \"1GiB\"\njob = \"job.hcl\"\n}\n}\n")
+	require.Zero(t, m.Variants[0].Reach, "as many as it uses is the default")
+	_, err := parse("model \"m\" {\nvariant \"v\" {\ngpu {\nmemory = \"80GiB\"\n}\nmemory = \"1GiB\"\nhost_memory = \"1GiB\"\njob = \"job.hcl\"\n}\n}\n")
+	require.EqualError(t, err, `d/m.hcl:4:10: model "m": variant "v": gpu: memory is "80GiB", and weights is missing: want their size, from which the number of GPUs follows; or a count`)
 }
 
 // faults are found in variants of good files: each line replaces the one with the
@@ -205,6 +236,17 @@ var faults = []struct {
 	{"gpu count three", "", "", `count = 3`, "", []string{`gpu: count is 3: want 1, 2, 4, 8 or 16, over which a model's attention heads`}},
 	{"gpu count zero", "", "", `count = 0`, "", []string{`gpu: count is 0: want a whole number from 1 to 16`}},
 	{"gpu count many", "", "", `count = 32`, "", []string{`gpu: count is 32: want`}},
+	{"gpu memory and count", "", "", "count = 2\nmemory = \"80GiB\"", "", []string{`gpu: memory is "80GiB", and there is a count: want one of them`}},
+	{"gpu memory without weights", "", "", `memory = "80GiB"`, "-weights", []string{`variant "v": weights is missing: want their size`}},
+	{"gpu memory too small", "", "", `memory = "64MiB"`, "", []string{`gpu: memory is "64MiB": weights of "1GiB" take "1759091098B", for which 16 such GPUs are not enough: want larger ones`}},
+	{"gpu memory unit", "", "", `memory = "80"`, "", []string{`gpu: memory is "80": want a whole number with its unit`}},
+	{"memory above the card's", "", "", `memory = "4GiB"`, `memory = "5GiB"`, []string{`variant "v": memory is "5GiB" on each GPU: want at most gpu: memory, which is "4GiB"`}},
+	{"reach zero", "", "", `reach = 0`, "", []string{`gpu: reach is 0: want a whole number from 1 to 16`}},
+	{"reach too small", "", "", "count = 4\nreach = 2", "", []string{`gpu: reach is 2: want at least the number of GPUs that an engine uses at a time, which is 4`}},
+	{"keep_warm negative", "keep_warm = -1", "", "", "", []string{`keep_warm is -1: want a whole number from 0 to 1000`}},
+	{"keep_warm above max", "max = 2\nkeep_warm = 3", "", "", "", []string{`d/m.hcl:3:13: model "m": keep_warm is 3: want at most max, which is 2`}},
+	{"sleep memory", "", "", "", `sleep_memory = "0B"`, []string{`sleep_memory is "0B": want more than nothing`}},
+	{"sleep memory too large", "", "", "", `sleep_memory = "2GiB"`, []string{`sleep_memory is "2GiB": want at most what a replica takes of each GPU while it serves, which is "1759091098B"`}},
 	{"gpu unknown", "", "", `cuont = 1`, "", []string{`Did you mean "count"?`}},
 	{"weights missing", "", "", "", "-weights", []string{`variant "v": weights is missing: want their size`}},
 	{"weights unit", "", "", "", `weights = "16"`, []string{`weights is "16": want a whole number with its unit`}},
@@ -455,7 +497,8 @@ func TestHash(t *testing.T) {
 		"management": {`"upscaling"`, `"manual"`}, "warm": {`"15m"`, `"16m"`}, "cold": {`"1h30m"`, `"2h"`},
 		"variant": {`"h100"`, `"h200"`}, "gpu": {"H100 80GB", "H200"}, "count": {"count = 2", "count = 4"}, "memory": {`"40GiB"`, `"41GiB"`},
 		"host memory": {`"20GB"`, `"21GB"`}, "cost": {"7.25", "7.5"}, "slots": {"64", "65"}, "engine": {`"ollama"`, `"vllm"`},
-		"vars": {"tp = 2", "tp = 4"},
+		"vars": {"tp = 2", "tp = 4"}, "keep warm": {"keep_warm  = 1", "keep_warm = 2"}, "reach": {"reach = 4", "reach = 3"},
+		"weights": {`"16GiB"`, `"17GiB"`}, "sleep memory": {`sleep_memory = "1GiB"`, `sleep_memory = "2GiB"`},
 	}
 	seen := map[string]string{base.Hash: "base"}
 	for name, c := range changes {
@@ -466,7 +509,7 @@ func TestHash(t *testing.T) {
 		seen[m.Hash] = name
 		rolls := m.Variants[0].Hash != base.Variants[0].Hash
 		switch name {
-		case "name", "failover", "variant", "gpu", "count", "memory", "host memory", "slots", "engine", "vars":
+		case "name", "failover", "variant", "gpu", "count", "memory", "host memory", "slots", "engine", "vars", "reach", "sleep memory":
 			require.True(t, rolls, "%s must replace the replicas", name)
 		default:
 			require.False(t, rolls, "%s must not replace the replicas", name)
@@ -530,11 +573,17 @@ func TestDiff(t *testing.T) {
 	}
 	require.Equal(t, `~ min: 1 -> 0
 ~ replicas: 2 -> 3
+~ keep_warm: 1 -> 0
 ~ idle: warm: 15m -> never
-~ variant "h100": memory: 40GiB -> 41GiB  (replaces the variant's replicas)
+~ variant "h100": gpu: reach: 4 -> 2  (replaces the variant's replicas)
+~ variant "h100": weights: 16GiB -> not known
+~ variant "h100": memory: 40GiB -> 41GiB
+~ variant "h100": sleep_memory: 1GiB -> nothing
 ~ variant "h100": cost: 7.25 -> 8
 ~ variant "h100": vars: tp: "2" -> "4"`,
-		text(&base, edit("min        = 1", "min = 0", "replicas   = 2", "replicas = 3", `"15m"`, `"0s"`, `"40GiB"`, `"41GiB"`, "7.25", "8", "tp = 2", "tp = 4")))
+		text(&base, edit("min        = 1", "min = 0", "replicas   = 2", "replicas = 3", `"15m"`, `"0s"`, `"40GiB"`, `"41GiB"`, "7.25", "8", "tp = 2", "tp = 4",
+			"keep_warm  = 1", "", "reach = 4", "", `weights     = "16GiB"`, "", `sleep_memory = "1GiB"`, "")))
+	require.Equal(t, `~ variant "h100": weights: 16GiB -> 17GiB`, text(&base, edit(`"16GiB"`, `"17GiB"`)), "it replaces nothing")
 	require.Equal(t, `~ failover: true -> false
 ~ variant "h100"  (replaces the variant's replicas)
 ~ variant "any"  (replaces the variant's replicas)`, text(&base, edit("failover   = true", "failover = false")))

@@ -13,6 +13,7 @@ import (
 	"github.com/zclconf/go-cty/cty"
 	"github.com/zclconf/go-cty/cty/function"
 
+	"remuda/controller/placement"
 	"remuda/controller/state"
 )
 
@@ -29,6 +30,7 @@ const (
 	MaxPriority = 100
 	MaxSlots    = 1 << 20
 	maxCost     = 1e9
+	maxGPUs     = 16 // of a node
 )
 
 // maxFile is far more than people write.
@@ -117,7 +119,7 @@ func (p *parser) file(filename string, src []byte) {
 func (p *parser) model(b *hcl.Block) state.Model {
 	m := state.Model{Name: b.Labels[0], Priority: DefaultPriority, Management: DefaultManagement}
 	s := p.scope(b, fmt.Sprintf("model %q", clip(m.Name)),
-		[]string{"min", "max", "replicas", "priority", "dedicated", "failover", "management"},
+		[]string{"min", "max", "replicas", "priority", "dedicated", "failover", "management", "keep_warm"},
 		hcl.BlockHeaderSchema{Type: "idle"}, hcl.BlockHeaderSchema{Type: "variant", LabelNames: []string{"name"}})
 	// ok is also true of what was left out.
 	count := func(name string, to *int, low, high int64) (given, ok bool) {
@@ -147,6 +149,9 @@ func (p *parser) model(b *hcl.Block) state.Model {
 		s.fault("replicas", "is %d: want at most max, which is %d", m.Replicas, m.Max)
 	}
 	count("priority", &m.Priority, 0, MaxPriority)
+	if given, ok := count("keep_warm", &m.KeepWarm, 0, MaxReplicas); given && ok && maxOK && replicasOK && minOK && m.KeepWarm > m.Max {
+		s.fault("keep_warm", "is %d: want at most max, which is %d", m.KeepWarm, m.Max)
+	}
 	s.flag("dedicated", &m.Dedicated)
 	s.flag("failover", &m.Failover)
 	s.oneOf("management", (*string)(&m.Management), string(state.ManagementDisabled), string(state.ManagementManual),
@@ -180,31 +185,17 @@ func (p *parser) model(b *hcl.Block) state.Model {
 func (p *parser) variant(model string, b *hcl.Block) state.Variant {
 	v := state.Variant{Name: b.Labels[0], GPUs: 1, Engine: DefaultEngine}
 	s := p.scope(b, fmt.Sprintf("%s: variant %q", model, clip(v.Name)),
-		[]string{"weights", "memory", "host_memory", "cost", "slots", "engine", "job", "vars"}, hcl.BlockHeaderSchema{Type: "gpu"})
+		[]string{"weights", "memory", "host_memory", "sleep_memory", "cost", "slots", "engine", "job", "vars"}, hcl.BlockHeaderSchema{Type: "gpu"})
 	gpusOK := true
-	if gpu := s.single("gpu"); gpu != nil {
-		g := p.scope(gpu, s.path+": gpu", []string{"model", "count"})
-		if text, ok := g.text("model"); ok {
-			if err := checkGPUModel(text); err != nil {
-				g.fault("model", "%v", err)
-			}
-			v.GPUModel = text
-		}
-		n, given, ok := g.number("count", 1, 16)
-		switch {
-		case ok && !validDegree(n):
-			g.fault("count", "is %d: want 1, 2, 4, 8 or 16, over which a model's attention heads and matrices split evenly (tensor parallelism)", n)
-			gpusOK = false
-		case ok:
-			v.GPUs = int(n)
-		default:
-			gpusOK = !given
-		}
-	}
+	g := p.gpu(s, &v, &gpusOK)
 	weights, weightsGiven, weightsOK := s.size("weights")
 	memory, memoryGiven, memoryOK := s.size("memory")
 	host, hostGiven, hostOK := s.size("host_memory")
-	v.Memory, v.HostMemory = memory, host
+	sleep, _, sleepOK := s.size("sleep_memory")
+	v.Weights, v.Memory, v.HostMemory, v.SleepMemory = weights, memory, host, sleep
+	if g != nil {
+		p.cards(s, g, &v, &gpusOK)
+	}
 	if weightsOK && !memoryGiven {
 		v.Memory = perGPU(ReplicaSize(weights), v.GPUs)
 	}
@@ -222,6 +213,9 @@ func (p *parser) variant(model string, b *hcl.Block) state.Variant {
 	if weightsOK && hostOK && hostGiven && host < weights {
 		s.fault("host_memory", "is %q: want at least the weights, which are %q", FormatSize(host), FormatSize(weights))
 	}
+	if sleepOK && gpusOK && v.Memory > 0 && sleep > v.Memory {
+		s.fault("sleep_memory", "is %q: want at most what a replica takes of each GPU while it serves, which is %q", FormatSize(sleep), FormatSize(v.Memory))
+	}
 	v.Cost = float64(v.GPUs)
 	if c, ok := s.float("cost", 0, maxCost); ok {
 		v.Cost = c
@@ -234,6 +228,72 @@ func (p *parser) variant(model string, b *hcl.Block) state.Variant {
 	v.Vars = s.vars("vars")
 	p.job(s, &v)
 	return v
+}
+
+// gpu reads a variant's gpu block, nil where there is none. What it says of numbers is in
+// v, unless ok is false then.
+func (p *parser) gpu(s *scope, v *state.Variant, ok *bool) *scope {
+	b := s.single("gpu")
+	if b == nil {
+		return nil
+	}
+	g := p.scope(b, s.path+": gpu", []string{"model", "count", "reach", "memory"})
+	if text, ok := g.text("model"); ok {
+		if err := checkGPUModel(text); err != nil {
+			g.fault("model", "%v", err)
+		}
+		v.GPUModel = text
+	}
+	n, given, valid := g.number("count", 1, maxGPUs)
+	switch {
+	case valid && !validDegree(n):
+		g.fault("count", "is %d: want 1, 2, 4, 8 or 16, over which a model's attention heads and matrices split evenly (tensor parallelism)", n)
+		*ok = false
+	case valid:
+		v.GPUs = int(n)
+	default:
+		*ok = !given
+	}
+	return g
+}
+
+// cards works out how many GPUs a variant needs where the block says how large each is and
+// not how many, and reads its reach, for which that has to be known.
+func (p *parser) cards(s, g *scope, v *state.Variant, ok *bool) {
+	card, given, valid := g.size("memory")
+	switch {
+	case !given:
+	case !valid:
+		*ok = false
+	case g.attrs["count"] != nil:
+		g.fault("memory", "is %q, and there is a count: want one of them; how many GPUs are needed follows from their memory", FormatSize(card))
+		*ok = false
+	case v.Weights == 0:
+		*ok = false
+		// Without those, the missing weights are told anyway.
+		if s.attrs["weights"] == nil && s.attrs["memory"] != nil && s.attrs["host_memory"] != nil {
+			g.fault("memory", "is %q, and weights is missing: want their size, from which the number of GPUs follows; or a count", FormatSize(card))
+		}
+	default:
+		n, _ := placement.Sizing(v.Weights, card)
+		if n == 0 {
+			g.fault("memory", "is %q: weights of %q take %q, for which %d such GPUs are not enough: want larger ones", FormatSize(card), FormatSize(v.Weights), FormatSize(ReplicaSize(v.Weights)), maxGPUs)
+			*ok = false
+			break
+		}
+		v.GPUs = n
+		if v.Memory > card {
+			s.fault("memory", "is %q on each GPU: want at most gpu: memory, which is %q", FormatSize(v.Memory), FormatSize(card))
+		}
+	}
+	n, _, valid := g.number("reach", 1, maxGPUs)
+	switch {
+	case !valid || !*ok:
+	case int(n) < v.GPUs:
+		g.fault("reach", "is %d: want at least the number of GPUs that an engine uses at a time, which is %d", n, v.GPUs)
+	case int(n) > v.GPUs:
+		v.Reach = int(n)
+	}
 }
 
 // checkGPUModel accepts what can be a device group's name in Nomad.

@@ -24,6 +24,12 @@ type Config struct {
 	Namespace string
 	// Region; empty means NOMAD_REGION, or the agent's.
 	Region string
+	// Isolated: the environment says nothing, neither NOMAD_ADDR nor NOMAD_TOKEN nor any
+	// other. It is meant for another Nomad than this machine's, which must not be shown that
+	// one's token.
+	Isolated bool
+	// NodePool: only the nodes of this pool of Nomad's are in the inventory; empty: all.
+	NodePool string
 	// TLS; nil means NOMAD_CACERT and friends.
 	TLS *api.TLSConfig
 	// Timeout bounds every request that does not wait for a change.
@@ -35,7 +41,8 @@ type Config struct {
 	// are gathered.
 	Settle time.Duration
 	// Rate is how many requests a second are sent at most, on average, and Burst how
-	// many at once. Waiting queries have Settle instead.
+	// many at once. Waiting queries have Settle instead; the statistics of nodes have as
+	// many of their own, so that they keep nothing waiting.
 	Rate  float64
 	Burst int
 
@@ -61,6 +68,8 @@ type Client struct {
 	api       *api.Client
 	namespace string
 	limit     *limiter
+	// stats is the limit of the statistics of nodes.
+	stats *limiter
 	// now is for nodes whose loss Nomad has no time of.
 	now func() time.Time
 }
@@ -88,6 +97,9 @@ func New(cfg Config) (*Client, error) {
 	if cfg.Burst < 1 {
 		errs = append(errs, fmt.Errorf("burst is %d: want at least 1", cfg.Burst))
 	}
+	if cfg.Isolated && cfg.Address == "" {
+		errs = append(errs, errors.New("address must be set"))
+	}
 	if cfg.Logger == nil {
 		errs = append(errs, errors.New("logger must be set"))
 	}
@@ -95,6 +107,9 @@ func New(cfg Config) (*Client, error) {
 		return nil, fmt.Errorf("nomad: %w", err)
 	}
 	ac := api.DefaultConfig()
+	if cfg.Isolated {
+		ac = &api.Config{TLSConfig: &api.TLSConfig{}}
+	}
 	ac.Address = cmp.Or(cfg.Address, ac.Address)
 	ac.SecretID = cmp.Or(cfg.Token, ac.SecretID)
 	ac.Namespace = cmp.Or(cfg.Namespace, ac.Namespace, api.DefaultNamespace)
@@ -106,7 +121,7 @@ func New(cfg Config) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("nomad at %s: %w", ac.Address, err)
 	}
-	return &Client{cfg: cfg, api: client, namespace: ac.Namespace, limit: newLimiter(cfg.Rate, cfg.Burst), now: time.Now}, nil
+	return &Client{cfg: cfg, api: client, namespace: ac.Namespace, limit: newLimiter(cfg.Rate, cfg.Burst), stats: newLimiter(cfg.Rate, cfg.Burst), now: time.Now}, nil
 }
 
 // Close closes idle connections.
@@ -117,7 +132,12 @@ func (c *Client) Namespace() string { return c.namespace }
 
 // call runs one request under the rate limit and the timeout.
 func (c *Client) call(ctx context.Context, what string, request func(ctx context.Context) error) error {
-	if err := c.limit.wait(ctx); err != nil {
+	return c.callUnder(ctx, c.limit, what, request)
+}
+
+// callUnder is call with a rate limit of its own.
+func (c *Client) callUnder(ctx context.Context, limit *limiter, what string, request func(ctx context.Context) error) error {
+	if err := limit.wait(ctx); err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
 	bounded, cancel := context.WithTimeout(ctx, c.cfg.Timeout)

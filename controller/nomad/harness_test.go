@@ -76,7 +76,7 @@ func request() nomad.Request {
 		Name: name, Failover: true,
 		Variant:   state.Variant{Name: "h100", GPUModel: "H100", GPUs: 1, Memory: 20 << 30, HostMemory: 17 << 30, Slots: 8, Engine: "vllm", Hash: "abc"},
 		Node:      state.Node{ID: "node-1", Datacenter: "dc7", Pool: "gpu"},
-		Placement: state.Placement{Node: "node-1", Seats: []string{"GPU-1#0", "GPU-1#1"}},
+		Placement: state.Placement{Node: "node-1", Seats: []string{"GPU-1#0", "GPU-1#1"}, Memory: map[string]int64{"GPU-1": 20 << 30}, HostMemory: 17 << 30},
 	}
 }
 

@@ -30,7 +30,7 @@ const (
 // fetchers is how many nodes are read at once.
 const fetchers = 8
 
-// Inventory lists the nodes that offer seats now, and those of known that Nomad
+// Inventory lists the nodes of the node pool that offer seats now, and those of known that Nomad
 // still has, though they may offer none any more. Nodes are sorted by ID, GPUs by
 // UUID and seats by number.
 func (c *Client) Inventory(ctx context.Context, known ...string) ([]state.Node, error) {
@@ -108,6 +108,9 @@ func (r *reader) list(q *api.QueryOptions) ([]state.Node, *api.QueryMeta, error)
 	)
 	var stale []string
 	for _, stub := range stubs {
+		if pool := r.c.cfg.NodePool; pool != "" && stub.NodePool != pool {
+			continue
+		}
 		seen[stub.ID] = true
 		if old, ok := r.cache[stub.ID]; !ok || old.index != stub.ModifyIndex {
 			stale = append(stale, stub.ID)
@@ -234,17 +237,20 @@ func attrText(attrs map[string]*api.Attribute, name string) string {
 	return ""
 }
 
-// attrBytes reads a size in any of Nomad's units (plugins/shared/structs/units.go).
+// byteUnits are Nomad's units of sizes, in bytes (plugins/shared/structs/units.go).
+var byteUnits = map[string]float64{
+	"":    1 << 20, // Nomad's own unit of memory
+	"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40,
+	"kB": 1e3, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12,
+}
+
+// attrBytes reads a size in any of Nomad's units.
 func attrBytes(attrs map[string]*api.Attribute, name string) int64 {
 	a := attrs[name]
 	if a == nil {
 		return 0
 	}
-	factor, ok := map[string]float64{
-		"":    1 << 20, // Nomad's own unit of memory
-		"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40,
-		"kB": 1e3, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12,
-	}[a.Unit]
+	factor, ok := byteUnits[a.Unit]
 	switch {
 	case !ok:
 		return 0

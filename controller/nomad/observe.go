@@ -24,8 +24,12 @@ type Job struct {
 	Name replica.Name
 	// Hash is of the variant that it was made from.
 	Hash string
-	// Placement is where it was put, as its meta says. Memory holds every GPU.
+	// Placement is where it was put, as its meta says. Memory holds the GPUs that it uses
+	// first.
 	Placement state.Placement
+	// ShimPorts are the labels of its shims' ports, by role, where its job file has named
+	// them; see Shims.
+	ShimPorts map[string]string
 	// Problem is why the meta cannot be believed, as after somebody edited it. Name,
 	// Hash and Placement are then what could be read.
 	Problem string
@@ -51,7 +55,9 @@ type Allocation struct {
 	// Healthy is what the deployment found, nil before.
 	Healthy *bool
 	// Seats are the device IDs that Nomad gave to each task.
-	Seats             map[string][]string
+	Seats map[string][]string
+	// Ports are the addresses, host:port, by the labels of the ports.
+	Ports             map[string]string
 	Tasks             []Task
 	Created, Modified time.Time
 }
@@ -290,6 +296,9 @@ func jobOf(s *api.JobListStub) Job {
 	}
 	memory := bytes(MetaMemory)
 	j.Placement = state.Placement{Node: s.Meta[MetaNode], HostMemory: bytes(MetaHostMemory), Memory: map[string]int64{}}
+	if s.Meta[MetaSleepMemory] != "" {
+		j.Placement.SleepMemory = bytes(MetaSleepMemory)
+	}
 	if j.Placement.Node == "" {
 		problems = append(problems, MetaNode+" is missing")
 	}
@@ -302,6 +311,18 @@ func jobOf(s *api.JobListStub) Job {
 		j.Placement.Seats = append(j.Placement.Seats, id)
 		j.Placement.Memory[uuid] = memory
 	}
+	if first := s.Meta[MetaGPUs]; first != "" { // jobs of earlier versions use all
+		seated := j.Placement.Memory
+		j.Placement.Memory = map[string]int64{}
+		for uuid := range strings.SplitSeq(first, ",") {
+			if _, ok := seated[uuid]; !ok {
+				problems = append(problems, fmt.Sprintf("%s has %q: want GPUs of %s", MetaGPUs, uuid, MetaSeats))
+				continue
+			}
+			j.Placement.Memory[uuid] = memory
+		}
+	}
+	j.ShimPorts = shimsOf(s.Meta[MetaShims])
 	j.Problem = strings.Join(problems, "; ")
 	return j
 }
@@ -328,6 +349,7 @@ func allocationOf(a *api.AllocationListStub) Allocation {
 			}
 		}
 	}
+	out.Ports = portsOf(a.AllocatedResources)
 	for name, s := range a.TaskStates {
 		if s == nil {
 			continue

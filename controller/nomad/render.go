@@ -28,6 +28,17 @@ const (
 	MetaSeats      = "remuda_seats"   // the device IDs, by commas
 	MetaMemory     = "remuda_memory"  // bytes of each GPU
 	MetaHostMemory = "remuda_host_memory"
+	// MetaGPUs has the UUIDs of the GPUs that it uses first, by commas: those of its seats,
+	// or of a variant with a reach some of them. It may wake on others.
+	MetaGPUs = "remuda_gpus"
+	// MetaSleepMemory are bytes of each GPU while it is WARM; left out where it is 0.
+	MetaSleepMemory = "remuda_sleep_memory"
+	// MetaShims has the labels of the shims' ports as role=label, by commas, where tasks
+	// have a MetaShim.
+	MetaShims = "remuda_shims"
+	// MetaShim is a task's: the label of its shim's port, where that is not the usual one.
+	// Job files set it.
+	MetaShim = "remuda_shim"
 	// MetaRole is a task's: the engine's role where the task's name is not it. Job
 	// files set it.
 	MetaRole = "remuda_role"
@@ -38,6 +49,9 @@ const (
 	EnvModel   = "REMUDA_MODEL"
 	EnvVariant = "REMUDA_VARIANT"
 	EnvGroup   = "REMUDA_GROUP" // the failover group, which is the replica's name
+	// EnvUseGPUs has the UUIDs of the GPUs that the engine uses first, by commas, of those
+	// on which it has seats.
+	EnvUseGPUs = "REMUDA_USE_GPUS"
 )
 
 // Nomad's names in constraints.
@@ -102,9 +116,11 @@ func (c *Client) Check(ctx context.Context, m state.Model, v state.Variant) (war
 		Node:      state.Node{ID: "00000000-0000-0000-0000-000000000000", Datacenter: "dc1", Pool: api.NodePoolDefault},
 		Placement: state.Placement{Node: "00000000-0000-0000-0000-000000000000", Memory: map[string]int64{}, HostMemory: v.HostMemory},
 	}
-	for i := range v.GPUs {
+	for i := range reach(v) {
 		uuid := fmt.Sprintf("GPU-00000000-0000-0000-0000-%012d", i)
-		r.Placement.Memory[uuid] = v.Memory
+		if i < v.GPUs {
+			r.Placement.Memory[uuid] = v.Memory
+		}
 		for seat := range seatsPerGPU(m.Failover) {
 			r.Placement.Seats = append(r.Placement.Seats, fmt.Sprintf("%s#%d", uuid, seat))
 		}
@@ -132,6 +148,7 @@ func variables(r Request) (string, error) {
 		modelfile.VarVariant: r.Name.Variant,
 		modelfile.VarReplica: r.Name.String(),
 		modelfile.VarGPUs:    strconv.Itoa(r.Variant.GPUs),
+		modelfile.VarReach:   strconv.Itoa(reach(r.Variant)),
 		modelfile.VarSlots:   strconv.Itoa(r.Variant.Slots),
 	} {
 		values[name] = value
@@ -150,6 +167,9 @@ func variables(r Request) (string, error) {
 	return b.String(), nil
 }
 
+// reach is on how many GPUs each engine of a variant has a seat.
+func reach(v state.Variant) int { return max(v.Reach, v.GPUs) }
+
 func seatsPerGPU(failover bool) int {
 	if failover {
 		return 2
@@ -166,6 +186,7 @@ func Pin(job *api.Job, namespace string, r Request) error {
 	p.checkNames()
 	seats := p.seats()
 	engines := p.engines()
+	shims, use := p.shims(engines), strings.Join(p.used(), ",")
 	if len(p.faults) > 0 {
 		return p.faults
 	}
@@ -183,16 +204,24 @@ func Pin(job *api.Job, namespace string, r Request) error {
 		MetaNode: r.Placement.Node, MetaSeats: strings.Join(r.Placement.Seats, ","),
 		MetaMemory: strconv.FormatInt(r.Variant.Memory, 10), MetaHostMemory: strconv.FormatInt(r.Variant.HostMemory, 10),
 	})
+	job.Meta[MetaGPUs] = use
+	if r.Variant.SleepMemory > 0 {
+		job.Meta[MetaSleepMemory] = strconv.FormatInt(r.Variant.SleepMemory, 10)
+	}
+	if shims != "" {
+		job.Meta[MetaShims] = shims
+	}
 	for role, e := range engines {
 		// By vendor and type alone: the group's name has the clique in it, and the
 		// seats say all.
 		e.device.Name = deviceVendor + "/" + deviceType
+		e.device.Count = new(uint64(reach(r.Variant)))
 		e.device.Constraints = slices.DeleteFunc(e.device.Constraints, func(c *api.Constraint) bool { return c.LTarget == deviceIDs || c.RTarget == deviceIDs })
 		e.device.Constraints = append(e.device.Constraints, api.NewConstraint(deviceIDs, "set_contains_any", strings.Join(seats[role], ",")))
 		if e.task.Env == nil {
 			e.task.Env = map[string]string{}
 		}
-		maps.Copy(e.task.Env, map[string]string{EnvModel: r.Name.Model, EnvVariant: r.Name.Variant, EnvGroup: r.Name.String()})
+		maps.Copy(e.task.Env, map[string]string{EnvModel: r.Name.Model, EnvVariant: r.Name.Variant, EnvGroup: r.Name.String(), EnvUseGPUs: use})
 	}
 	return nil
 }
@@ -247,7 +276,7 @@ func (p *pinner) checkJob(namespace string) {
 		p.checkUpdate(in, g.Update)
 		for _, t := range g.Tasks {
 			for _, k := range slices.Sorted(maps.Keys(t.Meta)) {
-				if strings.HasPrefix(k, "remuda_") && k != MetaRole {
+				if strings.HasPrefix(k, "remuda_") && k != MetaRole && k != MetaShim {
 					p.fault("%stask %q: meta %s is set: want it left out: the controller sets it", in, t.Name, k)
 				}
 			}
@@ -296,8 +325,8 @@ func (p *pinner) seats() map[string][]string {
 		}
 		byGPU[uuid] = append(byGPU[uuid], id)
 	}
-	if len(order) != p.r.Variant.GPUs {
-		p.fault("placement: seats on %d GPUs: want %d, as the variant has it", len(order), p.r.Variant.GPUs)
+	if n := reach(p.r.Variant); len(order) != n {
+		p.fault("placement: seats on %d GPUs: want %d, as the variant has it", len(order), n)
 	}
 	want := seatsPerGPU(p.r.Failover)
 	out := map[string][]string{}
@@ -424,8 +453,12 @@ func (p *pinner) device(in string, t *api.Task) (*api.RequestedDevice, int) {
 		if d.Count != nil {
 			count = *d.Count
 		}
-		if want := p.r.Variant.GPUs; count != uint64(want) {
-			p.fault("%sdevice %q: count is %d: want %d, as the variant's gpu block has it (variable %q gives it to the job file)", in, d.Name, count, want, modelfile.VarGPUs)
+		switch gpus, all := p.r.Variant.GPUs, reach(p.r.Variant); {
+		case count == uint64(gpus) || count == uint64(all):
+		case gpus == all:
+			p.fault("%sdevice %q: count is %d: want %d, as the variant's gpu block has it (variable %q gives it to the job file)", in, d.Name, count, gpus, modelfile.VarGPUs)
+		default:
+			p.fault("%sdevice %q: count is %d: want %d, the reach in the variant's gpu block (variable %q gives it to the job file)", in, d.Name, count, all, modelfile.VarReach)
 		}
 		if model != "" && p.r.Variant.GPUModel != "" && model != p.r.Variant.GPUModel {
 			p.fault("%sdevice %q: the model is %q: want %q, as the variant's gpu block has it, or \"nvidia/gpu\"", in, d.Name, model, p.r.Variant.GPUModel)

@@ -37,7 +37,7 @@ func TestPin(t *testing.T) {
 	require.Equal(t, []*api.Constraint{api.NewConstraint("${attr.kernel.name}", "=", "linux"), api.NewConstraint("${node.unique.id}", "=", "node-1")}, job.Constraints)
 	require.Equal(t, map[string]string{
 		"team": "a", "remuda_model": "meta-llama/Llama:8b", "remuda_variant": "h100", "remuda_replica": id, "remuda_hash": "abc", "remuda_node": "node-1",
-		"remuda_seats": "GPU-1#3,GPU-1#1", "remuda_memory": "21474836480", "remuda_host_memory": "18253611008",
+		"remuda_seats": "GPU-1#3,GPU-1#1", "remuda_memory": "21474836480", "remuda_host_memory": "18253611008", "remuda_gpus": "GPU-1",
 	}, job.Meta)
 	require.Equal(t, []*api.Constraint{
 		api.NewConstraint("${device.attr.memory}", ">=", "40 GiB"),
@@ -45,7 +45,7 @@ func TestPin(t *testing.T) {
 	}, device(job, 1).Constraints)
 	require.Equal(t, "nvidia/gpu", device(job, 2).Name)
 	require.Equal(t, []*api.Constraint{api.NewConstraint("${device.ids}", "set_contains_any", "GPU-1#3")}, device(job, 2).Constraints)
-	require.Equal(t, map[string]string{"A": "b", "REMUDA_MODEL": "meta-llama/Llama:8b", "REMUDA_VARIANT": "h100", "REMUDA_GROUP": id}, job.TaskGroups[0].Tasks[2].Env)
+	require.Equal(t, map[string]string{"A": "b", "REMUDA_MODEL": "meta-llama/Llama:8b", "REMUDA_VARIANT": "h100", "REMUDA_GROUP": id, "REMUDA_USE_GPUS": "GPU-1"}, job.TaskGroups[0].Tasks[2].Env)
 	require.Nil(t, job.TaskGroups[0].Tasks[0].Env)
 }
 
@@ -64,6 +64,7 @@ func TestPinRoles(t *testing.T) {
 		r := request()
 		r.Failover, r.Variant.GPUs = false, 4
 		r.Placement.Seats = []string{"GPU-1#0", "GPU-2#1", "GPU-3#0", "GPU-4#0"}
+		r.Placement.Memory = map[string]int64{"GPU-1": 1, "GPU-2": 1, "GPU-3": 1, "GPU-4": 1}
 		require.NoError(t, nomad.Pin(job, "default", r))
 		require.Equal(t, "GPU-1#0,GPU-2#1,GPU-3#0,GPU-4#0", seat(job, 0))
 	})
@@ -73,6 +74,7 @@ func TestPinRoles(t *testing.T) {
 		r := request()
 		r.Variant.GPUs = 2
 		r.Placement.Seats = []string{"GPU-1#0", "GPU-1#1", "GPU-2#1", "GPU-2#0"}
+		r.Placement.Memory = map[string]int64{"GPU-1": 1, "GPU-2": 1}
 		require.NoError(t, nomad.Pin(job, "default", r))
 		require.Equal(t, []string{"GPU-1#1,GPU-2#1", "GPU-1#0,GPU-2#0"}, []string{seat(job, 0), seat(job, 1)})
 	})
@@ -153,6 +155,16 @@ var badJobs = []struct {
 	{"bad seat", func(_ *api.Job, r *nomad.Request) {
 		r.Placement.Seats = []string{"GPU-1#0", "GPU-1#1", "GPU-1#01"}
 	}, `seat "GPU-1#01": want <GPU UUID>#<seat>`},
+	{"memory nowhere", func(_ *api.Job, r *nomad.Request) { r.Placement.Memory = nil }, `memory on 0 GPUs with a seat: want it on 1`},
+	{"memory without a seat", func(_ *api.Job, r *nomad.Request) { r.Placement.Memory = map[string]int64{"GPU-2": 1} }, `memory on 0 GPUs with a seat: want it on 1`},
+	{"too few GPUs for its reach", func(j *api.Job, r *nomad.Request) {
+		r.Variant.Reach = 3
+		r.Placement.Seats = []string{"GPU-1#0", "GPU-1#1", "GPU-2#0", "GPU-2#1", "GPU-3#0", "GPU-3#1"}
+		device(j, 1).Count = new(uint64(2))
+	}, `task "primary": device "nvidia/gpu": count is 2: want 3, the reach`},
+	{"shim's port unknown", func(j *api.Job, _ *nomad.Request) {
+		j.TaskGroups[0].Tasks[1].Meta = map[string]string{"remuda_shim": "admin"}
+	}, `task "primary": meta remuda_shim is "admin": want the label of one of the job's ports`},
 	{"two GPUs", func(_ *api.Job, r *nomad.Request) {
 		r.Placement.Seats = []string{"GPU-1#0", "GPU-1#1", "GPU-2#0", "GPU-2#1"}
 	}, `seats on 2 GPUs: want 1`},
@@ -198,6 +210,7 @@ variable "args" { default = [] }
 variable "hosts" { type = list(string) }
 variable "remuda_replica" { default = "" }
 variable "remuda_gpus" { default = 1 }
+variable "remuda_reach" { default = 1 }
 job "x" {}
 `
 	r.Variant.Vars = map[string]string{"slots": "4", "args": `["a", "b"]`, "hosts": `["h"]`}
@@ -211,7 +224,7 @@ job "x" {}
 	require.Equal(t, r.Name.String(), *job.ID)
 	require.True(t, sent.Canonicalize)
 	require.Equal(t, r.Variant.Job, sent.JobHCL)
-	require.Equal(t, "slots = \"4\"\nargs = [\"a\", \"b\"]\nhosts = [\"h\"]\nremuda_replica = \"meta-llama/Llama:8b:h100:7f3a\"\nremuda_gpus = \"1\"\n", sent.Variables)
+	require.Equal(t, "slots = \"4\"\nargs = [\"a\", \"b\"]\nhosts = [\"h\"]\nremuda_replica = \"meta-llama/Llama:8b:h100:7f3a\"\nremuda_gpus = \"1\"\nremuda_reach = \"1\"\n", sent.Variables)
 	again, err := c.Render(t.Context(), r)
 	require.NoError(t, err)
 	require.Equal(t, job, again, "rendering is deterministic")
@@ -247,4 +260,25 @@ func TestJobIDFitsNomad(t *testing.T) {
 	id := nomad.JobID(replica.Name{Model: "meta-llama/Llama-3:8b", Variant: "h100", ID: "0c1d6f9e-0000-4000-8000-000000000000"})
 	require.NotContains(t, id, " ")
 	require.NotContains(t, id, "\x00")
+}
+
+// A variant with a reach has a seat on more GPUs than it uses.
+func TestPinReach(t *testing.T) {
+	job := pair()
+	job.TaskGroups[0].Networks = []*api.NetworkResource{{DynamicPorts: []api.Port{{Label: "a"}, {Label: "b"}}}}
+	job.TaskGroups[0].Tasks = []*api.Task{engine("primary", 2), engine("shadow", 4)}
+	job.TaskGroups[0].Tasks[0].Meta = map[string]string{"remuda_shim": "b"}
+	r := request()
+	r.Variant.GPUs, r.Variant.Reach, r.Variant.SleepMemory = 2, 4, 5
+	r.Placement.Seats = nil
+	for _, gpu := range []string{"GPU-4", "GPU-2", "GPU-1", "GPU-3"} {
+		r.Placement.Seats = append(r.Placement.Seats, gpu+"#0", gpu+"#1")
+	}
+	r.Placement.Memory = map[string]int64{"GPU-1": 9, "GPU-2": 9}
+	require.NoError(t, nomad.Pin(job, "default", r))
+	for task := range 2 {
+		require.Equal(t, uint64(4), *device(job, task).Count, "the file may say either")
+		require.Equal(t, "GPU-2,GPU-1", job.TaskGroups[0].Tasks[task].Env["REMUDA_USE_GPUS"])
+	}
+	require.Equal(t, []string{"GPU-2,GPU-1", "5", "primary=b"}, []string{job.Meta["remuda_gpus"], job.Meta["remuda_sleep_memory"], job.Meta["remuda_shims"]})
 }

@@ -2,18 +2,21 @@ package placement_test
 
 import (
 	"fmt"
+	"slices"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
-	"pgregory.net/rapid"
 
 	"remuda/controller/placement"
 	"remuda/controller/state"
-	"remuda/internal/replica"
 )
 
+const gib = int64(1) << 30
+
+// node has GPUs "<id>-G0" and on, with seats "<id>-G0#0" and on.
 func node(id string, gpus, seats int, memory int64, edit ...func(*state.Node)) *state.Node {
-	n := &state.Node{ID: id, Name: id, Ready: true}
+	n := &state.Node{ID: id, Name: id, Ready: true, HostMemory: 1000 * gib}
 	for g := range gpus {
 		gpu := state.GPU{UUID: fmt.Sprintf("%s-G%d", id, g), Model: "H100", Clique: "c", Memory: memory, Healthy: true}
 		for s := range seats {
@@ -28,45 +31,113 @@ func node(id string, gpus, seats int, memory int64, edit ...func(*state.Node)) *
 }
 
 func request(gpus int, memory int64, edit ...func(*placement.Request)) placement.Request {
-	r := placement.Request{Model: &state.Model{Name: "m"}, Variant: &state.Variant{Name: "v", GPUs: gpus, Memory: memory, HostMemory: 7}}
+	r := placement.Request{Model: "m", Variant: &state.Variant{Name: "v", GPUs: gpus, Memory: memory, HostMemory: 7, SleepMemory: 0}}
 	for _, e := range edit {
 		e(&r)
 	}
 	return r
 }
 
-// hold takes bytes and a seat of GPUs, "<gpu>" or "<gpu>#<seat>" each.
-func hold(node string, bytes int64, gpus ...string) placement.Taken {
-	t := placement.Taken{}
-	for _, g := range gpus {
-		t.Hold("other", state.Placement{Node: node, Seats: []string{g + "#0"}, Memory: map[string]int64{g: bytes}})
+func anybody(*placement.Tenant) bool { return true }
+
+func evicting(r *placement.Request) { r.MayEvict = anybody }
+
+func config() placement.Config {
+	return placement.Config{Rates: placement.DefaultRates(), WarmShare: 0.9}
+}
+
+func fleet(nodes []*state.Node, tenants ...placement.Tenant) *placement.Fleet {
+	f := placement.NewFleet(nodes, config())
+	for _, t := range tenants {
+		f.Put(t)
+	}
+	return f
+}
+
+// hot is a tenant with bytes of each of the GPUs, on a seat of each: "<gpu>#<seat>".
+func hot(name, node string, bytes int64, seats ...string) placement.Tenant {
+	t := placement.Tenant{Name: name, Node: node, Model: name, Holds: state.Holding{Seats: seats, Memory: map[string]int64{}}}
+	for _, s := range seats {
+		t.Holds.Memory[s[:len(s)-2]] = bytes
 	}
 	return t
 }
 
+// warm is a tenant that sleeps.
+func warm(name, node string, host, sleep int64, seats ...string) placement.Tenant {
+	t := hot(name, node, sleep, seats...)
+	t.Holds.HostMemory = host
+	return t
+}
+
+// ways of a HOT one: WARM at a cost, where it is below 0 not at all, and COLD.
+func ways(t placement.Tenant, toWarm, toCold float64, host int64) placement.Tenant {
+	if toWarm >= 0 {
+		t.Ways = append(t.Ways, placement.Way{To: state.Warm, Holds: state.Holding{Seats: t.Holds.Seats, HostMemory: host}, Cost: toWarm})
+	}
+	t.Ways = append(t.Ways, placement.Way{To: state.Cold, Cost: toCold})
+	return t
+}
+
+func cold(t placement.Tenant, cost float64) placement.Tenant { return ways(t, -1, cost, 0) }
+
+func evicted(c placement.Choice) []string {
+	var out []string
+	for _, e := range c.Evict {
+		out = append(out, e.Tenant+" "+string(e.To))
+	}
+	return out
+}
+
+// seats numbers, as sleeping placements have them.
+func asleep(t placement.Tenant, gpus ...string) placement.Warm {
+	p := state.Placement{Node: t.Node, Seats: t.Holds.Seats, Memory: map[string]int64{}, HostMemory: t.Holds.HostMemory}
+	for _, g := range gpus {
+		p.Memory[g] = 1
+	}
+	return placement.Warm{Tenant: t.Name, Placement: p}
+}
+
 func TestBestFit(t *testing.T) {
 	t.Parallel()
-	pair := func(r *placement.Request) { r.Model.Failover = true }
+	pair := func(r *placement.Request) { r.Failover = true }
+	onDisk := func(nodes ...string) func(*placement.Request) {
+		return func(r *placement.Request) {
+			r.OnDisk = map[string]bool{}
+			for _, n := range nodes {
+				r.OnDisk[n] = true
+			}
+		}
+	}
+	many := make([]string, 200)
+	for i := range many {
+		many[i] = fmt.Sprint("x", i)
+	}
 	for _, c := range []struct {
 		name    string
 		nodes   []*state.Node
-		taken   placement.Taken
+		tenants []placement.Tenant
 		request placement.Request
 		want    []string // seats
 	}{
 		{"the first of equals", []*state.Node{node("b", 2, 2, 10), node("a", 2, 2, 10)}, nil, request(1, 5), []string{"a-G0#0"}},
 		{"the smallest GPU that holds it", []*state.Node{node("a", 1, 2, 80), node("b", 1, 2, 24), node("c", 1, 2, 16)}, nil, request(1, 20), []string{"b-G0#0"}},
-		{"the fullest GPU of a node, on its free seat", []*state.Node{node("a", 3, 2, 10)}, hold("a", 4, "a-G1"), request(1, 5), []string{"a-G1#1"}},
-		{"exactly the memory that is free", []*state.Node{node("a", 1, 2, 10)}, hold("a", 4, "a-G0"), request(1, 6), []string{"a-G0#1"}},
+		{"the fullest GPU of a node, on its free seat", []*state.Node{node("a", 3, 2, 10)}, []placement.Tenant{hot("o", "a", 4, "a-G1#0")}, request(1, 5), []string{"a-G1#1"}},
+		{"exactly the memory that is free", []*state.Node{node("a", 1, 2, 10)}, []placement.Tenant{hot("o", "a", 4, "a-G0#0")}, request(1, 6), []string{"a-G0#1"}},
 		{"the fewest seats left, where the memory is the same", []*state.Node{node("a", 1, 4, 10), node("b", 1, 2, 10)}, nil, request(1, 5), []string{"b-G0#0"}},
-		{"a pair has two seats of one GPU", []*state.Node{node("a", 2, 2, 10)}, hold("a", 1, "a-G0"), request(1, 5, pair), []string{"a-G1#0", "a-G1#1"}},
+		{"a pair has two seats of one GPU", []*state.Node{node("a", 2, 2, 10)}, []placement.Tenant{hot("o", "a", 1, "a-G0#0")}, request(1, 5, pair), []string{"a-G1#0", "a-G1#1"}},
 		{"a pair on two GPUs", []*state.Node{node("a", 2, 3, 10)}, nil, request(2, 5, pair), []string{"a-G0#0", "a-G0#1", "a-G1#0", "a-G1#1"}},
-		{"several GPUs in one clique", []*state.Node{node("a", 4, 1, 10, func(n *state.Node) { n.GPUs[1].Clique, n.GPUs[3].Clique = "d", "d" })}, hold("a", 0, "a-G0"), request(2, 5), []string{"a-G1#0", "a-G3#0"}},
-		{"several GPUs of one model", []*state.Node{node("a", 3, 1, 10, func(n *state.Node) { n.GPUs[0].Model = "A100" })}, nil, request(2, 5), []string{"a-G1#0", "a-G2#0"}},
+		{"a set in one clique", []*state.Node{node("a", 4, 1, 10, func(n *state.Node) { n.GPUs[1].Clique, n.GPUs[3].Clique = "d", "d" })}, []placement.Tenant{hot("o", "a", 0, "a-G0#0")}, request(2, 5), []string{"a-G1#0", "a-G3#0"}},
+		{"a set of one model", []*state.Node{node("a", 3, 1, 10, func(n *state.Node) { n.GPUs[0].Model = "A100" })}, nil, request(2, 5), []string{"a-G1#0", "a-G2#0"}},
+		{"a set on one node", []*state.Node{node("a", 3, 1, 10), node("b", 4, 1, 10)}, nil, request(4, 5), []string{"b-G0#0", "b-G1#0", "b-G2#0", "b-G3#0"}},
 		{"the model that was asked for", []*state.Node{node("a", 2, 1, 10, func(n *state.Node) { n.GPUs[1].Model = "B200" })}, nil, request(1, 5, func(r *placement.Request) { r.Variant.GPUModel = "B200" }), []string{"a-G1#0"}},
 		{"GPUs in good order", []*state.Node{node("a", 3, 1, 10, func(n *state.Node) { n.GPUs[0].Healthy, n.GPUs[1].Quarantined = false, true })}, nil, request(1, 5), []string{"a-G2#0"}},
-		{"a preferred node before one that fits better", []*state.Node{node("a", 1, 2, 80), node("b", 1, 2, 5)}, nil, request(1, 5, func(r *placement.Request) { r.Prefer = map[string]bool{"a": true} }), []string{"a-G0#0"}},
+		{"a node with the weights before one that fits better", []*state.Node{node("a", 1, 2, 80), node("b", 1, 2, 5)}, nil, request(1, 5, onDisk("a")), []string{"a-G0#0"}},
+		{"a node with the weights, where many others have them", []*state.Node{node("a", 1, 2, 80), node("b", 1, 2, 5)}, nil, request(1, 5, onDisk(append(many, "a")...)), []string{"a-G0#0"}},
+		{"no node with the weights where they are full", []*state.Node{node("a", 1, 2, 4), node("b", 1, 2, 5)}, nil, request(1, 5, onDisk(append(many, "a")...)), []string{"b-G0#0"}},
 		{"not an excluded node", []*state.Node{node("a", 1, 2, 5), node("b", 1, 2, 80)}, nil, request(1, 5, func(r *placement.Request) { r.Exclude = map[string]bool{"a": true} }), []string{"b-G0#0"}},
+		{"not of another pool", []*state.Node{node("a", 1, 2, 5, func(n *state.Node) { n.CapacityPool = "cloud" }), node("b", 1, 2, 80)}, nil, request(1, 5), []string{"b-G0#0"}},
+		{"the pool that was asked for", []*state.Node{node("a", 1, 2, 80, func(n *state.Node) { n.CapacityPool = "cloud" }), node("b", 1, 2, 5)}, nil, request(1, 5, func(r *placement.Request) { r.Pool = "cloud" }), []string{"a-G0#0"}},
 		{"nodes that may be used", []*state.Node{
 			node("a", 1, 1, 5, func(n *state.Node) { n.Ready = false }), node("b", 1, 1, 5, func(n *state.Node) { n.Draining = true }),
 			node("c", 1, 1, 5, func(n *state.Node) { n.Gone = true }), node("d", 1, 1, 80),
@@ -74,8 +145,9 @@ func TestBestFit(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			got, no := placement.BestFit{}.Place(c.nodes, c.taken, c.request)
+			got, no := fleet(c.nodes, c.tenants...).Place(c.request)
 			require.Nil(t, no)
+			require.Equal(t, placement.Free, got.Level)
 			require.Equal(t, c.want, got.Placement.Seats)
 			require.Equal(t, int64(7), got.Placement.HostMemory)
 			require.Len(t, got.Placement.Memory, c.request.Variant.GPUs)
@@ -88,12 +160,26 @@ func TestBestFit(t *testing.T) {
 	}
 }
 
+func TestReach(t *testing.T) {
+	t.Parallel()
+	f := fleet([]*state.Node{node("a", 4, 2, 10)}, hot("o", "a", 6, "a-G1#0"), hot("p", "a", 10, "a-G2#0"))
+	got, no := f.Place(request(1, 4, func(r *placement.Request) { r.Variant.Reach = 2 }))
+	require.Nil(t, no)
+	require.Equal(t, map[string]int64{"a-G1": 4}, got.Placement.Memory)
+	require.Equal(t, []string{"a-G1#1", "a-G2#1"}, got.Placement.Seats, "the second seat where no other could be, the memory being full")
+
+	_, no = f.Place(request(1, 4, func(r *placement.Request) { r.Variant.Reach = 5 }))
+	require.NotNil(t, no)
+	require.Equal(t, map[string]string{"a": "1 GPU with too little memory free (at most 0 B), only 4 GPUs with a seat in one clique, of 5 that it has to reach"}, no.Nodes())
+}
+
 func TestRefusal(t *testing.T) {
 	t.Parallel()
+	taken := hot("o", "a", 5, "a-G0#0")
 	for _, c := range []struct {
 		name    string
 		node    *state.Node
-		taken   placement.Taken
+		tenants []placement.Tenant
 		request placement.Request
 		want    string
 	}{
@@ -103,16 +189,27 @@ func TestRefusal(t *testing.T) {
 		{"another model", node("a", 2, 1, 9), nil, request(1, 5, func(r *placement.Request) { r.Variant.GPUModel = "B200" }), "2 GPUs of another model than B200"},
 		{"quarantined", node("a", 1, 1, 9, func(n *state.Node) { n.GPUs[0].Quarantined = true }), nil, request(1, 5), "1 GPU not in good order (quarantined)"},
 		{"ill", node("a", 1, 1, 9, func(n *state.Node) { n.GPUs[0].Healthy, n.GPUs[0].Reason = false, "XID 79" }), nil, request(1, 5), "1 GPU not in good order (XID 79)"},
-		{"no seat", node("a", 1, 1, 9), hold("a", 0, "a-G0"), request(1, 5), "1 GPU with too few seats free"},
-		{"no second seat", node("a", 1, 1, 9), nil, request(1, 5, func(r *placement.Request) { r.Model.Failover = true }), "1 GPU with too few seats free"},
-		{"no memory", node("a", 1, 2, 9), hold("a", 5, "a-G0"), request(1, 5), "1 GPU with too little memory free (at most 4 B)"},
+		{"no seat", node("a", 1, 1, 9), []placement.Tenant{taken}, request(1, 5), "1 GPU with too few seats free"},
+		{"no second seat", node("a", 1, 1, 9), nil, request(1, 5, func(r *placement.Request) { r.Failover = true }), "1 GPU with too few seats free"},
+		{"no memory", node("a", 1, 2, 9), []placement.Tenant{taken}, request(1, 5), "1 GPU with too little memory free (at most 4 B)"},
 		{"no clique", node("a", 2, 1, 9, func(n *state.Node) { n.GPUs[1].Clique = "d" }), nil, request(2, 5), "only 1 GPU that would do in one clique"},
+		{"larger than any node", node("a", 2, 1, 9), nil, request(4, 5, evicting), "only 2 GPUs that would do in one clique"},
+		{"no valid degree", node("a", 4, 1, 9), nil, request(3, 5), "no engine runs on 3 GPUs: a tensor-parallel degree is 1, 2, 4, 8 or 16"},
+		{"impossible even after evicting all", node("a", 1, 2, 9), []placement.Tenant{cold(taken, 1)}, request(1, 10, evicting),
+			"1 GPU with too little memory free (at most 9 B), even with all 1 replica gone that may be evicted"},
+		{"nothing may be evicted", node("a", 1, 2, 9), []placement.Tenant{cold(taken, 1)}, request(1, 9, func(r *placement.Request) { r.MayEvict = func(*placement.Tenant) bool { return false } }),
+			"1 GPU with too little memory free (at most 4 B)"},
+		{"no room in the node's memory", node("a", 1, 2, 9, func(n *state.Node) { n.HostMemory = 10 }),
+			[]placement.Tenant{{Name: "o", Node: "a", Holds: taken.Holds, Ways: []placement.Way{{To: state.Warm, Holds: state.Holding{Seats: taken.Holds.Seats, HostMemory: 10}, Cost: 1}}}},
+			request(1, 9, evicting), "what would have to go WARM has no room in the node's memory, even with all 1 replica gone that may be evicted"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			_, no := placement.BestFit{}.Place([]*state.Node{c.node}, c.taken, c.request)
+			got, no := fleet([]*state.Node{c.node}, c.tenants...).Place(c.request)
 			require.NotNil(t, no)
-			require.Equal(t, map[string]string{"a": c.want}, no.Nodes)
+			require.Empty(t, got.Evict)
+			require.Equal(t, placement.CantAccommodate, no.Level())
+			require.Equal(t, map[string]string{"a": c.want}, no.Nodes())
 			require.Contains(t, no.Error(), "fits nowhere: a: "+c.want)
 		})
 	}
@@ -122,7 +219,7 @@ func TestRefusal(t *testing.T) {
 		for i := range 6 {
 			nodes = append(nodes, node(fmt.Sprintf("n%d", i), 1, 1, 80<<30, func(n *state.Node) { n.Draining = i == 2 }))
 		}
-		_, no := placement.BestFit{}.Place(nodes, nil, request(2, 100<<30))
+		_, no := fleet(nodes).Place(request(2, 100<<30))
 		require.Equal(t, "a replica of m:v (2 GPUs with 1 seat and 100 GiB each) fits nowhere: "+
 			"n0, n1, n3 and 2 more: 1 GPU with too little memory free (at most 80 GiB); n2: is being drained", no.Error())
 	})
@@ -132,124 +229,363 @@ func TestRefusal(t *testing.T) {
 		for i := range 1000 {
 			nodes = append(nodes, node(fmt.Sprintf("n%03d", i), 1, 1, int64(i)))
 		}
-		_, no := placement.BestFit{}.Place(nodes, nil, request(1, 2000))
-		require.Len(t, no.Nodes, 1000)
+		_, no := fleet(nodes).Place(request(1, 2000))
+		require.Len(t, no.Nodes(), 1000)
 		require.Less(t, len(no.Error()), 1000)
 		require.Contains(t, no.Error(), "994 nodes for other reasons")
 	})
 	t.Run("no nodes", func(t *testing.T) {
 		t.Parallel()
-		_, no := placement.BestFit{}.Place(nil, nil, request(1, 1))
+		_, no := fleet(nil).Place(request(1, 1))
 		require.ErrorContains(t, asError(no), "there are no nodes with GPUs")
+	})
+	t.Run("nodes of one name", func(t *testing.T) {
+		t.Parallel()
+		_, no := fleet([]*state.Node{node("a", 0, 0, 0), node("b", 0, 0, 0, func(n *state.Node) { n.Name = "a" })}).Place(request(1, 1))
+		require.Equal(t, map[string]string{"a": "has no GPUs", "a b": "has no GPUs"}, no.Nodes())
 	})
 }
 
 func asError(r *placement.Refusal) error { return r }
 
-// TestAgainstState: what is chosen is never refused by the state, and what is refused
-// could have been put nowhere.
-func TestAgainstState(t *testing.T) {
+func TestEviction(t *testing.T) {
 	t.Parallel()
-	rapid.Check(t, func(t *rapid.T) {
-		s, err := state.New()
-		require.NoError(t, err)
-		index := uint64(0)
-		apply := func(c state.Command) state.Result {
-			data, err := state.Encode(c)
-			require.NoError(t, err)
-			index++
-			return s.Apply(index, data)
-		}
-		flag := func(what string) bool { return rapid.IntRange(0, 5).Draw(t, what) == 0 }
-		for i := range rapid.IntRange(1, 3).Draw(t, "nodes") {
-			n := node(fmt.Sprintf("n%d", i), rapid.IntRange(0, 4).Draw(t, "gpus"), rapid.IntRange(1, 3).Draw(t, "seats"), 10)
-			n.Draining = flag("draining")
-			for g := range n.GPUs {
-				gpu := &n.GPUs[g]
-				gpu.Healthy = !flag("ill")
-				gpu.Clique = rapid.SampledFrom([]string{"", "c"}).Draw(t, "clique")
-				gpu.Model = rapid.SampledFrom([]string{"H100", "A100"}).Draw(t, "model")
-				gpu.Memory = rapid.Int64Range(4, 12).Draw(t, "memory")
+	a := func(gpus, seats int) []*state.Node { return []*state.Node{node("a", gpus, seats, 80*gib)} }
+	small := []*state.Node{node("a", 2, 2, 80*gib, func(n *state.Node) { n.HostMemory = 100 * gib })}
+	for _, c := range []struct {
+		name    string
+		nodes   []*state.Node
+		tenants []placement.Tenant
+		request placement.Request
+		want    []string
+		cost    float64
+	}{
+		{"the cheapest, not the fewest", a(1, 4), []placement.Tenant{
+			cold(hot("big", "a", 50*gib, "a-G0#0"), 90), cold(hot("s1", "a", 15*gib, "a-G0#1"), 20), cold(hot("s2", "a", 15*gib, "a-G0#2"), 20),
+		}, request(1, 30*gib, evicting), []string{"s1 COLD", "s2 COLD"}, 40},
+		{"the fewest of those that cost the same", a(1, 4), []placement.Tenant{
+			cold(hot("big", "a", 50*gib, "a-G0#0"), 40), cold(hot("s1", "a", 15*gib, "a-G0#1"), 20), cold(hot("s2", "a", 15*gib, "a-G0#2"), 20),
+		}, request(1, 30*gib, evicting), []string{"big COLD"}, 40},
+		{"WARM, which is cheaper, where its seat is not needed", a(1, 2), []placement.Tenant{
+			ways(hot("o", "a", 70*gib, "a-G0#0"), 3, 60, 70*gib),
+		}, request(1, 40*gib, evicting), []string{"o WARM"}, 3},
+		{"COLD where its seat is needed", a(1, 1), []placement.Tenant{
+			ways(hot("o", "a", 70*gib, "a-G0#0"), 3, 60, 70*gib),
+		}, request(1, 40*gib, evicting), []string{"o COLD"}, 60},
+		{"no room in memory means COLD", []*state.Node{node("a", 1, 2, 80*gib, func(n *state.Node) { n.HostMemory = 70 * gib })}, []placement.Tenant{
+			ways(hot("o", "a", 70*gib, "a-G0#0"), 3, 60, 70*gib),
+		}, request(1, 40*gib, evicting), []string{"o COLD"}, 60},
+		{"room in memory at the cost of one that sleeps", small, []placement.Tenant{
+			ways(hot("o", "a", 70*gib, "a-G0#0"), 3, 60, 70*gib), cold(warm("w", "a", 70*gib, 0, "a-G1#0"), 8), hot("x", "a", 80*gib, "a-G1#1"),
+		}, request(1, 40*gib, evicting), []string{"o WARM", "w COLD"}, 11},
+		{"no room in memory where who sleeps is dearer", small, []placement.Tenant{
+			ways(hot("o", "a", 70*gib, "a-G0#0"), 3, 60, 70*gib), cold(warm("w", "a", 70*gib, 0, "a-G1#0"), 58), hot("x", "a", 80*gib, "a-G1#1"),
+		}, request(1, 40*gib, evicting), []string{"o COLD"}, 60},
+		{"a tenant of two GPUs instead of one on each", a(2, 2), []placement.Tenant{
+			cold(hot("two", "a", 40*gib, "a-G0#0", "a-G1#0"), 30), cold(hot("s1", "a", 40*gib, "a-G0#1"), 20), cold(hot("s2", "a", 40*gib, "a-G1#1"), 20),
+		}, request(2, 40*gib, evicting), []string{"two COLD"}, 30},
+		{"one on each instead of a tenant of two GPUs", a(2, 2), []placement.Tenant{
+			cold(hot("two", "a", 40*gib, "a-G0#0", "a-G1#0"), 50), cold(hot("s1", "a", 40*gib, "a-G0#1"), 20), cold(hot("s2", "a", 40*gib, "a-G1#1"), 20),
+		}, request(2, 40*gib, evicting), []string{"s1 COLD", "s2 COLD"}, 40},
+		{"in one clique", []*state.Node{node("a", 4, 1, 80*gib, func(n *state.Node) { n.GPUs[2].Clique, n.GPUs[3].Clique = "d", "d" })}, []placement.Tenant{
+			cold(hot("g0", "a", gib, "a-G0#0"), 1), cold(hot("g1", "a", gib, "a-G1#0"), 50), cold(hot("g2", "a", gib, "a-G2#0"), 20), cold(hot("g3", "a", gib, "a-G3#0"), 20),
+		}, request(2, 40*gib, evicting), []string{"g2 COLD", "g3 COLD"}, 40},
+		{"nobody whom it may not", a(1, 2), []placement.Tenant{
+			cold(hot("dedicated", "a", 40*gib, "a-G0#0"), 1), cold(hot("o", "a", 40*gib, "a-G0#1"), 50),
+		}, request(1, 40*gib, func(r *placement.Request) {
+			r.MayEvict = func(t *placement.Tenant) bool { return t.Model != "dedicated" }
+		}), []string{"o COLD"}, 50},
+		{"nobody who has no way", a(1, 2), []placement.Tenant{
+			hot("job", "a", 40*gib, "a-G0#0"), cold(hot("o", "a", 40*gib, "a-G0#1"), 50),
+		}, request(1, 40*gib, evicting), []string{"o COLD"}, 50},
+		{"nobody where there is room", a(2, 2), []placement.Tenant{
+			cold(hot("o", "a", 40*gib, "a-G0#0"), 0),
+		}, request(1, 80*gib, evicting), nil, 0},
+		{"for seats of a reach, too", a(2, 1), []placement.Tenant{
+			cold(hot("o", "a", 40*gib, "a-G0#0"), 5),
+		}, request(1, 80*gib, evicting, func(r *placement.Request) { r.Variant.Reach = 2 }), []string{"o COLD"}, 5},
+		{"the node where it costs least", []*state.Node{node("a", 1, 1, 80*gib), node("b", 1, 1, 80*gib)}, []placement.Tenant{
+			cold(hot("x", "a", gib, "a-G0#0"), 30), cold(hot("y", "b", gib, "b-G0#0"), 20),
+		}, request(1, 80*gib, evicting), []string{"y COLD"}, 20},
+		{"a node with the weights, where that saves more than it costs", []*state.Node{node("a", 1, 1, 80*gib), node("b", 1, 1, 80*gib)}, []placement.Tenant{
+			cold(hot("x", "a", gib, "a-G0#0"), 30),
+		}, request(1, 80*gib, evicting, func(r *placement.Request) { r.OnDisk = map[string]bool{"a": true} }), []string{"x COLD"}, 30},
+		{"no node with the weights, where that costs more than it saves", []*state.Node{node("a", 1, 1, 80*gib), node("b", 1, 1, 80*gib)}, []placement.Tenant{
+			cold(hot("x", "a", gib, "a-G0#0"), 300),
+		}, request(1, 80*gib, evicting, func(r *placement.Request) { r.OnDisk = map[string]bool{"a": true} }), nil, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			f := fleet(c.nodes, c.tenants...)
+			got, no := f.Place(c.request)
+			require.Nil(t, no)
+			require.Equal(t, c.want, evicted(got))
+			require.Equal(t, c.cost, got.Cost)
+			level := placement.Full
+			if c.want == nil {
+				level = placement.Free
 			}
-			require.Nil(t, apply(&state.UpsertNodes{Nodes: []state.Node{*n}}).Err)
-		}
-		m := state.Model{Name: "m", Max: 100, Management: state.ManagementFull, Hash: "h", Failover: rapid.Bool().Draw(t, "pair")}
-		for i := range 3 {
-			m.Variants = append(m.Variants, state.Variant{
-				Name: fmt.Sprintf("v%d", i), Hash: "h", GPUs: 1 + i, Memory: rapid.Int64Range(0, 6).Draw(t, "bytes"),
-				GPUModel: rapid.SampledFrom([]string{"", "H100"}).Draw(t, "wanted"),
-			})
-		}
-		require.Nil(t, apply(&state.UpsertModel{Model: m}).Err)
-		for i := range 8 {
-			v := s.View()
-			variant := &m.Variants[rapid.IntRange(0, 2).Draw(t, "variant")]
-			r := placement.Request{Model: &m, Variant: variant}
-			at, no := placement.BestFit{}.Place(v.Nodes(nil), v.Ledger(nil), r)
-			if no != nil {
-				require.Len(t, no.Nodes, len(v.Nodes(nil)))
-				require.Zero(t, possible(v, r), no.Error())
-				continue
-			}
-			name := replica.Name{Model: "m", Variant: variant.Name, ID: fmt.Sprint(i)}
-			res := apply(&state.Plan{ID: "p", Index: v.Index(), Place: []state.Place{{Name: name, VariantHash: "h", Placement: at.Placement}}})
-			require.Nil(t, res.Err)
-			require.Positive(t, possible(v, r))
-		}
-	})
-}
-
-// possible counts the groups that have enough GPUs, in the plainest way.
-func possible(v *state.View, r placement.Request) int {
-	found := 0
-	for _, n := range v.Nodes(nil) {
-		u := v.Usage(nil, n.ID)
-		groups := map[string]int{}
-		for i := range n.GPUs {
-			g := &n.GPUs[i]
-			if n.Usable() == "" && g.Healthy && (r.Variant.GPUModel == "" || r.Variant.GPUModel == g.Model) &&
-				len(u.FreeSeats(g)) >= r.SeatsPerGPU() && u.FreeMemory(g) >= r.Variant.Memory {
-				groups[g.Model+" "+g.Clique]++
-			}
-		}
-		for _, count := range groups {
-			if count >= r.Variant.GPUs {
-				found++
-			}
-		}
-	}
-	return found
-}
-
-func TestTaken(t *testing.T) {
-	t.Parallel()
-	taken := placement.Taken{}
-	r := &state.Replica{Name: replica.Name{Model: "m", Variant: "v", ID: "1"}, Tier: state.Hot, Phase: state.Running,
-		Placement: state.Placement{Node: "a", Seats: []string{"a-G0#0"}, Memory: map[string]int64{"a-G0": 4}}}
-	taken.Hold(r.Name.String(), r.Placement)
-	require.Equal(t, r.Name.String(), taken.Of("a").Seats["a-G0#0"])
-	require.Equal(t, int64(4), taken.Of("a").Memory["a-G0"])
-	taken.Free(r)
-	require.Empty(t, taken.Of("a").Seats)
-	require.Zero(t, taken.Of("a").Memory["a-G0"])
-}
-
-func BenchmarkBestFit(b *testing.B) {
-	var nodes []*state.Node
-	taken := placement.Taken{}
-	for i := range 100 {
-		n := node(fmt.Sprintf("n%02d", i), 8, 2, 80)
-		nodes = append(nodes, n)
-		for g := range n.GPUs {
-			taken.Hold("x", state.Placement{Node: n.ID, Seats: n.GPUs[g].Seats[:1], Memory: map[string]int64{n.GPUs[g].UUID: int64(i % 70)}})
-		}
-	}
-	for name, r := range map[string]placement.Request{"fits": request(2, 30), "refused": request(2, 81)} {
-		b.Run(name, func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				placement.BestFit{}.Place(nodes, taken, r)
+			require.Equal(t, level, got.Level)
+			for _, e := range got.Evict[:min(1, len(got.Evict))] {
+				require.Contains(t, got.Why, e.Tenant+" goes "+string(e.To))
 			}
 		})
 	}
+}
+
+func TestWake(t *testing.T) {
+	t.Parallel()
+	weights := func(r *placement.Request) { r.Variant.Weights = 60 * gib }
+	sleeper := cold(warm("w", "a", 60*gib, gib, "a-G0#0"), 90)
+	wakes := func(ws ...placement.Warm) func(*placement.Request) {
+		return func(r *placement.Request) { r.Warm = ws }
+	}
+	nodes := []*state.Node{node("a", 2, 2, 80*gib), node("b", 2, 2, 80*gib)}
+
+	t.Run("WARM beats FREE", func(t *testing.T) {
+		t.Parallel()
+		got, no := fleet(nodes, sleeper).Place(request(1, 80*gib, weights, evicting, wakes(asleep(sleeper, "a-G0"))))
+		require.Nil(t, no)
+		require.Equal(t, placement.CachedAndFree, got.Level)
+		require.Equal(t, "w", got.Wake)
+		require.Equal(t, map[string]int64{"a-G0": 80 * gib}, got.Placement.Memory, "what it holds asleep is its own")
+		require.Equal(t, []string{"a-G0#0"}, got.Placement.Seats)
+		require.Equal(t, 60*gib, got.Placement.HostMemory)
+		require.InDelta(t, config().Rates.WarmSeconds(60*gib), got.Seconds, 1e-6)
+		require.Contains(t, got.Why, "w is WARM")
+	})
+	// Cold takes 40 s, 64 GB at 2.5 GB/s and at 1 GB/s, about 130 s; the wake about 4 s.
+	for cost, wake := range map[float64]string{100: "w", 140: ""} {
+		t.Run(fmt.Sprint("WARM and full against cold and free, at ", cost), func(t *testing.T) {
+			t.Parallel()
+			f := fleet(nodes, sleeper, cold(hot("o", "a", 40*gib, "a-G0#1"), cost))
+			got, no := f.Place(request(1, 78*gib, weights, evicting, wakes(asleep(sleeper, "a-G0"))))
+			require.Nil(t, no)
+			require.Equal(t, wake, got.Wake)
+			if wake != "" {
+				require.Equal(t, placement.CachedAndFull, got.Level)
+				require.Equal(t, []string{"o COLD"}, evicted(got))
+				return
+			}
+			require.Equal(t, placement.Free, got.Level)
+			require.Empty(t, got.Evict)
+		})
+	}
+	t.Run("on another GPU that it reaches", func(t *testing.T) {
+		t.Parallel()
+		far := cold(warm("w", "a", 60*gib, 0, "a-G0#0", "a-G1#0"), 90)
+		f := fleet(nodes, far, hot("o", "a", 40*gib, "a-G0#1"))
+		r := request(1, 80*gib, weights, wakes(asleep(far, "a-G0")))
+		got, no := f.Place(r)
+		require.Nil(t, no)
+		require.Equal(t, "w", got.Wake)
+		require.Equal(t, map[string]int64{"a-G1": 80 * gib}, got.Placement.Memory)
+		require.Equal(t, far.Holds.Seats, got.Placement.Seats)
+		require.Contains(t, got.Why, "other GPUs")
+
+		f.Drop("o")
+		got, no = f.Place(r)
+		require.Nil(t, no)
+		require.Equal(t, map[string]int64{"a-G0": 80 * gib}, got.Placement.Memory, "where it slept, all else being equal")
+	})
+	t.Run("not on a GPU that is ill, nor where it is excluded, nor when the fleet does not know it", func(t *testing.T) {
+		t.Parallel()
+		ill := node("a", 2, 2, 80*gib, func(n *state.Node) { n.GPUs[0].Quarantined = true })
+		for _, c := range []struct {
+			f    *placement.Fleet
+			edit func(*placement.Request)
+		}{
+			{fleet([]*state.Node{ill, nodes[1]}, sleeper), func(*placement.Request) {}},
+			{fleet(nodes, sleeper), func(r *placement.Request) { r.Exclude = map[string]bool{"a": true} }},
+			{fleet(nodes), func(*placement.Request) {}},
+		} {
+			got, no := c.f.Place(request(1, 10*gib, weights, wakes(asleep(sleeper, "a-G0")), c.edit))
+			require.Nil(t, no)
+			require.Empty(t, got.Wake)
+		}
+	})
+	t.Run("it is not evicted for its own wake", func(t *testing.T) {
+		t.Parallel()
+		f := fleet(nodes[:1], cold(sleeper, 0), hot("o", "a", 79*gib, "a-G0#1"), hot("p", "a", 80*gib, "a-G1#1"))
+		_, no := f.Place(request(1, 80*gib, weights, evicting, wakes(asleep(sleeper, "a-G0"))))
+		require.NotNil(t, no)
+	})
+}
+
+// TestFuture: what is on its way out counts now and not later, and a reservation counts
+// in both.
+func TestFuture(t *testing.T) {
+	t.Parallel()
+	n := node("a", 1, 2, 80*gib)
+	going := hot("going", "a", 80*gib, "a-G0#0")
+	going.After = &state.Holding{Seats: going.Holds.Seats}
+	f := fleet([]*state.Node{n}, going)
+	r := request(1, 60*gib)
+	_, no := f.Place(r)
+	require.NotNil(t, no)
+	r.Future = true
+	c, no := f.Place(r)
+	require.Nil(t, no)
+	require.Equal(t, []string{"a-G0#1"}, c.Placement.Seats)
+
+	f.Reserve(c, "waits", "m")
+	_, no = f.Place(r)
+	require.NotNil(t, no)
+	f.Drop("going")
+	_, no = f.Place(request(1, 30*gib))
+	require.NotNil(t, no, "the place is kept")
+	f.Drop("waits")
+	_, no = f.Place(request(1, 80*gib))
+	require.Nil(t, no)
+}
+
+// TestReserveEvicts: what a choice evicts is on its way from the reservation on, and is
+// nobody's victim any more.
+func TestReserveEvicts(t *testing.T) {
+	t.Parallel()
+	f := fleet([]*state.Node{node("a", 1, 3, 80*gib)}, ways(hot("o", "a", 70*gib, "a-G0#0"), 3, 60, 70*gib))
+	c, no := f.Place(request(1, 40*gib, evicting))
+	require.Nil(t, no)
+	f.Reserve(c, "waits", "m")
+	_, no = f.Place(request(1, 40*gib+1, evicting, func(r *placement.Request) { r.Future = true }))
+	require.NotNil(t, no)
+	c, no = f.Place(request(1, 40*gib, evicting, func(r *placement.Request) { r.Future = true }))
+	require.Nil(t, no)
+	require.Equal(t, []string{"a-G0#2"}, c.Placement.Seats)
+	require.Empty(t, c.Evict)
+	require.Equal(t, 110*gib, f.Usage("a").Memory["a-G0"], "both count for now")
+}
+
+func TestHoldWake(t *testing.T) {
+	t.Parallel()
+	sleeper := warm("w", "a", 60*gib, gib, "a-G0#0", "a-G1#0")
+	f := fleet([]*state.Node{node("a", 2, 2, 80*gib)}, sleeper, hot("o", "a", 10*gib, "a-G0#1"))
+	r := request(1, 80*gib, func(r *placement.Request) { r.Warm = []placement.Warm{asleep(sleeper, "a-G0")} })
+	c, no := f.Place(r)
+	require.Nil(t, no)
+	f.Hold("", c, "m")
+	require.Equal(t, map[string]int64{"a-G0": 10 * gib, "a-G1": 80 * gib}, f.Usage("a").Memory)
+	require.Equal(t, 60*gib, f.Usage("a").HostMemory)
+	require.Equal(t, map[string]string{"a-G0#0": "w", "a-G1#0": "w", "a-G0#1": "o"}, f.Usage("a").Seats)
+	_, no = f.Place(request(1, 1, func(r *placement.Request) { r.Variant.GPUs = 2 }))
+	require.NotNil(t, no)
+}
+
+func TestUsageOfStrangers(t *testing.T) {
+	t.Parallel()
+	f := fleet(nil, hot("o", "gone", 5, "gone-G0#0"))
+	require.Equal(t, int64(5), f.Usage("gone").Memory["gone-G0"])
+	require.Empty(t, f.Usage("nowhere").Seats)
+	f.Drop("o")
+	f.Drop("o")
+	require.Empty(t, f.Usage("gone").Seats)
+	// A tenant of GPUs and seats that the node has no more takes nothing of the others.
+	f = fleet([]*state.Node{node("a", 1, 1, 10)}, hot("o", "a", 5, "a-G7#0", "a-G0#5"))
+	_, no := f.Place(request(1, 5))
+	require.Nil(t, no)
+}
+
+func TestBatch(t *testing.T) {
+	t.Parallel()
+	t.Run("biggest first", func(t *testing.T) {
+		t.Parallel()
+		f := fleet([]*state.Node{node("a", 1, 2, 80), node("b", 1, 2, 60)})
+		got := f.PlaceBatch([]placement.Request{request(1, 50), request(1, 70)})
+		require.Equal(t, "b", got[0].Choice.Placement.Node)
+		require.Equal(t, "a", got[1].Choice.Placement.Node)
+	})
+	t.Run("what goes for two goes once", func(t *testing.T) {
+		t.Parallel()
+		// Each for itself would take the cheap one of its GPU.
+		f := fleet([]*state.Node{node("a", 2, 4, 80)},
+			cold(hot("two", "a", 40, "a-G0#0", "a-G1#0"), 25), cold(hot("s1", "a", 40, "a-G0#1"), 20), cold(hot("s2", "a", 40, "a-G1#1"), 20))
+		got := f.PlaceBatch([]placement.Request{request(1, 40, evicting), request(1, 40, evicting)})
+		require.Nil(t, got[0].Refusal)
+		require.Nil(t, got[1].Refusal)
+		require.Equal(t, []string{"two COLD"}, append(evicted(got[0].Choice), evicted(got[1].Choice)...))
+		require.Equal(t, 25.0, got[0].Choice.Cost+got[1].Choice.Cost)
+		require.NotEqual(t, got[0].Choice.Placement.Seats, got[1].Choice.Placement.Seats)
+	})
+	t.Run("none is evicted for another", func(t *testing.T) {
+		t.Parallel()
+		f := fleet([]*state.Node{node("a", 1, 4, 80)}, cold(hot("o", "a", 80, "a-G0#0"), 10))
+		got := f.PlaceBatch([]placement.Request{request(1, 80, evicting), request(1, 79, evicting)})
+		require.Nil(t, got[0].Refusal)
+		require.NotNil(t, got[1].Refusal)
+		require.Equal(t, map[string]string{"a": "1 GPU with too little memory free (at most 0 B)"}, got[1].Refusal.Nodes())
+		require.Equal(t, map[string]int64{"a-G0": 80}, f.Usage("a").Memory, "the fleet is as it was")
+	})
+	t.Run("all find a place where one by one some would not", func(t *testing.T) {
+		t.Parallel()
+		// The one that takes any GPU comes first, and best fit would send it to the A100.
+		f := fleet([]*state.Node{node("a", 1, 2, 70, func(n *state.Node) { n.GPUs[0].Model = "A100" }), node("h", 1, 2, 80)})
+		got := f.PlaceBatch([]placement.Request{request(1, 65), request(1, 60, func(r *placement.Request) { r.Variant.GPUModel = "A100" })})
+		require.Equal(t, "h", got[0].Choice.Placement.Node)
+		require.Equal(t, "a", got[1].Choice.Placement.Node)
+	})
+	t.Run("one WARM replica wakes once", func(t *testing.T) {
+		t.Parallel()
+		w := warm("w", "a", 10, 0, "a-G0#0")
+		r := request(1, 40, func(r *placement.Request) { r.Warm = []placement.Warm{asleep(w, "a-G0")} })
+		got := fleet([]*state.Node{node("a", 2, 2, 80)}, w).PlaceBatch([]placement.Request{r, r})
+		require.Equal(t, []placement.Level{placement.CachedAndFree, placement.Free}, []placement.Level{got[0].Choice.Level, got[1].Choice.Level})
+	})
+}
+
+func TestSizing(t *testing.T) {
+	t.Parallel()
+	for n, want := range map[int]int{-1: 0, 0: 0, 1: 1, 2: 2, 3: 4, 4: 4, 5: 8, 8: 8, 9: 16, 16: 16, 17: 0} {
+		require.Equal(t, want, placement.Degree(n))
+	}
+	for _, c := range []struct {
+		weights, card int64
+		gpus          int
+		each          int64
+	}{
+		{10 * gib, 80 * gib, 1, 10*gib + 3*gib/2 + 500<<20},
+		{69 * gib, 80 * gib, 1, 69*gib + 11113227879 + 500<<20},
+		{140 * gib, 80 * gib, 4, (161*gib+500<<20)/4 + 0}, // 3 GPUs would do, and 3 is no degree
+		{1000 * gib, 80 * gib, 16, (1150*gib + 500<<20) / 16},
+		{1200 * gib, 80 * gib, 0, 0},
+		{0, 80, 0, 0}, {80, 0, 0, 0}, {1 << 62, 1 << 62, 0, 0},
+	} {
+		gpus, each := placement.Sizing(c.weights, c.card)
+		require.Equal(t, c.gpus, gpus, c.weights)
+		require.Equal(t, c.each, each, c.weights)
+	}
+}
+
+func TestEvictionCost(t *testing.T) {
+	t.Parallel()
+	r := placement.Rates{Fetch: 1, Disk: 10, Host: 100, Start: 30 * time.Second, Wake: time.Second}
+	require.Equal(t, 130.0, r.ColdSeconds(1000, true))
+	require.Equal(t, 1130.0, r.ColdSeconds(1000, false))
+	require.Equal(t, 11.0, r.WarmSeconds(1000))
+	for _, c := range []struct {
+		name string
+		w    placement.Worth
+		to   state.Tier
+		want float64
+	}{
+		{"long idle", placement.Worth{Weights: 1000, Idle: 1000 * time.Hour}, state.Cold, 130},
+		{"long idle, to WARM", placement.Worth{Weights: 1000, Idle: 1000 * time.Hour}, state.Warm, 11},
+		{"in use", placement.Worth{Weights: 1000}, state.Cold, 1300},
+		{"a request that is still to come by this clock", placement.Worth{Weights: 1000, Idle: -time.Hour}, state.Cold, 1300},
+		{"used five minutes ago", placement.Worth{Weights: 1000, Idle: 5 * time.Minute}, state.Cold, 130 * 5.5},
+		{"of a priority", placement.Worth{Weights: 1000, Idle: 1000 * time.Hour, Priority: 50}, state.Warm, 16.5},
+		{"failed", placement.Worth{Weights: 1000, Failed: true}, state.Cold, 0},
+	} {
+		require.InDelta(t, c.want, placement.EvictionCost(r, c.w, c.to), 1e-9, c.name)
+	}
+	require.Equal(t, int64(5), placement.Weights(&state.Variant{Weights: 5, Memory: 7, GPUs: 2}))
+	require.Equal(t, int64(14), placement.Weights(&state.Variant{Memory: 7, GPUs: 2}))
+}
+
+func TestLevel(t *testing.T) {
+	t.Parallel()
+	var got []string
+	for l := placement.Deployed; l <= placement.CantAccommodate+1; l++ {
+		got = append(got, l.String())
+	}
+	require.True(t, slices.Equal([]string{"DEPLOYED", "CACHED_AND_FREE", "FREE", "CACHED_AND_FULL", "FULL", "CANT_ACCOMMODATE", "Level(6)"}, got), got)
 }

@@ -11,14 +11,18 @@ import (
 
 // Actions returns what the state asks to be done in Nomad and is not done yet, in the
 // order of the names. It may be asked again at any time: what is done is not asked for
-// again once Nomad's lists show it. Nothing is asked for while Nomad is out of reach.
+// again once Nomad's lists show it. Nothing is asked for in a pool that is out of reach.
 func Actions(v *state.View, o Observation, c Config) []Action {
-	if !o.JobsKnown || v.Switch(nil, PauseReconcile) != "" {
+	if v.Switch(nil, PauseReconcile) != "" {
 		return nil
 	}
 	var out []Action
 	for _, r := range v.Replicas(nil) {
-		if a := actionFor(v, r, o, c); a.Kind != "" {
+		pool := poolOf(r, v.Node(nil, r.Placement.Node), o)
+		if !o.Pools[pool].JobsKnown {
+			continue
+		}
+		if a := actionFor(v, r, pool, o, c); a.Kind != "" {
 			out = append(out, a)
 		}
 	}
@@ -26,19 +30,33 @@ func Actions(v *state.View, o Observation, c Config) []Action {
 		j := o.Jobs[name]
 		r := v.Replica(nil, name)
 		// What is cold or not known needs no job, not even one that has ended.
-		if j.Ended && j.Problem == "" && j.Name.String() == name && (r == nil || r.Tier == state.Cold) {
-			out = append(out, Action{Kind: Purge, Replica: name, Name: j.Name, Reason: "it has ended and is not needed any more"})
+		if o.Pools[j.Pool].JobsKnown && j.Ended && j.Problem == "" && j.Name.String() == name && (r == nil || r.Tier == state.Cold) {
+			out = append(out, Action{Kind: Purge, Replica: name, Name: j.Name, Pool: j.Pool, Reason: "it has ended and is not needed any more"})
 		}
 	}
 	slices.SortStableFunc(out, func(a, b Action) int { return strings.Compare(a.Replica, b.Replica) })
 	return out
 }
 
+// mayBeParked tells whether the engine of a replica that should serve may have been put
+// to sleep: its allocation runs, and none of its engines serves. One that was never
+// anything but started is loading.
+func mayBeParked(r *state.Replica, j *Job, o Observation, c Config) bool {
+	a := j.Alloc
+	if r.Tier != state.Hot || r.Phase != state.Running || !o.EnginesKnown || a == nil || a.Client != clientRunning || a.Started.IsZero() {
+		return false
+	}
+	if slices.ContainsFunc(o.Engines[r.Name.String()], func(e Engine) bool { return e.Passing }) {
+		return false
+	}
+	return !o.Now.Before(a.Started.Add(c.ServingGrace)) && !o.Now.Before(r.Since.Add(c.ServingGrace))
+}
+
 // actionFor returns what is to be done for one replica; its kind is empty where that
 // is nothing.
-func actionFor(v *state.View, r *state.Replica, o Observation, c Config) Action {
-	j, known := believedJob(r, o, c)
-	a := Action{Replica: r.Name.String(), Name: r.Name}
+func actionFor(v *state.View, r *state.Replica, pool string, o Observation, c Config) Action {
+	j, known := believedJob(r, pool, o, c)
+	a := Action{Replica: r.Name.String(), Name: r.Name, Pool: pool}
 	do := func(kind Kind, reason string) Action {
 		a.Kind, a.Reason = kind, reason
 		if kind == Register && j != nil {
@@ -60,6 +78,18 @@ func actionFor(v *state.View, r *state.Replica, o Observation, c Config) Action 
 		return Action{}
 	case r.Leaving(), !known:
 		return Action{}
+	case r.Phase == state.Sleeping:
+		if j == nil || j.Stopped {
+			return Action{} // it is lost
+		}
+		return do(Sleep, "it is drained and goes to sleep")
+	case r.Phase == state.Waking:
+		if j == nil || j.Stopped {
+			return Action{}
+		}
+		return do(Wake, "it is to serve again")
+	case r.Tier == state.Warm, r.Resting():
+		return Action{} // its job is never registered anew: the weights would be lost
 	}
 	if n := v.Node(nil, r.Placement.Node); n == nil || n.Gone || v.Model(nil, r.Name.Model).VariantOf(r) == nil {
 		return Action{}
@@ -73,6 +103,8 @@ func actionFor(v *state.View, r *state.Replica, o Observation, c Config) Action 
 		return do(Register, "somebody stopped its job")
 	case len(j.Drift) > 0:
 		return do(Register, "its job is not as it was written: "+strings.Join(j.Drift, "; "))
+	case mayBeParked(r, j, o, c):
+		return do(Wake, "nothing of it serves although it runs: its engine may have been put to sleep")
 	}
 	return Action{}
 }

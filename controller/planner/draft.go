@@ -20,16 +20,28 @@ import (
 // once the plan is applied, so that each rule sees what those before it have done.
 // Each replica changes at most once in a plan.
 type draft struct {
-	view   *state.View
-	obs    Observation
-	conf   Config
-	placer placement.Placer
+	view  *state.View
+	obs   Observation
+	conf  Config
+	pools map[string]Pool
 
-	nodes  []*state.Node
-	byID   map[string]*state.Node
-	taken  placement.Taken
-	models []*model // in the order in which they may place
-	byName map[string]*model
+	nodes    []*state.Node
+	byID     map[string]*state.Node
+	fleet    *placement.Fleet
+	models   []*model // in the order in which they may place
+	byName   map[string]*model
+	byMember map[string]*member
+	marks    map[string]time.Time
+	// batch has the models for which this plan finds places: they make no room for each
+	// other.
+	batch map[string]bool
+	// reserved counts the places that were kept for models, waiting those of each.
+	reserved int
+	waiting  map[string]int
+	// awaited are the members that go to sleep and will be woken at once.
+	awaited map[string]bool
+	// left is how many replicas leave an external pool in this plan.
+	left map[string]int
 
 	plan *state.Plan
 	next time.Time
@@ -40,10 +52,19 @@ type draft struct {
 
 // model is a model with its replicas as they will be.
 type model struct {
+	// Model is as the plan leaves its numbers.
 	*state.Model
+	rescaled bool
 	// members are the replicas that stay and those that are on their way out.
 	members  []*member
 	rollouts map[string]state.Rollout
+	// dedicated, by its file or by the set. frozen: its management or a switch keeps the
+	// planner from changing its scale by itself.
+	dedicated, frozen bool
+	// waits is how many replicas wait for an external pool in which they are expected.
+	waits map[string]int
+	// most is how many replicas it may have by the switches, nil where they do not say.
+	most *int
 }
 
 // member is a replica with what is seen of it.
@@ -53,7 +74,12 @@ type member struct {
 	node           *state.Node // nil where the state has none
 	tier           state.Tier
 	phase          state.Phase
-	leaving        bool
+	target         state.Tier
+	makesRoomFor   string
+	memory         map[string]int64 // of each GPU, as Placement.Memory
+	// leaving, resting: on its way out, and WARM or on its way there. What is neither
+	// counts.
+	leaving, resting bool
 	// changed: the plan does something with it already.
 	changed bool
 	// job is its job. jobKnown tells whether it can be believed: then nil means that
@@ -62,41 +88,73 @@ type member struct {
 	jobKnown bool
 }
 
-func newDraft(v *state.View, o Observation, c Config, p placement.Placer) *draft {
+func newDraft(v *state.View, o Observation, c Config) *draft {
 	d := &draft{
-		view: v, obs: o, conf: c, placer: p,
-		nodes: v.Nodes(nil), byID: map[string]*state.Node{}, taken: v.Ledger(nil), byName: map[string]*model{},
+		view: v, obs: o, conf: c, pools: map[string]Pool{},
+		nodes: v.Nodes(nil), byID: map[string]*state.Node{}, byName: map[string]*model{}, byMember: map[string]*member{},
+		marks: map[string]time.Time{}, batch: map[string]bool{}, left: map[string]int{}, waiting: map[string]int{}, awaited: map[string]bool{},
 		plan: &state.Plan{Index: v.Index(), Time: o.Now}, told: map[string][]*state.Decision{},
 	}
 	d.plan.ID = fmt.Sprintf("%d-%s", v.Index(), hash("plan", o.Now)[:8])
 	for _, n := range d.nodes {
 		d.byID[n.ID] = n
 	}
+	for _, p := range c.Pools {
+		d.pools[p.Name] = p
+	}
+	for _, mark := range v.Marks(nil) {
+		d.marks[mark.Key] = mark.Time
+	}
+	d.fleet = placement.NewFleet(d.nodes, placement.Config{Rates: c.Rates, WarmShare: c.WarmShare})
 	for _, m := range v.Models(nil) {
-		own := &model{Model: m, rollouts: map[string]state.Rollout{}}
+		own := &model{Model: m, rollouts: map[string]state.Rollout{}, waits: map[string]int{}, dedicated: v.IsDedicated(nil, m)}
+		own.frozen = m.Management == state.ManagementDisabled || v.ScalingDisabled(nil, m.Name)
+		if n, set := v.CapMaxReplicas(nil, m.Name); set {
+			own.most = &n
+		}
 		for variant, r := range m.Rollouts {
 			own.rollouts[variant] = r
 		}
 		d.models = append(d.models, own)
 		d.byName[m.Name] = own
 	}
-	slices.SortStableFunc(d.models, func(a, b *model) int { return cmp.Compare(b.Priority, a.Priority) })
 	for _, r := range v.Replicas(nil) {
 		m := d.byName[r.Name.Model]
 		if m == nil {
 			continue
 		}
-		own := &member{Replica: r, name: r.Name.String(), node: d.byID[r.Placement.Node], tier: r.Tier, phase: r.Phase, leaving: r.Leaving()}
+		own := &member{
+			Replica: r, name: r.Name.String(), node: d.byID[r.Placement.Node], tier: r.Tier, phase: r.Phase, target: r.Target, makesRoomFor: r.For,
+			memory: r.Placement.Memory, leaving: r.Leaving(), resting: r.Resting(),
+		}
 		own.job, own.jobKnown = d.jobOf(own)
 		m.members = append(m.members, own)
+		d.byMember[own.name] = own
 	}
+	waits := map[string]bool{} // room is being made for it
+	for _, m := range d.models {
+		for _, r := range m.members {
+			d.put(m, r)
+			waits[r.makesRoomFor] = waits[r.makesRoomFor] || !r.counts()
+		}
+	}
+	// What had made room is WARM or COLD by now, and may not take its place back before
+	// the other one has had it.
+	for key, at := range d.marks {
+		if parts := strings.Split(key, markSep); parts[0] == markEvicted && len(parts) == 3 && o.Now.Before(at.Add(c.ThrashWindow)) {
+			waits[parts[2]] = true
+		}
+	}
+	slices.SortStableFunc(d.models, func(a, b *model) int {
+		return cmp.Or(cmp.Compare(b.Priority, a.Priority), cmp.Compare(btoi(!a.dedicated), btoi(!b.dedicated)), cmp.Compare(btoi(!waits[a.Name]), btoi(!waits[b.Name])))
+	})
 	return d
 }
 
 // jobOf returns a replica's job, and whether what is seen of it is worth anything.
 func (d *draft) jobOf(r *member) (*Job, bool) {
-	j, known := believedJob(r.Replica, d.obs, d.conf)
-	if !known && d.obs.JobsKnown {
+	j, known := believedJob(r.Replica, d.poolOf(r), d.obs, d.conf)
+	if !known && d.obs.Pools[d.poolOf(r)].JobsKnown {
 		d.look(r.Since.Add(d.conf.SettleTime))
 	}
 	return j, known
@@ -106,8 +164,8 @@ func (d *draft) jobOf(r *member) (*Job, bool) {
 // is not known: Nomad is not to be asked, or what it lists may be older than what it
 // was told, or it is being told something now. An index that stays lower than the one that was written is Nomad's own
 // doing, as when it was restored from a snapshot, and is believed in the end.
-func believedJob(r *state.Replica, o Observation, c Config) (*Job, bool) {
-	if !o.JobsKnown || o.Busy[r.Name.String()] {
+func believedJob(r *state.Replica, pool string, o Observation, c Config) (*Job, bool) {
+	if !o.Pools[pool].JobsKnown || o.Busy[r.Name.String()] {
 		return nil, false
 	}
 	settled := !o.Now.Before(r.Since.Add(c.SettleTime))
@@ -133,6 +191,18 @@ func (d *draft) due(t time.Time) bool {
 
 // serving tells whether the member is HOT and running.
 func (r *member) serving() bool { return r.tier == state.Hot && r.phase == state.Running }
+
+// poolOf is the capacity pool that the member is in.
+func (d *draft) poolOf(r *member) string { return poolOf(r.Replica, r.node, d.obs) }
+
+// poolOf returns the capacity pool of a replica on a node. Where the node is not known
+// (nil), its job's pool is.
+func poolOf(r *state.Replica, n *state.Node, o Observation) string {
+	if n == nil {
+		return o.Jobs[r.Name.String()].Pool
+	}
+	return n.CapacityPool
+}
 
 // gone tells whether the member's node is written off.
 func (r *member) gone() bool { return r.node == nil || r.node.Gone }
@@ -164,7 +234,7 @@ func (r *member) allocRuns() bool {
 // move adds a change of a member's phase. The details may be nil.
 func (d *draft) move(r *member, phase state.Phase, target state.Tier, details func(*state.Move)) {
 	tier := state.Hot
-	if r.tier == state.Warm && (phase == state.Running || phase == state.Stopping && r.phase != state.Waking) {
+	if r.tier == state.Warm && (phase == state.Waking || phase == state.Stopping && r.phase != state.Waking) {
 		tier = state.Warm
 	}
 	c := state.Move{Replica: r.name, ModifyIndex: r.ModifyIndex, Tier: tier, Phase: phase, Target: target}
@@ -172,24 +242,47 @@ func (d *draft) move(r *member, phase state.Phase, target state.Tier, details fu
 		details(&c)
 	}
 	d.plan.Move = append(d.plan.Move, c)
-	r.tier, r.phase, r.changed = tier, phase, true
-	r.leaving = phase == state.Draining || phase == state.Stopping
+	r.tier, r.phase, r.target, r.changed = tier, phase, target, true
+	if c.For != nil {
+		r.makesRoomFor = *c.For
+	}
+	if c.Memory != nil {
+		r.memory = c.Memory
+	}
+	next := r.next()
+	r.leaving, r.resting = next.Leaving(), next.Resting()
+	d.put(d.byName[r.Name.Model], r)
 }
+
+// next is the member as the plan leaves it.
+func (r *member) next() *state.Replica {
+	n := *r.Replica
+	n.Tier, n.Phase, n.Target, n.Placement.Memory = r.tier, r.phase, r.target, r.memory
+	return &n
+}
+
+// counts tells whether the member is one of its model's replicas.
+func (r *member) counts() bool { return !r.leaving && !r.resting }
 
 // remove forgets a member.
 func (d *draft) remove(r *member) {
 	d.plan.Remove = append(d.plan.Remove, state.Remove{Replica: r.name, ModifyIndex: r.ModifyIndex})
-	d.taken.Free(r.Replica)
-	r.leaving, r.changed = true, true
+	d.fleet.Drop(r.name)
+	r.leaving, r.resting, r.changed = true, false, true
 }
 
 // dismiss sends a member away: one that serves is drained first.
 func (d *draft) dismiss(r *member) {
+	d.sendTo(r, "", nil)
+}
+
+// sendTo sends a member to COLD, or away. The details may be nil.
+func (d *draft) sendTo(r *member, to state.Tier, details func(*state.Move)) {
 	if r.serving() || r.phase == state.Draining {
-		d.move(r, state.Draining, "", nil)
+		d.move(r, state.Draining, to, details)
 		return
 	}
-	d.move(r, state.Stopping, "", nil)
+	d.move(r, state.Stopping, to, details)
 }
 
 // place puts a new replica of a definition somewhere. The details may be nil.
@@ -205,15 +298,16 @@ func (d *draft) place(m *model, v *state.Variant, at placement.Choice, details f
 // admit adds a placement to the plan and to the ledger.
 func (d *draft) admit(m *model, p state.Place, phase state.Phase) *member {
 	d.plan.Place = append(d.plan.Place, p)
-	d.taken.Hold(p.Name.String(), p.Placement)
 	r := &member{
 		Replica: &state.Replica{
 			Name: p.Name, VariantHash: p.VariantHash, Tier: state.Hot, Phase: phase, Placement: p.Placement, Canary: p.Canary,
 			Failures: p.Failures, Since: d.obs.Now, Created: d.obs.Now,
 		},
-		name: p.Name.String(), node: d.byID[p.Placement.Node], tier: state.Hot, phase: phase, changed: true,
+		name: p.Name.String(), node: d.byID[p.Placement.Node], tier: state.Hot, phase: phase, memory: p.Placement.Memory, changed: true,
 	}
 	m.members = append(m.members, r)
+	d.byMember[r.name] = r
+	d.put(m, r)
 	return r
 }
 
@@ -322,5 +416,9 @@ func (d *draft) full() bool {
 
 // size is how much the plan changes.
 func (d *draft) size() int {
-	return len(d.plan.Remove) + len(d.plan.Move) + len(d.plan.Place) + len(d.plan.Rollouts) + len(d.plan.Decisions)
+	n := len(d.plan.Remove) + len(d.plan.Move) + len(d.plan.Place) + len(d.plan.Rollouts) + len(d.plan.Rescales) + len(d.plan.Quarantines) + len(d.plan.Marks) + len(d.plan.Decisions)
+	if d.plan.Dedicated != nil {
+		n++
+	}
+	return n
 }

@@ -2,6 +2,7 @@ package planner
 
 import (
 	"cmp"
+	"math"
 	"slices"
 
 	"remuda/controller/state"
@@ -48,7 +49,7 @@ func (m *model) groups() []*group {
 		home, groups = groups[1], groups[1:]
 	}
 	for _, r := range m.members {
-		if r.leaving {
+		if !r.counts() {
 			continue
 		}
 		g := of[r.Name.Variant]
@@ -62,19 +63,25 @@ func (m *model) groups() []*group {
 		}
 		g.members = append(g.members, r)
 	}
+	left := math.MaxInt
+	if m.most != nil {
+		left = *m.most
+	}
 	for _, g := range groups {
 		if m.Stopped {
 			g.target = 0
 		}
+		g.target = max(min(g.target, left), 0)
+		left -= g.target
 	}
 	return groups
 }
 
 // staying drops the members that were sent away since.
 func (g *group) staying() {
-	g.members = slices.DeleteFunc(g.members, func(r *member) bool { return r.leaving })
+	g.members = slices.DeleteFunc(g.members, func(r *member) bool { return !r.counts() })
 	for variant, r := range g.canaries {
-		if r.leaving {
+		if !r.counts() {
 			delete(g.canaries, variant)
 		}
 	}
@@ -134,7 +141,8 @@ func (g *group) cost(r *member) float64 {
 }
 
 // leastWanted sorts members, the one to go first first: what does not run, and of
-// that what is farthest from it; what is outdated or has to leave its node; what costs
+// that what is farthest from it; what is outdated or has to leave its node; what is
+// in the dearest external pool, and last what people expect in one; what costs
 // most; what has the fewest requests; the youngest.
 func (d *draft) leastWanted(g *group, rs []*member) []*member {
 	distance := func(r *member) int {
@@ -159,6 +167,7 @@ func (d *draft) leastWanted(g *group, rs []*member) []*member {
 		return cmp.Or(
 			cmp.Compare(distance(b), distance(a)),
 			cmp.Compare(unwanted(b), unwanted(a)),
+			cmp.Compare(d.dearness(g.model, b), d.dearness(g.model, a)),
 			cmp.Compare(g.cost(b), g.cost(a)),
 			cmp.Compare(d.obs.Loads[a.name].InFlight, d.obs.Loads[b.name].InFlight),
 			b.Created.Compare(a.Created),

@@ -7,13 +7,14 @@ import (
 	"strconv"
 	"strings"
 
+	"remuda/controller/placement"
 	"remuda/controller/state"
 )
 
 // tellJob says, once each time, that somebody else has changed a member's job. Actions
 // writes it anew.
 func (d *draft) tellJob(m *model, r *member) {
-	if !r.jobKnown || r.leaving || r.phase == state.Placed || r.phase == state.Failed {
+	if !r.jobKnown || r.leaving || r.resting || r.tier != state.Hot || r.phase == state.Placed || r.phase == state.Failed {
 		return
 	}
 	if r.job == nil {
@@ -48,7 +49,7 @@ func (d *draft) orphans() {
 		if j.Ended || d.view.Replica(nil, name) != nil {
 			continue
 		}
-		if !d.obs.JobsKnown || d.full() {
+		if !d.obs.Pools[j.Pool].JobsKnown || d.full() {
 			strangers = append(strangers, j)
 			continue
 		}
@@ -81,15 +82,14 @@ func (d *draft) holdStranger(j Job) {
 	if n == nil {
 		return
 	}
-	u := d.taken.Of(n.ID)
+	u := d.fleet.Usage(n.ID)
+	t := placement.Tenant{Name: "job " + j.Name.String(), Node: n.ID, Model: j.Name.Model, Holds: state.Holding{Memory: j.Placement.Memory}}
 	for _, s := range j.Placement.Seats {
-		if _, held := u.Seats[s]; !held {
-			u.Seats[s] = j.Name.String()
+		if _, held := u.Seats[s]; !held && !slices.Contains(t.Holds.Seats, s) {
+			t.Holds.Seats = append(t.Holds.Seats, s)
 		}
 	}
-	for gpu, bytes := range j.Placement.Memory {
-		u.Memory[gpu] += bytes
-	}
+	d.fleet.Put(t)
 }
 
 // adopt takes a job's replica in, or says why not.
@@ -134,7 +134,7 @@ func (d *draft) mayHold(m *model, v *state.Variant, j Job) string {
 	if n == nil {
 		return fmt.Sprintf("there is no node %q", j.Placement.Node)
 	}
-	u := d.taken.Of(n.ID)
+	u := d.fleet.Usage(n.ID)
 	seats := map[string]bool{}
 	perGPU := map[string]int{}
 	for _, s := range j.Placement.Seats {

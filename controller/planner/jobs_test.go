@@ -176,7 +176,7 @@ func TestMeddling(t *testing.T) {
 		newer := r.JobIndex + 100
 		w.must(&state.Move{Replica: r.Name.String(), ModifyIndex: r.ModifyIndex, Tier: r.Tier, Phase: r.Phase, Time: w.now, JobIndex: &newer})
 		w.nomad[r.Name.String()].Stopped = true
-		p, next := planner.Plan(w.view(), w.observe(false), w.conf, w.placer)
+		p, next := planner.Plan(w.view(), w.observe(false), w.conf)
 		require.Nil(t, p)
 		require.Equal(t, r.Since.Add(w.conf.SettleTime), next)
 		require.Empty(t, planner.Actions(w.view(), w.observe(false), w.conf))

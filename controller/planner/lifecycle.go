@@ -26,6 +26,9 @@ func (d *draft) follow(m *model, r *member) {
 		d.writeOff(m, r)
 		return
 	}
+	if r.resting && d.endRest(m, r) {
+		return
+	}
 	d.tellJob(m, r)
 	switch {
 	case r.tier == state.Cold:
@@ -34,6 +37,14 @@ func (d *draft) follow(m *model, r *member) {
 		d.stopped(m, r)
 	case r.phase == state.Draining && r.leaving:
 		d.drain(m, r)
+	case r.phase == state.Draining:
+		d.drainToWarm(m, r)
+	case r.phase == state.Sleeping:
+		d.sleeping(m, r)
+	case r.tier == state.Warm && r.phase == state.Running:
+		d.warm(m, r)
+	case r.phase == state.Waking:
+		d.waking(m, r)
 	case r.phase == state.Placed:
 		d.placed(m, r)
 	case r.phase == state.Starting:
@@ -100,8 +111,8 @@ func (d *draft) stopped(m *model, r *member) {
 	case !d.jobOver(r):
 	case r.Target == state.Cold:
 		d.plan.Move = append(d.plan.Move, state.Move{Replica: r.name, ModifyIndex: r.ModifyIndex, Tier: state.Cold, Phase: state.Running})
-		d.taken.Free(r.Replica)
-		r.tier, r.phase, r.changed = state.Cold, state.Running, true
+		d.fleet.Drop(r.name)
+		r.tier, r.phase, r.target, r.changed = state.Cold, state.Running, "", true
 	default:
 		d.remove(r)
 	}
@@ -136,15 +147,15 @@ func (d *draft) serves(r *member) bool { return r.serving() && (!d.obs.EnginesKn
 // hadTimeToPlace tells whether Nomad could have placed the member for PlaceTimeout.
 func (d *draft) hadTimeToPlace(r *member) bool {
 	from := r.Since
-	if d.obs.JobsSince.After(from) {
-		from = d.obs.JobsSince
+	if since := d.obs.Pools[d.poolOf(r)].JobsSince; since.After(from) {
+		from = since
 	}
 	return d.due(from.Add(d.conf.PlaceTimeout))
 }
 
 // placed fails a member whose job Nomad has refused for long.
 func (d *draft) placed(m *model, r *member) {
-	if d.obs.JobsKnown && r.LastError != "" && d.hadTimeToPlace(r) {
+	if d.obs.Pools[d.poolOf(r)].JobsKnown && r.LastError != "" && d.hadTimeToPlace(r) {
 		d.fail(m, r, fmt.Sprintf("its job could not be registered for %s: %s", d.conf.PlaceTimeout, r.LastError))
 	}
 }
@@ -167,7 +178,7 @@ func (d *draft) itsOwn(r *member) bool {
 // starting looks whether a member serves, or has failed. One whose allocation runs
 // may load for as long as it likes.
 func (d *draft) starting(m *model, r *member) {
-	if d.passing(r) && (!d.obs.JobsKnown || r.jobKnown && r.job != nil && !r.job.Stopped && d.itsOwn(r)) {
+	if d.passing(r) && (!d.obs.Pools[d.poolOf(r)].JobsKnown || r.jobKnown && r.job != nil && !r.job.Stopped && d.itsOwn(r)) {
 		d.decide(KindServing, m.Name, r.name, fmt.Sprintf("an engine serves, %s after it was started", d.obs.Now.Sub(r.Since).Round(time.Millisecond)), inputs{"started_for": d.obs.Now.Sub(r.Since).String(), "node": nodeName(r)})
 		d.move(r, state.Running, "", nil)
 		return

@@ -58,12 +58,12 @@ func TestServing(t *testing.T) {
 		w.turns(1)
 		o := w.observe(false)
 		o.Engines[name(w)] = []planner.Engine{{Passing: true}}
-		p, _ := planner.Plan(w.view(), o, w.conf, w.placer)
+		p, _ := planner.Plan(w.view(), o, w.conf)
 		require.Nil(t, p)
 		w.step()
 		o = w.observe(false)
 		o.Engines[name(w)] = []planner.Engine{{Passing: true}}
-		p, _ = planner.Plan(w.view(), o, w.conf, w.placer)
+		p, _ = planner.Plan(w.view(), o, w.conf)
 		require.Equal(t, state.Running, p.Move[0].Phase)
 	})
 	t.Run("an engine is told from one that was there before it", func(t *testing.T) {
@@ -94,7 +94,7 @@ func TestServing(t *testing.T) {
 			j.Alloc = &planner.Alloc{ID: "a", Client: "pending", Desired: "run", First: c.first}
 			o.Jobs[name(w)] = j
 			o.Engines[name(w)] = []planner.Engine{{Passing: true}}
-			p, _ := planner.Plan(w.view(), o, w.conf, w.placer)
+			p, _ := planner.Plan(w.view(), o, w.conf)
 			require.Equal(t, c.want, p != nil && len(p.Move) == 1 && p.Move[0].Phase == state.Running, c.name)
 		}
 	})
@@ -267,7 +267,7 @@ func TestLoadFailure(t *testing.T) {
 		j.Alloc = &planner.Alloc{ID: "old", Client: "failed", Failed: true}
 		o.Jobs[r.Name.String()] = j
 		o.Now = r.Since
-		p, next := planner.Plan(w.view(), o, w.conf, w.placer)
+		p, next := planner.Plan(w.view(), o, w.conf)
 		require.Nil(t, p)
 		require.Equal(t, r.Since.Add(w.conf.SettleTime), next)
 	})

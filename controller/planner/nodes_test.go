@@ -71,14 +71,14 @@ func TestNodes(t *testing.T) {
 		w.turns(8)
 		require.Equal(t, map[string]int{"running h1": 4}, w.counts("m"))
 	})
-	t.Run("what is drained in order to sleep, and is not wanted any more, keeps its requests", func(t *testing.T) {
+	t.Run("what is drained in order to sleep, of a model that is stopped then, keeps its requests", func(t *testing.T) {
 		t.Parallel()
 		w := deployed(t, 1, "n0")
 		r := w.only(inPhase(state.Running))
 		w.requests[r.Name.String()] = []time.Time{w.now.Add(time.Hour)}
-		w.must(&state.Move{Replica: r.Name.String(), ModifyIndex: r.ModifyIndex, Tier: state.Hot, Phase: state.Draining, Target: state.Warm, Time: w.now})
-		require.Nil(t, w.lastPlan(), "that is not for the planner")
-		w.scale(0)
+		w.must(&state.Evict{Replica: r.Name.String(), To: state.Warm, Time: w.now})
+		require.Nil(t, w.lastPlan(), "it waits for its requests")
+		w.must(&state.SetScale{Model: "m", Stopped: new(true), Origin: state.OriginOperator})
 		w.plan(false)
 		r = w.only(inPhase(state.Draining))
 		require.Empty(t, r.Target)

@@ -3,7 +3,6 @@ package planner
 import (
 	"time"
 
-	"remuda/controller/placement"
 	"remuda/controller/state"
 )
 
@@ -21,29 +20,46 @@ const maxText = state.MaxCommand / 4
 //
 // Nodes are written by the reconciler: it sets Node.LostSince when Nomad says that a
 // node is down, and Node.Gone once that was Config.NodeGrace ago. Plan only looks.
-func Plan(v *state.View, o Observation, c Config, p placement.Placer) (*state.Plan, time.Time) {
+func Plan(v *state.View, o Observation, c Config) (*state.Plan, time.Time) {
 	if v.Switch(nil, PauseReconcile) != "" {
 		return nil, time.Time{}
 	}
-	d := newDraft(v, o, c, p)
+	d := newDraft(v, o, c)
+	if d.calendar() {
+		return d.plan, d.next
+	}
 	for _, m := range d.models {
 		for _, r := range m.members {
 			if d.full() {
-				return d.plan, d.next
+				return d.finished(), d.next
 			}
 			d.follow(m, r)
 		}
 		d.tidy(m)
 	}
 	d.orphans()
+	d.demand()
+	d.prune()
 	for _, m := range d.models {
 		if d.full() {
-			return d.plan, d.next
+			return d.finished(), d.next
 		}
 		d.scale(m)
 	}
-	if d.size() == 0 {
-		return nil, d.next
+	d.forgetMarks()
+	return d.finished(), d.next
+}
+
+// finished returns the plan with the numbers of the models, nil where it changes
+// nothing.
+func (d *draft) finished() *state.Plan {
+	for _, m := range d.models {
+		if m.rescaled {
+			d.plan.Rescales = append(d.plan.Rescales, state.Rescale{Model: m.Name, ModifyIndex: m.ModifyIndex, Replicas: m.Replicas, Spread: m.Spread})
+		}
 	}
-	return d.plan, d.next
+	if d.size() == 0 {
+		return nil
+	}
+	return d.plan
 }

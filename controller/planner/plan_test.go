@@ -8,7 +8,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"remuda/controller/placement"
 	"remuda/controller/planner"
 	"remuda/controller/state"
 	"remuda/internal/replica"
@@ -55,7 +54,7 @@ func inPhase(p state.Phase) func(*state.Replica) bool {
 }
 
 func (w *world) lastPlan() *state.Plan {
-	p, _ := planner.Plan(w.view(), w.observe(false), w.conf, w.placer)
+	p, _ := planner.Plan(w.view(), w.observe(false), w.conf)
 	return p
 }
 
@@ -159,7 +158,7 @@ func TestDeploy(t *testing.T) {
 		for range 2 {
 			before := w.view()
 			o := w.observe(false)
-			p, next := planner.Plan(before, o, w.conf, w.placer)
+			p, next := planner.Plan(before, o, w.conf)
 			require.Less(t, len(p.Place)+len(p.Decisions), 1010)
 			w.must(p)
 			if len(w.view().Replicas(nil)) < 800 {
@@ -185,7 +184,7 @@ func TestDeploy(t *testing.T) {
 		require.Len(t, names, 5)
 		o := w.observe(false)
 		o.Jobs[one.Place[0].Name.String()] = planner.Job{Name: one.Place[0].Name, Stopped: true, Index: 1}
-		again, _ := planner.Plan(w.view(), o, w.conf, w.placer)
+		again, _ := planner.Plan(w.view(), o, w.conf)
 		require.NotEqual(t, one.Place[0].Name, again.Place[0].Name, "a job of that name is there")
 	})
 }
@@ -305,7 +304,7 @@ func TestDrain(t *testing.T) {
 	t.Run("but not longer than the timeout, which is known beforehand", func(t *testing.T) {
 		t.Parallel()
 		w, r := draining(t)
-		_, next := planner.Plan(w.view(), w.observe(false), w.conf, w.placer)
+		_, next := planner.Plan(w.view(), w.observe(false), w.conf)
 		require.Equal(t, r.Since.Add(w.conf.DrainTimeout), next)
 		w.now = next.Add(-1)
 		require.Nil(t, w.lastPlan())
@@ -364,7 +363,7 @@ func TestPause(t *testing.T) {
 	require.NotNil(t, w.lastPlan())
 	require.NotEmpty(t, planner.Actions(w.view(), w.observe(false), w.conf))
 	w.must(&state.SetSwitch{Name: planner.PauseReconcile, Value: "true"})
-	p, next := planner.Plan(w.view(), w.observe(false), w.conf, w.placer)
+	p, next := planner.Plan(w.view(), w.observe(false), w.conf)
 	require.Nil(t, p)
 	require.Zero(t, next)
 	require.Empty(t, planner.Actions(w.view(), w.observe(false), w.conf))
@@ -403,7 +402,7 @@ func (w *world) strange(hash string, seats ...string) *job {
 	}
 	w.index2++
 	name := replica.Name{Model: "m", Variant: "a", ID: "stranger"}
-	j := &job{Job: planner.Job{Name: name, Hash: hash, Placement: p, Index: w.index2}}
+	j := &job{Job: planner.Job{Name: name, Hash: hash, Placement: p, Index: w.index2}, strange: true}
 	w.nomad[name.String()] = j
 	return j
 }
@@ -426,7 +425,7 @@ func BenchmarkPlan(b *testing.B) {
 	b.Run("nothing-to-do", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			if p, _ := planner.Plan(running, o, w.conf, placement.BestFit{}); p != nil {
+			if p, _ := planner.Plan(running, o, w.conf); p != nil {
 				b.Fatal("there is nothing to do")
 			}
 		}
@@ -442,7 +441,7 @@ func BenchmarkPlan(b *testing.B) {
 	b.Run("place-500", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			p, _ := planner.Plan(empty, nothing, w.conf, placement.BestFit{})
+			p, _ := planner.Plan(empty, nothing, w.conf)
 			if len(p.Place) != 500 { // a full plan
 				b.Fatal(len(p.Place))
 			}

@@ -2,11 +2,9 @@ package planner
 
 import (
 	"fmt"
-	"maps"
 	"strconv"
 	"time"
 
-	"remuda/controller/placement"
 	"remuda/controller/state"
 )
 
@@ -62,7 +60,7 @@ func (d *draft) lateFailures(g *group, v *state.Variant) {
 // placeCanary places the first replica of a new definition. Where there is no room an
 // old one that has failed, and so serves nobody, makes it.
 func (d *draft) placeCanary(g *group, v *state.Variant, old []*member) {
-	c, no := d.placeOne(g.model, v, nil, func(p *state.Place) { p.Canary = true })
+	c, refused := d.placeFirst(g.model, []*state.Variant{v}, d.openPools(g.model), nil, func(p *state.Place) { p.Canary = true })
 	if c != nil {
 		g.canaries[v.Name] = c
 		d.decide(KindCanary, g.Name, c.name, fmt.Sprintf("it is the first replica of the new definition of variant %s", v.Name), inputs{"variant": v.Name, "variant_hash": v.Hash})
@@ -72,18 +70,16 @@ func (d *draft) placeCanary(g *group, v *state.Variant, old []*member) {
 		if r.phase != state.Failed || r.changed {
 			continue
 		}
-		without := maps.Clone(d.taken)
-		if u := d.taken[r.Placement.Node]; u != nil {
-			without[r.Placement.Node] = &state.NodeUsage{Node: u.Node, Seats: maps.Clone(u.Seats), Memory: maps.Clone(u.Memory), HostMemory: u.HostMemory}
-		}
-		without.Free(r.Replica)
-		if _, no := d.find(g.model, v, nil, without); no == nil {
+		d.fleet.Drop(r.name)
+		fits := d.fits(g.model, v, nil)
+		d.put(g.model, r)
+		if fits {
 			d.decide(KindCanary, g.Name, r.name, fmt.Sprintf("it has failed, and makes room for the first replica of the new definition of variant %s", v.Name), inputs{"variant": v.Name, "failures": strconv.Itoa(r.Failures)})
 			d.dismiss(r)
 			return
 		}
 	}
-	d.cannot(KindRolloutWaits, g, v.Name, "canary", "the canary has no room beside the old replicas, which go on serving", []*placement.Refusal{no})
+	d.cannot(KindRolloutWaits, g, v.Name, "canary", "the canary has no room beside the old replicas, which go on serving", refused)
 }
 
 // rollBack gives a new definition up because of one of its replicas, which is stopped.

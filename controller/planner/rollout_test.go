@@ -38,7 +38,7 @@ func TestRollout(t *testing.T) {
 		require.True(t, c.Canary)
 		require.Equal(t, map[string]int{"running h1": 3, "running h2": 1}, w.counts("m"))
 		require.Equal(t, state.RolloutCanary, w.status())
-		_, at := planner.Plan(w.view(), w.observe(false), w.conf, w.placer)
+		_, at := planner.Plan(w.view(), w.observe(false), w.conf)
 		require.Equal(t, c.Since.Add(w.conf.CanaryTime), at)
 		most := 0
 		w.until(func() bool {

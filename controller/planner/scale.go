@@ -25,15 +25,17 @@ func (d *draft) scale(m *model) {
 }
 
 // allowance is how many members a group may have beyond its target: one for each that
-// has to leave its node, and Surge for those that are outdated.
+// has to leave its node, and Surge for those that are outdated, in a pool where they are
+// not expected, or about to take another's place in a pool where they are.
 func (d *draft) allowance(g *group) int {
 	displaced := g.count((*member).displaced)
-	outdated := g.count(func(r *member) bool { return !r.displaced() && g.outdated(r) })
-	return displaced + min(d.conf.Surge, outdated)
+	others := g.count(func(r *member) bool { return !r.displaced() && (g.outdated(r) || d.misplaced(g.model, r)) })
+	return displaced + min(d.conf.Surge, others+d.arriving(g))
 }
 
 // scaleDown sends away what is too much. A model whose management is disabled keeps
-// what runs, unless it is stopped.
+// what runs, unless it is stopped. External pools are left first, the dearest of them
+// before the others, but slowly: what waits for that is not taken from elsewhere.
 func (d *draft) scaleDown(g *group) {
 	if g.keeps() {
 		return
@@ -49,74 +51,189 @@ func (d *draft) scaleDown(g *group) {
 	if excess <= 0 {
 		return
 	}
-	for _, r := range d.leastWanted(g, g.members)[:excess] {
+	going := slices.DeleteFunc(d.leastWanted(g, g.members), func(r *member) bool { return !d.mayLeave(g.model, r) })
+	for _, r := range going[:min(excess, len(going))] {
 		d.sendAway(g, r)
 	}
 	g.staying()
 }
 
 // sendAway dismisses one member that is too much, in the next plan where this one
-// changes it already.
+// changes it already. It goes WARM where its model keeps some so, or was in the
+// dedicated set until now.
 func (d *draft) sendAway(g *group, r *member) {
-	if r.changed || d.full() {
+	if r.changed || d.full() || !g.Stopped && !d.leaveNow(r) {
 		return
 	}
 	load := d.obs.Loads[r.name]
-	d.decide(KindScaleDown, g.Name, r.name, fmt.Sprintf("%d are wanted and %d are there: it was HOT %s with %d requests in flight, and is the least wanted", g.target, len(g.members), r.phase, load.InFlight),
-		inputs{"target": strconv.Itoa(g.target), "replicas": strconv.Itoa(len(g.members)), "in_flight": strconv.Itoa(load.InFlight), "cost": strconv.FormatFloat(g.cost(r), 'g', -1, 64), "phase": string(r.phase)})
+	kind, where := KindScaleDown, ""
+	if pool := d.poolOf(r); pool != "" {
+		kind, where = KindLeavePool, " in pool "+pool
+	}
+	warm := d.keepsWarm(g, r)
+	if warm {
+		where += ": it goes WARM"
+	}
+	d.decide(kind, g.Name, r.name, fmt.Sprintf("%d are wanted and %d are there: it was %s with %d requests in flight, and is the least wanted%s", g.target, len(g.members), r.next().Stage(), load.InFlight, where),
+		inputs{"target": strconv.Itoa(g.target), "replicas": strconv.Itoa(len(g.members)), "in_flight": strconv.Itoa(load.InFlight), "cost": strconv.FormatFloat(g.cost(r), 'g', -1, 64), "phase": string(r.phase), "pool": d.poolOf(r)})
+	if warm {
+		d.move(r, state.Draining, state.Warm, nil)
+		return
+	}
 	d.dismiss(r)
 }
 
-// scaleUp places what is missing: the cheapest variant that fits.
+// keepsWarm tells whether a member that is too much goes WARM.
+func (d *draft) keepsWarm(g *group, r *member) bool {
+	if g.Stopped || !d.serves(r) || g.outdated(r) || r.displaced() || !d.canSleep(g.model, r) || d.marked(d.conf.ThrashWindow, markKept, r.name) {
+		return false
+	}
+	resting := 0
+	for _, o := range g.model.members {
+		if o.resting {
+			resting++
+		}
+	}
+	return resting < g.KeepWarm || d.fallsBack(g.model)
+}
+
+// scaleUp wakes or places what is missing.
 func (d *draft) scaleUp(g *group) {
-	for missing := g.target - len(g.members); missing > 0 && !d.full(); missing-- {
-		r, refused := d.placeAny(g, g.variants, nil)
-		if r == nil {
+	missing := d.placeExpected(g, g.target-len(g.members))
+	for ; missing > 0 && !d.full(); missing-- {
+		r, refused, waits := d.obtain(g)
+		switch {
+		case r != nil:
+			g.members = append(g.members, r)
+		case !waits:
 			d.cannot(KindCannotPlace, g, g.variants[0].Name, "missing", fmt.Sprintf("%d of %d replicas are missing", missing, g.target), refused)
 			return
 		}
-		g.members = append(g.members, r)
 	}
 }
 
-// placeAny places a replica of the first of the variants that fits, and says why none
-// does.
-func (d *draft) placeAny(g *group, variants []*state.Variant, details func(*state.Place)) (*member, []*placement.Refusal) {
-	var refused []*placement.Refusal
-	for _, v := range variants {
-		r, no := d.placeOne(g.model, g.definition(v.Name), nil, details)
-		if r != nil {
-			return r, nil
+// obtain brings one more replica of a group up, or prepares it, or says why it cannot.
+// It tells whether one is on its way, or has a place that becomes free. What costs the
+// least comes first: a replica whose way to WARM is called off, what fits in the own
+// pool, a place there that becomes free, one that idle replicas give, an external pool,
+// and last the place of replicas that are in use.
+func (d *draft) obtain(g *group) (r *member, refused []*placement.Refusal, waits bool) {
+	if r := d.turnBack(g); r != nil {
+		return r, nil, false
+	}
+	if !d.open("") || d.awaitSleep(g) {
+		return nil, nil, true // where Nomad is out of reach nothing is known
+	}
+	here, wakes := d.best(g, func(v *state.Variant) (placement.Choice, *placement.Refusal) { return d.find(g.model, v, ask{}) })
+	later, _ := d.best(g, func(v *state.Variant) (placement.Choice, *placement.Refusal) {
+		return d.find(g.model, v, ask{future: true})
+	})
+	idle := func(v *state.Variant) (placement.Choice, *placement.Refusal) { return d.findRoom(g.model, v, true) }
+	if here != nil {
+		// What starts cold may be served sooner by a WARM replica that gets room.
+		if !wakes && d.hasWarm(g) {
+			if later != nil && later.c.Wake != "" && later.c.Seconds < here.c.Seconds && d.isMakingRoom(g.Name) {
+				d.waitFor(g.model, later.v, later.c)
+				return nil, nil, true
+			}
+			if room, _ := d.best(g, idle); room != nil && room.c.Wake != "" && room.c.Seconds+room.c.Cost < here.c.Seconds+here.c.Cost {
+				d.makeRoom(g.model, room.v, room.c)
+				return nil, nil, true
+			}
+		}
+		return d.take(g.model, here.v, here.c, nil), nil, false
+	}
+	if later != nil {
+		d.waitFor(g.model, later.v, later.c)
+		return nil, nil, true
+	}
+	if room, _ := d.best(g, idle); room != nil {
+		d.makeRoom(g.model, room.v, room.c)
+		return nil, nil, true
+	}
+	r, refused = d.spill(g)
+	if r != nil {
+		return r, nil, false
+	}
+	for _, v := range g.definitions() {
+		c, no := d.findRoom(g.model, v, false)
+		if no == nil {
+			d.makeRoom(g.model, v, c)
+			return nil, nil, true
 		}
 		refused = append(refused, no)
 	}
-	return nil, refused
+	return nil, refused, false
 }
 
-// placeOne places a replica of a definition, or says why it cannot.
-func (d *draft) placeOne(m *model, v *state.Variant, exclude map[string]bool, details func(*state.Place)) (*member, *placement.Refusal) {
-	at, no := d.find(m, v, exclude, d.taken)
-	if no != nil {
-		return nil, no
-	}
-	r := d.place(m, v, at, details)
-	in := inputs{"variant": v.Name, "cost": strconv.FormatFloat(v.Cost, 'g', -1, 64)}
-	maps.Copy(in, at.Inputs)
-	d.decide(KindPlace, m.Name, r.name, "it was placed "+at.Why, in)
-	return r, nil
+// option is a place for a definition.
+type option struct {
+	v *state.Variant
+	c placement.Choice
 }
 
-// find asks the placer for a place.
-func (d *draft) find(m *model, v *state.Variant, exclude map[string]bool, taken placement.Taken) (placement.Choice, *placement.Refusal) {
-	asked := *m.Model
-	asked.Failover = m.FailoverOf(v.Name, v.Hash)
-	prefer := map[string]bool{}
-	for _, r := range m.members {
-		if r.tier == state.Cold && r.Name.Variant == v.Name {
-			prefer[r.Placement.Node] = true
+// best returns what the first of the group's definitions finds, or before it the first
+// that wakes a replica, and tells whether it does; nil where none finds anything.
+func (d *draft) best(g *group, find func(*state.Variant) (placement.Choice, *placement.Refusal)) (_ *option, wakes bool) {
+	var first *option
+	for _, v := range g.definitions() {
+		c, no := find(v)
+		switch {
+		case no != nil:
+		case c.Wake != "":
+			return &option{v, c}, true
+		case first == nil:
+			first = &option{v, c}
 		}
 	}
-	return d.placer.Place(d.nodes, taken, placement.Request{Model: &asked, Variant: v, Exclude: exclude, Prefer: prefer})
+	return first, false
+}
+
+// hasWarm tells whether a replica of the group is WARM and could be woken.
+func (d *draft) hasWarm(g *group) bool {
+	return slices.ContainsFunc(g.model.members, func(r *member) bool { return r.tier == state.Warm && r.resting && !r.changed && g.has(r) })
+}
+
+// isMakingRoom tells whether a replica of another model is on its way out for that one.
+func (d *draft) isMakingRoom(name string) bool {
+	for _, m := range d.models {
+		if slices.ContainsFunc(m.members, func(r *member) bool { return r.makesRoomFor == name && !r.counts() && r.tier != state.Cold }) {
+			return true
+		}
+	}
+	return false
+}
+
+// turnBack calls the way to WARM of a member off that makes room for nobody, because its
+// group needs it.
+func (d *draft) turnBack(g *group) *member {
+	for _, r := range g.model.members {
+		if r.resting && r.phase == state.Draining && r.makesRoomFor == "" && !r.changed && g.has(r) {
+			d.decide(KindCalledOff, g.Name, r.name, fmt.Sprintf("it is needed again before it was drained: %d are wanted and %d are there", g.target, len(g.members)),
+				inputs{"target": strconv.Itoa(g.target), "replicas": strconv.Itoa(len(g.members))})
+			d.move(r, state.Running, "", nil)
+			return r
+		}
+	}
+	return nil
+}
+
+// awaitSleep keeps a member for its group that goes to sleep and makes room for nobody:
+// it will be woken. That takes seconds; where it takes longer another one is sought.
+func (d *draft) awaitSleep(g *group) bool {
+	for _, r := range g.model.members {
+		if r.resting && r.phase == state.Sleeping && r.makesRoomFor == "" && !r.changed && !d.awaited[r.name] && g.has(r) && !d.due(r.Since.Add(2*d.conf.MemoryTimeout)) {
+			d.awaited[r.name] = true
+			d.fleet.Put(placement.Tenant{Name: r.name, Node: r.Placement.Node, Model: g.Name, Holds: r.next().Holds()})
+			return true
+		}
+	}
+	return false
+}
+
+// has tells whether the member is of one of the group's variants as they are made now.
+func (g *group) has(r *member) bool {
+	return slices.ContainsFunc(g.definitions(), func(v *state.Variant) bool { return v.Name == r.Name.Variant && v.Hash == r.VariantHash })
 }
 
 // maxNodes is of how many nodes a decision says why nothing fits there.
@@ -129,12 +246,12 @@ func (d *draft) cannot(kind string, g *group, variant, about, what string, refus
 	reason := what
 	for _, no := range refused {
 		reason += "; " + no.Error()
-		for i, node := range slices.Sorted(maps.Keys(no.Nodes)) {
+		for i, node := range slices.Sorted(maps.Keys(no.Nodes())) {
 			if i == maxNodes {
-				in["nodes left out"] = strconv.Itoa(len(no.Nodes) - maxNodes)
+				in["nodes left out"] = strconv.Itoa(len(no.Nodes()) - maxNodes)
 				break
 			}
-			why := no.Nodes[node]
+			why := no.Nodes()[node]
 			if had := in["node "+node]; had != "" && had != why {
 				why = had + "; " + why
 			}
@@ -144,8 +261,9 @@ func (d *draft) cannot(kind string, g *group, variant, about, what string, refus
 	d.decideOnce(kind, g.Name, "", reason, in)
 }
 
-// replace places members beside those that have to go, before they go: on their nodes
-// others are wanted, or their definition is outdated. What fits nowhere else stays.
+// replace places members beside those that have to go, before they go: their node is
+// being emptied, their definition is outdated, or they are in a pool where people expect
+// fewer. What fits nowhere else stays.
 func (d *draft) replace(g *group) {
 	var old []*member
 	for _, r := range d.leastWanted(g, g.members) {
@@ -155,31 +273,46 @@ func (d *draft) replace(g *group) {
 	}
 	displaced := len(old)
 	for _, r := range d.leastWanted(g, g.members) {
-		if !r.displaced() && g.outdated(r) && len(old) < displaced+d.conf.Surge {
+		if !r.displaced() && (g.outdated(r) || d.misplaced(g.model, r)) && len(old) < displaced+d.conf.Surge {
 			old = append(old, r)
 		}
 	}
 	extra := max(len(g.members)-g.target, 0)
 	type class struct {
-		variant   string
-		displaced bool
+		variant, pool        string
+		displaced, misplaced bool
 	}
 	refusing := map[class]bool{}
 	for i, r := range old {
-		of := class{r.Name.Variant, r.displaced()}
+		of := class{r.Name.Variant, d.poolOf(r), r.displaced(), !g.outdated(r) && d.misplaced(g.model, r)}
 		if i < extra || refusing[of] || d.full() {
 			continue // its replacement is on its way, or would not fit
 		}
-		variants := g.variants
-		if own := g.Variant(r.Name.Variant); own != nil {
-			variants = append([]*state.Variant{own}, slices.DeleteFunc(slices.Clone(g.variants), func(v *state.Variant) bool { return !of.displaced || v.Name == own.Name })...)
+		variants := g.definitions()
+		if g.Variant(r.Name.Variant) != nil {
+			own := g.definition(r.Name.Variant)
+			variants = append([]*state.Variant{own}, slices.DeleteFunc(variants, func(v *state.Variant) bool { return !of.displaced && !of.misplaced || v.Name == own.Name })...)
 		}
-		fresh, refused := d.placeAny(g, variants, nil)
+		pools := d.openPools(g.model)
+		if of.misplaced {
+			pools = slices.DeleteFunc(pools, func(p string) bool { return p == of.pool })
+		}
+		if d.expected(g.model, r) && d.open(of.pool) {
+			pools = []string{of.pool} // it is placed there and nowhere else
+		}
+		if len(pools) == 0 {
+			continue // they are out of reach
+		}
+		fresh, refused := d.placeFirst(g.model, variants, pools, nil, nil)
 		if fresh != nil {
 			g.members = append(g.members, fresh)
 			continue
 		}
 		refusing[of] = true
+		if of.misplaced && !of.displaced {
+			d.cannot(KindLeavePool, g, r.Name.Variant, of.pool, fmt.Sprintf("fewer are expected in pool %s, and what is there has no other place", of.pool), refused)
+			continue
+		}
 		if of.displaced {
 			d.cannot(KindNodeDraining, g, r.Name.Variant, nodeName(r), fmt.Sprintf("node %s is being drained, and what is on it stays there", nodeName(r)), refused)
 			continue
@@ -192,7 +325,7 @@ func (d *draft) replace(g *group) {
 func (d *draft) retire(g *group) {
 	serving := g.count(d.serves)
 	for _, r := range d.leastWanted(g, g.members) {
-		if r.changed || d.full() || len(g.members) <= g.target || !r.displaced() && !g.outdated(r) {
+		if r.changed || d.full() || len(g.members) <= g.target || !r.displaced() && !g.outdated(r) && !d.misplaced(g.model, r) {
 			continue
 		}
 		switch {
@@ -205,6 +338,11 @@ func (d *draft) retire(g *group) {
 		kind, reason := KindRolling, "replicas of the new definition serve in its place"
 		if r.displaced() {
 			kind, reason = KindMoveAway, fmt.Sprintf("its node %s is being drained, and there is another replica in its place", nodeName(r))
+		} else if !g.outdated(r) {
+			if !d.leaveNow(r) {
+				continue
+			}
+			kind, reason = KindLeavePool, fmt.Sprintf("fewer are expected in pool %s, and there is another replica in its place", d.poolOf(r))
 		}
 		d.decide(kind, g.Name, r.name, reason, inputs{"serving": strconv.Itoa(serving), "target": strconv.Itoa(g.target), "variant_hash": r.VariantHash})
 		d.dismiss(r)
@@ -222,7 +360,14 @@ func (d *draft) retry(g *group) {
 		v := g.definition(r.Name.Variant)
 		carry := func(p *state.Place) { p.Failures, p.LastError, p.Retry = r.Failures, r.LastError, r.Retry }
 		in := inputs{"failures": strconv.Itoa(r.Failures)}
-		fresh, no := d.placeOne(g.model, v, map[string]bool{r.Placement.Node: true}, carry)
+		pools := d.openPools(g.model)
+		if d.expected(g.model, r) {
+			pools = slices.DeleteFunc([]string{d.poolOf(r)}, func(p string) bool { return !d.open(p) })
+		}
+		if len(pools) == 0 {
+			continue // they are out of reach
+		}
+		fresh, _ := d.placeFirst(g.model, []*state.Variant{v}, pools, map[string]bool{r.Placement.Node: true}, carry)
 		if fresh == nil && usable(r) {
 			d.decide(KindRetry, g.Name, r.name, fmt.Sprintf("it is tried again on node %s, because nothing else fits", nodeName(r)), in)
 			d.move(r, state.Placed, "", func(c *state.Move) {
@@ -232,11 +377,12 @@ func (d *draft) retry(g *group) {
 			})
 			continue
 		}
+		var refused []*placement.Refusal
 		if fresh == nil {
-			fresh, no = d.placeOne(g.model, v, nil, carry)
+			fresh, refused = d.placeFirst(g.model, []*state.Variant{v}, pools, nil, carry)
 		}
 		if fresh == nil {
-			d.cannot(KindCannotPlace, g, v.Name, r.name, "replica "+r.Name.ID+" has failed, and cannot be tried again", []*placement.Refusal{no})
+			d.cannot(KindCannotPlace, g, v.Name, r.name, "replica "+r.Name.ID+" has failed, and cannot be tried again", refused)
 			continue
 		}
 		d.decide(KindRetry, g.Name, r.name, fmt.Sprintf("%s is tried in its place", fresh.name), in)

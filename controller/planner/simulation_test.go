@@ -98,8 +98,9 @@ func (w *world) listedMayLag() {
 // traffic gives requests to what serves.
 func (w *world) traffic() {
 	for _, r := range w.view().Replicas(nil) {
-		if r.Phase == state.Running && w.rand.IntN(2) == 0 {
+		if r.Tier == state.Hot && r.Phase == state.Running && w.rand.IntN(2) == 0 {
 			name := r.Name.String()
+			w.last[name] = w.now
 			w.requests[name] = append(w.requests[name], w.now.Add(time.Duration(w.rand.IntN(20))*tick))
 		}
 	}
@@ -257,18 +258,18 @@ func (w *world) stranger(m *state.Model) {
 	if m == nil {
 		return
 	}
-	taken := placement.Taken{}
+	f := placement.NewFleet(w.view().Nodes(nil), placement.Config{Rates: w.conf.Rates, WarmShare: w.conf.WarmShare})
 	if w.rand.IntN(3) > 0 {
-		taken = w.view().Ledger(nil)
+		f = w.fleet()
 	}
 	v := m.Variants[0]
-	at, no := w.placer.Place(w.view().Nodes(nil), taken, placement.Request{Model: m, Variant: &v})
+	at, no := f.Place(placement.Request{Model: m.Name, Variant: &v, Failover: m.Failover})
 	if no != nil {
 		return
 	}
 	w.index2++
 	name := replica.Name{Model: m.Name, Variant: v.Name, ID: fmt.Sprintf("stranger%d", w.index2)}
-	j := &job{Job: planner.Job{Name: name, Hash: v.Hash, Placement: at.Placement, Index: w.index2}}
+	j := &job{Job: planner.Job{Name: name, Hash: v.Hash, Placement: at.Placement, Index: w.index2}, strange: true}
 	switch w.rand.IntN(4) {
 	case 0:
 		j.Hash = "unknown"
@@ -288,7 +289,11 @@ func (w *world) back(id string) {
 // settle ends the disturbances, and looks that the world comes to rest where it
 // should.
 func (w *world) settle() {
-	w.nomadOut, w.consulOut = false, false
+	w.nomadOut, w.consulOut, w.gateways = false, false, true
+	w.poolOut, w.demand, w.outcome = map[string]bool{}, map[string]time.Time{}, nil
+	for _, s := range w.view().Switches(nil) {
+		w.must(&state.SetSwitch{Name: s.Name, Delete: true})
+	}
 	w.broken = map[string]bool{}
 	for _, id := range sorted(w.down) {
 		w.back(id)
@@ -298,7 +303,9 @@ func (w *world) settle() {
 			n.Draining, n.GPUs = false, slices.Clone(n.GPUs)
 			n.GPUs[0].Healthy = true
 		})
-		w.must(&state.Quarantine{Node: id, GPU: w.nodes[id].GPUs[1].UUID})
+		for _, g := range w.nodes[id].GPUs {
+			w.must(&state.Quarantine{Node: id, GPU: g.UUID})
+		}
 	}
 	for _, name := range sorted(w.nomad) { // people look after what the controller leaves alone
 		if j := w.nomad[name]; j.Problem != "" || j.Hash == "unknown" || w.view().Replica(nil, name) == nil && !w.adoptable(j) {
@@ -320,6 +327,9 @@ func (w *world) settle() {
 		outdated := map[string]bool{}
 		for _, r := range v.ReplicasOf(nil, m.Name) {
 			if r.Tier == state.Cold {
+				continue
+			}
+			if r.Stage() == (state.Stage{Tier: state.Warm, Phase: state.Running}) {
 				continue
 			}
 			w.holds(r.Stage() == state.Stage{Tier: state.Hot, Phase: state.Running}, "%s is %s", r.Name, r.Stage())
@@ -344,6 +354,16 @@ func (w *world) settle() {
 		if len(m.Spread) == len(m.Variants) {
 			continue
 		}
+		abroad, owed := 0, 0 // in pools that are not left, and what waits for a pool
+		in := w.inPool(m.Name)
+		for pool, n := range in {
+			if pool != "" {
+				abroad += n
+			}
+		}
+		for pool, n := range m.Expected {
+			owed += max(n-in[pool], 0)
+		}
 		targets := map[string]int{m.Name: m.Shared()}
 		for name, n := range m.Spread {
 			targets[m.Name+":"+name] = n
@@ -354,8 +374,8 @@ func (w *world) settle() {
 			}
 			switch have := running[g]; {
 			case have > target:
-				w.holds(waits || m.Management == state.ManagementDisabled, "%s: %d of %d", g, have, target)
-			case have < target:
+				w.holds(waits || m.Management == state.ManagementDisabled || have-abroad <= 0, "%s: %d of %d", g, have, target)
+			case have < target-owed:
 				w.mustNotFit(m, g)
 			}
 		}
@@ -378,27 +398,44 @@ func (w *world) adoptable(j *job) bool {
 	return !slices.ContainsFunc(j.Placement.Seats, func(s string) bool { return u.Seats[s] != "" })
 }
 
+// fleet is the nodes with what replicas and jobs that are nobody's hold of them.
+func (w *world) fleet() *placement.Fleet { return w.fleetOf(w.view()) }
+
+func (w *world) fleetOf(v *state.View) *placement.Fleet {
+	f := placement.NewFleet(v.Nodes(nil), placement.Config{Rates: w.conf.Rates, WarmShare: w.conf.WarmShare})
+	for _, r := range v.Replicas(nil) {
+		t := placement.Tenant{Name: r.Name.String(), Node: r.Placement.Node, Model: r.Name.Model, Holds: r.Holds()}
+		switch warm := *r; {
+		case r.Leaving():
+			t.After = &state.Holding{}
+		case r.Resting():
+			warm.Tier, warm.Phase = state.Warm, state.Running
+			t.After = new(warm.Holds())
+		}
+		f.Put(t)
+	}
+	for _, name := range sorted(w.nomad) {
+		if j := w.nomad[name]; v.Replica(nil, name) == nil {
+			f.Put(placement.Tenant{Name: name, Node: j.Placement.Node, Model: j.Name.Model, Holds: state.Holding{Seats: j.Placement.Seats, Memory: j.Placement.Memory}})
+		}
+	}
+	return f
+}
+
 // mustNotFit looks that nothing of a group could be placed where replicas of it are
 // missing.
 func (w *world) mustNotFit(m *state.Model, g string) {
-	v := w.view()
-	taken := placement.Taken(v.Ledger(nil))
-	for name, j := range w.nomad {
-		if v.Replica(nil, name) == nil {
-			taken.Hold(name, j.Placement)
-		}
-	}
+	f := w.fleet()
 	for _, candidate := range m.Variants {
 		_, own := m.Spread[candidate.Name]
 		if own != (g == m.Name+":"+candidate.Name) || !own && g != m.Name {
 			continue
 		}
-		asked := *m
+		failover := m.Failover
 		if ro, ok := m.Rollouts[candidate.Name]; ok && ro.Status != state.RolloutRolling {
-			candidate = ro.Old
-			asked.Failover = ro.Failover
+			candidate, failover = ro.Old, ro.Failover
 		}
-		_, no := w.placer.Place(v.Nodes(nil), taken, placement.Request{Model: &asked, Variant: &candidate})
+		_, no := f.Place(placement.Request{Model: m.Name, Variant: &candidate, Failover: failover})
 		w.holds(no != nil, "%s lacks replicas, and one would fit", g)
 	}
 	w.holds(len(w.decisions(m.Name, planner.KindCannotPlace)) > 0, "it was not said why %s lacks replicas", g)

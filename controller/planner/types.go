@@ -11,14 +11,13 @@ import (
 // nothing of it.
 type Observation struct {
 	Now time.Time
-	// Jobs are the replicas' jobs in Nomad, by replica name. They may lag behind what
-	// Nomad was told by at most Config.SettleTime. JobsKnown is false while Nomad cannot
-	// be asked: nothing is concluded from them then.
-	Jobs      map[string]Job
-	JobsKnown bool
-	// JobsSince is when Nomad was heard again after an outage, zero where there was none:
-	// what it did not do before that says nothing.
-	JobsSince time.Time
+	// Jobs are the replicas' jobs in the Nomads of all pools, by replica name. They may
+	// lag behind what Nomad was told by at most Config.SettleTime. Those of a pool that
+	// cannot be asked are the last ones seen.
+	Jobs map[string]Job
+	// Pools says how each Nomad is seen, by the name of its capacity pool; "" is the
+	// controller's own. One that is not here is not known.
+	Pools map[string]PoolView
 	// Busy are the replicas for which something is being done in Nomad: their jobs are
 	// changing under our own hands, and nothing is concluded from them meanwhile.
 	Busy map[string]bool
@@ -31,11 +30,32 @@ type Observation struct {
 	// Drained has the names of the replicas that every live gateway has let go of and
 	// that have no request in flight.
 	Drained map[string]bool
+	// TrafficKnown: a live gateway reports, and has been listened to for as long as a
+	// report lasts. While it is false nobody knows when a replica was last asked.
+	TrafficKnown bool
+	// GatewaysSince is the latest start of any live gateway: a request before it may be
+	// unknown. Zero where there is none.
+	GatewaysSince time.Time
+	// Demand are the models that clients asked for and that had no replica to serve,
+	// with the newest such request.
+	Demand map[string]time.Time
+}
+
+// PoolView says how the Nomad of a capacity pool is seen.
+type PoolView struct {
+	// JobsKnown is false while it cannot be asked: nothing is concluded from its jobs
+	// then, and nothing is placed there.
+	JobsKnown bool
+	// JobsSince is when it was heard again after an outage, zero where there was none:
+	// what it did not do before that says nothing.
+	JobsSince time.Time
 }
 
 // Job is a replica's job as Nomad has it.
 type Job struct {
 	Name replica.Name
+	// Pool is the capacity pool whose Nomad has it, "" for the controller's own.
+	Pool string
 	// Hash is of the variant that it was made from.
 	Hash string
 	// Placement is where it was put, as its meta says.
@@ -93,12 +113,14 @@ type Load struct {
 	Oldest, LastRequest time.Time
 }
 
-// Action is something to be done in Nomad.
+// Action is something to be done in Nomad or at a replica's shim.
 type Action struct {
 	Kind Kind
 	// Replica is the name as a string, and the ID of the job.
 	Replica string
 	Name    replica.Name
+	// Pool is the capacity pool whose Nomad it is about.
+	Pool string
 	// Index is the JobModifyIndex that the job of a Register is written over, 0: there
 	// is none.
 	Index uint64
@@ -119,6 +141,13 @@ const (
 	Stop Kind = "stop"
 	// Purge makes Nomad forget a job that has ended.
 	Purge Kind = "purge"
+	// Sleep has the replica's engine give its GPU memory back, and looks that it came
+	// back. What became of it is an Outcome.
+	Sleep Kind = "sleep"
+	// Wake has the replica's engine take the GPUs of its Placement.Memory and serve. What
+	// became of it is an Outcome. It is also asked for a replica that is HOT running while
+	// nothing serves: its shim may be parked.
+	Wake Kind = "wake"
 )
 
 // The kinds of decisions that Plan makes.
@@ -147,6 +176,25 @@ const (
 	KindJobEdited      = "job-edited"
 	KindJobGone        = "job-gone"
 	KindVariantRemoved = "variant-removed"
+
+	KindEvict        = "evict"          // makes room on the GPUs for another model
+	KindEvictWarm    = "evict-warm"     // makes room for another WARM replica in the host memory
+	KindCalledOff    = "called-off"     // stays HOT: a drain towards WARM, or a sleep, was given up
+	KindAsleep       = "asleep"         // sleeps, and its GPU memory is free
+	KindWake         = "wake"           // is woken
+	KindAwake        = "awake"          // serves again
+	KindSleepFailed  = "sleep-failed"   // could not be put to sleep
+	KindWakeFailed   = "wake-failed"    // could not be woken
+	KindMemoryHeld   = "memory-held"    // sleeps, and its GPU memory did not come back
+	KindCannotSleep  = "cannot-sleep"   // its engine has no sleep, or cannot have it
+	KindIdle         = "idle"           // HOT without requests for long: it goes WARM or COLD
+	KindPruned       = "pruned"         // WARM without requests for long: it goes COLD
+	KindLostWarm     = "lost-warm"      // its process began anew or is gone, and its weights with it
+	KindSpill        = "spill"          // was placed in an external pool
+	KindLeavePool    = "leave-pool"     // leaves an external pool
+	KindDedicated    = "dedicated"      // the calendar changes the dedicated set
+	KindDemand       = "demand"         // was asked for and had no replicas
+	KindWaitsForRoom = "waits-for-room" // its room is being made
 )
 
 // PauseReconcile is the switch that makes Plan and Actions return nothing while it is

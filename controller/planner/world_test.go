@@ -2,7 +2,9 @@ package planner_test
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
+	"reflect"
 	"slices"
 	"time"
 
@@ -22,14 +24,12 @@ const tick = 2 * time.Second
 // world is a store, a little Nomad with its nodes, engines and gateways, and the loop
 // that the reconciler is.
 type world struct {
-	t      require.TestingT
-	rand   *rand.Rand
-	store  *state.Store
-	index  uint64
-	now    time.Time
-	conf   planner.Config
-	placer placement.Placer
-
+	t        require.TestingT
+	rand     *rand.Rand
+	store    *state.Store
+	index    uint64
+	now      time.Time
+	conf     planner.Config
 	nodes    map[string]*state.Node
 	down     map[string]bool
 	drains   map[string]time.Time
@@ -40,9 +40,16 @@ type world struct {
 	listed   map[string]planner.Job // what the watch has seen last
 
 	nomadOut, consulOut bool
-	load                func() time.Duration
-	gateways            bool
-	events              []string
+	poolOut             map[string]bool      // external pools out of reach
+	last                map[string]time.Time // when each replica had its newest request
+	demand              map[string]time.Time
+	gatewaysSince       time.Time
+	// outcome, nil: everything goes well. It says what becomes of a sleep or a wake.
+	outcome  func(kind planner.Kind, r *state.Replica) planner.OutcomeClass
+	sleeps   int // and wakes that were asked for
+	load     func() time.Duration
+	gateways bool
+	events   []string
 }
 
 type job struct {
@@ -53,14 +60,27 @@ type job struct {
 	ends     time.Time // of an allocation that was told to stop
 	allocs   int
 	drifting string
+	// asleep: its engine has given its memory back. using is what is really in use of
+	// each GPU, and host of the node's memory, as long as the process is there.
+	asleep bool
+	// strange: it was not made by us, and takes what it likes.
+	strange bool
+	using   map[string]int64
+	host    int64
+}
+
+// live tells whether a process of it may be there.
+func (j *job) live() bool {
+	return j.alloc != nil && slices.Contains([]string{"pending", "running", "unknown"}, j.alloc.Client)
 }
 
 func newWorld(t require.TestingT, r *rand.Rand) *world {
 	s, err := state.New()
 	require.NoError(t, err)
 	w := &world{
-		t: t, rand: r, store: s, now: epoch, conf: planner.DefaultConfig(), placer: placement.BestFit{},
+		t: t, rand: r, store: s, now: epoch, conf: planner.DefaultConfig(),
 		nodes: map[string]*state.Node{}, down: map[string]bool{}, drains: map[string]time.Time{}, nomad: map[string]*job{}, broken: map[string]bool{},
+		poolOut: map[string]bool{}, last: map[string]time.Time{}, demand: map[string]time.Time{}, gatewaysSince: epoch.Add(-24 * time.Hour),
 		requests: map[string][]time.Time{}, load: func() time.Duration { return 3 * tick }, gateways: true,
 	}
 	return w
@@ -177,6 +197,7 @@ func (w *world) step() {
 	for _, name := range sorted(w.nomad) {
 		w.run(w.nomad[name])
 	}
+	w.physics()
 	for name, ends := range w.requests {
 		j := w.nomad[name]
 		if j == nil || j.alloc == nil || j.alloc.Client != "running" {
@@ -199,6 +220,7 @@ func (w *world) run(j *job) {
 	case live && a.Client == "unknown": // the node is back
 		a.Client, a.Started = "running", w.now
 		j.serves = w.now.Add(w.load())
+		j.begin()
 	case live && j.Stopped:
 		if j.ends.IsZero() {
 			j.ends = w.now.Add(tick)
@@ -212,6 +234,7 @@ func (w *world) run(j *job) {
 	case live && a.Client == "pending":
 		a.Client, a.Started = "running", w.now
 		j.serves = w.now.Add(w.load())
+		j.begin()
 		if w.broken[j.Hash] {
 			j.serves, j.retries = time.Time{}, w.now.Add(tick)
 		}
@@ -221,7 +244,7 @@ func (w *world) run(j *job) {
 		if a.Restarts > 2 {
 			a.Client, a.Failed = "failed", true
 		}
-	case live && j.serves.IsZero() && !w.broken[j.Hash]:
+	case live && j.serves.IsZero() && !w.broken[j.Hash] && !j.asleep:
 		j.serves = w.now.Add(w.load())
 	case !live && !j.Stopped && (a == nil || !a.Failed) && j.Problem == "" && reachable && n.Ready && !n.Draining:
 		for _, s := range j.Placement.Seats {
@@ -235,6 +258,34 @@ func (w *world) run(j *job) {
 	}
 }
 
+// begin is the start of a process: it takes its GPUs.
+func (j *job) begin() {
+	j.asleep, j.using, j.host = false, j.Placement.Memory, 0
+}
+
+// physics looks at what is really on each GPU and in each node's memory: never more than
+// there is.
+func (w *world) physics() {
+	used, host := map[string]int64{}, map[string]int64{}
+	for _, name := range sorted(w.nomad) {
+		j := w.nomad[name]
+		if !j.live() || j.strange {
+			continue
+		}
+		for gpu, bytes := range j.using {
+			used[gpu] += bytes
+		}
+		host[j.Placement.Node] += j.host
+	}
+	for _, id := range sorted(w.nodes) {
+		n := w.nodes[id]
+		for _, g := range n.GPUs {
+			w.holds(used[g.UUID] <= g.Memory, "GPU %s has %d bytes and %d are in use", g.UUID, g.Memory, used[g.UUID])
+		}
+		w.holds(host[id] <= n.HostMemory, "node %s has %d bytes and %d are in use", id, n.HostMemory, host[id])
+	}
+}
+
 func (w *world) occupied(seat string, but *job) bool {
 	for _, other := range w.nomad {
 		if other != but && other.alloc != nil && slices.Contains([]string{"pending", "running", "unknown"}, other.alloc.Client) && slices.Contains(other.Placement.Seats, seat) {
@@ -245,7 +296,7 @@ func (w *world) occupied(seat string, but *job) bool {
 }
 
 func (j *job) serving(now time.Time) bool {
-	return j.alloc != nil && j.alloc.Client == "running" && !j.serves.IsZero() && !now.Before(j.serves)
+	return j.alloc != nil && j.alloc.Client == "running" && !j.asleep && !j.serves.IsZero() && !now.Before(j.serves)
 }
 
 // list is what Nomad would answer now.
@@ -253,6 +304,9 @@ func (w *world) list() map[string]planner.Job {
 	out := map[string]planner.Job{}
 	for name, j := range w.nomad {
 		p := j.Job
+		if n := w.nodes[p.Placement.Node]; n != nil {
+			p.Pool = n.CapacityPool
+		}
 		p.Ended = j.Stopped
 		if j.alloc != nil {
 			a := *j.alloc
@@ -270,7 +324,7 @@ func (w *world) observe(lagging bool) planner.Observation {
 		w.listed = w.list()
 	}
 	o := planner.Observation{
-		Now: w.now, Jobs: map[string]planner.Job{}, JobsKnown: !w.nomadOut, Engines: map[string][]planner.Engine{}, EnginesKnown: !w.consulOut,
+		Now: w.now, Jobs: map[string]planner.Job{}, Pools: map[string]planner.PoolView{"": {JobsKnown: !w.nomadOut}}, Engines: map[string][]planner.Engine{}, EnginesKnown: !w.consulOut,
 		Loads: map[string]planner.Load{}, Drained: map[string]bool{},
 	}
 	v := w.view()
@@ -280,6 +334,14 @@ func (w *world) observe(lagging bool) planner.Observation {
 		}
 		o.Jobs[name] = j
 	}
+	for _, p := range w.conf.Pools {
+		o.Pools[p.Name] = planner.PoolView{JobsKnown: !w.poolOut[p.Name]}
+	}
+	o.TrafficKnown = w.gateways
+	if w.gateways {
+		o.GatewaysSince = w.gatewaysSince
+	}
+	o.Demand = maps.Clone(w.demand)
 	for name, j := range w.nomad {
 		if j.alloc != nil && j.alloc.Client == "running" {
 			o.Engines[name] = []planner.Engine{{Role: replica.RolePrimary, Passing: j.serving(w.now), Token: 1}}
@@ -288,7 +350,7 @@ func (w *world) observe(lagging bool) planner.Observation {
 	for _, r := range v.Replicas(nil) {
 		name := r.Name.String()
 		n := len(w.requests[name])
-		o.Loads[name] = planner.Load{InFlight: n}
+		o.Loads[name] = planner.Load{InFlight: n, LastRequest: w.last[name]}
 		o.Drained[name] = w.gateways && n == 0 && r.Phase != state.Running
 	}
 	return o
@@ -338,6 +400,10 @@ func (w *world) act(a planner.Action, crash bool) {
 			w.index2++
 			j.Stopped, j.Index = true, w.index2
 		}
+	case planner.Sleep:
+		w.sleep(a.Replica, j, crash)
+	case planner.Wake:
+		w.wake(a.Replica, j, crash)
 	case planner.Purge:
 		if j == nil {
 			return // the list was old
@@ -350,18 +416,102 @@ func (w *world) act(a planner.Action, crash bool) {
 	}
 }
 
+// sleep is a shim that is told to put its engine to sleep, and what the state hears.
+func (w *world) sleep(name string, j *job, crash bool) {
+	r := w.view().Replica(nil, name)
+	out := planner.Outcome{Kind: planner.Sleep, Replica: name, Class: planner.Done}
+	w.sleeps++
+	if w.outcome != nil {
+		out.Class = w.outcome(planner.Sleep, r)
+	}
+	switch {
+	case j == nil || !j.live() || w.down[j.Placement.Node]:
+		out.Class = planner.Unreachable
+	case j.asleep:
+		out.Class = planner.Done
+	case len(w.requests[name]) > 0:
+		out.Class = planner.NotDrained
+	case out.Class == planner.Done:
+		j.asleep, j.host = true, r.Placement.HostMemory
+		j.using = map[string]int64{}
+		for gpu := range r.Placement.Memory {
+			j.using[gpu] = r.Placement.SleepMemory
+		}
+	case out.Class == planner.MemoryHeld:
+		j.asleep, j.host = true, r.Placement.HostMemory // and using as before
+		out.HeldBytes = map[string]int64{}
+		for gpu, bytes := range r.Placement.Memory {
+			out.HeldBytes[gpu] = bytes
+		}
+	}
+	if out.Class != planner.Done {
+		out.Error = "the simulated shim says " + string(out.Class)
+	}
+	w.physics()
+	if !crash {
+		w.after(out)
+	}
+}
+
+// wake is a shim that is told to wake its engine, and what the state hears.
+func (w *world) wake(name string, j *job, crash bool) {
+	r := w.view().Replica(nil, name)
+	out := planner.Outcome{Kind: planner.Wake, Replica: name, Class: planner.Done}
+	w.sleeps++
+	if w.outcome != nil {
+		out.Class = w.outcome(planner.Wake, r)
+	}
+	switch {
+	case j == nil || !j.live() || w.down[j.Placement.Node]:
+		out.Class = planner.Unreachable
+	case !j.asleep:
+		out.Class = planner.Done
+	case out.Class == planner.Done:
+		j.asleep, j.host, j.serves = false, 0, w.now
+		j.using = r.Placement.Memory
+	case out.Class == planner.Failed: // the shim and its engine die of it
+		j.alloc.Started, j.alloc.Event = w.now, "Exit Code: 1"
+		j.alloc.Restarts++
+		j.serves = time.Time{}
+		j.using, j.host = nil, 0
+	}
+	if out.Class != planner.Done {
+		out.Error = "the simulated shim says " + string(out.Class)
+	}
+	w.physics()
+	if !crash {
+		w.after(out)
+	}
+}
+
+// after tells the state what became of a sleep or a wake.
+func (w *world) after(out planner.Outcome) {
+	w.log("  %s %s: %s", out.Kind, out.Replica, out.Class)
+	if p := planner.After(w.view(), out, w.now, w.conf); p != nil {
+		for _, d := range p.Decisions {
+			w.log("  %s %s%s: %s", d.Kind, d.Model, d.Replica, d.Reason)
+		}
+		w.must(p)
+	}
+}
+
 // plan plans until there is nothing more to plan from what is seen now, and checks
 // each plan. It returns when to look again.
 func (w *world) plan(lagging bool) (plans int, next time.Time) {
 	for range 20 {
 		before := w.view()
 		o := w.observe(lagging)
-		p, again := planner.Plan(before, o, w.conf, w.placer)
+		p, again := planner.Plan(before, o, w.conf)
 		if p == nil {
 			return plans, again
 		}
 		plans++
-		changes := len(p.Remove) + len(p.Move) + len(p.Place) + len(p.Rollouts) + len(p.Decisions)
+		changes := len(p.Remove) + len(p.Move) + len(p.Place) + len(p.Rollouts) + len(p.Decisions) + len(p.Rescales) + len(p.Quarantines) + len(p.Marks)
+		if p.Dedicated != nil {
+			changes++
+		}
+		same, sameNext := planner.Plan(before, o, w.conf)
+		w.holds(reflect.DeepEqual(p, same) && again.Equal(sameNext), "two leaders plan otherwise")
 		w.holds(changes > 0 && changes < 1010, "a plan has %d changes", changes)
 		for _, d := range p.Decisions {
 			w.log("%s %s%s: %s", d.Kind, d.Model, d.Replica, d.Reason)
@@ -394,20 +544,24 @@ func (w *world) turns(n int) {
 // check looks at what must hold after each plan.
 func (w *world) check(before, after *state.View, o planner.Observation, p *state.Plan) {
 	seats := map[string]string{}
-	bytes := map[string]int64{}
+	bytes, host := map[string]int64{}, map[string]int64{}
 	for _, r := range after.Replicas(nil) {
 		if r.Tier == state.Cold {
 			continue
 		}
-		for _, s := range r.Placement.Seats {
+		h := r.Holds()
+		for _, s := range h.Seats {
 			require.Empty(w.t, seats[s], "seat %s is held twice", s)
 			seats[s] = r.Name.String()
 		}
-		for gpu, b := range r.Placement.Memory {
+		for gpu, b := range h.Memory {
 			bytes[gpu] += b
 		}
+		host[r.Placement.Node] += h.HostMemory
 	}
 	for _, n := range w.nodes {
+		budget := int64(w.conf.WarmShare * float64(n.HostMemory))
+		w.holds(host[n.ID] <= budget, "node %s has %d bytes for WARM replicas, and %d are held", n.ID, budget, host[n.ID])
 		for _, g := range n.GPUs {
 			require.LessOrEqual(w.t, bytes[g.UUID], g.Memory, "GPU %s", g.UUID)
 		}
@@ -421,7 +575,10 @@ func (w *world) check(before, after *state.View, o planner.Observation, p *state
 			n := after.Node(nil, r.Placement.Node)
 			timeout := !w.now.Before(r.Since.Add(w.conf.DrainTimeout))
 			j, listed := o.Jobs[m.Replica]
-			w.holds(timeout || n.Gone || j.Ended || !listed && o.JobsKnown, "%s is stopped with requests in flight", m.Replica)
+			w.holds(timeout || n.Gone || j.Ended || !listed && o.Pools[n.CapacityPool].JobsKnown, "%s is stopped with requests in flight", m.Replica)
+		}
+		if m.For != nil && r.Stage() == (state.Stage{Tier: state.Hot, Phase: state.Running}) {
+			lost[group(before, r)]++ // somebody with a higher priority needs it, or its model may do without
 		}
 		if r.Stage() == (state.Stage{Tier: state.Hot, Phase: state.Running}) && (m.Phase == state.Starting || m.Phase == state.Stopping) {
 			n := after.Node(nil, r.Placement.Node)
@@ -429,6 +586,7 @@ func (w *world) check(before, after *state.View, o planner.Observation, p *state
 			lost[group(before, r)]++
 		}
 	}
+	w.enabled(before, after, p)
 	had, has := capacity(before), capacity(after)
 	for _, m := range after.Models(nil) {
 		if len(m.Spread) == len(m.Variants) {
@@ -442,8 +600,40 @@ func (w *world) check(before, after *state.View, o planner.Observation, p *state
 			if m.Stopped {
 				target = 0
 			}
+			if n, set := after.CapMaxReplicas(nil, m.Name); set {
+				target = min(target, n)
+			}
 			w.holds(has[g] >= min(target, had[g]-lost[g]), "capacity of %s is %d, and was %d", g, has[g], had[g])
 		}
+	}
+}
+
+// enabled looks that each eviction has a purpose: with it, and all else that is on its
+// way, the model has a place.
+func (w *world) enabled(before, after *state.View, p *state.Plan) {
+	for _, mv := range p.Move {
+		r := before.Replica(nil, mv.Replica)
+		if mv.For == nil || *mv.For == "" || r.Tier == state.Warm || r.For == *mv.For {
+			continue
+		}
+		by := after.Model(nil, *mv.For)
+		w.holds(by != nil && by.Name != r.Name.Model, "%s is evicted for itself", mv.Replica)
+		w.holds(!after.IsDedicated(nil, after.Model(nil, r.Name.Model)), "%s is dedicated and evicted", mv.Replica)
+		w.holds(before.Model(nil, r.Name.Model).Priority <= by.Priority, "%s is evicted by a lower priority", mv.Replica)
+		w.holds(slices.ContainsFunc(by.Variants, func(v state.Variant) bool {
+			failover := by.Failover
+			if ro, ok := by.Rollouts[v.Name]; ok && ro.Status != state.RolloutRolling {
+				v, failover = ro.Old, ro.Failover
+			}
+			ask := placement.Request{Model: by.Name, Variant: &v, Failover: failover, Future: true}
+			for _, own := range after.ReplicasOf(nil, by.Name) {
+				if own.Stage() == (state.Stage{Tier: state.Warm, Phase: state.Running}) && own.VariantHash == v.Hash {
+					ask.Warm = append(ask.Warm, placement.Warm{Tenant: own.Name.String(), Placement: own.Placement})
+				}
+			}
+			_, no := w.fleetOf(after).Place(ask)
+			return no == nil
+		}), "%s is evicted for %s, which has no place then either", mv.Replica, by.Name)
 	}
 }
 

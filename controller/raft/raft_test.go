@@ -240,7 +240,7 @@ func TestSaveAndRestore(t *testing.T) {
 	damaged := bytes.Clone(saved.Bytes())
 	damaged[len(damaged)/2] ^= 1
 	newer := bytes.Clone(saved.Bytes())
-	newer[len("remuda-state")+3]++
+	newer[len("remuda-state")+3] = state.SnapshotVersion + 1
 	for _, bad := range []struct {
 		data []byte
 		want error

@@ -28,8 +28,8 @@ func TestNomadOutage(t *testing.T) {
 		w.running("1")
 		w.nomad.set(func() { w.nomad.down = true })
 		w.rest()
-		require.False(t, w.seen().JobsKnown)
-		require.Zero(t, w.seen().JobsSince, "that is of outages that are over")
+		require.False(t, w.seen().Pools[""].JobsKnown)
+		require.Zero(t, w.seen().Pools[""].JobsSince, "that is of outages that are over")
 		require.NotEmpty(t, w.r.Status().Jobs.Error)
 		writes := w.raft.writes()
 		w.raft.must(&state.Plan{ID: "test", Index: w.raft.store.View().Index(), Time: time.Now(), Place: []state.Place{placeOf("2", 1)}})
@@ -40,8 +40,8 @@ func TestNomadOutage(t *testing.T) {
 		w.nomad.set(func() { w.nomad.down = false })
 		w.rest()
 		require.Equal(t, "HOT starting", w.stage("m:v:2"), "it goes on at once")
-		require.True(t, w.seen().JobsKnown)
-		require.WithinDuration(t, time.Now(), w.seen().JobsSince, time.Second)
+		require.True(t, w.seen().Pools[""].JobsKnown)
+		require.WithinDuration(t, time.Now(), w.seen().Pools[""].JobsSince, time.Second)
 	})
 }
 
@@ -428,7 +428,7 @@ func TestWorkersAreBounded(t *testing.T) {
 		w.move("m:v:1", state.Placed)
 		w.rest()
 		w.cancel()
-		<-w.ended
+		<-w.stopped
 	})
 }
 

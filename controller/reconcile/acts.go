@@ -16,21 +16,40 @@ import (
 // no failure; the next look decides anew.
 var errSuperseded = errors.New("the replica has changed meanwhile")
 
-// acts does the actions, one for each replica at a time and Workers at once. What has
-// no place now is not kept: the next look asks for it again.
+// acts does the actions, one for each replica at a time and only so many at once in each
+// lane. What has no place now is not kept: the next look asks for it again.
 type acts struct {
 	l *leading
 
 	mu      sync.Mutex // guards what follows
 	tasks   map[string]*task
-	running int
+	running map[lane]int
 }
+
+// lane is what shares places: the writes to one Nomad, the sleeps of one pool, its wakes.
+type lane struct {
+	pool string
+	kind planner.Kind // Sleep, Wake, or empty for all that is done in Nomad
+}
+
+func laneOf(a planner.Action) lane {
+	if ofShim(a.Kind) {
+		return lane{a.Pool, a.Kind}
+	}
+	return lane{pool: a.Pool}
+}
+
+// ofShim tells whether an action is done at a shim, and not in Nomad.
+func ofShim(k planner.Kind) bool { return k == planner.Sleep || k == planner.Wake }
 
 // task is what is known of a replica's action beyond the state: for this time of
 // leading only, so that a new leader tries at once.
 type task struct {
-	kind     planner.Kind
-	busy     bool
+	kind planner.Kind
+	pool string
+	busy bool
+	// cancel ends what is being done.
+	cancel   context.CancelFunc
 	failures int // in a row
 	err      error
 	// ended is when it was last tried, until when it is not tried again.
@@ -49,30 +68,60 @@ type situation struct {
 
 func (o order) situation() situation { return situation{o.Kind, o.replica, o.job, o.Index} }
 
-func newActs(l *leading) *acts { return &acts{l: l, tasks: map[string]*task{}} }
+func newActs(l *leading) *acts {
+	return &acts{l: l, tasks: map[string]*task{}, running: map[lane]int{}}
+}
 
-// busy returns the replicas for which something is being done.
+// busy returns the replicas for which something is being done in Nomad.
 func (a *acts) busy() map[string]bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	out := map[string]bool{}
 	for name, t := range a.tasks {
-		if t.busy {
+		if t.busy && !ofShim(t.kind) {
 			out[name] = true
 		}
 	}
 	return out
 }
 
-func (a *acts) status() (running int, waiting []Waiting) {
+// giveUp ends what is being done at the shims of replicas that are not to sleep or to be
+// woken any more.
+func (a *acts) giveUp(view *state.View) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for name, t := range a.tasks {
-		if t.failures > 0 && t.err != nil {
-			waiting = append(waiting, Waiting{Replica: name, Kind: string(t.kind), Failures: t.failures, Error: t.err.Error(), Retry: t.until})
+		if t.busy && ofShim(t.kind) && !wantsTier(view.Replica(nil, name), t.kind) {
+			t.cancel()
 		}
 	}
-	return a.running, waiting
+}
+
+// wantsTier tells whether a replica may still be meant by a Sleep or a Wake.
+func wantsTier(r *state.Replica, kind planner.Kind) bool {
+	switch {
+	case r == nil:
+		return false
+	case kind == planner.Sleep:
+		return r.Phase == state.Sleeping
+	}
+	return r.Phase == state.Waking || r.Tier == state.Hot && r.Phase == state.Running
+}
+
+// status returns how many actions run by pool, and those that wait.
+func (a *acts) status() (running map[string]int, waiting []Waiting) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	running = map[string]int{}
+	for l, n := range a.running {
+		running[l.pool] += n
+	}
+	for name, t := range a.tasks {
+		if t.failures > 0 && t.err != nil {
+			waiting = append(waiting, Waiting{Replica: name, Kind: string(t.kind), Pool: t.pool, Failures: t.failures, Error: t.err.Error(), Retry: t.until})
+		}
+	}
+	return running, waiting
 }
 
 // order is an action with what was known when it was decided.
@@ -82,12 +131,15 @@ type order struct {
 	replica uint64
 	// job is the JobModifyIndex of its job, 0: none was seen.
 	job uint64
+	// shims are those of the job's allocation that counts, allocated whether there is one.
+	shims     []nomad.Shim
+	allocated bool
 }
 
 // start begins those actions that may be done now. busy are the replicas for which
 // something was being done when the world was looked at: what was decided for them
 // may be old.
-func (a *acts) start(ctx context.Context, view *state.View, seen sighted, busy map[string]bool, actions []planner.Action, now time.Time, next *schedule) {
+func (a *acts) start(ctx context.Context, view *state.View, seen sighted, jobs map[string]job, busy map[string]bool, actions []planner.Action, now time.Time, next *schedule) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	wanted := map[string]bool{}
@@ -95,15 +147,19 @@ func (a *acts) start(ctx context.Context, view *state.View, seen sighted, busy m
 		wanted[action.Replica] = true
 		t := a.tasks[action.Replica]
 		switch {
-		case busy[action.Replica]:
+		case busy[action.Replica], t != nil && t.busy:
 			continue
-		case t == nil || t.kind != action.Kind:
-			t = &task{kind: action.Kind}
+		case t == nil || t.kind != action.Kind || t.pool != action.Pool:
+			t = &task{kind: action.Kind, pool: action.Pool}
 			a.tasks[action.Replica] = t
-		case errors.Is(t.err, nomad.ErrUnreachable) && t.ended.Before(seen.returned):
+		case errors.Is(t.err, nomad.ErrUnreachable) && t.ended.Before(seen.pools[action.Pool].returned):
 			t.until = time.Time{} // Nomad is back
 		}
-		o := order{Action: action, job: seen.jobs[action.Replica].Index}
+		j := jobs[action.Replica]
+		o := order{Action: action, job: j.Index}
+		if current, ok := currentOf(j.Allocations); ok {
+			o.shims, o.allocated = j.Shims(current), true
+		}
 		if r := view.Replica(nil, action.Replica); r != nil {
 			o.replica = r.ModifyIndex
 		}
@@ -114,12 +170,19 @@ func (a *acts) start(ctx context.Context, view *state.View, seen sighted, busy m
 			next.add(t.until)
 			continue
 		}
-		if a.running == a.l.cfg.Workers {
+		places := a.l.cfg.Workers
+		if ofShim(action.Kind) {
+			places = a.l.cfg.Tiers
+		}
+		if a.running[laneOf(action)] >= places {
 			continue // one that ends has the loop look again
 		}
 		t.busy = true
-		a.running++
+		a.running[laneOf(action)]++
+		ctx, cancel := context.WithCancel(ctx)
+		t.cancel = cancel
 		a.l.wg.Go(func() {
+			defer cancel()
 			err := a.l.perform(ctx, o)
 			a.end(ctx, o, t, err)
 			a.l.wake()
@@ -136,10 +199,12 @@ func (a *acts) start(ctx context.Context, view *state.View, seen sighted, busy m
 func (a *acts) end(ctx context.Context, o order, t *task, err error) {
 	result := resultOf(ctx, err)
 	a.l.metrics.actions.WithLabelValues(string(o.Kind), result).Inc()
-	log := a.l.cfg.Logger.With("action", o.Kind, "replica", o.Replica, "reason", o.Reason)
+	log := a.l.cfg.Logger.With("action", o.Kind, "replica", o.Replica, "pool", o.Pool, "reason", o.Reason)
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.running--
+	if a.running[laneOf(o.Action)]--; a.running[laneOf(o.Action)] == 0 {
+		delete(a.running, laneOf(o.Action))
+	}
 	t.busy = false
 	switch result {
 	case "done":
@@ -157,7 +222,11 @@ func (a *acts) end(ctx context.Context, o order, t *task, err error) {
 	}
 	t.failures++
 	t.err, t.ended = err, a.l.cfg.Now()
-	wait := spread(planner.Backoff(a.l.cfg.Retry, a.l.cfg.RetryMax, t.failures))
+	longest := a.l.cfg.RetryMax
+	if ofShim(o.Kind) {
+		longest = a.l.cfg.ShimRetryMax
+	}
+	wait := spread(planner.Backoff(a.l.cfg.Retry, longest, t.failures))
 	t.until = t.ended.Add(wait)
 	log.Warn("an action has failed", "error", err, "failures", t.failures, "retry", wait)
 }
@@ -165,6 +234,7 @@ func (a *acts) end(ctx context.Context, o order, t *task, err error) {
 // resultOf says in a word how an action went.
 func resultOf(ctx context.Context, err error) string {
 	var refusal *state.Error
+	var tier *tierError
 	switch {
 	case err == nil:
 		return "done"
@@ -172,6 +242,8 @@ func resultOf(ctx context.Context, err error) string {
 		return "superseded"
 	case ctx.Err() != nil:
 		return "stopped"
+	case errors.As(err, &tier):
+		return string(tier.class)
 	case errors.Is(err, raft.ErrNotLeader), errors.Is(err, raft.ErrClosed):
 		return "not_leader"
 	case errors.Is(err, raft.ErrBusy), errors.Is(err, raft.ErrUnknownOutcome):

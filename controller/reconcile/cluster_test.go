@@ -17,6 +17,7 @@ import (
 	"remuda/controller/nomad/nomadtest"
 	"remuda/controller/raft"
 	"remuda/controller/reconcile"
+	"remuda/controller/shim"
 	"remuda/controller/state"
 	"remuda/internal/replica"
 )
@@ -101,7 +102,7 @@ func (c *cluster) open() {
 	require.NoError(c.t, err)
 
 	cfg := reconcile.DefaultConfig()
-	cfg.Raft, cfg.Nomad, cfg.Consul, cfg.Loads = c.raft, c.client, c.consul, c.loads
+	cfg.Raft, cfg.Nomad, cfg.Consul, cfg.Shims, cfg.Loads = c.raft, c.client, c.consul, shim.New(shim.Network()), c.loads
 	cfg.Resync = 20 * time.Millisecond
 	c.r, err = reconcile.New(cfg)
 	require.NoError(c.t, err)

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
@@ -12,8 +14,8 @@ import (
 
 	"remuda/controller/load"
 	"remuda/controller/nomad"
-	"remuda/controller/placement"
 	"remuda/controller/planner"
+	"remuda/controller/shim"
 	"remuda/controller/state"
 	"remuda/internal/replica"
 )
@@ -40,6 +42,15 @@ type Nomad interface {
 	Register(ctx context.Context, job *api.Job, index uint64) (nomad.Registration, error)
 	Stop(ctx context.Context, name replica.Name, purge bool) error
 	Why(ctx context.Context, name replica.Name) (string, error)
+	GPUMemory(ctx context.Context, node string) (map[string]nomad.Sample, error)
+}
+
+// Shims is the way to the shims around engines, as shim.Client. Its methods are called
+// from several goroutines at once and return when their context ends.
+type Shims interface {
+	State(ctx context.Context, address string) (shim.State, error)
+	Sleep(ctx context.Context, address string, drain time.Duration) (shim.State, error)
+	Wake(ctx context.Context, address string, gpus []string) (shim.State, error)
 }
 
 // Consul is where the engines are, as consul.Watcher. Watch is called anew each time
@@ -50,21 +61,28 @@ type Consul interface {
 
 // Config says how the world is reconciled.
 type Config struct {
-	Raft   Raft
+	Raft Raft
+	// Nomad is the controller's own, Pools are those of the external capacity pools by
+	// name: as many as Planner.Pools has, of the same names.
 	Nomad  Nomad
+	Pools  map[string]Nomad
+	Shims  Shims
 	Consul Consul
 	// Loads is reset at each begin of leading.
-	Loads  *load.Store
-	Placer placement.Placer
+	Loads *load.Store
 
-	// Planner is passed on; NodeGrace, PlaceTimeout and Backoff are used here as well.
+	// Planner is passed on; its times for nodes, jobs, sleeps and wakes are used here as
+	// well.
 	Planner planner.Config
-	// Plan and Actions decide: planner.Plan and planner.Actions.
-	Plan    func(*state.View, planner.Observation, planner.Config, placement.Placer) (*state.Plan, time.Time)
+	// Plan, Actions and After decide: planner.Plan, planner.Actions and planner.After.
+	Plan    func(*state.View, planner.Observation, planner.Config) (*state.Plan, time.Time)
 	Actions func(*state.View, planner.Observation, planner.Config) []planner.Action
+	After   func(*state.View, planner.Outcome, time.Time, planner.Config) *state.Plan
 
-	// Workers is how many actions are done at once.
-	Workers int
+	// Workers is how many actions are done in one Nomad at once, and Tiers how many
+	// sleeps, and how many wakes, among the shims of one pool. Each pool has its own, so
+	// that one that hangs keeps no other waiting.
+	Workers, Tiers int
 	// Settle is the least time between two looks, in which changes are gathered.
 	Settle time.Duration
 	// Resync is the longest time between two looks.
@@ -76,6 +94,8 @@ type Config struct {
 	// Retry is the wait after an action or a write that failed. It doubles with each
 	// failure in a row, up to RetryMax.
 	Retry, RetryMax time.Duration
+	// ShimRetryMax is RetryMax for a shim that does not answer.
+	ShimRetryMax time.Duration
 	// WhyInterval is how long until Nomad is asked again why it does not place a job.
 	WhyInterval time.Duration
 	// ConsulGrace is how long a Consul that was out of reach is given to hear from the
@@ -95,22 +115,24 @@ type Config struct {
 // DefaultConfig has the reasons beside the numbers.
 func DefaultConfig() Config {
 	return Config{
-		Placer:      placement.BestFit{},
-		Planner:     planner.DefaultConfig(),
-		Plan:        planner.Plan,
-		Actions:     planner.Actions,
-		Workers:     32,                     // the client's rate limit is reached with fewer
-		Settle:      5 * time.Millisecond,   // far below what an engine takes for anything
-		Resync:      30 * time.Second,       // a belt: a look costs no write
-		PlanRate:    10,                     // a plan holds all that is to be done at its time
-		PlanBurst:   50,                     // a rollout's steps come one by one
-		Retry:       200 * time.Millisecond, // an election of Nomad's takes some of these
-		RetryMax:    30 * time.Second,       // somebody who mends a job file should not wait for long
-		WhyInterval: 30 * time.Second,       // what Nomad lacks does not come in seconds
-		ConsulGrace: 15 * time.Second,       // three pushes of an engine's check
-		EchoTimeout: 15 * time.Second,       // a watch that hangs is noticed within 13 s
-		Now:         time.Now,
-		Logger:      hclog.NewNullLogger(),
+		Planner:      planner.DefaultConfig(),
+		Plan:         planner.Plan,
+		Actions:      planner.Actions,
+		After:        planner.After,
+		Workers:      32,                     // the client's rate limit is reached with fewer
+		Tiers:        256,                    // they wait for engines, and cost a goroutine each
+		Settle:       5 * time.Millisecond,   // far below what an engine takes for anything
+		Resync:       30 * time.Second,       // a belt: a look costs no write
+		PlanRate:     10,                     // a plan holds all that is to be done at its time
+		PlanBurst:    50,                     // a rollout's steps come one by one
+		Retry:        200 * time.Millisecond, // an election of Nomad's takes some of these
+		RetryMax:     30 * time.Second,       // somebody who mends a job file should not wait for long
+		ShimRetryMax: 2 * time.Second,        // requests wait for the engine behind it
+		WhyInterval:  30 * time.Second,       // what Nomad lacks does not come in seconds
+		ConsulGrace:  15 * time.Second,       // three pushes of an engine's check
+		EchoTimeout:  15 * time.Second,       // a watch that hangs is noticed within 13 s
+		Now:          time.Now,
+		Logger:       hclog.NewNullLogger(),
 	}
 }
 
@@ -120,8 +142,8 @@ func (c Config) validate() error {
 		name string
 		set  bool
 	}{
-		{"raft", c.Raft != nil}, {"nomad", c.Nomad != nil}, {"consul", c.Consul != nil}, {"loads", c.Loads != nil}, {"placer", c.Placer != nil},
-		{"plan", c.Plan != nil}, {"actions", c.Actions != nil}, {"now", c.Now != nil}, {"logger", c.Logger != nil},
+		{"raft", c.Raft != nil}, {"nomad", c.Nomad != nil}, {"shims", c.Shims != nil}, {"consul", c.Consul != nil}, {"loads", c.Loads != nil},
+		{"plan", c.Plan != nil}, {"actions", c.Actions != nil}, {"after", c.After != nil}, {"now", c.Now != nil}, {"logger", c.Logger != nil},
 	} {
 		if !f.set {
 			errs = append(errs, fmt.Errorf("%s must be set", f.name))
@@ -143,8 +165,26 @@ func (c Config) validate() error {
 	if c.RetryMax < c.Retry {
 		errs = append(errs, fmt.Errorf("longest retry is %s: want at least the first, %s", c.RetryMax, c.Retry))
 	}
+	if c.ShimRetryMax < c.Retry {
+		errs = append(errs, fmt.Errorf("longest retry at a shim is %s: want at least the first, %s", c.ShimRetryMax, c.Retry))
+	}
 	if c.Workers < 1 {
 		errs = append(errs, fmt.Errorf("workers is %d: want at least 1", c.Workers))
+	}
+	if c.Tiers < 1 {
+		errs = append(errs, fmt.Errorf("tiers is %d: want at least 1", c.Tiers))
+	}
+	planned := map[string]bool{}
+	for _, p := range c.Planner.Pools {
+		planned[p.Name] = true
+		if c.Pools[p.Name] == nil {
+			errs = append(errs, fmt.Errorf("pool %q has no Nomad", p.Name))
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.Pools)) {
+		if !planned[name] {
+			errs = append(errs, fmt.Errorf("the Nomad of pool %q is no pool of the planner's", name))
+		}
 	}
 	if !(c.PlanRate > 0) || c.PlanBurst < 1 {
 		errs = append(errs, fmt.Errorf("plan rate is %g and burst %d: want more than 0 a second, and at least 1", c.PlanRate, c.PlanBurst))

@@ -166,6 +166,7 @@ type fakeNomad struct {
 	down     bool // nothing is answered
 	frozen   bool // the watch of jobs shows nothing new
 	reasons  map[string]string
+	memory   func(node string) (map[string]nomad.Sample, error)
 
 	known                         []string
 	registers, stops, purges, ask []string
@@ -311,6 +312,24 @@ func (n *fakeNomad) Why(_ context.Context, name replica.Name) (string, error) {
 	defer n.mu.Unlock()
 	n.ask = append(n.ask, name.String())
 	return n.reasons[name.String()], nil
+}
+
+// GPUMemory tells what the test says; as it is, that all is free since just now.
+func (n *fakeNomad) GPUMemory(_ context.Context, node string) (map[string]nomad.Sample, error) {
+	n.mu.Lock()
+	memory, down := n.memory, n.down
+	n.mu.Unlock()
+	switch {
+	case down:
+		return nil, errDown
+	case memory != nil:
+		return memory(node)
+	}
+	out := map[string]nomad.Sample{}
+	for gpu := range 4 {
+		out[fmt.Sprintf("%s-GPU%d", node, gpu)] = nomad.Sample{At: time.Now()}
+	}
+	return out, nil
 }
 
 // edit changes a job behind the controller's back, and moves its index.

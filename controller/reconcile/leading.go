@@ -10,13 +10,16 @@ import (
 
 	"github.com/hashicorp/go-memdb"
 
+	"remuda/controller/nomad"
 	"remuda/controller/planner"
 	"remuda/controller/state"
+	"remuda/internal/replica"
 )
 
 // leading is one time of leading. A new one begins with nothing.
 type leading struct {
 	cfg     Config
+	nomads  map[string]Nomad // by the name of the pool
 	metrics *metrics
 	term    uint64
 
@@ -30,14 +33,21 @@ type leading struct {
 	mu     sync.Mutex // guards what follows
 	looked time.Time
 	paused bool
+	// clashes say which pools have nodes of another one.
+	clashes map[string]string
+	// wanted are the models that clients had asked for at the last look, and when.
+	wanted map[string]time.Time
 }
 
 func newLeading(r *Reconciler, term uint64) *leading {
-	l := &leading{cfg: r.cfg, metrics: r.metrics, term: term, woken: make(chan struct{}, 1)}
+	l := &leading{cfg: r.cfg, nomads: r.cfg.nomads(), metrics: r.metrics, term: term, woken: make(chan struct{}, 1)}
 	l.cfg.Logger = l.cfg.Logger.With("term", term)
-	l.seen = newSightings(l.cfg.Now, l.cfg.ConsulGrace, l.wake)
+	l.seen = newSightings(l.cfg.poolNames(), l.cfg.Now, l.cfg.ConsulGrace, l.wake)
 	l.why = &why{
-		ask: l.cfg.Nomad.Why, patience: l.cfg.Planner.PlaceTimeout, again: l.cfg.WhyInterval, now: l.cfg.Now, pending: map[string]*pending{},
+		ask: func(ctx context.Context, pool string, name replica.Name) (string, error) {
+			return l.nomads[pool].Why(ctx, name)
+		},
+		patience: l.cfg.Planner.PlaceTimeout, again: l.cfg.WhyInterval, now: l.cfg.Now, pending: map[string]*pending{}, asking: map[string]int{},
 		told: func(name string, err error) {
 			if err != nil {
 				l.cfg.Logger.Debug("why does Nomad not place it: no answer", "replica", name, "error", err)
@@ -65,13 +75,20 @@ func (l *leading) run(ctx context.Context) {
 	defer cancel()
 
 	l.cfg.Loads.Reset()
-	var known []string
-	for _, n := range l.cfg.Raft.Store().View().Nodes(nil) {
-		known = append(known, n.ID)
+	known := map[string][]string{}
+	nodes := l.cfg.Raft.Store().View().Nodes(nil)
+	for _, n := range nodes {
+		known[n.CapacityPool] = append(known[n.CapacityPool], n.ID)
 	}
-	l.cfg.Logger.Info("reconciling", "nodes", len(known))
-	l.wg.Go(func() { _ = l.cfg.Nomad.WatchNodes(ctx, known, l.seen.sawNodes, l.seen.lostNodes) })
-	l.wg.Go(func() { _ = l.cfg.Nomad.WatchJobs(ctx, l.seen.sawJobs, l.seen.lostJobs) })
+	l.cfg.Logger.Info("reconciling", "nodes", len(nodes), "pools", len(l.nomads))
+	for pool, n := range l.nomads {
+		l.wg.Go(func() {
+			_ = n.WatchNodes(ctx, known[pool], func(nodes []state.Node) { l.seen.sawNodes(pool, nodes) }, func(err error) { l.seen.lostNodes(pool, err) })
+		})
+		l.wg.Go(func() {
+			_ = n.WatchJobs(ctx, func(jobs []nomad.Job) { l.seen.sawJobs(pool, jobs) }, func(err error) { l.seen.lostJobs(pool, err) })
+		})
+	}
 	l.wg.Go(func() { _ = l.cfg.Consul.Watch(ctx, l.seen.sawEngines, l.seen.lostEngines) })
 	l.wg.Go(func() { l.watchState(ctx) })
 
@@ -81,20 +98,24 @@ func (l *leading) run(ctx context.Context) {
 		reports := l.cfg.Loads.Changed() // before they are looked at
 		began := l.cfg.Now()
 		next, drains := l.look(ctx)
-		if !drains {
-			reports = nil // nothing hangs on them
-		}
 		wait := l.cfg.Resync
 		if !next.IsZero() {
 			wait = min(wait, next.Sub(l.cfg.Now()))
 		}
 		timer.Reset(max(wait, 0))
-		select {
-		case <-ctx.Done():
-			return
-		case <-l.woken:
-		case <-reports:
-		case <-timer.C:
+		for again := false; !again; {
+			select {
+			case <-ctx.Done():
+				return
+			case <-l.woken:
+				again = true
+			case <-reports:
+				// Most reports change nothing that is decided.
+				reports = l.cfg.Loads.Changed()
+				again = drains || l.asked()
+			case <-timer.C:
+				again = true
+			}
 		}
 		// What comes within Settle is looked at together.
 		if rest := l.cfg.Settle - l.cfg.Now().Sub(began); rest > 0 {
@@ -117,7 +138,9 @@ func (l *leading) watchState(ctx context.Context) {
 			v.Replicas(ws)
 			v.Nodes(ws)
 			v.Switches(ws)
-			return v.TableIndex(state.TableModels, state.TableReplicas, state.TableNodes, state.TableSwitches), nil
+			v.Dedicated(ws)
+			v.Schedule(ws)
+			return v.TableIndex(state.TableModels, state.TableReplicas, state.TableNodes, state.TableSwitches, state.TableDedicated, state.TableSchedule), nil
 		})
 		if err != nil || ctx.Err() != nil {
 			return // only the context's end is an error here
@@ -128,58 +151,65 @@ func (l *leading) watchState(ctx context.Context) {
 }
 
 // look compares the state with the world once: it writes what has changed of the
-// nodes, commits a plan, and starts the actions. It returns when to look again though
-// nothing happens, and whether replicas are being drained.
+// nodes, commits a plan, and starts the actions, those of the plan among them. It returns
+// when to look again though nothing happens, and whether replicas are being drained.
 func (l *leading) look(ctx context.Context) (time.Time, bool) {
 	start := time.Now()
 	defer func() { l.metrics.seconds.Observe(time.Since(start).Seconds()) }()
 	var next schedule
 	now := l.cfg.Now()
-	if seen := l.seen.take(&next); seen.nodesKnown {
-		l.out.nodes(ctx, l.cfg.Raft.Store().View(), seen.nodes, now, &next)
+	seen := l.seen.take(&next)
+	list := seen.listing()
+	if len(list.known) > 0 {
+		l.out.nodes(ctx, l.cfg.Raft.Store().View(), list, now, &next)
 	}
 	// The order matters. An action first leaves its echo, then commits, then ends. One
 	// that had ended before is in the view; and whose commit is in the view, its echo
 	// is among what is seen. Of those that end in between, busy knows.
 	busy := l.acts.busy()
 	view := l.cfg.Raft.Store().View()
-	seen := l.seen.take(&next)
+	seen = l.seen.take(&next)
+	l.acts.giveUp(view)
 
 	// Before Nomad was heard, nobody knows which seats are taken by jobs that the
 	// state does not know.
 	if seen.begun {
-		o := l.observe(view, seen, busy, now)
+		jobs := seen.jobs(view)
+		o := l.observe(view, seen, jobs, busy, now)
+		l.heard(o)
 		if l.out.ready(now, &next) {
-			plan, again := l.cfg.Plan(view, o, l.cfg.Planner, l.cfg.Placer)
+			plan, again := l.cfg.Plan(view, o, l.cfg.Planner)
 			if !again.IsZero() && !again.After(now) {
 				again = now.Add(l.cfg.Retry) // what is overdue already is no hurry
 			}
 			next.add(again)
 			if plan != nil && l.out.plan(ctx, view, plan, now, &next) {
 				view = l.cfg.Raft.Store().View()
-				o = l.observe(view, seen, busy, now)
+				o = l.observe(view, seen, jobs, busy, now)
 				l.wake() // there may be more
 			}
 		}
-		if seen.jobsKnown && ctx.Err() == nil {
-			l.why.look(ctx, view, seen.jobs, func(f func()) { l.wg.Go(f) }, &next)
-			l.acts.start(ctx, view, seen, busy, l.cfg.Actions(view, o, l.cfg.Planner), now, &next)
+		if ctx.Err() == nil {
+			known := func(pool string) bool { return seen.pools[pool].jobsKnown }
+			l.why.look(ctx, view, jobs, known, func(f func()) { l.wg.Go(f) }, &next)
+			l.acts.start(ctx, view, seen, jobs, busy, l.cfg.Actions(view, o, l.cfg.Planner), now, &next)
 		}
 	}
 	drains := draining(view)
-	if drains {
+	if drains || !l.cfg.Loads.Known() {
 		next.add(l.cfg.Loads.Next())
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.looked, l.paused = now, view.Switch(nil, planner.PauseReconcile) != ""
+	l.looked, l.paused, l.clashes = now, view.Switch(nil, planner.PauseReconcile) != "", list.clashes
 	return next.at, drains
 }
 
 func (l *leading) status() Status {
 	s := Status{Leading: true, Term: l.term}
-	s.Nodes, s.Jobs, s.Engines = l.seen.sources()
-	s.Running, s.Waiting = l.acts.status()
+	s.Engines = l.seen.enginesSource()
+	var running map[string]int
+	running, s.Waiting = l.acts.status()
 	s.Error = l.out.trouble()
 	slices.SortFunc(s.Waiting, func(a, b Waiting) int {
 		return cmp.Or(strings.Compare(a.Replica, b.Replica), strings.Compare(a.Kind, b.Kind))
@@ -187,5 +217,36 @@ func (l *leading) status() Status {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s.Looked, s.Paused = l.looked, l.paused
+	for _, name := range l.cfg.poolNames() {
+		p := PoolStatus{Name: name, Running: running[name], Problem: l.clashes[name]}
+		p.Nodes, p.Jobs = l.seen.sources(name)
+		s.Pools = append(s.Pools, p)
+		s.Running += p.Running
+	}
+	s.Nodes, s.Jobs = s.Pools[0].Nodes, s.Pools[0].Jobs
 	return s
+}
+
+// heard notes which models clients ask for.
+func (l *leading) heard(o planner.Observation) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.wanted = o.Demand
+}
+
+// demandPause is how long clients ask for a model in vain before that is news again.
+const demandPause = time.Second
+
+// asked tells whether clients ask for a model that they did not ask for at the last look,
+// or still do so long after it.
+func (l *leading) asked() bool {
+	now := l.cfg.Loads.Demand()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for model, at := range now {
+		if was, known := l.wanted[model]; !known || at.Sub(was) >= demandPause {
+			return true
+		}
+	}
+	return false
 }

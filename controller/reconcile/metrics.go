@@ -2,9 +2,11 @@ package reconcile
 
 import (
 	"errors"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"remuda/controller/planner"
 	"remuda/controller/raft"
 	"remuda/controller/state"
 )
@@ -16,14 +18,27 @@ type metrics struct {
 	plans     *prometheus.CounterVec
 	actions   *prometheus.CounterVec
 	decisions *prometheus.CounterVec
+	evictions *prometheus.CounterVec
 	seconds   prometheus.Histogram
+	tiers     map[planner.Kind]*prometheus.HistogramVec
 
-	replicas, inFlight, gateways, known *prometheus.Desc
+	replicas, inFlight, gateways, known, pools *prometheus.Desc
 }
+
+// Parts of what a change of tier took.
+const (
+	partAll    = "all"    // since the state asked for it, to the commit of the outcome
+	partEngine = "engine" // the shim's share: the drain and the engine
+)
 
 func newMetrics(r *Reconciler) *metrics {
 	desc := func(name, help string, labels ...string) *prometheus.Desc {
 		return prometheus.NewDesc("remuda_controller_"+name, help, labels, nil)
+	}
+	tier := func(name, help string) *prometheus.HistogramVec {
+		return prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "remuda_controller_" + name, Help: help, Buckets: prometheus.ExponentialBuckets(0.001, 2, 20),
+		}, []string{"part"})
 	}
 	return &metrics{
 		r: r,
@@ -31,39 +46,49 @@ func newMetrics(r *Reconciler) *metrics {
 			Name: "remuda_controller_plans_total", Help: "Plans that this server has proposed, by result.",
 		}, []string{"result"}),
 		actions: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "remuda_controller_actions_total", Help: "What this server has done in Nomad, by kind and result.",
+			Name: "remuda_controller_actions_total", Help: "What this server has done in Nomad and at shims, by kind and result.",
 		}, []string{"kind", "result"}),
 		decisions: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "remuda_controller_decisions_total", Help: "Decisions that this server has committed, by kind.",
 		}, []string{"kind"}),
+		evictions: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "remuda_controller_evictions_total", Help: "Replicas that this server has decided to evict for another one, by their model and the kind of the decision.",
+		}, []string{"model", "kind"}),
 		seconds: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "remuda_controller_reconcile_seconds", Help: "How long one look at the state and the world took, with the commit of what it led to.",
 			Buckets: prometheus.ExponentialBuckets(0.0005, 2, 14),
 		}),
-		replicas: desc("replicas", "Replicas in the state. Only the leader tells.", "model", "variant", "tier", "phase"),
+		tiers: map[planner.Kind]*prometheus.HistogramVec{
+			planner.Sleep: tier("sleep_seconds", "How long replicas took from HOT to WARM once they were drained: all of it, with the memory's return, or the engine's share."),
+			planner.Wake:  tier("wake_seconds", "How long replicas took from WARM to HOT: all of it, or the engine's share."),
+		},
+		replicas: desc("replicas", "Replicas in the state. Only the leader tells.", "model", "variant", "tier", "phase", "pool"),
 		inFlight: desc("in_flight", "Requests in flight as the gateways report them. Only the leader tells.", "model", "variant"),
 		gateways: desc("gateways", "Gateways that report. Only the leader tells."),
 		known:    desc("source_up", "1 where what was last heard of it is up to date. Only the leader tells.", "source"),
+		pools:    desc("pool_up", "1 where the Nomad of the capacity pool is heard; the controller's own has no name. Only the leader tells.", "pool"),
 	}
 }
 
 // Describe implements prometheus.Collector.
 func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
-	m.plans.Describe(ch)
-	m.actions.Describe(ch)
-	m.decisions.Describe(ch)
-	m.seconds.Describe(ch)
-	for _, d := range []*prometheus.Desc{m.replicas, m.inFlight, m.gateways, m.known} {
+	for _, c := range m.counted() {
+		c.Describe(ch)
+	}
+	for _, d := range []*prometheus.Desc{m.replicas, m.inFlight, m.gateways, m.known, m.pools} {
 		ch <- d
 	}
 }
 
+func (m *metrics) counted() []prometheus.Collector {
+	return []prometheus.Collector{m.plans, m.actions, m.decisions, m.evictions, m.seconds, m.tiers[planner.Sleep], m.tiers[planner.Wake]}
+}
+
 // Collect implements prometheus.Collector.
 func (m *metrics) Collect(ch chan<- prometheus.Metric) {
-	m.plans.Collect(ch)
-	m.actions.Collect(ch)
-	m.decisions.Collect(ch)
-	m.seconds.Collect(ch)
+	for _, c := range m.counted() {
+		c.Collect(ch)
+	}
 	l := m.r.current()
 	if l == nil {
 		return
@@ -75,31 +100,39 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	type stage struct {
 		variant
 		state.Stage
+		pool string
 	}
 	counts, flying := map[stage]int{}, map[variant]int{}
 	loads := m.r.cfg.Loads.Totals()
-	for _, r := range m.r.cfg.Raft.Store().View().Replicas(nil) {
+	view := m.r.cfg.Raft.Store().View()
+	for _, r := range view.Replicas(nil) {
 		v := variant{r.Name.Model, r.Name.Variant}
-		counts[stage{v, r.Stage()}]++
+		pool := own
+		if n := view.Node(nil, r.Placement.Node); n != nil {
+			pool = n.CapacityPool
+		}
+		counts[stage{v, r.Stage(), pool}]++
 		flying[v] += loads[r.Name.String()].InFlight
 	}
 	for s, n := range counts {
-		gauge(m.replicas, float64(n), s.model, s.variant.variant, string(s.Tier), string(s.Phase))
+		gauge(m.replicas, float64(n), s.model, s.variant.variant, string(s.Tier), string(s.Phase), s.pool)
 	}
 	for v, n := range flying {
 		gauge(m.inFlight, float64(n), v.model, v.variant)
 	}
 	gauge(m.gateways, float64(len(m.r.cfg.Loads.Gateways())))
-	nodes, jobs, engines := l.seen.sources()
-	for _, s := range []struct {
-		name string
-		Source
-	}{{"nomad_nodes", nodes}, {"nomad_jobs", jobs}, {"consul_engines", engines}} {
-		up := 0.0
-		if s.Known {
-			up = 1
+	up := func(known bool) float64 {
+		if known {
+			return 1
 		}
-		gauge(m.known, up, s.name)
+		return 0
+	}
+	status := l.status()
+	gauge(m.known, up(status.Nodes.Known), "nomad_nodes")
+	gauge(m.known, up(status.Jobs.Known), "nomad_jobs")
+	gauge(m.known, up(status.Engines.Known), "consul_engines")
+	for _, p := range status.Pools {
+		gauge(m.pools, up(p.Known()), p.Name)
 	}
 }
 
@@ -118,3 +151,25 @@ func (m *metrics) plan(err error) {
 	}
 	m.plans.WithLabelValues(result).Inc()
 }
+
+// decided counts a decision.
+func (m *metrics) decided(d state.Decision) {
+	m.decisions.WithLabelValues(d.Kind).Inc()
+	if d.Kind == planner.KindEvict || d.Kind == planner.KindEvictWarm {
+		m.evictions.WithLabelValues(d.Model, d.Kind).Inc()
+	}
+}
+
+// changedTier measures a Sleep or a Wake that was done and committed.
+func (m *metrics) changedTier(t *tiering, now time.Time) {
+	h := m.tiers[t.o.Kind]
+	from := t.r.Since
+	if !wantedSince(t.r) {
+		from = t.began // it was to serve already
+	}
+	h.WithLabelValues(partAll).Observe(now.Sub(from).Seconds())
+	h.WithLabelValues(partEngine).Observe(t.engine.Seconds())
+}
+
+// wantedSince tells whether a replica's Since is when its change of tier was asked for.
+func wantedSince(r *state.Replica) bool { return r.Phase == state.Sleeping || r.Phase == state.Waking }

@@ -24,7 +24,10 @@ type nodeChanges struct {
 // may be another; the state keeps that moment, so that the grace goes on under a new
 // leader. After the grace the node is Gone. One that Nomad has forgotten is lost as
 // well; once it is Gone and nothing is on it any more, so is its row.
-func compareNodes(rows []*state.Node, seen []state.Node, now time.Time, grace time.Duration, used func(id string) bool) nodeChanges {
+//
+// A Nomad that cannot be asked says nothing: its nodes stay as they are. So do those of
+// a pool that this server's config does not have, as long as something is on them.
+func compareNodes(rows []*state.Node, seen listing, now time.Time, grace time.Duration, used func(id string) bool) nodeChanges {
 	out := nodeChanges{notes: map[string]string{}}
 	var next schedule
 	had := make(map[string]*state.Node, len(rows))
@@ -51,14 +54,19 @@ func compareNodes(rows []*state.Node, seen []state.Node, now time.Time, grace ti
 			}
 		}
 	}
-	listed := make(map[string]bool, len(seen))
-	for _, n := range seen {
+	listed := make(map[string]bool, len(seen.nodes))
+	for _, n := range seen.nodes {
 		listed[n.ID] = true
 		consider(n, had[n.ID], !n.LostSince.IsZero())
 	}
 	for _, row := range rows {
 		switch {
 		case listed[row.ID]:
+		case !seen.configured[row.CapacityPool]:
+			if !used(row.ID) {
+				out.forget = append(out.forget, row.ID)
+			}
+		case !seen.known[row.CapacityPool]:
 		case row.Gone && !used(row.ID):
 			out.forget = append(out.forget, row.ID)
 		default:
@@ -96,6 +104,8 @@ func noteOf(n state.Node, row *state.Node) string {
 	switch {
 	case row == nil:
 		return "a node has come"
+	case n.CapacityPool != row.CapacityPool:
+		return "a node is of another pool now"
 	case n.Gone && !row.Gone:
 		return "a node is gone: it was lost for longer than the grace"
 	case !n.LostSince.IsZero() && row.LostSince.IsZero():

@@ -13,22 +13,25 @@ import (
 // observe puts together what the planner sees. busy are the replicas for which
 // something is being done: their jobs are changing under our own hands, so that neither
 // a difference nor an absence means anything.
-func (l *leading) observe(view *state.View, seen sighted, busy map[string]bool, now time.Time) planner.Observation {
+func (l *leading) observe(view *state.View, seen sighted, jobs map[string]job, busy map[string]bool, now time.Time) planner.Observation {
 	o := planner.Observation{
-		Now:       now,
-		Jobs:      make(map[string]planner.Job, len(seen.jobs)),
-		JobsKnown: seen.jobsKnown,
-		JobsSince: seen.returned,
-		Busy:      busy,
-		Engines:   seen.engines, EnginesKnown: seen.enginesKnown,
+		Now:     now,
+		Jobs:    make(map[string]planner.Job, len(jobs)),
+		Pools:   make(map[string]planner.PoolView, len(seen.pools)),
+		Busy:    busy,
+		Engines: seen.engines, EnginesKnown: seen.enginesKnown,
 		Loads:   map[string]planner.Load{},
 		Drained: map[string]bool{},
 	}
 	if o.Engines == nil {
 		o.Engines = map[string][]planner.Engine{}
 	}
-	for id, j := range seen.jobs {
-		out := jobOf(j)
+	for name, p := range seen.pools {
+		o.Pools[name] = viewOf(p)
+	}
+	for id, j := range jobs {
+		out := jobOf(j.Job)
+		out.Pool = j.pool
 		if r := view.Replica(nil, id); r != nil && !busy[id] {
 			out.Drift = j.Drift(*r)
 		}
@@ -49,6 +52,8 @@ func (l *leading) observe(view *state.View, seen sighted, busy map[string]bool, 
 			delete(o.Jobs, id)
 		}
 	}
+	o.TrafficKnown, o.Demand = l.cfg.Loads.Known(), l.cfg.Loads.Demand()
+	o.GatewaysSince, _ = l.cfg.Loads.Since()
 	for name, one := range l.cfg.Loads.Totals() {
 		o.Loads[name] = planner.Load{InFlight: one.InFlight, Oldest: one.Oldest, LastRequest: one.LastRequest}
 	}
@@ -72,13 +77,21 @@ func jobOf(j nomad.Job) planner.Job {
 	}
 }
 
-// allocOf chooses the allocation that counts: the newest that should run, or without
+// currentOf chooses the allocation that counts: the newest that should run, or without
 // one the newest.
+func currentOf(all []nomad.Allocation) (nomad.Allocation, bool) {
+	if len(all) == 0 {
+		return nomad.Allocation{}, false
+	}
+	return all[max(slices.IndexFunc(all, func(a nomad.Allocation) bool { return a.Desired == "run" }), 0)], true
+}
+
+// allocOf puts the allocation that counts into the planner's words.
 func allocOf(all []nomad.Allocation) *planner.Alloc {
 	if len(all) == 0 {
 		return nil
 	}
-	a := all[max(slices.IndexFunc(all, func(a nomad.Allocation) bool { return a.Desired == "run" }), 0)]
+	a, _ := currentOf(all)
 	out := &planner.Alloc{ID: a.ID, Client: a.Client, Desired: a.Desired, Failed: a.Client == "failed", First: len(all) == 1 && a.JobVersion == 0}
 	// The engines are the tasks with seats. An allocation without any is shown by its
 	// main tasks, whichever they are.

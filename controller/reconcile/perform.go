@@ -16,12 +16,18 @@ const maxError = 2048
 
 // perform does an action to its end.
 func (l *leading) perform(ctx context.Context, o order) error {
-	var err error
+	n, err := l.nomads[o.Pool], error(nil)
+	switch {
+	case n == nil:
+		return fmt.Errorf("%s %s: the config of this server has no %s", o.Kind, o.Replica, poolText(o.Pool))
+	case ofShim(o.Kind):
+		return l.changeTier(ctx, o) // what comes of it is written with its outcome
+	}
 	switch o.Kind {
 	case planner.Register:
-		err = l.register(ctx, o)
+		err = l.register(ctx, n, o)
 	case planner.Stop, planner.Purge:
-		err = l.stop(ctx, o)
+		err = l.stop(ctx, n, o)
 	default:
 		return fmt.Errorf("action %q of replica %s is not known", o.Kind, o.Replica)
 	}
@@ -35,7 +41,7 @@ func (l *leading) perform(ctx context.Context, o order) error {
 	return err
 }
 
-// allowed is asked right before each write to Nomad: this server still leads, and the
+// allowed is asked right before each write to Nomad, and each order to a shim: this server still leads, and the
 // replica is the one for which the action was decided.
 func (l *leading) allowed(ctx context.Context, o order) error {
 	if err := l.cfg.Raft.Verify(ctx); err != nil {
@@ -53,24 +59,27 @@ func (l *leading) allowed(ctx context.Context, o order) error {
 }
 
 // register writes the replica's job and says so in the state.
-func (l *leading) register(ctx context.Context, o order) error {
+func (l *leading) register(ctx context.Context, n Nomad, o order) error {
 	view := l.cfg.Raft.Store().View()
 	r := view.Replica(nil, o.Replica)
 	if r == nil || r.ModifyIndex != o.replica {
 		return errSuperseded
 	}
-	m, n := view.Model(nil, r.Name.Model), view.Node(nil, r.Placement.Node)
-	if m == nil || n == nil {
+	if r.Tier == state.Warm || r.Phase == state.Sleeping {
+		return errSuperseded // its weights would be lost
+	}
+	m, node := view.Model(nil, r.Name.Model), view.Node(nil, r.Placement.Node)
+	if m == nil || node == nil {
 		return fmt.Errorf("register %s: its model %q or its node %s is not known", o.Replica, r.Name.Model, r.Placement.Node)
 	}
 	v := m.VariantOf(r)
 	if v == nil {
 		return fmt.Errorf("register %s: nothing is known of the variant that it was made from, of hash %q", o.Replica, r.VariantHash)
 	}
-	job, err := l.cfg.Nomad.Render(ctx, nomad.Request{
-		Name: r.Name, Variant: *v, Node: *n, Placement: r.Placement,
+	job, err := n.Render(ctx, nomad.Request{
+		Name: r.Name, Variant: *v, Node: *node, Placement: r.Placement,
 		// As it was placed: the model may say something else by now.
-		Failover: len(r.Placement.Seats) == 2*len(r.Placement.Memory),
+		Failover: len(r.Placement.Seats) == 2*seatedOn(r.Placement.Seats),
 	})
 	if err != nil {
 		return err
@@ -78,7 +87,7 @@ func (l *leading) register(ctx context.Context, o order) error {
 	if err := l.allowed(ctx, o); err != nil {
 		return err
 	}
-	reg, err := l.cfg.Nomad.Register(ctx, job, o.Index)
+	reg, err := n.Register(ctx, job, o.Index)
 	if err != nil {
 		return err
 	}
@@ -86,10 +95,20 @@ func (l *leading) register(ctx context.Context, o order) error {
 		l.cfg.Logger.Debug("Nomad warns of a job", "replica", o.Replica, "warnings", reg.Warnings)
 	}
 	l.seen.expect(o.Replica, echo{
-		kind: planner.Register, index: reg.Index, until: l.cfg.Now().Add(l.cfg.EchoTimeout),
-		job: planner.Job{Name: r.Name, Hash: r.VariantHash, Placement: r.Placement, Index: reg.Index},
+		kind: planner.Register, pool: o.Pool, index: reg.Index, until: l.cfg.Now().Add(l.cfg.EchoTimeout),
+		job: planner.Job{Name: r.Name, Pool: o.Pool, Hash: r.VariantHash, Placement: r.Placement, Index: reg.Index},
 	})
 	return l.registered(ctx, o, reg)
+}
+
+// seatedOn counts the GPUs of some seats.
+func seatedOn(seats []string) int {
+	gpus := map[string]bool{}
+	for _, s := range seats {
+		uuid, _, _ := strings.Cut(s, "#")
+		gpus[uuid] = true
+	}
+	return len(gpus)
 }
 
 // registered moves the replica whose job was written. The replica may have changed
@@ -122,14 +141,14 @@ func (l *leading) registered(ctx context.Context, o order, reg nomad.Registratio
 }
 
 // stop tells a job to stop, or has Nomad forget it.
-func (l *leading) stop(ctx context.Context, o order) error {
+func (l *leading) stop(ctx context.Context, n Nomad, o order) error {
 	if err := l.allowed(ctx, o); err != nil {
 		return err
 	}
-	if err := l.cfg.Nomad.Stop(ctx, o.Name, o.Kind == planner.Purge); err != nil {
+	if err := n.Stop(ctx, o.Name, o.Kind == planner.Purge); err != nil {
 		return err
 	}
-	l.seen.expect(o.Replica, echo{kind: o.Kind, index: o.job, job: planner.Job{Name: o.Name}, until: l.cfg.Now().Add(l.cfg.EchoTimeout)})
+	l.seen.expect(o.Replica, echo{kind: o.Kind, pool: o.Pool, index: o.job, job: planner.Job{Name: o.Name}, until: l.cfg.Now().Add(l.cfg.EchoTimeout)})
 	return nil
 }
 

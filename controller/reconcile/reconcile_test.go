@@ -23,12 +23,18 @@ func TestConfigNamesEveryFault(t *testing.T) {
 	cfg := reconcile.Config{Retry: 2, RetryMax: 1, ConsulGrace: -1}
 	_, err := reconcile.New(cfg)
 	for _, want := range []string{
-		"raft must be set", "nomad must be set", "consul must be set", "loads must be set", "placer must be set", "plan must be set", "actions must be set", "now must be set",
+		"raft must be set", "nomad must be set", "shims must be set", "consul must be set", "loads must be set", "plan must be set", "actions must be set", "after must be set", "now must be set",
 		"logger must be set", "settle is 0s", "resync is 0s", "why interval is 0s", "echo timeout is 0s", "consul grace is -1ns", "longest retry is 1ns",
-		"workers is 0", "plan rate is 0", "planner: node grace is 0s",
+		"longest retry at a shim is 0s", "workers is 0", "tiers is 0", "plan rate is 0", "planner: node grace is 0s",
 	} {
 		require.ErrorContains(t, err, want)
 	}
+	cfg = reconcile.DefaultConfig()
+	cfg.Planner.Pools = []planner.Pool{planner.DefaultPool("a")}
+	cfg.Pools = map[string]reconcile.Nomad{"b": newFakeNomad()}
+	_, err = reconcile.New(cfg)
+	require.ErrorContains(t, err, `pool "a" has no Nomad`)
+	require.ErrorContains(t, err, `the Nomad of pool "b" is no pool of the planner's`)
 }
 
 func TestLifeOfAReplica(t *testing.T) {
@@ -279,7 +285,7 @@ func TestANewLookIsTakenWhenThePlannerAsksForOne(t *testing.T) {
 		w.nomad.set(func() {})
 		w.pass(20 * time.Minute)
 		require.Equal(t, due, last)
-		require.LessOrEqual(t, looks, 3, "two watches have told, and then it was time")
+		require.LessOrEqual(t, looks, 4, "two watches have told, the gateways have had their time, and then it was time")
 	})
 }
 
@@ -305,7 +311,7 @@ func TestLeadershipThatEnds(t *testing.T) {
 		require.True(t, s.Nodes.Known && s.Jobs.Known && s.Engines.Known)
 
 		w.cancel()
-		<-w.ended // and goleak and synctest find what is left
+		<-w.stopped // and goleak and synctest find what is left
 	})
 }
 
@@ -341,7 +347,8 @@ func TestMetrics(t *testing.T) {
 			`remuda_controller_decisions_total{kind="place"} 1`,
 			`remuda_controller_gateways 1`,
 			`remuda_controller_in_flight{model="m",variant="v"} 5`,
-			`remuda_controller_replicas{model="m",phase="running",tier="HOT",variant="v"} 2`,
+			`remuda_controller_pool_up{pool=""} 1`,
+			`remuda_controller_replicas{model="m",phase="running",pool="",tier="HOT",variant="v"} 2`,
 			`remuda_controller_source_up{source="consul_engines"} 1`,
 			`remuda_controller_source_up{source="nomad_jobs"} 1`,
 			`remuda_controller_source_up{source="nomad_nodes"} 1`,

@@ -71,18 +71,20 @@ type Source struct {
 
 // Waiting is an action that failed and is tried again.
 type Waiting struct {
-	Replica, Kind string
-	Failures      int
-	Error         string
-	Retry         time.Time
+	Replica, Kind, Pool string
+	Failures            int
+	Error               string
+	Retry               time.Time
 }
 
 // Status is how the reconciling goes. Only the leader has one.
 type Status struct {
 	Leading bool
 	Term    uint64
-	// Nodes and Jobs are of Nomad, Engines of Consul.
+	// Nodes and Jobs are of the controller's own Nomad, Engines of Consul.
 	Nodes, Jobs, Engines Source
+	// Pools are all Nomads, the own one first.
+	Pools []PoolStatus
 	// Paused: an operator has set the switch.
 	Paused bool
 	// Looked is when it was last looked whether something is to be done.

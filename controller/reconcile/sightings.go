@@ -11,7 +11,7 @@ import (
 	"remuda/internal/replica"
 )
 
-// sightings keeps what the watches last said, and what was written to Nomad and is
+// sightings keeps what the watches last said, and what was written to a Nomad and is
 // not seen yet.
 type sightings struct {
 	now   func() time.Time
@@ -19,34 +19,39 @@ type sightings struct {
 	wake  func()
 
 	mu      sync.Mutex // guards what follows
-	nodes   []state.Node
-	jobs    map[string]nomad.Job // by ID, never changed once it is here
+	pools   map[string]*poolSightings
 	engines map[string][]planner.Engine
 	// believed is when the engines may be believed again after an outage.
-	believed time.Time
-	// returned is when Nomad's jobs were heard again after an outage.
-	returned time.Time
-	echoes   map[string]echo
-
-	nodesAre, jobsAre, enginesAre Source
+	believed   time.Time
+	echoes     map[string]echo
+	enginesAre Source
 }
 
-func newSightings(now func() time.Time, grace time.Duration, wake func()) *sightings {
-	return &sightings{now: now, grace: grace, wake: wake, echoes: map[string]echo{}}
+// poolSightings is what one Nomad last said.
+type poolSightings struct {
+	nodes []state.Node
+	jobs  map[string]nomad.Job // by ID, never changed once it is here
+	// returned is when the jobs were heard again after an outage.
+	returned          time.Time
+	nodesAre, jobsAre Source
+}
+
+func newSightings(pools []string, now func() time.Time, grace time.Duration, wake func()) *sightings {
+	s := &sightings{now: now, grace: grace, wake: wake, echoes: map[string]echo{}, pools: map[string]*poolSightings{}}
+	for _, name := range pools {
+		s.pools[name] = &poolSightings{}
+	}
+	return s
 }
 
 // sighted is what is known at one moment. Nobody changes it.
 type sighted struct {
-	nodes        []state.Node
-	nodesKnown   bool
-	jobs         map[string]nomad.Job
-	jobsKnown    bool
+	pools        map[string]poolSighted
 	engines      map[string][]planner.Engine
 	enginesKnown bool
 	echoes       map[string]echo
-	// returned is when Nomad's jobs were heard again after an outage.
-	returned time.Time
-	// begun: Nomad was heard at least once.
+	// begun: some Nomad was heard, and the own one was or is known to be out of reach.
+	// Before that what another pool has would seem to be all there is.
 	begun bool
 }
 
@@ -56,17 +61,24 @@ func (s *sightings) take(next *schedule) sighted {
 	defer s.mu.Unlock()
 	now := s.now()
 	for name, e := range s.echoes {
-		if !now.Before(e.until) || s.jobsAre.Known && e.seen(s.jobs) {
+		if p := s.pools[e.pool]; !now.Before(e.until) || p == nil || p.jobsAre.Known && e.seen(p.jobs) {
 			delete(s.echoes, name)
 			continue
 		}
 		next.add(e.until)
 	}
-	out := sighted{
-		nodes: s.nodes, nodesKnown: s.nodesAre.Known, jobs: s.jobs, jobsKnown: s.jobsAre.Known,
-		engines: s.engines, enginesKnown: s.enginesAre.Known, echoes: maps.Clone(s.echoes),
-		returned: s.returned, begun: !s.nodesAre.Heard.IsZero() && !s.jobsAre.Heard.IsZero(),
+	out := sighted{pools: make(map[string]poolSighted, len(s.pools)), engines: s.engines, enginesKnown: s.enginesAre.Known, echoes: maps.Clone(s.echoes)}
+	for name, p := range s.pools {
+		one := poolSighted{
+			nodes: p.nodes, nodesKnown: p.nodesAre.Known, jobs: p.jobs, returned: p.returned,
+			begun:   !p.nodesAre.Heard.IsZero() && !p.jobsAre.Heard.IsZero(),
+			settled: p.nodesAre.settled() && p.jobsAre.settled(),
+		}
+		one.jobsKnown = p.jobsAre.Known && one.begun
+		out.begun = out.begun || one.begun
+		out.pools[name] = one
 	}
+	out.begun = out.begun && out.pools[own].settled
 	if out.enginesKnown && now.Before(s.believed) {
 		out.enginesKnown = false
 		next.add(s.believed)
@@ -74,10 +86,21 @@ func (s *sightings) take(next *schedule) sighted {
 	return out
 }
 
-func (s *sightings) sources() (nodes, jobs, engines Source) {
+// settled tells whether it was heard, or is known to be out of reach.
+func (s Source) settled() bool { return !s.Heard.IsZero() || !s.LostAt.IsZero() }
+
+// sources returns how the pool's nodes and jobs are known.
+func (s *sightings) sources(pool string) (nodes, jobs Source) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.nodesAre, s.jobsAre, s.enginesAre
+	p := s.pools[pool]
+	return p.nodesAre, p.jobsAre
+}
+
+func (s *sightings) enginesSource() Source {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.enginesAre
 }
 
 // set makes a change, and has the loop look at it.
@@ -88,20 +111,25 @@ func (s *sightings) set(change func(now time.Time)) {
 	s.wake()
 }
 
-func (s *sightings) sawNodes(nodes []state.Node) {
-	s.set(func(now time.Time) { s.nodes, s.nodesAre = nodes, Source{Known: true, Heard: now} })
+// setPool is set for what one Nomad says.
+func (s *sightings) setPool(pool string, change func(p *poolSightings, now time.Time)) {
+	s.set(func(now time.Time) { change(s.pools[pool], now) })
 }
 
-func (s *sightings) sawJobs(jobs []nomad.Job) {
+func (s *sightings) sawNodes(pool string, nodes []state.Node) {
+	s.setPool(pool, func(p *poolSightings, now time.Time) { p.nodes, p.nodesAre = nodes, Source{Known: true, Heard: now} })
+}
+
+func (s *sightings) sawJobs(pool string, jobs []nomad.Job) {
 	byID := make(map[string]nomad.Job, len(jobs))
 	for _, j := range jobs {
 		byID[j.ID] = j
 	}
-	s.set(func(now time.Time) {
-		if !s.jobsAre.Known && !s.jobsAre.LostAt.IsZero() {
-			s.returned = now
+	s.setPool(pool, func(p *poolSightings, now time.Time) {
+		if !p.jobsAre.Known && !p.jobsAre.LostAt.IsZero() {
+			p.returned = now
 		}
-		s.jobs, s.jobsAre = byID, Source{Known: true, Heard: now}
+		p.jobs, p.jobsAre = byID, Source{Known: true, Heard: now}
 	})
 }
 
@@ -119,12 +147,12 @@ func (s *sightings) sawEngines(engines []replica.Engine, afterOutage bool) {
 	})
 }
 
-func (s *sightings) lostNodes(err error) {
-	s.set(func(now time.Time) { lose(&s.nodesAre, now, err.Error()) })
+func (s *sightings) lostNodes(pool string, err error) {
+	s.setPool(pool, func(p *poolSightings, now time.Time) { lose(&p.nodesAre, now, err.Error()) })
 }
 
-func (s *sightings) lostJobs(err error) {
-	s.set(func(now time.Time) { lose(&s.jobsAre, now, err.Error()) })
+func (s *sightings) lostJobs(pool string, err error) {
+	s.setPool(pool, func(p *poolSightings, now time.Time) { lose(&p.jobsAre, now, err.Error()) })
 }
 
 func (s *sightings) lostEngines() {
@@ -147,10 +175,11 @@ func (s *sightings) expect(name string, e echo) {
 	s.echoes[name] = e
 }
 
-// echo is a write to Nomad that the watch has to show yet. Without it the next look
+// echo is a write to a Nomad that the watch has to show yet. Without it the next look
 // would take the world from before the write for what somebody did to it.
 type echo struct {
 	kind planner.Kind
+	pool string
 	// index is what a Register has written, and for the others the job's index as it
 	// was before.
 	index uint64

@@ -10,20 +10,20 @@ import (
 	"remuda/internal/replica"
 )
 
-// askers is how many jobs Nomad is asked about at once.
+// askers is how many jobs one Nomad is asked about at once.
 const askers = 4
 
 // why asks Nomad why it does not place a job, of those that wait for longer than
 // PlaceTimeout, each again after WhyInterval.
 type why struct {
-	ask             func(context.Context, replica.Name) (string, error)
+	ask             func(ctx context.Context, pool string, name replica.Name) (string, error)
 	patience, again time.Duration
 	now             func() time.Time
 	told            func(name string, err error) // after each answer
 
 	mu      sync.Mutex // guards what follows
 	pending map[string]*pending
-	asking  int
+	asking  map[string]int // by pool
 }
 
 type pending struct {
@@ -44,19 +44,19 @@ func (w *why) reason(name string, index uint64) string {
 	return ""
 }
 
-// look begins to ask about the jobs that have waited for long enough. run starts a
-// goroutine.
-func (w *why) look(ctx context.Context, view *state.View, jobs map[string]nomad.Job, run func(func()), next *schedule) {
+// look begins to ask about the jobs that have waited for long enough, where their Nomad is
+// known to answer. run starts a goroutine.
+func (w *why) look(ctx context.Context, view *state.View, jobs map[string]job, known func(pool string) bool, run func(func()), next *schedule) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	now := w.now()
 	for id := range w.pending {
-		if j, there := jobs[id]; !there || !waits(view, j) {
+		if j, there := jobs[id]; !there || !waits(view, j.Job) {
 			delete(w.pending, id)
 		}
 	}
 	for id, j := range jobs {
-		if !waits(view, j) {
+		if !waits(view, j.Job) || !known(j.pool) {
 			continue
 		}
 		p := w.pending[id]
@@ -75,14 +75,14 @@ func (w *why) look(ctx context.Context, view *state.View, jobs map[string]nomad.
 		case p.asking:
 		case now.Before(due):
 			next.add(due)
-		case w.asking < askers: // who has to wait is looked at when one of these is done
+		case w.asking[j.pool] < askers: // who has to wait is looked at when one of these is done
 			p.asking, p.asked = true, now
-			w.asking++
+			w.asking[j.pool]++
 			run(func() {
-				reason, err := w.ask(ctx, j.Name)
+				reason, err := w.ask(ctx, j.pool, j.Name)
 				w.mu.Lock()
 				p.asking = false
-				w.asking--
+				w.asking[j.pool]--
 				if err == nil {
 					p.reason = reason
 				}

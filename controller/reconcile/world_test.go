@@ -3,6 +3,7 @@ package reconcile_test
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -13,9 +14,10 @@ import (
 
 	"remuda/controller/load"
 	"remuda/controller/nomad"
-	"remuda/controller/placement"
 	"remuda/controller/planner"
 	"remuda/controller/reconcile"
+	"remuda/controller/shim"
+	"remuda/controller/shim/shimtest"
 	"remuda/controller/state"
 	"remuda/internal/replica"
 )
@@ -26,18 +28,21 @@ const loadTTL = 10 * time.Second
 
 // world is a reconciler among fakes, on a clock that only moves when everybody waits.
 type world struct {
-	t      *testing.T
-	raft   *fakeRaft
-	nomad  *fakeNomad
-	consul *fakeConsul
-	loads  *load.Store
-	r      *reconcile.Reconciler
-	cancel context.CancelFunc
-	ended  chan struct{}
+	t       *testing.T
+	raft    *fakeRaft
+	nomad   *fakeNomad
+	consul  *fakeConsul
+	shims   *shimtest.Net
+	pools   map[string]*fakeNomad
+	loads   *load.Store
+	r       *reconcile.Reconciler
+	cancel  context.CancelFunc
+	stopped chan struct{}
 
 	mu       sync.Mutex
 	last     planner.Observation
 	planned  int
+	outcomes []planner.Outcome
 	scripted func(*state.View, planner.Observation) (*state.Plan, time.Time)
 }
 
@@ -45,12 +50,19 @@ type world struct {
 // a node "n" with four.
 func inWorld(t *testing.T, edit func(*reconcile.Config), test func(t *testing.T, w *world)) {
 	synctest.Test(t, func(t *testing.T) {
-		w := &world{t: t, raft: newFakeRaft(), nomad: newFakeNomad(), consul: newFakeConsul(), loads: load.New(loadTTL, time.Now), ended: make(chan struct{})}
+		w := &world{t: t, raft: newFakeRaft(), nomad: newFakeNomad(), consul: newFakeConsul(), shims: shimtest.NewNet(), pools: map[string]*fakeNomad{}, loads: load.New(loadTTL, time.Now), stopped: make(chan struct{})}
 		cfg := reconcile.DefaultConfig()
-		cfg.Raft, cfg.Nomad, cfg.Consul, cfg.Loads = w.raft, w.nomad, w.consul, w.loads
-		cfg.Plan, cfg.Actions = w.plan, actions
+		cfg.Raft, cfg.Nomad, cfg.Consul, cfg.Shims, cfg.Loads = w.raft, w.nomad, w.consul, shim.New(w.shims), w.loads
+		cfg.Plan, cfg.Actions, cfg.After = w.plan, actions, w.after
 		if edit != nil {
 			edit(&cfg)
+		}
+		for _, p := range cfg.Planner.Pools {
+			if cfg.Pools == nil {
+				cfg.Pools = map[string]reconcile.Nomad{}
+			}
+			w.pools[p.Name] = newFakeNomad()
+			cfg.Pools[p.Name] = w.pools[p.Name]
 		}
 		var err error
 		w.r, err = reconcile.New(cfg)
@@ -63,14 +75,14 @@ func inWorld(t *testing.T, edit func(*reconcile.Config), test func(t *testing.T,
 		ctx, cancel := context.WithCancel(t.Context())
 		w.cancel = cancel
 		go func() {
-			defer close(w.ended)
+			defer close(w.stopped)
 			w.r.Run(ctx)
 		}()
 		w.raft.elect()
 		w.rest()
 		defer func() {
 			cancel()
-			<-w.ended
+			<-w.stopped
 		}()
 		test(t, w)
 	})
@@ -88,7 +100,7 @@ func (w *world) pass(d time.Duration) {
 	w.rest()
 }
 
-func (w *world) plan(v *state.View, o planner.Observation, _ planner.Config, _ placement.Placer) (*state.Plan, time.Time) {
+func (w *world) plan(v *state.View, o planner.Observation, _ planner.Config) (*state.Plan, time.Time) {
 	w.mu.Lock()
 	w.last = o
 	w.planned++
@@ -203,7 +215,7 @@ func simplePlan(v *state.View, o planner.Observation) *state.Plan {
 			to.Phase = state.Running
 		case r.Phase == state.Draining && o.Drained[name]:
 			to.Phase = state.Stopping
-		case r.Phase == state.Stopping && o.JobsKnown && (!there || job.Ended):
+		case r.Phase == state.Stopping && o.Pools[poolOf(v, r)].JobsKnown && (!there || job.Ended):
 			p.Remove = append(p.Remove, state.Remove{Replica: name, ModifyIndex: r.ModifyIndex})
 			continue
 		default:
@@ -217,14 +229,28 @@ func simplePlan(v *state.View, o planner.Observation) *state.Plan {
 	return p
 }
 
-// actions registers what should run and does not, and stops what should not.
+func poolOf(v *state.View, r *state.Replica) string {
+	if n := v.Node(nil, r.Placement.Node); n != nil {
+		return n.CapacityPool
+	}
+	return ""
+}
+
+// actions registers what should run and does not, stops what should not, and changes
+// tiers.
 func actions(v *state.View, o planner.Observation, _ planner.Config) []planner.Action {
 	var out []planner.Action
 	for _, r := range v.Replicas(nil) {
 		name := r.Name.String()
 		job, there := o.Jobs[name]
-		a := planner.Action{Replica: name, Name: r.Name, Index: job.Index, Reason: "test"}
+		a := planner.Action{Replica: name, Name: r.Name, Pool: poolOf(v, r), Index: job.Index, Reason: "test"}
 		switch {
+		case !o.Pools[a.Pool].JobsKnown:
+			continue
+		case r.Phase == state.Sleeping:
+			a.Kind = planner.Sleep
+		case r.Phase == state.Waking:
+			a.Kind = planner.Wake
 		case r.Phase == state.Placed, (r.Phase == state.Starting || r.Phase == state.Running) && (!there || job.Stopped):
 			a.Kind = planner.Register
 		case (r.Phase == state.Stopping || r.Phase == state.Failed) && there && !job.Stopped:
@@ -235,10 +261,10 @@ func actions(v *state.View, o planner.Observation, _ planner.Config) []planner.A
 		out = append(out, a)
 	}
 	for name, job := range o.Jobs {
-		if v.Replica(nil, name) != nil {
+		if v.Replica(nil, name) != nil || !o.Pools[job.Pool].JobsKnown {
 			continue
 		}
-		a := planner.Action{Kind: planner.Stop, Replica: name, Name: job.Name, Reason: "test"}
+		a := planner.Action{Kind: planner.Stop, Replica: name, Name: job.Name, Pool: job.Pool, Reason: "test"}
 		switch {
 		case job.Ended:
 			a.Kind = planner.Purge
@@ -248,4 +274,31 @@ func actions(v *state.View, o planner.Observation, _ planner.Config) []planner.A
 		out = append(out, a)
 	}
 	return out
+}
+
+// after is the least of planner.After: what slept is WARM, what was woken or not drained
+// is HOT, and the rest is stopped.
+func (w *world) after(v *state.View, out planner.Outcome, _ time.Time, _ planner.Config) *state.Plan {
+	w.mu.Lock()
+	w.outcomes = append(w.outcomes, out)
+	w.mu.Unlock()
+	r := v.Replica(nil, out.Replica)
+	if r == nil || out.Class == planner.Unreachable || r.Phase != state.Sleeping && r.Phase != state.Waking {
+		return nil
+	}
+	to := state.Move{Replica: out.Replica, ModifyIndex: r.ModifyIndex, Tier: state.Hot, Phase: state.Running}
+	switch {
+	case out.Class == planner.Done && out.Kind == planner.Sleep:
+		to.Tier = state.Warm
+	case out.Class != planner.Done && out.Class != planner.NotDrained:
+		to.Phase, to.Target, to.LastError = state.Stopping, state.Cold, &out.Error
+	}
+	return &state.Plan{Move: []state.Move{to}}
+}
+
+// ended are the outcomes so far.
+func (w *world) ended() []planner.Outcome {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.outcomes)
 }

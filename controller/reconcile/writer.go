@@ -134,7 +134,7 @@ func (w *writer) plan(ctx context.Context, view *state.View, p *state.Plan, now 
 		return false
 	}
 	log := w.l.cfg.Logger
-	log.Debug("a plan was committed", "plan", p.ID, "remove", len(p.Remove), "move", len(p.Move), "place", len(p.Place), "decisions", len(p.Decisions))
+	log.Debug("a plan was committed", "plan", p.ID, "remove", len(p.Remove), "move", len(p.Move), "place", len(p.Place), "rescales", len(p.Rescales), "decisions", len(p.Decisions))
 	w.l.decided(p)
 	return true
 }
@@ -147,12 +147,12 @@ func (l *leading) decided(p *state.Plan) {
 			args = append(args, k, d.Inputs[k])
 		}
 		l.cfg.Logger.Info(d.Reason, args...)
-		l.metrics.decisions.WithLabelValues(d.Kind).Inc()
+		l.metrics.decided(d)
 	}
 }
 
 // nodes writes what has changed of the nodes.
-func (w *writer) nodes(ctx context.Context, view *state.View, seen []state.Node, now time.Time, next *schedule) {
+func (w *writer) nodes(ctx context.Context, view *state.View, seen listing, now time.Time, next *schedule) {
 	used := func(id string) bool { return len(view.ReplicasOn(nil, id)) > 0 }
 	changes := compareNodes(view.Nodes(nil), seen, now, w.l.cfg.Planner.NodeGrace, used)
 	next.add(changes.again)
@@ -184,7 +184,7 @@ func (w *writer) upsert(ctx context.Context, nodes []state.Node, notes map[strin
 		for _, n := range nodes {
 			delete(w.refused, n.ID)
 			if what := notes[n.ID]; what != "" {
-				w.l.cfg.Logger.Info(what, "node", n.ID, "name", n.Name, "ready", n.Ready, "draining", n.Draining, "gpus", len(n.GPUs))
+				w.l.cfg.Logger.Info(what, "node", n.ID, "name", n.Name, "pool", n.CapacityPool, "ready", n.Ready, "draining", n.Draining, "gpus", len(n.GPUs))
 			}
 		}
 	case refused && len(nodes) > 1:

@@ -21,7 +21,7 @@ import (
 )
 
 func TestUnknownNames(t *testing.T) {
-	m := one(t)
+	m := cluster(t, 1, settings{server: withPools})[0]
 	m.applied("m")
 	before := m.store.View().TableIndex()
 	for _, c := range []struct{ method, path, body, text string }{
@@ -32,6 +32,11 @@ func TestUnknownNames(t *testing.T) {
 		{"PUT", "/v1/model/x/start", "", `model "x" does not exist`},
 		{"PUT", "/v1/model/x/scale", `{"Replicas":1}`, `model "x" does not exist`},
 		{"PUT", "/v1/model/m/scale", `{"Replicas":1,"Variant":"z"}`, `no variant "z"`},
+		{"PUT", "/v1/model/x/pool/cloud", `{"Replicas":1}`, `model "x" does not exist`},
+		{"PUT", "/v1/model/m/pool/nowhere", `{"Replicas":1}`, `pool "nowhere" does not exist: the agents' config has "cloud", "off"`},
+		{"PUT", "/v1/plan", `{"Scale":{"x":1}}`, `model "x" does not exist`},
+		{"PUT", "/v1/plan", `{"Evict":{"Replica":"m:a:9"}}`, `replica "m:a:9" does not exist`},
+		{"PUT", "/v1/dedicated", `{"Models":{"x":1}}`, `model "x" does not exist`},
 		{"PUT", "/v1/evict", `{"Model":"x"}`, `model "x" does not exist`},
 		{"PUT", "/v1/evict", `{"Replica":"m:a:9"}`, `replica "m:a:9" does not exist`},
 		{"GET", "/v1/replicas?model=x", "", `model "x" does not exist`},
@@ -53,7 +58,7 @@ func TestUnknownNames(t *testing.T) {
 }
 
 func TestWrongBodies(t *testing.T) {
-	m := one(t)
+	m := cluster(t, 1, settings{server: withPools})[0]
 	m.applied("m")
 	before := m.store.View().TableIndex()
 	for _, c := range []struct{ path, body, text string }{
@@ -73,7 +78,20 @@ func TestWrongBodies(t *testing.T) {
 		{"/v1/model/m/scale", `{"Replicas":1,"Origin":"me"}`, `origin is "me": want operator or autoscaler`},
 		{"/v1/evict", `{}`, "want one of them"},
 		{"/v1/evict", `{"Replica":"a","Model":"b"}`, "want one of them"},
-		{"/v1/evict", `{"Model":"m","To":"WARM"}`, `"To" is "WARM"`},
+		{"/v1/evict", `{"Model":"m","To":"TEPID"}`, `"To" is "TEPID": want "WARM", "COLD", or nothing`},
+		{"/v1/plan", `{"Evict":{}}`, "want one of them"},
+		{"/v1/plan", `{"Evict":{"Model":"m","To":"TEPID"}}`, `"To" is "TEPID": want "WARM", "COLD", or nothing`},
+		{"/v1/plan", `{"File":"model"}`, "model.hcl:1:"},
+		{"/v1/plan", `{"Scale":{"m":9}}`, "outside its bounds, 0 to 4"},
+		{"/v1/plan", `{"Scale":{"m":"1"}}`, "want a whole number"},
+		{"/v1/dedicated", `{}`, `"Models" is empty`},
+		{"/v1/dedicated", `{"Models":{"m":0}}`, `model "m": 0 dedicated replicas: want 1 to its maximum, which is 4`},
+		{"/v1/dedicated", `{"Models":{"m":5}}`, `model "m": 5 dedicated replicas`},
+		{"/v1/dedicated/schedule", `{"File":""}`, `"File" is empty`},
+		{"/v1/dedicated/schedule", `{"File":"timezone = 1"}`, "schedule.hcl:1:12: timezone is 1"},
+		{"/v1/model/m/pool/cloud", `{}`, `"Replicas" is missing`},
+		{"/v1/model/m/pool/cloud", `{"Replicas":5}`, "5 replicas in pool \"cloud\": want 0 to its maximum, which is 4"},
+		{"/v1/node/n1/quarantine", `{"GPU":"g","On":false,"Reason":"x"}`, `"Reason" is "x": want none`},
 		{"/v1/node/n1/quarantine", `{"On":true}`, `"GPU" is empty`},
 		{"/v1/switch/s", `{}`, `"Value" is missing`},
 		{"/v1/switch/s", `{"Value":1}`, `field "Value" is a JSON number: want a text`},

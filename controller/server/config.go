@@ -14,6 +14,7 @@ import (
 	"remuda/controller/api"
 	"remuda/controller/load"
 	"remuda/controller/nomad"
+	"remuda/controller/planner"
 	"remuda/controller/raft"
 	"remuda/controller/state"
 )
@@ -63,6 +64,27 @@ type Config struct {
 	// Reconcile tells how the controller follows the world. It is called often, and
 	// waits for nothing.
 	Reconcile func() api.ReconcileStatus
+	// Plan tells what the controller would do if the state were another one. It makes a
+	// private copy of the store (state.Store.Fork), calls change with it, which applies
+	// commands to the copy with Store.Apply at any indexes above View().Index(), observes as
+	// the reconciler always does, and runs the planner on the copy. Nothing is committed, and
+	// nothing is done in Nomad or at a shim. Errors: change's own, as it is; or one of package
+	// raft or nomad (raft.ErrNotLeader, nomad.ErrUnreachable) where this server cannot say,
+	// because it does not lead or has not observed anything yet. It is called on the leader
+	// only, and may be called from several goroutines at once. Nil: `remuda plan` is refused.
+	Plan func(ctx context.Context, change func(*state.Store) error) (Preview, error)
+	// Pools tells how the capacity pools stand: the own one first, whose Name is empty, then
+	// the external ones by name. Of each it fills in Name, Management, Price, Batch, Interval
+	// (for the own pool: full, 1, 0, 0), Address, Region, Namespace and NodePool of its Nomad,
+	// Known (its jobs are heard), Heard (when it last said something) and Error (why it is not
+	// Known). Nodes, GPUs, replicas and the like are counted by the server. It is called
+	// often, on any server, and waits for nothing; a server that does not lead hears nobody,
+	// and says so with Known false and Error "this server does not lead". Nil: only the own
+	// pool is listed, with what the state says of it.
+	Pools func() []api.Pool
+	// WarmShare is how much of a node's memory WARM replicas may hold, as
+	// planner.Config.WarmShare; 0 to 1. It is only shown.
+	WarmShare float64
 	// ACL asks for tokens. Without it everybody may do everything, as with -dev.
 	ACL bool
 	// Peers is how the other servers' HTTPS is checked, and what this one shows them.
@@ -90,10 +112,23 @@ type Config struct {
 	Gatherer   prometheus.Gatherer
 }
 
+// Preview is what Config.Plan has found out.
+type Preview struct {
+	// Store is the copy, after the change and then the plan were applied to it.
+	Store *state.Store
+	// Plan is what the planner would commit first, nil where it would commit nothing.
+	Plan *state.Plan
+	// Actions are what it would do in Nomad and at shims after that.
+	Actions []planner.Action
+	// Next is when the planner would look again although nothing happens, zero for never.
+	Next time.Time
+}
+
 // DefaultConfig has the reasons beside the numbers.
 func DefaultConfig() Config {
 	return Config{
 		ACL:             true,
+		WarmShare:       planner.DefaultConfig().WarmShare,
 		LeaderWait:      5 * time.Second,  // an election takes one to three
 		RequestTimeout:  45 * time.Second, // Nomad checks several variants; below the client's own limit
 		SnapshotTimeout: 10 * time.Minute, // hundreds of megabytes over a slow line
@@ -140,6 +175,9 @@ func (c *Config) validate() error {
 	}
 	if c.LeaderWait >= c.RequestTimeout {
 		errs = append(errs, fmt.Errorf("leader wait is %s: want less than the request timeout, %s", c.LeaderWait, c.RequestTimeout))
+	}
+	if !(c.WarmShare >= 0 && c.WarmShare <= 1) {
+		errs = append(errs, fmt.Errorf("warm share is %g: want 0 to 1", c.WarmShare))
 	}
 	if c.MaxBody < 1024 || c.MaxSnapshot < 1024 {
 		errs = append(errs, fmt.Errorf("max body is %d and max snapshot %d: want at least 1024", c.MaxBody, c.MaxSnapshot))

@@ -22,16 +22,16 @@ func list[S, T any](rows []S, convert func(S) T) []T {
 func variantOf(v state.Variant) api.Variant {
 	return api.Variant{
 		Name: v.Name, GPUModel: v.GPUModel, GPUs: v.GPUs, Memory: v.Memory, HostMemory: v.HostMemory,
-		Cost: v.Cost, Slots: v.Slots, Engine: v.Engine, Hash: v.Hash,
+		Weights: v.Weights, SleepMemory: v.SleepMemory, Reach: v.Reach, Cost: v.Cost, Slots: v.Slots, Engine: v.Engine, Hash: v.Hash,
 	}
 }
 
-func modelOf(m *state.Model) api.Model {
+func modelOf(m *state.Model, dedicated bool) api.Model {
 	out := api.Model{
 		Name: m.Name, Variants: list(m.Variants, variantOf), Min: m.Min, Max: m.Max, Priority: m.Priority,
-		Dedicated: m.Dedicated, Failover: m.Failover, Management: string(m.Management),
+		Dedicated: m.Dedicated, DedicatedNow: dedicated, Failover: m.Failover, Management: string(m.Management), KeepWarm: m.KeepWarm,
 		IdleWarm: api.Duration(m.IdleWarm), IdleCold: api.Duration(m.IdleCold), Hash: m.Hash,
-		Replicas: m.Replicas, Target: m.Target(), Stopped: m.Stopped, Spread: maps.Clone(m.Spread),
+		Replicas: m.Replicas, Target: m.Target(), Stopped: m.Stopped, Spread: maps.Clone(m.Spread), Expected: maps.Clone(m.Expected),
 		CreateIndex: m.CreateIndex, ModifyIndex: m.ModifyIndex,
 	}
 	for name, r := range m.Rollouts {
@@ -43,11 +43,11 @@ func modelOf(m *state.Model) api.Model {
 	return out
 }
 
-func summaryOf(m *state.Model, replicas []*state.Replica) api.ModelSummary {
+func summaryOf(m *state.Model, dedicated bool, replicas []*state.Replica) api.ModelSummary {
 	out := api.ModelSummary{
 		Name: m.Name, Variants: list(m.Variants, func(v state.Variant) string { return v.Name }),
 		Min: m.Min, Max: m.Max, Replicas: m.Replicas, Target: m.Target(), Stopped: m.Stopped,
-		Management: string(m.Management), Dedicated: m.Dedicated, Failover: m.Failover, Counts: countsOf(replicas),
+		Management: string(m.Management), Dedicated: m.Dedicated, DedicatedNow: dedicated, Failover: m.Failover, Counts: countsOf(replicas),
 		CreateIndex: m.CreateIndex, ModifyIndex: m.ModifyIndex,
 	}
 	for name, r := range m.Rollouts {
@@ -62,22 +62,19 @@ func summaryOf(m *state.Model, replicas []*state.Replica) api.ModelSummary {
 func countsOf(replicas []*state.Replica) api.Counts {
 	var c api.Counts
 	for _, r := range replicas {
-		switch r.Phase {
-		case state.Running:
-			switch r.Tier {
-			case state.Hot:
-				c.Hot++
-			case state.Warm:
-				c.Warm++
-			case state.Cold:
-				c.Cold++
-			}
-		case state.Placed, state.Starting, state.Waking:
-			c.Starting++
-		case state.Draining, state.Sleeping, state.Stopping:
+		switch {
+		case r.Resting():
+			c.Warm++
+		case r.Tier == state.Cold && r.Phase == state.Running:
+			c.Cold++
+		case r.Leaving():
 			c.Leaving++
-		case state.Failed:
+		case r.Phase == state.Running:
+			c.Hot++
+		case r.Phase == state.Failed:
 			c.Failed++
+		default: // placed, starting or waking
+			c.Starting++
 		}
 	}
 	return c
@@ -97,7 +94,7 @@ func (c replicas) convert(r *state.Replica) api.Replica {
 		Name: name, Model: r.Name.Model, Variant: r.Name.Variant, ID: r.Name.ID, VariantHash: r.VariantHash,
 		Tier: string(r.Tier), Phase: string(r.Phase), Target: string(r.Target), Node: r.Placement.Node,
 		Seats: list(r.Placement.Seats, func(s string) string { return s }), Memory: map[string]int64{}, HostMemory: r.Placement.HostMemory,
-		Job: r.Job, Canary: r.Canary, Failures: r.Failures, LastError: r.LastError, Retry: r.Retry,
+		SleepMemory: r.Placement.SleepMemory, For: r.For, Job: r.Job, Canary: r.Canary, Failures: r.Failures, LastError: r.LastError, Retry: r.Retry,
 		Since: r.Since, Created: r.Created, CreateIndex: r.CreateIndex, ModifyIndex: r.ModifyIndex,
 	}
 	maps.Copy(out.Memory, r.Placement.Memory)
@@ -108,7 +105,7 @@ func (c replicas) convert(r *state.Replica) api.Replica {
 		out.Current = v != nil && v.Hash == r.VariantHash
 	}
 	if n := c.view.Node(nil, r.Placement.Node); n != nil {
-		out.NodeName = n.Name
+		out.NodeName, out.CapacityPool = n.Name, n.CapacityPool
 	}
 	if l, ok := c.loads[name]; ok {
 		out.Load = &api.Load{InFlight: l.InFlight, Busy: l.InFlight > 0, Oldest: l.Oldest, LastRequest: l.LastRequest}
@@ -119,18 +116,59 @@ func (c replicas) convert(r *state.Replica) api.Replica {
 	return out
 }
 
-func nodeOf(n *state.Node, used *state.NodeUsage) api.Node {
+// onNode is what the replicas on one node hold of it.
+type onNode struct {
+	seats map[string]string // the replica, by the seat's ID
+	gpus  map[string]*api.GPU
+	warm  int64 // of the host memory
+}
+
+func holdingsOf(rs []*state.Replica) onNode {
+	out := onNode{seats: map[string]string{}, gpus: map[string]*api.GPU{}}
+	for _, r := range rs {
+		h := r.Holds()
+		for _, s := range h.Seats {
+			out.seats[s] = r.Name.String()
+		}
+		for uuid, bytes := range h.Memory {
+			g := out.gpus[uuid]
+			if g == nil {
+				g = &api.GPU{}
+				out.gpus[uuid] = g
+			}
+			switch r.Stage() {
+			case state.Stage{Tier: state.Hot, Phase: state.Running}:
+				g.HotMemory += bytes
+			case state.Stage{Tier: state.Warm, Phase: state.Running}:
+				g.WarmMemory += bytes
+			default:
+				g.MovingMemory += bytes
+			}
+		}
+		out.warm += h.HostMemory
+	}
+	return out
+}
+
+func (s *Server) nodeOf(n *state.Node, rs []*state.Replica) api.Node {
+	held := holdingsOf(rs)
 	out := api.Node{
-		ID: n.ID, Name: n.Name, Datacenter: n.Datacenter, Pool: n.Pool, Ready: n.Ready, Draining: n.Draining, Gone: n.Gone,
-		LostSince: n.LostSince, Unusable: n.Usable(), HostMemory: n.HostMemory, FreeHostMemory: n.HostMemory - used.HostMemory,
+		ID: n.ID, Name: n.Name, Datacenter: n.Datacenter, Pool: n.Pool, CapacityPool: n.CapacityPool,
+		Ready: n.Ready, Draining: n.Draining, Gone: n.Gone, LostSince: n.LostSince, Unusable: n.Usable(),
+		HostMemory: n.HostMemory, FreeHostMemory: n.HostMemory - held.warm, WarmMemory: held.warm, WarmBudget: int64(float64(n.HostMemory) * s.cfg.WarmShare),
 		CPU: n.CPU, CreateIndex: n.CreateIndex, ModifyIndex: n.ModifyIndex,
 	}
 	out.GPUs = list(n.GPUs, func(g state.GPU) api.GPU {
-		return api.GPU{
-			UUID: g.UUID, Model: g.Model, Clique: g.Clique, Memory: g.Memory, FreeMemory: used.FreeMemory(&g),
-			Seats:   list(g.Seats, func(id string) api.Seat { return api.Seat{ID: id, Replica: used.Seats[id]} }),
-			Healthy: g.Healthy, Reason: g.Reason, Quarantined: g.Quarantined,
+		gpu := api.GPU{
+			UUID: g.UUID, Model: g.Model, Clique: g.Clique, Memory: g.Memory,
+			Seats:   list(g.Seats, func(id string) api.Seat { return api.Seat{ID: id, Replica: held.seats[id]} }),
+			Healthy: g.Healthy, Reason: g.Reason, Quarantined: g.Quarantined, QuarantineReason: g.QuarantineReason,
 		}
+		if of := held.gpus[g.UUID]; of != nil {
+			gpu.HotMemory, gpu.MovingMemory, gpu.WarmMemory = of.HotMemory, of.MovingMemory, of.WarmMemory
+		}
+		gpu.FreeMemory = gpu.Memory - gpu.HotMemory - gpu.MovingMemory - gpu.WarmMemory
+		return gpu
 	})
 	return out
 }

@@ -207,10 +207,14 @@ func TestRequestsAreDescribed(t *testing.T) {
 		"apply":      {"ApplyRequest", `{"File":"x","Filename":"f","DryRun":true,"CAS":{"m":1}}`},
 		"scale":      {"ScaleRequest", `{"Replicas":1,"Variant":"v","Origin":"autoscaler","CAS":2}`},
 		"evict":      {"EvictRequest", `{"Replica":"r","Model":"m","To":"COLD","Force":true}`},
-		"quarantine": {"QuarantineRequest", `{"GPU":"g","On":true}`},
+		"quarantine": {"QuarantineRequest", `{"GPU":"g","On":true,"Reason":"it is hot"}`},
 		"switch":     {"SwitchRequest", `{"Value":"x","CAS":0}`},
 		"token":      {"TokenRequest", `{"Name":"n","Role":"gateway"}`},
-		"report":     {"GatewayReport", `{"Gateway":"g","Index":1,"Replicas":[{"Name":"m:v:1","InFlight":1,"Requests":[{"ID":"x","Started":"2026-01-02T03:04:05Z"}]}]}`},
+		"report":     {"GatewayReport", `{"Gateway":"g","Index":1,"Since":"2026-01-02T03:04:05Z","Wanted":["m"],"Replicas":[{"Name":"m:v:1","InFlight":1,"Requests":[{"ID":"x","Started":"2026-01-02T03:04:05Z"}]}]}`},
+		"plan":       {"PlanRequest", `{"File":"x","Filename":"f","Scale":{"m":1},"Evict":{"Model":"m","To":"WARM"}}`},
+		"dedicated":  {"DedicatedRequest", `{"Models":{"m":1}}`},
+		"schedule":   {"ScheduleRequest", `{"File":"x","Filename":"f"}`},
+		"expect":     {"ExpectRequest", `{"Replicas":1,"CAS":2}`},
 	} {
 		s := description().Components.Schemas[body.schema]
 		require.NotNil(t, s, name)

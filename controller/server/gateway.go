@@ -76,7 +76,9 @@ func (s *Server) gatewayReport(rq *request, _ *state.View) (answer, error) {
 	if err := rq.decode(&body); err != nil {
 		return answer{}, err
 	}
-	report := load.Report{Gateway: body.Gateway, Index: body.Index, Replicas: make([]load.Replica, len(body.Replicas))}
+	report := load.Report{
+		Gateway: body.Gateway, Index: body.Index, Since: body.Since, Wanted: body.Wanted, Replicas: make([]load.Replica, len(body.Replicas)),
+	}
 	for i, r := range body.Replicas {
 		to := &report.Replicas[i]
 		to.Name, to.InFlight, to.Oldest, to.LastRequest = r.Name, r.InFlight, r.Oldest, r.LastRequest

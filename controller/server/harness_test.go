@@ -132,6 +132,7 @@ func startMember(t testing.TB, addresses []string, i int, set settings) *member 
 	sc.Raft, sc.Nomad, sc.Loads, sc.ACL, sc.Logger = m.node, m.nomad, m.loads, set.acl, logger
 	sc.Reconcile = func() api.ReconcileStatus { return *m.health }
 	sc.Registerer, sc.Gatherer = m.metrics, m.metrics
+	sc.Plan = planning(m.store, nil)
 	sc.LeaderWait = patience / 2
 	if set.server != nil {
 		set.server(&sc)
@@ -375,9 +376,13 @@ func token(t testing.TB, c *api.Client, role string) api.Token {
 }
 
 // bootstrapped is a single member that asks for tokens, with a token of each role.
-func bootstrapped(t testing.TB) (*member, map[string]string) {
+func bootstrapped(t testing.TB, edit ...func(*server.Config)) (*member, map[string]string) {
 	t.Helper()
-	m := cluster(t, 1, settings{acl: true})[0]
+	m := cluster(t, 1, settings{acl: true, server: func(c *server.Config) {
+		for _, e := range edit {
+			e(c)
+		}
+	}})[0]
 	first, err := m.client.BootstrapACL(t.Context())
 	require.NoError(t, err)
 	m.client = m.as(first.SecretID)

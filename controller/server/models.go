@@ -9,7 +9,6 @@ import (
 
 	"remuda/controller/api"
 	"remuda/controller/modelfile"
-	"remuda/controller/planner"
 	"remuda/controller/state"
 )
 
@@ -21,8 +20,8 @@ func (s *Server) listModels(_ *request, v *state.View, ws memdb.WatchSet) (answe
 	for _, r := range v.Replicas(ws) {
 		of[r.Name.Model] = append(of[r.Name.Model], r)
 	}
-	models := list(v.Models(ws), func(m *state.Model) api.ModelSummary { return summaryOf(m, of[m.Name]) })
-	return answer{value: models, index: v.TableIndex(state.TableModels, state.TableReplicas)}, nil
+	models := list(v.Models(ws), func(m *state.Model) api.ModelSummary { return summaryOf(m, v.IsDedicated(ws, m), of[m.Name]) })
+	return answer{value: models, index: v.TableIndex(state.TableModels, state.TableReplicas, state.TableDedicated)}, nil
 }
 
 func noModel(name string) *api.Error {
@@ -30,7 +29,7 @@ func noModel(name string) *api.Error {
 }
 
 func (s *Server) getModel(rq *request, v *state.View, ws memdb.WatchSet) (answer, error) {
-	index := v.TableIndex(state.TableModels, state.TableReplicas, state.TableDecisions, state.TableSwitches)
+	index := v.TableIndex(state.TableModels, state.TableReplicas, state.TableDecisions, state.TableSwitches, state.TableDedicated)
 	name := rq.path["model"]
 	m := v.Model(ws, name)
 	if m == nil {
@@ -38,10 +37,9 @@ func (s *Server) getModel(rq *request, v *state.View, ws memdb.WatchSet) (answer
 	}
 	rs := v.ReplicasOf(ws, name)
 	ds := v.Decisions(ws, name, statusDecisions)
-	paused := v.Switch(ws, planner.PauseReconcile) != ""
 	return answer{index: index, value: api.ModelStatus{
-		Model: modelOf(m), Counts: countsOf(rs), Replicas: list(rs, replicas{view: v, loads: s.cfg.Loads.Loads()}.convert),
-		Decisions: list(ds, decisionOf), Why: why(m, rs, ds, paused),
+		Model: modelOf(m, v.IsDedicated(ws, m)), Counts: countsOf(rs), Replicas: list(rs, replicas{view: v, loads: s.cfg.Loads.Loads()}.convert),
+		Decisions: list(ds, decisionOf), Why: why(v, ws, m, rs, ds),
 	}}, nil
 }
 
@@ -162,7 +160,7 @@ func (s *Server) scaled(name, variant string, changed bool) (answer, error) {
 		Model: name, Variant: variant, Target: m.Target(), Changed: changed, ModifyIndex: m.ModifyIndex, Replicas: outcomes(rs, variant),
 	}
 	for _, r := range rs {
-		if !r.Leaving() && (variant == "" || r.Name.Variant == variant) {
+		if r.Counts() && (variant == "" || r.Name.Variant == variant) {
 			out.Current++
 		}
 	}

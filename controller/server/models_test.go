@@ -216,9 +216,29 @@ func TestEvict(t *testing.T) {
 	got, err := c.Evict(t.Context(), api.EvictRequest{Replica: hot.String(), To: "cold"})
 	require.NoError(t, err)
 	require.Equal(t, []api.Eviction{{Name: hot.String(), Node: "n1", From: "HOT", To: "COLD", FreedGPUs: 1, FreedBytes: 10 * gib}}, got.Replicas)
+
+	// To WARM it keeps its seats; what never served cannot go there, and has nothing to keep.
+	warm := m.place("m", "3", 1, 1)
+	m.move(warm, state.Starting, state.Running)
+	got, err = c.Evict(t.Context(), api.EvictRequest{Replica: warm.String(), To: "warm"})
+	require.NoError(t, err)
+	require.Equal(t, []api.Eviction{{Name: warm.String(), Node: "n1", From: "HOT", To: "WARM", FreedBytes: 10 * gib}}, got.Replicas)
+	got, err = c.Evict(t.Context(), api.EvictRequest{Replica: warm.String(), To: "WARM"})
+	require.NoError(t, err)
+	require.Equal(t, "it rests already, or is on its way there: it is HOT draining", got.Replicas[0].Error)
+	require.Equal(t, "WARM", got.Replicas[0].To)
+	_, err = c.Evict(t.Context(), api.EvictRequest{Replica: placed.String(), To: "WARM"})
+	requireError(t, err, http.StatusConflict, api.CodeConflict, "there is nothing to keep warm")
+	about, _, err := c.Model(t.Context(), "m", api.QueryOptions{})
+	require.NoError(t, err)
+	require.Equal(t, api.Counts{Warm: 1, Starting: 1, Leaving: 1}, about.Counts)
+	got, err = c.Evict(t.Context(), api.EvictRequest{Replica: warm.String()})
+	require.NoError(t, err)
+	require.Empty(t, got.Replicas[0].Error, "it goes all the same")
+
 	got, err = c.Evict(t.Context(), api.EvictRequest{Model: "m"})
 	require.NoError(t, err)
-	require.Len(t, got.Replicas, 2)
+	require.Len(t, got.Replicas, 3)
 	require.Contains(t, got.Replicas[0].Error, "on its way out already: it is HOT draining")
 	require.Zero(t, got.Replicas[0].FreedGPUs)
 	require.Equal(t, api.Eviction{Name: placed.String(), Node: "n1", From: "HOT", FreedGPUs: 1, FreedBytes: 10 * gib}, got.Replicas[1])
@@ -250,6 +270,7 @@ func TestNodes(t *testing.T) {
 	require.Len(t, nodes, 3)
 	g := nodes[0].GPUs[0]
 	require.Equal(t, 30*gib, g.FreeMemory)
+	require.Equal(t, 10*gib, g.MovingMemory, "it is not there yet")
 	require.Equal(t, []api.Seat{{ID: g.UUID + "#0"}, {ID: g.UUID + "#1", Replica: r.String()}}, g.Seats)
 
 	for asked, want := range map[string]string{"n1": "n1", "node-one": "n1", "n20": "n20", "n21": "n21"} {

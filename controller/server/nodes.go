@@ -12,14 +12,11 @@ import (
 )
 
 func (s *Server) listNodes(_ *request, v *state.View, ws memdb.WatchSet) (answer, error) {
-	ledger := v.Ledger(ws)
-	nodes := list(v.Nodes(ws), func(n *state.Node) api.Node {
-		used := ledger[n.ID]
-		if used == nil {
-			used = &state.NodeUsage{Node: n.ID}
-		}
-		return nodeOf(n, used)
-	})
+	on := map[string][]*state.Replica{}
+	for _, r := range v.Replicas(ws) {
+		on[r.Placement.Node] = append(on[r.Placement.Node], r)
+	}
+	nodes := list(v.Nodes(ws), func(n *state.Node) api.Node { return s.nodeOf(n, on[n.ID]) })
 	return answer{value: nodes, index: v.TableIndex(state.TableNodes, state.TableReplicas)}, nil
 }
 
@@ -57,9 +54,10 @@ func (s *Server) getNode(rq *request, v *state.View, ws memdb.WatchSet) (answer,
 	if err != nil {
 		return answer{index: index}, err
 	}
+	rs := v.ReplicasOn(ws, n.ID)
 	return answer{index: index, value: api.NodeStatus{
-		Node:     nodeOf(n, v.Usage(ws, n.ID)),
-		Replicas: list(v.ReplicasOn(ws, n.ID), replicas{view: v, loads: s.cfg.Loads.Loads()}.convert),
+		Node:     s.nodeOf(n, rs),
+		Replicas: list(rs, replicas{view: v, loads: s.cfg.Loads.Loads()}.convert),
 	}}, nil
 }
 
@@ -75,12 +73,21 @@ func (s *Server) quarantine(rq *request, v *state.View) (answer, error) {
 	if body.GPU == "" {
 		return answer{}, badRequest("field \"GPU\" is empty: want the UUID of one of the node's GPUs")
 	}
-	verb := "let placements back on"
+	verb, why := "let placements back on", ""
 	if body.On {
 		verb = "quarantined"
+		if body.Reason != "" {
+			why = ": " + body.Reason
+		}
+	} else if body.Reason != "" {
+		return answer{}, badRequest("field \"Reason\" is %q: want none where placements are let back", body.Reason)
 	}
-	if _, err := s.decide(rq, &state.Quarantine{Node: n.ID, GPU: body.GPU, On: body.On},
-		state.Decision{Kind: "quarantine", Reason: fmt.Sprintf("%s %s GPU %s of node %s", by(rq.token), verb, body.GPU, n.Name),
+	cmd := &state.Quarantine{Node: n.ID, GPU: body.GPU, On: body.On}
+	if body.On {
+		cmd.Reason = by(rq.token) + why
+	}
+	if _, err := s.decide(rq, cmd,
+		state.Decision{Kind: "quarantine", Reason: fmt.Sprintf("%s %s GPU %s of node %s%s", by(rq.token), verb, body.GPU, n.Name, why),
 			Inputs: map[string]string{"node": n.ID, "gpu": body.GPU, "on": strconv.FormatBool(body.On)}}); err != nil {
 		return answer{}, err
 	}
@@ -88,5 +95,5 @@ func (s *Server) quarantine(rq *request, v *state.View) (answer, error) {
 	if n = after.Node(nil, n.ID); n == nil {
 		return answer{}, conflict("node %q was forgotten just now", rq.path["node"])
 	}
-	return answer{value: nodeOf(n, after.Usage(nil, n.ID))}, nil
+	return answer{value: s.nodeOf(n, after.ReplicasOn(nil, n.ID))}, nil
 }

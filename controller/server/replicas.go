@@ -48,8 +48,8 @@ func (s *Server) evict(rq *request, v *state.View) (answer, error) {
 		return answer{}, badRequest("field \"Replica\" is %q and field \"Model\" is %q: want one of them", body.Replica, body.Model)
 	}
 	to := state.Tier(strings.ToUpper(body.To))
-	if to != "" && to != state.Cold {
-		return answer{}, badRequest("field \"To\" is %q: want %q, or nothing for its end", body.To, state.Cold)
+	if err := checkEvictTo(to, body.To); err != nil {
+		return answer{}, err
 	}
 	var before []*state.Replica
 	model := body.Model
@@ -82,32 +82,52 @@ func (s *Server) evict(rq *request, v *state.View) (answer, error) {
 	return answer{value: out}, nil
 }
 
+func checkEvictTo(to state.Tier, asked string) error {
+	switch to {
+	case "", state.Warm, state.Cold:
+		return nil
+	}
+	return badRequest("field \"To\" is %q: want %q, %q, or nothing for its end", asked, state.Warm, state.Cold)
+}
+
 // evicted says what became of a replica; after is nil where it is gone already.
 func evicted(before, after *state.Replica) api.Eviction {
 	e := api.Eviction{Name: before.Name.String(), Node: before.Placement.Node, From: string(before.Tier)}
 	switch {
-	case before.Leaving():
+	case after != nil && after.ModifyIndex == before.ModifyIndex:
 		e.To = string(before.Target)
 		if before.Phase == state.Running {
 			e.To = string(before.Tier)
 		}
-		e.Error = fmt.Sprintf("it was on its way out already: it is %s", before.Stage())
+		switch {
+		case before.Resting():
+			e.Error = fmt.Sprintf("it rests already, or is on its way there: it is %s", before.Stage())
+		case before.Leaving():
+			e.Error = fmt.Sprintf("it was on its way out already: it is %s", before.Stage())
+		default:
+			e.To, e.Error = e.From, fmt.Sprintf("it stays: it is %s", before.Stage())
+		}
 		return e
-	case after != nil && !after.Leaving():
+	case after != nil && after.Counts():
 		e.To, e.Error = e.From, fmt.Sprintf("it stays: it is %s", after.Stage())
 		return e
 	case after != nil:
 		e.To = string(after.Target)
 	}
 	h := before.Holds()
+	for _, b := range h.Memory {
+		e.FreedBytes += b
+	}
+	if e.To == string(state.Warm) {
+		// It keeps its seats, and sleeps in a process that has a little of each GPU.
+		e.FreedBytes -= before.Placement.SleepMemory * int64(len(h.Memory))
+		return e
+	}
 	on := map[string]bool{}
 	for _, seat := range h.Seats {
 		gpu, _, _ := strings.Cut(seat, "#")
 		on[gpu] = true
 	}
 	e.FreedGPUs = len(on)
-	for _, b := range h.Memory {
-		e.FreedBytes += b
-	}
 	return e
 }

@@ -70,13 +70,23 @@ var routes = []*route{
 	{method: http.MethodPut, pattern: "/v1/model/{model}/stop", access: accessOperator, where: whereLeader, act: (*Server).stopModel},
 	{method: http.MethodPut, pattern: "/v1/model/{model}/start", access: accessOperator, where: whereLeader, act: (*Server).startModel},
 	{method: http.MethodPut, pattern: "/v1/model/{model}/scale", access: accessScale, where: whereLeader, body: bodyJSON, act: (*Server).scaleModel},
+	{method: http.MethodPut, pattern: "/v1/model/{model}/pool/{pool}", access: accessOperator, where: whereLeader, body: bodyJSON, act: (*Server).expect},
 
+	{method: http.MethodPut, pattern: "/v1/plan", access: accessRead, where: whereLeader, body: bodyJSON, act: (*Server).plan},
 	{method: http.MethodPut, pattern: "/v1/evict", access: accessOperator, where: whereLeader, body: bodyJSON, act: (*Server).evict},
 	{method: http.MethodGet, pattern: "/v1/replicas", access: accessModels, where: whereRead, params: []string{"model"}, read: (*Server).listReplicas},
 	{method: http.MethodGet, pattern: "/v1/replica/{replica}", access: accessModels, where: whereRead, read: (*Server).getReplica},
 	{method: http.MethodGet, pattern: "/v1/nodes", access: accessRead, where: whereRead, read: (*Server).listNodes},
 	{method: http.MethodGet, pattern: "/v1/node/{node}", access: accessRead, where: whereRead, read: (*Server).getNode},
 	{method: http.MethodPut, pattern: "/v1/node/{node}/quarantine", access: accessOperator, where: whereLeader, body: bodyJSON, act: (*Server).quarantine},
+	{method: http.MethodGet, pattern: "/v1/pools", access: accessRead, where: whereRead, read: (*Server).listPools},
+
+	{method: http.MethodGet, pattern: "/v1/dedicated", access: accessRead, where: whereRead, read: (*Server).getDedicated},
+	{method: http.MethodPut, pattern: "/v1/dedicated", access: accessOperator, where: whereLeader, body: bodyJSON, act: (*Server).setDedicated},
+	{method: http.MethodDelete, pattern: "/v1/dedicated", access: accessOperator, where: whereLeader, act: (*Server).clearDedicated},
+	{method: http.MethodGet, pattern: "/v1/dedicated/schedule", access: accessRead, where: whereRead, read: (*Server).getSchedule},
+	{method: http.MethodPut, pattern: "/v1/dedicated/schedule", access: accessOperator, where: whereLeader, body: bodyJSON, act: (*Server).setSchedule},
+	{method: http.MethodDelete, pattern: "/v1/dedicated/schedule", access: accessOperator, where: whereLeader, act: (*Server).deleteSchedule},
 
 	{method: http.MethodGet, pattern: "/v1/switches", access: accessRead, where: whereRead, read: (*Server).listSwitches},
 	{method: http.MethodPut, pattern: "/v1/switch/{switch}", access: accessOperator, where: whereLeader, body: bodyJSON, act: (*Server).setSwitch},

@@ -31,7 +31,7 @@ type good struct {
 // for something that it refuses. The client's transport compares both with the
 // description.
 func TestEveryRouteAnswersAsDescribed(t *testing.T) {
-	m, secrets := bootstrapped(t)
+	m, secrets := bootstrapped(t, withPools)
 	m.applied("m")
 	running := m.place("m", "r1", 0, 0)
 	m.move(running, state.Starting, state.Running)
@@ -67,6 +67,15 @@ func TestEveryRouteAnswersAsDescribed(t *testing.T) {
 		"PUT /v1/model/{model}/stop":            {path: "/v1/model/m/stop"},
 		"PUT /v1/model/{model}/start":           {path: "/v1/model/m/start"},
 		"PUT /v1/model/{model}/scale":           {path: "/v1/model/m/scale", body: `{"Replicas":3,"Variant":"a"}`},
+		"PUT /v1/model/{model}/pool/{pool}":     {path: "/v1/model/m/pool/cloud", body: `{"Replicas":1}`},
+		"PUT /v1/plan":                          {path: "/v1/plan", body: `{"Scale":{"m":1},"Evict":{"Model":"m","To":"warm"}}`},
+		"GET /v1/pools":                         {path: "/v1/pools"},
+		"GET /v1/dedicated":                     {path: "/v1/dedicated"},
+		"PUT /v1/dedicated":                     {path: "/v1/dedicated", body: `{"Models":{"new":1}}`},
+		"DELETE /v1/dedicated":                  {path: "/v1/dedicated"},
+		"GET /v1/dedicated/schedule":            {path: "/v1/dedicated/schedule"},
+		"PUT /v1/dedicated/schedule":            {path: "/v1/dedicated/schedule", body: `{"File":` + quoted(officeHours) + `}`},
+		"DELETE /v1/dedicated/schedule":         {path: "/v1/dedicated/schedule"},
 		"PUT /v1/evict":                         {path: "/v1/evict", body: `{"Replica":"` + going.String() + `","To":"cold"}`},
 		"GET /v1/replicas":                      {path: "/v1/replicas?model=m"},
 		"GET /v1/replica/{replica}":             {path: "/v1/replica/" + running.String()},

@@ -7,13 +7,15 @@ import (
 	"strings"
 	"time"
 
+	"github.com/hashicorp/go-memdb"
+
 	"remuda/controller/planner"
 	"remuda/controller/state"
 )
 
 // why says in a few sentences why a model is as it is: what is wanted, what is there,
 // what goes on, and what was decided last.
-func why(m *state.Model, rs []*state.Replica, ds []*state.Decision, paused bool) string {
+func why(v *state.View, ws memdb.WatchSet, m *state.Model, rs []*state.Replica, ds []*state.Decision) string {
 	var out []string
 	say := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
 	c := countsOf(rs)
@@ -55,7 +57,16 @@ func why(m *state.Model, rs []*state.Replica, ds []*state.Decision, paused bool)
 		}
 		say("%s.", text)
 	}
-	if paused {
+	if d := v.Dedicated(ws); d != nil && d.Models[m.Name] > 0 {
+		say("It is dedicated with at least %s, set by %s.", plural(d.Models[m.Name], "replica"), d.Source)
+	}
+	if n, capped := v.CapMaxReplicas(ws, m.Name); capped && n < m.Target() {
+		say("It has at most %s: switch %s caps it.", plural(n, "replica"), setSwitch(v, ws, state.SwitchCapMaxReplicas, m.Name))
+	}
+	if v.ScalingDisabled(ws, m.Name) {
+		say("Nothing but people changes its scale, and nothing evicts it: switch %s.", setSwitch(v, ws, state.SwitchDisableScaling, m.Name))
+	}
+	if v.Switch(ws, planner.PauseReconcile) != "" {
 		say("Nothing is done about it: the controller pauses until `remuda switch unset %s`.", planner.PauseReconcile)
 	}
 	if d := waits(m, rs, ds); d != nil {
@@ -66,20 +77,28 @@ func why(m *state.Model, rs []*state.Replica, ds []*state.Decision, paused bool)
 	return strings.Join(out, " ")
 }
 
+// setSwitch names the switch that is set for a model, or else for all.
+func setSwitch(v *state.View, ws memdb.WatchSet, name, model string) string {
+	if own := state.SwitchFor(name, model); v.Switch(ws, own) != "" {
+		return own
+	}
+	return name
+}
+
 // waits returns the decision that says what the model still waits for, nil where it
 // does not: one that nothing was placed after.
 func waits(m *state.Model, rs []*state.Replica, ds []*state.Decision) *state.Decision {
 	staying := 0
 	for _, r := range rs {
-		if !r.Leaving() {
+		if r.Counts() {
 			staying++
 		}
 	}
 	for _, d := range ds {
 		switch d.Kind {
-		case planner.KindPlace:
+		case planner.KindPlace, planner.KindWake:
 			return nil
-		case planner.KindCannotPlace:
+		case planner.KindCannotPlace, planner.KindWaitsForRoom:
 			if staying < m.Target() {
 				return d
 			}

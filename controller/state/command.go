@@ -26,6 +26,9 @@ const (
 	TypeUpsertModels    Type = 14
 	TypeEvict           Type = 15
 	TypeDecided         Type = 16
+	TypeSetExpected     Type = 17
+	TypeSetDedicated    Type = 18
+	TypeSetSchedule     Type = 19
 
 	// IgnoreUnknown is the bit of a type that servers which do not know it skip. A
 	// newer version sets it on commands without which an older server's state is
@@ -64,6 +67,9 @@ var (
 	_ Command = (*UpsertModels)(nil)
 	_ Command = (*Evict)(nil)
 	_ Command = (*Decided)(nil)
+	_ Command = (*SetExpected)(nil)
+	_ Command = (*SetDedicated)(nil)
+	_ Command = (*SetSchedule)(nil)
 )
 
 // Encode returns the bytes of c for the Raft log.
@@ -135,6 +141,12 @@ func newCommand(t Type) Command {
 		return new(Evict)
 	case TypeDecided:
 		return new(Decided)
+	case TypeSetExpected:
+		return new(SetExpected)
+	case TypeSetDedicated:
+		return new(SetDedicated)
+	case TypeSetSchedule:
+		return new(SetSchedule)
 	}
 	return nil
 }

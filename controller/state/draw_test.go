@@ -50,6 +50,17 @@ func drawCommand(t *rapid.T, v *state.View) state.Command {
 				c.Tier, c.Phase, c.Target = state.Hot, state.Running, ""
 			}
 		}
+		if between(0, 2).Draw(t, "for another") == 0 {
+			c.For = ptr(ids("m", 2).Draw(t, "for"))
+		}
+		if begins := c.Phase == state.Waking && r.Phase == state.Running; begins && rapid.Bool().Draw(t, "elsewhere") || between(0, 19).Draw(t, "wild memory") == 0 {
+			c.Memory = map[string]int64{}
+			for i, uuid := range gpusOf(v, r) {
+				if i < len(r.Placement.Memory) {
+					c.Memory[uuid] = oneOf(r.Placement.Memory)
+				}
+			}
+		}
 		if rapid.Bool().Draw(t, "registered") {
 			c.JobIndex = ptr(uint64(3))
 		}
@@ -87,6 +98,7 @@ func drawCommand(t *rapid.T, v *state.View) state.Command {
 		p.Placement.HostMemory = between[int64](0, 12).Draw(t, "host bytes")
 		p.Name.Variant = pick([]string{"v", "v", "w"}).Draw(t, "variant")
 		p.Failures = between(0, 2).Draw(t, "failures")
+		p.Placement.SleepMemory = between[int64](0, 5).Draw(t, "sleep bytes") / 4
 		if between(0, 4).Draw(t, "wild") > 0 {
 			sensible(t, v, &p)
 		}
@@ -95,7 +107,40 @@ func drawCommand(t *rapid.T, v *state.View) state.Command {
 		}
 		return p
 	}
-	switch between(0, 39).Draw(t, "command") {
+	drawDedicated := func() state.SetDedicated {
+		c := state.SetDedicated{Models: map[string]int{}, Source: pick([]string{"operator", "schedule:night"}).Draw(t, "source"), Time: now}
+		for i := range between(0, 2).Draw(t, "dedicated models") {
+			c.Models[fmt.Sprint("m", i)] = between(0, 4).Draw(t, "dedicated replicas")
+		}
+		return c
+	}
+	drawRescale := func() state.Rescale {
+		c := state.Rescale{Model: ids("m", 2).Draw(t, "model"), Replicas: between(0, 6).Draw(t, "rescaled")}
+		if m := v.Model(nil, c.Model); m != nil {
+			c.ModifyIndex = index(m.ModifyIndex)
+		}
+		if rapid.Bool().Draw(t, "with numbers") {
+			c.Spread = map[string]int{"v": between(-1, 6).Draw(t, "number of v"), "nobody": 1}
+		}
+		return c
+	}
+	drawQuarantine := func() state.Quarantine {
+		return state.Quarantine{Node: "n0", GPU: "n0-GPU0", On: rapid.Bool().Draw(t, "on"), Reason: pick([]string{"", "memory held"}).Draw(t, "why")}
+	}
+	drawMark := func() state.Mark {
+		return state.Mark{Key: ids("evicted\x1f", 3).Draw(t, "mark"), Time: pick([]time.Time{now, now, {}}).Draw(t, "marked")}
+	}
+	switch between(0, 47).Draw(t, "command") {
+	case 40, 41:
+		return &state.SetExpected{Model: ids("m", 2).Draw(t, "model"), Pool: ids("pool", 2).Draw(t, "pool"), Replicas: between(-1, 5).Draw(t, "expected")}
+	case 42, 43, 44:
+		c := drawDedicated()
+		return &c
+	case 45:
+		return &state.SetSchedule{File: ids("", 2).Draw(t, "file")[:between(0, 1).Draw(t, "set")]}
+	case 46:
+		name := pick([]string{"disable-scaling", "cap-max-replicas", "scale-to-zero-delay"}).Draw(t, "known switch") + pick([]string{"", "/m0"}).Draw(t, "of")
+		return &state.SetSwitch{Name: name, Value: pick([]string{"true", "1", "1h", "never", ""}).Draw(t, "setting"), Delete: rapid.Bool().Draw(t, "delete")}
 	case 0, 25, 32:
 		c := drawUpsert()
 		return &c
@@ -109,7 +154,7 @@ func drawCommand(t *rapid.T, v *state.View) state.Command {
 			Replicas: ptr(between(-1, 9).Draw(t, "replicas")), Origin: pick([]state.Origin{state.OriginOperator, state.OriginAutoscaler}).Draw(t, "origin"),
 		}
 	case 28, 29:
-		c := &state.Evict{To: pick([]state.Tier{"", state.Cold}).Draw(t, "to"), Force: rapid.Bool().Draw(t, "force"), Time: now}
+		c := &state.Evict{To: pick([]state.Tier{"", state.Cold, state.Warm, state.Warm}).Draw(t, "to"), Force: rapid.Bool().Draw(t, "force"), Time: now}
 		if rs := v.Replicas(nil); len(rs) > 0 && between(0, 3).Draw(t, "one") > 0 {
 			c.Replica = pick(rs).Draw(t, "evicted").Name.String()
 		} else {
@@ -120,6 +165,7 @@ func drawCommand(t *rapid.T, v *state.View) state.Command {
 		return &state.Plan{ID: "p", Index: v.Index(), Time: now, Rollouts: []state.SetRollout{drawRollout()}}
 	case 3, 4:
 		n := node(ids("n", 3).Draw(t, "node"), between(0, 3).Draw(t, "gpus"), between(1, 4).Draw(t, "seats"), between[int64](5, 30).Draw(t, "memory"))
+		n.CapacityPool = pick([]string{"", "", "pool0"}).Draw(t, "capacity")
 		n.Ready = between(0, 5).Draw(t, "not ready") > 0
 		n.Gone = between(0, 5).Draw(t, "gone") == 0
 		for i := range n.GPUs {
@@ -129,7 +175,8 @@ func drawCommand(t *rapid.T, v *state.View) state.Command {
 	case 5:
 		return &state.DeleteNode{Node: ids("n", 3).Draw(t, "node")}
 	case 6:
-		return &state.Quarantine{Node: "n0", GPU: "n0-GPU0", On: rapid.Bool().Draw(t, "on")}
+		c := drawQuarantine()
+		return &c
 	case 7:
 		return &state.RecordDecisions{Decisions: []state.Decision{{Time: now, Model: "m0", Kind: "think", Inputs: map[string]string{"b": "2", "a": "1"}}}}
 	case 8:
@@ -161,7 +208,42 @@ func drawCommand(t *rapid.T, v *state.View) state.Command {
 	for range between(0, 5).Draw(t, "rollouts") / 4 {
 		c.Rollouts = append(c.Rollouts, drawRollout())
 	}
+	for range between(0, 3).Draw(t, "rescales") / 3 {
+		c.Rescales = append(c.Rescales, drawRescale())
+	}
+	for range between(0, 5).Draw(t, "quarantines") / 5 {
+		c.Quarantines = append(c.Quarantines, drawQuarantine())
+	}
+	for range between(0, 2).Draw(t, "marks") / 2 {
+		c.Marks = append(c.Marks, drawMark())
+	}
+	if between(0, 5).Draw(t, "with a set") == 0 {
+		c.Dedicated = ptr(drawDedicated())
+	}
 	return c
+}
+
+// gpusOf returns the GPUs on which r has seats, the last one first.
+func gpusOf(v *state.View, r *state.Replica) []string {
+	var uuids []string
+	n := v.Node(nil, r.Placement.Node)
+	if n == nil {
+		return nil
+	}
+	for _, g := range slices.Backward(n.GPUs) {
+		if slices.ContainsFunc(g.Seats, func(s string) bool { return slices.Contains(r.Placement.Seats, s) }) {
+			uuids = append(uuids, g.UUID)
+		}
+	}
+	return uuids
+}
+
+// oneOf returns the value of a map that has one.
+func oneOf(m map[string]int64) int64 {
+	for _, v := range m {
+		return v
+	}
+	return 0
 }
 
 // between draws from low to high, all alike: rapid's own ranges prefer what is small,
@@ -205,6 +287,11 @@ func sensible(t *rapid.T, v *state.View, p *state.Place) {
 		seats = 2
 	}
 	p.Placement.Seats = p.Placement.Seats[:min(seats, len(p.Placement.Seats))]
+	if variant.Reach > 1 && len(n.GPUs) > 1 {
+		other := &n.GPUs[(slices.IndexFunc(n.GPUs, func(o state.GPU) bool { return o.UUID == g.UUID })+1)%len(n.GPUs)]
+		free := v.Usage(nil, n.ID).FreeSeats(other)
+		p.Placement.Seats = append(slices.Clip(p.Placement.Seats), free[:min(seats, len(free))]...)
+	}
 }
 
 // drawModel has one or two variants, whose definitions change, and bounds.
@@ -212,6 +299,8 @@ func drawModel(t *rapid.T, name string) state.Model {
 	hashes := pick([]string{"vh1", "vh1", "vh2", "vh3"})
 	return model(name, func(m *state.Model) {
 		m.Variants[0].Hash = hashes.Draw(t, "hash of v")
+		m.Variants[0].SleepMemory = between[int64](0, 3).Draw(t, "sleep memory") / 3
+		m.Variants[0].Reach = between(0, 2).Draw(t, "reach")
 		if between(0, 5).Draw(t, "other name") == 0 {
 			m.Variants[0].Name = "x"
 		}
@@ -222,10 +311,11 @@ func drawModel(t *rapid.T, name string) state.Model {
 		}
 		m.Min = between(0, 2).Draw(t, "min")
 		m.Max = m.Min + between(0, 6).Draw(t, "max")
+		m.KeepWarm = between(0, m.Max).Draw(t, "keep warm")
 		m.Replicas = between(0, 8).Draw(t, "replicas")
 		m.Failover = between(0, 5).Draw(t, "failover") == 0
 		m.Dedicated = between(0, 5).Draw(t, "dedicated") == 0
 		m.Management = pick([]state.Management{state.ManagementFull, state.ManagementFull, state.ManagementUpscaling, state.ManagementDisabled}).Draw(t, "management")
-		m.Hash = fmt.Sprint(m.Variants, m.Min, m.Max, m.Failover, m.Dedicated, m.Management)
+		m.Hash = fmt.Sprint(m.Variants, m.Min, m.Max, m.KeepWarm, m.Failover, m.Dedicated, m.Management)
 	})
 }

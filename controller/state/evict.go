@@ -3,21 +3,26 @@ package state
 import (
 	"fmt"
 	"maps"
+	"slices"
 	"time"
 )
 
 // Evict sends a replica, or all replicas of a model, away: one that serves is drained
 // first, one that is WARM or on its way there or back is stopped, one that never served
-// is stopped and forgotten. The model should then have as many replicas less, and its
-// variant where it has a number of its own, but never less than Min; a stopped model
-// keeps its numbers. What is on its way out already stays as it is.
+// is stopped and forgotten. To WARM, one that serves is drained and put to sleep, what
+// rests already stays as it is, and what cannot go there is refused where it is named
+// and left alone where its model is.
+//
+// The model should then have as many replicas less as counted and go, and its variant
+// where it has a number of its own, but never less than Min; a stopped model keeps its
+// numbers. What is on its way out already stays as it is.
 //
 // It is refused for a dedicated model, below Min, and where management is disabled,
 // unless Force is set. Forced below Min, what goes is placed anew.
 type Evict struct {
 	// Replica or Model, one of them, is what goes.
 	Replica, Model string
-	// To is Cold, where the weights on the node's disk are remembered, or empty.
+	// To is Warm, Cold, where the weights on the node's disk are remembered, or empty.
 	To    Tier
 	Force bool
 	// Time is when it was decided; drains are measured from it.
@@ -35,37 +40,19 @@ func (c *Evict) apply(t *txn) *Error {
 	if (c.Replica == "") == (c.Model == "") {
 		errs = append(errs, fmt.Errorf("replica is %q and model %q: want one of them", c.Replica, c.Model))
 	}
-	if c.To != "" && c.To != Cold {
-		errs = append(errs, fmt.Errorf("it is to become %q: want %s or nothing", c.To, Cold))
+	if c.To != "" && c.To != Cold && c.To != Warm {
+		errs = append(errs, fmt.Errorf("it is to become %q: want %s, %s or nothing", c.To, Warm, Cold))
 	}
 	subject := c.Replica + c.Model
 	if err := faults(subject, errs...); err != nil {
 		return err
 	}
-	var going []*Replica
-	model := c.Model
-	if c.Replica != "" {
-		r := first[Replica](t.Txn, TableReplicas, byID, c.Replica)
-		if r == nil {
-			return notFound(c.Replica, "replica %q does not exist", c.Replica)
-		}
-		model = r.Name.Model
-		if !r.Leaving() {
-			going = append(going, r)
-		}
+	m, going, err := c.going(t)
+	if err != nil || len(going) == 0 {
+		return err
 	}
-	m := first[Model](t.Txn, TableModels, byID, model)
-	if m == nil {
-		return notFound(model, "model %q does not exist", model)
-	}
-	if c.Model != "" {
-		going = staying(t, model)
-	}
-	if len(going) == 0 {
-		return nil
-	}
-	less, short := m.without(going)
-	if why := m.mayEvict(less, short); why != "" && !c.Force {
+	less, short := t.without(m, going)
+	if why := t.mayEvict(m, less, short); why != "" && !c.Force {
 		return refuse(CodeForbidden, subject, "model %q: %s: force it if that is meant", m.Name, why)
 	}
 	if !less.sameScale(m) {
@@ -80,17 +67,67 @@ func (c *Evict) apply(t *txn) *Error {
 	return nil
 }
 
-// without returns the model as it should be without those replicas, and how many of
-// them would have to come again because there would be fewer than Min. Only what is a
-// part of Replicas counts: a replica more than that is taken from none.
-func (m *Model) without(going []*Replica) (less *Model, short int) {
+// going returns the replicas that go, and their model.
+func (c *Evict) going(t *txn) (*Model, []*Replica, *Error) {
+	var going []*Replica
+	model := c.Model
+	if c.Replica != "" {
+		r := first[Replica](t.Txn, TableReplicas, byID, c.Replica)
+		if r == nil {
+			return nil, nil, notFound(c.Replica, "replica %q does not exist", c.Replica)
+		}
+		model = r.Name.Model
+		if !r.Leaving() {
+			going = append(going, r)
+		}
+	}
+	m := first[Model](t.Txn, TableModels, byID, model)
+	if m == nil {
+		return nil, nil, notFound(model, "model %q does not exist", model)
+	}
+	if c.Model != "" {
+		going = present(t, model)
+	}
+	if c.To != Warm {
+		return m, going, nil
+	}
+	for _, r := range going {
+		if why := r.neverWarm(); why != "" && c.Replica != "" {
+			return nil, nil, conflict(c.Replica, "replica %s is %s: %s", c.Replica, r.Stage(), why)
+		}
+	}
+	return m, slices.DeleteFunc(going, func(r *Replica) bool { return r.Stage() != Stage{Hot, Running} }), nil
+}
+
+// neverWarm returns why r, which is not on its way out, cannot be kept WARM by an
+// eviction, empty where it can or rests already.
+func (r *Replica) neverWarm() string {
+	switch r.Stage() {
+	case Stage{Hot, Placed}, Stage{Hot, Starting}, Stage{Hot, Failed}:
+		return "it does not serve: there is nothing to keep warm: evict it to COLD"
+	case Stage{Warm, Waking}:
+		return "it is on its way to HOT: evict it once it serves, or to COLD"
+	}
+	return ""
+}
+
+// without returns m as it should be without those replicas, and how many of them would
+// have to come again because there would be fewer than Min. Only what counts and is a
+// part of Replicas is taken: a replica more than that is taken from none. Where there
+// are no more replicas in an external pool than are expected there, one that goes is
+// not expected any more.
+func (t *txn) without(m *Model, going []*Replica) (less *Model, short int) {
 	l := *m
 	if m.Stopped {
 		return &l, 0
 	}
 	shared := m.Shared()
-	l.Spread = maps.Clone(m.Spread)
+	l.Spread, l.Expected = maps.Clone(m.Spread), maps.Clone(m.Expected)
+	inPool := t.countByPool(m)
 	for _, r := range going {
+		if !r.Counts() {
+			continue
+		}
 		n, set := l.Spread[r.Name.Variant]
 		switch {
 		case set && n == 0, !set && shared == 0:
@@ -104,14 +141,41 @@ func (m *Model) without(going []*Replica) (less *Model, short int) {
 			shared--
 		}
 		l.Replicas--
+		pool := t.poolOf(r)
+		if n := l.Expected[pool]; n > 0 && inPool[pool] <= n {
+			l.Expected[pool] = n - 1
+		}
+		inPool[pool]--
 	}
+	l.boundExpected()
 	return &l, short
 }
 
+// countByPool returns how many replicas of m count in each external pool in which some
+// are expected.
+func (t *txn) countByPool(m *Model) map[string]int {
+	in := map[string]int{}
+	if len(m.Expected) == 0 {
+		return in
+	}
+	for _, r := range counting(t, m.Name) {
+		in[t.poolOf(r)]++
+	}
+	return in
+}
+
+// poolOf returns the capacity pool of a replica's node, empty where that is not known.
+func (t *txn) poolOf(r *Replica) string {
+	if n := first[Node](t.Txn, TableNodes, byID, r.Placement.Node); n != nil {
+		return n.CapacityPool
+	}
+	return ""
+}
+
 // mayEvict returns why m may not become less, empty where it may.
-func (m *Model) mayEvict(less *Model, short int) string {
+func (t *txn) mayEvict(m, less *Model, short int) string {
 	switch {
-	case m.Dedicated:
+	case t.isDedicated(m):
 		return "it is dedicated"
 	case short > 0:
 		return fmt.Sprintf("it should have %d replicas, and %d fewer would be below its minimum, which is %d", m.Replicas, m.Replicas-less.Replicas+short, m.Min)
@@ -121,7 +185,7 @@ func (m *Model) mayEvict(less *Model, short int) string {
 	return ""
 }
 
-// send puts a replica on its way out.
+// send puts a replica on its way out, or to sleep.
 func (c *Evict) send(t *txn, old *Replica) *Error {
 	r := *old
 	switch old.Stage() {

@@ -58,7 +58,11 @@ func TestEvictFromEveryStage(t *testing.T) {
 				}
 				require.True(t, r.Leaving())
 				require.Equal(t, l.index, r.ModifyIndex)
-				require.Equal(t, 0, l.model("m").Replicas)
+				want := 0
+				if before.Resting() {
+					want = 1 // It was no part of the scale.
+				}
+				require.Equal(t, want, l.model("m").Replicas)
 				require.False(t, l.apply(c).Changed, "it is on its way out already")
 			})
 		}
@@ -110,8 +114,8 @@ func TestEvict(t *testing.T) {
 		{name: "stopped", model: func(m *state.Model) { m.Min = 5 }, counts: spread{"a": 3, "b": 2}, first: []state.Command{&state.SetScale{Model: "m", Stopped: ptr(true), Origin: state.OriginOperator}}, evict: evict("", "m"), total: 5},
 		{name: "unknown replica", evict: evict("m:a:9", ""), refused: state.ErrNotFound, text: `"m:a:9"`},
 		{name: "unknown model", evict: evict("", "x"), refused: state.ErrNotFound, text: `"x"`},
-		{name: "everything wrong", evict: evict("m:a:0", "m", func(c *state.Evict) { c.To, c.Time = state.Warm, time.Time{} }), refused: state.ErrBadRequest,
-			text: "time is zero: want when it was decided\nreplica is \"m:a:0\" and model \"m\": want one of them\nit is to become \"WARM\": want COLD or nothing"},
+		{name: "everything wrong", evict: evict("m:a:0", "m", func(c *state.Evict) { c.To, c.Time = state.Hot, time.Time{} }), refused: state.ErrBadRequest,
+			text: "time is zero: want when it was decided\nreplica is \"m:a:0\" and model \"m\": want one of them\nit is to become \"HOT\": want WARM, COLD or nothing"},
 		{name: "nothing said", evict: evict("", ""), refused: state.ErrBadRequest, text: "want one of them"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -155,27 +159,30 @@ func TestEvictedOneCannotBePlacedAnewByAnOlderPlan(t *testing.T) {
 	require.ErrorContains(t, l.apply(older).Err, "after the plan was made")
 }
 
-func TestLeaving(t *testing.T) {
+// TestLeavingRestingCounting: each replica is exactly one of them.
+func TestLeavingRestingCounting(t *testing.T) {
 	for _, tt := range []struct {
 		tier   state.Tier
 		phase  state.Phase
 		target state.Tier
-		want   bool
+		want   string
 	}{
-		{state.Hot, state.Placed, "", false},
-		{state.Hot, state.Running, "", false},
-		{state.Hot, state.Failed, "", false},
-		{state.Hot, state.Draining, "", true},
-		{state.Hot, state.Draining, state.Cold, true},
-		{state.Hot, state.Draining, state.Warm, false},
-		{state.Hot, state.Sleeping, state.Warm, false},
-		{state.Warm, state.Running, "", false},
-		{state.Warm, state.Waking, state.Hot, false},
-		{state.Hot, state.Stopping, "", true},
-		{state.Warm, state.Stopping, state.Cold, true},
-		{state.Cold, state.Running, "", true},
+		{state.Hot, state.Placed, "", "counting"},
+		{state.Hot, state.Running, "", "counting"},
+		{state.Hot, state.Failed, "", "counting"},
+		{state.Hot, state.Draining, "", "leaving"},
+		{state.Hot, state.Draining, state.Cold, "leaving"},
+		{state.Hot, state.Draining, state.Warm, "resting"},
+		{state.Hot, state.Sleeping, state.Warm, "resting"},
+		{state.Warm, state.Running, "", "resting"},
+		{state.Warm, state.Waking, state.Hot, "counting"},
+		{state.Hot, state.Stopping, "", "leaving"},
+		{state.Warm, state.Stopping, state.Cold, "leaving"},
+		{state.Cold, state.Running, "", "leaving"},
 	} {
 		r := state.Replica{Tier: tt.tier, Phase: tt.phase, Target: tt.target}
-		require.Equal(t, tt.want, r.Leaving(), "%s to %q", r.Stage(), tt.target)
+		require.Equal(t, tt.want == "leaving", r.Leaving(), "%s to %q", r.Stage(), tt.target)
+		require.Equal(t, tt.want == "resting", r.Resting(), "%s to %q", r.Stage(), tt.target)
+		require.Equal(t, tt.want == "counting", r.Counts(), "%s to %q", r.Stage(), tt.target)
 	}
 }

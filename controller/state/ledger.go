@@ -17,14 +17,21 @@ type Holding struct {
 
 // Holds returns what a replica holds now. A replica on its way between HOT and WARM
 // holds the memory of both: the one is not surely free before the other is in use. A
-// WARM one keeps its seats, a COLD one at rest holds nothing.
+// WARM one keeps its seats and what a process that sleeps takes of the GPUs, a COLD one
+// at rest holds nothing.
 func (r *Replica) Holds() Holding {
 	if r.Tier == Cold {
 		return Holding{}
 	}
 	h := Holding{Seats: r.Placement.Seats}
-	if r.Tier == Hot || r.Phase == Waking {
+	switch {
+	case r.Tier == Hot || r.Phase == Waking:
 		h.Memory = r.Placement.Memory
+	case r.Placement.SleepMemory > 0:
+		h.Memory = make(map[string]int64, len(r.Placement.Memory))
+		for gpu := range r.Placement.Memory {
+			h.Memory[gpu] = r.Placement.SleepMemory
+		}
 	}
 	if r.Tier == Warm || r.Phase == Sleeping {
 		h.HostMemory = r.Placement.HostMemory

@@ -10,8 +10,8 @@ import (
 // UpsertModel creates or changes a model. The scale of a model that exists is kept,
 // within its new bounds, and so are the numbers of its variants (see Model.Spread); a
 // stopped one is started unless Model.Stopped says so again. The same Hash and Stopped
-// as before change nothing. Model.Spread and Model.Rollouts are the state's own and
-// not looked at.
+// as before change nothing. Model.Spread, Model.Expected and Model.Rollouts are the
+// state's own and not looked at.
 //
 // A variant whose definition changes while replicas of another one are there begins a
 // rollout. A variant that is gone takes its number and its rollout with it; its
@@ -50,13 +50,13 @@ func (c *UpsertModel) compare(t *txn) *Error {
 func (c *UpsertModel) write(t *txn) {
 	m := c.Model
 	m.CreateIndex, m.ModifyIndex = t.index, t.index
-	m.Spread, m.Rollouts = nil, nil
+	m.Spread, m.Expected, m.Rollouts = nil, nil, nil
 	if old := first[Model](t.Txn, TableModels, byID, m.Name); old != nil {
 		if old.Hash == m.Hash && old.Stopped == m.Stopped {
 			return
 		}
-		m.CreateIndex, m.Replicas, m.Spread = old.CreateIndex, old.Replicas, old.Spread
-		m.Rollouts = m.rolloutsAfter(old, staying(t, m.Name), c.Time)
+		m.CreateIndex, m.Replicas, m.Spread, m.Expected = old.CreateIndex, old.Replicas, old.Spread, old.Expected
+		m.Rollouts = m.rolloutsAfter(old, counting(t, m.Name), c.Time)
 	}
 	m.bound()
 	t.put(TableModels, &m)
@@ -157,6 +157,9 @@ func (m *Model) faults() []error {
 	if m.IdleWarm < 0 || m.IdleCold < 0 {
 		bad("idle times are %s and %s: want none below 0", m.IdleWarm, m.IdleCold)
 	}
+	if m.KeepWarm < 0 || m.KeepWarm > m.Max {
+		bad("keep warm is %d: want 0 to max, which is %d", m.KeepWarm, m.Max)
+	}
 	if m.Hash == "" {
 		bad("hash is empty")
 	}
@@ -182,6 +185,15 @@ func (m *Model) faults() []error {
 		if v.Memory < 0 || v.HostMemory < 0 {
 			bad("variant %q: memory is %d and host memory %d: want none below 0", v.Name, v.Memory, v.HostMemory)
 		}
+		if v.Weights < 0 {
+			bad("variant %q: weights are %d bytes: want 0 or more", v.Name, v.Weights)
+		}
+		if v.SleepMemory < 0 || v.SleepMemory > v.Memory {
+			bad("variant %q: sleep memory is %d: want 0 to its memory, which is %d", v.Name, v.SleepMemory, v.Memory)
+		}
+		if v.Reach != 0 && (v.Reach < v.GPUs || v.Reach > maxReach) {
+			bad("variant %q: reach is %d GPUs: want 0, or its %d GPUs to %d", v.Name, v.Reach, v.GPUs, maxReach)
+		}
 		if v.Cost < 0 || v.Slots < 0 {
 			bad("variant %q: cost is %g and slots %d: want none below 0", v.Name, v.Cost, v.Slots)
 		}
@@ -191,6 +203,9 @@ func (m *Model) faults() []error {
 	}
 	return errs
 }
+
+// maxReach is on how many GPUs an engine has seats at most: more are in no node's clique.
+const maxReach = 16
 
 // Variant returns the current definition of the variant of that name, nil where there
 // is none. The model may be nil.
@@ -207,7 +222,7 @@ func (m *Model) Variant(name string) *Variant {
 }
 
 // DeleteModel forgets a model, and where its weights are: its COLD replicas. It is
-// refused while it has others.
+// refused while it has others. The dedicated set has it no more.
 type DeleteModel struct {
 	Model string
 	// ModifyIndex is the model's as the caller knows it, 0: whatever it is.
@@ -239,6 +254,7 @@ func (c *DeleteModel) apply(t *txn) *Error {
 	if left > 0 {
 		return conflict(c.Model, "model %q still has %d replicas: stop it first", c.Model, left)
 	}
+	t.undedicate(c.Model)
 	t.remove(TableModels, m)
 	return nil
 }

@@ -1,13 +1,14 @@
 package state
 
 import (
+	"cmp"
 	"fmt"
 	"reflect"
 	"slices"
 )
 
-// UpsertNodes writes what Nomad says of nodes. Quarantined is not Nomad's to say: it
-// is kept as it was (see Node.Keeping). A node that is as before keeps its ModifyIndex. What replicas
+// UpsertNodes writes what Nomad says of nodes. Quarantined and its reason are not
+// Nomad's to say: they are kept as they were (see Node.Keeping). A node that is as before keeps its ModifyIndex. What replicas
 // hold of a node stays theirs, whatever is said of the node.
 type UpsertNodes struct {
 	Nodes []Node
@@ -48,7 +49,10 @@ func (n Node) Keeping(row *Node) Node {
 	gpus := slices.Clone(n.GPUs)
 	for i := range gpus {
 		was := row.GPU(gpus[i].UUID)
-		gpus[i].Quarantined = was != nil && was.Quarantined
+		gpus[i].Quarantined, gpus[i].QuarantineReason = false, ""
+		if was != nil {
+			gpus[i].Quarantined, gpus[i].QuarantineReason = was.Quarantined, was.QuarantineReason
+		}
 	}
 	if row != nil {
 		for _, was := range row.GPUs {
@@ -137,16 +141,25 @@ func (c *DeleteNode) apply(t *txn) *Error {
 	return nil
 }
 
+// maxReason is the longest reason of a quarantine, in bytes.
+const maxReason = 4 << 10
+
 // Quarantine keeps placements away from a GPU, or lets them back. What is on it stays.
+// One that is in quarantine already keeps its reason.
 type Quarantine struct {
 	Node, GPU string
 	On        bool
+	// Reason says why, to people.
+	Reason string `json:",omitempty"`
 }
 
 // Type implements Command.
 func (*Quarantine) Type() Type { return TypeQuarantine }
 
 func (c *Quarantine) apply(t *txn) *Error {
+	if len(c.Reason) > maxReason {
+		return badRequest(c.GPU, "the reason is %d bytes long: at most %d are possible", len(c.Reason), maxReason)
+	}
 	old := first[Node](t.Txn, TableNodes, byID, c.Node)
 	if old == nil {
 		return notFound(c.Node, "node %q does not exist", c.Node)
@@ -155,12 +168,17 @@ func (c *Quarantine) apply(t *txn) *Error {
 	if g == nil {
 		return notFound(c.GPU, "node %q has no GPU %q", c.Node, c.GPU)
 	}
-	if g.Quarantined == c.On {
+	reason := ""
+	if c.On {
+		reason = cmp.Or(g.QuarantineReason, c.Reason)
+	}
+	if g.Quarantined == c.On && g.QuarantineReason == reason {
 		return nil
 	}
 	n := *old
 	n.GPUs = slices.Clone(old.GPUs)
-	n.GPU(c.GPU).Quarantined = c.On
+	g = n.GPU(c.GPU)
+	g.Quarantined, g.QuarantineReason = c.On, reason
 	n.ModifyIndex = t.index
 	t.put(TableNodes, &n)
 	return nil

@@ -26,8 +26,15 @@ func TestRandomCommands(t *testing.T) {
 			before := l.store.View()
 			rows := rowsOf(t, before)
 			c := drawCommand(t, before)
+			// What is tried on a fork comes out as it will, and changes nothing here.
+			fork := &log{t: t, store: l.store.Fork(), index: l.index}
+			tried := fork.apply(c)
+			require.Equal(t, rows, rowsOf(t, l.store.View()))
+			require.Equal(t, before.Index(), l.store.View().Index())
 			res := l.apply(c)
 			after := l.store.View()
+			require.Equal(t, res, tried)
+			require.Equal(t, rowsOf(t, after), rowsOf(t, fork.store.View()))
 			if res.Err != nil {
 				require.False(t, res.Changed)
 				require.NotEqual(t, state.CodeInternal, res.Err.Code, res.Err.Message)
@@ -85,8 +92,11 @@ func checkInvariants(t require.TestingT, before, after *state.View) {
 				}
 			}
 			for uuid, b := range r.Placement.Memory {
-				if r.Tier == state.Hot || r.Tier == state.Warm && r.Phase == state.Waking {
+				switch {
+				case r.Tier == state.Hot || r.Tier == state.Warm && r.Phase == state.Waking:
 					bytes[gpu{r.Placement.Node, uuid}] += b
+				case r.Tier == state.Warm && r.Placement.SleepMemory > 0:
+					bytes[gpu{r.Placement.Node, uuid}] += r.Placement.SleepMemory
 				}
 			}
 			if r.Tier == state.Warm || r.Phase == state.Sleeping {
@@ -148,6 +158,23 @@ func checkInvariants(t require.TestingT, before, after *state.View) {
 	for _, m := range after.Models(nil) {
 		checkModel(t, m)
 	}
+	if d := after.Dedicated(nil); d != nil {
+		for name, n := range d.Models {
+			require.NotNil(t, after.Model(nil, name), "model %q is dedicated and does not exist", name)
+			require.Positive(t, n)
+		}
+	}
+	for _, m := range after.Marks(nil) {
+		require.False(t, m.Time.IsZero(), "mark %q", m.Key)
+	}
+	for _, r := range after.Replicas(nil) {
+		require.False(t, r.Leaving() && r.Resting(), "%s is %s, for %q", r.Name, r.Stage(), r.Target)
+		require.Equal(t, !r.Leaving() && !r.Resting(), r.Counts())
+		require.True(t, r.For == "" || r.Phase == state.Draining || r.Phase == state.Sleeping || r.Phase == state.Stopping, "%s is %s", r.Name, r.Stage())
+		if r.Tier != state.Cold {
+			require.NotEmpty(t, r.Placement.Memory)
+		}
+	}
 	require.LessOrEqual(t, len(after.Decisions(nil, "", 0)), state.DecisionLimit)
 }
 
@@ -165,6 +192,12 @@ func checkModel(t require.TestingT, m *state.Model) {
 		require.Equal(t, m.Replicas, sum, "model %q: nobody shares the rest", m.Name)
 	}
 	require.Equal(t, m.Replicas-sum, m.Shared())
+	expected := 0
+	for pool, n := range m.Expected {
+		require.Positive(t, n, "pool %q", pool)
+		expected += n
+	}
+	require.LessOrEqual(t, expected, m.Replicas, "model %q: more in pools than it has", m.Name)
 	for variant, r := range m.Rollouts {
 		v := m.Variant(variant)
 		require.NotNil(t, v, "model %q: a rollout of no variant", m.Name)
@@ -202,6 +235,35 @@ func checkEffect(t require.TestingT, c state.Command, before, after *state.View)
 			require.Equal(t, m.Replicas-old.Replicas, *c.Replicas-n)
 			require.Equal(t, old.Shared(), m.Shared())
 		}
+	case *state.SetExpected:
+		old, m := before.Model(nil, c.Model), after.Model(nil, c.Model)
+		require.Equal(t, c.Replicas, m.Expected[c.Pool])
+		require.GreaterOrEqual(t, m.Replicas, old.Replicas)
+		for pool, n := range old.Expected {
+			if pool != c.Pool {
+				require.Equal(t, n, m.Expected[pool], "the others keep theirs")
+			}
+		}
+	case *state.SetDedicated:
+		checkDedicated(t, c, before, after)
+	case *state.Plan:
+		for _, r := range c.Rescales {
+			if d := c.Dedicated; d == nil {
+				require.Equal(t, r.Replicas, after.Model(nil, r.Model).Replicas)
+			}
+		}
+		for _, m := range c.Marks {
+			require.Equal(t, m.Time.IsZero(), after.Mark(nil, m.Key) == nil)
+		}
+		for _, mv := range c.Move {
+			if r := after.Replica(nil, mv.Replica); len(mv.Memory) > 0 {
+				require.Equal(t, mv.Memory, r.Placement.Memory)
+				require.Equal(t, state.Stage{Tier: state.Warm, Phase: state.Waking}, r.Stage())
+			}
+		}
+		if c.Dedicated != nil {
+			checkDedicated(t, c.Dedicated, before, after)
+		}
 	case *state.Evict:
 		model, going := c.Model, 0
 		if c.Replica != "" {
@@ -213,13 +275,50 @@ func checkEffect(t require.TestingT, c state.Command, before, after *state.View)
 				require.Equal(t, old, r, "it does not go")
 				continue
 			}
-			going++
-			require.True(t, r.Leaving())
 			require.Equal(t, old.Placement, r.Placement, "it holds its seats until it has ended")
+			if c.To == state.Warm && (old.Tier != state.Hot || old.Phase != state.Running) {
+				require.Equal(t, old, r, "it does not serve")
+				continue
+			}
+			require.False(t, r.Counts())
+			require.Equal(t, c.To == state.Warm, r.Resting())
+			require.True(t, !before.IsDedicated(nil, before.Model(nil, model)) || c.Force)
+			if old.Counts() {
+				going++
+			}
 		}
 		old, m := before.Model(nil, model), after.Model(nil, model)
-		require.True(t, m.Replicas <= old.Replicas && m.Replicas >= old.Replicas-going)
-		require.True(t, going == 0 || !old.Dedicated || c.Force)
+		require.True(t, m.Replicas <= old.Replicas && m.Replicas >= old.Replicas-going, "what rests is no part of the scale")
+	}
+}
+
+// checkDedicated looks at the set and at the numbers of its models.
+func checkDedicated(t require.TestingT, c *state.SetDedicated, before, after *state.View) {
+	d := after.Dedicated(nil)
+	require.Equal(t, c.Source, d.Source)
+	require.Len(t, d.Models, len(c.Models))
+	for _, m := range after.Models(nil) {
+		n, isDedicated := c.Models[m.Name]
+		require.Equal(t, n, d.Models[m.Name])
+		require.Equal(t, isDedicated || m.Dedicated, after.IsDedicated(nil, m))
+		old := before.Model(nil, m.Name)
+		was := 0
+		if set := before.Dedicated(nil); set != nil {
+			was = set.Models[m.Name]
+		}
+		switch {
+		case m.Management == state.ManagementDisabled:
+			require.Equal(t, old.Replicas, m.Replicas)
+		case isDedicated:
+			require.False(t, m.Stopped)
+			require.GreaterOrEqual(t, m.Replicas, n)
+		case was > 0:
+			expected := 0
+			for _, n := range m.Expected {
+				expected += n
+			}
+			require.Equal(t, max(m.Min, expected), m.Replicas)
+		}
 	}
 }
 
@@ -287,6 +386,21 @@ func FuzzApply(f *testing.F) {
 	seed(&state.RecordDecisions{Decisions: []state.Decision{{Kind: "k", Time: epoch}}})
 	seed(&state.SetSwitch{Name: "s", Value: "v"})
 	seed(&state.UpsertToken{Token: state.Token{Accessor: "a", Role: state.RoleOperator, Hash: state.HashSecret("x")}})
+	seed(&state.Evict{Replica: "m:v:1", To: state.Warm, Time: epoch})
+	seed(&state.Quarantine{Node: "n", GPU: "n-GPU0", On: true, Reason: "memory held"})
+	seed(&state.SetSwitch{Name: "cap-max-replicas/m", Value: "2"})
+	seed(&state.SetExpected{Model: "m", Pool: "east", Replicas: 3})
+	seed(&state.SetDedicated{Models: map[string]int{"m": 2}, Source: "operator", Time: epoch})
+	seed(&state.SetSchedule{File: "window \"office\" {}"})
+	sleepy := l.move(name("m", "1"), state.Hot, state.Stopping, state.Cold)
+	sleepy.For, sleepy.Memory = ptr("m2"), map[string]int64{"n-GPU1": 10}
+	seed(sleepy)
+	seed(&state.Plan{
+		ID: "p", Index: 5, Time: epoch, Marks: []state.Mark{{Key: "evicted\x1fa\x1fb", Time: epoch}, {Key: "prune"}},
+		Rescales:    []state.Rescale{{Model: "m", ModifyIndex: 5, Replicas: 1, Spread: map[string]int{"v": 1}}},
+		Quarantines: []state.Quarantine{{Node: "n", GPU: "n-GPU1", On: true, Reason: "memory held"}},
+		Dedicated:   &state.SetDedicated{Source: "schedule:night"},
+	})
 	f.Add([]byte{byte(state.TypeMove)})
 	f.Add([]byte{0xff, 1, 2})
 	if inner, err := state.Encode(&state.SetSwitch{Name: "a", Value: "b"}); err == nil {

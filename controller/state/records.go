@@ -81,7 +81,8 @@ func (c *Decided) apply(t *txn) *Error {
 	return t.record(c.Decisions)
 }
 
-// SetSwitch sets a switch, or takes it away.
+// SetSwitch sets a switch, or takes it away. The values of those that the controller
+// knows are checked.
 type SetSwitch struct {
 	Name, Value string
 	// Delete takes it away; a switch that is not set stays so.
@@ -95,7 +96,11 @@ type SetSwitch struct {
 func (*SetSwitch) Type() Type { return TypeSetSwitch }
 
 func (c *SetSwitch) apply(t *txn) *Error {
-	if err := faults(c.Name, checkName("switch", c.Name)); err != nil {
+	errs := []error{checkName("switch", c.Name)}
+	if !c.Delete {
+		errs = append(errs, checkSwitch(c.Name, c.Value))
+	}
+	if err := faults(c.Name, errs...); err != nil {
 		return err
 	}
 	old := first[Switch](t.Txn, TableSwitches, byID, c.Name)

@@ -8,7 +8,8 @@ import (
 )
 
 // Plan is a change of several replicas that happens as a whole or not at all: first
-// what goes, then what moves, then what comes, then how far rollouts have come.
+// what goes, then what moves, then what comes, then how far rollouts have come; then
+// the numbers of models, quarantines, marks and the dedicated set.
 type Plan struct {
 	// ID names the plan in logs and decisions.
 	ID string
@@ -18,11 +19,18 @@ type Plan struct {
 	// fail for a neighbour's change.)
 	Index uint64
 	// Time is when it was made.
-	Time      time.Time
-	Remove    []Remove
-	Move      []Move
-	Place     []Place
-	Rollouts  []SetRollout `json:",omitempty"`
+	Time     time.Time
+	Remove   []Remove
+	Move     []Move
+	Place    []Place
+	Rollouts []SetRollout `json:",omitempty"`
+	Rescales []Rescale    `json:",omitempty"`
+	// Quarantines put GPUs in quarantine, or let them go.
+	Quarantines []Quarantine `json:",omitempty"`
+	// Marks are written, or taken away where their time is zero.
+	Marks []Mark `json:",omitempty"`
+	// Dedicated, nil: the set stays as it is.
+	Dedicated *SetDedicated `json:",omitempty"`
 	Decisions []Decision
 }
 
@@ -55,6 +63,29 @@ func (c *Plan) apply(t *txn) *Error {
 	// refuses.
 	for i := range c.Rollouts {
 		if err := c.Rollouts[i].apply(t, c.Index, c.Time); err != nil {
+			return err
+		}
+	}
+	for i := range c.Rescales {
+		if err := c.Rescales[i].apply(t); err != nil {
+			return err
+		}
+	}
+	for i := range c.Quarantines {
+		if err := c.Quarantines[i].apply(t); err != nil {
+			return err
+		}
+	}
+	for _, m := range c.Marks {
+		if err := m.apply(t); err != nil {
+			return err
+		}
+	}
+	if c.Dedicated != nil {
+		if c.Dedicated.Time.IsZero() {
+			c.Dedicated.Time = c.Time
+		}
+		if err := c.Dedicated.apply(t); err != nil {
 			return err
 		}
 	}
@@ -149,12 +180,13 @@ func (p *Place) apply(t *txn, planned uint64, now time.Time) *Error {
 	return nil
 }
 
-// checkShape checks that the seats and the memory are of the same GPUs of n, and as
-// many as the definition asks for that the replica is made from, where it is known.
+// checkShape checks that the seats are of GPUs of n, and the memory of some of the same:
+// of all of them, but for the Reach of the definition that the replica is made from. And
+// that they are as many as that asks for, where it is known.
 func (p *Place) checkShape(m *Model, n *Node) *Error {
 	name := p.Name.String()
-	if p.Placement.HostMemory < 0 {
-		return badRequest(name, "host memory is %d", p.Placement.HostMemory)
+	if p.Placement.HostMemory < 0 || p.Placement.SleepMemory < 0 {
+		return badRequest(name, "host memory is %d and sleep memory %d: want none below 0", p.Placement.HostMemory, p.Placement.SleepMemory)
 	}
 	if len(p.Placement.Seats) == 0 {
 		return badRequest(name, "%s has no seats", name)
@@ -176,12 +208,15 @@ func (p *Place) checkShape(m *Model, n *Node) *Error {
 		if p.Placement.Memory[gpu] < 0 {
 			return badRequest(gpu, "memory of GPU %s is %d", gpu, p.Placement.Memory[gpu])
 		}
+		if p.Placement.SleepMemory > p.Placement.Memory[gpu] {
+			return badRequest(gpu, "%s takes %d bytes of GPU %s while it sleeps and %d while it serves: want no more", name, p.Placement.SleepMemory, gpu, p.Placement.Memory[gpu])
+		}
 		if perGPU[gpu] == 0 {
 			return badRequest(gpu, "%s takes memory of GPU %s and no seat", name, gpu)
 		}
 	}
-	if len(perGPU) != len(p.Placement.Memory) {
-		return badRequest(name, "%s has seats on %d GPUs and memory of %d", name, len(perGPU), len(p.Placement.Memory))
+	if len(p.Placement.Memory) == 0 {
+		return badRequest(name, "%s takes memory of no GPU", name)
 	}
 	v, failover := m.definition(p.Name.Variant, p.VariantHash)
 	if v == nil {
@@ -191,101 +226,17 @@ func (p *Place) checkShape(m *Model, n *Node) *Error {
 	if failover {
 		seats = 2
 	}
-	if len(perGPU) != v.GPUs {
-		return badRequest(name, "%s is on %d GPUs: variant %q needs %d", name, len(perGPU), v.Name, v.GPUs)
+	if len(p.Placement.Memory) != v.GPUs {
+		return badRequest(name, "%s takes memory of %d GPUs: variant %q needs %d", name, len(p.Placement.Memory), v.Name, v.GPUs)
+	}
+	if want := max(v.Reach, v.GPUs); len(perGPU) != want {
+		return badRequest(name, "%s has seats on %d GPUs: variant %q needs %d", name, len(perGPU), v.Name, want)
 	}
 	for _, gpu := range sortedKeys(perGPU) {
 		if perGPU[gpu] != seats {
 			return badRequest(name, "%s has %d seats on GPU %s: want %d", name, perGPU[gpu], gpu, seats)
 		}
 	}
-	return nil
-}
-
-// Move changes a replica's stage or details.
-type Move struct {
-	Replica string
-	// ModifyIndex is the replica's as the caller knows it.
-	ModifyIndex uint64
-	Tier        Tier
-	Phase       Phase
-	Target      Tier
-	// Time is when it was decided; in a plan, zero is the plan's.
-	Time time.Time
-
-	// Details; nil: as they are.
-	Job       *string    `json:",omitempty"`
-	JobIndex  *uint64    `json:",omitempty"`
-	Canary    *bool      `json:",omitempty"`
-	Failures  *int       `json:",omitempty"`
-	LastError *string    `json:",omitempty"`
-	Retry     *time.Time `json:",omitempty"`
-}
-
-// Type implements Command.
-func (*Move) Type() Type { return TypeMove }
-
-func (c *Move) apply(t *txn) *Error {
-	old := first[Replica](t.Txn, TableReplicas, byID, c.Replica)
-	if old == nil {
-		return notFound(c.Replica, "replica %q does not exist", c.Replica)
-	}
-	if err := compare("replica", c.Replica, old.ModifyIndex, c.ModifyIndex); err != nil {
-		return err
-	}
-	to := Stage{c.Tier, c.Phase}
-	if why := old.mayMove(to, c.Target); why != "" {
-		return conflict(c.Replica, "replica %s: %s", c.Replica, why)
-	}
-	r := *old
-	r.Tier, r.Phase, r.Target = c.Tier, c.Phase, c.Target
-	errs := []error{checkTime("time", &c.Time)}
-	if to != old.Stage() {
-		r.Since = c.Time
-	}
-	if c.Job != nil {
-		r.Job = *c.Job
-	}
-	if c.JobIndex != nil {
-		r.JobIndex = *c.JobIndex
-	}
-	if c.Canary != nil {
-		r.Canary = *c.Canary
-	}
-	if c.Failures != nil {
-		r.Failures = *c.Failures
-		if r.Failures < 0 {
-			errs = append(errs, fmt.Errorf("failures is %d", r.Failures))
-		}
-	}
-	if c.LastError != nil {
-		r.LastError = *c.LastError
-	}
-	if c.Retry != nil {
-		r.Retry = *c.Retry
-		errs = append(errs, checkTime("retry", &r.Retry))
-	}
-	if err := faults(c.Replica, errs...); err != nil {
-		return err
-	}
-	if r.Tier == Cold {
-		r.Placement = Placement{Node: r.Placement.Node}
-		r.JobIndex = 0
-	}
-	if to == (Stage{Warm, Waking}) && to != old.Stage() {
-		n := first[Node](t.Txn, TableNodes, byID, r.Placement.Node)
-		if n == nil {
-			return conflict(c.Replica, "replica %s: its node is not known", c.Replica)
-		}
-		if n.Gone || !n.LostSince.IsZero() {
-			return conflict(n.ID, "node %s %s", n.ID, n.Usable())
-		}
-	}
-	if err := admit(t, &r, old.Holds(), false); err != nil {
-		return err
-	}
-	r.ModifyIndex = t.index
-	t.put(TableReplicas, &r)
 	return nil
 }
 

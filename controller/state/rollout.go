@@ -38,7 +38,7 @@ func (m *Model) definition(variant, hash string) (*Variant, bool) {
 }
 
 // rolloutsAfter returns what is being rolled out once old has become m, nil where
-// nothing is. The replicas are those of the model that stay.
+// nothing is. The replicas are those of the model that count.
 func (m *Model) rolloutsAfter(old *Model, replicas []*Replica, now time.Time) map[string]Rollout {
 	var after map[string]Rollout
 	for i := range m.Variants {

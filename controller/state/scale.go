@@ -1,6 +1,7 @@
 package state
 
 import (
+	"fmt"
 	"maps"
 	"strconv"
 	"strings"
@@ -20,9 +21,12 @@ const (
 // With a Variant, Replicas is how many of that variant there should be, and the model's
 // total changes by as much: what the variant has now is its number in Spread or, where
 // it has none, what it has of the rest that the variants without one share. That is all
-// of the rest where it is the only one, and else its replicas that stay, without those
+// of the rest where it is the only one, and else its replicas that count, without those
 // that a rollout has added. Without a Variant, Replicas is the total, and the numbers
 // of variants are forgotten.
+//
+// The autoscaler is refused where the management mode or a switch says so, and below
+// what people expect: the replicas of external pools and of the dedicated set.
 type SetScale struct {
 	Model string
 	// Variant, empty: Replicas is of all together.
@@ -71,7 +75,11 @@ func (c *SetScale) apply(t *txn) *Error {
 	if m.sameScale(old) && m.Stopped == old.Stopped {
 		return nil
 	}
-	if why := m.mayScale(c.Origin, old); why != "" {
+	why := m.mayScale(c.Origin, old)
+	if why == "" && c.Origin == OriginAutoscaler {
+		why = t.mayAutoscale(&m, old)
+	}
+	if why != "" {
 		return refuse(CodeForbidden, c.Model, "model %q: %s", c.Model, why)
 	}
 	m.ModifyIndex = t.index
@@ -89,7 +97,7 @@ func (c *SetScale) scaleVariant(m *Model, t *txn) *Error {
 	case *c.Replicas < 0 || *c.Replicas > m.Max:
 		return badRequest(c.Model, "model %q: %d replicas of variant %q: want 0 to %d", c.Model, *c.Replicas, c.Variant, m.Max)
 	}
-	m.Replicas += *c.Replicas - m.numberOf(c.Variant, staying(t, m.Name))
+	m.Replicas += *c.Replicas - m.numberOf(c.Variant, counting(t, m.Name))
 	if m.Replicas < m.Min || m.Replicas > m.Max {
 		return badRequest(c.Model, "model %q: %d replicas of variant %q would be %d of all variants, which is outside its bounds, %d to %d", c.Model, *c.Replicas, c.Variant, m.Replicas, m.Min, m.Max)
 	}
@@ -119,7 +127,7 @@ func (m *Model) Shared() int {
 }
 
 // numberOf returns how many of Replicas are the variant's; the replicas are those of
-// the model that stay.
+// the model that count.
 func (m *Model) numberOf(variant string, replicas []*Replica) int {
 	if n, ok := m.Spread[variant]; ok {
 		return n
@@ -144,9 +152,10 @@ func (m *Model) numberOf(variant string, replicas []*Replica) int {
 	return min(max(own, 0), max(shared, 0))
 }
 
-// bound keeps Replicas within the model's bounds and Spread within Replicas: what is
-// too much is taken from the last variants of the file; what is too little where no
-// variant is without a number goes to the first.
+// bound keeps Replicas within the model's bounds, and Spread and Expected within
+// Replicas: what is too much is taken from the last variants of the file, and from the
+// last pools by name; what is too little where no variant is without a number goes to
+// the first.
 func (m *Model) bound() {
 	m.Replicas = min(max(m.Replicas, m.Min), m.Max)
 	var spread map[string]int
@@ -165,6 +174,23 @@ func (m *Model) bound() {
 		spread[m.Variants[0].Name] += left
 	}
 	m.Spread = spread
+	m.boundExpected()
+}
+
+// boundExpected keeps Expected within Replicas.
+func (m *Model) boundExpected() {
+	var expected map[string]int
+	left := m.Replicas
+	for _, pool := range sortedKeys(m.Expected) {
+		if n := min(m.Expected[pool], left); n > 0 {
+			if expected == nil {
+				expected = map[string]int{}
+			}
+			expected[pool] = n
+			left -= n
+		}
+	}
+	m.Expected = expected
 }
 
 func (m *Model) variantNames() string {
@@ -176,7 +202,7 @@ func (m *Model) variantNames() string {
 }
 
 func (m *Model) sameScale(old *Model) bool {
-	return m.Replicas == old.Replicas && maps.Equal(m.Spread, old.Spread)
+	return m.Replicas == old.Replicas && maps.Equal(m.Spread, old.Spread) && maps.Equal(m.Expected, old.Expected)
 }
 
 // mayScale returns why origin may not change old into m, empty where it may. Stopping
@@ -195,6 +221,20 @@ func (m *Model) mayScale(origin Origin, old *Model) string {
 		return "its management is manual: the autoscaler does not change its scale"
 	case old.Management == ManagementUpscaling && m.Replicas < old.Replicas:
 		return "its management is upscaling: the autoscaler does not scale it down"
+	}
+	return ""
+}
+
+// mayAutoscale returns why the autoscaler may not change old into m where the modes let
+// it, empty where it may.
+func (t *txn) mayAutoscale(m, old *Model) string {
+	switch dedicated, expected := dedicatedSet(t.Txn).number(m.Name), old.expected(); {
+	case scalingDisabled(t.switchValue, m.Name):
+		return fmt.Sprintf("the switch %s is set: only people change its scale", SwitchDisableScaling)
+	case m.Replicas < min(expected, old.Replicas):
+		return fmt.Sprintf("%d of its replicas are expected in external pools: only people take them away", expected)
+	case m.Replicas < min(dedicated, old.Replicas):
+		return fmt.Sprintf("it is dedicated with %d replicas: only people change that", dedicated)
 	}
 	return ""
 }

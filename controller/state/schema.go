@@ -19,19 +19,25 @@ const (
 	TableDecisions Table = "decisions"
 	TableSwitches  Table = "switches"
 	TableTokens    Table = "tokens"
+	TableDedicated Table = "dedicated"
+	TableSchedule  Table = "schedule"
+	TableMarks     Table = "marks"
 
 	// tableIndex has the index of each table's last change, and of the last command.
 	tableIndex Table = "index"
 )
 
 // tables in the order of snapshots.
-var tables = [...]Table{TableModels, TableNodes, TableReplicas, TableDecisions, TableSwitches, TableTokens}
+var tables = [...]Table{TableModels, TableNodes, TableReplicas, TableDecisions, TableSwitches, TableTokens, TableDedicated, TableSchedule, TableMarks}
 
 const (
 	byID    = "id"
 	byModel = "model"
 	byNode  = "node"
 	byHash  = "hash"
+
+	// onlyRow is the key of a table that has one row at most.
+	onlyRow = "only"
 
 	// appliedKey is the row of tableIndex for the last command.
 	appliedKey = "applied"
@@ -72,6 +78,9 @@ func newSchema() *memdb.DBSchema {
 		id(text(func(t *Token) string { return t.Accessor })),
 		&memdb.IndexSchema{Name: byHash, Unique: true, Indexer: text(func(t *Token) string { return t.Hash })},
 	)
+	add(TableDedicated, id(text(func(*Dedicated) string { return onlyRow })))
+	add(TableSchedule, id(text(func(*Schedule) string { return onlyRow })))
+	add(TableMarks, id(text(func(m *Mark) string { return m.Key })))
 	return schema
 }
 

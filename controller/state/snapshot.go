@@ -21,20 +21,25 @@ import (
 // with big-endian numbers. The same state has the same bytes on every server. A
 // record whose type has the bit IgnoreUnknown is skipped by servers that do not know
 // it; any other unknown one needs a new version.
+//
+// Version 2 has rows of the tables dedicated, schedule and marks. Where there are none,
+// version 1 is written, which servers of before can read.
 
-// SnapshotVersion is the version that is written, and the newest that is read.
-const SnapshotVersion = 1
+// SnapshotVersion is the newest version that is written and read.
+const SnapshotVersion = 2
 
 const (
 	snapshotMagic = "remuda-state"
 	recordEnd     = 0x00
 	recordIndex   = 0x40
+	// firstOfVersion2 is the first record type that version 1 has not.
+	firstOfVersion2 = 7
 	// maxRecord is the longest row; a longer one is damage.
 	maxRecord = 4 * MaxCommand
 )
 
 // recordTypes of tables, in the same order. They are never reused.
-var recordTypes = [len(tables)]byte{1, 2, 3, 4, 5, 6}
+var recordTypes = [len(tables)]byte{1, 2, 3, 4, 5, 6, 7, 8, 9}
 
 // Errors of Restore and Inspect; nothing was changed.
 var (
@@ -43,6 +48,23 @@ var (
 	// ErrSnapshotNewer: made by a newer version of remuda.
 	ErrSnapshotNewer = errors.New("snapshot is of a newer version of remuda")
 )
+
+// snapshotVersion returns the version that a snapshot of the view needs.
+func (v *View) snapshotVersion() uint32 {
+	for i, table := range tables {
+		if recordTypes[i] < firstOfVersion2 {
+			continue
+		}
+		it, err := v.txn.Get(string(table), byID)
+		if err != nil {
+			panic(err) // As in first.
+		}
+		if it.Next() != nil {
+			return SnapshotVersion
+		}
+	}
+	return 1
+}
 
 // SnapshotInfo describes a snapshot.
 type SnapshotInfo struct {
@@ -57,10 +79,10 @@ type SnapshotInfo struct {
 
 // WriteSnapshot streams the view. Applies go on meanwhile.
 func (v *View) WriteSnapshot(w io.Writer) (SnapshotInfo, error) {
-	info := SnapshotInfo{Version: SnapshotVersion, Index: v.Index(), Rows: map[Table]int{}}
+	info := SnapshotInfo{Version: v.snapshotVersion(), Index: v.Index(), Rows: map[Table]int{}}
 	sw := newSnapshotWriter(w)
 	sw.write([]byte(snapshotMagic))
-	sw.write(binary.BigEndian.AppendUint32(nil, SnapshotVersion))
+	sw.write(binary.BigEndian.AppendUint32(nil, info.Version))
 	sw.write(binary.BigEndian.AppendUint64(nil, info.Index))
 	for i, table := range tables {
 		it, err := v.txn.Get(string(table), byID)
@@ -324,6 +346,12 @@ func newRow(kind byte) (Table, any) {
 			return TableSwitches, new(Switch)
 		case TableTokens:
 			return TableTokens, new(Token)
+		case TableDedicated:
+			return TableDedicated, new(Dedicated)
+		case TableSchedule:
+			return TableSchedule, new(Schedule)
+		case TableMarks:
+			return TableMarks, new(Mark)
 		}
 	}
 	return "", nil
@@ -352,6 +380,12 @@ func rowKey(row any) string {
 			return ""
 		}
 		return row.Accessor
+	case *Dedicated:
+		return row.Source
+	case *Schedule:
+		return row.File
+	case *Mark:
+		return row.Key
 	}
 	return ""
 }

@@ -26,7 +26,11 @@ func full(t *testing.T) *log {
 		&state.SetScale{Model: "m", Variant: "v", Replicas: ptr(2), Origin: state.OriginOperator},
 		&state.RecordDecisions{Decisions: []state.Decision{{Kind: "k", Time: epoch, Model: "m"}}},
 		&state.SetSwitch{Name: "s", Value: "v"},
-		&state.UpsertToken{Token: state.Token{Accessor: "a", Role: state.RoleOperator, Hash: state.HashSecret("x"), Created: epoch}})
+		&state.UpsertToken{Token: state.Token{Accessor: "a", Role: state.RoleOperator, Hash: state.HashSecret("x"), Created: epoch}},
+		&state.SetExpected{Model: "m", Pool: "east", Replicas: 1},
+		&state.SetDedicated{Models: map[string]int{"m": 1}, Source: "operator", Time: epoch},
+		&state.SetSchedule{File: "window"},
+		&state.Plan{ID: "p", Time: epoch, Marks: []state.Mark{{Key: "k\x1fm", Time: epoch}}})
 	return l
 }
 
@@ -37,7 +41,7 @@ func TestSnapshotHasEverything(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, state.SnapshotInfo{
 		Version: state.SnapshotVersion, Index: l.index, Bytes: int64(len(data)),
-		Rows: map[state.Table]int{state.TableModels: 1, state.TableNodes: 1, state.TableReplicas: 2, state.TableDecisions: 1, state.TableSwitches: 1, state.TableTokens: 1},
+		Rows: map[state.Table]int{state.TableModels: 1, state.TableNodes: 1, state.TableReplicas: 2, state.TableDecisions: 1, state.TableSwitches: 1, state.TableTokens: 1, state.TableDedicated: 1, state.TableSchedule: 1, state.TableMarks: 1},
 	}, info)
 
 	s := restored(t, data)
@@ -52,7 +56,13 @@ func TestSnapshotHasEverything(t *testing.T) {
 	require.Equal(t, a.Switches(nil), b.Switches(nil))
 	require.Equal(t, a.Tokens(nil), b.Tokens(nil))
 	require.Equal(t, a.Ledger(nil), b.Ledger(nil))
-	for _, table := range []state.Table{state.TableModels, state.TableNodes, state.TableReplicas, state.TableDecisions, state.TableSwitches, state.TableTokens} {
+	require.Equal(t, map[string]int{"east": 1}, b.Model(nil, "m").Expected)
+	require.Equal(t, map[string]int{"m": 1}, b.Dedicated(nil).Models)
+	require.Equal(t, a.Dedicated(nil), b.Dedicated(nil))
+	require.Equal(t, "window", b.Schedule(nil).File)
+	require.Equal(t, a.Schedule(nil), b.Schedule(nil))
+	require.Equal(t, []*state.Mark{{Key: "k\x1fm", Time: epoch}}, b.Marks(nil))
+	for _, table := range []state.Table{state.TableModels, state.TableNodes, state.TableReplicas, state.TableDecisions, state.TableSwitches, state.TableTokens, state.TableDedicated, state.TableSchedule, state.TableMarks} {
 		require.Equal(t, a.TableIndex(table), b.TableIndex(table))
 	}
 }
@@ -140,7 +150,9 @@ func TestUnknownRecords(t *testing.T) {
 	require.Equal(t, data, snapshotOf(t, s), "skipped")
 	refused(t, func() io.Reader { return bytes.NewReader(withRecord(data, 99, "{}")) }, state.ErrSnapshotDamaged)
 	refused(t, func() io.Reader { return bytes.NewReader(withRecord(data, 1, "{")) }, state.ErrSnapshotDamaged)
-	refused(t, func() io.Reader { return bytes.NewReader(withRecord(data, 1, "{}")) }, state.ErrSnapshotDamaged)
+	for _, kind := range []byte{1, 7, 8, 9} {
+		refused(t, func() io.Reader { return bytes.NewReader(withRecord(data, kind, "{}")) }, state.ErrSnapshotDamaged)
+	}
 	s = restored(t, withRecord(data, 5, `{"Name":"t","Value":"v","Colour":"red"}`))
 	require.Equal(t, "v", s.View().Switch(nil, "t"), "unknown fields are left out")
 }
@@ -153,7 +165,8 @@ func TestOlderSnapshotsAndLogs(t *testing.T) {
 	older := newLog(t)
 	require.Nil(t, older.applyBytes([]byte("\x01"+`{"Model":{"Name":"old",`+variants+rest+`},"ModifyIndex":0}`)).Err)
 	data := snapshotOf(t, older.store)
-	for _, later := range []string{"Spread", "Rollouts"} {
+	require.Equal(t, uint32(1), versionOf(data), "who reads version 1 can read it")
+	for _, later := range []string{"Spread", "Rollouts", "Expected", "KeepWarm", "Weights", "SleepMemory", "Reach", "dedicated", "schedule", "marks"} {
 		require.NotContains(t, string(data), later, "what is not there takes no room")
 	}
 	empty := snapshotOf(t, newLog(t).store)
@@ -174,8 +187,40 @@ func TestOlderSnapshotsAndLogs(t *testing.T) {
 		require.Nil(t, l.applyBytes([]byte("\x01"+`{"Model":{"Name":"old",`+strings.NewReplacer("vh1", "vh2", `"h1"`, `"h2"`).Replace(variants+rest)+`},"ModifyIndex":5}`)).Err)
 		require.Equal(t, state.RolloutCanary, l.model("old").Rollouts["v"].Status)
 		require.True(t, l.model("old").Rollouts["v"].Since.IsZero())
+		// A plan, a move and a quarantine as they were.
+		require.Nil(t, l.applyBytes([]byte("\x05"+`{"Replica":"old:v:1","ModifyIndex":3,"Tier":"HOT","Phase":"starting","Target":"","Time":"2026-01-02T03:04:05Z"}`)).Err)
+		require.Nil(t, l.applyBytes([]byte("\x09"+`{"Node":"n","GPU":"n-GPU0","On":true}`)).Err)
+		require.True(t, l.store.View().Node(nil, "n").GPUs[0].Quarantined)
+		require.Empty(t, l.store.View().Node(nil, "n").GPUs[0].QuarantineReason)
+		require.Nil(t, l.store.View().Dedicated(nil))
+		require.Nil(t, l.store.View().Schedule(nil))
+		require.Empty(t, l.store.View().Marks(nil))
 	}
 	require.Equal(t, snapshotOf(t, older.store), snapshotOf(t, fromSnapshot.store))
+}
+
+func versionOf(snapshot []byte) uint32 {
+	return binary.BigEndian.Uint32(snapshot[len("remuda-state"):])
+}
+
+// TestSnapshotVersion is 2 where there are rows that version 1 has not, and only then.
+func TestSnapshotVersion(t *testing.T) {
+	l := newLog(t)
+	l.must(&state.UpsertModel{Model: model("m")})
+	for _, tt := range []struct{ with, without state.Command }{
+		{&state.SetSchedule{File: "f"}, &state.SetSchedule{}},
+		{&state.Plan{ID: "p", Marks: []state.Mark{{Key: "k", Time: epoch}}}, &state.Plan{ID: "p", Marks: []state.Mark{{Key: "k"}}}},
+		{&state.SetDedicated{Models: map[string]int{"m": 1}, Source: "operator"}, nil},
+	} {
+		require.Equal(t, uint32(1), versionOf(snapshotOf(t, l.store)), "%T", tt.with)
+		l.must(tt.with)
+		data := snapshotOf(t, l.store)
+		require.Equal(t, uint32(2), versionOf(data), "%T", tt.with)
+		require.Equal(t, data, snapshotOf(t, restored(t, data)))
+		if tt.without != nil {
+			l.must(tt.without)
+		}
+	}
 }
 
 func FuzzRestore(f *testing.F) {
@@ -188,6 +233,12 @@ func FuzzRestore(f *testing.F) {
 	f.Add(withRecord(data, 5, `{"Name":"t"}`))
 	f.Add(withRecord(data, 1, `{"Name":"n","Spread":{"v":-1},"Rollouts":{"v":{"Status":"canary","Old":{"Name":"v","Hash":"a"},"NewHash":"b","Since":"2026-01-02T03:04:05Z"}}}`))
 	f.Add(withRecord(data, 3, `{"Name":{"Model":"m","Variant":"v","ID":"1"},"VariantHash":"a","Tier":"HOT","Phase":"draining","Target":"COLD","Placement":{"Node":"n"}}`))
+	f.Add(withRecord(data, 2, `{"ID":"n","CapacityPool":"east","GPUs":[{"UUID":"g","Quarantined":true,"QuarantineReason":"held"}]}`))
+	f.Add(withRecord(data, 3, `{"Name":{"Model":"m","Variant":"v","ID":"1"},"Tier":"WARM","Phase":"running","For":"b","Placement":{"Node":"n","Memory":{"g":5},"SleepMemory":9}}`))
+	f.Add(withRecord(data, 1, `{"Name":"e","Max":3,"Replicas":1,"Expected":{"a":-1,"b":9}}`))
+	f.Add(withRecord(data, 7, `{"Models":{"m":-1,"gone":2},"Source":"operator","Since":"2026-01-02T03:04:05Z"}`))
+	f.Add(withRecord(data, 8, `{"File":"window"}`))
+	f.Add(withRecord(data, 9, `{"Key":"evicted","Time":"2026-01-02T03:04:05Z"}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		s, err := state.New()
 		require.NoError(t, err)
@@ -207,6 +258,10 @@ func FuzzRestore(f *testing.F) {
 			l := &log{t: t, store: s, index: s.View().Index()}
 			for _, c := range []state.Command{
 				&state.SetScale{Model: m.Name, Variant: variant, Replicas: ptr(1), Origin: state.OriginOperator},
+				&state.Evict{Model: m.Name, Force: true, To: state.Warm, Time: epoch},
+				&state.SetExpected{Model: m.Name, Pool: "east", Replicas: 1},
+				&state.SetDedicated{Models: map[string]int{m.Name: 1}, Source: "operator", Time: epoch},
+				&state.SetDedicated{Source: "operator", Time: epoch},
 				&state.Evict{Model: m.Name, Force: true, Time: epoch},
 				&state.UpsertModel{Model: model(m.Name), ModifyIndex: m.ModifyIndex, Time: epoch},
 			} {

@@ -220,6 +220,14 @@ func TestEveryQueryWatches(t *testing.T) {
 		{"decisions of a model", func(v *state.View, ws memdb.WatchSet) { v.Decisions(ws, "q", 1) }, &state.RecordDecisions{Decisions: []state.Decision{{Kind: "k", Model: "q"}}}},
 		{"switches", func(v *state.View, ws memdb.WatchSet) { v.Switches(ws) }, &state.SetSwitch{Name: "t", Value: "1"}},
 		{"switch", func(v *state.View, ws memdb.WatchSet) { v.Switch(ws, "u") }, &state.SetSwitch{Name: "u", Value: "1"}},
+		{"dedicated", func(v *state.View, ws memdb.WatchSet) { v.Dedicated(ws) }, &state.SetDedicated{Source: "operator", Models: map[string]int{"m2": 1}, Time: epoch}},
+		{"is dedicated", func(v *state.View, ws memdb.WatchSet) { v.IsDedicated(ws, v.Model(nil, "m")) }, &state.SetDedicated{Source: "operator", Time: epoch}},
+		{"schedule", func(v *state.View, ws memdb.WatchSet) { v.Schedule(ws) }, &state.SetSchedule{}},
+		{"marks", func(v *state.View, ws memdb.WatchSet) { v.Marks(ws) }, &state.Plan{ID: "p", Marks: []state.Mark{{Key: "a", Time: epoch}}}},
+		{"mark", func(v *state.View, ws memdb.WatchSet) { v.Mark(ws, "b") }, &state.Plan{ID: "p", Marks: []state.Mark{{Key: "b", Time: epoch}}}},
+		{"disabled", func(v *state.View, ws memdb.WatchSet) { v.ScalingDisabled(ws, "m") }, &state.SetSwitch{Name: "disable-scaling/m", Value: "true"}},
+		{"cap", func(v *state.View, ws memdb.WatchSet) { v.CapMaxReplicas(ws, "m") }, &state.SetSwitch{Name: "cap-max-replicas", Value: "4"}},
+		{"delay", func(v *state.View, ws memdb.WatchSet) { v.ScaleToZeroDelay(ws) }, &state.SetSwitch{Name: "scale-to-zero-delay", Value: "never"}},
 		{"tokens", func(v *state.View, ws memdb.WatchSet) { v.Tokens(ws) }, &state.DeleteToken{Accessor: "a"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

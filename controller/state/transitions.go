@@ -95,8 +95,29 @@ func (r *Replica) Leaving() bool {
 	return r.Tier == Cold
 }
 
-// staying returns the replicas of a model that are not on their way out.
-func staying(t *txn, model string) []*Replica {
+// Resting tells whether r is WARM or on its way there: it keeps the weights at hand and
+// serves nobody. It does not count as one of its model's replicas until it is woken.
+func (r *Replica) Resting() bool {
+	switch r.Stage() {
+	case Stage{Warm, Running}:
+		return true
+	case Stage{Hot, Draining}, Stage{Hot, Sleeping}:
+		return r.Target == Warm
+	}
+	return false
+}
+
+// Counts tells whether r is one of its model's replicas: it serves, or is on its way to.
+func (r *Replica) Counts() bool { return !r.Leaving() && !r.Resting() }
+
+// counting returns the replicas of a model that count against its target.
+func counting(t *txn, model string) []*Replica {
+	rs, _ := each[Replica](t.Txn, TableReplicas, byModel, model)
+	return slices.DeleteFunc(rs, func(r *Replica) bool { return !r.Counts() })
+}
+
+// present returns the replicas of a model that are not on their way out.
+func present(t *txn, model string) []*Replica {
 	rs, _ := each[Replica](t.Txn, TableReplicas, byModel, model)
 	return slices.DeleteFunc(rs, (*Replica).Leaving)
 }

@@ -3,6 +3,7 @@ package state
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 	"unicode/utf8"
 )
@@ -25,6 +26,20 @@ func checkName(what, s string) error {
 		if r <= ' ' || r == 0x7f {
 			return fmt.Errorf("%s %q: spaces and control characters are not allowed", what, s)
 		}
+	}
+	return nil
+}
+
+// checkText accepts a short text for people: not empty, not longer than that many bytes,
+// no NUL.
+func checkText(what, s string, longest int) error {
+	switch {
+	case s == "":
+		return fmt.Errorf("%s is empty", what)
+	case len(s) > longest:
+		return fmt.Errorf("%s is %d bytes long: at most %d are possible", what, len(s), longest)
+	case strings.ContainsRune(s, 0):
+		return fmt.Errorf("%s %q holds a NUL", what, s)
 	}
 	return nil
 }

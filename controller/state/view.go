@@ -86,10 +86,14 @@ func (v *View) ReplicasOf(ws memdb.WatchSet, model string) []*Replica {
 	return query[Replica](v, ws, TableReplicas, byModel, model)
 }
 
-// StayingOf returns the replicas of a model that are not on their way out: those that
-// count against its target.
+// StayingOf returns the replicas of a model that count against its target.
 func (v *View) StayingOf(ws memdb.WatchSet, model string) []*Replica {
-	return slices.DeleteFunc(v.ReplicasOf(ws, model), (*Replica).Leaving)
+	return slices.DeleteFunc(v.ReplicasOf(ws, model), func(r *Replica) bool { return !r.Counts() })
+}
+
+// RestingOf returns the replicas of a model that are WARM or on their way there.
+func (v *View) RestingOf(ws memdb.WatchSet, model string) []*Replica {
+	return slices.DeleteFunc(v.ReplicasOf(ws, model), func(r *Replica) bool { return !r.Resting() })
 }
 
 // ReplicasOn returns the replicas on a node.

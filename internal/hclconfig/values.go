@@ -3,6 +3,7 @@ package hclconfig
 import (
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/zclconf/go-cty/cty"
@@ -79,6 +80,21 @@ func Count[C any, N int | int64 | uint64](at func(*C) *N) func(*C, cty.Value) er
 			return errors.New("is out of range, want no negative and no huge number")
 		}
 		*at(c) = N(n)
+		return nil
+	}
+}
+
+// Float sets a number.
+func Float[C any](at func(*C) *float64) func(*C, cty.Value) error {
+	return func(c *C, v cty.Value) error {
+		if v.Type() != cty.Number || !v.IsKnown() || v.IsNull() {
+			return errors.New("is no number")
+		}
+		n, _ := v.AsBigFloat().Float64()
+		if math.IsInf(n, 0) {
+			return errors.New("is out of range")
+		}
+		*at(c) = n
 		return nil
 	}
 }

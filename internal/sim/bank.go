@@ -15,6 +15,8 @@ type weightStore interface {
 	Sleep(level int, leak int64) error
 	// Wake brings them back and checks them. With corrupt it fails.
 	Wake(ctx context.Context, corrupt bool) error
+	// Move makes the next wake be on other GPUs; an error leaves all as it is.
+	Move(gpus []string) error
 	Size() int64
 	Tensors() int
 	// Usage is in bytes.
@@ -33,11 +35,11 @@ type bank struct{ weightStore }
 // openBank loads the weights.
 func (s *Server) openBank(ctx context.Context) (*bank, error) {
 	if s.cfg.Shared == nil {
-		b, err := memory.Open(s.cfg.Weights)
+		b, err := memory.Open(s.cfg.Weights, s.cfg.GPUs)
 		return &bank{b}, err
 	}
 	cfg := *s.cfg.Shared
-	cfg.Path, cfg.Lost, cfg.Logger = s.cfg.Weights, s.die, s.log
+	cfg.Path, cfg.GPUs, cfg.Lost, cfg.Logger = s.cfg.Weights, s.cfg.GPUs, s.die, s.log
 	w, err := shared.Open(ctx, cfg)
 	return &bank{w}, err
 }

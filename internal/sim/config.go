@@ -26,8 +26,11 @@ type Config struct {
 	// sleep and wake changes of state without memory behind them.
 	Weights string
 	// Shared holds the weights in the GPU memory service; nil for memory of the
-	// engine's own. Path, Lost and Logger are set by the server.
+	// engine's own. Path, GPUs, Lost and Logger are set by the server.
 	Shared *shared.Config
+	// GPUs are the UUIDs of the simulated GPUs whose memory the weights take, in equal
+	// shares; empty where nobody says.
+	GPUs []string
 	// Version is what GET /version answers.
 	Version string
 

@@ -236,3 +236,36 @@ func TestStopWhileHanging(t *testing.T) {
 	require.NoError(t, s.result())
 	require.Error(t, <-hung)
 }
+
+// TestMoveToOtherGPUs: while it sleeps, and the next wake is there.
+func TestMoveToOtherGPUs(t *testing.T) {
+	t.Parallel()
+	const from, to = "GPU-sim-move-from", "GPU-sim-move-to"
+	s := start(t, func(c *sim.Config) { c.Weights, c.GPUs = weightsFile(t), []string{from} })
+	on := func(gpu string) bool {
+		maps, err := os.ReadFile("/proc/self/maps")
+		require.NoError(t, err)
+		return strings.Contains(string(maps), "/memfd:remuda-sim-device:"+gpu+" ")
+	}
+	gpus := func() string {
+		status, body := s.do(http.MethodGet, "/sim/gpus", "")
+		require.Equal(t, http.StatusOK, status)
+		return body
+	}
+	require.JSONEq(t, `{"gpus":["`+from+`"]}`, gpus())
+	require.True(t, on(from))
+	e := s.refused(http.MethodPost, "/sim/gpus", `{"gpus":["`+to+`"]}`, http.StatusConflict)
+	assert.Contains(t, e.Error.Message, "the weights are on the device")
+	require.Equal(t, http.StatusOK, s.status(http.MethodPost, "/sleep?level=1"))
+	require.False(t, on(from))
+	for _, bad := range []string{`{}`, `{"gpus":[]}`, `{"gpus":[""]}`, `[]`} {
+		s.refused(http.MethodPost, "/sim/gpus", bad, http.StatusBadRequest)
+	}
+	status, body := s.do(http.MethodPost, "/sim/gpus", `{"gpus":["`+to+`"]}`)
+	require.Equal(t, http.StatusOK, status, body)
+	require.JSONEq(t, `{"gpus":["`+to+`"]}`, gpus())
+	require.Equal(t, http.StatusOK, s.status(http.MethodPost, "/wake_up"))
+	require.True(t, on(to))
+	require.False(t, on(from))
+	s.answers()
+}

@@ -47,6 +47,7 @@ func (s *Server) table() map[string]route {
 		"/v1/embeddings":       {methods: post(s.handleEmbedding), reads: true},
 		"/tokenize":            {methods: post(s.handleTokenize), reads: true},
 		"/detokenize":          {methods: post(s.handleDetokenize), reads: true},
+		"/sim/gpus":            {methods: map[string]http.HandlerFunc{http.MethodGet: s.handleGPUs, http.MethodPost: s.handleMove}, reads: true},
 		"/sim/faults": {methods: map[string]http.HandlerFunc{
 			http.MethodGet: s.handleFaults, http.MethodPost: s.handleFaults, http.MethodDelete: s.handleFaults,
 		}, early: true, immune: true},

@@ -36,6 +36,7 @@ type Server struct {
 	created int64 // Unix seconds
 
 	bank     atomic.Pointer[bank] // nil until the weights are loaded
+	gpus     atomic.Pointer[[]string]
 	ready    atomic.Bool
 	dead     atomic.Bool
 	sleep    sleeper
@@ -50,6 +51,7 @@ func New(cfg Config) (*Server, error) {
 	err := cfg.validate()
 	if err == nil {
 		s.sleep.busy = make(chan struct{}, 1)
+		s.gpus.Store(&cfg.GPUs)
 		s.metrics, err = metrics.New(metrics.Config{
 			Model: cfg.Model, MaxModelLen: cfg.MaxModelLen, BlockSize: cfg.BlockSize, Blocks: cfg.NumGPUBlocks,
 			Stats:      s.batchStats,

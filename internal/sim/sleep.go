@@ -2,6 +2,7 @@ package sim
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"slices"
@@ -98,6 +99,14 @@ func (s *Server) handleSleep(w http.ResponseWriter, r *http.Request) {
 	}
 	s.sleep.hold(r)
 	defer s.sleep.release()
+	switch s.faults.Get().Sleep {
+	case fault.SleepError:
+		s.log.Warn("sleep fails on demand", "reason", "fault sleep=error")
+		writeError(w, openai.Internal("the fault switch says that the engine cannot be put to sleep"))
+		return
+	case fault.SleepSlow:
+		pause(r.Context(), fault.Duration(fault.Slow))
+	}
 	begin := time.Now()
 	if n := s.engine.Sleep(); n > 0 {
 		// vllm#28714, #45520: the answer is 200 while the engine dies.
@@ -136,6 +145,9 @@ func (s *Server) handleWake(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	s.waitOut(r.Context(), func(f fault.Set) bool { return f.Wake == fault.WakeHang })
+	if s.faults.Get().Wake == fault.WakeSlow {
+		pause(r.Context(), fault.Duration(fault.Slow))
+	}
 	var corrupt bool
 	switch s.faults.Get().Wake {
 	case fault.WakeError:
@@ -167,6 +179,43 @@ func (s *Server) handleWake(w http.ResponseWriter, r *http.Request) {
 	device, _ := s.memoryUsage()
 	s.log.Info("woken", "tags", tags, "awake", awake, "device_bytes", device, "took", time.Since(begin))
 	w.WriteHeader(http.StatusOK)
+}
+
+// gpuList is the body of /sim/gpus.
+type gpuList struct {
+	GPUs []string `json:"gpus"`
+}
+
+// handleGPUs tells on which GPUs the engine is, or will be once it wakes.
+func (s *Server) handleGPUs(w http.ResponseWriter, r *http.Request) {
+	s.hangAll(r.Context())
+	writeValue(w, gpuList{*s.gpus.Load()})
+}
+
+// handleMove makes the next wake be on other GPUs. No real engine can do so yet.
+func (s *Server) handleMove(w http.ResponseWriter, r *http.Request) {
+	body, ok := s.input(w, r)
+	if !ok {
+		return
+	}
+	var list gpuList
+	if err := json.Unmarshal(body, &list); err != nil || len(list.GPUs) == 0 || slices.Contains(list.GPUs, "") {
+		writeError(w, openai.BadRequest("gpus", `gpus must be a list of GPUs' UUIDs, as in {"gpus": ["GPU-…"]}.`))
+		return
+	}
+	s.sleep.hold(r)
+	defer s.sleep.release()
+	err := memory.ErrAwake
+	if s.sleep.asleep() {
+		err = s.bank.Load().Move(list.GPUs)
+	}
+	if err != nil {
+		writeError(w, openai.HTTPError(http.StatusConflict, "the engine cannot move: "+err.Error()))
+		return
+	}
+	s.gpus.Store(&list.GPUs)
+	s.log.Info("moved: the next wake is on other GPUs", "gpus", list.GPUs)
+	writeValue(w, list)
 }
 
 func (s *Server) handleFaults(w http.ResponseWriter, r *http.Request) {

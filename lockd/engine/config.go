@@ -12,6 +12,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 
 	"remuda/controller/consul"
+	gms "remuda/device-plugin/gms/client"
 	"remuda/internal/replica"
 	"remuda/lockd/client"
 	"remuda/lockd/engine/dialect"
@@ -34,7 +35,7 @@ type Config struct {
 	// Slots is how many requests the engine works on at once; 0 asks the
 	// engine and falls back to 1.
 	Slots int
-	// Dialect names the engine's kind: vllm or ollama.
+	// Dialect names the engine's kind: vllm, ollama or sim.
 	Dialect string
 	// ModelFile is the GGUF file from which the ollama dialect makes the
 	// model; other dialects have no use for it.
@@ -57,6 +58,20 @@ type Config struct {
 	// Cold starts the engine only once it has its lock: a standby of an engine
 	// without a sleep mode, which has no memory of a GPU to give back.
 	Cold bool
+	// Park is the path of the file that says that the engine was put to sleep on
+	// demand and stays so across restarts; the shims of a pair share it. Empty: a sleep
+	// lasts no longer than the shim.
+	Park string
+	// UseGPUs are the GPUs that the engine is to use, and SeatGPUs those on which its
+	// task has seats; see TaskGPUs. Empty where nobody says.
+	UseGPUs, SeatGPUs []string
+	// GMSSockets are the GPU memory services, one for each GPU, with which the engine
+	// shares its weights; none where it has its own. They need Park: a parked pair's
+	// weights are this process's alone.
+	GMSSockets []string
+	// GMSSpace makes the place in which one GPU's shared memory is mapped, and what
+	// closes it; nil: host memory.
+	GMSSpace func(socket string) (space gms.Space, closeSpace func() error, err error) `json:"-"`
 	// Listen is the shim's own HTTP address.
 	Listen string
 	// Consul is where the engine is registered; nil registers nowhere.
@@ -133,6 +148,9 @@ func (c Config) validate() error {
 	}
 	if _, err := c.endpoint(); err != nil {
 		errs = append(errs, err)
+	}
+	if len(c.GMSSockets) > 0 && c.Park == "" {
+		bad("gms-socket is set without park: weights that are taken off a GPU must not be waited for after a crash; set park too")
 	}
 	if c.Slots < 0 {
 		bad("slots is %d: want 0 (ask the engine) or more", c.Slots)

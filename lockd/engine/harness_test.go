@@ -37,6 +37,8 @@ func TestMain(m *testing.M) {
 			exit(engine.RunGuard(os.Stdin, os.Stdout, os.Stderr))
 		case "test-shim":
 			exit(runShim(os.Args[2]))
+		case "test-sim":
+			exit(runSim(os.Args[2], os.Args[3], os.Args[4]))
 		case "test-engine":
 			exit(enginetest.Serve(os.Args[2], "m", os.Args[3]))
 		}
@@ -92,7 +94,9 @@ type settings struct {
 	sleepless bool
 	consul    string
 	command   []string
-	tune      func(*engine.Config)
+	// addr is the engine's; empty: any.
+	addr string
+	tune func(*engine.Config)
 	// parent wraps the shim's command line, for tests of its parent's death.
 	parent []string
 }
@@ -110,6 +114,9 @@ func startShim(t *testing.T, set settings) *shim {
 	exe, err := os.Executable()
 	require.NoError(t, err)
 	addr, own := freeAddr(t), freeAddr(t)
+	if set.addr != "" {
+		addr = set.addr
+	}
 	cfg := engine.DefaultConfig()
 	cfg.Name = replica.Name{Model: "m", Variant: "v", ID: "r1"}
 	cfg.Role, cfg.Listen, cfg.EngineURL, cfg.Slots = set.role, own, "http://"+addr, 4

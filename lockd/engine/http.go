@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -31,7 +32,14 @@ type Status struct {
 	Token    uint64 `json:"token"`
 	Dialect  string `json:"dialect"`
 	CanSleep bool   `json:"can_sleep"`
-	// PID is the engine's process, 0 while a cold standby has none.
+	// Parked: the engine was put to sleep by POST /v1/sleep, at ParkedSince, and stays
+	// so across restarts until POST /v1/wake. It is the same for both of a pair.
+	Parked      bool      `json:"parked"`
+	ParkedSince time.Time `json:"parked_since,omitzero"`
+	// GPUs are those that the engine uses, or will once it wakes; empty where nobody
+	// has said.
+	GPUs []string `json:"gpus,omitempty"`
+	// PID is the engine's process, 0 while a cold or parked standby has none.
 	PID    int           `json:"pid"`
 	Cohort string        `json:"cohort"`
 	Consul *ConsulStatus `json:"consul,omitempty"`
@@ -55,12 +63,16 @@ type ConsulStatus struct {
 
 // Status returns the engine's state for people and programs.
 func (s *Shim) Status() Status {
+	marker := s.refreshParked()
 	s.mu.Lock()
 	st := Status{
 		Replica: s.engine.Name.String(), Model: s.engine.Name.Model, Variant: s.engine.Name.Variant,
 		Role: s.engine.Role, State: s.machine.State(), Since: s.machine.Since(), Unhealthy: s.machine.unhealthy,
 		Address: s.engine.HostPort(), Slots: s.engine.Slots, Token: s.engine.Token,
-		Dialect: s.dialect.Name(), Cohort: s.cohortID,
+		Dialect: s.dialect.Name(), Cohort: s.cohortID, GPUs: s.gpus, Parked: marker != nil,
+	}
+	if marker != nil {
+		st.ParkedSince = marker.Since
 	}
 	if s.child != nil {
 		st.PID = s.child.pid()
@@ -95,7 +107,13 @@ func (s *Shim) handler() http.Handler {
 	// cannot: half of one is worse than either.
 	mux.HandleFunc("POST /v1/drain", s.operation(s.Drain))
 	mux.HandleFunc("POST /v1/sleep", s.committed(s.Sleep))
-	mux.HandleFunc("POST /v1/wake", s.committed(func(ctx context.Context, _ time.Duration) error { return s.Wake(ctx) }))
+	mux.HandleFunc("POST /v1/wake", func(w http.ResponseWriter, r *http.Request) {
+		var gpus []string
+		if q := r.URL.Query(); q.Has("gpus") {
+			gpus = strings.Split(q.Get("gpus"), ",")
+		}
+		s.committed(func(ctx context.Context, _ time.Duration) error { return s.WakeOn(ctx, gpus) })(w, r)
+	})
 	return mux
 }
 
@@ -122,6 +140,7 @@ func (s *Shim) live(w http.ResponseWriter, r *http.Request) {
 
 func (s *Shim) probe(ask func(*Machine, time.Time) error) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
+		s.refreshParked()
 		s.mu.Lock()
 		state, err := s.machine.State(), ask(s.machine, time.Now())
 		s.mu.Unlock()
@@ -171,8 +190,10 @@ func (s *Shim) operation(op func(context.Context, time.Duration) error) http.Han
 
 func statusOf(err error) int {
 	switch {
-	case errors.Is(err, ErrWrongState), errors.Is(err, ErrCannotSleep), errors.Is(err, dialect.ErrBusy):
+	case errors.Is(err, ErrWrongState), errors.Is(err, ErrCannotSleep), errors.Is(err, dialect.ErrBusy), errors.Is(err, dialect.ErrCannotMove):
 		return http.StatusConflict
+	case errors.Is(err, ErrBadGPUs):
+		return http.StatusBadRequest
 	case errors.Is(err, ErrNotDrained):
 		return http.StatusGatewayTimeout
 	case errors.Is(err, consul.ErrRefused):

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -36,7 +37,7 @@ const (
 // shadow) and then looks after it until ctx ends.
 func (s *Shim) lifecycle(ctx context.Context) {
 	initialise := s.initialise
-	if s.cfg.Cold {
+	if s.isCold() { // by its flags, or parked
 		initialise = func(context.Context) error { return s.move(Standby) }
 	}
 	if err := initialise(ctx); err != nil {
@@ -51,6 +52,9 @@ func (s *Shim) lifecycle(ctx context.Context) {
 	defer wg.Wait()
 	wg.Go(func() { s.beats(ctx) })
 	wg.Go(func() { s.look(ctx) })
+	if s.parking.path != "" {
+		wg.Go(func() { s.tend(ctx) })
+	}
 	if s.locker != nil {
 		if err := s.acquire(ctx); err != nil {
 			if ctx.Err() == nil {
@@ -61,15 +65,31 @@ func (s *Shim) lifecycle(ctx context.Context) {
 		wg.Go(func() { s.guardLock(ctx) })
 	}
 	if s.locker != nil || s.cfg.Role == replica.RolePrimary {
-		if err := s.Wake(ctx); err != nil && ctx.Err() == nil {
+		if err := s.wake(ctx, nil, true); err != nil && ctx.Err() == nil {
 			s.fail(err)
 		}
 	}
 }
 
 // initialise waits until the engine has loaded its model and puts it to sleep,
-// unless it is to serve at once.
+// unless it is to serve at once. Should its group be parked meanwhile, the engine goes
+// and the shim stands by without it.
 func (s *Shim) initialise(ctx context.Context) error {
+	whole := ctx
+	ctx, cancel := s.untilParked(ctx)
+	defer cancel()
+	err := s.prepare(ctx)
+	if err == nil || whole.Err() != nil || !errors.Is(context.Cause(ctx), errParked) {
+		return err
+	}
+	s.logger.Info("the group was parked while the engine was loading: standing by without it")
+	if err := s.dropEngine(whole); err != nil {
+		return err
+	}
+	return s.move(Standby)
+}
+
+func (s *Shim) prepare(ctx context.Context) error {
 	start := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.InitTimeout)
 	defer cancel()
@@ -85,6 +105,7 @@ func (s *Shim) initialise(ctx context.Context) error {
 	case s.locker != nil:
 		return fmt.Errorf("%w: it would hold the GPU's memory while another engine has the lock; start it with its sleep mode (vLLM: --enable-sleep-mode and VLLM_SERVER_DEV_MODE=1), or only once it has the lock (-standby cold)", ErrCannotSleep)
 	}
+	s.noteLeftover(ctx)
 	took := time.Since(start)
 	s.metrics.initSeconds.Set(took.Seconds())
 	s.logger.Info("engine is initialised", "took", took.Round(time.Millisecond).String(), "slots", s.Engine().Slots, "can_sleep", s.dialect.CanSleep())
@@ -132,7 +153,7 @@ func (s *Shim) load(ctx context.Context) error {
 }
 
 // isCold tells whether the engine's process is yet to be started.
-func (s *Shim) isCold() bool { return s.cfg.Cold && s.child.pid() == 0 }
+func (s *Shim) isCold() bool { return s.engineProcess().pid() == 0 }
 
 // poll calls probe until it succeeds, quickly at first.
 func poll(ctx context.Context, probe func(context.Context) error) error {
@@ -159,21 +180,65 @@ func poll(ctx context.Context, probe func(context.Context) error) error {
 
 // Wake brings a standing-by engine back and registers it. A failure is fatal
 // to the process: an engine that failed its wake may have leaked GPU memory.
-// Only the end of the shim may end ctx. A draining engine is registered again.
-func (s *Shim) Wake(ctx context.Context) error {
+// Only the end of the shim may end ctx. A draining engine is registered again. An
+// engine that serves is no longer parked.
+func (s *Shim) Wake(ctx context.Context) error { return s.wake(ctx, nil, false) }
+
+// WakeOn is Wake on these GPUs, nil for those on which the engine slept. The error
+// wraps dialect.ErrCannotMove where they are others and the engine cannot move, and
+// ErrBadGPUs where it has no seats there; the engine sleeps on then.
+func (s *Shim) WakeOn(ctx context.Context, gpus []string) error {
+	if err := s.checkGPUs(gpus); err != nil {
+		return err
+	}
+	return s.wake(ctx, gpus, false)
+}
+
+func (s *Shim) mayWake() error {
+	if state := s.State(); state == Standby && s.waitsForLock() {
+		return fmt.Errorf("%w: engine is %s and waits for its lock, which wakes it unless it is parked", ErrWrongState, state)
+	}
+	return nil
+}
+
+// wake is WakeOn; by itself the shim wakes no parked engine.
+func (s *Shim) wake(ctx context.Context, gpus []string, byItself bool) error {
+	if err := s.mayWake(); err != nil { // also while what is under way takes long
+		return err
+	}
 	s.op.Lock()
 	defer s.op.Unlock()
 	switch state := s.State(); state {
-	case Active:
-		return nil
-	case Draining:
+	case Active, Draining:
+		s.mu.Lock()
+		now := s.gpus
+		s.mu.Unlock()
+		if gpus != nil && !sameGPUs(gpus, now) {
+			return fmt.Errorf("%w: engine is %s on %s: it must sleep before it wakes elsewhere", ErrWrongState, state, strings.Join(now, ", "))
+		}
+		if state == Active {
+			return s.unpark()
+		}
 		return s.resume(ctx)
 	case Standby:
-		if s.locker != nil && !s.holdsLock() {
-			return fmt.Errorf("%w: engine is %s and waits for its lock, which wakes it", ErrWrongState, state)
+		if err := s.mayWake(); err != nil {
+			return err
 		}
 	default:
 		return fmt.Errorf("%w: engine is %s: only a standby or draining engine can be woken", ErrWrongState, state)
+	}
+	parked := s.parked()
+	if parked && byItself {
+		s.logger.Info("the engine is parked: it sleeps on")
+		return nil
+	}
+	if parked {
+		if err := s.findWeights(ctx); err != nil {
+			return err
+		}
+	}
+	if err := s.moveTo(ctx, gpus); err != nil {
+		return err
 	}
 	start, within := time.Now(), s.cfg.WakeTimeout
 	if s.isCold() { // it has to load its model first
@@ -203,10 +268,14 @@ func (s *Shim) Wake(ctx context.Context) error {
 	s.metrics.woke(time.Since(start))
 	s.logger.Info("engine is active", "wake", time.Since(start).Round(time.Millisecond).String())
 	s.push()
-	return nil
+	s.noteLeftover(ctx)
+	return s.unpark()
 }
 
 func (s *Shim) wakeEngine(ctx context.Context) error {
+	if err := s.unvacate(ctx); err != nil {
+		return err
+	}
 	switch {
 	case s.isCold():
 		if err := s.launch(); err != nil {
@@ -305,7 +374,7 @@ func (s *Shim) resume(ctx context.Context) error {
 		return err
 	}
 	s.push()
-	return nil
+	return s.unpark()
 }
 
 // Drain takes the engine out of routing and waits until it is idle, for at
@@ -397,12 +466,25 @@ func (s *Shim) awaitIdle(ctx context.Context) error {
 // crash when they are put to sleep with requests in flight (vllm#28714). A
 // failure other than ErrBusy is fatal to the process: the engine may be dead
 // behind a server that still answers. Only the end of the shim may end ctx.
+//
+// The engine is parked from before it sleeps on: see marker. Weights that it shares
+// leave the GPUs; an error of that leaves the engine asleep, and Sleep may be called
+// again.
 func (s *Shim) Sleep(ctx context.Context, drainTimeout time.Duration) error {
+	if err := s.maySleep(); err != nil { // also while what is under way takes long
+		return err
+	}
 	s.op.Lock()
 	defer s.op.Unlock()
+	if err := s.maySleep(); err != nil {
+		return err
+	}
 	state := s.State()
 	if state == Standby {
-		return nil
+		if err := s.park(); err != nil {
+			return err
+		}
+		return s.vacate(ctx)
 	}
 	if state != Active && state != Draining {
 		return fmt.Errorf("%w: engine is %s: only an active or draining engine can be put to sleep", ErrWrongState, state)
@@ -413,17 +495,33 @@ func (s *Shim) Sleep(ctx context.Context, drainTimeout time.Duration) error {
 	if err := s.drain(ctx, drainTimeout); err != nil {
 		return err
 	}
+	if err := s.park(); err != nil {
+		return err
+	}
 	// An engine that does not count its requests waits for them here.
 	sleepCtx, cancel := context.WithTimeout(ctx, drainTimeout+s.cfg.WakeTimeout)
 	defer cancel()
 	if err := s.dialect.Sleep(sleepCtx); err != nil {
 		err = fmt.Errorf("put the engine to sleep: %w", err)
-		if ctx.Err() == nil && !errors.Is(err, dialect.ErrBusy) && !errors.Is(err, dialect.ErrNoSleep) {
+		switch {
+		case errors.Is(err, dialect.ErrBusy), errors.Is(err, dialect.ErrNoSleep): // it serves on
+			return errors.Join(err, s.unpark())
+		case ctx.Err() == nil:
 			s.fail(err)
 		}
 		return err
 	}
-	return s.move(Standby)
+	if err := s.move(Standby); err != nil {
+		return err
+	}
+	return s.vacate(ctx)
+}
+
+func (s *Shim) maySleep() error {
+	if state := s.State(); state == Standby && s.waitsForLock() {
+		return fmt.Errorf("%w: engine is %s and waits for its lock: another one of the group has it, to be put to sleep", ErrWrongState, state)
+	}
+	return nil
 }
 
 // Engine is the engine as it is, or would be, registered.
@@ -511,7 +609,7 @@ func (s *Shim) checkHealth(ctx context.Context, state State) error {
 	defer cancel()
 	switch state {
 	case Standby, Draining:
-		if s.isCold() {
+		if s.isCold() || s.loading.Load() {
 			return nil
 		}
 		return s.dialect.Healthy(checkCtx)

@@ -21,6 +21,7 @@ type metrics struct {
 	consulFailed  prometheus.Counter
 	guardRestarts prometheus.Counter
 	token         prometheus.Gauge
+	parked        prometheus.Gauge
 }
 
 func newMetrics(name replica.Name, role string) *metrics {
@@ -58,9 +59,12 @@ func newMetrics(name replica.Name, role string) *metrics {
 		token: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "remuda_engine_token", Help: "Fencing token of the lock that the engine holds, 0 without one.",
 		}),
+		parked: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "remuda_engine_parked", Help: "1 while the engine was put to sleep on demand and stays so across restarts.",
+		}),
 	}
 	wrapped.MustRegister(m.state, m.transitions, m.initSeconds, m.wakeSeconds, m.drainSeconds,
-		m.healthFailed, m.consulFailed, m.guardRestarts, m.token)
+		m.healthFailed, m.consulFailed, m.guardRestarts, m.token, m.parked)
 	m.entered(Init)
 	return m
 }
@@ -72,6 +76,14 @@ func (m *metrics) entered(s State) {
 	}
 	m.state.WithLabelValues(string(s)).Set(1)
 	m.transitions.WithLabelValues(string(s)).Inc()
+}
+
+func (m *metrics) isParked(parked bool) {
+	value := 0.0
+	if parked {
+		value = 1
+	}
+	m.parked.Set(value)
 }
 
 func (m *metrics) woke(d time.Duration)    { m.wakeSeconds.Observe(d.Seconds()) }

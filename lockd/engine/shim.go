@@ -13,13 +13,17 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
 	"golang.org/x/sys/unix"
 
 	"remuda/controller/consul"
+	deviceplugin "remuda/device-plugin"
+	"remuda/device-plugin/gms/offload"
 	"remuda/internal/replica"
 	"remuda/lockd/client"
 	"remuda/lockd/cohort"
@@ -51,13 +55,19 @@ type Shim struct {
 	dialect   dialect.Dialect
 	registrar *consul.Registrar // nil where nothing is registered
 	locker    *client.Client    // nil where there is no lock
+	offload   *offload.Offload  // nil where no weights are shared
 	metrics   *metrics
+	parking   parking
 	cohortID  string
 	started   time.Time
 
 	// op serialises drain, sleep and wake; it may be held for their whole
 	// duration. mu is never held across I/O.
 	op sync.Mutex
+	// saved is the only copy of a parked pair's shared weights, or nil. op guards it.
+	saved *offload.Copy
+	// loading: the engine of a shim that stands by is being started.
+	loading atomic.Bool
 	// reg serialises calls to Consul that register or deregister. Whoever
 	// holds it looks at the state first, so that nothing is registered after
 	// the state has forbidden it. Lock order: op, reg, mu.
@@ -67,6 +77,8 @@ type Shim struct {
 	machine *Machine
 	engine  replica.Engine
 	child   *child
+	// gpus are those of the engine, nil where nobody says.
+	gpus []string
 	// fence is the file that tells the engine its token; nil where there is no
 	// lock.
 	fence *os.File
@@ -83,6 +95,9 @@ type Shim struct {
 	fatal chan error
 	// pushNow asks the heartbeat to push at once.
 	pushNow chan struct{}
+	// drop asks for the end of the engine, but not of the shim; it is answered once
+	// nothing of the engine is left.
+	drop chan chan<- error
 }
 
 // New validates cfg and names everything that is wrong with it.
@@ -102,8 +117,15 @@ func New(cfg Config) (*Shim, error) {
 		cfg: cfg, dialect: d, engine: e, cohortID: cohortID(),
 		logger:  cfg.Logger.With("replica", cfg.Name.String(), "role", cfg.Role),
 		metrics: newMetrics(cfg.Name, cfg.Role),
-		fatal:   make(chan error, 1), pushNow: make(chan struct{}, 1),
+		fatal:   make(chan error, 1), pushNow: make(chan struct{}, 1), drop: make(chan chan<- error),
 		machine: NewMachine(cfg.Role, cfg.Lock != "", time.Now()),
+		parking: parking{cfg.Park},
+	}
+	if s.gpus, err = s.wantedGPUs(); err != nil {
+		return nil, fmt.Errorf("engine: %w", err)
+	}
+	if s.offload, err = newOffload(cfg); err != nil {
+		return nil, fmt.Errorf("engine: %w", err)
 	}
 	if cfg.Lock != "" {
 		if s.locker, err = client.New(s.lockConfig()); err != nil {
@@ -184,7 +206,9 @@ func (s *Shim) Run(ctx context.Context) error {
 		return err
 	}
 	defer s.closeFence()
-	if !s.cfg.Cold {
+	if m := s.refreshParked(); m != nil {
+		s.logger.Info("the engine was parked: standing by without it until it is woken", "since", m.Since, "marker", s.parking.path)
+	} else if !s.cfg.Cold {
 		if err := s.launch(); err != nil {
 			return err
 		}
@@ -192,25 +216,46 @@ func (s *Shim) Run(ctx context.Context) error {
 	lifeCtx, stopLife := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	wg.Go(func() { s.lifecycle(lifeCtx) })
-	reason := s.watch(ctx, c, g, tracker)
-	settled, err = s.shutDown(reason, c, tracker, func() { stopLife(); wg.Wait() })
+	reason := s.watch(ctx, g, tracker)
+	settled, err = s.shutDown(reason, tracker, func() { stopLife(); wg.Wait() })
 	return err
+}
+
+func (s *Shim) engineProcess() *child {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.child
 }
 
 // launch starts the engine's process.
 func (s *Shim) launch() error {
+	role := s.cfg.Role
+	if s.holdsLock() {
+		role = replica.RolePrimary // nobody else of the group may write now
+	}
 	env := append([]string{
-		"REMUDA_REPLICA=" + s.cfg.Name.String(), "REMUDA_ROLE=" + s.cfg.Role, "REMUDA_WEIGHTS_LOCK=" + weightsLock(s.cfg.Role),
+		"REMUDA_REPLICA=" + s.cfg.Name.String(), "REMUDA_ROLE=" + s.cfg.Role, "REMUDA_WEIGHTS_LOCK=" + weightsLock(role),
 	}, s.fenceEnv()...)
-	if err := s.child.start(env...); err != nil {
+	s.mu.Lock()
+	c, gpus := s.child, s.gpus
+	s.mu.Unlock()
+	if len(gpus) > 0 {
+		list := strings.Join(gpus, ",")
+		env = append(env, EnvUseGPUs+"="+list)
+		if !sameGPUs(gpus, s.cfg.SeatGPUs) { // a real engine takes what it sees
+			env = append(env, deviceplugin.EnvCUDAVisible+"="+list)
+		}
+	}
+	if err := c.start(env...); err != nil {
 		return err
 	}
-	s.logger.Info("engine started", "pid", s.child.pid(), "command", s.cfg.Command[0], "cohort", s.cohortID)
+	s.logger.Info("engine started", "pid", c.pid(), "command", s.cfg.Command[0], "cohort", s.cohortID, "gpus", gpus)
 	return nil
 }
 
 // watch returns why the engine must end; nil means that ctx asked for it.
-func (s *Shim) watch(ctx context.Context, c *child, g *guard, tracker *cohort.Tracker) error {
+func (s *Shim) watch(ctx context.Context, g *guard, tracker *cohort.Tracker) error {
+	c := s.engineProcess()
 	tick := time.NewTicker(guardScan)
 	defer tick.Stop()
 	guardEnded := g.done()
@@ -230,6 +275,14 @@ func (s *Shim) watch(ctx context.Context, c *child, g *guard, tracker *cohort.Tr
 			tracker.Awaited(c.pid())
 		case <-c.ended:
 			return fmt.Errorf("%w: %s", ErrEngineExited, c.exit())
+		case done := <-s.drop:
+			fresh, err := s.replace(c, tracker)
+			if err != nil {
+				done <- err
+				return fmt.Errorf("end the engine: %w", err)
+			}
+			c, began = fresh, fresh.began
+			done <- nil
 		case err := <-s.fatal:
 			return err
 		case <-ctx.Done():
@@ -269,15 +322,35 @@ func (s *Shim) watch(ctx context.Context, c *child, g *guard, tracker *cohort.Tr
 	}
 }
 
+// replace ends the engine, with all that belongs to it, and prepares another one.
+func (s *Shim) replace(c *child, tracker *cohort.Tracker) (*child, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), shutdownTimeout)
+	defer cancel()
+	if err := c.stop(ctx, tracker, 0); err != nil {
+		return nil, err
+	}
+	fresh, err := newChild(s.cfg.Command, s.cohortID)
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	s.child = fresh
+	s.mu.Unlock()
+	return fresh, nil
+}
+
 // shutDown takes the engine out of routing, drains it if it was asked to end
 // in peace, and leaves no process behind. It reports whether the registration
 // is settled: gone, or not to be removed by trying on.
-func (s *Shim) shutDown(reason error, c *child, tracker *cohort.Tracker, stopLife func()) (bool, error) {
+func (s *Shim) shutDown(reason error, tracker *cohort.Tracker, stopLife func()) (bool, error) {
+	c := s.engineProcess()
 	ctx, cancel := context.WithTimeout(context.Background(), s.cfg.DrainTimeout+s.cfg.StopTimeout+shutdownTimeout)
 	defer cancel()
 	peaceful := reason == nil
 	if peaceful {
 		s.logger.Info("asked to stop")
+	}
+	if state := s.State(); peaceful && state != Init && state != Standby { // else there is nothing to drain
 		drainCtx, stopWaiting := context.WithCancel(ctx)
 		go func() {
 			select {
@@ -290,7 +363,7 @@ func (s *Shim) shutDown(reason error, c *child, tracker *cohort.Tracker, stopLif
 			s.logger.Warn("stopping an engine that is not drained", "error", err)
 		}
 		stopWaiting()
-	} else {
+	} else if !peaceful {
 		s.logger.Error("the engine must go", "reason", reason)
 	}
 	if err := s.move(Dead); err != nil {

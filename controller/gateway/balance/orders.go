@@ -39,3 +39,9 @@ func (t *Table) Stopped(name string) bool {
 	m := t.models[name]
 	return m != nil && m.stopped
 }
+
+// Wanted tells whether the controller would run the model, had it a reason to.
+func (t *Table) Wanted(name string) bool {
+	m := t.models[name]
+	return m != nil && m.exists && !m.stopped
+}

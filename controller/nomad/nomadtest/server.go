@@ -33,16 +33,18 @@ type Server struct {
 	jobs    map[string]*api.Job
 	allocs  map[string]*api.AllocationListStub
 	evals   map[string][]*api.Evaluation
+	stats   map[string]func() *api.HostStats
 	parse   func(api.JobsParseRequest) (*api.Job, error)
 	faults  []string
 	broken  func(http.ResponseWriter, *http.Request) bool
 	served  []string
+	tokens  []string
 }
 
 // New starts a server; t ends it.
 func New(t testing.TB) *Server {
 	s := &Server{index: 10, tables: map[string]uint64{}, changed: make(chan struct{}), nodes: map[string]*api.Node{}, jobs: map[string]*api.Job{},
-		allocs: map[string]*api.AllocationListStub{}, evals: map[string][]*api.Evaluation{}}
+		allocs: map[string]*api.AllocationListStub{}, evals: map[string][]*api.Evaluation{}, stats: map[string]func() *api.HostStats{}}
 	s.Server = httptest.NewServer(http.HandlerFunc(s.serve))
 	t.Cleanup(func() {
 		s.mu.Lock()
@@ -69,6 +71,13 @@ func (s *Server) Served() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.served)
+}
+
+// Tokens lists the tokens of the requests so far.
+func (s *Server) Tokens() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.tokens)
 }
 
 // OnParse has f stand in for Nomad's parser of job files.
@@ -118,6 +127,47 @@ func (s *Server) SetAllocation(a *api.AllocationListStub) {
 	defer s.mu.Unlock()
 	a.ModifyIndex = s.bump("allocs")
 	s.allocs[a.ID] = a
+}
+
+// GPU is what a node's device plugin tells of one GPU.
+type GPU struct {
+	UUID string
+	// UsedMiB below 0 is not told.
+	UsedMiB int64
+	At      time.Time
+}
+
+// SetMemory has f tell the memory in use on a node's GPUs, each time that it is asked. A
+// node without one has no statistics: its client is out of reach.
+func (s *Server) SetMemory(node string, f func() []GPU) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stats[node] = func() *api.HostStats {
+		g := &api.DeviceGroupStats{Vendor: "nvidia", Type: "gpu", Name: "H100", InstanceStats: map[string]*api.DeviceStats{}}
+		for _, gpu := range f() {
+			v := &api.StatValue{IntNumeratorVal: &gpu.UsedMiB, IntDenominatorVal: new(int64(80_000)), Unit: "MiB"}
+			if gpu.UsedMiB < 0 {
+				v = &api.StatValue{StringVal: new("N/A"), Unit: "MiB"}
+			}
+			for seat := range 2 {
+				g.InstanceStats[fmt.Sprintf("%s#%d", gpu.UUID, seat)] = &api.DeviceStats{
+					Summary: v, Stats: &api.StatObject{Attributes: map[string]*api.StatValue{"Memory state": v}}, Timestamp: gpu.At,
+				}
+			}
+		}
+		return &api.HostStats{DeviceStats: []*api.DeviceGroupStats{g}}
+	}
+}
+
+func (s *Server) statistics(w http.ResponseWriter, node string) {
+	s.mu.Lock()
+	f := s.stats[node]
+	s.mu.Unlock()
+	if f == nil {
+		http.Error(w, "No path to node", http.StatusNotFound)
+		return
+	}
+	answer(w, 0, f())
 }
 
 // SetEvaluations sets a job's evaluations.
@@ -205,6 +255,7 @@ func (s *Server) put(job *api.Job) {
 func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	s.served = append(s.served, r.Method+" "+r.URL.Path)
+	s.tokens = append(s.tokens, r.Header.Get("X-Nomad-Token"))
 	fault := s.broken
 	s.mu.Unlock()
 	if fault != nil && fault(w, r) {
@@ -223,12 +274,14 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 		s.list(w, r, "nodes", func() any {
 			out := []*api.NodeListStub{}
 			for _, n := range s.nodes {
-				out = append(out, &api.NodeListStub{ID: n.ID, Name: n.Name, Status: n.Status, ModifyIndex: n.ModifyIndex})
+				out = append(out, &api.NodeListStub{ID: n.ID, Name: n.Name, NodePool: n.NodePool, Status: n.Status, ModifyIndex: n.ModifyIndex})
 			}
 			return out
 		})
 	case isNode:
 		s.read(w, "nodes", func() (any, bool) { n, ok := s.nodes[node]; return n, ok }, "node not found")
+	case path == "client/stats":
+		s.statistics(w, r.URL.Query().Get("node_id"))
 	case path == "allocations":
 		s.list(w, r, "allocs", func() any {
 			out := []*api.AllocationListStub{}

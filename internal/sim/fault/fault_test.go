@@ -69,7 +69,7 @@ func TestEverySetSurvivesJSON(t *testing.T) {
 	t.Parallel()
 	set := fault.Set{
 		SlowFactor: 2, SlowLatency: fault.Duration(time.Millisecond), FirstTokenDelay: fault.Duration(time.Minute),
-		Hang: fault.HangAll, Crash: true, CrashAfterTokens: 3, LeakBytes: 1 << 40, Wake: fault.WakeCorrupt, FailHealth: true,
+		Hang: fault.HangAll, Crash: true, CrashAfterTokens: 3, LeakBytes: 1 << 40, Sleep: fault.SleepSlow, Wake: fault.WakeCorrupt, FailHealth: true,
 		Error500: true, Garbage: fault.GarbageHTTP, GarbageAfterTokens: 5, DropAfterTokens: 6,
 	}
 	for v, i := reflect.ValueOf(set), 0; i < v.NumField(); i++ {

@@ -35,6 +35,21 @@ const (
 	WakeCorrupt = "corrupt"
 )
 
+// Values of Set.Sleep.
+const (
+	// SleepError answers 500 and leaves the engine awake.
+	SleepError = "error"
+	// SleepSlow waits for Slow first.
+	SleepSlow = "slow"
+)
+
+// WakeSlow, a value of Set.Wake, waits for Slow first.
+const WakeSlow = "slow"
+
+// Slow is what SleepSlow and WakeSlow wait: long enough that something else can happen
+// meanwhile.
+const Slow = 4 * time.Second
+
 // Values of Set.Garbage.
 const (
 	// GarbageSSE breaks the framing: binary bytes in place of an event (or of
@@ -91,7 +106,9 @@ type Set struct {
 	// LeakBytes is how much device memory a sleep fails to give back. Every
 	// sleep leaks that much again; only the end of the process frees it.
 	LeakBytes int64 `json:"leak_bytes,omitempty"`
-	// Wake is WakeError, WakeHang, WakeCrash or WakeCorrupt.
+	// Sleep is SleepError or SleepSlow.
+	Sleep string `json:"sleep,omitempty"`
+	// Wake is WakeError, WakeHang, WakeCrash, WakeCorrupt or WakeSlow.
 	Wake string `json:"wake,omitempty"`
 	// FailHealth makes /health and /ping answer 503 while all else works.
 	FailHealth bool `json:"fail_health,omitempty"`
@@ -137,7 +154,8 @@ func (s Set) validate() error {
 		allowed     []string
 	}{
 		{"hang", s.Hang, []string{HangGeneration, HangAll}},
-		{"wake", s.Wake, []string{WakeError, WakeHang, WakeCrash, WakeCorrupt}},
+		{"sleep", s.Sleep, []string{SleepError, SleepSlow}},
+		{"wake", s.Wake, []string{WakeError, WakeHang, WakeCrash, WakeCorrupt, WakeSlow}},
 		{"garbage", s.Garbage, []string{GarbageSSE, GarbageJSON, GarbageHTTP}},
 	} {
 		if e.value != "" && !slices.Contains(e.allowed, e.value) {
@@ -221,7 +239,8 @@ var help = [...]string{
 	"         ends the process at once, as SIGKILL would",
 	"N        does so once N more tokens were generated",
 	"N        bytes of device memory that every sleep fails to give back",
-	"error (500), hang, crash or corrupt (damages the weights: 500, then the process exits)",
+	"error (500, and it stays awake) or slow (4 s)",
+	"error (500), hang, crash, slow (4 s) or corrupt (damages the weights: 500, then the process exits)",
 	"         /health and /ping answer 503",
 	"         generation requests get 500",
 	"sse (broken framing), json (broken events) or http (no HTTP at all)",

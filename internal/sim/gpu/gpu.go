@@ -2,8 +2,9 @@
 // laptops, tests and benchmarks have GPUs to place models on.
 //
 // It guarantees that the same configuration gives the same GPUs, UUIDs
-// included, on every start. What it reports as their load is real: the memory
-// and CPU time of the processes that were given the GPU. A state file makes a
+// included, on every start. What it reports as their load is real: the CPU
+// time of the processes that were given the GPU, and the device memory that engines and
+// the GPU memory service hold of it; not what an engine that sleeps keeps in host memory. A state file makes a
 // GPU sick or absent while the plugin runs; a state file that cannot be read
 // or understood changes nothing until it can be.
 package gpu

@@ -19,8 +19,8 @@ const ticksPerSecond = 100
 
 // load is what the processes of one GPU use of the machine.
 type load struct {
-	// memoryKiB is their memory, shared pages split between those who share.
-	memoryKiB float64
+	// memory is the GPU's own that is in use, in bytes; see held.
+	memory uint64
 	// cpuSeconds is the CPU time they have used since the last scan.
 	cpuSeconds float64
 }
@@ -31,7 +31,8 @@ type procKey struct {
 	start uint64
 }
 
-// scanner measures the processes that live on simulated GPUs. A process lives
+// scanner measures the processes that live on simulated GPUs, and finds the memory of
+// the GPUs. A process lives
 // on a GPU when its environment, which children inherit, names the GPU in
 // REMUDA_GPU_UUIDS. It is not safe for concurrent use.
 type scanner struct {
@@ -56,6 +57,7 @@ func (s *scanner) scan(ctx context.Context) (map[string]load, time.Duration, err
 		elapsed = now.Sub(s.lastAt)
 	}
 	loads := map[string]load{}
+	memory := held{}
 	seen := map[procKey]uint64{}
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
@@ -66,10 +68,12 @@ func (s *scanner) scan(ctx context.Context) (map[string]load, time.Duration, err
 			return nil, 0, err
 		}
 		dir := filepath.Join(s.procDir, e.Name())
+		memory.open(dir) // the GPU memory service lives on no GPU
 		gpus := gpusOf(dir)
 		if len(gpus) == 0 {
 			continue
 		}
+		memory.mapped(dir)
 		start, ticks, ok := cpuOf(dir)
 		if !ok {
 			continue
@@ -82,13 +86,16 @@ func (s *scanner) scan(ctx context.Context) (map[string]load, time.Duration, err
 			used = 0
 		}
 		share := float64(len(gpus))
-		memory := memoryOf(dir)
 		for _, uuid := range gpus {
 			l := loads[uuid]
-			l.memoryKiB += memory / share
 			l.cpuSeconds += float64(used) / ticksPerSecond / share
 			loads[uuid] = l
 		}
+	}
+	for uuid, n := range memory.on() {
+		l := loads[uuid]
+		l.memory = n
+		loads[uuid] = l
 	}
 	s.last, s.lastAt = seen, now
 	return loads, elapsed, nil
@@ -128,39 +135,12 @@ func cpuOf(dir string) (start, ticks uint64, ok bool) {
 	return start, user + system, err1 == nil && err2 == nil && err3 == nil
 }
 
-// memoryOf returns the memory of the process in dir in KiB: its proportional
-// share, so that weights which two engines map count once, or its resident set
-// where the kernel does not tell.
-func memoryOf(dir string) float64 {
-	if rollup, err := os.ReadFile(filepath.Join(dir, "smaps_rollup")); err == nil {
-		for line := range strings.Lines(string(rollup)) {
-			if rest, ok := strings.CutPrefix(line, "Pss:"); ok {
-				if kib, err := strconv.ParseFloat(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(rest), "kB")), 64); err == nil {
-					return kib
-				}
-			}
-		}
-	}
-	statm, err := os.ReadFile(filepath.Join(dir, "statm"))
-	if err != nil {
-		return 0
-	}
-	fields := strings.Fields(string(statm))
-	if len(fields) < 2 {
-		return 0
-	}
-	pages, err := strconv.ParseFloat(fields[1], 64)
-	if err != nil {
-		return 0
-	}
-	return pages * float64(os.Getpagesize()) / 1024
-}
-
-// sample turns a GPU's load into what its driver would report. Memory is the
-// processes' own; utilisation is the CPU time that they used, one busy core
+// sample turns a GPU's load into what its driver would report. Memory is what is
+// allocated on it, whoever holds it, and not what its processes take of the machine, so
+// that an engine that sleeps shows as none; utilisation is the CPU time that they used, one busy core
 // being a busy GPU; power and temperature follow utilisation.
 func sample(g deviceplugin.GPU, l load, elapsed time.Duration) deviceplugin.Sample {
-	memory := min(int64(l.memoryKiB/1024), g.MemoryMiB)
+	memory := int64(min(l.memory>>20, uint64(g.MemoryMiB)))
 	var busy float64
 	if elapsed > 0 {
 		busy = min(l.cpuSeconds/elapsed.Seconds(), 1)

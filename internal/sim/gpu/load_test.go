@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -22,8 +23,8 @@ type procs struct {
 	dir string
 }
 
-// put writes a process: its GPUs, start time, CPU ticks and memory.
-func (p procs) put(pid int, gpus string, start, ticks, pssKiB int) {
+// put writes a process: its GPUs, start time, CPU ticks, and what it has mapped.
+func (p procs) put(pid int, gpus string, start, ticks int, maps ...string) {
 	p.t.Helper()
 	dir := filepath.Join(p.dir, fmt.Sprint(pid))
 	require.NoError(p.t, os.MkdirAll(dir, 0o700))
@@ -34,9 +35,9 @@ func (p procs) put(pid int, gpus string, start, ticks, pssKiB int) {
 	// The name of a command may hold spaces and parentheses.
 	stat := fmt.Sprintf("%d (a) b (c)) S 1 1 1 0 -1 4194304 1 0 0 0 %d %d 0 0 20 0 1 0 %d 1 1", pid, ticks/2, ticks-ticks/2, start)
 	for name, text := range map[string]string{
-		"environ":      environ,
-		"stat":         stat,
-		"smaps_rollup": fmt.Sprintf("5583-7ffe ---p 0 00:00 0 [rollup]\nRss:  999999 kB\nPss:   %d kB\nPss_Dirty: 1 kB\n", pssKiB),
+		"environ": environ,
+		"stat":    stat,
+		"maps":    "00400000-7f0000000000 r-xp 00000000 08:01 77 /usr/bin/engine\n" + strings.Join(maps, ""),
 	} {
 		require.NoError(p.t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
 	}
@@ -65,18 +66,19 @@ func TestSamplesMeasureTheProcessesOfEachGPU(t *testing.T) {
 	}
 	idle := [4]int64{0, 0, 70, 30}
 
-	p.put(10, g0, 1, 5000, 300<<10)
-	p.put(11, g0, 1, 0, 100<<10)
-	p.put(12, g0+","+g1, 1, 0, 200<<10)
-	p.put(13, "", 1, 100000, 900<<10)
-	check("memory adds up, CPU needs a second look", map[string][4]int64{
+	p.put(10, g0, 1, 5000, region(g0, 1, 0, 200), region(g0, 1, 200, 100), region(g0, 2, 0, 100))
+	p.put(11, g0, 1, 0, region(g0, 3, 0, 100), "7f-zz rw-s 0 00:01 9 /memfd:remuda-gms:"+g0+" (deleted)\n",
+		"7f0000000000-7f0040000000 rw-s 00000000 00:01 10 /memfd:remuda-gms (deleted)\n", "7f0000000000-7f0040000000 rw-p 00000000 00:00 0\n")
+	p.put(12, g0+","+g1, 1, 0, region(g0, 2, 0, 100), region(g1, 4, 0, 100))
+	p.put(13, "", 1, 100000, region(g2, 5, 0, 900)) // on no GPU: what it maps is not looked at
+	check("memory adds up, each piece once; CPU needs a second look", map[string][4]int64{
 		g0: {500, 0, 70, 30}, g1: {100, 0, 70, 30}, g2: idle})
 
 	now = now.Add(2 * time.Second)
-	p.put(10, g0, 1, 5000+50, 300<<10)      // half a second of CPU in two
-	p.put(12, g0+","+g1, 1, 100, 200<<10)   // one second, half of it for each GPU
-	p.put(14, g2, 1, 1000, 1<<30)           // new and very busy, with 1 TiB of memory
-	p.put(15, "GPU-elsewhere", 1, 100, 100) // not simulated here
+	p.put(10, g0, 1, 5000+50, region(g0, 1, 0, 200), region(g0, 1, 200, 100), region(g0, 2, 0, 100)) // half a second of CPU in two
+	p.put(12, g0+","+g1, 1, 100, region(g0, 2, 0, 100), region(g1, 4, 0, 100))                       // one second, half of it for each GPU
+	p.put(14, g2, 1, 1000, region(g2, 6, 0, 1<<20))                                                  // new and very busy, with 1 TiB of memory
+	p.put(15, "GPU-elsewhere", 1, 100, region("GPU-elsewhere", 7, 0, 100))                           // not simulated here
 	check("busy", map[string][4]int64{
 		g0: {500, 50, 385, 52}, g1: {100, 25, 227, 41}, g2: {81559, 100, 700, 75}})
 
@@ -86,16 +88,23 @@ func TestSamplesMeasureTheProcessesOfEachGPU(t *testing.T) {
 		g0: {500, 50, 385, 52}, g1: {100, 25, 227, 41}, g2: {81559, 100, 700, 75}})
 
 	now = now.Add(time.Second)
-	p.put(10, g0, 9, 10, 300<<10) // another process under an old PID
+	p.put(10, g0, 9, 10, region(g0, 1, 0, 300), region(g0, 2, 0, 100)) // another process under an old PID
 	require.NoError(t, os.WriteFile(state, []byte(fmt.Sprintf(`{"gpus": {%q: {"absent": true}, %q: {"unhealthy": "x"}}}`, g2, g1)), 0o600))
 	check("a reused PID is a new process, an absent GPU has no sample", map[string][4]int64{
 		g0: {500, 10, 132, 34}, g1: {100, 0, 70, 30}})
 
 	for _, pid := range []string{"10", "11", "12"} {
 		require.NoError(t, os.WriteFile(filepath.Join(p.dir, pid, "stat"), []byte("garbage"), 0o600))
+		require.NoError(t, os.Remove(filepath.Join(p.dir, pid, "maps")))
 	}
 	now = now.Add(time.Second)
 	check("what cannot be read is left out", map[string][4]int64{g0: idle, g1: idle})
+}
+
+// region is a line of maps: a piece of a GPU's memory, from MiB and size in MiB.
+func region(gpu string, inode, from, size uint64) string {
+	return fmt.Sprintf("7f0000000000-%012x rw-s %08x 00:01 %d                     /memfd:remuda-sim-device:%s (deleted)\n",
+		0x7f0000000000+size<<20, from<<20, inode, gpu)
 }
 
 func TestSamplesFail(t *testing.T) {
@@ -114,25 +123,14 @@ func TestSamplesOfARealProcess(t *testing.T) {
 	require.NoError(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	busy := exec.CommandContext(ctx, os.Args[0], "-test.run=^TestHelperBusy$")
-	busy.Env = append(os.Environ(), "GPU_TEST_BUSY=1", deviceplugin.EnvGPUs+"="+uuid)
+	busy := exec.CommandContext(ctx, os.Args[0])
+	busy.Env = append(os.Environ(), roleEnv+"=busy", deviceplugin.EnvGPUs+"="+uuid)
 	require.NoError(t, busy.Start())
 	defer func() { _ = busy.Process.Kill(); _ = busy.Wait() }()
 	require.Eventually(t, func() bool {
 		samples, err := src.Samples(ctx)
 		require.NoError(t, err)
 		s := samples[uuid]
-		return *s.MemoryUsedMiB >= 32 && *s.UtilizationPercent >= 5 && *s.PowerWatts > 70
+		return *s.UtilizationPercent >= 5 && *s.PowerWatts > 70 && *s.MemoryUsedMiB == 0 // its heap is none of the GPU's
 	}, 20*time.Second, 100*time.Millisecond)
-}
-
-// TestHelperBusy is the process that TestSamplesOfARealProcess watches.
-func TestHelperBusy(t *testing.T) {
-	if os.Getenv("GPU_TEST_BUSY") == "" {
-		t.Skip("a helper of another test")
-	}
-	memory := make([]byte, 64<<20)
-	for i := 0; ; i += 4096 {
-		memory[i%len(memory)]++
-	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 
 	"remuda/internal/sim/weights"
@@ -25,6 +26,7 @@ type Bank struct {
 	path string
 
 	mu      sync.Mutex // held during copies, so that operations never overlap
+	gpus    []string   // on which the device memory is
 	header  *weights.Header
 	digests weights.Digests
 	device  region
@@ -36,11 +38,14 @@ type Bank struct {
 	onHst int64
 }
 
-// Open reads the weights file at path onto the device and checks it. An empty
-// path makes an empty bank. A file without digests is taken as it is, and its
-// digests are computed for later wakes.
-func Open(path string) (*Bank, error) {
-	b := &Bank{path: path}
+// ErrAwake is returned by Move while the weights are on the device.
+var ErrAwake = errors.New("the weights are on the device")
+
+// Open reads the weights file at path onto the GPUs, on each the same share of it, and
+// checks it. An empty path makes an empty bank. A file without digests is taken as it
+// is, and its digests are computed for later wakes.
+func Open(path string, gpus []string) (*Bank, error) {
+	b := &Bank{path: path, gpus: slices.Clone(gpus)}
 	if path == "" {
 		return b, nil
 	}
@@ -53,7 +58,7 @@ func Open(path string) (*Bank, error) {
 	if b.digests, err = f.Header.Digests(); err != nil {
 		return nil, fmt.Errorf("weights %s: %w", path, err)
 	}
-	if b.device, err = newDevice(f.Header.DataSize); err != nil {
+	if b.device, err = newDevice(f.Header.DataSize, b.gpus); err != nil {
 		return nil, err
 	}
 	if err = f.Load(b.device.data); err == nil {
@@ -76,7 +81,7 @@ func (b *Bank) Sleep(level int, leak int64) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	defer b.account()
-	if err := b.leaks.Add(leak); err != nil {
+	if err := b.leaks.Add(leak, b.gpus); err != nil {
 		return err
 	}
 	switch {
@@ -107,7 +112,7 @@ func (b *Bank) Wake(_ context.Context, corrupt bool) error {
 	if b.header == nil || b.device.data != nil {
 		return nil
 	}
-	dev, err := newDevice(b.header.DataSize)
+	dev, err := newDevice(b.header.DataSize, b.gpus)
 	if err != nil {
 		return err
 	}
@@ -127,6 +132,17 @@ func (b *Bank) Wake(_ context.Context, corrupt bool) error {
 		return errors.Join(err, b.device.free())
 	}
 	return b.host.free()
+}
+
+// Move makes the next wake be on these GPUs. What has leaked stays where it is.
+func (b *Bank) Move(gpus []string) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.device.data != nil {
+		return ErrAwake
+	}
+	b.gpus = slices.Clone(gpus)
+	return nil
 }
 
 func (b *Bank) reload() error {

@@ -6,12 +6,12 @@ import "errors"
 // are none. Not safe for concurrent use.
 type Leaks struct{ regions []region }
 
-// Add leaks n bytes more; 0 leaks nothing.
-func (l *Leaks) Add(n int64) error {
+// Add leaks n bytes more, shared between the GPUs; 0 leaks nothing.
+func (l *Leaks) Add(n int64, gpus []string) error {
 	if n <= 0 {
 		return nil
 	}
-	r, err := newDevice(n)
+	r, err := newDevice(n, gpus)
 	if err != nil {
 		return err
 	}

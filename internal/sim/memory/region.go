@@ -3,49 +3,89 @@ package memory
 import (
 	"errors"
 	"fmt"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
 
-// deviceName is how device memory shows in /proc/PID/maps.
-const deviceName = "remuda-sim-device"
+// DeviceName is how device memory shows in /proc/PID/maps and /proc/PID/fd, followed by
+// ":" and the GPU's UUID where the GPU is known.
+const DeviceName = "remuda-sim-device"
 
 // region is memory outside the Go heap. The zero region is empty.
 type region struct {
 	data []byte
-	fd   int // of the memfd, or -1
+	base unsafe.Pointer
+	// mapped is how many bytes of addresses it takes.
+	mapped uintptr
+	fds    []int // of the memfds, none for host memory
 }
 
-func newDevice(size int64) (region, error) {
+// newDevice makes device memory on the GPUs, on each the same share of it.
+func newDevice(size int64, gpus []string) (region, error) {
 	if size == 0 {
-		return region{fd: -1}, nil
+		return region{}, nil
 	}
-	fd, err := unix.MemfdCreate(deviceName, unix.MFD_CLOEXEC)
+	names := []string{DeviceName}
+	if len(gpus) > 0 {
+		names = nil
+		for _, g := range gpus {
+			names = append(names, DeviceName+":"+g)
+		}
+	}
+	const page = 4096
+	share := ((size+int64(len(names))-1)/int64(len(names)) + page - 1) &^ (page - 1)
+	r, err := reserve(size, share*int64(len(names)), unix.PROT_NONE)
 	if err != nil {
-		return region{}, fmt.Errorf("create device memory: memfd_create: %w", err)
+		return region{}, fmt.Errorf("reserve %d bytes of addresses: %w", size, err)
 	}
-	err = unix.Ftruncate(fd, size)
-	var data []byte
-	if err == nil {
-		data, err = unix.Mmap(fd, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	for i, name := range names {
+		at := int64(i) * share
+		n := min(share, size-at)
+		if n <= 0 {
+			break
+		}
+		if err := r.mapFile(name, at, n); err != nil {
+			return region{}, errors.Join(fmt.Errorf("map %d bytes of device memory: %w", n, err), r.free())
+		}
 	}
+	hugePages(r.data)
+	return r, nil
+}
+
+// mapFile puts a memfd of n bytes at an offset of the region.
+func (r *region) mapFile(name string, at, n int64) error {
+	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC)
 	if err != nil {
-		return region{}, errors.Join(fmt.Errorf("map %d bytes of device memory: %w", size, err), unix.Close(fd))
+		return fmt.Errorf("memfd_create: %w", err)
 	}
-	hugePages(data)
-	return region{data: data, fd: fd}, nil
+	r.fds = append(r.fds, fd)
+	if err := unix.Ftruncate(fd, n); err != nil {
+		return fmt.Errorf("ftruncate: %w", err)
+	}
+	_, err = unix.MmapPtr(fd, 0, unsafe.Add(r.base, at), uintptr(n), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_FIXED)
+	return err
 }
 
 func newHost(size int64) (region, error) {
 	if size == 0 {
-		return region{fd: -1}, nil
+		return region{}, nil
 	}
-	data, err := unix.Mmap(-1, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	r, err := reserve(size, size, unix.PROT_READ|unix.PROT_WRITE)
 	if err != nil {
 		return region{}, fmt.Errorf("map %d bytes of host memory: %w", size, err)
 	}
-	hugePages(data)
-	return region{data: data, fd: -1}, nil
+	hugePages(r.data)
+	return r, nil
+}
+
+// reserve takes addresses: room for size bytes and more.
+func reserve(size, room int64, protection int) (region, error) {
+	base, err := unix.MmapPtr(-1, 0, nil, uintptr(room), protection, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		return region{}, err
+	}
+	return region{data: unsafe.Slice((*byte)(base), size), base: base, mapped: uintptr(room)}, nil
 }
 
 // hugePages asks for fewer page faults. A kernel without huge pages refuses,
@@ -57,12 +97,12 @@ func (r *region) free() error {
 	if r.data == nil {
 		return nil
 	}
-	err := unix.Munmap(r.data)
-	if r.fd >= 0 {
-		err = errors.Join(err, unix.Close(r.fd))
+	errs := []error{unix.MunmapPtr(r.base, r.mapped)}
+	for _, fd := range r.fds {
+		errs = append(errs, unix.Close(fd))
 	}
-	*r = region{fd: -1}
-	if err != nil {
+	*r = region{}
+	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("free memory: %w", err)
 	}
 	return nil

@@ -35,6 +35,8 @@ type Config struct {
 	Path string
 	// Sockets are the service's, one for each GPU.
 	Sockets []string
+	// GPUs are their UUIDs, on which a leak shows; empty where they are not known.
+	GPUs []string
 	// Lock is wire.Auto for a primary and wire.RO for a shadow (Decision 5).
 	Lock wire.LockType
 	// Space makes the place in which one GPU's memory is mapped, and what closes
@@ -170,7 +172,7 @@ func (w *Weights) Sleep(_ int, leak int64) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	defer w.account()
-	if err := w.leaks.Add(leak); err != nil {
+	if err := w.leaks.Add(leak, w.cfg.GPUs); err != nil {
 		return err
 	}
 	if w.asleep {
@@ -213,6 +215,12 @@ func (w *Weights) Wake(ctx context.Context, corrupt bool) error {
 	w.resume()
 	return nil
 }
+
+// ErrFixed is returned by Move.
+var ErrFixed = errors.New("the weights are shared with other engines on these GPUs")
+
+// Move fails: what is committed stays with the service of its GPU.
+func (w *Weights) Move([]string) error { return ErrFixed }
 
 // Size is how many bytes the weights take.
 func (w *Weights) Size() int64 { return w.header.DataSize }

@@ -481,3 +481,12 @@ func TestDriverThatHangsDoesNotHoldUpTheEnd(t *testing.T) {
 		t.Fatal("it waits for the driver")
 	}
 }
+
+// TestSharedWeightsDoNotMove: they are the other engine's, too.
+func TestSharedWeightsDoNotMove(t *testing.T) {
+	s := newService(t, 1)
+	w := s.engine(model(t, 1), wire.Auto).open(t)
+	require.NoError(t, w.Sleep(1, 0))
+	require.ErrorIs(t, w.Move([]string{"GPU-1"}), shared.ErrFixed)
+	require.NoError(t, w.Wake(t.Context(), false))
+}

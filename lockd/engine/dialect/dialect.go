@@ -33,6 +33,9 @@ var (
 	// ErrNotLoaded means that the server works but the model cannot serve:
 	// it is not loaded, or the process that held it died. Load repairs that.
 	ErrNotLoaded = errors.New("model is not loaded")
+	// ErrCannotMove means that the engine wakes on the GPUs on which it slept, and on
+	// no others.
+	ErrCannotMove = errors.New("engine cannot move to other GPUs")
 	// ErrUnknown means that the engine does not tell what was asked.
 	ErrUnknown = errors.New("engine does not tell")
 )
@@ -69,6 +72,12 @@ type Dialect interface {
 	Wake(ctx context.Context) error
 	// Sleeping tells whether the engine says that it sleeps.
 	Sleeping(ctx context.Context) (bool, error)
+	// CanMove tells whether an engine of this kind can wake on other GPUs than those
+	// on which it slept, and be started on those that its environment names.
+	CanMove() bool
+	// Move makes the next wake of a sleeping engine be on these GPUs, by UUID. The
+	// error wraps ErrCannotMove, and the engine sleeps on as before, where it cannot.
+	Move(ctx context.Context, gpus []string) error
 	// Usage is how much the engine works right now. The error wraps
 	// ErrUnknown where the engine has no such figures.
 	Usage(ctx context.Context) (Usage, error)
@@ -119,11 +128,14 @@ type Config struct {
 const (
 	VLLM   = "vllm"
 	Ollama = "ollama"
+	// Sim is "remuda sim": vLLM's surface, and what real engines cannot do yet.
+	Sim = "sim"
 )
 
 var dialects = map[string]func(*api, Config) (Dialect, error){
 	VLLM:   newVLLM,
 	Ollama: newOllama,
+	Sim:    newSim,
 }
 
 // Names lists the known dialects in alphabetical order.

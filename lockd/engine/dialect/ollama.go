@@ -60,6 +60,10 @@ func (o *ollama) CanSleep() bool { return true }
 
 func (o *ollama) SleepWaits() bool { return true }
 
+func (o *ollama) CanMove() bool { return false }
+
+func (o *ollama) Move(context.Context, []string) error { return ErrCannotMove }
+
 func (o *ollama) Healthy(ctx context.Context) error {
 	var v struct {
 		Version string `json:"version"`

@@ -32,6 +32,10 @@ func (v *vllm) CanSleep() bool { return !v.noSleep.Load() }
 
 func (v *vllm) SleepWaits() bool { return false }
 
+func (v *vllm) CanMove() bool { return false }
+
+func (v *vllm) Move(context.Context, []string) error { return ErrCannotMove }
+
 // Healthy asks /health, which vLLM answers with 503 once its engine process
 // has died.
 func (v *vllm) Healthy(ctx context.Context) error {

@@ -4,10 +4,12 @@
 package enginetest
 
 import (
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"os"
 	"os/exec"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -19,8 +21,10 @@ type Engine struct {
 	healthy  bool
 	asleep   bool
 	failWake bool
-	// slowWake and slowHealth are how long these take.
-	slowWake, slowHealth time.Duration
+	// slowWake, slowSleep and slowHealth are how long these take.
+	slowWake, slowSleep, slowHealth time.Duration
+	// gpus are those of the next wake, as POST /sim/gpus said.
+	gpus []string
 	// failSleep refuses to sleep; crashSleep says yes and is broken after it.
 	failSleep, crashSleep bool
 	// badMetrics fails the next scrape; noGauges leaves the gauges out.
@@ -33,7 +37,7 @@ type Engine struct {
 // starts unhealthy, until POST /test/healthy; with "sleepless" it has no sleep
 // mode.
 func Serve(addr, model, mode string) error {
-	e := &Engine{healthy: mode != "loading", release: make(chan struct{})}
+	e := &Engine{healthy: mode != "loading", release: make(chan struct{}), gpus: strings.Split(os.Getenv("REMUDA_USE_GPUS"), ",")}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) {
 		e.wait(&e.slowHealth)
@@ -71,6 +75,7 @@ func Serve(addr, model, mode string) error {
 		fmt.Fprintf(w, `{"is_sleeping":%t}`, e.asleep)
 	})
 	mux.HandleFunc("POST /sleep", func(w http.ResponseWriter, _ *http.Request) {
+		e.wait(&e.slowSleep)
 		e.mu.Lock()
 		defer e.mu.Unlock()
 		if e.failSleep {
@@ -92,6 +97,27 @@ func Serve(addr, model, mode string) error {
 			return
 		}
 		e.asleep = false
+	})
+	mux.HandleFunc("POST /sim/gpus", func(w http.ResponseWriter, r *http.Request) {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		var body struct {
+			GPUs []string `json:"gpus"`
+		}
+		if err := json.NewDecoder(r.Body).Decode(&body); err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		if !e.asleep {
+			http.Error(w, "awake", http.StatusConflict)
+			return
+		}
+		e.gpus = body.GPUs
+	})
+	mux.HandleFunc("GET /test/gpus", func(w http.ResponseWriter, _ *http.Request) {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		fmt.Fprint(w, strings.Join(e.gpus, ","))
 	})
 	mux.HandleFunc("POST /v1/completions", e.complete)
 	mux.HandleFunc("POST /test/{what}", e.control)
@@ -130,6 +156,8 @@ func (e *Engine) control(w http.ResponseWriter, r *http.Request) {
 		e.healthy = false
 	case "slow-wake":
 		e.slowWake = time.Second
+	case "slow-sleep":
+		e.slowSleep = time.Second
 	case "slow-health":
 		e.slowHealth = 900 * time.Millisecond
 	case "fail-sleep":

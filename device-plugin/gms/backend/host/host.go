@@ -46,14 +46,17 @@ import (
 // DefaultGranularity is that of current GPUs, in bytes.
 const DefaultGranularity = 2 << 20
 
-// memfdName is how the memory shows in /proc/PID/maps.
-const memfdName = "remuda-gms"
+// MemoryName is how the memory shows in /proc/PID/maps and /proc/PID/fd, followed by ":"
+// and the GPU's UUID where Config says it.
+const MemoryName = "remuda-gms"
 
 // seals fix a memfd's size, and that it stays fixed.
 const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 
 // Config is how the emulated GPU behaves.
 type Config struct {
+	// GPU is the UUID of the GPU that is emulated; empty where nobody asks.
+	GPU string
 	// Capacity in bytes; a multiple of Granularity. 0: no limit.
 	Capacity uint64
 	// Granularity in bytes; a multiple of the page size. 0: DefaultGranularity.
@@ -135,12 +138,19 @@ func (b *Backend) Allocate(size uint64) (backend.Memory, error) {
 	if err != nil {
 		return nil, fmt.Errorf("allocate %d bytes of host memory: %w", size, err)
 	}
-	fd, err := create(size)
+	fd, err := create(b.name(), size)
 	if err != nil {
 		b.freed(size)
 		return nil, fmt.Errorf("allocate %d bytes of host memory: %w", size, err)
 	}
 	return b.adopt(fd, size)
+}
+
+func (b *Backend) name() string {
+	if b.cfg.GPU == "" {
+		return MemoryName
+	}
+	return MemoryName + ":" + b.cfg.GPU
 }
 
 // take counts size as used, if there is room.

@@ -11,8 +11,8 @@ import (
 // create makes a memfd and returns an open file of it that leases can be taken
 // on. (The one that memfd_create returns is not counted as a writer, so the
 // kernel grants no lease on it.)
-func create(size uint64) (int, error) {
-	fd, err := unix.MemfdCreate(memfdName, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+func create(name string, size uint64) (int, error) {
+	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
 		return -1, fmt.Errorf("memfd_create: %w", err)
 	}
@@ -71,7 +71,7 @@ func alone(fd int) (bool, error) {
 
 // checkKernel checks that alone can tell what it says.
 func checkKernel() error {
-	fd, err := create(uint64(unix.Getpagesize()))
+	fd, err := create(MemoryName, uint64(unix.Getpagesize()))
 	if err != nil {
 		return err
 	}

@@ -1,0 +1,134 @@
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"strings"
+
+	"remuda/controller/api"
+	"remuda/controller/modelfile"
+)
+
+var plan = question{
+	synopsis: "Tell what would happen, and why, without doing it",
+	about: `Tells what the controller would do next if a model file were applied, models were scaled or replicas evicted, and why:
+which replicas would come, go and rest, and what would have to wait. Without any of them it tells what it is about to
+do anyway. Nothing is done. What follows later, as once a replica has drained, is not in it; Nomad is not asked about
+the file's jobs.`,
+	args: []string{"[FILE]"},
+	setup: func(fs *flag.FlagSet) answering {
+		var scales []string
+		fs.Func("scale", "as if `MODEL=REPLICAS` had been scaled; may be given more than once", func(s string) error {
+			scales = append(scales, s)
+			return nil
+		})
+		evictee := fs.String("evict", "", "as if this `REPLICA or MODEL` had been evicted")
+		to := fs.String("to", "", "with -evict, the `tier` to go to: warm or cold (default: the replica ends)")
+		force := fs.Bool("force", false, "with -evict, dedicated replicas too, and below min")
+		return func(ctx context.Context, c *asker, args []string) error {
+			var r api.PlanRequest
+			var err error
+			if r.Scale, err = assignments("MODEL=REPLICAS", scales); err != nil {
+				return err
+			}
+			if *evictee == "" && (*to != "" || *force) {
+				return usagef("-to and -force are about -evict, which is missing")
+			}
+			if len(args) > 0 {
+				models, err := modelfile.Load(args[0])
+				if err != nil {
+					return err
+				}
+				for _, m := range models {
+					r.File += modelfile.Format(m)
+				}
+				r.Filename = args[0]
+			}
+			if *evictee != "" {
+				e := api.EvictRequest{Force: *force}
+				if e.To, err = evictTo(*to); err != nil {
+					return err
+				}
+				if err := c.evictee(ctx, *evictee, &e); err != nil {
+					return err
+				}
+				r.Evict = &e
+			}
+			p, err := c.Plan(ctx, r)
+			if err != nil {
+				return err
+			}
+			return c.print(p, func() error { c.showForesight(p); return nil })
+		}
+	},
+}
+
+func (c *asker) showForesight(p api.PlanResponse) {
+	if len(p.Changes) == 0 {
+		fmt.Fprintln(c.out, "No replica would change.")
+	} else {
+		fmt.Fprintf(c.out, "%s would change:\n", plural(len(p.Changes), "replica"))
+	}
+	for _, change := range p.Changes {
+		node := change.NodeName
+		if node == "" {
+			node = short(change.Node)
+		}
+		step := ""
+		switch {
+		case change.From == "":
+			step = "comes: " + change.To
+		case change.To == "":
+			step = "goes: it is " + change.From
+		default:
+			step = change.From + " -> " + change.To
+		}
+		if node != "" {
+			step += ", on " + node
+		}
+		fmt.Fprintf(c.out, "\n%s\n%s\n", wrap("  ", change.Replica), wrap("    ", step))
+		if change.Why != "" {
+			fmt.Fprintln(c.out, wrap("    ", sentence(change.Why)))
+		}
+	}
+	if len(p.Waits) > 0 {
+		fmt.Fprintln(c.out, "\nIt would have to wait:")
+	}
+	for _, w := range p.Waits {
+		about := w.Model
+		if w.Replica != "" {
+			about = w.Replica
+		}
+		fmt.Fprintf(c.out, "\n%s\n%s\n", wrap("  ", about), wrap("    ", sentence(w.Why)))
+	}
+	shown := map[string]bool{}
+	for _, change := range p.Changes {
+		shown[change.Replica] = true
+	}
+	var others []api.Decision
+	for _, d := range p.Decisions {
+		waits := false
+		for _, w := range p.Waits {
+			waits = waits || w.Why == d.Reason
+		}
+		if !waits && !shown[d.Replica] {
+			others = append(others, d)
+		}
+	}
+	if len(others) > 0 {
+		fmt.Fprintln(c.out, "\nAnd it would be decided:")
+	}
+	for _, d := range others {
+		fmt.Fprintf(c.out, "\n%s\n%s\n", wrap("  ", strings.TrimSpace(d.Kind+" "+aboutText(d))), wrap("    ", sentence(d.Reason)))
+	}
+	fmt.Fprintln(c.out, "\nNothing was done: this was a plan.")
+}
+
+// sentence ends a reason with a full stop.
+func sentence(s string) string {
+	if s = strings.TrimSpace(oneLine.Replace(s)); s == "" || strings.HasSuffix(s, ".") {
+		return s
+	}
+	return s + "."
+}

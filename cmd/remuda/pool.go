@@ -1,0 +1,70 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"remuda/controller/api"
+	"remuda/internal/bytesize"
+)
+
+func (p *program) poolVerbs() map[string]verb {
+	return map[string]verb{"pool list": p.asking(poolList)}
+}
+
+// ownPool is how people call the pool without a name.
+const ownPool = "own"
+
+// poolName names a pool for people.
+func poolName(name string) string {
+	if name == "" {
+		return ownPool
+	}
+	return name
+}
+
+var poolList = question{
+	synopsis: "List the capacity pools",
+	about: `Lists the controller's own capacity and the external capacity pools of the agents' config: how they are managed, what
+they cost, whether their Nomad is heard, what is free there and which replicas are.`,
+	run: func(ctx context.Context, c *asker, _ []string) error {
+		pools, _, err := c.Pools(ctx, api.QueryOptions{})
+		if err != nil {
+			return err
+		}
+		return c.print(list(pools), func() error { return c.showPools(pools) })
+	},
+}
+
+func (c *asker) showPools(pools []api.Pool) error {
+	at := now()
+	t := newTable(c.out, "NAME", "MANAGEMENT", "PRICE", "NOMAD", "NODES", "GPUS", "GPU MEMORY FREE", "HOT", "WARM", "EXPECTED")
+	for _, p := range pools {
+		state := "reachable"
+		if !p.Known {
+			state = "unreachable"
+			if !p.Heard.IsZero() {
+				state += " for " + age(p.Heard, at)
+			}
+		}
+		var expected []string
+		for _, model := range slices.Sorted(maps.Keys(p.Expected)) {
+			expected = append(expected, fmt.Sprintf("%s %d", model, p.Expected[model]))
+		}
+		t.row(poolName(p.Name), p.Management, p.Price, state, p.Nodes, p.GPUs, bytesize.Text(p.FreeMemory)+" of "+bytesize.Text(p.Memory),
+			p.Counts.Hot, p.Counts.Warm, strings.Join(expected, ", "))
+	}
+	if err := t.flush(); err != nil {
+		return err
+	}
+	for _, p := range pools {
+		if p.Error != "" {
+			fmt.Fprintf(c.out, "\n%s", wrap("", fmt.Sprintf("Pool %s: %s", poolName(p.Name), p.Error)))
+			fmt.Fprintln(c.out)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,160 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"remuda/controller/api"
+)
+
+// TestPlanDoesNothing: it tells what would happen, and why, and that is all.
+func TestPlanDoesNothing(t *testing.T) {
+	w := newWorld(t)
+	r := w.dev()
+	r.gateway()
+	r.eventually("the node", func() bool { return strings.Contains(r.ok("node", "list"), "gpu-1") })
+	path := writeModel(t, "m", "  max = 3\n  replicas = 1\n"+variant("h100", "20GiB"))
+
+	out := r.ok("plan", path)
+	require.Contains(t, out, "1 replica would change:\n\n  m:h100:")
+	require.Contains(t, out, "    comes: HOT placed, on gpu-1\n")
+	require.Contains(t, out, "Nothing was done: this was a plan.\n")
+	require.Contains(t, r.ok("model", "list"), "There are no models yet")
+	for _, line := range strings.Split(out, "\n") {
+		require.LessOrEqual(t, len([]rune(line)), width, line)
+	}
+
+	r.ok("model", "apply", path)
+	require.Contains(t, r.ok("plan"), "No replica would change.\n")
+	out = r.ok("plan", "-scale", "m=3")
+	require.Contains(t, out, "2 replicas would change:\n")
+	var p api.PlanResponse
+	r.json(&p, "plan", "-scale", "m=3")
+	require.Len(t, p.Changes, 2)
+	require.NotEmpty(t, p.Changes[0].Why)
+	require.NotEmpty(t, p.Decisions)
+	out = r.ok("plan", "-evict", "m", "-to", "warm")
+	require.Contains(t, out, "HOT running -> HOT draining, then WARM, on gpu-1\n    that is what was asked for.\n")
+	big := writeModel(t, "big", "  max = 1\n  replicas = 1\n"+variant("h100", "500GiB"))
+	out = r.ok("plan", big)
+	require.Contains(t, out, "It would have to wait:\n\n  big\n")
+	require.Regexp(t, `(?m)^m +running +1 +1 `, r.ok("model", "list"))
+
+	for args, want := range map[string]string{
+		"-scale m":              `"m": want MODEL=REPLICAS`,
+		"-scale m=x":            `the number is "x"`,
+		"-scale m=1 -scale m=2": `model "m" is there twice`,
+		"-to warm":              "-evict, which is missing",
+		"-evict m -to tepid":    `-to is "tepid": want warm or cold`,
+	} {
+		got := r.do(append([]string{"plan"}, strings.Fields(args)...)...)
+		require.Equal(t, 2, got.code, args)
+		require.Contains(t, got.errout, want, args)
+	}
+	got := r.do("plan", "-scale", "m=9")
+	require.Equal(t, 1, got.code)
+	require.Contains(t, got.errout, "0 to 3")
+}
+
+const calendarFile = `timezone = "UTC"
+
+default {
+  dedicated = { "m" = 2 }
+}
+`
+
+// TestDedicated goes through the verbs of the dedicated set.
+func TestDedicated(t *testing.T) {
+	w := newWorld(t)
+	r := w.dev()
+	r.gateway()
+	r.ok("model", "apply", writeModel(t, "m", "  max = 3\n  replicas = 1\n"+variant("h100", "20GiB")))
+	require.Contains(t, r.ok("dedicated", "show"), "No model is dedicated by the set.")
+	out := r.ok("dedicated", "set", "m=1")
+	require.Regexp(t, `(?m)^Set by = operator, at `, out)
+	require.Regexp(t, `(?m)^m +1$`, out)
+	require.Contains(t, r.ok("model", "status", "m"), "yes, by the dedicated set")
+	got := r.do("evict", "m")
+	require.Equal(t, 1, got.code)
+	require.Contains(t, got.errout, "dedicated")
+	for args, want := range map[string]string{
+		"":        "MODEL=REPLICAS",
+		"m":       `"m": want MODEL=REPLICAS, as llama-3-8b=2`,
+		"m=0":     "want at least 1 replica",
+		"m=-1":    `the number is "-1"`,
+		"m=1 m=2": "is there twice",
+	} {
+		got := r.do(append([]string{"dedicated", "set"}, strings.Fields(args)...)...)
+		require.Equal(t, 2, got.code, args)
+		require.Contains(t, got.errout, want, args)
+	}
+	got = r.do("dedicated", "set", "m=1", "n=1")
+	require.Equal(t, 1, got.code)
+	require.Contains(t, got.errout, `model "n" does not exist`)
+	require.Contains(t, r.ok("dedicated", "clear"), "No model is dedicated by the set.")
+
+	require.Contains(t, r.ok("dedicated", "schedule"), "There is no schedule")
+	path := filepath.Join(t.TempDir(), "calendar.hcl")
+	require.NoError(t, os.WriteFile(path, []byte(calendarFile), 0o600))
+	out = r.ok("dedicated", "schedule", path)
+	require.Regexp(t, `(?m)^Window now = default$`, out)
+	require.Regexp(t, `(?m)^Until +(=) no change within 400 days$`, out)
+	require.Equal(t, calendarFile, r.ok("dedicated", "schedule"))
+	r.eventually("the calendar's set", func() bool {
+		var d api.Dedicated
+		r.json(&d, "dedicated", "show")
+		return d.Source == "schedule:default" && d.Models["m"] == 2
+	})
+	require.NoError(t, os.WriteFile(path, []byte("timezone = \"UTC\"\ndefault {\n  dedicated = { x = 1, y = -1 }\n}\n"), 0o600))
+	got = r.do("dedicated", "schedule", path)
+	require.Equal(t, 1, got.code)
+	require.Regexp(t, regexp.QuoteMeta(path)+`:3:28: default: dedicated: model "y" is -1`, got.errout)
+	require.NoError(t, os.WriteFile(path, []byte("timezone = \"UTC\"\ndefault {\n  dedicated = { x = 1 }\n}\n"), 0o600))
+	got = r.do("dedicated", "schedule", path)
+	require.Equal(t, 1, got.code)
+	require.Contains(t, got.errout, path+`:3:17: default: dedicated: model "x" does not exist`)
+
+	var stdout, errs bytes.Buffer
+	p := &program{ctx: t.Context(), stdin: strings.NewReader(calendarFile), stdout: &stdout, stderr: &errs}
+	require.Equal(t, 0, p.run([]string{"dedicated", "schedule", "-", "-address", r.url}), errs.String())
+	got = r.do("dedicated", "schedule", "-delete", path)
+	require.Equal(t, 2, got.code)
+	require.Equal(t, "There is no schedule. The dedicated set stays as it is.\n", r.ok("dedicated", "schedule", "-delete"))
+}
+
+// TestPoolList: without any pool block there is the own one.
+func TestPoolList(t *testing.T) {
+	w := newWorld(t)
+	r := w.dev()
+	r.eventually("the node", func() bool { return strings.Contains(r.ok("node", "list"), "gpu-1") })
+	r.eventually("the pool", func() bool {
+		return regexp.MustCompile(`(?m)^own +full +1 +reachable +1 +2 +\S+ GiB of \S+ GiB +0 +0 +-$`).MatchString(r.ok("pool", "list"))
+	})
+	var pools []api.Pool
+	r.json(&pools, "pool", "list")
+	require.Len(t, pools, 1)
+	r.ok("model", "apply", writeModel(t, "m", "  max = 3\n  replicas = 0\n"+variant("h100", "20GiB")))
+	got := r.do("scale", "m", "1", "-pool", "cloud")
+	require.Equal(t, 1, got.code)
+	require.Contains(t, got.errout, `pool "cloud" does not exist`)
+	got = r.do("scale", "m/h100", "1", "-pool", "cloud")
+	require.Equal(t, 2, got.code)
+	require.Contains(t, got.errout, `-pool is "cloud", and m/h100 names a variant`)
+}
+
+func TestPoolTable(t *testing.T) {
+	var b bytes.Buffer
+	c := &asker{out: &b}
+	require.NoError(t, c.showPools([]api.Pool{
+		{Management: "full", Price: 1, Known: true},
+		{Name: "cloud", Management: "manual", Price: 2.5, Error: "connection refused", Expected: map[string]int{"m": 2, "a": 1}},
+	}))
+	require.Regexp(t, `(?m)^cloud +manual +2.5 +unreachable +0 +0 +0 B of 0 B +0 +0 +a 1, m 2$`, b.String())
+	require.Contains(t, b.String(), "\nPool cloud: connection refused\n")
+}

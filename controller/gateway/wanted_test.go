@@ -1,0 +1,82 @@
+package gateway_test
+
+import (
+	"net/http"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"remuda/controller/api"
+)
+
+// TestWantedModelsAreReported: at once, once for each request that nobody could serve,
+// and only what the controller could do something about.
+func TestWantedModelsAreReported(t *testing.T) {
+	c := newController(t, 1)
+	began := time.Now()
+	f := newGateway(t, c.config)
+	a := newEngine(t, "a", says("a"))
+	f.engines(a)
+	c.change(func() {
+		c.index = 2
+		c.state.Models = []api.GatewayModel{{Name: "m", Wanted: 1}, {Name: "warm", Wanted: 0}, {Name: "other"}, {Name: "off", Stopped: true}}
+	})
+	f.follows(2)
+	wanted := func(r api.GatewayReport) bool { return len(r.Wanted) > 0 }
+
+	got := f.post(`{"model":"warm"}`)
+	got.requireError(t, http.StatusServiceUnavailable, "model_unavailable")
+	require.Equal(t, "5", got.header.Get("Retry-After"))
+	asked := time.Now()
+	report := c.reported("the model that is wanted", wanted)
+	require.Less(t, time.Since(asked), time.Second, "not with the next report at rest")
+	require.Equal(t, []string{"warm"}, report.Wanted)
+	require.False(t, report.Since.Before(began))
+	require.False(t, report.Since.After(asked))
+
+	require.Equal(t, http.StatusOK, f.post(`{"model":"m"}`).status)
+	f.post(`{"model":"off"}`)
+	f.post(`{"model":"nobody's"}`).requireError(t, http.StatusNotFound, "model_not_found")
+	last := c.reported("what m has served", func(r api.GatewayReport) bool {
+		return len(r.Replicas) == 1 && r.Replicas[0].InFlight == 0 && !r.Replicas[0].LastRequest.IsZero()
+	})
+	require.Empty(t, last.Wanted)
+	require.Equal(t, report.Since, last.Since)
+
+	// What the controller did not take is told again.
+	c.change(func() { c.reports, c.down[0] = nil, true })
+	f.post(`{"model":"warm"}`)
+	f.post(`{"model":"other"}`)
+	eventually(t, "a report that fails", func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.refused > 0
+	})
+	c.change(func() { c.down[0] = false })
+	var names []string
+	c.reported("both", func(api.GatewayReport) bool {
+		names = nil
+		for _, r := range c.reports {
+			names = append(names, r.Wanted...)
+		}
+		slices.Sort(names)
+		return len(names) == 2
+	})
+	require.Equal(t, []string{"other", "warm"}, names)
+}
+
+// TestModelWhoseEnginesFailIsNotWanted: another replica would not help.
+func TestModelWhoseEnginesFailIsNotWanted(t *testing.T) {
+	c := newController(t, 1)
+	f := newGateway(t, c.config)
+	f.engines(deadEngine(t, "a"))
+	c.change(func() { c.index, c.state.Models = 2, []api.GatewayModel{{Name: "m", Wanted: 1}} })
+	f.follows(2)
+	f.post(`{"model":"m"}`).requireError(t, http.StatusServiceUnavailable, "engine_unreachable")
+	last := c.reported("the request that failed", func(r api.GatewayReport) bool {
+		return len(r.Replicas) == 1 && !r.Replicas[0].LastRequest.IsZero()
+	})
+	require.Empty(t, last.Wanted)
+}

@@ -1,0 +1,65 @@
+package nomad_test
+
+import (
+	"testing"
+
+	"github.com/hashicorp/nomad/api"
+	"github.com/stretchr/testify/require"
+
+	"remuda/controller/nomad"
+)
+
+func TestShims(t *testing.T) {
+	for name, tc := range map[string]struct {
+		ports, named map[string]string
+		want         []nomad.Shim
+	}{
+		"none":               {ports: map[string]string{"engine": "h:1"}},
+		"no ports":           {},
+		"single":             {ports: map[string]string{"engine": "h:1", "shim": "h:2"}, want: []nomad.Shim{{Role: "primary", Address: "h:2"}}},
+		"pair":               {ports: map[string]string{"shadow_shim": "h:4", "primary_shim": "h:2", "primary": "h:1"}, want: []nomad.Shim{{Role: "primary", Address: "h:2"}, {Role: "shadow", Address: "h:4"}}},
+		"named":              {ports: map[string]string{"shim": "h:2", "admin": "h:3"}, named: map[string]string{"primary": "admin"}, want: []nomad.Shim{{Role: "primary", Address: "h:3"}}},
+		"named, and is gone": {ports: map[string]string{"shim": "h:2"}, named: map[string]string{"primary": "admin"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			require.Equal(t, tc.want, nomad.Job{ShimPorts: tc.named}.Shims(nomad.Allocation{Ports: tc.ports}))
+		})
+	}
+}
+
+// What Pin writes is what Observe reads, and the ports come from the allocation.
+func TestObserveShimsAndGPUs(t *testing.T) {
+	c, s := newClient(t)
+	job := pair()
+	job.TaskGroups[0].Networks = []*api.NetworkResource{{DynamicPorts: []api.Port{{Label: "x"}, {Label: "shadow_shim"}}}}
+	job.TaskGroups[0].Tasks[1].Meta = map[string]string{"remuda_shim": "x"}
+	r := request()
+	r.Variant.Reach, r.Variant.SleepMemory = 2, 7
+	r.Placement.Seats = []string{"GPU-1#0", "GPU-1#1", "GPU-2#0", "GPU-2#1"}
+	r.Placement.SleepMemory = 7
+	require.NoError(t, nomad.Pin(job, "default", r))
+	_, err := c.Register(t.Context(), job, 0)
+	require.NoError(t, err)
+	s.SetAllocation(&api.AllocationListStub{ID: "a", JobID: *job.ID, NodeID: "node-1", AllocatedResources: &api.AllocatedResources{
+		Shared: api.AllocatedSharedResources{Ports: []api.PortMapping{{Label: "x", HostIP: "10.0.0.1", Value: 21000, To: 80}, {Label: "bad", Value: 1}}},
+		Tasks: map[string]*api.AllocatedTaskResources{"shadow": {Networks: []*api.NetworkResource{
+			{IP: "fd00::1", DynamicPorts: []api.Port{{Label: "shadow_shim", Value: 21001}}, ReservedPorts: []api.Port{{Label: "x", Value: 9}}},
+		}}},
+	}})
+	jobs, err := c.Observe(t.Context())
+	require.NoError(t, err)
+	require.Len(t, jobs, 1)
+	require.Empty(t, jobs[0].Problem)
+	require.Equal(t, r.Placement, jobs[0].Placement)
+	require.Equal(t, []nomad.Shim{{Role: "primary", Address: "10.0.0.1:21000"}, {Role: "shadow", Address: "[fd00::1]:21001"}}, jobs[0].Shims(jobs[0].Allocations[0]))
+
+	s.EditJob(*job.ID, func(j *api.Job) { j.Meta["remuda_gpus"] = "GPU-9" })
+	jobs, err = c.Observe(t.Context())
+	require.NoError(t, err)
+	require.Contains(t, jobs[0].Problem, `remuda_gpus has "GPU-9"`)
+	s.EditJob(*job.ID, func(j *api.Job) { delete(j.Meta, "remuda_gpus"); delete(j.Meta, "remuda_sleep_memory") })
+	jobs, err = c.Observe(t.Context())
+	require.NoError(t, err)
+	require.Empty(t, jobs[0].Problem, "as an earlier version has written it")
+	require.Len(t, jobs[0].Placement.Memory, 2)
+}

@@ -1,0 +1,99 @@
+package placement
+
+import (
+	"fmt"
+
+	"remuda/controller/state"
+)
+
+// Level says how a replica would come up (seeds/replicas-warm-eviction.txt), the best
+// first.
+type Level int
+
+// The levels.
+const (
+	Deployed        Level = iota // it is HOT there already; Place never answers this
+	CachedAndFree                // a WARM replica wakes, and nothing has to go for it
+	Free                         // it starts, and nothing has to go for it
+	CachedAndFull                // a WARM replica wakes once something was evicted
+	Full                         // it starts once something was evicted
+	CantAccommodate              // nothing that may be evicted makes room
+)
+
+var levels = [...]string{"DEPLOYED", "CACHED_AND_FREE", "FREE", "CACHED_AND_FULL", "FULL", "CANT_ACCOMMODATE"}
+
+// String is the level as the seed spells it.
+func (l Level) String() string {
+	if l < 0 || int(l) >= len(levels) {
+		return fmt.Sprintf("Level(%d)", int(l))
+	}
+	return levels[l]
+}
+
+// Request says what is to be placed.
+type Request struct {
+	Model   string
+	Variant *state.Variant
+	// Failover: it takes two seats of each of its GPUs, not one.
+	Failover bool
+	// Pool is the capacity pool that the node must belong to.
+	Pool string
+	// Exclude are node IDs that are out of the question.
+	Exclude map[string]bool
+	// OnDisk are the IDs of nodes that have the weights on disk.
+	OnDisk map[string]bool
+	// Warm are the replicas of this variant that could be woken instead.
+	Warm []Warm
+	// MayEvict tells whether a tenant that has ways may be evicted for this; nil: none
+	// may. It must give the same answer for the same tenant.
+	MayEvict func(*Tenant) bool
+	// Future counts on what tenants will hold after what is under way, instead of what
+	// they hold: what is on its way out is gone.
+	Future bool
+}
+
+// Warm is a WARM replica of the variant that is asked for. The fleet must have it as a
+// tenant.
+type Warm struct {
+	Tenant    string
+	Placement state.Placement
+}
+
+// SeatsPerGPU returns how many seats the request takes of each of its GPUs.
+func (r *Request) SeatsPerGPU() int {
+	if r.Failover {
+		return 2
+	}
+	return 1
+}
+
+// Choice is a place that was found.
+type Choice struct {
+	Level Level
+	// Placement is where it goes. Of a replica that is woken it is its own, with Memory on
+	// the GPUs that it wakes on.
+	Placement state.Placement
+	// Wake is the replica to wake; empty: a new one starts.
+	Wake string
+	// Evict is what must go first, by name. Each of them is necessary.
+	Evict []Eviction
+	// Seconds is the estimate until it serves, once there is room. Cost is that of what is
+	// evicted, in seconds as well.
+	Seconds, Cost float64
+	// Why is a sentence for people, Inputs the numbers it was made from.
+	Why    string
+	Inputs map[string]string
+}
+
+// Eviction is a tenant that has to make room, and where it goes.
+type Eviction struct {
+	Tenant string
+	To     state.Tier
+	Cost   float64
+}
+
+// Answer is what became of one request of a batch: a choice, or a refusal.
+type Answer struct {
+	Choice  Choice
+	Refusal *Refusal
+}

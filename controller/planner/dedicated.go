@@ -1,0 +1,73 @@
+package planner
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"remuda/controller/calendar"
+	"remuda/controller/state"
+)
+
+// fromSchedule is how the source of a dedicated set begins that the calendar has set.
+const fromSchedule = "schedule:"
+
+// calendar changes the dedicated set by the time of day, and tells whether it did. A set
+// that an operator has set since holds until the calendar's next change.
+func (d *draft) calendar() bool {
+	s := d.view.Schedule(nil)
+	if s == nil {
+		return false
+	}
+	c, err := calendar.Parse([]byte(s.File), "schedule")
+	if err != nil {
+		d.decideOnce(KindDedicated, "", "", fmt.Sprintf("the schedule of the dedicated set cannot be read, and changes nothing: %s", err), inputs{"about": "schedule"})
+		return false
+	}
+	window, models, until := c.At(d.obs.Now)
+	d.look(until)
+	want, left := map[string]int{}, []string{}
+	for _, name := range slices.Sorted(maps.Keys(models)) {
+		m := d.byName[name]
+		if m == nil || m.Stopped || m.Max < 1 {
+			left = append(left, name)
+			continue
+		}
+		want[name] = min(max(models[name], 1), m.Max)
+	}
+	source := fromSchedule + window
+	was := d.view.Dedicated(nil)
+	if was != nil {
+		if was.Source == source && maps.Equal(was.Models, want) {
+			return false
+		}
+		if !strings.HasPrefix(was.Source, fromSchedule) && was.ModifyIndex > s.ModifyIndex {
+			if _, _, change := c.At(was.Since); change.IsZero() || change.After(d.obs.Now) {
+				return false
+			}
+		}
+	}
+	d.plan.Dedicated = &state.SetDedicated{Models: want, Source: source}
+	in := inputs{"window": window}
+	for name, n := range want {
+		in["model "+name] = strconv.Itoa(n)
+	}
+	why := fmt.Sprintf("window %s of the schedule begins: %d models are dedicated", window, len(want))
+	if len(left) > 0 {
+		why += fmt.Sprintf("; not dedicated, because they do not exist or are stopped: %s", strings.Join(left, ", "))
+	}
+	if !until.IsZero() {
+		in["until"] = until.UTC().Format("2006-01-02T15:04:05Z")
+	}
+	d.decide(KindDedicated, "", "", why, in)
+	return true
+}
+
+// fallsBack tells whether the model has fewer replicas because the dedicated set was
+// replaced by one without it, and nothing else has changed its number since.
+func (d *draft) fallsBack(m *model) bool {
+	set := d.view.Dedicated(nil)
+	return set != nil && set.ModifyIndex == m.ModifyIndex && !m.dedicated && !m.rescaled
+}

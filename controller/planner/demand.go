@@ -1,0 +1,41 @@
+package planner
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+
+	"remuda/controller/state"
+)
+
+// demand gives a replica to each model that clients asked for and that is to have none.
+func (d *draft) demand() {
+	for _, name := range slices.Sorted(maps.Keys(d.obs.Demand)) {
+		m := d.byName[name]
+		if m == nil || m.Stopped || m.frozen || m.Max < 1 || m.Replicas > 0 || m.most != nil && *m.most == 0 ||
+			slices.ContainsFunc(m.members, (*member).counts) {
+			continue
+		}
+		next := *m.Model
+		next.Replicas = max(1, m.Min)
+		next.Spread = maps.Clone(m.Spread)
+		if len(next.Spread) == len(next.Variants) { // none shares the rest
+			next.Spread[cheapest(m.Model).Name] = next.Replicas
+		}
+		m.Model, m.rescaled = &next, true
+		d.decide(KindDemand, m.Name, "", fmt.Sprintf("it was asked for and had no replica: it gets %d", next.Replicas),
+			inputs{"asked": d.obs.Demand[name].UTC().Format("15:04:05.000"), "replicas": strconv.Itoa(next.Replicas), "min": strconv.Itoa(m.Min), "max": strconv.Itoa(m.Max)})
+	}
+}
+
+// cheapest returns the variant with the lowest cost, the first of the file of those.
+func cheapest(m *state.Model) *state.Variant {
+	best := &m.Variants[0]
+	for i := range m.Variants {
+		if m.Variants[i].Cost < best.Cost {
+			best = &m.Variants[i]
+		}
+	}
+	return best
+}

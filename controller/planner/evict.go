@@ -1,0 +1,218 @@
+package planner
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"remuda/controller/placement"
+	"remuda/controller/state"
+)
+
+// hasTraffic tells whether a model may have had a request of late: what is not known
+// counts as one.
+func (d *draft) hasTraffic(m *model) bool {
+	if !d.obs.TrafficKnown || !d.due(d.obs.GatewaysSince.Add(d.conf.TrafficWindow)) {
+		return true
+	}
+	return slices.ContainsFunc(m.members, func(r *member) bool {
+		l := d.obs.Loads[r.name]
+		return l.InFlight > 0 || !l.LastRequest.IsZero() && !d.due(l.LastRequest.Add(d.conf.TrafficWindow))
+	})
+}
+
+// mayEvict tells of each tenant whether a model may evict it: idle, only where its model
+// has no traffic. Those in spared are not to be touched. The rules that need no asker are
+// in ways.
+func (d *draft) mayEvict(by *model, idle bool, spared map[string]bool) func(*placement.Tenant) bool {
+	room := map[string]bool{}
+	return func(t *placement.Tenant) bool {
+		r := d.byMember[t.Name]
+		if r == nil || r.changed || spared[t.Name] {
+			return false
+		}
+		m := d.byName[r.Name.Model]
+		if r.tier == state.Warm {
+			return m.Priority <= by.Priority && (m == by || !d.batch[m.Name])
+		}
+		ok, asked := room[m.Name]
+		if !asked {
+			ok = m != by && !d.batch[m.Name] && m.Priority <= by.Priority &&
+				!d.marked(d.conf.ThrashWindow, markEvicted, by.Name, m.Name) &&
+				d.mayLose(m, by) > 0 && !(idle && d.hasTraffic(m))
+			room[m.Name] = ok
+		}
+		if !ok {
+			return false
+		}
+		if r.phase == state.Failed {
+			return true
+		}
+		return !d.marked(d.conf.ThrashWindow, markKept, r.name) && (by.dedicated || d.due(r.Since.Add(d.conf.MinAge)))
+	}
+}
+
+// floor is the number of replicas below which the planner does not bring a model by
+// itself.
+func (m *model) floor() int {
+	expected := 0
+	for _, n := range m.Expected {
+		expected += n
+	}
+	return max(m.Min, min(expected, m.Replicas))
+}
+
+// mayLose is how many of its replicas a model may lose to another one: a higher priority
+// takes all, an equal one leaves it its minimum, and one that serves where it has
+// traffic.
+func (d *draft) mayLose(m, to *model) int {
+	if to.Priority > m.Priority {
+		return len(m.members)
+	}
+	counting, serving := 0, 0
+	for _, r := range m.members {
+		if r.counts() {
+			counting++
+		}
+		if r.counts() && d.serves(r) {
+			serving++
+		}
+	}
+	n := max(m.Replicas, counting) - m.floor()
+	if d.hasTraffic(m) {
+		n = min(n, max(serving-1, counting-serving))
+	}
+	return n
+}
+
+// findRoom looks for a place that has room once something is evicted. Where the cheapest
+// evictions would take more from a model than it may lose, the dearest of them are
+// spared, and it looks again.
+func (d *draft) findRoom(by *model, v *state.Variant, idle bool) (placement.Choice, *placement.Refusal) {
+	spared := map[string]bool{}
+	for {
+		c, no := d.find(by, v, ask{evict: d.mayEvict(by, idle, spared)})
+		if no != nil {
+			return c, no
+		}
+		lost := map[string][]placement.Eviction{}
+		for _, e := range c.Evict {
+			if r := d.byMember[e.Tenant]; r.tier == state.Hot {
+				lost[r.Name.Model] = append(lost[r.Name.Model], e)
+			}
+		}
+		again := false
+		for _, name := range slices.Sorted(maps.Keys(lost)) {
+			m, es := d.byName[name], lost[name]
+			if n := d.mayLose(m, by); len(es) > n || d.stopsServing(m, by, es) {
+				slices.SortStableFunc(es, func(a, b placement.Eviction) int {
+					return cmp.Or(cmp.Compare(a.Cost, b.Cost), strings.Compare(a.Tenant, b.Tenant))
+				})
+				spared[es[len(es)-1].Tenant] = true
+				again = true
+			}
+		}
+		if !again {
+			return c, nil
+		}
+	}
+}
+
+// stopsServing tells whether a model that has traffic would be left without a replica
+// that serves, by those evictions for a model of no higher priority.
+func (d *draft) stopsServing(m, by *model, es []placement.Eviction) bool {
+	if by.Priority > m.Priority || !d.hasTraffic(m) {
+		return false
+	}
+	had, has := 0, 0
+	for _, r := range m.members {
+		if !r.counts() || !d.serves(r) {
+			continue
+		}
+		had++
+		if !slices.ContainsFunc(es, func(e placement.Eviction) bool { return e.Tenant == r.name }) {
+			has++
+		}
+	}
+	return had > 0 && has == 0
+}
+
+// makeRoom evicts what a choice needs to have gone, and keeps its place for the model.
+func (d *draft) makeRoom(by *model, v *state.Variant, c placement.Choice) {
+	d.batch[by.Name] = true
+	for _, e := range c.Evict {
+		r := d.byMember[e.Tenant]
+		m := d.byName[r.Name.Model]
+		d.decide(KindEvict, m.Name, r.name, fmt.Sprintf("it was %s and goes %s, to make room for %s on node %s", r.next().Stage(), e.To, by.Name, nodeName(r)), inputs{
+			"for": by.Name, "variant": v.Name, "to": string(e.To), "cost": seconds(e.Cost), "idle_for": d.obs.Now.Sub(d.usedLast(r)).String(),
+			"in_flight": strconv.Itoa(d.obs.Loads[r.name].InFlight), "priority": strconv.Itoa(m.Priority), "by_priority": strconv.Itoa(by.Priority),
+		})
+		if r.tier == state.Hot {
+			d.mark(markEvicted, m.Name, by.Name)
+			d.lessOf(m, r)
+		}
+		d.evict(r, e.To, by.Name)
+	}
+	d.waitFor(by, v, c)
+}
+
+// evict sends a member to a tier for a model.
+func (d *draft) evict(r *member, to state.Tier, by string) {
+	makesRoom := func(c *state.Move) { c.For = &by }
+	switch {
+	case to == state.Warm:
+		d.move(r, state.Draining, state.Warm, makesRoom)
+	case r.phase == state.Failed:
+		d.move(r, state.Stopping, "", makesRoom) // its weights may not be on the disk
+	default:
+		d.sendTo(r, state.Cold, makesRoom)
+	}
+}
+
+// waitFor keeps the place of a choice for a model until it is free, and says so.
+func (d *draft) waitFor(m *model, v *state.Variant, c placement.Choice) {
+	d.batch[m.Name] = true
+	d.reserved++
+	d.fleet.Reserve(c, fmt.Sprintf("place %d of %s", d.reserved, m.Name), m.Name)
+	in := inputs{"variant": v.Name, "about": fmt.Sprintf("place %d", d.waiting[m.Name]), "node": c.Placement.Node, "level": c.Level.String(), "seconds": seconds(c.Seconds)}
+	d.waiting[m.Name]++
+	node := c.Placement.Node
+	if n := d.byID[node]; n != nil {
+		node = cmp.Or(n.Name, n.ID)
+	}
+	d.decideOnce(KindWaitsForRoom, m.Name, c.Wake, fmt.Sprintf("its place on node %s becomes free: it waits for it", node), in)
+}
+
+// rescale changes a model's number by itself, within its bounds. The variant is of the
+// replica that comes or goes.
+func (d *draft) rescale(m *model, by int, variant string) {
+	next := *m.Model
+	next.Replicas = min(max(m.Replicas+by, m.Min), m.Max)
+	if m.Management == state.ManagementDisabled || next.Replicas == m.Replicas {
+		return
+	}
+	if n, set := m.Spread[variant]; set {
+		next.Spread = maps.Clone(m.Spread)
+		next.Spread[variant] = max(n+next.Replicas-m.Replicas, 0)
+	}
+	m.Model, m.rescaled = &next, true
+}
+
+// lessOf lowers a model's number by one of its replicas that the planner sends away, not
+// below its floor. One that is more than the number is taken from none.
+func (d *draft) lessOf(m *model, r *member) {
+	counting := 0
+	for _, o := range m.members {
+		if o.counts() {
+			counting++
+		}
+	}
+	n, set := m.Spread[r.Name.Variant]
+	if counting > m.Replicas || m.Replicas <= m.floor() || set && n == 0 || !set && m.Shared() == 0 {
+		return
+	}
+	d.rescale(m, -1, r.Name.Variant)
+}

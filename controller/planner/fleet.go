@@ -1,0 +1,169 @@
+package planner
+
+import (
+	"fmt"
+	"maps"
+	"strconv"
+	"time"
+
+	"remuda/controller/placement"
+	"remuda/controller/state"
+)
+
+// put tells the fleet what a member holds, what it will hold, and how it may be evicted.
+func (d *draft) put(m *model, r *member) {
+	next := r.next()
+	t := placement.Tenant{Name: r.name, Node: r.Placement.Node, Model: m.Name, Holds: next.Holds()}
+	switch {
+	case r.tier == state.Cold:
+		d.fleet.Drop(r.name)
+		return
+	case r.leaving:
+		t.After = &state.Holding{}
+	case r.resting && r.tier == state.Hot:
+		t.After = new(asleep(next))
+	case r.phase == state.Waking:
+		awake := *next
+		awake.Tier, awake.Phase = state.Hot, state.Running
+		t.After = new(awake.Holds())
+	}
+	t.Ways = d.ways(m, r, next)
+	d.fleet.Put(t)
+}
+
+// asleep returns what a replica holds once it is WARM.
+func asleep(r *state.Replica) state.Holding {
+	warm := *r
+	warm.Tier, warm.Phase, warm.Target = state.Warm, state.Running, ""
+	return warm.Holds()
+}
+
+// ways returns how a member may be evicted if the model that asks is worth it. See
+// mayEvict for the rest.
+func (d *draft) ways(m *model, r *member, next *state.Replica) []placement.Way {
+	if r.changed || m.dedicated || m.frozen || r.gone() || d.poolOf(r) != "" {
+		return nil
+	}
+	cold := placement.Way{To: state.Cold, Cost: d.evictionCost(m, r, state.Cold)}
+	switch {
+	case r.tier == state.Warm && r.phase == state.Running:
+		return []placement.Way{cold}
+	case r.tier != state.Hot || !r.counts():
+		return nil
+	case r.phase == state.Failed:
+		return []placement.Way{cold}
+	case r.phase != state.Running || r.Canary && m.rollouts[r.Name.Variant].Status == state.RolloutCanary:
+		return nil
+	}
+	if !d.canSleep(m, r) {
+		return []placement.Way{cold}
+	}
+	return []placement.Way{{To: state.Warm, Holds: asleep(next), Cost: d.evictionCost(m, r, state.Warm)}, cold}
+}
+
+// evictionCost prices the way of a member to WARM or COLD, in seconds.
+func (d *draft) evictionCost(m *model, r *member, to state.Tier) float64 {
+	w := placement.Worth{Priority: m.Priority, Failed: r.phase == state.Failed, Idle: d.obs.Now.Sub(d.usedLast(r))}
+	if v := m.VariantOf(r.Replica); v != nil {
+		w.Weights = placement.Weights(v)
+	}
+	if d.obs.Loads[r.name].InFlight > 0 || !d.obs.TrafficKnown {
+		w.Idle = 0
+	}
+	return placement.EvictionCost(d.conf.Rates, w, to)
+}
+
+// usedLast is when the member may have had its newest request: what was before a gateway
+// began, and before the member was what it is, nobody knows.
+func (d *draft) usedLast(r *member) time.Time {
+	t := r.Since
+	if r.Phase != state.Running { // since then it is on its way to something else
+		t = r.Created
+	}
+	for _, other := range []time.Time{d.obs.GatewaysSince, d.obs.Loads[r.name].LastRequest} {
+		if other.After(t) {
+			t = other
+		}
+	}
+	return t
+}
+
+// canSleep tells whether the member's engine may have a sleep.
+func (d *draft) canSleep(m *model, r *member) bool {
+	return m.VariantOf(r.Replica) != nil && !d.noSleep(m.Name, r.VariantHash)
+}
+
+// ask is what the fleet is asked for.
+type ask struct {
+	pool    string
+	exclude map[string]bool
+	evict   func(*placement.Tenant) bool
+	future  bool
+}
+
+// find asks the fleet for a place.
+func (d *draft) find(m *model, v *state.Variant, a ask) (placement.Choice, *placement.Refusal) {
+	req := placement.Request{
+		Model: m.Name, Variant: v, Failover: m.FailoverOf(v.Name, v.Hash), Pool: a.pool, Exclude: a.exclude,
+		OnDisk: map[string]bool{}, MayEvict: a.evict, Future: a.future,
+	}
+	for _, r := range m.members {
+		switch {
+		case r.Name.Variant != v.Name:
+		case r.tier == state.Cold:
+			req.OnDisk[r.Placement.Node] = true
+		case r.tier == state.Warm && r.phase == state.Running && !r.changed && r.VariantHash == v.Hash && r.node != nil && r.node.Usable() == "":
+			req.Warm = append(req.Warm, placement.Warm{Tenant: r.name, Placement: r.next().Placement})
+		}
+	}
+	return d.fleet.Place(req)
+}
+
+// fits tells whether a definition could be placed somewhere without evicting anything.
+func (d *draft) fits(m *model, v *state.Variant, exclude map[string]bool) bool {
+	for _, pool := range d.openPools(m) {
+		if _, no := d.find(m, v, ask{pool: pool, exclude: exclude}); no == nil {
+			return true
+		}
+	}
+	return false
+}
+
+// placeFirst places a replica of the first of the definitions that fits in the first of
+// the pools that has room, without evicting anything, and says why none does. The
+// details, of a new one, may be nil.
+func (d *draft) placeFirst(m *model, variants []*state.Variant, pools []string, exclude map[string]bool, details func(*state.Place)) (*member, []*placement.Refusal) {
+	var refused []*placement.Refusal
+	for _, pool := range pools {
+		for _, v := range variants {
+			c, no := d.find(m, v, ask{pool: pool, exclude: exclude})
+			if no == nil {
+				return d.take(m, v, c, details), nil
+			}
+			refused = append(refused, no)
+		}
+	}
+	return nil, refused
+}
+
+// take makes a replica of a choice that has nothing to evict: a new one, or one that is
+// woken. The details, of a new one, may be nil.
+func (d *draft) take(m *model, v *state.Variant, c placement.Choice, details func(*state.Place)) *member {
+	d.batch[m.Name] = true
+	in := inputs{"variant": v.Name, "cost": strconv.FormatFloat(v.Cost, 'g', -1, 64), "level": c.Level.String(), "seconds": seconds(c.Seconds)}
+	maps.Copy(in, c.Inputs)
+	if c.Wake != "" {
+		r := d.byMember[c.Wake]
+		d.decide(KindWake, m.Name, r.name, fmt.Sprintf("it is woken on node %s %s", nodeName(r), c.Why), in)
+		d.move(r, state.Waking, state.Hot, func(c2 *state.Move) { c2.Memory = c.Placement.Memory })
+		return r
+	}
+	r := d.place(m, v, c, details)
+	d.decide(KindPlace, m.Name, r.name, "it was placed "+c.Why, in)
+	if pool := d.poolOf(r); pool != "" {
+		in["pool"] = pool
+	}
+	return r
+}
+
+func seconds(s float64) string { return strconv.FormatFloat(s, 'f', 1, 64) }

@@ -1,0 +1,162 @@
+package planner
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"time"
+
+	"remuda/controller/state"
+)
+
+// Outcome is what became of a Sleep or a Wake.
+type Outcome struct {
+	// Kind is Sleep or Wake.
+	Kind    Kind
+	Replica string
+	Class   OutcomeClass
+	// Error is a sentence; empty where it is done.
+	Error string
+	// HeldBytes has, by GPU, the bytes that did not come back; of MemoryHeld.
+	HeldBytes map[string]int64
+}
+
+// OutcomeClass says how a Sleep or a Wake ended.
+type OutcomeClass string
+
+// The classes.
+const (
+	// Done: the engine sleeps and its memory came back, or it serves.
+	Done OutcomeClass = "done"
+	// CannotSleep: the engine has no sleep.
+	CannotSleep OutcomeClass = "cannot-sleep"
+	// NotDrained: a request was on the engine for too long, and it serves as before.
+	NotDrained OutcomeClass = "not-drained"
+	// Failed: the engine said no, or died of it.
+	Failed OutcomeClass = "failed"
+	// MemoryHeld: the engine sleeps, and its GPU memory did not come back.
+	MemoryHeld OutcomeClass = "memory-held"
+	// Unreachable: nobody knows; it is tried again.
+	Unreachable OutcomeClass = "unreachable"
+)
+
+// After returns what to commit after a Sleep or a Wake, nil where that is nothing: the
+// replica is not in that phase any more, or it is tried again. What it returns is made
+// from this view and is not refused as long as the view is the newest. How long a shim
+// may be out of reach is for Plan to say, which sees the time pass.
+func After(v *state.View, out Outcome, now time.Time, _ Config) *state.Plan {
+	r := v.Replica(nil, out.Replica)
+	if r == nil || out.Class == Unreachable {
+		return nil
+	}
+	e := &ending{
+		view: v, replica: r, out: out,
+		plan: &state.Plan{Index: v.Index(), Time: now, ID: fmt.Sprintf("%d-%s", v.Index(), hash("after", string(out.Kind), out.Replica, now)[:8])},
+	}
+	switch {
+	case out.Kind == Sleep && r.Stage() == state.Stage{Tier: state.Hot, Phase: state.Sleeping}:
+		e.asleep()
+	case out.Kind == Wake && r.Stage() == state.Stage{Tier: state.Warm, Phase: state.Waking}:
+		e.awake()
+	default:
+		return nil
+	}
+	return e.plan
+}
+
+// ending is the plan that ends a sleep or a wake.
+type ending struct {
+	view    *state.View
+	replica *state.Replica
+	out     Outcome
+	plan    *state.Plan
+}
+
+// asleep ends a sleep.
+func (e *ending) asleep() {
+	r := e.replica
+	switch e.out.Class {
+	case Done:
+		e.decide(KindAsleep, "its engine sleeps and the memory of its GPUs is free: it is WARM")
+		e.move(state.Warm, state.Running, "")
+	case CannotSleep:
+		e.decide(KindCannotSleep, "its engine has no sleep, and goes COLD as all of its definition will from now on: "+e.out.Error)
+		e.plan.Marks = append(e.plan.Marks, state.Mark{Key: markKey(markNoSleep, r.Name.Model, r.VariantHash), Time: e.plan.Time})
+		e.move(state.Hot, state.Stopping, state.Cold)
+	case NotDrained:
+		e.decide(KindCalledOff, "its engine had requests for too long, and it stays HOT: "+e.out.Error)
+		if m := e.view.Model(nil, r.Name.Model); m != nil {
+			if more := calledOff(m, r, e.view.StayingOf(nil, m.Name)); more > 0 && m.Replicas+more <= m.Max {
+				next := state.Rescale{Model: m.Name, ModifyIndex: m.ModifyIndex, Replicas: m.Replicas + more, Spread: maps.Clone(m.Spread)}
+				if n, set := m.Spread[r.Name.Variant]; set {
+					next.Spread[r.Name.Variant] = n + more
+				}
+				e.plan.Rescales = append(e.plan.Rescales, next)
+			}
+		}
+		e.plan.Marks = append(e.plan.Marks, state.Mark{Key: markKey(markKept, e.out.Replica), Time: e.plan.Time})
+		e.move(state.Hot, state.Running, "")
+	case MemoryHeld:
+		held := slices.Sorted(maps.Keys(e.out.HeldBytes))
+		if len(held) == 0 {
+			held = slices.Sorted(maps.Keys(r.Placement.Memory))
+		}
+		e.decide(KindMemoryHeld, "its engine sleeps, and the memory of its GPUs did not come back: they are quarantined, and it goes COLD: "+e.out.Error)
+		n := e.view.Node(nil, r.Placement.Node)
+		for _, gpu := range held {
+			if n.GPU(gpu) == nil {
+				continue // it is gone, with its memory
+			}
+			why := fmt.Sprintf("memory did not come back after %s was put to sleep", r.Name)
+			if bytes, known := e.out.HeldBytes[gpu]; known {
+				why = fmt.Sprintf("%d bytes did not come back after %s was put to sleep", bytes, r.Name)
+			}
+			e.plan.Quarantines = append(e.plan.Quarantines, state.Quarantine{Node: n.ID, GPU: gpu, On: true, Reason: why})
+		}
+		e.giveUp()
+	default:
+		e.decide(KindSleepFailed, "it could not be put to sleep, and goes COLD: "+cmp.Or(e.out.Error, string(e.out.Class)))
+		e.giveUp()
+	}
+}
+
+// awake ends a wake.
+func (e *ending) awake() {
+	if e.out.Class == Done {
+		e.decide(KindAwake, fmt.Sprintf("its engine is awake, %s after it was woken", e.plan.Time.Sub(e.replica.Since).Round(time.Millisecond)))
+		e.move(state.Hot, state.Running, "")
+		return
+	}
+	e.decide(KindWakeFailed, "it could not be woken: it goes COLD, and another replica comes up: "+cmp.Or(e.out.Error, string(e.out.Class)))
+	e.giveUp()
+}
+
+// giveUp sends the replica COLD, with why.
+func (e *ending) giveUp() {
+	e.move(state.Hot, state.Stopping, state.Cold)
+	failures, why := e.replica.Failures+1, cmp.Or(e.out.Error, string(e.out.Class))
+	c := &e.plan.Move[len(e.plan.Move)-1]
+	c.Failures, c.LastError = &failures, &why
+}
+
+func (e *ending) move(tier state.Tier, phase state.Phase, target state.Tier) {
+	e.plan.Move = append(e.plan.Move, state.Move{Replica: e.out.Replica, ModifyIndex: e.replica.ModifyIndex, Tier: tier, Phase: phase, Target: target})
+}
+
+func (e *ending) decide(kind, reason string) {
+	r := e.replica
+	in := inputs{"took": e.plan.Time.Sub(r.Since).String(), "node": r.Placement.Node, "class": string(e.out.Class), "failures": strconv.Itoa(r.Failures)}
+	for gpu, bytes := range e.out.HeldBytes {
+		in["held "+gpu] = strconv.FormatInt(bytes, 10)
+	}
+	e.plan.Decisions = append(e.plan.Decisions, state.Decision{Time: e.plan.Time, Model: r.Name.Model, Replica: e.out.Replica, Kind: kind, Reason: reason, Inputs: in})
+}
+
+// Returned tells whether the memory of a GPU is back: what is in use on it is not more
+// than the ledger of its node says without the replica that gave it back, and slack.
+// All are in bytes.
+func Returned(g *state.GPU, usage *state.NodeUsage, usedBytes, slack int64) bool {
+	return usedBytes <= usage.Memory[g.UUID]+slack
+}

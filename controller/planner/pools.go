@@ -1,0 +1,228 @@
+package planner
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+
+	"remuda/controller/placement"
+	"remuda/controller/state"
+)
+
+// open tells whether a pool takes placements: its Nomad is heard, and it is the
+// controller's own, or people want replicas there.
+func (d *draft) open(pool string) bool {
+	if !d.obs.Pools[pool].JobsKnown {
+		return false
+	}
+	p, ok := d.pools[pool]
+	return pool == "" || ok && p.Management != state.ManagementDisabled
+}
+
+// spills tells whether a pool takes what the own one has no room for.
+func (p Pool) spills() bool {
+	return p.Management == state.ManagementUpscaling || p.Management == state.ManagementFull
+}
+
+// byPrice are the external pools, the cheapest first.
+func (d *draft) byPrice() []Pool {
+	return slices.SortedFunc(maps.Values(d.pools), func(a, b Pool) int {
+		return cmp.Or(cmp.Compare(a.Price, b.Price), cmp.Compare(a.Name, b.Name))
+	})
+}
+
+// openPools are the pools in which a replica of the model may be placed for another one:
+// the own, those that take what it has no room for, and those where some are expected.
+// None of them while the own one is out of reach: that alone is no reason to leave it.
+func (d *draft) openPools(m *model) []string {
+	if !d.open("") {
+		return nil
+	}
+	pools := []string{""}
+	for _, p := range d.byPrice() {
+		if d.open(p.Name) && (p.spills() || m.Expected[p.Name] > 0) {
+			pools = append(pools, p.Name)
+		}
+	}
+	return pools
+}
+
+// inPool returns the members that count in a pool, those that it should keep first:
+// what serves, then the oldest.
+func (d *draft) inPool(m *model, pool string) []*member {
+	var in []*member
+	for _, r := range m.members {
+		if r.counts() && d.poolOf(r) == pool {
+			in = append(in, r)
+		}
+	}
+	slices.SortStableFunc(in, func(a, b *member) int {
+		return cmp.Or(cmp.Compare(btoi(!d.serves(a)), btoi(!d.serves(b))), a.Created.Compare(b.Created), cmp.Compare(a.name, b.name))
+	})
+	return in
+}
+
+func btoi(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// expected tells whether the member is one of those that its model should have in its
+// external pool.
+func (d *draft) expected(m *model, r *member) bool {
+	pool := d.poolOf(r)
+	n := m.Expected[pool]
+	if pool == "" || n == 0 {
+		return false
+	}
+	in := d.inPool(m, pool)
+	return slices.Contains(in[:min(n, len(in))], r)
+}
+
+// misplaced tells whether the member is in an external pool where people expect fewer
+// than there are, and it was not placed there for lack of room.
+func (d *draft) misplaced(m *model, r *member) bool {
+	pool := d.poolOf(r)
+	if _, spilled := d.marks[markKey(markSpilled, r.name)]; spilled || pool == "" || !d.open(pool) {
+		return false
+	}
+	return !d.expected(m, r)
+}
+
+// mayLeave tells whether a member may be sent away only because it is too much: an
+// external pool is left by itself in mode full, and else where people expect fewer.
+func (d *draft) mayLeave(m *model, r *member) bool {
+	pool := d.poolOf(r)
+	if pool == "" || m.Stopped {
+		return true
+	}
+	return d.open(pool) && (d.pools[pool].Management == state.ManagementFull || d.misplaced(m, r))
+}
+
+// leaveNow tells whether a member of an external pool may leave it now: Batch at a time,
+// once in Interval. It counts as one of them then.
+func (d *draft) leaveNow(r *member) bool {
+	p, external := d.pools[d.poolOf(r)]
+	if !external {
+		return true
+	}
+	key := markKey(markLeft, p.Name)
+	if n, leaving := d.left[p.Name]; leaving {
+		d.left[p.Name] = n + 1
+		return n < p.Batch
+	}
+	if at, ok := d.marks[key]; ok && !d.due(at.Add(p.Interval)) {
+		return false
+	}
+	d.left[p.Name] = 1
+	d.setMark(key, d.obs.Now)
+	return true
+}
+
+// placeExpected places what a model expects in external pools and has not there, and
+// returns how many of the missing ones are left for other places. One may be placed
+// beyond the target, to take the place of another elsewhere.
+func (d *draft) placeExpected(g *group, missing int) int {
+	for _, pool := range slices.Sorted(maps.Keys(g.Expected)) {
+		for owed := g.Expected[pool] - len(d.inPool(g.model, pool)); owed > 0 && g.target > 0; owed-- {
+			beyond := missing <= 0
+			if beyond && owed <= g.waits[pool] {
+				break // another group of the model has tried
+			}
+			if beyond && (len(g.members) >= g.target+d.conf.Surge || g.keeps()) || d.full() {
+				break
+			}
+			var r *member
+			var refused []*placement.Refusal
+			what := fmt.Sprintf("%d of %d replicas that are expected in pool %s are missing", owed, g.Expected[pool], pool)
+			p, ok := d.pools[pool]
+			switch {
+			case !ok:
+				what += ": the agent's config has no pool of that name"
+			case p.Management == state.ManagementDisabled:
+				what += ": its mode is disabled"
+			case !d.open(pool):
+				what = "" // it comes back, or people see that it does not
+			default:
+				r, refused = d.placeFirst(g.model, g.definitions(), []string{pool}, nil, nil)
+			}
+			if r == nil {
+				missing -= owed - g.waits[pool] // they are placed there and nowhere else
+				g.waits[pool] = owed
+				if what != "" {
+					d.cannot(KindCannotPlace, g, g.variants[0].Name, "pool "+pool, what, refused)
+				}
+				break
+			}
+			missing--
+			g.members = append(g.members, r)
+		}
+	}
+	return missing
+}
+
+// arriving is how many members of a group are expected in external pools and do not
+// serve there yet: as long, others serve in their place.
+func (d *draft) arriving(g *group) int {
+	return g.count(func(r *member) bool { return !r.serving() && d.expected(g.model, r) })
+}
+
+// definitions are what replicas of the group's variants are made from now.
+func (g *group) definitions() []*state.Variant {
+	var out []*state.Variant
+	for _, v := range g.variants {
+		out = append(out, g.definition(v.Name))
+	}
+	return out
+}
+
+// spill places a replica in an external pool, for lack of room in the own one: where it
+// costs the least.
+func (d *draft) spill(g *group) (*member, []*placement.Refusal) {
+	type offer struct {
+		pool Pool
+		v    *state.Variant
+	}
+	var offers []offer
+	for _, p := range d.byPrice() {
+		if !p.spills() || !d.open(p.Name) {
+			continue
+		}
+		for _, v := range g.definitions() {
+			offers = append(offers, offer{p, v})
+		}
+	}
+	slices.SortStableFunc(offers, func(a, b offer) int { return cmp.Compare(a.v.Cost*a.pool.Price, b.v.Cost*b.pool.Price) })
+	var refused []*placement.Refusal
+	for _, o := range offers {
+		c, no := d.find(g.model, o.v, ask{pool: o.pool.Name})
+		if no != nil {
+			refused = append(refused, no)
+			continue
+		}
+		r := d.take(g.model, o.v, c, nil)
+		price := strconv.FormatFloat(o.v.Cost*o.pool.Price, 'g', -1, 64)
+		d.decide(KindSpill, g.Name, r.name, fmt.Sprintf("the own pool has no room for it: it is in pool %s, where it costs %s", o.pool.Name, price),
+			inputs{"pool": o.pool.Name, "cost": price, "price": strconv.FormatFloat(o.pool.Price, 'g', -1, 64), "variant": o.v.Name})
+		d.mark(markSpilled, r.name)
+		return r, nil
+	}
+	return nil, refused
+}
+
+// dearness orders members by their pools, the one to leave first highest: external ones
+// by their price, then the own one, and last where people expect them.
+func (d *draft) dearness(m *model, r *member) float64 {
+	switch pool := d.poolOf(r); {
+	case pool == "":
+		return -1
+	case d.expected(m, r):
+		return -2
+	default:
+		return d.pools[pool].Price
+	}
+}

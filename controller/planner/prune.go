@@ -1,0 +1,131 @@
+package planner
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	"remuda/controller/state"
+)
+
+// prune sends idle members on: HOT ones to WARM, WARM ones to COLD, the longest idle
+// first, at most PruneMax once in PruneInterval. While it is not known when a replica
+// had its last request, nothing is pruned (seeds/deployment-management.txt).
+func (d *draft) prune() {
+	if !d.obs.TrafficKnown {
+		return
+	}
+	var again time.Time // zero: at once
+	if at, ok := d.marks[markPrune]; ok {
+		again = at.Add(d.conf.PruneInterval)
+	}
+	type idler struct {
+		m     *model
+		r     *member
+		since time.Time
+	}
+	var idlers []idler
+	for _, m := range d.models {
+		if m.frozen || m.dedicated || m.Stopped {
+			continue
+		}
+		for _, r := range m.members {
+			after := d.prunes(m, r)
+			if after <= 0 {
+				continue
+			}
+			since := d.usedLast(r)
+			at := since.Add(after)
+			for _, other := range []time.Time{again, r.Since.Add(d.conf.TierGrace)} {
+				if other.After(at) {
+					at = other
+				}
+			}
+			if d.due(at) {
+				idlers = append(idlers, idler{m, r, since})
+			}
+		}
+	}
+	slices.SortStableFunc(idlers, func(a, b idler) int { return cmp.Or(a.since.Compare(b.since), cmp.Compare(a.r.name, b.r.name)) })
+	pruned := 0
+	for _, i := range idlers {
+		switch {
+		case d.full():
+		case pruned >= d.conf.PruneMax:
+			d.look(d.obs.Now.Add(d.conf.PruneInterval))
+		case d.prunes(i.m, i.r) <= 0 || d.obs.Now.Sub(i.since) < d.prunes(i.m, i.r) || !d.leaveNow(i.r):
+			// Others of its model went before it.
+		default:
+			pruned++
+			d.pruneOne(i.m, i.r, i.since)
+		}
+	}
+	if pruned > 0 {
+		d.mark(markPrune)
+	}
+}
+
+// prunes returns how long a member must be idle before it is pruned, 0: it is not.
+func (d *draft) prunes(m *model, r *member) time.Duration {
+	pool := d.poolOf(r)
+	if r.changed || r.displaced() || pool != "" && (!d.open(pool) || d.pools[pool].Management != state.ManagementFull) {
+		return 0
+	}
+	if r.tier == state.Warm && r.phase == state.Running {
+		return m.IdleCold
+	}
+	_, rolling := m.rollouts[r.Name.Variant]
+	if !r.counts() || !d.serves(r) || rolling || m.Replicas <= m.floor() || d.obs.Loads[r.name].InFlight > 0 || d.expected(m, r) || d.marked(d.conf.ThrashWindow, markKept, r.name) {
+		return 0
+	}
+	serving, coming := d.up(m)
+	if coming || serving <= m.floor() {
+		return 0
+	}
+	if serving == 1 { // the last one
+		delay, never, _ := d.view.ScaleToZeroDelay(nil)
+		switch {
+		case never || m.IdleWarm == 0:
+			return 0
+		case delay > m.IdleWarm:
+			return delay
+		}
+	}
+	return m.IdleWarm
+}
+
+// pruneOne sends a member on to its next tier.
+func (d *draft) pruneOne(m *model, r *member, since time.Time) {
+	idle := d.obs.Now.Sub(since).Round(time.Millisecond)
+	in := inputs{"idle_for": idle.String(), "idle_warm": m.IdleWarm.String(), "idle_cold": m.IdleCold.String(), "replicas": strconv.Itoa(m.Replicas), "min": strconv.Itoa(m.Min)}
+	if r.tier == state.Warm {
+		d.decide(KindPruned, m.Name, r.name, fmt.Sprintf("it was WARM and had no request for %s: it goes COLD", idle), in)
+		d.move(r, state.Stopping, state.Cold, nil)
+		return
+	}
+	to := state.Cold
+	if d.canSleep(m, r) {
+		to = state.Warm
+	}
+	d.decide(KindIdle, m.Name, r.name, fmt.Sprintf("it had no request for %s: it goes %s", idle, to), in)
+	// What is missing is not asked for either.
+	serving, _ := d.up(m)
+	d.rescale(m, min(m.Replicas, serving)-1-m.Replicas, r.Name.Variant)
+	d.move(r, state.Draining, to, nil)
+}
+
+// up returns how many replicas of a model serve, and whether another one is about to.
+func (d *draft) up(m *model) (serving int, coming bool) {
+	for _, r := range m.members {
+		switch {
+		case !r.counts():
+		case d.serves(r):
+			serving++
+		case r.phase != state.Failed:
+			coming = true
+		}
+	}
+	return serving, coming
+}

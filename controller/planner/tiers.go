@@ -1,0 +1,197 @@
+package planner
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	"remuda/controller/state"
+)
+
+// endRest sends a resting member away that nobody will wake, and tells whether it did.
+func (d *draft) endRest(m *model, r *member) bool {
+	to, kind, why := state.Tier(""), KindScaleDown, ""
+	switch v := m.definition(r.Name.Variant); {
+	case m.Stopped:
+		why = "its model is stopped"
+	case m.Variant(r.Name.Variant) == nil:
+		kind, why = KindVariantRemoved, "its variant is gone"
+	case v.Hash != r.VariantHash:
+		kind, why = KindRolling, "it is of a definition that is not wanted any more"
+	case r.displaced():
+		to, kind, why = state.Cold, KindMoveAway, fmt.Sprintf("its node %s is being drained", nodeName(r))
+	default:
+		return false
+	}
+	d.decide(kind, m.Name, r.name, fmt.Sprintf("it was %s, and %s", r.next().Stage(), why), inputs{"variant_hash": r.VariantHash, "tier": string(r.tier), "phase": string(r.phase)})
+	d.sendTo(r, to, nil)
+	return true
+}
+
+// drainToWarm puts a member to sleep that has no requests any more. It is believed
+// where there is no gateway at all: the engine's own shim looks as well.
+func (d *draft) drainToWarm(m *model, r *member) {
+	in := inputs{"in_flight": strconv.Itoa(d.obs.Loads[r.name].InFlight), "drained_for": d.obs.Now.Sub(r.Since).String()}
+	switch {
+	case d.jobOver(r):
+		d.decide(KindDrained, m.Name, r.name, "its job has ended before it was drained: there is nothing to keep WARM", in)
+		d.move(r, state.Stopping, state.Cold, nil)
+	case !d.canSleep(m, r):
+		d.decide(KindCannotSleep, m.Name, r.name, "its engine has no sleep: it goes COLD", in)
+		d.move(r, state.Draining, state.Cold, nil)
+	case d.obs.Drained[r.name], !d.obs.TrafficKnown && d.obs.GatewaysSince.IsZero() && d.obs.Loads[r.name].InFlight == 0:
+		d.putToSleep(m, r, in)
+	case d.due(r.Since.Add(d.conf.DrainTimeout)):
+		d.decide(KindCalledOff, m.Name, r.name, fmt.Sprintf("it was drained for %s, which is the longest, and has %d requests in flight: it stays HOT", d.conf.DrainTimeout, d.obs.Loads[r.name].InFlight), in)
+		d.callOff(m, r)
+	}
+}
+
+// putToSleep begins the sleep of a member that is drained, if the host memory for WARM
+// replicas has room. What sleeps already and is worth less makes room; where that is not
+// enough, the member goes COLD.
+func (d *draft) putToSleep(m *model, r *member, in inputs) {
+	need := r.Placement.HostMemory
+	budget := int64(d.conf.WarmShare * float64(r.node.HostMemory))
+	used := d.fleet.Usage(r.node.ID).HostMemory
+	in["host_memory"], in["warm_used"], in["warm_budget"] = strconv.FormatInt(need, 10), strconv.FormatInt(used, 10), strconv.FormatInt(budget, 10)
+	if used+need <= budget {
+		d.decide(KindDrained, m.Name, r.name, "no gateway has a request on it any more: it goes to sleep", in)
+		d.move(r, state.Sleeping, state.Warm, nil)
+		return
+	}
+	var less []*member
+	for _, other := range d.models {
+		for _, o := range other.members {
+			if o.Placement.Node != r.Placement.Node || o.tier == state.Cold {
+				continue
+			}
+			if o.leaving {
+				used -= o.next().Holds().HostMemory
+			} else if o.tier == state.Warm && o.phase == state.Running && !o.changed && !other.frozen && !other.dedicated && other.Priority <= m.Priority {
+				less = append(less, o)
+			}
+		}
+	}
+	cost := func(o *member) float64 { return d.evictionCost(d.byName[o.Name.Model], o, state.Cold) }
+	slices.SortStableFunc(less, func(a, b *member) int { return cmp.Or(cmp.Compare(cost(a), cost(b)), cmp.Compare(a.name, b.name)) })
+	var going []*member
+	freed := used + need - budget
+	for _, o := range less {
+		if freed > 0 {
+			going = append(going, o)
+			freed -= o.Placement.HostMemory
+		}
+	}
+	for i := len(going) - 1; i >= 0; i-- { // what came first may not be necessary
+		if freed+going[i].Placement.HostMemory <= 0 {
+			freed += going[i].Placement.HostMemory
+			going = slices.Delete(going, i, i+1)
+		}
+	}
+	total := 0.0
+	for _, o := range going {
+		total += cost(o)
+	}
+	worth := cost(r) - d.evictionCost(m, r, state.Warm)
+	in["cost"], in["worth"] = seconds(total), seconds(worth)
+	if freed > 0 || len(going) > 0 && total >= worth || len(going) == 0 && d.due(r.Since.Add(d.conf.DrainTimeout)) {
+		d.decide(KindCannotSleep, m.Name, r.name, fmt.Sprintf("the host memory of node %s has no room for it that is worth it: it goes COLD", nodeName(r)), in)
+		d.move(r, state.Stopping, state.Cold, nil)
+		return
+	}
+	for _, o := range going {
+		d.decide(KindEvictWarm, o.Name.Model, o.name, fmt.Sprintf("it is WARM and makes room for %s in the host memory of node %s: it goes COLD", m.Name, nodeName(o)),
+			inputs{"for": m.Name, "host_memory": strconv.FormatInt(o.Placement.HostMemory, 10), "cost": seconds(cost(o)), "worth": seconds(worth)})
+		d.evict(o, state.Cold, m.Name)
+	}
+}
+
+// callOff lets a member serve again that was on its way to WARM. Its model has a place
+// for it again where somebody else had taken that.
+func (d *draft) callOff(m *model, r *member) {
+	if more := calledOff(m.Model, r.Replica, d.view.StayingOf(nil, m.Name)); more > 0 {
+		d.rescale(m, more, r.Name.Variant)
+	}
+	d.mark(markKept, r.name)
+	d.move(r, state.Running, "", nil)
+}
+
+// calledOff returns by how many replicas a model is to have more, where one of them stays
+// HOT after all: one that had made room for another model, or that is its only one. The
+// replicas are those of the model that count.
+func calledOff(m *state.Model, r *state.Replica, counting []*state.Replica) int {
+	if len(counting) < m.Replicas || m.Management == state.ManagementDisabled || m.Stopped || r.For == "" && m.Replicas > 0 {
+		return 0
+	}
+	return 1
+}
+
+// lost says why the weights of a member that sleeps are lost for sure, empty where they
+// are not: its process has ended, or began anew after that time.
+func (d *draft) lost(r *member, since time.Time) string {
+	if !r.jobKnown {
+		return ""
+	}
+	switch j := r.job; {
+	case j == nil:
+		return "its job is gone"
+	case j.Problem != "":
+		return ""
+	case j.Stopped || j.Ended:
+		return "its job was stopped"
+	case j.Alloc == nil:
+		if d.due(r.Since.Add(d.conf.SettleTime)) {
+			return "its allocation is gone"
+		}
+	case j.Alloc.Client == clientComplete || j.Alloc.Client == clientFailed || j.Alloc.Client == clientLost || j.Alloc.Failed:
+		return fmt.Sprintf("allocation %s is %s", j.Alloc.ID, cmp.Or(j.Alloc.Event, j.Alloc.Client))
+	case j.Alloc.Client == clientPending:
+		if d.due(r.Since.Add(d.conf.SettleTime)) {
+			return fmt.Sprintf("allocation %s began anew", j.Alloc.ID)
+		}
+	case j.Alloc.Started.After(since):
+		return fmt.Sprintf("its process began anew in allocation %s", j.Alloc.ID)
+	}
+	return ""
+}
+
+// sleeping gives a member up that cannot be put to sleep: its process is lost, or its
+// shim was out of reach for too long.
+func (d *draft) sleeping(m *model, r *member) {
+	why := d.lost(r, r.Since)
+	if why == "" && d.due(r.Since.Add(d.conf.SleepTimeout)) {
+		why = fmt.Sprintf("it could not be put to sleep for %s", d.conf.SleepTimeout)
+	}
+	if why != "" {
+		d.decide(KindSleepFailed, m.Name, r.name, why+": it goes COLD", inputs{"sleeping_for": d.obs.Now.Sub(r.Since).String(), "node": nodeName(r)})
+		d.move(r, state.Stopping, state.Cold, func(c *state.Move) { c.LastError = &why })
+	}
+}
+
+// warm gives a WARM member up whose weights are lost.
+func (d *draft) warm(m *model, r *member) {
+	if why := d.lost(r, r.Since); why != "" {
+		d.decide(KindLostWarm, m.Name, r.name, "it was WARM, and its weights are lost: "+why, inputs{"warm_for": d.obs.Now.Sub(r.Since).String(), "node": nodeName(r)})
+		d.move(r, state.Stopping, state.Cold, nil)
+	}
+}
+
+// waking gives a wake up that takes too long, or whose process is gone.
+func (d *draft) waking(m *model, r *member) {
+	why := ""
+	if r.jobKnown && (r.job == nil || r.job.Problem == "" && (r.job.Stopped || r.job.Alloc != nil && (r.job.Alloc.Failed || r.job.Alloc.Client == clientFailed))) {
+		why = "its job is gone, stopped or has failed"
+	}
+	if why == "" && d.due(r.Since.Add(d.conf.WakeTimeout)) {
+		why = fmt.Sprintf("it did not wake for %s", d.conf.WakeTimeout)
+	}
+	if why == "" {
+		return
+	}
+	failures := r.Failures + 1
+	d.decide(KindWakeFailed, m.Name, r.name, why+": it goes COLD, and another replica comes up", inputs{"failures": strconv.Itoa(failures), "waking_for": d.obs.Now.Sub(r.Since).String(), "node": nodeName(r)})
+	d.move(r, state.Stopping, state.Cold, func(c *state.Move) { c.Failures, c.LastError = &failures, &why })
+}

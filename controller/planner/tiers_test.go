@@ -1,0 +1,408 @@
+package planner_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"remuda/controller/planner"
+	"remuda/controller/state"
+)
+
+// falling is a world whose replica of the model a, on node n0 with one GPU, is evicted to
+// WARM for the model b.
+func falling(t *testing.T, nodes ...state.Node) *world {
+	if len(nodes) == 0 {
+		nodes = []state.Node{node("n0", 1)}
+	}
+	w := idle(t, nil, nodes...)
+	w.model(model("b", 1, variant("v", "b1", whole)))
+	return w
+}
+
+func TestEvictionForAnotherModel(t *testing.T) {
+	t.Parallel()
+	w := falling(t)
+	w.once()
+	r := w.oneOf("a", state.Hot, state.Draining)
+	require.Equal(t, state.Warm, r.Target)
+	require.Equal(t, "b", r.For)
+	require.Zero(t, w.replicas("a"), "it is to have one less")
+	require.Empty(t, w.stages("b"))
+	require.NotEmpty(t, w.decisions("b", planner.KindWaitsForRoom))
+	d := w.decisions("a", planner.KindEvict)[0]
+	require.Equal(t, "b", d.Inputs["for"])
+	w.quiet()
+	require.Equal(t, map[string]int{"WARM running": 1}, w.stages("a"))
+	require.Equal(t, map[string]int{"HOT running": 1}, w.stages("b"))
+	require.Len(t, w.decisions("a", planner.KindEvict), 1)
+}
+
+func TestNoRoomInRAMMeansCold(t *testing.T) {
+	t.Parallel()
+	small := node("n0", 1)
+	small.HostMemory = 11 // of which nine tenths are less than the ten that a takes
+	w := falling(t, small)
+	w.quiet()
+	require.Equal(t, map[string]int{"COLD running": 1}, w.stages("a"))
+	b := w.oneOf("b", state.Hot, state.Running)
+	u := w.view().Usage(nil, "n0")
+	require.Equal(t, map[string]int64{"n0-GPU0": 80}, u.Memory)
+	require.Zero(t, u.HostMemory)
+	require.Equal(t, map[string]string{b.Placement.Seats[0]: b.Name.String()}, u.Seats)
+}
+
+// TestWarmBudget: the host memory has room for one WARM replica, and two would be there.
+func TestWarmBudget(t *testing.T) {
+	t.Parallel()
+	resting := func(t *testing.T, used time.Duration) *world {
+		n := node("n0", 2)
+		n.HostMemory = 20
+		w := idle(t, nil, n)
+		w.model(model("c", 1, variant("v", "c1", whole)))
+		w.quiet()
+		w.must(&state.Evict{Model: "a", To: state.Warm, Time: w.now})
+		w.quiet()
+		require.Equal(t, map[string]int{"WARM running": 1}, w.stages("a"))
+		w.now = w.now.Add(time.Hour)
+		w.last[w.oneOf("c", state.Hot, state.Running).Name.String()] = w.now.Add(-used)
+		w.must(&state.Evict{Model: "c", To: state.Warm, Time: w.now})
+		w.quiet()
+		return w
+	}
+	t.Run("what was used long ago makes room for what was used just now", func(t *testing.T) {
+		t.Parallel()
+		w := resting(t, 0)
+		require.Equal(t, map[string]int{"COLD running": 1}, w.stages("a"))
+		require.Equal(t, map[string]int{"WARM running": 1}, w.stages("c"))
+		require.Len(t, w.decisions("a", planner.KindEvictWarm), 1)
+	})
+	t.Run("and not for what is worth less", func(t *testing.T) {
+		t.Parallel()
+		w := resting(t, 10*time.Hour)
+		require.Equal(t, map[string]int{"WARM running": 1}, w.stages("a"))
+		require.Equal(t, map[string]int{"COLD running": 1}, w.stages("c"))
+		require.NotEmpty(t, w.decisions("c", planner.KindCannotSleep))
+	})
+}
+
+func TestWakeOnAnotherGPU(t *testing.T) {
+	t.Parallel()
+	w := fresh(t)
+	n := node("n0", 2)
+	for g := range n.GPUs {
+		n.GPUs[g].Seats = append(n.GPUs[g].Seats, n.GPUs[g].UUID+"#2")
+	}
+	w.addNodes(n)
+	w.model(model("a", 1, variant("v", "a1", whole, func(v *state.Variant) { v.Reach = 2 })))
+	w.quiet()
+	w.later(time.Hour)
+	slept := w.oneOf("a", state.Hot, state.Running)
+	require.Len(t, slept.Placement.Seats, 2)
+	w.must(&state.Evict{Model: "a", To: state.Warm, Time: w.now})
+	w.quiet()
+	gpu := ""
+	for u := range slept.Placement.Memory {
+		gpu = u
+	}
+	b := model("b", 1, variant("v", "b1", whole))
+	b.Priority = 90
+	w.setNode("n0", func(n *state.Node) { // so that b goes where a has slept
+		n.GPUs = append([]state.GPU{}, n.GPUs...)
+		for i := range n.GPUs {
+			n.GPUs[i].Healthy = n.GPUs[i].UUID == gpu
+		}
+	})
+	w.model(b)
+	w.quiet()
+	require.Contains(t, w.oneOf("b", state.Hot, state.Running).Placement.Memory, gpu)
+	w.setNode("n0", func(n *state.Node) {
+		n.GPUs = append([]state.GPU{}, n.GPUs...)
+		for i := range n.GPUs {
+			n.GPUs[i].Healthy = true
+		}
+	})
+	w.scaleOf("a", 1)
+	w.quiet()
+	awake := w.oneOf("a", state.Hot, state.Running)
+	require.Equal(t, slept.Name, awake.Name)
+	require.NotContains(t, awake.Placement.Memory, gpu)
+	require.Equal(t, slept.Placement.Seats, awake.Placement.Seats)
+}
+
+func TestRequestMidEvict(t *testing.T) {
+	t.Parallel()
+	t.Run("of what is drained for another model: it has its turn once that is over", func(t *testing.T) {
+		t.Parallel()
+		w := falling(t)
+		w.once()
+		w.demand["a"] = w.now
+		w.quiet()
+		require.Equal(t, map[string]int{"HOT running": 1}, w.stages("b"))
+		require.Equal(t, map[string]int{"WARM running": 1}, w.stages("a"))
+		require.Equal(t, 1, w.replicas("a"), "it was asked for")
+		w.demand = map[string]time.Time{}
+		w.later(w.conf.ThrashWindow + w.conf.MinAge)
+		require.Equal(t, map[string]int{"HOT running": 1}, w.stages("a"), "no deadlock")
+	})
+	t.Run("of what is drained for nobody: the drain is called off", func(t *testing.T) {
+		t.Parallel()
+		w := idle(t, nil, node("n0", 1))
+		name := w.oneOf("a", state.Hot, state.Running).Name
+		w.requests[name.String()] = []time.Time{w.now.Add(10 * tick)}
+		w.must(&state.Evict{Model: "a", To: state.Warm, Time: w.now})
+		w.round()
+		w.demand["a"] = w.now
+		w.plan(false)
+		require.Equal(t, name, w.oneOf("a", state.Hot, state.Running).Name)
+		require.Len(t, w.decisions("a", planner.KindCalledOff), 1)
+		require.Len(t, w.decisions("a", planner.KindDemand), 1)
+		w.quiet()
+		require.Equal(t, map[string]int{"HOT running": 1}, w.stages("a"))
+	})
+	t.Run("of what goes to sleep for nobody: it is woken", func(t *testing.T) {
+		t.Parallel()
+		w := idle(t, nil, node("n0", 1))
+		name := w.oneOf("a", state.Hot, state.Running).Name
+		w.must(&state.Evict{Model: "a", To: state.Warm, Time: w.now})
+		w.plan(false)
+		w.oneOf("a", state.Hot, state.Sleeping)
+		w.demand["a"] = w.now
+		w.plan(false)
+		w.oneOf("a", state.Hot, state.Sleeping)
+		require.Len(t, w.view().ReplicasOf(nil, "a"), 1, "no other one comes up")
+		w.quiet()
+		require.Equal(t, name, w.oneOf("a", state.Hot, state.Running).Name)
+	})
+	t.Run("that takes longer than a drain may: it stays HOT, and has its place again", func(t *testing.T) {
+		t.Parallel()
+		w := falling(t)
+		w.once()
+		r := w.oneOf("a", state.Hot, state.Draining)
+		w.requests[r.Name.String()] = []time.Time{w.now.Add(100 * time.Hour)}
+		w.now = w.now.Add(w.conf.DrainTimeout)
+		w.plan(false)
+		w.oneOf("a", state.Hot, state.Running)
+		require.Equal(t, 1, w.replicas("a"))
+		require.Len(t, w.decisions("a", planner.KindCalledOff), 1)
+		w.quiet()
+		require.Equal(t, map[string]int{"HOT running": 1}, w.stages("a"), "it is not evicted at once again")
+		require.Empty(t, w.stages("b"))
+	})
+}
+
+func TestOutcomesOfASleep(t *testing.T) {
+	t.Parallel()
+	for class, want := range map[planner.OutcomeClass]struct {
+		kind   string
+		stages map[string]int
+		b      bool // it comes up
+	}{
+		planner.Done:        {planner.KindAsleep, map[string]int{"WARM running": 1}, true},
+		planner.CannotSleep: {planner.KindCannotSleep, map[string]int{"COLD running": 1}, true},
+		planner.NotDrained:  {planner.KindCalledOff, map[string]int{"HOT running": 1}, false},
+		planner.Failed:      {planner.KindSleepFailed, map[string]int{"COLD running": 1}, true},
+		planner.MemoryHeld:  {planner.KindMemoryHeld, map[string]int{"COLD running": 1}, false},
+		planner.Unreachable: {planner.KindSleepFailed, map[string]int{"COLD running": 1}, true},
+	} {
+		t.Run(string(class), func(t *testing.T) {
+			t.Parallel()
+			w := falling(t)
+			w.outcome = func(kind planner.Kind, _ *state.Replica) planner.OutcomeClass {
+				if kind == planner.Sleep {
+					return class
+				}
+				return planner.Done
+			}
+			if class == planner.Unreachable {
+				w.turns(6)
+				require.Equal(t, map[string]int{"HOT sleeping": 1}, w.stages("a"))
+				require.Greater(t, w.sleeps, 2, "it is tried again")
+				w.now = w.now.Add(w.conf.SleepTimeout)
+			}
+			w.quiet()
+			require.Equal(t, want.stages, w.stages("a"))
+			require.NotEmpty(t, w.decisions("a", want.kind))
+			require.Equal(t, want.b, len(w.stages("b")) > 0)
+			gpu := w.view().Node(nil, "n0").GPUs[0]
+			require.Equal(t, class == planner.MemoryHeld, gpu.Quarantined)
+			if gpu.Quarantined {
+				require.Contains(t, gpu.QuarantineReason, "80 bytes did not come back")
+			}
+			if class == planner.NotDrained {
+				require.Equal(t, 1, w.replicas("a"), "it counts again")
+			}
+			if class == planner.CannotSleep {
+				// It is remembered: the next one goes COLD without being asked.
+				w.later(time.Hour)
+				w.sleeps = 0
+				w.scaleOf("a", 1)
+				w.quiet()
+				require.Equal(t, map[string]int{"HOT running": 1}, w.stages("a"))
+				w.later(time.Hour)
+				w.scaleOf("b", 1)
+				w.quiet()
+				require.Equal(t, 1, w.stages("a")["COLD running"])
+				require.Zero(t, len(w.decisions("a", planner.KindAsleep)))
+			}
+		})
+	}
+}
+
+func TestOutcomesOfAWake(t *testing.T) {
+	t.Parallel()
+	for class, kind := range map[planner.OutcomeClass]string{
+		planner.Done: planner.KindAwake, planner.Failed: planner.KindWakeFailed, planner.Unreachable: planner.KindWakeFailed,
+	} {
+		t.Run(string(class), func(t *testing.T) {
+			t.Parallel()
+			w := idle(t, nil, node("n0", 1), node("n1", 1))
+			first := w.oneOf("a", state.Hot, state.Running)
+			w.must(&state.Evict{Model: "a", To: state.Warm, Time: w.now})
+			w.quiet()
+			w.outcome = func(planner.Kind, *state.Replica) planner.OutcomeClass { return class }
+			w.scaleOf("a", 1)
+			if class == planner.Unreachable {
+				w.turns(6)
+				require.Equal(t, map[string]int{"WARM waking": 1}, w.stages("a"))
+				w.now = w.now.Add(w.conf.WakeTimeout)
+			}
+			w.quiet()
+			require.NotEmpty(t, w.decisions("a", kind))
+			r := w.oneOf("a", state.Hot, state.Running)
+			if class == planner.Done {
+				require.Equal(t, first.Name, r.Name)
+				return
+			}
+			require.NotEqual(t, first.Placement.Node, r.Placement.Node, "it goes elsewhere")
+			require.Equal(t, 1, w.stages("a")["COLD running"])
+		})
+	}
+}
+
+// TestLateOutcomes: what is heard of a replica that is in another phase by now is nothing.
+func TestLateOutcomes(t *testing.T) {
+	t.Parallel()
+	w := idle(t, nil, node("n0", 1))
+	r := w.oneOf("a", state.Hot, state.Running)
+	for _, kind := range []planner.Kind{planner.Sleep, planner.Wake} {
+		for _, class := range []planner.OutcomeClass{planner.Done, planner.Failed, planner.MemoryHeld} {
+			require.Nil(t, planner.After(w.view(), planner.Outcome{Kind: kind, Replica: r.Name.String(), Class: class}, w.now, w.conf))
+		}
+	}
+	require.Nil(t, planner.After(w.view(), planner.Outcome{Kind: planner.Wake, Replica: "a:v:none", Class: planner.Done}, w.now, w.conf))
+}
+
+func TestLostWarmProcess(t *testing.T) {
+	t.Parallel()
+	for name, lose := range map[string]func(w *world, j *job){
+		"its process began anew": func(w *world, j *job) { j.alloc.Started, j.alloc.Restarts = w.now, 1 },
+		"its allocation failed":  func(_ *world, j *job) { j.alloc.Client, j.alloc.Failed = "failed", true },
+		"somebody stopped its job": func(w *world, j *job) {
+			w.index2++
+			j.Stopped, j.Index = true, w.index2
+		},
+		"its job is gone": func(w *world, j *job) { delete(w.nomad, j.Name.String()) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := idle(t, nil, node("n0", 1))
+			w.must(&state.Evict{Model: "a", To: state.Warm, Time: w.now})
+			w.quiet()
+			r := w.oneOf("a", state.Warm, state.Running)
+			registered := w.index2
+			lose(w, w.nomad[r.Name.String()])
+			w.plan(false)
+			require.Len(t, w.decisions("a", planner.KindLostWarm), 1)
+			w.quiet()
+			require.Equal(t, map[string]int{"COLD running": 1}, w.stages("a"))
+			require.LessOrEqual(t, w.index2, registered+1, "its job is not written anew")
+			w.demand["a"] = w.now
+			w.quiet()
+			require.Equal(t, 1, w.stages("a")["HOT running"])
+		})
+	}
+	t.Run("that Nomad cannot be asked loses nothing", func(t *testing.T) {
+		t.Parallel()
+		w := idle(t, nil, node("n0", 1))
+		w.must(&state.Evict{Model: "a", To: state.Warm, Time: w.now})
+		w.quiet()
+		w.nomadOut = true
+		w.nomad = map[string]*job{}
+		require.Nil(t, w.lastPlan())
+	})
+}
+
+// TestParked: the state says that it serves, and its engine sleeps.
+func TestParked(t *testing.T) {
+	t.Parallel()
+	w := idle(t, nil, node("n0", 1))
+	r := w.oneOf("a", state.Hot, state.Running)
+	w.nomad[r.Name.String()].asleep = true
+	w.quiet()
+	require.False(t, w.nomad[r.Name.String()].asleep, "it was woken")
+	require.Equal(t, map[string]int{"HOT running": 1}, w.stages("a"))
+	w.consulOut = true
+	require.Empty(t, planner.Actions(w.view(), w.observe(false), w.conf))
+}
+
+func TestRestingReplicasThatNobodyWants(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		change func(w *world)
+		left   map[string]int
+	}{
+		"its model is stopped": {func(w *world) {
+			w.must(&state.SetScale{Model: "a", Stopped: new(true), Origin: state.OriginOperator})
+		}, map[string]int{}},
+		"its definition has changed": {func(w *world) { w.model(model("a", 0, variant("v", "a2", whole))) }, map[string]int{}},
+		"its variant is gone":        {func(w *world) { w.model(model("a", 0, variant("other", "a3", whole))) }, map[string]int{}},
+		"its node is drained": {func(w *world) {
+			w.drains["n0"] = w.now
+			w.setNode("n0", func(n *state.Node) { n.Draining = true })
+		}, map[string]int{"COLD running": 1}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := idle(t, nil, node("n0", 1))
+			w.must(&state.Evict{Model: "a", To: state.Warm, Time: w.now})
+			w.quiet()
+			require.Equal(t, map[string]int{"WARM running": 1}, w.stages("a"))
+			test.change(w)
+			w.quiet()
+			require.Equal(t, test.left, w.stages("a"))
+		})
+	}
+}
+
+func TestKeepWarm(t *testing.T) {
+	t.Parallel()
+	w := fresh(t, "n0", "n1")
+	m := model("m", 4, variant("a", "h1"))
+	m.KeepWarm = 2
+	w.model(m)
+	w.quiet()
+	w.scale(1)
+	w.quiet()
+	require.Equal(t, map[string]int{"HOT running": 1, "WARM running": 2}, w.stages("m"))
+	before := w.view().ReplicasOf(nil, "m")
+	w.scale(3)
+	w.quiet()
+	require.Equal(t, map[string]int{"HOT running": 3}, w.stages("m"))
+	for _, r := range before {
+		require.NotNil(t, w.view().Replica(nil, r.Name.String()), "they were woken, not made anew")
+	}
+	w.scale(0)
+	w.quiet()
+	require.Equal(t, map[string]int{"WARM running": 2}, w.stages("m"))
+}
+
+func TestReturned(t *testing.T) {
+	t.Parallel()
+	g := &state.GPU{UUID: "g", Memory: 80}
+	u := &state.NodeUsage{Memory: map[string]int64{"g": 30}}
+	require.True(t, planner.Returned(g, u, 40, 10))
+	require.False(t, planner.Returned(g, u, 41, 10))
+	require.True(t, planner.Returned(g, &state.NodeUsage{}, 10, 10))
+}

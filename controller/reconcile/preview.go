@@ -1,0 +1,63 @@
+package reconcile
+
+import (
+	"fmt"
+	"time"
+
+	"remuda/controller/nomad"
+	"remuda/controller/planner"
+	"remuda/controller/raft"
+	"remuda/controller/state"
+)
+
+// Preview is what would be done if the state were another one.
+type Preview struct {
+	// Store is a copy of the state, after the change and then the plan were applied to it.
+	Store *state.Store
+	// Plan is what would be committed first, nil where that is nothing.
+	Plan *state.Plan
+	// Actions are what would be done in Nomad and at shims after that.
+	Actions []planner.Action
+	// Next is when it would be looked again although nothing happens, zero for never.
+	Next time.Time
+}
+
+// Preview makes a private copy of the store, calls change with it, and plans on the copy
+// with what is observed now. Nothing is committed, and nothing is done. The error is
+// change's own, or wraps raft.ErrNotLeader or nomad.ErrUnreachable where nothing is
+// observed here. It may be called from several goroutines at once.
+func (r *Reconciler) Preview(change func(*state.Store) error) (Preview, error) {
+	l := r.current()
+	if l == nil {
+		return Preview{}, &raft.NotLeaderError{}
+	}
+	now := l.cfg.Now()
+	busy := l.acts.busy()
+	out := Preview{Store: l.cfg.Raft.Store().Fork()}
+	seen := l.seen.take(&schedule{})
+	if !seen.begun {
+		return Preview{}, fmt.Errorf("what runs is not known yet: %w", nomad.ErrUnreachable)
+	}
+	if err := change(out.Store); err != nil {
+		return Preview{}, err
+	}
+	look := func() (*state.View, planner.Observation) {
+		view := out.Store.View()
+		return view, l.observe(view, seen, seen.jobs(view), busy, now)
+	}
+	view, o := look()
+	out.Plan, out.Next = l.cfg.Plan(view, o, l.cfg.Planner)
+	if p := out.Plan; p != nil {
+		p.ID, p.Index, p.Time = "preview", view.Index(), now
+		data, err := state.Encode(p)
+		if err != nil {
+			return Preview{}, fmt.Errorf("preview: %w", err)
+		}
+		if res := out.Store.Apply(view.Index()+1, data); res.Err != nil {
+			return Preview{}, fmt.Errorf("preview: the plan would be refused: %w", res.Err)
+		}
+		view, o = look()
+	}
+	out.Actions = l.cfg.Actions(view, o, l.cfg.Planner)
+	return out, nil
+}

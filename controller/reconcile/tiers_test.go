@@ -1,0 +1,585 @@
+package reconcile_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"remuda/controller/nomad"
+	"remuda/controller/planner"
+	"remuda/controller/reconcile"
+	"remuda/controller/shim"
+	"remuda/controller/shim/shimtest"
+	"remuda/controller/state"
+)
+
+const m1 = "m:v:1"
+
+// withShim puts a shim before replica m:v:<id>, and its port into the allocation.
+func (w *world) withShim(id string) *shimtest.Shim {
+	s := shimtest.New("m:v:"+id, "primary", false)
+	address := "n:" + id
+	w.shims.Put(address, s)
+	a := allocation("n")
+	a.Ports = map[string]string{"shim": address}
+	w.nomad.allocate("m:v:"+id, a)
+	w.rest()
+	return s
+}
+
+// tier changes where a replica is on its way between the tiers.
+func (w *world) tier(name string, tier state.Tier, phase state.Phase, target state.Tier) {
+	w.t.Helper()
+	r := w.replica(name)
+	require.NotNil(w.t, r)
+	w.raft.must(&state.Move{Replica: name, ModifyIndex: r.ModifyIndex, Tier: tier, Phase: phase, Target: target, Time: time.Now()})
+}
+
+// sleeping drains a replica and sends it to sleep.
+func (w *world) sleeping(name string) {
+	w.t.Helper()
+	w.tier(name, state.Hot, state.Draining, state.Warm)
+	w.tier(name, state.Hot, state.Sleeping, state.Warm)
+}
+
+// warm has a replica that is WARM, and its shim.
+func (w *world) warm() *shimtest.Shim {
+	w.t.Helper()
+	w.running("1")
+	s := w.withShim("1")
+	w.sleeping(m1)
+	w.rest()
+	require.Equal(w.t, "WARM running", w.stage(m1))
+	return s
+}
+
+// samples has the fake tell the memory of a GPU of n.
+func samples(gpu int, used int64, at func() time.Time) func(string) (map[string]nomad.Sample, error) {
+	return func(string) (map[string]nomad.Sample, error) {
+		return map[string]nomad.Sample{fmt.Sprintf("n-GPU%d", gpu): {Used: used, At: at()}}, nil
+	}
+}
+
+func slack(c *reconcile.Config) { c.Planner.MemorySlack = 5 }
+
+func TestSleepAndWake(t *testing.T) {
+	inWorld(t, slack, func(t *testing.T, w *world) {
+		w.running("1")
+		s := w.withShim("1")
+		w.sleeping(m1)
+		w.rest()
+		require.Equal(t, "WARM running", w.stage(m1))
+		require.Equal(t, []planner.Outcome{{Kind: planner.Sleep, Replica: m1, Class: planner.Done}}, w.ended())
+		require.Equal(t, []string{"sleep"}, s.Orders())
+		registers, stops, _ := w.nomad.did()
+		writes := w.raft.writes()
+		w.pass(10 * time.Minute)
+		r, st, _ := w.nomad.did()
+		require.Equal(t, []int{registers, stops, writes}, []int{r, st, w.raft.writes()}, "a WARM replica is left alone")
+
+		w.tier(m1, state.Warm, state.Waking, state.Hot)
+		before := time.Now()
+		w.rest()
+		require.Equal(t, "HOT running", w.stage(m1))
+		require.Equal(t, []string{"sleep", "wake n-GPU0"}, s.Orders())
+		require.Less(t, w.replica(m1).Since.Sub(before), 10*time.Millisecond, "at once")
+	})
+}
+
+// A plan that wakes a replica has its action started in the same look, without waiting for
+// anybody to tell of the commit.
+func TestWakeBeginsWithItsPlan(t *testing.T) {
+	inWorld(t, func(c *reconcile.Config) { c.Settle = time.Minute }, func(t *testing.T, w *world) {
+		w.pass(5 * time.Minute)
+		w.running1(t)
+		s := w.withShim("1")
+		w.pass(3 * time.Minute)
+		w.sleeping(m1)
+		w.pass(3 * time.Minute)
+		require.Equal(t, "WARM running", w.stage(m1))
+		var planned, woken time.Time
+		s.OnWake(func() shimtest.Answer { woken = time.Now(); return shimtest.Answer{} })
+		w.script(func(v *state.View, o planner.Observation) (*state.Plan, time.Time) {
+			r := v.Replica(nil, m1)
+			if r.Tier != state.Warm || r.Phase != state.Running {
+				return nil, time.Time{}
+			}
+			planned = o.Now
+			return &state.Plan{Move: []state.Move{{Replica: m1, ModifyIndex: r.ModifyIndex, Tier: state.Warm, Phase: state.Waking, Target: state.Hot}}}, time.Time{}
+		})
+		w.nomad.set(func() {})
+		w.pass(3 * time.Minute)
+		require.False(t, planned.IsZero())
+		require.Equal(t, planned, woken)
+	})
+}
+
+// running1 is running for worlds that look seldom.
+func (w *world) running1(t *testing.T) {
+	w.place("1")
+	w.pass(3 * time.Minute)
+	w.nomad.allocate(m1, allocation("n"))
+	w.consul.serve(engine("1"))
+	w.pass(3 * time.Minute)
+	require.Equal(t, "HOT running", w.stage(m1))
+}
+
+func TestOutcomesOfASleep(t *testing.T) {
+	now := time.Now
+	for name, tc := range map[string]struct {
+		set    func(w *world, s *shimtest.Shim)
+		class  planner.OutcomeClass
+		error  string
+		held   map[string]int64
+		orders []string
+	}{
+		"done": {func(*world, *shimtest.Shim) {}, planner.Done, "", nil, []string{"sleep"}},
+		"cannot sleep": {func(_ *world, s *shimtest.Shim) {
+			s.Set(func(st *shim.State) { st.CanSleep = false })
+		}, planner.CannotSleep, "no sleep mode", nil, nil},
+		"no shim's port": {func(w *world, _ *shimtest.Shim) { w.nomad.allocate(m1, allocation("n")) }, planner.CannotSleep, "no port with the label of a shim", nil, nil},
+		"not drained": {func(_ *world, s *shimtest.Shim) {
+			s.OnSleep(func() shimtest.Answer {
+				return shimtest.Answer{Code: 504, Error: "not drained within 1s: 1 requests run", State: shim.Draining}
+			})
+		}, planner.NotDrained, "1 requests run", nil, []string{"sleep", "wake"}},
+		"busy again": {func(_ *world, s *shimtest.Shim) {
+			s.OnSleep(func() shimtest.Answer {
+				return shimtest.Answer{Code: 409, Error: "the engine is busy", State: shim.Draining}
+			})
+		}, planner.NotDrained, "is busy", nil, []string{"sleep", "wake"}},
+		"not drained, and cannot be called off": {func(_ *world, s *shimtest.Shim) {
+			s.OnSleep(func() shimtest.Answer { return shimtest.Answer{Code: 504, Error: "not drained", State: shim.Draining} })
+			s.OnWake(func() shimtest.Answer { return shimtest.Answer{Code: 500, Error: "the drain could not be called off"} })
+		}, planner.Failed, "could not be called off", nil, []string{"sleep", "wake"}},
+		"failed": {func(_ *world, s *shimtest.Shim) {
+			s.OnSleep(func() shimtest.Answer {
+				return shimtest.Answer{Code: 500, Error: "put the engine to sleep: CUDA error", State: shim.Dead}
+			})
+		}, planner.Failed, "CUDA error", nil, []string{"sleep"}},
+		"memory is held":          {func(w *world, _ *shimtest.Shim) { w.nomad.set(func() { w.nomad.memory = samples(0, 6, now) }) }, planner.MemoryHeld, "6 bytes of GPU n-GPU0", map[string]int64{"n-GPU0": 6}, []string{"sleep"}},
+		"memory within the slack": {func(w *world, _ *shimtest.Shim) { w.nomad.set(func() { w.nomad.memory = samples(0, 5, now) }) }, planner.Done, "", nil, []string{"sleep"}},
+		"memory is not told":      {func(w *world, _ *shimtest.Shim) { w.nomad.set(func() { w.nomad.memory = samples(0, -1, now) }) }, planner.Failed, "does not tell its memory in use", nil, []string{"sleep"}},
+		"samples of old": {func(w *world, _ *shimtest.Shim) {
+			before := time.Now()
+			w.nomad.set(func() { w.nomad.memory = samples(0, 0, func() time.Time { return before }) })
+		}, planner.Unreachable, "no newer sample of GPU n-GPU0", nil, nil},
+		"samples of another GPU": {func(w *world, _ *shimtest.Shim) { w.nomad.set(func() { w.nomad.memory = samples(1, 0, now) }) }, planner.Unreachable, "no newer sample of GPU n-GPU0", nil, nil},
+		"no samples": {func(w *world, _ *shimtest.Shim) {
+			w.nomad.set(func() {
+				w.nomad.memory = func(string) (map[string]nomad.Sample, error) { return nil, errDown }
+			})
+		}, planner.Unreachable, "connection refused", nil, nil},
+		"nobody there":     {func(w *world, _ *shimtest.Shim) { w.shims.Put("n:1", nil) }, planner.Unreachable, "connection refused", nil, nil},
+		"another's shim":   {func(_ *world, s *shimtest.Shim) { s.Set(func(st *shim.State) { st.Replica = "m:v:2" }) }, planner.Unreachable, "is the shim of replica m:v:2", nil, nil},
+		"no shim at all":   {func(_ *world, s *shimtest.Shim) { s.Garbage(true) }, planner.Unreachable, "not a shim's", nil, nil},
+		"no allocation":    {func(w *world, _ *shimtest.Shim) { w.nomad.allocate(m1) }, planner.Unreachable, "no allocation", nil, nil},
+		"it is on its way": {func(_ *world, s *shimtest.Shim) { s.Set(func(st *shim.State) { st.Phase = shim.Init }) }, planner.Unreachable, "the primary is init", nil, nil},
+		"it waits for the lock": {func(_ *world, s *shimtest.Shim) {
+			s.Set(func(st *shim.State) { st.Phase, st.Lock = shim.Standby, &shim.Lock{} })
+		}, planner.Unreachable, "waits for the lock", nil, nil},
+		"it is asleep already": {func(_ *world, s *shimtest.Shim) {
+			s.Set(func(st *shim.State) { st.Phase, st.Since, st.Parked = shim.Standby, time.Now(), true })
+		}, planner.Done, "", nil, []string{"sleep"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, slack, func(t *testing.T, w *world) {
+				w.running("1")
+				s := w.withShim("1")
+				w.rest()
+				tc.set(w, s)
+				w.rest()
+				w.sleeping(m1)
+				w.pass(planner.DefaultConfig().MemoryTimeout + time.Second)
+				ended := w.ended()
+				require.NotEmpty(t, ended)
+				require.Equal(t, tc.class, ended[0].Class, ended[0].Error)
+				require.Contains(t, ended[0].Error, tc.error)
+				require.Equal(t, tc.held, ended[0].HeldBytes)
+				if tc.orders != nil || tc.class == planner.CannotSleep {
+					require.Equal(t, tc.orders, s.Orders())
+				}
+				if tc.class != planner.Unreachable {
+					require.Len(t, ended, 1)
+					return
+				}
+				require.Equal(t, "HOT sleeping", w.stage(m1), "it is tried again")
+				require.NotEmpty(t, w.r.Status().Waiting)
+				// As soon as what was wrong is mended.
+				w.shims.Put("n:1", s)
+				s.Garbage(false)
+				s.Set(func(st *shim.State) {
+					st.Replica, st.Lock = m1, nil
+					if st.Phase == shim.Init || !st.Parked {
+						st.Phase = shim.Active
+					}
+				})
+				w.nomad.set(func() { w.nomad.memory = nil })
+				a := allocation("n")
+				a.Ports = map[string]string{"shim": "n:1"}
+				w.nomad.allocate(m1, a)
+				w.pass(planner.DefaultConfig().MemoryTimeout + 5*time.Second)
+				require.Equal(t, "WARM running", w.stage(m1))
+				require.Empty(t, w.r.Status().Waiting)
+			})
+		})
+	}
+}
+
+func TestOutcomesOfAWake(t *testing.T) {
+	for name, tc := range map[string]struct {
+		set    func(w *world, s *shimtest.Shim)
+		class  planner.OutcomeClass
+		error  string
+		orders int
+	}{
+		"done":   {func(*world, *shimtest.Shim) {}, planner.Done, "", 1},
+		"serves": {func(_ *world, s *shimtest.Shim) { s.Set(func(st *shim.State) { st.Phase = shim.Active }) }, planner.Done, "", 1},
+		"drains": {func(_ *world, s *shimtest.Shim) { s.Set(func(st *shim.State) { st.Phase = shim.Draining }) }, planner.Done, "", 1},
+		"failed": {func(_ *world, s *shimtest.Shim) {
+			s.OnWake(func() shimtest.Answer { return shimtest.Answer{Code: 500, Error: "wake failed"} })
+		}, planner.Failed, "wake failed", 1},
+		"cannot move": {func(_ *world, s *shimtest.Shim) {
+			s.OnWake(func() shimtest.Answer { return shimtest.Answer{Code: 409, Error: "the engine cannot move"} })
+		}, planner.Failed, "cannot move", 1},
+		"loads":        {func(_ *world, s *shimtest.Shim) { s.Set(func(st *shim.State) { st.Phase = shim.Init }) }, planner.Unreachable, "is init", 0},
+		"no lock":      {func(_ *world, s *shimtest.Shim) { s.Set(func(st *shim.State) { st.Lock = &shim.Lock{} }) }, planner.Unreachable, "waits for the lock", 0},
+		"nobody there": {func(_ *world, s *shimtest.Shim) { s.Down(true) }, planner.Unreachable, "connection reset", 0},
+		"no answer": {func(_ *world, s *shimtest.Shim) {
+			s.OnWake(func() shimtest.Answer { s.OnWake(nil); return shimtest.Answer{Cut: true} })
+		}, planner.Unreachable, "connection reset", -1},
+		"no port": {func(w *world, _ *shimtest.Shim) { w.nomad.allocate(m1, allocation("n")) }, planner.Failed, "no port", 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, nil, func(t *testing.T, w *world) {
+				s := w.warm()
+				tc.set(w, s)
+				w.rest()
+				w.tier(m1, state.Warm, state.Waking, state.Hot)
+				w.rest()
+				ended := w.ended()[1:] // the first was the sleep
+				require.NotEmpty(t, ended)
+				require.Equal(t, tc.class, ended[0].Class, ended[0].Error)
+				require.Contains(t, ended[0].Error, tc.error)
+				if tc.orders >= 0 {
+					require.Len(t, s.Orders()[1:], tc.orders)
+				}
+				switch tc.class {
+				case planner.Done:
+					require.Equal(t, "HOT running", w.stage(m1))
+				case planner.Failed:
+					require.NotEqual(t, "WARM waking", w.stage(m1))
+				default:
+					s.Down(false)
+					s.Set(func(st *shim.State) {
+						st.Lock = nil
+						if st.Phase == shim.Init {
+							st.Phase = shim.Standby
+						}
+					})
+					w.pass(reconcile.DefaultConfig().ShimRetryMax)
+					require.Equal(t, "HOT running", w.stage(m1), "tried again")
+				}
+			})
+		})
+	}
+}
+
+// Of a pair, the engine that has the lock is meant, whichever that is.
+func TestTheHolderOfAPair(t *testing.T) {
+	for _, holder := range []string{"primary", "shadow"} {
+		t.Run(holder, func(t *testing.T) {
+			inWorld(t, nil, func(t *testing.T, w *world) {
+				w.running("1")
+				a := allocation("n")
+				a.Ports = map[string]string{}
+				pair := map[string]*shimtest.Shim{}
+				for _, role := range []string{"primary", "shadow"} {
+					s := shimtest.New(m1, role, true)
+					if role != holder {
+						s.Set(func(st *shim.State) { st.Phase, st.Lock = shim.Standby, &shim.Lock{} })
+					}
+					pair[role] = s
+					w.shims.Put("n:"+role, s)
+					a.Ports[role+"_shim"] = "n:" + role
+				}
+				w.nomad.allocate(m1, a)
+				w.rest()
+				w.sleeping(m1)
+				w.rest()
+				require.Equal(t, "WARM running", w.stage(m1))
+				w.tier(m1, state.Warm, state.Waking, state.Hot)
+				w.rest()
+				require.Equal(t, "HOT running", w.stage(m1))
+				for role, s := range pair {
+					want := []string{"sleep", "wake n-GPU0"}
+					if role != holder {
+						want = nil
+					}
+					require.Equal(t, want, s.Orders(), role)
+				}
+			})
+		})
+	}
+}
+
+// What the others on the GPU hold is theirs, and not what the replica keeps.
+func TestVerifyKnowsTheOthers(t *testing.T) {
+	inWorld(t, slack, func(t *testing.T, w *world) {
+		w.running("1")
+		w.withShim("1")
+		// Another one on the same GPU, and a job that the state does not know.
+		other := placeOf("2", 0)
+		other.Placement.Seats = []string{"n-GPU0#1"}
+		w.raft.must(&state.Plan{ID: "test", Index: w.raft.store.View().Index(), Time: time.Now(), Place: []state.Place{other}})
+		w.script(func(*state.View, planner.Observation) (*state.Plan, time.Time) { return nil, time.Time{} })
+		used := int64(10 + 7 + 6)
+		w.nomad.set(func() {
+			w.nomad.memory = func(string) (map[string]nomad.Sample, error) { return samples(0, used, time.Now)("") }
+		})
+		w.sleeping(m1)
+		w.pass(planner.DefaultConfig().MemoryTimeout / 2)
+		require.Equal(t, "HOT sleeping", w.stage(m1))
+		w.nomad.set(func() {
+			j := w.nomad.jobs[m1]
+			j.ID, j.Name.Model, j.Name.ID = "x:v:3", "x", "3"
+			j.Problem = "strange" // so that it is left alone
+			j.Placement.Memory = map[string]int64{"n-GPU0": 7}
+			w.nomad.jobs["x:v:3"] = j
+			used = 10 + 7 + 5
+		})
+		w.rest()
+		require.Equal(t, "WARM running", w.stage(m1))
+	})
+}
+
+// Memory comes back late, and the ledger is not freed before.
+func TestMemoryThatComesBackLate(t *testing.T) {
+	inWorld(t, slack, func(t *testing.T, w *world) {
+		w.running("1")
+		w.withShim("1")
+		free := time.Now().Add(20 * time.Second)
+		w.nomad.set(func() {
+			w.nomad.memory = func(string) (map[string]nomad.Sample, error) {
+				if time.Now().Before(free) {
+					return samples(0, 10, time.Now)("")
+				}
+				return samples(0, 0, time.Now)("")
+			}
+		})
+		w.sleeping(m1)
+		w.pass(15 * time.Second)
+		require.Equal(t, "HOT sleeping", w.stage(m1))
+		require.Equal(t, int64(10), w.raft.store.View().Usage(nil, "n").Memory["n-GPU0"])
+		w.pass(6 * time.Second)
+		require.Equal(t, "WARM running", w.stage(m1))
+		require.Zero(t, w.raft.store.View().Usage(nil, "n").Memory["n-GPU0"])
+		require.Less(t, w.replica(m1).Since.Sub(free), time.Second)
+	})
+}
+
+// A leader that goes leaves what the next one does again, to the same end.
+func TestLeaderChangesInAChangeOfTier(t *testing.T) {
+	change := func(w *world) {
+		w.raft.depose()
+		w.rest()
+		w.raft.elect()
+		w.pass(time.Second)
+	}
+	t.Run("in the sleep", func(t *testing.T) {
+		inWorld(t, nil, func(t *testing.T, w *world) {
+			w.running("1")
+			s := w.withShim("1")
+			goOn := make(chan struct{})
+			s.OnSleep(func() shimtest.Answer { s.OnSleep(nil); <-goOn; return shimtest.Answer{} })
+			w.sleeping(m1)
+			w.rest()
+			w.raft.depose()
+			w.rest()
+			require.Equal(t, "HOT sleeping", w.stage(m1))
+			close(goOn) // a sleep that has begun is finished by the shim
+			w.rest()
+			w.raft.elect()
+			w.pass(time.Second)
+			require.Equal(t, "WARM running", w.stage(m1))
+			require.Equal(t, []string{"sleep", "sleep"}, s.Orders())
+		})
+	})
+	t.Run("in the verification", func(t *testing.T) {
+		inWorld(t, slack, func(t *testing.T, w *world) {
+			w.running("1")
+			w.withShim("1")
+			w.nomad.set(func() { w.nomad.memory = samples(0, 10, time.Now) })
+			w.sleeping(m1)
+			w.pass(5 * time.Second)
+			change(w)
+			require.Equal(t, "HOT sleeping", w.stage(m1), "a new leader looks for itself")
+			w.nomad.set(func() { w.nomad.memory = nil })
+			w.pass(time.Second)
+			require.Equal(t, "WARM running", w.stage(m1))
+			require.Len(t, w.ended(), 1)
+		})
+	})
+	t.Run("before the outcome is committed", func(t *testing.T) {
+		inWorld(t, nil, func(t *testing.T, w *world) {
+			w.running("1")
+			w.withShim("1")
+			w.raft.set(func() {
+				w.raft.onApply = func(c state.Command) (bool, error) {
+					_, plan := c.(*state.Plan)
+					return !plan, errUnknownIf(plan)
+				}
+			})
+			w.sleeping(m1)
+			w.rest()
+			w.raft.set(func() { w.raft.onApply = nil })
+			change(w)
+			require.Equal(t, "WARM running", w.stage(m1))
+		})
+	})
+	t.Run("in the wake", func(t *testing.T) {
+		inWorld(t, nil, func(t *testing.T, w *world) {
+			s := w.warm()
+			goOn := make(chan struct{})
+			s.OnWake(func() shimtest.Answer { s.OnWake(nil); <-goOn; return shimtest.Answer{} })
+			w.tier(m1, state.Warm, state.Waking, state.Hot)
+			w.rest()
+			w.raft.depose()
+			close(goOn)
+			w.rest()
+			require.Equal(t, "WARM waking", w.stage(m1))
+			w.raft.elect()
+			w.rest()
+			require.Equal(t, "HOT running", w.stage(m1))
+		})
+	})
+}
+
+func errUnknownIf(it bool) error {
+	if it {
+		return errUnknown
+	}
+	return nil
+}
+
+// A server that leads no more tells no shim anything.
+func TestNoOrderAfterLeadership(t *testing.T) {
+	inWorld(t, nil, func(t *testing.T, w *world) {
+		s := w.warm()
+		w.raft.set(func() { w.raft.onVerify = func() error { return errUnknown } })
+		w.tier(m1, state.Warm, state.Waking, state.Hot)
+		w.rest()
+		require.Equal(t, []string{"sleep"}, s.Orders())
+		w.raft.set(func() { w.raft.onVerify = nil })
+		w.pass(reconcile.DefaultConfig().ShimRetryMax)
+		require.Equal(t, "HOT running", w.stage(m1))
+	})
+}
+
+// A replica that is to be stopped is not kept by a sleep that hangs.
+func TestASleepThatIsNotWantedAnyMoreIsGivenUp(t *testing.T) {
+	inWorld(t, nil, func(t *testing.T, w *world) {
+		w.running("1")
+		s := w.withShim("1")
+		goOn := make(chan struct{})
+		s.OnSleep(func() shimtest.Answer { <-goOn; return shimtest.Answer{} })
+		w.sleeping(m1)
+		w.rest()
+		require.Equal(t, 1, w.r.Status().Running)
+		w.tier(m1, state.Hot, state.Stopping, state.Cold)
+		w.rest()
+		require.Zero(t, w.r.Status().Running)
+		_, stops, _ := w.nomad.did()
+		require.Equal(t, 1, stops)
+		require.Empty(t, w.ended())
+		close(goOn)
+	})
+}
+
+// What is being done at a shim says nothing of the job, and its absence is concluded from.
+func TestASleepHidesNothing(t *testing.T) {
+	inWorld(t, nil, func(t *testing.T, w *world) {
+		w.running("1")
+		s := w.withShim("1")
+		goOn := make(chan struct{})
+		defer close(goOn)
+		s.OnSleep(func() shimtest.Answer { <-goOn; return shimtest.Answer{} })
+		w.sleeping(m1)
+		w.rest()
+		require.Equal(t, 1, w.r.Status().Running)
+		require.Empty(t, w.seen().Busy)
+	})
+}
+
+// A registration that was decided before does not end the process of a WARM replica.
+func TestAWarmReplicaIsNotRegistered(t *testing.T) {
+	inWorld(t, func(c *reconcile.Config) {
+		c.Actions = func(v *state.View, _ planner.Observation, _ planner.Config) []planner.Action {
+			var out []planner.Action
+			for _, r := range v.Replicas(nil) {
+				kind := planner.Register
+				if r.Phase == state.Sleeping {
+					kind = planner.Sleep
+				}
+				out = append(out, planner.Action{Kind: kind, Replica: r.Name.String(), Name: r.Name})
+			}
+			return out
+		}
+	}, func(t *testing.T, w *world) {
+		w.running("1")
+		w.withShim("1")
+		w.sleeping(m1)
+		w.rest()
+		require.Equal(t, "WARM running", w.stage(m1))
+		registers, _, _ := w.nomad.did()
+		w.nomad.edit(m1, func(*nomad.Job) {})
+		w.pass(10 * time.Minute)
+		after, _, _ := w.nomad.did()
+		require.Equal(t, registers, after)
+	})
+}
+
+func TestPreview(t *testing.T) {
+	inWorld(t, nil, func(t *testing.T, w *world) {
+		w.running("1")
+		writes := w.raft.writes()
+		w.script(func(v *state.View, o planner.Observation) (*state.Plan, time.Time) {
+			require.Contains(t, o.Jobs, m1, "with what is observed")
+			if r := v.Replica(nil, m1); v.Switch(nil, "x") == "y" && r.Phase == state.Running {
+				return &state.Plan{Move: []state.Move{{Replica: m1, ModifyIndex: r.ModifyIndex, Tier: state.Hot, Phase: state.Stopping}}}, o.Now.Add(time.Hour)
+			}
+			return nil, time.Time{}
+		})
+		change := func(s *state.Store) error {
+			data, err := state.Encode(&state.SetSwitch{Name: "x", Value: "y"})
+			require.NoError(t, err)
+			if res := s.Apply(s.View().Index()+1, data); res.Err != nil {
+				return res.Err
+			}
+			return nil
+		}
+		p, err := w.r.Preview(change)
+		require.NoError(t, err)
+		require.Len(t, p.Plan.Move, 1)
+		require.Equal(t, "HOT stopping", p.Store.View().Replica(nil, m1).Stage().String())
+		require.Len(t, p.Actions, 1)
+		require.Equal(t, planner.Stop, p.Actions[0].Kind)
+		require.False(t, p.Next.IsZero())
+		w.rest()
+		require.Equal(t, writes, w.raft.writes(), "nothing is done")
+		require.Equal(t, "HOT running", w.stage(m1))
+
+		p, err = w.r.Preview(func(*state.Store) error { return nil })
+		require.NoError(t, err)
+		require.Nil(t, p.Plan)
+		_, err = w.r.Preview(func(*state.Store) error { return context.DeadlineExceeded })
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		w.raft.depose()
+		w.rest()
+		_, err = w.r.Preview(change)
+		require.ErrorContains(t, err, "leader")
+	})
+}

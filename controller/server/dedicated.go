@@ -1,0 +1,189 @@
+package server
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/hashicorp/go-memdb"
+
+	"remuda/controller/api"
+	"remuda/controller/calendar"
+	"remuda/controller/state"
+)
+
+// sourceOperator is state.Dedicated.Source of a set that people made.
+const sourceOperator = "operator"
+
+// scheduled returns what the calendar has now; nil where there is no calendar.
+func (s *Server) scheduled(v *state.View, ws memdb.WatchSet) (*api.DedicatedSchedule, error) {
+	row := v.Schedule(ws)
+	if row == nil {
+		return nil, nil
+	}
+	c, err := calendar.Parse([]byte(row.File), "schedule.hcl")
+	if err != nil {
+		return nil, fmt.Errorf("the schedule of the dedicated set cannot be read: `remuda dedicated schedule FILE` sets another: %w", err)
+	}
+	out := &api.DedicatedSchedule{File: row.File, Timezone: c.Zone().String(), ModifyIndex: row.ModifyIndex}
+	out.Window, out.Models, out.Until = c.At(s.cfg.Now())
+	return out, nil
+}
+
+func (s *Server) getDedicated(_ *request, v *state.View, ws memdb.WatchSet) (answer, error) {
+	index := v.TableIndex(state.TableDedicated, state.TableSchedule)
+	out, err := s.dedicated(v, ws)
+	return answer{value: out, index: index}, err
+}
+
+func (s *Server) dedicated(v *state.View, ws memdb.WatchSet) (api.Dedicated, error) {
+	out := api.Dedicated{Models: map[string]int{}}
+	if d := v.Dedicated(ws); d != nil {
+		maps.Copy(out.Models, d.Models)
+		out.Source, out.Since, out.ModifyIndex = d.Source, d.Since, d.ModifyIndex
+	}
+	schedule, err := s.scheduled(v, ws)
+	if err != nil {
+		return out, err
+	}
+	if schedule != nil {
+		out.Window, out.Until = schedule.Window, schedule.Until
+	}
+	return out, nil
+}
+
+func (s *Server) setDedicated(rq *request, v *state.View) (answer, error) {
+	var body api.DedicatedRequest
+	if err := rq.decode(&body); err != nil {
+		return answer{}, err
+	}
+	if len(body.Models) == 0 {
+		return answer{}, badRequest("field \"Models\" is empty: want numbers of replicas by model, as {\"llama-3-8b\": 2}; DELETE takes the set away")
+	}
+	return s.dedicate(rq, v, body.Models)
+}
+
+func (s *Server) clearDedicated(rq *request, v *state.View) (answer, error) {
+	if v.Dedicated(nil) == nil && v.Schedule(nil) == nil {
+		out, err := s.dedicated(v, nil)
+		return answer{value: out}, err
+	}
+	return s.dedicate(rq, v, nil)
+}
+
+func (s *Server) dedicate(rq *request, v *state.View, models map[string]int) (answer, error) {
+	reason := fmt.Sprintf("%s took the dedicated set away", by(rq.token))
+	inputs := map[string]string{}
+	for _, name := range slices.Sorted(maps.Keys(models)) {
+		inputs[name] = strconv.Itoa(models[name])
+	}
+	if len(models) > 0 {
+		reason = fmt.Sprintf("%s dedicated %s", by(rq.token), setText(models))
+	}
+	schedule, err := s.scheduled(v, nil)
+	if err == nil && schedule != nil && !schedule.Until.IsZero() {
+		reason += fmt.Sprintf("; it holds until the schedule's next change, at %s", schedule.Until.UTC().Format(time.RFC3339))
+	}
+	if _, err := s.decide(rq, &state.SetDedicated{Models: models, Source: sourceOperator, Time: s.cfg.Now()},
+		state.Decision{Kind: "dedicated", Reason: reason, Inputs: inputs}); err != nil {
+		return answer{}, err
+	}
+	out, err := s.dedicated(s.cfg.Raft.Store().View(), nil)
+	if err != nil {
+		return answer{}, err
+	}
+	return answer{value: out}, nil
+}
+
+// setText is "4 of a, 1 of b".
+func setText(models map[string]int) string {
+	var parts []string
+	for _, name := range slices.Sorted(maps.Keys(models)) {
+		parts = append(parts, fmt.Sprintf("%s of model %q", plural(models[name], "replica"), name))
+	}
+	return strings.Join(parts, ", ")
+}
+
+func (s *Server) getSchedule(_ *request, v *state.View, ws memdb.WatchSet) (answer, error) {
+	index := v.TableIndex(state.TableSchedule)
+	out, err := s.scheduled(v, ws)
+	if out == nil {
+		out = &api.DedicatedSchedule{}
+	}
+	return answer{value: out, index: index}, err
+}
+
+func (s *Server) setSchedule(rq *request, v *state.View) (answer, error) {
+	var body api.ScheduleRequest
+	if err := rq.decode(&body); err != nil {
+		return answer{}, err
+	}
+	if body.File == "" {
+		return answer{}, badRequest("field \"File\" is empty: want a calendar; DELETE takes the schedule away")
+	}
+	c, err := readCalendar(v, body.File, cmp.Or(body.Filename, "schedule.hcl"))
+	if err != nil {
+		return answer{}, err
+	}
+	window, models, until := c.At(s.cfg.Now())
+	reason := fmt.Sprintf("%s set the schedule of the dedicated set: it is in window %q now, with %s", by(rq.token), window, cmp.Or(setText(models), "no models"))
+	if !until.IsZero() {
+		reason += ", until " + until.UTC().Format(time.RFC3339)
+	}
+	if _, err := s.decide(rq, &state.SetSchedule{File: body.File}, state.Decision{Kind: "schedule", Reason: reason, Inputs: map[string]string{"window": window}}); err != nil {
+		return answer{}, err
+	}
+	out, err := s.scheduled(s.cfg.Raft.Store().View(), nil)
+	switch {
+	case err != nil:
+		return answer{}, err
+	case out == nil:
+		return answer{}, conflict("the schedule was taken away just now")
+	}
+	return answer{value: out}, nil
+}
+
+func (s *Server) deleteSchedule(rq *request, _ *state.View) (answer, error) {
+	_, err := s.decide(rq, &state.SetSchedule{}, state.Decision{Kind: "schedule", Reason: by(rq.token) + " took the schedule of the dedicated set away; the set stays as it is"})
+	return answer{}, err
+}
+
+// readCalendar parses a calendar and holds it against the models that there are. Its error
+// has every fault with its line.
+func readCalendar(v *state.View, file, name string) (calendar.Calendar, error) {
+	c, err := calendar.Parse([]byte(file), name)
+	var faults calendar.Faults
+	if err != nil && !errors.As(err, &faults) {
+		return c, badRequest("%v", err)
+	}
+	for _, u := range c.Uses() {
+		at := fmt.Sprintf("window %q: dedicated: model %q", u.Window, u.Model)
+		if u.Window == calendar.Default {
+			at = fmt.Sprintf("default: dedicated: model %q", u.Model)
+		}
+		fault := calendar.Fault{File: name, Line: u.Line, Column: u.Column}
+		switch m := v.Model(nil, u.Model); {
+		case m == nil:
+			fault.Text = at + " does not exist: `remuda model list` names those that do"
+		case u.Replicas > m.Max:
+			fault.Text = fmt.Sprintf("%s is %d: want at most its max, which is %d", at, u.Replicas, m.Max)
+		default:
+			continue
+		}
+		faults = append(faults, fault)
+	}
+	if len(faults) == 0 {
+		return c, nil
+	}
+	e := &api.Error{Status: http.StatusBadRequest, Code: api.CodeBadRequest, Message: faults.Error()}
+	for _, f := range faults {
+		e.Faults = append(e.Faults, api.Fault{File: f.File, Line: f.Line, Column: f.Column, Text: f.Text})
+	}
+	return c, e
+}

@@ -1,0 +1,181 @@
+package server
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+
+	"remuda/controller/api"
+	"remuda/controller/modelfile"
+	"remuda/controller/planner"
+	"remuda/controller/state"
+)
+
+// plan tries a change on a copy of the state and tells what the planner would make of it.
+func (s *Server) plan(rq *request, v *state.View) (answer, error) {
+	var body api.PlanRequest
+	if err := rq.decode(&body); err != nil {
+		return answer{}, err
+	}
+	if s.cfg.Plan == nil {
+		return answer{}, &api.Error{Status: http.StatusServiceUnavailable, Code: api.CodeBusy, Message: "this server has no planner that could be asked", RetryAfter: retryLeader}
+	}
+	cmds, err := s.hypothesis(rq, body, v)
+	if err != nil {
+		return answer{}, err
+	}
+	var before, asked *state.View
+	preview, err := s.cfg.Plan(rq.ctx, func(fork *state.Store) error {
+		before = fork.View()
+		for i, c := range cmds {
+			raw, err := state.Encode(c)
+			if err != nil {
+				return err
+			}
+			// A nil *state.Error in an error is none.
+			if res := fork.Apply(before.Index()+1+uint64(i), raw); res.Err != nil {
+				return res.Err
+			}
+		}
+		asked = fork.View()
+		return nil
+	})
+	if err != nil {
+		return answer{}, err
+	}
+	return answer{value: foreseen(before, asked, preview)}, nil
+}
+
+// hypothesis makes the commands of what is to be tried.
+func (s *Server) hypothesis(rq *request, body api.PlanRequest, v *state.View) ([]state.Command, error) {
+	var cmds []state.Command
+	now := s.cfg.Now()
+	if body.File != "" {
+		models, err := modelfile.Parse(cmp.Or(body.Filename, "model.hcl"), []byte(body.File), nil)
+		if err != nil {
+			return nil, fileError(err)
+		}
+		cmd := &state.UpsertModels{}
+		for _, m := range models {
+			var have uint64
+			if old := v.Model(nil, m.Name); old != nil {
+				have = old.ModifyIndex
+			}
+			cmd.Models = append(cmd.Models, state.UpsertModel{Model: m, ModifyIndex: have, Time: now})
+		}
+		cmds = append(cmds, cmd)
+	}
+	for _, name := range slices.Sorted(maps.Keys(body.Scale)) {
+		n := body.Scale[name]
+		cmds = append(cmds, &state.SetScale{Model: name, Replicas: &n, Origin: state.OriginOperator})
+	}
+	if e := body.Evict; e != nil {
+		if (e.Replica == "") == (e.Model == "") {
+			return nil, badRequest("field \"Evict\": field \"Replica\" is %q and field \"Model\" is %q: want one of them", e.Replica, e.Model)
+		}
+		to := state.Tier(strings.ToUpper(e.To))
+		if err := checkEvictTo(to, e.To); err != nil {
+			return nil, err
+		}
+		cmds = append(cmds, &state.Evict{Replica: e.Replica, Model: e.Model, To: to, Force: e.Force, Time: now})
+	}
+	return cmds, nil
+}
+
+// foreseen says what differs between the state as it is, as it was asked for, and as the
+// plan leaves it.
+func foreseen(before, asked *state.View, p Preview) api.PlanResponse {
+	out := api.PlanResponse{Changes: []api.PlannedChange{}, Waits: []api.PlannedWait{}, Decisions: []api.Decision{}}
+	after := p.Store.View()
+	why := map[string][]string{} // by replica
+	waiting := map[string]bool{} // models
+	if p.Plan != nil {
+		for i := range p.Plan.Decisions {
+			d := &p.Plan.Decisions[i]
+			out.Decisions = append(out.Decisions, decisionOf(d))
+			if isWait(d.Kind) {
+				out.Waits = append(out.Waits, api.PlannedWait{Model: d.Model, Replica: d.Replica, Why: d.Reason})
+				waiting[d.Model] = true
+				continue
+			}
+			if d.Replica != "" {
+				why[d.Replica] = append(why[d.Replica], d.Reason)
+			}
+		}
+	}
+	acts := map[string]string{}
+	for _, a := range p.Actions {
+		acts[a.Replica] = a.Reason
+	}
+	names := map[string]bool{}
+	for _, v := range []*state.View{before, after} {
+		for _, r := range v.Replicas(nil) {
+			names[r.Name.String()] = true
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(names)) {
+		was, is, tried := before.Replica(nil, name), after.Replica(nil, name), asked.Replica(nil, name)
+		if was == is || was != nil && is != nil && was.Stage() == is.Stage() && was.Target == is.Target {
+			continue
+		}
+		c := api.PlannedChange{Replica: name, From: stageText(was), To: stageText(is)}
+		at := is
+		if at == nil {
+			at = was
+		}
+		if at == nil { // it came and went
+			continue
+		}
+		c.Node = at.Placement.Node
+		if n := after.Node(nil, c.Node); n != nil {
+			c.NodeName = n.Name
+		}
+		switch {
+		case len(why[name]) > 0:
+			c.Why = strings.Join(why[name], "; ")
+		case stageText(was) != stageText(tried):
+			c.Why = "that is what was asked for"
+		case at.For != "":
+			c.Why = fmt.Sprintf("it makes room for model %q", at.For)
+		case acts[name] != "":
+			c.Why = acts[name]
+		default:
+			c.Why = "it goes on with what was begun"
+		}
+		out.Changes = append(out.Changes, c)
+	}
+	// What was said when it began to wait is not said again by the planner.
+	for _, m := range after.Models(nil) {
+		rs := after.ReplicasOf(nil, m.Name)
+		if waiting[m.Name] {
+			continue
+		}
+		if d := waits(m, rs, after.Decisions(nil, m.Name, statusDecisions)); d != nil {
+			out.Waits = append(out.Waits, api.PlannedWait{Model: m.Name, Replica: d.Replica, Why: d.Reason})
+		}
+	}
+	return out
+}
+
+// isWait tells whether a decision says that something could not be done now.
+func isWait(kind string) bool {
+	switch kind {
+	case planner.KindCannotPlace, planner.KindWaitsForRoom, planner.KindRolloutWaits:
+		return true
+	}
+	return false
+}
+
+// stageText is "HOT running", with where it leads; empty for nil.
+func stageText(r *state.Replica) string {
+	switch {
+	case r == nil:
+		return ""
+	case r.Target != "" && r.Target != r.Tier:
+		return fmt.Sprintf("%s, then %s", r.Stage(), r.Target)
+	}
+	return r.Stage().String()
+}

@@ -1,0 +1,153 @@
+package server
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/hashicorp/go-memdb"
+
+	"remuda/controller/api"
+	"remuda/controller/state"
+)
+
+// pools returns the pools of the config, the own one first.
+func (s *Server) pools() []api.Pool {
+	if s.cfg.Pools == nil {
+		link := s.cfg.Reconcile().Nomad
+		return []api.Pool{{Management: string(state.ManagementFull), Price: 1, Known: link.Known, Heard: link.Heard, Error: link.Error}}
+	}
+	return slices.Clone(s.cfg.Pools())
+}
+
+func (s *Server) listPools(_ *request, v *state.View, ws memdb.WatchSet) (answer, error) {
+	index := v.TableIndex(state.TableNodes, state.TableReplicas, state.TableModels)
+	pools := s.pools()
+	// at returns the pool of that name; one that only the state knows is listed as well.
+	at := func(name string) *api.Pool {
+		i := slices.IndexFunc(pools, func(p api.Pool) bool { return p.Name == name })
+		if i < 0 {
+			i = len(pools)
+			pools = append(pools, api.Pool{
+				Name: name, Management: string(state.ManagementDisabled), Price: 1,
+				Error: "it is in no pool block of this server's config any more: nothing is placed or changed there",
+			})
+		}
+		return &pools[i]
+	}
+	of := map[string]string{}
+	on := map[string][]*state.Replica{}
+	for _, r := range v.Replicas(ws) {
+		on[r.Placement.Node] = append(on[r.Placement.Node], r)
+	}
+	for _, n := range v.Nodes(ws) {
+		of[n.ID] = n.CapacityPool
+		p := at(n.CapacityPool)
+		if n.Usable() != "" {
+			continue
+		}
+		p.Nodes++
+		for _, g := range s.nodeOf(n, on[n.ID]).GPUs {
+			if g.Healthy && !g.Quarantined {
+				p.GPUs++
+				p.Memory += g.Memory
+				p.FreeMemory += g.FreeMemory
+			}
+		}
+	}
+	byPool := map[string][]*state.Replica{}
+	for _, r := range v.Replicas(ws) {
+		pool := of[r.Placement.Node]
+		byPool[pool] = append(byPool[pool], r)
+	}
+	for name, rs := range byPool {
+		at(name).Counts = countsOf(rs)
+	}
+	for _, m := range v.Models(ws) {
+		for name, n := range m.Expected {
+			p := at(name)
+			if p.Expected == nil {
+				p.Expected = map[string]int{}
+			}
+			p.Expected[m.Name] = n
+		}
+	}
+	slices.SortStableFunc(pools, func(a, b api.Pool) int { return strings.Compare(a.Name, b.Name) })
+	return answer{value: pools, index: index}, nil
+}
+
+// expect says how many of a model's replicas are expected in an external pool.
+func (s *Server) expect(rq *request, v *state.View) (answer, error) {
+	// A number that was left out is not 0.
+	var body struct {
+		Replicas *int
+		CAS      uint64
+	}
+	if err := rq.decode(&body); err != nil {
+		return answer{}, err
+	}
+	if body.Replicas == nil {
+		return answer{}, badRequest("field \"Replicas\" is missing: want how many there should be in the pool")
+	}
+	name, pool := rq.path["model"], rq.path["pool"]
+	before := v.Model(nil, name)
+	if before == nil {
+		return answer{}, noModel(name)
+	}
+	// What is expected in a pool that is gone, or disabled, may be taken back.
+	if *body.Replicas != 0 {
+		if err := s.mayExpect(pool); err != nil {
+			return answer{}, err
+		}
+	}
+	res, err := s.decide(rq, &state.SetExpected{Model: name, Pool: pool, Replicas: *body.Replicas, ModifyIndex: body.CAS},
+		state.Decision{Model: name, Kind: "scale",
+			Reason: fmt.Sprintf("%s asked for %s in pool %q; %d were expected there before", by(rq.token), plural(*body.Replicas, "replica"), pool, before.Expected[pool]),
+			Inputs: map[string]string{"asked": strconv.Itoa(*body.Replicas), "before": strconv.Itoa(before.Expected[pool]), "pool": pool}})
+	if err != nil {
+		return answer{}, err
+	}
+	after := s.cfg.Raft.Store().View()
+	m := after.Model(nil, name)
+	if m == nil {
+		return answer{}, conflict("model %q was deleted just now", name)
+	}
+	var there []*state.Replica
+	out := api.ScaleResponse{Model: name, Pool: pool, Changed: res.Changed, ModifyIndex: m.ModifyIndex}
+	for _, r := range after.ReplicasOf(nil, name) {
+		if n := after.Node(nil, r.Placement.Node); n == nil || n.CapacityPool != pool {
+			continue
+		}
+		there = append(there, r)
+		if r.Counts() {
+			out.Current++
+		}
+	}
+	if !m.Stopped {
+		out.Target = m.Expected[pool]
+	}
+	out.Replicas = outcomes(there, "")
+	return answer{value: out}, nil
+}
+
+func (s *Server) mayExpect(name string) error {
+	var names []string
+	for _, p := range s.pools() {
+		switch {
+		case p.Name == "":
+		case p.Name != name:
+			names = append(names, strconv.Quote(p.Name))
+		case p.Management == string(state.ManagementDisabled):
+			return &api.Error{Status: 403, Code: api.CodeForbidden,
+				Message: fmt.Sprintf("pool %q: its management is %q, so nothing is placed there: want %q, %q or %q in the agents' config",
+					name, p.Management, state.ManagementManual, state.ManagementUpscaling, state.ManagementFull)}
+		default:
+			return nil
+		}
+	}
+	if len(names) == 0 {
+		return notFound("pool %q does not exist, nor does any other: want a pool block in the agents' config", name)
+	}
+	return notFound("pool %q does not exist: the agents' config has %s", name, strings.Join(names, ", "))
+}

@@ -1,0 +1,316 @@
+package server_test
+
+import (
+	"context"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"remuda/controller/api"
+	"remuda/controller/planner"
+	"remuda/controller/server"
+	"remuda/controller/state"
+)
+
+// planning is a planner that always makes the same plan on a copy of store.
+func planning(store *state.Store, p *state.Plan, actions ...planner.Action) func(context.Context, func(*state.Store) error) (server.Preview, error) {
+	return func(_ context.Context, change func(*state.Store) error) (server.Preview, error) {
+		fork := store.Fork()
+		if err := change(fork); err != nil {
+			return server.Preview{}, err
+		}
+		if p != nil {
+			v := fork.View()
+			p.ID, p.Index, p.Time = "preview", v.Index(), epoch
+			raw, err := state.Encode(p)
+			if err != nil {
+				return server.Preview{}, err
+			}
+			if res := fork.Apply(v.Index()+1, raw); res.Err != nil {
+				return server.Preview{}, res.Err
+			}
+		}
+		return server.Preview{Store: fork, Plan: p, Actions: actions}, nil
+	}
+}
+
+// withPools has an external pool that is used, and one that is not.
+func withPools(c *server.Config) {
+	c.Pools = func() []api.Pool {
+		return []api.Pool{
+			{Management: "full", Price: 1, Known: true, Heard: epoch},
+			{Name: "cloud", Management: "manual", Price: 2, Batch: 1, Interval: api.Duration(5 * time.Minute), Address: "https://cloud:4646", Known: true, Heard: epoch},
+			{Name: "off", Management: "disabled", Price: 1, Error: "connection refused"},
+		}
+	}
+}
+
+// rest puts a running replica to sleep.
+func (m *member) rest(name string) {
+	m.t.Helper()
+	for _, to := range []state.Move{
+		{Tier: state.Hot, Phase: state.Draining, Target: state.Warm}, {Tier: state.Hot, Phase: state.Sleeping, Target: state.Warm}, {Tier: state.Warm, Phase: state.Running},
+	} {
+		to.Replica, to.ModifyIndex, to.Time = name, m.store.View().Replica(nil, name).ModifyIndex, epoch
+		m.apply(&to)
+	}
+}
+
+func TestNodesShowTheirTiers(t *testing.T) {
+	m := one(t)
+	m.applied("m")
+	hot, warm := m.place("m", "1", 0, 0), m.place("m", "2", 0, 1)
+	m.move(hot, state.Starting, state.Running)
+	m.move(warm, state.Starting, state.Running)
+	m.rest(warm.String())
+	s, _, err := m.client.Node(t.Context(), "n1", api.QueryOptions{})
+	require.NoError(t, err)
+	g := s.Node.GPUs[0]
+	require.Equal(t, []int64{40 * gib, 10 * gib, 0, 0, 30 * gib}, []int64{g.Memory, g.HotMemory, g.MovingMemory, g.WarmMemory, g.FreeMemory})
+	require.Equal(t, warm.String(), g.Seats[1].Replica, "it keeps its seat")
+	require.Equal(t, []int64{100 * gib, gib, 99 * gib, 90 * gib}, []int64{s.Node.HostMemory, s.Node.WarmMemory, s.Node.FreeHostMemory, s.Node.WarmBudget})
+
+	about, _, err := m.client.Model(t.Context(), "m", api.QueryOptions{})
+	require.NoError(t, err)
+	require.Equal(t, api.Counts{Hot: 1, Warm: 1}, about.Counts)
+	scaled, err := m.client.Scale(t.Context(), "m", api.ScaleRequest{Replicas: 2})
+	require.NoError(t, err)
+	require.Equal(t, 1, scaled.Current, "what rests does not count")
+
+	n, err := m.client.Quarantine(t.Context(), "n1", api.QuarantineRequest{GPU: gpuOf("n1", 1), On: true, Reason: "it is hot"})
+	require.NoError(t, err)
+	require.Equal(t, "somebody without a token: it is hot", n.GPUs[1].QuarantineReason)
+	n, err = m.client.Quarantine(t.Context(), "n1", api.QuarantineRequest{GPU: gpuOf("n1", 1)})
+	require.NoError(t, err)
+	require.Empty(t, n.GPUs[1].QuarantineReason)
+}
+
+func TestReportsTellWhatIsWanted(t *testing.T) {
+	m := one(t)
+	require.NoError(t, m.client.GatewayReport(t.Context(), api.GatewayReport{Gateway: "g", Index: 1, Replicas: []api.ReplicaLoad{}, Since: epoch, Wanted: []string{"m", "n"}}))
+	require.Len(t, m.loads.Demand(), 2)
+	since, live := m.loads.Since()
+	require.True(t, live)
+	require.True(t, since.Equal(epoch))
+	err := m.client.GatewayReport(t.Context(), api.GatewayReport{Gateway: "g", Index: 1, Replicas: []api.ReplicaLoad{}, Wanted: []string{"m", "m"}})
+	requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, `wanted model "m" is there twice`)
+}
+
+func TestPools(t *testing.T) {
+	m := cluster(t, 1, settings{server: withPools})[0]
+	m.applied("m")
+	far := node("n2", "node-two", 1)
+	far.CapacityPool = "cloud"
+	old := node("n3", "node-three", 1)
+	old.CapacityPool = "past"
+	m.apply(&state.UpsertNodes{Nodes: []state.Node{far, old}})
+	m.move(m.place("m", "1", 0, 0), state.Starting, state.Running)
+	r, err := m.client.Expect(t.Context(), "m", "cloud", api.ExpectRequest{Replicas: 2})
+	require.NoError(t, err)
+	require.Equal(t, api.ScaleResponse{Model: "m", Pool: "cloud", Target: 2, Changed: true, ModifyIndex: m.store.View().Model(nil, "m").ModifyIndex, Replicas: []api.ReplicaOutcome{}}, r)
+	_, err = m.client.Expect(t.Context(), "m", "off", api.ExpectRequest{Replicas: 1})
+	requireError(t, err, http.StatusForbidden, api.CodeForbidden, `pool "off": its management is "disabled"`)
+	_, err = m.client.Expect(t.Context(), "m", "off", api.ExpectRequest{})
+	require.NoError(t, err, "it may be taken back")
+	_, err = m.client.Expect(t.Context(), "m", "cloud", api.ExpectRequest{Replicas: 1, CAS: 1})
+	requireError(t, err, http.StatusConflict, api.CodeConflict, "m")
+
+	pools, meta, err := m.client.Pools(t.Context(), api.QueryOptions{})
+	require.NoError(t, err)
+	require.Positive(t, meta.Index)
+	require.Len(t, pools, 4)
+	require.Equal(t, api.Pool{
+		Management: "full", Price: 1, Known: true, Heard: epoch, Nodes: 1, GPUs: 2, Memory: 80 * gib, FreeMemory: 70 * gib, Counts: api.Counts{Hot: 1},
+	}, pools[0])
+	require.Equal(t, api.Pool{
+		Name: "cloud", Management: "manual", Price: 2, Batch: 1, Interval: api.Duration(5 * time.Minute), Address: "https://cloud:4646", Known: true, Heard: epoch,
+		Nodes: 1, GPUs: 1, Memory: 40 * gib, FreeMemory: 40 * gib, Expected: map[string]int{"m": 2},
+	}, pools[1])
+	require.Equal(t, []string{"off", "past"}, []string{pools[2].Name, pools[3].Name})
+	require.Contains(t, pools[3].Error, "it is in no pool block of this server's config any more")
+
+	about, _, err := m.client.Model(t.Context(), "m", api.QueryOptions{})
+	require.NoError(t, err)
+	require.Equal(t, map[string]int{"cloud": 2}, about.Model.Expected)
+	require.Equal(t, `somebody without a token asked for 2 replicas in pool "cloud"; 0 were expected there before`, about.Decisions[0].Reason)
+}
+
+// TestTheOwnPoolIsThereWithoutAnyBlock: Nomad's link is what the reconciler says.
+func TestTheOwnPoolIsThereWithoutAnyBlock(t *testing.T) {
+	m := one(t)
+	*m.health = api.ReconcileStatus{Nomad: api.LinkStatus{Heard: epoch, Error: "connection refused"}}
+	pools, _, err := m.client.Pools(t.Context(), api.QueryOptions{})
+	require.NoError(t, err)
+	require.Equal(t, []api.Pool{{Management: "full", Price: 1, Heard: epoch, Error: "connection refused"}}, pools)
+	m.applied("m")
+	_, err = m.client.Expect(t.Context(), "m", "cloud", api.ExpectRequest{Replicas: 1})
+	requireError(t, err, http.StatusNotFound, api.CodeNotFound, `pool "cloud" does not exist, nor does any other`)
+}
+
+// officeHours is a calendar for the model "new".
+const officeHours = `timezone = "Europe/Berlin"
+
+window "office" {
+  days      = ["mon-fri"]
+  from      = "08:00"
+  to        = "18:00"
+  dedicated = { "new" = 2 }
+}
+
+default {
+  dedicated = {}
+}
+`
+
+func TestDedicatedSetsReplaceEachOther(t *testing.T) {
+	// A Monday, in the afternoon.
+	at := time.Date(2026, 3, 2, 12, 0, 0, 0, time.UTC)
+	m := cluster(t, 1, settings{server: func(c *server.Config) { c.Now = func() time.Time { return at } }})[0]
+	m.applied("new")
+	m.applied("other")
+	c := m.client
+	none, _, err := c.Dedicated(t.Context(), api.QueryOptions{})
+	require.NoError(t, err)
+	require.Equal(t, api.Dedicated{Models: map[string]int{}}, none)
+
+	set, err := c.SetDedicated(t.Context(), api.DedicatedRequest{Models: map[string]int{"new": 3}})
+	require.NoError(t, err)
+	require.Equal(t, api.Dedicated{Models: map[string]int{"new": 3}, Source: "operator", Since: at, ModifyIndex: set.ModifyIndex}, set)
+	about, _, err := c.Model(t.Context(), "new", api.QueryOptions{})
+	require.NoError(t, err)
+	require.Equal(t, 3, about.Model.Replicas)
+	require.True(t, about.Model.DedicatedNow)
+	require.False(t, about.Model.Dedicated)
+	require.Contains(t, about.Why, "It is dedicated with at least 3 replicas, set by operator.")
+	_, err = c.SetDedicated(t.Context(), api.DedicatedRequest{Models: map[string]int{"other": 1}})
+	require.NoError(t, err)
+	models, _, err := c.Models(t.Context(), api.QueryOptions{})
+	require.NoError(t, err)
+	require.Equal(t, []bool{false, true}, []bool{models[0].DedicatedNow, models[1].DedicatedNow})
+	require.Equal(t, 0, models[0].Replicas, "it falls back to its min")
+	ds, _, err := c.Decisions(t.Context(), api.DecisionFilter{Limit: 1}, api.QueryOptions{})
+	require.NoError(t, err)
+	require.Equal(t, "dedicated", ds[0].Kind)
+	require.Equal(t, `somebody without a token dedicated 1 replica of model "other"`, ds[0].Reason)
+	none, err = c.ClearDedicated(t.Context())
+	require.NoError(t, err)
+	require.Empty(t, none.Models)
+
+	_, err = c.StopModel(t.Context(), "new")
+	require.NoError(t, err)
+	_, err = c.SetDedicated(t.Context(), api.DedicatedRequest{Models: map[string]int{"new": 3}})
+	requireError(t, err, http.StatusConflict, api.CodeConflict, `model "new" is stopped`)
+}
+
+func TestScheduleOfTheDedicatedSet(t *testing.T) {
+	at := time.Date(2026, 3, 2, 12, 0, 0, 0, time.UTC)
+	m := cluster(t, 1, settings{server: func(c *server.Config) { c.Now = func() time.Time { return at } }})[0]
+	c := m.client
+	got, _, err := c.DedicatedSchedule(t.Context(), api.QueryOptions{})
+	require.NoError(t, err)
+	require.Equal(t, api.DedicatedSchedule{}, got)
+
+	_, err = c.SetDedicatedSchedule(t.Context(), api.ScheduleRequest{File: officeHours, Filename: "cal.hcl"})
+	e := requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, "`remuda model list`")
+	require.Equal(t, []api.Fault{{File: "cal.hcl", Line: 7, Column: 17, Text: "window \"office\": dedicated: model \"new\" does not exist: `remuda model list` names those that do"}}, e.Faults)
+	_, err = c.ApplyModels(t.Context(), api.ApplyRequest{File: file("new", "max        = 4", "max = 1", "replicas   = 2", "replicas = 1")})
+	require.NoError(t, err)
+	_, err = c.SetDedicatedSchedule(t.Context(), api.ScheduleRequest{File: officeHours})
+	requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, `schedule.hcl:7:17: window "office": dedicated: model "new" is 2: want at most its max, which is 1`)
+	_, err = c.SetDedicatedSchedule(t.Context(), api.ScheduleRequest{File: "timezone = \"UTC\"\nwindow \"w\" {\n  days = [\"xyz\"]\n}\n"})
+	e = requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, "schedule.hcl:3:11: ")
+	require.Len(t, e.Faults, 2)
+
+	m.applied("new")
+	got, err = c.SetDedicatedSchedule(t.Context(), api.ScheduleRequest{File: officeHours})
+	require.NoError(t, err)
+	until := time.Date(2026, 3, 2, 17, 0, 0, 0, time.UTC)
+	require.True(t, got.Until.Equal(until))
+	require.Equal(t, []any{officeHours, "Europe/Berlin", "office", map[string]int{"new": 2}}, []any{got.File, got.Timezone, got.Window, got.Models})
+	set, _, err := c.Dedicated(t.Context(), api.QueryOptions{})
+	require.NoError(t, err)
+	require.Equal(t, "office", set.Window)
+	require.True(t, set.Until.Equal(until))
+	require.Empty(t, set.Models, "the planner makes the set")
+	_, err = c.SetDedicated(t.Context(), api.DedicatedRequest{Models: map[string]int{"new": 1}})
+	require.NoError(t, err)
+	ds, _, err := c.Decisions(t.Context(), api.DecisionFilter{Limit: 2}, api.QueryOptions{})
+	require.NoError(t, err)
+	require.Contains(t, ds[0].Reason, "it holds until the schedule's next change, at 2026-03-02T17:00:00Z")
+	require.Contains(t, ds[1].Reason, `it is in window "office" now, with 2 replicas of model "new", until 2026-03-02T17:00:00Z`)
+	require.NoError(t, c.DeleteDedicatedSchedule(t.Context()))
+	got, _, err = c.DedicatedSchedule(t.Context(), api.QueryOptions{})
+	require.NoError(t, err)
+	require.Empty(t, got.File)
+}
+
+func TestSwitchesSayWhyNothingIsDone(t *testing.T) {
+	m := one(t)
+	m.applied("m")
+	for name, value := range map[string]string{"disable-scaling": "true", "cap-max-replicas/m": "1"} {
+		_, err := m.client.SetSwitch(t.Context(), name, api.SwitchRequest{Value: value})
+		require.NoError(t, err)
+	}
+	about, _, err := m.client.Model(t.Context(), "m", api.QueryOptions{})
+	require.NoError(t, err)
+	require.Contains(t, about.Why, "It has at most 1 replica: switch cap-max-replicas/m caps it.")
+	require.Contains(t, about.Why, "Nothing but people changes its scale, and nothing evicts it: switch disable-scaling.")
+	_, err = m.client.SetSwitch(t.Context(), "cap-max-replicas", api.SwitchRequest{Value: "many"})
+	requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, `"many"`)
+}
+
+func TestPlanChangesNothing(t *testing.T) {
+	p := &state.Plan{}
+	var m *member
+	m = cluster(t, 1, settings{server: func(c *server.Config) {
+		c.Plan = func(ctx context.Context, change func(*state.Store) error) (server.Preview, error) {
+			return planning(m.store, p)(ctx, change)
+		}
+	}})[0]
+	m.applied("m")
+	hot, gone := m.place("m", "1", 0, 0), m.place("m", "2", 0, 1)
+	m.move(hot, state.Starting, state.Running)
+	m.move(gone, state.Starting, state.Running)
+	before := m.store.View()
+	r := before.Replica(nil, hot.String())
+	// The plan makes room for what is asked for, and cannot do all of it.
+	p.Move = []state.Move{{Replica: hot.String(), ModifyIndex: r.ModifyIndex, Tier: state.Hot, Phase: state.Draining, Target: state.Warm, Time: epoch}}
+	p.Decisions = []state.Decision{
+		{Time: epoch, Model: "m", Replica: hot.String(), Kind: planner.KindEvict, Reason: "it makes room", Inputs: map[string]string{"cost": "2"}},
+		{Time: epoch, Model: "new", Kind: planner.KindCannotPlace, Reason: "no node has room"},
+	}
+	got, err := m.client.Plan(t.Context(), api.PlanRequest{
+		File: file("new"), Scale: map[string]int{"m": 2}, Evict: &api.EvictRequest{Replica: gone.String(), To: "cold"},
+	})
+	require.NoError(t, err)
+	require.Equal(t, []api.PlannedChange{
+		{Replica: hot.String(), Node: "n1", NodeName: "node-one", From: "HOT running", To: "HOT draining, then WARM", Why: "it makes room"},
+		{Replica: gone.String(), Node: "n1", NodeName: "node-one", From: "HOT running", To: "HOT draining, then COLD", Why: "that is what was asked for"},
+	}, got.Changes)
+	require.Equal(t, []api.PlannedWait{{Model: "new", Why: "no node has room"}}, got.Waits)
+	require.Len(t, got.Decisions, 2)
+	require.Equal(t, "2", got.Decisions[0].Inputs["cost"])
+	require.Equal(t, before.Index(), m.store.View().Index(), "nothing was committed")
+
+	_, err = m.client.Plan(t.Context(), api.PlanRequest{File: "model"})
+	e := requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, "model.hcl:1:")
+	require.NotEmpty(t, e.Faults)
+}
+
+func TestPlanSaysWhatWaitedAlready(t *testing.T) {
+	m := one(t)
+	m.applied("m")
+	m.apply(&state.RecordDecisions{Decisions: []state.Decision{{Time: epoch, Model: "m", Kind: planner.KindCannotPlace, Reason: "no node has room"}}})
+	got, err := m.client.Plan(t.Context(), api.PlanRequest{})
+	require.NoError(t, err)
+	require.Empty(t, got.Changes)
+	require.Equal(t, []api.PlannedWait{{Model: "m", Why: "no node has room"}}, got.Waits)
+}
+
+func TestPlanNeedsAPlanner(t *testing.T) {
+	m := cluster(t, 1, settings{server: func(c *server.Config) { c.Plan = nil }})[0]
+	_, err := m.client.Plan(t.Context(), api.PlanRequest{})
+	requireError(t, err, http.StatusServiceUnavailable, api.CodeBusy, "no planner")
+}

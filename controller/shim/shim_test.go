@@ -1,0 +1,141 @@
+package shim_test
+
+import (
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"remuda/controller/shim"
+	"remuda/controller/shim/shimtest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// open returns a client and the address of a handler.
+func open(t *testing.T, h http.Handler) (*shim.Client, string) {
+	t.Helper()
+	srv := httptest.NewServer(h)
+	c := shim.New(shim.Network())
+	t.Cleanup(func() { c.Close(); srv.CloseClientConnections(); srv.Close() })
+	return c, strings.TrimPrefix(srv.URL, "http://")
+}
+
+func TestSleepAndWake(t *testing.T) {
+	s := shimtest.New("m:v:1", "primary", true)
+	c, address := open(t, s)
+	before := time.Now()
+	got, err := c.State(t.Context(), address)
+	require.NoError(t, err)
+	require.Equal(t, []any{"m:v:1", "primary", shim.Active, true, true}, []any{got.Replica, got.Role, got.Phase, got.CanSleep, got.Leads()})
+	_, asleep := got.Asleep()
+	require.False(t, asleep)
+
+	got, err = c.Sleep(t.Context(), address, time.Minute)
+	require.NoError(t, err)
+	require.True(t, got.Parked)
+	since, asleep := got.Asleep()
+	require.True(t, asleep)
+	require.False(t, since.Before(before))
+	again, err := c.Sleep(t.Context(), address, time.Minute)
+	require.NoError(t, err)
+	require.Equal(t, got, again, "twice is once")
+
+	got, err = c.Wake(t.Context(), address, []string{"GPU-2", "GPU-1"})
+	require.NoError(t, err)
+	require.Equal(t, shim.Active, got.Phase)
+	require.Equal(t, []string{"sleep", "sleep", "wake GPU-2,GPU-1"}, s.Orders())
+	require.Equal(t, []string{"GPU-2", "GPU-1"}, s.GPUs())
+}
+
+func TestAsleep(t *testing.T) {
+	early, late := time.Unix(100, 0), time.Unix(200, 0)
+	for name, tc := range map[string]struct {
+		state shim.State
+		since time.Time
+		ok    bool
+	}{
+		"parked, then asleep":        {shim.State{Phase: shim.Standby, Since: late, Parked: true, ParkedSince: early}, late, true},
+		"began anew while parked":    {shim.State{Phase: shim.Standby, Since: late, Parked: true, ParkedSince: early, Lock: &shim.Lock{Held: true}}, late, true},
+		"parked while it stood by":   {shim.State{Phase: shim.Standby, Since: early, Parked: true, ParkedSince: late}, late, true},
+		"parked, still on its way":   {shim.State{Phase: shim.Draining, Since: late, Parked: true, ParkedSince: early}, time.Time{}, false},
+		"waits for another's lock":   {shim.State{Phase: shim.Standby, Since: late, Parked: true, Lock: &shim.Lock{}}, time.Time{}, false},
+		"serves":                     {shim.State{Phase: shim.Active, Since: late}, time.Time{}, false},
+		"loads":                      {shim.State{Phase: shim.Init, Since: late, Parked: true}, time.Time{}, false},
+		"asleep without a parking":   {shim.State{Phase: shim.Standby, Since: early}, early, true},
+		"has the lock, sleeps again": {shim.State{Phase: shim.Standby, Since: early, Lock: &shim.Lock{Held: true}}, early, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			since, ok := tc.state.Asleep()
+			require.Equal(t, tc.ok, ok)
+			require.Equal(t, tc.since, since)
+		})
+	}
+}
+
+func TestErrors(t *testing.T) {
+	said := func(code int) func() shimtest.Answer {
+		return func() shimtest.Answer { return shimtest.Answer{Code: code, Error: "no", State: shim.Draining} }
+	}
+	plain := func(code int, body string) http.HandlerFunc {
+		return func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(code)
+			_, _ = w.Write([]byte(body))
+		}
+	}
+	hooked := func(code int) http.Handler {
+		s := shimtest.New("m:v:1", "primary", false)
+		s.OnSleep(said(code))
+		return s
+	}
+	silent := shimtest.New("m:v:1", "primary", false)
+	silent.Down(true)
+	for name, tc := range map[string]struct {
+		h     http.Handler
+		want  error
+		state shim.Phase
+	}{
+		"conflict":        {hooked(409), shim.ErrRefused, shim.Draining},
+		"not drained":     {hooked(504), shim.ErrNotDrained, shim.Draining},
+		"failed":          {hooked(500), shim.ErrFailed, shim.Draining},
+		"Consul refused":  {hooked(502), shim.ErrFailed, shim.Draining},
+		"bad request":     {hooked(400), shim.ErrFailed, shim.Draining},
+		"cut":             {silent, shim.ErrUnreachable, ""},
+		"another program": {plain(200, `{"hello": 1}`), shim.ErrUnreachable, ""},
+		"no JSON":         {plain(200, "hello"), shim.ErrUnreachable, ""},
+		"a proxy's 504":   {plain(504, "<html>"), shim.ErrUnreachable, ""},
+		"a proxy's 409":   {plain(409, "{}"), shim.ErrUnreachable, ""},
+		"elsewhere":       {http.RedirectHandler("/x", http.StatusFound), shim.ErrUnreachable, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, address := open(t, tc.h)
+			_, err := c.Sleep(t.Context(), address, time.Second)
+			require.ErrorIs(t, err, tc.want)
+			require.ErrorContains(t, err, "sleep at the shim "+address)
+			var answer *shim.Error
+			require.ErrorAs(t, err, &answer)
+			require.Equal(t, tc.state, answer.State)
+		})
+	}
+	t.Run("nobody there", func(t *testing.T) {
+		c, address := open(t, silent)
+		_, err := c.State(t.Context(), address)
+		require.ErrorIs(t, err, shim.ErrUnreachable)
+		_, err = c.State(t.Context(), "127.0.0.1:1")
+		require.ErrorIs(t, err, shim.ErrUnreachable)
+		_, err = c.State(t.Context(), "no address at all")
+		require.ErrorIs(t, err, shim.ErrUnreachable)
+	})
+	t.Run("the caller leaves", func(t *testing.T) {
+		c, address := open(t, silent)
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		_, err := c.State(ctx, address)
+		require.ErrorIs(t, err, context.Canceled)
+	})
+}

@@ -1,0 +1,259 @@
+// Package shimtest is a small shim: the part of a shim's HTTP that the controller uses,
+// around an engine that does nothing. It serves over the network or, by Net, without one.
+package shimtest
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"remuda/controller/shim"
+)
+
+// Answer is what a hook has a shim answer; Code 0: as it would without the hook.
+type Answer struct {
+	Code int
+	// Error is the text, and State what the engine is then.
+	Error string
+	State shim.Phase
+	// Cut: the connection breaks after it was done, without an answer.
+	Cut bool
+}
+
+// Shim is one shim. Its methods may be called from several goroutines.
+type Shim struct {
+	mu      sync.Mutex // guards what follows, not held while a hook runs
+	state   shim.State
+	down    bool
+	garbage bool
+	gpus    []string
+	orders  []string
+	onSleep func() Answer
+	onWake  func() Answer
+}
+
+// New returns the shim of an Active engine that can sleep, and has the lock of its group
+// where locked.
+func New(replica, role string, locked bool) *Shim {
+	s := &Shim{state: shim.State{Replica: replica, Role: role, Phase: shim.Active, Since: time.Now(), CanSleep: true}}
+	if locked {
+		s.state.Lock = &shim.Lock{Held: true}
+	}
+	return s
+}
+
+// Set changes how the engine stands.
+func (s *Shim) Set(f func(st *shim.State)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f(&s.state)
+}
+
+// State is how the engine stands.
+func (s *Shim) State() shim.State {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.state
+}
+
+// Down has it answer nothing, or again.
+func (s *Shim) Down(down bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.down = down
+}
+
+// Garbage has it answer what is no shim's.
+func (s *Shim) Garbage(on bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.garbage = on
+}
+
+// OnSleep and OnWake have f run at each order, before it is done. nil: nothing.
+func (s *Shim) OnSleep(f func() Answer) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.onSleep = f
+}
+
+// OnWake is OnSleep for wakes.
+func (s *Shim) OnWake(f func() Answer) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.onWake = f
+}
+
+// Orders are what it was told, as "sleep" and "wake GPU-1,GPU-2".
+func (s *Shim) Orders() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.orders)
+}
+
+// GPUs are those that the last wake named.
+func (s *Shim) GPUs() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.gpus)
+}
+
+// ServeHTTP implements http.Handler.
+func (s *Shim) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	s.mu.Lock()
+	down, garbage, hook := s.down, s.garbage, s.onSleep
+	if r.URL.Path == "/v1/wake" {
+		hook = s.onWake
+	}
+	s.mu.Unlock()
+	switch {
+	case down:
+		panic(http.ErrAbortHandler)
+	case garbage:
+		fmt.Fprint(w, "hello")
+		return
+	}
+	switch r.Method + " " + r.URL.Path {
+	case "GET /state":
+		s.answer(w, Answer{})
+	case "POST /v1/sleep":
+		if _, err := time.ParseDuration(r.URL.Query().Get("timeout")); err != nil {
+			s.answer(w, Answer{Code: http.StatusBadRequest, Error: err.Error()})
+			return
+		}
+		s.order(w, "sleep", hook, s.sleep)
+	case "POST /v1/wake":
+		gpus := r.URL.Query().Get("gpus")
+		s.order(w, strings.TrimSpace("wake "+gpus), hook, func() Answer { return s.wake(gpus) })
+	default:
+		http.NotFound(w, r)
+	}
+}
+
+func (s *Shim) order(w http.ResponseWriter, text string, hook func() Answer, do func() Answer) {
+	s.mu.Lock()
+	s.orders = append(s.orders, text)
+	s.mu.Unlock()
+	var a Answer
+	if hook != nil {
+		a = hook()
+	}
+	if a.State != "" {
+		s.Set(func(st *shim.State) { st.Phase, st.Since = a.State, time.Now() })
+	}
+	if a.Code == 0 {
+		cut := a.Cut
+		a = do()
+		a.Cut = cut
+	}
+	s.answer(w, a)
+}
+
+func (s *Shim) answer(w http.ResponseWriter, a Answer) {
+	if a.Cut {
+		panic(http.ErrAbortHandler)
+	}
+	w.Header().Set("Content-Type", "application/json")
+	if a.Code == 0 {
+		_ = json.NewEncoder(w).Encode(s.State())
+		return
+	}
+	w.WriteHeader(a.Code)
+	_ = json.NewEncoder(w).Encode(map[string]string{"error": a.Error, "state": string(s.State().Phase)})
+}
+
+func (s *Shim) sleep() Answer {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case !s.state.CanSleep:
+		return Answer{Code: http.StatusConflict, Error: "engine cannot sleep"}
+	case !s.state.Leads():
+		return Answer{Code: http.StatusConflict, Error: "wrong state: it waits for its lock"}
+	case s.state.Phase == shim.Active, s.state.Phase == shim.Draining:
+		s.state.Phase, s.state.Since = shim.Standby, time.Now()
+		s.state.Parked, s.state.ParkedSince = true, s.state.Since
+	case s.state.Phase == shim.Standby:
+		s.state.Parked = true
+		if s.state.ParkedSince.IsZero() {
+			s.state.ParkedSince = time.Now()
+		}
+	default:
+		return Answer{Code: http.StatusConflict, Error: "wrong state: engine is " + string(s.state.Phase)}
+	}
+	return Answer{}
+}
+
+func (s *Shim) wake(gpus string) Answer {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.state.Leads() {
+		return Answer{Code: http.StatusConflict, Error: "wrong state: it waits for its lock"}
+	}
+	switch s.state.Phase {
+	case shim.Active:
+	case shim.Standby, shim.Draining:
+		s.state.Phase, s.state.Since = shim.Active, time.Now()
+		s.state.Parked, s.state.ParkedSince = false, time.Time{}
+	default:
+		return Answer{Code: http.StatusConflict, Error: "wrong state: engine is " + string(s.state.Phase)}
+	}
+	if gpus != "" {
+		s.gpus = strings.Split(gpus, ",")
+	}
+	return Answer{}
+}
+
+// Net is a network of shims that needs no sockets, so that it works where time is not
+// real. What was asked for goes on when its client leaves, as at a real shim.
+type Net struct {
+	mu    sync.Mutex // guards shims
+	shims map[string]*Shim
+}
+
+// NewNet returns an empty network.
+func NewNet() *Net { return &Net{shims: map[string]*Shim{}} }
+
+// Put puts a shim at an address, host:port; nil takes it away.
+func (n *Net) Put(address string, s *Shim) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.shims[address] = s
+}
+
+// RoundTrip implements http.RoundTripper.
+func (n *Net) RoundTrip(r *http.Request) (*http.Response, error) {
+	n.mu.Lock()
+	s := n.shims[r.URL.Host]
+	n.mu.Unlock()
+	if s == nil {
+		return nil, errors.New("connection refused")
+	}
+	answered := make(chan *http.Response, 1)
+	go func() {
+		w := httptest.NewRecorder()
+		defer func() {
+			if recover() != nil { // http.ErrAbortHandler
+				answered <- nil
+				return
+			}
+			answered <- w.Result()
+		}()
+		s.ServeHTTP(w, r)
+	}()
+	select {
+	case <-r.Context().Done():
+		return nil, r.Context().Err()
+	case resp := <-answered:
+		if resp == nil {
+			return nil, errors.New("connection reset by peer")
+		}
+		return resp, nil
+	}
+}

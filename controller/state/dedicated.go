@@ -1,0 +1,176 @@
+package state
+
+import (
+	"fmt"
+	"maps"
+	"time"
+
+	"github.com/hashicorp/go-memdb"
+)
+
+// SetDedicated replaces the dedicated set. Each of its models should then have at least
+// as many replicas as the set says. A model that the old set had and the new one has not
+// falls back to its minimum; one that both have falls to its new number where it has no
+// more replicas than the old one gave it. Models whose management is disabled keep their
+// numbers; they are dedicated all the same.
+//
+// It is refused for a model that does not exist or is stopped, and for a number below 1
+// or above the model's maximum.
+type SetDedicated struct {
+	// Models has how many replicas each should have at least. Empty: nothing is
+	// dedicated by the set.
+	Models map[string]int
+	// Source is who set it, see Dedicated.Source.
+	Source string
+	// Time is when it was set; in a plan, zero is the plan's.
+	Time time.Time
+}
+
+// Type implements Command.
+func (*SetDedicated) Type() Type { return TypeSetDedicated }
+
+func (c *SetDedicated) apply(t *txn) *Error {
+	errs := []error{checkText("source", c.Source, maxName), checkTime("time", &c.Time)}
+	names := sortedKeys(c.Models)
+	models := make(map[string]*Model, len(names))
+	for _, name := range names {
+		m := first[Model](t.Txn, TableModels, byID, name)
+		if m == nil {
+			return notFound(name, "model %q does not exist: it cannot be dedicated", name)
+		}
+		models[name] = m
+		if n := c.Models[name]; n < 1 || n > m.Max {
+			errs = append(errs, fmt.Errorf("model %q: %d dedicated replicas: want 1 to its maximum, which is %d", name, n, m.Max))
+		}
+	}
+	if err := faults(c.Source, errs...); err != nil {
+		return err
+	}
+	for _, name := range names {
+		if models[name].Stopped {
+			return conflict(name, "model %q is stopped: start it before it is dedicated", name)
+		}
+	}
+	old := dedicatedSet(t.Txn)
+	was := map[string]int{}
+	if old != nil {
+		was = old.Models
+	}
+	for _, name := range sortedKeys(was) {
+		if models[name] == nil {
+			// Nil where the model is gone, which DeleteModel does not leave behind.
+			models[name] = first[Model](t.Txn, TableModels, byID, name)
+		}
+	}
+	for _, name := range sortedKeys(models) {
+		if m := models[name]; m != nil && m.Management != ManagementDisabled {
+			t.rescale(m, m.dedicatedReplicas(was[name], c.Models[name]))
+		}
+	}
+	if old != nil && old.Source == c.Source && maps.Equal(was, c.Models) {
+		return nil
+	}
+	d := &Dedicated{Source: c.Source, Since: c.Time, ModifyIndex: t.index}
+	if len(c.Models) > 0 {
+		d.Models = maps.Clone(c.Models)
+	}
+	t.put(TableDedicated, d)
+	return nil
+}
+
+// dedicatedReplicas returns how many replicas m should have once the dedicated set has n
+// of it where it had was; 0 is none.
+func (m *Model) dedicatedReplicas(was, n int) int {
+	switch {
+	case n == 0 && was > 0:
+		return max(m.Min, m.expected())
+	case n < was && m.Replicas <= was:
+		return max(m.Min, m.expected(), n)
+	}
+	return max(m.Replicas, n)
+}
+
+// rescale gives m another total, within its bounds, where it has another one.
+func (t *txn) rescale(m *Model, replicas int) {
+	next := *m
+	next.Replicas = replicas
+	next.bound()
+	if next.sameScale(m) {
+		return
+	}
+	next.ModifyIndex = t.index
+	t.put(TableModels, &next)
+}
+
+// undedicate takes a model that is deleted out of the dedicated set.
+func (t *txn) undedicate(model string) {
+	old := dedicatedSet(t.Txn)
+	if old == nil || old.Models[model] == 0 {
+		return
+	}
+	d := *old
+	d.Models = maps.Clone(old.Models)
+	delete(d.Models, model)
+	if len(d.Models) == 0 {
+		d.Models = nil
+	}
+	d.ModifyIndex = t.index
+	t.put(TableDedicated, &d)
+}
+
+func dedicatedSet(t *memdb.Txn) *Dedicated {
+	return first[Dedicated](t, TableDedicated, byID, onlyRow)
+}
+
+// isDedicated tells whether m is dedicated, by its file or by the set.
+func (t *txn) isDedicated(m *Model) bool { return m != nil && dedicatedSet(t.Txn).has(m) }
+
+// has tells whether m is dedicated where d, which may be nil, is the set.
+func (d *Dedicated) has(m *Model) bool {
+	return m.Dedicated || d != nil && d.Models[m.Name] > 0
+}
+
+// maxSchedule is the longest schedule file, in bytes.
+const maxSchedule = 1 << 20
+
+// SetSchedule replaces the calendar of the dedicated set. The set itself stays until
+// the calendar is looked at.
+type SetSchedule struct {
+	// File is its text; it is not parsed here. Empty takes the calendar away.
+	File string
+}
+
+// Type implements Command.
+func (*SetSchedule) Type() Type { return TypeSetSchedule }
+
+func (c *SetSchedule) apply(t *txn) *Error {
+	if len(c.File) > maxSchedule {
+		return badRequest("", "the schedule is %d bytes long: at most %d are possible", len(c.File), maxSchedule)
+	}
+	old := first[Schedule](t.Txn, TableSchedule, byID, onlyRow)
+	switch {
+	case c.File == "" && old != nil:
+		t.remove(TableSchedule, old)
+	case c.File != "" && (old == nil || old.File != c.File):
+		t.put(TableSchedule, &Schedule{File: c.File, ModifyIndex: t.index})
+	}
+	return nil
+}
+
+// Dedicated returns the dedicated set as it was set last, which may be empty; nil where
+// none was ever set.
+func (v *View) Dedicated(ws memdb.WatchSet) *Dedicated {
+	return queryOne[Dedicated](v, ws, TableDedicated, byID, onlyRow)
+}
+
+// IsDedicated tells whether a model, which may be nil, is dedicated: by its file or by
+// the set.
+func (v *View) IsDedicated(ws memdb.WatchSet, m *Model) bool {
+	d := v.Dedicated(ws)
+	return m != nil && d.has(m)
+}
+
+// Schedule returns the calendar of the dedicated set, nil where there is none.
+func (v *View) Schedule(ws memdb.WatchSet) *Schedule {
+	return queryOne[Schedule](v, ws, TableSchedule, byID, onlyRow)
+}

@@ -1,0 +1,138 @@
+package state_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"remuda/controller/state"
+)
+
+type counts = map[string]int
+
+func dedicate(models counts) *state.SetDedicated {
+	return &state.SetDedicated{Models: models, Source: "operator", Time: epoch}
+}
+
+// TestDedicatedSet has the models a, b and c, of 1 to 8 replicas, of which there should
+// be 2.
+func TestDedicatedSet(t *testing.T) {
+	scaled := func(model string, n int) *state.SetScale {
+		return &state.SetScale{Model: model, Replicas: ptr(n), Origin: state.OriginOperator}
+	}
+	for _, tt := range []struct {
+		name    string
+		edit    func(*state.Model)
+		first   []state.Command
+		set     *state.SetDedicated
+		want    counts // that are not 2
+		refused error
+		text    string
+	}{
+		{name: "raises", set: dedicate(counts{"a": 4, "b": 1}), want: counts{"a": 4}},
+		{name: "swap", first: []state.Command{dedicate(counts{"a": 4, "b": 3})}, set: dedicate(counts{"b": 3, "c": 5}), want: counts{"a": 1, "b": 3, "c": 5}},
+		{name: "none", first: []state.Command{dedicate(counts{"a": 4})}, set: dedicate(nil), want: counts{"a": 1}},
+		{name: "more", first: []state.Command{dedicate(counts{"a": 4})}, set: dedicate(counts{"a": 6}), want: counts{"a": 6}},
+		{name: "less", first: []state.Command{dedicate(counts{"a": 6})}, set: dedicate(counts{"a": 3}), want: counts{"a": 3}},
+		{name: "less, but people wanted more", first: []state.Command{dedicate(counts{"a": 5}), scaled("a", 7)}, set: dedicate(counts{"a": 3}), want: counts{"a": 7}},
+		{name: "fallen below", first: []state.Command{dedicate(counts{"a": 5}), scaled("a", 3)}, set: dedicate(counts{"a": 5}), want: counts{"a": 5}},
+		{name: "what is expected in pools stays", first: []state.Command{dedicate(counts{"a": 5}), &state.SetExpected{Model: "a", Pool: "east", Replicas: 3}}, set: dedicate(nil), want: counts{"a": 3}},
+		{name: "disabled", edit: func(m *state.Model) { m.Management = state.ManagementDisabled }, first: []state.Command{dedicate(counts{"a": 5})}, set: dedicate(counts{"b": 5})},
+		{name: "manual", edit: func(m *state.Model) { m.Management = state.ManagementManual }, set: dedicate(counts{"b": 5}), want: counts{"b": 5}},
+		{name: "unknown", set: dedicate(counts{"a": 4, "x": 1}), refused: state.ErrNotFound, text: `model "x" does not exist`},
+		{name: "bounds", set: dedicate(counts{"a": 9, "b": 0, "c": -1}), refused: state.ErrBadRequest, text: "model \"a\": 9 dedicated replicas: want 1 to its maximum, which is 8\nmodel \"b\": 0 dedicated replicas: want 1 to its maximum, which is 8\nmodel \"c\": -1 "},
+		{name: "stopped", first: []state.Command{&state.SetScale{Model: "b", Stopped: ptr(true), Origin: state.OriginOperator}}, set: dedicate(counts{"a": 4, "b": 1}), refused: state.ErrConflict, text: `model "b" is stopped`},
+		{name: "no source", set: &state.SetDedicated{}, refused: state.ErrBadRequest, text: "source is empty"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			l := newLog(t)
+			for _, name := range []string{"a", "b", "c"} {
+				m := model(name, func(m *state.Model) { m.Min, m.Max, m.Replicas = 1, 8, 2 })
+				if tt.edit != nil {
+					tt.edit(&m)
+				}
+				l.must(&state.UpsertModel{Model: m})
+			}
+			l.must(tt.first...)
+			before := rowsOf(t, l.store.View())
+			res := l.apply(tt.set)
+			v := l.store.View()
+			if tt.refused != nil {
+				require.ErrorIs(t, res.Err, tt.refused)
+				require.ErrorContains(t, res.Err, tt.text)
+				require.Equal(t, before, rowsOf(t, v))
+				require.False(t, res.Changed)
+				return
+			}
+			require.Nil(t, res.Err)
+			require.True(t, res.Changed)
+			for _, m := range v.Models(nil) {
+				want, ok := tt.want[m.Name]
+				if !ok {
+					want = 2
+				}
+				require.Equal(t, want, m.Replicas, m.Name)
+				require.Equal(t, tt.set.Models[m.Name] > 0, v.IsDedicated(nil, m), m.Name)
+			}
+			require.Len(t, v.Dedicated(nil).Models, len(tt.set.Models))
+			require.False(t, l.apply(tt.set).Changed, "it is so already")
+		})
+	}
+}
+
+func TestDedicatedSetIsKeptInStep(t *testing.T) {
+	l := newLog(t)
+	require.Nil(t, l.store.View().Dedicated(nil), "none was ever set")
+	require.False(t, l.store.View().IsDedicated(nil, nil))
+	l.must(&state.UpsertModel{Model: model("a")}, &state.UpsertModel{Model: model("b", func(m *state.Model) { m.Dedicated = true })})
+	require.True(t, l.store.View().IsDedicated(nil, l.model("b")), "its file says so")
+
+	// The same models of another source are another set, of another time.
+	l.must(dedicate(counts{"a": 1}))
+	l.must(&state.SetDedicated{Models: counts{"a": 1}, Source: "schedule:late shift", Time: later})
+	require.Equal(t, &state.Dedicated{Models: counts{"a": 1}, Source: "schedule:late shift", Since: later, ModifyIndex: l.index}, l.store.View().Dedicated(nil))
+
+	// A model that is gone is in no set, and is not when it comes again.
+	l.must(&state.DeleteModel{Model: "a"})
+	require.Empty(t, l.store.View().Dedicated(nil).Models)
+	require.Equal(t, l.index, l.store.View().Dedicated(nil).ModifyIndex)
+	l.must(&state.UpsertModel{Model: model("a")})
+	require.False(t, l.store.View().IsDedicated(nil, l.model("a")))
+	l.must(dedicate(nil))
+	require.Equal(t, "operator", l.store.View().Dedicated(nil).Source, "an empty set has a source as well")
+}
+
+func TestDedicatedByTheSetIsNotEvicted(t *testing.T) {
+	l := walk(t, state.Stage{Tier: state.Hot, Phase: state.Running})
+	l.must(dedicate(counts{"m": 1}))
+	for _, to := range []state.Tier{"", state.Cold, state.Warm} {
+		require.ErrorContains(t, l.apply(evict("m:v:1", "", func(c *state.Evict) { c.To = to })).Err, "it is dedicated")
+	}
+	under := l.move(name("m", "1"), state.Hot, state.Draining, state.Warm)
+	under.For = ptr("other")
+	require.ErrorContains(t, l.apply(under).Err, `its model is dedicated: it makes no room for "other"`)
+	under.For = nil
+	l.must(under)
+	require.Empty(t, l.replica(name("m", "1")).For)
+
+	// Nor does a plan that is older than the set lower its numbers.
+	rescale := &state.Plan{ID: "p", Rescales: []state.Rescale{{Model: "m", ModifyIndex: l.model("m").ModifyIndex, Replicas: 0}}}
+	require.ErrorContains(t, l.apply(rescale).Err, `model "m" is dedicated with 1 replicas: it cannot have 0`)
+	res := l.apply(&state.SetScale{Model: "m", Replicas: ptr(0), Origin: state.OriginAutoscaler})
+	require.ErrorIs(t, res.Err, state.ErrForbidden)
+	require.ErrorContains(t, res.Err, "dedicated with 1 replicas")
+	l.must(&state.SetScale{Model: "m", Replicas: ptr(0), Origin: state.OriginOperator})
+	require.True(t, l.store.View().IsDedicated(nil, l.model("m")))
+}
+
+func TestSchedule(t *testing.T) {
+	l := newLog(t)
+	require.Nil(t, l.store.View().Schedule(nil))
+	require.False(t, l.apply(&state.SetSchedule{}).Changed)
+	l.must(&state.SetSchedule{File: "a"}, &state.SetSchedule{File: "b"})
+	require.False(t, l.apply(&state.SetSchedule{File: "b"}).Changed)
+	require.Equal(t, &state.Schedule{File: "b", ModifyIndex: 3}, l.store.View().Schedule(nil))
+	require.ErrorContains(t, l.apply(&state.SetSchedule{File: string(make([]byte, 1<<20+1))}).Err, "1048577 bytes long")
+	l.must(&state.SetSchedule{})
+	require.Nil(t, l.store.View().Schedule(nil))
+}

@@ -1,0 +1,123 @@
+package state_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"remuda/controller/state"
+)
+
+func toWarm(c *state.Evict) { c.To = state.Warm }
+
+// TestEvictToWarmFromEveryStage expects what becomes of the only replica, and why it is
+// refused where it is.
+func TestEvictToWarmFromEveryStage(t *testing.T) {
+	stage := func(tier state.Tier, phase state.Phase) state.Stage { return state.Stage{Tier: tier, Phase: phase} }
+	const never, waking = "it does not serve: there is nothing to keep warm", "evict it once it serves"
+	want := map[state.Stage]string{
+		stage(state.Hot, state.Placed):    never,
+		stage(state.Hot, state.Starting):  never,
+		stage(state.Hot, state.Failed):    never,
+		stage(state.Warm, state.Waking):   waking,
+		stage(state.Hot, state.Draining):  "", // on its way to WARM
+		stage(state.Hot, state.Sleeping):  "",
+		stage(state.Warm, state.Running):  "",
+		stage(state.Hot, state.Stopping):  "", // on its way out
+		stage(state.Warm, state.Stopping): "",
+		stage(state.Cold, state.Running):  "",
+	}
+	for from := range paths {
+		t.Run(from.String(), func(t *testing.T) {
+			l := walk(t, from)
+			before := l.replica(name("m", "1"))
+			if from == stage(state.Hot, state.Running) {
+				l.must(evict("m:v:1", "", toWarm))
+				r := l.replica(name("m", "1"))
+				require.Equal(t, stage(state.Hot, state.Draining), r.Stage())
+				require.Equal(t, state.Warm, r.Target)
+				require.Equal(t, later, r.Since)
+				require.Equal(t, 0, l.model("m").Replicas)
+				require.False(t, l.apply(evict("m:v:1", "", toWarm)).Changed, "it is on its way already")
+				return
+			}
+			text, ok := want[from]
+			require.True(t, ok)
+			res := l.apply(evict("m:v:1", "", toWarm))
+			if text != "" {
+				require.ErrorIs(t, res.Err, state.ErrConflict)
+				require.ErrorContains(t, res.Err, text)
+				require.ErrorContains(t, res.Err, from.String())
+			} else {
+				require.Nil(t, res.Err)
+			}
+			require.False(t, res.Changed)
+			res = l.apply(evict("", "m", toWarm))
+			require.Nil(t, res.Err, "with its model, it is left alone")
+			require.False(t, res.Changed)
+			require.Equal(t, before, l.replica(name("m", "1")))
+			require.Equal(t, 1, l.model("m").Replicas)
+		})
+	}
+}
+
+// TestEvictAModelToWarm has a replica that serves, one that starts, one that is WARM.
+func TestEvictAModelToWarm(t *testing.T) {
+	start := func(min int) *log {
+		l := newLog(t)
+		l.must(&state.UpsertModel{Model: model("m", func(m *state.Model) { m.Min, m.Replicas = min, 2 })}, &state.UpsertNodes{Nodes: []state.Node{node("n", 3, 2, 10)}})
+		for i := range 3 {
+			p := place("m", fmt.Sprint(i), "n", i, 0, 5)
+			p.Placement.HostMemory = 2
+			l.must(l.plan(p))
+			l.to(fmt.Sprint(i), state.Hot, state.Starting, "")
+		}
+		l.to("0", state.Hot, state.Running, "")
+		l.to("2", state.Hot, state.Running, "")
+		l.sleep("2")
+		return l
+	}
+	l := start(1)
+	l.must(evict("", "m", toWarm))
+	require.Equal(t, []state.Tier{state.Warm, "", ""}, []state.Tier{l.replica(name("m", "0")).Target, l.replica(name("m", "1")).Target, l.replica(name("m", "2")).Target})
+	require.Equal(t, 1, l.model("m").Replicas)
+
+	l = start(2)
+	require.ErrorContains(t, l.apply(evict("", "m", toWarm)).Err, "1 fewer would be below its minimum, which is 2")
+	l.must(evict("", "m", toWarm, force))
+	require.Equal(t, 2, l.model("m").Replicas)
+
+	// What is WARM is no part of the scale: sending it on is no matter of the minimum.
+	l = start(2)
+	l.must(evict("m:v:2", "", func(c *state.Evict) { c.To = state.Cold }))
+	require.Equal(t, 2, l.model("m").Replicas)
+	require.Equal(t, state.Stage{Tier: state.Warm, Phase: state.Stopping}, l.replica(name("m", "2")).Stage())
+}
+
+func TestQuarantineHasAReason(t *testing.T) {
+	l := ready(t)
+	gpu := func() state.GPU { return l.store.View().Node(nil, "n").GPUs[1] }
+	on := func(reason string) *state.Quarantine {
+		return &state.Quarantine{Node: "n", GPU: "n-GPU1", On: true, Reason: reason}
+	}
+	l.must(on(""), on("5 GiB were not given back"))
+	require.Equal(t, "5 GiB were not given back", gpu().QuarantineReason)
+	require.False(t, l.apply(on("another one")).Changed, "the first reason stays")
+	require.False(t, l.apply(on("")).Changed)
+
+	// Nomad knows nothing of it, and cannot say so either.
+	fresh := node("n", 2, 2, 11)
+	fresh.GPUs[0].Quarantined, fresh.GPUs[0].QuarantineReason = true, "so Nomad says"
+	l.must(&state.UpsertNodes{Nodes: []state.Node{fresh}})
+	require.Equal(t, "5 GiB were not given back", gpu().QuarantineReason)
+	require.Empty(t, l.store.View().Node(nil, "n").GPUs[0].QuarantineReason)
+	l.must(&state.UpsertNodes{Nodes: []state.Node{node("n", 1, 2, 11)}})
+	require.Equal(t, "5 GiB were not given back", gpu().QuarantineReason, "while it is not offered")
+
+	require.ErrorContains(t, l.apply(on(string(make([]byte, 5000)))).Err, "5000 bytes long")
+	l.must(&state.Quarantine{Node: "n", GPU: "n-GPU1", Reason: "all good"})
+	require.Nil(t, l.store.View().Node(nil, "n").GPU("n-GPU1").Seats)
+	require.False(t, gpu().Quarantined)
+	require.Empty(t, gpu().QuarantineReason)
+}

@@ -1,0 +1,114 @@
+package state
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/hashicorp/go-memdb"
+)
+
+// The switches that the controller knows. Those of SwitchDisableScaling and
+// SwitchCapMaxReplicas are also there for one model, as "disable-scaling/llama". Other
+// names may be set to anything, and mean nothing to it.
+const (
+	// SwitchDisableScaling, "true": nothing but people changes the number of replicas.
+	SwitchDisableScaling = "disable-scaling"
+	// SwitchCapMaxReplicas is how many replicas a model has at most, whatever it should
+	// have; 0 or more.
+	SwitchCapMaxReplicas = "cap-max-replicas"
+	// SwitchScaleToZeroDelay is how long a model's last replica is idle at least before
+	// it goes, as "30m"; "never" keeps it.
+	SwitchScaleToZeroDelay = "scale-to-zero-delay"
+)
+
+// switchNever is the value of SwitchScaleToZeroDelay that keeps the last replica.
+const switchNever = "never"
+
+// SwitchFor returns the name of a switch for one model.
+func SwitchFor(name, model string) string { return name + "/" + model }
+
+// checkSwitch returns what is wrong with the value of a switch; switches that are not
+// known have any.
+func checkSwitch(name, value string) error {
+	base, model, forModel := strings.Cut(name, "/")
+	switch base {
+	case SwitchDisableScaling:
+		if value != "true" {
+			return fmt.Errorf("switch %q is %q: want true, or to be deleted", name, value)
+		}
+	case SwitchCapMaxReplicas:
+		if _, ok := parseCap(value); !ok {
+			return fmt.Errorf("switch %q is %q: want a whole number of replicas, 0 or more", name, value)
+		}
+	case SwitchScaleToZeroDelay:
+		if forModel {
+			return fmt.Errorf("switch %q: %s is there for all models together only", name, base)
+		}
+		if _, _, ok := parseDelay(value); !ok {
+			return fmt.Errorf("switch %q is %q: want a duration of 0 or more, as 30m, or %s", name, value, switchNever)
+		}
+	default:
+		return nil
+	}
+	if forModel && model == "" {
+		return fmt.Errorf("switch %q names no model after the '/'", name)
+	}
+	return nil
+}
+
+func parseCap(value string) (n int, ok bool) {
+	n, err := strconv.Atoi(value)
+	return n, err == nil && n >= 0
+}
+
+func parseDelay(value string) (d time.Duration, never, ok bool) {
+	if value == switchNever {
+		return 0, true, true
+	}
+	d, err := time.ParseDuration(value)
+	return d, false, err == nil && d >= 0
+}
+
+// ScalingDisabled tells whether nothing but people may change a model's scale.
+func (v *View) ScalingDisabled(ws memdb.WatchSet, model string) bool {
+	return scalingDisabled(func(name string) string { return v.Switch(ws, name) }, model)
+}
+
+// scalingDisabled tells it from the values of switches. A value of before there were
+// rules counts: a kill switch that was set in any way holds.
+func scalingDisabled(value func(name string) string, model string) bool {
+	global, own := value(SwitchDisableScaling), value(SwitchFor(SwitchDisableScaling, model))
+	return isOn(global) || isOn(own)
+}
+
+func isOn(value string) bool {
+	on, err := strconv.ParseBool(value)
+	return value != "" && (on || err != nil)
+}
+
+// switchValue is View.Switch inside of a command.
+func (t *txn) switchValue(name string) string {
+	if s := first[Switch](t.Txn, TableSwitches, byID, name); s != nil {
+		return s.Value
+	}
+	return ""
+}
+
+// CapMaxReplicas returns how many replicas a model has at most by the switches, the
+// lower one of all models' and its own, and whether there is any.
+func (v *View) CapMaxReplicas(ws memdb.WatchSet, model string) (n int, set bool) {
+	for _, name := range []string{SwitchCapMaxReplicas, SwitchFor(SwitchCapMaxReplicas, model)} {
+		if limit, ok := parseCap(v.Switch(ws, name)); ok && (!set || limit < n) {
+			n, set = limit, true
+		}
+	}
+	return n, set
+}
+
+// ScaleToZeroDelay returns how long the last replica of a model is idle at least before
+// it goes, whether it never goes, and whether the switch is set at all.
+func (v *View) ScaleToZeroDelay(ws memdb.WatchSet) (d time.Duration, never, set bool) {
+	return parseDelay(v.Switch(ws, SwitchScaleToZeroDelay))
+}

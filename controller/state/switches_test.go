@@ -1,0 +1,113 @@
+package state_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"remuda/controller/state"
+)
+
+func TestKnownSwitchesAreChecked(t *testing.T) {
+	for _, tt := range []struct{ name, value, text string }{
+		{"disable-scaling", "true", ""},
+		{"disable-scaling/m", "true", ""},
+		{"disable-scaling", "false", `switch "disable-scaling" is "false": want true, or to be deleted`},
+		{"disable-scaling/m", "", "want true"},
+		{"disable-scaling/", "true", "names no model"},
+		{"cap-max-replicas", "0", ""},
+		{"cap-max-replicas/m", "12", ""},
+		{"cap-max-replicas", "-1", "want a whole number of replicas, 0 or more"},
+		{"cap-max-replicas/m", "two", "want a whole number"},
+		{"cap-max-replicas/", "1", "names no model"},
+		{"scale-to-zero-delay", "1h30m", ""},
+		{"scale-to-zero-delay", "0s", ""},
+		{"scale-to-zero-delay", "never", ""},
+		{"scale-to-zero-delay", "-1s", "want a duration of 0 or more, as 30m, or never"},
+		{"scale-to-zero-delay", "30", "want a duration"},
+		{"scale-to-zero-delay/m", "30m", "for all models together only"},
+		{"disable-scaling-soon", "whatever", ""},
+	} {
+		l := newLog(t)
+		res := l.apply(&state.SetSwitch{Name: tt.name, Value: tt.value})
+		if tt.text == "" {
+			require.Nil(t, res.Err, "%s = %q", tt.name, tt.value)
+			require.Equal(t, tt.value, l.store.View().Switch(nil, tt.name))
+			continue
+		}
+		require.ErrorIs(t, res.Err, state.ErrBadRequest, "%s = %q", tt.name, tt.value)
+		require.ErrorContains(t, res.Err, tt.text)
+		require.Nil(t, l.apply(&state.SetSwitch{Name: tt.name, Delete: true}).Err, "what is no value can be deleted")
+	}
+}
+
+func TestSwitchValues(t *testing.T) {
+	l := newLog(t)
+	set := func(name, value string) {
+		t.Helper()
+		l.must(&state.SetSwitch{Name: name, Value: value})
+	}
+	limit := func(model string) any {
+		n, set := l.store.View().CapMaxReplicas(nil, model)
+		if !set {
+			return nil
+		}
+		return n
+	}
+	v := l.store.View()
+	require.False(t, v.ScalingDisabled(nil, "m"))
+	require.Nil(t, limit("m"))
+	_, never, isSet := v.ScaleToZeroDelay(nil)
+	require.False(t, never || isSet)
+
+	set(state.SwitchFor(state.SwitchDisableScaling, "m"), "true")
+	require.True(t, l.store.View().ScalingDisabled(nil, "m"))
+	require.False(t, l.store.View().ScalingDisabled(nil, "other"))
+	set(state.SwitchDisableScaling, "true")
+	require.True(t, l.store.View().ScalingDisabled(nil, "other"))
+
+	set(state.SwitchFor(state.SwitchCapMaxReplicas, "m"), "3")
+	require.Equal(t, []any{3, nil}, []any{limit("m"), limit("other")})
+	set(state.SwitchCapMaxReplicas, "5")
+	require.Equal(t, []any{3, 5}, []any{limit("m"), limit("other")})
+	set(state.SwitchCapMaxReplicas, "0")
+	require.Equal(t, []any{0, 0}, []any{limit("m"), limit("other")})
+
+	set(state.SwitchScaleToZeroDelay, "20m")
+	d, never, isSet := l.store.View().ScaleToZeroDelay(nil)
+	require.Equal(t, []any{20 * time.Minute, false, true}, []any{d, never, isSet})
+	set(state.SwitchScaleToZeroDelay, "never")
+	_, never, isSet = l.store.View().ScaleToZeroDelay(nil)
+	require.True(t, never && isSet)
+}
+
+// TestSwitchesOfBefore were set when there were no rules: a kill switch holds.
+func TestSwitchesOfBefore(t *testing.T) {
+	empty := snapshotOf(t, newLog(t).store)
+	for value, want := range map[string]bool{"on": true, "1": true, "true": true, "yes": true, "false": false, "0": false, "": false} {
+		s := restored(t, withRecord(empty, 5, `{"Name":"disable-scaling","Value":"`+value+`"}`))
+		require.Equal(t, want, s.View().ScalingDisabled(nil, "m"), value)
+	}
+	s := restored(t, withRecord(withRecord(empty, 5, `{"Name":"cap-max-replicas","Value":"many"}`), 5, `{"Name":"scale-to-zero-delay","Value":"soon"}`))
+	_, isSet := s.View().CapMaxReplicas(nil, "m")
+	require.False(t, isSet)
+	_, _, isSet = s.View().ScaleToZeroDelay(nil)
+	require.False(t, isSet)
+}
+
+func TestDisabledScalingIsForMachines(t *testing.T) {
+	for _, name := range []string{"disable-scaling", "disable-scaling/m"} {
+		l := newLog(t)
+		l.must(&state.UpsertModel{Model: model("m")}, &state.SetSwitch{Name: name, Value: "true"})
+		for _, n := range []int{0, 2} {
+			res := l.apply(&state.SetScale{Model: "m", Replicas: ptr(n), Origin: state.OriginAutoscaler})
+			require.ErrorIs(t, res.Err, state.ErrForbidden)
+			require.ErrorContains(t, res.Err, "the switch disable-scaling is set")
+		}
+		require.False(t, l.apply(&state.SetScale{Model: "m", Replicas: ptr(1), Origin: state.OriginAutoscaler}).Changed)
+		l.must(&state.SetScale{Model: "m", Replicas: ptr(2), Origin: state.OriginOperator})
+		l.must(&state.SetSwitch{Name: name, Delete: true})
+		l.must(&state.SetScale{Model: "m", Replicas: ptr(3), Origin: state.OriginAutoscaler})
+	}
+}

@@ -1,0 +1,311 @@
+package state_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"remuda/controller/state"
+)
+
+// wide is a store with the model m, whose replicas have seats on two GPUs of node n and
+// use one of them, with 8 bytes, of which 2 remain while they sleep; m:v:1 is there, HOT
+// and running on GPU0.
+func wide(t *testing.T) *log {
+	l := newLog(t)
+	m := model("m", func(m *state.Model) {
+		m.Replicas = 2
+		m.Variants[0].Memory, m.Variants[0].SleepMemory, m.Variants[0].Reach = 8, 2, 2
+	})
+	l.must(&state.UpsertModel{Model: m}, &state.UpsertModel{Model: model("other")}, &state.UpsertNodes{Nodes: []state.Node{node("n", 2, 3, 10)}})
+	l.must(l.plan(widePlace("1", 0, 0)))
+	l.to("1", state.Hot, state.Starting, "")
+	l.to("1", state.Hot, state.Running, "")
+	return l
+}
+
+// widePlace has the seat of that number on both GPUs, and memory of one.
+func widePlace(id string, gpu, seat int) state.Place {
+	p := place("m", id, "n", gpu, seat, 8)
+	p.Placement.SleepMemory, p.Placement.HostMemory = 2, 4
+	p.Placement.Seats = append(p.Placement.Seats, place("m", id, "n", 1-gpu, seat, 8).Placement.Seats...)
+	return p
+}
+
+func (l *log) to(id string, tier state.Tier, phase state.Phase, target state.Tier) {
+	l.must(l.move(name("m", id), tier, phase, target))
+}
+
+func (l *log) sleep(id string) {
+	l.to(id, state.Hot, state.Draining, state.Warm)
+	l.to(id, state.Hot, state.Sleeping, state.Warm)
+	l.to(id, state.Warm, state.Running, "")
+}
+
+// bytesOf returns what is held of both GPUs and of the host.
+func (l *log) bytesOf() [3]int64 {
+	u := l.store.View().Usage(nil, "n")
+	return [3]int64{u.Memory["n-GPU0"], u.Memory["n-GPU1"], u.HostMemory}
+}
+
+func TestWarmOneHoldsWhatASleepingProcessTakes(t *testing.T) {
+	l := wide(t)
+	require.Equal(t, [3]int64{8, 0, 0}, l.bytesOf())
+	l.to("1", state.Hot, state.Draining, state.Warm)
+	require.Equal(t, [3]int64{8, 0, 0}, l.bytesOf())
+	l.to("1", state.Hot, state.Sleeping, state.Warm)
+	require.Equal(t, [3]int64{8, 0, 4}, l.bytesOf())
+	l.to("1", state.Warm, state.Running, "")
+	require.Equal(t, [3]int64{2, 0, 4}, l.bytesOf())
+	require.Len(t, l.store.View().Usage(nil, "n").Seats, 2)
+
+	// To the byte: what the sleeping one keeps cannot be placed on.
+	require.ErrorContains(t, l.apply(l.plan(place("other", "2", "n", 0, 1, 9))).Err, "8 bytes free of 10")
+	l.must(l.plan(place("other", "2", "n", 0, 1, 8)))
+	require.Equal(t, [3]int64{10, 0, 4}, l.bytesOf())
+	require.ErrorContains(t, l.apply(l.move(name("m", "1"), state.Warm, state.Waking, state.Hot)).Err, "2 bytes free of 10")
+	l.to("1", state.Warm, state.Stopping, state.Cold)
+	require.Equal(t, [3]int64{10, 0, 4}, l.bytesOf(), "until its process has ended")
+	l.to("1", state.Cold, state.Running, "")
+	require.Equal(t, [3]int64{8, 0, 0}, l.bytesOf())
+}
+
+func TestWakeOnAnotherGPU(t *testing.T) {
+	l := wide(t)
+	l.sleep("1")
+	l.must(l.plan(place("other", "2", "n", 0, 1, 8)))
+	c := l.move(name("m", "1"), state.Warm, state.Waking, state.Hot)
+	c.Memory = map[string]int64{"n-GPU1": 8}
+	l.must(c)
+	require.Equal(t, [3]int64{8, 8, 4}, l.bytesOf())
+	l.to("1", state.Hot, state.Running, "")
+	require.Equal(t, [3]int64{8, 8, 0}, l.bytesOf())
+	require.Equal(t, map[string]int64{"n-GPU1": 8}, l.replica(name("m", "1")).Placement.Memory)
+	l.sleep("1")
+	require.Equal(t, [3]int64{8, 2, 4}, l.bytesOf(), "it sleeps where it served")
+}
+
+// TestAWakeThatFailsRollsTheLedgerBack to what the sleeping one had.
+func TestAWakeThatFailsRollsTheLedgerBack(t *testing.T) {
+	l := wide(t)
+	l.sleep("1")
+	asleep := l.bytesOf()
+	l.to("1", state.Warm, state.Waking, state.Hot)
+	l.to("1", state.Warm, state.Running, "")
+	require.Equal(t, asleep, l.bytesOf())
+	l.to("1", state.Warm, state.Waking, state.Hot)
+	l.to("1", state.Hot, state.Stopping, state.Cold)
+	require.Equal(t, [3]int64{8, 0, 0}, l.bytesOf(), "it may have taken the GPU")
+	l.to("1", state.Cold, state.Running, "")
+	require.Equal(t, [3]int64{}, l.bytesOf())
+}
+
+func TestBadWakesElsewhere(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		memory map[string]int64
+		stage  state.Stage
+		edit   func(*log)
+		want   error
+		text   string
+	}{
+		{name: "no seat there", memory: map[string]int64{"n-GPU2": 8}, want: state.ErrConflict, text: `no seat on GPU "n-GPU2"`},
+		{name: "no GPU at all", memory: map[string]int64{"": 8}, want: state.ErrConflict, text: `no seat on GPU ""`},
+		{name: "more GPUs", memory: map[string]int64{"n-GPU0": 8, "n-GPU1": 8}, want: state.ErrBadRequest, text: "it would wake with [8 8] bytes of its GPUs: want [8]"},
+		{name: "less memory", memory: map[string]int64{"n-GPU1": 7}, want: state.ErrBadRequest, text: "want [8]"},
+		{name: "no room", memory: map[string]int64{"n-GPU1": 8}, edit: func(l *log) { l.must(l.plan(place("other", "2", "n", 1, 1, 3))) }, want: state.ErrConflict, text: "7 bytes free"},
+		{name: "quarantined", memory: map[string]int64{"n-GPU1": 8}, edit: func(l *log) { l.must(&state.Quarantine{Node: "n", GPU: "n-GPU1", On: true}) }, want: state.ErrConflict, text: "is quarantined"},
+		{name: "as it is anyway", memory: map[string]int64{"n-GPU1": 8}, stage: state.Stage{Tier: state.Warm, Phase: state.Running}, want: state.ErrBadRequest, text: "only a replica that begins to wake"},
+		{name: "not offered now", memory: map[string]int64{"n-GPU1": 8}, edit: func(l *log) { l.must(&state.UpsertNodes{Nodes: []state.Node{node("n", 1, 3, 10)}}) }, want: state.ErrConflict, text: "no seat on GPU"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			l := wide(t)
+			l.sleep("1")
+			if tt.edit != nil {
+				tt.edit(l)
+			}
+			c := l.move(name("m", "1"), state.Warm, state.Waking, state.Hot)
+			if tt.stage != (state.Stage{}) {
+				c = l.move(name("m", "1"), tt.stage.Tier, tt.stage.Phase, "")
+			}
+			c.Memory = tt.memory
+			before := rowsOf(t, l.store.View())
+			res := l.apply(c)
+			require.ErrorIs(t, res.Err, tt.want)
+			require.ErrorContains(t, res.Err, tt.text)
+			require.Equal(t, before, rowsOf(t, l.store.View()))
+		})
+	}
+	// A wake that is under way stays where it is.
+	l := wide(t)
+	l.sleep("1")
+	l.to("1", state.Warm, state.Waking, state.Hot)
+	c := l.move(name("m", "1"), state.Warm, state.Waking, state.Hot)
+	c.Memory = map[string]int64{"n-GPU1": 8}
+	require.ErrorIs(t, l.apply(c).Err, state.ErrBadRequest)
+}
+
+// TestShapeWithReach: seats on all that it reaches, memory of as many as it uses.
+func TestShapeWithReach(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		edit func(*state.Place)
+		text string
+	}{
+		{"good", func(*state.Place) {}, ""},
+		{"too few seats", func(p *state.Place) { p.Placement.Seats = p.Placement.Seats[:1] }, `has seats on 1 GPUs: variant "v" needs 2`},
+		{"memory of all", func(p *state.Place) { p.Placement.Memory["n-GPU0"] = 8 }, `takes memory of 2 GPUs: variant "v" needs 1`},
+		{"memory of none", func(p *state.Place) { p.Placement.Memory = nil }, "takes memory of no GPU"},
+		{"memory without a seat", func(p *state.Place) {
+			p.Placement.Seats = p.Placement.Seats[:1]
+			p.Placement.Memory = map[string]int64{"n-GPU0": 8}
+		}, "takes memory of GPU n-GPU0 and no seat"},
+		{"sleep memory", func(p *state.Place) { p.Placement.SleepMemory = 9 }, "takes 9 bytes of GPU n-GPU1 while it sleeps and 8 while it serves"},
+		{"no sleep memory", func(p *state.Place) { p.Placement.SleepMemory = -1 }, "sleep memory -1"},
+		{"two seats on one", func(p *state.Place) { p.Placement.Seats = append(p.Placement.Seats, "n-GPU1#2") }, "has 2 seats on GPU n-GPU1: want 1"},
+		{"of a definition that is not known", func(p *state.Place) { p.VariantHash, p.Placement.Seats = "gone", p.Placement.Seats[:1] }, ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			l := wide(t)
+			p := widePlace("2", 1, 1)
+			tt.edit(&p)
+			res := l.apply(l.plan(p))
+			if tt.text == "" {
+				require.Nil(t, res.Err)
+				return
+			}
+			require.NotNil(t, res.Err)
+			require.ErrorContains(t, res.Err, tt.text)
+		})
+	}
+}
+
+func TestBadWarmFields(t *testing.T) {
+	l := newLog(t)
+	res := l.apply(&state.UpsertModel{Model: model("m", func(m *state.Model) {
+		m.KeepWarm = m.Max + 1
+		for range 3 {
+			m.Variants = append(m.Variants, m.Variants[0])
+		}
+		for i := range m.Variants {
+			m.Variants[i].Name = string(rune('a' + i))
+		}
+		m.Variants[0].Weights, m.Variants[0].SleepMemory = -1, -2
+		m.Variants[1].SleepMemory = 11
+		m.Variants[2].GPUs, m.Variants[2].Reach = 4, 2
+		m.Variants[3].Reach = 17
+	})})
+	require.ErrorIs(t, res.Err, state.ErrBadRequest)
+	require.Equal(t, strings.Join([]string{
+		`keep warm is 101: want 0 to max, which is 100`,
+		`variant "a": weights are -1 bytes: want 0 or more`,
+		`variant "a": sleep memory is -2: want 0 to its memory, which is 10`,
+		`variant "b": sleep memory is 11: want 0 to its memory, which is 10`,
+		`variant "c": reach is 2 GPUs: want 0, or its 4 GPUs to 16`,
+		`variant "d": reach is 17 GPUs: want 0, or its 1 GPUs to 16`,
+	}, "\n"), res.Err.Message)
+}
+
+// TestFor is there while a replica goes, and no longer.
+func TestFor(t *testing.T) {
+	l := wide(t)
+	going := func(tier state.Tier, phase state.Phase, target state.Tier, who *string) *state.Move {
+		c := l.move(name("m", "1"), tier, phase, target)
+		c.For = who
+		return c
+	}
+	require.ErrorContains(t, l.apply(going(state.Hot, state.Failed, "", ptr("other"))).Err, `makes room for "other" while it is failed`)
+	require.ErrorIs(t, l.apply(going(state.Hot, state.Draining, state.Warm, ptr("a b"))).Err, state.ErrBadRequest)
+	l.must(going(state.Hot, state.Draining, state.Warm, ptr("other")))
+	l.must(going(state.Hot, state.Sleeping, state.Warm, nil))
+	require.Equal(t, "other", l.replica(name("m", "1")).For)
+	l.must(going(state.Warm, state.Running, "", nil))
+	require.Empty(t, l.replica(name("m", "1")).For, "the room is there")
+	l.must(going(state.Warm, state.Stopping, state.Cold, ptr("other")))
+	require.Equal(t, "other", l.replica(name("m", "1")).For)
+	l.must(going(state.Warm, state.Stopping, state.Cold, ptr("")))
+	require.Empty(t, l.replica(name("m", "1")).For)
+
+	l = wide(t)
+	l.must(going(state.Hot, state.Draining, state.Warm, ptr("other")))
+	l.to("1", state.Hot, state.Running, "")
+	require.Empty(t, l.replica(name("m", "1")).For, "it was called off")
+}
+
+// TestRestingOnesDoNotCount: their model has room for others, and no rollout waits for
+// them.
+func TestRestingOnesDoNotCount(t *testing.T) {
+	l := wide(t)
+	l.must(l.plan(widePlace("2", 1, 1)))
+	names := func(rs []*state.Replica) (all []string) {
+		for _, r := range rs {
+			all = append(all, r.Name.ID)
+		}
+		return all
+	}
+	l.to("1", state.Hot, state.Draining, state.Warm)
+	v := l.store.View()
+	require.Equal(t, []string{"2"}, names(v.StayingOf(nil, "m")))
+	require.Equal(t, []string{"1"}, names(v.RestingOf(nil, "m")))
+	l.to("1", state.Hot, state.Sleeping, state.Warm)
+	l.to("1", state.Warm, state.Running, "")
+	require.Equal(t, []string{"1"}, names(l.store.View().RestingOf(nil, "m")))
+	l.to("1", state.Warm, state.Waking, state.Hot)
+	require.Equal(t, []string{"1", "2"}, names(l.store.View().StayingOf(nil, "m")))
+	require.Empty(t, l.store.View().RestingOf(nil, "m"))
+	l.to("1", state.Warm, state.Running, "")
+	l.to("2", state.Hot, state.Stopping, "")
+	changed := *l.model("m")
+	changed.Variants = []state.Variant{changed.Variants[0]}
+	changed.Hash, changed.Variants[0].Hash = "h2", "vh2"
+	l.must(&state.UpsertModel{Model: changed, ModifyIndex: changed.ModifyIndex, Time: later})
+	require.Empty(t, l.model("m").Rollouts, "nobody serves with the old definition")
+	require.Nil(t, l.model("m").VariantOf(l.replica(name("m", "1"))))
+}
+
+// TestWaysOfThePlanner are those that evictions, wakes and their failures take, each
+// from a replica that serves on GPU0 to where it ends, with what it then holds.
+func TestWaysOfThePlanner(t *testing.T) {
+	const (
+		drain  = "HOT draining WARM"
+		sleep  = "HOT sleeping WARM"
+		warm   = "WARM running"
+		wake   = "WARM waking HOT"
+		serve  = "HOT running"
+		stop   = "HOT stopping COLD"
+		end    = "HOT stopping"
+		unwarm = "WARM stopping COLD"
+		cold   = "COLD running"
+	)
+	for name, tt := range map[string]struct {
+		way   []string
+		holds [3]int64
+	}{
+		"slept and woken":                    {[]string{drain, sleep, warm, wake, serve}, [3]int64{8, 0, 0}},
+		"drain called off":                   {[]string{drain, serve}, [3]int64{8, 0, 0}},
+		"sleep called off":                   {[]string{drain, sleep, serve}, [3]int64{8, 0, 0}},
+		"drained, no room in RAM":            {[]string{drain, stop, cold}, [3]int64{}},
+		"drained for WARM, then for COLD":    {[]string{drain, "HOT draining COLD", stop, cold}, [3]int64{}},
+		"drained for COLD, then for WARM":    {[]string{"HOT draining COLD", drain, sleep, warm}, [3]int64{2, 0, 4}},
+		"cannot sleep":                       {[]string{drain, sleep, stop, cold}, [3]int64{}},
+		"memory that does not come back":     {[]string{drain, sleep, stop}, [3]int64{8, 0, 0}},
+		"cooled":                             {[]string{drain, sleep, warm, unwarm, cold}, [3]int64{}},
+		"cooled for good":                    {[]string{drain, sleep, warm, "WARM stopping"}, [3]int64{2, 0, 4}},
+		"failed wake":                        {[]string{drain, sleep, warm, wake, stop, cold}, [3]int64{}},
+		"failed wake of no use":              {[]string{drain, sleep, warm, wake, end}, [3]int64{8, 0, 0}},
+		"wake called off":                    {[]string{drain, sleep, warm, wake, warm}, [3]int64{2, 0, 4}},
+		"process restarted while it woke":    {[]string{drain, sleep, warm, wake, "HOT starting", serve}, [3]int64{8, 0, 0}},
+		"process restarted while it drained": {[]string{drain, "HOT starting", serve}, [3]int64{8, 0, 0}},
+		"failed and evicted":                 {[]string{"HOT failed", stop, cold}, [3]int64{}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := wide(t)
+			for _, s := range tt.way {
+				words := append(strings.Fields(s), "")
+				l.to("1", state.Tier(words[0]), state.Phase(words[1]), state.Tier(words[2]))
+			}
+			require.Equal(t, tt.holds, l.bytesOf())
+		})
+	}
+}

@@ -1,0 +1,334 @@
+package offload
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/cespare/xxhash/v2"
+	"github.com/hashicorp/go-hclog"
+
+	"remuda/device-plugin/gms/client"
+	"remuda/device-plugin/gms/wire"
+)
+
+var (
+	// ErrNothing is wrapped by Save where a service has no committed layout.
+	ErrNothing = errors.New("the GPU memory service has no committed layout")
+	// ErrDamaged is wrapped by Restore where bytes are not as they were saved.
+	ErrDamaged = errors.New("the restored bytes differ from the saved ones")
+)
+
+// Config says which services hold the weights.
+type Config struct {
+	// Sockets are the services', one for each GPU, in the order of the engine's.
+	Sockets []string
+	// Space makes the place in which one GPU's memory is mapped, and what closes it.
+	// It is called anew for each operation, so that nothing of the GPU is held between.
+	Space func(socket string) (space client.Space, closeSpace func() error, err error)
+	// FenceGroup is the failover group; empty: nothing is fenced.
+	FenceGroup string
+	// Logger may be nil.
+	Logger hclog.Logger
+}
+
+// Offload moves the layouts of one engine's GPUs. Its methods are safe for concurrent
+// use as long as no two of them change the services at once.
+type Offload struct {
+	cfg Config
+	log hclog.Logger
+}
+
+// New checks the config; the error names every bad field. It starts nothing.
+func New(cfg Config) (*Offload, error) {
+	var errs []error
+	if len(cfg.Sockets) == 0 {
+		errs = append(errs, errors.New("Sockets must not be empty"))
+	}
+	if cfg.Space == nil {
+		errs = append(errs, errors.New("Space must be set"))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, fmt.Errorf("offload GPU memory: %w", err)
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = hclog.NewNullLogger()
+	}
+	return &Offload{cfg: cfg, log: cfg.Logger}, nil
+}
+
+// Held says what the services have, taken together.
+type Held int
+
+const (
+	// Nothing: no service has an allocation.
+	Nothing Held = iota
+	// Partial: a crash has left some of it; it is of no use to anybody.
+	Partial
+	// Whole: every service has a committed layout.
+	Whole
+)
+
+func (h Held) String() string { return [...]string{"nothing", "partial", "whole"}[h] }
+
+// Look asks every service what it has. No lock is taken. A service that is not there
+// is an error.
+func (o *Offload) Look(ctx context.Context) (Held, error) {
+	var committed, empty int
+	for _, socket := range o.cfg.Sockets {
+		st, err := client.RuntimeState(ctx, socket)
+		switch {
+		case err != nil:
+			return Nothing, fmt.Errorf("offload GPU memory: %w", err)
+		case st.Committed:
+			committed++
+		case st.AllocationCount == 0:
+			empty++
+		}
+	}
+	switch len(o.cfg.Sockets) {
+	case committed:
+		return Whole, nil
+	case empty:
+		return Nothing, nil
+	default:
+		return Partial, nil
+	}
+}
+
+// Save copies the committed layouts of all services into this process's memory. The
+// error wraps ErrNothing where there is none. token is the holder's, 0 without a lock.
+// ctx should have a deadline: a writer may have the lock.
+func (o *Offload) Save(ctx context.Context, token uint64) (_ *Copy, err error) {
+	saved := &Copy{parts: make([]*part, len(o.cfg.Sockets))}
+	err = o.each(func(i int, socket string) error {
+		st, err := client.RuntimeState(ctx, socket)
+		if err != nil {
+			return err
+		}
+		if !st.Committed { // a reader would wait for the commit
+			return fmt.Errorf("%w at %s", ErrNothing, socket)
+		}
+		return o.with(socket, token, func(c *client.Client) error {
+			p, err := save(ctx, c)
+			saved.parts[i] = p
+			return err
+		})
+	})
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("save GPU memory: %w", err), saved.Free())
+	}
+	o.log.Info("GPU memory saved", "bytes", saved.Bytes(), "gpus", len(o.cfg.Sockets))
+	return saved, nil
+}
+
+// Vacate makes every service let go of what it has. It waits for readers to end, for as
+// long as ctx allows, and needs no layout to be there.
+func (o *Offload) Vacate(ctx context.Context, token uint64) error {
+	err := o.each(func(_ int, socket string) error {
+		return o.with(socket, token, func(c *client.Client) error {
+			// Who is granted the writer's lock has a layout without allocations, and
+			// who ends without a commit leaves none.
+			_, err := c.Connect(ctx, wire.RW, nil)
+			return err
+		})
+	})
+	if err != nil {
+		return fmt.Errorf("vacate GPU memory: %w", err)
+	}
+	o.log.Info("GPU memory vacated", "gpus", len(o.cfg.Sockets))
+	return nil
+}
+
+// Restore makes the saved layouts anew, in place of whatever the services have, and
+// commits them. The copy stays the caller's. After an error there may be a part of it:
+// see Vacate.
+func (o *Offload) Restore(ctx context.Context, token uint64, saved *Copy) error {
+	if len(saved.parts) != len(o.cfg.Sockets) {
+		return fmt.Errorf("restore GPU memory: the copy is of %d GPUs, and there are %d", len(saved.parts), len(o.cfg.Sockets))
+	}
+	err := o.each(func(i int, socket string) error {
+		return o.with(socket, token, func(c *client.Client) error { return restore(ctx, c, saved.parts[i]) })
+	})
+	if err != nil {
+		return fmt.Errorf("restore GPU memory: %w", err)
+	}
+	o.log.Info("GPU memory restored", "bytes", saved.Bytes(), "gpus", len(o.cfg.Sockets))
+	return nil
+}
+
+// with calls f with a client of one service, and closes it.
+func (o *Offload) with(socket string, token uint64, f func(*client.Client) error) error {
+	space, closeSpace, err := o.cfg.Space(socket)
+	if err != nil {
+		return fmt.Errorf("%s: %w", socket, err)
+	}
+	cfg := client.Config{Socket: socket, Space: space, Logger: o.log}
+	if o.cfg.FenceGroup != "" {
+		cfg.FenceGroup, cfg.FenceToken = o.cfg.FenceGroup, token
+	}
+	c, err := client.New(cfg)
+	if err != nil {
+		return errors.Join(fmt.Errorf("%s: %w", socket, err), closeSpace())
+	}
+	err = f(c)
+	end := c.Close()
+	if !errors.Is(end, client.ErrBroken) { // a driver that hangs would hold this up
+		end = errors.Join(end, closeSpace())
+	}
+	if err = errors.Join(err, end); err != nil {
+		return fmt.Errorf("%s: %w", socket, err)
+	}
+	return nil
+}
+
+// each calls f for every service at once and joins the errors.
+func (o *Offload) each(f func(i int, socket string) error) error {
+	errs := make([]error, len(o.cfg.Sockets))
+	var wg sync.WaitGroup
+	for i, socket := range o.cfg.Sockets {
+		wg.Go(func() { errs[i] = f(i, socket) })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// save reads one service's committed layout.
+func save(ctx context.Context, c *client.Client) (*part, error) {
+	if _, err := c.Connect(ctx, wire.RO, nil); err != nil {
+		return nil, err
+	}
+	s := c.Session()
+	list, err := s.List(ctx, "")
+	if err != nil {
+		return nil, err
+	}
+	p := &part{hash: c.Hash()}
+	index := make(map[string]int, len(list))
+	for i, a := range list {
+		index[a.ID] = i
+		p.allocations = append(p.allocations, allocation{size: a.Size, tag: a.Tag})
+	}
+	if err := p.room(); err != nil {
+		return nil, err
+	}
+	for i, a := range list {
+		m, err := c.Map(ctx, a.ID)
+		if err == nil {
+			err = read(ctx, m, p.allocations[i].bytes)
+		}
+		if err == nil {
+			p.allocations[i].sum = xxhash.Sum64(p.allocations[i].bytes)
+			err = c.Forget(ctx, m)
+		}
+		if err != nil {
+			return p, err
+		}
+	}
+	keys, err := s.ListMetadata(ctx, "")
+	if err != nil {
+		return p, err
+	}
+	for _, key := range keys {
+		m, found, err := s.GetMetadata(ctx, key)
+		if err != nil {
+			return p, err
+		}
+		at, known := index[m.AllocationID]
+		if !found || !known {
+			return p, fmt.Errorf("metadata %q is of allocation %q, which is not in the layout", key, m.AllocationID)
+		}
+		p.metadata = append(p.metadata, metadata{key: key, allocation: at, offset: m.Offset, value: m.Value})
+	}
+	return p, nil
+}
+
+// restore writes one service's layout and commits it.
+func restore(ctx context.Context, c *client.Client, p *part) error {
+	if _, err := c.Connect(ctx, wire.RW, nil); err != nil {
+		return err
+	}
+	s := c.Session()
+	ids := make([]string, len(p.allocations))
+	for i, a := range p.allocations {
+		made, err := s.Allocate(ctx, a.size, a.tag)
+		if err != nil {
+			return err
+		}
+		ids[i] = made.ID
+		m, err := c.Map(ctx, made.ID)
+		if err == nil {
+			err = write(ctx, m, a.bytes)
+		}
+		if err != nil {
+			return err
+		}
+		sum, err := sumOf(ctx, m)
+		if err != nil {
+			return err
+		}
+		if sum != a.sum {
+			return fmt.Errorf("allocation %d of %d bytes: %w: xxh64 %016x, want %016x", i, a.size, ErrDamaged, sum, a.sum)
+		}
+	}
+	for _, m := range p.metadata {
+		if err := s.PutMetadata(ctx, m.key, client.Metadata{AllocationID: ids[m.allocation], Offset: m.offset, Value: m.value}); err != nil {
+			return err
+		}
+	}
+	hash, err := c.Commit(ctx)
+	if err != nil && !errors.Is(err, client.ErrCommitted) {
+		return err
+	}
+	if err == nil && hash != p.hash {
+		return fmt.Errorf("the restored layout has the hash %s, and the saved one had %s: was it of another GPU or service?", hash, p.hash)
+	}
+	return nil
+}
+
+// chunk is how much is copied at once from and to memory that this process cannot
+// read itself.
+const chunk = 8 << 20
+
+func read(ctx context.Context, m *client.Mapping, to []byte) error {
+	if from := m.Bytes(); from != nil {
+		copy(to, from)
+		return ctx.Err()
+	}
+	for at := 0; at < len(to); at += chunk {
+		if err := m.Read(ctx, uint64(at), to[at:min(at+chunk, len(to))]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func write(ctx context.Context, m *client.Mapping, from []byte) error {
+	if to := m.Bytes(); to != nil {
+		copy(to, from)
+		return ctx.Err()
+	}
+	for at := 0; at < len(from); at += chunk {
+		if err := m.Write(ctx, uint64(at), from[at:min(at+chunk, len(from))]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sumOf reads an allocation back.
+func sumOf(ctx context.Context, m *client.Mapping) (uint64, error) {
+	if b := m.Bytes(); b != nil {
+		return xxhash.Sum64(b), nil
+	}
+	sum := xxhash.New()
+	for at := uint64(0); at < m.Size(); at += chunk {
+		buf := make([]byte, min(chunk, m.Size()-at))
+		if err := m.Read(ctx, at, buf); err != nil {
+			return 0, err
+		}
+		_, _ = sum.Write(buf) // never fails
+	}
+	return sum.Sum64(), nil
+}

@@ -1,0 +1,316 @@
+package offload_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"remuda/device-plugin/gms"
+	"remuda/device-plugin/gms/backend/host"
+	"remuda/device-plugin/gms/client"
+	"remuda/device-plugin/gms/offload"
+	"remuda/device-plugin/gms/wire"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const (
+	mib      = 1 << 20
+	patience = 20 * time.Second
+)
+
+// service is a GPU memory service in this process, of two GPUs.
+type service struct {
+	t       *testing.T
+	hosts   []*host.Backend
+	sockets []string
+}
+
+func newService(t *testing.T) *service {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "offload")
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	s := &service{t: t}
+	cfg := gms.DefaultConfig()
+	cfg.SocketDir = dir
+	for i := range 2 {
+		b, err := host.New(host.Config{Granularity: 64 << 10, Capacity: 16 * mib})
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, b.Close()) })
+		uuid := fmt.Sprintf("GPU-%d", i)
+		cfg.GPUs = append(cfg.GPUs, gms.GPU{UUID: uuid, Backend: b})
+		s.hosts = append(s.hosts, b)
+		s.sockets = append(s.sockets, filepath.Join(dir, "gms_"+uuid+"_weights.sock"))
+	}
+	ready := make(chan struct{})
+	cfg.OnReady = func() { close(ready) }
+	server, err := gms.New(cfg)
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- server.Run(ctx) }()
+	t.Cleanup(func() { cancel(); require.NoError(t, <-done) })
+	select {
+	case <-ready:
+	case err := <-done:
+		t.Fatal(err)
+	}
+	return s
+}
+
+// free waits until no GPU has memory in use.
+func (s *service) free() {
+	s.t.Helper()
+	require.Eventually(s.t, func() bool { return s.hosts[0].Used()+s.hosts[1].Used() == 0 }, patience, time.Millisecond)
+}
+
+func hostSpace(string) (client.Space, func() error, error) {
+	return host.NewSpace(), func() error { return nil }, nil
+}
+
+// blind is a Space whose memory this process cannot read by itself, as a GPU's.
+type blind struct{ client.Space }
+
+func (s *service) offload(space func(string) (client.Space, func() error, error)) *offload.Offload {
+	s.t.Helper()
+	o, err := offload.New(offload.Config{Sockets: s.sockets, Space: space, FenceGroup: "g"})
+	require.NoError(s.t, err)
+	return o
+}
+
+func within(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// engine writes a layout on every GPU and sleeps, as an engine does.
+type engine struct {
+	clients []*client.Client
+	maps    [][]*client.Mapping
+	bytes   [][][]byte
+}
+
+func (s *service) engine(token uint64) *engine {
+	s.t.Helper()
+	ctx := within(s.t)
+	e := &engine{}
+	random := rand.NewChaCha8([32]byte{7})
+	for _, socket := range s.sockets {
+		c, err := client.New(client.Config{Socket: socket, Space: host.NewSpace(), FenceGroup: "g", FenceToken: token})
+		require.NoError(s.t, err)
+		s.t.Cleanup(func() { _ = c.Close() })
+		_, err = c.Connect(ctx, wire.RW, nil)
+		require.NoError(s.t, err)
+		var maps []*client.Mapping
+		var all [][]byte
+		for i, size := range []uint64{mib, 1, 3*64<<10 + 5, 200 << 10} {
+			a, err := c.Session().Allocate(ctx, size, []string{"weights", "scales"}[i%2])
+			require.NoError(s.t, err)
+			if i == 1 { // freed again: slots have a hole then
+				require.NoError(s.t, c.Session().Free(ctx, a.ID))
+				continue
+			}
+			m, err := c.Map(ctx, a.ID)
+			require.NoError(s.t, err)
+			content := make([]byte, size)
+			_, _ = random.Read(content)
+			copy(m.Bytes(), content)
+			maps, all = append(maps, m), append(all, content)
+			require.NoError(s.t, c.Session().PutMetadata(ctx, fmt.Sprint("tensor", i), client.Metadata{AllocationID: a.ID, Offset: uint64(i), Value: []byte{byte(i), 0, 255}}))
+		}
+		_, err = c.Commit(ctx)
+		require.NoError(s.t, err)
+		e.clients, e.maps, e.bytes = append(e.clients, c), append(e.maps, maps), append(e.bytes, all)
+	}
+	return e
+}
+
+func (e *engine) sleep(t *testing.T) {
+	t.Helper()
+	for _, c := range e.clients {
+		require.NoError(t, c.Unmap(within(t)))
+	}
+}
+
+// wake checks that every byte is where it was.
+func (e *engine) wake(t *testing.T) {
+	t.Helper()
+	for i, c := range e.clients {
+		require.NoError(t, c.Remap(within(t)))
+		for j, m := range e.maps[i] {
+			require.Equal(t, e.bytes[i][j], m.Bytes())
+			meta, found, err := c.Session().GetMetadata(within(t), fmt.Sprint("tensor", []int{0, 2, 3}[j]))
+			require.NoError(t, err)
+			require.True(t, found)
+			require.Equal(t, m.Allocation().ID, meta.AllocationID)
+		}
+	}
+}
+
+// TestThereAndBack: an engine that slept through it all finds its bytes where they were.
+func TestThereAndBack(t *testing.T) {
+	for name, space := range map[string]func(string) (client.Space, func() error, error){
+		"memory of this machine": hostSpace,
+		"a GPU's": func(string) (client.Space, func() error, error) {
+			return blind{host.NewSpace()}, func() error { return nil }, nil
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newService(t)
+			o := s.offload(space)
+			held, err := o.Look(within(t))
+			require.NoError(t, err)
+			require.Equal(t, offload.Nothing, held)
+			_, err = o.Save(within(t), 1)
+			require.ErrorIs(t, err, offload.ErrNothing)
+
+			e := s.engine(1)
+			e.sleep(t)
+			for range 2 {
+				held, err = o.Look(within(t))
+				require.NoError(t, err)
+				require.Equal(t, offload.Whole, held)
+				saved, err := o.Save(within(t), 1)
+				require.NoError(t, err)
+				require.EqualValues(t, 2*(mib+3*64<<10+5+200<<10), saved.Bytes())
+				require.NoError(t, o.Vacate(within(t), 1))
+				s.free()
+				held, err = o.Look(within(t))
+				require.NoError(t, err)
+				require.Equal(t, offload.Nothing, held)
+				require.NoError(t, o.Vacate(within(t), 1), "there is nothing any more")
+
+				require.NoError(t, o.Restore(within(t), 1, saved))
+				require.NoError(t, saved.Free())
+				require.Zero(t, saved.Bytes())
+				e.wake(t)
+				e.sleep(t)
+			}
+		})
+	}
+}
+
+// TestOthersAreLeftAlone: who has the memory mapped keeps it, and who was replaced
+// takes nothing away.
+func TestOthersAreLeftAlone(t *testing.T) {
+	s := newService(t)
+	o := s.offload(hostSpace)
+	e := s.engine(5) // not asleep
+	soon, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	require.ErrorIs(t, o.Vacate(soon, 5), client.ErrTimeout)
+	e.sleep(t)
+	require.ErrorIs(t, o.Vacate(within(t), 4), client.ErrFenced)
+	_, err := o.Save(within(t), 4)
+	require.ErrorIs(t, err, client.ErrFenced)
+	e.wake(t)
+}
+
+// TestACrashInTheMiddle leaves a part, which the next one clears away.
+func TestACrashInTheMiddle(t *testing.T) {
+	s := newService(t)
+	o := s.offload(hostSpace)
+	e := s.engine(1)
+	e.sleep(t)
+	saved, err := o.Save(within(t), 1)
+	require.NoError(t, err)
+	first, err := offload.New(offload.Config{Sockets: s.sockets[:1], Space: hostSpace, FenceGroup: "g"})
+	require.NoError(t, err)
+	require.NoError(t, first.Vacate(within(t), 1))
+	held, err := o.Look(within(t))
+	require.NoError(t, err)
+	require.Equal(t, offload.Partial, held)
+	_, err = o.Save(within(t), 1)
+	require.ErrorIs(t, err, offload.ErrNothing)
+	require.ErrorContains(t, first.Restore(within(t), 1, saved), "the copy is of 2 GPUs, and there are 1")
+	require.NoError(t, o.Restore(within(t), 1, saved), "it replaces what there is")
+	require.NoError(t, saved.Free())
+	e.wake(t)
+}
+
+// failing damages what is written.
+type failing struct{ client.Space }
+
+func (f failing) Write(addr uintptr, from []byte) error {
+	bad := append([]byte(nil), from...)
+	bad[len(bad)/2] ^= 1
+	return f.Space.Write(addr, bad)
+}
+
+// TestNoWrongByteIsCommitted: a byte that differs on the GPU.
+func TestNoWrongByteIsCommitted(t *testing.T) {
+	s := newService(t)
+	e := s.engine(1)
+	e.sleep(t)
+	saved, err := s.offload(hostSpace).Save(within(t), 1)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, saved.Free()) }()
+	bad := s.offload(func(string) (client.Space, func() error, error) {
+		return failing{host.NewSpace()}, func() error { return nil }, nil
+	})
+	require.ErrorIs(t, bad.Restore(within(t), 1, saved), offload.ErrDamaged)
+	held, err := bad.Look(within(t))
+	require.NoError(t, err)
+	require.Equal(t, offload.Nothing, held)
+	s.free()
+	require.NoError(t, s.offload(hostSpace).Restore(within(t), 1, saved))
+	e.wake(t)
+}
+
+func TestServiceThatIsAway(t *testing.T) {
+	o, err := offload.New(offload.Config{Sockets: []string{filepath.Join(t.TempDir(), "none.sock")}, Space: hostSpace})
+	require.NoError(t, err)
+	_, err = o.Look(within(t))
+	require.ErrorContains(t, err, "none.sock")
+	_, err = o.Save(within(t), 0)
+	require.ErrorContains(t, err, "none.sock")
+}
+
+func TestConfigNamesEveryBadField(t *testing.T) {
+	_, err := offload.New(offload.Config{})
+	require.ErrorContains(t, err, "Sockets")
+	require.ErrorContains(t, err, "Space")
+}
+
+// TestLeftovers: what engines that are gone have left is cleared, and nothing else.
+func TestLeftovers(t *testing.T) {
+	s := newService(t)
+	o := s.offload(hostSpace)
+	e := s.engine(1)
+	left, err := o.Layouts(within(t))
+	require.NoError(t, err)
+	require.Len(t, left, 2)
+	soon, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	_, err = offload.Clear(soon, left[0])
+	require.ErrorIs(t, err, client.ErrTimeout, "it is mapped")
+	require.NotZero(t, s.hosts[0].Used())
+	e.sleep(t)
+	cleared, err := offload.Clear(within(t), offload.Layout{Socket: left[0].Socket, Hash: "another's"})
+	require.NoError(t, err)
+	require.False(t, cleared)
+	for _, l := range left {
+		cleared, err := offload.Clear(within(t), l)
+		require.NoError(t, err)
+		require.True(t, cleared)
+	}
+	s.free()
+	cleared, err = offload.Clear(within(t), left[0])
+	require.NoError(t, err)
+	require.False(t, cleared)
+	left, err = o.Layouts(within(t))
+	require.NoError(t, err)
+	require.Empty(t, left)
+	_, err = offload.Clear(within(t), offload.Layout{Socket: filepath.Join(t.TempDir(), "none.sock"), Hash: "x"})
+	require.ErrorContains(t, err, "none.sock")
+}

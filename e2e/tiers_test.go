@@ -1,0 +1,652 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"remuda/controller/api"
+)
+
+// eager is a reconcile block for tests of tiers: what takes minutes in production takes
+// seconds, and a few MiB that stay on a GPU are seen.
+const eager = `
+reconcile {
+  canary_time    = "2s"
+  backoff        = "2s"
+  settle_time    = "2s"
+  place_timeout  = "30s"
+  node_grace     = "30s"
+  serving_grace  = "5s"
+  gateway_ttl    = "6s"
+  min_age        = "2s"
+  thrash_window  = "5s"
+  traffic_window = "3s"
+  tier_grace     = "1s"
+  prune_interval = "1s"
+  memory_timeout = "8s"
+  memory_slack   = "4MiB"
+}
+`
+
+// card is more than half of a simulated GPU, so that a second one of the kind finds no
+// room beside it.
+const card = "60GiB"
+
+// tierModel is a model file whose replicas fill a GPU each.
+type tierModel struct {
+	name      string
+	replicas  int
+	priority  int
+	dedicated bool
+	more      string // further lines of the model block
+	memory    string // of the GPU
+	weights   string // that are loaded
+	vars      string
+}
+
+func (f *fleet) applyTier(m tierModel) {
+	f.t.Helper()
+	if m.priority == 0 {
+		m.priority = 50
+	}
+	if m.memory == "" {
+		m.memory = card
+	}
+	if m.weights == "" {
+		m.weights = "32MiB"
+	}
+	text := fmt.Sprintf(`model %q {
+  min       = 0
+  max       = 8
+  replicas  = %d
+  priority  = %d
+  dedicated = %t
+  %s
+
+  variant "sim" {
+    gpu {
+      count = 1
+    }
+
+    weights     = %q
+    memory      = %q
+    host_memory = %q
+    cost        = 1
+    slots       = 4
+    job         = "demo.nomad.hcl"
+    vars        = { weights = %q, consul = %q, remuda = %q%s }
+  }
+}
+`, m.name, m.replicas, m.priority, m.dedicated, m.more, m.weights, m.memory, m.weights, m.weights, f.info.Consul, binary(f.t, "remuda"), m.vars)
+	path := filepath.Join(f.dir, m.name+".model.hcl")
+	require.NoError(f.t, os.WriteFile(path, []byte(text), 0o600))
+	f.remuda("model", "apply", path)
+}
+
+// replicas returns the model's replicas by name.
+func (f *fleet) replicas(model string) (map[string]api.Replica, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	list, _, err := f.api.Replicas(ctx, model, api.QueryOptions{})
+	out := map[string]api.Replica{}
+	for _, r := range list {
+		out[r.Name] = r
+	}
+	return out, err
+}
+
+// tiers waits until the model has exactly so many replicas at rest in each tier, and
+// returns them sorted by name.
+func (f *fleet) tiers(model string, hot, warm, cold int) []api.Replica {
+	f.t.Helper()
+	var found []api.Replica
+	eventually(f.t, 2*time.Minute, fmt.Sprintf("%d HOT, %d WARM and %d COLD replicas of %s", hot, warm, cold, model), func() error {
+		all, err := f.replicas(model)
+		if err != nil {
+			return err
+		}
+		found = found[:0]
+		have := map[string]int{}
+		for _, r := range all {
+			stage := r.Tier + " " + r.Phase
+			have[stage]++
+			found = append(found, r)
+		}
+		want := map[string]int{}
+		for stage, n := range map[string]int{"HOT running": hot, "WARM running": warm, "COLD running": cold} {
+			if n > 0 {
+				want[stage] = n
+			}
+		}
+		if fmt.Sprint(have) != fmt.Sprint(want) {
+			return fmt.Errorf("there are %v: %s", have, f.why(model))
+		}
+		return nil
+	})
+	slices.SortFunc(found, func(a, b api.Replica) int { return strings.Compare(a.Name, b.Name) })
+	return found
+}
+
+func (f *fleet) why(model string) string {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	st, _, err := f.api.Model(ctx, model, api.QueryOptions{})
+	if err != nil {
+		return err.Error()
+	}
+	return st.Why
+}
+
+// asked sends one request after the other until one is answered as it should be. It
+// returns how long that took.
+func (f *fleet) asked(model, prompt string) time.Duration {
+	f.t.Helper()
+	begin := time.Now()
+	eventually(f.t, 2*time.Minute, "an answer of "+model, func() error {
+		got, err := streamChat(context.Background(), f.info.Gateway, model, prompt, 20)
+		if err == nil && got.text != exact(model, prompt, 20).Text {
+			err = fmt.Errorf("got %q", got.text)
+		}
+		return err
+	})
+	return time.Since(begin)
+}
+
+// engineOf returns the URL of a replica's engine that serves now.
+func (f *fleet) engineOf(name string) string {
+	f.t.Helper()
+	var url string
+	eventually(f.t, time.Minute, "the engine of "+name, func() error {
+		model, _, _ := strings.Cut(name, ":")
+		engines, err := f.passing(model)
+		for _, e := range engines {
+			if e.Name.String() == name {
+				url = "http://" + e.HostPort()
+				return nil
+			}
+		}
+		return errors.Join(err, errors.New("it is not in Consul"))
+	})
+	return url
+}
+
+// fault switches faults of a simulated engine.
+func (f *fleet) fault(engine string, set map[string]any) {
+	f.t.Helper()
+	raw, err := json.Marshal(set)
+	require.NoError(f.t, err)
+	resp, err := client.Post(engine+"/sim/faults", "application/json", bytes.NewReader(raw))
+	require.NoError(f.t, err)
+	defer resp.Body.Close()
+	require.Equal(f.t, http.StatusOK, resp.StatusCode)
+}
+
+// gpuOf is the GPU on which a replica has its first seat.
+func gpuOf(r api.Replica) string { gpu, _, _ := strings.Cut(r.Seats[0], "#"); return gpu }
+
+// ledgers requires that what the nodes say is held is what the replicas hold, byte for
+// byte and seat for seat, and that no GPU has given away more than it has.
+func (f *fleet) ledgers() {
+	f.t.Helper()
+	nodes, _, err := f.api.Nodes(f.t.Context(), api.QueryOptions{})
+	require.NoError(f.t, err)
+	for _, n := range nodes {
+		require.GreaterOrEqual(f.t, n.FreeHostMemory, int64(0), "host memory of %s", n.Name)
+		for _, g := range n.GPUs {
+			require.GreaterOrEqual(f.t, g.FreeMemory, int64(0), "GPU %s of %s", g.UUID, n.Name)
+		}
+	}
+}
+
+// sure kills the leader with SIGKILL and lets it come back.
+func (f *fleet) killLeader() {
+	f.t.Helper()
+	s := f.leader()
+	require.NoError(f.t, s.cmd.Process.Signal(syscall.SIGKILL))
+	<-s.done
+	s.start()
+}
+
+// TestTiers fills the simulated cluster and moves replicas between HOT, WARM and COLD,
+// with the faults that belong to it. The parts run in order on one cluster.
+func TestTiers(t *testing.T) {
+	f := newFleetWith(t, 3, eager, "-gpus", "3")
+	for _, part := range []struct {
+		name string
+		test func(*testing.T, *fleet)
+	}{
+		{"pressure sends the right replica WARM", pressed},
+		{"a request wakes a WARM replica", wokenByRequest},
+		{"to COLD and back", coldAndBack},
+		{"a request in the middle of an eviction", evictedAndAsked},
+		{"a WARM process that dies loses its weights and takes no GPU memory", warmKilled},
+		{"a failed sleep", failedSleep},
+		{"a failed wake", failedWake},
+		{"memory that does not return", memoryHeld},
+		{"the leader is killed in each step", leaderKilledInSteps},
+		{"idle models cost nothing", idlePruned},
+		{"switches", switched},
+		{"dedicated models", dedicated},
+	} {
+		if !t.Run(part.name, func(t *testing.T) {
+			f.t = t
+			part.test(t, f)
+			f.ledgers()
+		}) {
+			break
+		}
+	}
+	f.t = t
+}
+
+// clear ends all replicas of models.
+func (f *fleet) clear(models ...string) {
+	f.t.Helper()
+	for _, m := range models {
+		f.remuda("model", "stop", m)
+		eventually(f.t, 2*time.Minute, "the end of "+m, func() error {
+			left, err := f.replicas(m)
+			if err == nil && len(left) > 0 {
+				err = fmt.Errorf("%d are left", len(left))
+			}
+			return err
+		})
+	}
+}
+
+// pressed: a with traffic, two of b with requests, no room for c. One of b makes room.
+func pressed(t *testing.T, f *fleet) {
+	f.applyTier(tierModel{name: "a", replicas: 1})
+	f.applyTier(tierModel{name: "b", replicas: 2})
+	a := f.tiers("a", 1, 0, 0)
+	b := f.tiers("b", 2, 0, 0)
+	onA, onB := f.load("a", 2), f.load("b", 4)
+	onA.flows(8)
+	onB.flows(8)
+	// c waits while a and b are younger than their least age, and then one of b goes.
+	f.applyTier(tierModel{name: "c", replicas: 1})
+	f.tiers("c", 1, 0, 0)
+	after := f.tiers("b", 1, 1, 0)
+	require.Equal(t, a, stripped(f.tiers("a", 1, 0, 0), a), "a was touched")
+	for i := range after {
+		require.Equal(t, b[i].Name, after[i].Name)
+		require.Equal(t, b[i].Seats, after[i].Seats)
+	}
+	onA.flows(8)
+	onB.flows(8)
+	onA.none()
+	onB.none()
+	t.Logf("decisions about b: %v", f.decisions("b"))
+	require.Contains(t, f.decisions("b"), "evict")
+	require.Contains(t, f.decisions("b"), "asleep")
+	t.Logf("remuda node status dev:\n%s", f.remuda("node", "status", "dev"))
+	// The process of the replica that went is the one that was there.
+	require.Equal(t, "", streamed(f, "c", "hello"))
+}
+
+// stripped leaves out what changes by itself.
+func stripped(now, then []api.Replica) []api.Replica {
+	out := slices.Clone(now)
+	for i := range out {
+		if i < len(then) {
+			out[i].Load, out[i].ModifyIndex = then[i].Load, then[i].ModifyIndex
+		}
+	}
+	return out
+}
+
+// wokenByRequest: c goes, and what b lost comes back by a request alone.
+func wokenByRequest(t *testing.T, f *fleet) {
+	f.clear("c")
+	f.remuda("evict", "b", "-to", "warm")
+	before := f.tiers("b", 0, 2, 0)
+	ids, _ := f.allocations("b")
+	took := f.asked("b", "wake up")
+	t.Logf("answered %s after the first request", took)
+	after := f.tiers("b", 1, 1, 0)
+	require.Equal(t, []string{before[0].Name, before[1].Name}, []string{after[0].Name, after[1].Name})
+	again, _ := f.allocations("b")
+	require.Equal(t, ids, again, "something was started anew")
+	require.Contains(t, f.decisions("b"), "awake")
+}
+
+// coldAndBack: a WARM replica goes COLD, its job ends, and its node is remembered.
+func coldAndBack(t *testing.T, f *fleet) {
+	f.remuda("evict", "b", "-to", "cold")
+	f.tiers("b", 0, 0, 1)
+	running, err := f.jobsOf("b")
+	require.NoError(t, err)
+	require.Empty(t, running)
+	seats, err := f.seatsOf(t.Context(), "b")
+	require.NoError(t, err)
+	require.Empty(t, seats)
+	f.remuda("scale", "b", "1")
+	f.tiers("b", 1, 0, 0)
+	require.Equal(t, "", streamed(f, "b", "back again"))
+}
+
+// evictedAndAsked: a long answer is under way when the replica is evicted, and more are
+// asked for meanwhile.
+func evictedAndAsked(t *testing.T, f *fleet) {
+	r := f.tiers("b", 1, 0, 0)[0]
+	f.fault(f.engineOf(r.Name), map[string]any{"slow_latency": "20ms"})
+	long := make(chan error, 1)
+	go func() {
+		got, err := streamChat(context.Background(), f.info.Gateway, "b", "a long one", 200)
+		if err == nil && got.text != exact("b", "a long one", 200).Text {
+			err = fmt.Errorf("got %q", got.text)
+		}
+		long <- err
+	}()
+	eventually(t, time.Minute, "the request to be seen", func() error {
+		all, err := f.replicas("b")
+		if l := all[r.Name].Load; err == nil && (l == nil || l.InFlight == 0) {
+			err = errors.New("it is not")
+		}
+		return err
+	})
+	f.remuda("evict", r.Name, "-to", "warm")
+	f.asked("b", "in the middle")
+	require.NoError(t, <-long, "the request that was under way")
+	f.tiers("b", 1, 0, 0)
+}
+
+// warmKilled: the process of a WARM replica dies. Nomad starts it anew, and it takes
+// nothing of the GPU that is no longer its own.
+func warmKilled(t *testing.T, f *fleet) {
+	r := f.tiers("b", 1, 0, 0)[0]
+	f.engineOf(r.Name)
+	f.remuda("evict", r.Name, "-to", "warm")
+	f.tiers("b", 0, 1, 0)
+	pids := processesOfReplica(t, r.Name, "sim")
+	require.NotEmpty(t, pids)
+	kill9(t, pids...)
+	f.tiers("b", 0, 0, 1)
+	require.Contains(t, f.decisions("b"), "weights-lost")
+	f.remuda("scale", "b", "1")
+	f.tiers("b", 1, 0, 0)
+}
+
+// processesOfReplica lists the processes of `remuda VERB` whose environment names the
+// replica.
+func processesOfReplica(t testing.TB, name, verb string) []int {
+	t.Helper()
+	var out []int
+	entries, err := os.ReadDir("/proc")
+	require.NoError(t, err)
+	for _, e := range entries {
+		var pid int
+		if _, err := fmt.Sscanf(e.Name(), "%d", &pid); err != nil {
+			continue
+		}
+		environ, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "environ"))
+		cmdline, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
+		args := strings.Split(string(cmdline), "\x00")
+		if slices.Contains(strings.Split(string(environ), "\x00"), "REMUDA_GROUP="+name) && len(args) > 1 && args[1] == verb {
+			out = append(out, pid)
+		}
+	}
+	return out
+}
+
+// failedSleep: an engine that cannot be put to sleep is stopped, and COLD.
+func failedSleep(t *testing.T, f *fleet) {
+	r := f.tiers("b", 1, 0, 0)[0]
+	f.fault(f.engineOf(r.Name), map[string]any{"sleep": "error"})
+	f.remuda("evict", r.Name, "-to", "warm")
+	f.tiers("b", 0, 0, 1)
+	require.Contains(t, f.decisions("b"), "sleep-failed")
+	f.remuda("scale", "b", "1")
+	f.tiers("b", 1, 0, 0)
+}
+
+// failedWake: a replica that cannot be woken is replaced by another one.
+func failedWake(t *testing.T, f *fleet) {
+	r := f.tiers("b", 1, 0, 0)[0]
+	f.fault(f.engineOf(r.Name), map[string]any{"wake": "error"})
+	f.remuda("evict", r.Name, "-to", "warm")
+	f.tiers("b", 0, 1, 0)
+	f.asked("b", "are you there")
+	all := f.tiers("b", 1, 0, 0)
+	require.NotEqual(t, r.Name, all[0].Name)
+	require.Contains(t, f.decisions("b"), "wake-failed")
+}
+
+// memoryHeld: what stays on a GPU keeps everything away from it.
+func memoryHeld(t *testing.T, f *fleet) {
+	r := f.tiers("b", 1, 0, 0)[0]
+	f.fault(f.engineOf(r.Name), map[string]any{"leak_bytes": 64 << 20})
+	f.remuda("evict", r.Name, "-to", "warm")
+	f.tiers("b", 0, 0, 1)
+	n, _, err := f.api.Node(t.Context(), r.Node, api.QueryOptions{})
+	require.NoError(t, err)
+	for _, g := range n.Node.GPUs {
+		require.Equal(t, g.UUID == gpuOf(r), g.Quarantined, g.UUID)
+		if g.Quarantined {
+			t.Logf("quarantined: %s", g.QuarantineReason)
+		}
+	}
+	require.Contains(t, f.decisions("b"), "memory-held")
+	// The next replica goes elsewhere, and the GPU is used again once somebody says so.
+	f.remuda("scale", "b", "1")
+	require.NotEqual(t, gpuOf(r), gpuOf(f.tiers("b", 1, 0, 0)[0]))
+	f.remuda("node", "quarantine", "-off", n.Node.Name, gpuOf(r))
+}
+
+// leaderKilledInSteps: whatever is being done with a replica, its end comes under the next
+// leader as well.
+func leaderKilledInSteps(t *testing.T, f *fleet) {
+	f.clear("a")
+	reaches := func(model, stage string) {
+		t.Helper()
+		eventually(t, time.Minute, model+" to be "+stage, func() error {
+			all, err := f.replicas(model)
+			for _, r := range all {
+				if r.Tier+" "+r.Phase == stage {
+					return nil
+				}
+			}
+			return errors.Join(err, fmt.Errorf("it is %v", all))
+		})
+	}
+	slowly := func(set map[string]any) api.Replica {
+		t.Helper()
+		r := f.tiers("b", 1, 0, 0)[0]
+		f.fault(f.engineOf(r.Name), set)
+		return r
+	}
+
+	t.Run("draining", func(t *testing.T) {
+		f.t = t
+		r := slowly(map[string]any{"slow_latency": "25ms"})
+		var wg sync.WaitGroup
+		var err error
+		wg.Go(func() { _, err = streamChat(context.Background(), f.info.Gateway, "b", "long", 200) })
+		eventually(t, time.Minute, "the request to be seen", func() error {
+			all, err := f.replicas("b")
+			if l := all[r.Name].Load; err == nil && (l == nil || l.InFlight == 0) {
+				err = errors.New("it is not")
+			}
+			return err
+		})
+		f.remuda("evict", r.Name, "-to", "warm")
+		reaches("b", "HOT draining")
+		f.killLeader()
+		wg.Wait()
+		require.NoError(t, err)
+		require.Equal(t, r.Name, f.tiers("b", 0, 1, 0)[0].Name)
+	})
+	t.Run("waking", func(t *testing.T) {
+		f.t = t
+		f.remuda("scale", "-detach", "b", "1")
+		f.killLeader()
+		f.tiers("b", 1, 0, 0)
+		require.Equal(t, "", streamed(f, "b", "awake"))
+	})
+	t.Run("sleeping", func(t *testing.T) {
+		f.t = t
+		r := f.tiers("b", 1, 0, 0)[0]
+		f.fault(f.engineOf(r.Name), map[string]any{"sleep": "slow"})
+		f.remuda("evict", r.Name, "-to", "warm")
+		reaches("b", "HOT sleeping")
+		f.killLeader()
+		require.Equal(t, r.Name, f.tiers("b", 0, 1, 0)[0].Name)
+	})
+	t.Run("a slow wake", func(t *testing.T) {
+		f.t = t
+		f.remuda("scale", "b", "1")
+		r := f.tiers("b", 1, 0, 0)[0]
+		f.fault(f.engineOf(r.Name), map[string]any{"wake": "slow"})
+		f.remuda("evict", r.Name, "-to", "warm")
+		f.tiers("b", 0, 1, 0)
+		f.remuda("scale", "-detach", "b", "1")
+		reaches("b", "WARM waking")
+		f.killLeader()
+		require.Equal(t, r.Name, f.tiers("b", 1, 0, 0)[0].Name)
+	})
+	t.Run("a failing sleep", func(t *testing.T) {
+		f.t = t
+		r := slowly(map[string]any{"sleep": "error"})
+		f.remuda("evict", "-to", "warm", r.Name)
+		f.killLeader()
+		f.tiers("b", 0, 0, 1)
+	})
+	t.Run("memory that does not return", func(t *testing.T) {
+		f.t = t
+		f.remuda("scale", "b", "1")
+		r := slowly(map[string]any{"leak_bytes": 64 << 20})
+		f.remuda("evict", "-to", "warm", r.Name)
+		reaches("b", "HOT sleeping")
+		f.killLeader()
+		f.tiers("b", 0, 0, 1)
+		f.remuda("node", "quarantine", "-off", r.NodeName, gpuOf(r))
+	})
+	t.Run("a failing wake", func(t *testing.T) {
+		f.t = t
+		f.remuda("scale", "b", "1")
+		r := slowly(map[string]any{"wake": "hang"})
+		f.remuda("evict", "-to", "warm", r.Name)
+		f.tiers("b", 0, 1, 0)
+		f.remuda("scale", "-detach", "b", "1")
+		reaches("b", "WARM waking")
+		kill9(t, processesOfReplica(t, r.Name, "sim")...)
+		f.killLeader()
+		require.NotEqual(t, r.Name, f.tiers("b", 1, 0, 0)[0].Name)
+	})
+	f.t = t
+}
+
+// idlePruned: a model that nobody asks for goes WARM and then COLD, by itself.
+func idlePruned(t *testing.T, f *fleet) {
+	f.clear("b")
+	f.applyTier(tierModel{name: "lazy", replicas: 1, more: `idle {
+    warm = "4s"
+    cold = "12s"
+  }`})
+	f.tiers("lazy", 1, 0, 0)
+	l := f.load("lazy", 1)
+	l.flows(20)
+	f.tiers("lazy", 1, 0, 0)
+	l.none()
+	f.tiers("lazy", 0, 1, 0)
+	f.tiers("lazy", 0, 0, 1)
+	require.Contains(t, f.decisions("lazy"), "idle")
+	f.asked("lazy", "and again")
+	f.tiers("lazy", 1, 0, 0)
+	// A gateway that is not heard tells nothing, and nothing is concluded.
+	f.remuda("switch", "set", "scale-to-zero-delay", "never")
+}
+
+// switched: each of the kill switches.
+func switched(t *testing.T, f *fleet) {
+	// scale-to-zero-delay is never: it stays, for longer than its idle time.
+	stays := func(what string) {
+		t.Helper()
+		until := time.Now().Add(8 * time.Second)
+		eventually(t, 20*time.Second, what, func() error {
+			all, err := f.replicas("lazy")
+			if err != nil {
+				return err
+			}
+			for _, r := range all {
+				require.Equal(t, "HOT running", r.Tier+" "+r.Phase, what)
+			}
+			require.Len(t, all, 1)
+			if time.Now().Before(until) {
+				return errors.New("not yet over")
+			}
+			return nil
+		})
+	}
+	stays("scale-to-zero-delay = never")
+	f.remuda("switch", "set", "disable-scaling", "true")
+	f.remuda("switch", "unset", "scale-to-zero-delay")
+	stays("disable-scaling")
+	f.remuda("switch", "unset", "disable-scaling")
+	f.remuda("switch", "set", "disable-scaling/lazy", "true")
+	stays("disable-scaling/lazy")
+	f.remuda("switch", "unset", "disable-scaling/lazy")
+	f.tiers("lazy", 0, 0, 1)
+
+	f.applyTier(tierModel{name: "b", replicas: 3})
+	f.tiers("b", 3, 0, 0)
+	f.remuda("switch", "set", "cap-max-replicas", "1")
+	f.tiers("b", 1, 0, 0)
+	f.remuda("switch", "unset", "cap-max-replicas")
+	f.tiers("b", 3, 0, 0)
+	out, err := f.tryRemuda("switch", "set", "cap-max-replicas", "many")
+	require.Error(t, err)
+	require.Contains(t, out, "many")
+	f.clear("b", "lazy")
+}
+
+// dedicated: what is pinned is not evicted, and a set replaces the one before.
+func dedicated(t *testing.T, f *fleet) {
+	for _, name := range []string{"p", "q", "r"} {
+		f.applyTier(tierModel{name: name, replicas: 1})
+		f.tiers(name, 1, 0, 0)
+	}
+	f.remuda("dedicated", "set", "p=1", "q=1")
+	t.Logf("remuda dedicated show:\n%s", f.remuda("dedicated", "show"))
+	out, err := f.tryRemuda("evict", "p", "-to", "warm")
+	require.Error(t, err)
+	require.Contains(t, out, "dedicated")
+	f.applyTier(tierModel{name: "s", replicas: 1, priority: 90})
+	f.tiers("s", 1, 0, 0)
+	f.tiers("r", 0, 1, 0)
+	f.tiers("p", 1, 0, 0)
+	f.tiers("q", 1, 0, 0)
+	t.Logf("remuda plan -scale r=1:\n%s", f.remuda("plan", "-scale", "r=1"))
+	// Another set: r comes back in the place of what is not in it any more.
+	f.remuda("dedicated", "set", "r=1")
+	f.tiers("r", 1, 0, 0)
+	// And one by the calendar, whose only window is always.
+	calendar := filepath.Join(f.dir, "calendar.hcl")
+	require.NoError(t, os.WriteFile(calendar, []byte("timezone = \"UTC\"\ndefault {\n  dedicated = { p = 1 }\n}\n"), 0o600))
+	f.remuda("dedicated", "schedule", calendar)
+	eventually(t, time.Minute, "the calendar's set", func() error {
+		out := f.remuda("dedicated", "show")
+		if !strings.Contains(out, "schedule") {
+			return errors.New(out)
+		}
+		return nil
+	})
+	f.tiers("p", 1, 0, 0)
+	f.clear("p", "q", "r", "s")
+}

@@ -1,0 +1,472 @@
+package engine_test
+
+import (
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"remuda/controller/consul/consultest"
+	"remuda/internal/replica"
+	"remuda/lockd/engine"
+)
+
+// lot is where shims of one allocation park.
+type lot struct {
+	t      *testing.T
+	marker string
+}
+
+func newLot(t *testing.T) lot {
+	t.Helper()
+	return lot{t, filepath.Join(t.TempDir(), "remuda.parked")}
+}
+
+func (l lot) parked() bool {
+	_, err := os.Stat(l.marker)
+	return err == nil
+}
+
+// tune makes a shim park here.
+func (l lot) tune(more ...func(*engine.Config)) func(*engine.Config) {
+	return func(c *engine.Config) {
+		c.Park = l.marker
+		for _, f := range more {
+			f(c)
+		}
+	}
+}
+
+// post calls the shim's own HTTP.
+func (s *shim) post(path string, want int) string {
+	s.t.Helper()
+	code, body := call(s.t, http.MethodPost, s.url+path)
+	require.Equal(s.t, want, code, body)
+	return body
+}
+
+// withoutEngine waits until the shim stands by, parked, without a process, and checks
+// that it stays so.
+func (s *shim) withoutEngine() engine.Status {
+	s.t.Helper()
+	var st engine.Status
+	s.await("standing by without an engine", func() bool {
+		var ok bool
+		st, ok = s.status()
+		return ok && st.State == engine.Standby && st.PID == 0
+	})
+	// Longer than several looks of the shim's own.
+	for deadline := time.Now().Add(300 * time.Millisecond); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+		now, ok := s.status()
+		require.True(s.t, ok)
+		require.Equal(s.t, []any{engine.Standby, 0, true}, []any{now.State, now.PID, now.Parked})
+		require.False(s.t, now.ParkedSince.IsZero())
+	}
+	for _, path := range []string{"/live", "/ready"} {
+		code, body := call(s.t, http.MethodGet, s.url+path)
+		require.Equal(s.t, http.StatusOK, code, body)
+	}
+	_, err := http.Get(s.engine + "/health")
+	require.Error(s.t, err, "no engine")
+	return st
+}
+
+// kill9 kills the shim or its engine, and waits for the end of both.
+func (s *shim) kill9(what string) {
+	s.t.Helper()
+	st, ok := s.status()
+	require.True(s.t, ok)
+	pids := []int{st.PID}
+	if what == "the shim" {
+		kill(s.t, s.cmd.Process.Pid, syscall.SIGKILL)
+	} else {
+		kill(s.t, st.PID, syscall.SIGKILL)
+	}
+	require.Error(s.t, s.exited())
+	s.awaitGone(pids)
+}
+
+var victims = []string{"the shim", "the engine"}
+
+// TestParkedAcrossRestarts: from the sleep to the wake no engine is started, whoever is
+// killed in between.
+func TestParkedAcrossRestarts(t *testing.T) {
+	t.Parallel()
+	for _, victim := range victims {
+		t.Run(victim, func(t *testing.T) {
+			t.Parallel()
+			l, a := newLot(t), consultest.New(t)
+			s := startShim(t, settings{consul: a.Addr(), tune: l.tune()})
+			st := s.awaitState(engine.Active)
+			require.False(t, st.Parked)
+			s.post("/v1/sleep", http.StatusOK)
+			require.True(t, l.parked())
+			require.Empty(t, a.Services())
+			st = s.awaitState(engine.Standby)
+			require.True(t, st.Parked)
+			code, body := call(t, http.MethodGet, s.url+"/ready")
+			require.Equal(t, http.StatusOK, code, "it does what is asked of it: %s", body)
+			_, body = call(t, http.MethodGet, s.url+"/metrics")
+			require.Contains(t, body, `remuda_engine_parked{model="m",replica="r1",role="primary",variant="v"} 1`)
+			s.post("/v1/sleep", http.StatusOK)
+			since := st.ParkedSince
+
+			s.kill9(victim)
+			s = startShim(t, settings{consul: a.Addr(), tune: l.tune()})
+			st = s.withoutEngine()
+			require.Equal(t, since, st.ParkedSince)
+			s.post("/v1/sleep", http.StatusOK)
+			kill(t, s.cmd.Process.Pid, syscall.SIGKILL)
+			require.Error(t, s.exited())
+			s = startShim(t, settings{consul: a.Addr(), tune: l.tune()})
+			s.withoutEngine()
+			require.Empty(t, a.Services())
+			s.post("/v1/wake", http.StatusOK)
+			require.False(t, l.parked())
+			st = s.awaitState(engine.Active)
+			require.False(t, st.Parked)
+			require.True(t, registered(a.Services()))
+			s.post("/v1/wake", http.StatusOK)
+
+			s.kill9(victim) // after the wake all is as ever
+			s = startShim(t, settings{consul: a.Addr(), tune: l.tune()})
+			s.awaitState(engine.Active)
+		})
+	}
+}
+
+// TestKilledBeforeItSleeps: a drain that does not come to an end parks nothing.
+func TestKilledBeforeItSleeps(t *testing.T) {
+	t.Parallel()
+	for _, victim := range victims {
+		t.Run(victim, func(t *testing.T) {
+			t.Parallel()
+			l := newLot(t)
+			s := startShim(t, settings{tune: l.tune()})
+			s.awaitState(engine.Active)
+			s.request()
+			body := s.post("/v1/sleep?timeout=100ms", http.StatusGatewayTimeout)
+			require.Contains(t, body, `"state":"draining"`)
+			require.False(t, l.parked(), "it was called off")
+			go func() { _, _ = http.Post(s.url+"/v1/sleep", "", nil) }()
+			s.awaitState(engine.Draining)
+			s.kill9(victim)
+			require.False(t, l.parked())
+			startShim(t, settings{tune: l.tune()}).awaitState(engine.Active)
+		})
+	}
+}
+
+// TestKilledWithinItsSleep: the marker is there first.
+func TestKilledWithinItsSleep(t *testing.T) {
+	t.Parallel()
+	for _, victim := range victims {
+		t.Run(victim, func(t *testing.T) {
+			t.Parallel()
+			l := newLot(t)
+			s := startShim(t, settings{tune: l.tune()})
+			s.awaitState(engine.Active)
+			s.control("slow-sleep")
+			go func() { _, _ = http.Post(s.url+"/v1/sleep", "", nil) }()
+			s.await("the marker", l.parked)
+			_, body := call(t, http.MethodGet, s.engine+"/is_sleeping")
+			require.JSONEq(t, `{"is_sleeping":false}`, body)
+			s.kill9(victim)
+			s = startShim(t, settings{tune: l.tune()})
+			s.withoutEngine()
+			s.post("/v1/wake", http.StatusOK)
+			s.awaitState(engine.Active)
+			require.False(t, l.parked())
+		})
+	}
+}
+
+// TestKilledWithinItsWake: it is parked until it serves.
+func TestKilledWithinItsWake(t *testing.T) {
+	t.Parallel()
+	for _, victim := range victims {
+		t.Run(victim, func(t *testing.T) {
+			t.Parallel()
+			l := newLot(t)
+			s := startShim(t, settings{tune: l.tune()})
+			s.awaitState(engine.Active)
+			s.control("slow-wake")
+			s.post("/v1/sleep", http.StatusOK)
+			go func() { _, _ = http.Post(s.url+"/v1/wake", "", nil) }()
+			s.awaitState(engine.Waking)
+			require.True(t, l.parked())
+			s.kill9(victim)
+			s = startShim(t, settings{tune: l.tune()})
+			s.withoutEngine()
+			s.post("/v1/wake", http.StatusOK)
+			s.awaitState(engine.Active)
+		})
+	}
+}
+
+// TestFailedSleepStaysParked: what was not put to sleep must not be started again.
+func TestFailedSleepStaysParked(t *testing.T) {
+	t.Parallel()
+	l := newLot(t)
+	s := startShim(t, settings{tune: l.tune()})
+	s.awaitState(engine.Active)
+	s.control("fail-sleep")
+	s.post("/v1/sleep", http.StatusInternalServerError)
+	require.Equal(t, 1, exitCode(s.exited()))
+	startShim(t, settings{tune: l.tune()}).withoutEngine()
+}
+
+func TestSleeplessEngineIsNotParked(t *testing.T) {
+	t.Parallel()
+	l := newLot(t)
+	s := startShim(t, settings{sleepless: true, tune: l.tune()})
+	s.awaitState(engine.Active)
+	s.post("/v1/sleep", http.StatusConflict)
+	require.False(t, l.parked())
+	require.Equal(t, engine.Active, s.awaitState(engine.Active).State)
+}
+
+// TestAMarkerThatSaysNothingIsOne, and a lot that cannot be written parks nothing.
+func TestOddMarkers(t *testing.T) {
+	t.Parallel()
+	l := newLot(t)
+	require.NoError(t, os.WriteFile(l.marker, []byte("{"), 0o600))
+	s := startShim(t, settings{tune: l.tune()})
+	s.withoutEngine()
+	s.post("/v1/wake", http.StatusOK)
+	require.False(t, l.parked())
+
+	missing := lot{t, filepath.Join(t.TempDir(), "none", "remuda.parked")}
+	s = startShim(t, settings{tune: missing.tune()})
+	s.awaitState(engine.Active)
+	body := s.post("/v1/sleep", http.StatusInternalServerError)
+	require.Contains(t, body, "mark the engine as parked")
+	s.post("/v1/wake", http.StatusOK) // the drain is called off
+	s.awaitState(engine.Active)
+}
+
+func TestParkedShimStops(t *testing.T) {
+	t.Parallel()
+	l := newLot(t)
+	s := startShim(t, settings{tune: l.tune()})
+	s.awaitState(engine.Active)
+	s.post("/v1/sleep", http.StatusOK)
+	st := s.awaitState(engine.Standby)
+	kill(t, s.cmd.Process.Pid, syscall.SIGTERM)
+	require.Equal(t, 0, exitCode(s.exited()))
+	s.awaitGone([]int{st.PID})
+	s = startShim(t, settings{tune: l.tune()})
+	s.withoutEngine()
+	kill(t, s.cmd.Process.Pid, syscall.SIGTERM)
+	require.Equal(t, 0, exitCode(s.exited()))
+	require.True(t, l.parked())
+}
+
+// TestParkedPair: the lock goes on as ever, and nobody wakes.
+func TestParkedPair(t *testing.T) {
+	t.Parallel()
+	for _, victim := range victims {
+		t.Run(victim, func(t *testing.T) {
+			t.Parallel()
+			lock, l, a := newLocks(t), newLot(t), consultest.New(t)
+			primary := lock.engine(replica.RolePrimary, a, l.tune())
+			primary.awaitState(engine.Active)
+			shadow := lock.engine(replica.RoleShadow, a, l.tune())
+			shadow.standby()
+			body := shadow.post("/v1/sleep", http.StatusConflict)
+			require.Contains(t, body, "waits for its lock")
+			require.False(t, l.parked())
+
+			primary.post("/v1/sleep", http.StatusOK)
+			require.Empty(t, a.Services())
+			st, ok := shadow.status()
+			require.True(t, ok)
+			require.True(t, st.Parked, "the marker is the pair's")
+			shadow.post("/v1/sleep", http.StatusConflict)
+			shadow.post("/v1/wake", http.StatusConflict)
+
+			primary.kill9(victim)
+			shadow.await("the lock", func() bool { st, _ = shadow.status(); return st.Lock != nil && st.Lock.Held })
+			require.Equal(t, uint64(2), st.Token)
+			primary = lock.engine(replica.RolePrimary, a, l.tune())
+			primary.withoutEngine()
+			primary.standby()
+			st, ok = shadow.status()
+			require.True(t, ok)
+			require.Equal(t, []any{engine.Standby, true}, []any{st.State, st.Parked})
+			require.NotZero(t, st.PID, "its engine sleeps on")
+			_, body = call(t, http.MethodGet, shadow.engine+"/is_sleeping")
+			require.JSONEq(t, `{"is_sleeping":true}`, body)
+			require.Empty(t, a.Services())
+			shadow.post("/v1/sleep", http.StatusOK)
+			primary.post("/v1/wake", http.StatusConflict)
+
+			shadow.post("/v1/wake", http.StatusOK)
+			require.False(t, l.parked())
+			serves(t, a, replica.RoleShadow, "2")
+			primary.await("an engine that stands by again", func() bool {
+				st, ok := primary.status()
+				if !ok || st.PID == 0 {
+					return false
+				}
+				resp, err := http.Get(primary.engine + "/is_sleeping")
+				if err != nil {
+					return false
+				}
+				defer resp.Body.Close()
+				raw := make([]byte, 64)
+				n, _ := resp.Body.Read(raw)
+				return strings.Contains(string(raw[:n]), "true")
+			})
+			shadow.kill9(victim)
+			primary.awaitState(engine.Active)
+			serves(t, a, replica.RolePrimary, "3")
+		})
+	}
+}
+
+// TestPairWhoseHolderDiesWaking: the other one gets the lock and sleeps on.
+func TestPairWhoseHolderDiesWaking(t *testing.T) {
+	t.Parallel()
+	lock, l, a := newLocks(t), newLot(t), consultest.New(t)
+	primary := lock.engine(replica.RolePrimary, a, l.tune())
+	primary.awaitState(engine.Active)
+	shadow := lock.engine(replica.RoleShadow, a, l.tune())
+	shadow.standby()
+	primary.control("slow-wake")
+	primary.post("/v1/sleep", http.StatusOK)
+	go func() { _, _ = http.Post(primary.url+"/v1/wake", "", nil) }()
+	primary.awaitState(engine.Waking)
+	primary.kill9("the engine")
+	shadow.await("the lock", func() bool { st, _ := shadow.status(); return st.Lock != nil && st.Lock.Held })
+	st := shadow.awaitState(engine.Standby)
+	require.True(t, st.Parked)
+	shadow.post("/v1/wake", http.StatusOK)
+	serves(t, a, replica.RoleShadow, "2")
+}
+
+// TestPairIsParkedWhileItsShadowLoads: an engine that loads would take memory.
+func TestPairIsParkedWhileItsShadowLoads(t *testing.T) {
+	t.Parallel()
+	lock, l, a := newLocks(t), newLot(t), consultest.New(t)
+	primary := lock.engine(replica.RolePrimary, a, l.tune())
+	primary.awaitState(engine.Active)
+	shadow := startShim(t, settings{role: replica.RoleShadow, loading: true, consul: a.Addr(), tune: l.tune(func(c *engine.Config) { c.Lock = lock.cfg.Socket })})
+	var st engine.Status
+	shadow.await("an engine that loads", func() bool {
+		var ok bool
+		st, ok = shadow.status()
+		return ok && st.State == engine.Init && st.PID != 0
+	})
+	primary.post("/v1/sleep", http.StatusOK)
+	shadow.withoutEngine()
+	shadow.awaitGone([]int{st.PID})
+	shadow.standby()
+	primary.post("/v1/wake", http.StatusOK)
+	shadow.await("an engine that loads again", func() bool { st, ok := shadow.status(); return ok && st.PID != 0 })
+	primary.post("/v1/sleep", http.StatusOK)
+	shadow.withoutEngine() // again, from its second start
+	kill(t, shadow.cmd.Process.Pid, syscall.SIGTERM)
+	require.Equal(t, 0, exitCode(shadow.exited()))
+}
+
+// TestWithoutAParkASleepEndsWithTheShim, as ever.
+func TestWithoutAParkASleepEndsWithTheShim(t *testing.T) {
+	t.Parallel()
+	s := startShim(t, settings{})
+	s.awaitState(engine.Active)
+	s.post("/v1/sleep", http.StatusOK)
+	st := s.awaitState(engine.Standby)
+	require.False(t, st.Parked)
+	s.kill9("the shim")
+	startShim(t, settings{}).awaitState(engine.Active)
+}
+
+// TestWakeOnOtherGPUs: where the engine can, also across restarts.
+func TestWakeOnOtherGPUs(t *testing.T) {
+	t.Parallel()
+	l := newLot(t)
+	gpus := func(c *engine.Config) {
+		c.Dialect, c.UseGPUs, c.SeatGPUs = "sim", []string{"GPU-a"}, []string{"GPU-a", "GPU-b", "GPU-c"}
+	}
+	uses := func(s *shim, want ...string) {
+		t.Helper()
+		st := s.awaitState(engine.Active)
+		require.Equal(t, want, st.GPUs)
+		_, body := call(t, http.MethodGet, s.engine+"/test/gpus")
+		require.Equal(t, strings.Join(want, ","), body)
+	}
+	s := startShim(t, settings{tune: l.tune(gpus)})
+	uses(s, "GPU-a")
+	require.Equal(t, "GPU-a", env(t, s.awaitState(engine.Active).PID, "CUDA_VISIBLE_DEVICES"), "not all on which it has seats")
+	s.post("/v1/wake?gpus=GPU-a", http.StatusOK)
+	body := s.post("/v1/wake?gpus=GPU-b", http.StatusConflict)
+	require.Contains(t, body, "must sleep before it wakes elsewhere")
+	s.post("/v1/sleep", http.StatusOK)
+	for _, bad := range []string{"GPU-x", "GPU-a,GPU-a", ""} {
+		s.post("/v1/wake?gpus="+bad, http.StatusBadRequest)
+	}
+	s.post("/v1/wake?gpus=GPU-b", http.StatusOK)
+	uses(s, "GPU-b")
+
+	s.kill9("the shim")
+	s = startShim(t, settings{tune: l.tune(gpus)})
+	uses(s, "GPU-b") // the ledger has it there, whatever the job says
+	s.post("/v1/sleep", http.StatusOK)
+	s.kill9("the shim")
+	s = startShim(t, settings{tune: l.tune(gpus)})
+	s.withoutEngine()
+	s.post("/v1/wake?gpus=GPU-c,GPU-a", http.StatusOK)
+	uses(s, "GPU-c", "GPU-a")
+	s.post("/v1/sleep", http.StatusOK)
+	s.post("/v1/wake?gpus=GPU-a,GPU-c", http.StatusOK) // the same ones
+	s.post("/v1/sleep", http.StatusOK)
+	s.post("/v1/wake", http.StatusOK)
+	uses(s, "GPU-c", "GPU-a")
+}
+
+// TestPairMoves: whoever takes over wakes where the group is.
+func TestPairMoves(t *testing.T) {
+	t.Parallel()
+	lock, l, a := newLocks(t), newLot(t), consultest.New(t)
+	gpus := l.tune(func(c *engine.Config) {
+		c.Dialect, c.UseGPUs, c.SeatGPUs = "sim", []string{"GPU-a"}, []string{"GPU-a", "GPU-b"}
+	})
+	primary := lock.engine(replica.RolePrimary, a, gpus)
+	primary.awaitState(engine.Active)
+	shadow := lock.engine(replica.RoleShadow, a, gpus)
+	shadow.standby()
+	primary.post("/v1/sleep", http.StatusOK)
+	primary.post("/v1/wake?gpus=GPU-b", http.StatusOK)
+	primary.kill9("the engine")
+	require.Equal(t, []string{"GPU-b"}, shadow.awaitState(engine.Active).GPUs)
+	_, body := call(t, http.MethodGet, shadow.engine+"/test/gpus")
+	require.Equal(t, "GPU-b", body)
+}
+
+// TestEngineThatCannotMove sleeps on, with and without its process.
+func TestEngineThatCannotMove(t *testing.T) {
+	t.Parallel()
+	l := newLot(t)
+	gpus := func(c *engine.Config) { c.UseGPUs, c.SeatGPUs = []string{"GPU-a"}, []string{"GPU-a", "GPU-b"} }
+	s := startShim(t, settings{tune: l.tune(gpus)})
+	s.awaitState(engine.Active)
+	s.post("/v1/sleep", http.StatusOK)
+	for range 2 {
+		body := s.post("/v1/wake?gpus=GPU-b", http.StatusConflict)
+		require.Contains(t, body, "cannot move")
+		s.awaitState(engine.Standby)
+		require.True(t, l.parked())
+		kill(t, s.cmd.Process.Pid, syscall.SIGKILL)
+		require.Error(t, s.exited())
+		s = startShim(t, settings{tune: l.tune(gpus)})
+		s.withoutEngine()
+	}
+	s.post("/v1/wake?gpus=GPU-a", http.StatusOK)
+	s.awaitState(engine.Active)
+}
