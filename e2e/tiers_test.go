@@ -362,6 +362,14 @@ func evictedAndAsked(t *testing.T, f *fleet) {
 		return err
 	})
 	f.remuda("evict", r.Name, "-to", "warm")
+	eventually(t, time.Minute, "the gateway to hear of it", func() error {
+		_, err := streamChat(context.Background(), f.info.Gateway, "b", "in the middle", 1)
+		var status statusError
+		if errors.As(err, &status) && status.code == http.StatusServiceUnavailable {
+			return nil
+		}
+		return fmt.Errorf("it still sends requests: %v", err)
+	})
 	f.asked("b", "in the middle")
 	require.NoError(t, <-long, "the request that was under way")
 	f.tiers("b", 1, 0, 0)

@@ -17,6 +17,7 @@ func (p *program) agentVerb() verb {
 		usage:    "-config FILE | -dev [flags]",
 		about: `Runs one server of the controller: it keeps what should run in Raft, and on the leader makes Nomad follow. Its HTTP API
 is what the other verbs ask. It appears in Consul as the service remuda-controller ("service" in the consul block).
+The file's nomad block is its own Nomad; each block pool "NAME" is another one, or another node pool, with a price.
 
 With -dev it is a cluster of its own, on loopback, and asks nobody for a token; what it knows is gone when it ends,
 unless -data-dir keeps it. Otherwise ACL is on: "remuda acl bootstrap" makes the first token.

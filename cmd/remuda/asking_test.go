@@ -143,7 +143,7 @@ func TestASwitchThatNobodyKnowsIsTold(t *testing.T) {
 		"PUT /v1/switch/pause-recondile": api.Switch{Name: "pause-recondile", Value: "true"},
 		"PUT /v1/switch/pause-reconcile": api.Switch{Name: "pause-reconcile", Value: "true"},
 	})
-	require.Equal(t, "pause-recondile is true.\nThis version looks at no switch of that name: it knows pause-reconcile.\n", r.ok("switch", "set", "pause-recondile", "true"))
+	require.Equal(t, "pause-recondile is true.\nThis version looks at no switch of that name: it knows pause-reconcile, disable-scaling, cap-max-replicas, scale-to-zero-delay.\n", r.ok("switch", "set", "pause-recondile", "true"))
 	require.Equal(t, "pause-reconcile is true.\n", r.ok("switch", "set", "pause-reconcile", "true"))
 }
 

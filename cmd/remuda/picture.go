@@ -26,7 +26,7 @@ var (
 	inkWarm   = ink{"w", "▒", "36", "WARM"}
 	inkFree   = ink{".", "·", "2", "free"}
 	inkOut    = ink{"x", "×", "31", "out of use"}
-	inkOver   = ink{"-", "-", "2", "over the budget of WARM"}
+	inkOver   = ink{"-", "-", "2", "beyond WARM's budget"}
 )
 
 // part is a part of a bar.
@@ -165,7 +165,7 @@ func (c canvas) picture(out io.Writer, s api.NodeStatus) {
 }
 
 func (c canvas) gpu(say func(string, ...any), draw func(int, ...part) string, g api.GPU, marks map[string]string) {
-	title := strings.TrimSpace(g.UUID + "  " + g.Model)
+	title := strings.TrimSpace(g.UUID + " " + g.Model)
 	if g.Clique != "" {
 		title += ", clique " + g.Clique
 	}

@@ -49,12 +49,12 @@ func TestPictureOfANode(t *testing.T) {
 	text := b.String()
 	want := `
 GPUs
-` + gpuA + `  NVIDIA H100 80GB HBM3, clique c1
+` + gpuA + ` NVIDIA H100 80GB HBM3, clique c1
   healthy
 [` + strings.Repeat("#", 39) + strings.Repeat("+", 10) + "w" + strings.Repeat(".", 28) + `]
   40 GiB HOT, 10 GiB on the way, 1 GiB WARM, 29 GiB free of 80 GiB
   seats [0: a] [1: b] [2: free]
-` + gpuB + `  NVIDIA H100 80GB HBM3  quarantined
+` + gpuB + ` NVIDIA H100 80GB HBM3  quarantined
   quarantined: the memory of replica m:h100:3 did not come back within 30s: 41.2
   GiB are in use, 1 GiB was expected
 [` + strings.Repeat("x", 78) + `]
@@ -65,7 +65,7 @@ Host memory
 [` + strings.Repeat("w", 16) + strings.Repeat(".", 54) + strings.Repeat("-", 8) + `]
   20 GiB held by WARM replicas, of a budget of 90 GiB; the node has 100 GiB
 
-# HOT   + on the way   w WARM   . free   x out of use   - over the budget of WARM
+# HOT   + on the way   w WARM   . free   x out of use   - beyond WARM's budget
 
 Replicas
 `

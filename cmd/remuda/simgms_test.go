@@ -11,3 +11,38 @@ func TestSimVerify(t *testing.T) {
 	require.Equal(t, exitUsage, r.code)
 	require.Contains(t, r.errout, `-verify is "sometimes": want always or import`)
 }
+
+// TestEngineWithSharedWeights: what the shim needs to know of them.
+func TestEngineWithSharedWeights(t *testing.T) {
+	t.Setenv("REMUDA_GPU_UUIDS", "")
+	t.Setenv("REMUDA_USE_GPUS", "")
+	t.Setenv("GMS_SOCKET_DIR", "")
+	t.Setenv("NOMAD_ALLOC_DIR", "")
+	for name, tc := range map[string]struct {
+		args []string
+		want string
+	}{
+		"auto outside a task": {[]string{"-gms-socket", "auto"}, "neither $REMUDA_USE_GPUS nor $REMUDA_GPU_UUIDS is set"},
+		"nowhere to park":     {[]string{"-gms-socket", "/nonexistent/gms_GPU-1_weights.sock"}, "gms-socket is set without park"},
+		"a bad backend":       {[]string{"-gms-backend", "tpu"}, `-gms-backend is "tpu"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			args := append([]string{"engine", "-no-consul", "-group", "m:v:r", "-engine-url", "http://127.0.0.1:1"}, tc.args...)
+			r := remuda(t, append(args, "--", "true")...)
+			require.Equal(t, exitUsage, r.code)
+			require.Contains(t, r.errout, tc.want)
+		})
+	}
+	t.Setenv("NOMAD_ALLOC_DIR", "/alloc")
+	require.Equal(t, "/alloc/data/remuda.parked", defaultPark())
+	t.Setenv("GMS_SOCKET_DIR", "/gms")
+	t.Setenv("REMUDA_GPU_UUIDS", "GPU-1,GPU-2")
+	m := gmsMemory{tag: "weights"}
+	sockets, err := m.sockets("auto")
+	require.NoError(t, err)
+	require.Equal(t, []string{"/gms/gms_GPU-1_weights.sock", "/gms/gms_GPU-2_weights.sock"}, sockets)
+	t.Setenv("REMUDA_USE_GPUS", "GPU-2")
+	sockets, err = m.sockets("auto")
+	require.NoError(t, err)
+	require.Equal(t, []string{"/gms/gms_GPU-2_weights.sock"}, sockets)
+}

@@ -108,3 +108,34 @@ func TestAgentAnswersWaitingQueriesWhenItStops(t *testing.T) {
 	}
 	<-answered
 }
+
+// TestAgentWithPools: each Nomad is watched, and one that is away is said to be, while the
+// other goes on.
+func TestAgentWithPools(t *testing.T) {
+	cfg := devConfig(t, t.TempDir())
+	far := nomadtest.New(t)
+	cloud, away := agent.DefaultPool("cloud"), agent.DefaultPool("away")
+	cloud.Nomad.Address, cloud.Nomad.NodePool, cloud.Management, cloud.Price = far.URL, "gpu", "full", 2
+	away.Nomad.Address = "http://127.0.0.1:1"
+	cfg.Pools = []agent.Pool{cloud, away}
+	client, _, _ := run(t, cfg)
+	var pools []api.Pool
+	require.Eventually(t, func() bool {
+		var err error
+		pools, _, err = client.Pools(t.Context(), api.QueryOptions{})
+		return err == nil && len(pools) == 3 && pools[0].Known && pools[2].Known && pools[1].Error != "" && pools[1].Error != "this server does not lead"
+	}, patience, 10*time.Millisecond)
+	require.Equal(t, []string{"", "away", "cloud"}, []string{pools[0].Name, pools[1].Name, pools[2].Name})
+	require.False(t, pools[1].Known)
+	require.Contains(t, pools[1].Error, "connection refused")
+	require.Equal(t, []any{far.URL, "gpu", "full", 2.0, 1}, []any{pools[2].Address, pools[2].NodePool, pools[2].Management, pools[2].Price, pools[2].Batch})
+	require.Equal(t, cfg.Nomad.Address, pools[0].Address)
+
+	self, err := client.AgentSelf(t.Context())
+	require.NoError(t, err)
+	require.Empty(t, self.Reconcile.LastError, "the server itself is well")
+	require.True(t, self.Reconcile.Nomad.Known)
+
+	_, err = client.Plan(t.Context(), api.PlanRequest{})
+	require.NoError(t, err, "what would happen can be asked")
+}

@@ -18,14 +18,15 @@ func reconcileStatus(s reconcile.Status) api.ReconcileStatus {
 	if s.Jobs.Heard.After(out.Nomad.Heard) {
 		out.Nomad.Heard = s.Jobs.Heard
 	}
-	for _, p := range s.Pools[min(1, len(s.Pools)):] {
-		if out.LastError == "" && p.Error() != "" {
-			out.LastError = fmt.Sprintf("pool %q: %s", p.Name, p.Error())
-		}
+	// What is wrong with a pool is said of the pool (Config.pools), and this server is well.
+	away := map[string]bool{}
+	for _, p := range s.Pools {
+		away[p.Name] = p.Name != "" && !p.Known()
 	}
-	if out.LastError == "" && len(s.Waiting) > 0 {
-		w := s.Waiting[0]
-		out.LastError = fmt.Sprintf("%s of %s has failed %d times: %s", w.Kind, w.Replica, w.Failures, w.Error)
+	for _, w := range s.Waiting {
+		if out.LastError == "" && !away[w.Pool] {
+			out.LastError = fmt.Sprintf("%s of %s has failed %d times: %s", w.Kind, w.Replica, w.Failures, w.Error)
+		}
 	}
 	return out
 }

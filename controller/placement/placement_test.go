@@ -307,6 +307,9 @@ func TestEviction(t *testing.T) {
 		{"the node where it costs least", []*state.Node{node("a", 1, 1, 80*gib), node("b", 1, 1, 80*gib)}, []placement.Tenant{
 			cold(hot("x", "a", gib, "a-G0#0"), 30), cold(hot("y", "b", gib, "b-G0#0"), 20),
 		}, request(1, 80*gib, evicting), []string{"y COLD"}, 20},
+		{"the first node by name, where all is equal, wherever it was looked first", []*state.Node{node("a", 1, 3, 80*gib), node("b", 1, 3, 80*gib)}, []placement.Tenant{
+			hot("j", "a", 40*gib, "a-G0#0"), cold(hot("x", "a", 40*gib, "a-G0#1"), 20), hot("k", "b", 40*gib, "b-G0#0"), cold(hot("y", "b", 20*gib, "b-G0#1"), 20),
+		}, request(1, 30*gib, evicting), []string{"x COLD"}, 20},
 		{"a node with the weights, where that saves more than it costs", []*state.Node{node("a", 1, 1, 80*gib), node("b", 1, 1, 80*gib)}, []placement.Tenant{
 			cold(hot("x", "a", gib, "a-G0#0"), 30),
 		}, request(1, 80*gib, evicting, func(r *placement.Request) { r.OnDisk = map[string]bool{"a": true} }), []string{"x COLD"}, 30},
@@ -330,6 +333,21 @@ func TestEviction(t *testing.T) {
 				require.Contains(t, got.Why, e.Tenant+" goes "+string(e.To))
 			}
 		})
+	}
+}
+
+// TestLearned: what a search has shown about a group for one who may not evict everybody
+// is not held against another who may.
+func TestLearned(t *testing.T) {
+	t.Parallel()
+	f := fleet([]*state.Node{node("a", 1, 2, 80*gib), node("b", 1, 2, 80*gib)},
+		cold(hot("x", "a", 40*gib, "a-G0#0"), 5), cold(hot("y", "a", 40*gib, "a-G0#1"), 50), cold(hot("z", "b", 80*gib, "b-G0#0"), 20))
+	for _, c := range []struct{ spared, want string }{{"x", "z COLD"}, {"", "x COLD"}, {"z", "x COLD"}, {"x", "z COLD"}} {
+		got, no := f.Place(request(1, 40*gib, func(r *placement.Request) {
+			r.MayEvict = func(t *placement.Tenant) bool { return t.Name != c.spared }
+		}))
+		require.Nil(t, no)
+		require.Equal(t, []string{c.want}, evicted(got))
 	}
 }
 

@@ -155,7 +155,7 @@ func drawWorld(t *rapid.T) *world {
 		if len(tenant.Holds.Seats) == 0 {
 			continue
 		}
-		cost := float64(rapid.IntRange(0, 90).Draw(t, "cost"))
+		cost := rapid.SampledFrom([]float64{0, 8, 8, 16, 24, 80, float64(i)}).Draw(t, "cost")
 		if !sleeps && rapid.Bool().Draw(t, "can sleep") {
 			asleep := state.Holding{Seats: tenant.Holds.Seats, HostMemory: host, Memory: map[string]int64{}}
 			for g := range tenant.Holds.Memory {
@@ -346,7 +346,9 @@ func TestFleetFollows(t *testing.T) {
 		}
 		f := w.fleet(nil)
 		there := map[int]bool{}
-		requests := []placement.Request{drawRequest(t, w), drawRequest(t, w)}
+		requests := []placement.Request{drawRequest(t, w), drawRequest(t, w), {}}
+		requests[2] = requests[1]
+		requests[2].MayEvict = anybody
 		for range 12 {
 			if len(all) > 0 {
 				i := rapid.SampledFrom(all).Draw(t, "tenant")

@@ -17,6 +17,12 @@ func (d *draft) demand() {
 			slices.ContainsFunc(m.members, (*member).counts) {
 			continue
 		}
+		// What a replica did since it was asked for is the answer to that: it served, and
+		// was sent away again.
+		asked := d.obs.Demand[name]
+		if slices.ContainsFunc(m.members, func(r *member) bool { return !r.Since.Before(asked) }) {
+			continue
+		}
 		next := *m.Model
 		next.Replicas = max(1, m.Min)
 		next.Spread = maps.Clone(m.Spread)
@@ -25,7 +31,7 @@ func (d *draft) demand() {
 		}
 		m.Model, m.rescaled = &next, true
 		d.decide(KindDemand, m.Name, "", fmt.Sprintf("it was asked for and had no replica: it gets %d", next.Replicas),
-			inputs{"asked": d.obs.Demand[name].UTC().Format("15:04:05.000"), "replicas": strconv.Itoa(next.Replicas), "min": strconv.Itoa(m.Min), "max": strconv.Itoa(m.Max)})
+			inputs{"asked": asked.UTC().Format("15:04:05.000"), "replicas": strconv.Itoa(next.Replicas), "min": strconv.Itoa(m.Min), "max": strconv.Itoa(m.Max)})
 	}
 }
 

@@ -42,7 +42,7 @@ func (d *draft) mayEvict(by *model, idle bool, spared map[string]bool) func(*pla
 		if !asked {
 			ok = m != by && !d.batch[m.Name] && m.Priority <= by.Priority &&
 				!d.marked(d.conf.ThrashWindow, markEvicted, by.Name, m.Name) &&
-				d.mayLose(m, by) > 0 && !(idle && d.hasTraffic(m))
+				d.mayLose(m, by) > 0 && (!idle || !d.hasTraffic(m))
 			room[m.Name] = ok
 		}
 		if !ok {

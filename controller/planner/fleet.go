@@ -1,7 +1,6 @@
 package planner
 
 import (
-	"fmt"
 	"maps"
 	"strconv"
 	"time"
@@ -154,7 +153,7 @@ func (d *draft) take(m *model, v *state.Variant, c placement.Choice, details fun
 	maps.Copy(in, c.Inputs)
 	if c.Wake != "" {
 		r := d.byMember[c.Wake]
-		d.decide(KindWake, m.Name, r.name, fmt.Sprintf("it is woken on node %s %s", nodeName(r), c.Why), in)
+		d.decide(KindWake, m.Name, r.name, "it is woken "+c.Why, in)
 		d.move(r, state.Waking, state.Hot, func(c2 *state.Move) { c2.Memory = c.Placement.Memory })
 		return r
 	}

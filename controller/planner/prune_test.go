@@ -166,7 +166,7 @@ func TestPauseStopsEverything(t *testing.T) {
 	t.Parallel()
 	w := sleepy(t, 1, 0)
 	w.must(&state.SetSwitch{Name: planner.PauseReconcile, Value: "true"})
-	w.demand["a"] = w.now
+	w.demand["a"] = w.now.Add(time.Millisecond)
 	w.later(time.Hour)
 	require.Equal(t, map[string]int{"HOT running": 1}, w.stages("a"))
 }
@@ -201,7 +201,7 @@ func TestDemand(t *testing.T) {
 			if test.set != nil {
 				test.set(w)
 			}
-			w.demand["m"] = w.now
+			w.demand["m"] = w.now.Add(time.Millisecond)
 			w.demand["unknown"] = w.now
 			w.quiet()
 			require.Equal(t, test.want, w.stages("m")["HOT running"], fmt.Sprint(w.stages("m")))
@@ -214,7 +214,7 @@ func TestDemand(t *testing.T) {
 		for _, v := range []string{"a", "b"} {
 			w.must(&state.SetScale{Model: "m", Variant: v, Replicas: new(0), Origin: state.OriginOperator})
 		}
-		w.demand["m"] = w.now
+		w.demand["m"] = w.now.Add(time.Millisecond)
 		w.quiet()
 		require.Equal(t, "b", w.oneOf("m", state.Hot, state.Running).Name.Variant, "the cheapest")
 	})

@@ -371,7 +371,7 @@ func TestTwoModelThrashIsBounded(t *testing.T) {
 		w.demand = map[string]time.Time{}
 		for _, name := range []string{"a", "b"} {
 			if w.stages(name)["HOT running"] == 0 {
-				w.demand[name] = w.now
+				w.demand[name] = w.now.Add(time.Millisecond)
 			}
 		}
 		w.round()

@@ -137,7 +137,7 @@ func TestRequestMidEvict(t *testing.T) {
 		t.Parallel()
 		w := falling(t)
 		w.once()
-		w.demand["a"] = w.now
+		w.demand["a"] = w.now.Add(time.Millisecond)
 		w.quiet()
 		require.Equal(t, map[string]int{"HOT running": 1}, w.stages("b"))
 		require.Equal(t, map[string]int{"WARM running": 1}, w.stages("a"))
@@ -153,7 +153,7 @@ func TestRequestMidEvict(t *testing.T) {
 		w.requests[name.String()] = []time.Time{w.now.Add(10 * tick)}
 		w.must(&state.Evict{Model: "a", To: state.Warm, Time: w.now})
 		w.round()
-		w.demand["a"] = w.now
+		w.demand["a"] = w.now.Add(time.Millisecond)
 		w.plan(false)
 		require.Equal(t, name, w.oneOf("a", state.Hot, state.Running).Name)
 		require.Len(t, w.decisions("a", planner.KindCalledOff), 1)
@@ -168,7 +168,7 @@ func TestRequestMidEvict(t *testing.T) {
 		w.must(&state.Evict{Model: "a", To: state.Warm, Time: w.now})
 		w.plan(false)
 		w.oneOf("a", state.Hot, state.Sleeping)
-		w.demand["a"] = w.now
+		w.demand["a"] = w.now.Add(time.Millisecond)
 		w.plan(false)
 		w.oneOf("a", state.Hot, state.Sleeping)
 		require.Len(t, w.view().ReplicasOf(nil, "a"), 1, "no other one comes up")
@@ -318,7 +318,7 @@ func TestLostWarmProcess(t *testing.T) {
 			w.quiet()
 			require.Equal(t, map[string]int{"COLD running": 1}, w.stages("a"))
 			require.LessOrEqual(t, w.index2, registered+1, "its job is not written anew")
-			w.demand["a"] = w.now
+			w.demand["a"] = w.now.Add(time.Millisecond)
 			w.quiet()
 			require.Equal(t, 1, w.stages("a")["HOT running"])
 		})

@@ -106,7 +106,7 @@ func (w *world) disturbTiers(hashes *int) {
 	switch w.rand.IntN(16) {
 	case 0, 1, 2, 3:
 		if m != nil {
-			w.demand[name] = w.now
+			w.demand[name] = w.now.Add(time.Millisecond)
 			w.log("demand for %s", name)
 			return
 		}

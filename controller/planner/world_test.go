@@ -255,12 +255,18 @@ func (w *world) run(j *job) {
 		j.allocs++
 		j.alloc = &planner.Alloc{ID: fmt.Sprintf("%s/%d", j.Name.ID[:4], j.allocs), Client: "pending", Desired: "run"}
 		j.serves, j.ends = time.Time{}, time.Time{}
+		if j.asleep { // Nomad starts it anew on its own account, with a new directory
+			j.asleep, j.strange = false, true
+		}
 	}
 }
 
 // begin is the start of a process: it takes its GPUs.
 func (j *job) begin() {
-	j.asleep, j.using, j.host = false, j.Placement.Memory, 0
+	j.using, j.host = j.Placement.Memory, 0
+	if j.asleep { // its shim is parked, and starts no engine
+		j.using = nil
+	}
 }
 
 // physics looks at what is really on each GPU and in each node's memory: never more than
@@ -568,7 +574,7 @@ func (w *world) check(before, after *state.View, o planner.Observation, p *state
 	}
 
 	// Capacity goes down where somebody wants less, or where it was lost already.
-	lost := map[string]int{}
+	lost, evicted := map[string]int{}, map[string]int{}
 	for _, m := range p.Move {
 		r := before.Replica(nil, m.Replica)
 		if r.Phase == state.Draining && m.Phase == state.Stopping && o.Loads[m.Replica].InFlight > 0 {
@@ -577,8 +583,11 @@ func (w *world) check(before, after *state.View, o planner.Observation, p *state
 			j, listed := o.Jobs[m.Replica]
 			w.holds(timeout || n.Gone || j.Ended || !listed && o.Pools[n.CapacityPool].JobsKnown, "%s is stopped with requests in flight", m.Replica)
 		}
+		if r.Stage() == (state.Stage{Tier: state.Hot, Phase: state.Running}) && m.Phase == state.Draining && o.EnginesKnown && !slices.ContainsFunc(o.Engines[m.Replica], func(e planner.Engine) bool { return e.Passing }) {
+			lost[group(before, r)]++ // it did not serve
+		}
 		if m.For != nil && r.Stage() == (state.Stage{Tier: state.Hot, Phase: state.Running}) {
-			lost[group(before, r)]++ // somebody with a higher priority needs it, or its model may do without
+			evicted[group(before, r)]++ // somebody with a higher priority needs it, or its model may do without
 		}
 		if r.Stage() == (state.Stage{Tier: state.Hot, Phase: state.Running}) && (m.Phase == state.Starting || m.Phase == state.Stopping) {
 			n := after.Node(nil, r.Placement.Node)
@@ -603,7 +612,7 @@ func (w *world) check(before, after *state.View, o planner.Observation, p *state
 			if n, set := after.CapMaxReplicas(nil, m.Name); set {
 				target = min(target, n)
 			}
-			w.holds(has[g] >= min(target, had[g]-lost[g]), "capacity of %s is %d, and was %d", g, has[g], had[g])
+			w.holds(has[g] >= min(target, had[g]-lost[g])-evicted[g], "capacity of %s is %d, and was %d", g, has[g], had[g])
 		}
 	}
 }

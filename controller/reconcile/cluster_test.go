@@ -33,14 +33,23 @@ type cluster struct {
 	client *nomad.Client
 	consul *fakeConsul
 	loads  *load.Store
+	edit   func(*reconcile.Config)
+	// also, nil: none, is the Nomad of another pool.
+	also *nomadtest.Server
+	// ports are those of every allocation; serves, nil: yes, whether their engines do.
+	ports  []api.PortMapping
+	serves func() bool
 
 	raft  *raft.Node
 	r     *reconcile.Reconciler
 	close func()
 }
 
-func newCluster(t *testing.T) *cluster {
-	c := &cluster{t: t, dir: t.TempDir(), nomad: nomadtest.New(t), consul: newFakeConsul(), loads: load.New(50*time.Millisecond, time.Now)}
+func newCluster(t *testing.T) *cluster { return newClusterOf(t, nil) }
+
+// newClusterOf has edit change the reconciler's config.
+func newClusterOf(t *testing.T, edit func(*reconcile.Config)) *cluster {
+	c := &cluster{t: t, edit: edit, dir: t.TempDir(), nomad: nomadtest.New(t), consul: newFakeConsul(), loads: load.New(50*time.Millisecond, time.Now)}
 	cfg := nomad.DefaultConfig()
 	cfg.Address, cfg.Timeout, cfg.Wait, cfg.Settle, cfg.Rate, cfg.Burst = c.nomad.URL, 5*time.Second, 200*time.Millisecond, time.Millisecond, 10_000, 10_000
 	client, err := nomad.New(cfg)
@@ -104,6 +113,9 @@ func (c *cluster) open() {
 	cfg := reconcile.DefaultConfig()
 	cfg.Raft, cfg.Nomad, cfg.Consul, cfg.Shims, cfg.Loads = c.raft, c.client, c.consul, shim.New(shim.Network()), c.loads
 	cfg.Resync = 20 * time.Millisecond
+	if c.edit != nil {
+		c.edit(&cfg)
+	}
 	c.r, err = reconcile.New(cfg)
 	require.NoError(c.t, err)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -172,19 +184,25 @@ func (c *cluster) work() {
 	var serving []replica.Engine
 	for _, r := range c.replicas() {
 		name := r.Name.String()
-		job := c.nomad.Job(name)
+		server := c.nomad
+		job := server.Job(name)
+		if job == nil && c.also != nil {
+			server = c.also
+			job = server.Job(name)
+		}
 		if job == nil {
 			continue
 		}
 		stopped := job.Stop != nil && *job.Stop
 		a := &api.AllocationListStub{ID: "alloc-" + name, JobID: name, NodeID: r.Placement.Node, DesiredStatus: "run", ClientStatus: "running",
-			CreateTime: 1, TaskStates: map[string]*api.TaskState{"primary": {State: "running", StartedAt: time.Unix(1, 0)}}}
+			CreateTime: 1, TaskStates: map[string]*api.TaskState{"primary": {State: "running", StartedAt: time.Unix(1, 0)}},
+			AllocatedResources: &api.AllocatedResources{Shared: api.AllocatedSharedResources{Ports: c.ports}}}
 		if stopped {
 			a.DesiredStatus, a.ClientStatus = "stop", "complete"
-		} else {
+		} else if c.serves == nil || c.serves() {
 			serving = append(serving, replica.Engine{Name: r.Name, Role: replica.RolePrimary, Passing: true, Token: 1})
 		}
-		c.nomad.SetAllocation(a)
+		server.SetAllocation(a)
 	}
 	c.consul.serve(serving...)
 }

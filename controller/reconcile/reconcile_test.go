@@ -352,7 +352,7 @@ func TestMetrics(t *testing.T) {
 			`remuda_controller_source_up{source="consul_engines"} 1`,
 			`remuda_controller_source_up{source="nomad_jobs"} 1`,
 			`remuda_controller_source_up{source="nomad_nodes"} 1`,
-		}, exposed(t, reg, "remuda_controller_actions", "remuda_controller_decisions", "remuda_controller_gateways", "remuda_controller_in_flight",
+		}, exposed(t, reg, "remuda_controller_actions", "remuda_controller_decisions", "remuda_controller_gateways", "remuda_controller_in_flight", "remuda_controller_pool_up",
 			"remuda_controller_replicas", "remuda_controller_source_up"))
 		require.Len(t, exposed(t, reg, "remuda_controller_reconcile_seconds_count"), 1)
 		w.raft.depose()

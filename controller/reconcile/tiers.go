@@ -103,22 +103,30 @@ type met struct {
 	err   error
 }
 
-// ask asks all shims of the replica how they stand, at once.
-func (t *tiering) ask(ctx context.Context) []met {
-	out := make([]met, len(t.o.shims))
+// ask asks all shims of the replica how they stand, at once, and calls answer with each
+// until it returns true: one that hangs keeps the other waiting for nothing.
+func (t *tiering) ask(ctx context.Context, answer func(met) bool) bool {
+	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
-	for i, s := range t.o.shims {
+	defer wg.Wait()
+	defer cancel()
+	answers := make(chan met, len(t.o.shims))
+	for _, s := range t.o.shims {
 		wg.Go(func() {
 			m := met{Shim: s}
 			if m.state, m.err = t.l.cfg.Shims.State(ctx, s.Address); m.err == nil && m.state.Replica != t.o.Replica {
 				// The port is another's by now.
 				m.err = fmt.Errorf("%w: at %s is the shim of replica %s", shim.ErrUnreachable, s.Address, m.state.Replica)
 			}
-			out[i] = m
+			answers <- m
 		})
 	}
-	wg.Wait()
-	return out
+	for range t.o.shims {
+		if answer(<-answers) {
+			return true
+		}
+	}
+	return false
 }
 
 // find returns the shim whose engine it is about: in one of phases, and with the lock
@@ -135,20 +143,25 @@ func (t *tiering) find(ctx context.Context, out *planner.Outcome, phases ...shim
 		conclude(out, planner.Failed, "its job has no port with the label of a shim")
 		return met{}, false
 	}
-	shims := t.ask(ctx)
+	var found met
 	var said []string
-	for _, m := range shims {
+	if t.ask(ctx, func(m met) bool {
 		switch {
 		case m.err != nil:
 			said = append(said, fmt.Sprintf("the %s: %v", m.Role, m.err))
 		case m.state.Leads() && slices.Contains(phases, m.state.Phase):
-			return m, true
+			found = m
+			return true
 		case m.state.Leads():
 			said = append(said, fmt.Sprintf("the %s is %s", m.Role, m.state.Phase))
 		default:
 			said = append(said, fmt.Sprintf("the %s is %s and waits for the lock", m.Role, m.state.Phase))
 		}
+		return false
+	}) {
+		return found, true
 	}
+	slices.Sort(said)
 	conclude(out, planner.Unreachable, "no engine of it can be told to %s now: %s", t.o.Kind, strings.Join(said, "; "))
 	return met{}, false
 }

@@ -303,14 +303,14 @@ func TestTheHolderOfAPair(t *testing.T) {
 						s.Set(func(st *shim.State) { st.Phase, st.Lock = shim.Standby, &shim.Lock{} })
 					}
 					pair[role] = s
-					w.shims.Put("n:"+role, s)
-					a.Ports[role+"_shim"] = "n:" + role
+					w.shims.Put(role+":1", s)
+					a.Ports[role+"_shim"] = role + ":1"
 				}
 				w.nomad.allocate(m1, a)
 				w.rest()
 				w.sleeping(m1)
 				w.rest()
-				require.Equal(t, "WARM running", w.stage(m1))
+				require.Equal(t, "WARM running", w.stage(m1), "%+v", w.ended())
 				w.tier(m1, state.Warm, state.Waking, state.Hot)
 				w.rest()
 				require.Equal(t, "HOT running", w.stage(m1))
@@ -324,6 +324,30 @@ func TestTheHolderOfAPair(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A shadow that hangs keeps nobody waiting.
+func TestAShimThatHangsDelaysNoWake(t *testing.T) {
+	inWorld(t, nil, func(t *testing.T, w *world) {
+		w.running("1")
+		a := allocation("n")
+		a.Ports = map[string]string{"primary_shim": "primary:1", "shadow_shim": "shadow:1"}
+		s := shimtest.New(m1, "primary", true)
+		w.shims.Put("primary:1", s)
+		hung := shimtest.New(m1, "shadow", true)
+		hung.Hang(true)
+		defer hung.Hang(false)
+		w.shims.Put("shadow:1", hung)
+		w.nomad.allocate(m1, a)
+		w.rest()
+		w.sleeping(m1)
+		w.rest()
+		w.tier(m1, state.Warm, state.Waking, state.Hot)
+		before := time.Now()
+		w.rest()
+		require.Equal(t, "HOT running", w.stage(m1))
+		require.Less(t, w.replica(m1).Since.Sub(before), 10*time.Millisecond)
+	})
 }
 
 // What the others on the GPU hold is theirs, and not what the replica keeps.

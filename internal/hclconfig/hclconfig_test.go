@@ -79,6 +79,80 @@ func TestParse(t *testing.T) {
 	}
 }
 
+// deep has a block in a block, and blocks with labels.
+type deep struct {
+	Price float64
+	Wait  time.Duration
+	Pools []pool
+}
+
+type pool struct {
+	Name, Address string
+	Price         float64
+}
+
+var deepSettings = []hclconfig.Setting[deep]{
+	{Name: "price", Set: hclconfig.Float(func(c *deep) *float64 { return &c.Price })},
+	{Block: "a.b", Name: "wait", Set: hclconfig.Duration(func(c *deep) *time.Duration { return &c.Wait })},
+}
+
+var pools = hclconfig.Labelled[deep]{
+	Type: "pool",
+	Open: func(c *deep, label string) { c.Pools = append(c.Pools, pool{Name: label}) },
+	Settings: func(string) []hclconfig.Setting[deep] {
+		of := func(c *deep) *pool { return &c.Pools[len(c.Pools)-1] }
+		return []hclconfig.Setting[deep]{
+			{Name: "price", Set: hclconfig.Float(func(c *deep) *float64 { return &of(c).Price })},
+			{Block: "at", Name: "address", Set: hclconfig.Text(func(c *deep) *string { return &of(c).Address })},
+		}
+	},
+}
+
+func checkDeep(c deep) []hclconfig.Problem {
+	var out []hclconfig.Problem
+	for _, p := range c.Pools {
+		if p.Address == "" {
+			out = append(out, hclconfig.Problem{Field: hclconfig.LabelledField("pool", p.Name, "at.address"), Text: "must be set", Blame: []string{`pool "` + p.Name + `"`}})
+		}
+	}
+	return out
+}
+
+func TestParseDeep(t *testing.T) {
+	src := "price = 0.5\na {\n b {\n  wait = \"3s\"\n }\n}\npool \"x\" {\n price = 2\n at {\n  address = \"h\"\n }\n}\npool \"y\" {\n at {\n  address = \"i\"\n }\n}\n"
+	got, err := hclconfig.Parse("f.hcl", []byte(src), deep{}, deepSettings, checkDeep, pools)
+	require.NoError(t, err)
+	require.Equal(t, deep{Price: 0.5, Wait: 3 * time.Second, Pools: []pool{{"x", "h", 2}, {"y", "i", 0}}}, got)
+
+	for name, tc := range map[string]struct {
+		src  string
+		want []string
+	}{
+		"no numbers": {"price = \"1\"\n", []string{"f.hcl:1: price is no number"}},
+		"too large":  {"price = 1e400\n", []string{"f.hcl:1: price is out of range"}},
+		"inside out": {"b {\n}\na {\n wait = \"1s\"\n}\n", []string{"f.hcl:1: unsupported block type", "f.hcl:4: unsupported argument"}},
+		"twice": {
+			"a {\n b {\n }\n b {\n }\n}\npool \"x\" {\n at {\n  address = \"h\"\n }\n}\npool \"x\" {\n}\n",
+			[]string{"f.hcl:4: a second b block, the first is on line 2", `f.hcl:12: a second pool "x" block, the first is on line 7`},
+		},
+		"no label":  {"pool {\n}\n", []string{"f.hcl:1: missing name for pool"}},
+		"one label": {"pool \"x\" \"y\" {\n}\n", []string{"f.hcl:1: extraneous label for pool"}},
+		"in a pool": {
+			"pool \"x\" {\n price = true\n at {\n  port = 1\n }\n pool \"y\" {\n }\n}\n",
+			[]string{`f.hcl:2: pool "x".price is no number`, "f.hcl:4: unsupported argument", "f.hcl:6: unsupported block type", `f.hcl:1: pool "x".at.address must be set`},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := hclconfig.Parse("f.hcl", []byte(tc.src), deep{}, deepSettings, checkDeep, pools)
+			require.Error(t, err)
+			require.Len(t, strings.Split(err.Error(), "\n"), len(tc.want), err)
+			for _, want := range tc.want {
+				require.ErrorContains(t, err, want)
+			}
+		})
+	}
+}
+
 // FuzzParse: any bytes are read or refused, and what is read has passed the check.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte("name = \"a\"\nlist = [\"b\"]\nc {\n count = 10\n size = 18446744073709551615\n}"))

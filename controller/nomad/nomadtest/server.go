@@ -87,6 +87,14 @@ func (s *Server) OnParse(f func(api.JobsParseRequest) (*api.Job, error)) {
 	s.parse = f
 }
 
+// Parse is what stands in for Nomad's parser.
+func (s *Server) Parse(in api.JobsParseRequest) (*api.Job, error) {
+	s.mu.Lock()
+	parse := s.parse
+	s.mu.Unlock()
+	return parse(in)
+}
+
 // Refuse has every validation find these faults.
 func (s *Server) Refuse(faults ...string) {
 	s.mu.Lock()
@@ -426,10 +434,7 @@ func (s *Server) parseJob(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
-	s.mu.Lock()
-	parse := s.parse
-	s.mu.Unlock()
-	job, err := parse(in)
+	job, err := s.Parse(in)
 	if err != nil {
 		http.Error(w, "Failed to parse job: "+err.Error(), http.StatusBadRequest)
 		return

@@ -32,6 +32,7 @@ type Shim struct {
 	state   shim.State
 	down    bool
 	garbage bool
+	hang    chan struct{} // nil: it answers
 	gpus    []string
 	orders  []string
 	onSleep func() Answer
@@ -67,6 +68,19 @@ func (s *Shim) Down(down bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.down = down
+}
+
+// Hang has it take requests and answer none, until it is told not to.
+func (s *Shim) Hang(on bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case on && s.hang == nil:
+		s.hang = make(chan struct{})
+	case !on && s.hang != nil:
+		close(s.hang)
+		s.hang = nil
+	}
 }
 
 // Garbage has it answer what is no shim's.
@@ -107,11 +121,14 @@ func (s *Shim) GPUs() []string {
 // ServeHTTP implements http.Handler.
 func (s *Shim) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
-	down, garbage, hook := s.down, s.garbage, s.onSleep
+	down, garbage, hang, hook := s.down, s.garbage, s.hang, s.onSleep
 	if r.URL.Path == "/v1/wake" {
 		hook = s.onWake
 	}
 	s.mu.Unlock()
+	if hang != nil {
+		<-hang
+	}
 	switch {
 	case down:
 		panic(http.ErrAbortHandler)

@@ -1,0 +1,233 @@
+package reconcile_test
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/nomad/api"
+	"github.com/stretchr/testify/require"
+
+	"remuda/controller/load"
+	"remuda/controller/nomad/nomadtest"
+	"remuda/controller/reconcile"
+	"remuda/controller/shim"
+	"remuda/controller/shim/shimtest"
+	"remuda/controller/state"
+	"remuda/internal/replica"
+)
+
+// tiered is a cluster with one replica, whose shim serves HTTP and whose engine's memory
+// is on a GPU while it does not sleep.
+type tiered struct {
+	*cluster
+	name string
+	shim *shimtest.Shim
+	held int64 // MiB that stay in use on its GPU, whatever it does
+}
+
+func newTiered(t *testing.T) *tiered {
+	c := &tiered{cluster: newClusterOf(t, func(cfg *reconcile.Config) {
+		cfg.Planner.MemoryTimeout = time.Second
+		cfg.Planner.MinAge, cfg.Planner.TierGrace, cfg.Planner.SettleTime = 0, 0, 10*time.Millisecond
+	})}
+	c.model(1)
+	c.run(1)
+	r := c.replicas()[0]
+	c.name = r.Name.String()
+	c.shim = shimtest.New(c.name, replica.RolePrimary, false)
+	srv := httptest.NewServer(c.shim)
+	t.Cleanup(func() { srv.CloseClientConnections(); srv.Close() })
+	host, port, _ := strings.Cut(strings.TrimPrefix(srv.URL, "http://"), ":")
+	var number int
+	_, err := fmt.Sscan(port, &number)
+	require.NoError(t, err)
+	c.ports = []api.PortMapping{{Label: "shim", HostIP: host, Value: number}}
+	c.serves = func() bool { return c.shim.State().Phase == shim.Active }
+	for _, node := range []string{"node-1", "node-2"} {
+		c.nomad.SetMemory(node, func() []nomadtest.GPU { return c.memory(node) })
+	}
+	c.until("the shim is seen", func() bool { c.work(); return len(c.ports) > 0 })
+	return c
+}
+
+// memory is what the device plugin of a node sees.
+func (c *tiered) memory(node string) []nomadtest.GPU {
+	var out []nomadtest.GPU
+	for gpu := range 2 {
+		g := nomadtest.GPU{UUID: fmt.Sprintf("%s-GPU%d", node, gpu), UsedMiB: 300, At: time.Now()}
+		for _, r := range c.raft.Store().View().Replicas(nil) {
+			if _, uses := r.Placement.Memory[g.UUID]; uses && r.Name.String() == c.name {
+				g.UsedMiB += c.held
+				if c.shim.State().Phase != shim.Standby {
+					g.UsedMiB += 20 << 10
+				}
+			}
+		}
+		out = append(out, g)
+	}
+	return out
+}
+
+func (c *tiered) stage() string {
+	r := c.raft.Store().View().Replica(nil, c.name)
+	if r == nil {
+		return ""
+	}
+	return r.Stage().String()
+}
+
+// becomes waits until the replica is at a stage.
+func (c *tiered) becomes(stages ...string) {
+	c.t.Helper()
+	c.until(c.name+" is "+strings.Join(stages, " or "), func() bool {
+		c.work()
+		for _, s := range stages {
+			if c.stage() == s {
+				return true
+			}
+		}
+		return false
+	})
+}
+
+func (c *tiered) evict(to state.Tier) {
+	c.t.Helper()
+	c.apply(&state.Evict{Replica: c.name, To: to, Time: time.Now()})
+}
+
+// restart has another controller lead, with what the first has written.
+func (c *tiered) restart() {
+	c.close()
+	c.open()
+}
+
+func TestTiersWithRealRaftAndHTTP(t *testing.T) {
+	c := newTiered(t)
+	job := c.count("PUT /v1/jobs")
+	c.evict(state.Warm)
+	c.becomes("WARM running")
+	r := c.raft.Store().View().Replica(nil, c.name)
+	require.Zero(t, c.raft.Store().View().Usage(nil, r.Placement.Node).Memory[mainGPU(r)])
+	c.rest()
+	require.Equal(t, job, c.count("PUT /v1/jobs"), "its job is not written again")
+
+	c.sub("a new controller leaves it alone", func(*testing.T) {
+		c.restart()
+		c.rest()
+		require.Equal(t, "WARM running", c.stage())
+	})
+	c.sub("it is woken when it counts again", func(*testing.T) {
+		c.scale(1)
+		c.becomes("HOT running")
+		require.Equal(t, []string{mainGPU(r)}, c.shim.GPUs())
+		require.Len(t, c.replicas(), 1, "and nothing else was placed")
+		c.rest()
+	})
+	c.sub("the controller changes in the middle of its sleep", func(*testing.T) {
+		begun, goOn := make(chan struct{}), make(chan struct{})
+		c.shim.OnSleep(func() shimtest.Answer {
+			c.shim.OnSleep(nil)
+			close(begun)
+			<-goOn
+			return shimtest.Answer{}
+		})
+		c.evict(state.Warm)
+		<-begun
+		c.close()
+		close(goOn)
+		c.open()
+		c.becomes("WARM running")
+	})
+	c.sub("the controller changes in the middle of its wake", func(*testing.T) {
+		begun, goOn := make(chan struct{}), make(chan struct{})
+		c.shim.OnWake(func() shimtest.Answer {
+			c.shim.OnWake(nil)
+			close(begun)
+			<-goOn
+			return shimtest.Answer{}
+		})
+		c.scale(1)
+		<-begun
+		c.close()
+		close(goOn)
+		c.open()
+		c.becomes("HOT running")
+		require.Len(t, c.replicas(), 1)
+	})
+}
+
+func mainGPU(r *state.Replica) string {
+	for uuid := range r.Placement.Memory {
+		return uuid
+	}
+	return ""
+}
+
+func TestMemoryThatDoesNotReturn(t *testing.T) {
+	c := newTiered(t)
+	gpu := mainGPU(c.raft.Store().View().Replica(nil, c.name))
+	node := c.raft.Store().View().Replica(nil, c.name).Placement.Node
+	c.held = 5 << 10
+	c.evict(state.Warm)
+	c.until("its GPU is in quarantine", func() bool {
+		c.work()
+		g := c.raft.Store().View().Node(nil, node).GPU(gpu)
+		return g != nil && g.Quarantined && g.QuarantineReason != ""
+	})
+	c.becomes("COLD running", "") // and nothing of it is left on the GPU
+}
+
+func TestASleepThatFails(t *testing.T) {
+	c := newTiered(t)
+	c.shim.OnSleep(func() shimtest.Answer {
+		return shimtest.Answer{Code: http.StatusInternalServerError, Error: "put the engine to sleep: CUDA error", State: shim.Dead}
+	})
+	c.evict(state.Warm)
+	c.becomes("COLD running", "")
+}
+
+func TestARequestAtTheLastMomentCallsASleepOff(t *testing.T) {
+	c := newTiered(t)
+	c.shim.OnSleep(func() shimtest.Answer {
+		return shimtest.Answer{Code: http.StatusGatewayTimeout, Error: "not drained within 1s: 1 requests run", State: shim.Draining}
+	})
+	c.evict(state.Warm)
+	c.until("it was called off", func() bool { return len(c.shim.Orders()) == 2 })
+	require.Equal(t, []string{"sleep", "wake"}, c.shim.Orders())
+	c.becomes("HOT running")
+}
+
+func TestAWakeThatFails(t *testing.T) {
+	c := newTiered(t)
+	c.evict(state.Warm)
+	c.becomes("WARM running")
+	first := c.name
+	c.shim.OnWake(func() shimtest.Answer {
+		return shimtest.Answer{Code: http.StatusInternalServerError, Error: "wake failed", State: shim.Dead}
+	})
+	c.scale(1)
+	c.serves = func() bool { return true } // the next one is fine
+	c.until("another one serves", func() bool {
+		c.work()
+		for _, r := range c.replicas() {
+			if r.Name.String() != first && r.Stage().String() == "HOT running" {
+				return true
+			}
+		}
+		return false
+	})
+}
+
+func TestDemandWakes(t *testing.T) {
+	c := newTiered(t)
+	c.evict(state.Warm)
+	c.becomes("WARM running")
+	began := time.Now()
+	c.loads.Put(load.Report{Gateway: "g", Index: c.raft.Store().View().Index(), Since: time.Now(), Wanted: []string{"m"}})
+	c.becomes("HOT running")
+	t.Logf("woken %s after the report", time.Since(began))
+}

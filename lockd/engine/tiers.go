@@ -1,0 +1,300 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"remuda/lockd/engine/dialect"
+)
+
+// Wake brings a standing-by engine back and registers it. A failure is fatal
+// to the process: an engine that failed its wake may have leaked GPU memory.
+// Only the end of the shim may end ctx. A draining engine is registered again. An
+// engine that serves is no longer parked.
+func (s *Shim) Wake(ctx context.Context) error { return s.wake(ctx, nil, false) }
+
+// WakeOn is Wake on these GPUs, nil for those on which the engine slept. The error
+// wraps dialect.ErrCannotMove where they are others and the engine cannot move, and
+// ErrBadGPUs where it has no seats there; the engine sleeps on then.
+func (s *Shim) WakeOn(ctx context.Context, gpus []string) error {
+	if err := s.checkGPUs(gpus); err != nil {
+		return err
+	}
+	return s.wake(ctx, gpus, false)
+}
+
+func (s *Shim) mayWake() error {
+	if state := s.State(); state == Standby && s.waitsForLock() {
+		return fmt.Errorf("%w: engine is %s and waits for its lock, which wakes it unless it is parked", ErrWrongState, state)
+	}
+	return nil
+}
+
+// wake is WakeOn; by itself the shim wakes no parked engine.
+func (s *Shim) wake(ctx context.Context, gpus []string, byItself bool) error {
+	if err := s.mayWake(); err != nil { // also while what is under way takes long
+		return err
+	}
+	s.op.Lock()
+	defer s.op.Unlock()
+	switch state := s.State(); state {
+	case Active, Draining:
+		s.mu.Lock()
+		now := s.gpus
+		s.mu.Unlock()
+		if gpus != nil && !sameGPUs(gpus, now) {
+			return fmt.Errorf("%w: engine is %s on %s: it must sleep before it wakes elsewhere", ErrWrongState, state, strings.Join(now, ", "))
+		}
+		if state == Active {
+			return s.unpark()
+		}
+		return s.resume(ctx)
+	case Standby:
+		if err := s.mayWake(); err != nil {
+			return err
+		}
+	default:
+		return fmt.Errorf("%w: engine is %s: only a standby or draining engine can be woken", ErrWrongState, state)
+	}
+	parked := s.parked()
+	if parked && byItself {
+		s.logger.Info("the engine is parked: it sleeps on")
+		return nil
+	}
+	if parked {
+		if err := s.findWeights(ctx); err != nil {
+			return err
+		}
+	}
+	if err := s.moveTo(ctx, gpus); err != nil {
+		return err
+	}
+	start, within := time.Now(), s.cfg.WakeTimeout
+	if s.isCold() { // it has to load its model first
+		within += s.cfg.InitTimeout
+	}
+	s.mu.Lock()
+	err := s.machine.Wake(start, within)
+	s.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	s.metrics.entered(Waking)
+	s.logger.Info("state", "from", Standby, "to", Waking)
+	wakeCtx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	if err := s.wakeEngine(wakeCtx); err != nil {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		err = fmt.Errorf("wake failed after %s: %w", time.Since(start).Round(time.Millisecond), err)
+		s.fail(err)
+		return err
+	}
+	if err := s.move(Active); err != nil {
+		return err
+	}
+	s.metrics.woke(time.Since(start))
+	s.logger.Info("engine is active", "wake", time.Since(start).Round(time.Millisecond).String())
+	s.push()
+	s.noteLeftover(ctx)
+	return s.unpark()
+}
+
+func (s *Shim) wakeEngine(ctx context.Context) error {
+	if err := s.unvacate(ctx); err != nil {
+		return err
+	}
+	switch {
+	case s.isCold():
+		if err := s.launch(); err != nil {
+			return err
+		}
+		if err := s.load(ctx); err != nil {
+			return err
+		}
+	case s.dialect.CanSleep():
+		asleep, err := s.dialect.Sleeping(ctx)
+		if err != nil {
+			return fmt.Errorf("ask whether the engine sleeps: %w", err)
+		}
+		if asleep {
+			if err := s.dialect.Wake(ctx); err != nil {
+				return err
+			}
+		}
+	}
+	if err := s.dialect.Serving(ctx); err != nil {
+		return fmt.Errorf("the woken engine cannot serve: %w", err)
+	}
+	return s.register(ctx)
+}
+
+// resume calls a drain off. It fails as a wake does.
+func (s *Shim) resume(ctx context.Context) error {
+	wakeCtx, cancel := context.WithTimeout(ctx, s.cfg.WakeTimeout)
+	defer cancel()
+	if err := s.wakeEngine(wakeCtx); err != nil {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		err = fmt.Errorf("the drain could not be called off: %w", err)
+		s.fail(err)
+		return err
+	}
+	if err := s.move(Active); err != nil {
+		return err
+	}
+	s.push()
+	return s.unpark()
+}
+
+// Drain takes the engine out of routing and waits until it is idle, for at
+// most timeout. It wraps ErrNotDrained when requests were still running then;
+// the engine stays Draining, to be drained again, woken, or stopped.
+func (s *Shim) Drain(ctx context.Context, timeout time.Duration) error {
+	s.op.Lock()
+	defer s.op.Unlock()
+	return s.drain(ctx, timeout)
+}
+
+func (s *Shim) drain(ctx context.Context, timeout time.Duration) error {
+	switch state := s.State(); state {
+	case Active:
+		if err := s.move(Draining); err != nil {
+			return err
+		}
+	case Draining:
+	default:
+		return fmt.Errorf("%w: engine is %s: only an active engine can be drained", ErrWrongState, state)
+	}
+	start := time.Now()
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	// Until Consul hears of it, routers may send more. After one TTL without a
+	// push the check is critical by itself.
+	if err := insist(ctx, s.logger, s.cfg.TTL, s.deregister); err != nil {
+		if ctx.Err() != nil {
+			return fmt.Errorf("%w within %s: %w", ErrNotDrained, timeout, err)
+		}
+		s.logger.Warn("draining an engine that is still registered", "error", err)
+		if wait := s.cfg.TTL - time.Since(start); pause(ctx, wait) != nil {
+			return fmt.Errorf("%w within %s: %w", ErrNotDrained, timeout, err)
+		}
+	}
+	if err := s.awaitIdle(ctx); err != nil {
+		return fmt.Errorf("%w within %s: %w", ErrNotDrained, timeout, err)
+	}
+	s.metrics.drained(time.Since(start))
+	s.logger.Info("engine is drained", "took", time.Since(start).Round(time.Millisecond).String())
+	return nil
+}
+
+// awaitIdle returns nil once the engine has had no request for DrainSettle. Its
+// error, at ctx's end, says what was last heard.
+func (s *Shim) awaitIdle(ctx context.Context) error {
+	var idleSince time.Time
+	var last error // why the engine is not idle, as it was last heard
+	for {
+		askCtx, cancel := context.WithTimeout(ctx, s.cfg.HealthTimeout)
+		usage, err := s.dialect.Usage(askCtx)
+		cancel()
+		if err != nil && ctx.Err() != nil && last != nil {
+			return last // that our own time is over tells nothing of the engine
+		}
+		if errors.Is(err, dialect.ErrUnknown) && s.dialect.SleepWaits() {
+			// Requests that were routed before the deregistration may still
+			// arrive, and would keep the model.
+			if err := pause(ctx, s.cfg.DrainSettle); err != nil {
+				return err
+			}
+			return s.dialect.Sleep(ctx)
+		}
+		// An engine that cannot be asked right now, or never tells, may well
+		// have requests.
+		last = err
+		if err == nil && usage.InFlight() > 0 {
+			last = fmt.Errorf("%d requests run, %d wait", usage.Running, usage.Waiting)
+		}
+		switch {
+		case last != nil:
+			idleSince = time.Time{}
+		case idleSince.IsZero():
+			idleSince = time.Now()
+		}
+		if last == nil && time.Since(idleSince) >= s.cfg.DrainSettle {
+			return nil
+		}
+		if pause(ctx, 25*time.Millisecond) != nil {
+			if last == nil {
+				last = errors.New("the engine has just become idle")
+			}
+			return last
+		}
+	}
+}
+
+// Sleep drains the engine if it is Active and puts it to sleep: real engines
+// crash when they are put to sleep with requests in flight (vllm#28714). A
+// failure other than ErrBusy is fatal to the process: the engine may be dead
+// behind a server that still answers. Only the end of the shim may end ctx.
+//
+// The engine is parked from before it sleeps on: see marker. Weights that it shares
+// leave the GPUs; an error of that leaves the engine asleep, and Sleep may be called
+// again.
+func (s *Shim) Sleep(ctx context.Context, drainTimeout time.Duration) error {
+	if err := s.maySleep(); err != nil { // also while what is under way takes long
+		return err
+	}
+	s.op.Lock()
+	defer s.op.Unlock()
+	if err := s.maySleep(); err != nil {
+		return err
+	}
+	state := s.State()
+	if state == Standby {
+		if err := s.park(); err != nil {
+			return err
+		}
+		return s.vacate(ctx)
+	}
+	if state != Active && state != Draining {
+		return fmt.Errorf("%w: engine is %s: only an active or draining engine can be put to sleep", ErrWrongState, state)
+	}
+	if !s.dialect.CanSleep() {
+		return fmt.Errorf("%w: it can only be stopped", ErrCannotSleep)
+	}
+	if err := s.drain(ctx, drainTimeout); err != nil {
+		return err
+	}
+	if err := s.park(); err != nil {
+		return err
+	}
+	// An engine that does not count its requests waits for them here.
+	sleepCtx, cancel := context.WithTimeout(ctx, drainTimeout+s.cfg.WakeTimeout)
+	defer cancel()
+	if err := s.dialect.Sleep(sleepCtx); err != nil {
+		err = fmt.Errorf("put the engine to sleep: %w", err)
+		switch {
+		case errors.Is(err, dialect.ErrBusy), errors.Is(err, dialect.ErrNoSleep): // it serves on
+			return errors.Join(err, s.unpark())
+		case ctx.Err() == nil:
+			s.fail(err)
+		}
+		return err
+	}
+	if err := s.move(Standby); err != nil {
+		return err
+	}
+	return s.vacate(ctx)
+}
+
+func (s *Shim) maySleep() error {
+	if state := s.State(); state == Standby && s.waitsForLock() {
+		return fmt.Errorf("%w: engine is %s and waits for its lock: another one of the group has it, to be put to sleep", ErrWrongState, state)
+	}
+	return nil
+}
