@@ -254,7 +254,7 @@ func TestPools(t *testing.T) {
 
 	t.Run("disabled", func(t *testing.T) {
 		f.t = t
-		f.applyTier(tierModel{name: "x", replicas: 3})
+		f.applyTier(tierModel{name: "x", replicas: 3, detach: true})
 		f.remains("x", 2, 0)
 		require.Contains(t, f.decisions("x"), "cannot-place")
 		_, err := f.tryRemuda("scale", "x", "1", "-pool", "nowhere")
@@ -268,7 +268,14 @@ func TestPools(t *testing.T) {
 		f.remuda("scale", "-detach", "x", "1", "-pool", "cloud")
 		f.remains("x", 2, 1)
 		require.Equal(t, "", streamed(f, "x", "from anywhere"))
+		// Nothing that serves is taken away before another one does; told that fewer are
+		// wanted, it goes.
 		f.remuda("scale", "-detach", "x", "0", "-pool", "cloud")
+		f.remains("x", 2, 1)
+		require.Contains(t, f.decisions("x"), "leave-pool")
+		f.remuda("scale", "x", "2")
+		f.remains("x", 2, 0)
+		f.remuda("scale", "-detach", "x", "3")
 		f.remains("x", 2, 0)
 	})
 	t.Run("upscaling", func(t *testing.T) {

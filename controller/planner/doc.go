@@ -8,4 +8,11 @@
 // takes away what serves before its replacement does; and once the world is as it
 // should be, both Plan and Actions have nothing to say. A new leader computes what
 // the old one would have.
+//
+// What is WARM or on its way there rests, and counts for nobody's number. Nothing is
+// evicted that no placement needs, and what is evicted lowers its model's number, so that
+// it does not come back by itself; two models that want the same place have their turns,
+// once in Config.ThrashWindow. The memory of a GPU is given to somebody else only once an
+// Outcome says that it came back. An external pool that is out of reach takes nothing,
+// loses nothing, and changes nothing elsewhere.
 package planner

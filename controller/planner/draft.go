@@ -40,6 +40,8 @@ type draft struct {
 	waiting  map[string]int
 	// awaited are the members that go to sleep and will be woken at once.
 	awaited map[string]bool
+	// losers are the models from which this plan has evicted replicas for another one.
+	losers map[string]bool
 	// left is how many replicas leave an external pool in this plan.
 	left map[string]int
 
@@ -92,7 +94,7 @@ func newDraft(v *state.View, o Observation, c Config) *draft {
 	d := &draft{
 		view: v, obs: o, conf: c, pools: map[string]Pool{},
 		nodes: v.Nodes(nil), byID: map[string]*state.Node{}, byName: map[string]*model{}, byMember: map[string]*member{},
-		marks: map[string]time.Time{}, batch: map[string]bool{}, left: map[string]int{}, waiting: map[string]int{}, awaited: map[string]bool{},
+		marks: map[string]time.Time{}, batch: map[string]bool{}, losers: map[string]bool{}, left: map[string]int{}, waiting: map[string]int{}, awaited: map[string]bool{},
 		plan: &state.Plan{Index: v.Index(), Time: o.Now}, told: map[string][]*state.Decision{},
 	}
 	d.plan.ID = fmt.Sprintf("%d-%s", v.Index(), hash("plan", o.Now)[:8])

@@ -152,6 +152,7 @@ func (d *draft) makeRoom(by *model, v *state.Variant, c placement.Choice) {
 		})
 		if r.tier == state.Hot {
 			d.mark(markEvicted, m.Name, by.Name)
+			d.losers[m.Name] = true
 			d.lessOf(m, r)
 		}
 		d.evict(r, e.To, by.Name)

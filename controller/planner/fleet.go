@@ -12,7 +12,7 @@ import (
 // put tells the fleet what a member holds, what it will hold, and how it may be evicted.
 func (d *draft) put(m *model, r *member) {
 	next := r.next()
-	t := placement.Tenant{Name: r.name, Node: r.Placement.Node, Model: m.Name, Holds: next.Holds()}
+	t := placement.Tenant{Name: r.name, Node: r.Placement.Node, Model: m.Name, Holds: r.holds()}
 	switch {
 	case r.tier == state.Cold:
 		d.fleet.Drop(r.name)
@@ -28,6 +28,17 @@ func (d *draft) put(m *model, r *member) {
 	}
 	t.Ways = d.ways(m, r, next)
 	d.fleet.Put(t)
+}
+
+// holds returns what the member holds as the plan leaves it. One that goes COLD because
+// its sleep or its wake has failed may have its weights in the node's memory until its
+// process is gone, which the state does not count.
+func (r *member) holds() state.Holding {
+	h := r.next().Holds()
+	if r.tier == state.Hot && r.phase == state.Stopping && r.target == state.Cold {
+		h.HostMemory = r.Placement.HostMemory
+	}
+	return h
 }
 
 // asleep returns what a replica holds once it is WARM.

@@ -67,12 +67,19 @@ func (m *model) groups() []*group {
 	if m.most != nil {
 		left = *m.most
 	}
-	for _, g := range groups {
-		if m.Stopped {
-			g.target = 0
+	want := make([]int, len(groups))
+	for i, g := range groups {
+		if want[i] = max(g.target, 0); m.Stopped {
+			want[i] = 0
 		}
-		g.target = max(min(g.target, left), 0)
+		// What serves already has its part of a cap before what does not.
+		g.target = min(want[i], left, g.count((*member).serving))
 		left -= g.target
+	}
+	for i, g := range groups {
+		more := min(want[i]-g.target, left)
+		g.target += more
+		left -= more
 	}
 	return groups
 }

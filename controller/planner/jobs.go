@@ -123,7 +123,10 @@ func (d *draft) adopt(name string, j Job) string {
 	in := inputs{"node": j.Placement.Node, "seats": strings.Join(j.Placement.Seats, ","), "index": strconv.FormatUint(j.Index, 10)}
 	in.restarts(j.Alloc)
 	d.decide(KindAdopt, m.Name, name, fmt.Sprintf("its job runs on node %s and was not known: it is taken in as HOT %s", j.Placement.Node, p.Phase), in)
-	d.admit(m, p, p.Phase)
+	r = d.admit(m, p, p.Phase)
+	if d.poolOf(r) != "" {
+		d.mark(markSpilled, name) // nobody knows why it is there: that is no reason to leave
+	}
 	return ""
 }
 

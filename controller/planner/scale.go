@@ -52,7 +52,14 @@ func (d *draft) scaleDown(g *group) {
 		return
 	}
 	going := slices.DeleteFunc(d.leastWanted(g, g.members), func(r *member) bool { return !d.mayLeave(g.model, r) })
+	serving := g.count(d.serves)
 	for _, r := range going[:min(excess, len(going))] {
+		if d.serves(r) {
+			if serving <= g.target {
+				break // what does not serve may not leave its pool, and this one stays for it
+			}
+			serving--
+		}
 		d.sendAway(g, r)
 	}
 	g.staying()
@@ -131,7 +138,7 @@ func (d *draft) obtain(g *group) (r *member, refused []*placement.Refusal, waits
 	idle := func(v *state.Variant) (placement.Choice, *placement.Refusal) { return d.findRoom(g.model, v, true) }
 	if here != nil {
 		// What starts cold may be served sooner by a WARM replica that gets room.
-		if !wakes && d.hasWarm(g) {
+		if !wakes && d.hasWarm(g) && !d.losers[g.Name] {
 			if later != nil && later.c.Wake != "" && later.c.Seconds < here.c.Seconds && d.isMakingRoom(g.Name) {
 				d.waitFor(g.model, later.v, later.c)
 				return nil, nil, true
@@ -145,6 +152,12 @@ func (d *draft) obtain(g *group) (r *member, refused []*placement.Refusal, waits
 	}
 	if later != nil {
 		d.waitFor(g.model, later.v, later.c)
+		return nil, nil, true
+	}
+	if d.losers[g.Name] {
+		// It has just made room for another one: it does not do to a third what was done to
+		// it before that is settled.
+		d.look(d.obs.Now.Add(1))
 		return nil, nil, true
 	}
 	if room, _ := d.best(g, idle); room != nil {
@@ -279,12 +292,12 @@ func (d *draft) replace(g *group) {
 	}
 	extra := max(len(g.members)-g.target, 0)
 	type class struct {
-		variant, pool        string
-		displaced, misplaced bool
+		variant, pool                  string
+		displaced, misplaced, expected bool
 	}
 	refusing := map[class]bool{}
 	for i, r := range old {
-		of := class{r.Name.Variant, d.poolOf(r), r.displaced(), !g.outdated(r) && d.misplaced(g.model, r)}
+		of := class{r.Name.Variant, d.poolOf(r), r.displaced(), !g.outdated(r) && d.misplaced(g.model, r), d.expected(g.model, r)}
 		if i < extra || refusing[of] || d.full() {
 			continue // its replacement is on its way, or would not fit
 		}
@@ -297,7 +310,7 @@ func (d *draft) replace(g *group) {
 		if of.misplaced {
 			pools = slices.DeleteFunc(pools, func(p string) bool { return p == of.pool })
 		}
-		if d.expected(g.model, r) && d.open(of.pool) {
+		if of.expected && d.open(of.pool) {
 			pools = []string{of.pool} // it is placed there and nowhere else
 		}
 		if len(pools) == 0 {
@@ -310,14 +323,22 @@ func (d *draft) replace(g *group) {
 		}
 		refusing[of] = true
 		if of.misplaced && !of.displaced {
-			d.cannot(KindLeavePool, g, r.Name.Variant, of.pool, fmt.Sprintf("fewer are expected in pool %s, and what is there has no other place", of.pool), refused)
+			d.cannot(KindLeavePool, g, r.Name.Variant, of.pool, fmt.Sprintf("fewer are expected in pool %s, and what is there has no other place: scale the model down if it is to go all the same", of.pool), refused)
 			continue
+		}
+		where := nodeName(r)
+		if of.expected {
+			where += ", of pool " + of.pool
 		}
 		if of.displaced {
-			d.cannot(KindNodeDraining, g, r.Name.Variant, nodeName(r), fmt.Sprintf("node %s is being drained, and what is on it stays there", nodeName(r)), refused)
+			d.cannot(KindNodeDraining, g, r.Name.Variant, where, fmt.Sprintf("node %s is being drained, and what is on it stays there", nodeName(r)), refused)
 			continue
 		}
-		d.cannot(KindRolloutWaits, g, r.Name.Variant, "next", "the next replica of the new definition has no room beside the old ones, which go on serving", refused)
+		about := "next"
+		if of.expected {
+			about += " in pool " + of.pool
+		}
+		d.cannot(KindRolloutWaits, g, r.Name.Variant, about, "the next replica of the new definition has no room beside the old ones, which go on serving", refused)
 	}
 }
 

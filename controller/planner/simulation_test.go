@@ -358,6 +358,9 @@ func (w *world) settle() {
 			continue
 		}
 		abroad, owed := 0, 0 // in pools that are not left, and what waits for a pool
+		for _, r := range v.ReplicasOf(nil, m.Name) {
+			owed += btoi(r.Phase == state.Failed)
+		}
 		in := w.inPool(m.Name)
 		for pool, n := range in {
 			if pool != "" {
@@ -402,9 +405,9 @@ func (w *world) adoptable(j *job) bool {
 }
 
 // fleet is the nodes with what replicas and jobs that are nobody's hold of them.
-func (w *world) fleet() *placement.Fleet { return w.fleetOf(w.view()) }
+func (w *world) fleet() *placement.Fleet { return w.fleetOf(w.view(), w.list()) }
 
-func (w *world) fleetOf(v *state.View) *placement.Fleet {
+func (w *world) fleetOf(v *state.View, jobs map[string]planner.Job) *placement.Fleet {
 	f := placement.NewFleet(v.Nodes(nil), placement.Config{Rates: w.conf.Rates, WarmShare: w.conf.WarmShare})
 	for _, r := range v.Replicas(nil) {
 		t := placement.Tenant{Name: r.Name.String(), Node: r.Placement.Node, Model: r.Name.Model, Holds: r.Holds()}
@@ -417,12 +420,19 @@ func (w *world) fleetOf(v *state.View) *placement.Fleet {
 		}
 		f.Put(t)
 	}
-	for _, name := range sorted(w.nomad) {
-		if j := w.nomad[name]; v.Replica(nil, name) == nil && (!j.Stopped || j.live()) {
+	for _, name := range sorted(jobs) {
+		if j := jobs[name]; v.Replica(nil, name) == nil && !j.Ended {
 			f.Put(placement.Tenant{Name: name, Node: j.Placement.Node, Model: j.Name.Model, Holds: state.Holding{Seats: j.Placement.Seats, Memory: j.Placement.Memory}})
 		}
 	}
 	return f
+}
+
+func btoi(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
 }
 
 // mustNotFit looks that nothing of a group could be placed where replicas of it are

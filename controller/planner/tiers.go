@@ -69,7 +69,7 @@ func (d *draft) putToSleep(m *model, r *member, in inputs) {
 				continue
 			}
 			if o.leaving {
-				used -= o.next().Holds().HostMemory
+				used -= o.holds().HostMemory
 			} else if o.tier == state.Warm && o.phase == state.Running && !o.changed && !other.frozen && !other.dedicated && other.Priority <= m.Priority {
 				less = append(less, o)
 			}

@@ -433,6 +433,8 @@ func (w *world) sleep(name string, j *job, crash bool) {
 	switch {
 	case j == nil || !j.live() || w.down[j.Placement.Node]:
 		out.Class = planner.Unreachable
+	case j.asleep && len(j.using) > 0 && slices.Max(slices.Collect(maps.Values(j.using))) > r.Placement.SleepMemory:
+		out.Class, out.HeldBytes = planner.MemoryHeld, maps.Clone(j.using)
 	case j.asleep:
 		out.Class = planner.Done
 	case len(w.requests[name]) > 0:
@@ -595,7 +597,7 @@ func (w *world) check(before, after *state.View, o planner.Observation, p *state
 			lost[group(before, r)]++
 		}
 	}
-	w.enabled(before, after, p)
+	w.enabled(before, after, o, p)
 	had, has := capacity(before), capacity(after)
 	for _, m := range after.Models(nil) {
 		if len(m.Spread) == len(m.Variants) {
@@ -619,7 +621,7 @@ func (w *world) check(before, after *state.View, o planner.Observation, p *state
 
 // enabled looks that each eviction has a purpose: with it, and all else that is on its
 // way, the model has a place.
-func (w *world) enabled(before, after *state.View, p *state.Plan) {
+func (w *world) enabled(before, after *state.View, o planner.Observation, p *state.Plan) {
 	for _, mv := range p.Move {
 		r := before.Replica(nil, mv.Replica)
 		if mv.For == nil || *mv.For == "" || r.Tier == state.Warm || r.For == *mv.For {
@@ -629,6 +631,13 @@ func (w *world) enabled(before, after *state.View, p *state.Plan) {
 		w.holds(by != nil && by.Name != r.Name.Model, "%s is evicted for itself", mv.Replica)
 		w.holds(!after.IsDedicated(nil, after.Model(nil, r.Name.Model)), "%s is dedicated and evicted", mv.Replica)
 		w.holds(before.Model(nil, r.Name.Model).Priority <= by.Priority, "%s is evicted by a lower priority", mv.Replica)
+		w.holds(!before.ScalingDisabled(nil, r.Name.Model), "%s is evicted although scaling is disabled", mv.Replica)
+		old := r.Phase == state.Failed || after.IsDedicated(nil, by) || !w.now.Before(r.Since.Add(w.conf.MinAge))
+		w.holds(old, "%s is evicted and has served for %s", mv.Replica, w.now.Sub(r.Since))
+		for _, other := range p.Move {
+			w.holds(other.For == nil || *other.For == "" || before.Replica(nil, other.Replica).Name.Model != by.Name || before.Replica(nil, other.Replica).Tier == state.Warm,
+				"%s, which evicts, is evicted in the same plan", by.Name)
+		}
 		w.holds(slices.ContainsFunc(by.Variants, func(v state.Variant) bool {
 			failover := by.Failover
 			if ro, ok := by.Rollouts[v.Name]; ok && ro.Status != state.RolloutRolling {
@@ -640,7 +649,7 @@ func (w *world) enabled(before, after *state.View, p *state.Plan) {
 					ask.Warm = append(ask.Warm, placement.Warm{Tenant: own.Name.String(), Placement: own.Placement})
 				}
 			}
-			_, no := w.fleetOf(after).Place(ask)
+			_, no := w.fleetOf(after, o.Jobs).Place(ask)
 			return no == nil
 		}), "%s is evicted for %s, which has no place then either", mv.Replica, by.Name)
 	}

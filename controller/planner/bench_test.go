@@ -1,0 +1,98 @@
+package planner_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"remuda/controller/planner"
+	"remuda/controller/state"
+	"remuda/internal/replica"
+)
+
+// large returns a world of that many nodes with 8 GPUs each, half full: on each GPU one
+// replica serves, and takes half of its memory and one of its two seats. There are as
+// many models as tenths of nodes, of 80 replicas each.
+func large(t require.TestingT, nodes int) (*world, planner.Observation) {
+	w := newWorld(t, rand.New(rand.NewPCG(1, 2)))
+	var all []state.Node
+	for i := range nodes {
+		n := node(fmt.Sprintf("node-%05d", i), 8)
+		all = append(all, n)
+		w.nodes[n.ID] = &n
+	}
+	for part := range slices.Chunk(all, 1000) {
+		w.must(&state.UpsertNodes{Nodes: part})
+	}
+	models := nodes / 10
+	for i := range models {
+		m := model(fmt.Sprintf("m%04d", i), 80, variant("a", "h1", func(v *state.Variant) { v.Memory = 40 }))
+		m.IdleWarm, m.IdleCold = time.Hour, time.Hour
+		w.model(m)
+	}
+	w.now = epoch.Add(time.Hour)
+	o := planner.Observation{
+		Now: w.now, Jobs: map[string]planner.Job{}, Pools: map[string]planner.PoolView{"": {JobsKnown: true}}, EnginesKnown: true, Engines: map[string][]planner.Engine{},
+		TrafficKnown: true, GatewaysSince: epoch.Add(-time.Hour), Loads: map[string]planner.Load{}, Drained: map[string]bool{},
+	}
+	p := &state.Plan{ID: "large", Index: w.view().Index(), Time: epoch}
+	i := 0
+	for _, n := range all {
+		for _, g := range n.GPUs {
+			name := replica.Name{Model: fmt.Sprintf("m%04d", i%models), Variant: "a", ID: fmt.Sprintf("%08d-0000-0000-0000-000000000000", i)}
+			at := state.Placement{Node: n.ID, Seats: g.Seats[:1], Memory: map[string]int64{g.UUID: 40}, HostMemory: 10}
+			p.Place = append(p.Place, state.Place{Name: name, VariantHash: "h1", Placement: at, Job: name.String(), Adopt: true, JobIndex: uint64(i + 1), Tier: state.Hot, Phase: state.Running})
+			o.Jobs[name.String()] = planner.Job{
+				Name: name, Hash: "h1", Placement: at, Index: uint64(i + 1),
+				Alloc: &planner.Alloc{ID: name.ID, Client: "running", Desired: "run", First: true, Started: epoch.Add(-time.Minute)},
+			}
+			o.Engines[name.String()] = []planner.Engine{{Role: replica.RolePrimary, Passing: true, Token: 1}}
+			o.Loads[name.String()] = planner.Load{InFlight: 1, LastRequest: w.now, Oldest: w.now}
+			i++
+		}
+	}
+	for part := range slices.Chunk(p.Place, 500) {
+		w.must(&state.Plan{ID: p.ID, Index: p.Index, Time: p.Time, Place: part})
+	}
+	return w, o
+}
+
+// BenchmarkPlanLarge is whole plans for many nodes that are half full: at rest, with one
+// replica missing, and with one missing for which another has to go.
+func BenchmarkPlanLarge(b *testing.B) {
+	for _, nodes := range []int{1000, 10_000} {
+		w, o := large(b, nodes)
+		plan := func(b *testing.B, name string, v *state.View, good func(*state.Plan) bool) {
+			b.Run(fmt.Sprintf("nodes=%d/%s", nodes, name), func(b *testing.B) {
+				b.ReportAllocs()
+				for b.Loop() {
+					if p, _ := planner.Plan(v, o, w.conf); !good(p) {
+						b.Fatalf("%+v", p)
+					}
+				}
+			})
+		}
+		plan(b, "at-rest", w.view(), func(p *state.Plan) bool { return p == nil })
+		b.Run(fmt.Sprintf("nodes=%d/actions", nodes), func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				if as := planner.Actions(w.view(), o, w.conf); len(as) > 0 {
+					b.Fatal(as)
+				}
+			}
+		})
+		n := 81
+		w.must(&state.SetScale{Model: "m0000", Replicas: &n, Origin: state.OriginOperator})
+		plan(b, "one-missing", w.view(), func(p *state.Plan) bool { return p != nil && len(p.Place) == 1 })
+		n = 80
+		w.must(&state.SetScale{Model: "m0000", Replicas: &n, Origin: state.OriginOperator})
+		big := model("big", 1, variant("a", "h2", func(v *state.Variant) { v.GPUs, v.Memory = 8, 60 }))
+		big.Priority = 90
+		w.model(big)
+		plan(b, "one-missing-evicts", w.view(), func(p *state.Plan) bool { return p != nil && len(p.Move) == 8 })
+	}
+}
