@@ -53,7 +53,7 @@ func (f *fleet) secondNode() (pid int) {
 	low := 31000 + (first-21000)/200*20
 	change(`min_dynamic_port\s*=\s*\d+`, fmt.Sprintf("min_dynamic_port = %d", low))
 	change(`max_dynamic_port\s*=\s*\d+`, fmt.Sprintf("max_dynamic_port = %d", low+19))
-	change(`simulate \{`, "seed = \"second\"\n    simulate {")
+	change(`seed\s*= ".*"`, `seed = "second"`)
 	path := filepath.Join(f.info.DataDir, "config", "nomad-client-2.hcl")
 	require.NoError(t, os.WriteFile(path, []byte(config), 0o600))
 

@@ -78,7 +78,7 @@ func (f *fleet) secondNomad() *cluster {
 	change(&node, `servers\s*=\s*\[.*\]`, fmt.Sprintf("servers = [\"127.0.0.1:%s\"]", ports["rpc"]))
 	change(&node, `min_dynamic_port\s*=\s*\d+`, fmt.Sprintf("min_dynamic_port = %d", low))
 	change(&node, `max_dynamic_port\s*=\s*\d+`, fmt.Sprintf("max_dynamic_port = %d", low+14))
-	change(&node, `simulate \{`, "seed = \"cloud\"\n    simulate {")
+	change(&node, `seed\s*= ".*"`, `seed = "cloud"`)
 	change(&node, `consul \{`, "consul {\n  client_auto_join = false\n  auto_advertise = false\n")
 	node = port(port(node, "http", ports["client-http"]), "rpc", ports["client-rpc"])
 

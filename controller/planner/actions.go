@@ -2,7 +2,6 @@ package planner
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
@@ -16,21 +15,30 @@ func Actions(v *state.View, o Observation, c Config) []Action {
 	if v.Switch(nil, PauseReconcile) != "" {
 		return nil
 	}
+	models, nodes := map[string]*state.Model{}, map[string]*state.Node{}
+	for _, m := range v.Models(nil) {
+		models[m.Name] = m
+	}
+	for _, n := range v.Nodes(nil) {
+		nodes[n.ID] = n
+	}
 	var out []Action
 	for _, r := range v.Replicas(nil) {
-		pool := poolOf(r, v.Node(nil, r.Placement.Node), o)
+		n := nodes[r.Placement.Node]
+		pool := poolOf(r, n, o)
 		if !o.Pools[pool].JobsKnown {
 			continue
 		}
-		if a := actionFor(v, r, pool, o, c); a.Kind != "" {
+		if a := actionFor(models[r.Name.Model], n, r, pool, o, c); a.Kind != "" {
 			out = append(out, a)
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(o.Jobs)) {
-		j := o.Jobs[name]
-		r := v.Replica(nil, name)
+	for name, j := range o.Jobs {
+		if !o.Pools[j.Pool].JobsKnown || !j.Ended || j.Problem != "" || j.Name.String() != name {
+			continue
+		}
 		// What is cold or not known needs no job, not even one that has ended.
-		if o.Pools[j.Pool].JobsKnown && j.Ended && j.Problem == "" && j.Name.String() == name && (r == nil || r.Tier == state.Cold) {
+		if r := v.Replica(nil, name); r == nil || r.Tier == state.Cold {
 			out = append(out, Action{Kind: Purge, Replica: name, Name: j.Name, Pool: j.Pool, Reason: "it has ended and is not needed any more"})
 		}
 	}
@@ -52,9 +60,9 @@ func mayBeParked(r *state.Replica, j *Job, o Observation, c Config) bool {
 	return !o.Now.Before(a.Started.Add(c.ServingGrace)) && !o.Now.Before(r.Since.Add(c.ServingGrace))
 }
 
-// actionFor returns what is to be done for one replica; its kind is empty where that
-// is nothing.
-func actionFor(v *state.View, r *state.Replica, pool string, o Observation, c Config) Action {
+// actionFor returns what is to be done for one replica, of a model and on a node; its kind
+// is empty where that is nothing. The model and the node may be nil.
+func actionFor(m *state.Model, n *state.Node, r *state.Replica, pool string, o Observation, c Config) Action {
 	j, known := believedJob(r, pool, o, c)
 	a := Action{Replica: r.Name.String(), Name: r.Name, Pool: pool}
 	do := func(kind Kind, reason string) Action {
@@ -67,7 +75,7 @@ func actionFor(v *state.View, r *state.Replica, pool string, o Observation, c Co
 	switch {
 	case r.Phase == state.Placed:
 		// Known or not: it is written over the version that is there, or not at all.
-		if v.Model(nil, r.Name.Model).VariantOf(r) == nil {
+		if m.VariantOf(r) == nil {
 			return Action{} // it cannot be written any more, and will be replaced
 		}
 		return do(Register, "it was placed")
@@ -91,7 +99,7 @@ func actionFor(v *state.View, r *state.Replica, pool string, o Observation, c Co
 	case r.Tier == state.Warm, r.Resting():
 		return Action{} // its job is never registered anew: the weights would be lost
 	}
-	if n := v.Node(nil, r.Placement.Node); n == nil || n.Gone || v.Model(nil, r.Name.Model).VariantOf(r) == nil {
+	if n == nil || n.Gone || m.VariantOf(r) == nil {
 		return Action{}
 	}
 	switch {

@@ -27,7 +27,7 @@ type draft struct {
 
 	nodes    []*state.Node
 	byID     map[string]*state.Node
-	fleet    *placement.Fleet
+	fleet    *placement.Fleet // nil until somebody asks for it; see ledger
 	models   []*model // in the order in which they may place
 	byName   map[string]*model
 	byMember map[string]*member
@@ -82,8 +82,10 @@ type member struct {
 	// leaving, resting: on its way out, and WARM or on its way there. What is neither
 	// counts.
 	leaving, resting bool
-	// changed: the plan does something with it already.
-	changed bool
+	// changed: the plan does something with it already. removed: it forgets it.
+	changed, removed bool
+	// passes: an engine of it serves.
+	passes bool
 	// job is its job. jobKnown tells whether it can be believed: then nil means that
 	// there is none.
 	job      *Job
@@ -107,7 +109,6 @@ func newDraft(v *state.View, o Observation, c Config) *draft {
 	for _, mark := range v.Marks(nil) {
 		d.marks[mark.Key] = mark.Time
 	}
-	d.fleet = placement.NewFleet(d.nodes, placement.Config{Rates: c.Rates, WarmShare: c.WarmShare})
 	for _, m := range v.Models(nil) {
 		own := &model{Model: m, rollouts: map[string]state.Rollout{}, waits: map[string]int{}, dedicated: v.IsDedicated(nil, m)}
 		own.frozen = m.Management == state.ManagementDisabled || v.ScalingDisabled(nil, m.Name)
@@ -130,13 +131,13 @@ func newDraft(v *state.View, o Observation, c Config) *draft {
 			memory: r.Placement.Memory, leaving: r.Leaving(), resting: r.Resting(),
 		}
 		own.job, own.jobKnown = d.jobOf(own)
+		own.passes = d.passing(own.name)
 		m.members = append(m.members, own)
 		d.byMember[own.name] = own
 	}
 	waits := map[string]bool{} // room is being made for it
 	for _, m := range d.models {
 		for _, r := range m.members {
-			d.put(m, r)
 			waits[r.makesRoomFor] = waits[r.makesRoomFor] || !r.counts()
 		}
 	}
@@ -269,8 +270,8 @@ func (r *member) counts() bool { return !r.leaving && !r.resting }
 // remove forgets a member.
 func (d *draft) remove(r *member) {
 	d.plan.Remove = append(d.plan.Remove, state.Remove{Replica: r.name, ModifyIndex: r.ModifyIndex})
-	d.fleet.Drop(r.name)
-	r.leaving, r.resting, r.changed = true, false, true
+	r.leaving, r.resting, r.changed, r.removed = true, false, true, true
+	d.put(d.byName[r.Name.Model], r)
 }
 
 // dismiss sends a member away: one that serves is drained first.
@@ -307,6 +308,7 @@ func (d *draft) admit(m *model, p state.Place, phase state.Phase) *member {
 		},
 		name: p.Name.String(), node: d.byID[p.Placement.Node], tier: state.Hot, phase: phase, memory: p.Placement.Memory, changed: true,
 	}
+	r.passes = d.passing(r.name)
 	m.members = append(m.members, r)
 	d.byMember[r.name] = r
 	d.put(m, r)

@@ -177,7 +177,7 @@ func (d *draft) evict(r *member, to state.Tier, by string) {
 func (d *draft) waitFor(m *model, v *state.Variant, c placement.Choice) {
 	d.batch[m.Name] = true
 	d.reserved++
-	d.fleet.Reserve(c, fmt.Sprintf("place %d of %s", d.reserved, m.Name), m.Name)
+	d.ledger().Reserve(c, fmt.Sprintf("place %d of %s", d.reserved, m.Name), m.Name)
 	in := inputs{"variant": v.Name, "about": fmt.Sprintf("place %d", d.waiting[m.Name]), "node": c.Placement.Node, "level": c.Level.String(), "seconds": seconds(c.Seconds)}
 	d.waiting[m.Name]++
 	node := c.Placement.Node

@@ -9,12 +9,30 @@ import (
 	"remuda/controller/state"
 )
 
-// put tells the fleet what a member holds, what it will hold, and how it may be evicted.
+// ledger returns the fleet with all members as the plan leaves them. It is made when it
+// is asked for: a plan at rest needs none.
+func (d *draft) ledger() *placement.Fleet {
+	if d.fleet == nil {
+		d.fleet = placement.NewFleet(d.nodes, placement.Config{Rates: d.conf.Rates, WarmShare: d.conf.WarmShare})
+		for _, m := range d.models {
+			for _, r := range m.members {
+				d.put(m, r)
+			}
+		}
+	}
+	return d.fleet
+}
+
+// put tells the fleet, where there is one, what a member holds, what it will hold, and how
+// it may be evicted.
 func (d *draft) put(m *model, r *member) {
+	if d.fleet == nil {
+		return
+	}
 	next := r.next()
 	t := placement.Tenant{Name: r.name, Node: r.Placement.Node, Model: m.Name, Holds: r.holds()}
 	switch {
-	case r.tier == state.Cold:
+	case r.removed, r.tier == state.Cold:
 		d.fleet.Drop(r.name)
 		return
 	case r.leaving:
@@ -126,7 +144,7 @@ func (d *draft) find(m *model, v *state.Variant, a ask) (placement.Choice, *plac
 			req.Warm = append(req.Warm, placement.Warm{Tenant: r.name, Placement: r.next().Placement})
 		}
 	}
-	return d.fleet.Place(req)
+	return d.ledger().Place(req)
 }
 
 // fits tells whether a definition could be placed somewhere without evicting anything.

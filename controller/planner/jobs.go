@@ -44,11 +44,15 @@ const maxTold = state.DecisionLimit / 8
 func (d *draft) orphans() {
 	var strangers []Job
 	told := 0
-	for _, name := range slices.Sorted(maps.Keys(d.obs.Jobs)) {
-		j := d.obs.Jobs[name]
-		if j.Ended || d.view.Replica(nil, name) != nil {
-			continue
+	var unknown []string
+	for name, j := range d.obs.Jobs {
+		if !j.Ended && d.byMember[name] == nil && d.view.Replica(nil, name) == nil {
+			unknown = append(unknown, name)
 		}
+	}
+	slices.Sort(unknown)
+	for _, name := range unknown {
+		j := d.obs.Jobs[name]
 		if !d.obs.Pools[j.Pool].JobsKnown || d.full() {
 			strangers = append(strangers, j)
 			continue
@@ -82,14 +86,14 @@ func (d *draft) holdStranger(j Job) {
 	if n == nil {
 		return
 	}
-	u := d.fleet.Usage(n.ID)
+	u := d.ledger().Usage(n.ID)
 	t := placement.Tenant{Name: "job " + j.Name.String(), Node: n.ID, Model: j.Name.Model, Holds: state.Holding{Memory: j.Placement.Memory}}
 	for _, s := range j.Placement.Seats {
 		if _, held := u.Seats[s]; !held && !slices.Contains(t.Holds.Seats, s) {
 			t.Holds.Seats = append(t.Holds.Seats, s)
 		}
 	}
-	d.fleet.Put(t)
+	d.ledger().Put(t)
 }
 
 // adopt takes a job's replica in, or says why not.
@@ -116,14 +120,13 @@ func (d *draft) adopt(name string, j Job) string {
 		return why
 	}
 	p := state.Place{Name: j.Name, VariantHash: j.Hash, Placement: j.Placement, Job: name, Adopt: true, JobIndex: j.Index, Tier: state.Hot, Phase: state.Starting}
-	r := &member{Replica: &state.Replica{Name: j.Name}, name: name}
-	if d.passing(r) && j.Alloc != nil && j.Alloc.Client == clientRunning {
+	if d.passing(name) && j.Alloc != nil && j.Alloc.Client == clientRunning {
 		p.Phase = state.Running
 	}
 	in := inputs{"node": j.Placement.Node, "seats": strings.Join(j.Placement.Seats, ","), "index": strconv.FormatUint(j.Index, 10)}
 	in.restarts(j.Alloc)
 	d.decide(KindAdopt, m.Name, name, fmt.Sprintf("its job runs on node %s and was not known: it is taken in as HOT %s", j.Placement.Node, p.Phase), in)
-	r = d.admit(m, p, p.Phase)
+	r := d.admit(m, p, p.Phase)
 	if d.poolOf(r) != "" {
 		d.mark(markSpilled, name) // nobody knows why it is there: that is no reason to leave
 	}
@@ -137,7 +140,7 @@ func (d *draft) mayHold(m *model, v *state.Variant, j Job) string {
 	if n == nil {
 		return fmt.Sprintf("there is no node %q", j.Placement.Node)
 	}
-	u := d.fleet.Usage(n.ID)
+	u := d.ledger().Usage(n.ID)
 	seats := map[string]bool{}
 	perGPU := map[string]int{}
 	for _, s := range j.Placement.Seats {

@@ -111,8 +111,8 @@ func (d *draft) stopped(m *model, r *member) {
 	case !d.jobOver(r):
 	case r.Target == state.Cold:
 		d.plan.Move = append(d.plan.Move, state.Move{Replica: r.name, ModifyIndex: r.ModifyIndex, Tier: state.Cold, Phase: state.Running})
-		d.fleet.Drop(r.name)
 		r.tier, r.phase, r.target, r.changed = state.Cold, state.Running, "", true
+		d.put(m, r)
 	default:
 		d.remove(r)
 	}
@@ -135,14 +135,14 @@ func (d *draft) drain(m *model, r *member) {
 	}
 }
 
-// passing tells whether an engine of the member serves.
-func (d *draft) passing(r *member) bool {
-	return d.obs.EnginesKnown && slices.ContainsFunc(d.obs.Engines[r.name], func(e Engine) bool { return e.Passing })
+// passing tells whether an engine of a replica serves.
+func (d *draft) passing(name string) bool {
+	return d.obs.EnginesKnown && slices.ContainsFunc(d.obs.Engines[name], func(e Engine) bool { return e.Passing })
 }
 
 // serves tells whether the member is HOT and running and nothing says that it does not
 // serve now: one that hangs is still running, for Nomad and for the state.
-func (d *draft) serves(r *member) bool { return r.serving() && (!d.obs.EnginesKnown || d.passing(r)) }
+func (d *draft) serves(r *member) bool { return r.serving() && (!d.obs.EnginesKnown || r.passes) }
 
 // hadTimeToPlace tells whether Nomad could have placed the member for PlaceTimeout.
 func (d *draft) hadTimeToPlace(r *member) bool {
@@ -178,7 +178,7 @@ func (d *draft) itsOwn(r *member) bool {
 // starting looks whether a member serves, or has failed. One whose allocation runs
 // may load for as long as it likes.
 func (d *draft) starting(m *model, r *member) {
-	if d.passing(r) && (!d.obs.Pools[d.poolOf(r)].JobsKnown || r.jobKnown && r.job != nil && !r.job.Stopped && d.itsOwn(r)) {
+	if r.passes && (!d.obs.Pools[d.poolOf(r)].JobsKnown || r.jobKnown && r.job != nil && !r.job.Stopped && d.itsOwn(r)) {
 		d.decide(KindServing, m.Name, r.name, fmt.Sprintf("an engine serves, %s after it was started", d.obs.Now.Sub(r.Since).Round(time.Millisecond)), inputs{"started_for": d.obs.Now.Sub(r.Since).String(), "node": nodeName(r)})
 		d.move(r, state.Running, "", nil)
 		return
@@ -232,8 +232,8 @@ func (in inputs) restarts(a *Alloc) {
 // running looks whether a member still serves. It is believed to, unless nothing
 // serves and its allocation is known to have begun anew or to have ended.
 func (d *draft) running(m *model, r *member) {
-	if d.passing(r) || !d.obs.EnginesKnown || !r.jobKnown {
-		if (r.Failures > 0 || r.LastError != "") && d.passing(r) && d.due(r.Since.Add(d.conf.SteadyTime)) {
+	if r.passes || !d.obs.EnginesKnown || !r.jobKnown {
+		if (r.Failures > 0 || r.LastError != "") && r.passes && d.due(r.Since.Add(d.conf.SteadyTime)) {
 			d.move(r, state.Running, "", func(c *state.Move) { c.Failures, c.LastError = new(int), new(string) })
 		}
 		return

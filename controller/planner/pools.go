@@ -87,7 +87,10 @@ func (d *draft) expected(m *model, r *member) bool {
 // than there are, and it was not placed there for lack of room.
 func (d *draft) misplaced(m *model, r *member) bool {
 	pool := d.poolOf(r)
-	if _, spilled := d.marks[markKey(markSpilled, r.name)]; spilled || pool == "" || !d.open(pool) {
+	if pool == "" || !d.open(pool) {
+		return false
+	}
+	if _, spilled := d.marks[markKey(markSpilled, r.name)]; spilled {
 		return false
 	}
 	return !d.expected(m, r)

@@ -36,7 +36,7 @@ func (d *draft) trials(g *group) {
 			d.dismiss(c)
 		case c.phase == state.Failed:
 			d.rollBack(g.model, c, "the canary failed: "+c.LastError)
-		case c.serving() && d.passing(c) && d.due(c.Since.Add(d.conf.CanaryTime)):
+		case c.serving() && c.passes && d.due(c.Since.Add(d.conf.CanaryTime)):
 			d.setRollout(g.model, v.Name, state.RolloutRolling, "")
 			d.decide(KindRolling, g.Name, c.name, fmt.Sprintf("the canary has served for %s: the other replicas of variant %s follow", d.obs.Now.Sub(c.Since).Round(time.Millisecond), v.Name),
 				inputs{"variant": v.Name, "variant_hash": v.Hash, "served_for": d.obs.Now.Sub(c.Since).String()})
@@ -70,7 +70,7 @@ func (d *draft) placeCanary(g *group, v *state.Variant, old []*member) {
 		if r.phase != state.Failed || r.changed {
 			continue
 		}
-		d.fleet.Drop(r.name)
+		d.ledger().Drop(r.name)
 		fits := d.fits(g.model, v, nil)
 		d.put(g.model, r)
 		if fits {

@@ -237,7 +237,7 @@ func (d *draft) awaitSleep(g *group) bool {
 	for _, r := range g.model.members {
 		if r.resting && r.phase == state.Sleeping && r.makesRoomFor == "" && !r.changed && !d.awaited[r.name] && g.has(r) && !d.due(r.Since.Add(2*d.conf.MemoryTimeout)) {
 			d.awaited[r.name] = true
-			d.fleet.Put(placement.Tenant{Name: r.name, Node: r.Placement.Node, Model: g.Name, Holds: r.next().Holds()})
+			d.ledger().Put(placement.Tenant{Name: r.name, Node: r.Placement.Node, Model: g.Name, Holds: r.next().Holds()})
 			return true
 		}
 	}
@@ -278,15 +278,16 @@ func (d *draft) cannot(kind string, g *group, variant, about, what string, refus
 // being emptied, their definition is outdated, or they are in a pool where people expect
 // fewer. What fits nowhere else stays.
 func (d *draft) replace(g *group) {
+	leaving := d.leastWanted(g, slices.DeleteFunc(slices.Clone(g.members), func(r *member) bool { return !r.displaced() && !g.outdated(r) && !d.misplaced(g.model, r) }))
 	var old []*member
-	for _, r := range d.leastWanted(g, g.members) {
+	for _, r := range leaving {
 		if r.displaced() {
 			old = append(old, r)
 		}
 	}
 	displaced := len(old)
-	for _, r := range d.leastWanted(g, g.members) {
-		if !r.displaced() && (g.outdated(r) || d.misplaced(g.model, r)) && len(old) < displaced+d.conf.Surge {
+	for _, r := range leaving {
+		if !r.displaced() && len(old) < displaced+d.conf.Surge {
 			old = append(old, r)
 		}
 	}
@@ -344,6 +345,9 @@ func (d *draft) replace(g *group) {
 
 // retire sends away members that have to go, as far as others serve in their place.
 func (d *draft) retire(g *group) {
+	if len(g.members) <= g.target {
+		return
+	}
 	serving := g.count(d.serves)
 	for _, r := range d.leastWanted(g, g.members) {
 		if r.changed || d.full() || len(g.members) <= g.target || !r.displaced() && !g.outdated(r) && !d.misplaced(g.model, r) {

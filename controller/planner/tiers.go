@@ -55,7 +55,7 @@ func (d *draft) drainToWarm(m *model, r *member) {
 func (d *draft) putToSleep(m *model, r *member, in inputs) {
 	need := r.Placement.HostMemory
 	budget := int64(d.conf.WarmShare * float64(r.node.HostMemory))
-	used := d.fleet.Usage(r.node.ID).HostMemory
+	used := d.ledger().Usage(r.node.ID).HostMemory
 	in["host_memory"], in["warm_used"], in["warm_budget"] = strconv.FormatInt(need, 10), strconv.FormatInt(used, 10), strconv.FormatInt(budget, 10)
 	if used+need <= budget {
 		d.decide(KindDrained, m.Name, r.name, "no gateway has a request on it any more: it goes to sleep", in)

@@ -149,6 +149,7 @@ plugin "raw_exec" {
 plugin %s {
   config {
     gms_socket_dir = %s
+    seed           = %s
     simulate {
       model = "H100"
       count = %d
@@ -156,7 +157,7 @@ plugin %s {
   }
 }
 `, hclString(c.dir.join("plugins")), hclString(c.ports.addr("nomad-rpc")), low, high, hclString(c.dir.join("nomad", "mounts")),
-		hclString(devicePlugin), hclString(c.dir.sockets()), c.opts.GPUs)
+		hclString(devicePlugin), hclString(c.dir.sockets()), hclString(c.ports.seed()), c.opts.GPUs)
 }
 
 func (c *Cluster) autoscalerConfig() string {

@@ -11,6 +11,8 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+
+	deviceplugin "remuda/device-plugin"
 )
 
 // Engines that the demo model can run on.
@@ -22,10 +24,16 @@ const (
 // maxGPUs is as many as the largest common server has.
 const maxGPUs = 16
 
+// defaultSeats is twice the device plugin's: a WARM pair keeps its two seats of a GPU, and
+// a second pair finds room beside it.
+const defaultSeats = 2 * deviceplugin.DefaultSeats
+
 // Options say what to run.
 type Options struct {
 	// GPUs is how many GPUs the node simulates, 1 to 16.
 	GPUs int
+	// Seats is how many seats each of them offers, 1 to 64.
+	Seats int
 	// Engine is EngineSim or EngineOllama.
 	Engine string
 	// Single runs one engine on EngineSim instead of a failover pair.
@@ -49,13 +57,16 @@ type Options struct {
 
 // DefaultOptions fits a laptop.
 func DefaultOptions() Options {
-	return Options{GPUs: 2, Engine: EngineSim, Out: os.Stdout}
+	return Options{GPUs: 2, Seats: defaultSeats, Engine: EngineSim, Out: os.Stdout}
 }
 
 func (o *Options) validate() error {
 	var errs []error
 	if o.GPUs < 1 || o.GPUs > maxGPUs {
 		errs = append(errs, fmt.Errorf("-gpus is %d: want 1 to %d", o.GPUs, maxGPUs))
+	}
+	if o.Seats < 1 || o.Seats > deviceplugin.MaxSeats {
+		errs = append(errs, fmt.Errorf("-seats is %d: want 1 to %d", o.Seats, deviceplugin.MaxSeats))
 	}
 	if o.Engine != EngineSim && o.Engine != EngineOllama {
 		errs = append(errs, fmt.Errorf("-engine is %q: want %s or %s", o.Engine, EngineSim, EngineOllama))

@@ -83,6 +83,16 @@ func (b *portBlock) choose() error {
 // dynamic is the range that Nomad may give to tasks.
 func (b *portBlock) dynamic() (low, high int) { return b.base + ownPorts, b.base + blockSize - 1 }
 
+// seed varies the simulated GPUs of clusters that run at the same time: what is on a GPU
+// is found by its UUID. The first cluster has none, so that its GPUs are those that the
+// job files and the documentation name.
+func (b *portBlock) seed() string {
+	if b.base == firstBlock {
+		return ""
+	}
+	return "dev-" + strconv.Itoa(b.base)
+}
+
 func (b *portBlock) addr(name string) string { return loopback(b.ports[name]) }
 
 func (b *portBlock) Close() error { return b.claim.Close() }
