@@ -466,6 +466,7 @@ func memoryHeld(t *testing.T, f *fleet) {
 // leader as well.
 func leaderKilledInSteps(t *testing.T, f *fleet) {
 	f.clear("a")
+	defer f.clear("b")
 	reaches := func(model, stage string) {
 		t.Helper()
 		eventually(t, time.Minute, model+" to be "+stage, func() error {
@@ -569,7 +570,6 @@ func leaderKilledInSteps(t *testing.T, f *fleet) {
 
 // idlePruned: a model that nobody asks for goes WARM and then COLD, by itself.
 func idlePruned(t *testing.T, f *fleet) {
-	f.clear("b")
 	f.applyTier(tierModel{name: "lazy", replicas: 1, more: `idle {
     warm = "4s"
     cold = "12s"
@@ -619,7 +619,8 @@ func switched(t *testing.T, f *fleet) {
 	f.remuda("switch", "unset", "disable-scaling/lazy")
 	f.tiers("lazy", 0, 0, 1)
 
-	f.applyTier(tierModel{name: "b", replicas: 3})
+	f.applyTier(tierModel{name: "b", replicas: 1})
+	f.remuda("scale", "b", "3")
 	f.tiers("b", 3, 0, 0)
 	f.remuda("switch", "set", "cap-max-replicas", "1")
 	f.tiers("b", 1, 0, 0)
@@ -629,6 +630,20 @@ func switched(t *testing.T, f *fleet) {
 	require.Error(t, err)
 	require.Contains(t, out, "many")
 	f.clear("b", "lazy")
+}
+
+// serving waits until one replica of the model is HOT, wherever others of it rest.
+func (f *fleet) serving(model string) {
+	f.t.Helper()
+	eventually(f.t, 2*time.Minute, "a HOT replica of "+model, func() error {
+		all, err := f.replicas(model)
+		for _, r := range all {
+			if r.Tier == "HOT" && r.Phase == "running" {
+				return nil
+			}
+		}
+		return errors.Join(err, errors.New(f.why(model)))
+	})
 }
 
 // dedicated: what is pinned is not evicted, and a set replaces the one before.
@@ -650,7 +665,7 @@ func dedicated(t *testing.T, f *fleet) {
 	t.Logf("remuda plan -scale r=1:\n%s", f.remuda("plan", "-scale", "r=1"))
 	// Another set: r comes back in the place of what is not in it any more.
 	f.remuda("dedicated", "set", "r=1")
-	f.tiers("r", 1, 0, 0)
+	f.serving("r")
 	// And one by the calendar, whose only window is always.
 	calendar := filepath.Join(f.dir, "calendar.hcl")
 	require.NoError(t, os.WriteFile(calendar, []byte("timezone = \"UTC\"\ndefault {\n  dedicated = { p = 1 }\n}\n"), 0o600))
@@ -662,6 +677,6 @@ func dedicated(t *testing.T, f *fleet) {
 		}
 		return nil
 	})
-	f.tiers("p", 1, 0, 0)
+	f.serving("p")
 	f.clear("p", "q", "r", "s")
 }

@@ -23,6 +23,7 @@ where "make tools" builds them. Several clusters may run side by side.`,
 		setup: func(fs *flag.FlagSet) func(context.Context, []string) error {
 			opts := devcluster.DefaultOptions()
 			fs.IntVar(&opts.GPUs, "gpus", opts.GPUs, "`number` of simulated GPUs, 1 to 16")
+			fs.IntVar(&opts.Seats, "seats", opts.Seats, "`number` of seats of each of them, 1 to 64: an engine takes one, HOT or WARM. More than 2 are for models without pairs: a GPU shares the weights of one model")
 			fs.StringVar(&opts.Engine, "engine", opts.Engine, "the demo model's `engine`: sim, or ollama (a real one)")
 			fs.BoolVar(&opts.Single, "single", false, "run one engine of the demo model instead of a primary with its shadow")
 			fs.StringVar(&opts.Model, "model", "", "model `file` to apply in place of the demo model's; where its job files declare remuda, consul or ollama and it says nothing of them, they are this cluster's")

@@ -14,7 +14,7 @@ var evict = question{
 	synopsis: "Take replicas off their GPUs",
 	about: `Evicts one replica, or all of a model, and lowers the model's scale with them. Running replicas finish their requests
 first. -to warm keeps the weights in the node's memory, from where they are back in seconds; -to cold remembers on
-which node's disk they are. -force also evicts dedicated replicas and goes below the
+which node's disk they are; without -to the replica ends. -force also evicts dedicated replicas and goes below the
 model's min. A replica is given by its name, or by the beginning of its name or ID that no other has.`,
 	args: []string{"REPLICA|MODEL"},
 	setup: func(fs *flag.FlagSet) answering {
@@ -38,11 +38,21 @@ model's min. A replica is given by its name, or by the beginning of its name or 
 					fmt.Fprintln(c.out, "No replica is on a GPU.")
 					return nil
 				}
+				drains := false
 				t := newTable(c.out, "REPLICA", "NODE", "FROM", "TO", "GPUS FREED", "BYTES FREED", "ERROR")
 				for _, e := range answer.Replicas {
-					t.row(e.Name, short(e.Node), e.From, e.To, e.FreedGPUs, bytesize.Text(e.FreedBytes), e.Error)
+					to := e.To
+					if to == "" && e.Error == "" {
+						to = "end"
+					}
+					t.row(e.Name, short(e.Node), e.From, to, e.FreedGPUs, bytesize.Text(e.FreedBytes), e.Error)
+					drains = drains || e.Error == "" && e.From == "HOT" && e.To != e.From
 				}
-				return t.flush()
+				if err := t.flush(); err != nil || !drains {
+					return err
+				}
+				fmt.Fprintln(c.out, "\nThey finish their requests first: `remuda replica list` shows how far they are.")
+				return nil
 			})
 			if err != nil {
 				return err

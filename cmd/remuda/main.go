@@ -150,6 +150,10 @@ func (c *command) Run(args []string) int {
 func (c *command) parse(fs *flag.FlagSet, args []string) ([]string, error) {
 	var rest []string
 	for {
+		if c.verb.anywhere && len(rest) > 0 && len(args) > 0 && negative(args[0]) {
+			rest, args = append(rest, args[0]), args[1:]
+			continue
+		}
 		if err := fs.Parse(args); err != nil {
 			return nil, err
 		}
@@ -160,6 +164,12 @@ func (c *command) parse(fs *flag.FlagSet, args []string) ([]string, error) {
 		}
 		rest, args = append(rest, left[0]), left[1:]
 	}
+}
+
+// negative tells whether an argument is a number below 0, or begins like one. No flag's
+// name begins with a digit, and the verb says better what it wants.
+func negative(arg string) bool {
+	return len(arg) > 1 && arg[0] == '-' && arg[1] >= '0' && arg[1] <= '9'
 }
 
 func (c *command) fail(err error) int {

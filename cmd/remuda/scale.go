@@ -29,6 +29,11 @@ that back. They are a part of the model's replicas, of which it has more where t
 			if err != nil || n < 0 {
 				return usagef("REPLICAS is %q: want a number from 0", args[1])
 			}
+			pooled := false
+			fs.Visit(func(f *flag.Flag) { pooled = pooled || f.Name == "pool" })
+			if pooled && (*pool == "" || *pool == ownPool) {
+				return usagef("-pool is %q: want the name of an external capacity pool; without -pool the model has REPLICAS in all, wherever they are", *pool)
+			}
 			models, _, err := c.Models(ctx, api.QueryOptions{})
 			if err != nil {
 				return err

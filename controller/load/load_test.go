@@ -160,6 +160,23 @@ func TestDemandLastsForOneTimeToLive(t *testing.T) {
 	require.Empty(t, s.Demand())
 }
 
+func TestDemandIsVoidOnceSomebodyDecides(t *testing.T) {
+	s, c := listening()
+	s.Put(wants("a", "m", "n"))
+	s.Void("m")
+	s.Void("never heard of")
+	require.Equal(t, map[string]time.Time{"n": c.now}, s.Demand())
+	c.advance(1)
+	ch := s.Changed()
+	s.Put(wants("a", "m", "n"))
+	require.Equal(t, c.now, s.Demand()["m"], "it is asked for again")
+	select {
+	case <-ch:
+	default:
+		t.Fatal("that is news")
+	}
+}
+
 func TestDemandIsNews(t *testing.T) {
 	s, c := listening()
 	s.Put(wants("a", "m"))

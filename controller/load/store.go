@@ -123,6 +123,14 @@ func (s *Store) Demand() map[string]time.Time {
 	return maps.Clone(s.demand)
 }
 
+// Void forgets that a model was asked for, as somebody decides how many replicas it is to
+// have. What is asked for later counts again.
+func (s *Store) Void(model string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.demand, model)
+}
+
 // Since returns the latest time before which a request may be unknown, and whether a
 // gateway lives. It is the start of the gateway that began last; of one that does not say,
 // when it was first heard. Where a gateway was given up it is no earlier than that: what

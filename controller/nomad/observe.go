@@ -27,6 +27,8 @@ type Job struct {
 	// Placement is where it was put, as its meta says. Memory holds the GPUs that it uses
 	// first.
 	Placement state.Placement
+	// Attempt is what its meta says; see Request.
+	Attempt string
 	// ShimPorts are the labels of its shims' ports, by role, where its job file has named
 	// them; see Shims.
 	ShimPorts map[string]string
@@ -278,7 +280,7 @@ func join(stubs []*api.JobListStub, allocs []*api.AllocationListStub) []Job {
 }
 
 func jobOf(s *api.JobListStub) Job {
-	j := Job{ID: s.ID, Hash: s.Meta[MetaHash], Stopped: s.Stop, Status: s.Status, Index: s.JobModifyIndex, Submitted: time.Unix(0, s.SubmitTime).UTC()}
+	j := Job{ID: s.ID, Hash: s.Meta[MetaHash], Attempt: s.Meta[MetaAttempt], Stopped: s.Stop, Status: s.Status, Index: s.JobModifyIndex, Submitted: time.Unix(0, s.SubmitTime).UTC()}
 	var problems []string
 	name, err := replica.ParseName(s.Meta[MetaReplica])
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/hashicorp/nomad/api"
 
@@ -31,6 +32,9 @@ const (
 	// MetaGPUs has the UUIDs of the GPUs that it uses first, by commas: those of its seats,
 	// or of a variant with a reach some of them. It may wake on others.
 	MetaGPUs = "remuda_gpus"
+	// MetaAttempt tells a job from the one before it whose allocation failed; see
+	// Request.Attempt. Left out where there was none.
+	MetaAttempt = "remuda_attempt"
 	// MetaSleepMemory are bytes of each GPU while it is WARM; left out where it is 0.
 	MetaSleepMemory = "remuda_sleep_memory"
 	// MetaShims has the labels of the shims' ports as role=label, by commas, where tasks
@@ -72,6 +76,10 @@ type Request struct {
 	// Node and Placement are where it runs. Placement.Node is Node's ID.
 	Node      state.Node
 	Placement state.Placement
+	// Attempt is another one than the job's before wherever a new allocation is wanted in
+	// the place of one that failed: without rescheduling Nomad makes none for a job that it
+	// knows already, not even after it was stopped. Empty at first.
+	Attempt string
 }
 
 // JobFaults are all reasons for which a job file cannot run as a replica. It wraps
@@ -211,6 +219,10 @@ func Pin(job *api.Job, namespace string, r Request) error {
 	if shims != "" {
 		job.Meta[MetaShims] = shims
 	}
+	if r.Attempt != "" {
+		job.Meta[MetaAttempt] = r.Attempt
+	}
+	p.keepInPlace()
 	for role, e := range engines {
 		// By vendor and type alone: the group's name has the clique in it, and the
 		// seats say all.
@@ -224,6 +236,16 @@ func Pin(job *api.Job, namespace string, r Request) error {
 		maps.Copy(e.task.Env, map[string]string{EnvModel: r.Name.Model, EnvVariant: r.Name.Variant, EnvGroup: r.Name.String(), EnvUseGPUs: use})
 	}
 	return nil
+}
+
+// keepInPlace has Nomad leave an allocation that failed as it is. In a new one there is
+// no mark of a parked engine, and none of the GPUs to which one was moved: it would take
+// memory that the ledger says is free. The controller itself tries again what failed.
+func (p *pinner) keepInPlace() {
+	p.job.Reschedule = nil
+	for _, g := range p.job.TaskGroups {
+		g.ReschedulePolicy = &api.ReschedulePolicy{Attempts: new(0), Unlimited: new(false), Interval: new(time.Duration(0))}
+	}
 }
 
 // pinner gathers the faults of one job.

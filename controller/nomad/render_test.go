@@ -282,3 +282,19 @@ func TestPinReach(t *testing.T) {
 	}
 	require.Equal(t, []string{"GPU-2,GPU-1", "5", "primary=b"}, []string{job.Meta["remuda_gpus"], job.Meta["remuda_sleep_memory"], job.Meta["remuda_shims"]})
 }
+
+// Nomad leaves what failed to the controller, whatever the job file says: in another
+// allocation an engine that was parked would take its GPU again.
+func TestPinKeepsNomadFromRescheduling(t *testing.T) {
+	job := pair()
+	job.Reschedule = &api.ReschedulePolicy{Unlimited: new(true)}
+	job.TaskGroups[0].ReschedulePolicy = &api.ReschedulePolicy{Attempts: new(3), Unlimited: new(true)}
+	r := request()
+	r.Attempt = "7"
+	require.NoError(t, nomad.Pin(job, "default", r))
+	require.Equal(t, "7", job.Meta["remuda_attempt"])
+	job.Canonicalize()
+	p := job.TaskGroups[0].ReschedulePolicy
+	require.Zero(t, *p.Attempts)
+	require.False(t, *p.Unlimited)
+}

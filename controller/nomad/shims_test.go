@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/controller/nomad"
+	"remuda/controller/state"
 )
 
 func TestShims(t *testing.T) {
@@ -62,4 +63,19 @@ func TestObserveShimsAndGPUs(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, jobs[0].Problem, "as an earlier version has written it")
 	require.Len(t, jobs[0].Placement.Memory, 2)
+}
+
+// A replica wakes on other GPUs of its reach than its job names: that is no drift, and its
+// job is not written anew.
+func TestGPUsChosenAnewAreNoDrift(t *testing.T) {
+	seats := []string{"GPU-1#0", "GPU-2#0", "GPU-3#0"}
+	j := nomad.Job{
+		ID: name.String(), Name: name, Hash: "abc", Index: 7,
+		Placement:   state.Placement{Node: "node-1", Seats: seats, Memory: map[string]int64{"GPU-1": 9}, SleepMemory: 1},
+		Allocations: []nomad.Allocation{{ID: "a", Node: "node-1", Client: "running", Seats: map[string][]string{"primary": seats}}},
+	}
+	r := state.Replica{Name: name, VariantHash: "abc", JobIndex: 7, Placement: state.Placement{Node: "node-1", Seats: seats, Memory: map[string]int64{"GPU-3": 9}, SleepMemory: 1}}
+	require.Empty(t, j.Drift(r))
+	r.Placement.Seats = []string{"GPU-1#1", "GPU-2#0", "GPU-3#0"}
+	require.Len(t, j.Drift(r), 2, "seats that are not its own are")
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"remuda/controller/state"
 )
@@ -47,17 +48,36 @@ func Actions(v *state.View, o Observation, c Config) []Action {
 }
 
 // mayBeParked tells whether the engine of a replica that should serve may have been put
-// to sleep: its allocation runs, and none of its engines serves. One that was never
-// anything but started is loading.
+// to sleep, as its shim remembers over restarts: its allocation runs, and none of its
+// engines serves.
 func mayBeParked(r *state.Replica, j *Job, o Observation, c Config) bool {
-	a := j.Alloc
-	if r.Tier != state.Hot || r.Phase != state.Running || !o.EnginesKnown || a == nil || a.Client != clientRunning || a.Started.IsZero() {
+	from := parkedFrom(r, j, c)
+	if from.IsZero() || o.Now.Before(from) || !o.EnginesKnown {
 		return false
 	}
-	if slices.ContainsFunc(o.Engines[r.Name.String()], func(e Engine) bool { return e.Passing }) {
-		return false
+	return !slices.ContainsFunc(o.Engines[r.Name.String()], func(e Engine) bool { return e.Passing })
+}
+
+// parkedFrom is from when on a replica that does not serve may be parked, zero where it
+// cannot be. One that starts is most likely loading, and its shim is asked only after
+// what a wake may take.
+func parkedFrom(r *state.Replica, j *Job, c Config) time.Time {
+	if j == nil || j.Alloc == nil || j.Alloc.Client != clientRunning || j.Alloc.Started.IsZero() {
+		return time.Time{}
 	}
-	return !o.Now.Before(a.Started.Add(c.ServingGrace)) && !o.Now.Before(r.Since.Add(c.ServingGrace))
+	wait := c.ServingGrace
+	switch r.Stage() {
+	case state.Stage{Tier: state.Hot, Phase: state.Running}:
+	case state.Stage{Tier: state.Hot, Phase: state.Starting}:
+		wait = max(c.ServingGrace, c.WakeTimeout)
+	default:
+		return time.Time{}
+	}
+	from := j.Alloc.Started
+	if r.Since.After(from) {
+		from = r.Since
+	}
+	return from.Add(wait)
 }
 
 // actionFor returns what is to be done for one replica, of a model and on a node; its kind

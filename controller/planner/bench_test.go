@@ -96,3 +96,45 @@ func BenchmarkPlanLarge(b *testing.B) {
 		plan(b, "one-missing-evicts", w.view(), func(p *state.Plan) bool { return p != nil && len(p.Move) == 8 })
 	}
 }
+
+// oneModel is such a world in which one model holds everything, and may lose one replica,
+// to one that asks for two GPUs.
+func oneModel(t require.TestingT, nodes int) (*world, planner.Observation) {
+	full, o := large(t, nodes)
+	w := newWorld(t, full.rand)
+	w.now = full.now
+	var all []state.Node
+	for _, n := range full.view().Nodes(nil) {
+		all = append(all, *n)
+	}
+	w.must(&state.UpsertNodes{Nodes: all})
+	m := model("all", nodes*8, variant("a", "h1", func(v *state.Variant) { v.Memory = 40 }))
+	m.Min, m.Max = nodes*8-1, nodes*8
+	w.model(m)
+	w.model(model("asks", 1, variant("a", "h2", func(v *state.Variant) { v.GPUs, v.Memory = 2, 60 })))
+	jobs, engines := map[string]planner.Job{}, map[string][]planner.Engine{}
+	p := &state.Plan{ID: "all", Index: w.view().Index(), Time: epoch}
+	for _, name := range sorted(o.Jobs) {
+		j := o.Jobs[name]
+		j.Name.Model = m.Name
+		jobs[j.Name.String()], engines[j.Name.String()] = j, o.Engines[name]
+		p.Place = append(p.Place, state.Place{Name: j.Name, VariantHash: "h1", Placement: j.Placement, Job: j.Name.String(), Adopt: true, JobIndex: j.Index, Tier: state.Hot, Phase: state.Running})
+	}
+	for part := range slices.Chunk(p.Place, 500) {
+		w.must(&state.Plan{ID: p.ID, Index: p.Index, Time: p.Time, Place: part})
+	}
+	o.Jobs, o.Engines, o.Loads = jobs, engines, map[string]planner.Load{}
+	return w, o
+}
+
+// TestManyToSpare: on each of many nodes an eviction would take more from a model than it
+// may lose. That took seconds once, and grew with the square of the nodes.
+func TestManyToSpare(t *testing.T) {
+	w, o := oneModel(t, 1000)
+	began := time.Now()
+	p, _ := planner.Plan(w.view(), o, w.conf)
+	require.Less(t, time.Since(began), 5*time.Second)
+	require.NotNil(t, p)
+	require.Empty(t, p.Move, "nothing is evicted: it would not help")
+	require.Equal(t, planner.KindCannotPlace, p.Decisions[0].Kind)
+}

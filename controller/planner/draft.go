@@ -28,7 +28,7 @@ type draft struct {
 	nodes    []*state.Node
 	byID     map[string]*state.Node
 	fleet    *placement.Fleet // nil until somebody asks for it; see ledger
-	models   []*model // in the order in which they may place
+	models   []*model         // in the order in which they may place
 	byName   map[string]*model
 	byMember map[string]*member
 	marks    map[string]time.Time
@@ -48,6 +48,7 @@ type draft struct {
 	plan *state.Plan
 	next time.Time
 	text int // bytes of the decisions
+	once int // how much was to be said that may have been said before
 	// told has the decisions of a model, newest first, once they were asked for.
 	told map[string][]*state.Decision
 }
@@ -67,6 +68,10 @@ type model struct {
 	waits map[string]int
 	// most is how many replicas it may have by the switches, nil where they do not say.
 	most *int
+	// kept are the members that are expected in each pool, made by expected, and standing
+	// is what up says. Both are nil again once a member comes, goes or moves.
+	kept     map[string]map[*member]bool
+	standing *standing
 }
 
 // member is a replica with what is seen of it.
@@ -79,6 +84,7 @@ type member struct {
 	target         state.Tier
 	makesRoomFor   string
 	memory         map[string]int64 // of each GPU, as Placement.Memory
+	slept          []string         // as Replica.Slept
 	// leaving, resting: on its way out, and WARM or on its way there. What is neither
 	// counts.
 	leaving, resting bool
@@ -128,7 +134,7 @@ func newDraft(v *state.View, o Observation, c Config) *draft {
 		}
 		own := &member{
 			Replica: r, name: r.Name.String(), node: d.byID[r.Placement.Node], tier: r.Tier, phase: r.Phase, target: r.Target, makesRoomFor: r.For,
-			memory: r.Placement.Memory, leaving: r.Leaving(), resting: r.Resting(),
+			memory: r.Placement.Memory, slept: r.Slept, leaving: r.Leaving(), resting: r.Resting(),
 		}
 		own.job, own.jobKnown = d.jobOf(own)
 		own.passes = d.passing(own.name)
@@ -249,20 +255,28 @@ func (d *draft) move(r *member, phase state.Phase, target state.Tier, details fu
 	if c.For != nil {
 		r.makesRoomFor = *c.For
 	}
+	if phase != state.Waking && phase != state.Stopping {
+		r.slept = nil
+	}
 	if c.Memory != nil {
-		r.memory = c.Memory
+		r.slept, r.memory = state.LeftBehind(r.memory, c.Memory), c.Memory
 	}
 	next := r.next()
 	r.leaving, r.resting = next.Leaving(), next.Resting()
-	d.put(d.byName[r.Name.Model], r)
+	m := d.byName[r.Name.Model]
+	m.moved()
+	d.put(m, r)
 }
 
 // next is the member as the plan leaves it.
 func (r *member) next() *state.Replica {
 	n := *r.Replica
-	n.Tier, n.Phase, n.Target, n.Placement.Memory = r.tier, r.phase, r.target, r.memory
+	n.Tier, n.Phase, n.Target, n.Placement.Memory, n.Slept = r.tier, r.phase, r.target, r.memory, r.slept
 	return &n
 }
+
+// moved forgets what was computed from the members.
+func (m *model) moved() { m.kept, m.standing = nil, nil }
 
 // counts tells whether the member is one of its model's replicas.
 func (r *member) counts() bool { return !r.leaving && !r.resting }
@@ -271,7 +285,9 @@ func (r *member) counts() bool { return !r.leaving && !r.resting }
 func (d *draft) remove(r *member) {
 	d.plan.Remove = append(d.plan.Remove, state.Remove{Replica: r.name, ModifyIndex: r.ModifyIndex})
 	r.leaving, r.resting, r.changed, r.removed = true, false, true, true
-	d.put(d.byName[r.Name.Model], r)
+	m := d.byName[r.Name.Model]
+	m.moved()
+	d.put(m, r)
 }
 
 // dismiss sends a member away: one that serves is drained first.
@@ -310,6 +326,7 @@ func (d *draft) admit(m *model, p state.Place, phase state.Phase) *member {
 	}
 	r.passes = d.passing(r.name)
 	m.members = append(m.members, r)
+	m.moved()
 	d.byMember[r.name] = r
 	d.put(m, r)
 	return r
@@ -354,16 +371,34 @@ func (d *draft) decide(kind, model, replica, reason string, in inputs) {
 	d.plan.Decisions = append(d.plan.Decisions, state.Decision{Time: d.obs.Now, Model: model, Replica: replica, Kind: kind, Reason: reason, Inputs: in})
 }
 
+// retell is how long a decision holds whose numbers have changed, but not what it says:
+// on a busy fleet they change at every look.
+const retell = time.Minute
+
+// maxOnce is about how many things one plan says that it may have said before. Where there
+// are more than decisions are kept, they would be said again and again.
+const maxOnce = state.DecisionLimit / 2
+
 // decideOnce records a decision unless the last one of its kind about the same thing
 // said the same. One that led to a placement of that variant
 // makes it news again.
 func (d *draft) decideOnce(kind, model, replica, reason string, in inputs) {
+	d.tell(kind, model, replica, reason, "", in)
+}
+
+// tell is decideOnce. Where the reason is what and then details, other details are told
+// after a while only; an empty what is all of it.
+func (d *draft) tell(kind, model, replica, reason, what string, in inputs) {
+	if d.once++; d.once > maxOnce {
+		return
+	}
 	if strings.ContainsRune(model+replica, 0) || !utf8.ValidString(model+replica) {
 		return // no name of ours, and the state would refuse it or write another
 	}
-	same := func(k, r, why string, had map[string]string) (about, said bool) {
+	same := func(k, r, why string, at time.Time, had map[string]string) (about, said bool) {
 		if r == replica && k == kind && had["variant"] == in["variant"] && had["about"] == in["about"] {
-			return true, why == reason && had["index"] == in["index"]
+			is := why == reason || what != "" && strings.HasPrefix(why, what+"; ") && !d.due(at.Add(retell))
+			return true, is && had["index"] == in["index"]
 		}
 		return kind != k && in["variant"] != "" && k == KindPlace && had["variant"] == in["variant"], false
 	}
@@ -372,7 +407,7 @@ func (d *draft) decideOnce(kind, model, replica, reason string, in inputs) {
 		if p.Model != model {
 			continue
 		}
-		if about, said := same(p.Kind, p.Replica, p.Reason, p.Inputs); said {
+		if about, said := same(p.Kind, p.Replica, p.Reason, p.Time, p.Inputs); said {
 			return
 		} else if about {
 			d.decide(kind, model, replica, reason, in)
@@ -380,7 +415,7 @@ func (d *draft) decideOnce(kind, model, replica, reason string, in inputs) {
 		}
 	}
 	for _, p := range d.decisionsOf(model) {
-		if about, said := same(p.Kind, p.Replica, p.Reason, p.Inputs); said {
+		if about, said := same(p.Kind, p.Replica, p.Reason, p.Time, p.Inputs); said {
 			return
 		} else if about {
 			break

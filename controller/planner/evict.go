@@ -88,12 +88,21 @@ func (d *draft) mayLose(m, to *model) int {
 	return n
 }
 
+// maxSparing is how often findRoom looks again for a better place.
+const maxSparing = 64
+
 // findRoom looks for a place that has room once something is evicted. Where the cheapest
 // evictions would take more from a model than it may lose, the dearest of them are
-// spared, and it looks again.
+// spared, and it looks again. After maxSparing times no model has more left on any node
+// than it may lose, so that there is an end however many replicas there are.
 func (d *draft) findRoom(by *model, v *state.Variant, idle bool) (placement.Choice, *placement.Refusal) {
 	spared := map[string]bool{}
-	for {
+	for tries := 0; ; tries++ {
+		if tries == maxSparing {
+			for _, m := range d.models {
+				d.thin(m, d.mayLose(m, by), spared)
+			}
+		}
 		c, no := d.find(by, v, ask{evict: d.mayEvict(by, idle, spared)})
 		if no != nil {
 			return c, no
@@ -117,6 +126,32 @@ func (d *draft) findRoom(by *model, v *state.Variant, idle bool) (placement.Choi
 		}
 		if !again {
 			return c, nil
+		}
+	}
+}
+
+// thin spares all members of a model but the cheapest n on each node: the place of a
+// replica is on one.
+func (d *draft) thin(m *model, n int, spared map[string]bool) {
+	type priced struct {
+		r    *member
+		cost float64
+	}
+	on := map[string][]priced{}
+	for _, r := range m.members {
+		if r.tier != state.Hot || !r.counts() || r.changed || spared[r.name] {
+			continue
+		}
+		to := state.Cold
+		if d.canSleep(m, r) {
+			to = state.Warm
+		}
+		on[r.Placement.Node] = append(on[r.Placement.Node], priced{r, d.evictionCost(m, r, to)})
+	}
+	for _, ps := range on {
+		slices.SortFunc(ps, func(a, b priced) int { return cmp.Or(cmp.Compare(a.cost, b.cost), strings.Compare(a.r.name, b.r.name)) })
+		for _, p := range ps[min(max(n, 0), len(ps)):] {
+			spared[p.r.name] = true
 		}
 	}
 }

@@ -2,6 +2,7 @@ package planner_test
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -317,4 +318,42 @@ func TestAnOutageIsNoTimeInWhichNomadDidNotPlace(t *testing.T) {
 		w.must(&state.Move{Replica: r.Name.String(), ModifyIndex: r.ModifyIndex, Tier: r.Tier, Phase: r.Phase, Time: w.now, LastError: &why})
 		check(t, w)
 	})
+}
+
+func TestReasonsThatChangeAtEveryLook(t *testing.T) {
+	t.Parallel()
+	w := fresh(t, "n0", "n1")
+	w.setNode("n1", func(n *state.Node) { n.Ready = false })
+	w.model(model("m", 5, variant("a", "h1")))
+	w.turns(8)
+	require.Len(t, w.decisions("m", planner.KindCannotPlace), 1)
+	for i := range 45 {
+		w.setNode("n1", func(n *state.Node) {
+			n.Ready, n.GPUs = true, slices.Clone(n.GPUs)
+			for g := range n.GPUs {
+				n.GPUs[g].Healthy, n.GPUs[g].Reason = false, fmt.Sprintf("%d degrees", 90+i%2)
+			}
+		})
+		w.round()
+		w.step()
+	}
+	said := w.decisions("m", planner.KindCannotPlace)
+	require.LessOrEqual(t, len(said), 3, "once a minute at most")
+	require.Greater(t, len(said), 1, "it is not hidden for ever")
+}
+
+func TestMoreThatWaitsThanDecisionsAreKept(t *testing.T) {
+	t.Parallel()
+	w := fresh(t, "n0")
+	for i := range state.DecisionLimit + 200 {
+		w.model(model(fmt.Sprintf("m%d", i), 1, variant("a", "h1", func(v *state.Variant) { v.GPUs = 8 })))
+	}
+	for plans := 0; ; plans++ {
+		require.Less(t, plans, 8, "plans follow each other without end")
+		p, _ := planner.Plan(w.view(), w.observe(false), w.conf)
+		if p == nil {
+			return
+		}
+		w.must(p)
+	}
 }

@@ -41,7 +41,7 @@ func (d *draft) put(m *model, r *member) {
 		t.After = new(asleep(next))
 	case r.phase == state.Waking:
 		awake := *next
-		awake.Tier, awake.Phase = state.Hot, state.Running
+		awake.Tier, awake.Phase, awake.Slept = state.Hot, state.Running, nil
 		t.After = new(awake.Holds())
 	}
 	t.Ways = d.ways(m, r, next)

@@ -166,15 +166,19 @@ func (d *draft) mayHold(m *model, v *state.Variant, j Job) string {
 	if m.FailoverOf(v.Name, v.Hash) {
 		want = 2
 	}
-	if len(perGPU) != v.GPUs || len(j.Placement.Memory) != v.GPUs {
-		return fmt.Sprintf("it has seats on %d GPUs and memory of %d: want %d", len(perGPU), len(j.Placement.Memory), v.GPUs)
+	if reach := max(v.Reach, v.GPUs); len(perGPU) != reach || len(j.Placement.Memory) != v.GPUs {
+		return fmt.Sprintf("it has seats on %d GPUs and memory of %d: want %d and %d", len(perGPU), len(j.Placement.Memory), reach, v.GPUs)
 	}
 	for _, gpu := range slices.Sorted(maps.Keys(perGPU)) {
-		bytes, ok := j.Placement.Memory[gpu]
-		switch {
-		case perGPU[gpu] != want:
+		if perGPU[gpu] != want {
 			return fmt.Sprintf("it has %d seats on GPU %s: want %d", perGPU[gpu], gpu, want)
-		case !ok || bytes < 0:
+		}
+	}
+	for _, gpu := range slices.Sorted(maps.Keys(j.Placement.Memory)) {
+		switch bytes := j.Placement.Memory[gpu]; {
+		case perGPU[gpu] == 0:
+			return fmt.Sprintf("it has %d bytes of GPU %s and no seat on it", bytes, gpu)
+		case bytes < 0:
 			return fmt.Sprintf("it has a seat on GPU %s and %d bytes of it", gpu, bytes)
 		case bytes > u.FreeMemory(n.GPU(gpu)):
 			return fmt.Sprintf("GPU %s has %d bytes free and it takes %d", gpu, max(u.FreeMemory(n.GPU(gpu)), 0), bytes)

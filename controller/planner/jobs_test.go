@@ -59,6 +59,15 @@ func TestOrphans(t *testing.T) {
 		w.turns(8)
 		require.Equal(t, j.Name, w.only(inPhase(state.Running)).Name)
 	})
+	t.Run("with seats on more GPUs than it uses", func(t *testing.T) {
+		t.Parallel()
+		w := fresh(t, "n0")
+		w.model(model("m", 1, variant("a", "h1", func(v *state.Variant) { v.Reach = 2 })))
+		j := w.strange("h1", "n0-GPU0#0", "n0-GPU1#0")
+		j.Placement.Memory = map[string]int64{"n0-GPU1": 30}
+		w.turns(8)
+		require.Equal(t, j.Name, w.only(inPhase(state.Running)).Name)
+	})
 	for _, c := range []struct {
 		name, why string
 		edit      func(*planner.Job)
@@ -72,7 +81,7 @@ func TestOrphans(t *testing.T) {
 		{"with too many seats", "2 seats", func(j *planner.Job) { j.Placement.Seats = []string{"n0-GPU0#0", "n0-GPU0#1"} }},
 		{"with too many GPUs", "2 GPUs", func(j *planner.Job) { j.Placement.Seats = []string{"n0-GPU0#0", "n0-GPU1#1"} }},
 		{"with more memory than there is", "90", func(j *planner.Job) { j.Placement.Memory = map[string]int64{"n0-GPU0": 90} }},
-		{"with memory of another GPU", "a seat on GPU n0-GPU0 and 0 bytes", func(j *planner.Job) { j.Placement.Memory = map[string]int64{"n0-GPU1": 30} }},
+		{"with memory of another GPU", "30 bytes of GPU n0-GPU1 and no seat", func(j *planner.Job) { j.Placement.Memory = map[string]int64{"n0-GPU1": 30} }},
 		{"with negative host memory", "host memory", func(j *planner.Job) { j.Placement.HostMemory = -1 }},
 		{"with meta that was edited", "edited", func(j *planner.Job) { j.Problem = "edited" }},
 	} {

@@ -186,6 +186,7 @@ func (d *draft) starting(m *model, r *member) {
 	if !r.jobKnown || r.job == nil || r.job.Stopped || !d.due(r.Since.Add(d.conf.SettleTime)) {
 		return
 	}
+	d.look(parkedFrom(r.Replica, r.job, d.conf)) // for Actions
 	a := r.job.Alloc
 	switch {
 	case a != nil && (a.Failed || a.Client == clientFailed):
@@ -249,6 +250,7 @@ func (d *draft) running(m *model, r *member) {
 		why = "its allocation is gone"
 	} else {
 		in.restarts(a)
+		d.look(parkedFrom(r.Replica, r.job, d.conf)) // for Actions
 		switch a.Client {
 		case clientPending, clientComplete, clientFailed:
 			why, trouble = fmt.Sprintf("allocation %s is %s: %s", a.ID, a.Client, cmp.Or(a.Event, "Nomad does not say why")), true

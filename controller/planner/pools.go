@@ -79,8 +79,17 @@ func (d *draft) expected(m *model, r *member) bool {
 	if pool == "" || n == 0 {
 		return false
 	}
-	in := d.inPool(m, pool)
-	return slices.Contains(in[:min(n, len(in))], r)
+	if m.kept[pool] == nil {
+		if m.kept == nil {
+			m.kept = map[string]map[*member]bool{}
+		}
+		in := d.inPool(m, pool)
+		m.kept[pool] = make(map[*member]bool, n)
+		for _, r := range in[:min(n, len(in))] {
+			m.kept[pool][r] = true
+		}
+	}
+	return m.kept[pool][r]
 }
 
 // misplaced tells whether the member is in an external pool where people expect fewer

@@ -118,14 +118,23 @@ func (d *draft) pruneOne(m *model, r *member, since time.Time) {
 
 // up returns how many replicas of a model serve, and whether another one is about to.
 func (d *draft) up(m *model) (serving int, coming bool) {
-	for _, r := range m.members {
-		switch {
-		case !r.counts():
-		case d.serves(r):
-			serving++
-		case r.phase != state.Failed:
-			coming = true
+	if m.standing == nil {
+		m.standing = &standing{}
+		for _, r := range m.members {
+			switch {
+			case !r.counts():
+			case d.serves(r):
+				m.standing.serving++
+			case r.phase != state.Failed:
+				m.standing.coming = true
+			}
 		}
 	}
-	return serving, coming
+	return m.standing.serving, m.standing.coming
+}
+
+// standing is how many replicas of a model serve, and whether another one is about to.
+type standing struct {
+	serving int
+	coming  bool
 }

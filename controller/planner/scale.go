@@ -252,7 +252,8 @@ func (g *group) has(r *member) bool {
 // maxNodes is of how many nodes a decision says why nothing fits there.
 const maxNodes = 50
 
-// cannot says once why something is not placed. The kind, the variant and what it is
+// cannot says once why something is not placed, and again after a while where there are
+// other reasons. The kind, the variant and what it is
 // about tell it from other things that wait at the same time.
 func (d *draft) cannot(kind string, g *group, variant, about, what string, refused []*placement.Refusal) {
 	in := inputs{"variant": variant, "about": about}
@@ -271,7 +272,7 @@ func (d *draft) cannot(kind string, g *group, variant, about, what string, refus
 			in["node "+node] = why
 		}
 	}
-	d.decideOnce(kind, g.Name, "", reason, in)
+	d.tell(kind, g.Name, "", reason, what, in)
 }
 
 // replace places members beside those that have to go, before they go: their node is

@@ -124,8 +124,11 @@ func TestWakeOnAnotherGPU(t *testing.T) {
 		}
 	})
 	w.scaleOf("a", 1)
+	w.plan(false)
+	require.Equal(t, []string{gpu}, w.oneOf("a", state.Warm, state.Waking).Slept)
 	w.quiet()
 	awake := w.oneOf("a", state.Hot, state.Running)
+	require.Empty(t, awake.Slept)
 	require.Equal(t, slept.Name, awake.Name)
 	require.NotContains(t, awake.Placement.Memory, gpu)
 	require.Equal(t, slept.Placement.Seats, awake.Placement.Seats)
@@ -345,6 +348,30 @@ func TestParked(t *testing.T) {
 	require.Equal(t, map[string]int{"HOT running": 1}, w.stages("a"))
 	w.consulOut = true
 	require.Empty(t, planner.Actions(w.view(), w.observe(false), w.conf))
+}
+
+// TestParkedAfterARestart: the process began anew, and its shim remembers that its engine
+// was put to sleep. By then the state says that the replica starts.
+func TestParkedAfterARestart(t *testing.T) {
+	t.Parallel()
+	w := idle(t, nil, node("n0", 1))
+	r := w.oneOf("a", state.Hot, state.Running)
+	j := w.nomad[r.Name.String()]
+	j.asleep, j.using, j.serves = true, nil, time.Time{}
+	j.alloc.Started, j.alloc.Restarts = w.now, 1
+	w.now = w.now.Add(w.conf.ServingGrace)
+	w.plan(false)
+	w.oneOf("a", state.Hot, state.Starting)
+	// Nothing but the time that Plan has said makes the controller look again.
+	began := w.now
+	for len(planner.Actions(w.view(), w.observe(false), w.conf)) == 0 {
+		_, w.now = w.plan(false)
+		require.False(t, w.now.IsZero(), "nobody looks again")
+	}
+	require.Equal(t, w.conf.WakeTimeout, w.now.Sub(began), "it may be loading until then")
+	w.quiet()
+	require.False(t, j.asleep, "it was woken")
+	require.Equal(t, map[string]int{"HOT running": 1}, w.stages("a"))
 }
 
 func TestRestingReplicasThatNobodyWants(t *testing.T) {

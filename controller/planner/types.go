@@ -145,8 +145,8 @@ const (
 	// back. What became of it is an Outcome.
 	Sleep Kind = "sleep"
 	// Wake has the replica's engine take the GPUs of its Placement.Memory and serve. What
-	// became of it is an Outcome. It is also asked for a replica that is HOT running while
-	// nothing serves: its shim may be parked.
+	// became of it is an Outcome. It is also asked for a replica that is HOT running, or for
+	// long HOT starting, while nothing serves: its shim may be parked.
 	Wake Kind = "wake"
 )
 

@@ -488,3 +488,49 @@ func TestAllocationInThePlannersWords(t *testing.T) {
 		require.NotEmpty(t, w.seen().Jobs["m:v:1"].Drift, "somebody has edited it")
 	})
 }
+
+// Nomad makes no new allocation for a job that it knows in the place of one that failed:
+// the job has to differ.
+func TestWhatFailedIsTriedWithAnotherJob(t *testing.T) {
+	inWorld(t, nil, func(t *testing.T, w *world) {
+		attempt := func() (out string) {
+			w.nomad.set(func() { out = w.nomad.requests[m1].Attempt })
+			return out
+		}
+		w.running("1")
+		require.Empty(t, attempt())
+		w.script(func(*state.View, planner.Observation) (*state.Plan, time.Time) { return nil, time.Time{} })
+		again := func() {
+			w.move(m1, state.Starting)
+			w.move(m1, state.Failed)
+			w.rest()
+			w.move(m1, state.Placed)
+			w.rest()
+			require.Equal(t, "HOT starting", w.stage(m1))
+		}
+		again()
+		require.Empty(t, attempt(), "its allocation has not failed")
+		failed := allocation("n")
+		failed.Client = "failed"
+		w.nomad.allocate(m1, failed)
+		w.rest()
+		again()
+		first := attempt()
+		require.NotEmpty(t, first)
+		w.nomad.edit(m1, func(j *nomad.Job) {
+			j.Attempt = first
+			j.Allocations = []nomad.Allocation{failed}
+		})
+		w.rest()
+		again()
+		require.NotContains(t, []string{"", first}, attempt())
+		second := attempt()
+		w.nomad.edit(m1, func(j *nomad.Job) {
+			j.Attempt, j.Stopped = second, true
+			j.Allocations = []nomad.Allocation{allocation("n")}
+		})
+		w.rest()
+		require.Equal(t, second, attempt(), "a job that somebody stopped comes back as it was")
+		require.False(t, w.nomad.jobs[m1].Stopped)
+	})
+}

@@ -3,6 +3,7 @@ package reconcile
 import (
 	"context"
 	"errors"
+	"strconv"
 	"sync"
 	"time"
 
@@ -64,6 +65,16 @@ type task struct {
 type situation struct {
 	kind                planner.Kind
 	replica, job, index uint64
+}
+
+// attemptOf is the attempt of a job that is written over j: the same, unless j's allocation
+// failed. Of one version it is always the same one, so that what was written without our
+// hearing of it is recognised.
+func attemptOf(j nomad.Job) string {
+	if current, ok := currentOf(j.Allocations); ok && current.Client == "failed" {
+		return strconv.FormatUint(j.Index, 10)
+	}
+	return j.Attempt
 }
 
 func (o order) situation() situation { return situation{o.Kind, o.replica, o.job, o.Index} }
@@ -134,6 +145,8 @@ type order struct {
 	// shims are those of the job's allocation that counts, allocated whether there is one.
 	shims     []nomad.Shim
 	allocated bool
+	// attempt is the nomad.Request's of a Register.
+	attempt string
 }
 
 // start begins those actions that may be done now. busy are the replicas for which
@@ -160,6 +173,7 @@ func (a *acts) start(ctx context.Context, view *state.View, seen sighted, jobs m
 		if current, ok := currentOf(j.Allocations); ok {
 			o.shims, o.allocated = j.Shims(current), true
 		}
+		o.attempt = attemptOf(j.Job)
 		if r := view.Replica(nil, action.Replica); r != nil {
 			o.replica = r.ModifyIndex
 		}

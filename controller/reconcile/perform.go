@@ -80,6 +80,7 @@ func (l *leading) register(ctx context.Context, n Nomad, o order) error {
 		Name: r.Name, Variant: *v, Node: *node, Placement: r.Placement,
 		// As it was placed: the model may say something else by now.
 		Failover: len(r.Placement.Seats) == 2*seatedOn(r.Placement.Seats),
+		Attempt:  o.attempt,
 	})
 	if err != nil {
 		return err

@@ -20,6 +20,10 @@ import (
 // host memory: some ten seconds for the largest.
 const sleepSlack = 2 * time.Minute
 
+// freshEnough is for how long a server that was found to lead is taken to lead on: less
+// than an election takes.
+const freshEnough = 200 * time.Millisecond
+
 // tierError is a Sleep or a Wake that was not done.
 type tierError struct {
 	class planner.OutcomeClass
@@ -58,6 +62,9 @@ func (l *leading) concluded(ctx context.Context, t *tiering, out planner.Outcome
 	committed := false
 	for range 10 { // somebody who changes it all the time is met by the next look
 		view, now := l.cfg.Raft.Store().View(), l.cfg.Now()
+		if r := view.Replica(nil, out.Replica); r != nil && r.Stage() == t.r.Stage() && !r.Since.Equal(t.r.Since) {
+			return errSuperseded // it has left the stage and come back: that is another sleep or wake
+		}
 		plan := l.cfg.After(view, out, now, l.cfg.Planner)
 		if plan == nil {
 			break
@@ -210,6 +217,10 @@ func (t *tiering) sleep(ctx context.Context, out *planner.Outcome) error {
 
 // callOff has an engine that was not drained serve again, before anybody is sent to it.
 func (t *tiering) callOff(ctx context.Context, m met, why error, out *planner.Outcome) error {
+	// The drain has taken long: another server may lead by now, and may have put it to sleep.
+	if err := t.l.allowed(ctx, t.o); err != nil {
+		return err
+	}
 	bounded, cancel := context.WithTimeout(ctx, t.l.cfg.Planner.WakeTimeout)
 	defer cancel()
 	_, err := t.l.cfg.Shims.Wake(bounded, m.Address, nil)
@@ -230,8 +241,12 @@ func (t *tiering) wake(ctx context.Context, out *planner.Outcome) error {
 	var allowed error
 	var wg sync.WaitGroup
 	wg.Go(func() { allowed = t.l.allowed(ctx, t.o) })
+	asked := t.l.cfg.Now()
 	m, ok := t.find(ctx, out, shim.Standby, shim.Draining, shim.Waking, shim.Active)
 	wg.Wait()
+	if allowed == nil && ok && t.l.cfg.Now().Sub(asked) > freshEnough {
+		allowed = t.l.allowed(ctx, t.o) // much may have happened while the shim was silent
+	}
 	if allowed != nil {
 		return allowed
 	}
@@ -318,7 +333,7 @@ func (t *tiering) judge(samples map[string]nomad.Sample, since time.Time) memory
 	out := memory{held: map[string]int64{}}
 	view := t.l.cfg.Raft.Store().View()
 	node := view.Node(nil, t.r.Placement.Node)
-	usage := t.l.without(view, t.r)
+	usage := t.l.without(view, t.r, t.o.Pool)
 	for _, uuid := range slices.Sorted(maps.Keys(t.r.Placement.Memory)) {
 		g := node.GPU(uuid)
 		if g == nil {
@@ -356,9 +371,9 @@ func (m memory) conclude(out *planner.Outcome, err error, after time.Duration) {
 	}
 }
 
-// without is the ledger of a replica's node without what the replica gives back by going
-// WARM, and with the jobs that the state does not know.
-func (l *leading) without(view *state.View, r *state.Replica) *state.NodeUsage {
+// without is the ledger of a replica's node, which is of that pool, without what the
+// replica gives back by going WARM, and with the jobs that the state does not know.
+func (l *leading) without(view *state.View, r *state.Replica, pool string) *state.NodeUsage {
 	usage := view.Usage(nil, r.Placement.Node)
 	// It may have moved on since; what counts is what it holds now.
 	if now := view.Replica(nil, r.Name.String()); now != nil {
@@ -369,7 +384,7 @@ func (l *leading) without(view *state.View, r *state.Replica) *state.NodeUsage {
 	for uuid := range r.Placement.Memory {
 		usage.Memory[uuid] += r.Placement.SleepMemory
 	}
-	for id, j := range l.seen.take(&schedule{}).jobs(view) {
+	for id, j := range l.seen.take(&schedule{}).pools[pool].jobs {
 		if j.Placement.Node != r.Placement.Node || j.Ended() || view.Replica(nil, id) != nil {
 			continue
 		}

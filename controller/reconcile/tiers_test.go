@@ -607,3 +607,82 @@ func TestPreview(t *testing.T) {
 		require.ErrorContains(t, err, "leader")
 	})
 }
+
+// A drain may take for longer than this server leads: the next leader may have put the
+// engine to sleep meanwhile, and it is not to be woken behind the ledger's back.
+func TestNoDrainIsCalledOffAfterLeadership(t *testing.T) {
+	inWorld(t, nil, func(t *testing.T, w *world) {
+		w.running("1")
+		s := w.withShim("1")
+		s.OnSleep(func() shimtest.Answer {
+			w.raft.set(func() { w.raft.onVerify = func() error { return errUnknown } })
+			s.Set(func(st *shim.State) { st.Phase, st.Since, st.Parked = shim.Standby, time.Now(), true }) // by the other one
+			return shimtest.Answer{Code: 504, Error: "not drained within 1s: 1 requests run", State: shim.Draining}
+		})
+		w.sleeping(m1)
+		w.pass(10 * time.Second)
+		require.Equal(t, []string{"sleep"}, s.Orders())
+		require.Equal(t, "HOT sleeping", w.stage(m1))
+	})
+}
+
+// A shim may be silent for longer than this server leads.
+func TestNoWakeOnOldLeadership(t *testing.T) {
+	inWorld(t, nil, func(t *testing.T, w *world) {
+		s := w.warm()
+		s.Hang(true)
+		w.tier(m1, state.Warm, state.Waking, state.Hot)
+		w.pass(time.Second)
+		w.raft.set(func() { w.raft.onVerify = func() error { return errUnknown } })
+		s.Hang(false)
+		w.pass(10 * time.Second)
+		require.Equal(t, []string{"sleep"}, s.Orders())
+		w.raft.set(func() { w.raft.onVerify = nil })
+		w.pass(reconcile.DefaultConfig().ShimRetryMax)
+		require.Equal(t, "HOT running", w.stage(m1))
+	})
+}
+
+// What became of a sleep is not taken for what became of a later one.
+func TestAnOutcomeIsOfItsOwnSleep(t *testing.T) {
+	inWorld(t, nil, func(t *testing.T, w *world) {
+		w.running("1")
+		s := w.withShim("1")
+		w.nomad.set(func() {
+			w.nomad.memory = func(string) (map[string]nomad.Sample, error) {
+				w.nomad.set(func() { w.nomad.memory = nil })
+				time.Sleep(time.Second)
+				w.tier(m1, state.Hot, state.Running, "")
+				w.sleeping(m1)
+				return nil, errDown
+			}
+		})
+		w.sleeping(m1)
+		w.pass(10 * time.Second)
+		require.Equal(t, "WARM running", w.stage(m1))
+		require.Equal(t, []string{"sleep", "sleep"}, s.Orders())
+	})
+}
+
+// What a sleeping engine keeps of its GPUs is its own, and no memory that did not return.
+func TestVerifyKnowsWhatTheSleeperKeeps(t *testing.T) {
+	for used, class := range map[int64]planner.OutcomeClass{3 + 5: planner.Done, 3 + 6: planner.MemoryHeld} {
+		t.Run(string(class), func(t *testing.T) {
+			inWorld(t, slack, func(t *testing.T, w *world) {
+				own := placeOf("1", 0)
+				own.Placement.SleepMemory = 3
+				w.raft.must(&state.Plan{ID: "test", Index: w.raft.store.View().Index(), Time: time.Now(), Place: []state.Place{own}})
+				w.rest()
+				w.withShim("1")
+				w.consul.serve(engine("1"))
+				w.rest()
+				require.Equal(t, "HOT running", w.stage(m1))
+				w.nomad.set(func() { w.nomad.memory = samples(0, used, time.Now) })
+				w.sleeping(m1)
+				w.pass(planner.DefaultConfig().MemoryTimeout + time.Second)
+				require.Len(t, w.ended(), 1)
+				require.Equal(t, class, w.ended()[0].Class)
+			})
+		})
+	}
+}

@@ -48,6 +48,8 @@ type Loads interface {
 	Put(load.Report)
 	Loads() map[string]load.Load
 	Gateways() []load.Gateway
+	// Void forgets the demand for a model, as people decide on it.
+	Void(model string)
 }
 
 var (

@@ -26,6 +26,10 @@ func (s *Server) decide(rq *request, c state.Command, ds ...state.Decision) (sta
 	now := s.cfg.Now()
 	for i := range ds {
 		ds[i].Time = now
+		if overridesDemand(c) {
+			// Before it is committed: the planner may look right after that.
+			s.cfg.Loads.Void(ds[i].Model)
+		}
 	}
 	res, err := s.cfg.Raft.Apply(rq.ctx, &state.Decided{Command: inner, Decisions: ds})
 	if err == nil && res.Changed {
@@ -34,6 +38,18 @@ func (s *Server) decide(rq *request, c state.Command, ds ...state.Decision) (sta
 		}
 	}
 	return res, err
+}
+
+// overridesDemand tells whether a command says what people want of a model, so that what
+// clients asked for before it counts no more.
+func overridesDemand(c state.Command) bool {
+	switch c := c.(type) {
+	case *state.SetScale:
+		return c.Origin == state.OriginOperator && (c.Replicas != nil || c.Stopped != nil && *c.Stopped)
+	case *state.Evict:
+		return true
+	}
+	return false
 }
 
 func (s *Server) listDecisions(rq *request, v *state.View, ws memdb.WatchSet) (answer, error) {

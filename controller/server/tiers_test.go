@@ -314,3 +314,41 @@ func TestPlanNeedsAPlanner(t *testing.T) {
 	_, err := m.client.Plan(t.Context(), api.PlanRequest{})
 	requireError(t, err, http.StatusServiceUnavailable, api.CodeBusy, "no planner")
 }
+
+// What clients asked for before somebody decided must not undo it.
+func TestDecisionsOfPeopleVoidOlderDemand(t *testing.T) {
+	for name, tc := range map[string]struct {
+		do   func(m *member) error
+		void bool
+	}{
+		"scale": {func(m *member) error {
+			_, err := m.client.Scale(t.Context(), "m", api.ScaleRequest{Replicas: 0})
+			return err
+		}, true},
+		"stop": {func(m *member) error {
+			_, err := m.client.StopModel(t.Context(), "m")
+			return err
+		}, true},
+		"evict": {func(m *member) error {
+			_, err := m.client.Evict(t.Context(), api.EvictRequest{Model: "m"})
+			return err
+		}, true},
+		"the autoscaler": {func(m *member) error {
+			_, err := m.client.Scale(t.Context(), "m", api.ScaleRequest{Replicas: 0, Origin: string(state.OriginAutoscaler)})
+			return err
+		}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := one(t)
+			m.applied("m")
+			require.NoError(t, m.client.GatewayReport(t.Context(), api.GatewayReport{Gateway: "g", Index: 1, Replicas: []api.ReplicaLoad{}, Wanted: []string{"m", "n"}}))
+			require.NoError(t, tc.do(m))
+			require.Contains(t, m.loads.Demand(), "n")
+			if tc.void {
+				require.NotContains(t, m.loads.Demand(), "m")
+			} else {
+				require.Contains(t, m.loads.Demand(), "m")
+			}
+		})
+	}
+}

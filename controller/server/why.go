@@ -128,7 +128,11 @@ func parts(rs []*state.Replica) []string {
 	var out []string
 	for _, s := range order {
 		if n := count[s]; n > 0 {
-			out = append(out, fmt.Sprintf("%d %s", n, s))
+			text := s.String()
+			if s.Tier != state.Hot && s.Phase == state.Running {
+				text = string(s.Tier) // nothing runs there
+			}
+			out = append(out, fmt.Sprintf("%d %s", n, text))
 		}
 	}
 	return out

@@ -2,6 +2,7 @@ package state
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 
 	"github.com/hashicorp/go-memdb"
@@ -27,6 +28,12 @@ func (r *Replica) Holds() Holding {
 	switch {
 	case r.Tier == Hot || r.Phase == Waking:
 		h.Memory = r.Placement.Memory
+		if r.Placement.SleepMemory > 0 && len(r.Slept) > 0 {
+			h.Memory = maps.Clone(h.Memory)
+			for _, gpu := range r.Slept {
+				h.Memory[gpu] = max(h.Memory[gpu], r.Placement.SleepMemory)
+			}
+		}
 	case r.Placement.SleepMemory > 0:
 		h.Memory = make(map[string]int64, len(r.Placement.Memory))
 		for gpu := range r.Placement.Memory {
@@ -37,6 +44,18 @@ func (r *Replica) Holds() Holding {
 		h.HostMemory = r.Placement.HostMemory
 	}
 	return h
+}
+
+// LeftBehind returns the GPUs on which a replica slept that had memory of those, and does
+// not wake that takes memory of these.
+func LeftBehind(had, takes map[string]int64) []string {
+	var left []string
+	for _, gpu := range sortedKeys(had) {
+		if _, again := takes[gpu]; !again {
+			left = append(left, gpu)
+		}
+	}
+	return left
 }
 
 // NodeUsage is what the replicas on one node hold together.

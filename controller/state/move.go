@@ -79,6 +79,9 @@ func (c *Move) apply(t *txn) *Error {
 	if !makesRoom(c.Phase) {
 		r.For = ""
 	}
+	if c.Phase != Waking && c.Phase != Stopping {
+		r.Slept = nil
+	}
 	if c.Retry != nil {
 		r.Retry = *c.Retry
 		errs = append(errs, checkTime("retry", &r.Retry))
@@ -134,6 +137,7 @@ func (c *Move) wakeOn(t *txn, r *Replica, from Stage) *Error {
 	if !slices.Equal(had, want) {
 		return badRequest(c.Replica, "replica %s: it would wake with %d bytes of its GPUs: want %d, as it has had", c.Replica, want, had)
 	}
+	r.Slept = LeftBehind(r.Placement.Memory, c.Memory)
 	r.Placement.Memory = maps.Clone(c.Memory)
 	return nil
 }

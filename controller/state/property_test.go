@@ -99,6 +99,10 @@ func checkInvariants(t require.TestingT, before, after *state.View) {
 					bytes[gpu{r.Placement.Node, uuid}] += r.Placement.SleepMemory
 				}
 			}
+			for _, uuid := range r.Slept {
+				require.NotContains(t, r.Placement.Memory, uuid, "it does not wake where it only slept")
+				bytes[gpu{r.Placement.Node, uuid}] += r.Placement.SleepMemory
+			}
 			if r.Tier == state.Warm || r.Phase == state.Sleeping {
 				host[r.Placement.Node] += r.Placement.HostMemory
 			}

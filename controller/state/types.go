@@ -179,6 +179,9 @@ type Replica struct {
 	// For is the model that it makes room for while it is drained, put to sleep or
 	// stopped; empty where it goes for another reason.
 	For string `json:",omitempty"`
+	// Slept has the GPUs on which it slept and on which it is not woken. While it wakes, and
+	// until its process is gone where that fails, it takes SleepMemory of them as before.
+	Slept []string `json:",omitempty"`
 	// Failures in a row, why the last one was, and when it is tried again.
 	Failures  int
 	LastError string

@@ -78,7 +78,8 @@ func TestWakeOnAnotherGPU(t *testing.T) {
 	c := l.move(name("m", "1"), state.Warm, state.Waking, state.Hot)
 	c.Memory = map[string]int64{"n-GPU1": 8}
 	l.must(c)
-	require.Equal(t, [3]int64{8, 8, 4}, l.bytesOf())
+	require.Equal(t, [3]int64{10, 8, 4}, l.bytesOf(), "until it serves, its process has what it had where it slept")
+	require.ErrorContains(t, l.apply(l.plan(place("other", "3", "n", 0, 2, 2))).Err, "0 bytes free")
 	l.to("1", state.Hot, state.Running, "")
 	require.Equal(t, [3]int64{8, 8, 0}, l.bytesOf())
 	require.Equal(t, map[string]int64{"n-GPU1": 8}, l.replica(name("m", "1")).Placement.Memory)
@@ -99,6 +100,20 @@ func TestAWakeThatFailsRollsTheLedgerBack(t *testing.T) {
 	require.Equal(t, [3]int64{8, 0, 0}, l.bytesOf(), "it may have taken the GPU")
 	l.to("1", state.Cold, state.Running, "")
 	require.Equal(t, [3]int64{}, l.bytesOf())
+}
+
+// TestAWakeElsewhereThatFails has what it had where it slept until its process is gone.
+func TestAWakeElsewhereThatFails(t *testing.T) {
+	l := wide(t)
+	l.sleep("1")
+	l.must(l.plan(place("other", "2", "n", 0, 1, 8)))
+	c := l.move(name("m", "1"), state.Warm, state.Waking, state.Hot)
+	c.Memory = map[string]int64{"n-GPU1": 8}
+	l.must(c)
+	l.to("1", state.Hot, state.Stopping, state.Cold)
+	require.Equal(t, [3]int64{10, 8, 0}, l.bytesOf())
+	l.to("1", state.Cold, state.Running, "")
+	require.Equal(t, [3]int64{8, 0, 0}, l.bytesOf())
 }
 
 func TestBadWakesElsewhere(t *testing.T) {

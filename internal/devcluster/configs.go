@@ -150,6 +150,7 @@ plugin %s {
   config {
     gms_socket_dir = %s
     seed           = %s
+    seats          = %d
     simulate {
       model = "H100"
       count = %d
@@ -157,7 +158,7 @@ plugin %s {
   }
 }
 `, hclString(c.dir.join("plugins")), hclString(c.ports.addr("nomad-rpc")), low, high, hclString(c.dir.join("nomad", "mounts")),
-		hclString(devicePlugin), hclString(c.dir.sockets()), hclString(c.ports.seed()), c.opts.GPUs)
+		hclString(devicePlugin), hclString(c.dir.sockets()), hclString(c.ports.seed()), c.opts.Seats, c.opts.GPUs)
 }
 
 func (c *Cluster) autoscalerConfig() string {
@@ -196,9 +197,20 @@ acl {
   enabled = false
 }
 
-# The demo engine loads in a second: who tries a rollout need not wait a minute.
+# The demo engine loads in a second: who tries a rollout, an eviction or an idle model
+# need not wait for minutes.
 reconcile {
-  canary_time = "5s"
+  canary_time    = "5s"
+  min_age        = "10s"
+  thrash_window  = "1m"
+  traffic_window = "10s"
+  tier_grace     = "5s"
+  prune_interval = "5s"
+
+  rates {
+    start = "1s"
+    wake  = "300ms"
+  }
 }
 
 nomad {

@@ -32,11 +32,11 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestOptionsNameEveryMistake(t *testing.T) {
-	_, err := New(Options{GPUs: 17, Engine: "vllm", GGUF: "x"})
-	for _, want := range []string{"-gpus is 17: want 1 to 16", `-engine is "vllm": want sim or ollama`, "-gguf needs -engine ollama"} {
+	_, err := New(Options{GPUs: 17, Seats: 65, Engine: "vllm", GGUF: "x"})
+	for _, want := range []string{"-gpus is 17: want 1 to 16", "-seats is 65: want 1 to 64", `-engine is "vllm": want sim or ollama`, "-gguf needs -engine ollama"} {
 		require.ErrorContains(t, err, want)
 	}
-	_, err = New(Options{GPUs: 1, Engine: EngineSim, Single: true, Model: "m.hcl"})
+	_, err = New(Options{GPUs: 1, Seats: 1, Engine: EngineSim, Single: true, Model: "m.hcl"})
 	require.ErrorContains(t, err, "-model goes with neither -engine nor -single")
 	_, err = New(DefaultOptions())
 	require.NoError(t, err)
@@ -286,6 +286,8 @@ func TestConfigsAreValid(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, d.join("controller"), server.DataDir)
 	require.False(t, server.ACL.Enabled)
+	require.Equal(t, 10*time.Second, server.Reconcile.MinAge)
+	require.Equal(t, time.Second, server.Reconcile.Rates.Start)
 	front, err := gateway.LoadFile(d.join("config", "gateway.hcl"), gateway.DefaultConfig())
 	require.NoError(t, err)
 	require.Equal(t, []string{"http://" + server.HTTP.Bind}, front.Controller.Addresses)
@@ -302,6 +304,25 @@ func TestConfigsAreValid(t *testing.T) {
 	require.Contains(t, strings.Join(env, "\n"), "\nPATH=/opt:")
 }
 
+// TestGPUsAreThoseOfThePlugin: each of several clusters shares the memory of the GPUs that
+// its own device plugin simulates.
+func TestGPUsAreThoseOfThePlugin(t *testing.T) {
+	for _, base := range []int{firstBlock, firstBlock + blockSize} {
+		opts := DefaultOptions()
+		opts.Device, opts.Remuda, opts.Seats = "/opt/device", "/opt/remuda", 3
+		c := &Cluster{opts: opts, dir: &dataDir{path: t.TempDir()}, ports: &portBlock{base: base, ports: map[string]int{}}}
+		var config struct {
+			Plugin []struct {
+				Name   string `hcl:"name,label"`
+				Config struct {
+					Seed     string                `hcl:"seed"`
+					Seats    int                   `hcl:"seats"`
+					Simulate deviceplugin.Simulate `hcl:"simulate,block"`
+					Rest     hcl.Body              `hcl:",remain"`
+				} `hcl:"config,block"`
+			} `hcl:"plugin,block"`
+			Rest hcl.Body `hcl:",remain"`
+		}
 // models makes a cluster with the models of its options, as it would apply them.
 func models(t *testing.T, change func(*Options)) (*Cluster, []state.Model) {
 	t.Helper()

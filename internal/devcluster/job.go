@@ -87,13 +87,22 @@ func (c *Cluster) register(ctx context.Context, name, source string, vars map[st
 	return fmt.Sprintf("%s (%s)", *job.ID, path), nil
 }
 
+// gpus are the UUIDs of the GPUs that the device plugin simulates with the config that it
+// is given.
+func (c *Cluster) gpus() []string {
+	uuids := make([]string, c.opts.GPUs)
+	for i := range uuids {
+		uuids[i] = gpu.UUID(c.ports.seed(), i)
+	}
+	return uuids
+}
+
 // runGMS runs the GPU memory service for the simulated GPUs and waits for its
 // sockets.
 func (c *Cluster) runGMS(ctx context.Context) (string, error) {
 	memory := []string{"-backend", "host"}
 	var sockets []string
-	for i := range c.opts.GPUs {
-		uuid := gpu.UUID("", i)
+	for _, uuid := range c.gpus() {
 		memory = append(memory, "-gpu", uuid+"="+gpuMemory)
 		sockets = append(sockets, filepath.Join(c.dir.sockets(), fmt.Sprintf("gms_%s_weights.sock", uuid)))
 	}

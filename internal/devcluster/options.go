@@ -24,15 +24,13 @@ const (
 // maxGPUs is as many as the largest common server has.
 const maxGPUs = 16
 
-// defaultSeats is twice the device plugin's: a WARM pair keeps its two seats of a GPU, and
-// a second pair finds room beside it.
-const defaultSeats = 2 * deviceplugin.DefaultSeats
-
 // Options say what to run.
 type Options struct {
 	// GPUs is how many GPUs the node simulates, 1 to 16.
 	GPUs int
-	// Seats is how many seats each of them offers, 1 to 64.
+	// Seats is how many seats each of them offers, 1 to 64. With more than two, pairs of
+	// two models may meet on a GPU, of which the GPU memory service keeps the weights of
+	// one model alone: those of the other never start.
 	Seats int
 	// Engine is EngineSim or EngineOllama.
 	Engine string
@@ -57,7 +55,7 @@ type Options struct {
 
 // DefaultOptions fits a laptop.
 func DefaultOptions() Options {
-	return Options{GPUs: 2, Seats: defaultSeats, Engine: EngineSim, Out: os.Stdout}
+	return Options{GPUs: 2, Seats: deviceplugin.DefaultSeats, Engine: EngineSim, Out: os.Stdout}
 }
 
 func (o *Options) validate() error {

@@ -449,6 +449,29 @@ func TestPairMoves(t *testing.T) {
 	require.Equal(t, "GPU-b", body)
 }
 
+// TestStandbyStartsWhereTheGroupIs: an engine loads its model before it stands by. It must
+// do so where the ledger has room for it, and not where the group was before.
+func TestStandbyStartsWhereTheGroupIs(t *testing.T) {
+	t.Parallel()
+	lock, l, a := newLocks(t), newLot(t), consultest.New(t)
+	gpus := l.tune(func(c *engine.Config) {
+		c.Dialect, c.UseGPUs, c.SeatGPUs = "sim", []string{"GPU-a"}, []string{"GPU-a", "GPU-b"}
+	})
+	primary := lock.engine(replica.RolePrimary, a, gpus)
+	primary.awaitState(engine.Active)
+	primary.post("/v1/sleep", http.StatusOK)
+	shadow := lock.engine(replica.RoleShadow, a, gpus)
+	shadow.withoutEngine()
+	primary.post("/v1/wake?gpus=GPU-b", http.StatusOK)
+	var st engine.Status
+	shadow.await("an engine that stands by", func() bool {
+		st, _ = shadow.status()
+		return st.PID != 0
+	})
+	require.Equal(t, []string{"GPU-b"}, st.GPUs)
+	require.Equal(t, "GPU-b", env(t, st.PID, engine.EnvUseGPUs))
+}
+
 // TestEngineThatCannotMove sleeps on, with and without its process.
 func TestEngineThatCannotMove(t *testing.T) {
 	t.Parallel()

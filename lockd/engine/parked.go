@@ -126,6 +126,13 @@ func (s *Shim) saddle(ctx context.Context) error {
 	if s.State() != Standby || !s.isCold() || !s.waitsForLock() || s.parked() {
 		return nil
 	}
+	gpus, err := s.wantedGPUs()
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	s.gpus = gpus // a peer may have moved the group since this shim began
+	s.mu.Unlock()
 	s.logger.Info("the group is no longer parked: starting the engine that stands by")
 	s.loading.Store(true)
 	defer s.loading.Store(false)
