@@ -55,17 +55,18 @@ fuzz: ## Fuzz what reads bytes of others: frames, commands, snapshots, model fil
 	fuzz ./device-plugin/gms/layout FuzzMachine; \
 	fuzz ./controller/state FuzzApply; \
 	fuzz ./controller/state FuzzRestore; \
-	fuzz ./controller/modelfile FuzzParse
+	fuzz ./controller/modelfile FuzzParse; \
+	fuzz ./controller/calendar FuzzCalendar
 
 e2e: tools ollama build ## End-to-end tests on real Nomad, Consul and Ollama
 	REMUDA_BIN=$(CURDIR)/$(BIN) REMUDA_TOOLS=$(CURDIR)/$(TOOLS) REMUDA_OLLAMA=$(CURDIR)/$(TOOLS)/ollama \
-		go test -tags e2e -count 1 -p 1 -timeout 40m ./e2e/... ./lockd/engine/dialect/... ./lockd/torture/...
+		go test -tags e2e -count 1 -p 1 -timeout 50m ./e2e/... ./lockd/engine/dialect/... ./lockd/torture/...
 	go test -tags e2e -count 1 -timeout 10m -run 'TestBundle$$' ./internal/gpucheck
 
 soak: ## Torture lockd for SOAK=1h
 	REMUDA_SOAK=$(SOAK) go test -tags e2e -count 1 -timeout 0 -v -run NeverTwo ./lockd/torture
 
-bench: build tools ## Benchmarks: gateway against a ReverseProxy, failover against flock and Consul, shared memory against files, controller
+bench: build tools ## Benchmarks: gateway against a ReverseProxy, failover against flock and Consul, shared memory against files, controller, placement, tiers
 	go test ./controller/gateway -run '^$$' -bench Gateway -benchtime 1x -timeout 30m
 	REMUDA_TOOLS=$(CURDIR)/$(TOOLS) go test ./lockd -run '^$$' -bench Failover -benchtime 1x -timeout 30m
 	REMUDA_FAILOVER_KILLS=200 REMUDA_BIN=$(CURDIR)/$(BIN) REMUDA_TOOLS=$(CURDIR)/$(TOOLS) go test -tags e2e -count 1 -v -timeout 60m -run 'TestFailover$$' ./e2e
@@ -75,7 +76,8 @@ bench: build tools ## Benchmarks: gateway against a ReverseProxy, failover again
 	go test ./controller/raft -run '^$$' -bench Placements -benchtime 3s
 	go test ./controller/raft ./controller/state -run '^$$' -bench 'Snapshot|ReplicaDay|ApplyPlace' -benchtime 1x
 	go test ./controller/planner ./controller/server -run '^$$' -bench . -benchtime 3s
-	REMUDA_BIN=$(CURDIR)/$(BIN) REMUDA_TOOLS=$(CURDIR)/$(TOOLS) go test -tags e2e ./e2e -run '^$$' -bench ScaleToHot -benchtime 1x -timeout 20m
+	go test ./controller/placement -cpu 1 -run '^$$' -bench . -benchtime 1s -timeout 30m
+	REMUDA_BIN=$(CURDIR)/$(BIN) REMUDA_TOOLS=$(CURDIR)/$(TOOLS) go test -tags e2e ./e2e -run '^$$' -bench 'ScaleToHot|WakeToHot' -benchtime 1x -timeout 40m
 
 gpu-check: ## Bundle the checks for a machine with a GPU into bin/gpu-check.tar.gz
 	@tools/gpu-check

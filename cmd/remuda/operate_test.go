@@ -137,7 +137,8 @@ func TestOperatorsDay(t *testing.T) {
 
 	// Evicted, by the beginning of its ID.
 	out = r.ok("evict", one.ID[:8])
-	require.Regexp(t, `(?m)^`+one.Name+` +11111111 +HOT +- +1 +20 GiB +-$`, out)
+	require.Regexp(t, `(?m)^`+one.Name+` +11111111 +HOT +end +1 +20 GiB +-$`, out)
+	require.Contains(t, out, "They finish their requests first")
 	r.eventually("no replica", func() bool { return strings.Contains(r.ok("replica", "list"), "There are no replicas.") })
 	require.Contains(t, r.ok("evict", model), "No replica is on a GPU.")
 	got = r.do("evict", "nobody")

@@ -58,6 +58,10 @@ const (
 	EnvUseGPUs = "REMUDA_USE_GPUS"
 )
 
+// disconnected is how long Nomad waits for a node that it cannot reach before it gives
+// the allocations there up. The controller's node grace is far shorter.
+const disconnected = 6 * time.Hour
+
 // Nomad's names in constraints.
 const (
 	nodeID    = "${node.unique.id}"
@@ -245,6 +249,11 @@ func (p *pinner) keepInPlace() {
 	p.job.Reschedule = nil
 	for _, g := range p.job.TaskGroups {
 		g.ReschedulePolicy = &api.ReschedulePolicy{Attempts: new(0), Unlimited: new(false), Interval: new(time.Duration(0))}
+		// Nor one for an allocation on a node that it cannot reach for a while: that one runs
+		// on, or the controller writes its replica off. A job file may say something else.
+		if g.Disconnect == nil && g.MaxClientDisconnect == nil && g.StopAfterClientDisconnect == nil {
+			g.Disconnect = &api.DisconnectStrategy{LostAfter: new(disconnected), Replace: new(false), Reconcile: new(api.ReconcileOptionKeepOriginal)}
+		}
 	}
 }
 

@@ -294,6 +294,10 @@ func TestPinKeepsNomadFromRescheduling(t *testing.T) {
 	require.NoError(t, nomad.Pin(job, "default", r))
 	require.Equal(t, "7", job.Meta["remuda_attempt"])
 	job.Canonicalize()
+	d := job.TaskGroups[0].Disconnect
+	require.NotNil(t, d, "without it Nomad replaces what runs on a node that it misses for a moment")
+	require.False(t, *d.Replace)
+	require.Equal(t, api.ReconcileOptionKeepOriginal, *d.Reconcile)
 	p := job.TaskGroups[0].ReschedulePolicy
 	require.Zero(t, *p.Attempts)
 	require.False(t, *p.Unlimited)

@@ -145,12 +145,17 @@ func (d *draft) passing(name string) bool {
 func (d *draft) serves(r *member) bool { return r.serving() && (!d.obs.EnginesKnown || r.passes) }
 
 // hadTimeToPlace tells whether Nomad could have placed the member for PlaceTimeout.
-func (d *draft) hadTimeToPlace(r *member) bool {
+func (d *draft) hadTimeToPlace(r *member) bool { return d.hadTime(r, d.conf.PlaceTimeout) }
+
+// hadTime tells whether the member has been in its phase for so long while its Nomad was
+// to be asked without a break.
+func (d *draft) hadTime(r *member, long time.Duration) bool {
+	pool := d.obs.Pools[d.poolOf(r)]
 	from := r.Since
-	if since := d.obs.Pools[d.poolOf(r)].JobsSince; since.After(from) {
-		from = since
+	if pool.JobsSince.After(from) {
+		from = pool.JobsSince
 	}
-	return d.due(from.Add(d.conf.PlaceTimeout))
+	return pool.JobsKnown && d.due(from.Add(long))
 }
 
 // placed fails a member whose job Nomad has refused for long.

@@ -70,8 +70,8 @@ func (d *draft) prune() {
 // prunes returns how long a member must be idle before it is pruned, 0: it is not.
 func (d *draft) prunes(m *model, r *member) time.Duration {
 	pool := d.poolOf(r)
-	if r.changed || r.displaced() || pool != "" && (!d.open(pool) || d.pools[pool].Management != state.ManagementFull) {
-		return 0
+	if r.changed || r.displaced() || !d.open(pool) || pool != "" && d.pools[pool].Management != state.ManagementFull {
+		return 0 // where Nomad is out of reach nothing could be put to sleep, or come back
 	}
 	if r.tier == state.Warm && r.phase == state.Running {
 		return m.IdleCold

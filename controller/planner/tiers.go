@@ -41,12 +41,17 @@ func (d *draft) drainToWarm(m *model, r *member) {
 	case !d.canSleep(m, r):
 		d.decide(KindCannotSleep, m.Name, r.name, "its engine has no sleep: it goes COLD", in)
 		d.move(r, state.Draining, state.Cold, nil)
-	case d.obs.Drained[r.name], !d.obs.TrafficKnown && d.obs.GatewaysSince.IsZero() && d.obs.Loads[r.name].InFlight == 0:
+	case d.obs.Pools[d.poolOf(r)].JobsKnown && d.letGo(r): // else nobody could tell its shim
 		d.putToSleep(m, r, in)
 	case d.due(r.Since.Add(d.conf.DrainTimeout)):
 		d.decide(KindCalledOff, m.Name, r.name, fmt.Sprintf("it was drained for %s, which is the longest, and has %d requests in flight: it stays HOT", d.conf.DrainTimeout, d.obs.Loads[r.name].InFlight), in)
 		d.callOff(m, r)
 	}
+}
+
+// letGo tells whether no gateway has a request on the member any more.
+func (d *draft) letGo(r *member) bool {
+	return d.obs.Drained[r.name] || !d.obs.TrafficKnown && d.obs.GatewaysSince.IsZero() && d.obs.Loads[r.name].InFlight == 0
 }
 
 // putToSleep begins the sleep of a member that is drained, if the host memory for WARM
@@ -162,7 +167,7 @@ func (d *draft) lost(r *member, since time.Time) string {
 // shim was out of reach for too long.
 func (d *draft) sleeping(m *model, r *member) {
 	why := d.lost(r, r.Since)
-	if why == "" && d.due(r.Since.Add(d.conf.SleepTimeout)) {
+	if why == "" && d.hadTime(r, d.conf.SleepTimeout) {
 		why = fmt.Sprintf("it could not be put to sleep for %s", d.conf.SleepTimeout)
 	}
 	if why != "" {
@@ -185,7 +190,7 @@ func (d *draft) waking(m *model, r *member) {
 	if r.jobKnown && (r.job == nil || r.job.Problem == "" && (r.job.Stopped || r.job.Alloc != nil && (r.job.Alloc.Failed || r.job.Alloc.Client == clientFailed))) {
 		why = "its job is gone, stopped or has failed"
 	}
-	if why == "" && d.due(r.Since.Add(d.conf.WakeTimeout)) {
+	if why == "" && d.hadTime(r, d.conf.WakeTimeout) {
 		why = fmt.Sprintf("it did not wake for %s", d.conf.WakeTimeout)
 	}
 	if why == "" {

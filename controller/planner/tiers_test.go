@@ -350,6 +350,54 @@ func TestParked(t *testing.T) {
 	require.Empty(t, planner.Actions(w.view(), w.observe(false), w.conf))
 }
 
+// TestNothingGoesWarmInAnOutage of Nomad: nobody could tell the shim, and nothing could be
+// brought back.
+func TestNothingGoesWarmInAnOutage(t *testing.T) {
+	t.Parallel()
+	t.Run("pruning", func(t *testing.T) {
+		t.Parallel()
+		w := idle(t, func(m *state.Model) { m.IdleWarm = 2 * time.Hour }, node("n0", 1))
+		w.nomadOut = true
+		w.later(3 * time.Hour)
+		require.Equal(t, map[string]int{"HOT running": 1}, w.stages("a"))
+		w.nomadOut = false
+		w.quiet()
+		require.Equal(t, map[string]int{"WARM running": 1}, w.stages("a"))
+	})
+	t.Run("a drain", func(t *testing.T) {
+		t.Parallel()
+		w := idle(t, nil, node("n0", 1))
+		w.nomadOut = true
+		w.must(&state.Evict{Model: "a", To: state.Warm, Time: w.now})
+		w.quiet()
+		require.Equal(t, map[string]int{"HOT draining": 1}, w.stages("a"), "it may still be called off")
+		w.nomadOut = false
+		w.quiet()
+		require.Equal(t, map[string]int{"WARM running": 1}, w.stages("a"))
+	})
+	t.Run("a sleep and a wake", func(t *testing.T) {
+		t.Parallel()
+		w := idle(t, nil, node("n0", 1))
+		w.must(&state.Evict{Model: "a", To: state.Warm, Time: w.now})
+		w.plan(false)
+		w.oneOf("a", state.Hot, state.Sleeping)
+		w.nomadOut = true
+		w.later(time.Hour)
+		w.oneOf("a", state.Hot, state.Sleeping)
+		w.nomadOut, w.nomadSince = false, w.now
+		w.quiet()
+		require.Equal(t, map[string]int{"WARM running": 1}, w.stages("a"))
+		w.scaleOf("a", 1)
+		w.plan(false)
+		w.oneOf("a", state.Warm, state.Waking)
+		w.nomadOut = true
+		w.later(time.Hour)
+		w.nomadOut, w.nomadSince = false, w.now
+		w.quiet()
+		require.Equal(t, map[string]int{"HOT running": 1}, w.stages("a"))
+	})
+}
+
 // TestParkedAfterARestart: the process began anew, and its shim remembers that its engine
 // was put to sleep. By then the state says that the replica starts.
 func TestParkedAfterARestart(t *testing.T) {

@@ -40,6 +40,7 @@ type world struct {
 	listed   map[string]planner.Job // what the watch has seen last
 
 	nomadOut, consulOut bool
+	nomadSince          time.Time            // when it was heard again
 	poolOut             map[string]bool      // external pools out of reach
 	last                map[string]time.Time // when each replica had its newest request
 	demand              map[string]time.Time
@@ -330,7 +331,7 @@ func (w *world) observe(lagging bool) planner.Observation {
 		w.listed = w.list()
 	}
 	o := planner.Observation{
-		Now: w.now, Jobs: map[string]planner.Job{}, Pools: map[string]planner.PoolView{"": {JobsKnown: !w.nomadOut}}, Engines: map[string][]planner.Engine{}, EnginesKnown: !w.consulOut,
+		Now: w.now, Jobs: map[string]planner.Job{}, Pools: map[string]planner.PoolView{"": {JobsKnown: !w.nomadOut, JobsSince: w.nomadSince}}, Engines: map[string][]planner.Engine{}, EnginesKnown: !w.consulOut,
 		Loads: map[string]planner.Load{}, Drained: map[string]bool{},
 	}
 	v := w.view()

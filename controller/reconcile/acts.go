@@ -116,7 +116,7 @@ func wantsTier(r *state.Replica, kind planner.Kind) bool {
 	case kind == planner.Sleep:
 		return r.Phase == state.Sleeping
 	}
-	return r.Phase == state.Waking || r.Tier == state.Hot && r.Phase == state.Running
+	return r.Phase == state.Waking || r.Tier == state.Hot && (r.Phase == state.Running || r.Phase == state.Starting)
 }
 
 // status returns how many actions run by pool, and those that wait.

@@ -75,6 +75,7 @@ func TestNodesShowTheirTiers(t *testing.T) {
 	about, _, err := m.client.Model(t.Context(), "m", api.QueryOptions{})
 	require.NoError(t, err)
 	require.Equal(t, api.Counts{Hot: 1, Warm: 1}, about.Counts)
+	require.Contains(t, about.Why, "replicas serve: 1 HOT running, 1 WARM.")
 	scaled, err := m.client.Scale(t.Context(), "m", api.ScaleRequest{Replicas: 2})
 	require.NoError(t, err)
 	require.Equal(t, 1, scaled.Current, "what rests does not count")

@@ -53,7 +53,7 @@ func (c *Evict) apply(t *txn) *Error {
 	}
 	less, short := t.without(m, going)
 	if why := t.mayEvict(m, less, short); why != "" && !c.Force {
-		return refuse(CodeForbidden, subject, "model %q: %s: force it if that is meant", m.Name, why)
+		return refuse(CodeForbidden, subject, "model %q: %s: set Force (-force) if that is meant", m.Name, why)
 	}
 	if !less.sameScale(m) {
 		less.ModifyIndex = t.index

@@ -99,7 +99,7 @@ func TestEvict(t *testing.T) {
 		{name: "one", counts: spread{"a": 3, "b": 2}, evict: evict("m:a:1", ""), total: 4, staying: 4},
 		{name: "one of a variant with a number", counts: spread{"a": 3, "b": 2}, first: []state.Command{scale("a", 3)}, evict: evict("m:a:1", ""), total: 4, spread: spread{"a": 2}, staying: 4},
 		{name: "one beside such a variant", counts: spread{"a": 3, "b": 2}, first: []state.Command{scale("a", 3)}, evict: evict("m:b:1", ""), total: 4, spread: spread{"a": 3}, staying: 4},
-		{name: "all, with a minimum", counts: spread{"a": 3, "b": 2}, evict: evict("", "m"), refused: state.ErrForbidden, text: "it should have 5 replicas, and 5 fewer would be below its minimum, which is 1: force"},
+		{name: "all, with a minimum", counts: spread{"a": 3, "b": 2}, evict: evict("", "m"), refused: state.ErrForbidden, text: "it should have 5 replicas, and 5 fewer would be below its minimum, which is 1: set Force"},
 		{name: "all, forced", counts: spread{"a": 3, "b": 2}, evict: evict("", "m", force), total: 1},
 		{name: "all", model: func(m *state.Model) { m.Min = 0 }, counts: spread{"a": 3, "b": 2}, first: []state.Command{scale("b", 2)}, evict: evict("", "m"), spread: spread{"b": 0}},
 		{name: "at the minimum", model: func(m *state.Model) { m.Min = 5 }, counts: spread{"a": 5}, evict: evict("m:a:0", ""), refused: state.ErrForbidden, text: "below its minimum, which is 5"},

@@ -36,7 +36,7 @@ func checkSwitch(name, value string) error {
 	switch base {
 	case SwitchDisableScaling:
 		if value != "true" {
-			return fmt.Errorf("switch %q is %q: want true, or to be deleted", name, value)
+			return fmt.Errorf("switch %q is %q: want true, or no such switch (`remuda switch unset`)", name, value)
 		}
 	case SwitchCapMaxReplicas:
 		if _, ok := parseCap(value); !ok {

@@ -13,7 +13,7 @@ func TestKnownSwitchesAreChecked(t *testing.T) {
 	for _, tt := range []struct{ name, value, text string }{
 		{"disable-scaling", "true", ""},
 		{"disable-scaling/m", "true", ""},
-		{"disable-scaling", "false", `switch "disable-scaling" is "false": want true, or to be deleted`},
+		{"disable-scaling", "false", `switch "disable-scaling" is "false": want true, or no such switch`},
 		{"disable-scaling/m", "", "want true"},
 		{"disable-scaling/", "true", "names no model"},
 		{"cap-max-replicas", "0", ""},

@@ -10,6 +10,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -25,6 +27,7 @@ import (
 	"remuda/controller/gateway"
 	"remuda/controller/modelfile"
 	"remuda/controller/state"
+	"remuda/internal/sim/gpu"
 	"remuda/jobs"
 	"remuda/lockd/cohort"
 )
@@ -311,18 +314,21 @@ func TestGPUsAreThoseOfThePlugin(t *testing.T) {
 		opts := DefaultOptions()
 		opts.Device, opts.Remuda, opts.Seats = "/opt/device", "/opt/remuda", 3
 		c := &Cluster{opts: opts, dir: &dataDir{path: t.TempDir()}, ports: &portBlock{base: base, ports: map[string]int{}}}
-		var config struct {
-			Plugin []struct {
-				Name   string `hcl:"name,label"`
-				Config struct {
-					Seed     string                `hcl:"seed"`
-					Seats    int                   `hcl:"seats"`
-					Simulate deviceplugin.Simulate `hcl:"simulate,block"`
-					Rest     hcl.Body              `hcl:",remain"`
-				} `hcl:"config,block"`
-			} `hcl:"plugin,block"`
-			Rest hcl.Body `hcl:",remain"`
+		of := func(field string) string {
+			m := regexp.MustCompile(field + ` += "?([^"\n]*)"?\n`).FindStringSubmatch(c.nomadClientConfig())
+			require.NotNil(t, m, field)
+			return m[1]
 		}
+		require.Equal(t, "3", of("seats"))
+		var simulated []string
+		for i := range c.opts.GPUs {
+			simulated = append(simulated, gpu.UUID(of("seed"), i))
+		}
+		require.Equal(t, strconv.Itoa(c.opts.GPUs), of("count"))
+		require.Equal(t, simulated, c.gpus())
+	}
+}
+
 // models makes a cluster with the models of its options, as it would apply them.
 func models(t *testing.T, change func(*Options)) (*Cluster, []state.Model) {
 	t.Helper()
