@@ -251,7 +251,7 @@ func (p *pinner) keepInPlace() {
 		g.ReschedulePolicy = &api.ReschedulePolicy{Attempts: new(0), Unlimited: new(false), Interval: new(time.Duration(0))}
 		// Nor one for an allocation on a node that it cannot reach for a while: that one runs
 		// on, or the controller writes its replica off. A job file may say something else.
-		if g.Disconnect == nil && g.MaxClientDisconnect == nil && g.StopAfterClientDisconnect == nil {
+		if g.Disconnect == nil {
 			g.Disconnect = &api.DisconnectStrategy{LostAfter: new(disconnected), Replace: new(false), Reconcile: new(api.ReconcileOptionKeepOriginal)}
 		}
 	}
