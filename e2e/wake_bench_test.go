@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/http"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -29,28 +30,29 @@ func BenchmarkWakeToHot(b *testing.B) {
 	}{{"32MiB", 20, ""}, {"256MiB", 20, ""}, {"1GiB", 10, ""}, {"256MiB", 5, "10s"}} {
 		b.Run(fmt.Sprintf("weights=%s/init=%s", bench.weights, bench.init), func(b *testing.B) {
 			f.t = b
+			model := strings.ToLower("w-" + bench.weights + bench.init)
 			vars := ""
 			if bench.init != "" {
 				vars = fmt.Sprintf(", init_delay = %q", bench.init)
 			}
-			f.applyTier(tierModel{name: "w", replicas: 1, weights: bench.weights, vars: vars})
-			f.tiers("w", 1, 0, 0)
+			f.applyTier(tierModel{name: model, replicas: 1, weights: bench.weights, vars: vars})
+			f.tiers(model, 1, 0, 0)
 			var warm, cold, engine, rest []time.Duration
 			for range b.N {
 				for range bench.rounds {
-					f.tiers("w", 1, 0, 0)
-					before := f.wakeSum(b, "w")
-					f.remuda("evict", "w", "-to", "warm")
-					f.tiers("w", 0, 1, 0)
-					took := f.firstToken(b, "w")
-					own := f.wakeSum(b, "w") - before
+					f.tiers(model, 1, 0, 0)
+					before := f.wakeSum(b, model)
+					f.remuda("evict", model, "-to", "warm")
+					f.tiers(model, 0, 1, 0)
+					took := f.firstToken(b, model)
+					own := f.wakeSum(b, model) - before
 					warm, engine, rest = append(warm, took), append(engine, own), append(rest, took-own)
 				}
 				for range (bench.rounds + 3) / 4 {
-					f.tiers("w", 1, 0, 0)
-					f.remuda("evict", "w", "-to", "cold")
-					f.tiers("w", 0, 0, 1)
-					cold = append(cold, f.firstToken(b, "w"))
+					f.tiers(model, 1, 0, 0)
+					f.remuda("evict", model, "-to", "cold")
+					f.tiers(model, 0, 0, 1)
+					cold = append(cold, f.firstToken(b, model))
 				}
 			}
 			for name, d := range map[string][]time.Duration{"warm": warm, "cold": cold, "engine": engine, "ours": rest} {
@@ -62,7 +64,7 @@ func BenchmarkWakeToHot(b *testing.B) {
 			b.ReportMetric(float64(len(warm)), "n-warm")
 			b.ReportMetric(float64(len(cold)), "n-cold")
 			b.ReportMetric(0, "ns/op")
-			f.clear("w")
+			f.clear(model)
 		})
 	}
 	f.t = b
