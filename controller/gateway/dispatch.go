@@ -47,6 +47,11 @@ type roster struct {
 	// wanted are the models of the controller that were asked for and had no engine,
 	// since the last report; guarded by mu, empty where nobody listens.
 	wanted map[string]struct{}
+	// reported are those that the last report had; one that is not among them is urgent.
+	reported map[string]struct{}
+	// urgent gets a word when a model is wanted that was not when it was last reported;
+	// nil where nobody listens.
+	urgent chan struct{}
 }
 
 var _ Dispatcher = (*roster)(nil)
@@ -62,6 +67,9 @@ func (d *roster) Acquire(_ context.Context, r balance.Request) (Lease, error) {
 		}
 		return nil, err
 	}
+	// It is served: what was asked for before is no reason to bring it up later.
+	delete(d.wanted, r.Model)
+	delete(d.reported, r.Model)
 	d.tell()
 	return &rosterLease{d: d, pick: pick}, nil
 }
@@ -96,6 +104,12 @@ func (d *roster) want(model string) {
 	}
 	d.wanted[model] = struct{}{}
 	d.tell()
+	if _, known := d.reported[model]; !known {
+		select {
+		case d.urgent <- struct{}{}:
+		default:
+		}
+	}
 }
 
 // takeWanted returns at most so many of the models that are wanted, for a report. They
@@ -105,19 +119,28 @@ func (d *roster) takeWanted(most int) []string {
 	defer d.mu.Unlock()
 	names := slices.Sorted(maps.Keys(d.wanted))
 	names = names[:min(most, len(names))]
+	select {
+	case <-d.urgent: // it is told now
+	default:
+	}
+	d.reported = make(map[string]struct{}, len(names))
 	for _, name := range names {
 		delete(d.wanted, name)
+		d.reported[name] = struct{}{}
 	}
 	return names
 }
 
-// giveWanted takes back what was not reported.
+// giveWanted takes back what was not reported and is not served by now.
 func (d *roster) giveWanted(names []string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, name := range names {
-		d.want(name)
+		if _, still := d.reported[name]; still {
+			d.want(name)
+		}
 	}
+	d.reported = nil
 }
 
 func (d *roster) direct(o balance.Orders) balance.Changes {

@@ -93,6 +93,7 @@ func New(cfg Config) (*Gateway, error) {
 	g.metrics = newMetrics(g.roster, &g.bodies)
 	if len(g.servers) > 0 {
 		g.roster.changed = make(chan struct{}, 1)
+		g.roster.urgent = make(chan struct{}, 1)
 		g.follower = &follower{servers: g.servers, log: g.log.Named("controller"), apply: func(o balance.Orders) { g.metrics.forget(g.roster.direct(o)) }}
 		g.metrics.follow(g.follower)
 	}

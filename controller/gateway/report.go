@@ -71,15 +71,26 @@ func (r *reporter) run(ctx context.Context) {
 			failing = false
 			r.log.Info("the controller takes reports again")
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(pause):
-		}
+		r.rest(ctx, pause, err == nil)
 		next := reportEvery - pause
 		if failing {
 			next = 0
 		}
 		rest.Reset(next)
+	}
+}
+
+// rest pauses. A model that nobody wanted before is worth a report at once, unless the
+// last one has failed: its client waits for it.
+func (r *reporter) rest(ctx context.Context, pause time.Duration, hasty bool) {
+	urgent := r.roster.urgent
+	if !hasty {
+		urgent = nil
+	}
+	select {
+	case <-ctx.Done():
+	case <-urgent:
+	case <-time.After(pause):
 	}
 }
 

@@ -67,6 +67,37 @@ func TestWantedModelsAreReported(t *testing.T) {
 	require.Equal(t, []string{"other", "warm"}, names)
 }
 
+// TestServedModelIsWantedNoMore: a want that could not be told is void once the model
+// was served: told later, it would bring back what was sent away meanwhile.
+func TestServedModelIsWantedNoMore(t *testing.T) {
+	c := newController(t, 1)
+	f := newGateway(t, c.config)
+	f.engines()
+	c.change(func() { c.index, c.state.Models = 2, []api.GatewayModel{{Name: "m"}, {Name: "other"}} })
+	f.follows(2)
+	c.change(func() { c.reports, c.down[0] = nil, true })
+	f.post(`{"model":"m"}`).requireError(t, http.StatusServiceUnavailable, "model_unavailable")
+	eventually(t, "a report that fails", func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.refused > 0
+	})
+	a := newEngine(t, "a", says("a"))
+	f.engines(a)
+	eventually(t, "an answer", func() bool { return f.post(`{"model":"m"}`).status == http.StatusOK })
+	f.post(`{"model":"other"}`)
+	c.change(func() { c.down[0] = false })
+	var names []string
+	c.reported("the other model", func(api.GatewayReport) bool {
+		names = nil
+		for _, r := range c.reports {
+			names = append(names, r.Wanted...)
+		}
+		return len(names) > 0
+	})
+	require.Equal(t, []string{"other"}, names)
+}
+
 // TestModelWhoseEnginesFailIsNotWanted: another replica would not help.
 func TestModelWhoseEnginesFailIsNotWanted(t *testing.T) {
 	c := newController(t, 1)
