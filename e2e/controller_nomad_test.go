@@ -333,6 +333,7 @@ model "single" {
 	// What cannot be placed says why.
 	nowhere := request
 	nowhere.Placement.Seats = []string{"GPU-none#0", "GPU-none#1"}
+	nowhere.Placement.Memory = map[string]int64{"GPU-none": request.Variant.Memory}
 	job, err = c.Render(ctx, nowhere)
 	require.NoError(t, err)
 	plan, err = c.Plan(ctx, job)

@@ -314,14 +314,15 @@ func jobOf(s *api.JobListStub) Job {
 		j.Placement.Memory[uuid] = memory
 	}
 	if first := s.Meta[MetaGPUs]; first != "" { // jobs of earlier versions use all
-		seated := j.Placement.Memory
-		j.Placement.Memory = map[string]int64{}
+		used := map[string]int64{}
 		for uuid := range strings.SplitSeq(first, ",") {
-			if _, ok := seated[uuid]; !ok {
-				problems = append(problems, fmt.Sprintf("%s has %q: want GPUs of %s", MetaGPUs, uuid, MetaSeats))
-				continue
+			if _, seated := j.Placement.Memory[uuid]; seated {
+				used[uuid] = memory
 			}
-			j.Placement.Memory[uuid] = memory
+		}
+		// Somebody edited the one or the other where they do not fit: it may use all.
+		if len(used) == strings.Count(first, ",")+1 {
+			j.Placement.Memory = used
 		}
 	}
 	j.ShimPorts = shimsOf(s.Meta[MetaShims])

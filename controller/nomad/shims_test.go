@@ -57,7 +57,10 @@ func TestObserveShimsAndGPUs(t *testing.T) {
 	s.EditJob(*job.ID, func(j *api.Job) { j.Meta["remuda_gpus"] = "GPU-9" })
 	jobs, err = c.Observe(t.Context())
 	require.NoError(t, err)
-	require.Contains(t, jobs[0].Problem, `remuda_gpus has "GPU-9"`)
+	require.Empty(t, jobs[0].Problem, "an edit that the controller takes back")
+	require.Len(t, jobs[0].Placement.Memory, 2, "it may use all that it has seats on")
+	edited := state.Replica{Name: jobs[0].Name, VariantHash: jobs[0].Hash, Placement: r.Placement, JobIndex: 1}
+	require.NotEmpty(t, jobs[0].Drift(edited))
 	s.EditJob(*job.ID, func(j *api.Job) { delete(j.Meta, "remuda_gpus"); delete(j.Meta, "remuda_sleep_memory") })
 	jobs, err = c.Observe(t.Context())
 	require.NoError(t, err)
