@@ -259,10 +259,10 @@ func TestNoWrongByteIsCommitted(t *testing.T) {
 		return failing{host.NewSpace()}, func() error { return nil }, nil
 	})
 	require.ErrorIs(t, bad.Restore(within(t), 1, saved), offload.ErrDamaged)
+	s.free() // the service hears of the end a moment after the client
 	held, err := bad.Look(within(t))
 	require.NoError(t, err)
 	require.Equal(t, offload.Nothing, held)
-	s.free()
 	require.NoError(t, s.offload(hostSpace).Restore(within(t), 1, saved))
 	e.wake(t)
 }
