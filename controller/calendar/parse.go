@@ -12,6 +12,8 @@ import (
 	"github.com/hashicorp/hcl/v2"
 	"github.com/hashicorp/hcl/v2/hclsyntax"
 	"github.com/zclconf/go-cty/cty"
+
+	"remuda/internal/hclfault"
 )
 
 // Bounds, there to catch mistakes.
@@ -24,12 +26,12 @@ const (
 var windowName = regexp.MustCompile(`^[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$`)
 
 // Parse reads a calendar; name is the file's, for messages. It is either read whole, or
-// the error is Faults, with every fault that it has. Which models exist is not its concern:
-// see Uses.
+// the error wraps ErrInvalid and hclfault.Faults, with every fault that it has. Which models
+// exist is not its concern: see Uses.
 func Parse(file []byte, name string) (Calendar, error) {
-	p := &parser{name: name}
+	p := &parser{name: name, faults: hclfault.Collector{File: name}}
 	p.file(file)
-	if err := p.err(); err != nil {
+	if err := p.faults.Err(ErrInvalid); err != nil {
 		return Calendar{}, err
 	}
 	return p.calendar, nil
@@ -37,7 +39,7 @@ func Parse(file []byte, name string) (Calendar, error) {
 
 type parser struct {
 	name     string
-	faults   Faults
+	faults   hclfault.Collector
 	calendar Calendar
 }
 
@@ -47,7 +49,7 @@ func (p *parser) file(src []byte) {
 		return
 	}
 	file, diags := hclsyntax.ParseConfig(src, p.name, hcl.InitialPos)
-	p.diagnostics("", diags)
+	p.faults.Diagnostics("", diags)
 	if diags.HasErrors() {
 		return // what a broken file seems to say is not worth complaining about
 	}
@@ -55,7 +57,7 @@ func (p *parser) file(src []byte) {
 		Attributes: []hcl.AttributeSchema{{Name: "timezone"}},
 		Blocks:     []hcl.BlockHeaderSchema{{Type: "window", LabelNames: []string{"name"}}, {Type: Default}},
 	})
-	p.diagnostics("", diags)
+	p.faults.Diagnostics("", diags)
 	p.zone(content.Attributes["timezone"], diags.HasErrors())
 	if len(content.Blocks) == 0 && !diags.HasErrors() {
 		p.fault(hcl.Range{}, "no window: want at least one block, as window \"office\" { … }, or a default")
@@ -122,7 +124,7 @@ func (p *parser) content(b *hcl.Block, path string, names ...string) hcl.Attribu
 		schema.Attributes = append(schema.Attributes, hcl.AttributeSchema{Name: n, Required: n == "dedicated"})
 	}
 	content, diags := b.Body.Content(schema)
-	p.diagnostics(path+": ", slices.DeleteFunc(diags, func(d *hcl.Diagnostic) bool { return d.Summary == "Missing required argument" }))
+	p.faults.Diagnostics(path+": ", slices.DeleteFunc(diags, func(d *hcl.Diagnostic) bool { return d.Summary == "Missing required argument" }))
 	return content.Attributes
 }
 

@@ -1,11 +1,7 @@
 package modelfile
 
 import (
-	"cmp"
 	"errors"
-	"fmt"
-	"slices"
-	"strings"
 
 	"github.com/hashicorp/hcl/v2"
 )
@@ -13,85 +9,8 @@ import (
 // ErrInvalid is wrapped by every error that says that a model file is wrong.
 var ErrInvalid = errors.New("invalid model file")
 
-// Fault is one thing that is wrong in a file.
-type Fault struct {
-	// File, Line and Column say where; both numbers count from 1.
-	File         string
-	Line, Column int
-	// Text names the field, its value and what was expected.
-	Text string
-}
+func (p *parser) add(at hcl.Range, format string, args ...any) { p.faults.Add(at, format, args...) }
 
-// String is "file:line:column: text", which editors can jump to.
-func (f Fault) String() string { return fmt.Sprintf("%s:%d:%d: %s", f.File, f.Line, f.Column, f.Text) }
-
-// Faults are all faults of a file, in the order in which they stand in it. It is
-// the error of Parse and Load.
-type Faults []Fault
-
-// Error has one line for each fault.
-func (f Faults) Error() string {
-	lines := make([]string, len(f))
-	for i, one := range f {
-		lines[i] = one.String()
-	}
-	return strings.Join(lines, "\n")
-}
-
-// Unwrap makes errors.Is find ErrInvalid.
-func (f Faults) Unwrap() error { return ErrInvalid }
-
-// collector gathers faults while a file is read.
-type collector struct {
-	faults Faults
-	// main is the model file; faults in job files come after its own.
-	main string
-}
-
-func (c *collector) add(at hcl.Range, format string, args ...any) {
-	c.faults = append(c.faults, Fault{
-		File: at.Filename, Line: max(at.Start.Line, 1), Column: max(at.Start.Column, 1), Text: fmt.Sprintf(format, args...),
-	})
-}
-
-// diagnostics adds what HCL itself found, without its warnings.
-func (c *collector) diagnostics(where string, diags hcl.Diagnostics) {
-	for _, d := range diags {
-		if d.Severity != hcl.DiagError {
-			continue
-		}
-		at := hcl.Range{Filename: c.main}
-		if d.Subject != nil {
-			at = *d.Subject
-		}
-		c.add(at, "%s%s: %s", where, lowerFirst(d.Summary), strings.ReplaceAll(d.Detail, "\n", " "))
-	}
-}
-
-func (c *collector) err() error {
-	if len(c.faults) == 0 {
-		return nil
-	}
-	slices.SortStableFunc(c.faults, func(a, b Fault) int {
-		return cmp.Or(
-			cmp.Compare(c.rank(a.File), c.rank(b.File)), strings.Compare(a.File, b.File),
-			cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column),
-		)
-	})
-	// Two variants may name one job file: its faults are told once.
-	return slices.Compact(c.faults)
-}
-
-func (c *collector) rank(file string) int {
-	if file == c.main {
-		return 0
-	}
-	return 1
-}
-
-func lowerFirst(s string) string {
-	if s == "" {
-		return s
-	}
-	return strings.ToLower(s[:1]) + s[1:]
+func (p *parser) diagnostics(where string, diags hcl.Diagnostics) {
+	p.faults.Diagnostics(where, diags)
 }

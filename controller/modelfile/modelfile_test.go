@@ -14,6 +14,7 @@ import (
 
 	"remuda/controller/modelfile"
 	"remuda/controller/state"
+	"remuda/internal/hclfault"
 	"remuda/jobs"
 )
 
@@ -323,7 +324,7 @@ func TestEveryFieldWrong(t *testing.T) {
 			models, err := parse(src)
 			require.ErrorIs(t, err, modelfile.ErrInvalid, "%s", src)
 			require.Nil(t, models)
-			var all modelfile.Faults
+			var all hclfault.Faults
 			require.ErrorAs(t, err, &all)
 			require.Len(t, all, 1, "one mistake is one fault:\n%v", err)
 			for _, want := range tc.want {
@@ -387,7 +388,7 @@ model "m" {
   }
 }
 `)
-	var all modelfile.Faults
+	var all hclfault.Faults
 	require.ErrorAs(t, err, &all)
 	var at []string
 	for _, f := range all {
@@ -622,7 +623,7 @@ func FuzzParse(f *testing.F) {
 	f.Fuzz(func(t *testing.T, src string) {
 		models, err := parse(src)
 		if err != nil {
-			var all modelfile.Faults
+			var all hclfault.Faults
 			if !errors.As(err, &all) || len(all) == 0 || models != nil {
 				t.Fatalf("%v is no list of faults, or came with models", err)
 			}

@@ -15,6 +15,7 @@ import (
 
 	"remuda/controller/placement"
 	"remuda/controller/state"
+	"remuda/internal/hclfault"
 )
 
 // Defaults of what a model file leaves out.
@@ -66,11 +67,12 @@ func readBounded(path string, limit int64) ([]byte, error) {
 }
 
 // Parse reads a model file whose content is at hand; filename is for messages and
-// for finding job files. With read nil no file can be named. Its error is Faults.
+// for finding job files. With read nil no file can be named. Its error wraps
+// ErrInvalid and hclfault.Faults, with every fault.
 func Parse(filename string, src []byte, read ReadFile) ([]state.Model, error) {
-	p := &parser{collector: collector{main: filename}, read: read, dir: filepath.Dir(filename)}
+	p := &parser{faults: hclfault.Collector{File: filename}, read: read, dir: filepath.Dir(filename)}
 	p.file(filename, src)
-	if err := p.err(); err != nil {
+	if err := p.faults.Err(ErrInvalid); err != nil {
 		return nil, err
 	}
 	for i := range p.models {
@@ -80,7 +82,7 @@ func Parse(filename string, src []byte, read ReadFile) ([]state.Model, error) {
 }
 
 type parser struct {
-	collector
+	faults hclfault.Collector
 	read   ReadFile
 	dir    string
 	models []state.Model

@@ -14,6 +14,7 @@ import (
 	"remuda/controller/modelfile"
 	"remuda/controller/nomad"
 	"remuda/controller/state"
+	"remuda/internal/hclfault"
 )
 
 const (
@@ -162,10 +163,15 @@ func compare(old *state.Model, m state.Model) api.AppliedModel {
 
 // fileError has every fault of a model file with its line.
 func fileError(err error) error {
-	var faults modelfile.Faults
+	var faults hclfault.Faults
 	if !errors.As(err, &faults) {
 		return badRequest("%v", err)
 	}
+	return faultsError(faults)
+}
+
+// faultsError has every fault of a file with its line.
+func faultsError(faults hclfault.Faults) error {
 	e := &api.Error{Status: http.StatusBadRequest, Code: api.CodeBadRequest, Message: faults.Error()}
 	for _, f := range faults {
 		e.Faults = append(e.Faults, api.Fault{File: f.File, Line: f.Line, Column: f.Column, Text: f.Text})

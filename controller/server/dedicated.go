@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net/http"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,6 +15,7 @@ import (
 	"remuda/controller/api"
 	"remuda/controller/calendar"
 	"remuda/controller/state"
+	"remuda/internal/hclfault"
 )
 
 // sourceOperator is state.Dedicated.Source of a set that people made.
@@ -158,7 +158,7 @@ func (s *Server) deleteSchedule(rq *request, _ *state.View) (answer, error) {
 // has every fault with its line.
 func readCalendar(v *state.View, file, name string) (calendar.Calendar, error) {
 	c, err := calendar.Parse([]byte(file), name)
-	var faults calendar.Faults
+	var faults hclfault.Faults
 	if err != nil && !errors.As(err, &faults) {
 		return c, badRequest("%v", err)
 	}
@@ -167,7 +167,7 @@ func readCalendar(v *state.View, file, name string) (calendar.Calendar, error) {
 		if u.Window == calendar.Default {
 			at = fmt.Sprintf("default: dedicated: model %q", u.Model)
 		}
-		fault := calendar.Fault{File: name, Line: u.Line, Column: u.Column}
+		fault := hclfault.Fault{File: name, Line: u.Line, Column: u.Column}
 		switch m := v.Model(nil, u.Model); {
 		case m == nil:
 			fault.Text = at + " does not exist: `remuda model list` names those that do"
@@ -181,9 +181,5 @@ func readCalendar(v *state.View, file, name string) (calendar.Calendar, error) {
 	if len(faults) == 0 {
 		return c, nil
 	}
-	e := &api.Error{Status: http.StatusBadRequest, Code: api.CodeBadRequest, Message: faults.Error()}
-	for _, f := range faults {
-		e.Faults = append(e.Faults, api.Fault{File: f.File, Line: f.Line, Column: f.Column, Text: f.Text})
-	}
-	return c, e
+	return c, faultsError(faults)
 }
