@@ -22,6 +22,35 @@ import (
 	"remuda/controller/api"
 )
 
+// startNomad starts a Nomad agent of the cluster with a config of its own; name is that of
+// its files. It ends with the test.
+func (f *fleet) startNomad(name, config string) *exec.Cmd {
+	t := f.t
+	t.Helper()
+	path := filepath.Join(f.info.DataDir, "config", name+".hcl")
+	require.NoError(t, os.WriteFile(path, []byte(config), 0o600))
+	log, err := os.Create(filepath.Join(f.info.DataDir, "logs", name+".log"))
+	require.NoError(t, err)
+	defer log.Close()
+	cmd := exec.Command(toolPath(t, "nomad"), "agent", "-config", path)
+	cmd.Env = append(os.Environ(), "PATH="+filepath.Dir(binary(t, "remuda"))+":"+os.Getenv("PATH"))
+	cmd.Stdout, cmd.Stderr = log, log
+	require.NoError(t, cmd.Start())
+	done := make(chan struct{})
+	go func() { _ = cmd.Wait(); close(done) }()
+	t.Cleanup(func() {
+		_ = cmd.Process.Signal(syscall.SIGCONT) // a test may have stopped it
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+		select {
+		case <-done:
+		case <-time.After(20 * time.Second):
+			_ = cmd.Process.Kill()
+			<-done
+		}
+	})
+	return cmd
+}
+
 // secondNode starts one more Nomad client with GPUs of its own, and returns its process.
 func (f *fleet) secondNode() (pid int) {
 	t := f.t
@@ -54,28 +83,8 @@ func (f *fleet) secondNode() (pid int) {
 	change(`min_dynamic_port\s*=\s*\d+`, fmt.Sprintf("min_dynamic_port = %d", low))
 	change(`max_dynamic_port\s*=\s*\d+`, fmt.Sprintf("max_dynamic_port = %d", low+19))
 	change(`seed\s*= ".*"`, `seed = "second"`)
-	path := filepath.Join(f.info.DataDir, "config", "nomad-client-2.hcl")
-	require.NoError(t, os.WriteFile(path, []byte(config), 0o600))
-
-	log, err := os.Create(filepath.Join(f.info.DataDir, "logs", "nomad-client-2.log"))
-	require.NoError(t, err)
-	defer log.Close()
-	cmd := exec.Command(toolPath(t, "nomad"), "agent", "-config", path)
-	cmd.Env = append(os.Environ(), "PATH="+filepath.Dir(binary(t, "remuda"))+":"+os.Getenv("PATH"))
-	cmd.Stdout, cmd.Stderr = log, log
-	require.NoError(t, cmd.Start())
-	done := make(chan struct{})
-	go func() { _ = cmd.Wait(); close(done) }()
-	t.Cleanup(func() {
-		_ = cmd.Process.Signal(syscall.SIGTERM)
-		select {
-		case <-done:
-		case <-time.After(20 * time.Second):
-			_ = cmd.Process.Kill()
-			<-done
-		}
-		_ = exec.Command("umount", "-R", filepath.Join(dir, "mounts")).Run()
-	})
+	t.Cleanup(func() { _ = exec.Command("umount", "-R", filepath.Join(dir, "mounts")).Run() })
+	cmd := f.startNomad("nomad-client-2", config)
 	t.Cleanup(func() {
 		// Its allocations end first, or they would outlive it, and before them the servers,
 		// which would bring them back.

@@ -82,34 +82,10 @@ func (f *fleet) secondNomad() *cluster {
 	change(&node, `consul \{`, "consul {\n  client_auto_join = false\n  auto_advertise = false\n")
 	node = port(port(node, "http", ports["client-http"]), "rpc", ports["client-rpc"])
 
-	start := func(name, config string) *exec.Cmd {
-		path := filepath.Join(f.info.DataDir, "config", name+".hcl")
-		require.NoError(t, os.WriteFile(path, []byte(config), 0o600))
-		log, err := os.Create(filepath.Join(f.info.DataDir, "logs", name+".log"))
-		require.NoError(t, err)
-		defer log.Close()
-		cmd := exec.Command(toolPath(t, "nomad"), "agent", "-config", path)
-		cmd.Env = append(os.Environ(), "PATH="+filepath.Dir(binary(t, "remuda"))+":"+os.Getenv("PATH"))
-		cmd.Stdout, cmd.Stderr = log, log
-		require.NoError(t, cmd.Start())
-		done := make(chan struct{})
-		go func() { _ = cmd.Wait(); close(done) }()
-		t.Cleanup(func() {
-			_ = cmd.Process.Signal(syscall.SIGCONT)
-			_ = cmd.Process.Signal(syscall.SIGTERM)
-			select {
-			case <-done:
-			case <-time.After(20 * time.Second):
-				_ = cmd.Process.Kill()
-				<-done
-			}
-		})
-		return cmd
-	}
 	t.Cleanup(func() { _ = exec.Command("umount", "-R", filepath.Join(dir, "mounts")).Run() })
 	c := &cluster{address: "http://127.0.0.1:" + ports["http"]}
-	c.server = start("nomad-cloud-server", server)
-	start("nomad-cloud-client", node)
+	c.server = f.startNomad("nomad-cloud-server", server)
+	f.startNomad("nomad-cloud-client", node)
 	c.nomad, err = nomadapi.NewClient(&nomadapi.Config{Address: c.address})
 	require.NoError(t, err)
 	t.Cleanup(func() {
