@@ -13,6 +13,7 @@ import (
 	"remuda/device-plugin/gms"
 	"remuda/device-plugin/gms/backend/host"
 	"remuda/device-plugin/gms/client"
+	"remuda/device-plugin/gms/gmstest/gmsserve"
 	"remuda/device-plugin/gms/offload"
 	"remuda/device-plugin/gms/wire"
 )
@@ -40,12 +41,9 @@ func TestGMSClear(t *testing.T) {
 	t.Cleanup(func() { require.NoError(t, b.Close()) })
 	cfg := gms.DefaultConfig()
 	cfg.SocketDir, cfg.GPUs = dir, []gms.GPU{{UUID: "GPU-1", Backend: b}}
-	server, err := gms.New(cfg)
-	require.NoError(t, err)
+	gmsserve.Start(t, cfg)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-	served := make(chan error, 1)
-	go func() { served <- server.Run(ctx) }()
-	t.Cleanup(func() { cancel(); require.NoError(t, <-served) })
+	defer cancel()
 
 	socket := filepath.Join(dir, "gms_GPU-1_weights.sock")
 	c, err := client.New(client.Config{Socket: socket, Space: host.NewSpace()})

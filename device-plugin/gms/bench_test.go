@@ -1,7 +1,6 @@
 package gms_test
 
 import (
-	"context"
 	"os"
 	"slices"
 	"testing"
@@ -11,6 +10,7 @@ import (
 
 	"remuda/device-plugin/gms"
 	"remuda/device-plugin/gms/gmstest"
+	"remuda/device-plugin/gms/gmstest/gmsserve"
 	"remuda/device-plugin/gms/wire"
 )
 
@@ -23,15 +23,7 @@ func serve(b *testing.B) string {
 	cfg := gms.DefaultConfig()
 	cfg.SocketDir = dir
 	cfg.GPUs = []gms.GPU{{UUID: uuid, Backend: gmstest.NewBackend(0)}}
-	ready := make(chan struct{})
-	cfg.OnReady = func() { close(ready) }
-	s, err := gms.New(cfg)
-	require.NoError(b, err)
-	ctx, stop := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- s.Run(ctx) }()
-	b.Cleanup(func() { stop(); require.NoError(b, <-ended) })
-	<-ready
+	gmsserve.Start(b, cfg)
 	return gms.SocketPath(dir, uuid, weights)
 }
 

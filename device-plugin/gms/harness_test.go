@@ -1,7 +1,6 @@
 package gms_test
 
 import (
-	"context"
 	"os"
 	"path/filepath"
 	"testing"
@@ -14,6 +13,7 @@ import (
 
 	"remuda/device-plugin/gms"
 	"remuda/device-plugin/gms/gmstest"
+	"remuda/device-plugin/gms/gmstest/gmsserve"
 	"remuda/device-plugin/gms/wire"
 )
 
@@ -30,14 +30,11 @@ const (
 
 // service is a server that runs.
 type service struct {
-	t      *testing.T
-	cfg    gms.Config
-	gpu    *gmstest.Backend
-	server *gms.Server
-	stop   context.CancelFunc
-	ended  chan error
-	// over tells that its end was looked at.
-	over    bool
+	t       *testing.T
+	cfg     gms.Config
+	gpu     *gmstest.Backend
+	server  *gms.Server
+	running *gmsserve.Service
 	metrics *prometheus.Registry
 }
 
@@ -62,51 +59,21 @@ func config(t *testing.T) gms.Config {
 // start runs a service, which ends with the test.
 func start(t *testing.T, cfg gms.Config) *service {
 	t.Helper()
-	s := &service{t: t, cfg: cfg, gpu: cfg.GPUs[0].Backend.(*gmstest.Backend), ended: make(chan error, 1), metrics: prometheus.NewRegistry()}
-	ready := make(chan struct{})
-	cfg.OnReady = func() { close(ready) }
+	s := &service{t: t, cfg: cfg, gpu: cfg.GPUs[0].Backend.(*gmstest.Backend), metrics: prometheus.NewRegistry()}
 	cfg.Metrics = s.metrics
-	var err error
-	s.server, err = gms.New(cfg)
-	require.NoError(t, err)
-	var ctx context.Context
-	ctx, s.stop = context.WithCancel(context.Background())
-	go func() { s.ended <- s.server.Run(ctx) }()
-	t.Cleanup(func() {
-		if !s.over {
-			s.end()
-		}
-	})
-	select {
-	case <-ready:
-	case err := <-s.ended:
-		require.NoError(t, err)
-		require.Fail(t, "the service has ended")
-	case <-time.After(patience):
-		require.Fail(t, "the service is not ready")
-	}
+	s.running = gmsserve.Start(t, cfg)
+	s.server = s.running.Server
 	return s
 }
 
 // end stops the service in order.
 func (s *service) end() {
 	s.t.Helper()
-	s.stop()
-	require.NoError(s.t, s.wait())
+	s.running.Stop()
 }
 
 // wait returns how the service has ended.
-func (s *service) wait() error {
-	s.t.Helper()
-	s.over = true
-	select {
-	case err := <-s.ended:
-		return err
-	case <-time.After(patience):
-		require.Fail(s.t, "the service does not end")
-		return nil
-	}
-}
+func (s *service) wait() error { return s.running.Wait() }
 
 // again ends the service and starts another one in its place.
 func (s *service) again() *service {

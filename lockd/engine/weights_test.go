@@ -22,6 +22,7 @@ import (
 	"remuda/device-plugin/gms"
 	"remuda/device-plugin/gms/backend/host"
 	"remuda/device-plugin/gms/client"
+	"remuda/device-plugin/gms/gmstest/gmsserve"
 	"remuda/device-plugin/gms/offload"
 	"remuda/device-plugin/gms/wire"
 	"remuda/internal/replica"
@@ -97,19 +98,7 @@ func newPair(t *testing.T) *pair {
 		p.hosts = append(p.hosts, b)
 		p.sockets = append(p.sockets, filepath.Join(dir, "gms_"+uuid+"_weights.sock"))
 	}
-	ready := make(chan struct{})
-	cfg.OnReady = func() { close(ready) }
-	server, err := gms.New(cfg)
-	require.NoError(t, err)
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- server.Run(ctx) }()
-	t.Cleanup(func() { cancel(); require.NoError(t, <-done) })
-	select {
-	case <-ready:
-	case err := <-done:
-		t.Fatal(err)
-	}
+	gmsserve.Start(t, cfg)
 	return p
 }
 

@@ -10,12 +10,10 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"remuda/device-plugin/gms"
@@ -24,6 +22,7 @@ import (
 	"remuda/device-plugin/gms/backend/cuda/cudatest"
 	"remuda/device-plugin/gms/backend/host"
 	"remuda/device-plugin/gms/client"
+	"remuda/device-plugin/gms/gmstest/gmsserve"
 	"remuda/device-plugin/gms/keeper"
 	"remuda/device-plugin/gms/wire"
 )
@@ -200,32 +199,12 @@ func newWorld(t *testing.T, library string, capacity uint64) *world {
 // serve starts a server on the world's memory. stop ends it.
 func (w *world) serve(change func(*gms.Config)) (stop func()) {
 	w.t.Helper()
-	ready := make(chan struct{})
 	cfg := gms.DefaultConfig()
 	cfg.SocketDir, cfg.GPUs = w.dir, []gms.GPU{{UUID: uuid, Backend: w.backend}}
-	cfg.OnReady = func() { close(ready) }
 	if change != nil {
 		change(&cfg)
 	}
-	s, err := gms.New(cfg)
-	require.NoError(w.t, err)
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- s.Run(ctx) }()
-	select {
-	case <-ready:
-	case err := <-done:
-		require.NoError(w.t, err, "the server has ended")
-	}
-	var once sync.Once
-	stop = func() {
-		once.Do(func() {
-			cancel()
-			assert.NoError(w.t, <-done)
-		})
-	}
-	w.t.Cleanup(stop)
-	return stop
+	return gmsserve.Start(w.t, cfg).Stop
 }
 
 // client makes a client that is closed with the test.

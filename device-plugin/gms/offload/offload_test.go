@@ -15,6 +15,7 @@ import (
 	"remuda/device-plugin/gms"
 	"remuda/device-plugin/gms/backend/host"
 	"remuda/device-plugin/gms/client"
+	"remuda/device-plugin/gms/gmstest/gmsserve"
 	"remuda/device-plugin/gms/offload"
 	"remuda/device-plugin/gms/wire"
 )
@@ -50,19 +51,7 @@ func newService(t *testing.T) *service {
 		s.hosts = append(s.hosts, b)
 		s.sockets = append(s.sockets, filepath.Join(dir, "gms_"+uuid+"_weights.sock"))
 	}
-	ready := make(chan struct{})
-	cfg.OnReady = func() { close(ready) }
-	server, err := gms.New(cfg)
-	require.NoError(t, err)
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- server.Run(ctx) }()
-	t.Cleanup(func() { cancel(); require.NoError(t, <-done) })
-	select {
-	case <-ready:
-	case err := <-done:
-		t.Fatal(err)
-	}
+	gmsserve.Start(t, cfg)
 	return s
 }
 

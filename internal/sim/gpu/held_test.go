@@ -19,6 +19,7 @@ import (
 	"remuda/device-plugin/gms"
 	"remuda/device-plugin/gms/backend/host"
 	"remuda/device-plugin/gms/client"
+	"remuda/device-plugin/gms/gmstest/gmsserve"
 	"remuda/device-plugin/gms/wire"
 	"remuda/internal/sim/gpu"
 	"remuda/internal/sim/memory"
@@ -210,19 +211,7 @@ func TestMemoryOfTheService(t *testing.T) {
 	t.Cleanup(func() { require.NoError(t, b.Close()) })
 	cfg := gms.DefaultConfig()
 	cfg.SocketDir, cfg.GPUs = dir, []gms.GPU{{UUID: uuid, Backend: b}}
-	server, err := gms.New(cfg)
-	require.NoError(t, err)
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- server.Run(ctx) }()
-	stop := func() {
-		if cancel != nil {
-			cancel()
-			require.NoError(t, <-done)
-			cancel = nil
-		}
-	}
-	t.Cleanup(stop)
+	service := gmsserve.Start(t, cfg)
 
 	socket := filepath.Join(dir, "gms_"+uuid+"_weights.sock")
 	c, err := client.New(client.Config{Socket: socket, Space: host.NewSpace()})
@@ -241,7 +230,7 @@ func TestMemoryOfTheService(t *testing.T) {
 	one, two := start(t, "reader "+socket, uuid), start(t, "reader "+socket, uuid)
 	uses(t, src, "three map it", 0, 30)
 	require.NoError(t, c.Close())
-	stop()
+	service.Stop()
 	require.NoError(t, b.Close())
 	uses(t, src, "the service is gone, and engines map it on", 0, 30)
 	one.kill()

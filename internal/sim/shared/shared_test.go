@@ -17,6 +17,7 @@ import (
 	"remuda/device-plugin/gms"
 	"remuda/device-plugin/gms/backend/host"
 	"remuda/device-plugin/gms/client"
+	"remuda/device-plugin/gms/gmstest/gmsserve"
 	"remuda/device-plugin/gms/wire"
 	"remuda/internal/sim/shared"
 	"remuda/internal/sim/weights"
@@ -56,7 +57,6 @@ func newService(t *testing.T, gpus int) *service {
 		s.sockets = append(s.sockets, filepath.Join(dir, "gms_"+uuid+"_weights.sock"))
 	}
 	s.start()
-	t.Cleanup(func() { s.stop() })
 	return s
 }
 
@@ -64,23 +64,7 @@ func (s *service) start() {
 	s.t.Helper()
 	cfg := gms.DefaultConfig()
 	cfg.SocketDir, cfg.GPUs = s.dir, s.gpus
-	ready := make(chan struct{})
-	cfg.OnReady = func() { close(ready) }
-	server, err := gms.New(cfg)
-	require.NoError(s.t, err)
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- server.Run(ctx) }()
-	select {
-	case <-ready:
-	case err := <-done:
-		s.t.Fatal(err)
-	}
-	s.stop = func() {
-		cancel()
-		require.NoError(s.t, <-done)
-		s.stop = func() {}
-	}
+	s.stop = gmsserve.Start(s.t, cfg).Stop
 }
 
 // used is what all GPUs have in use.
