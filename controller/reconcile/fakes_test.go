@@ -155,6 +155,13 @@ func (r *fakeRaft) writes() int {
 	return len(r.applied)
 }
 
+// commands are all of them.
+func (r *fakeRaft) commands() []state.Command {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.applied)
+}
+
 // fakeNomad is Nomad in memory. It runs nothing by itself.
 type fakeNomad struct {
 	mu       sync.Mutex

@@ -1,6 +1,7 @@
 package reconcile_test
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -171,5 +172,34 @@ func TestQuarantinedGPUDisappears(t *testing.T) {
 		require.Len(t, w.node("n").GPUs, 4)
 		require.True(t, w.node("n").GPU("n-GPU3").Quarantined)
 		require.NotEmpty(t, w.node("n").GPU("n-GPU3").Seats)
+	})
+}
+
+// TestManyNodesAreWrittenInParts: a first look at a large cluster stays far below what a
+// command may have, however many GPUs its nodes have.
+func TestManyNodesAreWrittenInParts(t *testing.T) {
+	const nodes = 10_000
+	inWorld(t, nil, func(t *testing.T, w *world) {
+		all := []state.Node{node("n", 4)}
+		for i := range nodes - 1 {
+			all = append(all, node(fmt.Sprintf("n%05d", i), 16))
+		}
+		before := w.raft.writes()
+		w.nomad.set(func() { w.nomad.nodes = all })
+		w.rest()
+		require.Len(t, w.raft.store.View().Nodes(nil), nodes)
+		largest, seen := 0, map[string]bool{}
+		for _, c := range w.raft.commands()[before:] {
+			data, err := state.Encode(c)
+			require.NoError(t, err)
+			largest = max(largest, len(data))
+			for _, n := range c.(*state.UpsertNodes).Nodes {
+				require.False(t, seen[n.ID], "%s is written twice", n.ID)
+				seen[n.ID] = true
+			}
+		}
+		require.Len(t, seen, nodes-1, "n was there before")
+		require.Less(t, largest, state.MaxCommand/4)
+		t.Logf("%d commands of at most %d bytes", w.raft.writes()-before, largest)
 	})
 }
