@@ -203,3 +203,28 @@ func TestManyNodesAreWrittenInParts(t *testing.T) {
 		t.Logf("%d commands of at most %d bytes", w.raft.writes()-before, largest)
 	})
 }
+
+// TestNodesOfVeryManySeats: those of one command could be longer than it may be.
+func TestNodesOfVeryManySeats(t *testing.T) {
+	const nodes = 400
+	inWorld(t, nil, func(t *testing.T, w *world) {
+		all := []state.Node{node("n", 4)}
+		for i := range nodes {
+			n := node(fmt.Sprintf("%08x-0000-4000-8000-%012x", i, i), 16)
+			for g := range n.GPUs {
+				n.GPUs[g].Seats = nil
+				for seat := range 64 {
+					n.GPUs[g].Seats = append(n.GPUs[g].Seats, fmt.Sprintf("%s#%d", n.GPUs[g].UUID, seat))
+				}
+			}
+			all = append(all, n)
+		}
+		data, err := state.Encode(&state.UpsertNodes{Nodes: all[1:201]})
+		require.Error(t, err, "%d bytes", len(data))
+		before := w.raft.writes()
+		w.nomad.set(func() { w.nomad.nodes = all })
+		w.rest()
+		require.Len(t, w.raft.store.View().Nodes(nil), nodes+1)
+		require.LessOrEqual(t, w.raft.writes()-before, 8)
+	})
+}

@@ -16,7 +16,7 @@ import (
 )
 
 // nodesPerCommand keeps a command far below state.MaxCommand: a node of 16 GPUs with
-// their seats takes some 5 KiB.
+// two seats each takes some 5 KiB. With 64 seats each it takes ten times that: see upsert.
 const nodesPerCommand = 200
 
 // writer commits what the loop has decided. Its methods are called by the loop only,
@@ -173,8 +173,9 @@ func (w *writer) nodes(ctx context.Context, view *state.View, seen listing, now 
 	}
 }
 
-// upsert writes nodes; where the state refuses them it does one by one, so that a
-// node that says nonsense does not hide the others.
+// upsert writes nodes; where the state refuses them it does each half by itself, so that
+// a node that says nonsense does not hide the others, and nodes of very many seats are not
+// too long for a command.
 func (w *writer) upsert(ctx context.Context, nodes []state.Node, notes map[string]string, next *schedule) {
 	_, err := w.l.cfg.Raft.Apply(ctx, &state.UpsertNodes{Nodes: nodes})
 	var refusal *state.Error
@@ -188,8 +189,8 @@ func (w *writer) upsert(ctx context.Context, nodes []state.Node, notes map[strin
 			}
 		}
 	case refused && len(nodes) > 1:
-		for i := range nodes {
-			w.upsert(ctx, nodes[i:i+1], notes, next)
+		for half := range slices.Chunk(nodes, (len(nodes)+1)/2) {
+			w.upsert(ctx, half, notes, next)
 		}
 	case refused:
 		w.l.cfg.Logger.Warn("a node is left out until it says something else: the state refuses it", "node", nodes[0].ID, "name", nodes[0].Name, "error", err)
