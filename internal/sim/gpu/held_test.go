@@ -158,7 +158,7 @@ func uses(t *testing.T, src *gpu.Source, what string, want ...int64) {
 		require.NoError(t, err)
 		got = nil
 		for i := range want {
-			got = append(got, *samples[gpu.UUID(t.Name(), i)].MemoryUsedMiB)
+			got = append(got, *samples[gpu.UUID(seed(t), i)].MemoryUsedMiB)
 		}
 		if fmt.Sprint(got) == fmt.Sprint(want) {
 			return
@@ -167,9 +167,13 @@ func uses(t *testing.T, src *gpu.Source, what string, want ...int64) {
 	}
 }
 
+// seed is of GPUs that no other process of this machine has: Samples looks at all of them,
+// and this test may run there twice.
+func seed(t *testing.T) string { return fmt.Sprint(t.Name(), os.Getpid()) }
+
 func simulated(t *testing.T, count int) *gpu.Source {
 	t.Helper()
-	src, err := gpu.New(gpu.Config{Logger: hclog.NewNullLogger(), DefaultSeats: 2, Seed: t.Name(),
+	src, err := gpu.New(gpu.Config{Logger: hclog.NewNullLogger(), DefaultSeats: 2, Seed: seed(t),
 		Blocks: []deviceplugin.Simulate{{Model: "H100", Count: n(count)}}})
 	require.NoError(t, err)
 	return src
@@ -182,7 +186,7 @@ func TestDeviceMemoryOfAnEngine(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "w.safetensors")
 	_, err := weights.Create(file, weights.Spec{Size: 48 << 20, Seed: 1})
 	require.NoError(t, err)
-	g := func(i int) string { return gpu.UUID(t.Name(), i) }
+	g := func(i int) string { return gpu.UUID(seed(t), i) }
 	one := start(t, "bank "+file, g(0)+","+g(1))
 	uses(t, src, "awake", 24, 24, 0)
 	two := start(t, "bank "+file, g(1))
@@ -202,7 +206,7 @@ func TestDeviceMemoryOfAnEngine(t *testing.T) {
 // TestMemoryOfTheService counts whether anybody maps it or not, and once if several do.
 func TestMemoryOfTheService(t *testing.T) {
 	src := simulated(t, 2)
-	uuid := gpu.UUID(t.Name(), 1)
+	uuid := gpu.UUID(seed(t), 1)
 	dir, err := os.MkdirTemp("", "held")
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })

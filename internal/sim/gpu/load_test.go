@@ -116,11 +116,7 @@ func TestSamplesFail(t *testing.T) {
 
 // The real /proc: a process that was given a GPU shows up as its load.
 func TestSamplesOfARealProcess(t *testing.T) {
-	const uuid = "GPU-00000000-0000-4000-8000-000000000000"
-	src, err := gpu.New(gpu.Config{
-		Logger: hclog.NewNullLogger(), DefaultSeats: 2, Blocks: []deviceplugin.Simulate{{Model: "H100"}},
-	})
-	require.NoError(t, err)
+	src, uuid := simulated(t, 1), gpu.UUID(seed(t), 0)
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	busy := exec.CommandContext(ctx, os.Args[0])
