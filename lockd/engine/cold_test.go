@@ -28,8 +28,13 @@ func (l *locks) cold(role string, a *consultest.Agent, command ...string) *shim 
 // env is a variable of a process's environment.
 func env(t *testing.T, pid int, name string) string {
 	t.Helper()
-	raw, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ")
-	require.NoError(t, err)
+	var raw []byte
+	// Within execve, of which its parent is told before the end, it has none.
+	require.Eventually(t, func() bool {
+		var err error
+		raw, err = os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ")
+		return err != nil || len(raw) > 0
+	}, 10*time.Second, time.Millisecond)
 	for kv := range strings.SplitSeq(string(raw), "\x00") {
 		if value, ok := strings.CutPrefix(kv, name+"="); ok {
 			return value

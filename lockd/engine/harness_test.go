@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -101,9 +102,16 @@ type settings struct {
 	parent []string
 }
 
+// hosts counts what freeAddr has given out.
+var hosts atomic.Uint32
+
+// freeAddr is an address on which nothing listens, nor will by chance: on 127.0.0.1 the
+// port could be given to anybody before its owner listens, be it the next caller, another
+// test or a connection.
 func freeAddr(t *testing.T) string {
 	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	pid, n := os.Getpid(), hosts.Add(1)
+	ln, err := net.Listen("tcp", fmt.Sprintf("127.%d.%d.%d:0", 64+pid>>8&63, pid&255, 1+n%254))
 	require.NoError(t, err)
 	defer ln.Close()
 	return ln.Addr().String()

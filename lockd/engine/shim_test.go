@@ -3,6 +3,7 @@ package engine_test
 import (
 	"context"
 	"fmt"
+	"net"
 	"net/http"
 	"os"
 	"os/signal"
@@ -54,7 +55,7 @@ func TestRegisteredOnlyOnceItServes(t *testing.T) {
 	require.Equal(t, "m:v:r1:primary", all[0].ID)
 	require.Contains(t, all[0].Tags, "model=m")
 	require.Equal(t, "4", all[0].Meta["slots"])
-	require.Equal(t, s.engine, "http://127.0.0.1:"+strconv.Itoa(all[0].Port))
+	require.Equal(t, s.engine, "http://"+net.JoinHostPort(all[0].Address, strconv.Itoa(all[0].Port)))
 	st := s.awaitState(engine.Active)
 	require.True(t, st.Consul.Registered)
 	code, _ = call(t, "GET", s.url+"/live")
