@@ -34,7 +34,8 @@ func TestDecision8(t *testing.T) {
 
 	t.Run("lockd crashes, A is healthy: A goes on, no failover", func(t *testing.T) {
 		t.Parallel()
-		d := newDaemon(t, nil)
+		// Long enough for A to come back on a busy machine.
+		d := newDaemon(t, func(c *lockd.Config) { c.Times.Reconnect = 3 * time.Second })
 		p, path := newPage(t)
 		a := d.newKeeper("g", "primary", keeperSettings{Page: path})
 		require.Equal(t, uint64(1), a.granted().Token)
@@ -426,7 +427,9 @@ func TestStateFileOnAFullDisk(t *testing.T) {
 	disk := shortDir(t)
 	require.NoError(t, unix.Mount("tmpfs", disk, "tmpfs", 0, "size=64k"))
 	t.Cleanup(func() { require.NoError(t, unix.Unmount(disk, unix.MNT_DETACH)) })
-	d := newDaemon(t, func(c *lockd.Config) { c.State = filepath.Join(disk, "state") })
+	// This process itself holds locks below. It does not come back for them after the
+	// restart, and lockd would end it with the window.
+	d := newDaemon(t, func(c *lockd.Config) { c.State, c.Times.Reconnect = filepath.Join(disk, "state"), time.Hour })
 	first := d.newKeeper("g", "first", keeperSettings{})
 	first.granted()
 	first.kill()

@@ -82,7 +82,7 @@ func TestNobodyElseIsTouched(t *testing.T) {
 
 func TestStoppedHolderIsFenced(t *testing.T) {
 	t.Parallel()
-	d := newDaemon(t, nil)
+	d := newDaemon(t, func(c *lockd.Config) { c.Times.Reconnect = time.Hour })
 	a := d.newClient("g", "primary", clientSettings{})
 	token := a.granted().Token
 	b := d.newClient("g", "shadow", clientSettings{})
@@ -95,6 +95,11 @@ func TestStoppedHolderIsFenced(t *testing.T) {
 	b = d.newClient("g", "shadow", clientSettings{})
 	b.waiting()
 	d.awaitState("g", lock.Reconnecting)
+	// With a window that ends.
+	d.kill()
+	d.cfg.Times.Reconnect = 500 * time.Millisecond
+	d.start()
+	b = d.newClient("g", "shadow", clientSettings{})
 	require.Equal(t, token+1, b.granted().Token)
 	require.True(t, gone(a.cmd.Process.Pid), "it was ended before its lock went on")
 }

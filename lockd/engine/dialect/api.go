@@ -178,8 +178,12 @@ func clip(s string) string {
 // poll calls done until it says true or fails, or ctx ends; then its error is
 // what, which says what was waited for.
 func poll(ctx context.Context, what string, done func() (bool, error)) error {
-	for {
-		if ok, err := done(); ok || err != nil {
+	for first := true; ; first = false {
+		ok, err := done()
+		if err != nil && !first && ctx.Err() != nil { // what it said before tells more
+			return fmt.Errorf("%s: %w", what, context.Cause(ctx))
+		}
+		if ok || err != nil {
 			return err
 		}
 		t := time.NewTimer(pollEvery)
