@@ -23,6 +23,7 @@ import (
 	deviceplugin "remuda/device-plugin"
 	"remuda/device-plugin/devicetest"
 	"remuda/device-plugin/gms/wire"
+	"remuda/internal/loopback"
 )
 
 // watched is a source that reports changes.
@@ -143,10 +144,7 @@ func TestGMSInStatisticsAndMetrics(t *testing.T) {
 	gms(t, filepath.Join(dir, "gms_GPU-1_weights.sock"), &wire.GetRuntimeStateResponse{
 		State: wire.StateRO, ROSessionCount: 2, Committed: true, AllocationCount: 12})
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "gms_GPU-1_kv_cache.sock"), nil, 0o600))
-	probe, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	addr := probe.Addr().String()
-	require.NoError(t, probe.Close())
+	addr := loopback.Free(t)
 
 	src := &devicetest.Source{}
 	broken := sick(h100("GPU-2", "0000:02:00.0"), "XID 79")

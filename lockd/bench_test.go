@@ -25,6 +25,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"remuda/internal/loopback"
 	"remuda/lockd/cohort"
 	"remuda/lockd/wire"
 )
@@ -455,7 +456,7 @@ func consulBinary() string {
 func startConsul(b *testing.B, bin string) string {
 	b.Helper()
 	port := func() string {
-		_, port, err := net.SplitHostPort(freeAddr(b))
+		_, port, err := net.SplitHostPort(loopback.Free(b))
 		require.NoError(b, err)
 		return port
 	}

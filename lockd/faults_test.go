@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"remuda/internal/loopback"
 	"remuda/internal/proclog"
 	"remuda/lockd"
 	"remuda/lockd/lock"
@@ -288,7 +289,7 @@ func TestHolderRunsAgainAsItIsFenced(t *testing.T) {
 // refused.
 func TestStoppedRemoteHolderIsRefused(t *testing.T) {
 	t.Parallel()
-	d := newDaemon(t, func(c *lockd.Config) { c.Listen = freeAddr(t) })
+	d := newDaemon(t, func(c *lockd.Config) { c.Listen = loopback.Free(t) })
 	set := keeperSettings{Addr: "tcp://" + d.cfg.Listen, SessionTTL: d.cfg.Times.SessionTTL}
 	a := d.newKeeper("g", "primary", set)
 	a.granted()
@@ -303,15 +304,6 @@ func TestStoppedRemoteHolderIsRefused(t *testing.T) {
 	require.Contains(t, a.next("lost").Error, "lost")
 	require.Error(t, a.cmd.Wait(), "it ends itself")
 	require.Equal(t, lock.CodeStale, dial(t, d).acquire("g", "primary", 1).Code)
-}
-
-// freeAddr is an address of this machine that nobody listens on.
-func freeAddr(t testing.TB) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer l.Close()
-	return l.Addr().String()
 }
 
 // TestStateFileIsNotBelieved: lockd ends with an error that says what to do, and

@@ -17,6 +17,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"remuda/internal/loopback"
 	"remuda/lockd"
 	"remuda/lockd/lock"
 )
@@ -122,7 +123,7 @@ func awayFrom(t *testing.T, pid int, start, end uint64) bool {
 // they go by, and the next failover is as quick as ever.
 func TestWallClockIsMoved(t *testing.T) {
 	t.Parallel()
-	d := newDaemon(t, func(c *lockd.Config) { c.Listen = freeAddr(t) })
+	d := newDaemon(t, func(c *lockd.Config) { c.Listen = loopback.Free(t) })
 	all := []*client{
 		d.newKeeper("local", "primary", keeperSettings{}),
 		d.newKeeper("remote", "primary", keeperSettings{Addr: "tcp://" + d.cfg.Listen, SessionTTL: d.cfg.Times.SessionTTL}),

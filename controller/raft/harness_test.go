@@ -15,6 +15,7 @@ import (
 
 	"remuda/controller/raft"
 	"remuda/controller/state"
+	"remuda/internal/loopback"
 )
 
 // patience is how long a cluster may take for anything.
@@ -123,10 +124,7 @@ func newCluster(t testing.TB, edit func(*raft.Config)) *cluster {
 
 // add makes a server that is not started.
 func (c *cluster) add() *server {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(c.t, err)
-	s := &server{c: c, name: fmt.Sprint("s", len(c.servers)), dir: c.t.TempDir(), address: l.Addr().String()}
-	l.Close()
+	s := &server{c: c, name: fmt.Sprint("s", len(c.servers)), dir: c.t.TempDir(), address: loopback.Free(c.t)}
 	c.net.mu.Lock()
 	c.net.names[s.address] = s.name
 	c.net.mu.Unlock()

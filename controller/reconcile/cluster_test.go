@@ -3,7 +3,6 @@ package reconcile_test
 import (
 	"context"
 	"fmt"
-	"net"
 	"net/http"
 	"strings"
 	"testing"
@@ -19,6 +18,7 @@ import (
 	"remuda/controller/reconcile"
 	"remuda/controller/shim"
 	"remuda/controller/state"
+	"remuda/internal/loopback"
 	"remuda/internal/replica"
 )
 
@@ -98,10 +98,7 @@ func (c *cluster) sub(name string, test func(t *testing.T)) {
 
 // open starts the controller with what its directory has.
 func (c *cluster) open() {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(c.t, err)
-	address := l.Addr().String()
-	l.Close()
+	address := loopback.Free(c.t)
 	store, err := state.New()
 	require.NoError(c.t, err)
 	rc := raft.DefaultConfig()

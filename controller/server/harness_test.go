@@ -24,6 +24,7 @@ import (
 	"remuda/controller/raft"
 	"remuda/controller/server"
 	"remuda/controller/state"
+	"remuda/internal/loopback"
 	"remuda/internal/replica"
 )
 
@@ -84,10 +85,7 @@ func cluster(t testing.TB, n int, set settings) []*member {
 	ms := make([]*member, n)
 	addresses := make([]string, n)
 	for i := range ms {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		require.NoError(t, err)
-		addresses[i] = l.Addr().String()
-		l.Close()
+		addresses[i] = loopback.Free(t)
 	}
 	for i := range ms {
 		ms[i] = startMember(t, addresses, i, set)
@@ -391,6 +389,14 @@ func bootstrapped(t testing.TB, edit ...func(*server.Config)) (*member, map[stri
 		secrets[role] = token(t, m.client, role).SecretID
 	}
 	return m, secrets
+}
+
+// reported sends a gateway's report and returns what the gateway has to do.
+func reported(t testing.TB, c *api.Client, r api.GatewayReport) api.GatewayOrders {
+	t.Helper()
+	orders, err := c.GatewayReport(t.Context(), r)
+	require.NoError(t, err)
+	return orders
 }
 
 func ptr[T any](v T) *T { return &v }

@@ -6,14 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -22,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/controller/consul"
+	"remuda/internal/loopback"
 	"remuda/internal/proclog"
 	"remuda/internal/replica"
 	"remuda/lockd/engine"
@@ -102,26 +101,11 @@ type settings struct {
 	parent []string
 }
 
-// hosts counts what freeAddr has given out.
-var hosts atomic.Uint32
-
-// freeAddr is an address on which nothing listens, nor will by chance: on 127.0.0.1 the
-// port could be given to anybody before its owner listens, be it the next caller, another
-// test or a connection.
-func freeAddr(t *testing.T) string {
-	t.Helper()
-	pid, n := os.Getpid(), hosts.Add(1)
-	ln, err := net.Listen("tcp", fmt.Sprintf("127.%d.%d.%d:0", 64+pid>>8&63, pid&255, 1+n%254))
-	require.NoError(t, err)
-	defer ln.Close()
-	return ln.Addr().String()
-}
-
 func startShim(t *testing.T, set settings) *shim {
 	t.Helper()
 	exe, err := os.Executable()
 	require.NoError(t, err)
-	addr, own := freeAddr(t), freeAddr(t)
+	addr, own := loopback.Free(t), loopback.Free(t)
 	if set.addr != "" {
 		addr = set.addr
 	}

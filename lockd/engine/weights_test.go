@@ -25,6 +25,7 @@ import (
 	"remuda/device-plugin/gms/gmstest/gmsserve"
 	"remuda/device-plugin/gms/offload"
 	"remuda/device-plugin/gms/wire"
+	"remuda/internal/loopback"
 	"remuda/internal/replica"
 	"remuda/internal/sim"
 	"remuda/internal/sim/shared"
@@ -106,7 +107,7 @@ func (p *pair) shim(role string) *shim {
 	p.t.Helper()
 	exe, err := os.Executable()
 	require.NoError(p.t, err)
-	addr := freeAddr(p.t)
+	addr := loopback.Free(p.t)
 	return startShim(p.t, settings{role: role, consul: p.consul.Addr(), addr: addr,
 		command: []string{exe, "test-sim", addr, p.file, strings.Join(p.sockets, ",")},
 		tune: p.lot.tune(func(c *engine.Config) {

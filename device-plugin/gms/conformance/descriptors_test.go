@@ -6,6 +6,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"remuda/internal/loopback"
 )
 
 // gifts are the write ends of so many pipes, to be sent, and one read end: it is at
@@ -198,7 +200,7 @@ func TestReaderThatNeverReadsItsExportsCostsNoDescriptors(t *testing.T) {
 
 // TestNothingGrowsOverConnectionsThatComeAndGo: neither descriptors nor goroutines.
 func TestNothingGrowsOverConnectionsThatComeAndGo(t *testing.T) {
-	address := freeAddress(t)
+	address := loopback.Free(t)
 	s := start(t, serverConfig{args: []string{"-metrics", address}})
 	a := commitOne(t, s.weights())
 	cycle := func(t testing.TB, n int) {

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"remuda/internal/loopback"
 )
 
 // TestCommitHoldsWithoutTheKeeperAndIsKeptWhenItIsBack.
@@ -34,7 +36,7 @@ func TestKeeperThatComesBackEmptyIsGivenEverythingAgain(t *testing.T) {
 	before := readLayout(t, s.socket(1, "weights"))
 	for range 2 {
 		k.kill()
-		address := freeAddress(t)
+		address := loopback.Free(t)
 		k = startKeeper(t, k.socket, "-metrics", address)
 		k.holds(t, 2)
 		// The empty layout and the tokens have no descriptors to be counted by.

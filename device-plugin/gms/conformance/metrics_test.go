@@ -2,7 +2,6 @@ package conformance_test
 
 import (
 	"bufio"
-	"net"
 	"net/http"
 	"strconv"
 	"strings"
@@ -10,15 +9,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 )
-
-// freeAddress is an address of this machine that nobody listens on.
-func freeAddress(t testing.TB) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer l.Close()
-	return l.Addr().String()
-}
 
 // gauge is the value of a metric without labels.
 func gauge(t testing.TB, address, name string) float64 {
