@@ -1,0 +1,188 @@
+package queue
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/time/rate"
+)
+
+// Errors of Keys.Admit.
+var (
+	// ErrRate means that the key sent as many requests lately as it may.
+	ErrRate = errors.New("the key's rate limit is reached")
+	// ErrConcurrency means that the key has as many requests at once as it may.
+	ErrConcurrency = errors.New("the key's limit of requests at once is reached")
+)
+
+// KeyLimit is what one API key may do.
+type KeyLimit struct {
+	// Weight is the size of its fair share, MinWeight to MaxWeight. 0 means 1.
+	Weight float64
+	// Priority is that of its requests that ask for none, 0 to MaxPriority.
+	Priority int
+	// MaxPriority is the highest that its requests may ask for, Priority to 9.
+	MaxPriority int
+	// Concurrency is how many requests it may have at once, those that wait
+	// included. 0 is no limit. It also bounds how much of a queue one key can
+	// take.
+	Concurrency int
+	// Rate is how many requests per second it may send. 0 is no limit.
+	Rate float64
+	// Burst is how many it may send at once after a rest. 0 is as many as in a
+	// second, at least 1.
+	Burst int
+}
+
+// normal fills in what is left to defaults.
+func (l KeyLimit) normal() KeyLimit {
+	if l.Weight == 0 {
+		l.Weight = 1
+	}
+	if l.Rate > 0 && l.Burst == 0 {
+		l.Burst = int(max(1, math.Ceil(min(l.Rate, maxBurst))))
+	}
+	return l
+}
+
+// maxBurst keeps a default burst in range.
+const maxBurst = 1 << 30
+
+// limited tells whether requests must be counted.
+func (l KeyLimit) limited() bool { return l.Concurrency > 0 || l.Rate > 0 }
+
+func (l KeyLimit) validate() (bad []string) {
+	if l.Weight != 0 && !(l.Weight >= MinWeight && l.Weight <= MaxWeight) {
+		bad = append(bad, fmt.Sprintf("Weight is %v, want %v to %v", l.Weight, MinWeight, MaxWeight))
+	}
+	if l.Priority < 0 || l.Priority > MaxPriority {
+		bad = append(bad, fmt.Sprintf("Priority is %d, want 0 to %d", l.Priority, MaxPriority))
+	}
+	if l.MaxPriority < l.Priority || l.MaxPriority > MaxPriority {
+		bad = append(bad, fmt.Sprintf("MaxPriority is %d, want Priority (%d) to %d", l.MaxPriority, l.Priority, MaxPriority))
+	}
+	if l.Concurrency < 0 {
+		bad = append(bad, fmt.Sprintf("Concurrency is %d, want 0 (no limit) or more", l.Concurrency))
+	}
+	if !(l.Rate >= 0) || math.IsInf(l.Rate, 1) {
+		bad = append(bad, fmt.Sprintf("Rate is %v, want 0 (no limit) or more per second", l.Rate))
+	}
+	if l.Burst < 0 {
+		bad = append(bad, fmt.Sprintf("Burst is %d, want 0 (as many as in a second) or more", l.Burst))
+	}
+	return bad
+}
+
+// Keys limits what single API keys may do. Keys without a limit of their own
+// have the default one, each for itself.
+//
+// Keys that are limited in nothing cost no memory. Of others some is kept while
+// they have requests and until Sweep finds them at rest: let only names in that
+// were looked up, not what a client sent.
+type Keys struct {
+	def    KeyLimit
+	named  map[string]KeyLimit
+	states map[string]*keyState
+	latest time.Time
+}
+
+type keyState struct {
+	atOnce  int
+	limiter *rate.Limiter // nil without a rate
+}
+
+// NewKeys returns limits by key name and for all other keys.
+func NewKeys(def KeyLimit, named map[string]KeyLimit) (*Keys, error) {
+	var bad []string
+	for _, b := range def.validate() {
+		bad = append(bad, "default: "+b)
+	}
+	k := &Keys{def: def.normal(), named: make(map[string]KeyLimit, len(named)), states: map[string]*keyState{}}
+	for _, name := range slices.Sorted(maps.Keys(named)) {
+		for _, b := range named[name].validate() {
+			bad = append(bad, fmt.Sprintf("key %q: %s", name, b))
+		}
+		k.named[name] = named[name].normal()
+	}
+	if bad != nil {
+		return nil, fmt.Errorf("bad key limits: %s", strings.Join(bad, "; "))
+	}
+	return k, nil
+}
+
+// Limit is what a key may do, with defaults filled in.
+func (k *Keys) Limit(key string) KeyLimit {
+	if l, ok := k.named[key]; ok {
+		return l
+	}
+	return k.def
+}
+
+// Admit counts one more request of the key, until Done. The error wraps
+// ErrConcurrency, with 0 since nobody knows when a request will end, or
+// ErrRate, with the time after which one more is allowed. A request that is
+// refused counts for nothing.
+func (k *Keys) Admit(now time.Time, key string) (retryAfter time.Duration, err error) {
+	l := k.Limit(key)
+	if !l.limited() {
+		return 0, nil
+	}
+	now = k.see(now)
+	s := k.states[key]
+	if s == nil {
+		s = &keyState{}
+		if l.Rate > 0 {
+			s.limiter = rate.NewLimiter(rate.Limit(l.Rate), l.Burst)
+		}
+		k.states[key] = s
+	}
+	if l.Concurrency > 0 && s.atOnce >= l.Concurrency {
+		return 0, fmt.Errorf("%w: %d", ErrConcurrency, l.Concurrency)
+	}
+	if s.limiter != nil && !s.limiter.AllowN(now, 1) {
+		return untilOne(s.limiter, now), fmt.Errorf("%w: %v per second, %d at once", ErrRate, l.Rate, l.Burst)
+	}
+	s.atOnce++
+	return 0, nil
+}
+
+// untilOne is the time until a limiter has a token again.
+func untilOne(l *rate.Limiter, now time.Time) time.Duration {
+	ns := math.Ceil((1 - l.TokensAt(now)) / float64(l.Limit()) * float64(time.Second))
+	return time.Duration(min(max(ns, 1), float64(longest)))
+}
+
+// longest keeps a very low rate's waiting time in range.
+const longest = 100 * 365 * 24 * time.Hour
+
+// see keeps time from going back, which would give tokens twice.
+func (k *Keys) see(now time.Time) time.Time {
+	if now.Before(k.latest) {
+		return k.latest
+	}
+	k.latest = now
+	return now
+}
+
+// Done tells that a request of the key has ended that was admitted.
+func (k *Keys) Done(_ time.Time, key string) {
+	if s := k.states[key]; s != nil && s.atOnce > 0 {
+		s.atOnce--
+	}
+}
+
+// Sweep forgets the keys that are at rest: without requests, and with all of
+// their burst. Call it every now and then.
+func (k *Keys) Sweep(now time.Time) {
+	now = k.see(now)
+	for key, s := range k.states {
+		if s.atOnce == 0 && (s.limiter == nil || s.limiter.TokensAt(now) >= float64(s.limiter.Burst())) {
+			delete(k.states, key)
+		}
+	}
+}
