@@ -1,0 +1,155 @@
+package tracing_test
+
+import (
+	"context"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	collectorpb "go.opentelemetry.io/proto/slim/otlp/collector/trace/v1"
+	"google.golang.org/protobuf/proto"
+
+	"remuda/controller/gateway/tracing"
+)
+
+func spans(tr *tracing.Tracer, n int) {
+	for range n {
+		tr.Start(request("Traceparent", sampled), "server").End(time.Now())
+	}
+}
+
+// A span arrives soon, without Close.
+func TestExportsSoon(t *testing.T) {
+	c := newCollector(t)
+	tr := tracer(t, tracing.Config{Endpoint: c.URL + "/otlp/"})
+	spans(tr, 1)
+	require.Eventually(t, func() bool { return tr.Stats().Sent == 1 }, 15*time.Second, 10*time.Millisecond)
+	c.take() // the collector has done with it
+	require.Equal(t, "/otlp/v1/traces", c.requests[0].URL.Path)
+}
+
+// What passes is tried again, what will not is given up.
+func TestRetries(t *testing.T) {
+	hangUp := func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }
+	for _, tc := range []struct {
+		name     string
+		answers  []http.HandlerFunc
+		requests int
+		sent     uint64
+		least    time.Duration
+		said     string
+	}{
+		{"busy", []http.HandlerFunc{status(503, "Retry-After", "1"), status(429)}, 3, 10, time.Second, ""},
+		{"gone in the middle", []http.HandlerFunc{hangUp, status(502)}, 3, 10, 0, ""},
+		{"refused", []http.HandlerFunc{status(400)}, 1, 0, 0, `400 Bad Request: \"no, 400\"`},
+		{"no such path", []http.HandlerFunc{status(404)}, 1, 0, 0, "is the path of the endpoint right?"},
+		{"redirected", []http.HandlerFunc{status(302, "Location", "/elsewhere")}, 1, 0, 0, "302 Found"},
+		{"partly", []http.HandlerFunc{partly(t, 4)}, 1, 6, 0, "rejected=4"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			c := newCollector(t, tc.answers...)
+			var said output
+			tr := tracer(t, tracing.Config{Endpoint: c.URL, Logger: said.logger()})
+			spans(tr, 10)
+			began := time.Now()
+			finish(t, tr)
+			require.GreaterOrEqual(t, time.Since(began), tc.least)
+			_, _, requests := c.take()
+			require.Equal(t, tc.requests, requests)
+			require.Equal(t, tracing.Stats{Ended: 10, Sent: tc.sent, Lost: 10 - tc.sent}, tr.Stats())
+			require.Contains(t, said.String(), tc.said)
+			if tc.said == "" {
+				require.Empty(t, said.String())
+			}
+		})
+	}
+}
+
+func partly(t *testing.T, rejected int64) http.HandlerFunc {
+	answer, err := proto.Marshal(&collectorpb.ExportTraceServiceResponse{
+		PartialSuccess: &collectorpb.ExportTracePartialSuccess{RejectedSpans: rejected, ErrorMessage: "too old"}})
+	require.NoError(t, err)
+	return func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(answer) }
+}
+
+// The log hears of the first batch that is lost and of the end of it, not of all.
+func TestSaysOnce(t *testing.T) {
+	c := newCollector(t, status(400), status(400), status(400))
+	var said output
+	tr := tracer(t, tracing.Config{Endpoint: c.URL, Logger: said.logger()})
+	for n := range uint64(4) {
+		spans(tr, 1)
+		require.Eventually(t, func() bool { s := tr.Stats(); return s.Sent+s.Lost == n+1 }, 15*time.Second, 10*time.Millisecond)
+	}
+	finish(t, tr)
+	require.Equal(t, tracing.Stats{Ended: 4, Sent: 1, Lost: 3}, tr.Stats())
+	require.Regexp(t, `(?s)^[^\n]*cannot be exported[^\n]*\n[^\n]*exported again[^\n]*lost_meanwhile=3\n$`, said.String())
+}
+
+// With no collector the queue fills up to its bound, every span is accounted for, no
+// request waits, and Close ends when it is told to.
+func TestNoCollector(t *testing.T) {
+	c := newCollector(t)
+	c.Close()
+	var said output
+	tr := tracer(t, tracing.Config{Endpoint: c.URL, Logger: said.logger()})
+	const n = 10000
+	began := time.Now()
+	spans(tr, n)
+	require.Less(t, time.Since(began), 20*time.Second, "it took the time of retries")
+	require.Equal(t, tracing.Stats{Ended: n, Dropped: n - 8192}, tr.Stats())
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	began = time.Now()
+	err := tr.Close(ctx)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.ErrorContains(t, err, "8192 spans could not be sent to "+c.URL)
+	require.Less(t, time.Since(began), 10*time.Second)
+	require.Equal(t, tracing.Stats{Ended: n, Lost: 8192, Dropped: n - 8192}, tr.Stats())
+	require.Contains(t, said.String(), "dropped=1808")
+
+	require.NoError(t, tr.Close(t.Context()))
+}
+
+func TestBadConfig(t *testing.T) {
+	for _, tc := range []struct {
+		cfg  tracing.Config
+		want string
+	}{
+		{tracing.Config{Endpoint: "localhost:4318", Ratio: 2, Headers: map[string]string{"a b": "", "c": "1\n2", "d": "e"}},
+			"tracing: endpoint \"localhost:4318\" is not an http or https URL with a host; expected one such as http://localhost:4318\n" +
+				"tracing: ratio is 2; expected 0 to 1\n" +
+				"tracing: header \"a b\" has a name or a value that HTTP does not allow; expected a word, and a value of one line\n" +
+				"tracing: header \"c\" has a name or a value that HTTP does not allow; expected a word, and a value of one line"},
+		{tracing.Config{Endpoint: "http://u:p@h/?q"},
+			`tracing: endpoint "http://u:xxxxx@h/?q" has a user, a query or a fragment; expected none (credentials go into headers)`},
+		{tracing.Config{Endpoint: "http://:4318"},
+			`tracing: endpoint "http://:4318" is not an http or https URL with a host; expected one such as http://localhost:4318`},
+		{tracing.Config{Endpoint: "http://a b/"},
+			`tracing: endpoint: parse "http://a b/": invalid character " " in host name; expected a URL such as http://localhost:4318`},
+	} {
+		_, err := tracing.New(tc.cfg)
+		require.EqualError(t, err, tc.want)
+	}
+}
+
+// A request that comes while the gateway ends is in its trace as before; only its spans
+// are missing.
+func TestAfterClose(t *testing.T) {
+	c := newCollector(t)
+	tr := tracer(t, tracing.Config{Endpoint: c.URL, Ratio: 1})
+	before := tr.Start(request(), "before")
+	finish(t, tr)
+	before.Child("child", time.Now()).End(time.Now())
+	before.End(time.Now())
+	after := tr.Start(request("Traceparent", sampled, "Tracestate", "a=1"), "after")
+	h := http.Header{"Traceparent": {"what"}, "Tracestate": {"b=2"}}
+	after.Child("child", time.Now()).Inject(h)
+	after.End(time.Now())
+	require.Equal(t, traceID, tracing.TraceID(h))
+	require.Equal(t, "a=1", h.Get("Tracestate"))
+	_, count, _ := c.take()
+	require.Zero(t, count)
+	require.Zero(t, tr.Stats())
+}
