@@ -30,7 +30,10 @@ type Params struct {
 // Piece is what one token adds to an answer.
 type Piece struct {
 	// Text is what may be shown now. It is empty for the end mark and while
-	// the end of the answer could still turn out to be a stop string.
+	// the end of the answer could still turn out to be a stop string: the
+	// tokens that could be a part of it are then shown all together or not at
+	// all, as llama.cpp and Ollama hold them back. So what was shown never ends
+	// inside a token, and another engine can go on from there exactly.
 	Text string
 	// Finish is empty except in the last piece.
 	Finish string
@@ -79,12 +82,12 @@ func (g *Generator) Next() Piece {
 	if g.params.MaxTokens > 0 && g.tokens >= g.params.MaxTokens {
 		return g.finish(Piece{Text: text, Finish: FinishLength})
 	}
-	keep := 0
-	if g.tokens >= g.params.MinTokens {
-		keep = partialStop(text, g.params.Stop)
+	if g.tokens >= g.params.MinTokens && partialStop(text, g.params.Stop) {
+		g.held = text
+		return Piece{}
 	}
-	g.held = text[len(text)-keep:]
-	return Piece{Text: text[:len(text)-keep]}
+	g.held = ""
+	return Piece{Text: text}
 }
 
 func (g *Generator) finish(p Piece) Piece {
@@ -103,19 +106,16 @@ func firstStop(text string, stops []string) (at int, stop string) {
 	return at, stop
 }
 
-// partialStop is the length of the longest end of text that begins a stop
-// string.
-func partialStop(text string, stops []string) int {
-	longest := 0
+// partialStop tells whether an end of text begins a stop string.
+func partialStop(text string, stops []string) bool {
 	for _, s := range stops {
-		for n := min(len(s)-1, len(text)); n > longest; n-- {
+		for n := min(len(s)-1, len(text)); n > 0; n-- {
 			if strings.HasSuffix(text, s[:n]) {
-				longest = n
-				break
+				return true
 			}
 		}
 	}
-	return longest
+	return false
 }
 
 // Answer is a whole answer.
