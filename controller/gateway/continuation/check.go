@@ -1,0 +1,60 @@
+package continuation
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"unicode/utf8"
+)
+
+// Check tells how much of p, whole lines of a stream, a client can be sent. It is
+// all of it, or what is before the line with which the engine has failed: one that is no
+// server-sent event of an answer, an error, or an answer that was aborted. err says what
+// was found. A stream that fails so can go on elsewhere, like one that was cut off.
+func Check(p []byte) (n int, err error) {
+	for n < len(p) {
+		end := len(p)
+		if i := bytes.IndexByte(p[n:], '\n'); i >= 0 {
+			end = n + i + 1
+		}
+		if err := checkLine(p[n:end]); err != nil {
+			return n, err
+		}
+		n = end
+	}
+	return n, nil
+}
+
+func checkLine(line []byte) error {
+	what, at := classify(line)
+	switch what {
+	case lineData:
+		payload := at.of(line)
+		if !json.Valid(payload) || !utf8.Valid(payload) {
+			return fmt.Errorf("the engine sent an event that is not JSON: %.100q", payload)
+		}
+		e, err := parse(line, at)
+		switch {
+		case err != nil:
+			return nil //nolint:nilerr // another kind of answer, which a Recorder refuses
+		case e.failed:
+			return fmt.Errorf("the engine sent an error in its stream: %.300q", payload)
+		case string(e.finish.of(line)) == "abort", string(e.finish.of(line)) == "error":
+			return fmt.Errorf("the engine gave its answer up, with the finish reason %s", e.finish.of(line))
+		}
+	case lineOther:
+		field, value, _ := bytes.Cut(bytes.TrimRight(line, "\r\n"), []byte(":"))
+		switch string(field) {
+		case "id", "retry", "data":
+		case "event":
+			if string(bytes.TrimSpace(value)) == "error" {
+				return errors.New("the engine sent an error in its stream")
+			}
+		default:
+			return fmt.Errorf("the engine sent a line that is no server-sent event: %.100q", line)
+		}
+	case lineBlank, lineComment, lineDone:
+	}
+	return nil
+}

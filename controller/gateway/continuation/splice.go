@@ -1,0 +1,111 @@
+package continuation
+
+import (
+	"bytes"
+	"fmt"
+	"strconv"
+)
+
+// Splice turns lines of the next engine's stream, after Request, into what the
+// client's stream goes on with, and takes them into the record as Feed does: what it
+// returns must be sent, and must not be fed. The opening role is dropped if the client has it;
+// id, created and model become the first stream's; a usage counts the whole answer. All
+// else passes as it is. A line that has not ended yet is kept for the next call. The
+// result is valid until then.
+func (r *Recorder) Splice(p []byte) []byte {
+	r.out = r.out[:0]
+	for len(p) > 0 {
+		i := bytes.IndexByte(p, '\n') + 1
+		if i == 0 {
+			r.keepPart(p)
+			break
+		}
+		line := p[:i]
+		if len(r.part) > 0 {
+			r.keepPart(line)
+			line = r.part
+		}
+		r.spliceLine(line)
+		r.part = r.part[:0]
+		p = p[i:]
+	}
+	return r.out
+}
+
+func (r *Recorder) spliceLine(line []byte) {
+	if r.atSeam {
+		r.atSeam = false
+		r.out = r.closeEvent(r.out)
+		if r.counting && !r.finished {
+			r.out = r.appendFinish(r.out)
+		}
+	}
+	what, at := classify(line)
+	if what == lineBlank && r.dropEnd {
+		r.dropEnd = false
+		return
+	}
+	if what != lineData {
+		r.line(line)
+		r.out = append(r.out, line...)
+		return
+	}
+	e, err := parse(line, at)
+	switch {
+	case err != nil:
+		r.fail(fmt.Errorf("%w: %.100q", err, at.of(line)))
+	case e.choice && (r.counting || r.opened && e.opens()):
+		r.learnPrompt(line, &e)
+		r.dropEnd = true
+		return
+	default:
+		r.note(line, &e)
+		r.openEvent = true
+		r.rewrite(line, &e)
+		return
+	}
+	r.openEvent = true
+	r.out = append(r.out, line...)
+}
+
+// closeEvent ends the event that was open when the stream broke off.
+func (r *Recorder) closeEvent(to []byte) []byte {
+	if r.openEvent {
+		to = append(to, '\n')
+		r.openEvent = false
+	}
+	return to
+}
+
+// rewrite appends a line with the first stream's names and the whole answer's usage.
+func (r *Recorder) rewrite(line []byte, e *event) {
+	var store [6]edit
+	edits := store[:0]
+	add := func(at span, with []byte) {
+		if at.empty() || len(with) == 0 {
+			return
+		}
+		// Engines write these in any order.
+		i := len(edits)
+		for i > 0 && edits[i-1].at.from > at.from {
+			i--
+		}
+		edits = append(edits, edit{})
+		copy(edits[i+1:], edits[i:])
+		edits[i] = edit{at, with}
+	}
+	add(e.id, r.id)
+	add(e.created, r.created)
+	add(e.model, r.model)
+	if n, ok := whole(e.completionTokens.of(line)); ok {
+		n += r.base
+		if r.counting {
+			n = r.tokens
+		}
+		prompt := max(r.prompt, 0)
+		add(e.promptTokens, strconv.AppendInt(nil, int64(prompt), 10))
+		add(e.completionTokens, strconv.AppendInt(nil, int64(n), 10))
+		add(e.totalTokens, strconv.AppendInt(nil, int64(prompt+n), 10))
+	}
+	r.out = edited(r.out, line, edits)
+}
