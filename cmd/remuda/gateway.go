@@ -5,8 +5,13 @@ import (
 	"flag"
 	"fmt"
 	"net"
+	"os"
+	"os/signal"
 	"strings"
 	"sync"
+	"syscall"
+
+	"github.com/hashicorp/go-hclog"
 
 	"remuda/controller/consul"
 	"remuda/controller/gateway"
@@ -19,7 +24,8 @@ func (p *program) gatewayVerb() verb {
 		about: `Serves /v1/models, /v1/chat/completions, /v1/completions and /v1/embeddings on the engines that Consul lists as
 passing, streams included, and its own /live, /ready and /metrics. It appears in Consul as the service remuda-gateway
 ("service" in the consul block of the file). With "addresses" in the file's controller block it follows the controller,
-which it needs for nothing that runs already. SIGTERM or Ctrl-C lets running requests finish.`,
+which it needs for nothing that runs already. SIGTERM or Ctrl-C lets running requests finish, SIGHUP opens the access log
+anew.`,
 		setup: func(fs *flag.FlagSet) func(context.Context, []string) error {
 			file := fs.String("config", "", "HCL `file` with the settings")
 			dev := fs.Bool("dev", false, "use the default settings, on loopback")
@@ -70,9 +76,31 @@ which it needs for nothing that runs already. SIGTERM or Ctrl-C lets running req
 				if err != nil {
 					return usageError{err.Error()}
 				}
+				var reopening sync.WaitGroup
+				defer reopening.Wait()
+				ctx, end := context.WithCancel(ctx)
+				defer end()
+				reopening.Go(func() { reopenOnHangup(ctx, g, cfg.Logger) })
 				return g.Run(ctx)
 			}
 		},
+	}
+}
+
+// reopenOnHangup opens the access log anew at each SIGHUP, as a log rotation asks for.
+func reopenOnHangup(ctx context.Context, g *gateway.Gateway, log hclog.Logger) {
+	hangup := make(chan os.Signal, 1)
+	signal.Notify(hangup, syscall.SIGHUP)
+	defer signal.Stop(hangup)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-hangup:
+			if err := g.Reopen(); err != nil {
+				log.Error("the access log cannot be opened anew: it goes on in the old file", "error", err)
+			}
+		}
 	}
 }
 

@@ -16,9 +16,12 @@ var groups = map[string]string{
 	"device":    "Look at what this machine offers Nomad",
 	"model":     "Apply, list, show, stop and start models",
 	"node":      "Look at the nodes with GPUs, and keep GPUs out of use",
+	"pipeline":  "Apply, list, show and stop pipelines, which are compositions of models",
 	"pool":      "Look at the capacity pools",
+	"queue":     "Look at the requests that wait for models and are in flight",
 	"raft":      "Look at the servers of the cluster, and change them",
 	"replica":   "Look at the running copies of models",
+	"request":   "End single requests",
 	"snapshot":  "Save, restore and check the controller's state",
 	"switch":    "Change settings while the controller runs",
 }

@@ -90,6 +90,7 @@ func (c *asker) showModel(s api.ModelStatus) error {
 	f := newFields(c.out)
 	f.set("Name", m.Name)
 	f.set("Replicas", fmt.Sprintf("%d of %d hot, %d warm, min %d, max %d", s.Counts.Hot, m.Target, s.Counts.Warm, m.Min, m.Max))
+	f.set("Requests", requestsText(s.Queue, at))
 	if m.Stopped {
 		f.set("Stopped", "yes: `remuda model start` brings it back")
 	}

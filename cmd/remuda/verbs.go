@@ -35,7 +35,7 @@ func (p *program) verbs() map[string]verb {
 		"sim weights":    p.simWeightsVerb(),
 		"version":        p.versionVerb(),
 	}
-	for _, nouns := range []map[string]verb{p.aclVerbs(), p.dedicatedVerbs(), p.modelVerbs(), p.nodeVerbs(), p.poolVerbs(), p.raftVerbs(), p.replicaVerbs(), p.snapshotVerbs(), p.switchVerbs()} {
+	for _, nouns := range []map[string]verb{p.aclVerbs(), p.dedicatedVerbs(), p.gatewayVerbs(), p.modelVerbs(), p.nodeVerbs(), p.pipelineVerbs(), p.poolVerbs(), p.queueVerbs(), p.raftVerbs(), p.replicaVerbs(), p.requestVerbs(), p.snapshotVerbs(), p.switchVerbs()} {
 		maps.Copy(all, nouns)
 	}
 	return all

@@ -220,7 +220,7 @@ func (r *running) gateway() {
 		_ = api.Watch(ctx, api.QueryOptions{Wait: time.Second}, func(ctx context.Context, q api.QueryOptions) (api.QueryMeta, error) {
 			_, meta, err := client.GatewayState(ctx, q)
 			if err == nil {
-				err = client.GatewayReport(ctx, api.GatewayReport{Gateway: "test", Index: meta.Index})
+				_, err = client.GatewayReport(ctx, api.GatewayReport{Gateway: "test", Index: meta.Index})
 			}
 			return meta, err
 		}, nil)

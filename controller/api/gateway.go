@@ -9,8 +9,16 @@ import (
 // GatewayState is what gateways follow: which models exist, and where their replicas
 // stand. Its index is QueryMeta.Index.
 type GatewayState struct {
-	Models   []GatewayModel
-	Replicas []GatewayReplica
+	Models    []GatewayModel
+	Replicas  []GatewayReplica
+	Pipelines []GatewayPipeline `json:",omitempty"`
+}
+
+// GatewayPipeline is a pipeline that exists, as its operators wrote it.
+type GatewayPipeline struct {
+	Name string
+	// Source is the pipeline's HCL.
+	Source string
 }
 
 // GatewayModel is a model that exists.
@@ -21,6 +29,8 @@ type GatewayModel struct {
 	Stopped bool
 	// Slots is of its first variant that says, 0 where the engines say.
 	Slots int
+	// Continuation: a stream that an engine broke off goes on at another one.
+	Continuation bool `json:",omitempty"`
 }
 
 // GatewayReplica is a replica as a gateway needs to know it.
@@ -49,6 +59,49 @@ type GatewayReport struct {
 	// Wanted are models that clients asked for and that had no replica to serve them, since
 	// the report before; at most MaxReportWanted, each once.
 	Wanted []string `json:",omitempty"`
+	// Queues are the models that have requests waiting or at engines; at most
+	// MaxReportQueues, the longest queues first.
+	Queues []QueueLoad `json:",omitempty"`
+	// Draining: the gateway takes no new requests.
+	Draining bool `json:",omitempty"`
+}
+
+// States of a model at a gateway.
+const (
+	QueueProvisioning = "PROVISIONING" // nothing runs, and the controller is being asked
+	QueueDeploying    = "DEPLOYING"    // the controller is bringing a replica up
+	QueueReady        = "READY"        // a replica serves and nothing is in flight
+	QueueBusy         = "BUSY"         // requests are in flight
+	QueueCancelled    = "CANCELLED"    // nothing runs, and nothing will: the model is stopped
+)
+
+// QueueLoad is what one gateway has of one model.
+type QueueLoad struct {
+	Model string
+	// State is one of the Queue constants.
+	State string
+	// Waiting is how many requests wait for an engine, InFlight how many are at one.
+	Waiting, InFlight int
+	// Oldest is when the one that has waited longest came, zero where none waits.
+	Oldest time.Time `json:",omitzero"`
+	// Served is how many requests ended per second lately.
+	Served float64 `json:",omitempty"`
+	// Requests are some of those that wait, in the order in which they would be served,
+	// at most MaxReportRequests.
+	Requests []Request `json:",omitempty"`
+}
+
+// MaxReportQueues is how many models a report may have queues of.
+const MaxReportQueues = 1000
+
+// GatewayOrders is the answer to a report: what the gateway has to do. An order is
+// repeated in each answer until a report shows that it was carried out or its time is over.
+type GatewayOrders struct {
+	// Kill are IDs of requests that have to end, waiting or in flight. One that the
+	// gateway does not have is none of its business.
+	Kill []string `json:",omitempty"`
+	// Drain: take no new requests from now on, let those that run finish, and end.
+	Drain bool `json:",omitempty"`
 }
 
 // ReplicaLoad is one gateway's load on one replica. A replica on which nothing is in
@@ -73,8 +126,7 @@ func (c *Client) GatewayState(ctx context.Context, q QueryOptions) (GatewayState
 	return read[GatewayState](ctx, c, "/v1/gateway/state", nil, q)
 }
 
-// GatewayReport tells the leader what a gateway has in flight.
-func (c *Client) GatewayReport(ctx context.Context, r GatewayReport) error {
-	_, err := write[struct{}](ctx, c, http.MethodPut, "/v1/gateway/report", nil, r)
-	return err
+// GatewayReport tells the leader what a gateway has, and returns what it has to do.
+func (c *Client) GatewayReport(ctx context.Context, r GatewayReport) (GatewayOrders, error) {
+	return write[GatewayOrders](ctx, c, http.MethodPut, "/v1/gateway/report", nil, r)
 }

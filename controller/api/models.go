@@ -28,6 +28,8 @@ type Model struct {
 	IdleWarm, IdleCold Duration
 	// KeepWarm is how many WARM replicas a scale-down leaves behind.
 	KeepWarm int
+	// Continuation: a stream that an engine broke off goes on at another one.
+	Continuation bool
 	// Hash is of all above.
 	Hash string
 	// Replicas is its scale; Target is what should run now, 0 where it is Stopped.
@@ -118,6 +120,9 @@ type ModelStatus struct {
 	Decisions []Decision
 	// Why says in a sentence or two why the model is as it is.
 	Why string
+	// Queue is what gateways said last; nil where none reports to the answering server, as
+	// to one that does not lead. Its changes are no reason for a watch to return.
+	Queue *Queue `json:",omitempty"`
 }
 
 // ApplyRequest wants models to be as a file says.

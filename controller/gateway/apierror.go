@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"math"
@@ -13,6 +14,7 @@ import (
 const (
 	typeRequest = "invalid_request_error"
 	typeServer  = "server_error"
+	typeLimit   = "rate_limit_error"
 )
 
 // apiError is an error in the shape that OpenAI's clients understand.
@@ -28,6 +30,10 @@ type apiError struct {
 	close bool
 	// allow is the Allow header of a 405.
 	allow string
+	// final: an earlier failure of an engine is not worth telling instead.
+	final bool
+	// raw is an engine's own error, which is sent as it is.
+	raw []byte
 }
 
 // Error returns the message, for logs.
@@ -35,6 +41,12 @@ func (e *apiError) Error() string { return e.message }
 
 // body returns the error as JSON, without a line break.
 func (e *apiError) body() []byte {
+	if e.raw != nil {
+		var line bytes.Buffer
+		if json.Compact(&line, e.raw) == nil { // it may become an event of a stream
+			return line.Bytes()
+		}
+	}
 	var v struct {
 		Error struct {
 			Message string  `json:"message"`
@@ -60,7 +72,10 @@ func (e *apiError) body() []byte {
 // write sends the error as the whole answer.
 func (e *apiError) write(w http.ResponseWriter, r *http.Request) {
 	h := w.Header()
-	b := e.body()
+	b := e.raw
+	if b == nil {
+		b = e.body()
+	}
 	h.Set("Content-Type", "application/json")
 	h.Set("Content-Length", strconv.Itoa(len(b)))
 	if e.retryAfter > 0 {
@@ -71,6 +86,9 @@ func (e *apiError) write(w http.ResponseWriter, r *http.Request) {
 	}
 	if e.allow != "" {
 		h.Set("Allow", e.allow)
+	}
+	if e.status == http.StatusUnauthorized {
+		h.Set("WWW-Authenticate", "Bearer") // RFC 9110 section 15.5.2
 	}
 	w.WriteHeader(e.status)
 	if r.Method != http.MethodHead {
@@ -97,14 +115,20 @@ func errMethod(method, path, allow string) *apiError {
 		message: fmt.Sprintf("%s does not take %s; use %s", path, shorten(method), allow)}
 }
 
+func errManyFields(fields int) *apiError {
+	return &apiError{status: http.StatusRequestHeaderFieldsTooLarge, typ: typeRequest, code: "too_many_headers", close: true,
+		message: fmt.Sprintf("the request's header has %d fields, more than %d; send fewer", fields, maxFields)}
+}
+
 func errUnknownModel(model string) *apiError {
 	return &apiError{status: http.StatusNotFound, typ: typeRequest, code: "model_not_found", param: "model",
 		message: fmt.Sprintf("the model %s does not exist here; GET /v1/models lists the ones that do", shorten(model))}
 }
 
-func errNoEngine(model string, wait time.Duration) *apiError {
+// errNoEngine is for a request that has waited for so long.
+func errNoEngine(model, state string, waited, wait time.Duration) *apiError {
 	return &apiError{status: http.StatusServiceUnavailable, typ: typeServer, code: "model_unavailable", param: "model", retryAfter: wait,
-		message: fmt.Sprintf("the model %s has no engine that can serve now; retry after the time in Retry-After", shorten(model))}
+		message: fmt.Sprintf("the model %s had no engine that can serve for %s (%s); retry after the time in Retry-After", shorten(model), waited, state)}
 }
 
 func errStopped(model string, wait time.Duration) *apiError {
@@ -117,9 +141,14 @@ func errNoList(wait time.Duration) *apiError {
 		message: "the gateway has just started and has no list of engines from Consul yet; retry after the time in Retry-After"}
 }
 
+func errNoState(model string, wait time.Duration) *apiError {
+	return &apiError{status: http.StatusServiceUnavailable, typ: typeServer, code: "gateway_starting", retryAfter: wait,
+		message: fmt.Sprintf("the gateway has not heard from the controller yet, and Consul has no engine of the model %s: whether it exists is not known; retry after the time in Retry-After", shorten(model))}
+}
+
 // errClientGone is for a request that has nobody to answer to.
 func errClientGone() *apiError {
-	return &apiError{status: statusClientGone, message: "the client is gone"}
+	return &apiError{status: statusClientGone, message: "the client is gone", final: true}
 }
 
 // errEngine is an engine's fault before anything was sent to the client.

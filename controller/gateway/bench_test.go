@@ -1,55 +1,43 @@
 package gateway_test
 
 import (
-	"bufio"
-	"context"
 	"encoding/json"
 	"flag"
 	"fmt"
-	"io"
-	"log"
-	"net"
-	"net/http"
-	"net/http/httputil"
-	"net/url"
 	"os"
-	"os/exec"
 	"runtime"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
-
-	"remuda/controller/gateway"
-	"remuda/internal/replica"
 )
 
-// BenchmarkGateway measures what the gateway adds to a request:
+// BenchmarkGateway measures what the gateway adds to a request, beside what others add:
 //
 //	go test ./controller/gateway -run '^$' -bench Gateway -benchtime 1x
 //
-// The engine, the gateway and a bare httputil.ReverseProxy are three processes
+// The engine, a bare httputil.ReverseProxy, nginx, HAProxy and the gateway are processes
 // of their own, the load comes from this one, all on this machine's cores
-// (-gateway.oneprocess puts all into one, which spares the wake-ups between
-// processes that dominate on an idle machine). The engine answers at once. Each round measures the engine directly, the reverse
-// proxy and the gateway one after the other; the table has medians over the
-// rounds. In a closed loop each connection sends its next request when the
-// answer is there, so that all cores are busy and latency is mostly waiting
-// for one; the paced rows send at a fixed rate far below that.
+// (-gateway.oneprocess puts the servers written in Go into this one, which spares the
+// wake-ups between processes that dominate on an idle machine). nginx and HAProxy are
+// those of tools/peers or of the PATH; one that is not there is left out, and the table
+// says so. The engine answers at once. Each round measures all targets one after the
+// other; the tables have medians over the rounds.
+//
+// In a closed loop each connection sends its next request when the answer is there, so
+// that all cores are busy and latency is mostly waiting for one; the paced rows send
+// requests, or events of a stream, at a fixed rate far below that. Every event carries the
+// time at which the engine wrote it: a token's latency is from there to the client.
 func BenchmarkGateway(b *testing.B) {
 	benchOnce.Do(func() {
-		engine := startBenchRole(b, "engine", "")
-		targets := []benchTarget{
-			{"direct", engine},
-			{"reverse proxy", startBenchRole(b, "reverseproxy", engine)},
-			{"gateway", startBenchRole(b, "gateway", engine)},
-		}
+		targets := startBenchTargets(b)
+		cases := benchCases()
 		var rows []benchRow
-		for _, c := range benchCases() {
+		for _, c := range cases {
 			rows = append(rows, measureCase(b, c, targets)...)
 		}
-		printBench(rows)
+		printBench(rows, targets)
 		if *benchJSON != "" {
 			out, err := json.MarshalIndent(rows, "", "  ")
 			if err == nil {
@@ -66,17 +54,10 @@ var (
 	benchOnce   sync.Once
 	benchRounds = flag.Int("gateway.rounds", 5, "rounds of BenchmarkGateway")
 	benchTime   = flag.Duration("gateway.time", time.Second, "time for one measurement of BenchmarkGateway")
-	benchOne    = flag.Bool("gateway.oneprocess", false, "run the servers of BenchmarkGateway in the process of the load")
+	benchOne    = flag.Bool("gateway.oneprocess", false, "run the Go servers of BenchmarkGateway in the process of the load")
 	benchJSON   = flag.String("gateway.json", "", "`file` for the results of BenchmarkGateway")
+	benchOnly   = flag.String("gateway.case", "", "measure only cases whose `name` begins so")
 )
-
-const (
-	benchRole   = "REMUDA_GATEWAY_BENCH_ROLE"
-	benchEngine = "REMUDA_GATEWAY_BENCH_ENGINE"
-	benchEvents = 32 // events of one benchmark stream
-)
-
-type benchTarget struct{ name, addr string }
 
 type benchCase struct {
 	name    string
@@ -86,7 +67,7 @@ type benchCase struct {
 	rate int
 }
 
-// benchRow is one line of the table. Times are in microseconds.
+// benchRow is one line of the tables. Times are in microseconds.
 type benchRow struct {
 	Case     string  `json:"case"`
 	Conns    int     `json:"conns"`
@@ -99,30 +80,59 @@ type benchRow struct {
 	AddedP99 float64 `json:"added_p99_us"`
 	First    float64 `json:"first_byte_p50_us"`
 	Rate     float64 `json:"requests_per_second"`
+	// OfProxy is Rate as a share of the bare ReverseProxy's.
+	OfProxy float64 `json:"of_reverse_proxy"`
+	// Tokens counts the events of streams; the times are from the engine's write to the
+	// client's read.
+	Tokens        int     `json:"tokens,omitempty"`
+	TokenP50      float64 `json:"token_p50_us,omitempty"`
+	TokenP99      float64 `json:"token_p99_us,omitempty"`
+	AddedTokenP50 float64 `json:"added_token_p50_us,omitempty"`
+	AddedTokenP99 float64 `json:"added_token_p99_us,omitempty"`
 	// Failed counts answers that broke off. A bare ReverseProxy has some with
 	// fast streams: net/http closes a request's body once an answer begins,
 	// and the transport, which looks whether more of the body follows, takes
 	// that for a failed request and closes the engine's connection.
-	Failed int `json:"failed"`
+	Failed int      `json:"failed"`
+	CPU    benchCPU `json:"cpu"`
+	took   time.Duration
 }
 
+// benchCases are unary and streamed answers to short and long prompts, each over 1 to 1,000
+// connections, and the paced ones.
 func benchCases() []benchCase {
-	request := func(body string) []byte {
+	body := func(prompt int, more string) []byte {
+		line := `a line of some forty bytes, with \"code\"\n`
+		body := `{"model":"m","messages":[{"role":"user","content":"` + strings.Repeat(line, prompt/len(line)) + `"}],"max_tokens":16` + more + `}`
 		return fmt.Appendf(nil, "POST %s HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nAuthorization: Bearer x\r\nContent-Length: %d\r\n\r\n%s", chat, len(body), body)
 	}
-	short := request(`{"model":"m","messages":[{"role":"user","content":"Say hello."}],"max_tokens":16}`)
-	stream := request(`{"model":"m","messages":[{"role":"user","content":"Say hello."}],"stream":true}`)
-	long := request(`{"messages":[{"role":"user","content":"` + strings.Repeat(`a line of some forty bytes, with \"code\"\n`, 220<<10/43) + `"}],"model":"m"}`)
-	return []benchCase{
-		{"short", 1, short, 0}, {"short", 10, short, 0}, {"short", 100, short, 0},
-		{"short, 1000/s", 10, short, 1000},
-		{"stream of 32", 1, stream, 0}, {"stream of 32", 10, stream, 0}, {"stream of 32", 100, stream, 0},
-		{"220 KB prompt", 1, long, 0}, {"220 KB prompt", 10, long, 0},
+	var out []benchCase
+	add := func(name string, conns int, request []byte, rate int) {
+		if strings.HasPrefix(name, *benchOnly) {
+			out = append(out, benchCase{name, conns, request, rate})
+		}
 	}
+	for _, prompt := range []struct {
+		name string
+		size int
+	}{{"1 KB", 1 << 10}, {"220 KB", 220 << 10}} {
+		unary, stream := body(prompt.size, ""), body(prompt.size, benchStream)
+		for _, conns := range []int{1, 10, 100, 1000} {
+			add("unary "+prompt.name, conns, unary, 0)
+		}
+		for _, conns := range []int{1, 10, 100, 1000} {
+			add("stream "+prompt.name, conns, stream, 0)
+		}
+	}
+	add("paced unary, 1000/s", 10, body(1<<10, ""), 1000)
+	for _, conns := range []int{10, 100} {
+		add("paced stream, 50/s", conns, body(1<<10, benchPaced), 0)
+	}
+	return out
 }
 
 // measureCase runs one case against all targets, round by round.
-func measureCase(b *testing.B, c benchCase, targets []benchTarget) []benchRow {
+func measureCase(b *testing.B, c benchCase, targets []*benchTarget) []benchRow {
 	b.Helper()
 	rounds := make([][]benchRow, len(targets))
 	for round := range *benchRounds + 1 {
@@ -145,270 +155,74 @@ func measureCase(b *testing.B, c benchCase, targets []benchTarget) []benchRow {
 		}
 		rows[i] = benchRow{
 			Case: c.name, Conns: c.conns, Target: t.name, Rounds: *benchRounds,
-			P50:   median(func(r benchRow) float64 { return r.P50 }),
-			P99:   median(func(r benchRow) float64 { return r.P99 }),
-			First: median(func(r benchRow) float64 { return r.First }),
-			Rate:  median(func(r benchRow) float64 { return r.Rate }),
+			P50:      median(func(r benchRow) float64 { return r.P50 }),
+			P99:      median(func(r benchRow) float64 { return r.P99 }),
+			First:    median(func(r benchRow) float64 { return r.First }),
+			Rate:     median(func(r benchRow) float64 { return r.Rate }),
+			TokenP50: median(func(r benchRow) float64 { return r.TokenP50 }),
+			TokenP99: median(func(r benchRow) float64 { return r.TokenP99 }),
 		}
+		row, direct := &rows[i], rows[0]
 		for _, r := range rounds[i] {
-			rows[i].Requests += r.Requests
-			rows[i].Failed += r.Failed
+			row.Requests += r.Requests
+			row.Failed += r.Failed
+			row.Tokens += r.Tokens
+			row.took += r.took
+			row.CPU.add(r.CPU)
 		}
-		rows[i].AddedP50 = rows[i].P50 - rows[0].P50
-		rows[i].AddedP99 = rows[i].P99 - rows[0].P99
+		row.CPU.finish(row.took, row.Requests)
+		row.AddedP50, row.AddedP99 = row.P50-direct.P50, row.P99-direct.P99
+		row.AddedTokenP50, row.AddedTokenP99 = row.TokenP50-direct.TokenP50, row.TokenP99-direct.TokenP99
+	}
+	for i, t := range targets {
+		if t.name == benchProxy {
+			for j := range rows {
+				rows[j].OfProxy = rows[j].Rate / rows[i].Rate
+			}
+		}
 	}
 	return rows
 }
 
-// measure loads one target for a while.
-func measure(b *testing.B, c benchCase, t benchTarget) benchRow {
-	b.Helper()
-	type result struct {
-		total, first []time.Duration
-		failed       int
-		err          error
-	}
-	results := make([]result, c.conns)
-	begin := time.Now()
-	end := begin.Add(*benchTime)
-	var wg sync.WaitGroup
-	for i := range c.conns {
-		wg.Go(func() {
-			r := &results[i]
-			conn, err := net.Dial("tcp", t.addr)
-			if err != nil {
-				r.err = err
-				return
-			}
-			defer func() { conn.Close() }()
-			br := bufio.NewReaderSize(conn, 32<<10)
-			next := begin
-			if c.rate > 0 {
-				next = begin.Add(time.Second * time.Duration(i) / time.Duration(c.rate))
-			}
-			for {
-				if c.rate > 0 {
-					next = next.Add(time.Second * time.Duration(c.conns) / time.Duration(c.rate))
-					time.Sleep(time.Until(next))
-				}
-				sent := time.Now()
-				if sent.After(end) {
-					return
-				}
-				first, err := benchRequest(conn, br, c.request)
-				if err != nil {
-					r.failed++
-					conn.Close()
-					if conn, err = net.Dial("tcp", t.addr); err != nil {
-						r.err = err
-						return
-					}
-					br.Reset(conn)
-					continue
-				}
-				r.total = append(r.total, time.Since(sent))
-				r.first = append(r.first, first.Sub(sent))
-			}
-		})
-	}
-	wg.Wait()
-	took := time.Since(begin)
-	var total, first []time.Duration
-	failed := 0
-	for _, r := range results {
-		if r.err != nil {
-			b.Fatalf("%s against %s: %v", c.name, t.name, r.err)
-		}
-		failed += r.failed
-		total, first = append(total, r.total...), append(first, r.first...)
-	}
-	if len(total) == 0 {
-		b.Fatalf("%s against %s: no request was answered, %d failed", c.name, t.name, failed)
-	}
-	if failed > 0 && t.name != "reverse proxy" {
-		b.Errorf("%s against %s: %d requests failed", c.name, t.name, failed)
-	}
-	slices.Sort(total)
-	slices.Sort(first)
-	us := func(d []time.Duration, q float64) float64 {
-		return float64(d[int(q*float64(len(d)-1))]) / float64(time.Microsecond)
-	}
-	return benchRow{Requests: len(total), Failed: failed, P50: us(total, .5), P99: us(total, .99), First: us(first, .5), Rate: float64(len(total)) / took.Seconds()}
-}
-
-// benchRequest sends one request and reads the whole answer. It returns when
-// the first byte of the answer's body was there.
-func benchRequest(conn net.Conn, br *bufio.Reader, request []byte) (time.Time, error) {
-	if _, err := conn.Write(request); err != nil {
-		return time.Time{}, err
-	}
-	resp, err := http.ReadResponse(br, nil)
-	if err != nil {
-		return time.Time{}, err
-	}
-	var buf [4096]byte
-	n, err := resp.Body.Read(buf[:])
-	first := time.Now()
-	size := n
-	for err == nil {
-		n, err = resp.Body.Read(buf[:])
-		size += n
-	}
-	if err != io.EOF {
-		return first, err
-	}
-	if resp.StatusCode != http.StatusOK || size == 0 {
-		return first, fmt.Errorf("status %d with %d bytes", resp.StatusCode, size)
-	}
-	return first, nil
-}
-
-func printBench(rows []benchRow) {
+// printBench prints a table of latencies and rates and one of the processors' time.
+func printBench(rows []benchRow, targets []*benchTarget) {
 	where := "each server in its own process"
 	if *benchOne {
-		where = "all in one process"
+		where = "all Go servers in one process"
 	}
-	fmt.Printf("\n%d cores, %s, %s, medians of %d rounds of %s each\n\n", runtime.NumCPU(), runtime.Version(), where, *benchRounds, *benchTime)
-	fmt.Printf("%-14s %5s  %-13s %8s %9s %9s %10s %10s %9s %10s %6s\n",
-		"case", "conns", "target", "n", "p50 us", "p99 us", "added p50", "added p99", "first us", "requests/s", "failed")
+	fmt.Printf("\n%d cores, %s, %s, medians of %d rounds of %s each\n", runtime.NumCPU(), runtime.Version(), where, *benchRounds, *benchTime)
+	for _, t := range targets {
+		if t.version != "" {
+			fmt.Printf("%s: %s\n", t.name, t.version)
+		}
+	}
+	for _, name := range benchPeers {
+		if !slices.ContainsFunc(targets, func(t *benchTarget) bool { return t.name == name }) {
+			fmt.Printf("%s is not installed and left out: tools/peers unpacks it\n", name)
+		}
+	}
+	fmt.Printf("\n%-19s %5s  %-13s %8s %8s %8s %9s %9s %9s %11s %8s  %8s %8s %9s %9s %6s\n", "case", "conns", "target", "n", "p50 us", "p99 us",
+		"added p50", "added p99", "first us", "requests/s", "of proxy", "token50", "token99", "added t50", "added t99", "failed")
 	for i, r := range rows {
-		if i > 0 && i%3 == 0 {
+		if i > 0 && i%len(targets) == 0 {
 			fmt.Println()
 		}
-		fmt.Printf("%-14s %5d  %-13s %8d %9.0f %9.0f %10.0f %10.0f %9.0f %10.0f %6d\n",
-			r.Case, r.Conns, r.Target, r.Requests, r.P50, r.P99, r.AddedP50, r.AddedP99, r.First, r.Rate, r.Failed)
+		tokens := fmt.Sprintf("%8s %8s %9s %9s", "", "", "", "")
+		if r.Tokens > 0 {
+			tokens = fmt.Sprintf("%8.0f %8.0f %9.0f %9.0f", r.TokenP50, r.TokenP99, r.AddedTokenP50, r.AddedTokenP99)
+		}
+		fmt.Printf("%-19s %5d  %-13s %8d %8.0f %8.0f %9.0f %9.0f %9.0f %11.0f %8.2f  %s %6d\n",
+			r.Case, r.Conns, r.Target, r.Requests, r.P50, r.P99, r.AddedP50, r.AddedP99, r.First, r.Rate, r.OfProxy, tokens, r.Failed)
+	}
+	fmt.Printf("\nProcessors' time: percent of one core, and microseconds per request\n\n%-19s %5s  %-13s %9s %9s %9s  %11s %11s %11s\n",
+		"case", "conns", "target", "client %", "target %", "engine %", "client us", "target us", "engine us")
+	for i, r := range rows {
+		if i > 0 && i%len(targets) == 0 {
+			fmt.Println()
+		}
+		c := r.CPU
+		fmt.Printf("%-19s %5d  %-13s %9.0f %9.0f %9.0f  %11.1f %11.1f %11.1f\n", r.Case, r.Conns, r.Target,
+			100*c.Client, 100*c.Target, 100*c.Engine, c.ClientPerRequest, c.TargetPerRequest, c.EnginePerRequest)
 	}
 	fmt.Println()
-}
-
-// startBenchRole starts one of the servers and returns its address: this test
-// binary again, which ends when its standard input closes and so never
-// outlives us, or a goroutine.
-func startBenchRole(b *testing.B, role, engine string) string {
-	b.Helper()
-	if *benchOne {
-		ctx, stop := context.WithCancel(context.Background())
-		addr, done := make(chan string, 1), make(chan error, 1)
-		go func() { done <- serveBenchRole(ctx, role, engine, func(a net.Addr) { addr <- a.String() }) }()
-		b.Cleanup(func() {
-			stop()
-			if err := <-done; err != nil {
-				b.Errorf("%s: %v", role, err)
-			}
-		})
-		return <-addr
-	}
-	cmd := exec.Command(os.Args[0], "-test.run=^$")
-	cmd.Env = append(os.Environ(), benchRole+"="+role, benchEngine+"="+engine)
-	cmd.Stderr = os.Stderr
-	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		b.Fatal(err)
-	}
-	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		b.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() {
-		stdin.Close()
-		if err := cmd.Wait(); err != nil {
-			b.Errorf("%s: %v", role, err)
-		}
-	})
-	addr, err := bufio.NewReader(stdout).ReadString('\n')
-	if err != nil {
-		b.Fatalf("%s does not start: %v", role, err)
-	}
-	return strings.TrimSpace(addr)
-}
-
-// runBenchRole is main of such a process.
-func runBenchRole(role string) int {
-	ctx, stop := context.WithCancel(context.Background())
-	go func() {
-		_, _ = io.Copy(io.Discard, os.Stdin)
-		stop()
-	}()
-	if err := serveBenchRole(ctx, role, os.Getenv(benchEngine), func(a net.Addr) { fmt.Println(a) }); err != nil {
-		fmt.Fprintf(os.Stderr, "%s: %v\n", role, err)
-		return 1
-	}
-	return 0
-}
-
-func serveBenchRole(ctx context.Context, role, engine string, listening func(net.Addr)) error {
-	switch role {
-	case "engine":
-		return serveBench(ctx, http.HandlerFunc(benchAnswer), listening)
-	case "reverseproxy":
-		transport := &http.Transport{MaxIdleConnsPerHost: 4096, DisableCompression: true}
-		defer transport.CloseIdleConnections()
-		return serveBench(ctx, &httputil.ReverseProxy{
-			Rewrite:       func(r *httputil.ProxyRequest) { r.SetURL(&url.URL{Scheme: "http", Host: engine}) },
-			Transport:     transport,
-			FlushInterval: -1,
-			ErrorLog:      log.New(io.Discard, "", 0),
-		}, listening)
-	default:
-		cfg := gateway.DefaultConfig()
-		cfg.Listen = "127.0.0.1:0"
-		cfg.Watcher = fixed{engineAt("a", engine)}
-		cfg.OnListen = listening
-		g, err := gateway.New(cfg)
-		if err != nil {
-			return err
-		}
-		return g.Run(ctx)
-	}
-}
-
-// fixed is a Watcher with one list.
-type fixed []replica.Engine
-
-func (w fixed) Watch(ctx context.Context, update func([]replica.Engine, bool), lost func()) error {
-	update(w, false)
-	<-ctx.Done()
-	return ctx.Err()
-}
-
-func serveBench(ctx context.Context, h http.Handler, listening func(net.Addr)) error {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return err
-	}
-	listening(l.Addr())
-	s := &http.Server{Handler: h}
-	defer context.AfterFunc(ctx, func() { s.Close() })()
-	if err := s.Serve(l); err != http.ErrServerClosed {
-		return err
-	}
-	return nil
-}
-
-var (
-	benchWhole = []byte(`{"id":"chatcmpl-0123456789","object":"chat.completion","created":1700000000,"model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"Hello!"},"finish_reason":"stop"}],"usage":{"prompt_tokens":4,"completion_tokens":2,"total_tokens":6}}`)
-	benchEvent = []byte("data: {\"id\":\"chatcmpl-0123456789\",\"object\":\"chat.completion.chunk\",\"created\":1700000000,\"model\":\"m\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\"Hello\"},\"finish_reason\":null}]}\n\n")
-)
-
-// benchAnswer is an engine that answers at once.
-func benchAnswer(w http.ResponseWriter, r *http.Request) {
-	body, err := io.ReadAll(r.Body)
-	if err != nil {
-		return
-	}
-	if !strings.HasSuffix(string(body), `"stream":true}`) {
-		w.Header().Set("Content-Type", "application/json")
-		_, _ = w.Write(benchWhole)
-		return
-	}
-	w.Header().Set("Content-Type", "text/event-stream")
-	rc := http.NewResponseController(w)
-	for range benchEvents {
-		_, _ = w.Write(benchEvent)
-		_ = rc.Flush()
-	}
-	_, _ = io.WriteString(w, "data: [DONE]\n\n")
 }

@@ -94,6 +94,9 @@ func (b *body) reader() io.ReadCloser {
 	return &bodyReader{b: b}
 }
 
+// plainBody reads a small body that is not of the store.
+func plainBody(p []byte) io.ReadCloser { return io.NopCloser(bytes.NewReader(p)) }
+
 // bodyReader reads a body. After Close it touches the body no more, even when
 // another goroutine is inside Read; that is why it offers no WriteTo.
 type bodyReader struct {
@@ -127,8 +130,8 @@ func (r *bodyReader) Close() error {
 }
 
 // readBody reads a request's body within the limits of size, time (serve has set
-// a read deadline) and memory.
-func (g *Gateway) readBody(w http.ResponseWriter, r *http.Request) (*body, *apiError) {
+// a read deadline where timed) and memory.
+func (g *Gateway) readBody(w http.ResponseWriter, r *http.Request, timed bool) (*body, *apiError) {
 	limit := g.cfg.Limits.Body
 	tooLarge := &apiError{status: http.StatusRequestEntityTooLarge, typ: typeRequest, code: "request_too_large", close: true,
 		message: fmt.Sprintf("the request body is larger than %d bytes; send a shorter prompt", limit)}
@@ -171,9 +174,11 @@ func (g *Gateway) readBody(w http.ResponseWriter, r *http.Request) (*body, *apiE
 	if err == nil || errors.Is(err, io.EOF) {
 		// The deadline must not reach the server's watch for a client that
 		// leaves, which reads on from here.
-		if err := http.NewResponseController(w).SetReadDeadline(time.Time{}); err != nil {
-			g.bodies.put(data)
-			return nil, errClientGone()
+		if timed {
+			if err := http.NewResponseController(w).SetReadDeadline(time.Time{}); err != nil {
+				g.bodies.put(data)
+				return nil, errClientGone()
+			}
 		}
 		b.data = data[:n]
 		return b, nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"net/url"
 	"strings"
@@ -40,6 +41,11 @@ type Config struct {
 	Timeouts   Timeouts
 	Limits     Limits
 	Routing    Routing
+	Queue      Queue
+	Retries    Retries
+	Keys       Keys
+	AccessLog  AccessLog
+	Tracing    Tracing
 
 	// Watcher reports the engines. Required.
 	Watcher Watcher
@@ -48,9 +54,6 @@ type Config struct {
 	// OnListen, if not nil, is called once with the address in use, before the
 	// first request is served.
 	OnListen func(net.Addr)
-	// Dispatcher replaces the choice of engines, where not nil. The default
-	// gives out the least busy engine at once and never waits.
-	Dispatcher Dispatcher
 }
 
 // Consul says where the engines are found and how the gateway appears there. The
@@ -115,9 +118,6 @@ type Limits struct {
 	Header int64
 	// Buffered is how many bytes of request bodies may be held in all.
 	Buffered int64
-	// Attempts is to how many engines one request may be offered when
-	// connections fail.
-	Attempts int64
 }
 
 // Routing tunes the choice of engines; see the package balance.
@@ -125,11 +125,61 @@ type Routing struct {
 	// Grace is how long engines that were active before a Consul outage are
 	// used on although Consul does not vouch for them yet.
 	Grace time.Duration
-	// Suspect is how long an engine is avoided after it failed.
-	Suspect time.Duration
+	// Suspect is how long an engine gets no request after it failed. It doubles with
+	// each probe that fails, up to SuspectMax.
+	Suspect, SuspectMax time.Duration
+	// ImbalanceFactor and ImbalanceSlack (tokens) bound how much more work an engine may
+	// have per slot than the least busy one and still draw the requests whose prompts
+	// begin as those that it had before.
+	ImbalanceFactor float64
+	ImbalanceSlack  int64
 	// Remember is how long a model without engines gets 503 and not 404, and
 	// how long the metrics and the highest token of a gone replica are kept.
 	Remember time.Duration
+}
+
+// Queue is what holds requests for which no engine is free.
+type Queue struct {
+	// Length is how many requests of one model may wait. One more is refused with 429.
+	Length int64
+	// Aging is how long a request waits until it counts one priority more.
+	Aging time.Duration
+	// Wait is how long a request waits at most, unless its client says less.
+	Wait time.Duration
+	// Restart is the same for a model that no controller brings up: its engines are
+	// waited for as long as a failover or a restart takes.
+	Restart time.Duration
+	// CommentAfter is when a client that asked for a stream is told for the first time
+	// where it stands, and CommentEvery how often it is then. The status of the answer
+	// is 200 from then on: a later failure is an event of the stream.
+	CommentAfter, CommentEvery time.Duration
+}
+
+// Retries say what is done about a request that an engine failed before the first byte.
+type Retries struct {
+	// Attempts is how many engines may take one request and fail it. With 1 nothing is
+	// ever tried again.
+	Attempts int64
+	// BudgetRatio is how many retries a model may have for each request of the last
+	// BudgetWindow, and BudgetFloor how many per second it may have in any case. What is
+	// beyond waits.
+	BudgetRatio, BudgetFloor float64
+	BudgetWindow             time.Duration
+}
+
+// AccessLog is a line for each request.
+type AccessLog struct {
+	// Path is a file, "-" the standard output. Empty means that there is none.
+	Path string
+}
+
+// Tracing exports spans.
+type Tracing struct {
+	// Endpoint is the URL of an OTLP/HTTP receiver, as "http://127.0.0.1:4318". Empty
+	// means that trace headers are only passed on.
+	Endpoint string
+	// Ratio is the share of requests that are traced where the client does not say.
+	Ratio float64
 }
 
 // DefaultConfig returns settings for one gateway next to a local Consul agent.
@@ -176,19 +226,52 @@ func DefaultConfig() Config {
 			Header: 64 << 10,
 			// 32 of the largest bodies, or thousands of usual ones.
 			Buffered: 1 << 30,
-			// If three engines in a row are unreachable the fault is elsewhere.
-			Attempts: 3,
 		},
 		Routing: Routing{
 			// Longer than the interval at which shims push their TTL checks.
 			Grace: 15 * time.Second,
 			// Long enough to skip a dead engine until its check is critical.
 			Suspect: 2 * time.Second,
+			// A broken engine that Consul still vouches for costs a request every half
+			// a minute.
+			SuspectMax: 30 * time.Second,
+			// A cached prefix saves its prefill, which is cheap beside waiting behind
+			// the work of others: half as much again, and two thousand tokens.
+			ImbalanceFactor: 1.5,
+			ImbalanceSlack:  2048,
 			// A model that comes back within it was restarted, not removed.
 			Remember: 15 * time.Minute,
 		},
+		Queue: Queue{
+			// Beyond that a client is better off elsewhere.
+			Length: 1024,
+			// Nobody waits minutes behind others only because they are more important.
+			Aging: 30 * time.Second,
+			// A large model needs one to two minutes from disk; twice that and some.
+			Wait: 5 * time.Minute,
+			// Nomad restarts a task within 15 s by default, and a failover takes less.
+			Restart: 30 * time.Second,
+			// Most waits are over by then, and keep their proper status.
+			CommentAfter: 2 * time.Second,
+			// Well below the 60 s after which proxies cut a silent connection.
+			CommentEvery: 10 * time.Second,
+		},
+		Retries: Retries{
+			// A request that has felled three engines is the fault itself.
+			Attempts: 3,
+			// As Finagle and Envoy do: a fifth more load at most, and enough for a
+			// model of few requests.
+			BudgetRatio:  0.2,
+			BudgetFloor:  10,
+			BudgetWindow: 10 * time.Second,
+		},
+		Keys:    Keys{Default: DefaultKeyLimit()},
+		Tracing: Tracing{Ratio: 0.01},
 	}
 }
+
+// maxQueue bounds queue.length: a waiting request costs a goroutine and its body.
+const maxQueue = 100_000
 
 // maxBody is the most that limits.body may allow: a body is held in one piece.
 const maxBody = 1 << 30
@@ -223,7 +306,14 @@ func (c *Config) settingProblems() []hclconfig.Problem {
 		{"timeouts.lame_duck", c.Timeouts.LameDuck, true},
 		{"timeouts.drain", c.Timeouts.Drain, true},
 		{"routing.grace", c.Routing.Grace, true},
-		{"routing.suspect", c.Routing.Suspect, true},
+		{"routing.suspect", c.Routing.Suspect, false},
+		{"routing.suspect_max", c.Routing.SuspectMax, false},
+		{"queue.aging", c.Queue.Aging, false},
+		{"queue.wait", c.Queue.Wait, false},
+		{"queue.restart", c.Queue.Restart, false},
+		{"queue.comment_after", c.Queue.CommentAfter, false},
+		{"queue.comment_every", c.Queue.CommentEvery, false},
+		{"retries.budget_window", c.Retries.BudgetWindow, false},
 		{"routing.remember", c.Routing.Remember, true},
 	} {
 		switch {
@@ -255,10 +345,37 @@ func (c *Config) settingProblems() []hclconfig.Problem {
 		bad("limits.buffered", "is %d bytes, want at least limits.body, which is %d", c.Limits.Buffered, c.Limits.Body)
 		blame("limits.body")
 	}
-	if c.Limits.Attempts < 1 {
-		bad("limits.attempts", "is %d, want at least 1", c.Limits.Attempts)
+	if c.Routing.SuspectMax < c.Routing.Suspect {
+		bad("routing.suspect_max", "is %s, want at least routing.suspect, which is %s", c.Routing.SuspectMax, c.Routing.Suspect)
+		blame("routing.suspect")
 	}
-	return out
+	if f := c.Routing.ImbalanceFactor; !(f >= 1) || math.IsInf(f, 0) {
+		bad("routing.imbalance_factor", "is %v, want 1 or more", f)
+	}
+	if c.Routing.ImbalanceSlack < 0 {
+		bad("routing.imbalance_slack", "is %d tokens, want 0 or more", c.Routing.ImbalanceSlack)
+	}
+	if n := c.Queue.Length; n < 1 || n > maxQueue {
+		bad("queue.length", "is %d, want 1 to %d", n, maxQueue)
+	}
+	if c.Retries.Attempts < 1 {
+		bad("retries.attempts", "is %d, want at least 1", c.Retries.Attempts)
+	}
+	for _, f := range []struct {
+		field string
+		value float64
+	}{{"retries.budget_ratio", c.Retries.BudgetRatio}, {"retries.budget_floor", c.Retries.BudgetFloor}} {
+		if !(f.value >= 0) || math.IsInf(f.value, 0) {
+			bad(f.field, "is %v, want 0 or more", f.value)
+		}
+	}
+	if c.Tracing.Endpoint != "" && !serverURL(c.Tracing.Endpoint) {
+		bad("tracing.endpoint", `is %q, want a URL like "http://127.0.0.1:4318"`, c.Tracing.Endpoint)
+	}
+	if r := c.Tracing.Ratio; !(r >= 0 && r <= 1) {
+		bad("tracing.ratio", "is %v, want 0 to 1", r)
+	}
+	return append(out, c.Keys.problems()...)
 }
 
 // serverURL tells whether a is a scheme, a host and a port, and nothing more.

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/controller/gateway"
+	"remuda/controller/gateway/queue"
 )
 
 const fullFile = `
@@ -46,13 +47,61 @@ limits {
   body     = "64MiB"
   header   = 4096
   buffered = "2GiB"
-  attempts = 5
 }
 
 routing {
-  grace    = "0s"
-  suspect  = "250ms"
-  remember = "1h"
+  grace            = "0s"
+  suspect          = "250ms"
+  suspect_max      = "5s"
+  remember         = "1h"
+  imbalance_factor = 2
+  imbalance_slack  = 100
+}
+
+queue {
+  length        = 10
+  aging         = "1s"
+  wait          = "2s"
+  restart       = "3s"
+  comment_after = "4s"
+  comment_every = "5s"
+}
+
+retries {
+  attempts      = 5
+  budget_ratio  = 0.5
+  budget_floor  = 2
+  budget_window = "6s"
+}
+
+keys {
+  required     = true
+  weight       = 2
+  priority     = 3
+  max_priority = 4
+  concurrency  = 5
+  rate         = 6
+  burst        = 7
+}
+
+key "team-a" {
+  token  = "secret"
+  weight = 9
+}
+
+key "team-b" {
+  sha256       = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+  priority     = 8
+  max_priority = 9
+}
+
+access_log {
+  path = "/var/log/access.json"
+}
+
+tracing {
+  endpoint = "http://127.0.0.1:4318"
+  ratio    = 0.5
 }
 `
 
@@ -67,8 +116,30 @@ func TestParseReadsEverySetting(t *testing.T) {
 			Header: time.Second, Body: 2 * time.Second, KeepAlive: 3 * time.Second, Write: 4 * time.Second, Connect: 5 * time.Second,
 			FirstByte: 6 * time.Minute, StreamIdle: 7 * time.Second, EngineIdle: 8 * time.Second, LameDuck: 9 * time.Second, Drain: 10 * time.Second,
 		},
-		Limits:  gateway.Limits{Body: 64 << 20, Header: 4096, Buffered: 2 << 30, Attempts: 5},
-		Routing: gateway.Routing{Grace: 0, Suspect: 250 * time.Millisecond, Remember: time.Hour},
+		Limits: gateway.Limits{Body: 64 << 20, Header: 4096, Buffered: 2 << 30},
+		Routing: gateway.Routing{
+			Grace: 0, Suspect: 250 * time.Millisecond, SuspectMax: 5 * time.Second, Remember: time.Hour, ImbalanceFactor: 2, ImbalanceSlack: 100,
+		},
+		Queue: gateway.Queue{
+			Length: 10, Aging: time.Second, Wait: 2 * time.Second, Restart: 3 * time.Second, CommentAfter: 4 * time.Second, CommentEvery: 5 * time.Second,
+		},
+		Retries: gateway.Retries{Attempts: 5, BudgetRatio: 0.5, BudgetFloor: 2, BudgetWindow: 6 * time.Second},
+		Keys: gateway.Keys{
+			Required: true,
+			Default:  queue.KeyLimit{Weight: 2, Priority: 3, MaxPriority: 4, Concurrency: 5, Rate: 6, Burst: 7},
+			Named: []gateway.Key{
+				{
+					Name: "team-a", SHA256: "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b",
+					KeyLimit: queue.KeyLimit{Weight: 9, Priority: 3, MaxPriority: 4, Concurrency: 5, Rate: 6, Burst: 7},
+				},
+				{
+					Name: "team-b", SHA256: "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
+					KeyLimit: queue.KeyLimit{Weight: 2, Priority: 8, MaxPriority: 9, Concurrency: 5, Rate: 6, Burst: 7},
+				},
+			},
+		},
+		AccessLog: gateway.AccessLog{Path: "/var/log/access.json"},
+		Tracing:   gateway.Tracing{Endpoint: "http://127.0.0.1:4318", Ratio: 0.5},
 	}, got)
 }
 
@@ -92,10 +163,10 @@ func TestParseReportsEveryFaultWithItsLine(t *testing.T) {
 		{"syntax", "listen = \n", []string{"g.hcl:1: "}},
 		{"unknown things", "listn = \"x\"\nlog_level = \"info\"\nconsul {\n  adress = \"x\"\n}\nextra {\n}\n",
 			[]string{`g.hcl:1: unsupported argument`, `g.hcl:4: unsupported argument`, `g.hcl:6: unsupported block type`}},
-		{"wrong types", "listen = 5\ntimeouts {\n  body = 5\n  drain = \"soon\"\n}\nlimits {\n  body = \"5 pounds\"\n  attempts = 1.5\n}\n",
-			[]string{`g.hcl:1: listen is no string`, `g.hcl:3: timeouts.body is no string, want a duration`, `g.hcl:4: timeouts.drain is "soon"`, `g.hcl:7: limits.body is no size`, `g.hcl:8: limits.attempts is no whole number`}},
-		{"bad values", "listen = \"nowhere\"\nlog_level = \"loud\"\ntimeouts {\n  body = \"0s\"\n  drain = \"-1s\"\n}\nlimits {\n  header = 1\n  attempts = 0\n}\n",
-			[]string{`g.hcl:1: listen is "nowhere"`, `g.hcl:2: log_level is "loud"`, `g.hcl:4: timeouts.body is 0`, `g.hcl:5: timeouts.drain is -1s`, `g.hcl:8: limits.header is 1 bytes`, `g.hcl:9: limits.attempts is 0`}},
+		{"wrong types", "listen = 5\ntimeouts {\n  body = 5\n  drain = \"soon\"\n}\nlimits {\n  body = \"5 pounds\"\n}\nretries {\n  attempts = 1.5\n}\n",
+			[]string{`g.hcl:1: listen is no string`, `g.hcl:3: timeouts.body is no string, want a duration`, `g.hcl:4: timeouts.drain is "soon"`, `g.hcl:7: limits.body is no size`, `g.hcl:10: retries.attempts is no whole number`}},
+		{"bad values", "listen = \"nowhere\"\nlog_level = \"loud\"\ntimeouts {\n  body = \"0s\"\n  drain = \"-1s\"\n}\nlimits {\n  header = 1\n}\nretries {\n  attempts = 0\n}\n",
+			[]string{`g.hcl:1: listen is "nowhere"`, `g.hcl:2: log_level is "loud"`, `g.hcl:4: timeouts.body is 0`, `g.hcl:5: timeouts.drain is -1s`, `g.hcl:8: limits.header is 1 bytes`, `g.hcl:11: retries.attempts is 0`}},
 		{"faults of every kind at once", "listn = 1\nlog_level = \"loud\"\ntimeouts {\n  body = \"soon\"\n  drain = \"-1s\"\n}\n",
 			[]string{`g.hcl:1: unsupported argument`, `g.hcl:2: log_level is "loud"`, `g.hcl:4: timeouts.body is "soon"`, `g.hcl:5: timeouts.drain is -1s`}},
 		{"limits that disagree", "\nlimits {\n body = \"512MiB\"\n buffered = \"256MiB\"\n}", []string{`g.hcl:4: limits.buffered is 268435456 bytes, want at least limits.body, which is 536870912`}},
@@ -104,6 +175,11 @@ func TestParseReportsEveryFaultWithItsLine(t *testing.T) {
 		{"a controller nowhere", "controller {\n  token = \"t\"\n}", []string{`g.hcl:2: controller.addresses must be set`}},
 		{"controllers that are none", "controller {\n  addresses = [\"http://a:1\", \"b:2\", \"ftp://c\", \"http://d/v1\"]\n  token = 5\n}",
 			[]string{`g.hcl:2: controller.addresses has "b:2", want a URL`, `g.hcl:2: controller.addresses has "ftp://c"`, `g.hcl:2: controller.addresses has "http://d/v1"`, `g.hcl:3: controller.token is no string`}},
+		{"the queue", "queue {\n  length = 0\n  wait = \"0s\"\n}\nrouting {\n  suspect_max = \"1ms\"\n}\ntracing {\n  ratio = 2\n}\n",
+			[]string{`g.hcl:2: queue.length is 0, want 1 to`, `g.hcl:3: queue.wait is 0`, `g.hcl:6: routing.suspect_max is 1ms, want at least routing.suspect`, `g.hcl:9: tracing.ratio is 2`}},
+		{"keys", "keys {\n  weight = -1\n}\nkey \"a\" {\n  sha256 = \"12\"\n}\nkey \"b\" {\n  token = \"x\"\n}\nkey \"c\" {\n  token = \"x\"\n}\nkey \"d\" {\n  token = \"\"\n}\n",
+			[]string{`g.hcl:1: keys cannot be`, `g.hcl:5: key "a".sha256 is "12"`, `g.hcl:11: key "c".sha256 is that of key "b"`, `g.hcl:14: key "d".token is empty`}},
+		{"nobody may", "keys {\n  required = true\n}\n", []string{`g.hcl:2: keys.required is true, but there is no key`}},
 		{"null", "listen = null", []string{"g.hcl:1: listen is no string"}},
 		{"a variable", "listen = var.x", []string{"g.hcl:1: "}},
 		{"sizes", "limits {\n  body = \"-1\"\n  header = \"9999999999GiB\"\n  buffered = \"1KB\"\n}", []string{"g.hcl:2: limits.body", "g.hcl:3: limits.header", "g.hcl:4: limits.buffered"}},
@@ -123,7 +199,7 @@ func TestParseReportsEveryFaultWithItsLine(t *testing.T) {
 
 func TestNewNamesEveryBadField(t *testing.T) {
 	_, err := gateway.New(gateway.Config{})
-	for _, field := range []string{"listen", "log_level", "retry_after", "timeouts.header", "timeouts.write", "limits.body", "limits.header", "limits.attempts", "Watcher"} {
+	for _, field := range []string{"listen", "log_level", "retry_after", "timeouts.header", "timeouts.write", "limits.body", "limits.header", "retries.attempts", "queue.length", "routing.suspect_max", "Watcher"} {
 		require.ErrorContains(t, err, field)
 	}
 }

@@ -5,12 +5,14 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/zclconf/go-cty/cty"
 
+	"remuda/controller/gateway/queue"
 	"remuda/internal/hclconfig"
 )
 
@@ -40,9 +42,25 @@ var settings = []setting{
 	{Block: "limits", Name: "body", Set: size(func(c *Config) *int64 { return &c.Limits.Body })},
 	{Block: "limits", Name: "header", Set: size(func(c *Config) *int64 { return &c.Limits.Header })},
 	{Block: "limits", Name: "buffered", Set: size(func(c *Config) *int64 { return &c.Limits.Buffered })},
-	{Block: "limits", Name: "attempts", Set: hclconfig.Count(func(c *Config) *int64 { return &c.Limits.Attempts })},
 	{Block: "routing", Name: "grace", Set: duration(func(c *Config) *time.Duration { return &c.Routing.Grace })},
 	{Block: "routing", Name: "suspect", Set: duration(func(c *Config) *time.Duration { return &c.Routing.Suspect })},
+	{Block: "routing", Name: "suspect_max", Set: duration(func(c *Config) *time.Duration { return &c.Routing.SuspectMax })},
+	{Block: "routing", Name: "imbalance_factor", Set: hclconfig.Float(func(c *Config) *float64 { return &c.Routing.ImbalanceFactor })},
+	{Block: "routing", Name: "imbalance_slack", Set: hclconfig.Count(func(c *Config) *int64 { return &c.Routing.ImbalanceSlack })},
+	{Block: "queue", Name: "length", Set: hclconfig.Count(func(c *Config) *int64 { return &c.Queue.Length })},
+	{Block: "queue", Name: "aging", Set: duration(func(c *Config) *time.Duration { return &c.Queue.Aging })},
+	{Block: "queue", Name: "wait", Set: duration(func(c *Config) *time.Duration { return &c.Queue.Wait })},
+	{Block: "queue", Name: "restart", Set: duration(func(c *Config) *time.Duration { return &c.Queue.Restart })},
+	{Block: "queue", Name: "comment_after", Set: duration(func(c *Config) *time.Duration { return &c.Queue.CommentAfter })},
+	{Block: "queue", Name: "comment_every", Set: duration(func(c *Config) *time.Duration { return &c.Queue.CommentEvery })},
+	{Block: "retries", Name: "attempts", Set: hclconfig.Count(func(c *Config) *int64 { return &c.Retries.Attempts })},
+	{Block: "retries", Name: "budget_ratio", Set: hclconfig.Float(func(c *Config) *float64 { return &c.Retries.BudgetRatio })},
+	{Block: "retries", Name: "budget_floor", Set: hclconfig.Float(func(c *Config) *float64 { return &c.Retries.BudgetFloor })},
+	{Block: "retries", Name: "budget_window", Set: duration(func(c *Config) *time.Duration { return &c.Retries.BudgetWindow })},
+	{Block: "keys", Name: "required", Set: hclconfig.Bool(func(c *Config) *bool { return &c.Keys.Required })},
+	{Block: "access_log", Name: "path", Set: text(func(c *Config) *string { return &c.AccessLog.Path })},
+	{Block: "tracing", Name: "endpoint", Set: text(func(c *Config) *string { return &c.Tracing.Endpoint })},
+	{Block: "tracing", Name: "ratio", Set: hclconfig.Float(func(c *Config) *float64 { return &c.Tracing.Ratio })},
 	{Block: "routing", Name: "remember", Set: duration(func(c *Config) *time.Duration { return &c.Routing.Remember })},
 }
 
@@ -54,6 +72,11 @@ var settings = []setting{
 //	controller { addresses = ["http://10.0.0.1:4750", "http://10.0.0.2:4750"] }
 //	timeouts   { first_byte = "20m" }
 //	limits     { body = "64MiB" }
+//	queue      { wait = "2m" }
+//	key "team-a" {
+//	  sha256 = "…"
+//	  weight = 2
+//	}
 func LoadFile(path string, base Config) (Config, error) {
 	src, err := os.ReadFile(path)
 	if err != nil {
@@ -65,7 +88,8 @@ func LoadFile(path string, base Config) (Config, error) {
 // Parse is LoadFile for a file whose content is at hand; filename is for
 // messages only.
 func Parse(filename string, src []byte, base Config) (Config, error) {
-	return hclconfig.Parse(filename, src, base, settings, func(c Config) []hclconfig.Problem { return c.settingProblems() })
+	all := append(slices.Clone(settings), limitSettings("keys", func(c *Config) *queue.KeyLimit { return &c.Keys.Default })...)
+	return hclconfig.Parse(filename, src, base, all, func(c Config) []hclconfig.Problem { return c.settingProblems() }, keyBlocks())
 }
 
 func text(at func(*Config) *string) func(*Config, cty.Value) error { return hclconfig.Text(at) }

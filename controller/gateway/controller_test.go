@@ -213,8 +213,12 @@ func TestDrainedReplica(t *testing.T) {
 	require.Equal(t, busy.Gateway, idle.Gateway)
 	require.NotEmpty(t, idle.Gateway)
 
-	// The last one serves although it drains.
+	// It gets nothing new although it is the last one: the controller knows what it
+	// does. While the controller is away nobody does, and it serves.
 	f.engines(a)
+	f.post(`{"model":"m"}`).requireError(t, http.StatusServiceUnavailable, "model_unavailable")
+	c.change(func() { c.down[0] = true })
+	f.up(0)
 	require.Equal(t, map[string]int{`{"said":"a"}`: 3}, f.who(3))
 }
 

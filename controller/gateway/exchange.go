@@ -4,66 +4,34 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"net/http"
-	"net/url"
+	"slices"
+	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
+	"remuda/controller/gateway/accesslog"
 	"remuda/controller/gateway/balance"
+	"remuda/controller/gateway/continuation"
 	"remuda/controller/gateway/modelscan"
+	"remuda/controller/gateway/queue"
+	"remuda/controller/gateway/tracing"
 )
 
-// Kinds of upstream_errors_total.
+// Request headers with which a client says what it wants of the gateway.
 const (
-	kindDial     = "dial"     // no connection
-	kindTimeout  = "timeout"  // no first byte, or no next one, in time
-	kindReset    = "reset"    // the connection ended before the first byte
-	kindProtocol = "protocol" // not HTTP
-	kindContent  = "content"  // HTTP, but not what an OpenAI engine answers
-	kindStatus   = "status"   // a 5xx
-	kindCut      = "cut"      // the answer ended before it was complete
+	// headerTimeout is how long the client waits for the first byte of the answer.
+	headerTimeout = "X-Remuda-Timeout"
+	// headerPriority is 0 to 9; higher is sooner.
+	headerPriority = "X-Remuda-Priority"
 )
 
-// errSilent is the cause of an exchange's context when the engine let a
-// timeout pass.
-var errSilent = errors.New("the engine was silent for too long")
-
-// dialError is a connection that could not be made: nothing was sent.
-type dialError struct{ err error }
-
-func (e *dialError) Error() string { return e.err.Error() }
-func (e *dialError) Unwrap() error { return e.err }
-
-// newTransport returns the transport to the engines.
-//
-// Keep-alive connections go stale when an engine closes them while a request
-// is on its way. The transport repeats such a request on a new connection if
-// no byte of an answer was seen, the request has GetBody and is marked
-// idempotent; the exchange does both. A completion changes nothing in an
-// engine, so running one twice is harmless.
-func newTransport(cfg Config) *http.Transport {
-	dialer := &net.Dialer{Timeout: cfg.Timeouts.Connect}
-	return &http.Transport{
-		Proxy: nil, // engines are never behind a proxy, whatever the environment says
-		DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
-			c, err := dialer.DialContext(ctx, network, addr)
-			if err != nil {
-				return nil, &dialError{err}
-			}
-			return c, nil
-		},
-		DisableCompression:     true,
-		MaxIdleConns:           0, // unlimited: IdleConnTimeout is short
-		MaxIdleConnsPerHost:    4096,
-		IdleConnTimeout:        cfg.Timeouts.EngineIdle,
-		MaxResponseHeaderBytes: 64 << 10,
-		// One write for the header and a usual body.
-		WriteBufferSize: 16 << 10,
-		ReadBufferSize:  8 << 10,
-	}
-}
+// Response headers that say what became of the request.
+const (
+	headerReplica  = "X-Remuda-Replica"
+	headerAttempts = "X-Remuda-Attempts"
+)
 
 // exchange is one request on its way through the gateway.
 type exchange struct {
@@ -75,36 +43,108 @@ type exchange struct {
 	head  modelscan.Head
 	body  *body
 	began time.Time
+	span  *tracing.Span
+	// ctx ends when the client leaves, the gateway stops or an operator kills the request.
+	ctx  context.Context //nolint:containedctx // it lives as long as the request
+	kill context.CancelCauseFunc
 
 	// label is the model's label in metrics.
 	label string
+	// key is the name of the API key, empty until it is known.
+	key string
 	// status is what the client got; 0 until then.
 	status int
+	// code is the error's, empty where there is none.
+	code string
+	// deadline is when the client waits no more for the first byte, zero if it does not
+	// say.
+	deadline time.Time
+
+	ticket ticket
+	// limited: the key's limits count the request.
+	limited bool
+	// asking is since when the request wants an engine, without one having taken it since;
+	// zero while one has it.
+	asking time.Time
+	// length is the body's, in bytes.
+	length int
+	// queued is how long the request has waited for engines.
+	queued time.Duration
+	// waiting: the ticket is in the queue, or has an outcome that nobody took.
+	waiting bool
+	// attempts is how many engines took the request, failures how many in a row failed it
+	// without an answer or a part of one.
+	attempts, failures int64
+	// progress: the client got more of the text in this attempt.
+	progress bool
 	// engine serves the request now, under lease.
 	engine *balance.Endpoint
-	lease  Lease
+	lease  *lease
 	// cancel ends the request to the engine, with a cause.
 	cancel context.CancelCauseFunc
-	// watch cancels with errSilent when the engine is silent for too long.
-	watch *time.Timer
+	// watch cancels with errSilent when the engine is silent for too long, or with
+	// errDeadline where the client waits no longer: then hurried is set.
+	watch   *time.Timer
+	hurried atomic.Bool
+	// fresh tells that the engine has sent no byte of a body in this attempt.
+	fresh bool
 	// firstByte is when the first byte of the answer's body came.
 	firstByte time.Time
-	sent      int64
+	// told is when the client was last told that it has to wait.
+	told time.Time
+	// held: the client was told that it has to wait, in a stream that has begun.
+	held bool
+	// committed: a part of an engine's answer was sent.
+	committed bool
+	// recorder has what a continuation needs, nil where there can be none.
+	recorder *continuation.Recorder
+	// continued is how often the stream went on at another engine.
+	continued int
+	// payload replaces the body in a continuation.
+	payload []byte
+	sent    int64
 }
 
 // toEngine serves a request for one of the engines' routes.
 func (g *Gateway) toEngine(w http.ResponseWriter, r *http.Request, rt *route) {
 	x := &exchange{g: g, w: w, r: r, route: rt, id: requestID(r), began: time.Now(), label: unknownModel}
+	x.ctx, x.kill = context.WithCancelCause(r.Context())
+	x.span = g.tracer.Start(r, rt.spanName)
 	w.Header().Set(headerID, x.id)
+	g.live.add(x)
 	defer x.end()
 	e := x.run()
 	switch {
 	case e == nil:
 	case e.status == statusClientGone:
+		x.code = "client_gone"
 		x.abort(statusClientGone)
+	case x.committed:
+		// The blank line ends the event that is open, if one is.
+		x.code = e.code
+		x.send([]byte("\n\ndata: " + string(e.body()) + "\n\n"))
+		x.flush()
+		x.abort(x.status)
+	case x.held:
+		// The stream is the gateway's own, so it can end properly.
+		x.code, x.status = e.code, e.status
+		x.send([]byte("data: " + string(e.body()) + "\n\ndata: [DONE]\n\n"))
+		x.flush()
 	default:
-		x.status = e.status
+		x.code, x.status = e.code, e.status
+		x.describe()
 		e.write(w, r)
+	}
+}
+
+// describe says in headers what became of the request.
+func (x *exchange) describe() {
+	h := x.w.Header()
+	if x.attempts > 0 {
+		h[headerAttempts] = []string{strconv.FormatInt(x.attempts, 10)}
+	}
+	if x.engine != nil {
+		h[headerReplica] = []string{x.engine.Replica}
 	}
 }
 
@@ -117,72 +157,281 @@ func (x *exchange) abort(status int) {
 
 // end runs when the answer is complete or the connection is about to be cut.
 func (x *exchange) end() {
-	if x.body != nil {
-		x.body.release()
+	x.kill(nil)
+	if x.waiting { // the client left while it was told that it waits
+		x.g.roster.abandon(&x.ticket, true)
 	}
+	x.g.live.remove(x)
+	if x.limited {
+		x.g.roster.leave(x.key)
+	}
+	x.freeBody()
+	now := time.Now()
 	m := x.g.metrics
-	took := time.Since(x.began)
+	took := now.Sub(x.began)
 	m.requests.WithLabelValues(x.label, x.route.label, codeText(x.status)).Inc()
 	m.duration.WithLabelValues(x.label, x.route.label).Observe(took.Seconds())
 	if !x.firstByte.IsZero() {
 		m.firstByte.WithLabelValues(x.label, x.route.label).Observe(x.firstByte.Sub(x.began).Seconds())
 		m.responseBytes.WithLabelValues(x.label).Add(float64(x.sent))
 	}
+	if x.ticket.waiter != nil {
+		m.queueSeconds.WithLabelValues(x.label).Observe(x.queued.Seconds())
+	}
+	x.endTrace(now)
+	if x.g.access != nil {
+		x.g.access.Log(x.record(now))
+	}
 	if x.g.log.IsDebug() {
 		x.g.log.Debug("request", "id", x.id, "model", x.head.Model, "route", x.route.label, "status", x.status, "took", took, "bytes", x.sent)
 	}
 }
 
-// run serves the request. The error it returns has not been sent yet; nothing
-// else has been sent then either.
+// freeBody gives the body's memory back: it is not sent again.
+func (x *exchange) freeBody() {
+	if x.body != nil {
+		x.body.release()
+		x.body = nil
+	}
+}
+
+// traceID is that of the trace that the request belongs to, empty where there is none.
+func (x *exchange) traceID() string {
+	if id := x.span.TraceID(); id != "" {
+		return id
+	}
+	return tracing.TraceID(x.r.Header)
+}
+
+// record is the request's line in the access log.
+func (x *exchange) record(now time.Time) accesslog.Record {
+	r := accesslog.Record{
+		Time: x.began, ID: x.id, TraceID: x.traceID(), Client: x.r.RemoteAddr, Key: x.ticket.entry.Key, Method: x.r.Method, Path: x.route.path,
+		Model: x.head.Model, Status: x.status, Code: x.code, Queue: x.queued, Duration: now.Sub(x.began), Attempts: int(x.attempts),
+		RequestBytes: int64(x.length), ResponseBytes: x.sent, Stream: x.head.Stream, Continued: x.continued > 0, UserAgent: x.r.UserAgent(),
+	}
+	if x.engine != nil {
+		r.Replica = x.engine.Replica
+	}
+	if !x.firstByte.IsZero() {
+		r.FirstByte = x.firstByte.Sub(x.began)
+	}
+	return r
+}
+
+// run serves the request. The error it returns has not been sent yet.
 func (x *exchange) run() *apiError {
 	if x.r.Method != http.MethodPost {
 		return errMethod(x.r.Method, x.route.path, http.MethodPost)
 	}
+	if e := x.wishes(); e != nil {
+		return e
+	}
 	if e := x.readRequest(); e != nil {
 		return e
 	}
-	var failed *apiError
-	var tried []string
-	for range x.g.cfg.Limits.Attempts {
-		lease, err := x.g.dispatch.Acquire(x.r.Context(), balance.Request{ID: x.id, Model: x.head.Model, Tried: tried})
-		if err != nil {
-			if x.r.Context().Err() != nil {
-				return x.left()
-			}
-			if failed != nil {
-				return failed
-			}
-			if !errors.Is(err, balance.ErrUnknownModel) && !errors.Is(err, balance.ErrNoList) {
-				x.label = x.head.Model
-			}
-			return x.g.noEngine(err, x.head.Model)
-		}
-		if failed == nil {
-			x.label = x.head.Model
-			x.g.metrics.requestBytes.WithLabelValues(x.label).Add(float64(len(x.body.data)))
-		}
-		x.engine = lease.Endpoint()
-		tried = append(tried, x.engine.ServiceID)
-		again, e := x.attempt(lease)
-		if !again {
+	if !x.internal() { // a pipeline is one request of its key, whatever its steps do
+		if e := x.admit(); e != nil {
 			return e
 		}
-		failed = e
+	}
+	if x.g.composer.Has(x.head.Model) && x.pipeline() {
+		return nil
+	}
+	return x.serve()
+}
+
+// pipeline has the request answered by a pipeline, false where there is none.
+func (x *exchange) pipeline() (handled bool) {
+	w := &statusWriter{ResponseWriter: x.w}
+	x.label = x.head.Model
+	aborted := true
+	defer func() {
+		x.sent, x.status = w.sent, w.status
+		if aborted && (w.status == 0 || context.Cause(x.ctx) == context.Canceled) { //nolint:errorlint // a cause is never wrapped
+			x.status, x.code = statusClientGone, "client_gone"
+		}
+	}()
+	if !x.deadline.IsZero() { // in one form, and counted from the request's header
+		x.r.Header[headerTimeout] = []string{max(time.Until(x.deadline), time.Millisecond).String()}
+	}
+	r := x.r.WithContext(x.ctx)
+	if x.span != nil { // the steps are parts of this request
+		r.Header = r.Header.Clone()
+		x.span.Inject(r.Header)
+	}
+	if handled = x.g.composer.Serve(w, r, x.head.Model, x.body.data); !handled {
+		x.label = unknownModel // it was taken away a moment ago
+	}
+	aborted = false
+	return handled
+}
+
+// statusWriter notes what a pipeline answers.
+type statusWriter struct {
+	http.ResponseWriter
+	status int
+	sent   int64
+}
+
+// WriteHeader notes the status.
+func (w *statusWriter) WriteHeader(status int) {
+	w.status = status
+	w.ResponseWriter.WriteHeader(status)
+}
+
+// Write counts the bytes.
+func (w *statusWriter) Write(p []byte) (int, error) {
+	n, err := w.ResponseWriter.Write(p)
+	w.sent += int64(n)
+	return n, err
+}
+
+// Unwrap is for http.ResponseController.
+func (w *statusWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+// serve offers the request to engines until one has answered it.
+func (x *exchange) serve() *apiError {
+	if e := x.enqueueable(); e != nil {
+		return e
+	}
+	var failed *apiError
+	taken := false // an engine has failed it; a refused connection costs nobody anything
+	for again := false; ; again = true {
+		if taken {
+			if e := x.mayRetry(); e != nil {
+				return cmpError(e, failed)
+			}
+		}
+		if again && !x.committed && !x.deadline.IsZero() && time.Until(x.deadline) <= 0 {
+			return failed
+		}
+		lease, e := x.acquire(again)
+		if e != nil {
+			return cmpError(e, failed)
+		}
+		if x.label = x.head.Model; !again {
+			x.g.metrics.requestBytes.WithLabelValues(x.label).Add(float64(x.length))
+		}
+		verdict, e := x.attempt(lease)
+		if verdict == finished {
+			return e
+		}
+		failed, taken = e, verdict == failedThere
+		if taken {
+			x.asking = time.Time{}
+		}
+		switch {
+		case !taken:
+		case x.progress: // it is not the request that fells engines
+			x.failures, x.ticket.request.Tried = 1, nil
+		default:
+			x.failures++
+		}
+		if !slices.Contains(x.ticket.request.Tried, x.engine.ServiceID) {
+			x.ticket.request.Tried = append(x.ticket.request.Tried, x.engine.ServiceID)
+		}
+		if x.g.cfg.Retries.Attempts == 1 || x.failures >= x.g.cfg.Retries.Attempts {
+			return failed
+		}
+		if x.committed {
+			if e, done := x.resume(); e != nil || done {
+				return cmpError(e, failed)
+			}
+		}
+	}
+}
+
+// cmpError returns what to tell a client that could not be served again: why the engine
+// failed, unless the end has another reason.
+func cmpError(e, failed *apiError) *apiError {
+	if e == nil || failed == nil || e.final {
+		return e
+	}
+	if failed.retryAfter == 0 {
+		failed.retryAfter = e.retryAfter
 	}
 	return failed
 }
 
+// wishes reads what the client wants of the gateway.
+func (x *exchange) wishes() *apiError {
+	name, e := x.g.keyring.name(x.r.Header)
+	if e != nil {
+		return e
+	}
+	bad := func(header, value, want string) *apiError {
+		return &apiError{status: http.StatusBadRequest, typ: typeRequest, code: "bad_header", param: header, close: true,
+			message: fmt.Sprintf("the header %s is %s, want %s", header, shorten(value), want)}
+	}
+	if v := x.r.Header.Get(headerTimeout); v != "" {
+		d, ok := parseTimeout(v)
+		if !ok {
+			return bad(headerTimeout, v, `a time like "30s" or a number of seconds`)
+		}
+		x.deadline = x.began.Add(d)
+	}
+	limit := x.g.roster.limit(name)
+	priority := limit.Priority
+	if v := x.r.Header.Get(headerPriority); v != "" {
+		n, err := strconv.Atoi(v)
+		if err != nil || n < 0 || n > 9 {
+			return bad(headerPriority, v, "a whole number from 0 to 9")
+		}
+		priority = min(n, limit.MaxPriority)
+	}
+	x.ticket.entry = queue.Entry[*ticket]{ID: x.id, Key: name, Weight: limit.Weight, Priority: priority, Arrived: x.began, Value: &x.ticket}
+	return nil
+}
+
+// admit counts the request among its key's.
+func (x *exchange) admit() *apiError {
+	name := x.ticket.entry.Key
+	if l := x.g.roster.limit(name); l.Concurrency > 0 || l.Rate > 0 {
+		wait, err := x.g.roster.admit(name)
+		if err != nil {
+			return errLimited(name, err, wait)
+		}
+		x.limited = true
+	}
+	x.key = name
+	return nil
+}
+
+// parseTimeout reads "30s" or "30".
+func parseTimeout(s string) (time.Duration, bool) {
+	d, err := time.ParseDuration(s)
+	if err != nil {
+		if d, err = time.ParseDuration(s + "s"); err != nil {
+			return 0, false
+		}
+	}
+	return d, d > 0
+}
+
+func errLimited(key string, err error, wait time.Duration) *apiError {
+	what := "rate"
+	if errors.Is(err, queue.ErrConcurrency) {
+		what = "concurrency"
+	}
+	return &apiError{status: http.StatusTooManyRequests, typ: typeLimit, code: "rate_limit_exceeded", retryAfter: max(wait, time.Second),
+		message: fmt.Sprintf("the API key %s is at its limit of %s; retry after the time in Retry-After", shorten(key), what)}
+}
+
 // readRequest reads the body and finds the model in it.
 func (x *exchange) readRequest() *apiError {
-	if enc := x.r.Header.Get("Content-Encoding"); enc != "" && !strings.EqualFold(enc, "identity") {
+	for _, enc := range x.r.Header["Content-Encoding"] {
+		if enc == "" || strings.EqualFold(enc, "identity") {
+			continue
+		}
 		return &apiError{status: http.StatusUnsupportedMediaType, typ: typeRequest, code: "unsupported_content_encoding", close: true,
 			message: fmt.Sprintf("the request body has Content-Encoding %s; send it plain", shorten(enc))}
 	}
 	var e *apiError
-	if x.body, e = x.g.readBody(x.w, x.r); e != nil {
+	if x.body, e = x.g.readBody(x.w, x.r, !x.internal()); e != nil {
 		return e
 	}
+	x.length = len(x.body.data)
 	head, err := modelscan.Scan(x.body.data)
 	var syntax *modelscan.SyntaxError
 	switch {
@@ -200,151 +449,56 @@ func (x *exchange) readRequest() *apiError {
 	return nil
 }
 
-// attempt sends the request to the leased engine and its answer to the client.
-// It returns true where another engine may be tried, with the error to send if
-// there is none.
-func (x *exchange) attempt(lease Lease) (again bool, e *apiError) {
-	defer lease.Release()
-	x.lease = lease
-	ctx, cancel := context.WithCancelCause(x.r.Context())
-	defer cancel(nil)
-	x.cancel = cancel
-	x.watch = time.AfterFunc(x.g.cfg.Timeouts.FirstByte, func() { cancel(errSilent) })
-	defer x.watch.Stop()
-
-	resp, err := x.g.transport.RoundTrip(x.outbound(ctx))
-	if err == nil {
-		defer resp.Body.Close()
-		// It cannot be sent again from here on; a stream may go on for long.
-		x.body.release()
-		x.body = nil
-		return false, x.relay(ctx, resp)
-	}
-	var dial *dialError
-	if !errors.As(err, &dial) || ctx.Err() != nil {
-		return false, x.fault(ctx, err)
-	}
-	x.countFault(kindDial)
-	if lease.DialFailed() {
-		x.g.log.Warn("engine cannot be reached", "model", x.head.Model, "engine", x.engine.ServiceID, "address", x.engine.Addr, "error", dial.err)
-	}
-	return true, &apiError{status: http.StatusServiceUnavailable, typ: typeServer, code: "engine_unreachable", retryAfter: x.g.cfg.RetryAfter,
-		message: fmt.Sprintf("no engine of the model %s could be reached; retry after the time in Retry-After", shorten(x.head.Model))}
-}
-
-// outbound is the request as the engine gets it.
-func (x *exchange) outbound(ctx context.Context) *http.Request {
-	in := x.r.Header
-	h := make(http.Header, len(in)+8)
-	copyHeader(h, in)
-	h["Accept-Encoding"] = []string{"identity"} // answers are looked into
-	delete(h, "Expect")                         // the body is here already
-	h[headerID] = []string{x.id}
-	h[headerVia] = append(h[headerVia][:len(h[headerVia]):len(h[headerVia])], viaRemuda)
-	if host, _, err := net.SplitHostPort(x.r.RemoteAddr); err == nil {
-		if prior := h["X-Forwarded-For"]; len(prior) > 0 {
-			host = strings.Join(prior, ", ") + ", " + host
-		}
-		h["X-Forwarded-For"] = []string{host}
-	}
-	if h["X-Forwarded-Host"] == nil {
-		h["X-Forwarded-Host"] = []string{x.r.Host}
-	}
-	if h["X-Forwarded-Proto"] == nil {
-		h["X-Forwarded-Proto"] = []string{"http"}
-	}
-	if h["User-Agent"] == nil {
-		h["User-Agent"] = nil // keeps the transport from adding its own
-	}
-	if h["Idempotency-Key"] == nil && h["X-Idempotency-Key"] == nil {
-		h["X-Idempotency-Key"] = nil // marks the request, is not sent; see newTransport
-	}
-	req := &http.Request{
-		Method: http.MethodPost,
-		URL:    &url.URL{Scheme: "http", Host: x.engine.Addr, Path: x.route.path, RawQuery: x.r.URL.RawQuery},
-		Proto:  "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
-		Header:        h,
-		Body:          x.body.reader(),
-		GetBody:       func() (io.ReadCloser, error) { return x.body.reader(), nil },
-		ContentLength: int64(len(x.body.data)),
-	}
-	return req.WithContext(ctx)
-}
-
-// copyHeader copies end-to-end headers (RFC 9110 section 7.6.1). The values
-// are shared.
-func copyHeader(dst, src http.Header) {
-	for k, v := range src {
-		switch k {
-		case "Connection", "Proxy-Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization",
-			"Te", "Trailer", "Transfer-Encoding", "Upgrade":
-		default:
-			dst[k] = v
+// enqueueable fills in what the choice of an engine goes by.
+func (x *exchange) enqueueable() *apiError {
+	cost := x.head.Cost()
+	x.ticket.entry.Cost = cost
+	x.ticket.request = balance.Request{ID: x.id, Model: x.head.Model, Cost: cost, Prefix: x.head.Prefix(x.body.data)}
+	if x.head.Stream && x.route != routeEmbeddings && x.g.cfg.Retries.Attempts > 1 && x.g.continues(x.head.Model) {
+		r, err := continuation.NewRecorder(x.route == routeChat, x.body.data)
+		switch {
+		case err == nil:
+			x.recorder = r
+		case !errors.Is(err, continuation.ErrNot):
+			return &apiError{status: http.StatusBadRequest, typ: typeRequest, code: "invalid_json",
+				message: "the request body is not valid JSON: " + err.Error()}
 		}
 	}
-	for _, line := range src["Connection"] {
-		for name := range strings.SplitSeq(line, ",") {
-			delete(dst, http.CanonicalHeaderKey(strings.TrimSpace(name)))
-		}
-	}
+	return nil
 }
 
-// left is the "error" of a request that has nobody to answer to.
-func (x *exchange) left() *apiError {
-	if context.Cause(x.r.Context()) == errStopping { //nolint:errorlint // a cause is never wrapped
-		return &apiError{status: http.StatusServiceUnavailable, typ: typeServer, code: "gateway_stopping", close: true, retryAfter: x.g.cfg.RetryAfter,
-			message: "the gateway is stopping; retry after the time in Retry-After"}
+// resume makes the request that goes on with a stream that broke off. done tells that
+// nothing is missing: the answer has been ended.
+func (x *exchange) resume() (e *apiError, done bool) {
+	if x.recorder == nil || x.recorder.Err() != nil {
+		return errEngine(http.StatusBadGateway, "engine_cut_off", x.head.Model, "stopped in the middle of its answer"), false
 	}
-	return errClientGone()
-}
-
-// fault judges an error of the exchange with the engine, counts it and returns
-// what to tell the client.
-func (x *exchange) fault(ctx context.Context, err error) *apiError {
-	if x.r.Context().Err() != nil {
-		return x.left()
-	}
-	model := x.head.Model
-	kind := kindProtocol
-	var e *apiError
+	payload, err := x.recorder.Request()
 	switch {
-	case context.Cause(ctx) == errSilent && x.firstByte.IsZero(): //nolint:errorlint // a cause is never wrapped
-		kind = kindTimeout
-		e = errEngine(http.StatusGatewayTimeout, "engine_timeout", model, fmt.Sprintf("sent no byte of an answer within %s", x.g.cfg.Timeouts.FirstByte))
-	case context.Cause(ctx) == errSilent: //nolint:errorlint // a cause is never wrapped
-		kind = kindTimeout
-		e = errEngine(http.StatusGatewayTimeout, "engine_timeout", model, fmt.Sprintf("sent nothing for %s in the middle of its answer", x.g.cfg.Timeouts.StreamIdle))
-	case !x.firstByte.IsZero():
-		kind = kindCut
-		e = errEngine(http.StatusBadGateway, "engine_cut_off", model, "stopped in the middle of its answer")
-	case isReset(err):
-		kind = kindReset
-		e = errEngine(http.StatusBadGateway, "engine_gone", model, "closed the connection before it answered")
-	default:
-		e = errEngine(http.StatusBadGateway, "engine_protocol_error", model, "answered with something that is not HTTP")
+	case errors.Is(err, continuation.ErrComplete):
+		x.send(x.recorder.Tail())
+		x.flush()
+		return nil, true
+	case err != nil:
+		x.g.log.Warn("a stream cannot go on", "id", x.id, "model", x.head.Model, "error", err)
+		return errEngine(http.StatusBadGateway, "engine_cut_off", x.head.Model, "stopped in the middle of its answer"), false
 	}
-	x.blame(kind, err)
-	return e
-}
-
-func isReset(err error) bool {
-	var op *net.OpError // also a host that was switched off: ETIMEDOUT, EHOSTUNREACH
-	return errors.As(err, &op) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
-		strings.Contains(err.Error(), "server closed idle connection")
-}
-
-// countFault counts a fault of the engine; any but a refused connection makes it
-// suspect here (DialFailed does so there).
-func (x *exchange) countFault(kind string) {
-	if kind != kindDial {
-		x.lease.Failed()
+	if &payload[0] == &x.body.data[0] {
+		payload = nil // the body itself, whose memory is watched over
 	}
-	x.g.metrics.upstreamErrors.WithLabelValues(x.label, x.engine.Replica, kind).Inc()
+	x.payload = payload
+	return nil, false
 }
 
-// blame counts and logs a fault of the engine.
-func (x *exchange) blame(kind string, err error) {
-	x.countFault(kind)
-	x.g.log.Warn("engine failed a request", "id", x.id, "model", x.head.Model, "engine", x.engine.ServiceID,
-		"address", x.engine.Addr, "kind", kind, "after", time.Since(x.began), "sent", x.sent, "error", err)
+// stepKey marks the context of a request that is a step of a pipeline.
+type stepKey struct{}
+
+// internal tells whether the request is a step of a pipeline, not a client's.
+func (x *exchange) internal() bool { return x.r.Context().Value(stepKey{}) != nil }
+
+// flush sends what was written. It does not return when the client is gone.
+func (x *exchange) flush() {
+	if err := http.NewResponseController(x.w).Flush(); err != nil && !errors.Is(err, http.ErrNotSupported) {
+		x.abort(statusClientGone)
+	}
 }

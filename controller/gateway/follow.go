@@ -48,8 +48,12 @@ func newControllers(c Controller) ([]*api.Client, error) {
 type follower struct {
 	servers []*api.Client
 	log     hclog.Logger
-	// apply takes a state into force.
-	apply func(balance.Orders)
+	// apply takes a state of this index into force.
+	apply func(s api.GatewayState, index uint64)
+	// away is told whether no server answers any more.
+	away func(bool)
+	// first is closed when the first state has come into force.
+	first chan struct{}
 
 	// index is that of the state in force.
 	index atomic.Uint64
@@ -74,6 +78,7 @@ func (f *follower) run(ctx context.Context) {
 		useful := err == nil && got != noLeader
 		if f.up.Swap(useful) != useful || err != nil && last == nil {
 			f.say(useful, err)
+			f.away(!useful)
 		}
 		last = err
 		rest := time.Duration(0)
@@ -142,8 +147,10 @@ func (f *follower) ask(ctx context.Context, server *api.Client, query api.QueryO
 		}
 	}
 	if meta.Index != known || query.Index == 0 { // after a failure it may be another controller's
-		f.apply(orders(state, meta.Index))
-		f.index.Store(meta.Index)
+		f.apply(state, meta.Index)
+		if f.index.Swap(meta.Index) == 0 {
+			close(f.first)
+		}
 		f.log.Debug("the controller's state changed", "index", meta.Index, "models", len(state.Models), "replicas", len(state.Replicas))
 	}
 	return got, nil
@@ -160,7 +167,7 @@ func (f *follower) query(ctx context.Context, server *api.Client, query api.Quer
 }
 
 func orders(s api.GatewayState, index uint64) balance.Orders {
-	o := balance.Orders{Index: index, Models: map[string]bool{}, Draining: map[string]bool{}}
+	o := balance.Orders{Index: index, Models: map[string]bool{}, Draining: map[string]bool{}, Starting: map[string]int{}}
 	for _, m := range s.Models {
 		o.Models[m.Name] = m.Stopped
 	}
@@ -168,6 +175,18 @@ func orders(s api.GatewayState, index uint64) balance.Orders {
 		if r.Draining {
 			o.Draining[r.Name] = true
 		}
+		if onItsWay(r) {
+			o.Starting[r.Model]++
+		}
 	}
 	return o
+}
+
+// onItsWay tells whether a replica is being brought up.
+func onItsWay(r api.GatewayReplica) bool {
+	switch r.Phase {
+	case "placed", "starting", "waking":
+		return true
+	}
+	return false
 }

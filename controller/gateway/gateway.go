@@ -36,12 +36,13 @@ import (
 	"github.com/hashicorp/go-hclog"
 
 	"remuda/controller/api"
+	"remuda/controller/gateway/accesslog"
 	"remuda/controller/gateway/balance"
+	"remuda/controller/gateway/compose"
+	"remuda/controller/gateway/queue"
+	"remuda/controller/gateway/tracing"
 	"remuda/internal/replica"
 )
-
-// errStopping is the cause of a request's context when the drain is over.
-var errStopping = errors.New("the gateway is stopping")
 
 // abortGrace is how long cut-off streams have to send their error event.
 const abortGrace = time.Second
@@ -54,15 +55,27 @@ type Gateway struct {
 	cfg       Config
 	log       hclog.Logger
 	roster    *roster
-	dispatch  Dispatcher
+	keyring   *keyring
+	live      live
 	transport *http.Transport
 	metrics   *metrics
 	scrape    http.Handler
 	bodies    bodyStore
+	composer  *compose.Composer
+	access    *accesslog.Logger
+	tracer    *tracing.Tracer
 	// servers are the controller's, none where there is no controller.
 	servers  []*api.Client
 	follower *follower
 	draining atomic.Bool
+	began    time.Time
+	// drain is closed when the controller orders to.
+	drain     chan struct{}
+	drainOnce sync.Once
+	// continuing are the models whose streams may go on at another engine.
+	continuing atomic.Pointer[map[string]bool]
+	// opened is closed once the access log is open.
+	opened   chan struct{}
 	handlers sync.WaitGroup
 }
 
@@ -75,26 +88,33 @@ func New(cfg Config) (*Gateway, error) {
 		cfg.Logger = hclog.NewNullLogger()
 	}
 	table, err := balance.New(balance.Config{
-		Grace: cfg.Routing.Grace, Suspect: cfg.Routing.Suspect, Remember: cfg.Routing.Remember,
+		Grace: cfg.Routing.Grace, Remember: cfg.Routing.Remember,
+		Breaker:   balance.BreakerConfig{Base: cfg.Routing.Suspect, Max: cfg.Routing.SuspectMax},
+		Imbalance: balance.Imbalance{Factor: cfg.Routing.ImbalanceFactor, Slack: max(cfg.Routing.ImbalanceSlack, 1)},
 	})
 	if err != nil {
 		return nil, err
 	}
-	g := &Gateway{cfg: cfg, log: cfg.Logger, roster: &roster{table: table}}
-	if g.servers, err = newControllers(cfg.Controller); err != nil {
+	keys, err := queue.NewKeys(cfg.Keys.Default, cfg.Keys.limits())
+	if err != nil {
 		return nil, err
 	}
-	g.dispatch = cfg.Dispatcher
-	if g.dispatch == nil {
-		g.dispatch = g.roster
+	g := &Gateway{cfg: cfg, log: cfg.Logger, roster: newRoster(cfg, table, keys), keyring: newKeyring(cfg.Keys), began: time.Now(), drain: make(chan struct{}), opened: make(chan struct{})}
+	if g.servers, err = newControllers(cfg.Controller); err != nil {
+		return nil, err
 	}
 	g.bodies.limit = cfg.Limits.Buffered
 	g.transport = newTransport(cfg)
 	g.metrics = newMetrics(g.roster, &g.bodies)
+	if g.composer, err = compose.New(compose.Config{
+		Next: http.HandlerFunc(g.step), Logger: g.log.Named("pipeline"), CommentAfter: cfg.Queue.CommentAfter, CommentEvery: cfg.Queue.CommentEvery,
+	}); err != nil {
+		return nil, err
+	}
 	if len(g.servers) > 0 {
-		g.roster.changed = make(chan struct{}, 1)
-		g.roster.urgent = make(chan struct{}, 1)
-		g.follower = &follower{servers: g.servers, log: g.log.Named("controller"), apply: func(o balance.Orders) { g.metrics.forget(g.roster.direct(o)) }}
+		g.roster.wants.changed = make(chan struct{}, 1)
+		g.roster.wants.urgent = make(chan struct{}, 1)
+		g.follower = &follower{servers: g.servers, log: g.log.Named("controller"), apply: g.direct, away: g.roster.away, first: make(chan struct{})}
 		g.metrics.follow(g.follower)
 	}
 	g.scrape = g.metrics.handler(g.log)
@@ -109,15 +129,24 @@ func (g *Gateway) Run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("listen for clients: %w", err)
 	}
+	if err := g.open(); err != nil {
+		_ = listener.Close() // nobody has seen it
+		return err
+	}
 	base, cutOff := context.WithCancelCause(context.Background())
 	defer cutOff(nil)
 	server := &http.Server{
 		Handler:           http.HandlerFunc(g.serve),
 		ReadHeaderTimeout: g.cfg.Timeouts.Header,
-		IdleTimeout:       g.cfg.Timeouts.KeepAlive,
-		MaxHeaderBytes:    int(g.cfg.Limits.Header),
-		BaseContext:       func(net.Listener) context.Context { return base },
-		ErrorLog:          g.log.StandardLogger(&hclog.StandardLoggerOptions{ForceLevel: hclog.Warn}),
+		// For what net/http answers by itself, an Expect that it does not know, and
+		// whose body it then waits for. The handler sets its own.
+		ReadTimeout:    g.cfg.Timeouts.Header + g.cfg.Timeouts.Body,
+		IdleTimeout:    g.cfg.Timeouts.KeepAlive,
+		MaxHeaderBytes: int(g.cfg.Limits.Header),
+		BaseContext:    func(net.Listener) context.Context { return base },
+		ErrorLog:       g.log.StandardLogger(&hclog.StandardLoggerOptions{ForceLevel: hclog.Warn}),
+		// What holds for every request holds for OPTIONS * too.
+		DisableGeneralOptionsHandler: true,
 	}
 	if g.cfg.OnListen != nil {
 		g.cfg.OnListen(listener.Addr())
@@ -128,7 +157,8 @@ func (g *Gateway) Run(ctx context.Context) error {
 	go func() { watched <- g.cfg.Watcher.Watch(watchCtx, g.update, g.roster.lost) }()
 	var controlled sync.WaitGroup
 	if g.follower != nil {
-		r := &reporter{servers: g.servers, log: g.follower.log, roster: g.roster, gateway: processName(listener.Addr()), since: time.Now()}
+		r := &reporter{servers: g.servers, log: g.follower.log, roster: g.roster, gateway: processName(listener.Addr()), since: time.Now(),
+			draining: g.draining.Load, obey: g.obey}
 		controlled.Go(func() { g.follower.run(watchCtx) })
 		controlled.Go(func() { r.run(watchCtx) })
 	}
@@ -143,6 +173,8 @@ func (g *Gateway) Run(ctx context.Context) error {
 		running = false
 		select {
 		case <-ctx.Done():
+		case <-g.drain:
+			g.log.Info("the controller has ordered to drain")
 		case <-sweep.C:
 			running = true
 			g.metrics.forget(g.roster.expire())
@@ -184,11 +216,84 @@ func (g *Gateway) Run(ctx context.Context) error {
 		<-watched
 	}
 	controlled.Wait()
+	g.roster.close()
+	failure = errors.Join(failure, g.close())
 	for _, s := range g.servers {
 		s.Close()
 	}
 	g.transport.CloseIdleConnections()
 	return failure
+}
+
+// open opens what the request path writes to.
+func (g *Gateway) open() error {
+	var err error
+	if g.access, err = accesslog.New(accesslog.Config{Path: g.cfg.AccessLog.Path, Logger: g.log.Named("access")}); err != nil {
+		return fmt.Errorf("open the access log: %w", err)
+	}
+	if g.tracer, err = tracing.New(tracing.Config{
+		Endpoint: g.cfg.Tracing.Endpoint, Ratio: g.cfg.Tracing.Ratio, Service: "remuda-gateway", Logger: g.log.Named("tracing"),
+	}); err != nil {
+		return errors.Join(fmt.Errorf("start tracing: %w", err), g.close())
+	}
+	g.metrics.observe(g.access, g.tracer)
+	close(g.opened)
+	return nil
+}
+
+// close writes out what is left.
+func (g *Gateway) close() error {
+	lines, cancel := context.WithTimeout(context.Background(), abortGrace)
+	defer cancel()
+	failure := g.access.Close(lines)
+	// Who takes no spans uses up a time of its own.
+	spans, cancel := context.WithTimeout(context.Background(), abortGrace)
+	defer cancel()
+	if err := g.tracer.Close(spans); err != nil { // spans that nobody takes are no failure
+		g.log.Warn("spans are lost", "error", err)
+	}
+	return failure
+}
+
+// Reopen opens the access log's file anew, for a log rotation.
+func (g *Gateway) Reopen() error {
+	select {
+	case <-g.opened:
+		return g.access.Reopen()
+	default:
+		return nil // Run opens it
+	}
+}
+
+// direct takes a state of the controller into force.
+func (g *Gateway) direct(s api.GatewayState, index uint64) {
+	continuing := map[string]bool{}
+	for _, m := range s.Models {
+		if m.Continuation {
+			continuing[m.Name] = true
+		}
+	}
+	g.continuing.Store(&continuing)
+	g.composer.Set(s.Pipelines)
+	g.metrics.forget(g.roster.direct(orders(s, index)))
+}
+
+// continues tells whether a stream of the model may go on at another engine.
+func (g *Gateway) continues(model string) bool {
+	m := g.continuing.Load()
+	return m != nil && (*m)[model]
+}
+
+// obey carries the controller's orders out.
+func (g *Gateway) obey(o api.GatewayOrders) {
+	for _, id := range o.Kill {
+		if n := g.live.kill(id); n > 0 {
+			g.log.Warn("killed a request by order of the controller", "id", id, "requests", n)
+		}
+	}
+	if o.Drain {
+		g.drainOnce.Do(func() { close(g.drain) })
+	}
 }
 
 // shutdown lets requests finish for d and tells whether all did.

@@ -80,6 +80,9 @@ func newGateway(t *testing.T, change ...func(*gateway.Config)) *fixture {
 	cfg.Listen = "127.0.0.1:0"
 	cfg.Watcher = f.feed
 	cfg.Timeouts.Drain = patience
+	// Each fault is seen as it is, and who waits in vain does not wait for long.
+	cfg.Retries.Attempts = 1
+	cfg.Queue.Wait, cfg.Queue.Restart = 150*time.Millisecond, 150*time.Millisecond
 	listening := make(chan net.Addr, 1)
 	cfg.OnListen = func(a net.Addr) { listening <- a }
 	for _, c := range change {
@@ -238,9 +241,16 @@ func (f *fixture) do(method, path, body string, header ...string) answer {
 	return answer{resp.StatusCode, resp.Header, string(b), err}
 }
 
-func (f *fixture) post(body string) answer {
+func (f *fixture) post(body string, header ...string) answer {
 	f.t.Helper()
-	return f.do(http.MethodPost, chat, body, "Content-Type", "application/json")
+	return f.do(http.MethodPost, chat, body, append(header, "Content-Type", "application/json")...)
+}
+
+// patient lets requests wait, and tries them again, as by default.
+func patient(c *gateway.Config) {
+	d := gateway.DefaultConfig()
+	c.Retries = d.Retries
+	c.Queue.Wait, c.Queue.Restart = patience, patience
 }
 
 // apiError is an error in OpenAI's shape.

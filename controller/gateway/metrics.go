@@ -3,13 +3,16 @@ package gateway
 import (
 	"net/http"
 	"strconv"
+	"time"
 
 	"github.com/hashicorp/go-hclog"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"remuda/controller/gateway/accesslog"
 	"remuda/controller/gateway/balance"
+	"remuda/controller/gateway/tracing"
 )
 
 // unknownModel is the model label of requests whose model is not known: names
@@ -32,6 +35,12 @@ type metrics struct {
 	upstreamErrors *prometheus.CounterVec   // model, replica, kind
 	requestBytes   *prometheus.CounterVec   // model
 	responseBytes  *prometheus.CounterVec   // model
+	queueSeconds   *prometheus.HistogramVec // model
+	queueTimeouts  *prometheus.CounterVec   // model
+	refused        *prometheus.CounterVec   // model
+	retries        *prometheus.CounterVec   // model
+	budgetSpent    *prometheus.CounterVec   // model
+	continued      *prometheus.CounterVec   // model
 }
 
 func newMetrics(r *roster, bodies *bodyStore) *metrics {
@@ -55,7 +64,18 @@ func newMetrics(r *roster, bodies *bodyStore) *metrics {
 		requestBytes:   counter("request_bytes_total", "Bytes of request bodies.", "model"),
 		responseBytes:  counter("response_bytes_total", "Bytes of answers' bodies sent to clients.", "model"),
 	}
+	m.queueSeconds = prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Namespace: "remuda", Subsystem: "gateway", Name: "queue_seconds",
+		Help:    "Time that requests waited for an engine, of those that had to wait.",
+		Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300},
+	}, []string{"model"})
+	m.queueTimeouts = counter("queue_timeouts_total", "Requests that waited for an engine in vain.", "model")
+	m.refused = counter("queue_full_total", "Requests that were refused because too many waited.", "model")
+	m.retries = counter("retries_total", "Attempts after the first one of a request.", "model")
+	m.budgetSpent = counter("retry_budget_spent_total", "Requests that were not tried again because the model's retry budget was spent.", "model")
+	m.continued = counter("continuations_total", "Streams that went on at another engine.", "model")
 	m.registry.MustRegister(m.requests, m.duration, m.firstByte, m.upstreamErrors, m.requestBytes, m.responseBytes,
+		m.queueSeconds, m.queueTimeouts, m.refused, m.retries, m.budgetSpent, m.continued,
 		&rosterCollector{roster: r},
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Namespace: "remuda", Subsystem: "gateway", Name: "buffered_bytes", Help: "Memory held for request bodies.",
@@ -79,12 +99,12 @@ func (m *metrics) forget(ch balance.Changes) {
 	}
 	for _, name := range ch.Models {
 		labels := prometheus.Labels{"model": name}
-		m.requests.DeletePartialMatch(labels)
-		m.duration.DeletePartialMatch(labels)
-		m.firstByte.DeletePartialMatch(labels)
-		m.upstreamErrors.DeletePartialMatch(labels)
-		m.requestBytes.DeletePartialMatch(labels)
-		m.responseBytes.DeletePartialMatch(labels)
+		for _, v := range []interface{ DeletePartialMatch(prometheus.Labels) int }{
+			m.requests, m.duration, m.firstByte, m.upstreamErrors, m.requestBytes, m.responseBytes,
+			m.queueSeconds, m.queueTimeouts, m.refused, m.retries, m.budgetSpent, m.continued,
+		} {
+			v.DeletePartialMatch(labels)
+		}
 	}
 }
 
@@ -103,6 +123,23 @@ func (m *metrics) follow(f *follower) {
 			return 0
 		}),
 	)
+}
+
+// observe adds what the access log and the tracer count.
+func (m *metrics) observe(access *accesslog.Logger, tracer *tracing.Tracer) {
+	m.registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
+		Namespace: "remuda", Subsystem: "gateway", Name: "access_log_dropped_total", Help: "Lines that did not get into the access log.",
+	}, func() float64 { return float64(access.Dropped()) }))
+	for result, of := range map[string]func(tracing.Stats) uint64{
+		"sent":    func(s tracing.Stats) uint64 { return s.Sent },
+		"lost":    func(s tracing.Stats) uint64 { return s.Lost },
+		"dropped": func(s tracing.Stats) uint64 { return s.Dropped },
+	} {
+		m.registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
+			Namespace: "remuda", Subsystem: "gateway", Name: "spans_total", Help: "Spans by what became of them.",
+			ConstLabels: prometheus.Labels{"result": result},
+		}, func() float64 { return float64(of(tracer.Stats())) }))
+	}
 }
 
 // codeText returns a status as a label without allocating for known codes.
@@ -128,15 +165,21 @@ var _ prometheus.Collector = (*rosterCollector)(nil)
 var (
 	inFlightDesc = prometheus.NewDesc("remuda_gateway_in_flight", "Requests at engines now.", []string{"model"}, nil)
 	enginesDesc  = prometheus.NewDesc("remuda_gateway_engines",
-		"Engines by state: active, draining (the controller is about to stop it), suspect (a connection failed lately), kept (over a Consul outage), fenced (superseded by a higher token), not_passing.",
+		"Engines by state: active, draining (the controller is about to stop it), open (it failed lately and is avoided), kept (over a Consul outage), fenced (superseded by a higher token), not_passing.",
 		[]string{"model", "state"}, nil)
-	readyDesc = prometheus.NewDesc("remuda_gateway_ready", "1 once the first list of engines came.", nil, nil)
+	waitingDesc = prometheus.NewDesc("remuda_gateway_queue_length", "Requests that wait for an engine now.", []string{"model"}, nil)
+	oldestDesc  = prometheus.NewDesc("remuda_gateway_queue_oldest_seconds", "How long the request has waited that has waited longest.", []string{"model"}, nil)
+	slotsDesc   = prometheus.NewDesc("remuda_gateway_slots", "Slots of the engines that may get requests.", []string{"model"}, nil)
+	readyDesc   = prometheus.NewDesc("remuda_gateway_ready", "1 once the first list of engines came.", nil, nil)
 )
 
 // Describe lists the collector's metrics.
 func (c *rosterCollector) Describe(out chan<- *prometheus.Desc) {
 	out <- inFlightDesc
 	out <- enginesDesc
+	out <- waitingDesc
+	out <- oldestDesc
+	out <- slotsDesc
 	out <- readyDesc
 }
 
@@ -154,9 +197,19 @@ func (c *rosterCollector) Collect(out chan<- prometheus.Metric) {
 		gauge(inFlightDesc, l.InFlight, l.Model)
 		gauge(enginesDesc, l.Active, l.Model, "active")
 		gauge(enginesDesc, l.Draining, l.Model, "draining")
-		gauge(enginesDesc, l.Suspect, l.Model, "suspect")
+		gauge(enginesDesc, l.Open, l.Model, "open")
 		gauge(enginesDesc, l.Kept, l.Model, "kept")
 		gauge(enginesDesc, l.Fenced, l.Model, "fenced")
 		gauge(enginesDesc, l.NotPassing, l.Model, "not_passing")
+		gauge(slotsDesc, l.Slots, l.Model)
+	}
+	now := time.Now()
+	for model, q := range c.roster.lengths() {
+		gauge(waitingDesc, q.waiting, model)
+		age := 0.0
+		if !q.oldest.IsZero() {
+			age = now.Sub(q.oldest).Seconds()
+		}
+		out <- prometheus.MustNewConstMetric(oldestDesc, prometheus.GaugeValue, age, model)
 	}
 }

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"remuda/controller/gateway/continuation"
 )
 
 // replyBuffer is how much of an answer is held at most: a whole answer that
@@ -24,8 +26,8 @@ const doneGrace = time.Second
 var replyBuffers = sync.Pool{New: func() any { return new([replyBuffer]byte) }}
 
 // relay passes an engine's answer to the client. The error it returns has not
-// been sent, nor has anything else.
-func (x *exchange) relay(ctx context.Context, resp *http.Response) *apiError {
+// been sent.
+func (x *exchange) relay(ctx context.Context, resp *http.Response) (verdict, *apiError) {
 	kind, _, _ := strings.Cut(resp.Header.Get("Content-Type"), ";")
 	kind = strings.ToLower(strings.TrimSpace(kind))
 	isJSON := kind == contentJSON || strings.HasSuffix(kind, "+json")
@@ -39,6 +41,19 @@ func (x *exchange) relay(ctx context.Context, resp *http.Response) *apiError {
 		// Whether a stream was asked for is the engine's to say: vLLM takes
 		// "stream": 1 for true.
 		return x.relayStream(ctx, resp)
+	case x.committed && status >= 500:
+		x.blame(kindStatus, fmt.Errorf("answered %d to the continuation of a stream", status))
+		return failedThere, errEngine(http.StatusBadGateway, "engine_cut_off", x.head.Model, "stopped in the middle of its answer")
+	case x.committed && status >= 400:
+		// It is about the request that the gateway made: the engine is well.
+		x.lease.answered()
+		x.g.log.Warn("an engine refuses to go on with a stream", "id", x.id, "model", x.head.Model, "engine", x.engine.ServiceID, "status", status)
+		return failedThere, errEngine(http.StatusBadGateway, "engine_cut_off", x.head.Model, "stopped in the middle of its answer")
+	case x.committed:
+		// The stream should go on, and an answer of another kind came.
+		return x.badContent(fmt.Sprintf("answered %d with content of type %s to the continuation of a stream", status, shorten(kind)))
+	case x.mayFail(status) && status >= 500:
+		return x.setAside(ctx, resp, kind, isJSON)
 	case ok && isJSON, ok && x.route.binary && kind == contentBytes, status >= 400 && isJSON:
 		return x.relayWhole(ctx, resp, isJSON)
 	case status >= 400:
@@ -48,32 +63,64 @@ func (x *exchange) relay(ctx context.Context, resp *http.Response) *apiError {
 	}
 }
 
-func (x *exchange) badContent(what string) *apiError {
+func (x *exchange) badContent(what string) (verdict, *apiError) {
 	x.blame(kindContent, errors.New(what))
-	return errEngine(http.StatusBadGateway, "engine_bad_content", x.head.Model, what)
+	return failedThere, errEngine(http.StatusBadGateway, "engine_bad_content", x.head.Model, what)
+}
+
+// mayFail tells whether another engine may be asked after an answer of this status: those
+// that are about the engine, while there are attempts left.
+func (x *exchange) mayFail(status int) bool {
+	switch status {
+	case http.StatusInternalServerError, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
+		return x.repeatable()
+	}
+	return false
+}
+
+// setAside keeps an engine's 5xx in case no engine does better.
+func (x *exchange) setAside(ctx context.Context, resp *http.Response, kind string, isJSON bool) (verdict, *apiError) {
+	const limit = 16 << 10
+	x.allow(min(x.g.cfg.Timeouts.StreamIdle, time.Second))
+	text, err := io.ReadAll(io.LimitReader(resp.Body, limit))
+	if x.ctx.Err() != nil {
+		return finished, x.left()
+	}
+	if err != nil && len(text) == 0 {
+		return x.fault(ctx, err)
+	}
+	if !isJSON || err != nil || len(text) == limit || !json.Valid(text) {
+		_, e := x.wrap(resp, kind, text)
+		return failedThere, e
+	}
+	x.blame(kindStatus, fmt.Errorf("answered %d with %s", resp.StatusCode, shorten(strings.ToValidUTF8(string(text), "?"))))
+	e := errEngine(resp.StatusCode, "engine_error", x.head.Model, fmt.Sprintf("answered %d", resp.StatusCode))
+	e.raw = text
+	return failedThere, e
 }
 
 // wrap turns an engine's error that is not of OpenAI's shape into one that is. A
 // 4xx keeps its status: it is about the request. text is what was read of it; of
 // one that was not read, nil, what comes at once is quoted.
-func (x *exchange) wrap(resp *http.Response, kind string, text []byte) *apiError {
+func (x *exchange) wrap(resp *http.Response, kind string, text []byte) (verdict, *apiError) {
 	if text == nil {
-		x.watch.Reset(min(x.g.cfg.Timeouts.StreamIdle, time.Second))
+		x.allow(min(x.g.cfg.Timeouts.StreamIdle, time.Second))
 		text, _ = io.ReadAll(io.LimitReader(resp.Body, 200))
-		if x.r.Context().Err() != nil {
-			return x.left()
+		if x.ctx.Err() != nil {
+			return finished, x.left()
 		}
 	}
+	text = text[:min(len(text), 200)]
 	what := fmt.Sprintf("answered %d with %s", resp.StatusCode, shorten(strings.ToValidUTF8(string(text), "?")))
 	if resp.StatusCode >= 500 {
 		x.blame(kindStatus, errors.New(what+", content type "+shorten(kind)))
-		return errEngine(http.StatusBadGateway, "engine_error", x.head.Model, what)
+		return finished, errEngine(http.StatusBadGateway, "engine_error", x.head.Model, what)
 	}
-	x.lease.Answered()
+	x.lease.answered()
 	e := errEngine(resp.StatusCode, "engine_refused", x.head.Model, what)
 	e.typ = typeRequest
 	e.message = strings.TrimSuffix(e.message, "; retry the request")
-	return e
+	return finished, e
 }
 
 // hasError tells whether a whole JSON text is an error in OpenAI's shape, as far
@@ -88,40 +135,54 @@ func hasError(text []byte) bool {
 // read reads more of the answer under the watch for silence: idle is how long
 // the engine may be silent once it has begun.
 func (x *exchange) read(resp *http.Response, buf []byte, idle time.Duration) (int, error) {
-	if !x.firstByte.IsZero() {
-		x.watch.Reset(idle)
+	if !x.fresh {
+		x.allow(idle)
 	}
 	n, err := resp.Body.Read(buf)
-	if n > 0 && x.firstByte.IsZero() {
-		x.firstByte = time.Now()
+	if n > 0 {
+		x.fresh = false
+		if x.firstByte.IsZero() {
+			x.firstByte = time.Now()
+		}
 	}
 	return n, err
 }
 
-// commit sends the answer's header. From here on there is no other answer.
+// commit sends the answer's header, unless the client has one already. From here on
+// there is no other answer.
 func (x *exchange) commit(resp *http.Response, length int64) {
+	x.committed = true
+	if x.recorder == nil {
+		x.freeBody()
+	}
+	if resp.StatusCode >= 500 {
+		x.countFault(kindStatus)
+	} else {
+		x.lease.answered()
+	}
+	if x.held {
+		return
+	}
 	h := x.w.Header()
 	copyHeader(h, resp.Header)
 	h[headerID] = []string{x.id}
 	h[headerVia] = append(h[headerVia], viaRemuda)
+	x.describe()
 	if length >= 0 {
 		h["Content-Length"] = []string{strconv.FormatInt(length, 10)}
 	} else {
 		delete(h, "Content-Length")
 	}
 	x.status = resp.StatusCode
-	if x.status >= 500 {
-		x.countFault(kindStatus)
-	} else {
-		x.lease.Answered()
-	}
 	x.w.WriteHeader(x.status)
 }
 
 // send writes to the client. It does not return when the client is gone.
 func (x *exchange) send(p []byte) {
-	// While the client is slow the engine is not to blame.
-	x.watch.Stop()
+	if x.watch != nil { // no engine has it yet where a client is told that it waits
+		// While the client is slow the engine is not to blame.
+		x.watch.Stop()
+	}
 	n, err := x.w.Write(p)
 	x.sent += int64(n)
 	if err != nil {
@@ -131,7 +192,7 @@ func (x *exchange) send(p []byte) {
 
 // relayWhole passes on an answer that is of no use before its end. A short one
 // is held until it is complete, so that a fault can still be told properly.
-func (x *exchange) relayWhole(ctx context.Context, resp *http.Response, isJSON bool) *apiError {
+func (x *exchange) relayWhole(ctx context.Context, resp *http.Response, isJSON bool) (verdict, *apiError) {
 	pooled := replyBuffers.Get().(*[replyBuffer]byte)
 	defer replyBuffers.Put(pooled)
 	buf := pooled[:]
@@ -161,9 +222,15 @@ func (x *exchange) relayWhole(ctx context.Context, resp *http.Response, isJSON b
 		if unframed && last != '}' && last != ']' {
 			return x.fault(ctx, io.ErrUnexpectedEOF)
 		}
+		if x.held {
+			return x.asEvent(resp, buf[:n])
+		}
 		x.commit(resp, int64(n))
 		x.send(buf[:n])
-		return nil
+		return finished, nil
+	}
+	if x.held {
+		return x.badContent(fmt.Sprintf("answered %d with %d bytes or more that are no stream", resp.StatusCode, n))
 	}
 	x.commit(resp, resp.ContentLength)
 	x.send(buf[:n])
@@ -178,15 +245,34 @@ func (x *exchange) relayWhole(ctx context.Context, resp *http.Response, isJSON b
 		}
 		if errors.Is(err, io.EOF) {
 			if !unframed || last == '}' || last == ']' {
-				return nil
+				return finished, nil
 			}
 			err = io.ErrUnexpectedEOF
 		}
-		if e := x.fault(ctx, err); e.status == statusClientGone {
+		_, e := x.fault(ctx, err)
+		x.code = e.code
+		if e.status == statusClientGone {
 			x.abort(statusClientGone)
 		}
 		x.abort(x.status)
 	}
+}
+
+// asEvent sends a whole answer to a client whose stream has begun, mostly an error: a
+// refusal that came after the client had waited.
+func (x *exchange) asEvent(resp *http.Response, text []byte) (verdict, *apiError) {
+	var line bytes.Buffer
+	if err := json.Compact(&line, text); err != nil { // an event has one line
+		return x.badContent("answered with a body that is said to be JSON: " + err.Error())
+	}
+	x.commit(resp, 0)
+	x.status = resp.StatusCode
+	if resp.StatusCode >= 400 {
+		x.code = "engine_refused"
+	}
+	x.send([]byte("data: " + line.String() + "\n\ndata: [DONE]\n\n"))
+	x.flush()
+	return finished, nil
 }
 
 const jsonSpace = " \t\r\n"
@@ -209,17 +295,35 @@ func lastByte(p []byte, prior byte) byte {
 // relayStream passes on server-sent events as they come. Only whole lines are
 // sent: half a line is of no use to a client, and without it an error event
 // can follow at any time. A stream is complete when it has said [DONE].
-func (x *exchange) relayStream(ctx context.Context, resp *http.Response) *apiError {
+func (x *exchange) relayStream(ctx context.Context, resp *http.Response) (verdict, *apiError) {
 	pooled := replyBuffers.Get().(*[replyBuffer]byte)
 	defer replyBuffers.Put(pooled)
 	buf := pooled[:]
-	rc := http.NewResponseController(x.w)
-	committed, done := false, false
+	done := false
+	taken := false // the stream goes on here
 	grace := x.g.cfg.Timeouts.StreamIdle
 	midLine := false // the line at the start of buf has been sent in part
+	went := x.committed
+	splice := x.committed
+	had := 0 // tokens
+	if x.recorder != nil {
+		had = x.recorder.Tokens()
+	}
+	var bad error // what makes the rest of the stream useless for a continuation
 	pass := func(p []byte) {
-		if !committed {
-			committed = true
+		if x.recorder != nil {
+			if p, bad = sound(p, midLine); len(p) == 0 {
+				return
+			}
+		}
+		if splice && !taken {
+			taken = true
+			x.lease.answered()
+			x.continued++
+			x.g.metrics.continued.WithLabelValues(x.label).Inc()
+		}
+		if !went {
+			went = true
 			if resp.Header.Get("X-Accel-Buffering") == "" {
 				resp.Header.Set("X-Accel-Buffering", "no") // for an nginx in front
 			}
@@ -228,9 +332,17 @@ func (x *exchange) relayStream(ctx context.Context, resp *http.Response) *apiErr
 		if done = saysDone(p, done, midLine); done {
 			grace = min(grace, doneGrace)
 		}
-		x.send(p)
-		if rc.Flush() != nil {
-			x.abort(statusClientGone)
+		switch {
+		case x.recorder == nil:
+		case splice:
+			p = x.recorder.Splice(p)
+		default:
+			x.recorder.Feed(p)
+		}
+		x.progress = x.progress || x.recorder != nil && x.recorder.Tokens() > had
+		if len(p) > 0 {
+			x.send(p)
+			x.flush()
 		}
 	}
 	held := 0
@@ -250,36 +362,53 @@ func (x *exchange) relayStream(ctx context.Context, resp *http.Response) *apiErr
 		default:
 			held = end
 		}
+		if bad != nil && err == nil {
+			err = bad
+		}
 		switch {
 		case err == nil:
 			continue
 		case errors.Is(err, io.EOF):
-			// The engine ended properly: what is left is its last line.
-			if held > 0 {
+			// The engine ended properly: what is left is its last line. Behind half a
+			// line nothing could go on.
+			if held > 0 && x.recorder == nil {
 				pass(buf[:held])
 			}
 			if done {
-				return nil
+				return finished, nil
 			}
-			if !committed && x.firstByte.IsZero() {
+			if x.fresh {
 				return x.badContent("ended a stream without a single event")
 			}
 			err = errors.New("the stream ended without [DONE]")
 		case done:
-			return nil // all that mattered has arrived
+			return finished, nil // all that mattered has arrived
 		}
-		e := x.fault(ctx, err)
-		if !committed {
-			return e
+		v, e := x.fault(ctx, err)
+		if x.committed && x.recorder == nil {
+			v = finished
 		}
-		if e.status == statusClientGone {
-			x.abort(statusClientGone)
-		}
-		// The blank line ends the event that is open, if one is.
-		x.send([]byte("\n\ndata: " + string(e.body()) + "\n\n"))
-		_ = rc.Flush() // the connection is cut in any case
-		x.abort(x.status)
+		return v, e
 	}
+}
+
+// sound returns the beginning of p that a stream can go on behind, as continuation.Check
+// does. Of a line that comes in parts nothing can be said: inLine tells that p begins in one,
+// and p may be another part, which has no line's end.
+func sound(p []byte, inLine bool) ([]byte, error) {
+	from := 0
+	if inLine {
+		from = bytes.IndexByte(p, '\n') + 1
+	}
+	to := bytes.LastIndexByte(p, '\n') + 1
+	if to <= from {
+		return p, nil
+	}
+	n, err := continuation.Check(p[from:to])
+	if err != nil {
+		p = p[:from+n]
+	}
+	return p, err
 }
 
 // saysDone tells whether the stream ends with "data: [DONE]" once p, whole

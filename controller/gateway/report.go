@@ -24,9 +24,10 @@ const (
 	// reportLast bounds the one with which a gateway leaves.
 	reportLast = time.Second
 	// reportRequests is how many requests all replicas of a report have together at
-	// most, so that it stays well below what the controller takes (1 MiB) whatever
-	// clients call their requests: JSON has up to six bytes for each of an ID's 128.
-	reportRequests = 768
+	// most, and how many all queues, so that it stays well below what the controller
+	// takes (1 MiB) whatever clients call their requests: JSON has up to six bytes for
+	// each of an ID's 128.
+	reportRequests = 384
 )
 
 // reporter tells the controller what is in flight.
@@ -37,6 +38,9 @@ type reporter struct {
 	// gateway is this process's name, and since is when it began to take requests.
 	gateway string
 	since   time.Time
+	// draining tells whether the gateway does, obey carries orders out.
+	draining func() bool
+	obey     func(api.GatewayOrders)
 }
 
 // run reports until ctx ends, and then once more.
@@ -51,7 +55,7 @@ func (r *reporter) run(ctx context.Context) {
 			defer cancel()
 			_ = r.report(last, r.servers[at]) // it is forgotten without, only later
 			return
-		case <-r.roster.changed:
+		case <-r.roster.wants.changed:
 		case <-rest.C:
 		}
 		once, cancel := context.WithTimeout(ctx, reportTimeout)
@@ -83,7 +87,7 @@ func (r *reporter) run(ctx context.Context) {
 // rest pauses. A model that nobody wanted before is worth a report at once, unless the
 // last one has failed: its client waits for it.
 func (r *reporter) rest(ctx context.Context, pause time.Duration, hasty bool) {
-	urgent := r.roster.urgent
+	urgent := r.roster.wants.urgent
 	if !hasty {
 		urgent = nil
 	}
@@ -99,6 +103,7 @@ func (r *reporter) rest(ctx context.Context, pause time.Duration, hasty bool) {
 func (r *reporter) report(ctx context.Context, server *api.Client) error {
 	index, loads := r.roster.flights(api.MaxReportRequests, reportRequests)
 	report := api.GatewayReport{Gateway: r.gateway, Index: index, Since: r.since, Wanted: r.roster.takeWanted(api.MaxReportWanted),
+		Queues: r.roster.queues(api.MaxReportQueues, reportRequests), Draining: r.draining(),
 		Replicas: make([]api.ReplicaLoad, len(loads))}
 	for i, l := range loads {
 		one := api.ReplicaLoad{Name: l.Replica, InFlight: l.InFlight, Oldest: l.Oldest, LastRequest: l.Last}
@@ -107,11 +112,13 @@ func (r *reporter) report(ctx context.Context, server *api.Client) error {
 		}
 		report.Replicas[i] = one
 	}
-	err := server.GatewayReport(ctx, report)
+	orders, err := server.GatewayReport(ctx, report)
 	if err != nil {
 		r.roster.giveWanted(report.Wanted)
+		return err
 	}
-	return err
+	r.obey(orders)
+	return nil
 }
 
 // processName is a name that no other gateway has, nor this one's next life: that may

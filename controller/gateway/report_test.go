@@ -13,6 +13,7 @@ import (
 
 	"remuda/controller/api"
 	"remuda/controller/gateway/balance"
+	"remuda/controller/gateway/queue"
 	"remuda/internal/replica"
 )
 
@@ -41,7 +42,10 @@ func TestReportIsSmallEnough(t *testing.T) {
 		name := replica.Name{Model: "m", Variant: "v", ID: fmt.Sprintf("00000000-0000-4000-8000-%012d", i)}
 		engines = append(engines, replica.Engine{Name: name, Role: replica.RolePrimary, Address: "127.0.0.1", Port: 1 + i, Slots: each, Passing: true})
 	}
-	d := &roster{table: table}
+	cfg := DefaultConfig()
+	keys, err := queue.NewKeys(cfg.Keys.Default, nil)
+	require.NoError(t, err)
+	d := newRoster(cfg, table, keys)
 	d.update(engines, false)
 	// The longest that requestID takes, of what JSON writes with six bytes each.
 	r := httptest.NewRequest(http.MethodPost, "/", nil)
@@ -52,6 +56,14 @@ func TestReportIsSmallEnough(t *testing.T) {
 		_, err := d.table.Pick(time.Now(), balance.Request{ID: id, Model: "m"})
 		require.NoError(t, err)
 	}
-	require.NoError(t, (&reporter{roster: d, gateway: "gw"}).report(t.Context(), client))
+	for range cfg.Queue.Length {
+		w := &ticket{request: balance.Request{ID: id, Model: "m"}}
+		w.entry = queue.Entry[*ticket]{ID: id, Key: keyAnonymous, Value: w}
+		l, err := d.ask(w, false)
+		require.NoError(t, err)
+		require.Nil(t, l)
+	}
+	draining := func() bool { return true }
+	require.NoError(t, (&reporter{roster: d, gateway: "gw", draining: draining, obey: func(api.GatewayOrders) {}}).report(t.Context(), client))
 	require.Less(t, <-largest, limit)
 }

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"io"
@@ -10,23 +11,24 @@ import (
 	"strings"
 	"time"
 
+	"remuda/controller/api"
 	"remuda/controller/gateway/balance"
 )
 
 // route is one of the paths that go to engines.
 type route struct {
 	path string
-	// label is the route's name in metrics.
-	label string
+	// label is the route's name in metrics, spanName in traces.
+	label, spanName string
 	// binary tells that an answer may be other than JSON: vLLM sends
 	// embeddings as bytes when asked for encoding_format "bytes".
 	binary bool
 }
 
 var (
-	routeChat        = &route{path: "/v1/chat/completions", label: "chat"}
-	routeCompletions = &route{path: "/v1/completions", label: "completions"}
-	routeEmbeddings  = &route{path: "/v1/embeddings", label: "embeddings", binary: true}
+	routeChat        = &route{path: "/v1/chat/completions", label: "chat", spanName: "POST /v1/chat/completions"}
+	routeCompletions = &route{path: "/v1/completions", label: "completions", spanName: "POST /v1/completions"}
+	routeEmbeddings  = &route{path: "/v1/embeddings", label: "embeddings", spanName: "POST /v1/embeddings", binary: true}
 )
 
 const (
@@ -42,15 +44,41 @@ const (
 	contentBytes = "application/octet-stream"
 )
 
+// maxFields is how many fields a request's header may have. Each takes some 200 bytes
+// beside its text, so that the size of the header says little of the memory that a request
+// holds while it waits: a megabyte for 64 KiB of them. Others allow 100.
+const maxFields = 128
+
+func countFields(h http.Header) int {
+	n := 0
+	for _, values := range h {
+		n += len(values)
+	}
+	return n
+}
+
 // serve is the handler of every request.
 func (g *Gateway) serve(w http.ResponseWriter, r *http.Request) {
 	g.handlers.Add(1)
 	defer g.handlers.Done()
+	if len(r.TransferEncoding) > 0 || !r.ProtoAtLeast(1, 1) {
+		// A proxy in front may see another end of this request: chunks beside a length,
+		// or in HTTP/1.0. net/http does not tell, and reads on. What follows must not be
+		// taken for a request (RFC 9112 section 6.1).
+		w.Header().Set("Connection", "close")
+	}
 	if r.ContentLength != 0 {
 		// net/http itself reads on what a handler leaves of a body.
 		if err := http.NewResponseController(w).SetReadDeadline(time.Now().Add(g.cfg.Timeouts.Body)); err != nil {
 			panic(http.ErrAbortHandler)
 		}
+	}
+	if fields := countFields(r.Header); fields > maxFields {
+		w.Header().Set(headerID, requestID(r))
+		e := errManyFields(fields)
+		g.metrics.requests.WithLabelValues("", labelOther, codeText(e.status)).Inc()
+		e.write(w, r)
+		return
 	}
 	switch r.URL.Path {
 	case routeChat.path:
@@ -71,6 +99,19 @@ func (g *Gateway) serve(w http.ResponseWriter, r *http.Request) {
 		}
 	default:
 		g.models(w, r)
+	}
+}
+
+// step serves a request that is a step of a pipeline.
+func (g *Gateway) step(w http.ResponseWriter, r *http.Request) {
+	r = r.WithContext(context.WithValue(r.Context(), stepKey{}, true))
+	switch r.URL.Path {
+	case routeChat.path:
+		g.toEngine(w, r, routeChat)
+	case routeCompletions.path:
+		g.toEngine(w, r, routeCompletions)
+	default:
+		errNoRoute(r.URL.Path).write(w, r)
 	}
 }
 
@@ -135,6 +176,13 @@ func (g *Gateway) models(w http.ResponseWriter, r *http.Request) {
 	var answer any
 	if one {
 		m, err := g.roster.lookup(id)
+		if g.composer.Has(id) {
+			m, err = balance.Model{Name: id, First: g.began}, nil
+		}
+		if errors.Is(err, balance.ErrNoEngine) {
+			fail(errNoEngine(id, api.QueueProvisioning, 0, g.cfg.RetryAfter))
+			return
+		}
 		if err != nil {
 			fail(g.noEngine(err, id))
 			return
@@ -152,6 +200,9 @@ func (g *Gateway) models(w http.ResponseWriter, r *http.Request) {
 		for _, m := range g.roster.models() {
 			list.Data = append(list.Data, objectOf(m))
 		}
+		for _, name := range g.composer.Names() {
+			list.Data = append(list.Data, objectOf(balance.Model{Name: name, First: g.began}))
+		}
 		answer = list
 	}
 	b, err := json.Marshal(answer)
@@ -166,20 +217,15 @@ func (g *Gateway) models(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// noEngine turns a Dispatcher's error into an answer.
+// noEngine turns an error of the roster that waiting does not heal into an answer.
 func (g *Gateway) noEngine(err error, model string) *apiError {
 	switch {
 	case errors.Is(err, balance.ErrUnknownModel):
 		return errUnknownModel(model)
-	case errors.Is(err, balance.ErrNoEngine) && g.roster.stopped(model):
-		return errStopped(model, g.cfg.RetryAfter)
-	case errors.Is(err, balance.ErrNoEngine):
-		return errNoEngine(model, g.cfg.RetryAfter)
 	case errors.Is(err, balance.ErrNoList):
 		return errNoList(g.cfg.RetryAfter)
 	default:
-		return &apiError{status: http.StatusServiceUnavailable, typ: typeServer, code: "model_unavailable", retryAfter: g.cfg.RetryAfter,
-			message: "no engine could be found: " + err.Error()}
+		return errStopped(model, g.cfg.RetryAfter)
 	}
 }
 

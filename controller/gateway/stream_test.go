@@ -371,7 +371,7 @@ func TestManyStreams(t *testing.T) {
 			_ = rc.Flush()
 		}
 	}
-	f := newGateway(t)
+	f := newGateway(t, patient)
 	f.engines(newEngine(t, "a", engine), newEngine(t, "b", engine))
 	f.post(streamBody) // everything that stays open is open
 	f.client.CloseIdleConnections()

@@ -51,8 +51,8 @@ func TestLoadsAreSummedOverGateways(t *testing.T) {
 	}, s.Loads())
 	require.Equal(t, map[string]load.Load{r1: {InFlight: 3, Oldest: at(2), LastRequest: at(4)}, r2: {LastRequest: at(1)}}, s.Totals())
 	require.Equal(t, []load.Gateway{
-		{Name: "a", Index: 5, InFlight: 2, Reported: c.now, Expires: c.now.Add(ttl)},
-		{Name: "b", Index: 7, InFlight: 1, Reported: c.now, Expires: c.now.Add(ttl)},
+		{Name: "a", Index: 5, InFlight: 2, Since: c.now, Reported: c.now, Expires: c.now.Add(ttl)},
+		{Name: "b", Index: 7, InFlight: 1, Since: c.now, Reported: c.now, Expires: c.now.Add(ttl)},
 	}, s.Gateways())
 
 	// A report replaces the one before it, whatever it says.

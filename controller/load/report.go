@@ -17,6 +17,8 @@ const (
 	MaxRequests = 64
 	// MaxWanted is how many models one report may want.
 	MaxWanted = 1000
+	// MaxQueues is how many models one report may have queues of.
+	MaxQueues = 1000
 	maxName   = 512
 )
 
@@ -36,6 +38,10 @@ type Report struct {
 	// Wanted are models that clients asked for and that had no replica to serve them, since
 	// the report before.
 	Wanted []string
+	// Queues are the models that have requests waiting or at engines.
+	Queues []Queue
+	// Draining: the gateway takes no new requests.
+	Draining bool
 }
 
 // Replica is what a gateway has on one replica.
@@ -49,9 +55,10 @@ type Replica struct {
 	Requests []Request
 }
 
-// Request is one request in flight.
+// Request is one request, in flight or waiting.
 type Request struct {
-	ID      string
+	ID string
+	// Started is when it was sent to the replica, or came where it waits.
 	Started time.Time
 }
 
@@ -69,6 +76,18 @@ func (r Report) Validate() error {
 	if n := len(r.Wanted); n > MaxWanted {
 		bad("%d models are wanted: want at most %d", n, MaxWanted)
 		return errors.Join(errs...)
+	}
+	if n := len(r.Queues); n > MaxQueues {
+		bad("%d queues: want at most %d, the longest", n, MaxQueues)
+		return errors.Join(errs...)
+	}
+	queues := make(map[string]bool, len(r.Queues))
+	for _, q := range r.Queues {
+		if queues[q.Model] {
+			bad("queue of model %q is there twice: want each once", q.Model)
+		}
+		queues[q.Model] = true
+		errs = append(errs, q.validate()...)
 	}
 	wanted := make(map[string]bool, len(r.Wanted))
 	for _, model := range r.Wanted {

@@ -25,8 +25,12 @@ type Gateway struct {
 	Name string
 	// Index is that of the state which it follows.
 	Index uint64
-	// InFlight is how many requests it has on all replicas.
-	InFlight int
+	// InFlight is how many requests it has on all replicas, Waiting how many wait for one.
+	InFlight, Waiting int
+	// Draining: it takes no new requests. Ordered: it was told to drain, within OrderTTL.
+	Draining, Ordered bool
+	// Since is when it began, or was first heard where it does not say.
+	Since time.Time
 	// Reported is when its last report came; at Expires it counts no more.
 	Reported, Expires time.Time
 }
@@ -42,6 +46,13 @@ type Store struct {
 	gateways map[string]*entry
 	// demand has the models that were asked for in vain, with when that was heard last.
 	demand map[string]time.Time
+	// voided has the models whose demand was forgotten, with when: what waits since before
+	// that is no demand.
+	voided map[string]time.Time
+	// kills are the orders to kill requests, by their ID; drains those to gateways, with
+	// when their time is over.
+	kills  map[string]*order
+	drains map[string]time.Time
 	// lost is when the last gateway was given up, zero while none was.
 	lost    time.Time
 	changed chan struct{} // closed and made anew at each change
@@ -49,8 +60,10 @@ type Store struct {
 
 type entry struct {
 	report   Report
-	inFlight map[string]int // by replica, where there is any
+	inFlight map[string]int    // by replica, where there is any
+	queues   map[string]*Queue // by model, where there is anything
 	total    int
+	waiting  int
 	// began is when the gateway began, or when it was first heard where it does not say.
 	began time.Time
 	at    time.Time
@@ -59,7 +72,10 @@ type entry struct {
 // New returns a store in which a report counts for ttl. A gateway has to report
 // several times in that, so that a lost report costs nothing. now is the clock.
 func New(ttl time.Duration, now func() time.Time) *Store {
-	return &Store{ttl: ttl, now: now, since: now(), gateways: map[string]*entry{}, demand: map[string]time.Time{}, changed: make(chan struct{})}
+	return &Store{
+		ttl: ttl, now: now, since: now(), gateways: map[string]*entry{}, demand: map[string]time.Time{}, voided: map[string]time.Time{},
+		kills: map[string]*order{}, drains: map[string]time.Time{}, changed: make(chan struct{}),
+	}
 }
 
 // Reset forgets everything, as whoever begins to lead has to: reports from an earlier
@@ -71,13 +87,26 @@ func (s *Store) Reset() {
 	s.lost = time.Time{}
 	clear(s.gateways)
 	clear(s.demand)
+	clear(s.voided)
+	clear(s.kills)
+	clear(s.drains)
 	s.tell()
 }
 
 // Put takes a report in the place of the gateway's last one. It keeps r's slices.
 // Of more than MaxRequests requests the first are kept.
 func (s *Store) Put(r Report) {
-	e := &entry{report: r, inFlight: map[string]int{}}
+	e := &entry{report: r, inFlight: map[string]int{}, queues: map[string]*Queue{}}
+	for i := range r.Queues {
+		q := &r.Queues[i]
+		if len(q.Requests) > MaxRequests {
+			q.Requests = q.Requests[:MaxRequests:MaxRequests]
+		}
+		e.queues[q.Model] = q
+		e.waiting += max(q.Waiting, 0)
+	}
+	// A model may have no queue in a report that has no room for all.
+	unqueued := map[string]*Queue{}
 	for i := range r.Replicas {
 		one := &r.Replicas[i]
 		if len(one.Requests) > MaxRequests {
@@ -86,8 +115,16 @@ func (s *Store) Put(r Report) {
 		if one.InFlight > 0 {
 			e.inFlight[one.Name] += one.InFlight
 			e.total += one.InFlight
+			model := modelOf(one.Name)
+			if e.queues[model] == nil && unqueued[model] == nil {
+				unqueued[model] = &Queue{Model: model, State: Busy}
+			}
+			if q := unqueued[model]; q != nil {
+				q.InFlight += one.InFlight
+			}
 		}
 	}
+	maps.Copy(e.queues, unqueued)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e.at = s.now()
@@ -102,7 +139,7 @@ func (s *Store) Put(r Report) {
 	default:
 		e.began = e.at
 	}
-	news := old == nil || !reflect.DeepEqual(old.report, r)
+	news := old == nil || !old.says(e)
 	for _, model := range r.Wanted {
 		_, known := s.demand[model]
 		s.demand[model] = e.at
@@ -113,22 +150,50 @@ func (s *Store) Put(r Report) {
 	}
 }
 
+// says tells whether two reports of a gateway say the same, as far as anything is decided
+// by it: how long requests of a queue wait, how many and how fast they are served is not.
+func (e *entry) says(o *entry) bool {
+	a, b := e.report, o.report
+	a.Queues, b.Queues = nil, nil
+	return reflect.DeepEqual(a, b) && maps.EqualFunc(e.queues, o.queues, func(a, b *Queue) bool {
+		return a.State == b.State && (a.Waiting > 0) == (b.Waiting > 0)
+	})
+}
+
 // Demand returns the models that clients asked for and that had no replica to serve them,
 // with when the newest such request was heard of. A model's demand lasts for one time to
-// live: gateways tell anew what is asked for again.
+// live: gateways tell anew what is asked for again. A request that still waits at a gateway
+// where nothing serves its model is asked for with each report, so that neither a new
+// leader nor the end of the last replica leaves it alone.
 func (s *Store) Demand() map[string]time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.prune(s.now())
-	return maps.Clone(s.demand)
+	out := maps.Clone(s.demand)
+	for _, e := range s.gateways {
+		for model, q := range e.queues {
+			if q.Waiting > 0 && q.State == Provisioning && !s.isVoid(model, q) && e.at.After(out[model]) {
+				out[model] = e.at
+			}
+		}
+	}
+	return out
+}
+
+// isVoid tells whether requests of a queue wait since before the demand for their model
+// was forgotten. It needs the lock.
+func (s *Store) isVoid(model string, q *Queue) bool {
+	at, ok := s.voided[model]
+	return ok && !q.Oldest.After(at)
 }
 
 // Void forgets that a model was asked for, as somebody decides how many replicas it is to
-// have. What is asked for later counts again.
+// have. What is asked for later counts again; what waits since before does not.
 func (s *Store) Void(model string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.demand, model)
+	s.voided[model] = s.now()
 }
 
 // Since returns the latest time before which a request may be unknown, and whether a
@@ -148,6 +213,17 @@ func (s *Store) Since() (latest time.Time, live bool) {
 	return latest, len(s.gateways) > 0
 }
 
+// Heard tells whether the store has listened for one time to live, so that every gateway
+// that lives has reported.
+func (s *Store) Heard() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.heard(s.now())
+}
+
+// heard needs the lock.
+func (s *Store) heard(now time.Time) bool { return !now.Before(s.since.Add(s.ttl)) }
+
 // Known tells whether what the gateways report is all that there is: one lives, and the
 // store has listened for one time to live, in which every other would have reported.
 func (s *Store) Known() bool {
@@ -160,7 +236,7 @@ func (s *Store) Known() bool {
 
 // known needs the lock.
 func (s *Store) known(now time.Time) bool {
-	return !now.Before(s.since.Add(s.ttl)) && len(s.gateways) > 0
+	return s.heard(now) && len(s.gateways) > 0
 }
 
 // Loads returns the load of every replica that a live gateway has reported, by name.
@@ -215,7 +291,11 @@ func (s *Store) Gateways() []Gateway {
 	s.prune(s.now())
 	out := []Gateway{}
 	for name, e := range s.gateways {
-		out = append(out, Gateway{Name: name, Index: e.report.Index, InFlight: e.total, Reported: e.at, Expires: e.at.Add(s.ttl)})
+		_, ordered := s.drains[name]
+		out = append(out, Gateway{
+			Name: name, Index: e.report.Index, InFlight: e.total, Waiting: e.waiting, Draining: e.report.Draining, Ordered: ordered,
+			Since: e.began, Reported: e.at, Expires: e.at.Add(s.ttl),
+		})
 	}
 	slices.SortFunc(out, func(a, b Gateway) int { return strings.Compare(a.Name, b.Name) })
 	return out
@@ -294,4 +374,16 @@ func (s *Store) prune(now time.Time) {
 			delete(s.demand, model)
 		}
 	}
+	maps.DeleteFunc(s.voided, func(model string, at time.Time) bool {
+		if now.Before(at.Add(s.ttl)) {
+			return false // not every gateway has reported since
+		}
+		for _, e := range s.gateways {
+			if q := e.queues[model]; q != nil && q.Waiting > 0 && s.isVoid(model, q) {
+				return false
+			}
+		}
+		return true
+	})
+	s.forgetOrders(now)
 }

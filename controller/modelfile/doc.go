@@ -9,6 +9,8 @@
 //	  management = "full"
 //	  keep_warm  = 1 # WARM replicas that a scale-down leaves behind
 //
+//	  continuation = true # a stream that an engine broke off goes on at another one
+//
 //	  idle {
 //	    warm = "15m"
 //	    cold = "4h"

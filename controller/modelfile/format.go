@@ -28,6 +28,10 @@ func Format(m state.Model) string {
 	line("  failover   = %t", m.Failover)
 	line("  management = %s", Quote(string(m.Management)))
 	line("  keep_warm  = %d", m.KeepWarm)
+	if m.Continuation {
+		line("")
+		line("  continuation = true")
+	}
 	line("")
 	line("  idle {")
 	line("    warm = %s", Quote(formatDuration(m.IdleWarm)))
@@ -166,6 +170,9 @@ func Diff(old, new *state.Model) []Change {
 	field("failover", strconv.FormatBool(old.Failover), strconv.FormatBool(new.Failover))
 	field("management", string(old.Management), string(new.Management))
 	field("keep_warm", strconv.Itoa(old.KeepWarm), strconv.Itoa(new.KeepWarm))
+	if old.Continuation || new.Continuation {
+		field("continuation", strconv.FormatBool(old.Continuation), strconv.FormatBool(new.Continuation))
+	}
 	field("idle: warm", idle(old.IdleWarm), idle(new.IdleWarm))
 	field("idle: cold", idle(old.IdleCold), idle(new.IdleCold))
 

@@ -42,6 +42,9 @@ func hashes(m *state.Model) {
 	d.number("idle.warm", int64(m.IdleWarm))
 	d.number("idle.cold", int64(m.IdleCold))
 	d.set("keep_warm", int64(m.KeepWarm))
+	if m.Continuation {
+		d.text("continuation", "true")
+	}
 	m.Hash = d.sum()
 }
 

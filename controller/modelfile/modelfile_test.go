@@ -72,6 +72,8 @@ model "meta-llama/Llama-3:8b" {
   management = "upscaling"
   keep_warm  = 1
 
+  continuation = true
+
   idle {
     warm = "15m"
     cold = "1h30m"
@@ -112,7 +114,7 @@ func TestParse(t *testing.T) {
 	const size = 1234803098 + 500<<20
 	require.Equal(t, state.Model{
 		Name: "meta-llama/Llama-3:8b", Min: 1, Max: 4, Replicas: 2, Priority: 70, Dedicated: true, Failover: true,
-		Management: state.ManagementUpscaling, IdleWarm: 15 * time.Minute, IdleCold: 90 * time.Minute, KeepWarm: 1,
+		Management: state.ManagementUpscaling, IdleWarm: 15 * time.Minute, IdleCold: 90 * time.Minute, KeepWarm: 1, Continuation: true,
 		Variants: []state.Variant{
 			{
 				Name: "h100", GPUModel: "NVIDIA H100 80GB HBM3", GPUs: 2, Reach: 4, Weights: 16 << 30, Memory: 40 << 30, HostMemory: 20e9, SleepMemory: 1 << 30, Cost: 7.25, Slots: 64,
@@ -245,6 +247,7 @@ var faults = []struct {
 	{"reach zero", "", "", `reach = 0`, "", []string{`gpu: reach is 0: want a whole number from 1 to 16`}},
 	{"reach too small", "", "", "count = 4\nreach = 2", "", []string{`gpu: reach is 2: want at least the number of GPUs that an engine uses at a time, which is 4`}},
 	{"keep_warm negative", "keep_warm = -1", "", "", "", []string{`keep_warm is -1: want a whole number from 0 to 1000`}},
+	{"continuation", `continuation = "yes"`, "", "", "", []string{`d/m.hcl:2:16: model "m": continuation is "yes": want true or false`}},
 	{"keep_warm above max", "max = 2\nkeep_warm = 3", "", "", "", []string{`d/m.hcl:3:13: model "m": keep_warm is 3: want at most max, which is 2`}},
 	{"sleep memory", "", "", "", `sleep_memory = "0B"`, []string{`sleep_memory is "0B": want more than nothing`}},
 	{"sleep memory too large", "", "", "", `sleep_memory = "2GiB"`, []string{`sleep_memory is "2GiB": want at most what a replica takes of each GPU while it serves, which is "1759091098B"`}},
@@ -499,7 +502,8 @@ func TestHash(t *testing.T) {
 		"variant": {`"h100"`, `"h200"`}, "gpu": {"H100 80GB", "H200"}, "count": {"count = 2", "count = 4"}, "memory": {`"40GiB"`, `"41GiB"`},
 		"host memory": {`"20GB"`, `"21GB"`}, "cost": {"7.25", "7.5"}, "slots": {"64", "65"}, "engine": {`"ollama"`, `"vllm"`},
 		"vars": {"tp = 2", "tp = 4"}, "keep warm": {"keep_warm  = 1", "keep_warm = 2"}, "reach": {"reach = 4", "reach = 3"},
-		"weights": {`"16GiB"`, `"17GiB"`}, "sleep memory": {`sleep_memory = "1GiB"`, `sleep_memory = "2GiB"`},
+		"continuation": {"continuation = true", "continuation = false"},
+		"weights":      {`"16GiB"`, `"17GiB"`}, "sleep memory": {`sleep_memory = "1GiB"`, `sleep_memory = "2GiB"`},
 	}
 	seen := map[string]string{base.Hash: "base"}
 	for name, c := range changes {
@@ -575,6 +579,7 @@ func TestDiff(t *testing.T) {
 	require.Equal(t, `~ min: 1 -> 0
 ~ replicas: 2 -> 3
 ~ keep_warm: 1 -> 0
+~ continuation: true -> false
 ~ idle: warm: 15m -> never
 ~ variant "h100": gpu: reach: 4 -> 2  (replaces the variant's replicas)
 ~ variant "h100": weights: 16GiB -> not known
@@ -583,7 +588,7 @@ func TestDiff(t *testing.T) {
 ~ variant "h100": cost: 7.25 -> 8
 ~ variant "h100": vars: tp: "2" -> "4"`,
 		text(&base, edit("min        = 1", "min = 0", "replicas   = 2", "replicas = 3", `"15m"`, `"0s"`, `"40GiB"`, `"41GiB"`, "7.25", "8", "tp = 2", "tp = 4",
-			"keep_warm  = 1", "", "reach = 4", "", `weights     = "16GiB"`, "", `sleep_memory = "1GiB"`, "")))
+			"keep_warm  = 1", "", "continuation = true", "", "reach = 4", "", `weights     = "16GiB"`, "", `sleep_memory = "1GiB"`, "")))
 	require.Equal(t, `~ variant "h100": weights: 16GiB -> 17GiB`, text(&base, edit(`"16GiB"`, `"17GiB"`)), "it replaces nothing")
 	require.Equal(t, `~ failover: true -> false
 ~ variant "h100"  (replaces the variant's replicas)

@@ -121,7 +121,7 @@ func (p *parser) file(filename string, src []byte) {
 func (p *parser) model(b *hcl.Block) state.Model {
 	m := state.Model{Name: b.Labels[0], Priority: DefaultPriority, Management: DefaultManagement}
 	s := p.scope(b, fmt.Sprintf("model %q", clip(m.Name)),
-		[]string{"min", "max", "replicas", "priority", "dedicated", "failover", "management", "keep_warm"},
+		[]string{"min", "max", "replicas", "priority", "dedicated", "failover", "management", "keep_warm", "continuation"},
 		hcl.BlockHeaderSchema{Type: "idle"}, hcl.BlockHeaderSchema{Type: "variant", LabelNames: []string{"name"}})
 	// ok is also true of what was left out.
 	count := func(name string, to *int, low, high int64) (given, ok bool) {
@@ -156,6 +156,7 @@ func (p *parser) model(b *hcl.Block) state.Model {
 	}
 	s.flag("dedicated", &m.Dedicated)
 	s.flag("failover", &m.Failover)
+	s.flag("continuation", &m.Continuation)
 	s.oneOf("management", (*string)(&m.Management), string(state.ManagementDisabled), string(state.ManagementManual),
 		string(state.ManagementUpscaling), string(state.ManagementFull))
 	if idle := s.single("idle"); idle != nil {

@@ -22,7 +22,7 @@ type metrics struct {
 	seconds   prometheus.Histogram
 	tiers     map[planner.Kind]*prometheus.HistogramVec
 
-	replicas, inFlight, gateways, known, pools *prometheus.Desc
+	replicas, inFlight, waiting, gateways, known, pools *prometheus.Desc
 }
 
 // Parts of what a change of tier took.
@@ -64,6 +64,7 @@ func newMetrics(r *Reconciler) *metrics {
 		},
 		replicas: desc("replicas", "Replicas in the state. Only the leader tells.", "model", "variant", "tier", "phase", "pool"),
 		inFlight: desc("in_flight", "Requests in flight as the gateways report them. Only the leader tells.", "model", "variant"),
+		waiting:  desc("waiting", "Requests that wait for an engine as the gateways report them. Only the leader tells.", "model"),
 		gateways: desc("gateways", "Gateways that report. Only the leader tells."),
 		known:    desc("source_up", "1 where what was last heard of it is up to date. Only the leader tells.", "source"),
 		pools:    desc("pool_up", "1 where the Nomad of the capacity pool is heard; the controller's own has no name. Only the leader tells.", "pool"),
@@ -75,7 +76,7 @@ func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
 	for _, c := range m.counted() {
 		c.Describe(ch)
 	}
-	for _, d := range []*prometheus.Desc{m.replicas, m.inFlight, m.gateways, m.known, m.pools} {
+	for _, d := range []*prometheus.Desc{m.replicas, m.inFlight, m.waiting, m.gateways, m.known, m.pools} {
 		ch <- d
 	}
 }
@@ -119,6 +120,10 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	}
 	for v, n := range flying {
 		gauge(m.inFlight, float64(n), v.model, v.variant)
+	}
+	waiting := m.r.cfg.Loads.Waiting()
+	for _, one := range view.Models(nil) { // other names are the clients' to choose
+		gauge(m.waiting, float64(waiting[one.Name]), one.Name)
 	}
 	gauge(m.gateways, float64(len(m.r.cfg.Loads.Gateways())))
 	up := func(known bool) float64 {

@@ -57,7 +57,17 @@ func (l *leading) observe(view *state.View, seen sighted, jobs map[string]job, b
 	for name, one := range l.cfg.Loads.Totals() {
 		o.Loads[name] = planner.Load{InFlight: one.InFlight, Oldest: one.Oldest, LastRequest: one.LastRequest}
 	}
+	waiting := l.cfg.Loads.Waiting()
 	for _, r := range view.Replicas(nil) {
+		// A request that waits counts as one that was just sent to each replica of its model:
+		// while one does, none of them is idle, and none is pruned or given away as such.
+		if waiting[r.Name.Model] > 0 {
+			one := o.Loads[r.Name.String()]
+			if now.After(one.LastRequest) {
+				one.LastRequest = now
+			}
+			o.Loads[r.Name.String()] = one
+		}
 		if r.Phase == state.Draining && l.cfg.Loads.Drained(r.Name.String(), r.ModifyIndex) {
 			o.Drained[r.Name.String()] = true
 		}

@@ -48,6 +48,17 @@ type Loads interface {
 	Put(load.Report)
 	Loads() map[string]load.Load
 	Gateways() []load.Gateway
+	Queues() map[string]load.Queue
+	QueueOf(model string) (map[string]load.Queue, []load.Place)
+	Find(id string) []load.Place
+	// Kill and Drain order something of gateways, and Orders returns what one of them has to
+	// do, once for each report that was Put.
+	Kill(id string) ([]load.Place, error)
+	Killed(id string) bool
+	Drain(gateway string) bool
+	Orders(gateway string) load.Orders
+	// Heard tells whether every gateway that lives has reported.
+	Heard() bool
 	// Void forgets the demand for a model, as people decide on it.
 	Void(model string)
 }

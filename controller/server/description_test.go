@@ -210,10 +210,11 @@ func TestRequestsAreDescribed(t *testing.T) {
 		"quarantine": {"QuarantineRequest", `{"GPU":"g","On":true,"Reason":"it is hot"}`},
 		"switch":     {"SwitchRequest", `{"Value":"x","CAS":0}`},
 		"token":      {"TokenRequest", `{"Name":"n","Role":"gateway"}`},
-		"report":     {"GatewayReport", `{"Gateway":"g","Index":1,"Since":"2026-01-02T03:04:05Z","Wanted":["m"],"Replicas":[{"Name":"m:v:1","InFlight":1,"Requests":[{"ID":"x","Started":"2026-01-02T03:04:05Z"}]}]}`},
+		"report":     {"GatewayReport", `{"Gateway":"g","Index":1,"Since":"2026-01-02T03:04:05Z","Wanted":["m"],"Replicas":[{"Name":"m:v:1","InFlight":1,"Requests":[{"ID":"x","Started":"2026-01-02T03:04:05Z"}]}],"Draining":true,"Queues":[{"Model":"m","State":"BUSY","Waiting":1,"InFlight":1,"Oldest":"2026-01-02T03:04:05Z","Served":0.5,"Requests":[{"ID":"y","Started":"2026-01-02T03:04:05Z"}]}]}`},
 		"plan":       {"PlanRequest", `{"File":"x","Filename":"f","Scale":{"m":1},"Evict":{"Model":"m","To":"WARM"}}`},
 		"dedicated":  {"DedicatedRequest", `{"Models":{"m":1}}`},
 		"schedule":   {"ScheduleRequest", `{"File":"x","Filename":"f"}`},
+		"pipeline":   {"PipelineRequest", `{"File":"x","Filename":"f","CAS":0}`},
 		"expect":     {"ExpectRequest", `{"Replicas":1,"CAS":2}`},
 	} {
 		s := description().Components.Schemas[body.schema]

@@ -84,7 +84,7 @@ func TestWritesAndReadsThroughFollowers(t *testing.T) {
 
 	// What gateways report is the leader's to know.
 	gw := token(t, b, "gateway")
-	require.NoError(t, fs[0].as(gw.SecretID).GatewayReport(t.Context(), api.GatewayReport{Gateway: "gw", Index: 1, Replicas: []api.ReplicaLoad{}}))
+	reported(t, fs[0].as(gw.SecretID), api.GatewayReport{Gateway: "gw", Index: 1, Replicas: []api.ReplicaLoad{}})
 	require.Len(t, leaderOf(t, ms).loads.Gateways(), 1)
 	require.Empty(t, fs[0].loads.Gateways())
 

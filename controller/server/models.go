@@ -39,7 +39,7 @@ func (s *Server) getModel(rq *request, v *state.View, ws memdb.WatchSet) (answer
 	ds := v.Decisions(ws, name, statusDecisions)
 	return answer{index: index, value: api.ModelStatus{
 		Model: modelOf(m, v.IsDedicated(ws, m)), Counts: countsOf(rs), Replicas: list(rs, replicas{view: v, loads: s.cfg.Loads.Loads()}.convert),
-		Decisions: list(ds, decisionOf), Why: why(v, ws, m, rs, ds),
+		Decisions: list(ds, decisionOf), Why: why(v, ws, m, rs, ds), Queue: s.modelQueue(m, rs),
 	}}, nil
 }
 

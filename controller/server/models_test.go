@@ -332,9 +332,9 @@ func TestGateways(t *testing.T) {
 	require.NoError(t, err)
 
 	// Load is told with the replica, and its requests with that one alone.
-	require.NoError(t, c.GatewayReport(t.Context(), api.GatewayReport{Gateway: "g", Index: meta.Index, Replicas: []api.ReplicaLoad{
+	reported(t, c, api.GatewayReport{Gateway: "g", Index: meta.Index, Replicas: []api.ReplicaLoad{
 		{Name: r1.String(), InFlight: 2, Oldest: epoch, LastRequest: epoch.Add(time.Second), Requests: []api.Request{{ID: "x", Started: epoch}}},
-	}}))
+	}})
 	one, _, err := c.Replica(t.Context(), r1.String(), api.QueryOptions{})
 	require.NoError(t, err)
 	require.Equal(t, &api.Load{InFlight: 2, Busy: true, Oldest: epoch, LastRequest: epoch.Add(time.Second), Requests: []api.Request{{ID: "x", Started: epoch}}}, one.Load)

@@ -81,6 +81,11 @@ var routes = []*route{
 	{method: http.MethodPut, pattern: "/v1/node/{node}/quarantine", access: accessOperator, where: whereLeader, body: bodyJSON, act: (*Server).quarantine},
 	{method: http.MethodGet, pattern: "/v1/pools", access: accessRead, where: whereRead, read: (*Server).listPools},
 
+	{method: http.MethodGet, pattern: "/v1/pipelines", access: accessModels, where: whereRead, read: (*Server).listPipelines},
+	{method: http.MethodGet, pattern: "/v1/pipeline/{pipeline}", access: accessModels, where: whereRead, read: (*Server).getPipeline},
+	{method: http.MethodPut, pattern: "/v1/pipeline/{pipeline}", access: accessOperator, where: whereLeader, body: bodyJSON, act: (*Server).applyPipeline},
+	{method: http.MethodDelete, pattern: "/v1/pipeline/{pipeline}", access: accessOperator, where: whereLeader, params: []string{"cas"}, act: (*Server).deletePipeline},
+
 	{method: http.MethodGet, pattern: "/v1/dedicated", access: accessRead, where: whereRead, read: (*Server).getDedicated},
 	{method: http.MethodPut, pattern: "/v1/dedicated", access: accessOperator, where: whereLeader, body: bodyJSON, act: (*Server).setDedicated},
 	{method: http.MethodDelete, pattern: "/v1/dedicated", access: accessOperator, where: whereLeader, act: (*Server).clearDedicated},
@@ -94,6 +99,12 @@ var routes = []*route{
 	{method: http.MethodGet, pattern: "/v1/decisions", access: accessRead, where: whereRead, params: []string{"model", "replica", "limit"}, read: (*Server).listDecisions},
 
 	{method: http.MethodGet, pattern: "/v1/gateway/state", access: accessGateway, where: whereRead, read: (*Server).gatewayState},
+	{method: http.MethodGet, pattern: "/v1/queues", access: accessRead, where: whereLeader, once: true, read: (*Server).listQueues},
+	{method: http.MethodGet, pattern: "/v1/queue/{model}", access: accessRead, where: whereLeader, once: true, read: (*Server).getQueue},
+	{method: http.MethodGet, pattern: "/v1/request/{id}", access: accessRead, where: whereLeader, once: true, read: (*Server).getRequest},
+	{method: http.MethodPost, pattern: "/v1/request/{id}/kill", access: accessOperator, where: whereLeader, act: (*Server).killRequest},
+	{method: http.MethodGet, pattern: "/v1/gateways", access: accessRead, where: whereLeader, once: true, read: (*Server).listGateways},
+	{method: http.MethodPost, pattern: "/v1/gateway/{gateway}/drain", access: accessOperator, where: whereLeader, act: (*Server).drainGateway},
 	{method: http.MethodPut, pattern: "/v1/gateway/report", access: accessGateway, where: whereLeader, body: bodyJSON, large: true, act: (*Server).gatewayReport},
 
 	{method: http.MethodPut, pattern: "/v1/acl/bootstrap", access: accessAnyone, where: whereLeader, act: (*Server).bootstrapACL},

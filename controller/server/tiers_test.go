@@ -90,12 +90,12 @@ func TestNodesShowTheirTiers(t *testing.T) {
 
 func TestReportsTellWhatIsWanted(t *testing.T) {
 	m := one(t)
-	require.NoError(t, m.client.GatewayReport(t.Context(), api.GatewayReport{Gateway: "g", Index: 1, Replicas: []api.ReplicaLoad{}, Since: epoch, Wanted: []string{"m", "n"}}))
+	reported(t, m.client, api.GatewayReport{Gateway: "g", Index: 1, Replicas: []api.ReplicaLoad{}, Since: epoch, Wanted: []string{"m", "n"}})
 	require.Len(t, m.loads.Demand(), 2)
 	since, live := m.loads.Since()
 	require.True(t, live)
 	require.True(t, since.Equal(epoch))
-	err := m.client.GatewayReport(t.Context(), api.GatewayReport{Gateway: "g", Index: 1, Replicas: []api.ReplicaLoad{}, Wanted: []string{"m", "m"}})
+	_, err := m.client.GatewayReport(t.Context(), api.GatewayReport{Gateway: "g", Index: 1, Replicas: []api.ReplicaLoad{}, Wanted: []string{"m", "m"}})
 	requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, `wanted model "m" is there twice`)
 }
 
@@ -342,7 +342,7 @@ func TestDecisionsOfPeopleVoidOlderDemand(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			m := one(t)
 			m.applied("m")
-			require.NoError(t, m.client.GatewayReport(t.Context(), api.GatewayReport{Gateway: "g", Index: 1, Replicas: []api.ReplicaLoad{}, Wanted: []string{"m", "n"}}))
+			reported(t, m.client, api.GatewayReport{Gateway: "g", Index: 1, Replicas: []api.ReplicaLoad{}, Wanted: []string{"m", "n"}})
 			require.NoError(t, tc.do(m))
 			require.Contains(t, m.loads.Demand(), "n")
 			if tc.void {

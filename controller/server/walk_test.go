@@ -44,10 +44,12 @@ func TestEveryRouteAnswersAsDescribed(t *testing.T) {
 	require.NoError(t, err)
 	_, err = m.client.ApplyModels(t.Context(), api.ApplyRequest{File: file("empty")})
 	require.NoError(t, err)
-	require.NoError(t, m.client.GatewayReport(t.Context(), api.GatewayReport{Gateway: "g", Index: 1, Replicas: []api.ReplicaLoad{
+	reported(t, m.client, api.GatewayReport{Gateway: "g", Index: 1, Replicas: []api.ReplicaLoad{
 		{Name: running.String(), InFlight: 1, Oldest: epoch, LastRequest: epoch, Requests: []api.Request{{ID: "x", Started: epoch}}},
-	}}))
+	}})
 	_, err = m.client.SetSwitch(t.Context(), "s", api.SwitchRequest{Value: "on"})
+	require.NoError(t, err)
+	_, err = m.client.ApplyPipeline(t.Context(), "there", api.PipelineRequest{File: pipelineFile("there", "m", "none")})
 	require.NoError(t, err)
 	var snapshot bytes.Buffer
 	require.NoError(t, m.client.SaveSnapshot(t.Context(), &snapshot, api.QueryOptions{}))
@@ -70,6 +72,10 @@ func TestEveryRouteAnswersAsDescribed(t *testing.T) {
 		"PUT /v1/model/{model}/pool/{pool}":     {path: "/v1/model/m/pool/cloud", body: `{"Replicas":1}`},
 		"PUT /v1/plan":                          {path: "/v1/plan", body: `{"Scale":{"m":1},"Evict":{"Model":"m","To":"warm"}}`},
 		"GET /v1/pools":                         {path: "/v1/pools"},
+		"GET /v1/pipelines":                     {path: "/v1/pipelines"},
+		"GET /v1/pipeline/{pipeline}":           {path: "/v1/pipeline/there"},
+		"PUT /v1/pipeline/{pipeline}":           {path: "/v1/pipeline/fresh", body: `{"File":` + quoted(pipelineFile("fresh", "m")) + `}`},
+		"DELETE /v1/pipeline/{pipeline}":        {path: "/v1/pipeline/there"},
 		"GET /v1/dedicated":                     {path: "/v1/dedicated"},
 		"PUT /v1/dedicated":                     {path: "/v1/dedicated", body: `{"Models":{"new":1}}`},
 		"DELETE /v1/dedicated":                  {path: "/v1/dedicated"},
@@ -87,6 +93,12 @@ func TestEveryRouteAnswersAsDescribed(t *testing.T) {
 		"DELETE /v1/switch/{switch}":            {path: "/v1/switch/s"},
 		"GET /v1/decisions":                     {path: "/v1/decisions?model=m&limit=5"},
 		"GET /v1/gateway/state":                 {path: "/v1/gateway/state"},
+		"GET /v1/queues":                        {path: "/v1/queues"},
+		"GET /v1/queue/{model}":                 {path: "/v1/queue/m"},
+		"GET /v1/request/{id}":                  {path: "/v1/request/x"},
+		"POST /v1/request/{id}/kill":            {path: "/v1/request/x/kill"},
+		"GET /v1/gateways":                      {path: "/v1/gateways"},
+		"POST /v1/gateway/{gateway}/drain":      {path: "/v1/gateway/g/drain"},
 		"PUT /v1/gateway/report":                {path: "/v1/gateway/report", body: `{"Gateway":"g","Index":1,"Replicas":[]}`},
 		"PUT /v1/acl/bootstrap":                 {path: "/v1/acl/bootstrap", status: http.StatusConflict}, // its success is in bootstrapped
 		"GET /v1/acl/tokens":                    {path: "/v1/acl/tokens"},

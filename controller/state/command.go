@@ -29,6 +29,7 @@ const (
 	TypeSetExpected     Type = 17
 	TypeSetDedicated    Type = 18
 	TypeSetSchedule     Type = 19
+	TypeSetPipeline     Type = 20
 
 	// IgnoreUnknown is the bit of a type that servers which do not know it skip. A
 	// newer version sets it on commands without which an older server's state is
@@ -70,6 +71,7 @@ var (
 	_ Command = (*SetExpected)(nil)
 	_ Command = (*SetDedicated)(nil)
 	_ Command = (*SetSchedule)(nil)
+	_ Command = (*SetPipeline)(nil)
 )
 
 // Encode returns the bytes of c for the Raft log.
@@ -147,6 +149,8 @@ func newCommand(t Type) Command {
 		return new(SetDedicated)
 	case TypeSetSchedule:
 		return new(SetSchedule)
+	case TypeSetPipeline:
+		return new(SetPipeline)
 	}
 	return nil
 }

@@ -130,7 +130,9 @@ func drawCommand(t *rapid.T, v *state.View) state.Command {
 	drawMark := func() state.Mark {
 		return state.Mark{Key: ids("evicted\x1f", 3).Draw(t, "mark"), Time: pick([]time.Time{now, now, {}}).Draw(t, "marked")}
 	}
-	switch between(0, 47).Draw(t, "command") {
+	switch between(0, 49).Draw(t, "command") {
+	case 48, 49:
+		return drawPipeline(t)
 	case 40, 41:
 		return &state.SetExpected{Model: ids("m", 2).Draw(t, "model"), Pool: ids("pool", 2).Draw(t, "pool"), Replicas: between(-1, 5).Draw(t, "expected")}
 	case 42, 43, 44:
@@ -312,10 +314,11 @@ func drawModel(t *rapid.T, name string) state.Model {
 		m.Min = between(0, 2).Draw(t, "min")
 		m.Max = m.Min + between(0, 6).Draw(t, "max")
 		m.KeepWarm = between(0, m.Max).Draw(t, "keep warm")
+		m.Continuation = between(0, 5).Draw(t, "continuation") == 0
 		m.Replicas = between(0, 8).Draw(t, "replicas")
 		m.Failover = between(0, 5).Draw(t, "failover") == 0
 		m.Dedicated = between(0, 5).Draw(t, "dedicated") == 0
 		m.Management = pick([]state.Management{state.ManagementFull, state.ManagementFull, state.ManagementUpscaling, state.ManagementDisabled}).Draw(t, "management")
-		m.Hash = fmt.Sprint(m.Variants, m.Min, m.Max, m.KeepWarm, m.Failover, m.Dedicated, m.Management)
+		m.Hash = fmt.Sprint(m.Variants, m.Min, m.Max, m.KeepWarm, m.Continuation, m.Failover, m.Dedicated, m.Management)
 	})
 }

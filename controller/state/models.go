@@ -44,6 +44,9 @@ func (c *UpsertModel) faults() []error {
 }
 
 func (c *UpsertModel) compare(t *txn) *Error {
+	if err := t.pipelineHas(c.Model.Name); err != nil {
+		return err
+	}
 	return compare("model", c.Model.Name, modifyIndex(first[Model](t.Txn, TableModels, byID, c.Model.Name)), c.ModifyIndex)
 }
 

@@ -80,6 +80,7 @@ func rowsOf(t require.TestingT, v *state.View) string {
 
 // checkInvariants adds the ledger up by itself, from the replicas alone.
 func checkInvariants(t require.TestingT, before, after *state.View) {
+	checkNames(t, after)
 	type gpu struct{ node, uuid string }
 	sum := func(v *state.View) (seats map[string]string, bytes map[gpu]int64, host map[string]int64) {
 		seats, bytes, host = map[string]string{}, map[gpu]int64{}, map[string]int64{}
@@ -396,6 +397,8 @@ func FuzzApply(f *testing.F) {
 	seed(&state.SetExpected{Model: "m", Pool: "east", Replicas: 3})
 	seed(&state.SetDedicated{Models: map[string]int{"m": 2}, Source: "operator", Time: epoch})
 	seed(&state.SetSchedule{File: "window \"office\" {}"})
+	seed(pipelineOf("p", "m"))
+	seed(&state.SetPipeline{Name: "p", Delete: true, ModifyIndex: ptr(uint64(0))})
 	sleepy := l.move(name("m", "1"), state.Hot, state.Stopping, state.Cold)
 	sleepy.For, sleepy.Memory = ptr("m2"), map[string]int64{"n-GPU1": 10}
 	seed(sleepy)

@@ -22,13 +22,14 @@ const (
 	TableDedicated Table = "dedicated"
 	TableSchedule  Table = "schedule"
 	TableMarks     Table = "marks"
+	TablePipelines Table = "pipelines"
 
 	// tableIndex has the index of each table's last change, and of the last command.
 	tableIndex Table = "index"
 )
 
 // tables in the order of snapshots.
-var tables = [...]Table{TableModels, TableNodes, TableReplicas, TableDecisions, TableSwitches, TableTokens, TableDedicated, TableSchedule, TableMarks}
+var tables = [...]Table{TableModels, TableNodes, TableReplicas, TableDecisions, TableSwitches, TableTokens, TableDedicated, TableSchedule, TableMarks, TablePipelines}
 
 const (
 	byID    = "id"
@@ -81,6 +82,7 @@ func newSchema() *memdb.DBSchema {
 	add(TableDedicated, id(text(func(*Dedicated) string { return onlyRow })))
 	add(TableSchedule, id(text(func(*Schedule) string { return onlyRow })))
 	add(TableMarks, id(text(func(m *Mark) string { return m.Key })))
+	add(TablePipelines, id(text(func(p *Pipeline) string { return p.Name })))
 	return schema
 }
 

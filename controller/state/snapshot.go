@@ -22,24 +22,26 @@ import (
 // record whose type has the bit IgnoreUnknown is skipped by servers that do not know
 // it; any other unknown one needs a new version.
 //
-// Version 2 has rows of the tables dedicated, schedule and marks. Where there are none,
-// version 1 is written, which servers of before can read.
+// Version 2 has rows of the tables dedicated, schedule and marks, version 3 of pipelines.
+// Where there are none, the version before is written, which servers of before can read.
 
 // SnapshotVersion is the newest version that is written and read.
-const SnapshotVersion = 2
+const SnapshotVersion = 3
 
 const (
 	snapshotMagic = "remuda-state"
 	recordEnd     = 0x00
 	recordIndex   = 0x40
-	// firstOfVersion2 is the first record type that version 1 has not.
+	// firstOfVersion2 is the first record type that version 1 has not, firstOfVersion3 that
+	// version 2 has not.
 	firstOfVersion2 = 7
+	firstOfVersion3 = 10
 	// maxRecord is the longest row; a longer one is damage.
 	maxRecord = 4 * MaxCommand
 )
 
 // recordTypes of tables, in the same order. They are never reused.
-var recordTypes = [len(tables)]byte{1, 2, 3, 4, 5, 6, 7, 8, 9}
+var recordTypes = [len(tables)]byte{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}
 
 // Errors of Restore and Inspect; nothing was changed.
 var (
@@ -51,6 +53,7 @@ var (
 
 // snapshotVersion returns the version that a snapshot of the view needs.
 func (v *View) snapshotVersion() uint32 {
+	version := uint32(1)
 	for i, table := range tables {
 		if recordTypes[i] < firstOfVersion2 {
 			continue
@@ -59,11 +62,15 @@ func (v *View) snapshotVersion() uint32 {
 		if err != nil {
 			panic(err) // As in first.
 		}
-		if it.Next() != nil {
-			return SnapshotVersion
+		switch {
+		case it.Next() == nil:
+		case recordTypes[i] >= firstOfVersion3:
+			version = max(version, 3)
+		default:
+			version = max(version, 2)
 		}
 	}
-	return 1
+	return version
 }
 
 // SnapshotInfo describes a snapshot.
@@ -352,6 +359,8 @@ func newRow(kind byte) (Table, any) {
 			return TableSchedule, new(Schedule)
 		case TableMarks:
 			return TableMarks, new(Mark)
+		case TablePipelines:
+			return TablePipelines, new(Pipeline)
 		}
 	}
 	return "", nil
@@ -386,6 +395,8 @@ func rowKey(row any) string {
 		return row.File
 	case *Mark:
 		return row.Key
+	case *Pipeline:
+		return row.Name
 	}
 	return ""
 }

@@ -40,7 +40,7 @@ func TestSnapshotHasEverything(t *testing.T) {
 	info, err := state.Inspect(bytes.NewReader(data))
 	require.NoError(t, err)
 	require.Equal(t, state.SnapshotInfo{
-		Version: state.SnapshotVersion, Index: l.index, Bytes: int64(len(data)),
+		Version: 2, Index: l.index, Bytes: int64(len(data)),
 		Rows: map[state.Table]int{state.TableModels: 1, state.TableNodes: 1, state.TableReplicas: 2, state.TableDecisions: 1, state.TableSwitches: 1, state.TableTokens: 1, state.TableDedicated: 1, state.TableSchedule: 1, state.TableMarks: 1},
 	}, info)
 
@@ -166,7 +166,7 @@ func TestOlderSnapshotsAndLogs(t *testing.T) {
 	require.Nil(t, older.applyBytes([]byte("\x01"+`{"Model":{"Name":"old",`+variants+rest+`},"ModifyIndex":0}`)).Err)
 	data := snapshotOf(t, older.store)
 	require.Equal(t, uint32(1), versionOf(data), "who reads version 1 can read it")
-	for _, later := range []string{"Spread", "Rollouts", "Expected", "KeepWarm", "Weights", "SleepMemory", "Reach", "dedicated", "schedule", "marks"} {
+	for _, later := range []string{"Spread", "Rollouts", "Expected", "KeepWarm", "Continuation", "Weights", "SleepMemory", "Reach", "dedicated", "schedule", "marks"} {
 		require.NotContains(t, string(data), later, "what is not there takes no room")
 	}
 	empty := snapshotOf(t, newLog(t).store)
@@ -239,6 +239,7 @@ func FuzzRestore(f *testing.F) {
 	f.Add(withRecord(data, 7, `{"Models":{"m":-1,"gone":2},"Source":"operator","Since":"2026-01-02T03:04:05Z"}`))
 	f.Add(withRecord(data, 8, `{"File":"window"}`))
 	f.Add(withRecord(data, 9, `{"Key":"evicted","Time":"2026-01-02T03:04:05Z"}`))
+	f.Add(withRecord(data, 10, `{"Name":"m","Source":"x","Models":["m"]}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		s, err := state.New()
 		require.NoError(t, err)

@@ -222,6 +222,8 @@ func TestEveryQueryWatches(t *testing.T) {
 		{"switch", func(v *state.View, ws memdb.WatchSet) { v.Switch(ws, "u") }, &state.SetSwitch{Name: "u", Value: "1"}},
 		{"dedicated", func(v *state.View, ws memdb.WatchSet) { v.Dedicated(ws) }, &state.SetDedicated{Source: "operator", Models: map[string]int{"m2": 1}, Time: epoch}},
 		{"is dedicated", func(v *state.View, ws memdb.WatchSet) { v.IsDedicated(ws, v.Model(nil, "m")) }, &state.SetDedicated{Source: "operator", Time: epoch}},
+		{"pipelines", func(v *state.View, ws memdb.WatchSet) { v.Pipelines(ws) }, pipelineOf("p", "m")},
+		{"pipeline", func(v *state.View, ws memdb.WatchSet) { v.Pipeline(ws, "p2") }, pipelineOf("p2", "m")},
 		{"schedule", func(v *state.View, ws memdb.WatchSet) { v.Schedule(ws) }, &state.SetSchedule{}},
 		{"marks", func(v *state.View, ws memdb.WatchSet) { v.Marks(ws) }, &state.Plan{ID: "p", Marks: []state.Mark{{Key: "a", Time: epoch}}}},
 		{"mark", func(v *state.View, ws memdb.WatchSet) { v.Mark(ws, "b") }, &state.Plan{ID: "p", Marks: []state.Mark{{Key: "b", Time: epoch}}}},

@@ -34,6 +34,9 @@ type Model struct {
 	// KeepWarm is how many WARM replicas a scale-down leaves behind: what is too much goes
 	// WARM instead of ending while there are fewer.
 	KeepWarm int `json:",omitempty"`
+	// Continuation: where an engine breaks a stream off, a gateway may let another one go on
+	// from the text that the client has.
+	Continuation bool `json:",omitempty"`
 	// Hash is of everything above, and what `remuda model apply` compares.
 	Hash string
 	// Replicas is how many should run, between Min and Max.

@@ -1,12 +1,12 @@
 package balance_test
 
 import (
-	"fmt"
+	"math"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"pgregory.net/rapid"
 
 	"remuda/controller/gateway/balance"
 	"remuda/internal/replica"
@@ -14,7 +14,7 @@ import (
 
 var t0 = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
-var config = balance.Config{Grace: 15 * time.Second, Suspect: 2 * time.Second, Remember: 10 * time.Minute}
+var config = balance.Config{Grace: 15 * time.Second, Remember: 10 * time.Minute}
 
 func newTable(t *testing.T) *balance.Table {
 	t.Helper()
@@ -44,27 +44,52 @@ func ofModel(name string) func(*replica.Engine) {
 	return func(e *replica.Engine) { e.Name.Model = name }
 }
 
-// usable lists what Pick can reach at now, without lasting effect on load.
+// take picks an engine of model "m".
+func take(t require.TestingT, table *balance.Table, now time.Time, tried ...string) balance.Pick {
+	p, err := table.Pick(now, balance.Request{Model: "m", Tried: tried})
+	require.NoError(t, err)
+	return p
+}
+
+// busy requires that model "m" has engines and that none takes the request.
+func busy(t require.TestingT, table *balance.Table, now time.Time, tried ...string) {
+	p, err := table.Pick(now, balance.Request{Model: "m", Tried: tried})
+	if err == nil {
+		require.Fail(t, "want ErrBusy", "%s was picked", p.ServiceID)
+	}
+	require.ErrorIs(t, err, balance.ErrBusy)
+}
+
+// usable lists what Pick can reach at now where all slots are free, without lasting
+// effect on load.
 func usable(t *testing.T, table *balance.Table, now time.Time, model string) []string {
 	t.Helper()
-	var ids, tried []string
+	var ids []string
 	for {
-		p, err := table.Pick(now, balance.Request{Model: model, Tried: tried})
+		p, err := table.Pick(now, balance.Request{Model: model, Tried: ids})
 		if err != nil {
-			break
+			require.ErrorIs(t, err, balance.ErrNoEngine)
+			require.Empty(t, ids)
+			return nil
 		}
 		table.Release(now, p)
+		if slices.Contains(ids, p.ServiceID) { // all have been tried
+			return ids
+		}
 		ids = append(ids, p.ServiceID)
-		tried = append(tried, p.ServiceID)
 	}
-	return ids
 }
 
 func TestNewNamesEveryBadField(t *testing.T) {
-	_, err := balance.New(balance.Config{Grace: -1, Suspect: -2, Remember: -3})
-	require.ErrorContains(t, err, "Grace")
-	require.ErrorContains(t, err, "Suspect")
-	require.ErrorContains(t, err, "Remember")
+	_, err := balance.New(balance.Config{
+		Grace: -1, Remember: -3, Breaker: balance.BreakerConfig{Base: -1, Max: -1, Sole: -1}, Imbalance: balance.Imbalance{Factor: .5, Slack: -1},
+	})
+	for _, field := range []string{"Grace", "Remember", "Breaker.Base", "Breaker.Max", "Breaker.Sole", "Imbalance.Factor is 0.5", "Imbalance.Slack"} {
+		require.ErrorContains(t, err, field)
+	}
+	_, err = balance.New(balance.Config{Breaker: balance.BreakerConfig{Base: time.Minute, Max: time.Second}, Imbalance: balance.Imbalance{Factor: math.NaN()}})
+	require.ErrorContains(t, err, "Breaker.Max is 1s, want at least Breaker.Base, which is 1m0s")
+	require.ErrorContains(t, err, "Imbalance.Factor is NaN")
 }
 
 func TestPickErrors(t *testing.T) {
@@ -108,41 +133,6 @@ func TestModelStaysKnownForAWhile(t *testing.T) {
 	require.Equal(t, []string{"m"}, ch.Models)
 	require.Equal(t, []string{"m:v:a"}, ch.Replicas)
 	require.Empty(t, table.Loads(gone.Add(config.Remember)))
-}
-
-func TestLeastBusy(t *testing.T) {
-	table := newTable(t)
-	table.Update(t0, []replica.Engine{eng("a", slots(1)), eng("b", slots(3))}, false)
-	count := map[string]int{}
-	var picks []balance.Pick
-	for range 8 {
-		p, err := table.Pick(t0, balance.Request{Model: "m"})
-		require.NoError(t, err)
-		count[p.Name.ID]++
-		picks = append(picks, p)
-	}
-	require.Equal(t, map[string]int{"a": 2, "b": 6}, count, "requests are shared by slots")
-	for _, p := range picks {
-		if p.Name.ID == "a" {
-			table.Release(t0, p)
-		}
-	}
-	p, err := table.Pick(t0, balance.Request{Model: "m"})
-	require.NoError(t, err)
-	require.Equal(t, "a", p.Name.ID)
-}
-
-func TestEqualsTakeTurns(t *testing.T) {
-	table := newTable(t)
-	table.Update(t0, []replica.Engine{eng("a"), eng("b"), eng("c")}, false)
-	var order string
-	for range 6 {
-		p, err := table.Pick(t0, balance.Request{Model: "m"})
-		require.NoError(t, err)
-		order += p.Name.ID
-		table.Release(t0, p)
-	}
-	require.Equal(t, "abcabc", order)
 }
 
 func TestTokens(t *testing.T) {
@@ -189,33 +179,6 @@ func TestTokens(t *testing.T) {
 	})
 }
 
-func TestSuspectsAreAvoidedButNotLost(t *testing.T) {
-	table := newTable(t)
-	table.Update(t0, []replica.Engine{eng("a"), eng("b")}, false)
-	p, err := table.Pick(t0, balance.Request{Model: "m"})
-	require.NoError(t, err)
-	require.Equal(t, "a", p.Name.ID)
-	require.True(t, table.DialFailed(t0, p))
-	require.False(t, table.DialFailed(t0, p), "the second failure is no news")
-	table.Release(t0, p)
-	for range 4 {
-		p, err := table.Pick(t0.Add(time.Second), balance.Request{Model: "m"})
-		require.NoError(t, err)
-		require.Equal(t, "b", p.Name.ID, "even when it is the busier one")
-	}
-	p, err = table.Pick(t0.Add(time.Second), balance.Request{Model: "m", Tried: []string{"m:v:b:primary"}})
-	require.NoError(t, err)
-	require.Equal(t, "a", p.Name.ID, "better a suspect than none")
-	table.Answered(p)
-	p, err = table.Pick(t0.Add(time.Second), balance.Request{Model: "m"})
-	require.NoError(t, err)
-	require.Equal(t, "a", p.Name.ID, "an answer clears it")
-	table.DialFailed(t0, p)
-	p, err = table.Pick(t0.Add(config.Suspect), balance.Request{Model: "m"})
-	require.NoError(t, err)
-	require.Equal(t, "a", p.Name.ID, "time clears it")
-}
-
 func TestDeregisteredEngineGetsNothing(t *testing.T) {
 	table := newTable(t)
 	table.Update(t0, []replica.Engine{eng("a"), eng("b")}, false)
@@ -230,11 +193,11 @@ func TestNewAddressIsANewEngine(t *testing.T) {
 	table.Update(t0, []replica.Engine{eng("a")}, false)
 	old, err := table.Pick(t0, balance.Request{Model: "m"})
 	require.NoError(t, err)
-	table.DialFailed(t0, old)
+	table.Failed(t0, old, balance.Dial)
 	table.Update(t0, []replica.Engine{eng("a", port(9))}, false)
 	require.Equal(t, 8000, old.Port, "an endpoint in use does not change")
 	loads := table.Loads(t0)
-	require.Equal(t, []balance.Load{{Model: "m", InFlight: 1, Active: 1}}, loads, "not suspect; the old request still counts for the model")
+	require.Equal(t, []balance.Load{{Model: "m", InFlight: 1, Work: 1, Slots: 1, Free: 1, Active: 1}}, loads, "closed; the old request still counts for the model")
 	table.Release(t0, old)
 	require.Zero(t, table.Loads(t0)[0].InFlight)
 }
@@ -341,7 +304,7 @@ func TestOutageGrace(t *testing.T) {
 		require.Equal(t, 2, table.Loads(t0)[0].Kept)
 		p, err := table.Pick(t0, balance.Request{Model: "m"})
 		require.NoError(t, err)
-		require.True(t, table.DialFailed(t0, p))
+		require.True(t, table.Failed(t0, p, balance.Dial))
 		table.Release(t0, p)
 		require.Equal(t, []string{b}, usable(t, table, t0.Add(5*time.Second), "m"))
 		table.Update(t0.Add(6*time.Second), nil, false)
@@ -349,106 +312,19 @@ func TestOutageGrace(t *testing.T) {
 	})
 }
 
-func TestLoadsCountEachEngineOnce(t *testing.T) {
+// TestConsulAwayAgain: engines that are kept over an outage are kept while Consul is
+// away once more, and for Grace after that.
+func TestConsulAwayAgain(t *testing.T) {
 	table := newTable(t)
-	table.Update(t0, []replica.Engine{
-		eng("a"), eng("b", critical), eng("c", token(1)), eng("c", shadow, token(2)), eng("x", ofModel("n")),
-	}, false)
-	p, err := table.Pick(t0, balance.Request{Model: "n"})
-	require.NoError(t, err)
-	table.DialFailed(t0, p)
-	require.Equal(t, []balance.Load{
-		{Model: "m", Active: 2, NotPassing: 1, Fenced: 1},
-		{Model: "n", Suspect: 1, InFlight: 1},
-	}, table.Loads(t0))
-}
-
-// TestProperties drives a table with random updates, picks and releases and
-// checks it against what the last list says.
-func TestProperties(t *testing.T) {
-	rapid.Check(t, func(rt *rapid.T) {
-		table, err := balance.New(config)
-		require.NoError(rt, err)
-		now := t0
-		var list []replica.Engine
-		var held []balance.Pick
-		listed := false
-		top := map[string]uint64{} // of all time: Remember is longer than a run
-		rt.Repeat(map[string]func(*rapid.T){
-			"update": func(rt *rapid.T) {
-				now = now.Add(time.Duration(rapid.IntRange(0, 5000).Draw(rt, "ms")) * time.Millisecond)
-				list = rapid.SliceOfNDistinct(rapid.Custom(func(rt *rapid.T) replica.Engine {
-					e := eng(rapid.SampledFrom([]string{"a", "b", "c"}).Draw(rt, "replica"))
-					if rapid.Bool().Draw(rt, "shadow") {
-						shadow(&e)
-					}
-					e.Token = rapid.Uint64Range(0, 3).Draw(rt, "token")
-					e.Slots = rapid.IntRange(0, 3).Draw(rt, "slots")
-					e.Passing = rapid.Bool().Draw(rt, "passing")
-					return e
-				}), 0, 6, replica.Engine.ID).Draw(rt, "engines")
-				table.Update(now, list, false)
-				listed = true
-				for _, e := range list {
-					top[e.Name.ID] = max(top[e.Name.ID], e.Token)
-				}
-			},
-			"pick": func(rt *rapid.T) {
-				p, err := table.Pick(now, balance.Request{Model: "m"})
-				if err == nil {
-					held = append(held, p)
-				}
-			},
-			"release": func(rt *rapid.T) {
-				if len(held) == 0 {
-					rt.Skip("nothing held")
-				}
-				table.Release(now, held[0])
-				held = held[1:]
-			},
-			"": func(rt *rapid.T) {
-				if !listed {
-					return
-				}
-				state := map[string]replica.Engine{}
-				for _, e := range list {
-					state[e.ID()] = e
-				}
-				for _, id := range usable(t, table, now, "m") {
-					e, ok := state[id]
-					if !ok || !e.Passing || e.Token < top[e.Name.ID] {
-						rt.Fatalf("%s was picked, listed as %+v, highest token %d", id, e, top[e.Name.ID])
-					}
-				}
-				total := 0
-				for _, l := range table.Loads(now) {
-					total += l.InFlight
-					if n := l.Active + l.Suspect + l.Kept + l.Fenced + l.NotPassing; n != len(list) {
-						rt.Fatalf("%d engines counted, %d listed", n, len(list))
-					}
-				}
-				if total != len(held) {
-					rt.Fatalf("%d in flight, %d held", total, len(held))
-				}
-			},
-		})
-	})
-}
-
-func BenchmarkPickRelease16Engines(b *testing.B) {
-	table, err := balance.New(config)
-	require.NoError(b, err)
-	var list []replica.Engine
-	for i := range 16 {
-		list = append(list, eng(fmt.Sprintf("r%02d", i), slots(8)))
-	}
-	table.Update(t0, list, false)
-	b.ReportAllocs()
-	for b.Loop() {
-		p, err := table.Pick(t0, balance.Request{Model: "m"})
-		if err != nil {
-			b.Fatal(err)
-		}
-		table.Release(t0, p)
-	}
+	table.Update(t0, []replica.Engine{eng("a")}, false)
+	table.Update(t0, nil, true)
+	table.Lost(t0.Add(config.Grace - 1))
+	much := t0.Add(time.Hour)
+	require.Equal(t, []string{"m:v:a:primary"}, usable(t, table, much, "m"))
+	require.Empty(t, table.Expire(much))
+	table.Update(much, nil, true)
+	require.Len(t, usable(t, table, much.Add(config.Grace-1), "m"), 1)
+	require.Empty(t, usable(t, table, much.Add(config.Grace), "m"))
+	table.Expire(much.Add(config.Grace))
+	require.Empty(t, table.Loads(much.Add(config.Grace))[0].Kept)
 }

@@ -6,16 +6,6 @@ import (
 	"time"
 )
 
-// Request is what Pick finds an engine for.
-type Request struct {
-	// ID is the request's own, for Flights.
-	ID string
-	// Model is what the client named.
-	Model string
-	// Tried are service IDs of engines that already failed this request.
-	Tried []string
-}
-
 // Flight is a request that is at an engine.
 type Flight struct {
 	ID      string
@@ -38,6 +28,12 @@ type ReplicaLoad struct {
 type flight struct {
 	Flight
 	prev, next *flight
+	// cost is in tokens.
+	cost int64
+	// opening is the engine's breaker.openings when the request was sent.
+	opening uint32
+	// answered and failed are what is known of how it goes.
+	answered, failed bool
 }
 
 // flights is such a list.

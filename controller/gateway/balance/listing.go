@@ -49,10 +49,16 @@ func (t *Table) listed(m *model, now time.Time) bool {
 type Load struct {
 	Model    string
 	InFlight int
-	// Active engines get requests; Draining ones only when no Active one is left, Suspect
-	// ones when no other is;
-	// Kept ones are used although Consul does not vouch for them; Fenced ones have been superseded by a higher token; NotPassing ones are known.
-	Active, Draining, Suspect, Kept, Fenced, NotPassing int
+	// Work is the cost of what is in flight, in tokens.
+	Work int64
+	// Slots are those of engines that may serve, Free the free ones of them where no
+	// breaker is open.
+	Slots, Free int
+	// Active engines get requests; Draining ones do not, see Table.Away; Open ones have a
+	// breaker that is open or half-open; Kept ones are used although Consul does not
+	// vouch for them; Fenced ones have been superseded by a higher token; NotPassing
+	// ones are known.
+	Active, Draining, Open, Kept, Fenced, NotPassing int
 }
 
 // Loads returns the state of every known model, sorted by name. Each engine
@@ -60,16 +66,23 @@ type Load struct {
 func (t *Table) Loads(now time.Time) []Load {
 	out := make([]Load, 0, len(t.models))
 	for name, m := range t.models {
-		l := Load{Model: name, InFlight: m.inFlight}
+		l := Load{Model: name, InFlight: m.inFlight, Work: m.work}
+		serving := t.serving(m, now)
 		for _, e := range m.engines {
+			if t.serves(e, now, serving) {
+				l.Slots += e.Slots
+				if e.breaker.closed() {
+					l.Free += max(e.Slots-e.inFlight, 0)
+				}
+			}
 			switch {
 			case !t.there(e, now):
 			case e.Token < e.top.token:
 				l.Fenced++
 			case !t.used(e, now):
 				l.NotPassing++
-			case now.Before(e.suspectUntil):
-				l.Suspect++
+			case !e.breaker.closed():
+				l.Open++
 			case !e.passing:
 				l.Kept++
 			case e.top.draining:
@@ -82,4 +95,43 @@ func (t *Table) Loads(now time.Time) []Load {
 	}
 	slices.SortFunc(out, func(a, b Load) int { return strings.Compare(a.Model, b.Model) })
 	return out
+}
+
+// State is what can be done for a model.
+type State struct {
+	// Known: Pick does not say ErrUnknownModel. Exists and Stopped are what the
+	// controller says.
+	Known, Exists, Stopped bool
+	// Usable is how many engines may serve, whether they are free or not: Pick says
+	// ErrNoEngine where it is 0. Open is how many of them have a breaker that is open
+	// or half-open.
+	Usable, Open int
+	// Draining is how many engines could serve, did their replicas not drain.
+	Draining int
+	// Starting is how many replicas the controller says are on their way.
+	Starting int
+	// InFlight is how many requests are at engines.
+	InFlight int
+}
+
+// State returns the state of a model, the zero State for one that was never heard of.
+func (t *Table) State(now time.Time, name string) State {
+	m := t.models[name]
+	if m == nil {
+		return State{}
+	}
+	s := State{Known: t.known(m, now), Exists: m.exists, Stopped: m.stopped, Starting: t.orders.Starting[name], InFlight: m.inFlight}
+	serving := t.serving(m, now)
+	for _, e := range m.engines {
+		switch {
+		case t.serves(e, now, serving):
+			s.Usable++
+			if !e.breaker.closed() {
+				s.Open++
+			}
+		case e.top.draining && t.usable(e, now):
+			s.Draining++
+		}
+	}
+	return s
 }

@@ -10,11 +10,16 @@ type Orders struct {
 	Models map[string]bool
 	// Draining are the replicas that are to get no new request.
 	Draining map[string]bool
+	// Starting is how many replicas of a model are on their way and do not serve yet.
+	Starting map[string]int
+	// Away: the controller cannot be reached, and these are its last words. See
+	// Table.Away.
+	Away bool
 }
 
 // Direct takes new orders. A model that exists is known though it has no engine.
-// A replica that drains gets a request only where the model has no other engine that
-// is passing and not suspect: no request fails because of a drain.
+// A replica that drains gets no new request, also where the model has no other: it is
+// then wanted anew. See Away for the exception.
 func (t *Table) Direct(now time.Time, o Orders) Changes {
 	t.orders = o
 	for name, m := range t.models {
@@ -33,6 +38,10 @@ func (t *Table) Direct(now time.Time, o Orders) Changes {
 	t.index(now, &ch)
 	return ch
 }
+
+// Away tells whether the controller is away. Until it is back, replicas that drain serve
+// where the model has no other usable engine: nobody is there to start one.
+func (t *Table) Away(away bool) { t.orders.Away = away }
 
 // Stopped tells whether the controller keeps the model from running.
 func (t *Table) Stopped(name string) bool {

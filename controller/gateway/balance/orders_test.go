@@ -18,69 +18,101 @@ func draining(names ...string) balance.Orders {
 	return o
 }
 
-// picks tells which engines of model "m" get n requests, none of which ends.
-func picks(t *testing.T, table *balance.Table, now time.Time, n int) map[string]int {
+// all picks engines of model "m" until none is free, and tells how many times each.
+func all(t *testing.T, table *balance.Table, now time.Time) map[string]int {
 	t.Helper()
 	got := map[string]int{}
-	for range n {
+	for {
 		p, err := table.Pick(now, balance.Request{Model: "m"})
-		require.NoError(t, err)
+		if err != nil {
+			require.ErrorIs(t, err, balance.ErrBusy)
+			return got
+		}
 		got[p.ServiceID]++
 	}
-	return got
 }
 
 func TestDrainingReplicaGetsNothingNew(t *testing.T) {
 	table := newTable(t)
-	table.Update(t0, []replica.Engine{eng("a"), eng("b")}, false)
+	table.Update(t0, []replica.Engine{eng("a", slots(3)), eng("b", slots(3))}, false)
+	held := take(t, table, t0)
+	require.Equal(t, engineA, held.ServiceID)
 	table.Direct(t0, draining("m:v:a"))
-	require.Equal(t, map[string]int{"m:v:b:primary": 9}, picks(t, table, t0, 9), "however busy the other one is")
-	require.Equal(t, balance.Load{Model: "m", InFlight: 9, Active: 1, Draining: 1}, table.Loads(t0)[0])
+	require.Equal(t, map[string]int{engineB: 3}, all(t, table, t0), "however busy the other one is")
+	busy(t, table, t0, engineB)
+	require.Equal(t, balance.Load{Model: "m", InFlight: 4, Work: 4, Slots: 3, Active: 1, Draining: 1}, table.Loads(t0)[0])
+	require.Equal(t, balance.State{Known: true, Usable: 1, Draining: 1, InFlight: 4}, table.State(t0, "m"))
+	table.Release(t0, held)
+	busy(t, table, t0)
 	table.Direct(t0, balance.Orders{Index: 8})
-	require.Equal(t, map[string]int{"m:v:a:primary": 9}, picks(t, table, t0, 9), "it drains no more, and is idle")
+	require.Equal(t, map[string]int{engineA: 3}, all(t, table, t0), "it drains no more, and is idle")
 }
 
-// TestDrainFailsNoRequest: where nothing else can be relied upon, the replica that
-// drains serves.
-func TestDrainFailsNoRequest(t *testing.T) {
-	down := func(e *replica.Engine) { e.Passing, e.NodeDown = false, true }
-	for name, others := range map[string][]replica.Engine{
-		"it is the last":        nil,
-		"the other is critical": {eng("b", critical)},
-		"the other is lost":     {eng("b", down)},
-		"all drain":             {eng("b", critical), eng("c", critical)},
+// TestOnlyDrainingEngines: a model that is left with them is wanted anew, unless nobody
+// is there to want it.
+func TestOnlyDrainingEngines(t *testing.T) {
+	for name, c := range map[string]struct {
+		others []replica.Engine
+		away   map[string]int
+	}{
+		"it is the last":        {nil, map[string]int{engineA: 1}},
+		"the other is critical": {[]replica.Engine{eng("b", critical)}, map[string]int{engineA: 1}},
+		"all drain":             {[]replica.Engine{eng("b", critical), eng("c")}, map[string]int{engineA: 1, engineC: 1}},
+		"a lost one drains":     {[]replica.Engine{eng("c", down)}, map[string]int{engineA: 1}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			table := newTable(t)
 			table.Direct(t0, draining("m:v:a", "m:v:c")) // before it is known
-			table.Update(t0, append(others, eng("a")), false)
-			require.Equal(t, map[string]int{"m:v:a:primary": 3}, picks(t, table, t0, 3))
-			table.Update(t0, others, false)
+			table.Update(t0, append(c.others, eng("a")), false)
 			_, err := table.Pick(t0, balance.Request{Model: "m"})
-			if name != "the other is lost" {
+			require.ErrorIs(t, err, balance.ErrNoEngine)
+			require.Zero(t, table.State(t0, "m").Usable)
+			require.Zero(t, table.Loads(t0)[0].Slots)
+
+			table.Away(true)
+			require.NotZero(t, table.State(t0, "m").Usable)
+			require.Zero(t, table.State(t0, "m").Draining)
+			require.Equal(t, c.away, all(t, table, t0))
+			table.Away(false)
+			_, err = table.Pick(t0, balance.Request{Model: "m"})
+			require.ErrorIs(t, err, balance.ErrNoEngine)
+
+			o := draining("m:v:a", "m:v:c")
+			o.Away = true
+			table.Direct(t0, o)
+			busy(t, table, t0)
+			table.Update(t0, c.others[:min(len(c.others), 1)], false)
+			if name != "a lost one drains" {
+				_, err = table.Pick(t0, balance.Request{Model: "m"})
 				require.ErrorIs(t, err, balance.ErrNoEngine, "gone is gone")
 			}
 		})
 	}
-	t.Run("the other is suspect", func(t *testing.T) {
+	t.Run("another one comes", func(t *testing.T) {
 		table := newTable(t)
-		table.Update(t0, []replica.Engine{eng("a"), eng("b")}, false)
 		table.Direct(t0, draining("m:v:a"))
-		p, err := table.Pick(t0, balance.Request{Model: "m"})
-		require.NoError(t, err)
-		require.Equal(t, "m:v:b:primary", p.ServiceID)
-		table.DialFailed(t0, p)
-		table.Release(t0, p)
-		require.Equal(t, map[string]int{"m:v:a:primary": 3}, picks(t, table, t0.Add(config.Suspect-1), 3))
-		require.Equal(t, map[string]int{"m:v:b:primary": 3}, picks(t, table, t0.Add(config.Suspect), 3))
+		table.Away(true)
+		table.Update(t0, []replica.Engine{eng("a", slots(2))}, false)
+		require.Equal(t, engineA, take(t, table, t0).ServiceID)
+		table.Update(t0, []replica.Engine{eng("a", slots(2)), eng("b")}, false)
+		require.Equal(t, map[string]int{engineB: 1}, all(t, table, t0), "then it waits for that one")
 	})
-	t.Run("the other was tried", func(t *testing.T) {
+	t.Run("the other one is open", func(t *testing.T) {
 		table := newTable(t)
 		table.Update(t0, []replica.Engine{eng("a"), eng("b")}, false)
 		table.Direct(t0, draining("m:v:a"))
-		p, err := table.Pick(t0, balance.Request{Model: "m", Tried: []string{"m:v:b:primary"}})
-		require.NoError(t, err)
-		require.Equal(t, "m:v:a:primary", p.ServiceID)
+		table.Away(true)
+		fail(t, table, t0, balance.Reset)
+		busy(t, table, t0)
+		require.Equal(t, balance.State{Known: true, Usable: 1, Open: 1, Draining: 1}, table.State(t0, "m"))
+	})
+	t.Run("a draining one fails", func(t *testing.T) {
+		table := newTable(t)
+		table.Update(t0, []replica.Engine{eng("a")}, false)
+		table.Direct(t0, draining("m:v:a"))
+		table.Away(true)
+		fail(t, table, t0, balance.Dial)
+		require.Equal(t, 100*time.Millisecond, next(t, table, t0))
 	})
 }
 
@@ -101,6 +133,9 @@ func TestModelOfTheControllerIsKnown(t *testing.T) {
 	require.False(t, table.Stopped("m"))
 	require.True(t, table.Stopped("off"))
 	require.False(t, table.Stopped("none"))
+	require.True(t, table.Wanted("m"))
+	require.False(t, table.Wanted("off"))
+	require.False(t, table.Wanted("none"))
 
 	later := t0.Add(100 * config.Remember)
 	require.Empty(t, table.Expire(later).Models)
@@ -149,7 +184,7 @@ func TestFlightsWithoutRemembering(t *testing.T) {
 
 func TestFlights(t *testing.T) {
 	table := newTable(t)
-	table.Update(t0, []replica.Engine{eng("a"), eng("b", ofModel("n")), eng("idle")}, false)
+	table.Update(t0, []replica.Engine{eng("a", slots(4)), eng("b", ofModel("n")), eng("idle")}, false)
 	table.Direct(t0, draining("m:v:idle"))
 	index, loads := table.Flights(64, 1000)
 	require.EqualValues(t, 7, index)

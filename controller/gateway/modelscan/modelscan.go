@@ -41,25 +41,9 @@ type SyntaxError struct {
 // Error returns the problem and where it is.
 func (e *SyntaxError) Error() string { return fmt.Sprintf("at byte %d: %s", e.Offset, e.Problem) }
 
-// Head is what the gateway needs to know of a request.
-type Head struct {
-	// Model is the value of "model". It does not alias the body.
-	Model string
-	// Stream tells whether "stream" is true.
-	Stream bool
-}
-
 // maxDepth is how deep values may nest below the top level. With the top
 // level it makes 10,000, the limit of encoding/json.
 const maxDepth = 9999
-
-// Keys that Scan looks for, and the longest that one of them can be when every
-// character is written as \uXXXX.
-const (
-	keyModel   = "model"
-	keyStream  = "stream"
-	maxEscaped = 6 * len(keyStream)
-)
 
 // Scan returns the head of the request in body. The error is a *SyntaxError,
 // ErrNoModel or ErrModelType.
@@ -76,6 +60,7 @@ func Scan(body []byte) (Head, error) {
 	if err := s.members(); err != nil {
 		return Head{}, err
 	}
+	s.finish()
 	s.space()
 	if s.i != len(s.b) {
 		return Head{}, s.fail(fmt.Sprintf("found %q after the JSON object, want nothing", s.b[s.i]))
@@ -94,6 +79,10 @@ type scanner struct {
 	i        int
 	head     Head
 	badModel bool
+	// limit is the value of max_tokens, newLimit that of max_completion_tokens.
+	limit, newLimit int
+	// tools are the keys of Head.Tools that ask for something.
+	tools wanted
 	// open holds one bit for each open nested bracket: 1 for '{', 0 for '['.
 	open [maxDepth/64 + 1]uint64
 }
@@ -163,53 +152,6 @@ func (s *scanner) members() error {
 			return s.fail(fmt.Sprintf("found %q, want ',' or '}'", s.b[s.i]))
 		}
 	}
-}
-
-// member reads the value of one top-level key and keeps what matters.
-func (s *scanner) member(key []byte) error {
-	start := s.i
-	if err := s.value(); err != nil {
-		return err
-	}
-	raw := s.b[start:s.i]
-	switch keyName(key) {
-	case keyModel:
-		s.head.Model, s.badModel = "", false
-		if raw[0] != '"' {
-			s.badModel = true
-			return nil
-		}
-		model, ok := text(raw)
-		if !ok {
-			s.i = start
-			return s.fail(`the string of "model" has a bad escape or a control character`)
-		}
-		s.head.Model = model
-	case keyStream:
-		s.head.Stream = raw[0] == 't'
-	}
-	return nil
-}
-
-// keyName returns which of the wanted keys a raw key is, or "".
-func keyName(raw []byte) string {
-	switch string(raw) {
-	case keyModel:
-		return keyModel
-	case keyStream:
-		return keyStream
-	}
-	if len(raw) > maxEscaped || bytes.IndexByte(raw, '\\') < 0 {
-		return ""
-	}
-	var key string
-	if json.Unmarshal(append(append([]byte{'"'}, raw...), '"'), &key) != nil {
-		return ""
-	}
-	if key == keyModel || key == keyStream {
-		return key
-	}
-	return ""
 }
 
 // text decodes a JSON string with its quotes.

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"testing"
 
@@ -48,7 +49,8 @@ func TestScanFinds(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			head, err := modelscan.Scan([]byte(c.body))
 			require.NoError(t, err)
-			require.Equal(t, modelscan.Head{Model: c.model, Stream: c.stream}, head)
+			require.Equal(t, c.model, head.Model)
+			require.Equal(t, c.stream, head.Stream)
 		})
 	}
 }
@@ -126,6 +128,63 @@ func TestScanDepthLimitIsThatOfEncodingJSON(t *testing.T) {
 	require.Equal(t, "m", head.Model)
 }
 
+// reference is what encoding/json finds in a valid object.
+func reference(body []byte) (want modelscan.Head, err error) {
+	members := map[string]json.RawMessage{}
+	dec := json.NewDecoder(bytes.NewReader(body))
+	if _, err := dec.Token(); err != nil {
+		return want, err
+	}
+	for dec.More() {
+		key, err := dec.Token()
+		if err != nil {
+			return want, err
+		}
+		var raw json.RawMessage
+		if err := dec.Decode(&raw); err != nil {
+			return want, err
+		}
+		members[key.(string)] = raw
+		switch key {
+		case "messages", "prompt", "input":
+			if end := int(dec.InputOffset()); string(raw) != "null" {
+				want.Prompt = [2]int{end - len(raw), end}
+			}
+		}
+	}
+	number := func(key string) int {
+		var n json.Number
+		if raw := members[key]; len(raw) == 0 || raw[0] == '"' || json.Unmarshal(raw, &n) != nil || n == "" {
+			return 0
+		}
+		f, _ := n.Float64() // infinite where it is out of range
+		return int(math.Trunc(math.Min(math.Max(f, 0), 1<<31-1)))
+	}
+	if want.MaxTokens = number("max_completion_tokens"); want.MaxTokens == 0 {
+		want.MaxTokens = number("max_tokens")
+	}
+	want.N = number("n")
+	for _, key := range []string{"tools", "functions", "response_format", "logprobs"} {
+		raw := string(members[key])
+		want.Tools = want.Tools || raw != "" && raw != "null" && raw != "false"
+	}
+	want.Stream = string(members["stream"]) == "true"
+	raw, there := members["model"]
+	switch {
+	case !there:
+		return want, modelscan.ErrNoModel
+	case raw[0] != '"':
+		return want, modelscan.ErrModelType
+	}
+	if err := json.Unmarshal(raw, &want.Model); err != nil {
+		return want, err
+	}
+	if want.Model == "" {
+		return want, modelscan.ErrNoModel
+	}
+	return want, nil
+}
+
 // agree checks the package's promise against encoding/json.
 func agree(body []byte) error {
 	head, err := modelscan.Scan(body)
@@ -141,28 +200,16 @@ func agree(body []byte) error {
 		}
 		return nil
 	}
+	if err == nil {
+		p := head.Prompt
+		if p[0] < 0 || p[0] > p[1] || p[1] > len(body) || head.Cost() < 1 || (head.Prefix(body) != 0) != (p[1]-p[0] >= 256) {
+			return fmt.Errorf("a prompt at %v of %d bytes, cost %d, prefix %d", p, len(body), head.Cost(), head.Prefix(body))
+		}
+	}
 	if !valid {
 		return nil
 	}
-	var want modelscan.Head
-	var wantErr error
-	raw, there := members["model"]
-	switch {
-	case !there:
-		wantErr = modelscan.ErrNoModel
-	case raw[0] != '"':
-		wantErr = modelscan.ErrModelType
-	default:
-		if err := json.Unmarshal(raw, &want.Model); err != nil {
-			return err
-		}
-		if want.Model == "" {
-			wantErr = modelscan.ErrNoModel
-		}
-	}
-	if wantErr == nil {
-		want.Stream = string(members["stream"]) == "true"
-	}
+	want, wantErr := reference(body)
 	if !errors.Is(err, wantErr) {
 		return fmt.Errorf("scan says %v, encoding/json %v", err, wantErr)
 	}
@@ -176,6 +223,9 @@ func FuzzScan(f *testing.F) {
 	for _, s := range []string{
 		`{"model":"m"}`, `{"stream":true,"model":"a\\","x":[{"y":"\""}]}`, `{"\u006dodel":"\ud800"}`,
 		`{"model":1.5e-3,"model":"b"}`, "{\"model\":\"\xff\"}", `{"a":[}`, `[]`, `{}`, `{"model":null}`, `{"a":-0}`, "null",
+		`{"model":"m","max_tokens":7,"max_completion_tokens":null,"n":2.9}`, `{"model":"m","max_tokens":1e400,"n":-1}`,
+		`{"model":"m","messages":[{"a":"b"}] ,"prompt": null,"logprobs":false,"tools":[]}`, `{"model":"m","input":"x","\u006e":3e1}`,
+		`{"model":"m","max_tokens":9007199254740993,"n":0.9999999999999999999}`,
 	} {
 		f.Add([]byte(s))
 	}
@@ -190,6 +240,8 @@ func TestScanAgreesOnGeneratedObjects(t *testing.T) {
 	piece := rapid.SampledFrom([]string{
 		`"model"`, `"stream"`, `"mod\u0065l"`, `"x"`, `:`, `,`, `{`, `}`, `[`, `]`, `"\\"`, `"\""`, `true`, `false`,
 		`null`, `1`, `-2.5e3`, ` `, `"m"`, `""`, `"a\u00e9"`, `01`, `"model":"z"`, `,"stream":true`,
+		`"n":3,`, `"max_tokens":17,`, `"max_completion_tokens" :`, `"messages":[{}],`, `"prompt":"p" ,`, `"input":`, `"tools":`,
+		`"functions":null,`, `"response_format":{},`, `"logprobs":false,`, `"model":"m",`,
 	})
 	rapid.Check(t, func(t *rapid.T) {
 		parts := rapid.SliceOfN(piece, 0, 14).Draw(t, "parts")
@@ -216,6 +268,15 @@ func TestScanAllocatesOnlyTheModel(t *testing.T) {
 	n := testing.AllocsPerRun(100, func() {
 		if _, err := modelscan.Scan(body); err != nil {
 			t.Fatal(err)
+		}
+	})
+	require.LessOrEqual(t, n, 1.0)
+
+	body = []byte(`{"model":"a-model-with-a-name-that-is-longer-than-the-stack's-buffer-for-strings","n":2,"max_tokens":1000,"max_completion_tokens":1e3,` +
+		`"a_key_that_is_longer_than_any_that_is_wanted_and_than_32_bytes":1,"tools":[],"prompt":"p","logprobs":null}`)
+	n = testing.AllocsPerRun(100, func() {
+		if head, err := modelscan.Scan(body); err != nil || head.MaxTokens != 1000 || head.Prefix(body) != 0 {
+			t.Fatal(head, err)
 		}
 	})
 	require.LessOrEqual(t, n, 1.0)

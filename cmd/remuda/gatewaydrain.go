@@ -1,0 +1,123 @@
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"time"
+
+	"remuda/controller/api"
+)
+
+var gatewayDrain = question{
+	synopsis: "Have a gateway finish its requests and end",
+	about: `Orders a gateway to take no new requests, to let those that run finish, and to end, as SIGTERM does. What waits there
+without an engine gets an answer. A gateway is given by its name, or by the beginning of it that no other has. It is gone
+when it does not report any more; whatever runs it, as Nomad, may start another one.`,
+	args: []string{"NAME"},
+	setup: func(fs *flag.FlagSet) answering {
+		var d draining
+		fs.BoolVar(&d.detach, "detach", false, "return at once instead of waiting until the gateway is gone")
+		// The longest streams take minutes, and a gateway bounds its drain itself.
+		fs.DurationVar(&d.timeout, "timeout", 30*time.Minute, "how long to wait; 0 for as long as it takes. The drain goes on all the same")
+		return func(ctx context.Context, c *asker, args []string) error {
+			g, err := c.findGateway(ctx, args[0])
+			if err != nil {
+				return err
+			}
+			if g, err = c.DrainGateway(ctx, g.Name); err != nil {
+				return err
+			}
+			if d.detach {
+				c.printf("%s is told to drain: `remuda gateway list` shows how far it is.\n", g.Name)
+			} else if g, err = d.follow(ctx, c, g); err != nil {
+				return err
+			}
+			return c.print(g, func() error { return nil })
+		}
+	},
+}
+
+// draining waits for the end of a gateway.
+type draining struct {
+	detach  bool
+	timeout time.Duration
+}
+
+// drainPoll is how often it is looked how far a gateway is.
+const drainPoll = time.Second
+
+// follow returns once the gateway is gone. A leader that is new has not heard of any yet:
+// a gateway is gone when it is missing for half as long as its reports last, in which one
+// that lives reports several times. A new leader does not know the order either: it is given
+// again.
+func (d draining) follow(parent context.Context, c *asker, g api.Gateway) (api.Gateway, error) {
+	ctx, cancel := parent, context.CancelFunc(func() {})
+	if d.timeout > 0 {
+		ctx, cancel = context.WithTimeout(parent, d.timeout)
+	}
+	defer cancel()
+	enough := g.Expires.Sub(g.Seen) / 2
+	tick := time.NewTicker(max(min(drainPoll, enough/2), 10*time.Millisecond))
+	defer tick.Stop()
+	var missing time.Time // since when, zero while it is there
+	var last error
+	told := ""
+	for {
+		if text := drainText(g); missing.IsZero() && text != told {
+			told = text
+			c.printf("%s\n", text)
+		}
+		select {
+		case <-ctx.Done():
+			return g, d.late(parent, g, last)
+		case <-tick.C:
+		}
+		all, err := c.Gateways(ctx)
+		if err != nil {
+			missing = time.Time{}
+			if ctx.Err() == nil { // else the end of the wait has cut it off
+				last = err
+			}
+			continue
+		}
+		last = nil
+		there := false
+		for _, one := range all {
+			if one.Name == g.Name {
+				g, there = one, true
+			}
+		}
+		switch {
+		case !there && missing.IsZero():
+			missing = time.Now()
+		case !there && time.Since(missing) >= enough:
+			c.printf("%s is gone.\n", g.Name)
+			return g, nil
+		case there:
+			missing = time.Time{}
+			if !g.Draining && !g.DrainOrdered {
+				if _, err := c.DrainGateway(ctx, g.Name); ctx.Err() == nil {
+					last = err
+				}
+			}
+		}
+	}
+}
+
+// drainText says how far a gateway is.
+func drainText(g api.Gateway) string {
+	return fmt.Sprintf("%s is %s: %d in flight, %d waiting", g.Name, gatewayStatus(g), g.InFlight, g.Waiting)
+}
+
+// late says how things stand when nobody waits any longer.
+func (d draining) late(parent context.Context, g api.Gateway, last error) error {
+	after := "not watched any further"
+	if parent.Err() == nil {
+		after = fmt.Sprintf("after %s", d.timeout)
+	}
+	if last != nil {
+		return fmt.Errorf("%s: it is not known whether %s is gone: %w", after, g.Name, last)
+	}
+	return fmt.Errorf("%s: %s", after, drainText(g))
+}

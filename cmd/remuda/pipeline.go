@@ -1,0 +1,192 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+
+	"remuda/controller/api"
+	"remuda/controller/pipeline"
+)
+
+func (p *program) pipelineVerbs() map[string]verb {
+	return map[string]verb{
+		"pipeline apply":  p.pipelineApplyVerb(),
+		"pipeline list":   p.asking(pipelineList),
+		"pipeline status": p.asking(pipelineStatus),
+		"pipeline stop":   p.asking(pipelineStop),
+	}
+}
+
+func (p *program) pipelineApplyVerb() verb {
+	return p.asking(question{
+		synopsis: "Make a pipeline what a file says",
+		about: `Reads a file ("-" is standard input) with one pipeline, which is a small graph of steps that call models, checks it
+and applies it. Clients call a pipeline as they call a model. As a file:
+
+  pipeline "support" {
+    deadline = "60s"
+
+    step "classify" {
+      model      = "small"
+      prompt     = "Billing or technical? ${input.text}"
+      max_tokens = 5
+    }
+    step "billing" {
+      model  = "billing-llm"
+      when   = strcontains(lower(step.classify.text), "billing")
+      prompt = input.text
+    }
+    step "tech" {
+      model    = "tech-llm"
+      when     = !strcontains(lower(step.classify.text), "billing")
+      messages = input.messages
+    }
+    output = coalesce(step.billing, step.tech)
+  }
+
+Steps that do not name each other run at the same time. A step with for_each, a list, runs once for each value of it,
+which is each.value, and is a list of answers: join("\n", step.ideas[*].text). Requests that are being answered go on
+with the pipeline as it was.`,
+		args: []string{"FILE"},
+		setup: func(fs *flag.FlagSet) answering {
+			dryRun := fs.Bool("dry-run", false, "check the file, and change nothing")
+			return func(ctx context.Context, c *asker, args []string) error {
+				return c.applyPipeline(ctx, args[0], p.stdin, *dryRun)
+			}
+		},
+	})
+}
+
+func (c *asker) applyPipeline(ctx context.Context, path string, stdin io.Reader, dryRun bool) error {
+	name, in := path, stdin
+	if path == "-" {
+		name = "standard input"
+	} else {
+		f, err := os.Open(path)
+		if err != nil {
+			return fmt.Errorf("read the pipeline: %w", err)
+		}
+		defer f.Close()
+		in = f
+	}
+	raw, err := io.ReadAll(io.LimitReader(in, pipeline.MaxSource+1))
+	if err != nil {
+		return fmt.Errorf("read the pipeline: %w", err)
+	}
+	// What is wrong with it is told without a controller, too.
+	parsed, err := pipeline.Parse(name, raw)
+	if err != nil {
+		return err
+	}
+	if dryRun {
+		return c.done("pipeline %q is fine. Nothing was changed: this was a dry run.\n", parsed.Name)
+	}
+	r, err := c.ApplyPipeline(ctx, parsed.Name, api.PipelineRequest{File: string(raw), Filename: name})
+	if err != nil {
+		return err
+	}
+	return c.print(r, func() error {
+		switch {
+		case r.New:
+			fmt.Fprintf(c.out, "%s is there.\n", parsed.Name)
+		case r.Changed:
+			fmt.Fprintf(c.out, "%s is changed.\n", parsed.Name)
+		default:
+			fmt.Fprintln(c.out, "Nothing changed.")
+		}
+		c.missing(r.Pipeline)
+		return nil
+	})
+}
+
+// missing warns of models that a pipeline calls and that do not exist.
+func (c *asker) missing(p api.Pipeline) {
+	if len(p.Missing) > 0 {
+		fmt.Fprintf(c.out, "Its steps call models that do not exist yet, and fail until they do: %s.\n", strings.Join(p.Missing, ", "))
+	}
+}
+
+var pipelineList = question{
+	synopsis: "List the pipelines",
+	about:    `Lists every pipeline with the models that its steps call.`,
+	run: func(ctx context.Context, c *asker, _ []string) error {
+		all, _, err := c.Pipelines(ctx, api.QueryOptions{})
+		if err != nil {
+			return err
+		}
+		return c.print(list(all), func() error {
+			if len(all) == 0 {
+				fmt.Fprintln(c.out, "There are no pipelines yet: `remuda pipeline apply FILE` brings the first.")
+				return nil
+			}
+			t := newTable(c.out, "NAME", "MODELS", "MISSING MODELS", "INDEX")
+			for _, p := range all {
+				t.row(p.Name, strings.Join(p.Models, ","), strings.Join(p.Missing, ","), p.ModifyIndex)
+			}
+			return t.flush()
+		})
+	},
+}
+
+var pipelineStatus = question{
+	synopsis: "Show a pipeline, its steps and its file",
+	about:    `Shows the pipeline's steps, what each of them waits for, and the file as it was applied.`,
+	args:     []string{"PIPELINE"},
+	run: func(ctx context.Context, c *asker, args []string) error {
+		p, _, err := c.Pipeline(ctx, args[0], api.QueryOptions{})
+		if err != nil {
+			return err
+		}
+		return c.print(p, func() error { return c.showPipeline(p) })
+	},
+}
+
+func (c *asker) showPipeline(p api.Pipeline) error {
+	f := newFields(c.out)
+	f.set("Name", p.Name)
+	f.set("Models", strings.Join(p.Models, ", "))
+	f.setIf("Missing", strings.Join(p.Missing, ", "))
+	f.set("Changed at", fmt.Sprintf("index %d", p.ModifyIndex))
+	parsed, err := pipeline.Parse(p.Name, []byte(p.Source))
+	if err != nil { // a controller of another version took it
+		f.set("Fault", err)
+		return f.flush()
+	}
+	f.set("Deadline", parsed.Deadline)
+	f.set("Output", cmp.Or(strings.Join(parsed.Outputs(), ", or "), "computed"))
+	if err := f.flush(); err != nil {
+		return err
+	}
+	fmt.Fprintln(c.out, "\nSteps")
+	t := newTable(c.out, "NAME", "MODEL", "MODEL EXISTS", "AFTER", "RUNS")
+	for _, s := range parsed.Steps {
+		runs := "once"
+		if s.FanOut {
+			runs = fmt.Sprintf("for each, %d at once", s.Parallel)
+		}
+		t.row(s.Name, s.Model, yes(!slices.Contains(p.Missing, s.Model)), strings.Join(s.After, ","), runs)
+	}
+	if err := t.flush(); err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(c.out, "\nFile\n%s", p.Source)
+	return err
+}
+
+var pipelineStop = question{
+	synopsis: "Take a pipeline away",
+	about:    `Takes the pipeline away. Requests that it is answering end as they would; the models stay as they are.`,
+	args:     []string{"PIPELINE"},
+	run: func(ctx context.Context, c *asker, args []string) error {
+		if err := c.DeletePipeline(ctx, args[0], 0); err != nil {
+			return err
+		}
+		return c.done("%s is gone.\n", args[0])
+	},
+}

@@ -1,0 +1,121 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"strings"
+	"time"
+
+	"remuda/controller/api"
+)
+
+func (p *program) requestVerbs() map[string]verb {
+	return map[string]verb{"request kill": p.asking(requestKill)}
+}
+
+// killPoll is how often it is looked whether a request has ended. Gateways report every two
+// seconds at least, and at once what changes.
+const killPoll = 200 * time.Millisecond
+
+var requestKill = question{
+	synopsis: "End a request, waiting or in flight",
+	about: `Orders the gateways to end the requests with this ID (X-Request-Id): one that waits is answered with an error, one in
+flight is cut off with an explicit one. Gateways name only some of their requests, so that one that is not found may be
+there all the same: the order is given to all of them, and the exit code is 1, as nobody can tell what became of it.`,
+	args: []string{"ID"},
+	setup: func(fs *flag.FlagSet) answering {
+		var k killing
+		fs.BoolVar(&k.detach, "detach", false, "return at once instead of waiting until no gateway names the request")
+		fs.DurationVar(&k.timeout, "timeout", 10*time.Second, "how long to wait; 0 for as long as it takes")
+		return func(ctx context.Context, c *asker, args []string) error {
+			s, err := c.KillRequest(ctx, args[0])
+			if err != nil {
+				return err
+			}
+			for _, p := range s.Places {
+				c.printf("%s %s: it is told to end.\n", s.ID, placeText(p))
+			}
+			if !k.detach {
+				if s, err = k.follow(ctx, c, s); err != nil {
+					return err
+				}
+				c.printf("%s has ended.\n", s.ID)
+			}
+			return c.print(s, func() error { return nil })
+		}
+	},
+}
+
+// placeText says where a request is.
+func placeText(p api.QueuedRequest) string {
+	if p.Replica != "" {
+		return fmt.Sprintf("is in flight at %s by gateway %s", p.Replica, p.Gateway)
+	}
+	return fmt.Sprintf("waits for %s at gateway %s", p.Model, p.Gateway)
+}
+
+// killing waits for the end of a request.
+type killing struct {
+	detach  bool
+	timeout time.Duration
+}
+
+// follow returns once no gateway names the request. A leader that is new knows neither the
+// order nor what the gateways have: it is given the order again, and heard only once every
+// gateway has reported to it.
+func (k killing) follow(parent context.Context, c *asker, s api.RequestStatus) (api.RequestStatus, error) {
+	ctx, cancel := parent, context.CancelFunc(func() {})
+	if k.timeout > 0 {
+		ctx, cancel = context.WithTimeout(parent, k.timeout)
+	}
+	defer cancel()
+	tick := time.NewTicker(killPoll)
+	defer tick.Stop()
+	var last error
+	for {
+		select {
+		case <-ctx.Done():
+			return s, k.late(parent, s, last)
+		case <-tick.C:
+		}
+		now, err := c.Request(ctx, s.ID)
+		if err == nil && len(now.Places) > 0 && !now.Killed {
+			now, err = c.KillRequest(ctx, s.ID)
+			var refused *api.Error
+			if errors.As(err, &refused) && refused.Code == api.CodeNotFound {
+				continue // It has ended meanwhile, which the next look tells.
+			}
+		}
+		if err != nil {
+			if ctx.Err() == nil {
+				last = err
+			}
+			continue
+		}
+		s, last = now, nil
+		if len(s.Places) == 0 && (s.Killed || s.Complete) {
+			return s, nil
+		}
+	}
+}
+
+// late says how things stand when nobody waits any longer.
+func (k killing) late(parent context.Context, s api.RequestStatus, last error) error {
+	after := "not watched any further"
+	if parent.Err() == nil {
+		after = fmt.Sprintf("after %s", k.timeout)
+	}
+	var where []string
+	for _, p := range s.Places {
+		where = append(where, placeText(p))
+	}
+	switch {
+	case last != nil:
+		return fmt.Errorf("%s: it is not known whether %s has ended: %w", after, s.ID, last)
+	case len(where) == 0:
+		return fmt.Errorf("%s: it is not known whether %s has ended: the controller's leader is new and was not told by all gateways yet", after, s.ID)
+	}
+	return fmt.Errorf("%s: %s still %s", after, s.ID, strings.Join(where, ", and "))
+}

@@ -1,0 +1,107 @@
+package api
+
+import (
+	"context"
+	"net/http"
+	"net/url"
+	"time"
+)
+
+// QueueIdle is the state of a model that no gateway has anything of: nothing runs, and the
+// first request brings a replica up. Gateways never report it.
+const QueueIdle = "IDLE"
+
+// Queue is what all live gateways have of one model together.
+type Queue struct {
+	Model string
+	// State is one of the Queue constants. Where no gateway has anything of the model it is
+	// what the controller's own state says: CANCELLED, READY, DEPLOYING or IDLE.
+	State string
+	// Waiting is how many requests wait for an engine, InFlight how many are at one.
+	Waiting, InFlight int
+	// Oldest is when the one that has waited longest came, zero where none waits.
+	Oldest time.Time `json:",omitzero"`
+	// Served is how many requests ended per second lately.
+	Served float64
+	// Serving is how many replicas are HOT and running.
+	Serving int
+	// Gateways is how many gateways have something of the model.
+	Gateways int
+}
+
+// QueueStatus is all about one model's queue.
+type QueueStatus struct {
+	Queue Queue
+	// Gateways have something of the model, by name.
+	Gateways []GatewayQueue
+	// Waiting are some of the requests that wait, the next first: of each gateway the first
+	// MaxReportRequests. InFlight are some of those at engines, oldest first: of each gateway
+	// the oldest MaxReportRequests of each replica.
+	Waiting, InFlight []QueuedRequest
+	// Replicas of the model, with their requests.
+	Replicas []Replica
+}
+
+// GatewayQueue is what one gateway has of a model.
+type GatewayQueue struct {
+	Gateway           string
+	State             string
+	Waiting, InFlight int
+	Oldest            time.Time `json:",omitzero"`
+	Served            float64
+}
+
+// QueuedRequest is a request of a queue.
+type QueuedRequest struct {
+	ID string
+	// Started is when it came where it waits, and when it was sent to the replica where it
+	// does not.
+	Started time.Time
+	Gateway string
+	Model   string
+	// Replica is empty while it waits.
+	Replica string `json:",omitempty"`
+	// Position is its place in its gateway's queue, 1 is next; 0 where it does not wait.
+	Position int `json:",omitempty"`
+}
+
+// RequestStatus is what is known of the requests of one ID.
+type RequestStatus struct {
+	ID string
+	// Places are where gateways say that such requests are: none or one, unless clients give
+	// the same ID again. Gateways name only some of their requests.
+	Places []QueuedRequest
+	// Killed: within the last half minute the answering server was told to kill it. It
+	// forgets that when it leads no more.
+	Killed bool
+	// Complete: the answering server leads for so long that every live gateway has reported.
+	// While it is false, that a request is nowhere says nothing.
+	Complete bool
+}
+
+// Queues lists what the gateways have of each model, those that exist and those that
+// somebody asks for. The leader answers; it cannot be watched.
+func (c *Client) Queues(ctx context.Context) ([]Queue, error) {
+	list, _, err := read[[]Queue](ctx, c, "/v1/queues", nil, QueryOptions{})
+	return list, err
+}
+
+// Queue returns all about one model's queue.
+func (c *Client) Queue(ctx context.Context, model string) (QueueStatus, error) {
+	q, _, err := read[QueueStatus](ctx, c, "/v1/queue/"+url.PathEscape(model), nil, QueryOptions{})
+	return q, err
+}
+
+// Request returns what is known of the requests of an ID.
+func (c *Client) Request(ctx context.Context, id string) (RequestStatus, error) {
+	r, _, err := read[RequestStatus](ctx, c, "/v1/request/"+url.PathEscape(id), nil, QueryOptions{})
+	return r, err
+}
+
+// KillRequest orders the gateways to end the requests of an ID, waiting or in flight, and
+// returns where they are. The order is given with the answers to their next reports; watch
+// Request for what becomes of it. It fails with CodeNotFound where no gateway names such a
+// request: the order is given all the same, as gateways name only some.
+func (c *Client) KillRequest(ctx context.Context, id string) (RequestStatus, error) {
+	return write[RequestStatus](ctx, c, http.MethodPost, "/v1/request/"+url.PathEscape(id)+"/kill", nil, nil)
+}

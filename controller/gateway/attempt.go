@@ -1,0 +1,234 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	"remuda/controller/gateway/balance"
+)
+
+// verdict is what became of an attempt.
+type verdict int
+
+const (
+	// finished: the client has its answer, or the error is for it.
+	finished verdict = iota
+	// failedThere: the engine took the request and failed it; another may do better.
+	failedThere
+	// notTaken: no engine got the request.
+	notTaken
+)
+
+var (
+	// errSilent is the cause of an attempt's context when the engine let a timeout pass.
+	errSilent = errors.New("the engine was silent for too long")
+	// errDeadline is the cause when the client waits no more for the first byte.
+	errDeadline = errors.New("the client's deadline is over")
+)
+
+// attempt sends the request to the leased engine and its answer to the client.
+// The error is what to send where no engine does better.
+func (x *exchange) attempt(l *lease) (v verdict, e *apiError) {
+	defer l.release()
+	x.lease, x.engine, x.fresh, x.progress = l, l.endpoint(), true, false
+	began := time.Now()
+	ctx, cancel := context.WithCancelCause(x.ctx)
+	defer cancel(nil)
+	x.cancel = cancel
+	silent := x.g.cfg.Timeouts.FirstByte
+	x.hurried.Store(false)
+	if !x.deadline.IsZero() && !x.committed {
+		if left := x.deadline.Sub(began); left < silent {
+			silent = left
+			x.hurried.Store(true)
+		}
+	}
+	x.watch = time.AfterFunc(silent, func() {
+		if x.hurried.Load() {
+			cancel(errDeadline)
+			return
+		}
+		cancel(errSilent)
+	})
+	defer x.watch.Stop()
+
+	ctx, c := x.trace(ctx, began)
+	defer func() { c.end(e) }()
+	resp, err := x.g.transport.RoundTrip(x.outbound(ctx, c))
+	c.answered(err)
+	if err == nil {
+		defer resp.Body.Close()
+		x.attempts++
+		if !x.repeatable() {
+			// It cannot be sent again from here on; a stream may go on for long.
+			x.freeBody()
+		}
+		return x.relay(ctx, resp)
+	}
+	var dial *dialError
+	if !errors.As(err, &dial) || ctx.Err() != nil {
+		x.attempts++
+		return x.fault(ctx, err)
+	}
+	if x.countFault(kindDial) {
+		x.g.log.Warn("engine cannot be reached", "model", x.head.Model, "engine", x.engine.ServiceID, "address", x.engine.Addr, "error", dial.err)
+	}
+	return notTaken, &apiError{status: http.StatusServiceUnavailable, typ: typeServer, code: "engine_unreachable", retryAfter: x.g.cfg.RetryAfter,
+		message: fmt.Sprintf("no engine of the model %s could be reached; retry after the time in Retry-After", shorten(x.head.Model))}
+}
+
+// allow gives an engine that has begun to answer so long from now: its silence is its own
+// fault then, whatever time the client had.
+func (x *exchange) allow(d time.Duration) {
+	x.hurried.Store(false)
+	x.watch.Reset(d)
+}
+
+// repeatable tells whether the request may be sent again although an answer has begun.
+func (x *exchange) repeatable() bool {
+	return x.g.cfg.Retries.Attempts > 1 && (x.recorder != nil || x.failures+1 < x.g.cfg.Retries.Attempts)
+}
+
+// outbound is the request as the engine gets it.
+func (x *exchange) outbound(ctx context.Context, c *call) *http.Request {
+	in := x.r.Header
+	h := make(http.Header, len(in)+8)
+	copyHeader(h, in)
+	delete(h, headerTimeout)
+	delete(h, headerPriority)
+	h["Accept-Encoding"] = []string{"identity"} // answers are looked into
+	delete(h, "Expect")                         // the body is here already
+	h[headerID] = []string{x.id}
+	h[headerVia] = append(h[headerVia][:len(h[headerVia]):len(h[headerVia])], viaRemuda)
+	if host, _, err := net.SplitHostPort(x.r.RemoteAddr); err == nil {
+		if prior := h["X-Forwarded-For"]; len(prior) > 0 {
+			host = strings.Join(prior, ", ") + ", " + host
+		}
+		h["X-Forwarded-For"] = []string{host}
+	}
+	if h["X-Forwarded-Host"] == nil {
+		h["X-Forwarded-Host"] = []string{x.r.Host}
+	}
+	if h["X-Forwarded-Proto"] == nil {
+		h["X-Forwarded-Proto"] = []string{"http"}
+	}
+	if h["User-Agent"] == nil {
+		h["User-Agent"] = nil // keeps the transport from adding its own
+	}
+	if h["Idempotency-Key"] == nil && h["X-Idempotency-Key"] == nil {
+		h["X-Idempotency-Key"] = nil // marks the request, is not sent; see newTransport
+	}
+	if c != nil {
+		c.span.Inject(h)
+	}
+	read, length := x.body.reader, len(x.body.data)
+	if payload := x.payload; payload != nil {
+		read = func() io.ReadCloser { return plainBody(payload) }
+		length = len(payload)
+	}
+	req := &http.Request{
+		Method: http.MethodPost,
+		URL:    &url.URL{Scheme: "http", Host: x.engine.Addr, Path: x.route.path, RawQuery: x.r.URL.RawQuery},
+		Proto:  "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
+		Header:        h,
+		Body:          read(),
+		GetBody:       func() (io.ReadCloser, error) { return read(), nil },
+		ContentLength: int64(length),
+	}
+	return req.WithContext(ctx)
+}
+
+// copyHeader copies end-to-end headers (RFC 9110 section 7.6.1). The values
+// are shared.
+func copyHeader(dst, src http.Header) {
+	for k, v := range src {
+		switch k {
+		case "Connection", "Proxy-Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization",
+			"Te", "Trailer", "Transfer-Encoding", "Upgrade":
+		default:
+			dst[k] = v
+		}
+	}
+	for _, line := range src["Connection"] {
+		for name := range strings.SplitSeq(line, ",") {
+			delete(dst, http.CanonicalHeaderKey(strings.TrimSpace(name)))
+		}
+	}
+}
+
+// fault judges an error of the exchange with the engine, counts it and returns
+// what to tell the client if no engine does better.
+func (x *exchange) fault(ctx context.Context, err error) (verdict, *apiError) {
+	if x.ctx.Err() != nil {
+		return finished, x.left()
+	}
+	model := x.head.Model
+	cause := context.Cause(ctx)
+	if cause == errDeadline && !x.committed { //nolint:errorlint // a cause is never wrapped
+		return finished, &apiError{status: http.StatusGatewayTimeout, typ: typeServer, code: "deadline_exceeded", retryAfter: x.g.cfg.RetryAfter,
+			message: fmt.Sprintf("the engine of the model %s sent no answer within the time that %s allows; allow more", shorten(model), headerTimeout)}
+	}
+	kind := kindProtocol
+	var e *apiError
+	switch {
+	case cause == errSilent && x.fresh: //nolint:errorlint // a cause is never wrapped
+		kind = kindTimeout
+		e = errEngine(http.StatusGatewayTimeout, "engine_timeout", model, fmt.Sprintf("sent no byte of an answer within %s", x.g.cfg.Timeouts.FirstByte))
+	case cause == errSilent: //nolint:errorlint // a cause is never wrapped
+		kind = kindTimeout
+		e = errEngine(http.StatusGatewayTimeout, "engine_timeout", model, fmt.Sprintf("sent nothing for %s in the middle of its answer", x.g.cfg.Timeouts.StreamIdle))
+	case !x.fresh:
+		kind = kindCut
+		e = errEngine(http.StatusBadGateway, "engine_cut_off", model, "stopped in the middle of its answer")
+	case isReset(err):
+		kind = kindReset
+		e = errEngine(http.StatusBadGateway, "engine_gone", model, "closed the connection before it answered")
+	default:
+		e = errEngine(http.StatusBadGateway, "engine_protocol_error", model, "answered with something that is not HTTP")
+	}
+	x.blame(kind, err)
+	return failedThere, e
+}
+
+func isReset(err error) bool {
+	var op *net.OpError // also a host that was switched off: ETIMEDOUT, EHOSTUNREACH
+	return errors.As(err, &op) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
+		strings.Contains(err.Error(), "server closed idle connection")
+}
+
+// Kinds of upstream_errors_total.
+const (
+	kindDial     = "dial"     // no connection
+	kindTimeout  = "timeout"  // no first byte, or no next one, in time
+	kindReset    = "reset"    // the connection ended before the first byte
+	kindProtocol = "protocol" // not HTTP
+	kindContent  = "content"  // HTTP, but not what an OpenAI engine answers
+	kindStatus   = "status"   // a 5xx
+	kindCut      = "cut"      // the answer ended before it was complete
+)
+
+var faults = map[string]balance.Fault{
+	kindDial: balance.Dial, kindTimeout: balance.Timeout, kindReset: balance.Reset, kindProtocol: balance.Protocol,
+	kindContent: balance.Content, kindStatus: balance.Status, kindCut: balance.Cut,
+}
+
+// countFault counts a fault of the engine, and tells whether the engine is avoided from
+// now on and was not before.
+func (x *exchange) countFault(kind string) (news bool) {
+	x.g.metrics.upstreamErrors.WithLabelValues(x.label, x.engine.Replica, kind).Inc()
+	return x.lease.failed(faults[kind])
+}
+
+// blame counts and logs a fault of the engine.
+func (x *exchange) blame(kind string, err error) {
+	x.countFault(kind)
+	x.g.log.Warn("engine failed a request", "id", x.id, "model", x.head.Model, "engine", x.engine.ServiceID,
+		"address", x.engine.Addr, "kind", kind, "after", time.Since(x.began), "sent", x.sent, "error", err)
+}

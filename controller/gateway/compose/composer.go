@@ -1,0 +1,154 @@
+package compose
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+
+	"remuda/controller/api"
+	"remuda/controller/pipeline"
+)
+
+// Defaults of Config.
+const (
+	DefaultMaxAnswer    = 4 << 20          // a million tokens of text
+	DefaultCommentAfter = 2 * time.Second  // sooner nobody wonders
+	DefaultCommentEvery = 10 * time.Second // below the idle timeouts of usual proxies
+)
+
+// Config says how to answer.
+type Config struct {
+	// Next serves the steps' requests. It must return when a request's context ends, and may
+	// panic with http.ErrAbortHandler as a handler of net/http may.
+	Next http.Handler
+	// Logger, nil: none.
+	Logger hclog.Logger
+	// MaxAnswer is how many bytes one call may answer; 0: DefaultMaxAnswer. A longer answer
+	// fails its step.
+	MaxAnswer int
+	// CommentAfter is when a client that waits for a stream gets its first comment line,
+	// CommentEvery the time between two; 0: the defaults.
+	CommentAfter, CommentEvery time.Duration
+}
+
+// Composer answers requests to pipelines. Its methods may be called from several goroutines
+// at once.
+type Composer struct {
+	cfg Config
+	// pipelines by name; the map is replaced and never changed.
+	pipelines atomic.Pointer[map[string]entry]
+}
+
+// entry is a pipeline, or what is wrong with it.
+type entry struct {
+	source string
+	parsed *pipeline.Pipeline
+	err    error
+}
+
+// New returns a composer without pipelines.
+func New(cfg Config) (*Composer, error) {
+	var errs []error
+	if cfg.Next == nil {
+		errs = append(errs, errors.New("next is nil: want the handler of the steps' requests"))
+	}
+	if cfg.MaxAnswer < 0 {
+		errs = append(errs, fmt.Errorf("max answer is %d: want 0 or more bytes", cfg.MaxAnswer))
+	}
+	if cfg.CommentAfter < 0 || cfg.CommentEvery < 0 {
+		errs = append(errs, fmt.Errorf("comments come after %s and every %s: want none below 0", cfg.CommentAfter, cfg.CommentEvery))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, fmt.Errorf("compose: %w", err)
+	}
+	if cfg.MaxAnswer == 0 {
+		cfg.MaxAnswer = DefaultMaxAnswer
+	}
+	if cfg.CommentAfter == 0 {
+		cfg.CommentAfter = DefaultCommentAfter
+	}
+	if cfg.CommentEvery == 0 {
+		cfg.CommentEvery = DefaultCommentEvery
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = hclog.NewNullLogger()
+	}
+	c := &Composer{cfg: cfg}
+	c.pipelines.Store(&map[string]entry{})
+	return c, nil
+}
+
+// Set replaces all pipelines. Requests that run go on with theirs. One that cannot be read
+// is logged, and its requests are answered with what is wrong; that happens where the
+// controller is of another version than this program.
+func (c *Composer) Set(all []api.GatewayPipeline) {
+	old := *c.pipelines.Load()
+	now := make(map[string]entry, len(all))
+	for _, p := range all {
+		if e, ok := old[p.Name]; ok && e.source == p.Source {
+			now[p.Name] = e
+			continue
+		}
+		e := entry{source: p.Source}
+		e.parsed, e.err = pipeline.Parse(p.Name, []byte(p.Source))
+		if e.err == nil && e.parsed.Name != p.Name {
+			e.err = fmt.Errorf("its source is of pipeline %q", e.parsed.Name)
+		}
+		if e.err != nil {
+			c.cfg.Logger.Error("a pipeline cannot be read, its requests fail", "pipeline", p.Name, "error", e.err)
+		}
+		now[p.Name] = e
+	}
+	c.pipelines.Store(&now)
+}
+
+// Has tells whether there is a pipeline of that name.
+func (c *Composer) Has(name string) bool {
+	_, ok := (*c.pipelines.Load())[name]
+	return ok
+}
+
+// Names are those of all pipelines, sorted.
+func (c *Composer) Names() []string { return slices.Sorted(maps.Keys(*c.pipelines.Load())) }
+
+// inside marks the context of a step's request.
+type inside struct{}
+
+// Inside tells whether a request is a step's, and of which pipeline.
+func Inside(ctx context.Context) (name string, ok bool) {
+	name, ok = ctx.Value(inside{}).(string)
+	return name, ok
+}
+
+// Serve answers a request to the pipeline of that name, and returns when it was answered;
+// false where there is no such pipeline, and nothing was done then. body is r's body, which
+// was read already; it is not kept. The client's request ID is r's X-Request-Id, or else the
+// one that w's header has already.
+//
+// Where a stream was cut it panics with http.ErrAbortHandler, as the gateway's handler does,
+// so that nobody takes what was sent for a whole answer.
+func (c *Composer) Serve(w http.ResponseWriter, r *http.Request, name string, body []byte) (handled bool) {
+	e, ok := (*c.pipelines.Load())[name]
+	if !ok {
+		return false
+	}
+	x := &exchange{c: c, w: w, r: r, name: name, began: time.Now(), running: map[string]int{}}
+	switch outer, nested := Inside(r.Context()); {
+	case nested:
+		x.refuse(&failure{status: http.StatusBadRequest, typ: typeRequest, code: "pipeline_in_pipeline",
+			message: fmt.Sprintf("pipeline %q calls %q, which is a pipeline: its steps may call models only", outer, name)})
+	case e.err != nil:
+		x.refuse(&failure{status: http.StatusInternalServerError, typ: typeServer, code: "pipeline_invalid",
+			message: fmt.Sprintf("pipeline %q cannot be read, its operators have to apply it again: %v", name, e.err)})
+	default:
+		x.serve(e.parsed, body)
+	}
+	return true
+}

@@ -1,0 +1,39 @@
+package gateway
+
+import "sync"
+
+// live are the requests that are on their way.
+type live struct {
+	mu   sync.Mutex
+	here map[*exchange]struct{} // guarded by mu
+}
+
+func (l *live) add(x *exchange) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.here == nil {
+		l.here = map[*exchange]struct{}{}
+	}
+	l.here[x] = struct{}{}
+}
+
+func (l *live) remove(x *exchange) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.here, x)
+}
+
+// kill ends all requests of an ID, which clients choose as they like, and returns how
+// many those are.
+func (l *live) kill(id string) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	n := 0
+	for x := range l.here {
+		if x.id == id {
+			x.kill(errKilled)
+			n++
+		}
+	}
+	return n
+}

@@ -1,0 +1,119 @@
+package load
+
+import (
+	"errors"
+	"maps"
+	"slices"
+	"time"
+)
+
+const (
+	// OrderTTL is how long an order is repeated at most. A gateway reports every two
+	// seconds, and one that is not heard for that long is forgotten.
+	OrderTTL = 30 * time.Second
+	// MaxKills is how many requests there may be an order to kill for, at most.
+	MaxKills = 1000
+	// surely is in how many answers a gateway was given an order at least before what it
+	// reports counts as carried out: one answer may be lost.
+	surely = 2
+)
+
+// ErrTooManyOrders means that MaxKills orders are on their way.
+var ErrTooManyOrders = errors.New("too many orders are on their way")
+
+// Orders are what a gateway has to do.
+type Orders struct {
+	// Kill are IDs of requests that have to end, sorted.
+	Kill []string
+	// Drain: take no new requests, let those that run finish, and end.
+	Drain bool
+}
+
+// order is one order. It is in memory only: lost with the leader, which whoever gave it
+// sees from what does not happen.
+type order struct {
+	until time.Time
+	// told is in how many answers each gateway was given it, and done which ones have
+	// carried it out.
+	told map[string]int
+	done map[string]bool
+}
+
+func newOrder(until time.Time) *order {
+	return &order{until: until, told: map[string]int{}, done: map[string]bool{}}
+}
+
+// Kill orders all gateways to end the requests of this ID, and returns where they say
+// that such are. Each gateway is told until it reports none, having been told twice, or
+// until OrderTTL is over. It fails with ErrTooManyOrders.
+func (s *Store) Kill(id string) ([]Place, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.now()
+	s.prune(now)
+	if _, again := s.kills[id]; !again && len(s.kills) >= MaxKills {
+		return nil, ErrTooManyOrders
+	}
+	s.kills[id] = newOrder(now.Add(OrderTTL))
+	return s.find(id), nil
+}
+
+// Killed tells whether there was an order to kill requests of this ID within OrderTTL.
+func (s *Store) Killed(id string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.prune(s.now())
+	return s.kills[id] != nil
+}
+
+// Drain orders a gateway to take no new requests and to end, and tells whether it lives.
+// It is told until it reports that it drains, or until OrderTTL is over.
+func (s *Store) Drain(gateway string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.now()
+	s.prune(now)
+	if s.gateways[gateway] == nil {
+		return false
+	}
+	s.drains[gateway] = now.Add(OrderTTL)
+	return true
+}
+
+// Orders returns what a gateway has to do, for the answer to the report that was just put.
+func (s *Store) Orders(gateway string) Orders {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.prune(s.now())
+	var out Orders
+	e := s.gateways[gateway]
+	if e == nil {
+		return out
+	}
+	_, out.Drain = s.drains[gateway]
+	out.Drain = out.Drain && !e.report.Draining
+	if len(s.kills) == 0 {
+		return out
+	}
+	named := map[string]bool{}
+	e.places(gateway, func(_ string, r Request) bool {
+		named[r.ID] = true
+		return false
+	})
+	for _, id := range slices.Sorted(maps.Keys(s.kills)) {
+		o := s.kills[id]
+		if o.done[gateway] || o.told[gateway] >= surely && !named[id] {
+			o.done[gateway] = true // and stays so: a later request may have the same ID
+			continue
+		}
+		o.told[gateway]++
+		out.Kill = append(out.Kill, id)
+	}
+	return out
+}
+
+// forgetOrders drops the orders whose time is over. It needs the lock.
+func (s *Store) forgetOrders(now time.Time) {
+	maps.DeleteFunc(s.kills, func(_ string, o *order) bool { return !now.Before(o.until) })
+	maps.DeleteFunc(s.drains, func(_ string, until time.Time) bool { return !now.Before(until) })
+}

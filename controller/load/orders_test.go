@@ -1,0 +1,114 @@
+package load_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"remuda/controller/load"
+)
+
+// flying has one request in flight.
+func flying(gateway, id string) load.Report {
+	return report(gateway, 1, load.Replica{Name: r1, InFlight: 1, Requests: []load.Request{{ID: id, Started: at(1)}}})
+}
+
+// answer puts a report and returns what its answer orders.
+func answer(s *load.Store, r load.Report) load.Orders {
+	s.Put(r)
+	return s.Orders(r.Gateway)
+}
+
+func TestAKillIsRepeatedUntilItIsCarriedOut(t *testing.T) {
+	s, _ := listening()
+	require.Zero(t, answer(s, flying("a", "x")))
+	s.Put(report("b", 1))
+	where, err := s.Kill("x")
+	require.NoError(t, err)
+	require.Equal(t, "a", where[0].Gateway)
+	require.True(t, s.Killed("x"))
+
+	kill := load.Orders{Kill: []string{"x"}}
+	for range 5 { // for as long as it reports it
+		require.Equal(t, kill, answer(s, flying("a", "x")))
+	}
+	require.Zero(t, answer(s, report("a", 1)))
+	require.Zero(t, answer(s, flying("a", "x")), "another request of the same ID is not meant")
+	// The other names none: it may have one all the same, and is told twice, as one answer
+	// may be lost.
+	require.Equal(t, kill, answer(s, report("b", 1)))
+	require.Equal(t, kill, answer(s, report("b", 1)))
+	require.Zero(t, answer(s, report("b", 1)))
+	// So is one that appears only now.
+	require.Equal(t, kill, answer(s, flying("c", "x")))
+	require.True(t, s.Killed("x"))
+
+	// Who asks again means what there is now.
+	_, err = s.Kill("x")
+	require.NoError(t, err)
+	require.Equal(t, kill, answer(s, flying("a", "x")))
+}
+
+func TestOrdersEnd(t *testing.T) {
+	s, c := listening()
+	s.Put(report("a", 1))
+	where, err := s.Kill("x")
+	require.NoError(t, err)
+	require.Empty(t, where)
+	_, err = s.Kill("b")
+	require.NoError(t, err)
+	require.True(t, s.Drain("a"))
+	require.False(t, s.Drain("nobody"))
+	require.Equal(t, load.Orders{Kill: []string{"b", "x"}, Drain: true}, answer(s, flying("a", "x")), "sorted")
+	c.advance(load.OrderTTL - 1)
+	require.Equal(t, load.Orders{Kill: []string{"b", "x"}, Drain: true}, answer(s, flying("a", "x")))
+	require.True(t, s.Gateways()[0].Ordered)
+	c.advance(1)
+	require.Zero(t, answer(s, flying("a", "x")))
+	require.False(t, s.Killed("x"))
+	require.False(t, s.Gateways()[0].Ordered)
+	require.Zero(t, s.Orders("nobody"))
+}
+
+func TestADrainIsRepeatedUntilTheGatewayDrains(t *testing.T) {
+	s, _ := listening()
+	s.Put(report("a", 1))
+	s.Put(report("b", 1))
+	require.True(t, s.Drain("a"))
+	for range 5 {
+		require.Equal(t, load.Orders{Drain: true}, answer(s, report("a", 1)))
+		require.Zero(t, answer(s, report("b", 1)))
+	}
+	require.Zero(t, answer(s, load.Report{Gateway: "a", Index: 1, Draining: true}))
+}
+
+func TestOrdersAreLostWithTheLeader(t *testing.T) {
+	s, c := listening()
+	s.Put(flying("a", "x"))
+	require.True(t, s.Heard())
+	_, err := s.Kill("x")
+	require.NoError(t, err)
+	require.True(t, s.Drain("a"))
+	s.Reset()
+	require.Zero(t, answer(s, flying("a", "x")))
+	require.False(t, s.Killed("x"))
+	require.False(t, s.Heard(), "that no gateway names a request says nothing yet")
+	c.advance(ttl)
+	require.True(t, s.Heard())
+}
+
+func TestKillsAreBounded(t *testing.T) {
+	s, c := listening()
+	for i := range load.MaxKills {
+		_, err := s.Kill(fmt.Sprint(i))
+		require.NoError(t, err)
+	}
+	_, err := s.Kill("one more")
+	require.ErrorIs(t, err, load.ErrTooManyOrders)
+	_, err = s.Kill("7")
+	require.NoError(t, err, "that one is among them")
+	c.advance(load.OrderTTL)
+	_, err = s.Kill("one more")
+	require.NoError(t, err)
+}

@@ -1,0 +1,197 @@
+package load_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"remuda/controller/load"
+)
+
+func at(sec int) time.Time { return began.Add(time.Duration(sec) * time.Second) }
+
+// queued is a report with queues.
+func queued(gateway string, qs ...load.Queue) load.Report {
+	return load.Report{Gateway: gateway, Index: 1, Queues: qs}
+}
+
+// waits is a queue in which so many wait, the oldest since that second.
+func waits(model string, state load.State, n, since int) load.Queue {
+	return load.Queue{Model: model, State: state, Waiting: n, Oldest: at(since)}
+}
+
+func TestQueuesAreSummedOverGateways(t *testing.T) {
+	s, c := listening()
+	require.Empty(t, s.Queues())
+	s.Put(queued("a",
+		load.Queue{Model: "m", State: load.Busy, Waiting: 2, InFlight: 4, Oldest: at(3), Served: 1.5, Requests: []load.Request{{ID: "w1", Started: at(3)}, {ID: "w2", Started: at(5)}}},
+		waits("n", load.Deploying, 1, 4)))
+	s.Put(load.Report{Gateway: "b", Index: 1, Replicas: []load.Replica{{Name: r1, InFlight: 1, Requests: []load.Request{{ID: "f1", Started: at(1)}}}}, Queues: []load.Queue{
+		{Model: "m", State: load.Ready, Waiting: 1, InFlight: 1, Oldest: at(2), Served: 0.5, Requests: []load.Request{{ID: "w3", Started: at(2)}}},
+		waits("n", load.Provisioning, 2, 1),
+		{Model: "idle", State: load.Cancelled},
+	}})
+	require.Equal(t, map[string]load.Queue{
+		"m":    {Model: "m", State: load.Busy, Waiting: 3, InFlight: 5, Oldest: at(2), Served: 2, Gateways: 2},
+		"n":    {Model: "n", State: load.Deploying, Waiting: 3, Oldest: at(1), Gateways: 2},
+		"idle": {Model: "idle", State: load.Cancelled, Gateways: 1},
+	}, s.Queues())
+	require.Equal(t, map[string]int{"m": 3, "n": 3}, s.Waiting())
+
+	of, requests := s.QueueOf("m")
+	require.Len(t, of, 2)
+	require.Equal(t, 2, of["a"].Waiting)
+	require.Equal(t, load.Ready, of["b"].State)
+	require.Equal(t, []load.Place{
+		{Request: load.Request{ID: "w3", Started: at(2)}, Gateway: "b", Model: "m", Position: 1},
+		{Request: load.Request{ID: "w1", Started: at(3)}, Gateway: "a", Model: "m", Position: 1},
+		{Request: load.Request{ID: "w2", Started: at(5)}, Gateway: "a", Model: "m", Position: 2},
+		{Request: load.Request{ID: "f1", Started: at(1)}, Gateway: "b", Model: "m", Replica: r1},
+	}, requests)
+	of, requests = s.QueueOf("x")
+	require.Empty(t, of)
+	require.Empty(t, requests)
+
+	g := s.Gateways()
+	require.Equal(t, []int{3, 3}, []int{g[0].Waiting, g[1].Waiting})
+	require.False(t, g[0].Draining)
+	s.Put(load.Report{Gateway: "a", Index: 1, Draining: true})
+	require.True(t, s.Gateways()[0].Draining)
+	require.Equal(t, 1, s.Queues()["m"].Waiting, "a report replaces the one before it")
+	c.advance(ttl)
+	require.Empty(t, s.Queues())
+	require.Empty(t, s.Waiting())
+}
+
+// A report that has no room for all queues still has the requests at its replicas.
+func TestAModelWithoutAQueueIsBusyByItsReplicas(t *testing.T) {
+	s, _ := listening()
+	s.Put(load.Report{Gateway: "a", Index: 1, Replicas: []load.Replica{busy("x/y:8b:v:1", 2), busy("x/y:8b:v:2", 1), busy("z:v:1", 0), busy(r1, 9)}, Queues: []load.Queue{{Model: "m", State: load.Busy, InFlight: 9}}})
+	require.Equal(t, map[string]load.Queue{
+		"x/y:8b": {Model: "x/y:8b", State: load.Busy, InFlight: 3, Gateways: 1},
+		"m":      {Model: "m", State: load.Busy, InFlight: 9, Gateways: 1},
+	}, s.Queues())
+}
+
+// The state of all gateways together says the most that any of them knows, in whatever
+// order they report.
+func TestStatesTogether(t *testing.T) {
+	order := []load.State{load.Cancelled, load.Provisioning, load.Deploying, load.Ready, load.Busy}
+	rapid.Check(t, func(t *rapid.T) {
+		s, _ := listening()
+		picks := rapid.SliceOfN(rapid.IntRange(0, len(order)-1), 1, 6).Draw(t, "states")
+		most, waiting, inFlight := 0, 0, 0
+		for i, p := range picks {
+			q := load.Queue{Model: "m", State: order[p], Waiting: rapid.IntRange(0, 9).Draw(t, "waiting"), InFlight: rapid.IntRange(0, 9).Draw(t, "in flight")}
+			s.Put(queued(fmt.Sprint("g", i), q))
+			most, waiting, inFlight = max(most, p), waiting+q.Waiting, inFlight+q.InFlight
+		}
+		require.Equal(t, load.Queue{Model: "m", State: order[most], Waiting: waiting, InFlight: inFlight, Gateways: len(picks)}, s.Queues()["m"])
+	})
+}
+
+func TestFind(t *testing.T) {
+	s, _ := listening()
+	s.Put(load.Report{Gateway: "a", Index: 1, Replicas: []load.Replica{{Name: r1, InFlight: 1, Requests: []load.Request{{ID: "x", Started: at(1)}}}}})
+	s.Put(queued("b", load.Queue{Model: "n", State: load.Deploying, Waiting: 2, Requests: []load.Request{{ID: "y", Started: at(1)}, {ID: "x", Started: at(2)}}}))
+	require.Equal(t, []load.Place{
+		{Request: load.Request{ID: "x", Started: at(2)}, Gateway: "b", Model: "n", Position: 2},
+		{Request: load.Request{ID: "x", Started: at(1)}, Gateway: "a", Model: "m", Replica: r1},
+	}, s.Find("x"))
+	require.Empty(t, s.Find("z"))
+}
+
+// What waits where nothing serves is asked for with each report: a new leader, or one
+// whose last replica of the model has gone, hears of it.
+func TestWhatWaitsIsDemand(t *testing.T) {
+	s, c := listening()
+	s.Put(queued("a", waits("m", load.Provisioning, 1, 0), waits("coming", load.Deploying, 1, 0), waits("full", load.Busy, 9, 0), waits("stopped", load.Cancelled, 1, 0), load.Queue{Model: "none", State: load.Provisioning}))
+	require.Equal(t, map[string]time.Time{"m": c.now}, s.Demand(), "where an engine serves or comes, there is nothing to ask for")
+	c.advance(ttl / 2)
+	s.Put(queued("a", waits("m", load.Provisioning, 1, 0)))
+	require.Equal(t, map[string]time.Time{"m": c.now}, s.Demand())
+	s.Put(queued("a"))
+	require.Empty(t, s.Demand(), "its client has gone")
+
+	s.Put(queued("a", waits("m", load.Provisioning, 1, 0)))
+	s.Reset()
+	require.Empty(t, s.Demand())
+	s.Put(queued("a", waits("m", load.Provisioning, 1, 0)))
+	require.Contains(t, s.Demand(), "m")
+	c.advance(ttl)
+	require.Empty(t, s.Demand(), "its gateway is gone")
+}
+
+// Who scales a model to nothing while requests wait means it: only what comes later
+// counts again.
+func TestAVoidHoldsForWhatWaits(t *testing.T) {
+	s, c := listening()
+	old := queued("a", waits("m", load.Provisioning, 1, 0))
+	s.Put(old)
+	s.Void("m")
+	require.Empty(t, s.Demand())
+	for range 10 { // however long it waits
+		c.advance(ttl / 2)
+		s.Put(old)
+		require.Empty(t, s.Demand())
+	}
+	s.Put(load.Report{Gateway: "b", Index: 1, Queues: []load.Queue{{Model: "m", State: load.Provisioning, Waiting: 1, Oldest: c.now}}})
+	require.Contains(t, s.Demand(), "m", "that one came after it")
+
+	// A gateway that says again what it said of somebody long gone is believed again only
+	// where the void was forgotten with its last old request.
+	s.Put(queued("a"))
+	s.Put(queued("b"))
+	c.advance(ttl)
+	require.Empty(t, s.Demand())
+	s.Put(old)
+	require.Contains(t, s.Demand(), "m")
+}
+
+// What is only a number of a queue wakes nobody.
+func TestANumberOfAQueueIsNoNews(t *testing.T) {
+	s, _ := listening()
+	told := func(r load.Report) bool {
+		ch := s.Changed()
+		s.Put(r)
+		select {
+		case <-ch:
+			return true
+		default:
+			return false
+		}
+	}
+	q := load.Queue{Model: "m", State: load.Busy, Waiting: 1, InFlight: 1, Oldest: at(1)}
+	require.True(t, told(queued("a", q)))
+	q.Waiting, q.InFlight, q.Served, q.Oldest = 5, 2, 3, at(2)
+	require.False(t, told(queued("a", q)))
+	q.Waiting = 0
+	require.True(t, told(queued("a", q)))
+	q.State = load.Ready
+	require.True(t, told(queued("a", q)))
+	require.True(t, told(queued("a")))
+	require.True(t, told(load.Report{Gateway: "a", Index: 1, Draining: true}))
+}
+
+func TestValidateNamesEveryFaultOfQueues(t *testing.T) {
+	good := load.Report{Gateway: "g", Index: 1, Draining: true, Queues: []load.Queue{
+		{Model: "meta/llama:8b", State: load.Busy, Waiting: 2, InFlight: 1, Oldest: at(1), Served: 0.1, Requests: []load.Request{{ID: "a", Started: at(1)}}},
+		{Model: "n", State: load.Cancelled},
+	}}
+	require.NoError(t, good.Validate())
+	err := queued("g",
+		load.Queue{Model: "a b", State: load.Busy}, load.Queue{Model: "m", State: "ASLEEP", Waiting: -1, Served: -1},
+		load.Queue{Model: "m", State: load.Ready, InFlight: -2, Waiting: 1, Requests: make([]load.Request, 2)},
+		load.Queue{Model: "n", State: load.Ready, Waiting: 100, Requests: make([]load.Request, load.MaxRequests+1)}).Validate()
+	for _, want := range []string{
+		`queue of model "a b": the name is "a b"`, `queue of model "m": the state is "ASLEEP": want one of [CANCELLED PROVISIONING DEPLOYING READY BUSY]`,
+		`queue of model "m": -1 wait and 0 are in flight`, "-1 are served per second", `queue of model "m" is there twice`,
+		"1 wait and -2 are in flight", "2 requests, but 1 wait", `queue of model "n": 65 requests: want at most 64`,
+	} {
+		require.ErrorContains(t, err, want)
+	}
+	require.ErrorContains(t, queued("g", make([]load.Queue, load.MaxQueues+1)...).Validate(), "1001 queues: want at most 1000")
+}

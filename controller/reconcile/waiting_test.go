@@ -1,0 +1,104 @@
+package reconcile_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/require"
+
+	"remuda/controller/load"
+	"remuda/controller/planner"
+	"remuda/controller/reconcile"
+	"remuda/controller/state"
+)
+
+// waiting is a report of a gateway at which a request waits for the model.
+func waiting(model string, in load.State, since time.Time) load.Report {
+	return load.Report{Gateway: "g", Index: 1, Since: since, Queues: []load.Queue{{Model: model, State: in, Waiting: 1, Oldest: since}}}
+}
+
+// A model that requests wait for is not idle, though its engines take none, as one does that
+// hangs. Once nobody waits any more it is.
+func TestAModelThatRequestsWaitForIsNotIdle(t *testing.T) {
+	inWorld(t, nil, func(t *testing.T, w *world) {
+		m := *w.raft.store.View().Model(nil, "m")
+		m.IdleWarm, m.Hash = time.Minute, "h2"
+		w.raft.must(&state.UpsertModel{Model: m, ModifyIndex: m.ModifyIndex})
+		one := 1
+		w.raft.must(&state.SetScale{Model: "m", Replicas: &one, Origin: state.OriginOperator})
+		w.running("1")
+		began := time.Now()
+		w.script(func(v *state.View, o planner.Observation) (*state.Plan, time.Time) {
+			return planner.Plan(v, o, planner.DefaultConfig())
+		})
+		during := func(d time.Duration, r load.Report) {
+			for end := time.Now().Add(d); time.Now().Before(end); w.pass(2 * time.Second) {
+				w.loads.Put(r)
+			}
+		}
+		during(10*time.Minute, waiting("m", load.Busy, began))
+		require.Equal(t, "HOT running", w.stage("m:v:1"))
+		require.WithinDuration(t, time.Now(), w.seen().Loads["m:v:1"].LastRequest, time.Minute)
+		require.Zero(t, w.seen().Loads["m:v:1"].InFlight)
+		during(5*time.Minute, load.Report{Gateway: "g", Index: 1, Since: began})
+		require.NotEqual(t, "HOT running", w.stage("m:v:1"), "it was kept up for the one that waited only")
+	})
+}
+
+// A leader that begins knows of no demand: what waits tells it.
+func TestANewLeaderBringsUpWhatRequestsWaitFor(t *testing.T) {
+	inWorld(t, nil, func(t *testing.T, w *world) {
+		since := time.Now()
+		w.loads.Put(waiting("m", load.Provisioning, since))
+		w.rest()
+		require.Contains(t, w.seen().Demand, "m")
+		w.raft.depose()
+		w.rest()
+		w.script(func(v *state.View, o planner.Observation) (*state.Plan, time.Time) {
+			return planner.Plan(v, o, planner.DefaultConfig())
+		})
+		w.raft.elect()
+		w.rest()
+		require.Empty(t, w.raft.store.View().ReplicasOf(nil, "m"))
+		w.loads.Put(waiting("m", load.Provisioning, since))
+		w.rest()
+		require.Len(t, w.raft.store.View().ReplicasOf(nil, "m"), 1)
+		for range 5 { // it waits on
+			w.loads.Put(waiting("m", load.Provisioning, since))
+			w.pass(time.Second)
+		}
+		require.Len(t, w.raft.store.View().ReplicasOf(nil, "m"), 1, "it is one demand")
+	})
+}
+
+// How many wait, and how fast they are served, is no reason to look.
+func TestNumbersOfQueuesDoNotWake(t *testing.T) {
+	inWorld(t, nil, func(t *testing.T, w *world) {
+		w.running("1")
+		began := time.Now()
+		w.loads.Put(waiting("m", load.Busy, began))
+		w.rest()
+		looks := w.plans()
+		for i := range 100 {
+			r := waiting("m", load.Busy, began)
+			r.Queues[0].Waiting, r.Queues[0].Served = i+1, float64(i)
+			w.loads.Put(r)
+		}
+		w.rest()
+		require.Equal(t, looks, w.plans())
+	})
+}
+
+func TestMetricsOfWhatWaits(t *testing.T) {
+	reg := prometheus.NewRegistry()
+	inWorld(t, func(c *reconcile.Config) { c.Registerer = reg }, func(t *testing.T, w *world) {
+		w.loads.Put(load.Report{Gateway: "g", Index: 1, Queues: []load.Queue{
+			{Model: "m", State: load.Deploying, Waiting: 3}, {Model: "whatever a client asked for", State: load.Deploying, Waiting: 1},
+		}})
+		require.Equal(t, []string{`remuda_controller_waiting{model="m"} 3`}, exposed(t, reg, "remuda_controller_waiting"))
+		w.raft.depose()
+		w.rest()
+		require.Empty(t, exposed(t, reg, "remuda_controller_waiting"), "only the leader tells")
+	})
+}

@@ -1,0 +1,161 @@
+package server
+
+import (
+	"cmp"
+	"errors"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+
+	"github.com/hashicorp/go-memdb"
+
+	"remuda/controller/api"
+	"remuda/controller/load"
+	"remuda/controller/state"
+)
+
+// listQueues answers from what gateways reported to this server, which therefore leads, and
+// cannot be watched.
+func (s *Server) listQueues(_ *request, v *state.View, _ memdb.WatchSet) (answer, error) {
+	queues := s.cfg.Loads.Queues()
+	out := []api.Queue{}
+	for _, m := range v.Models(nil) {
+		out = append(out, queueOf(queues[m.Name], m, v.ReplicasOf(nil, m.Name)))
+		delete(queues, m.Name)
+	}
+	for _, name := range slices.Sorted(maps.Keys(queues)) { // somebody waits for what does not exist any more
+		out = append(out, queueOf(queues[name], nil, nil))
+	}
+	slices.SortFunc(out, func(a, b api.Queue) int { return cmp.Compare(a.Model, b.Model) })
+	return answer{value: out}, nil
+}
+
+func (s *Server) getQueue(rq *request, v *state.View, _ memdb.WatchSet) (answer, error) {
+	name := rq.path["model"]
+	m, rs := v.Model(nil, name), v.ReplicasOf(nil, name)
+	of, requests := s.cfg.Loads.QueueOf(name)
+	if m == nil && len(of) == 0 {
+		return answer{}, noModel(name)
+	}
+	sum := s.cfg.Loads.Queues()[name]
+	sum.Model = name
+	out := api.QueueStatus{
+		Queue: queueOf(sum, m, rs), Gateways: []api.GatewayQueue{}, Waiting: []api.QueuedRequest{}, InFlight: []api.QueuedRequest{},
+		Replicas: list(rs, replicas{view: v, loads: s.cfg.Loads.Loads(), requests: true}.convert),
+	}
+	for _, gateway := range slices.Sorted(maps.Keys(of)) {
+		q := of[gateway]
+		out.Gateways = append(out.Gateways, api.GatewayQueue{
+			Gateway: gateway, State: string(q.State), Waiting: q.Waiting, InFlight: q.InFlight, Oldest: q.Oldest, Served: q.Served,
+		})
+	}
+	for _, p := range requests {
+		if p.Position > 0 {
+			out.Waiting = append(out.Waiting, placeOf(p))
+		} else {
+			out.InFlight = append(out.InFlight, placeOf(p))
+		}
+	}
+	return answer{value: out}, nil
+}
+
+// queueOf converts what gateways have of a model; m is nil where it does not exist.
+func queueOf(q load.Queue, m *state.Model, rs []*state.Replica) api.Queue {
+	out := api.Queue{
+		Model: q.Model, State: string(q.State), Waiting: q.Waiting, InFlight: q.InFlight, Oldest: q.Oldest, Served: q.Served,
+		Serving: countsOf(rs).Hot, Gateways: q.Gateways,
+	}
+	if m != nil {
+		out.Model = m.Name
+	}
+	if out.State == "" {
+		out.State = unheard(m, rs)
+	}
+	return out
+}
+
+// unheard is the state of a model that no gateway has anything of.
+func unheard(m *state.Model, rs []*state.Replica) string {
+	switch c := countsOf(rs); {
+	case m == nil || m.Stopped:
+		return api.QueueCancelled
+	case c.Hot > 0:
+		return api.QueueReady
+	case c.Starting+c.Failed > 0 || m.Target() > 0:
+		return api.QueueDeploying
+	}
+	return api.QueueIdle
+}
+
+// modelQueue is what gateways have of a model, nil where none reports to this server.
+func (s *Server) modelQueue(m *state.Model, rs []*state.Replica) *api.Queue {
+	if len(s.cfg.Loads.Gateways()) == 0 {
+		return nil
+	}
+	q := queueOf(s.cfg.Loads.Queues()[m.Name], m, rs)
+	return &q
+}
+
+func placeOf(p load.Place) api.QueuedRequest {
+	return api.QueuedRequest{ID: p.ID, Started: p.Started, Gateway: p.Gateway, Model: p.Model, Replica: p.Replica, Position: p.Position}
+}
+
+func (s *Server) getRequest(rq *request, _ *state.View, _ memdb.WatchSet) (answer, error) {
+	id := rq.path["id"]
+	if err := checkRequestID(id); err != nil {
+		return answer{}, err
+	}
+	return answer{value: s.requestStatus(id, s.cfg.Loads.Find(id))}, nil
+}
+
+func (s *Server) requestStatus(id string, where []load.Place) api.RequestStatus {
+	return api.RequestStatus{ID: id, Places: list(where, placeOf), Killed: s.cfg.Loads.Killed(id), Complete: s.cfg.Loads.Heard()}
+}
+
+// checkRequestID refuses what no gateway could have as an ID.
+func checkRequestID(id string) error {
+	const longest = 256
+	if len(id) > longest {
+		return badRequest("the request's ID has %d bytes: want at most %d", len(id), longest)
+	}
+	if strings.ContainsFunc(id, func(c rune) bool { return c < ' ' || c == 0x7f }) {
+		return badRequest("the request's ID is %q: control characters are not allowed", id)
+	}
+	return nil
+}
+
+// killRequest orders all gateways to end a request: the one that has it may not have named
+// it. The order is in memory alone, and is lost with the leader.
+func (s *Server) killRequest(rq *request, _ *state.View) (answer, error) {
+	id := rq.path["id"]
+	if err := checkRequestID(id); err != nil {
+		return answer{}, err
+	}
+	gateways := len(s.cfg.Loads.Gateways())
+	where, err := s.cfg.Loads.Kill(id)
+	if errors.Is(err, load.ErrTooManyOrders) {
+		return answer{}, &api.Error{Status: http.StatusServiceUnavailable, Code: api.CodeBusy, RetryAfter: retryLeader,
+			Message: "request " + id + ": orders to kill so many others are on their way that this one has to wait: try again"}
+	}
+	if err != nil {
+		return answer{}, err
+	}
+	s.log.Info("a request is to be killed", "id", id, "named_by", len(where), "gateways", gateways, "by", by(rq.token))
+	switch {
+	case len(where) > 0:
+		return answer{value: s.requestStatus(id, where)}, nil
+	case gateways == 0:
+		return answer{}, notFound("request %q: no gateway reports here, so nobody can tell where it is: one that does so within %s is told to end it", id, load.OrderTTL)
+	}
+	return answer{}, notFound("request %q is not among those that the gateways name, which are the oldest %d at each replica and the first %d of each queue: %s told all the same to end it, if it is there",
+		id, api.MaxReportRequests, api.MaxReportRequests, isOrAre(gateways, "gateway"))
+}
+
+// isOrAre is a number with its noun and verb.
+func isOrAre(n int, noun string) string {
+	if n == 1 {
+		return plural(n, noun) + " is"
+	}
+	return plural(n, noun) + " are"
+}

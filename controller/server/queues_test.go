@@ -1,0 +1,192 @@
+package server_test
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"remuda/controller/api"
+	"remuda/controller/load"
+	"remuda/controller/state"
+)
+
+// inQueue is a report of a gateway that has these queues.
+func inQueue(gateway string, qs ...api.QueueLoad) api.GatewayReport {
+	return api.GatewayReport{Gateway: gateway, Index: 1, Since: epoch, Replicas: []api.ReplicaLoad{}, Queues: qs}
+}
+
+// atReplica is a report of a gateway that has one request in flight.
+func atReplica(gateway, name, id string) api.GatewayReport {
+	return api.GatewayReport{Gateway: gateway, Index: 1, Since: epoch, Replicas: []api.ReplicaLoad{
+		{Name: name, InFlight: 1, Oldest: epoch, LastRequest: epoch, Requests: []api.Request{{ID: id, Started: epoch}}},
+	}}
+}
+
+func TestQueuesOfAllModels(t *testing.T) {
+	m := one(t)
+	for _, name := range []string{"ready", "coming", "stopped", "idle", "queued"} {
+		m.applied(name)
+	}
+	m.move(m.place("ready", "1", 0, 0), state.Starting, state.Running)
+	m.place("coming", "1", 0, 1)
+	_, err := m.client.StopModel(t.Context(), "stopped")
+	require.NoError(t, err)
+	_, err = m.client.Scale(t.Context(), "idle", api.ScaleRequest{Replicas: 0})
+	require.NoError(t, err)
+	about, _, err := m.client.Model(t.Context(), "queued", api.QueryOptions{})
+	require.NoError(t, err)
+	require.Nil(t, about.Queue, "no gateway reports: nobody knows")
+
+	reported(t, m.client, inQueue("a",
+		api.QueueLoad{Model: "queued", State: api.QueueBusy, Waiting: 2, InFlight: 3, Oldest: epoch.Add(time.Second), Served: 1},
+		api.QueueLoad{Model: "gone", State: api.QueueProvisioning, Waiting: 1, Oldest: epoch}))
+	reported(t, m.client, inQueue("b", api.QueueLoad{Model: "queued", State: api.QueueProvisioning, Waiting: 1, Oldest: epoch, Served: 0.5}))
+	got, err := m.client.Queues(t.Context())
+	require.NoError(t, err)
+	queued := api.Queue{Model: "queued", State: api.QueueBusy, Waiting: 3, InFlight: 3, Oldest: epoch, Served: 1.5, Gateways: 2}
+	require.Equal(t, []api.Queue{
+		{Model: "coming", State: api.QueueDeploying},
+		{Model: "gone", State: api.QueueProvisioning, Waiting: 1, Oldest: epoch, Gateways: 1},
+		{Model: "idle", State: api.QueueIdle},
+		queued,
+		{Model: "ready", State: api.QueueReady, Serving: 1},
+		{Model: "stopped", State: api.QueueCancelled},
+	}, got)
+	about, _, err = m.client.Model(t.Context(), "queued", api.QueryOptions{})
+	require.NoError(t, err)
+	require.Equal(t, &queued, about.Queue)
+
+	// What reports are made of has no index to wait for, and only the leader has it.
+	for _, path := range []string{"/v1/queues", "/v1/queue/queued", "/v1/gateways", "/v1/request/x"} {
+		for _, param := range []string{"index=1", "stale"} {
+			resp, body := m.raw(http.MethodGet, path+"?"+param, "", "")
+			require.Equal(t, http.StatusBadRequest, resp.StatusCode, body)
+			require.Contains(t, body, "is unknown to GET "+path[:6])
+		}
+	}
+}
+
+func TestQueueOfOneModel(t *testing.T) {
+	m := one(t)
+	m.applied("org/m")
+	r := m.place("org/m", "1", 0, 0)
+	m.move(r, state.Starting, state.Running)
+	reported(t, m.client, inQueue("b", api.QueueLoad{Model: "org/m", State: api.QueueBusy, Waiting: 1, InFlight: 1, Oldest: epoch, Requests: []api.Request{{ID: "w1", Started: epoch}}}))
+	busy := atReplica("a", r.String(), "f1")
+	busy.Queues = []api.QueueLoad{{Model: "org/m", State: api.QueueBusy, InFlight: 1, Served: 2}, {Model: "gone", State: api.QueueBusy, InFlight: 1}}
+	reported(t, m.client, busy)
+	got, err := m.client.Queue(t.Context(), "org/m")
+	require.NoError(t, err)
+	require.Equal(t, api.Queue{Model: "org/m", State: api.QueueBusy, Waiting: 1, InFlight: 2, Oldest: epoch, Served: 2, Serving: 1, Gateways: 2}, got.Queue)
+	require.Equal(t, []api.GatewayQueue{
+		{Gateway: "a", State: api.QueueBusy, InFlight: 1, Served: 2},
+		{Gateway: "b", State: api.QueueBusy, Waiting: 1, InFlight: 1, Oldest: epoch},
+	}, got.Gateways)
+	require.Equal(t, []api.QueuedRequest{{ID: "w1", Started: epoch, Gateway: "b", Model: "org/m", Position: 1}}, got.Waiting)
+	require.Equal(t, []api.QueuedRequest{{ID: "f1", Started: epoch, Gateway: "a", Model: "org/m", Replica: r.String()}}, got.InFlight)
+	require.Len(t, got.Replicas, 1)
+	require.Equal(t, []api.Request{{ID: "f1", Started: epoch}}, got.Replicas[0].Load.Requests)
+
+	gone, err := m.client.Queue(t.Context(), "gone")
+	require.NoError(t, err)
+	require.Equal(t, 1, gone.Queue.InFlight)
+	require.Equal(t, []api.Replica{}, gone.Replicas)
+}
+
+func TestKillOfARequest(t *testing.T) {
+	m := one(t)
+	m.applied("m")
+	r := m.place("m", "1", 0, 0)
+	flying := atReplica("a", r.String(), "a/b c")
+	require.Zero(t, reported(t, m.client, flying))
+	reported(t, m.client, inQueue("b"))
+	place := api.QueuedRequest{ID: "a/b c", Started: epoch, Gateway: "a", Model: "m", Replica: r.String()}
+	before, err := m.client.Request(t.Context(), "a/b c")
+	require.NoError(t, err)
+	require.Equal(t, api.RequestStatus{ID: "a/b c", Places: []api.QueuedRequest{place}}, before, "the leader is young")
+	got, err := m.client.KillRequest(t.Context(), "a/b c")
+	require.NoError(t, err)
+	require.Equal(t, api.RequestStatus{ID: "a/b c", Places: []api.QueuedRequest{place}, Killed: true}, got)
+	for range 3 {
+		require.Equal(t, api.GatewayOrders{Kill: []string{"a/b c"}}, reported(t, m.client, flying))
+	}
+	require.Zero(t, reported(t, m.client, inQueue("a")))
+	after, err := m.client.Request(t.Context(), "a/b c")
+	require.NoError(t, err)
+	require.Equal(t, api.RequestStatus{ID: "a/b c", Places: []api.QueuedRequest{}, Killed: true}, after)
+
+	// One that nobody names may be there all the same.
+	_, err = m.client.KillRequest(t.Context(), "hidden")
+	requireError(t, err, http.StatusNotFound, api.CodeNotFound, "the oldest 64 at each replica and the first 64 of each queue: 2 gateways are told all the same")
+	require.Contains(t, reported(t, m.client, inQueue("b")).Kill, "hidden")
+
+	_, err = m.client.KillRequest(t.Context(), strings.Repeat("x", 300))
+	requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, "300 bytes")
+	_, err = m.client.Request(t.Context(), "a\nb")
+	requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, `"a\nb": control characters`)
+	for i := range load.MaxKills {
+		_, _ = m.loads.Kill(fmt.Sprint(i)) // the last of them find no room
+	}
+	_, err = m.client.KillRequest(t.Context(), "one more")
+	e := requireError(t, err, http.StatusServiceUnavailable, api.CodeBusy, "request one more")
+	require.Positive(t, e.RetryAfter)
+}
+
+func TestGatewaysAreListedAndDrained(t *testing.T) {
+	m := one(t)
+	got, err := m.client.Gateways(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, []api.Gateway{}, got)
+	reported(t, m.client, inQueue("host:8080:1", api.QueueLoad{Model: "m", State: api.QueueDeploying, Waiting: 2, Oldest: epoch}))
+	reported(t, m.client, atReplica("host:8080:2", "m:v:1", "x"))
+	got, err = m.client.Gateways(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, []string{"host:8080:1", "host:8080:2"}, []string{got[0].Name, got[1].Name})
+	require.Equal(t, []int{2, 0, 0, 1}, []int{got[0].Waiting, got[0].InFlight, got[1].Waiting, got[1].InFlight})
+	require.True(t, got[0].Since.Equal(epoch))
+	require.Equal(t, time.Minute, got[0].Expires.Sub(got[0].Seen))
+
+	g, err := m.client.DrainGateway(t.Context(), "host:8080:1")
+	require.NoError(t, err)
+	require.True(t, g.DrainOrdered)
+	require.False(t, g.Draining)
+	require.Zero(t, reported(t, m.client, inQueue("host:8080:2")))
+	require.Equal(t, api.GatewayOrders{Drain: true}, reported(t, m.client, inQueue("host:8080:1")))
+	drains := inQueue("host:8080:1")
+	drains.Draining = true
+	require.Zero(t, reported(t, m.client, drains))
+	got, err = m.client.Gateways(t.Context())
+	require.NoError(t, err)
+	require.True(t, got[0].Draining)
+	_, err = m.client.DrainGateway(t.Context(), "host:8080:3")
+	requireError(t, err, http.StatusNotFound, api.CodeNotFound, "`remuda gateway list`")
+}
+
+// Reports and orders are the leader's, whichever server is asked.
+func TestOrdersGoThroughAnyServer(t *testing.T) {
+	ms := cluster(t, 3, settings{})
+	f := followersOf(t, ms)[0]
+	reported(t, f.client, atReplica("a", "m:v:1", "x"))
+	got, err := f.client.KillRequest(t.Context(), "x")
+	require.NoError(t, err)
+	require.Len(t, got.Places, 1)
+	require.True(t, leaderOf(t, ms).loads.Killed("x"))
+	require.False(t, f.loads.Killed("x"))
+	queues, err := f.client.Queues(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, "m", queues[0].Model)
+	_, err = f.client.DrainGateway(t.Context(), "a")
+	require.NoError(t, err)
+	require.Equal(t, api.GatewayOrders{Kill: []string{"x"}, Drain: true}, reported(t, f.client, atReplica("a", "m:v:1", "x")))
+}
+
+func TestReportsWithWrongQueuesAreRefused(t *testing.T) {
+	m := one(t)
+	_, err := m.client.GatewayReport(t.Context(), inQueue("g", api.QueueLoad{Model: "m", State: "ASLEEP", Waiting: -1}))
+	requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, `the state is "ASLEEP"`)
+	require.Empty(t, m.loads.Gateways())
+}
