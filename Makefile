@@ -14,7 +14,7 @@ FUZZ ?= 20s
 # they are first called, so the linker must not ask for them at the start.
 export CGO_CFLAGS ?= -Wno-deprecated-declarations
 
-.PHONY: help dev test unit race vet lint fuzz e2e soak bench gpu-check build tools ollama clean
+.PHONY: help dev test unit race vet lint fuzz e2e soak bench gpu-check build tools ollama peers clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,17 +56,26 @@ fuzz: ## Fuzz what reads bytes of others: frames, commands, snapshots, model fil
 	fuzz ./controller/state FuzzApply; \
 	fuzz ./controller/state FuzzRestore; \
 	fuzz ./controller/modelfile FuzzParse; \
-	fuzz ./controller/calendar FuzzCalendar
+	fuzz ./controller/calendar FuzzCalendar; \
+	fuzz ./controller/pipeline FuzzPipeline; \
+	fuzz ./controller/gateway/modelscan FuzzScan; \
+	fuzz ./controller/gateway/continuation FuzzStream; \
+	fuzz ./controller/gateway FuzzRequest; \
+	fuzz ./controller/gateway/accesslog FuzzText; \
+	fuzz ./controller/gateway/tracing FuzzParent
 
 e2e: tools ollama build ## End-to-end tests on real Nomad, Consul and Ollama
 	REMUDA_BIN=$(CURDIR)/$(BIN) REMUDA_TOOLS=$(CURDIR)/$(TOOLS) REMUDA_OLLAMA=$(CURDIR)/$(TOOLS)/ollama \
 		go test -tags e2e -count 1 -p 1 -timeout 50m ./e2e/... ./lockd/engine/dialect/... ./lockd/torture/...
 	go test -tags e2e -count 1 -timeout 10m -run 'TestBundle$$' ./internal/gpucheck
 
+peers: ## Unpack nginx and HAProxy from Debian into .tools, for make bench
+	@tools/peers
+
 soak: ## Torture lockd for SOAK=1h
 	REMUDA_SOAK=$(SOAK) go test -tags e2e -count 1 -timeout 0 -v -run NeverTwo ./lockd/torture
 
-bench: build tools ## Benchmarks: gateway against a ReverseProxy, failover against flock and Consul, shared memory against files, controller, placement, tiers
+bench: build tools peers ## Benchmarks: gateway against a ReverseProxy, nginx and HAProxy, failover against flock and Consul, shared memory against files, controller, placement, tiers
 	go test ./controller/gateway -run '^$$' -bench Gateway -benchtime 1x -timeout 30m
 	REMUDA_TOOLS=$(CURDIR)/$(TOOLS) go test ./lockd -run '^$$' -bench Failover -benchtime 1x -timeout 30m
 	REMUDA_FAILOVER_KILLS=200 REMUDA_BIN=$(CURDIR)/$(BIN) REMUDA_TOOLS=$(CURDIR)/$(TOOLS) go test -tags e2e -count 1 -v -timeout 60m -run 'TestFailover$$' ./e2e
