@@ -78,6 +78,27 @@ func streamChatSeen(ctx context.Context, gateway, model, prompt string, maxToken
 	return readStream(resp.Body, seen)
 }
 
+// refused asks a model with so short a patience that a request which would have to wait
+// is refused, and returns why it was: nil if it was answered.
+func refused(ctx context.Context, gateway, model string, patience time.Duration) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, gateway+"/v1/chat/completions", bytes.NewReader(chatBody(model, "Hello", 1, false)))
+	if err != nil {
+		return err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("X-Remuda-Timeout", patience.String())
+	resp, err := client.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	raw, err := io.ReadAll(resp.Body)
+	if err == nil && resp.StatusCode != http.StatusOK {
+		return statusError{resp.StatusCode, string(raw)}
+	}
+	return err
+}
+
 func readStream(r io.Reader, seen func(time.Time)) (answer, error) {
 	var a answer
 	var text strings.Builder
@@ -86,7 +107,7 @@ func readStream(r io.Reader, seen func(time.Time)) (answer, error) {
 	for sc.Scan() {
 		data, ok := strings.CutPrefix(sc.Text(), "data: ")
 		if !ok {
-			if sc.Text() != "" {
+			if line := sc.Text(); line != "" && !strings.HasPrefix(line, ":") { // a comment tells that the request waits
 				return a, fmt.Errorf("%w: unexpected line %q", errBrokenStream, sc.Text())
 			}
 			continue

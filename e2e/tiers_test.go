@@ -368,7 +368,7 @@ func evictedAndAsked(t *testing.T, f *fleet) {
 	})
 	f.remuda("evict", r.Name, "-to", "warm")
 	eventually(t, time.Minute, "the gateway to hear of it", func() error {
-		_, err := streamChat(context.Background(), f.info.Gateway, "b", "in the middle", 1)
+		err := refused(context.Background(), f.info.Gateway, "b", 30*time.Millisecond)
 		var status statusError
 		if errors.As(err, &status) && status.code == http.StatusServiceUnavailable {
 			return nil
