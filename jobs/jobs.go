@@ -1,4 +1,4 @@
-// Package jobs holds the Nomad job files and the model files that users run as they
+// Package jobs holds the Nomad job files, model files and pipelines that users run as they
 // are. They are embedded, so that `remuda dev` runs the very same files.
 //
 // A job file NAME.nomad.hcl that a model file names runs either way: by `nomad job
@@ -8,7 +8,7 @@ package jobs
 
 import "embed"
 
-// Files are all job files and model files, by their names in this directory.
+// Files are all job files, model files and pipelines, by their names in this directory.
 //
 //go:embed *.hcl
 var Files embed.FS

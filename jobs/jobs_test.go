@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/controller/modelfile"
+	"remuda/controller/pipeline"
 	"remuda/controller/state"
 	"remuda/jobs"
 )
@@ -34,9 +35,17 @@ func read(t *testing.T, name string) string {
 	return string(src)
 }
 
-func TestEveryFileIsAJobOrAModel(t *testing.T) {
+func TestEveryFileIsOfAKind(t *testing.T) {
 	for _, name := range names(t, "*") {
-		require.True(t, strings.HasSuffix(name, ".nomad.hcl") || strings.HasSuffix(name, ".model.hcl"), name)
+		require.True(t, strings.HasSuffix(name, ".nomad.hcl") || strings.HasSuffix(name, ".model.hcl") || strings.HasSuffix(name, ".pipeline.hcl"), name)
+	}
+}
+
+func TestPipelineFiles(t *testing.T) {
+	for _, name := range names(t, "*.pipeline.hcl") {
+		p, err := pipeline.Parse(name, []byte(read(t, name)))
+		require.NoError(t, err)
+		require.Equal(t, []string{"demo"}, p.Models(), "it runs on what remuda dev runs")
 	}
 }
 
