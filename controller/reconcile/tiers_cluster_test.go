@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -34,23 +35,32 @@ func newTiered(t *testing.T) *tiered {
 		cfg.Planner.MemoryTimeout = time.Second
 		cfg.Planner.MinAge, cfg.Planner.TierGrace, cfg.Planner.SettleTime = 0, 0, 10*time.Millisecond
 	})}
-	c.model(1)
-	c.run(1)
-	r := c.replicas()[0]
-	c.name = r.Name.String()
-	c.shim = shimtest.New(c.name, replica.RolePrimary, false)
-	srv := httptest.NewServer(c.shim)
+	// The address is in the allocation from its beginning, as Nomad has it, and the shim is
+	// told its name once there is one.
+	var served atomic.Pointer[shimtest.Shim]
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if s := served.Load(); s != nil {
+			s.ServeHTTP(w, r)
+			return
+		}
+		w.WriteHeader(http.StatusServiceUnavailable)
+	}))
 	t.Cleanup(func() { srv.CloseClientConnections(); srv.Close() })
 	host, port, _ := strings.Cut(strings.TrimPrefix(srv.URL, "http://"), ":")
 	var number int
 	_, err := fmt.Sscan(port, &number)
 	require.NoError(t, err)
 	c.ports = []api.PortMapping{{Label: "shim", HostIP: host, Value: number}}
+	c.model(1)
+	c.run(1)
+	r := c.replicas()[0]
+	c.name = r.Name.String()
+	c.shim = shimtest.New(c.name, replica.RolePrimary, false)
+	served.Store(c.shim)
 	c.serves = func() bool { return c.shim.State().Phase == shim.Active }
 	for _, node := range []string{"node-1", "node-2"} {
 		c.nomad.SetMemory(node, func() []nomadtest.GPU { return c.memory(node) })
 	}
-	c.until("the shim is seen", func() bool { c.work(); return len(c.ports) > 0 })
 	return c
 }
 
