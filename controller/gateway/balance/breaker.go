@@ -37,7 +37,8 @@ type BreakerConfig struct {
 	// other engine of the model has a closed one; it doubles up to Base. A connection
 	// that is refused costs nothing, and nobody else can serve: a restart is noticed
 	// 100 ms after the first failure, and later at most as long again as it took, or
-	// Base. 0 means 100 ms; never more than Base.
+	// Base. 0 means 100 ms; never more than Base. After the other faults it is Base
+	// each time: what fails slowly costs those who wait, and so does not asking.
 	Sole time.Duration
 }
 
@@ -173,7 +174,7 @@ func (b *breaker) failed(c *BreakerConfig, now time.Time, f *flight, fault Fault
 	b.probe = nil
 	b.wait = max(c.Base, min(2*b.wait, c.Max))
 	b.until = now.Add(b.wait)
-	b.early = b.until
+	b.early = now.Add(c.Base)
 	if fault.gone() {
 		b.quick = max(c.Sole, min(2*b.quick, c.Base))
 		b.early = now.Add(b.quick)

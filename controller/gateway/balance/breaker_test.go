@@ -309,7 +309,10 @@ func TestSoleEngineIsProbedSoon(t *testing.T) {
 		fail(t, table, t0, balance.Dial)
 		require.Equal(t, 50*ms, next(t, table, t0), "never more than Base")
 		fail(t, table, t0.Add(time.Second), balance.Content)
-		require.Equal(t, 70*ms, next(t, table, t0.Add(time.Second)))
+		require.Equal(t, 50*ms, next(t, table, t0.Add(time.Second)), "nobody else can serve")
+		table.Update(t0.Add(time.Second), []replica.Engine{eng("a"), eng("b")}, false)
+		require.Equal(t, engineB, take(t, table, t0.Add(time.Second+60*ms)).ServiceID, "somebody else can")
+		require.Equal(t, engineA, take(t, table, t0.Add(time.Second+70*ms)).ServiceID)
 	})
 }
 
