@@ -578,6 +578,9 @@ func (f *fleet) allocations(model string) (ids map[string]string, versions map[s
 	ids, versions = map[string]string{}, map[string]uint64{}
 	for _, j := range list {
 		job, _, err := f.nomad.Jobs().Info(j.ID, nil)
+		if unexpected := (nomadapi.UnexpectedResponseError{}); errors.As(err, &unexpected) && unexpected.StatusCode() == 404 {
+			continue // it was stopped and purged meanwhile
+		}
 		require.NoError(f.t, err)
 		allocs, _, err := f.nomad.Jobs().Allocations(j.ID, false, nil)
 		require.NoError(f.t, err)
