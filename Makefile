@@ -61,8 +61,7 @@ fuzz: ## Fuzz what reads bytes of others: frames, commands, snapshots, model fil
 	fuzz ./controller/gateway/modelscan FuzzScan; \
 	fuzz ./controller/gateway/continuation FuzzStream; \
 	fuzz ./controller/gateway FuzzRequest; \
-	fuzz ./controller/gateway/accesslog FuzzText; \
-	fuzz ./controller/gateway/tracing FuzzParent
+	fuzz ./controller/gateway/accesslog FuzzText
 
 e2e: tools ollama build ## End-to-end tests on real Nomad, Consul and Ollama
 	REMUDA_BIN=$(CURDIR)/$(BIN) REMUDA_TOOLS=$(CURDIR)/$(TOOLS) REMUDA_OLLAMA=$(CURDIR)/$(TOOLS)/ollama \
