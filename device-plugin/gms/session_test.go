@@ -312,8 +312,13 @@ func TestMetricsShowTheLedger(t *testing.T) {
 	require.EqualValues(t, 1, s.metric("remuda_gms_state", map[string]string{"tag": weights, "state": "RW"}))
 	require.EqualValues(t, 6*gmstest.Page, s.metric("remuda_gms_used_bytes", map[string]string{"gpu": uuid}))
 	require.EqualValues(t, 64*gmstest.Page, s.metric("remuda_gms_capacity_bytes", nil))
-	require.EqualValues(t, 3, s.metric("remuda_gms_requests_total", map[string]string{"request": "allocate_request", "result": "ok"}))
-	require.EqualValues(t, 1, s.metric("remuda_gms_handshakes_total", map[string]string{"lock_type": "rw", "result": "granted_rw"}))
+	// A request is counted once its answer is out.
+	eventually(t, "all requests are counted", func() bool {
+		return s.metric("remuda_gms_requests_total", map[string]string{"request": "allocate_request", "result": "ok"}) == 3
+	})
+	eventually(t, "the handshake is counted", func() bool {
+		return s.metric("remuda_gms_handshakes_total", map[string]string{"lock_type": "rw", "result": "granted_rw"}) == 1
+	})
 	w.commit()
 	require.EqualValues(t, 1, s.metric("remuda_gms_committed", map[string]string{"tag": weights}))
 	s.open(weights, wire.RW)
