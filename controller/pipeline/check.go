@@ -77,7 +77,7 @@ func (r *reader) expression(where string, expr hcl.Expression, want wanted, each
 	wrong := false
 	bad := func(at hcl.Range, format string, args ...any) {
 		wrong = true
-		r.add(at, "%s: %s", where, fmt.Sprintf(format, args...))
+		r.Add(at, "%s: %s", where, fmt.Sprintf(format, args...))
 	}
 	for _, t := range expr.Variables() {
 		at := t.SourceRange()
@@ -107,16 +107,16 @@ func (r *reader) expression(where string, expr hcl.Expression, want wanted, each
 	}
 	v, diags := expr.Value(r.unknown(each))
 	if diags.HasErrors() {
-		r.diagnostics(where+": ", diags)
+		r.Diagnostics(where+": ", diags)
 		return deps
 	}
 	if !want.fits(v.Type()) {
-		r.add(expr.Range(), "%s is %s: want %s", where, typeText(v.Type()), want)
+		r.Add(expr.Range(), "%s is %s: want %s", where, typeText(v.Type()), want)
 		return deps
 	}
 	if v.IsWhollyKnown() { // the same for every request: it is checked once and for all
 		if _, err := want.take(v); err != nil {
-			r.add(expr.Range(), "%s %v", where, err)
+			r.Add(expr.Range(), "%s %v", where, err)
 		}
 	}
 	return deps

@@ -10,23 +10,25 @@ import (
 	"github.com/hashicorp/hcl/v2"
 	"github.com/hashicorp/hcl/v2/hclsyntax"
 	"github.com/zclconf/go-cty/cty"
+
+	"remuda/internal/hclfault"
 )
 
-// Parse reads a file with one pipeline; filename is for messages. Its error is Faults, with
+// Parse reads a file with one pipeline; filename is for messages. Its error wraps ErrInvalid and is hclfault.Faults, with
 // every fault that the file has. What it returns has been checked as far as that is possible
 // without a request: every name is there, no step waits for itself, and every expression has
 // the type that its place wants, unless its type depends on the request.
 func Parse(filename string, src []byte) (*Pipeline, error) {
-	r := &reader{collector: collector{file: filename}}
+	r := &reader{Collector: hclfault.Collector{File: filename}}
 	p := r.read(src)
-	if err := r.err(); err != nil {
+	if err := r.Err(ErrInvalid); err != nil {
 		return nil, err
 	}
 	return p, nil
 }
 
 type reader struct {
-	collector
+	hclfault.Collector
 	p *Pipeline
 	// index has the steps by name, at those where they stand.
 	index map[string]int
@@ -51,25 +53,25 @@ func schema(attrs []string, blocks ...hcl.BlockHeaderSchema) *hcl.BodySchema {
 func (r *reader) read(src []byte) *Pipeline {
 	start := hcl.Range{Start: hcl.InitialPos}
 	if len(src) > MaxSource {
-		r.add(start, "the file has %d bytes: want at most %d", len(src), MaxSource)
+		r.Add(start, "the file has %d bytes: want at most %d", len(src), MaxSource)
 		return nil
 	}
-	if at, deep := tooDeep(src, r.file); deep {
-		r.add(at, "the file nests too deep here: want at most %d brackets in brackets, and at most %d conditions", maxNesting, maxTurns)
+	if at, deep := tooDeep(src, r.File); deep {
+		r.Add(at, "the file nests too deep here: want at most %d brackets in brackets, and at most %d conditions", maxNesting, maxTurns)
 		return nil
 	}
-	file, diags := hclsyntax.ParseConfig(src, r.file, hcl.InitialPos)
-	r.diagnostics("", diags)
+	file, diags := hclsyntax.ParseConfig(src, r.File, hcl.InitialPos)
+	r.Diagnostics("", diags)
 	if diags.HasErrors() {
 		return nil // what a broken file seems to say is not worth complaining about
 	}
 	content, diags := file.Body.Content(fileSchema)
-	r.diagnostics("", diags)
+	r.Diagnostics("", diags)
 	switch n := len(content.Blocks); {
 	case n == 0 && !diags.HasErrors():
-		r.add(start, "no pipeline: want one block, as pipeline \"support\" { … }")
+		r.Add(start, "no pipeline: want one block, as pipeline \"support\" { … }")
 	case n > 1:
-		r.add(content.Blocks[1].DefRange, "a second pipeline, the first is on line %d: want one in a file", content.Blocks[0].DefRange.Start.Line)
+		r.Add(content.Blocks[1].DefRange, "a second pipeline, the first is on line %d: want one in a file", content.Blocks[0].DefRange.Start.Line)
 	}
 	if len(content.Blocks) == 0 {
 		return nil
@@ -83,25 +85,25 @@ func (r *reader) pipeline(b *hcl.Block) {
 	r.index, r.used = map[string]int{}, map[int]bool{}
 	path := fmt.Sprintf("pipeline %q", clip(r.p.Name))
 	if err := CheckName(r.p.Name); err != nil {
-		r.add(b.LabelRanges[0], "pipeline: the name %v", err)
+		r.Add(b.LabelRanges[0], "pipeline: the name %v", err)
 	}
 	content, diags := b.Body.Content(pipelineSchema)
-	r.diagnostics(path+": ", diags)
+	r.Diagnostics(path+": ", diags)
 	r.duration(path, content.Attributes["deadline"], &r.p.Deadline)
 	if len(content.Blocks) == 0 && !diags.HasErrors() {
-		r.add(b.DefRange, "%s: no step: want at least one block, as step \"classify\" { … }", path)
+		r.Add(b.DefRange, "%s: no step: want at least one block, as step \"classify\" { … }", path)
 	}
 	if len(content.Blocks) > MaxSteps {
-		r.add(content.Blocks[MaxSteps].DefRange, "%s: there are %d steps: want at most %d", path, len(content.Blocks), MaxSteps)
+		r.Add(content.Blocks[MaxSteps].DefRange, "%s: there are %d steps: want at most %d", path, len(content.Blocks), MaxSteps)
 		return
 	}
 	for i, s := range content.Blocks {
 		name := s.Labels[0]
 		r.at = append(r.at, s.LabelRanges[0])
 		if err := checkStepName(name); err != nil {
-			r.add(s.LabelRanges[0], "%s: step: the name %v", path, err)
+			r.Add(s.LabelRanges[0], "%s: step: the name %v", path, err)
 		} else if first, dup := r.index[name]; dup {
-			r.add(s.LabelRanges[0], "%s: step %q: the name is taken by the step on line %d: want each name once", path, name, r.at[first].Start.Line)
+			r.Add(s.LabelRanges[0], "%s: step %q: the name is taken by the step on line %d: want each name once", path, name, r.at[first].Start.Line)
 		} else {
 			r.index[name] = i
 		}
@@ -117,12 +119,12 @@ func (r *reader) pipeline(b *hcl.Block) {
 	}
 	r.cycles(path)
 	r.output(path, b, content.Attributes["output"])
-	if len(r.faults) > 0 {
+	if r.Err(ErrInvalid) != nil {
 		return // what would use a step may be what is wrong
 	}
 	for i, s := range r.p.Steps {
 		if !r.used[i] {
-			r.add(r.at[i], "%s: step %q is used by nothing: want it in output or in another step, or take it out", path, clip(s.Name))
+			r.Add(r.at[i], "%s: step %q is used by nothing: want it in output or in another step, or take it out", path, clip(s.Name))
 		}
 	}
 }
@@ -132,19 +134,19 @@ func (r *reader) step(path string, i int, b *hcl.Block) *hcl.BodyContent {
 	s := r.p.Steps[i]
 	path = stepPath(path, s)
 	content, diags := b.Body.Content(stepSchema)
-	r.diagnostics(path+": ", diags)
+	r.Diagnostics(path+": ", diags)
 	a := content.Attributes
 	if model := a["model"]; model == nil {
-		r.add(b.DefRange, "%s: model is missing: want the name of a model", path)
+		r.Add(b.DefRange, "%s: model is missing: want the name of a model", path)
 	} else if text, ok := r.constant(path, model, cty.String); ok {
 		s.Model = text.AsString()
 		if err := CheckName(s.Model); err != nil {
-			r.add(model.Expr.Range(), "%s: model %v", path, err)
+			r.Add(model.Expr.Range(), "%s: model %v", path, err)
 		}
 	}
 	if v, ok := r.constant(path, a["endpoint"], cty.String); ok {
 		if s.Endpoint = Endpoint(v.AsString()); s.Endpoint != Chat && s.Endpoint != Completions {
-			r.add(a["endpoint"].Expr.Range(), "%s: endpoint is %q: want %q or %q", path, clip(v.AsString()), Chat, Completions)
+			r.Add(a["endpoint"].Expr.Range(), "%s: endpoint is %q: want %q or %q", path, clip(v.AsString()), Chat, Completions)
 		}
 	}
 	r.duration(path, a["deadline"], &s.Deadline)
@@ -153,9 +155,9 @@ func (r *reader) step(path string, i int, b *hcl.Block) *hcl.BodyContent {
 		n, exact := v.AsBigFloat().Int64()
 		switch {
 		case !s.FanOut:
-			r.add(a["parallel"].NameRange, "%s: parallel is for for_each: want for_each, or leave it out", path)
+			r.Add(a["parallel"].NameRange, "%s: parallel is for for_each: want for_each, or leave it out", path)
 		case exact != big.Exact || n < 1 || n > MaxFanOut:
-			r.add(a["parallel"].Expr.Range(), "%s: parallel is %s: want a whole number from 1 to %d", path, show(v), MaxFanOut)
+			r.Add(a["parallel"].Expr.Range(), "%s: parallel is %s: want a whole number from 1 to %d", path, show(v), MaxFanOut)
 		}
 		s.Parallel = int(n)
 	}
@@ -172,14 +174,14 @@ func (r *reader) constant(path string, attr *hcl.Attribute, want cty.Type) (cty.
 	v, diags := attr.Expr.Value(nil)
 	if diags.HasErrors() {
 		if len(attr.Expr.Variables()) > 0 {
-			r.add(attr.Expr.Range(), "%s: %s depends on the request: want a %s that is always the same", path, attr.Name, want.FriendlyName())
+			r.Add(attr.Expr.Range(), "%s: %s depends on the request: want a %s that is always the same", path, attr.Name, want.FriendlyName())
 		} else {
-			r.diagnostics(path+": "+attr.Name+": ", diags)
+			r.Diagnostics(path+": "+attr.Name+": ", diags)
 		}
 		return v, false
 	}
 	if v.IsNull() || !v.IsKnown() || v.Type() != want {
-		r.add(attr.Expr.Range(), "%s: %s is %s: want a %s", path, attr.Name, show(v), want.FriendlyName())
+		r.Add(attr.Expr.Range(), "%s: %s is %s: want a %s", path, attr.Name, show(v), want.FriendlyName())
 		return v, false
 	}
 	return v, true
@@ -195,7 +197,7 @@ func (r *reader) duration(path string, attr *hcl.Attribute, to *time.Duration) {
 		err = errors.New("out of bounds")
 	}
 	if err != nil {
-		r.add(attr.Expr.Range(), "%s: %s is %s: want a time with its unit above 0s and at most %s, as \"60s\"", path, attr.Name, show(v), MaxDeadline)
+		r.Add(attr.Expr.Range(), "%s: %s is %s: want a time with its unit above 0s and at most %s, as \"60s\"", path, attr.Name, show(v), MaxDeadline)
 		return
 	}
 	*to = d
@@ -230,18 +232,18 @@ func (r *reader) expressions(path string, i int, content *hcl.BodyContent, b *hc
 	}
 	switch {
 	case s.prompt == nil && s.messages == nil:
-		r.add(b.DefRange, "%s: prompt is missing: want a prompt, or messages", path)
+		r.Add(b.DefRange, "%s: prompt is missing: want a prompt, or messages", path)
 	case s.prompt != nil && s.messages != nil:
-		r.add(content.Attributes["messages"].NameRange, "%s: there are both a prompt and messages: want one of them", path)
+		r.Add(content.Attributes["messages"].NameRange, "%s: there are both a prompt and messages: want one of them", path)
 	case s.messages != nil && s.Endpoint == Completions:
-		r.add(content.Attributes["messages"].NameRange, "%s: the endpoint %q takes no messages: want a prompt", path, Completions)
+		r.Add(content.Attributes["messages"].NameRange, "%s: the endpoint %q takes no messages: want a prompt", path, Completions)
 	}
 }
 
 // output reads what the answer is.
 func (r *reader) output(path string, b *hcl.Block, attr *hcl.Attribute) {
 	if attr == nil {
-		r.add(b.DefRange, "%s: output is missing: want a step, as output = step.classify, or an expression that is a string", path)
+		r.Add(b.DefRange, "%s: output is missing: want a step, as output = step.classify, or an expression that is a string", path)
 		return
 	}
 	r.p.output = attr.Expr
@@ -301,7 +303,7 @@ func (r *reader) cycles(path string) {
 					}
 				}
 				names = append(names, r.p.Steps[d].Name)
-				r.add(r.at[i], "%s: it waits for itself: %s", stepPath(path, r.p.Steps[i]), strings.Join(names, " needs "))
+				r.Add(r.at[i], "%s: it waits for itself: %s", stepPath(path, r.p.Steps[i]), strings.Join(names, " needs "))
 			}
 		}
 		way = way[:len(way)-1]

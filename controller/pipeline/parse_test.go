@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/controller/pipeline"
+	"remuda/internal/hclfault"
 )
 
 // support is the example of the package's documentation, with a simpler output.
@@ -179,7 +180,7 @@ func FuzzPipeline(f *testing.F) {
 	f.Fuzz(func(t *testing.T, src string) {
 		p, err := pipeline.Parse("p.hcl", []byte(src))
 		if err != nil {
-			var faults pipeline.Faults
+			var faults hclfault.Faults
 			require.ErrorAs(t, err, &faults)
 			require.NotEmpty(t, faults)
 			for _, f := range faults {

@@ -13,6 +13,7 @@ import (
 	"remuda/controller/api"
 	"remuda/controller/pipeline"
 	"remuda/controller/state"
+	"remuda/internal/hclfault"
 )
 
 // pipelineOf also looks which of its models exist.
@@ -98,7 +99,7 @@ func (s *Server) deletePipeline(rq *request, v *state.View) (answer, error) {
 
 // pipelineError has every fault of a pipeline's file with its line.
 func pipelineError(err error) error {
-	var faults pipeline.Faults
+	var faults hclfault.Faults
 	if !errors.As(err, &faults) {
 		return badRequest("%v", err)
 	}
