@@ -211,7 +211,7 @@ func TestNothingButUTF8ReachesNomad(t *testing.T) {
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
 	gms(t, filepath.Join(dir, "gms_GPU-1_weights.sock"), &wire.GetRuntimeStateResponse{State: "R\xffO"})
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "gms_GPU-1_\xff.sock"), nil, 0o600))
-	codec := encoding.GetCodec(grpcproto.Name) // what gRPC sends with
+	codec := encoding.GetCodecV2(grpcproto.Name) // what gRPC sends with
 	sendable := func(m any) {
 		t.Helper()
 		_, err := codec.Marshal(m)

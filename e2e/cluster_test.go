@@ -17,6 +17,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -141,10 +142,15 @@ func (d *dev) pause() {
 	require.NoError(d.t, err)
 }
 
+// starting is held while a cluster starts: two at once would choose the same free ports.
+var starting sync.Mutex
+
 // newDev starts a cluster in a directory of its own and waits for it.
 func newDev(t testing.TB, args ...string) *dev {
 	t.Helper()
 	dir := dataDir(t)
+	starting.Lock()
+	defer starting.Unlock()
 	return startDev(t, nil, append([]string{"-data-dir", dir}, args...)...).await(dir)
 }
 

@@ -23,24 +23,13 @@ import (
 // TestControllerServers: three controllers, whose leader is killed, frozen and cut off.
 func TestControllerServers(t *testing.T) {
 	f := newFleet(t, 3, "-gpus", "6")
-	for _, part := range []struct {
-		name string
-		test func(*testing.T, *fleet)
-	}{
+	inTurn(t, f, f.use, []part[*fleet]{
 		{"leader killed in the middle of", leaderKilled},
 		{"leader frozen", leaderFrozen},
 		{"leader cut off", leaderCutOff},
 		{"rolling restart", rollingRestart},
 		{"all killed at once", allKilled},
-	} {
-		if !t.Run(part.name, func(t *testing.T) {
-			f.t = t
-			part.test(t, f)
-		}) {
-			break
-		}
-	}
-	f.t = t
+	})
 }
 
 // written requires that every job was written exactly once: nobody did what was done.

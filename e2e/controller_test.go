@@ -23,10 +23,7 @@ import (
 // one cluster.
 func TestController(t *testing.T) {
 	f := newFleet(t, 1, "-gpus", "4")
-	for _, part := range []struct {
-		name string
-		test func(*testing.T, *fleet)
-	}{
+	inTurn(t, f, f.use, []part[*fleet]{
 		{"apply", applied},
 		{"scale up", scaledUp},
 		{"scale down with requests in flight", scaledDown},
@@ -39,15 +36,7 @@ func TestController(t *testing.T) {
 		{"nomad down for a minute", nomadDown},
 		{"bad input changes nothing", badInput},
 		{"stop", stoppedForGood},
-	} {
-		if !t.Run(part.name, func(t *testing.T) {
-			f.t = t
-			part.test(t, f)
-		}) {
-			break
-		}
-	}
-	f.t = t
+	})
 }
 
 func applied(t *testing.T, f *fleet) {
@@ -262,6 +251,7 @@ func nomadDown(t *testing.T, f *fleet) {
 	names := f.hot("m", 2)
 	ids, versions := f.allocations("m")
 	l := f.load("m", 4)
+	stop := f.beat()
 	pid := f.info.PIDs["nomad-server"]
 	require.NoError(t, syscall.Kill(pid, syscall.SIGSTOP))
 	resume := sync.OnceFunc(func() { _ = syscall.Kill(pid, syscall.SIGCONT) })
@@ -276,8 +266,8 @@ func nomadDown(t *testing.T, f *fleet) {
 	require.False(t, health.Healthy)
 	t.Logf("problems: %q", health.Problems)
 	resume()
-	f.nodeReturns()
-	after := f.hot("m", 3)
+	// A client whose heartbeat was under way may send the next one two minutes later.
+	after := f.hotWithin(5*time.Minute, "m", 3)
 	for _, name := range names {
 		require.Contains(t, after, name)
 	}
@@ -287,33 +277,53 @@ func nomadDown(t *testing.T, f *fleet) {
 		require.Equal(t, id, gotIDs[job])
 		require.Equal(t, versions[job], gotVersions[job])
 	}
+	stop()
 	f.remuda("scale", "m", "2")
 	f.hot("m", 2)
 }
 
-// nodeReturns waits until Nomad's node is ready after its server was frozen. A client
-// whose heartbeat was under way may send the next one only two minutes later. Then its
-// node is "initializing" until the client tells of an allocation, which one that noticed
-// no outage has no reason to do: Nomad places nothing there until the client is started
-// anew, as whoever runs Nomad would do.
-func (f *fleet) nodeReturns() {
+// beat is a job of Nomad alone whose task ends and is started again every few seconds, so
+// that the client always has news of an allocation. A node that was down is "initializing",
+// and takes no work, until its client tells of one, and a client that noticed no outage has
+// no reason to: not even starting it anew helps (Node.UpdateStatus, Nomad 1.11).
+func (f *fleet) beat() (stop func()) {
 	f.t.Helper()
-	began := time.Now()
-	restarted := false
-	eventually(f.t, 5*time.Minute, "Nomad's node to be ready", func() error {
-		nodes, _, err := f.nomad.Nodes().List(nil)
-		for _, n := range nodes {
-			if n.Name == "dev" && n.Status != "ready" {
-				err = fmt.Errorf("it is %s", n.Status)
-			}
-		}
-		if err != nil && !restarted && time.Since(began) > 150*time.Second {
-			restarted = true
-			f.t.Logf("Nomad's client is started anew: %v for %s", err, time.Since(began).Round(time.Second))
-			kill9(f.t, f.info.PIDs["nomad-client"])
+	const name = "beat"
+	job, err := f.nomad.Jobs().ParseHCL(`job "`+name+`" {
+  group "g" {
+    restart {
+      attempts = 1000
+      interval = "1h"
+      delay    = "2s"
+      mode     = "fail"
+    }
+    task "t" {
+      driver = "raw_exec"
+      config {
+        command = "sleep"
+        args    = ["2"]
+      }
+      resources {
+        cpu    = 20
+        memory = 16
+      }
+    }
+  }
+}`, true)
+	require.NoError(f.t, err)
+	_, _, err = f.nomad.Jobs().Register(job, nil)
+	require.NoError(f.t, err)
+	eventually(f.t, time.Minute, "the job "+name+" to run", func() error {
+		allocs, _, err := f.nomad.Jobs().Allocations(name, false, nil)
+		if err == nil && (len(allocs) == 0 || allocs[0].ClientStatus != "running") {
+			err = fmt.Errorf("allocations: %d", len(allocs))
 		}
 		return err
 	})
+	return func() {
+		_, _, err := f.nomad.Jobs().Deregister(name, true, nil)
+		require.NoError(f.t, err)
+	}
 }
 
 func badInput(t *testing.T, f *fleet) {

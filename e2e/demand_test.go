@@ -38,27 +38,18 @@ func TestOnDemand(t *testing.T) {
     cold = "6s"
   }`, vars: fmt.Sprintf(", init_delay = %q", lazyInit)})
 	f.tiers(lazyModel, 1, 0, 0)
-	for _, part := range []struct {
-		name string
-		test func(*testing.T, *demand)
-	}{
+	inTurn(t, d, d.use, []part[*demand]{
 		{"fifty waiters cause one load", oneLoad},
 		{"a deadline is kept", deadlineKept},
 		{"waiters that leave cause nothing", waitersLeave},
 		{"a gateway that ends serves who waits", gatewayDrains},
 		{"a gateway that cannot wait says so", gatewayEnds},
-	} {
-		if !t.Run(part.name, func(t *testing.T) {
-			f.t = t
-			for _, g := range d.gateways {
-				g.t = t
-			}
-			part.test(t, d)
-		}) {
-			break
-		}
-	}
-	f.t = t
+	})
+}
+
+// use says whose test the cluster serves.
+func (d *demand) use(t *testing.T) {
+	d.t = t
 	for _, g := range d.gateways {
 		g.t = t
 	}

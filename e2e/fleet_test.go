@@ -290,6 +290,9 @@ func (f *fleet) tryRemuda(args ...string) (string, error) {
 	for _, s := range f.servers {
 		urls = append(urls, "http://"+s.http)
 	}
+	if urls == nil {
+		urls = []string{f.info.Controller} // the cluster's own serves
+	}
 	cmd := exec.CommandContext(ctx, binary(f.t, "remuda"), args...)
 	cmd.Env = append(os.Environ(), api.EnvAddress+"="+strings.Join(urls, ","))
 	var out bytes.Buffer

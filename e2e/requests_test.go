@@ -53,24 +53,15 @@ func TestRequests(t *testing.T) {
 	f.hot(pairModel, pairReplicas)
 	f.hot(chainModel, chainReplicas)
 	r.gateways = f.twoGateways("")
-	for _, part := range []struct {
-		name string
-		test func(*testing.T, *requests)
-	}{
+	inTurn(t, r, r.use, []part[*requests]{
 		{"everything is killed", everythingKilled},
 		{"without retries", withoutRetries},
-	} {
-		if !t.Run(part.name, func(t *testing.T) {
-			f.t = t
-			for _, g := range r.gateways {
-				g.t = t
-			}
-			part.test(t, r)
-		}) {
-			break
-		}
-	}
-	f.t = t
+	})
+}
+
+// use says whose test the cluster serves.
+func (r *requests) use(t *testing.T) {
+	r.t = t
 	for _, g := range r.gateways {
 		g.t = t
 	}

@@ -35,11 +35,8 @@ func exact(model, prompt string, maxTokens int) text.Answer {
 
 // TestCluster shares one cluster; its parts run in order and leave it serving.
 func TestCluster(t *testing.T) {
-	d := newDev(t, "-single")
-	for _, part := range []struct {
-		name string
-		test func(*testing.T, *dev)
-	}{
+	d := newDev(t, "-single", "-no-autoscaler")
+	inTurn(t, d, func(t *testing.T) { d.t = t }, []part[*dev]{
 		{"the printed curl streams the exact answer", printedCurl},
 		{"seats are published and pinned", seats},
 		{"both web interfaces answer", webInterfaces},
@@ -60,12 +57,7 @@ func TestCluster(t *testing.T) {
 		{"200 streams for 60 s", manyStreams},
 		{"nomad job stop drains", jobStop},
 		{"nomad job run by hand", jobRun},
-	} {
-		if !t.Run(part.name, func(t *testing.T) { d.t = t; part.test(t, d) }) {
-			break
-		}
-	}
-	d.t = t
+	})
 	if !t.Failed() {
 		d.stop(syscall.SIGINT)
 	}

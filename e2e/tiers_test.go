@@ -21,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/controller/api"
+	"remuda/controller/planner"
 )
 
 // eager is a reconcile block for tests of tiers: what takes minutes in production takes
@@ -232,10 +233,7 @@ func (f *fleet) killLeader() {
 // with the faults that belong to it. The parts run in order on one cluster.
 func TestTiers(t *testing.T) {
 	f := newFleetWith(t, 3, eager, "-gpus", "3")
-	for _, part := range []struct {
-		name string
-		test func(*testing.T, *fleet)
-	}{
+	parts := []part[*fleet]{
 		{"pressure sends the right replica WARM", pressed},
 		{"a request wakes a WARM replica", wokenByRequest},
 		{"to COLD and back", coldAndBack},
@@ -248,16 +246,14 @@ func TestTiers(t *testing.T) {
 		{"idle models cost nothing", idlePruned},
 		{"switches", switched},
 		{"dedicated models", dedicated},
-	} {
-		if !t.Run(part.name, func(t *testing.T) {
-			f.t = t
-			part.test(t, f)
+	}
+	for i, p := range parts { // after each of them the books are right
+		parts[i].test = func(t *testing.T, f *fleet) {
+			p.test(t, f)
 			f.ledgers()
-		}) {
-			break
 		}
 	}
-	f.t = t
+	inTurn(t, f, f.use, parts)
 }
 
 // clear ends all replicas of models.
@@ -367,15 +363,15 @@ func evictedAndAsked(t *testing.T, f *fleet) {
 		return err
 	})
 	f.remuda("evict", r.Name, "-to", "warm")
-	eventually(t, time.Minute, "the gateway to hear of it", func() error {
-		err := refused(context.Background(), f.info.Gateway, "b", 30*time.Millisecond)
-		var status statusError
-		if errors.As(err, &status) && status.code == http.StatusServiceUnavailable {
-			return nil
+	// The first ones may still go to the replica, as long as the gateway has not heard of it.
+	eventually(t, time.Minute, "a request to bring the model back", func() error {
+		f.asked("b", "in the middle")
+		kinds := f.decisions("b") // the newest first
+		if since := kinds[:slices.Index(kinds, "evict")]; !slices.Contains(since, planner.KindDemand) {
+			return fmt.Errorf("since the eviction there are %v", since)
 		}
-		return fmt.Errorf("it still sends requests: %v", err)
+		return nil
 	})
-	f.asked("b", "in the middle")
 	require.NoError(t, <-long, "the request that was under way")
 	f.tiers("b", 1, 0, 0)
 }

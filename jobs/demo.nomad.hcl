@@ -32,6 +32,12 @@ variable "weights" {
   default     = "256MiB"
 }
 
+variable "memory" {
+  description = "Memory of the engine in MiB, with its weights: more than that and the kernel kills it."
+  type        = number
+  default     = 1024
+}
+
 variable "slots" {
   description = "Requests that the engine works on at once."
   default     = "16"
@@ -182,7 +188,7 @@ job "demo" {
 
       resources {
         cpu    = 500
-        memory = 1024
+        memory = var.memory
 
         device "nvidia/gpu" {
           count = max(var.remuda_gpus, var.remuda_reach)

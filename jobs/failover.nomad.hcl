@@ -47,6 +47,12 @@ variable "gms" {
   default     = "auto"
 }
 
+variable "memory" {
+  description = "Memory of each engine in MiB, with its weights: more than that and the kernel kills it."
+  type        = number
+  default     = 1024
+}
+
 variable "slots" {
   description = "Requests that an engine works on at once."
   default     = "16"
@@ -258,7 +264,7 @@ job "failover" {
 
       resources {
         cpu    = 500
-        memory = 1024
+        memory = var.memory
 
         device "nvidia/gpu" {
           count = max(var.remuda_gpus, var.remuda_reach)
@@ -335,7 +341,7 @@ job "failover" {
 
       resources {
         cpu    = 500
-        memory = 1024
+        memory = var.memory
 
         device "nvidia/gpu" {
           count = max(var.remuda_gpus, var.remuda_reach)

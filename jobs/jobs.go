@@ -1,5 +1,5 @@
-// Package jobs holds the Nomad job files, model files and pipelines that users run as they
-// are. They are embedded, so that `remuda dev` runs the very same files.
+// Package jobs holds the Nomad job files, model files, pipelines and nomad-autoscaler
+// policies that users run as they are. They are embedded, so that `remuda dev` runs the very same files.
 //
 // A job file NAME.nomad.hcl that a model file names runs either way: by `nomad job
 // run`, with the defaults of its variables, or as a variant's, with the reserved
@@ -8,7 +8,7 @@ package jobs
 
 import "embed"
 
-// Files are all job files, model files and pipelines, by their names in this directory.
+// Files are all of them, by their names in this directory.
 //
 //go:embed *.hcl
 var Files embed.FS
@@ -39,3 +39,7 @@ const (
 	SingleModel = "single.model.hcl" // the same without shadows
 	TinyModel   = "tiny.model.hcl"   // on Ollama
 )
+
+// Policy is the name in Files of the policy that scales the demo model by a strategy, which
+// is named without "remuda-".
+func Policy(strategy string) string { return strategy + ".policy.hcl" }

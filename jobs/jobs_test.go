@@ -8,9 +8,12 @@ import (
 	"testing"
 
 	"github.com/hashicorp/hcl/v2"
+	"github.com/hashicorp/hcl/v2/hclsimple"
 	"github.com/hashicorp/hcl/v2/hclsyntax"
+	"github.com/hashicorp/nomad-autoscaler/sdk"
 	"github.com/stretchr/testify/require"
 
+	"remuda/autoscaler-plugin/strategy"
 	"remuda/controller/modelfile"
 	"remuda/controller/pipeline"
 	"remuda/controller/state"
@@ -37,7 +40,7 @@ func read(t *testing.T, name string) string {
 
 func TestEveryFileIsOfAKind(t *testing.T) {
 	for _, name := range names(t, "*") {
-		require.True(t, strings.HasSuffix(name, ".nomad.hcl") || strings.HasSuffix(name, ".model.hcl") || strings.HasSuffix(name, ".pipeline.hcl"), name)
+		require.True(t, strings.HasSuffix(name, ".nomad.hcl") || strings.HasSuffix(name, ".model.hcl") || strings.HasSuffix(name, ".pipeline.hcl") || strings.HasSuffix(name, ".policy.hcl"), name)
 	}
 }
 
@@ -46,6 +49,35 @@ func TestPipelineFiles(t *testing.T) {
 		p, err := pipeline.Parse(name, []byte(read(t, name)))
 		require.NoError(t, err)
 		require.Equal(t, []string{"demo"}, p.Models(), "it runs on what remuda dev runs")
+	}
+}
+
+// Every policy names the model that remuda dev runs, everywhere, and a strategy that takes
+// its keys.
+func TestPolicyFiles(t *testing.T) {
+	files := names(t, "*.policy.hcl")
+	require.Len(t, files, len(strategy.Names()), "one for each strategy")
+	for _, name := range files {
+		var file sdk.FileDecodeScalingPolicies
+		require.NoError(t, hclsimple.Decode(name, []byte(read(t, name)), nil, &file))
+		require.Len(t, file.ScalingPolicies, 1, name)
+		p := file.ScalingPolicies[0]
+		require.Equal(t, "demo", p.Name, name)
+		require.True(t, p.Enabled, "without it nomad-autoscaler leaves the policy out and says nothing")
+		require.Equal(t, "remuda", p.Doc.Target.Name)
+		require.Equal(t, map[string]string{"model": "demo"}, p.Doc.Target.Config)
+		require.Len(t, p.Doc.Checks, 1, name)
+		check := p.Doc.Checks[0]
+		require.Equal(t, "replicas/demo", check.Query)
+		require.Equal(t, name, jobs.Policy(strings.TrimPrefix(check.Strategy.Name, "remuda-")))
+		s, err := strategy.New(strategy.Config{Name: "remuda-autoscaler", Strategy: check.Strategy.Name})
+		require.NoError(t, err)
+		defer s.Close()
+		require.NoError(t, s.SetConfig(map[string]string{"controller": "http://127.0.0.1:1", "consul": "none"}))
+		eval, err := s.Run(&sdk.ScalingCheckEvaluation{Check: &sdk.ScalingPolicyCheck{Strategy: check.Strategy}, Action: &sdk.ScalingAction{}}, 1)
+		require.NoError(t, err, "%s: its keys", name)
+		require.Equal(t, sdk.ScaleDirection(sdk.ScaleDirectionNone), eval.Action.Direction, "nobody answers")
+		require.Contains(t, eval.Action.Reason, "127.0.0.1:1")
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"flag"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"remuda/internal/devcluster"
@@ -15,8 +16,9 @@ func (p *program) devVerb() verb {
 		synopsis: "Run a complete local cluster in the foreground",
 		usage:    "[flags]",
 		about: `Starts real Consul, real Nomad with the device plugin and simulated GPUs, the controller, the gateway and
-nomad-autoscaler, deploys a demo model through the controller (a primary and its shadow on one GPU), prints where
-everything is, and takes it all down on Ctrl-C. A second Ctrl-C hurries.
+nomad-autoscaler, deploys a demo model through the controller (a primary and its shadow on one GPU), lets
+nomad-autoscaler scale it with its load, prints where everything is, and takes it all down on Ctrl-C. A second
+Ctrl-C hurries.
 
 nomad, consul and nomad-autoscaler are taken from PATH where they are new enough, else from .tools/bin,
 where "make tools" builds them. Several clusters may run side by side.`,
@@ -28,6 +30,7 @@ where "make tools" builds them. Several clusters may run side by side.`,
 			fs.BoolVar(&opts.Single, "single", false, "run one engine of the demo model instead of a primary with its shadow")
 			fs.StringVar(&opts.Model, "model", "", "model `file` to apply in place of the demo model's; where its job files declare remuda, consul or ollama and it says nothing of them, they are this cluster's")
 			fs.StringVar(&opts.GGUF, "gguf", "", "model `file` for -engine ollama (default: a tiny one with random weights)")
+			fs.StringVar(&opts.Policy, "policy", opts.Policy, "what scales the models: "+strings.Join(devcluster.Policies(), ", ")+", or a `file` of policies for nomad-autoscaler")
 			fs.BoolVar(&opts.NoAutoscaler, "no-autoscaler", false, "do not run nomad-autoscaler")
 			fs.StringVar(&opts.DataDir, "data-dir", "", "`directory` for everything (default: the first free one of $XDG_STATE_HOME/remuda/dev, dev-2, …)")
 			return func(ctx context.Context, args []string) error {

@@ -11,9 +11,11 @@ import (
 var groups = map[string]string{
 	"acl":       "Make and take away the tokens of the API",
 	"acl token": "Make, list and take away tokens",
+	"capacity":  "Replay decisions of the capacity analyzer",
 	"decision":  "Look at what the controller decided, and why",
 	"dedicated": "Look at the models that nothing evicts, and change them by hand or by the time of day",
 	"device":    "Look at what this machine offers Nomad",
+	"hpa":       "Replay decisions of the HPA-like autoscaler",
 	"model":     "Apply, list, show, stop and start models",
 	"node":      "Look at the nodes with GPUs, and keep GPUs out of use",
 	"pipeline":  "Apply, list, show and stop pipelines, which are compositions of models",

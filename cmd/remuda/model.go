@@ -128,12 +128,16 @@ func (c *asker) showModel(s api.ModelStatus) error {
 		return err
 	}
 	fmt.Fprintln(c.out, "\nVariants")
-	t := newTable(c.out, "NAME", "GPU", "GPUS", "MEMORY EACH", "WEIGHTS", "SLOTS", "COST", "ENGINE", "HASH")
+	t := newTable(c.out, "NAME", "HOT", "WARM", "GPU", "GPUS", "MEMORY EACH", "WEIGHTS", "SLOTS", "COST", "ENGINE", "HASH")
 	for _, v := range m.Variants {
-		t.row(v.Name, v.GPUModel, gpusText(v), bytesize.Text(v.Memory), sizeDash(v.Weights), zeroDash(v.Slots), v.Cost, v.Engine, short(v.Hash))
+		n := s.VariantCounts[v.Name]
+		t.row(v.Name, n.Hot, n.Warm, v.GPUModel, gpusText(v), bytesize.Text(v.Memory), sizeDash(v.Weights), zeroDash(v.Slots), v.Cost, v.Engine, short(v.Hash))
 	}
 	if err := t.flush(); err != nil {
 		return err
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.Unplaceable)) {
+		fmt.Fprintf(c.out, "No further replica of %s can be placed now: %s\n", name, s.Unplaceable[name])
 	}
 	if len(m.Rollouts) > 0 {
 		fmt.Fprintln(c.out, "\nRollouts")

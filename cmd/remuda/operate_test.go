@@ -49,8 +49,12 @@ func variant(name, memory string) string {
 
 // TestOperatorsDay goes through the verbs that change and show models.
 func TestOperatorsDay(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
-	r := w.dev()
+	// What drains is only known once all gateways had the time to report.
+	config := filepath.Join(t.TempDir(), "a.hcl")
+	require.NoError(t, os.WriteFile(config, []byte("acl {\n enabled = false\n}\nreconcile {\n gateway_ttl = \"3s\"\n}\n"), 0o600))
+	r := startAgent(t, "-config", config, "-data-dir", t.TempDir(), "-http", "127.0.0.1:0", "-raft", "127.0.0.1:0", "-nomad", w.nomad.URL, "-consul", w.consul.Addr())
 	r.gateway()
 	const model = "meta/Llama:8b"
 	path := writeModel(t, model, "  max = 3\n  replicas = 1\n"+variant("h100", "20GiB"))
@@ -159,6 +163,7 @@ func TestOperatorsDay(t *testing.T) {
 
 // TestChangeOfAModel: what changes is shown, and rolled until all replicas are of it.
 func TestChangeOfAModel(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	config := filepath.Join(t.TempDir(), "a.hcl")
 	require.NoError(t, os.WriteFile(config, []byte("acl {\n enabled = false\n}\nreconcile {\n canary_time = \"50ms\"\n gateway_ttl = \"500ms\"\n}\n"), 0o600))
@@ -365,6 +370,7 @@ func field(t *testing.T, text, name string) string {
 
 // TestWatchingEnds: a goal that is never reached does not hold anybody for ever.
 func TestWatchingEnds(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	r := w.dev()
 	path := writeModel(t, "big", "  max = 1\n  replicas = 1\n"+variant("h100", "500GiB"))

@@ -48,6 +48,7 @@ func (r *running) obedient(name string, ids ...string) {
 // TestOrdersReachGateways goes the whole way: the verb, the agent, and the answer to a
 // gateway's report.
 func TestOrdersReachGateways(t *testing.T) {
+	t.Parallel()
 	r := newWorld(t).dev()
 	r.obedient("host:1:a", "x", "y")
 	r.eventually("the gateway reports", func() bool {

@@ -65,6 +65,9 @@ func (c *asker) showQueue(s api.QueueStatus) error {
 	f.set("In flight", s.Queue.InFlight)
 	f.set("Served", perSecond(s.Queue.Served))
 	f.set("Serving", plural(s.Queue.Serving, "replica"))
+	if s.Queue.Incomplete {
+		f.set("Incomplete", "yes: the leader is new, and not every gateway has reported to it yet")
+	}
 	if err := f.flush(); err != nil {
 		return err
 	}

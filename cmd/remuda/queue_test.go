@@ -71,6 +71,7 @@ func script(answers ...any) func() any {
 }
 
 func TestRequestKill(t *testing.T) {
+	t.Parallel()
 	flies := api.QueuedRequest{ID: "x", Gateway: "a", Model: "m", Replica: "m:v:1"}
 	there := api.RequestStatus{ID: "x", Places: []api.QueuedRequest{flies}, Killed: true}
 	gone := api.RequestStatus{ID: "x", Places: []api.QueuedRequest{}, Killed: true}
@@ -102,6 +103,7 @@ func TestRequestKill(t *testing.T) {
 // The order is lost with the leader: a new one is given it again, and is believed that a
 // request is gone only once it has heard all gateways.
 func TestAKillOutlivesTheLeader(t *testing.T) {
+	t.Parallel()
 	place := []api.QueuedRequest{{ID: "x", Gateway: "a", Model: "m", Replica: "m:v:1"}}
 	var mu sync.Mutex
 	kills, looks := 0, 0
@@ -137,6 +139,7 @@ func TestAKillOutlivesTheLeader(t *testing.T) {
 }
 
 func TestGatewayListAndDrain(t *testing.T) {
+	t.Parallel()
 	seen := time.Now()
 	gateway := func(name string, inFlight int, draining, ordered bool) api.Gateway {
 		return api.Gateway{Name: name, InFlight: inFlight, Waiting: 1, Draining: draining, DrainOrdered: ordered, Since: seen.Add(-time.Hour), Seen: seen, Expires: seen.Add(100 * time.Millisecond)}

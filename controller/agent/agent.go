@@ -218,6 +218,7 @@ func (a *Agent) open(ctx context.Context, p *parts) error {
 	sc.Raft, sc.Nomad, sc.Loads, sc.ACL, sc.Peers = p.node, p.nomad, loads, a.cfg.ACL.Enabled, secure.client
 	sc.Reconcile = func() api.ReconcileStatus { return reconcileStatus(p.reconciler.Status()) }
 	sc.Pools = func() []api.Pool { return a.cfg.pools(p.reconciler.Status()) }
+	sc.Unplaceable = p.reconciler.Unplaceable
 	sc.Plan = func(_ context.Context, change func(*state.Store) error) (server.Preview, error) {
 		found, err := p.reconciler.Preview(change)
 		return server.Preview(found), err

@@ -3,9 +3,11 @@ package agent_test
 import (
 	"context"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
+	nomadapi "github.com/hashicorp/nomad/api"
 	hraft "github.com/hashicorp/raft"
 	raftboltdb "github.com/hashicorp/raft-boltdb/v2"
 	"github.com/stretchr/testify/require"
@@ -138,4 +140,35 @@ func TestAgentWithPools(t *testing.T) {
 
 	_, err = client.Plan(t.Context(), api.PlanRequest{})
 	require.NoError(t, err, "what would happen can be asked")
+}
+
+// TestAgentTellsWhatHasNoPlace: scalers are told by the API what the planner finds.
+func TestAgentTellsWhatHasNoPlace(t *testing.T) {
+	cfg := devConfig(t, t.TempDir())
+	empty := nomadtest.New(t)
+	empty.OnParse(func(nomadapi.JobsParseRequest) (*nomadapi.Job, error) {
+		task := nomadapi.NewTask("primary", "docker").Require(&nomadapi.Resources{Devices: []*nomadapi.RequestedDevice{{Name: "nvidia/gpu"}}})
+		return nomadapi.NewServiceJob("engine", "engine", "global", 50).AddTaskGroup(nomadapi.NewTaskGroup("replica", 1).AddTask(task)), nil
+	})
+	cfg.Nomad.Address = empty.URL
+	client, _, _ := run(t, cfg)
+	_, err := client.ApplyModels(t.Context(), api.ApplyRequest{File: `model "m" {
+  min = 0
+  max = 2
+  variant "v" {
+    memory      = "10GiB"
+    host_memory = "10GiB"
+    job         = <<-EOT
+      job "engine" {
+        group "replica" {}
+      }
+    EOT
+  }
+}
+`})
+	require.NoError(t, err)
+	require.Eventually(t, func() bool {
+		m, _, err := client.Model(t.Context(), "m", api.QueryOptions{})
+		return err == nil && strings.Contains(m.Unplaceable["v"], "there are no nodes with GPUs")
+	}, patience, 10*time.Millisecond)
 }

@@ -62,6 +62,10 @@ type GatewayReport struct {
 	// Queues are the models that have requests waiting or at engines; at most
 	// MaxReportQueues, the longest queues first.
 	Queues []QueueLoad `json:",omitempty"`
+	// Counters are of all models that the gateway has had a request of lately, idle ones
+	// too, each once: those of Queues first and then the last used; at most MaxReportQueues.
+	// A gateway that has queues and no counters of their models does not count.
+	Counters []ModelCounters `json:",omitempty"`
 	// Draining: the gateway takes no new requests.
 	Draining bool `json:",omitempty"`
 }
@@ -91,7 +95,23 @@ type QueueLoad struct {
 	Requests []Request `json:",omitempty"`
 }
 
-// MaxReportQueues is how many models a report may have queues of.
+// ModelCounters count the requests of one model at one gateway since it first had one. They
+// start again where the gateway does, or forgets the model as it is gone from the cluster.
+type ModelCounters struct {
+	Model string
+	// Arrived is how many requests came and found an engine or a place in the queue, Finished
+	// how many have left an engine, whatever became of them.
+	Arrived, Finished int64
+	// ServedSeconds is for how long requests that left engines were there, in seconds.
+	ServedSeconds float64
+	// Refused is how many requests were turned away for want of capacity: the queue was full,
+	// or the wait was over before an engine was free. Those that waited have arrived too. A
+	// client that left was not refused, nor was one that is over its key's limits. A
+	// gateway that does not know the counter leaves it out.
+	Refused int64 `json:",omitempty"`
+}
+
+// MaxReportQueues is how many models a report may have queues of, and counters.
 const MaxReportQueues = 1000
 
 // GatewayOrders is the answer to a report: what the gateway has to do. An order is

@@ -113,9 +113,19 @@ type Counts struct {
 
 // ModelStatus is all about one model.
 type ModelStatus struct {
-	Model    Model
-	Counts   Counts
-	Replicas []Replica
+	Model  Model
+	Counts Counts
+	// VariantCounts are the same by variant: one entry for each of the model's variants, and
+	// for each that is no more while it has replicas.
+	VariantCounts map[string]Counts
+	// Unplaceable has the variants of which the leader could place no further replica now, and
+	// why: the planner would find no place, also not in external pools or by evicting others, or
+	// Nomad does not place one that is there. Who scales chooses another variant meanwhile. It is
+	// some seconds old at most, its changes are no reason for a watch to return, and it is empty
+	// where the answering server does not lead, where Nomad is out of reach, and while the model
+	// is stopped.
+	Unplaceable map[string]string `json:",omitempty"`
+	Replicas    []Replica
 	// Decisions are the newest, newest first.
 	Decisions []Decision
 	// Why says in a sentence or two why the model is as it is.
@@ -176,11 +186,23 @@ type Change struct {
 	Text string
 }
 
-// ScaleRequest wants another number of replicas.
+// MaxScaleReason is how long ScaleRequest.Reason may be, in bytes.
+const MaxScaleReason = 1 << 10
+
+// ScaleRequest wants another number of replicas: Replicas of the model or of one Variant, or
+// Variants.
 type ScaleRequest struct {
+	// Replicas is how many, unless Variants says so.
 	Replicas int
 	// Variant, empty: of the model as a whole.
 	Variant string `json:",omitempty"`
+	// Variants has how many replicas each variant that it names should have: all of them are
+	// set at once, or none, and variants that it does not name keep what they have. The model's
+	// scale changes by as much, and becomes their sum where all variants are named. Where it is
+	// there, Replicas and Variant must not be.
+	Variants map[string]int `json:",omitzero"`
+	// Reason is a sentence for people, which the decision keeps: MaxScaleReason bytes at most.
+	Reason string `json:",omitempty"`
 	// Origin is operator or autoscaler; empty: as the token's role says.
 	Origin string `json:",omitempty"`
 	// CAS is the model's ModifyIndex as the caller knows it, 0: whatever it is.

@@ -27,6 +27,29 @@ type Queue struct {
 	Serving int
 	// Gateways is how many gateways have something of the model.
 	Gateways int
+	// Counters are absent where they are not known: no gateway counts the model, one that has
+	// requests of it does not, or the answer is Incomplete.
+	Counters *QueueCounters `json:",omitempty"`
+	// Incomplete: the answering server has not led for long enough to have heard every live
+	// gateway. What gateways have of the model is this or more.
+	Incomplete bool `json:",omitempty"`
+}
+
+// QueueCounters count a model's requests at all gateways, as far as the leader has heard of
+// them. They never fall and never jump while a leader leads, also where gateways come, go
+// and restart: what a gateway did before it was heard is left out. They start again, from 0
+// or later, with the next leader and where no live gateway has had a request of the model
+// lately: who reads them takes one that fell for one that began anew.
+type QueueCounters struct {
+	// Arrived is how many requests came and found an engine or a place in a queue, Finished
+	// how many have left an engine, whatever became of them.
+	Arrived, Finished int64
+	// ServedSeconds is for how long requests that left engines were there, in seconds.
+	ServedSeconds float64
+	// Refused is how many requests were turned away for want of capacity: the queue was full,
+	// or the wait was over before an engine was free. Those that waited have arrived too. A
+	// client that left was not refused, nor was one that is over its key's limits.
+	Refused int64
 }
 
 // QueueStatus is all about one model's queue.

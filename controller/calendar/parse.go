@@ -6,7 +6,6 @@ import (
 	"math/big"
 	"regexp"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/hashicorp/hcl/v2"
@@ -71,7 +70,7 @@ func (p *parser) file(src []byte) {
 		name := b.Labels[0]
 		switch at, dup := first["window "+name]; {
 		case !windowName.MatchString(name):
-			p.fault(b.LabelRanges[0], "window: the name is %q: want at most 63 letters, digits, '.', '_' and '-', a letter or digit first and last, as \"office\"", clip(name))
+			p.fault(b.LabelRanges[0], "window: the name is %q: want at most 63 letters, digits, '.', '_' and '-', a letter or digit first and last, as \"office\"", hclfault.Clip(name))
 		case name == Default:
 			p.fault(b.LabelRanges[0], "window: the name is %q: want another one, that is what the time outside of all windows is called", name)
 		case dup:
@@ -80,7 +79,7 @@ func (p *parser) file(src []byte) {
 			first["window "+name] = b.LabelRanges[0]
 		}
 		if len(p.calendar.windows) == MaxWindows {
-			p.fault(b.DefRange, "window %q: it is window %d of the file: want at most %d", clip(name), MaxWindows+1, MaxWindows)
+			p.fault(b.DefRange, "window %q: it is window %d of the file: want at most %d", hclfault.Clip(name), MaxWindows+1, MaxWindows)
 			return
 		}
 		p.calendar.windows = append(p.calendar.windows, p.window(b))
@@ -102,7 +101,7 @@ func (p *parser) zone(attr *hcl.Attribute, broken bool) {
 	// "Local" and "" are the machine's own: servers of one cluster could differ.
 	zone, err := time.LoadLocation(name)
 	if err != nil || name == "" || name == "Local" {
-		p.fault(attr.Expr.Range(), "timezone is %q: %s", clip(name), want)
+		p.fault(attr.Expr.Range(), "timezone is %q: %s", hclfault.Clip(name), want)
 		return
 	}
 	p.calendar.zone = zone
@@ -129,7 +128,7 @@ func (p *parser) content(b *hcl.Block, path string, names ...string) hcl.Attribu
 }
 
 func (p *parser) window(b *hcl.Block) window {
-	path := fmt.Sprintf("window %q", clip(b.Labels[0]))
+	path := fmt.Sprintf("window %q", hclfault.Clip(b.Labels[0]))
 	w := window{name: b.Labels[0], to: day}
 	attrs := p.content(b, path, "days", "dates", "from", "to", "dedicated")
 	if a := attrs["days"]; a != nil {
@@ -176,7 +175,7 @@ func (p *parser) clock(path string, attr *hcl.Attribute, to *time.Duration) bool
 	}
 	d, err := parseClock(s)
 	if err != nil {
-		p.fault(attr.Expr.Range(), "%s: %s is %q: %v", path, attr.Name, clip(s), err)
+		p.fault(attr.Expr.Range(), "%s: %s is %q: %v", path, attr.Name, hclfault.Clip(s), err)
 		return false
 	}
 	*to = d
@@ -206,7 +205,7 @@ func (p *parser) dedicated(path, window string, b *hcl.Block, attrs hcl.Attribut
 		}
 		name := model.AsString()
 		if was, dup := first[name]; dup {
-			p.fault(at, "%s: dedicated: model %q is there already, on line %d: want each model once", path, clip(name), was.Start.Line)
+			p.fault(at, "%s: dedicated: model %q is there already, on line %d: want each model once", path, hclfault.Clip(name), was.Start.Line)
 			continue
 		}
 		first[name] = at
@@ -218,7 +217,7 @@ func (p *parser) dedicated(path, window string, b *hcl.Block, attrs hcl.Attribut
 				continue
 			}
 		}
-		p.fault(pair.Value.Range(), "%s: dedicated: model %q is %s: want a whole number from 1 to %d; leave the model out for none", path, clip(name), p.found(pair.Value), MaxReplicas)
+		p.fault(pair.Value.Range(), "%s: dedicated: model %q is %s: want a whole number from 1 to %d; leave the model out for none", path, hclfault.Clip(name), p.found(pair.Value), MaxReplicas)
 	}
 	return maps.Clone(set)
 }
@@ -240,7 +239,7 @@ func (p *parser) list(path string, attr *hcl.Attribute, want string, each func(s
 			continue
 		}
 		if err := each(v.AsString()); err != nil {
-			p.fault(e.Range(), "%s: %s: number %d is %q: %v", path, attr.Name, i+1, clip(v.AsString()), err)
+			p.fault(e.Range(), "%s: %s: number %d is %q: %v", path, attr.Name, i+1, hclfault.Clip(v.AsString()), err)
 		}
 	}
 }
@@ -269,23 +268,6 @@ func (p *parser) found(e hcl.Expression) string {
 			return "null"
 		}
 		return "no constant"
-	case v.Type() == cty.String:
-		return fmt.Sprintf("%q", clip(v.AsString()))
-	case v.Type() == cty.Number:
-		return clip(v.AsBigFloat().Text('g', 20))
-	case v.Type() == cty.Bool:
-		return fmt.Sprint(v.True())
-	case v.Type().IsTupleType():
-		return "a list"
 	}
-	return "an object"
-}
-
-// clip keeps a value that a message quotes short.
-func clip(s string) string {
-	const longest = 80
-	if r := []rune(strings.ToValidUTF8(s, "�")); len(r) > longest {
-		return string(r[:longest]) + "…"
-	}
-	return s
+	return hclfault.Show(v)
 }

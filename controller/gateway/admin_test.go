@@ -108,6 +108,9 @@ func reportOf(r api.GatewayReport) load.Report {
 		out.Queues = append(out.Queues, load.Queue{Model: q.Model, State: load.State(q.State), Waiting: q.Waiting, InFlight: q.InFlight,
 			Oldest: q.Oldest, Served: q.Served, Requests: requests(q.Requests)})
 	}
+	for _, c := range r.Counters {
+		out.Counters = append(out.Counters, load.Counters{Model: c.Model, Arrived: c.Arrived, Finished: c.Finished, ServedSeconds: c.ServedSeconds, Refused: c.Refused})
+	}
 	return out
 }
 
@@ -159,6 +162,7 @@ func (b *boss) named(id string) string {
 }
 
 func TestKillOfRequestsThatWait(t *testing.T) {
+	t.Parallel()
 	c := newBossOf(t, api.GatewayModel{Name: "m", Wanted: 1})
 	f := newGateway(t, patient, c.config, commentsEvery(20*time.Millisecond))
 	f.engines()
@@ -188,6 +192,7 @@ func TestKillOfRequestsThatWait(t *testing.T) {
 }
 
 func TestKillOfRequestsInFlight(t *testing.T) {
+	t.Parallel()
 	c := newBossOf(t, api.GatewayModel{Name: "m", Wanted: 1})
 	f := newGateway(t, patient, c.config)
 	var told sync.WaitGroup
@@ -234,6 +239,7 @@ func TestKillOfRequestsInFlight(t *testing.T) {
 // TestDrainByOrder: no new connection is taken, who waits is still served while there is
 // time, and Run ends by itself.
 func TestDrainByOrder(t *testing.T) {
+	t.Parallel()
 	c := newBossOf(t, api.GatewayModel{Name: "m", Wanted: 1})
 	f := newGateway(t, patient, c.config)
 	s := newTurnstile(t, "a", 1)
@@ -262,6 +268,7 @@ func TestDrainByOrder(t *testing.T) {
 
 // TestDrainByOrderAnswersEverybody when the drain's time is over.
 func TestDrainByOrderAnswersEverybody(t *testing.T) {
+	t.Parallel()
 	c := newBossOf(t, api.GatewayModel{Name: "m", Wanted: 1})
 	f := newGateway(t, patient, c.config, commentsEvery(20*time.Millisecond), func(cfg *gateway.Config) { cfg.Timeouts.Drain = 200 * time.Millisecond })
 	f.engines()
@@ -279,6 +286,7 @@ func TestDrainByOrderAnswersEverybody(t *testing.T) {
 
 // TestStoppingGatewayAnswersWhoWaits: nobody's request is lost silently with a restart.
 func TestStoppingGatewayAnswersWhoWaits(t *testing.T) {
+	t.Parallel()
 	c := newBossOf(t, api.GatewayModel{Name: "m", Wanted: 1})
 	f := newGateway(t, patient, c.config, commentsEvery(20*time.Millisecond), func(cfg *gateway.Config) { cfg.Timeouts.Drain = 100 * time.Millisecond })
 	busy := newTurnstile(t, "b", 1)
@@ -315,6 +323,7 @@ func TestStoppingGatewayAnswersWhoWaits(t *testing.T) {
 
 // TestStoppingGatewayWithoutAList answers those that came before the first list.
 func TestStoppingGatewayWithoutAList(t *testing.T) {
+	t.Parallel()
 	f := newGateway(t, patient, func(cfg *gateway.Config) { cfg.Timeouts.Drain = 50 * time.Millisecond })
 	early := f.later("early", unaryBody)
 	eventually(t, "the request is held", func() bool { return f.metric("remuda_gateway_buffered_bytes") > 0 })
@@ -349,6 +358,7 @@ func (f *fixture) requireEnded() {
 // TestReportsOfQueues: the controller sees who waits, in order, and takes the reports of a
 // gateway that is busy.
 func TestReportsOfQueues(t *testing.T) {
+	t.Parallel()
 	c := newBossOf(t, api.GatewayModel{Name: "m", Wanted: 1}, api.GatewayModel{Name: "cold"}, api.GatewayModel{Name: "idle"}, api.GatewayModel{Name: "off", Stopped: true})
 	f := newGateway(t, patient, c.config)
 	began := time.Now()

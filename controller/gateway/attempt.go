@@ -7,11 +7,11 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"net/url"
 	"strings"
 	"time"
 
 	"remuda/controller/gateway/balance"
+	"remuda/controller/gateway/upstream"
 )
 
 // verdict is what became of an attempt.
@@ -59,9 +59,9 @@ func (x *exchange) attempt(l *lease) (v verdict, e *apiError) {
 	})
 	defer x.watch.Stop()
 
-	ctx, c := x.trace(ctx, began)
+	c := x.trace(began)
 	defer func() { c.end(e) }()
-	resp, err := x.g.transport.RoundTrip(x.outbound(ctx, c))
+	resp, err := x.g.transport.Do(ctx, x.outbound(c))
 	c.answered(err)
 	if err == nil {
 		defer resp.Body.Close()
@@ -72,13 +72,13 @@ func (x *exchange) attempt(l *lease) (v verdict, e *apiError) {
 		}
 		return x.relay(ctx, resp)
 	}
-	var dial *dialError
+	var dial *upstream.DialError
 	if !errors.As(err, &dial) || ctx.Err() != nil {
 		x.attempts++
 		return x.fault(ctx, err)
 	}
 	if x.countFault(kindDial) {
-		x.g.log.Warn("engine cannot be reached", "model", x.head.Model, "engine", x.engine.ServiceID, "address", x.engine.Addr, "error", dial.err)
+		x.g.log.Warn("engine cannot be reached", "model", x.head.Model, "engine", x.engine.ServiceID, "address", x.engine.Addr, "error", dial.Err)
 	}
 	return notTaken, &apiError{status: http.StatusServiceUnavailable, typ: typeServer, code: "engine_unreachable", retryAfter: x.g.cfg.RetryAfter,
 		message: fmt.Sprintf("no engine of the model %s could be reached; retry after the time in Retry-After", shorten(x.head.Model))}
@@ -97,12 +97,15 @@ func (x *exchange) repeatable() bool {
 }
 
 // outbound is the request as the engine gets it.
-func (x *exchange) outbound(ctx context.Context, c *call) *http.Request {
+func (x *exchange) outbound(c *call) *upstream.Request {
 	in := x.r.Header
 	h := make(http.Header, len(in)+8)
 	copyHeader(h, in)
 	delete(h, headerTimeout)
 	delete(h, headerPriority)
+	if x.ours {
+		delete(h, "Authorization")
+	}
 	h["Accept-Encoding"] = []string{"identity"} // answers are looked into
 	delete(h, "Expect")                         // the body is here already
 	h[headerID] = []string{x.id}
@@ -119,30 +122,22 @@ func (x *exchange) outbound(ctx context.Context, c *call) *http.Request {
 	if h["X-Forwarded-Proto"] == nil {
 		h["X-Forwarded-Proto"] = []string{"http"}
 	}
-	if h["User-Agent"] == nil {
-		h["User-Agent"] = nil // keeps the transport from adding its own
-	}
-	if h["Idempotency-Key"] == nil && h["X-Idempotency-Key"] == nil {
-		h["X-Idempotency-Key"] = nil // marks the request, is not sent; see newTransport
-	}
 	if c != nil {
 		c.span.Inject(h)
 	}
-	read, length := x.body.reader, len(x.body.data)
-	if payload := x.payload; payload != nil {
-		read = func() io.ReadCloser { return plainBody(payload) }
-		length = len(payload)
+	out := &upstream.Request{Addr: x.engine.Addr, Target: x.route.path, Header: h}
+	if query := x.r.URL.RawQuery; query != "" {
+		out.Target += "?" + query
 	}
-	req := &http.Request{
-		Method: http.MethodPost,
-		URL:    &url.URL{Scheme: "http", Host: x.engine.Addr, Path: x.route.path, RawQuery: x.r.URL.RawQuery},
-		Proto:  "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
-		Header:        h,
-		Body:          read(),
-		GetBody:       func() (io.ReadCloser, error) { return read(), nil },
-		ContentLength: int64(length),
+	if x.payload != nil {
+		out.Body = x.payload
+	} else {
+		out.Body, out.Release = x.body.lend()
 	}
-	return req.WithContext(ctx)
+	if c != nil {
+		out.Connected = c.connect
+	}
+	return out
 }
 
 // copyHeader copies end-to-end headers (RFC 9110 section 7.6.1). The values
@@ -167,11 +162,16 @@ func copyHeader(dst, src http.Header) {
 // what to tell the client if no engine does better.
 func (x *exchange) fault(ctx context.Context, err error) (verdict, *apiError) {
 	if x.ctx.Err() != nil {
-		return finished, x.left()
+		e := x.left()
+		if e.status == statusClientGone {
+			x.givenUp()
+		}
+		return finished, e
 	}
 	model := x.head.Model
 	cause := context.Cause(ctx)
 	if cause == errDeadline && !x.committed { //nolint:errorlint // a cause is never wrapped
+		x.givenUp()
 		return finished, &apiError{status: http.StatusGatewayTimeout, typ: typeServer, code: "deadline_exceeded", retryAfter: x.g.cfg.RetryAfter,
 			message: fmt.Sprintf("the engine of the model %s sent no answer within the time that %s allows; allow more", shorten(model), headerTimeout)}
 	}
@@ -199,8 +199,7 @@ func (x *exchange) fault(ctx context.Context, err error) (verdict, *apiError) {
 
 func isReset(err error) bool {
 	var op *net.OpError // also a host that was switched off: ETIMEDOUT, EHOSTUNREACH
-	return errors.As(err, &op) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
-		strings.Contains(err.Error(), "server closed idle connection")
+	return errors.As(err, &op) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
 }
 
 // Kinds of upstream_errors_total.
@@ -224,6 +223,17 @@ var faults = map[string]balance.Fault{
 func (x *exchange) countFault(kind string) (news bool) {
 	x.g.metrics.upstreamErrors.WithLabelValues(x.label, x.engine.Replica, kind).Inc()
 	return x.lease.failed(faults[kind])
+}
+
+// givenUp notes that the client waited no longer, which is the engine's fault where it
+// answers nobody at all.
+func (x *exchange) givenUp() {
+	patience := x.g.cfg.Timeouts.FirstByte
+	if x.fresh && x.lease.givenUp(patience) {
+		x.g.metrics.upstreamErrors.WithLabelValues(x.label, x.engine.Replica, kindTimeout).Inc()
+		x.g.log.Warn("engine answers nobody: every client gave up before its first byte", "model", x.head.Model, "engine", x.engine.ServiceID,
+			"address", x.engine.Addr, "for at least", patience)
+	}
 }
 
 // blame counts and logs a fault of the engine.

@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -18,10 +17,7 @@ import (
 // rare.
 var bodyClasses = [...]int{64 << 10, 256 << 10, 1 << 20}
 
-// smallBody is the largest body that is not pooled. Its memory is left to the
-// garbage collector, so that it can be read by a plain bytes.Reader: of that
-// type Go's transport knows that the header can wait for the body and sends
-// both in one packet.
+// smallBody is the largest body that is not pooled: such memory is cheap.
 const smallBody = 16 << 10
 
 // trustedLength is how much is allocated because a client announced it. Beyond
@@ -69,10 +65,9 @@ func (s *bodyStore) put(b []byte) {
 	}
 }
 
-// body is a request's body in memory. It goes back to the store once its
-// owner and every reader have released it: a transport may read a body for a
-// while after it has returned the response. (A small body's memory is not
-// recycled, so its readers need not be waited for.)
+// body is a request's body in memory. It goes back to the store once its owner and
+// everybody whom it was lent to have released it: an engine may still be reading it when
+// its answer has begun.
 type body struct {
 	data  []byte
 	store *bodyStore
@@ -85,48 +80,11 @@ func (b *body) release() {
 	}
 }
 
-// reader returns a new reader of the whole body. The caller must own the body.
-func (b *body) reader() io.ReadCloser {
-	if cap(b.data) <= smallBody {
-		return io.NopCloser(bytes.NewReader(b.data))
-	}
+// lend returns the whole body and what to call when it is read no more. The caller must
+// own the body.
+func (b *body) lend() (data []byte, release func()) {
 	b.refs.Add(1)
-	return &bodyReader{b: b}
-}
-
-// plainBody reads a small body that is not of the store.
-func plainBody(p []byte) io.ReadCloser { return io.NopCloser(bytes.NewReader(p)) }
-
-// bodyReader reads a body. After Close it touches the body no more, even when
-// another goroutine is inside Read; that is why it offers no WriteTo.
-type bodyReader struct {
-	mu  sync.Mutex
-	b   *body // nil once closed
-	off int
-}
-
-func (r *bodyReader) Read(p []byte) (int, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.b == nil {
-		return 0, errors.New("read of a closed request body")
-	}
-	n := copy(p, r.b.data[r.off:])
-	r.off += n
-	if r.off == len(r.b.data) {
-		return n, io.EOF
-	}
-	return n, nil
-}
-
-func (r *bodyReader) Close() error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.b != nil {
-		r.b.release()
-		r.b = nil
-	}
-	return nil
+	return b.data, b.release
 }
 
 // readBody reads a request's body within the limits of size, time (serve has set

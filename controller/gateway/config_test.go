@@ -106,6 +106,7 @@ tracing {
 `
 
 func TestParseReadsEverySetting(t *testing.T) {
+	t.Parallel()
 	got, err := gateway.Parse("g.hcl", []byte(fullFile), gateway.DefaultConfig())
 	require.NoError(t, err)
 	require.Equal(t, gateway.Config{
@@ -144,6 +145,7 @@ func TestParseReadsEverySetting(t *testing.T) {
 }
 
 func TestLoadFileKeepsDefaults(t *testing.T) {
+	t.Parallel()
 	path := filepath.Join(t.TempDir(), "g.hcl")
 	_, err := gateway.LoadFile(path, gateway.DefaultConfig())
 	require.ErrorIs(t, err, os.ErrNotExist)
@@ -156,6 +158,7 @@ func TestLoadFileKeepsDefaults(t *testing.T) {
 }
 
 func TestParseReportsEveryFaultWithItsLine(t *testing.T) {
+	t.Parallel()
 	cases := []struct {
 		name, src string
 		want      []string
@@ -198,6 +201,7 @@ func TestParseReportsEveryFaultWithItsLine(t *testing.T) {
 }
 
 func TestNewNamesEveryBadField(t *testing.T) {
+	t.Parallel()
 	_, err := gateway.New(gateway.Config{})
 	for _, field := range []string{"listen", "log_level", "retry_after", "timeouts.header", "timeouts.write", "limits.body", "limits.header", "retries.attempts", "queue.length", "routing.suspect_max", "Watcher"} {
 		require.ErrorContains(t, err, field)
@@ -205,6 +209,7 @@ func TestNewNamesEveryBadField(t *testing.T) {
 }
 
 func TestNewReadsTheCA(t *testing.T) {
+	t.Parallel()
 	cfg := gateway.DefaultConfig()
 	cfg.Watcher = &feed{}
 	cfg.Controller = gateway.Controller{Addresses: []string{"https://a:4750"}, CACert: filepath.Join(t.TempDir(), "none.pem")}

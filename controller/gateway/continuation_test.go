@@ -252,6 +252,7 @@ func requireSame(t *testing.T, want told, a answer) {
 
 // TestStreamGoesOnElsewhere breaks the stream off at many places, in lines and between them.
 func TestStreamGoesOnElsewhere(t *testing.T) {
+	t.Parallel()
 	s := newSimulated(t)
 	for _, c := range continued {
 		t.Run(c.name, func(t *testing.T) {
@@ -284,6 +285,7 @@ func TestStreamGoesOnElsewhere(t *testing.T) {
 
 // TestStreamGoesOnManyTimes: each engine gives a few tokens and breaks off.
 func TestStreamGoesOnManyTimes(t *testing.T) {
+	t.Parallel()
 	s := newSimulated(t)
 	for _, c := range continued {
 		t.Run(c.name, func(t *testing.T) {
@@ -311,6 +313,7 @@ func TestStreamGoesOnManyTimes(t *testing.T) {
 
 // TestRefusedContinuation: the next engine fails as well, before it says anything.
 func TestRefusedContinuation(t *testing.T) {
+	t.Parallel()
 	s := newSimulated(t)
 	c := continued[0]
 	want := understand(t, s.stream(t, c.path, c.body))
@@ -339,6 +342,7 @@ func TestRefusedContinuation(t *testing.T) {
 // TestRestartedEngineGoesOn: the only engine breaks off, and is back a moment later at
 // another address.
 func TestRestartedEngineGoesOn(t *testing.T) {
+	t.Parallel()
 	s := newSimulated(t)
 	c := continued[0]
 	want := understand(t, s.stream(t, c.path, c.body))
@@ -376,6 +380,7 @@ func requireExplicit(t *testing.T, want told, a answer, code string) {
 }
 
 func TestNoEngineIsLeftToGoOn(t *testing.T) {
+	t.Parallel()
 	s := newSimulated(t)
 	for _, c := range continued {
 		t.Run(c.name, func(t *testing.T) {
@@ -399,6 +404,7 @@ func TestNoEngineIsLeftToGoOn(t *testing.T) {
 // TestEnginesThatAddNothing: a request that fells every engine before another token does not
 // go round for ever.
 func TestEnginesThatAddNothing(t *testing.T) {
+	t.Parallel()
 	s := newSimulated(t)
 	c := continued[0]
 	stream := s.stream(t, c.path, c.body)
@@ -416,6 +422,7 @@ func TestEnginesThatAddNothing(t *testing.T) {
 // TestProbeThatGoesOn: the beginning of a continuation is an answer as any other, so the
 // engine is not a suspect until the end of that stream.
 func TestProbeThatGoesOn(t *testing.T) {
+	t.Parallel()
 	s := newSimulated(t)
 	c := continued[0]
 	want := understand(t, s.stream(t, c.path, c.body))
@@ -441,17 +448,18 @@ func TestProbeThatGoesOn(t *testing.T) {
 			sse(w, stream)
 		}
 	})
-	f := goesOn(t, func(cfg *gateway.Config) { cfg.Timeouts.StreamIdle = 500 * time.Millisecond })
+	f := goesOn(t, func(cfg *gateway.Config) { cfg.Timeouts.StreamIdle = 2 * time.Second })
 	f.engines(only)
 	got := make(chan answer, 1)
 	go func() { got <- f.do(http.MethodPost, c.path, c.body) }()
 	await(t, streaming, "the stream goes on")
-	requireSame(t, want, f.do(http.MethodPost, c.path, c.body, "X-Remuda-Timeout", "300ms"))
+	requireSame(t, want, f.do(http.MethodPost, c.path, c.body, "X-Remuda-Timeout", "1500ms"))
 	close(end)
 	requireSame(t, want, <-got)
 }
 
 func TestContinuationThatIsOff(t *testing.T) {
+	t.Parallel()
 	s := newSimulated(t)
 	c := continued[0]
 	want := understand(t, s.stream(t, c.path, c.body))
@@ -482,6 +490,7 @@ func TestContinuationThatIsOff(t *testing.T) {
 }
 
 func TestClientThatLeavesInAContinuation(t *testing.T) {
+	t.Parallel()
 	s := newSimulated(t)
 	c := continued[0]
 	for _, when := range []string{"while it waits", "while the next engine is silent", "while the next engine streams"} {
@@ -508,19 +517,15 @@ func TestClientThatLeavesInAContinuation(t *testing.T) {
 			f.engines(first.Engine)
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
-			done := make(chan struct{})
-			go func() {
-				defer close(done)
-				resp := f.open(ctx, c.body)
-				_, _ = io.Copy(io.Discard, resp.Body)
-				resp.Body.Close()
-			}()
+			resp := f.open(ctx, c.body) // the client has the answer's header
+			defer resp.Body.Close()
 			await(t, reached, "the stream goes on")
 			if when == "while it waits" {
 				eventually(t, "it waits", func() bool { return f.metric("remuda_gateway_queue_length", "model", "m") == 1 })
 			}
 			cancel()
-			<-done
+			_, err := io.Copy(io.Discard, resp.Body)
+			require.ErrorIs(t, err, context.Canceled)
 			if when != "while it waits" {
 				await(t, left, "the engine is told")
 			}

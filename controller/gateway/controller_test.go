@@ -31,6 +31,7 @@ type controller struct {
 	reports []api.GatewayReport
 	refused int         // reports that a server that is down was sent
 	asked   map[int]int // by server: queries of the state
+	after   uint64      // the index of the last query
 	token   string
 }
 
@@ -90,7 +91,9 @@ func (c *controller) serve(server int, w http.ResponseWriter, r *http.Request) {
 		want, _ := strconv.ParseUint(r.URL.Query().Get("index"), 10, 64)
 		wait, _ := time.ParseDuration(r.URL.Query().Get("wait"))
 		deadline := time.After(wait)
-		for have := c.at(server, stale); want > 0 && have <= want && r.Context().Err() == nil; have = c.at(server, stale) {
+		c.after = want
+		began := c.index // a state that is restored may have a lower one, which is told at once
+		for have := c.at(server, stale); want > 0 && have <= want && c.index >= began && r.Context().Err() == nil; have = c.at(server, stale) {
 			changed := c.changed
 			c.mu.Unlock()
 			over := false
@@ -166,6 +169,7 @@ func (f *fixture) up(want float64) {
 }
 
 func TestDrainedReplica(t *testing.T) {
+	t.Parallel()
 	c := newController(t, 1)
 	f := newGateway(t, c.config)
 	entered, release := make(chan struct{}), make(chan struct{})
@@ -218,11 +222,13 @@ func TestDrainedReplica(t *testing.T) {
 	f.engines(a)
 	f.post(`{"model":"m"}`).requireError(t, http.StatusServiceUnavailable, "model_unavailable")
 	c.change(func() { c.down[0] = true })
+	c.servers[0].CloseClientConnections()
 	f.up(0)
 	require.Equal(t, map[string]int{`{"said":"a"}`: 3}, f.who(3))
 }
 
 func TestModelOfTheController(t *testing.T) {
+	t.Parallel()
 	c := newController(t, 1)
 	f := newGateway(t, c.config)
 	f.engines()
@@ -253,6 +259,7 @@ func TestModelOfTheController(t *testing.T) {
 }
 
 func TestControllerThatIsAway(t *testing.T) {
+	t.Parallel()
 	c := newController(t, 2)
 	f := newGateway(t, c.config)
 	a, b := newEngine(t, "a", says("a")), newEngine(t, "b", says("b"))
@@ -277,15 +284,16 @@ func TestControllerThatIsAway(t *testing.T) {
 }
 
 func TestStateThatWasReplaced(t *testing.T) {
+	t.Parallel()
 	c := newController(t, 1)
 	f := newGateway(t, c.config)
 	a, b := newEngine(t, "a", says("a")), newEngine(t, "b", says("b"))
 	f.engines(a, b)
 	c.change(func() { c.index, c.state = 50, drain("m:v:a") })
 	f.follows(50)
+	eventually(t, "the next query waits", func() bool { return c.count(func() int { return int(c.after) }) == 50 })
 	// A snapshot is restored: the server begins again with a lower index.
 	c.change(func() { c.index, c.state = 4, drain("m:v:b") })
-	c.servers[0].CloseClientConnections()
 	f.follows(4)
 	require.Equal(t, map[string]int{`{"said":"a"}`: 5}, f.who(5))
 	c.reported("the lower index", func(r api.GatewayReport) bool { return r.Index == 4 })
@@ -296,6 +304,7 @@ func TestStateThatWasReplaced(t *testing.T) {
 // TestStateOfANewController: a controller that lost its data counts from the beginning,
 // and may be where the old one was.
 func TestStateOfANewController(t *testing.T) {
+	t.Parallel()
 	c := newController(t, 1)
 	f := newGateway(t, c.config)
 	f.engines(newEngine(t, "a", says("a")), newEngine(t, "b", says("b")))
@@ -310,6 +319,7 @@ func TestStateOfANewController(t *testing.T) {
 }
 
 func TestServerThatLags(t *testing.T) {
+	t.Parallel()
 	c := newController(t, 2)
 	f := newGateway(t, c.config)
 	a, b := newEngine(t, "a", says("a")), newEngine(t, "b", says("b"))
@@ -330,6 +340,7 @@ func TestServerThatLags(t *testing.T) {
 }
 
 func TestServerWithoutALeaderIsLeft(t *testing.T) {
+	t.Parallel()
 	c := newController(t, 2)
 	c.cut[0], c.lag[0] = true, 1
 	f := newGateway(t, c.config)
@@ -341,6 +352,7 @@ func TestServerWithoutALeaderIsLeft(t *testing.T) {
 }
 
 func TestReportsAtRestAndTheLast(t *testing.T) {
+	t.Parallel()
 	c := newController(t, 1)
 	c.token = "secret"
 	f := newGateway(t, c.config, func(cfg *gateway.Config) { cfg.Controller.Token = "secret" })
@@ -357,6 +369,7 @@ func TestReportsAtRestAndTheLast(t *testing.T) {
 }
 
 func TestControllerThatRefuses(t *testing.T) {
+	t.Parallel()
 	c := newController(t, 1)
 	c.token = "secret"
 	f := newGateway(t, c.config, func(cfg *gateway.Config) { cfg.Controller.Token = "wrong" })
@@ -367,6 +380,7 @@ func TestControllerThatRefuses(t *testing.T) {
 }
 
 func TestNoControllerNoMetrics(t *testing.T) {
+	t.Parallel()
 	f := newGateway(t)
 	f.engines()
 	require.NotContains(t, f.do(http.MethodGet, "/metrics", "").body, "remuda_gateway_controller")

@@ -52,6 +52,8 @@ type exchange struct {
 	label string
 	// key is the name of the API key, empty until it is known.
 	key string
+	// ours: the key is one of the gateway's, and stays here.
+	ours bool
 	// status is what the client got; 0 until then.
 	status int
 	// code is the error's, empty where there is none.
@@ -356,7 +358,7 @@ func cmpError(e, failed *apiError) *apiError {
 
 // wishes reads what the client wants of the gateway.
 func (x *exchange) wishes() *apiError {
-	name, e := x.g.keyring.name(x.r.Header)
+	name, ours, e := x.g.keyring.name(x.r.Header)
 	if e != nil {
 		return e
 	}
@@ -380,6 +382,7 @@ func (x *exchange) wishes() *apiError {
 		}
 		priority = min(n, limit.MaxPriority)
 	}
+	x.ours = ours
 	x.ticket.entry = queue.Entry[*ticket]{ID: x.id, Key: name, Weight: limit.Weight, Priority: priority, Arrived: x.began, Value: &x.ticket}
 	return nil
 }

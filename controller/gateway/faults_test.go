@@ -16,6 +16,7 @@ import (
 )
 
 func TestEngineThatSendsGarbage(t *testing.T) {
+	t.Parallel()
 	const head = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 	const sseHead = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 	cases := []struct {
@@ -77,6 +78,7 @@ func TestEngineThatSendsGarbage(t *testing.T) {
 
 // TestEngineThatAnswersEarly answers and closes before it has read the body.
 func TestEngineThatAnswersEarly(t *testing.T) {
+	t.Parallel()
 	f := newGateway(t)
 	f.engines(newEngine(t, "a", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
@@ -132,8 +134,9 @@ func drip(t *testing.T, addr, start, dripped string) string {
 }
 
 func TestSlowLoris(t *testing.T) {
+	t.Parallel()
 	f := newGateway(t, func(c *gateway.Config) {
-		c.Timeouts.Header, c.Timeouts.Body = 150*time.Millisecond, 150*time.Millisecond
+		c.Timeouts.Header, c.Timeouts.Body = 500*time.Millisecond, 500*time.Millisecond
 	})
 	f.engines(newEngine(t, "a", says("x")))
 	t.Run("in the header", func(t *testing.T) {
@@ -161,8 +164,9 @@ func TestSlowLoris(t *testing.T) {
 // TestBodyThatNobodyReads: net/http reads on what a handler leaves, which must
 // not take for ever either.
 func TestBodyThatNobodyReads(t *testing.T) {
+	t.Parallel()
 	f := newGateway(t, func(c *gateway.Config) {
-		c.Timeouts.Header, c.Timeouts.Body, c.Timeouts.KeepAlive = 150*time.Millisecond, 150*time.Millisecond, 300*time.Millisecond
+		c.Timeouts.Header, c.Timeouts.Body, c.Timeouts.KeepAlive = 500*time.Millisecond, 500*time.Millisecond, 500*time.Millisecond
 	})
 	f.engines(newEngine(t, "a", says("x")))
 	for _, start := range []string{
@@ -171,6 +175,7 @@ func TestBodyThatNobodyReads(t *testing.T) {
 	} {
 		for _, length := range []string{"Content-Length: 1000", "Transfer-Encoding: chunked"} {
 			t.Run(start[:len(start)-2]+" "+length, func(t *testing.T) {
+				t.Parallel()
 				c, err := net.Dial("tcp", f.addr)
 				require.NoError(t, err)
 				defer c.Close()
@@ -186,10 +191,11 @@ func TestBodyThatNobodyReads(t *testing.T) {
 }
 
 func TestBodyTimeoutIsNotLeftOnTheConnection(t *testing.T) {
-	f := newGateway(t, func(c *gateway.Config) { c.Timeouts.Body = 100 * time.Millisecond })
+	t.Parallel()
+	f := newGateway(t, func(c *gateway.Config) { c.Timeouts.Body = 500 * time.Millisecond })
 	f.engines(newEngine(t, "a", func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
-		timer := time.NewTimer(300 * time.Millisecond) // an engine that thinks for longer than a body may take
+		timer := time.NewTimer(time.Second) // an engine that thinks for longer than a body may take
 		defer timer.Stop()
 		select {
 		case <-timer.C:
@@ -203,6 +209,7 @@ func TestBodyTimeoutIsNotLeftOnTheConnection(t *testing.T) {
 }
 
 func TestHeaderTooLarge(t *testing.T) {
+	t.Parallel()
 	f := newGateway(t, func(c *gateway.Config) { c.Limits.Header = 8 << 10 })
 	f.engines()
 	a := f.do(http.MethodGet, "/v1/models", "", "X-A", strings.Repeat("a", 20<<10))
@@ -210,6 +217,7 @@ func TestHeaderTooLarge(t *testing.T) {
 }
 
 func TestClientThatVanishesInItsBody(t *testing.T) {
+	t.Parallel()
 	f := newGateway(t)
 	f.engines(newEngine(t, "a", says("x")))
 	c, err := net.Dial("tcp", f.addr)

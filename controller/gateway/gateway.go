@@ -41,6 +41,7 @@ import (
 	"remuda/controller/gateway/compose"
 	"remuda/controller/gateway/queue"
 	"remuda/controller/gateway/tracing"
+	"remuda/controller/gateway/upstream"
 	"remuda/internal/replica"
 )
 
@@ -50,6 +51,9 @@ const abortGrace = time.Second
 // sweepEvery is how often what nobody asks for any more is forgotten.
 const sweepEvery = time.Second
 
+// maxIdleConns is how many idle connections are kept per engine.
+const maxIdleConns = 4096
+
 // Gateway serves clients. Its Run may be called once.
 type Gateway struct {
 	cfg       Config
@@ -57,7 +61,7 @@ type Gateway struct {
 	roster    *roster
 	keyring   *keyring
 	live      live
-	transport *http.Transport
+	transport *upstream.Transport
 	metrics   *metrics
 	scrape    http.Handler
 	bodies    bodyStore
@@ -104,7 +108,7 @@ func New(cfg Config) (*Gateway, error) {
 		return nil, err
 	}
 	g.bodies.limit = cfg.Limits.Buffered
-	g.transport = newTransport(cfg)
+	g.transport = upstream.New(upstream.Config{Connect: cfg.Timeouts.Connect, Idle: cfg.Timeouts.EngineIdle, MaxIdle: maxIdleConns})
 	g.metrics = newMetrics(g.roster, &g.bodies)
 	if g.composer, err = compose.New(compose.Config{
 		Next: http.HandlerFunc(g.step), Logger: g.log.Named("pipeline"), CommentAfter: cfg.Queue.CommentAfter, CommentEvery: cfg.Queue.CommentEvery,
@@ -221,7 +225,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 	for _, s := range g.servers {
 		s.Close()
 	}
-	g.transport.CloseIdleConnections()
+	g.transport.CloseIdle()
 	return failure
 }
 
@@ -274,7 +278,7 @@ func (g *Gateway) direct(s api.GatewayState, index uint64) {
 		}
 	}
 	g.continuing.Store(&continuing)
-	g.composer.Set(s.Pipelines)
+	g.metrics.forget(balance.Changes{Models: g.composer.Set(s.Pipelines)}) // clients cannot tell the two apart
 	g.metrics.forget(g.roster.direct(orders(s, index)))
 }
 

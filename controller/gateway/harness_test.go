@@ -1,9 +1,9 @@
 package gateway_test
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"io"
 	"net"
@@ -29,11 +29,28 @@ func TestMain(m *testing.M) {
 	if role := os.Getenv(benchRole); role != "" {
 		os.Exit(runBenchRole(role))
 	}
+	atOnce()
 	goleak.VerifyTestMain(m)
 }
 
+// atOnce lets more parallel tests run than there are processors, unless the flag -parallel
+// says how many: most of their time they wait. Not parallel are those that measure this
+// process, as they look for what is left in it, and those that keep all processors busy.
+func atOnce() {
+	flag.Parse()
+	const name = "test.parallel"
+	given := false
+	flag.Visit(func(f *flag.Flag) { given = given || f.Name == name })
+	if given {
+		return
+	}
+	if err := flag.Set(name, "12"); err != nil {
+		panic(err)
+	}
+}
+
 // patience bounds every wait of these tests; none is expected to come near it.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 // feed is a Watcher that says what a test tells it to say.
 type feed struct{ lists chan list }
@@ -83,6 +100,7 @@ func newGateway(t *testing.T, change ...func(*gateway.Config)) *fixture {
 	// Each fault is seen as it is, and who waits in vain does not wait for long.
 	cfg.Retries.Attempts = 1
 	cfg.Queue.Wait, cfg.Queue.Restart = 150*time.Millisecond, 150*time.Millisecond
+	cfg.Queue.CommentAfter = time.Hour // however slow the machine is
 	listening := make(chan net.Addr, 1)
 	cfg.OnListen = func(a net.Addr) { listening <- a }
 	for _, c := range change {
@@ -120,6 +138,13 @@ func (f *fixture) wait() {
 	case <-time.After(patience):
 		f.t.Fatal("the gateway does not stop")
 	}
+}
+
+// in is the same gateway in a subtest.
+func (f *fixture) in(t *testing.T) *fixture {
+	sub := *f
+	sub.t = t
+	return &sub
 }
 
 func (f *fixture) engines(engines ...replica.Engine) { f.tell(false, engines...) }
@@ -225,6 +250,8 @@ type answer struct {
 	err    error // of reading the body
 }
 
+// do is also for other goroutines than the test's: without an answer the test has failed
+// and goes on.
 func (f *fixture) do(method, path, body string, header ...string) answer {
 	f.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -235,7 +262,10 @@ func (f *fixture) do(method, path, body string, header ...string) answer {
 		req.Header.Set(header[i], header[i+1])
 	}
 	resp, err := f.client.Do(req)
-	require.NoError(f.t, err)
+	if err != nil {
+		f.t.Errorf("no answer: %v", err)
+		return answer{err: err}
+	}
 	defer resp.Body.Close()
 	b, err := io.ReadAll(resp.Body)
 	return answer{resp.StatusCode, resp.Header, string(b), err}
@@ -292,8 +322,14 @@ func (f *fixture) metric(name string, labels ...string) float64 {
 	f.t.Helper()
 	a := f.do(http.MethodGet, "/metrics", "")
 	require.Equal(f.t, http.StatusOK, a.status)
+	var wanted strings.Builder // to read all would take much longer
+	for line := range strings.Lines(a.body) {
+		if strings.HasPrefix(strings.TrimPrefix(line, "# TYPE "), name) {
+			wanted.WriteString(line)
+		}
+	}
 	parser := expfmt.NewTextParser(model.UTF8Validation)
-	families, err := parser.TextToMetricFamilies(bytes.NewReader([]byte(a.body)))
+	families, err := parser.TextToMetricFamilies(strings.NewReader(wanted.String()))
 	require.NoError(f.t, err)
 	var sum float64
 samples:
@@ -312,10 +348,28 @@ samples:
 	return sum
 }
 
-// eventually polls a condition.
+// counted waits until so many requests were counted in requests_total: a client that leaves
+// may notice that before the gateway has counted it.
+func (f *fixture) counted(n int, labels ...string) {
+	f.t.Helper()
+	var have float64
+	eventually(f.t, fmt.Sprintf("%d requests of %v are counted", n, labels), func() bool {
+		have = f.metric("remuda_gateway_requests_total", labels...)
+		return have >= float64(n)
+	})
+	require.Equal(f.t, float64(n), have)
+}
+
+// eventually polls a condition, in the goroutine of the test.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	require.Eventually(t, ok, patience, 5*time.Millisecond, what)
+	deadline := time.Now().Add(patience)
+	for pause := time.Millisecond; !ok(); pause = min(2*pause, 16*time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("in vain was waited for this: %s", what)
+		}
+		time.Sleep(pause)
+	}
 }
 
 func openFiles(t *testing.T) int {

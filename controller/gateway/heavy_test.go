@@ -170,7 +170,7 @@ func TestClientsThatLeave(t *testing.T) {
 					require.Equal(t, `{"said":"held"}`, (<-held).body)
 				}
 				if c.part == 1 {
-					require.EqualValues(t, clients*rounds, f.metric("remuda_gateway_requests_total", "model", "m", "code", "499"))
+					f.counted(clients*rounds, "model", "m", "code", "499")
 				}
 				require.Zero(t, f.metric("remuda_gateway_upstream_errors_total"), "the engine is not to blame")
 				require.Equal(t, http.StatusOK, f.post(plain, "Authorization", "Bearer leaver").status)
@@ -229,7 +229,7 @@ func TestSlowReaders(t *testing.T) {
 			require.Less(t, most, int64(readers*512<<10))
 			t.Logf("%d readers: %d KiB of answers on their way, %d KiB of memory at most", readers, written.Load()>>10, most>>10)
 			require.Zero(t, f.metric("remuda_gateway_upstream_errors_total"), "the engine is not to blame")
-			require.EqualValues(t, readers, f.metric("remuda_gateway_requests_total", "code", "499"))
+			f.counted(readers, "code", "499")
 			f.settles(before, 1<<20)
 		})
 	}
@@ -237,7 +237,7 @@ func TestSlowReaders(t *testing.T) {
 
 // TestSlowReaderGetsAll: one that reads on is never cut, however long it takes.
 func TestSlowReaderGetsAll(t *testing.T) {
-	const write = 300 * time.Millisecond
+	const write = 600 * time.Millisecond
 	f := newGateway(t, calm(t), func(c *gateway.Config) { c.Timeouts.Write, c.Timeouts.StreamIdle = write, write })
 	event := "data: " + strings.Repeat("x", 64<<10) + "\n\n"
 	f.engines(newEngine(t, "a", func(w http.ResponseWriter, _ *http.Request) {
@@ -250,7 +250,7 @@ func TestSlowReaderGetsAll(t *testing.T) {
 	began := time.Now()
 	resp := f.open(t.Context(), streamBody)
 	defer resp.Body.Close()
-	tick := time.NewTicker(5 * time.Millisecond)
+	tick := time.NewTicker(8 * time.Millisecond)
 	defer tick.Stop()
 	size := 0
 	for {

@@ -153,8 +153,12 @@ func (x *exchange) waitedEnough(began time.Time) (*lease, *apiError) {
 	x.g.metrics.queueTimeouts.WithLabelValues(x.label).Inc()
 	waited := time.Since(began).Round(time.Millisecond)
 	if s.usable {
+		why := "were busy for " + waited.String()
+		if s.failing {
+			why = fmt.Sprintf("have failed requests and are left alone for a moment; the request waited for %s", waited)
+		}
 		return nil, &apiError{status: http.StatusServiceUnavailable, typ: typeServer, code: "queue_timeout", param: "model", retryAfter: retry,
-			message: fmt.Sprintf("all engines of the model %s were busy for %s; retry after the time in Retry-After", shorten(x.head.Model), waited)}
+			message: fmt.Sprintf("all engines of the model %s %s; retry after the time in Retry-After", shorten(x.head.Model), why)}
 	}
 	return nil, errNoEngine(x.head.Model, s.state, waited, retry)
 }

@@ -154,6 +154,7 @@ func deploying(model string) []api.GatewayReplica {
 
 // TestStreamIsToldWhereItStands until its answer comes, which then is as without waiting.
 func TestStreamIsToldWhereItStands(t *testing.T) {
+	t.Parallel()
 	c := newBossOf(t, api.GatewayModel{Name: "m", Wanted: 1})
 	f := newGateway(t, patient, c.config, commentsEvery(20*time.Millisecond))
 	s := newTurnstile(t, "a", 1)
@@ -200,6 +201,7 @@ func TestStreamIsToldWhereItStands(t *testing.T) {
 // TestCommentsAreForStreams: neither an embedding nor HTTP/1.0 has them, and a wait that is
 // short keeps its status.
 func TestCommentsAreForStreams(t *testing.T) {
+	t.Parallel()
 	f := newGateway(t, patient, commentsEvery(5*time.Millisecond), func(c *gateway.Config) { c.RetryAfter = time.Second })
 	s := newTurnstile(t, "a", 1)
 	f.engines(s.Engine)
@@ -218,7 +220,7 @@ func TestCommentsAreForStreams(t *testing.T) {
 	s.leave <- struct{}{}
 	(<-first).requireWhole(t, "first")
 
-	f = newGateway(t, patient) // comments come after 2 s
+	f = newGateway(t, patient, func(c *gateway.Config) { c.Queue.CommentAfter = gateway.DefaultConfig().Queue.CommentAfter }) // 2 s
 	f.engines()
 	early := f.later("early", streamBody, "X-Remuda-Timeout", "100ms")
 	f.tell(false, engineAt("x", "127.0.0.1:1"))
@@ -230,6 +232,7 @@ func TestCommentsAreForStreams(t *testing.T) {
 // TestErrorsAfterComments come as an event, and the stream ends properly: it is the
 // gateway's own.
 func TestErrorsAfterComments(t *testing.T) {
+	t.Parallel()
 	json := func(status int, body string) http.HandlerFunc {
 		return func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Type", "application/json")
@@ -264,7 +267,7 @@ func TestErrorsAfterComments(t *testing.T) {
 			f.follows(2)
 			wait := "20s"
 			if one.name == "nobody comes" {
-				wait = "100ms"
+				wait = "1s"
 			}
 			l := f.listen("s", streamBody, "X-Remuda-Timeout", wait)
 			l.comment()
@@ -278,9 +281,7 @@ func TestErrorsAfterComments(t *testing.T) {
 				require.Equal(t, "too long", e.Message)
 			}
 			if one.counted != "404" { // that model has no series any more
-				eventually(t, "it is counted", func() bool {
-					return f.metric("remuda_gateway_requests_total", "model", "m", "code", one.counted) == 1
-				})
+				f.counted(1, "model", "m", "code", one.counted)
 			}
 			if strings.HasPrefix(one.counted, "50") && one.engine != nil {
 				require.Equal(t, 1.0, f.metric("remuda_gateway_upstream_errors_total", "model", "m"), "it is the engine's fault")
@@ -292,6 +293,7 @@ func TestErrorsAfterComments(t *testing.T) {
 
 // TestStreamThatBreaksAfterComments is cut, as one without comments.
 func TestStreamThatBreaksAfterComments(t *testing.T) {
+	t.Parallel()
 	f := newGateway(t, patient, commentsEvery(20*time.Millisecond))
 	s := newTurnstile(t, "a", 1)
 	f.engines(s.Engine)
@@ -315,6 +317,7 @@ func TestStreamThatBreaksAfterComments(t *testing.T) {
 // TestManyWaitForOneEngine: N requests want the model once, as far as one report can tell,
 // are seen in the queue, and are all served when the engine is there.
 func TestManyWaitForOneEngine(t *testing.T) {
+	t.Parallel()
 	const n = 50
 	c := newBossOf(t, api.GatewayModel{Name: "m"}, api.GatewayModel{Name: "other"})
 	f := newGateway(t, patient, c.config, commentsEvery(20*time.Millisecond))
@@ -358,6 +361,7 @@ func TestManyWaitForOneEngine(t *testing.T) {
 
 // TestUnaryWaitsForAsLongAsItSays and is told when to come back.
 func TestUnaryWaitsForAsLongAsItSays(t *testing.T) {
+	t.Parallel()
 	c := newBossOf(t, api.GatewayModel{Name: "m"})
 	f := newGateway(t, patient, c.config, func(c *gateway.Config) { c.RetryAfter = 77 * time.Second })
 	s := newTurnstile(t, "a", 1)
@@ -378,9 +382,9 @@ func TestUnaryWaitsForAsLongAsItSays(t *testing.T) {
 	f.follows(3)
 	require.Equal(t, 77, refused("0.2", 200*time.Millisecond, "model_unavailable").retryAfter(t), "nor now")
 
-	// The load that the first of them began takes about two seconds.
+	// The load that the first of them began takes about three seconds.
 	waits := f.later("waits", unaryBody)
-	eventually(t, "time passes", func() bool { return f.metric("remuda_gateway_queue_oldest_seconds", "model", "m") > 1.6 })
+	eventually(t, "time passes", func() bool { return f.metric("remuda_gateway_queue_oldest_seconds", "model", "m") > 2.6 })
 	there := time.Now()
 	f.engines(s.Engine)
 	s.next()
@@ -404,6 +408,7 @@ func TestUnaryWaitsForAsLongAsItSays(t *testing.T) {
 // TestStoppedModelIsRefusedAtOnce, also those that wait when it is stopped, and nobody
 // wants it.
 func TestStoppedModelIsRefusedAtOnce(t *testing.T) {
+	t.Parallel()
 	c := newBossOf(t, api.GatewayModel{Name: "m"}, api.GatewayModel{Name: "off", Stopped: true})
 	f := newGateway(t, patient, c.config)
 	f.engines()
@@ -427,6 +432,7 @@ func TestStoppedModelIsRefusedAtOnce(t *testing.T) {
 
 // TestRequestsBeforeTheFirstList are held until it comes.
 func TestRequestsBeforeTheFirstList(t *testing.T) {
+	t.Parallel()
 	f := newGateway(t, patient)
 	unary, stream, nobody := f.later("u", unaryBody), f.later("s", streamBody), f.later("n", `{"model":"n"}`)
 	eventually(t, "they are held", func() bool { return f.metric("remuda_gateway_buffered_bytes") > 0 })
@@ -445,6 +451,7 @@ func TestRequestsBeforeTheFirstList(t *testing.T) {
 // TestRequestsBeforeTheControllersFirstState: a model that has no engine may be one that
 // the controller knows.
 func TestRequestsBeforeTheControllersFirstState(t *testing.T) {
+	t.Parallel()
 	c := newBossOf(t, api.GatewayModel{Name: "m"}, api.GatewayModel{Name: "off", Stopped: true})
 	c.states = make(chan struct{})
 	f := newGateway(t, patient, c.config)

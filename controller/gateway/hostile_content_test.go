@@ -22,11 +22,12 @@ import (
 // TestInjection: what clients choose freely never becomes another header, another line of
 // the access log or another event.
 func TestInjection(t *testing.T) {
+	t.Parallel()
 	wire, engine := newWire(t, "a")
 	path := filepath.Join(t.TempDir(), "access.log")
 	f := newGateway(t, calm(t), func(c *gateway.Config) {
 		c.AccessLog.Path = path
-		c.Queue.CommentAfter = time.Millisecond
+		c.Queue.CommentAfter, c.Queue.Wait, c.Queue.Restart = time.Millisecond, time.Second, time.Second
 	})
 	odd := engineAt("a", "127.0.0.1:1")
 	odd.Name.Model, odd.Passing = "o\"\\d/d", false
@@ -125,6 +126,7 @@ func TestInjection(t *testing.T) {
 
 // TestCompressedBodies are refused before a byte of them is read.
 func TestCompressedBodies(t *testing.T) {
+	t.Parallel()
 	wire, engine := newWire(t, "a")
 	f := newGateway(t, calm(t))
 	f.engines(engine)
@@ -149,6 +151,7 @@ func TestCompressedBodies(t *testing.T) {
 
 // TestLimitsOfRequests: what is allowed passes to the last byte, one more does not.
 func TestLimitsOfRequests(t *testing.T) {
+	t.Parallel()
 	const header, body = 8 << 10, 100 << 10
 	wire, engine := newWire(t, "a")
 	f := newGateway(t, calm(t), func(c *gateway.Config) { c.Limits.Header, c.Limits.Body = header, body })
@@ -218,13 +221,14 @@ func TestLimitsOfRequests(t *testing.T) {
 // TestClientsThatGoSilent: whatever a client has said, the gateway does not wait for more
 // for ever.
 func TestClientsThatGoSilent(t *testing.T) {
+	t.Parallel()
 	f := newGateway(t, calm(t), func(c *gateway.Config) {
 		c.Limits.Body = 1000
-		c.Timeouts.Header, c.Timeouts.Body, c.Timeouts.KeepAlive = 150*time.Millisecond, 150*time.Millisecond, 300*time.Millisecond
+		c.Timeouts.Header, c.Timeouts.Body, c.Timeouts.KeepAlive = 500*time.Millisecond, 500*time.Millisecond, 500*time.Millisecond
 	})
 	f.engines(newEngine(t, "a", says("x")))
 	const live = "GET /live HTTP/1.1\r\nHost: x\r\n"
-	for name, said := range map[string]string{
+	cases := map[string]string{
 		"nothing":                     "",
 		"a byte":                      "P",
 		"half a header":               start,
@@ -240,24 +244,27 @@ func TestClientsThatGoSilent(t *testing.T) {
 		"too many fields":             start + strings.Repeat("X-A:\r\n", 200) + length,
 		"a bad priority":              start + "X-Remuda-Priority: x\r\n" + length,
 		"half a trailer":              start + "Transfer-Encoding: chunked\r\n\r\nd\r\n" + plain + "\r\n0\r\nX-A: b\r\n",
-	} {
-		t.Run(name, func(t *testing.T) {
-			f.t = t
-			k := f.talk()
-			k.say("%s", said)
-			_, err := io.Copy(io.Discard, k.in) // ends when the gateway closes the connection
-			if err != nil {
-				require.ErrorIs(t, err, syscall.ECONNRESET)
-			}
-		})
 	}
-	f.t = t
+	t.Run("clients", func(t *testing.T) { // ends with all of them
+		for name, said := range cases {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				k := f.in(t).talk()
+				k.say("%s", said)
+				_, err := io.Copy(io.Discard, k.in) // ends when the gateway closes the connection
+				if err != nil {
+					require.ErrorIs(t, err, syscall.ECONNRESET)
+				}
+			})
+		}
+	})
 	eventually(t, "memory comes back", func() bool { return f.metric("remuda_gateway_buffered_bytes") == 0 })
 }
 
 // TestReceiverThatHangs: whoever takes no spans costs the access log no line and the
 // gateway no clean end.
 func TestReceiverThatHangs(t *testing.T) {
+	t.Parallel()
 	path := filepath.Join(t.TempDir(), "access.log")
 	l, err := net.Listen("tcp", "127.0.0.1:0") // nobody accepts
 	require.NoError(t, err)

@@ -37,7 +37,7 @@ func FuzzRequest(f *testing.F) {
 	var log watchedLog
 	addr := fuzzGateway(f, func(c *gateway.Config) {
 		// A connection is over soon after what was sent.
-		c.Timeouts.Header, c.Timeouts.Body, c.Timeouts.KeepAlive = 200*time.Millisecond, 200*time.Millisecond, 5*time.Millisecond
+		c.Timeouts.Header, c.Timeouts.Body, c.Timeouts.KeepAlive = 500*time.Millisecond, 500*time.Millisecond, 5*time.Millisecond
 		c.Logger = hclog.New(&hclog.LoggerOptions{Output: &log, Level: hclog.Warn})
 		c.Watcher = fixed{engine}
 	})

@@ -307,6 +307,7 @@ func smugglings(engine replica.Engine) []smuggling {
 // TestSmuggling: where servers may disagree on the end of a request, what follows it is
 // never taken for another one.
 func TestSmuggling(t *testing.T) {
+	t.Parallel()
 	wire, engine := newWire(t, "a")
 	f := newGateway(t, calm(t))
 	f.engines(engine)
@@ -342,6 +343,7 @@ func TestSmuggling(t *testing.T) {
 
 // TestPipelinedRequests are answered in their order, each with its own answer.
 func TestPipelinedRequests(t *testing.T) {
+	t.Parallel()
 	wire, engine := newWire(t, "a")
 	f := newGateway(t, calm(t))
 	f.engines(engine)
@@ -371,6 +373,7 @@ func TestPipelinedRequests(t *testing.T) {
 // TestPipelinedBehindAStream: the next request waits for the stream's end, and a stream
 // that breaks leaves no connection on which it could be answered.
 func TestPipelinedBehindAStream(t *testing.T) {
+	t.Parallel()
 	for _, whole := range []bool{true, false} {
 		t.Run(fmt.Sprintf("whole %t", whole), func(t *testing.T) {
 			f := newGateway(t, calm(t))
@@ -410,6 +413,7 @@ func TestPipelinedBehindAStream(t *testing.T) {
 
 // TestAbsoluteURI: the engine is chosen by the model, wherever the client wants to go.
 func TestAbsoluteURI(t *testing.T) {
+	t.Parallel()
 	wire, engine := newWire(t, "a")
 	elsewhere, other := newWire(t, "b")
 	f := newGateway(t, calm(t))

@@ -159,25 +159,25 @@ func (k *Keys) limits() map[string]queue.KeyLimit {
 }
 
 // name is the name of a request's key: that of a known one, the beginning of the hash of
-// another, "anonymous" without one.
-func (r *keyring) name(h http.Header) (string, *apiError) {
+// another, "anonymous" without one. ours: it is a known one, which is of no use to engines.
+func (r *keyring) name(h http.Header) (name string, ours bool, e *apiError) {
 	auth := h.Get("Authorization")
 	scheme, key, _ := strings.Cut(auth, " ")
 	key = strings.TrimSpace(key)
 	if key == "" || !strings.EqualFold(scheme, "Bearer") {
 		if r.required {
-			return "", errNoKey()
+			return "", false, errNoKey()
 		}
-		return keyAnonymous, nil
+		return keyAnonymous, false, nil
 	}
 	sum := sha256.Sum256([]byte(key))
 	if name, ok := r.names[sum]; ok {
-		return name, nil
+		return name, true, nil
 	}
 	if r.required {
-		return "", errBadKey()
+		return "", false, errBadKey()
 	}
-	return "key-" + hex.EncodeToString(sum[:6]), nil
+	return "key-" + hex.EncodeToString(sum[:6]), false, nil
 }
 
 func errNoKey() *apiError {

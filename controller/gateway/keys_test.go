@@ -40,6 +40,7 @@ func limit(change func(*queue.KeyLimit)) queue.KeyLimit {
 }
 
 func TestKeysThatAreRequired(t *testing.T) {
+	t.Parallel()
 	f := newGateway(t, patient, withKey("one", gateway.DefaultKeyLimit()), func(c *gateway.Config) { c.Keys.Required = true })
 	engine := newEngine(t, "a", says("a"))
 	f.engines(engine)
@@ -72,6 +73,7 @@ func TestKeysThatAreRequired(t *testing.T) {
 
 // TestRateOfAKey is the key's own, and what is refused costs nobody anything.
 func TestRateOfAKey(t *testing.T) {
+	t.Parallel()
 	f := newGateway(t, patient, withKey("slow", limit(func(l *queue.KeyLimit) { l.Rate, l.Burst = 0.01, 2 })), func(c *gateway.Config) {
 		c.Keys.Default.Rate, c.Keys.Default.Burst = 0.01, 3
 	})
@@ -106,6 +108,7 @@ func TestRateOfAKey(t *testing.T) {
 
 // TestConcurrencyOfAKey counts those that wait, and those only that are still there.
 func TestConcurrencyOfAKey(t *testing.T) {
+	t.Parallel()
 	f := newGateway(t, patient, withKey("two", limit(func(l *queue.KeyLimit) { l.Concurrency = 2 })))
 	s := newTurnstile(t, "a", 1)
 	f.engines(s.Engine)
@@ -147,6 +150,7 @@ func TestConcurrencyOfAKey(t *testing.T) {
 
 // TestNamesOfKeys: logs say whose a request is, and never the key.
 func TestNamesOfKeys(t *testing.T) {
+	t.Parallel()
 	path := filepath.Join(t.TempDir(), "access.log")
 	f := newGateway(t, patient, withKey("billing", gateway.DefaultKeyLimit()), func(c *gateway.Config) { c.AccessLog.Path = path })
 	f.engines(newEngine(t, "a", says("a")))
@@ -170,6 +174,7 @@ func TestNamesOfKeys(t *testing.T) {
 }
 
 func TestBadWishes(t *testing.T) {
+	t.Parallel()
 	f := newGateway(t, patient, withKey("vip", limit(func(l *queue.KeyLimit) { l.MaxPriority = 9 })))
 	f.engines(newEngine(t, "a", func(w http.ResponseWriter, r *http.Request) {
 		for _, h := range []string{"X-Remuda-Timeout", "X-Remuda-Priority"} {
@@ -228,6 +233,7 @@ func (f *fixture) atTheDoor(s *turnstile, send func(wait func(id string, header 
 }
 
 func TestPrioritiesOfClients(t *testing.T) {
+	t.Parallel()
 	vip := limit(func(l *queue.KeyLimit) { l.MaxPriority = 9 })
 	low := limit(func(l *queue.KeyLimit) { l.Priority = 1 })
 	f := newGateway(t, patient, withKey("vip", vip), withKey("vip2", vip), withKey("low", low), func(c *gateway.Config) { c.Queue.Aging = time.Hour })
@@ -247,6 +253,7 @@ func TestPrioritiesOfClients(t *testing.T) {
 // TestLowPriorityIsServedInTheEnd: one that has waited for long goes before all that come
 // then.
 func TestLowPriorityIsServedInTheEnd(t *testing.T) {
+	t.Parallel()
 	f := newGateway(t, patient, withKey("vip", limit(func(l *queue.KeyLimit) { l.MaxPriority = 9 })),
 		func(c *gateway.Config) { c.Queue.Aging = 30 * time.Millisecond })
 	s := newTurnstile(t, "a", 1)
@@ -262,6 +269,7 @@ func TestLowPriorityIsServedInTheEnd(t *testing.T) {
 
 // TestFairSharesOfKeys: who sends many requests at once does not keep others from theirs.
 func TestFairSharesOfKeys(t *testing.T) {
+	t.Parallel()
 	f := newGateway(t, patient, withKey("gold", limit(func(l *queue.KeyLimit) { l.Weight = 3 })), func(c *gateway.Config) { c.Queue.Aging = time.Hour })
 	s := newTurnstile(t, "a", 1)
 	f.engines(s.Engine)

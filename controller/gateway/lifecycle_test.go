@@ -18,6 +18,7 @@ import (
 func errorsAs(err error, target any) bool { return err != nil && errors.As(err, target) }
 
 func TestStopLetsStreamsFinish(t *testing.T) {
+	t.Parallel()
 	f := newGateway(t)
 	goOn := make(chan struct{})
 	f.engines(newEngine(t, "a", func(w http.ResponseWriter, _ *http.Request) {
@@ -44,6 +45,7 @@ func TestStopLetsStreamsFinish(t *testing.T) {
 }
 
 func TestStopCutsOffWhatDoesNotFinish(t *testing.T) {
+	t.Parallel()
 	f := newGateway(t, func(c *gateway.Config) { c.Timeouts.Drain = 100 * time.Millisecond })
 	entered, left := make(chan struct{}, 2), make(chan struct{}, 2)
 	f.engines(newEngine(t, "a", func(w http.ResponseWriter, r *http.Request) {
@@ -68,7 +70,8 @@ func TestStopCutsOffWhatDoesNotFinish(t *testing.T) {
 }
 
 func TestLameDuck(t *testing.T) {
-	f := newGateway(t, func(c *gateway.Config) { c.Timeouts.LameDuck = 500 * time.Millisecond })
+	t.Parallel()
+	f := newGateway(t, func(c *gateway.Config) { c.Timeouts.LameDuck = 2 * time.Second })
 	f.engines(newEngine(t, "a", says("x")))
 	require.Equal(t, http.StatusOK, f.do(http.MethodGet, "/ready", "").status)
 	f.stop()
@@ -78,6 +81,7 @@ func TestLameDuck(t *testing.T) {
 }
 
 func TestRunErrors(t *testing.T) {
+	t.Parallel()
 	cfg := gateway.DefaultConfig()
 	cfg.Watcher = &feed{}
 	l, err := net.Listen("tcp", "127.0.0.1:0")

@@ -17,6 +17,7 @@ import (
 )
 
 func TestRequestReachesTheEngineWhole(t *testing.T) {
+	t.Parallel()
 	f := newGateway(t)
 	type seen struct {
 		r    *http.Request
@@ -73,6 +74,7 @@ func TestRequestReachesTheEngineWhole(t *testing.T) {
 }
 
 func TestRequestIDs(t *testing.T) {
+	t.Parallel()
 	f := newGateway(t)
 	got := make(chan http.Header, 1)
 	f.engines(newEngine(t, "a", func(w http.ResponseWriter, r *http.Request) {
@@ -95,6 +97,7 @@ func TestRequestIDs(t *testing.T) {
 }
 
 func TestLargePromptArrivesWhole(t *testing.T) {
+	t.Parallel()
 	for _, size := range []int{1 << 10, 220 << 10, 1 << 20, 9 << 20} {
 		for _, chunked := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%d bytes, chunked %t", size, chunked), func(t *testing.T) {
@@ -134,6 +137,7 @@ func TestLargePromptArrivesWhole(t *testing.T) {
 }
 
 func TestEngineErrorsPassThrough(t *testing.T) {
+	t.Parallel()
 	cases := []struct {
 		name        string
 		status      int
@@ -190,6 +194,7 @@ func TestEngineErrorsPassThrough(t *testing.T) {
 }
 
 func TestUnusualAnswers(t *testing.T) {
+	t.Parallel()
 	t.Run("embeddings may be bytes", func(t *testing.T) {
 		f := newGateway(t)
 		f.engines(newEngine(t, "a", func(w http.ResponseWriter, _ *http.Request) {
@@ -241,6 +246,7 @@ func TestUnusualAnswers(t *testing.T) {
 }
 
 func TestHTTP10Client(t *testing.T) {
+	t.Parallel()
 	f := newGateway(t)
 	f.engines(newEngine(t, "a", says("x")))
 	c, err := net.Dial("tcp", f.addr)
@@ -257,6 +263,7 @@ func TestHTTP10Client(t *testing.T) {
 // TestStaleKeepAlive closes idle connections under the gateway, as an engine
 // does whose own timeout is shorter: no client may notice.
 func TestStaleKeepAlive(t *testing.T) {
+	t.Parallel()
 	var served atomic.Int64
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -299,6 +306,7 @@ func TestStaleKeepAlive(t *testing.T) {
 }
 
 func TestIdleEngineConnectionsAreClosed(t *testing.T) {
+	t.Parallel()
 	closed := make(chan struct{})
 	f := newGateway(t, func(c *gateway.Config) { c.Timeouts.EngineIdle = 50 * time.Millisecond })
 	l, err := net.Listen("tcp", "127.0.0.1:0")

@@ -186,7 +186,8 @@ func asking(model, text string, stream bool) string {
 }
 
 func TestPipelineThatBranches(t *testing.T) {
-	f, _ := composing(t, map[string]string{"support": supportSource})
+	t.Parallel()
+	f, c := composing(t, map[string]string{"support": supportSource})
 	f.engines(newModel(t, "small", classifier, nil), newModel(t, "billing-llm", nil, nil), newModel(t, "tech-llm", nil, nil))
 	for ask, want := range map[string]string{"my money back": "billing-llm: my money back", "it burns": "tech-llm: it burns"} {
 		got := f.post(asking("support", ask, false))
@@ -204,9 +205,14 @@ func TestPipelineThatBranches(t *testing.T) {
 	require.Equal(t, 3.0, f.metric("remuda_gateway_requests_total", "model", "tech-llm", "code", "200"))
 	require.Zero(t, f.metric("remuda_gateway_in_flight"))
 	require.Zero(t, f.metric("remuda_gateway_buffered_bytes"))
+	c.change(func() { c.index, c.state.Pipelines = 2, nil })
+	f.follows(2)
+	require.Zero(t, f.metric("remuda_gateway_requests_total", "model", "support"), "the series of what is gone are gone")
+	require.Equal(t, 6.0, f.metric("remuda_gateway_requests_total", "model", "small", "code", "200"))
 }
 
 func TestPipelineThatFansOut(t *testing.T) {
+	t.Parallel()
 	f, _ := composing(t, map[string]string{"fan": fanSource})
 	small := newModel(t, "small", func(p prompted) string { return "<" + p.text() + ">" }, nil)
 	f.engines(small)
@@ -220,6 +226,7 @@ func TestPipelineThatFansOut(t *testing.T) {
 
 // TestPipelineThatStreams: each word is with the client before the engine says the next one.
 func TestPipelineThatStreams(t *testing.T) {
+	t.Parallel()
 	f, _ := composing(t, map[string]string{"support": supportSource})
 	next := make(chan struct{})
 	f.engines(newModel(t, "small", classifier, nil), newModel(t, "tech-llm", nil, func(i int) {
@@ -259,6 +266,7 @@ func TestPipelineThatStreams(t *testing.T) {
 
 // TestStepThatWaits: the model of a step has no engine yet.
 func TestStepThatWaits(t *testing.T) {
+	t.Parallel()
 	f, c := composing(t, map[string]string{"support": supportSource}, func(cfg *gateway.Config) {
 		cfg.Queue.CommentAfter, cfg.Queue.CommentEvery = 20*time.Millisecond, 20*time.Millisecond
 	})
@@ -292,6 +300,7 @@ func TestStepThatWaits(t *testing.T) {
 }
 
 func TestStepThatFails(t *testing.T) {
+	t.Parallel()
 	source := strings.Replace(supportSource, `"tech-llm"`, `"nowhere"`, 1)
 	f, _ := composing(t, map[string]string{"support": source, "broken": "pipeline \"broken\" {"}, func(c *gateway.Config) {
 		c.Queue.Wait = 200 * time.Millisecond
@@ -327,6 +336,7 @@ func TestStepThatFails(t *testing.T) {
 
 // TestPipelineOfAKeyThatMayDoOneThing: it is one request, whatever its steps do.
 func TestPipelineOfAKeyThatMayDoOneThing(t *testing.T) {
+	t.Parallel()
 	sources := map[string]string{"support": supportSource, "fan": fanSource}
 	f, _ := composing(t, sources, func(c *gateway.Config) {
 		c.Keys.Required = true
@@ -357,6 +367,7 @@ func TestPipelineOfAKeyThatMayDoOneThing(t *testing.T) {
 }
 
 func TestModelsListPipelines(t *testing.T) {
+	t.Parallel()
 	f, c := composing(t, map[string]string{"support": supportSource, "fan": fanSource})
 	list := f.do(http.MethodGet, "/v1/models", "").body
 	require.Contains(t, list, `"id":"support"`)
@@ -371,6 +382,7 @@ func TestModelsListPipelines(t *testing.T) {
 }
 
 func TestLogOfAPipeline(t *testing.T) {
+	t.Parallel()
 	path := filepath.Join(t.TempDir(), "access.log")
 	f, _ := composing(t, map[string]string{"support": supportSource}, func(c *gateway.Config) { c.AccessLog.Path = path })
 	f.engines(newModel(t, "small", classifier, nil), newModel(t, "tech-llm", nil, nil))
@@ -393,6 +405,7 @@ func TestLogOfAPipeline(t *testing.T) {
 // TestEndsOfPipelines: a pipeline that is ended early ends its steps, and whoever is there
 // is told.
 func TestEndsOfPipelines(t *testing.T) {
+	t.Parallel()
 	cases := []struct {
 		name   string
 		status float64

@@ -26,6 +26,7 @@ type processor struct {
 	queue  *queue.Queue[*ticket]
 	drain  *queue.Drain
 	budget *queue.Budget
+	counts counts
 	// downSince is when a request first found no engine, zero while there is one.
 	downSince time.Time
 	// loadTook is how long it took lately until there was one again, 0 if that is not
@@ -42,6 +43,8 @@ type ticket struct {
 	// waiter is nil until the request had to wait, in the queue of that processor.
 	waiter *queue.Waiter[*ticket]
 	in     *processor
+	// served: an engine had it.
+	served bool
 	// got has the outcome of waiting.
 	got chan outcome
 }
@@ -86,9 +89,10 @@ func (d *roster) ask(t *ticket, again bool) (*lease, error) {
 			}
 			if !again {
 				p.budget.Request(now)
+				p.counts.came(now)
 			}
 			d.serving(now, p)
-			return &lease{d: d, p: p, pick: pick}, nil
+			return d.lease(now, p, t, pick), nil
 		}
 		if !d.waits(err, model) {
 			return nil, err
@@ -105,7 +109,8 @@ func (d *roster) ask(t *ticket, again bool) (*lease, error) {
 		t.waiter, t.in = p.queue.Readmit(now, t.entry), p
 	default:
 		w, err := p.queue.Push(now, t.entry)
-		if err != nil {
+		if err != nil { // it is full
+			p.counts.refuse(now)
 			return nil, err
 		}
 		t.waiter, t.in = w, p
@@ -115,6 +120,7 @@ func (d *roster) ask(t *ticket, again bool) (*lease, error) {
 	}
 	if !again {
 		p.budget.Request(now)
+		p.counts.came(now)
 	}
 	if d.missing(now, p) {
 		d.wants.want(now, model)
@@ -124,14 +130,19 @@ func (d *roster) ask(t *ticket, again bool) (*lease, error) {
 }
 
 // abandon takes a request out of the queue whose client waits no more. left tells that
-// the client is gone, and with it its wish.
+// the client is gone, and with it its wish; else its wait is over, and it is refused, unless
+// an engine had it before.
 func (d *roster) abandon(t *ticket, left bool) {
 	d.mu.Lock()
 	if p := t.in; p.queue.Remove(t.waiter) {
+		now := time.Now()
 		if left && p.queue.Len() == 0 {
 			d.wants.cancel(p.model)
 		}
-		d.pump(time.Now(), p) // it may have been in the way of another one
+		if !left && !t.served {
+			p.counts.refuse(now)
+		}
+		d.pump(now, p) // it may have been in the way of another one
 		d.mu.Unlock()
 		return
 	}
@@ -188,7 +199,14 @@ func (d *roster) lookPast(now time.Time, p *processor) bool {
 
 func (d *roster) give(now time.Time, p *processor, t *ticket, pick balance.Pick) {
 	d.serving(now, p)
-	t.got <- outcome{lease: &lease{d: d, p: p, pick: pick}}
+	t.got <- outcome{lease: d.lease(now, p, t, pick)}
+}
+
+// lease gives an engine to a request. mu is held.
+func (d *roster) lease(now time.Time, p *processor, t *ticket, pick balance.Pick) *lease {
+	first := !t.served
+	t.served = true
+	return &lease{d: d, p: p, pick: pick, first: first, began: now}
 }
 
 // serving notes that the model has an engine. mu is held.
@@ -264,8 +282,9 @@ type standing struct {
 	position int
 	// managed: a controller brings the model up.
 	managed bool
-	// usable: there are engines, and all are busy.
-	usable bool
+	// usable: there are engines, and all are busy. failing: those that there are have failed
+	// requests.
+	usable, failing bool
 }
 
 // standing looks at where a request stands. Its position takes time in proportion of the
@@ -275,7 +294,7 @@ func (d *roster) standing(t *ticket, position bool) standing {
 	defer d.mu.Unlock()
 	now := time.Now()
 	s := d.table.State(now, t.request.Model)
-	out := standing{managed: s.Exists && !s.Stopped, usable: s.Usable > 0, state: stateOf(s)}
+	out := standing{managed: s.Exists && !s.Stopped, usable: s.Usable > 0, failing: s.Usable > 0 && s.Open == s.Usable, state: stateOf(s)}
 	if position && t.waiter != nil {
 		out.position = t.in.queue.Position(now, t.waiter)
 	}
@@ -323,8 +342,9 @@ func (d *roster) retryAfter(model string, fallback time.Duration) time.Duration 
 // maxRetryAfter bounds what clients are told: a queue that stands still says nothing.
 const maxRetryAfter = 10 * time.Minute
 
-// queues returns what the models have, those with the longest queues first.
-func (d *roster) queues(models, requests int) []api.QueueLoad {
+// queues returns what the models have, those with the longest queues first, and the counters
+// of all.
+func (d *roster) queues(models, requests int) ([]api.QueueLoad, []api.ModelCounters) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	now := time.Now()
@@ -338,6 +358,7 @@ func (d *roster) queues(models, requests int) []api.QueueLoad {
 		out = append(out, q)
 	}
 	sortQueues(out)
+	counters := d.counters(out, models)
 	out = out[:min(len(out), models)]
 	for i := range out {
 		n := min(out[i].Waiting, api.MaxReportRequests, requests)
@@ -349,7 +370,7 @@ func (d *roster) queues(models, requests int) []api.QueueLoad {
 			out[i].Requests = append(out[i].Requests, api.Request{ID: w.ID, Started: w.Arrived})
 		}
 	}
-	return out
+	return out, counters
 }
 
 // length is how long a queue is.

@@ -102,8 +102,9 @@ func (r *reporter) rest(ctx context.Context, pause time.Duration, hasty bool) {
 // clients wanted in vain since the last one.
 func (r *reporter) report(ctx context.Context, server *api.Client) error {
 	index, loads := r.roster.flights(api.MaxReportRequests, reportRequests)
+	queues, counters := r.roster.queues(api.MaxReportQueues, reportRequests)
 	report := api.GatewayReport{Gateway: r.gateway, Index: index, Since: r.since, Wanted: r.roster.takeWanted(api.MaxReportWanted),
-		Queues: r.roster.queues(api.MaxReportQueues, reportRequests), Draining: r.draining(),
+		Queues: queues, Counters: counters, Draining: r.draining(),
 		Replicas: make([]api.ReplicaLoad, len(loads))}
 	for i, l := range loads {
 		one := api.ReplicaLoad{Name: l.Replica, InFlight: l.InFlight, Oldest: l.Oldest, LastRequest: l.Last}

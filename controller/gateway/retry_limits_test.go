@@ -20,6 +20,7 @@ import (
 // TestEngineThatNobodyReaches: a request does not wait for an engine that refuses each
 // probe for longer than any other waits.
 func TestEngineThatNobodyReaches(t *testing.T) {
+	t.Parallel()
 	f := newGateway(t, patient, func(c *gateway.Config) {
 		c.Queue.Wait, c.Routing.Suspect = 700*time.Millisecond, 50*time.Millisecond
 	})
@@ -34,6 +35,7 @@ func TestEngineThatNobodyReaches(t *testing.T) {
 // TestFullQueueTakesWhoWasServed: a request that an engine has failed is not refused
 // because others wait.
 func TestFullQueueTakesWhoWasServed(t *testing.T) {
+	t.Parallel()
 	f := newGateway(t, patient, func(c *gateway.Config) { c.Queue.Length = 1 })
 	var asked atomic.Int32
 	fail := make(chan struct{})
@@ -62,8 +64,10 @@ func TestFullQueueTakesWhoWasServed(t *testing.T) {
 
 // TestClientThatLeavesAfterAFailure counts as one that left, not as the failure.
 func TestClientThatLeavesAfterAFailure(t *testing.T) {
+	t.Parallel()
 	f := newGateway(t, patient, func(c *gateway.Config) { c.Routing.Suspect, c.Routing.SuspectMax = patience, patience })
-	f.engines(newRawEngine(t, "a", func(net.Conn) {}))
+	// An engine that talks nonsense is not asked again soon, not even the only one.
+	f.engines(newRawEngine(t, "a", func(c net.Conn) { _, _ = io.WriteString(c, "garbage\r\n\r\n") }))
 	ctx, leave := context.WithCancel(t.Context())
 	defer leave()
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, f.url+chat, strings.NewReader(`{"model":"m"}`))
@@ -81,7 +85,7 @@ func TestClientThatLeavesAfterAFailure(t *testing.T) {
 	})
 	leave()
 	require.Error(t, <-done)
-	eventually(t, "it is counted", func() bool { return f.metric("remuda_gateway_requests_total", "model", "m") == 1 })
+	f.counted(1, "model", "m")
 	require.Equal(t, 1.0, f.metric("remuda_gateway_requests_total", "model", "m", "code", "499"))
 }
 
@@ -100,6 +104,7 @@ const chatStream = `{"model":"m","stream":true,"messages":[{"role":"user","conte
 // TestRefusedContinuationIsNoFaultOfTheEngine: that engines do not take what the gateway
 // makes of one request must not cost the model its engines.
 func TestRefusedContinuationIsNoFaultOfTheEngine(t *testing.T) {
+	t.Parallel()
 	f := continuing(t)
 	handler := func(w http.ResponseWriter, r *http.Request) {
 		b, _ := io.ReadAll(r.Body)
@@ -123,6 +128,7 @@ func TestRefusedContinuationIsNoFaultOfTheEngine(t *testing.T) {
 // TestStreamThatFellsEngines: a continuation without a new token is no progress, so that a
 // request which fells its engines does not go through all that there are.
 func TestStreamThatFellsEngines(t *testing.T) {
+	t.Parallel()
 	f := continuing(t)
 	var asked atomic.Int32
 	handler := func(w http.ResponseWriter, r *http.Request) {

@@ -168,6 +168,9 @@ type lease struct {
 	d    *roster
 	p    *processor
 	pick balance.Pick
+	// first: the request had no engine before. began is when it got this one.
+	first bool
+	began time.Time
 }
 
 // endpoint is the engine.
@@ -179,6 +182,14 @@ func (l *lease) failed(f balance.Fault) (news bool) {
 	l.d.mu.Lock()
 	defer l.d.mu.Unlock()
 	return l.d.table.Failed(time.Now(), l.pick, f)
+}
+
+// givenUp notes that the client waits no more for the engine's first byte, and tells what
+// failed does.
+func (l *lease) givenUp(patience time.Duration) (news bool) {
+	l.d.mu.Lock()
+	defer l.d.mu.Unlock()
+	return l.d.table.GivenUp(time.Now(), l.pick, patience)
 }
 
 // answered notes that the engine gave a proper answer, or began to. One that was broken
@@ -199,6 +210,7 @@ func (l *lease) release() {
 	now := time.Now()
 	l.d.table.Release(now, l.pick)
 	l.p.drain.Done(now)
+	l.p.counts.left(now, l)
 	l.d.pump(now, l.p)
 	l.d.wants.tell()
 }

@@ -18,6 +18,7 @@ import (
 func newReader(r io.Reader) *bufio.Reader { return bufio.NewReader(r) }
 
 func TestModelsListsWhatCanServe(t *testing.T) {
+	t.Parallel()
 	f := newGateway(t)
 	before := time.Now().Unix()
 	f.do(http.MethodGet, "/v1/models", "").requireError(t, http.StatusServiceUnavailable, "gateway_starting")
@@ -67,6 +68,7 @@ func TestModelsListsWhatCanServe(t *testing.T) {
 }
 
 func TestRequestsThatAreRefused(t *testing.T) {
+	t.Parallel()
 	f := newGateway(t, func(c *gateway.Config) { c.Limits.Body = 1000 })
 	served := newEngine(t, "a", func(http.ResponseWriter, *http.Request) { t.Error("a bad request reached an engine") })
 	down := served
@@ -130,6 +132,7 @@ func TestRequestsThatAreRefused(t *testing.T) {
 }
 
 func TestChunkedBodyTooLarge(t *testing.T) {
+	t.Parallel()
 	f := newGateway(t, func(c *gateway.Config) { c.Limits.Body = 300 << 10 })
 	f.engines(newEngine(t, "a", says("x")))
 	// A reader of unknown type makes the client send chunks.
@@ -155,6 +158,7 @@ func (endless) Read(p []byte) (int, error) {
 }
 
 func TestBufferedBytesAreBounded(t *testing.T) {
+	t.Parallel()
 	entered, release := make(chan struct{}, 2), make(chan struct{})
 	f := newGateway(t, func(c *gateway.Config) { c.Limits.Body, c.Limits.Buffered = 4096, 4096 })
 	f.engines(newEngine(t, "a", func(w http.ResponseWriter, r *http.Request) {
@@ -174,6 +178,7 @@ func TestBufferedBytesAreBounded(t *testing.T) {
 }
 
 func TestReadiness(t *testing.T) {
+	t.Parallel()
 	f := newGateway(t)
 	require.Equal(t, http.StatusOK, f.do(http.MethodGet, "/live", "").status)
 	require.Equal(t, http.StatusServiceUnavailable, f.do(http.MethodGet, "/ready", "").status)
@@ -186,7 +191,8 @@ func TestReadiness(t *testing.T) {
 }
 
 func TestRemovedModelIsUnavailableThenUnknown(t *testing.T) {
-	f := newGateway(t, func(c *gateway.Config) { c.Routing.Remember = 300 * time.Millisecond })
+	t.Parallel()
+	f := newGateway(t, func(c *gateway.Config) { c.Routing.Remember = 2 * time.Second })
 	f.engines(newEngine(t, "a", says("x")))
 	require.Equal(t, http.StatusOK, f.post(`{"model":"m"}`).status)
 	f.engines()
@@ -197,6 +203,7 @@ func TestRemovedModelIsUnavailableThenUnknown(t *testing.T) {
 }
 
 func TestMetricsOfEngines(t *testing.T) {
+	t.Parallel()
 	f := newGateway(t)
 	a := newEngine(t, "a", says("x"))
 	old, down := a, a

@@ -1,10 +1,7 @@
 package gateway
 
 import (
-	"context"
 	"errors"
-	"net/http/httptrace"
-	"sync/atomic"
 	"time"
 
 	"remuda/controller/gateway/tracing"
@@ -14,23 +11,24 @@ import (
 // connection, first byte until the header of the answer, stream until its end.
 type call struct {
 	span *tracing.Span
-	// connected is when there was a connection, in ns since the Unix epoch.
-	connected atomic.Int64
+	// connected is when there was a connection, zero until then.
+	connected time.Time
 	began     time.Time
 }
 
 // trace begins the span of an attempt.
-func (x *exchange) trace(ctx context.Context, began time.Time) (context.Context, *call) {
+func (x *exchange) trace(began time.Time) *call {
 	if x.span == nil {
-		return ctx, nil
+		return nil
 	}
 	c := &call{span: x.span.Client("attempt", began), began: began}
 	c.span.Set("remuda.replica", x.engine.Replica)
 	c.span.Set("server.address", x.engine.Addr)
-	return httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
-		GotConn: func(httptrace.GotConnInfo) { c.connected.Store(time.Now().UnixNano()) },
-	}), c
+	return c
 }
+
+// connect notes that there is a connection.
+func (c *call) connect() { c.connected = time.Now() }
 
 // answered ends the part before the answer, or what there was of it.
 func (c *call) answered(err error) {
@@ -38,16 +36,14 @@ func (c *call) answered(err error) {
 		return
 	}
 	now := time.Now()
-	at := c.connected.Load()
-	if at == 0 {
+	if c.connected.IsZero() {
 		connect := c.span.Child(tracing.SpanConnect, c.began)
 		connect.Fail(err)
 		connect.End(now)
 		return
 	}
-	there := time.Unix(0, at)
-	c.span.Child(tracing.SpanConnect, c.began).End(there)
-	first := c.span.Child(tracing.SpanFirstByte, there)
+	c.span.Child(tracing.SpanConnect, c.began).End(c.connected)
+	first := c.span.Child(tracing.SpanFirstByte, c.connected)
 	if err != nil {
 		first.Fail(err)
 	}
@@ -61,7 +57,7 @@ func (c *call) end(e *apiError) {
 		return
 	}
 	now := time.Now()
-	if c.connected.Load() != 0 {
+	if !c.connected.IsZero() {
 		c.span.Child(tracing.SpanStream, c.began).End(now)
 	}
 	if e != nil {

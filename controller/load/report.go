@@ -17,7 +17,7 @@ const (
 	MaxRequests = 64
 	// MaxWanted is how many models one report may want.
 	MaxWanted = 1000
-	// MaxQueues is how many models one report may have queues of.
+	// MaxQueues is how many models one report may have queues of, and counters.
 	MaxQueues = 1000
 	maxName   = 512
 )
@@ -40,6 +40,9 @@ type Report struct {
 	Wanted []string
 	// Queues are the models that have requests waiting or at engines.
 	Queues []Queue
+	// Counters are of the models that the gateway has had a request of lately, at most
+	// MaxQueues.
+	Counters []Counters
 	// Draining: the gateway takes no new requests.
 	Draining bool
 }
@@ -88,6 +91,18 @@ func (r Report) Validate() error {
 		}
 		queues[q.Model] = true
 		errs = append(errs, q.validate()...)
+	}
+	if n := len(r.Counters); n > MaxQueues {
+		bad("%d models have counters: want at most %d, the last used", n, MaxQueues)
+		return errors.Join(errs...)
+	}
+	counted := make(map[string]bool, len(r.Counters))
+	for _, c := range r.Counters {
+		if counted[c.Model] {
+			bad("counters of model %q are there twice: want each once", c.Model)
+		}
+		counted[c.Model] = true
+		errs = append(errs, c.validate()...)
 	}
 	wanted := make(map[string]bool, len(r.Wanted))
 	for _, model := range r.Wanted {

@@ -53,6 +53,8 @@ type Store struct {
 	// when their time is over.
 	kills  map[string]*order
 	drains map[string]time.Time
+	// counted has how many requests each model had while the store listened, see Count.
+	counted map[string]Counters
 	// lost is when the last gateway was given up, zero while none was.
 	lost    time.Time
 	changed chan struct{} // closed and made anew at each change
@@ -62,6 +64,7 @@ type entry struct {
 	report   Report
 	inFlight map[string]int    // by replica, where there is any
 	queues   map[string]*Queue // by model, where there is anything
+	counters map[string]tally  // by model, what it counts
 	total    int
 	waiting  int
 	// began is when the gateway began, or when it was first heard where it does not say.
@@ -74,7 +77,7 @@ type entry struct {
 func New(ttl time.Duration, now func() time.Time) *Store {
 	return &Store{
 		ttl: ttl, now: now, since: now(), gateways: map[string]*entry{}, demand: map[string]time.Time{}, voided: map[string]time.Time{},
-		kills: map[string]*order{}, drains: map[string]time.Time{}, changed: make(chan struct{}),
+		kills: map[string]*order{}, drains: map[string]time.Time{}, counted: map[string]Counters{}, changed: make(chan struct{}),
 	}
 }
 
@@ -90,6 +93,7 @@ func (s *Store) Reset() {
 	clear(s.voided)
 	clear(s.kills)
 	clear(s.drains)
+	clear(s.counted)
 	s.tell()
 }
 
@@ -131,6 +135,7 @@ func (s *Store) Put(r Report) {
 	s.prune(e.at)
 	old := s.gateways[r.Gateway]
 	s.gateways[r.Gateway] = e
+	s.count(old, e)
 	switch {
 	case !r.Since.IsZero():
 		e.began = r.Since
@@ -155,6 +160,7 @@ func (s *Store) Put(r Report) {
 func (e *entry) says(o *entry) bool {
 	a, b := e.report, o.report
 	a.Queues, b.Queues = nil, nil
+	a.Counters, b.Counters = nil, nil
 	return reflect.DeepEqual(a, b) && maps.EqualFunc(e.queues, o.queues, func(a, b *Queue) bool {
 		return a.State == b.State && (a.Waiting > 0) == (b.Waiting > 0)
 	})
@@ -364,6 +370,7 @@ func (s *Store) prune(now time.Time) {
 	for name, e := range s.gateways {
 		if !now.Before(e.at.Add(s.ttl)) {
 			delete(s.gateways, name)
+			s.uncount(e)
 			if given := e.at.Add(s.ttl); given.After(s.lost) {
 				s.lost = given
 			}

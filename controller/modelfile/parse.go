@@ -16,6 +16,7 @@ import (
 	"remuda/controller/placement"
 	"remuda/controller/state"
 	"remuda/internal/hclfault"
+	"remuda/internal/replica"
 )
 
 // Defaults of what a model file leaves out.
@@ -107,7 +108,7 @@ func (p *parser) file(filename string, src []byte) {
 	first := map[string]hcl.Range{}
 	for _, b := range content.Blocks {
 		name := b.Labels[0]
-		if err := CheckModelName(name); err != nil {
+		if err := replica.CheckModel(name); err != nil {
 			p.add(b.LabelRanges[0], "model: the name %v", err)
 		} else if at, dup := first[name]; dup {
 			p.add(b.LabelRanges[0], "model %q: the name is taken by the model on line %d: want each name once", name, at.Start.Line)
@@ -120,7 +121,7 @@ func (p *parser) file(filename string, src []byte) {
 
 func (p *parser) model(b *hcl.Block) state.Model {
 	m := state.Model{Name: b.Labels[0], Priority: DefaultPriority, Management: DefaultManagement}
-	s := p.scope(b, fmt.Sprintf("model %q", clip(m.Name)),
+	s := p.scope(b, fmt.Sprintf("model %q", hclfault.Clip(m.Name)),
 		[]string{"min", "max", "replicas", "priority", "dedicated", "failover", "management", "keep_warm", "continuation"},
 		hcl.BlockHeaderSchema{Type: "idle"}, hcl.BlockHeaderSchema{Type: "variant", LabelNames: []string{"name"}})
 	// ok is also true of what was left out.
@@ -170,7 +171,7 @@ func (p *parser) model(b *hcl.Block) state.Model {
 	first := map[string]hcl.Range{}
 	for _, v := range s.blocks["variant"] {
 		name := v.Labels[0]
-		if err := CheckVariantName(name); err != nil {
+		if err := replica.CheckVariant(name); err != nil {
 			p.add(v.LabelRanges[0], "%s: variant: the name %v", s.path, err)
 		} else if at, dup := first[name]; dup {
 			p.add(v.LabelRanges[0], "%s: variant %q: the name is taken by the variant on line %d: want each name once", s.path, name, at.Start.Line)
@@ -187,7 +188,7 @@ func (p *parser) model(b *hcl.Block) state.Model {
 
 func (p *parser) variant(model string, b *hcl.Block) state.Variant {
 	v := state.Variant{Name: b.Labels[0], GPUs: 1, Engine: DefaultEngine}
-	s := p.scope(b, fmt.Sprintf("%s: variant %q", model, clip(v.Name)),
+	s := p.scope(b, fmt.Sprintf("%s: variant %q", model, hclfault.Clip(v.Name)),
 		[]string{"weights", "memory", "host_memory", "sleep_memory", "cost", "slots", "engine", "job", "vars"}, hcl.BlockHeaderSchema{Type: "gpu"})
 	gpusOK := true
 	g := p.gpu(s, &v, &gpusOK)
@@ -309,7 +310,7 @@ func checkGPUModel(name string) error {
 	}
 	for _, r := range name {
 		if r < ' ' || r == 0x7f || r == '/' {
-			return fmt.Errorf("is %q: want the model's name as `nomad node status -verbose` shows it, without %q", clip(name), r)
+			return fmt.Errorf("is %q: want the model's name as `nomad node status -verbose` shows it, without %q", hclfault.Clip(name), r)
 		}
 	}
 	return nil
@@ -335,7 +336,7 @@ func (p *parser) job(s *scope, v *state.Variant) {
 	case isText(value):
 		path = value.AsString()
 	default:
-		s.fault("job", "is %s: want the path of a Nomad job file, as \"vllm.nomad.hcl\"", show(value))
+		s.fault("job", "is %s: want the path of a Nomad job file, as \"vllm.nomad.hcl\"", hclfault.Show(value))
 		return
 	}
 	source, filename, inline := path, path, multiline(path) && !value.Type().Equals(fileType)
@@ -350,12 +351,12 @@ func (p *parser) job(s *scope, v *state.Variant) {
 			filename = filepath.Join(p.dir, path)
 		}
 		if p.read == nil {
-			s.fault("job", "is %q: want the job itself here, in a heredoc: no file can be read", clip(path))
+			s.fault("job", "is %q: want the job itself here, in a heredoc: no file can be read", hclfault.Clip(path))
 			return
 		}
 		raw, err := p.read(filename)
 		if err != nil {
-			s.fault("job", "is %q: want a file that can be read: %v", clip(path), err)
+			s.fault("job", "is %q: want a file that can be read: %v", hclfault.Clip(path), err)
 			return
 		}
 		source = string(raw)
@@ -365,7 +366,7 @@ func (p *parser) job(s *scope, v *state.Variant) {
 		return
 	}
 	if !utf8.ValidString(source) {
-		s.fault("job", "is %q: want a text in UTF-8", clip(filename))
+		s.fault("job", "is %q: want a text in UTF-8", hclfault.Clip(filename))
 		return
 	}
 	// HCL composes what it reads (NFC), so that equal texts are equal bytes.
@@ -404,12 +405,12 @@ func (p *parser) checkVars(s *scope, v *state.Variant, declared []JobVariable) {
 		case reserved(name):
 			p.add(at, "%s: vars: %s is set by the controller: want it left out", s.path, name)
 		case !known && len(names) == 0:
-			p.add(at, "%s: vars: the job file has no variable %q; it has none", s.path, clip(name))
+			p.add(at, "%s: vars: the job file has no variable %q; it has none", s.path, hclfault.Clip(name))
 		case !known:
-			p.add(at, "%s: vars: the job file has no variable %q%s", s.path, clip(name), suggest(name, names))
+			p.add(at, "%s: vars: the job file has no variable %q%s", s.path, hclfault.Clip(name), suggest(name, names))
 		case d.Composite:
 			if !compositeExpression(v.Vars[name]) {
-				p.add(at, "%s: vars: %s is %q: want a list or an object, as the job file declares it", s.path, name, clip(v.Vars[name]))
+				p.add(at, "%s: vars: %s is %q: want a list or an object, as the job file declares it", s.path, name, hclfault.Clip(v.Vars[name]))
 			}
 		}
 	}

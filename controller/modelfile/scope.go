@@ -12,6 +12,8 @@ import (
 	"github.com/zclconf/go-cty/cty"
 	"github.com/zclconf/go-cty/cty/convert"
 	"github.com/zclconf/go-cty/cty/function"
+
+	"remuda/internal/hclfault"
 )
 
 // fileType is what file("…") gives: the path, so that the file's faults can be told
@@ -116,7 +118,7 @@ func (s *scope) number(name string, low, high int64) (n int64, given, ok bool) {
 			return whole, true, true
 		}
 	}
-	s.fault(name, "is %s: want a whole number from %d to %d", show(v), low, high)
+	s.fault(name, "is %s: want a whole number from %d to %d", hclfault.Show(v), low, high)
 	return 0, true, false
 }
 
@@ -130,7 +132,7 @@ func (s *scope) float(name string, low, high float64) (float64, bool) {
 			return f, true
 		}
 	}
-	s.fault(name, "is %s: want a number from %g to %g", show(v), low, high)
+	s.fault(name, "is %s: want a number from %g to %g", hclfault.Show(v), low, high)
 	return 0, false
 }
 
@@ -141,7 +143,7 @@ func (s *scope) flag(name string, to *bool) {
 	case v.Type() == cty.Bool:
 		*to = v.True()
 	default:
-		s.fault(name, "is %s: want true or false", show(v))
+		s.fault(name, "is %s: want true or false", hclfault.Show(v))
 	}
 }
 
@@ -151,7 +153,7 @@ func (s *scope) text(name string) (string, bool) {
 		return "", false
 	}
 	if !isText(v) {
-		s.fault(name, "is %s: want a string", show(v))
+		s.fault(name, "is %s: want a string", hclfault.Show(v))
 		return "", false
 	}
 	return v.AsString(), true
@@ -174,7 +176,7 @@ func (s *scope) oneOf(name string, to *string, words ...string) {
 	if isText(v) {
 		hint = suggest(v.AsString(), words)
 	}
-	s.fault(name, "is %s: want %s%s", show(v), oneOfList(words), hint)
+	s.fault(name, "is %s: want %s%s", hclfault.Show(v), oneOfList(words), hint)
 }
 
 func (s *scope) size(name string) (n int64, given, ok bool) {
@@ -184,14 +186,14 @@ func (s *scope) size(name string) (n int64, given, ok bool) {
 	}
 	var err error
 	if !isText(v) {
-		s.fault(name, "is %s: want a whole number with its unit, as \"16GiB\"", show(v))
+		s.fault(name, "is %s: want a whole number with its unit, as \"16GiB\"", hclfault.Show(v))
 		return 0, true, false
 	}
 	if n, err = ParseSize(v.AsString()); err == nil && n == 0 {
 		err = fmt.Errorf("want more than nothing")
 	}
 	if err != nil {
-		s.fault(name, "is %s: %v", show(v), err)
+		s.fault(name, "is %s: %v", hclfault.Show(v), err)
 		return 0, true, false
 	}
 	return n, true, true
@@ -203,12 +205,12 @@ func (s *scope) duration(name string, to *time.Duration) bool {
 		return false
 	}
 	if !isText(v) {
-		s.fault(name, "is %s: want whole numbers with their units, as \"90s\" or \"1h30m\"; \"0s\" is never", show(v))
+		s.fault(name, "is %s: want whole numbers with their units, as \"90s\" or \"1h30m\"; \"0s\" is never", hclfault.Show(v))
 		return false
 	}
 	d, err := parseDuration(v.AsString())
 	if err != nil {
-		s.fault(name, "is %s: %v", show(v), err)
+		s.fault(name, "is %s: %v", hclfault.Show(v), err)
 		return false
 	}
 	*to = d
@@ -228,7 +230,7 @@ func (s *scope) vars(name string) map[string]string {
 	if diags.HasErrors() {
 		v, given, ok := s.value(name)
 		if given && ok {
-			s.fault(name, "is %s: want values by name, as { tensor_parallel = 2 }", show(v))
+			s.fault(name, "is %s: want values by name, as { tensor_parallel = 2 }", hclfault.Show(v))
 		}
 		return nil
 	}
@@ -242,23 +244,23 @@ func (s *scope) vars(name string) map[string]string {
 		}
 		k := key.AsString()
 		if at, dup := s.varRanges[k]; dup {
-			s.p.add(pair.Key.Range(), "%s: %s: %q is set on line %d already: want each name once", s.path, name, clip(k), at.Start.Line)
+			s.p.add(pair.Key.Range(), "%s: %s: %q is set on line %d already: want each name once", s.path, name, hclfault.Clip(k), at.Start.Line)
 			continue
 		}
 		s.varRanges[k] = pair.Value.Range()
 		v, diags := pair.Value.Value(nil)
 		if diags.HasErrors() {
-			s.p.diagnostics(fmt.Sprintf("%s: %s: %s: ", s.path, name, clip(k)), diags)
+			s.p.diagnostics(fmt.Sprintf("%s: %s: %s: ", s.path, name, hclfault.Clip(k)), diags)
 			continue
 		}
 		if v.IsNull() || !v.IsWhollyKnown() {
-			s.p.add(pair.Value.Range(), "%s: %s: %s is null: want a value, or leave it out", s.path, name, clip(k))
+			s.p.add(pair.Value.Range(), "%s: %s: %s is null: want a value, or leave it out", s.path, name, hclfault.Clip(k))
 			continue
 		}
 		if v.Type().IsPrimitiveType() {
 			text, err := convert.Convert(v, cty.String)
 			if err != nil {
-				s.p.add(pair.Value.Range(), "%s: %s: %s: %v", s.path, name, clip(k), err)
+				s.p.add(pair.Value.Range(), "%s: %s: %s: %v", s.path, name, hclfault.Clip(k), err)
 				continue
 			}
 			out[k] = text.AsString()
@@ -275,27 +277,6 @@ func (s *scope) vars(name string) map[string]string {
 func isText(v cty.Value) bool { return v.Type() == cty.String && v.IsKnown() && !v.IsNull() }
 
 func multiline(s string) bool { return strings.ContainsRune(s, '\n') }
-
-// show writes a value as people would.
-func show(v cty.Value) string {
-	switch {
-	case v.IsNull():
-		return "null"
-	case !v.IsWhollyKnown():
-		return "unknown"
-	case isText(v):
-		return fmt.Sprintf("%q", clip(v.AsString()))
-	case v.Type() == cty.Number:
-		return clip(v.AsBigFloat().Text('g', 20))
-	case v.Type() == cty.Bool:
-		return fmt.Sprint(v.True())
-	case v.Type().IsTupleType():
-		return "a list"
-	case v.Type().IsObjectType():
-		return "an object"
-	}
-	return "a " + v.Type().FriendlyName()
-}
 
 func oneOfList(words []string) string {
 	quoted := make([]string, len(words))

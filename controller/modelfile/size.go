@@ -91,9 +91,9 @@ func formatDuration(d time.Duration) string {
 // (reference/request-path-facts.md, "NDIF, the system behind
 // replicas-warm-eviction": 15 % for what the runtime makes of the weights, 500 MiB
 // for the CUDA context). An engine that sets memory aside for its cache, as vLLM
-// does, takes more: say so with memory.
+// does, takes more: say so with memory. It is never more than a file may say.
 func ReplicaSize(weights int64) int64 {
-	return ceilDiv(weights*115, 100) + 500<<20
+	return min(ceilDiv(weights*115, 100)+500<<20, maxSize)
 }
 
 // perGPU splits a size over GPUs as NDIF does: each is charged ceil(size / n).

@@ -69,8 +69,10 @@ func TestInventory(t *testing.T) {
 }
 
 func TestInventoryFaults(t *testing.T) {
+	t.Parallel()
 	for what, broken := range faultyAnswers {
 		t.Run(what, func(t *testing.T) {
+			t.Parallel()
 			c, s := newClient(t)
 			s.SetNode(node("1", group("H100", "", "GPU-1")))
 			s.Break(broken)
@@ -166,8 +168,10 @@ func TestWatchNodes(t *testing.T) {
 }
 
 func TestWatchNodesSurvives(t *testing.T) {
+	t.Parallel()
 	for what, broken := range faultyAnswers {
 		t.Run(what, func(t *testing.T) {
+			t.Parallel()
 			c, s := newClient(t)
 			s.SetNode(node("1", group("H100", "", "GPU-1")))
 			w := watchNodes(t, c)

@@ -137,8 +137,10 @@ func TestStop(t *testing.T) {
 }
 
 func TestWriteFaults(t *testing.T) {
+	t.Parallel()
 	for what, broken := range faultyAnswers {
 		t.Run(what, func(t *testing.T) {
+			t.Parallel()
 			c, s := newClient(t)
 			s.Break(broken)
 			_, err := c.Register(t.Context(), rendered(t), 0)
@@ -313,8 +315,10 @@ func TestObserveMetaThatLies(t *testing.T) {
 }
 
 func TestWatchJobs(t *testing.T) {
+	t.Parallel()
 	for what, broken := range faultyAnswers {
 		t.Run(what, func(t *testing.T) {
+			t.Parallel()
 			c, s := newClient(t)
 			w := newWatched[[]nomad.Job]()
 			ctx, cancel := context.WithCancel(t.Context())

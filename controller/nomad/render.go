@@ -322,13 +322,13 @@ func (p *pinner) checkUpdate(in string, u *api.UpdateStrategy) {
 }
 
 func (p *pinner) checkNames() {
-	if err := modelfile.CheckModelName(p.r.Name.Model); err != nil {
+	if err := replica.CheckModel(p.r.Name.Model); err != nil {
 		p.fault("model: the name %v", err)
 	}
-	if err := modelfile.CheckVariantName(p.r.Name.Variant); err != nil {
+	if err := replica.CheckVariant(p.r.Name.Variant); err != nil {
 		p.fault("variant: the name %v", err)
 	}
-	if err := modelfile.CheckVariantName(p.r.Name.ID); err != nil {
+	if err := replica.CheckVariant(p.r.Name.ID); err != nil {
 		p.fault("replica: the ID %v", err)
 	}
 	if p.r.Placement.Node == "" || p.r.Placement.Node != p.r.Node.ID {

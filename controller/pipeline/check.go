@@ -7,6 +7,8 @@ import (
 	"github.com/hashicorp/hcl/v2"
 	"github.com/zclconf/go-cty/cty"
 	"github.com/zclconf/go-cty/cty/convert"
+
+	"remuda/internal/hclfault"
 )
 
 // wanted is what an expression has to be, in the words of a fault.
@@ -87,7 +89,7 @@ func (r *reader) expression(where string, expr hcl.Expression, want wanted, each
 		case root == "step":
 			i, ok := r.stepOf(t)
 			if !ok {
-				bad(at, "there is no step %q: want one of %s", clip(attribute(t[1])), r.stepNames())
+				bad(at, "there is no step %q: want one of %s", hclfault.Clip(attribute(t[1])), r.stepNames())
 				continue
 			}
 			deps = addSorted(deps, i)
@@ -99,7 +101,7 @@ func (r *reader) expression(where string, expr hcl.Expression, want wanted, each
 			bad(at, "the step has no for_each, and so no each")
 		case root == "each":
 		default:
-			bad(at, "there is no %q: want input, step or each", clip(root))
+			bad(at, "there is no %q: want input, step or each", hclfault.Clip(root))
 		}
 	}
 	if wrong {
@@ -172,7 +174,7 @@ func (r *reader) stepNames() string {
 			names = append(names, fmt.Sprintf("%d more", len(r.p.Steps)-most))
 			break
 		}
-		names = append(names, clip(s.Name))
+		names = append(names, hclfault.Clip(s.Name))
 	}
 	return strings.Join(names, ", ")
 }
@@ -186,21 +188,4 @@ func typeText(t cty.Type) string {
 		return "a step with for_each, which is a list of answers"
 	}
 	return "a " + t.FriendlyName()
-}
-
-// show writes a value as people would.
-func show(v cty.Value) string {
-	switch {
-	case v.IsNull():
-		return "null"
-	case !v.IsWhollyKnown():
-		return "unknown"
-	case v.Type() == cty.String:
-		return fmt.Sprintf("%q", clip(v.AsString()))
-	case v.Type() == cty.Number:
-		return clip(v.AsBigFloat().Text('g', 20))
-	case v.Type() == cty.Bool:
-		return fmt.Sprint(v.True())
-	}
-	return typeText(v.Type())
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/zclconf/go-cty/cty"
 
 	"remuda/internal/hclfault"
+	"remuda/internal/replica"
 )
 
 // Parse reads a file with one pipeline; filename is for messages. Its error wraps ErrInvalid and is hclfault.Faults, with
@@ -83,8 +84,8 @@ func (r *reader) read(src []byte) *Pipeline {
 func (r *reader) pipeline(b *hcl.Block) {
 	r.p = &Pipeline{Name: b.Labels[0], Deadline: DefaultDeadline}
 	r.index, r.used = map[string]int{}, map[int]bool{}
-	path := fmt.Sprintf("pipeline %q", clip(r.p.Name))
-	if err := CheckName(r.p.Name); err != nil {
+	path := fmt.Sprintf("pipeline %q", hclfault.Clip(r.p.Name))
+	if err := replica.CheckModel(r.p.Name); err != nil {
 		r.Add(b.LabelRanges[0], "pipeline: the name %v", err)
 	}
 	content, diags := b.Body.Content(pipelineSchema)
@@ -124,7 +125,7 @@ func (r *reader) pipeline(b *hcl.Block) {
 	}
 	for i, s := range r.p.Steps {
 		if !r.used[i] {
-			r.Add(r.at[i], "%s: step %q is used by nothing: want it in output or in another step, or take it out", path, clip(s.Name))
+			r.Add(r.at[i], "%s: step %q is used by nothing: want it in output or in another step, or take it out", path, hclfault.Clip(s.Name))
 		}
 	}
 }
@@ -140,13 +141,13 @@ func (r *reader) step(path string, i int, b *hcl.Block) *hcl.BodyContent {
 		r.Add(b.DefRange, "%s: model is missing: want the name of a model", path)
 	} else if text, ok := r.constant(path, model, cty.String); ok {
 		s.Model = text.AsString()
-		if err := CheckName(s.Model); err != nil {
+		if err := replica.CheckModel(s.Model); err != nil {
 			r.Add(model.Expr.Range(), "%s: model %v", path, err)
 		}
 	}
 	if v, ok := r.constant(path, a["endpoint"], cty.String); ok {
 		if s.Endpoint = Endpoint(v.AsString()); s.Endpoint != Chat && s.Endpoint != Completions {
-			r.Add(a["endpoint"].Expr.Range(), "%s: endpoint is %q: want %q or %q", path, clip(v.AsString()), Chat, Completions)
+			r.Add(a["endpoint"].Expr.Range(), "%s: endpoint is %q: want %q or %q", path, hclfault.Clip(v.AsString()), Chat, Completions)
 		}
 	}
 	r.duration(path, a["deadline"], &s.Deadline)
@@ -157,14 +158,16 @@ func (r *reader) step(path string, i int, b *hcl.Block) *hcl.BodyContent {
 		case !s.FanOut:
 			r.Add(a["parallel"].NameRange, "%s: parallel is for for_each: want for_each, or leave it out", path)
 		case exact != big.Exact || n < 1 || n > MaxFanOut:
-			r.Add(a["parallel"].Expr.Range(), "%s: parallel is %s: want a whole number from 1 to %d", path, show(v), MaxFanOut)
+			r.Add(a["parallel"].Expr.Range(), "%s: parallel is %s: want a whole number from 1 to %d", path, hclfault.Show(v), MaxFanOut)
 		}
 		s.Parallel = int(n)
 	}
 	return content
 }
 
-func stepPath(path string, s *Step) string { return fmt.Sprintf("%s: step %q", path, clip(s.Name)) }
+func stepPath(path string, s *Step) string {
+	return fmt.Sprintf("%s: step %q", path, hclfault.Clip(s.Name))
+}
 
 // constant is an attribute that names nothing, with ok false where there is none.
 func (r *reader) constant(path string, attr *hcl.Attribute, want cty.Type) (cty.Value, bool) {
@@ -181,7 +184,7 @@ func (r *reader) constant(path string, attr *hcl.Attribute, want cty.Type) (cty.
 		return v, false
 	}
 	if v.IsNull() || !v.IsKnown() || v.Type() != want {
-		r.Add(attr.Expr.Range(), "%s: %s is %s: want a %s", path, attr.Name, show(v), want.FriendlyName())
+		r.Add(attr.Expr.Range(), "%s: %s is %s: want a %s", path, attr.Name, hclfault.Show(v), want.FriendlyName())
 		return v, false
 	}
 	return v, true
@@ -197,7 +200,7 @@ func (r *reader) duration(path string, attr *hcl.Attribute, to *time.Duration) {
 		err = errors.New("out of bounds")
 	}
 	if err != nil {
-		r.Add(attr.Expr.Range(), "%s: %s is %s: want a time with its unit above 0s and at most %s, as \"60s\"", path, attr.Name, show(v), MaxDeadline)
+		r.Add(attr.Expr.Range(), "%s: %s is %s: want a time with its unit above 0s and at most %s, as \"60s\"", path, attr.Name, hclfault.Show(v), MaxDeadline)
 		return
 	}
 	*to = d

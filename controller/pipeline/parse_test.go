@@ -137,15 +137,6 @@ func TestFaults(t *testing.T) {
 	require.ErrorContains(t, err, "there are 65 steps: want at most 64")
 }
 
-func TestNames(t *testing.T) {
-	for _, good := range []string{"a", "meta-llama/Llama-3-8B", "support:v2", strings.Repeat("x", pipeline.MaxName)} {
-		require.NoError(t, pipeline.CheckName(good), good)
-	}
-	for _, bad := range []string{"", " ", "a b", "a/", "-a", strings.Repeat("x", pipeline.MaxName+1)} {
-		require.Error(t, pipeline.CheckName(bad), bad)
-	}
-}
-
 // deep files would end the program in HCL's parser.
 var deep = []string{
 	strings.Repeat("(", 60000),

@@ -13,6 +13,8 @@ import (
 	"github.com/zclconf/go-cty/cty"
 	"github.com/zclconf/go-cty/cty/convert"
 	ctyjson "github.com/zclconf/go-cty/cty/json"
+
+	"remuda/internal/hclfault"
 )
 
 // The type of a step's value.
@@ -121,7 +123,7 @@ var numberRule = regexp.MustCompile(`^[+-]?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?$`
 func number(text string) (cty.Value, error) {
 	f, err := strconv.ParseFloat(text, 64)
 	if err != nil || len(text) > longestNumber || !numberRule.MatchString(text) {
-		return cty.NilVal, fmt.Errorf("%q is no number that can be used", clip(text))
+		return cty.NilVal, fmt.Errorf("%q is no number that can be used", hclfault.Clip(text))
 	}
 	if strings.ContainsAny(text, ".eE") {
 		return cty.NumberFloatVal(f), nil
@@ -131,7 +133,7 @@ func number(text string) (cty.Value, error) {
 
 // take converts a value to what is wanted. The error continues "max_tokens …".
 func (w wanted) take(v cty.Value) (cty.Value, error) {
-	is := func() error { return fmt.Errorf("is %s: want %s", show(v), w) }
+	is := func() error { return fmt.Errorf("is %s: want %s", hclfault.Show(v), w) }
 	to := func(t cty.Type) (cty.Value, error) {
 		if out, err := convert.Convert(v, t); err == nil && !out.IsNull() {
 			return out, nil
@@ -188,11 +190,11 @@ func checkMessages(v cty.Value, is func() error) error {
 	for it := v.ElementIterator(); it.Next(); {
 		at, m := it.Element()
 		if m.IsNull() || !m.Type().IsObjectType() && !m.Type().IsMapType() {
-			return fmt.Errorf("has no message at %s: want an object with role and content", show(at))
+			return fmt.Errorf("has no message at %s: want an object with role and content", hclfault.Show(at))
 		}
 		role, ok := m.AsValueMap()["role"]
 		if !ok || role.IsNull() || role.Type() != cty.String {
-			return fmt.Errorf("has a message without a role at %s: want role = \"user\", \"system\" or \"assistant\"", show(at))
+			return fmt.Errorf("has a message without a role at %s: want role = \"user\", \"system\" or \"assistant\"", hclfault.Show(at))
 		}
 	}
 	return nil
@@ -212,7 +214,7 @@ func checkParams(v cty.Value, is func() error) error {
 	for it := v.ElementIterator(); it.Next(); {
 		key, _ := it.Element()
 		if instead, ok := notParams[key.AsString()]; ok {
-			return fmt.Errorf("has the field %s: want %s", show(key), instead)
+			return fmt.Errorf("has the field %s: want %s", hclfault.Show(key), instead)
 		}
 	}
 	return nil

@@ -201,10 +201,13 @@ func (d *draft) starting(m *model, r *member) {
 		d.fail(m, r, fmt.Sprintf("its engine was restarted %d times and never served: %s", n, cmp.Or(a.Event, "Nomad does not say why")))
 	case a == nil || a.Client == clientComplete || a.Client == clientLost:
 		if r.node.LostSince.IsZero() && d.hadTimeToPlace(r) {
-			d.fail(m, r, fmt.Sprintf("Nomad has not placed it for %s: %s", d.conf.PlaceTimeout, cmp.Or(r.job.Unplaceable, "it does not say why")))
+			d.fail(m, r, fmt.Sprintf("%s for %s: %s", nomadHasNotPlaced, d.conf.PlaceTimeout, cmp.Or(r.job.Unplaceable, "it does not say why")))
 		}
 	}
 }
+
+// nomadHasNotPlaced begins the error of a replica whose job Nomad did not place in time.
+const nomadHasNotPlaced = "Nomad has not placed it"
 
 // restartsBefore returns how often the engine had come back when it last ceased to
 // serve in this allocation, or was taken in: those do not count against this start.

@@ -164,7 +164,11 @@ func (s *server) config() raft.Config {
 	cfg.DataDir, cfg.Bind, cfg.Store = s.dir, s.address, store
 	cfg.BootstrapExpect, cfg.Join, cfg.API = s.expect, s.join, "http://"+s.name
 	cfg.RetryInterval = 50 * time.Millisecond
-	cfg.HeartbeatTimeout, cfg.ElectionTimeout, cfg.LeaderLeaseTimeout = 300*time.Millisecond, 300*time.Millisecond, 200*time.Millisecond
+	company(&cfg)
+	if s.expect == 1 {
+		// One that stays alone has nobody to wait for, and cannot lose an election.
+		cfg.HeartbeatTimeout, cfg.ElectionTimeout, cfg.LeaderLeaseTimeout = 20*time.Millisecond, 20*time.Millisecond, 20*time.Millisecond
+	}
 	cfg.Dial = s.c.net.dialer(s.name)
 	if os.Getenv("REMUDA_TEST_LOG") != "" {
 		cfg.Logger = hclog.New(&hclog.LoggerOptions{Name: s.name, Level: hclog.Debug})
@@ -173,6 +177,11 @@ func (s *server) config() raft.Config {
 		s.c.edit(&cfg)
 	}
 	return cfg
+}
+
+// company gives a server the times of one that has others to hear from.
+func company(cfg *raft.Config) {
+	cfg.HeartbeatTimeout, cfg.ElectionTimeout, cfg.LeaderLeaseTimeout = 300*time.Millisecond, 300*time.Millisecond, 200*time.Millisecond
 }
 
 func (s *server) start() {

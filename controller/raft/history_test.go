@@ -37,6 +37,7 @@ var register = porcupine.Model{
 // leaders are cut off, handed over and restarted, and has the history checked: no
 // acknowledged write is lost, and no verified read is stale.
 func TestHistoryIsLinearizable(t *testing.T) {
+	t.Parallel()
 	c := start(t, 3, nil)
 	var (
 		mu      sync.Mutex // guards history, and the nodes of servers that are restarted

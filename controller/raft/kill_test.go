@@ -16,10 +16,12 @@ import (
 
 	"remuda/controller/raft"
 	"remuda/controller/state"
+	"remuda/internal/loopback"
 )
 
-// childDir is set in the environment of a child that writes until it is killed.
-const childDir = "REMUDA_TEST_RAFT_DIR"
+// childDir and childAddress are set in the environment of a child that writes until it
+// is killed.
+const childDir, childAddress = "REMUDA_TEST_RAFT_DIR", "REMUDA_TEST_RAFT_ADDRESS"
 
 func TestMain(m *testing.M) {
 	if dir := os.Getenv(childDir); dir != "" {
@@ -31,7 +33,7 @@ func TestMain(m *testing.M) {
 func childConfig(dir string) (raft.Config, error) {
 	cfg := raft.DefaultConfig()
 	store, err := state.New()
-	cfg.DataDir, cfg.Bind, cfg.Store, cfg.BootstrapExpect = dir, "127.0.0.1:"+os.Getenv(childDir+"_PORT"), store, 1
+	cfg.DataDir, cfg.Bind, cfg.Store, cfg.BootstrapExpect = dir, os.Getenv(childAddress), store, 1
 	cfg.HeartbeatTimeout, cfg.ElectionTimeout, cfg.LeaderLeaseTimeout = 50*time.Millisecond, 50*time.Millisecond, 50*time.Millisecond
 	cfg.SnapshotInterval, cfg.SnapshotThreshold, cfg.TrailingLogs = 10*time.Millisecond, 20, 5
 	return cfg, err
@@ -63,13 +65,13 @@ func writeForEver(dir string) {
 // TestKilledServerKeepsWhatItAcknowledged kills a server in the middle of writes and
 // of snapshots, again and again.
 func TestKilledServerKeepsWhatItAcknowledged(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
-	c := newCluster(t, nil)
-	_, port, _ := strings.Cut(c.add().address, ":")
+	address := loopback.Free(t)
 	acknowledged := 0
 	for round := range 6 {
 		cmd := exec.Command(os.Args[0])
-		cmd.Env = append(os.Environ(), childDir+"="+dir, childDir+"_PORT="+port)
+		cmd.Env = append(os.Environ(), childDir+"="+dir, childAddress+"="+address)
 		out, err := cmd.StdoutPipe()
 		require.NoError(t, err)
 		require.NoError(t, cmd.Start())

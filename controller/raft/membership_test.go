@@ -25,7 +25,8 @@ import (
 )
 
 func TestJoinAndLeave(t *testing.T) {
-	c := start(t, 1, nil)
+	t.Parallel()
+	c := start(t, 1, company)
 	first := c.servers[0]
 	first.apply(set("a", "1"))
 	for range 2 {
@@ -64,6 +65,7 @@ func TestJoinAndLeave(t *testing.T) {
 }
 
 func TestRemovePeer(t *testing.T) {
+	t.Parallel()
 	c := start(t, 3, nil)
 	l := c.leader()
 	dead := c.others(l)[0]
@@ -82,6 +84,7 @@ func TestRemovePeer(t *testing.T) {
 
 // TestAServerThatLostItsDataComesAnew takes the place of its old self.
 func TestAServerThatLostItsDataComesAnew(t *testing.T) {
+	t.Parallel()
 	c := start(t, 3, nil)
 	l := c.leader()
 	l.apply(set("a", "1"))
@@ -106,6 +109,7 @@ func TestAServerThatLostItsDataComesAnew(t *testing.T) {
 
 // TestExpectedServersComeOneByOne has no cluster before all are there.
 func TestExpectedServersComeOneByOne(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t, nil)
 	for range 3 {
 		c.add()
@@ -129,8 +133,10 @@ func TestExpectedServersComeOneByOne(t *testing.T) {
 // TestNeverTwoClusters lets five servers see each other in part: two groups of three
 // could be formed, with one server in both.
 func TestNeverTwoClusters(t *testing.T) {
+	t.Parallel()
 	for round := range 3 {
 		t.Run(fmt.Sprint(round), func(t *testing.T) {
+			t.Parallel()
 			c := newCluster(t, nil)
 			for range 5 {
 				c.add()
@@ -169,6 +175,7 @@ func TestNeverTwoClusters(t *testing.T) {
 }
 
 func TestStrangersAreRefused(t *testing.T) {
+	t.Parallel()
 	c := start(t, 1, nil)
 	first := c.servers[0]
 
@@ -208,6 +215,7 @@ func TestStrangersAreRefused(t *testing.T) {
 
 // TestGarbageOnThePort: strangers' bytes disturb nobody.
 func TestGarbageOnThePort(t *testing.T) {
+	t.Parallel()
 	c := start(t, 1, nil)
 	s := c.servers[0]
 	for _, data := range []string{"", "X", "R", "Rxxxxxxxxxxxxxxxx", "P", "P{}\n", "P{\"Op\":\"nonsense\",\"Cluster\":\"remuda\"}\n", "Pnull\n", "P" + string(make([]byte, 100<<10)), "GET / HTTP/1.1\r\n\r\n",
@@ -278,6 +286,7 @@ func (a *authority) tls(host, serverName string) *raft.TLS {
 }
 
 func TestTLS(t *testing.T) {
+	t.Parallel()
 	const host = "server.remuda"
 	ca := newAuthority(t)
 	c := start(t, 3, func(cfg *raft.Config) { cfg.TLS = ca.tls(host, host) })
@@ -325,6 +334,7 @@ func TestTLS(t *testing.T) {
 }
 
 func TestLeaveIsGivenUpWithItsContext(t *testing.T) {
+	t.Parallel()
 	c := start(t, 3, nil)
 	l := c.leader()
 	for _, s := range c.others(l) {

@@ -19,6 +19,7 @@ import (
 )
 
 func TestOneServer(t *testing.T) {
+	t.Parallel()
 	c := start(t, 1, nil)
 	s := c.servers[0]
 	s.apply(set("a", "1"))
@@ -36,6 +37,7 @@ func TestOneServer(t *testing.T) {
 }
 
 func TestThreeServersReplicate(t *testing.T) {
+	t.Parallel()
 	c := start(t, 3, nil)
 	l := c.leader()
 	l.apply(set("a", "1"))
@@ -71,6 +73,7 @@ func TestThreeServersReplicate(t *testing.T) {
 }
 
 func TestLeaderIsKilledAndReturns(t *testing.T) {
+	t.Parallel()
 	c := start(t, 3, nil)
 	old := c.leader()
 	old.apply(set("a", "1"))
@@ -86,6 +89,7 @@ func TestLeaderIsKilledAndReturns(t *testing.T) {
 }
 
 func TestAllAreStoppedAndReturn(t *testing.T) {
+	t.Parallel()
 	c := start(t, 3, nil)
 	for i := range 20 {
 		c.leader().apply(set(fmt.Sprint("s", i), "v"))
@@ -107,6 +111,7 @@ func TestAllAreStoppedAndReturn(t *testing.T) {
 // TestDeposedLeader cuts the leader off: it can neither write nor read, and what the
 // others write meanwhile is what counts.
 func TestDeposedLeader(t *testing.T) {
+	t.Parallel()
 	c := start(t, 3, nil)
 	old := c.leader()
 	old.apply(set("a", "1"))
@@ -137,6 +142,7 @@ func TestDeposedLeader(t *testing.T) {
 }
 
 func TestWhileLeader(t *testing.T) {
+	t.Parallel()
 	c := start(t, 3, nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	var (
@@ -194,6 +200,7 @@ func TestWhileLeader(t *testing.T) {
 
 // TestLaggingFollowerGetsASnapshot keeps a server away until the log it needs is gone.
 func TestLaggingFollowerGetsASnapshot(t *testing.T) {
+	t.Parallel()
 	c := start(t, 3, func(cfg *raft.Config) {
 		cfg.SnapshotThreshold, cfg.TrailingLogs, cfg.SnapshotInterval = 20, 5, 20*time.Millisecond
 	})
@@ -225,6 +232,7 @@ func TestLaggingFollowerGetsASnapshot(t *testing.T) {
 }
 
 func TestSaveAndRestore(t *testing.T) {
+	t.Parallel()
 	c := start(t, 3, nil)
 	l := c.leader()
 	l.apply(set("a", "saved"))
@@ -279,6 +287,7 @@ func TestSaveAndRestore(t *testing.T) {
 }
 
 func TestNewerCommandStopsAnOlderServer(t *testing.T) {
+	t.Parallel()
 	c := start(t, 1, func(cfg *raft.Config) { cfg.SnapshotThreshold, cfg.SnapshotInterval = 1, 10*time.Millisecond })
 	s := c.servers[0]
 	s.apply(set("a", "1"))
@@ -300,6 +309,7 @@ func TestNewerCommandStopsAnOlderServer(t *testing.T) {
 // Raft never answers what waits in its queue at the moment it stops: callers must be
 // answered all the same.
 func TestNobodyWaitsForAStoppedServer(t *testing.T) {
+	t.Parallel()
 	for name, end := range map[string]func(*raft.Node){
 		"failed": func(n *raft.Node) { _ = n.ApplyRaw(t.Context(), []byte{0x70}) },
 		"closed": func(n *raft.Node) { _ = n.Close() },
@@ -332,6 +342,7 @@ func TestNobodyWaitsForAStoppedServer(t *testing.T) {
 }
 
 func TestMetrics(t *testing.T) {
+	t.Parallel()
 	reg := prometheus.NewPedanticRegistry()
 	c := start(t, 1, func(cfg *raft.Config) { cfg.Registerer = reg })
 	c.servers[0].apply(set("a", "1"))
@@ -356,6 +367,7 @@ func TestMetrics(t *testing.T) {
 }
 
 func TestConfigNamesEveryFault(t *testing.T) {
+	t.Parallel()
 	_, err := raft.Open(raft.Config{Bind: "x", Advertise: "0.0.0.0:1", BootstrapExpect: -1, Join: []string{"y"}})
 	for _, want := range []string{"data directory", "store", "logger", "cluster", "bind address", "advertise address", "bootstrap expect", "join address", "retry interval", "heartbeat", "election", "lease", "apply timeout", "snapshot interval", "max batch"} {
 		require.ErrorContains(t, err, want)
@@ -375,6 +387,7 @@ func TestConfigNamesEveryFault(t *testing.T) {
 }
 
 func TestDataDirectoryIsOneProcesss(t *testing.T) {
+	t.Parallel()
 	c := start(t, 1, nil)
 	other := c.add()
 	other.dir = c.servers[0].dir
@@ -384,6 +397,7 @@ func TestDataDirectoryIsOneProcesss(t *testing.T) {
 }
 
 func TestAServerWithoutItsIdentityIsRefused(t *testing.T) {
+	t.Parallel()
 	c := start(t, 1, nil)
 	s := c.servers[0]
 	s.stop()
@@ -393,6 +407,7 @@ func TestAServerWithoutItsIdentityIsRefused(t *testing.T) {
 }
 
 func TestClosedNodeRefuses(t *testing.T) {
+	t.Parallel()
 	c := start(t, 1, nil)
 	node := c.servers[0].node
 	c.servers[0].stop()

@@ -103,7 +103,8 @@ func (c *cluster) open() {
 	require.NoError(c.t, err)
 	rc := raft.DefaultConfig()
 	rc.DataDir, rc.Bind, rc.BootstrapExpect, rc.Store = c.dir, address, 1, store
-	rc.HeartbeatTimeout, rc.ElectionTimeout, rc.LeaderLeaseTimeout = 200*time.Millisecond, 200*time.Millisecond, 100*time.Millisecond
+	// One that is alone has nobody to wait for, and cannot lose an election.
+	rc.HeartbeatTimeout, rc.ElectionTimeout, rc.LeaderLeaseTimeout = 20*time.Millisecond, 20*time.Millisecond, 20*time.Millisecond
 	c.raft, err = raft.Open(rc)
 	require.NoError(c.t, err)
 

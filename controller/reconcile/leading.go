@@ -29,6 +29,7 @@ type leading struct {
 	why   *why
 	acts  *acts
 	out   *writer
+	probe *probe
 
 	mu     sync.Mutex // guards what follows
 	looked time.Time
@@ -56,6 +57,7 @@ func newLeading(r *Reconciler, term uint64) *leading {
 		},
 	}
 	l.acts = newActs(l)
+	l.probe = &probe{l: l}
 	l.out = &writer{l: l, plans: bucket{rate: l.cfg.PlanRate, burst: float64(l.cfg.PlanBurst)}}
 	return l
 }

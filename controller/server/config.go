@@ -50,6 +50,8 @@ type Loads interface {
 	Gateways() []load.Gateway
 	Queues() map[string]load.Queue
 	QueueOf(model string) (map[string]load.Queue, []load.Place)
+	// Count is how many requests a model had; false where that is not known.
+	Count(model string) (load.Counters, bool)
 	Find(id string) []load.Place
 	// Kill and Drain order something of gateways, and Orders returns what one of them has to
 	// do, once for each report that was Put.
@@ -95,6 +97,10 @@ type Config struct {
 	// and says so with Known false and Error "this server does not lead". Nil: only the own
 	// pool is listed, with what the state says of it.
 	Pools func() []api.Pool
+	// Unplaceable tells of which variants of a model no further replica could be placed now,
+	// and why, as reconcile.Reconciler.Unplaceable does. It is called often, on any server. Nil:
+	// of none.
+	Unplaceable func(model string) map[string]string
 	// WarmShare is how much of a node's memory WARM replicas may hold, as
 	// planner.Config.WarmShare; 0 to 1. It is only shown.
 	WarmShare float64

@@ -80,6 +80,23 @@ func countsOf(replicas []*state.Replica) api.Counts {
 	return c
 }
 
+// variantCountsOf counts the replicas of each variant: those of the model's, and others that
+// are still there.
+func variantCountsOf(m *state.Model, replicas []*state.Replica) map[string]api.Counts {
+	of := map[string][]*state.Replica{}
+	for i := range m.Variants {
+		of[m.Variants[i].Name] = nil
+	}
+	for _, r := range replicas {
+		of[r.Name.Variant] = append(of[r.Name.Variant], r)
+	}
+	out := make(map[string]api.Counts, len(of))
+	for variant, rs := range of {
+		out[variant] = countsOf(rs)
+	}
+	return out
+}
+
 // replicas converts replicas of a view, with what gateways said of them.
 type replicas struct {
 	view  *state.View

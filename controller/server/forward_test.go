@@ -22,6 +22,7 @@ import (
 )
 
 func TestWritesAndReadsThroughFollowers(t *testing.T) {
+	t.Parallel()
 	ms := cluster(t, 3, settings{acl: true})
 	fs := followersOf(t, ms)
 	first, err := fs[0].client.BootstrapACL(t.Context())
@@ -106,6 +107,7 @@ func TestWritesAndReadsThroughFollowers(t *testing.T) {
 // TestTheClusterIsChanged hands the leadership over, with a watcher that waits, and
 // takes servers out.
 func TestTheClusterIsChanged(t *testing.T) {
+	t.Parallel()
 	ms := cluster(t, 3, settings{})
 	leader := leaderOf(t, ms)
 	fs := followersOf(t, ms)
@@ -149,6 +151,7 @@ func TestTheClusterIsChanged(t *testing.T) {
 // TestTheLeaderIsKilledWhileClientsWrite looks for writes that were acknowledged and
 // are lost, and for changes that a watcher does not see.
 func TestTheLeaderIsKilledWhileClientsWrite(t *testing.T) {
+	t.Parallel()
 	ms := cluster(t, 3, settings{})
 	leader := leaderOf(t, ms)
 	fs := followersOf(t, ms)
@@ -230,6 +233,7 @@ func TestTheLeaderIsKilledWhileClientsWrite(t *testing.T) {
 func quick(c *server.Config) { c.LeaderWait = 200 * time.Millisecond }
 
 func TestWithoutALeader(t *testing.T) {
+	t.Parallel()
 	ms := cluster(t, 3, settings{server: quick})
 	leader := leaderOf(t, ms)
 	fs := followersOf(t, ms)
@@ -268,6 +272,7 @@ func TestWithoutALeader(t *testing.T) {
 // TestForwardingLoopsEnd has a cluster in which every server says that the API of the
 // first is its own.
 func TestForwardingLoopsEnd(t *testing.T) {
+	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer l.Close()
@@ -302,6 +307,7 @@ func TestForwardingLoopsEnd(t *testing.T) {
 
 // TestALeaderThatBreaksOff answers no request that it takes.
 func TestALeaderThatBreaksOff(t *testing.T) {
+	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	var reads, writes atomic.Int64
@@ -332,6 +338,7 @@ func TestALeaderThatBreaksOff(t *testing.T) {
 }
 
 func TestAFollowerAsksForTokensItself(t *testing.T) {
+	t.Parallel()
 	ms := cluster(t, 3, settings{acl: true})
 	f := followersOf(t, ms)[0]
 	first, err := f.client.BootstrapACL(t.Context())

@@ -82,7 +82,7 @@ func (s *Server) gatewayReport(rq *request, _ *state.View) (answer, error) {
 	}
 	report := load.Report{
 		Gateway: body.Gateway, Index: body.Index, Since: body.Since, Wanted: body.Wanted, Replicas: make([]load.Replica, len(body.Replicas)),
-		Queues: make([]load.Queue, len(body.Queues)), Draining: body.Draining,
+		Queues: make([]load.Queue, len(body.Queues)), Counters: make([]load.Counters, len(body.Counters)), Draining: body.Draining,
 	}
 	for i, r := range body.Replicas {
 		to := &report.Replicas[i]
@@ -94,6 +94,9 @@ func (s *Server) gatewayReport(rq *request, _ *state.View) (answer, error) {
 			Model: q.Model, State: load.State(q.State), Waiting: q.Waiting, InFlight: q.InFlight, Oldest: q.Oldest, Served: q.Served,
 			Requests: requestsOf(q.Requests),
 		}
+	}
+	for i, c := range body.Counters {
+		report.Counters[i] = load.Counters{Model: c.Model, Arrived: c.Arrived, Finished: c.Finished, ServedSeconds: c.ServedSeconds, Refused: c.Refused}
 	}
 	if err := report.Validate(); err != nil {
 		return answer{}, badRequest("%v", err)

@@ -114,6 +114,10 @@ func startMember(t testing.TB, addresses []string, i int, set settings) *member 
 		rc.Join = addresses
 	}
 	rc.HeartbeatTimeout, rc.ElectionTimeout, rc.LeaderLeaseTimeout = 300*time.Millisecond, 300*time.Millisecond, 200*time.Millisecond
+	if len(addresses) == 1 {
+		// One that is alone has nobody to wait for, and cannot lose an election.
+		rc.HeartbeatTimeout, rc.ElectionTimeout, rc.LeaderLeaseTimeout = 20*time.Millisecond, 20*time.Millisecond, 20*time.Millisecond
+	}
 	logger := hclog.NewNullLogger()
 	if os.Getenv("REMUDA_TEST_LOG") != "" {
 		logger = hclog.New(&hclog.LoggerOptions{Name: fmt.Sprint("s", i), Level: hclog.Debug})

@@ -37,10 +37,14 @@ func (s *Server) getModel(rq *request, v *state.View, ws memdb.WatchSet) (answer
 	}
 	rs := v.ReplicasOf(ws, name)
 	ds := v.Decisions(ws, name, statusDecisions)
-	return answer{index: index, value: api.ModelStatus{
-		Model: modelOf(m, v.IsDedicated(ws, m)), Counts: countsOf(rs), Replicas: list(rs, replicas{view: v, loads: s.cfg.Loads.Loads()}.convert),
+	status := api.ModelStatus{
+		Model: modelOf(m, v.IsDedicated(ws, m)), Counts: countsOf(rs), VariantCounts: variantCountsOf(m, rs), Replicas: list(rs, replicas{view: v, loads: s.cfg.Loads.Loads()}.convert),
 		Decisions: list(ds, decisionOf), Why: why(v, ws, m, rs, ds), Queue: s.modelQueue(m, rs),
-	}}, nil
+	}
+	if s.cfg.Unplaceable != nil {
+		status.Unplaceable = s.cfg.Unplaceable(name)
+	}
+	return answer{index: index, value: status}, nil
 }
 
 func (s *Server) getModelFile(rq *request, v *state.View, ws memdb.WatchSet) (answer, error) {
@@ -103,42 +107,6 @@ func origin(asked string, token *state.Token) (state.Origin, error) {
 			Message: fmt.Sprintf("a token of the role %s scales as %q only, not as %q", token.Role, state.OriginAutoscaler, o)}
 	}
 	return o, nil
-}
-
-func (s *Server) scaleModel(rq *request, v *state.View) (answer, error) {
-	// A number that was left out is not 0.
-	var body struct {
-		api.ScaleRequest
-		Replicas *int
-	}
-	if err := rq.decode(&body); err != nil {
-		return answer{}, err
-	}
-	if body.Replicas == nil {
-		return answer{}, badRequest("field \"Replicas\" is missing: want how many there should be")
-	}
-	from, err := origin(body.Origin, rq.token)
-	if err != nil {
-		return answer{}, err
-	}
-	name := rq.path["model"]
-	before := v.Model(nil, name)
-	if before == nil {
-		return answer{}, noModel(name)
-	}
-	what := "the model"
-	if body.Variant != "" {
-		what = fmt.Sprintf("variant %q", body.Variant)
-	}
-	res, err := s.decide(rq, &state.SetScale{
-		Model: name, Variant: body.Variant, Replicas: body.Replicas, Origin: from, ModifyIndex: body.CAS,
-	}, state.Decision{Model: name, Kind: "scale",
-		Reason: fmt.Sprintf("%s asked for %s of %s; the model's scale was %d", by(rq.token), plural(*body.Replicas, "replica"), what, before.Replicas),
-		Inputs: map[string]string{"asked": strconv.Itoa(*body.Replicas), "before": strconv.Itoa(before.Replicas), "variant": body.Variant, "origin": string(from)}})
-	if err != nil {
-		return answer{}, err
-	}
-	return s.scaled(name, body.Variant, res.Changed)
 }
 
 func plural(n int, noun string) string {

@@ -21,11 +21,11 @@ func (s *Server) listQueues(_ *request, v *state.View, _ memdb.WatchSet) (answer
 	queues := s.cfg.Loads.Queues()
 	out := []api.Queue{}
 	for _, m := range v.Models(nil) {
-		out = append(out, queueOf(queues[m.Name], m, v.ReplicasOf(nil, m.Name)))
+		out = append(out, s.queueOf(queues[m.Name], m, v.ReplicasOf(nil, m.Name)))
 		delete(queues, m.Name)
 	}
 	for _, name := range slices.Sorted(maps.Keys(queues)) { // somebody waits for what does not exist any more
-		out = append(out, queueOf(queues[name], nil, nil))
+		out = append(out, s.queueOf(queues[name], nil, nil))
 	}
 	slices.SortFunc(out, func(a, b api.Queue) int { return cmp.Compare(a.Model, b.Model) })
 	return answer{value: out}, nil
@@ -41,7 +41,7 @@ func (s *Server) getQueue(rq *request, v *state.View, _ memdb.WatchSet) (answer,
 	sum := s.cfg.Loads.Queues()[name]
 	sum.Model = name
 	out := api.QueueStatus{
-		Queue: queueOf(sum, m, rs), Gateways: []api.GatewayQueue{}, Waiting: []api.QueuedRequest{}, InFlight: []api.QueuedRequest{},
+		Queue: s.queueOf(sum, m, rs), Gateways: []api.GatewayQueue{}, Waiting: []api.QueuedRequest{}, InFlight: []api.QueuedRequest{},
 		Replicas: list(rs, replicas{view: v, loads: s.cfg.Loads.Loads(), requests: true}.convert),
 	}
 	for _, gateway := range slices.Sorted(maps.Keys(of)) {
@@ -61,13 +61,16 @@ func (s *Server) getQueue(rq *request, v *state.View, _ memdb.WatchSet) (answer,
 }
 
 // queueOf converts what gateways have of a model; m is nil where it does not exist.
-func queueOf(q load.Queue, m *state.Model, rs []*state.Replica) api.Queue {
+func (s *Server) queueOf(q load.Queue, m *state.Model, rs []*state.Replica) api.Queue {
 	out := api.Queue{
 		Model: q.Model, State: string(q.State), Waiting: q.Waiting, InFlight: q.InFlight, Oldest: q.Oldest, Served: q.Served,
-		Serving: countsOf(rs).Hot, Gateways: q.Gateways,
+		Serving: countsOf(rs).Hot, Gateways: q.Gateways, Incomplete: !s.cfg.Loads.Heard(),
 	}
 	if m != nil {
 		out.Model = m.Name
+	}
+	if c, ok := s.cfg.Loads.Count(out.Model); ok {
+		out.Counters = &api.QueueCounters{Arrived: c.Arrived, Finished: c.Finished, ServedSeconds: c.ServedSeconds, Refused: c.Refused}
 	}
 	if out.State == "" {
 		out.State = unheard(m, rs)
@@ -93,7 +96,7 @@ func (s *Server) modelQueue(m *state.Model, rs []*state.Replica) *api.Queue {
 	if len(s.cfg.Loads.Gateways()) == 0 {
 		return nil
 	}
-	q := queueOf(s.cfg.Loads.Queues()[m.Name], m, rs)
+	q := s.queueOf(s.cfg.Loads.Queues()[m.Name], m, rs)
 	return &q
 }
 

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -11,6 +12,7 @@ import (
 
 	"remuda/controller/api"
 	"remuda/controller/load"
+	"remuda/controller/server"
 	"remuda/controller/state"
 )
 
@@ -47,14 +49,14 @@ func TestQueuesOfAllModels(t *testing.T) {
 	reported(t, m.client, inQueue("b", api.QueueLoad{Model: "queued", State: api.QueueProvisioning, Waiting: 1, Oldest: epoch, Served: 0.5}))
 	got, err := m.client.Queues(t.Context())
 	require.NoError(t, err)
-	queued := api.Queue{Model: "queued", State: api.QueueBusy, Waiting: 3, InFlight: 3, Oldest: epoch, Served: 1.5, Gateways: 2}
+	queued := api.Queue{Model: "queued", State: api.QueueBusy, Waiting: 3, InFlight: 3, Oldest: epoch, Served: 1.5, Gateways: 2, Incomplete: true}
 	require.Equal(t, []api.Queue{
-		{Model: "coming", State: api.QueueDeploying},
-		{Model: "gone", State: api.QueueProvisioning, Waiting: 1, Oldest: epoch, Gateways: 1},
-		{Model: "idle", State: api.QueueIdle},
+		{Model: "coming", State: api.QueueDeploying, Incomplete: true},
+		{Model: "gone", State: api.QueueProvisioning, Waiting: 1, Oldest: epoch, Gateways: 1, Incomplete: true},
+		{Model: "idle", State: api.QueueIdle, Incomplete: true},
 		queued,
-		{Model: "ready", State: api.QueueReady, Serving: 1},
-		{Model: "stopped", State: api.QueueCancelled},
+		{Model: "ready", State: api.QueueReady, Serving: 1, Incomplete: true},
+		{Model: "stopped", State: api.QueueCancelled, Incomplete: true},
 	}, got)
 	about, _, err = m.client.Model(t.Context(), "queued", api.QueryOptions{})
 	require.NoError(t, err)
@@ -81,7 +83,7 @@ func TestQueueOfOneModel(t *testing.T) {
 	reported(t, m.client, busy)
 	got, err := m.client.Queue(t.Context(), "org/m")
 	require.NoError(t, err)
-	require.Equal(t, api.Queue{Model: "org/m", State: api.QueueBusy, Waiting: 1, InFlight: 2, Oldest: epoch, Served: 2, Serving: 1, Gateways: 2}, got.Queue)
+	require.Equal(t, api.Queue{Model: "org/m", State: api.QueueBusy, Waiting: 1, InFlight: 2, Oldest: epoch, Served: 2, Serving: 1, Gateways: 2, Incomplete: true}, got.Queue)
 	require.Equal(t, []api.GatewayQueue{
 		{Gateway: "a", State: api.QueueBusy, InFlight: 1, Served: 2},
 		{Gateway: "b", State: api.QueueBusy, Waiting: 1, InFlight: 1, Oldest: epoch},
@@ -168,6 +170,7 @@ func TestGatewaysAreListedAndDrained(t *testing.T) {
 
 // Reports and orders are the leader's, whichever server is asked.
 func TestOrdersGoThroughAnyServer(t *testing.T) {
+	t.Parallel()
 	ms := cluster(t, 3, settings{})
 	f := followersOf(t, ms)[0]
 	reported(t, f.client, atReplica("a", "m:v:1", "x"))
@@ -189,4 +192,49 @@ func TestReportsWithWrongQueuesAreRefused(t *testing.T) {
 	_, err := m.client.GatewayReport(t.Context(), inQueue("g", api.QueueLoad{Model: "m", State: "ASLEEP", Waiting: -1}))
 	requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, `the state is "ASLEEP"`)
 	require.Empty(t, m.loads.Gateways())
+}
+
+// What gateways count is told once every one of them can have reported, and that there may be
+// more until then.
+func TestCountersOfAQueue(t *testing.T) {
+	var now atomic.Int64
+	now.Store(epoch.UnixNano())
+	loads := load.New(time.Minute, func() time.Time { return time.Unix(0, now.Load()) })
+	m := cluster(t, 1, settings{server: func(c *server.Config) { c.Loads = loads }})[0]
+	m.applied("m")
+	counts := func(gateway string, arrived int64, queues ...api.QueueLoad) {
+		report := inQueue(gateway, queues...)
+		report.Counters = []api.ModelCounters{{Model: "m", Arrived: arrived, Finished: arrived / 2, ServedSeconds: float64(arrived) / 4, Refused: arrived / 8}}
+		reported(t, m.client, report)
+	}
+	queue := func() api.Queue {
+		got, err := m.client.Queue(t.Context(), "m")
+		require.NoError(t, err)
+		about, _, err := m.client.Model(t.Context(), "m", api.QueryOptions{})
+		require.NoError(t, err)
+		require.Equal(t, got.Queue, *about.Queue)
+		list, err := m.client.Queues(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, []api.Queue{got.Queue}, list)
+		return got.Queue
+	}
+	counts("a", 100)
+	counts("b", 1000)
+	require.True(t, queue().Incomplete)
+	require.Nil(t, queue().Counters)
+	now.Add(int64(time.Minute))
+	counts("a", 120)
+	counts("b", 1000)
+	require.False(t, queue().Incomplete)
+	require.Equal(t, &api.QueueCounters{}, queue().Counters, "both were away for a minute: it counts from here")
+	counts("a", 128, api.QueueLoad{Model: "m", State: api.QueueBusy, InFlight: 1})
+	counts("b", 1008)
+	require.Equal(t, &api.QueueCounters{Arrived: 16, Finished: 8, ServedSeconds: 4, Refused: 2}, queue().Counters)
+	reported(t, m.client, inQueue("old", api.QueueLoad{Model: "m", State: api.QueueBusy, InFlight: 1}))
+	require.Nil(t, queue().Counters, "one has a request and does not count")
+
+	bad := inQueue("a")
+	bad.Counters = []api.ModelCounters{{Model: "m", Arrived: -1}}
+	_, err := m.client.GatewayReport(t.Context(), bad)
+	requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, `counters of model "m": -1 arrived`)
 }

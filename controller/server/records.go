@@ -46,6 +46,8 @@ func overridesDemand(c state.Command) bool {
 	switch c := c.(type) {
 	case *state.SetScale:
 		return c.Origin == state.OriginOperator && (c.Replicas != nil || c.Stopped != nil && *c.Stopped)
+	case *state.SetVariants:
+		return c.Origin == state.OriginOperator
 	case *state.Evict:
 		return true
 	}

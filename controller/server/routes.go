@@ -86,6 +86,11 @@ var routes = []*route{
 	{method: http.MethodPut, pattern: "/v1/pipeline/{pipeline}", access: accessOperator, where: whereLeader, body: bodyJSON, act: (*Server).applyPipeline},
 	{method: http.MethodDelete, pattern: "/v1/pipeline/{pipeline}", access: accessOperator, where: whereLeader, params: []string{"cas"}, act: (*Server).deletePipeline},
 
+	{method: http.MethodGet, pattern: "/v1/scalers", access: accessRead, where: whereRead, read: (*Server).listScalers},
+	{method: http.MethodGet, pattern: "/v1/scaler/{scaler}", access: accessRead, where: whereRead, read: (*Server).getScaler},
+	{method: http.MethodPut, pattern: "/v1/scaler/{scaler}", access: accessScale, where: whereLeader, body: bodyJSON, act: (*Server).setScaler},
+	{method: http.MethodDelete, pattern: "/v1/scaler/{scaler}", access: accessScale, where: whereLeader, params: []string{"cas"}, act: (*Server).deleteScaler},
+
 	{method: http.MethodGet, pattern: "/v1/dedicated", access: accessRead, where: whereRead, read: (*Server).getDedicated},
 	{method: http.MethodPut, pattern: "/v1/dedicated", access: accessOperator, where: whereLeader, body: bodyJSON, act: (*Server).setDedicated},
 	{method: http.MethodDelete, pattern: "/v1/dedicated", access: accessOperator, where: whereLeader, act: (*Server).clearDedicated},

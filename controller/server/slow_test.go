@@ -19,6 +19,7 @@ import (
 // TestABodyThatNeverComesHoldsNothing: whatever is asked for, with or without a token, a
 // client that does not send the body that it promised is let go of.
 func TestABodyThatNeverComesHoldsNothing(t *testing.T) {
+	t.Parallel()
 	m := cluster(t, 1, settings{acl: true, server: func(c *server.Config) { c.BodyTimeout = 100 * time.Millisecond }})[0]
 	for _, request := range []string{
 		"PUT /v1/models", "GET /v1/models", "PUT /v1/models?nonsense=1", "PUT /nowhere", "POST /v1/models", "PUT /live",

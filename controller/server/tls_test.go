@@ -19,6 +19,7 @@ import (
 // TestHTTPS has servers that pass requests on to each other over HTTPS, and a client
 // that checks them.
 func TestHTTPS(t *testing.T) {
+	t.Parallel()
 	// Its certificate is for 127.0.0.1, and signs itself.
 	sample := httptest.NewTLSServer(http.NotFoundHandler())
 	defer sample.Close()
@@ -51,6 +52,7 @@ func TestHTTPS(t *testing.T) {
 
 // TestServersThatDoNotTrustEachOther cannot pass requests on; nothing is sent.
 func TestServersThatDoNotTrustEachOther(t *testing.T) {
+	t.Parallel()
 	sample := httptest.NewTLSServer(http.NotFoundHandler())
 	defer sample.Close()
 	pool := x509.NewCertPool()

@@ -30,6 +30,8 @@ const (
 	TypeSetDedicated    Type = 18
 	TypeSetSchedule     Type = 19
 	TypeSetPipeline     Type = 20
+	TypeSetScaler       Type = 21
+	TypeSetVariants     Type = 22
 
 	// IgnoreUnknown is the bit of a type that servers which do not know it skip. A
 	// newer version sets it on commands without which an older server's state is
@@ -72,6 +74,8 @@ var (
 	_ Command = (*SetDedicated)(nil)
 	_ Command = (*SetSchedule)(nil)
 	_ Command = (*SetPipeline)(nil)
+	_ Command = (*SetScaler)(nil)
+	_ Command = (*SetVariants)(nil)
 )
 
 // Encode returns the bytes of c for the Raft log.
@@ -151,6 +155,10 @@ func newCommand(t Type) Command {
 		return new(SetSchedule)
 	case TypeSetPipeline:
 		return new(SetPipeline)
+	case TypeSetScaler:
+		return new(SetScaler)
+	case TypeSetVariants:
+		return new(SetVariants)
 	}
 	return nil
 }

@@ -102,7 +102,9 @@ func checkInvariants(t require.TestingT, before, after *state.View) {
 			}
 			for _, uuid := range r.Slept {
 				require.NotContains(t, r.Placement.Memory, uuid, "it does not wake where it only slept")
-				bytes[gpu{r.Placement.Node, uuid}] += r.Placement.SleepMemory
+				if r.Placement.SleepMemory > 0 {
+					bytes[gpu{r.Placement.Node, uuid}] += r.Placement.SleepMemory
+				}
 			}
 			if r.Tier == state.Warm || r.Phase == state.Sleeping {
 				host[r.Placement.Node] += r.Placement.HostMemory
@@ -240,6 +242,10 @@ func checkEffect(t require.TestingT, c state.Command, before, after *state.View)
 			require.Equal(t, m.Replicas-old.Replicas, *c.Replicas-n)
 			require.Equal(t, old.Shared(), m.Shared())
 		}
+	case *state.SetVariants:
+		checkVariants(t, c, before.Model(nil, c.Model), after.Model(nil, c.Model))
+	case *state.SetScaler:
+		checkScaler(t, c, before, after)
 	case *state.SetExpected:
 		old, m := before.Model(nil, c.Model), after.Model(nil, c.Model)
 		require.Equal(t, c.Replicas, m.Expected[c.Pool])
@@ -399,6 +405,9 @@ func FuzzApply(f *testing.F) {
 	seed(&state.SetSchedule{File: "window \"office\" {}"})
 	seed(pipelineOf("p", "m"))
 	seed(&state.SetPipeline{Name: "p", Delete: true, ModifyIndex: ptr(uint64(0))})
+	seed(scalerOf("s/hpa", `{"up":[1,2]}`))
+	seed(&state.SetScaler{Name: "s/hpa", Delete: true, ModifyIndex: ptr(uint64(0))})
+	seed(variants(map[string]int{"v": 3}))
 	sleepy := l.move(name("m", "1"), state.Hot, state.Stopping, state.Cold)
 	sleepy.For, sleepy.Memory = ptr("m2"), map[string]int64{"n-GPU1": 10}
 	seed(sleepy)

@@ -44,17 +44,9 @@ type SetScale struct {
 func (*SetScale) Type() Type { return TypeSetScale }
 
 func (c *SetScale) apply(t *txn) *Error {
-	if c.Origin != OriginOperator && c.Origin != OriginAutoscaler {
-		return badRequest(c.Model, "origin is %q: want operator or autoscaler", c.Origin)
-	}
-	old := first[Model](t.Txn, TableModels, byID, c.Model)
-	if old == nil {
-		return notFound(c.Model, "model %q does not exist", c.Model)
-	}
-	if c.ModifyIndex != 0 {
-		if err := compare("model", c.Model, old.ModifyIndex, c.ModifyIndex); err != nil {
-			return err
-		}
+	old, err := t.toScale(c.Model, c.Origin, c.ModifyIndex)
+	if err != nil {
+		return err
 	}
 	m := *old
 	switch {
@@ -72,18 +64,41 @@ func (c *SetScale) apply(t *txn) *Error {
 	if c.Stopped != nil {
 		m.Stopped = *c.Stopped
 	}
+	return t.scaled(&m, old, c.Origin)
+}
+
+// toScale returns the model that origin wants to scale, as it knows it by its index; 0:
+// whatever it is.
+func (t *txn) toScale(model string, origin Origin, index uint64) (*Model, *Error) {
+	if origin != OriginOperator && origin != OriginAutoscaler {
+		return nil, badRequest(model, "origin is %q: want operator or autoscaler", origin)
+	}
+	m := first[Model](t.Txn, TableModels, byID, model)
+	if m == nil {
+		return nil, notFound(model, "model %q does not exist", model)
+	}
+	if index != 0 {
+		if err := compare("model", model, m.ModifyIndex, index); err != nil {
+			return nil, err
+		}
+	}
+	return m, nil
+}
+
+// scaled makes m of old, where origin may do that.
+func (t *txn) scaled(m, old *Model, origin Origin) *Error {
 	if m.sameScale(old) && m.Stopped == old.Stopped {
 		return nil
 	}
-	why := m.mayScale(c.Origin, old)
-	if why == "" && c.Origin == OriginAutoscaler {
-		why = t.mayAutoscale(&m, old)
+	why := m.mayScale(origin, old)
+	if why == "" && origin == OriginAutoscaler {
+		why = t.mayAutoscale(m, old)
 	}
 	if why != "" {
-		return refuse(CodeForbidden, c.Model, "model %q: %s", c.Model, why)
+		return refuse(CodeForbidden, m.Name, "model %q: %s", m.Name, why)
 	}
 	m.ModifyIndex = t.index
-	t.put(TableModels, &m)
+	t.put(TableModels, m)
 	return nil
 }
 

@@ -41,6 +41,36 @@ func (l *log) populate(counts map[string]int) {
 	}
 }
 
+// scaled gives the model three so many replicas, scales it with first and then with scale,
+// and requires that this comes to total and spread, or is refused and changes nothing; and
+// that the same again changes nothing.
+func scaled(t *testing.T, counts map[string]int, first []*state.SetScale, scale state.Command, total int, spread map[string]int, refused error, text string) {
+	t.Helper()
+	l := newLog(t)
+	l.must(&state.UpsertModel{Model: three()})
+	l.populate(counts)
+	for _, c := range first {
+		l.must(c)
+	}
+	before := l.model("m")
+	res := l.apply(scale)
+	m := l.model("m")
+	if refused != nil {
+		require.ErrorIs(t, res.Err, refused)
+		require.ErrorContains(t, res.Err, text)
+		require.Equal(t, before, m)
+		return
+	}
+	require.Nil(t, res.Err)
+	require.True(t, res.Changed)
+	require.Equal(t, total, m.Replicas)
+	require.Equal(t, spread, m.Spread)
+	require.Equal(t, l.index, m.ModifyIndex)
+	again := l.apply(scale)
+	require.Nil(t, again.Err)
+	require.False(t, again.Changed, "the same again changes nothing")
+}
+
 func TestScaleOfAVariant(t *testing.T) {
 	type spread = map[string]int
 	for _, tt := range []struct {
@@ -71,28 +101,7 @@ func TestScaleOfAVariant(t *testing.T) {
 		{name: "no number", scale: &state.SetScale{Model: "m", Variant: "a", Stopped: ptr(true), Origin: state.OriginOperator}, refused: state.ErrBadRequest, text: "no number"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			l := newLog(t)
-			l.must(&state.UpsertModel{Model: three()})
-			l.populate(tt.counts)
-			for _, c := range tt.first {
-				l.must(c)
-			}
-			before := l.model("m")
-			res := l.apply(tt.scale)
-			m := l.model("m")
-			if tt.refused != nil {
-				require.ErrorIs(t, res.Err, tt.refused)
-				require.ErrorContains(t, res.Err, tt.text)
-				require.Equal(t, before, m)
-				return
-			}
-			require.Nil(t, res.Err)
-			require.True(t, res.Changed)
-			require.Equal(t, tt.total, m.Replicas)
-			require.Equal(t, tt.spread, m.Spread)
-			again := l.apply(tt.scale)
-			require.Nil(t, again.Err)
-			require.False(t, again.Changed)
+			scaled(t, tt.counts, tt.first, tt.scale, tt.total, tt.spread, tt.refused, tt.text)
 		})
 	}
 }

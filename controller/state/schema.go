@@ -23,13 +23,14 @@ const (
 	TableSchedule  Table = "schedule"
 	TableMarks     Table = "marks"
 	TablePipelines Table = "pipelines"
+	TableScalers   Table = "scalers"
 
 	// tableIndex has the index of each table's last change, and of the last command.
 	tableIndex Table = "index"
 )
 
 // tables in the order of snapshots.
-var tables = [...]Table{TableModels, TableNodes, TableReplicas, TableDecisions, TableSwitches, TableTokens, TableDedicated, TableSchedule, TableMarks, TablePipelines}
+var tables = [...]Table{TableModels, TableNodes, TableReplicas, TableDecisions, TableSwitches, TableTokens, TableDedicated, TableSchedule, TableMarks, TablePipelines, TableScalers}
 
 const (
 	byID    = "id"
@@ -83,6 +84,7 @@ func newSchema() *memdb.DBSchema {
 	add(TableSchedule, id(text(func(*Schedule) string { return onlyRow })))
 	add(TableMarks, id(text(func(m *Mark) string { return m.Key })))
 	add(TablePipelines, id(text(func(p *Pipeline) string { return p.Name })))
+	add(TableScalers, id(text(func(s *Scaler) string { return s.Name })))
 	return schema
 }
 

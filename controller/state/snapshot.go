@@ -22,26 +22,25 @@ import (
 // record whose type has the bit IgnoreUnknown is skipped by servers that do not know
 // it; any other unknown one needs a new version.
 //
-// Version 2 has rows of the tables dedicated, schedule and marks, version 3 of pipelines.
-// Where there are none, the version before is written, which servers of before can read.
+// Version 2 has rows of the tables dedicated, schedule and marks, version 3 of pipelines,
+// version 4 of scalers. Where there are none, the version before is written, which servers of before can read.
 
 // SnapshotVersion is the newest version that is written and read.
-const SnapshotVersion = 3
+const SnapshotVersion = 4
 
 const (
 	snapshotMagic = "remuda-state"
 	recordEnd     = 0x00
 	recordIndex   = 0x40
-	// firstOfVersion2 is the first record type that version 1 has not, firstOfVersion3 that
-	// version 2 has not.
-	firstOfVersion2 = 7
-	firstOfVersion3 = 10
 	// maxRecord is the longest row; a longer one is damage.
 	maxRecord = 4 * MaxCommand
 )
 
 // recordTypes of tables, in the same order. They are never reused.
-var recordTypes = [len(tables)]byte{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}
+var recordTypes = [len(tables)]byte{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}
+
+// firstRecord is, of each version after 1, the first record type that the one before has not.
+var firstRecord = [SnapshotVersion - 1]byte{7, 10, 11}
 
 // Errors of Restore and Inspect; nothing was changed.
 var (
@@ -51,23 +50,26 @@ var (
 	ErrSnapshotNewer = errors.New("snapshot is of a newer version of remuda")
 )
 
-// snapshotVersion returns the version that a snapshot of the view needs.
+// snapshotVersion returns the version that a snapshot of the view needs: the lowest that has
+// all of its rows.
 func (v *View) snapshotVersion() uint32 {
 	version := uint32(1)
 	for i, table := range tables {
-		if recordTypes[i] < firstOfVersion2 {
+		needs := uint32(1)
+		for _, first := range firstRecord {
+			if recordTypes[i] >= first {
+				needs++
+			}
+		}
+		if needs <= version {
 			continue
 		}
 		it, err := v.txn.Get(string(table), byID)
 		if err != nil {
 			panic(err) // As in first.
 		}
-		switch {
-		case it.Next() == nil:
-		case recordTypes[i] >= firstOfVersion3:
-			version = max(version, 3)
-		default:
-			version = max(version, 2)
+		if it.Next() != nil {
+			version = needs
 		}
 	}
 	return version
@@ -361,6 +363,8 @@ func newRow(kind byte) (Table, any) {
 			return TableMarks, new(Mark)
 		case TablePipelines:
 			return TablePipelines, new(Pipeline)
+		case TableScalers:
+			return TableScalers, new(Scaler)
 		}
 	}
 	return "", nil
@@ -396,6 +400,8 @@ func rowKey(row any) string {
 	case *Mark:
 		return row.Key
 	case *Pipeline:
+		return row.Name
+	case *Scaler:
 		return row.Name
 	}
 	return ""

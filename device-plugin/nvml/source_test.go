@@ -387,6 +387,7 @@ func workers(t *testing.T, library string) []int {
 }
 
 func TestHangingNVML(t *testing.T) {
+	t.Parallel()
 	lib := fakenvml.Build(t)
 	s := source(t, lib.Path, func(c *nvml.Config) { c.Timeout, c.StartTimeout = 3*time.Second, 3*time.Second })
 	look(t, s)
@@ -419,6 +420,7 @@ func TestHangingNVML(t *testing.T) {
 // A node on which the driver takes long to wake its GPUs: a start outlives the
 // patience of those who wait for it.
 func TestSlowStart(t *testing.T) {
+	t.Parallel()
 	lib := fakenvml.Build(t)
 	lib.Set("hang=nvmlDeviceGetName")
 	s := source(t, lib.Path, nil)

@@ -117,13 +117,14 @@ func (c *Cluster) bringUp(ctx context.Context) error {
 		{"controller", c.startController},
 		{"gateway", c.startGateway},
 	}
-	if !c.opts.NoAutoscaler {
-		steps = append(steps, step{"autoscaler", c.startAutoscaler})
-	}
 	if c.shared() {
 		steps = append(steps, step{"gms", c.runGMS})
 	}
 	steps = append(steps, step{"model", c.applyModels}, step{"engine", c.awaitEngines}, step{"answer", c.awaitAnswer})
+	if !c.opts.NoAutoscaler {
+		// Last, so that it finds the models.
+		steps = append(steps, step{"autoscaler", c.startAutoscaler})
+	}
 	for _, s := range steps {
 		begin := time.Now()
 		result, err := s.do(ctx)
@@ -263,13 +264,6 @@ func (c *Cluster) startGateway(ctx context.Context) (string, error) {
 	return addr, err
 }
 
-func (c *Cluster) startAutoscaler(ctx context.Context) (string, error) {
-	addr := "http://" + c.ports.addr("autoscaler")
-	err := c.run(ctx, "autoscaler", c.tools["nomad-autoscaler"].path, []string{"agent", "-config", c.dir.join("config", "autoscaler.hcl")}, 30*time.Second,
-		func(ctx context.Context) error { return getOK(ctx, addr+"/v1/health") })
-	return addr + ", without policies", err
-}
-
 func (c *Cluster) summary() {
 	c.out.line("")
 	model := c.model
@@ -287,6 +281,9 @@ func (c *Cluster) summary() {
 	c.out.line("  Consul UI  http://%s/ui/", c.ports.addr("consul-http"))
 	c.out.line("  Gateway    http://%s/v1 (OpenAI), http://%s/metrics", c.ports.addr("gateway"), c.ports.addr("gateway"))
 	c.out.line("  Controller http://%s", c.ports.addr("controller"))
+	if !c.opts.NoAutoscaler {
+		c.out.line("  Autoscaler http://%s/metrics (decisions); %s", c.ports.addr("autoscaler-metrics"), c.policyPath())
+	}
 	c.out.line("  Model file %s", c.modelPath())
 	c.out.line("  Logs       %s", c.dir.join("logs"))
 	c.out.line("  In another terminal, for remuda, nomad and consul:")

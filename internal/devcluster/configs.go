@@ -30,7 +30,6 @@ func (c *Cluster) writeConfigs() error {
 		"consul.json":      string(consul) + "\n",
 		"nomad-server.hcl": c.nomadServerConfig(),
 		"nomad-client.hcl": c.nomadClientConfig(),
-		"autoscaler.hcl":   c.autoscalerConfig(),
 		"controller.hcl":   c.controllerConfig(),
 		"gateway.hcl":      c.gatewayConfig(),
 	} {
@@ -38,11 +37,20 @@ func (c *Cluster) writeConfigs() error {
 			return fmt.Errorf("write a config file: %w", err)
 		}
 	}
-	// A link would give the plugin the target's name; Nomad lists files only.
-	if err := os.Link(c.opts.Device, c.dir.join("plugins", devicePlugin)); err != nil {
-		if err := copyFile(c.opts.Device, c.dir.join("plugins", devicePlugin)); err != nil {
-			return fmt.Errorf("install the device plugin: %w", err)
-		}
+	if err := install(c.opts.Device, c.dir.join("plugins", devicePlugin)); err != nil {
+		return err
+	}
+	return c.writeAutoscaler()
+}
+
+// install puts a plugin where its host looks for it. A symbolic link would give it the
+// target's name, and Nomad lists files only.
+func install(from, to string) error {
+	if os.Link(from, to) == nil {
+		return nil
+	}
+	if err := copyFile(from, to); err != nil {
+		return fmt.Errorf("install the plugin %s: %w", filepath.Base(to), err)
 	}
 	return nil
 }
@@ -159,22 +167,6 @@ plugin %s {
 }
 `, hclString(c.dir.join("plugins")), hclString(c.ports.addr("nomad-rpc")), low, high, hclString(c.dir.join("nomad", "mounts")),
 		hclString(devicePlugin), hclString(c.dir.sockets()), hclString(c.ports.seed()), c.opts.Seats, c.opts.GPUs)
-}
-
-func (c *Cluster) autoscalerConfig() string {
-	return fmt.Sprintf(`http {
-  bind_address = "127.0.0.1"
-  bind_port    = %d
-}
-
-nomad {
-  address = %s
-}
-
-policy {
-  dir = %s
-}
-`, c.ports.ports["autoscaler"], hclString("http://"+c.ports.addr("nomad-http")), hclString(c.dir.join("config", "policies")))
 }
 
 func (c *Cluster) controllerConfig() string {

@@ -111,7 +111,7 @@ func (d *dataDir) join(elem ...string) string {
 // wipe deletes what an earlier cluster stored, so that each starts fresh. It
 // keeps what is only slow to make again (models).
 func (d *dataDir) wipe() error {
-	for _, name := range []string{"consul", "nomad", "nomad-server", "controller", "logs", "config", "plugins", "jobs"} {
+	for _, name := range []string{"consul", "nomad", "nomad-server", "controller", "autoscaler", "logs", "config", "plugins", "jobs"} {
 		if err := os.RemoveAll(d.join(name)); err != nil {
 			return fmt.Errorf("remove the earlier cluster's data: %w", err)
 		}

@@ -41,6 +41,10 @@ func TestOptionsNameEveryMistake(t *testing.T) {
 	}
 	_, err = New(Options{GPUs: 1, Seats: 1, Engine: EngineSim, Single: true, Model: "m.hcl"})
 	require.ErrorContains(t, err, "-model goes with neither -engine nor -single")
+	o := DefaultOptions()
+	o.Policy = "hpaa"
+	_, err = New(o)
+	require.ErrorContains(t, err, `-policy is "hpaa": want capacity, hpa, utilization, predictive, or a file of policies`)
 	_, err = New(DefaultOptions())
 	require.NoError(t, err)
 }
@@ -273,7 +277,7 @@ func TestConfigsAreValid(t *testing.T) {
 	device := filepath.Join(t.TempDir(), "built-device")
 	require.NoError(t, os.WriteFile(device, []byte("binary"), 0o700))
 	opts := DefaultOptions()
-	opts.Device, opts.Remuda = device, "/opt/remuda"
+	opts.Device, opts.Autoscaler, opts.Remuda = device, device, "/opt/remuda"
 	c, err := New(opts)
 	require.NoError(t, err)
 	c.dir, c.ports = d, ports
@@ -467,7 +471,7 @@ func TestFailedStartReportsTheStep(t *testing.T) {
 	require.NoError(t, os.WriteFile(device, nil, 0o700))
 	opts := DefaultOptions()
 	var out bytes.Buffer
-	opts.Out, opts.DataDir, opts.Remuda, opts.Device = &out, filepath.Join(empty, "data"), filepath.Join(empty, "bin", "remuda"), device
+	opts.Out, opts.DataDir, opts.Remuda, opts.Device, opts.Autoscaler = &out, filepath.Join(empty, "data"), filepath.Join(empty, "bin", "remuda"), device, device
 	c, err := New(opts)
 	require.NoError(t, err)
 	err = c.Run(t.Context(), nil)

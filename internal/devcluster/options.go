@@ -11,6 +11,8 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 
 	deviceplugin "remuda/device-plugin"
 )
@@ -42,20 +44,24 @@ type Options struct {
 	GGUF string
 	// NoAutoscaler leaves nomad-autoscaler out.
 	NoAutoscaler bool
+	// Policy is what scales the models: one of Policies, or a file of policies for
+	// nomad-autoscaler.
+	Policy string
 	// DataDir holds everything; empty means the first free one of
 	// $XDG_STATE_HOME/remuda/dev, dev-2, dev-3 and so on.
 	DataDir string
 	// Out is where progress is printed.
 	Out io.Writer
-	// Remuda and Device are the binaries to run; empty means this program and
-	// the remuda-device beside it.
-	Remuda string
-	Device string
+	// Remuda, Device and Autoscaler are the binaries to run; empty means this program and
+	// the remuda-device and remuda-autoscaler beside it.
+	Remuda     string
+	Device     string
+	Autoscaler string
 }
 
 // DefaultOptions fits a laptop.
 func DefaultOptions() Options {
-	return Options{GPUs: 2, Seats: deviceplugin.DefaultSeats, Engine: EngineSim, Out: os.Stdout}
+	return Options{GPUs: 2, Seats: deviceplugin.DefaultSeats, Engine: EngineSim, Policy: DefaultPolicy, Out: os.Stdout}
 }
 
 func (o *Options) validate() error {
@@ -78,6 +84,11 @@ func (o *Options) validate() error {
 	if o.Model != "" && (o.Single || o.Engine != EngineSim) {
 		errs = append(errs, errors.New("-model goes with neither -engine nor -single: they are about the demo model"))
 	}
+	if !o.NoAutoscaler && !slices.Contains(Policies(), o.Policy) {
+		if _, err := os.Stat(o.Policy); err != nil {
+			errs = append(errs, fmt.Errorf("-policy is %q: want %s, or a file of policies for nomad-autoscaler: %w", o.Policy, strings.Join(Policies(), ", "), err))
+		}
+	}
 	return errors.Join(errs...)
 }
 
@@ -97,11 +108,17 @@ func (o *Options) resolve() error {
 		}
 		o.Remuda = exe
 	}
-	if o.Device == "" {
-		o.Device = filepath.Join(filepath.Dir(o.Remuda), devicePlugin)
-	}
-	if _, err := os.Stat(o.Device); err != nil {
-		return fmt.Errorf("find the device plugin: %w: build it beside %s (make build)", err, o.Remuda)
+	plugins := []struct {
+		path *string
+		name string
+	}{{&o.Device, devicePlugin}, {&o.Autoscaler, autoscalerPlugin}}
+	for _, p := range plugins {
+		if *p.path == "" {
+			*p.path = filepath.Join(filepath.Dir(o.Remuda), p.name)
+		}
+		if _, err := os.Stat(*p.path); err != nil {
+			return fmt.Errorf("find the plugin %s: %w: build it beside %s (make build)", p.name, err, o.Remuda)
+		}
 	}
 	return nil
 }

@@ -25,14 +25,14 @@ const (
 var defaultPorts = map[string]int{
 	"consul-http": 8500, "consul-grpc": 8502, "consul-server": 8300, "consul-serf": 8301,
 	"nomad-http": 4646, "nomad-rpc": 4647, "nomad-serf": 4648,
-	"gateway": 8080, "autoscaler": 8090,
+	"gateway": 8080, "autoscaler": 8090, "autoscaler-metrics": 9836,
 	"controller": 4750, "controller-raft": 4751,
 }
 
 // portOrder fixes which daemon asks first.
 var portOrder = []string{"gateway", "nomad-http", "nomad-rpc", "nomad-serf",
 	"nomad-client-http", "nomad-client-rpc", "consul-http", "consul-grpc",
-	"consul-server", "consul-serf", "autoscaler",
+	"consul-server", "consul-serf", "autoscaler", "autoscaler-metrics",
 	"controller", "controller-raft"}
 
 // portBlock is a claimed block; closing its listener gives it back.

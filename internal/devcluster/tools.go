@@ -31,8 +31,8 @@ var (
 		why: "older schedulers can offer a task no device IDs at all (nomad#27177)"}
 	consulTool = tool{name: "consul", minimum: "1.15.0", target: "make tools",
 		why: "the oldest that the pinned client library was tried with"}
-	autoscalerTool = tool{name: "nomad-autoscaler", minimum: "0.4.7", target: "make tools",
-		why: "older ones speak another plugin protocol"}
+	autoscalerTool = tool{name: "nomad-autoscaler", minimum: "0.5.0", target: "make tools",
+		why: "0.4.7 panics on every policy that comes from a file"}
 	ollamaTool = tool{name: "ollama", minimum: "0.9.0", target: "make ollama",
 		why: "older ones lack the create API with file digests"}
 )

@@ -139,6 +139,7 @@ func TestConfig(t *testing.T) {
 }
 
 func TestMarkedFindsWhatWasStarted(t *testing.T) {
+	t.Parallel()
 	r := &run{report: &Report{}, out: &strings.Builder{}, mark: "test-" + t.Name() + fmt.Sprint(os.Getpid()), dir: t.TempDir(), logs: t.TempDir()}
 	require.NoError(t, r.noneLeft())
 	// A shell that leaves a grandchild in a session of its own behind.

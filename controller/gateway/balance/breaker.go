@@ -10,7 +10,7 @@ import (
 // BreakerConfig says how long an engine that fails is left alone.
 //
 // Each engine has a breaker. It is closed while all is well. It opens
-//   - at once on Dial, Reset, Timeout, Protocol and Content: such an engine fails
+//   - at once on Dial, Reset, Timeout (see also GivenUp), Protocol and Content: such an engine fails
 //     fast or hangs, is always the least busy, and would draw all traffic;
 //   - on Status and Cut after 5 in a row, or when more than half of the last 20
 //     requests, and at least 10, ended so: one of them may be the request's fault.
@@ -128,6 +128,10 @@ type breaker struct {
 	// last requests, the newest lowest, of which there were seen.
 	streak, seen int
 	failures     uint32
+	// muteSince is when the first of the requests was sent that were given up before
+	// their first byte, since the engine last answered one; muted is how many there were.
+	muteSince time.Time
+	muted     int
 }
 
 func (b *breaker) closed() bool { return b.until.IsZero() }
@@ -171,7 +175,7 @@ func (b *breaker) failed(c *BreakerConfig, now time.Time, f *flight, fault Fault
 		return false
 	}
 	b.openings++
-	b.probe = nil
+	b.probe, b.muted = nil, 0
 	b.wait = max(c.Base, min(2*b.wait, c.Max))
 	b.until = now.Add(b.wait)
 	b.early = now.Add(c.Base)
@@ -185,6 +189,7 @@ func (b *breaker) failed(c *BreakerConfig, now time.Time, f *flight, fault Fault
 // answered takes the beginning of a good answer to f.
 func (b *breaker) answered(f *flight) {
 	f.answered = true
+	b.muted = 0
 	if f.opening != b.openings || b.closed() {
 		return
 	}
@@ -214,6 +219,26 @@ func (t *Table) Failed(now time.Time, p Pick, fault Fault) bool {
 		e.dropped = e.NodeDown
 	}
 	return e.breaker.failed(&t.cfg.Breaker, now, p.f, fault) || news
+}
+
+// GivenUp notes that whoever sent the request to the picked engine waited no longer for its
+// first byte: the client's time was over, or the client is gone. That says nothing about
+// the engine, or an impatient client could take engines away from the others. But where so
+// many requests in a row as open a breaker were given up, and no byte of an answer has come
+// for as long as an engine may take, it is a Timeout: else an engine that hangs would be
+// asked for ever by clients that wait for less. It returns what Failed does.
+func (t *Table) GivenUp(now time.Time, p Pick, patience time.Duration) bool {
+	b := &p.e.breaker
+	if p.f.failed || p.f.answered || p.f.opening != b.openings {
+		return false
+	}
+	if b.muted == 0 || p.f.Started.Before(b.muteSince) {
+		b.muteSince = p.f.Started
+	}
+	if b.muted++; b.muted < streakLimit || now.Sub(b.muteSince) < patience {
+		return false
+	}
+	return t.Failed(now, p, Timeout)
 }
 
 // Answered notes that the picked engine began a proper answer: a half-open breaker is

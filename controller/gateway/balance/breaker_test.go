@@ -361,3 +361,71 @@ func TestAnotherProcessStartsClosed(t *testing.T) {
 		require.Equal(t, engineA, take(t, table, t0).ServiceID)
 	})
 }
+
+// TestGivenUp: clients that wait for less than an engine may take cannot open its breaker,
+// unless it answers nobody for that long.
+func TestGivenUp(t *testing.T) {
+	const patience = time.Minute
+	giveUp := func(table *balance.Table, at time.Time) bool {
+		p := take(t, table, at)
+		defer table.Release(at.Add(time.Second), p)
+		return table.GivenUp(at.Add(time.Second), p, patience)
+	}
+	fresh := func() *balance.Table {
+		table := newTable(t)
+		table.Update(t0, []replica.Engine{eng("a", slots(4))}, false)
+		return table
+	}
+	t.Run("many in a short time are no news", func(t *testing.T) {
+		table := fresh()
+		for range 1000 {
+			require.False(t, giveUp(table, t0))
+		}
+		require.Zero(t, open(table, t0.Add(time.Second)))
+	})
+	t.Run("few in a long time are no news", func(t *testing.T) {
+		table := fresh()
+		for i := range 4 {
+			require.False(t, giveUp(table, t0.Add(time.Duration(i)*time.Hour)))
+		}
+		require.True(t, giveUp(table, t0.Add(4*time.Hour)), "the fifth in a row is")
+	})
+	t.Run("silence for as long as an engine may take", func(t *testing.T) {
+		table := fresh()
+		for i := range 59 {
+			require.False(t, giveUp(table, t0.Add(time.Duration(i)*time.Second)), i)
+		}
+		require.True(t, giveUp(table, t0.Add(59*time.Second)), "a minute after the first was sent")
+		require.Equal(t, 1, open(table, t0.Add(time.Minute)))
+	})
+	t.Run("one answer starts it anew", func(t *testing.T) {
+		table := fresh()
+		for i := range 59 {
+			require.False(t, giveUp(table, t0.Add(time.Duration(i)*time.Second)), i)
+		}
+		serve(t, table, t0.Add(59*time.Second))
+		for i := range 59 {
+			require.False(t, giveUp(table, t0.Add(time.Duration(60+i)*time.Second)), i)
+		}
+		require.True(t, giveUp(table, t0.Add(119*time.Second)))
+	})
+	t.Run("the engine that is tried again", func(t *testing.T) {
+		table := fresh()
+		require.True(t, fail(t, table, t0, balance.Timeout))
+		for i := range 5 {
+			require.False(t, giveUp(table, t0.Add(time.Duration(2+20*i)*time.Second)), "it was open before")
+		}
+		_, err := table.Pick(t0.Add(83*time.Second), balance.Request{Model: "m"})
+		require.ErrorIs(t, err, balance.ErrBusy, "the last one that was given up put the next probe off")
+	})
+	t.Run("an answer that came counts for the engine", func(t *testing.T) {
+		table := fresh()
+		for i := range 10 {
+			at := t0.Add(time.Duration(i) * time.Hour)
+			p := take(t, table, at)
+			table.Answered(at, p)
+			require.False(t, table.GivenUp(at, p, patience))
+			table.Release(at, p)
+		}
+	})
+}

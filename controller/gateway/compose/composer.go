@@ -87,8 +87,9 @@ func New(cfg Config) (*Composer, error) {
 
 // Set replaces all pipelines. Requests that run go on with theirs. One that cannot be read
 // is logged, and its requests are answered with what is wrong; that happens where the
-// controller is of another version than this program.
-func (c *Composer) Set(all []api.GatewayPipeline) {
+// controller is of another version than this program. It returns the names of those that
+// are gone, sorted.
+func (c *Composer) Set(all []api.GatewayPipeline) (gone []string) {
 	old := *c.pipelines.Load()
 	now := make(map[string]entry, len(all))
 	for _, p := range all {
@@ -107,6 +108,13 @@ func (c *Composer) Set(all []api.GatewayPipeline) {
 		now[p.Name] = e
 	}
 	c.pipelines.Store(&now)
+	for name := range old {
+		if _, ok := now[name]; !ok {
+			gone = append(gone, name)
+		}
+	}
+	slices.Sort(gone)
+	return gone
 }
 
 // Has tells whether there is a pipeline of that name.

@@ -106,20 +106,6 @@ func (w *world) actions() map[string]func(*rapid.T) {
 			w.q.Charge(at(w.now), key, 2, cost)
 			w.m.charge(w.now, key, 2, cost)
 		},
-		"expire": func(t *rapid.T) {
-			limit := time.Duration(rapid.Int64Range(int64(aging), int64(30*aging)).Draw(t, "limit"))
-			last := time.Time{}
-			for _, x := range w.q.Expired(at(w.now), limit) {
-				require.Greater(t, at(w.now).Sub(x.Arrived), limit)
-				require.False(t, x.Arrived.Before(last))
-				last = x.Arrived
-				w.m.remove(x.Value)
-				w.drop(x)
-			}
-			for _, x := range w.waits {
-				require.LessOrEqual(t, at(w.now).Sub(x.Arrived), limit)
-			}
-		},
 		"": w.check,
 	}
 }

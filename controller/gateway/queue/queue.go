@@ -228,17 +228,6 @@ func (q *Queue[T]) Remove(w *Waiter[T]) bool {
 	return true
 }
 
-// Expired takes out the requests that have waited for longer than the limit,
-// and returns them, first come first.
-func (q *Queue[T]) Expired(now time.Time, limit time.Duration) []*Waiter[T] {
-	var out []*Waiter[T]
-	for n := q.arrivals.first(); n != nil && now.Sub(n.elem.Arrived) > limit; n = q.arrivals.first() {
-		out = append(out, n.elem)
-		q.leave(n.elem)
-	}
-	return out
-}
-
 // Charge counts a request against its key that was served without waiting.
 // Weight and cost are as in Entry.
 func (q *Queue[T]) Charge(now time.Time, key string, weight float64, cost int64) {

@@ -130,7 +130,6 @@ func TestEmpty(t *testing.T) {
 	require.Nil(t, q.Pop(t0))
 	require.Nil(t, q.Peek(t0))
 	require.Empty(t, q.All(t0, 5))
-	require.Empty(t, q.Expired(t0, 0))
 	require.Zero(t, q.Len())
 	require.True(t, q.Oldest().IsZero())
 	require.False(t, q.Remove(nil))
@@ -172,16 +171,15 @@ func TestRemove(t *testing.T) {
 	require.Equal(t, 1, other.Len())
 }
 
-func TestExpired(t *testing.T) {
+func TestOldest(t *testing.T) {
 	q := newQueue(t, 9, time.Second)
 	push(t, q, at(3), queue.Entry[int]{ID: "c", Key: "k2", Arrived: at(3)})
 	push(t, q, at(3), queue.Entry[int]{ID: "a", Key: "k1", Arrived: at(1), Priority: 9})
 	push(t, q, at(3), queue.Entry[int]{ID: "b", Key: "k2", Arrived: at(2)})
-	require.Equal(t, at(1), q.Oldest())
-	require.Empty(t, q.Expired(at(10), 9), "exactly the limit is not longer")
-	require.Equal(t, "a b", ids(q.Expired(at(12), 9)))
-	require.Equal(t, at(3), q.Oldest())
-	require.Equal(t, "c", drain(q, at(12)))
+	for i, id := range []string{"a", "b", "c"} {
+		require.Equal(t, at(time.Duration(1+i)), q.Oldest())
+		require.Equal(t, id, q.Pop(at(12)).ID)
+	}
 }
 
 func TestReturnWaitsAgainInItsOldPlaceAndPaysOnce(t *testing.T) {

@@ -1,0 +1,182 @@
+// Package apm is the APM "remuda" of nomad-autoscaler: single numbers of a model, for any
+// strategy, also nomad-autoscaler's own.
+//
+// A query is METRIC/MODEL or METRIC/MODEL//VARIANT; a model's name may hold slashes.
+//
+// It guarantees that a query is answered with one finite number of now, or with an error that
+// says why there is none: what is not known never looks like 0. (Without any point
+// nomad-autoscaler 0.4.7 takes the check for "no change", which beats another check's "down",
+// and 0.5.0 gives the policy up: see the facts page.)
+package apm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/hashicorp/nomad-autoscaler/plugins/apm"
+	"github.com/hashicorp/nomad-autoscaler/plugins/base"
+	"github.com/hashicorp/nomad-autoscaler/sdk"
+
+	"remuda/autoscaler-plugin/observe"
+	"remuda/autoscaler-plugin/settings"
+	"remuda/autoscaler-plugin/sources"
+)
+
+var _ apm.APM = (*Plugin)(nil)
+
+// queryTimeout bounds one query.
+const queryTimeout = 8 * time.Second
+
+// View is what models are seen through.
+type View struct {
+	Observer observe.Observer
+	Close    func()
+}
+
+// Config is what a Plugin needs.
+type Config struct {
+	// Name is what nomad-autoscaler starts: the plugin block's driver.
+	Name   string
+	Logger hclog.Logger
+	// Open makes a View. Nil: the real one.
+	Open func(sources.Config, hclog.Logger) (View, error)
+}
+
+// Plugin is the APM. Its methods may be called from several goroutines at once.
+type Plugin struct {
+	cfg Config
+	// mu guards view; it is held for no query.
+	mu      sync.Mutex
+	view    View
+	dialect string
+}
+
+// New makes an APM that answers nothing before SetConfig.
+func New(cfg Config) *Plugin {
+	if cfg.Open == nil {
+		cfg.Open = func(c sources.Config, log hclog.Logger) (View, error) {
+			o, err := sources.Open(c, log)
+			if err != nil {
+				return View{}, err
+			}
+			return View{Observer: o.Observer, Close: o.Close}, nil
+		}
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = hclog.NewNullLogger()
+	}
+	return &Plugin{cfg: cfg}
+}
+
+// PluginInfo tells nomad-autoscaler what this is.
+func (p *Plugin) PluginInfo() (*base.PluginInfo, error) {
+	return &base.PluginInfo{Name: p.cfg.Name, PluginType: sdk.PluginTypeAPM}, nil
+}
+
+// SetConfig reads the plugin block's config: where to look. It may be called again.
+func (p *Plugin) SetConfig(config map[string]string) error {
+	r := settings.Read(config)
+	from := sources.Read(r)
+	dialect := r.Text("dialect", "")
+	if err := r.Err(); err != nil {
+		return fmt.Errorf("apm config: %w", err)
+	}
+	view, err := p.cfg.Open(from, p.cfg.Logger)
+	if err != nil {
+		return fmt.Errorf("apm config: %w", err)
+	}
+	p.swap(view, dialect)
+	return nil
+}
+
+// Close ends what goes on in the background.
+func (p *Plugin) Close() { p.swap(View{}, "") }
+
+func (p *Plugin) swap(view View, dialect string) {
+	p.mu.Lock()
+	old := p.view
+	p.view, p.dialect = view, dialect
+	p.mu.Unlock()
+	if old.Close != nil {
+		old.Close()
+	}
+}
+
+// Query answers with the number of now, at the end of the time range.
+func (p *Plugin) Query(query string, when sdk.TimeRange) (sdk.TimestampedMetrics, error) {
+	q, err := ParseQuery(query)
+	if err != nil {
+		return nil, err
+	}
+	p.mu.Lock()
+	view, dialect := p.view, p.dialect
+	p.mu.Unlock()
+	if view.Observer == nil {
+		return nil, errors.New("apm: it has no configuration yet: call SetConfig first")
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), queryTimeout)
+	defer cancel()
+	s, err := view.Observer.Observe(ctx, observe.Target{Model: q.Model, Dialect: dialect})
+	if err != nil {
+		return nil, fmt.Errorf("query %q: %w", query, err)
+	}
+	v, err := q.of(&s)
+	if err == nil && (math.IsNaN(v) || math.IsInf(v, 0)) {
+		err = fmt.Errorf("the value is %v", v)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("query %q: %w", query, err)
+	}
+	at := when.To
+	if at.IsZero() {
+		at = s.At
+	}
+	return sdk.TimestampedMetrics{{Timestamp: at, Value: v}}, nil
+}
+
+// QueryMultiple is for nomad-autoscaler's vertical scaling; it answers one series.
+func (p *Plugin) QueryMultiple(query string, when sdk.TimeRange) ([]sdk.TimestampedMetrics, error) {
+	one, err := p.Query(query, when)
+	if err != nil {
+		return nil, err
+	}
+	return []sdk.TimestampedMetrics{one}, nil
+}
+
+// Query is what is asked for.
+type Query struct {
+	Metric string
+	Model  string
+	// Variant is empty for all of them.
+	Variant string
+}
+
+// ParseQuery reads METRIC/MODEL or METRIC/MODEL//VARIANT.
+func ParseQuery(text string) (Query, error) {
+	metric, rest, ok := strings.Cut(strings.TrimSpace(text), "/")
+	q := Query{Metric: metric, Model: rest}
+	if at := strings.LastIndex(rest, "//"); at >= 0 {
+		q.Model, q.Variant = rest[:at], rest[at+2:]
+		if q.Variant == "" {
+			ok = false
+		}
+	}
+	if !ok || q.Model == "" {
+		return Query{}, fmt.Errorf("query %q: want METRIC/MODEL or METRIC/MODEL//VARIANT, as \"queue/llama-3-8b\"", text)
+	}
+	if _, known := numbers[metric]; !known {
+		return Query{}, fmt.Errorf("query %q: the metric is %q: want one of %s", text, metric, strings.Join(Metrics(), ", "))
+	}
+	return q, nil
+}
+
+// Metrics are those that there are, sorted.
+func Metrics() []string { return slices.Sorted(maps.Keys(numbers)) }

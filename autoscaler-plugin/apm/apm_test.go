@@ -1,0 +1,151 @@
+package apm_test
+
+import (
+	"context"
+	"errors"
+	"math"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/hashicorp/nomad-autoscaler/sdk"
+	"github.com/stretchr/testify/require"
+
+	"remuda/autoscaler-plugin/apm"
+	"remuda/autoscaler-plugin/measure"
+	"remuda/autoscaler-plugin/metrics"
+	"remuda/autoscaler-plugin/observe"
+	"remuda/autoscaler-plugin/sources"
+)
+
+type observer struct {
+	snapshot observe.Snapshot
+	err      error
+	asked    observe.Target
+}
+
+func (o *observer) Observe(_ context.Context, t observe.Target) (observe.Snapshot, error) {
+	o.asked = t
+	return o.snapshot, o.err
+}
+
+var noon = time.Date(2026, 5, 4, 12, 0, 0, 0, time.UTC)
+
+func engine(name, variant string, kv, waiting, running float64) observe.Engine {
+	return observe.Engine{Replica: name, Variant: variant, Class: metrics.ClassOK, KV: measure.Of(kv), Waiting: measure.Of(waiting), Running: measure.Of(running),
+		WaitingNow: measure.Of(waiting), RunningNow: measure.Of(running), Rates: observe.Rates{Finished: measure.Of(1.5)}}
+}
+
+func world(t *testing.T) (*observer, *apm.Plugin) {
+	t.Helper()
+	draining := engine("d", "l4", 1, 90, 90)
+	draining.Draining = true
+	o := &observer{snapshot: observe.Snapshot{
+		Model: "org/m", At: noon, Controlled: true,
+		Variants: []observe.Variant{{Variant: "h100", Current: 1, Hot: 1}, {Variant: "l4", Current: 3, Hot: 2, Starting: 1}},
+		Engines:  []observe.Engine{engine("a", "h100", 0.9, 0, 4), engine("b", "l4", 0.3, 6, 2), engine("c", "l4", 0.6, 1, 1), draining},
+		Queue:    observe.Queue{Known: true, Waiting: 10, InFlight: 7, Served: measure.Of(2)},
+	}}
+	p := apm.New(apm.Config{Name: "remuda-autoscaler", Open: func(sources.Config, hclog.Logger) (apm.View, error) { return apm.View{Observer: o}, nil }})
+	require.NoError(t, p.SetConfig(map[string]string{"dialect": "vllm", "nomad_region": "x"}))
+	t.Cleanup(p.Close)
+	return o, p
+}
+
+func TestQuery(t *testing.T) {
+	for _, c := range []struct {
+		query string
+		want  float64
+	}{
+		{"queue/org/m", 10}, {"queue/org/m//l4", 7}, {"running/org/m", 7}, {"running/org/m//h100", 4},
+		{"kv_cache_usage_max/org/m", 0.9}, {"kv_cache_usage_max/org/m//l4", 0.6}, {"kv_cache_usage_avg/org/m//l4", 0.45},
+		{"replicas/org/m", 4}, {"replicas/org/m//l4", 3}, {"saturated/org/m", 2}, {"saturated/org/m//l4", 1},
+		{"requests_per_second/org/m", 2}, {"requests_per_second/org/m//l4", 3}, {"backlog_per_replica/org/m", 2.5}, {" queue/org/m ", 10},
+	} {
+		t.Run(c.query, func(t *testing.T) {
+			o, p := world(t)
+			got, err := p.Query(c.query, sdk.TimeRange{From: noon.Add(-time.Hour), To: noon})
+			require.NoError(t, err)
+			require.Len(t, got, 1)
+			require.Equal(t, noon, got[0].Timestamp)
+			require.InDelta(t, c.want, got[0].Value, 1e-12)
+			require.Equal(t, observe.Target{Model: "org/m", Dialect: "vllm"}, o.asked)
+			all, err := p.QueryMultiple(c.query, sdk.TimeRange{To: noon})
+			require.NoError(t, err)
+			require.Equal(t, []sdk.TimestampedMetrics{got}, all)
+		})
+	}
+}
+
+func TestQueryIsRefused(t *testing.T) {
+	for query, want := range map[string]string{
+		"": "want METRIC/MODEL", "queue": "want METRIC/MODEL", "queue/": "want METRIC/MODEL", "queue/m//": "want METRIC/MODEL", "queue///l4": "want METRIC/MODEL",
+		"cpu/m": `the metric is "cpu": want one of backlog_per_replica, kv_cache_usage_avg`, "queue/org/m//t4": `has no variant "t4"`,
+	} {
+		_, p := world(t)
+		_, err := p.Query(query, sdk.TimeRange{To: noon})
+		require.ErrorContains(t, err, want, query)
+		_, err = p.QueryMultiple(query, sdk.TimeRange{To: noon})
+		require.ErrorContains(t, err, want, query)
+	}
+}
+
+func TestWhatIsNotKnownIsNever0(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		edit    func(*observer)
+		queries []string
+		want    string
+	}{
+		{"nothing at all", func(o *observer) { o.err = errors.New("nobody answers") }, apm.Metrics(), "nobody answers"},
+		{"the queue", func(o *observer) { o.snapshot.Queue = observe.Queue{} }, []string{"queue", "running", "backlog_per_replica"}, "is not known"},
+		{"a stale replica", func(o *observer) {
+			o.snapshot.Engines[1].Class, o.snapshot.Engines[1].Why = metrics.ClassStale, "not read for a minute"
+			o.snapshot.Queue.Served = measure.Value{}
+		}, []string{"kv_cache_usage_max", "kv_cache_usage_avg", "saturated", "requests_per_second"}, "replica b is stale: not read for a minute"},
+		{"a replica that nobody sees", func(o *observer) { o.snapshot.Engines = o.snapshot.Engines[1:] }, []string{"kv_cache_usage_max", "kv_cache_usage_avg", "saturated"}, "3 replicas serve and 2 of them are seen"},
+		{"a value that cannot be", func(o *observer) { o.snapshot.Engines[0].KV = measure.Of(math.NaN()) }, []string{"kv_cache_usage_max", "kv_cache_usage_avg", "saturated"}, "replica a is not_a_number"},
+		{"the controller is away", func(o *observer) { o.snapshot.Away = []string{observe.AwayController} }, []string{"replicas", "backlog_per_replica"}, "the controller did not answer"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			for _, metric := range c.queries {
+				o, p := world(t)
+				c.edit(o)
+				_, err := p.Query(metric+"/org/m", sdk.TimeRange{To: noon})
+				require.ErrorContains(t, err, c.want, metric)
+			}
+		})
+	}
+}
+
+func TestAModelThatSleepsHasNumbers(t *testing.T) {
+	for _, metric := range apm.Metrics() {
+		o, p := world(t)
+		o.snapshot = observe.Snapshot{Model: "m", At: noon, Controlled: true, Queue: observe.Queue{Known: true}}
+		got, err := p.Query(metric+"/m", sdk.TimeRange{})
+		require.NoError(t, err, metric)
+		require.Equal(t, sdk.TimestampedMetrics{{Timestamp: noon}}, got)
+	}
+}
+
+func TestSlotsStandInForKVUsage(t *testing.T) {
+	o, p := world(t)
+	for i := range o.snapshot.Engines {
+		o.snapshot.Engines[i].KV, o.snapshot.Engines[i].Slots = measure.Value{}, 8
+	}
+	got, err := p.Query("kv_cache_usage_max/org/m", sdk.TimeRange{To: noon})
+	require.NoError(t, err)
+	require.Equal(t, 0.5, got[0].Value)
+}
+
+func TestConfig(t *testing.T) {
+	p := apm.New(apm.Config{Name: "x"})
+	_, err := p.Query("queue/m", sdk.TimeRange{})
+	require.ErrorContains(t, err, "no configuration yet")
+	require.ErrorContains(t, p.SetConfig(map[string]string{"consl": "x"}), "consl is unknown: want some of")
+	require.ErrorContains(t, p.SetConfig(map[string]string{"prometheus": "::"}), "apm config")
+	info, err := p.PluginInfo()
+	require.NoError(t, err)
+	require.Equal(t, "x", info.Name)
+	require.Equal(t, sdk.PluginTypeAPM, info.PluginType)
+}

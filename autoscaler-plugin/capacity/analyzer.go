@@ -1,0 +1,235 @@
+package capacity
+
+import (
+	"hash/maphash"
+	"math"
+	"slices"
+	"strings"
+
+	"remuda/autoscaler-plugin/measure"
+)
+
+// Analyzer analyses one model after the other. It keeps its buffers, so that it allocates
+// nothing once it has seen the largest input. The zero Analyzer is ready. It is for one
+// goroutine at a time; what it answers does not depend on what it answered before.
+type Analyzer struct {
+	seed    maphash.Seed
+	seeded  bool
+	entries []entry
+	vars    []variant
+	order   []int32 // of vars, by cost, the most expensive first
+	table   []int32 // of replicas by name: index + 1 of the entry that counts
+	hashes  []uint64
+	seen    [64]uint64 // a bit for each of 4096 ends of names
+	weights []float64
+
+	thorough bool // tests: look for duplicates also where there can be none
+
+	spareKV, spareQueue sum
+	loadKV, loadQueue   sum // only where something may be removed
+	sizedLoad, sizes    sum
+
+	whole, room room // before and after removals
+}
+
+// entry is what is known of an entry of Input.Replicas.
+type entry struct {
+	kv, queue, size float64 // size is 0 where it is not known
+	variant         int32
+	class           Class
+	draining        bool
+	duplicate       bool
+}
+
+// variant is one while it is decided on.
+type variant struct {
+	name     string
+	cost     float64
+	costTold bool // by Input.Variants
+	costSeen bool // told, or by a replica
+	listed   bool // in Input.Variants
+	sound    bool // it has a decision
+	blocked  bool // Unplaceable
+
+	current, desired, draining     int
+	pending, least, most           int // -1: nobody said
+	reporting, bad, drains         int // entries that count, by what they were taken for
+	starting                       int
+	largest                        float64 // size
+	wish, capacity, target, modelT int
+	has, hasModel                  bool
+	removed                        int
+	preserved, override            bool
+	why, capacityWhy               Why
+	hold, capacityHold             Hold
+}
+
+// Analyze fills out with what in calls for. An error is that of in.Validate; out is not
+// touched then.
+func (a *Analyzer) Analyze(rules Rules, in *Input, out *Result) error {
+	cfg := in.Config.orDefault()
+	if !cfg.good() || !in.good() || !a.load(in) {
+		if err := in.Validate(); err != nil {
+			return err
+		}
+	}
+	*out = Result{Rules: rules, Config: cfg, Classes: slices.Grow(out.Classes[:0], len(in.Replicas)), Decisions: out.Decisions[:0], hidden: out.hidden[:0]}
+	for _, s := range [...]*sum{&a.spareKV, &a.spareQueue, &a.loadKV, &a.loadQueue, &a.sizedLoad, &a.sizes} {
+		s.reset()
+	}
+	if rules == WVA {
+		a.wva(in, &cfg, out)
+	} else {
+		a.safe(in, &cfg, out)
+	}
+	out.Classes = out.Classes[:len(in.Replicas)]
+	for i := range a.entries {
+		out.Classes[i] = a.entries[i].class
+	}
+	for i := range a.vars {
+		if v := &a.vars[i]; v.sound {
+			out.Decisions = append(out.Decisions, Decision{
+				Variant: v.name, Cost: v.cost, Action: actionOf(v.current, v.target),
+				Current: v.current, Desired: v.desired, Reporting: v.reporting, Starting: v.starting,
+				CapacityTarget: v.capacity, HasCapacity: v.has, ModelBased: v.modelT, HasModelBased: v.hasModel,
+				Target: v.target, SafetyOverride: v.override, Why: v.why, Capacity: v.capacityWhy, Hold: v.hold,
+			})
+		} else if v.has {
+			out.hidden = append(out.hidden, Decision{Variant: v.name, CapacityTarget: v.capacity})
+		}
+	}
+	return nil
+}
+
+// load takes over the variants, sorted by name, and the replicas, and tells whether their
+// names differ and the replicas are good.
+func (a *Analyzer) load(in *Input) bool {
+	a.vars = a.vars[:0]
+	for i := range in.Variants {
+		w := &in.Variants[i]
+		a.vars = append(a.vars, variant{
+			name: w.Variant, listed: true, blocked: w.Unplaceable, current: w.Current, desired: w.Desired, draining: w.Draining,
+			pending: told(w.Pending), least: told(w.Min), most: told(w.Max),
+			cost: w.Cost.Raw(), costTold: !w.Cost.IsZero(), costSeen: !w.Cost.IsZero(),
+		})
+	}
+	a.sort()
+	for i := 1; i < len(a.vars); i++ {
+		if a.vars[i].name == a.vars[i-1].name {
+			return false
+		}
+	}
+	return a.replicas(in)
+}
+
+// told is a count, or -1 where nobody said.
+func told(n *int) int {
+	if n == nil {
+		return -1
+	}
+	return *n
+}
+
+// replicas finds the variant of every replica, with what it says of the variant's cost, and
+// tells whether the replicas are good. Variants that are not listed are taken over, too.
+func (a *Analyzer) replicas(in *Input) bool {
+	a.entries = slices.Grow(a.entries[:0], len(in.Replicas))[:len(in.Replicas)]
+	listed := len(a.vars)
+	last, at := "", -1
+	for i := range in.Replicas {
+		r := &in.Replicas[i]
+		if !r.good() {
+			return false
+		}
+		if r.Variant != last {
+			last = r.Variant
+			if at = a.find(last, listed); at < 0 {
+				a.vars = append(a.vars, variant{name: last, pending: -1, least: -1, most: -1})
+				at = len(a.vars) - 1
+			}
+		}
+		a.entries[i].variant = int32(at)
+	}
+	if len(a.vars) == listed {
+		return true
+	}
+	a.sort()
+	a.vars = slices.CompactFunc(a.vars, func(x, y variant) bool { return x.name == y.name })
+	for i := range in.Replicas {
+		a.entries[i].variant = int32(a.find(in.Replicas[i].Variant, len(a.vars)))
+	}
+	return true
+}
+
+func (a *Analyzer) sort() {
+	if len(a.vars) > 1 && !slices.IsSortedFunc(a.vars, byName) {
+		slices.SortFunc(a.vars, byName)
+	}
+}
+
+func byName(x, y variant) int { return strings.Compare(x.name, y.name) }
+
+// find returns the place of a variant among the first n, which are sorted, or -1.
+func (a *Analyzer) find(name string, n int) int {
+	if n <= 8 {
+		for i := range n {
+			if a.vars[i].name == name {
+				return i
+			}
+		}
+		return -1
+	}
+	low, high := 0, n
+	for low < high {
+		mid := (low + high) / 2
+		switch c := strings.Compare(a.vars[mid].name, name); {
+		case c == 0:
+			return mid
+		case c < 0:
+			low = mid + 1
+		default:
+			high = mid
+		}
+	}
+	return -1
+}
+
+// costs settles what each variant costs, and the order by it.
+func (a *Analyzer) costs() {
+	a.order = a.order[:0]
+	for i := range a.vars {
+		v := &a.vars[i]
+		if !v.costSeen {
+			v.cost = DefaultCost
+		}
+		// Insertion: there are few variants, and the order must be that of cost, then name,
+		// from the last one.
+		a.order = append(a.order, 0)
+		at := len(a.order) - 1
+		for ; at > 0 && a.vars[a.order[at-1]].cost <= v.cost; at-- {
+			a.order[at] = a.order[at-1]
+		}
+		a.order[at] = int32(i)
+	}
+}
+
+// cost notes what a replica says that its variant costs.
+func (v *variant) noteCost(c measure.Value) {
+	if !c.IsZero() && !v.costTold {
+		if !v.costSeen || c.Raw() > v.cost {
+			v.cost = c.Raw()
+		}
+		v.costSeen = true
+	}
+}
+
+// average is the sum of n values by n, absent for none.
+func average(s *sum, n int) measure.Value {
+	if n == 0 {
+		return measure.Value{}
+	}
+	return measure.Of(s.value() / float64(n))
+}
+
+// unbounded is the upper bound of a variant that has none.
+const unbounded = math.MaxInt

@@ -1,0 +1,127 @@
+package capacity_test
+
+import (
+	"math"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"remuda/autoscaler-plugin/capacity"
+	"remuda/autoscaler-plugin/measure"
+)
+
+// TestOverrides has the seed's example: llama-70b in production.
+func TestOverrides(t *testing.T) {
+	base := capacity.DefaultConfig()
+	overrides := []capacity.Override{
+		{Model: "meta/llama-70b", Namespace: "production", KVCacheThreshold: new(0.85)},
+		{QueueSpareTrigger: new(1.0)},
+		{Model: "meta/llama-70b", KVCacheThreshold: new(0.7), KVSpareTrigger: new(0.15)},
+		{Namespace: "production", KVSpareTrigger: new(0.2), QueueLengthThreshold: new(9.0)},
+	}
+	require.NoError(t, capacity.ValidateOverrides(base, overrides))
+	for name, tc := range map[string]struct {
+		model, namespace string
+		want             capacity.Config
+	}{
+		"the model in its namespace": {"meta/llama-70b", "production", capacity.Config{KVCacheThreshold: 0.85, QueueLengthThreshold: 9, KVSpareTrigger: 0.15, QueueSpareTrigger: 1}},
+		"the model elsewhere":        {"meta/llama-70b", "test", capacity.Config{KVCacheThreshold: 0.7, QueueLengthThreshold: 5, KVSpareTrigger: 0.15, QueueSpareTrigger: 1}},
+		"the namespace":              {"other", "production", capacity.Config{KVCacheThreshold: 0.8, QueueLengthThreshold: 9, KVSpareTrigger: 0.2, QueueSpareTrigger: 1}},
+		"any":                        {"other", "test", capacity.Config{KVCacheThreshold: 0.8, QueueLengthThreshold: 5, KVSpareTrigger: 0.1, QueueSpareTrigger: 1}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			require.Equal(t, tc.want, capacity.Resolve(base, overrides, tc.model, tc.namespace))
+			require.Equal(t, tc.want, capacity.Resolve(capacity.Config{}, overrides, tc.model, tc.namespace))
+		})
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		order := rapid.Permutation(overrides).Draw(t, "order")
+		require.Equal(t, capacity.Resolve(base, overrides, "meta/llama-70b", "production"), capacity.Resolve(base, order, "meta/llama-70b", "production"))
+	})
+	err := capacity.ValidateOverrides(base, []capacity.Override{
+		{Model: "m", KVCacheThreshold: new(1.5)}, {Model: "m"}, {Namespace: "n", KVSpareTrigger: new(0.9), StaleAfterSeconds: new(-1.0)},
+	})
+	require.EqualError(t, err, "overrides[0].kv_cache_threshold is 1.5: want more than 0 and at most 1, a share of the KV cache\n"+
+		"overrides[1] is for the model \"m\" in the namespace \"\" as overrides[0] is: want one for both\n"+
+		"overrides[2].kv_spare_trigger is 0.9: want 0 to the kv_cache_threshold, 0.8\n"+
+		"overrides[2].stale_after_seconds is -1: want 0 seconds, which is the default, or more")
+}
+
+// TestConfigValidation: Validate names each bad field, and an input with one is refused.
+func TestConfigValidation(t *testing.T) {
+	require.NoError(t, capacity.DefaultConfig().Validate())
+	nan, inf := math.NaN(), math.Inf(1)
+	for name, change := range map[string]func(*capacity.Config){
+		"kv_cache_threshold":     func(c *capacity.Config) { c.KVCacheThreshold = nan },
+		"kv_cache_threshold ":    func(c *capacity.Config) { c.KVCacheThreshold, c.KVSpareTrigger = 0, 0 },
+		"queue_length_threshold": func(c *capacity.Config) { c.QueueLengthThreshold = inf },
+		"kv_spare_trigger":       func(c *capacity.Config) { c.KVSpareTrigger = nan },
+		"queue_spare_trigger":    func(c *capacity.Config) { c.QueueSpareTrigger = 5.1 },
+		"stale_after_seconds":    func(c *capacity.Config) { c.StaleAfterSeconds = inf },
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := capacity.DefaultConfig()
+			change(&c)
+			require.ErrorContains(t, c.Validate(), strings.TrimSpace(name))
+			for _, rules := range both {
+				_, err := capacity.Explain(rules, capacity.Input{Config: c})
+				require.ErrorContains(t, err, "config.")
+				var a capacity.Analyzer
+				require.Error(t, a.Analyze(rules, &capacity.Input{Config: c}, &capacity.Result{}))
+			}
+		})
+	}
+}
+
+// TestAnalyzeRefusesWhatValidateDoes, each field by itself.
+func TestAnalyzeRefusesWhatValidateDoes(t *testing.T) {
+	for field, change := range map[string]func(*capacity.Input){
+		"replicas[1].replica":          func(in *capacity.Input) { in.Replicas[1].Replica = "" },
+		"replicas[1].variant":          func(in *capacity.Input) { in.Replicas[1].Variant = "" },
+		"replicas[0].cost":             func(in *capacity.Input) { in.Replicas[0].Cost = measure.Of(math.NaN()) },
+		"replicas[0].kv_capacity":      func(in *capacity.Input) { in.Replicas[0].KVCapacity = measure.Of(-1) },
+		"variants[1].variant is \"v\"": func(in *capacity.Input) { in.Variants[1].Variant = "v" },
+		"variants[1].variant is miss":  func(in *capacity.Input) { in.Variants[1].Variant = "" },
+		"variants[0].current":          func(in *capacity.Input) { in.Variants[0].Current = capacity.MaxCount + 1 },
+		"variants[0].desired":          func(in *capacity.Input) { in.Variants[0].Desired = -1 },
+		"variants[0].draining":         func(in *capacity.Input) { in.Variants[0].Draining = -1 },
+		"variants[0].pending":          func(in *capacity.Input) { in.Variants[0].Pending = new(-1) },
+		"variants[0].min is -1":        func(in *capacity.Input) { in.Variants[0].Min = new(-1) },
+		"variants[0].max is -1":        func(in *capacity.Input) { in.Variants[0].Max = new(-1) },
+		"variants[0].min is 2 and max": func(in *capacity.Input) { in.Variants[0].Min, in.Variants[0].Max = new(2), new(1) },
+		"variants[0].cost":             func(in *capacity.Input) { in.Variants[0].Cost = measure.Of(math.Inf(1)) },
+		"model_based_targets[\"v\"]":   func(in *capacity.Input) { in.ModelBasedTargets = map[string]int{"v": -1} },
+	} {
+		t.Run(field, func(t *testing.T) {
+			in := capacity.Input{Replicas: reps("v", 2, 10, 0.5, 0), Variants: variants{{Variant: "v", Current: 2}, {Variant: "w"}}}
+			require.NoError(t, in.Validate())
+			change(&in)
+			err := in.Validate()
+			require.ErrorContains(t, err, field)
+			var a capacity.Analyzer
+			require.Equal(t, err, a.Analyze(capacity.Safe, &in, &capacity.Result{}))
+			_, got := capacity.Explain(capacity.WVA, in)
+			require.Equal(t, err, got)
+		})
+	}
+}
+
+// TestAnalyzeDoesNotAllocate once its buffers are large enough, whatever the models decide.
+func TestAnalyzeDoesNotAllocate(t *testing.T) {
+	models := append(fleet(200), byName(fleet(200))...)
+	models[7].Replicas[5] = models[7].Replicas[4] // a duplicate
+	models[8].ModelBasedTargets = map[string]int{"a100": 3, "h100": 1}
+	var a capacity.Analyzer
+	var r capacity.Result
+	for _, rules := range both {
+		require.Zero(t, testing.AllocsPerRun(5, func() {
+			for i := range models {
+				if err := a.Analyze(rules, &models[i], &r); err != nil {
+					panic(err)
+				}
+			}
+		}), rules)
+	}
+}

@@ -1,0 +1,37 @@
+package capacity
+
+import "fmt"
+
+// Rules say which algorithm answers.
+type Rules int
+
+// The rules. Safe is the zero value and the default.
+const (
+	// Safe is the seed's algorithm with its eight wrong answers mended.
+	Safe Rules = iota
+	// WVA is the seed's algorithm as it is, wrong answers included. Pending and draining
+	// replicas, bounds, sizes, ages and places are not looked at.
+	WVA
+)
+
+// ParseRules reads "safe" or "wva".
+func ParseRules(s string) (Rules, error) {
+	switch s {
+	case "safe":
+		return Safe, nil
+	case "wva":
+		return WVA, nil
+	}
+	return Safe, fmt.Errorf("rules are %q: want safe or wva", s)
+}
+
+// String is what ParseRules reads.
+func (r Rules) String() string {
+	switch r {
+	case Safe:
+		return "safe"
+	case WVA:
+		return "wva"
+	}
+	return fmt.Sprintf("Rules(%d)", int(r))
+}

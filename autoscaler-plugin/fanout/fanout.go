@@ -1,0 +1,81 @@
+// Package fanout shares a number of replicas out over the variants of a model.
+//
+// It guarantees that the answer depends on nothing but its input and not on the order of
+// the variants; that a variant stays within its bounds; that one that cannot be placed does
+// not grow; and that where the number cannot be reached the answer is as near as it can be.
+package fanout
+
+import (
+	"cmp"
+	"math"
+	"slices"
+)
+
+// Unbounded as a variant's Max is no bound.
+const Unbounded = math.MaxInt32
+
+// Variant is one way to run the model.
+type Variant struct {
+	Name string
+	// Cost of a replica-hour: the cheapest grows first, the most expensive shrinks first
+	// (seeds/capacity-analyzer.txt, "Cost-aware").
+	Cost float64
+	// Current is how many there are.
+	Current int
+	// Min and Max bound it. Max Unbounded is no bound.
+	Min, Max int
+	// Unplaceable: there is no place for another one now.
+	Unplaceable bool
+}
+
+// Spread changes want, or the current counts where it is nil, so that they add up to total.
+// What was to be added is left away before anything is removed that is there.
+func Spread(total int, variants []Variant, want map[string]int) map[string]int {
+	order := slices.Clone(variants)
+	slices.SortFunc(order, func(a, b Variant) int { return cmp.Or(cmp.Compare(a.Cost, b.Cost), cmp.Compare(a.Name, b.Name)) })
+	counts := make(map[string]int, len(order))
+	sum := 0
+	for _, v := range order {
+		n := v.Current
+		if w, ok := want[v.Name]; ok {
+			n = w
+		}
+		counts[v.Name] = max(n, 0)
+		sum += counts[v.Name]
+	}
+	for _, v := range order {
+		if sum >= total {
+			break
+		}
+		most := v.Max
+		if v.Unplaceable {
+			most = min(most, v.Current)
+		}
+		add := min(total-sum, max(most-counts[v.Name], 0))
+		counts[v.Name] += add
+		sum += add
+	}
+	slices.Reverse(order)
+	shrink := func(least func(Variant) int) {
+		for _, v := range order {
+			if sum <= total {
+				return
+			}
+			take := min(sum-total, max(counts[v.Name]-max(least(v), v.Min, 0), 0))
+			counts[v.Name] -= take
+			sum -= take
+		}
+	}
+	shrink(func(v Variant) int { return v.Current })
+	shrink(func(Variant) int { return 0 })
+	return counts
+}
+
+// Sum adds counts up.
+func Sum(counts map[string]int) int {
+	sum := 0
+	for _, n := range counts {
+		sum += n
+	}
+	return sum
+}

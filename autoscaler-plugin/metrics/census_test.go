@@ -1,0 +1,94 @@
+package metrics_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"remuda/autoscaler-plugin/metrics"
+)
+
+// view is what is known of a replica with this queue.
+func view(replica string, class metrics.Class, waiting float64) metrics.View {
+	return metrics.View{Replica: replica, Class: class, Waiting: of(waiting), KVUsage: of(0.1), Running: of(1),
+		Last: metrics.Sample{Dialect: "vllm", Ranks: 1}}
+}
+
+// blind is a replica whose page has only the finding.
+func blind(replica string, f metrics.Finding) metrics.View {
+	return metrics.View{Replica: replica, Class: metrics.ClassUnknown, Last: metrics.Sample{Dialect: "vllm", Findings: []metrics.Finding{f}}}
+}
+
+func TestCensus(t *testing.T) {
+	mismatch := metrics.Finding{Kind: metrics.LabelMismatch, Want: []string{"m"}, Seen: []string{"x"}}
+	ok, stale, unknown, asleep, duplicate := metrics.ClassOK, metrics.ClassStale, metrics.ClassUnknown, metrics.ClassAsleep, metrics.ClassDuplicate
+	for name, tc := range map[string]struct {
+		live  []string
+		views []metrics.View
+		found []metrics.Finding
+		want  metrics.Census // without Replicas
+		why   string
+	}{
+		"nothing lives":        {want: metrics.Census{}},
+		"all well":             {live: []string{"a", "b"}, views: []metrics.View{view("a", ok, 1), view("b", ok, 2)}, want: metrics.Census{OK: 2}},
+		"one is missing":       {live: []string{"a", "b"}, views: []metrics.View{view("a", ok, 1)}, want: metrics.Census{OK: 1, Unknown: 1}},
+		"one has died":         {live: []string{"a"}, views: []metrics.View{view("a", ok, 1), view("b", ok, 9)}, want: metrics.Census{OK: 1, Gone: 1}},
+		"only the dead report": {live: []string{"a"}, views: []metrics.View{view("b", ok, 9)}, want: metrics.Census{Unknown: 1, Gone: 1, Inert: true}, why: "no matching series of any of 1 replicas"},
+		"all stale":            {live: []string{"a", "b"}, views: []metrics.View{view("a", stale, 1), view("b", stale, 1)}, want: metrics.Census{Stale: 2, Inert: true}, why: "none of 2 replicas can be judged: 0 unknown, 2 stale"},
+		"all unknown":          {live: []string{"a"}, views: []metrics.View{view("a", unknown, 1)}, want: metrics.Census{Unknown: 1, Inert: true}, why: "1 unknown"},
+		"all asleep":           {live: []string{"a"}, views: []metrics.View{view("a", asleep, 0)}, want: metrics.Census{Asleep: 1}},
+		"reported twice alike": {live: []string{"a"}, views: []metrics.View{view("a", ok, 1), view("a", ok, 1)}, want: metrics.Census{OK: 1}},
+		"reported twice": {live: []string{"a"}, views: []metrics.View{view("a", ok, 1), view("a", ok, 5)}, why: "1 duplicate",
+			want: metrics.Census{Duplicate: 1, Inert: true, Findings: []metrics.Finding{{Kind: metrics.DuplicateSeries, Seen: []string{"a"}}}}},
+		"label mismatch": {live: []string{"a", "b"}, views: []metrics.View{blind("a", mismatch), blind("b", mismatch)}, why: "no matching series: label mismatch: the engine shows series of model x, want m",
+			want: metrics.Census{Unknown: 2, Inert: true, Findings: []metrics.Finding{mismatch}}},
+		"of the model as a whole": {live: []string{"a"}, found: []metrics.Finding{mismatch}, why: "no matching series: label mismatch",
+			want: metrics.Census{Unknown: 1, Inert: true, Findings: []metrics.Finding{mismatch}}},
+		"findings of the dead do not count": {live: []string{"a"}, views: []metrics.View{view("a", ok, 1), blind("b", mismatch)}, want: metrics.Census{OK: 1, Gone: 1}},
+		"no series": {live: []string{"a"}, views: []metrics.View{blind("a", metrics.Finding{Kind: metrics.NoSeries, Want: []string{"vllm"}})}, why: "no matching series: no series: the page shows nothing of vllm",
+			want: metrics.Census{Unknown: 1, Inert: true, Findings: []metrics.Finding{{Kind: metrics.NoSeries, Want: []string{"vllm"}}}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := metrics.TakeCensus(tc.live, tc.views, tc.found...)
+			require.Contains(t, c.Why, tc.why)
+			require.Equal(t, tc.why == "", c.Why == "")
+			require.Len(t, c.Replicas, c.OK+c.Stale+c.Unknown+c.Asleep+c.Duplicate+c.Gone)
+			for _, v := range c.Replicas {
+				if v.Class == duplicate {
+					require.Equal(t, of(5), v.Waiting)
+				}
+			}
+			c.Replicas, c.Why = nil, ""
+			if len(c.Findings) == 0 {
+				c.Findings = nil
+			}
+			require.Equal(t, tc.want, c)
+		})
+	}
+}
+
+func TestCensusOrderDoesNotMatter(t *testing.T) {
+	name := rapid.SampledFrom([]string{"a", "b", "c", "d"})
+	one := rapid.Custom(func(t *rapid.T) metrics.View {
+		v := view(name.Draw(t, "replica"), rapid.SampledFrom([]metrics.Class{metrics.ClassOK, metrics.ClassStale, metrics.ClassUnknown}).Draw(t, "class"),
+			float64(rapid.IntRange(0, 2).Draw(t, "waiting")))
+		v.Age = time.Duration(rapid.IntRange(0, 2).Draw(t, "age"))
+		v.KVUsage = rapid.SampledFrom([]metrics.Value{of(0.5), of(0.6), absent, bad(metrics.Negative), bad(metrics.NotANumber)}).Draw(t, "kv")
+		if rapid.Bool().Draw(t, "finding") {
+			v.Last.Findings = []metrics.Finding{{Kind: metrics.NoSeries}}
+		}
+		return v
+	})
+	rapid.Check(t, func(t *rapid.T) {
+		live := rapid.SliceOf(name).Draw(t, "live")
+		views := rapid.SliceOf(one).Draw(t, "views")
+		a := metrics.TakeCensus(live, append([]metrics.View{}, views...))
+		b := metrics.TakeCensus(rapid.Permutation(live).Draw(t, "live2"), rapid.Permutation(views).Draw(t, "views2"))
+		require.Equal(t, a, b)
+		if a.OK > 0 {
+			require.False(t, a.Inert)
+		}
+	})
+}

@@ -1,0 +1,383 @@
+package metrics_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"remuda/autoscaler-plugin/metrics"
+)
+
+var start = time.Date(2026, 11, 22, 8, 0, 0, 0, time.UTC)
+
+func at(seconds float64) time.Time {
+	return start.Add(time.Duration(seconds * float64(time.Second)))
+}
+
+func newPeaks(t require.TestingT, cfg metrics.PeaksConfig) *metrics.Peaks {
+	p, err := metrics.NewPeaks(cfg)
+	require.NoError(t, err)
+	return p
+}
+
+// load is a sample of an engine with this queue and KV usage.
+func load(waiting, kv float64) metrics.Sample {
+	return metrics.Sample{Dialect: "vllm", Ranks: 1, Running: of(1), Waiting: of(waiting), KVUsage: of(kv)}
+}
+
+// counted is a sample whose counters of finished requests and written tokens are these.
+func counted(finished, tokens float64) metrics.Sample {
+	s := load(0, 0)
+	s.Counters.Finished, s.Counters.GenerationTokens = of(finished), of(tokens)
+	return s
+}
+
+func observe(t *testing.T, p *metrics.Peaks, replica string, seconds float64, s metrics.Sample) {
+	t.Helper()
+	require.NoError(t, p.Observe(replica, at(seconds), s))
+}
+
+func TestPeaksWindow(t *testing.T) {
+	p := newPeaks(t, metrics.PeaksConfig{})
+	require.Equal(t, metrics.ClassUnknown, p.Read("r", at(0)).Class)
+	observe(t, p, "r", 0, load(9, 0.2))
+	observe(t, p, "r", 20, load(1, 0.8))
+	observe(t, p, "r", 40, load(2, 0.1))
+	v := p.Read("r", at(40))
+	require.Equal(t, metrics.ClassOK, v.Class)
+	require.Equal(t, [2]metrics.Value{of(9), of(0.8)}, [2]metrics.Value{v.Waiting, v.KVUsage})
+	require.Equal(t, [2]int{3, 40}, [2]int{v.Points, int(v.Covered.Seconds())})
+	observe(t, p, "r", 60, load(2, 0.1))
+	require.Equal(t, of(2), p.Read("r", at(60)).Waiting, "the window does not include its beginning")
+	v = p.Read("r", at(79.999))
+	require.Equal(t, of(0.8), v.KVUsage)
+	require.Equal(t, 19999*time.Millisecond, v.Age)
+	require.Equal(t, of(0.1), p.Read("r", at(80)).KVUsage)
+	require.Equal(t, metrics.ClassOK, p.Read("r", at(90)).Class, "30 s old is not too old")
+	v = p.Read("r", at(90.001))
+	require.Equal(t, metrics.ClassStale, v.Class)
+	require.Equal(t, of(2), v.Waiting, "the last known value, not zero")
+}
+
+func TestBadNowIsNotHiddenByThePast(t *testing.T) {
+	p := newPeaks(t, metrics.PeaksConfig{})
+	observe(t, p, "r", 0, load(9, 0.9))
+	s := load(3, 0)
+	s.KVUsage = bad(metrics.NotANumber)
+	observe(t, p, "r", 10, s)
+	v := p.Read("r", at(10))
+	require.Equal(t, metrics.ClassUnknown, v.Class)
+	require.Equal(t, "kv_usage is bad: nan", v.Why)
+	require.Equal(t, bad(metrics.NotANumber), v.KVUsage)
+	require.Equal(t, of(9), v.Waiting)
+	observe(t, p, "r", 20, load(0, 0.1))
+	v = p.Read("r", at(20))
+	require.Equal(t, metrics.ClassOK, v.Class)
+	require.Equal(t, of(0.9), v.KVUsage, "the peak before comes back")
+	s = load(0, 0)
+	s.Asleep = true
+	observe(t, p, "r", 30, s)
+	require.Equal(t, metrics.ClassAsleep, p.Read("r", at(30)).Class)
+}
+
+func TestRates(t *testing.T) {
+	rate := func(p *metrics.Peaks, seconds float64) metrics.Value {
+		return p.Read("r", at(seconds)).Rates.GenerationTokens
+	}
+	t.Run("steady", func(t *testing.T) {
+		p := newPeaks(t, metrics.PeaksConfig{})
+		observe(t, p, "r", 0, counted(100, 5000))
+		require.Equal(t, absent, rate(p, 0), "one sample is no rate")
+		observe(t, p, "r", 10, counted(120, 6000))
+		v := p.Read("r", at(10))
+		require.Equal(t, [2]metrics.Value{of(2), of(100)}, [2]metrics.Value{v.Rates.Finished, v.Rates.GenerationTokens})
+		require.Equal(t, 10*time.Second, v.Rates.Over)
+		require.Equal(t, absent, v.Rates.PromptTokens)
+	})
+	t.Run("reset", func(t *testing.T) {
+		p := newPeaks(t, metrics.PeaksConfig{})
+		observe(t, p, "r", 0, counted(100, 5000))
+		observe(t, p, "r", 10, counted(110, 6000))
+		observe(t, p, "r", 20, counted(3, 500))
+		v := p.Read("r", at(20))
+		require.Equal(t, of(75), v.Rates.GenerationTokens)
+		require.Equal(t, of(0.65), v.Rates.Finished)
+		require.Equal(t, 1, v.Resets)
+	})
+	t.Run("not across a gap", func(t *testing.T) {
+		p := newPeaks(t, metrics.PeaksConfig{})
+		observe(t, p, "r", 0, counted(0, 0))
+		observe(t, p, "r", 10, counted(0, 100))
+		observe(t, p, "r", 41, counted(0, 1000000))
+		require.Equal(t, absent, rate(p, 41))
+		observe(t, p, "r", 51, counted(0, 1000050))
+		require.Equal(t, of(5), rate(p, 51))
+	})
+	t.Run("not across a bad or absent counter", func(t *testing.T) {
+		for _, broken := range []metrics.Value{absent, bad(metrics.NotANumber)} {
+			p := newPeaks(t, metrics.PeaksConfig{})
+			observe(t, p, "r", 0, counted(0, 1000))
+			s := counted(0, 0)
+			s.Counters.GenerationTokens = broken
+			observe(t, p, "r", 10, s)
+			require.Equal(t, absent, rate(p, 10))
+			observe(t, p, "r", 20, counted(0, 500))
+			require.Equal(t, absent, rate(p, 20))
+			observe(t, p, "r", 30, counted(0, 510))
+			require.Equal(t, of(1), rate(p, 30))
+			require.Zero(t, p.Read("r", at(30)).Resets)
+		}
+	})
+	t.Run("from the last sample before the window", func(t *testing.T) {
+		p := newPeaks(t, metrics.PeaksConfig{Window: 10 * time.Second})
+		for i := range 7 {
+			observe(t, p, "r", float64(i*6), counted(0, float64(i*i)))
+		}
+		require.Equal(t, of(20.0/12), rate(p, 36))
+		require.Equal(t, 2, p.Read("r", at(36)).Points)
+	})
+	t.Run("latencies", func(t *testing.T) {
+		p := newPeaks(t, metrics.PeaksConfig{})
+		a, b := counted(0, 0), counted(0, 0)
+		a.Counters.Queue = metrics.Histogram{Sum: of(10), Count: of(100)}
+		b.Counters.Queue = metrics.Histogram{Sum: of(16), Count: of(103)}
+		b.Counters.EndToEnd = metrics.Histogram{Sum: of(16), Count: of(103)}
+		a.Counters.InterToken, b.Counters.InterToken = a.Counters.Queue, a.Counters.Queue
+		observe(t, p, "r", 0, a)
+		observe(t, p, "r", 10, b)
+		r := p.Read("r", at(10)).Rates
+		require.Equal(t, of(2), r.Queue)
+		require.Equal(t, absent, r.EndToEnd)
+		require.Equal(t, absent, r.InterToken, "nothing observed, no mean")
+	})
+}
+
+func TestClocks(t *testing.T) {
+	filled := func(t *testing.T) *metrics.Peaks {
+		p := newPeaks(t, metrics.PeaksConfig{})
+		for i := range 4 {
+			s := counted(0, float64(100*i))
+			s.Waiting = of([]float64{1, 7, 2, 3}[i])
+			observe(t, p, "r", float64(10*i), s)
+			observe(t, p, "silent", float64(10*i), s)
+		}
+		return p
+	}
+	for name, jump := range map[string]float64{"an hour back": -3600, "20 years back": -20 * 365 * 86400, "ten seconds back": -10} {
+		t.Run(name, func(t *testing.T) {
+			p := filled(t)
+			v := p.Read("silent", at(30+jump))
+			require.Equal(t, metrics.ClassOK, v.Class)
+			require.Zero(t, v.Age)
+			require.Equal(t, of(7), v.Waiting)
+			// Life goes on by the new clock: nothing gets stuck, the silent one ages.
+			for i := 1; i <= 7; i++ {
+				s := counted(0, float64(300+100*i))
+				require.NoError(t, p.Observe("r", at(30+jump+float64(10*i)), s))
+			}
+			v = p.Read("r", at(100+jump))
+			require.Equal(t, of(0), v.Waiting, "no peak is stuck")
+			require.Equal(t, of(10), v.Rates.GenerationTokens)
+			require.Equal(t, metrics.ClassStale, p.Read("silent", at(100+jump)).Class)
+		})
+	}
+	for name, jump := range map[string]float64{"an hour forward or a suspended host": 3600, "200 years forward": 200 * 365 * 86400} {
+		t.Run(name, func(t *testing.T) {
+			p := filled(t)
+			v := p.Read("r", at(30+jump))
+			require.Equal(t, metrics.ClassStale, v.Class, "stale, not idle")
+			require.Equal(t, of(3), v.Waiting)
+			require.Equal(t, absent, v.Rates.GenerationTokens)
+			require.NoError(t, p.Observe("r", at(31+jump), counted(0, 400)))
+			v = p.Read("r", at(31+jump))
+			require.Equal(t, metrics.ClassOK, v.Class)
+			require.Equal(t, of(0), v.Waiting)
+			require.Equal(t, absent, v.Rates.GenerationTokens, "no rate across the gap")
+		})
+	}
+	t.Run("answers out of order", func(t *testing.T) {
+		p := newPeaks(t, metrics.PeaksConfig{})
+		for i := range 61 {
+			observe(t, p, "a", float64(i), load(float64(i), 0))
+			require.NoError(t, p.Observe("b", at(float64(i)-2), load(float64(i), 0)))
+		}
+		v := p.Read("a", at(60))
+		require.Equal(t, 60, v.Points, "ages did not drift")
+		require.Equal(t, of(60), v.Waiting)
+	})
+	t.Run("monotonic clock does not count", func(t *testing.T) {
+		p := newPeaks(t, metrics.PeaksConfig{})
+		now := time.Now()
+		require.NoError(t, p.Observe("r", now, load(1, 0)))
+		require.Equal(t, metrics.ClassStale, p.Read("r", now.Round(0).Add(time.Hour)).Class)
+	})
+}
+
+func TestForgetting(t *testing.T) {
+	p := newPeaks(t, metrics.PeaksConfig{MaxReplicas: 3})
+	for i, r := range []string{"a", "b", "c"} {
+		observe(t, p, r, float64(i), load(0, 0))
+	}
+	require.ErrorIs(t, p.Observe("d", at(3), load(0, 0)), metrics.ErrFull)
+	observe(t, p, "a", 601, load(0, 0))
+	require.ErrorContains(t, p.Observe("d", at(600), load(0, 0)), `"d"`, "b is just not old enough")
+	observe(t, p, "d", 603, load(0, 0))
+	require.Equal(t, 2, p.Len())
+	p.Retain([]string{"d", "x"})
+	require.Equal(t, 1, p.Len())
+	p.Forget(at(1203))
+	require.Equal(t, 1, p.Len())
+	p.Forget(at(1203.1))
+	require.Zero(t, p.Len())
+	require.Empty(t, p.ReadAll(at(1204)))
+}
+
+func TestPeaksConfigNamesEveryBadField(t *testing.T) {
+	_, err := metrics.NewPeaks(metrics.PeaksConfig{Window: -1, StaleAfter: -1, ForgetAfter: -1, MaxPoints: 3, MaxReplicas: -1})
+	for _, part := range []string{"window -1ns", "stale after -1ns", "forget after -1ns", "max points 3", "max replicas -1"} {
+		require.ErrorContains(t, err, part)
+	}
+}
+
+// obs is an observation of the reference model.
+type obs struct {
+	at      float64
+	waiting float64
+}
+
+// The peaks are the highest of the window, straight from the definition, whatever
+// the times are; with few points kept they are never lower.
+func TestPeaksAgainstDefinition(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		exact := newPeaks(t, metrics.PeaksConfig{MaxPoints: 1000})
+		small := newPeaks(t, metrics.PeaksConfig{MaxPoints: 4})
+		var seen []obs
+		now := 0.0
+		for range rapid.IntRange(1, 30).Draw(t, "steps") {
+			step := rapid.SampledFrom([]float64{0, 1, 5, 10, 29, 30, 31, 60, 3600, -1, -100}).Draw(t, "step")
+			switch {
+			case step >= 0:
+				now += step
+			case step < -5: // everything moves with the clock
+				for i := range seen {
+					seen[i].at += step
+				}
+				now += step
+			}
+			w := float64(rapid.IntRange(0, 20).Draw(t, "waiting"))
+			when := at(now)
+			if step == -1 && len(seen) > 0 { // late, taken as of now
+				when = at(now - 1)
+			}
+			for _, p := range []*metrics.Peaks{exact, small} {
+				require.NoError(t, p.Observe("r", when, load(w, w/20)))
+			}
+			seen = append(seen, obs{now, w})
+			want := 0.0
+			for _, o := range seen {
+				if o.at > now-60 {
+					want = math.Max(want, o.waiting)
+				}
+			}
+			v := exact.Read("r", at(now))
+			require.Equal(t, of(want), v.Waiting)
+			require.Equal(t, of(want/20), v.KVUsage)
+			require.GreaterOrEqual(t, small.Read("r", at(now)).Waiting.Number, want)
+		}
+	})
+}
+
+// What is written and read again behaves bit for bit as before.
+func TestStateSurvives(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		a := newPeaks(t, metrics.PeaksConfig{MaxPoints: 4})
+		b := newPeaks(t, metrics.PeaksConfig{MaxPoints: 4})
+		now := 0.0
+		for range rapid.IntRange(1, 12).Draw(t, "steps") {
+			now += rapid.SampledFrom([]float64{0, 1, 10, 40, -3, -1000, 1e9}).Draw(t, "step")
+			r := rapid.SampledFrom([]string{"a", "b"}).Draw(t, "replica")
+			s := counted(rapid.Float64Range(0, 1e6).Draw(t, "finished"), rapid.Float64Range(0, 1e6).Draw(t, "tokens"))
+			s.KVUsage = rapid.SampledFrom([]metrics.Value{absent, of(0.3), bad(metrics.Negative)}).Draw(t, "kv")
+			require.NoError(t, a.Observe(r, at(now), s))
+			require.NoError(t, b.Observe(r, at(now), s))
+			state, err := json.Marshal(b)
+			require.NoError(t, err)
+			b = newPeaks(t, metrics.PeaksConfig{MaxPoints: 4})
+			require.NoError(t, json.Unmarshal(state, b), string(state))
+			views, err := json.Marshal(b.ReadAll(at(now)))
+			require.NoError(t, err)
+			require.Equal(t, a.ReadAll(at(now)), b.ReadAll(at(now)))
+			var again []metrics.View
+			require.NoError(t, json.Unmarshal(views, &again))
+			require.Equal(t, b.ReadAll(at(now)), again)
+		}
+	})
+}
+
+func TestStateOfTheOutside(t *testing.T) {
+	p := newPeaks(t, metrics.PeaksConfig{MaxReplicas: 2})
+	observe(t, p, "r", 0, counted(1, 2))
+	observe(t, p, "r", 1, counted(2, 3))
+	good, err := json.Marshal(p)
+	require.NoError(t, err)
+	for name, change := range map[string]func(r map[string]any, all map[string]any){
+		"no points":  func(r, _ map[string]any) { r["points"] = []any{} },
+		"null":       func(_, all map[string]any) { all["replicas"].(map[string]any)["r"] = nil },
+		"too many":   func(r, all map[string]any) { all["replicas"] = map[string]any{"a": r, "b": r, "c": r} },
+		"from later": func(_, all map[string]any) { all["now"] = 5 },
+		"far away":   func(_, all map[string]any) { all["now"] = int64(math.MaxInt64) },
+		"usage of 7": func(r, _ map[string]any) {
+			r["last"].(map[string]any)["kv_usage"] = map[string]any{"state": "present", "number": 7}
+		},
+		"state unheard": func(r, _ map[string]any) { r["last"].(map[string]any)["kv_usage"] = map[string]any{"state": "maybe"} },
+		"reason unheard": func(r, _ map[string]any) {
+			r["last"].(map[string]any)["kv_usage"] = map[string]any{"state": "bad", "reason": "?"}
+		},
+		"negative total": func(r, _ map[string]any) { r["total"].([]any)[0] = -1 },
+		"negative value": func(r, _ map[string]any) { r["value"].([]any)[0] = -1 },
+		"unordered":      func(r, _ map[string]any) { q := r["points"].([]any); q[0], q[1] = q[1], q[0] },
+		"resets":         func(r, _ map[string]any) { r["resets"] = -1 },
+		"since later":    func(r, _ map[string]any) { r["since"].([]any)[0] = int64(1) << 61 },
+		"unknown field":  func(r, _ map[string]any) { r["extra"] = 1 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			var all map[string]any
+			require.NoError(t, json.Unmarshal(good, &all))
+			change(all["replicas"].(map[string]any)["r"].(map[string]any), all)
+			text, err := json.Marshal(all)
+			require.NoError(t, err)
+			q := newPeaks(t, metrics.PeaksConfig{MaxReplicas: 2})
+			observe(t, q, "kept", 0, load(1, 0))
+			require.Error(t, json.Unmarshal(text, q))
+			require.Equal(t, metrics.ClassOK, q.Read("kept", at(0)).Class)
+			require.Equal(t, 1, q.Len())
+		})
+	}
+	require.Error(t, json.Unmarshal(good, &metrics.Peaks{}))
+	require.NoError(t, json.Unmarshal(good, p))
+}
+
+func BenchmarkPeaks(b *testing.B) {
+	p := newPeaks(b, metrics.PeaksConfig{})
+	s := counted(1, 1)
+	names := make([]string, 1000)
+	for i := range names {
+		names[i] = fmt.Sprintf("llama:v1:%d", i)
+	}
+	b.ReportAllocs()
+	i := 0
+	for b.Loop() {
+		i++
+		now := at(float64(i/len(names)) * 5)
+		s.Counters.Finished.Number = float64(i)
+		if err := p.Observe(names[i%len(names)], now, s); err != nil {
+			b.Fatal(err)
+		}
+		p.Read(names[i%len(names)], now)
+	}
+}

@@ -1,0 +1,60 @@
+package metrics
+
+import "time"
+
+// Rates are taken from the first to the last sample of the window, over times in
+// which the counter was seen without a gap. A rate that cannot be told is absent.
+type Rates struct {
+	// Requests that finished, tokens and preemptions, each per second.
+	Finished         Value `json:"finished"`
+	PromptTokens     Value `json:"prompt_tokens"`
+	GenerationTokens Value `json:"generation_tokens"`
+	Preemptions      Value `json:"preemptions"`
+	// Means, in seconds, over what was observed in the window; absent when nothing was.
+	FirstToken Value `json:"first_token"`
+	Queue      Value `json:"queue"`
+	EndToEnd   Value `json:"end_to_end"`
+	InterToken Value `json:"inter_token"`
+	// Over is the longest time that a rate was taken over.
+	Over time.Duration `json:"over_ns"`
+}
+
+func (t *track) rates() Rates {
+	var r Rates
+	var growth [counters]Value
+	for i := range counters {
+		delta, over, ok := t.growth(i)
+		if !ok {
+			continue
+		}
+		r.Over = max(r.Over, over)
+		growth[i] = Of(delta)
+		if i < int(FirstTokenSum-Finished) {
+			*[...]*Value{&r.Finished, &r.PromptTokens, &r.GenerationTokens, &r.Preemptions}[i] = Of(delta / over.Seconds())
+		}
+	}
+	mean := func(sum Quantity) Value {
+		s, count := growth[sum-Finished], growth[sum-Finished+1]
+		if s.State != Present || count.State != Present || count.Number == 0 {
+			return Value{}
+		}
+		return Of(s.Number / count.Number)
+	}
+	r.FirstToken, r.Queue = mean(FirstTokenSum), mean(QueueSum)
+	r.EndToEnd, r.InterToken = mean(EndToEndSum), mean(InterTokenSum)
+	return r
+}
+
+// growth is by how much counter i grew, and over how long.
+func (t *track) growth(i int) (float64, time.Duration, bool) {
+	if t.Since[i] == 0 {
+		return 0, 0, false
+	}
+	last := t.Points[len(t.Points)-1]
+	for _, p := range t.Points {
+		if max(p.At, 1) >= t.Since[i] {
+			return last.Total[i] - p.Total[i], time.Duration(last.At - p.At), last.At > p.At
+		}
+	}
+	return 0, 0, false
+}

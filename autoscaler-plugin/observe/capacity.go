@@ -1,0 +1,161 @@
+package observe
+
+import (
+	"fmt"
+
+	"remuda/autoscaler-plugin/capacity"
+	"remuda/autoscaler-plugin/measure"
+)
+
+// Capacity is the analyzer's input. The zero cfg stands for the defaults.
+//
+// An engine is as full as what fills first: its KV memory or its slots. Gateways send it no
+// more requests than it has slots and keep the rest in their own queue, so that behind them
+// neither an engine's KV usage nor its queue need ever rise. The KV usage here is the larger
+// of its own and the share of its slots that are taken (the latter alone where it shows no
+// KV usage: the facts page's table has TGI, llama.cpp and Ollama), and its queue is its own
+// and an equal part of what waits in gateways. One whose load is not known now has neither
+// value, so that the analyzer counts it as unknown.
+// A replica that serves and that no source reports yet counts as pending, so that a load is
+// not answered again in the seconds until it is seen. One that waits to be tried again is neither starting nor known: nothing is removed
+// meanwhile, and growth goes on. The model's bounds become bounds of each variant with the
+// others staying as they are.
+func (s Snapshot) Capacity(cfg capacity.Config) capacity.Input {
+	in := capacity.Input{Model: s.Model, Namespace: s.Namespace, Config: cfg,
+		Replicas: make([]capacity.Replica, 0, len(s.Engines)), Variants: make([]capacity.Variant, 0, len(s.Variants))}
+	if cfg == (capacity.Config{}) {
+		in.Config = capacity.DefaultConfig()
+	}
+	sized, part := true, s.queuePart()
+	for i := range s.Engines {
+		e := &s.Engines[i]
+		r := capacity.Replica{Replica: e.Replica, Variant: e.Variant, AgeSeconds: e.AgeSeconds, Draining: e.Draining, KVCapacity: e.KVTokens}
+		if v, ok := s.Variant(e.Variant); ok {
+			r.Accelerator = v.Accelerator
+		}
+		if e.usable() {
+			r.KVCacheUsage, r.QueueLength = e.fullness(), e.Waiting
+			if own, flaw := e.Waiting.Get(); flaw == measure.None && !e.Draining {
+				r.QueueLength = measure.Of(own + part)
+			}
+		}
+		if tokens, flaw := e.KVTokens.Get(); flaw != measure.None || tokens <= 0 || r.KVCacheUsage != e.KV {
+			sized = false // sizes are of use where all are known, in the same unit
+		}
+		in.Replicas = append(in.Replicas, r)
+	}
+	for i := range in.Replicas {
+		if !sized {
+			in.Replicas[i].KVCapacity = measure.Value{}
+		}
+	}
+	current := s.Current()
+	fresh := map[string]int{}
+	for i := range s.Engines {
+		if s.Engines[i].New {
+			fresh[s.Engines[i].Variant]++
+		}
+	}
+	for _, v := range s.Variants {
+		c := capacity.Variant{Variant: v.Variant, Current: v.Current, Desired: v.Desired, Cost: v.Cost, Draining: v.Draining, Unplaceable: v.Unplaceable}
+		if s.Controlled {
+			least := max(0, v.Current-max(0, current-s.Min))
+			most := max(v.Current+max(0, s.Max-current), least)
+			pending := v.Starting + fresh[v.Variant]
+			c.Min, c.Max, c.Pending = &least, &most, &pending
+		} else {
+			least := v.Min
+			c.Min = &least
+			if v.Max > 0 {
+				most := v.Max
+				c.Max = &most
+			}
+		}
+		in.Variants = append(in.Variants, c)
+	}
+	return in
+}
+
+// queuePart is how many of the requests that wait in gateways fall to each replica that
+// serves and can be judged.
+func (s *Snapshot) queuePart() float64 {
+	if !s.Queue.Known || s.Queue.Source != FromGateways {
+		return 0
+	}
+	n := 0
+	for i := range s.Engines {
+		if e := &s.Engines[i]; e.usable() && !e.Draining {
+			n++
+		}
+	}
+	return float64(s.Queue.Waiting) / float64(max(n, 1))
+}
+
+// occupied is the share of an engine's slots that are taken, at the peak; absent where
+// either is not known.
+func (e *Engine) occupied() measure.Value {
+	running, flaw := e.Running.Get()
+	if flaw != measure.None || e.Slots <= 0 {
+		return measure.Value{}
+	}
+	return measure.Of(min(1, running/float64(e.Slots)))
+}
+
+// kv is an engine's KV usage, or where it shows none the share of its slots that are taken.
+func (e *Engine) kv() measure.Value {
+	if !e.KV.IsZero() || e.Slots <= 0 {
+		return e.KV
+	}
+	return e.occupied()
+}
+
+// fullness is the larger of both. A KV usage that cannot be stays what it is.
+func (e *Engine) fullness() measure.Value {
+	kv, flaw := e.kv().Get()
+	if flaw != measure.None {
+		return e.kv()
+	}
+	return measure.Of(max(kv, e.occupied().Or(0)))
+}
+
+// Occupancy is the share of the slots of all engines that serve which are taken, from 0 to
+// 1; absent where it is not known of one of them, or where none serves.
+func (s Snapshot) Occupancy() measure.Value {
+	var running, slots float64
+	for i := range s.Engines {
+		e := &s.Engines[i]
+		if e.Draining {
+			continue
+		}
+		r, flaw := e.RunningNow.Get()
+		if !e.usable() || flaw != measure.None || e.Slots <= 0 {
+			return measure.Value{}
+		}
+		running += min(r, float64(e.Slots))
+		slots += float64(e.Slots)
+	}
+	if slots == 0 {
+		return measure.Value{}
+	}
+	return measure.Of(running / slots)
+}
+
+// Unread says how many of the replicas that serve cannot be judged, and is empty where all
+// can.
+func (s Snapshot) Unread() string {
+	bad, serving := 0, 0
+	for i := range s.Engines {
+		e := &s.Engines[i]
+		if e.Draining {
+			continue
+		}
+		serving++
+		if !e.usable() {
+			bad++
+		}
+	}
+	if bad == 0 {
+		return ""
+	}
+	return fmt.Sprintf("the load of %d of %d replicas that serve is not known", bad, serving)
+}

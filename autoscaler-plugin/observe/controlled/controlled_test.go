@@ -1,0 +1,247 @@
+package controlled_test
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"remuda/autoscaler-plugin/measure"
+	"remuda/autoscaler-plugin/observe"
+	"remuda/autoscaler-plugin/observe/controlled"
+	"remuda/controller/api"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// controller is an HTTP server that answers as the controller's leader does.
+type controller struct {
+	status atomic.Pointer[api.ModelStatus]
+	refuse atomic.Int64 // a status code
+	asked  atomic.Int64
+}
+
+func (c *controller) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	c.asked.Add(1)
+	s := c.status.Load()
+	switch code := int(c.refuse.Load()); {
+	case code != 0:
+		w.WriteHeader(code)
+		_ = json.NewEncoder(w).Encode(api.Error{Code: api.CodeNoLeader, Message: "the cluster has no leader now"})
+	case r.URL.Path != "/v1/model/"+s.Model.Name || r.URL.Query().Has("stale"):
+		w.WriteHeader(http.StatusNotFound)
+		_ = json.NewEncoder(w).Encode(api.Error{Code: api.CodeNotFound, Message: "model does not exist"})
+	default:
+		_ = json.NewEncoder(w).Encode(s)
+	}
+}
+
+func start(t *testing.T, s api.ModelStatus, change func(*controlled.Config)) (*controller, *controlled.Source) {
+	t.Helper()
+	c := &controller{}
+	c.status.Store(&s)
+	server := httptest.NewServer(c)
+	t.Cleanup(server.Close)
+	client, err := api.NewClient(api.Config{Addresses: []string{server.URL}})
+	require.NoError(t, err)
+	t.Cleanup(client.Close)
+	cfg := controlled.DefaultConfig()
+	cfg.Client = client
+	if change != nil {
+		change(&cfg)
+	}
+	source, err := controlled.New(cfg)
+	require.NoError(t, err)
+	return c, source
+}
+
+func rep(variant, id, tier, phase, target string) api.Replica {
+	return api.Replica{Name: "llama:" + variant + ":" + id, Model: "llama", Variant: variant, ID: id, Tier: tier, Phase: phase, Target: target}
+}
+
+// everything has a replica of each kind.
+func everything() api.ModelStatus {
+	failed := rep("a100", "8", "HOT", "failed", "")
+	failed.LastError = "out of memory"
+	busy := rep("a100", "1", "HOT", "running", "")
+	busy.Load = &api.Load{InFlight: 7, Busy: true}
+	return api.ModelStatus{
+		Model: api.Model{Name: "llama", Min: 1, Max: 9, Replicas: 6, Target: 6, Management: "full", ModifyIndex: 42, Spread: map[string]int{"a100": 6},
+			Variants: []api.Variant{{Name: "a100", GPUModel: "A100", Cost: 20, Slots: 16, Engine: "vllm"}, {Name: "l4", Cost: 5, Engine: "ollama"}}},
+		VariantCounts: map[string]api.Counts{"a100": {Hot: 2, Warm: 3, Cold: 1, Starting: 3, Leaving: 2, Failed: 1}, "l4": {}},
+		Unplaceable:   map[string]string{"l4": "no node has an L4"},
+		Replicas: []api.Replica{
+			busy, rep("a100", "2", "HOT", "running", ""),
+			rep("a100", "3", "HOT", "placed", ""), rep("a100", "4", "HOT", "starting", ""), rep("a100", "5", "WARM", "waking", "HOT"),
+			rep("a100", "6", "HOT", "draining", ""), rep("a100", "7", "HOT", "draining", "WARM"), failed,
+			rep("a100", "9", "HOT", "sleeping", "WARM"), rep("a100", "10", "WARM", "running", ""), rep("a100", "11", "COLD", "running", ""),
+			rep("a100", "12", "HOT", "stopping", ""),
+		},
+		Queue: &api.Queue{Model: "llama", State: "BUSY", Waiting: 4, InFlight: 7, Oldest: time.Date(2026, 11, 22, 10, 0, 0, 0, time.FixedZone("CET", 3600)), Served: 2.5, Gateways: 2,
+			Counters: &api.QueueCounters{Arrived: 900, Finished: 880, ServedSeconds: 1234.5, Refused: 12}},
+	}
+}
+
+func TestWhatTheControllerKnows(t *testing.T) {
+	_, source := start(t, everything(), nil)
+	m, err := source.Model(t.Context(), "llama")
+	require.NoError(t, err)
+	require.Equal(t, uint64(42), m.ModifyIndex)
+	require.Equal(t, []int{1, 9, 6}, []int{m.Min, m.Max, m.Replicas})
+	require.Equal(t, "full", m.Management)
+	require.Equal(t, []observe.Variant{
+		{Variant: "a100", Cost: measure.Of(20), Accelerator: "A100", Dialect: "vllm", Slots: 16, Current: 6, Desired: 6, Hot: 2, Starting: 3, Failed: 1, Draining: 2, Warm: 3},
+		{Variant: "l4", Cost: measure.Of(5), Dialect: "ollama", Unplaceable: true, Why: "no node has an L4"},
+	}, m.Variants)
+	copies := map[string]observe.Phase{}
+	for _, c := range m.Copies {
+		copies[c.Replica] = c.Phase
+		require.Equal(t, 16, c.Slots)
+		want := measure.Of(0) // gateways report, and have nothing at it
+		if c.Replica == "llama:a100:1" {
+			want = measure.Of(7)
+		}
+		require.Equal(t, want, c.InFlight)
+	}
+	require.Equal(t, map[string]observe.Phase{
+		"llama:a100:1": observe.Hot, "llama:a100:2": observe.Hot, "llama:a100:3": observe.Starting, "llama:a100:4": observe.Starting,
+		"llama:a100:5": observe.Starting, "llama:a100:6": observe.Draining, "llama:a100:7": observe.Draining}, copies)
+	require.WithinDuration(t, time.Now(), m.Queue.At, time.Minute)
+	m.Queue.At = time.Time{}
+	require.Equal(t, observe.Queue{Known: true, Source: observe.FromGateways, State: "BUSY", Waiting: 4, InFlight: 7,
+		Oldest: time.Date(2026, 11, 22, 9, 0, 0, 0, time.UTC), Served: measure.Of(2.5), Gateways: 2,
+		Arrived: measure.Of(900), Finished: measure.Of(880), ServedSeconds: measure.Of(1234.5), Refused: measure.Of(12)}, m.Queue)
+	require.Equal(t, []string{"variant a100: 1 of 6 replicas failed and wait to be tried again: out of memory",
+		"variant l4 cannot grow now: no node has an L4"}, m.Notes)
+}
+
+func TestAControllerThatDoesNotCountByVariant(t *testing.T) {
+	status := everything()
+	_, source := start(t, status, nil)
+	want, err := source.Model(t.Context(), "llama")
+	require.NoError(t, err)
+	status.VariantCounts = nil
+	_, source = start(t, status, nil)
+	got, err := source.Model(t.Context(), "llama")
+	require.NoError(t, err)
+	got.Queue.At = want.Queue.At
+	require.Equal(t, want, got)
+}
+
+func TestOddModels(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*api.ModelStatus)
+		check  func(*testing.T, observe.Managed)
+	}{
+		"no gateway reports": {func(s *api.ModelStatus) { s.Queue, s.Replicas[0].Load = nil, nil }, func(t *testing.T, m observe.Managed) {
+			require.False(t, m.Queue.Known)
+			require.True(t, m.Copies[0].InFlight.IsZero())
+		}},
+		"a leader that has not heard every gateway": {func(s *api.ModelStatus) { s.Queue.Incomplete = true }, func(t *testing.T, m observe.Managed) {
+			require.False(t, m.Queue.Known)
+			require.True(t, m.Queue.Partial)
+			require.Equal(t, []int{4, 7}, []int{m.Queue.Waiting, m.Queue.InFlight}, "as many or more")
+			require.True(t, m.Queue.Arrived.IsZero() && m.Queue.Refused.IsZero())
+			require.True(t, m.Copies[0].InFlight.IsZero(), "neither 7 nor 0 is all")
+			require.True(t, m.Copies[1].InFlight.IsZero())
+			require.Contains(t, m.Notes[0], "has not heard every gateway")
+		}},
+		"gateways that do not count": {func(s *api.ModelStatus) { s.Queue.Counters = nil }, func(t *testing.T, m observe.Managed) {
+			require.True(t, m.Queue.Known)
+			require.True(t, m.Queue.Arrived.IsZero() && m.Queue.Finished.IsZero() && m.Queue.ServedSeconds.IsZero() && m.Queue.Refused.IsZero())
+		}},
+		"ordered and not placed yet": {func(s *api.ModelStatus) {
+			s.Model.Target, s.Model.Spread = 9, map[string]int{"a100": 8}
+		}, func(t *testing.T, m observe.Managed) {
+			require.Equal(t, []int{8, 2, 5, 1}, []int{m.Variants[0].Current, m.Variants[0].Hot, m.Variants[0].Starting, m.Variants[0].Failed})
+			require.Zero(t, m.Variants[1].Current, "l4 has no place")
+		}},
+		"ordered to go and not drained yet": {func(s *api.ModelStatus) {
+			s.Model.Target, s.Model.Spread = 1, map[string]int{"a100": 1}
+		}, func(t *testing.T, m observe.Managed) {
+			require.Equal(t, []int{1, 1, 0, 0, 7}, []int{m.Variants[0].Current, m.Variants[0].Hot, m.Variants[0].Starting, m.Variants[0].Failed, m.Variants[0].Draining})
+		}},
+		"stopped": {func(s *api.ModelStatus) { s.Model.Stopped, s.Model.Target = true, 0 }, func(t *testing.T, m observe.Managed) {
+			require.True(t, m.Stopped)
+			require.Zero(t, m.Replicas)
+			require.Zero(t, m.Variants[0].Desired)
+		}},
+		"one variant": {func(s *api.ModelStatus) { s.Model.Variants, s.Model.Spread = s.Model.Variants[:1], nil }, func(t *testing.T, m observe.Managed) {
+			require.Len(t, m.Variants, 1)
+			require.Equal(t, 6, m.Variants[0].Desired)
+		}},
+		"a variant that is no more": {func(s *api.ModelStatus) {
+			s.VariantCounts["old"] = api.Counts{Hot: 1}
+			s.VariantCounts["older"] = api.Counts{Leaving: 1}
+			s.Model.Target = 7
+		}, func(t *testing.T, m observe.Managed) {
+			require.Len(t, m.Variants, 3)
+			require.Equal(t, "old", m.Variants[2].Variant)
+			require.True(t, m.Variants[2].Unplaceable)
+			require.Equal(t, []bool{false, false, true}, []bool{m.Variants[0].Removed, m.Variants[1].Removed, m.Variants[2].Removed})
+			require.Equal(t, 1, m.Variants[2].Current)
+		}},
+		"all of a variant failed": {func(s *api.ModelStatus) { s.VariantCounts["a100"] = api.Counts{Failed: 2} }, func(t *testing.T, m observe.Managed) {
+			require.True(t, m.Variants[0].Unplaceable)
+			require.Contains(t, m.Variants[0].Why, "out of memory")
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			status := everything()
+			c.change(&status)
+			_, source := start(t, status, nil)
+			m, err := source.Model(t.Context(), "llama")
+			require.NoError(t, err)
+			c.check(t, m)
+		})
+	}
+}
+
+func TestAModelThatIsNotThere(t *testing.T) {
+	_, source := start(t, everything(), nil)
+	_, err := source.Model(t.Context(), "mistral")
+	require.ErrorIs(t, err, observe.ErrUnknownModel)
+	require.ErrorContains(t, err, `"mistral"`)
+}
+
+func TestAControllerThatIsAwayAndComesBack(t *testing.T) {
+	c, source := start(t, everything(), func(cfg *controlled.Config) { cfg.Pause = time.Nanosecond })
+	c.refuse.Store(http.StatusServiceUnavailable)
+	_, err := source.Model(t.Context(), "llama")
+	require.ErrorContains(t, err, "no leader")
+	require.NotErrorIs(t, err, observe.ErrUnknownModel)
+	c.refuse.Store(0)
+	_, err = source.Model(t.Context(), "llama")
+	require.NoError(t, err)
+}
+
+func TestAModelIsAskedForInTheBackground(t *testing.T) {
+	c, source := start(t, everything(), func(cfg *controlled.Config) { cfg.Every = time.Millisecond })
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- source.Run(ctx) }()
+	_, err := source.Model(t.Context(), "llama")
+	require.NoError(t, err)
+	next := everything()
+	next.Model.ModifyIndex = 43
+	c.status.Store(&next)
+	require.Eventually(t, func() bool {
+		m, err := source.Model(t.Context(), "llama")
+		return err == nil && m.ModifyIndex == 43
+	}, 20*time.Second, time.Millisecond)
+	cancel()
+	require.ErrorIs(t, <-done, context.Canceled)
+}
+
+func TestNewNamesWhatIsMissing(t *testing.T) {
+	_, err := controlled.New(controlled.Config{})
+	require.ErrorContains(t, err, "client")
+	_, err = controlled.New(controlled.Config{Client: &api.Client{}})
+	require.ErrorContains(t, err, "max age")
+}

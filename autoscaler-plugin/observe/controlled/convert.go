@@ -1,0 +1,177 @@
+package controlled
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"remuda/autoscaler-plugin/measure"
+	"remuda/autoscaler-plugin/observe"
+	"remuda/autoscaler-plugin/observe/counting"
+	"remuda/controller/api"
+)
+
+// managed converts the controller's answer, which came at that time.
+func managed(s api.ModelStatus, at time.Time) observe.Managed {
+	m := observe.Managed{
+		ModifyIndex: s.Model.ModifyIndex, Min: s.Model.Min, Max: s.Model.Max, Replicas: s.Model.Target,
+		Stopped: s.Model.Stopped, Management: s.Model.Management,
+	}
+	if s.Queue != nil {
+		m.Queue = queueOf(s.Queue, at)
+		if m.Queue.Partial {
+			m.Notes = append(m.Notes, "the controller's leader is new and has not heard every gateway yet: there may be more requests than it knows")
+		}
+	}
+	counts := maps.Clone(s.VariantCounts)
+	if counts == nil { // a controller that does not count by variant yet
+		counts = countsOf(s.Replicas)
+	}
+	slots, draining := map[string]int{}, map[string]int{}
+	for _, v := range s.Model.Variants {
+		slots[v.Name] = v.Slots
+	}
+	failure := map[string]string{}
+	for i := range s.Replicas {
+		r := &s.Replicas[i]
+		if r.Phase == "failed" && failure[r.Variant] == "" {
+			failure[r.Variant] = r.LastError
+		}
+		phase := phaseOf(r)
+		if phase == "" {
+			continue
+		}
+		c := observe.Copy{Replica: r.Name, Variant: r.Variant, Phase: phase, Slots: slots[r.Variant], Since: r.Since}
+		switch {
+		case r.Load != nil && !m.Queue.Partial:
+			c.InFlight = measure.Of(float64(r.Load.InFlight))
+		case s.Queue != nil && !m.Queue.Partial:
+			c.InFlight = measure.Of(0) // gateways report, and none of them has anything at it
+		}
+		if phase == observe.Draining {
+			draining[r.Variant]++
+		}
+		m.Copies = append(m.Copies, c)
+	}
+	ordered := counting.Of(&s, there(counts))
+	add := func(v observe.Variant) {
+		c := counts[v.Variant]
+		v.Hot, v.Starting, v.Failed, v.Warm, v.Draining = c.Hot, c.Starting, c.Failed, c.Warm, draining[v.Variant]
+		v.Current = c.Hot + c.Starting + c.Failed
+		all := v.Current
+		if why, no := s.Unplaceable[v.Variant]; no {
+			v.Unplaceable, v.Why = true, why
+		}
+		if c.Failed > 0 {
+			note := fmt.Sprintf("variant %s: %d of %d replicas failed and wait to be tried again: %s", v.Variant, c.Failed, all, failure[v.Variant])
+			m.Notes = append(m.Notes, note)
+			if c.Failed == all && !v.Unplaceable {
+				// None of it comes up: growth goes elsewhere meanwhile.
+				v.Unplaceable, v.Why = true, "all its replicas failed: "+failure[v.Variant]
+			}
+		}
+		if !s.Model.Stopped {
+			count(&v, ordered[v.Variant])
+		}
+		if v.Unplaceable {
+			m.Notes = append(m.Notes, fmt.Sprintf("variant %s cannot grow now: %s", v.Variant, v.Why))
+		}
+		m.Variants = append(m.Variants, v)
+		delete(counts, v.Variant)
+	}
+	for _, v := range s.Model.Variants {
+		out := observe.Variant{Variant: v.Name, Accelerator: v.GPUModel, Dialect: v.Engine, Slots: v.Slots, Desired: s.Model.Spread[v.Name]}
+		if v.Cost > 0 {
+			out.Cost = measure.Of(v.Cost)
+		}
+		if len(s.Model.Variants) == 1 {
+			out.Desired = s.Model.Target
+		}
+		if s.Model.Stopped {
+			out.Desired = 0
+		}
+		add(out)
+	}
+	for _, name := range slices.Sorted(maps.Keys(counts)) {
+		if c := counts[name]; c.Hot+c.Starting+c.Failed+c.Warm+draining[name] > 0 {
+			add(observe.Variant{Variant: name, Removed: true, Unplaceable: true, Why: "it is no longer in the model's file"})
+		}
+	}
+	return m
+}
+
+// queueOf converts what gateways have of the model.
+func queueOf(q *api.Queue, at time.Time) observe.Queue {
+	out := observe.Queue{Known: !q.Incomplete, Partial: q.Incomplete, Source: observe.FromGateways, State: q.State, At: at,
+		Waiting: q.Waiting, InFlight: q.InFlight, Served: measure.Of(q.Served), Gateways: q.Gateways}
+	if !q.Oldest.IsZero() {
+		out.Oldest = q.Oldest.Round(0).UTC()
+	}
+	if c := q.Counters; c != nil && !q.Incomplete {
+		out.Arrived, out.Finished, out.ServedSeconds = measure.Of(float64(c.Arrived)), measure.Of(float64(c.Finished)), measure.Of(c.ServedSeconds)
+		out.Refused = measure.Of(float64(c.Refused))
+	}
+	return out
+}
+
+// there is how many replicas of each variant serve, start or wait to be tried again.
+func there(counts map[string]api.Counts) map[string]int {
+	out := make(map[string]int, len(counts))
+	for name, c := range counts {
+		out[name] = c.Hot + c.Starting + c.Failed
+	}
+	return out
+}
+
+// count makes a variant count as many replicas as were ordered: what is not placed yet is on
+// its way, and what is to go and does not drain yet drains. Those that serve go last.
+func count(v *observe.Variant, ordered int) {
+	v.Starting += max(ordered-v.Current, 0)
+	for _, of := range []*int{&v.Failed, &v.Starting, &v.Hot} {
+		less := min(max(v.Current-ordered, 0), *of)
+		*of -= less
+		v.Draining += less
+		v.Current -= less
+	}
+	v.Current = ordered
+}
+
+// phaseOf is what a replica does, empty where it neither serves nor is on its way there nor
+// drains. The rules are the controller's own (package state: Leaving, Resting).
+func phaseOf(r *api.Replica) observe.Phase {
+	switch {
+	case r.Phase == "draining":
+		return observe.Draining
+	case r.Tier == "COLD", r.Phase == "failed", r.Phase == "stopping", r.Phase == "sleeping", r.Tier == "WARM" && r.Phase == "running":
+		return ""
+	case r.Phase == "running":
+		return observe.Hot
+	}
+	return observe.Starting // placed, starting or waking
+}
+
+// countsOf counts replicas by variant, as the controller does for the model.
+func countsOf(rs []api.Replica) map[string]api.Counts {
+	out := map[string]api.Counts{}
+	for i := range rs {
+		r := &rs[i]
+		c := out[r.Variant]
+		switch phase := phaseOf(r); {
+		case r.Tier == "WARM" && r.Phase == "running", r.Target == "WARM" && (r.Phase == "draining" || r.Phase == "sleeping"):
+			c.Warm++
+		case r.Tier == "COLD" && r.Phase == "running":
+			c.Cold++
+		case phase == observe.Hot:
+			c.Hot++
+		case phase == observe.Starting:
+			c.Starting++
+		case r.Tier != "COLD" && r.Phase == "failed":
+			c.Failed++
+		default:
+			c.Leaving++
+		}
+		out[r.Variant] = c
+	}
+	return out
+}

@@ -1,0 +1,80 @@
+// Package counting says how many replicas of a model count for whoever scales it: those that
+// the controller was told to have, as far as there is a place for them.
+//
+// An order takes the controller a while: it places what is new at a certain pace, and drains
+// one after the other what is to go. Who went by what is there would order the same again,
+// or take back a part of his own order; who went by the order alone would wait for what has
+// no place. So a variant that was ordered by itself counts as ordered, one without a place
+// no more than is there, and the variants that share the rest of the model's scale add up to
+// that rest: more is given to the cheapest one with a place, and less is taken from those
+// that are in the model's file no more and then from the dearest (the planner's own order).
+package counting
+
+import (
+	"cmp"
+	"slices"
+
+	"remuda/controller/api"
+)
+
+// Of returns the counts by variant, of all variants in there and in the model's file. there
+// is how many replicas of each serve, start or wait to be tried again.
+func Of(st *api.ModelStatus, there map[string]int) map[string]int {
+	out := make(map[string]int, len(there)+len(st.Model.Variants))
+	cost := map[string]float64{}
+	for _, v := range st.Model.Variants {
+		cost[v.Name] = v.Cost
+		out[v.Name] = 0
+	}
+	rest := st.Model.Target
+	var shared []string
+	for name, n := range there {
+		out[name] = n
+	}
+	for name := range out {
+		ordered, alone := st.Model.Spread[name]
+		_, known := cost[name]
+		if !alone || !known {
+			shared = append(shared, name)
+			continue
+		}
+		if st.Model.Stopped {
+			ordered = 0
+		}
+		rest -= ordered
+		if _, none := st.Unplaceable[name]; none {
+			ordered = min(ordered, out[name])
+		}
+		out[name] = ordered
+	}
+	share(st, out, shared, cost, max(rest, 0))
+	return out
+}
+
+// share makes the counts of the shared variants add up to rest, as far as there is a place.
+func share(st *api.ModelStatus, out map[string]int, shared []string, cost map[string]float64, rest int) {
+	gone := func(name string) int {
+		if _, known := cost[name]; !known {
+			return 1
+		}
+		return 0
+	}
+	slices.SortFunc(shared, func(a, b string) int {
+		return cmp.Or(cmp.Compare(gone(a), gone(b)), cmp.Compare(cost[a], cost[b]), cmp.Compare(a, b))
+	})
+	sum := 0
+	for _, name := range shared {
+		sum += out[name]
+	}
+	for _, name := range shared {
+		if _, none := st.Unplaceable[name]; sum < rest && !none && gone(name) == 0 {
+			out[name] += rest - sum
+			sum = rest
+		}
+	}
+	for _, name := range slices.Backward(shared) {
+		less := min(max(sum-rest, 0), out[name])
+		out[name] -= less
+		sum -= less
+	}
+}

@@ -1,0 +1,105 @@
+// Package engines finds the engines of a model through Consul and reads their metrics.
+//
+// A Scraper watches the service remuda-engine. While somebody asks about a model, it reads
+// the metrics page of each of its engines every few seconds and keeps the peaks of the last
+// minute in memory. It guarantees:
+//
+//   - Of two engines of one replica only the one with the higher fencing token is read, as
+//     only that one gets requests.
+//   - Time, size and number of what is read at once are bounded, whatever an engine does:
+//     one that hangs takes one of Config.Concurrency places for Config.Timeout.
+//   - A Consul that is away changes nothing: engines that were known are read on. One that
+//     died meanwhile becomes stale by its age.
+//   - What could not be read is stale or unknown with the reason, never idle.
+//   - Models that nobody asks for are not read, and engines that are gone are forgotten.
+package engines
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+
+	"remuda/autoscaler-plugin/metrics"
+	"remuda/internal/replica"
+)
+
+// Watcher lists the engines: it calls update with all of them, at first and after each
+// change, and lost once when it has no connection any more, both from one goroutine, and
+// returns when ctx ends. *consul.Watcher of remuda/controller/consul is one.
+type Watcher interface {
+	Watch(ctx context.Context, update func(engines []replica.Engine, afterOutage bool), lost func()) error
+}
+
+// Config says what to read and how often.
+type Config struct {
+	// Watcher lists the engines. Required.
+	Watcher Watcher
+	// Interval is from one reading of an engine to the next.
+	Interval time.Duration
+	// Timeout bounds one reading.
+	Timeout time.Duration
+	// FirstWait is how long Report waits for Consul's first answer, and then for the first
+	// reading of a model that nobody asked for before.
+	FirstWait time.Duration
+	// IdleAfter is how long a model is read that nobody asks for.
+	IdleAfter time.Duration
+	// Concurrency is how many engines are read at once.
+	Concurrency int
+	// MaxBytes is how large a page may be, MaxModels how many models are read.
+	MaxBytes, MaxModels int
+	// Path of the metrics page.
+	Path string
+	// Peaks bounds what is remembered. The zero value takes the defaults of package
+	// metrics, with replicas that are gone forgotten after two minutes.
+	Peaks metrics.PeaksConfig
+	// Now is the clock; nil: time.Now.
+	Now    func() time.Time
+	Logger hclog.Logger
+}
+
+// DefaultConfig has the reasons beside the numbers; Watcher is left to the caller.
+func DefaultConfig() Config {
+	return Config{
+		Interval:    5 * time.Second, // two readings between evaluations of nomad-autoscaler, which come every 10 s
+		Timeout:     2 * time.Second, // a busy engine answers within its step time; a page takes milliseconds
+		FirstWait:   3 * time.Second,
+		IdleAfter:   10 * time.Minute, // twice nomad-autoscaler's cooldown, in which it does not ask
+		Concurrency: 32,
+		MaxBytes:    metrics.DefaultMaxBytes,
+		MaxModels:   100_000,
+		Path:        "/metrics",
+		Logger:      hclog.NewNullLogger(),
+	}
+}
+
+func (c *Config) validate() error {
+	var errs []error
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	if c.Watcher == nil || c.Logger == nil {
+		bad("watcher and logger must be set")
+	}
+	for _, d := range []struct {
+		field string
+		value time.Duration
+	}{{"interval", c.Interval}, {"timeout", c.Timeout}, {"first wait", c.FirstWait}, {"idle after", c.IdleAfter}} {
+		if d.value <= 0 {
+			bad("%s is %s: want more than 0", d.field, d.value)
+		}
+	}
+	for _, n := range []struct {
+		field string
+		value int
+	}{{"concurrency", c.Concurrency}, {"max bytes", c.MaxBytes}, {"max models", c.MaxModels}} {
+		if n.value < 1 {
+			bad("%s is %d: want 1 or more", n.field, n.value)
+		}
+	}
+	if !strings.HasPrefix(c.Path, "/") {
+		bad("path is %q: want one that begins with a slash, as /metrics", c.Path)
+	}
+	return errors.Join(errs...)
+}

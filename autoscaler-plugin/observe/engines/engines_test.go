@@ -1,0 +1,323 @@
+package engines_test
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/stretchr/testify/require"
+
+	"remuda/autoscaler-plugin/metrics"
+	"remuda/autoscaler-plugin/observe"
+	"remuda/autoscaler-plugin/observe/engines"
+	"remuda/controller/consul/consultest"
+	"remuda/internal/replica"
+	"remuda/internal/sim"
+)
+
+func TestTheFirstReportHasNumbers(t *testing.T) {
+	agent := consultest.New(t)
+	e := newEngine(t, page("llama", 0.5, 3, 7))
+	other := newEngine(t, page("mistral", 0.9, 9, 9))
+	register(t, agent, e.server.Listener.Addr().String(), name("a100", "1"), "primary", 1, "passing")
+	register(t, agent, other.server.Listener.Addr().String(), replica.Name{Model: "mistral", Variant: "a100", ID: "2"}, "primary", 1, "passing")
+	s := scraper(t, agent, func(c *engines.Config) { c.Interval = time.Hour })
+	r := report(t, s, llama)
+	require.Len(t, r.Engines, 1)
+	got := r.Engines[0]
+	require.Equal(t, "llama:a100:1", got.View.Replica)
+	require.Equal(t, "a100", got.Variant)
+	require.Equal(t, 16, got.Slots)
+	require.Equal(t, metrics.ClassOK, got.View.Class)
+	require.Equal(t, metrics.Of(0.5), got.View.KVUsage)
+	require.Equal(t, metrics.Of(3), got.View.Waiting)
+	require.Equal(t, metrics.Of(7), got.View.Running)
+	require.Zero(t, other.asked.Load(), "nobody wants it")
+	require.Equal(t, "consul", s.Name())
+}
+
+func TestPeaksAreKept(t *testing.T) {
+	agent := consultest.New(t)
+	e := newEngine(t, page("llama", 0.9, 8, 16))
+	register(t, agent, e.server.Listener.Addr().String(), name("a100", "1"), "primary", 1, "passing")
+	s := scraper(t, agent, nil)
+	report(t, s, llama)
+	e.show(page("llama", 0.1, 0, 1))
+	r := await(t, s, llama, "a second reading", func(r observe.Report) bool { return r.Engines[0].View.Last.Running == metrics.Of(1) })
+	require.Equal(t, metrics.Of(0.9), r.Engines[0].View.KVUsage)
+	require.Equal(t, metrics.Of(8), r.Engines[0].View.Waiting)
+}
+
+func TestOfAPairTheHolderIsRead(t *testing.T) {
+	agent := consultest.New(t)
+	old, holder := newEngine(t, page("llama", 0.9, 9, 9)), newEngine(t, page("llama", 0.2, 0, 1))
+	register(t, agent, old.server.Listener.Addr().String(), name("a100", "1"), "primary", 7, "passing")
+	register(t, agent, holder.server.Listener.Addr().String(), name("a100", "1"), "shadow", 8, "passing")
+	s := scraper(t, agent, nil)
+	r := report(t, s, llama)
+	require.Len(t, r.Engines, 1)
+	require.Equal(t, metrics.Of(0.2), r.Engines[0].View.KVUsage)
+	require.Zero(t, old.asked.Load())
+}
+
+func TestEnginesThatMustNotBeUsed(t *testing.T) {
+	agent := consultest.New(t)
+	e, ill := newEngine(t, page("llama", 0.2, 0, 1)), newEngine(t, page("llama", 0.9, 9, 9))
+	register(t, agent, e.server.Listener.Addr().String(), name("a100", "1"), "primary", 7, "passing")
+	register(t, agent, ill.server.Listener.Addr().String(), name("a100", "1"), "shadow", 8, "critical")
+	register(t, agent, ill.server.Listener.Addr().String(), name("l4", "2"), "primary", 1, "critical")
+	s := scraper(t, agent, nil)
+	r := report(t, s, llama)
+	require.Len(t, r.Engines, 1)
+	require.Equal(t, metrics.Of(0.2), r.Engines[0].View.KVUsage)
+	require.Equal(t, map[string]int{"l4": 1}, r.NotPassing)
+	require.Zero(t, ill.asked.Load())
+
+	agent.NodeStatus("critical")
+	require.Len(t, report(t, s, llama).Engines, 1, "an engine on a node whose agent died may serve on")
+}
+
+func TestEnginesThatCannotBeRead(t *testing.T) {
+	huge := strings.Repeat("x", 1<<20)
+	for what, c := range map[string]struct {
+		change func(*engine)
+		why    string
+	}{
+		"hangs":            {func(e *engine) { e.hang.Store(true) }, "deadline"},
+		"says no":          {func(e *engine) { e.status.Store(http.StatusInternalServerError) }, "500"},
+		"sends elsewhere":  {func(e *engine) { e.status.Store(http.StatusFound) }, "302"},
+		"is cut off":       {func(e *engine) { e.show("vllm:num_requests_running 1") }, "truncated"},
+		"is too large":     {func(e *engine) { e.show(huge) }, "too large"},
+		"does not listen":  {func(e *engine) { _ = e.server.Listener.Close() }, "refused"},
+		"is no engine":     {func(e *engine) { e.show("up 1\n") }, "neither waiting requests nor KV usage are shown"},
+		"has other models": {func(e *engine) { e.show(page("mistral", 0.1, 0, 0)) }, "label_mismatch"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			agent := consultest.New(t)
+			e, good := newEngine(t, page("llama", 0.5, 3, 7)), newEngine(t, page("llama", 0.3, 0, 1))
+			c.change(e)
+			register(t, agent, e.server.Listener.Addr().String(), name("a100", "1"), "primary", 1, "passing")
+			register(t, agent, good.server.Listener.Addr().String(), name("a100", "2"), "primary", 1, "passing")
+			s := scraper(t, agent, func(cfg *engines.Config) { cfg.Timeout, cfg.MaxBytes = 50*time.Millisecond, 1<<16 })
+			r := report(t, s, llama)
+			require.Len(t, r.Engines, 2)
+			require.Equal(t, metrics.ClassUnknown, r.Engines[0].View.Class)
+			require.Contains(t, r.Engines[0].View.Why, c.why)
+			require.Equal(t, metrics.ClassOK, r.Engines[1].View.Class)
+		})
+	}
+}
+
+func TestAnEngineThatStopsAnsweringGetsStaleAndComesBack(t *testing.T) {
+	agent := consultest.New(t)
+	e := newEngine(t, page("llama", 0.5, 3, 7))
+	register(t, agent, e.server.Listener.Addr().String(), name("a100", "1"), "primary", 1, "passing")
+	s := scraper(t, agent, func(c *engines.Config) { c.Peaks = metrics.PeaksConfig{StaleAfter: 50 * time.Millisecond} })
+	require.Equal(t, metrics.ClassOK, report(t, s, llama).Engines[0].View.Class)
+	e.status.Store(http.StatusServiceUnavailable)
+	r := await(t, s, llama, "staleness", func(r observe.Report) bool { return r.Engines[0].View.Class == metrics.ClassStale })
+	require.Contains(t, r.Engines[0].View.Why, "503")
+	require.Equal(t, metrics.Of(7), r.Engines[0].View.Running, "the last known values")
+	e.status.Store(http.StatusOK)
+	await(t, s, llama, "the way back", func(r observe.Report) bool { return r.Engines[0].View.Class == metrics.ClassOK })
+}
+
+func TestAConsulThatIsAwayChangesNothing(t *testing.T) {
+	agent := consultest.New(t)
+	e := newEngine(t, page("llama", 0.5, 3, 7))
+	register(t, agent, e.server.Listener.Addr().String(), name("a100", "1"), "primary", 1, "passing")
+	s := scraper(t, agent, nil)
+	report(t, s, llama)
+	addr := agent.Addr()
+	agent.Stop()
+	await(t, s, llama, "the note", func(r observe.Report) bool { return len(r.Notes) == 1 })
+	e.show(page("llama", 0.6, 3, 8))
+	r := await(t, s, llama, "another reading", func(r observe.Report) bool { return r.Engines[0].View.Last.Running == metrics.Of(8) })
+	require.Contains(t, r.Notes[0], "consul is away")
+	agent.Listen(t, addr)
+	await(t, s, llama, "consul's return", func(r observe.Report) bool { return len(r.Notes) == 0 })
+}
+
+func TestAConsulThatNeverAnswered(t *testing.T) {
+	agent := consultest.New(t)
+	agent.Refuse(http.StatusForbidden)
+	s := scraper(t, agent, func(c *engines.Config) { c.FirstWait = 30 * time.Millisecond })
+	_, err := s.Report(t.Context(), llama)
+	require.ErrorContains(t, err, "consul has not answered yet")
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = s.Report(ctx, llama)
+	require.ErrorIs(t, err, context.Canceled)
+
+	e := newEngine(t, page("llama", 0.5, 3, 7))
+	agent.Refuse(0)
+	register(t, agent, e.server.Listener.Addr().String(), name("a100", "1"), "primary", 1, "passing")
+	require.Eventually(t, func() bool {
+		r, err := s.Report(t.Context(), llama)
+		return err == nil && len(r.Engines) == 1 && r.Engines[0].View.Class == metrics.ClassOK
+	}, patience, time.Millisecond)
+}
+
+func TestReplicasThatConsulHasNoMore(t *testing.T) {
+	agent := consultest.New(t)
+	e := newEngine(t, page("llama", 0.5, 3, 7))
+	one := name("a100", "1")
+	register(t, agent, e.server.Listener.Addr().String(), one, "primary", 1, "passing")
+	s := scraper(t, agent, func(c *engines.Config) {
+		c.Peaks = metrics.PeaksConfig{Window: 20 * time.Millisecond, StaleAfter: 20 * time.Millisecond, ForgetAfter: 100 * time.Millisecond}
+	})
+	q := llama
+	q.Replicas = []string{"llama:a100:1", "llama:a100:2"}
+	r := report(t, s, q)
+	require.Len(t, r.Engines, 2)
+	require.Contains(t, r.Engines[1].View.Why, "consul has no engine of it")
+	require.True(t, r.Engines[1].Gone)
+	require.False(t, r.Engines[0].Gone)
+	deregister(t, agent, one.ServiceID("primary"))
+	r = await(t, s, q, "its leave", func(r observe.Report) bool { return r.Engines[0].Gone })
+	require.Equal(t, "a100", r.Engines[0].Variant)
+	await(t, s, q, "its end", func(r observe.Report) bool { return r.Engines[0].View.Class == metrics.ClassUnknown })
+	require.Empty(t, report(t, s, llama).Engines)
+}
+
+func TestModelsThatNobodyAsksForAreNotRead(t *testing.T) {
+	agent := consultest.New(t)
+	e := newEngine(t, page("llama", 0.5, 3, 7))
+	register(t, agent, e.server.Listener.Addr().String(), name("a100", "1"), "primary", 1, "passing")
+	var ahead atomic.Int64
+	s := scraper(t, agent, func(c *engines.Config) {
+		c.Now = func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }
+	})
+	report(t, s, llama)
+	ahead.Store(int64(11 * time.Minute))
+	last, quiet := e.asked.Load(), 0
+	require.Eventually(t, func() bool {
+		if now := e.asked.Load(); now != last {
+			last, quiet = now, 0
+		} else {
+			quiet++
+		}
+		return quiet == 3 // for sixty intervals each
+	}, patience, 300*time.Millisecond)
+	require.Equal(t, metrics.ClassOK, report(t, s, llama).Engines[0].View.Class, "who asks again gets new numbers at once")
+}
+
+func TestAClockThatJumps(t *testing.T) {
+	for what, by := range map[string]time.Duration{"forward": time.Hour, "back": -time.Hour} {
+		t.Run(what, func(t *testing.T) {
+			agent := consultest.New(t)
+			e := newEngine(t, page("llama", 0.5, 3, 7))
+			register(t, agent, e.server.Listener.Addr().String(), name("a100", "1"), "primary", 1, "passing")
+			var ahead atomic.Int64
+			s := scraper(t, agent, func(c *engines.Config) {
+				c.Now = func() time.Time { return time.Now().Round(0).Add(time.Duration(ahead.Load())) }
+			})
+			report(t, s, llama)
+			ahead.Store(int64(by))
+			before := e.asked.Load()
+			await(t, s, llama, "readings after the jump", func(r observe.Report) bool {
+				return e.asked.Load() > before+2 && r.Engines[0].View.Class == metrics.ClassOK && r.Engines[0].View.Age < time.Minute
+			})
+		})
+	}
+}
+
+func TestDialects(t *testing.T) {
+	agent := consultest.New(t)
+	tgi := newEngine(t, "tgi_batch_current_size 3\ntgi_queue_size 2\n")
+	silent := newEngine(t, "")
+	register(t, agent, tgi.server.Listener.Addr().String(), name("a100", "1"), "primary", 1, "passing")
+	register(t, agent, silent.server.Listener.Addr().String(), name("cpu", "2"), "primary", 1, "passing")
+	s := scraper(t, agent, nil)
+	q := llama
+	q.Dialects = map[string]string{"cpu": "ollama"}
+	r := report(t, s, q)
+	require.Equal(t, "tgi", r.Engines[0].View.Last.Dialect)
+	require.Equal(t, metrics.Of(2), r.Engines[0].View.Waiting)
+	require.Equal(t, metrics.ClassUnknown, r.Engines[1].View.Class)
+	require.Equal(t, "ollama", r.Engines[1].View.Last.Dialect)
+	require.Zero(t, silent.asked.Load(), "there is nothing to read")
+
+	q.Dialects = map[string]string{"cpu": "vllm"} // the policy was changed
+	await(t, s, q, "its readings", func(observe.Report) bool { return silent.asked.Load() > 0 })
+	q.Dialects = map[string]string{"cpu": "cobol"}
+	_, err := s.Report(t.Context(), q)
+	require.ErrorIs(t, err, metrics.ErrUnknownDialect)
+}
+
+// Two policies may have a job group of one model each, that show it in different ways.
+func TestJobGroupsAreReadEachInItsWay(t *testing.T) {
+	agent := consultest.New(t)
+	a, b := newEngine(t, page("org/llama", 0.5, 3, 7)), newEngine(t, page("llama", 0.4, 1, 2))
+	register(t, agent, a.server.Listener.Addr().String(), name("a100", "1"), "primary", 1, "passing")
+	register(t, agent, b.server.Listener.Addr().String(), name("l4", "2"), "primary", 1, "passing")
+	s := scraper(t, agent, func(c *engines.Config) { c.Interval = time.Hour })
+	group := func(variant, shown string) observe.Question {
+		return observe.Question{Model: "llama", Shown: shown, Variants: []observe.VariantSpec{{Variant: variant}}}
+	}
+	first, second := group("a100", "org/llama"), group("l4", "llama")
+	report(t, s, first)
+	report(t, s, second)
+	for range 3 {
+		for _, q := range []observe.Question{first, second} {
+			r := report(t, s, q)
+			require.Len(t, r.Engines, 2)
+			require.Equal(t, metrics.ClassOK, r.Engines[0].View.Class, "%s: %s", q.Shown, r.Engines[0].View.Why)
+			require.Equal(t, metrics.ClassOK, r.Engines[1].View.Class, "%s: %s", q.Shown, r.Engines[1].View.Why)
+		}
+	}
+	require.Equal(t, []int64{1, 1}, []int64{a.asked.Load(), b.asked.Load()}, "neither question makes the other one new")
+}
+
+func TestTooManyModels(t *testing.T) {
+	s := scraper(t, consultest.New(t), func(c *engines.Config) { c.MaxModels = 1 })
+	report(t, s, llama)
+	_, err := s.Report(t.Context(), observe.Question{Model: "mistral"})
+	require.ErrorContains(t, err, "at most 1")
+}
+
+func TestTheSimulator(t *testing.T) {
+	cfg := sim.DefaultConfig()
+	cfg.Model, cfg.Version, cfg.Logger, cfg.Exit = "llama", "1.2.3", hclog.NewNullLogger(), func(int) {}
+	server, err := sim.New(cfg)
+	require.NoError(t, err)
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- server.Run(ctx, ln) }()
+	t.Cleanup(func() {
+		cancel()
+		require.NoError(t, <-done)
+	})
+	agent := consultest.New(t)
+	register(t, agent, ln.Addr().String(), name("a100", "1"), "primary", 1, "passing")
+	s := scraper(t, agent, nil)
+	r := await(t, s, llama, "a reading", func(r observe.Report) bool { return r.Engines[0].View.Class == metrics.ClassOK })
+	require.Equal(t, metrics.Of(0), r.Engines[0].View.KVUsage)
+	require.Equal(t, metrics.Of(4096*16), r.Engines[0].View.Last.KVTokens)
+	await(t, s, llama, "rates", func(r observe.Report) bool { return r.Engines[0].View.Rates.Finished == metrics.Of(0) })
+}
+
+func TestNewNamesEveryBadField(t *testing.T) {
+	_, err := engines.New(engines.Config{})
+	for _, field := range []string{"watcher", "interval", "timeout", "first wait", "idle after", "concurrency", "max bytes", "max models", "path"} {
+		require.ErrorContains(t, err, field)
+	}
+	cfg := engines.DefaultConfig()
+	cfg.Watcher, cfg.Peaks.MaxPoints = watcher{}, 1
+	_, err = engines.New(cfg)
+	require.ErrorContains(t, err, "max points")
+}
+
+type watcher struct{}
+
+func (watcher) Watch(ctx context.Context, _ func([]replica.Engine, bool), _ func()) error {
+	<-ctx.Done()
+	return ctx.Err()
+}

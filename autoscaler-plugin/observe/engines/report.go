@@ -1,0 +1,225 @@
+package engines
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"remuda/autoscaler-plugin/metrics"
+	"remuda/autoscaler-plugin/observe"
+	"remuda/internal/replica"
+)
+
+// wanted is a model that somebody asks for, or the plain job groups of it that one policy has.
+type wanted struct {
+	model string
+	// groups are the only variants to read, sorted; nil: all. Each group may show the model in
+	// its own way.
+	groups []string
+	asked  time.Time
+	// shown, dialect and dialects are those of the last question.
+	shown, dialect string
+	dialects       map[string]string
+	// read has the readers of pages by dialect.
+	read map[string]*pages
+	// first is closed when the model was read once.
+	first chan struct{}
+}
+
+// groupsOf are the variants that a question is about, nil for all. A single group without a
+// name of its own has all engines.
+func groupsOf(q *observe.Question) []string {
+	if q.Replicas != nil || len(q.Variants) == 0 || len(q.Variants) == 1 && q.Variants[0].Variant == observe.DefaultVariant {
+		return nil
+	}
+	var out []string
+	for _, v := range q.Variants {
+		out = append(out, v.Variant)
+	}
+	slices.Sort(out)
+	return out
+}
+
+// key is the one of a model and some groups of it.
+func key(model string, groups []string) string {
+	if groups == nil {
+		return model
+	}
+	return fmt.Sprintf("%s %q", model, groups)
+}
+
+// pages reads the engines of a variant. Every dialect of the question has one.
+func (w *wanted) pages(variant string) *pages {
+	if d := w.dialects[variant]; d != "" {
+		return w.read[d]
+	}
+	return w.read[w.dialect]
+}
+
+// Report answers what is known of a model's engines. It fails only where Consul has never
+// answered. The first who asks about a model waits until its engines were read.
+func (s *Scraper) Report(ctx context.Context, q observe.Question) (observe.Report, error) {
+	w, first, err := s.want(q)
+	if err != nil {
+		return observe.Report{}, err
+	}
+	patience, cancel := context.WithTimeout(ctx, s.cfg.FirstWait)
+	defer cancel()
+	select {
+	case <-s.known:
+	default:
+		select {
+		case <-s.known:
+		case <-patience.Done():
+			if first {
+				s.unwant(w)
+			}
+			return observe.Report{}, s.never(ctx)
+		}
+	}
+	if first {
+		s.mu.Lock()
+		jobs := s.jobs(w)
+		s.mu.Unlock()
+		s.read(patience, jobs)
+		close(w.first)
+	} else {
+		select {
+		case <-w.first:
+		case <-patience.Done():
+		}
+	}
+	if err := ctx.Err(); err != nil {
+		return observe.Report{}, fmt.Errorf("read engines of model %q: %w", q.Model, err)
+	}
+	return s.report(q, w), nil
+}
+
+func (s *Scraper) never(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("wait for consul: %w", err)
+	}
+	return errors.New("consul has not answered yet: which engines there are is not known")
+}
+
+// want notes that a model is wanted, and tells whether it was not before: the caller must
+// then close first of what it got, or take it back with unwant.
+func (s *Scraper) want(q observe.Question) (w *wanted, first bool, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.cfg.Now()
+	groups := groupsOf(&q)
+	if w = s.wanted[key(q.Model, groups)]; w != nil && w.same(q) {
+		w.asked = now
+		return w, false, nil
+	}
+	next := &wanted{model: q.Model, groups: groups, asked: now, shown: q.Shown, dialect: q.Dialect, dialects: q.Dialects, read: map[string]*pages{}, first: make(chan struct{})}
+	for _, name := range append([]string{q.Dialect}, values(q.Dialects)...) {
+		if next.read[name] != nil {
+			continue
+		}
+		opts := metrics.Options{MaxBytes: s.cfg.MaxBytes}
+		if q.Shown != "" {
+			opts.Models = []string{q.Shown}
+		}
+		if name != "" {
+			if opts.Dialect, err = metrics.Lookup(name); err != nil {
+				return nil, false, fmt.Errorf("engines of model %q: %w", q.Model, err)
+			}
+		}
+		if next.read[name], err = newPages(opts); err != nil {
+			return nil, false, fmt.Errorf("engines of model %q: %w", q.Model, err)
+		}
+	}
+	if w == nil && len(s.wanted) >= s.cfg.MaxModels {
+		if s.sweep(now); len(s.wanted) >= s.cfg.MaxModels {
+			return nil, false, fmt.Errorf("engines of model %q: %d models are read already: want at most %d", q.Model, len(s.wanted), s.cfg.MaxModels)
+		}
+	}
+	s.wanted[key(q.Model, groups)] = next
+	return next, true, nil
+}
+
+// unwant takes back a want that came to nothing, and lets nobody wait for it.
+func (s *Scraper) unwant(w *wanted) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	close(w.first)
+	if at := key(w.model, w.groups); s.wanted[at] == w {
+		delete(s.wanted, at)
+	}
+}
+
+func values(m map[string]string) []string {
+	var out []string
+	for _, v := range m {
+		out = append(out, v)
+	}
+	slices.Sort(out)
+	return out
+}
+
+// same tells whether a question reads the pages as the ones before did.
+func (w *wanted) same(q observe.Question) bool {
+	if w.shown != q.Shown || w.dialect != q.Dialect || len(w.dialects) != len(q.Dialects) {
+		return false
+	}
+	for k, v := range q.Dialects {
+		if w.dialects[k] != v {
+			return false
+		}
+	}
+	return true
+}
+
+// report puts together what is known now.
+func (s *Scraper) report(q observe.Question, w *wanted) observe.Report {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.cfg.Now()
+	var out observe.Report
+	if !s.lost.IsZero() {
+		out.Notes = append(out.Notes, fmt.Sprintf("consul is away for %s: engines are those that were known then",
+			idle(now, s.lost).Round(time.Second)))
+	}
+	m := s.models[q.Model]
+	if m == nil {
+		m = &engines{}
+	}
+	there := map[string]bool{}
+	for _, e := range m.use {
+		name := e.Name.String()
+		there[name] = true
+		v := s.peaks.Read(name, now)
+		if p := w.pages(e.Name.Variant); p.silent {
+			v = metrics.View{Replica: name, Class: metrics.ClassUnknown, Why: "engines of dialect " + p.sample.Dialect + " show no metrics", Last: p.sample}
+		} else if fault := s.faults[name]; fault != "" && v.Class != metrics.ClassOK {
+			v.Why += ": " + fault
+		}
+		out.Engines = append(out.Engines, observe.Reported{View: v, Variant: e.Name.Variant, Slots: e.Slots})
+	}
+	for variant, n := range m.notPassing {
+		if out.NotPassing == nil {
+			out.NotPassing = map[string]int{}
+		}
+		out.NotPassing[variant] = n
+	}
+	for _, name := range q.Replicas {
+		if there[name] {
+			continue
+		}
+		// What was last seen of it may still be of use, as of one that drains.
+		v := s.peaks.Read(name, now)
+		if v.Class == metrics.ClassUnknown && v.Points == 0 {
+			v.Why = "consul has no engine of it that may be used"
+		}
+		variant := ""
+		if n, err := replica.ParseName(name); err == nil {
+			variant = n.Variant
+		}
+		out.Engines = append(out.Engines, observe.Reported{View: v, Variant: variant, Gone: true})
+	}
+	return out
+}

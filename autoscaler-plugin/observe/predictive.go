@@ -1,0 +1,75 @@
+package observe
+
+import (
+	"time"
+
+	"remuda/autoscaler-plugin/measure"
+	"remuda/autoscaler-plugin/predictive"
+)
+
+// Predictive is the input of our own policy, but for the bounds of the sum, which are Min 0
+// and Max 0 here: the caller has them.
+//
+// Its clock is the one by which the counters were read, and the snapshot's where there are
+// none: an answer of the controller may be some seconds old, and a rate over the time between
+// two answers is right where one over the time between two decisions is not. Without gateways
+// of ours the requests in the engines stand for the load, and there are no counters: what
+// engines count says how many requests ended, not how many came.
+//
+// A variant whose slots nobody tells has as many as the smallest one of the others; where
+// they are known of none they are 0, which the policy refuses. KVUsage is the mean over all
+// replicas that serve, now and not at the peak, as the requests that run are counted now; it
+// is absent where one of them does not tell.
+func (s Snapshot) Predictive(coldStart, targetWait time.Duration) predictive.Input {
+	in := predictive.Input{
+		Now: time.Duration(s.At.UnixNano()), Ready: s.HotCount(), KVUsage: s.kvNow(),
+		ColdStartSeconds: coldStart.Seconds(), TargetWaitSeconds: targetWait.Seconds(), Variants: make([]predictive.Variant, 0, len(s.Variants)),
+	}
+	if q := &s.Queue; q.Known {
+		in.Waiting, in.Running = measure.Of(float64(q.Waiting)), measure.Of(float64(q.InFlight))
+		if in.Arrived, in.Finished, in.ServedSeconds = q.Arrived, q.Finished, q.ServedSeconds; !q.At.IsZero() {
+			in.Now = time.Duration(q.At.UnixNano())
+		}
+	}
+	fewest := 0
+	for _, v := range s.Variants {
+		if v.Slots > 0 && (fewest == 0 || v.Slots < fewest) {
+			fewest = v.Slots
+		}
+	}
+	for _, v := range s.Variants {
+		out := predictive.Variant{Variant: v.Variant, Slots: v.Slots, Current: v.Current, Min: v.Min, Max: v.Max, Unplaceable: v.Unplaceable}
+		if out.Slots <= 0 {
+			out.Slots = fewest
+		}
+		if cost, flaw := v.Cost.Get(); flaw == measure.None {
+			out.Cost = cost
+		}
+		in.Variants = append(in.Variants, out)
+	}
+	return in
+}
+
+// kvNow is the mean KV usage of the replicas that serve.
+func (s *Snapshot) kvNow() measure.Value {
+	sum, n := 0.0, 0
+	for i := range s.Engines {
+		e := &s.Engines[i]
+		if e.Draining {
+			continue
+		}
+		kv, flaw := e.KVNow.Get()
+		switch {
+		case !e.usable() || flaw == measure.Absent:
+			return measure.Value{}
+		case flaw != measure.None:
+			return e.KVNow
+		}
+		sum += kv
+		n++
+	}
+	if n == 0 {
+		return measure.Value{}
+	}
+	return measure.Of(sum / float64(n))
+}

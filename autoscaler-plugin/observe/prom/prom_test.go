@@ -1,0 +1,390 @@
+package prom_test
+
+import (
+	"context"
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"remuda/autoscaler-plugin/metrics"
+	"remuda/autoscaler-plugin/observe"
+	"remuda/autoscaler-plugin/observe/prom"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// series is one engine that the server has scraped.
+type series struct {
+	labels           map[string]string
+	model            string
+	kv, waiting, run float64
+	// age is how long ago it was scraped, below 0 for one that has dropped out.
+	age float64
+}
+
+// server answers the queries of this package as Prometheus would, over its series.
+type server struct {
+	*httptest.Server
+	mu       sync.Mutex
+	series   []series
+	queries  []string
+	headers  http.Header
+	refuse   func(http.ResponseWriter) // answers in place of the rest
+	warnings []string
+}
+
+// scraped is the server's clock, in Unix seconds.
+const scraped = 1_800_000_000.0
+
+func newServer(t testing.TB, all ...series) *server {
+	s := &server{series: all}
+	s.Server = httptest.NewServer(http.HandlerFunc(s.query))
+	t.Cleanup(s.Close)
+	return s
+}
+
+func (s *server) query(w http.ResponseWriter, r *http.Request) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	q := r.URL.Query().Get("query")
+	s.queries, s.headers = append(s.queries, r.URL.Path+" "+q), r.Header
+	if s.refuse != nil {
+		s.refuse(w)
+		return
+	}
+	type one struct {
+		Metric map[string]string `json:"metric"`
+		Value  [2]any            `json:"value"`
+	}
+	result := []one{}
+	counted := map[string]bool{}
+	for _, e := range s.series {
+		if !strings.HasPrefix(q, "count by") && !matches(q, e) {
+			continue
+		}
+		labels := map[string]string{"model_name": e.model}
+		for k, v := range e.labels {
+			labels[k] = v
+		}
+		v := 0.0
+		switch {
+		case strings.HasPrefix(q, "count by"):
+			if counted[e.model] {
+				continue
+			}
+			counted[e.model] = true
+			labels, v = map[string]string{"model_name": e.model}, 1
+		case strings.HasPrefix(q, "timestamp("):
+			if e.age < 0 {
+				continue
+			}
+			v = scraped - e.age
+		case strings.Contains(q, "kv_cache_usage_perc"):
+			v = e.kv
+		case strings.Contains(q, "num_requests_waiting"):
+			v = e.waiting
+		default:
+			v = e.run
+		}
+		result = append(result, one{labels, [2]any{scraped, strconv.FormatFloat(v, 'g', -1, 64)}})
+	}
+	_ = json.NewEncoder(w).Encode(map[string]any{"status": "success", "warnings": s.warnings, "data": map[string]any{"resultType": "vector", "result": result}})
+}
+
+// matches tells whether a query's matchers choose a series.
+func matches(q string, e series) bool {
+	_, rest, ok := strings.Cut(q, "{")
+	if !ok {
+		return true
+	}
+	inside, _, _ := strings.Cut(rest, "}")
+	for _, m := range strings.Split(inside, ",") {
+		name, value, _ := strings.Cut(m, "=")
+		value, _ = strconv.Unquote(value)
+		have := e.labels[name]
+		if name == "model_name" {
+			have = e.model
+		}
+		if have != value {
+			return false
+		}
+	}
+	return true
+}
+
+func (s *server) count() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.queries)
+}
+
+func source(t testing.TB, s *server, change func(*prom.Config)) *prom.Source {
+	t.Helper()
+	cfg := prom.DefaultConfig()
+	cfg.Address = s.URL
+	transport := &http.Transport{}
+	cfg.HTTPClient = &http.Client{Transport: transport}
+	t.Cleanup(transport.CloseIdleConnections)
+	if change != nil {
+		change(&cfg)
+	}
+	p, err := prom.New(cfg)
+	require.NoError(t, err)
+	return p
+}
+
+func replica(name string) map[string]string { return map[string]string{"replica": name} }
+
+func report(t testing.TB, p *prom.Source, q observe.Question) observe.Report {
+	t.Helper()
+	r, err := p.Report(t.Context(), q)
+	require.NoError(t, err)
+	return r
+}
+
+var (
+	managed = observe.Question{Model: "llama", Shown: "llama", Dialects: map[string]string{"a100": "vllm"},
+		Replicas: []string{"llama:a100:1", "llama:a100:2", "llama:l4:3"}}
+	plain = observe.Question{Model: "llama", Shown: "llama"}
+)
+
+func TestReplicasOfTheController(t *testing.T) {
+	s := newServer(t,
+		series{replica("llama:a100:1"), "llama", 0.5, 3, 7, 4},       // by its name
+		series{replica("2"), "llama", 0.6, 1, 2, 4},                  // by its ID
+		series{replica("llama:l4:3:primary"), "llama", 0.1, 0, 1, 4}, // by its Consul service
+		series{replica("llama:a100:dead"), "llama", 0.9, 9, 9, -1},   // dead, and not forgotten yet
+		series{replica("mistral:a100:1"), "mistral", 0.9, 9, 9, 4})   // another model
+	r := report(t, source(t, s, nil), managed)
+	got := map[string]observe.Reported{}
+	for _, e := range r.Engines {
+		got[e.View.Replica] = e
+	}
+	require.Len(t, got, 4)
+	one := got["llama:a100:1"]
+	require.Equal(t, metrics.ClassOK, one.View.Class)
+	require.Equal(t, []metrics.Value{metrics.Of(0.5), metrics.Of(3), metrics.Of(7)}, []metrics.Value{one.View.KVUsage, one.View.Waiting, one.View.Running})
+	require.Equal(t, 4*time.Second, one.View.Age)
+	require.Equal(t, "a100", got["llama:a100:2"].Variant)
+	require.Equal(t, "l4", got["llama:l4:3"].Variant)
+	require.Equal(t, metrics.ClassStale, got["llama:a100:dead"].View.Class)
+	require.Empty(t, r.Notes)
+	require.Empty(t, r.Findings)
+	require.Equal(t, 4, s.count())
+	require.True(t, strings.HasPrefix(s.queries[0], "/api/v1/query "))
+}
+
+func TestAPairIsOneReplica(t *testing.T) {
+	s := newServer(t,
+		series{replica("llama:a100:1:primary"), "llama", 0.5, 3, 7, -1},
+		series{replica("llama:a100:1:shadow"), "llama", 0.2, 0, 1, 4})
+	r := report(t, source(t, s, nil), managed)
+	require.Len(t, r.Engines, 1)
+	require.Equal(t, metrics.Of(0.2), r.Engines[0].View.KVUsage, "the one that is scraped speaks for it")
+}
+
+func TestAnIDOfTwoReplicasSaysNothing(t *testing.T) {
+	s := newServer(t, series{replica("1"), "llama", 0.5, 3, 7, 4})
+	q := managed
+	q.Replicas = []string{"llama:a100:1", "llama:l4:1"}
+	r := report(t, source(t, s, nil), q)
+	require.Equal(t, "1", r.Engines[0].View.Replica)
+	require.Len(t, r.Notes, 1)
+	require.Contains(t, r.Notes[0], "want a label with the replica's name")
+}
+
+func TestJobGroupsByTheirLabels(t *testing.T) {
+	s := newServer(t,
+		series{map[string]string{"instance": "10.0.0.1:8000", "group": "a", "job": "x"}, "llama", 0.5, 3, 7, 4},
+		series{map[string]string{"instance": "10.0.0.2:8000", "group": "b", "job": "x"}, "llama", 0.6, 1, 2, 4},
+		series{map[string]string{"instance": "10.0.0.3:8000", "group": "b", "job": "x"}, "llama", 0.9, 9, 9, -1},
+		series{map[string]string{"instance": "10.0.0.4:8000", "group": "b", "job": "y"}, "llama", 0.6, 1, 2, 4})
+	p := source(t, s, func(c *prom.Config) { c.Match = []metrics.Matcher{{Name: "job", Value: "x"}} })
+	q := plain
+	q.Variants = []observe.VariantSpec{{Variant: "a", Slots: 8, Match: []metrics.Matcher{{Name: "group", Value: "a"}}}, {Variant: "b", Match: []metrics.Matcher{{Name: "group", Value: "b"}}}}
+	r := report(t, p, q)
+	require.Len(t, r.Engines, 3)
+	require.Equal(t, []string{"a", "b", "b"}, []string{r.Engines[0].Variant, r.Engines[1].Variant, r.Engines[2].Variant})
+	require.Equal(t, 8, r.Engines[0].Slots)
+	require.Equal(t, []bool{false, false, true}, []bool{r.Engines[0].Gone, r.Engines[1].Gone, r.Engines[2].Gone})
+
+	q.Variants[0].Match, q.Variants[1].Match = nil, nil
+	_, err := p.Report(t.Context(), q)
+	require.ErrorContains(t, err, `variants "a" and "b" have the same series`)
+}
+
+func TestOneGroupWithoutAName(t *testing.T) {
+	s := newServer(t, series{map[string]string{"instance": "10.0.0.1:8000"}, "llama", 0.5, 3, 7, 4}, series{nil, "llama", 0.5, 3, 7, 4})
+	s.warnings = []string{"a shard did not answer"}
+	r := report(t, source(t, s, nil), plain)
+	require.Equal(t, observe.DefaultVariant, r.Engines[0].Variant)
+	require.Len(t, r.Notes, 2)
+	require.Contains(t, r.Notes[0], "none of the labels that name a replica")
+	require.Equal(t, "prometheus warns: a shard did not answer", r.Notes[1])
+}
+
+func TestOtherModelsRaiseAnAlarm(t *testing.T) {
+	s := newServer(t, series{replica("x"), "meta-llama/Llama-3-8B", 0.5, 3, 7, 4})
+	r := report(t, source(t, s, nil), plain)
+	require.Empty(t, r.Engines)
+	require.Equal(t, []metrics.Finding{{Kind: metrics.LabelMismatch, Want: []string{"llama"}, Seen: []string{"meta-llama/Llama-3-8B"}}}, r.Findings)
+	require.Equal(t, 5, s.count(), "only then it is asked which models there are")
+
+	r = report(t, source(t, newServer(t), nil), plain)
+	require.Equal(t, metrics.NoSeries, r.Findings[0].Kind)
+}
+
+func TestEnginesWithoutMetricsAreNotAskedFor(t *testing.T) {
+	s := newServer(t)
+	q := managed
+	q.Dialects = map[string]string{"a100": "ollama"}
+	r := report(t, source(t, s, nil), q)
+	require.Empty(t, r.Engines)
+	require.Zero(t, s.count())
+}
+
+func TestServersThatDoNotAnswer(t *testing.T) {
+	for name, c := range map[string]struct {
+		refuse func(http.ResponseWriter)
+		want   string
+	}{
+		"an error of its own": {func(w http.ResponseWriter) {
+			w.WriteHeader(http.StatusUnprocessableEntity)
+			fmt.Fprint(w, `{"status":"error","errorType":"execution","error":"too many samples"}`)
+		}, "too many samples"},
+		"another program": {func(w http.ResponseWriter) { http.Error(w, "who are you?", http.StatusForbidden) }, "want a Prometheus server"},
+		"elsewhere": {func(w http.ResponseWriter) {
+			w.Header().Set("Location", "http://192.0.2.1/")
+			w.WriteHeader(http.StatusFound)
+		}, "302"},
+		"too much": {func(w http.ResponseWriter) { fmt.Fprint(w, strings.Repeat(" ", 1<<17)) }, "too large"},
+		"not JSON": {func(w http.ResponseWriter) { fmt.Fprint(w, "<html>") }, "invalid character"},
+		"a matrix": {func(w http.ResponseWriter) {
+			fmt.Fprint(w, `{"status":"success","data":{"resultType":"matrix","result":[]}}`)
+		}, "want vector"},
+		"for a while": {func(http.ResponseWriter) { <-time.After(300 * time.Millisecond) }, "deadline"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newServer(t, series{replica("llama:a100:1"), "llama", 0.5, 3, 7, 4})
+			s.refuse = c.refuse
+			p := source(t, s, func(cfg *prom.Config) {
+				cfg.MaxBytes, cfg.Pause, cfg.HTTPClient = 1<<16, time.Nanosecond, nil
+				if name == "for a while" {
+					cfg.Timeout = 50 * time.Millisecond
+				}
+			})
+			t.Cleanup(func() { end(t, p) })
+			_, err := p.Report(t.Context(), managed)
+			require.ErrorContains(t, err, c.want)
+			require.ErrorContains(t, err, `model "llama"`)
+			s.mu.Lock()
+			s.refuse = nil
+			s.mu.Unlock()
+			if name != "for a while" { // its answers may still be under way
+				require.Len(t, report(t, p, managed).Engines, 1)
+			}
+		})
+	}
+}
+
+// end lets a source drop its connections.
+func end(t testing.TB, p *prom.Source) {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	require.ErrorIs(t, p.Run(ctx), context.Canceled)
+}
+
+func TestCredentials(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*prom.Config)
+		header string
+		want   string
+	}{
+		"a token":  {func(c *prom.Config) { c.Token = "s3cret" }, "Authorization", "Bearer s3cret"},
+		"a user":   {func(c *prom.Config) { c.User, c.Password = "a", "b" }, "Authorization", "Basic YTpi"},
+		"a header": {func(c *prom.Config) { c.Headers = map[string]string{"X-Scope-OrgID": "t1"} }, "X-Scope-Orgid", "t1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newServer(t)
+			report(t, source(t, s, c.change), plain)
+			require.Equal(t, c.want, s.headers.Get(c.header))
+		})
+	}
+}
+
+func TestTLSAndAPath(t *testing.T) {
+	s := &server{series: []series{{replica("llama:a100:1"), "llama", 0.5, 3, 7, 4}}}
+	s.Server = httptest.NewTLSServer(http.StripPrefix("/tenant", http.HandlerFunc(s.query)))
+	t.Cleanup(s.Close)
+	file := filepath.Join(t.TempDir(), "ca.pem")
+	require.NoError(t, os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw}), 0o600))
+	cfg := prom.DefaultConfig()
+	cfg.Address, cfg.CACert = s.URL+"/tenant/", file
+	p, err := prom.New(cfg)
+	require.NoError(t, err)
+	t.Cleanup(func() { end(t, p) })
+	require.Len(t, report(t, p, managed).Engines, 1)
+
+	cfg.CACert = filepath.Join(t.TempDir(), "none")
+	_, err = prom.New(cfg)
+	require.ErrorContains(t, err, "CA certificate")
+}
+
+func TestAnswersAreKeptAtHand(t *testing.T) {
+	s := newServer(t, series{replica("llama:a100:1"), "llama", 0.5, 3, 7, 4})
+	p := source(t, s, func(c *prom.Config) { c.Every = time.Millisecond })
+	for range 3 {
+		report(t, p, managed)
+	}
+	require.Equal(t, 4, s.count())
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- p.Run(ctx) }()
+	s.mu.Lock()
+	s.series[0].kv = 0.7
+	s.mu.Unlock()
+	require.Eventually(t, func() bool {
+		r, err := p.Report(t.Context(), managed)
+		return err == nil && r.Engines[0].View.KVUsage == metrics.Of(0.7)
+	}, 20*time.Second, time.Millisecond)
+	cancel()
+	require.ErrorIs(t, <-done, context.Canceled)
+}
+
+func TestBadConfigs(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*prom.Config)
+		want   string
+	}{
+		"no address":            {func(c *prom.Config) { c.Address = "" }, "address"},
+		"a user in the address": {func(c *prom.Config) { c.Address = "http://a:b@prometheus:9090" }, "without a user"},
+		"two ways":              {func(c *prom.Config) { c.Token, c.User = "a", "b" }, "token and user"},
+		"a password alone":      {func(c *prom.Config) { c.Password = "b" }, "password"},
+		"a line break":          {func(c *prom.Config) { c.Token = "a\nb" }, "line break"},
+		"a bad header":          {func(c *prom.Config) { c.Headers = map[string]string{"a b": "c"} }, `header "a b"`},
+		"a negative window":     {func(c *prom.Config) { c.Window = -1 }, "window"},
+		"no size":               {func(c *prom.Config) { c.MaxBytes = 0 }, "max bytes"},
+		"no age":                {func(c *prom.Config) { c.MaxAge = 0 }, "max age"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cfg := prom.DefaultConfig()
+			cfg.Address = "http://127.0.0.1:9090"
+			c.change(&cfg)
+			_, err := prom.New(cfg)
+			require.ErrorContains(t, err, c.want)
+			require.NotContains(t, err.Error(), "a:b@")
+		})
+	}
+}

@@ -1,0 +1,160 @@
+// Package sources opens what a plugin observes models through, from its configuration: the
+// controller, and the engines through Consul or through a Prometheus server.
+package sources
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+
+	"remuda/autoscaler-plugin/observe"
+	"remuda/autoscaler-plugin/observe/controlled"
+	"remuda/autoscaler-plugin/observe/engines"
+	"remuda/autoscaler-plugin/observe/prom"
+	"remuda/autoscaler-plugin/settings"
+	"remuda/controller/api"
+	"remuda/controller/consul"
+)
+
+// Keys of where to look, beside those of the controller.
+const (
+	KeyConsul          = "consul"           // address of Consul's agent; "none": not through Consul
+	KeyConsulToken     = "consul_token"     // empty: as Consul's own clients have it
+	KeyPrometheus      = "prometheus"       // URL of a Prometheus server, in place of Consul
+	KeyPrometheusToken = "prometheus_token" // a bearer token
+	KeyScrape          = "scrape_interval"  // between two looks at an engine
+)
+
+// Keys are all keys that Read reads.
+func Keys() []string {
+	return []string{settings.KeyController, settings.KeyToken, settings.KeyCACert, settings.KeyClientCert, settings.KeyClientKey,
+		KeyConsul, KeyConsulToken, KeyPrometheus, KeyPrometheusToken, KeyScrape}
+}
+
+// Config says where to look.
+type Config struct {
+	// Controller is nil where there is none: it is neither named nor in the environment.
+	Controller *api.Config
+	// Prometheus has engines' metrics where it is set, and Consul otherwise; "none" as
+	// Consul: nobody has.
+	Consul, ConsulToken         string
+	Prometheus, PrometheusToken string
+	// Scrape is the time between two looks at an engine.
+	Scrape time.Duration
+}
+
+// none says that there is no such source.
+const none = "none"
+
+// Read reads it.
+func Read(r *settings.Reader) Config {
+	c := Config{Controller: r.Controller()}
+	if c.Controller != nil && len(c.Controller.Addresses) == 0 && os.Getenv(api.EnvAddress) == "" {
+		c.Controller = nil
+	}
+	c.Consul, c.ConsulToken = r.Text(KeyConsul, ""), r.Text(KeyConsulToken, "")
+	c.Prometheus, c.PrometheusToken = r.Text(KeyPrometheus, ""), r.Text(KeyPrometheusToken, "")
+	c.Scrape = r.Duration(KeyScrape, 0, time.Second, time.Minute)
+	if c.Prometheus != "" && c.Consul != "" && c.Consul != none {
+		r.Fault(KeyPrometheus, "is set and %s as well: want one of them", KeyConsul)
+	}
+	if c.Controller == nil && c.Prometheus == "" && c.Consul == none {
+		r.Fault(KeyConsul, "is %q, and there is neither %s nor %s: want somebody to ask", none, KeyPrometheus, settings.KeyController)
+	}
+	return c
+}
+
+// Opened is what is observed through.
+type Opened struct {
+	Observer observe.Observer
+	// Client is the controller's, nil where there is none.
+	Client *api.Client
+	close  func()
+}
+
+// Close ends what goes on in the background, and waits for it.
+func (o *Opened) Close() { o.close() }
+
+// Key is the same for the same place.
+func (c *Config) Key() string {
+	key := fmt.Sprintf("%q", []string{c.Consul, c.ConsulToken, c.Prometheus, c.PrometheusToken, c.Scrape.String()})
+	if c.Controller != nil {
+		a := c.Controller
+		key += fmt.Sprintf("%q%q", a.Addresses, []string{a.Token, a.CACert, a.ClientCert, a.ClientKey})
+	}
+	return key
+}
+
+// Open makes an observer, and starts what it keeps at hand in the background.
+func Open(c Config, log hclog.Logger) (*Opened, error) {
+	var (
+		o   Opened
+		cfg observe.Config
+		run []func(context.Context) error
+	)
+	if c.Controller != nil {
+		var err error
+		if o.Client, err = api.NewClient(*c.Controller); err != nil {
+			return nil, err
+		}
+		of := controlled.DefaultConfig()
+		of.Client = o.Client
+		source, err := controlled.New(of)
+		if err != nil {
+			return nil, err
+		}
+		cfg.Controller, run = source, append(run, source.Run)
+	}
+	switch {
+	case c.Prometheus != "":
+		of := prom.DefaultConfig()
+		of.Address, of.Token = c.Prometheus, c.PrometheusToken
+		source, err := prom.New(of)
+		if err != nil {
+			return nil, err
+		}
+		cfg.Metrics, run = source, append(run, source.Run)
+	case c.Consul != none:
+		of := consul.DefaultWatcherConfig()
+		of.Address, of.Logger = consul.Address{Addr: c.Consul, Token: c.ConsulToken}, log.Named("consul")
+		watcher, err := consul.NewWatcher(of)
+		if err != nil {
+			return nil, err
+		}
+		with := engines.DefaultConfig()
+		with.Watcher, with.Logger = watcher, log.Named("engines")
+		if c.Scrape != 0 {
+			with.Interval = c.Scrape
+		}
+		source, err := engines.New(with)
+		if err != nil {
+			return nil, err
+		}
+		cfg.Metrics, run = source, append(run, source.Run)
+	}
+	var err error
+	if o.Observer, err = observe.New(cfg); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	for _, f := range run {
+		running.Go(func() {
+			if err := f(ctx); ctx.Err() == nil {
+				log.Error("what keeps answers at hand has ended", "error", err)
+			}
+		})
+	}
+	o.close = func() {
+		cancel()
+		running.Wait()
+		if o.Client != nil {
+			o.Client.Close()
+		}
+	}
+	return &o, nil
+}

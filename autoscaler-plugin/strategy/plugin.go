@@ -1,0 +1,415 @@
+package strategy
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/hashicorp/nomad-autoscaler/plugins/base"
+	"github.com/hashicorp/nomad-autoscaler/plugins/strategy"
+	"github.com/hashicorp/nomad-autoscaler/sdk"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"remuda/autoscaler-plugin/observe"
+	"remuda/autoscaler-plugin/settings"
+	"remuda/autoscaler-plugin/sources"
+	"remuda/autoscaler-plugin/target"
+)
+
+var _ strategy.Strategy = (*Plugin)(nil)
+
+// Keys of the plugin block alone.
+const (
+	KeyDecisions = "decisions"      // a file that every decision is written to
+	KeyStateDir  = "state_dir"      // where the state is kept without a controller
+	KeyListen    = "metrics_listen" // address of a Prometheus endpoint, as "127.0.0.1:9836"
+)
+
+// observeTimeout bounds one look at a model: nomad-autoscaler evaluates every ten seconds.
+const observeTimeout = 8 * time.Second
+
+// View is what models are seen through.
+type View struct {
+	Observer observe.Observer
+	// Scalers is the controller's store of states, nil where there is no controller.
+	Scalers Scalers
+	Close   func()
+}
+
+// Config is what a Plugin needs.
+type Config struct {
+	// Name is what nomad-autoscaler starts: the plugin block's driver.
+	Name string
+	// Strategy is one of Names.
+	Strategy string
+	Logger   hclog.Logger
+	// Open makes a View. Nil: the real one.
+	Open func(sources.Config, hclog.Logger) (View, error)
+	// Now is the clock. Nil: the real one.
+	Now func() time.Time
+}
+
+// Plugin is a strategy. Its methods may be called from several goroutines at once.
+type Plugin struct {
+	cfg     Config
+	metrics *Metrics
+	served  *endpoint
+
+	// configuring is held while the configuration changes.
+	configuring sync.Mutex
+	// mu guards what is below; it is held for no call.
+	mu    sync.Mutex
+	world *world
+	slots map[string]*slot
+	swept time.Time
+}
+
+// world is what one configuration made.
+type world struct {
+	defaults  map[string]string
+	views     *views
+	decisions *Decisions
+	dir       Store // nil without state_dir
+	process   Store
+}
+
+// New makes a strategy that does nothing before SetConfig.
+func New(cfg Config) (*Plugin, error) {
+	known := false
+	for _, n := range Names() {
+		known = known || n == cfg.Strategy
+	}
+	if !known {
+		return nil, fmt.Errorf("there is no strategy %q: want one of %v", cfg.Strategy, Names())
+	}
+	if cfg.Open == nil {
+		cfg.Open = open
+	}
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = hclog.NewNullLogger()
+	}
+	registry := prometheus.NewRegistry()
+	return &Plugin{cfg: cfg, metrics: NewMetrics(registry, cfg.Strategy), served: newEndpoint(registry, cfg.Logger), slots: map[string]*slot{}}, nil
+}
+
+// open makes the real View.
+func open(c sources.Config, log hclog.Logger) (View, error) {
+	o, err := sources.Open(c, log)
+	if err != nil {
+		return View{}, err
+	}
+	v := View{Observer: o.Observer, Close: o.Close}
+	if o.Client != nil { // an interface that holds a nil pointer is not nil
+		v.Scalers = o.Client
+	}
+	return v, nil
+}
+
+// PluginInfo tells nomad-autoscaler what this is.
+func (p *Plugin) PluginInfo() (*base.PluginInfo, error) {
+	return &base.PluginInfo{Name: p.cfg.Name, PluginType: sdk.PluginTypeStrategy}, nil
+}
+
+// SetConfig reads the plugin block's config: where to look, and defaults for checks. It may
+// be called again; what goes on meanwhile ends with the old one.
+func (p *Plugin) SetConfig(config map[string]string) error {
+	p.configuring.Lock()
+	defer p.configuring.Unlock()
+	defaults := maps.Clone(config)
+	if defaults == nil {
+		defaults = map[string]string{}
+	}
+	r := settings.Read(defaults)
+	decisions, stateDir, listen := r.Text(KeyDecisions, ""), r.Text(KeyStateDir, ""), r.Text(KeyListen, "")
+	from := sources.Read(r)
+	r.Default("model", "model") // defaults are checked as if a check had named one
+	readOptions(r, p.cfg.Strategy)
+	if err := r.Err(); err != nil {
+		return fmt.Errorf("%s config: %w", p.cfg.Strategy, err)
+	}
+	for _, k := range []string{KeyDecisions, KeyStateDir, KeyListen} {
+		delete(defaults, k)
+	}
+	w := &world{defaults: defaults, views: newViews(p.cfg.Open, p.cfg.Logger), process: InProcess()}
+	var err error
+	if _, err = w.views.of(from); err == nil && stateDir != "" {
+		w.dir, err = InDir(stateDir)
+	}
+	if err == nil && decisions != "" {
+		w.decisions, err = OpenDecisions(decisions, MaxDecisions)
+	}
+	if err != nil {
+		w.close(p.cfg.Logger)
+		return fmt.Errorf("%s config: %w", p.cfg.Strategy, err)
+	}
+	if from.Controller == nil && stateDir == "" {
+		p.cfg.Logger.Warn("states are kept in this process only, and are lost when it ends: set controller or state_dir", "strategy", p.cfg.Strategy)
+	}
+	if decisions == "" {
+		p.cfg.Logger.Warn("decisions are not kept and cannot be replayed: set decisions to a file", "strategy", p.cfg.Strategy)
+	}
+	p.served.listen(listen)
+	p.mu.Lock()
+	old := p.world
+	p.world, p.slots = w, map[string]*slot{}
+	p.mu.Unlock()
+	old.close(p.cfg.Logger)
+	return nil
+}
+
+// Close ends what goes on in the background.
+func (p *Plugin) Close() {
+	p.configuring.Lock()
+	defer p.configuring.Unlock()
+	p.served.listen("")
+	p.mu.Lock()
+	old := p.world
+	p.world = nil
+	p.mu.Unlock()
+	old.close(p.cfg.Logger)
+}
+
+func (w *world) close(log hclog.Logger) {
+	if w == nil {
+		return
+	}
+	w.views.close()
+	if w.decisions == nil {
+		return
+	}
+	if err := w.decisions.Close(); err != nil {
+		log.Warn("the decisions file could not be closed", "error", err)
+	}
+}
+
+// Run decides about one model. An error is one of the configuration; what else goes wrong
+// is an answer of no action, with its reason.
+func (p *Plugin) Run(eval *sdk.ScalingCheckEvaluation, count int64) (*sdk.ScalingCheckEvaluation, error) {
+	start := time.Now()
+	defer p.metrics.since("run", start)
+	if eval == nil {
+		eval = &sdk.ScalingCheckEvaluation{}
+	}
+	if eval.Action == nil {
+		eval.Action = &sdk.ScalingAction{}
+	}
+	eval.Action.Canonicalize()
+	p.mu.Lock()
+	w := p.world
+	p.mu.Unlock()
+	if w == nil {
+		return eval, fmt.Errorf("%s: it has no configuration yet: call SetConfig first", p.cfg.Strategy)
+	}
+	var config map[string]string
+	if eval.Check != nil && eval.Check.Strategy != nil {
+		config = eval.Check.Strategy.Config
+	}
+	r := settings.Read(w.defaults, config)
+	from := sources.Read(r)
+	options, look := readOptions(r, p.cfg.Strategy)
+	if err := r.Err(); err != nil {
+		return eval, fmt.Errorf("%s: %w", p.cfg.Strategy, err)
+	}
+	view, err := w.views.of(from)
+	if err != nil {
+		return eval, fmt.Errorf("%s: %w", p.cfg.Strategy, err)
+	}
+	if n := int(min(max(count, 0), 1_000_000)); len(look.Variants) == 1 {
+		look.Variants[0].Count = &n
+	}
+	answer, snapshot := p.decide(w, view, options, look)
+	fill(eval.Action, &answer, &snapshot, options.Model, count)
+	return eval, nil
+}
+
+// fill makes an action of an answer.
+func fill(a *sdk.ScalingAction, answer *Answer, s *observe.Snapshot, model string, count int64) {
+	a.Reason, a.Count, a.Direction = answer.Reason, count, sdk.ScaleDirectionNone
+	a.Meta[target.ActionModel] = model
+	if answer.Inert != "" {
+		a.Meta["remuda.inert"] = answer.Inert
+	}
+	if answer.Direction == None {
+		return
+	}
+	a.Count, a.Direction = int64(answer.Count), sdk.ScaleDirectionUp
+	if answer.Direction == Down {
+		a.Direction = sdk.ScaleDirectionDown
+	}
+	if s.Controlled {
+		named := maps.Clone(answer.Targets)
+		for _, v := range s.Variants {
+			// A number for it would have the controller refuse all of them. The target gives what
+			// is missing to the sum to the variants that there are.
+			if v.Removed {
+				delete(named, v.Variant)
+			}
+		}
+		targets, err := json.Marshal(named)
+		if err != nil { // a map of numbers has none
+			a.Direction, a.Reason = sdk.ScaleDirectionNone, err.Error()
+			return
+		}
+		a.Meta[target.ActionTargets] = string(targets)
+		a.Meta[target.ActionIndex] = strconv.FormatUint(s.ModifyIndex, 10)
+	}
+}
+
+// decide looks, decides and keeps what is to be kept.
+func (p *Plugin) decide(w *world, view *View, options Options, look observe.Target) (Answer, observe.Snapshot) {
+	s := p.slot(options, look)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), observeTimeout+2*storeTimeout)
+	defer cancel()
+	log := p.cfg.Logger.With("strategy", p.cfg.Strategy, "model", options.Model)
+
+	looking := time.Now()
+	seeing, done := context.WithTimeout(ctx, observeTimeout)
+	snapshot, err := view.Observer.Observe(seeing, look)
+	done()
+	p.metrics.since("observe", looking)
+	if err != nil {
+		p.metrics.observe.WithLabelValues(options.Model).Inc()
+		a := Answer{Direction: None, Reason: err.Error(), Inert: "nothing can be observed: " + err.Error()}
+		p.tell(log, s, &a)
+		return a, snapshot
+	}
+	store := w.store(view)
+	if err := s.load(ctx, store); err != nil {
+		p.metrics.state.WithLabelValues(options.Model, "load").Inc()
+		log.Warn("the state cannot be loaded, the strategy starts with none", "error", err)
+	}
+	call := Call{Strategy: p.cfg.Strategy, Options: options, Now: p.cfg.Now().UnixNano(), Snapshot: snapshot, State: s.memory.State}
+	if u := options.Utilization; u != nil {
+		call.Usage, call.Forecast, call.Refused = s.memory.usage(&snapshot, u.Window)
+	}
+	if c := options.Capacity; c != nil && c.Optimizer != nil {
+		call.ModelBased, call.ModelBasedRefused = s.memory.modelBased(&snapshot, c.Optimizer)
+	}
+	record := Record{Time: p.cfg.Now().UTC(), Call: call}
+	record.Answer, s.memory.State = call.Decide()
+	a := record.Answer
+	if why := p.keep(ctx, log, s, store, &a); why != "" {
+		record.Held = why
+		a = Answer{Direction: None, Current: a.Current, Count: a.Current, Targets: call.currents(), Reason: why, Inert: a.Inert}
+	}
+	if w.decisions != nil {
+		err := s.chain.shorten(&record, &s.memory.State, w.decisions.Turn())
+		if err == nil {
+			err = w.decisions.Write(&record)
+		}
+		if err != nil {
+			s.chain = chain{}
+			p.metrics.lost.Inc()
+			log.Error("a decision could not be written", "error", err)
+		}
+	}
+	p.tell(log, s, &a)
+	return a, snapshot
+}
+
+// keep saves the state and says why the answer must not be given, if so.
+func (p *Plugin) keep(ctx context.Context, log hclog.Logger, s *slot, store Store, a *Answer) string {
+	acts := a.Direction != None
+	err := s.keep(ctx, store, p.cfg.Now(), acts)
+	switch {
+	case err == nil:
+		return ""
+	case errors.Is(err, ErrRaced):
+		p.metrics.state.WithLabelValues(s.model, "raced").Inc()
+		if acts {
+			return "another autoscaler decided about the model meanwhile: nothing is done this time"
+		}
+		return ""
+	}
+	p.metrics.state.WithLabelValues(s.model, "save").Inc()
+	log.Warn("the state cannot be kept", "error", err)
+	if acts && a.HPA != nil {
+		return fmt.Sprintf("the windows cannot be kept, so nothing is done: %v", err)
+	}
+	return ""
+}
+
+// store is where states are kept: in the controller, in a directory, in the process.
+func (w *world) store(v *View) Store {
+	switch {
+	case v.Scalers != nil:
+		return InController(v.Scalers)
+	case w.dir != nil:
+		return w.dir
+	}
+	return w.process
+}
+
+// alarmEvery is how often it is told that a policy is still inert.
+const alarmEvery = 10 * time.Minute
+
+// tell logs a decision with its reason and counts it.
+func (p *Plugin) tell(log hclog.Logger, s *slot, a *Answer) {
+	p.metrics.decided(s.model, a)
+	level := hclog.Debug
+	if a.Direction != None {
+		level = hclog.Info
+	}
+	log.Log(level, "decided", "direction", a.Direction, "current", a.Current, "count", a.Count, "targets", fmt.Sprint(a.Targets), "reason", a.Reason)
+	now := p.cfg.Now()
+	switch {
+	case a.Inert != "" && (s.alarmed.IsZero() || now.Sub(s.alarmed) >= alarmEvery || now.Before(s.alarmed)):
+		s.alarmed = now
+		log.Error("ALARM: the policy is inert, it cannot judge anything", "reason", a.Inert)
+	case a.Inert == "" && !s.alarmed.IsZero():
+		s.alarmed = time.Time{}
+		log.Info("the policy can judge again")
+	}
+}
+
+// Slots that nobody asked for are forgotten.
+const (
+	forgetAfter = time.Hour
+	sweepEvery  = time.Minute
+)
+
+// slot returns what there is of a policy's model.
+func (p *Plugin) slot(o Options, look observe.Target) *slot {
+	key := p.cfg.Strategy + "/" + o.Model
+	if o.HPA != nil && o.HPA.Metric != observe.MetricQueue {
+		// A policy may have a check for each metric, with windows and budgets of its own.
+		key = fmt.Sprintf("%s-%s/%s", p.cfg.Strategy, o.HPA.Metric, o.Model)
+	}
+	// No model's name has two of these in a row, so that a key is of one model alone.
+	if o.Namespace != "" {
+		key += "//" + o.Namespace
+	}
+	if v := look.Variants[0].Variant; v != observe.DefaultVariant {
+		key += "::" + v
+	}
+	now := p.cfg.Now()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if since := now.Sub(p.swept); since >= sweepEvery || since < 0 {
+		p.swept = now
+		for k, s := range p.slots {
+			if now.Sub(s.used) > forgetAfter {
+				delete(p.slots, k)
+				p.metrics.forget(s.model)
+			}
+		}
+	}
+	s := p.slots[key]
+	if s == nil {
+		s = &slot{key: key, model: o.Model}
+		p.slots[key] = s
+	}
+	s.used = now
+	return s
+}

@@ -1,0 +1,569 @@
+package strategy_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/hashicorp/nomad-autoscaler/sdk"
+	"github.com/stretchr/testify/require"
+
+	"remuda/autoscaler-plugin/measure"
+	"remuda/autoscaler-plugin/metrics"
+	"remuda/autoscaler-plugin/observe"
+	"remuda/autoscaler-plugin/sources"
+	"remuda/autoscaler-plugin/strategy"
+	"remuda/autoscaler-plugin/target"
+	"remuda/controller/api"
+)
+
+// scalers is a little store of the controller's.
+type scalers struct {
+	mu    sync.Mutex
+	down  error
+	all   map[string]api.Scaler
+	saves int
+}
+
+func (s *scalers) Scaler(_ context.Context, name string, _ api.QueryOptions) (api.Scaler, api.QueryMeta, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.down != nil {
+		return api.Scaler{}, api.QueryMeta{}, s.down
+	}
+	got, ok := s.all[name]
+	if !ok {
+		return got, api.QueryMeta{}, &api.Error{Code: api.CodeNotFound, Message: "none"}
+	}
+	return got, api.QueryMeta{}, nil
+}
+
+func (s *scalers) SetScaler(_ context.Context, name string, r api.ScalerRequest) (api.ScalerResponse, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.down != nil {
+		return api.ScalerResponse{}, s.down
+	}
+	switch have := s.all[name].ModifyIndex; {
+	case *r.CAS == have:
+	case have == 0:
+		return api.ScalerResponse{}, &api.Error{Code: api.CodeNotFound, Message: "none"}
+	default:
+		return api.ScalerResponse{}, &api.Error{Code: api.CodeConflict, Message: "another index"}
+	}
+	s.saves++
+	s.all[name] = api.Scaler{Name: name, State: r.State, ModifyIndex: *r.CAS + 5}
+	return api.ScalerResponse{ModifyIndex: *r.CAS + 5}, nil
+}
+
+// world is what a plugin sees.
+type world struct {
+	mu       sync.Mutex
+	snapshot observe.Snapshot
+	err      error
+	asked    []observe.Target
+	opened   []sources.Config
+	closed   int
+	scalers  *scalers
+	now      time.Time
+}
+
+func (w *world) Observe(_ context.Context, t observe.Target) (observe.Snapshot, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.asked = append(w.asked, t)
+	return w.snapshot, w.err
+}
+
+func newWorld(s observe.Snapshot) *world {
+	return &world{snapshot: s, scalers: &scalers{all: map[string]api.Scaler{}}, now: noon}
+}
+
+// plugin starts an autoscaler of a world.
+func (w *world) plugin(t *testing.T, name string, config map[string]string) *strategy.Plugin {
+	t.Helper()
+	p, err := strategy.New(strategy.Config{Name: "remuda-autoscaler", Strategy: name, Now: func() time.Time { return w.now },
+		Open: func(c sources.Config, _ hclog.Logger) (strategy.View, error) {
+			w.opened = append(w.opened, c)
+			v := strategy.View{Observer: w, Close: func() { w.closed++ }}
+			if w.scalers != nil {
+				v.Scalers = w.scalers
+			}
+			return v, nil
+		}})
+	require.NoError(t, err)
+	t.Cleanup(p.Close)
+	require.NoError(t, p.SetConfig(config))
+	return p
+}
+
+func run(t *testing.T, p *strategy.Plugin, count int64, config map[string]string) *sdk.ScalingAction {
+	t.Helper()
+	got, err := p.Run(&sdk.ScalingCheckEvaluation{Check: &sdk.ScalingPolicyCheck{Strategy: &sdk.ScalingPolicyStrategy{Config: config}}}, count)
+	require.NoError(t, err)
+	require.NotNil(t, got.Action)
+	return got.Action
+}
+
+var check = map[string]string{"model": "m"}
+
+const up, down, none = sdk.ScaleDirection(sdk.ScaleDirectionUp), sdk.ScaleDirection(sdk.ScaleDirectionDown), sdk.ScaleDirection(sdk.ScaleDirectionNone)
+
+func TestRun(t *testing.T) {
+	w := newWorld(model(1, 1, 0.75))
+	a := run(t, w.plugin(t, strategy.Capacity, nil), 2, check)
+	require.Equal(t, up, a.Direction)
+	require.Equal(t, int64(3), a.Count)
+	require.Equal(t, map[string]any{target.ActionModel: "m", target.ActionTargets: `{"h100":1,"l4":2}`, target.ActionIndex: "7"}, a.Meta)
+	require.NotEmpty(t, a.Reason)
+}
+
+// The controller refuses numbers of variants that its model's file does not have.
+func TestAVariantThatIsRemovedIsNotNamed(t *testing.T) {
+	s := model(1, 1, 0.75)
+	s.Variants = append(s.Variants, observe.Variant{Variant: "old", Current: 1, Hot: 1, Removed: true, Unplaceable: true, Why: "it is no longer in the model's file"})
+	w := newWorld(s)
+	a := run(t, w.plugin(t, strategy.Capacity, nil), 3, check)
+	require.Equal(t, up, a.Direction, a.Reason)
+	require.Equal(t, int64(4), a.Count, "it counts until it is replaced")
+	require.JSONEq(t, `{"h100":1,"l4":2}`, a.Meta[target.ActionTargets].(string))
+}
+
+// plainGroup is a job group of which one replica is seen.
+func plainGroup(count int) observe.Snapshot {
+	s := model(0, 1, 0)
+	s.Controlled, s.ModifyIndex, s.Management, s.Min, s.Max = false, 0, "", 0, 0
+	s.Variants = s.Variants[1:]
+	s.Variants[0].Current, s.Variants[0].Starting = count, count-1
+	e := &s.Engines[0]
+	e.Running, e.RunningNow, e.Rates.Finished = measure.Of(0), measure.Of(0), measure.Of(0)
+	s.Queue = observe.Queue{Known: true, Source: observe.FromEngines, Served: measure.Of(0)}
+	return s
+}
+
+// Where Prometheus or Consul has lost the nodes of all replicas but an idle one, the others
+// may be full.
+func TestNothingIsRemovedWhileReplicasAreNotSeen(t *testing.T) {
+	for _, c := range []struct {
+		strategy string
+		config   map[string]string
+	}{
+		{strategy.Capacity, nil}, {strategy.HPA, nil}, {strategy.HPA, map[string]string{"metric": "kv"}}, {strategy.HPA, map[string]string{"metric": "running", "form": "replicate"}},
+		{strategy.Utilization, nil}, {strategy.Predictive, nil},
+	} {
+		t.Run(c.strategy+fmt.Sprint(c.config), func(t *testing.T) {
+			config := map[string]string{"model": "m", "variant": "l4", "scale_to_zero": "true", "idle_after": "2m"}
+			maps.Copy(config, c.config)
+			w := newWorld(plainGroup(3))
+			w.scalers = nil
+			p := w.plugin(t, c.strategy, map[string]string{"controller": "none"})
+			later := func(d time.Duration) *sdk.ScalingAction {
+				w.now = w.now.Add(d)
+				w.snapshot.At = w.now
+				return run(t, p, int64(w.snapshot.Current()), config)
+			}
+			for range 40 {
+				a := later(30 * time.Second)
+				require.Equal(t, none, a.Direction, a.Reason)
+			}
+			w.snapshot.Variants[0].Hot, w.snapshot.Variants[0].Starting, w.snapshot.Variants[0].Current = 1, 0, 1
+			require.Equal(t, none, later(30*time.Second).Direction, "it has been idle since now")
+			for range 3 {
+				later(30 * time.Second)
+			}
+			a := later(30 * time.Second)
+			require.Equal(t, down, a.Direction, a.Reason)
+			require.Zero(t, a.Count)
+		})
+	}
+}
+
+// A policy with a check for each metric: the windows and budgets of one are not the other's.
+func TestChecksOfTwoMetricsHaveStatesOfTheirOwn(t *testing.T) {
+	w := newWorld(model(0, 2, 0.5))
+	p := w.plugin(t, strategy.HPA, nil)
+	const slow = `{"scale_up":{"policies":[{"type":"Pods","value":1,"period_seconds":60}]}}`
+	count := 2
+	for range 12 { // two minutes
+		w.snapshot = model(0, count, 0.5)
+		w.snapshot.Queue.Waiting = 30
+		before := int64(count)
+		if a := run(t, p, before, map[string]string{"model": "m", "behavior": slow}); a.Direction == up {
+			count = int(a.Count)
+		}
+		require.NotEqual(t, up, run(t, p, before, map[string]string{"model": "m", "metric": "kv", "behavior": slow}).Direction)
+		w.now = w.now.Add(10 * time.Second)
+	}
+	require.Equal(t, 4, count, "one more each minute")
+}
+
+func TestRunOnAPlainJobGroup(t *testing.T) {
+	s := model(0, 2, 0.75)
+	s.Controlled, s.ModifyIndex, s.Management, s.Min, s.Max = false, 0, "", 0, 0
+	s.Variants = s.Variants[1:]
+	w := newWorld(s)
+	p := w.plugin(t, strategy.Capacity, map[string]string{"controller": "none"})
+	a := run(t, p, 2, map[string]string{"model": "m", "variant": "l4", "cost": "3", "match": "job=llama,group=l4", "served_as": "org/m"})
+	require.Equal(t, up, a.Direction, a.Reason)
+	require.Equal(t, int64(3), a.Count)
+	require.NotContains(t, a.Meta, target.ActionTargets, "Nomad's own target goes by the count")
+	two := 2
+	require.Equal(t, observe.Target{Model: "m", ServedAs: "org/m", Variants: []observe.VariantSpec{{Variant: "l4", Cost: 3, Count: &two,
+		Match: []metrics.Matcher{{Name: "job", Value: "llama"}, {Name: "group", Value: "l4"}}}}}, w.asked[0])
+}
+
+func TestWhatIsNotKnownChangesNothing(t *testing.T) {
+	for _, name := range strategy.Names() {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(model(1, 3, 0.75))
+			w.err = errors.New("nothing is known of it")
+			a := run(t, w.plugin(t, name, nil), 4, check)
+			require.Equal(t, none, a.Direction)
+			require.Equal(t, int64(4), a.Count)
+			require.Contains(t, a.Reason, "nothing is known of it")
+			require.Contains(t, a.Meta["remuda.inert"], "nothing is known of it")
+		})
+	}
+}
+
+func TestRunNeverReturnsNil(t *testing.T) {
+	w := newWorld(model(1, 1, 0.5))
+	p := w.plugin(t, strategy.Capacity, check)
+	got, err := p.Run(nil, -5)
+	require.NoError(t, err)
+	require.NotNil(t, got.Action, "the model is the plugin block's")
+	got, err = p.Run(&sdk.ScalingCheckEvaluation{Check: &sdk.ScalingPolicyCheck{Strategy: &sdk.ScalingPolicyStrategy{Config: map[string]string{"model_name": "m"}}}}, 1)
+	require.ErrorContains(t, err, "model_name is unknown: want some of")
+	require.NotNil(t, got.Action)
+}
+
+func TestConfig(t *testing.T) {
+	for _, c := range []struct {
+		strategy string
+		config   map[string]string
+		want     []string
+	}{
+		{strategy.Capacity, map[string]string{"rules": "bold", "kv_spare_trigger": "2", "overrides": `[{"model_name":"m"}]`}, []string{`rules is "bold"`, "kv_spare_trigger is", "overrides cannot be read"}},
+		{strategy.Capacity, map[string]string{"kv_cache_threshold": "0.05"}, []string{"thresholds do not fit together"}},
+		{strategy.Capacity, map[string]string{"match": "job"}, []string{"match cannot be read"}},
+		{strategy.Capacity, map[string]string{"dialect": "cobol"}, []string{"cannot be observed"}},
+		{strategy.HPA, map[string]string{"metric": "cpu", "behavior": `{"scale_up":{"select_policy":"Most"}}`, "tolerance_up": "-1"}, []string{"metric cannot be read", "select_policy", "tolerance_up"}},
+		{strategy.HPA, map[string]string{"form": "replicate", "metric": "kv"}, []string{"goes by a backlog"}},
+		{strategy.HPA, map[string]string{"rules": "wva"}, []string{"rules is unknown"}},
+		{strategy.Utilization, map[string]string{"config": `{"downscale_batch":0}`, "usage_window": "1s"}, []string{"config cannot be", "usage_window is"}},
+		{strategy.Predictive, map[string]string{"goal": "2", "cold_start": "2h", "lower": "x", "config": `{"ladder":[]}`}, []string{"goal is", "cold_start is", "lower is", "config cannot be"}},
+		{strategy.Predictive, map[string]string{"unplaceable_hold": "2h", "config": `{"caution":1}`}, []string{"unplaceable_hold is", "config cannot be read"}},
+		{strategy.Utilization, map[string]string{"prometheus": "http://p", "consul": "c:8500"}, []string{"want one of them"}},
+		{strategy.Utilization, map[string]string{"state_dir": "/dev/null/x"}, []string{"state_dir"}},
+		{strategy.Utilization, map[string]string{"decisions": "/nowhere/x"}, []string{"decisions"}},
+	} {
+		t.Run(c.strategy+fmt.Sprint(c.config), func(t *testing.T) {
+			w := newWorld(model(1, 1, 0.5))
+			p := w.plugin(t, c.strategy, nil)
+			err := p.SetConfig(c.config)
+			for _, want := range c.want {
+				require.ErrorContains(t, err, want)
+			}
+			require.NotEmpty(t, run(t, p, 2, check).Reason, "the old configuration goes on")
+		})
+	}
+	_, err := strategy.New(strategy.Config{Strategy: "x"})
+	require.ErrorContains(t, err, `there is no strategy "x"`)
+}
+
+func TestAnotherConfigurationReplacesTheFirst(t *testing.T) {
+	w := newWorld(model(1, 1, 0.5))
+	p := w.plugin(t, strategy.Capacity, map[string]string{"consul": "a:1"})
+	run(t, p, 2, map[string]string{"model": "m", "consul": "b:1"})
+	run(t, p, 2, map[string]string{"model": "m", "consul": "b:1"})
+	require.Len(t, w.opened, 2, "a check may look elsewhere, and is opened once")
+	require.NoError(t, p.SetConfig(map[string]string{"consul": "c:1"}))
+	require.Equal(t, 2, w.closed)
+	run(t, p, 2, check)
+	require.Equal(t, "c:1", w.opened[len(w.opened)-1].Consul)
+}
+
+func TestTwoAutoscalersNeverActTwice(t *testing.T) {
+	w := newWorld(model(0, 2, 0.5))
+	w.snapshot.Queue.Waiting = 8
+	a, b := w.plugin(t, strategy.HPA, nil), w.plugin(t, strategy.HPA, nil)
+	// Both have seen the model before it got busy.
+	quiet := w.snapshot
+	w.snapshot.Queue.Waiting = 4
+	require.Equal(t, none, run(t, a, 2, check).Direction)
+	require.Equal(t, none, run(t, b, 2, check).Direction)
+	w.snapshot = quiet
+	w.now = w.now.Add(10 * time.Second)
+	got := run(t, a, 2, check)
+	require.Equal(t, none, got.Direction)
+	require.Contains(t, got.Reason, "another autoscaler decided about the model meanwhile", "b has kept its state since")
+	require.Equal(t, int64(2), got.Count)
+	require.Equal(t, up, run(t, b, 2, check).Direction)
+	w.now = w.now.Add(10 * time.Second)
+	require.Equal(t, up, run(t, b, 2, check).Direction, "the cooldown had kept it from being carried out")
+	require.Equal(t, up, run(t, a, 2, check).Direction, "a has b's state by now")
+	require.Equal(t, none, run(t, b, 2, check).Direction)
+}
+
+func TestWindowsSurviveARestart(t *testing.T) {
+	dir := t.TempDir()
+	for _, c := range []struct {
+		name   string
+		config map[string]string
+		plain  bool
+	}{{name: "in the controller"}, {name: "in a directory", config: map[string]string{"state_dir": dir}, plain: true}} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorld(model(0, 4, 0.5))
+			if c.plain {
+				w.scalers = nil
+			}
+			w.snapshot.Queue.Waiting = 8 // 4 are right
+			p := w.plugin(t, strategy.HPA, c.config)
+			require.Equal(t, none, run(t, p, 4, check).Direction)
+			w.snapshot.Queue.Waiting = 2
+			for range 9 { // 4.5 min of the window's 5
+				w.now = w.now.Add(30 * time.Second)
+				require.Equal(t, none, run(t, p, 4, check).Direction)
+			}
+			p = w.plugin(t, strategy.HPA, c.config)
+			w.now = w.now.Add(40 * time.Second)
+			require.Equal(t, down, run(t, p, 4, check).Direction, "the window has passed, half of it in another process")
+		})
+	}
+}
+
+func TestAStoreThatIsAway(t *testing.T) {
+	w := newWorld(model(0, 2, 0.5))
+	w.scalers.down = errors.New("no leader")
+	w.snapshot.Queue.Waiting = 8
+	hpa, capacity := w.plugin(t, strategy.HPA, nil), w.plugin(t, strategy.Capacity, nil)
+	got := run(t, hpa, 2, check)
+	require.Equal(t, none, got.Direction)
+	require.Contains(t, got.Reason, "the windows cannot be kept")
+	w.snapshot = model(0, 2, 0.75)
+	require.Equal(t, up, run(t, capacity, 2, check).Direction, "it has no windows")
+	w.snapshot.Queue.Waiting = 8
+	w.scalers.down = nil
+	w.now = w.now.Add(10 * time.Second)
+	require.Equal(t, up, run(t, hpa, 2, check).Direction, "it goes on by itself")
+}
+
+// Somebody deletes it, or the controller's state is restored from before it was there.
+func TestAStateThatIsForgottenIsWrittenAnew(t *testing.T) {
+	w := newWorld(model(0, 2, 0.5))
+	p := w.plugin(t, strategy.HPA, nil)
+	w.snapshot.Queue.Waiting = 4
+	require.Equal(t, none, run(t, p, 2, check).Direction)
+	require.NotEmpty(t, w.scalers.all)
+	clear(w.scalers.all)
+	w.snapshot.Queue.Waiting = 8
+	w.now = w.now.Add(10 * time.Second)
+	require.Equal(t, none, run(t, p, 2, check).Direction)
+	w.now = w.now.Add(10 * time.Second)
+	got := run(t, p, 2, check)
+	require.Equal(t, up, got.Direction, got.Reason)
+	require.NotEmpty(t, w.scalers.all)
+}
+
+func TestTheStoreIsNotWrittenAtEveryDecision(t *testing.T) {
+	w := newWorld(model(1, 1, 0.5))
+	p := w.plugin(t, strategy.Capacity, nil)
+	for range 31 {
+		run(t, p, 2, check)
+		w.now = w.now.Add(2 * time.Second)
+	}
+	require.Equal(t, 3, w.scalers.saves)
+}
+
+func TestUsageIsAveragedAndRemembered(t *testing.T) {
+	w := newWorld(model(0, 2, 0.5))
+	w.snapshot.Queue.InFlight = 6 // of 8 slots
+	p := w.plugin(t, strategy.Utilization, map[string]string{"usage_window": "3m"})
+	last := func(load int, minutes int) *sdk.ScalingAction {
+		var a *sdk.ScalingAction
+		for range minutes {
+			w.now = w.now.Add(time.Minute)
+			w.snapshot.At, w.snapshot.Queue.InFlight = w.now, load
+			a = run(t, p, 2, check)
+		}
+		return a
+	}
+	require.Equal(t, none, last(4, 3).Direction)
+	require.Equal(t, none, last(8, 1).Direction, "one minute of three")
+	require.Equal(t, up, last(8, 2).Direction)
+	last(8, 24) // until half past
+	w.now = w.now.Add(7*24*time.Hour - 10*time.Minute)
+	require.Equal(t, up, last(1, 1).Direction, "as it was last week")
+}
+
+func TestEveryDecisionIsKeptAndTheSameAgain(t *testing.T) {
+	for _, name := range strategy.Names() {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "decisions.json")
+			w := newWorld(model(1, 2, 0.75))
+			p := w.plugin(t, name, map[string]string{"decisions": path})
+			for i := range 5 {
+				w.snapshot.Queue.Waiting = 10 * i
+				run(t, p, 3, check)
+				w.now = w.now.Add(10 * time.Second)
+			}
+			f, err := os.Open(path)
+			require.NoError(t, err)
+			defer f.Close()
+			n := 0
+			var again strategy.Replayer
+			for r, err := range strategy.Records(f) {
+				require.NoError(t, err)
+				require.NoError(t, again.Replay(&r))
+				r.Answer.Count++
+				require.ErrorContains(t, again.Replay(&r), "the answer was")
+				n++
+			}
+			require.Equal(t, 5, n)
+		})
+	}
+}
+
+func TestDecisionsAreRotated(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "d")
+	one, err := strategy.OpenDecisions(path, 2000)
+	require.NoError(t, err)
+	two, err := strategy.OpenDecisions(path, 2000)
+	require.NoError(t, err)
+	for i := range 40 {
+		r := strategy.Record{Answer: strategy.Answer{Reason: fmt.Sprint("number ", i)}}
+		require.NoError(t, one.Write(&r))
+		require.NoError(t, two.Write(&r))
+	}
+	names, err := filepath.Glob(path + "*")
+	require.NoError(t, err)
+	require.Equal(t, []string{path, path + ".1", path + ".2", path + ".lock"}, names)
+	last := ""
+	for _, name := range []string{path + ".2", path + ".1", path} {
+		info, err := os.Stat(name)
+		require.NoError(t, err)
+		require.LessOrEqual(t, info.Size(), int64(2000))
+		f, err := os.Open(name)
+		require.NoError(t, err)
+		for r, err := range strategy.Records(f) {
+			require.NoError(t, err, "no line is broken")
+			last = r.Answer.Reason
+		}
+		f.Close()
+	}
+	require.Equal(t, "number 39", last)
+	require.NoError(t, one.Close())
+	require.NoError(t, two.Close())
+}
+
+// A full disk or a lost host leaves a part of a line behind: it costs that decision alone.
+func TestALineThatWasCutCostsOneDecision(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "d")
+	write := func(reason string) {
+		d, err := strategy.OpenDecisions(path, 1<<20)
+		require.NoError(t, err)
+		require.NoError(t, d.Write(&strategy.Record{Answer: strategy.Answer{Reason: reason}}))
+		require.NoError(t, d.Close())
+	}
+	write("one")
+	f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
+	require.NoError(t, err)
+	_, err = f.WriteString(`{"time":"2026-05-`)
+	require.NoError(t, err)
+	require.NoError(t, f.Close())
+	write("two")
+	write("three")
+	raw, err := os.ReadFile(path)
+	require.NoError(t, err)
+	var read, broken []string
+	for r, err := range strategy.Records(bytes.NewReader(raw)) {
+		if err != nil {
+			require.ErrorIs(t, err, strategy.ErrBrokenLine)
+			broken = append(broken, err.Error())
+			continue
+		}
+		read = append(read, r.Answer.Reason)
+	}
+	require.Equal(t, []string{"one", "two", "three"}, read)
+	require.Len(t, broken, 1)
+	require.Contains(t, broken[0], "line 2")
+}
+
+func TestMetrics(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	at := l.Addr().String()
+	w := newWorld(model(1, 1, 0.75))
+	p := w.plugin(t, strategy.Capacity, map[string]string{"metrics_listen": at})
+	require.Equal(t, up, run(t, p, 2, check).Direction, "an address that is taken costs the metrics and nothing else")
+	l.Close()
+	require.NoError(t, p.SetConfig(map[string]string{"metrics_listen": at}))
+	w.snapshot.Census.Inert, w.snapshot.Census.Why = true, "no matching series"
+	for i := range w.snapshot.Engines {
+		w.snapshot.Engines[i].Class = metrics.ClassUnknown
+	}
+	run(t, p, 2, check)
+	w.err = errors.New("nothing")
+	run(t, p, 2, check)
+	resp, err := http.Get("http://" + at + "/metrics")
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	require.NoError(t, err)
+	for _, want := range []string{
+		`remuda_autoscaler_decisions_total{direction="up",model="m",strategy="remuda-capacity"} 1`,
+		`remuda_autoscaler_decisions_total{direction="none",model="m",strategy="remuda-capacity"} 2`,
+		`remuda_autoscaler_inert{model="m",strategy="remuda-capacity"} 1`,
+		`remuda_autoscaler_observe_errors_total{model="m",strategy="remuda-capacity"} 1`,
+		`remuda_autoscaler_target_replicas{model="m",strategy="remuda-capacity",variant="l4"} 1`,
+		`remuda_autoscaler_duration_seconds_count{part="run",strategy="remuda-capacity"} 3`,
+	} {
+		require.Contains(t, string(text), want)
+	}
+}
+
+func TestStores(t *testing.T) {
+	dir, err := strategy.InDir(filepath.Join(t.TempDir(), "state"))
+	require.NoError(t, err)
+	for name, s := range map[string]strategy.Store{
+		"controller": strategy.InController(&scalers{all: map[string]api.Scaler{}}), "directory": dir, "process": strategy.InProcess(),
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, key := range []string{"remuda-hpa/org/m", "a key that is no name: \x00/../x"} {
+				raw, index, err := s.Load(t.Context(), key)
+				require.NoError(t, err)
+				require.Nil(t, raw)
+				first, err := s.Save(t.Context(), key, []byte(`{"a":1}`), index)
+				require.NoError(t, err)
+				_, err = s.Save(t.Context(), key, []byte(`{"a":2}`), index)
+				require.ErrorIs(t, err, strategy.ErrRaced)
+				second, err := s.Save(t.Context(), key, []byte(`{"a":3}`), first)
+				require.NoError(t, err)
+				raw, index, err = s.Load(t.Context(), key)
+				require.NoError(t, err)
+				require.JSONEq(t, `{"a":3}`, string(raw))
+				require.Equal(t, second, index)
+			}
+		})
+	}
+}
+
+func TestABrokenStateIsWrittenAnew(t *testing.T) {
+	w := newWorld(model(0, 2, 0.5))
+	w.scalers.all["remuda-hpa/m"] = api.Scaler{State: []byte(`{"state":{"idle_ns":-5}}`), ModifyIndex: 3}
+	w.snapshot.Queue.Waiting = 8
+	p := w.plugin(t, strategy.HPA, nil)
+	require.Equal(t, up, run(t, p, 2, check).Direction)
+	require.Equal(t, uint64(8), w.scalers.all["remuda-hpa/m"].ModifyIndex)
+}

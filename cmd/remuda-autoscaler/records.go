@@ -1,0 +1,72 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"remuda/autoscaler-plugin/strategy"
+)
+
+// records is "replay FILE", which decides everything in a decisions file again and tells
+// what differs, and "input FILE", which prints the inputs of the capacity analyzer for
+// `remuda capacity explain`. "-" is standard input. Exit codes: 0 all the same, 1 not, or a
+// line is not readable, which is told and left out, 2 wrong usage. Decisions whose state stood in a file that was rotated away are
+// counted and change no exit code, unless no decision could be made again.
+func records(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
+	if len(args) != 2 {
+		fmt.Fprintf(stderr, "remuda-autoscaler: %s wants exactly one FILE, or - for standard input\n", args[0])
+		return 2
+	}
+	in := stdin
+	if args[1] != "-" {
+		f, err := os.Open(args[1])
+		if err != nil {
+			fmt.Fprintf(stderr, "remuda-autoscaler: read the decisions: %v\n", err)
+			return 1
+		}
+		defer f.Close()
+		in = f
+	}
+	same, different, without, broken := 0, 0, 0, 0
+	var replayer strategy.Replayer
+	out := json.NewEncoder(stdout)
+	for r, err := range strategy.Records(in) {
+		if errors.Is(err, strategy.ErrBrokenLine) {
+			fmt.Fprintf(stderr, "remuda-autoscaler: %s: %v\n", args[1], err)
+			broken++
+			continue
+		}
+		if err == nil && args[0] == "input" && r.Call.Options.Capacity != nil {
+			err = out.Encode(r.Call.CapacityInput())
+		}
+		if err != nil {
+			fmt.Fprintf(stderr, "remuda-autoscaler: %s: %v\n", args[1], err)
+			return 1
+		}
+		if args[0] == "input" {
+			continue
+		}
+		switch err := replayer.Replay(&r); {
+		case errors.Is(err, strategy.ErrNoState):
+			without++
+		case err != nil:
+			different++
+			fmt.Fprintln(stderr, err)
+		default:
+			same++
+		}
+	}
+	if args[0] == "replay" {
+		fmt.Fprintf(stdout, "%d decisions are the same again, %d are not\n", same, different)
+		if without > 0 {
+			fmt.Fprintf(stdout, "%d more go by a state that stands in an earlier file: replay both, the older one first, as cat FILE.1 FILE | remuda-autoscaler replay -\n", without)
+		}
+	}
+	if different > 0 || broken > 0 || without > 0 && same == 0 {
+		return 1
+	}
+	return 0
+}

@@ -1,0 +1,107 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+
+	"remuda/autoscaler-plugin/hpa"
+)
+
+func (p *program) hpaReplayVerb() verb {
+	return verb{
+		synopsis: "Replay recommendations through the HPA's windows and policies",
+		usage:    "[flags] FILE|-",
+		anywhere: true,
+		about: `
+Reads a recorded history of raw recommendations ("-" is standard input) and prints, as JSON, the replica count that the
+remuda-hpa strategy answers at each step: {"replicas":[7,7]}. No cluster is asked. As a file:
+
+  {"behavior": {
+     "scale_up":   {"stabilization_window_seconds": 0, "select_policy": "Max",
+                    "policies": [{"type": "Pods", "value": 4, "period_seconds": 15}]},
+     "scale_down": {"stabilization_window_seconds": 300, "select_policy": "Max",
+                    "policies": [{"type": "Percent", "value": 100, "period_seconds": 15}]}},
+   "min_replicas": 1, "max_replicas": 20, "initial_replicas": 3,
+   "steps": [{"t": 0, "desired": 7}, {"t": 15, "desired": 7}]}
+
+t is in seconds. The count before a step is the previous answer, or the step's "current" where someone else set one.
+What behavior leaves out is Kubernetes' default; max_gap_seconds and from_zero may stand in it, as in a policy. Several
+objects, one after the other, get an answer each.
+
+Exit codes: 0 answered, 1 the file cannot be read or a field is wrong, 2 wrong usage.`,
+		setup: func(fs *flag.FlagSet) func(context.Context, []string) error {
+			asJSON := fs.Bool("json", false, "print JSON, as it does without -explain anyway")
+			explain := fs.Bool("explain", false, "print each step with what limited it and why; with -json, as \"decisions\" beside \"replicas\"")
+			return func(_ context.Context, args []string) error {
+				if len(args) != 1 {
+					return usagef("want exactly one FILE, or - for standard input, got %d arguments", len(args))
+				}
+				scenarios, err := p.readScenarios(args[0])
+				if err != nil {
+					return err
+				}
+				for i := range scenarios {
+					if *explain && !*asJSON {
+						if i > 0 {
+							fmt.Fprintln(p.stdout)
+						}
+						err = explainReplay(p.stdout, &scenarios[i])
+					} else {
+						err = printReplay(p.stdout, &scenarios[i], *explain)
+					}
+					if err != nil {
+						return fmt.Errorf("print the answer: %w", err)
+					}
+				}
+				return nil
+			}
+		},
+	}
+}
+
+// readScenarios reads a file, or standard input for "-".
+func (p *program) readScenarios(path string) ([]hpa.Scenario, error) {
+	name, in := path, p.stdin
+	if path == "-" {
+		name = "standard input"
+	} else {
+		f, err := os.Open(path)
+		if err != nil {
+			return nil, fmt.Errorf("read the scenario: %w", err)
+		}
+		defer f.Close()
+		in = f
+	}
+	scenarios, err := hpa.Decode(in)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	return scenarios, nil
+}
+
+// printReplay writes one line of JSON.
+func printReplay(out io.Writer, s *hpa.Scenario, explain bool) error {
+	answer := struct {
+		hpa.Replayed
+		Decisions []hpa.Decision `json:"decisions,omitempty"`
+	}{Replayed: s.Run()}
+	if explain {
+		answer.Decisions = s.Decisions()
+	}
+	return json.NewEncoder(out).Encode(answer)
+}
+
+// explainReplay writes a table of the steps.
+func explainReplay(out io.Writer, s *hpa.Scenario) error {
+	t := newTable(out, "T", "CURRENT", "DESIRED", "STABILIZED", "REPLICAS", "LIMITED BY", "REASON")
+	for i, d := range s.Decisions() {
+		at := strconv.FormatFloat(s.Steps[i].T.Seconds(), 'f', -1, 64)
+		t.row(at, d.Current, d.Desired, d.Stabilized, d.Replicas, string(d.LimitedBy), d.Reason)
+	}
+	return t.flush()
+}

@@ -1,0 +1,141 @@
+package gateway_test
+
+import (
+	"net"
+	"net/http"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"remuda/controller/api"
+	"remuda/controller/gateway"
+	"remuda/controller/gateway/queue"
+)
+
+// counters are a report's of a model, nil where it has none.
+func counters(r api.GatewayReport, model string) *api.ModelCounters {
+	i := slices.IndexFunc(r.Counters, func(c api.ModelCounters) bool { return c.Model == model })
+	if i < 0 {
+		return nil
+	}
+	return &r.Counters[i]
+}
+
+// What a model had is counted in every report, also when it is idle again: a controller that
+// has just begun to lead must not take it for new.
+func TestReportsCountRequests(t *testing.T) {
+	t.Parallel()
+	c := newBossOf(t, api.GatewayModel{Name: "m", Wanted: 1}, api.GatewayModel{Name: "idle"})
+	f := newGateway(t, patient, c.config, func(cfg *gateway.Config) { cfg.Queue.Length = 1 })
+	s := newTurnstile(t, "a", 1)
+	f.engines(s.Engine)
+	f.follows(2)
+	began := time.Now()
+	first := f.later("1", unaryBody)
+	s.next()
+	second := f.later("2", unaryBody)
+	f.waiting("m", 1)
+	f.post(unaryBody).requireError(t, http.StatusTooManyRequests, "queue_full")
+	f.post(`{"model":"nobody's"}`).requireError(t, http.StatusNotFound, "model_not_found")
+	busy := c.reported("two that came", func(r api.GatewayReport) bool { m := counters(r, "m"); return m != nil && m.Refused == 1 })
+	require.Equal(t, []api.ModelCounters{{Model: "m", Arrived: 2, Refused: 1}}, busy.Counters, "who finds the queue full did not come, and nobody has left an engine")
+
+	close(s.leave)
+	(<-first).requireWhole(t, "1")
+	(<-second).requireWhole(t, "2")
+	took := time.Since(began).Seconds()
+	idle := c.reported("two that left", func(r api.GatewayReport) bool { m := counters(r, "m"); return m != nil && m.Finished == 2 })
+	m := counters(idle, "m")
+	require.Equal(t, int64(2), m.Arrived)
+	require.Positive(t, m.ServedSeconds)
+	require.LessOrEqual(t, m.ServedSeconds, took, "one slot serves no longer than it was there")
+	again := c.reported("that nothing goes on", func(r api.GatewayReport) bool { return len(r.Replicas) == 0 || r.Replicas[0].InFlight == 0 })
+	require.NotNil(t, counters(again, "m"))
+}
+
+// Refused is who is turned away for want of capacity: not who is over the limits of a key,
+// nor who leaves.
+func TestReportsCountWhoIsRefused(t *testing.T) {
+	t.Parallel()
+	c := newBossOf(t, api.GatewayModel{Name: "m", Wanted: 1}, api.GatewayModel{Name: "down", Wanted: 1})
+	f := newGateway(t, patient, c.config, withKey("one", limit(func(l *queue.KeyLimit) { l.Concurrency = 1 })),
+		withKey("slow", limit(func(l *queue.KeyLimit) { l.Rate, l.Burst = 0.001, 1 })), func(cfg *gateway.Config) { cfg.Queue.Length = 1 })
+	s := newTurnstile(t, "a", 1)
+	f.engines(s.Engine)
+	f.follows(2)
+	is := func(want api.ModelCounters, why string) {
+		t.Helper()
+		got := counters(c.reported(why, func(r api.GatewayReport) bool {
+			m := counters(r, want.Model)
+			return m != nil && m.Refused >= want.Refused
+		}), want.Model)
+		require.Equal(t, want, *got, why)
+	}
+	first := f.later("1", unaryBody, as("one")...)
+	s.next()
+	f.post(unaryBody, as("one")...).requireError(t, http.StatusTooManyRequests, "rate_limit_exceeded")
+	f.post(unaryBody, as("slow", "X-Remuda-Timeout", "50ms")...).requireError(t, http.StatusServiceUnavailable, "queue_timeout")
+	f.post(unaryBody, as("slow")...).requireError(t, http.StatusTooManyRequests, "rate_limit_exceeded")
+	is(api.ModelCounters{Model: "m", Arrived: 2, Refused: 1}, "the client's time is over, and two were over their keys' limits")
+
+	leaves := f.listen("2", unaryBody)
+	f.waiting("m", 1)
+	f.post(unaryBody).requireError(t, http.StatusTooManyRequests, "queue_full")
+	is(api.ModelCounters{Model: "m", Arrived: 3, Refused: 2}, "the queue is full")
+	leaves.leave()
+	leaves.end()
+	f.waiting("m", 0)
+	f.post(unaryBody, "X-Remuda-Timeout", "50ms").requireError(t, http.StatusServiceUnavailable, "queue_timeout")
+	is(api.ModelCounters{Model: "m", Arrived: 4, Refused: 3}, "one left")
+
+	f.post(`{"model":"down"}`, "X-Remuda-Timeout", "50ms").requireError(t, http.StatusServiceUnavailable, "model_unavailable")
+	is(api.ModelCounters{Model: "down", Arrived: 1, Refused: 1}, "it has no engine")
+	close(s.leave)
+	(<-first).requireWhole(t, "1")
+}
+
+// The gateway's own time to wait counts as the client's does, and a request that an engine
+// had is none that was refused, although it waits in vain for another one.
+func TestARequestIsRefusedBeforeItHasAnEngine(t *testing.T) {
+	t.Parallel()
+	c := newBossOf(t, api.GatewayModel{Name: "m", Wanted: 1})
+	f := newGateway(t, retrying, c.config, func(cfg *gateway.Config) {
+		cfg.Queue.Wait, cfg.Queue.Restart = 150*time.Millisecond, 150*time.Millisecond
+	})
+	f.engines(newRawEngine(t, "bad", func(c net.Conn) {
+		f.engines()
+		resets(c)
+	}))
+	f.follows(2)
+	require.Equal(t, http.StatusBadGateway, f.post(unaryBody).status)
+	require.Equal(t, 1.0, f.metric("remuda_gateway_queue_timeouts_total", "model", "m"), "it waited for another one")
+	f.post(unaryBody).requireError(t, http.StatusServiceUnavailable, "model_unavailable")
+	report := c.reported("both, and that nobody waits", func(r api.GatewayReport) bool {
+		m := counters(r, "m")
+		return m != nil && m.Arrived == 2 && (len(r.Queues) == 0 || r.Queues[0].Waiting == 0)
+	})
+	m := counters(report, "m")
+	m.ServedSeconds = 0
+	require.Equal(t, api.ModelCounters{Model: "m", Arrived: 2, Finished: 1, Refused: 1}, *m)
+}
+
+// A request that fails at one engine and goes on at another is one request.
+func TestARetriedRequestCountsOnce(t *testing.T) {
+	t.Parallel()
+	c := newBossOf(t, api.GatewayModel{Name: "m", Wanted: 2})
+	f := newGateway(t, retrying, c.config)
+	f.engines(newRawEngine(t, "bad", func(c net.Conn) { resets(c) }), deadEngine(t, "dead"), newEngine(t, "good", says("x")))
+	f.follows(2)
+	const n = 6
+	for range n {
+		require.Equal(t, http.StatusOK, f.post(unaryBody).status)
+	}
+	report := c.reported("all that came", func(r api.GatewayReport) bool {
+		m := counters(r, "m")
+		return m != nil && m.Arrived >= n && m.Finished >= n
+	})
+	require.Equal(t, int64(n), counters(report, "m").Arrived)
+	require.Equal(t, int64(n), counters(report, "m").Finished)
+}

@@ -1,0 +1,110 @@
+package planner
+
+import (
+	"fmt"
+	"strings"
+
+	"remuda/controller/state"
+)
+
+// Prober tells which variants could have a further replica now, from one view and one
+// observation. It plans nothing. Its methods are not to be called from several goroutines at
+// once.
+type Prober struct {
+	d    *draft
+	told map[string]map[string]string // by model
+}
+
+// NewProber makes one. The view and the observation must not be those of another moment.
+func NewProber(v *state.View, o Observation, c Config) *Prober {
+	d := newDraft(v, o, c)
+	// What changes by itself first, as in Plan: what was lost gives its place, and jobs that
+	// the state does not know hold theirs.
+	for _, m := range d.models {
+		for _, r := range m.members {
+			d.follow(m, r)
+		}
+		d.tidy(m)
+	}
+	d.orphans()
+	return &Prober{d: d, told: map[string]map[string]string{}}
+}
+
+// Unplaceable has the variants of a model of which Plan would find no place for a further
+// replica, now or soon, in any pool and also by evicting others, or of which Nomad does not
+// place one that is there; and why. It says nothing of a model that is stopped or does not
+// exist, and of none while the own Nomad cannot be asked: then nobody knows. Bounds, switches
+// and the management of the model are not looked at.
+func (p *Prober) Unplaceable(model string) map[string]string {
+	m := p.d.byName[model]
+	if m == nil || m.Stopped || !p.d.open("") {
+		return nil
+	}
+	out, known := p.told[model]
+	if known {
+		return out
+	}
+	for i := range m.Variants {
+		if why := p.d.unplaceable(m, &m.Variants[i]); why != "" {
+			if out == nil {
+				out = map[string]string{}
+			}
+			out[m.Variants[i].Name] = why
+		}
+	}
+	p.told[model] = out
+	return out
+}
+
+// unplaceable says why no further replica of a variant could be placed, empty where one
+// could. It looks where obtain and placeExpected would, and changes nothing.
+func (d *draft) unplaceable(m *model, v *state.Variant) string {
+	for _, r := range m.members {
+		if why := d.notPlaced(r); why != "" && r.Name.Variant == v.Name {
+			return fmt.Sprintf("replica %s: %s", r.Name.ID, why)
+		}
+	}
+	v = m.definition(v.Name)
+	for _, r := range m.members {
+		going := r.phase == state.Draining || r.phase == state.Sleeping
+		if r.resting && going && r.makesRoomFor == "" && !r.changed && r.Name.Variant == v.Name && r.VariantHash == v.Hash {
+			return "" // it would be called off, or awaited
+		}
+	}
+	_, no := d.find(m, v, ask{})
+	if no == nil {
+		return ""
+	}
+	if _, later := d.find(m, v, ask{future: true}); later == nil {
+		return ""
+	}
+	var refused []string
+	for _, pool := range d.byPrice() {
+		if !d.open(pool.Name) || !pool.spills() && len(d.inPool(m, pool.Name)) >= m.Expected[pool.Name] {
+			continue
+		}
+		_, away := d.find(m, v, ask{pool: pool.Name})
+		if away == nil {
+			return ""
+		}
+		refused = append(refused, fmt.Sprintf("in pool %s %s", pool.Name, away))
+	}
+	if _, no = d.findRoom(m, v, false); no == nil {
+		return ""
+	}
+	return strings.Join(append([]string{no.Error()}, refused...), "; ")
+}
+
+// notPlaced says why Nomad does not place the member, or did not when it was last tried;
+// empty where it has, or does not say.
+func (d *draft) notPlaced(r *member) string {
+	switch {
+	case !r.counts() || d.serves(r):
+		return ""
+	case r.job != nil && r.job.Unplaceable != "":
+		return "Nomad does not place it: " + r.job.Unplaceable
+	case !r.serving() && strings.HasPrefix(r.LastError, nomadHasNotPlaced):
+		return r.LastError
+	}
+	return ""
+}

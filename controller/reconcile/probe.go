@@ -1,0 +1,58 @@
+package reconcile
+
+import (
+	"sync"
+	"time"
+
+	"remuda/controller/planner"
+)
+
+// What a probe says is at least this old before it looks again, and on a fleet where looking
+// takes long, so much older that it takes one part in probeShare of a core.
+const (
+	probeAge   = 2 * time.Second
+	probeShare = 20
+)
+
+// probe looks, when somebody asks, which variants could have a further replica.
+type probe struct {
+	l *leading
+
+	mu     sync.Mutex // guards what follows, and the prober, while it looks
+	prober *planner.Prober
+	made   time.Time
+	spent  time.Duration // since it was made
+}
+
+// unplaceable is planner.Prober.Unplaceable of a short while ago; nil before Nomad was heard.
+func (p *probe) unplaceable(model string) map[string]string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	began := time.Now()
+	now := p.l.cfg.Now()
+	if age := now.Sub(p.made); p.prober == nil || age < 0 || age >= max(probeAge, probeShare*p.spent) {
+		busy := p.l.acts.busy()
+		view := p.l.cfg.Raft.Store().View()
+		seen := p.l.seen.take(&schedule{})
+		if !seen.begun {
+			return nil
+		}
+		p.prober = planner.NewProber(view, p.l.observe(view, seen, seen.jobs(view), busy, now), p.l.cfg.Planner)
+		p.made, p.spent = now, 0
+	}
+	out := p.prober.Unplaceable(model)
+	p.spent += time.Since(began)
+	return out
+}
+
+// Unplaceable has the variants of a model of which no further replica could be placed, and
+// why, see planner.Prober; from what was seen some seconds ago at most. It is empty where
+// this server does not lead, or has not heard Nomad. It may be called from several goroutines
+// at once.
+func (r *Reconciler) Unplaceable(model string) map[string]string {
+	l := r.current()
+	if l == nil {
+		return nil
+	}
+	return l.probe.unplaceable(model)
+}

@@ -1,0 +1,116 @@
+package server_test
+
+import (
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"remuda/controller/api"
+	"remuda/controller/server"
+	"remuda/controller/state"
+)
+
+// TestVariantsAreScaledTogether: one request, one change, one decision with its reason.
+func TestVariantsAreScaledTogether(t *testing.T) {
+	m, secrets := bootstrapped(t)
+	m.applied("m")
+	c := m.as(secrets["autoscaler"])
+	before, _, err := c.Model(t.Context(), "m", api.QueryOptions{})
+	require.NoError(t, err)
+	ask := api.ScaleRequest{Variants: map[string]int{"a": 1, "b": 2}, Reason: " the queue\n\tis\x00 long\r\n", CAS: before.Model.ModifyIndex}
+	done, err := c.Scale(t.Context(), "m", ask)
+	require.NoError(t, err)
+	require.True(t, done.Changed)
+	require.Equal(t, 3, done.Target)
+	after, _, err := c.Model(t.Context(), "m", api.QueryOptions{})
+	require.NoError(t, err)
+	require.Equal(t, map[string]int{"a": 1, "b": 2}, after.Model.Spread)
+	require.Equal(t, 3, after.Model.Replicas)
+	require.Equal(t, done.ModifyIndex, after.Model.ModifyIndex)
+	require.Len(t, after.Decisions, len(before.Decisions)+1)
+	d := after.Decisions[0]
+	require.Equal(t, `autoscaler "a autoscaler" asked for the replicas a=1, b=2; the model's scale was 2: the queue is long`, d.Reason)
+	require.Equal(t, map[string]string{"asked": "a=1, b=2", "before": "2", "variant": "", "origin": "autoscaler"}, d.Inputs)
+
+	// Who compares with what was before is refused, and the same again changes nothing.
+	_, err = c.Scale(t.Context(), "m", ask)
+	requireError(t, err, http.StatusConflict, api.CodeConflict, "has changed")
+	ask.CAS = 0
+	again, err := c.Scale(t.Context(), "m", ask)
+	require.NoError(t, err)
+	require.False(t, again.Changed)
+	require.Equal(t, done.ModifyIndex, again.ModifyIndex)
+
+	// The other ways keep a reason as well.
+	one, err := c.Scale(t.Context(), "m", api.ScaleRequest{Replicas: 4, Reason: strings.Repeat("x", api.MaxScaleReason)})
+	require.NoError(t, err)
+	require.Equal(t, 4, one.Target)
+	last, _, err := c.Decisions(t.Context(), api.DecisionFilter{Model: "m", Limit: 1}, api.QueryOptions{})
+	require.NoError(t, err)
+	require.Equal(t, `autoscaler "a autoscaler" asked for 4 replicas of the model; the model's scale was 3: `+strings.Repeat("x", api.MaxScaleReason), last[0].Reason)
+
+	// An empty map is no wish for nothing at all.
+	_, err = c.Scale(t.Context(), "m", api.ScaleRequest{Variants: map[string]int{}})
+	requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, "no variants are named")
+	_, err = m.client.ApplyModels(t.Context(), api.ApplyRequest{File: file("m", `"full"`, `"manual"`)})
+	require.NoError(t, err)
+	_, err = c.Scale(t.Context(), "m", api.ScaleRequest{Variants: map[string]int{"a": 1, "b": 1}})
+	requireError(t, err, http.StatusForbidden, api.CodeForbidden, "management is manual")
+}
+
+// TestTwoAutoscalersNeverAddTwice: of many that have seen the same, one is heard.
+func TestTwoAutoscalersNeverAddTwice(t *testing.T) {
+	m := one(t)
+	m.applied("m")
+	seen, _, err := m.client.Model(t.Context(), "m", api.QueryOptions{})
+	require.NoError(t, err)
+	const many = 8
+	errs := make([]error, many)
+	var wg sync.WaitGroup
+	for i := range many {
+		wg.Go(func() {
+			_, errs[i] = m.client.Scale(t.Context(), "m", api.ScaleRequest{Variants: map[string]int{"a": 2, "b": 1}, CAS: seen.Model.ModifyIndex, Origin: "autoscaler"})
+		})
+	}
+	wg.Wait()
+	heard := 0
+	for _, err := range errs {
+		if err == nil {
+			heard++
+			continue
+		}
+		requireError(t, err, http.StatusConflict, api.CodeConflict, "has changed")
+	}
+	require.Equal(t, 1, heard)
+	require.Equal(t, 3, m.store.View().Model(nil, "m").Replicas)
+}
+
+func TestReplicasAreCountedByVariant(t *testing.T) {
+	asked := make(chan string, 100)
+	m := cluster(t, 1, settings{server: func(c *server.Config) {
+		c.Unplaceable = func(model string) map[string]string {
+			asked <- model
+			return map[string]string{"b": "no room"}
+		}
+	}})[0]
+	m.applied("m")
+	hot := m.place("m", "r1", 0, 0)
+	m.move(hot, state.Starting, state.Running)
+	m.place("m", "r2", 0, 1)
+	got, _, err := m.client.Model(t.Context(), "m", api.QueryOptions{})
+	require.NoError(t, err)
+	require.Equal(t, map[string]api.Counts{"a": {Hot: 1, Starting: 1}, "b": {}}, got.VariantCounts)
+	require.Equal(t, api.Counts{Hot: 1, Starting: 1}, got.Counts)
+	require.Equal(t, map[string]string{"b": "no room"}, got.Unplaceable)
+	require.Equal(t, "m", <-asked)
+
+	// A variant that is gone is counted while it has replicas, and no longer.
+	_, err = m.client.ApplyModels(t.Context(), api.ApplyRequest{File: file("m", `variant "a"`, `variant "z"`)})
+	require.NoError(t, err)
+	got, _, err = m.client.Model(t.Context(), "m", api.QueryOptions{})
+	require.NoError(t, err)
+	require.Equal(t, map[string]api.Counts{"a": {Hot: 1, Starting: 1}, "b": {}, "z": {}}, got.VariantCounts)
+}
