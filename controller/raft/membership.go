@@ -2,6 +2,7 @@ package raft
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -12,25 +13,50 @@ import (
 	hraft "github.com/hashicorp/raft"
 )
 
+// part is the effort to be a member.
+type part struct {
+	// ctx ends when the server leaves or is closed.
+	ctx context.Context
+	end context.CancelFunc
+	// over is closed once nothing is asked any more.
+	over chan struct{}
+	// asked tells that somebody was asked to take this server in, so that it may be
+	// a member without knowing. To be read once over is closed.
+	asked bool
+}
+
+func (p *part) begin(ctx context.Context) {
+	p.ctx, p.end = context.WithCancel(ctx)
+	p.over = make(chan struct{})
+}
+
 // takePart makes this server a member: of the cluster that is there, or of a new one.
 // It returns once it is.
 func (n *Node) takePart() {
+	defer close(n.part.over)
 	said := ""
 	for {
 		peers, err := n.Peers()
-		if err == nil && slices.Contains(peers, Peer{n.ID(), n.Address()}) {
+		member := err == nil && slices.Contains(peers, Peer{n.ID(), n.Address()})
+		// Its own log alone does not prove it: a server that was removed while it was
+		// down finds itself in there, and no leader writes to it any more.
+		if member && (n.Leader().ID != "" || len(n.cfg.Join) == 0) {
 			return
 		}
 		if err == nil && n.cfg.BootstrapExpect == 0 && len(n.cfg.Join) == 0 {
 			n.log.Warn("this server is no member of a cluster, and is told of none to join")
 			return
 		}
-		if err = n.round(); err != nil && n.ctx.Err() == nil && err.Error() != said {
+		if err = n.round(); err != nil && n.part.ctx.Err() == nil && err.Error() != said {
 			said = err.Error()
-			n.log.Info("not a member of a cluster yet", "reason", said)
+			if member {
+				n.log.Info("a member that hears of no leader yet", "reason", said)
+			} else {
+				n.log.Info("not a member of a cluster yet", "reason", said)
+			}
 		}
 		select {
-		case <-n.ctx.Done():
+		case <-n.part.ctx.Done():
 			return
 		case <-n.failed:
 			return
@@ -49,7 +75,7 @@ func (n *Node) round() error {
 		if address == n.Address() {
 			continue
 		}
-		a, err := n.ask(n.ctx, address, question{Op: opHello})
+		a, err := n.ask(n.part.ctx, address, question{Op: opHello})
 		switch {
 		case err != nil:
 			errs = append(errs, err)
@@ -77,7 +103,6 @@ func (n *Node) round() error {
 // join asks for membership of the cluster that was found.
 func (n *Node) join(formed []answer) error {
 	id := formed[0].ClusterID
-	var errs []error
 	for _, a := range formed {
 		if a.ClusterID != id {
 			return fmt.Errorf("%s and %s are of different clusters, %s and %s", formed[0].Peer.Address, a.Peer.Address, id, a.ClusterID)
@@ -97,11 +122,22 @@ func (n *Node) join(formed []answer) error {
 	if err != nil {
 		return err
 	}
-	me := question{Op: opJoin, Peer: Peer{n.ID(), n.Address()}}
+	var addresses []string
 	for _, a := range formed {
-		reply, err := n.ask(n.ctx, a.Peer.Address, me)
+		addresses = append(addresses, a.Peer.Address)
+	}
+	n.part.asked = true
+	return n.askLeader(n.part.ctx, addresses, question{Op: opJoin, Peer: Peer{n.ID(), n.Address()}})
+}
+
+// askLeader asks the servers at these addresses, and those that they take for the
+// leader, until the leader has done what it is asked for.
+func (n *Node) askLeader(ctx context.Context, addresses []string, q question) error {
+	var errs []error
+	for _, address := range addresses {
+		reply, err := n.ask(ctx, address, q)
 		if err == nil && reply.NotLeader && reply.Leader.Address != "" {
-			reply, err = n.ask(n.ctx, reply.Leader.Address, me)
+			reply, err = n.ask(ctx, reply.Leader.Address, q)
 		}
 		if err == nil && reply.Error == "" {
 			return nil
@@ -134,7 +170,7 @@ func (n *Node) form(group []answer) error {
 		return fmt.Errorf("waiting for %s to form the cluster", servers[0].Address)
 	}
 	for _, p := range servers[1:] {
-		if _, err := n.ask(n.ctx, p.Address, question{Op: opPromise, Servers: servers}); err != nil {
+		if _, err := n.ask(n.part.ctx, p.Address, question{Op: opPromise, Servers: servers}); err != nil {
 			return err
 		}
 	}

@@ -64,6 +64,28 @@ func TestJoinAndLeave(t *testing.T) {
 	eventually(t, "two members again", peers(2))
 }
 
+// TestLeaveEndsJoining: a server that leaves as soon as it is a member does not ask to
+// be taken in again.
+func TestLeaveEndsJoining(t *testing.T) {
+	t.Parallel()
+	const retry = 300 * time.Millisecond
+	c := start(t, 1, company)
+	first := c.servers[0]
+	c.edit = func(cfg *raft.Config) { company(cfg); cfg.RetryInterval = retry }
+	s := c.add()
+	s.join = []string{first.address}
+	s.start()
+	peers := func() int {
+		ps, err := first.node.Peers()
+		require.NoError(t, err)
+		return len(ps)
+	}
+	eventually(t, "two members", func() bool { return peers() == 2 })
+	require.NoError(t, s.node.Leave(timeout(t, patience)))
+	require.Never(t, func() bool { return peers() > 1 }, 2*retry, 20*time.Millisecond)
+	s.stop()
+}
+
 func TestRemovePeer(t *testing.T) {
 	t.Parallel()
 	c := start(t, 3, nil)
@@ -77,6 +99,12 @@ func TestRemovePeer(t *testing.T) {
 	peers, err := l.node.Peers()
 	require.NoError(t, err)
 	require.Len(t, peers, 2)
+
+	// Its own log says that it is a member; it is one again only because it asks.
+	dead.join = []string{l.address}
+	dead.start()
+	l.apply(set("a", "1"))
+	dead.sees("a", "1")
 
 	alone := start(t, 1, nil).servers[0].node
 	require.Error(t, alone.RemovePeer(t.Context(), alone.ID()))

@@ -45,6 +45,7 @@ type Node struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
+	part   part
 
 	failed  chan struct{}
 	failure error
@@ -67,6 +68,7 @@ func Open(cfg Config) (*Node, error) {
 	}
 	n := &Node{cfg: cfg, log: cfg.Logger.Named("raft"), failed: make(chan struct{}), down: make(chan struct{})}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
+	n.part.begin(n.ctx)
 	if err := n.open(); err != nil {
 		n.cancel()
 		return nil, errors.Join(err, n.release())

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	hraft "github.com/hashicorp/raft"
@@ -16,16 +17,22 @@ import (
 
 // Peers returns the members as this server knows them, in the cluster's order.
 func (n *Node) Peers() ([]Peer, error) {
+	peers, _, err := n.configuration()
+	return peers, err
+}
+
+// configuration returns the members and the index of the log's entry that says so.
+func (n *Node) configuration() ([]Peer, uint64, error) {
 	f := n.raft.GetConfiguration()
 	if err := f.Error(); err != nil {
-		return nil, fmt.Errorf("raft: peers: %w", err)
+		return nil, 0, fmt.Errorf("raft: peers: %w", err)
 	}
 	servers := f.Configuration().Servers
 	peers := make([]Peer, len(servers))
 	for i, s := range servers {
 		peers[i] = Peer{ID: string(s.ID), Address: string(s.Address)}
 	}
-	return peers, nil
+	return peers, f.Index(), nil
 }
 
 // RemovePeer takes a server out of the cluster; one that is not in it is no error.
@@ -80,6 +87,13 @@ func (n *Node) TransferLeadership(ctx context.Context, id string) error {
 // a majority; a leader hands over first. The last server stays: it has nobody to
 // leave the state to. Close it afterwards.
 func (n *Node) Leave(ctx context.Context) error {
+	// One that still asks to be taken in would be back at once.
+	n.part.end()
+	select {
+	case <-n.part.over:
+	case <-ctx.Done():
+		return fmt.Errorf("raft: leave: %w", ctx.Err())
+	}
 	for {
 		err := n.tryLeave(ctx)
 		if err == nil || ctx.Err() != nil {
@@ -101,7 +115,7 @@ func (n *Node) tryLeave(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if len(peers) == 0 || len(peers) == 1 && peers[0].ID == n.ID() {
+	if len(peers) == 0 && !n.part.asked || len(peers) == 1 && peers[0].ID == n.ID() {
 		return nil
 	}
 	if n.raft.State() == hraft.Leader {
@@ -109,15 +123,23 @@ func (n *Node) tryLeave(ctx context.Context) error {
 			return err
 		}
 	}
-	l := n.Leader()
-	if l.ID == "" || l.ID == n.ID() {
+	var addresses []string
+	switch l := n.Leader(); l.ID {
+	case n.ID():
+		return n.notLeader()
+	case "":
+		for _, p := range peers {
+			addresses = append(addresses, p.Address)
+		}
+		addresses = append(addresses, n.cfg.Join...)
+		addresses = slices.DeleteFunc(addresses, func(a string) bool { return a == n.Address() })
+	default:
+		addresses = []string{l.Address}
+	}
+	if len(addresses) == 0 {
 		return n.notLeader()
 	}
-	a, err := n.ask(ctx, l.Address, question{Op: opLeave, Peer: Peer{ID: n.ID()}})
-	if err == nil && a.Error != "" {
-		err = errors.New(a.Error)
-	}
-	return err
+	return n.askLeader(ctx, addresses, question{Op: opLeave, Peer: Peer{ID: n.ID()}})
 }
 
 // SaveSnapshot writes the state to w, as a Verified or a Stale read sees it.

@@ -59,8 +59,10 @@ type answer struct {
 	ClusterID string
 	// Formed: it belongs to a cluster that has been formed.
 	Formed bool
-	Expect int
-	API    string
+	// Leaving: it does not want to be taken in any more.
+	Leaving bool
+	Expect  int
+	API     string
 }
 
 // ask puts a question to the server at an address.
@@ -143,7 +145,7 @@ func (n *Node) answer(q question) answer {
 func (n *Node) hello() answer {
 	return answer{
 		Leader: n.Leader(), Peer: Peer{n.ID(), n.Address()}, Cluster: n.cfg.Cluster, ClusterID: n.identity.get().ClusterID,
-		Formed: n.formed(), Expect: n.cfg.BootstrapExpect, API: n.cfg.API,
+		Formed: n.formed(), Leaving: n.part.ctx.Err() != nil, Expect: n.cfg.BootstrapExpect, API: n.cfg.API,
 	}
 }
 
@@ -184,7 +186,7 @@ func (n *Node) takeIn(ctx context.Context, q question) error {
 	if mine := n.identity.get().ClusterID; q.ClusterID != mine {
 		return fmt.Errorf("who joins must know the cluster's ID, %s", mine)
 	}
-	peers, err := n.Peers()
+	peers, index, err := n.configuration()
 	if err != nil {
 		return err
 	}
@@ -198,14 +200,20 @@ func (n *Node) takeIn(ctx context.Context, q question) error {
 	if a.Peer.ID != q.Peer.ID {
 		return fmt.Errorf("at the address %s is the server %s, not %s", q.Peer.Address, a.Peer.ID, q.Peer.ID)
 	}
+	if a.Leaving {
+		return fmt.Errorf("the server %s is leaving", q.Peer.ID)
+	}
 	for _, p := range peers {
 		if p.Address == q.Peer.Address && p.ID != q.Peer.ID {
 			n.log.Info("a server at this address has lost its data and comes anew", "address", p.Address, "was", p.ID, "is", q.Peer.ID)
-			if err := n.await(ctx, n.raft.RemoveServer(hraft.ServerID(p.ID), 0, n.cfg.ApplyTimeout)); err != nil {
+			f := n.raft.RemoveServer(hraft.ServerID(p.ID), index, n.cfg.ApplyTimeout)
+			if err := n.await(ctx, f); err != nil {
 				return err
 			}
+			index = f.Index()
 		}
 	}
 	n.log.Info("a server joins", "id", q.Peer.ID, "address", q.Peer.Address)
-	return n.await(ctx, n.raft.AddVoter(hraft.ServerID(q.Peer.ID), hraft.ServerAddress(q.Peer.Address), 0, n.cfg.ApplyTimeout))
+	// Not if the members have changed since: it may have left meanwhile.
+	return n.await(ctx, n.raft.AddVoter(hraft.ServerID(q.Peer.ID), hraft.ServerAddress(q.Peer.Address), index, n.cfg.ApplyTimeout))
 }
