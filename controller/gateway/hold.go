@@ -232,9 +232,11 @@ func (x *exchange) refused(err error) *apiError {
 }
 
 // retryPause is the pause before a request that two engines have failed is tried again,
-// a half more or less; it doubles each time. Engines that die together, as on a node that
-// goes down, are found dead after it, and a dead engine is waited for.
-const retryPause = 250 * time.Millisecond
+// a quarter more or less; it doubles each time. Engines that die together, as on a node
+// that goes down, are found dead after it, and a dead engine is waited for. Until the
+// kernel has torn a killed process down it takes connections: on a busy machine some had
+// not died 0.4 s after the first one.
+const retryPause = time.Second
 
 // mayRetry waits until the request may be tried again: the first time at once, later after
 // a pause, and when the model's budget has one more attempt.
@@ -245,7 +247,7 @@ func (x *exchange) mayRetry() *apiError {
 	began := x.asking
 	if x.failures > 1 {
 		pause := retryPause << min(x.failures-2, 3)
-		if e := x.rest(pause/2+rand.N(pause), began); e != nil {
+		if e := x.rest(pause*3/4+rand.N(pause/2), began); e != nil {
 			return e
 		}
 	}
