@@ -41,9 +41,9 @@ dev: tools build ## Run a complete local cluster in the foreground (Ctrl-C ends 
 test: lint unit race fuzz e2e ## Everything: linter, unit tests, race detector, fuzzing, end to end
 
 # Tests wait more than they work: more packages than CPUs run at a time. What vet finds
-# is of make lint.
+# is of make lint; of some tests the long form (without -short) runs in make race only.
 unit: ## Unit tests
-	go test -p $$(( 2 * $$(nproc) )) -vet=off $(PACKAGES)
+	go test -short -p $$(( 2 * $$(nproc) )) -vet=off $(PACKAGES)
 
 race: ## Unit tests under the race detector
 	go test -race $(PACKAGES)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"path/filepath"
 	"sync"
 	"testing"
 	"time"
@@ -99,6 +100,7 @@ type cluster struct {
 	net *network
 	// edit changes the configuration of each server that is started.
 	edit    func(*raft.Config)
+	dir     string
 	servers []*server
 }
 
@@ -113,7 +115,8 @@ type server struct {
 }
 
 func newCluster(t testing.TB, edit func(*raft.Config)) *cluster {
-	c := &cluster{t: t, net: newNetwork(), edit: edit}
+	c := &cluster{t: t, net: newNetwork(), edit: edit, dir: t.TempDir()}
+	// After TempDir's own, so that the servers end before their directories are removed.
 	t.Cleanup(func() {
 		for _, s := range c.servers {
 			s.stop()
@@ -124,7 +127,8 @@ func newCluster(t testing.TB, edit func(*raft.Config)) *cluster {
 
 // add makes a server that is not started.
 func (c *cluster) add() *server {
-	s := &server{c: c, name: fmt.Sprint("s", len(c.servers)), dir: c.t.TempDir(), address: loopback.Free(c.t)}
+	name := fmt.Sprint("s", len(c.servers))
+	s := &server{c: c, name: name, dir: filepath.Join(c.dir, name), address: loopback.Free(c.t)}
 	c.net.mu.Lock()
 	c.net.names[s.address] = s.name
 	c.net.mu.Unlock()
