@@ -42,9 +42,8 @@ const maxTold = state.DecisionLimit / 8
 // taken in; whatever the others hold is not there for anybody else. While Nomad cannot
 // be asked what they held when it last could is still theirs.
 func (d *draft) orphans() {
-	var strangers []Job
 	told := 0
-	var unknown []string
+	var strangers, unknown []string
 	for name, j := range d.obs.Jobs {
 		if !j.Ended && d.byMember[name] == nil && d.view.Replica(nil, name) == nil {
 			unknown = append(unknown, name)
@@ -54,14 +53,14 @@ func (d *draft) orphans() {
 	for _, name := range unknown {
 		j := d.obs.Jobs[name]
 		if !d.obs.Pools[j.Pool].JobsKnown || d.full() {
-			strangers = append(strangers, j)
+			strangers = append(strangers, name)
 			continue
 		}
 		why := d.adopt(name, j)
 		if why == "" {
 			continue
 		}
-		strangers = append(strangers, j)
+		strangers = append(strangers, name)
 		if j.Stopped {
 			continue // it ends by itself
 		}
@@ -75,25 +74,30 @@ func (d *draft) orphans() {
 		d.decideOnce(kind, j.Name.Model, name, fmt.Sprintf("a job in Nomad is of no replica that is known, and is left alone: %s", why),
 			inputs{"index": strconv.FormatUint(j.Index, 10), "node": j.Placement.Node, "seats": strings.Join(j.Placement.Seats, ",")})
 	}
-	for _, j := range strangers {
-		d.holdStranger(j)
-	}
+	d.holdStrangers(strangers)
 }
 
-// holdStranger keeps others away from what a job holds, as far as its meta says it.
-func (d *draft) holdStranger(j Job) {
-	n := d.byID[j.Placement.Node]
-	if n == nil {
-		return
-	}
-	u := d.ledger().Usage(n.ID)
-	t := placement.Tenant{Name: "job " + j.Name.String(), Node: n.ID, Model: j.Name.Model, Holds: state.Holding{Memory: j.Placement.Memory}}
-	for _, s := range j.Placement.Seats {
-		if _, held := u.Seats[s]; !held && !slices.Contains(t.Holds.Seats, s) {
-			t.Holds.Seats = append(t.Holds.Seats, s)
+// holdStrangers keeps others away from what these jobs hold, as far as their meta says it.
+// What a replica holds as well is theirs once it has gone. A seat that many of them name
+// is held by the first of them.
+func (d *draft) holdStrangers(names []string) {
+	type seat struct{ node, id string }
+	named := map[seat]bool{}
+	for _, name := range names {
+		j := d.obs.Jobs[name]
+		n := d.byID[j.Placement.Node]
+		if n == nil {
+			continue
 		}
+		t := placement.Tenant{Name: "job " + name, Node: n.ID, Model: j.Name.Model, Holds: state.Holding{Memory: j.Placement.Memory}}
+		for _, s := range j.Placement.Seats {
+			if at := (seat{n.ID, s}); !named[at] {
+				named[at] = true
+				t.Holds.Seats = append(t.Holds.Seats, s)
+			}
+		}
+		d.ledger().Put(t)
 	}
-	d.ledger().Put(t)
 }
 
 // adopt takes a job's replica in, or says why not.

@@ -39,6 +39,20 @@ func TestEvictionForAnotherModel(t *testing.T) {
 	require.Len(t, w.decisions("a", planner.KindEvict), 1)
 }
 
+// TestNoEvictionForAStrangersSeats: a job that is not ours names the seats of a replica. They
+// are not free once the replica has gone.
+func TestNoEvictionForAStrangersSeats(t *testing.T) {
+	t.Parallel()
+	w := idle(t, nil, node("n0", 1))
+	r := w.oneOf("a", state.Hot, state.Running)
+	w.strange("h1", "n0-GPU0#0", "n0-GPU0#1").Placement.Memory = nil
+	w.model(model("b", 1, variant("v", "b1", func(v *state.Variant) { v.Memory = 80 })))
+	w.quiet()
+	require.Empty(t, w.decisions("a", planner.KindEvict))
+	require.Equal(t, r.Name, w.oneOf("a", state.Hot, state.Running).Name)
+	require.NotEmpty(t, w.decisions("b", planner.KindCannotPlace))
+}
+
 func TestNoRoomInRAMMeansCold(t *testing.T) {
 	t.Parallel()
 	small := node("n0", 1)
