@@ -172,7 +172,7 @@ func (e *Engine) Run(ctx context.Context) {
 	defer timer.Stop()
 	deadline := time.Now()
 	for ctx.Err() == nil {
-		faults, changed := e.cfg.Faults.Watch()
+		step, duration, faults, changed := e.plan()
 		if faults.Hang != "" {
 			select {
 			case <-changed:
@@ -180,7 +180,6 @@ func (e *Engine) Run(ctx context.Context) {
 			}
 			continue
 		}
-		step, duration := e.plan(faults)
 		if len(step.Work) == 0 {
 			select {
 			case <-e.wake:
@@ -220,10 +219,16 @@ func (e *Engine) Run(ctx context.Context) {
 	}
 }
 
-// plan takes the next step and says how long it lasts.
-func (e *Engine) plan(faults fault.Set) (batch.Step, time.Duration) {
+// plan takes the next step, none where the engine hangs, and says how long it lasts. It
+// comes with the faults under which it was taken: a sequence that is submitted after a
+// fault was set meets it.
+func (e *Engine) plan() (batch.Step, time.Duration, fault.Set, <-chan struct{}) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	faults, changed := e.cfg.Faults.Watch()
+	if faults.Hang != "" {
+		return batch.Step{}, 0, faults, changed
+	}
 	step := e.sched.Plan()
 	if n := len(step.Preempted); n > 0 {
 		e.cfg.Observer.Preempted(n)
@@ -238,7 +243,7 @@ func (e *Engine) plan(faults fault.Set) (batch.Step, time.Duration) {
 	if faults.SlowFactor > 1 {
 		d = time.Duration(min(float64(d)*faults.SlowFactor, float64(1<<61)))
 	}
-	return step, d + time.Duration(faults.SlowLatency)
+	return step, d + time.Duration(faults.SlowLatency), faults, changed
 }
 
 // emit hands out the tokens of a finished step. It reports true when the fault

@@ -2,6 +2,7 @@ package engine_test
 
 import (
 	"context"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -24,14 +25,20 @@ type record struct {
 	prompt, generated, preempted, step int
 	first, inter                       []time.Duration
 	finished                           []engine.Finished
+	atFinish                           func() // where it is set, called under the engine's lock
 }
 
 func (r *record) Step(p, g int)              { r.lock(func() { r.prompt += p; r.generated += g; r.step++ }) }
 func (r *record) Preempted(n int)            { r.lock(func() { r.preempted += n }) }
 func (r *record) FirstToken(d time.Duration) { r.lock(func() { r.first = append(r.first, d) }) }
 func (r *record) InterToken(d time.Duration) { r.lock(func() { r.inter = append(r.inter, d) }) }
-func (r *record) Finished(f engine.Finished) { r.lock(func() { r.finished = append(r.finished, f) }) }
-func (r *record) lock(f func())              { r.mu.Lock(); defer r.mu.Unlock(); f() }
+func (r *record) Finished(f engine.Finished) {
+	if r.atFinish != nil {
+		r.atFinish()
+	}
+	r.lock(func() { r.finished = append(r.finished, f) })
+}
+func (r *record) lock(f func()) { r.mu.Lock(); defer r.mu.Unlock(); f() }
 
 type fixture struct {
 	*engine.Engine
@@ -277,6 +284,39 @@ func TestHang(t *testing.T) {
 		texts, _ := read(t, s)
 		assert.Equal(t, whole("x", 3), texts[0])
 	})
+}
+
+// TestAStepIsTakenUnderTheFaultsOfItsMoment: the loop, let go for a moment, comes to a lock
+// that another holds, and the engine is to hang again before it gets it.
+func TestAStepIsTakenUnderTheFaultsOfItsMoment(t *testing.T) {
+	t.Parallel()
+	f := start(t, engine.Config{Batch: sizes})
+	f.set(t, fault.Set{Hang: fault.HangGeneration})
+	var streams [2]*engine.Stream
+	for i := range streams {
+		var err error
+		streams[i], err = f.Submit(engine.Request{Sequences: []engine.Sequence{answer("x", 3)}})
+		require.NoError(t, err)
+	}
+	others := func() { // come as far as they can
+		for range 10_000 {
+			runtime.Gosched()
+		}
+	}
+	locked, release, closed := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	f.seen.atFinish = sync.OnceFunc(func() { close(locked); <-release })
+	go func() { defer close(closed); streams[1].Close() }()
+	<-locked
+	f.set(t, fault.Set{})
+	others()
+	f.set(t, fault.Set{Hang: fault.HangGeneration})
+	close(release)
+	<-closed
+	others()
+	assert.Equal(t, 1, f.Stats().Waiting)
+	f.set(t, fault.Set{})
+	texts, _ := read(t, streams[0])
+	assert.Equal(t, whole("x", 3), texts[0])
 }
 
 func TestClearingAFaultEndsASlowStep(t *testing.T) {
