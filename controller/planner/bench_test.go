@@ -128,13 +128,28 @@ func oneModel(t require.TestingT, nodes int) (*world, planner.Observation) {
 }
 
 // TestManyToSpare: on each of many nodes an eviction would take more from a model than it
-// may lose. That took seconds once, and grew with the square of the nodes.
-func TestManyToSpare(t *testing.T) {
-	w, o := oneModel(t, 1000)
-	began := time.Now()
-	p, _ := planner.Plan(w.view(), o, w.conf)
-	require.Less(t, time.Since(began), 5*time.Second)
-	require.NotNil(t, p)
-	require.Empty(t, p.Move, "nothing is evicted: it would not help")
-	require.Equal(t, planner.KindCannotPlace, p.Decisions[0].Kind)
+// may lose. The work, counted by its allocations, grew with the square of the nodes once.
+func TestManyToSpare(t *testing.T) { // not in parallel: AllocsPerRun counts everybody's
+	work := map[int]float64{}
+	for _, nodes := range []int{100, 400} {
+		w, o := oneModel(t, nodes)
+		v := w.view()
+		var p *state.Plan
+		work[nodes] = testing.AllocsPerRun(1, func() { p, _ = planner.Plan(v, o, w.conf) })
+		require.NotNil(t, p)
+		require.Empty(t, p.Move, "nothing is evicted: it would not help")
+		require.Equal(t, planner.KindCannotPlace, p.Decisions[0].Kind)
+	}
+	require.Less(t, work[400], 4*work[100])
+}
+
+// BenchmarkManyToSpare is how long that takes.
+func BenchmarkManyToSpare(b *testing.B) {
+	w, o := oneModel(b, 1000)
+	v := w.view()
+	for b.Loop() {
+		if p, _ := planner.Plan(v, o, w.conf); p == nil || len(p.Move) > 0 {
+			b.Fatalf("%+v", p)
+		}
+	}
 }
