@@ -103,6 +103,7 @@ func readStream(r io.Reader, seen func(time.Time)) (answer, error) {
 	var a answer
 	var text strings.Builder
 	sc := bufio.NewScanner(r)
+	sc.Split(wholeLines)
 	sc.Buffer(make([]byte, 64<<10), 1<<20)
 	for sc.Scan() {
 		data, ok := strings.CutPrefix(sc.Text(), "data: ")

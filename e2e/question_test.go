@@ -12,7 +12,11 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"testing"
+	"testing/iotest"
 	"time"
+
+	"github.com/stretchr/testify/require"
 
 	"remuda/internal/sim/text"
 )
@@ -197,9 +201,37 @@ type chunk struct {
 	}
 }
 
+// wholeLines splits at line ends. bufio.ScanLines takes what there is of a line for a line
+// where reading ends in its middle: because the client leaves, or a gateway is killed.
+func wholeLines(data []byte, atEOF bool) (advance int, line []byte, err error) {
+	if advance, line, err = bufio.ScanLines(data, false); advance == 0 && atEOF && len(data) > 0 {
+		return 0, nil, io.ErrUnexpectedEOF
+	}
+	return advance, line, err
+}
+
+// TestHalfALine: a stream that ends in the middle of a line is cut, and not wrong.
+func TestHalfALine(t *testing.T) {
+	t.Parallel()
+	const stream = "data: {\"id\":\"1\",\"choices\":[]}\n\ndata: {\"id\":\"1\",\"cho"
+	for want, body := range map[error]io.Reader{
+		io.ErrUnexpectedEOF: strings.NewReader(stream),
+		context.Canceled:    io.MultiReader(strings.NewReader(stream), iotest.ErrReader(context.Canceled)),
+	} {
+		a := answering{}
+		err := a.read(body)
+		require.ErrorIs(t, err, want)
+		require.NotErrorIs(t, err, errWrong)
+		require.Equal(t, 1, a.events)
+		_, err = readStream(strings.NewReader(stream), func(time.Time) {})
+		require.ErrorIs(t, err, io.ErrUnexpectedEOF)
+	}
+}
+
 // read reads a stream.
 func (a *answering) read(body io.Reader) error {
 	sc := bufio.NewScanner(body)
+	sc.Split(wholeLines)
 	sc.Buffer(make([]byte, 16<<10), 1<<20)
 	for sc.Scan() {
 		line := sc.Text()
