@@ -30,7 +30,7 @@ func TestTierWorld(t *testing.T) {
 func TestTierWorldTriesEveryRule(t *testing.T) {
 	t.Parallel()
 	seen := map[string]int{}
-	for seed := range uint64(150) {
+	for seed := range uint64(80) {
 		w := simulateTiers(t, seed, 60)
 		for _, d := range w.view().Decisions(nil, "", 0) {
 			seen[d.Kind]++
