@@ -41,7 +41,7 @@ dev: tools build ## Run a complete local cluster in the foreground (Ctrl-C ends 
 test: lint unit race fuzz e2e ## Everything: linter, unit tests, race detector, fuzzing, end to end
 
 # Tests wait more than they work: more packages than CPUs run at a time. What vet finds
-# is of make lint; the long tests, and the long forms of some, run without -short in make race only.
+# is of make lint; of some tests the long form (without -short) runs in make race only.
 unit: ## Unit tests
 	go test -short -p $$(( 2 * $$(nproc) )) -vet=off $(PACKAGES)
 

@@ -269,9 +269,6 @@ func TestNoNVML(t *testing.T) {
 // TestTooLittleTime is by itself, not parallel to others: what fits into its time is
 // counted. A machine that is loaded too much for anything to fit gets more time.
 func TestTooLittleTime(t *testing.T) {
-	if testing.Short() {
-		t.Skip("its work fills half a minute: make race runs it")
-	}
 	const want = "4 failover pass\n4 failover fail\n4 failover pass\n4 failover fail\n4 failover pass\n5 cold load pass\n6 end pass\n"
 	for budget := 24 * time.Second; ; budget *= 2 {
 		c := start(t, "-backend", "host", "-n", "100000", "-budget", budget.String())
