@@ -21,9 +21,9 @@ import (
 	grpcproto "google.golang.org/grpc/encoding/proto"
 
 	deviceplugin "remuda/device-plugin"
-	"remuda/device-plugin/devicetest"
 	"remuda/device-plugin/gms/wire"
-	"remuda/internal/loopback"
+	"remuda/internal/testkit/devicetest"
+	"remuda/internal/testkit/loopback"
 )
 
 // watched is a source that reports changes.

@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	deviceplugin "remuda/device-plugin"
-	"remuda/device-plugin/devicetest"
+	"remuda/internal/testkit/devicetest"
 )
 
 // configured returns a plugin over src with the given config block.

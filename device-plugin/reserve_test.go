@@ -14,7 +14,7 @@ import (
 	"pgregory.net/rapid"
 
 	deviceplugin "remuda/device-plugin"
-	"remuda/device-plugin/devicetest"
+	"remuda/internal/testkit/devicetest"
 )
 
 func TestReserve(t *testing.T) {

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	deviceplugin "remuda/device-plugin"
-	"remuda/device-plugin/devicetest"
+	"remuda/internal/testkit/devicetest"
 )
 
 // open configures a plugin with what encoded returns, and returns the settings

@@ -24,7 +24,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/autoscaler-plugin/strategy"
-	"remuda/internal/proclog"
+	"remuda/internal/testkit/proclog"
 )
 
 // plainProcess is a program that a test starts, ends and starts again.

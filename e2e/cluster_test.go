@@ -29,8 +29,8 @@ import (
 	"remuda/controller/api"
 	"remuda/controller/planner"
 	"remuda/internal/devcluster"
-	"remuda/internal/proclog"
 	"remuda/internal/replica"
+	"remuda/internal/testkit/proclog"
 )
 
 // binary finds a built program; the Makefile says where.

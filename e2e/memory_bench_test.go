@@ -17,8 +17,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"remuda/internal/proclog"
 	"remuda/internal/sim/gpu"
+	"remuda/internal/testkit/proclog"
 )
 
 // BenchmarkPairMemory measures the memory of a primary and its shadow, each with

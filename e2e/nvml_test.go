@@ -18,8 +18,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/device-plugin/doctor"
-	"remuda/device-plugin/nvml/fakenvml"
-	"remuda/internal/proclog"
+	"remuda/internal/testkit/fakenvml"
+	"remuda/internal/testkit/proclog"
 )
 
 // nomadNode is a Nomad agent, server and client in one, with the device plugin.

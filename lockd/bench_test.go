@@ -25,7 +25,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"remuda/internal/loopback"
+	"remuda/internal/testkit/loopback"
 	"remuda/lockd/cohort"
 	"remuda/lockd/wire"
 )

@@ -20,8 +20,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"remuda/internal/loopback"
-	"remuda/internal/proclog"
+	"remuda/internal/testkit/loopback"
+	"remuda/internal/testkit/proclog"
 	"remuda/lockd"
 	"remuda/lockd/lock"
 	"remuda/lockd/wire"

@@ -21,7 +21,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"github.com/stretchr/testify/require"
 
-	"remuda/internal/proclog"
+	"remuda/internal/testkit/proclog"
 	"remuda/lockd"
 	"remuda/lockd/cohort"
 	"remuda/lockd/lock"

@@ -11,7 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"remuda/internal/proclog"
+	"remuda/internal/testkit/proclog"
 	"remuda/lockd"
 	"remuda/lockd/lock"
 	"remuda/lockd/wire"

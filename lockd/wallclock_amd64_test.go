@@ -17,7 +17,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"remuda/internal/loopback"
+	"remuda/internal/testkit/loopback"
 	"remuda/lockd"
 	"remuda/lockd/lock"
 )

@@ -6,7 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"remuda/internal/linked"
+	"remuda/internal/testkit/linked"
 )
 
 // autoscalerPackages are the packages of nomad-autoscaler that the plugin may link: its SDK

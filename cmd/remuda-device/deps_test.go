@@ -6,7 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"remuda/internal/linked"
+	"remuda/internal/testkit/linked"
 )
 
 // nomadPackages are the packages of Nomad that the plugin may link: its plugin

@@ -20,9 +20,9 @@ import (
 	"github.com/hashicorp/nomad/plugins/device"
 	"github.com/stretchr/testify/require"
 
-	"remuda/device-plugin/devicetest"
 	"remuda/device-plugin/nvml"
-	"remuda/device-plugin/nvml/fakenvml"
+	"remuda/internal/testkit/devicetest"
+	"remuda/internal/testkit/fakenvml"
 )
 
 // gpu0 is the first GPU of every node without a seed; scripts rely on it.

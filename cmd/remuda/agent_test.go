@@ -16,8 +16,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"remuda/controller/agent/agenttest"
 	"remuda/controller/api"
+	"remuda/internal/testkit/agenttest"
 )
 
 // asProgram in the environment has the test binary be remuda.

@@ -13,9 +13,9 @@ import (
 	"remuda/device-plugin/gms"
 	"remuda/device-plugin/gms/backend/host"
 	"remuda/device-plugin/gms/client"
-	"remuda/device-plugin/gms/gmstest/gmsserve"
 	"remuda/device-plugin/gms/offload"
 	"remuda/device-plugin/gms/wire"
+	"remuda/internal/testkit/gmsserve"
 )
 
 func TestGMSClearUsage(t *testing.T) {

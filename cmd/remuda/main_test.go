@@ -16,7 +16,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"remuda/controller/consul/consultest"
+	"remuda/internal/testkit/consultest"
 	"remuda/internal/version"
 )
 

@@ -16,11 +16,11 @@ import (
 
 	"remuda/controller/api"
 	"remuda/controller/consul"
-	"remuda/controller/consul/consultest"
 	"remuda/controller/nomad"
-	"remuda/controller/nomad/nomadtest"
 	deviceplugin "remuda/device-plugin"
 	"remuda/internal/replica"
+	"remuda/internal/testkit/consultest"
+	"remuda/internal/testkit/nomadtest"
 )
 
 // patience is how long anything may take that happens by itself.

@@ -15,8 +15,8 @@ import (
 
 	"remuda/controller/agent"
 	"remuda/controller/api"
-	"remuda/controller/nomad/nomadtest"
 	"remuda/controller/state"
+	"remuda/internal/testkit/nomadtest"
 )
 
 func TestMain(m *testing.M) {

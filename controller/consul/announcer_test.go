@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/controller/consul"
-	"remuda/controller/consul/consultest"
+	"remuda/internal/testkit/consultest"
 )
 
 func announcerConfig(a *consultest.Agent) consul.AnnouncerConfig {

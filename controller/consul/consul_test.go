@@ -15,8 +15,8 @@ import (
 	"go.uber.org/goleak"
 
 	"remuda/controller/consul"
-	"remuda/controller/consul/consultest"
 	"remuda/internal/replica"
+	"remuda/internal/testkit/consultest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

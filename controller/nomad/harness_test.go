@@ -14,9 +14,9 @@ import (
 	deviceplugin "remuda/device-plugin"
 
 	"remuda/controller/nomad"
-	"remuda/controller/nomad/nomadtest"
 	"remuda/controller/state"
 	"remuda/internal/replica"
+	"remuda/internal/testkit/nomadtest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

@@ -12,8 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/controller/nomad"
-	"remuda/controller/nomad/nomadtest"
 	"remuda/controller/state"
+	"remuda/internal/testkit/nomadtest"
 )
 
 func TestRegister(t *testing.T) {

@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/controller/nomad"
-	"remuda/controller/nomad/nomadtest"
+	"remuda/internal/testkit/nomadtest"
 )
 
 func TestGPUMemory(t *testing.T) {

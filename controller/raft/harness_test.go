@@ -16,7 +16,7 @@ import (
 
 	"remuda/controller/raft"
 	"remuda/controller/state"
-	"remuda/internal/loopback"
+	"remuda/internal/testkit/loopback"
 )
 
 // patience is how long a cluster may take for anything.

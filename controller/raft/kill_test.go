@@ -16,7 +16,7 @@ import (
 
 	"remuda/controller/raft"
 	"remuda/controller/state"
-	"remuda/internal/loopback"
+	"remuda/internal/testkit/loopback"
 )
 
 // childDir and childAddress are set in the environment of a child that writes until it

@@ -13,13 +13,13 @@ import (
 
 	"remuda/controller/load"
 	"remuda/controller/nomad"
-	"remuda/controller/nomad/nomadtest"
 	"remuda/controller/raft"
 	"remuda/controller/reconcile"
 	"remuda/controller/shim"
 	"remuda/controller/state"
-	"remuda/internal/loopback"
 	"remuda/internal/replica"
+	"remuda/internal/testkit/loopback"
+	"remuda/internal/testkit/nomadtest"
 )
 
 // patience is how long anything may take on a busy machine.

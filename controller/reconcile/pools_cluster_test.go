@@ -9,10 +9,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/controller/nomad"
-	"remuda/controller/nomad/nomadtest"
 	"remuda/controller/planner"
 	"remuda/controller/reconcile"
 	"remuda/controller/state"
+	"remuda/internal/testkit/nomadtest"
 )
 
 // Two Nomads over HTTP, with the real planner: each has its jobs, and what is wrong with

@@ -13,12 +13,12 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/controller/load"
-	"remuda/controller/nomad/nomadtest"
 	"remuda/controller/reconcile"
 	"remuda/controller/shim"
-	"remuda/controller/shim/shimtest"
 	"remuda/controller/state"
 	"remuda/internal/replica"
+	"remuda/internal/testkit/nomadtest"
+	"remuda/internal/testkit/shimtest"
 )
 
 // tiered is a cluster with one replica, whose shim serves HTTP and whose engine's memory

@@ -12,8 +12,8 @@ import (
 	"remuda/controller/planner"
 	"remuda/controller/reconcile"
 	"remuda/controller/shim"
-	"remuda/controller/shim/shimtest"
 	"remuda/controller/state"
+	"remuda/internal/testkit/shimtest"
 )
 
 const m1 = "m:v:1"

@@ -17,9 +17,9 @@ import (
 	"remuda/controller/planner"
 	"remuda/controller/reconcile"
 	"remuda/controller/shim"
-	"remuda/controller/shim/shimtest"
 	"remuda/controller/state"
 	"remuda/internal/replica"
+	"remuda/internal/testkit/shimtest"
 )
 
 func TestMain(m *testing.M) {

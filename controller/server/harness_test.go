@@ -24,8 +24,8 @@ import (
 	"remuda/controller/raft"
 	"remuda/controller/server"
 	"remuda/controller/state"
-	"remuda/internal/loopback"
 	"remuda/internal/replica"
+	"remuda/internal/testkit/loopback"
 )
 
 // patience is how long a cluster may take for anything.

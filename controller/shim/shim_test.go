@@ -12,7 +12,7 @@ import (
 	"go.uber.org/goleak"
 
 	"remuda/controller/shim"
-	"remuda/controller/shim/shimtest"
+	"remuda/internal/testkit/shimtest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

@@ -19,8 +19,8 @@ import (
 
 	"remuda/device-plugin/doctor"
 	"remuda/device-plugin/nvml"
-	"remuda/device-plugin/nvml/fakenvml"
 	"remuda/device-plugin/nvml/worker"
+	"remuda/internal/testkit/fakenvml"
 )
 
 // TestMain makes the test's binary a plugin that the doctor can ask.

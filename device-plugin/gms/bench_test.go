@@ -9,9 +9,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/device-plugin/gms"
-	"remuda/device-plugin/gms/gmstest"
-	"remuda/device-plugin/gms/gmstest/gmsserve"
 	"remuda/device-plugin/gms/wire"
+	"remuda/internal/testkit/gmsserve"
+	"remuda/internal/testkit/gmstest"
 )
 
 // serve runs a service for a benchmark, and returns the path of a socket.

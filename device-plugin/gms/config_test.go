@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/device-plugin/gms"
-	"remuda/device-plugin/gms/gmstest"
+	"remuda/internal/testkit/gmstest"
 )
 
 func TestConfigNamesEveryBadField(t *testing.T) {

@@ -7,8 +7,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"remuda/device-plugin/gms/gmstest"
 	"remuda/device-plugin/gms/wire"
+	"remuda/internal/testkit/gmstest"
 )
 
 func fenced(mode wire.LockType, group string, token uint64) wire.HandshakeRequest {

@@ -12,9 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"remuda/device-plugin/gms"
-	"remuda/device-plugin/gms/gmstest"
-	"remuda/device-plugin/gms/gmstest/gmsserve"
 	"remuda/device-plugin/gms/wire"
+	"remuda/internal/testkit/gmsserve"
+	"remuda/internal/testkit/gmstest"
 )
 
 // patience is how long a test waits for what must come.

@@ -5,8 +5,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"remuda/device-plugin/gms/gmstest"
 	"remuda/device-plugin/gms/layout"
+	"remuda/internal/testkit/gmstest"
 )
 
 // TestLayoutOfAFencedWriterIsNotKept: not even an empty one, where the writer was

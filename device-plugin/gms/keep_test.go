@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"remuda/device-plugin/gms"
-	"remuda/device-plugin/gms/gmstest"
 	"remuda/device-plugin/gms/wire"
+	"remuda/internal/testkit/gmstest"
 )
 
 // kept is a service with a keeper that outlives it.

@@ -10,8 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"remuda/device-plugin/gms/gmstest"
 	"remuda/device-plugin/gms/wire"
+	"remuda/internal/testkit/gmstest"
 )
 
 func TestLayoutIsWrittenCommittedAndRead(t *testing.T) {

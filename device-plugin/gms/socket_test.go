@@ -13,8 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/device-plugin/gms"
-	"remuda/device-plugin/gms/gmstest"
 	"remuda/device-plugin/gms/wire"
+	"remuda/internal/testkit/gmstest"
 )
 
 func run(t *testing.T, cfg gms.Config) error {

@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/device-plugin/nvml"
-	"remuda/device-plugin/nvml/fakenvml"
+	"remuda/internal/testkit/fakenvml"
 )
 
 // Whatever a worker does, it is an error of that moment.

@@ -19,8 +19,8 @@ import (
 	deviceplugin "remuda/device-plugin"
 	"remuda/device-plugin/health"
 	"remuda/device-plugin/nvml"
-	"remuda/device-plugin/nvml/fakenvml"
 	"remuda/device-plugin/nvml/worker"
+	"remuda/internal/testkit/fakenvml"
 )
 
 // TestMain makes the test's own binary the worker, as the plugin's is.

@@ -6,7 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/device-plugin/nvml"
-	"remuda/device-plugin/nvml/fakenvml"
+	"remuda/internal/testkit/fakenvml"
 )
 
 func TestCliques(t *testing.T) {

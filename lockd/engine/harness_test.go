@@ -20,11 +20,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/controller/consul"
-	"remuda/internal/loopback"
-	"remuda/internal/proclog"
 	"remuda/internal/replica"
+	"remuda/internal/testkit/enginetest"
+	"remuda/internal/testkit/loopback"
+	"remuda/internal/testkit/proclog"
 	"remuda/lockd/engine"
-	"remuda/lockd/engine/enginetest"
 )
 
 // The test binary plays four parts, chosen by its first argument: the tests,

@@ -13,8 +13,8 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"github.com/stretchr/testify/require"
 
-	"remuda/controller/consul/consultest"
 	"remuda/internal/replica"
+	"remuda/internal/testkit/consultest"
 	"remuda/lockd"
 	"remuda/lockd/engine"
 )

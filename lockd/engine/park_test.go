@@ -11,8 +11,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"remuda/controller/consul/consultest"
 	"remuda/internal/replica"
+	"remuda/internal/testkit/consultest"
 	"remuda/lockd/engine"
 )
 

@@ -16,8 +16,8 @@ import (
 	"github.com/hashicorp/consul/api"
 	"github.com/stretchr/testify/require"
 
-	"remuda/controller/consul/consultest"
 	"remuda/internal/replica"
+	"remuda/internal/testkit/consultest"
 	"remuda/lockd/engine"
 )
 

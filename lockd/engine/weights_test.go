@@ -18,18 +18,18 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"github.com/stretchr/testify/require"
 
-	"remuda/controller/consul/consultest"
 	"remuda/device-plugin/gms"
 	"remuda/device-plugin/gms/backend/host"
 	"remuda/device-plugin/gms/client"
-	"remuda/device-plugin/gms/gmstest/gmsserve"
 	"remuda/device-plugin/gms/offload"
 	"remuda/device-plugin/gms/wire"
-	"remuda/internal/loopback"
 	"remuda/internal/replica"
 	"remuda/internal/sim"
 	"remuda/internal/sim/shared"
 	"remuda/internal/sim/weights"
+	"remuda/internal/testkit/consultest"
+	"remuda/internal/testkit/gmsserve"
+	"remuda/internal/testkit/loopback"
 	"remuda/lockd/engine"
 )
 

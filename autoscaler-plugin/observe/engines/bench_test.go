@@ -12,7 +12,7 @@ import (
 	"remuda/autoscaler-plugin/metrics"
 	"remuda/autoscaler-plugin/observe"
 	"remuda/autoscaler-plugin/observe/engines"
-	"remuda/controller/consul/consultest"
+	"remuda/internal/testkit/consultest"
 )
 
 // BenchmarkScrape is the first look at a model of 200 engines: HTTP over loopback and the

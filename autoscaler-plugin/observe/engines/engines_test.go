@@ -15,9 +15,9 @@ import (
 	"remuda/autoscaler-plugin/metrics"
 	"remuda/autoscaler-plugin/observe"
 	"remuda/autoscaler-plugin/observe/engines"
-	"remuda/controller/consul/consultest"
 	"remuda/internal/replica"
 	"remuda/internal/sim"
+	"remuda/internal/testkit/consultest"
 )
 
 func TestTheFirstReportHasNumbers(t *testing.T) {

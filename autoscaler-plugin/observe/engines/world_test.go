@@ -18,8 +18,8 @@ import (
 	"remuda/autoscaler-plugin/observe"
 	"remuda/autoscaler-plugin/observe/engines"
 	"remuda/controller/consul"
-	"remuda/controller/consul/consultest"
 	"remuda/internal/replica"
+	"remuda/internal/testkit/consultest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

@@ -19,12 +19,12 @@ import (
 	"remuda/device-plugin/gms"
 	"remuda/device-plugin/gms/backend"
 	"remuda/device-plugin/gms/backend/cuda"
-	"remuda/device-plugin/gms/backend/cuda/cudatest"
 	"remuda/device-plugin/gms/backend/host"
 	"remuda/device-plugin/gms/client"
-	"remuda/device-plugin/gms/gmstest/gmsserve"
 	"remuda/device-plugin/gms/keeper"
 	"remuda/device-plugin/gms/wire"
+	"remuda/internal/testkit/cudatest"
+	"remuda/internal/testkit/gmsserve"
 )
 
 const (

@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"remuda/internal/loopback"
+	"remuda/internal/testkit/loopback"
 )
 
 // gifts are the write ends of so many pipes, to be sent, and one read end: it is at

@@ -8,7 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"remuda/internal/loopback"
+	"remuda/internal/testkit/loopback"
 )
 
 // TestCommitHoldsWithoutTheKeeperAndIsKeptWhenItIsBack.

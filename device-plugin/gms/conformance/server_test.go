@@ -13,7 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"remuda/internal/proclog"
+	"remuda/internal/testkit/proclog"
 )
 
 // The GPUs of the servers here, unless a test says otherwise.

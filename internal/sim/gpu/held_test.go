@@ -19,11 +19,11 @@ import (
 	"remuda/device-plugin/gms"
 	"remuda/device-plugin/gms/backend/host"
 	"remuda/device-plugin/gms/client"
-	"remuda/device-plugin/gms/gmstest/gmsserve"
 	"remuda/device-plugin/gms/wire"
 	"remuda/internal/sim/gpu"
 	"remuda/internal/sim/memory"
 	"remuda/internal/sim/weights"
+	"remuda/internal/testkit/gmsserve"
 )
 
 // roleEnv makes this program another one: "busy" works on nothing, "bank FILE" holds

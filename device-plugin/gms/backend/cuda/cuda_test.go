@@ -16,7 +16,7 @@ import (
 
 	"remuda/device-plugin/gms/backend"
 	"remuda/device-plugin/gms/backend/cuda"
-	"remuda/device-plugin/gms/backend/cuda/cudatest"
+	"remuda/internal/testkit/cudatest"
 )
 
 const mib = 1 << 20
