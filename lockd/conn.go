@@ -134,7 +134,7 @@ func (s *Server) serve(raw net.Conn) {
 		s.read(c)
 		s.do(func(now time.Time) []lock.Effect {
 			delete(s.conns, c.id)
-			return s.mutateClosed(now, c, s.machine.Closed(now, c.id))
+			return s.machine.Closed(now, c.id)
 		})
 		s.mu.Lock()
 		c.close()
@@ -240,8 +240,7 @@ func (s *Server) request(c *conn, req wire.Request) {
 				return nil
 			}
 			c.group, c.holder = req.Group, req.Holder
-			req, peer := s.mutateAcquire(req, c.peer)
-			return s.machine.Acquire(now, c.id, req.Group, req.Holder, req.Token, peer)
+			return s.machine.Acquire(now, c.id, req.Group, req.Holder, req.Token, c.peer)
 		})
 	}
 }

@@ -212,7 +212,7 @@ func (s *Server) tick() { s.do(s.machine.Tick) }
 
 // carryOut does what the machine asks for. mu is held.
 func (s *Server) carryOut(effects []lock.Effect) {
-	for _, e := range s.mutate(effects) {
+	for _, e := range effects {
 		switch e := e.(type) {
 		case lock.Send:
 			if c := s.conns[e.Conn]; c != nil {
@@ -292,7 +292,6 @@ func (s *Server) write(file *statefile.File) {
 		if next == nil {
 			continue
 		}
-		mutateWrite()
 		began := time.Now()
 		doc, err := json.Marshal(next.Records)
 		if err == nil {

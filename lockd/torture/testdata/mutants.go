@@ -1,5 +1,3 @@
-//go:build lockd_mutants
-
 package lockd
 
 import (
@@ -10,8 +8,8 @@ import (
 	"remuda/lockd/wire"
 )
 
-// A build with the tag lockd_mutants breaks the one promise that the
-// environment names. lockd/torture must notice each. Nothing else uses it.
+// mutant is the one promise that this build breaks. The torture's tests compile
+// this file into lockd and must notice each; no other build has it.
 var mutant = os.Getenv("REMUDA_LOCKD_MUTANT")
 
 const (
