@@ -3,8 +3,7 @@
 #   remuda model apply jobs/demo.model.hcl
 #   remuda scale demo 2
 #
-# It needs what jobs/failover.nomad.hcl needs. `remuda dev` applies this file with
-# its own Consul's address.
+# It needs what jobs/failover.nomad.hcl needs. `remuda dev` applies this file as it is.
 
 model "demo" {
   min      = 0

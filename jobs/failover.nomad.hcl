@@ -33,8 +33,8 @@ variable "remuda" {
 }
 
 variable "consul" {
-  description = "The Consul agent in which the engine is registered."
-  default     = "127.0.0.1:8500"
+  description = "The Consul agent in which the engine is registered. Empty: CONSUL_HTTP_ADDR of the Nomad client, else 127.0.0.1:8500."
+  default     = ""
 }
 
 variable "weights" {
@@ -172,7 +172,7 @@ job "failover" {
 
       config {
         command = var.remuda
-        args    = ["lockd", "-socket", "../alloc/data/lockd.sock", "-state", "../alloc/data/lockd.state", "-consul", var.consul]
+        args    = ["lockd", "-socket", "../alloc/data/lockd.sock", "-state", "../alloc/data/lockd.state", "-consul", var.consul == "" ? "local" : var.consul]
       }
 
       resources {

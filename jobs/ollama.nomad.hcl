@@ -35,8 +35,8 @@ variable "ollama" {
 }
 
 variable "consul" {
-  description = "The Consul agent in which the engine is registered."
-  default     = "127.0.0.1:8500"
+  description = "The Consul agent in which the engine is registered. Empty: CONSUL_HTTP_ADDR of the Nomad client, else 127.0.0.1:8500."
+  default     = ""
 }
 
 variable "slots" {

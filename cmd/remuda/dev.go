@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"os"
 	"os/signal"
@@ -26,9 +27,27 @@ where "make tools" builds them. Several clusters may run side by side.`,
 			opts := devcluster.DefaultOptions()
 			fs.IntVar(&opts.GPUs, "gpus", opts.GPUs, "`number` of simulated GPUs, 1 to 16")
 			fs.IntVar(&opts.Seats, "seats", opts.Seats, "`number` of seats of each of them, 1 to 64: an engine takes one, HOT or WARM. More than 2 are for models without pairs: a GPU shares the weights of one model")
+			fs.IntVar(&opts.Nodes, "nodes", opts.Nodes, "`number` of Nomad clients, each with GPUs of its own, 1 to 8")
+			fs.IntVar(&opts.Controllers, "controllers", opts.Controllers, "`number` of servers of the controller: 1, 3 or 5")
+			fs.IntVar(&opts.Gateways, "gateways", opts.Gateways, "`number` of gateways, 1 to 4")
+			fs.Func("set", "`DAEMON=FILE`: merge the HCL settings of a file into the config of controller, gateway, nomad-server, nomad-client or autoscaler, or of one of several (controller-2). May be repeated", func(value string) error {
+				name, file, ok := strings.Cut(value, "=")
+				if !ok {
+					return errors.New("want DAEMON=FILE")
+				}
+				raw, err := os.ReadFile(file)
+				if err != nil {
+					return err
+				}
+				if opts.Settings == nil {
+					opts.Settings = map[string][]string{}
+				}
+				opts.Settings[name] = append(opts.Settings[name], string(raw))
+				return nil
+			})
 			fs.StringVar(&opts.Engine, "engine", opts.Engine, "the demo model's `engine`: sim, or ollama (a real one)")
 			fs.BoolVar(&opts.Single, "single", false, "run one engine of the demo model instead of a primary with its shadow")
-			fs.StringVar(&opts.Model, "model", "", "model `file` to apply in place of the demo model's; where its job files declare remuda, consul or ollama and it says nothing of them, they are this cluster's")
+			fs.StringVar(&opts.Model, "model", "", "model `file` to apply in place of the demo model's; its tasks find remuda and ollama on PATH and the cluster's Consul in CONSUL_HTTP_ADDR")
 			fs.StringVar(&opts.GGUF, "gguf", "", "model `file` for -engine ollama (default: a tiny one with random weights)")
 			fs.StringVar(&opts.Policy, "policy", opts.Policy, "what scales the models: "+strings.Join(devcluster.Policies(), ", ")+", or a `file` of policies for nomad-autoscaler")
 			fs.BoolVar(&opts.NoAutoscaler, "no-autoscaler", false, "do not run nomad-autoscaler")

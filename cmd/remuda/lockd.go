@@ -42,7 +42,7 @@ whether they live, so they have sessions: silent for -session-ttl, and then -loc
 			fs.DurationVar(&cfg.Times.Reconnect, "reconnect-window", cfg.Times.Reconnect, "how long a holder that lives may be without its connection before it is killed")
 			fs.DurationVar(&cfg.Times.SessionTTL, "session-ttl", cfg.Times.SessionTTL, "how long a holder on another machine may be silent")
 			fs.DurationVar(&cfg.Times.LockDelay, "lock-delay", cfg.Times.LockDelay, "how long a lock stays shut after the session of a holder on another machine ended")
-			fs.StringVar(&consulAddr, "consul", "", "`address` of a Consul agent whose keys remuda/locks/<group> show the holders (default: none); it is never asked for permission")
+			fs.StringVar(&consulAddr, "consul", "", "`address` of a Consul agent whose keys remuda/locks/<group> show the holders, or \"local\" for CONSUL_HTTP_ADDR, else 127.0.0.1:8500 (default: none); no grant depends on it")
 			fs.StringVar(&metricsAddr, "metrics", "", "`address` for GET /metrics (default: none)")
 			logLevelFlag(fs, &logLevel)
 			return func(ctx context.Context, args []string) error {
@@ -85,11 +85,14 @@ whether they live, so they have sessions: silent for -session-ttl, and then -loc
 	}
 }
 
-// mirrorLocks has every change of the locks shown in Consul (DESIGN section 5);
-// nil without an address.
+// mirrorLocks writes every change of the locks to Consul, so that people can watch them. It
+// returns nil without an address.
 func mirrorLocks(cfg *lockd.Config, addr string) (*consul.Mirror, error) {
-	if addr == "" {
+	switch addr {
+	case "":
 		return nil, nil //nolint:nilnil // no mirror is a choice
+	case "local":
+		addr = "" // the default of a Consul client
 	}
 	mc := consul.DefaultMirrorConfig()
 	mc.Address, mc.Name, mc.Logger = consul.Address{Addr: addr}, "remuda lockd "+cfg.Socket, cfg.Logger.Named("consul")

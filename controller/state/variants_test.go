@@ -60,7 +60,7 @@ func TestWhoMayScaleVariantsTogether(t *testing.T) {
 		text       string // of the refusal, empty: there is none
 	}{
 		{"full", state.ManagementFull, state.OriginAutoscaler, nil, spread{"a": 1, "b": 1, "c": 0}, ""},
-		{"disabled", state.ManagementDisabled, state.OriginOperator, nil, spread{"a": 4, "b": 2, "c": 0}, "nobody changes its scale"},
+		{"disabled", state.ManagementDisabled, state.OriginOperator, nil, spread{"a": 4, "b": 2, "c": 0}, "scaling is disabled"},
 		{"manual", state.ManagementManual, state.OriginAutoscaler, nil, spread{"a": 4, "b": 2, "c": 0}, "management is manual"},
 		{"manual, by people", state.ManagementManual, state.OriginOperator, nil, spread{"a": 4, "b": 2, "c": 0}, ""},
 		{"upscaling up", state.ManagementUpscaling, state.OriginAutoscaler, nil, spread{"a": 3, "b": 2, "c": 2}, ""},

@@ -49,7 +49,21 @@ func (c *Cluster) writeAutoscaler() error {
 	if err != nil {
 		return err
 	}
-	for path, content := range map[string]string{c.dir.join("config", "autoscaler.hcl"): c.autoscalerConfig(strategiesIn(policies)), c.policyPath(): policies} {
+	files := map[string]string{c.policyPath(): policies}
+	for i := range c.opts.Autoscalers {
+		name := numbered("autoscaler", i) + ".hcl"
+		content := c.autoscalerConfig(i, strategiesIn(policies))
+		for _, more := range c.opts.settings("autoscaler", i) {
+			if content, err = overlay(content, name, []byte(more)); err != nil {
+				return err
+			}
+		}
+		files[c.dir.join("config", name)] = content
+		if err := os.MkdirAll(c.dir.join(numbered("autoscaler", i)), 0o755); err != nil {
+			return fmt.Errorf("make a directory for nomad-autoscaler: %w", err)
+		}
+	}
+	for path, content := range files {
 		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
 			return fmt.Errorf("write a config file: %w", err)
 		}
@@ -132,8 +146,8 @@ func strategiesIn(policies string) []string {
 }
 
 // autoscalerConfig is nomad-autoscaler's own, with a plugin block for each face.
-func (c *Cluster) autoscalerConfig(strategies []string) string {
-	where := fmt.Sprintf("controller = %s\n    consul     = %s", hclString("http://"+c.ports.addr("controller")), hclString(c.ports.addr("consul-http")))
+func (c *Cluster) autoscalerConfig(number int, strategies []string) string {
+	where := fmt.Sprintf("controller = %s\n    consul     = %s", hclString(c.ports.url("controller")), hclString(c.ports.addr("consul-http")))
 	var b strings.Builder
 	fmt.Fprintf(&b, `plugin_dir = %s
 
@@ -165,8 +179,8 @@ target "remuda" {
     controller = %[7]s
   }
 }
-`, hclString(c.dir.join("autoscaler", "plugins")), c.ports.ports["autoscaler"], hclString("http://"+c.ports.addr("nomad-http")),
-		hclString(filepath.Dir(c.policyPath())), hclString(autoscalerPlugin), where, hclString("http://"+c.ports.addr("controller")))
+`, hclString(c.dir.join("autoscaler", "plugins")), c.ports.ports[numbered("autoscaler", number)], hclString(c.ports.url("nomad-http")),
+		hclString(filepath.Dir(c.policyPath())), hclString(autoscalerPlugin), where, hclString(c.ports.url("controller")))
 	for i, name := range strategies {
 		strategy := "remuda-" + name
 		fmt.Fprintf(&b, `
@@ -176,31 +190,36 @@ strategy %s {
   config = {
     %[3]s
     decisions  = %[4]s
-`, hclString(strategy), hclString(autoscalerPlugin), where, hclString(c.dir.join("autoscaler", name+".decisions.json")))
+`, hclString(strategy), hclString(autoscalerPlugin), where, hclString(c.dir.join(numbered("autoscaler", number), name+".decisions.json")))
 		if i == 0 { // each needs an address of its own, and there is one
-			fmt.Fprintf(&b, "    metrics_listen = %s\n", hclString(c.ports.addr("autoscaler-metrics")))
+			fmt.Fprintf(&b, "    metrics_listen = %s\n", hclString(c.ports.addr(numbered("autoscaler-metrics", number))))
 		}
 		b.WriteString("  }\n}\n")
 	}
 	return b.String()
 }
 
-// strategyServes asks the first strategy's endpoint: the agent says that it is healthy before
-// it has started its plugins, and ends where it cannot.
-func (c *Cluster) strategyServes(ctx context.Context) error {
+// strategyServes asks the first strategy's endpoint: the agent reports healthy before it has
+// started its plugins, and ends if it cannot start them.
+func (c *Cluster) strategyServes(ctx context.Context, number int) error {
 	raw, err := os.ReadFile(c.policyPath())
 	if err != nil || len(strategiesIn(string(raw))) == 0 {
 		return err
 	}
-	return getOK(ctx, "http://"+c.ports.addr("autoscaler-metrics")+"/metrics")
+	return getOK(ctx, c.ports.url(numbered("autoscaler-metrics", number))+"/metrics")
 }
 
-func (c *Cluster) startAutoscaler(ctx context.Context) (string, error) {
-	addr := "http://" + c.ports.addr("autoscaler")
-	err := c.run(ctx, "autoscaler", c.tools["nomad-autoscaler"].path, []string{"agent", "-config", c.dir.join("config", "autoscaler.hcl")}, 30*time.Second,
-		func(ctx context.Context) error {
-			return errors.Join(getOK(ctx, addr+"/v1/health"), c.strategyServes(ctx))
-		})
+func (c *Cluster) startAutoscalers(ctx context.Context) (string, error) {
+	for i := range c.opts.Autoscalers {
+		name := numbered("autoscaler", i)
+		err := c.run(ctx, name, c.tools["nomad-autoscaler"].path, []string{"agent", "-config", c.dir.join("config", name+".hcl")}, name, 30*time.Second,
+			func(ctx context.Context) error {
+				return errors.Join(getOK(ctx, c.ports.url(name)+"/v1/health"), c.strategyServes(ctx, i))
+			})
+		if err != nil {
+			return "", err
+		}
+	}
 	what := c.opts.Policy
 	if slices.Contains(Policies(), what) {
 		var models []string
@@ -209,5 +228,5 @@ func (c *Cluster) startAutoscaler(ctx context.Context) (string, error) {
 		}
 		what = fmt.Sprintf("remuda-%s scales %s", what, strings.Join(models, ", "))
 	}
-	return addr + ", " + what, err
+	return strings.Join(c.urls("autoscaler", c.opts.Autoscalers), ", ") + ", " + what, nil
 }

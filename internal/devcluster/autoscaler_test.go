@@ -30,7 +30,7 @@ func written(t *testing.T, policy string, models ...state.Model) *Cluster {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, c.dir.Close()) })
 	require.NoError(t, c.dir.wipe())
-	c.ports, err = claimPorts()
+	c.ports, err = claimPorts(o.portNames())
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, c.ports.Close()) })
 	require.NoError(t, c.writeAutoscaler())

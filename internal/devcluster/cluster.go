@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	consulapi "github.com/hashicorp/consul/api"
@@ -23,6 +24,8 @@ type Cluster struct {
 	dir   *dataDir
 	ports *portBlock
 	out   *printer
+	// ready is closed once the cluster is up.
+	ready chan struct{}
 	// tools are the programs that were found, by name.
 	tools map[string]tool
 
@@ -41,11 +44,17 @@ type Cluster struct {
 // scripts find everything.
 type Info struct {
 	DataDir string `json:"data_dir"`
-	Gateway string `json:"gateway"`
-	// Controller is the URL of its API.
-	Controller string `json:"controller"`
-	Nomad      string `json:"nomad"`
-	Consul     string `json:"consul"`
+	// Gateway and Controller are the URLs of the first ones, Gateways and Controllers
+	// those of all.
+	Gateway     string   `json:"gateway"`
+	Gateways    []string `json:"gateways"`
+	Controller  string   `json:"controller"`
+	Controllers []string `json:"controllers"`
+	// Nomad is a URL, Consul a host with its port.
+	Nomad  string `json:"nomad"`
+	Consul string `json:"consul"`
+	// GPUs are the UUIDs of the simulated GPUs by the names of their nodes.
+	GPUs map[string][]string `json:"gpus"`
 	// Model is the first of the model file that serves, and Job the job of its
 	// replica, which is the replica's name; both are empty where none should.
 	Model string         `json:"model"`
@@ -61,7 +70,46 @@ func New(opts Options) (*Cluster, error) {
 	if err := opts.validate(); err != nil {
 		return nil, err
 	}
-	return &Cluster{opts: opts, out: newPrinter(opts.Out), tools: map[string]tool{}}, nil
+	return &Cluster{opts: opts, out: newPrinter(opts.Out), ready: make(chan struct{}), tools: map[string]tool{}}, nil
+}
+
+// Ready is closed once the cluster is up. Only then may Info, PID, End and Start be called.
+func (c *Cluster) Ready() <-chan struct{} { return c.ready }
+
+// PID returns the process ID of a daemon, and 0 while it is not running.
+func (c *Cluster) PID(daemon string) int {
+	if d := c.daemon(daemon); d != nil {
+		return d.pid()
+	}
+	return 0
+}
+
+// End ends a daemon with a signal and keeps it down until Start. It returns an error if the
+// daemon does not end within half a minute.
+func (c *Cluster) End(daemon string, sig os.Signal) error {
+	d := c.daemon(daemon)
+	if d == nil {
+		return fmt.Errorf("the cluster has no daemon %q", daemon)
+	}
+	return d.end(sig)
+}
+
+// Start starts a daemon again that End has ended.
+func (c *Cluster) Start(daemon string) error {
+	d := c.daemon(daemon)
+	if d == nil {
+		return fmt.Errorf("the cluster has no daemon %q", daemon)
+	}
+	return d.again()
+}
+
+func (c *Cluster) daemon(name string) *daemon {
+	for _, d := range c.daemons {
+		if d.name == name {
+			return d
+		}
+	}
+	return nil
 }
 
 // Run brings the cluster up, prints where everything is, and stays until ctx
@@ -96,6 +144,7 @@ func (c *Cluster) Run(ctx context.Context, hurry <-chan struct{}) (err error) {
 		return up
 	}
 	c.summary()
+	close(c.ready)
 	<-ctx.Done()
 	c.out.line("")
 	return nil
@@ -113,9 +162,9 @@ func (c *Cluster) bringUp(ctx context.Context) error {
 		{"tools", c.findTools},
 		{"consul", c.startConsul},
 		{"nomad", c.startNomadServer},
-		{"node", c.startNomadClient},
-		{"controller", c.startController},
-		{"gateway", c.startGateway},
+		{"node", c.startNomadClients},
+		{"controller", c.startControllers},
+		{"gateway", c.startGateways},
 	}
 	if c.shared() {
 		steps = append(steps, step{"gms", c.runGMS})
@@ -123,7 +172,7 @@ func (c *Cluster) bringUp(ctx context.Context) error {
 	steps = append(steps, step{"model", c.applyModels}, step{"engine", c.awaitEngines}, step{"answer", c.awaitAnswer})
 	if !c.opts.NoAutoscaler {
 		// Last, so that it finds the models.
-		steps = append(steps, step{"autoscaler", c.startAutoscaler})
+		steps = append(steps, step{"autoscaler", c.startAutoscalers})
 	}
 	for _, s := range steps {
 		begin := time.Now()
@@ -192,14 +241,15 @@ func (c *Cluster) findTools(ctx context.Context) (string, error) {
 		return "", err
 	}
 	var err error
-	if c.ports, err = claimPorts(); err != nil {
+	if c.ports, err = claimPorts(c.opts.portNames()); err != nil {
 		return "", err
 	}
 	return result, c.writeConfigs()
 }
 
-// run starts a daemon and waits until ready says that it is up.
-func (c *Cluster) run(ctx context.Context, name, path string, args []string, limit time.Duration, ready func(context.Context) error) error {
+// run starts a daemon and waits until ready succeeds and the daemon itself listens on its
+// port, which is given by its name. It fails when the daemon ends before that.
+func (c *Cluster) run(ctx context.Context, name, path string, args []string, port string, limit time.Duration, ready func(context.Context) error) error {
 	d := &daemon{name: name, path: path, args: args, env: c.environment(), log: c.dir.join("logs", name+".log"), say: c.out.line}
 	if err := d.start(); err != nil {
 		return err
@@ -209,7 +259,14 @@ func (c *Cluster) run(ctx context.Context, name, path string, args []string, lim
 		if err := d.died(); err != nil {
 			return permanent{err}
 		}
-		return ready(ctx)
+		if err := ready(ctx); err != nil {
+			return err
+		}
+		err := listensAt(d.pid(), c.ports.ports[port])
+		if taken := (errTaken{}); errors.As(err, &taken) {
+			return permanent{errors.Join(err, d.died())}
+		}
+		return err
 	})
 }
 
@@ -220,7 +277,7 @@ func (c *Cluster) startConsul(ctx context.Context) (string, error) {
 	if c.consul, err = consulapi.NewClient(cfg); err != nil {
 		return "", fmt.Errorf("consul client: %w", err)
 	}
-	err = c.run(ctx, "consul", c.tools["consul"].path, []string{"agent", "-config-file", c.dir.join("config", "consul.json")}, time.Minute,
+	err = c.run(ctx, "consul", c.tools["consul"].path, []string{"agent", "-config-file", c.dir.join("config", "consul.json")}, "consul-http", time.Minute,
 		func(context.Context) error {
 			leader, err := c.consul.Status().Leader()
 			if err == nil && leader == "" {
@@ -241,27 +298,51 @@ func (c *Cluster) startNomadServer(ctx context.Context) (string, error) {
 	if c.nomad, err = nomadapi.NewClient(cfg); err != nil {
 		return "", fmt.Errorf("nomad client: %w", err)
 	}
-	err = c.run(ctx, "nomad-server", c.tools["nomad"].path, []string{"agent", "-config", c.dir.join("config", "nomad-server.hcl")}, time.Minute,
+	err = c.run(ctx, "nomad-server", c.tools["nomad"].path, []string{"agent", "-config", c.dir.join("config", "nomad-server.hcl")}, "nomad-http", time.Minute,
 		func(context.Context) error { return c.nomadCanSign() })
 	return cfg.Address, err
 }
 
-func (c *Cluster) startNomadClient(ctx context.Context) (string, error) {
-	var seats int
-	err := c.run(ctx, "nomad-client", c.tools["nomad"].path, []string{"agent", "-config", c.dir.join("config", "nomad-client.hcl")}, time.Minute,
-		func(context.Context) error {
-			var err error
-			seats, err = c.nomadSeats()
-			return err
-		})
-	return fmt.Sprintf("dev, %d simulated GPUs with %d seats", c.opts.GPUs, seats), err
+func (c *Cluster) startNomadClients(ctx context.Context) (string, error) {
+	var names []string
+	seats := 0
+	for i := range c.opts.Nodes {
+		name := numbered("nomad-client", i)
+		err := c.run(ctx, name, c.tools["nomad"].path, []string{"agent", "-config", c.dir.join("config", name+".hcl")}, numbered("nomad-client-http", i), time.Minute,
+			func(context.Context) error {
+				n, err := c.nomadSeats(nodeName(i))
+				if err == nil {
+					seats += n
+				}
+				return err
+			})
+		if err != nil {
+			return "", err
+		}
+		names = append(names, nodeName(i))
+	}
+	return fmt.Sprintf("%s, %d simulated GPUs with %d seats", strings.Join(names, ", "), c.opts.GPUs*c.opts.Nodes, seats), nil
 }
 
-func (c *Cluster) startGateway(ctx context.Context) (string, error) {
-	addr := "http://" + c.ports.addr("gateway")
-	err := c.run(ctx, "gateway", c.opts.Remuda, []string{"gateway", "-config", c.dir.join("config", "gateway.hcl")}, 30*time.Second,
-		func(ctx context.Context) error { return getOK(ctx, addr+"/ready") })
-	return addr, err
+func (c *Cluster) startGateways(ctx context.Context) (string, error) {
+	for i := range c.opts.Gateways {
+		name := numbered("gateway", i)
+		err := c.run(ctx, name, c.opts.Remuda, []string{"gateway", "-config", c.dir.join("config", name+".hcl")}, name, 30*time.Second,
+			func(ctx context.Context) error { return getOK(ctx, c.ports.url(name)+"/ready") })
+		if err != nil {
+			return "", err
+		}
+	}
+	return strings.Join(c.urls("gateway", c.opts.Gateways), ", "), nil
+}
+
+// urls are those of several daemons of a kind.
+func (c *Cluster) urls(kind string, n int) []string {
+	var out []string
+	for i := range n {
+		out = append(out, c.ports.url(numbered(kind, i)))
+	}
+	return out
 }
 
 func (c *Cluster) summary() {
@@ -280,7 +361,7 @@ func (c *Cluster) summary() {
 	c.out.line("  Nomad UI   http://%s/ui/", c.ports.addr("nomad-http"))
 	c.out.line("  Consul UI  http://%s/ui/", c.ports.addr("consul-http"))
 	c.out.line("  Gateway    http://%s/v1 (OpenAI), http://%s/metrics", c.ports.addr("gateway"), c.ports.addr("gateway"))
-	c.out.line("  Controller http://%s", c.ports.addr("controller"))
+	c.out.line("  Controller %s", strings.Join(c.urls("controller", c.opts.Controllers), ", "))
 	if !c.opts.NoAutoscaler {
 		c.out.line("  Autoscaler http://%s/metrics (decisions); %s", c.ports.addr("autoscaler-metrics"), c.policyPath())
 	}
@@ -296,12 +377,22 @@ func (c *Cluster) summary() {
 	c.out.line("Ctrl-C ends everything.")
 }
 
-func (c *Cluster) writeInfo() error {
-	info := Info{DataDir: c.dir.path, Gateway: "http://" + c.ports.addr("gateway"), Controller: "http://" + c.ports.addr("controller"),
-		Nomad: "http://" + c.ports.addr("nomad-http"), Consul: c.ports.addr("consul-http"), Model: c.model, Job: c.job, PIDs: map[string]int{}}
+// Info says where everything is.
+func (c *Cluster) Info() Info {
+	gateways, controllers := c.urls("gateway", c.opts.Gateways), c.urls("controller", c.opts.Controllers)
+	info := Info{DataDir: c.dir.path, Gateway: gateways[0], Gateways: gateways, Controller: controllers[0], Controllers: controllers,
+		Nomad: c.ports.url("nomad-http"), Consul: c.ports.addr("consul-http"), GPUs: map[string][]string{}, Model: c.model, Job: c.job, PIDs: map[string]int{}}
+	for i := range c.opts.Nodes {
+		info.GPUs[nodeName(i)] = c.gpus(i)
+	}
 	for _, d := range c.daemons {
 		info.PIDs[d.name] = d.pid()
 	}
+	return info
+}
+
+func (c *Cluster) writeInfo() error {
+	info := c.Info()
 	raw, err := json.MarshalIndent(info, "", "  ")
 	if err != nil {
 		return fmt.Errorf("render %s: %w", InfoFile, err)
@@ -331,7 +422,7 @@ func (c *Cluster) takeDown(hurry <-chan struct{}) error {
 		}
 	}()
 	for _, d := range c.daemons {
-		if d.name == "controller" {
+		if strings.HasPrefix(d.name, "controller") {
 			d.stop()
 		}
 	}

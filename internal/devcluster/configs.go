@@ -2,12 +2,14 @@ package devcluster
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 )
 
 // devicePlugin is the plugin's file name, and with it its name in Nomad.
@@ -26,13 +28,30 @@ func (c *Cluster) writeConfigs() error {
 	if err != nil {
 		return fmt.Errorf("render consul.json: %w", err)
 	}
-	for name, content := range map[string]string{
-		"consul.json":      string(consul) + "\n",
-		"nomad-server.hcl": c.nomadServerConfig(),
-		"nomad-client.hcl": c.nomadClientConfig(),
-		"controller.hcl":   c.controllerConfig(),
-		"gateway.hcl":      c.gatewayConfig(),
-	} {
+	files := map[string]string{"consul.json": string(consul) + "\n"}
+	hcl := func(kind string, number int, content string) {
+		name := numbered(kind, number) + ".hcl"
+		for _, more := range c.opts.settings(kind, number) {
+			merged, problem := overlay(content, name, []byte(more))
+			err = errors.Join(err, problem)
+			content = merged
+		}
+		files[name] = content
+	}
+	hcl("nomad-server", 0, c.nomadServerConfig())
+	for i := range c.opts.Nodes {
+		hcl("nomad-client", i, c.nomadClientConfig(i))
+	}
+	for i := range c.opts.Controllers {
+		hcl("controller", i, c.controllerConfig(i))
+	}
+	for i := range c.opts.Gateways {
+		hcl("gateway", i, c.gatewayConfig(i))
+	}
+	if err != nil {
+		return err
+	}
+	for name, content := range files {
 		if err := os.WriteFile(c.dir.join("config", name), []byte(content), 0o600); err != nil {
 			return fmt.Errorf("write a config file: %w", err)
 		}
@@ -82,12 +101,11 @@ func (c *Cluster) consulConfig() map[string]any {
 // agents of their own: so it is in production, and a combined agent can lose a
 // race with itself at its start (its node registers before its keyring is
 // ready).
-func (c *Cluster) nomadAgentConfig(name, dir, ports string) string {
-	serf := ""
-	advertiseSerf := ""
-	if port, ok := c.ports.ports[ports+"-serf"]; ok {
-		serf = fmt.Sprintf("\n  serf = %d", port)
-		advertiseSerf = fmt.Sprintf("\n  serf = %s", hclString(c.ports.addr(ports+"-serf")))
+func (c *Cluster) nomadAgentConfig(name, dir, http, rpc, serf string) string {
+	serfPort, advertiseSerf := "", ""
+	if serf != "" {
+		serfPort = fmt.Sprintf("\n  serf = %d", c.ports.ports[serf])
+		advertiseSerf = fmt.Sprintf("\n  serf = %s", hclString(c.ports.addr(serf)))
 	}
 	return fmt.Sprintf(`name       = %s
 region     = "global"
@@ -116,12 +134,12 @@ telemetry {
   prometheus_metrics         = true
   publish_allocation_metrics = true
 }
-`, hclString(name), hclString(dir), hclString(c.ports.addr(ports+"-http")), hclString(c.ports.addr(ports+"-rpc")), advertiseSerf,
-		c.ports.ports[ports+"-http"], c.ports.ports[ports+"-rpc"], serf, hclString(c.ports.addr("consul-http")))
+`, hclString(name), hclString(dir), hclString(c.ports.addr(http)), hclString(c.ports.addr(rpc)), advertiseSerf,
+		c.ports.ports[http], c.ports.ports[rpc], serfPort, hclString(c.ports.addr("consul-http")))
 }
 
 func (c *Cluster) nomadServerConfig() string {
-	return c.nomadAgentConfig("server", c.dir.join("nomad-server"), "nomad") + `
+	return c.nomadAgentConfig("server", c.dir.join("nomad-server"), "nomad-http", "nomad-rpc", "nomad-serf") + `
 server {
   enabled          = true
   bootstrap_expect = 1
@@ -129,9 +147,13 @@ server {
 `
 }
 
-func (c *Cluster) nomadClientConfig() string {
-	low, high := c.ports.dynamic()
-	return c.nomadAgentConfig("dev", c.dir.join("nomad"), "nomad-client") + fmt.Sprintf(`
+// nodeName is the name of one of the Nomad clients: dev, dev-2, dev-3.
+func nodeName(i int) string { return numbered("dev", i) }
+
+func (c *Cluster) nomadClientConfig(i int) string {
+	low, high := c.ports.dynamic(i, c.opts.Nodes)
+	dir := c.dir.join(numbered("nomad", i))
+	return c.nomadAgentConfig(nodeName(i), dir, numbered("nomad-client-http", i), numbered("nomad-client-rpc", i), "") + fmt.Sprintf(`
 plugin_dir = %s
 
 client {
@@ -165,32 +187,42 @@ plugin %s {
     }
   }
 }
-`, hclString(c.dir.join("plugins")), hclString(c.ports.addr("nomad-rpc")), low, high, hclString(c.dir.join("nomad", "mounts")),
-		hclString(devicePlugin), hclString(c.dir.sockets()), hclString(c.ports.seed()), c.opts.Seats, c.opts.GPUs)
+`, hclString(c.dir.join("plugins")), hclString(c.ports.addr("nomad-rpc")), low, high, hclString(filepath.Join(dir, "mounts")),
+		hclString(devicePlugin), hclString(c.dir.sockets()), hclString(c.ports.seed(i)), c.opts.Seats, c.opts.GPUs)
 }
 
-func (c *Cluster) controllerConfig() string {
+func (c *Cluster) controllerConfig(i int) string {
+	peers := ""
+	// A single server has no other to elect but itself: it leads at once.
+	timeout := 50 * time.Millisecond
+	if c.opts.Controllers > 1 {
+		timeout = time.Second
+		var join []string
+		for k := range c.opts.Controllers {
+			join = append(join, hclString(c.ports.addr(numbered("controller-raft", k))))
+		}
+		peers = fmt.Sprintf("bootstrap_expect = %d\njoin = [%s]\n", c.opts.Controllers, strings.Join(join, ", "))
+	}
 	return fmt.Sprintf(`data_dir = %s
-
+%s
 raft {
   bind = %s
-  # A single server has nobody to elect but itself: it leads at once.
-  heartbeat_timeout    = "50ms"
-  election_timeout     = "50ms"
-  leader_lease_timeout = "50ms"
+  heartbeat_timeout    = %q
+  election_timeout     = %[4]q
+  leader_lease_timeout = %[4]q
 }
 
 http {
-  bind = %s
+  bind = %[5]s
 }
 
-# Nobody but this machine reaches it.
+# It listens on loopback only.
 acl {
   enabled = false
 }
 
-# The demo engine loads in a second: who tries a rollout, an eviction or an idle model
-# need not wait for minutes.
+# The demo engine loads in a second, so a rollout, an eviction or an idle model takes
+# seconds here in place of minutes.
 reconcile {
   canary_time    = "5s"
   min_age        = "10s"
@@ -206,17 +238,21 @@ reconcile {
 }
 
 nomad {
-  address = %s
+  address = %[6]s
 }
 
 consul {
-  address = %s
+  address = %[7]s
 }
-`, hclString(c.dir.join("controller")), hclString(c.ports.addr("controller-raft")), hclString(c.ports.addr("controller")),
-		hclString("http://"+c.ports.addr("nomad-http")), hclString(c.ports.addr("consul-http")))
+`, hclString(c.dir.join(numbered("controller", i))), peers, hclString(c.ports.addr(numbered("controller-raft", i))), timeout,
+		hclString(c.ports.addr(numbered("controller", i))), hclString(c.ports.url("nomad-http")), hclString(c.ports.addr("consul-http")))
 }
 
-func (c *Cluster) gatewayConfig() string {
+func (c *Cluster) gatewayConfig(i int) string {
+	var controllers []string
+	for _, url := range c.urls("controller", c.opts.Controllers) {
+		controllers = append(controllers, hclString(url))
+	}
 	return fmt.Sprintf(`listen = %s
 
 consul {
@@ -226,15 +262,16 @@ consul {
 controller {
   addresses = [%s]
 }
-`, hclString(c.ports.addr("gateway")), hclString(c.ports.addr("consul-http")), hclString("http://"+c.ports.addr("controller")))
+`, hclString(c.ports.addr(numbered("gateway", i))), hclString(c.ports.addr("consul-http")), strings.Join(controllers, ", "))
 }
 
 // foreign are the beginnings of variables that are about other clusters: how they are
 // reached, with which tokens and certificates. PATH is made anew.
 var foreign = regexp.MustCompile(`^(NOMAD_|CONSUL_|REMUDA_|PATH=)`)
 
-// environment is what every daemon of the cluster gets: the marker by which
-// leftovers are found, and a PATH on which Nomad's tasks find our programs.
+// environment is what every daemon of the cluster gets, and with the Nomad client every
+// task: the marker by which leftovers are found, a PATH with our programs, and the address
+// of Consul. So the files of jobs/ run here unchanged.
 func (c *Cluster) environment() []string {
 	env := slices.DeleteFunc(os.Environ(), foreign.MatchString)
 	path := filepath.Dir(c.opts.Remuda)
@@ -244,5 +281,5 @@ func (c *Cluster) environment() []string {
 	if old := os.Getenv("PATH"); old != "" {
 		path += string(os.PathListSeparator) + old
 	}
-	return append(env, "PATH="+path, envMarker+"="+c.dir.path)
+	return append(env, "PATH="+path, "CONSUL_HTTP_ADDR="+c.ports.addr("consul-http"), envMarker+"="+c.dir.path)
 }

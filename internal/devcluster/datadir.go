@@ -111,15 +111,23 @@ func (d *dataDir) join(elem ...string) string {
 // wipe deletes what an earlier cluster stored, so that each starts fresh. It
 // keeps what is only slow to make again (models).
 func (d *dataDir) wipe() error {
-	for _, name := range []string{"consul", "nomad", "nomad-server", "controller", "autoscaler", "logs", "config", "plugins", "jobs"} {
-		if err := os.RemoveAll(d.join(name)); err != nil {
-			return fmt.Errorf("remove the earlier cluster's data: %w", err)
+	entries, err := os.ReadDir(d.path)
+	if err != nil {
+		return fmt.Errorf("remove the earlier cluster's data: %w", err)
+	}
+	for _, e := range entries {
+		kind, _, _ := strings.Cut(e.Name(), "-") // nomad, nomad-server, controller-2
+		switch kind {
+		case "consul", "nomad", "controller", "autoscaler", "logs", "config", "plugins", "jobs":
+			if err := os.RemoveAll(d.join(e.Name())); err != nil {
+				return fmt.Errorf("remove the earlier cluster's data: %w", err)
+			}
 		}
 	}
 	if err := d.wipeSockets(); err != nil {
 		return err
 	}
-	for _, name := range []string{"consul", "nomad", "nomad-server", "controller", "logs", "config/policies", "plugins", "jobs", "models"} {
+	for _, name := range []string{"consul", "nomad", "nomad-server", "logs", "config/policies", "plugins", "jobs", "models"} {
 		if err := os.MkdirAll(d.join(name), 0o755); err != nil {
 			return fmt.Errorf("prepare the data directory: %w", err)
 		}

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"net"
 	"os"
 	"os/exec"
@@ -18,6 +17,7 @@ import (
 	"time"
 
 	"github.com/hashicorp/hcl/v2/hclparse"
+	"github.com/hashicorp/hcl/v2/hclsimple"
 	nomadapi "github.com/hashicorp/nomad/api"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
@@ -35,13 +35,16 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestOptionsNameEveryMistake(t *testing.T) {
-	_, err := New(Options{GPUs: 17, Seats: 65, Engine: "vllm", GGUF: "x"})
-	for _, want := range []string{"-gpus is 17: want 1 to 16", "-seats is 65: want 1 to 64", `-engine is "vllm": want sim or ollama`, "-gguf needs -engine ollama"} {
+	_, err := New(Options{GPUs: 17, Seats: 65, Nodes: 9, Controllers: 2, Gateways: 0, Autoscalers: 3, Engine: "vllm", GGUF: "x", Settings: map[string][]string{"gatway": nil}})
+	for _, want := range []string{"-gpus is 17: want 1 to 16", "-seats is 65: want 1 to 64", `-engine is "vllm": want sim or ollama`, "-gguf needs -engine ollama",
+		"-nodes is 9: want 1 to 8", "-controllers is 2: want 1, 3 or 5", "-gateways is 0: want 1 to 4", "-autoscalers is 3: want 1 to 2", `-set names the daemon "gatway": want one of nomad-server, controller, `} {
 		require.ErrorContains(t, err, want)
 	}
-	_, err = New(Options{GPUs: 1, Seats: 1, Engine: EngineSim, Single: true, Model: "m.hcl"})
-	require.ErrorContains(t, err, "-model goes with neither -engine nor -single")
 	o := DefaultOptions()
+	o.Single, o.Model = true, "m.hcl"
+	_, err = New(o)
+	require.ErrorContains(t, err, "-model goes with neither -engine nor -single")
+	o = DefaultOptions()
 	o.Policy = "hpaa"
 	_, err = New(o)
 	require.ErrorContains(t, err, `-policy is "hpaa": want capacity, hpa, utilization, predictive, or a file of policies`)
@@ -50,39 +53,108 @@ func TestOptionsNameEveryMistake(t *testing.T) {
 }
 
 func TestPorts(t *testing.T) {
-	// Some default port is taken here, so that its daemon must get another.
+	// A default port is taken here, so that its daemon must get another.
 	taken, err := net.Listen("tcp", loopback(defaultPorts["consul-http"]))
 	if err == nil {
 		defer taken.Close()
 	}
-	a, err := claimPorts()
+	o := DefaultOptions()
+	o.Nodes, o.Controllers, o.Gateways, o.Autoscalers = 8, 5, 4, 2
+	names := o.portNames()
+	a, err := claimPorts(names)
 	require.NoError(t, err)
 	defer a.Close()
-	b, err := claimPorts()
+	b, err := claimPorts(names)
 	require.NoError(t, err)
 	defer b.Close()
 	require.NotEqual(t, a.base, b.base)
 	require.NotEqual(t, defaultPorts["consul-http"], a.ports["consul-http"])
+	seen := map[int]string{}
 	for _, block := range []*portBlock{a, b} {
-		seen := map[int]bool{}
-		low, high := block.dynamic()
-		require.Len(t, block.ports, len(portOrder))
+		low, _ := block.dynamic(0, o.Nodes)
+		require.Len(t, block.ports, len(names))
 		for name, port := range block.ports {
-			require.False(t, seen[port], "port %d twice", port)
-			seen[port] = true
+			require.Empty(t, seen[port], "port %d is also that of %s", port, name)
+			seen[port] = name
 			if port != defaultPorts[name] {
 				require.Greater(t, port, block.base, name)
 				require.Less(t, port, low, "%s has a port that Nomad may give to a task", name)
 			}
 		}
-		require.Equal(t, block.base+blockSize-1, high)
+		after := low - 1
+		for node := range o.Nodes {
+			low, high := block.dynamic(node, o.Nodes)
+			require.Equal(t, after+1, low)
+			require.Greater(t, high, low)
+			after = high
+		}
+		require.Less(t, after, block.base+blockSize)
 	}
 	base := a.base
 	require.NoError(t, a.Close())
-	again, err := claimPorts()
+	again, err := claimPorts(names)
 	require.NoError(t, err)
 	defer again.Close()
 	require.Equal(t, base, again.base, "a block that was given back is free")
+}
+
+// TestListensAt: a daemon is up only when it listens itself.
+func TestListensAt(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	port := l.Addr().(*net.TCPAddr).Port
+	require.NoError(t, listensAt(os.Getpid(), port))
+	other := process(t, "X=y", "sh", "-c", "echo ready; while :; do sleep 1; done")
+	err = listensAt(other.Process.Pid, port)
+	require.ErrorAs(t, err, &errTaken{})
+	require.ErrorContains(t, err, fmt.Sprintf("port %d was taken meanwhile by process %d (", port, os.Getpid()))
+	require.NoError(t, l.Close())
+	require.EqualError(t, listensAt(os.Getpid(), port), fmt.Sprintf("nothing listens on port %d yet", port))
+}
+
+func TestOverlay(t *testing.T) {
+	got, err := overlay(`a = 1
+b {
+  c = "x" # stays
+  d = [1]
+}
+k "one" {
+  e = true
+}
+`, "base.hcl", []byte(`b {
+  d = [2, 3]
+  inner {
+    f = "g"
+  }
+}
+k "two" {
+  e = false
+}
+a = 5
+`))
+	require.NoError(t, err)
+	var file struct {
+		A int `hcl:"a"`
+		B struct {
+			C     string `hcl:"c"`
+			D     []int  `hcl:"d"`
+			Inner struct {
+				F string `hcl:"f"`
+			} `hcl:"inner,block"`
+		} `hcl:"b,block"`
+		K []struct {
+			Name string `hcl:"name,label"`
+			E    bool   `hcl:"e"`
+		} `hcl:"k,block"`
+	}
+	require.NoError(t, hclsimple.Decode("merged.hcl", []byte(got), nil, &file), got)
+	require.Equal(t, 5, file.A)
+	require.Equal(t, "x", file.B.C)
+	require.Equal(t, []int{2, 3}, file.B.D)
+	require.Equal(t, "g", file.B.Inner.F)
+	require.Len(t, file.K, 2)
+	_, err = overlay("", "base.hcl", []byte("a = "))
+	require.ErrorContains(t, err, "the settings for base.hcl")
 }
 
 func TestDataDirectories(t *testing.T) {
@@ -115,7 +187,8 @@ func TestWipeKeepsModelsOnly(t *testing.T) {
 	require.NoError(t, err)
 	defer d.Close()
 	require.NoError(t, d.wipe())
-	for _, name := range []string{"nomad/x", "nomad-server/x", "controller/x", "consul/x", "logs/x", "config/x", "models/x"} {
+	for _, name := range []string{"nomad/x", "nomad-2/x", "nomad-server/x", "controller/x", "controller-2/x", "autoscaler-2/x", "consul/x", "logs/x", "config/x", "models/x"} {
+		require.NoError(t, os.MkdirAll(filepath.Dir(d.join(name)), 0o700))
 		require.NoError(t, os.WriteFile(d.join(name), nil, 0o600))
 	}
 	require.NoError(t, d.wipe())
@@ -196,12 +269,31 @@ func TestDaemonIsStartedAgain(t *testing.T) {
 	require.NoError(t, unix.Kill(first, unix.SIGKILL))
 	<-r.said
 	require.Contains(t, r.lines[0], "thing ended (signal: killed): starting it again; its log is "+d.log)
-	require.Eventually(t, func() bool { return d.pid() != first }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { now := d.pid(); return now != first && now != 0 }, time.Minute, time.Millisecond)
 	second := d.pid()
 	require.NoError(t, unix.Kill(second, 0))
 	d.stop()
 	require.ErrorIs(t, unix.Kill(second, 0), unix.ESRCH, "nothing runs after stop")
 	d.stop() // again
+}
+
+func TestDaemonIsKeptDown(t *testing.T) {
+	d, r := newDaemon(t, "exec sleep 60")
+	require.NoError(t, d.start())
+	defer d.stop()
+	require.ErrorContains(t, d.again(), "thing was not ended")
+	for _, sig := range []os.Signal{unix.SIGKILL, unix.SIGTERM} {
+		first := d.pid()
+		require.NoError(t, d.end(sig))
+		require.Zero(t, d.pid())
+		require.ErrorIs(t, unix.Kill(first, 0), unix.ESRCH)
+		require.NoError(t, d.again())
+		require.NotZero(t, d.pid())
+		require.NotEqual(t, first, d.pid())
+	}
+	require.NoError(t, d.end(unix.SIGKILL))
+	d.stop()
+	require.Empty(t, r.lines, "it ended as it was told to")
 }
 
 func TestDaemonThatDoesNotStart(t *testing.T) {
@@ -271,7 +363,7 @@ func TestConfigsAreValid(t *testing.T) {
 	require.NoError(t, err)
 	defer d.Close()
 	require.NoError(t, d.wipe())
-	ports, err := claimPorts()
+	ports, err := claimPorts(DefaultOptions().portNames())
 	require.NoError(t, err)
 	defer ports.Close()
 	device := filepath.Join(t.TempDir(), "built-device")
@@ -308,18 +400,21 @@ func TestConfigsAreValid(t *testing.T) {
 	env := c.environment()
 	require.NotContains(t, strings.Join(env, "\n"), "of another cluster")
 	require.Contains(t, env, envMarker+"="+d.path)
+	require.Contains(t, env, "CONSUL_HTTP_ADDR="+ports.addr("consul-http"))
 	require.Contains(t, strings.Join(env, "\n"), "\nPATH=/opt:")
 }
 
 // TestGPUsAreThoseOfThePlugin: each of several clusters shares the memory of the GPUs that
 // its own device plugin simulates.
 func TestGPUsAreThoseOfThePlugin(t *testing.T) {
-	for _, base := range []int{firstBlock, firstBlock + blockSize} {
+	seen := map[string]bool{}
+	for i, base := range []int{firstBlock, firstBlock, firstBlock + blockSize, firstBlock + blockSize} {
+		node := i % 2
 		opts := DefaultOptions()
-		opts.Device, opts.Remuda, opts.Seats = "/opt/device", "/opt/remuda", 3
+		opts.Device, opts.Remuda, opts.Seats, opts.Nodes = "/opt/device", "/opt/remuda", 3, 2
 		c := &Cluster{opts: opts, dir: &dataDir{path: t.TempDir()}, ports: &portBlock{base: base, ports: map[string]int{}}}
 		of := func(field string) string {
-			m := regexp.MustCompile(field + ` += "?([^"\n]*)"?\n`).FindStringSubmatch(c.nomadClientConfig())
+			m := regexp.MustCompile(field + ` += "?([^"\n]*)"?\n`).FindStringSubmatch(c.nomadClientConfig(node))
 			require.NotNil(t, m, field)
 			return m[1]
 		}
@@ -329,7 +424,11 @@ func TestGPUsAreThoseOfThePlugin(t *testing.T) {
 			simulated = append(simulated, gpu.UUID(of("seed"), i))
 		}
 		require.Equal(t, strconv.Itoa(c.opts.GPUs), of("count"))
-		require.Equal(t, simulated, c.gpus())
+		require.Equal(t, simulated, c.gpus(node))
+		for _, uuid := range simulated {
+			require.False(t, seen[uuid], "GPU %s is on two nodes", uuid)
+			seen[uuid] = true
+		}
 	}
 }
 
@@ -342,10 +441,8 @@ func models(t *testing.T, change func(*Options)) (*Cluster, []state.Model) {
 	c, err := New(opts)
 	require.NoError(t, err)
 	c.ports = &portBlock{ports: map[string]int{"consul-http": 8555}}
-	c.tools["ollama"] = tool{name: "ollama", path: "/opt/bin/ollama"}
 	c.models, err = loadModels(c.opts)
 	require.NoError(t, err)
-	c.settle()
 	var file strings.Builder
 	for _, m := range c.models {
 		file.WriteString(modelfile.Format(m))
@@ -356,18 +453,12 @@ func models(t *testing.T, change func(*Options)) (*Cluster, []state.Model) {
 }
 
 func TestModelsOfTheOptions(t *testing.T) {
-	ours := map[string]string{"remuda": "/opt/bin/remuda", "consul": "127.0.0.1:8555"}
-	with := func(more map[string]string) map[string]string {
-		all := maps.Clone(ours)
-		maps.Copy(all, more)
-		return all
-	}
 	t.Run("demo", func(t *testing.T) {
 		c, m := models(t, func(*Options) {})
 		require.Equal(t, "demo", m[0].Name)
 		require.True(t, m[0].Failover)
 		require.Equal(t, jobs.Failover, m[0].Variants[0].Job)
-		require.Equal(t, with(map[string]string{"weights": "256MiB"}), m[0].Variants[0].Vars)
+		require.Equal(t, map[string]string{"weights": "256MiB"}, m[0].Variants[0].Vars)
 		require.True(t, c.shared())
 		require.Equal(t, []string{"demo"}, c.wanted())
 	})
@@ -381,7 +472,7 @@ func TestModelsOfTheOptions(t *testing.T) {
 	t.Run("ollama", func(t *testing.T) {
 		c, m := models(t, func(o *Options) { o.Engine = EngineOllama })
 		require.Equal(t, "tiny", m[0].Name)
-		require.Equal(t, with(map[string]string{"ollama": "/opt/bin/ollama"}), m[0].Variants[0].Vars)
+		require.Empty(t, m[0].Variants[0].Vars)
 		require.False(t, c.shared())
 	})
 	t.Run("gguf", func(t *testing.T) {
@@ -414,8 +505,8 @@ model "awake" {
 `), 0o600))
 		c, m := models(t, func(o *Options) { o.Model = path })
 		require.Len(t, m, 2)
-		require.Equal(t, ours, m[0].Variants[0].Vars)
-		require.Equal(t, map[string]string{"remuda": "/opt/bin/remuda", "consul": "mine:1"}, m[1].Variants[0].Vars, "what the file says stays")
+		require.Empty(t, m[0].Variants[0].Vars)
+		require.Equal(t, map[string]string{"consul": "mine:1"}, m[1].Variants[0].Vars)
 		require.Equal(t, []string{"awake"}, c.wanted())
 		require.False(t, c.anyVariant(func(v state.Variant) bool { return v.Engine == EngineOllama }))
 	})

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -43,19 +44,20 @@ func (c *Cluster) nomadCanSign() error {
 	return errors.New("the keyring has no active key yet")
 }
 
-// nomadSeats returns how many seats the ready node offers.
-func (c *Cluster) nomadSeats() (int, error) {
+// nomadSeats returns how many seats a node offers, once it is ready.
+func (c *Cluster) nomadSeats(name string) (int, error) {
 	nodes, _, err := c.nomad.Nodes().List(nil)
 	if err != nil {
 		return 0, err
 	}
-	if len(nodes) != 1 || nodes[0].Status != nomadapi.NodeStatusReady {
-		return 0, errors.New("the node is not ready yet")
+	i := slices.IndexFunc(nodes, func(n *nomadapi.NodeListStub) bool { return n.Name == name })
+	if i < 0 || nodes[i].Status != nomadapi.NodeStatusReady {
+		return 0, fmt.Errorf("node %s is not ready yet", name)
 	}
-	if d := nodes[0].Drivers["raw_exec"]; d == nil || !d.Healthy {
-		return 0, errors.New("the raw_exec driver is not ready yet")
+	if d := nodes[i].Drivers["raw_exec"]; d == nil || !d.Healthy {
+		return 0, fmt.Errorf("the raw_exec driver of node %s is not ready yet", name)
 	}
-	node, _, err := c.nomad.Nodes().Info(nodes[0].ID, nil)
+	node, _, err := c.nomad.Nodes().Info(nodes[i].ID, nil)
 	if err != nil {
 		return 0, err
 	}
@@ -71,8 +73,8 @@ func (c *Cluster) nomadSeats() (int, error) {
 	return seats, nil
 }
 
-// register runs an unchanged job file with this cluster's variables.
-func (c *Cluster) register(ctx context.Context, name, source string, vars map[string]any) (string, error) {
+// register runs a job file with this cluster's variables, on one node.
+func (c *Cluster) register(ctx context.Context, name, source, node string, vars map[string]any) (string, error) {
 	path := c.dir.join("jobs", name+".nomad.hcl")
 	if err := os.WriteFile(path, []byte(source), 0o600); err != nil {
 		return "", fmt.Errorf("write the job file: %w", err)
@@ -81,45 +83,56 @@ func (c *Cluster) register(ctx context.Context, name, source string, vars map[st
 	if err != nil {
 		return "", fmt.Errorf("parse %s: %w", path, err)
 	}
+	job.ID, job.Name = &name, &name
+	job.Constraints = append(job.Constraints, nomadapi.NewConstraint("${node.unique.name}", "=", node))
 	if _, _, err := c.nomad.Jobs().Register(job, (&nomadapi.WriteOptions{}).WithContext(ctx)); err != nil {
 		return "", fmt.Errorf("register job %q: %w", *job.ID, err)
 	}
 	return fmt.Sprintf("%s (%s)", *job.ID, path), nil
 }
 
-// gpus are the UUIDs of the GPUs that the device plugin simulates with the config that it
-// is given.
-func (c *Cluster) gpus() []string {
+// gpus are the UUIDs of the GPUs that a node's device plugin simulates with the config that
+// it is given.
+func (c *Cluster) gpus(node int) []string {
 	uuids := make([]string, c.opts.GPUs)
 	for i := range uuids {
-		uuids[i] = gpu.UUID(c.ports.seed(), i)
+		uuids[i] = gpu.UUID(c.ports.seed(node), i)
 	}
 	return uuids
 }
 
-// runGMS runs the GPU memory service for the simulated GPUs and waits for its
+// runGMS runs the GPU memory service for the simulated GPUs of each node and waits for its
 // sockets.
 func (c *Cluster) runGMS(ctx context.Context) (string, error) {
-	memory := []string{"-backend", "host"}
-	var sockets []string
-	for _, uuid := range c.gpus() {
-		memory = append(memory, "-gpu", uuid+"="+gpuMemory)
-		sockets = append(sockets, filepath.Join(c.dir.sockets(), fmt.Sprintf("gms_%s_weights.sock", uuid)))
-	}
-	result, err := c.register(ctx, gmsJob, jobs.GMS, map[string]any{"remuda": c.opts.Remuda, "socket_dir": c.dir.sockets(), "memory": memory})
-	if err != nil {
-		return "", err
-	}
-	return result, c.out.waitFor(ctx, "gms", time.Minute, func(ctx context.Context) error {
-		for _, path := range sockets {
-			conn, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
-			if err != nil {
-				return errors.Join(err, c.explainJob(gmsJob))
-			}
-			_ = conn.Close()
+	var results []string
+	for i := range c.opts.Nodes {
+		name := numbered(gmsJob, i)
+		memory := []string{"-backend", "host"}
+		var sockets []string
+		for _, uuid := range c.gpus(i) {
+			memory = append(memory, "-gpu", uuid+"="+gpuMemory)
+			sockets = append(sockets, filepath.Join(c.dir.sockets(), fmt.Sprintf("gms_%s_weights.sock", uuid)))
 		}
-		return nil
-	})
+		result, err := c.register(ctx, name, jobs.GMS, nodeName(i), map[string]any{"remuda": c.opts.Remuda, "socket_dir": c.dir.sockets(), "memory": memory})
+		if err != nil {
+			return "", err
+		}
+		results = append(results, result)
+		err = c.out.waitFor(ctx, "gms", time.Minute, func(ctx context.Context) error {
+			for _, path := range sockets {
+				conn, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
+				if err != nil {
+					return errors.Join(err, c.explainJob(name))
+				}
+				_ = conn.Close()
+			}
+			return nil
+		})
+		if err != nil {
+			return "", err
+		}
+	}
+	return strings.Join(results, ", "), nil
 }
 
 // hclVars renders strings and lists of strings.
@@ -221,7 +234,7 @@ func (c *Cluster) awaitAnswer(ctx context.Context) (string, error) {
 }
 
 func (c *Cluster) ask(ctx context.Context, body []byte) (string, error) {
-	url := "http://" + c.ports.addr("gateway") + "/v1/chat/completions"
+	url := c.ports.url("gateway") + "/v1/chat/completions"
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body))
 	if err != nil {
 		return "", err

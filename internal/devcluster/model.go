@@ -82,25 +82,6 @@ func setVar(v *state.Variant, name, value string) {
 	v.Vars[name] = value
 }
 
-// settle gives the variants what is so in this cluster and what their model file
-// leaves open: where the programs and Consul are.
-func (c *Cluster) settle() {
-	own := map[string]string{"remuda": c.opts.Remuda, "consul": c.ports.addr("consul-http")}
-	if t, ok := c.tools[ollamaTool.name]; ok {
-		own[ollamaTool.name] = t.path
-	}
-	for i := range c.models {
-		for j := range c.models[i].Variants {
-			v := &c.models[i].Variants[j]
-			for name, value := range own {
-				if _, given := v.Vars[name]; !given && declares(*v, name) {
-					setVar(v, name, value)
-				}
-			}
-		}
-	}
-}
-
 // declares tells whether the variant's job file has such a variable.
 func declares(v state.Variant, name string) bool {
 	declared, _ := modelfile.JobVariables(v.Name, v.Job) // it was read without a fault before
@@ -131,23 +112,38 @@ func (c *Cluster) wanted() []string {
 // modelPath is the model file as it was applied, with its job files inside.
 func (c *Cluster) modelPath() string { return c.dir.join("jobs", "dev.model.hcl") }
 
-// startController starts the controller and waits until it leads.
-func (c *Cluster) startController(ctx context.Context) (string, error) {
-	addr := "http://" + c.ports.addr("controller")
+// startControllers starts the servers of the controller and waits until they have a leader.
+func (c *Cluster) startControllers(ctx context.Context) (string, error) {
+	urls := c.urls("controller", c.opts.Controllers)
 	var err error
 	// A client of our own: what the environment says of certificates is for another
 	// controller.
-	if c.controller, err = api.NewClient(api.Config{Addresses: []string{addr}, HTTPClient: &http.Client{}}); err != nil {
+	if c.controller, err = api.NewClient(api.Config{Addresses: urls, HTTPClient: &http.Client{}}); err != nil {
 		return "", err
 	}
-	err = c.run(ctx, "controller", c.opts.Remuda, []string{"agent", "-config", c.dir.join("config", "controller.hcl")}, time.Minute,
-		func(ctx context.Context) error { return getOK(ctx, addr+"/ready") })
-	return addr, err
+	for i := range c.opts.Controllers {
+		name := numbered("controller", i)
+		err := c.run(ctx, name, c.opts.Remuda, []string{"agent", "-config", c.dir.join("config", name+".hcl")}, name, time.Minute, func(ctx context.Context) error {
+			// The servers elect a leader once all of them run.
+			if i < c.opts.Controllers-1 {
+				return nil
+			}
+			for _, url := range urls {
+				if err := getOK(ctx, url+"/ready"); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			return "", err
+		}
+	}
+	return strings.Join(urls, ", "), nil
 }
 
 // applyModels hands the model file to the controller.
 func (c *Cluster) applyModels(ctx context.Context) (string, error) {
-	c.settle()
 	var file strings.Builder
 	for _, m := range c.models {
 		file.WriteString(modelfile.Format(m))

@@ -34,6 +34,18 @@ type Options struct {
 	// two models may meet on a GPU, of which the GPU memory service keeps the weights of
 	// one model alone: those of the other never start.
 	Seats int
+	// Nodes is how many Nomad clients run, each with GPUs of its own, 1 to 8.
+	Nodes int
+	// Controllers is how many servers the controller has: 1, 3 or 5.
+	Controllers int
+	// Gateways is how many gateways run, 1 to 4.
+	Gateways int
+	// Autoscalers is how many nomad-autoscalers run, 1 or 2.
+	Autoscalers int
+	// Settings are HCL texts that are merged into the config files of daemons: of all
+	// "controller"s, "gateway"s, "nomad-client"s and "autoscaler"s, of one of them
+	// ("controller-1", "controller-2", …), or of "nomad-server".
+	Settings map[string][]string
 	// Engine is EngineSim or EngineOllama.
 	Engine string
 	// Single runs one engine on EngineSim instead of a failover pair.
@@ -61,7 +73,8 @@ type Options struct {
 
 // DefaultOptions fits a laptop.
 func DefaultOptions() Options {
-	return Options{GPUs: 2, Seats: deviceplugin.DefaultSeats, Engine: EngineSim, Policy: DefaultPolicy, Out: os.Stdout}
+	// A failover pair takes a GPU. With the third, two replicas leave room for a rollout.
+	return Options{GPUs: 3, Seats: deviceplugin.DefaultSeats, Nodes: 1, Controllers: 1, Gateways: 1, Autoscalers: 1, Engine: EngineSim, Policy: DefaultPolicy, Out: os.Stdout}
 }
 
 func (o *Options) validate() error {
@@ -71,6 +84,22 @@ func (o *Options) validate() error {
 	}
 	if o.Seats < 1 || o.Seats > deviceplugin.MaxSeats {
 		errs = append(errs, fmt.Errorf("-seats is %d: want 1 to %d", o.Seats, deviceplugin.MaxSeats))
+	}
+	between := func(flag string, n, most int) {
+		if n < 1 || n > most {
+			errs = append(errs, fmt.Errorf("%s is %d: want 1 to %d", flag, n, most))
+		}
+	}
+	between("-nodes", o.Nodes, 8)
+	between("-gateways", o.Gateways, 4)
+	between("-autoscalers", o.Autoscalers, 2)
+	if o.Controllers != 1 && o.Controllers != 3 && o.Controllers != 5 {
+		errs = append(errs, fmt.Errorf("-controllers is %d: want 1, 3 or 5", o.Controllers))
+	}
+	for name := range o.Settings {
+		if !slices.Contains(o.configurable(), name) {
+			errs = append(errs, fmt.Errorf("-set names the daemon %q: want one of %s", name, strings.Join(o.configurable(), ", ")))
+		}
 	}
 	if o.Engine != EngineSim && o.Engine != EngineOllama {
 		errs = append(errs, fmt.Errorf("-engine is %q: want %s or %s", o.Engine, EngineSim, EngineOllama))
@@ -90,6 +119,40 @@ func (o *Options) validate() error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// configurable are the names that Settings may have.
+func (o *Options) configurable() []string {
+	names := []string{"nomad-server"}
+	for _, kind := range []struct {
+		name string
+		n    int
+	}{{"controller", o.Controllers}, {"gateway", o.Gateways}, {"nomad-client", o.Nodes}, {"autoscaler", o.Autoscalers}} {
+		names = append(names, kind.name)
+		for i := range kind.n {
+			names = append(names, fmt.Sprintf("%s-%d", kind.name, i+1))
+		}
+	}
+	return names
+}
+
+// portNames are the names of the ports that the daemons need. The first ask first.
+func (o Options) portNames() []string {
+	names := []string{"nomad-http", "nomad-rpc", "nomad-serf", "consul-http", "consul-grpc", "consul-server", "consul-serf"}
+	for _, kind := range []struct {
+		n     int
+		names []string
+	}{
+		{o.Gateways, []string{"gateway"}}, {o.Controllers, []string{"controller", "controller-raft"}},
+		{o.Nodes, []string{"nomad-client-http", "nomad-client-rpc"}}, {o.Autoscalers, []string{"autoscaler", "autoscaler-metrics"}},
+	} {
+		for i := range kind.n {
+			for _, name := range kind.names {
+				names = append(names, numbered(name, i))
+			}
+		}
+	}
+	return names
 }
 
 // resolve turns what the options leave open into paths.

@@ -35,6 +35,10 @@ type daemon struct {
 	mu      sync.Mutex
 	cmd     *exec.Cmd
 	stopped bool
+	// held is not nil while the daemon is kept down; closing it starts the daemon again.
+	held chan struct{}
+	// ended is closed when the present life ends, started when the next one begins.
+	ended, started chan struct{}
 	// firstEnd is closed when the first life has ended.
 	firstEnd chan struct{}
 	endErr   error
@@ -68,6 +72,9 @@ func (d *daemon) supervise(first chan<- error) {
 		}
 		if err == nil {
 			err = cmd.Wait()
+			d.mu.Lock()
+			close(d.ended)
+			d.mu.Unlock()
 		}
 		if life == 1 {
 			d.mu.Lock()
@@ -79,10 +86,19 @@ func (d *daemon) supervise(first chan<- error) {
 			delay = restartDelay
 		}
 		d.mu.Lock()
-		stopped := d.stopped
+		stopped, held := d.stopped, d.held
 		d.mu.Unlock()
 		if stopped {
 			return
+		}
+		if held != nil {
+			select {
+			case <-d.wake:
+				return
+			case <-held:
+			}
+			delay = restartDelay
+			continue
 		}
 		if err == nil {
 			err = errors.New("exit status 0")
@@ -117,15 +133,63 @@ func (d *daemon) launch() (*exec.Cmd, error) {
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start %s: %w", d.name, err)
 	}
-	d.cmd = cmd
+	d.cmd, d.ended = cmd, make(chan struct{})
+	if d.started != nil {
+		close(d.started)
+		d.started = nil
+	}
 	return cmd, nil
 }
 
-// pid is the process ID of the present life.
+// end ends the daemon with a signal and keeps it down until again.
+func (d *daemon) end(sig os.Signal) error {
+	d.mu.Lock()
+	if d.held == nil {
+		d.held = make(chan struct{})
+	}
+	cmd, ended := d.cmd, d.ended
+	d.mu.Unlock()
+	_ = cmd.Process.Signal(sig) // it may have ended by itself
+	select {
+	case <-ended:
+		return nil
+	case <-time.After(30 * time.Second):
+		_ = cmd.Process.Kill()
+		<-ended
+		return fmt.Errorf("%s did not end within 30 s of %s", d.name, sig)
+	}
+}
+
+// again starts a daemon that end has ended, and returns once its process runs.
+func (d *daemon) again() error {
+	d.mu.Lock()
+	if d.held == nil {
+		d.mu.Unlock()
+		return fmt.Errorf("%s was not ended", d.name)
+	}
+	started := make(chan struct{})
+	d.started = started
+	close(d.held)
+	d.held = nil
+	d.mu.Unlock()
+	select {
+	case <-started:
+		return nil
+	case <-d.done:
+		return fmt.Errorf("%s is not started again: the cluster ends", d.name)
+	}
+}
+
+// pid is the process ID of the present life, 0 between two lives.
 func (d *daemon) pid() int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.cmd.Process.Pid
+	select {
+	case <-d.ended:
+		return 0
+	default:
+		return d.cmd.Process.Pid
+	}
 }
 
 // died returns an error once the first life has ended, nil while it runs. It
