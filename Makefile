@@ -5,23 +5,25 @@ SHELL := /bin/bash
 
 BIN := bin
 TOOLS := .tools/bin
-PACKAGES := ./...
 # How long make soak goes on.
 SOAK ?= 1h
 # How long make fuzz goes on with each target.
 FUZZ ?= 20s
 # A folder with traces, for make bench.
 TRACES ?=
+# What the end-to-end tests run.
+export REMUDA_BIN := $(CURDIR)/$(BIN)
+export REMUDA_TOOLS := $(CURDIR)/$(TOOLS)
 # go-nvml is cgo and warns about its own header. It looks NVML's symbols up when
 # they are first called, so the linker must not ask for them at the start.
 export CGO_CFLAGS ?= -Wno-deprecated-declarations
 
-.PHONY: help dev test unit race vet lint fuzz e2e e2e-tools soak bench gpu-check build tools ollama peers clean
+.PHONY: help dev test verify unit lint fuzz e2e soak bench reference gpu-check build tools ollama prometheus peers clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-build: ## Build remuda, remuda-device, remuda-autoscaler and gpu-check into bin/
+build: ## Build remuda, remuda-device and remuda-autoscaler into bin/
 	@mkdir -p $(BIN)
 	go build -ldflags '-extldflags=-Wl,-z,lazy' -o $(BIN)/ ./cmd/...
 
@@ -31,61 +33,38 @@ tools: ## Build the pinned Nomad, Consul and nomad-autoscaler into .tools/bin
 ollama: ## Build the pinned Ollama (a real engine for any CPU) into .tools/bin
 	@tools/build ollama
 
-e2e-tools: ## Build nomad-autoscaler 0.4.7 and unpack Debian's Prometheus into .tools, for make e2e
-	@tools/build nomad-autoscaler-0.4.7
+prometheus: ## Unpack Debian's Prometheus into .tools
 	@tools/debian prometheus
 
 dev: tools build ## Run a complete local cluster in the foreground (Ctrl-C ends it)
 	@$(BIN)/remuda dev $(DEV_FLAGS)
 
-test: lint unit race fuzz e2e ## Everything: linter, unit tests, race detector, fuzzing, end to end
+test: lint unit e2e ## Everything once: linter, unit tests with the race detector, end to end
 
-# Tests wait more than they work: more packages than CPUs run at a time. What vet finds
-# is of make lint; of some tests the long form (without -short) runs in make race only.
-unit: ## Unit tests
-	go test -short -p $$(( 2 * $$(nproc) )) -vet=off $(PACKAGES)
+verify: lint ## Everything many times, with production timeouts: an hour
+	REMUDA_LONG=1 $(MAKE) --no-print-directory unit
+	cd tools/policystudy && go vet ./... && go test ./...
+	$(MAKE) --no-print-directory fuzz
+	REMUDA_LONG=1 $(MAKE) --no-print-directory e2e TAGS=e2e,verify E2E_NEEDS=ollama
 
-race: ## Unit tests under the race detector
-	go test -race $(PACKAGES)
+# The race detector finds nothing in packages without goroutines and locks, and costs a
+# multiple of their time. Tests wait more than they work: more packages than CPUs run at once.
+unit: build ## Unit tests, under the race detector where there are goroutines
+	go test -vet=off -timeout 30m -p $$(( 2 * $$(nproc) )) $$(tools/packages plain)
+	go test -vet=off -timeout 30m -p $$(( 2 * $$(nproc) )) -race $$(tools/packages race)
 
-vet: ## go vet
-	go vet $(PACKAGES)
-	go vet -tags e2e $(PACKAGES)
-
-lint: vet ## go vet and golangci-lint with .golangci.yml
+lint: ## golangci-lint with .golangci.yml
 	@tools/build golangci-lint
-	$(TOOLS)/golangci-lint run --build-tags e2e $(PACKAGES)
+	$(TOOLS)/golangci-lint run --build-tags e2e,verify ./...
 
-fuzz: ## Fuzz what reads bytes of others: frames, commands, snapshots, model files; FUZZ=20s each
-	@fuzz() { echo "fuzzing $$2 in $$1"; go test $$1 -run '^$$' -fuzz "^$$2\$$" -fuzztime $(FUZZ) -fuzzminimizetime 10x; }; \
-	fuzz ./device-plugin/gms/wire FuzzReadFrame; \
-	fuzz ./device-plugin/gms/wire FuzzDecode; \
-	fuzz ./device-plugin/gms/layout FuzzMachine; \
-	fuzz ./controller/state FuzzApply; \
-	fuzz ./controller/state FuzzRestore; \
-	fuzz ./controller/modelfile FuzzParse; \
-	fuzz ./controller/calendar FuzzCalendar; \
-	fuzz ./controller/pipeline FuzzPipeline; \
-	fuzz ./controller/gateway/modelscan FuzzScan; \
-	fuzz ./controller/gateway/continuation FuzzStream; \
-	fuzz ./controller/gateway FuzzRequest; \
-	fuzz ./controller/gateway/upstream FuzzAnswer; \
-	fuzz ./controller/gateway/accesslog FuzzText; \
-	fuzz ./autoscaler-plugin/capacity FuzzDecode; \
-	fuzz ./autoscaler-plugin/capacity FuzzAnalyze; \
-	fuzz ./autoscaler-plugin/hpa FuzzReplay; \
-	fuzz ./autoscaler-plugin/metrics FuzzParse; \
-	fuzz ./autoscaler-plugin/metrics FuzzAnswers; \
-	fuzz ./autoscaler-plugin/utilization FuzzWeekJSON; \
-	fuzz ./autoscaler-plugin/utilization FuzzParseConfig; \
-	fuzz ./autoscaler-plugin/optimizer FuzzOptimize; \
-	fuzz ./internal/scalesim FuzzReadRequests; \
-	fuzz ./internal/scalesim FuzzReadServeGen
+fuzz: ## Fuzz every target for FUZZ=20s
+	@tools/fuzz $(FUZZ)
 
-e2e: tools e2e-tools ollama build ## End-to-end tests on real Nomad, Consul, nomad-autoscaler, Prometheus and Ollama
-	REMUDA_BIN=$(CURDIR)/$(BIN) REMUDA_TOOLS=$(CURDIR)/$(TOOLS) REMUDA_OLLAMA=$(CURDIR)/$(TOOLS)/ollama \
-		go test -tags e2e -count 1 -p 1 -timeout 65m ./e2e/... ./lockd/engine/dialect/... ./lockd/torture/...
-	go test -tags e2e -count 1 -timeout 10m -run 'TestBundle$$' ./internal/gpucheck
+TAGS ?= e2e
+E2E_NEEDS ?=
+
+e2e: tools prometheus build $(E2E_NEEDS) ## End-to-end tests on real Nomad, Consul, nomad-autoscaler and Prometheus
+	REMUDA_OLLAMA=$(CURDIR)/$(TOOLS)/ollama go test -tags $(TAGS) -count 1 -p 1 -parallel 2 -timeout 80m ./lockd/torture ./lockd/engine/dialect ./e2e
 
 peers: ## Unpack nginx and HAProxy from Debian into .tools, for make bench
 	@tools/peers
@@ -102,16 +81,16 @@ bench: build tools peers ## Benchmarks: gateway against a ReverseProxy, nginx an
 	else \
 		echo "make bench TRACES=DIR compares the scaling policies on traces, too (hours); DIR has azure-llm-2023-conv.csv and servegen-m-small-traces.tar.gz"; \
 	fi
-	REMUDA_TOOLS=$(CURDIR)/$(TOOLS) go test ./lockd -run '^$$' -bench Failover -benchtime 1x -timeout 30m
-	REMUDA_FAILOVER_KILLS=200 REMUDA_BIN=$(CURDIR)/$(BIN) REMUDA_TOOLS=$(CURDIR)/$(TOOLS) go test -tags e2e -count 1 -v -timeout 60m -run 'TestFailover$$' ./e2e
+	go test ./lockd -run '^$$' -bench Failover -benchtime 1x -timeout 30m
+	REMUDA_FAILOVER_KILLS=200 go test -tags e2e -count 1 -v -timeout 60m -run 'TestPair$$/failover' ./e2e
 	go test ./device-plugin/gms/client -run '^$$' -bench Import -benchtime 3x -timeout 30m
 	go test ./device-plugin/gms/client -run '^$$' -bench 'Metadata|Session' -benchtime 5s
-	REMUDA_BIN=$(CURDIR)/$(BIN) go test -tags e2e ./e2e -run '^$$' -bench PairMemory -benchtime 1x
+	go test -tags e2e ./e2e -run '^$$' -bench PairMemory -benchtime 1x
 	go test ./controller/raft -run '^$$' -bench Placements -benchtime 3s
 	go test ./controller/raft ./controller/state -run '^$$' -bench 'Snapshot|ReplicaDay|ApplyPlace' -benchtime 1x
 	go test ./controller/planner ./controller/server -run '^$$' -bench . -benchtime 3s
 	go test ./controller/placement -cpu 1 -run '^$$' -bench . -benchtime 1s -timeout 30m
-	REMUDA_BIN=$(CURDIR)/$(BIN) REMUDA_TOOLS=$(CURDIR)/$(TOOLS) go test -tags e2e ./e2e -run '^$$' -bench 'ScaleToHot|WakeToHot' -benchtime 1x -timeout 40m
+	go test -tags e2e ./e2e -run '^$$' -bench 'ScaleToHot|WakeToHot' -benchtime 1x -timeout 40m
 
 gpu-check: ## Bundle the checks for a machine with a GPU into bin/gpu-check.tar.gz
 	@tools/gpu-check

@@ -10,13 +10,12 @@ import (
 	"io"
 	"maps"
 	"math/rand/v2"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -24,7 +23,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/autoscaler-plugin/strategy"
+	"remuda/controller/api"
+	"remuda/internal/devcluster"
+	"remuda/internal/testkit/loopback"
 	"remuda/internal/testkit/proclog"
+	"remuda/jobs"
 )
 
 // plainProcess is a program that a test starts, ends and starts again.
@@ -110,12 +113,12 @@ func (b plainBlock) hcl() string {
 
 // plainInterval is how often policies are evaluated. nomad-autoscaler's target calls end
 // after three quarters of it, which a busy machine may need.
-const plainInterval = 4 * time.Second
+const plainInterval = 2 * time.Second
 
 // plainAutoscaler starts a nomad-autoscaler of its own on the cluster, with our plugin as
 // the blocks say and a directory of policies; without any it reads those of Nomad's jobs
 // alone. A cooldown of 0s would mean the default of five minutes, so that policies say 1s.
-func plainAutoscaler(d *dev, tool, dir string, policies map[string]string, blocks ...plainBlock) *plainProcess {
+func plainAutoscaler(d *dev, dir string, policies map[string]string, blocks ...plainBlock) *plainProcess {
 	d.t.Helper()
 	for _, sub := range []string{"plugins", "policies"} {
 		require.NoError(d.t, os.MkdirAll(filepath.Join(dir, sub), 0o700))
@@ -124,10 +127,12 @@ func plainAutoscaler(d *dev, tool, dir string, policies map[string]string, block
 	for name, text := range policies {
 		require.NoError(d.t, os.WriteFile(filepath.Join(dir, "policies", name+".hcl"), []byte(text), 0o600))
 	}
+	host, port, err := net.SplitHostPort(loopback.Free(d.t))
+	require.NoError(d.t, err)
 	config := fmt.Sprintf(`log_level  = "debug"
 plugin_dir = %q
 http {
-  bind_address = "127.0.0.1"
+  bind_address = %q
   bind_port    = %s
 }
 nomad {
@@ -139,13 +144,13 @@ policy {
     enabled = %t
   }
 }
-`, filepath.Join(dir, "plugins"), strings.TrimPrefix(freePortOn(d.t, "127.0.0.1"), "127.0.0.1:"), d.info.Nomad, filepath.Join(dir, "policies"), len(policies) > 0)
+`, filepath.Join(dir, "plugins"), host, port, d.info.Nomad, filepath.Join(dir, "policies"), len(policies) > 0)
 	for _, b := range blocks {
 		config += b.hcl()
 	}
 	path := filepath.Join(dir, "autoscaler.hcl")
 	require.NoError(d.t, os.WriteFile(path, []byte(config), 0o600))
-	return plainStart(d.t, toolPath(d.t, tool), "agent", "-config", path)
+	return plainStart(d.t, toolPath(d.t, "nomad-autoscaler"), "agent", "-config", path)
 }
 
 // plainCopy puts a program elsewhere: nomad-autoscaler takes the name of the file for the
@@ -190,54 +195,6 @@ func plainReplay(t testing.TB, path string) {
 	out, err := exec.Command(binary(t, "remuda-autoscaler"), "replay", path).CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	require.Regexp(t, `^[1-9][0-9]* decisions are the same again, 0 are not\n$`, string(out))
-}
-
-// plainLoad is clients that stream answer after answer.
-type plainLoad struct {
-	t      testing.TB
-	cancel context.CancelFunc
-	wg     sync.WaitGroup
-	ok     atomic.Int64
-	mu     sync.Mutex
-	failed []string
-}
-
-// startPlainLoad has clients ask a model, each time at the URL that pick gives.
-func startPlainLoad(t testing.TB, model string, clients int, pick func() (string, error)) *plainLoad {
-	t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
-	l := &plainLoad{t: t, cancel: cancel}
-	for c := range clients {
-		l.wg.Go(func() {
-			for i := 0; ctx.Err() == nil; i++ {
-				prompt := fmt.Sprintf("client %d request %d", c, i)
-				url, err := pick()
-				if err == nil {
-					_, err = streamChat(ctx, url, model, prompt, 60)
-				}
-				switch {
-				case ctx.Err() != nil:
-				case err != nil:
-					l.mu.Lock()
-					l.failed = append(l.failed, fmt.Sprintf("%s %s: %v", time.Now().Format("15:04:05.000"), prompt, err))
-					l.mu.Unlock()
-				default:
-					l.ok.Add(1)
-				}
-			}
-		})
-	}
-	t.Cleanup(func() { cancel(); l.wg.Wait() })
-	return l
-}
-
-// end ends the load in the middle of its answers, and requires that none has failed.
-func (l *plainLoad) end() {
-	l.t.Helper()
-	l.cancel()
-	l.wg.Wait()
-	require.Empty(l.t, l.failed)
-	require.NotZero(l.t, l.ok.Load())
 }
 
 // plainJob is a Nomad job as people write it who have no controller: one group of engines
@@ -376,15 +333,20 @@ func (d *dev) pickPlain(model string) func() (string, error) {
 	}
 }
 
-// TestAutoscalerPlainJobs scales ordinary Nomad job groups with each of the strategies,
-// through nomad-autoscaler's own target: no controller knows of them, and no gateway.
-func TestAutoscalerPlainJobs(t *testing.T) {
+// TestOwnAutoscaler: nomad-autoscalers of the test's own on one cluster.
+func TestOwnAutoscaler(t *testing.T) {
 	t.Parallel()
+	d := plainControlled(t, promModel, 4, promMax)
+	inTurn(t, d, func(t *testing.T) { d.t = t }, []part[*dev]{
+		{"plain job groups", plainJobs},
+		{"Prometheus", throughPrometheus},
+	})
+}
+
+// plainJobs scales ordinary Nomad job groups with each of the strategies, through
+// nomad-autoscaler's own target, without our controller and gateway.
+func plainJobs(t *testing.T, d *dev) {
 	dir := dataDir(t)
-	idle := filepath.Join(dir, "idle.model.hcl")
-	require.NoError(t, os.WriteFile(idle, []byte(plainModel("idle", 0, 4, 1)), 0o600))
-	plainDemo(t, dir)
-	d := newDev(t, "-no-autoscaler", "-model", idle, "-gpus", "3", "-seats", "4")
 	groups := []*plainGroup{
 		{model: "by-capacity", strategy: "remuda-capacity", config: map[string]string{"hold": "10s"}, inJob: true},
 		{model: "by-hpa", strategy: "remuda-hpa", config: map[string]string{
@@ -410,11 +372,12 @@ func TestAutoscalerPlainJobs(t *testing.T) {
 	for _, g := range groups {
 		d.engine(g.model)
 	}
-	a := plainAutoscaler(d, "nomad-autoscaler", dir, policies, blocks...)
+	a := plainAutoscaler(d, dir, policies, blocks...)
 
-	var loads []*plainLoad
+	var loads []*load
 	for _, g := range groups {
-		loads = append(loads, startPlainLoad(t, g.model, 6, d.pickPlain(g.model)))
+		// A plain job has nothing that keeps requests from an engine that drains.
+		loads = append(loads, startLoad(t, g.model, 6, 60, d.pickPlain(g.model)))
 	}
 	begin := time.Now()
 	for _, g := range groups {
@@ -436,6 +399,8 @@ func TestAutoscalerPlainJobs(t *testing.T) {
 		require.NotEmpty(t, last)
 		require.False(t, last[len(last)-1].Call.Snapshot.Controlled)
 		plainReplay(t, decisions(g))
+		_, _, err := d.nomad.Jobs().Deregister(g.model, true, nil)
+		require.NoError(t, err)
 	}
 }
 
@@ -453,4 +418,84 @@ func plainHas(d *dev, job string, enough func(int) bool) func() error {
 		}
 		return err
 	}
+}
+
+// plainModel is a model file whose replicas are single engines on the simulator.
+func plainModel(name string, replicas, slots, most int) string {
+	return fmt.Sprintf(`model %q {
+  min      = 0
+  max      = %d
+  replicas = %d
+
+  variant "sim" {
+    gpu {
+      count = 1
+    }
+
+    weights = "32MiB"
+    cost    = 1
+    slots   = %d
+    job     = "demo.nomad.hcl"
+    vars    = { weights = "32MiB" }
+  }
+}
+`, name, most, replicas, slots)
+}
+
+// plainControlled starts a cluster with one model of ours, of which one replica runs.
+func plainControlled(t *testing.T, model string, slots, most int) *dev {
+	t.Helper()
+	dir := dataDir(t)
+	path := filepath.Join(dir, model+".model.hcl")
+	require.NoError(t, os.WriteFile(path, []byte(plainModel(model, 1, slots, most)), 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "demo.nomad.hcl"), []byte(jobs.Demo), 0o600))
+	d := newDev(t, func(o *devcluster.Options) { o.Model, o.GPUs, o.Seats = path, 4, 4 })
+	eventually(t, time.Minute, "one replica to serve", func() error {
+		st, err := plainStatus(d, model)
+		if err == nil && (st.Counts.Hot != 1 || len(st.Replicas) != 1) {
+			err = fmt.Errorf("%+v", st.Counts)
+		}
+		return err
+	})
+	return d
+}
+
+func plainStatus(d *dev, model string) (api.ModelStatus, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	st, _, err := d.controller.Model(ctx, model, api.QueryOptions{})
+	return st, err
+}
+
+// plainGrown waits until a model has at least so many replicas that serve.
+func plainGrown(d *dev, a *plainProcess, model string, least int) {
+	d.t.Helper()
+	eventually(d.t, 2*time.Minute, fmt.Sprintf("%d replicas of %s", least, model), func() error {
+		if err := a.running(); err != nil {
+			return err
+		}
+		st, err := plainStatus(d, model)
+		if err == nil && st.Counts.Hot < least {
+			err = fmt.Errorf("%+v, wanted are %d", st.Counts, st.Model.Target)
+		}
+		return err
+	})
+}
+
+// plainPolicy is a policy file for a model of the controller's, with checks.
+func plainPolicy(model string, least, most int, checks string) string {
+	return fmt.Sprintf(`scaling %q {
+  enabled = true
+  min     = %d
+  max     = %d
+  policy {
+    cooldown            = "1s"
+    evaluation_interval = %q
+%s
+    target "remuda" {
+      model = %q
+    }
+  }
+}
+`, model, least, most, plainInterval, checks, model)
 }

@@ -30,6 +30,7 @@ import (
 	"remuda/autoscaler-plugin/strategy"
 	"remuda/controller/api"
 	"remuda/internal/replica"
+	"remuda/internal/testkit/loopback"
 )
 
 // promServer is a Prometheus that scrapes the cluster's engines.
@@ -53,11 +54,11 @@ func startProm(d *dev, dir string) *promServer {
 		_ = json.NewEncoder(w).Encode(engines)
 	}))
 	d.t.Cleanup(targets.Close)
-	address := freePortOn(d.t, "127.0.0.1")
+	address := loopback.Free(d.t)
 	config := filepath.Join(dir, "prometheus.yml")
 	require.NoError(d.t, os.WriteFile(config, fmt.Appendf(nil, `global:
-  scrape_interval: 2s
-  scrape_timeout: 2s
+  scrape_interval: 1s
+  scrape_timeout: 1s
 scrape_configs:
   - job_name: engines
     http_sd_configs:
@@ -168,14 +169,13 @@ const (
 	promMax   = 6
 )
 
-func startPromCluster(t *testing.T) *promCluster {
+func startPromCluster(t *testing.T, d *dev) *promCluster {
 	dir := dataDir(t)
-	d := plainControlled(t, dir, promModel, 4, promMax)
-	c := &promCluster{dev: d, prom: startProm(d, dir), decisions: filepath.Join(dir, "decisions.json"), metrics: freePortOn(t, "127.0.0.1")}
+	c := &promCluster{dev: d, prom: startProm(d, dir), decisions: filepath.Join(dir, "decisions.json"), metrics: loopback.Free(t)}
 	where := map[string]string{"controller": d.info.Controller, "prometheus": c.prom.url}
 	with := maps.Clone(where)
 	with["decisions"], with["metrics_listen"] = c.decisions, c.metrics
-	c.autoscaler = plainAutoscaler(d, "nomad-autoscaler", dir, map[string]string{promModel: plainPolicy(promModel, promModel, 1, promMax, `
+	c.autoscaler = plainAutoscaler(d, dir, map[string]string{promModel: plainPolicy(promModel, 1, promMax, `
     check "capacity" {
       source = "remuda"
       query  = "replicas/watched" # what the controller knows: an APM that has no answer would keep the strategy from being asked
@@ -214,13 +214,10 @@ func (c *promCluster) last() (strategy.Record, error) {
 	return all[len(all)-1], nil
 }
 
-// TestAutoscalerPrometheus has a real Prometheus between the engines and the strategy: load
-// at the gateway is seen through it, and while it is away nothing is scaled, and somebody
-// is told why.
-func TestAutoscalerPrometheus(t *testing.T) {
-	t.Parallel()
-	c := startPromCluster(t)
-	gateway := func() (string, error) { return c.info.Gateway, nil }
+// throughPrometheus has a real Prometheus between the engines and the strategy: load at the
+// gateway is seen through it, and while it is away nothing is scaled, and an alarm says why.
+func throughPrometheus(t *testing.T, d *dev) {
+	c := startPromCluster(t, d)
 	eventually(t, time.Minute, "a decision by what Prometheus says", func() error {
 		r, err := c.last()
 		if err == nil && (r.Call.Snapshot.Census.OK != 1 || r.Answer.Inert != "") {
@@ -229,7 +226,7 @@ func TestAutoscalerPrometheus(t *testing.T) {
 		return err
 	})
 	// Three of four slots: less than a replica can do, and too little room.
-	load := startPlainLoad(t, promModel, 3, gateway)
+	load := d.load(promModel, 3, 60)
 	begin := time.Now()
 	plainGrown(c.dev, c.autoscaler, promModel, 2)
 	t.Logf("2 replicas after %s", time.Since(begin).Round(time.Second))
@@ -251,7 +248,7 @@ func TestAutoscalerPrometheus(t *testing.T) {
 	})
 	times, target := c.scaled()
 	require.Less(t, target, promMax, "there is room to grow: %d", target)
-	more := startPlainLoad(t, promModel, 20, gateway)
+	more := d.load(promModel, 20, 60)
 	c.inert(t, len(plainDecisions(t, c.decisions))+3)
 	still, same := c.scaled()
 	require.Equal(t, [2]int{times, target}, [2]int{still, same}, "nothing is scaled while nobody knows")
@@ -263,8 +260,8 @@ func TestAutoscalerPrometheus(t *testing.T) {
 	t.Logf("%d replicas %s after Prometheus came back", target+1, time.Since(begin).Round(time.Second))
 	eventually(t, time.Minute, "the alarm to end", func() error { return c.alarm("0") })
 	c.answers(t)
-	load.end()
-	more.end()
+	load.none()
+	more.none()
 	c.autoscaler.end()
 	plainReplay(t, c.decisions)
 }
@@ -274,7 +271,7 @@ func TestAutoscalerPrometheus(t *testing.T) {
 func (c *promCluster) answers(t *testing.T) {
 	t.Helper()
 	// Gateways keep in their own queue what an engine has no slot for.
-	past := startPlainLoad(t, promModel, 24, c.pickPlain(promModel))
+	past := startLoad(t, promModel, 24, 60, c.pickPlain(promModel))
 	a := promAPM(t, map[string]string{"controller": c.info.Controller, "prometheus": c.prom.url})
 	for query, seed := range map[string]string{
 		"kv_cache_usage_max/" + promModel: fmt.Sprintf(`max_over_time(vllm:kv_cache_usage_perc{model_name=%q}[1m])`, promModel),

@@ -4,8 +4,9 @@ package e2e
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
-	"net"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -20,6 +21,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/controller/api"
+	"remuda/internal/devcluster"
+	"remuda/internal/testkit/long"
 	"remuda/jobs"
 )
 
@@ -30,8 +33,9 @@ type scaled struct {
 	strategy string
 }
 
-// newScaled starts one with a check of a strategy, whose keys are given.
-func newScaled(t *testing.T, strategy, keys string) *scaled {
+// newScaled starts one with a check of a strategy, whose keys are given, and that many
+// nomad-autoscalers.
+func newScaled(t *testing.T, autoscalers int, strategy, keys string) *scaled {
 	t.Helper()
 	dir := dataDir(t)
 	write := func(name, content string) string {
@@ -61,7 +65,7 @@ func newScaled(t *testing.T, strategy, keys string) *scaled {
   max     = 6
   policy {
     cooldown            = "1s"
-    evaluation_interval = "2s"
+    evaluation_interval = %q
     check "c" {
       source = "remuda"
       query  = "replicas/m"
@@ -75,22 +79,27 @@ func newScaled(t *testing.T, strategy, keys string) *scaled {
     }
   }
 }
-`, strategy, keys))
-	d := newDev(t, "-model", model, "-policy", policy, "-gpus", "4")
+`, evaluation(), strategy, keys))
+	d := newDev(t, func(o *devcluster.Options) {
+		o.Model, o.Policy, o.GPUs, o.NoAutoscaler, o.Autoscalers = model, policy, 4, false, autoscalers
+	})
 	return &scaled{&fleet{t: t, dir: dir, dev: d, api: d.controller}, strategy}
 }
 
+// evaluation is how often policies are evaluated.
+func evaluation() string { return fmt.Sprintf("%ds", long.Pick(1, 2)) }
+
 func (s *scaled) use(t *testing.T) { s.fleet.use(t); s.dev.t = t }
 
-// decisions is the file of the strategy's decisions.
-func (s *scaled) decisionsFile() string {
-	return filepath.Join(s.info.DataDir, "autoscaler", strings.TrimPrefix(s.strategy, "remuda-")+".decisions.json")
+// decisionsFile is the file of the strategy's decisions of one of the autoscalers.
+func (s *scaled) decisionsFile(autoscaler string) string {
+	return filepath.Join(s.info.DataDir, autoscaler, strings.TrimPrefix(s.strategy, "remuda-")+".decisions.json")
 }
 
 // decides waits for more decisions of the cluster's autoscaler.
 func (s *scaled) decides(more int) {
 	s.t.Helper()
-	grows(s.t, s.decisionsFile(), more)
+	grows(s.t, s.decisionsFile("autoscaler"), more)
 }
 
 // grows waits until a file has more lines.
@@ -126,9 +135,9 @@ func (s *scaled) awaits(limit time.Duration, what string, ok func(cheap, dear ap
 // on one cluster.
 func TestAutoscaler(t *testing.T) {
 	t.Parallel()
-	s := newScaled(t, "remuda-capacity", `hold          = "15s"
+	s := newScaled(t, 1, "remuda-capacity", fmt.Sprintf(`hold          = "%ds"
         scale_to_zero = "true"
-        idle_after    = "20s"`)
+        idle_after    = "%ds"`, long.Pick(6, 15), long.Pick(10, 20)))
 	inTurn(t, s, s.use, []part[*scaled]{
 		{"load raises the cheapest variant", loadRaises},
 		{"what stops changes nothing that runs", stopsChangeNothing},
@@ -144,7 +153,7 @@ func loadRaises(t *testing.T, s *scaled) {
 	s.awaits(time.Minute, "one replica of cheap", func(cheap, dear api.Counts) bool {
 		return cheap.Hot == 1 && dear == api.Counts{}
 	})
-	l := s.load("m", 12)
+	l := s.load("m", 12, 60)
 	s.awaits(3*time.Minute, "four replicas of cheap", func(cheap, dear api.Counts) bool {
 		return cheap.Hot >= 4 && dear == api.Counts{}
 	})
@@ -166,7 +175,7 @@ func loadRaises(t *testing.T, s *scaled) {
 // Each part of the control plane is frozen for a while under load, and nomad-autoscaler is
 // killed: no request fails, no replica comes or goes by that, and decisions go on afterwards.
 func stopsChangeNothing(t *testing.T, s *scaled) {
-	l := s.load("m", 6)
+	l := s.load("m", 6, 60)
 	s.decides(3)
 	for _, what := range []string{"controller", "consul", "apm", "strategy", "target", "autoscaler"} {
 		var pid int
@@ -181,7 +190,8 @@ func stopsChangeNothing(t *testing.T, s *scaled) {
 		require.NoError(t, syscall.Kill(pid, syscall.SIGSTOP))
 		resume := func() { _ = syscall.Kill(pid, syscall.SIGCONT) }
 		t.Cleanup(resume)
-		l.flows(60) // twelve seconds at least: five evaluations
+		l.during(time.Duration(long.Pick(5, 12)) * time.Second) // five evaluations
+		l.flows(10)
 		during, err := s.jobsOf("m")
 		require.NoError(t, err)
 		require.Subset(t, during, before, "%s is frozen, and a replica went", what)
@@ -214,7 +224,7 @@ func (s *scaled) face(name string) int {
 
 // keep_warm is 2: what is too much goes WARM as long as fewer are.
 func fallsThroughWarm(t *testing.T, s *scaled) {
-	l := s.load("m", 1)
+	l := s.load("m", 1, 60)
 	s.awaits(5*time.Minute, "one HOT and two WARM replicas", func(cheap, dear api.Counts) bool {
 		return cheap == api.Counts{Hot: 1, Warm: 2} && dear == api.Counts{}
 	})
@@ -242,7 +252,7 @@ func idleAndBack(t *testing.T, s *scaled) {
 func (s *scaled) replays() (path string) {
 	t := s.t
 	t.Helper()
-	raw, err := os.ReadFile(s.decisionsFile())
+	raw, err := os.ReadFile(s.decisionsFile("autoscaler"))
 	require.NoError(t, err)
 	raw = raw[:bytes.LastIndexByte(raw, '\n')+1]
 	path = filepath.Join(s.info.DataDir, "decisions.json")
@@ -265,35 +275,58 @@ func replayed(t *testing.T, s *scaled) {
 	require.Equal(t, lines(t, path), bytes.Count(answers, []byte("\n")))
 }
 
-// TestPolicies: each policy of jobs/ scales the demo model up, as remuda dev runs it.
-// TestAutoscaler has remuda-capacity.
+// TestPolicies: each policy of jobs/ scales a model like the demo's up. TestAutoscaler has
+// remuda-capacity.
 func TestPolicies(t *testing.T) {
 	t.Parallel()
-	for _, name := range []string{"hpa", "utilization", "predictive"} {
-		t.Run(name, func(t *testing.T) {
-			d := newDev(t, "-single", "-policy", name)
-			s := &scaled{&fleet{t: t, dev: d, api: d.controller}, "remuda-" + name}
-			require.Contains(t, d.out.String(), "remuda-"+name+" scales demo")
-			l := s.load("demo", 40)
-			eventually(t, 2*time.Minute, "three HOT replicas", func() error {
-				st, _, err := s.api.Model(t.Context(), "demo", api.QueryOptions{})
-				if err == nil && st.Counts.Hot < 3 {
-					err = fmt.Errorf("%+v of %d wanted: %s", st.Counts, st.Model.Target, st.Why)
-				}
-				return err
-			})
-			l.none()
-			s.replays()
-			metrics, err := fetch("http://" + d.strategyMetrics())
-			require.NoError(t, err)
-			require.Contains(t, metrics, `remuda_autoscaler_decisions_total{direction="up",model="demo",strategy="remuda-`+name+`"}`)
-		})
+	names := []string{"hpa", "utilization", "predictive"}
+	dir := dataDir(t)
+	var models, policies strings.Builder
+	single, err := fs.ReadFile(jobs.Files, jobs.SingleModel)
+	require.NoError(t, err)
+	for _, name := range names {
+		policy, err := fs.ReadFile(jobs.Files, jobs.Policy(name))
+		require.NoError(t, err)
+		require.Contains(t, string(policy), `evaluation_interval = "10s"`)
+		renamed := strings.ReplaceAll(strings.ReplaceAll(string(policy), `"demo"`, strconv.Quote(name)), "replicas/demo", "replicas/"+name)
+		policies.WriteString(strings.Replace(renamed, `"10s"`, strconv.Quote(evaluation()), 1) + "\n")
+		require.Contains(t, string(single), `model "demo"`)
+		models.WriteString(strings.Replace(string(single), `"demo"`, strconv.Quote(name), 1) + "\n")
 	}
+	write := func(name, content string) string {
+		path := filepath.Join(dir, name)
+		require.NoError(t, os.WriteFile(path, []byte(content), 0o600))
+		return path
+	}
+	write("demo.nomad.hcl", jobs.Demo)
+	d := newDev(t, func(o *devcluster.Options) {
+		o.NoAutoscaler, o.GPUs = false, 5
+		o.Model, o.Policy = write("all.model.hcl", models.String()), write("all.policy.hcl", policies.String())
+	})
+	f := &fleet{t: t, dir: dir, dev: d, api: d.controller}
+	for _, name := range names {
+		require.Contains(t, d.out.String(), "remuda-"+name)
+		l := d.load(name, 24, 60)
+		eventually(t, 5*time.Minute, "two HOT replicas of "+name, func() error {
+			st, _, err := d.controller.Model(t.Context(), name, api.QueryOptions{})
+			if err == nil && st.Counts.Hot < 2 {
+				err = fmt.Errorf("%+v of %d: %s", st.Counts, st.Model.Target, st.Why)
+			}
+			return err
+		})
+		l.none()
+		s := &scaled{f, "remuda-" + name}
+		s.replays()
+		f.remuda("model", "stop", "-detach", name)
+	}
+	metrics, err := fetch("http://" + d.strategyMetrics())
+	require.NoError(t, err)
+	require.Contains(t, metrics, `remuda_autoscaler_decisions_total{direction="up",model="hpa",strategy="remuda-hpa"}`)
 }
 
 var listens = regexp.MustCompile(`metrics_listen = "([^"]+)"`)
 
-// strategyMetrics is the address of the strategy's own metrics.
+// strategyMetrics is the address of the first strategy's own metrics.
 func (d *dev) strategyMetrics() string {
 	d.t.Helper()
 	raw, err := os.ReadFile(filepath.Join(d.info.DataDir, "config", "autoscaler.hcl"))
@@ -307,75 +340,76 @@ func (d *dev) strategyMetrics() string {
 // as many replicas as the clients need, so that a decision that is carried out twice shows.
 func TestTwoAutoscalers(t *testing.T) {
 	t.Parallel()
-	s := newScaled(t, "remuda-hpa", `form   = "replicate"
+	s := newScaled(t, 2, "remuda-hpa", `form   = "replicate"
         metric = "running"
         target = "4"`)
-	second := s.another()
-	inTurn(t, s, s.use, []part[*scaled]{
-		{"both believe that they lead", func(t *testing.T, s *scaled) { bothLead(t, s, second) }},
-		{"one leads, is frozen and wakes up", func(t *testing.T, s *scaled) { leaderWakes(t, s, second) }},
-	})
+	parts := []part[*scaled]{{"both believe that they lead", bothLead}}
+	if long.Enabled() {
+		// nomad-autoscaler's own lock has a TTL of 10 s at least.
+		parts = append(parts, part[*scaled]{"one leads, is frozen and wakes up", leaderWakes})
+	}
+	inTurn(t, s, s.use, parts)
 }
 
-// bothLead: no lock of anybody can exclude that, as one that was frozen may go on with what
-// it did.
-func bothLead(t *testing.T, s *scaled, second *another) {
-	l := s.load("m", 12)
+// autoscalers are the names of the two agents.
+var autoscalers = [2]string{"autoscaler", "autoscaler-2"}
+
+// bothLead: no lock can exclude that, as a leader that was frozen may go on with what it
+// did.
+func bothLead(t *testing.T, s *scaled) {
+	l := s.load("m", 12, 60)
 	s.awaits(3*time.Minute, "three replicas of cheap", func(cheap, _ api.Counts) bool { return cheap.Hot == 3 })
-	s.decides(5)
-	require.Positive(t, lines(t, second.file), "the second one decides, too")
+	for _, name := range autoscalers {
+		grows(t, s.decisionsFile(name), 3)
+	}
 	l.none()
 	s.grewOnce(3)
 }
 
 // leaderWakes: with nomad-autoscaler's own lock one of the two is idle, and takes over from
 // the other while that is frozen.
-func leaderWakes(t *testing.T, s *scaled, second *another) {
-	const block = "high_availability {\n  enabled    = true\n  lock_ttl   = \"10s\"\n  lock_delay = \"1s\"\n}\n\nhttp {"
-	s.rewrite("autoscaler", `http \{`, block)
-	kill9(t, s.pid("autoscaler"))
-	second.end()
-	second.again(block)
-	l := s.load("m", 12)
-	files := []string{s.decisionsFile(), second.file}
-	// decides tells which of the two does, once it is one of them alone.
-	decides := func(limit time.Duration, want int) (leader int) {
-		leader = -1
+func leaderWakes(t *testing.T, s *scaled) {
+	for _, name := range autoscalers {
+		require.NoError(t, s.cluster.End(name, syscall.SIGTERM))
+		require.NoError(t, devcluster.Overlay(filepath.Join(s.info.DataDir, "config", name+".hcl"),
+			"high_availability {\n  enabled    = true\n  lock_ttl   = \"10s\"\n  lock_delay = \"1s\"\n}\n"))
+		require.NoError(t, s.cluster.Start(name))
+	}
+	l := s.load("m", 12, 60)
+	// The leader makes ten decisions while the other one makes none.
+	leads := func(limit time.Duration, want int) (leader int) {
+		var since [2]int
+		for i, name := range autoscalers {
+			since[i] = lines(t, s.decisionsFile(name))
+		}
 		eventually(t, limit, "one of the two alone to decide", func() error {
-			var before [2]int
-			for i, f := range files {
-				before[i] = lines(t, f)
-			}
-			<-time.After(7 * time.Second) // three evaluations
-			var did []int
-			for i, f := range files {
-				if lines(t, f) > before[i] {
-					did = append(did, i)
+			for i, name := range autoscalers {
+				other := s.decisionsFile(autoscalers[1-i])
+				if now := lines(t, other); now != since[1-i] {
+					since = [2]int{lines(t, s.decisionsFile(autoscalers[0])), lines(t, s.decisionsFile(autoscalers[1]))}
+					return fmt.Errorf("%s decides as well", autoscalers[1-i])
+				}
+				if lines(t, s.decisionsFile(name)) >= since[i]+10 && (want < 0 || want == i) {
+					leader = i
+					return nil
 				}
 			}
-			if len(did) != 1 || want >= 0 && did[0] != want {
-				return fmt.Errorf("decisions of %v", did)
-			}
-			leader = did[0]
-			return nil
+			return errors.New("there are not enough decisions yet")
 		})
 		return leader
 	}
-	leader := decides(2*time.Minute, -1)
-	pid := second.cmd.Process.Pid
-	if leader == 0 {
-		pid = s.pid("autoscaler")
-	}
+	leader := leads(5*time.Minute, -1)
+	pid := s.pid(autoscalers[leader])
 	require.NoError(t, syscall.Kill(pid, syscall.SIGSTOP))
 	resume := func() { _ = syscall.Kill(pid, syscall.SIGCONT) }
 	t.Cleanup(resume)
-	decides(2*time.Minute, 1-leader)
-	more := s.load("m", 8)
-	s.awaits(2*time.Minute, "five replicas of cheap", func(cheap, _ api.Counts) bool { return cheap.Hot == 5 })
+	leads(5*time.Minute, 1-leader)
+	more := s.load("m", 8, 60)
+	s.awaits(3*time.Minute, "five replicas of cheap", func(cheap, _ api.Counts) bool { return cheap.Hot == 5 })
 	resume()
 	// nomad-autoscaler 0.5 does not notice that it lost its lock: from here both act again.
-	for _, f := range files {
-		grows(t, f, 3)
+	for _, name := range autoscalers {
+		grows(t, s.decisionsFile(name), 3)
 	}
 	s.grewOnce(5)
 	l.none()
@@ -407,41 +441,6 @@ func (s *scaled) grewOnce(to int) {
 	require.True(s.t, slices.IsSorted(wanted), "growth went back and forth: %v", wanted)
 	require.Len(s.t, slices.Compact(slices.Clone(wanted)), len(wanted), "the same decision twice: %v", wanted)
 	require.Equal(s.t, to, wanted[len(wanted)-1], "not what the load asks for: %v", wanted)
-}
-
-// another is an agent that the test itself runs beside the cluster's.
-type another struct {
-	*plainProcess
-	s    *scaled
-	file string
-}
-
-// another starts one with the same policies and plugins, and a file of decisions of its own.
-func (s *scaled) another() *another {
-	s.t.Helper()
-	a := &another{s: s, file: filepath.Join(s.dir, "second.decisions.json")}
-	a.again("http {")
-	return a
-}
-
-// again starts it with the cluster's configuration, and block in place of "http {".
-func (a *another) again(block string) {
-	t := a.s.t
-	t.Helper()
-	raw, err := os.ReadFile(filepath.Join(a.s.info.DataDir, "config", "autoscaler.hcl"))
-	require.NoError(t, err)
-	text := string(raw)
-	if !strings.Contains(text, block) {
-		text = strings.Replace(text, "http {", block, 1)
-	}
-	_, port, err := net.SplitHostPort(freePortOn(t, "127.0.0.1"))
-	require.NoError(t, err)
-	text = regexp.MustCompile(`bind_port .*`).ReplaceAllString(text, "bind_port = "+port)
-	text = regexp.MustCompile(`(?m)^ *metrics_listen .*$`).ReplaceAllString(text, "")
-	text = strings.ReplaceAll(text, a.s.decisionsFile(), a.file)
-	config := filepath.Join(a.s.dir, "second.hcl")
-	require.NoError(t, os.WriteFile(config, []byte(text), 0o600))
-	a.plainProcess = plainStart(t, toolPath(t, "nomad-autoscaler"), "agent", "-config", config)
 }
 
 // lines counts the lines of a file that may not be there yet.

@@ -17,7 +17,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -48,13 +47,17 @@ func toolPath(t testing.TB, name string) string {
 	return filepath.Join(dir, name)
 }
 
-// dev is a `remuda dev` process.
+// dev is a running dev cluster.
 type dev struct {
-	t    testing.TB
-	cmd  *exec.Cmd
-	out  *proclog.Buffer
-	done chan struct{}
-	err  error
+	t   testing.TB
+	out *proclog.Buffer
+	// cluster runs in this process, so that a test can end and start its daemons; cmd is
+	// `remuda dev`, for tests of the program itself. One of them is nil.
+	cluster *devcluster.Cluster
+	cmd     *exec.Cmd
+	cancel  context.CancelFunc
+	done    chan struct{}
+	err     error
 
 	info       devcluster.Info
 	nomad      *nomadapi.Client
@@ -65,29 +68,63 @@ type dev struct {
 // startDev starts `remuda dev` with args; it does not wait for it.
 func startDev(t testing.TB, env []string, args ...string) *dev {
 	t.Helper()
-	d := &dev{t: t, out: &proclog.Buffer{}, done: make(chan struct{})}
-	d.cmd = exec.Command(binary(t, "remuda"), append([]string{"dev"}, args...)...)
+	return startProgram(t, exec.Command(binary(t, "remuda"), append([]string{"dev"}, args...)...), env)
+}
+
+// startProgram is startDev for a command that is given.
+func startProgram(t testing.TB, cmd *exec.Cmd, env []string) *dev {
+	t.Helper()
+	d := &dev{t: t, cmd: cmd, out: &proclog.Buffer{}, done: make(chan struct{})}
 	d.cmd.Env = append(os.Environ(), env...)
 	d.cmd.Stdout, d.cmd.Stderr = d.out, d.out
 	d.cmd.WaitDelay = time.Second
 	require.NoError(t, d.cmd.Start())
+	d.cancel = func() { d.signal(syscall.SIGCONT); d.signal(syscall.SIGTERM) }
 	go func() { d.err = d.cmd.Wait(); close(d.done) }()
-	t.Cleanup(func() {
-		d.signal(syscall.SIGCONT)
-		d.signal(syscall.SIGTERM)
-		select {
-		case <-d.done:
-		case <-time.After(90 * time.Second):
-			t.Errorf("remuda dev did not end within 90 s of SIGTERM")
+	t.Cleanup(d.cleanUp)
+	return d
+}
+
+// newDev starts a cluster in this process, with a directory of its own, and waits for it.
+func newDev(t testing.TB, change func(*devcluster.Options)) *dev {
+	t.Helper()
+	d := &dev{t: t, out: &proclog.Buffer{}, done: make(chan struct{})}
+	opts := devcluster.DefaultOptions()
+	opts.Remuda, opts.DataDir, opts.Out, opts.NoAutoscaler = binary(t, "remuda"), dataDir(t), d.out, true
+	change(&opts)
+	var err error
+	d.cluster, err = devcluster.New(opts)
+	require.NoError(t, err)
+	var ctx context.Context
+	ctx, d.cancel = context.WithCancel(context.Background())
+	go func() { d.err = d.cluster.Run(ctx, nil); close(d.done) }()
+	t.Cleanup(d.cleanUp)
+	select {
+	case <-d.cluster.Ready():
+	case <-d.done:
+		t.Fatalf("the cluster ended: %v\n%s", d.err, d.out)
+	}
+	d.info = d.cluster.Info()
+	d.connect()
+	return d
+}
+
+// cleanUp ends the cluster at the end of its test.
+func (d *dev) cleanUp() {
+	d.cancel()
+	select {
+	case <-d.done:
+	case <-time.After(3 * time.Minute):
+		d.t.Errorf("the cluster did not end within 3 min")
+		if d.cmd != nil {
 			_ = d.cmd.Process.Kill()
 			<-d.done
 		}
-		if t.Failed() {
-			t.Logf("remuda dev printed:\n%s", d.out)
-			d.dumpLogs()
-		}
-	})
-	return d
+	}
+	if d.t.Failed() {
+		d.t.Logf("remuda dev printed:\n%s", d.out)
+		d.dumpLogs()
+	}
 }
 
 // dumpLogs shows the ends of the daemons' and the tasks' logs.
@@ -105,7 +142,7 @@ func (d *dev) dumpLogs() {
 
 func (d *dev) signal(sig syscall.Signal) { _ = d.cmd.Process.Signal(sig) }
 
-// await waits until the cluster is up.
+// await waits until the cluster of `remuda dev` is up.
 func (d *dev) await(dataDir string) *dev {
 	d.t.Helper()
 	path := filepath.Join(dataDir, devcluster.InfoFile)
@@ -121,6 +158,13 @@ func (d *dev) await(dataDir string) *dev {
 		}
 		return json.Unmarshal(raw, &d.info)
 	})
+	d.connect()
+	return d
+}
+
+// connect makes the clients.
+func (d *dev) connect() {
+	d.t.Helper()
 	nc := nomadapi.DefaultConfig()
 	nc.Address = d.info.Nomad
 	var err error
@@ -130,9 +174,9 @@ func (d *dev) await(dataDir string) *dev {
 	cc.Address = d.info.Consul
 	d.consul, err = consulapi.NewClient(cc)
 	require.NoError(d.t, err)
-	d.controller, err = api.NewClient(api.Config{Addresses: []string{d.info.Controller}})
+	d.controller, err = api.NewClient(api.Config{Addresses: d.info.Controllers, Timeout: 20 * time.Second})
 	require.NoError(d.t, err)
-	return d
+	d.t.Cleanup(d.controller.Close)
 }
 
 // pause keeps the controller from bringing back what a test takes away.
@@ -140,18 +184,6 @@ func (d *dev) pause() {
 	d.t.Helper()
 	_, err := d.controller.SetSwitch(d.t.Context(), planner.PauseReconcile, api.SwitchRequest{Value: "on"})
 	require.NoError(d.t, err)
-}
-
-// starting is held while a cluster starts: two at once would choose the same free ports.
-var starting sync.Mutex
-
-// newDev starts a cluster in a directory of its own and waits for it.
-func newDev(t testing.TB, args ...string) *dev {
-	t.Helper()
-	dir := dataDir(t)
-	starting.Lock()
-	defer starting.Unlock()
-	return startDev(t, nil, append([]string{"-data-dir", dir}, args...)...).await(dir)
 }
 
 // dataDir is a fresh directory with a short, real path.
@@ -169,14 +201,18 @@ func dataDir(t testing.TB) string {
 	return dir
 }
 
-// stop ends the cluster with sig and checks that nothing is left.
+// stop ends the cluster, `remuda dev` with sig, and requires that nothing is left.
 func (d *dev) stop(sig syscall.Signal) {
 	d.t.Helper()
-	d.signal(sig)
+	if d.cmd != nil {
+		d.signal(sig)
+	} else {
+		d.cancel()
+	}
 	select {
 	case <-d.done:
-	case <-time.After(60 * time.Second):
-		d.t.Fatalf("remuda dev did not end within 60 s of %s; it printed:\n%s", sig, d.out)
+	case <-time.After(3 * time.Minute):
+		d.t.Fatalf("the cluster did not end within 3 min of %s; it printed:\n%s", sig, d.out)
 	}
 	require.NoError(d.t, d.err, "%s", d.out)
 	requireNothingLeft(d.t, d.info.DataDir)

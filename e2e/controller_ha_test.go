@@ -18,17 +18,24 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/controller/api"
+	"remuda/internal/devcluster"
+	"remuda/internal/testkit/long"
 )
 
-// TestControllerServers: three controllers, whose leader is killed, frozen and cut off.
+// TestControllerServers: three controllers, whose leader is killed, frozen and cut off, and
+// two nodes, of which one is drained, blinks and is lost.
 func TestControllerServers(t *testing.T) {
-	f := newFleet(t, 3, "-gpus", "6")
+	t.Parallel()
+	f := newFleet(t, 3, func(o *devcluster.Options) { o.Nodes = 2 })
 	inTurn(t, f, f.use, []part[*fleet]{
 		{"leader killed in the middle of", leaderKilled},
 		{"leader frozen", leaderFrozen},
 		{"leader cut off", leaderCutOff},
 		{"rolling restart", rollingRestart},
 		{"all killed at once", allKilled},
+		{"a node is drained", nodeDrained},
+		{"a node blinks", nodeBlinks},
+		{"a node is lost", nodeLost},
 	})
 }
 
@@ -43,12 +50,20 @@ func (f *fleet) written(model string) {
 
 func leaderKilled(t *testing.T, f *fleet) {
 	// Delays are from 0 to a little longer than a job takes to be registered, and to
-	// load.
-	for i, delay := range []time.Duration{0, 30 * time.Millisecond, 120 * time.Millisecond, 400 * time.Millisecond} {
+	// load. The short form has one of them at random for each step.
+	delays := []time.Duration{0, 30 * time.Millisecond, 120 * time.Millisecond, 400 * time.Millisecond}
+	rounds := delays
+	if !long.Enabled() {
+		rounds = delays[:1]
+	}
+	for i, delay := range rounds {
 		model := fmt.Sprintf("kill-%d", i)
 		kill := func(what string) {
 			t.Helper()
 			leader := f.leader()
+			if !long.Enabled() {
+				delay = delays[rand.IntN(len(delays))]
+			}
 			time.Sleep(delay + rand.N(delay+time.Millisecond))
 			leader.end(syscall.SIGKILL)
 			f.leader(leader)
@@ -81,12 +96,12 @@ func leaderFrozen(t *testing.T, f *fleet) {
 	// It is stopped in the middle of what it was told to do, and does not know later
 	// that it slept.
 	f.remuda("scale", "-detach", "ice", "4")
-	require.NoError(t, old.cmd.Process.Signal(syscall.SIGSTOP))
+	require.NoError(t, syscall.Kill(f.pid(old.name), syscall.SIGSTOP))
 	f.leader(old)
 	f.hot("ice", 4)
 	_, err := f.api.Scale(t.Context(), "ice", api.ScaleRequest{Replicas: 3})
 	require.NoError(t, err)
-	require.NoError(t, old.cmd.Process.Signal(syscall.SIGCONT))
+	require.NoError(t, syscall.Kill(f.pid(old.name), syscall.SIGCONT))
 	after := f.hot("ice", 3)
 	for _, name := range before {
 		require.Contains(t, after, name)
@@ -362,7 +377,7 @@ func allKilled(t *testing.T, f *fleet) {
 	f.remuda("model", "apply", f.modelFile("phoenix", 3, nil))
 	names := f.hot("phoenix", 3)
 	ids, versions := f.allocations("phoenix")
-	l := f.load("phoenix", 4)
+	l := f.load("phoenix", 4, 60)
 	for _, s := range f.servers {
 		s.end(syscall.SIGKILL)
 	}
@@ -376,6 +391,5 @@ func allKilled(t *testing.T, f *fleet) {
 	gotIDs, gotVersions := f.allocations("phoenix")
 	require.True(t, maps.Equal(ids, gotIDs), "allocations %v, were %v", gotIDs, ids)
 	require.True(t, maps.Equal(versions, gotVersions))
-	f.remuda("scale", "phoenix", "1")
-	f.hot("phoenix", 1)
+	f.remuda("model", "stop", "-purge", "phoenix")
 }

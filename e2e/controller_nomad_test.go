@@ -22,7 +22,6 @@ import (
 	"remuda/controller/nomad"
 	"remuda/controller/state"
 	"remuda/internal/replica"
-	"remuda/internal/sim/gpu"
 	"remuda/jobs"
 )
 
@@ -63,9 +62,8 @@ func (f *follower[T]) until(t *testing.T, what string, check func(v T) error) T 
 	return v
 }
 
-// TestNomadAdapter: the controller's adapter on a real Nomad.
-func TestNomadAdapter(t *testing.T) {
-	d := newDev(t, "-no-autoscaler", "-gpus", "2")
+// nomadAdapter: the controller's adapter on a real Nomad.
+func nomadAdapter(t *testing.T, d *dev) {
 	d.pause() // here the test is the controller
 	cfg := nomad.DefaultConfig()
 	cfg.Address, cfg.Wait, cfg.Timeout = d.info.Nomad, 2*time.Second, 3*time.Second
@@ -93,7 +91,7 @@ func TestNomadAdapter(t *testing.T) {
 		published[dev.ID] = dev.Healthy
 	}
 	for i := range 2 {
-		uuid := gpu.UUID("", i)
+		uuid := d.info.GPUs["dev"][i]
 		want.GPUs = append(want.GPUs, state.GPU{
 			UUID: uuid, Model: *group.Attributes["model"].StringVal, Memory: *group.Attributes["memory"].IntVal << 20,
 			Seats: []string{uuid + "#0", uuid + "#1"}, Healthy: true,
@@ -139,13 +137,13 @@ func TestNomadAdapter(t *testing.T) {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name+".nomad.hcl"), []byte(source), 0o600))
 	}
 	path := filepath.Join(dir, "models.hcl")
-	require.NoError(t, os.WriteFile(path, fmt.Appendf(nil, `
+	require.NoError(t, os.WriteFile(path, []byte(`
 model "acme/pair" {
   failover = true
   variant "sim" {
     weights = "256MiB"
     job     = "failover.nomad.hcl"
-    vars    = { model = "acme/pair", remuda = %q, consul = %q }
+    vars    = { model = "acme/pair" }
   }
   variant "system" {
     weights = "256MiB"
@@ -165,7 +163,7 @@ model "single" {
     job     = "ollama.nomad.hcl"
   }
 }
-`, binary(t, "remuda"), d.info.Consul), 0o600))
+`), 0o600))
 	models, err := modelfile.Load(path)
 	require.NoError(t, err)
 	pair, single := models[0], models[1]
@@ -244,8 +242,7 @@ model "single" {
 	require.True(t, same.Already)
 
 	// Nomad is away for a while, and hangs instead of saying so.
-	server := d.info.PIDs["nomad-server"]
-	require.NotZero(t, server)
+	server := d.pid("nomad-server")
 	require.NoError(t, syscall.Kill(server, syscall.SIGSTOP))
 	t.Cleanup(func() { _ = syscall.Kill(server, syscall.SIGCONT) })
 	eventually(t, 30*time.Second, "both watches to notice", func() error {

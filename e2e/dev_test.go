@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,15 +13,41 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"remuda/controller/api"
+	"remuda/internal/devcluster"
+	"remuda/jobs"
 )
 
 // TestTwoClusters runs two at once, and kills one with SIGKILL: the next run
 // with its directory cleans up.
 func TestTwoClusters(t *testing.T) {
+	t.Parallel()
 	state := dataDir(t)
 	env := []string{"XDG_STATE_HOME=" + state}
-	first := startDev(t, env, "-no-autoscaler", "-single").await(filepath.Join(state, "remuda", "dev"))
-	second := startDev(t, env, "-no-autoscaler", "-single").await(filepath.Join(state, "remuda", "dev-2"))
+	// They start in the same moment: none may take what is the other's.
+	first, second := startDev(t, env, "-no-autoscaler", "-single"), startDev(t, env, "-no-autoscaler", "-single")
+	dirs := [2]string{filepath.Join(state, "remuda", "dev"), filepath.Join(state, "remuda", "dev-2")}
+	eventually(t, time.Minute, "the directories of both", func() error {
+		_, err := os.Stat(dirs[1])
+		return err
+	})
+	if !strings.Contains(first.out.String(), dirs[0]+"\n") {
+		dirs[0], dirs[1] = dirs[1], dirs[0]
+	}
+	first, second = first.await(dirs[0]), second.await(dirs[1])
+	for _, d := range []*dev{first, second} {
+		decisions, _, err := d.controller.Decisions(t.Context(), api.DecisionFilter{Model: "demo", Limit: 100}, api.QueryOptions{})
+		require.NoError(t, err)
+		applied := 0
+		for _, decision := range decisions {
+			if decision.Kind == "apply" {
+				applied++
+			}
+		}
+		require.Equal(t, 1, applied, "each applies its model to its own controller: %+v", decisions)
+		require.NotContains(t, d.out.String(), "starting it again")
+	}
 	require.NotEqual(t, first.info.Gateway, second.info.Gateway)
 	for _, d := range []*dev{first, second} {
 		got, err := streamChat(t.Context(), d.info.Gateway, "demo", "Hello", 8)
@@ -43,13 +70,14 @@ func TestTwoClusters(t *testing.T) {
 // TestCrashHalfWay has a Consul that ends at once: the error shows why, and
 // nothing is left.
 func TestCrashHalfWay(t *testing.T) {
+	t.Parallel()
 	bin, dir := dataDir(t), dataDir(t)
 	script := "#!/bin/sh\nif [ \"$1\" = version ]; then echo Consul v99.0.0; else echo broken on purpose; exit 3; fi\n"
 	require.NoError(t, os.WriteFile(filepath.Join(bin, "consul"), []byte(script), 0o755))
 	d := startDev(t, []string{"PATH=" + bin + string(os.PathListSeparator) + os.Getenv("PATH")}, "-data-dir", dir)
 	select {
 	case <-d.done:
-	case <-time.After(time.Minute):
+	case <-time.After(3 * time.Minute):
 		t.Fatal("it did not end")
 	}
 	require.Error(t, d.err)
@@ -59,6 +87,7 @@ func TestCrashHalfWay(t *testing.T) {
 
 // TestBadOptions: wrong usage is exit code 2 and changes nothing.
 func TestBadOptions(t *testing.T) {
+	t.Parallel()
 	for _, tc := range []struct {
 		args []string
 		code int
@@ -68,6 +97,8 @@ func TestBadOptions(t *testing.T) {
 		{[]string{"-engine", "vllm"}, 2, `-engine is "vllm": want sim or ollama`},
 		{[]string{"-gguf", "x"}, 2, "-gguf needs -engine ollama"},
 		{[]string{"-data-dir", "/etc"}, 1, "not from remuda dev"},
+		{[]string{"-controllers", "2"}, 2, "-controllers is 2: want 1, 3 or 5"},
+		{[]string{"-set", "gateway"}, 2, "want DAEMON=FILE"},
 		{[]string{"extra"}, 2, `unexpected argument "extra"`},
 	} {
 		out, err := exec.Command(binary(t, "remuda"), append([]string{"dev"}, tc.args...)...).CombinedOutput()
@@ -76,4 +107,58 @@ func TestBadOptions(t *testing.T) {
 		require.Equal(t, tc.code, exit.ExitCode(), "%s", out)
 		require.Contains(t, string(out), tc.want)
 	}
+}
+
+// TestSecondStep follows README: scale the demo model, then apply its file as it is, and
+// with a change. Both end, as there is room for a rollout.
+func TestSecondStep(t *testing.T) {
+	t.Parallel()
+	d := newDev(t, func(*devcluster.Options) {})
+	f := &fleet{dev: d, t: t, dir: dataDir(t), api: d.controller}
+	f.remuda("scale", "demo", "2")
+	before := f.hot("demo", 2)
+	file := filepath.Join("..", "jobs", "demo.model.hcl")
+	require.Contains(t, f.remuda("model", "apply", file), "Nothing changed")
+	raw, err := os.ReadFile(file)
+	require.NoError(t, err)
+	changed := filepath.Join(f.dir, "demo.model.hcl")
+	require.NoError(t, os.WriteFile(changed, []byte(strings.Replace(string(raw), "slots   = 16", "slots   = 8", 1)), 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(f.dir, "failover.nomad.hcl"), []byte(jobs.Failover), 0o600))
+	f.remuda("model", "apply", changed)
+	after := f.hot("demo", 2)
+	for _, name := range before {
+		require.NotContains(t, after, name)
+	}
+	d.answers("after the rollout")
+}
+
+// TestNotRoot runs the whole cluster, autoscaler included, as a user without rights.
+func TestNotRoot(t *testing.T) {
+	t.Parallel()
+	const nobody = 65534
+	dir, home := dataDir(t), dataDir(t)
+	for _, path := range []string{dir, home} {
+		require.NoError(t, os.Chmod(path, 0o755))
+		require.NoError(t, os.Chown(path, nobody, nobody))
+	}
+	// What is under a directory of root's alone cannot be started by others.
+	bin := dataDir(t)
+	require.NoError(t, os.Chmod(bin, 0o755))
+	for _, name := range []string{"remuda", "remuda-device", "remuda-autoscaler"} {
+		plainCopy(t, binary(t, name), filepath.Join(bin, name))
+	}
+	for _, name := range []string{"nomad", "consul", "nomad-autoscaler"} {
+		plainCopy(t, toolPath(t, name), filepath.Join(bin, name))
+	}
+	cmd := exec.Command(filepath.Join(bin, "remuda"), "dev", "-data-dir", dir)
+	cmd.Dir = home
+	if os.Getuid() == 0 {
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+	}
+	d := startProgram(t, cmd, []string{"REMUDA_TOOLS=" + bin, "HOME=" + home, "PATH=/usr/local/bin:/usr/bin:/bin"}).await(dir)
+	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.cmd.Process.Pid))
+	require.NoError(t, err)
+	require.NotContains(t, string(raw), "Uid:\t0\t")
+	d.answers("as nobody")
+	d.stop(syscall.SIGINT)
 }

@@ -13,23 +13,24 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"remuda/internal/devcluster"
 	"remuda/internal/replica"
+	"remuda/internal/testkit/long"
 	"remuda/lockd/engine"
 )
 
-// kills is how often the serving engine is killed: REMUDA_FAILOVER_KILLS (make
-// bench), else 20.
+// kills is how often the serving engine is killed: REMUDA_FAILOVER_KILLS (make bench), or a
+// number of the form of the tests.
 func kills(t *testing.T) int {
 	raw := os.Getenv("REMUDA_FAILOVER_KILLS")
 	if raw == "" {
-		return 20
+		return long.Pick(4, 20)
 	}
 	n, err := strconv.Atoi(raw)
 	require.NoError(t, err, "REMUDA_FAILOVER_KILLS")
@@ -99,13 +100,25 @@ func (v *viewer) kill(f func()) <-chan time.Duration {
 	return resumed
 }
 
-// TestFailover kills the engine that serves, over and over, under load: the
-// other one of the pair takes over, and the one that was killed comes back as its
-// shadow, without a hand.
-func TestFailover(t *testing.T) {
-	d := newDev(t, "-no-autoscaler")
+// TestPair shares one cluster with a failover pair; its parts run in order.
+func TestPair(t *testing.T) {
+	t.Parallel()
+	d := newDev(t, func(o *devcluster.Options) { o.GPUs = 2 })
+	inTurn(t, d, func(t *testing.T) { d.t = t }, []part[*dev]{
+		{"failover", failover},
+		{"shared weights", sharedWeights},
+		{"the controller's adapter on a real Nomad", nomadAdapter},
+	})
+	if !t.Failed() {
+		d.stop(syscall.SIGINT)
+	}
+}
+
+// failover kills the engine that serves, over and over, under load: the other one of the
+// pair takes over, and the one that was killed comes back as its shadow, by itself.
+func failover(t *testing.T, d *dev) {
 	require.Regexp(t, "^demo:sim:", d.info.Job, "the job bears the replica's name")
-	stop := background(t, d, 4)
+	l := d.load("demo", 4, 20)
 	ctx, cancel := context.WithCancel(t.Context())
 	var viewing sync.WaitGroup
 	v := watchAnswers(t, ctx, d.info.Gateway, &viewing)
@@ -124,8 +137,8 @@ func TestFailover(t *testing.T) {
 		select {
 		case gap := <-resumed:
 			gaps = append(gaps, gap)
-		case <-time.After(20 * time.Second):
-			t.Fatal("no answer from the other engine within 20 s")
+		case <-time.After(2 * time.Minute):
+			t.Fatal("no answer from the other engine within 2 min")
 		}
 		now := d.engine("demo")
 		require.Equal(t, standby.Role, now.Role, "the shadow serves")
@@ -156,7 +169,7 @@ func TestFailover(t *testing.T) {
 	t.Logf("a holder that hangs was replaced after %s", time.Since(began).Round(time.Millisecond))
 	require.ErrorIs(t, syscall.Kill(frozen, syscall.SIGCONT), syscall.ESRCH, "it is dead and does nothing more")
 	active, standby = d.pair()
-	served, failed := stop()
+	served, failed := l.end()
 	eventually(t, 10*time.Second, "lockd to show the holder in Consul", func() error { return d.mirrored(active) })
 	d.killLockd()
 	again, _ := d.pair()
@@ -166,7 +179,6 @@ func TestFailover(t *testing.T) {
 	slices.Sort(gaps)
 	t.Logf("from the last token before the kill to the first after it, n=%d: p50 %s, p99 %s, max %s; %d other streams served meanwhile, %d broken or refused",
 		len(gaps), gaps[len(gaps)/2], gaps[(len(gaps)-1)*99/100], gaps[len(gaps)-1], served, failed)
-	d.stop(syscall.SIGINT)
 }
 
 // mirrored returns nil if Consul's key says that the engine holds the lock, in a
@@ -257,30 +269,4 @@ func (d *dev) pair() (active, standby engine.Status) {
 		return err
 	})
 	return active, standby
-}
-
-// background streams without pause. A stream may break or be refused while an
-// engine dies; one that ends well has the exact text.
-func background(t *testing.T, d *dev, n int) (stop func() (served, failed int64)) {
-	ctx, cancel := context.WithCancel(context.Background())
-	var served, failed atomic.Int64
-	var wg sync.WaitGroup
-	for i := range n {
-		wg.Go(func() {
-			for round := 0; ctx.Err() == nil; round++ {
-				prompt := fmt.Sprintf("client %d round %d", i, round)
-				got, err := streamChat(context.Background(), d.info.Gateway, "demo", prompt, 20)
-				if err != nil {
-					failed.Add(1)
-					time.Sleep(10 * time.Millisecond)
-					continue
-				}
-				if want := exact("demo", prompt, 20).Text; got.text != want {
-					t.Errorf("%s: got %q, want %q", prompt, got.text, want)
-				}
-				served.Add(1)
-			}
-		})
-	}
-	return func() (int64, int64) { cancel(); wg.Wait(); return served.Load(), failed.Load() }
 }

@@ -13,11 +13,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -26,36 +24,88 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/controller/api"
+	"remuda/internal/devcluster"
+	"remuda/internal/testkit/long"
+	"remuda/internal/testkit/loopback"
 	"remuda/jobs"
 )
 
-// patience is a reconcile block for tests: engines that load in a second need no
-// minutes.
-const patience = `
+// eager is a reconcile block for tests: what takes minutes in production takes seconds, and
+// a few MiB that stay on a GPU are seen.
+const eager = `
 reconcile {
-  canary_time   = "2s"
-  backoff       = "2s"
-  settle_time   = "2s"
-  place_timeout = "30s"
-  node_grace    = "30s"
-  serving_grace = "10s"
+  canary_time    = "2s"
+  backoff        = "2s"
+  settle_time    = "2s"
+  place_timeout  = "3m"
+  node_grace     = "8s"
+  serving_grace  = "5s"
+  gateway_ttl    = "6s"
+  min_age        = "2s"
+  thrash_window  = "5s"
+  traffic_window = "3s"
+  tier_grace     = "1s"
+  prune_interval = "1s"
+  memory_timeout = "8s"
+  memory_slack   = "4MiB"
 }
 `
 
-// server is one `remuda agent` process, with a relay in front of its Raft port that
-// the other servers use.
+// quick are timeouts of the controller's servers, Nomad and the gateway that are shorter
+// than those of production, so that outages that exceed them are short as well. The long
+// form of the tests runs without them.
+var quick = map[string]string{
+	"controller": `
+raft {
+  heartbeat_timeout    = "500ms"
+  election_timeout     = "500ms"
+  leader_lease_timeout = "500ms"
+}
+`,
+	"nomad-server": `
+server {
+  min_heartbeat_ttl = "2s"
+  heartbeat_grace   = "4s"
+}
+`,
+	"gateway": `
+timeouts {
+  header = "2s"
+  body   = "4s"
+}
+`,
+}
+
+// quickly gives the cluster the quick timeouts.
+func quickly(o *devcluster.Options) {
+	if long.Enabled() {
+		return
+	}
+	for daemon, text := range quick {
+		set(o, daemon, text)
+	}
+}
+
+// set merges settings into the config of a daemon.
+func set(o *devcluster.Options, daemon, text string) {
+	if o.Settings == nil {
+		o.Settings = map[string][]string{}
+	}
+	o.Settings[daemon] = append(o.Settings[daemon], text)
+}
+
+// server is one server of the controller. Its Raft port has a relay in front that the other
+// servers use, so that a test can cut it off.
 type server struct {
 	f      *fleet
 	number int
-	// host is where it listens and from where it calls; http is its API's address.
-	host, http string
-	dir        string
-	relay      *relay
-	cmd        *exec.Cmd
-	done       chan struct{}
+	// name is the daemon's, host the address at which it listens for the others and from
+	// which it calls them, http the address of its API.
+	name, host, http string
+	relay            *relay
 }
 
-// fleet is a dev cluster whose controller is replaced by servers of the test's own.
+// fleet is a dev cluster for models of the test's own.
 type fleet struct {
 	*dev
 	t       testing.TB
@@ -65,101 +115,41 @@ type fleet struct {
 	api *api.Client
 }
 
-// newFleet starts a cluster with that many controllers. Its models come from model
-// files of model.
-func newFleet(t testing.TB, controllers int, args ...string) *fleet {
-	t.Helper()
-	return newFleetWith(t, controllers, patience, args...)
-}
-
-// newFleetWith is newFleet with a config for the controllers beyond their addresses.
-func newFleetWith(t testing.TB, controllers int, more string, args ...string) *fleet {
+// newFleet starts a cluster with that many servers of the controller. Its models come from
+// model files of modelText.
+func newFleet(t testing.TB, controllers int, change func(*devcluster.Options)) *fleet {
 	t.Helper()
 	f := &fleet{t: t, dir: dataDir(t)}
 	idle := filepath.Join(f.dir, "idle.model.hcl")
 	require.NoError(t, os.WriteFile(idle, []byte(f.modelText("idle", 0, nil)), 0o600))
 	require.NoError(t, os.WriteFile(filepath.Join(f.dir, "demo.nomad.hcl"), []byte(jobs.Demo), 0o600))
-	f.dev = newDev(t, append([]string{"-no-autoscaler", "-model", idle}, args...)...)
-
-	var addresses, join, quoted []string
-	for i := range controllers {
-		s := &server{f: f, number: i + 1, host: fmt.Sprintf("127.0.0.%d", 11+i), dir: filepath.Join(f.dir, fmt.Sprintf("server-%d", i+1))}
-		s.http = freePortOn(t, s.host)
-		s.relay = newRelay(t, fmt.Sprintf("127.0.0.%d", 31+i), freePortOn(t, s.host))
-		f.servers = append(f.servers, s)
-		addresses, quoted = append(addresses, "http://"+s.http), append(quoted, fmt.Sprintf("%q", "http://"+s.http))
-		join = append(join, fmt.Sprintf("%q", s.relay.address()))
-	}
-	// The cluster's own controller goes where there is nothing to do.
-	f.rewrite("controller", `nomad \{`, "nomad {\n  namespace = \"elsewhere\"\n")
-	f.rewrite("controller", `consul \{`, "consul {\n  service = \"\"\n")
-	f.rewrite("gateway", `addresses = \[.*\]`, "addresses = ["+strings.Join(quoted, ", ")+"]")
-	if controllers == 1 {
-		join = nil
-	}
-	for _, s := range f.servers {
-		require.NoError(t, os.MkdirAll(s.dir, 0o700))
-		config := fmt.Sprintf(`data_dir         = %q
-bootstrap_expect = %d
-join             = [%s]
-log_level        = "debug"
-raft {
-  bind      = %q
-  advertise = %q
-}
-http {
-  bind = %q
-}
-acl {
-  enabled = false
-}
-nomad {
-  address = %q
-}
-consul {
-  address = %q
-}
-`, filepath.Join(s.dir, "data"), controllers, strings.Join(join, ", "), s.relay.target, s.relay.address(), s.http, f.info.Nomad, f.info.Consul)
-		require.NoError(t, os.WriteFile(filepath.Join(s.dir, "agent.hcl"), []byte(config+more), 0o600))
-		s.start()
-		t.Cleanup(func() {
-			_ = s.cmd.Process.Signal(syscall.SIGCONT)
-			s.end(syscall.SIGTERM)
-		})
-	}
-	var err error
-	f.api, err = api.NewClient(api.Config{Addresses: addresses, Timeout: 20 * time.Second})
-	require.NoError(t, err)
-	t.Cleanup(f.api.Close)
-	f.leader()
-	kill9(t, f.info.PIDs["controller"], f.info.PIDs["gateway"])
-	eventually(t, time.Minute, "the gateway to follow the controller", func() error {
-		body, err := fetch(f.info.Gateway + "/metrics")
-		if err == nil && !strings.Contains(body, "remuda_gateway_controller_up 1") {
-			err = errors.New("remuda_gateway_controller_up is not 1")
+	f.dev = newDev(t, func(o *devcluster.Options) {
+		o.Model, o.Controllers, o.GPUs = idle, controllers, 2
+		quickly(o)
+		set(o, "controller", "log_level = \"debug\"\n"+eager)
+		var join []string
+		for i := range controllers {
+			s := &server{f: f, number: i + 1}
+			s.name = fmt.Sprintf("controller-%d", i+1)
+			bind := loopback.Free(t)
+			s.host, _, _ = net.SplitHostPort(bind)
+			s.relay = newRelay(t, bind)
+			f.servers = append(f.servers, s)
+			join = append(join, fmt.Sprintf("%q", s.relay.address()))
+			set(o, s.name, fmt.Sprintf("raft {\n  bind = %q\n  advertise = %q\n}\n", bind, s.relay.address()))
 		}
-		return err
+		if controllers > 1 {
+			set(o, "controller", "join = ["+strings.Join(join, ", ")+"]\n")
+		}
+		f.servers[0].name = "controller" // as the daemon is called
+		change(o)
 	})
+	for i, s := range f.servers {
+		s.http = strings.TrimPrefix(f.info.Controllers[i], "http://")
+	}
+	f.api = f.controller
+	f.leader()
 	return f
-}
-
-// rewrite changes a daemon's config file; it is read when the daemon is killed.
-func (f *fleet) rewrite(daemon, pattern, with string) {
-	f.t.Helper()
-	path := filepath.Join(f.info.DataDir, "config", daemon+".hcl")
-	raw, err := os.ReadFile(path)
-	require.NoError(f.t, err)
-	re := regexp.MustCompile(pattern)
-	require.True(f.t, re.Match(raw), "%s has no %s:\n%s", path, pattern, raw)
-	require.NoError(f.t, os.WriteFile(path, []byte(re.ReplaceAllLiteralString(string(raw), with)), 0o600))
-}
-
-func freePortOn(t testing.TB, host string) string {
-	t.Helper()
-	l, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
-	require.NoError(t, err)
-	defer l.Close()
-	return l.Addr().String()
 }
 
 func fetch(url string) (string, error) {
@@ -172,31 +162,22 @@ func fetch(url string) (string, error) {
 	return string(raw), err
 }
 
+// start starts a server that end has ended.
 func (s *server) start() {
-	t := s.f.t
-	t.Helper()
-	s.done = make(chan struct{})
-	log, err := os.OpenFile(filepath.Join(s.f.info.DataDir, "logs", fmt.Sprintf("server-%d.log", s.number)), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
-	require.NoError(t, err)
-	defer log.Close()
-	s.cmd = exec.Command(binary(t, "remuda"), "agent", "-config", filepath.Join(s.dir, "agent.hcl"))
-	s.cmd.Env = append(os.Environ(), "PATH="+filepath.Dir(binary(t, "remuda"))+":"+os.Getenv("PATH"))
-	s.cmd.Stdout, s.cmd.Stderr = log, log
-	require.NoError(t, s.cmd.Start())
-	go func(cmd *exec.Cmd, done chan struct{}) { _ = cmd.Wait(); close(done) }(s.cmd, s.done)
+	s.f.t.Helper()
+	require.NoError(s.f.t, s.f.cluster.Start(s.name))
 }
 
-// end sends a signal and waits for the process to end.
+// end ends the server with a signal, and keeps it down.
 func (s *server) end(sig syscall.Signal) {
 	s.f.t.Helper()
-	_ = s.cmd.Process.Signal(sig)
-	select {
-	case <-s.done:
-	case <-time.After(30 * time.Second):
-		_ = s.cmd.Process.Kill()
-		<-s.done
-		s.f.t.Errorf("server %d did not end within 30 s of %s", s.number, sig)
-	}
+	require.NoError(s.f.t, s.f.cluster.End(s.name, sig))
+}
+
+// signal sends a signal to the server.
+func (s *server) signal(sig syscall.Signal) {
+	s.f.t.Helper()
+	require.NoError(s.f.t, syscall.Kill(s.f.pid(s.name), sig))
 }
 
 // self asks this very server.
@@ -236,9 +217,6 @@ func (f *fleet) leader(except ...*server) *server {
 // modelText is a model file whose replicas are single engines on the simulator.
 func (f *fleet) modelText(name string, replicas int, vars map[string]string) string {
 	all := map[string]string{"weights": "32MiB"}
-	if f.dev != nil {
-		all["consul"], all["remuda"] = f.info.Consul, binary(f.t, "remuda")
-	}
 	for k, v := range vars {
 		all[k] = v
 	}
@@ -286,15 +264,8 @@ func (f *fleet) remuda(args ...string) string {
 func (f *fleet) tryRemuda(args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
 	defer cancel()
-	var urls []string
-	for _, s := range f.servers {
-		urls = append(urls, "http://"+s.http)
-	}
-	if urls == nil {
-		urls = []string{f.info.Controller} // the cluster's own serves
-	}
 	cmd := exec.CommandContext(ctx, binary(f.t, "remuda"), args...)
-	cmd.Env = append(os.Environ(), api.EnvAddress+"="+strings.Join(urls, ","))
+	cmd.Env = append(os.Environ(), api.EnvAddress+"="+strings.Join(f.info.Controllers, ","))
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	err := cmd.Run()
@@ -423,65 +394,6 @@ func (f *fleet) decisions(model string) []string {
 	return kinds
 }
 
-// load is clients that stream answer after answer.
-type load struct {
-	f      *fleet
-	cancel context.CancelFunc
-	wg     sync.WaitGroup
-	ok     atomic.Int64
-	mu     sync.Mutex
-	failed []string
-}
-
-func (f *fleet) load(model string, clients int) *load {
-	ctx, cancel := context.WithCancel(context.Background())
-	l := &load{f: f, cancel: cancel}
-	for c := range clients {
-		l.wg.Go(func() {
-			for i := 0; ctx.Err() == nil; i++ {
-				prompt := fmt.Sprintf("client %d request %d", c, i)
-				// A request is always read to its end.
-				got, err := streamChat(context.Background(), f.info.Gateway, model, prompt, 60)
-				if err == nil && got.text != exact(model, prompt, 60).Text {
-					err = fmt.Errorf("got %q", got.text)
-				}
-				if err != nil {
-					l.mu.Lock()
-					l.failed = append(l.failed, fmt.Sprintf("%s %s: %v", time.Now().Format("15:04:05.000"), prompt, err))
-					l.mu.Unlock()
-					time.Sleep(20 * time.Millisecond)
-					continue
-				}
-				l.ok.Add(1)
-			}
-		})
-	}
-	f.t.Cleanup(func() { cancel(); l.wg.Wait() })
-	return l
-}
-
-// flows waits until more answers have come.
-func (l *load) flows(more int64) {
-	l.f.t.Helper()
-	want := l.ok.Load() + more
-	eventually(l.f.t, time.Minute, "answers", func() error {
-		if got := l.ok.Load(); got < want {
-			return fmt.Errorf("%d of %d", got, want)
-		}
-		return nil
-	})
-}
-
-// none ends the load and requires that no request has failed.
-func (l *load) none() {
-	l.f.t.Helper()
-	l.cancel()
-	l.wg.Wait()
-	l.f.t.Logf("%d answers", l.ok.Load())
-	require.Empty(l.f.t, l.failed)
-	require.NotZero(l.f.t, l.ok.Load())
-}
-
 // relay passes TCP connections on, unless they come from a host that is cut off.
 type relay struct {
 	l      net.Listener
@@ -491,9 +403,10 @@ type relay struct {
 	conns  map[net.Conn]string
 }
 
-func newRelay(t testing.TB, host, target string) *relay {
+// newRelay starts a relay at an address of its own.
+func newRelay(t testing.TB, target string) *relay {
 	t.Helper()
-	l, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
+	l, err := net.Listen("tcp", loopback.Free(t))
 	require.NoError(t, err)
 	r := &relay{l: l, target: target, cut: map[string]bool{}, conns: map[net.Conn]string{}}
 	var wg sync.WaitGroup

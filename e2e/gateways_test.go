@@ -5,17 +5,15 @@ package e2e
 import (
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
-	"os"
-	"os/exec"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
+
+	"remuda/internal/devcluster"
 
 	"github.com/stretchr/testify/require"
 )
@@ -94,88 +92,27 @@ func (g *gatewayProcess) ready() {
 	})
 }
 
-// firstGateway is the cluster's own gateway, which remuda dev starts again when it ends.
-func (f *fleet) firstGateway() *gatewayProcess {
-	g := &gatewayProcess{t: f.t, name: "gateway 1", url: f.info.Gateway, kills: map[int]bool{}}
-	g.config = filepath.Join(f.info.DataDir, "config", "gateway.hcl")
-	g.end = func(sig syscall.Signal) {
-		g.t.Helper()
-		old := f.pid("gateway")
-		require.NoError(g.t, syscall.Kill(old, sig))
-		eventually(g.t, time.Minute, "gateway 1 to be started again", func() error {
-			if pid := f.findPID("gateway"); pid == 0 || pid == old {
-				return fmt.Errorf("process %d", pid)
-			}
-			return nil
-		})
-	}
-	return g
-}
-
-// twoGateways starts a second gateway beside the cluster's. Both get the blocks of more in
-// their config files.
-func (f *fleet) twoGateways(more string) [2]*gatewayProcess {
-	t := f.t
-	t.Helper()
-	first := f.firstGateway()
-	raw, err := os.ReadFile(first.config)
-	require.NoError(t, err)
-
-	host, _, err := net.SplitHostPort(strings.TrimPrefix(first.url, "http://"))
-	require.NoError(t, err)
-	address := freePortOn(t, host)
-	second := &gatewayProcess{t: t, name: "gateway 2", url: "http://" + address, kills: map[int]bool{}}
-	second.config = filepath.Join(f.dir, "gateway-2.hcl")
-	listen := regexp.MustCompile(`(?m)^listen\s*=.*$`)
-	require.Regexp(t, listen, string(raw))
-	require.NoError(t, os.WriteFile(second.config, listen.ReplaceAll(raw, fmt.Appendf(nil, "listen = %q", address)), 0o600))
-	var cmd *exec.Cmd
-	var done chan struct{}
-	start := func() {
-		t := second.t
-		t.Helper()
-		log, err := os.OpenFile(filepath.Join(f.info.DataDir, "logs", "gateway-2.log"), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
-		require.NoError(t, err)
-		defer log.Close()
-		cmd, done = exec.Command(binary(t, "remuda"), "gateway", "-config", second.config), make(chan struct{})
-		cmd.Stdout, cmd.Stderr = log, log
-		require.NoError(t, cmd.Start())
-		go func(cmd *exec.Cmd, done chan struct{}) { _ = cmd.Wait(); close(done) }(cmd, done)
-	}
-	second.end = func(sig syscall.Signal) {
-		t := second.t
-		t.Helper()
-		require.NoError(t, cmd.Process.Signal(sig))
-		select {
-		case <-done:
-		case <-time.After(time.Minute):
-			t.Fatalf("gateway 2 did not end within a minute of %s", sig)
+// twoGateways returns the cluster's gateways, which remuda dev starts again when they end.
+func (f *fleet) twoGateways() [2]*gatewayProcess {
+	f.t.Helper()
+	var both [2]*gatewayProcess
+	for i, name := range []string{"gateway", "gateway-2"} {
+		g := &gatewayProcess{t: f.t, name: name, url: f.info.Gateways[i], kills: map[int]bool{}}
+		g.config = filepath.Join(f.info.DataDir, "config", name+".hcl")
+		g.end = func(sig syscall.Signal) {
+			g.t.Helper()
+			require.NoError(g.t, f.cluster.End(name, sig))
+			require.NoError(g.t, f.cluster.Start(name))
 		}
-		start()
-	}
-	start()
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		<-done
-	})
-	both := [2]*gatewayProcess{first, second}
-	for _, g := range both {
-		g.configure("", more)
+		g.ready()
+		both[i] = g
 	}
 	return both
 }
 
-// configure replaces a part of the gateway's config file, or adds to it, and restarts the
-// gateway.
-func (g *gatewayProcess) configure(was, is string) {
+// configure merges settings into the gateway's config file and restarts the gateway.
+func (g *gatewayProcess) configure(settings string) {
 	g.t.Helper()
-	raw, err := os.ReadFile(g.config)
-	require.NoError(g.t, err)
-	text := string(raw)
-	if was != "" {
-		require.Contains(g.t, text, was)
-		text = strings.Replace(text, was, "", 1)
-	}
-	require.NoError(g.t, os.WriteFile(g.config, []byte(text+is), 0o600))
+	require.NoError(g.t, devcluster.Overlay(g.config, settings))
 	g.restart(syscall.SIGKILL)
 }

@@ -9,14 +9,12 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	gmsclient "remuda/device-plugin/gms/client"
-	"remuda/internal/sim/gpu"
 	"remuda/lockd/engine"
 )
 
@@ -26,10 +24,10 @@ const (
 	keeperCommand = " gms keeper "
 )
 
-// TestSharedWeights: the pair of `remuda dev` has one copy of its weights, in the
-// GPU memory service, and the service's crashes cost what DESIGN section 6 says.
-func TestSharedWeights(t *testing.T) {
-	d := newDev(t, "-no-autoscaler")
+// sharedWeights: the pair of `remuda dev` has one copy of its weights, in the GPU memory
+// service. With its keeper the service may crash at any time and no engine notices; without
+// it the weights are lost, and both engines end and load them anew.
+func sharedWeights(t *testing.T, d *dev) {
 	active, standby := d.pair()
 	socket := d.weightsSocket(active.PID)
 	ask := func() (nonce, hash string) {
@@ -50,7 +48,7 @@ func TestSharedWeights(t *testing.T) {
 	require.Less(t, held(standby.PID), int64(size/4), "the standby has no copy of its own")
 
 	// With its keeper, the service may crash at any time. A client notices nothing.
-	stop := background(t, d, 4)
+	l := d.load("demo", 4, 20)
 	d.killTasks(gmsCommand)
 	eventually(t, 20*time.Second, "the service to have its layout back", func() error {
 		if now, has := ask(); now == nonce || has != hash {
@@ -58,9 +56,7 @@ func TestSharedWeights(t *testing.T) {
 		}
 		return nil
 	})
-	served, failed := stop()
-	require.Zero(t, failed)
-	require.NotZero(t, served)
+	l.none()
 	now, waits := d.pair()
 	require.Equal(t, []int{active.PID, standby.PID}, []int{now.PID, waits.PID}, "no engine was restarted")
 	kill9(t, active.PID)
@@ -72,7 +68,7 @@ func TestSharedWeights(t *testing.T) {
 	})
 	d.answers("after the crash of the service")
 
-	// Without it, everything is lost: both engines end, and load anew (Decision 6).
+	// Without it, everything is lost: both engines end, and load anew.
 	active, standby = d.pair()
 	began := time.Now()
 	d.killTasks(gmsCommand, keeperCommand)
@@ -92,7 +88,6 @@ func TestSharedWeights(t *testing.T) {
 	_, again := ask()
 	require.Equal(t, hash, again, "the same weights make the same layout")
 	d.answers("after the loss of the weights")
-	d.stop(syscall.SIGINT)
 }
 
 // answers asks once and compares the text.
@@ -108,13 +103,14 @@ func (d *dev) weightsSocket(pid int) string {
 	d.t.Helper()
 	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
 	require.NoError(d.t, err)
+	vars := map[string]string{}
 	for kv := range strings.SplitSeq(string(raw), "\x00") {
-		if dir, ok := strings.CutPrefix(kv, "GMS_SOCKET_DIR="); ok {
-			return filepath.Join(dir, "gms_"+gpu.UUID("", 0)+"_weights.sock")
-		}
+		name, value, _ := strings.Cut(kv, "=")
+		vars[name] = value
 	}
-	d.t.Fatal("the engine has no GMS_SOCKET_DIR")
-	return ""
+	require.NotEmpty(d.t, vars["GMS_SOCKET_DIR"])
+	require.NotEmpty(d.t, vars["REMUDA_GPU_UUIDS"])
+	return filepath.Join(vars["GMS_SOCKET_DIR"], "gms_"+vars["REMUDA_GPU_UUIDS"]+"_weights.sock")
 }
 
 // proportional is the memory of a process in bytes; what several share is split

@@ -1,4 +1,4 @@
-//go:build e2e
+//go:build e2e && verify
 
 package e2e
 
@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"remuda/internal/devcluster"
 )
 
 // TestOllama serves a user's own GGUF file on a real engine and kills its
@@ -23,7 +25,7 @@ func TestOllama(t *testing.T) {
 	file := filepath.Join(dataDir(t), "My Model.gguf")
 	out, err := exec.Command(binary(t, "remuda"), "sim", "gguf", file).CombinedOutput()
 	require.NoError(t, err, "%s", out)
-	d := newDev(t, "-engine", "ollama", "-gguf", file, "-no-autoscaler")
+	d := newDev(t, func(o *devcluster.Options) { o.Engine, o.GGUF = devcluster.EngineOllama, file })
 	require.Equal(t, "my-model", d.info.Model)
 	serves := func() error {
 		got, err := streamChat(t.Context(), d.info.Gateway, d.info.Model, "Hello", 24)
@@ -76,7 +78,7 @@ func TestOllama(t *testing.T) {
 
 // TestOllamaByItself serves the tiny model that the job makes for itself.
 func TestOllamaByItself(t *testing.T) {
-	d := newDev(t, "-engine", "ollama", "-no-autoscaler")
+	d := newDev(t, func(o *devcluster.Options) { o.Engine = devcluster.EngineOllama })
 	require.Equal(t, "tiny", d.info.Model)
 	got, err := streamChat(t.Context(), d.info.Gateway, "tiny", "Hello", 24)
 	require.NoError(t, err)

@@ -1,4 +1,4 @@
-//go:build e2e
+//go:build e2e && verify
 
 package e2e
 
@@ -7,136 +7,39 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
-	"os/exec"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
-	nomadapi "github.com/hashicorp/nomad/api"
 	"github.com/stretchr/testify/require"
 
 	"remuda/controller/api"
+	"remuda/internal/devcluster"
 )
 
-// cluster is a second Nomad: a server and a client with GPUs of their own, which the
-// first knows nothing of.
-type cluster struct {
-	address string
-	nomad   *nomadapi.Client
-	server  *exec.Cmd
-}
-
-// secondNomad starts it. It has the first one's Consul.
-func (f *fleet) secondNomad() *cluster {
+// secondNomad starts a second cluster, which the first knows nothing of: its Nomad is the
+// capacity in the cloud. Its tasks register in the first one's Consul.
+func (f *fleet) secondNomad() *dev {
 	t := f.t
 	t.Helper()
-	dir := filepath.Join(f.info.DataDir, "nomad-cloud")
-	ports := map[string]string{}
-	for _, name := range []string{"http", "rpc", "serf", "client-http", "client-rpc"} {
-		_, port, _ := strings.Cut(freePortOn(t, "127.0.0.1"), ":")
-		ports[name] = port
-	}
-	read := func(name string) string {
-		raw, err := os.ReadFile(filepath.Join(f.info.DataDir, "config", name+".hcl"))
-		require.NoError(t, err)
-		return string(raw)
-	}
-	port := func(config, name, port string) string {
-		config = regexp.MustCompile(`(?m)(^\s*`+name+`\s*=\s*)\d+$`).ReplaceAllString(config, "${1}"+port)
-		return regexp.MustCompile(`(?m)(^\s*`+name+`\s*=\s*"127\.0\.0\.1:)\d+`).ReplaceAllString(config, "${1}"+port)
-	}
-	change := func(config *string, pattern, with string) {
-		t.Helper()
-		re := regexp.MustCompile(pattern)
-		require.True(t, re.MatchString(*config), "no %s in:\n%s", pattern, *config)
-		*config = re.ReplaceAllString(*config, with)
-	}
-	server := read("nomad-server")
-	change(&server, `(?m)^name\s*=.*$`, `name = "cloud-server"`)
-	change(&server, `(?m)^data_dir\s*=.*$`, fmt.Sprintf("data_dir = %q", filepath.Join(dir, "server")))
-	// It is stopped for about as long as a node may be silent. What Nomad makes of such a
-	// node when it goes on is not of this test.
-	change(&server, `bootstrap_expect\s*= 1`, "bootstrap_expect = 1\n  heartbeat_grace  = \"10m\"")
-	// Two regions would find each other through Consul.
-	change(&server, `(?m)^region\s*=.*$`, `region = "cloud"`)
-	change(&server, `consul \{`, "consul {\n  server_auto_join = false\n  auto_advertise = false\n")
-	for _, name := range []string{"http", "rpc", "serf"} {
-		server = port(server, name, ports[name])
-	}
-	node := read("nomad-client")
-	match := regexp.MustCompile(`min_dynamic_port\s*=\s*(\d+)`).FindStringSubmatch(node)
-	require.NotNil(t, match, node)
-	var first int
-	_, err := fmt.Sscanf(match[1], "%d", &first)
-	require.NoError(t, err)
-	low := 32000 + (first-21000)/200*15 // below the kernel's own, beside those of secondNode
-	change(&node, `(?m)^name\s*=.*$`, `name = "cloud"`)
-	change(&node, `(?m)^region\s*=.*$`, `region = "cloud"`)
-	change(&node, `(?m)^data_dir\s*=.*$`, fmt.Sprintf("data_dir = %q", filepath.Join(dir, "client")))
-	change(&node, `alloc_mounts_dir = .*`, fmt.Sprintf("alloc_mounts_dir = %q", filepath.Join(dir, "mounts")))
-	change(&node, `servers\s*=\s*\[.*\]`, fmt.Sprintf("servers = [\"127.0.0.1:%s\"]", ports["rpc"]))
-	change(&node, `min_dynamic_port\s*=\s*\d+`, fmt.Sprintf("min_dynamic_port = %d", low))
-	change(&node, `max_dynamic_port\s*=\s*\d+`, fmt.Sprintf("max_dynamic_port = %d", low+14))
-	change(&node, `seed\s*= ".*"`, `seed = "cloud"`)
-	change(&node, `consul \{`, "consul {\n  client_auto_join = false\n  auto_advertise = false\n")
-	node = port(port(node, "http", ports["client-http"]), "rpc", ports["client-rpc"])
-
-	t.Cleanup(func() { _ = exec.Command("umount", "-R", filepath.Join(dir, "mounts")).Run() })
-	c := &cluster{address: "http://127.0.0.1:" + ports["http"]}
-	c.server = f.startNomad("nomad-cloud-server", server)
-	f.startNomad("nomad-cloud-client", node)
-	c.nomad, err = nomadapi.NewClient(&nomadapi.Config{Address: c.address})
-	require.NoError(t, err)
-	t.Cleanup(func() {
-		// Its allocations end first, or they would outlive it, and before them the servers,
-		// which would bring them back.
-		_ = c.server.Process.Signal(syscall.SIGCONT)
-		for _, s := range f.servers {
-			s.end(syscall.SIGTERM)
-		}
-		eventually(t, time.Minute, "the allocations of the second Nomad to end", func() error {
-			list, _, err := c.nomad.Jobs().List(nil)
-			for _, j := range list {
-				if !j.Stop {
-					_, _, _ = c.nomad.Jobs().Deregister(j.ID, false, nil)
-				}
-			}
-			if err != nil {
-				return err
-			}
-			allocs, _, err := c.nomad.Allocations().List(nil)
-			for _, a := range allocs {
-				if a.ClientStatus == nomadapi.AllocClientStatusRunning || a.ClientStatus == nomadapi.AllocClientStatusPending {
-					err = fmt.Errorf("%s runs", a.ID)
-				}
-			}
-			return err
-		})
+	idle := filepath.Join(f.dir, "idle.model.hcl")
+	return newDev(t, func(o *devcluster.Options) {
+		o.Model, o.GPUs = idle, 2
+		// The server is stopped for about as long as a node may be silent. What Nomad makes
+		// of such a node when it goes on is not of this test. Two regions would find each
+		// other through Consul.
+		set(o, "nomad-server", "region = \"cloud\"\nserver {\n  heartbeat_grace = \"10m\"\n}\nconsul {\n  server_auto_join = false\n  auto_advertise = false\n}\n")
+		set(o, "nomad-client", "region = \"cloud\"\nconsul {\n  client_auto_join = false\n  auto_advertise = false\n}\n")
 	})
-	eventually(t, 2*time.Minute, "the second Nomad's node", func() error {
-		nodes, _, err := c.nomad.Nodes().List(nil)
-		if err == nil && (len(nodes) != 1 || nodes[0].Status != nomadapi.NodeStatusReady) {
-			err = errors.New("it is not ready")
-		}
-		return err
-	})
-	return c
 }
 
-// reconfigure gives the servers another config behind their addresses, one after the
-// other.
-func (f *fleet) reconfigure(was, is string) {
+// reconfigure merges settings into the controller's config and restarts it.
+func (f *fleet) reconfigure(settings string) {
 	f.t.Helper()
 	for _, s := range f.servers {
-		path := filepath.Join(s.dir, "agent.hcl")
-		raw, err := os.ReadFile(path)
-		require.NoError(f.t, err)
-		require.Contains(f.t, string(raw), was)
-		require.NoError(f.t, os.WriteFile(path, []byte(strings.Replace(string(raw), was, is, 1)), 0o600))
+		require.NoError(f.t, devcluster.Overlay(filepath.Join(f.info.DataDir, "config", s.name+".hcl"), settings))
 		s.end(syscall.SIGTERM)
 		s.start()
 	}
@@ -204,7 +107,8 @@ func (f *fleet) remains(model string, own, cloud int) {
 
 // TestPools: a second Nomad as external capacity, in each management mode.
 func TestPools(t *testing.T) {
-	f := newFleetWith(t, 1, eager, "-gpus", "2")
+	t.Parallel()
+	f := newFleet(t, 1, func(*devcluster.Options) {})
 	c := f.secondNomad()
 	block := func(mode string) string {
 		return fmt.Sprintf(`pool "cloud" {
@@ -217,10 +121,10 @@ func TestPools(t *testing.T) {
   batch      = 1
   interval   = "2s"
 }
-`, c.address, mode)
+`, c.info.Nomad, mode)
 	}
 	// A model of which one replica fills a GPU: two of its own, two in the cloud.
-	f.reconfigure("consul {", block("disabled")+"consul {")
+	f.reconfigure(block("disabled"))
 	eventually(t, time.Minute, "the pool's node", func() error {
 		nodes, _, err := f.api.Nodes(t.Context(), api.QueryOptions{})
 		for _, n := range nodes {
@@ -233,7 +137,7 @@ func TestPools(t *testing.T) {
 
 	t.Run("disabled", func(t *testing.T) {
 		f.t = t
-		f.applyTier(tierModel{name: "x", replicas: 3, detach: true})
+		f.applyTier(tierModel{name: "x", replicas: 3, detach: true, vars: fmt.Sprintf(", consul = %q", f.info.Consul)})
 		f.remains("x", 2, 0)
 		require.Contains(t, f.decisions("x"), "cannot-place")
 		_, err := f.tryRemuda("scale", "x", "1", "-pool", "nowhere")
@@ -242,7 +146,7 @@ func TestPools(t *testing.T) {
 	})
 	t.Run("manual", func(t *testing.T) {
 		f.t = t
-		f.reconfigure(block("disabled"), block("manual"))
+		f.reconfigure(block("manual"))
 		f.remains("x", 2, 0)
 		f.remuda("scale", "-detach", "x", "1", "-pool", "cloud")
 		f.remains("x", 2, 1)
@@ -259,7 +163,7 @@ func TestPools(t *testing.T) {
 	})
 	t.Run("upscaling", func(t *testing.T) {
 		f.t = t
-		f.reconfigure(block("manual"), block("upscaling"))
+		f.reconfigure(block("upscaling"))
 		f.remains("x", 2, 1)
 		f.remuda("scale", "x", "4")
 		f.spread("x", 2, 2)
@@ -272,8 +176,8 @@ func TestPools(t *testing.T) {
 		f.t = t
 		f.remuda("scale", "-detach", "x", "4")
 		f.spread("x", 2, 2)
-		f.reconfigure(block("upscaling"), block("full"))
-		l := f.load("x", 4)
+		f.reconfigure(block("full"))
+		l := f.load("x", 4, 60)
 		l.flows(8)
 		f.remuda("scale", "-detach", "x", "2")
 		f.remains("x", 2, 0)
@@ -284,7 +188,7 @@ func TestPools(t *testing.T) {
 		f.t = t
 		f.remuda("scale", "x", "3")
 		f.spread("x", 2, 1)
-		require.NoError(t, c.server.Process.Signal(syscall.SIGSTOP))
+		require.NoError(t, syscall.Kill(c.pid("nomad-server"), syscall.SIGSTOP))
 		eventually(t, time.Minute, "the pool to be missed", func() error {
 			out := f.remuda("pool", "list")
 			if !strings.Contains(out, "unreachable") {
@@ -293,14 +197,14 @@ func TestPools(t *testing.T) {
 			return nil
 		})
 		// What runs there serves on, and elsewhere everything is as always.
-		l := f.load("x", 4)
+		l := f.load("x", 4, 60)
 		l.flows(8)
 		f.applyTier(tierModel{name: "small", replicas: 1, memory: "4GiB"})
 		f.tiers("small", 1, 0, 0)
 		f.remuda("scale", "small", "0")
 		f.remains("x", 2, 1)
 		l.none()
-		require.NoError(t, c.server.Process.Signal(syscall.SIGCONT))
+		require.NoError(t, syscall.Kill(c.pid("nomad-server"), syscall.SIGCONT))
 		eventually(t, 5*time.Minute, "the pool to be back", func() error {
 			out := f.remuda("pool", "list")
 			if strings.Contains(out, "unreachable") {

@@ -191,12 +191,9 @@ func (r *requests) killLockds() {
 }
 
 func (r *requests) killConsul() {
-	old := r.pid("consul")
-	kill9(r.t, old)
+	require.NoError(r.t, r.cluster.End("consul", syscall.SIGKILL))
+	require.NoError(r.t, r.cluster.Start("consul"))
 	eventually(r.t, time.Minute, "Consul to answer again", func() error {
-		if pid := r.findPID("consul"); pid == 0 || pid == old {
-			return fmt.Errorf("process %d", pid)
-		}
 		_, err := r.passing(chainModel)
 		return err
 	})

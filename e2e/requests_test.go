@@ -7,13 +7,14 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"remuda/internal/devcluster"
+	"remuda/internal/testkit/long"
 	"remuda/jobs"
 )
 
@@ -24,16 +25,9 @@ const (
 	chainModel, chainReplicas = "chain", 3
 )
 
-// requestsWanted is how many requests TestRequests makes: REMUDA_REQUESTS, else 100,000.
-func requestsWanted(t *testing.T) int64 {
-	raw := os.Getenv("REMUDA_REQUESTS")
-	if raw == "" {
-		return 100_000
-	}
-	n, err := strconv.ParseInt(raw, 10, 64)
-	require.NoError(t, err, "REMUDA_REQUESTS")
-	return n
-}
+// requestsWanted is how many requests TestRequests makes. In the short form every fault
+// strikes once.
+func requestsWanted() int64 { return int64(long.Pick(10_000, 100_000)) }
 
 // TestRequests: everything that the platform is made of is killed in turn, and replaced
 // by updates, while clients send requests through two gateways. No request fails before the
@@ -43,8 +37,8 @@ func requestsWanted(t *testing.T) int64 {
 // The same clients and kills with gateways that try nothing again must show failures, or
 // the clients would not see any.
 func TestRequests(t *testing.T) {
-	// The clients leave Nomad little of a small machine: what it places comes late.
-	f := newFleetWith(t, 3, strings.Replace(patience, `place_timeout = "30s"`, `place_timeout = "3m"`, 1), "-gpus", "8")
+	t.Parallel()
+	f := newFleet(t, 3, func(o *devcluster.Options) { o.GPUs, o.Gateways = 8, 2 })
 	r := &requests{fleet: f}
 	require.NoError(t, os.WriteFile(filepath.Join(f.dir, "pair.nomad.hcl"), []byte(paced(t, jobs.Failover)), 0o600))
 	require.NoError(t, os.WriteFile(filepath.Join(f.dir, "chain.nomad.hcl"), []byte(paced(t, jobs.Demo)), 0o600))
@@ -52,7 +46,7 @@ func TestRequests(t *testing.T) {
 	f.remuda("model", "apply", "-detach", r.model(chainModel, nil, true))
 	f.hot(pairModel, pairReplicas)
 	f.hot(chainModel, chainReplicas)
-	r.gateways = f.twoGateways("")
+	r.gateways = f.twoGateways()
 	inTurn(t, r, r.use, []part[*requests]{
 		{"everything is killed", everythingKilled},
 		{"without retries", withoutRetries},
@@ -85,7 +79,7 @@ func paced(t *testing.T, job string) string {
 // model writes the model file of one of the two models.
 func (r *requests) model(name string, vars map[string]string, continuation bool) string {
 	r.t.Helper()
-	all := map[string]string{"weights": "32MiB", "consul": r.info.Consul, "remuda": binary(r.t, "remuda")}
+	all := map[string]string{"weights": "32MiB"}
 	replicas, failover := chainReplicas, false
 	if name == pairModel {
 		// Two copies are enough to find out who answers; the memory service has its own tests.
@@ -126,7 +120,7 @@ func (r *requests) model(name string, vars map[string]string, continuation bool)
 // everythingKilled goes through all faults at least once, and through those that heal
 // fastest until there were enough requests.
 func everythingKilled(t *testing.T, r *requests) {
-	want := requestsWanted(t)
+	want := requestsWanted()
 	r.traffic = newCrowd(t, r.gateways, 48, pairModel, chainModel)
 	r.traffic.flows(500)
 	once := []fault{
@@ -165,9 +159,8 @@ func everythingKilled(t *testing.T, r *requests) {
 
 // withoutRetries is the control run.
 func withoutRetries(t *testing.T, r *requests) {
-	none := "\nretries {\n  attempts = 1\n}\n"
 	for _, g := range r.gateways {
-		g.configure("", none)
+		g.configure("retries {\n  attempts = 1\n}\n")
 	}
 	r.remuda("model", "apply", r.model(chainModel, r.chainVars(), false))
 	r.hot(chainModel, chainReplicas)
@@ -190,8 +183,5 @@ func withoutRetries(t *testing.T, r *requests) {
 		require.NotZero(t, seen.ended[unanswered], "requests to %s that were not answered: the clients do not see them", m)
 		require.NotZero(t, seen.ended[brokenLoudly], "streams of %s that broke off: the clients do not see them", m)
 		r.traffic.requireNone(m, wrong, brokenSilently)
-	}
-	for _, g := range r.gateways {
-		g.configure(none, "")
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/controller/api"
+	"remuda/internal/devcluster"
 	"remuda/internal/replica"
 )
 
@@ -21,7 +22,7 @@ import (
 // and from the engine's being in Consul to HOT), Nomad's (until the engine's task has
 // started) and the engine's (until it serves).
 func BenchmarkScaleToHot(b *testing.B) {
-	f := newFleet(b, 1, "-gpus", "2")
+	f := newFleet(b, 1, func(*devcluster.Options) {})
 	f.remuda("model", "apply", f.modelFile("bench", 0, nil))
 	const rounds = 30
 	for range b.N {

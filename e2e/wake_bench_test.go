@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"remuda/internal/devcluster"
+
 	"github.com/stretchr/testify/require"
 )
 
@@ -20,7 +22,7 @@ import (
 // holds the request meanwhile. For each size it reports the medians, what the
 // engine itself took of the wake, and the rest, which is ours.
 func BenchmarkWakeToHot(b *testing.B) {
-	f := newFleetWith(b, 1, eager, "-gpus", "2")
+	f := newFleet(b, 1, func(*devcluster.Options) {})
 	for _, bench := range []struct {
 		weights string
 		rounds  int

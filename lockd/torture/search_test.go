@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"remuda/internal/testkit/long"
 )
 
 // config is of a run by this test binary. REMUDA_TORTURE_SEED repeats the
@@ -32,7 +34,7 @@ func config(t *testing.T) Config {
 // TestNeverTwoHolders is the search. REMUDA_SOAK is how long to go on.
 func TestNeverTwoHolders(t *testing.T) {
 	cfg := config(t)
-	cfg.Kills = 2000
+	cfg.Kills = long.Pick(200, 2000)
 	if s := os.Getenv("REMUDA_SOAK"); s != "" {
 		var err error
 		cfg.For, err = time.ParseDuration(s)
