@@ -103,11 +103,18 @@ func (v *viewer) kill(f func()) <-chan time.Duration {
 // TestPair shares one cluster with a failover pair; its parts run in order.
 func TestPair(t *testing.T) {
 	t.Parallel()
-	d := newDev(t, func(o *devcluster.Options) { o.GPUs = 2 })
+	raft := dataDir(t)
+	d := newDev(t, func(o *devcluster.Options) {
+		o.GPUs = 2
+		set(o, "nomad-client", nomadForController(t, raft))
+	})
 	inTurn(t, d, func(t *testing.T) { d.t = t }, []part[*dev]{
 		{"failover", failover},
 		{"shared weights", sharedWeights},
 		{"the controller's adapter on a real Nomad", nomadAdapter},
+		{"job files are valid", jobFilesAreValid},
+		{"configs of the jobs", configsOfTheJobs},
+		{"the controller on Nomad", func(t *testing.T, d *dev) { controllerOnNomad(t, d, raft) }},
 	})
 	if !t.Failed() {
 		d.stop(syscall.SIGINT)

@@ -28,26 +28,18 @@ import (
 	"remuda/jobs"
 )
 
-// simulated is a configuration of the device plugin.
-const simulated = `
-    simulate {
-      model = "H100"
-      count = 2
-    }
-`
-
 // parsed is a job file as Nomad parses it with these values of its variables.
-func (n *nomadNode) parsed(source string, vars string) (*nomadapi.Job, error) {
-	return n.api.Jobs().ParseHCLOpts(&nomadapi.JobsParseRequest{JobHCL: source, Variables: vars, Canonicalize: true})
+func (d *dev) parsed(source string, vars string) (*nomadapi.Job, error) {
+	return d.nomad.Jobs().ParseHCLOpts(&nomadapi.JobsParseRequest{JobHCL: source, Variables: vars, Canonicalize: true})
 }
 
 // refusal is what Nomad has against a job file, nil for nothing.
-func (n *nomadNode) refusal(source, vars string) error {
-	job, err := n.parsed(source, vars)
+func (d *dev) refusal(source, vars string) error {
+	job, err := d.parsed(source, vars)
 	if err != nil {
 		return err
 	}
-	answer, _, err := n.api.Jobs().Validate(job, nil)
+	answer, _, err := d.nomad.Jobs().Validate(job, nil)
 	switch {
 	case err != nil:
 		return err
@@ -59,21 +51,20 @@ func (n *nomadNode) refusal(source, vars string) error {
 	return nil
 }
 
-// TestJobFilesAreValid: a real Nomad takes every job file of jobs/, by itself and as
+// jobFilesAreValid: a real Nomad takes every job file of jobs/, by itself and as
 // the variants of the model files.
-func TestJobFilesAreValid(t *testing.T) {
-	n := startNomad(t, simulated)
+func jobFilesAreValid(t *testing.T, d *dev) {
 	files, err := fs.Glob(jobs.Files, "*.nomad.hcl")
 	require.NoError(t, err)
 	require.GreaterOrEqual(t, len(files), 7)
 	for _, name := range files {
 		source, err := fs.ReadFile(jobs.Files, name)
 		require.NoError(t, err)
-		require.NoError(t, n.refusal(string(source), ""), name)
+		require.NoError(t, d.refusal(string(source), ""), name)
 		// Nomad does find faults.
 		broken := regexp.MustCompile(`(?m)^(\s+)driver += .*$`).ReplaceAllString(string(source), "")
 		require.NotEqual(t, string(source), broken)
-		require.ErrorContains(t, n.refusal(broken, ""), "river", name)
+		require.ErrorContains(t, d.refusal(broken, ""), "river", name)
 	}
 	for name, vars := range map[string]string{
 		"controller.nomad.hcl": "servers = [\"10.0.0.1\", \"10.0.0.2\", \"10.0.0.3\"]\ntls = \"/etc/remuda\"\n",
@@ -83,11 +74,11 @@ func TestJobFilesAreValid(t *testing.T) {
 	} {
 		source, err := fs.ReadFile(jobs.Files, name)
 		require.NoError(t, err)
-		require.NoError(t, n.refusal(string(source), vars), name)
+		require.NoError(t, d.refusal(string(source), vars), name)
 	}
 
 	cfg := nomad.DefaultConfig()
-	cfg.Address = n.api.Address()
+	cfg.Address = d.nomad.Address()
 	c, err := nomad.New(cfg)
 	require.NoError(t, err)
 	t.Cleanup(c.Close)
@@ -107,14 +98,13 @@ func TestJobFilesAreValid(t *testing.T) {
 	}
 }
 
-// TestConfigsOfTheJobs: the daemons take the configs that the job files write for them.
-func TestConfigsOfTheJobs(t *testing.T) {
-	n := startNomad(t, simulated)
+// configsOfTheJobs: the daemons take the configs that the job files write for them.
+func configsOfTheJobs(t *testing.T, d *dev) {
 	config := func(name, vars string, values map[string]string) (*nomadapi.Task, []byte) {
 		t.Helper()
 		source, err := fs.ReadFile(jobs.Files, name)
 		require.NoError(t, err)
-		job, err := n.parsed(string(source), vars)
+		job, err := d.parsed(string(source), vars)
 		require.NoError(t, err)
 		task := job.TaskGroups[0].Tasks[0]
 		require.Len(t, task.Templates, 1)
@@ -186,31 +176,35 @@ func chroot(t *testing.T) string {
 	return b.String()
 }
 
-// TestControllerOnNomad runs the controller as a Nomad job: what it knows outlives the
-// job. It is one server: all servers have the same two ports, so that each needs a host
-// of its own. TestControllerServers has three, TestConfigsOfTheJobs the config of three.
-func TestControllerOnNomad(t *testing.T) {
-	raft := dataDir(t)
-	n := startNomad(t, simulated, fmt.Sprintf(`
-client {
+// nomadForController are the settings of a Nomad client that runs the controller's job with
+// the exec driver; raft is the directory for its state.
+func nomadForController(t *testing.T, raft string) string {
+	t.Helper()
+	return fmt.Sprintf(`client {
   chroot_env {
 %s  }
   host_volume "remuda-controller" {
     path = %q
   }
 }
-`, chroot(t), raft))
-	node, _, err := n.api.Nodes().Info(n.node, nil)
+`, chroot(t), raft)
+}
+
+// controllerOnNomad runs the controller as a Nomad job: what it knows outlives the job. It is
+// one server: all servers have the same two ports, so each needs a host of its own.
+// TestControllerServers has three, configsOfTheJobs the config of three.
+func controllerOnNomad(t *testing.T, d *dev, raft string) {
+	nodes, _, err := d.nomad.Nodes().List(nil)
 	require.NoError(t, err)
-	require.True(t, node.Drivers["exec"].Healthy, "the exec driver: %s", node.Drivers["exec"].HealthDescription)
-	ports := freePorts(t, 2)
+	require.True(t, nodes[0].Drivers["exec"].Healthy, "the exec driver: %s", nodes[0].Drivers["exec"].HealthDescription)
+	ports := d.info.SparePorts
 	c, err := api.NewClient(api.Config{Addresses: []string{fmt.Sprintf("http://127.0.0.1:%d", ports[0])}})
 	require.NoError(t, err)
 	t.Cleanup(c.Close)
 	source, err := fs.ReadFile(jobs.Files, "controller.nomad.hcl")
 	require.NoError(t, err)
 	t.Cleanup(func() { // Nomad does not end its tasks when it ends.
-		_, _, _ = n.api.Jobs().Deregister("controller", true, nil)
+		_, _, _ = d.nomad.Jobs().Deregister("controller", true, nil)
 		eventually(t, time.Minute, "the controller to end", func() error {
 			if c.Live(context.Background()) == nil {
 				return errors.New("it answers")
@@ -218,18 +212,18 @@ client {
 			return nil
 		})
 	})
-	vars := fmt.Sprintf("acl = false\nnomad = %q\nconsul = \"127.0.0.1:1\"\nhttp_port = %d\nraft_port = %d\n", n.api.Address(), ports[0], ports[1])
+	vars := fmt.Sprintf("acl = false\nnomad = %q\nconsul = \"127.0.0.1:1\"\nhttp_port = %d\nraft_port = %d\n", d.nomad.Address(), ports[0], ports[1])
 
 	for life := range 2 {
-		job, err := n.parsed(string(source), vars)
+		job, err := d.parsed(string(source), vars)
 		require.NoError(t, err)
-		_, _, err = n.api.Jobs().Register(job, nil)
+		_, _, err = d.nomad.Jobs().Register(job, nil)
 		require.NoError(t, err)
 		eventually(t, time.Minute, "the controller to lead and to be healthy", func() error {
 			if err := c.Ready(t.Context()); err != nil {
 				return err
 			}
-			allocs, _, err := n.api.Jobs().Allocations("controller", false, nil)
+			allocs, _, err := d.nomad.Jobs().Allocations("controller", false, nil)
 			if err != nil {
 				return err
 			}
@@ -244,7 +238,7 @@ client {
 			_, err := c.SetSwitch(t.Context(), "of-the-first-life", api.SwitchRequest{Value: "kept"})
 			require.NoError(t, err)
 		}
-		eventually(t, 30*time.Second, "the controller to know the node", func() error {
+		eventually(t, time.Minute, "the controller to know the node", func() error {
 			nodes, _, err := c.Nodes(t.Context(), api.QueryOptions{})
 			if err == nil && len(nodes) != 1 {
 				err = fmt.Errorf("%d nodes", len(nodes))
@@ -255,9 +249,9 @@ client {
 		require.NoError(t, err)
 		require.Len(t, switches, 1)
 		require.Equal(t, "kept", switches[0].Value)
-		_, _, err = n.api.Jobs().Deregister("controller", true, nil)
+		_, _, err = d.nomad.Jobs().Deregister("controller", true, nil)
 		require.NoError(t, err)
-		eventually(t, 30*time.Second, "the controller to end", func() error {
+		eventually(t, time.Minute, "the controller to end", func() error {
 			if c.Live(t.Context()) == nil {
 				return errors.New("it answers")
 			}

@@ -19,6 +19,7 @@ import (
 
 	"remuda/device-plugin/doctor"
 	"remuda/internal/testkit/fakenvml"
+	"remuda/internal/testkit/loopback"
 	"remuda/internal/testkit/proclog"
 )
 
@@ -32,25 +33,12 @@ type nomadNode struct {
 	log    *proclog.Buffer
 }
 
-// freePorts finds ports that nobody listens on.
-func freePorts(t *testing.T, n int) []int {
-	t.Helper()
-	var ports []int
-	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		require.NoError(t, err)
-		defer l.Close()
-		ports = append(ports, l.Addr().(*net.TCPAddr).Port)
-	}
-	return ports
-}
-
-// startNomad starts an agent whose device plugin has the given configuration. more are
-// further config files, which Nomad merges with its own.
-func startNomad(t *testing.T, config string, more ...string) *nomadNode {
+// startNomad starts an agent whose device plugin has the given configuration.
+func startNomad(t *testing.T, config string) *nomadNode {
 	t.Helper()
 	n := &nomadNode{t: t, dir: dataDir(t), log: &proclog.Buffer{}}
-	ports := freePorts(t, 3)
+	host, _, err := net.SplitHostPort(loopback.Free(t)) // nobody else listens there
+	require.NoError(t, err)
 	n.plugin = filepath.Join(n.dir, "plugins", "remuda-device")
 	require.NoError(t, os.MkdirAll(filepath.Dir(n.plugin), 0o755))
 	raw, err := os.ReadFile(binary(t, "remuda-device"))
@@ -60,19 +48,14 @@ func startNomad(t *testing.T, config string, more ...string) *nomadNode {
 	require.NoError(t, os.WriteFile(agent, fmt.Appendf(nil, `
 name      = "gpu-node"
 data_dir  = %[1]q
-bind_addr = "127.0.0.1"
+bind_addr = %[3]q
 plugin_dir = %[2]q
 disable_update_check = true
 log_level = "DEBUG"
 advertise {
-  http = "127.0.0.1:%[3]d"
-  rpc  = "127.0.0.1:%[4]d"
-  serf = "127.0.0.1:%[5]d"
-}
-ports {
-  http = %[3]d
-  rpc  = %[4]d
-  serf = %[5]d
+  http = "%[3]s:4646"
+  rpc  = "%[3]s:4647"
+  serf = "%[3]s:4648"
 }
 server {
   enabled          = true
@@ -81,8 +64,8 @@ server {
 client {
   enabled           = true
   network_interface = "lo"
-  servers           = ["127.0.0.1:%[4]d"]
-  alloc_mounts_dir  = %[6]q
+  servers           = ["%[3]s:4647"]
+  alloc_mounts_dir  = %[4]q
   options = {
     "fingerprint.denylist" = "env_aws,env_gce,env_azure,env_digitalocean"
   }
@@ -99,16 +82,11 @@ plugin "raw_exec" {
 }
 plugin "remuda-device" {
   config {
-%[7]s
+%[5]s
   }
 }
-`, filepath.Join(n.dir, "data"), filepath.Dir(n.plugin), ports[0], ports[1], ports[2], filepath.Join(n.dir, "mounts"), config), 0o600))
+`, filepath.Join(n.dir, "data"), filepath.Dir(n.plugin), host, filepath.Join(n.dir, "mounts"), config), 0o600))
 	args := []string{"agent", "-config", agent}
-	for i, text := range more {
-		path := filepath.Join(n.dir, fmt.Sprintf("more-%d.hcl", i))
-		require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
-		args = append(args, "-config", path)
-	}
 	cmd := exec.Command(toolPath(t, "nomad"), args...)
 	cmd.Stdout, cmd.Stderr = n.log, n.log
 	cmd.WaitDelay = time.Second
@@ -141,7 +119,7 @@ plugin "remuda-device" {
 		}
 	})
 	api := nomadapi.DefaultConfig()
-	api.Address = fmt.Sprintf("http://127.0.0.1:%d", ports[0])
+	api.Address = "http://" + host + ":4646"
 	n.api, err = nomadapi.NewClient(api)
 	require.NoError(t, err)
 	begin := time.Now()
@@ -233,6 +211,7 @@ func gpuJob(name, count, ids string) *nomadapi.Job {
 // TestNVML runs the device plugin on a fake NVML, loaded by the real loader,
 // under a real Nomad.
 func TestNVML(t *testing.T) {
+	t.Parallel()
 	lib := fakenvml.Build(t)
 	lib.Set("count=2", "gpu1.bus=00000000:AF:00.0")
 	gms := dataDir(t)

@@ -53,6 +53,8 @@ type Info struct {
 	// Nomad is a URL, Consul a host with its port.
 	Nomad  string `json:"nomad"`
 	Consul string `json:"consul"`
+	// SparePorts are two that no daemon and no Nomad uses, for programs beside the cluster.
+	SparePorts []int `json:"spare_ports"`
 	// GPUs are the UUIDs of the simulated GPUs by the names of their nodes.
 	GPUs map[string][]string `json:"gpus"`
 	// Model is the first of the model file that serves, and Job the job of its
@@ -381,7 +383,7 @@ func (c *Cluster) summary() {
 func (c *Cluster) Info() Info {
 	gateways, controllers := c.urls("gateway", c.opts.Gateways), c.urls("controller", c.opts.Controllers)
 	info := Info{DataDir: c.dir.path, Gateway: gateways[0], Gateways: gateways, Controller: controllers[0], Controllers: controllers,
-		Nomad: c.ports.url("nomad-http"), Consul: c.ports.addr("consul-http"), GPUs: map[string][]string{}, Model: c.model, Job: c.job, PIDs: map[string]int{}}
+		Nomad: c.ports.url("nomad-http"), Consul: c.ports.addr("consul-http"), SparePorts: []int{c.ports.ports["spare"], c.ports.ports["spare-2"]}, GPUs: map[string][]string{}, Model: c.model, Job: c.job, PIDs: map[string]int{}}
 	for i := range c.opts.Nodes {
 		info.GPUs[nodeName(i)] = c.gpus(i)
 	}

@@ -138,7 +138,7 @@ func (o *Options) configurable() []string {
 
 // portNames are the names of the ports that the daemons need. The first ask first.
 func (o Options) portNames() []string {
-	names := []string{"nomad-http", "nomad-rpc", "nomad-serf", "consul-http", "consul-grpc", "consul-server", "consul-serf"}
+	names := []string{"spare", "spare-2", "nomad-http", "nomad-rpc", "nomad-serf", "consul-http", "consul-grpc", "consul-server", "consul-serf"}
 	for _, kind := range []struct {
 		n     int
 		names []string
