@@ -305,7 +305,6 @@ func TestPolicies(t *testing.T) {
 	})
 	f := &fleet{t: t, dir: dir, dev: d, api: d.controller}
 	for _, name := range names {
-		require.Contains(t, d.out.String(), "remuda-"+name)
 		l := d.load(name, 24, 60)
 		eventually(t, 5*time.Minute, "two HOT replicas of "+name, func() error {
 			st, _, err := d.controller.Model(t.Context(), name, api.QueryOptions{})
