@@ -73,8 +73,10 @@ func nomadAdapter(t *testing.T, d *dev) {
 	ctx := t.Context()
 
 	// What the plugin publishes is what the controller knows.
-	nodes, err := c.Inventory(ctx)
-	require.NoError(t, err)
+	var nodes []state.Node
+	once, heard := context.WithTimeout(ctx, time.Minute)
+	err = c.WatchNodes(once, nil, func(all []state.Node) { nodes = all; heard() }, func(err error) { t.Log(err) })
+	require.ErrorIs(t, err, context.Canceled)
 	require.Len(t, nodes, 1)
 	node := nodes[0]
 	raw, _, err := d.nomad.Nodes().Info(node.ID, nil)

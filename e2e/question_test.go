@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/internal/sim/text"
+	"remuda/internal/testkit/answers"
 )
 
 // question is one request and the answer that the simulated engine must give to it.
@@ -27,7 +28,7 @@ type question struct {
 	body   []byte
 	header http.Header
 	stream bool
-	want   text.Answer
+	want   answers.Answer
 	// leaveEvents and leaveAfter are when the client goes away: after so many events of
 	// the answer, or so long after it asked. 0 is never.
 	leaveEvents int
@@ -50,10 +51,10 @@ func ask(model, system, prompt string, maxTokens int, chat, stream bool) questio
 			list = append(list, map[string]string{"role": m.Role, "content": m.Content})
 		}
 		body["messages"] = list
-		q.want = text.Generate(model, text.Render(messages, true, false), params)
+		q.want = answers.Generate(model, text.Render(messages, true, false), params)
 	} else {
 		body["prompt"] = system + prompt
-		q.want = text.Generate(model, system+prompt, params)
+		q.want = answers.Generate(model, system+prompt, params)
 	}
 	var err error
 	if q.body, err = json.Marshal(body); err != nil {

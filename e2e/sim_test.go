@@ -27,12 +27,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/internal/sim/text"
+	"remuda/internal/testkit/answers"
 	"remuda/internal/testkit/long"
 )
 
 // exact is what the simulated engine must answer.
-func exact(model, prompt string, maxTokens int) text.Answer {
-	return text.Chat(model, []text.Message{{Role: "user", Content: prompt}}, maxTokens)
+func exact(model, prompt string, maxTokens int) answers.Answer {
+	return answers.Chat(model, []text.Message{{Role: "user", Content: prompt}}, maxTokens)
 }
 
 // TestCluster shares one cluster; its parts run in order and leave it serving.

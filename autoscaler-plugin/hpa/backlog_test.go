@@ -274,8 +274,8 @@ func TestBacklogIsTheRules(t *testing.T) {
 				ref.backlog = b
 			}
 			want := ref.next(now, o)
-			call := hpa.BacklogCall{Backlog: b, State: throughJSON(t, s), Now: now, Observed: o}
-			again, after := call.Decide()
+			after := throughJSON(t, s)
+			again := b.Next(&after, now, o)
 			got := b.Next(&s, now, o)
 			require.Equal(t, want, got.Replicas, "%+v", got)
 			require.Equal(t, got, again)

@@ -28,15 +28,13 @@ type Why string
 
 // The rules.
 const (
-	WhyRatio      Why = "ratio"           // the metric's ratio to its target
-	WhyTolerance  Why = "tolerance"       // the ratio is within its tolerance: hold
-	WhyDirection  Why = "direction"       // missing or unready replicas turn the direction: hold
-	WhyFromZero   Why = "from_zero"       // from 0 replicas there is no tolerance
-	WhyNoMetric   Why = "no_metric"       // no replica has a metric: hold
-	WhyImpossible Why = "impossible"      // the metric is negative or too large: hold
-	WhyTarget     Why = "target"          // the target cannot be: hold
-	WhyPartly     Why = "partly_unknown"  // another metric is unknown, so nothing is removed: hold
-	WhyNothing    Why = "nothing_to_read" // there is no metric to go by: hold
+	WhyRatio      Why = "ratio"      // the metric's ratio to its target
+	WhyTolerance  Why = "tolerance"  // the ratio is within its tolerance: hold
+	WhyDirection  Why = "direction"  // missing or unready replicas turn the direction: hold
+	WhyFromZero   Why = "from_zero"  // from 0 replicas there is no tolerance
+	WhyNoMetric   Why = "no_metric"  // no replica has a metric: hold
+	WhyImpossible Why = "impossible" // the metric is negative or too large: hold
+	WhyTarget     Why = "target"     // the target cannot be: hold
 )
 
 // Recommendation is a raw recommendation, which Behavior.Next takes.
@@ -126,39 +124,6 @@ func (m Measured) Desired() Recommendation {
 	return towards(current, countOf(ceil), after, told)
 }
 
-// Total is one value for the whole target whose ratio to the target value moves the count
-// (Kubernetes' Object and External metrics with a Value).
-type Total struct {
-	// Current is the count now, Ready how many of them work.
-	Current   int       `json:"current"`
-	Ready     int       `json:"ready"`
-	Value     Milli     `json:"value_milli"`
-	Target    Milli     `json:"target_milli"`
-	Tolerance Tolerance `json:"tolerance"`
-}
-
-// Desired applies rules 1 and 2: ceil(value/target * ready), and ceil(value/target) from 0.
-func (t Total) Desired() Recommendation {
-	current, ready := count(t.Current), count(t.Ready)
-	if r, bad := badTarget(current, t.Target, t.Tolerance); bad {
-		return r
-	}
-	if !t.Value.usable() {
-		return badValue(current, t.Value)
-	}
-	value, target := wideOf(uint64(t.Value)), wideOf(uint64(t.Target))
-	told := fmt.Sprintf("%s against a target of %s with %d ready", t.Value, t.Target, ready)
-	if current == 0 {
-		_, ceil := value.quotients(uint64(t.Target))
-		return Recommendation{Replicas: countOf(ceil), Why: WhyFromZero, Reason: told + ": from 0 there is no tolerance"}
-	}
-	if t.Tolerance.holds(value, target) {
-		return Recommendation{Replicas: current, Why: WhyTolerance, Reason: told + ": within the tolerance"}
-	}
-	_, ceil := value.mul(uint64(ready)).quotients(uint64(t.Target))
-	return towards(current, countOf(ceil), value.cmp(target), told)
-}
-
 // Average is one value for the whole target, of which each replica is to have the target's
 // share (Kubernetes' External metrics with an AverageValue, as a queue's length).
 type Average struct {
@@ -188,35 +153,6 @@ func (a Average) Desired() Recommendation {
 		why = WhyFromZero
 	}
 	return Recommendation{Replicas: countOf(ceil), Why: why, Reason: told}
-}
-
-// Largest is what several metrics recommend together: the largest count. While one of
-// them is unknown, the others may raise the count and not lower it, as in Kubernetes.
-func Largest(current int, all ...Recommendation) Recommendation {
-	current = count(current)
-	var best Recommendation
-	known, unknown := 0, ""
-	for _, r := range all {
-		switch {
-		case r.Unknown:
-			if unknown == "" || r.Reason < unknown {
-				unknown = r.Reason
-			}
-			continue
-		case known == 0 || r.Replicas > best.Replicas || r.Replicas == best.Replicas && r.Reason < best.Reason:
-			best = r
-		}
-		known++
-	}
-	switch {
-	case known == 0 && unknown == "":
-		return Recommendation{Replicas: current, Why: WhyNothing, Unknown: true, Reason: "there is no metric to go by: the count is held"}
-	case known == 0:
-		return Recommendation{Replicas: current, Why: WhyNoMetric, Unknown: true, Reason: unknown}
-	case unknown != "" && best.Replicas < current:
-		return Recommendation{Replicas: current, Why: WhyPartly, Reason: fmt.Sprintf("%d recommended, but the count is held: %s", best.Replicas, unknown)}
-	}
-	return best
 }
 
 // holds is rule 1: (1-down)*full <= sum <= (1+up)*full.

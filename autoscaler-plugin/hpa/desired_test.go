@@ -91,40 +91,14 @@ func many(n int, v hpa.Milli) []hpa.Milli {
 
 // TestFloatsAreWrong: ratios for which a float's ceiling is one too many.
 func TestFloatsAreWrong(t *testing.T) {
-	seven := hpa.Total{Current: 27, Ready: 27, Value: 7000, Target: 3000}
+	seven := hpa.Measured{Current: 27, Target: 3000, Replicas: ready(many(27, 7000)...)}
 	require.Equal(t, 63, seven.Desired().Replicas)
 	value, target := 7.0, 3.0
 	require.Equal(t, 64.0, math.Ceil(value/target*27), "what Kubernetes answers")
 	// 0.9 and 1.1 have no float of their own, and are within 0.1 all the same.
 	for _, v := range []hpa.Milli{900, 1100} {
-		m := hpa.Total{Current: 3, Ready: 3, Value: v, Target: 1000, Tolerance: hpa.DefaultTolerance()}
+		m := hpa.Average{Current: 1, Value: v, Target: 1000, Tolerance: hpa.DefaultTolerance()}
 		require.Equal(t, hpa.WhyTolerance, m.Desired().Why)
-	}
-}
-
-func TestTotal(t *testing.T) {
-	tolerance := hpa.DefaultTolerance()
-	for name, tc := range map[string]struct {
-		in   hpa.Total
-		want int
-		why  hpa.Why
-	}{
-		"by the ready ones":          {hpa.Total{Current: 4, Ready: 4, Value: 1500, Target: 1000, Tolerance: tolerance}, 6, hpa.WhyRatio},
-		"from 0 without tolerance":   {hpa.Total{Value: 1050, Target: 1000, Tolerance: tolerance}, 2, hpa.WhyFromZero},
-		"from 0 with nothing":        {hpa.Total{Target: 1000, Tolerance: tolerance}, 0, hpa.WhyFromZero},
-		"few ready, above target":    {hpa.Total{Current: 9, Ready: 1, Value: 1500, Target: 1000, Tolerance: tolerance}, 9, hpa.WhyDirection},
-		"none ready, below target":   {hpa.Total{Current: 9, Ready: 0, Value: 500, Target: 1000, Tolerance: tolerance}, 0, hpa.WhyRatio},
-		"a negative value":           {hpa.Total{Current: 9, Ready: 9, Value: -500, Target: 1000, Tolerance: tolerance}, 9, hpa.WhyImpossible},
-		"a tolerance of more than 1": {hpa.Total{Current: 9, Ready: 9, Value: 0, Target: 1000, Tolerance: hpa.Tolerance{Down: 2000}}, 9, hpa.WhyTolerance},
-		"a negative tolerance":       {hpa.Total{Current: 9, Ready: 9, Value: 1, Target: 1000, Tolerance: hpa.Tolerance{Down: -1}}, 9, hpa.WhyTarget},
-		"no tolerance":               {hpa.Total{Current: 999, Ready: 999, Value: 1001, Target: 1000}, 1000, hpa.WhyRatio},
-		"the largest there is":       {hpa.Total{Current: hpa.MaxCount, Ready: hpa.MaxCount, Value: hpa.MaxMilli, Target: 1}, hpa.MaxCount, hpa.WhyRatio},
-	} {
-		t.Run(name, func(t *testing.T) {
-			got := tc.in.Desired()
-			require.Equal(t, tc.want, got.Replicas, "%+v", got)
-			require.Equal(t, tc.why, got.Why, "%+v", got)
-		})
 	}
 }
 
@@ -148,33 +122,6 @@ func TestAverage(t *testing.T) {
 			got := tc.in.Desired()
 			require.Equal(t, tc.want, got.Replicas, "%+v", got)
 			require.Equal(t, tc.why, got.Why, "%+v", got)
-		})
-	}
-}
-
-func TestLargest(t *testing.T) {
-	four := hpa.Recommendation{Replicas: 4, Why: hpa.WhyRatio, Reason: "b"}
-	also := hpa.Recommendation{Replicas: 4, Why: hpa.WhyTolerance, Reason: "a"}
-	nine := hpa.Recommendation{Replicas: 9, Why: hpa.WhyRatio, Reason: "c"}
-	dark := hpa.Recommendation{Replicas: 5, Why: hpa.WhyNoMetric, Unknown: true, Reason: "no metric"}
-	for name, tc := range map[string]struct {
-		all  []hpa.Recommendation
-		want hpa.Recommendation
-	}{
-		"none":                        {nil, hpa.Recommendation{Replicas: 5, Why: hpa.WhyNothing, Unknown: true, Reason: "there is no metric to go by: the count is held"}},
-		"one":                         {[]hpa.Recommendation{four}, four},
-		"the larger":                  {[]hpa.Recommendation{four, nine}, nine},
-		"equal ones":                  {[]hpa.Recommendation{four, also}, also},
-		"an unknown one lets it grow": {[]hpa.Recommendation{dark, nine}, nine},
-		"and not shrink":              {[]hpa.Recommendation{dark, four}, hpa.Recommendation{Replicas: 5, Why: hpa.WhyPartly, Reason: "4 recommended, but the count is held: no metric"}},
-		"all unknown":                 {[]hpa.Recommendation{dark, dark}, hpa.Recommendation{Replicas: 5, Why: hpa.WhyNoMetric, Unknown: true, Reason: "no metric"}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			require.Equal(t, tc.want, hpa.Largest(5, tc.all...))
-			for i, j := 0, len(tc.all)-1; i < j; i, j = i+1, j-1 {
-				tc.all[i], tc.all[j] = tc.all[j], tc.all[i]
-			}
-			require.Equal(t, tc.want, hpa.Largest(5, tc.all...))
 		})
 	}
 }
@@ -255,27 +202,16 @@ func TestMeasuredIsTheRules(t *testing.T) {
 	})
 }
 
-// TestTotalAndAverageAreTheRules compares the exact ceilings with rationals up to the ends
-// of the numbers.
-func TestTotalAndAverageAreTheRules(t *testing.T) {
+// TestAverageIsTheRules compares the exact ceilings with rationals up to the ends of the
+// numbers.
+func TestAverageIsTheRules(t *testing.T) {
 	counts := rapid.OneOf(rapid.IntRange(0, 60), rapid.IntRange(0, hpa.MaxCount))
 	rapid.Check(t, func(t *rapid.T) {
 		value, target := milli.Draw(t, "value"), max(milli.Draw(t, "target"), 1)
-		current, ready := counts.Draw(t, "current"), counts.Draw(t, "ready")
+		current := counts.Draw(t, "current")
 		tolerance := hpa.Tolerance{Up: hpa.Milli(rapid.IntRange(0, 300).Draw(t, "up")), Down: hpa.Milli(rapid.IntRange(0, 300).Draw(t, "down"))}
 		r := big.NewRat(value, target)
-		want := ratCeil(new(big.Rat).Mul(r, big.NewRat(int64(ready), 1)))
-		direction := r.Cmp(big.NewRat(1, 1))
-		switch {
-		case current == 0:
-			want = ratCeil(r)
-		case within(r, tolerance), direction > 0 && want < current, direction < 0 && want > current:
-			want = current
-		}
-		total := hpa.Total{Current: current, Ready: ready, Value: hpa.Milli(value), Target: hpa.Milli(target), Tolerance: tolerance}
-		require.Equal(t, want, total.Desired().Replicas)
-
-		want = ratCeil(r)
+		want := ratCeil(r)
 		if current > 0 && within(new(big.Rat).Mul(r, big.NewRat(1, int64(current))), tolerance) {
 			want = current
 		}

@@ -234,8 +234,8 @@ func TestNextIsTheRules(t *testing.T) {
 			desired := rapid.IntRange(0, 50).Draw(t, "desired")
 			want := ref.next(now, current, desired, low, high)
 
-			call := hpa.Call{Behavior: b, State: throughJSON(t, s), Now: now, Current: current, Desired: desired, Min: low, Max: high}
-			again, after := call.Decide()
+			after := throughJSON(t, s)
+			again := b.Next(&after, now, current, desired, low, high)
 			got := b.Next(&s, now, current, desired, low, high)
 			require.Equal(t, want, got.Replicas, "%+v", got)
 			require.Equal(t, got, again, "a recorded call is replayed")

@@ -68,19 +68,6 @@ func (s *Scenario) Decisions() []Decision {
 	return all
 }
 
-// Replay reads scenarios and answers each, in order.
-func Replay(r io.Reader) ([]Replayed, error) {
-	scenarios, err := Decode(r)
-	if err != nil {
-		return nil, err
-	}
-	all := make([]Replayed, len(scenarios))
-	for i := range scenarios {
-		all[i] = scenarios[i].Run()
-	}
-	return all, nil
-}
-
 // scenario is a Scenario as JSON has it, with what tells what is missing.
 type scenario struct {
 	Behavior        Behavior `json:"behavior"`

@@ -3,6 +3,7 @@ package hpa_test
 import (
 	"bytes"
 	"encoding/json"
+	"io"
 	"strings"
 	"testing"
 	"testing/iotest"
@@ -19,6 +20,16 @@ const example = `{"behavior":{"scale_up":{"stabilization_window_seconds":0,"sele
              "scale_down":{"stabilization_window_seconds":300,"select_policy":"Max","policies":[{"type":"Percent","value":100,"period_seconds":15}]}},
  "min_replicas":1,"max_replicas":20,"initial_replicas":3,
  "steps":[{"t":0,"desired":7},{"t":15,"desired":7}]}`
+
+// replay answers each of the scenarios.
+func replay(r io.Reader) ([]hpa.Replayed, error) {
+	scenarios, err := hpa.Decode(r)
+	var all []hpa.Replayed
+	for i := range scenarios {
+		all = append(all, scenarios[i].Run())
+	}
+	return all, err
+}
 
 func TestReplay(t *testing.T) {
 	for name, tc := range map[string]struct {
@@ -41,7 +52,7 @@ func TestReplay(t *testing.T) {
 		"an initial 0 to be left": {`{"behavior":{"from_zero":true},"min_replicas":0,"max_replicas":90,"initial_replicas":0,"steps":[{"t":0,"desired":9}]}`, `[{"replicas":[4]}]`},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, err := hpa.Replay(strings.NewReader(tc.in))
+			got, err := replay(strings.NewReader(tc.in))
 			require.NoError(t, err)
 			raw, err := json.Marshal(got)
 			require.NoError(t, err)
@@ -90,16 +101,16 @@ func TestReplayMistakes(t *testing.T) {
 		"and at the other end":         {change(`"t":15`, `"t":1e999999999`), []string{"steps[1].t is 1e999999999"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := hpa.Replay(strings.NewReader(tc.in))
+			_, err := replay(strings.NewReader(tc.in))
 			require.Error(t, err)
 			for _, want := range tc.want {
 				require.ErrorContains(t, err, want)
 			}
 		})
 	}
-	_, err := hpa.Replay(iotest.ErrReader(bytes.ErrTooLarge))
+	_, err := replay(iotest.ErrReader(bytes.ErrTooLarge))
 	require.ErrorIs(t, err, bytes.ErrTooLarge)
-	_, err = hpa.Replay(endless{})
+	_, err = replay(endless{})
 	require.ErrorContains(t, err, "larger than 64 MiB")
 }
 
@@ -158,7 +169,7 @@ func TestReplayIsTheRules(t *testing.T) {
 		}
 		raw, err := json.Marshal(map[string]any{"behavior": b, "min_replicas": low, "max_replicas": high, "initial_replicas": initial, "steps": steps})
 		require.NoError(t, err)
-		got, err := hpa.Replay(bytes.NewReader(raw))
+		got, err := replay(bytes.NewReader(raw))
 		require.NoError(t, err, "%s", raw)
 		require.Equal(t, []hpa.Replayed{{Replicas: want}}, got, "%s", raw)
 	})
@@ -191,7 +202,7 @@ func FuzzReplay(f *testing.F) {
 			}
 			require.Equal(t, decisions, s.Decisions())
 		}
-		again, err := hpa.Replay(bytes.NewReader(in))
+		again, err := replay(bytes.NewReader(in))
 		require.NoError(t, err)
 		require.Len(t, again, len(scenarios))
 		for i := range scenarios {

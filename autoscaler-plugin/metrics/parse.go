@@ -124,15 +124,6 @@ func NewParser(opts Options) (*Parser, error) {
 	return p, nil
 }
 
-// Parse reads one page with a new Parser.
-func Parse(page []byte, opts Options) (Sample, error) {
-	p, err := NewParser(opts)
-	if err != nil {
-		return Sample{}, err
-	}
-	return p.Parse(page)
-}
-
 // Parse reads a page in Prometheus' text format, with Prometheus' own parser.
 //
 // Only the lines that it needs go through the parser; a page of vLLM is nine

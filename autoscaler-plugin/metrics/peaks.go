@@ -248,19 +248,6 @@ func merge(a, b point) point {
 		KV: higher(a.KV, b.KV), Total: b.Total}
 }
 
-// Retain forgets all replicas but those that live.
-func (p *Peaks) Retain(live []string) {
-	keep := make(map[string]bool, len(live))
-	for _, r := range live {
-		keep[r] = true
-	}
-	for r := range p.replicas {
-		if !keep[r] {
-			delete(p.replicas, r)
-		}
-	}
-}
-
 // Forget drops replicas that were not observed for ForgetAfter.
 func (p *Peaks) Forget(now time.Time) { p.forget(p.tick(now)) }
 
@@ -283,17 +270,6 @@ func (p *Peaks) Read(replica string, now time.Time) View {
 		return View{Replica: replica, Class: ClassUnknown, Why: "never observed"}
 	}
 	return p.view(replica, tr, at)
-}
-
-// ReadAll tells about all that are remembered, sorted by name.
-func (p *Peaks) ReadAll(now time.Time) []View {
-	at := p.tick(now)
-	out := make([]View, 0, len(p.replicas))
-	for r, tr := range p.replicas {
-		out = append(out, p.view(r, tr, at))
-	}
-	slices.SortFunc(out, func(a, b View) int { return cmp.Compare(a.Replica, b.Replica) })
-	return out
 }
 
 func (p *Peaks) view(replica string, tr *track, now int64) View {

@@ -1,7 +1,6 @@
 package metrics_test
 
 import (
-	"encoding/json"
 	"fmt"
 	"math"
 	"testing"
@@ -228,13 +227,12 @@ func TestForgetting(t *testing.T) {
 	require.ErrorContains(t, p.Observe("d", at(600), load(0, 0)), `"d"`, "b is just not old enough")
 	observe(t, p, "d", 603, load(0, 0))
 	require.Equal(t, 2, p.Len())
-	p.Retain([]string{"d", "x"})
-	require.Equal(t, 1, p.Len())
+	p.Forget(at(1202))
+	require.Equal(t, 1, p.Len(), "a, of 601, is old enough")
 	p.Forget(at(1203))
 	require.Equal(t, 1, p.Len())
 	p.Forget(at(1203.1))
 	require.Zero(t, p.Len())
-	require.Empty(t, p.ReadAll(at(1204)))
 }
 
 func TestPeaksConfigNamesEveryBadField(t *testing.T) {
@@ -290,76 +288,6 @@ func TestPeaksAgainstDefinition(t *testing.T) {
 			require.GreaterOrEqual(t, small.Read("r", at(now)).Waiting.Number, want)
 		}
 	})
-}
-
-// What is written and read again behaves bit for bit as before.
-func TestStateSurvives(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		a := newPeaks(t, metrics.PeaksConfig{MaxPoints: 4})
-		b := newPeaks(t, metrics.PeaksConfig{MaxPoints: 4})
-		now := 0.0
-		for range rapid.IntRange(1, 12).Draw(t, "steps") {
-			now += rapid.SampledFrom([]float64{0, 1, 10, 40, -3, -1000, 1e9}).Draw(t, "step")
-			r := rapid.SampledFrom([]string{"a", "b"}).Draw(t, "replica")
-			s := counted(rapid.Float64Range(0, 1e6).Draw(t, "finished"), rapid.Float64Range(0, 1e6).Draw(t, "tokens"))
-			s.KVUsage = rapid.SampledFrom([]metrics.Value{absent, of(0.3), bad(metrics.Negative)}).Draw(t, "kv")
-			require.NoError(t, a.Observe(r, at(now), s))
-			require.NoError(t, b.Observe(r, at(now), s))
-			state, err := json.Marshal(b)
-			require.NoError(t, err)
-			b = newPeaks(t, metrics.PeaksConfig{MaxPoints: 4})
-			require.NoError(t, json.Unmarshal(state, b), string(state))
-			views, err := json.Marshal(b.ReadAll(at(now)))
-			require.NoError(t, err)
-			require.Equal(t, a.ReadAll(at(now)), b.ReadAll(at(now)))
-			var again []metrics.View
-			require.NoError(t, json.Unmarshal(views, &again))
-			require.Equal(t, b.ReadAll(at(now)), again)
-		}
-	})
-}
-
-func TestStateOfTheOutside(t *testing.T) {
-	p := newPeaks(t, metrics.PeaksConfig{MaxReplicas: 2})
-	observe(t, p, "r", 0, counted(1, 2))
-	observe(t, p, "r", 1, counted(2, 3))
-	good, err := json.Marshal(p)
-	require.NoError(t, err)
-	for name, change := range map[string]func(r map[string]any, all map[string]any){
-		"no points":  func(r, _ map[string]any) { r["points"] = []any{} },
-		"null":       func(_, all map[string]any) { all["replicas"].(map[string]any)["r"] = nil },
-		"too many":   func(r, all map[string]any) { all["replicas"] = map[string]any{"a": r, "b": r, "c": r} },
-		"from later": func(_, all map[string]any) { all["now"] = 5 },
-		"far away":   func(_, all map[string]any) { all["now"] = int64(math.MaxInt64) },
-		"usage of 7": func(r, _ map[string]any) {
-			r["last"].(map[string]any)["kv_usage"] = map[string]any{"state": "present", "number": 7}
-		},
-		"state unheard": func(r, _ map[string]any) { r["last"].(map[string]any)["kv_usage"] = map[string]any{"state": "maybe"} },
-		"reason unheard": func(r, _ map[string]any) {
-			r["last"].(map[string]any)["kv_usage"] = map[string]any{"state": "bad", "reason": "?"}
-		},
-		"negative total": func(r, _ map[string]any) { r["total"].([]any)[0] = -1 },
-		"negative value": func(r, _ map[string]any) { r["value"].([]any)[0] = -1 },
-		"unordered":      func(r, _ map[string]any) { q := r["points"].([]any); q[0], q[1] = q[1], q[0] },
-		"resets":         func(r, _ map[string]any) { r["resets"] = -1 },
-		"since later":    func(r, _ map[string]any) { r["since"].([]any)[0] = int64(1) << 61 },
-		"unknown field":  func(r, _ map[string]any) { r["extra"] = 1 },
-	} {
-		t.Run(name, func(t *testing.T) {
-			var all map[string]any
-			require.NoError(t, json.Unmarshal(good, &all))
-			change(all["replicas"].(map[string]any)["r"].(map[string]any), all)
-			text, err := json.Marshal(all)
-			require.NoError(t, err)
-			q := newPeaks(t, metrics.PeaksConfig{MaxReplicas: 2})
-			observe(t, q, "kept", 0, load(1, 0))
-			require.Error(t, json.Unmarshal(text, q))
-			require.Equal(t, metrics.ClassOK, q.Read("kept", at(0)).Class)
-			require.Equal(t, 1, q.Len())
-		})
-	}
-	require.Error(t, json.Unmarshal(good, &metrics.Peaks{}))
-	require.NoError(t, json.Unmarshal(good, p))
 }
 
 func BenchmarkPeaks(b *testing.B) {

@@ -60,10 +60,6 @@ func (c *Counters) at(i int) *Value {
 		&c.EndToEnd.Sum, &c.EndToEnd.Count, &c.InterToken.Sum, &c.InterToken.Count}[i]
 }
 
-// Known tells whether the load can be judged by this sample: nothing of the
-// core is bad, the queue is there, and the engine is awake.
-func (s *Sample) Known() bool { return s.unknown() == "" }
-
 // unknown is why the load cannot be judged, or empty.
 func (s *Sample) unknown() string {
 	for _, v := range [...]struct {

@@ -72,16 +72,6 @@ func BadValue(r Reason) Value { return Value{State: Bad, Reason: r} }
 // Get returns the number and whether there is one.
 func (v Value) Get() (float64, bool) { return v.Number, v.State == Present }
 
-// Pointer returns the number's address, or nil when there is none, for APIs
-// that write an absent number this way.
-func (v Value) Pointer() *float64 {
-	if v.State != Present {
-		return nil
-	}
-	n := v.Number
-	return &n
-}
-
 // The largest values that are believed.
 const (
 	maxGauge   = 1e9

@@ -1,8 +1,6 @@
 package observe
 
 import (
-	"fmt"
-
 	"remuda/autoscaler-plugin/capacity"
 	"remuda/autoscaler-plugin/measure"
 )
@@ -138,24 +136,4 @@ func (s Snapshot) Occupancy() measure.Value {
 		return measure.Value{}
 	}
 	return measure.Of(running / slots)
-}
-
-// Unread says how many of the replicas that serve cannot be judged, and is empty where all
-// can.
-func (s Snapshot) Unread() string {
-	bad, serving := 0, 0
-	for i := range s.Engines {
-		e := &s.Engines[i]
-		if e.Draining {
-			continue
-		}
-		serving++
-		if !e.usable() {
-			bad++
-		}
-	}
-	if bad == 0 {
-		return ""
-	}
-	return fmt.Sprintf("the load of %d of %d replicas that serve is not known", bad, serving)
 }

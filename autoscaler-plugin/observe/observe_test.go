@@ -29,14 +29,13 @@ func TestAControlledModel(t *testing.T) {
 	require.Empty(t, s.Findings)
 	require.Empty(t, s.Away)
 	require.Empty(t, s.Hold())
-	require.Empty(t, s.Unread())
 	require.Equal(t, 2, s.Census.OK)
 	require.Len(t, s.Engines, 2)
 	require.Equal(t, observe.Engine{Replica: "llama:a100:1", Variant: "a100", Slots: 16, Class: metrics.ClassOK, Dialect: "vllm",
 		KV: measure.Of(0.5), Waiting: measure.Of(1), Running: measure.Of(10), KVNow: measure.Of(0.5), WaitingNow: measure.Of(1), RunningNow: measure.Of(10),
 		KVTokens: measure.Of(65536), AgeSeconds: 2,
 		Rates: observe.Rates{Finished: measure.Of(2), GenerationTokens: measure.Of(400), EndToEnd: measure.Of(5), Queue: measure.Of(1)}}, s.Engines[0])
-	require.Equal(t, 3*time.Second, s.Queue.OldestAge(s.At))
+	require.Equal(t, 3*time.Second, s.At.Sub(s.Queue.Oldest))
 }
 
 func TestTheOrderOfTheAnswersDoesNotMatter(t *testing.T) {
@@ -74,7 +73,6 @@ func TestReplicasThatShouldServeAndAreNotReported(t *testing.T) {
 	s := w.see(t, llama)
 	require.Len(t, s.Engines, 2)
 	require.Equal(t, metrics.ClassUnknown, s.Engines[1].Class)
-	require.Equal(t, "the load of 1 of 2 replicas that serve is not known", s.Unread())
 	require.False(t, s.Census.Inert)
 
 	w.report.Engines = nil
@@ -116,7 +114,6 @@ func TestDraining(t *testing.T) {
 	require.Equal(t, measure.Of(4), four.Running)
 	require.Equal(t, metrics.ClassUnknown, five.Class)
 	require.Equal(t, 2, s.Census.OK, "those that drain are no part of the census")
-	require.Empty(t, s.Unread())
 }
 
 func TestSlotsStandInForEnginesWithoutMetrics(t *testing.T) {

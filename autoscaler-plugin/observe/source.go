@@ -160,11 +160,3 @@ const (
 	// engines have.
 	FromEngines QueueSource = "engines"
 )
-
-// OldestAge is for how long the oldest request has waited at a time; 0 where none waits.
-func (q Queue) OldestAge(at time.Time) time.Duration {
-	if q.Oldest.IsZero() {
-		return 0
-	}
-	return max(0, at.Sub(q.Oldest))
-}

@@ -29,12 +29,6 @@ const (
 	KeyScrape          = "scrape_interval"  // between two looks at an engine
 )
 
-// Keys are all keys that Read reads.
-func Keys() []string {
-	return []string{settings.KeyController, settings.KeyToken, settings.KeyCACert, settings.KeyClientCert, settings.KeyClientKey,
-		KeyConsul, KeyConsulToken, KeyPrometheus, KeyPrometheusToken, KeyScrape}
-}
-
 // Config says where to look.
 type Config struct {
 	// Controller is nil where there is none: it is neither named nor in the environment.

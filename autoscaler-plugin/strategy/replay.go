@@ -106,9 +106,6 @@ func (p *Replayer) Replay(r *Record) error {
 	return r.compare(&again)
 }
 
-// Replay is Replayer.Replay of a single record.
-func (r *Record) Replay() error { return new(Replayer).Replay(r) }
-
 func (r *Record) compare(again *Answer) error {
 	was, err := json.Marshal(r.Answer)
 	if err != nil {

@@ -1,11 +1,8 @@
 package utilization
 
 import (
-	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"math"
 )
 
@@ -105,21 +102,6 @@ func DefaultConfig() Config {
 		// the grace was served in the new tier.
 		TierGraceSeconds: 900,
 	}
-}
-
-// ParseConfig reads one JSON object over DefaultConfig and validates the result.
-// Unknown fields are refused.
-func ParseConfig(b []byte) (Config, error) {
-	c := DefaultConfig()
-	d := json.NewDecoder(bytes.NewReader(b))
-	d.DisallowUnknownFields()
-	if err := d.Decode(&c); err != nil {
-		return Config{}, fmt.Errorf("utilization config: %w", err)
-	}
-	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return Config{}, errors.New("utilization config: there is more after the object; give exactly one")
-	}
-	return c, c.Validate()
 }
 
 // Validate names every wrong field at once.

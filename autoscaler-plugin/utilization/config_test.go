@@ -1,7 +1,6 @@
 package utilization_test
 
 import (
-	"encoding/json"
 	"math"
 	"testing"
 
@@ -66,50 +65,4 @@ func TestValidateBounds(t *testing.T) {
 			}
 		})
 	}
-}
-
-func TestParseConfig(t *testing.T) {
-	c, err := utilization.ParseConfig([]byte(`{"min_count":0,"max_concurrent_requests":8,
-		"scaling_config":{"utilization_based":{"active":true,"max_utilization":0.7}}}`))
-	require.NoError(t, err)
-	require.Equal(t, 0, c.MinCount)
-	require.Equal(t, 100, c.MaxCount, "what is not given keeps its default")
-	require.Equal(t, 0.7, c.Scaling.EZ.MaxUtilization)
-	require.Equal(t, 0.3, c.Scaling.EZ.MinUtilization)
-
-	for text, want := range map[string]string{
-		`{"min_cuont":0}`:                 `unknown field "min_cuont"`,
-		`{"min_count":9,"max_count":1}`:   "min_count is 9",
-		`{"min_count":1} {"min_count":2}`: "more after the object",
-		``:                                "EOF",
-	} {
-		_, err := utilization.ParseConfig([]byte(text))
-		require.ErrorContains(t, err, want, text)
-	}
-}
-
-func FuzzParseConfig(f *testing.F) {
-	f.Add([]byte(`{"min_count":0,"max_concurrent_requests":8,"scaling_config":{"utilization_based":{"active":true}}}`), []byte(`{"requested":3,"healthy":2}`))
-	f.Add([]byte(`{"model_utilization_autoscaler":true,"max_concurrent_requests":1}`), []byte(`{"requested":9,"inference_seconds_per_minute":1e308}`))
-	f.Add([]byte(`{}`), []byte(`{"requested":1,"requests_per_minute":"NaN"}`))
-	f.Fuzz(func(t *testing.T, config, input []byte) {
-		c, err := utilization.ParseConfig(config)
-		if err != nil {
-			return
-		}
-		b, err := json.Marshal(c)
-		require.NoError(t, err)
-		again, err := utilization.ParseConfig(b)
-		require.NoError(t, err)
-		require.Equal(t, c, again)
-
-		var in utilization.Input
-		if json.Unmarshal(input, &in) != nil {
-			return
-		}
-		d := utilization.Decide(c, in)
-		require.GreaterOrEqual(t, d.Target, 0)
-		require.NotEmpty(t, d.Code)
-		require.NotEmpty(t, d.Reason)
-	})
 }

@@ -54,9 +54,6 @@ func NewWeek(bucket time.Duration) (*Week, error) {
 	return &Week{bucket: bucket, slots: make([]slot, week/bucket+1)}, nil
 }
 
-// Bucket is the length of one bucket.
-func (w *Week) Bucket() time.Duration { return w.bucket }
-
 // Record adds a sample at a time. A sample that is absent or absurd is refused with
 // its flaw and changes nothing.
 func (w *Week) Record(at time.Time, v measure.Value) measure.Flaw {
@@ -98,21 +95,6 @@ func (w *Week) LastWeekPeak(at time.Time, ahead time.Duration) measure.Value {
 	}
 	return peak
 }
-
-// Known is how many of the buckets of the week before at hold something: 0 to
-// Buckets. A forecast for a whole week can be trusted as far as this is complete.
-func (w *Week) Known(at time.Time) int {
-	known, now := 0, w.number(at)
-	for _, s := range w.slots {
-		if s.n > 0 && s.number < now && s.number >= now-int64(w.Buckets()) {
-			known++
-		}
-	}
-	return known
-}
-
-// Buckets is the number of buckets in a week.
-func (w *Week) Buckets() int { return len(w.slots) - 1 }
 
 func (w *Week) number(at time.Time) int64 {
 	seconds, length := at.Unix(), int64(w.bucket/time.Second)

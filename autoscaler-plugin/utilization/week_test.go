@@ -25,7 +25,7 @@ func newWeek(t require.TestingT, bucket time.Duration) *u.Week {
 
 func TestNewWeekRefusesOddBuckets(t *testing.T) {
 	for _, ok := range []time.Duration{time.Minute, u.DefaultBucket, 24 * time.Hour} {
-		require.Equal(t, int(aWeek/ok), newWeek(t, ok).Buckets())
+		newWeek(t, ok)
 	}
 	for _, bad := range []time.Duration{0, -time.Hour, time.Second, 11 * time.Minute, 25 * time.Hour, time.Minute + time.Millisecond} {
 		_, err := u.NewWeek(bad)
@@ -88,8 +88,6 @@ func TestWeekRefusesAbsurdSamples(t *testing.T) {
 	require.True(t, w.LastWeek(monday.Add(aWeek)).IsZero())
 	require.Equal(t, measure.None, w.Record(monday, measure.Of(0)))
 	require.Equal(t, measure.Of(0), w.LastWeek(monday.Add(aWeek)))
-	require.Equal(t, 1, w.Known(monday.Add(time.Hour)))
-	require.Equal(t, 0, w.Known(monday.Add(2*aWeek)))
 }
 
 // A clock that jumps costs the buckets that were written at the wrong time and no more.

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/device-plugin/gms/keeper"
+	gmssocket "remuda/device-plugin/gms/socket"
 )
 
 func TestGMSKeeperUsage(t *testing.T) {
@@ -54,7 +55,7 @@ func TestGMSKeeper(t *testing.T) {
 	require.Equal(t, "blob", string(blob))
 	second := remuda(t, "gms", "keeper", "-socket", sock)
 	require.Equal(t, exitFailed, second.code)
-	require.Contains(t, second.errout, keeper.ErrSocketInUse.Error())
+	require.Contains(t, second.errout, gmssocket.ErrInUse.Error())
 	stop()
 	require.Equal(t, exitOK, <-code)
 }

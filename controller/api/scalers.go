@@ -8,10 +8,6 @@ import (
 	"strconv"
 )
 
-// MaxScalerState is how long the memory of one scaler may be, in bytes of its JSON without the
-// spaces that mean nothing.
-const MaxScalerState = 64 << 10
-
 // Scaler is the memory of a program that scales models, as the windows of an HPA: the
 // controller keeps it, and does not look into it.
 type Scaler struct {
@@ -33,7 +29,7 @@ type ScalerSummary struct {
 
 // ScalerRequest wants a scaler's memory to be another.
 type ScalerRequest struct {
-	// State is any JSON but null, of MaxScalerState bytes at most.
+	// State is any JSON but null, of at most 64 KiB without the spaces that mean nothing.
 	State json.RawMessage
 	// CAS is the scaler's ModifyIndex as the caller knows it, 0: it does not exist. Of several
 	// who compare with the same one, only one is taken, also where the State is as before. Nil:

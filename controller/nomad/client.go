@@ -127,9 +127,6 @@ func New(cfg Config) (*Client, error) {
 // Close closes idle connections.
 func (c *Client) Close() { c.api.Close() }
 
-// Namespace is where the replicas' jobs are.
-func (c *Client) Namespace() string { return c.namespace }
-
 // call runs one request under the rate limit and the timeout.
 func (c *Client) call(ctx context.Context, what string, request func(ctx context.Context) error) error {
 	return c.callUnder(ctx, c.limit, what, request)

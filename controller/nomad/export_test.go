@@ -1,8 +1,58 @@
 package nomad
 
-import "context"
+import (
+	"context"
+
+	"github.com/hashicorp/nomad/api"
+
+	"remuda/controller/state"
+)
 
 // NewLimiterForTest returns a limiter's wait.
 func NewLimiterForTest(rate float64, burst int) func(context.Context) error {
 	return newLimiter(rate, burst).wait
+}
+
+// Namespace is where the replicas' jobs are.
+func (c *Client) Namespace() string { return c.namespace }
+
+// Inventory lists the nodes of the node pool that offer seats now, and those of known that Nomad
+// still has, though they may offer none any more. Nodes are sorted by ID, GPUs by
+// UUID and seats by number.
+func (c *Client) Inventory(ctx context.Context, known ...string) ([]state.Node, error) {
+	var nodes []state.Node
+	err := c.call(ctx, "list nodes", func(ctx context.Context) error {
+		r := newReader(c, known)
+		var err error
+		nodes, _, err = r.list(c.read(ctx))
+		return err
+	})
+	return nodes, err
+}
+
+// Observe lists the replicas' jobs with their allocations, sorted by ID.
+func (c *Client) Observe(ctx context.Context) ([]Job, error) {
+	var (
+		jobs   []*api.JobListStub
+		allocs []*api.AllocationListStub
+	)
+	// Jobs come first: a job that was stopped by then gets no allocation any more, so
+	// that one that seems to have ended has.
+	err := c.call(ctx, "list jobs", func(ctx context.Context) error {
+		var err error
+		jobs, _, err = c.listJobs(c.read(ctx))
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	err = c.call(ctx, "list allocations", func(ctx context.Context) error {
+		var err error
+		allocs, _, err = c.listAllocations(c.read(ctx))
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return join(jobs, allocs), nil
 }

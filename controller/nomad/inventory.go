@@ -30,20 +30,6 @@ const (
 // fetchers is how many nodes are read at once.
 const fetchers = 8
 
-// Inventory lists the nodes of the node pool that offer seats now, and those of known that Nomad
-// still has, though they may offer none any more. Nodes are sorted by ID, GPUs by
-// UUID and seats by number.
-func (c *Client) Inventory(ctx context.Context, known ...string) ([]state.Node, error) {
-	var nodes []state.Node
-	err := c.call(ctx, "list nodes", func(ctx context.Context) error {
-		r := newReader(c, known)
-		var err error
-		nodes, _, err = r.list(c.read(ctx))
-		return err
-	})
-	return nodes, err
-}
-
 // WatchNodes calls update with the inventory, once at first and after each change,
 // and lost when Nomad gets out of reach. Between update and the next lost what was
 // said is up to date; after an outage update is called even with the same nodes.

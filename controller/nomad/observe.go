@@ -132,33 +132,6 @@ func (j Job) Drift(r state.Replica) []string {
 	return out
 }
 
-// Observe lists the replicas' jobs with their allocations, sorted by ID.
-func (c *Client) Observe(ctx context.Context) ([]Job, error) {
-	var (
-		jobs   []*api.JobListStub
-		allocs []*api.AllocationListStub
-	)
-	// Jobs come first: a job that was stopped by then gets no allocation any more, so
-	// that one that seems to have ended has.
-	err := c.call(ctx, "list jobs", func(ctx context.Context) error {
-		var err error
-		jobs, _, err = c.listJobs(c.read(ctx))
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	err = c.call(ctx, "list allocations", func(ctx context.Context) error {
-		var err error
-		allocs, _, err = c.listAllocations(c.read(ctx))
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	return join(jobs, allocs), nil
-}
-
 func (c *Client) listJobs(q *api.QueryOptions) ([]*api.JobListStub, *api.QueryMeta, error) {
 	return c.api.Jobs().ListOptions(&api.JobListOptions{Fields: &api.JobListFields{Meta: true}}, q)
 }
@@ -168,9 +141,9 @@ func (c *Client) listAllocations(q *api.QueryOptions) ([]*api.AllocationListStub
 	return c.api.Allocations().List(q)
 }
 
-// WatchJobs calls update with what Observe lists, once at first and after each
-// change, and lost when Nomad gets out of reach; both mean what they mean to
-// WatchNodes, and are never called at the same time. It returns when ctx ends, with
+// WatchJobs calls update with the replicas' jobs and their allocations, sorted by ID,
+// once at first and after each change, and lost when Nomad gets out of reach; both mean
+// what they mean to WatchNodes, and are never called at the same time. It returns when ctx ends, with
 // ctx's error.
 func (c *Client) WatchJobs(ctx context.Context, update func([]Job), lost func(error)) error {
 	w := &jobWatch{have: map[string]bool{}, fresh: true, update: update, lost: lost}

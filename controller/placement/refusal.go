@@ -71,9 +71,6 @@ func (r *Refusal) Error() string {
 	return r.What + " fits nowhere: " + strings.Join(parts, "; ")
 }
 
-// Level is CANT_ACCOMMODATE.
-func (r *Refusal) Level() Level { return CantAccommodate }
-
 // String says what is asked for.
 func (r *Request) String() string {
 	s := fmt.Sprintf("a replica of %s:%s (%s", r.Model, r.Variant.Name, plural(r.Variant.GPUs, "GPU"))

@@ -142,15 +142,6 @@ func (n *Node) tryLeave(ctx context.Context) error {
 	return n.askLeader(ctx, addresses, question{Op: opLeave, Peer: Peer{ID: n.ID()}})
 }
 
-// SaveSnapshot writes the state to w, as a Verified or a Stale read sees it.
-func (n *Node) SaveSnapshot(ctx context.Context, w io.Writer, c Consistency) (state.SnapshotInfo, error) {
-	v, err := n.Read(ctx, c)
-	if err != nil {
-		return state.SnapshotInfo{}, err
-	}
-	return v.WriteSnapshot(w)
-}
-
 // RestoreSnapshot replaces the state of the whole cluster with a saved one. Only the
 // leader can. A snapshot that is damaged or of a newer version is refused before
 // anything is changed; commands that are under way get ErrUnknownOutcome. It may be of

@@ -2,7 +2,6 @@ package reconcile
 
 import (
 	"fmt"
-	"time"
 
 	"remuda/controller/nomad"
 	"remuda/controller/planner"
@@ -18,8 +17,6 @@ type Preview struct {
 	Plan *state.Plan
 	// Actions are what would be done in Nomad and at shims after that.
 	Actions []planner.Action
-	// Next is when it would be looked again although nothing happens, zero for never.
-	Next time.Time
 }
 
 // Preview makes a private copy of the store, calls change with it, and plans on the copy
@@ -46,7 +43,7 @@ func (r *Reconciler) Preview(change func(*state.Store) error) (Preview, error) {
 		return view, l.observe(view, seen, seen.jobs(view), busy, now)
 	}
 	view, o := look()
-	out.Plan, out.Next = l.cfg.Plan(view, o, l.cfg.Planner)
+	out.Plan, _ = l.cfg.Plan(view, o, l.cfg.Planner)
 	if p := out.Plan; p != nil {
 		p.ID, p.Index, p.Time = "preview", view.Index(), now
 		data, err := state.Encode(p)

@@ -591,7 +591,6 @@ func TestPreview(t *testing.T) {
 		require.Equal(t, "HOT stopping", p.Store.View().Replica(nil, m1).Stage().String())
 		require.Len(t, p.Actions, 1)
 		require.Equal(t, planner.Stop, p.Actions[0].Kind)
-		require.False(t, p.Next.IsZero())
 		w.rest()
 		require.Equal(t, writes, w.raft.writes(), "nothing is done")
 		require.Equal(t, "HOT running", w.stage(m1))

@@ -139,8 +139,6 @@ type Preview struct {
 	Plan *state.Plan
 	// Actions are what it would do in Nomad and at shims after that.
 	Actions []planner.Action
-	// Next is when the planner would look again although nothing happens, zero for never.
-	Next time.Time
 }
 
 // DefaultConfig has the reasons beside the numbers.

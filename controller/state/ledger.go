@@ -84,17 +84,6 @@ func (u *NodeUsage) add(r *Replica) {
 	u.HostMemory += h.HostMemory
 }
 
-// FreeSeats returns the seats of g that nobody holds, in the order of the node's.
-func (u *NodeUsage) FreeSeats(g *GPU) []string {
-	var free []string
-	for _, s := range g.Seats {
-		if _, held := u.Seats[s]; !held {
-			free = append(free, s)
-		}
-	}
-	return free
-}
-
 // FreeMemory returns how many bytes of g nobody holds; below 0 where the node was
 // said to have less after they were taken.
 func (u *NodeUsage) FreeMemory(g *GPU) int64 { return g.Memory - u.Memory[g.UUID] }

@@ -36,8 +36,3 @@ func (m Mark) apply(t *txn) *Error {
 
 // Marks returns all marks, in the order of their keys.
 func (v *View) Marks(ws memdb.WatchSet) []*Mark { return query[Mark](v, ws, TableMarks, byID) }
-
-// Mark returns the mark of that key, nil where there is none.
-func (v *View) Mark(ws memdb.WatchSet, key string) *Mark {
-	return queryOne[Mark](v, ws, TableMarks, byID, key)
-}

@@ -91,11 +91,6 @@ func (v *View) StayingOf(ws memdb.WatchSet, model string) []*Replica {
 	return slices.DeleteFunc(v.ReplicasOf(ws, model), func(r *Replica) bool { return !r.Counts() })
 }
 
-// RestingOf returns the replicas of a model that are WARM or on their way there.
-func (v *View) RestingOf(ws memdb.WatchSet, model string) []*Replica {
-	return slices.DeleteFunc(v.ReplicasOf(ws, model), func(r *Replica) bool { return !r.Resting() })
-}
-
 // ReplicasOn returns the replicas on a node.
 func (v *View) ReplicasOn(ws memdb.WatchSet, node string) []*Replica {
 	return query[Replica](v, ws, TableReplicas, byNode, node)
@@ -169,20 +164,6 @@ func (v *View) Usage(ws memdb.WatchSet, node string) *NodeUsage {
 		u.add(r)
 	}
 	return u
-}
-
-// Ledger returns what the replicas hold of every node that has any, by its ID.
-func (v *View) Ledger(ws memdb.WatchSet) map[string]*NodeUsage {
-	ledger := map[string]*NodeUsage{}
-	for _, r := range v.Replicas(ws) {
-		u := ledger[r.Placement.Node]
-		if u == nil {
-			u = newUsage(r.Placement.Node)
-			ledger[r.Placement.Node] = u
-		}
-		u.add(r)
-	}
-	return ledger
 }
 
 // Block runs query until the index that it returns is above after, until ctx's

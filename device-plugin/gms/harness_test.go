@@ -1,6 +1,7 @@
 package gms_test
 
 import (
+	"net"
 	"os"
 	"path/filepath"
 	"testing"
@@ -113,16 +114,18 @@ func (s *service) metric(name string, labels map[string]string) float64 {
 type client struct {
 	t *testing.T
 	*wire.Conn
+	raw *net.UnixConn
 }
 
 func (s *service) path(tag string) string { return gms.SocketPath(s.cfg.SocketDir, uuid, tag) }
 
 func (s *service) dial(tag string) *client {
 	s.t.Helper()
-	c, err := wire.Dial(s.path(tag))
+	raw, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: s.path(tag), Net: "unix"})
 	require.NoError(s.t, err)
+	c := wire.NewConn(raw)
 	s.t.Cleanup(func() { _ = c.Close() })
-	return &client{s.t, c}
+	return &client{s.t, c, raw}
 }
 
 func ptr[T any](v T) *T { return &v }

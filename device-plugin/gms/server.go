@@ -20,9 +20,6 @@ import (
 	"remuda/device-plugin/gms/wire"
 )
 
-// ErrSocketInUse: another server has a socket.
-var ErrSocketInUse = socket.ErrInUse
-
 const (
 	// acceptPause is how long no connection is accepted after the process ran out
 	// of descriptors or memory.
@@ -109,9 +106,6 @@ func New(cfg Config) (*Server, error) {
 	}
 	return s, nil
 }
-
-// Nonce names this server's incarnation.
-func (s *Server) Nonce() string { return s.nonce }
 
 // newID makes an allocation's ID, unlike any before, also of servers before.
 func (s *Server) newID() string {

@@ -263,7 +263,7 @@ func TestWritersAreAlone(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				w := &client{t, c}
+				w := &client{t: t, Conn: c}
 				if err := w.Write(&wire.HandshakeRequest{LockType: wire.RW}, -1); err != nil {
 					t.Error(err)
 				}

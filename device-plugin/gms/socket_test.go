@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/device-plugin/gms"
+	"remuda/device-plugin/gms/socket"
 	"remuda/device-plugin/gms/wire"
 	"remuda/internal/testkit/gmstest"
 )
@@ -47,7 +48,7 @@ func TestLiveSocketIsRefused(t *testing.T) {
 	id, _ := s.commitOne(kvCache, "x")
 	other := cfg
 	other.Tags = []string{"another", kvCache}
-	require.ErrorIs(t, run(t, other), gms.ErrSocketInUse)
+	require.ErrorIs(t, run(t, other), socket.ErrInUse)
 	require.NoFileExists(t, s.path("another"))
 	s.holds(kvCache, id, "x")
 
@@ -56,7 +57,7 @@ func TestLiveSocketIsRefused(t *testing.T) {
 	l, err := net.Listen("unix", path)
 	require.NoError(t, err)
 	defer l.Close()
-	require.ErrorIs(t, run(t, cfg), gms.ErrSocketInUse)
+	require.ErrorIs(t, run(t, cfg), socket.ErrInUse)
 	c, err := net.Dial("unix", path)
 	require.NoError(t, err, "it is still there")
 	require.NoError(t, c.Close())
@@ -103,7 +104,7 @@ func TestOneOfManyServersWins(t *testing.T) {
 			all.Go(func() { ended <- s.Run(ctx) })
 		}
 		for range n - 1 {
-			require.ErrorIs(t, <-ended, gms.ErrSocketInUse)
+			require.ErrorIs(t, <-ended, socket.ErrInUse)
 		}
 		<-ready
 		conn, err := wire.Dial(gms.SocketPath(cfg.SocketDir, uuid, weights))
@@ -181,14 +182,14 @@ func TestSilentAndSlowClientsAreCutOff(t *testing.T) {
 	s.dial(weights).closed() // says nothing
 
 	half := s.dial(weights)
-	_, err := half.Raw().Write([]byte{0, 0})
+	_, err := half.raw.Write([]byte{0, 0})
 	require.NoError(t, err)
 	half.closed()
 
 	w := s.open(weights, wire.RW)
 	w.allocate(1, "x")
 	w.silent(60 * time.Millisecond) // a session may be idle for as long as it likes
-	_, err = w.Raw().Write([]byte{0, 0, 0, 9, 0x81})
+	_, err = w.raw.Write([]byte{0, 0, 0, 9, 0x81})
 	require.NoError(t, err)
 	w.closed() // but not within a frame
 	eventually(t, "the layout is cleared", func() bool { return s.state(weights).AllocationCount == 0 })

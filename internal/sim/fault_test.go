@@ -14,6 +14,7 @@ import (
 	"remuda/internal/sim"
 	"remuda/internal/sim/fault"
 	"remuda/internal/sim/text"
+	"remuda/internal/testkit/answers"
 )
 
 // raw sends a request and returns what arrived of the answer and the error
@@ -47,7 +48,7 @@ const (
 )
 
 func want(tokens int) string {
-	return text.Generate(modelName, "x", text.Params{MaxTokens: tokens, IgnoreEOS: true}).Text
+	return answers.Generate(modelName, "x", text.Params{MaxTokens: tokens, IgnoreEOS: true}).Text
 }
 
 func TestFaultSwitches(t *testing.T) {

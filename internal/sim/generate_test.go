@@ -19,6 +19,7 @@ import (
 	"remuda/internal/sim"
 	"remuda/internal/sim/engine"
 	"remuda/internal/sim/text"
+	"remuda/internal/testkit/answers"
 )
 
 const hello = `"messages":[{"role":"user","content":"Hello"}]`
@@ -53,7 +54,7 @@ func TestChatStream(t *testing.T) {
 	t.Parallel()
 	s := start(t, nil)
 	for _, limit := range []int{1, 7, 0} {
-		want := text.Chat(modelName, helloChat, limit)
+		want := answers.Chat(modelName, helloChat, limit)
 		maxTokens := ""
 		if limit > 0 {
 			maxTokens = fmt.Sprintf(`"max_tokens":%d,`, limit)
@@ -92,7 +93,7 @@ func TestChatStream(t *testing.T) {
 func TestChatWhole(t *testing.T) {
 	t.Parallel()
 	s := start(t, nil)
-	want := text.Chat(modelName, helloChat, 0)
+	want := answers.Chat(modelName, helloChat, 0)
 	var r response
 	s.ok("/v1/chat/completions", `{`+hello+`}`, &r)
 	require.Len(t, r.Choices, 1)
@@ -106,7 +107,7 @@ func TestChatWhole(t *testing.T) {
 	assert.Equal(t, r.Usage.Prompt+r.Usage.Completion, r.Usage.Total)
 
 	s.ok("/v1/chat/completions", `{"max_completion_tokens":3,"temperature":1.5,"seed":9,`+hello+`}`, &r)
-	assert.Equal(t, text.Chat(modelName, helloChat, 3).Text, r.Choices[0].Message.Content, "sampling changes nothing")
+	assert.Equal(t, answers.Chat(modelName, helloChat, 3).Text, r.Choices[0].Message.Content, "sampling changes nothing")
 	assert.Equal(t, "length", *r.Choices[0].Finish)
 
 	parts := `{"messages":[{"role":"user","content":[{"type":"text","text":"Hello"}]}]}`
@@ -132,7 +133,7 @@ func TestCompletionForms(t *testing.T) {
 	s := start(t, nil)
 	ids, err := json.Marshal(text.Encode("Hello there"))
 	require.NoError(t, err)
-	a := func(prompt string, p text.Params) text.Answer { return text.Generate(modelName, prompt, p) }
+	a := func(prompt string, p text.Params) answers.Answer { return answers.Generate(modelName, prompt, p) }
 	long := text.Params{MaxTokens: 40, IgnoreEOS: true}
 	free := a("Hello there", long)
 	across := free.Text[len(free.Pieces[0])-2 : len(free.Pieces[0])+2] // the border of the first two tokens
@@ -140,34 +141,34 @@ func TestCompletionForms(t *testing.T) {
 	stop := func(s string) string { b, _ := json.Marshal(s); return string(b) }
 	tests := []struct {
 		name, body string
-		want       []text.Answer
+		want       []answers.Answer
 		prefix     []string // echoed prompts
 		prompt     int
 	}{
-		{"plain", `"prompt":"Hello there"`, []text.Answer{a("Hello there", text.Params{MaxTokens: 16})}, nil, text.Count("Hello there")},
-		{"token ids", `"prompt":` + string(ids), []text.Answer{a("Hello there", text.Params{MaxTokens: 16})}, nil, len(text.Encode("Hello there"))},
+		{"plain", `"prompt":"Hello there"`, []answers.Answer{a("Hello there", text.Params{MaxTokens: 16})}, nil, text.Count("Hello there")},
+		{"token ids", `"prompt":` + string(ids), []answers.Answer{a("Hello there", text.Params{MaxTokens: 16})}, nil, len(text.Encode("Hello there"))},
 		{
 			"list of prompts", `"prompt":["Hello there","Why?"],"max_tokens":5`,
-			[]text.Answer{a("Hello there", text.Params{MaxTokens: 5}), a("Why?", text.Params{MaxTokens: 5})}, nil, 0,
+			[]answers.Answer{a("Hello there", text.Params{MaxTokens: 5}), a("Why?", text.Params{MaxTokens: 5})}, nil, 0,
 		},
 		{
 			"n per prompt", `"prompt":["x","y"],"max_tokens":5,"n":2`,
-			[]text.Answer{
+			[]answers.Answer{
 				a("x", text.Params{MaxTokens: 5}), a("x", text.Params{MaxTokens: 5, Choice: 1}),
 				a("y", text.Params{MaxTokens: 5}), a("y", text.Params{MaxTokens: 5, Choice: 1}),
 			}, nil, 2,
 		},
-		{"echo", `"prompt":["x","y"],"max_tokens":2,"echo":true`, []text.Answer{a("x", text.Params{MaxTokens: 2}), a("y", text.Params{MaxTokens: 2})}, []string{"x", "y"}, 2},
-		{"echo alone", `"prompt":"x","max_tokens":0,"echo":true`, []text.Answer{{Finish: "length"}}, []string{"x"}, 1},
-		{"ignore_eos", `"prompt":"Hello there","max_tokens":300,"ignore_eos":true`, []text.Answer{a("Hello there", text.Params{MaxTokens: 300, IgnoreEOS: true})}, nil, 0},
-		{"min_tokens", `"prompt":"Hello there","max_tokens":300,"min_tokens":250`, []text.Answer{a("Hello there", text.Params{MaxTokens: 300, MinTokens: 250})}, nil, 0},
+		{"echo", `"prompt":["x","y"],"max_tokens":2,"echo":true`, []answers.Answer{a("x", text.Params{MaxTokens: 2}), a("y", text.Params{MaxTokens: 2})}, []string{"x", "y"}, 2},
+		{"echo alone", `"prompt":"x","max_tokens":0,"echo":true`, []answers.Answer{{Finish: "length"}}, []string{"x"}, 1},
+		{"ignore_eos", `"prompt":"Hello there","max_tokens":300,"ignore_eos":true`, []answers.Answer{a("Hello there", text.Params{MaxTokens: 300, IgnoreEOS: true})}, nil, 0},
+		{"min_tokens", `"prompt":"Hello there","max_tokens":300,"min_tokens":250`, []answers.Answer{a("Hello there", text.Params{MaxTokens: 300, MinTokens: 250})}, nil, 0},
 		{
 			"stop across tokens", `"prompt":"Hello there","max_tokens":40,"ignore_eos":true,"stop":` + stop(across),
-			[]text.Answer{a("Hello there", text.Params{MaxTokens: 40, IgnoreEOS: true, Stop: []string{across}})}, nil, 0,
+			[]answers.Answer{a("Hello there", text.Params{MaxTokens: 40, IgnoreEOS: true, Stop: []string{across}})}, nil, 0,
 		},
 		{
 			"stop included", `"prompt":"Hello there","max_tokens":40,"ignore_eos":true,"include_stop_str_in_output":true,"stop":["§",` + stop(late) + `]`,
-			[]text.Answer{a("Hello there", text.Params{MaxTokens: 40, IgnoreEOS: true, Stop: []string{"§", late}, IncludeStop: true})}, nil, 0,
+			[]answers.Answer{a("Hello there", text.Params{MaxTokens: 40, IgnoreEOS: true, Stop: []string{"§", late}, IncludeStop: true})}, nil, 0,
 		},
 	}
 	require.Equal(t, 2, a("Hello there", text.Params{MaxTokens: 40, IgnoreEOS: true, Stop: []string{across}}).Tokens)
@@ -222,7 +223,7 @@ func orEmpty(s *string) string {
 func TestAnotherEngineGoesOn(t *testing.T) {
 	t.Parallel()
 	one, two := start(t, nil), start(t, nil)
-	want := text.Chat(modelName, helloChat, 100)
+	want := answers.Chat(modelName, helloChat, 100)
 	ctx, cancel := context.WithCancel(t.Context())
 	st := one.stream(ctx, "/v1/chat/completions", `{"stream":true,"max_tokens":100,`+hello+`}`)
 	begun, tokens := "", 0
@@ -258,7 +259,7 @@ func TestManyStreamsInASmallCache(t *testing.T) {
 	for i := range 60 {
 		wg.Go(func() {
 			prompt := fmt.Sprintf("Story number %d", i)
-			want := text.Generate(modelName, prompt, text.Params{MaxTokens: 60, IgnoreEOS: true})
+			want := answers.Generate(modelName, prompt, text.Params{MaxTokens: 60, IgnoreEOS: true})
 			events := s.stream(t.Context(), "/v1/completions",
 				fmt.Sprintf(`{"prompt":%q,"max_tokens":60,"ignore_eos":true,"stream":true}`, prompt)).all()
 			texts, _, tokens := collect(t, events)

@@ -17,6 +17,7 @@ import (
 	"remuda/internal/sim"
 	"remuda/internal/sim/engine"
 	"remuda/internal/sim/text"
+	"remuda/internal/testkit/answers"
 )
 
 func TestErrors(t *testing.T) {
@@ -140,7 +141,7 @@ func TestBodyTimeoutEndsWithTheBody(t *testing.T) {
 	})
 	events := s.stream(t.Context(), "/v1/completions", `{"prompt":"x","max_tokens":12,"ignore_eos":true,"stream":true}`).all()
 	texts, _, _ := collect(t, events)
-	assert.Equal(t, text.Generate(modelName, "x", text.Params{MaxTokens: 12, IgnoreEOS: true}).Text, texts[0])
+	assert.Equal(t, answers.Generate(modelName, "x", text.Params{MaxTokens: 12, IgnoreEOS: true}).Text, texts[0])
 }
 
 func TestInformation(t *testing.T) {

@@ -18,13 +18,14 @@ import (
 	"remuda/internal/sim/engine"
 	"remuda/internal/sim/text"
 	"remuda/internal/sim/weights"
+	"remuda/internal/testkit/answers"
 )
 
 func (s *sim1) answers() {
 	s.t.Helper()
 	var r response
 	s.ok("/v1/completions", `{"prompt":"x","max_tokens":9}`, &r)
-	require.Equal(s.t, text.Complete(modelName, "x", 9).Text, r.Choices[0].Text)
+	require.Equal(s.t, answers.Complete(modelName, "x", 9).Text, r.Choices[0].Text)
 }
 
 func (s *sim1) asleep() bool {
@@ -181,7 +182,7 @@ func TestStopLetsStreamsFinish(t *testing.T) {
 	require.True(t, ok)
 	s.stop()
 	texts, reasons, _ := collect(t, append([]response{first}, st.all()...))
-	assert.Equal(t, text.Generate(modelName, "x", text.Params{MaxTokens: 30, IgnoreEOS: true}).Text, texts[0])
+	assert.Equal(t, answers.Generate(modelName, "x", text.Params{MaxTokens: 30, IgnoreEOS: true}).Text, texts[0])
 	assert.Equal(t, "length", reasons[0])
 	require.NoError(t, s.result())
 	_, err := s.http.Do(s.request(t.Context(), http.MethodGet, "/health", ""))

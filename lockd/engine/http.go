@@ -89,13 +89,6 @@ func (s *Shim) Status() Status {
 	return st
 }
 
-// Addr is where the shim's own HTTP listens; empty before Run.
-func (s *Shim) Addr() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.addr
-}
-
 // handler is the shim's own HTTP (DESIGN section 4).
 func (s *Shim) handler() http.Handler {
 	mux := http.NewServeMux()

@@ -82,7 +82,6 @@ type Shim struct {
 	// fence is the file that tells the engine its token; nil where there is no
 	// lock.
 	fence *os.File
-	addr  string
 	// grant is the lock, nil until it is granted; waiting is the place in the
 	// queue before.
 	grant   *client.Grant
@@ -454,9 +453,6 @@ func (s *Shim) serveHTTP() (stop func(), err error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen: %w", err)
 	}
-	s.mu.Lock()
-	s.addr = ln.Addr().String()
-	s.mu.Unlock()
 	srv := &http.Server{Handler: s.handler(), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute,
 		ErrorLog: s.logger.StandardLogger(&hclog.StandardLoggerOptions{ForceLevel: hclog.Debug})}
 	done := make(chan struct{})

@@ -10,13 +10,12 @@ import (
 	"remuda/lockd/engine/dialect"
 )
 
-// Wake brings a standing-by engine back and registers it. A failure is fatal
+// WakeOn brings a standing-by engine back and registers it. A failure is fatal
 // to the process: an engine that failed its wake may have leaked GPU memory.
 // Only the end of the shim may end ctx. A draining engine is registered again. An
 // engine that serves is no longer parked.
-func (s *Shim) Wake(ctx context.Context) error { return s.wake(ctx, nil, false) }
-
-// WakeOn is Wake on these GPUs, nil for those on which the engine slept. The error
+//
+// It wakes on these GPUs, nil for those on which the engine slept. The error
 // wraps dialect.ErrCannotMove where they are others and the engine cannot move, and
 // ErrBadGPUs where it has no seats there; the engine sleeps on then.
 func (s *Shim) WakeOn(ctx context.Context, gpus []string) error {

@@ -13,6 +13,7 @@ import (
 
 	"remuda/controller/gateway/continuation"
 	"remuda/internal/sim/text"
+	"remuda/internal/testkit/answers"
 )
 
 // drawBody draws a request, with stop strings that are in its answer or nearly so.
@@ -59,7 +60,7 @@ func drawBody(t *rapid.T, chat bool) map[string]any {
 	if rapid.Bool().Draw(t, "with min_tokens") {
 		body["min_tokens"] = rapid.IntRange(0, maxTokens).Draw(t, "min_tokens")
 	}
-	free := text.Generate(model, rendered, text.Params{MaxTokens: 80, IgnoreEOS: true}).Text
+	free := answers.Generate(model, rendered, text.Params{MaxTokens: 80, IgnoreEOS: true}).Text
 	var stops []string
 	for range rapid.IntRange(0, 3).Draw(t, "stops") {
 		from := rapid.IntRange(0, len(free)-1).Draw(t, "from")
@@ -144,7 +145,7 @@ func TestNoClientSeesTheSeam(t *testing.T) {
 func TestTheCountIsRight(t *testing.T) {
 	e := startEngine(t)
 	for _, limit := range []int{1, 2, 9, 40} {
-		want := text.Generate(model, "Hello", text.Params{MaxTokens: limit, IgnoreEOS: true})
+		want := answers.Generate(model, "Hello", text.Params{MaxTokens: limit, IgnoreEOS: true})
 		body := fmt.Appendf(nil, `{"model":%q,"stream":true,"prompt":"Hello","max_tokens":%d,"ignore_eos":true}`, model, limit)
 		rec, err := continuation.NewRecorder(false, body)
 		require.NoError(t, err)

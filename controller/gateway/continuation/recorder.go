@@ -67,9 +67,6 @@ func NewRecorder(chat bool, body []byte) (*Recorder, error) {
 	return &Recorder{request: r, limit: DefaultLimit, prompt: -1}, nil
 }
 
-// SetLimit says how many bytes of text are kept at most. It must be called before Feed.
-func (r *Recorder) SetLimit(bytes int) { r.limit = bytes }
-
 // Err tells why the answer cannot go on at another engine; nil: it can.
 func (r *Recorder) Err() error { return r.err }
 

@@ -13,6 +13,7 @@ import (
 	"remuda/device-plugin/gms"
 	"remuda/device-plugin/gms/client"
 	"remuda/device-plugin/gms/wire"
+	"remuda/internal/testkit/gmsserve"
 )
 
 func TestConfigNamesEveryBadField(t *testing.T) {
@@ -143,10 +144,8 @@ func TestSessionRequests(t *testing.T) {
 	require.NoError(t, err)
 	assert.True(t, runtime.Committed)
 	assert.Equal(t, s.Nonce(), runtime.Nonce)
-	events, err := client.EventHistory(ctx, w.socket)
-	require.NoError(t, err)
 	kinds := ""
-	for _, e := range events {
+	for _, e := range gmsserve.Events(t, w.socket) {
 		kinds += e.Kind + " "
 	}
 	assert.Equal(t, "rw_connected allocation_oom committed ", kinds)

@@ -431,15 +431,6 @@ func (s *Session) GetMetadata(ctx context.Context, key string) (m Metadata, foun
 	return Metadata{r.AllocationID, r.OffsetBytes, r.Value}, r.Found, nil
 }
 
-// DeleteMetadata drops a key and tells whether it was there.
-func (s *Session) DeleteMetadata(ctx context.Context, key string) (bool, error) {
-	r, err := ask[*wire.MetadataDeleteResponse](ctx, s, &wire.MetadataDeleteRequest{Key: key})
-	if err != nil {
-		return false, fmt.Errorf("delete metadata %q: %w", key, err)
-	}
-	return r.Deleted, nil
-}
-
 // ListMetadata returns the keys with a prefix, sorted.
 func (s *Session) ListMetadata(ctx context.Context, prefix string) ([]string, error) {
 	r, err := ask[*wire.MetadataListResponse](ctx, s, &wire.MetadataListRequest{Prefix: prefix})
@@ -456,24 +447,6 @@ func (s *Session) LayoutHash(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("get the layout hash: %w", err)
 	}
 	return r.MemoryLayoutHash, nil
-}
-
-// LockState tells how the lock stands.
-func (s *Session) LockState(ctx context.Context) (*wire.GetLockStateResponse, error) {
-	r, err := ask[*wire.GetLockStateResponse](ctx, s, &wire.GetLockStateRequest{})
-	if err != nil {
-		return nil, fmt.Errorf("get the lock state: %w", err)
-	}
-	return r, nil
-}
-
-// AllocationCount is how many allocations there are.
-func (s *Session) AllocationCount(ctx context.Context) (uint64, error) {
-	r, err := ask[*wire.GetAllocationStateResponse](ctx, s, &wire.GetAllocationStateRequest{})
-	if err != nil {
-		return 0, fmt.Errorf("get the allocation state: %w", err)
-	}
-	return r.AllocationCount, nil
 }
 
 // Commit publishes the layout and ends the session. Where the answer was lost
@@ -497,16 +470,6 @@ func RuntimeState(ctx context.Context, socket string) (*wire.GetRuntimeStateResp
 		return nil, fmt.Errorf("get the state of %s: %w", socket, err)
 	}
 	return r, nil
-}
-
-// EventHistory asks the server at the socket for its last events, the oldest
-// first. No lock is taken. A server that is not there is an error at once.
-func EventHistory(ctx context.Context, socket string) ([]wire.Event, error) {
-	r, err := once[*wire.GetEventHistoryResponse](ctx, socket, &wire.GetEventHistoryRequest{})
-	if err != nil {
-		return nil, fmt.Errorf("get the events of %s: %w", socket, err)
-	}
-	return r.Events, nil
 }
 
 // once asks something on a connection of its own.

@@ -17,9 +17,6 @@ import (
 	"remuda/device-plugin/gms/socket"
 )
 
-// ErrSocketInUse is wrapped where another program serves the socket.
-var ErrSocketInUse = socket.ErrInUse
-
 // Config is how a Keeper runs. Start from DefaultConfig.
 type Config struct {
 	// Socket is the path of the Unix socket.
@@ -96,7 +93,7 @@ func New(cfg Config) (*Keeper, error) {
 }
 
 // Run serves until ctx ends. Then everything that is kept is given up. The error
-// wraps ErrSocketInUse where another program serves the socket. It ends with an error
+// wraps socket.ErrInUse where another program serves the socket. It ends with an error
 // as well when the socket's file is removed or replaced: nobody could take back what
 // is kept.
 func (k *Keeper) Run(ctx context.Context) error {

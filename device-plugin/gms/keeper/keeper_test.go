@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"remuda/device-plugin/gms/keeper"
+	gmssocket "remuda/device-plugin/gms/socket"
 )
 
 func TestConfigNamesEveryBadField(t *testing.T) {
@@ -264,16 +265,16 @@ func TestLiveSocketIsNotTaken(t *testing.T) {
 	info, err := os.Stat(socket)
 	require.NoError(t, err)
 	assert.Equal(t, os.FileMode(0o600), info.Mode().Perm())
-	require.ErrorIs(t, run(socket), keeper.ErrSocketInUse, "a keeper's")
+	require.ErrorIs(t, run(socket), gmssocket.ErrInUse, "a keeper's")
 	require.NoError(t, os.Remove(socket+".lock"))
-	require.ErrorIs(t, run(socket), keeper.ErrSocketInUse, "one whose lock file was removed")
+	require.ErrorIs(t, run(socket), gmssocket.ErrInUse, "one whose lock file was removed")
 	require.NoError(t, open(t, socket).Save(testContext(t), "r", nil, nil), "it was not harmed")
 
 	other := filepath.Join(t.TempDir(), "stream.sock")
 	l, err := net.Listen("unix", other)
 	require.NoError(t, err)
 	defer l.Close()
-	require.ErrorIs(t, run(other), keeper.ErrSocketInUse, "another program's")
+	require.ErrorIs(t, run(other), gmssocket.ErrInUse, "another program's")
 
 	file := filepath.Join(t.TempDir(), "file")
 	require.NoError(t, os.WriteFile(file, nil, 0o600))

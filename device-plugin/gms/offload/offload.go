@@ -70,8 +70,6 @@ const (
 	Whole
 )
 
-func (h Held) String() string { return [...]string{"nothing", "partial", "whole"}[h] }
-
 // Look asks every service what it has. No lock is taken. A service that is not there
 // is an error.
 func (o *Offload) Look(ctx context.Context) (Held, error) {

@@ -71,9 +71,6 @@ func Dial(path string) (*Conn, error) {
 // Close ends the connection, and with it the session.
 func (c *Conn) Close() error { return c.raw.Close() }
 
-// Raw is the socket, to ask for its peer.
-func (c *Conn) Raw() *net.UnixConn { return c.raw }
-
 // SetReadDeadline bounds reads that are under way and those to come; zero for no
 // bound.
 func (c *Conn) SetReadDeadline(t time.Time) error {

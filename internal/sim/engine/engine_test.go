@@ -17,6 +17,7 @@ import (
 	"remuda/internal/sim/engine"
 	"remuda/internal/sim/fault"
 	"remuda/internal/sim/text"
+	"remuda/internal/testkit/answers"
 )
 
 // record is an observer that keeps what it hears.
@@ -88,7 +89,7 @@ func answer(prompt string, tokens int) engine.Sequence {
 }
 
 func whole(prompt string, tokens int) string {
-	return text.Generate("m", prompt, text.Params{MaxTokens: tokens, IgnoreEOS: true}).Text
+	return answers.Generate("m", prompt, text.Params{MaxTokens: tokens, IgnoreEOS: true}).Text
 }
 
 // read collects a stream: each sequence's text and finish reason.

@@ -218,9 +218,6 @@ var names = func() []string {
 	return out
 }()
 
-// Names lists every fault.
-func Names() []string { return slices.Clone(names) }
-
 // Help describes every fault, one a line.
 func Help() string {
 	var b strings.Builder

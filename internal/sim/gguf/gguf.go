@@ -20,7 +20,6 @@ import (
 	"bufio"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"unicode"
@@ -83,14 +82,6 @@ func Write(path string, o Options) (err error) {
 		return err
 	}
 	return syncDir(filepath.Dir(path))
-}
-
-// Encode writes the tiny model to w.
-func Encode(w io.Writer, o Options) error {
-	if err := o.validate(); err != nil {
-		return err
-	}
-	return encode(w, o)
 }
 
 func ignoreNotExist(err error) error {

@@ -17,9 +17,6 @@ type Error struct {
 	Message string
 }
 
-// Error implements error.
-func (e *Error) Error() string { return e.Message }
-
 // JSON is the response body:
 // {"error":{"message":…,"type":…,"param":…,"code":…}}.
 func (e *Error) JSON() []byte {

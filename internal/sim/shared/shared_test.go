@@ -355,12 +355,8 @@ func TestPartialCommitsResume(t *testing.T) {
 	require.NoError(t, primary.Wake(t.Context(), false))
 	require.NotNil(t, <-waiting, "the shadow has waited through it")
 	for i, was := range before {
-		ctx, cancel := context.WithTimeout(t.Context(), patience)
-		events, err := client.EventHistory(ctx, s.sockets[i])
-		cancel()
-		require.NoError(t, err)
 		writers := 0
-		for _, e := range events {
+		for _, e := range gmsserve.Events(t, s.sockets[i]) {
 			if e.Kind == wire.EventRWConnected {
 				writers++
 			}

@@ -9,6 +9,7 @@ import (
 	"pgregory.net/rapid"
 
 	"remuda/internal/sim/text"
+	"remuda/internal/testkit/answers"
 )
 
 // drawParams draws limits, and stop strings some of which are in the answer or nearly so.
@@ -20,7 +21,7 @@ func drawParams(t *rapid.T, model, prompt string) text.Params {
 	if rapid.Bool().Draw(t, "with min_tokens") {
 		p.MinTokens = rapid.IntRange(0, p.MaxTokens).Draw(t, "min_tokens")
 	}
-	free := text.Generate(model, prompt, text.Params{MaxTokens: 90, IgnoreEOS: true})
+	free := answers.Generate(model, prompt, text.Params{MaxTokens: 90, IgnoreEOS: true})
 	for range rapid.IntRange(0, 3).Draw(t, "stops") {
 		from := rapid.IntRange(0, len(free.Text)-1).Draw(t, "from")
 		stop := free.Text[from:rapid.IntRange(from+1, min(len(free.Text), from+25)).Draw(t, "to")]
@@ -53,7 +54,7 @@ func TestAnyCutGoesOnExactly(t *testing.T) {
 		model := rapid.SampledFrom([]string{"m", "org/model:7b"}).Draw(t, "model")
 		prompt := prompts(t)
 		p := drawParams(t, model, prompt)
-		whole := text.Generate(model, prompt, p)
+		whole := answers.Generate(model, prompt, p)
 		begun, tokens := "", 0
 		last := whole
 		for range rapid.IntRange(1, 2).Draw(t, "cuts") {
@@ -61,7 +62,7 @@ func TestAnyCutGoesOnExactly(t *testing.T) {
 			part, n := said(last.Pieces[:cut])
 			begun, tokens = begun+part, tokens+n
 			p.MaxTokens, p.MinTokens = p.MaxTokens-n, max(p.MinTokens-n, 0)
-			last = text.Generate(model, prompt+begun, p)
+			last = answers.Generate(model, prompt+begun, p)
 		}
 		assert.Equal(t, whole.Text, begun+last.Text)
 		assert.Equal(t, whole.Tokens, tokens+last.Tokens)
@@ -75,10 +76,10 @@ func TestAnyCutGoesOnExactly(t *testing.T) {
 func TestHeldBackTokensComeTogether(t *testing.T) {
 	t.Parallel()
 	p := text.Params{MaxTokens: 12, IgnoreEOS: true}
-	free := text.Generate("m", "Hello", p)
+	free := answers.Generate("m", "Hello", p)
 	first := free.Pieces[3]
 	p.Stop = []string{first[len(first)-2:] + free.Pieces[4] + "§"}
-	got := text.Generate("m", "Hello", p)
+	got := answers.Generate("m", "Hello", p)
 	require.Equal(t, free.Text, got.Text)
 	assert.Empty(t, got.Pieces[3], "its end may begin the stop string")
 	assert.Empty(t, got.Pieces[4])

@@ -9,11 +9,12 @@ import (
 	"pgregory.net/rapid"
 
 	"remuda/internal/sim/text"
+	"remuda/internal/testkit/answers"
 )
 
 func TestLimits(t *testing.T) {
 	t.Parallel()
-	free := text.Complete("m", "Hello", 0)
+	free := answers.Complete("m", "Hello", 0)
 	require.Equal(t, text.FinishStop, free.Finish)
 	require.Greater(t, free.Tokens, 3)
 	require.Len(t, free.Pieces, free.Tokens)
@@ -34,7 +35,7 @@ func TestLimits(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			a := text.Generate("m", "Hello", tt.params)
+			a := answers.Generate("m", "Hello", tt.params)
 			assert.Equal(t, tt.finish, a.Finish)
 			if tt.tokens > 0 {
 				assert.Equal(t, tt.tokens, a.Tokens)
@@ -52,7 +53,7 @@ func TestStop(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		prompt := prompts(t)
-		free := text.Generate("m", prompt, text.Params{MaxTokens: 80, IgnoreEOS: true})
+		free := answers.Generate("m", prompt, text.Params{MaxTokens: 80, IgnoreEOS: true})
 		var stops []string
 		for range rapid.IntRange(1, 3).Draw(t, "stops") {
 			from := rapid.IntRange(0, len(free.Text)-1).Draw(t, "from")
@@ -64,7 +65,7 @@ func TestStop(t *testing.T) {
 			stops = append(stops, stop)
 		}
 		include := rapid.Bool().Draw(t, "include")
-		got := text.Generate("m", prompt, text.Params{MaxTokens: 80, IgnoreEOS: true, Stop: stops, IncludeStop: include})
+		got := answers.Generate("m", prompt, text.Params{MaxTokens: 80, IgnoreEOS: true, Stop: stops, IncludeStop: include})
 
 		// The first token after which a stop string is there decides; of
 		// several, the one that begins first.
@@ -100,9 +101,9 @@ func TestStop(t *testing.T) {
 
 func TestStopCountsFromMinTokensOn(t *testing.T) {
 	t.Parallel()
-	free := text.Generate("m", "Hello", text.Params{MaxTokens: 20, IgnoreEOS: true})
+	free := answers.Generate("m", "Hello", text.Params{MaxTokens: 20, IgnoreEOS: true})
 	early := free.Pieces[2]
-	got := text.Generate("m", "Hello", text.Params{MaxTokens: 20, IgnoreEOS: true, Stop: []string{early}, MinTokens: 10})
+	got := answers.Generate("m", "Hello", text.Params{MaxTokens: 20, IgnoreEOS: true, Stop: []string{early}, MinTokens: 10})
 	assert.GreaterOrEqual(t, got.Tokens, 10)
 	assert.Contains(t, got.Text, early)
 }
@@ -117,7 +118,7 @@ func TestNextAfterTheEndPanics(t *testing.T) {
 func BenchmarkGenerate(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
-		text.Generate("m", "Hello", text.Params{MaxTokens: 100, IgnoreEOS: true})
+		answers.Generate("m", "Hello", text.Params{MaxTokens: 100, IgnoreEOS: true})
 	}
 }
 

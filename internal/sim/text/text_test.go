@@ -11,6 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	"remuda/internal/sim/text"
+	"remuda/internal/testkit/answers"
 )
 
 // prompts are short texts of the kinds that matter to the model's first token.
@@ -25,11 +26,11 @@ func prompts(t *rapid.T) string {
 // of the model must be meant.
 func TestGolden(t *testing.T) {
 	t.Parallel()
-	assert.Equal(t, text.Answer{
+	assert.Equal(t, answers.Answer{
 		Text:   "Señor vaquero tack north, small waits near wrangler lariat of mesa",
 		Tokens: 12, Finish: text.FinishLength,
 		Pieces: []string{"Señor", " vaquero", " tack", " north", ",", " small", " waits", " near", " wrangler", " lariat", " of", " mesa"},
-	}, text.Chat("demo", []text.Message{{Role: "user", Content: "Hello"}}, 12))
+	}, answers.Chat("demo", []text.Message{{Role: "user", Content: "Hello"}}, 12))
 }
 
 func TestContinuationGoesOnExactly(t *testing.T) {
@@ -37,19 +38,19 @@ func TestContinuationGoesOnExactly(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		model := rapid.SampledFrom([]string{"m", "org/model:7b"}).Draw(t, "model")
 		prompt := prompts(t)
-		whole := text.Complete(model, prompt, 200)
+		whole := answers.Complete(model, prompt, 200)
 		cut := rapid.IntRange(0, len(whole.Pieces)-1).Draw(t, "cut")
 		begun := strings.Join(whole.Pieces[:cut], "")
-		rest := text.Complete(model, prompt+begun, 200-cut)
+		rest := answers.Complete(model, prompt+begun, 200-cut)
 		assert.Equal(t, whole.Text, begun+rest.Text)
 		assert.Equal(t, whole.Tokens, cut+rest.Tokens)
 		assert.Equal(t, whole.Finish, rest.Finish)
 
 		user := text.Message{Role: "user", Content: prompt}
-		chat := text.Chat(model, []text.Message{user}, 50)
+		chat := answers.Chat(model, []text.Message{user}, 50)
 		cut = rapid.IntRange(0, len(chat.Pieces)-1).Draw(t, "chat cut")
 		begun = strings.Join(chat.Pieces[:cut], "")
-		again := text.ContinueChat(model, []text.Message{user, {Role: "assistant", Content: begun}}, 50-cut)
+		again := answers.ContinueChat(model, []text.Message{user, {Role: "assistant", Content: begun}}, 50-cut)
 		assert.Equal(t, chat.Text, begun+again.Text)
 		assert.Equal(t, chat.Finish, again.Finish)
 	})
@@ -66,18 +67,18 @@ func TestStateDependsOnBytesAlone(t *testing.T) {
 
 func TestAnswersDiffer(t *testing.T) {
 	t.Parallel()
-	base := text.Complete("m", "Tell me a story.", 30).Text
-	assert.NotEqual(t, base, text.Complete("n", "Tell me a story.", 30).Text, "another model")
-	assert.NotEqual(t, base, text.Complete("m", "Tell me a story!", 30).Text, "another prompt")
-	assert.NotEqual(t, base, text.Generate("m", "Tell me a story.", text.Params{MaxTokens: 30, Choice: 1}).Text, "another choice")
+	base := answers.Complete("m", "Tell me a story.", 30).Text
+	assert.NotEqual(t, base, answers.Complete("n", "Tell me a story.", 30).Text, "another model")
+	assert.NotEqual(t, base, answers.Complete("m", "Tell me a story!", 30).Text, "another prompt")
+	assert.NotEqual(t, base, answers.Generate("m", "Tell me a story.", text.Params{MaxTokens: 30, Choice: 1}).Text, "another choice")
 }
 
 func TestAnswersAreReadable(t *testing.T) {
 	t.Parallel()
 	var tokens, multibyte int
-	const answers = 400
-	for i := range answers {
-		a := text.Chat("m", []text.Message{{Role: "user", Content: fmt.Sprintf("question %d", i)}}, 0)
+	const many = 400
+	for i := range many {
+		a := answers.Chat("m", []text.Message{{Role: "user", Content: fmt.Sprintf("question %d", i)}}, 0)
 		tokens += a.Tokens
 		require.True(t, utf8.ValidString(a.Text))
 		require.Equal(t, text.FinishStop, a.Finish)
@@ -90,9 +91,9 @@ func TestAnswersAreReadable(t *testing.T) {
 		}
 		require.Equal(t, a.Tokens-1, text.Count(a.Text), "every generated token is one token of the tokenizer: %q", a.Text)
 	}
-	mean := tokens / answers
+	mean := tokens / many
 	assert.True(t, 50 <= mean && mean <= 200, "mean answer is %d tokens", mean)
-	assert.Greater(t, multibyte, answers, "characters that are not ASCII")
+	assert.Greater(t, multibyte, many, "characters that are not ASCII")
 }
 
 func TestTokenizerRoundTrip(t *testing.T) {

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/device-plugin/gms"
+	"remuda/device-plugin/gms/wire"
 )
 
 // patience is how long a service may take to be ready, or to end.
@@ -84,4 +85,22 @@ func (s *Service) Wait() error {
 	case <-time.After(patience):
 		return errors.New("the service does not end")
 	}
+}
+
+// maxAnswer is more bytes than a service's history has.
+const maxAnswer = 1 << 20
+
+// Events returns the last events of the service at the socket, the oldest first. It takes
+// no lock.
+func Events(t testing.TB, socket string) []wire.Event {
+	t.Helper()
+	conn, err := wire.Dial(socket)
+	require.NoError(t, err)
+	defer conn.Close()
+	require.NoError(t, conn.SetReadDeadline(time.Now().Add(patience)))
+	require.NoError(t, conn.Write(&wire.GetEventHistoryRequest{}, -1))
+	m, _, err := conn.Read(maxAnswer, false)
+	require.NoError(t, err)
+	require.IsType(t, &wire.GetEventHistoryResponse{}, m)
+	return m.(*wire.GetEventHistoryResponse).Events
 }
