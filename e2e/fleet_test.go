@@ -51,8 +51,7 @@ reconcile {
 }
 `
 
-// quick are timeouts of the controller's servers, Nomad and the gateway that are shorter
-// than those of production, so that outages that exceed them are short as well. The long
+// quick are timeouts of the controller's servers and of Nomad that are shorter than those of production, so that outages that exceed them are short as well. The long
 // form of the tests runs without them.
 var quick = map[string]string{
 	"controller": `
@@ -66,12 +65,6 @@ raft {
 server {
   min_heartbeat_ttl = "2s"
   heartbeat_grace   = "4s"
-}
-`,
-	"gateway": `
-timeouts {
-  header = "2s"
-  body   = "4s"
 }
 `,
 }

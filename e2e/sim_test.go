@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"os"
@@ -42,7 +43,9 @@ func TestCluster(t *testing.T) {
 	dir := dataDir(t)
 	args := []string{"-data-dir", dir, "-single", "-no-autoscaler"}
 	if !long.Enabled() {
-		for daemon, text := range quick {
+		settings := maps.Clone(quick)
+		settings["gateway"] = "timeouts {\n  header = \"2s\"\n  body = \"4s\"\n}\n" // for slowLoris
+		for daemon, text := range settings {
 			path := filepath.Join(dataDir(t), daemon+".hcl")
 			require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
 			args = append(args, "-set", daemon+"="+path)
