@@ -10,7 +10,7 @@ import (
 
 // Clairvoyant is a policy that knows the trace: it plays a plan that was made from it. What
 // it reaches is real, as it comes from the simulation, and near the least that can be
-// reached: LowerBound says how near.
+// reached: the tests hold it against a proven lower bound.
 //
 // The plan. The load is what would run if no request ever waited, or what must run then if
 // all wait as long as they may (or half as long) and still start in time. Each level (the

@@ -1,6 +1,8 @@
 package peers
 
 import (
+	"errors"
+	"fmt"
 	"math"
 	"slices"
 	"time"
@@ -77,4 +79,15 @@ func levels(load []int32, slots int) int {
 		top = max(top, l)
 	}
 	return (int(top) + slots - 1) / slots
+}
+
+func valid(cfg scalesim.Config, trace *scalesim.Trace, share float64) error {
+	errs := []error{cfg.Validate(), trace.Validate()}
+	if !(share > 0 && share <= 1) {
+		errs = append(errs, fmt.Errorf("the share is %v: it must be above 0 and at most 1", share))
+	}
+	if cfg.ScoreFrom >= trace.Span {
+		errs = append(errs, fmt.Errorf("score_from_ns is %v: it must be before the end of the trace at %v", cfg.ScoreFrom, trace.Span))
+	}
+	return errors.Join(errs...)
 }

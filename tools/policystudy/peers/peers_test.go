@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
+	"remuda/tools/policystudy/internal/synthetic"
 	"remuda/tools/policystudy/peers"
 	"remuda/tools/policystudy/scalesim"
 )
@@ -181,7 +182,7 @@ func TestClairvoyant(t *testing.T) {
 		}
 		return r
 	}
-	trace, err := scalesim.Poisson(5, 4*time.Hour, rate, 6, scalesim.DefaultLengths(), scalesim.DefaultSpeed())
+	trace, err := synthetic.Poisson(5, 4*time.Hour, rate, 6, synthetic.DefaultLengths(), scalesim.DefaultSpeed())
 	require.NoError(t, err)
 	cfg := scalesim.DefaultConfig()
 	cfg.Slots, cfg.ScoreFrom = 8, 30*time.Minute
@@ -223,7 +224,7 @@ func TestClairvoyant(t *testing.T) {
 
 // TestBoundIsMonotone: a higher share, a shorter wait or a longer start cost no less.
 func TestBoundIsMonotone(t *testing.T) {
-	trace, err := scalesim.PoissonExponential(2, time.Hour, 0.5, 20*s)
+	trace, err := synthetic.PoissonExponential(2, time.Hour, 0.5, 20*s)
 	require.NoError(t, err)
 	bound := func(share float64, wait, cold time.Duration) float64 {
 		cfg := config()
@@ -257,7 +258,7 @@ func TestInvalid(t *testing.T) {
 
 // BenchmarkLowerBound and BenchmarkClairvoyant: a day of ten requests a second, 8 slots.
 func BenchmarkLowerBound(b *testing.B) {
-	trace, err := scalesim.PoissonExponential(2, 24*time.Hour, 10, 10*s)
+	trace, err := synthetic.PoissonExponential(2, 24*time.Hour, 10, 10*s)
 	require.NoError(b, err)
 	cfg := scalesim.DefaultConfig()
 	cfg.Slots = 8
@@ -268,7 +269,7 @@ func BenchmarkLowerBound(b *testing.B) {
 }
 
 func BenchmarkClairvoyant(b *testing.B) {
-	trace, err := scalesim.PoissonExponential(2, 24*time.Hour, 10, 10*s)
+	trace, err := synthetic.PoissonExponential(2, 24*time.Hour, 10, 10*s)
 	require.NoError(b, err)
 	cfg := scalesim.DefaultConfig()
 	cfg.Slots = 8

@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"remuda/tools/policystudy/internal/synthetic"
 	"remuda/tools/policystudy/policies"
 	"remuda/tools/policystudy/scalesim"
 )
@@ -21,7 +22,7 @@ func TestPolicies(t *testing.T) {
 		}
 		return r
 	}
-	trace, err := scalesim.Poisson(3, 16*time.Hour, rate, 6, scalesim.DefaultLengths(), scalesim.DefaultSpeed())
+	trace, err := synthetic.Poisson(3, 16*time.Hour, rate, 6, synthetic.DefaultLengths(), scalesim.DefaultSpeed())
 	require.NoError(t, err)
 	cfg := scalesim.DefaultConfig()
 	cfg.Slots, cfg.Initial, cfg.Max, cfg.ScoreFrom = 4, 8, 40, 8*time.Hour
@@ -52,7 +53,7 @@ func TestPolicies(t *testing.T) {
 // TestHold: with a longer hold no policy that scales down does so more often.
 func TestHold(t *testing.T) {
 	rate := func(at time.Duration) float64 { return 2 + 1.5*math.Sin(2*math.Pi*at.Hours()) }
-	trace, err := scalesim.Poisson(4, 12*time.Hour, rate, 4, scalesim.DefaultLengths(), scalesim.DefaultSpeed())
+	trace, err := synthetic.Poisson(4, 12*time.Hour, rate, 4, synthetic.DefaultLengths(), scalesim.DefaultSpeed())
 	require.NoError(t, err)
 	cfg := scalesim.DefaultConfig()
 	cfg.Slots, cfg.Initial, cfg.Max = 4, 8, 40

@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"remuda/tools/policystudy/internal/synthetic"
 	"remuda/tools/policystudy/scalesim"
 )
 
@@ -23,7 +24,7 @@ func (f follow) Decide(o *scalesim.Observation) int {
 // of 64 slots and a load that swings by the hour.
 func BenchmarkRun(b *testing.B) {
 	rate := func(t time.Duration) float64 { return 100 + 50*math.Sin(2*math.Pi*t.Hours()) }
-	trace, err := scalesim.Poisson(1, 6*time.Hour, rate, 150, scalesim.DefaultLengths(), scalesim.DefaultSpeed())
+	trace, err := synthetic.Poisson(1, 6*time.Hour, rate, 150, synthetic.DefaultLengths(), scalesim.DefaultSpeed())
 	require.NoError(b, err)
 	cfg := scalesim.DefaultConfig()
 	b.ReportAllocs()

@@ -27,6 +27,5 @@
 // request, replicas that die, GPUs that are not to be had (but see Config.Max), and a
 // network. Service times and tokens come with the trace (see Speed).
 //
-// The package peers has policies to compare with and a lower bound that no policy can
-// beat; the package frontier has intervals of confidence, Pareto frontiers and a plot.
+// The package peers has policies to compare with; the package frontier has intervals of confidence, Pareto frontiers and a plot.
 package scalesim

@@ -15,6 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"remuda/tools/policystudy/internal/synthetic"
 	"remuda/tools/policystudy/scalesim"
 )
 
@@ -143,7 +144,7 @@ func TestGenerate(t *testing.T) {
 				windows[i] = c.window
 			}
 			clients := &scalesim.Clients{Window: 10 * time.Minute, Clients: []scalesim.Client{{Windows: windows}}}
-			trace, err := clients.Generate(3, 1, 0, 0, scalesim.DefaultLengths(), scalesim.DefaultSpeed())
+			trace, err := clients.Generate(3, 1, 0, 0, synthetic.DefaultLengths(), scalesim.DefaultSpeed())
 			require.NoError(t, err)
 			require.NoError(t, trace.Validate())
 			require.Len(t, trace.Arrivals, 60_000)
@@ -163,7 +164,7 @@ func TestGenerate(t *testing.T) {
 	clients := &scalesim.Clients{Name: "c", Window: time.Minute, Clients: []scalesim.Client{
 		{Windows: []scalesim.Window{{Rate: 1}, {Rate: 1}, {}, {Rate: 1}}}, {Windows: []scalesim.Window{{Rate: 2, Kind: scalesim.Gamma, Shape: 0.001}}}}}
 	gen := func(seed uint64, scale float64, from, to time.Duration) *scalesim.Trace {
-		trace, err := clients.Generate(seed, scale, from, to, scalesim.DefaultLengths(), scalesim.DefaultSpeed())
+		trace, err := clients.Generate(seed, scale, from, to, synthetic.DefaultLengths(), scalesim.DefaultSpeed())
 		require.NoError(t, err)
 		return trace
 	}
@@ -181,10 +182,10 @@ func TestGenerate(t *testing.T) {
 		{0, 0, 0, "with scale 0"}, {math.NaN(), 0, 0, "with scale NaN"}, {1e9, 0, 0, "with scale 1e+09"},
 		{1, time.Hour, 0, "no window lies from 1h0m0s to 4m0s"}, {1, 30 * s, 80 * s, "no window lies from 30s to 1m20s"},
 	} {
-		_, err := clients.Generate(1, bad.scale, bad.from, bad.to, scalesim.DefaultLengths(), scalesim.DefaultSpeed())
+		_, err := clients.Generate(1, bad.scale, bad.from, bad.to, synthetic.DefaultLengths(), scalesim.DefaultSpeed())
 		require.ErrorContains(t, err, bad.want)
 	}
-	_, err := (&scalesim.Clients{}).Generate(1, 1, 0, 0, scalesim.DefaultLengths(), scalesim.DefaultSpeed())
+	_, err := (&scalesim.Clients{}).Generate(1, 1, 0, 0, synthetic.DefaultLengths(), scalesim.DefaultSpeed())
 	require.ErrorContains(t, err, "its window is 0s")
 }
 
@@ -250,7 +251,7 @@ func FuzzReadServeGen(f *testing.F) {
 			return
 		}
 		scale := min(1, 1000/max(clients.Requests(), 1))
-		trace, err := clients.Generate(1, scale, 0, 0, scalesim.DefaultLengths(), scalesim.DefaultSpeed())
+		trace, err := clients.Generate(1, scale, 0, 0, synthetic.DefaultLengths(), scalesim.DefaultSpeed())
 		if err != nil {
 			return
 		}

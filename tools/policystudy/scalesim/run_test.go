@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/tools/policystudy/frontier"
+	"remuda/tools/policystudy/internal/synthetic"
 	"remuda/tools/policystudy/scalesim"
 )
 
@@ -112,7 +113,7 @@ func TestErlangC(t *testing.T) {
 	cfg := scalesim.Config{Slots: 4, ColdStart: s, Interval: time.Minute, Min: servers / 4, Max: servers / 4, Initial: servers / 4, ScoreFrom: 10 * time.Minute}
 	var chances, waits []float64
 	for seed := range uint64(20) {
-		trace, err := scalesim.PoissonExponential(seed, 8*time.Hour, load/mean, time.Duration(mean*float64(s)))
+		trace, err := synthetic.PoissonExponential(seed, 8*time.Hour, load/mean, time.Duration(mean*float64(s)))
 		require.NoError(t, err)
 		r, err := scalesim.Run(cfg, trace, &script{want: []int{servers / 4}})
 		require.NoError(t, err)
@@ -134,7 +135,7 @@ func TestErlangC(t *testing.T) {
 
 // TestInputIsKept shows that Run and the methods of a trace leave it as it is.
 func TestInputIsKept(t *testing.T) {
-	trace, err := scalesim.PoissonExponential(3, time.Hour, 2, 20*s)
+	trace, err := synthetic.PoissonExponential(3, time.Hour, 2, 20*s)
 	require.NoError(t, err)
 	before, err := json.Marshal(trace)
 	require.NoError(t, err)
@@ -143,7 +144,7 @@ func TestInputIsKept(t *testing.T) {
 	first, err := scalesim.Run(cfg, trace, follow{margin: 1.2})
 	require.NoError(t, err)
 	trace.Halves()
-	_, err = trace.Stretch(2)
+	_, err = trace.Sample(0.5, 1)
 	require.NoError(t, err)
 	after, err := json.Marshal(trace)
 	require.NoError(t, err)

@@ -81,20 +81,13 @@ func (t *Trace) MeanService() time.Duration {
 // Offered is the mean number of slots that the trace keeps busy (erlangs).
 func (t *Trace) Offered() float64 { return t.Rate() * t.MeanService().Seconds() }
 
-// Stretch multiplies all times by factor: 2 makes the same requests arrive in twice the
-// time. Service times stay.
-func (t *Trace) Stretch(factor float64) (*Trace, error) {
-	if !(factor > 0) || float64(t.Span)*factor > float64(maxDuration) {
-		return nil, fmt.Errorf("stretch a trace of %v by %v: the factor must be above 0 and the result at most %v", t.Span, factor, maxDuration)
-	}
-	out := &Trace{Name: t.Name, Span: time.Duration(float64(t.Span) * factor), Arrivals: make([]Arrival, len(t.Arrivals))}
-	out.Span = max(out.Span, 1)
-	for i, a := range t.Arrivals {
-		a.At = min(time.Duration(float64(a.At)*factor), out.Span-1)
-		out.Arrivals[i] = a
-	}
-	return out, nil
-}
+// Streams keep what is drawn for one purpose apart from the others, under one seed.
+const (
+	streamSample    = 1
+	streamLengths   = 3
+	streamColdStart = 4
+	streamClients   = 1 << 32
+)
 
 // Sample keeps each request with the given probability, drawn with seed.
 func (t *Trace) Sample(share float64, seed uint64) (*Trace, error) {
@@ -131,16 +124,6 @@ func (t *Trace) Slice(from, to time.Duration) *Trace {
 // from the first.
 func (t *Trace) Halves() (first, second *Trace) {
 	return t.Slice(0, t.Span/2), t.Slice(t.Span/2, t.Span)
-}
-
-// Timed sets the service times from the tokens.
-func (t *Trace) Timed(speed Speed) *Trace {
-	out := &Trace{Name: t.Name, Span: t.Span, Arrivals: make([]Arrival, len(t.Arrivals))}
-	for i, a := range t.Arrivals {
-		a.Service = speed.Service(a.Context, a.Generated)
-		out.Arrivals[i] = a
-	}
-	return out
 }
 
 // Speed turns tokens into a service time: fixed + context*per_context +

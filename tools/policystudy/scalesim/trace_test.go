@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"remuda/tools/policystudy/internal/synthetic"
 	"remuda/tools/policystudy/scalesim"
 )
 
@@ -29,24 +30,10 @@ func TestTraceMethods(t *testing.T) {
 	require.Equal(t, []scalesim.Arrival{{At: 0, Service: 3 * s}, {At: 49 * s, Service: 4 * s}}, second.Arrivals)
 	require.Empty(t, trace.Slice(40*s, 30*s).Arrivals)
 	require.Equal(t, trace, trace.Slice(-s, 1000*s))
-
-	slow, err := trace.Stretch(2.5)
-	require.NoError(t, err)
-	require.NoError(t, slow.Validate())
-	require.Equal(t, 250*s, slow.Span)
-	require.Equal(t, scalesim.Arrival{At: 75 * s, Service: 2 * s, Context: 10, Generated: 5}, slow.Arrivals[1])
-	for _, factor := range []float64{0, -1, math.NaN(), math.Inf(1), 1e12} {
-		_, err := trace.Stretch(factor)
-		require.ErrorContains(t, err, "the factor must be above 0")
-	}
-
-	timed := trace.Timed(scalesim.Speed{Fixed: s, PerContext: time.Millisecond, PerGenerated: 100 * time.Millisecond})
-	require.Equal(t, 1510*time.Millisecond, timed.Arrivals[1].Service)
-	require.Equal(t, time.Duration(1), trace.Timed(scalesim.Speed{}).Arrivals[0].Service)
 }
 
 func TestSample(t *testing.T) {
-	trace, err := scalesim.PoissonExponential(1, time.Hour, 10, s)
+	trace, err := synthetic.PoissonExponential(1, time.Hour, 10, s)
 	require.NoError(t, err)
 	half, err := trace.Sample(0.5, 7)
 	require.NoError(t, err)
@@ -66,61 +53,8 @@ func TestSample(t *testing.T) {
 	}
 }
 
-func TestPoisson(t *testing.T) {
-	// Twice the rate in the second half.
-	rate := func(at time.Duration) float64 {
-		if at < time.Hour {
-			return 5
-		}
-		return 10
-	}
-	trace, err := scalesim.Poisson(1, 2*time.Hour, rate, 10, scalesim.DefaultLengths(), scalesim.DefaultSpeed())
-	require.NoError(t, err)
-	require.NoError(t, trace.Validate())
-	first, second := trace.Halves()
-	require.InEpsilon(t, 5*3600, len(first.Arrivals), 0.03)
-	require.InEpsilon(t, 10*3600, len(second.Arrivals), 0.03)
-
-	a, err := scalesim.PoissonExponential(1, time.Hour, 10, 3*s)
-	require.NoError(t, err)
-	require.InEpsilon(t, 3, a.MeanService().Seconds(), 0.03)
-	for name, f := range map[string]func() error{
-		"span": func() error {
-			_, err := scalesim.PoissonExponential(1, 0, 10, s)
-			return err
-		},
-		"rate": func() error {
-			_, err := scalesim.PoissonExponential(1, s, math.NaN(), s)
-			return err
-		},
-		"mean": func() error {
-			_, err := scalesim.PoissonExponential(1, s, 1, 0)
-			return err
-		},
-		"too many": func() error {
-			_, err := scalesim.PoissonExponential(1, time.Hour, 1e9, s)
-			return err
-		},
-	} {
-		require.Error(t, f(), name)
-	}
-}
-
-func TestLengths(t *testing.T) {
+func TestEmpirical(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 1))
-	l := scalesim.LogNormal{ContextMedian: 1000, ContextSigma: 3, GeneratedMedian: 0.1, Limit: 4000}
-	above := 0
-	for range 10_000 {
-		c, g := l.Draw(rng)
-		require.GreaterOrEqual(t, c, int32(1))
-		require.LessOrEqual(t, c, int32(4000))
-		require.EqualValues(t, 1, g)
-		if c > 1000 {
-			above++
-		}
-	}
-	require.InDelta(t, 5000, above, 200)
-
 	e, err := scalesim.NewEmpirical(sample())
 	require.NoError(t, err)
 	seen := 0

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"remuda/tools/policystudy/internal/synthetic"
 	"remuda/tools/policystudy/policies"
 	"remuda/tools/policystudy/scalesim"
 	"remuda/tools/policystudy/study"
@@ -20,7 +21,7 @@ import (
 func small(dir string) study.Config {
 	source := study.Source{Name: "made-up", Slots: 4, Make: func(seed uint64) (*scalesim.Trace, error) {
 		rate := func(at time.Duration) float64 { return 2 + math.Sin(2*math.Pi*at.Hours()) }
-		return scalesim.Poisson(seed, 3*time.Hour, rate, 4, scalesim.DefaultLengths(), scalesim.DefaultSpeed())
+		return synthetic.Poisson(seed, 3*time.Hour, rate, 4, synthetic.DefaultLengths(), scalesim.DefaultSpeed())
 	}}
 	grid := policies.DefaultGrid()
 	grid.Aims, grid.Holds, grid.Goals = []float64{0.5, 0.8}, []time.Duration{5 * time.Minute}, []float64{0.9, 0.999}

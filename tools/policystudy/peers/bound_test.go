@@ -1,7 +1,6 @@
 package peers
 
 import (
-	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -97,17 +96,6 @@ func (b *Bound) raise(d *dual, cfg scalesim.Config, trace *scalesim.Trace, needs
 	}
 	// The value is concave in the price, and so has one top also over its logarithm.
 	golden(math.Log(1e-3/d.slots), math.Log(1e4), 24, func(x float64) float64 { return try(math.Exp(x)) })
-}
-
-func valid(cfg scalesim.Config, trace *scalesim.Trace, share float64) error {
-	errs := []error{cfg.Validate(), trace.Validate()}
-	if !(share > 0 && share <= 1) {
-		errs = append(errs, fmt.Errorf("the share is %v: it must be above 0 and at most 1", share))
-	}
-	if cfg.ScoreFrom >= trace.Span {
-		errs = append(errs, fmt.Errorf("score_from_ns is %v: it must be before the end of the trace at %v", cfg.ScoreFrom, trace.Span))
-	}
-	return errors.Join(errs...)
 }
 
 // relief gives the slot-seconds that late requests can free at most, and how many may be
