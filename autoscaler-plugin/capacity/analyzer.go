@@ -1,6 +1,7 @@
 package capacity
 
 import (
+	"cmp"
 	"hash/maphash"
 	"math"
 	"slices"
@@ -64,15 +65,14 @@ type variant struct {
 	hold, capacityHold             Hold
 }
 
-// Analyze fills out with what in calls for. An error is that of in.Validate; out is not
-// touched then.
+// Analyze fills out with what in calls for. An error is that of in.Validate, and out is then
+// unchanged.
 func (a *Analyzer) Analyze(rules Rules, in *Input, out *Result) error {
-	cfg := in.Config.orDefault()
-	if !cfg.good() || !in.good() || !a.load(in) {
-		if err := in.Validate(); err != nil {
-			return err
-		}
+	if err := in.Validate(rules); err != nil {
+		return err
 	}
+	a.load(in)
+	cfg := in.Config.orDefault()
 	*out = Result{Rules: rules, Config: cfg, Classes: slices.Grow(out.Classes[:0], len(in.Replicas)), Decisions: out.Decisions[:0], hidden: out.hidden[:0]}
 	for _, s := range [...]*sum{&a.spareKV, &a.spareQueue, &a.loadKV, &a.loadQueue, &a.sizedLoad, &a.sizes} {
 		s.reset()
@@ -101,9 +101,9 @@ func (a *Analyzer) Analyze(rules Rules, in *Input, out *Result) error {
 	return nil
 }
 
-// load takes over the variants, sorted by name, and the replicas, and tells whether their
-// names differ and the replicas are good.
-func (a *Analyzer) load(in *Input) bool {
+// load takes over the variants, sorted by name, and the replicas. Of two variants with one
+// name the last counts.
+func (a *Analyzer) load(in *Input) {
 	a.vars = a.vars[:0]
 	for i := range in.Variants {
 		w := &in.Variants[i]
@@ -114,12 +114,15 @@ func (a *Analyzer) load(in *Input) bool {
 		})
 	}
 	a.sort()
-	for i := 1; i < len(a.vars); i++ {
-		if a.vars[i].name == a.vars[i-1].name {
-			return false
+	n := 0
+	for i := range a.vars {
+		if i+1 == len(a.vars) || a.vars[i].name != a.vars[i+1].name {
+			a.vars[n] = a.vars[i]
+			n++
 		}
 	}
-	return a.replicas(in)
+	a.vars = a.vars[:n]
+	a.replicas(in)
 }
 
 // told is a count, or -1 where nobody said.
@@ -130,18 +133,15 @@ func told(n *int) int {
 	return *n
 }
 
-// replicas finds the variant of every replica, with what it says of the variant's cost, and
-// tells whether the replicas are good. Variants that are not listed are taken over, too.
-func (a *Analyzer) replicas(in *Input) bool {
+// replicas finds the variant of every replica. Variants that are not listed are taken over,
+// too.
+func (a *Analyzer) replicas(in *Input) {
 	a.entries = slices.Grow(a.entries[:0], len(in.Replicas))[:len(in.Replicas)]
 	listed := len(a.vars)
 	last, at := "", -1
 	for i := range in.Replicas {
 		r := &in.Replicas[i]
-		if !r.good() {
-			return false
-		}
-		if r.Variant != last {
+		if at < 0 || r.Variant != last {
 			last = r.Variant
 			if at = a.find(last, listed); at < 0 {
 				a.vars = append(a.vars, variant{name: last, pending: -1, least: -1, most: -1})
@@ -151,19 +151,18 @@ func (a *Analyzer) replicas(in *Input) bool {
 		a.entries[i].variant = int32(at)
 	}
 	if len(a.vars) == listed {
-		return true
+		return
 	}
 	a.sort()
 	a.vars = slices.CompactFunc(a.vars, func(x, y variant) bool { return x.name == y.name })
 	for i := range in.Replicas {
 		a.entries[i].variant = int32(a.find(in.Replicas[i].Variant, len(a.vars)))
 	}
-	return true
 }
 
 func (a *Analyzer) sort() {
 	if len(a.vars) > 1 && !slices.IsSortedFunc(a.vars, byName) {
-		slices.SortFunc(a.vars, byName)
+		slices.SortStableFunc(a.vars, byName)
 	}
 }
 
@@ -206,7 +205,7 @@ func (a *Analyzer) costs() {
 		// from the last one.
 		a.order = append(a.order, 0)
 		at := len(a.order) - 1
-		for ; at > 0 && a.vars[a.order[at-1]].cost <= v.cost; at-- {
+		for ; at > 0 && cmp.Compare(a.vars[a.order[at-1]].cost, v.cost) <= 0; at-- {
 			a.order[at] = a.order[at-1]
 		}
 		a.order[at] = int32(i)
@@ -216,7 +215,7 @@ func (a *Analyzer) costs() {
 // cost notes what a replica says that its variant costs.
 func (v *variant) noteCost(c measure.Value) {
 	if !c.IsZero() && !v.costTold {
-		if !v.costSeen || c.Raw() > v.cost {
+		if !v.costSeen || cmp.Compare(c.Raw(), v.cost) > 0 {
 			v.cost = c.Raw()
 		}
 		v.costSeen = true

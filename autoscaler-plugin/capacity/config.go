@@ -1,9 +1,7 @@
 package capacity
 
 import (
-	"errors"
 	"fmt"
-	"math"
 
 	"remuda/autoscaler-plugin/measure"
 )
@@ -47,31 +45,58 @@ func (c Config) orDefault() Config {
 	return c
 }
 
-// good is Validate without words.
-func (c *Config) good() bool {
-	return c.KVCacheThreshold > 0 && c.KVCacheThreshold <= 1 &&
-		c.QueueLengthThreshold > 0 && c.QueueLengthThreshold <= math.MaxFloat64 &&
-		c.KVSpareTrigger >= 0 && c.KVSpareTrigger <= c.KVCacheThreshold &&
-		c.QueueSpareTrigger >= 0 && c.QueueSpareTrigger <= c.QueueLengthThreshold &&
-		c.StaleAfterSeconds >= 0 && c.StaleAfterSeconds <= math.MaxFloat64
+// Validate names every field that is out of its range, each as a *FieldError.
+func (c Config) Validate() error { return asErrors(Safe, c.problems("")) }
+
+// problems are the fields that are out of their ranges.
+func (c *Config) problems(prefix string) []Note {
+	var all []Note
+	bad := func(field string, x float64, want, effect string, skipped bool) {
+		if skipped {
+			effect += "; the autoscaler skips an entry of its ConfigMap that has this value"
+		}
+		all = append(all, Note{Field: prefix + field, Problem: fmt.Sprintf("is %s: want %s", measure.Text(x), want), Effect: effect})
+	}
+	if x := c.KVCacheThreshold; !(x > 0 && x <= 1) {
+		bad("kv_cache_threshold", x, "more than 0 and at most 1, a share of the KV cache",
+			thresholdEffect(x, "an empty KV cache saturates a replica", "a full KV cache does not saturate a replica"), x < 0 || x > 1)
+	}
+	if x := c.QueueLengthThreshold; !(x > 0 && finite(x)) {
+		bad("queue_length_threshold", x, "more than 0 waiting requests",
+			thresholdEffect(x, "an empty queue saturates a replica", "no queue saturates a replica"), x < 0)
+	}
+	if x := c.KVSpareTrigger; !(x >= 0 && !(x > c.KVCacheThreshold)) {
+		bad("kv_spare_trigger", x, "0 to the kv_cache_threshold, "+measure.Text(c.KVCacheThreshold),
+			triggerEffect(x, "KV cache"), x < 0 || x > 1 || x > c.KVCacheThreshold)
+	}
+	if x := c.QueueSpareTrigger; !(x >= 0 && !(x > c.QueueLengthThreshold)) {
+		bad("queue_spare_trigger", x, "0 to the queue_length_threshold, "+measure.Text(c.QueueLengthThreshold),
+			triggerEffect(x, "queue"), x < 0)
+	}
+	if x := c.StaleAfterSeconds; !(x >= 0 && finite(x)) {
+		bad("stale_after_seconds", x, "0 seconds, which is the default, or more", "", false)
+	}
+	return all
 }
 
-// Validate names every field that is out of its range, each as a *FieldError.
-func (c Config) Validate() error { return errors.Join(c.faults("")...) }
-
-func (c Config) faults(prefix string) []error {
-	var errs []error
-	check := func(ok bool, field string, x float64, want string) {
-		if !ok {
-			errs = append(errs, &FieldError{Field: prefix + field, Problem: fmt.Sprintf("is %s: want %s", measure.Text(x), want)})
-		}
+// thresholdEffect is what WVA makes of a threshold that is out of its range.
+func thresholdEffect(x float64, low, high string) string {
+	switch {
+	case x <= 0:
+		return low
+	case x > 0:
+		return high
 	}
-	check(c.KVCacheThreshold > 0 && c.KVCacheThreshold <= 1, "kv_cache_threshold", c.KVCacheThreshold, "more than 0 and at most 1, a share of the KV cache")
-	check(c.QueueLengthThreshold > 0 && finite(c.QueueLengthThreshold), "queue_length_threshold", c.QueueLengthThreshold, "more than 0 waiting requests")
-	check(c.KVSpareTrigger >= 0 && !(c.KVSpareTrigger > c.KVCacheThreshold), "kv_spare_trigger", c.KVSpareTrigger,
-		"0 to the kv_cache_threshold, "+measure.Text(c.KVCacheThreshold))
-	check(c.QueueSpareTrigger >= 0 && !(c.QueueSpareTrigger > c.QueueLengthThreshold), "queue_spare_trigger", c.QueueSpareTrigger,
-		"0 to the queue_length_threshold, "+measure.Text(c.QueueLengthThreshold))
-	check(c.StaleAfterSeconds >= 0 && finite(c.StaleAfterSeconds), "stale_after_seconds", c.StaleAfterSeconds, "0 seconds, which is the default, or more")
-	return errs
+	return "no comparison with it is true: it saturates no replica, and no removal is safe"
+}
+
+// triggerEffect is what WVA makes of a trigger that is out of its range.
+func triggerEffect(x float64, what string) string {
+	switch {
+	case x > 0:
+		return "even an empty " + what + " has less to spare: the model needs more whenever a replica reports, and no removal is safe"
+	case x <= 0:
+		return "the spare " + what + " is never below it, so that the " + what + " alone never makes the model grow"
+	}
+	return "no comparison with it is true: the " + what + " alone never makes the model grow, and no removal is safe"
 }

@@ -49,7 +49,8 @@ func TestOverrides(t *testing.T) {
 		"overrides[2].stale_after_seconds is -1: want 0 seconds, which is the default, or more")
 }
 
-// TestConfigValidation: Validate names each bad field, and an input with one is refused.
+// TestConfigValidation: Validate names each bad field. Safe rejects an input with one, and
+// WVA notes it.
 func TestConfigValidation(t *testing.T) {
 	require.NoError(t, capacity.DefaultConfig().Validate())
 	nan, inf := math.NaN(), math.Inf(1)
@@ -65,45 +66,64 @@ func TestConfigValidation(t *testing.T) {
 			c := capacity.DefaultConfig()
 			change(&c)
 			require.ErrorContains(t, c.Validate(), strings.TrimSpace(name))
-			for _, rules := range both {
-				_, err := capacity.Explain(rules, capacity.Input{Config: c})
-				require.ErrorContains(t, err, "config.")
-				var a capacity.Analyzer
-				require.Error(t, a.Analyze(rules, &capacity.Input{Config: c}, &capacity.Result{}))
+			in := capacity.Input{Config: c}
+			_, err := capacity.Explain(capacity.Safe, in)
+			require.ErrorContains(t, err, "config.")
+			var a capacity.Analyzer
+			require.Equal(t, err, a.Analyze(capacity.Safe, &in, &capacity.Result{}))
+			if strings.TrimSpace(name) != "stale_after_seconds" {
+				require.Len(t, explain(t, capacity.WVA, in).Notes, 1)
 			}
 		})
 	}
 }
 
-// TestAnalyzeRefusesWhatValidateDoes, each field by itself.
-func TestAnalyzeRefusesWhatValidateDoes(t *testing.T) {
-	for field, change := range map[string]func(*capacity.Input){
-		"replicas[1].replica":          func(in *capacity.Input) { in.Replicas[1].Replica = "" },
-		"replicas[1].variant":          func(in *capacity.Input) { in.Replicas[1].Variant = "" },
-		"replicas[0].cost":             func(in *capacity.Input) { in.Replicas[0].Cost = measure.Of(math.NaN()) },
-		"replicas[0].kv_capacity":      func(in *capacity.Input) { in.Replicas[0].KVCapacity = measure.Of(-1) },
-		"variants[1].variant is \"v\"": func(in *capacity.Input) { in.Variants[1].Variant = "v" },
-		"variants[1].variant is miss":  func(in *capacity.Input) { in.Variants[1].Variant = "" },
-		"variants[0].current":          func(in *capacity.Input) { in.Variants[0].Current = capacity.MaxCount + 1 },
-		"variants[0].desired":          func(in *capacity.Input) { in.Variants[0].Desired = -1 },
-		"variants[0].draining":         func(in *capacity.Input) { in.Variants[0].Draining = -1 },
-		"variants[0].pending":          func(in *capacity.Input) { in.Variants[0].Pending = new(-1) },
-		"variants[0].min is -1":        func(in *capacity.Input) { in.Variants[0].Min = new(-1) },
-		"variants[0].max is -1":        func(in *capacity.Input) { in.Variants[0].Max = new(-1) },
-		"variants[0].min is 2 and max": func(in *capacity.Input) { in.Variants[0].Min, in.Variants[0].Max = new(2), new(1) },
-		"variants[0].cost":             func(in *capacity.Input) { in.Variants[0].Cost = measure.Of(math.Inf(1)) },
-		"model_based_targets[\"v\"]":   func(in *capacity.Input) { in.ModelBasedTargets = map[string]int{"v": -1} },
+// TestInputValidation: Validate names each bad field. Safe rejects an input with one. WVA
+// notes it, but rejects what the autoscaler's analyzer has no field for.
+func TestInputValidation(t *testing.T) {
+	for field, tc := range map[string]struct {
+		change func(*capacity.Input)
+		ours   bool
+	}{
+		"replicas[1].replica":          {func(in *capacity.Input) { in.Replicas[1].Replica = "" }, false},
+		"replicas[1].variant":          {func(in *capacity.Input) { in.Replicas[1].Variant = "" }, false},
+		"replicas[0].cost":             {func(in *capacity.Input) { in.Replicas[0].Cost = measure.Of(math.NaN()) }, false},
+		"replicas[0].kv_capacity":      {func(in *capacity.Input) { in.Replicas[0].KVCapacity = measure.Of(-1) }, true},
+		"variants[1].variant is \"v\"": {func(in *capacity.Input) { in.Variants[1].Variant = "v" }, false},
+		"variants[1].variant is miss":  {func(in *capacity.Input) { in.Variants[1].Variant = "" }, false},
+		"variants[0].current":          {func(in *capacity.Input) { in.Variants[0].Current = capacity.MaxCount + 1 }, false},
+		"variants[0].desired":          {func(in *capacity.Input) { in.Variants[0].Desired = -1 }, false},
+		"variants[0].draining":         {func(in *capacity.Input) { in.Variants[0].Draining = -1 }, true},
+		"variants[0].pending":          {func(in *capacity.Input) { in.Variants[0].Pending = new(-1) }, true},
+		"variants[0].min is -1":        {func(in *capacity.Input) { in.Variants[0].Min = new(-1) }, true},
+		"variants[0].max is -1":        {func(in *capacity.Input) { in.Variants[0].Max = new(-1) }, true},
+		"variants[0].min is 2 and max": {func(in *capacity.Input) { in.Variants[0].Min, in.Variants[0].Max = new(2), new(1) }, true},
+		"variants[0].cost":             {func(in *capacity.Input) { in.Variants[0].Cost = measure.Of(math.Inf(1)) }, false},
+		"model_based_targets[\"v\"]":   {func(in *capacity.Input) { in.ModelBasedTargets = map[string]int{"v": -1} }, false},
+		"config.stale_after_seconds":   {func(in *capacity.Input) { in.Config.StaleAfterSeconds = -1 }, true},
 	} {
 		t.Run(field, func(t *testing.T) {
-			in := capacity.Input{Replicas: reps("v", 2, 10, 0.5, 0), Variants: variants{{Variant: "v", Current: 2}, {Variant: "w"}}}
-			require.NoError(t, in.Validate())
-			change(&in)
-			err := in.Validate()
+			in := capacity.Input{Config: capacity.DefaultConfig(), Replicas: reps("v", 2, 10, 0.5, 0), Variants: variants{{Variant: "v", Current: 2}, {Variant: "w"}}}
+			for _, rules := range both {
+				require.NoError(t, in.Validate(rules))
+			}
+			require.Nil(t, explain(t, capacity.WVA, in).Notes)
+			tc.change(&in)
+			err := in.Validate(capacity.Safe)
 			require.ErrorContains(t, err, field)
 			var a capacity.Analyzer
 			require.Equal(t, err, a.Analyze(capacity.Safe, &in, &capacity.Result{}))
-			_, got := capacity.Explain(capacity.WVA, in)
-			require.Equal(t, err, got)
+			got, wvaErr := capacity.Explain(capacity.WVA, in)
+			if tc.ours {
+				require.Equal(t, err, wvaErr)
+				require.Equal(t, err, a.Analyze(capacity.WVA, &in, &capacity.Result{}))
+				return
+			}
+			require.NoError(t, wvaErr)
+			require.NoError(t, a.Analyze(capacity.WVA, &in, &capacity.Result{}))
+			require.Len(t, got.Notes, 1)
+			require.Equal(t, err.Error(), got.Notes[0].Field+" "+got.Notes[0].Problem)
+			require.NotEmpty(t, got.Notes[0].Effect)
 		})
 	}
 }

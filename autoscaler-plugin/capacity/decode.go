@@ -16,11 +16,12 @@ import (
 // field's name must be known, and be there once. The config is that of DefaultConfig where it
 // is left out, field by field.
 //
-// What is wrong with an input is told all at once, as joined *FieldErrors with the lines of
-// the text, and ends the sequence; so does a text that is no JSON, and an error of r.
-func Decode(r io.Reader) iter.Seq2[Input, error] {
+// What is wrong with an input is returned all at once, as joined *FieldErrors with the lines
+// of the text, and ends the sequence; so does a text that is no JSON, and an error of r.
+// Values are those that in.Validate allows under the rules.
+func Decode(rules Rules, r io.Reader) iter.Seq2[Input, error] {
 	return func(yield func(Input, error) bool) {
-		d := &decoder{text: &lines{r: r}}
+		d := &decoder{rules: rules, text: &lines{r: r}}
 		d.json = json.NewDecoder(d.text)
 		for {
 			in, err := d.input()
@@ -59,6 +60,7 @@ func (l *lines) at(offset int64) int {
 }
 
 type decoder struct {
+	rules  Rules
 	json   *json.Decoder
 	text   *lines
 	where  map[string]int // lines of the fields of this input
@@ -104,7 +106,7 @@ func (d *decoder) input() (Input, error) {
 		return Input{}, errors.Join(append(d.faults, d.broken(err))...)
 	}
 	if len(d.faults) == 0 {
-		d.locate(in.Validate())
+		d.locate(in.Validate(d.rules))
 	}
 	if len(d.faults) > 0 {
 		return Input{}, errors.Join(d.faults...)

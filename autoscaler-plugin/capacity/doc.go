@@ -8,7 +8,7 @@
 // held against that.
 //
 // There are two sets of rules. [WVA] is the seed's algorithm as it is, for comparison with
-// it. [Safe], the default, differs where the seed is known to answer wrongly (the table of
+// it: it takes values that no sound input has, and notes what it makes of them. [Safe], the default, differs where the seed is known to answer wrongly (the table of
 // eight in the autoscaler facts):
 //
 //   - Load of saturated replicas counts when a removal is simulated, and a saturated

@@ -10,7 +10,7 @@ import (
 )
 
 // Answer is what `remuda capacity explain -json` prints (the format of the autoscaler facts).
-// The fields after Decisions are Safe's; WVA leaves them out.
+// The fields after Decisions are Safe's, but for Notes, which are WVA's.
 type Answer struct {
 	TotalReplicas   int                `json:"total_replicas"`
 	NonSaturated    int                `json:"non_saturated"`
@@ -29,6 +29,8 @@ type Answer struct {
 	ScaleDownHold string `json:"scale_down_hold,omitzero"`
 	// Replicas say what each entry was taken for, sorted by variant and name.
 	Replicas []Finding `json:"replicas,omitzero"`
+	// Notes are the values that WVA takes and Safe rejects, in the order of the input.
+	Notes []Note `json:"notes,omitzero"`
 }
 
 // Verdict is the decision about one variant.
@@ -50,9 +52,11 @@ type Finding struct {
 }
 
 // Explain answers one input, with reasons. The answer does not depend on the order of the
-// input's replicas and variants. An error is that of in.Validate.
+// input's replicas and variants, unless WVA has to take the last of two entries of a variant.
+// An error is that of in.Validate.
 func Explain(rules Rules, in Input) (Answer, error) {
-	if err := in.Validate(); err != nil { // before the order changes
+	notes := in.problems() // before the order changes
+	if err := asErrors(rules, notes); err != nil {
 		return Answer{}, err
 	}
 	// Of two entries of one replica the second is the duplicate: an order makes it the same.
@@ -63,7 +67,9 @@ func Explain(rules Rules, in Input) (Answer, error) {
 	if err := a.Analyze(rules, &in, &r); err != nil {
 		return Answer{}, err
 	}
-	return r.Answer(&in), nil
+	answer := r.Answer(&in)
+	answer.Notes = notes
+	return answer, nil
 }
 
 // compareReplicas orders by variant and name, and then by all that the analysis looks at.

@@ -3,6 +3,7 @@ package capacity
 import (
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 
@@ -91,90 +92,155 @@ func (e *FieldError) Error() string {
 	return e.Field + " " + e.Problem
 }
 
-func count(n int) bool { return n >= 0 && n <= MaxCount }
-
-func countOr(n *int) bool { return n == nil || count(*n) }
-
-// good is Validate without words, for a replica.
-func (r *Replica) good() bool {
-	return r.Replica != "" && r.Variant != "" && r.Cost.Raw() >= 0 && finite(r.Cost.Raw()) &&
-		(r.KVCapacity.IsZero() || r.KVCapacity.Raw() > 0 && finite(r.KVCapacity.Raw()))
+// Note is a value of an input that Safe rejects. WVA takes it as it is, and says so.
+type Note struct {
+	// Field is its path, as in "replicas[0].cost".
+	Field string `json:"field"`
+	// Problem is what it is, and what it should be.
+	Problem string `json:"problem"`
+	// Effect is what WVA makes of it. It is empty for a field that the autoscaler's analyzer
+	// does not have: WVA rejects it, too.
+	Effect string `json:"effect"`
 }
 
-// good is Validate without words, but for replicas, and variants that are there twice.
-func (in *Input) good() bool {
-	for i := range in.Variants {
-		v := &in.Variants[i]
-		if v.Variant == "" || !count(v.Current) || !count(v.Desired) || !count(v.Draining) ||
-			!countOr(v.Min) || !countOr(v.Max) || !countOr(v.Pending) ||
-			v.Min != nil && v.Max != nil && *v.Min > *v.Max || !(v.Cost.Raw() >= 0 && finite(v.Cost.Raw())) {
-			return false
+// What WVA makes of a value that Safe rejects.
+const (
+	asItIs       = "the analyzer takes it as it is"
+	notRead      = "the analyzer does not read it"
+	anyName      = "the analyzer takes the empty name for a name like any other"
+	lastCounts   = "the last entry of the variant counts"
+	costNotEqual = "no comparison with it is true: which variant changes depends on the order of a Go map in the autoscaler, and it counts as the lowest cost here"
+)
+
+// Validate names every field that the rules reject, each as a *FieldError. Metrics are no
+// fields in this sense: whatever an engine reports is an input, and is classified. WVA rejects
+// only fields that the autoscaler's analyzer does not have.
+func (in *Input) Validate(rules Rules) error { return asErrors(rules, in.problems()) }
+
+// asErrors joins the problems that the rules reject, as *FieldErrors; nil if there are none.
+func asErrors(rules Rules, all []Note) error {
+	var errs []error
+	for _, n := range all {
+		if rules == WVA && n.Effect != "" {
+			continue
+		}
+		errs = append(errs, &FieldError{Field: n.Field, Problem: n.Problem})
+	}
+	return errors.Join(errs...)
+}
+
+// problems are the bad fields of the input. It allocates nothing where there are none, and
+// the variants are few.
+func (in *Input) problems() []Note {
+	cfg := in.Config.orDefault()
+	p := problems{cfg.problems("config.")}
+	for i := range in.Replicas {
+		r := &in.Replicas[i]
+		p.name("replicas", i, "replica", r.Replica, notRead)
+		p.name("replicas", i, "variant", r.Variant, anyName)
+		p.cost("replicas", i, r.Cost)
+		if x := r.KVCapacity; !x.IsZero() && !(x.Raw() > 0 && finite(x.Raw())) {
+			p.add("replicas", i, "kv_capacity", fmt.Sprintf("is %s: want more than 0, or leave it out", x), "")
 		}
 	}
-	for _, n := range in.ModelBasedTargets {
-		if !count(n) {
+	first := in.firstByName()
+	for i := range in.Variants {
+		v := &in.Variants[i]
+		p.name("variants", i, "variant", v.Variant, anyName)
+		if j := in.firstOf(v.Variant, first); j < i {
+			p.add("variants", i, "variant", fmt.Sprintf("is %q as variants[%d].variant is: want each variant once", v.Variant, j), lastCounts)
+		}
+		p.count("variants", i, "current", v.Current, asItIs)
+		p.count("variants", i, "desired", v.Desired, asItIs)
+		p.count("variants", i, "draining", v.Draining, "")
+		p.count("variants", i, "pending", or0(v.Pending), "")
+		p.count("variants", i, "min", or0(v.Min), "")
+		p.count("variants", i, "max", or0(v.Max), "")
+		if v.Min != nil && v.Max != nil && *v.Min > *v.Max {
+			p.add("variants", i, "min", fmt.Sprintf("is %d and max is %d: want min at most max", *v.Min, *v.Max), "")
+		}
+		p.cost("variants", i, v.Cost)
+	}
+	if !allCounts(in.ModelBasedTargets) {
+		for _, name := range sortedKeys(in.ModelBasedTargets) {
+			if n := in.ModelBasedTargets[name]; !isCount(n) {
+				p.all = append(p.all, Note{Field: fmt.Sprintf("model_based_targets[%q]", name), Problem: countProblem(n), Effect: asItIs})
+			}
+		}
+	}
+	return p.all
+}
+
+// firstByName is an index of the variants, nil where they are so few that firstOf needs none.
+func (in *Input) firstByName() map[string]int {
+	if len(in.Variants) <= 8 {
+		return nil
+	}
+	first := make(map[string]int, len(in.Variants))
+	for i, v := range slices.Backward(in.Variants) {
+		first[v.Variant] = i
+	}
+	return first
+}
+
+// firstOf is the place of the first variant with a name that is there.
+func (in *Input) firstOf(name string, first map[string]int) int {
+	if first != nil {
+		return first[name]
+	}
+	return slices.IndexFunc(in.Variants, func(v Variant) bool { return v.Variant == name })
+}
+
+// problems collects the bad fields of an input.
+type problems struct{ all []Note }
+
+func (p *problems) add(list string, i int, field, problem, effect string) {
+	p.all = append(p.all, Note{Field: fmt.Sprintf("%s[%d].%s", list, i, field), Problem: problem, Effect: effect})
+}
+
+func (p *problems) name(list string, i int, field, name, effect string) {
+	if name == "" {
+		p.add(list, i, field, "is missing or empty: want a name", effect)
+	}
+}
+
+func (p *problems) cost(list string, i int, cost measure.Value) {
+	x := cost.Raw()
+	if x >= 0 && finite(x) {
+		return
+	}
+	effect := asItIs
+	if math.IsNaN(x) {
+		effect = costNotEqual
+	}
+	p.add(list, i, "cost", fmt.Sprintf("is %s: want 0 or more", cost), effect)
+}
+
+func (p *problems) count(list string, i int, field string, n int, effect string) {
+	if !isCount(n) {
+		p.add(list, i, field, countProblem(n), effect)
+	}
+}
+
+func isCount(n int) bool { return n >= 0 && n <= MaxCount }
+
+func countProblem(n int) string { return fmt.Sprintf("is %d: want 0 to %d replicas", n, MaxCount) }
+
+func allCounts(m map[string]int) bool {
+	for _, n := range m {
+		if !isCount(n) {
 			return false
 		}
 	}
 	return true
 }
 
-// Validate names every bad field, each as a *FieldError. Metrics are no fields in this sense:
-// whatever an engine reports is an input, and is classified.
-func (in *Input) Validate() error {
-	errs := in.Config.orDefault().faults("config.")
-	bad := func(field, format string, args ...any) {
-		errs = append(errs, &FieldError{Field: field, Problem: fmt.Sprintf(format, args...)})
+// or0 is 0 for nil.
+func or0(n *int) int {
+	if n == nil {
+		return 0
 	}
-	named := func(field, name string) {
-		if name == "" {
-			bad(field, "is missing or empty: want a name")
-		}
-	}
-	cost := func(field string, v measure.Value) {
-		if !(v.Raw() >= 0 && finite(v.Raw())) {
-			bad(field, "is %s: want 0 or more", v)
-		}
-	}
-	counted := func(field string, n *int) {
-		if !countOr(n) {
-			bad(field, "is %d: want 0 to %d replicas", *n, MaxCount)
-		}
-	}
-	for i := range in.Replicas {
-		r, at := &in.Replicas[i], fmt.Sprintf("replicas[%d].", i)
-		named(at+"replica", r.Replica)
-		named(at+"variant", r.Variant)
-		cost(at+"cost", r.Cost)
-		if !r.KVCapacity.IsZero() && !(r.KVCapacity.Raw() > 0 && finite(r.KVCapacity.Raw())) {
-			bad(at+"kv_capacity", "is %s: want more than 0, or leave it out", r.KVCapacity)
-		}
-	}
-	first := map[string]int{}
-	for i := range in.Variants {
-		v, at := &in.Variants[i], fmt.Sprintf("variants[%d].", i)
-		named(at+"variant", v.Variant)
-		if j, twice := first[v.Variant]; twice && v.Variant != "" {
-			bad(at+"variant", "is %q as variants[%d].variant is: want each variant once", v.Variant, j)
-		} else {
-			first[v.Variant] = i
-		}
-		counted(at+"current", &v.Current)
-		counted(at+"desired", &v.Desired)
-		counted(at+"draining", &v.Draining)
-		counted(at+"pending", v.Pending)
-		counted(at+"min", v.Min)
-		counted(at+"max", v.Max)
-		if v.Min != nil && v.Max != nil && *v.Min > *v.Max {
-			bad(at+"min", "is %d and max is %d: want min at most max", *v.Min, *v.Max)
-		}
-		cost(at+"cost", v.Cost)
-	}
-	for _, name := range sortedKeys(in.ModelBasedTargets) {
-		n := in.ModelBasedTargets[name]
-		counted(fmt.Sprintf("model_based_targets[%q]", name), &n)
-	}
-	return errors.Join(errs...)
+	return *n
 }
 
 func sortedKeys(m map[string]int) []string {

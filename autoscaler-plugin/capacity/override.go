@@ -82,7 +82,8 @@ func ValidateOverrides(base Config, overrides []Override) error {
 			continue
 		}
 		first[who{o.Model, o.Namespace}] = i
-		errs = append(errs, Resolve(base, overrides, o.Model, o.Namespace).faults(at+".")...)
+		c := Resolve(base, overrides, o.Model, o.Namespace)
+		errs = append(errs, asErrors(Safe, c.problems(at+".")))
 	}
 	return errors.Join(errs...)
 }

@@ -10,6 +10,7 @@ import (
 	"pgregory.net/rapid"
 
 	"remuda/autoscaler-plugin/capacity"
+	"remuda/autoscaler-plugin/measure"
 )
 
 // seedAnswer is what the seed's algorithm answers, written down as its page is read.
@@ -126,7 +127,8 @@ func (a *seedAnswer) stepTwo(in capacity.Input) {
 		a.targets = a.capacity
 		return
 	}
-	for _, v := range in.Variants {
+	for _, v := range in.Variants { // of two with one name the last has its way
+		a.overridden[v.Variant] = false
 		byCapacity, byModel := a.capacity[v.Variant], in.ModelBasedTargets[v.Variant]
 		switch {
 		case byCapacity > v.Current && byModel < v.Current, byModel < v.Current && !a.downSafe:
@@ -141,10 +143,53 @@ func (a *seedAnswer) stepTwo(in capacity.Input) {
 	}
 }
 
+// drawOdd changes an input in ways that Safe rejects and the autoscaler's analyzer does not.
+func drawOdd(t *rapid.T, in *capacity.Input) {
+	if rapid.Bool().Draw(t, "odd config") {
+		x := rapid.OneOf(rapid.Float64Range(-2, 9), rapid.SampledFrom([]float64{0, -1, math.NaN(), math.Inf(1), math.Inf(-1)}))
+		in.Config = capacity.Config{KVCacheThreshold: x.Draw(t, "kv"), QueueLengthThreshold: x.Draw(t, "queue"),
+			KVSpareTrigger: x.Draw(t, "kv trigger"), QueueSpareTrigger: x.Draw(t, "queue trigger")}
+	}
+	odd := func(what string) bool { return rapid.IntRange(0, 4).Draw(t, "odd "+what) == 0 }
+	count := rapid.IntRange(-3, 2*capacity.MaxCount)
+	cost := rapid.SampledFrom([]float64{-1, math.Inf(-1), math.Inf(1)})
+	for i := range in.Variants {
+		v := &in.Variants[i]
+		if odd("counts") {
+			v.Current, v.Desired = count.Draw(t, "current"), count.Draw(t, "desired")
+		}
+		if odd("cost") {
+			v.Cost = measure.Of(cost.Draw(t, "cost"))
+		}
+		if odd("name") {
+			v.Variant = ""
+		}
+		if odd("target") {
+			in.ModelBasedTargets = map[string]int{v.Variant: count.Draw(t, "target")}
+		}
+	}
+	if len(in.Variants) > 0 && odd("twice") {
+		in.Variants = append(in.Variants, in.Variants[0])
+		in.Variants[0].Current++
+	}
+	for i := range in.Replicas {
+		r := &in.Replicas[i]
+		if odd("names") {
+			r.Replica, r.Variant = "", rapid.SampledFrom([]string{"", r.Variant}).Draw(t, "variant")
+		}
+		if odd("cost") {
+			r.Cost = measure.Of(cost.Draw(t, "cost"))
+		}
+	}
+}
+
 // TestWVAIsTheSeed compares WVA with the page, on inputs as they are and as they must not be.
 func TestWVAIsTheSeed(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		in := drawInput(t, rapid.Bool().Draw(t, "clean"))
+		if rapid.Bool().Draw(t, "odd") {
+			drawOdd(t, &in)
+		}
 		want, got := seed(in), answer(t, capacity.WVA, in)
 		require.Equal(t, want.total, got.TotalReplicas)
 		require.Equal(t, want.nonSaturated, got.NonSaturated)

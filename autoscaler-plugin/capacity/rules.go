@@ -10,7 +10,10 @@ const (
 	// Safe is the seed's algorithm with its eight wrong answers mended.
 	Safe Rules = iota
 	// WVA is the seed's algorithm as it is, wrong answers included. Pending and draining
-	// replicas, bounds, sizes, ages and places are not looked at.
+	// replicas, bounds, sizes, ages and places are not looked at. No value of what it reads is
+	// rejected, as the analyzer of the workload variant autoscaler checks none: its check of
+	// the ConfigMap lets a queue_spare_trigger above its threshold pass, and does not see what
+	// comes of merging two entries.
 	WVA
 )
 

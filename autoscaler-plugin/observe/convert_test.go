@@ -30,7 +30,7 @@ func TestCapacityOfAControlledModel(t *testing.T) {
 	w := two()
 	s := w.see(t, observe.Target{Model: "llama", Namespace: "prod"})
 	in := s.Capacity(capacity.Config{})
-	require.NoError(t, in.Validate())
+	require.NoError(t, in.Validate(capacity.Safe))
 	require.Equal(t, capacity.DefaultConfig(), in.Config)
 	require.Equal(t, []string{"llama", "prod"}, []string{in.Model, in.Namespace})
 	require.Equal(t, capacity.Replica{Replica: "llama:a100:1", Variant: "a100", Accelerator: "A100", KVCacheUsage: measure.Of(0.625),
@@ -192,7 +192,7 @@ func TestCapacityOfPlainJobGroups(t *testing.T) {
 	three := 3
 	w := &world{report: observe.Report{Engines: []observe.Reported{reported("a", view("x1", 0.5, 1, 10))}}}
 	in := w.see(t, observe.Target{Model: "llama", Variants: []observe.VariantSpec{{Variant: "a", Cost: 2, Count: &three, Min: 2}}}).Capacity(capacity.Config{})
-	require.NoError(t, in.Validate())
+	require.NoError(t, in.Validate(capacity.Safe))
 	require.Nil(t, in.Variants[0].Pending, "nobody knows what the others do")
 	require.Nil(t, in.Variants[0].Max)
 	require.Equal(t, 2, *in.Variants[0].Min)
@@ -319,7 +319,7 @@ func TestAnySnapshotConverts(t *testing.T) {
 		s, err := o.Observe(t.Context(), llama)
 		require.NoError(r, err)
 		in := s.Capacity(capacity.Config{})
-		require.NoError(r, in.Validate())
+		require.NoError(r, in.Validate(capacity.Safe))
 		a, err := capacity.Explain(capacity.Safe, in)
 		require.NoError(r, err)
 		total := 0

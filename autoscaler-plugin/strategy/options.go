@@ -177,8 +177,9 @@ func readHPA(r *settings.Reader, o *Options) *HPAOptions {
 		most = 1
 	}
 	h.Target, _ = hpa.FromFloat(r.Number("target", standard, 0.001, most))
-	h.Tolerance.Up, _ = hpa.FromFloat(r.Number("tolerance_up", 0.1, 0, 1000))
-	h.Tolerance.Down, _ = hpa.FromFloat(r.Number("tolerance_down", 0.1, 0, 1000))
+	tolerance := hpa.DefaultTolerance()
+	h.Tolerance.Up, _ = hpa.FromFloat(r.Number("tolerance_up", float64(tolerance.Up)/1000, 0, 1000))
+	h.Tolerance.Down, _ = hpa.FromFloat(r.Number("tolerance_down", float64(tolerance.Down)/1000, 0, 1000))
 	r.Parsed("behavior", func(s string) (err error) {
 		h.Behavior, err = hpa.ParseBehavior([]byte(s))
 		return err

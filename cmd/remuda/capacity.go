@@ -31,7 +31,10 @@ after the other, give several answers, in their order.
    "model_based_targets": {"v1": 5}}
 
 namespace, config and model_based_targets may be left out, and so may a replica's metrics. A replica may also have
-kv_capacity, age_seconds and draining, and a variant cost, min, max, pending, draining and unplaceable.`,
+kv_capacity, age_seconds and draining, and a variant cost, min, max, pending, draining and unplaceable.
+
+-rules wva accepts what the autoscaler's own analyzer accepts, such as a spare trigger above its threshold. The answer
+lists each value that -rules safe rejects, and what the analyzer makes of it.`,
 		anywhere: true,
 		setup: func(fs *flag.FlagSet) func(context.Context, []string) error {
 			name := fs.String("rules", capacity.Safe.String(), "`RULES`: safe, or wva for those of the workload variant autoscaler as they are")
@@ -63,7 +66,7 @@ func explainCapacity(ctx context.Context, out io.Writer, text io.Reader, rules c
 	answers := 0
 	lines := json.NewEncoder(out)
 	lines.SetEscapeHTML(false)
-	for in, err := range capacity.Decode(text) {
+	for in, err := range capacity.Decode(rules, text) {
 		if err == nil {
 			err = ctx.Err()
 		}
@@ -128,6 +131,12 @@ func showCapacity(out io.Writer, rules capacity.Rules, in *capacity.Input, a *ca
 	}
 	for _, name := range names {
 		fmt.Fprintf(out, "\n%s\n%s\n", wrap("", name), wrap("  ", sentence(a.Decisions[name].Reason)))
+	}
+	if len(a.Notes) > 0 {
+		fmt.Fprintln(out, "\nValues that the rules safe reject")
+		for _, n := range a.Notes {
+			fmt.Fprintln(out, wrap("  ", sentence(n.Field+" "+n.Problem+". Here "+n.Effect)))
+		}
 	}
 	odd := slices.DeleteFunc(slices.Clone(a.Replicas), func(r capacity.Finding) bool { return r.Reason == "" })
 	if len(odd) == 0 {

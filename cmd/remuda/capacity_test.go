@@ -76,6 +76,37 @@ func TestCapacityExplain(t *testing.T) {
 	}
 }
 
+// TestCapacityExplainNotes: -rules wva accepts the example of the autoscaler's own guide, whose
+// queue trigger is above its threshold, and says what comes of it; -rules safe rejects it.
+func TestCapacityExplainNotes(t *testing.T) {
+	const text = `{"model":"granite-13b","namespace":"production",
+ "config":{"kv_cache_threshold":0.7,"queue_length_threshold":3,"kv_spare_trigger":0.2,"queue_spare_trigger":5},
+ "replicas":[{"replica":"v-0","variant":"v","kv_cache_usage":0.1,"queue_length":0},
+             {"replica":"v-1","variant":"v","kv_cache_usage":0.1,"queue_length":0}],
+ "variants":[{"variant":"v","current":2}]}`
+	r := explaining(t, text, "-", "-rules", "wva")
+	require.Equal(t, exitOK, r.code, r.errout)
+	require.Regexp(t, `(?m)^v +2 +3 +- +3 +scale-up +no$`, r.out)
+	require.Contains(t, r.out, `
+Values that the rules safe reject
+  config.queue_spare_trigger is 5: want 0 to the queue_length_threshold, 3. Here
+  even an empty queue has less to spare: the model needs more whenever a replica
+  reports, and no removal is safe.
+`)
+	r = explaining(t, text, "-", "-rules", "wva", "-json")
+	require.Equal(t, exitOK, r.code, r.errout)
+	var answer capacity.Answer
+	require.NoError(t, json.Unmarshal([]byte(r.out), &answer))
+	require.Equal(t, map[string]int{"v": 3}, answer.CapacityTargets)
+	require.Len(t, answer.Notes, 1)
+	require.Equal(t, "config.queue_spare_trigger", answer.Notes[0].Field)
+
+	r = explaining(t, text, "-")
+	require.Equal(t, exitFailed, r.code)
+	require.Contains(t, r.errout, "line 2: config.queue_spare_trigger is 5: want 0 to the queue_length_threshold, 3")
+	require.Empty(t, r.out)
+}
+
 func TestCapacityExplainMistakes(t *testing.T) {
 	for name, tc := range map[string]struct {
 		text string
@@ -89,6 +120,7 @@ func TestCapacityExplainMistakes(t *testing.T) {
 		"no such file":     {"", []string{filepath.Join(t.TempDir(), "none")}, exitFailed, "read the input: open "},
 		"nothing":          {"\n", []string{"-"}, exitFailed, "it is empty: want a JSON object for each model"},
 		"a bad field":      {"{\"config\":{},\n\"variants\":[{\"variant\":\"v\",\"current\":-1}]}", []string{"-"}, exitFailed, "line 2: variants[0].current is -1: want 0 to 1000000 replicas"},
+		"a bad bound":      {`{"variants":[{"variant":"v","current":1,"min":2,"max":1}]}`, []string{"-", "-rules", "wva"}, exitFailed, "line 1: variants[0].min is 2 and max is 1: want min at most max"},
 		"an unknown field": {"\n{\"models\":\"m\"}", []string{"-json", "-"}, exitFailed, "line 2: models is no field: want config, model, "},
 		"no JSON":          {"x", []string{"-"}, exitFailed, "line 1: invalid character 'x'"},
 	} {

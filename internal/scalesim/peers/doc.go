@@ -1,7 +1,0 @@
-// Package peers has scaling policies to compare others with: a fixed number of replicas,
-// Knative's autoscaler, and one that knows the trace. It also has a lower bound of the GPU
-// time that any policy needs, known or not.
-//
-// Policies are deterministic and belong to one run each. None of them imports what the
-// project ships: they are what it is measured against.
-package peers

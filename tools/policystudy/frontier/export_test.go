@@ -1,0 +1,4 @@
+package frontier
+
+// Look is look, for tests.
+var Look = look
