@@ -77,7 +77,7 @@ bench: build tools peers ## Benchmarks: gateway against a ReverseProxy, nginx an
 	go test ./controller/gateway/upstream -run '^$$' -bench . -benchtime 2s
 	go test ./autoscaler-plugin/capacity ./autoscaler-plugin/metrics ./autoscaler-plugin/hpa ./autoscaler-plugin/strategy ./autoscaler-plugin/observe/engines -run '^$$' -bench . -benchtime 2s
 	@if [ -n "$(TRACES)" ]; then \
-		go run ./internal/scalesim/cmd/policystudy -traces "$(TRACES)" -dir policy-study -parallel $$(nproc); \
+		cd tools/policystudy && go run . -traces "$(abspath $(TRACES))" -dir $(CURDIR)/policy-study -parallel $$(nproc); \
 	else \
 		echo "make bench TRACES=DIR compares the scaling policies on traces, too (hours); DIR has azure-llm-2023-conv.csv and servegen-m-small-traces.tar.gz"; \
 	fi
