@@ -56,25 +56,25 @@ func (d *Decision) limit(replicas int, by Limit, format string, args ...any) {
 //
 // now is the caller's clock: the time since any fixed moment, as in
 // time.Duration(time.Now().UnixNano()). b must be valid. Counts below 0 are taken for 0.
-// With min above max nothing is scaled.
-func (b *Behavior) Next(s *State, now time.Duration, current, desired, min, max int) Decision {
-	current, desired, min, max = count(current), count(desired), count(min), count(max)
+// With lowest above highest nothing is scaled.
+func (b *Behavior) Next(s *State, now time.Duration, current, desired, lowest, highest int) Decision {
+	current, desired, lowest, highest = count(current), count(desired), count(lowest), count(highest)
 	s.pass(now, b.MaxGapSeconds)
 	s.see(current)
 	d := Decision{Replicas: current, Current: current, Desired: desired, Stabilized: current}
 	switch {
-	case min > max:
-		d.LimitedBy, d.Reason = LimitBounds, fmt.Sprintf("min %d is above max %d: nothing is scaled until they are mended", min, max)
+	case lowest > highest:
+		d.LimitedBy, d.Reason = LimitBounds, fmt.Sprintf("min %d is above max %d: nothing is scaled until they are mended", lowest, highest)
 	case current == 0 && !s.Zeroed && !b.FromZero:
 		d.LimitedBy, d.Reason = LimitZero, "0 replicas, and not by this scaler: scaling is switched off until someone sets another count"
-	case current > max:
-		d.limit(max, LimitMax, "%d replicas are above max: down to %d at once", current, max)
-	case current < min:
-		d.limit(min, LimitMin, "%d replicas are below min: up to %d at once", current, min)
+	case current > highest:
+		d.limit(highest, LimitMax, "%d replicas are above max: down to %d at once", current, highest)
+	case current < lowest:
+		d.limit(lowest, LimitMin, "%d replicas are below min: up to %d at once", current, lowest)
 	default:
 		b.stabilize(s, &d)
 		b.limitRate(s, &d)
-		d.bound(min, max)
+		d.bound(lowest, highest)
 	}
 	if d.Reason == "" {
 		d.Reason = fmt.Sprintf("%d recommended, which nothing limits", desired)

@@ -21,7 +21,7 @@ import (
 	"remuda/device-plugin/gms/backend"
 	"remuda/device-plugin/gms/backend/cuda"
 	"remuda/device-plugin/gms/backend/host"
-	"remuda/internal/sim/weights"
+	"remuda/internal/bytesize"
 )
 
 // gmsSocketDirEnv names the directory of the sockets, as Dynamo's clients know it.
@@ -271,7 +271,7 @@ func (f *sizeFlag) String() string { return fmt.Sprint(uint64(*f)) }
 
 // Set reads a size with its unit.
 func (f *sizeFlag) Set(s string) error {
-	n, err := weights.ParseSize(s)
+	n, err := bytesize.Parse(s)
 	*f = sizeFlag(n)
 	return err
 }

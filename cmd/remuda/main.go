@@ -117,9 +117,9 @@ func (c *command) Help() string {
 	fmt.Fprintf(&b, "Usage: remuda %s %s\n\n%s\n", c.name, c.verb.usage, strings.TrimSpace(c.verb.about))
 	fs := flag.NewFlagSet(c.name, flag.ContinueOnError)
 	c.verb.setup(fs)
-	any := false
-	fs.VisitAll(func(*flag.Flag) { any = true })
-	if any {
+	flags := false
+	fs.VisitAll(func(*flag.Flag) { flags = true })
+	if flags {
 		b.WriteString("\nFlags:\n")
 		fs.SetOutput(&b)
 		fs.PrintDefaults()

@@ -11,6 +11,7 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 
+	"remuda/internal/bytesize"
 	"remuda/internal/sim"
 	"remuda/internal/sim/fault"
 	"remuda/internal/sim/weights"
@@ -55,7 +56,7 @@ flight, 2 wrong usage, 137 crashed on demand.`,
 			fs.DurationVar(&cfg.KeepAlive, "keep-alive-timeout", cfg.KeepAlive, "`time` after which an idle connection is closed")
 			fs.DurationVar(&cfg.BodyTimeout, "body-timeout", cfg.BodyTimeout, "`time` in which a request body must arrive")
 			fs.Func("max-body", "largest request body, as in 64MiB (the default)", func(s string) (err error) {
-				cfg.MaxBody, err = weights.ParseSize(s)
+				cfg.MaxBody, err = bytesize.Parse(s)
 				return err
 			})
 			fs.Func("fault", "switch a fault on, as `NAME=VALUE`", func(s string) (err error) {
@@ -107,7 +108,7 @@ running this again costs one read of the file.`,
 				if len(args) != 1 {
 					return usagef("want exactly one FILE, got %d arguments", len(args))
 				}
-				bytes, err := weights.ParseSize(*size)
+				bytes, err := bytesize.Parse(*size)
 				if err != nil {
 					return usagef("-size: %v", err)
 				}

@@ -3,16 +3,14 @@ package gateway
 import (
 	"errors"
 	"fmt"
-	"math"
 	"os"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/zclconf/go-cty/cty"
 
 	"remuda/controller/gateway/queue"
+	"remuda/internal/bytesize"
 	"remuda/internal/hclconfig"
 )
 
@@ -106,30 +104,11 @@ func size(at func(*Config) *int64) func(*Config, cty.Value) error {
 			return nil
 		}
 		if v.Type() == cty.String && v.IsKnown() && !v.IsNull() {
-			if n, ok := parseSize(v.AsString()); ok {
+			if n, err := bytesize.Parse(v.AsString()); err == nil {
 				*at(c) = n
 				return nil
 			}
 		}
 		return errors.New(`is no size, want a number of bytes or a string like "32MiB"`)
 	}
-}
-
-// parseSize reads "512", "512B", "64KiB", "32MiB" or "1GiB".
-func parseSize(s string) (int64, bool) {
-	shift := 0
-	for suffix, bits := range map[string]int{"KiB": 10, "MiB": 20, "GiB": 30} {
-		if rest, ok := strings.CutSuffix(s, suffix); ok {
-			s, shift = rest, bits
-			break
-		}
-	}
-	if shift == 0 {
-		s = strings.TrimSuffix(s, "B")
-	}
-	n, err := strconv.ParseInt(s, 10, 64)
-	if err != nil || n < 0 || n > math.MaxInt64>>shift {
-		return 0, false
-	}
-	return n << shift, true
 }

@@ -137,24 +137,24 @@ func mayPass(s string) int {
 		if strings.HasPrefix(head[0], "POST ") {
 			post = 1
 		}
-		clear, size := clear11.MatchString(head[0]), uint64(0)
+		plain, size := clear11.MatchString(head[0]), uint64(0)
 		lengths := map[string]bool{}
 		for _, field := range head[1:] {
 			name, value, _ := strings.Cut(field, ":")
 			switch strings.ToLower(strings.TrimSpace(name)) {
 			case "transfer-encoding":
-				clear = false
+				plain = false
 			case "content-length":
 				value = strings.Trim(value, " \t")
 				lengths[value] = true
 				var err error
 				if size, err = strconv.ParseUint(value, 10, 63); err != nil {
-					clear = false
+					plain = false
 				}
 			}
 		}
 		switch {
-		case !clear || len(lengths) > 1:
+		case !plain || len(lengths) > 1:
 			return n + post
 		case size > uint64(len(rest)):
 			return n

@@ -51,12 +51,12 @@ func Format(m state.Model) string {
 		line("    }")
 		line("")
 		if v.Weights != 0 {
-			line("    weights      = %s", Quote(FormatSize(v.Weights)))
+			line("    weights      = %s", Quote(bytesize.Format(v.Weights)))
 		}
-		line("    memory       = %s", Quote(FormatSize(v.Memory)))
-		line("    host_memory  = %s", Quote(FormatSize(v.HostMemory)))
+		line("    memory       = %s", Quote(bytesize.Format(v.Memory)))
+		line("    host_memory  = %s", Quote(bytesize.Format(v.HostMemory)))
 		if v.SleepMemory != 0 {
-			line("    sleep_memory = %s", Quote(FormatSize(v.SleepMemory)))
+			line("    sleep_memory = %s", Quote(bytesize.Format(v.SleepMemory)))
 		}
 		line("    cost         = %s", formatFloat(v.Cost))
 		line("    slots        = %d", v.Slots)
@@ -233,8 +233,8 @@ func variantChanges(path string, old, new state.Variant) []Change {
 	add("gpu: count", strconv.Itoa(old.GPUs), strconv.Itoa(new.GPUs))
 	add("gpu: reach", reach(old), reach(new))
 	add("weights", sizeIf(old.Weights, "not known"), sizeIf(new.Weights, "not known"))
-	add("memory", FormatSize(old.Memory), FormatSize(new.Memory))
-	add("host_memory", FormatSize(old.HostMemory), FormatSize(new.HostMemory))
+	add("memory", bytesize.Format(old.Memory), bytesize.Format(new.Memory))
+	add("host_memory", bytesize.Format(old.HostMemory), bytesize.Format(new.HostMemory))
 	add("sleep_memory", sizeIf(old.SleepMemory, "nothing"), sizeIf(new.SleepMemory, "nothing"))
 	add("cost", formatFloat(old.Cost), formatFloat(new.Cost))
 	add("slots", strconv.Itoa(old.Slots), strconv.Itoa(new.Slots))
@@ -283,7 +283,7 @@ func sizeIf(n int64, zero string) string {
 	if n == 0 {
 		return zero
 	}
-	return FormatSize(n)
+	return bytesize.Format(n)
 }
 
 func idle(d time.Duration) string {

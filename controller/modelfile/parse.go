@@ -15,6 +15,7 @@ import (
 
 	"remuda/controller/placement"
 	"remuda/controller/state"
+	"remuda/internal/bytesize"
 	"remuda/internal/hclfault"
 	"remuda/internal/replica"
 )
@@ -62,7 +63,7 @@ func readBounded(path string, limit int64) ([]byte, error) {
 	}
 	raw, err := io.ReadAll(io.LimitReader(f, limit+1))
 	if err == nil && int64(len(raw)) > limit {
-		err = fmt.Errorf("%s has more than %s", path, FormatSize(limit))
+		err = fmt.Errorf("%s has more than %s", path, bytesize.Format(limit))
 	}
 	return raw, err
 }
@@ -92,7 +93,7 @@ type parser struct {
 func (p *parser) file(filename string, src []byte) {
 	start := hcl.Range{Filename: filename, Start: hcl.InitialPos, End: hcl.InitialPos}
 	if len(src) > maxFile {
-		p.add(start, "the file has %d bytes: want at most %s", len(src), FormatSize(maxFile))
+		p.add(start, "the file has %d bytes: want at most %s", len(src), bytesize.Format(maxFile))
 		return
 	}
 	file, diags := hclsyntax.ParseConfig(src, filename, hcl.InitialPos)
@@ -212,13 +213,13 @@ func (p *parser) variant(model string, b *hcl.Block) state.Variant {
 			p.add(b.DefRange, "%s: weights is missing: want their size, as \"16GiB\", or both memory and host_memory", s.path)
 		}
 	case weightsOK && memoryGiven && memoryOK && gpusOK && memory*int64(v.GPUs) < weights:
-		s.fault("memory", "is %q on each of %d GPUs: want at least the weights, which are %q, in all of them together", FormatSize(memory), v.GPUs, FormatSize(weights))
+		s.fault("memory", "is %q on each of %d GPUs: want at least the weights, which are %q, in all of them together", bytesize.Format(memory), v.GPUs, bytesize.Format(weights))
 	}
 	if weightsOK && hostOK && hostGiven && host < weights {
-		s.fault("host_memory", "is %q: want at least the weights, which are %q", FormatSize(host), FormatSize(weights))
+		s.fault("host_memory", "is %q: want at least the weights, which are %q", bytesize.Format(host), bytesize.Format(weights))
 	}
 	if sleepOK && gpusOK && v.Memory > 0 && sleep > v.Memory {
-		s.fault("sleep_memory", "is %q: want at most what a replica takes of each GPU while it serves, which is %q", FormatSize(sleep), FormatSize(v.Memory))
+		s.fault("sleep_memory", "is %q: want at most what a replica takes of each GPU while it serves, which is %q", bytesize.Format(sleep), bytesize.Format(v.Memory))
 	}
 	v.Cost = float64(v.GPUs)
 	if c, ok := s.float("cost", 0, maxCost); ok {
@@ -270,24 +271,24 @@ func (p *parser) cards(s, g *scope, v *state.Variant, ok *bool) {
 	case !valid:
 		*ok = false
 	case g.attrs["count"] != nil:
-		g.fault("memory", "is %q, and there is a count: want one of them; how many GPUs are needed follows from their memory", FormatSize(card))
+		g.fault("memory", "is %q, and there is a count: want one of them; how many GPUs are needed follows from their memory", bytesize.Format(card))
 		*ok = false
 	case v.Weights == 0:
 		*ok = false
 		// Without those, the missing weights are told anyway.
 		if s.attrs["weights"] == nil && s.attrs["memory"] != nil && s.attrs["host_memory"] != nil {
-			g.fault("memory", "is %q, and weights is missing: want their size, from which the number of GPUs follows; or a count", FormatSize(card))
+			g.fault("memory", "is %q, and weights is missing: want their size, from which the number of GPUs follows; or a count", bytesize.Format(card))
 		}
 	default:
 		n, _ := placement.Sizing(v.Weights, card)
 		if n == 0 {
-			g.fault("memory", "is %q: weights of %q take %q, for which %d such GPUs are not enough: want larger ones", FormatSize(card), FormatSize(v.Weights), FormatSize(ReplicaSize(v.Weights)), maxGPUs)
+			g.fault("memory", "is %q: weights of %q take %q, for which %d such GPUs are not enough: want larger ones", bytesize.Format(card), bytesize.Format(v.Weights), bytesize.Format(ReplicaSize(v.Weights)), maxGPUs)
 			*ok = false
 			break
 		}
 		v.GPUs = n
 		if v.Memory > card {
-			s.fault("memory", "is %q on each GPU: want at most gpu: memory, which is %q", FormatSize(v.Memory), FormatSize(card))
+			s.fault("memory", "is %q on each GPU: want at most gpu: memory, which is %q", bytesize.Format(v.Memory), bytesize.Format(card))
 		}
 	}
 	n, _, valid := g.number("reach", 1, maxGPUs)
@@ -362,7 +363,7 @@ func (p *parser) job(s *scope, v *state.Variant) {
 		source = string(raw)
 	}
 	if len(source) > maxJob {
-		s.fault("job", "has %d bytes: want at most %s", len(source), FormatSize(maxJob))
+		s.fault("job", "has %d bytes: want at most %s", len(source), bytesize.Format(maxJob))
 		return
 	}
 	if !utf8.ValidString(source) {

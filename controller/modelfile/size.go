@@ -3,56 +3,29 @@ package modelfile
 import (
 	"errors"
 	"fmt"
-	"strconv"
+	"regexp"
 	"strings"
 	"time"
+
+	"remuda/internal/bytesize"
 )
 
 // maxSize is far beyond any model and keeps every sum of sizes far from overflowing.
 const maxSize = 1 << 50
 
-var sizeUnits = []struct {
-	name   string
-	factor int64
-}{
-	{"TiB", 1 << 40}, {"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10},
-	{"TB", 1e12}, {"GB", 1e9}, {"MB", 1e6}, {"KB", 1e3}, {"B", 1},
-}
+var sizeForm = regexp.MustCompile(`^(0|[1-9][0-9]*)([KMGT]i?)?B$`)
 
 // ParseSize reads a whole number of bytes with its unit: B, KiB, MiB, GiB, TiB
 // (powers of 1024), KB, MB, GB or TB (powers of 1000).
 func ParseSize(s string) (int64, error) {
-	bad := errors.New("want a whole number with its unit, as \"16GiB\"")
-	for _, u := range sizeUnits {
-		digits, ok := strings.CutSuffix(s, u.name)
-		if !ok {
-			continue
-		}
-		n, err := strconv.ParseUint(digits, 10, 63)
-		if err != nil || !digitsOnly(digits) {
-			return 0, bad
-		}
-		if n > uint64(maxSize/u.factor) {
-			return 0, errors.New("want at most 1024TiB")
-		}
-		return int64(n) * u.factor, nil
+	if !sizeForm.MatchString(s) {
+		return 0, errors.New("want a whole number with its unit, as \"16GiB\"")
 	}
-	return 0, bad
-}
-
-func digitsOnly(s string) bool {
-	return s != "" && strings.Trim(s, "0123456789") == "" && (s == "0" || s[0] != '0')
-}
-
-// FormatSize writes a size that ParseSize reads back exactly, in the largest of the
-// binary units that divides it.
-func FormatSize(n int64) string {
-	for _, u := range sizeUnits[:4] {
-		if n != 0 && n%u.factor == 0 {
-			return strconv.FormatInt(n/u.factor, 10) + u.name
-		}
+	n, err := bytesize.Parse(s)
+	if err != nil || n > maxSize {
+		return 0, errors.New("want at most 1024TiB")
 	}
-	return strconv.FormatInt(n, 10) + "B"
+	return n, nil
 }
 
 // maxIdle is longer than anybody waits for a request.

@@ -64,9 +64,9 @@ func TestEvictToWarmFromEveryStage(t *testing.T) {
 
 // TestEvictAModelToWarm has a replica that serves, one that starts, one that is WARM.
 func TestEvictAModelToWarm(t *testing.T) {
-	start := func(min int) *log {
+	start := func(least int) *log {
 		l := newLog(t)
-		l.must(&state.UpsertModel{Model: model("m", func(m *state.Model) { m.Min, m.Replicas = min, 2 })}, &state.UpsertNodes{Nodes: []state.Node{node("n", 3, 2, 10)}})
+		l.must(&state.UpsertModel{Model: model("m", func(m *state.Model) { m.Min, m.Replicas = least, 2 })}, &state.UpsertNodes{Nodes: []state.Node{node("n", 3, 2, 10)}})
 		for i := range 3 {
 			p := place("m", fmt.Sprint(i), "n", i, 0, 5)
 			p.Placement.HostMemory = 2

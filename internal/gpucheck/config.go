@@ -8,7 +8,7 @@ import (
 	"path/filepath"
 	"time"
 
-	"remuda/internal/sim/weights"
+	"remuda/internal/bytesize"
 )
 
 // The backends of the GPU memory service.
@@ -127,7 +127,7 @@ func (s Size) String() string { return amount(uint64(s)) }
 
 // Set reads a size as in 16GiB.
 func (s *Size) Set(text string) error {
-	n, err := weights.ParseSize(text)
+	n, err := bytesize.Parse(text)
 	*s = Size(n)
 	return err
 }

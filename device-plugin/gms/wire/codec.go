@@ -172,11 +172,11 @@ func Decode(body []byte) (Message, error) {
 	if name == nil {
 		return nil, &FieldError{Message: "message", Field: typeKey, Problem: "want a string, got none"}
 	}
-	make, ok := messages[*name]
+	newMessage, ok := messages[*name]
 	if !ok {
 		return nil, fmt.Errorf("%w %q", ErrUnknownType, *name)
 	}
-	m := make()
+	m := newMessage()
 	d := decoder{rest: body}
 	head, err := d.next()
 	if err != nil {

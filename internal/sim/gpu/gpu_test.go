@@ -184,27 +184,6 @@ func TestParseMemory(t *testing.T) {
 	}
 }
 
-func TestParseMemoryProperty(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		mib := rapid.Int64Range(1, 1<<30).Draw(t, "mib")
-		got, err := gpu.ParseMemory(fmt.Sprintf("%dMiB", mib))
-		if err != nil || got != mib {
-			t.Fatalf("%d MiB gave %d, %v", mib, got, err)
-		}
-	})
-}
-
-func FuzzParseMemory(f *testing.F) {
-	for _, s := range []string{"80GiB", "1.5TB", ".MiB", "1e9MiB"} {
-		f.Add(s)
-	}
-	f.Fuzz(func(t *testing.T, s string) {
-		if mib, err := gpu.ParseMemory(s); err == nil && mib < 1 {
-			t.Fatalf("ParseMemory(%q) = %d", s, mib)
-		}
-	})
-}
-
 func TestStateFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "gpus.json")
 	var log strings.Builder

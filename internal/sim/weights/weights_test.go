@@ -200,22 +200,6 @@ func TestLoadNoticesTruncation(t *testing.T) {
 	require.ErrorContains(t, f.Load(make([]byte, 5)), "the destination has 5 bytes")
 }
 
-func TestParseSize(t *testing.T) {
-	t.Parallel()
-	for in, want := range map[string]int64{
-		"0": 0, "123": 123, "123B": 123, "4KiB": 4096, "256MiB": 256 << 20, "1GiB": 1 << 30, "2TiB": 2 << 40,
-		"5KB": 5000, "5MB": 5e6, "1GB": 1e9, "16 MiB": 16 << 20,
-	} {
-		got, err := weights.ParseSize(in)
-		require.NoError(t, err, in)
-		assert.Equal(t, want, got, in)
-	}
-	for _, in := range []string{"", "MiB", "-1", "1.5GiB", "1QiB", "1MiBs", "9999999TiB", "12 34", "256mib", "0x10", "1e9"} {
-		_, err := weights.ParseSize(in)
-		require.ErrorContains(t, err, "want a whole number and a unit", in)
-	}
-}
-
 // FuzzReadHeader checks that no header makes the parser panic or accept what
 // does not add up.
 func FuzzReadHeader(f *testing.F) {

@@ -156,7 +156,7 @@ func New(name string, c Config) (Dialect, error) {
 		name = VLLM
 	}
 	var errs []error
-	make, ok := dialects[name]
+	newDialect, ok := dialects[name]
 	if !ok {
 		errs = append(errs, fmt.Errorf("unknown dialect %q: want one of %s", name, strings.Join(Names(), ", ")))
 	}
@@ -176,7 +176,7 @@ func New(name string, c Config) (Dialect, error) {
 	if client == nil {
 		client = &http.Client{Transport: transport()}
 	}
-	return make(&api{base: base, client: client}, c)
+	return newDialect(&api{base: base, client: client}, c)
 }
 
 // ollamaOnly checks the fields that only the ollama dialect uses.
