@@ -5,6 +5,7 @@
 package process
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -77,10 +78,31 @@ func (p *Process) PID() int { return p.cmd.Process.Pid }
 // Done is closed when the process has ended.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
-// Wait waits for the end of the process and returns its error, as exec.Cmd does.
-func (p *Process) Wait() error {
-	<-p.done
-	return p.err
+// Wait waits for the end of the process and returns its error, as exec.Cmd does, or the
+// error of ctx.
+func (p *Process) Wait(ctx context.Context) error {
+	select {
+	case <-p.done:
+		return p.err
+	case <-ctx.Done():
+		return fmt.Errorf("%s (process %d) does not end: %w", p.cmd.Path, p.PID(), ctx.Err())
+	}
+}
+
+// ErrEnded is wrapped by the errors of Running.
+var ErrEnded = errors.New("has ended")
+
+// Running returns nil while the process runs, and then an error with the exit status
+// and the last line of the output.
+func (p *Process) Running() error {
+	select {
+	case <-p.done:
+		out, _ := p.Output() // the exit status says more
+		lines := strings.Split(strings.TrimSpace(out), "\n")
+		return fmt.Errorf("%s (process %d) %w (%s): %s", p.cmd.Path, p.PID(), ErrEnded, p.cmd.ProcessState, lines[len(lines)-1])
+	default:
+		return nil
+	}
 }
 
 // Kill sends SIGKILL to the process group and waits for the process to end.

@@ -1,6 +1,7 @@
 package process_test
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -25,7 +26,7 @@ func TestMain(m *testing.M) {
 	if log := os.Getenv(starterEnv); log != "" {
 		p, err := process.Start(process.Config{Path: "/bin/sleep", Args: []string{"600"}, Log: log})
 		if err == nil {
-			err = p.Wait()
+			err = p.Wait(context.Background())
 		}
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
@@ -51,15 +52,19 @@ func output(t *testing.T, p *process.Process) string {
 
 func TestOutputAndExitStatus(t *testing.T) {
 	p := shell(t, "echo $GREETING; echo failed >&2; exit 7", "GREETING=hello")
-	err := p.Wait()
+	err := p.Wait(t.Context())
 	var exit *exec.ExitError
 	require.ErrorAs(t, err, &exit)
 	require.Equal(t, 7, exit.ExitCode())
 	require.Equal(t, "hello\nfailed\n", output(t, p))
 	<-p.Done()
+	err = p.Running()
+	require.ErrorIs(t, err, process.ErrEnded)
+	require.ErrorContains(t, err, "exit status 7")
+	require.ErrorContains(t, err, ": failed")
 	p.Kill()
 	require.NoError(t, p.Stop(time.Minute), "the process has ended")
-	require.NoError(t, shell(t, "exit 0").Wait())
+	require.NoError(t, shell(t, "exit 0").Wait(t.Context()))
 }
 
 func TestStartFails(t *testing.T) {
@@ -79,6 +84,10 @@ func started(t *testing.T, p *process.Process) {
 func TestStop(t *testing.T) {
 	p := shell(t, "trap 'echo bye; exit 0' TERM; echo ready; while :; do sleep 0.01; done")
 	started(t, p)
+	require.NoError(t, p.Running())
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	require.ErrorIs(t, p.Wait(ctx), context.DeadlineExceeded)
 	require.NoError(t, p.Stop(time.Minute))
 	require.Equal(t, "ready\nbye\n", output(t, p))
 
