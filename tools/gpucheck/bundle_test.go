@@ -55,7 +55,7 @@ func TestBundle(t *testing.T) {
 			} else {
 				require.NoError(t, err, table)
 			}
-			require.Equal(t, "1 device plugin "+device+"\n"+strings.Repeat("2 memory service pass\n", 4)+passed, results(r))
+			require.Equal(t, "1 device plugin "+device+"\n"+strings.Repeat("2 memory service pass\n", 4)+passed, results(r), table)
 		})
 	}
 	t.Run("no driver", func(t *testing.T) {

@@ -17,7 +17,6 @@ type keeper struct {
 	cmd    *exec.Cmd
 	log    *logBuffer
 	done   chan struct{}
-	idle   int // descriptors, without sockets, when it was ready
 }
 
 func startKeeper(t testing.TB, socket string, args ...string) *keeper {
@@ -36,7 +35,6 @@ func startKeeper(t testing.TB, socket string, args ...string) *keeper {
 		}
 	})
 	eventually(t, func() bool { return strings.Contains(k.log.String(), "ready") }, func() []any { return []any{"the keeper is not ready: %s", k.log} })
-	_, k.idle = descriptors(t, k.cmd.Process.Pid)
 	return k
 }
 
@@ -49,8 +47,8 @@ func (k *keeper) kill() {
 func (k *keeper) holds(t testing.TB, n int) {
 	t.Helper()
 	var got int
-	eventually(t, func() bool { _, got = descriptors(t, k.cmd.Process.Pid); return got == k.idle+n },
-		func() []any { return []any{"the keeper holds %d descriptors, not %d:\n%s", got - k.idle, n, k.log} })
+	eventually(t, func() bool { _, got = descriptors(t, k.cmd.Process.Pid); return got == n },
+		func() []any { return []any{"the keeper holds %d descriptors, not %d:\n%s", got, n, k.log} })
 }
 
 // kept starts a keeper and a server that uses it.

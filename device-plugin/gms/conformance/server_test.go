@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -196,8 +197,9 @@ func (s *server) again(t testing.TB) *server {
 	return start(t, s.cfg)
 }
 
-// descriptors is how many a process has open, and how many of them are not sockets.
-func descriptors(t testing.TB, pid int) (all, others int) {
+// descriptors is how many a process has open, and how many of them are of memory if it
+// has no driver, as a keeper: those that every Go program and every server has are not.
+func descriptors(t testing.TB, pid int) (all, memory int) {
 	t.Helper()
 	dir := fmt.Sprintf("/proc/%d/fd", pid)
 	entries, err := os.ReadDir(dir)
@@ -207,13 +209,17 @@ func descriptors(t testing.TB, pid int) (all, others int) {
 		if err != nil {
 			continue // closed meanwhile
 		}
-		if !strings.HasPrefix(target, "socket:") {
-			others++
+		if !ordinary.MatchString(target) {
+			memory++
 		}
 		all++
 	}
-	return all, others
+	return all, memory
 }
+
+// ordinary are descriptors of any server: its sockets, its lock file, and those of the
+// Go runtime.
+var ordinary = regexp.MustCompile(`^socket:|^pipe:|^anon_inode:\[event|^/dev/null$|^/sys/|\.lock$`)
 
 // logBuffer is what a process wrote.
 type logBuffer struct{ proclog.Buffer }
