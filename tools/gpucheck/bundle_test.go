@@ -1,5 +1,3 @@
-//go:build e2e
-
 package main
 
 import (
@@ -12,13 +10,17 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"remuda/device-plugin/gms/backend/cuda/cudatest"
+	"remuda/internal/testkit/cudatest"
+	"remuda/internal/testkit/long"
 )
 
 // TestBundle: what `make gpu-check` makes runs where it is unpacked, with nothing else
 // on the PATH but what every system has: the whole conformance suite in host memory,
-// and on a fake of the CUDA driver.
+// and on a fake of the CUDA driver. `make verify` runs it: the build alone takes minutes.
 func TestBundle(t *testing.T) {
+	if !long.Enabled() {
+		t.Skip("a long form: make verify")
+	}
 	root, err := filepath.Abs("../..")
 	require.NoError(t, err)
 	made := exec.Command("make", "gpu-check")

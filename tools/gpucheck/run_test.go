@@ -18,10 +18,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"remuda/device-plugin/gms/backend/cuda/cudatest"
-	"remuda/device-plugin/nvml/fakenvml"
-	"remuda/internal/proclog"
+	"remuda/internal/testkit/cudatest"
+	"remuda/internal/testkit/fakenvml"
 	"remuda/internal/testkit/process"
+	"remuda/internal/testkit/proclog"
 )
 
 const patience = 20 * time.Second
