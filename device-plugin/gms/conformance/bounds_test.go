@@ -33,6 +33,7 @@ func TestSizesThatAreNoSizesAreRefused(t *testing.T) {
 // TestSizesThatNoGPUHasAreNeverGranted: they fail at once or wait; rounding them up
 // does not wrap around.
 func TestSizesThatNoGPUHasAreNeverGranted(t *testing.T) {
+	hostOnly(t, needsSmallGPU)
 	g := freshGPU(t)
 	for _, size := range []any{int64(capacity + 1), int64(1 << 40), int64(mostPositive), int64(mostPositive - granularity),
 		uint64(1 << 63), uint64(math.MaxUint64), uint64(math.MaxUint64 - granularity), uint64(math.MaxUint64 - granularity + 2)} {

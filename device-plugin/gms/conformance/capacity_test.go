@@ -9,6 +9,7 @@ import (
 )
 
 func TestWholeCapacityCanBeAllocated(t *testing.T) {
+	hostOnly(t, needsSmallGPU)
 	g := freshGPU(t)
 	w := open(t, g.weights, writer)
 	for range capacity / granularity {
@@ -22,6 +23,7 @@ func TestWholeCapacityCanBeAllocated(t *testing.T) {
 
 // TestTagsShareTheirGPUsMemoryAndGPUsDoNot.
 func TestTagsShareTheirGPUsMemoryAndGPUsDoNot(t *testing.T) {
+	hostOnly(t, needsSmallGPU)
 	g, other := freshGPU(t), anotherGPU(t)
 	w, k := open(t, g.weights, writer), open(t, g.kvCache, writer)
 	a := w.allocate(capacity, "x")
@@ -48,6 +50,7 @@ func oomEvents(t testing.TB, path string) int {
 // TestAllocationThatHasNoRoomIsRetriedAndLeavesAnEvent: the event counts what the
 // layout holds then.
 func TestAllocationThatHasNoRoomIsRetriedAndLeavesAnEvent(t *testing.T) {
+	hostOnly(t, needsSmallGPU)
 	g := freshGPU(t)
 	w := open(t, g.weights, writer)
 	hog := w.allocate(capacity/2, "x")
@@ -74,6 +77,7 @@ func TestAllocationThatHasNoRoomIsRetriedAndLeavesAnEvent(t *testing.T) {
 
 // TestOutOfMemoryEndsAtItsLimit: an error then, nothing changed.
 func TestOutOfMemoryEndsAtItsLimit(t *testing.T) {
+	hostOnly(t, needsSmallGPU)
 	s := start(t, serverConfig{args: []string{"-oom-limit", "300ms"}})
 	w := open(t, s.weights(), writer)
 	a := w.allocate(capacity, "x")
@@ -89,6 +93,7 @@ func TestOutOfMemoryEndsAtItsLimit(t *testing.T) {
 // TestMemoryCountsUntilItsLastHolderLetsGo: an allocation that is freed is still there
 // for whoever has its descriptor or maps it (Decision 7).
 func TestMemoryCountsUntilItsLastHolderLetsGo(t *testing.T) {
+	hostOnly(t, needsSmallGPU)
 	s := start(t, serverConfig{args: []string{"-oom-limit", "100ms"}})
 	for name, hold := range map[string]func(fd int, size int64) (letGo func()){
 		"descriptor": func(fd int, _ int64) func() { return func() { closeFD(fd) } },
@@ -155,6 +160,7 @@ func queued(t testing.TB, l *link) int {
 // TestAskerThatDiesOutOfMemoryIsDroppedAtOnce: long before the next retry, and what
 // is free later is not given to the dead.
 func TestAskerThatDiesOutOfMemoryIsDroppedAtOnce(t *testing.T) {
+	hostOnly(t, needsSmallGPU)
 	t.Parallel()
 	const retry = 4 * time.Second
 	s := start(t, serverConfig{args: []string{"-oom-retry", retry.String()}})
@@ -182,6 +188,7 @@ func TestAskerThatDiesOutOfMemoryIsDroppedAtOnce(t *testing.T) {
 
 // TestWriterOutOfMemoryDoesNotHoldUpState: nor the end of its session.
 func TestWriterOutOfMemoryDoesNotHoldUpState(t *testing.T) {
+	hostOnly(t, needsSmallGPU)
 	t.Parallel()
 	s := start(t, serverConfig{args: []string{"-oom-retry", "60s"}})
 	w := open(t, s.weights(), writer)
@@ -197,6 +204,7 @@ func TestWriterOutOfMemoryDoesNotHoldUpState(t *testing.T) {
 // TestSlowReleaseHoldsUpNobody: memory that takes long to go back does not keep the
 // next writer, other tags or other GPUs waiting.
 func TestSlowReleaseHoldsUpNobody(t *testing.T) {
+	hostOnly(t, needsHostFlags)
 	t.Parallel()
 	const slow = 1200 * time.Millisecond
 	s := start(t, serverConfig{gpus: 2, args: []string{"-host-slow-release", slow.String()}})

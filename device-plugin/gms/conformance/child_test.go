@@ -21,7 +21,7 @@ import (
 
 // playClient is the life of a client process. It ends with its test.
 func playClient(in io.Reader, out io.Writer) error {
-	p := player{conns: map[string]rawConn{}, maps: map[string][]byte{}}
+	p := player{conns: map[string]rawConn{}, maps: map[string]*view{}}
 	for {
 		order, err := readFrame(in)
 		if errors.Is(err, io.EOF) {
@@ -42,7 +42,7 @@ func playClient(in io.Reader, out io.Writer) error {
 
 type player struct {
 	conns map[string]rawConn
-	maps  map[string][]byte
+	maps  map[string]*view
 	fd    int // of the last answer
 }
 
@@ -67,14 +67,14 @@ func (p *player) obey(o message) (message, error) {
 		}
 		return message{"type": "done", "body": encode(a.message), "fds": len(a.fds)}, nil
 	case "map": // the last descriptor, which is closed
-		mem, err := unix.Mmap(p.fd, 0, int(o["size"].(int64)), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-		p.maps[name] = mem
+		v, err := newView(p.fd, o["size"].(int64), o["writable"].(bool))
+		p.maps[name] = v
 		return done, errors.Join(err, unix.Close(p.fd))
 	case "fill":
-		pattern(p.maps[name], byte(o["seed"].(int64)))
-		return done, nil
+		return done, p.maps[name].fill(byte(o["seed"].(int64)))
 	case "verify":
-		return message{"type": "done", "fault": patternFault(p.maps[name], byte(o["seed"].(int64)))}, nil
+		fault, err := p.maps[name].fault(byte(o["seed"].(int64)))
+		return message{"type": "done", "fault": fault}, err
 	case "knock": // at a socket of packets: is it shut in our face?
 		c, err := net.Dial("unixpacket", o["path"].(string))
 		if err != nil {
@@ -210,11 +210,16 @@ func (c *client) open(name, path, lock string) string {
 // mapOf has it map an export of an allocation, under the allocation's id.
 func (c *client) mapOf(name string, a allocation) {
 	c.t.Helper()
+	c.mapAs(name, a, true)
+}
+
+func (c *client) mapAs(name string, a allocation, writable bool) {
+	c.t.Helper()
 	c.send(name, newMessage("export_allocation_request", "allocation_id", a.id))
 	m, fds := c.receive(name)
 	require.Equal(c.t, "export_allocation_response", m.kind(), "%v", m)
 	require.EqualValues(c.t, 1, fds)
-	c.order(newMessage("map", "name", a.id, "size", a.aligned))
+	c.order(newMessage("map", "name", a.id, "size", a.aligned, "writable", writable))
 }
 
 func (c *client) fill(a allocation, seed int64) {

@@ -27,37 +27,12 @@ func (l *link) exported() (allocation, int) {
 
 func closeFD(fd int) { _ = unix.Close(fd) }
 
-// mapping maps an export of an allocation, shared; the descriptor is closed.
-func (l *link) mapping(a allocation, prot int) []byte {
+// mapping maps an export of an allocation; the descriptor is closed.
+func (l *link) mapping(a allocation, writable bool) mapped {
 	l.t.Helper()
 	_, fd := l.export(a)
 	defer closeFD(fd)
-	return mapShared(l.t, fd, a.aligned, prot)
-}
-
-func mapShared(t testing.TB, fd int, size int64, prot int) []byte {
-	t.Helper()
-	mem, err := unix.Mmap(fd, 0, int(size), prot, unix.MAP_SHARED)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = unix.Munmap(mem) })
-	return mem
-}
-
-// pattern fills memory so that every page and every allocation differ.
-func pattern(mem []byte, seed byte) {
-	for i := range mem {
-		mem[i] = byte(i) ^ byte(i>>8) ^ byte(i>>16) ^ seed
-	}
-}
-
-// patternFault is the first byte that is not as pattern wrote it, or -1.
-func patternFault(mem []byte, seed byte) int {
-	for i, b := range mem {
-		if b != byte(i)^byte(i>>8)^byte(i>>16)^seed {
-			return i
-		}
-	}
-	return -1
+	return mapFD(l.t, fd, a.aligned, writable)
 }
 
 func TestExportIsMemoryThatEveryMapperShares(t *testing.T) {
@@ -65,18 +40,17 @@ func TestExportIsMemoryThatEveryMapperShares(t *testing.T) {
 	w := open(t, g.weights, writer)
 	a := w.allocate(3*mib, "x") // two granules: all of aligned_size can be used
 	require.EqualValues(t, 2*granularity, a.aligned)
-	mem := w.mapping(a, unix.PROT_READ|unix.PROT_WRITE)
-	require.Equal(t, make([]byte, len(mem)), mem, "new memory has nobody's data")
-	pattern(mem, 1)
-	again := w.mapping(a, unix.PROT_READ)
-	require.Equal(t, -1, patternFault(again, 1))
+	mem := w.mapping(a, true)
+	mem.fill(1)
+	again := w.mapping(a, false)
+	require.EqualValues(t, -1, again.fault(1))
 	w.commit()
-	mem[5] ^= 0xff // the mapping outlives the session
+	mem.set(5, ^patternByte(5, 1)) // the mapping outlives the session
 	r := open(t, g.weights, reader)
-	seen := r.mapping(a, unix.PROT_READ)
-	require.Equal(t, 5, patternFault(seen, 1))
-	mem[5] ^= 0xff
-	require.Equal(t, -1, patternFault(seen, 1))
+	seen := r.mapping(a, false)
+	require.EqualValues(t, 5, seen.fault(1))
+	mem.set(5, patternByte(5, 1))
+	require.EqualValues(t, -1, seen.fault(1))
 }
 
 func TestEveryExportIsAFreshDescriptor(t *testing.T) {
@@ -88,12 +62,10 @@ func TestEveryExportIsAFreshDescriptor(t *testing.T) {
 		_, fd := w.export(a)
 		fds = append(fds, fd)
 	}
-	first := mapShared(t, fds[0], a.aligned, unix.PROT_READ|unix.PROT_WRITE)
-	first[9] = 9
+	mapFD(t, fds[0], a.aligned, true).set(0, 9)
 	// Closing one leaves the others, and what is mapped.
 	for i, fd := range fds {
-		mem := mapShared(t, fd, a.aligned, unix.PROT_READ)
-		require.EqualValues(t, 9, mem[9], "export %d", i)
+		require.EqualValues(t, 9, mapFD(t, fd, a.aligned, false).bytes(1)[0], "export %d", i)
 		closeFD(fd)
 	}
 }
@@ -102,33 +74,36 @@ func TestAllocationsAreMemoryOfTheirOwn(t *testing.T) {
 	g := freshGPU(t)
 	w := open(t, g.weights, writer)
 	a, b := w.allocate(100, "x"), w.allocate(100, "x")
-	pattern(w.mapping(a, unix.PROT_READ|unix.PROT_WRITE), 3)
-	pattern(w.mapping(b, unix.PROT_READ|unix.PROT_WRITE), 4)
-	require.Equal(t, -1, patternFault(w.mapping(a, unix.PROT_READ), 3))
-	require.Equal(t, -1, patternFault(w.mapping(b, unix.PROT_READ), 4))
+	w.mapping(a, true).fill(3)
+	w.mapping(b, true).fill(4)
+	require.EqualValues(t, -1, w.mapping(a, false).fault(3))
+	require.EqualValues(t, -1, w.mapping(b, false).fault(4))
 }
 
-// TestMemoryOfAFreedAllocationIsNotSeenAgain: what comes next is zero, while who
-// still maps the old keeps it.
+// TestMemoryOfAFreedAllocationIsNotSeenAgain: new memory is zero, and a client that
+// still maps the freed allocation keeps its bytes.
 func TestMemoryOfAFreedAllocationIsNotSeenAgain(t *testing.T) {
+	hostOnly(t, "the driver does not promise that new memory is zero")
 	g := freshGPU(t)
 	w := open(t, g.weights, writer)
 	a := w.allocate(granularity, "x")
-	old := w.mapping(a, unix.PROT_READ|unix.PROT_WRITE)
-	pattern(old, 7)
+	old := w.mapping(a, true)
+	require.Equal(t, make([]byte, granularity), old.bytes(granularity))
+	old.fill(7)
 	w.free(a)
 	b := w.allocate(granularity, "x")
-	require.Equal(t, make([]byte, granularity), w.mapping(b, unix.PROT_READ))
-	require.Equal(t, -1, patternFault(old, 7))
+	require.Equal(t, make([]byte, granularity), w.mapping(b, false).bytes(granularity))
+	require.EqualValues(t, -1, old.fault(7))
 }
 
 // TestNobodyCanTakeMemoryFromUnderAnother: GPU memory cannot be made smaller or
 // larger, so its stand-in cannot either. Who maps it would die of a SIGBUS.
 func TestNobodyCanTakeMemoryFromUnderAnother(t *testing.T) {
+	hostOnly(t, "the descriptor is the driver's own and not a file")
 	g := freshGPU(t)
 	w := open(t, g.weights, writer)
 	a := w.allocate(granularity, "x")
-	pattern(w.mapping(a, unix.PROT_READ|unix.PROT_WRITE), 1)
+	w.mapping(a, true).fill(1)
 	w.commit()
 	r := open(t, g.weights, reader)
 	_, fd := r.export(a)
@@ -139,7 +114,7 @@ func TestNobodyCanTakeMemoryFromUnderAnother(t *testing.T) {
 	var st unix.Stat_t
 	require.NoError(t, unix.Fstat(fd, &st))
 	require.EqualValues(t, granularity, st.Size)
-	require.Equal(t, -1, patternFault(r.mapping(a, unix.PROT_READ), 1))
+	require.EqualValues(t, -1, r.mapping(a, false).fault(1))
 }
 
 // TestNoOtherAnswerCarriesADescriptor: link.next checks each; here is each of them.
@@ -169,7 +144,7 @@ func TestExportsThatAreAskedTogetherComeInOrder(t *testing.T) {
 	var all []allocation
 	for i := range 8 {
 		a := w.allocate(granularity, "x")
-		w.mapping(a, unix.PROT_READ|unix.PROT_WRITE)[0] = byte(i + 1)
+		w.mapping(a, true).set(0, byte(i+1))
 		all = append(all, a)
 	}
 	for _, a := range all {
@@ -178,7 +153,7 @@ func TestExportsThatAreAskedTogetherComeInOrder(t *testing.T) {
 	for i, a := range all {
 		got, fd := w.exported()
 		require.Equal(t, a, got)
-		require.EqualValues(t, i+1, mapShared(t, fd, a.aligned, unix.PROT_READ)[0])
+		require.EqualValues(t, i+1, mapFD(t, fd, a.aligned, false).bytes(1)[0])
 		closeFD(fd)
 	}
 }

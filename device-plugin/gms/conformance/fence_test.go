@@ -112,6 +112,7 @@ func TestWaiterOfALowerTokenIsNeverLetIn(t *testing.T) {
 // TestHigherTokenEndsAWaitForMemory: what the old session asked for is not allocated
 // later.
 func TestHigherTokenEndsAWaitForMemory(t *testing.T) {
+	hostOnly(t, needsSmallGPU)
 	g := freshGPU(t)
 	w := open(t, g.kvCache, writer)
 	hog := w.allocate(capacity, "x")

@@ -47,7 +47,7 @@ func (k *keeper) kill() {
 func (k *keeper) holds(t testing.TB, n int) {
 	t.Helper()
 	var got int
-	eventually(t, func() bool { _, _, got = descriptors(t, k.cmd.Process.Pid); return got == n },
+	eventually(t, func() bool { _, got = descriptors(t, k.cmd.Process.Pid); return got == n },
 		func() []any { return []any{"the keeper holds %d descriptors, not %d:\n%s", got, n, k.log} })
 }
 
@@ -164,6 +164,7 @@ func TestCrashLosesNoByteThatIsCommitted(t *testing.T) {
 
 // TestRestoredMemoryCountsAndIsGivenBack: as any other.
 func TestRestoredMemoryCountsAndIsGivenBack(t *testing.T) {
+	hostOnly(t, needsSmallGPU)
 	t.Parallel()
 	s, k := kept(t, serverConfig{})
 	w := open(t, s.weights(), writer)
@@ -188,6 +189,7 @@ func TestRestoredMemoryCountsAndIsGivenBack(t *testing.T) {
 // TestRestoredMemoryCountsAsLongAsAClientOfTheOldServerMapsIt: it is cleared, and is
 // still there (Decision 7).
 func TestRestoredMemoryCountsAsLongAsAClientOfTheOldServerMapsIt(t *testing.T) {
+	hostOnly(t, needsSmallGPU)
 	t.Parallel()
 	s, k := kept(t, serverConfig{})
 	c := newClient(t)
@@ -269,7 +271,7 @@ func TestEveryGPUAndTagIsKeptApart(t *testing.T) {
 func TestLayoutOfManyAllocationsIsKept(t *testing.T) {
 	t.Parallel()
 	const many = 700
-	s, k := kept(t, serverConfig{args: []string{"-host-granularity", "4KiB"}})
+	s, k := kept(t, serverConfig{args: smallGranularity()})
 	w := open(t, s.weights(), writer)
 	var first string
 	for i := range many {

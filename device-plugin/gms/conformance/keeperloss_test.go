@@ -67,7 +67,7 @@ func TestFenceTokensSurviveACrash(t *testing.T) {
 // TestCrashWithinACommitLeavesTheLayoutWholeOrGone.
 func TestCrashWithinACommitLeavesTheLayoutWholeOrGone(t *testing.T) {
 	t.Parallel()
-	s, k := kept(t, serverConfig{args: []string{"-host-granularity", "4KiB"}})
+	s, k := kept(t, serverConfig{args: smallGranularity()})
 	random := rand.New(rand.NewPCG(1, 2))
 	was := map[string]int{}
 	for range 8 {

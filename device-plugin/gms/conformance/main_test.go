@@ -1,6 +1,7 @@
 package conformance_test
 
 import (
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -32,6 +33,9 @@ func TestMain(m *testing.M) {
 }
 
 func runAll(m *testing.M) (int, error) {
+	if err := errors.Join(chooseBackend(), os.Setenv(suiteEnv, fmt.Sprint(os.Getpid()))); err != nil {
+		return 1, err
+	}
 	dir, err := os.MkdirTemp("", "gms-conformance")
 	if err != nil {
 		return 1, err

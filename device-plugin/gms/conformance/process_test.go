@@ -32,7 +32,7 @@ func residentKiB(t testing.TB, pid int) int64 {
 func settles(t testing.TB, pid, most int) {
 	t.Helper()
 	var n int
-	eventually(t, func() bool { n, _, _ = descriptors(t, pid); return n <= most },
+	eventually(t, func() bool { n, _ = descriptors(t, pid); return n <= most },
 		func() []any { return []any{"%d descriptors are open, want %d", n, most} })
 }
 

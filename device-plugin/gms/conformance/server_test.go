@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -53,7 +54,7 @@ func gpuUUID(n int) string { return fmt.Sprintf("GPU-5b7a4c3e-0000-4000-8000-%01
 
 // socket is the path of the socket of a GPU, counted from 0, and a tag.
 func (s *server) socket(gpu int, tag string) string {
-	return filepath.Join(s.cfg.dir, "gms_"+gpuUUID(s.cfg.first+gpu)+"_"+tag+".sock")
+	return filepath.Join(s.cfg.dir, socketName(s.cfg.first+gpu, tag))
 }
 
 func (s *server) weights() string { return s.socket(0, "weights") }
@@ -65,12 +66,7 @@ func launch(cfg serverConfig) (*server, error) {
 	if cfg.gpus == 0 {
 		cfg.gpus = 1
 	}
-	uuids := make([]string, cfg.gpus)
-	for i := range uuids {
-		uuids[i] = gpuUUID(cfg.first + i)
-	}
-	args := []string{"gms", "-backend", "host", "-gpu", strings.Join(uuids, ","), "-tags", "weights,kv_cache",
-		"-host-capacity", "64MiB", "-host-granularity", "2MiB", "-oom-retry", oomRetry.String()}
+	args := append([]string{"gms", "-oom-retry", oomRetry.String()}, backendArgs(cfg.first, cfg.gpus)...)
 	if !cfg.dirFromEnv {
 		args = append(args, "-socket-dir", cfg.dir)
 	}
@@ -201,27 +197,29 @@ func (s *server) again(t testing.TB) *server {
 	return start(t, s.cfg)
 }
 
-// descriptors is how many a process has open, and how many of them are sockets and
-// memfds.
-func descriptors(t testing.TB, pid int) (all, sockets, memfds int) {
+// descriptors is how many a process has open, and how many of them are of memory if it
+// has no driver, as a keeper: those that every Go program and every server has are not.
+func descriptors(t testing.TB, pid int) (all, memory int) {
 	t.Helper()
 	dir := fmt.Sprintf("/proc/%d/fd", pid)
 	entries, err := os.ReadDir(dir)
 	require.NoError(t, err)
 	for _, e := range entries {
 		target, err := os.Readlink(filepath.Join(dir, e.Name()))
-		switch {
-		case err != nil:
+		if err != nil {
 			continue // closed meanwhile
-		case strings.HasPrefix(target, "socket:"):
-			sockets++
-		case strings.Contains(target, "memfd:"):
-			memfds++
+		}
+		if !ordinary.MatchString(target) {
+			memory++
 		}
 		all++
 	}
-	return all, sockets, memfds
+	return all, memory
 }
+
+// ordinary are descriptors of any server: its sockets, its lock file, and those of the
+// Go runtime.
+var ordinary = regexp.MustCompile(`^socket:|^pipe:|^anon_inode:\[event|^/dev/null$|^/sys/|\.lock$`)
 
 // logBuffer is what a process wrote.
 type logBuffer struct{ proclog.Buffer }

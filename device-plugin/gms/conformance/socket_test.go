@@ -13,6 +13,7 @@ import (
 )
 
 func TestSocketsAreNamedAfterGPUAndTagAndPrivate(t *testing.T) {
+	hostOnly(t, namesGPUs)
 	dir := socketDir(t)
 	require.NoError(t, os.Chmod(dir, 0o755))
 	s := start(t, serverConfig{dir: dir, gpus: 3})
@@ -196,6 +197,7 @@ func TestSocketDirectoryComesFromTheEnvironment(t *testing.T) {
 
 // TestTagsAreWeightsUnlessToldOtherwiseAndGPUsMayBeRepeated.
 func TestTagsAreWeightsUnlessToldOtherwiseAndGPUsMayBeRepeated(t *testing.T) {
+	hostOnly(t, namesGPUs)
 	dir := socketDir(t)
 	cmd := command("", "gms", "-backend", "host", "-socket-dir", dir, "-gpu", gpuUUID(0), "-gpu", gpuUUID(1)+","+gpuUUID(2))
 	require.NoError(t, cmd.Start())

@@ -1,4 +1,4 @@
-package gpucheck
+package main
 
 import (
 	"testing"
@@ -17,29 +17,29 @@ func TestSummarize(t *testing.T) {
 	}
 	for name, tc := range map[string]struct {
 		times []time.Duration
-		want  Summary
+		want  summary
 	}{
-		"none":    {nil, Summary{}},
-		"one":     {upTo(1), Summary{1, 1, 1, 1, 1}},
-		"two":     {upTo(2), Summary{2, 1, 1, 2, 2}},
-		"three":   {upTo(3), Summary{3, 1, 2, 3, 3}},
-		"twenty":  {upTo(20), Summary{20, 1, 10, 20, 20}},
-		"hundred": {upTo(100), Summary{100, 1, 50, 99, 100}},
-		"more":    {upTo(1000), Summary{1000, 1, 500, 990, 1000}},
+		"none":    {nil, summary{}},
+		"one":     {upTo(1), summary{1, 1, 1, 1, 1}},
+		"two":     {upTo(2), summary{2, 1, 1, 2, 2}},
+		"three":   {upTo(3), summary{3, 1, 2, 3, 3}},
+		"twenty":  {upTo(20), summary{20, 1, 10, 20, 20}},
+		"hundred": {upTo(100), summary{100, 1, 50, 99, 100}},
+		"more":    {upTo(1000), summary{1000, 1, 500, 990, 1000}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			given := append([]time.Duration(nil), tc.times...)
-			require.Equal(t, tc.want, Summarize(given))
+			require.Equal(t, tc.want, summarize(given))
 			require.Equal(t, tc.times, given, "it sorts a copy")
 		})
 	}
 }
 
-func TestSummaryForPeopleAndPrograms(t *testing.T) {
-	s := Summarize([]time.Duration{41234 * time.Microsecond, 12345678 * time.Microsecond, 1234 * time.Microsecond})
+func TestSummaryAsTextAndFigures(t *testing.T) {
+	s := summarize([]time.Duration{41234 * time.Microsecond, 12345678 * time.Microsecond, 1234 * time.Microsecond})
 	require.Equal(t, "p50 41.2ms, p99 12.3s, max 12.3s (n=3)", s.String())
 	f := Figures{}
-	s.figures(f, "x")
+	s.addTo(f, "x")
 	require.Equal(t, Figures{"x_n": 3, "x_min_seconds": 0.001234, "x_p50_seconds": 0.041234, "x_p99_seconds": 12.345678, "x_max_seconds": 12.345678}, f)
 }
 
@@ -55,13 +55,4 @@ func TestShort(t *testing.T) {
 	} {
 		require.Equal(t, want, short(d))
 	}
-}
-
-func TestAmount(t *testing.T) {
-	for bytes, want := range map[uint64]string{
-		0: "0 B", 1023: "1023 B", 1024: "1 KiB", 64 << 20: "64 MiB", 64<<20 - 1000: "64.0 MiB", 16 << 30: "16 GiB", 85520809984: "79.6 GiB",
-	} {
-		require.Equal(t, want, amount(bytes))
-	}
-	require.Equal(t, "4.0 GiB/s", rate(2<<30, 500*time.Millisecond))
 }
