@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"remuda/internal/loopback"
+	"remuda/internal/testkit/loopback"
 )
 
 // limitDescriptors lets a process have so many more than it has; it returns what
