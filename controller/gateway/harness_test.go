@@ -32,6 +32,7 @@ func TestMain(m *testing.M) {
 	// Not parallel are those tests that measure this process, as they look for what is left
 	// in it, and those that keep all processors busy.
 	parallel.Raise("12")
+	gateway.LongGrace()
 	goleak.VerifyTestMain(m)
 }
 
