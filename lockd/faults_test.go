@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"remuda/internal/testkit/long"
 	"remuda/internal/testkit/loopback"
 	"remuda/internal/testkit/proclog"
 	"remuda/lockd"
@@ -117,17 +118,18 @@ func TestDecision6(t *testing.T) {
 	require.Equal(t, 1, b.waiting().Position)
 }
 
-// TestHolderWithAGigabyte: its memory takes the kernel a while, and the grant
-// waits for all of it.
-func TestHolderWithAGigabyte(t *testing.T) {
-	if testing.Short() || available(t) < 3<<30 {
-		t.Skip("it needs memory")
+// TestHolderWithMuchMemory: its memory, a gigabyte in the long form if the machine has
+// that to spare, takes the kernel a while, and the grant waits for all of it.
+func TestHolderWithMuchMemory(t *testing.T) {
+	size := long.Pick(128<<20, 1<<30)
+	for size > 16<<20 && available(t) < 3*size {
+		size /= 2
 	}
 	t.Parallel()
 	d := newDaemon(t, nil)
-	a := d.newClient("g", "primary", clientSettings{first: "memory=" + strconv.Itoa(1<<30)})
+	a := d.newClient("g", "primary", clientSettings{first: "memory=" + strconv.Itoa(size)})
 	a.granted()
-	require.GreaterOrEqual(t, resident(t, a.cmd.Process.Pid), 1<<30)
+	require.GreaterOrEqual(t, resident(t, a.cmd.Process.Pid), size)
 	b := d.newClient("g", "shadow", clientSettings{first: fmt.Sprint("witness=", a.cmd.Process.Pid)})
 	b.waiting()
 	a.signal(syscall.SIGKILL)
@@ -163,20 +165,23 @@ func resident(t testing.TB, pid int) int {
 func TestLockdIsKilledBetweenPersistingAndReplying(t *testing.T) {
 	t.Parallel()
 	d := newDaemon(t, func(c *lockd.Config) { c.Times.Reconnect = time.Hour })
-	const rounds = 24
-	last, lost := uint64(0), 0
-	for round := range rounds {
+	// Each third round kills lockd at any moment, the others as soon as the grant is written
+	// down, which must once be before it is sent: a slow machine may need more of them.
+	const rounds, most = 12, 300
+	last, written, lost := uint64(0), 0, 0
+	for round := 0; round < rounds || lost == 0 && round < most; round++ {
 		name := fmt.Sprint("holder-", round)
 		k := d.newKeeper("g", name, keeperSettings{})
-		written := uint64(0)
+		recorded := uint64(0)
 		if round%3 > 0 {
-			written = awaitRecord(t, d.cfg.State, name)
+			recorded = awaitRecord(t, d.cfg.State, name)
+			written++
 		} else { // a start takes about so long
 			time.Sleep(time.Duration(rand.IntN(int(40 * time.Millisecond))))
 		}
 		d.kill()
-		e, told := k.within(wire.Granted, 20*time.Millisecond)
-		if written != 0 && !told {
+		e, told := k.within(wire.Granted, 100*time.Millisecond)
+		if recorded != 0 && !told {
 			lost++
 		}
 		d.start()
@@ -184,8 +189,8 @@ func TestLockdIsKilledBetweenPersistingAndReplying(t *testing.T) {
 			e = k.granted()
 		}
 		token := e.Token
-		if written != 0 {
-			require.Equal(t, written, token, "what was written down is granted")
+		if recorded != 0 {
+			require.Equal(t, recorded, token, "what was written down is granted")
 		}
 		require.Greater(t, token, last, "a token is used once")
 		last = token
@@ -193,7 +198,7 @@ func TestLockdIsKilledBetweenPersistingAndReplying(t *testing.T) {
 		require.Equal(t, []any{name, token, k.cmd.Process.Pid}, []any{st.Holder, st.Token, st.PID})
 		k.kill()
 	}
-	t.Logf("of %d grants that were written down, %d were not sent", rounds*2/3, lost)
+	t.Logf("of %d grants that were written down, %d were not sent", written, lost)
 	require.NotZero(t, lost, "lockd was never killed in between")
 }
 
@@ -295,11 +300,11 @@ func TestStoppedRemoteHolderIsRefused(t *testing.T) {
 	a.granted()
 	b := d.newKeeper("g", "shadow", set)
 	b.waiting()
-	a.signal(syscall.SIGSTOP)
 	stopped := time.Now()
+	a.signal(syscall.SIGSTOP)
 	require.Equal(t, uint64(2), b.granted().Token)
-	// Its last ping may be a third of the TTL old.
-	require.GreaterOrEqual(t, time.Since(stopped), d.cfg.Times.SessionTTL*2/3+d.cfg.Times.LockDelay-50*time.Millisecond)
+	// Its last ping may be as old as the TTL on a slow machine.
+	require.GreaterOrEqual(t, time.Since(stopped), d.cfg.Times.LockDelay)
 	a.signal(syscall.SIGCONT)
 	require.Contains(t, a.next("lost").Error, "lost")
 	require.Error(t, a.cmd.Wait(), "it ends itself")

@@ -21,6 +21,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"github.com/stretchr/testify/require"
 
+	"remuda/internal/testkit/parallel"
 	"remuda/internal/testkit/proclog"
 	"remuda/lockd"
 	"remuda/lockd/cohort"
@@ -29,7 +30,7 @@ import (
 )
 
 // patience bounds every wait of these tests; none is expected to come near it.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 // The test binary plays several parts, chosen by its first argument: the tests,
 // lockd, and processes that want a lock. So each is a real process that can be
@@ -47,6 +48,7 @@ func TestMain(m *testing.M) {
 			exit(runBench(os.Args[2]))
 		}
 	}
+	parallel.Raise("6")
 	os.Exit(m.Run())
 }
 

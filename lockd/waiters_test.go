@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"remuda/internal/testkit/long"
 	"remuda/lockd"
 	"remuda/lockd/wire"
 )
@@ -117,10 +118,7 @@ func TestWaiterIsKilledAtItsGrant(t *testing.T) {
 // served in the order in which they came, nobody is forgotten, and lockd keeps
 // nothing of the dead.
 func TestFiveHundredWaiters(t *testing.T) {
-	n := 500
-	if testing.Short() {
-		n = 50
-	}
+	n := long.Pick(50, 500)
 	t.Parallel()
 	d := newDaemon(t, func(c *lockd.Config) { c.Times.Reconnect = time.Hour })
 	warm := d.newClient("g", "warm", clientSettings{})

@@ -26,6 +26,7 @@ import (
 	"remuda/autoscaler-plugin/strategy"
 	"remuda/autoscaler-plugin/target"
 	"remuda/controller/api"
+	"remuda/internal/testkit/loopback"
 )
 
 // scalers is a little store of the controller's.
@@ -501,9 +502,9 @@ func TestALineThatWasCutCostsOneDecision(t *testing.T) {
 }
 
 func TestMetrics(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	at := loopback.Free(t) // it is left and taken again
+	l, err := net.Listen("tcp", at)
 	require.NoError(t, err)
-	at := l.Addr().String()
 	w := newWorld(model(1, 1, 0.75))
 	p := w.plugin(t, strategy.Capacity, map[string]string{"metrics_listen": at})
 	require.Equal(t, up, run(t, p, 2, check).Direction, "an address that is taken costs the metrics and nothing else")

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -20,6 +19,7 @@ import (
 	"remuda/autoscaler-plugin/observe"
 	"remuda/autoscaler-plugin/predictive"
 	"remuda/autoscaler-plugin/strategy"
+	"remuda/internal/testkit/loopback"
 )
 
 func predictiveCall(s observe.Snapshot) strategy.Call {
@@ -319,10 +319,7 @@ func TestCountersThatBeginAnew(t *testing.T) {
 }
 
 func TestPredictedSlotsAreToldAsMetrics(t *testing.T) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	at := listener.Addr().String()
-	require.NoError(t, listener.Close())
+	at := loopback.Free(t)
 	w := newWorld(model(0, 2, 0.2))
 	w.snapshot.Queue.InFlight = 6
 	run(t, w.plugin(t, strategy.Predictive, map[string]string{"metrics_listen": at}), 2, check)

@@ -212,9 +212,9 @@ func TestACallIsBounded(t *testing.T) {
 	_, err := c.Leader(t.Context())
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	// One that waits for a change has its own time.
+	start := time.Now()
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
-	start := time.Now()
 	_, _, err = c.Models(ctx, api.QueryOptions{Index: 1})
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.GreaterOrEqual(t, time.Since(start), 200*time.Millisecond)

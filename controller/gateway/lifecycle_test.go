@@ -71,7 +71,7 @@ func TestStopCutsOffWhatDoesNotFinish(t *testing.T) {
 
 func TestLameDuck(t *testing.T) {
 	t.Parallel()
-	f := newGateway(t, func(c *gateway.Config) { c.Timeouts.LameDuck = 2 * time.Second })
+	f := newGateway(t, func(c *gateway.Config) { c.Timeouts.LameDuck = 5 * time.Second })
 	f.engines(newEngine(t, "a", says("x")))
 	require.Equal(t, http.StatusOK, f.do(http.MethodGet, "/ready", "").status)
 	f.stop()

@@ -184,7 +184,7 @@ func TestOwnErrorAfterAllAttempts(t *testing.T) {
 // than a probe now and then.
 func TestHungEngineIsIsolated(t *testing.T) {
 	t.Parallel()
-	const firstByte, open = time.Second, 600 * time.Millisecond
+	const firstByte, open = 2 * time.Second, 600 * time.Millisecond // the good one answers long before
 	f := newGateway(t, retrying, func(c *gateway.Config) {
 		c.Timeouts.FirstByte, c.Routing.Suspect, c.Routing.SuspectMax = firstByte, open, open
 	})
@@ -242,7 +242,7 @@ func TestGarbageEngineIsEjected(t *testing.T) {
 		"not JSON": "HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 6\r\n\r\n<html>",
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := newGateway(t, retrying, func(c *gateway.Config) { c.Routing.Suspect, c.Routing.SuspectMax = time.Minute, time.Minute })
+			f := newGateway(t, retrying, func(c *gateway.Config) { c.Routing.Suspect, c.Routing.SuspectMax = time.Hour, time.Hour })
 			var m hitMeter
 			bad := newRawEngine(t, "a", func(c net.Conn) {
 				m.hit()
@@ -328,8 +328,8 @@ func TestRetryStorm(t *testing.T) {
 		require.Greater(t, attempts, requests/20, "the engines were asked")
 	})
 	t.Run("with a wide budget the bound is broken", func(t *testing.T) {
-		requests, attempts, took := storm(t, 1, func(c *gateway.Config) { c.Retries.BudgetFloor, c.Queue.Wait = 1e6, patience })
-		require.Greater(t, float64(attempts), bound(requests, took), "%d requests in %s", requests, took)
+		requests, attempts, _ := storm(t, 1, func(c *gateway.Config) { c.Retries.BudgetFloor, c.Queue.Wait = 1e6, patience })
+		require.Greater(t, attempts, 2*requests, "most requests have all their attempts")
 		require.LessOrEqual(t, attempts, 3*requests, "three attempts are the most for one request")
 	})
 }
@@ -438,11 +438,11 @@ func TestTimeoutOfTheClient(t *testing.T) {
 		defer cancel()
 		req, err := http.NewRequestWithContext(ctx, http.MethodPost, f.url+chat, strings.NewReader(streamBody))
 		require.NoError(t, err)
-		req.Header.Set("X-Remuda-Timeout", "500ms")
+		req.Header.Set("X-Remuda-Timeout", "2s")
 		resp, err := f.client.Do(req)
 		require.NoError(t, err)
 		defer resp.Body.Close()
-		time.AfterFunc(time.Second, func() { close(read) }) // the client's time is over long before
+		time.AfterFunc(2500*time.Millisecond, func() { close(read) }) // the client's time is over before
 		b, err := io.ReadAll(resp.Body)
 		require.NoError(t, err)
 		require.Equal(t, "data: {}\n\ndata: [DONE]\n\n", string(b))
@@ -458,7 +458,7 @@ func TestTimeoutOfTheClient(t *testing.T) {
 			f := newGateway(t, retrying, func(c *gateway.Config) { c.Timeouts.StreamIdle = 500 * time.Millisecond })
 			f.engines(newRawEngine(t, "a", func(conn net.Conn) { _, _ = io.WriteString(conn, c.head); saysNothing(conn) }))
 			first := make(chan answer, 1)
-			go func() { first <- f.post(c.body, "X-Remuda-Timeout", "15s") }()
+			go func() { first <- f.post(c.body, "X-Remuda-Timeout", "50s") }()
 			eventually(t, "the engine is blamed", func() bool {
 				return f.metric("remuda_gateway_upstream_errors_total", "kind", "timeout") > 0 || len(first) > 0
 			})

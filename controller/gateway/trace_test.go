@@ -14,7 +14,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	collectorpb "go.opentelemetry.io/proto/slim/otlp/collector/trace/v1"
@@ -72,7 +71,7 @@ func TestAccessLogOfEachOutcome(t *testing.T) {
 	s := newSimulated(t)
 	f := goesOn(t, func(c *gateway.Config) {
 		c.AccessLog.Path = path
-		c.Queue.Length, c.Queue.Wait, c.Queue.Restart = 1, time.Second, time.Second
+		c.Queue.Length, c.Queue.Wait, c.Queue.Restart = 1, patience, patience
 		c.Keys.Named = []gateway.Key{{Name: "team", SHA256: sha("secret"), KeyLimit: queue.KeyLimit{Weight: 1, Priority: 5, MaxPriority: 5, Rate: 0.001, Burst: 1}}}
 	})
 	ask := func(id, body string, header ...string) answer {
@@ -85,7 +84,7 @@ func TestAccessLogOfEachOutcome(t *testing.T) {
 	ask("no-model", "{}")
 	ask("unknown", `{"model":"other"}`)
 	f.do(http.MethodGet, chat, "", "X-Request-Id", "method")
-	ask("no-engine", unary)
+	ask("no-engine", unary, "X-Remuda-Timeout", "50ms")
 	f.engines(newEngine(t, "a", answersWhole("b")))
 	whole := ask("whole", unary, "Authorization", "Bearer secret", "Traceparent", parent)
 	ask("limited", unary, "Authorization", "Bearer secret")
@@ -129,7 +128,7 @@ func TestAccessLogOfEachOutcome(t *testing.T) {
 	}()
 	await(t, entered, "the engine has it")
 	waited := make(chan answer, 1)
-	go func() { waited <- ask("waited", unary) }()
+	go func() { waited <- ask("waited", unary, "X-Remuda-Timeout", "4s") }() // the next one comes before
 	eventually(t, "it waits", func() bool { return f.metric("remuda_gateway_queue_length", "model", "m") == 1 })
 	ask("full", unary)
 	<-waited
@@ -282,11 +281,13 @@ func TestSpans(t *testing.T) {
 	a := <-got
 	require.Equal(t, wholeStream, a.body)
 	require.Equal(t, "2", a.header.Get("X-Remuda-Attempts"))
+	id, err := hex.DecodeString(spanOf)
+	require.NoError(t, err)
+	// A gateway that ends waits for the collector only for a short time.
+	eventually(t, "the spans are exported", func() bool { return len(c.under(id)) > 0 })
 	f.wait()
 	require.Equal(t, traceOf, accessLines(t, path)["one"].TraceID)
 
-	id, err := hex.DecodeString(spanOf)
-	require.NoError(t, err)
 	servers := c.under(id)["POST "+chat]
 	require.Len(t, servers, 1)
 	root := servers[0]

@@ -22,11 +22,11 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // soon bounds what must happen.
-const soon = 10 * time.Second
+const soon = time.Minute
 
 func config(s *nomadtest.Server) nomad.Config {
 	cfg := nomad.DefaultConfig()
-	cfg.Address, cfg.Timeout, cfg.Wait, cfg.Settle = s.URL, 500*time.Millisecond, 200*time.Millisecond, time.Millisecond
+	cfg.Address, cfg.Timeout, cfg.Wait, cfg.Settle = s.URL, soon, 200*time.Millisecond, time.Millisecond
 	return cfg
 }
 
@@ -34,6 +34,18 @@ func newClient(t *testing.T) (*nomad.Client, *nomadtest.Server) {
 	t.Helper()
 	s := nomadtest.New(t)
 	return clientOf(t, config(s)), s
+}
+
+// newFaultyClient is newClient for a Nomad that is about to fail in one of faultyAnswers: a
+// client that gives up soon, where Nomad hangs.
+func newFaultyClient(t *testing.T, what string, limit time.Duration) (*nomad.Client, *nomadtest.Server) {
+	t.Helper()
+	s := nomadtest.New(t)
+	cfg := config(s)
+	if what == "hang" {
+		cfg.Timeout = limit
+	}
+	return clientOf(t, cfg), s
 }
 
 func clientOf(t *testing.T, cfg nomad.Config) *nomad.Client {

@@ -73,7 +73,7 @@ func TestInventoryFaults(t *testing.T) {
 	for what, broken := range faultyAnswers {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
-			c, s := newClient(t)
+			c, s := newFaultyClient(t, what, 2*time.Second)
 			s.SetNode(node("1", group("H100", "", "GPU-1")))
 			s.Break(broken)
 			_, err := c.Inventory(t.Context())
@@ -172,7 +172,7 @@ func TestWatchNodesSurvives(t *testing.T) {
 	for what, broken := range faultyAnswers {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
-			c, s := newClient(t)
+			c, s := newFaultyClient(t, what, 2*time.Second)
 			s.SetNode(node("1", group("H100", "", "GPU-1")))
 			w := watchNodes(t, c)
 			require.Len(t, next(t, w.updates, "inventory"), 1)

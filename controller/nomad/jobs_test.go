@@ -141,7 +141,7 @@ func TestWriteFaults(t *testing.T) {
 	for what, broken := range faultyAnswers {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
-			c, s := newClient(t)
+			c, s := newFaultyClient(t, what, 200*time.Millisecond)
 			s.Break(broken)
 			_, err := c.Register(t.Context(), rendered(t), 0)
 			require.ErrorIs(t, err, nomad.ErrUnreachable)
@@ -319,7 +319,7 @@ func TestWatchJobs(t *testing.T) {
 	for what, broken := range faultyAnswers {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
-			c, s := newClient(t)
+			c, s := newFaultyClient(t, what, 2*time.Second)
 			w := newWatched[[]nomad.Job]()
 			ctx, cancel := context.WithCancel(t.Context())
 			go func() { w.ended <- c.WatchJobs(ctx, w.update, w.lostIt) }()

@@ -25,6 +25,7 @@ func TestGPUMemory(t *testing.T) {
 		if what == "wrong JSON" || what == "other JSON" {
 			continue // of these the api package makes what it can
 		}
+		c, s := newFaultyClient(t, what, 200*time.Millisecond)
 		s.Break(broken)
 		_, err := c.GPUMemory(t.Context(), "node-1")
 		require.ErrorIs(t, err, nomad.ErrUnreachable, what)

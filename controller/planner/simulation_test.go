@@ -14,16 +14,14 @@ import (
 	"remuda/controller/planner"
 	"remuda/controller/state"
 	"remuda/internal/replica"
+	"remuda/internal/testkit/long"
 )
 
 // TestWorld lets random things happen to a little world, looks after each plan at what
 // must hold (world.check), and then lets it come to rest.
 func TestWorld(t *testing.T) {
 	t.Parallel()
-	seeds := 300
-	if testing.Short() {
-		seeds = 50
-	}
+	seeds := long.Pick(50, 300)
 	var mu sync.Mutex
 	seen := map[string]int{}
 	t.Run("all", func(t *testing.T) {

@@ -7,6 +7,9 @@ import (
 	"remuda/controller/state"
 )
 
+// Asking is closed when the node asks no server any more to be taken in.
+func (n *Node) Asking() <-chan struct{} { return n.part.over }
+
 // ApplyRaw applies bytes that no Command of this version makes.
 func (n *Node) ApplyRaw(ctx context.Context, data []byte) error {
 	_, err := n.apply(ctx, data)

@@ -20,7 +20,7 @@ import (
 )
 
 // patience is how long a cluster may take for anything.
-const patience = 30 * time.Second
+const patience = 2 * time.Minute
 
 // network carries the servers' connections over loopback, and can cut servers off.
 type network struct {
@@ -29,6 +29,8 @@ type network struct {
 	conns map[*wire]struct{}
 	// names has the server behind an address.
 	names map[string]string
+	// dials counts the connections that a server has tried to open.
+	dials map[string]int
 }
 
 type wire struct {
@@ -45,7 +47,7 @@ func (w *wire) Close() error {
 }
 
 func newNetwork() *network {
-	return &network{cut: map[string]bool{}, conns: map[*wire]struct{}{}, names: map[string]string{}}
+	return &network{cut: map[string]bool{}, conns: map[*wire]struct{}{}, names: map[string]string{}, dials: map[string]int{}}
 }
 
 var errCut = errors.New("the network is cut")
@@ -54,6 +56,7 @@ var errCut = errors.New("the network is cut")
 func (n *network) dialer(from string) func(context.Context, string) (net.Conn, error) {
 	return func(ctx context.Context, address string) (net.Conn, error) {
 		n.mu.Lock()
+		n.dials[from]++
 		to := n.names[address]
 		cut := n.cut[from] || n.cut[to]
 		n.mu.Unlock()
@@ -183,9 +186,10 @@ func (s *server) config() raft.Config {
 	return cfg
 }
 
-// company gives a server the times of one that has others to hear from.
+// company gives a server the times of one that has others to hear from: a leader stays one
+// on a machine that lets it run each half second.
 func company(cfg *raft.Config) {
-	cfg.HeartbeatTimeout, cfg.ElectionTimeout, cfg.LeaderLeaseTimeout = 300*time.Millisecond, 300*time.Millisecond, 200*time.Millisecond
+	cfg.HeartbeatTimeout, cfg.ElectionTimeout, cfg.LeaderLeaseTimeout = 600*time.Millisecond, 600*time.Millisecond, 500*time.Millisecond
 }
 
 func (s *server) start() {
@@ -228,6 +232,23 @@ func (c *cluster) leader() *server {
 		return leader != nil
 	})
 	return leader
+}
+
+// asks waits until each of the servers, which are not members of a cluster yet, has asked
+// all whom it may join so many times more.
+func (c *cluster) asks(times int, servers ...*server) {
+	c.t.Helper()
+	for _, s := range servers {
+		want := c.dials(s) + times*len(s.join)
+		eventually(c.t, s.name+" asks on", func() bool { return c.dials(s) >= want })
+	}
+}
+
+// dials is how many connections a server has tried to open.
+func (c *cluster) dials(s *server) int {
+	c.net.mu.Lock()
+	defer c.net.mu.Unlock()
+	return c.net.dials[s.name]
 }
 
 // others returns the running servers but one.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/controller/raft"
+	"remuda/internal/testkit/long"
 )
 
 // access is one read or write of a switch.
@@ -35,7 +37,8 @@ var register = porcupine.Model{
 
 // TestHistoryIsLinearizable writes and reads one switch through all servers while
 // leaders are cut off, handed over and restarted, and has the history checked: no
-// acknowledged write is lost, and no verified read is stale.
+// acknowledged write is lost, and no verified read is stale. How much it gets done in its
+// time depends on the machine; what it checks does not.
 func TestHistoryIsLinearizable(t *testing.T) {
 	t.Parallel()
 	c := start(t, 3, nil)
@@ -44,18 +47,19 @@ func TestHistoryIsLinearizable(t *testing.T) {
 		nodes   sync.RWMutex
 		history []porcupine.Operation
 		wg      sync.WaitGroup
+		over    atomic.Bool
 		began   = time.Now()
-		ends    = began.Add(5 * time.Second)
+		ends    = began.Add(time.Duration(long.Pick(3, 20)) * time.Second)
 	)
 	now := func() int64 { return int64(time.Since(began)) }
 	for client := range 6 {
 		wg.Go(func() {
-			for i := 0; time.Now().Before(ends); i++ {
+			for i := 0; !over.Load(); i++ {
 				nodes.RLock()
 				node := c.servers[rand.IntN(3)].node
 				nodes.RUnlock()
 				op := porcupine.Operation{ClientId: client, Input: access{}, Output: "", Call: now()}
-				ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 				var err error
 				if rand.IntN(2) == 0 {
 					a := access{write: true, value: fmt.Sprintf("%d-%d", client, i)}
@@ -82,7 +86,7 @@ func TestHistoryIsLinearizable(t *testing.T) {
 			}
 		})
 	}
-	for i := 0; time.Now().Before(ends); i++ {
+	for i := 0; i < 3 || time.Now().Before(ends); i++ {
 		l := c.leader()
 		time.Sleep(200 * time.Millisecond) // How long all is well.
 		switch i % 3 {
@@ -104,8 +108,9 @@ func TestHistoryIsLinearizable(t *testing.T) {
 			nodes.Unlock()
 		}
 	}
+	over.Store(true)
 	wg.Wait()
-	require.Greater(t, len(history), 100)
+	require.NotEmpty(t, history)
 	require.Equal(t, porcupine.Ok, porcupine.CheckOperationsTimeout(register, history, time.Minute), "%d operations", len(history))
 	t.Log(len(history), "operations")
 }

@@ -17,6 +17,7 @@ import (
 	"remuda/controller/raft"
 	"remuda/controller/state"
 	"remuda/internal/testkit/loopback"
+	"remuda/internal/testkit/parallel"
 )
 
 // childDir and childAddress are set in the environment of a child that writes until it
@@ -27,6 +28,7 @@ func TestMain(m *testing.M) {
 	if dir := os.Getenv(childDir); dir != "" {
 		writeForEver(dir)
 	}
+	parallel.Raise("8")
 	os.Exit(m.Run())
 }
 

@@ -16,6 +16,8 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -68,7 +70,7 @@ func TestJoinAndLeave(t *testing.T) {
 // be taken in again.
 func TestLeaveEndsJoining(t *testing.T) {
 	t.Parallel()
-	const retry = 300 * time.Millisecond
+	const retry = 2 * time.Second // long enough for it to be still asking when it leaves
 	c := start(t, 1, company)
 	first := c.servers[0]
 	c.edit = func(cfg *raft.Config) { company(cfg); cfg.RetryInterval = retry }
@@ -82,7 +84,12 @@ func TestLeaveEndsJoining(t *testing.T) {
 	}
 	eventually(t, "two members", func() bool { return peers() == 2 })
 	require.NoError(t, s.node.Leave(timeout(t, patience)))
-	require.Never(t, func() bool { return peers() > 1 }, 2*retry, 20*time.Millisecond)
+	select {
+	case <-s.node.Asking():
+	default:
+		t.Fatal("it asks on")
+	}
+	require.Equal(t, 1, peers())
 	s.stop()
 }
 
@@ -146,9 +153,9 @@ func TestExpectedServersComeOneByOne(t *testing.T) {
 		s.expect, s.join = 3, c.addresses()
 		s.start()
 		if i < 2 {
+			c.asks(3, c.servers[:i+1]...)
 			for _, other := range c.servers[:i+1] {
-				// Several rounds of asking pass.
-				require.Never(t, func() bool { return other.node.Leader().ID != "" }, 300*time.Millisecond, 20*time.Millisecond)
+				require.Empty(t, other.node.Leader().ID)
 			}
 		}
 	}
@@ -189,15 +196,27 @@ func TestNeverTwoClusters(t *testing.T) {
 			}
 			l := c.leader()
 			l.apply(set("a", "1"))
-			// Whoever is of a cluster is of this one, and stays so for many rounds.
-			require.Never(t, func() bool {
+			// Each server is of this cluster, or asks on in vain: it has promised to be of
+			// another one, which is never formed.
+			for _, s := range c.servers {
+				rounds := 10 * len(s.join)
+				before := c.dials(s)
+				eventually(t, s.name+" is of the cluster, or asks on", func() bool {
+					return s.node.Store().View().Switch(nil, "a") == "1" || s.node.Leader().ID == "" && c.dials(s) >= before+rounds
+				})
+			}
+			eventually(t, "all are of one cluster", func() bool {
+				clusters := map[string]bool{}
 				for _, s := range c.servers {
-					if now, _ := s.node.Leadership(); now.Leader && s != l && s.node.Leader().ID != l.node.Leader().ID {
-						return true
+					peers, err := s.node.Peers()
+					require.NoError(t, err)
+					if len(peers) > 0 {
+						slices.SortFunc(peers, func(a, b raft.Peer) int { return strings.Compare(a.ID, b.ID) })
+						clusters[fmt.Sprint(peers)] = true
 					}
 				}
-				return false
-			}, time.Second, 20*time.Millisecond)
+				return len(clusters) == 1
+			})
 		})
 	}
 }
@@ -233,11 +252,15 @@ func TestStrangersAreRefused(t *testing.T) {
 	require.NoError(t, err)
 	defer lying.Close()
 
-	require.Never(t, func() bool {
-		peers, err := first.node.Peers()
-		require.NoError(t, err)
-		return len(peers) != 1 || node.Leader().ID != "" || lying.Leader().ID != ""
-	}, 500*time.Millisecond, 20*time.Millisecond)
+	c.asks(5, s)
+	eventually(t, "the server of another cluster leads it, or asks", func() bool {
+		return other.node.Leader().ID == other.node.ID() || c.dials(other) >= 5
+	})
+	peers, err := first.node.Peers()
+	require.NoError(t, err)
+	require.Len(t, peers, 1)
+	require.Empty(t, node.Leader().ID)
+	require.Empty(t, lying.Leader().ID)
 	first.apply(set("a", "1"))
 }
 
@@ -335,14 +358,10 @@ func TestTLS(t *testing.T) {
 		join(newAuthority(t).tls(host, host)),
 		join(ca.tls(host, "other.name")), // it asks the servers for another name
 	}
-	require.Never(t, func() bool {
-		for _, s := range strangers {
-			if s.node.Leader().ID != "" {
-				return true
-			}
-		}
-		return false
-	}, 500*time.Millisecond, 20*time.Millisecond)
+	c.asks(3, strangers...)
+	for _, s := range strangers {
+		require.Empty(t, s.node.Leader().ID)
+	}
 
 	// Without a certificate nobody gets a word.
 	conn, err := tls.Dial("tcp", c.servers[0].address, &tls.Config{InsecureSkipVerify: true})

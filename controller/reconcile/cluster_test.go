@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -33,7 +34,9 @@ type cluster struct {
 	client *nomad.Client
 	consul *fakeConsul
 	loads  *load.Store
-	edit   func(*reconcile.Config)
+	// ahead is how far the clock of loads is ahead.
+	ahead atomic.Int64
+	edit  func(*reconcile.Config)
 	// also, nil: none, is the Nomad of another pool.
 	also *nomadtest.Server
 	// ports are those of every allocation; serves, nil: yes, whether their engines do.
@@ -45,11 +48,15 @@ type cluster struct {
 	close func()
 }
 
+// clusterLoadTTL is so long that a report lives until a test moves the clock of loads.
+const clusterLoadTTL = time.Hour
+
 func newCluster(t *testing.T) *cluster { return newClusterOf(t, nil) }
 
 // newClusterOf has edit change the reconciler's config.
 func newClusterOf(t *testing.T, edit func(*reconcile.Config)) *cluster {
-	c := &cluster{t: t, edit: edit, dir: t.TempDir(), nomad: nomadtest.New(t), consul: newFakeConsul(), loads: load.New(50*time.Millisecond, time.Now)}
+	c := &cluster{t: t, edit: edit, dir: t.TempDir(), nomad: nomadtest.New(t), consul: newFakeConsul()}
+	c.loads = load.New(clusterLoadTTL, func() time.Time { return time.Now().Add(time.Duration(c.ahead.Load())) })
 	cfg := nomad.DefaultConfig()
 	cfg.Address, cfg.Timeout, cfg.Wait, cfg.Settle, cfg.Rate, cfg.Burst = c.nomad.URL, 5*time.Second, 200*time.Millisecond, time.Millisecond, 10_000, 10_000
 	client, err := nomad.New(cfg)
@@ -332,9 +339,11 @@ func TestScaleDownWithRealRaftAndNomadsAPI(t *testing.T) {
 		c.loads.Put(load.Report{Gateway: "g", Index: c.raft.Store().View().Index(), Replicas: []load.Replica{{Name: name, InFlight: inFlight}}})
 	}
 	// Its request takes several times to live.
-	for range 30 {
+	for range 10 {
 		report(1)
-		time.Sleep(10 * time.Millisecond)
+		c.ahead.Add(int64(clusterLoadTTL / 2))
+		seen := c.r.Status().Looked
+		c.until("it looks again", func() bool { return c.r.Status().Looked.After(seen) })
 		c.work()
 		require.Equal(t, 1, c.stages()["HOT draining"])
 	}

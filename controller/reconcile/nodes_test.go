@@ -9,6 +9,7 @@ import (
 
 	"remuda/controller/planner"
 	"remuda/controller/state"
+	"remuda/internal/testkit/long"
 )
 
 // lost is the node as Nomad has it when it is down, since a time by Nomad's clock.
@@ -178,7 +179,7 @@ func TestQuarantinedGPUDisappears(t *testing.T) {
 // TestManyNodesAreWrittenInParts: a first look at a large cluster stays far below what a
 // command may have, however many GPUs its nodes have.
 func TestManyNodesAreWrittenInParts(t *testing.T) {
-	const nodes = 10_000
+	nodes := long.Pick(1000, 10_000)
 	inWorld(t, nil, func(t *testing.T, w *world) {
 		all := []state.Node{node("n", 4)}
 		for i := range nodes - 1 {
@@ -206,7 +207,7 @@ func TestManyNodesAreWrittenInParts(t *testing.T) {
 
 // TestNodesOfVeryManySeats: those of one command could be longer than it may be.
 func TestNodesOfVeryManySeats(t *testing.T) {
-	const nodes = 400
+	nodes := long.Pick(200, 400)
 	inWorld(t, nil, func(t *testing.T, w *world) {
 		all := []state.Node{node("n", 4)}
 		for i := range nodes {

@@ -26,7 +26,13 @@ import (
 	"remuda/controller/state"
 	"remuda/internal/replica"
 	"remuda/internal/testkit/loopback"
+	"remuda/internal/testkit/parallel"
 )
+
+func TestMain(m *testing.M) {
+	parallel.Raise("8")
+	os.Exit(m.Run())
+}
 
 // patience is how long a cluster may take for anything.
 const patience = 60 * time.Second
@@ -113,7 +119,8 @@ func startMember(t testing.TB, addresses []string, i int, set settings) *member 
 	if len(addresses) > 1 {
 		rc.Join = addresses
 	}
-	rc.HeartbeatTimeout, rc.ElectionTimeout, rc.LeaderLeaseTimeout = 300*time.Millisecond, 300*time.Millisecond, 200*time.Millisecond
+	// A leader stays one on a machine that lets it run each half second.
+	rc.HeartbeatTimeout, rc.ElectionTimeout, rc.LeaderLeaseTimeout = 600*time.Millisecond, 600*time.Millisecond, 500*time.Millisecond
 	if len(addresses) == 1 {
 		// One that is alone has nobody to wait for, and cannot lose an election.
 		rc.HeartbeatTimeout, rc.ElectionTimeout, rc.LeaderLeaseTimeout = 20*time.Millisecond, 20*time.Millisecond, 20*time.Millisecond

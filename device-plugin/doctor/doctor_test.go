@@ -153,7 +153,7 @@ func TestDoctor(t *testing.T) {
 		{name: "no permission", do: func(h *host) { h.lib.Set("init=4") }, want: [][]string{{"problem NVML", "no permission", "/dev/nvidiactl"}}},
 		{name: "a hanging driver", do: func(h *host) {
 			h.cfg.Probe = func(ctx context.Context, path string) (nvml.Report, error) {
-				ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
+				ctx, cancel := context.WithTimeout(ctx, 6*time.Second)
 				defer cancel()
 				return nvml.Probe(ctx, []string{path, "-nvml-worker", "-nvml-library", h.lib.Path})
 			}

@@ -134,9 +134,7 @@ func TestTokenIsKeptBeforeItCounts(t *testing.T) {
 	first.silent(20 * time.Millisecond)
 	h := fenced(wire.RO, "other", 1)
 	h.TimeoutMS = ptr(int64(20))
-	began := time.Now()
 	s.hello(weights, h).denied(wire.CodeTimeout)
-	require.Less(t, time.Since(began), patience/2)
 	// The same token again: it is not kept yet either.
 	s.hello(kvCache, fenced(wire.RW, "g", 1)).silent(20 * time.Millisecond)
 	s.open(kvCache, wire.RW).commit() // who has no token is not concerned

@@ -2,6 +2,7 @@ package sim_test
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net/http"
 	"strings"
@@ -303,7 +304,17 @@ func TestHangingWakeThatFailsInTheEnd(t *testing.T) {
 		_ = resp.Body.Close()
 		woken <- resp.StatusCode
 	}()
-	require.Never(t, func() bool { return len(woken) > 0 }, 50*time.Millisecond, 10*time.Millisecond)
+	// It hangs once nothing else gets its turn to sleep or wake.
+	require.Eventually(t, func() bool {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		resp, err := s.http.Do(s.request(ctx, http.MethodPost, "/sleep", ""))
+		if err == nil {
+			_ = resp.Body.Close()
+		}
+		return errors.Is(err, context.DeadlineExceeded)
+	}, patience, time.Millisecond)
+	require.Empty(t, woken)
 	s.fault(`{"wake":"error"}`)
 	assert.Equal(t, http.StatusInternalServerError, <-woken)
 	assert.True(t, s.asleep())

@@ -137,7 +137,7 @@ func TestSlowBody(t *testing.T) {
 func TestBodyTimeoutEndsWithTheBody(t *testing.T) {
 	t.Parallel()
 	s := start(t, func(c *sim.Config) {
-		c.BodyTimeout, c.Rates = 30*time.Millisecond, engine.Rates{Decode: 100}
+		c.BodyTimeout, c.Rates = 500*time.Millisecond, engine.Rates{Decode: 20}
 	})
 	events := s.stream(t.Context(), "/v1/completions", `{"prompt":"x","max_tokens":12,"ignore_eos":true,"stream":true}`).all()
 	texts, _, _ := collect(t, events)

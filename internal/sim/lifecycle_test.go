@@ -154,15 +154,16 @@ func TestStartFailsWithoutSoundWeights(t *testing.T) {
 
 func TestInitDelay(t *testing.T) {
 	t.Parallel()
-	s := launch(t, func(c *sim.Config) { c.InitDelay = 300 * time.Millisecond })
+	const delay = 2 * time.Second // the requests below come before
 	begin := time.Now()
+	s := launch(t, func(c *sim.Config) { c.InitDelay = delay })
 	assert.Equal(t, http.StatusServiceUnavailable, s.status(http.MethodGet, "/health"))
 	e := s.refused(http.MethodPost, "/v1/completions", `{"prompt":"x"}`, http.StatusServiceUnavailable)
 	assert.Contains(t, e.Error.Message, "starting")
 	s.refused(http.MethodPost, "/sleep", "", http.StatusServiceUnavailable)
 	s.metrics() // answers at any time
 	require.Eventually(t, func() bool { return s.status(http.MethodGet, "/health") == http.StatusOK }, patience, time.Millisecond)
-	assert.GreaterOrEqual(t, time.Since(begin), 250*time.Millisecond)
+	assert.GreaterOrEqual(t, time.Since(begin), delay)
 	s.answers()
 }
 

@@ -28,7 +28,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const (
 	modelName = "org/tiny:1b"
-	patience  = 20 * time.Second // for polls; reached only when a test fails
+	patience  = time.Minute // for polls; reached only when a test fails
 )
 
 // sim1 is a running engine and a client of it.

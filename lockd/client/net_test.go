@@ -124,14 +124,6 @@ func TestTLSFails(t *testing.T) {
 	}
 }
 
-// prompt checks that what should be immediate is.
-func prompt(t *testing.T, what string, f func()) {
-	t.Helper()
-	start := time.Now()
-	f()
-	require.Less(t, time.Since(start), soon, what)
-}
-
 // TestTLSCloseDoesNotSayGoodbye: a lockd that hangs would not read it, and TLS
 // would wait 5 s for that. Over a pipe nothing is buffered.
 func TestTLSCloseDoesNotSayGoodbye(t *testing.T) {
@@ -193,10 +185,8 @@ func TestConnectHangs(t *testing.T) {
 		cfg.ConnectTimeout = time.Hour
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(50*time.Millisecond, cancel)
-		prompt(t, "acquire", func() {
-			_, err := newClient(t, cfg).Acquire(ctx)
-			require.ErrorIs(t, err, context.Canceled)
-		})
+		_, err := newClient(t, cfg).Acquire(ctx)
+		require.ErrorIs(t, err, context.Canceled, "it does not wait for an hour")
 		cfg.ConnectTimeout = 20 * time.Millisecond
 		require.ErrorContains(t, trouble(t, cfg), "connect to lockd at "+addr, "it gives up this attempt")
 	}
@@ -225,11 +215,12 @@ func TestSessionOverTCP(t *testing.T) {
 		last <- time.Now()
 		p.silent()
 	}))
-	cfg.SessionTTL = 900 * time.Millisecond
+	cfg.SessionTTL = 2 * time.Second
 	start := time.Now()
 	g := get(t, cfg)
 	require.ErrorContains(t, lost(t, g), "session")
 	require.GreaterOrEqual(t, time.Since(start), answered*cfg.SessionTTL/3+cfg.SessionTTL)
-	// It is late only by what this machine is late.
-	require.Less(t, time.Since(<-last), cfg.SessionTTL+5*time.Second)
+	// It is late only by what this machine is late. How late it is at most is for the fake
+	// clock of TestSession to say.
+	require.Less(t, time.Since(<-last), 10*cfg.SessionTTL)
 }

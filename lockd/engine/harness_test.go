@@ -23,6 +23,7 @@ import (
 	"remuda/internal/replica"
 	"remuda/internal/testkit/enginetest"
 	"remuda/internal/testkit/loopback"
+	"remuda/internal/testkit/parallel"
 	"remuda/internal/testkit/proclog"
 	"remuda/lockd/engine"
 )
@@ -43,6 +44,7 @@ func TestMain(m *testing.M) {
 			exit(enginetest.Serve(os.Args[2], "m", os.Args[3]))
 		}
 	}
+	parallel.Raise("6")
 	os.Exit(m.Run())
 }
 
@@ -153,12 +155,15 @@ func startShim(t *testing.T, set settings) *shim {
 	return s
 }
 
+// patience bounds every wait of these tests; none is expected to come near it.
+const patience = time.Minute
+
 func (s *shim) await(what string, ok func() bool) {
 	s.t.Helper()
-	deadline := time.Now().Add(15 * time.Second)
+	deadline := time.Now().Add(patience)
 	for !ok() {
 		if time.Now().After(deadline) {
-			s.t.Fatalf("%s: not within 15 s", what)
+			s.t.Fatalf("%s: not within %s", what, patience)
 		}
 		time.Sleep(2 * time.Millisecond)
 	}
@@ -190,8 +195,8 @@ func (s *shim) exited() error {
 	select {
 	case <-s.done:
 		return s.err
-	case <-time.After(20 * time.Second):
-		s.t.Fatal("the shim did not exit within 20 s")
+	case <-time.After(patience):
+		s.t.Fatalf("the shim did not exit within %s", patience)
 		return nil
 	}
 }

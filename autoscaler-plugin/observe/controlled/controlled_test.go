@@ -234,7 +234,7 @@ func TestAModelIsAskedForInTheBackground(t *testing.T) {
 	require.Eventually(t, func() bool {
 		m, err := source.Model(t.Context(), "llama")
 		return err == nil && m.ModifyIndex == 43
-	}, 20*time.Second, time.Millisecond)
+	}, time.Minute, time.Millisecond)
 	cancel()
 	require.ErrorIs(t, <-done, context.Canceled)
 }

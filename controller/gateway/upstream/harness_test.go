@@ -23,7 +23,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // patience bounds every wait of these tests; none is expected to come near it.
-const patience = 10 * time.Second
+const patience = time.Minute
 
 // soon waits until something is so.
 func soon(t testing.TB, what string, ok func() bool) {

@@ -30,11 +30,40 @@ import (
 const (
 	mib = 1 << 20
 	// deadline is far more than anything here takes.
-	deadline = 20 * time.Second
+	deadline = time.Minute
 	tick     = time.Millisecond
-	// atOnce is far less than any deadline that a test gives, on a busy machine.
-	atOnce = 2 * time.Second
 )
+
+// never is the deadline of a call that must return by itself, long before: the test binary
+// is stopped first.
+const never = 24 * time.Hour
+
+// announced is a context with a deadline at which it does not end. What a server does with
+// the deadline that it is told is seen however slow the machine is.
+type announced struct {
+	context.Context
+	at time.Time
+}
+
+func (a announced) Deadline() (time.Time, bool) { return a.at, true }
+
+// endsWith is a context whose deadline passes when the channel is closed.
+type endsWith struct {
+	context.Context
+	done <-chan struct{}
+}
+
+func (e endsWith) Deadline() (time.Time, bool) { return time.Now().Add(never), true }
+func (e endsWith) Done() <-chan struct{}       { return e.done }
+
+func (e endsWith) Err() error {
+	select {
+	case <-e.done:
+		return context.DeadlineExceeded
+	default:
+		return nil
+	}
+}
 
 var uuid = cudatest.UUIDs[0]
 

@@ -67,10 +67,8 @@ func TestAllocationThatHasNoRoomIsRetriedAndLeavesAnEvent(t *testing.T) {
 	// Nobody else waits for it: the other tag's requests, and state.
 	w.alive()
 	w.free(hog)
-	began := time.Now()
 	m := k.next()
 	require.Equal(t, "allocate_response", m.kind(), "%v", m)
-	require.Less(t, time.Since(began), 20*oomRetry)
 	require.EqualValues(t, 2, whole(t, m, "layout_slot"))
 	require.Len(t, k.allocations(), 3)
 }
@@ -162,8 +160,7 @@ func queued(t testing.TB, l *link) int {
 func TestAskerThatDiesOutOfMemoryIsDroppedAtOnce(t *testing.T) {
 	hostOnly(t, needsSmallGPU)
 	t.Parallel()
-	const retry = 4 * time.Second
-	s := start(t, serverConfig{args: []string{"-oom-retry", retry.String()}})
+	s := start(t, serverConfig{args: []string{"-oom-retry", "24h"}})
 	w := open(t, s.weights(), writer)
 	a := w.allocate(capacity, "x")
 	for range 5 {
@@ -174,10 +171,8 @@ func TestAskerThatDiesOutOfMemoryIsDroppedAtOnce(t *testing.T) {
 		eventually(t, func() bool { return oomEvents(t, s.kvCache()) > before }, func() []any { return []any{"no allocation_oom"} })
 		heir := handshake(t, s.kvCache(), writer, forever)
 		waiting(t, s.kvCache(), 1)
-		began := time.Now()
 		asker.kill()
 		heir.granted(writer)
-		require.Less(t, time.Since(began), retry/3, "the asker was dropped only at the next retry")
 		require.Empty(t, heir.allocations())
 		heir.close()
 		becomes(t, s.kvCache(), lockState{State: empty})
@@ -202,41 +197,42 @@ func TestWriterOutOfMemoryDoesNotHoldUpState(t *testing.T) {
 }
 
 // TestSlowReleaseHoldsUpNobody: memory that takes long to go back does not keep the
-// next writer, other tags or other GPUs waiting.
+// next writer, other tags or other GPUs waiting, and is not given away meanwhile.
 func TestSlowReleaseHoldsUpNobody(t *testing.T) {
 	hostOnly(t, needsHostFlags)
 	t.Parallel()
-	const slow = 1200 * time.Millisecond
-	s := start(t, serverConfig{gpus: 2, args: []string{"-host-slow-release", slow.String()}})
-	prompt := func(what string, since time.Time) {
-		t.Helper()
-		require.Less(t, time.Since(since), slow*3/4, "%s had to wait for the release", what)
-	}
+	s := start(t, serverConfig{gpus: 2, args: []string{"-host-slow-release", "24h"}})
 	w := open(t, s.weights(), writer)
 	for range 2 {
 		w.allocate(granularity, "x")
 	}
 	first := w.allocate(granularity, "x")
-	began := time.Now()
 	w.free(first)
-	prompt("the answer to free", began)
 	heir := handshake(t, s.weights(), writer, forever)
 	waiting(t, s.weights(), 1)
-	began = time.Now()
 	w.close() // an abort clears
 	heir.granted(writer)
-	prompt("the next writer", began)
 	heir.allocate(granularity, "there is room left")
 	heir.commit()
 	w = open(t, s.weights(), writer) // clears what is committed
-	prompt("a writer over a committed layout", began)
 	stateOf(t, s.weights())
 	open(t, s.kvCache(), writer).allocate(1, "x")
 	open(t, s.socket(1, "weights"), writer).allocate(1, "x")
-	prompt("everyone else", began)
-	// What is being released is not free yet: the whole GPU is, a while later.
 	w.post(newMessage("allocate_request", "size", capacity-granularity))
-	require.Equal(t, "allocate_response", w.next().kind())
+	eventually(t, func() bool { return oomEvents(t, s.weights()) > 0 }, func() []any { return []any{"no allocation_oom"} })
+	w.silent(3 * oomRetry)
+}
+
+// TestSlowReleaseEnds: the whole GPU is free, a while later.
+func TestSlowReleaseEnds(t *testing.T) {
+	t.Parallel()
+	const slow = 500 * time.Millisecond
+	s := start(t, serverConfig{args: []string{"-host-slow-release", slow.String()}})
+	w := open(t, s.weights(), writer)
+	a := w.allocate(capacity, "x")
+	began := time.Now()
+	w.free(a)
+	w.allocate(capacity, "x")
 	require.GreaterOrEqual(t, time.Since(began), slow*9/10, "memory was given away before its release was done")
 	require.Positive(t, oomEvents(t, s.weights()))
 }

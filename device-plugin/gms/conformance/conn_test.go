@@ -13,7 +13,7 @@ import (
 )
 
 // patience is how long a test waits for what must come.
-const patience = 10 * time.Second
+const patience = time.Minute
 
 // rawConn is a client's end of a connection: frames and descriptors, nothing else.
 type rawConn struct {
@@ -60,6 +60,10 @@ func (r rawConn) receive(within time.Duration) (answer, error) {
 	}
 	var head [4]byte
 	if err := r.fill(head[:1], &a, true); err != nil {
+		return a, err
+	}
+	// The rest of a frame that has begun is waited for: half of it must not be lost.
+	if err := r.c.SetReadDeadline(time.Now().Add(patience)); err != nil {
 		return a, err
 	}
 	if err := r.fill(head[1:], &a, false); err != nil {

@@ -3,7 +3,6 @@ package conformance_test
 import (
 	"math"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -179,13 +178,11 @@ func TestExpectedNonceOfAnotherServerFailsAtOnce(t *testing.T) {
 		t.Helper()
 		before, events := stateOf(t, g.weights), history(t, g.weights)
 		for _, lock := range []string{reader, writer, auto} {
-			for _, timeout := range []any{forever, 0, 60_000} {
-				began := time.Now()
+			for _, timeout := range []any{forever, 0, 24 * 3600_000} {
 				m := handshake(t, g.weights, lock, timeout, "expected_nonce", "of-before").denied("restarted")
 				require.Equal(t, wantCommitted, truth(t, m, "committed"))
 				require.Equal(t, hash, str(t, m, "memory_layout_hash"))
 				require.NotEqual(t, "of-before", str(t, m, "nonce"))
-				require.Less(t, time.Since(began), 2*time.Second)
 			}
 		}
 		require.Equal(t, before, stateOf(t, g.weights))

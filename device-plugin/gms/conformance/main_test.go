@@ -2,12 +2,13 @@ package conformance_test
 
 import (
 	"errors"
-	"flag"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"testing"
+
+	"remuda/internal/testkit/parallel"
 )
 
 // childEnv makes the test binary play a client process.
@@ -57,11 +58,7 @@ func runAll(m *testing.M) (int, error) {
 			return 1, fmt.Errorf("build remuda: %w\n%s", err, out)
 		}
 	}
-	// Most tests wait for a server, not for a processor.
-	flag.Parse()
-	if err := flag.Set("test.parallel", "8"); err != nil {
-		return 1, err
-	}
+	parallel.Raise("8") // most tests wait for a server, not for a processor
 	code := m.Run()
 	return code, stopShared()
 }

@@ -84,7 +84,7 @@ func TestWriterThatGivesUpWaitingLetsReadersIn(t *testing.T) {
 	g := freshGPU(t)
 	commitOne(t, g.weights)
 	open(t, g.weights, reader)
-	w := handshake(t, g.weights, writer, 200)
+	w := handshake(t, g.weights, writer, 1000) // it is seen waiting before that
 	waiting(t, g.weights, 1)
 	late := handshake(t, g.weights, reader, forever)
 	w.denied("timeout")
@@ -119,21 +119,7 @@ func TestWaitingWritersGoOneByOne(t *testing.T) {
 	w.commit()
 	for left := n; left > 0; left-- {
 		waiting(t, g.weights, int64(left-1))
-		var in *link
-		for i, l := range waiters {
-			if l == nil {
-				continue
-			}
-			a, err := l.receive(20 * time.Millisecond)
-			if timedOut(err) {
-				continue
-			}
-			require.NoError(t, err)
-			require.True(t, truth(t, a.message, "success"))
-			require.Nil(t, in, "two writers at once")
-			in, waiters[i] = l, nil
-		}
-		require.NotNil(t, in, "nobody is let in")
+		in := onlyGrant(t, waiters, writer)
 		require.Empty(t, in.allocations(), "a new writer begins with nothing")
 		in.allocate(int64(left), "x")
 		if left%2 == 0 {

@@ -20,7 +20,7 @@ import (
 
 const (
 	// deadline is far more than anything here takes.
-	deadline = 10 * time.Second
+	deadline = time.Minute
 	tick     = time.Millisecond
 )
 

@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"github.com/hashicorp/consul/api"
+
+	"remuda/internal/testkit/loopback"
 )
 
 type service struct {
@@ -42,6 +44,7 @@ type Agent struct {
 	serf     string
 	noIndex  bool
 	queries  int
+	updates  int
 	calls    []string
 }
 
@@ -49,7 +52,7 @@ type Agent struct {
 func New(t testing.TB) *Agent {
 	t.Helper()
 	a := &Agent{index: 1, changed: make(chan struct{}), services: map[string]*service{}, serf: api.HealthPassing}
-	a.Listen(t, "127.0.0.1:0")
+	a.Listen(t, loopback.Free(t)) // it is left and taken again by Stop and Listen
 	t.Cleanup(a.Stop)
 	return a
 }
@@ -145,6 +148,13 @@ func (a *Agent) Services() []Service {
 	return all
 }
 
+// Updates counts the updates of checks: heartbeats, for the most part.
+func (a *Agent) Updates() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.updates
+}
+
 // Queries counts the health queries that were answered.
 func (a *Agent) Queries() int {
 	a.mu.Lock()
@@ -162,7 +172,7 @@ func (a *Agent) Calls() []string {
 // Await waits until ok accepts the services, at most for the test's patience.
 func (a *Agent) Await(t testing.TB, what string, ok func([]Service) bool) []Service {
 	t.Helper()
-	deadline := time.After(15 * time.Second)
+	deadline := time.After(time.Minute)
 	for {
 		a.mu.Lock()
 		changed := a.changed
@@ -270,6 +280,7 @@ func (a *Agent) update(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "Unknown check ID "+strconv.Quote(r.PathValue("id")), http.StatusNotFound)
 		return
 	}
+	a.updates++
 	s.timer.Reset(s.ttl)
 	if s.status != body.Status {
 		s.status, s.output = body.Status, body.Output

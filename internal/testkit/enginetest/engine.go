@@ -158,8 +158,8 @@ func (e *Engine) control(w http.ResponseWriter, r *http.Request) {
 		e.slowWake = time.Second
 	case "slow-sleep":
 		e.slowSleep = time.Second
-	case "slow-health":
-		e.slowHealth = 900 * time.Millisecond
+	case "hang-health":
+		e.slowHealth = 24 * time.Hour
 	case "fail-sleep":
 		e.failSleep = true
 	case "crash-sleep":

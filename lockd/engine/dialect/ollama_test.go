@@ -371,7 +371,7 @@ func TestOllamaSleepWaitsForRequests(t *testing.T) {
 			fake.mu.Lock()
 			defer fake.mu.Unlock()
 			return fake.psFails == 0
-		}, 5*time.Second, time.Millisecond)
+		}, time.Minute, time.Millisecond)
 		fake.finish()
 		require.NoError(t, <-done)
 		require.False(t, fake.loaded)
@@ -449,7 +449,7 @@ func TestOllamaTurns(t *testing.T) {
 	d := engine(t, "ollama", dialect.Config{Model: "tiny"}, fake)
 	done := make(chan error, 1)
 	go func() { done <- d.Load(soon(t)) }()
-	require.Eventually(t, func() bool { return len(fake.take()) > 0 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return len(fake.take()) > 0 }, time.Minute, time.Millisecond)
 	err := d.Sleep(briefly(t))
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.ErrorContains(t, err, "another change of the engine is under way")

@@ -16,12 +16,13 @@ const (
 	// retryFirst is when to look again after a close that was not the last, or
 	// whose file the kernel has not let go of yet: it tells a moment before.
 	retryFirst = time.Millisecond
-	// retryMax is how often to look against lost events.
-	retryMax = 2 * time.Second
 	// blindFirst and blindMax are the same without inotify.
 	blindFirst = 5 * time.Millisecond
 	blindMax   = 250 * time.Millisecond
 )
+
+// retryMax is how often to look against lost events. Tests of the events make it longer.
+var retryMax = 2 * time.Second
 
 // orphanage watches memory that the backend has released and others still hold.
 type orphanage struct {
