@@ -25,7 +25,7 @@ func ParseRules(s string) (Rules, error) {
 	case "wva":
 		return WVA, nil
 	}
-	return Safe, fmt.Errorf("rules are %q: want safe or wva", s)
+	return Safe, fmt.Errorf("rules is %q: must be safe or wva", s)
 }
 
 // String is what ParseRules reads.

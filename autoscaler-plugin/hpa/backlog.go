@@ -68,7 +68,7 @@ func DefaultBacklog() Backlog {
 func (b *Backlog) Validate() error {
 	var errs []error
 	if b.Target <= 0 || b.Target > MaxMilli {
-		errs = append(errs, fmt.Errorf("target_milli is %d: want 1 to %d", b.Target, MaxMilli))
+		errs = append(errs, fmt.Errorf("target_milli is %d: must be 1 to %d", b.Target, MaxMilli))
 	}
 	errs = append(errs,
 		within("headroom", b.Headroom, 0, MaxCount),
@@ -85,7 +85,7 @@ func (b *Backlog) Validate() error {
 		errs = append(errs, within("emergency_cap", *b.Cap, 0, MaxCount))
 	}
 	if low := b.min(); low > b.Max {
-		errs = append(errs, fmt.Errorf("the min is %d and above max, which is %d: want min <= max", low, b.Max))
+		errs = append(errs, fmt.Errorf("min is %d and max is %d: min must be at most max", low, b.Max))
 	}
 	return errors.Join(errs...)
 }
@@ -121,9 +121,9 @@ func (o *Observed) unknown() string {
 	case o.Unknown != "":
 		return o.Unknown
 	case o.Queue < 0:
-		return fmt.Sprintf("the queue's length is %d", o.Queue)
+		return fmt.Sprintf("the queue length is %d: must be 0 or more", o.Queue)
 	case o.Running < 0:
-		return fmt.Sprintf("the number of running requests is %d", o.Running)
+		return fmt.Sprintf("the number of running requests is %d: must be 0 or more", o.Running)
 	}
 	return ""
 }

@@ -64,9 +64,9 @@ func (b *Behavior) Next(s *State, now time.Duration, current, desired, min, max 
 	d := Decision{Replicas: current, Current: current, Desired: desired, Stabilized: current}
 	switch {
 	case min > max:
-		d.LimitedBy, d.Reason = LimitBounds, fmt.Sprintf("min %d is above max %d: nothing is scaled until they are mended", min, max)
+		d.LimitedBy, d.Reason = LimitBounds, fmt.Sprintf("min is %d and max is %d: min must be at most max, and the count stays until this is corrected", min, max)
 	case current == 0 && !s.Zeroed && !b.FromZero:
-		d.LimitedBy, d.Reason = LimitZero, "0 replicas, and not by this scaler: scaling is switched off until someone sets another count"
+		d.LimitedBy, d.Reason = LimitZero, "the count was set to 0 from outside: scaling is off until it is set to another count"
 	case current > max:
 		d.limit(max, LimitMax, "%d replicas are above max: down to %d at once", current, max)
 	case current < min:
@@ -77,7 +77,7 @@ func (b *Behavior) Next(s *State, now time.Duration, current, desired, min, max 
 		d.bound(min, max)
 	}
 	if d.Reason == "" {
-		d.Reason = fmt.Sprintf("%d recommended, which nothing limits", desired)
+		d.Reason = fmt.Sprintf("%d recommended: no limit applies", desired)
 	}
 	s.act(&d, b.longestPeriod())
 	return d
@@ -99,9 +99,9 @@ func (b *Behavior) stabilize(s *State, d *Decision) {
 	d.Stabilized = min(max(d.Current, low), high)
 	d.Replicas = d.Desired
 	if d.Stabilized < d.Desired {
-		d.limit(d.Stabilized, LimitScaleUp, "%d recommended, but %d within the last %s", d.Desired, low, up)
+		d.limit(d.Stabilized, LimitScaleUp, "%d recommended, but %d was recommended within the last %s", d.Desired, low, up)
 	} else {
-		d.limit(d.Stabilized, LimitScaleDown, "%d recommended, but %d within the last %s", d.Desired, high, down)
+		d.limit(d.Stabilized, LimitScaleDown, "%d recommended, but %d was recommended within the last %s", d.Desired, high, down)
 	}
 }
 

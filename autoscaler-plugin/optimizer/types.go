@@ -42,7 +42,7 @@ func (c Config) Validate() error {
 	var errs []error
 	want := func(ok bool, field string, value any, expected string) {
 		if !ok {
-			errs = append(errs, fmt.Errorf("%s is %v: want %s", field, value, expected))
+			errs = append(errs, fmt.Errorf("%s is %v: must be %s", field, value, expected))
 		}
 	}
 	want(c.TargetWaitSeconds >= 0 && !math.IsInf(c.TargetWaitSeconds, 1), "target_wait_seconds", c.TargetWaitSeconds, "0 or more, finite")

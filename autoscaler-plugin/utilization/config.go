@@ -108,7 +108,7 @@ func DefaultConfig() Config {
 func (c Config) Validate() error {
 	var errs []error
 	bad := func(field string, value any, want string) {
-		errs = append(errs, fmt.Errorf("%s is %v: want %s", field, value, want))
+		errs = append(errs, fmt.Errorf("%s is %v: must be %s", field, value, want))
 	}
 	if !positive(c.ScalingFactor) {
 		bad("scaling_factor", c.ScalingFactor, "a finite number above 0")
@@ -129,7 +129,7 @@ func (c Config) Validate() error {
 	case c.MaxConcurrency < 0 || c.MaxConcurrency > maxCount:
 		bad("max_concurrent_requests", c.MaxConcurrency, "1 or more")
 	case utilization && c.MaxConcurrency == 0:
-		bad("max_concurrent_requests", c.MaxConcurrency, "1 or more, because a utilization rule is on; give the slots of one instance")
+		bad("max_concurrent_requests", c.MaxConcurrency, "1 or more, because a utilization rule is on; set it to the slots of one instance")
 	}
 	switch c.Management {
 	case Disabled, Manual, Upscaling, Full:
@@ -156,7 +156,7 @@ func (c Config) Validate() error {
 func (e EZ) validate() error {
 	var errs []error
 	bad := func(field string, value float64, want string) {
-		errs = append(errs, fmt.Errorf("scaling_config.utilization_based.%s is %v: want %s", field, value, want))
+		errs = append(errs, fmt.Errorf("scaling_config.utilization_based.%s is %v: must be %s", field, value, want))
 	}
 	// The comparisons are written so that NaN fails them.
 	if !(e.MinUtilization >= 0 && e.MinUtilization < 1) {

@@ -36,7 +36,7 @@ func requestCount(c Config, in Input) Proposal {
 	}
 	required := times(exact(avg), exact(c.ScalingFactor))
 	p.Required = shown(required)
-	return p.to(ceil(required), in.Requested, fmt.Sprintf("%v requests per minute times %v ask for %v instances", avg, c.ScalingFactor, p.Required))
+	return p.to(ceil(required), in.Requested, fmt.Sprintf("%v requests per minute times %v need %v instances", avg, c.ScalingFactor, p.Required))
 }
 
 // oldUtilization is the seed's second rule, with the facts page's names: up if
@@ -126,18 +126,18 @@ func (p Proposal) to(target, current int, reason string) Proposal {
 // unknown holds because nothing usable was measured. Where no instance is requested,
 // none can report, and nothing measured means nothing to do.
 func (p Proposal) unknown(in Input) Proposal {
-	p.Code, p.Reason, p.Blind = MetricUnknown, "held: "+p.flaws(), true
+	p.Code, p.Reason, p.Blind = MetricUnknown, "no change: "+p.flaws(), true
 	absurd := func(f Finding) bool { return f.Flaw != measure.Absent }
 	if in.Requested == 0 && !slices.ContainsFunc(p.Findings, absurd) {
 		p.Code, p.Blind = InBand, false
-		p.Reason = "no instance is requested and nothing was measured: " + p.flaws()
+		p.Reason = "no instance is requested and no metric is available: " + p.flaws()
 	}
 	return p
 }
 
 // mayNotReduce holds although the usable numbers ask for less.
 func (p Proposal) mayNotReduce() Proposal {
-	p.Code, p.Reason = MetricUnknown, "nothing is taken away while numbers are missing or absurd: "+p.flaws()
+	p.Code, p.Reason = MetricUnknown, "no scale-down while metrics are missing or invalid: "+p.flaws()
 	return p
 }
 
