@@ -25,11 +25,11 @@ type Config struct {
 	StaleAfterSeconds float64 `json:"stale_after_seconds,omitzero"`
 }
 
-// DefaultStaleAfterSeconds is the seed's query window: a peak of the last minute is no peak
+// DefaultStaleAfterSeconds is upstream's query window: a peak of the last minute is no peak
 // of it once it is older.
 const DefaultStaleAfterSeconds = 60
 
-// DefaultConfig returns the seed's defaults.
+// DefaultConfig returns upstream's defaults.
 func DefaultConfig() Config {
 	return Config{KVCacheThreshold: 0.80, QueueLengthThreshold: 5, KVSpareTrigger: 0.1, QueueSpareTrigger: 3}
 }

@@ -12,7 +12,7 @@ import (
 	"remuda/autoscaler-plugin/measure"
 )
 
-// TestOverrides has the seed's example: llama-70b in production.
+// TestOverrides has upstream's example: llama-70b in production.
 func TestOverrides(t *testing.T) {
 	base := capacity.DefaultConfig()
 	overrides := []capacity.Override{

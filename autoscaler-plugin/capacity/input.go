@@ -54,7 +54,7 @@ type Variant struct {
 	// Cost of a replica. Where it is absent it is that of the variant's replicas, or
 	// DefaultCost.
 	Cost measure.Value `json:"cost,omitzero"`
-	// Min and Max bound the target; nil: none, but for the seed's rule that the analyzer
+	// Min and Max bound the target; nil: none, but for upstream's rule that the analyzer
 	// alone does not remove the last replica of a variant. With Min 0 it may. Safe only.
 	Min *int `json:"min,omitzero"`
 	Max *int `json:"max,omitzero"`
@@ -68,7 +68,7 @@ type Variant struct {
 }
 
 const (
-	// DefaultCost is the cost of a replica that has none (the seed's DefaultReplicaCost).
+	// DefaultCost is the cost of a replica that has none (upstream's DefaultReplicaCost).
 	DefaultCost = 10
 	// MaxCount is the largest number of replicas that a variant may have.
 	MaxCount = 1_000_000

@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// Override changes parts of the Config for a model (the seed's per-model overrides).
+// Override changes parts of the Config for a model (upstream's per-model overrides).
 type Override struct {
 	// Model and Namespace say whom it is for. An empty one is any.
 	Model     string `json:"model,omitzero"`

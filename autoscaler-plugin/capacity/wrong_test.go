@@ -149,7 +149,7 @@ func TestClassification(t *testing.T) {
 	}
 }
 
-// TestWVATakesValuesAsTheyCome: the seed's algorithm has no classes. What its comparisons and
+// TestWVATakesValuesAsTheyCome: the upstream algorithm has no classes. What its comparisons and
 // sums make of odd values, next to two idle replicas, is what it answers.
 func TestWVATakesValuesAsTheyCome(t *testing.T) {
 	inf, nan := math.Inf(1), math.NaN()

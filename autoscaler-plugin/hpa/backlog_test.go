@@ -165,8 +165,8 @@ func TestBacklogValidate(t *testing.T) {
 	}
 }
 
-// backlogReference is the order of the facts page, written down as it is read, over the
-// reference of rules 4 and 5.
+// backlogReference is a direct implementation of Backlog.Next over the reference of rules 4
+// and 5.
 type backlogReference struct {
 	*reference
 	backlog  hpa.Backlog

@@ -8,9 +8,9 @@ import (
 // maxQueue is the longest queue that is counted.
 const maxQueue = 1 << 40
 
-// Next makes of what was observed what the count should be now. The order is that of the
-// facts page: hysteresis, stabilise, rate, slow start, min and max, emergency cap. See
-// Behavior.Next about now and about what is remembered.
+// Next returns what the count should be now for what was observed. The order is hysteresis,
+// stabilization, rate, slow start, min and max, emergency cap. See Behavior.Next about now
+// and about what is remembered.
 //
 // Going to 0 and leaving it are no matter of the windows: a target that has been idle for
 // its whole delay goes to 0, as fast as the policies let it, and while it sleeps nothing is

@@ -22,7 +22,7 @@ const (
 const MaxSeconds = 7 * 24 * 60 * 60
 
 // Behavior says how fast a count may follow what is recommended (rules 4 and 5 of the
-// facts page; Kubernetes' HorizontalPodAutoscalerBehavior).
+// package comment; Kubernetes' HorizontalPodAutoscalerBehavior).
 type Behavior struct {
 	ScaleUp   Rules `json:"scale_up"`
 	ScaleDown Rules `json:"scale_down"`
@@ -56,7 +56,7 @@ type Policy struct {
 	PeriodSeconds int    `json:"period_seconds"` // seconds, above 0
 }
 
-// DefaultBehavior is rule 7 of the facts page: up at once by the larger of 4 replicas and
+// DefaultBehavior is Kubernetes' default: up at once by the larger of 4 replicas and
 // 100 % in 15 s, down without limit once nothing larger was recommended for 300 s. A gap
 // counts for 60 s at most.
 func DefaultBehavior() Behavior {

@@ -9,7 +9,7 @@ import (
 const maxTolerance Milli = 1_000_000
 
 // Tolerance is how far the ratio of metric and target may be from 1 without a change
-// (rule 1 of the facts page), both ends included. 100 is 0.1.
+// (rule 1), both ends included. 100 is 0.1.
 type Tolerance struct {
 	Up   Milli `json:"up_milli"`
 	Down Milli `json:"down_milli"`
@@ -73,7 +73,7 @@ type Measured struct {
 	Replicas  []Replica `json:"replicas"`
 }
 
-// Desired applies rules 1 to 3 of the facts page. The order of the replicas does not
+// Desired applies rules 1 to 3. The order of the replicas does not
 // matter. A replica whose value cannot be counts as missing. Whatever is wrong ends in a
 // hold with Unknown set.
 func (m Measured) Desired() Recommendation {

@@ -50,8 +50,8 @@ func (d *Decision) limit(replicas int, by Limit, format string, args ...any) {
 	}
 }
 
-// Next makes of a recommendation what the count should be now (rules 4 to 6 of the facts
-// page), and takes it that this is done: a change is remembered as an event unless
+// Next makes of a recommendation what the count should be now (rules 4 to 6), and
+// takes it that this is done: a change is remembered as an event unless
 // State.Failed follows. A count that others changed meanwhile is no event.
 //
 // now is the caller's clock: the time since any fixed moment, as in

@@ -42,7 +42,7 @@ type Replayed struct {
 	Replicas []int `json:"replicas"`
 }
 
-// Run answers a Scenario by rules 4 to 6 of the facts page: the current count is the
+// Run answers a Scenario by rules 4 to 6: the current count is the
 // previous answer, and an event is recorded when the count changes.
 func (s *Scenario) Run() Replayed {
 	r := Replayed{Replicas: make([]int, 0, len(s.Steps))}

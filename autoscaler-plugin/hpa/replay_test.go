@@ -15,7 +15,7 @@ import (
 	"remuda/autoscaler-plugin/hpa"
 )
 
-// example is the facts page's.
+// example grows from 3 to 7 in one period, which is all that its policy allows.
 const example = `{"behavior":{"scale_up":{"stabilization_window_seconds":0,"select_policy":"Max","policies":[{"type":"Pods","value":4,"period_seconds":15}]},
              "scale_down":{"stabilization_window_seconds":300,"select_policy":"Max","policies":[{"type":"Percent","value":100,"period_seconds":15}]}},
  "min_replicas":1,"max_replicas":20,"initial_replicas":3,
@@ -36,9 +36,9 @@ func TestReplay(t *testing.T) {
 		in   string
 		want string
 	}{
-		"the facts page's example": {example, `[{"replicas":[7,7]}]`},
-		"several objects":          {example + "\n\n" + example + example, `[{"replicas":[7,7]},{"replicas":[7,7]},{"replicas":[7,7]}]`},
-		"the defaults":             {`{"max_replicas":90,"initial_replicas":3,"steps":[{"t":0,"desired":90},{"t":15,"desired":90},{"t":16,"desired":0},{"t":315,"desired":0}]}`, `[{"replicas":[7,14,14,1]}]`},
+		"a growth of one period": {example, `[{"replicas":[7,7]}]`},
+		"several objects":        {example + "\n\n" + example + example, `[{"replicas":[7,7]},{"replicas":[7,7]},{"replicas":[7,7]}]`},
+		"the defaults":           {`{"max_replicas":90,"initial_replicas":3,"steps":[{"t":0,"desired":90},{"t":15,"desired":90},{"t":16,"desired":0},{"t":315,"desired":0}]}`, `[{"replicas":[7,14,14,1]}]`},
 		"part of the defaults": {`{"behavior":{"scale_up":{"policies":[{"type":"Pods","value":1,"period_seconds":60}]},"scale_down":{"stabilization_window_seconds":5}},
 			"max_replicas":90,"initial_replicas":3,"steps":[{"t":0,"desired":90},{"t":30,"desired":90},{"t":34.999,"desired":1},{"t":35,"desired":1}]}`, `[{"replicas":[4,4,4,1]}]`},
 		"null is left out":        {`{"behavior":{"scale_up":null,"scale_down":{"policies":null}},"min_replicas":null,"max_replicas":90,"initial_replicas":3,"steps":[{"t":0,"desired":5,"current":null}]}`, `[{"replicas":[5]}]`},

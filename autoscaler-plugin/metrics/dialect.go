@@ -300,6 +300,6 @@ func (d *Dialect) requires(q Quantity) bool {
 	return len(d.Metrics[q]) > 0 && !slices.Contains(d.Optional, q)
 }
 
-// DefaultWindow is over how long peaks are taken: the seed's max_over_time of
-// one minute.
+// DefaultWindow is over how long peaks are taken: the range of the queries'
+// max_over_time.
 const DefaultWindow = time.Minute

@@ -11,7 +11,7 @@ import (
 // PeaksConfig bounds what Peaks remembers.
 type PeaksConfig struct {
 	// Window is over how long the peaks and rates are taken. One minute by
-	// default, as the seed's max_over_time.
+	// default, as in the queries' max_over_time.
 	Window time.Duration
 	// StaleAfter is how old the last sample of a replica may be before the replica
 	// is stale, and how far apart two samples may be for a rate. 30 s by default:

@@ -23,8 +23,8 @@ type Selector struct {
 	// Model is the model's name as the series have it. Required where the dialect
 	// has a model label or ModelLabel is set.
 	Model string `json:"model"`
-	// ModelLabel replaces the dialect's model label, for servers that relabel; the
-	// seed's has model_id.
+	// ModelLabel replaces the dialect's model label, for servers that relabel, for
+	// example to model_id.
 	ModelLabel string `json:"model_label,omitempty"`
 	// Match are further labels, such as namespace or job.
 	Match []Matcher `json:"match,omitempty"`
@@ -33,7 +33,7 @@ type Selector struct {
 }
 
 // Queries are the questions to a Prometheus server about one model, each for
-// /api/v1/query. KVUsage and Waiting are the two of the seed: the peaks over the
+// /api/v1/query. KVUsage and Waiting are the peaks over the
 // window. A query is empty where the dialect has no such metric.
 type Queries struct {
 	KVUsage string `json:"kv_usage,omitempty"`

@@ -16,7 +16,7 @@ func TestQueries(t *testing.T) {
 		sel     metrics.Selector
 		want    metrics.Queries
 	}{
-		"the seed's": {metrics.VLLM(), metrics.Selector{Model: "llama-70b", ModelLabel: "model_id", Match: prod}, metrics.Queries{
+		"relabelled": {metrics.VLLM(), metrics.Selector{Model: "llama-70b", ModelLabel: "model_id", Match: prod}, metrics.Queries{
 			KVUsage: `max_over_time(vllm:kv_cache_usage_perc{namespace="prod",model_id="llama-70b"}[1m]) or max_over_time(vllm:gpu_cache_usage_perc{namespace="prod",model_id="llama-70b"}[1m])`,
 			Waiting: `max_over_time(vllm:num_requests_waiting{namespace="prod",model_id="llama-70b"}[1m])`,
 			Running: `max_over_time(vllm:num_requests_running{namespace="prod",model_id="llama-70b"}[1m])`,

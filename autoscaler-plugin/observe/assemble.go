@@ -253,7 +253,7 @@ func (s *Snapshot) dialect(variant string) string {
 }
 
 // standIn makes a view from what gateways have at a replica, where its engine shows no
-// metrics at all (the facts page's table: Ollama), or drains and is not read any more.
+// metrics at all (Ollama), or drains and is no longer read.
 func standIn(r Reported, c Copy, dialect string, draining bool) (metrics.View, bool) {
 	v := r.View
 	inFlight, flaw := c.InFlight.Get()

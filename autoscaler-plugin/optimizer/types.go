@@ -57,7 +57,7 @@ func (c Config) Validate() error {
 	return nil
 }
 
-// DefaultCost is the cost of a replica that names none (seed capacity-analyzer).
+// DefaultCost is the cost of a replica that names none, as in package capacity.
 const DefaultCost = 10
 
 // Variant is one way to run the model.

@@ -51,7 +51,7 @@ type Variant struct {
 	Unplaceable bool `json:"unplaceable,omitempty"`
 }
 
-// DefaultCost is that of the capacity analyzer's seed.
+// DefaultCost is the cost of a replica that names none, as in package capacity.
 const DefaultCost = 10
 
 const maxCount = 1_000_000

@@ -80,7 +80,7 @@ type UtilizationOptions struct {
 // to see what they did.
 const defaultHold = 2 * time.Minute
 
-// defaultIdleAfter is the idle delay: the seed gives none (see hpa.DefaultBacklog).
+// defaultIdleAfter is the idle delay, as in hpa.DefaultBacklog.
 const defaultIdleAfter = 5 * time.Minute
 
 // readOptions reads the keys that a check may set and a plugin block may give defaults for.

@@ -17,9 +17,8 @@ type PredictiveOptions struct {
 	ColdStart  time.Duration `json:"cold_start_ns"`
 }
 
-// Defaults of what the policy has to be told. The cold start is the middle one of those that
-// policies are measured on (reference/autoscaling-facts.md); the controller's API has no
-// measured one.
+// Defaults of what is not measured. The cold start is the middle one of the three that the
+// policy study uses (docs/benchmarks.md); the controller's API has no measured one.
 const (
 	defaultTargetWait = 2 * time.Second
 	defaultColdStart  = 110 * time.Second

@@ -99,7 +99,7 @@ func (c *Call) hpa(a *Answer, s *State, variants []fanout.Variant, low, high int
 	a.Targets = fanout.Spread(d.Replicas, variants, nil)
 }
 
-// recommend applies rules 1 to 3 of the facts page to the metric that was chosen.
+// recommend applies rules 1 to 3 of package hpa to the chosen metric.
 func (c *Call) recommend(o *HPAOptions) hpa.Recommendation {
 	if o.Metric != observe.MetricQueue {
 		return c.Snapshot.Measured(o.Metric, o.Target, o.Tolerance).Desired()

@@ -10,7 +10,7 @@ import (
 
 // Decide answers how many instances the model should have. The order is: switches and
 // graces, which hold; the rules, of which the last that is on decides (request count,
-// EZ, old utilization: the seed's priority order); then the limits, in the order
+// EZ, old utilization); then the limits, in the order
 // bounds, batch, management.
 //
 // A wrong configuration holds the present count and says what is wrong. The bounds

@@ -7,8 +7,8 @@ import (
 	"remuda/autoscaler-plugin/measure"
 )
 
-// ez is the seed's newest rule. With required' the instances that the load fills,
-// after scale, inflation and forecast (facts page):
+// ez is the newest of the three rules. With required' the instances that the load fills,
+// after scale, inflation and forecast:
 //
 //   - up if required' > max_utilization * healthy,
 //   - down if required' < min_utilization * requested,
@@ -109,8 +109,8 @@ func (p *Proposal) measured(c Config, in Input, h health) *big.Rat {
 	return times(exact(u), whole(h.healthy))
 }
 
-// inflated adds the requests that were turned away: min(u*(ok+ooc)/max(ok, 0.1), 2u)
-// (facts page). It never makes the load smaller, as the formula would below 0.1
+// inflated adds the requests that were turned away: min(u*(ok+ooc)/max(ok, 0.1), 2u).
+// It never makes the load smaller, as the formula would below 0.1
 // successful requests per minute, where long requests run and none has finished. The
 // second result is false where the number of refused requests, or the share that they
 // are, cannot be known.

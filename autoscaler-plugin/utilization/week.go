@@ -9,7 +9,7 @@ import (
 	"remuda/autoscaler-plugin/measure"
 )
 
-// DefaultBucket is the seed's usage window.
+// DefaultBucket is Workers AI's usage window.
 const DefaultBucket = 15 * time.Minute
 
 const (

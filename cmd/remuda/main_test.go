@@ -102,7 +102,7 @@ func TestMistakesAreExplained(t *testing.T) {
 		"a gateway of two minds": {[]string{"gateway", "-dev", "-config", "x"}, 2, []string{"give either -config FILE or -dev"}},
 		"a gateway without":      {[]string{"gateway"}, 2, []string{"give either -config FILE or -dev"}},
 		"a file that is not there": {
-			[]string{"gateway", "-config", filepath.Join(dir, "none.hcl")}, 1, []string{"read the gateway config", "none.hcl"}},
+			[]string{"gateway", "-config", filepath.Join(dir, "none.hcl")}, 1, []string{"read gateway config", "none.hcl"}},
 		"a bad file": {
 			[]string{"gateway", "-config", bad}, 1, []string{bad + ":1: unsupported argument", bad + `:3: timeouts.body is "soon"`}},
 		"a bad address":             {[]string{"gateway", "-dev", "-consul", "http://"}, 2, []string{`consul address "http://"`}},
