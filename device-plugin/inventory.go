@@ -67,11 +67,11 @@ func newInventory(gpus []GPU, s Settings) (inventory, []error) {
 			continue
 		}
 		if err := checkUUID(g.UUID); err != nil {
-			problems = append(problems, fmt.Errorf("GPU left out: %w", err))
+			problems = append(problems, fmt.Errorf("GPU ignored: %w", err))
 			continue
 		}
 		if seen[g.UUID] {
-			problems = append(problems, fmt.Errorf("GPU left out: %s was listed twice", g.UUID))
+			problems = append(problems, fmt.Errorf("GPU ignored: duplicate %s", g.UUID))
 			continue
 		}
 		seen[g.UUID] = true
@@ -251,7 +251,7 @@ func changes(from, to inventory) []change {
 	}
 	for _, g := range from.gpus {
 		if _, still := to.find(g.UUID); !still {
-			out = append(out, change{gpu: g, what: "GPU is gone", reason: "no longer listed"})
+			out = append(out, change{gpu: g, what: "GPU disappeared", reason: "no longer listed"})
 		}
 	}
 	return out

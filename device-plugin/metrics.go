@@ -60,7 +60,7 @@ func (l metricsLog) Println(v ...any) { l.p.log.Warn("metrics", "error", fmt.Spr
 
 func newReservations() *prometheus.CounterVec {
 	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: "remuda_device_reservations_total",
-		Help: "Reservations that Nomad asked for, by outcome."}, []string{"outcome"})
+		Help: "Reservations that Nomad requested, by outcome."}, []string{"outcome"})
 }
 
 func outcome(err error) string {
@@ -76,11 +76,11 @@ func describe(name, help string, labels ...string) *prometheus.Desc {
 }
 
 var (
-	descReadable = describe("readable", "Whether the GPUs could be read the last time.")
-	descInfo     = describe("info", "What a GPU or MIG instance is; always 1.", "gpu", "model", "group", "parent", "mig_profile",
+	descReadable = describe("readable", "1 if the last read of the GPUs succeeded.")
+	descInfo     = describe("info", "Attributes of a GPU or MIG instance; always 1.", "gpu", "model", "group", "parent", "mig_profile",
 		"pci_bus_id", "driver_version", "cuda_version", "simulated")
-	descHealthy     = describe("healthy", "Whether a GPU may be given to tasks.", "gpu")
-	descSeats       = describe("seats", "How many seats a GPU offers.", "gpu")
+	descHealthy     = describe("healthy", "1 if a GPU is offered to tasks.", "gpu")
+	descSeats       = describe("seats", "Seats that a GPU offers.", "gpu")
 	descMemory      = describe("memory_bytes", "Size of a GPU's memory.", "gpu")
 	descPowerLimit  = describe("power_limit_watts", "A GPU's power limit.", "gpu")
 	descMemoryUsed  = describe("memory_used_bytes", "Memory in use on a GPU.", "gpu")
@@ -95,7 +95,7 @@ var (
 	descGMSCommitted   = describe("gms_committed", "Whether the GPU memory service holds a committed layout.", "gpu", "tag")
 	descGMSWriters     = describe("gms_writers", "Sessions of the GPU memory service that write.", "gpu", "tag")
 	descGMSReaders     = describe("gms_readers", "Sessions of the GPU memory service that read.", "gpu", "tag")
-	descGMSWaiting     = describe("gms_waiting_writers", "Writers that wait for the GPU memory service's lock.", "gpu", "tag")
+	descGMSWaiting     = describe("gms_waiting_writers", "Writers that are waiting for the GPU memory service's lock.", "gpu", "tag")
 	descGMSAllocations = describe("gms_allocations", "Allocations of the GPU memory service's layout.", "gpu", "tag")
 )
 
@@ -121,7 +121,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	now, err := c.p.measure(ctx)
 	gauge(descReadable, flag(!c.p.faulty()))
 	if err != nil {
-		c.p.log.Debug("a scrape goes without samples", "error", err)
+		c.p.log.Debug("no GPU samples for a scrape", "error", err)
 	}
 	for _, g := range now.inv.gpus {
 		gauge(descInfo, 1, g.UUID, g.Model, GroupName(g.Model, g.Clique), g.Parent, g.MIGProfile, g.PCIBusID,

@@ -83,10 +83,10 @@ var _ device.DevicePlugin = (*Plugin)(nil)
 func New(cfg Config) (*Plugin, error) {
 	var errs []error
 	if cfg.Logger == nil {
-		errs = append(errs, errors.New("device plugin: Logger is missing"))
+		errs = append(errs, errors.New("device plugin: Logger must be set"))
 	}
 	if cfg.Open == nil {
-		errs = append(errs, errors.New("device plugin: Open is missing"))
+		errs = append(errs, errors.New("device plugin: Open must be set"))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
@@ -122,14 +122,14 @@ func (p *Plugin) SetConfig(c *base.Config) error {
 	p.mu.Unlock()
 	if c, ok := before.(io.Closer); ok {
 		if err := c.Close(); err != nil {
-			p.log.Warn("cannot close the GPU source of the configuration before", "error", err)
+			p.log.Warn("cannot close the GPU source of the previous configuration", "error", err)
 		}
 	}
 	return nil
 }
 
 // errNotConfigured is what a Nomad that skipped SetConfig would see.
-var errNotConfigured = errors.New("the plugin has not been configured: SetConfig comes first")
+var errNotConfigured = errors.New("the plugin is not configured: call SetConfig first")
 
 // Fingerprint streams the device groups: once at the start, and again whenever
 // a GPU, its health or an attribute changes. The channel closes when ctx ends
@@ -225,14 +225,14 @@ func (p *Plugin) refresh(ctx context.Context) inventory {
 		fault = "the GPUs cannot be read: " + oneLine(err)
 		now = known.allUnhealthy(fault)
 		if fault != faultBefore {
-			p.log.Error("cannot read the GPUs; those known stay published as unhealthy", "error", err,
+			p.log.Error("cannot read the GPUs: the known ones stay published as unhealthy", "error", err,
 				"known", len(known.gpus), "next_try", settings.FingerprintPeriod)
 		}
 	} else {
 		var problems []error
 		now, problems = newInventory(gpus, settings)
 		for _, problem := range problems {
-			p.log.Warn("bad answer of the GPU source", "error", problem)
+			p.log.Warn("invalid response of the GPU source", "error", problem)
 		}
 		known = now
 		for _, c := range changes(before, now) {
@@ -283,7 +283,7 @@ func (p *Plugin) Reserve(ids []string) (*device.ContainerReservation, error) {
 		err = fmt.Errorf("%w (%s)", err, fault)
 	}
 	if err != nil {
-		p.log.Warn("reservation refused", "ids", ids, "error", err)
+		p.log.Warn("reservation rejected", "ids", ids, "error", err)
 		return nil, err
 	}
 	p.log.Info("reserved", "seats", res.Envs[EnvSeats], "gpus", res.Envs[EnvGPUs])

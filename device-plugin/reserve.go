@@ -63,7 +63,7 @@ type handover struct {
 // instance sees no whole GPU.)
 func (inv inventory) reserve(ids []string, h handover) (*device.ContainerReservation, error) {
 	if len(ids) == 0 {
-		return nil, fmt.Errorf("%w: no device IDs were given; Nomad before 1.11.1 may offer none for a task pinned by ${device.ids}, so check its version", ErrReserve)
+		return nil, fmt.Errorf("%w: no device IDs: Nomad before 1.11.1 may offer none for a task pinned by ${device.ids}; use 1.11.1 or newer", ErrReserve)
 	}
 	var errs []error
 	asked := map[Seat]bool{}
@@ -74,16 +74,16 @@ func (inv inventory) reserve(ids []string, h handover) (*device.ContainerReserva
 			continue
 		}
 		if asked[seat] {
-			errs = append(errs, fmt.Errorf("seat %s was asked for twice", id))
+			errs = append(errs, fmt.Errorf("duplicate seat %s", id))
 			continue
 		}
 		asked[seat] = true
 		g, known := inv.find(seat.GPU)
 		switch {
 		case !known:
-			errs = append(errs, fmt.Errorf("seat %s: this node has no such GPU", id))
+			errs = append(errs, fmt.Errorf("seat %s: unknown GPU", id))
 		case seat.Index >= g.Seats:
-			errs = append(errs, fmt.Errorf("seat %s: the GPU has seats 0 to %d", id, g.Seats-1))
+			errs = append(errs, fmt.Errorf("seat %s: the GPU's seats are 0 to %d", id, g.Seats-1))
 		case g.Unhealthy != "":
 			errs = append(errs, fmt.Errorf("seat %s: the GPU is unhealthy: %s", id, g.Unhealthy))
 		}

@@ -12,7 +12,7 @@ import (
 const MaxSeats = 64
 
 // ErrBadSeat is wrapped by every error of ParseSeat.
-var ErrBadSeat = errors.New("bad seat ID")
+var ErrBadSeat = errors.New("invalid seat ID")
 
 // Seat is one of the places that a GPU offers, which is one device instance to
 // Nomad.
@@ -31,14 +31,14 @@ func (s Seat) String() string { return s.GPU + "#" + strconv.Itoa(s.Index) }
 func ParseSeat(id string) (Seat, error) {
 	gpu, index, ok := strings.Cut(id, "#")
 	if !ok {
-		return Seat{}, fmt.Errorf("%w %q: want <GPU-UUID>#<seat>, as GPU-…#0", ErrBadSeat, id)
+		return Seat{}, fmt.Errorf("%w %q: must be <GPU-UUID>#<seat>, such as GPU-…#0", ErrBadSeat, id)
 	}
 	if err := checkUUID(gpu); err != nil {
 		return Seat{}, fmt.Errorf("%w %q: %w", ErrBadSeat, id, err)
 	}
 	n, err := strconv.Atoi(index)
 	if err != nil || n < 0 || n >= MaxSeats || strconv.Itoa(n) != index {
-		return Seat{}, fmt.Errorf("%w %q: seat %q: want a number from 0 to %d without leading zeros",
+		return Seat{}, fmt.Errorf("%w %q: seat is %q: must be a number from 0 to %d without leading zeros",
 			ErrBadSeat, id, index, MaxSeats-1)
 	}
 	return Seat{GPU: gpu, Index: n}, nil

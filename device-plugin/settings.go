@@ -17,7 +17,7 @@ import (
 // Bounds and defaults of the settings.
 const (
 	// DefaultSeats lets a primary and its shadow, or a HOT and a WARM replica,
-	// share a GPU (DESIGN section 3).
+	// share a GPU.
 	DefaultSeats = 2
 	// DefaultFingerprintPeriod is short enough that a sick GPU stops getting
 	// work soon, and long enough to cost nothing.
@@ -209,7 +209,7 @@ func decodeSettings(config []byte) (Settings, error) {
 			return nil
 		}
 		if *f != math.Trunc(*f) || math.Abs(*f) > math.MaxInt32 {
-			errs = append(errs, fmt.Errorf("%s %v: want a whole number", name, *f))
+			errs = append(errs, fmt.Errorf("%s is %v: must be a whole number", name, *f))
 			return nil
 		}
 		n := int(*f)
@@ -235,22 +235,22 @@ func decodeSettings(config []byte) (Settings, error) {
 	period, err := time.ParseDuration(wire.FingerprintPeriod)
 	switch {
 	case err != nil:
-		errs = append(errs, fmt.Errorf("fingerprint_period %q: want a duration, as \"5s\"", wire.FingerprintPeriod))
+		errs = append(errs, fmt.Errorf("fingerprint_period is %q: must be a duration, such as \"5s\"", wire.FingerprintPeriod))
 	case period < MinFingerprintPeriod:
-		errs = append(errs, fmt.Errorf("fingerprint_period %s: want at least %s", period, MinFingerprintPeriod))
+		errs = append(errs, fmt.Errorf("fingerprint_period is %s: must be at least %s", period, MinFingerprintPeriod))
 	default:
 		s.FingerprintPeriod = period
 	}
 	for i, uuid := range wire.IgnoredGPUs {
 		if err := checkUUID(uuid); err != nil {
-			errs = append(errs, fmt.Errorf("ignored_gpu_ids[%d]: %w (want a GPU's UUID, not a seat)", i, err))
+			errs = append(errs, fmt.Errorf("ignored_gpu_ids[%d]: %w (must be a GPU's UUID, not a seat)", i, err))
 		}
 	}
 	for i, v := range wire.IgnoredXIDs {
 		name := fmt.Sprintf("ignored_xids[%d]", i)
 		switch n := whole(name, v); {
 		case n != nil && *n < 1:
-			errs = append(errs, fmt.Errorf("%s %d: want an XID, as 63", name, *n))
+			errs = append(errs, fmt.Errorf("%s is %d: must be an XID, such as 63", name, *n))
 		case n != nil:
 			s.IgnoredXIDs = append(s.IgnoredXIDs, uint64(*n))
 		}
@@ -259,9 +259,9 @@ func decodeSettings(config []byte) (Settings, error) {
 		field := func(name string) string { return fmt.Sprintf("gpu[%d].%s", i, name) }
 		var o GPUOverride
 		if err := checkUUID(w.ID); err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w (want a GPU's UUID, not a seat)", field("id"), err))
+			errs = append(errs, fmt.Errorf("%s: %w (must be a GPU's UUID, not a seat)", field("id"), err))
 		} else if _, twice := s.GPUs[w.ID]; twice {
-			errs = append(errs, fmt.Errorf("%s %q: another gpu block names it already", field("id"), w.ID))
+			errs = append(errs, fmt.Errorf("%s is %q: duplicate of another gpu block", field("id"), w.ID))
 		}
 		if n := whole(field("seats"), w.Seats); n != nil {
 			o.Seats = *n
@@ -270,7 +270,7 @@ func decodeSettings(config []byte) (Settings, error) {
 			}
 		}
 		if o.Clique = w.Clique; o.Clique != strings.TrimSpace(o.Clique) {
-			errs = append(errs, fmt.Errorf("%s %q: want a label without spaces around it", field("nvlink_clique"), o.Clique))
+			errs = append(errs, fmt.Errorf("%s is %q: must be a label without spaces around it", field("nvlink_clique"), o.Clique))
 		}
 		if s.GPUs == nil {
 			s.GPUs = map[string]GPUOverride{}
@@ -278,28 +278,28 @@ func decodeSettings(config []byte) (Settings, error) {
 		s.GPUs[w.ID] = o
 	}
 	if strings.Contains(s.NVMLLibrary, "/") && !filepath.IsAbs(s.NVMLLibrary) {
-		errs = append(errs, fmt.Errorf("nvml_library %q: want an absolute path, or a name such as libnvidia-ml.so.1", s.NVMLLibrary))
+		errs = append(errs, fmt.Errorf("nvml_library is %q: must be an absolute path, or a name such as libnvidia-ml.so.1", s.NVMLLibrary))
 	}
 	if s.NVMLLibrary != "" && len(wire.Simulate) > 0 {
-		errs = append(errs, errors.New("nvml_library: it cannot stand beside simulate blocks, because a node's GPUs are either real or simulated"))
+		errs = append(errs, errors.New("nvml_library is set together with simulate blocks: a node's GPUs are either real or simulated"))
 	}
 	if s.Metrics != "" {
 		if _, port, err := net.SplitHostPort(s.Metrics); err != nil || port == "" {
-			errs = append(errs, fmt.Errorf("metrics %q: want an address, as \"127.0.0.1:9835\"", s.Metrics))
+			errs = append(errs, fmt.Errorf("metrics is %q: must be an address, such as \"127.0.0.1:9835\"", s.Metrics))
 		} else if _, err := strconv.ParseUint(port, 10, 16); err != nil {
-			errs = append(errs, fmt.Errorf("metrics %q: port %s: want a number up to 65535", s.Metrics, port))
+			errs = append(errs, fmt.Errorf("metrics is %q: port is %s: must be a number up to 65535", s.Metrics, port))
 		}
 	}
 	switch s.Containers {
 	case ContainersRuntime, ContainersCDI, ContainersNodes:
 	default:
-		errs = append(errs, fmt.Errorf("containers %q: want %q, %q or %q", s.Containers, ContainersRuntime, ContainersCDI, ContainersNodes))
+		errs = append(errs, fmt.Errorf("containers is %q: must be %q, %q or %q", s.Containers, ContainersRuntime, ContainersCDI, ContainersNodes))
 	}
 	if s.GMSSocketDir != "" && !filepath.IsAbs(s.GMSSocketDir) {
-		errs = append(errs, fmt.Errorf("gms_socket_dir %q: want an absolute path, or \"\" to leave %s out", s.GMSSocketDir, EnvGMSSocketDir))
+		errs = append(errs, fmt.Errorf("gms_socket_dir is %q: must be an absolute path, or \"\" to leave %s out", s.GMSSocketDir, EnvGMSSocketDir))
 	}
 	if s.StateFile != "" && !filepath.IsAbs(s.StateFile) {
-		errs = append(errs, fmt.Errorf("state_file %q: want an absolute path", s.StateFile))
+		errs = append(errs, fmt.Errorf("state_file is %q: must be an absolute path", s.StateFile))
 	}
 	for i, w := range wire.Simulate {
 		field := func(name string) string { return fmt.Sprintf("simulate[%d].%s", i, name) }
@@ -335,14 +335,14 @@ func toFloat(v any) (*float64, error) {
 	case string:
 		parsed, err := strconv.ParseFloat(v, 64)
 		if err != nil {
-			return nil, errors.New("want a number")
+			return nil, errors.New("must be a number")
 		}
 		f = parsed
 	default:
-		return nil, fmt.Errorf("want a number, got %T", v)
+		return nil, fmt.Errorf("must be a number, not %T", v)
 	}
 	if math.IsNaN(f) || math.IsInf(f, 0) {
-		return nil, errors.New("want a finite number")
+		return nil, errors.New("must be a finite number")
 	}
 	return &f, nil
 }
@@ -350,7 +350,7 @@ func toFloat(v any) (*float64, error) {
 // CheckSeats says whether n is a possible number of seats.
 func CheckSeats(n int) error {
 	if n < 1 || n > MaxSeats {
-		return fmt.Errorf("seats %d: want 1 to %d", n, MaxSeats)
+		return fmt.Errorf("seats is %d: must be 1 to %d", n, MaxSeats)
 	}
 	return nil
 }

@@ -151,17 +151,17 @@ func TestSettingsNameEveryBadField(t *testing.T) {
 	require.Error(t, err)
 	for _, want := range []string{
 		`plugin "remuda-device" config`,
-		"seats 65: want 1 to 64",
-		`fingerprint_period "soon"`,
+		"seats is 65: must be 1 to 64",
+		`fingerprint_period is "soon"`,
 		"ignored_gpu_ids[1]",
-		`gms_socket_dir "gms"`,
-		`state_file "gpus.json"`,
-		`metrics "9835"`, `containers "podman"`, "ignored_xids[1] 0", "ignored_xids[2] 1.5", `nvml_library "lib/nvml.so"`,
-		"nvml_library: it cannot stand beside simulate blocks", "gpu[0].seats 0", `gpu[1].id "GPU-1": another`,
-		`gpu[1].nvlink_clique " left"`, "gpu[2].id",
-		"simulate[0].count 1.5: want a whole number",
-		"simulate[0].seats 1e+12: want a whole number",
-		"simulate[0].nvlink_clique_size 0.1: want a whole number",
+		`gms_socket_dir is "gms"`,
+		`state_file is "gpus.json"`,
+		`metrics is "9835"`, `containers is "podman"`, "ignored_xids[1] is 0", "ignored_xids[2] is 1.5", `nvml_library is "lib/nvml.so"`,
+		"nvml_library is set together with simulate blocks", "gpu[0].seats is 0", `gpu[1].id is "GPU-1": duplicate`,
+		`gpu[1].nvlink_clique is " left"`, "gpu[2].id",
+		"simulate[0].count is 1.5: must be a whole number",
+		"simulate[0].seats is 1e+12: must be a whole number",
+		"simulate[0].nvlink_clique_size is 0.1: must be a whole number",
 		"simulate[0].memory: bad",
 	} {
 		require.ErrorContains(t, err, want)
@@ -170,7 +170,7 @@ func TestSettingsNameEveryBadField(t *testing.T) {
 	_, err = open(t, body(t, `fingerprint_period = "1ms"`), nil)
 	require.ErrorContains(t, err, "at least 100ms")
 	_, err = open(t, body(t, `metrics = "localhost:99999"`), nil)
-	require.ErrorContains(t, err, "port 99999")
+	require.ErrorContains(t, err, "port is 99999")
 	_, err = open(t, func(*deviceplugin.Plugin) []byte { return []byte{0xc1, 0xff} }, nil)
 	require.ErrorContains(t, err, "decode")
 }

@@ -95,7 +95,7 @@ func gmsStats(states []ledger.State) map[string]*structs.StatObject {
 	byTag := map[string]*structs.StatObject{}
 	for _, s := range states {
 		if s.Err != "" {
-			byTag[s.Tag] = &structs.StatObject{Attributes: map[string]*structs.StatValue{"Error": text(s.Err, "Why nothing is known")}}
+			byTag[s.Tag] = &structs.StatObject{Attributes: map[string]*structs.StatValue{"Error": text(s.Err, "Why no state is known")}}
 			continue
 		}
 		byTag[s.Tag] = &structs.StatObject{Attributes: map[string]*structs.StatValue{

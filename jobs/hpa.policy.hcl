@@ -1,10 +1,10 @@
-# Scales the model "demo" as a HorizontalPodAutoscaler of Kubernetes would (strategy
-# remuda-hpa): so many replicas that each has twelve requests at work, of the sixteen that
-# it has slots for. Growth is at most fourfold or by four in 15 s; what is too much goes
-# once it was too much for five minutes.
+# Scales the model "demo" as a HorizontalPodAutoscaler of Kubernetes does (strategy
+# remuda-hpa), so that each replica runs twelve requests in its sixteen slots. In 15 seconds
+# the count at most doubles or grows by four, whichever is more. Replicas are removed after
+# they were unnecessary for five minutes.
 #
-# nomad-autoscaler reads it from the directory of its policy block. Its agent needs the
-# plugins "remuda" (apm and target) and "remuda-hpa": `remuda-autoscaler -h` shows the
+# nomad-autoscaler reads this file from the directory in its agent's policy block. The agent
+# needs the plugins "remuda" (apm and target) and "remuda-hpa": `remuda-autoscaler -h` shows the
 # blocks. `remuda dev -policy hpa` runs this file.
 
 scaling "demo" {
@@ -13,7 +13,7 @@ scaling "demo" {
   max     = 16
 
   policy {
-    # Hardly a pause after an action: the windows of "behavior" see to that.
+    # Almost no pause after an action, because the windows in "behavior" already limit how fast the count changes.
     cooldown            = "1s"
     evaluation_interval = "10s"
 
@@ -26,7 +26,7 @@ scaling "demo" {
         metric = "running"
         target = "12"
 
-        # behavior as in Kubernetes, as JSON. These are its defaults.
+        # The behavior of a HorizontalPodAutoscaler, as JSON, with the defaults of Kubernetes.
         behavior = <<-EOT
           {
             "scale_up": {

@@ -1,11 +1,12 @@
 # Scales the model "demo" so that 99.9 percent of its requests find a free slot within two
-# seconds (strategy remuda-predictive): from the rate of arrivals and its trend, how long a
-# replica takes to start, the peaks of the last hour, and this time yesterday and last week.
-# It plays along how late requests would have been with less, and so finds by itself how
-# much room the model needs.
+# seconds (strategy remuda-predictive). The need follows from the arrivals of the last
+# minute, the peak of the last hour, and the load at this time yesterday and last week, for
+# the time that a replica takes to start (cold_start, 110 s by default). The strategy
+# simulates how late requests would have been with more and with less headroom, and uses
+# the least headroom that meets the goal.
 #
-# nomad-autoscaler reads it from the directory of its policy block. Its agent needs the
-# plugins "remuda" (apm and target) and "remuda-predictive": `remuda-autoscaler -h` shows
+# nomad-autoscaler reads this file from the directory in its agent's policy block. The agent
+# needs the plugins "remuda" (apm and target) and "remuda-predictive": `remuda-autoscaler -h` shows
 # the blocks. `remuda dev -policy predictive` runs this file.
 
 scaling "demo" {

@@ -1,9 +1,9 @@
 # Scales the model "demo" by the share of its slots that are in use (strategy
-# remuda-utilization): between 30 and 80 percent nothing changes. What this time last week
-# needed is there before it is asked for.
+# remuda-utilization). The count does not change between 30 and 80 percent. Replicas that
+# were needed at this time last week are started in advance.
 #
-# nomad-autoscaler reads it from the directory of its policy block. Its agent needs the
-# plugins "remuda" (apm and target) and "remuda-utilization": `remuda-autoscaler -h` shows
+# nomad-autoscaler reads this file from the directory in its agent's policy block. The agent
+# needs the plugins "remuda" (apm and target) and "remuda-utilization": `remuda-autoscaler -h` shows
 # the blocks. `remuda dev -policy utilization` runs this file.
 
 scaling "demo" {
@@ -24,7 +24,8 @@ scaling "demo" {
         min_utilization = "0.30"
         max_utilization = "0.80"
 
-        # Use is averaged over this time: shorter is quicker and less calm.
+        # Utilization is averaged over this time. A shorter window reacts faster and scales
+        # more often.
         usage_window = "2m"
 
         scale_to_zero = "true"

@@ -1,4 +1,4 @@
-// Package lockd is the failover lock server of DESIGN section 5: Consul-session
+// Package lockd is the failover lock server: Consul-session
 // style locks whose proof of death is the kernel's.
 //
 // The rules are in the package lock, a pure state machine. This package carries
@@ -62,16 +62,16 @@ func (c Config) validate() error {
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	if c.Socket == "" {
-		bad("socket must be set: the path of the Unix socket")
+		bad("socket is empty: must be the path of the Unix socket")
 	}
 	if len(c.Socket) > 107 {
-		bad("socket is %d bytes long: the kernel takes at most 107", len(c.Socket))
+		bad("socket is %d bytes long: must be at most 107", len(c.Socket))
 	}
 	if c.State == "" {
-		bad("state must be set: the path of the state file")
+		bad("state is empty: must be the path of the state file")
 	}
 	if c.MaxConns < 2 {
-		bad("max connections is %d: want at least 2", c.MaxConns)
+		bad("max connections is %d: must be at least 2", c.MaxConns)
 	}
 	if c.Logger == nil {
 		bad("logger must be set")
@@ -111,7 +111,7 @@ func validateTimes(t lock.Times) error {
 		{"lock-delay", t.LockDelay, deathAllowance + t.SessionTTL/clockSkew},
 	} {
 		if d.value < d.least {
-			errs = append(errs, fmt.Errorf("%s is %s: want at least %s", d.name, d.value, d.least))
+			errs = append(errs, fmt.Errorf("%s is %s: must be at least %s", d.name, d.value, d.least))
 		}
 	}
 	return errors.Join(errs...)
@@ -120,16 +120,16 @@ func validateTimes(t lock.Times) error {
 func (c Config) validateListen() error {
 	host, _, err := net.SplitHostPort(c.Listen)
 	if err != nil {
-		return fmt.Errorf("listen is %q: want host:port: %w", c.Listen, err)
+		return fmt.Errorf("listen is %q: must be host:port: %w", c.Listen, err)
 	}
 	if c.TLS == nil {
 		if ip := net.ParseIP(host); ip == nil || !ip.IsLoopback() {
-			return fmt.Errorf("listen is %q: without TLS only a loopback address may be used", c.Listen)
+			return fmt.Errorf("listen is %q: must be a loopback address unless TLS is set", c.Listen)
 		}
 		return nil
 	}
 	if c.TLS.ClientAuth != tls.RequireAndVerifyClientCert || c.TLS.ClientCAs == nil {
-		return errors.New("tls must require and verify client certificates: who takes a lock must be known")
+		return errors.New("tls must require and verify client certificates, so that each holder is authenticated")
 	}
 	return nil
 }

@@ -111,7 +111,7 @@ func (s *Server) serve(raw net.Conn) {
 	s.lastID++
 	c.id = s.lastID
 	if refusal == nil && len(s.conns) >= s.cfg.MaxConns {
-		refusal = reject(codeBusy, "there are %d connections already", len(s.conns))
+		refusal = reject(codeBusy, "the limit of %d connections is reached", len(s.conns))
 	}
 	if refusal != nil {
 		c.event(wire.Event{Event: wire.Refused, Code: refusal.code, Error: refusal.why})
@@ -122,7 +122,7 @@ func (s *Server) serve(raw net.Conn) {
 	s.mu.Unlock()
 	if refusal != nil {
 		s.metrics.refused.WithLabelValues(refusal.code).Inc()
-		s.logger.Warn("refused a connection", "peer", c.name, "code", refusal.code, "error", refusal.why)
+		s.logger.Warn("rejected a connection", "peer", c.name, "code", refusal.code, "error", refusal.why)
 	}
 
 	written := make(chan struct{})
@@ -178,7 +178,7 @@ func (s *Server) read(c *conn) {
 			case errors.Is(err, wire.ErrTooLong):
 				s.badRequest(c, err)
 			case errors.Is(err, os.ErrDeadlineExceeded) && first:
-				s.badRequest(c, fmt.Errorf("no request came within %s", firstLine))
+				s.badRequest(c, fmt.Errorf("no request within %s", firstLine))
 			case !errors.Is(err, io.EOF) && s.ctx.Err() == nil:
 				s.logger.Debug("connection ended", "peer", c.name, "error", err)
 			}
@@ -229,7 +229,7 @@ func (s *Server) request(c *conn, req wire.Request) {
 	case wire.OpAcquire:
 		ours := s.cfg.Times.SessionTTL
 		if theirs := time.Duration(req.SessionTTL) * time.Millisecond; c.peer.Process == nil && theirs > ours {
-			s.badRequest(c, fmt.Errorf("the client's session TTL is %s, this lockd's is %s: it could act after its lock went to another; make it at most as long", theirs, ours))
+			s.badRequest(c, fmt.Errorf("the client's session TTL is %s: must be at most lockd's, which is %s, or the client could act after losing its lock", theirs, ours))
 			return
 		}
 		if c.peer.Process != nil && req.SessionTTL > 0 {
@@ -331,14 +331,14 @@ func (s *Server) identifyLocal(c *conn, raw *net.UnixConn) *rejection {
 		err = cerr
 	}
 	if err != nil {
-		return reject(codeForbidden, "ask the kernel who connected: %v", err)
+		return reject(codeForbidden, "read the peer's credentials: %v", err)
 	}
 	if pidfd >= 0 {
 		defer unix.Close(pidfd) //nolint:errcheck // a descriptor of our own
 	}
 	c.name = fmt.Sprintf("pid %d uid %d", cred.Pid, cred.Uid)
 	if uid := os.Geteuid(); int(cred.Uid) != uid && cred.Uid != 0 {
-		return reject(codeForbidden, "user %d may not use a lock of user %d", cred.Uid, uid)
+		return reject(codeForbidden, "user %d cannot use a lock of user %d", cred.Uid, uid)
 	}
 	if cred.Pid <= 0 {
 		return nil // of another PID namespace: it has a session, as over TCP
@@ -348,7 +348,7 @@ func (s *Server) identifyLocal(c *conn, raw *net.UnixConn) *rejection {
 		err = cohort.ErrGone // whoever has the ID now is another process
 	}
 	if err != nil {
-		return reject(codeForbidden, "the process that connected is gone: %v", err)
+		return reject(codeForbidden, "the client's process has exited: %v", err)
 	}
 	boot, err := bootID()
 	if err != nil {

@@ -28,9 +28,9 @@ import (
 	"remuda/lockd/wire"
 )
 
-// TestDecision8 is the table of the seed's Decision 8, row by row, with the
-// outcomes of DESIGN section 5: real lockd, real holders with the real client.
-func TestDecision8(t *testing.T) {
+// TestFaults is what happens to the lock when lockd, a holder or both fail: real
+// lockd, real holders with the real client.
+func TestFaults(t *testing.T) {
 	t.Parallel()
 	never := func(c *lockd.Config) { c.Times.Reconnect = time.Hour }
 
@@ -328,8 +328,8 @@ func TestStateFileIsNotBelieved(t *testing.T) {
 		want   string
 	}{
 		{"truncated", func(t *testing.T, path string, _ []byte) { require.NoError(t, os.Truncate(path, 30)) }, "state file is damaged"},
-		{"emptied", func(t *testing.T, path string, _ []byte) { require.NoError(t, os.Truncate(path, 0)) }, "state file is older than it was"},
-		{"deleted", func(t *testing.T, path string, _ []byte) { require.NoError(t, os.Remove(path)) }, "state file is older than it was"},
+		{"emptied", func(t *testing.T, path string, _ []byte) { require.NoError(t, os.Truncate(path, 0)) }, "state file has been rolled back"},
+		{"deleted", func(t *testing.T, path string, _ []byte) { require.NoError(t, os.Remove(path)) }, "state file has been rolled back"},
 		{"corrupted", func(t *testing.T, path string, _ []byte) {
 			overwrite(t, path, 38, "#")
 			overwrite(t, path, 4<<20+38, "#")
@@ -337,7 +337,7 @@ func TestStateFileIsNotBelieved(t *testing.T) {
 		{"garbage", func(t *testing.T, path string, _ []byte) {
 			require.NoError(t, os.WriteFile(path, bytes.Repeat([]byte{0xa5}, 5<<20), 0o600))
 		}, "state file is damaged"},
-		{"rolled back", func(t *testing.T, path string, old []byte) { require.NoError(t, os.WriteFile(path, old, 0o600)) }, "state file is older than it was"},
+		{"rolled back", func(t *testing.T, path string, old []byte) { require.NoError(t, os.WriteFile(path, old, 0o600)) }, "state file has been rolled back"},
 		{"without its witness", func(t *testing.T, path string, _ []byte) { require.NoError(t, os.Remove(path+".gen")) }, "state file is damaged"},
 		{"a directory", func(t *testing.T, path string, _ []byte) {
 			require.NoError(t, os.Remove(path))
@@ -533,7 +533,7 @@ func TestLockdsRaceForOneSocket(t *testing.T) {
 		select {
 		case d := <-ended:
 			require.Error(t, d.err)
-			require.Contains(t, d.log.String(), "another lockd serves the socket")
+			require.Contains(t, d.log.String(), "another lockd is using the socket")
 		case <-time.After(patience):
 			t.Fatal("more than one serves")
 		}

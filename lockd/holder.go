@@ -16,7 +16,7 @@ import (
 
 const (
 	// scanEvery is how often a living holder's cohort is looked at, so that who
-	// loses its parent later is known (DESIGN section 5).
+	// loses its parent later is known.
 	scanEvery = time.Second
 	// fenceSay is how often a fencing that does not end is logged. A process in
 	// uninterruptible sleep holds its memory, so the lock stays shut.
@@ -75,7 +75,7 @@ func (h *holder) open(ctx context.Context) bool {
 			h.process = process
 			return true
 		}
-		h.logger.Error("cannot watch the holder: its lock stays shut until it can be watched", "error", err)
+		h.logger.Error("cannot watch the holder: its lock is not granted until it can be watched", "error", err)
 		select {
 		case <-ctx.Done():
 			return false
@@ -124,7 +124,7 @@ func (h *holder) ended(ctx context.Context, tell chan<- uint64) {
 		alive := cohort.Now()
 		gone, err := h.process.Wait(int(waitFor.Milliseconds()))
 		if err != nil {
-			h.logger.Error("cannot wait for the holder: its lock stays shut", "error", err)
+			h.logger.Error("cannot wait for the holder to exit: its lock is not granted", "error", err)
 			return
 		}
 		if gone {
@@ -138,7 +138,7 @@ func (h *holder) ended(ctx context.Context, tell chan<- uint64) {
 
 func (h *holder) scan() {
 	if _, _, err := h.tracker.Scan(); err != nil {
-		h.logger.Warn("cannot look for the holder's processes", "error", err)
+		h.logger.Warn("cannot scan for the holder's processes", "error", err)
 	}
 }
 
@@ -155,7 +155,7 @@ func (h *holder) end(ctx context.Context) {
 			return
 		}
 		if ctx.Err() == nil {
-			h.logger.Error("holder is not proven gone: its lock stays shut", "for", time.Since(began).Round(time.Second).String(), "error", err)
+			h.logger.Error("some processes of the holder may still run: its lock is not granted", "for", time.Since(began).Round(time.Second).String(), "error", err)
 		}
 	}
 }
@@ -185,7 +185,7 @@ func (h *holder) endOnce(ctx context.Context) error {
 				break
 			}
 			if ctx.Err() != nil {
-				return fmt.Errorf("the holder was sent SIGKILL and has not ended: %w", ctx.Err())
+				return fmt.Errorf("the holder has not exited after SIGKILL: %w", ctx.Err())
 			}
 		}
 	}

@@ -23,11 +23,11 @@ func newMetrics(s *Server, registry prometheus.Registerer) *metrics {
 		return prometheus.CounterOpts{Namespace: "remuda", Subsystem: "lockd", Name: name, Help: help}
 	}
 	m := &metrics{
-		granted: prometheus.NewCounterVec(opts("grants_total", "Grants sent, by whether the holder had the lock before."), []string{"regranted"}),
-		refused: prometheus.NewCounterVec(opts("refusals_total", "Refusals by code."), []string{"code"}),
-		fenced:  prometheus.NewCounter(opts("fences_total", "Holders that were ended with their cohorts.")),
+		granted: prometheus.NewCounterVec(opts("grants_total", "Grants sent, by whether the holder already had the lock."), []string{"regranted"}),
+		refused: prometheus.NewCounterVec(opts("refusals_total", "Rejected requests by code."), []string{"code"}),
+		fenced:  prometheus.NewCounter(opts("fences_total", "Holders that were killed with their cohorts.")),
 		writes: prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: "remuda", Subsystem: "lockd", Name: "state_write_seconds",
-			Help: "Time to make a record durable.", Buckets: []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1}}),
+			Help: "Time to write a record to disk.", Buckets: []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1}}),
 		failures: prometheus.NewCounter(opts("state_write_failures_total", "Records that could not be written.")),
 	}
 	if registry != nil {
@@ -61,8 +61,8 @@ type groupCollector struct{ s *Server }
 
 var (
 	tokenDesc   = prometheus.NewDesc("remuda_lockd_token", "Newest fencing token.", []string{"group"}, nil)
-	waitersDesc = prometheus.NewDesc("remuda_lockd_waiters", "Clients that wait for the lock.", []string{"group"}, nil)
-	stateDesc   = prometheus.NewDesc("remuda_lockd_state", "1 for the state that the lock is in: free, held, reconnecting or fencing.", []string{"group", "state"}, nil)
+	waitersDesc = prometheus.NewDesc("remuda_lockd_waiters", "Clients that are waiting for the lock.", []string{"group"}, nil)
+	stateDesc   = prometheus.NewDesc("remuda_lockd_state", "1 for the lock's state: free, held, reconnecting or fencing.", []string{"group", "state"}, nil)
 )
 
 // Describe lists the collector's metrics.

@@ -210,7 +210,7 @@ func TestRemoteSessionThatIsTooLongIsRefused(t *testing.T) {
 	_, err := r.client(r.addr, "node-a", "primary", func(c *lockclient.Config) { c.SessionTTL = time.Minute }).Acquire(t.Context())
 	var refused *lockclient.RefusedError
 	require.ErrorAs(t, err, &refused)
-	require.Contains(t, refused.Message, "session TTL is 1m0s, this lockd's is 2s")
+	require.Contains(t, refused.Message, "session TTL is 1m0s: must be at most lockd's, which is 2s")
 }
 
 func TestRemoteStrangersAreRefused(t *testing.T) {
@@ -231,10 +231,10 @@ func TestRemoteStrangersAreRefused(t *testing.T) {
 func TestTimesThatAreUnsafeAreRefused(t *testing.T) {
 	t.Parallel()
 	for want, times := range map[string]lock.Times{
-		"lock-delay is 400ms: want at least 501ms": {Reconnect: 1, SessionTTL: time.Second, LockDelay: 400 * time.Millisecond},
-		"lock-delay is 4s: want at least 4.1s":     {Reconnect: 1, SessionTTL: time.Hour, LockDelay: 4 * time.Second},
-		"session-ttl is 10ms: want at least 1s":    {Reconnect: 1, SessionTTL: 10 * time.Millisecond, LockDelay: time.Second},
-		"reconnect-window is -1s":                  {Reconnect: -time.Second, SessionTTL: time.Second, LockDelay: time.Second},
+		"lock-delay is 400ms: must be at least 501ms": {Reconnect: 1, SessionTTL: time.Second, LockDelay: 400 * time.Millisecond},
+		"lock-delay is 4s: must be at least 4.1s":     {Reconnect: 1, SessionTTL: time.Hour, LockDelay: 4 * time.Second},
+		"session-ttl is 10ms: must be at least 1s":    {Reconnect: 1, SessionTTL: 10 * time.Millisecond, LockDelay: time.Second},
+		"reconnect-window is -1s":                     {Reconnect: -time.Second, SessionTTL: time.Second, LockDelay: time.Second},
 	} {
 		cfg := lockd.DefaultConfig()
 		cfg.Socket, cfg.State, cfg.Times = "s", "t", times

@@ -149,7 +149,7 @@ func bootID() (string, error) {
 }
 
 // ErrSocketInUse: another lockd serves the socket.
-var ErrSocketInUse = errors.New("another lockd serves the socket")
+var ErrSocketInUse = errors.New("another lockd is using the socket")
 
 // listenUnix makes the socket, unless another lockd has it. What a dead one left
 // behind is replaced.
@@ -169,7 +169,7 @@ func listenUnix(path string) (net.Listener, func(), error) {
 	}
 	if info, err := os.Lstat(path); err == nil {
 		if info.Mode()&os.ModeSocket == 0 {
-			return fail(errors.New("there is a file that is no socket: choose another path"))
+			return fail(errors.New("the path is a file that is not a socket: choose another path"))
 		}
 		if err := os.Remove(path); err != nil {
 			return fail(err)
@@ -233,7 +233,7 @@ func (s *Server) carryOut(effects []lock.Effect) {
 		case lock.Watch:
 			s.watch(e)
 		case lock.Fence:
-			s.logger.Warn("ending the holder and its cohort", "group", e.Group, "token", e.Token, "pid", pidOf(e.Peer))
+			s.logger.Warn("killing the holder and its cohort", "group", e.Group, "token", e.Token, "pid", pidOf(e.Peer))
 			s.metrics.fenced.Inc()
 			if h := s.holders[e.Group]; h != nil && h.token == e.Token {
 				h.fence <- struct{}{} // it has room for the one Fence of a token
@@ -299,12 +299,12 @@ func (s *Server) write(file *statefile.File) {
 		}
 		s.metrics.persisted(time.Since(began), err)
 		if err != nil {
-			s.logger.Error("the state file cannot be written: nothing is granted", "error", err)
+			s.logger.Error("cannot write the state file: no lock is granted", "error", err)
 		}
 		s.do(func(now time.Time) []lock.Effect { return s.machine.Persisted(now, next.Version, err) })
 		if err == nil {
 			if err := file.Settle(); err != nil {
-				s.logger.Error("the state file's witness cannot be written", "error", err)
+				s.logger.Error("cannot write the state file's witness", "error", err)
 			}
 		}
 	}

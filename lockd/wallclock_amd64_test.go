@@ -179,7 +179,7 @@ func (d *daemon) clock() time.Time {
 	require.Eventually(d.t, func() bool {
 		for line := range strings.Lines(d.log.String()[seen:]) {
 			stamp, _, _ := strings.Cut(line, " ")
-			if at, err = time.Parse("2006-01-02T15:04:05.000Z0700", stamp); err == nil && strings.Contains(line, "is no JSON object") {
+			if at, err = time.Parse("2006-01-02T15:04:05.000Z0700", stamp); err == nil && strings.Contains(line, "is not the JSON object") {
 				return true
 			}
 		}

@@ -6,7 +6,7 @@
 // It guarantees that a query is answered with one finite number of now, or with an error that
 // says why there is none: what is not known never looks like 0. (Without any point
 // nomad-autoscaler 0.4.7 takes the check for "no change", which beats another check's "down",
-// and 0.5.0 gives the policy up: see the facts page.)
+// and 0.5.0 stops evaluating the policy.)
 package apm
 
 import (
@@ -120,7 +120,7 @@ func (p *Plugin) Query(query string, when sdk.TimeRange) (sdk.TimestampedMetrics
 	view, dialect := p.view, p.dialect
 	p.mu.Unlock()
 	if view.Observer == nil {
-		return nil, errors.New("apm: it has no configuration yet: call SetConfig first")
+		return nil, errors.New("apm: not configured: call SetConfig first")
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), queryTimeout)
 	defer cancel()
@@ -130,7 +130,7 @@ func (p *Plugin) Query(query string, when sdk.TimeRange) (sdk.TimestampedMetrics
 	}
 	v, err := q.of(&s)
 	if err == nil && (math.IsNaN(v) || math.IsInf(v, 0)) {
-		err = fmt.Errorf("the value is %v", v)
+		err = fmt.Errorf("the value is %v: must be finite", v)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("query %q: %w", query, err)
@@ -170,10 +170,10 @@ func ParseQuery(text string) (Query, error) {
 		}
 	}
 	if !ok || q.Model == "" {
-		return Query{}, fmt.Errorf("query %q: want METRIC/MODEL or METRIC/MODEL//VARIANT, as \"queue/llama-3-8b\"", text)
+		return Query{}, fmt.Errorf("query %q: must be METRIC/MODEL or METRIC/MODEL//VARIANT, such as \"queue/llama-3-8b\"", text)
 	}
 	if _, known := numbers[metric]; !known {
-		return Query{}, fmt.Errorf("query %q: the metric is %q: want one of %s", text, metric, strings.Join(Metrics(), ", "))
+		return Query{}, fmt.Errorf("query %q: the metric is %q: must be one of %s", text, metric, strings.Join(Metrics(), ", "))
 	}
 	return q, nil
 }

@@ -79,8 +79,8 @@ func TestQuery(t *testing.T) {
 
 func TestQueryIsRefused(t *testing.T) {
 	for query, want := range map[string]string{
-		"": "want METRIC/MODEL", "queue": "want METRIC/MODEL", "queue/": "want METRIC/MODEL", "queue/m//": "want METRIC/MODEL", "queue///l4": "want METRIC/MODEL",
-		"cpu/m": `the metric is "cpu": want one of backlog_per_replica, kv_cache_usage_avg`, "queue/org/m//t4": `has no variant "t4"`,
+		"": "must be METRIC/MODEL", "queue": "must be METRIC/MODEL", "queue/": "must be METRIC/MODEL", "queue/m//": "must be METRIC/MODEL", "queue///l4": "must be METRIC/MODEL",
+		"cpu/m": `the metric is "cpu": must be one of backlog_per_replica, kv_cache_usage_avg`, "queue/org/m//t4": `has no variant "t4"`,
 	} {
 		_, p := world(t)
 		_, err := p.Query(query, sdk.TimeRange{To: noon})
@@ -98,12 +98,12 @@ func TestWhatIsNotKnownIsNever0(t *testing.T) {
 		want    string
 	}{
 		{"nothing at all", func(o *observer) { o.err = errors.New("nobody answers") }, apm.Metrics(), "nobody answers"},
-		{"the queue", func(o *observer) { o.snapshot.Queue = observe.Queue{} }, []string{"queue", "running", "backlog_per_replica"}, "is not known"},
+		{"the queue", func(o *observer) { o.snapshot.Queue = observe.Queue{} }, []string{"queue", "running", "backlog_per_replica"}, "is unknown"},
 		{"a stale replica", func(o *observer) {
 			o.snapshot.Engines[1].Class, o.snapshot.Engines[1].Why = metrics.ClassStale, "not read for a minute"
 			o.snapshot.Queue.Served = measure.Value{}
 		}, []string{"kv_cache_usage_max", "kv_cache_usage_avg", "saturated", "requests_per_second"}, "replica b is stale: not read for a minute"},
-		{"a replica that nobody sees", func(o *observer) { o.snapshot.Engines = o.snapshot.Engines[1:] }, []string{"kv_cache_usage_max", "kv_cache_usage_avg", "saturated"}, "3 replicas serve and 2 of them are seen"},
+		{"a replica that nobody sees", func(o *observer) { o.snapshot.Engines = o.snapshot.Engines[1:] }, []string{"kv_cache_usage_max", "kv_cache_usage_avg", "saturated"}, "3 replicas serve and only 2 of them are observed"},
 		{"a value that cannot be", func(o *observer) { o.snapshot.Engines[0].KV = measure.Of(math.NaN()) }, []string{"kv_cache_usage_max", "kv_cache_usage_avg", "saturated"}, "replica a is not_a_number"},
 		{"the controller is away", func(o *observer) { o.snapshot.Away = []string{observe.AwayController} }, []string{"replicas", "backlog_per_replica"}, "the controller did not answer"},
 	} {
@@ -141,8 +141,8 @@ func TestSlotsStandInForKVUsage(t *testing.T) {
 func TestConfig(t *testing.T) {
 	p := apm.New(apm.Config{Name: "x"})
 	_, err := p.Query("queue/m", sdk.TimeRange{})
-	require.ErrorContains(t, err, "no configuration yet")
-	require.ErrorContains(t, p.SetConfig(map[string]string{"consl": "x"}), "consl is unknown: want some of")
+	require.ErrorContains(t, err, "not configured")
+	require.ErrorContains(t, p.SetConfig(map[string]string{"consl": "x"}), "consl is an unknown key: must be one of")
 	require.ErrorContains(t, p.SetConfig(map[string]string{"prometheus": "::"}), "apm config")
 	info, err := p.PluginInfo()
 	require.NoError(t, err)

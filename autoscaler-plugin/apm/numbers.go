@@ -51,7 +51,7 @@ var numbers = map[string]func(*Query, *observe.Snapshot) (float64, error){
 			}
 			waiting, flaw := e.Waiting.Get()
 			if flaw != measure.None {
-				return 0, fmt.Errorf("the queue of replica %s is %s", e.Replica, flaw)
+				return 0, fmt.Errorf("the queue length of replica %s is %s", e.Replica, flaw)
 			}
 			if kv >= limits.KVCacheThreshold || waiting >= limits.QueueLengthThreshold {
 				n++
@@ -71,7 +71,7 @@ var numbers = map[string]func(*Query, *observe.Snapshot) (float64, error){
 		_, err := q.each(s, func(e *observe.Engine) (float64, error) {
 			f, flaw := e.Rates.Finished.Get()
 			if flaw != measure.None {
-				return 0, fmt.Errorf("the rate of replica %s is %s", e.Replica, flaw)
+				return 0, fmt.Errorf("the request rate of replica %s is %s", e.Replica, flaw)
 			}
 			sum += f
 			return f, nil
@@ -92,7 +92,7 @@ var numbers = map[string]func(*Query, *observe.Snapshot) (float64, error){
 // of takes the number.
 func (q *Query) of(s *observe.Snapshot) (float64, error) {
 	if !s.Controlled && len(s.Engines) == 0 {
-		return 0, fmt.Errorf("no engine of model %s is seen, and no controller knows the model", q.Model)
+		return 0, fmt.Errorf("model %s has no observed engine and is unknown to the controller", q.Model)
 	}
 	if _, ok := s.Variant(q.Variant); q.Variant != "" && !ok {
 		return 0, fmt.Errorf("model %s has no variant %q", q.Model, q.Variant)
@@ -108,7 +108,7 @@ func (q *Query) waiting(s *observe.Snapshot) (float64, error) {
 func (q *Query) requests(s *observe.Snapshot, whole func(*observe.Queue) int, part func(*observe.Engine) measure.Value) (float64, error) {
 	if q.Variant == "" {
 		if !s.Queue.Known {
-			return 0, fmt.Errorf("how many requests there are for model %s is not known", q.Model)
+			return 0, fmt.Errorf("the number of requests for model %s is unknown", q.Model)
 		}
 		return float64(whole(&s.Queue)), nil
 	}
@@ -116,7 +116,7 @@ func (q *Query) requests(s *observe.Snapshot, whole func(*observe.Queue) int, pa
 	_, err := q.each(s, func(e *observe.Engine) (float64, error) {
 		f, flaw := part(e).Get()
 		if flaw != measure.None {
-			return 0, fmt.Errorf("what replica %s says is %s", e.Replica, flaw)
+			return 0, fmt.Errorf("the number of requests at replica %s is %s", e.Replica, flaw)
 		}
 		sum += f
 		return f, nil
@@ -164,7 +164,7 @@ func (q *Query) each(s *observe.Snapshot, f func(*observe.Engine) (float64, erro
 		}
 	}
 	if n < serving {
-		return 0, fmt.Errorf("%d replicas serve and %d of them are seen", serving, n)
+		return 0, fmt.Errorf("%d replicas serve and only %d of them are observed", serving, n)
 	}
 	return n, nil
 }

@@ -1,7 +1,7 @@
 package capacity
 
-// arbitrate is "Step 2: Arbitrate with Model-Based Optimizer" under Safe. It differs from
-// the seed in that
+// arbitrate is the arbitration with a model-based optimizer under Safe. It differs from
+// upstream in that
 //
 //   - a variant without a model-based target follows the analyzer;
 //   - a removal is simulated as large as it is, together with those of the other variants,

@@ -67,27 +67,27 @@ func (c Class) explain(r *Replica, cfg *Config) string {
 	case Saturated:
 		return fmt.Sprintf("KV usage %s of %s, queue %s of %s", kv, measure.Text(cfg.KVCacheThreshold), queue, measure.Text(cfg.QueueLengthThreshold))
 	case Draining:
-		return "it takes no new requests: its load counts, its room does not"
+		return "draining: its load counts, its spare capacity does not"
 	case Unknown:
 		switch {
 		case kv.IsZero() && queue.IsZero():
-			return "it reports neither KV usage nor queue length"
+			return "it reports no KV usage and no queue length"
 		case kv.IsZero():
 			return "it reports no KV usage"
 		}
 		return "it reports no queue length"
 	case Stale:
-		return fmt.Sprintf("its metrics are %s s old: want at most %s s", measure.Text(r.AgeSeconds), measure.Text(cfg.StaleAfterSeconds))
+		return fmt.Sprintf("its metrics are %s s old: must be at most %s s", measure.Text(r.AgeSeconds), measure.Text(cfg.StaleAfterSeconds))
 	case Impossible:
 		switch {
 		case !kv.IsZero() && kv.Raw() > 1 && kv.Raw() <= 100:
-			return fmt.Sprintf("KV usage is %s: want 0 to 1 (a percentage must be divided by 100 by whoever reads it)", kv)
+			return fmt.Sprintf("KV usage is %s: must be 0 to 1 (divide a percentage by 100)", kv)
 		case !kv.IsZero() && !possibleKV(kv.Raw()):
-			return fmt.Sprintf("KV usage is %s: want 0 to 1", kv)
+			return fmt.Sprintf("KV usage is %s: must be 0 to 1", kv)
 		}
-		return fmt.Sprintf("queue length is %s: want 0 or more", queue)
+		return fmt.Sprintf("queue length is %s: must be 0 or more", queue)
 	case Duplicate:
-		return "another entry of the same replica is there: it counts once"
+		return "duplicate entry of the same replica: it counts once"
 	}
 	return ""
 }

@@ -25,11 +25,11 @@ type Config struct {
 	StaleAfterSeconds float64 `json:"stale_after_seconds,omitzero"`
 }
 
-// DefaultStaleAfterSeconds is the seed's query window: a peak of the last minute is no peak
+// DefaultStaleAfterSeconds is upstream's query window: a peak of the last minute is no peak
 // of it once it is older.
 const DefaultStaleAfterSeconds = 60
 
-// DefaultConfig returns the seed's defaults.
+// DefaultConfig returns upstream's defaults.
 func DefaultConfig() Config {
 	return Config{KVCacheThreshold: 0.80, QueueLengthThreshold: 5, KVSpareTrigger: 0.1, QueueSpareTrigger: 3}
 }
@@ -55,7 +55,7 @@ func (c *Config) problems(prefix string) []Note {
 		if skipped {
 			effect += "; the autoscaler skips an entry of its ConfigMap that has this value"
 		}
-		all = append(all, Note{Field: prefix + field, Problem: fmt.Sprintf("is %s: want %s", measure.Text(x), want), Effect: effect})
+		all = append(all, Note{Field: prefix + field, Problem: fmt.Sprintf("is %s: must be %s", measure.Text(x), want), Effect: effect})
 	}
 	if x := c.KVCacheThreshold; !(x > 0 && x <= 1) {
 		bad("kv_cache_threshold", x, "more than 0 and at most 1, a share of the KV cache",
@@ -66,15 +66,15 @@ func (c *Config) problems(prefix string) []Note {
 			thresholdEffect(x, "an empty queue saturates a replica", "no queue saturates a replica"), x < 0)
 	}
 	if x := c.KVSpareTrigger; !(x >= 0 && !(x > c.KVCacheThreshold)) {
-		bad("kv_spare_trigger", x, "0 to the kv_cache_threshold, "+measure.Text(c.KVCacheThreshold),
+		bad("kv_spare_trigger", x, "0 to kv_cache_threshold, which is "+measure.Text(c.KVCacheThreshold),
 			triggerEffect(x, "KV cache"), x < 0 || x > 1 || x > c.KVCacheThreshold)
 	}
 	if x := c.QueueSpareTrigger; !(x >= 0 && !(x > c.QueueLengthThreshold)) {
-		bad("queue_spare_trigger", x, "0 to the queue_length_threshold, "+measure.Text(c.QueueLengthThreshold),
+		bad("queue_spare_trigger", x, "0 to queue_length_threshold, which is "+measure.Text(c.QueueLengthThreshold),
 			triggerEffect(x, "queue"), x < 0)
 	}
 	if x := c.StaleAfterSeconds; !(x >= 0 && finite(x)) {
-		bad("stale_after_seconds", x, "0 seconds, which is the default, or more", "", false)
+		bad("stale_after_seconds", x, "0 seconds (the default) or more", "", false)
 	}
 	return all
 }

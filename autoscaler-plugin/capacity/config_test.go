@@ -12,7 +12,7 @@ import (
 	"remuda/autoscaler-plugin/measure"
 )
 
-// TestOverrides has the seed's example: llama-70b in production.
+// TestOverrides has upstream's example: llama-70b in production.
 func TestOverrides(t *testing.T) {
 	base := capacity.DefaultConfig()
 	overrides := []capacity.Override{
@@ -43,10 +43,10 @@ func TestOverrides(t *testing.T) {
 	err := capacity.ValidateOverrides(base, []capacity.Override{
 		{Model: "m", KVCacheThreshold: new(1.5)}, {Model: "m"}, {Namespace: "n", KVSpareTrigger: new(0.9), StaleAfterSeconds: new(-1.0)},
 	})
-	require.EqualError(t, err, "overrides[0].kv_cache_threshold is 1.5: want more than 0 and at most 1, a share of the KV cache\n"+
-		"overrides[1] is for the model \"m\" in the namespace \"\" as overrides[0] is: want one for both\n"+
-		"overrides[2].kv_spare_trigger is 0.9: want 0 to the kv_cache_threshold, 0.8\n"+
-		"overrides[2].stale_after_seconds is -1: want 0 seconds, which is the default, or more")
+	require.EqualError(t, err, "overrides[0].kv_cache_threshold is 1.5: must be more than 0 and at most 1, a share of the KV cache\n"+
+		"overrides[1] is for model \"m\" in namespace \"\": duplicate of overrides[0]\n"+
+		"overrides[2].kv_spare_trigger is 0.9: must be 0 to kv_cache_threshold, which is 0.8\n"+
+		"overrides[2].stale_after_seconds is -1: must be 0 seconds (the default) or more")
 }
 
 // TestConfigValidation: Validate names each bad field. Safe rejects an input with one, and

@@ -148,10 +148,10 @@ func (d *decoder) broken(err error) error {
 		line = d.text.at(max(offset, 0))
 	}
 	if err == nil {
-		return fmt.Errorf("line %d: want a JSON object", line)
+		return fmt.Errorf("line %d: expected a JSON object", line)
 	}
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-		return fmt.Errorf("line %d: the JSON ends in the middle", d.text.at(d.text.read))
+		return fmt.Errorf("line %d: the JSON is incomplete", d.text.at(d.text.read))
 	}
 	return fmt.Errorf("line %d: %w", line, err)
 }
@@ -195,7 +195,7 @@ func (d *decoder) variant(at string, v *Variant) error {
 	})
 	// A count that was forgotten must not look like one of 0.
 	if _, there := d.where[at+".current"]; err == nil && !there {
-		d.fault(at+".current", "is missing: want how many replicas there are")
+		d.fault(at+".current", "is missing: must be the number of replicas")
 	}
 	return err
 }
@@ -215,7 +215,7 @@ func (d *decoder) targets(to *map[string]int) func(string) error {
 			name, _ := token.(string)
 			path := fmt.Sprintf("%s[%q]", at, name)
 			if _, twice := (*to)[name]; twice {
-				d.fault(path, "is there twice: want it once")
+				d.fault(path, "is a duplicate: must be given once")
 			}
 			n := -1
 			if err := d.into(&n, "a whole number")(path); err != nil {
@@ -241,7 +241,7 @@ func (d *decoder) into(to any, want string) func(string) error {
 		case want == "": // the type says what it wants
 			d.fault(at, "%s", err.Error())
 		default:
-			d.fault(at, "is %s: want %s", clipped(string(raw)), want)
+			d.fault(at, "is %s: must be %s", clipped(string(raw)), want)
 		}
 		d.where[at] = d.line()
 		return nil
@@ -267,9 +267,9 @@ func (d *decoder) object(at string, fields map[string]func(string) error) error 
 		read, known := fields[name]
 		switch {
 		case !known:
-			d.fault(path, "is no field: want %s", strings.Join(slices.Sorted(maps.Keys(fields)), ", "))
+			d.fault(path, "is an unknown field: must be one of %s", strings.Join(slices.Sorted(maps.Keys(fields)), ", "))
 		case seen[name]:
-			d.fault(path, "is there twice: want it once")
+			d.fault(path, "is a duplicate: must be given once")
 		}
 		if !known || seen[name] {
 			read = func(string) error { return d.json.Decode(new(json.RawMessage)) }
@@ -315,7 +315,7 @@ func (d *decoder) open(at string, delim json.Delim, want string) (bool, error) {
 	if what == "" {
 		what = "the input"
 	}
-	d.fault(what, "is %s: want %s", describe(token), want)
+	d.fault(what, "is %s: must be %s", describe(token), want)
 	for depth := opens(token); depth > 0; {
 		if token, err = d.json.Token(); err != nil {
 			return false, err

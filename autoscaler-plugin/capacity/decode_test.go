@@ -70,42 +70,42 @@ func TestDecodeNamesEveryBadField(t *testing.T) {
 	for name, tc := range map[string]struct{ text, want string }{
 		"types": {
 			"{\"model\": 1,\n\"config\": {\"kv_spare_trigger\": \"x\"},\n\"replicas\": [{\n\"replica\": \"a\", \"variant\": \"v\",\n\"kv_cache_usage\": \"high\"}],\n\"variants\": [{\"variant\": \"v\", \"current\": 1.5}],\n\"model_based_targets\": {\"v\": \"x\"}}",
-			"line 1: model is 1: want a string\n" +
-				"line 2: config.kv_spare_trigger is \"x\": want a number\n" +
-				"line 5: replicas[0].kv_cache_usage is \"high\": want a number, null, \"NaN\", \"+Inf\" or \"-Inf\"\n" +
-				"line 6: variants[0].current is 1.5: want a whole number\n" +
-				"line 7: model_based_targets[\"v\"] is \"x\": want a whole number",
+			"line 1: model is 1: must be a string\n" +
+				"line 2: config.kv_spare_trigger is \"x\": must be a number\n" +
+				"line 5: replicas[0].kv_cache_usage is \"high\": must be a number, null, \"NaN\", \"+Inf\" or \"-Inf\"\n" +
+				"line 6: variants[0].current is 1.5: must be a whole number\n" +
+				"line 7: model_based_targets[\"v\"] is \"x\": must be a whole number",
 		},
 		"values": {
 			"{\"config\": {\"kv_cache_threshold\": 80,\n\"queue_length_threshold\": -1, \"queue_spare_trigger\": 0},\n\"replicas\": [\n{\"replica\": \"a\", \"variant\": \"\",\n\"cost\": -1, \"kv_capacity\": 0}],\n\"variants\": [{\"variant\": \"v\", \"current\": -1,\n\"min\": 3, \"max\": 2, \"pending\": 1000001},\n{\"variant\": \"v\", \"current\": 0}],\n\"model_based_targets\": {\n\"v\": -2}}",
-			"line 1: config.kv_cache_threshold is 80: want more than 0 and at most 1, a share of the KV cache\n" +
-				"line 2: config.queue_length_threshold is -1: want more than 0 waiting requests\n" +
-				"line 2: config.queue_spare_trigger is 0: want 0 to the queue_length_threshold, -1\n" +
-				"line 4: replicas[0].variant is missing or empty: want a name\n" +
-				"line 5: replicas[0].cost is -1: want 0 or more\n" +
-				"line 5: replicas[0].kv_capacity is 0: want more than 0, or leave it out\n" +
-				"line 6: variants[0].current is -1: want 0 to 1000000 replicas\n" +
-				"line 7: variants[0].pending is 1000001: want 0 to 1000000 replicas\n" +
-				"line 7: variants[0].min is 3 and max is 2: want min at most max\n" +
-				"line 8: variants[1].variant is \"v\" as variants[0].variant is: want each variant once\n" +
-				"line 10: model_based_targets[\"v\"] is -2: want 0 to 1000000 replicas",
+			"line 1: config.kv_cache_threshold is 80: must be more than 0 and at most 1, a share of the KV cache\n" +
+				"line 2: config.queue_length_threshold is -1: must be more than 0 waiting requests\n" +
+				"line 2: config.queue_spare_trigger is 0: must be 0 to queue_length_threshold, which is -1\n" +
+				"line 4: replicas[0].variant is missing or empty: must be a name\n" +
+				"line 5: replicas[0].cost is -1: must be 0 or more\n" +
+				"line 5: replicas[0].kv_capacity is 0: must be more than 0 or absent\n" +
+				"line 6: variants[0].current is -1: must be 0 to 1000000 replicas\n" +
+				"line 7: variants[0].pending is 1000001: must be 0 to 1000000 replicas\n" +
+				"line 7: variants[0].min is 3 and max is 2: min must be at most max\n" +
+				"line 8: variants[1].variant is \"v\": duplicate of variants[0].variant\n" +
+				"line 10: model_based_targets[\"v\"] is -2: must be 0 to 1000000 replicas",
 		},
 		"unknown and double fields": {
 			"{\"model\": \"m\", \"Model\": \"n\",\n\"model\": \"o\", \"config\": {\"x\": [{}]}}",
-			"line 1: Model is no field: want config, model, model_based_targets, namespace, replicas, variants\n" +
-				"line 2: model is there twice: want it once\n" +
-				"line 2: config.x is no field: want kv_cache_threshold, kv_spare_trigger, queue_length_threshold, queue_spare_trigger, stale_after_seconds",
+			"line 1: Model is an unknown field: must be one of config, model, model_based_targets, namespace, replicas, variants\n" +
+				"line 2: model is a duplicate: must be given once\n" +
+				"line 2: config.x is an unknown field: must be one of kv_cache_threshold, kv_spare_trigger, queue_length_threshold, queue_spare_trigger, stale_after_seconds",
 		},
-		"a missing name and count":     {"{\"variants\": [\n{}]}", "line 2: variants[0].current is missing: want how many replicas there are"},
-		"a missing name":               {"{\"replicas\": [\n{\"variant\":\"v\"}]}", "line 2: replicas[0].replica is missing or empty: want a name"},
-		"a list of scalars":            {"{\"replicas\": [1, [2], null],\n \"variants\": {}}", "line 1: replicas[0] is 1: want an object\nline 1: replicas[1] is a list: want an object\nline 2: variants is an object: want a list"},
-		"a target that is there twice": {"{\"model_based_targets\": {\"v\": 1,\n\"v\": 2}}", "line 2: model_based_targets[\"v\"] is there twice: want it once"},
-		"too large a number":           {`{"config": {"kv_spare_trigger": 1e999}}`, "line 1: config.kv_spare_trigger is 1e999: want a number"},
-		"no object":                    {"\n[]", "line 2: the input is a list: want an object"},
-		"no object, but a string":      {`"x"`, "line 1: the input is \"x\": want an object"},
+		"a missing name and count":     {"{\"variants\": [\n{}]}", "line 2: variants[0].current is missing: must be the number of replicas"},
+		"a missing name":               {"{\"replicas\": [\n{\"variant\":\"v\"}]}", "line 2: replicas[0].replica is missing or empty: must be a name"},
+		"a list of scalars":            {"{\"replicas\": [1, [2], null],\n \"variants\": {}}", "line 1: replicas[0] is 1: must be an object\nline 1: replicas[1] is a list: must be an object\nline 2: variants is an object: must be a list"},
+		"a target that is there twice": {"{\"model_based_targets\": {\"v\": 1,\n\"v\": 2}}", "line 2: model_based_targets[\"v\"] is a duplicate: must be given once"},
+		"too large a number":           {`{"config": {"kv_spare_trigger": 1e999}}`, "line 1: config.kv_spare_trigger is 1e999: must be a number"},
+		"no object":                    {"\n[]", "line 2: the input is a list: must be an object"},
+		"no object, but a string":      {`"x"`, "line 1: the input is \"x\": must be an object"},
 		"no JSON":                      {"{}\n{,", "line 2: invalid character ','"},
-		"not all of it":                {"{\"replicas\": [\n{", "line 2: the JSON ends in the middle"},
-		"not all of a value":           {"{\"model\": \"a", "line 1: the JSON ends in the middle"},
+		"not all of it":                {"{\"replicas\": [\n{", "line 2: the JSON is incomplete"},
+		"not all of a value":           {"{\"model\": \"a", "line 1: the JSON is incomplete"},
 		"what nothing opened":          {"{}\n]", "line 2: invalid character ']' looking for beginning of value"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -116,7 +116,7 @@ func TestDecodeNamesEveryBadField(t *testing.T) {
 	_, err := read(strings.NewReader("{}\n{\"model\": 2}"))
 	var field *capacity.FieldError
 	require.ErrorAs(t, err, &field)
-	require.Equal(t, capacity.FieldError{Field: "model", Line: 2, Problem: "is 2: want a string"}, *field)
+	require.Equal(t, capacity.FieldError{Field: "model", Line: 2, Problem: "is 2: must be a string"}, *field)
 
 	broken := errors.New("cut off")
 	_, err = read(io.MultiReader(strings.NewReader("{}\n"), iotest.ErrReader(broken)))

@@ -1,15 +1,16 @@
 // Package capacity decides from the engines' own metrics whether a model has too few
 // replicas, enough, or more than it needs, and which of its variants to change.
 //
-// The algorithm is that of the capacity analyzer seed: replicas that are not saturated have
+// The algorithm is that of the capacity analyzer of llm-d's Workload Variant Autoscaler
+// (WVA; "upstream" in this package): replicas that are not saturated have
 // spare KV cache and spare places in their queues; where the average of either is below its
 // trigger the cheapest variant grows by one; where the load would fit on one replica fewer
 // the most expensive variant shrinks by one; targets of a model-based optimizer are then
 // held against that.
 //
-// There are two sets of rules. [WVA] is the seed's algorithm as it is, for comparison with
-// it: it takes values that no sound input has, and notes what it makes of them. [Safe], the default, differs where the seed is known to answer wrongly (the table of
-// eight in the autoscaler facts):
+// There are two sets of rules. [WVA] is the upstream algorithm as it is, for comparison: it
+// accepts values that no valid input has, and notes how it uses them. [Safe], the default,
+// differs where upstream is known to answer wrongly:
 //
 //   - Load of saturated replicas counts when a removal is simulated, and a saturated
 //     replica never counts in favour of having enough.

@@ -146,17 +146,17 @@ func (r *Result) Shortage() string {
 func (r *Result) HoldText(h Hold) string {
 	switch h {
 	case HoldNoData:
-		return "no replica's load is known"
+		return "the load of every replica is unknown"
 	case HoldScaleUp:
-		return "the model needs more: " + r.Shortage()
+		return "the model needs more replicas: " + r.Shortage()
 	case HoldUnknown:
 		return fmt.Sprintf("the load of %s is unknown", replicas(r.Unknown))
 	case HoldSurplus:
-		return fmt.Sprintf("there are reports of %s too many: a stopped or draining one may be among them", replicas(r.Surplus))
+		return fmt.Sprintf("the metrics show %s more than the model has, perhaps a stopped or draining one", replicas(r.Surplus))
 	case HoldFew:
-		return fmt.Sprintf("%d of %s not saturated: want at least 2", r.NonSaturated, replicas(r.TotalReplicas))
+		return fmt.Sprintf("%d of %s not saturated: must be at least 2", r.NonSaturated, replicas(r.TotalReplicas))
 	case HoldLoad:
-		return "the load would not fit on the replicas that remain"
+		return "the load would not fit on the remaining replicas"
 	case HoldModelWide:
 		return r.HoldText(r.Hold)
 	}
@@ -167,7 +167,7 @@ func (r *Result) HoldText(h Hold) string {
 func (r *Result) Reason(d *Decision) string {
 	text := r.reason(d, d.Why)
 	if d.Hold != HoldNone && d.Why != WhyBlock {
-		text += fmt.Sprintf("; nothing more is removed: %s", r.HoldText(d.Hold))
+		text += fmt.Sprintf("; no further scale-down: %s", r.HoldText(d.Hold))
 	}
 	return text
 }
@@ -176,45 +176,45 @@ func (r *Result) reason(d *Decision, why Why) string {
 	switch why {
 	case WhyEnough:
 		if r.ScaleUp && r.Stuck {
-			return fmt.Sprintf("the model needs more (%s), and no variant can grow now", r.Shortage())
+			return fmt.Sprintf("the model needs more replicas (%s), but no variant can grow now", r.Shortage())
 		}
 		return "no action is needed"
 	case WhyPreserved:
-		return fmt.Sprintf("the target %d that was decided before is kept: there are %d", d.Desired, d.Current)
+		return fmt.Sprintf("the earlier target of %d is kept (current: %d)", d.Desired, d.Current)
 	case WhyCheapest:
-		return fmt.Sprintf("%s: the cheapest variant that can grow, at a cost of %s, grows", r.Shortage(), measure.Text(d.Cost))
+		return fmt.Sprintf("%s: adding a replica of the cheapest variant that can grow (cost %s)", r.Shortage(), measure.Text(d.Cost))
 	case WhyStarts:
-		return fmt.Sprintf("%s: the cheapest variant waits for %s to start", r.Shortage(), replicas(d.Starting))
+		return fmt.Sprintf("%s: waiting for %s of the cheapest variant to start", r.Shortage(), replicas(d.Starting))
 	case WhyCostliest:
-		return fmt.Sprintf("the load fits on one replica fewer: the most expensive variant that can shrink, at a cost of %s, shrinks", measure.Text(d.Cost))
+		return fmt.Sprintf("the load fits on one replica fewer: removing a replica of the most expensive variant that can shrink (cost %s)", measure.Text(d.Cost))
 	case WhyNoData:
-		return "no replica's load is known: all stays as it is"
+		return "the load of every replica is unknown: no change"
 	case WhySilent:
-		return fmt.Sprintf("none of its %s reports anything that can be used: it stays as it is", replicas(d.Current))
+		return fmt.Sprintf("none of its %s reports usable metrics: no change", replicas(d.Current))
 	case WhyUnlisted:
-		return "it reports, and is not among the variants: it stays as it is"
+		return "it reports metrics and is not in variants: no change"
 	case WhyMin:
-		return fmt.Sprintf("there are %d, and the lower bound is %d", d.Current, d.Target)
+		return fmt.Sprintf("at the lower bound (current: %d, bound: %d)", d.Current, d.Target)
 	case WhyMax:
-		return fmt.Sprintf("the upper bound holds: there are %d", d.Current)
+		return fmt.Sprintf("at the upper bound (current: %d)", d.Current)
 	case WhyUnplaceable:
-		return "there is no place for another replica of it"
+		return "another replica cannot be placed"
 	case WhyVeto:
-		return fmt.Sprintf("capacity veto: the analyzer wants %d, the model-based target is %d", d.CapacityTarget, d.ModelBased)
+		return fmt.Sprintf("capacity veto: the analyzer's target is %d, the model-based target is %d", d.CapacityTarget, d.ModelBased)
 	case WhyBlock:
 		return fmt.Sprintf("safety block: the model-based target is %d: %s", d.ModelBased, r.HoldText(d.Hold))
 	case WhyCapacity:
-		return fmt.Sprintf("capacity-driven: the model-based target, %d, does not object: %s", d.ModelBased, r.reason(d, d.Capacity))
+		return fmt.Sprintf("capacity-driven: the model-based target of %d allows it: %s", d.ModelBased, r.reason(d, d.Capacity))
 	case WhyModel:
 		return fmt.Sprintf("model-based target %d: capacity allows it", d.ModelBased)
 	case WhyModelStays:
-		return fmt.Sprintf("the model-based target is %d: nothing is removed", d.ModelBased)
+		return fmt.Sprintf("no scale-down: the model-based target is %d", d.ModelBased)
 	case WhyBoth:
-		return fmt.Sprintf("the analyzer wants %d and the model-based target is %d: the larger holds", d.CapacityTarget, d.ModelBased)
+		return fmt.Sprintf("the analyzer's target is %d and the model-based target is %d: the larger one is used", d.CapacityTarget, d.ModelBased)
 	case WhyNoOpinion:
-		return "no model-based target for it: " + r.reason(d, d.Capacity)
+		return "no model-based target: " + r.reason(d, d.Capacity)
 	case WhyModelAbsent:
-		return "no model-based target for it, which is taken for 0"
+		return "no model-based target, which counts as 0"
 	}
 	return ""
 }

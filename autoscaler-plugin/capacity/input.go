@@ -54,7 +54,7 @@ type Variant struct {
 	// Cost of a replica. Where it is absent it is that of the variant's replicas, or
 	// DefaultCost.
 	Cost measure.Value `json:"cost,omitzero"`
-	// Min and Max bound the target; nil: none, but for the seed's rule that the analyzer
+	// Min and Max bound the target; nil: none, but for upstream's rule that the analyzer
 	// alone does not remove the last replica of a variant. With Min 0 it may. Safe only.
 	Min *int `json:"min,omitzero"`
 	Max *int `json:"max,omitzero"`
@@ -68,7 +68,7 @@ type Variant struct {
 }
 
 const (
-	// DefaultCost is the cost of a replica that has none (the seed's DefaultReplicaCost).
+	// DefaultCost is the cost of a replica that has none (upstream's DefaultReplicaCost).
 	DefaultCost = 10
 	// MaxCount is the largest number of replicas that a variant may have.
 	MaxCount = 1_000_000
@@ -105,9 +105,9 @@ type Note struct {
 
 // What WVA makes of a value that Safe rejects.
 const (
-	asItIs       = "the analyzer takes it as it is"
+	asItIs       = "the analyzer uses it unchanged"
 	notRead      = "the analyzer does not read it"
-	anyName      = "the analyzer takes the empty name for a name like any other"
+	anyName      = "the analyzer treats the empty name like any other"
 	lastCounts   = "the last entry of the variant counts"
 	costNotEqual = "no comparison with it is true: which variant changes depends on the order of a Go map in the autoscaler, and it counts as the lowest cost here"
 )
@@ -140,7 +140,7 @@ func (in *Input) problems() []Note {
 		p.name("replicas", i, "variant", r.Variant, anyName)
 		p.cost("replicas", i, r.Cost)
 		if x := r.KVCapacity; !x.IsZero() && !(x.Raw() > 0 && finite(x.Raw())) {
-			p.add("replicas", i, "kv_capacity", fmt.Sprintf("is %s: want more than 0, or leave it out", x), "")
+			p.add("replicas", i, "kv_capacity", fmt.Sprintf("is %s: must be more than 0 or absent", x), "")
 		}
 	}
 	first := in.firstByName()
@@ -148,7 +148,7 @@ func (in *Input) problems() []Note {
 		v := &in.Variants[i]
 		p.name("variants", i, "variant", v.Variant, anyName)
 		if j := in.firstOf(v.Variant, first); j < i {
-			p.add("variants", i, "variant", fmt.Sprintf("is %q as variants[%d].variant is: want each variant once", v.Variant, j), lastCounts)
+			p.add("variants", i, "variant", fmt.Sprintf("is %q: duplicate of variants[%d].variant", v.Variant, j), lastCounts)
 		}
 		p.count("variants", i, "current", v.Current, asItIs)
 		p.count("variants", i, "desired", v.Desired, asItIs)
@@ -157,7 +157,7 @@ func (in *Input) problems() []Note {
 		p.count("variants", i, "min", or0(v.Min), "")
 		p.count("variants", i, "max", or0(v.Max), "")
 		if v.Min != nil && v.Max != nil && *v.Min > *v.Max {
-			p.add("variants", i, "min", fmt.Sprintf("is %d and max is %d: want min at most max", *v.Min, *v.Max), "")
+			p.add("variants", i, "min", fmt.Sprintf("is %d and max is %d: min must be at most max", *v.Min, *v.Max), "")
 		}
 		p.cost("variants", i, v.Cost)
 	}
@@ -200,7 +200,7 @@ func (p *problems) add(list string, i int, field, problem, effect string) {
 
 func (p *problems) name(list string, i int, field, name, effect string) {
 	if name == "" {
-		p.add(list, i, field, "is missing or empty: want a name", effect)
+		p.add(list, i, field, "is missing or empty: must be a name", effect)
 	}
 }
 
@@ -213,7 +213,7 @@ func (p *problems) cost(list string, i int, cost measure.Value) {
 	if math.IsNaN(x) {
 		effect = costNotEqual
 	}
-	p.add(list, i, "cost", fmt.Sprintf("is %s: want 0 or more", cost), effect)
+	p.add(list, i, "cost", fmt.Sprintf("is %s: must be 0 or more", cost), effect)
 }
 
 func (p *problems) count(list string, i int, field string, n int, effect string) {
@@ -224,7 +224,7 @@ func (p *problems) count(list string, i int, field string, n int, effect string)
 
 func isCount(n int) bool { return n >= 0 && n <= MaxCount }
 
-func countProblem(n int) string { return fmt.Sprintf("is %d: want 0 to %d replicas", n, MaxCount) }
+func countProblem(n int) string { return fmt.Sprintf("is %d: must be 0 to %d replicas", n, MaxCount) }
 
 func allCounts(m map[string]int) bool {
 	for _, n := range m {

@@ -44,70 +44,70 @@ func TestNotes(t *testing.T) {
 		// The example "High-priority production workload" of the autoscaler's own guide.
 		"a queue trigger above its threshold": {
 			config(0.7, 3, 0.2, 5), true, false, map[string]int{"v": 5},
-			[]capacity.Note{{Field: "config.queue_spare_trigger", Problem: "is 5: want 0 to the queue_length_threshold, 3",
+			[]capacity.Note{{Field: "config.queue_spare_trigger", Problem: "is 5: must be 0 to queue_length_threshold, which is 3",
 				Effect: "even an empty queue has less to spare: the model needs more whenever a replica reports, and no removal is safe"}},
 		},
 		"a KV trigger above its threshold": {
 			config(0.05, 5, 0.1, 3), true, false, map[string]int{"v": 5},
-			[]capacity.Note{{Field: "config.kv_spare_trigger", Problem: "is 0.1: want 0 to the kv_cache_threshold, 0.05",
+			[]capacity.Note{{Field: "config.kv_spare_trigger", Problem: "is 0.1: must be 0 to kv_cache_threshold, which is 0.05",
 				Effect: "even an empty KV cache has less to spare: the model needs more whenever a replica reports, and no removal is safe" + skipped}},
 		},
 		"a negative KV trigger": {
 			config(0.2, 5, -1, 3), false, true, map[string]int{"v": 3},
-			[]capacity.Note{{Field: "config.kv_spare_trigger", Problem: "is -1: want 0 to the kv_cache_threshold, 0.2",
+			[]capacity.Note{{Field: "config.kv_spare_trigger", Problem: "is -1: must be 0 to kv_cache_threshold, which is 0.2",
 				Effect: "the spare KV cache is never below it, so that the KV cache alone never makes the model grow" + skipped}},
 		},
 		"a negative queue trigger": {
 			config(0.8, 5, 0.1, -2), false, true, map[string]int{"v": 3},
-			[]capacity.Note{{Field: "config.queue_spare_trigger", Problem: "is -2: want 0 to the queue_length_threshold, 5",
+			[]capacity.Note{{Field: "config.queue_spare_trigger", Problem: "is -2: must be 0 to queue_length_threshold, which is 5",
 				Effect: "the spare queue is never below it, so that the queue alone never makes the model grow" + skipped}},
 		},
 		"triggers of NaN": {
 			config(0.8, 5, nan, nan), false, false, map[string]int{"v": 4},
 			[]capacity.Note{
-				{Field: "config.kv_spare_trigger", Problem: "is NaN: want 0 to the kv_cache_threshold, 0.8",
+				{Field: "config.kv_spare_trigger", Problem: "is NaN: must be 0 to kv_cache_threshold, which is 0.8",
 					Effect: "no comparison with it is true: the KV cache alone never makes the model grow, and no removal is safe"},
-				{Field: "config.queue_spare_trigger", Problem: "is NaN: want 0 to the queue_length_threshold, 5",
+				{Field: "config.queue_spare_trigger", Problem: "is NaN: must be 0 to queue_length_threshold, which is 5",
 					Effect: "no comparison with it is true: the queue alone never makes the model grow, and no removal is safe"},
 			},
 		},
 		"thresholds of 0": {
 			config(0, 0, 0, 0.5), true, false, map[string]int{"v": 5},
 			[]capacity.Note{
-				{Field: "config.kv_cache_threshold", Problem: "is 0: want more than 0 and at most 1, a share of the KV cache", Effect: "an empty KV cache saturates a replica"},
-				{Field: "config.queue_length_threshold", Problem: "is 0: want more than 0 waiting requests", Effect: "an empty queue saturates a replica"},
-				{Field: "config.queue_spare_trigger", Problem: "is 0.5: want 0 to the queue_length_threshold, 0",
+				{Field: "config.kv_cache_threshold", Problem: "is 0: must be more than 0 and at most 1, a share of the KV cache", Effect: "an empty KV cache saturates a replica"},
+				{Field: "config.queue_length_threshold", Problem: "is 0: must be more than 0 waiting requests", Effect: "an empty queue saturates a replica"},
+				{Field: "config.queue_spare_trigger", Problem: "is 0.5: must be 0 to queue_length_threshold, which is 0",
 					Effect: "even an empty queue has less to spare: the model needs more whenever a replica reports, and no removal is safe"},
 			},
 		},
 		"negative thresholds with triggers above them": {
 			config(-1, -1, 0, 0), false, false, map[string]int{"v": 4},
 			[]capacity.Note{
-				{Field: "config.kv_cache_threshold", Problem: "is -1: want more than 0 and at most 1, a share of the KV cache", Effect: "an empty KV cache saturates a replica" + skipped},
-				{Field: "config.queue_length_threshold", Problem: "is -1: want more than 0 waiting requests", Effect: "an empty queue saturates a replica" + skipped},
-				{Field: "config.kv_spare_trigger", Problem: "is 0: want 0 to the kv_cache_threshold, -1",
+				{Field: "config.kv_cache_threshold", Problem: "is -1: must be more than 0 and at most 1, a share of the KV cache", Effect: "an empty KV cache saturates a replica" + skipped},
+				{Field: "config.queue_length_threshold", Problem: "is -1: must be more than 0 waiting requests", Effect: "an empty queue saturates a replica" + skipped},
+				{Field: "config.kv_spare_trigger", Problem: "is 0: must be 0 to kv_cache_threshold, which is -1",
 					Effect: "the spare KV cache is never below it, so that the KV cache alone never makes the model grow" + skipped},
-				{Field: "config.queue_spare_trigger", Problem: "is 0: want 0 to the queue_length_threshold, -1",
+				{Field: "config.queue_spare_trigger", Problem: "is 0: must be 0 to queue_length_threshold, which is -1",
 					Effect: "the spare queue is never below it, so that the queue alone never makes the model grow"},
 			},
 		},
 		"thresholds that nothing reaches": {
 			config(1.5, inf, 0.1, 3), false, true, map[string]int{"v": 3},
 			[]capacity.Note{
-				{Field: "config.kv_cache_threshold", Problem: "is 1.5: want more than 0 and at most 1, a share of the KV cache", Effect: "a full KV cache does not saturate a replica" + skipped},
-				{Field: "config.queue_length_threshold", Problem: "is +Inf: want more than 0 waiting requests", Effect: "no queue saturates a replica"},
+				{Field: "config.kv_cache_threshold", Problem: "is 1.5: must be more than 0 and at most 1, a share of the KV cache", Effect: "a full KV cache does not saturate a replica" + skipped},
+				{Field: "config.queue_length_threshold", Problem: "is +Inf: must be more than 0 waiting requests", Effect: "no queue saturates a replica"},
 			},
 		},
 		"a threshold of NaN": {
 			config(nan, 5, 0.1, 3), false, false, map[string]int{"v": 4},
-			[]capacity.Note{{Field: "config.kv_cache_threshold", Problem: "is NaN: want more than 0 and at most 1, a share of the KV cache",
+			[]capacity.Note{{Field: "config.kv_cache_threshold", Problem: "is NaN: must be more than 0 and at most 1, a share of the KV cache",
 				Effect: "no comparison with it is true: it saturates no replica, and no removal is safe"}},
 		},
 		"replicas without a name": {
 			idle(func(in *capacity.Input) { in.Replicas[0].Replica, in.Replicas[3].Replica = "", "" }), false, true, map[string]int{"v": 3},
 			[]capacity.Note{
-				{Field: "replicas[0].replica", Problem: "is missing or empty: want a name", Effect: "the analyzer does not read it"},
-				{Field: "replicas[3].replica", Problem: "is missing or empty: want a name", Effect: "the analyzer does not read it"},
+				{Field: "replicas[0].replica", Problem: "is missing or empty: must be a name", Effect: "the analyzer does not read it"},
+				{Field: "replicas[3].replica", Problem: "is missing or empty: must be a name", Effect: "the analyzer does not read it"},
 			},
 		},
 		"a variant without a name": {
@@ -116,22 +116,22 @@ func TestNotes(t *testing.T) {
 				in.Variants = variants{{Variant: "v", Current: 2, Desired: 3}, {Variant: "", Current: 2}}
 			}), false, true, map[string]int{"v": 3, "": 1},
 			[]capacity.Note{
-				{Field: "replicas[0].variant", Problem: "is missing or empty: want a name", Effect: "the analyzer takes the empty name for a name like any other"},
-				{Field: "replicas[1].variant", Problem: "is missing or empty: want a name", Effect: "the analyzer takes the empty name for a name like any other"},
-				{Field: "variants[1].variant", Problem: "is missing or empty: want a name", Effect: "the analyzer takes the empty name for a name like any other"},
+				{Field: "replicas[0].variant", Problem: "is missing or empty: must be a name", Effect: "the analyzer treats the empty name like any other"},
+				{Field: "replicas[1].variant", Problem: "is missing or empty: must be a name", Effect: "the analyzer treats the empty name like any other"},
+				{Field: "variants[1].variant", Problem: "is missing or empty: must be a name", Effect: "the analyzer treats the empty name like any other"},
 			},
 		},
 		"a variant that is listed twice": {
 			idle(func(in *capacity.Input) {
 				in.Variants = variants{{Variant: "v", Current: 4, Desired: 9}, {Variant: "v", Current: 4, Desired: 6}}
 			}), false, true, map[string]int{"v": 6},
-			[]capacity.Note{{Field: "variants[1].variant", Problem: `is "v" as variants[0].variant is: want each variant once`, Effect: "the last entry of the variant counts"}},
+			[]capacity.Note{{Field: "variants[1].variant", Problem: `is "v": duplicate of variants[0].variant`, Effect: "the last entry of the variant counts"}},
 		},
 		"a negative cost": {
 			costs(measure.Of(-3)), true, false, map[string]int{"v": 3, "w": 2},
 			[]capacity.Note{
-				{Field: "replicas[0].cost", Problem: "is -3: want 0 or more", Effect: "the analyzer takes it as it is"},
-				{Field: "replicas[1].cost", Problem: "is -3: want 0 or more", Effect: "the analyzer takes it as it is"},
+				{Field: "replicas[0].cost", Problem: "is -3: must be 0 or more", Effect: "the analyzer uses it unchanged"},
+				{Field: "replicas[1].cost", Problem: "is -3: must be 0 or more", Effect: "the analyzer uses it unchanged"},
 			},
 		},
 		"an infinite cost": {
@@ -140,7 +140,7 @@ func TestNotes(t *testing.T) {
 				in.Variants[0].Cost = measure.Of(inf)
 				return in
 			}(), true, false, map[string]int{"v": 2, "w": 3},
-			[]capacity.Note{{Field: "variants[0].cost", Problem: "is +Inf: want 0 or more", Effect: "the analyzer takes it as it is"}},
+			[]capacity.Note{{Field: "variants[0].cost", Problem: "is +Inf: must be 0 or more", Effect: "the analyzer uses it unchanged"}},
 		},
 		"a cost of NaN": {
 			func() capacity.Input {
@@ -148,7 +148,7 @@ func TestNotes(t *testing.T) {
 				in.Replicas[1].Cost = measure.Of(nan)
 				return in
 			}(), true, false, map[string]int{"v": 3, "w": 2},
-			[]capacity.Note{{Field: "replicas[1].cost", Problem: "is NaN: want 0 or more",
+			[]capacity.Note{{Field: "replicas[1].cost", Problem: "is NaN: must be 0 or more",
 				Effect: "no comparison with it is true: which variant changes depends on the order of a Go map in the autoscaler, and it counts as the lowest cost here"}},
 		},
 		"counts out of their range": {
@@ -158,10 +158,10 @@ func TestNotes(t *testing.T) {
 				in.ModelBasedTargets = map[string]int{"v": -1, "w": 1, "x": -2}
 			}), false, true, map[string]int{"v": -1, "w": capacity.MaxCount + 1, "x": 0},
 			[]capacity.Note{
-				{Field: "variants[1].desired", Problem: "is 1000001: want 0 to 1000000 replicas", Effect: "the analyzer takes it as it is"},
-				{Field: "variants[2].current", Problem: "is -2: want 0 to 1000000 replicas", Effect: "the analyzer takes it as it is"},
-				{Field: `model_based_targets["v"]`, Problem: "is -1: want 0 to 1000000 replicas", Effect: "the analyzer takes it as it is"},
-				{Field: `model_based_targets["x"]`, Problem: "is -2: want 0 to 1000000 replicas", Effect: "the analyzer takes it as it is"},
+				{Field: "variants[1].desired", Problem: "is 1000001: must be 0 to 1000000 replicas", Effect: "the analyzer uses it unchanged"},
+				{Field: "variants[2].current", Problem: "is -2: must be 0 to 1000000 replicas", Effect: "the analyzer uses it unchanged"},
+				{Field: `model_based_targets["v"]`, Problem: "is -1: must be 0 to 1000000 replicas", Effect: "the analyzer uses it unchanged"},
+				{Field: `model_based_targets["x"]`, Problem: "is -2: must be 0 to 1000000 replicas", Effect: "the analyzer uses it unchanged"},
 			},
 		},
 	} {

@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// Override changes parts of the Config for a model (the seed's per-model overrides).
+// Override changes parts of the Config for a model (upstream's per-model overrides).
 type Override struct {
 	// Model and Namespace say whom it is for. An empty one is any.
 	Model     string `json:"model,omitzero"`
@@ -78,7 +78,7 @@ func ValidateOverrides(base Config, overrides []Override) error {
 		o := &overrides[i]
 		at := fmt.Sprintf("overrides[%d]", i)
 		if j, twice := first[who{o.Model, o.Namespace}]; twice {
-			errs = append(errs, &FieldError{Field: at, Problem: fmt.Sprintf("is for the model %q in the namespace %q as overrides[%d] is: want one for both", o.Model, o.Namespace, j)})
+			errs = append(errs, &FieldError{Field: at, Problem: fmt.Sprintf("is for model %q in namespace %q: duplicate of overrides[%d]", o.Model, o.Namespace, j)})
 			continue
 		}
 		first[who{o.Model, o.Namespace}] = i

@@ -13,22 +13,22 @@ import (
 	"remuda/autoscaler-plugin/measure"
 )
 
-// seedAnswer is what the seed's algorithm answers, written down as its page is read.
-type seedAnswer struct {
+// upstreamAnswer is what the upstream algorithm answers.
+type upstreamAnswer struct {
 	total, nonSaturated int
 	up, downSafe        bool
 	capacity, targets   map[string]int
 	overridden          map[string]bool
 }
 
-// seed is the page: "Analysis Algorithm", "Two-Step Decision Logic" and its tables. Sums are
-// exact, as their order must not matter.
-func seed(in capacity.Input) seedAnswer {
+// upstream is a direct implementation of the upstream algorithm. Sums are exact, as their
+// order must not matter.
+func upstream(in capacity.Input) upstreamAnswer {
 	cfg := in.Config
 	if cfg == (capacity.Config{}) {
 		cfg = capacity.DefaultConfig()
 	}
-	a := seedAnswer{capacity: map[string]int{}, targets: map[string]int{}, overridden: map[string]bool{}}
+	a := upstreamAnswer{capacity: map[string]int{}, targets: map[string]int{}, overridden: map[string]bool{}}
 	ready, cost := map[string]int{}, map[string]float64{}
 	var kv, queue, spareKV, spareQueue []float64
 	for _, r := range in.Replicas {
@@ -76,7 +76,7 @@ func sumOf(xs []float64) float64 {
 	return exact(xs)
 }
 
-func (a *seedAnswer) stepOne(in capacity.Input, ready map[string]int, cost map[string]float64) {
+func (a *upstreamAnswer) stepOne(in capacity.Input, ready map[string]int, cost map[string]float64) {
 	state := map[string]capacity.Variant{}
 	for _, v := range in.Variants {
 		state[v.Variant] = v
@@ -122,7 +122,7 @@ func (a *seedAnswer) stepOne(in capacity.Input, ready map[string]int, cost map[s
 }
 
 // stepTwo is the decision matrix; an absent number is Go's 0, as upstream's maps give it.
-func (a *seedAnswer) stepTwo(in capacity.Input) {
+func (a *upstreamAnswer) stepTwo(in capacity.Input) {
 	if in.ModelBasedTargets == nil {
 		a.targets = a.capacity
 		return
@@ -190,7 +190,7 @@ func TestWVAIsTheSeed(t *testing.T) {
 		if rapid.Bool().Draw(t, "odd") {
 			drawOdd(t, &in)
 		}
-		want, got := seed(in), answer(t, capacity.WVA, in)
+		want, got := upstream(in), answer(t, capacity.WVA, in)
 		require.Equal(t, want.total, got.TotalReplicas)
 		require.Equal(t, want.nonSaturated, got.NonSaturated)
 		require.Equal(t, want.up, got.ScaleUp)

@@ -2,7 +2,7 @@ package capacity
 
 import "remuda/autoscaler-plugin/measure"
 
-// Action is what happens to a variant, in the seed's words.
+// Action is what happens to a variant, in upstream's words.
 type Action string
 
 // The actions.
@@ -100,14 +100,14 @@ const (
 // Why is the rule that decided.
 type Why uint8
 
-// The rules, with the row of the seed's tables that they are from.
+// The rules, with the row of upstream's tables that they are from.
 const (
 	WhyEnough      Why = iota // "otherwise": no action is needed
 	WhyPreserved              // "desired != 0 and desired != current"
 	WhyCheapest               // "capacity needs scale-up": the cheapest variant
 	WhyStarts                 // as before, but replicas of it start: they are waited for
 	WhyCostliest              // "capacity allows scale-down": the most expensive variant
-	WhyNoData                 // the seed's nil safety: nothing is known
+	WhyNoData                 // upstream's nil safety: nothing is known
 	WhySilent                 // Safe: the variant does not report
 	WhyUnlisted               // Safe: it reports, and is not in the input's variants
 	WhyMin                    // Safe: its lower bound

@@ -70,7 +70,7 @@ func (a *Analyzer) fits(v *variant, c *Config) bool {
 	if v.removed >= v.reporting {
 		return true // one that starts: it has no room to take away
 	}
-	// The seed wants two replicas that are not saturated, of which one goes.
+	// As upstream: two replicas must not be saturated, of which one goes.
 	if r.left < 2 || r.calm < 2 {
 		return false
 	}

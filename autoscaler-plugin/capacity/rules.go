@@ -7,13 +7,13 @@ type Rules int
 
 // The rules. Safe is the zero value and the default.
 const (
-	// Safe is the seed's algorithm with its eight wrong answers mended.
+	// Safe is the upstream algorithm with its wrong answers corrected.
 	Safe Rules = iota
-	// WVA is the seed's algorithm as it is, wrong answers included. Pending and draining
+	// WVA is the upstream algorithm as it is, wrong answers included. Pending and draining
 	// replicas, bounds, sizes, ages and places are not looked at. No value of what it reads is
-	// rejected, as the analyzer of the workload variant autoscaler checks none: its check of
-	// the ConfigMap lets a queue_spare_trigger above its threshold pass, and does not see what
-	// comes of merging two entries.
+	// rejected, as upstream's analyzer checks none: its check of the ConfigMap lets a
+	// queue_spare_trigger above its threshold pass, and does not see the result of merging two
+	// entries.
 	WVA
 )
 
@@ -25,7 +25,7 @@ func ParseRules(s string) (Rules, error) {
 	case "wva":
 		return WVA, nil
 	}
-	return Safe, fmt.Errorf("rules are %q: want safe or wva", s)
+	return Safe, fmt.Errorf("rules is %q: must be safe or wva", s)
 }
 
 // String is what ParseRules reads.

@@ -1,6 +1,6 @@
 package capacity
 
-// safe is the seed's algorithm with its wrong answers mended.
+// safe is the upstream algorithm with its wrong answers corrected.
 func (a *Analyzer) safe(in *Input, cfg *Config, out *Result) {
 	sized := a.read(in, cfg)
 	a.costs()
@@ -183,7 +183,7 @@ func (a *Analyzer) safeTargets(out *Result) {
 	}
 	for _, k := range a.order {
 		v := &a.vars[k]
-		floor := 1 // the seed: "variants cannot be scaled below 1 replica"
+		floor := 1 // as upstream: "variants cannot be scaled below 1 replica"
 		if v.least >= 0 {
 			floor = v.least
 		}

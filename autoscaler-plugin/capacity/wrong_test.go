@@ -26,12 +26,12 @@ func TestEightWrongAnswers(t *testing.T) {
 				rep("v", 0, 10, 0.99, 50), rep("v", 1, 10, 0.99, 50), rep("v", 2, 10, 0.99, 50), rep("v", 3, 10, 0, 0), rep("v", 4, 10, 0, 0),
 			}, Variants: variants{{Variant: "v", Current: 5}}},
 			wva: map[string]int{"v": 4}, safe: map[string]int{"v": 6}, safeUp: true,
-			safeReason: "spare queue is 2.0, below 3: the cheapest variant that can grow, at a cost of 10, grows",
+			safeReason: "spare queue is 2.0, below 3: adding a replica of the cheapest variant that can grow (cost 10)",
 		},
 		"4 current, 1 reports, saturated": {
 			in:  capacity.Input{Replicas: reps("v", 1, 10, 0.95, 9), Variants: variants{{Variant: "v", Current: 4}}},
 			wva: map[string]int{"v": 2}, safe: map[string]int{"v": 4}, wvaUp: true, safeUp: true,
-			safeReason: "spare KV cache is 0.000, below 0.1 and spare queue is 0.0, below 3: the cheapest variant waits for 3 replicas to start",
+			safeReason: "spare KV cache is 0.000, below 0.1 and spare queue is 0.0, below 3: waiting for 3 replicas of the cheapest variant to start",
 		},
 		"1 of 4 reports, idle": {
 			in:  capacity.Input{Replicas: reps("v", 1, 10, 0, 0), Variants: variants{{Variant: "v", Current: 4}}},
@@ -42,12 +42,12 @@ func TestEightWrongAnswers(t *testing.T) {
 				Replicas: join(reps("v", 2, 10, 0.1, 0), reps("w", 2, 10, 0.1, 0)), Variants: variants{{Variant: "v", Current: 2}, {Variant: "w", Current: 2}},
 				ModelBasedTargets: map[string]int{"w": 2},
 			},
-			wva: map[string]int{"v": 0, "w": 2}, safe: map[string]int{"v": 2, "w": 2}, safeReason: "no model-based target for it: no action is needed",
+			wva: map[string]int{"v": 0, "w": 2}, safe: map[string]int{"v": 2, "w": 2}, safeReason: "no model-based target: no action is needed",
 		},
 		"KV usage is NaN": {
 			in:  capacity.Input{Replicas: []capacity.Replica{nan, rep("v", 1, 10, 0.79, 4), rep("v", 2, 10, 0.79, 1)}, Variants: variants{{Variant: "v", Current: 3}}},
 			wva: map[string]int{"v": 3}, safe: map[string]int{"v": 4}, safeUp: true,
-			safeReason: "spare KV cache is 0.010, below 0.1 and spare queue is 2.5, below 3: the cheapest variant that can grow, at a cost of 10, grows",
+			safeReason: "spare KV cache is 0.010, below 0.1 and spare queue is 2.5, below 3: adding a replica of the cheapest variant that can grow (cost 10)",
 		},
 		"KV usage is -5": {
 			in:  capacity.Input{Replicas: []capacity.Replica{rep("v", 0, 10, -5, 0), rep("v", 1, 10, 0.6, 0), rep("v", 2, 10, 0.6, 0)}, Variants: variants{{Variant: "v", Current: 3}}},
@@ -56,7 +56,7 @@ func TestEightWrongAnswers(t *testing.T) {
 		"a variant without any metrics": {
 			in:  capacity.Input{Replicas: reps("w", 2, 10, 0.75, 4), Variants: variants{{Variant: "v", Current: 2}, {Variant: "w", Current: 2}}},
 			wva: map[string]int{"w": 3}, safe: map[string]int{"v": 2, "w": 3}, wvaUp: true, safeUp: true,
-			safeReason: "none of its 2 replicas reports anything that can be used: it stays as it is",
+			safeReason: "none of its 2 replicas reports usable metrics: no change",
 		},
 		"a large replica is removed": {
 			// In sizes as the costs: (2*40*0.2 + 2*5*0.2) / (40 + 10) = 0.36, and with equal
@@ -103,28 +103,28 @@ func TestClassification(t *testing.T) {
 		"full":                {rep("v", 0, 10, 1, 1), "saturated", "KV usage 1 of 0.8, queue 1 of 5", 0},
 		"at the KV threshold": {rep("v", 0, 10, 0.8, 1), "saturated", "KV usage 0.8 of 0.8, queue 1 of 5", 0},
 		"at the queue's":      {rep("v", 0, 10, 0.5, 5), "saturated", "KV usage 0.5 of 0.8, queue 5 of 5", 0},
-		"percent":             {rep("v", 0, 10, 75, 0), "impossible", "KV usage is 75: want 0 to 1 (a percentage must be divided by 100 by whoever reads it)", 1},
-		"more than a percent": {rep("v", 0, 10, 101, 0), "impossible", "KV usage is 101: want 0 to 1", 1},
-		"NaN":                 {rep("v", 0, 10, math.NaN(), 0), "impossible", "KV usage is NaN: want 0 to 1", 1},
-		"a whole percent":     {rep("v", 0, 10, 100, 0), "impossible", "KV usage is 100: want 0 to 1 (a percentage must be divided by 100 by whoever reads it)", 1},
-		"minus infinite":      {rep("v", 0, 10, math.Inf(-1), 0), "impossible", "KV usage is -Inf: want 0 to 1", 1},
+		"percent":             {rep("v", 0, 10, 75, 0), "impossible", "KV usage is 75: must be 0 to 1 (divide a percentage by 100)", 1},
+		"more than a percent": {rep("v", 0, 10, 101, 0), "impossible", "KV usage is 101: must be 0 to 1", 1},
+		"NaN":                 {rep("v", 0, 10, math.NaN(), 0), "impossible", "KV usage is NaN: must be 0 to 1", 1},
+		"a whole percent":     {rep("v", 0, 10, 100, 0), "impossible", "KV usage is 100: must be 0 to 1 (divide a percentage by 100)", 1},
+		"minus infinite":      {rep("v", 0, 10, math.Inf(-1), 0), "impossible", "KV usage is -Inf: must be 0 to 1", 1},
 		"minus 0":             {rep("v", 0, 10, math.Copysign(0, -1), math.Copysign(0, -1)), "ok", "", 0},
-		"a queue, minus inf.": {rep("v", 0, 10, 0.1, math.Inf(-1)), "impossible", "queue length is -Inf: want 0 or more", 1},
-		"an age of NaN":       {aged(math.NaN()), "stale", "its metrics are NaN s old: want at most 60 s", 1},
-		"an infinite age":     {aged(math.Inf(1)), "stale", "its metrics are +Inf s old: want at most 60 s", 1},
-		"infinite":            {rep("v", 0, 10, math.Inf(1), 0), "impossible", "KV usage is +Inf: want 0 to 1", 1},
-		"negative":            {rep("v", 0, 10, -0.1, 0), "impossible", "KV usage is -0.1: want 0 to 1", 1},
-		"a NaN of a queue":    {rep("v", 0, 10, 0.1, math.NaN()), "impossible", "queue length is NaN: want 0 or more", 1},
-		"an infinite queue":   {rep("v", 0, 10, 0.1, math.Inf(1)), "impossible", "queue length is +Inf: want 0 or more", 1},
-		"a negative queue":    {rep("v", 0, 10, 0.1, -1), "impossible", "queue length is -1: want 0 or more", 1},
-		"bad and absent":      {badWithout, "impossible", "queue length is -1: want 0 or more", 1},
+		"a queue, minus inf.": {rep("v", 0, 10, 0.1, math.Inf(-1)), "impossible", "queue length is -Inf: must be 0 or more", 1},
+		"an age of NaN":       {aged(math.NaN()), "stale", "its metrics are NaN s old: must be at most 60 s", 1},
+		"an infinite age":     {aged(math.Inf(1)), "stale", "its metrics are +Inf s old: must be at most 60 s", 1},
+		"infinite":            {rep("v", 0, 10, math.Inf(1), 0), "impossible", "KV usage is +Inf: must be 0 to 1", 1},
+		"negative":            {rep("v", 0, 10, -0.1, 0), "impossible", "KV usage is -0.1: must be 0 to 1", 1},
+		"a NaN of a queue":    {rep("v", 0, 10, 0.1, math.NaN()), "impossible", "queue length is NaN: must be 0 or more", 1},
+		"an infinite queue":   {rep("v", 0, 10, 0.1, math.Inf(1)), "impossible", "queue length is +Inf: must be 0 or more", 1},
+		"a negative queue":    {rep("v", 0, 10, 0.1, -1), "impossible", "queue length is -1: must be 0 or more", 1},
+		"bad and absent":      {badWithout, "impossible", "queue length is -1: must be 0 or more", 1},
 		"no KV":               {noKV, "unknown", "it reports no KV usage", 1},
 		"no queue":            {noQueue, "unknown", "it reports no queue length", 1},
-		"neither":             {neither, "unknown", "it reports neither KV usage nor queue length", 1},
-		"old":                 {aged(61), "stale", "its metrics are 61 s old: want at most 60 s", 1},
-		"ahead of the clock":  {aged(-61), "stale", "its metrics are -61 s old: want at most 60 s", 1},
+		"neither":             {neither, "unknown", "it reports no KV usage and no queue length", 1},
+		"old":                 {aged(61), "stale", "its metrics are 61 s old: must be at most 60 s", 1},
+		"ahead of the clock":  {aged(-61), "stale", "its metrics are -61 s old: must be at most 60 s", 1},
 		"old enough":          {aged(60), "ok", "", 0},
-		"drains":              {drains, "draining", "it takes no new requests: its load counts, its room does not", 0},
+		"drains":              {drains, "draining", "draining: its load counts, its spare capacity does not", 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			in := capacity.Input{
@@ -149,7 +149,7 @@ func TestClassification(t *testing.T) {
 	}
 }
 
-// TestWVATakesValuesAsTheyCome: the seed's algorithm has no classes. What its comparisons and
+// TestWVATakesValuesAsTheyCome: the upstream algorithm has no classes. What its comparisons and
 // sums make of odd values, next to two idle replicas, is what it answers.
 func TestWVATakesValuesAsTheyCome(t *testing.T) {
 	inf, nan := math.Inf(1), math.NaN()

@@ -1,7 +1,7 @@
 package capacity
 
-// wva is the seed's algorithm: "Analysis Algorithm", steps 1 to 5, and "Two-Step Decision
-// Logic". What the seed leaves open is as in the analyzer that it describes:
+// wva is the upstream algorithm, analysis and arbitration. What its description leaves open
+// is as in its code:
 //
 //   - A replica that reports one of the two metrics has 0 for the other; one that reports
 //     neither does not report.

@@ -17,8 +17,8 @@ const Unbounded = math.MaxInt32
 // Variant is one way to run the model.
 type Variant struct {
 	Name string
-	// Cost of a replica-hour: the cheapest grows first, the most expensive shrinks first
-	// (seeds/capacity-analyzer.txt, "Cost-aware").
+	// Cost of a replica-hour: the cheapest grows first, the most expensive shrinks
+	// first.
 	Cost float64
 	// Current is how many there are.
 	Current int

@@ -5,15 +5,15 @@ import (
 	"fmt"
 )
 
-// Backlog is Replicate's scaler (seeds/deployment-management.txt, "Scaler", with what the
-// facts page corrects): each replica is to have Target requests of the queue.
+// Backlog is the queue-based form of Replicate's scaler: each replica should have Target
+// requests of the queue.
 type Backlog struct {
 	// Target is how many requests of the queue each replica is to have, in thousandths.
 	Target Milli `json:"target_milli"`
 	// Headroom is how many requests are added to the queue, so that as many find room at once.
 	Headroom int `json:"headroom,omitempty"`
 	// Hysteresis is by which share of the target the backlog of a replica must be off for
-	// the count to move, in thousandths: smaller differences are ignored. The seed has 0.02.
+	// the count to move, in thousandths: smaller differences are ignored. Replicate uses 0.02.
 	Hysteresis Milli `json:"hysteresis_milli"`
 	// Behavior has the windows and policies. Its FromZero is not needed here: the first
 	// request wakes the target.
@@ -21,13 +21,13 @@ type Backlog struct {
 	// Min and Max bound the count.
 	Min int `json:"min"`
 	Max int `json:"max"`
-	// MinOverride is used in place of Min, where it is set (the seed's "override min replicas").
+	// MinOverride is used in place of Min, where it is set (Replicate's "override min replicas").
 	MinOverride *int `json:"min_override,omitempty"`
-	// SlowStart is the largest count until the first replica is ready, 5 in the seed. It
+	// SlowStart is the largest count until the first replica is ready; Replicate uses 5. It
 	// removes no replica. 0 is no such limit.
 	SlowStart int `json:"slow_start,omitempty"`
 	// ScaleToZero lets a target without requests go to 0 replicas, where the min is 0.
-	// Without it the last replica stays (the seed's kill switch).
+	// Without it the last replica stays (Replicate's kill switch).
 	ScaleToZero bool `json:"scale_to_zero,omitempty"`
 	// IdleSeconds is for how long there must have been no request before that, in seconds.
 	IdleSeconds int `json:"idle_seconds,omitempty"`
@@ -36,10 +36,10 @@ type Backlog struct {
 	Cap *int `json:"emergency_cap,omitempty"`
 }
 
-// DefaultBacklog has the numbers of the seed's tables: up by the larger of 5 and 100 % a
-// minute to the smallest recommendation of 30 s, down without limit to the largest of two
-// minutes, hysteresis 0.02, slow start 5, min 0. The seed gives no idle delay: five
-// minutes. Target and Max are flags there: 1 and 100 here.
+// DefaultBacklog has Replicate's numbers: up by the larger of 5 and 100 % a minute to the
+// smallest recommendation of 30 s, down without limit to the largest of two minutes,
+// hysteresis 0.02, slow start 5, min 0. Replicate publishes no idle delay, target and max:
+// five minutes, 1 and 100 are ours.
 func DefaultBacklog() Backlog {
 	return Backlog{
 		Target:     1000,
@@ -68,7 +68,7 @@ func DefaultBacklog() Backlog {
 func (b *Backlog) Validate() error {
 	var errs []error
 	if b.Target <= 0 || b.Target > MaxMilli {
-		errs = append(errs, fmt.Errorf("target_milli is %d: want 1 to %d", b.Target, MaxMilli))
+		errs = append(errs, fmt.Errorf("target_milli is %d: must be 1 to %d", b.Target, MaxMilli))
 	}
 	errs = append(errs,
 		within("headroom", b.Headroom, 0, MaxCount),
@@ -85,7 +85,7 @@ func (b *Backlog) Validate() error {
 		errs = append(errs, within("emergency_cap", *b.Cap, 0, MaxCount))
 	}
 	if low := b.min(); low > b.Max {
-		errs = append(errs, fmt.Errorf("the min is %d and above max, which is %d: want min <= max", low, b.Max))
+		errs = append(errs, fmt.Errorf("min is %d and max is %d: min must be at most max", low, b.Max))
 	}
 	return errors.Join(errs...)
 }
@@ -121,9 +121,9 @@ func (o *Observed) unknown() string {
 	case o.Unknown != "":
 		return o.Unknown
 	case o.Queue < 0:
-		return fmt.Sprintf("the queue's length is %d", o.Queue)
+		return fmt.Sprintf("the queue length is %d: must be 0 or more", o.Queue)
 	case o.Running < 0:
-		return fmt.Sprintf("the number of running requests is %d", o.Running)
+		return fmt.Sprintf("the number of running requests is %d: must be 0 or more", o.Running)
 	}
 	return ""
 }

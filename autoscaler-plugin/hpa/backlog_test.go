@@ -160,13 +160,13 @@ func TestBacklogValidate(t *testing.T) {
 	b := hpa.Backlog{Target: -1, Headroom: -1, Hysteresis: 1001, Min: -1, SlowStart: -1, IdleSeconds: -1, MinOverride: number(7), Cap: number(-1)}
 	err := b.Validate()
 	for _, want := range []string{"target_milli is -1", "headroom is -1", "hysteresis_milli is 1001", "behavior.scale_up.policies is empty", "min is -1", "max is 0",
-		"slow_start is -1", "idle_seconds is -1", "the min is 7 and above max, which is 0", "emergency_cap is -1"} {
+		"slow_start is -1", "idle_seconds is -1", "min is 7 and max is 0: min must be at most max", "emergency_cap is -1"} {
 		require.ErrorContains(t, err, want)
 	}
 }
 
-// backlogReference is the order of the facts page, written down as it is read, over the
-// reference of rules 4 and 5.
+// backlogReference is a direct implementation of Backlog.Next over the reference of rules 4
+// and 5.
 type backlogReference struct {
 	*reference
 	backlog  hpa.Backlog

@@ -8,9 +8,9 @@ import (
 // maxQueue is the longest queue that is counted.
 const maxQueue = 1 << 40
 
-// Next makes of what was observed what the count should be now. The order is that of the
-// facts page: hysteresis, stabilise, rate, slow start, min and max, emergency cap. See
-// Behavior.Next about now and about what is remembered.
+// Next returns what the count should be now for what was observed. The order is hysteresis,
+// stabilization, rate, slow start, min and max, emergency cap. See Behavior.Next about now
+// and about what is remembered.
 //
 // Going to 0 and leaving it are no matter of the windows: a target that has been idle for
 // its whole delay goes to 0, as fast as the policies let it, and while it sleeps nothing is
@@ -29,7 +29,7 @@ func (b *Backlog) Next(s *State, now time.Duration, o Observed) Decision {
 	d := Decision{Replicas: current, Current: current, Desired: current, Stabilized: current}
 	switch unknown := o.unknown(); {
 	case low > high:
-		d.LimitedBy, d.Reason = LimitBounds, fmt.Sprintf("min %d is above max %d: nothing is scaled until they are mended", low, high)
+		d.LimitedBy, d.Reason = LimitBounds, fmt.Sprintf("min is %d and max is %d: min must be at most max, and the count stays until this is corrected", low, high)
 	case unknown != "":
 		d.LimitedBy, d.Reason = LimitUnknown, fmt.Sprintf("the count is held: %s", unknown)
 		d.bound(low, high)
@@ -41,7 +41,7 @@ func (b *Backlog) Next(s *State, now time.Duration, o Observed) Decision {
 		d.limit(min(d.Replicas, count(*b.Cap)), LimitCap, "%d recommended, but the emergency cap is %d", d.Desired, *b.Cap)
 	}
 	if d.Reason == "" {
-		d.Reason = fmt.Sprintf("%d recommended for %d queued, which nothing limits", d.Desired, o.Queue)
+		d.Reason = fmt.Sprintf("%d recommended for %d queued: no limit applies", d.Desired, o.Queue)
 	}
 	s.act(&d, b.Behavior.longestPeriod())
 	return d
@@ -54,7 +54,7 @@ func (b *Backlog) decide(s *State, d *Decision, o *Observed, low int) {
 	if asleep || expired {
 		// Not a recommendation that a window remembers: the first request need not wait it out.
 		d.Desired, d.Stabilized, d.Replicas = 0, 0, 0
-		d.Reason = fmt.Sprintf("no request for %s", s.IdleFor)
+		d.Reason = fmt.Sprintf("no request for %s: scaling to zero", s.IdleFor)
 		b.Behavior.limitRate(s, d)
 		return
 	}
@@ -69,17 +69,17 @@ func (b *Backlog) decide(s *State, d *Decision, o *Observed, low int) {
 	b.Behavior.limitRate(s, d)
 	switch {
 	case s.Idle && b.ScaleToZero && low == 0:
-		d.limit(max(d.Replicas, 1), LimitAwake, "the last replica stays: idle for %s of %s", s.IdleFor, seconds(b.IdleSeconds))
+		d.limit(max(d.Replicas, 1), LimitAwake, "the last replica stays: idle for %s of the required %s", s.IdleFor, seconds(b.IdleSeconds))
 	case s.Idle:
 		d.limit(max(d.Replicas, 1), LimitAwake, "the last replica stays: scaling to zero is switched off")
 	case d.Current > 0:
 		d.limit(max(d.Replicas, 1), LimitAwake, "the last replica stays: %d queued and %d running", o.Queue, o.Running)
 	case b.Behavior.ScaleUp.SelectPolicy != SelectDisabled:
-		d.limit(max(d.Replicas, 1), LimitAwake, "the first replica comes at once: %d queued", o.Queue)
+		d.limit(max(d.Replicas, 1), LimitAwake, "starting the first replica at once: %d queued", o.Queue)
 	}
 	if b.SlowStart > 0 && !s.Started {
 		most := max(b.SlowStart, d.Current)
-		d.limit(min(d.Replicas, most), LimitSlowStart, "%d recommended, but %d at most until the first replica is ready", d.Desired, most)
+		d.limit(min(d.Replicas, most), LimitSlowStart, "%d recommended, but at most %d until the first replica is ready", d.Desired, most)
 	}
 }
 

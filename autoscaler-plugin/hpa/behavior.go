@@ -22,7 +22,7 @@ const (
 const MaxSeconds = 7 * 24 * 60 * 60
 
 // Behavior says how fast a count may follow what is recommended (rules 4 and 5 of the
-// facts page; Kubernetes' HorizontalPodAutoscalerBehavior).
+// package comment; Kubernetes' HorizontalPodAutoscalerBehavior).
 type Behavior struct {
 	ScaleUp   Rules `json:"scale_up"`
 	ScaleDown Rules `json:"scale_down"`
@@ -56,7 +56,7 @@ type Policy struct {
 	PeriodSeconds int    `json:"period_seconds"` // seconds, above 0
 }
 
-// DefaultBehavior is rule 7 of the facts page: up at once by the larger of 4 replicas and
+// DefaultBehavior is Kubernetes' default: up at once by the larger of 4 replicas and
 // 100 % in 15 s, down without limit once nothing larger was recommended for 300 s. A gap
 // counts for 60 s at most.
 func DefaultBehavior() Behavior {
@@ -103,7 +103,7 @@ func ParseBehavior(raw []byte) (Behavior, error) {
 		return Behavior{}, fmt.Errorf("read the behavior: %w", err)
 	}
 	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
-		return Behavior{}, errors.New("read the behavior: there is more after the first JSON value: want one object")
+		return Behavior{}, errors.New("read the behavior: unexpected data after the first JSON value: must be one object")
 	}
 	b = b.withPolicies(d)
 	if err := b.Validate(); err != nil {
@@ -124,15 +124,15 @@ func (r *Rules) validate(name string) error {
 	switch r.SelectPolicy {
 	case "", SelectMax, SelectMin, SelectDisabled:
 	default:
-		errs = append(errs, fmt.Errorf("%s.select_policy is %q: want %s, %s or %s", name, r.SelectPolicy, SelectMax, SelectMin, SelectDisabled))
+		errs = append(errs, fmt.Errorf("%s.select_policy is %q: must be %s, %s or %s", name, r.SelectPolicy, SelectMax, SelectMin, SelectDisabled))
 	}
 	if len(r.Policies) == 0 {
-		errs = append(errs, fmt.Errorf("%s.policies is empty: want at least one (leave the field out for the default ones)", name))
+		errs = append(errs, fmt.Errorf("%s.policies is empty: must have at least one policy (omit the field for the defaults)", name))
 	}
 	for i, p := range r.Policies {
 		at := fmt.Sprintf("%s.policies[%d]", name, i)
 		if p.Type != Pods && p.Type != Percent {
-			errs = append(errs, fmt.Errorf("%s.type is %q: want %s or %s", at, p.Type, Pods, Percent))
+			errs = append(errs, fmt.Errorf("%s.type is %q: must be %s or %s", at, p.Type, Pods, Percent))
 		}
 		errs = append(errs, within(at+".value", p.Value, 1, MaxCount), within(at+".period_seconds", p.PeriodSeconds, 1, MaxSeconds))
 	}
@@ -142,7 +142,7 @@ func (r *Rules) validate(name string) error {
 // within tells that a field's value is outside what it may be.
 func within(name string, value, low, high int) error {
 	if value < low || value > high {
-		return fmt.Errorf("%s is %d: want %d to %d", name, value, low, high)
+		return fmt.Errorf("%s is %d: must be %d to %d", name, value, low, high)
 	}
 	return nil
 }

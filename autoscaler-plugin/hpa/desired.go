@@ -9,7 +9,7 @@ import (
 const maxTolerance Milli = 1_000_000
 
 // Tolerance is how far the ratio of metric and target may be from 1 without a change
-// (rule 1 of the facts page), both ends included. 100 is 0.1.
+// (rule 1), both ends included. 100 is 0.1.
 type Tolerance struct {
 	Up   Milli `json:"up_milli"`
 	Down Milli `json:"down_milli"`
@@ -73,7 +73,7 @@ type Measured struct {
 	Replicas  []Replica `json:"replicas"`
 }
 
-// Desired applies rules 1 to 3 of the facts page. The order of the replicas does not
+// Desired applies rules 1 to 3. The order of the replicas does not
 // matter. A replica whose value cannot be counts as missing. Whatever is wrong ends in a
 // hold with Unknown set.
 func (m Measured) Desired() Recommendation {
@@ -116,7 +116,7 @@ func (m Measured) Desired() Recommendation {
 	}
 	switch {
 	case before > 0 && after < 0 || before < 0 && after > 0:
-		return Recommendation{Replicas: current, Why: WhyDirection, Reason: told + ": counting those turns the direction, so the count is held"}
+		return Recommendation{Replicas: current, Why: WhyDirection, Reason: told + ": counting them would reverse the direction, so the count is held"}
 	case m.Tolerance.holds(sum, full):
 		return Recommendation{Replicas: current, Why: WhyTolerance, Reason: told + ": within the tolerance"}
 	}
@@ -167,7 +167,7 @@ func (t Tolerance) holds(sum, full wide) bool {
 func towards(current, desired, direction int, told string) Recommendation {
 	if direction > 0 && desired < current || direction < 0 && desired > current {
 		return Recommendation{Replicas: current, Why: WhyDirection,
-			Reason: fmt.Sprintf("%s: %d would be the wrong way from %d, so the count is held", told, desired, current)}
+			Reason: fmt.Sprintf("%s: %d is in the wrong direction from %d, so the count is held", told, desired, current)}
 	}
 	return Recommendation{Replicas: desired, Why: WhyRatio, Reason: told}
 }
@@ -175,7 +175,7 @@ func towards(current, desired, direction int, told string) Recommendation {
 func badTarget(current int, target Milli, t Tolerance) (Recommendation, bool) {
 	if target <= 0 || target > MaxMilli {
 		return Recommendation{Replicas: current, Why: WhyTarget, Unknown: true,
-			Reason: fmt.Sprintf("the target is %s: want above 0, up to %s; the count is held", target, MaxMilli)}, true
+			Reason: fmt.Sprintf("the target is %s: must be more than 0 and at most %s; the count is held", target, MaxMilli)}, true
 	}
 	if err := t.Validate(); err != nil {
 		return Recommendation{Replicas: current, Why: WhyTarget, Unknown: true, Reason: err.Error()}, true
@@ -185,5 +185,5 @@ func badTarget(current int, target Milli, t Tolerance) (Recommendation, bool) {
 
 func badValue(current int, v Milli) Recommendation {
 	return Recommendation{Replicas: current, Why: WhyImpossible, Unknown: true,
-		Reason: fmt.Sprintf("the metric is %s: want 0 to %s; the count is held", v, MaxMilli)}
+		Reason: fmt.Sprintf("the metric is %s: must be 0 to %s; the count is held", v, MaxMilli)}
 }

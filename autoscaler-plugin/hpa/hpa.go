@@ -15,9 +15,21 @@
 //   - A number from outside that cannot be (NaN, infinite, negative) is told and never
 //     becomes part of a sum.
 //
-// Measured, Total and Average are rules 1 to 3 of the facts page (reference/autoscaling-facts.md,
-// "Kubernetes HPA v2"), Behavior.Next is rules 4 to 6, DefaultBehavior is rule 7. Backlog is
-// Replicate's form (seeds/deployment-management.txt, "Scaler").
+// The rules are those of Kubernetes' HorizontalPodAutoscaler v2:
+//
+//  1. The count does not change while metric/target is within the tolerance of 1.
+//  2. Otherwise the new count is the current one times metric/target, rounded up.
+//  3. Replicas without a usable metric count as the target when the count would fall, and
+//     as 0 when it would rise. Unready replicas count as 0 when it would rise. The count is
+//     held if counting them would reverse the direction.
+//  4. The count rises to the smallest recommendation of the scale-up window at most, and
+//     falls to the largest one of the scale-down window (stabilization).
+//  5. Policies limit the change within a period.
+//  6. The count stays within min and max.
+//  7. The default Behavior.
+//
+// Measured, Total and Average are rules 1 to 3, Behavior.Next is rules 4 to 6,
+// DefaultBehavior is rule 7. Backlog is the queue-based form of Replicate's scaler.
 //
 // A State belongs to one target and one goroutine at a time.
 package hpa

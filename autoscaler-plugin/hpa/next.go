@@ -50,8 +50,8 @@ func (d *Decision) limit(replicas int, by Limit, format string, args ...any) {
 	}
 }
 
-// Next makes of a recommendation what the count should be now (rules 4 to 6 of the facts
-// page), and takes it that this is done: a change is remembered as an event unless
+// Next makes of a recommendation what the count should be now (rules 4 to 6), and
+// takes it that this is done: a change is remembered as an event unless
 // State.Failed follows. A count that others changed meanwhile is no event.
 //
 // now is the caller's clock: the time since any fixed moment, as in
@@ -64,9 +64,9 @@ func (b *Behavior) Next(s *State, now time.Duration, current, desired, lowest, h
 	d := Decision{Replicas: current, Current: current, Desired: desired, Stabilized: current}
 	switch {
 	case lowest > highest:
-		d.LimitedBy, d.Reason = LimitBounds, fmt.Sprintf("min %d is above max %d: nothing is scaled until they are mended", lowest, highest)
+		d.LimitedBy, d.Reason = LimitBounds, fmt.Sprintf("min is %d and max is %d: min must be at most max, and the count stays until this is corrected", lowest, highest)
 	case current == 0 && !s.Zeroed && !b.FromZero:
-		d.LimitedBy, d.Reason = LimitZero, "0 replicas, and not by this scaler: scaling is switched off until someone sets another count"
+		d.LimitedBy, d.Reason = LimitZero, "the count was set to 0 from outside: scaling is off until it is set to another count"
 	case current > highest:
 		d.limit(highest, LimitMax, "%d replicas are above max: down to %d at once", current, highest)
 	case current < lowest:
@@ -77,7 +77,7 @@ func (b *Behavior) Next(s *State, now time.Duration, current, desired, lowest, h
 		d.bound(lowest, highest)
 	}
 	if d.Reason == "" {
-		d.Reason = fmt.Sprintf("%d recommended, which nothing limits", desired)
+		d.Reason = fmt.Sprintf("%d recommended: no limit applies", desired)
 	}
 	s.act(&d, b.longestPeriod())
 	return d
@@ -99,9 +99,9 @@ func (b *Behavior) stabilize(s *State, d *Decision) {
 	d.Stabilized = min(max(d.Current, low), high)
 	d.Replicas = d.Desired
 	if d.Stabilized < d.Desired {
-		d.limit(d.Stabilized, LimitScaleUp, "%d recommended, but %d within the last %s", d.Desired, low, up)
+		d.limit(d.Stabilized, LimitScaleUp, "%d recommended, but %d was recommended within the last %s", d.Desired, low, up)
 	} else {
-		d.limit(d.Stabilized, LimitScaleDown, "%d recommended, but %d within the last %s", d.Desired, high, down)
+		d.limit(d.Stabilized, LimitScaleDown, "%d recommended, but %d was recommended within the last %s", d.Desired, high, down)
 	}
 }
 

@@ -42,7 +42,7 @@ func TestNext(t *testing.T) {
 		initial, min, max int
 		calls             []at
 	}{
-		"the facts page's example": {exact, 3, 1, 20, []at{{t: 0, desired: 7, want: 7}, {t: 15, desired: 7, want: 7}}},
+		"a growth of one period": {exact, 3, 1, 20, []at{{t: 0, desired: 7, want: 7}, {t: 15, desired: 7, want: 7}}},
 		"up: the larger of 4 and 100 %": {exact, 3, 1, 100, []at{
 			{t: 0, desired: 90, want: 7, by: hpa.LimitUpRate}, {t: 14.999999999, desired: 90, want: 7, by: hpa.LimitUpRate},
 			{t: 15, desired: 90, want: 14, by: hpa.LimitUpRate}, {t: 30, desired: 90, want: 28, by: hpa.LimitUpRate}}},

@@ -13,8 +13,8 @@ import (
 	"remuda/autoscaler-plugin/hpa"
 )
 
-// reference is rules 4 to 6 of the facts page, written down as they are read: it keeps
-// everything for ever and computes with rationals.
+// reference is a direct implementation of rules 4 to 6: it keeps everything for ever and
+// computes with rationals.
 type reference struct {
 	behavior hpa.Behavior
 	seen     bool

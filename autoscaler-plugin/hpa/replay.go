@@ -42,7 +42,7 @@ type Replayed struct {
 	Replicas []int `json:"replicas"`
 }
 
-// Run answers a Scenario by rules 4 to 6 of the facts page: the current count is the
+// Run answers a Scenario by rules 4 to 6: the current count is the
 // previous answer, and an event is recorded when the count changes.
 func (s *Scenario) Run() Replayed {
 	r := Replayed{Replicas: make([]int, 0, len(s.Steps))}
@@ -117,7 +117,7 @@ func Decode(r io.Reader) ([]Scenario, error) {
 		all = append(all, s)
 	}
 	if len(all) == 0 {
-		return nil, errors.New("the scenario is empty: want a JSON object with behavior, max_replicas, initial_replicas and steps")
+		return nil, errors.New("the scenario is empty: must be a JSON object with behavior, max_replicas, initial_replicas and steps")
 	}
 	return all, nil
 }
@@ -133,7 +133,7 @@ func badSyntax(data []byte, err error) error {
 	if errors.As(err, &syntax) {
 		offset = int(syntax.Offset)
 	}
-	return fmt.Errorf("line %d: no JSON: %w", line(data, offset), err)
+	return fmt.Errorf("line %d: invalid JSON: %w", line(data, offset), err)
 }
 
 // decodeOne reads one object. at gives the line of an offset in it.
@@ -154,10 +154,10 @@ func decodeOne(raw []byte, at func(int) int) (Scenario, error) {
 	}
 	errs = append(errs, required("max_replicas", in.MaxReplicas, &s.MaxReplicas, 1), required("initial_replicas", in.InitialReplicas, &s.InitialReplicas, 0))
 	if in.MaxReplicas != nil && s.MinReplicas > s.MaxReplicas {
-		errs = append(errs, fmt.Errorf("min_replicas is %d and max_replicas is %d: want min_replicas <= max_replicas", s.MinReplicas, s.MaxReplicas))
+		errs = append(errs, fmt.Errorf("min_replicas is %d and max_replicas is %d: min_replicas must be at most max_replicas", s.MinReplicas, s.MaxReplicas))
 	}
 	if in.Steps == nil {
-		errs = append(errs, errors.New("steps is missing: want a list of {\"t\": seconds, \"desired\": replicas}"))
+		errs = append(errs, errors.New("steps is missing: must be a list of {\"t\": seconds, \"desired\": replicas}"))
 	}
 	for i, step := range in.Steps {
 		name := fmt.Sprintf("steps[%d]", i)
@@ -172,7 +172,7 @@ func decodeOne(raw []byte, at func(int) int) (Scenario, error) {
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
-		return Scenario{}, fmt.Errorf("the object from line %d: %w", at(0), err)
+		return Scenario{}, fmt.Errorf("the object at line %d: %w", at(0), err)
 	}
 	return s, nil
 }
@@ -180,7 +180,7 @@ func decodeOne(raw []byte, at func(int) int) (Scenario, error) {
 // required takes a count that must be there.
 func required(name string, value, to *int, low int) error {
 	if value == nil {
-		return fmt.Errorf("%s is missing: want %d to %d", name, low, MaxCount)
+		return fmt.Errorf("%s is missing: must be %d to %d", name, low, MaxCount)
 	}
 	*to = *value
 	return within(name, *value, low, MaxCount)
@@ -192,7 +192,7 @@ var unknownField = regexp.MustCompile(`unknown field "(.*)"$`)
 func badField(raw []byte, at func(int) int, err error) error {
 	var kind *json.UnmarshalTypeError
 	if errors.As(err, &kind) {
-		what := "the whole"
+		what := "the scenario"
 		if kind.Field != "" {
 			what = kind.Field
 		}
@@ -200,11 +200,11 @@ func badField(raw []byte, at func(int) int, err error) error {
 		if kind.Value == "array" || kind.Value == "object" {
 			article = "an"
 		}
-		return fmt.Errorf("line %d: %s is %s %s: want %s", at(int(kind.Offset)), what, article, kind.Value, wanted(kind.Type.String()))
+		return fmt.Errorf("line %d: %s is %s %s: must be %s", at(int(kind.Offset)), what, article, kind.Value, wanted(kind.Type.String()))
 	}
 	if m := unknownField.FindStringSubmatch(err.Error()); m != nil {
 		offset := max(bytes.Index(raw, []byte(strconv.Quote(m[1]))), 0)
-		return fmt.Errorf("line %d: unknown field %q: want only the fields of the format (see `remuda hpa replay -h`)", at(offset), m[1])
+		return fmt.Errorf("line %d: unknown field %q: `remuda hpa replay -h` lists the fields", at(offset), m[1])
 	}
 	return fmt.Errorf("line %d: %w", at(0), err)
 }
@@ -228,11 +228,11 @@ const maxClock = 1 << 33
 // parseSeconds reads a decimal number of seconds, exactly.
 func parseSeconds(s string) (time.Duration, error) {
 	if s == "" || s == "null" {
-		return 0, errors.New("is missing: want a number of seconds")
+		return 0, errors.New("is missing: must be a number of seconds")
 	}
-	bad := fmt.Errorf("is %s: want seconds from -%d to %d with up to nine decimals", s, int64(maxClock), int64(maxClock))
+	bad := fmt.Errorf("is %s: must be seconds from -%d to %d with up to nine decimals", s, int64(maxClock), int64(maxClock))
 	if len(s) > 64 {
-		return 0, errors.New("is too long for a number of seconds")
+		return 0, errors.New("is invalid: must be a number of seconds with at most 64 characters")
 	}
 	// A huge exponent would make a huge number of it.
 	if f, err := strconv.ParseFloat(s, 64); err != nil || f > maxClock || f < -maxClock {

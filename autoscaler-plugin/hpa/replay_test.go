@@ -15,7 +15,7 @@ import (
 	"remuda/autoscaler-plugin/hpa"
 )
 
-// example is the facts page's.
+// example grows from 3 to 7 in one period, which is all that its policy allows.
 const example = `{"behavior":{"scale_up":{"stabilization_window_seconds":0,"select_policy":"Max","policies":[{"type":"Pods","value":4,"period_seconds":15}]},
              "scale_down":{"stabilization_window_seconds":300,"select_policy":"Max","policies":[{"type":"Percent","value":100,"period_seconds":15}]}},
  "min_replicas":1,"max_replicas":20,"initial_replicas":3,
@@ -36,9 +36,9 @@ func TestReplay(t *testing.T) {
 		in   string
 		want string
 	}{
-		"the facts page's example": {example, `[{"replicas":[7,7]}]`},
-		"several objects":          {example + "\n\n" + example + example, `[{"replicas":[7,7]},{"replicas":[7,7]},{"replicas":[7,7]}]`},
-		"the defaults":             {`{"max_replicas":90,"initial_replicas":3,"steps":[{"t":0,"desired":90},{"t":15,"desired":90},{"t":16,"desired":0},{"t":315,"desired":0}]}`, `[{"replicas":[7,14,14,1]}]`},
+		"a growth of one period": {example, `[{"replicas":[7,7]}]`},
+		"several objects":        {example + "\n\n" + example + example, `[{"replicas":[7,7]},{"replicas":[7,7]},{"replicas":[7,7]}]`},
+		"the defaults":           {`{"max_replicas":90,"initial_replicas":3,"steps":[{"t":0,"desired":90},{"t":15,"desired":90},{"t":16,"desired":0},{"t":315,"desired":0}]}`, `[{"replicas":[7,14,14,1]}]`},
 		"part of the defaults": {`{"behavior":{"scale_up":{"policies":[{"type":"Pods","value":1,"period_seconds":60}]},"scale_down":{"stabilization_window_seconds":5}},
 			"max_replicas":90,"initial_replicas":3,"steps":[{"t":0,"desired":90},{"t":30,"desired":90},{"t":34.999,"desired":1},{"t":35,"desired":1}]}`, `[{"replicas":[4,4,4,1]}]`},
 		"null is left out":        {`{"behavior":{"scale_up":null,"scale_down":{"policies":null}},"min_replicas":null,"max_replicas":90,"initial_replicas":3,"steps":[{"t":0,"desired":5,"current":null}]}`, `[{"replicas":[5]}]`},
@@ -71,32 +71,32 @@ func TestReplayMistakes(t *testing.T) {
 		want []string
 	}{
 		"nothing":           {" \n", []string{"the scenario is empty"}},
-		"cut off":           {example[:len(example)-3], []string{"line 4: no JSON: unexpected EOF"}},
-		"no JSON":           {"{\"behavior\":\n}", []string{"line 2: no JSON: invalid character '}'"}},
-		"more after it":     {example + "\n\n]", []string{"line 6: no JSON"}},
-		"a list":            {"\n[]", []string{"line 2: the whole is an array: want an object"}},
-		"a word":            {change(`"max_replicas":20`, `"max_replicas":"20"`), []string{"line 3: max_replicas is a string: want a whole number"}},
-		"a fraction":        {change(`{"t":15,"desired":7}`, "\n{\"t\":15,\"desired\":7.5}"), []string{"line 5: steps", "desired is a number 7.5: want a whole number"}},
-		"a time in words":   {change(`"t":15`, `"t":"soon"`), []string{"the object from line 1: steps[1].t is \"soon\": want seconds from -8589934592"}},
+		"cut off":           {example[:len(example)-3], []string{"line 4: invalid JSON: unexpected EOF"}},
+		"no JSON":           {"{\"behavior\":\n}", []string{"line 2: invalid JSON: invalid character '}'"}},
+		"more after it":     {example + "\n\n]", []string{"line 6: invalid JSON"}},
+		"a list":            {"\n[]", []string{"line 2: the scenario is an array: must be an object"}},
+		"a word":            {change(`"max_replicas":20`, `"max_replicas":"20"`), []string{"line 3: max_replicas is a string: must be a whole number"}},
+		"a fraction":        {change(`{"t":15,"desired":7}`, "\n{\"t\":15,\"desired\":7.5}"), []string{"line 5: steps", "desired is a number 7.5: must be a whole number"}},
+		"a time in words":   {change(`"t":15`, `"t":"soon"`), []string{"the object at line 1: steps[1].t is \"soon\": must be seconds from -8589934592"}},
 		"an unknown field":  {change(`"select_policy":"Max","policies":[{"type":"Percent"`, `"selectPolicy":"Max","policies":[{"type":"Percent"`), []string{`line 2: unknown field "selectPolicy"`}},
-		"the second object": {example + "\n" + change(`"min_replicas":1`, `"min_replicas":{}`), []string{"line 7: min_replicas is an object: want a whole number"}},
+		"the second object": {example + "\n" + change(`"min_replicas":1`, `"min_replicas":{}`), []string{"line 7: min_replicas is an object: must be a whole number"}},
 		"everything at once": {`{"behavior":{"scale_up":{"stabilization_window_seconds":-1,"select_policy":"max","policies":[]},
 			"scale_down":{"policies":[{"type":"Pods","value":1,"period_seconds":1},{"type":"pods","value":0,"period_seconds":-4}]},"max_gap_seconds":604801},
 			"min_replicas":-1,"max_replicas":0,"steps":[{"desired":1},{"t":1e10},{"t":0.0000000001,"desired":-1,"current":-2}]}`, []string{
-			"the object from line 1: ",
-			"behavior.scale_up.stabilization_window_seconds is -1: want 0 to 604800",
-			`behavior.scale_up.select_policy is "max": want Max, Min or Disabled`,
+			"the object at line 1: ",
+			"behavior.scale_up.stabilization_window_seconds is -1: must be 0 to 604800",
+			`behavior.scale_up.select_policy is "max": must be Max, Min or Disabled`,
 			"behavior.scale_up.policies is empty",
-			`behavior.scale_down.policies[1].type is "pods": want Pods or Percent`,
-			"behavior.scale_down.policies[1].value is 0: want 1 to",
+			`behavior.scale_down.policies[1].type is "pods": must be Pods or Percent`,
+			"behavior.scale_down.policies[1].value is 0: must be 1 to",
 			"behavior.scale_down.policies[1].period_seconds is -4",
 			"behavior.max_gap_seconds is 604801",
-			"min_replicas is -1", "max_replicas is 0: want 1 to", "initial_replicas is missing",
+			"min_replicas is -1", "max_replicas is 0: must be 1 to", "initial_replicas is missing",
 			"steps[0].t is missing", "steps[1].t is 1e10", "steps[1].desired is missing", "steps[2].t is 0.0000000001", "steps[2].desired is -1", "steps[2].current is -2"}},
-		"min above max":                {change(`"min_replicas":1`, `"min_replicas":21`), []string{"min_replicas is 21 and max_replicas is 20: want min_replicas <= max_replicas"}},
+		"min above max":                {change(`"min_replicas":1`, `"min_replicas":21`), []string{"min_replicas is 21 and max_replicas is 20: min_replicas must be at most max_replicas"}},
 		"no steps":                     {`{"max_replicas":1,"initial_replicas":0}`, []string{"steps is missing"}},
 		"a time without end":           {change(`"t":15`, `"t":1e-999999999`), []string{"steps[1].t is 1e-999999999"}},
-		"a time with no end of digits": {change(`"t":15`, `"t":0.`+strings.Repeat("1", 99)), []string{"steps[1].t is too long"}},
+		"a time with no end of digits": {change(`"t":15`, `"t":0.`+strings.Repeat("1", 99)), []string{"at most 64 characters"}},
 		"a quoted time":                {change(`"t":15`, `"t":"15"`), []string{`steps[1].t is "15"`}},
 		"and at the other end":         {change(`"t":15`, `"t":1e999999999`), []string{"steps[1].t is 1e999999999"}},
 	} {
@@ -136,7 +136,7 @@ func TestParseBehavior(t *testing.T) {
 	b, err = hpa.ParseBehavior(raw)
 	require.NoError(t, err)
 	require.Equal(t, want, b)
-	for in, msg := range map[string]string{`{"up":1}`: "unknown field", `{} {}`: "more after", `{"scale_up":{"policies":[]}}`: "policies is empty", ``: "EOF"} {
+	for in, msg := range map[string]string{`{"up":1}`: "unknown field", `{} {}`: "unexpected data after", `{"scale_up":{"policies":[]}}`: "policies is empty", ``: "EOF"} {
 		_, err := hpa.ParseBehavior([]byte(in))
 		require.ErrorContains(t, err, msg, in)
 	}

@@ -67,17 +67,17 @@ func (s *State) Validate() error {
 	for i, r := range s.Recommendations {
 		errs = append(errs, within(fmt.Sprintf("recommendations[%d].replicas", i), r.Replicas, 0, MaxCount))
 		if r.Age < 0 || i > 0 && r.Age > s.Recommendations[i-1].Age {
-			errs = append(errs, fmt.Errorf("recommendations[%d].age_ns is %d: want ages from 0, the oldest first", i, r.Age))
+			errs = append(errs, fmt.Errorf("recommendations[%d].age_ns is %d: must be 0 or more, the oldest first", i, r.Age))
 		}
 	}
 	for i, e := range s.Events {
 		errs = append(errs, within(fmt.Sprintf("events[%d].change", i), e.Change, -MaxCount, MaxCount))
 		if e.Age < 0 || i > 0 && e.Age > s.Events[i-1].Age {
-			errs = append(errs, fmt.Errorf("events[%d].age_ns is %d: want ages from 0, the oldest first", i, e.Age))
+			errs = append(errs, fmt.Errorf("events[%d].age_ns is %d: must be 0 or more, the oldest first", i, e.Age))
 		}
 	}
 	if s.IdleFor < 0 {
-		errs = append(errs, fmt.Errorf("idle_ns is %d: want 0 or more", s.IdleFor))
+		errs = append(errs, fmt.Errorf("idle_ns is %d: must be 0 or more", s.IdleFor))
 	}
 	errs = append(errs, within("change", s.Change, -MaxCount, MaxCount))
 	return errors.Join(errs...)

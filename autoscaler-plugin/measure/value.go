@@ -139,7 +139,7 @@ func (v *Value) UnmarshalJSON(b []byte) error {
 		if len(text) > most {
 			text = text[:most] + "..."
 		}
-		return fmt.Errorf(`is %s: want a number, null, "NaN", "+Inf" or "-Inf"`, text)
+		return fmt.Errorf(`is %s: must be a number, null, "NaN", "+Inf" or "-Inf"`, text)
 	}
 	*v = Of(f)
 	return nil

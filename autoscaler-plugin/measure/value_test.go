@@ -66,7 +66,7 @@ func TestJSONOfAbsentAndWrongValues(t *testing.T) {
 	require.NoError(t, json.Unmarshal([]byte(`{"a":"Inf"}`), &h))
 	require.Equal(t, measure.Of(math.Inf(1)), h.A)
 	for _, wrong := range []string{`"nan"`, `"1"`, `true`, `[]`, `{}`, `1e999`} {
-		require.ErrorContains(t, json.Unmarshal([]byte(`{"a":`+wrong+`}`), &h), "want a number", wrong)
+		require.ErrorContains(t, json.Unmarshal([]byte(`{"a":`+wrong+`}`), &h), "must be a number", wrong)
 	}
 }
 

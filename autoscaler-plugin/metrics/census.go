@@ -94,13 +94,13 @@ func TakeCensus(live []string, views []View, findings ...Finding) Census {
 	c := Census{Findings: slices.Clone(findings)}
 	for r := range living {
 		if len(byName[r]) == 0 {
-			byName[r] = []View{{Replica: r, Class: ClassUnknown, Why: "no series of this replica"}}
+			byName[r] = []View{{Replica: r, Class: ClassUnknown, Why: "no series for this replica"}}
 		}
 	}
 	for r, list := range byName {
 		v := joinViews(list)
 		if !living[r] {
-			v.Class, v.Why = ClassGone, "reported, but not among the replicas that live"
+			v.Class, v.Why = ClassGone, "reported, but not a current replica"
 		}
 		c.Replicas = append(c.Replicas, v)
 	}
@@ -154,9 +154,9 @@ func (c *Census) judge(living, reported int) {
 	case reported == 0 && len(c.Findings) > 0:
 		c.Why = "no matching series: " + c.Findings[0].String()
 	case reported == 0:
-		c.Why = fmt.Sprintf("no matching series of any of %d replicas", awake)
+		c.Why = fmt.Sprintf("no matching series for any of %d replicas", awake)
 	default:
-		c.Why = fmt.Sprintf("none of %d replicas can be judged: %d unknown, %d stale, %d duplicate", awake, c.Unknown, c.Stale, c.Duplicate)
+		c.Why = fmt.Sprintf("none of %d replicas has usable metrics: %d unknown, %d stale, %d duplicate", awake, c.Unknown, c.Stale, c.Duplicate)
 	}
 }
 

@@ -16,7 +16,7 @@ func (p *Parser) scan(page []byte, maxSeries int) error {
 			continue
 		}
 		if len(p.lines) == maxSeries {
-			return fmt.Errorf("metrics page: %w: more than %d of engines", ErrTooManySeries, maxSeries)
+			return fmt.Errorf("metrics page: %w: more than %d engine series", ErrTooManySeries, maxSeries)
 		}
 		p.lines = append(p.lines, line{text, uses})
 	}

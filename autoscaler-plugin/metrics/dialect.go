@@ -231,7 +231,7 @@ func Lookup(name string) (*Dialect, error) {
 		}
 		known = append(known, d.Name)
 	}
-	return nil, fmt.Errorf("%w %q: want sim or one of %s, with %s at the end for a KV usage in percent",
+	return nil, fmt.Errorf("%w %q: must be sim or one of %s, with the suffix %s for a KV usage in percent",
 		ErrUnknownDialect, name, strings.Join(known, ", "), percentSuffix)
 }
 
@@ -242,16 +242,16 @@ func (d *Dialect) Validate() error {
 		errs = append(errs, fmt.Errorf("dialect %q: "+format, append([]any{d.Name}, args...)...))
 	}
 	if d.Name == "" {
-		bad("name: empty, want one to show in answers")
+		bad("name is empty: must be set")
 	}
 	owner := map[string]Quantity{}
 	for q := range quantities {
 		for _, n := range d.Metrics[q] {
 			if !model.LegacyValidation.IsValidMetricName(n) {
-				bad("metrics.%s: %q is no metric name, want letters, digits, _ and :", q, n)
+				bad("metrics.%s is %q: must be a metric name of letters, digits, _ and :", q, n)
 			}
 			if other, taken := owner[n]; taken {
-				bad("metrics.%s: %q is already %s, want one quantity for each name", q, n, other)
+				bad("metrics.%s is %q: duplicate of metrics.%s", q, n, other)
 			}
 			owner[n] = q
 		}
@@ -263,7 +263,7 @@ func (d *Dialect) Validate() error {
 	}
 	for _, q := range d.Optional {
 		if !isCore(q) {
-			bad("optional: %s, want running, waiting or kv_usage", q)
+			bad("optional is %s: must be running, waiting or kv_usage", q)
 		}
 	}
 	lists := []struct {
@@ -279,7 +279,7 @@ func (d *Dialect) Validate() error {
 	for _, l := range lists {
 		for _, n := range l.names {
 			if !model.LegacyValidation.IsValidLabelName(n) {
-				bad("%s: %q is no label name, want letters, digits and _", l.field, n)
+				bad("%s is %q: must be a label name of letters, digits and _", l.field, n)
 			}
 		}
 	}
@@ -300,6 +300,6 @@ func (d *Dialect) requires(q Quantity) bool {
 	return len(d.Metrics[q]) > 0 && !slices.Contains(d.Optional, q)
 }
 
-// DefaultWindow is over how long peaks are taken: the seed's max_over_time of
-// one minute.
+// DefaultWindow is over how long peaks are taken: the range of the queries'
+// max_over_time.
 const DefaultWindow = time.Minute

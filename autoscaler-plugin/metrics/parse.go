@@ -50,13 +50,13 @@ func (o *Options) validate() error {
 		errs = append(errs, o.Dialect.Validate())
 	}
 	if o.MaxBytes < 0 {
-		errs = append(errs, fmt.Errorf("max bytes %d: want 1 or more, or 0 for %d", o.MaxBytes, DefaultMaxBytes))
+		errs = append(errs, fmt.Errorf("max bytes is %d: must be 1 or more, or 0 for the default of %d", o.MaxBytes, DefaultMaxBytes))
 	}
 	if o.MaxSeries < 0 {
-		errs = append(errs, fmt.Errorf("max series %d: want 1 or more, or 0 for %d", o.MaxSeries, DefaultMaxSeries))
+		errs = append(errs, fmt.Errorf("max series is %d: must be 1 or more, or 0 for the default of %d", o.MaxSeries, DefaultMaxSeries))
 	}
 	if slices.Contains(o.Models, "") {
-		errs = append(errs, errors.New("models: one is empty, want names, or no models at all for any"))
+		errs = append(errs, errors.New("models contains an empty name: must be names, or no models for any"))
 	}
 	return errors.Join(errs...)
 }
@@ -134,7 +134,7 @@ func NewParser(opts Options) (*Parser, error) {
 func (p *Parser) Parse(page []byte) (Sample, error) {
 	maxBytes, maxSeries := p.opts.limits()
 	if len(page) > maxBytes {
-		return Sample{}, fmt.Errorf("metrics page: %w: %d bytes, want at most %d", ErrTooLarge, len(page), maxBytes)
+		return Sample{}, fmt.Errorf("metrics page: %w: %d bytes: must be at most %d", ErrTooLarge, len(page), maxBytes)
 	}
 	if len(page) > 0 && page[len(page)-1] != '\n' {
 		return Sample{}, fmt.Errorf("metrics page: %w: the last line of %d bytes does not end with a newline", ErrTruncated, len(page))

@@ -305,8 +305,8 @@ func TestOptionsNameEveryBadField(t *testing.T) {
 	d := &metrics.Dialect{Metrics: map[metrics.Quantity][]string{metrics.Running: {"a b"}, metrics.Waiting: {"x"}, metrics.KVUsage: {"x"}, 99: {"y"}},
 		ModelLabel: "model name", RankLabels: []string{"1"}, Optional: []metrics.Quantity{metrics.Finished}}
 	_, err := metrics.NewParser(metrics.Options{Dialect: d, Models: []string{""}, MaxBytes: -1, MaxSeries: -2})
-	for _, part := range []string{"name: empty", `"a b"`, `"x" is already waiting`, "quantity(99)", "model name", "rank_labels", "optional: finished",
-		"models: one is empty", "max bytes -1", "max series -2"} {
+	for _, part := range []string{"name is empty", `"a b"`, `metrics.kv_usage is "x": duplicate of metrics.waiting`, "quantity(99)", "model name", "rank_labels", "optional is finished",
+		"models contains an empty name", "max bytes is -1", "max series is -2"} {
 		require.ErrorContains(t, err, part)
 	}
 	_, err = metrics.Lookup("vllmm")

@@ -11,7 +11,7 @@ import (
 // PeaksConfig bounds what Peaks remembers.
 type PeaksConfig struct {
 	// Window is over how long the peaks and rates are taken. One minute by
-	// default, as the seed's max_over_time.
+	// default, as in the queries' max_over_time.
 	Window time.Duration
 	// StaleAfter is how old the last sample of a replica may be before the replica
 	// is stale, and how far apart two samples may be for a rate. 30 s by default:
@@ -42,19 +42,19 @@ func (c PeaksConfig) withDefaults() (PeaksConfig, error) {
 	c.MaxReplicas = cmp.Or(c.MaxReplicas, d.MaxReplicas)
 	var errs []error
 	if c.Window < 0 {
-		errs = append(errs, fmt.Errorf("window %v: want more than 0", c.Window))
+		errs = append(errs, fmt.Errorf("window is %v: must be more than 0", c.Window))
 	}
 	if c.StaleAfter < 0 {
-		errs = append(errs, fmt.Errorf("stale after %v: want more than 0", c.StaleAfter))
+		errs = append(errs, fmt.Errorf("stale after is %v: must be more than 0", c.StaleAfter))
 	}
 	if c.ForgetAfter < max(c.Window, c.StaleAfter, 0) {
-		errs = append(errs, fmt.Errorf("forget after %v: want at least the window %v and stale after %v", c.ForgetAfter, c.Window, c.StaleAfter))
+		errs = append(errs, fmt.Errorf("forget after is %v: must be at least the window of %v and stale after of %v", c.ForgetAfter, c.Window, c.StaleAfter))
 	}
 	if c.MaxPoints < 4 {
-		errs = append(errs, fmt.Errorf("max points %d: want 4 or more", c.MaxPoints))
+		errs = append(errs, fmt.Errorf("max points is %d: must be 4 or more", c.MaxPoints))
 	}
 	if c.MaxReplicas < 1 {
-		errs = append(errs, fmt.Errorf("max replicas %d: want 1 or more", c.MaxReplicas))
+		errs = append(errs, fmt.Errorf("max replicas is %d: must be 1 or more", c.MaxReplicas))
 	}
 	return c, errors.Join(errs...)
 }
@@ -171,7 +171,7 @@ func (p *Peaks) Observe(replica string, now time.Time, s Sample) error {
 			p.forget(at)
 		}
 		if len(p.replicas) >= p.cfg.MaxReplicas {
-			return fmt.Errorf("peaks: %w: %d, no room for %q; name those that live with Retain or raise max replicas", ErrFull, len(p.replicas), replica)
+			return fmt.Errorf("peaks: %w: %d, no room for %q: raise max replicas", ErrFull, len(p.replicas), replica)
 		}
 		tr = &track{}
 		p.replicas[replica] = tr
@@ -297,7 +297,7 @@ func (p *Peaks) view(replica string, tr *track, now int64) View {
 		}
 	}
 	if v.Age > p.cfg.StaleAfter {
-		v.Class, v.Why = ClassStale, fmt.Sprintf("last read %v ago, want at most %v", v.Age.Round(time.Millisecond), p.cfg.StaleAfter)
+		v.Class, v.Why = ClassStale, fmt.Sprintf("last read %v ago: must be at most %v", v.Age.Round(time.Millisecond), p.cfg.StaleAfter)
 		return v
 	}
 	v.Rates = tr.rates()

@@ -71,7 +71,7 @@ func TestBadNowIsNotHiddenByThePast(t *testing.T) {
 	observe(t, p, "r", 10, s)
 	v := p.Read("r", at(10))
 	require.Equal(t, metrics.ClassUnknown, v.Class)
-	require.Equal(t, "kv_usage is bad: nan", v.Why)
+	require.Equal(t, "kv_usage is invalid: nan", v.Why)
 	require.Equal(t, bad(metrics.NotANumber), v.KVUsage)
 	require.Equal(t, of(9), v.Waiting)
 	observe(t, p, "r", 20, load(0, 0.1))
@@ -237,7 +237,7 @@ func TestForgetting(t *testing.T) {
 
 func TestPeaksConfigNamesEveryBadField(t *testing.T) {
 	_, err := metrics.NewPeaks(metrics.PeaksConfig{Window: -1, StaleAfter: -1, ForgetAfter: -1, MaxPoints: 3, MaxReplicas: -1})
-	for _, part := range []string{"window -1ns", "stale after -1ns", "forget after -1ns", "max points 3", "max replicas -1"} {
+	for _, part := range []string{"window is -1ns", "stale after is -1ns", "forget after is -1ns", "max points is 3", "max replicas is -1"} {
 		require.ErrorContains(t, err, part)
 	}
 }

@@ -23,8 +23,8 @@ type Selector struct {
 	// Model is the model's name as the series have it. Required where the dialect
 	// has a model label or ModelLabel is set.
 	Model string `json:"model"`
-	// ModelLabel replaces the dialect's model label, for servers that relabel; the
-	// seed's has model_id.
+	// ModelLabel replaces the dialect's model label, for servers that relabel, for
+	// example to model_id.
 	ModelLabel string `json:"model_label,omitempty"`
 	// Match are further labels, such as namespace or job.
 	Match []Matcher `json:"match,omitempty"`
@@ -33,7 +33,7 @@ type Selector struct {
 }
 
 // Queries are the questions to a Prometheus server about one model, each for
-// /api/v1/query. KVUsage and Waiting are the two of the seed: the peaks over the
+// /api/v1/query. KVUsage and Waiting are the peaks over the
 // window. A query is empty where the dialect has no such metric.
 type Queries struct {
 	KVUsage string `json:"kv_usage,omitempty"`
@@ -95,29 +95,29 @@ func (d *Dialect) Queries(sel Selector) (Queries, error) {
 func (s *Selector) validate(modelLabel string, window time.Duration) error {
 	var errs []error
 	if modelLabel != "" && s.Model == "" {
-		errs = append(errs, fmt.Errorf("model: empty, want the value of label %s", modelLabel))
+		errs = append(errs, fmt.Errorf("model is empty: must be the value of label %s", modelLabel))
 	}
 	if modelLabel == "" && s.Model != "" && len(s.Match) == 0 {
-		errs = append(errs, fmt.Errorf("model %q: series of this dialect have no model label; choose them by match or set model_label", s.Model))
+		errs = append(errs, fmt.Errorf("model is %q and series of this dialect have no model label: set match or model_label", s.Model))
 	}
 	if window < time.Millisecond || window%time.Millisecond != 0 {
-		errs = append(errs, fmt.Errorf("window %v: want whole milliseconds, 1 or more", window))
+		errs = append(errs, fmt.Errorf("window is %v: must be whole milliseconds, 1 or more", window))
 	}
 	if !utf8.ValidString(s.Model) {
-		errs = append(errs, fmt.Errorf("model %q: not UTF-8", s.Model))
+		errs = append(errs, fmt.Errorf("model is %q: must be valid UTF-8", s.Model))
 	}
 	used := map[string]bool{"__name__": true, modelLabel: true}
 	if modelLabel != "" && !model.LegacyValidation.IsValidLabelName(modelLabel) {
-		errs = append(errs, fmt.Errorf("model label %q: want letters, digits and _", modelLabel))
+		errs = append(errs, fmt.Errorf("model label is %q: must be letters, digits and _", modelLabel))
 	}
 	for i, m := range s.Match {
 		switch {
 		case !model.LegacyValidation.IsValidLabelName(m.Name):
-			errs = append(errs, fmt.Errorf("match[%d]: %q is no label name, want letters, digits and _", i, m.Name))
+			errs = append(errs, fmt.Errorf("match[%d] is %q: must be a label name of letters, digits and _", i, m.Name))
 		case used[m.Name]:
-			errs = append(errs, fmt.Errorf("match[%d]: label %s is chosen already, want it once", i, m.Name))
+			errs = append(errs, fmt.Errorf("match[%d] is a duplicate of label %s", i, m.Name))
 		case !utf8.ValidString(m.Value):
-			errs = append(errs, fmt.Errorf("match[%d]: value %q of label %s is not UTF-8", i, m.Value, m.Name))
+			errs = append(errs, fmt.Errorf("match[%d]: value %q of label %s must be valid UTF-8", i, m.Value, m.Name))
 		}
 		used[m.Name] = true
 	}

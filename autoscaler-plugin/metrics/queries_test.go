@@ -16,7 +16,7 @@ func TestQueries(t *testing.T) {
 		sel     metrics.Selector
 		want    metrics.Queries
 	}{
-		"the seed's": {metrics.VLLM(), metrics.Selector{Model: "llama-70b", ModelLabel: "model_id", Match: prod}, metrics.Queries{
+		"relabelled": {metrics.VLLM(), metrics.Selector{Model: "llama-70b", ModelLabel: "model_id", Match: prod}, metrics.Queries{
 			KVUsage: `max_over_time(vllm:kv_cache_usage_perc{namespace="prod",model_id="llama-70b"}[1m]) or max_over_time(vllm:gpu_cache_usage_perc{namespace="prod",model_id="llama-70b"}[1m])`,
 			Waiting: `max_over_time(vllm:num_requests_waiting{namespace="prod",model_id="llama-70b"}[1m])`,
 			Running: `max_over_time(vllm:num_requests_running{namespace="prod",model_id="llama-70b"}[1m])`,
@@ -48,13 +48,13 @@ func TestQueries(t *testing.T) {
 func TestQueriesNameEveryBadField(t *testing.T) {
 	_, err := metrics.VLLM().Queries(metrics.Selector{ModelLabel: "a-b", Window: -1, Match: []metrics.Matcher{
 		{Name: "x y", Value: "1"}, {Name: "job", Value: "\xff"}, {Name: "job", Value: "2"}, {Name: "__name__", Value: "up"}}})
-	for _, part := range []string{"model: empty", `"a-b"`, "window -1ns", `match[0]: "x y"`, "match[1]: value", "match[2]: label job is chosen already", "match[3]"} {
+	for _, part := range []string{"model is empty", `"a-b"`, "window is -1ns", `match[0] is "x y"`, "match[1]: value", "match[2] is a duplicate of label job", "match[3]"} {
 		require.ErrorContains(t, err, part)
 	}
 	_, err = metrics.TGI().Queries(metrics.Selector{Model: "m"})
 	require.ErrorContains(t, err, "no model label", "it would ask for every TGI there is")
 	_, err = metrics.VLLM().Queries(metrics.Selector{Model: "\xff"})
-	require.ErrorContains(t, err, "not UTF-8")
+	require.ErrorContains(t, err, "must be valid UTF-8")
 	_, err = metrics.VLLM().Queries(metrics.Selector{Model: "m", Window: time.Microsecond})
 	require.ErrorContains(t, err, "whole milliseconds")
 }

@@ -62,10 +62,10 @@ type gathered struct {
 // Several scrapes of one engine that disagree make it a duplicate.
 func ReadAnswers(a Answers, opts ReportOptions) (Reports, error) {
 	if opts.Dialect == nil {
-		return Reports{}, errors.New("prometheus answers: dialect: none, want the one that was asked for")
+		return Reports{}, errors.New("prometheus answers: dialect is missing: must be that of the queries")
 	}
 	if opts.StaleAfter < 0 {
-		return Reports{}, fmt.Errorf("prometheus answers: stale after %v: want more than 0", opts.StaleAfter)
+		return Reports{}, fmt.Errorf("prometheus answers: stale after is %v: must be more than 0", opts.StaleAfter)
 	}
 	opts.StaleAfter = cmp.Or(opts.StaleAfter, DefaultPeaksConfig().StaleAfter)
 	opts.ModelLabel = cmp.Or(opts.ModelLabel, opts.Dialect.ModelLabel)
@@ -162,16 +162,16 @@ func (g *gathered) view(replica string, a Answers, opts ReportOptions) View {
 		v.Class, v.Why = ClassUnknown, why
 	}
 	if duplicate {
-		v.Class, v.Why = ClassDuplicate, "several scrapes of it disagree"
+		v.Class, v.Why = ClassDuplicate, "several scrapes of the replica disagree"
 	}
 	switch {
 	case a.Seen == nil:
 	case !g.hasSeen:
-		v.Class, v.Why = ClassStale, "it has peaks, but its last scrape failed or it is gone"
+		v.Class, v.Why = ClassStale, "its last scrape failed, or it has stopped"
 	default:
 		v.Age = seconds(g.evaluate - g.seen)
 		if v.Age > opts.StaleAfter {
-			v.Class, v.Why = ClassStale, fmt.Sprintf("last scraped %v ago, want at most %v", v.Age.Round(time.Millisecond), opts.StaleAfter)
+			v.Class, v.Why = ClassStale, fmt.Sprintf("last scraped %v ago: must be at most %v", v.Age.Round(time.Millisecond), opts.StaleAfter)
 		}
 	}
 	return v

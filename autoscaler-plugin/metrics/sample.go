@@ -67,14 +67,14 @@ func (s *Sample) unknown() string {
 		v Value
 	}{{KVUsage, s.KVUsage}, {Waiting, s.Waiting}, {Running, s.Running}} {
 		if v.v.State == Bad {
-			return fmt.Sprintf("%s is bad: %s", v.q, v.v.Reason)
+			return fmt.Sprintf("%s is invalid: %s", v.q, v.v.Reason)
 		}
 	}
 	switch {
 	case s.Waiting.State == Absent && s.KVUsage.State == Absent:
-		return "neither waiting requests nor KV usage are shown"
+		return "the engine reports no waiting requests and no KV usage"
 	case s.Asleep:
-		return "the engine sleeps"
+		return "the engine is asleep"
 	}
 	return ""
 }
@@ -117,17 +117,17 @@ func (f Finding) String() string {
 	seen, want := strings.Join(f.Seen, ", "), strings.Join(f.Want, ", ")
 	switch f.Kind {
 	case LabelMismatch:
-		return fmt.Sprintf("label mismatch: the engine shows series of model %s, want %s; set the policy's model to the engine's served model name", seen, want)
+		return fmt.Sprintf("label mismatch: the engine's series are of model %s and not of %s; set served_as to the engine's served model name", seen, want)
 	case WrongDialect:
-		return fmt.Sprintf("wrong dialect: the engine speaks %s, want %s; name the right dialect or none", seen, want)
+		return fmt.Sprintf("wrong dialect: the engine's series are of dialect %s and not of %s; correct the dialect or leave it out", seen, want)
 	case AmbiguousDialect:
-		return fmt.Sprintf("ambiguous dialect: the page shows series of %s alike; name the dialect", seen)
+		return fmt.Sprintf("ambiguous dialect: the page has as many series of each of %s; set the dialect", seen)
 	case NoSeries:
-		return "no series: the page shows nothing of " + want + "; check the address and whether the engine's metrics are switched on"
+		return "no series: the page has no series of " + want + "; check the address and that the engine's metrics are enabled"
 	case NoMetrics:
-		return "no metrics: engines of dialect " + want + " show none; use the gateway's slot occupancy"
+		return "no metrics: engines of dialect " + want + " have none; use the gateway's slot occupancy"
 	case SeveralModels:
-		return fmt.Sprintf("several models: the page shows %s and no model was named; name one", seen)
+		return fmt.Sprintf("several models: the page has series of %s; set the model", seen)
 	case DuplicateSeries:
 		return fmt.Sprintf("duplicate series: several scrapes of %s disagree; make Prometheus scrape each engine once", seen)
 	}

@@ -70,7 +70,7 @@ type seriesWire struct {
 func DecodeVector(body []byte, opts Options) (Vector, error) {
 	maxBytes, maxSeries := opts.limits()
 	if len(body) > maxBytes {
-		return Vector{}, fmt.Errorf("prometheus answer: %w: %d bytes, want at most %d", ErrTooLarge, len(body), maxBytes)
+		return Vector{}, fmt.Errorf("prometheus answer: %w: %d bytes: must be at most %d", ErrTooLarge, len(body), maxBytes)
 	}
 	var w vectorWire
 	if err := json.Unmarshal(body, &w); err != nil {
@@ -80,11 +80,11 @@ func DecodeVector(body []byte, opts Options) (Vector, error) {
 	case w.Status == "error":
 		return Vector{}, &QueryError{Kind: clip(w.ErrorType), Message: clip(w.Error)}
 	case w.Status != "success":
-		return Vector{}, fmt.Errorf("prometheus answer: status %q, want success or error", clip(w.Status))
+		return Vector{}, fmt.Errorf("prometheus answer: status is %q: must be success or error", clip(w.Status))
 	case w.Data == nil || w.Data.Result == nil:
 		return Vector{}, errors.New("prometheus answer: no data.result")
 	case w.Data.ResultType != "vector":
-		return Vector{}, fmt.Errorf("prometheus answer: result type %q, want vector; send an instant query", clip(w.Data.ResultType))
+		return Vector{}, fmt.Errorf("prometheus answer: result type is %q: must be vector, as for an instant query", clip(w.Data.ResultType))
 	}
 	var out Vector
 	for i, warning := range w.Warnings {
@@ -116,22 +116,22 @@ func DecodeVector(body []byte, opts Options) (Vector, error) {
 
 func (s *seriesWire) read() (VectorSeries, error) {
 	if s.Histogram != nil {
-		return VectorSeries{}, errors.New("a native histogram, want a number")
+		return VectorSeries{}, errors.New("value is a native histogram: must be a number")
 	}
 	if len(s.Value) != 2 {
-		return VectorSeries{}, fmt.Errorf("value has %d parts, want a time and a number", len(s.Value))
+		return VectorSeries{}, fmt.Errorf("value has %d parts: must be a time and a number", len(s.Value))
 	}
 	out := VectorSeries{Labels: s.Metric}
 	if err := json.Unmarshal(s.Value[0], &out.At); err != nil {
-		return VectorSeries{}, fmt.Errorf("value: time %s: want Unix seconds", clip(string(s.Value[0])))
+		return VectorSeries{}, fmt.Errorf("time is %s: must be Unix seconds", clip(string(s.Value[0])))
 	}
 	var number string
 	if err := json.Unmarshal(s.Value[1], &number); err != nil {
-		return VectorSeries{}, fmt.Errorf("value: %s: want a number in quotes", clip(string(s.Value[1])))
+		return VectorSeries{}, fmt.Errorf("value is %s: must be a number in quotes", clip(string(s.Value[1])))
 	}
 	v, err := strconv.ParseFloat(number, 64)
 	if err != nil && !(errors.Is(err, strconv.ErrRange) && math.IsInf(v, 0)) {
-		return VectorSeries{}, fmt.Errorf("value %q: want a number", clip(number))
+		return VectorSeries{}, fmt.Errorf("value is %q: must be a number", clip(number))
 	}
 	out.Value = v
 	return out, nil

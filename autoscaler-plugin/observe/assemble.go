@@ -59,7 +59,7 @@ func (s *seen) snapshot(t Target, now time.Time) Snapshot {
 		notes = append(notes, fmt.Sprintf("%s did not answer: %v", s.metricsName, s.metricsErr))
 	}
 	if s.unmanaged && len(t.Variants) == 0 {
-		notes = append(notes, fmt.Sprintf("%v, and the policy names no job groups: what is seen of its engines is all that is known", ErrUnknownModel))
+		notes = append(notes, fmt.Sprintf("%v, and the policy names no job groups: only the observed engines count", ErrUnknownModel))
 	}
 	switch {
 	case s.managed != nil || len(t.Variants) == 0:
@@ -68,7 +68,7 @@ func (s *seen) snapshot(t Target, now time.Time) Snapshot {
 	default:
 		var others []string
 		if s.report, others = s.report.only(t.Variants); len(others) > 0 {
-			notes = append(notes, fmt.Sprintf("the policy names the job groups %s: engines of %s are left out", t.groups(), strings.Join(others, ", ")))
+			notes = append(notes, fmt.Sprintf("the policy names the job groups %s: engines of %s are ignored", t.groups(), strings.Join(others, ", ")))
 		}
 	}
 	reported := map[string]Reported{}
@@ -97,7 +97,7 @@ func (s *seen) snapshot(t Target, now time.Time) Snapshot {
 		out.engines(nil, reported, s.report)
 		out.plain(t, s.report.NotPassing)
 	}
-	if !out.Queue.Known && !out.Queue.Partial { // who waits in gateways is no secret of the engines
+	if !out.Queue.Known && !out.Queue.Partial { // engines do not know what waits in gateways
 		out.Queue = out.enginesQueue()
 	}
 	notes = append(notes, s.report.Notes...)
@@ -199,7 +199,7 @@ func (s *Snapshot) engines(copies []Copy, reported map[string]Reported, report R
 			continue
 		}
 		c := known[name]
-		v, by := standIn(Reported{View: metrics.View{Replica: name, Class: metrics.ClassUnknown, Why: "no source reports it"}}, c, s.dialect(c.Variant), false)
+		v, by := standIn(Reported{View: metrics.View{Replica: name, Class: metrics.ClassUnknown, Why: "no metrics source reports it"}}, c, s.dialect(c.Variant), false)
 		views, bySlots[name] = append(views, v), by
 	}
 	s.Census = metrics.TakeCensus(live, views)
@@ -218,7 +218,7 @@ func (s *Snapshot) engines(copies []Copy, reported map[string]Reported, report R
 	for name := range draining {
 		r, there := reported[name]
 		if !there {
-			r.View = metrics.View{Replica: name, Class: metrics.ClassUnknown, Why: "it drains and is not reported any more"}
+			r.View = metrics.View{Replica: name, Class: metrics.ClassUnknown, Why: "draining and no longer reported"}
 		}
 		v, by := standIn(r, known[name], s.dialect(known[name].Variant), true)
 		e := engine(v, r, known[name], by)
@@ -253,7 +253,7 @@ func (s *Snapshot) dialect(variant string) string {
 }
 
 // standIn makes a view from what gateways have at a replica, where its engine shows no
-// metrics at all (the facts page's table: Ollama), or drains and is not read any more.
+// metrics at all (Ollama), or drains and is no longer read.
 func standIn(r Reported, c Copy, dialect string, draining bool) (metrics.View, bool) {
 	v := r.View
 	inFlight, flaw := c.InFlight.Get()

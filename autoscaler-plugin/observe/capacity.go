@@ -11,7 +11,7 @@ import (
 // more requests than it has slots and keep the rest in their own queue, so that behind them
 // neither an engine's KV usage nor its queue need ever rise. The KV usage here is the larger
 // of its own and the share of its slots that are taken (the latter alone where it shows no
-// KV usage: the facts page's table has TGI, llama.cpp and Ollama), and its queue is its own
+// KV usage, as with TGI, llama.cpp and Ollama), and its queue is its own
 // and an equal part of what waits in gateways. One whose load is not known now has neither
 // value, so that the analyzer counts it as unknown.
 // A replica that serves and that no source reports yet counts as pending, so that a load is

@@ -28,7 +28,7 @@ func ParseMetric(name string) (Metric, error) {
 	case MetricQueue, MetricRunning, MetricKV, MetricWaiting:
 		return m, nil
 	}
-	return "", fmt.Errorf("metric is %q: want one of %s, %s, %s, %s", name, MetricQueue, MetricRunning, MetricKV, MetricWaiting)
+	return "", fmt.Errorf("metric is %q: must be one of %s, %s, %s, %s", name, MetricQueue, MetricRunning, MetricKV, MetricWaiting)
 }
 
 // Measured is the input of the HPA's rules for a metric that each engine has. Replicas that
@@ -95,7 +95,7 @@ func (s *Snapshot) queueUnknown() string {
 	case s.Queue.Known:
 		return ""
 	case len(s.Engines) == 0:
-		return "no gateway reports the model's queue, and no engine is there to ask"
+		return "no gateway reports the model's queue, and no engine is observed"
 	}
-	return "no gateway reports the model's queue, and not every engine tells what waits in it"
+	return "no gateway reports the model's queue, and not every engine reports its own"
 }

@@ -197,8 +197,8 @@ func TestWhoMayNotScale(t *testing.T) {
 	}{
 		"full":      {func(*observe.Managed) {}, ""},
 		"upscaling": {func(m *observe.Managed) { m.Management = "upscaling" }, ""},
-		"manual":    {func(m *observe.Managed) { m.Management = "manual" }, "only people may scale it"},
-		"disabled":  {func(m *observe.Managed) { m.Management = "disabled" }, "only nobody may scale it"},
+		"manual":    {func(m *observe.Managed) { m.Management = "manual" }, "it is not scaled automatically"},
+		"disabled":  {func(m *observe.Managed) { m.Management = "disabled" }, "it is not scaled automatically"},
 		"stopped":   {func(m *observe.Managed) { m.Stopped = true }, "stopped"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -232,7 +232,7 @@ func TestPlainJobGroups(t *testing.T) {
 	require.Len(t, s.Engines, 1)
 	require.Equal(t, 1, s.Census.Gone)
 	require.Equal(t, observe.Queue{Known: true, Source: observe.FromEngines, Waiting: 1, InFlight: 10, Served: measure.Of(2)}, s.Queue)
-	require.Contains(t, s.Findings, `the policy names the job groups "l4", "a100": engines of "seen" are left out`)
+	require.Contains(t, s.Findings, `the policy names the job groups "l4", "a100": engines of "seen" are ignored`)
 	require.Len(t, w.report.Engines, 3, "the source's own answer is not written to")
 	require.Len(t, w.report.NotPassing, 2)
 
@@ -273,7 +273,7 @@ func TestBadTargetsAreNamedAtOnce(t *testing.T) {
 		{Variant: "a", Cost: -1, Count: &minus, Min: 3, Max: 2}, {Variant: "a", Slots: -1}, {}}}
 	_, err := two().observer(t).Observe(t.Context(), target)
 	for _, part := range []string{"model is empty", `"cobol"`, "variants[0].cost", "variants[0].count", "variants[0].min is 3",
-		"variants[1].variant is \"a\" as variants[0]", "variants[1].slots", "variants[2].variant is empty"} {
+		"variants[1].variant is \"a\": duplicate of variants[0]", "variants[1].slots", "variants[2].variant is empty"} {
 		require.ErrorContains(t, err, part)
 	}
 }

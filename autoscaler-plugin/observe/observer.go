@@ -30,7 +30,7 @@ var _ Observer = (*observer)(nil)
 // New makes an Observer that asks the sources of cfg when it is asked. It starts nothing.
 func New(cfg Config) (Observer, error) {
 	if cfg.Controller == nil && cfg.Metrics == nil {
-		return nil, errors.New("observe: neither a controller nor a source of metrics is set: want one of them")
+		return nil, errors.New("observe: controller and metrics source are not set: must have at least one")
 	}
 	if cfg.Now == nil {
 		cfg.Now = time.Now
@@ -62,10 +62,10 @@ func (o *observer) Observe(ctx context.Context, t Target) (Snapshot, error) {
 	if seen.managed == nil {
 		err := errors.Join(seen.controllerErr, seen.metricsErr)
 		if seen.metricsErr != nil || o.cfg.Metrics == nil && err != nil {
-			return Snapshot{}, fmt.Errorf("observe model %q: nothing is known of it: %w", t.Model, err)
+			return Snapshot{}, fmt.Errorf("observe model %q: no data: %w", t.Model, err)
 		}
 		if o.cfg.Metrics == nil {
-			return Snapshot{}, fmt.Errorf("observe model %q: %w, and no source of metrics is set", t.Model, ErrUnknownModel)
+			return Snapshot{}, fmt.Errorf("observe model %q: %w, and no metrics source is set", t.Model, ErrUnknownModel)
 		}
 	}
 	return seen.snapshot(t, o.cfg.Now()), nil

@@ -147,12 +147,11 @@ const AwayController = "controller"
 func (s Snapshot) Hold() string {
 	switch {
 	case slices.Contains(s.Away, AwayController):
-		return "the controller did not answer: how many replicas there are is not known"
+		return "the controller did not answer: the number of replicas is unknown"
 	case s.Stopped:
 		return "the model is stopped"
 	case s.Controlled && (s.Management == "disabled" || s.Management == "manual"):
-		return fmt.Sprintf("the model's management is %s: only %s may scale it", s.Management,
-			map[string]string{"disabled": "nobody", "manual": "people"}[s.Management])
+		return fmt.Sprintf("the model's management is %s: it is not scaled automatically", s.Management)
 	}
 	return ""
 }

@@ -11,7 +11,7 @@ import (
 
 // ErrUnknownModel is what a Controller answers for a model that it does not have. Such a
 // model may still run, as plain jobs.
-var ErrUnknownModel = errors.New("the controller does not know the model")
+var ErrUnknownModel = errors.New("the model is unknown to the controller")
 
 // Controller knows how many replicas there are. Its methods may be called from several
 // goroutines at once.

@@ -59,11 +59,11 @@ func (t *Target) Validate() error {
 		const longest = 512
 		switch {
 		case name == "" && needed:
-			bad("%s is empty: want a name", field)
+			bad("%s is empty: must be a name", field)
 		case len(name) > longest:
-			bad("%s has %d bytes: want at most %d", field, len(name), longest)
+			bad("%s has %d bytes: must be at most %d", field, len(name), longest)
 		case !utf8.ValidString(name):
-			bad("%s is %q: want UTF-8", field, name)
+			bad("%s is %q: must be valid UTF-8", field, name)
 		}
 	}
 	named("model", t.Model, true)
@@ -79,15 +79,15 @@ func (t *Target) Validate() error {
 		at := fmt.Sprintf("variants[%d].", i)
 		named(at+"variant", v.Variant, true)
 		if j, twice := first[v.Variant]; twice {
-			bad("%svariant is %q as variants[%d].variant is: want each variant once", at, v.Variant, j)
+			bad("%svariant is %q: duplicate of variants[%d].variant", at, v.Variant, j)
 		}
 		first[v.Variant] = i
 		if !(v.Cost >= 0 && v.Cost <= math.MaxFloat64) {
-			bad("%scost is %g: want 0 or more", at, v.Cost)
+			bad("%scost is %g: must be 0 or more", at, v.Cost)
 		}
 		count := func(field string, n int) {
 			if n < 0 || n > capacity.MaxCount {
-				bad("%s%s is %d: want 0 to %d", at, field, n, capacity.MaxCount)
+				bad("%s%s is %d: must be 0 to %d", at, field, n, capacity.MaxCount)
 			}
 		}
 		if v.Count != nil {
@@ -97,7 +97,7 @@ func (t *Target) Validate() error {
 		count("max", v.Max)
 		count("slots", v.Slots)
 		if v.Max > 0 && v.Min > v.Max {
-			bad("%smin is %d and max is %d: want min at most max", at, v.Min, v.Max)
+			bad("%smin is %d and max is %d: min must be at most max", at, v.Min, v.Max)
 		}
 	}
 	if err := errors.Join(errs...); err != nil {

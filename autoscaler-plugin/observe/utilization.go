@@ -6,9 +6,9 @@ import (
 )
 
 // Utilization is the input of the utilisation rules, but for the forecast, the tier and the
-// requests that were turned away, which package strategy adds. The window is that of the
-// engines' peaks, not the seed's 15 minutes: whoever wants that averages the two rates over
-// several snapshots.
+// requests that were rejected, which package strategy adds. The window is that of the engines'
+// peaks, one minute. For the rules' 15 minutes the caller averages the two rates over several
+// snapshots.
 //
 // Inference seconds per minute are, for each engine, the requests that finished per minute
 // times how long one of them was in the engine and did not wait. Where engines do not tell

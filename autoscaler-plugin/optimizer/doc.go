@@ -1,6 +1,6 @@
 // Package optimizer says how many replicas of each variant hold a target wait at a
 // rate of arrivals, and picks the cheapest mix. Its targets are the optional
-// model-based targets of the capacity analyzer (seed capacity-analyzer, step 2).
+// model-based targets of the capacity analyzer (package capacity).
 //
 // The model, in three parts:
 //

@@ -114,7 +114,7 @@ func Fit(samples []Sample, slots int) (Curve, Belief, *Refusal) {
 	b.ErrorAtFull = l.errorAt(float64(slots)) / full
 	b.Extrapolated = b.MaxRunning < float64(slots)
 	if !(b.ErrorAtFull <= maxError) {
-		return Curve{}, b, refuse(TooUncertain, "the service time with %d slots taken is known to %.0f %% only, want %.0f %%: more samples, or samples under more load, are needed", slots, 100*b.ErrorAtFull, 100*maxError)
+		return Curve{}, b, refuse(TooUncertain, "the service time with %d busy slots has an error of %.0f %%: must be at most %.0f %%, which needs more samples, or samples under more load", slots, 100*b.ErrorAtFull, 100*maxError)
 	}
 	return c, b, nil
 }
@@ -146,13 +146,13 @@ func (s Sample) point() (p point, ok, idle bool) {
 // enough refuses before anything is computed. It completes the belief's ranges.
 func (b *Belief) enough(pts []point, slots int) *Refusal {
 	if slots < 1 {
-		return refuse(BadInput, "slots is %d: want 1 or more", slots)
+		return refuse(BadInput, "slots is %d: must be 1 or more", slots)
 	}
 	if b.Absurd > 0 && float64(b.Absurd) > maxAbsurd*float64(b.Samples) {
-		return refuse(AbsurdSamples, "%d of %d samples are absent or absurd: their source cannot be believed", b.Absurd, b.Samples)
+		return refuse(AbsurdSamples, "%d of %d samples are missing or invalid: their source is unreliable", b.Absurd, b.Samples)
 	}
 	if len(pts) < minSamples {
-		return refuse(TooFewSamples, "%d usable samples, want %d", len(pts), minSamples)
+		return refuse(TooFewSamples, "%d usable samples: must be at least %d", len(pts), minSamples)
 	}
 	b.MinRunning, b.MaxRunning = pts[0].k, pts[len(pts)-1].k
 	levels := map[float64]bool{}
@@ -164,10 +164,10 @@ func (b *Belief) enough(pts []point, slots int) *Refusal {
 		return nil
 	}
 	if b.Levels < minLevels {
-		return refuse(TooNarrow, "only %d different concurrencies were seen, want %d", b.Levels, minLevels)
+		return refuse(TooNarrow, "%d different concurrencies observed: must be at least %d", b.Levels, minLevels)
 	}
 	if float64(slots) > maxReach*b.MaxRunning {
-		return refuse(TooNarrow, "at most %.3g requests ran at once of %d slots, want at least %.3g", b.MaxRunning, slots, float64(slots)/maxReach)
+		return refuse(TooNarrow, "at most %.3g requests ran at once in %d slots: must be at least %.3g", b.MaxRunning, slots, float64(slots)/maxReach)
 	}
 	return nil
 }
@@ -256,17 +256,17 @@ func leastSquares(pts []point, flat bool) line {
 // far, within two standard errors, is made level, or led through zero.
 func (l line) check(c Curve, b Belief) (Curve, *Refusal) {
 	if used := b.Samples - b.Idle - b.Absurd - b.Outliers; used < minSamples {
-		return c, refuse(TooFewSamples, "%d samples lie near one line, want %d", used, minSamples)
+		return c, refuse(TooFewSamples, "%d samples lie near one line: must be at least %d", used, minSamples)
 	}
 	if l.slope < 0 {
 		if -l.slope > 2*math.Sqrt(l.variance/l.sxx) {
-			return c, refuse(FallingLatency, "requests seem to be served faster the more run at once (%.3g s less for each more): the samples mix different loads", -l.slope)
+			return c, refuse(FallingLatency, "the service time falls with concurrency (%.3g s less for each running request): the samples mix different loads", -l.slope)
 		}
 		c = Curve{BaseSeconds: l.meanT}
 	}
 	if c.BaseSeconds < 0 {
 		if -c.BaseSeconds > 2*l.errorAt(0) {
-			return c, refuse(NotALine, "the line meets zero concurrency at %.3g s: the engine slows down faster than a line, and more load would be worse than it says", c.BaseSeconds)
+			return c, refuse(NotALine, "the fitted service time at zero concurrency is %.3g s: the engine slows down more than linearly, and the fit is too optimistic for more load", c.BaseSeconds)
 		}
 		c = Curve{SecondsPerRunning: l.meanT / l.meanK}
 	}

@@ -32,13 +32,13 @@ func Optimize(c Config, in Input) Answer {
 			slow := curve.slower(1 + c.Caution*belief.ErrorAtFull)
 			s.choices = append(s.choices, choice{index: i, cost: v.cost(), low: low, high: high, open: v.Max == 0 && !v.Unplaceable, group: Group{Slots: v.Slots, Curve: slow}})
 		case v.Current > 0 && tr.PerSecond > 0:
-			return a.refused(refuse(refusal.Code, "variant %s has %d replicas and its fit is not believed: %s", v.Variant, v.Current, refusal.Reason))
+			return a.refused(refuse(refusal.Code, "variant %s has %d replicas and no usable fit: %s", v.Variant, v.Current, refusal.Reason))
 		default:
 			fixed += v.cost() * float64(low)
 		}
 	}
 	if len(s.choices) == 0 && tr.PerSecond > 0 {
-		return a.refused(refuse(NoVariant, "no variant has a fit that is believed"))
+		return a.refused(refuse(NoVariant, "no variant has a usable fit"))
 	}
 	s.run()
 	if s.best == nil {
@@ -82,7 +82,7 @@ func (a *Answer) complete(s *search, fixed float64) {
 	a.Probability = a.Wait.Within(s.config.TargetWaitSeconds)
 	a.Reason = fmt.Sprintf("%.6g requests per second: %.4g %% start within %v s at %.3g per hour", s.traffic.PerSecond, 100*a.Probability, s.config.TargetWaitSeconds, a.CostPerHour)
 	if !a.Holds {
-		a.Reason += fmt.Sprintf("; the bounds do not allow what %.4g %% would need", 100*s.config.TargetProbability)
+		a.Reason += fmt.Sprintf("; the bounds do not allow the target of %.4g %%", 100*s.config.TargetProbability)
 	}
 }
 
@@ -109,7 +109,7 @@ func check(c Config, in Input) (Traffic, *Refusal) {
 		case flaw != measure.None:
 			return tr, refuse(TrafficUnknown, "%s is %s", f.name, flaw)
 		case v > maxNumber:
-			return tr, refuse(TrafficUnknown, "%s is %v: want at most %v", f.name, v, float64(maxNumber))
+			return tr, refuse(TrafficUnknown, "%s is %v: must be at most %v", f.name, v, float64(maxNumber))
 		}
 		*f.into = v
 	}
@@ -119,7 +119,7 @@ func check(c Config, in Input) (Traffic, *Refusal) {
 			return tr, r
 		}
 		if seen[v.Variant] {
-			return tr, refuse(BadInput, "variant %q is given twice", v.Variant)
+			return tr, refuse(BadInput, "duplicate variant %q", v.Variant)
 		}
 		seen[v.Variant] = true
 	}
@@ -135,13 +135,13 @@ func (v Variant) check() *Refusal {
 	case flaw != measure.None && flaw != measure.Absent:
 		return refuse(BadInput, "variant %s: cost is %s", v.Variant, flaw)
 	case cost > 1e12:
-		return refuse(BadInput, "variant %s: cost is %v: want at most 1e12", v.Variant, cost)
+		return refuse(BadInput, "variant %s: cost is %v: must be at most 1e12", v.Variant, cost)
 	case v.Slots < 1 || v.Slots > most:
-		return refuse(BadInput, "variant %s: slots is %d: want 1 to %d", v.Variant, v.Slots, most)
+		return refuse(BadInput, "variant %s: slots is %d: must be 1 to %d", v.Variant, v.Slots, most)
 	case v.Current < 0 || v.Min < 0 || v.Max < 0 || max(v.Current, v.Min, v.Max) > most:
-		return refuse(BadInput, "variant %s: current, min and max are %d, %d and %d: want 0 to %d", v.Variant, v.Current, v.Min, v.Max, most)
+		return refuse(BadInput, "variant %s: current, min and max are %d, %d and %d: must be 0 to %d", v.Variant, v.Current, v.Min, v.Max, most)
 	case v.Max > 0 && v.Min > v.Max:
-		return refuse(BadInput, "variant %s: min is %d: want at most max, which is %d", v.Variant, v.Min, v.Max)
+		return refuse(BadInput, "variant %s: min is %d: must be at most max, which is %d", v.Variant, v.Min, v.Max)
 	}
 	return nil
 }

@@ -42,7 +42,7 @@ func (c Config) Validate() error {
 	var errs []error
 	want := func(ok bool, field string, value any, expected string) {
 		if !ok {
-			errs = append(errs, fmt.Errorf("%s is %v: want %s", field, value, expected))
+			errs = append(errs, fmt.Errorf("%s is %v: must be %s", field, value, expected))
 		}
 	}
 	want(c.TargetWaitSeconds >= 0 && !math.IsInf(c.TargetWaitSeconds, 1), "target_wait_seconds", c.TargetWaitSeconds, "0 or more, finite")
@@ -57,7 +57,7 @@ func (c Config) Validate() error {
 	return nil
 }
 
-// DefaultCost is the cost of a replica that names none (seed capacity-analyzer).
+// DefaultCost is the cost of a replica that names none, as in package capacity.
 const DefaultCost = 10
 
 // Variant is one way to run the model.

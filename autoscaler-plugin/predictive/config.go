@@ -59,21 +59,21 @@ func (c *Config) Validate() error {
 	var errs []error
 	share := func(field string, v, low, high float64) {
 		if !(v >= low && v <= high) {
-			errs = append(errs, fmt.Errorf("%s is %v: it must be %v to %v", field, v, low, high))
+			errs = append(errs, fmt.Errorf("%s is %v: must be %v to %v", field, v, low, high))
 		}
 	}
 	whole := func(field string, v, low, high int) {
 		if v < low || v > high {
-			errs = append(errs, fmt.Errorf("%s is %d: it must be %d to %d", field, v, low, high))
+			errs = append(errs, fmt.Errorf("%s is %d: must be %d to %d", field, v, low, high))
 		}
 	}
 	share("goal", c.Goal, 0.5, 0.999999)
-	whole("ladder: the number of its levels", len(c.Ladder), 1, MaxLadder)
+	whole("the number of levels in ladder", len(c.Ladder), 1, MaxLadder)
 	for i, l := range c.Ladder {
 		share(fmt.Sprintf("ladder[%d].near", i), l.Near, 0.1, 100)
 		share(fmt.Sprintf("ladder[%d].far", i), l.Far, 0, 100)
 		if i > 0 && (l.Near < c.Ladder[i-1].Near || l.Far < c.Ladder[i-1].Far) {
-			errs = append(errs, fmt.Errorf("ladder[%d] is %v and %v: neither may be below the level before it, %v and %v", i, l.Near, l.Far, c.Ladder[i-1].Near, c.Ladder[i-1].Far))
+			errs = append(errs, fmt.Errorf("ladder[%d] is %v and %v: must be at least the level before it, which is %v and %v", i, l.Near, l.Far, c.Ladder[i-1].Near, c.Ladder[i-1].Far))
 		}
 	}
 	whole("start", c.Start, 0, max(len(c.Ladder)-1, 0))

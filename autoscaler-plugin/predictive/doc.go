@@ -34,8 +34,6 @@
 // that goes back passes none, and a suspended host a minute at most, so that a jump alone
 // neither empties a window nor scales anything. A counter that restarts is no load.
 //
-// Sources: the ideas of issue 8, item 7; reference/autoscaling-facts.md (what a policy is
-// measured on); the seeds' peaks over a minute (capacity-analyzer) and same time last week
-// (deployment-management). The numbers are those that did best on both halves of the
-// ServeGen trace at once; the shadow makes them matter little.
+// The default numbers did best on both halves of the ServeGen trace at once
+// (docs/benchmarks.md); the shadows make the choice matter little.
 package predictive

@@ -53,7 +53,7 @@ func Next(c *Config, s *State, in *Input) Decision {
 	step := s.pass(in.Now)
 	rate, known := s.measure(c, in, step, &d)
 	if !known {
-		d.Rule, d.Reason = ByUnknown, fmt.Sprintf("neither arrivals nor running requests are known: %d replicas stay", d.Current)
+		d.Rule, d.Reason = ByUnknown, fmt.Sprintf("arrivals and running requests are unknown: %d replicas stay", d.Current)
 		return d
 	}
 	service := s.service()
@@ -319,9 +319,9 @@ func (d *Decision) explain(c *Config, want float64, slots int) {
 	case d.Replicas < d.Current:
 		what = fmt.Sprintf("shrink to %d", d.Replicas)
 	}
-	d.Reason = fmt.Sprintf("%d replicas (%d slots) %s: load %.1f, peak %.1f, forecast %.1f slots, at level %d of %d need %.1f by %s, wanted %.1f",
+	d.Reason = fmt.Sprintf("%d replicas (%d slots) %s: load %.1f, peak %.1f, forecast %.1f slots; need at level %d of %d is %.1f slots by %s, target %.1f",
 		d.Current, slots, what, d.Load, d.Peak, d.Forecast, d.Level, len(c.Ladder)-1, d.Need, d.Rule, want)
 	if d.Short > 0 {
-		d.Reason += fmt.Sprintf(", %.1f slots short of it", d.Short)
+		d.Reason += fmt.Sprintf(", of which %.1f slots are not available", d.Short)
 	}
 }

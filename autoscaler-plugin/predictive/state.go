@@ -78,19 +78,19 @@ func (s *State) Validate() error {
 	var errs []error
 	number := func(field string, v float64) {
 		if !(v >= 0) || math.IsInf(v, 1) {
-			errs = append(errs, fmt.Errorf("state: %s is %v: it must be finite and not negative", field, v))
+			errs = append(errs, fmt.Errorf("state: %s is %v: must be finite and not negative", field, v))
 		}
 	}
 	marks := func(field string, w []mark) {
 		if len(w) > maxMarks {
-			errs = append(errs, fmt.Errorf("state: %s has %d entries: at most %d", field, len(w), maxMarks))
+			errs = append(errs, fmt.Errorf("state: %s has %d entries: must be at most %d", field, len(w), maxMarks))
 			return
 		}
 		for i, m := range w {
 			number(field, m.At)
 			number(field, m.Value)
 			if m.At > s.Time || i > 0 && m.At < w[i-1].At {
-				errs = append(errs, fmt.Errorf("state: %s[%d] is at %v: entries must be in order and not after %v", field, i, m.At, s.Time))
+				errs = append(errs, fmt.Errorf("state: %s[%d] is at %v: must be in order and not after %v", field, i, m.At, s.Time))
 			}
 		}
 	}
@@ -103,7 +103,7 @@ func (s *State) Validate() error {
 	}
 	marks("far", s.Far)
 	if len(s.Recent) > maxMarks || len(s.Shadows) > MaxLadder {
-		errs = append(errs, fmt.Errorf("state: recent has %d and shadows %d entries: at most %d and %d", len(s.Recent), len(s.Shadows), maxMarks, MaxLadder))
+		errs = append(errs, fmt.Errorf("state: recent has %d and shadows %d entries: must be at most %d and %d", len(s.Recent), len(s.Shadows), maxMarks, MaxLadder))
 	}
 	for _, r := range s.Recent {
 		number("recent.at", r.At)
@@ -117,7 +117,7 @@ func (s *State) Validate() error {
 		marks("shadows.wishes", s.Shadows[i].Wishes)
 	}
 	if !s.Season.valid() {
-		errs = append(errs, errors.New("state: season is none that this policy writes"))
+		errs = append(errs, errors.New("state: season is invalid"))
 	}
 	return errors.Join(errs...)
 }

@@ -51,7 +51,7 @@ type Variant struct {
 	Unplaceable bool `json:"unplaceable,omitempty"`
 }
 
-// DefaultCost is that of the capacity analyzer's seed.
+// DefaultCost is the cost of a replica that names none, as in package capacity.
 const DefaultCost = 10
 
 const maxCount = 1_000_000
@@ -61,7 +61,7 @@ const maxCount = 1_000_000
 func (in *Input) Validate() error {
 	var errs []error
 	bad := func(field string, v any, want string) {
-		errs = append(errs, fmt.Errorf("%s is %v: it must be %s", field, v, want))
+		errs = append(errs, fmt.Errorf("%s is %v: must be %s", field, v, want))
 	}
 	if !(in.ColdStartSeconds >= 0 && in.ColdStartSeconds <= 86400) {
 		bad("cold_start_seconds", in.ColdStartSeconds, "0 to 86400")
@@ -85,7 +85,7 @@ func (in *Input) Validate() error {
 	for i, v := range in.Variants {
 		at := fmt.Sprintf("variants[%d]", i)
 		if seen[v.Variant] {
-			bad(at+".variant", fmt.Sprintf("%q", v.Variant), "there once")
+			bad(at+".variant", fmt.Sprintf("%q", v.Variant), "unique")
 		}
 		seen[v.Variant] = true
 		if v.Slots < 1 || v.Slots > maxCount {
@@ -101,7 +101,7 @@ func (in *Input) Validate() error {
 			bad(at+".max", v.Max, fmt.Sprintf("0 to %d", maxCount))
 		}
 		if v.Min < 0 || v.Min > maxCount || v.Max > 0 && v.Min > v.Max {
-			bad(at+".min", v.Min, "0 to its max")
+			bad(at+".min", v.Min, "0 to the variant's max")
 		}
 	}
 	return errors.Join(errs...)

@@ -84,7 +84,7 @@ func (r *Reader) Word(key string, words ...string) string {
 	case !ok:
 		return words[0]
 	case !slices.Contains(words, v):
-		r.Fault(key, "is %q: want %s", v, strings.Join(words, " or "))
+		r.Fault(key, "is %q: must be %s", v, strings.Join(words, " or "))
 		return words[0]
 	}
 	return v
@@ -98,7 +98,7 @@ func (r *Reader) Number(key string, otherwise, low, high float64) float64 {
 	}
 	f, err := strconv.ParseFloat(v, 64)
 	if err != nil || math.IsNaN(f) || f < low || f > high {
-		r.Fault(key, "is %q: want a number from %v to %v", v, low, high)
+		r.Fault(key, "is %q: must be a number from %v to %v", v, low, high)
 		return otherwise
 	}
 	return f
@@ -112,7 +112,7 @@ func (r *Reader) Whole(key string, otherwise, low, high int) int {
 	}
 	n, err := strconv.Atoi(v)
 	if err != nil || n < low || n > high {
-		r.Fault(key, "is %q: want a whole number from %d to %d", v, low, high)
+		r.Fault(key, "is %q: must be a whole number from %d to %d", v, low, high)
 		return otherwise
 	}
 	return n
@@ -126,7 +126,7 @@ func (r *Reader) Switch(key string, otherwise bool) bool {
 	}
 	b, err := strconv.ParseBool(v)
 	if err != nil {
-		r.Fault(key, "is %q: want true or false", v)
+		r.Fault(key, "is %q: must be true or false", v)
 		return otherwise
 	}
 	return b
@@ -140,7 +140,7 @@ func (r *Reader) Duration(key string, otherwise, low, high time.Duration) time.D
 	}
 	d, err := time.ParseDuration(v)
 	if err != nil || d < low || d > high {
-		r.Fault(key, "is %q: want a time from %s to %s, as \"30s\"", v, low, high)
+		r.Fault(key, "is %q: must be a time from %s to %s, such as \"30s\"", v, low, high)
 		return otherwise
 	}
 	return d
@@ -153,7 +153,7 @@ func (r *Reader) Parsed(key string, parse func(string) error) {
 		return
 	}
 	if err := parse(v); err != nil {
-		r.Fault(key, "cannot be read: %w", err)
+		r.Fault(key, "is invalid: %w", err)
 	}
 }
 
@@ -181,7 +181,7 @@ func (r *Reader) Err() error {
 	slices.Sort(known)
 	errs := slices.Clone(r.errs)
 	for _, k := range unknown {
-		errs = append(errs, fmt.Errorf("%s is unknown: want some of %s", k, strings.Join(known, ", ")))
+		errs = append(errs, fmt.Errorf("%s is an unknown key: must be one of %s", k, strings.Join(known, ", ")))
 	}
 	return errors.Join(errs...)
 }

@@ -33,9 +33,9 @@ func TestEveryBadValueIsNamedAtOnce(t *testing.T) {
 	err := r.Err()
 	require.ErrorIs(t, err, broken)
 	for _, want := range []string{
-		`n is "NaN": want a number from 0 to 1`, `w is "1.5": want a whole number from 0 to 10`, `s is "maybe": want true or false`,
-		`d is "5": want a time from 0s to 1h0m0s, as "30s"`, `word is "safer": want safe or wva`, `json cannot be read: it is broken`,
-		`kv_cache_treshold is unknown: want some of d, json, low, n, s, w, word`, `low is "-1": want a whole number from 0 to 10`,
+		`n is "NaN": must be a number from 0 to 1`, `w is "1.5": must be a whole number from 0 to 10`, `s is "maybe": must be true or false`,
+		`d is "5": must be a time from 0s to 1h0m0s, such as "30s"`, `word is "safer": must be safe or wva`, `json is invalid: it is broken`,
+		`kv_cache_treshold is an unknown key: must be one of d, json, low, n, s, w, word`, `low is "-1": must be a whole number from 0 to 10`,
 	} {
 		require.ErrorContains(t, err, want)
 	}

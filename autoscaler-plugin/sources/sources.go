@@ -54,10 +54,10 @@ func Read(r *settings.Reader) Config {
 	c.Prometheus, c.PrometheusToken = r.Text(KeyPrometheus, ""), r.Text(KeyPrometheusToken, "")
 	c.Scrape = r.Duration(KeyScrape, 0, time.Second, time.Minute)
 	if c.Prometheus != "" && c.Consul != "" && c.Consul != none {
-		r.Fault(KeyPrometheus, "is set and %s as well: want one of them", KeyConsul)
+		r.Fault(KeyPrometheus, "and %s are both set: set only one", KeyConsul)
 	}
 	if c.Controller == nil && c.Prometheus == "" && c.Consul == none {
-		r.Fault(KeyConsul, "is %q, and there is neither %s nor %s: want somebody to ask", none, KeyPrometheus, settings.KeyController)
+		r.Fault(KeyConsul, "is %q, and %s and %s are not set: set at least one of them", none, KeyPrometheus, settings.KeyController)
 	}
 	return c
 }
@@ -139,7 +139,7 @@ func Open(c Config, log hclog.Logger) (*Opened, error) {
 	for _, f := range run {
 		running.Go(func() {
 			if err := f(ctx); ctx.Err() == nil {
-				log.Error("what keeps answers at hand has ended", "error", err)
+				log.Error("a source stopped reading in the background", "error", err)
 			}
 		})
 	}

@@ -33,10 +33,10 @@ func TestTheControllerIsOneOnlyWhereSomebodySaysSo(t *testing.T) {
 func TestSomebodyMustBeAsked(t *testing.T) {
 	r := settings.Read(map[string]string{"consul": "none"})
 	sources.Read(r)
-	require.ErrorContains(t, r.Err(), "want somebody to ask")
+	require.ErrorContains(t, r.Err(), "set at least one of them")
 	r = settings.Read(map[string]string{"consul": "c:1", "prometheus": "http://p"})
 	sources.Read(r)
-	require.ErrorContains(t, r.Err(), "want one of them")
+	require.ErrorContains(t, r.Err(), "set only one")
 }
 
 func TestKeyTellsPlacesApart(t *testing.T) {

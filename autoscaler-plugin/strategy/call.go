@@ -105,9 +105,9 @@ func (c *Call) decide(s *State, elapsed time.Duration) Answer {
 	}
 	switch {
 	case low > high:
-		a.Reason = fmt.Sprintf("the model's min %d is above its max %d: nothing is scaled until they are mended", low, high)
+		a.Reason = fmt.Sprintf("the model's min is %d and its max is %d: min must be at most max, and the count stays until this is corrected", low, high)
 	case current == 0 && high == 0:
-		a.Reason = "the model's max is 0: it has no replica, whoever asks for it"
+		a.Reason = "the model's max is 0: it gets no replica"
 	case current == 0 && c.wakesItself():
 		c.rules(&a, s, variants, low, high)
 	case current == 0:
@@ -115,7 +115,7 @@ func (c *Call) decide(s *State, elapsed time.Duration) Answer {
 		s.HPA = nil // while it sleeps nothing is recommended, so no window makes the first request wait
 	case c.Options.ScaleToZero && c.maySleep() && s.IdleFor >= c.Options.IdleAfter && c.quiet():
 		a.Targets = fanout.Spread(0, variants, nil)
-		a.Reason = fmt.Sprintf("no request for %s: the model may sleep", s.IdleFor)
+		a.Reason = fmt.Sprintf("no request for %s: scaling to zero", s.IdleFor)
 		s.HPA = nil
 	default:
 		c.rules(&a, s, variants, low, high)
@@ -148,7 +148,7 @@ func (c *Call) rules(a *Answer, s *State, variants []fanout.Variant, low, high i
 	if sum := fanout.Sum(a.Targets); sum < low || sum > high {
 		within := min(max(sum, low), high)
 		a.Targets = fanout.Spread(within, variants, a.Targets)
-		a.Reason = fmt.Sprintf("%s; %d is outside the model's %d to %d", a.Reason, sum, low, high)
+		a.Reason = fmt.Sprintf("%s; %d is outside the model's bounds %d to %d", a.Reason, sum, low, high)
 	}
 }
 
@@ -165,7 +165,7 @@ func (c *Call) hold(a *Answer, s *State, elapsed time.Duration) {
 		s.ShrinksFor += min(elapsed, 365*24*time.Hour-min(s.ShrinksFor, 365*24*time.Hour))
 	}
 	if h := c.Options.Capacity.Hold; s.ShrinksFor < h {
-		a.Reason = fmt.Sprintf("held, as fewer are enough for %s of %s: %s", s.ShrinksFor.Round(time.Second), h, a.Reason)
+		a.Reason = fmt.Sprintf("scale-down waits, because fewer replicas were enough for only %s of the required %s: %s", s.ShrinksFor.Round(time.Second), h, a.Reason)
 		a.Targets = current
 	}
 }
@@ -180,7 +180,7 @@ func (c *Call) onlyUp(a *Answer, high int) {
 	for _, v := range slices.Sorted(maps.Keys(current)) {
 		if a.Targets[v] < current[v] {
 			a.Targets[v] = current[v]
-			a.Reason += "; the model's management is upscaling: " + v + " is not reduced"
+			a.Reason += "; the model's management is upscaling, so " + v + " is not reduced"
 		}
 	}
 	if fanout.Sum(a.Targets) > max(high, a.Current) {
@@ -301,15 +301,15 @@ func (c *Call) wake(a *Answer, variants []fanout.Variant, low int) {
 	switch {
 	case wants(q) && low < 1:
 		a.Targets = fanout.Spread(1, variants, nil)
-		a.Reason = fmt.Sprintf("%d waiting and no replica: the first one comes", q.Waiting+q.InFlight)
+		a.Reason = fmt.Sprintf("no replica and %d waiting: starting the first replica", q.Waiting+q.InFlight)
 	case low > 0:
 		a.Targets = fanout.Spread(low, variants, nil)
-		a.Reason = fmt.Sprintf("there are 0 replicas and the model's min is %d", low)
+		a.Reason = fmt.Sprintf("no replica and the model's min is %d: starting as many", low)
 	default:
-		a.Reason = "the model sleeps, and no request waits"
+		a.Reason = "the model is scaled to zero and no request is waiting"
 	}
 	if fanout.Sum(a.Targets) == 0 && (wants(q) || low > 0) {
-		a.Reason += ", but no variant has a place: " + c.places()
+		a.Reason += ", but no variant can be placed: " + c.places()
 	}
 }
 

@@ -35,7 +35,7 @@ func (e *endpoint) listen(at string) {
 	}
 	if e.server != nil {
 		if err := e.server.Close(); err != nil {
-			e.log.Warn("the metrics' endpoint could not be closed", "metrics_listen", e.at, "error", err)
+			e.log.Warn("cannot close the metrics endpoint", "metrics_listen", e.at, "error", err)
 		}
 		e.serving.Wait()
 		e.server = nil
@@ -46,7 +46,7 @@ func (e *endpoint) listen(at string) {
 	}
 	l, err := net.Listen("tcp", at)
 	if err != nil {
-		e.log.Error("there will be no metrics", "metrics_listen", at, "error", err)
+		e.log.Error("cannot listen for metrics: none are exported", "metrics_listen", at, "error", err)
 		return
 	}
 	e.at = at
@@ -54,7 +54,7 @@ func (e *endpoint) listen(at string) {
 	e.server = server
 	e.serving.Go(func() {
 		if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-			e.log.Error("the metrics' endpoint ended", "error", err)
+			e.log.Error("the metrics endpoint failed", "error", err)
 		}
 	})
 }

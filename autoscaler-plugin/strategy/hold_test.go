@@ -24,7 +24,7 @@ func TestFewerMustBeEnoughForAWhile(t *testing.T) {
 	}
 	first := after(0, 4, 0.01)
 	require.Equal(t, strategy.None, first.Direction)
-	require.Contains(t, first.Reason, "held, as fewer are enough for 0s of 2m0s: l4 from 4 to 3")
+	require.Contains(t, first.Reason, "scale-down waits, because fewer replicas were enough for only 0s of the required 2m0s: l4 from 4 to 3")
 	require.Equal(t, strategy.None, after(time.Minute, 4, 0.01).Direction)
 	require.Equal(t, strategy.Up, after(time.Minute, 4, 0.9).Direction, "a load in between: it begins anew")
 	require.Equal(t, strategy.None, after(10*time.Second, 4, 0.01).Direction)

@@ -55,7 +55,7 @@ func (c *Call) holdDown(s *State, elapsed time.Duration) {
 		v := &c.Snapshot.Variants[i]
 		if h, no := held[v.Variant]; no && other && !v.Unplaceable {
 			v.Unplaceable = true
-			v.Why = fmt.Sprintf("it is not chosen for another %s, as it had no place: %s", h.Left.Round(time.Second), h.Why)
+			v.Why = fmt.Sprintf("not used for another %s because it could not be placed: %s", h.Left.Round(time.Second), h.Why)
 		}
 	}
 }
@@ -82,11 +82,11 @@ func (c *Call) prepared() (*Call, State, time.Duration) {
 // validateHeld says what of Held cannot be.
 func (s *State) validateHeld() (errs []error) {
 	if len(s.Held) > maxHeld {
-		errs = append(errs, fmt.Errorf("held has %d variants: want at most %d", len(s.Held), maxHeld))
+		errs = append(errs, fmt.Errorf("held has %d variants: must be at most %d", len(s.Held), maxHeld))
 	}
 	for i, h := range s.Held {
 		if h.Left < 0 || i > 0 && h.Variant <= s.Held[i-1].Variant {
-			errs = append(errs, fmt.Errorf("held[%d] is %q with %d ns: want each variant once, by name, with 0 or more", i, h.Variant, h.Left))
+			errs = append(errs, fmt.Errorf("held[%d] is %q with %d ns: must be 0 or more, and the variants unique and sorted by name", i, h.Variant, h.Left))
 		}
 	}
 	return errs

@@ -129,5 +129,5 @@ func TestWhatIsHeldIsBoundedAndChecked(t *testing.T) {
 	require.ErrorContains(t, err, `held[0] is "v0000" with -1 ns`)
 	require.ErrorContains(t, err, `held[1] is "v0000"`)
 	s.Held = append(s.Held, s.Held...)
-	require.ErrorContains(t, s.Validate(), "2000 variants: want at most 1000")
+	require.ErrorContains(t, s.Validate(), "2000 variants: must be at most 1000")
 }

@@ -26,14 +26,14 @@ func NewMetrics(to prometheus.Registerer, strategy string) *Metrics {
 	}
 	m := &Metrics{
 		decisions: prometheus.NewCounterVec(prometheus.CounterOpts(opts("decisions_total", "Decisions by direction: up, down or none.")), []string{"model", "direction"}),
-		target:    prometheus.NewGaugeVec(prometheus.GaugeOpts(opts("target_replicas", "Replicas of each variant that the last decision wants.")), []string{"model", "variant"}),
-		slots:     prometheus.NewGaugeVec(prometheus.GaugeOpts(opts("predicted_slots", "Slots of remuda-predictive's last decision: load, peak, forecast, need, and short, which could not be given.")), []string{"model", "of"}),
-		inert:     prometheus.NewGaugeVec(prometheus.GaugeOpts(opts("inert", "1 while nothing can be judged: no matching series, or all replicas unknown.")), []string{"model"}),
-		observe:   prometheus.NewCounterVec(prometheus.CounterOpts(opts("observe_errors_total", "Decisions for which nothing at all could be observed.")), []string{"model"}),
-		state:     prometheus.NewCounterVec(prometheus.CounterOpts(opts("state_errors_total", "States that could not be loaded or kept; raced: another autoscaler was faster.")), []string{"model", "kind"}),
+		target:    prometheus.NewGaugeVec(prometheus.GaugeOpts(opts("target_replicas", "Replicas of each variant in the last decision.")), []string{"model", "variant"}),
+		slots:     prometheus.NewGaugeVec(prometheus.GaugeOpts(opts("predicted_slots", "Slots in remuda-predictive's last decision: load, peak, forecast, need, and short (needed and not available).")), []string{"model", "of"}),
+		inert:     prometheus.NewGaugeVec(prometheus.GaugeOpts(opts("inert", "1 while the policy cannot make a decision: no matching series, or all replicas unknown.")), []string{"model"}),
+		observe:   prometheus.NewCounterVec(prometheus.CounterOpts(opts("observe_errors_total", "Decisions for which the model could not be observed.")), []string{"model"}),
+		state:     prometheus.NewCounterVec(prometheus.CounterOpts(opts("state_errors_total", "States that could not be loaded (load) or saved (save), or that another autoscaler saved first (raced).")), []string{"model", "kind"}),
 		lost:      prometheus.NewCounter(prometheus.CounterOpts(opts("decisions_unwritten_total", "Decisions that could not be written to the decisions file."))),
 		took: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Namespace: "remuda_autoscaler", Name: "duration_seconds", Help: "How long a call of the strategy took, and its observing alone.",
+			Namespace: "remuda_autoscaler", Name: "duration_seconds", Help: "Duration of a call of the strategy (run) and of its observation alone (observe).",
 			ConstLabels: labels, Buckets: []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .1, .5, 2, 10},
 		}, []string{"part"}),
 	}

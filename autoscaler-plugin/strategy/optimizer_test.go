@@ -27,7 +27,7 @@ func TestTheOptimizerLearnsAndIsHeardByTheAnalyzer(t *testing.T) {
 	load(3.5)
 	first := run(t, p, 2, check)
 	require.Equal(t, none, first.Direction, "it refuses while it knows nothing")
-	require.Contains(t, first.Reason, "; the optimizer gives no targets: ")
+	require.Contains(t, first.Reason, "; no targets from the optimizer: ")
 	for i := range 80 {
 		w.now = w.now.Add(30 * time.Second)
 		load(1 + float64(i%6)/2)

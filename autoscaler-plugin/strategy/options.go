@@ -80,7 +80,7 @@ type UtilizationOptions struct {
 // to see what they did.
 const defaultHold = 2 * time.Minute
 
-// defaultIdleAfter is the idle delay: the seed gives none (see hpa.DefaultBacklog).
+// defaultIdleAfter is the idle delay, as in hpa.DefaultBacklog.
 const defaultIdleAfter = 5 * time.Minute
 
 // readOptions reads the keys that a check may set and a plugin block may give defaults for.
@@ -100,7 +100,7 @@ func readOptions(r *settings.Reader, strategy string) (Options, observe.Target) 
 	})
 	t.Variants = []observe.VariantSpec{plain}
 	if err := t.Validate(); err != nil {
-		r.Fault("model", "cannot be observed: %w", err)
+		r.Fault("model", "is invalid: %w", err)
 	}
 	switch strategy {
 	case Capacity:
@@ -121,7 +121,7 @@ func matches(s string) ([]metrics.Matcher, error) {
 	for _, part := range strings.Split(s, ",") {
 		label, value, ok := strings.Cut(strings.TrimSpace(part), "=")
 		if !ok || label == "" {
-			return nil, fmt.Errorf("%q: want label=value pairs, separated by commas", part)
+			return nil, fmt.Errorf("%q: must be label=value pairs separated by commas", part)
 		}
 		all = append(all, metrics.Matcher{Name: label, Value: value})
 	}
@@ -160,7 +160,7 @@ func readCapacity(r *settings.Reader, o *Options) *CapacityOptions {
 		r.Ignore("target_wait", "target_probability")
 	}
 	if err := c.Config.Validate(); err != nil {
-		r.Fault("thresholds", "do not fit together: %w", err)
+		r.Fault("thresholds", "are invalid: %w", err)
 	}
 	return c
 }
@@ -189,7 +189,7 @@ func readHPA(r *settings.Reader, o *Options) *HPAOptions {
 	if r.Word("form", "kubernetes", "replicate") == "replicate" {
 		b := hpa.DefaultBacklog()
 		if h.Metric != observe.MetricQueue && h.Metric != observe.MetricRunning {
-			r.Fault("metric", "is %q: want queue or running, as replicate's form goes by a backlog", h.Metric)
+			r.Fault("metric", "is %q: must be queue or running, because form is replicate, which scales by a backlog", h.Metric)
 		}
 		b.Target, b.ScaleToZero, b.IdleSeconds = h.Target, o.ScaleToZero, int(o.IdleAfter/time.Second)
 		b.Headroom = r.Whole("headroom", 0, 0, hpa.MaxCount)
@@ -223,7 +223,7 @@ func readUtilization(r *settings.Reader) *UtilizationOptions {
 	valid := c
 	valid.MaxConcurrency = max(c.MaxConcurrency, 1) // 0 is what the engines say
 	if err := valid.Validate(); err != nil {
-		r.Fault("config", "cannot be: %w", err)
+		r.Fault("config", "is invalid: %w", err)
 	}
 	return &UtilizationOptions{Config: c, Tier: r.Text("tier", ""), Window: r.Duration("usage_window", utilization.DefaultBucket, time.Minute, time.Hour)}
 }
@@ -236,7 +236,7 @@ func decode(s string, into any) error {
 		return err
 	}
 	if d.More() {
-		return fmt.Errorf("there is more after the first JSON value: want one")
+		return fmt.Errorf("unexpected data after the first JSON value")
 	}
 	return nil
 }

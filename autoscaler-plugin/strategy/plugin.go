@@ -86,7 +86,7 @@ func New(cfg Config) (*Plugin, error) {
 		known = known || n == cfg.Strategy
 	}
 	if !known {
-		return nil, fmt.Errorf("there is no strategy %q: want one of %v", cfg.Strategy, Names())
+		return nil, fmt.Errorf("unknown strategy %q: must be one of %v", cfg.Strategy, Names())
 	}
 	if cfg.Open == nil {
 		cfg.Open = open
@@ -152,10 +152,10 @@ func (p *Plugin) SetConfig(config map[string]string) error {
 		return fmt.Errorf("%s config: %w", p.cfg.Strategy, err)
 	}
 	if from.Controller == nil && stateDir == "" {
-		p.cfg.Logger.Warn("states are kept in this process only, and are lost when it ends: set controller or state_dir", "strategy", p.cfg.Strategy)
+		p.cfg.Logger.Warn("the strategy's state is in memory only and is lost when the plugin stops: set controller or state_dir", "strategy", p.cfg.Strategy)
 	}
 	if decisions == "" {
-		p.cfg.Logger.Warn("decisions are not kept and cannot be replayed: set decisions to a file", "strategy", p.cfg.Strategy)
+		p.cfg.Logger.Warn("decisions are not recorded and cannot be replayed: set decisions to a file", "strategy", p.cfg.Strategy)
 	}
 	p.served.listen(listen)
 	p.mu.Lock()
@@ -187,7 +187,7 @@ func (w *world) close(log hclog.Logger) {
 		return
 	}
 	if err := w.decisions.Close(); err != nil {
-		log.Warn("the decisions file could not be closed", "error", err)
+		log.Warn("cannot close the decisions file", "error", err)
 	}
 }
 
@@ -207,7 +207,7 @@ func (p *Plugin) Run(eval *sdk.ScalingCheckEvaluation, count int64) (*sdk.Scalin
 	w := p.world
 	p.mu.Unlock()
 	if w == nil {
-		return eval, fmt.Errorf("%s: it has no configuration yet: call SetConfig first", p.cfg.Strategy)
+		return eval, fmt.Errorf("%s: not configured: call SetConfig first", p.cfg.Strategy)
 	}
 	var config map[string]string
 	if eval.Check != nil && eval.Check.Strategy != nil {
@@ -280,14 +280,14 @@ func (p *Plugin) decide(w *world, view *View, options Options, look observe.Targ
 	p.metrics.since("observe", looking)
 	if err != nil {
 		p.metrics.observe.WithLabelValues(options.Model).Inc()
-		a := Answer{Direction: None, Reason: err.Error(), Inert: "nothing can be observed: " + err.Error()}
+		a := Answer{Direction: None, Reason: err.Error(), Inert: "cannot observe the model: " + err.Error()}
 		p.tell(log, s, &a)
 		return a, snapshot
 	}
 	store := w.store(view)
 	if err := s.load(ctx, store); err != nil {
 		p.metrics.state.WithLabelValues(options.Model, "load").Inc()
-		log.Warn("the state cannot be loaded, the strategy starts with none", "error", err)
+		log.Warn("cannot load the strategy's state: starting without it", "error", err)
 	}
 	call := Call{Strategy: p.cfg.Strategy, Options: options, Now: p.cfg.Now().UnixNano(), Snapshot: snapshot, State: s.memory.State}
 	if u := options.Utilization; u != nil {
@@ -311,7 +311,7 @@ func (p *Plugin) decide(w *world, view *View, options Options, look observe.Targ
 		if err != nil {
 			s.chain = chain{}
 			p.metrics.lost.Inc()
-			log.Error("a decision could not be written", "error", err)
+			log.Error("cannot write a decision to the decisions file", "error", err)
 		}
 	}
 	p.tell(log, s, &a)
@@ -328,14 +328,14 @@ func (p *Plugin) keep(ctx context.Context, log hclog.Logger, s *slot, store Stor
 	case errors.Is(err, ErrRaced):
 		p.metrics.state.WithLabelValues(s.model, "raced").Inc()
 		if acts {
-			return "another autoscaler decided about the model meanwhile: nothing is done this time"
+			return "another autoscaler saved a decision about the model first: this one is dropped"
 		}
 		return ""
 	}
 	p.metrics.state.WithLabelValues(s.model, "save").Inc()
-	log.Warn("the state cannot be kept", "error", err)
+	log.Warn("cannot save the strategy's state", "error", err)
 	if acts && a.HPA != nil {
-		return fmt.Sprintf("the windows cannot be kept, so nothing is done: %v", err)
+		return fmt.Sprintf("cannot save the scaling windows, so the decision is dropped: %v", err)
 	}
 	return ""
 }
@@ -366,10 +366,10 @@ func (p *Plugin) tell(log hclog.Logger, s *slot, a *Answer) {
 	switch {
 	case a.Inert != "" && (s.alarmed.IsZero() || now.Sub(s.alarmed) >= alarmEvery || now.Before(s.alarmed)):
 		s.alarmed = now
-		log.Error("ALARM: the policy is inert, it cannot judge anything", "reason", a.Inert)
+		log.Error("ALARM: the policy is inert: it cannot make a decision", "reason", a.Inert)
 	case a.Inert == "" && !s.alarmed.IsZero():
 		s.alarmed = time.Time{}
-		log.Info("the policy can judge again")
+		log.Info("the policy can make decisions again")
 	}
 }
 

@@ -245,7 +245,7 @@ func TestRunNeverReturnsNil(t *testing.T) {
 	require.NoError(t, err)
 	require.NotNil(t, got.Action, "the model is the plugin block's")
 	got, err = p.Run(&sdk.ScalingCheckEvaluation{Check: &sdk.ScalingPolicyCheck{Strategy: &sdk.ScalingPolicyStrategy{Config: map[string]string{"model_name": "m"}}}}, 1)
-	require.ErrorContains(t, err, "model_name is unknown: want some of")
+	require.ErrorContains(t, err, "model_name is an unknown key: must be one of")
 	require.NotNil(t, got.Action)
 }
 
@@ -255,17 +255,17 @@ func TestConfig(t *testing.T) {
 		config   map[string]string
 		want     []string
 	}{
-		{strategy.Capacity, map[string]string{"rules": "bold", "kv_spare_trigger": "2", "overrides": `[{"model_name":"m"}]`}, []string{`rules is "bold"`, "kv_spare_trigger is", "overrides cannot be read"}},
-		{strategy.Capacity, map[string]string{"kv_cache_threshold": "0.05"}, []string{"thresholds do not fit together"}},
-		{strategy.Capacity, map[string]string{"match": "job"}, []string{"match cannot be read"}},
-		{strategy.Capacity, map[string]string{"dialect": "cobol"}, []string{"cannot be observed"}},
-		{strategy.HPA, map[string]string{"metric": "cpu", "behavior": `{"scale_up":{"select_policy":"Most"}}`, "tolerance_up": "-1"}, []string{"metric cannot be read", "select_policy", "tolerance_up"}},
-		{strategy.HPA, map[string]string{"form": "replicate", "metric": "kv"}, []string{"goes by a backlog"}},
-		{strategy.HPA, map[string]string{"rules": "wva"}, []string{"rules is unknown"}},
-		{strategy.Utilization, map[string]string{"config": `{"downscale_batch":0}`, "usage_window": "1s"}, []string{"config cannot be", "usage_window is"}},
-		{strategy.Predictive, map[string]string{"goal": "2", "cold_start": "2h", "lower": "x", "config": `{"ladder":[]}`}, []string{"goal is", "cold_start is", "lower is", "config cannot be"}},
-		{strategy.Predictive, map[string]string{"unplaceable_hold": "2h", "config": `{"caution":1}`}, []string{"unplaceable_hold is", "config cannot be read"}},
-		{strategy.Utilization, map[string]string{"prometheus": "http://p", "consul": "c:8500"}, []string{"want one of them"}},
+		{strategy.Capacity, map[string]string{"rules": "bold", "kv_spare_trigger": "2", "overrides": `[{"model_name":"m"}]`}, []string{`rules is "bold"`, "kv_spare_trigger is", "overrides is invalid"}},
+		{strategy.Capacity, map[string]string{"kv_cache_threshold": "0.05"}, []string{"thresholds are invalid"}},
+		{strategy.Capacity, map[string]string{"match": "job"}, []string{"match is invalid"}},
+		{strategy.Capacity, map[string]string{"dialect": "cobol"}, []string{"model is invalid"}},
+		{strategy.HPA, map[string]string{"metric": "cpu", "behavior": `{"scale_up":{"select_policy":"Most"}}`, "tolerance_up": "-1"}, []string{"metric is invalid", "select_policy", "tolerance_up"}},
+		{strategy.HPA, map[string]string{"form": "replicate", "metric": "kv"}, []string{"scales by a backlog"}},
+		{strategy.HPA, map[string]string{"rules": "wva"}, []string{"rules is an unknown key"}},
+		{strategy.Utilization, map[string]string{"config": `{"downscale_batch":0}`, "usage_window": "1s"}, []string{"config is invalid", "usage_window is"}},
+		{strategy.Predictive, map[string]string{"goal": "2", "cold_start": "2h", "lower": "x", "config": `{"ladder":[]}`}, []string{"goal is", "cold_start is", "lower is", "config is invalid"}},
+		{strategy.Predictive, map[string]string{"unplaceable_hold": "2h", "config": `{"caution":1}`}, []string{"unplaceable_hold is", "config is invalid"}},
+		{strategy.Utilization, map[string]string{"prometheus": "http://p", "consul": "c:8500"}, []string{"set only one"}},
 		{strategy.Utilization, map[string]string{"state_dir": "/dev/null/x"}, []string{"state_dir"}},
 		{strategy.Utilization, map[string]string{"decisions": "/nowhere/x"}, []string{"decisions"}},
 	} {
@@ -280,7 +280,7 @@ func TestConfig(t *testing.T) {
 		})
 	}
 	_, err := strategy.New(strategy.Config{Strategy: "x"})
-	require.ErrorContains(t, err, `there is no strategy "x"`)
+	require.ErrorContains(t, err, `unknown strategy "x"`)
 }
 
 func TestAnotherConfigurationReplacesTheFirst(t *testing.T) {
@@ -308,7 +308,7 @@ func TestTwoAutoscalersNeverActTwice(t *testing.T) {
 	w.now = w.now.Add(10 * time.Second)
 	got := run(t, a, 2, check)
 	require.Equal(t, none, got.Direction)
-	require.Contains(t, got.Reason, "another autoscaler decided about the model meanwhile", "b has kept its state since")
+	require.Contains(t, got.Reason, "another autoscaler saved a decision about the model first", "b has kept its state since")
 	require.Equal(t, int64(2), got.Count)
 	require.Equal(t, up, run(t, b, 2, check).Direction)
 	w.now = w.now.Add(10 * time.Second)
@@ -351,7 +351,7 @@ func TestAStoreThatIsAway(t *testing.T) {
 	hpa, capacity := w.plugin(t, strategy.HPA, nil), w.plugin(t, strategy.Capacity, nil)
 	got := run(t, hpa, 2, check)
 	require.Equal(t, none, got.Direction)
-	require.Contains(t, got.Reason, "the windows cannot be kept")
+	require.Contains(t, got.Reason, "cannot save the scaling windows")
 	w.snapshot = model(0, 2, 0.75)
 	require.Equal(t, up, run(t, capacity, 2, check).Direction, "it has no windows")
 	w.snapshot.Queue.Waiting = 8
@@ -428,7 +428,7 @@ func TestEveryDecisionIsKeptAndTheSameAgain(t *testing.T) {
 				require.NoError(t, err)
 				require.NoError(t, again.Replay(&r))
 				r.Answer.Count++
-				require.ErrorContains(t, again.Replay(&r), "the answer was")
+				require.ErrorContains(t, again.Replay(&r), "the answer differs")
 				n++
 			}
 			require.Equal(t, 5, n)

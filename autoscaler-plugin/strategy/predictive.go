@@ -17,9 +17,8 @@ type PredictiveOptions struct {
 	ColdStart  time.Duration `json:"cold_start_ns"`
 }
 
-// Defaults of what the policy has to be told. The cold start is the middle one of those that
-// policies are measured on (reference/autoscaling-facts.md); the controller's API has no
-// measured one.
+// Defaults of what is not measured. The cold start is the middle one of the three that the
+// policy study uses (docs/benchmarks.md); the controller's API has no measured one.
 const (
 	defaultTargetWait = 2 * time.Second
 	defaultColdStart  = 110 * time.Second
@@ -33,7 +32,7 @@ func readPredictive(r *settings.Reader) *PredictiveOptions {
 	c.Lower = r.Number("lower", c.Lower, 0, 0.9)
 	c.HoldSeconds = int(r.Duration("hold", time.Duration(c.HoldSeconds)*time.Second, 0, 24*time.Hour) / time.Second)
 	if err := c.Validate(); err != nil {
-		r.Fault("config", "cannot be: %w", err)
+		r.Fault("config", "is invalid: %w", err)
 	}
 	return &PredictiveOptions{Config: c, TargetWait: r.Duration("target_wait", defaultTargetWait, 0, time.Hour),
 		ColdStart: r.Duration("cold_start", defaultColdStart, 0, mostColdStart)}
@@ -58,7 +57,7 @@ func (c *Call) predicted(a *Answer) {
 	d := a.Predictive
 	a.Reason = d.Reason
 	if d.Rule == predictive.ByInvalid && c.Snapshot.HotCount() == 0 && c.unsized() {
-		a.Reason = "nothing serves yet, and how many requests a replica takes at once is told by none: set slots, or wait for the first one"
+		a.Reason = "the number of slots per replica is unknown until a replica serves: set slots, or wait for the first replica"
 		return
 	}
 	if d.Inert() {
@@ -87,12 +86,12 @@ func (c *Call) heardAll(a *Answer) {
 	until := ""
 	switch {
 	case c.Snapshot.Queue.Partial:
-		until = "before the controller's new leader has heard every gateway"
+		until = "until every gateway has reported to the controller's new leader"
 		if !c.Snapshot.Census.Inert {
 			a.Inert = ""
 		}
 	case c.unseen() > 0:
-		until = fmt.Sprintf("while %d of %d replicas are not seen", c.unseen(), c.Snapshot.Current())
+		until = fmt.Sprintf("while %d of %d replicas are not observed", c.unseen(), c.Snapshot.Current())
 	default:
 		return
 	}
@@ -102,6 +101,6 @@ func (c *Call) heardAll(a *Answer) {
 	}
 	if less {
 		a.Targets = c.currents()
-		a.Reason = fmt.Sprintf("nothing is removed %s; else: %s", until, a.Reason)
+		a.Reason = fmt.Sprintf("no scale-down %s; otherwise: %s", until, a.Reason)
 	}
 }

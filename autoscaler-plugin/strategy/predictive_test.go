@@ -99,7 +99,7 @@ func TestPredictiveEdges(t *testing.T) {
 		count int
 		inert string
 	}{
-		{"what is not known changes nothing", func(c *strategy.Call) { c.Snapshot.Queue = observe.Queue{} }, 3, "neither arrivals nor running"},
+		{"what is not known changes nothing", func(c *strategy.Call) { c.Snapshot.Queue = observe.Queue{} }, 3, "arrivals and running requests are unknown"},
 		{"slots are told by none, and none serves", func(c *strategy.Call) {
 			for i := range c.Snapshot.Variants {
 				v := &c.Snapshot.Variants[i]
@@ -157,7 +157,7 @@ func TestNothingIsRemovedBeforeEveryGatewayIsHeard(t *testing.T) {
 	call.Snapshot.Queue = partial
 	a, _ := call.Decide()
 	require.Equal(t, strategy.None, a.Direction)
-	require.Contains(t, a.Reason, "has heard every gateway; else: ")
+	require.Contains(t, a.Reason, "until every gateway has reported to the controller's new leader; otherwise: ")
 	call.Snapshot.Queue = observe.Queue{Known: true}
 	a, _ = call.Decide()
 	require.Equal(t, strategy.Down, a.Direction)

@@ -31,7 +31,7 @@ const maxLine = 16 << 20
 
 // ErrBrokenLine is what Records answers for a line that is no record, as one that was cut by
 // a full disk. What comes after it can be read.
-var ErrBrokenLine = errors.New("it is no decision")
+var ErrBrokenLine = errors.New("not a decision record")
 
 // Records reads a decisions file. An error that is not ErrBrokenLine is the last one.
 func Records(r io.Reader) iter.Seq2[Record, error] {

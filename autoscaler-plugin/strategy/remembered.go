@@ -75,15 +75,15 @@ func readMemory(raw []byte) (memory, error) {
 	}
 	for _, r := range m.Recent {
 		if r.Samples < 1 || !(r.Sum >= 0) {
-			return memory{}, fmt.Errorf("read the state: the minute %d has the sum %v of %d samples", r.Number, r.Sum, r.Samples)
+			return memory{}, fmt.Errorf("read the state: minute %d has the sum %v of %d samples: must be 0 or more of at least 1", r.Number, r.Sum, r.Samples)
 		}
 	}
 	if !(m.Refused.Total >= 0) {
-		return memory{}, fmt.Errorf("read the state: %v requests were refused: want 0 or more", m.Refused.Total)
+		return memory{}, fmt.Errorf("read the state: %v requests were rejected: must be 0 or more", m.Refused.Total)
 	}
 	for _, r := range m.Refused.Recent {
 		if !(r.Count >= 0 && r.Seconds > 0) {
-			return memory{}, fmt.Errorf("read the state: in the minute %d %v requests were refused in %v seconds: want 0 or more, in more than 0", r.Number, r.Count, r.Seconds)
+			return memory{}, fmt.Errorf("read the state: minute %d has %v rejected requests in %v seconds: must be 0 or more in more than 0", r.Number, r.Count, r.Seconds)
 		}
 	}
 	return m, nil

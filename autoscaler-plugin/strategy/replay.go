@@ -12,7 +12,7 @@ import (
 
 // ErrNoState is what a Replayer answers for a record whose state before stands in an earlier
 // one that it has not seen, as where a file was rotated in between.
-var ErrNoState = errors.New("the state before it is not in the file")
+var ErrNoState = errors.New("the state that the decision started from is not in the file")
 
 // fullEvery is how many records of a model go by until its state is written in full again,
 // where it is left out of most of them: half an hour of decisions.
@@ -116,7 +116,7 @@ func (r *Record) compare(again *Answer) error {
 		return r.fault("%w", err)
 	}
 	if !bytes.Equal(was, is) {
-		return r.fault("the answer was %s and is %s", was, is)
+		return r.fault("the answer differs: recorded %s, replayed %s", was, is)
 	}
 	return nil
 }

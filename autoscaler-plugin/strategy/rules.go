@@ -23,7 +23,7 @@ func (c *Call) capacity(a *Answer) {
 	in := c.capacityInput()
 	answer, err := capacity.Explain(rules, in)
 	if err != nil {
-		a.Reason = "the capacity analyzer refuses its input: " + strings.ReplaceAll(err.Error(), "\n", "; ")
+		a.Reason = "invalid input of the capacity analyzer: " + strings.ReplaceAll(err.Error(), "\n", "; ")
 		a.Inert = a.Reason
 		return
 	}
@@ -43,14 +43,14 @@ func (c *Call) capacity(a *Answer) {
 	case len(changed) > 0:
 		a.Reason = strings.Join(changed, "; ")
 	case answer.ScaleUp:
-		a.Reason = answer.ScaleUpReason + ", and no variant may grow now"
+		a.Reason = answer.ScaleUpReason + ", but no variant can grow now"
 	case answer.ScaleDownHold != "":
-		a.Reason = "nothing changes: " + answer.ScaleDownHold
+		a.Reason = "no change: " + answer.ScaleDownHold
 	default:
-		a.Reason = "there is enough, and no replica too many"
+		a.Reason = "no change: the capacity fits the load"
 	}
 	if c.ModelBasedRefused != "" {
-		a.Reason += "; the optimizer gives no targets: " + c.ModelBasedRefused
+		a.Reason += "; no targets from the optimizer: " + c.ModelBasedRefused
 	}
 }
 
@@ -99,7 +99,7 @@ func (c *Call) hpa(a *Answer, s *State, variants []fanout.Variant, low, high int
 	a.Targets = fanout.Spread(d.Replicas, variants, nil)
 }
 
-// recommend applies rules 1 to 3 of the facts page to the metric that was chosen.
+// recommend applies rules 1 to 3 of package hpa to the chosen metric.
 func (c *Call) recommend(o *HPAOptions) hpa.Recommendation {
 	if o.Metric != observe.MetricQueue {
 		return c.Snapshot.Measured(o.Metric, o.Target, o.Tolerance).Desired()

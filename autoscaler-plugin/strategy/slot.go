@@ -75,7 +75,7 @@ func (s *slot) keep(ctx context.Context, to Store, now time.Time, must bool) err
 	}
 	raw, err := json.Marshal(&s.memory)
 	if err != nil {
-		return fmt.Errorf("keep the state: %w", err)
+		return fmt.Errorf("save the state: %w", err)
 	}
 	if raw, err = pack(raw); err != nil {
 		return err

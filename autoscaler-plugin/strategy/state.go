@@ -52,13 +52,13 @@ func (s *State) pass(now int64) time.Duration {
 func (s *State) Validate() error {
 	var errs []error
 	if s.IdleFor < 0 {
-		errs = append(errs, fmt.Errorf("idle_ns is %d: want 0 or more", s.IdleFor))
+		errs = append(errs, fmt.Errorf("idle_ns is %d: must be 0 or more", s.IdleFor))
 	}
 	if s.ShrinksFor < 0 {
-		errs = append(errs, fmt.Errorf("shrinks_ns is %d: want 0 or more", s.ShrinksFor))
+		errs = append(errs, fmt.Errorf("shrinks_ns is %d: must be 0 or more", s.ShrinksFor))
 	}
 	if s.Current < 0 {
-		errs = append(errs, fmt.Errorf("current is %d: want 0 or more", s.Current))
+		errs = append(errs, fmt.Errorf("current is %d: must be 0 or more", s.Current))
 	}
 	if s.HPA != nil {
 		errs = append(errs, s.HPA.Validate())

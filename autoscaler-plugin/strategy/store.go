@@ -17,7 +17,7 @@ import (
 )
 
 // ErrRaced is what Store.Save answers where another one has saved since Load.
-var ErrRaced = errors.New("another autoscaler has saved the state meanwhile")
+var ErrRaced = errors.New("another autoscaler has saved the state since it was loaded")
 
 // Store keeps what strategies remember. Its methods may be called from several goroutines
 // at once.

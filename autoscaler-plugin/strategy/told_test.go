@@ -67,10 +67,10 @@ func TestAChangedTierIsLeftAlone(t *testing.T) {
 	}
 	require.NotContains(t, busy().Reason, "tier", "the first tier is no change")
 	call.Options.Utilization.Tier = "silver"
-	require.Contains(t, busy().Reason, `the tier changed to "silver": left alone for another 1m0s`)
+	require.Contains(t, busy().Reason, `the tier changed to "silver": the model is not scaled for another 1m0s`)
 	call.Now += int64(59 * time.Second)
 	call.Snapshot.At = call.Snapshot.At.Add(59 * time.Second)
-	require.Contains(t, busy().Reason, "left alone for another 1s")
+	require.Contains(t, busy().Reason, "the model is not scaled for another 1s")
 	call.Now += int64(time.Second)
 	call.Snapshot.At = call.Snapshot.At.Add(time.Second)
 	require.NotContains(t, busy().Reason, "tier")
@@ -90,7 +90,7 @@ func TestTheAlarm(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(p.Close)
 	require.NoError(t, p.SetConfig(nil))
-	require.Contains(t, log.String(), "decisions are not kept and cannot be replayed: set decisions to a file")
+	require.Contains(t, log.String(), "decisions are not recorded and cannot be replayed: set decisions to a file")
 	alarms := func() int { return strings.Count(log.String(), "ALARM: the policy is inert") }
 	run(t, p, 2, check)
 	require.Zero(t, alarms())
@@ -106,7 +106,7 @@ func TestTheAlarm(t *testing.T) {
 	require.Equal(t, 2, alarms(), "it is still so")
 	w.err = nil
 	run(t, p, 2, check)
-	require.Contains(t, log.String(), "the policy can judge again")
+	require.Contains(t, log.String(), "the policy can make decisions again")
 	w.snapshot.Census.Inert, w.snapshot.Census.Why = true, "no matching series"
 	w.snapshot.Away = []string{"prometheus"}
 	run(t, p, 2, check)

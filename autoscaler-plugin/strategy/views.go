@@ -37,10 +37,10 @@ func (v *views) of(c sources.Config) (*View, error) {
 		return got, nil
 	}
 	if v.closed {
-		return nil, errors.New("the plugin ends, or has another configuration by now")
+		return nil, errors.New("the plugin is stopping or has a new configuration")
 	}
 	if len(v.all) >= maxViews {
-		return nil, fmt.Errorf("checks look at more than %d different places: want fewer, or a plugin block for some of them", maxViews)
+		return nil, fmt.Errorf("the checks use more than %d different controllers, Consul agents and Prometheus servers: use fewer, or a plugin block of their own for some", maxViews)
 	}
 	opened, err := v.open(c, v.log)
 	if err != nil {

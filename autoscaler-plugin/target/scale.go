@@ -37,11 +37,11 @@ func (p *Plugin) Scale(action sdk.ScalingAction, config map[string]string) error
 	}
 	log := p.cfg.Logger.With("model", model, "count", action.Count, "reason", action.Reason)
 	if action.Count == sdk.StrategyActionMetaValueDryRunCount || config["dry-run"] == "true" {
-		log.Info("dry run, nothing is scaled", "targets", fmt.Sprint(order.targets), "would_be", action.Meta["nomad_autoscaler.dry_run.count"])
+		log.Info("dry run: the model is not scaled", "targets", fmt.Sprint(order.targets), "would_be", action.Meta["nomad_autoscaler.dry_run.count"])
 		return sdk.NewTargetScalingNoOpError("dry run of model %s", model)
 	}
 	if action.Count < 0 || action.Count > fanout.Unbounded {
-		return fmt.Errorf("scale model %s: the count is %d: want 0 to %d", model, action.Count, fanout.Unbounded)
+		return fmt.Errorf("scale model %s: the count is %d: must be 0 to %d", model, action.Count, fanout.Unbounded)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), scaleTimeout)
 	defer cancel()
@@ -69,13 +69,13 @@ func (p *Plugin) Scale(action sdk.ScalingAction, config map[string]string) error
 	if err != nil {
 		var said *api.Error
 		if errors.As(err, &said) && said.Code == api.CodeConflict {
-			log.Info("the model has changed since, nothing is scaled", "error", err)
+			log.Info("the model has changed since the decision: it is not scaled", "error", err)
 			return sdk.NewTargetScalingNoOpError("model %s: %s", model, said.Message)
 		}
 		return fmt.Errorf("scale model %s: %w", model, err)
 	}
 	if !answer.Changed {
-		return sdk.NewTargetScalingNoOpError("model %s has %d replicas already", model, answer.Target)
+		return sdk.NewTargetScalingNoOpError("model %s already has %d replicas", model, answer.Target)
 	}
 	log.Info("scaled", "variants", fmt.Sprint(rq.Variants), "target", answer.Target)
 	return nil
@@ -102,22 +102,22 @@ func read(action sdk.ScalingAction, model string) (order, error) {
 	var o order
 	text := func(key string) string { s, _ := action.Meta[key].(string); return s }
 	if of := text(ActionModel); of != "" && of != model {
-		return o, fmt.Errorf("scale model %s: the strategy looked at model %s: the check's model and the target's must be the same", model, of)
+		return o, fmt.Errorf("scale model %s: the strategy decided for model %s: the check's model and the target's must be the same", model, of)
 	}
 	if t := text(ActionTargets); t != "" {
 		if err := json.Unmarshal([]byte(t), &o.targets); err != nil {
-			return o, fmt.Errorf("scale model %s: %s is no JSON object of counts: %w", model, ActionTargets, err)
+			return o, fmt.Errorf("scale model %s: %s is not a JSON object of counts: %w", model, ActionTargets, err)
 		}
 		for v, n := range o.targets {
 			if n < 0 || n > fanout.Unbounded {
-				return o, fmt.Errorf("scale model %s: variant %s is to have %d replicas: want 0 to %d", model, v, n, fanout.Unbounded)
+				return o, fmt.Errorf("scale model %s: the count of variant %s is %d: must be 0 to %d", model, v, n, fanout.Unbounded)
 			}
 		}
 	}
 	if i := text(ActionIndex); i != "" {
 		var err error
 		if o.index, err = strconv.ParseUint(i, 10, 64); err != nil {
-			return o, fmt.Errorf("scale model %s: %s is %q: want an index", model, ActionIndex, i)
+			return o, fmt.Errorf("scale model %s: %s is %q: must be an index", model, ActionIndex, i)
 		}
 	}
 	return o, nil

@@ -109,7 +109,7 @@ func (p *Plugin) SetConfig(config map[string]string) error {
 	r := settings.Read(config)
 	to := r.Controller()
 	if to == nil {
-		r.Fault(settings.KeyController, "is %q: the target scales through the controller", settings.NoController)
+		r.Fault(settings.KeyController, "is %q: must be a controller, because the target scales through it", settings.NoController)
 	}
 	if err := r.Err(); err != nil {
 		return fmt.Errorf("target config: %w", err)
@@ -129,7 +129,7 @@ func (p *Plugin) check(config map[string]string) (Controller, string, error) {
 	r := settings.Read(config)
 	model := r.Text("model", "")
 	if model == "" {
-		r.Fault("model", "is missing: want the model's name, as in its model file")
+		r.Fault("model", "is missing: must be the model's name, as in its model file")
 	}
 	if err := r.Err(); err != nil {
 		return nil, "", fmt.Errorf("target: %w", err)
@@ -137,7 +137,7 @@ func (p *Plugin) check(config map[string]string) (Controller, string, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.controller == nil {
-		return nil, "", errors.New("target: it has no configuration yet: call SetConfig first")
+		return nil, "", errors.New("target: not configured: call SetConfig first")
 	}
 	return p.controller, model, nil
 }
@@ -209,7 +209,7 @@ func counts(st *api.ModelStatus) map[string]int {
 func unready(st *api.ModelStatus) string {
 	switch m := st.Model; {
 	case m.Stopped:
-		return "the model is stopped: remuda model start brings it back"
+		return "the model is stopped: start it with `remuda model start`"
 	case m.Management == "disabled" || m.Management == "manual":
 		return "the model's management is " + m.Management + ": it is not scaled automatically"
 	}
@@ -237,6 +237,6 @@ func (p *Plugin) note(model, why string) {
 			return
 		}
 		p.away[model] = why
-		p.cfg.Logger.Warn("the model cannot be scaled now, nothing is evaluated until it can", "model", model, "reason", why)
+		p.cfg.Logger.Warn("the model cannot be scaled now: its policy is not evaluated", "model", model, "reason", why)
 	}
 }

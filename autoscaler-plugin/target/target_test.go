@@ -243,13 +243,13 @@ func TestScaleRefuses(t *testing.T) {
 		config map[string]string
 		want   string
 	}{
-		{"another model", action(4, map[string]any{target.ActionModel: "n"}), policy, "the strategy looked at model n"},
-		{"no JSON", action(4, map[string]any{target.ActionTargets: "4"}), policy, "is no JSON object of counts"},
-		{"a negative count", action(4, map[string]any{target.ActionTargets: `{"l4":-1}`}), policy, "variant l4 is to have -1 replicas"},
-		{"no index", action(4, map[string]any{target.ActionIndex: "x"}), policy, `is "x": want an index`},
+		{"another model", action(4, map[string]any{target.ActionModel: "n"}), policy, "the strategy decided for model n"},
+		{"no JSON", action(4, map[string]any{target.ActionTargets: "4"}), policy, "is not a JSON object of counts"},
+		{"a negative count", action(4, map[string]any{target.ActionTargets: `{"l4":-1}`}), policy, "the count of variant l4 is -1"},
+		{"no index", action(4, map[string]any{target.ActionIndex: "x"}), policy, `is "x": must be an index`},
 		{"below -1", action(-2, nil), policy, "the count is -2"},
 		{"no model", action(4, nil), map[string]string{}, "model is missing"},
-		{"a key that nobody knows", action(4, nil), map[string]string{"model": "m", "model_name": "n"}, "model_name is unknown: want some of model"},
+		{"a key that nobody knows", action(4, nil), map[string]string{"model": "m", "model_name": "n"}, "model_name is an unknown key: must be one of model"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			ctl, p := world(t)
@@ -279,11 +279,11 @@ func TestLongReasonIsCutAtARune(t *testing.T) {
 
 func TestConfig(t *testing.T) {
 	p := target.New(target.Config{})
-	require.ErrorContains(t, p.SetConfig(map[string]string{"controller": "none"}), "the target scales through the controller")
-	require.ErrorContains(t, p.SetConfig(map[string]string{"controler": "http://a"}), "controler is unknown")
+	require.ErrorContains(t, p.SetConfig(map[string]string{"controller": "none"}), "must be a controller, because the target scales through it")
+	require.ErrorContains(t, p.SetConfig(map[string]string{"controler": "http://a"}), "controler is an unknown key")
 	require.ErrorContains(t, p.SetConfig(map[string]string{"controller": "ftp://a"}), "want a URL")
 	_, err := p.Status(policy)
-	require.ErrorContains(t, err, "no configuration yet")
+	require.ErrorContains(t, err, "not configured")
 	require.NoError(t, p.SetConfig(map[string]string{"controller": "127.0.0.1:4750"}))
 	info, err := target.New(target.Config{Name: "remuda-autoscaler"}).PluginInfo()
 	require.NoError(t, err)

@@ -6,7 +6,7 @@ import (
 	"math"
 )
 
-// Config is how one model is scaled. The names in JSON are those of the seed's
+// Config is how one model is scaled. The names in JSON are those of Workers AI's
 // Config API. Start from DefaultConfig: the zero value is not valid.
 type Config struct {
 	// DisableScaling is the global kill switch: no model is scaled.
@@ -17,7 +17,7 @@ type Config struct {
 	ScalingFactor float64 `json:"scaling_factor"`
 	// ModelUtilization switches the old utilization rule on. It has the last word.
 	ModelUtilization bool `json:"model_utilization_autoscaler"`
-	// Scaling is the per-model blob of the seed.
+	// Scaling is the model's own part of the configuration.
 	Scaling Scaling `json:"scaling_config"`
 	// MinCount and MaxCount bound every answer of every rule, in instances.
 	MinCount int `json:"min_count"`
@@ -37,7 +37,7 @@ type Config struct {
 	TierGraceByTier map[string]int `json:"tier_grace_seconds_by_tier,omitempty"`
 }
 
-// Scaling is the seed's scaling_config.
+// Scaling is Workers AI's scaling_config.
 type Scaling struct {
 	// Disabled is the model's own kill switch.
 	Disabled bool `json:"disabled"`
@@ -62,10 +62,10 @@ type EZ struct {
 	Prometheus bool `json:"prometheus"`
 }
 
-// Management is who may scale a model (the seed's ExternalCapacity).
+// Management is who may scale a model (Workers AI's ExternalCapacity).
 type Management string
 
-// The management modes of the seed.
+// The management modes.
 const (
 	Disabled  Management = "disabled"  // nothing is managed
 	Manual    Management = "manual"    // people manage it
@@ -73,7 +73,7 @@ const (
 	Full      Management = "full"      // the scaler may add and remove
 )
 
-// Numbers of the seed that are not configuration.
+// Numbers of the rules that are not configuration.
 const (
 	// MinUtilizationFactor is the least overprovisioning of the old rule.
 	MinUtilizationFactor = 1.2
@@ -88,7 +88,7 @@ const (
 	maxCount = math.MaxInt32
 )
 
-// DefaultConfig returns the seed's defaults. Where the seed gives no number it says so.
+// DefaultConfig returns Workers AI's defaults, except where a comment says otherwise.
 func DefaultConfig() Config {
 	return Config{
 		ScalingFactor: 0.8,
@@ -98,7 +98,7 @@ func DefaultConfig() Config {
 		}},
 		MinCount: 5, MaxCount: 100, DownscaleBatch: 10,
 		Management: Full,
-		// Ours: one window of the seed's usage query, so that what is measured after
+		// Ours: one window of the usage query, so that what is measured after
 		// the grace was served in the new tier.
 		TierGraceSeconds: 900,
 	}
@@ -108,7 +108,7 @@ func DefaultConfig() Config {
 func (c Config) Validate() error {
 	var errs []error
 	bad := func(field string, value any, want string) {
-		errs = append(errs, fmt.Errorf("%s is %v: want %s", field, value, want))
+		errs = append(errs, fmt.Errorf("%s is %v: must be %s", field, value, want))
 	}
 	if !positive(c.ScalingFactor) {
 		bad("scaling_factor", c.ScalingFactor, "a finite number above 0")
@@ -129,7 +129,7 @@ func (c Config) Validate() error {
 	case c.MaxConcurrency < 0 || c.MaxConcurrency > maxCount:
 		bad("max_concurrent_requests", c.MaxConcurrency, "1 or more")
 	case utilization && c.MaxConcurrency == 0:
-		bad("max_concurrent_requests", c.MaxConcurrency, "1 or more, because a utilization rule is on; give the slots of one instance")
+		bad("max_concurrent_requests", c.MaxConcurrency, "1 or more, because a utilization rule is on; set it to the slots of one instance")
 	}
 	switch c.Management {
 	case Disabled, Manual, Upscaling, Full:
@@ -156,7 +156,7 @@ func (c Config) Validate() error {
 func (e EZ) validate() error {
 	var errs []error
 	bad := func(field string, value float64, want string) {
-		errs = append(errs, fmt.Errorf("scaling_config.utilization_based.%s is %v: want %s", field, value, want))
+		errs = append(errs, fmt.Errorf("scaling_config.utilization_based.%s is %v: must be %s", field, value, want))
 	}
 	// The comparisons are written so that NaN fails them.
 	if !(e.MinUtilization >= 0 && e.MinUtilization < 1) {

@@ -27,7 +27,7 @@ func TestValidateNamesEveryWrongField(t *testing.T) {
 	}
 	err := c.Validate()
 	for _, field := range []string{
-		"scaling_factor is NaN", "max_count is -1", "min_count is 7: want at most max_count", "downscale_batch is 0",
+		"scaling_factor is NaN", "max_count is -1", "min_count is 7: must be at most max_count", "downscale_batch is 0",
 		"max_concurrent_requests is -3", `management is "sometimes"`, "tier_grace_seconds is -1",
 		`tier_grace_seconds_by_tier["Tier-0"] is -2`, "max_utilization is 80", "utilization_scale is +Inf",
 	} {
@@ -50,7 +50,7 @@ func TestValidateBounds(t *testing.T) {
 		"EZ without concurrency":   {func(c *utilization.Config) { c.Scaling.EZ.Active = true }, "max_concurrent_requests is 0"},
 		"old without concurrency":  {func(c *utilization.Config) { c.ModelUtilization = true }, "max_concurrent_requests is 0"},
 		"requests need none":       {func(c *utilization.Config) { c.MaxConcurrency = 0 }, ""},
-		"management not set":       {func(c *utilization.Config) { c.Management = "" }, "want disabled, manual, upscaling or full"},
+		"management not set":       {func(c *utilization.Config) { c.Management = "" }, "must be disabled, manual, upscaling or full"},
 		"negative min":             {func(c *utilization.Config) { c.MinCount = -1 }, "min_count is -1"},
 		"infinite factor":          {func(c *utilization.Config) { c.ScalingFactor = math.Inf(1) }, "scaling_factor is +Inf"},
 		"count beyond every fleet": {func(c *utilization.Config) { c.MaxCount = math.MaxInt }, "max_count is"},

@@ -10,7 +10,7 @@ import (
 
 // Decide answers how many instances the model should have. The order is: switches and
 // graces, which hold; the rules, of which the last that is on decides (request count,
-// EZ, old utilization: the seed's priority order); then the limits, in the order
+// EZ, old utilization); then the limits, in the order
 // bounds, batch, management.
 //
 // A wrong configuration holds the present count and says what is wrong. The bounds
@@ -42,20 +42,20 @@ func held(c Config, in Input) (Code, string) {
 	off, why := c.SwitchedOff()
 	switch {
 	case in.Requested < 0 || in.Requested > maxCount:
-		return InvalidInput, fmt.Sprintf("requested is %d: want 0 or more", in.Requested)
+		return InvalidInput, fmt.Sprintf("requested is %d: must be 0 or more", in.Requested)
 	case in.Healthy != nil && *in.Healthy < 0:
-		return InvalidInput, fmt.Sprintf("healthy is %d: want 0 or more", *in.Healthy)
+		return InvalidInput, fmt.Sprintf("healthy is %d: must be 0 or more", *in.Healthy)
 	case in.Starting < 0:
-		return InvalidInput, fmt.Sprintf("starting is %d: want 0 or more", in.Starting)
+		return InvalidInput, fmt.Sprintf("starting is %d: must be 0 or more", in.Starting)
 	case off != "":
 		return off, why
 	case len(c.Tiers) > 0 && in.Tier == "":
-		return TierUnknown, fmt.Sprintf("tiers is set (%s), and the model's tier is not known: nothing is scaled; leave tiers empty where nobody tells it", strings.Join(c.Tiers, ", "))
+		return TierUnknown, fmt.Sprintf("tiers is set (%s) and the model's tier is unknown: the model is not scaled; set tier, or leave tiers empty", strings.Join(c.Tiers, ", "))
 	case len(c.Tiers) > 0 && !slices.Contains(c.Tiers, in.Tier):
 		return TierNotSelected, fmt.Sprintf("tier %q is not one of this scaler's tiers (%s)", in.Tier, strings.Join(c.Tiers, ", "))
 	}
 	if left := graceLeft(c, in); left > 0 {
-		return TierGrace, fmt.Sprintf("the tier changed to %q: left alone for another %s", in.Tier, left)
+		return TierGrace, fmt.Sprintf("the tier changed to %q: the model is not scaled for another %s", in.Tier, left)
 	}
 	return "", ""
 }
@@ -65,13 +65,13 @@ func held(c Config, in Input) (Code, string) {
 func (c Config) SwitchedOff() (Code, string) {
 	switch {
 	case c.DisableScaling:
-		return DisabledGlobally, "disable_scaling is set: no model is scaled"
+		return DisabledGlobally, "disable_scaling is set: models are not scaled"
 	case c.Scaling.Disabled:
-		return DisabledForModel, "scaling_config.disabled is set: this model is not scaled"
+		return DisabledForModel, "scaling_config.disabled is set: the model is not scaled"
 	case c.Management == Disabled:
-		return ManagementDisabled, "management is disabled: nothing is scaled"
+		return ManagementDisabled, "management is disabled: the model is not scaled"
 	case c.Management == Manual:
-		return ManagementManual, "management is manual: people scale this model"
+		return ManagementManual, "management is manual: the model is not scaled automatically"
 	}
 	return "", ""
 }
@@ -110,7 +110,7 @@ func (d *Decision) limit(c Config) {
 	// Written as a subtraction of two counts that are not negative, so that no batch
 	// size can overflow.
 	if d.Current-d.Target > c.DownscaleBatch {
-		by(ByBatch, d.Current-c.DownscaleBatch, "at most %d are taken away in a cycle", c.DownscaleBatch)
+		by(ByBatch, d.Current-c.DownscaleBatch, "at most %d are removed in a cycle", c.DownscaleBatch)
 	}
 	if c.Management == Upscaling && d.Target < d.Current {
 		by(ByManagement, d.Current, "management only allows upscaling")

@@ -1,7 +1,6 @@
 // Package utilization decides how many instances a model needs from how busy they
-// are: the three algorithms of Workers AI's scheduler (seed deployment-management,
-// "Scaling algorithms", and the facts page on autoscaling), with their priority
-// order, bounds, batches, graces and switches.
+// are: the three algorithms of Workers AI's scheduler, with their priority order,
+// bounds, batches, graces and switches.
 //
 // What it guarantees:
 //
@@ -17,6 +16,6 @@
 //   - Where a rule scales at all, a constant load settles: the target that an
 //     upscale or a downscale asks for lies within the band.
 //
-// Week remembers usage for a little over a week and gives the forecast of the seed,
-// the same time last week, with gaps known as gaps.
+// Week remembers usage for a little over a week and gives the forecast: the
+// same time last week, with gaps known as gaps.
 package utilization

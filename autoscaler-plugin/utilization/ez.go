@@ -7,8 +7,8 @@ import (
 	"remuda/autoscaler-plugin/measure"
 )
 
-// ez is the seed's newest rule. With required' the instances that the load fills,
-// after scale, inflation and forecast (facts page):
+// ez is the newest of the three rules. With required' the instances that the load fills,
+// after scale, inflation and forecast:
 //
 //   - up if required' > max_utilization * healthy,
 //   - down if required' < min_utilization * requested,
@@ -46,7 +46,7 @@ func ez(c Config, in Input) Proposal {
 	}
 	if h.unhealthy > 0 && goal > 0 {
 		goal = min(goal+1, maxCount)
-		buffer = fmt.Sprintf(", one of it for %d unhealthy", h.unhealthy)
+		buffer = fmt.Sprintf(", including 1 for %d unhealthy", h.unhealthy)
 	}
 	load := fmt.Sprintf("the load fills %.6g of %d healthy and %d requested instances (goal %d%s)", asFloat(required), h.healthy, in.Requested, goal, buffer)
 	above := required.Cmp(times(exact(e.MaxUtilization), whole(h.healthy))) > 0 || refused && h.healthy == 0
@@ -55,17 +55,17 @@ func ez(c Config, in Input) Proposal {
 	case above:
 		load += fmt.Sprintf(", above %v", e.MaxUtilization)
 		if goal <= in.Requested {
-			load += ", but what is requested suffices once it serves"
+			load += ", but the requested instances suffice once they serve"
 		}
 		return p.to(max(goal, in.Requested), in.Requested, load)
 	case goal < in.Requested && (below || h.unhealthy > 1) && !mayReduce:
 		return p.mayNotReduce()
 	case goal < in.Requested && h.unhealthy > 1:
-		p = p.to(in.Requested-1, in.Requested, load+fmt.Sprintf(", one of the %d unhealthy is given up", h.unhealthy))
+		p = p.to(in.Requested-1, in.Requested, load+fmt.Sprintf(", removing one of %d unhealthy", h.unhealthy))
 		p.Code = ShedsUnhealthy
 		return p
 	case goal < in.Requested && below && h.healthy == 0:
-		p = p.to(in.Requested, in.Requested, load+": none is healthy, so that the load is not known")
+		p = p.to(in.Requested, in.Requested, load+": no instance is healthy, so the load is unknown")
 		p.Code = NoneHealthy
 		return p
 	case goal < in.Requested && below:
@@ -109,8 +109,8 @@ func (p *Proposal) measured(c Config, in Input, h health) *big.Rat {
 	return times(exact(u), whole(h.healthy))
 }
 
-// inflated adds the requests that were turned away: min(u*(ok+ooc)/max(ok, 0.1), 2u)
-// (facts page). It never makes the load smaller, as the formula would below 0.1
+// inflated adds the requests that were turned away: min(u*(ok+ooc)/max(ok, 0.1), 2u).
+// It never makes the load smaller, as the formula would below 0.1
 // successful requests per minute, where long requests run and none has finished. The
 // second result is false where the number of refused requests, or the share that they
 // are, cannot be known.

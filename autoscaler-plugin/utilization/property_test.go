@@ -114,8 +114,8 @@ func TestPropertyMonotoneInLoad(t *testing.T) {
 	})
 }
 
-// The reference works on whole seconds, per cent and integers only, straight from the
-// facts page, for the healthy case of EZ without its limits.
+// The reference works on whole seconds, per cent and integers only, for the healthy
+// case of EZ without its limits.
 func TestPropertyEZAgainstIntegers(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		seconds := rapid.IntRange(0, 200_000).Draw(t, "seconds")

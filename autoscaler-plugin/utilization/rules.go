@@ -10,7 +10,7 @@ import (
 )
 
 // proposals asks every rule that is on, in the order of priority. The request-count
-// rule is the fallback of the seed and is always on. A rule that lacks its metrics
+// rule is the fallback and is always on. A rule that lacks its metrics
 // holds; it does not fall back to a weaker one, because a change of algorithm in the
 // middle of an outage is a jump that nobody asked for.
 func proposals(c Config, in Input) []Proposal {
@@ -24,9 +24,8 @@ func proposals(c Config, in Input) []Proposal {
 	return out
 }
 
-// requestCount is the first rule of the seed: requests per minute times the factor,
-// which takes a request to last about a minute. The seed does not round; a part of an
-// instance needs a whole one.
+// requestCount is the first rule: requests per minute times the factor, which takes a
+// request to last about a minute, rounded up to whole instances.
 func requestCount(c Config, in Input) Proposal {
 	p := Proposal{Rule: RequestCount, Target: in.Requested}
 	avg, flaw := in.RequestsPerMinute.Get()
@@ -36,13 +35,13 @@ func requestCount(c Config, in Input) Proposal {
 	}
 	required := times(exact(avg), exact(c.ScalingFactor))
 	p.Required = shown(required)
-	return p.to(ceil(required), in.Requested, fmt.Sprintf("%v requests per minute times %v ask for %v instances", avg, c.ScalingFactor, p.Required))
+	return p.to(ceil(required), in.Requested, fmt.Sprintf("%v requests per minute times %v need %v instances", avg, c.ScalingFactor, p.Required))
 }
 
-// oldUtilization is the seed's second rule, with the facts page's names: up if
-// u > 1/f, down if u < 1/(f+0.15), f at least 1.2, u over the requested instances. The
-// seed gives no target; ceil(required*f) is the smallest count that is not above 1/f,
-// and it is also what f, the overprovisioning, means.
+// oldUtilization is the second rule: up if u > 1/f, down if u < 1/(f+0.15), f at least
+// 1.2, u over the requested instances. The published rule has no target: ceil(required*f)
+// is the smallest count that is not above 1/f, and it is also what f, the
+// overprovisioning, means.
 func oldUtilization(c Config, in Input) Proposal {
 	p := Proposal{Rule: OldUtilization, Target: in.Requested}
 	now := p.required("inference_seconds_per_minute", in.InferenceSecondsPerMinute, c)
@@ -75,7 +74,7 @@ func oldUtilization(c Config, in Input) Proposal {
 }
 
 // required is the number of instances that the inference seconds fill: seconds per
-// minute / 60 / concurrency (facts page). nil, and a finding, where they cannot be used.
+// minute / 60 / concurrency. nil, and a finding, where they cannot be used.
 func (p *Proposal) required(field string, v measure.Value, c Config) *big.Rat {
 	seconds, flaw := v.Get()
 	if flaw != measure.None {
@@ -126,18 +125,18 @@ func (p Proposal) to(target, current int, reason string) Proposal {
 // unknown holds because nothing usable was measured. Where no instance is requested,
 // none can report, and nothing measured means nothing to do.
 func (p Proposal) unknown(in Input) Proposal {
-	p.Code, p.Reason, p.Blind = MetricUnknown, "held: "+p.flaws(), true
+	p.Code, p.Reason, p.Blind = MetricUnknown, "no change: "+p.flaws(), true
 	absurd := func(f Finding) bool { return f.Flaw != measure.Absent }
 	if in.Requested == 0 && !slices.ContainsFunc(p.Findings, absurd) {
 		p.Code, p.Blind = InBand, false
-		p.Reason = "no instance is requested and nothing was measured: " + p.flaws()
+		p.Reason = "no instance is requested and no metric is available: " + p.flaws()
 	}
 	return p
 }
 
 // mayNotReduce holds although the usable numbers ask for less.
 func (p Proposal) mayNotReduce() Proposal {
-	p.Code, p.Reason = MetricUnknown, "nothing is taken away while numbers are missing or absurd: "+p.flaws()
+	p.Code, p.Reason = MetricUnknown, "no scale-down while metrics are missing or invalid: "+p.flaws()
 	return p
 }
 

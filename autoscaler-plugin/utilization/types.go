@@ -7,7 +7,7 @@ import (
 )
 
 // Input is what is known of one model at one moment. Usage is measured over the
-// caller's window (the seed's is 15 minutes) and given per minute.
+// caller's window (15 minutes by default) and given per minute.
 type Input struct {
 	Model string `json:"model"`
 	// Now is the time of the decision. Only the grace after a tier change needs it.

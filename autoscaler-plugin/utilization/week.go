@@ -9,7 +9,7 @@ import (
 	"remuda/autoscaler-plugin/measure"
 )
 
-// DefaultBucket is the seed's usage window.
+// DefaultBucket is Workers AI's usage window.
 const DefaultBucket = 15 * time.Minute
 
 const (
@@ -49,7 +49,7 @@ type slot struct {
 // and at most one day, and divide the week.
 func NewWeek(bucket time.Duration) (*Week, error) {
 	if bucket < time.Minute || bucket > 24*time.Hour || bucket%time.Second != 0 || week%bucket != 0 {
-		return nil, fmt.Errorf("bucket is %s: want whole seconds from 1m to 24h that divide a week, such as %s", bucket, DefaultBucket)
+		return nil, fmt.Errorf("bucket is %s: must be whole seconds from 1m to 24h that divide a week, such as %s", bucket, DefaultBucket)
 	}
 	return &Week{bucket: bucket, slots: make([]slot, week/bucket+1)}, nil
 }
@@ -143,7 +143,7 @@ func (w *Week) UnmarshalJSON(b []byte) error {
 		return fmt.Errorf("week: %w", err)
 	}
 	if in.BucketSeconds < 1 || in.BucketSeconds > int64(week/time.Second) {
-		return fmt.Errorf("week: bucket_seconds is %d: want 60 to 86400", in.BucketSeconds)
+		return fmt.Errorf("week: bucket_seconds is %d: must be 60 to 86400", in.BucketSeconds)
 	}
 	fresh, err := NewWeek(time.Duration(in.BucketSeconds) * time.Second)
 	if err != nil {
@@ -153,9 +153,9 @@ func (w *Week) UnmarshalJSON(b []byte) error {
 		s := fresh.slot(e[0])
 		switch {
 		case s.n != 0:
-			return fmt.Errorf("week: buckets[%d] is number %d, whose place is taken by number %d: give each once", i, e[0], s.number)
+			return fmt.Errorf("week: buckets[%d] is number %d: conflicts with number %d", i, e[0], s.number)
 		case e[1] < 0 || e[2] < 1 || e[2] > math.MaxInt32:
-			return fmt.Errorf("week: buckets[%d] has the sum %d of %d samples: want a sum of 0 or more and 1 to %d samples", i, e[1], e[2], math.MaxInt32)
+			return fmt.Errorf("week: buckets[%d] has the sum %d of %d samples: must be a sum of 0 or more of 1 to %d samples", i, e[1], e[2], math.MaxInt32)
 		}
 		*s = slot{number: e[0], sum: e[1], n: int32(e[2])}
 	}

@@ -1,12 +1,12 @@
 package main
 
 // install is what people see who run the plugin by hand.
-const install = `remuda-autoscaler is a nomad-autoscaler plugin: nomad-autoscaler starts it, it cannot be run by hand.
+const install = `remuda-autoscaler is a plugin of nomad-autoscaler, which starts it. It does not run as a program of its own.
 
 To install it:
   1. Put this file into nomad-autoscaler's plugin_dir, under the name "remuda-autoscaler":
          install -D -m 0755 remuda-autoscaler /opt/nomad-autoscaler/plugins/remuda-autoscaler
-  2. Name what you use in the agent's configuration, each with the name of the file as its driver:
+  2. Add the plugins that you use to the agent's configuration, each with the name of the file as its driver:
          plugin_dir = "/opt/nomad-autoscaler/plugins"
          apm "remuda" {
            driver = "remuda-autoscaler"
@@ -31,7 +31,7 @@ To install it:
            min = 0
            max = 8
            policy {
-             cooldown = "1s"   # "0s" would be the default of five minutes
+             cooldown = "1s"   # "0s" means the default of five minutes
              check "capacity" {
                source = "remuda"
                query  = "replicas/llama-3-8b"
@@ -43,33 +43,33 @@ To install it:
 
 Keys of the config block:
   controller, token, ca_cert, client_cert, client_key
-                       the controller; REMUDA_ADDR and friends without them; controller = "none": there is none
-  consul, consul_token the Consul agent, through which engines are found; "none": not through Consul
+                       the controller (default: REMUDA_ADDR and the other REMUDA_ variables); "none": no controller
+  consul, consul_token the Consul agent that lists the engines; "none": do not use Consul
   prometheus, prometheus_token
-                       a Prometheus server that has the engines' metrics, in place of Consul
-                       (its series need a label replica with the replica's name, as <model>:<variant>:<id>, or its ID)
-  scrape_interval      between two looks at an engine (5s)
-Keys of a strategy's block alone:
-  decisions            a file that every decision is written to with its inputs; kept: 3 of 64 MiB
-  state_dir            a directory for the state of the strategy, where there is no controller
-  metrics_listen       address of a Prometheus endpoint, as "127.0.0.1:9836"
-Keys of a check's strategy block, for which the config block may give defaults:
+                       a Prometheus server that has the engines' metrics, instead of Consul
+                       (its series need a label replica with the replica's name, such as <model>:<variant>:<id>, or its ID)
+  scrape_interval      time between two reads of an engine's metrics (5s)
+Keys of a strategy's config block only:
+  decisions            file to which each decision is written with its inputs; 3 files of 64 MiB are kept
+  state_dir            directory for the strategy's state, for a setup without a controller
+  metrics_listen       address of a Prometheus endpoint, such as "127.0.0.1:9836"
+Keys of a check's strategy block (the config block may set their defaults):
   model, namespace, served_as, dialect, scale_to_zero (false), idle_after (5m),
-  unplaceable_hold (2m: a variant that had no place is not chosen for so long, where another one has)
-  variant, cost, slots, match                of a plain job group, without our controller
+  unplaceable_hold (2m: how long a variant that could not be placed is not used while another one can be)
+  variant, cost, slots, match                for a plain job group, without a remuda controller
   remuda-capacity: rules (safe), kv_cache_threshold (0.8), queue_length_threshold (5), kv_spare_trigger (0.1),
-      queue_spare_trigger (3), hold (2m: for how long fewer must have been enough), stale_after (1m),
+      queue_spare_trigger (3), hold (2m: how long fewer replicas must be enough before one is removed), stale_after (1m),
       overrides (JSON), optimizer (false), target_wait (2s), target_probability (0.999)
   remuda-hpa: metric (queue, running, kv or waiting), target, tolerance_up and tolerance_down (0.1), behavior (JSON);
       form (kubernetes, or replicate with headroom, hysteresis, slow_start, min_override, emergency_cap)
   remuda-utilization: max_concurrent_requests, min_utilization (0.3), max_utilization (0.8), usage_window (15m),
       tier, config (JSON)
-  remuda-predictive: goal (0.999: the share of requests that finds a free slot within target_wait, 2s),
-      cold_start (110s: from the start of a replica until it serves), lower (0.1: the share that must be too
-      much before anything is removed), hold (15m: for how long the highest need is kept), config (JSON)
+  remuda-predictive: goal (0.999: share of the requests that find a free slot within target_wait, 2s),
+      cold_start (110s: time from the start of a replica until it serves), lower (0.1: share of the capacity that
+      must be unused before a replica is removed), hold (15m: how long the highest need is kept), config (JSON)
 
-By hand it can be told to
-  remuda-autoscaler replay FILE|-    decide everything in a decisions file again, and tell what differs
+Commands:
+  remuda-autoscaler replay FILE|-    make each decision in a decisions file again and print those that differ
   remuda-autoscaler input FILE|-     print the inputs of the capacity analyzer, for: remuda capacity explain -
   remuda-autoscaler -version         print the version
 `

@@ -144,7 +144,7 @@ func TestThePluginBinaryScalesAModel(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, sdk.TimestampedMetrics{{Timestamp: now, Value: 3}}, points)
 	_, err = looker.Query("queue/other", sdk.TimeRange{To: now})
-	require.ErrorContains(t, err, "does not know the model")
+	require.ErrorContains(t, err, "unknown to the controller")
 
 	for i, name := range []string{"remuda-capacity", "remuda-hpa", "remuda-utilization"} {
 		t.Run(name, func(t *testing.T) {
@@ -154,9 +154,9 @@ func TestThePluginBinaryScalesAModel(t *testing.T) {
 			ctl.mu.Unlock()
 			decisions := filepath.Join(t.TempDir(), "decisions.json")
 			s := launch(t, bin, sdk.PluginTypeStrategy, &strategy.PluginStrategy{}, "strategy", name).(strategy.Strategy)
-			require.ErrorContains(t, s.SetConfig(map[string]string{"controller": url, "kv_treshold": "1"}), "kv_treshold is unknown")
+			require.ErrorContains(t, s.SetConfig(map[string]string{"controller": url, "kv_treshold": "1"}), "kv_treshold is an unknown key")
 			_, err := s.Run(&sdk.ScalingCheckEvaluation{Check: &sdk.ScalingPolicyCheck{Strategy: &sdk.ScalingPolicyStrategy{Name: name}}, Action: &sdk.ScalingAction{}}, 0)
-			require.ErrorContains(t, err, "no configuration yet")
+			require.ErrorContains(t, err, "not configured")
 			with := map[string]string{"decisions": decisions}
 			for k, v := range config {
 				with[k] = v
@@ -177,7 +177,7 @@ func TestThePluginBinaryScalesAModel(t *testing.T) {
 
 			out, err := exec.Command(bin, "replay", decisions).CombinedOutput()
 			require.NoError(t, err, "%s", out)
-			require.Equal(t, "1 decisions are the same again, 0 are not\n", string(out))
+			require.Equal(t, "1 decisions are the same, 0 differ\n", string(out))
 		})
 	}
 }

@@ -10,21 +10,26 @@ import (
 	"remuda/autoscaler-plugin/strategy"
 )
 
-// records is "replay FILE", which decides everything in a decisions file again and tells
-// what differs, and "input FILE", which prints the inputs of the capacity analyzer for
-// `remuda capacity explain`. "-" is standard input. Exit codes: 0 all the same, 1 not, or a
-// line is not readable, which is told and left out, 2 wrong usage. Decisions whose state stood in a file that was rotated away are
-// counted and change no exit code, unless no decision could be made again.
+// records is "replay FILE", which makes each decision in a decisions file again and prints
+// those that differ, and "input FILE", which prints the inputs of the capacity analyzer for
+// `remuda capacity explain`. "-" is standard input. Exit codes: 0 all are the same, 1 some
+// differ or a line is unreadable (it is reported and skipped), 2 wrong usage. Decisions whose
+// state is in a file that was rotated away are counted. They change the exit code only if no
+// decision could be made again.
 func records(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
+	if len(args) == 2 && (args[1] == "-h" || args[1] == "-help" || args[1] == "--help") {
+		fmt.Fprint(stderr, install)
+		return 0
+	}
 	if len(args) != 2 {
-		fmt.Fprintf(stderr, "remuda-autoscaler: %s wants exactly one FILE, or - for standard input\n", args[0])
+		fmt.Fprintf(stderr, "remuda-autoscaler: %s needs exactly one FILE, or - for standard input\n", args[0])
 		return 2
 	}
 	in := stdin
 	if args[1] != "-" {
 		f, err := os.Open(args[1])
 		if err != nil {
-			fmt.Fprintf(stderr, "remuda-autoscaler: read the decisions: %v\n", err)
+			fmt.Fprintf(stderr, "remuda-autoscaler: read decisions: %v\n", err)
 			return 1
 		}
 		defer f.Close()
@@ -60,9 +65,9 @@ func records(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 		}
 	}
 	if args[0] == "replay" {
-		fmt.Fprintf(stdout, "%d decisions are the same again, %d are not\n", same, different)
+		fmt.Fprintf(stdout, "%d decisions are the same, %d differ\n", same, different)
 		if without > 0 {
-			fmt.Fprintf(stdout, "%d more go by a state that stands in an earlier file: replay both, the older one first, as cat FILE.1 FILE | remuda-autoscaler replay -\n", without)
+			fmt.Fprintf(stdout, "%d more start from a state in an earlier file: replay both files, the older one first: cat FILE.1 FILE | remuda-autoscaler replay -\n", without)
 		}
 	}
 	if different > 0 || broken > 0 || without > 0 && same == 0 {

@@ -28,7 +28,7 @@ type served struct {
 
 // face makes what the args ask for: "strategy NAME", "target" or "apm".
 func face(name string, args []string, log hclog.Logger) (served, error) {
-	bad := fmt.Errorf("args are %q: want [\"strategy\", NAME] with a NAME of %s, [\"target\"] or [\"apm\"]", args, strings.Join(remudastrategy.Names(), ", "))
+	bad := fmt.Errorf("args is %q: must be [\"strategy\", NAME], [\"target\"] or [\"apm\"], where NAME is one of %s", args, strings.Join(remudastrategy.Names(), ", "))
 	if len(args) == 0 {
 		return served{}, bad
 	}

@@ -1,33 +1,33 @@
 package main
 
 // install is what people see who run the plugin by hand.
-const install = `remuda-device is a Nomad device plugin: Nomad starts it, it cannot be run by hand.
+const install = `remuda-device is a device plugin of Nomad, which starts it. It does not run as a program of its own.
 
 To install it:
   1. Put this file into the plugin_dir of every Nomad client that has GPUs, under
      the name "remuda-device" (Nomad finds its configuration by the file name):
          install -D -m 0755 remuda-device /opt/nomad/plugins/remuda-device
-  2. Name the directory and the plugin in the agent's configuration:
+  2. Add the directory and the plugin to the agent's configuration:
          plugin_dir = "/opt/nomad/plugins"
          plugin "remuda-device" {
            config {
              seats = 2
            }
          }
-  3. Restart the Nomad agent and look:
+  3. Restart the Nomad agent and check:
          nomad node status -self -verbose
      If the GPUs are missing: remuda device doctor
 
 Keys of the config block, with their defaults:
   seats              = 2                  seats of each GPU
-  fingerprint_period = "5s"               time between two looks at the GPUs; XIDs are seen at once
+  fingerprint_period = "5s"               time between two reads of the GPUs; XIDs are reported at once
   ignored_gpu_ids    = []                 UUIDs of GPUs and MIG instances that are not offered
-  ignored_xids       = []                 XIDs that say nothing against a GPU here
-  gms_socket_dir     = "/run/remuda/gms"  handed to tasks as GMS_SOCKET_DIR, mounted into containers; "" for none
+  ignored_xids       = []                 XIDs that do not make a GPU unhealthy
+  gms_socket_dir     = "/run/remuda/gms"  set in tasks as GMS_SOCKET_DIR and mounted into containers; "" for none
   containers         = "runtime"          NVIDIA's container runtime; "cdi": the same with CDI names;
                                           "nodes": device files, without that runtime
-  nvml_library       = ""                 path of libnvidia-ml.so.1, where the linker does not find it
-  metrics            = ""                 address of a Prometheus endpoint, as "127.0.0.1:9835"
+  nvml_library       = ""                 path of libnvidia-ml.so.1, if the linker does not find it
+  metrics            = ""                 address of a Prometheus endpoint, such as "127.0.0.1:9835"
   gpu { id = "GPU-…" }                    for one GPU or MIG instance: seats, nvlink_clique
   simulate { model = "H100" }             simulated GPUs instead of the node's own: memory, count, seats,
                                           nvlink_clique_size, compute_capability, architecture,
@@ -36,5 +36,5 @@ Keys of the config block, with their defaults:
 
 Flags:
   -version                         print the version and exit
-  -probe [-nvml-library PATH]      print what NVML says of this node as JSON and exit
+  -probe [-nvml-library PATH]      print what NVML reports for this node as JSON and exit
 `

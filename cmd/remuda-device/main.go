@@ -23,8 +23,8 @@ func run(args []string, stdout, stderr io.Writer) int {
 	fs.SetOutput(stderr)
 	fs.Usage = func() { fmt.Fprint(stderr, install) }
 	showVersion := fs.Bool("version", false, "print the version and exit")
-	nvmlWorker := fs.Bool("nvml-worker", false, "talk to NVML for the plugin, which starts this itself")
-	probe := fs.Bool("probe", false, "print what NVML says of this node as JSON and exit")
+	nvmlWorker := fs.Bool("nvml-worker", false, "run the NVML worker; the plugin starts it itself")
+	probe := fs.Bool("probe", false, "print what NVML reports for this node as JSON and exit")
 	library := fs.String("nvml-library", "", "the library of -nvml-worker and -probe")
 	if err := fs.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
@@ -33,7 +33,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 		return 2
 	}
 	if fs.NArg() > 0 {
-		fmt.Fprintf(stderr, "remuda-device: unexpected argument %q: it takes flags only\n", fs.Arg(0))
+		fmt.Fprintf(stderr, "remuda-device: unexpected argument %q: only flags are allowed\n", fs.Arg(0))
 		return 2
 	}
 	if *showVersion {

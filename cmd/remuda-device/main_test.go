@@ -14,7 +14,7 @@ func TestRunByHand(t *testing.T) {
 		code       int
 		out, inErr string
 	}{
-		{name: "no arguments", code: 1, inErr: "cannot be run by hand"},
+		{name: "no arguments", code: 1, inErr: "does not run as a program of its own"},
 		{name: "how to install it", code: 1, inErr: `plugin_dir = "/opt/nomad/plugins"`},
 		{name: "version", args: []string{"-version"}, out: "remuda "},
 		{name: "unknown flag", args: []string{"-x"}, code: 2, inErr: "-x"},

@@ -66,11 +66,11 @@ func TestCapacityExplain(t *testing.T) {
 		`(?m)^Model += llama-70b$`, `(?m)^Rules += safe$`,
 		`2 report, 0 not saturated, the load of 4 replicas is unknown`,
 		`(?m)^Needs more += yes: spare KV cache is 0.000, below 0.1 and spare queue is 0.0, below 3$`,
-		`(?m)^May shrink += no: the model needs more: `,
+		`(?m)^May shrink += no: the model needs more replicas: `,
 		`(?m)^v1 +4 +4 +3 +4 +no-change +yes$`, `(?m)^v2 +1 +1 +- +1 +no-change +no$`,
 		`(?m)^  safety block: the model-based target is 3: `,
-		`(?m)^v2 +v2-0 +impossible +KV usage is 75: want 0 to 1 \(a percentage`,
-		`(?m)^Model += small$`, `1 of 1 replica not saturated: want at least 2`,
+		`(?m)^v2 +v2-0 +impossible +KV usage is 75: must be 0 to 1 \(divide a percentage`,
+		`(?m)^Model += small$`, `1 of 1 replica not saturated: must be at least 2`,
 	} {
 		require.Regexp(t, want, r.out)
 	}
@@ -116,12 +116,12 @@ func TestCapacityExplainMistakes(t *testing.T) {
 	}{
 		"no file":          {"", nil, exitUsage, "want FILE, got 0 arguments"},
 		"two files":        {"", []string{"a", "b"}, exitUsage, "want FILE, got 2 arguments"},
-		"other rules":      {"", []string{"-", "-rules", "hpa"}, exitUsage, `-rules are "hpa": want safe or wva`},
+		"other rules":      {"", []string{"-", "-rules", "hpa"}, exitUsage, `-rules is "hpa": must be safe or wva`},
 		"no such file":     {"", []string{filepath.Join(t.TempDir(), "none")}, exitFailed, "read the input: open "},
 		"nothing":          {"\n", []string{"-"}, exitFailed, "it is empty: want a JSON object for each model"},
-		"a bad field":      {"{\"config\":{},\n\"variants\":[{\"variant\":\"v\",\"current\":-1}]}", []string{"-"}, exitFailed, "line 2: variants[0].current is -1: want 0 to 1000000 replicas"},
-		"a bad bound":      {`{"variants":[{"variant":"v","current":1,"min":2,"max":1}]}`, []string{"-", "-rules", "wva"}, exitFailed, "line 1: variants[0].min is 2 and max is 1: want min at most max"},
-		"an unknown field": {"\n{\"models\":\"m\"}", []string{"-json", "-"}, exitFailed, "line 2: models is no field: want config, model, "},
+		"a bad field":      {"{\"config\":{},\n\"variants\":[{\"variant\":\"v\",\"current\":-1}]}", []string{"-"}, exitFailed, "line 2: variants[0].current is -1: must be 0 to 1000000 replicas"},
+		"a bad bound":      {`{"variants":[{"variant":"v","current":1,"min":2,"max":1}]}`, []string{"-", "-rules", "wva"}, exitFailed, "line 1: variants[0].min is 2 and max is 1: min must be at most max"},
+		"an unknown field": {"\n{\"models\":\"m\"}", []string{"-json", "-"}, exitFailed, "line 2: models is an unknown field: must be one of config, model, "},
 		"no JSON":          {"x", []string{"-"}, exitFailed, "line 1: invalid character 'x'"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -135,5 +135,5 @@ func TestCapacityExplainMistakes(t *testing.T) {
 	r := explaining(t, idle+"\n{", "-", "-json")
 	require.Equal(t, exitFailed, r.code)
 	require.Contains(t, r.out, `"total_replicas":1`)
-	require.Contains(t, r.errout, "line 2: the JSON ends in the middle")
+	require.Contains(t, r.errout, "line 2: the JSON is incomplete")
 }

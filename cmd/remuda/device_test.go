@@ -26,7 +26,7 @@ func TestDeviceDoctor(t *testing.T) {
 
 	out.Reset()
 	require.Equal(t, exitFailed, p.run([]string{"device", "doctor", "-plugin-dir", dir}))
-	require.Contains(t, out.String(), "PROBLEM  plugin file: there is no remuda-device in "+dir)
+	require.Contains(t, out.String(), "PROBLEM  plugin file: no remuda-device in "+dir)
 	require.Contains(t, out.String(), "WARNING  Nomad: ")
 	require.Equal(t, exitUsage, p.run([]string{"device", "doctor", "extra"}))
 }

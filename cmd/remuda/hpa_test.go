@@ -40,8 +40,8 @@ func TestHPAReplayExplains(t *testing.T) {
 	require.Equal(t, exitOK, r.code, r.errout)
 	require.Regexp(t, `(?m)^T +CURRENT +DESIRED +STABILIZED +REPLICAS +LIMITED BY +REASON$`, r.out)
 	require.Regexp(t, `(?m)^0 +3 +9 +9 +7 +scale_up_policy +9 recommended, but the scale-up policies allow 7 now$`, r.out)
-	require.Regexp(t, `(?m)^1\.5 +7 +1 +7 +7 +scale_down_window +1 recommended, but 9 within the last 5m0s$`, r.out)
-	require.Regexp(t, `(?m)^15 +7 +7 +7 +7 +- +7 recommended, which nothing limits$`, r.out)
+	require.Regexp(t, `(?m)^1\.5 +7 +1 +7 +7 +scale_down_window +1 recommended, but 9 was recommended within the last 5m0s$`, r.out)
+	require.Regexp(t, `(?m)^15 +7 +7 +7 +7 +- +7 recommended: no limit applies$`, r.out)
 	require.Equal(t, 2, strings.Count(r.out, "STABILIZED"), "a table for each object")
 
 	r = remuda(t, "hpa", "replay", "-explain", "-json", path)

@@ -93,7 +93,7 @@ func TestMistakesAreExplained(t *testing.T) {
 		"too much":                  {[]string{"version", "now"}, 2, []string{`unexpected argument "now"`}},
 		"an engine without group":   {[]string{"engine", "--", "true"}, 2, []string{"-group must be set: <model>:<variant>:<replica id>"}},
 		"an engine with half a one": {[]string{"engine", "-group", "m", "--", "true"}, 2, []string{"-group:"}},
-		"an engine without command": {[]string{"engine", "-group", group, "-engine-url", "http://127.0.0.1:1"}, 2, []string{"give the engine's command after --"}},
+		"an engine without command": {[]string{"engine", "-group", group, "-engine-url", "http://127.0.0.1:1"}, 2, []string{"must be the engine's command, after --"}},
 		"every bad field at once": {
 			[]string{"engine", "-group", group, "-role", "king", "-ttl", "1ms", "-slots", "-1", "--", "true"}, 2,
 			[]string{`role is "king"`, "ttl is 1ms", "slots is -1", `engine-url is ""`},
@@ -102,14 +102,14 @@ func TestMistakesAreExplained(t *testing.T) {
 		"a gateway of two minds": {[]string{"gateway", "-dev", "-config", "x"}, 2, []string{"give either -config FILE or -dev"}},
 		"a gateway without":      {[]string{"gateway"}, 2, []string{"give either -config FILE or -dev"}},
 		"a file that is not there": {
-			[]string{"gateway", "-config", filepath.Join(dir, "none.hcl")}, 1, []string{"read the gateway config", "none.hcl"}},
+			[]string{"gateway", "-config", filepath.Join(dir, "none.hcl")}, 1, []string{"read gateway config", "none.hcl"}},
 		"a bad file": {
 			[]string{"gateway", "-config", bad}, 1, []string{bad + ":1: unsupported argument", bad + `:3: timeouts.body is "soon"`}},
 		"a bad address":             {[]string{"gateway", "-dev", "-consul", "http://"}, 2, []string{`consul address "http://"`}},
-		"a lockd without anything":  {[]string{"lockd"}, 2, []string{"socket must be set", "state must be set"}},
-		"a lockd open to all":       {[]string{"lockd", "-socket", "s", "-state", "t", "-listen", "0.0.0.0:1"}, 2, []string{"without TLS only a loopback address"}},
+		"a lockd without anything":  {[]string{"lockd"}, 2, []string{"socket is empty", "state is empty"}},
+		"a lockd open to all":       {[]string{"lockd", "-socket", "s", "-state", "t", "-listen", "0.0.0.0:1"}, 2, []string{"must be a loopback address unless TLS is set"}},
 		"half a TLS":                {[]string{"lockd", "-socket", "s", "-state", "t", "-tls-cert", "c"}, 2, []string{"-tls-cert, -tls-key and -tls-ca go together"}},
-		"a delay that is too short": {[]string{"lockd", "-socket", "s", "-state", "t", "-lock-delay", "1ms"}, 2, []string{"lock-delay is 1ms: want at least"}},
+		"a delay that is too short": {[]string{"lockd", "-socket", "s", "-state", "t", "-lock-delay", "1ms"}, 2, []string{"lock-delay is 1ms: must be at least"}},
 		"the status of nothing":     {[]string{"lockd", "status"}, 2, []string{"-lock must be set"}},
 		"the status of nobody":      {[]string{"lockd", "status", "-lock", filepath.Join(dir, "sock")}, 1, []string{filepath.Join(dir, "sock")}},
 		"a lock that is no address": {[]string{"engine", "-group", group, "-engine-url", "http://127.0.0.1:1", "-lock", "lockd", "--", "true"}, 2, []string{"lock:", `"lockd"`}},
@@ -141,7 +141,7 @@ func TestMistakesAreExplained(t *testing.T) {
 		"no model file":             {[]string{"model", "apply", filepath.Join(dir, "none.hcl")}, 1, []string{"none.hcl"}},
 		"a snapshot of nothing":     {[]string{"snapshot", "inspect", broken}, 1, []string{broken, "snapshot is damaged"}},
 		"a snapshot that is not":    {[]string{"snapshot", "restore", filepath.Join(dir, "none")}, 1, []string{"none"}},
-		"the guard by hand":         {[]string{"engine-guard"}, 1, []string{"not by hand"}},
+		"the guard by hand":         {[]string{"engine-guard"}, 1, []string{"remuda engine starts this command itself"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := remuda(t, tc.args...)

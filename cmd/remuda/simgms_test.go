@@ -23,7 +23,7 @@ func TestEngineWithSharedWeights(t *testing.T) {
 		want string
 	}{
 		"auto outside a task": {[]string{"-gms-socket", "auto"}, "neither $REMUDA_USE_GPUS nor $REMUDA_GPU_UUIDS is set"},
-		"nowhere to park":     {[]string{"-gms-socket", "/nonexistent/gms_GPU-1_weights.sock"}, "gms-socket is set without park"},
+		"nowhere to park":     {[]string{"-gms-socket", "/nonexistent/gms_GPU-1_weights.sock"}, "gms-socket is set and park is empty"},
 		"a bad backend":       {[]string{"-gms-backend", "tpu"}, `-gms-backend is "tpu"`},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -107,52 +107,52 @@ func shorten(s string) string {
 
 func errNoRoute(path string) *apiError {
 	return &apiError{status: http.StatusNotFound, typ: typeRequest, code: "unknown_url",
-		message: fmt.Sprintf("there is no %s here; use /v1/models, /v1/chat/completions, /v1/completions or /v1/embeddings", shorten(path))}
+		message: fmt.Sprintf("unknown path %s; use /v1/models, /v1/chat/completions, /v1/completions or /v1/embeddings", shorten(path))}
 }
 
 func errMethod(method, path, allow string) *apiError {
 	return &apiError{status: http.StatusMethodNotAllowed, typ: typeRequest, code: "method_not_allowed", allow: allow,
-		message: fmt.Sprintf("%s does not take %s; use %s", path, shorten(method), allow)}
+		message: fmt.Sprintf("%s does not support the method %s; use %s", path, shorten(method), allow)}
 }
 
 func errManyFields(fields int) *apiError {
 	return &apiError{status: http.StatusRequestHeaderFieldsTooLarge, typ: typeRequest, code: "too_many_headers", close: true,
-		message: fmt.Sprintf("the request's header has %d fields, more than %d; send fewer", fields, maxFields)}
+		message: fmt.Sprintf("the request has %d header fields; send at most %d", fields, maxFields)}
 }
 
 func errUnknownModel(model string) *apiError {
 	return &apiError{status: http.StatusNotFound, typ: typeRequest, code: "model_not_found", param: "model",
-		message: fmt.Sprintf("the model %s does not exist here; GET /v1/models lists the ones that do", shorten(model))}
+		message: fmt.Sprintf("model %s does not exist; GET /v1/models lists the models", shorten(model))}
 }
 
 // errNoEngine is for a request that has waited for so long.
 func errNoEngine(model, state string, waited, wait time.Duration) *apiError {
 	return &apiError{status: http.StatusServiceUnavailable, typ: typeServer, code: "model_unavailable", param: "model", retryAfter: wait,
-		message: fmt.Sprintf("the model %s had no engine that can serve for %s (%s); retry after the time in Retry-After", shorten(model), waited, state)}
+		message: fmt.Sprintf("model %s had no engine that can serve for %s (state: %s); retry after the time in the Retry-After header", shorten(model), waited, state)}
 }
 
 func errStopped(model string, wait time.Duration) *apiError {
 	return &apiError{status: http.StatusServiceUnavailable, typ: typeServer, code: "model_stopped", param: "model", retryAfter: wait,
-		message: fmt.Sprintf("the model %s is stopped; its operators have to start it", shorten(model))}
+		message: fmt.Sprintf("model %s is stopped; ask its operator to start it", shorten(model))}
 }
 
 func errNoList(wait time.Duration) *apiError {
 	return &apiError{status: http.StatusServiceUnavailable, typ: typeServer, code: "gateway_starting", retryAfter: wait,
-		message: "the gateway has just started and has no list of engines from Consul yet; retry after the time in Retry-After"}
+		message: "the gateway is starting and has not received the list of engines from Consul yet; retry after the time in the Retry-After header"}
 }
 
 func errNoState(model string, wait time.Duration) *apiError {
 	return &apiError{status: http.StatusServiceUnavailable, typ: typeServer, code: "gateway_starting", retryAfter: wait,
-		message: fmt.Sprintf("the gateway has not heard from the controller yet, and Consul has no engine of the model %s: whether it exists is not known; retry after the time in Retry-After", shorten(model))}
+		message: fmt.Sprintf("the gateway is starting and has not received the list of models from the controller yet, and Consul lists no engine of model %s; retry after the time in the Retry-After header", shorten(model))}
 }
 
-// errClientGone is for a request that has nobody to answer to.
+// errClientGone is the error of a request whose client has disconnected.
 func errClientGone() *apiError {
-	return &apiError{status: statusClientGone, message: "the client is gone", final: true}
+	return &apiError{status: statusClientGone, message: "the client disconnected", final: true}
 }
 
 // errEngine is an engine's fault before anything was sent to the client.
 func errEngine(status int, code, model, what string) *apiError {
 	return &apiError{status: status, typ: typeServer, code: code,
-		message: fmt.Sprintf("an engine of the model %s %s; retry the request", shorten(model), what)}
+		message: fmt.Sprintf("an engine of model %s %s; retry the request", shorten(model), what)}
 }

@@ -28,9 +28,9 @@ const (
 
 var (
 	// errSilent is the cause of an attempt's context when the engine let a timeout pass.
-	errSilent = errors.New("the engine was silent for too long")
+	errSilent = errors.New("the engine exceeded a timeout")
 	// errDeadline is the cause when the client waits no more for the first byte.
-	errDeadline = errors.New("the client's deadline is over")
+	errDeadline = errors.New("the client's deadline has passed")
 )
 
 // attempt sends the request to the leased engine and its answer to the client.
@@ -78,10 +78,10 @@ func (x *exchange) attempt(l *lease) (v verdict, e *apiError) {
 		return x.fault(ctx, err)
 	}
 	if x.countFault(kindDial) {
-		x.g.log.Warn("engine cannot be reached", "model", x.head.Model, "engine", x.engine.ServiceID, "address", x.engine.Addr, "error", dial.Err)
+		x.g.log.Warn("cannot connect to the engine", "model", x.head.Model, "engine", x.engine.ServiceID, "address", x.engine.Addr, "error", dial.Err)
 	}
 	return notTaken, &apiError{status: http.StatusServiceUnavailable, typ: typeServer, code: "engine_unreachable", retryAfter: x.g.cfg.RetryAfter,
-		message: fmt.Sprintf("no engine of the model %s could be reached; retry after the time in Retry-After", shorten(x.head.Model))}
+		message: fmt.Sprintf("no engine of model %s is reachable; retry after the time in the Retry-After header", shorten(x.head.Model))}
 }
 
 // allow gives an engine that has begun to answer so long from now: its silence is its own
@@ -173,25 +173,25 @@ func (x *exchange) fault(ctx context.Context, err error) (verdict, *apiError) {
 	if cause == errDeadline && !x.committed { //nolint:errorlint // a cause is never wrapped
 		x.givenUp()
 		return finished, &apiError{status: http.StatusGatewayTimeout, typ: typeServer, code: "deadline_exceeded", retryAfter: x.g.cfg.RetryAfter,
-			message: fmt.Sprintf("the engine of the model %s sent no answer within the time that %s allows; allow more", shorten(model), headerTimeout)}
+			message: fmt.Sprintf("an engine of model %s did not respond within the time in the header %s; allow more time", shorten(model), headerTimeout)}
 	}
 	kind := kindProtocol
 	var e *apiError
 	switch {
 	case cause == errSilent && x.fresh: //nolint:errorlint // a cause is never wrapped
 		kind = kindTimeout
-		e = errEngine(http.StatusGatewayTimeout, "engine_timeout", model, fmt.Sprintf("sent no byte of an answer within %s", x.g.cfg.Timeouts.FirstByte))
+		e = errEngine(http.StatusGatewayTimeout, "engine_timeout", model, fmt.Sprintf("sent no response within %s", x.g.cfg.Timeouts.FirstByte))
 	case cause == errSilent: //nolint:errorlint // a cause is never wrapped
 		kind = kindTimeout
-		e = errEngine(http.StatusGatewayTimeout, "engine_timeout", model, fmt.Sprintf("sent nothing for %s in the middle of its answer", x.g.cfg.Timeouts.StreamIdle))
+		e = errEngine(http.StatusGatewayTimeout, "engine_timeout", model, fmt.Sprintf("sent nothing for %s in the middle of its response", x.g.cfg.Timeouts.StreamIdle))
 	case !x.fresh:
 		kind = kindCut
-		e = errEngine(http.StatusBadGateway, "engine_cut_off", model, "stopped in the middle of its answer")
+		e = errEngine(http.StatusBadGateway, "engine_cut_off", model, "did not finish its response")
 	case isReset(err):
 		kind = kindReset
-		e = errEngine(http.StatusBadGateway, "engine_gone", model, "closed the connection before it answered")
+		e = errEngine(http.StatusBadGateway, "engine_gone", model, "closed the connection before it responded")
 	default:
-		e = errEngine(http.StatusBadGateway, "engine_protocol_error", model, "answered with something that is not HTTP")
+		e = errEngine(http.StatusBadGateway, "engine_protocol_error", model, "sent a response that is not valid HTTP")
 	}
 	x.blame(kind, err)
 	return failedThere, e
@@ -231,8 +231,8 @@ func (x *exchange) givenUp() {
 	patience := x.g.cfg.Timeouts.FirstByte
 	if x.fresh && x.lease.givenUp(patience) {
 		x.g.metrics.upstreamErrors.WithLabelValues(x.label, x.engine.Replica, kindTimeout).Inc()
-		x.g.log.Warn("engine answers nobody: every client gave up before its first byte", "model", x.head.Model, "engine", x.engine.ServiceID,
-			"address", x.engine.Addr, "for at least", patience)
+		x.g.log.Warn("engine is unresponsive: every recent client timed out before the first byte", "model", x.head.Model, "engine", x.engine.ServiceID,
+			"address", x.engine.Addr, "for_at_least", patience)
 	}
 }
 

@@ -31,7 +31,7 @@ type bodyStore struct {
 	pools [len(bodyClasses)]sync.Pool
 }
 
-var errBodyStoreFull = errors.New("too many bytes of requests are held")
+var errBodyStoreFull = errors.New("the buffer for requests is full")
 
 // get returns a buffer of at least n bytes.
 func (s *bodyStore) get(n int) ([]byte, error) {
@@ -150,7 +150,7 @@ func (g *Gateway) readBody(w http.ResponseWriter, r *http.Request, timed bool) (
 		return nil, tooLarge
 	case errors.Is(err, errBodyStoreFull):
 		return nil, &apiError{status: http.StatusServiceUnavailable, typ: typeServer, code: "gateway_busy", close: true, retryAfter: g.cfg.RetryAfter,
-			message: "the gateway holds as many bytes of requests as it may; retry after the time in Retry-After"}
+			message: "the gateway's buffer for requests is full; retry after the time in the Retry-After header"}
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return nil, &apiError{status: http.StatusRequestTimeout, typ: typeRequest, code: "request_timeout", close: true,
 			message: fmt.Sprintf("the request body did not arrive within %s; send it faster", g.cfg.Timeouts.Body)}
@@ -158,6 +158,6 @@ func (g *Gateway) readBody(w http.ResponseWriter, r *http.Request, timed bool) (
 		return nil, errClientGone()
 	default: // bad chunks
 		return nil, &apiError{status: http.StatusBadRequest, typ: typeRequest, code: "bad_body", close: true,
-			message: "the request body could not be read to its end: " + err.Error()}
+			message: "cannot read the request body: " + err.Error()}
 	}
 }

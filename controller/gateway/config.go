@@ -284,10 +284,10 @@ func (c *Config) settingProblems() []hclconfig.Problem {
 	}
 	blame := func(fields ...string) { out[len(out)-1].Blame = fields }
 	if _, _, err := net.SplitHostPort(c.Listen); err != nil {
-		bad("listen", `is %q, want "host:port"`, c.Listen)
+		bad("listen", `is %q: must be "host:port"`, c.Listen)
 	}
 	if hclog.LevelFromString(c.LogLevel) == hclog.NoLevel {
-		bad("log_level", "is %q, want trace, debug, info, warn or error", c.LogLevel)
+		bad("log_level", "is %q: must be trace, debug, info, warn or error", c.LogLevel)
 	}
 	for _, d := range []struct {
 		field  string
@@ -318,62 +318,62 @@ func (c *Config) settingProblems() []hclconfig.Problem {
 	} {
 		switch {
 		case d.value < 0:
-			bad(d.field, "is %s, want no negative time", d.value)
+			bad(d.field, "is %s: must be 0 or more", d.value)
 		case d.value == 0 && !d.zeroOK:
-			bad(d.field, "is 0, want more: no wait may be unbounded")
+			bad(d.field, "is 0: must be more than 0, because every wait needs a limit")
 		}
 	}
 	for _, a := range c.Controller.Addresses {
 		if !serverURL(a) {
-			bad("controller.addresses", `has %q, want a URL like "http://127.0.0.1:4750"`, a)
+			bad("controller.addresses", `contains %q: must be a URL such as "http://127.0.0.1:4750"`, a)
 		}
 	}
 	if strings.ContainsAny(c.Controller.Token, "\r\n\x00") {
-		bad("controller.token", "holds a line break or NUL, want the secret of a token")
+		bad("controller.token", "contains a line break or NUL: must be the secret of a token")
 	}
 	if len(c.Controller.Addresses) == 0 && (c.Controller.Token != "" || c.Controller.CACert != "") {
-		bad("controller.addresses", `must be set: with a token or a ca_cert there is a controller`)
+		bad("controller.addresses", `is empty: must be set, because controller.token or controller.ca_cert is set`)
 		blame("controller.token", "controller.ca_cert")
 	}
 	if c.Limits.Body < 1 || c.Limits.Body > maxBody {
-		bad("limits.body", "is %d bytes, want 1 to 1GiB", c.Limits.Body)
+		bad("limits.body", "is %d bytes: must be 1 to 1GiB", c.Limits.Body)
 	}
 	if c.Limits.Header < 1<<10 || c.Limits.Header > 16<<20 {
-		bad("limits.header", "is %d bytes, want 1KiB to 16MiB", c.Limits.Header)
+		bad("limits.header", "is %d bytes: must be 1KiB to 16MiB", c.Limits.Header)
 	}
 	if c.Limits.Buffered < c.Limits.Body {
-		bad("limits.buffered", "is %d bytes, want at least limits.body, which is %d", c.Limits.Buffered, c.Limits.Body)
+		bad("limits.buffered", "is %d bytes: must be at least limits.body, which is %d", c.Limits.Buffered, c.Limits.Body)
 		blame("limits.body")
 	}
 	if c.Routing.SuspectMax < c.Routing.Suspect {
-		bad("routing.suspect_max", "is %s, want at least routing.suspect, which is %s", c.Routing.SuspectMax, c.Routing.Suspect)
+		bad("routing.suspect_max", "is %s: must be at least routing.suspect, which is %s", c.Routing.SuspectMax, c.Routing.Suspect)
 		blame("routing.suspect")
 	}
 	if f := c.Routing.ImbalanceFactor; !(f >= 1) || math.IsInf(f, 0) {
-		bad("routing.imbalance_factor", "is %v, want 1 or more", f)
+		bad("routing.imbalance_factor", "is %v: must be 1 or more", f)
 	}
 	if c.Routing.ImbalanceSlack < 0 {
-		bad("routing.imbalance_slack", "is %d tokens, want 0 or more", c.Routing.ImbalanceSlack)
+		bad("routing.imbalance_slack", "is %d tokens: must be 0 or more", c.Routing.ImbalanceSlack)
 	}
 	if n := c.Queue.Length; n < 1 || n > maxQueue {
-		bad("queue.length", "is %d, want 1 to %d", n, maxQueue)
+		bad("queue.length", "is %d: must be 1 to %d", n, maxQueue)
 	}
 	if c.Retries.Attempts < 1 {
-		bad("retries.attempts", "is %d, want at least 1", c.Retries.Attempts)
+		bad("retries.attempts", "is %d: must be at least 1", c.Retries.Attempts)
 	}
 	for _, f := range []struct {
 		field string
 		value float64
 	}{{"retries.budget_ratio", c.Retries.BudgetRatio}, {"retries.budget_floor", c.Retries.BudgetFloor}} {
 		if !(f.value >= 0) || math.IsInf(f.value, 0) {
-			bad(f.field, "is %v, want 0 or more", f.value)
+			bad(f.field, "is %v: must be 0 or more", f.value)
 		}
 	}
 	if c.Tracing.Endpoint != "" && !serverURL(c.Tracing.Endpoint) {
-		bad("tracing.endpoint", `is %q, want a URL like "http://127.0.0.1:4318"`, c.Tracing.Endpoint)
+		bad("tracing.endpoint", `is %q: must be a URL such as "http://127.0.0.1:4318"`, c.Tracing.Endpoint)
 	}
 	if r := c.Tracing.Ratio; !(r >= 0 && r <= 1) {
-		bad("tracing.ratio", "is %v, want 0 to 1", r)
+		bad("tracing.ratio", "is %v: must be 0 to 1", r)
 	}
 	return append(out, c.Keys.problems()...)
 }
@@ -389,7 +389,7 @@ func serverURL(a string) bool {
 func (c *Config) validate() error {
 	problems := c.settingProblems()
 	if c.Watcher == nil {
-		problems = append(problems, hclconfig.Problem{Field: "Watcher", Text: "is nil, want a source of engines"})
+		problems = append(problems, hclconfig.Problem{Field: "Watcher", Text: "is nil: must be a source of engines"})
 	}
 	if problems == nil {
 		return nil
@@ -398,5 +398,5 @@ func (c *Config) validate() error {
 	for i, p := range problems {
 		texts[i] = p.Field + " " + p.Text
 	}
-	return errors.New("bad gateway config: " + strings.Join(texts, "; "))
+	return errors.New("invalid gateway config: " + strings.Join(texts, "; "))
 }

@@ -78,7 +78,7 @@ var settings = []setting{
 func LoadFile(path string, base Config) (Config, error) {
 	src, err := os.ReadFile(path)
 	if err != nil {
-		return base, fmt.Errorf("read the gateway config: %w", err)
+		return base, fmt.Errorf("read gateway config: %w", err)
 	}
 	return Parse(path, src, base)
 }
@@ -109,6 +109,6 @@ func size(at func(*Config) *int64) func(*Config, cty.Value) error {
 				return nil
 			}
 		}
-		return errors.New(`is no size, want a number of bytes or a string like "32MiB"`)
+		return errors.New(`is not a size: must be a number of bytes or a string such as "32MiB"`)
 	}
 }

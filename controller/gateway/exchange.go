@@ -364,12 +364,12 @@ func (x *exchange) wishes() *apiError {
 	}
 	bad := func(header, value, want string) *apiError {
 		return &apiError{status: http.StatusBadRequest, typ: typeRequest, code: "bad_header", param: header, close: true,
-			message: fmt.Sprintf("the header %s is %s, want %s", header, shorten(value), want)}
+			message: fmt.Sprintf("the header %s is %s: must be %s", header, shorten(value), want)}
 	}
 	if v := x.r.Header.Get(headerTimeout); v != "" {
 		d, ok := parseTimeout(v)
 		if !ok {
-			return bad(headerTimeout, v, `a time like "30s" or a number of seconds`)
+			return bad(headerTimeout, v, `a time such as "30s" or a number of seconds`)
 		}
 		x.deadline = x.began.Add(d)
 	}
@@ -418,7 +418,7 @@ func errLimited(key string, err error, wait time.Duration) *apiError {
 		what = "concurrency"
 	}
 	return &apiError{status: http.StatusTooManyRequests, typ: typeLimit, code: "rate_limit_exceeded", retryAfter: max(wait, time.Second),
-		message: fmt.Sprintf("the API key %s is at its limit of %s; retry after the time in Retry-After", shorten(key), what)}
+		message: fmt.Sprintf("%s limit exceeded for API key %s; retry after the time in the Retry-After header", what, shorten(key))}
 }
 
 // readRequest reads the body and finds the model in it.
@@ -443,10 +443,10 @@ func (x *exchange) readRequest() *apiError {
 			message: "the request body is not valid JSON: " + syntax.Error()}
 	case errors.Is(err, modelscan.ErrModelType):
 		return &apiError{status: http.StatusBadRequest, typ: typeRequest, code: "invalid_type", param: "model",
-			message: `"model" is not a string; name a model that GET /v1/models lists`}
+			message: `"model" is not a string; set it to a model that GET /v1/models lists`}
 	case err != nil:
 		return &apiError{status: http.StatusBadRequest, typ: typeRequest, code: "missing_required_parameter", param: "model",
-			message: `"model" is missing; name a model that GET /v1/models lists`}
+			message: `"model" is missing; set it to a model that GET /v1/models lists`}
 	}
 	x.head = head
 	return nil
@@ -474,7 +474,7 @@ func (x *exchange) enqueueable() *apiError {
 // nothing is missing: the answer has been ended.
 func (x *exchange) resume() (e *apiError, done bool) {
 	if x.recorder == nil || x.recorder.Err() != nil {
-		return errEngine(http.StatusBadGateway, "engine_cut_off", x.head.Model, "stopped in the middle of its answer"), false
+		return errEngine(http.StatusBadGateway, "engine_cut_off", x.head.Model, "did not finish its response"), false
 	}
 	payload, err := x.recorder.Request()
 	switch {
@@ -483,8 +483,8 @@ func (x *exchange) resume() (e *apiError, done bool) {
 		x.flush()
 		return nil, true
 	case err != nil:
-		x.g.log.Warn("a stream cannot go on", "id", x.id, "model", x.head.Model, "error", err)
-		return errEngine(http.StatusBadGateway, "engine_cut_off", x.head.Model, "stopped in the middle of its answer"), false
+		x.g.log.Warn("cannot continue a stream at another engine", "id", x.id, "model", x.head.Model, "error", err)
+		return errEngine(http.StatusBadGateway, "engine_cut_off", x.head.Model, "did not finish its response"), false
 	}
 	if &payload[0] == &x.body.data[0] {
 		payload = nil // the body itself, whose memory is watched over

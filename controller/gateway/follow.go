@@ -36,7 +36,7 @@ func newControllers(c Controller) ([]*api.Client, error) {
 	for _, address := range c.Addresses {
 		client, err := api.NewClient(api.Config{Addresses: []string{address}, Token: c.Token, CACert: c.CACert})
 		if err != nil {
-			return nil, fmt.Errorf("bad gateway config: %w", err)
+			return nil, fmt.Errorf("invalid gateway config: %w", err)
 		}
 		out = append(out, client)
 	}
@@ -111,9 +111,9 @@ func (f *follower) say(up bool, err error) {
 	case up:
 		f.log.Info("following the controller", "index", f.index.Load())
 	case err != nil:
-		f.log.Warn("the controller cannot be followed: its last state stays in force", "index", f.index.Load(), "error", err)
+		f.log.Warn("cannot read the controller's state: the last known state stays in force", "index", f.index.Load(), "error", err)
 	default:
-		f.log.Warn("the controller has no leader: its last state stays in force", "index", f.index.Load())
+		f.log.Warn("the controller has no leader: the last known state stays in force", "index", f.index.Load())
 	}
 }
 
@@ -161,7 +161,7 @@ func (f *follower) query(ctx context.Context, server *api.Client, query api.Quer
 	defer cancel()
 	state, meta, err := server.GatewayState(ctx, query)
 	if err == nil && meta.Index == 0 {
-		err = errors.New("controller: the answer has no index: is it the controller that answers there?")
+		err = errors.New("controller: the response has no X-Remuda-Index header: the address must be a remuda controller's")
 	}
 	return state, meta, err
 }

@@ -178,14 +178,14 @@ func (g *Gateway) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 		case <-g.drain:
-			g.log.Info("the controller has ordered to drain")
+			g.log.Info("draining by order of the controller")
 		case <-sweep.C:
 			running = true
 			g.metrics.forget(g.roster.expire())
 		case err := <-watched:
 			watching = false
 			if err == nil {
-				err = errors.New("the watch ended by itself")
+				err = errors.New("the watch ended without an error")
 			}
 			failure = fmt.Errorf("watch the engines: %w", err)
 		case err := <-served:
@@ -206,7 +206,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 		lame.Stop()
 	}
 	if !g.shutdown(server, g.cfg.Timeouts.Drain) {
-		g.log.Warn("cutting off requests that did not finish in time", "drain", g.cfg.Timeouts.Drain)
+		g.log.Warn("ending requests that did not finish within the drain timeout", "drain", g.cfg.Timeouts.Drain)
 		cutOff(errStopping)
 		g.shutdown(server, abortGrace)
 		_ = server.Close() // the listener is closed already
@@ -254,7 +254,7 @@ func (g *Gateway) close() error {
 	spans, cancel := context.WithTimeout(context.Background(), abortGrace)
 	defer cancel()
 	if err := g.tracer.Close(spans); err != nil { // spans that nobody takes are no failure
-		g.log.Warn("spans are lost", "error", err)
+		g.log.Warn("could not export all tracing spans before the stop", "error", err)
 	}
 	return failure
 }
@@ -319,12 +319,12 @@ func (g *Gateway) update(engines []replica.Engine, afterOutage bool) {
 		}
 	}
 	if first {
-		g.log.Info("first list of engines", "engines", len(engines), "passing", passing)
+		g.log.Info("received the first list of engines from Consul", "engines", len(engines), "passing", passing)
 	} else {
 		g.log.Debug("engines changed", "engines", len(engines), "passing", passing, "after_outage", afterOutage)
 	}
 	if len(ch.Kept) > 0 {
-		g.log.Warn("keeping engines that Consul does not vouch for after its outage", "engines", ch.Kept, "grace", g.cfg.Routing.Grace)
+		g.log.Warn("keeping engines that Consul does not list after its outage", "engines", ch.Kept, "grace", g.cfg.Routing.Grace)
 	}
 }
 

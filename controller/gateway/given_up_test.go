@@ -45,7 +45,7 @@ func TestEngineThatAnswersNobodyIsLeft(t *testing.T) {
 			}
 			require.GreaterOrEqual(t, time.Since(began), firstByte)
 			e := f.post(unaryBody).requireError(t, http.StatusServiceUnavailable, "queue_timeout")
-			require.Contains(t, e.Message, "left alone")
+			require.Contains(t, e.Message, "are being avoided")
 		})
 	}
 }

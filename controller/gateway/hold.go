@@ -155,10 +155,10 @@ func (x *exchange) waitedEnough(began time.Time) (*lease, *apiError) {
 	if s.usable {
 		why := "were busy for " + waited.String()
 		if s.failing {
-			why = fmt.Sprintf("have failed requests and are left alone for a moment; the request waited for %s", waited)
+			why = fmt.Sprintf("failed requests recently and are being avoided; the request waited for %s", waited)
 		}
 		return nil, &apiError{status: http.StatusServiceUnavailable, typ: typeServer, code: "queue_timeout", param: "model", retryAfter: retry,
-			message: fmt.Sprintf("all engines of the model %s %s; retry after the time in Retry-After", shorten(x.head.Model), why)}
+			message: fmt.Sprintf("all engines of model %s %s; retry after the time in the Retry-After header", shorten(x.head.Model), why)}
 	}
 	return nil, errNoEngine(x.head.Model, s.state, waited, retry)
 }
@@ -226,7 +226,7 @@ func (x *exchange) refused(err error) *apiError {
 		x.g.metrics.refused.WithLabelValues(x.label).Inc()
 		return &apiError{status: http.StatusTooManyRequests, typ: typeLimit, code: "queue_full", param: "model",
 			retryAfter: x.g.roster.retryAfter(x.head.Model, x.g.cfg.RetryAfter),
-			message:    fmt.Sprintf("%d requests for the model %s wait already; retry after the time in Retry-After", x.g.cfg.Queue.Length, shorten(x.head.Model))}
+			message:    fmt.Sprintf("the queue of model %s is full with %d requests; retry after the time in the Retry-After header", shorten(x.head.Model), x.g.cfg.Queue.Length)}
 	}
 	return x.g.noEngine(err, x.head.Model)
 }
@@ -261,7 +261,7 @@ func (x *exchange) mayRetry() *apiError {
 		if at.After(end) {
 			x.g.metrics.budgetSpent.WithLabelValues(x.label).Inc()
 			return &apiError{status: http.StatusServiceUnavailable, typ: typeServer, code: "retry_budget_spent", param: "model", retryAfter: x.g.cfg.RetryAfter,
-				message: fmt.Sprintf("the engines of the model %s fail too many requests to try this one again; retry after the time in Retry-After", shorten(x.head.Model))}
+				message: fmt.Sprintf("the engines of model %s fail too many requests, so the gateway does not retry this one; retry after the time in the Retry-After header", shorten(x.head.Model))}
 		}
 		if e := x.rest(time.Until(at), began); e != nil {
 			return e
@@ -293,7 +293,7 @@ func (x *exchange) left() *apiError {
 	switch cause := context.Cause(x.ctx); {
 	case errors.Is(cause, errStopping):
 		return &apiError{status: http.StatusServiceUnavailable, typ: typeServer, code: "gateway_stopping", close: true, final: true, retryAfter: x.g.cfg.RetryAfter,
-			message: "the gateway is stopping; retry after the time in Retry-After"}
+			message: "the gateway is stopping; retry after the time in the Retry-After header"}
 	case errors.Is(cause, errKilled):
 		return &apiError{status: http.StatusServiceUnavailable, typ: typeServer, code: "request_killed", final: true,
 			message: "an operator ended the request; do not retry it"}

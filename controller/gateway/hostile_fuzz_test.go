@@ -104,7 +104,7 @@ type watchedLog struct {
 
 // Write looks at a line of the log.
 func (l *watchedLog) Write(line []byte) (int, error) {
-	for _, bad := range []string{"panic", "engine failed", "engine cannot"} {
+	for _, bad := range []string{"panic", "engine failed", "cannot connect to the engine"} {
 		if bytes.Contains(line, []byte(bad)) {
 			l.mu.Lock()
 			l.lines = append(l.lines, string(line))

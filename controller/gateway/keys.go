@@ -64,7 +64,7 @@ func keyBlocks() hclconfig.Labelled[Config] {
 					return err
 				}
 				if text == "" {
-					return fmt.Errorf("is empty, want the key that clients send")
+					return fmt.Errorf("is empty: must be the key that clients send")
 				}
 				of(c).SHA256 = hashKey(text)
 				return nil
@@ -93,7 +93,7 @@ func (k *Keys) problems() []hclconfig.Problem {
 	check := func(prefix string, l queue.KeyLimit) bool {
 		_, err := queue.NewKeys(l, nil)
 		if err != nil {
-			out = append(out, hclconfig.Problem{Field: prefix, Text: "cannot be: " + err.Error()})
+			out = append(out, hclconfig.Problem{Field: prefix, Text: "is invalid: " + err.Error()})
 		}
 		return err == nil
 	}
@@ -107,24 +107,24 @@ func (k *Keys) problems() []hclconfig.Problem {
 		raw, err := hex.DecodeString(key.SHA256)
 		switch hash := strings.ToLower(key.SHA256); {
 		case key.Name == keyAnonymous:
-			out = append(out, hclconfig.Problem{Field: field, Text: "is the name of requests without a key, want another name"})
+			out = append(out, hclconfig.Problem{Field: field, Text: "has the name that is reserved for requests without a key: use another name"})
 		case key.SHA256 == "":
 			out = append(out, hclconfig.Problem{Field: hclconfig.LabelledField(keyBlock, key.Name, "token"),
-				Text: "is missing, want the key that clients send, or its SHA-256 as sha256", Blame: []string{field}})
+				Text: "is missing: must be the key that clients send, or set sha256 to its SHA-256", Blame: []string{field}})
 		case err != nil || len(raw) != sha256.Size:
 			out = append(out, hclconfig.Problem{Field: hclconfig.LabelledField(keyBlock, key.Name, "sha256"),
-				Text:  fmt.Sprintf("is %q, want the SHA-256 of the key as 64 hex digits, or the key itself as token", key.SHA256),
+				Text:  fmt.Sprintf("is %q: must be the SHA-256 of the key as 64 hex digits, or set token to the key itself", key.SHA256),
 				Blame: []string{hclconfig.LabelledField(keyBlock, key.Name, "token")}})
 		case hashes[hash] != "":
 			out = append(out, hclconfig.Problem{Field: hclconfig.LabelledField(keyBlock, key.Name, "sha256"),
-				Text:  fmt.Sprintf("is that of key %q, want another key", hashes[hash]),
+				Text:  fmt.Sprintf("is a duplicate of key %q: each key must be different", hashes[hash]),
 				Blame: []string{hclconfig.LabelledField(keyBlock, key.Name, "token")}})
 		default:
 			hashes[hash] = key.Name
 		}
 	}
 	if k.Required && len(k.Named) == 0 {
-		out = append(out, hclconfig.Problem{Field: "keys.required", Text: `is true, but there is no key "NAME" { … }: every request would be refused`})
+		out = append(out, hclconfig.Problem{Field: "keys.required", Text: `is true and no key is configured, so every request would be rejected: add a block key "NAME" { … }`})
 	}
 	return out
 }
@@ -187,5 +187,5 @@ func errNoKey() *apiError {
 
 func errBadKey() *apiError {
 	return &apiError{status: http.StatusUnauthorized, typ: typeRequest, code: "invalid_api_key", close: true,
-		message: "the request's API key is not known here; ask the gateway's operators for one"}
+		message: "invalid API key; ask the gateway's operator for one"}
 }

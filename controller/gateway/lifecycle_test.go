@@ -96,7 +96,7 @@ func TestRunErrors(t *testing.T) {
 	for _, c := range []struct {
 		w    gateway.Watcher
 		want string
-	}{{brokenWatcher{errors.New("no permission")}, "no permission"}, {brokenWatcher{}, "ended by itself"}} {
+	}{{brokenWatcher{errors.New("no permission")}, "no permission"}, {brokenWatcher{}, "the watch ended without an error"}} {
 		cfg.Watcher = c.w
 		g, err = gateway.New(cfg)
 		require.NoError(t, err)

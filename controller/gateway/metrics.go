@@ -54,26 +54,26 @@ func newMetrics(r *roster, bodies *bodyStore) *metrics {
 	}
 	m := &metrics{
 		registry: prometheus.NewRegistry(),
-		requests: counter("requests_total", "Requests by the status that the client got.", "model", "route", "code"),
+		requests: counter("requests_total", "Requests by the HTTP status sent to the client.", "model", "route", "code"),
 		// An embedding takes milliseconds, a long generation ten minutes.
-		duration: histogram("request_duration_seconds", "Time from a request's header to the end of its answer.",
+		duration: histogram("request_duration_seconds", "Time from a request's header to the end of its response.",
 			[]float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800}),
-		firstByte: histogram("time_to_first_byte_seconds", "Time from a request's header to the first byte of the engine's answer.",
+		firstByte: histogram("time_to_first_byte_seconds", "Time from a request's header to the first byte of the engine's response.",
 			[]float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600}),
-		upstreamErrors: counter("upstream_errors_total", "Faults of engines: dial, timeout, reset, protocol, content, status, cut.", "model", "replica", "kind"),
+		upstreamErrors: counter("upstream_errors_total", "Failed attempts at engines by kind: dial, timeout, reset, protocol, content, status, cut.", "model", "replica", "kind"),
 		requestBytes:   counter("request_bytes_total", "Bytes of request bodies.", "model"),
-		responseBytes:  counter("response_bytes_total", "Bytes of answers' bodies sent to clients.", "model"),
+		responseBytes:  counter("response_bytes_total", "Bytes of response bodies sent to clients.", "model"),
 	}
 	m.queueSeconds = prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Namespace: "remuda", Subsystem: "gateway", Name: "queue_seconds",
-		Help:    "Time that requests waited for an engine, of those that had to wait.",
+		Help:    "Time that requests waited for an engine. Requests that did not wait are not counted.",
 		Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300},
 	}, []string{"model"})
-	m.queueTimeouts = counter("queue_timeouts_total", "Requests that waited for an engine in vain.", "model")
-	m.refused = counter("queue_full_total", "Requests that were refused because too many waited.", "model")
-	m.retries = counter("retries_total", "Attempts after the first one of a request.", "model")
-	m.budgetSpent = counter("retry_budget_spent_total", "Requests that were not tried again because the model's retry budget was spent.", "model")
-	m.continued = counter("continuations_total", "Streams that went on at another engine.", "model")
+	m.queueTimeouts = counter("queue_timeouts_total", "Requests that waited for an engine until their time ran out.", "model")
+	m.refused = counter("queue_full_total", "Requests that were rejected because the queue was full.", "model")
+	m.retries = counter("retries_total", "Attempts at engines beyond the first one of a request.", "model")
+	m.budgetSpent = counter("retry_budget_spent_total", "Requests that were not retried because the model's retry budget was spent.", "model")
+	m.continued = counter("continuations_total", "Streams that were continued at another engine.", "model")
 	m.registry.MustRegister(m.requests, m.duration, m.firstByte, m.upstreamErrors, m.requestBytes, m.responseBytes,
 		m.queueSeconds, m.queueTimeouts, m.refused, m.retries, m.budgetSpent, m.continued,
 		&rosterCollector{roster: r},
@@ -112,7 +112,7 @@ func (m *metrics) forget(ch balance.Changes) {
 func (m *metrics) follow(f *follower) {
 	m.registry.MustRegister(
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-			Namespace: "remuda", Subsystem: "gateway", Name: "controller_index", Help: "Index of the controller's state that the gateway follows.",
+			Namespace: "remuda", Subsystem: "gateway", Name: "controller_index", Help: "Index of the controller's state that is in force.",
 		}, func() float64 { return float64(f.index.Load()) }),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Namespace: "remuda", Subsystem: "gateway", Name: "controller_up", Help: "1 while one of the controller's servers answers and knows a leader.",
@@ -128,7 +128,7 @@ func (m *metrics) follow(f *follower) {
 // observe adds what the access log and the tracer count.
 func (m *metrics) observe(access *accesslog.Logger, tracer *tracing.Tracer) {
 	m.registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
-		Namespace: "remuda", Subsystem: "gateway", Name: "access_log_dropped_total", Help: "Lines that did not get into the access log.",
+		Namespace: "remuda", Subsystem: "gateway", Name: "access_log_dropped_total", Help: "Lines that could not be written to the access log.",
 	}, func() float64 { return float64(access.Dropped()) }))
 	for result, of := range map[string]func(tracing.Stats) uint64{
 		"sent":    func(s tracing.Stats) uint64 { return s.Sent },
@@ -136,7 +136,7 @@ func (m *metrics) observe(access *accesslog.Logger, tracer *tracing.Tracer) {
 		"dropped": func(s tracing.Stats) uint64 { return s.Dropped },
 	} {
 		m.registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
-			Namespace: "remuda", Subsystem: "gateway", Name: "spans_total", Help: "Spans by what became of them.",
+			Namespace: "remuda", Subsystem: "gateway", Name: "spans_total", Help: "Tracing spans by result: sent, lost or dropped.",
 			ConstLabels: prometheus.Labels{"result": result},
 		}, func() float64 { return float64(of(tracer.Stats())) }))
 	}
@@ -163,14 +163,14 @@ type rosterCollector struct{ roster *roster }
 var _ prometheus.Collector = (*rosterCollector)(nil)
 
 var (
-	inFlightDesc = prometheus.NewDesc("remuda_gateway_in_flight", "Requests at engines now.", []string{"model"}, nil)
+	inFlightDesc = prometheus.NewDesc("remuda_gateway_in_flight", "Requests that engines are serving.", []string{"model"}, nil)
 	enginesDesc  = prometheus.NewDesc("remuda_gateway_engines",
-		"Engines by state: active, draining (the controller is about to stop it), open (it failed lately and is avoided), kept (over a Consul outage), fenced (superseded by a higher token), not_passing.",
+		"Engines by state: active, draining (the controller is about to stop it), open (it failed recently and is avoided), kept (active before a Consul outage), fenced (superseded by a higher token), not_passing.",
 		[]string{"model", "state"}, nil)
-	waitingDesc = prometheus.NewDesc("remuda_gateway_queue_length", "Requests that wait for an engine now.", []string{"model"}, nil)
-	oldestDesc  = prometheus.NewDesc("remuda_gateway_queue_oldest_seconds", "How long the request has waited that has waited longest.", []string{"model"}, nil)
-	slotsDesc   = prometheus.NewDesc("remuda_gateway_slots", "Slots of the engines that may get requests.", []string{"model"}, nil)
-	readyDesc   = prometheus.NewDesc("remuda_gateway_ready", "1 once the first list of engines came.", nil, nil)
+	waitingDesc = prometheus.NewDesc("remuda_gateway_queue_length", "Requests that are waiting for an engine.", []string{"model"}, nil)
+	oldestDesc  = prometheus.NewDesc("remuda_gateway_queue_oldest_seconds", "Waiting time of the oldest request in the queue.", []string{"model"}, nil)
+	slotsDesc   = prometheus.NewDesc("remuda_gateway_slots", "Slots of the engines that can take requests.", []string{"model"}, nil)
+	readyDesc   = prometheus.NewDesc("remuda_gateway_ready", "1 once the first list of engines from Consul has arrived.", nil, nil)
 )
 
 // Describe lists the collector's metrics.

@@ -34,7 +34,7 @@ func (x *exchange) relay(ctx context.Context, resp *http.Response) (verdict, *ap
 	status := resp.StatusCode
 	ok := status >= 200 && status < 300
 	if enc := resp.Header.Get("Content-Encoding"); enc != "" && !strings.EqualFold(enc, "identity") {
-		return x.badContent(fmt.Sprintf("answered %d with Content-Encoding %s, which it was not offered", status, shorten(enc)))
+		return x.badContent(fmt.Sprintf("responded %d with Content-Encoding %s, which the gateway does not accept", status, shorten(enc)))
 	}
 	switch {
 	case ok && kind == contentSSE && !x.route.binary:
@@ -42,16 +42,16 @@ func (x *exchange) relay(ctx context.Context, resp *http.Response) (verdict, *ap
 		// "stream": 1 for true.
 		return x.relayStream(ctx, resp)
 	case x.committed && status >= 500:
-		x.blame(kindStatus, fmt.Errorf("answered %d to the continuation of a stream", status))
-		return failedThere, errEngine(http.StatusBadGateway, "engine_cut_off", x.head.Model, "stopped in the middle of its answer")
+		x.blame(kindStatus, fmt.Errorf("responded %d to the continuation of a stream", status))
+		return failedThere, errEngine(http.StatusBadGateway, "engine_cut_off", x.head.Model, "did not finish its response")
 	case x.committed && status >= 400:
 		// It is about the request that the gateway made: the engine is well.
 		x.lease.answered()
-		x.g.log.Warn("an engine refuses to go on with a stream", "id", x.id, "model", x.head.Model, "engine", x.engine.ServiceID, "status", status)
-		return failedThere, errEngine(http.StatusBadGateway, "engine_cut_off", x.head.Model, "stopped in the middle of its answer")
+		x.g.log.Warn("an engine rejected the continuation of a stream", "id", x.id, "model", x.head.Model, "engine", x.engine.ServiceID, "status", status)
+		return failedThere, errEngine(http.StatusBadGateway, "engine_cut_off", x.head.Model, "did not finish its response")
 	case x.committed:
 		// The stream should go on, and an answer of another kind came.
-		return x.badContent(fmt.Sprintf("answered %d with content of type %s to the continuation of a stream", status, shorten(kind)))
+		return x.badContent(fmt.Sprintf("responded %d with content type %s to the continuation of a stream", status, shorten(kind)))
 	case x.mayFail(status) && status >= 500:
 		return x.setAside(ctx, resp, kind, isJSON)
 	case ok && isJSON, ok && x.route.binary && kind == contentBytes, status >= 400 && isJSON:
@@ -59,7 +59,7 @@ func (x *exchange) relay(ctx context.Context, resp *http.Response) (verdict, *ap
 	case status >= 400:
 		return x.wrap(resp, kind, nil)
 	default:
-		return x.badContent(fmt.Sprintf("answered %d with content of type %s, want JSON", status, shorten(kind)))
+		return x.badContent(fmt.Sprintf("responded %d with content type %s instead of JSON", status, shorten(kind)))
 	}
 }
 
@@ -93,8 +93,8 @@ func (x *exchange) setAside(ctx context.Context, resp *http.Response, kind strin
 		_, e := x.wrap(resp, kind, text)
 		return failedThere, e
 	}
-	x.blame(kindStatus, fmt.Errorf("answered %d with %s", resp.StatusCode, shorten(strings.ToValidUTF8(string(text), "?"))))
-	e := errEngine(resp.StatusCode, "engine_error", x.head.Model, fmt.Sprintf("answered %d", resp.StatusCode))
+	x.blame(kindStatus, fmt.Errorf("responded %d with %s", resp.StatusCode, shorten(strings.ToValidUTF8(string(text), "?"))))
+	e := errEngine(resp.StatusCode, "engine_error", x.head.Model, fmt.Sprintf("responded %d", resp.StatusCode))
 	e.raw = text
 	return failedThere, e
 }
@@ -111,7 +111,7 @@ func (x *exchange) wrap(resp *http.Response, kind string, text []byte) (verdict,
 		}
 	}
 	text = text[:min(len(text), 200)]
-	what := fmt.Sprintf("answered %d with %s", resp.StatusCode, shorten(strings.ToValidUTF8(string(text), "?")))
+	what := fmt.Sprintf("responded %d with %s", resp.StatusCode, shorten(strings.ToValidUTF8(string(text), "?")))
 	if resp.StatusCode >= 500 {
 		x.blame(kindStatus, errors.New(what+", content type "+shorten(kind)))
 		return finished, errEngine(http.StatusBadGateway, "engine_error", x.head.Model, what)
@@ -211,7 +211,7 @@ func (x *exchange) relayWhole(ctx context.Context, resp *http.Response, isJSON b
 	}
 	if isJSON {
 		if c := firstByte(buf[:n]); c != '{' && c != '[' {
-			return x.badContent(fmt.Sprintf("answered %d with a body that is said to be JSON but starts with %s", resp.StatusCode, shorten(string(buf[:min(n, 40)]))))
+			return x.badContent(fmt.Sprintf("responded %d with content type JSON and a body that starts with %s", resp.StatusCode, shorten(string(buf[:min(n, 40)]))))
 		}
 	}
 	// A body that neither has a length nor is chunked ends with the
@@ -230,7 +230,7 @@ func (x *exchange) relayWhole(ctx context.Context, resp *http.Response, isJSON b
 		return finished, nil
 	}
 	if x.held {
-		return x.badContent(fmt.Sprintf("answered %d with %d bytes or more that are no stream", resp.StatusCode, n))
+		return x.badContent(fmt.Sprintf("responded %d with %d bytes or more instead of a stream", resp.StatusCode, n))
 	}
 	x.commit(resp, resp.ContentLength)
 	x.send(buf[:n])
@@ -263,7 +263,7 @@ func (x *exchange) relayWhole(ctx context.Context, resp *http.Response, isJSON b
 func (x *exchange) asEvent(resp *http.Response, text []byte) (verdict, *apiError) {
 	var line bytes.Buffer
 	if err := json.Compact(&line, text); err != nil { // an event has one line
-		return x.badContent("answered with a body that is said to be JSON: " + err.Error())
+		return x.badContent("responded with invalid JSON: " + err.Error())
 	}
 	x.commit(resp, 0)
 	x.status = resp.StatusCode
@@ -378,7 +378,7 @@ func (x *exchange) relayStream(ctx context.Context, resp *http.Response) (verdic
 				return finished, nil
 			}
 			if x.fresh {
-				return x.badContent("ended a stream without a single event")
+				return x.badContent("ended a stream without an event")
 			}
 			err = errors.New("the stream ended without [DONE]")
 		case done:

@@ -65,7 +65,7 @@ func (r *reporter) run(ctx context.Context) {
 		switch {
 		case err != nil && ctx.Err() == nil:
 			if !failing {
-				r.log.Warn("the controller takes no report", "error", err)
+				r.log.Warn("cannot report to the controller", "error", err)
 			}
 			failing = true
 			if at = (at + 1) % len(r.servers); at == 0 {
@@ -73,7 +73,7 @@ func (r *reporter) run(ctx context.Context) {
 			}
 		case err == nil && failing:
 			failing = false
-			r.log.Info("the controller takes reports again")
+			r.log.Info("reporting to the controller again")
 		}
 		r.rest(ctx, pause, err == nil)
 		next := reportEvery - pause

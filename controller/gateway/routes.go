@@ -131,7 +131,7 @@ func (g *Gateway) ready(w http.ResponseWriter, r *http.Request) {
 	case g.draining.Load():
 		g.text(w, r, http.StatusServiceUnavailable, "stopping\n")
 	case !g.roster.ready():
-		g.text(w, r, http.StatusServiceUnavailable, "no list of engines from Consul yet\n")
+		g.text(w, r, http.StatusServiceUnavailable, "starting: waiting for the list of engines from Consul\n")
 	default:
 		g.text(w, r, http.StatusOK, "ready\n")
 	}
@@ -207,7 +207,7 @@ func (g *Gateway) models(w http.ResponseWriter, r *http.Request) {
 	}
 	b, err := json.Marshal(answer)
 	if err != nil {
-		fail(&apiError{status: http.StatusInternalServerError, typ: typeServer, message: "encode the models: " + err.Error()})
+		fail(&apiError{status: http.StatusInternalServerError, typ: typeServer, message: "encode the list of models: " + err.Error()})
 		return
 	}
 	w.Header().Set("Content-Type", contentJSON)

@@ -127,7 +127,7 @@ func Run(ctx context.Context, cfg Config) []Finding {
 	r := &round{cfg: cfg, ctx: ctx, node: node, nodeErr: err}
 	plugin := r.checkPlugin()
 	if simulated(node.Seats) {
-		r.add("GPUs", Note, "this node's GPUs are simulated by the plugin's simulate blocks; driver and NVML were not looked at", "")
+		r.add("GPUs", Note, "this node's GPUs are simulated by the plugin's simulate blocks; driver and NVML were not checked", "")
 	} else {
 		r.checkBus()
 		r.checkDriver()

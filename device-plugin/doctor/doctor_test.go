@@ -38,7 +38,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// host is a node with two GPUs on which all is well.
+// host is a node with two GPUs on which the checks above are OK.
 type host struct {
 	t       *testing.T
 	root    string
@@ -120,7 +120,7 @@ func TestDoctor(t *testing.T) {
 		want  [][]string
 		sound bool
 	}{
-		{name: "all is well", do: func(*host) {}, sound: true, want: [][]string{
+		{name: "the checks above are OK", do: func(*host) {}, sound: true, want: [][]string{
 			{"ok plugin file"}, {"ok PCI bus: 2 NVIDIA GPUs", "0000:1b:00.0"}, {"ok kernel driver: version 570.86.15"},
 			{"ok device files: 2 GPUs"}, {"ok NVML library: /usr/lib64/libnvidia-ml.so.1, version 570.86.15"},
 			{"ok NVML: driver 570.86.15, CUDA 12.8, 2 GPUs"}, {"ok GPU " + fakenvml.UUID(1), "H100"}, {"ok Nomad: version 1.11.2"},
@@ -129,10 +129,10 @@ func TestDoctor(t *testing.T) {
 			h.remove("sys/bus/pci/devices/0000:1b:00.0")
 			h.remove("sys/bus/pci/devices/0000:2b:00.0")
 		},
-			want: [][]string{{"problem PCI bus: there is no NVIDIA GPU", "simulate"}}},
+			want: [][]string{{"problem PCI bus: no NVIDIA GPU", "simulate"}}},
 		{name: "no /sys", do: func(h *host) { h.remove("sys") }, sound: true, want: [][]string{{"warning PCI bus"}}},
 		{name: "no driver", do: func(h *host) { h.remove("proc"); h.lib.Set("init=9") }, want: [][]string{
-			{"problem kernel driver: it is not loaded", "modprobe nvidia"}, {"problem NVML", "the NVIDIA driver is not loaded", "modprobe nvidia"}}},
+			{"problem kernel driver: NVIDIA's driver is not loaded", "modprobe nvidia"}, {"problem NVML", "the NVIDIA driver is not loaded", "modprobe nvidia"}}},
 		{name: "nouveau", do: func(h *host) { h.remove("proc"); h.write("sys/module/nouveau/x", "") }, want: [][]string{{"problem kernel driver: nouveau", "blacklist"}}},
 		{name: "no device files", do: func(h *host) { h.remove("dev") }, want: [][]string{{"problem device files", "/dev/nvidia0", "nvidia-modprobe"}}},
 		{name: "no nvidiactl", do: func(h *host) { h.remove("dev/nvidiactl") }, want: [][]string{{"problem device files", "/dev/nvidiactl"}}},
@@ -161,13 +161,13 @@ func TestDoctor(t *testing.T) {
 		}, want: [][]string{{"problem NVML", "hangs in nvmlDeviceGetCount", "the driver hangs"}}},
 		{name: "a lost GPU", do: func(h *host) { h.lib.Set("gpu1.lost=1") }, want: [][]string{{"problem GPU: GPU 1", "lost", "dmesg"}}},
 		{name: "a GPU that needs a reset", do: func(h *host) { h.lib.Set("gpu1.recovery=1") }, want: [][]string{{"problem GPU " + fakenvml.UUID(1), "reset the GPU", "drain"}}},
-		{name: "no spare rows", do: func(h *host) { h.lib.Set("gpu1.remapfailed=1") }, want: [][]string{{"problem GPU", "spare memory rows", "replaced"}}},
+		{name: "no spare rows", do: func(h *host) { h.lib.Set("gpu1.remapfailed=1") }, want: [][]string{{"problem GPU", "spare memory rows", "replace the GPU"}}},
 		{name: "a pending row", do: func(h *host) { h.lib.Set("gpu1.remap=1") }, sound: true, want: [][]string{{"note GPU", "next reset"}}},
 		{name: "MIG without instances", do: func(h *host) { h.lib.Set("gpu1.mig=0") }, want: [][]string{{"problem GPU", "MIG mode", "nvidia-smi mig"}}},
 		{name: "MIG", do: func(h *host) { h.lib.Set("gpu1.mig=2") }, sound: true, want: [][]string{{"ok GPU", "2 MIG instances"},
 			{"ok seats: Nomad offers 4 seats"}}},
 		{name: "no plugin", do: func(h *host) { h.uninstall() }, want: [][]string{
-			{"problem plugin file", "there is no remuda-device in", "install -m 0755"}, {"note NVML: not asked"}}},
+			{"problem plugin file", "no remuda-device in", "install -m 0755"}, {"note NVML: not checked"}}},
 		{name: "no plugin directory", do: func(h *host) { h.node.PluginDir = ""; h.cfg.PluginDirs = nil }, want: [][]string{{"problem plugin file", "plugin_dir"}}},
 		{name: "another name", do: func(h *host) { h.uninstall(); h.install("remuda-device-v2", 0o755) }, want: [][]string{
 			{"problem plugin name", `"remuda-device-v2"`, "rename it"}}},
@@ -176,7 +176,7 @@ func TestDoctor(t *testing.T) {
 		{name: "a directory", do: func(h *host) {
 			h.uninstall()
 			require.NoError(h.t, os.Mkdir(filepath.Join(h.plugins, "remuda-device"), 0o755))
-		}, want: [][]string{{"problem plugin file", "is no file"}}},
+		}, want: [][]string{{"problem plugin file", "is not a regular file"}}},
 		{name: "bound too early", do: func(h *host) {
 			h.cfg.PluginVersion = func(context.Context, string) (string, error) {
 				return "", errors.New("exit status 127: remuda-device: symbol lookup error: undefined symbol: nvmlInit_v2")
@@ -190,11 +190,11 @@ func TestDoctor(t *testing.T) {
 		{name: "no Nomad", do: func(h *host) {
 			h.cfg.Nomad = func(context.Context) (doctor.Node, error) { return doctor.Node{}, errors.New("connection refused") }
 		}, sound: true, want: [][]string{{"warning Nomad: connection refused", "NOMAD_ADDR"}, {"ok plugin file"}}},
-		{name: "a server", do: func(h *host) { h.node.Client = false }, want: [][]string{{"problem Nomad: the agent is no client"}}},
-		{name: "an old Nomad", do: func(h *host) { h.node.Version = "1.10.4" }, want: [][]string{{"problem Nomad: it is version 1.10.4", "1.11.1"}}},
+		{name: "a server", do: func(h *host) { h.node.Client = false }, want: [][]string{{"problem Nomad: the agent is a server and not a client"}}},
+		{name: "an old Nomad", do: func(h *host) { h.node.Version = "1.10.4" }, want: [][]string{{"problem Nomad: version 1.10.4", "1.11.1"}}},
 		{name: "no plugin block", do: func(h *host) { h.node.Plugins = []string{"raw_exec"} }, sound: true, want: [][]string{{"note plugin block", "defaults"}}},
 		{name: "a plugin block of another name", do: func(h *host) { h.node.Plugins = []string{"remuda"} }, want: [][]string{{"problem plugin block", `"remuda"`}}},
-		{name: "no seats", do: func(h *host) { h.node.Seats = nil }, want: [][]string{{"problem seats: Nomad offers none", "restart the agent"}}},
+		{name: "no seats", do: func(h *host) { h.node.Seats = nil }, want: [][]string{{"problem seats: Nomad offers no seats", "restart the agent"}}},
 		{name: "unhealthy seats", do: func(h *host) { h.node.Seats[2].Reason = "XID 79"; h.node.Seats[3].Reason = "XID 79" }, want: [][]string{
 			{"ok seats: Nomad offers 4 seats of 2 GPUs, 2 of them healthy"}, {"problem seats of " + fakenvml.UUID(1), "XID 79"}}},
 		{name: "all unhealthy", do: func(h *host) {
@@ -245,7 +245,7 @@ func TestGMSSockets(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
 	h.cfg.GMSSocketDir = filepath.Join(dir, "none")
-	require.Contains(t, line(last(doctor.Run(t.Context(), h.cfg))), "note GMS sockets: there are none")
+	require.Contains(t, line(last(doctor.Run(t.Context(), h.cfg))), "note GMS sockets: none")
 	h.cfg.GMSSocketDir = dir
 	dead, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, "gms_"+fakenvml.UUID(0)+"_weights.sock"), Net: "unix"})
 	require.NoError(t, err)
@@ -332,5 +332,5 @@ func TestAskNomad(t *testing.T) {
 		Others: []string{"nvidia/gpu/old GPU-2"}}, node)
 	server.Close()
 	_, err = doctor.AskNomad(cfg)(t.Context())
-	require.ErrorContains(t, err, "ask Nomad at")
+	require.ErrorContains(t, err, "query Nomad at")
 }

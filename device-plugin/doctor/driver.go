@@ -37,7 +37,7 @@ func (r *round) checkBus() {
 	const check = "PCI bus"
 	devices, err := os.ReadDir(r.path("sys/bus/pci/devices"))
 	if err != nil {
-		r.add(check, Warning, "it cannot be listed: "+err.Error(), "run this on the host itself, not in a container without /sys")
+		r.add(check, Warning, "cannot list it: "+err.Error(), "run this on the host itself, not in a container without /sys")
 		return
 	}
 	var found []string
@@ -49,8 +49,8 @@ func (r *round) checkBus() {
 		}
 	}
 	if len(found) == 0 {
-		r.add(check, Problem, "there is no NVIDIA GPU on it",
-			"on a machine with GPUs look at its firmware settings and lspci; in a virtual machine pass the GPUs through; on a machine without any, configure simulate blocks")
+		r.add(check, Problem, "no NVIDIA GPU found",
+			"on a machine with GPUs check the firmware settings and lspci; in a virtual machine pass the GPUs through; on a machine without GPUs configure simulate blocks")
 		return
 	}
 	r.add(check, OK, fmt.Sprintf("%d NVIDIA GPUs: %s", len(found), strings.Join(found, ", ")), "")
@@ -67,12 +67,12 @@ func (r *round) checkDriver() {
 		return
 	}
 	if _, err := os.Stat(r.path("sys/module/nouveau")); err == nil {
-		r.add(check, Problem, "nouveau has the GPUs, and NVIDIA's driver is not loaded",
+		r.add(check, Problem, "nouveau is loaded instead of NVIDIA's driver",
 			"blacklist nouveau (modprobe.d: blacklist nouveau, options nouveau modeset=0), install NVIDIA's driver and reboot")
 		return
 	}
-	r.add(check, Problem, "it is not loaded (there is no /proc/driver/nvidia/version)",
-		"install NVIDIA's driver, or load it with modprobe nvidia and read what dmesg says; the plugin follows without a restart")
+	r.add(check, Problem, "NVIDIA's driver is not loaded (no /proc/driver/nvidia/version)",
+		"install NVIDIA's driver, or load it with modprobe nvidia and check dmesg; the plugin follows without a restart")
 }
 
 func orUnknown(s string) string {
@@ -87,14 +87,14 @@ func (r *round) checkDeviceFiles() {
 	const create = "nvidia-modprobe -u -c=0 (or nvidia-smi, as root) creates them"
 	gpus, err := filepath.Glob(r.path("dev/nvidia[0-9]*"))
 	if err != nil || len(gpus) == 0 {
-		r.add(check, Problem, "there is no /dev/nvidia0", create)
+		r.add(check, Problem, "/dev/nvidia0 is missing", create)
 		return
 	}
 	var closed []string
 	for _, f := range append(gpus, r.path("dev/nvidiactl")) {
 		err := unix.Access(f, unix.R_OK|unix.W_OK)
 		if errors.Is(err, os.ErrNotExist) {
-			r.add(check, Problem, "there is no /dev/nvidiactl", create)
+			r.add(check, Problem, "/dev/nvidiactl is missing", create)
 			return
 		}
 		if err != nil {
@@ -102,12 +102,12 @@ func (r *round) checkDeviceFiles() {
 		}
 	}
 	if len(closed) > 0 {
-		r.add(check, Problem, fmt.Sprintf("user %d may not open them: %s", os.Geteuid(), strings.Join(closed, "; ")),
-			"run this as the user that Nomad runs as; if that is this one, let it open them (Nomad clients run as root)")
+		r.add(check, Problem, fmt.Sprintf("user %d cannot open them: %s", os.Geteuid(), strings.Join(closed, "; ")),
+			"run this as Nomad's user; if you did, give that user access to them (Nomad clients run as root)")
 		return
 	}
 	if _, err := os.Stat(r.path("dev/nvidia-uvm")); err != nil {
-		r.add(check, Warning, "there is no /dev/nvidia-uvm: the GPUs are seen, and CUDA programs fail", create)
+		r.add(check, Warning, "/dev/nvidia-uvm is missing: the GPUs are visible but CUDA programs fail", create)
 		return
 	}
 	r.add(check, OK, fmt.Sprintf("%d GPUs can be opened", len(gpus)), "")
@@ -128,7 +128,7 @@ func (r *round) checkLibrary() {
 	if strings.Contains(r.cfg.Library, "/") {
 		file = r.path(r.cfg.Library)
 		if _, err := os.Stat(file); err != nil {
-			r.add(check, Problem, err.Error(), "correct nvml_library in the plugin's configuration, or leave it out")
+			r.add(check, Problem, err.Error(), "correct or remove nvml_library in the plugin's configuration")
 			return
 		}
 	} else {
@@ -140,20 +140,20 @@ func (r *round) checkLibrary() {
 		}
 	}
 	if file == "" {
-		r.add(check, Note, "it is in none of the usual places; what the linker finds shows below",
-			"if NVML cannot be loaded: install the driver's libraries (libnvidia-ml1, nvidia-driver-NVML or like), or set nvml_library")
+		r.add(check, Note, "not in the usual directories; the check of NVML below shows what the linker finds",
+			"if NVML cannot be loaded: install the driver's libraries (libnvidia-ml1, nvidia-driver-NVML or similar), or set nvml_library")
 		return
 	}
 	shown := "/" + strings.TrimPrefix(strings.TrimPrefix(file, r.cfg.Root), "/")
 	target, err := filepath.EvalSymlinks(file)
 	if err != nil {
-		r.add(check, Problem, shown+": "+err.Error(), "install the driver's libraries again: the link leads nowhere")
+		r.add(check, Problem, shown+": "+err.Error(), "install the driver's libraries again: the link is broken")
 		return
 	}
 	version := versionPattern.FindString(filepath.Base(target))
 	if version != "" && r.driver != "" && version != r.driver {
-		r.add(check, Problem, fmt.Sprintf("%s is of version %s, and the loaded driver of version %s", shown, version, r.driver),
-			"reboot, or end every GPU program and reload the driver (rmmod and modprobe nvidia): an upgrade was not finished")
+		r.add(check, Problem, fmt.Sprintf("%s has version %s and the loaded driver has version %s", shown, version, r.driver),
+			"reboot, or stop every GPU program and reload the driver (rmmod and modprobe nvidia) to finish the upgrade")
 		return
 	}
 	r.add(check, OK, shown+", version "+orUnknown(version), "")
@@ -163,7 +163,7 @@ func (r *round) checkLibrary() {
 func (r *round) checkNVML(plugin string) {
 	const check = "NVML"
 	if plugin == "" {
-		r.add(check, Note, "not asked: that takes the plugin's file, which was not found", "")
+		r.add(check, Note, "not checked, because the plugin file was not found", "")
 		return
 	}
 	ctx, cancel := context.WithTimeout(r.ctx, probeTimeout)
@@ -177,13 +177,13 @@ func (r *round) checkNVML(plugin string) {
 	look := report.Look
 	r.add(check, OK, fmt.Sprintf("driver %s, CUDA %s, %d GPUs", look.DriverVersion, orUnknown(look.CUDAVersion), len(look.Devices)), "")
 	if len(look.Missing) > 0 {
-		r.add("NVML functions", Note, "this library lacks "+strings.Join(look.Missing, ", ")+": what they tell stays unknown", "a newer driver has them")
+		r.add("NVML functions", Note, "this library lacks "+strings.Join(look.Missing, ", ")+": the values that they return are unknown", "a newer driver has them")
 	}
 	for _, text := range look.Unnamed {
 		r.add("GPU", Problem, text, "see dmesg for XIDs; reset the GPU (nvidia-smi -r) or reboot the node")
 	}
 	if len(look.Devices) == 0 && len(look.Unnamed) == 0 {
-		r.add("GPU", Problem, "NVML knows of none", "see dmesg for why the driver took none")
+		r.add("GPU", Problem, "NVML lists no GPU", "check dmesg for the driver's reason")
 	}
 	for _, d := range look.Devices {
 		r.checkDevice(d)
@@ -195,17 +195,17 @@ func remedy(err error) string {
 	text := err.Error()
 	switch {
 	case strings.Contains(text, "different versions"):
-		return "reboot, or end every GPU program and reload the driver: the library and the driver must be of one version"
+		return "reboot, or stop every GPU program and reload the driver: the library and the driver must have the same version"
 	case errors.Is(err, nvml.ErrNoDriver):
-		return "load the driver (modprobe nvidia) and read what dmesg says"
+		return "load the driver (modprobe nvidia) and check dmesg"
 	case strings.Contains(text, "cannot open shared object"):
-		return "install the driver's libraries, or set nvml_library in the plugin's configuration to where the library is"
+		return "install the driver's libraries, or set nvml_library in the plugin's configuration to the library's path"
 	case strings.Contains(text, "lacks"):
 		return "set nvml_library to the driver's own libnvidia-ml.so.1 (not the stub that comes with the CUDA toolkit), or install a newer driver"
 	case strings.Contains(text, "no permission"):
-		return "run this as the user that Nomad runs as, and let it open /dev/nvidiactl"
+		return "run this as Nomad's user, and give that user access to /dev/nvidiactl"
 	case errors.Is(err, context.DeadlineExceeded):
-		return "the driver hangs: see dmesg for XIDs and for tasks that are blocked; most often a reboot is what is left. If dmesg shows nothing it may only be slow to wake its GPUs: enable nvidia-persistenced"
+		return "the driver hangs: check dmesg for XIDs and blocked tasks; usually only a reboot helps. If dmesg shows nothing, the driver may be slow to wake its GPUs: enable nvidia-persistenced"
 	}
 	return "see dmesg; run nvidia-smi to compare"
 }
@@ -219,14 +219,14 @@ func (r *round) checkDevice(d nvml.Device) {
 	case d.Recovery != nil && *d.Recovery != "":
 		r.add(check, Problem, "the driver asks to "+*d.Recovery, "drain the node (nomad node drain), stop Nomad, and do so")
 	case d.RemapFailed:
-		r.add(check, Problem, "it has run out of spare memory rows", "have it replaced")
+		r.add(check, Problem, "no spare memory rows are left", "replace the GPU")
 	case d.MIG && len(d.Instances) == 0:
-		r.add(check, Problem, d.Name+": it is in MIG mode and has no instances, so it offers no seats",
+		r.add(check, Problem, d.Name+": MIG mode without instances, so it offers no seats",
 			"create instances (nvidia-smi mig -cgi … -C), or leave MIG mode (nvidia-smi -mig 0)")
 	case !d.Events:
-		r.add(check, Warning, d.Name+": the driver reports no XIDs for it, so its health goes by its counters alone", "")
+		r.add(check, Warning, d.Name+": the driver reports no XIDs for it, so its health depends on its counters only", "")
 	case d.RemapPending:
-		r.add(check, Note, d.Name+": a bad memory row is replaced at its next reset; until then it may be used", "reset it when that suits")
+		r.add(check, Note, d.Name+": a bad memory row is replaced at the next reset; the GPU can be used until then", "reset the GPU at a convenient time")
 	case d.MIG:
 		r.add(check, OK, fmt.Sprintf("%s in %d MIG instances", d.Name, len(d.Instances)), "")
 	default:

@@ -26,7 +26,7 @@ func (r *round) checkGMS() {
 		return
 	}
 	if len(states) == 0 {
-		r.add(check, Note, "there are none in "+dir+": no GPU memory service runs", "run the system job gms if engines are to share weights")
+		r.add(check, Note, "none in "+dir+": no GPU memory service is running", "run the system job gms if engines should share weights")
 		return
 	}
 	served, dead := 0, 0
@@ -35,8 +35,8 @@ func (r *round) checkGMS() {
 		path := filepath.Join(dir, ledger.SocketName(s.GPU, s.Tag))
 		if s.Err != "" {
 			dead++
-			r.add(check, Problem, fmt.Sprintf("%s does not answer: %s", path, s.Err),
-				"see whether remuda gms runs; a socket that it left behind is replaced at its next start")
+			r.add(check, Problem, fmt.Sprintf("%s does not respond: %s", path, s.Err),
+				"check that remuda gms is running; its next start replaces a stale socket")
 			continue
 		}
 		served++
@@ -44,18 +44,18 @@ func (r *round) checkGMS() {
 			weights = append(weights, s.GPU)
 		}
 		if info, err := os.Stat(path); err == nil && info.Mode().Perm()&0o077 != 0 {
-			r.add(check, Warning, fmt.Sprintf("%s has mode %04o: others than its user may try to connect", path, info.Mode().Perm()), "remuda gms makes them 0600: who changed it?")
+			r.add(check, Warning, fmt.Sprintf("%s has mode %04o: other users can try to connect", path, info.Mode().Perm()), "set it to 0600, which remuda gms uses")
 		}
 		if r.probed && !slices.Contains(r.uuids, s.GPU) {
-			r.add(check, Warning, path+" is for a GPU that this node does not have", "give remuda gms the right -gpu")
+			r.add(check, Warning, path+" is for a GPU that this node does not have", "correct the -gpu flags of remuda gms")
 		}
 	}
 	for _, gpu := range r.uuids {
 		if served > 0 && !slices.Contains(weights, gpu) && !slices.ContainsFunc(states, func(s ledger.State) bool { return s.GPU == gpu && s.Err != "" }) {
-			r.add(check, Note, "GPU "+gpu+" has none for weights: engines on it cannot share them", "")
+			r.add(check, Note, "GPU "+gpu+" has no socket for weights: engines on it cannot share them", "")
 		}
 	}
 	if dead == 0 {
-		r.add(check, OK, fmt.Sprintf("%d in %s answer", served, dir), "")
+		r.add(check, OK, fmt.Sprintf("%d sockets in %s respond", served, dir), "")
 	}
 }

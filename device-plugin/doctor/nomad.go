@@ -27,7 +27,7 @@ func AskNomad(cfg *nomadapi.Config) func(context.Context) (Node, error) {
 		query := (&nomadapi.QueryOptions{}).WithContext(ctx)
 		var self nomadapi.AgentSelf
 		if _, err := client.Raw().Query("/v1/agent/self", &self, query); err != nil {
-			return Node{}, fmt.Errorf("ask Nomad at %s: %w", cfg.Address, err)
+			return Node{}, fmt.Errorf("query Nomad at %s: %w", cfg.Address, err)
 		}
 		var node Node
 		node.PluginDir, _ = self.Config["PluginDir"].(string)
@@ -52,7 +52,7 @@ func AskNomad(cfg *nomadapi.Config) func(context.Context) (Node, error) {
 		}
 		info, _, err := client.Nodes().Info(id, query)
 		if err != nil {
-			return node, fmt.Errorf("ask Nomad for node %s: %w", id, err)
+			return node, fmt.Errorf("query Nomad for node %s: %w", id, err)
 		}
 		if info.NodeResources == nil {
 			return node, nil
@@ -86,10 +86,10 @@ func (r *round) checkNomad() {
 	n := r.node
 	switch {
 	case !n.Client:
-		r.add("Nomad", Problem, "the agent is no client: it runs no tasks and offers no devices", "ask the agent of the node that has the GPUs, with -nomad")
+		r.add("Nomad", Problem, "the agent is a server and not a client: it runs no tasks and offers no devices", "set -nomad to the address of the agent on the node with the GPUs")
 		return
 	case older(n.Version):
-		r.add("Nomad", Problem, fmt.Sprintf("it is version %s, which may place a task that is pinned by ${device.ids} without any device", n.Version),
+		r.add("Nomad", Problem, fmt.Sprintf("version %s can place a task that is pinned by ${device.ids} without a device", n.Version),
 			"use 1.11.1 or newer")
 	default:
 		r.add("Nomad", OK, "version "+orUnknown(n.Version), "")
@@ -97,10 +97,10 @@ func (r *round) checkNomad() {
 	if slices.Contains(n.Plugins, deviceplugin.Name) {
 		r.add("plugin block", OK, fmt.Sprintf("plugin %q is configured", deviceplugin.Name), "")
 	} else {
-		status, found := Note, fmt.Sprintf("there is no plugin %q block: the plugin runs with its defaults", deviceplugin.Name)
+		status, found := Note, fmt.Sprintf("no plugin %q block: the plugin uses its defaults", deviceplugin.Name)
 		for _, name := range n.Plugins {
 			if strings.Contains(name, "remuda") {
-				status, found = Problem, fmt.Sprintf("there is a plugin %q block and none for %q, which is the plugin's name", name, deviceplugin.Name)
+				status, found = Problem, fmt.Sprintf("the plugin block is named %q: must be %q", name, deviceplugin.Name)
 			}
 		}
 		r.add("plugin block", status, found, "")
@@ -112,11 +112,11 @@ func (r *round) checkSeats() {
 	const check = "seats"
 	n := r.node
 	if len(n.Others) > 0 {
-		r.add(check, Warning, "another plugin offers GPUs as well: "+strings.Join(n.Others, ", "), "take one of the two plugins away")
+		r.add(check, Warning, "another plugin offers GPUs as well: "+strings.Join(n.Others, ", "), "remove one of the two plugins")
 	}
 	if len(n.Seats) == 0 {
-		r.add(check, Problem, "Nomad offers none",
-			"if all is well above, restart the agent, for it reads plugin_dir at its start only, and look for remuda-device in its log")
+		r.add(check, Problem, "Nomad offers no seats",
+			"if the checks above are OK, restart the agent, which reads plugin_dir only at its start, and search its log for remuda-device")
 		return
 	}
 	healthy, sick, gpus := 0, map[string]string{}, map[string]bool{}
@@ -136,14 +136,14 @@ func (r *round) checkSeats() {
 	r.add(check, status, fmt.Sprintf("Nomad offers %d seats of %d GPUs, %d of them healthy", len(n.Seats), len(gpus), healthy), "")
 	for _, gpu := range slices.Sorted(keys(sick)) {
 		r.add(check+" of "+gpu, Problem, "unhealthy: "+sick[gpu],
-			"what is wrong is named there; the seats come back by themselves once it is mended. A reset of which the driver gives no sign is seen only after a restart of the agent")
+			"correct the cause; the seats then become healthy without a restart. Some resets are not reported by the driver: restart the agent after one")
 	}
 	if !r.probed || simulated(n.Seats) {
 		return
 	}
 	for gpu := range gpus {
 		if !slices.Contains(r.uuids, gpu) && sick[gpu] == "" {
-			r.add(check+" of "+gpu, Warning, "Nomad offers them, and NVML does not know that GPU", "wait for the plugin's next look, and look again")
+			r.add(check+" of "+gpu, Warning, "Nomad offers them but NVML does not list the GPU", "wait for the plugin's next fingerprint and run doctor again")
 		}
 	}
 }

@@ -38,7 +38,7 @@ func (r *round) checkPlugin() string {
 		dirs = []string{r.node.PluginDir} // no other counts
 	}
 	if len(dirs) == 0 {
-		r.add(check, Problem, "Nomad has no plugin_dir, or did not say", "set plugin_dir in the agent's configuration, or give -plugin-dir")
+		r.add(check, Problem, "Nomad has no plugin_dir, or did not report it", "set plugin_dir in the agent's configuration, or -plugin-dir")
 		return ""
 	}
 	for _, dir := range dirs {
@@ -53,29 +53,29 @@ func (r *round) checkPlugin() string {
 		case err != nil:
 			continue
 		case !info.Mode().IsRegular():
-			r.add(check, Problem, path+" is no file", "put the plugin's file there")
+			r.add(check, Problem, path+" is not a regular file", "replace it with the plugin's file")
 			return ""
 		case info.Mode().Perm()&0o111 == 0 || unix.Access(path, unix.X_OK) != nil:
-			r.add(check, Problem, path+" cannot be executed, so Nomad passes over it", "chmod 0755 "+path)
+			r.add(check, Problem, path+" is not executable, so Nomad ignores it", "chmod 0755 "+path)
 			return ""
 		}
 		text, err := r.cfg.PluginVersion(r.ctx, path)
 		if err != nil {
 			do := "install the file that was built for this machine (it needs glibc)"
 			if strings.Contains(err.Error(), "symbol lookup error") {
-				do = "NVML's functions must be bound when they are called: take LD_BIND_NOW out of Nomad's environment, or build the plugin with -ldflags=-extldflags=-Wl,-z,lazy"
+				do = "NVML's functions must be bound lazily: remove LD_BIND_NOW from Nomad's environment, or build the plugin with -ldflags=-extldflags=-Wl,-z,lazy"
 			}
 			r.add(check, Problem, path+" does not run: "+err.Error(), do)
 			return ""
 		}
 		if r.cfg.Version != "" && !strings.Contains(text, r.cfg.Version) {
-			r.add(check, Warning, fmt.Sprintf("%s is %q, and this is version %s", path, text, r.cfg.Version), "install both from one build")
+			r.add(check, Warning, fmt.Sprintf("%s is %q and this program is version %s", path, text, r.cfg.Version), "install both from the same build")
 			return path
 		}
 		r.add(check, OK, path, "")
 		return path
 	}
-	r.add(check, Problem, fmt.Sprintf("there is no %s in %s", deviceplugin.Name, strings.Join(dirs, ", ")),
+	r.add(check, Problem, fmt.Sprintf("no %s in %s", deviceplugin.Name, strings.Join(dirs, ", ")),
 		fmt.Sprintf("install -m 0755 remuda-device %s, and restart the agent", filepath.Join(dirs[0], deviceplugin.Name)))
 	return ""
 }
@@ -88,10 +88,10 @@ func (r *round) checkNeighbours(dir string, entries []os.DirEntry) {
 		switch {
 		case name == deviceplugin.Name:
 		case strings.Contains(name, "remuda") && strings.Contains(name, "device"):
-			r.add("plugin name", Problem, fmt.Sprintf("%s: Nomad calls this plugin %q, after its file, and gives it the plugin block of that name",
-				filepath.Join(dir, name), name), fmt.Sprintf("rename it to %s, or take it away if that is there too", deviceplugin.Name))
+			r.add("plugin name", Problem, fmt.Sprintf("%s: Nomad uses the file name %q as the plugin's name and for its plugin block",
+				filepath.Join(dir, name), name), fmt.Sprintf("rename it to %s, or remove it if that file exists as well", deviceplugin.Name))
 		case strings.Contains(name, "nvidia") && (strings.Contains(name, "gpu") || strings.Contains(name, "device")):
-			r.add("plugin name", Warning, filepath.Join(dir, name)+" is another plugin for the same GPUs: they are offered twice", "take one of the two away")
+			r.add("plugin name", Warning, filepath.Join(dir, name)+" is another plugin for the same GPUs, which are then offered twice", "remove one of the two")
 		}
 	}
 }

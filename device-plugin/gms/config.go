@@ -1,4 +1,4 @@
-// Package gms is the GPU memory service of DESIGN section 6: it owns GPU memory
+// Package gms is the GPU memory service: it owns GPU memory
 // that outlives the engines, and hands out descriptors of it over Unix sockets,
 // one for each GPU and tag, in the protocol of shared/reference:
 // gms-wire-protocol, so that clients of NVIDIA Dynamo's service work unmodified.
@@ -104,18 +104,18 @@ func (c Config) validate() error {
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	if c.SocketDir == "" {
-		bad("socket dir must be set: the directory of the sockets")
+		bad("socket dir is empty: must be the directory of the sockets")
 	}
 	if len(c.GPUs) == 0 {
-		bad("there must be a GPU at least")
+		bad("GPUs are missing: must be at least one")
 	}
 	if len(c.Tags) == 0 {
-		bad("there must be a tag at least")
+		bad("tags are missing: must be at least one")
 	}
 	names := map[string]bool{}
 	for _, g := range c.GPUs {
 		if !nameable(g.UUID) || names[g.UUID] {
-			bad("GPU %q: want a name of letters, digits, '-', '_', '.' and ':', each once", g.UUID)
+			bad("GPU %q: must be a unique name of letters, digits, '-', '_', '.' and ':'", g.UUID)
 		}
 		if g.Backend == nil {
 			bad("GPU %q: backend must be set", g.UUID)
@@ -125,12 +125,12 @@ func (c Config) validate() error {
 	tags := map[string]bool{}
 	for _, tag := range c.Tags {
 		if !nameable(tag) || tags[tag] {
-			bad("tag %q: want a name of letters, digits, '-', '_', '.' and ':', each once", tag)
+			bad("tag %q: must be a unique name of letters, digits, '-', '_', '.' and ':'", tag)
 		}
 		tags[tag] = true
 		for _, g := range c.GPUs {
 			if path := SocketPath(c.SocketDir, g.UUID, tag); len(path) > socket.MaxPath {
-				bad("socket %s: the path is %d bytes long, the kernel takes at most %d", path, len(path), socket.MaxPath)
+				bad("socket %s: the path is %d bytes long: must be at most %d", path, len(path), socket.MaxPath)
 			}
 		}
 	}
@@ -142,14 +142,14 @@ func (c Config) validate() error {
 		{"keeper wait", c.KeeperWait}, {"keeper retry", c.KeeperRetry},
 	} {
 		if d.value <= 0 {
-			bad("%s is %s: want more than 0", d.name, d.value)
+			bad("%s is %s: must be more than 0", d.name, d.value)
 		}
 	}
 	if c.OOMLimit < 0 {
-		bad("oom limit is %s: want 0 for none, or more", c.OOMLimit)
+		bad("oom limit is %s: must be 0 (none) or more", c.OOMLimit)
 	}
 	if c.MaxConns < 2 {
-		bad("max connections is %d: want at least 2", c.MaxConns)
+		bad("max connections is %d: must be at least 2", c.MaxConns)
 	}
 	if c.Logger == nil {
 		bad("logger must be set")

@@ -15,7 +15,7 @@ const (
 
 // fences know the highest token of each failover group, across GPUs and tags, and
 // which sessions came with which token. A token that is lower than the highest is
-// an engine that has been replaced (DESIGN section 5).
+// an engine that has been replaced.
 type fences struct {
 	mu      sync.Mutex
 	highest map[string]uint64
@@ -35,7 +35,7 @@ type staleError struct {
 }
 
 func (e *staleError) Error() string {
-	return fmt.Sprintf("token %d of fence group %q is stale: %d has been seen", e.token, e.group, e.highest)
+	return fmt.Sprintf("token %d of fence group %q is stale: the newest is %d", e.token, e.group, e.highest)
 }
 
 // admit takes a session in, unless its token is stale. Where its token is the highest
@@ -50,7 +50,7 @@ func (f *fences) admit(s *session) (stale []*session, unkept bool, err error) {
 	case s.token < highest:
 		return nil, false, &staleError{s.group, s.token, highest}
 	case !known && len(f.highest) >= maxGroups:
-		return nil, false, fmt.Errorf("there are %d fence groups already", len(f.highest))
+		return nil, false, fmt.Errorf("the limit of %d fence groups is reached", len(f.highest))
 	}
 	members := f.sessions[s.group]
 	if members == nil {

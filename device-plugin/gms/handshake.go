@@ -19,7 +19,7 @@ func (c *connection) handshake(ctx context.Context, m *wire.HandshakeRequest) (*
 		return nil, ""
 	}
 	if m.ExpectedNonce != "" && m.ExpectedNonce != u.server.nonce {
-		c.deny(m, wire.CodeRestarted, errors.New("the service has been restarted since: what you had is gone, or is there under the hash of this answer"))
+		c.deny(m, wire.CodeRestarted, errors.New("the service has restarted: the layout is lost, or has the hash in this response"))
 		return nil, ""
 	}
 	s := &session{id: layout.SessionID(u.server.lastSession.Add(1)), unit: u, conn: c.wire,
@@ -63,13 +63,13 @@ func checkHandshake(m *wire.HandshakeRequest) error {
 	switch m.LockType {
 	case wire.RW, wire.RO, wire.Auto:
 	default:
-		errs = append(errs, fmt.Errorf("lock_type is %q: want rw, ro or auto", m.LockType))
+		errs = append(errs, fmt.Errorf("lock_type is %q: must be rw, ro or auto", m.LockType))
 	}
 	if (m.FenceGroup == "") != (m.FenceToken == nil) {
-		errs = append(errs, errors.New("fence_group and fence_token go together"))
+		errs = append(errs, errors.New("fence_group and fence_token must be set together"))
 	}
 	if len(m.FenceGroup) > maxGroup {
-		errs = append(errs, fmt.Errorf("fence_group is %d bytes long: want at most %d", len(m.FenceGroup), maxGroup))
+		errs = append(errs, fmt.Errorf("fence_group is %d bytes long: must be at most %d", len(m.FenceGroup), maxGroup))
 	}
 	return errors.Join(errs...)
 }
@@ -78,7 +78,7 @@ func checkHandshake(m *wire.HandshakeRequest) error {
 func (c *connection) deny(m *wire.HandshakeRequest, code string, err error) {
 	status := c.unit.status()
 	c.unit.server.metrics.handshakes.WithLabelValues(c.unit.gpu.UUID, c.unit.tag, lockLabel(m.LockType), code).Inc()
-	c.logger.Info("no lock", "lock_type", m.LockType, "code", code, "reason", err)
+	c.logger.Info("lock not granted", "lock_type", m.LockType, "code", code, "reason", err)
 	c.send(m.MessageType(), "refused", &wire.HandshakeResponse{Committed: status.Committed, Nonce: c.unit.server.nonce,
 		MemoryLayoutHash: status.Hash, Error: err.Error(), Code: code}, -1)
 }
@@ -120,7 +120,7 @@ var (
 	errTimeout = &denial{wire.CodeTimeout, "the lock was not free in time"}
 	errFenced  = &denial{wire.CodeFenced, "a higher token of the fence group has come"}
 	// errGone: nobody is left to be answered.
-	errGone = errors.New("the client is gone")
+	errGone = errors.New("the client disconnected")
 )
 
 // acquire waits until the lock is offered.

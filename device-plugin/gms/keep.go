@@ -147,7 +147,7 @@ func (k *keeping) record(name string, want func() (content, error)) *record {
 	return r
 }
 
-var errKeeperGone = errors.New("there is no keeper")
+var errKeeperGone = errors.New("no keeper is running")
 
 // hungShare is by how much the wait for a keeper is shortened that did not answer
 // last time: one commit waits for it, and not every commit after it.
@@ -195,7 +195,7 @@ func (r *record) sync(ctx context.Context, wanted bool) error {
 		return r.failed(err)
 	}
 	if r.warned {
-		r.k.logger.Info("the keeper has what it should again", "record", r.name)
+		r.k.logger.Info("the keeper is up to date again", "record", r.name)
 	}
 	r.warned = false
 	r.maybe = c.keep
@@ -213,7 +213,7 @@ func (r *record) failed(err error) error {
 		return err
 	}
 	r.warned = true
-	r.k.logger.Warn("a crash now would lose or revive a layout or a token: the keeper does not have what it should", "record", r.name, "error", err)
+	r.k.logger.Warn("the keeper is out of date: a crash now can lose or revive a layout or a token", "record", r.name, "error", err)
 	return err
 }
 
@@ -325,7 +325,7 @@ func (k *keeping) run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-k.keeper.Lost():
-			k.logger.Warn("the keeper has come back empty: everything is saved again", "records", len(k.records))
+			k.logger.Warn("the keeper restarted empty: saving everything again", "records", len(k.records))
 			k.down.Store(false)
 			for _, r := range k.records {
 				r.sem <- struct{}{}
@@ -386,7 +386,7 @@ func (r *record) load(ctx context.Context) (blob []byte, fds []int, found bool, 
 			return nil, nil, false, errKeeperGone
 		}
 		r.k.metrics.keeperFailures.Inc()
-		r.k.logger.Error("the keeper does not answer: the start waits for it", "record", r.name, "error", err)
+		r.k.logger.Error("the keeper does not respond: waiting for it before the start", "record", r.name, "error", err)
 	}
 }
 
@@ -399,7 +399,7 @@ func pack(v any) ([]byte, error) {
 
 func unpack(blob []byte, v any) error {
 	if len(blob) == 0 || blob[0] != recordVersion {
-		return errors.New("the record is of another version")
+		return errors.New("the record has another version")
 	}
 	return gob.NewDecoder(bytes.NewReader(blob[1:])).Decode(v)
 }
@@ -459,12 +459,12 @@ func (s *Server) restore(ctx context.Context) {
 	}
 	if !s.keeping.appears(ctx) { // and so what one before it had is lost
 		s.keeping.down.Store(true)
-		s.logger.Warn("there is no keeper: nothing is taken back, and nothing is kept before it comes", "waited", s.cfg.KeeperWait)
+		s.logger.Warn("no keeper is running: nothing is restored, and nothing is saved until it starts", "waited", s.cfg.KeeperWait)
 		return
 	}
 	fail := func(r *record, err error) {
 		s.metrics.keeperFailures.Inc()
-		s.logger.Error("nothing is taken back from the keeper", "record", r.name, "error", err)
+		s.logger.Error("cannot restore a layout from the keeper", "record", r.name, "error", err)
 		r.later()
 	}
 	blob, fds, found, err := s.fenceRecord.load(ctx)
@@ -537,6 +537,6 @@ func (u *unit) takeBack(blob []byte, fds []int) error {
 	u.mu.Lock()
 	u.machine, u.memory = machine, memory
 	u.mu.Unlock()
-	u.logger.Info("a committed layout is back from the keeper", "allocations", len(allocations), "hash", kept.Layout.Hash)
+	u.logger.Info("restored a committed layout from the keeper", "allocations", len(allocations), "hash", kept.Layout.Hash)
 	return nil
 }

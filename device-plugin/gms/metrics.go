@@ -35,13 +35,13 @@ func newMetrics() *metrics {
 	}
 	return &metrics{
 		requests:       vec("requests_total", "Requests by their kind and whether they were done (ok), refused, or their answer could not be sent (unsent).", "gpu", "tag", "request", "result"),
-		handshakes:     vec("handshakes_total", "Handshakes by what was asked for and what came of it.", "gpu", "tag", "lock_type", "result"),
-		clears:         vec("clears_total", "Layouts that were cleared, by a new writer or by the abort of one.", "gpu", "tag", "reason"),
-		oom:            vec("oom_total", "Allocations that found no room at first.", "gpu", "tag"),
-		fenced:         vec("fenced_total", "Sessions of stale fence tokens that were refused or closed.", "gpu", "tag", "action"),
-		refused:        vec("connections_cut_total", "Connections that were cut off, by reason.", "reason"),
-		descriptors:    counter("unasked_descriptors_total", "Descriptors that clients sent unasked, and that were closed."),
-		acceptFailures: counter("accept_failures_total", "Connections that could not be accepted for want of descriptors or memory."),
+		handshakes:     vec("handshakes_total", "Handshakes by requested lock and result.", "gpu", "tag", "lock_type", "result"),
+		clears:         vec("clears_total", "Layouts that were cleared by a new writer or an aborted one.", "gpu", "tag", "reason"),
+		oom:            vec("oom_total", "Allocations that had to wait for free GPU memory.", "gpu", "tag"),
+		fenced:         vec("fenced_total", "Sessions with stale fence tokens that were rejected or closed.", "gpu", "tag", "action"),
+		refused:        vec("connections_cut_total", "Connections that were closed for a protocol error or a timeout, by reason.", "reason"),
+		descriptors:    counter("unasked_descriptors_total", "Unexpected descriptors from clients, which were closed."),
+		acceptFailures: counter("accept_failures_total", "Connections that could not be accepted for lack of descriptors or memory."),
 		keeperFailures: counter("keeper_failures_total", "Calls of the keeper that failed."),
 	}
 }
@@ -65,17 +65,17 @@ var (
 	infoDesc      = desc("info", "1, with the nonce of this incarnation.", "nonce")
 	connsDesc     = desc("connections", "Connections that are served.")
 	sessionsDesc  = desc("sessions", "Sessions that are open, by mode.", "gpu", "tag", "mode")
-	waitersDesc   = desc("waiting_writers", "Writers that wait for the lock.", "gpu", "tag")
-	stateDesc     = desc("state", "1 for the state that the layout is in.", "gpu", "tag", "state")
+	waitersDesc   = desc("waiting_writers", "Writers that are waiting for the lock.", "gpu", "tag")
+	stateDesc     = desc("state", "1 for the layout's state.", "gpu", "tag", "state")
 	committedDesc = desc("committed", "1 if a layout is committed.", "gpu", "tag")
 	keptDesc      = desc("kept", "1 if the keeper has the committed layout.", "gpu", "tag")
 	countDesc     = desc("allocations", "Allocations of a layout, by their own tag.", "gpu", "tag", "allocation_tag")
 	bytesDesc     = desc("allocated_bytes", "Bytes of a layout's allocations, aligned, by their own tag.", "gpu", "tag", "allocation_tag")
-	usedDesc      = desc("used_bytes", "Bytes of a GPU that are not free, as far as the service knows.", "gpu")
-	capacityDesc  = desc("capacity_bytes", "Bytes of a GPU in all, 0 where that is not known.", "gpu")
+	usedDesc      = desc("used_bytes", "Bytes of a GPU that the service has in use.", "gpu")
+	capacityDesc  = desc("capacity_bytes", "Total bytes of a GPU, 0 if unknown.", "gpu")
 	releasingDesc = desc("releasing_bytes", "Bytes of a GPU that are being released.", "gpu")
-	upDesc        = desc("keeper_up", "1 if the keeper answered last time; absent without a keeper.")
-	behindDesc    = desc("keeper_records_behind", "Records that the keeper does not have as it should; absent without a keeper.")
+	upDesc        = desc("keeper_up", "1 if the keeper responded to the last request; absent without a keeper.")
+	behindDesc    = desc("keeper_records_behind", "Records that are out of date in the keeper; absent without a keeper.")
 )
 
 // Describe lists the collector's metrics.

@@ -56,7 +56,7 @@ func (r *releaser) work() {
 		r.queue = r.queue[1:]
 		r.mu.Unlock()
 		if err := next.Release(); err != nil {
-			r.logger.Error("memory could not be released", "bytes", next.Size(), "error", err)
+			r.logger.Error("cannot release memory", "bytes", next.Size(), "error", err)
 		}
 		r.mu.Lock()
 		r.pending -= next.Size()

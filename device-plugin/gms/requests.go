@@ -168,7 +168,7 @@ func (s *session) metadata(m wire.Message) reply {
 		}
 		return answers(&wire.MetadataListResponse{Keys: keys})
 	default:
-		return refuses(fmt.Errorf("%w: %s is no request of a session", layout.ErrNotAllowed, m.MessageType()))
+		return refuses(fmt.Errorf("%w: %s is not a request of a session", layout.ErrNotAllowed, m.MessageType()))
 	}
 }
 
@@ -221,7 +221,7 @@ func (s *session) obtain(ctx context.Context, size uint64) (backend.Memory, erro
 	u.machine.OutOfMemory(s.id)
 	u.mu.Unlock()
 	u.server.metrics.oom.WithLabelValues(u.gpu.UUID, u.tag).Inc()
-	s.logger.Warn("no room on the GPU: waiting", "bytes", size, "used", u.gpu.Backend.Used(), "capacity", u.gpu.Backend.Capacity(), "retry", cfg.OOMRetry, "limit", cfg.OOMLimit)
+	s.logger.Warn("the GPU has too little free memory: waiting", "bytes", size, "used", u.gpu.Backend.Used(), "capacity", u.gpu.Backend.Capacity(), "retry", cfg.OOMRetry, "limit", cfg.OOMLimit)
 	began := time.Now()
 	gone, stop := s.conn.WatchGone()
 	defer stop()
@@ -236,7 +236,7 @@ func (s *session) obtain(ctx context.Context, size uint64) (backend.Memory, erro
 	for {
 		select {
 		case <-gone:
-			s.logger.Info("the client that waited for room is gone", "bytes", size, "waited", time.Since(began))
+			s.logger.Info("the client that was waiting for GPU memory disconnected", "bytes", size, "waited", time.Since(began))
 			return nil, errGone
 		case <-ctx.Done():
 			return nil, errGone
@@ -246,7 +246,7 @@ func (s *session) obtain(ctx context.Context, size uint64) (backend.Memory, erro
 		}
 		memory, err = u.gpu.Backend.Allocate(size)
 		if !errors.Is(err, backend.ErrOutOfMemory) {
-			s.logger.Info("the wait for room is over", "bytes", size, "waited", time.Since(began), "error", err)
+			s.logger.Info("the wait for GPU memory ended", "bytes", size, "waited", time.Since(began), "error", err)
 			return memory, err
 		}
 	}

@@ -113,8 +113,7 @@ func (s *Server) newID() string {
 }
 
 // Run serves until ctx ends. It ends with an error as soon as any socket cannot
-// be served any more (Decision 1 of the seed: a part that dies takes the program
-// with it).
+// be served any more (a part that dies takes the program with it).
 func (s *Server) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -171,7 +170,7 @@ func (s *Server) Run(ctx context.Context) error {
 // claims, also after an error.
 func (s *Server) open(ctx context.Context) (claims []*socket.Claim, listeners []*net.UnixListener, err error) {
 	if err := os.MkdirAll(s.cfg.SocketDir, 0o700); err != nil {
-		return nil, nil, fmt.Errorf("make the directory of the sockets: %w", err)
+		return nil, nil, fmt.Errorf("create the directory of the sockets: %w", err)
 	}
 	for _, u := range s.units {
 		c, err := socket.Take(ctx, "unix", u.path)
@@ -209,7 +208,7 @@ func (u *unit) accept(ctx context.Context, l *net.UnixListener) error {
 			s.metrics.acceptFailures.Inc()
 			if time.Since(logged) > time.Second {
 				logged = time.Now()
-				u.logger.Error("no connection can be accepted for now", "error", err)
+				u.logger.Error("cannot accept a connection: retrying", "error", err)
 			}
 			select {
 			case <-ctx.Done():
@@ -287,7 +286,7 @@ func (u *unit) leave(id layout.SessionID) {
 	e := u.machine.Leave(id)
 	if aborts {
 		u.server.metrics.clears.WithLabelValues(u.gpu.UUID, u.tag, "abort").Inc()
-		u.logger.Warn("a writer has left without a commit: its layout is cleared", "session", id, "allocations", len(e.Freed))
+		u.logger.Warn("a writer disconnected without a commit: its layout is cleared", "session", id, "allocations", len(e.Freed))
 	}
 	u.carry(e)
 }

@@ -55,7 +55,7 @@ func (u *unit) serve(ctx context.Context, raw *net.UnixConn) {
 	c.logger = u.logger.With("pid", pid)
 	if own := uint32(os.Geteuid()); err != nil || (uid != own && uid != 0) {
 		s.metrics.refused.WithLabelValues("user").Inc()
-		c.logger.Warn("refused a connection: only this service's user and root may connect", "uid", uid, "own", own, "error", err)
+		c.logger.Warn("rejected a connection: only this service's user and root can connect", "uid", uid, "own", own, "error", err)
 		return
 	}
 	c.wire.FrameTimeout = s.cfg.Frame
@@ -94,7 +94,7 @@ func (c *connection) read() (wire.Message, error) {
 	}
 	if frame.Closed > 0 {
 		c.unit.server.metrics.descriptors.Add(float64(frame.Closed))
-		c.logger.Warn("closed descriptors that came unasked", "descriptors", frame.Closed)
+		c.logger.Warn("closed unexpected descriptors", "descriptors", frame.Closed)
 	}
 	return wire.Decode(frame.Body)
 }
@@ -118,7 +118,7 @@ func (c *connection) broken(err error) {
 		reason = "timeout"
 	}
 	c.unit.server.metrics.refused.WithLabelValues(reason).Inc()
-	c.logger.Warn("a connection is cut off", "reason", reason, "error", err)
+	c.logger.Warn("closing a connection", "reason", reason, "error", err)
 }
 
 // answer sends the answer to a request, with a descriptor unless fd is negative,
@@ -160,7 +160,7 @@ func (s *session) end() {
 // fence ends a session for a higher token: it has lost the lock when fence
 // returns, and its connection is closed.
 func (s *session) fence(by uint64) {
-	s.logger.Warn("a session is ended: its group has a higher token", "group", s.group, "token", s.token, "by", by)
+	s.logger.Warn("closing a session: its group has a higher token", "group", s.group, "token", s.token, "by", by)
 	close(s.fenced)
 	s.unit.mu.Lock()
 	open := s.unit.machine.Check(s.id, false, "fence") == nil

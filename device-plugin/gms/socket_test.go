@@ -77,7 +77,7 @@ func TestFileThatIsNoSocketIsLeftAlone(t *testing.T) {
 	cfg := config(t)
 	path := gms.SocketPath(cfg.SocketDir, uuid, weights)
 	require.NoError(t, os.WriteFile(path, []byte("precious"), 0o600))
-	require.ErrorContains(t, run(t, cfg), "there is a file that is no socket")
+	require.ErrorContains(t, run(t, cfg), "the path is a file that is not a socket")
 	raw, err := os.ReadFile(path)
 	require.NoError(t, err)
 	require.Equal(t, "precious", string(raw))

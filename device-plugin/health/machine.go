@@ -211,7 +211,7 @@ func (m *Machine) XID(id string, code uint64, now time.Time) Rule {
 		if len(g.warned) >= m.cfg.StormCount {
 			g.warned = nil
 			rule.Action = Pause
-			m.pause(g, fmt.Sprintf("XID %d and like ones %d times within %s: %s", code, m.cfg.StormCount, m.cfg.StormWindow, rule.Meaning), now)
+			m.pause(g, fmt.Sprintf("XID %d and similar ones %d times within %s: %s", code, m.cfg.StormCount, m.cfg.StormWindow, rule.Meaning), now)
 		}
 	case Pause:
 		m.pause(g, fmt.Sprintf("XID %d: %s", code, rule.Meaning), now)
@@ -254,7 +254,7 @@ func (m *Machine) Observe(id string, r Reading, now time.Time) {
 	}
 	cameBack := g.lost && r.answers()
 	g.lost = (g.lost || r.Lost) && !cameBack
-	g.level(faultLost, r.Lost, "the GPU is lost: the driver no longer finds it")
+	g.level(faultLost, r.Lost, "the GPU is lost: the driver no longer lists it")
 	if r.answers() {
 		g.answered, g.bad = true, 0
 	} else if counts || g.bad == 0 {
@@ -285,7 +285,7 @@ func (m *Machine) Observe(id string, r Reading, now time.Time) {
 	if f := g.faults[faultRecovery]; f != nil { // silence takes nothing back
 		f.proven = f.proven || healed || cameBack
 	}
-	g.level(faultRemap, r.RemapFailed, "the GPU has run out of spare memory rows and must be replaced")
+	g.level(faultRemap, r.RemapFailed, "the GPU has no spare memory rows left and must be replaced")
 	if f := g.faults[faultReset]; f != nil {
 		cleared := r.Recovery != nil && *r.Recovery == "" && !now.Before(f.quietUntil)
 		f.proven = f.proven || cameBack || setBack || healed || cleared

@@ -45,7 +45,7 @@ func (s *Source) ask(ctx context.Context, op string, start bool) (Message, error
 		if !unusable || fresh || try > 1 || errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil {
 			return Message{}, err
 		}
-		s.log.Debug("NVML is asked again", "reason", err)
+		s.log.Debug("NVML responds again", "reason", err)
 	}
 }
 

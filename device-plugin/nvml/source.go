@@ -149,18 +149,18 @@ func New(cfg Config) (*Source, error) {
 		turn:    make(chan struct{}, 1),
 		machine: machine,
 		up: prometheus.NewGauge(prometheus.GaugeOpts{Name: "remuda_device_nvml_up",
-			Help: "Whether NVML answered the last time."}),
+			Help: "1 if NVML responded to the last request."}),
 		starts: prometheus.NewCounter(prometheus.CounterOpts{Name: "remuda_device_nvml_starts_total",
-			Help: "How often a process was started to initialise NVML."}),
+			Help: "Processes started to initialise NVML."}),
 		xids: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "remuda_device_xid_total",
-			Help: "XIDs that the driver reported, by what was done about them."}, []string{"gpu", "xid", "action"}),
+			Help: "XIDs that the driver reported, by the action taken."}, []string{"gpu", "xid", "action"}),
 		ecc: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "remuda_device_uncorrectable_errors",
 			Help: "Uncorrectable memory errors since the GPU's last reset."}, []string{"gpu"}),
 		pending: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "remuda_device_remap_pending",
-			Help: "Whether a bad memory row will be replaced at the GPU's next reset."}, []string{"gpu"}),
+			Help: "1 if a bad memory row will be replaced at the GPU's next reset."}, []string{"gpu"}),
 	}
 	s.nameless = prometheus.NewGauge(prometheus.GaugeOpts{Name: "remuda_device_nvml_unnamed",
-		Help: "GPUs that the driver counts and that cannot be named, so that they are not published."})
+		Help: "GPUs that the driver lists without a UUID, which are not published."})
 	s.turn <- struct{}{}
 	return s, nil
 }
@@ -222,7 +222,7 @@ func (s *Source) observe(look Look) []deviceplugin.GPU {
 			s.known = append(s.known, d)
 			i = len(s.known) - 1
 			if !d.Events {
-				s.log.Warn("the driver reports no XIDs for this GPU: its health goes by its counters alone", "gpu", d.UUID)
+				s.log.Warn("the driver reports no XIDs for this GPU: its health depends on its counters only", "gpu", d.UUID)
 			}
 		}
 		if d.Lost || d.Err != "" {
@@ -230,7 +230,7 @@ func (s *Source) observe(look Look) []deviceplugin.GPU {
 			d.MIG, d.Instances = s.known[i].MIG, s.known[i].Instances
 		}
 		if d.empty() && (first || !s.known[i].empty()) {
-			s.log.Warn("this GPU is in MIG mode and has no instances: it offers no seats", "gpu", d.UUID)
+			s.log.Warn("the GPU is in MIG mode without instances: it offers no seats", "gpu", d.UUID)
 		}
 		s.known[i] = d
 	}
@@ -242,7 +242,7 @@ func (s *Source) observe(look Look) []deviceplugin.GPU {
 			// only if the driver says so, and not because it has no name now.
 			d.Lost, d.Err = len(look.Unnamed) == 0 || look.UnnamedLost, ""
 			if !d.Lost {
-				d.Err = "the driver counts a GPU that it cannot name: " + strings.Join(look.Unnamed, "; ")
+				d.Err = "the driver lists a GPU without a UUID: " + strings.Join(look.Unnamed, "; ")
 			}
 		}
 		s.lost = s.lost || d.Lost
@@ -290,13 +290,13 @@ func (s *Source) complain(look Look) {
 	if text := fmt.Sprint(look.Unnamed); text != s.unnamed {
 		s.unnamed = text
 		if len(look.Unnamed) > 0 {
-			s.log.Warn("NVML counts GPUs that it cannot name", "gpus", look.Unnamed)
+			s.log.Warn("NVML lists GPUs without a UUID", "gpus", look.Unnamed)
 		}
 	}
 	if text := fmt.Sprint(look.Missing); text != s.missing {
 		s.missing = text
 		if len(look.Missing) > 0 {
-			s.log.Info("this NVML lacks functions: what they tell is unknown", "functions", look.Missing)
+			s.log.Info("NVML lacks functions: the values that they return are unknown", "functions", look.Missing)
 		}
 	}
 }

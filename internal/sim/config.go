@@ -71,7 +71,7 @@ type Config struct {
 func DefaultConfig() Config {
 	return Config{
 		// vLLM's default is 256 and more. With 64 a laptop can fill the
-		// engine and see it queue; DESIGN's 200 streams need a few replicas
+		// engine and see it queue; 200 streams need a few replicas
 		// or a queue, as on real GPUs.
 		MaxNumSeqs: 64,
 		// 65,536 tokens of cache: 64 sequences of 1,024 tokens. Longer ones

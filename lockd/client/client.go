@@ -1,4 +1,4 @@
-// Package client takes a failover lock from lockd (DESIGN section 5) and keeps it.
+// Package client takes a failover lock from lockd and keeps it.
 //
 // The connection is the lock, and there is no release. Acquire waits for the
 // lock for as long as its context allows, however often lockd goes away. The
@@ -56,7 +56,7 @@ type RefusedError struct {
 }
 
 func (e *RefusedError) Error() string {
-	return fmt.Sprintf("lockd has refused (%s): %s", e.Code, e.Message)
+	return fmt.Sprintf("lockd rejected the request (%s): %s", e.Code, e.Message)
 }
 
 // final tells whether asking again cannot help. A code that is not known is a
@@ -118,7 +118,7 @@ func (c *Client) Acquire(ctx context.Context) (*Grant, error) {
 		}
 		if ctx.Err() == nil {
 			delay := b.next()
-			trouble.note(c.log, "the lock cannot be asked for, trying again", err, delay)
+			trouble.note(c.log, "cannot request the lock: retrying", err, delay)
 			_ = sleep(ctx, delay) // an ended context is seen below
 		}
 		if ctx.Err() != nil {
@@ -167,7 +167,7 @@ func (c *Client) granted(ctx context.Context, l *link, trouble *troubles) (uint6
 				c.cfg.OnWaiting(e.Position)
 			}
 		default:
-			return 0, unexpected(e, "the lock was asked for")
+			return 0, unexpected(e, "the client requested the lock")
 		}
 	}
 }
@@ -204,7 +204,7 @@ func Status(ctx context.Context, cfg Config) ([]wire.Group, error) {
 	}
 	l, err := cfg.open(ctx, cfg.dialer(), 0, false, wire.Request{Op: wire.OpStatus})
 	if err != nil {
-		return nil, fmt.Errorf("ask for the status: %w", err)
+		return nil, fmt.Errorf("request the status: %w", err)
 	}
 	defer l.close()
 	var groups []wire.Group
@@ -215,10 +215,10 @@ func Status(ctx context.Context, cfg Config) ([]wire.Group, error) {
 		case e.Event == wire.Refused:
 			err = refused(e)
 		case e.Event != wire.StatusEvent:
-			err = unexpected(e, "the status was asked for")
+			err = unexpected(e, "the client requested the status")
 		}
 		if err != nil {
-			return nil, fmt.Errorf("ask for the status: %w", err)
+			return nil, fmt.Errorf("request the status: %w", err)
 		}
 		groups = append(groups, e.Groups...)
 		if !e.More {

@@ -190,10 +190,10 @@ func TestLockIsNotGivenBack(t *testing.T) {
 		{"lost", refused("lost"), "lost"},
 		{"forbidden", refused("forbidden"), "forbidden"},
 		{"bad request", refused("bad_request"), "bad_request"},
-		{"has to wait", waiting(1), "has to wait, at position 1"},
-		{"other token", regranted(6), "6 granted"},
-		{"older token", regranted(4), "4 granted"},
-		{"granted anew", granted(6), "6 granted"},
+		{"has to wait", waiting(1), "is waiting at position 1"},
+		{"other token", regranted(6), "granted 6"},
+		{"older token", regranted(4), "granted 4"},
+		{"granted anew", granted(6), "granted 6"},
 		{"same token, not regranted", granted(5), "regranted false"},
 	}
 	for _, tc := range cases {
@@ -487,7 +487,7 @@ func TestNoDescriptorIsLeft(t *testing.T) {
 
 func TestRefusedErrorText(t *testing.T) {
 	err := error(&client.RefusedError{Code: "state_file", Message: "disk full"})
-	require.EqualError(t, err, "lockd has refused (state_file): disk full")
+	require.EqualError(t, err, "lockd rejected the request (state_file): disk full")
 	var r *client.RefusedError
 	require.True(t, errors.As(fmt.Errorf("x: %w", err), &r))
 }

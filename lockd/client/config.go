@@ -67,7 +67,7 @@ type Config struct {
 // DefaultConfig has the reasons beside the numbers.
 func DefaultConfig() Config {
 	return Config{
-		Reconnect:      12 * time.Second, // lockd's window of 10 s, and time for lockd to restart (the seed's Decision 8)
+		Reconnect:      12 * time.Second, // lockd's window of 10 s, and time for lockd to restart
 		SessionTTL:     10 * time.Second, // as lock.DefaultTimes
 		ConnectTimeout: 2 * time.Second,  // a network's round trips take milliseconds, and a session of 10 s leaves room for further attempts
 		Logger:         hclog.NewNullLogger(),
@@ -78,17 +78,17 @@ func DefaultConfig() Config {
 func (c Config) validate() error {
 	errs := c.serverErrors()
 	if !utf8.ValidString(c.Group) || !utf8.ValidString(c.Holder) {
-		errs = append(errs, fmt.Errorf("group is %q and holder is %q: want valid UTF-8", c.Group, c.Holder))
+		errs = append(errs, fmt.Errorf("group is %q and holder is %q: must be valid UTF-8", c.Group, c.Holder))
 	} else if line, err := wire.EncodeRequest(c.acquire(0)); err != nil {
 		errs = append(errs, fmt.Errorf("group and holder: %w", err))
 	} else if _, err := wire.DecodeRequest(line); err != nil {
 		errs = append(errs, err) // lockd's own check
 	}
 	if c.Heartbeat != 0 && c.Heartbeat < time.Second {
-		errs = append(errs, fmt.Errorf("heartbeat is %s: want 0 (none) or at least 1s", c.Heartbeat))
+		errs = append(errs, fmt.Errorf("heartbeat is %s: must be 0 (none) or at least 1s", c.Heartbeat))
 	}
 	if c.Reconnect <= 0 {
-		errs = append(errs, fmt.Errorf("reconnect is %s: want more than 0", c.Reconnect))
+		errs = append(errs, fmt.Errorf("reconnect is %s: must be more than 0", c.Reconnect))
 	}
 	return errors.Join(errs...)
 }
@@ -102,15 +102,15 @@ func (c Config) serverErrors() []error {
 	case err != nil:
 		errs = append(errs, err)
 	case network == "unix" && c.TLS != nil:
-		bad("TLS is set, but address %q is a Unix socket: want TLS for tcp only", c.Addr)
+		bad("TLS is set and address %q is a Unix socket: use TLS with tcp only", c.Addr)
 	case network == "tcp" && c.TLS == nil && !loopback(addr):
-		bad("TLS is missing: want it for address %q, which is not this machine's", c.Addr)
+		bad("TLS is missing: must be set for address %q, which is not on this machine", c.Addr)
 	}
 	if c.ConnectTimeout <= 0 {
-		bad("connect timeout is %s: want more than 0", c.ConnectTimeout)
+		bad("connect timeout is %s: must be more than 0", c.ConnectTimeout)
 	}
 	if (c.Session || network == "tcp") && c.SessionTTL <= 0 {
-		bad("session TTL is %s: want more than 0", c.SessionTTL)
+		bad("session TTL is %s: must be more than 0", c.SessionTTL)
 	}
 	return errs
 }
@@ -138,23 +138,23 @@ func parseAddr(s string) (network, addr string, err error) {
 	if hostport, ok := strings.CutPrefix(s, "tcp://"); ok {
 		host, port, err := net.SplitHostPort(hostport)
 		if err != nil {
-			return "", "", fmt.Errorf("address %q: want tcp://host:port: %w", s, err)
+			return "", "", fmt.Errorf("address is %q: must be tcp://host:port: %w", s, err)
 		}
 		if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 || host == "" {
-			return "", "", fmt.Errorf("address %q: want tcp://host:port with a host and a port from 1 to 65535", s)
+			return "", "", fmt.Errorf("address is %q: must be tcp://host:port with a host and a port from 1 to 65535", s)
 		}
 		return "tcp", hostport, nil
 	}
 	path := strings.TrimPrefix(s, "unix://")
 	switch {
 	case s == "":
-		return "", "", errors.New("address is missing: want /path/to.sock, unix:///path/to.sock or tcp://host:port")
+		return "", "", errors.New("address is missing: must be /path/to.sock, unix:///path/to.sock or tcp://host:port")
 	case !strings.Contains(path, "/") || strings.Contains(path, "://"): // host:port without tcp://, perhaps
-		return "", "", fmt.Errorf("address %q: want /path/to.sock (./to.sock), unix:///path/to.sock or tcp://host:port", s)
+		return "", "", fmt.Errorf("address is %q: must be /path/to.sock (./to.sock), unix:///path/to.sock or tcp://host:port", s)
 	case len(path) > maxPath:
-		return "", "", fmt.Errorf("address %q: the path has %d bytes, a Unix socket's has at most %d", s, len(path), maxPath)
+		return "", "", fmt.Errorf("address is %q: the path has %d bytes: must be at most %d", s, len(path), maxPath)
 	case strings.ContainsRune(path, 0):
-		return "", "", fmt.Errorf("address %q: the path has a NUL", s)
+		return "", "", fmt.Errorf("address is %q: the path contains a NUL", s)
 	}
 	return "unix", path, nil
 }

@@ -89,8 +89,8 @@ func (g *Grant) keep(ctx context.Context, l *link) {
 		} else {
 			delay = b.next()
 		}
-		g.c.log.Warn("the connection to lockd is lost, asking for the lock again", "token", g.token, "error", err, "after", delay)
-		until, over := broken.Add(g.c.cfg.Reconnect), fmt.Errorf("lockd has not given it back within %s: %w", g.c.cfg.Reconnect, err)
+		g.c.log.Warn("connection to lockd lost: requesting the lock again", "token", g.token, "error", err, "after", delay)
+		until, over := broken.Add(g.c.cfg.Reconnect), fmt.Errorf("lockd did not return it within %s: %w", g.c.cfg.Reconnect, err)
 		if s := l.lease.until; l.lease.ends() && s.Before(until) {
 			until, over = s, errSession
 		}
@@ -99,7 +99,7 @@ func (g *Grant) keep(ctx context.Context, l *link) {
 			g.lose(err)
 			return
 		}
-		g.c.log.Info("the lock is kept", "token", g.token, "away", time.Since(broken))
+		g.c.log.Info("lock kept after a reconnect", "token", g.token, "away", time.Since(broken))
 	}
 }
 
@@ -112,7 +112,7 @@ func (g *Grant) hold(ctx context.Context, l *link) error {
 	case e.Event == wire.Refused:
 		return refused(e)
 	default:
-		return unexpected(e, "the lock is granted already")
+		return unexpected(e, "the lock is already granted")
 	}
 }
 
@@ -135,7 +135,7 @@ func (g *Grant) regain(ctx context.Context, until time.Time, over error, b *back
 				l.close()
 			}
 			if trouble.last != nil {
-				return nil, fmt.Errorf("%w (the last attempt: %w)", over, trouble.last)
+				return nil, fmt.Errorf("%w (last attempt: %w)", over, trouble.last)
 			}
 			return nil, over
 		case err == nil:
@@ -144,12 +144,12 @@ func (g *Grant) regain(ctx context.Context, until time.Time, over error, b *back
 			return nil, err
 		}
 		delay = b.next()
-		trouble.note(g.c.log, "the lock cannot be asked back, trying again", err, delay)
+		trouble.note(g.c.log, "cannot request the lock again: retrying", err, delay)
 	}
 }
 
 // errAnother means that lockd has another holder than this grant's.
-var errAnother = errors.New("the grant is no longer lockd's")
+var errAnother = errors.New("lockd no longer has the grant")
 
 // again asks once for the lock that was granted. Only the same grant keeps it.
 func (g *Grant) again(ctx context.Context) (*link, error) {
@@ -163,11 +163,11 @@ func (g *Grant) again(ctx context.Context) (*link, error) {
 	case e.Event == wire.Refused:
 		err = refused(e)
 	case e.Event == wire.Waiting:
-		err = fmt.Errorf("%w: token %d has to wait, at position %d", errAnother, g.token, e.Position)
+		err = fmt.Errorf("%w: token %d is waiting at position %d", errAnother, g.token, e.Position)
 	case e.Event != wire.Granted:
-		err = unexpected(e, "the lock was asked back")
+		err = unexpected(e, "the client requested its lock again")
 	case e.Token != g.token || !e.Regranted:
-		err = fmt.Errorf("%w: token %d was asked for and %d granted, regranted %t", errAnother, g.token, e.Token, e.Regranted)
+		err = fmt.Errorf("%w: requested token %d, granted %d, regranted %t", errAnother, g.token, e.Token, e.Regranted)
 	}
 	if err != nil {
 		l.close()

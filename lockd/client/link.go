@@ -17,7 +17,7 @@ const writeTimeout = time.Second
 
 // errSession means that lockd answered nothing that was sent in the last
 // SessionTTL.
-var errSession = errors.New("the session is over: lockd has not answered in time")
+var errSession = errors.New("the session has expired: lockd did not respond in time")
 
 // dialer opens a connection.
 type dialer func(ctx context.Context) (net.Conn, error)

@@ -202,7 +202,7 @@ func TestSession(t *testing.T) {
 				start := time.Now()
 				g := acquire(t, c)
 				lostAt(t, g, start, tc.want)
-				require.ErrorContains(t, g.Err(), "the session is over")
+				require.ErrorContains(t, g.Err(), "the session has expired")
 				time.Sleep(time.Minute) // the scripts end
 			})
 		})

@@ -1,7 +1,7 @@
 // Package cohort knows the processes that belong to one life of an engine: the
 // child that the shim started and everything that descends from it, also
 // across double fork and setsid. It reads /proc and signals through pidfds, so
-// that a reused process ID is never hit (DESIGN section 5, proof of death).
+// that a reused process ID is never hit.
 package cohort
 
 import (
@@ -47,7 +47,7 @@ func (s stat) gone() bool {
 }
 
 // ErrGone is wrapped where a process has ended, also while it was looked at.
-var ErrGone = errors.New("process is gone")
+var ErrGone = errors.New("process has exited")
 
 // read reads a file of /proc. A scan reads hundreds, and a takeover waits for it:
 // this takes two thirds of the time of os.ReadFile, which prepares for files that
@@ -104,7 +104,7 @@ func parseStat(pid int, raw []byte) (stat, error) {
 	}
 	f := strings.Fields(string(raw[i+1:]))
 	if len(f) < 20 || len(f[0]) != 1 {
-		return stat{}, fmt.Errorf("/proc/%d/stat: %d fields after the name: want at least 20", pid, len(f))
+		return stat{}, fmt.Errorf("/proc/%d/stat: %d fields after the name: must be at least 20", pid, len(f))
 	}
 	s := stat{Process: Process{PID: pid}, state: f[0][0]}
 	var err error

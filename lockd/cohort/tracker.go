@@ -348,13 +348,13 @@ func (t *Tracker) Kill(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			if err != nil {
-				return fmt.Errorf("cohort %s cannot be looked for: %w", t.id, errors.Join(err, ctx.Err()))
+				return fmt.Errorf("cannot scan for cohort %s: %w", t.id, errors.Join(err, ctx.Err()))
 			}
 			if len(alive) == 0 {
-				return fmt.Errorf("whether %d processes are of cohort %s cannot be told, the first is %d: it has no environment, as in the middle of its end: %w",
+				return fmt.Errorf("cannot classify %d processes for cohort %s (first: %d): environment unreadable (exiting or in execve): %w",
 					len(unsure), t.id, unsure[0], ctx.Err())
 			}
-			return fmt.Errorf("%d processes of cohort %s are still alive, the first is %d: %w",
+			return fmt.Errorf("%d processes of cohort %s are still alive (first: %d): %w",
 				len(alive), t.id, alive[0].PID, errors.Join(append(failed, ctx.Err())...))
 		case <-time.After(pause):
 			pause = min(2*pause, killRetryMax)

@@ -33,7 +33,7 @@ var errStopping = errors.New("start engine: the shim is stopping")
 func newChild(command []string, cohortID string) (*child, error) {
 	path, err := exec.LookPath(command[0])
 	if err != nil {
-		return nil, fmt.Errorf("start engine: %w: the command after -- must be a program on PATH or a path to one", err)
+		return nil, fmt.Errorf("start engine: %w: the command after -- must be a program on PATH or its path", err)
 	}
 	cmd := exec.Command(path, command[1:]...)
 	cmd.Args[0] = command[0]
@@ -102,7 +102,7 @@ func (c *child) stop(ctx context.Context, tracker *cohort.Tracker, grace time.Du
 		}
 		asked := unix.Kill(-c.pid(), unix.SIGTERM)
 		if asked != nil && !errors.Is(asked, unix.ESRCH) {
-			return errors.Join(fmt.Errorf("ask the engine to end: %w", asked), tracker.Kill(ctx))
+			return errors.Join(fmt.Errorf("stop the engine: %w", asked), tracker.Kill(ctx))
 		}
 		select {
 		case <-c.ended:

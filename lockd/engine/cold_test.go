@@ -43,7 +43,7 @@ func env(t *testing.T, pid int, name string) string {
 	return ""
 }
 
-// TestColdStandby (DESIGN section 4): an engine that cannot sleep holds nothing
+// TestColdStandby: an engine that cannot sleep holds nothing
 // while another has the lock.
 func TestColdStandby(t *testing.T) {
 	t.Parallel()

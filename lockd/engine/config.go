@@ -77,7 +77,7 @@ type Config struct {
 	// Consul is where the engine is registered; nil registers nowhere.
 	Consul *consul.Address
 
-	// InitTimeout bounds loading the model. The seed allows two hours.
+	// InitTimeout bounds loading the model. See DefaultConfig.
 	InitTimeout time.Duration
 	// WakeTimeout bounds a wake; a wake that takes longer is fatal.
 	WakeTimeout time.Duration
@@ -117,7 +117,7 @@ func DefaultConfig() Config {
 		Role:           replica.RolePrimary,
 		Dialect:        "vllm",
 		Listen:         "127.0.0.1:0",
-		InitTimeout:    2 * time.Hour,          // the seed's budget: a 400 GB model from a slow disk
+		InitTimeout:    2 * time.Hour,          // for a 400 GB model on a slow disk
 		WakeTimeout:    60 * time.Second,       // the slowest wake on record took 5.5 s (235B on 4 GPUs)
 		DrainTimeout:   30 * time.Second,       // most chat answers end within it
 		DrainSettle:    250 * time.Millisecond, // a Consul watch delivers in milliseconds
@@ -135,13 +135,13 @@ func (c Config) validate() error {
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	if len(c.Command) == 0 || c.Command[0] == "" {
-		bad("command must not be empty: give the engine's command after --")
+		bad("command is empty: must be the engine's command, after --")
 	}
 	if c.Role != replica.RolePrimary && c.Role != replica.RoleShadow {
-		bad("role is %q: want primary or shadow", c.Role)
+		bad("role is %q: must be primary or shadow", c.Role)
 	}
 	if c.Cold && c.Lock == "" {
-		bad("standby is cold without a lock: nothing would ever start the engine; set lock too")
+		bad("standby is cold and lock is empty: the engine would never start; set lock too")
 	}
 	if _, err := replica.ParseName(c.Name.String()); err != nil {
 		bad("group: %w", err)
@@ -150,10 +150,10 @@ func (c Config) validate() error {
 		errs = append(errs, err)
 	}
 	if len(c.GMSSockets) > 0 && c.Park == "" {
-		bad("gms-socket is set without park: weights that are taken off a GPU must not be waited for after a crash; set park too")
+		bad("gms-socket is set and park is empty: set park too, so that the weights' location survives a crash")
 	}
 	if c.Slots < 0 {
-		bad("slots is %d: want 0 (ask the engine) or more", c.Slots)
+		bad("slots is %d: must be 0 (read from the engine) or more", c.Slots)
 	}
 	for _, d := range []struct {
 		name string
@@ -164,17 +164,17 @@ func (c Config) validate() error {
 		{"hang-timeout", c.HangTimeout},
 	} {
 		if d.v <= 0 {
-			bad("%s is %s: want more than 0", d.name, d.v)
+			bad("%s is %s: must be more than 0", d.name, d.v)
 		}
 	}
 	if c.TTL < time.Second {
-		bad("ttl is %s: want at least 1s", c.TTL)
+		bad("ttl is %s: must be at least 1s", c.TTL)
 	}
 	if c.DrainSettle < 0 {
-		bad("drain-settle is %s: want 0 or more", c.DrainSettle)
+		bad("drain-settle is %s: must be 0 or more", c.DrainSettle)
 	}
 	if c.UnhealthyAfter < 1 {
-		bad("unhealthy-after is %d: want at least 1", c.UnhealthyAfter)
+		bad("unhealthy-after is %d: must be at least 1", c.UnhealthyAfter)
 	}
 	if c.Logger == nil {
 		bad("logger must be set")
@@ -189,21 +189,21 @@ func (c Config) endpoint() (replica.Engine, error) {
 	what := "advertise"
 	u, err := url.Parse(c.EngineURL)
 	if err != nil || u.Scheme != "http" || u.Host == "" || u.Port() == "" {
-		return e, fmt.Errorf("engine-url is %q: want http://host:port", c.EngineURL)
+		return e, fmt.Errorf("engine-url is %q: must be http://host:port", c.EngineURL)
 	}
 	if addr == "" {
 		addr, what = u.Host, "engine-url"
 	}
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil {
-		return e, fmt.Errorf("%s is %q: want host:port: %w", what, addr, err)
+		return e, fmt.Errorf("%s is %q: must be host:port: %w", what, addr, err)
 	}
 	e.Port, err = strconv.Atoi(port)
 	if err != nil || e.Port < 1 || e.Port > 65535 {
 		return e, fmt.Errorf("%s is %q: the port must be 1 to 65535", what, addr)
 	}
 	if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
-		return e, fmt.Errorf("%s is %q: clients cannot connect to that host: give -advertise host:port", what, addr)
+		return e, fmt.Errorf("%s is %q: clients cannot connect to that host: set -advertise to host:port", what, addr)
 	}
 	e.Address = host
 	return e, nil

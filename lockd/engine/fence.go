@@ -9,7 +9,7 @@ import (
 )
 
 // The token travels to the engine, which shows it wherever it asks for shared
-// memory (DESIGN section 5). An engine that waits for its lock has started long
+// memory. An engine that waits for its lock has started long
 // before, so its environment names a file, which says the token from the grant
 // on: in decimal, empty before. The file is memory of this process, so that none
 // is left behind.
@@ -25,7 +25,7 @@ func (s *Shim) openFence() error {
 	}
 	fd, err := unix.MemfdCreate("remuda-fence-token", unix.MFD_CLOEXEC)
 	if err != nil {
-		return fmt.Errorf("make the file of the fence token: %w", err)
+		return fmt.Errorf("create the file of the fence token: %w", err)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -18,7 +18,7 @@ import (
 const EnvUseGPUs = "REMUDA_USE_GPUS"
 
 // ErrBadGPUs: a wake was asked for on GPUs that the task has no seats on, or on none.
-var ErrBadGPUs = errors.New("bad GPUs")
+var ErrBadGPUs = errors.New("invalid GPUs")
 
 // TaskGPUs are the GPUs that this process's environment says to use, and those on
 // which it has seats. Both are nil where it does not say.
@@ -47,11 +47,11 @@ func (s *Shim) checkGPUs(gpus []string) error {
 	for i, g := range gpus {
 		switch {
 		case g == "":
-			return fmt.Errorf("%w: an empty name: want UUIDs, separated by commas", ErrBadGPUs)
+			return fmt.Errorf("%w: a name is empty: must be UUIDs separated by commas", ErrBadGPUs)
 		case slices.Contains(gpus[:i], g):
-			return fmt.Errorf("%w: %s is named twice", ErrBadGPUs, g)
+			return fmt.Errorf("%w: duplicate %s", ErrBadGPUs, g)
 		case len(s.cfg.SeatGPUs) > 0 && !slices.Contains(s.cfg.SeatGPUs, g):
-			return fmt.Errorf("%w: this task has no seat on %s: it has seats on %s", ErrBadGPUs, g, strings.Join(s.cfg.SeatGPUs, ", "))
+			return fmt.Errorf("%w: the task has no seat on %s: must be one of %s", ErrBadGPUs, g, strings.Join(s.cfg.SeatGPUs, ", "))
 		}
 	}
 	return nil

@@ -25,7 +25,7 @@ const GuardVerb = "engine-guard"
 
 const (
 	// guardScan is how often the guard looks for new descendants of the shim,
-	// as often as DESIGN section 5 asks of lockd.
+	// as often as lockd scans a holder's.
 	guardScan = time.Second
 	// guardKill bounds the guard's work once the shim is dead. A process in
 	// uninterruptible sleep can outlast it; that is said in the log.
@@ -93,14 +93,14 @@ func (g *guard) start() error {
 		}
 		answer, err := bufio.NewReader(out).ReadString('\n')
 		if err == nil && answer != "watching\n" {
-			err = fmt.Errorf("unexpected answer %q", answer)
+			err = fmt.Errorf("unexpected response %q", answer)
 		}
 		line <- err
 	}()
 	select {
 	case err = <-line:
 	case <-time.After(guardStart):
-		err = fmt.Errorf("no answer within %s", guardStart)
+		err = fmt.Errorf("no response within %s", guardStart)
 	}
 	if err != nil {
 		_ = cmd.Process.Kill()
@@ -162,7 +162,7 @@ func (g *guard) leave() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	_ = g.in.Close()
-	g.logger.Warn("leaving the deregistration to the guard", "guard", g.cmd.Process.Pid)
+	g.logger.Warn("the guard process takes over the deregistration", "guard", g.cmd.Process.Pid)
 }
 
 // RunGuard is the guard process: it reads its order from in, answers on out,
@@ -172,7 +172,7 @@ func RunGuard(in io.Reader, out io.Writer, logTo io.Writer) error {
 	r := bufio.NewReader(in)
 	raw, err := r.ReadBytes('\n')
 	if err != nil {
-		return fmt.Errorf("read the shim's order from standard input (this verb is started by remuda engine, not by hand): %w", err)
+		return fmt.Errorf("read the shim's order from standard input (remuda engine starts this command itself): %w", err)
 	}
 	var order guardOrder
 	if err := json.Unmarshal(raw, &order); err != nil {
@@ -196,7 +196,7 @@ func RunGuard(in io.Reader, out io.Writer, logTo io.Writer) error {
 	}
 	tracker := cohort.NewTracker(order.Cohort, order.Shim, os.Getpid())
 	if _, err := io.WriteString(out, "watching\n"); err != nil {
-		return fmt.Errorf("answer the shim: %w", err)
+		return fmt.Errorf("respond to the shim: %w", err)
 	}
 	dismissed := make(chan struct{})
 	go func() {
@@ -227,7 +227,7 @@ func awaitShim(shim *cohort.Handle, tracker *cohort.Tracker, dismissed <-chan st
 		switch {
 		case err != nil && failure != err.Error():
 			failure = err.Error()
-			logger.Warn("cannot look for the engine's processes", "error", err)
+			logger.Warn("cannot scan for the engine's processes", "error", err)
 		case err == nil && len(alive) != seen:
 			seen, failure = len(alive), ""
 			logger.Debug("watching", "processes", seen, "guard", os.Getpid())

@@ -89,7 +89,7 @@ func (s *Shim) Status() Status {
 	return st
 }
 
-// handler is the shim's own HTTP (DESIGN section 4).
+// handler is the shim's own HTTP API.
 func (s *Shim) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /live", s.live)
@@ -110,7 +110,7 @@ func (s *Shim) handler() http.Handler {
 	return mux
 }
 
-// live answers as Decision 2 says. Kubernetes has a start-up probe for Init, Nomad
+// live is the liveness probe, which depends on the state. Kubernetes has a start-up probe for Init, Nomad
 // has not: with the query parameter startup (a Go duration) Init counts as live
 // for so long.
 func (s *Shim) live(w http.ResponseWriter, r *http.Request) {
@@ -118,7 +118,7 @@ func (s *Shim) live(w http.ResponseWriter, r *http.Request) {
 	if raw := r.URL.Query().Get("startup"); raw != "" {
 		budget, err := time.ParseDuration(raw)
 		if err != nil || budget <= 0 {
-			writeJSON(w, http.StatusBadRequest, map[string]string{"error": fmt.Sprintf("startup is %q: want a duration above 0, such as 2h", raw)})
+			writeJSON(w, http.StatusBadRequest, map[string]string{"error": fmt.Sprintf("startup is %q: must be a duration above 0, such as 2h", raw)})
 			return
 		}
 		ask = func(m *Machine, now time.Time) error {
@@ -162,7 +162,7 @@ func (s *Shim) operation(op func(context.Context, time.Duration) error) http.Han
 			d, err := time.ParseDuration(raw)
 			if err != nil || d <= 0 {
 				writeJSON(w, http.StatusBadRequest, map[string]string{
-					"error": fmt.Sprintf("timeout is %q: want a duration above 0, such as 30s", raw)})
+					"error": fmt.Sprintf("timeout is %q: must be a duration above 0, such as 30s", raw)})
 				return
 			}
 			timeout = d

@@ -81,7 +81,7 @@ func (s *Shim) initialise(ctx context.Context) error {
 	if err == nil || whole.Err() != nil || !errors.Is(context.Cause(ctx), errParked) {
 		return err
 	}
-	s.logger.Info("the group was parked while the engine was loading: standing by without it")
+	s.logger.Info("the group was parked while the engine was loading: standing by without an engine")
 	if err := s.dropEngine(whole); err != nil {
 		return err
 	}
@@ -102,7 +102,7 @@ func (s *Shim) prepare(ctx context.Context) error {
 			return fmt.Errorf("put the engine to sleep: %w", err)
 		}
 	case s.locker != nil:
-		return fmt.Errorf("%w: it would hold the GPU's memory while another engine has the lock; start it with its sleep mode (vLLM: --enable-sleep-mode and VLLM_SERVER_DEV_MODE=1), or only once it has the lock (-standby cold)", ErrCannotSleep)
+		return fmt.Errorf("%w and would keep the GPU's memory while another engine has the lock: enable its sleep mode (vLLM: --enable-sleep-mode and VLLM_SERVER_DEV_MODE=1), or set -standby cold to start it after it gets the lock", ErrCannotSleep)
 	}
 	s.noteLeftover(ctx)
 	took := time.Since(start)
@@ -120,7 +120,7 @@ func (s *Shim) firstSleep(ctx context.Context) error {
 			return err
 		}
 		if !warned {
-			s.logger.Warn("the engine works on requests before it was put to sleep: waiting for their end", "error", err)
+			s.logger.Warn("the engine has requests in flight before its first sleep: waiting for them to finish", "error", err)
 		}
 		if pause(ctx, 50*time.Millisecond) != nil {
 			return err
@@ -141,7 +141,7 @@ func (s *Shim) load(ctx context.Context) error {
 	if slots == 0 {
 		asked, err := s.dialect.Slots(ctx)
 		if err != nil && !errors.Is(err, dialect.ErrUnknown) {
-			return fmt.Errorf("ask the engine for its slots: %w", err)
+			return fmt.Errorf("read the engine's slots: %w", err)
 		}
 		slots = max(asked, 1)
 	}
@@ -170,7 +170,7 @@ func poll(ctx context.Context, probe func(context.Context) error) error {
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("%w (last answer: %w)", ctx.Err(), last)
+			return fmt.Errorf("%w (last error: %w)", ctx.Err(), last)
 		case <-time.After(pause):
 		}
 		pause = min(pause*3/2, pollSlow)
@@ -196,7 +196,7 @@ func (s *Shim) register(ctx context.Context) error {
 	if errors.Is(err, consul.ErrRefused) {
 		return err
 	}
-	s.logger.Warn("consul is out of reach: the engine serves unregistered until it answers", "error", err)
+	s.logger.Warn("Consul is unreachable: the engine is registered once it responds", "error", err)
 	return nil
 }
 
@@ -226,7 +226,7 @@ func insist(ctx context.Context, logger hclog.Logger, limit time.Duration, try f
 			return err
 		}
 		if !logged {
-			logger.Warn("could not deregister: trying on", "for", limit.String(), "error", err)
+			logger.Warn("cannot deregister the engine: retrying", "for", limit.String(), "error", err)
 		}
 		if pause(ctx, deregisterRetry) != nil {
 			return err
@@ -339,8 +339,8 @@ func (s *Shim) checkHealth(ctx context.Context, state State) error {
 	if s.State() != Active {
 		return nil
 	}
-	s.logger.Warn("the engine has lost its model: loading it again", "error", err)
-	s.setUnhealthy("the engine has lost its model: loading it again")
+	s.logger.Warn("the engine has unloaded its model: loading it again", "error", err)
+	s.setUnhealthy("the engine has unloaded its model: loading it again")
 	s.push()
 	loadCtx, cancelLoad := context.WithTimeout(ctx, s.cfg.WakeTimeout)
 	defer cancelLoad()
@@ -380,7 +380,7 @@ func (s *Shim) beat(ctx context.Context) time.Duration {
 			return s.cfg.TTL / 3
 		}
 		s.metrics.consulFailed.Inc()
-		s.logger.Warn("could not push the check", "error", err)
+		s.logger.Warn("cannot update the check in Consul", "error", err)
 		return consulRetry
 	}
 	return s.cfg.TTL / 3

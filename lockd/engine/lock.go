@@ -24,7 +24,7 @@ var ErrLockLost = errors.New("lock lost")
 const markOwner = "REMUDA_COHORT_OWNER"
 
 // Mark gives this process a cohort of its own, as lockd reads it from a holder's
-// environment (DESIGN section 5). The environment of a process is what it was
+// environment. The environment of a process is what it was
 // started with, so Mark starts the program anew in place: it does not return
 // then. It does nothing in a process that is marked.
 func Mark() error {
@@ -52,7 +52,7 @@ func cohortID() string {
 
 // weightsLock is how an engine of the role asks for the lock of shared weights:
 // only a primary may ever write them, so that no two engines can wait for each
-// other (seeds/gpu-failover-decisions.txt, Decision 5).
+// other.
 func weightsLock(role string) string {
 	if role == replica.RolePrimary {
 		return "rw_or_ro"

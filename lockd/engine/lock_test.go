@@ -205,8 +205,8 @@ func TestHungShimIsFenced(t *testing.T) {
 	serves(t, a, replica.RoleShadow, "2")
 }
 
-// TestFailedWakeHandsTheLockOn (Decision 6): whoever cannot wake is never
-// registered, and the next one is granted the lock.
+// TestFailedWakeHandsTheLockOn: an engine that cannot wake is never registered, and
+// the next one is granted the lock.
 func TestFailedWakeHandsTheLockOn(t *testing.T) {
 	t.Parallel()
 	l, a := newLocks(t), consultest.New(t)

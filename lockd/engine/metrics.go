@@ -31,13 +31,13 @@ func newMetrics(name replica.Name, role string) *metrics {
 	m := &metrics{
 		registry: reg,
 		state: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "remuda_engine_state", Help: "1 for the state that the engine is in, 0 for the others.",
+			Name: "remuda_engine_state", Help: "1 for the engine's state, 0 for the other states.",
 		}, []string{"state"}),
 		transitions: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "remuda_engine_transitions_total", Help: "State transitions by the state entered.",
+			Name: "remuda_engine_transitions_total", Help: "State transitions by the new state.",
 		}, []string{"state"}),
 		initSeconds: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "remuda_engine_init_seconds", Help: "Time from the engine's start until it was initialised.",
+			Name: "remuda_engine_init_seconds", Help: "Time from the engine's start to the end of its initialisation.",
 		}),
 		wakeSeconds: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "remuda_engine_wake_seconds", Help: "Duration of wakes, up to the registration.",
@@ -54,13 +54,13 @@ func newMetrics(name replica.Name, role string) *metrics {
 			Name: "remuda_engine_consul_failures_total", Help: "Calls to Consul that failed.",
 		}),
 		guardRestarts: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "remuda_engine_guard_restarts_total", Help: "Times that the guard process had to be started again.",
+			Name: "remuda_engine_guard_restarts_total", Help: "Restarts of the guard process.",
 		}),
 		token: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "remuda_engine_token", Help: "Fencing token of the lock that the engine holds, 0 without one.",
 		}),
 		parked: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "remuda_engine_parked", Help: "1 while the engine was put to sleep on demand and stays so across restarts.",
+			Name: "remuda_engine_parked", Help: "1 while the engine is parked: asleep on demand, across restarts.",
 		}),
 	}
 	wrapped.MustRegister(m.state, m.transitions, m.initSeconds, m.wakeSeconds, m.drainSeconds,

@@ -39,7 +39,7 @@ func (p parking) read() (*marker, error) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read the mark of a parked engine: %w", err)
+		return nil, fmt.Errorf("read the park marker: %w", err)
 	}
 	var m marker
 	if json.Unmarshal(raw, &m) != nil || m.Since.IsZero() {
@@ -53,7 +53,7 @@ func (p parking) read() (*marker, error) {
 // write makes the marker durable.
 func (p parking) write(m marker) error {
 	if err := writeDurably(p.path, m); err != nil {
-		return fmt.Errorf("mark the engine as parked: %w", err)
+		return fmt.Errorf("write the park marker: %w", err)
 	}
 	return nil
 }
@@ -71,7 +71,7 @@ func (p parking) remove() error {
 		err = syncDir(filepath.Dir(p.path))
 	}
 	if err != nil {
-		return fmt.Errorf("take the mark of a parked engine away: %w", err)
+		return fmt.Errorf("remove the park marker: %w", err)
 	}
 	return nil
 }
@@ -94,10 +94,10 @@ func (p parking) gpus() ([]string, error) {
 		err = json.Unmarshal(raw, &list)
 	}
 	if err == nil && (len(list) == 0 || slices.Contains(list, "")) {
-		err = fmt.Errorf("it names no GPUs: %s", raw)
+		err = fmt.Errorf("no GPUs in %s", raw)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read to which GPUs the engine was moved: %s: %w", p.gpusPath(), err)
+		return nil, fmt.Errorf("read the engine's GPUs: %s: %w", p.gpusPath(), err)
 	}
 	return list, nil
 }
@@ -107,7 +107,7 @@ func (p parking) setGPUs(list []string) error {
 		return nil
 	}
 	if err := writeDurably(p.gpusPath(), list); err != nil {
-		return fmt.Errorf("note to which GPUs the engine moves: %w", err)
+		return fmt.Errorf("write the engine's GPUs: %w", err)
 	}
 	return nil
 }

@@ -245,7 +245,7 @@ func TestOddMarkers(t *testing.T) {
 	s = startShim(t, settings{tune: missing.tune()})
 	s.awaitState(engine.Active)
 	body := s.post("/v1/sleep", http.StatusInternalServerError)
-	require.Contains(t, body, "mark the engine as parked")
+	require.Contains(t, body, "write the park marker")
 	s.post("/v1/wake", http.StatusOK) // the drain is called off
 	s.awaitState(engine.Active)
 }
@@ -406,7 +406,7 @@ func TestWakeOnOtherGPUs(t *testing.T) {
 	require.Equal(t, "GPU-a", env(t, s.awaitState(engine.Active).PID, "CUDA_VISIBLE_DEVICES"), "not all on which it has seats")
 	s.post("/v1/wake?gpus=GPU-a", http.StatusOK)
 	body := s.post("/v1/wake?gpus=GPU-b", http.StatusConflict)
-	require.Contains(t, body, "must sleep before it wakes elsewhere")
+	require.Contains(t, body, "must sleep before it wakes on other GPUs")
 	s.post("/v1/sleep", http.StatusOK)
 	for _, bad := range []string{"GPU-x", "GPU-a,GPU-a", ""} {
 		s.post("/v1/wake?gpus="+bad, http.StatusBadRequest)

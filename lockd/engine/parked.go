@@ -20,7 +20,7 @@ const parkLook = 50 * time.Millisecond
 func (s *Shim) parked() bool {
 	m, err := s.parking.read()
 	if err != nil {
-		s.logger.Error("taking the engine for parked", "error", err)
+		s.logger.Error("cannot read the park marker: the engine counts as parked", "error", err)
 	}
 	return m != nil || err != nil
 }
@@ -50,7 +50,7 @@ func (s *Shim) park() error {
 	if err := s.parking.write(m); err != nil {
 		return err
 	}
-	s.logger.Info("parked: asleep until it is woken, across restarts", "marker", s.parking.path)
+	s.logger.Info("engine parked: it sleeps until a wake request, across restarts", "marker", s.parking.path)
 	return nil
 }
 
@@ -63,7 +63,7 @@ func (s *Shim) unpark() error {
 	if err := s.parking.remove(); err != nil {
 		return err
 	}
-	s.logger.Info("no longer parked")
+	s.logger.Info("engine unparked")
 	return nil
 }
 
@@ -114,7 +114,7 @@ func (s *Shim) tend(ctx context.Context) {
 			failure = ""
 		case failure != err.Error():
 			failure = err.Error()
-			s.logger.Warn("the parked engine may hold GPU memory: trying on", "error", err)
+			s.logger.Warn("the parked engine may use GPU memory: retrying", "error", err)
 		}
 	}
 }
@@ -133,7 +133,7 @@ func (s *Shim) saddle(ctx context.Context) error {
 	s.mu.Lock()
 	s.gpus = gpus // a peer may have moved the group since this shim began
 	s.mu.Unlock()
-	s.logger.Info("the group is no longer parked: starting the engine that stands by")
+	s.logger.Info("the group is no longer parked: starting the standby engine")
 	s.loading.Store(true)
 	defer s.loading.Store(false)
 	if err := s.launch(); err != nil {

@@ -1,5 +1,5 @@
 // Package engine is the shim around a real inference engine. It starts the
-// engine as its child, walks the states of DESIGN section 4, registers the
+// engine as its child, walks its states (see State), registers the
 // engine in Consul only while it can serve, and guarantees that the shim never
 // outlives the engine, the engine never outlives the shim, and neither leaves
 // a process behind, however either dies.
@@ -206,7 +206,7 @@ func (s *Shim) Run(ctx context.Context) error {
 	}
 	defer s.closeFence()
 	if m := s.refreshParked(); m != nil {
-		s.logger.Info("the engine was parked: standing by without it until it is woken", "since", m.Since, "marker", s.parking.path)
+		s.logger.Info("the engine is parked: standing by without an engine until a wake request", "since", m.Since, "marker", s.parking.path)
 	} else if !s.cfg.Cold {
 		if err := s.launch(); err != nil {
 			return err
@@ -292,14 +292,14 @@ func (s *Shim) watch(ctx context.Context, g *guard, tracker *cohort.Tracker) err
 		case <-guardEnded:
 			guardEnded = nil
 			s.metrics.guardRestarts.Inc()
-			again("the guard process died: starting another", nil)
+			again("the guard process exited: starting another one", nil)
 		case <-restart:
 			restart = nil
 			restarted = g.restart()
 		case err := <-restarted:
 			restarted = nil
 			if err != nil {
-				again("the guard process does not start", err)
+				again("cannot start the guard process", err)
 				continue
 			}
 			tracker.Spare(g.pid())
@@ -311,7 +311,7 @@ func (s *Shim) watch(ctx context.Context, g *guard, tracker *cohort.Tracker) err
 			if err != nil {
 				if scanFailure != err.Error() {
 					scanFailure = err.Error()
-					s.logger.Warn("cannot look for the engine's processes", "error", err)
+					s.logger.Warn("cannot scan for the engine's processes", "error", err)
 				}
 				continue
 			}
@@ -347,7 +347,7 @@ func (s *Shim) shutDown(reason error, tracker *cohort.Tracker, stopLife func()) 
 	defer cancel()
 	peaceful := reason == nil
 	if peaceful {
-		s.logger.Info("asked to stop")
+		s.logger.Info("stopping")
 	}
 	if state := s.State(); peaceful && state != Init && state != Standby { // else there is nothing to drain
 		drainCtx, stopWaiting := context.WithCancel(ctx)
@@ -359,11 +359,11 @@ func (s *Shim) shutDown(reason error, tracker *cohort.Tracker, stopLife func()) 
 			stopWaiting()
 		}()
 		if err := s.Drain(drainCtx, s.cfg.DrainTimeout); err != nil && s.State() == Draining {
-			s.logger.Warn("stopping an engine that is not drained", "error", err)
+			s.logger.Warn("stopping the engine before its drain is complete", "error", err)
 		}
 		stopWaiting()
 	} else if !peaceful {
-		s.logger.Error("the engine must go", "reason", reason)
+		s.logger.Error("stopping the engine after a failure", "reason", reason)
 	}
 	if err := s.move(Dead); err != nil {
 		return false, errors.Join(reason, err)
@@ -384,12 +384,12 @@ func (s *Shim) shutDown(reason error, tracker *cohort.Tracker, stopLife func()) 
 	wg.Wait()
 	settled := removal == nil || errors.Is(removal, consul.ErrRefused)
 	if removal != nil {
-		s.logger.Warn("the registration is left behind: its check turns critical by itself", "ttl", s.cfg.TTL.String(), "error", removal)
+		s.logger.Warn("cannot remove the engine's registration: its check becomes critical after the TTL", "ttl", s.cfg.TTL.String(), "error", removal)
 	}
 	if err != nil {
-		return settled, errors.Join(reason, fmt.Errorf("end the engine's processes: %w", err))
+		return settled, errors.Join(reason, fmt.Errorf("kill the engine's processes: %w", err))
 	}
-	s.logger.Info("engine is gone", "state", Dead)
+	s.logger.Info("all processes of the engine have exited", "state", Dead)
 	return settled, reason
 }
 
@@ -397,7 +397,7 @@ func (s *Shim) shutDown(reason error, tracker *cohort.Tracker, stopLife func()) 
 // and an engine that still answers where ours shall serve.
 func (s *Shim) clearTheWay(ctx context.Context) error {
 	if err := s.deregister(ctx); err != nil {
-		s.logger.Warn("could not remove what an earlier life may have registered", "error", err)
+		s.logger.Warn("cannot remove an earlier registration of the engine", "error", err)
 	}
 	u, err := url.Parse(s.cfg.EngineURL)
 	if err != nil {
@@ -411,7 +411,7 @@ func (s *Shim) clearTheWay(ctx context.Context) error {
 		}
 		_ = conn.Close()
 		if time.Now().After(deadline) {
-			return fmt.Errorf("something already serves at engine-url %s: stop it or choose another port", s.cfg.EngineURL)
+			return fmt.Errorf("engine-url %s is already in use: stop the other program or choose another port", s.cfg.EngineURL)
 		}
 		select {
 		case <-ctx.Done():

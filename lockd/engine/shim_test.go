@@ -195,7 +195,7 @@ func TestRequestBeforeTheFirstSleep(t *testing.T) {
 		return strings.Contains(body, `num_requests_running{model_name="m",engine="0"} 1`)
 	})
 	s.control("healthy")
-	s.await("the shim to wait", func() bool { return strings.Contains(s.log.String(), "before it was put to sleep") })
+	s.await("the shim to wait", func() bool { return strings.Contains(s.log.String(), "before its first sleep") })
 	s.control("release")
 	<-answered
 	s.awaitState(engine.Standby)
@@ -233,7 +233,7 @@ func TestDrainThatRunsOutOfTimeCanBeCalledOff(t *testing.T) {
 	})
 	code, body := call(t, "POST", s.url+"/v1/sleep?timeout=100ms")
 	require.Equal(t, 504, code)
-	require.Contains(t, body, "1 requests run")
+	require.Contains(t, body, "1 requests running")
 	require.Contains(t, body, `"state":"draining"`)
 	require.Empty(t, a.Services())
 	code, body = call(t, "POST", s.url+"/v1/wake")
@@ -321,7 +321,7 @@ func TestForeignServerAtEngineURLIsAnError(t *testing.T) {
 	other.awaitState(engine.Active)
 	s := startShim(t, settings{tune: func(c *engine.Config) { c.EngineURL = other.engine }})
 	require.Equal(t, 1, exitCode(s.exited()))
-	require.Contains(t, s.log.String(), "something already serves at engine-url "+other.engine)
+	require.Contains(t, s.log.String(), "engine-url "+other.engine+" is already in use")
 }
 
 func TestParentDeathEndsTheShim(t *testing.T) {
@@ -356,7 +356,7 @@ func TestConfigErrorsNameEveryField(t *testing.T) {
 	}
 	for url, want := range map[string]string{
 		"http://0.0.0.0:8000":    "clients cannot connect to that host",
-		"http://127.0.0.1":       "want http://host:port",
+		"http://127.0.0.1":       "must be http://host:port",
 		"http://127.0.0.1:99999": "port must be 1 to 65535",
 	} {
 		cfg.EngineURL = url
@@ -399,7 +399,7 @@ func TestStopSparesRequestsOfAnEngineThatDoesNotSay(t *testing.T) {
 		s.control("release")
 		require.Equal(t, "200 OK", <-answer, how)
 		require.Equal(t, 0, exitCode(s.exited()), s.log.String())
-		require.Equal(t, how == "no-gauges", strings.Contains(s.log.String(), "engine does not tell"), s.log.String())
+		require.Equal(t, how == "no-gauges", strings.Contains(s.log.String(), "engine does not report"), s.log.String())
 	}
 }
 
@@ -410,7 +410,7 @@ func TestDrainSaysThatItCannotTell(t *testing.T) {
 	s.control("no-gauges")
 	code, body := call(t, "POST", s.url+"/v1/drain?timeout=2s")
 	require.Equal(t, http.StatusGatewayTimeout, code, body)
-	require.Contains(t, body, "engine does not tell")
+	require.Contains(t, body, "engine does not report")
 }
 
 func TestWakeGoesOnWithoutItsClient(t *testing.T) {
@@ -503,7 +503,7 @@ func TestDeregistrationIsRetried(t *testing.T) {
 			defer again.Stop()
 			a.Await(t, "the deregistration", none)
 			require.Equal(t, 1, exitCode(s.exited()))
-			require.Equal(t, name == "the guard", strings.Contains(s.log.String(), "leaving the deregistration to the guard"), s.log.String())
+			require.Equal(t, name == "the guard", strings.Contains(s.log.String(), "the guard process takes over the deregistration"), s.log.String())
 		})
 	}
 }

@@ -7,8 +7,7 @@ import (
 	"remuda/internal/replica"
 )
 
-// State is where an engine stands between start and death (DESIGN section 4,
-// seeds/gpu-failover-decisions.txt Decision 2).
+// State is where an engine stands between start and death.
 type State string
 
 // The states of an engine.
@@ -77,7 +76,7 @@ func (m *Machine) To(s State, now time.Time) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("engine is %s: it cannot become %s", m.state, s)
+	return fmt.Errorf("engine is %s: cannot become %s", m.state, s)
 }
 
 // Wake moves to Waking, which fails once timeout has passed.
@@ -96,18 +95,18 @@ func (m *Machine) SetUnhealthy(why string) { m.unhealthy = why }
 // whatever its role.
 func (m *Machine) SetParked(parked bool) { m.parked = parked }
 
-// Live is the role-aware liveness answer of Decision 2: nil means alive. An
+// Live is the liveness probe's answer for the state and the role: nil means alive. An
 // engine that is not live should be killed by whoever probes it, except in
 // Init, which a start-up budget covers.
 func (m *Machine) Live(now time.Time) error {
 	switch m.state {
 	case Init:
-		return fmt.Errorf("engine is initialising since %s", now.Sub(m.since).Round(time.Millisecond))
+		return fmt.Errorf("engine has been initialising for %s", now.Sub(m.since).Round(time.Millisecond))
 	case Standby, Draining:
 		return nil
 	case Waking:
 		if now.After(m.wakeBy) {
-			return fmt.Errorf("wake has exceeded its deadline by %s", now.Sub(m.wakeBy).Round(time.Millisecond))
+			return fmt.Errorf("the wake exceeded its deadline by %s", now.Sub(m.wakeBy).Round(time.Millisecond))
 		}
 		return nil
 	case Active:

@@ -27,7 +27,7 @@ func (s *Shim) WakeOn(ctx context.Context, gpus []string) error {
 
 func (s *Shim) mayWake() error {
 	if state := s.State(); state == Standby && s.waitsForLock() {
-		return fmt.Errorf("%w: engine is %s and waits for its lock, which wakes it unless it is parked", ErrWrongState, state)
+		return fmt.Errorf("%w: engine is %s and waits for its lock, whose grant wakes it", ErrWrongState, state)
 	}
 	return nil
 }
@@ -45,7 +45,7 @@ func (s *Shim) wake(ctx context.Context, gpus []string, byItself bool) error {
 		now := s.gpus
 		s.mu.Unlock()
 		if gpus != nil && !sameGPUs(gpus, now) {
-			return fmt.Errorf("%w: engine is %s on %s: it must sleep before it wakes elsewhere", ErrWrongState, state, strings.Join(now, ", "))
+			return fmt.Errorf("%w: engine is %s on %s: must sleep before it wakes on other GPUs", ErrWrongState, state, strings.Join(now, ", "))
 		}
 		if state == Active {
 			return s.unpark()
@@ -60,7 +60,7 @@ func (s *Shim) wake(ctx context.Context, gpus []string, byItself bool) error {
 	}
 	parked := s.parked()
 	if parked && byItself {
-		s.logger.Info("the engine is parked: it sleeps on")
+		s.logger.Info("the engine is parked: it stays asleep")
 		return nil
 	}
 	if parked {
@@ -118,7 +118,7 @@ func (s *Shim) wakeEngine(ctx context.Context) error {
 	case s.dialect.CanSleep():
 		asleep, err := s.dialect.Sleeping(ctx)
 		if err != nil {
-			return fmt.Errorf("ask whether the engine sleeps: %w", err)
+			return fmt.Errorf("check whether the engine is asleep: %w", err)
 		}
 		if asleep {
 			if err := s.dialect.Wake(ctx); err != nil {
@@ -140,7 +140,7 @@ func (s *Shim) resume(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		err = fmt.Errorf("the drain could not be called off: %w", err)
+		err = fmt.Errorf("cancel the drain: %w", err)
 		s.fail(err)
 		return err
 	}
@@ -179,7 +179,7 @@ func (s *Shim) drain(ctx context.Context, timeout time.Duration) error {
 		if ctx.Err() != nil {
 			return fmt.Errorf("%w within %s: %w", ErrNotDrained, timeout, err)
 		}
-		s.logger.Warn("draining an engine that is still registered", "error", err)
+		s.logger.Warn("draining an engine that is still registered in Consul", "error", err)
 		if wait := s.cfg.TTL - time.Since(start); pause(ctx, wait) != nil {
 			return fmt.Errorf("%w within %s: %w", ErrNotDrained, timeout, err)
 		}
@@ -216,7 +216,7 @@ func (s *Shim) awaitIdle(ctx context.Context) error {
 		// have requests.
 		last = err
 		if err == nil && usage.InFlight() > 0 {
-			last = fmt.Errorf("%d requests run, %d wait", usage.Running, usage.Waiting)
+			last = fmt.Errorf("%d requests running, %d waiting", usage.Running, usage.Waiting)
 		}
 		switch {
 		case last != nil:
@@ -229,7 +229,7 @@ func (s *Shim) awaitIdle(ctx context.Context) error {
 		}
 		if pause(ctx, 25*time.Millisecond) != nil {
 			if last == nil {
-				last = errors.New("the engine has just become idle")
+				last = errors.New("the engine has only just become idle")
 			}
 			return last
 		}
@@ -264,7 +264,7 @@ func (s *Shim) Sleep(ctx context.Context, drainTimeout time.Duration) error {
 		return fmt.Errorf("%w: engine is %s: only an active or draining engine can be put to sleep", ErrWrongState, state)
 	}
 	if !s.dialect.CanSleep() {
-		return fmt.Errorf("%w: it can only be stopped", ErrCannotSleep)
+		return fmt.Errorf("%w: stop it instead", ErrCannotSleep)
 	}
 	if err := s.drain(ctx, drainTimeout); err != nil {
 		return err
@@ -293,7 +293,7 @@ func (s *Shim) Sleep(ctx context.Context, drainTimeout time.Duration) error {
 
 func (s *Shim) maySleep() error {
 	if state := s.State(); state == Standby && s.waitsForLock() {
-		return fmt.Errorf("%w: engine is %s and waits for its lock: another one of the group has it, to be put to sleep", ErrWrongState, state)
+		return fmt.Errorf("%w: engine is %s and waits for its lock: put the group's engine that holds the lock to sleep instead", ErrWrongState, state)
 	}
 	return nil
 }

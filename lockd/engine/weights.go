@@ -91,7 +91,7 @@ func (s *Shim) tendParked(ctx context.Context) error {
 	if s.saved != nil || s.isCold() {
 		return nil
 	}
-	s.logger.Warn("the weights are lost with the engine that had them: ending the one that sleeps, the next wake loads them from their file")
+	s.logger.Warn("the saved weights are lost with the engine that saved them: stopping the sleeping engine, the next wake loads the weights from their file")
 	return s.dropEngine(ctx)
 }
 
@@ -105,7 +105,7 @@ func (s *Shim) dropEngine(ctx context.Context) error {
 		return ctx.Err()
 	}
 	if err := <-done; err != nil {
-		return fmt.Errorf("end the engine: %w", err)
+		return fmt.Errorf("stop the engine: %w", err)
 	}
 	return nil
 }
@@ -122,7 +122,7 @@ func (s *Shim) findWeights(ctx context.Context) error {
 	if err != nil || held == offload.Whole {
 		return err
 	}
-	s.logger.Warn("the weights are lost with the engine that had them: ending the one that sleeps, another loads them from their file")
+	s.logger.Warn("the saved weights are lost with the engine that saved them: stopping the sleeping engine, a new one loads the weights from their file")
 	return s.dropEngine(ctx)
 }
 
@@ -143,6 +143,6 @@ func (s *Shim) noteLeftover(ctx context.Context) {
 		err = writeDurably(s.parking.leftoverPath(), layouts)
 	}
 	if err != nil {
-		s.logger.Warn("what the group has with the GPU memory service is not noted: it may be left there when the group is stopped", "error", err)
+		s.logger.Warn("cannot record the group's layouts in the GPU memory service: they may stay there after the group is stopped", "error", err)
 	}
 }

@@ -190,7 +190,7 @@ func TestTheOnlyCopyIsLost(t *testing.T) {
 	p.free(primary)
 	primary.kill9("the shim")
 	shadow.awaitLock()
-	shadow.post("/v1/wake", http.StatusOK) // whether or not its useless engine is gone yet
+	shadow.post("/v1/wake", http.StatusOK) // whether or not its useless all processes of the engine have exited yet
 	p.serves(shadow)
 
 	primary = p.shim(replica.RolePrimary)

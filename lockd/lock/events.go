@@ -14,12 +14,12 @@ func (m *Machine) Acquire(now time.Time, conn ConnID, name, holder string, token
 	}
 	if name == "" || holder == "" { // a record without holder is a free lock
 		m.drop(now, conn)
-		m.refuse(conn, CodeBadRequest, "a lock needs the names of its group and of its holder")
+		m.refuse(conn, CodeBadRequest, "group and holder must be set")
 		return m.done()
 	}
 	if _, asked := m.conns[conn]; asked {
 		m.drop(now, conn)
-		m.refuse(conn, CodeBadRequest, "this connection has asked for a lock already: one connection, one lock")
+		m.refuse(conn, CodeBadRequest, "this connection has already requested a lock: use one connection for each lock")
 		return m.done()
 	}
 	g := m.groups[name]
@@ -30,14 +30,14 @@ func (m *Machine) Acquire(now time.Time, conn ConnID, name, holder string, token
 	mine := g.state != Free && g.holder == holder && g.peer.same(peer)
 	switch {
 	case token != 0 && (g.state == Free || token != g.token):
-		m.refuse(conn, CodeStale, "token %d of group %q is no longer valid, the newest is %d: the lock is lost", token, name, g.token)
+		m.refuse(conn, CodeStale, "token %d of group %q is not valid (newest: %d): the lock is lost", token, name, g.token)
 	case token != 0 && !mine:
-		m.refuse(conn, CodeNotHolder, "token %d of group %q was granted to another process, of holder %q", token, name, g.holder)
+		m.refuse(conn, CodeNotHolder, "token %d of group %q belongs to another process of holder %q", token, name, g.holder)
 	// A local process that holds the lock is known by the kernel, also if it
 	// never heard of its grant.
 	case mine && (token != 0 || peer.Process != nil):
 		if g.state == Fencing {
-			m.refuse(conn, CodeLost, "the lock of group %q is lost: its holder %q is being ended", name, holder)
+			m.refuse(conn, CodeLost, "the lock of group %q is lost: its holder %q is being killed", name, holder)
 			break
 		}
 		m.resume(now, g, conn, peer.TTL)
@@ -243,7 +243,7 @@ func (m *Machine) Persisted(now time.Time, version uint64, err error) []Effect {
 		conn := g.conn
 		g.state, g.holder, g.peer, g.conn, g.until = Free, "", Peer{}, 0, time.Time{}
 		if conn != 0 {
-			m.refuse(conn, CodeState, "group %q cannot be granted: the state file cannot be written: %v", name, err)
+			m.refuse(conn, CodeState, "cannot grant group %q: cannot write the state file: %v", name, err)
 		}
 		m.next(now, g)
 		if g.state == Free {

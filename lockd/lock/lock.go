@@ -1,4 +1,4 @@
-// Package lock is the failover lock of DESIGN section 5 as a state machine: it
+// Package lock is lockd's failover lock as a state machine: it
 // takes events with the time at which they happened, changes plain data, and
 // returns the effects that the owner must carry out. It does no I/O, starts no
 // goroutine, reads no clock and logs nothing. A Machine is not safe for
@@ -69,7 +69,7 @@ func (p Peer) same(q Peer) bool {
 // State is where a group stands.
 type State string
 
-// The states of a group (DESIGN section 5).
+// The states of a group.
 const (
 	Free         State = "free"
 	Held         State = "held"
@@ -121,7 +121,7 @@ type Times struct {
 // DefaultTimes has the reasons beside the numbers.
 func DefaultTimes() Times {
 	return Times{
-		Reconnect:  10 * time.Second, // the seed's Decision 8
+		Reconnect:  10 * time.Second, // time for a holder to notice a restarted lockd and to connect again
 		SessionTTL: 10 * time.Second, // Consul's shortest
 		LockDelay:  15 * time.Second, // Consul's default
 	}

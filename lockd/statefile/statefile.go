@@ -32,7 +32,7 @@ var (
 	// ErrCorrupt: no slot is whole, or what should be there is not.
 	ErrCorrupt = errors.New("state file is damaged")
 	// ErrRolledBack: the file is older than one that was written before.
-	ErrRolledBack = errors.New("state file is older than it was")
+	ErrRolledBack = errors.New("state file has been rolled back")
 	// ErrReplaced: the path names another file than the one that is open.
 	ErrReplaced = errors.New("state file was moved, deleted or replaced")
 )
@@ -43,7 +43,7 @@ const (
 	// magic begins every slot.
 	magic = "remuda-lockd-state/1"
 	// advice ends the errors that need a person.
-	advice = "if no holder of its locks is alive, delete %s and %s to start afresh"
+	advice = "if no holder of its locks is alive, delete %s and %s and start lockd again"
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -97,15 +97,15 @@ func (f *File) open() ([]byte, error) {
 	case witnessed == 0 && generation <= 1:
 		return nil, f.initialise()
 	case stateIsNew:
-		return nil, f.advise(ErrRolledBack, fmt.Sprintf("it is gone or empty, generation %d was there", witnessed))
+		return nil, f.advise(ErrRolledBack, fmt.Sprintf("it is missing or empty and had generation %d", witnessed))
 	case generation == 0:
-		return nil, f.advise(ErrCorrupt, "it has no whole document")
+		return nil, f.advise(ErrCorrupt, "it has no complete document")
 	case witnessIsNew:
-		return nil, f.advise(ErrCorrupt, "its witness is gone or empty")
+		return nil, f.advise(ErrCorrupt, "its witness is missing or empty")
 	case witnessed == 0:
-		return nil, f.advise(ErrCorrupt, "its witness has no whole entry")
+		return nil, f.advise(ErrCorrupt, "its witness has no complete entry")
 	case generation < witnessed:
-		return nil, f.advise(ErrRolledBack, fmt.Sprintf("it has generation %d, generation %d was there", generation, witnessed))
+		return nil, f.advise(ErrRolledBack, fmt.Sprintf("it has generation %d and had generation %d", generation, witnessed))
 	}
 	f.generation, f.witnessed = generation, witnessed
 	if len(doc) == 0 {
@@ -141,7 +141,7 @@ func openOrCreate(path string) (file *os.File, fresh bool, err error) {
 	switch {
 	case err != nil:
 	case !info.Mode().IsRegular():
-		err = fmt.Errorf("%s is no regular file", path)
+		err = fmt.Errorf("%s is not a regular file", path)
 	default:
 		err = unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if errors.Is(err, unix.EWOULDBLOCK) {
@@ -240,7 +240,7 @@ func (f *File) Settle() error {
 func write(file *os.File, generation uint64, doc []byte) error {
 	head := header(generation, doc)
 	if len(head)+1+len(doc) > slotSize {
-		return fmt.Errorf("the document has %d bytes: want at most %d", len(doc), slotSize-len(head)-1)
+		return fmt.Errorf("the document has %d bytes: must be at most %d", len(doc), slotSize-len(head)-1)
 	}
 	buf := make([]byte, 0, len(head)+2+len(doc))
 	buf = append(append(append(buf, head...), '\n'), doc...)

@@ -128,7 +128,7 @@ func TestDamageIsNotBelieved(t *testing.T) {
 		}, statefile.ErrCorrupt},
 		"it is cut off":       {func(t *testing.T, path string) { require.NoError(t, os.Truncate(path, 30)) }, statefile.ErrCorrupt},
 		"it is empty":         {func(t *testing.T, path string) { require.NoError(t, os.Truncate(path, 0)) }, statefile.ErrRolledBack},
-		"it is gone":          {func(t *testing.T, path string) { require.NoError(t, os.Remove(path)) }, statefile.ErrRolledBack},
+		"it is missing":       {func(t *testing.T, path string) { require.NoError(t, os.Remove(path)) }, statefile.ErrRolledBack},
 		"the witness is gone": {func(t *testing.T, path string) { require.NoError(t, os.Remove(path+".gen")) }, statefile.ErrCorrupt},
 		"the witness is damaged": {func(t *testing.T, path string) {
 			patch(t, path+".gen", 0, "XXXX")
@@ -163,7 +163,7 @@ func TestOlderCopyIsNotBelieved(t *testing.T) {
 	require.NoError(t, os.WriteFile(path, copied, 0o600))
 	_, _, err = statefile.Open(path)
 	require.ErrorIs(t, err, statefile.ErrRolledBack)
-	require.ErrorContains(t, err, "it has generation 3, generation 4 was there")
+	require.ErrorContains(t, err, "it has generation 3 and had generation 4")
 	require.ErrorContains(t, err, "delete "+path)
 }
 
@@ -205,7 +205,7 @@ func TestFullDisk(t *testing.T) {
 func TestTooLargeADocument(t *testing.T) {
 	f, _ := open(t, filepath.Join(t.TempDir(), "state"))
 	defer f.Close()
-	require.ErrorContains(t, f.Save(make([]byte, 4<<20)), "want at most")
+	require.ErrorContains(t, f.Save(make([]byte, 4<<20)), "must be at most")
 	require.NoError(t, f.Save([]byte("one")))
 }
 

@@ -1,4 +1,4 @@
-// Package wire is lockd's protocol (DESIGN section 5): JSON objects, one a line,
+// Package wire is lockd's protocol: JSON objects, one a line,
 // over a Unix socket or TCP, at most MaxLine bytes each.
 //
 //	-> {"op":"acquire","group":"llama:h100:7f3a","holder":"primary","token":41}
@@ -175,20 +175,20 @@ func clip(s string) string {
 func DecodeRequest(b []byte) (Request, error) {
 	var r Request
 	if err := json.Unmarshal(b, &r); err != nil {
-		return r, fmt.Errorf("the line is no JSON object of a request: %w", err)
+		return r, fmt.Errorf("the line is not the JSON object of a request: %w", err)
 	}
 	switch r.Op {
 	case OpStatus, OpPing:
 		return r, nil
 	case OpAcquire:
 		if r.SessionTTL < 0 {
-			return r, fmt.Errorf(`"session_ttl_ms" is %d: want 0 or more`, r.SessionTTL)
+			return r, fmt.Errorf(`"session_ttl_ms" is %d: must be 0 or more`, r.SessionTTL)
 		}
 		return r, errors.Join(checkName("group", r.Group), checkName("holder", r.Holder))
 	case "":
-		return r, errors.New(`"op" is missing: want acquire, status or ping`)
+		return r, errors.New(`"op" is missing: must be acquire, status or ping`)
 	default:
-		return r, fmt.Errorf(`"op" is %q: want acquire, status or ping`, clip(r.Op))
+		return r, fmt.Errorf(`"op" is %q: must be acquire, status or ping`, clip(r.Op))
 	}
 }
 
@@ -197,13 +197,13 @@ func checkName(field, name string) error {
 	case name == "":
 		return fmt.Errorf("%q is missing", field)
 	case len(name) > MaxName:
-		return fmt.Errorf("%q is %d bytes long: want at most %d", field, len(name), MaxName)
+		return fmt.Errorf("%q is %d bytes long: must be at most %d", field, len(name), MaxName)
 	case !utf8.ValidString(name):
 		return fmt.Errorf("%q is not valid UTF-8", field)
 	}
 	for _, r := range name {
 		if !unicode.IsPrint(r) {
-			return fmt.Errorf("%q is %q: want printable characters only", field, name)
+			return fmt.Errorf("%q is %q: must be printable characters only", field, name)
 		}
 	}
 	return nil
@@ -222,7 +222,7 @@ func DecodeEvent(b []byte) (Event, error) {
 		More      bool    `json:"more"`
 	}
 	if err := json.Unmarshal(b, &v); err != nil {
-		return Event{}, fmt.Errorf("the line is no JSON object of an event: %w", err)
+		return Event{}, fmt.Errorf("the line is not the JSON object of an event: %w", err)
 	}
 	if v.Event == "" {
 		return Event{}, errors.New(`"event" is missing`)

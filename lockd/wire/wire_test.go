@@ -45,16 +45,16 @@ func TestLinesAreAsDesigned(t *testing.T) {
 
 func TestRequestsAreChecked(t *testing.T) {
 	for line, want := range map[string]string{
-		``:                             "no JSON object",
-		`[]`:                           "no JSON object",
-		`{"op":5}`:                     "no JSON object",
+		``:                             "not the JSON object",
+		`[]`:                           "not the JSON object",
+		`{"op":5}`:                     "not the JSON object",
 		`{}`:                           `"op" is missing`,
-		`{"op":"release"}`:             `"op" is "release": want acquire, status or ping`,
+		`{"op":"release"}`:             `"op" is "release": must be acquire, status or ping`,
 		`{"op":"acquire"}`:             `"group" is missing`,
 		`{"op":"acquire","group":"g"}`: `"holder" is missing`,
 		`{"op":"acquire","group":"g","holder":"a\nb"}`:                             "printable characters only",
-		`{"op":"acquire","group":"g","holder":"` + strings.Repeat("x", 257) + `"}`: "257 bytes long: want at most 256",
-		`{"op":"acquire","group":"g","holder":"h","token":-1}`:                     "no JSON object",
+		`{"op":"acquire","group":"g","holder":"` + strings.Repeat("x", 257) + `"}`: "257 bytes long: must be at most 256",
+		`{"op":"acquire","group":"g","holder":"h","token":-1}`:                     "not the JSON object",
 		`{"op":"acquire","group":"g","holder":"h","session_ttl_ms":-1}`:            `"session_ttl_ms" is -1`,
 	} {
 		_, err := wire.DecodeRequest([]byte(line))

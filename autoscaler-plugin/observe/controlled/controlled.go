@@ -92,7 +92,7 @@ func (s *Source) Run(ctx context.Context) error { return s.cache.Run(ctx) }
 func (s *Source) Model(ctx context.Context, model string) (observe.Managed, error) {
 	m, err := s.cache.Get(ctx, model, model)
 	if err != nil {
-		return observe.Managed{}, fmt.Errorf("ask the controller for model %q: %w", model, err)
+		return observe.Managed{}, fmt.Errorf("query the controller for model %q: %w", model, err)
 	}
 	return m, nil
 }

@@ -117,7 +117,7 @@ func TestWhatTheControllerKnows(t *testing.T) {
 	require.Equal(t, observe.Queue{Known: true, Source: observe.FromGateways, State: "BUSY", Waiting: 4, InFlight: 7,
 		Oldest: time.Date(2026, 11, 22, 9, 0, 0, 0, time.UTC), Served: measure.Of(2.5), Gateways: 2,
 		Arrived: measure.Of(900), Finished: measure.Of(880), ServedSeconds: measure.Of(1234.5), Refused: measure.Of(12)}, m.Queue)
-	require.Equal(t, []string{"variant a100: 1 of 6 replicas failed and wait to be tried again: out of memory",
+	require.Equal(t, []string{"variant a100: 1 of 6 replicas failed and wait for a retry: out of memory",
 		"variant l4 cannot grow now: no node has an L4"}, m.Notes)
 }
 
@@ -143,14 +143,14 @@ func TestOddModels(t *testing.T) {
 			require.False(t, m.Queue.Known)
 			require.True(t, m.Copies[0].InFlight.IsZero())
 		}},
-		"a leader that has not heard every gateway": {func(s *api.ModelStatus) { s.Queue.Incomplete = true }, func(t *testing.T, m observe.Managed) {
+		"a leader that not every gateway has reported": {func(s *api.ModelStatus) { s.Queue.Incomplete = true }, func(t *testing.T, m observe.Managed) {
 			require.False(t, m.Queue.Known)
 			require.True(t, m.Queue.Partial)
 			require.Equal(t, []int{4, 7}, []int{m.Queue.Waiting, m.Queue.InFlight}, "as many or more")
 			require.True(t, m.Queue.Arrived.IsZero() && m.Queue.Refused.IsZero())
 			require.True(t, m.Copies[0].InFlight.IsZero(), "neither 7 nor 0 is all")
 			require.True(t, m.Copies[1].InFlight.IsZero())
-			require.Contains(t, m.Notes[0], "has not heard every gateway")
+			require.Contains(t, m.Notes[0], "not every gateway has reported")
 		}},
 		"gateways that do not count": {func(s *api.ModelStatus) { s.Queue.Counters = nil }, func(t *testing.T, m observe.Managed) {
 			require.True(t, m.Queue.Known)

@@ -21,7 +21,7 @@ func managed(s api.ModelStatus, at time.Time) observe.Managed {
 	if s.Queue != nil {
 		m.Queue = queueOf(s.Queue, at)
 		if m.Queue.Partial {
-			m.Notes = append(m.Notes, "the controller's leader is new and has not heard every gateway yet: there may be more requests than it knows")
+			m.Notes = append(m.Notes, "not every gateway has reported to the controller's new leader yet: there may be more requests")
 		}
 	}
 	counts := maps.Clone(s.VariantCounts)
@@ -64,11 +64,11 @@ func managed(s api.ModelStatus, at time.Time) observe.Managed {
 			v.Unplaceable, v.Why = true, why
 		}
 		if c.Failed > 0 {
-			note := fmt.Sprintf("variant %s: %d of %d replicas failed and wait to be tried again: %s", v.Variant, c.Failed, all, failure[v.Variant])
+			note := fmt.Sprintf("variant %s: %d of %d replicas failed and wait for a retry: %s", v.Variant, c.Failed, all, failure[v.Variant])
 			m.Notes = append(m.Notes, note)
 			if c.Failed == all && !v.Unplaceable {
 				// None of it comes up: growth goes elsewhere meanwhile.
-				v.Unplaceable, v.Why = true, "all its replicas failed: "+failure[v.Variant]
+				v.Unplaceable, v.Why = true, "all replicas failed: "+failure[v.Variant]
 			}
 		}
 		if !s.Model.Stopped {
@@ -95,7 +95,7 @@ func managed(s api.ModelStatus, at time.Time) observe.Managed {
 	}
 	for _, name := range slices.Sorted(maps.Keys(counts)) {
 		if c := counts[name]; c.Hot+c.Starting+c.Failed+c.Warm+draining[name] > 0 {
-			add(observe.Variant{Variant: name, Removed: true, Unplaceable: true, Why: "it is no longer in the model's file"})
+			add(observe.Variant{Variant: name, Removed: true, Unplaceable: true, Why: "no longer in the model file"})
 		}
 	}
 	return m

@@ -87,7 +87,7 @@ func (c *Config) validate() error {
 		value time.Duration
 	}{{"interval", c.Interval}, {"timeout", c.Timeout}, {"first wait", c.FirstWait}, {"idle after", c.IdleAfter}} {
 		if d.value <= 0 {
-			bad("%s is %s: want more than 0", d.field, d.value)
+			bad("%s is %s: must be more than 0", d.field, d.value)
 		}
 	}
 	for _, n := range []struct {
@@ -95,11 +95,11 @@ func (c *Config) validate() error {
 		value int
 	}{{"concurrency", c.Concurrency}, {"max bytes", c.MaxBytes}, {"max models", c.MaxModels}} {
 		if n.value < 1 {
-			bad("%s is %d: want 1 or more", n.field, n.value)
+			bad("%s is %d: must be 1 or more", n.field, n.value)
 		}
 	}
 	if !strings.HasPrefix(c.Path, "/") {
-		bad("path is %q: want one that begins with a slash, as /metrics", c.Path)
+		bad("path is %q: must begin with a slash, such as /metrics", c.Path)
 	}
 	return errors.Join(errs...)
 }

@@ -94,7 +94,7 @@ func TestEnginesThatCannotBeRead(t *testing.T) {
 		"is cut off":       {func(e *engine) { e.show("vllm:num_requests_running 1") }, "truncated"},
 		"is too large":     {func(e *engine) { e.show(huge) }, "too large"},
 		"does not listen":  {func(e *engine) { _ = e.server.Listener.Close() }, "refused"},
-		"is no engine":     {func(e *engine) { e.show("up 1\n") }, "neither waiting requests nor KV usage are shown"},
+		"is no engine":     {func(e *engine) { e.show("up 1\n") }, "the engine reports no waiting requests and no KV usage"},
 		"has other models": {func(e *engine) { e.show(page("mistral", 0.1, 0, 0)) }, "label_mismatch"},
 	} {
 		t.Run(what, func(t *testing.T) {
@@ -137,7 +137,7 @@ func TestAConsulThatIsAwayChangesNothing(t *testing.T) {
 	await(t, s, llama, "the note", func(r observe.Report) bool { return len(r.Notes) == 1 })
 	e.show(page("llama", 0.6, 3, 8))
 	r := await(t, s, llama, "another reading", func(r observe.Report) bool { return r.Engines[0].View.Last.Running == metrics.Of(8) })
-	require.Contains(t, r.Notes[0], "consul is away")
+	require.Contains(t, r.Notes[0], "Consul has been unreachable")
 	agent.Listen(t, addr)
 	await(t, s, llama, "consul's return", func(r observe.Report) bool { return len(r.Notes) == 0 })
 }
@@ -147,7 +147,7 @@ func TestAConsulThatNeverAnswered(t *testing.T) {
 	agent.Refuse(http.StatusForbidden)
 	s := scraper(t, agent, func(c *engines.Config) { c.FirstWait = 30 * time.Millisecond })
 	_, err := s.Report(t.Context(), llama)
-	require.ErrorContains(t, err, "consul has not answered yet")
+	require.ErrorContains(t, err, "Consul has not returned a list of engines yet")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	_, err = s.Report(ctx, llama)
@@ -174,7 +174,7 @@ func TestReplicasThatConsulHasNoMore(t *testing.T) {
 	q.Replicas = []string{"llama:a100:1", "llama:a100:2"}
 	r := report(t, s, q)
 	require.Len(t, r.Engines, 2)
-	require.Contains(t, r.Engines[1].View.Why, "consul has no engine of it")
+	require.Contains(t, r.Engines[1].View.Why, "Consul lists no usable engine of it")
 	require.True(t, r.Engines[1].Gone)
 	require.False(t, r.Engines[0].Gone)
 	deregister(t, agent, one.ServiceID("primary"))
@@ -277,7 +277,7 @@ func TestTooManyModels(t *testing.T) {
 	s := scraper(t, consultest.New(t), func(c *engines.Config) { c.MaxModels = 1 })
 	report(t, s, llama)
 	_, err := s.Report(t.Context(), observe.Question{Model: "mistral"})
-	require.ErrorContains(t, err, "at most 1")
+	require.ErrorContains(t, err, "the limit of 1 models is reached")
 }
 
 func TestTheSimulator(t *testing.T) {

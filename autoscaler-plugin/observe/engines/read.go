@@ -99,12 +99,12 @@ func (s *Scraper) one(ctx context.Context, j job) {
 	switch {
 	case err == nil:
 		if s.faults[j.replica] != "" {
-			s.cfg.Logger.Info("an engine's metrics can be read again", "replica", j.replica)
+			s.cfg.Logger.Info("reading an engine's metrics again", "replica", j.replica)
 		}
 		delete(s.faults, j.replica)
 	case ctx.Err() == nil:
 		if s.faults[j.replica] == "" {
-			s.cfg.Logger.Warn("cannot read an engine's metrics: its load becomes unknown", "replica", j.replica, "url", j.url, "error", err)
+			s.cfg.Logger.Warn("cannot read an engine's metrics: its load is unknown", "replica", j.replica, "url", j.url, "error", err)
 		}
 		s.faults[j.replica] = err.Error()
 	}
@@ -127,7 +127,7 @@ func (s *Scraper) fetch(ctx context.Context, j job) (metrics.Sample, error) {
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
-		return metrics.Sample{}, fmt.Errorf("read metrics: %s answered %s: want 200", j.url, resp.Status)
+		return metrics.Sample{}, fmt.Errorf("read metrics: %s responded %s: must be 200 OK", j.url, resp.Status)
 	}
 	buf, _ := s.buffer.Get().(*bytes.Buffer)
 	if buf == nil {
@@ -137,7 +137,7 @@ func (s *Scraper) fetch(ctx context.Context, j job) (metrics.Sample, error) {
 	buf.Reset()
 	if _, err := buf.ReadFrom(io.LimitReader(resp.Body, int64(s.cfg.MaxBytes)+1)); err != nil {
 		if errors.Is(err, context.DeadlineExceeded) {
-			err = fmt.Errorf("it took longer than %s", s.cfg.Timeout)
+			err = fmt.Errorf("no complete response within %s", s.cfg.Timeout)
 		}
 		return metrics.Sample{}, fmt.Errorf("read metrics: %s: %w", j.url, err)
 	}

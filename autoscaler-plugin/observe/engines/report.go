@@ -99,9 +99,9 @@ func (s *Scraper) Report(ctx context.Context, q observe.Question) (observe.Repor
 
 func (s *Scraper) never(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
-		return fmt.Errorf("wait for consul: %w", err)
+		return fmt.Errorf("wait for Consul: %w", err)
 	}
-	return errors.New("consul has not answered yet: which engines there are is not known")
+	return errors.New("Consul has not returned a list of engines yet")
 }
 
 // want notes that a model is wanted, and tells whether it was not before: the caller must
@@ -135,7 +135,7 @@ func (s *Scraper) want(q observe.Question) (w *wanted, first bool, err error) {
 	}
 	if w == nil && len(s.wanted) >= s.cfg.MaxModels {
 		if s.sweep(now); len(s.wanted) >= s.cfg.MaxModels {
-			return nil, false, fmt.Errorf("engines of model %q: %d models are read already: want at most %d", q.Model, len(s.wanted), s.cfg.MaxModels)
+			return nil, false, fmt.Errorf("engines of model %q: the limit of %d models is reached", q.Model, s.cfg.MaxModels)
 		}
 	}
 	s.wanted[key(q.Model, groups)] = next
@@ -181,7 +181,7 @@ func (s *Scraper) report(q observe.Question, w *wanted) observe.Report {
 	now := s.cfg.Now()
 	var out observe.Report
 	if !s.lost.IsZero() {
-		out.Notes = append(out.Notes, fmt.Sprintf("consul is away for %s: engines are those that were known then",
+		out.Notes = append(out.Notes, fmt.Sprintf("Consul has been unreachable for %s: using the last known engines",
 			idle(now, s.lost).Round(time.Second)))
 	}
 	m := s.models[q.Model]
@@ -194,7 +194,7 @@ func (s *Scraper) report(q observe.Question, w *wanted) observe.Report {
 		there[name] = true
 		v := s.peaks.Read(name, now)
 		if p := w.pages(e.Name.Variant); p.silent {
-			v = metrics.View{Replica: name, Class: metrics.ClassUnknown, Why: "engines of dialect " + p.sample.Dialect + " show no metrics", Last: p.sample}
+			v = metrics.View{Replica: name, Class: metrics.ClassUnknown, Why: "engines of dialect " + p.sample.Dialect + " have no metrics", Last: p.sample}
 		} else if fault := s.faults[name]; fault != "" && v.Class != metrics.ClassOK {
 			v.Why += ": " + fault
 		}
@@ -213,7 +213,7 @@ func (s *Scraper) report(q observe.Question, w *wanted) observe.Report {
 		// What was last seen of it may still be of use, as of one that drains.
 		v := s.peaks.Read(name, now)
 		if v.Class == metrics.ClassUnknown && v.Points == 0 {
-			v.Why = "consul has no engine of it that may be used"
+			v.Why = "Consul lists no usable engine of it"
 		}
 		variant := ""
 		if n, err := replica.ParseName(name); err == nil {

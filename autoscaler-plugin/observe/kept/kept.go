@@ -38,7 +38,7 @@ func (c *Config[Q, V]) validate() error {
 	var errs []error
 	positive := func(field string, ok bool, value any) {
 		if !ok {
-			errs = append(errs, fmt.Errorf("%s is %v: want more than 0", field, value))
+			errs = append(errs, fmt.Errorf("%s is %v: must be more than 0", field, value))
 		}
 	}
 	if c.Fetch == nil {
@@ -133,7 +133,7 @@ func (c *Cache[Q, V]) Get(ctx context.Context, key string, q Q) (V, error) {
 		case <-flight:
 		case <-ctx.Done():
 			var none V
-			return none, fmt.Errorf("wait for an answer: %w", ctx.Err())
+			return none, fmt.Errorf("wait for a response: %w", ctx.Err())
 		}
 	}
 }

@@ -33,7 +33,7 @@ func endpoint(address string) (*url.URL, error) {
 		return nil, fmt.Errorf("address: %w", err)
 	}
 	if u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.RawQuery != "" || u.Fragment != "" || u.User != nil {
-		return nil, fmt.Errorf("address is %q: want a URL without a user, a query and a fragment, as \"http://prometheus.example:9090\"", u.Redacted())
+		return nil, fmt.Errorf("address is %q: must be a URL without a user, a query and a fragment, such as \"http://prometheus.example:9090\"", u.Redacted())
 	}
 	return u.JoinPath("api", "v1", "query"), nil
 }
@@ -56,7 +56,7 @@ func newClient(cfg Config) (*client, error) {
 		}
 		roots := x509.NewCertPool()
 		if !roots.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("CA certificate: %s has none", cfg.CACert)
+			return nil, fmt.Errorf("CA certificate: %s contains no certificate", cfg.CACert)
 		}
 		transport.TLSClientConfig = &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots}
 	}
@@ -94,14 +94,14 @@ func (c *client) query(ctx context.Context, text string) (*metrics.Vector, error
 	defer resp.Body.Close()
 	body, err := io.ReadAll(io.LimitReader(resp.Body, int64(c.cfg.MaxBytes)+1))
 	if err != nil {
-		return nil, fmt.Errorf("%s: read the answer: %w", c.url.Host, err)
+		return nil, fmt.Errorf("%s: read the response: %w", c.url.Host, err)
 	}
 	v, err := metrics.DecodeVector(body, metrics.Options{MaxBytes: c.cfg.MaxBytes})
 	var no *metrics.QueryError
 	if err != nil && resp.StatusCode != http.StatusOK && !errors.As(err, &no) {
 		// Not from Prometheus: a proxy, or another program at that address.
 		const clip = 200
-		return nil, fmt.Errorf("%s answered %s: %q: want a Prometheus server", c.url.Host, resp.Status, strings.ToValidUTF8(string(body[:min(len(body), clip)]), "?"))
+		return nil, fmt.Errorf("%s is not a Prometheus server: it responded %s: %q", c.url.Host, resp.Status, strings.ToValidUTF8(string(body[:min(len(body), clip)]), "?"))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: query %s: %w", c.url.Host, text, err)

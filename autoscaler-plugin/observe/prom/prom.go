@@ -90,24 +90,24 @@ func (c *Config) validate() error {
 		errs = append(errs, err)
 	}
 	if c.Token != "" && c.User != "" {
-		bad("token and user are set: want one of them")
+		bad("token and user are both set: set only one")
 	}
 	if c.Password != "" && c.User == "" {
-		bad("password is set and user is not: want both")
+		bad("password is set and user is not: set both")
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.Headers)) {
 		if name == "" || strings.ContainsAny(name, " :\r\n") || strings.ContainsAny(c.Headers[name], "\r\n\x00") {
-			bad("header %q: want a header's name, and a value without line breaks", name)
+			bad("header %q: must have a valid name and a value without line breaks", name)
 		}
 	}
 	if strings.ContainsAny(c.Token+c.User+c.Password, "\r\n\x00") {
-		bad("token, user or password holds a line break or NUL")
+		bad("token, user or password contains a line break or NUL")
 	}
 	if c.MaxBytes < 1 {
-		bad("max bytes is %d: want 1 or more", c.MaxBytes)
+		bad("max bytes is %d: must be 1 or more", c.MaxBytes)
 	}
 	if c.Window < 0 || c.StaleAfter < 0 {
-		bad("window is %s and stale after %s: want 0, which is the default, or more", c.Window, c.StaleAfter)
+		bad("window is %s and stale after is %s: must be 0 (the default) or more", c.Window, c.StaleAfter)
 	}
 	return errors.Join(errs...)
 }
@@ -164,23 +164,23 @@ func (s *Source) Report(ctx context.Context, q observe.Question) (observe.Report
 	var out observe.Report
 	asked, err := s.questions(q)
 	if err != nil {
-		return observe.Report{}, fmt.Errorf("ask prometheus for model %q: %w", q.Model, err)
+		return observe.Report{}, fmt.Errorf("query Prometheus for model %q: %w", q.Model, err)
 	}
 	for _, one := range asked {
 		key, err := json.Marshal(one.asked)
 		if err != nil {
-			return observe.Report{}, fmt.Errorf("ask prometheus for model %q: %w", q.Model, err)
+			return observe.Report{}, fmt.Errorf("query Prometheus for model %q: %w", q.Model, err)
 		}
 		r, err := s.cache.Get(ctx, string(key), one.asked)
 		if err != nil {
-			return observe.Report{}, fmt.Errorf("ask prometheus for model %q: %w", q.Model, err)
+			return observe.Report{}, fmt.Errorf("query Prometheus for model %q: %w", q.Model, err)
 		}
 		if r.Nameless > 0 {
-			out.Notes = append(out.Notes, fmt.Sprintf("%d series have none of the labels that name a replica and are left out: want one of %s",
+			out.Notes = append(out.Notes, fmt.Sprintf("%d series have no label that names a replica and are ignored: must have one of %s",
 				r.Nameless, strings.Join(s.replicaLabels(), ", ")))
 		}
 		for _, w := range r.Warnings {
-			out.Notes = append(out.Notes, "prometheus warns: "+w)
+			out.Notes = append(out.Notes, "Prometheus warning: "+w)
 		}
 		out.Findings = append(out.Findings, r.Findings...)
 		for _, v := range r.Views {
@@ -196,7 +196,7 @@ func (s *Source) Report(ctx context.Context, q observe.Question) (observe.Report
 	var matched int
 	out.Engines, matched = known(out.Engines, q.Replicas)
 	if matched == 0 && len(out.Engines) > 0 && len(q.Replicas) > 0 {
-		out.Notes = append(out.Notes, fmt.Sprintf("prometheus names %d replicas, as %q, and the controller has none of those: want a label with the replica's name, as %q, or its ID",
+		out.Notes = append(out.Notes, fmt.Sprintf("Prometheus reports %d replicas, such as %q, and the controller has none of them: the label must be the replica's name, such as %q, or its ID",
 			len(out.Engines), out.Engines[0].View.Replica, q.Replicas[0]))
 	}
 	return out, nil
@@ -249,7 +249,7 @@ func (s *Source) questions(q observe.Question) ([]question, error) {
 	for i := range out {
 		for _, o := range out[:i] {
 			if o.Dialect == out[i].Dialect && slices.Equal(o.Match, out[i].Match) {
-				return nil, fmt.Errorf("variants %q and %q have the same series: want labels to match for each", o.variant, out[i].variant)
+				return nil, fmt.Errorf("variants %q and %q have the same series: set match for each", o.variant, out[i].variant)
 			}
 		}
 	}

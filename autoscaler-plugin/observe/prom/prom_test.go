@@ -202,7 +202,7 @@ func TestAnIDOfTwoReplicasSaysNothing(t *testing.T) {
 	r := report(t, source(t, s, nil), q)
 	require.Equal(t, "1", r.Engines[0].View.Replica)
 	require.Len(t, r.Notes, 1)
-	require.Contains(t, r.Notes[0], "want a label with the replica's name")
+	require.Contains(t, r.Notes[0], "the label must be the replica's name")
 }
 
 func TestJobGroupsByTheirLabels(t *testing.T) {
@@ -231,8 +231,8 @@ func TestOneGroupWithoutAName(t *testing.T) {
 	r := report(t, source(t, s, nil), plain)
 	require.Equal(t, observe.DefaultVariant, r.Engines[0].Variant)
 	require.Len(t, r.Notes, 2)
-	require.Contains(t, r.Notes[0], "none of the labels that name a replica")
-	require.Equal(t, "prometheus warns: a shard did not answer", r.Notes[1])
+	require.Contains(t, r.Notes[0], "no label that names a replica")
+	require.Equal(t, "Prometheus warning: a shard did not answer", r.Notes[1])
 }
 
 func TestOtherModelsRaiseAnAlarm(t *testing.T) {
@@ -264,7 +264,7 @@ func TestServersThatDoNotAnswer(t *testing.T) {
 			w.WriteHeader(http.StatusUnprocessableEntity)
 			fmt.Fprint(w, `{"status":"error","errorType":"execution","error":"too many samples"}`)
 		}, "too many samples"},
-		"another program": {func(w http.ResponseWriter) { http.Error(w, "who are you?", http.StatusForbidden) }, "want a Prometheus server"},
+		"another program": {func(w http.ResponseWriter) { http.Error(w, "who are you?", http.StatusForbidden) }, "is not a Prometheus server"},
 		"elsewhere": {func(w http.ResponseWriter) {
 			w.Header().Set("Location", "http://192.0.2.1/")
 			w.WriteHeader(http.StatusFound)
@@ -273,7 +273,7 @@ func TestServersThatDoNotAnswer(t *testing.T) {
 		"not JSON": {func(w http.ResponseWriter) { fmt.Fprint(w, "<html>") }, "invalid character"},
 		"a matrix": {func(w http.ResponseWriter) {
 			fmt.Fprint(w, `{"status":"success","data":{"resultType":"matrix","result":[]}}`)
-		}, "want vector"},
+		}, "must be vector"},
 		"never": {nil, "deadline"},
 	} {
 		t.Run(name, func(t *testing.T) {

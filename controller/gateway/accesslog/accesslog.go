@@ -101,12 +101,12 @@ func New(cfg Config) (*Logger, error) {
 	if cfg.Buffer == 0 {
 		cfg.Buffer = defaultBuffer
 	} else if cfg.Buffer < leastBuffer {
-		bad = append(bad, fmt.Errorf("access log: buffer is %d bytes; it must be at least %d, or 0 for %d", cfg.Buffer, leastBuffer, defaultBuffer))
+		bad = append(bad, fmt.Errorf("access log: buffer is %d bytes: must be at least %d, or 0 for the default of %d", cfg.Buffer, leastBuffer, defaultBuffer))
 	}
 	if cfg.Flush == 0 {
 		cfg.Flush = defaultFlush
 	} else if cfg.Flush < 0 {
-		bad = append(bad, fmt.Errorf("access log: flush is %s; it must be more than 0, or 0 for %s", cfg.Flush, defaultFlush))
+		bad = append(bad, fmt.Errorf("access log: flush is %s: must be more than 0, or 0 for the default of %s", cfg.Flush, defaultFlush))
 	}
 	if len(bad) > 0 {
 		return nil, errors.Join(bad...)
@@ -225,7 +225,7 @@ func (l *Logger) Close(ctx context.Context) error {
 	l.mu.Unlock()
 	before := l.dropped.Load()
 	if !l.out.Load().abort() {
-		return fmt.Errorf("access log: close %s: the last write has not ended in time; its lines may be lost: %w", l.cfg.Path, context.Cause(ctx))
+		return fmt.Errorf("access log: close %s: the last write did not end in time and its lines may be lost: %w", l.cfg.Path, context.Cause(ctx))
 	}
 	<-l.done
 	return fmt.Errorf("access log: close %s: a write hung, %d lines are lost: %w", l.cfg.Path, l.dropped.Load()-before, context.Cause(ctx))

@@ -29,7 +29,7 @@ func openSink(path string) (*sink, error) {
 	torn, err := endsTorn(f, path)
 	if err != nil {
 		f.Close()
-		return nil, fmt.Errorf("access log: look at the end of %s: %w", path, err)
+		return nil, fmt.Errorf("access log: read the end of %s: %w", path, err)
 	}
 	return &sink{file: f, torn: torn}, nil
 }

@@ -86,10 +86,10 @@ func (l *Logger) put(lines []byte) (int, error) {
 	switch {
 	case err != nil && !l.failing:
 		l.failing = true
-		l.log.Warn("access log cannot be written; lines are dropped until it can", "path", l.cfg.Path, "error", err)
+		l.log.Warn("cannot write the access log; lines are dropped until it works again", "path", l.cfg.Path, "error", err)
 	case err == nil && l.failing:
 		l.failing = false
-		l.log.Info("access log is written again", "path", l.cfg.Path, "dropped_in_all", l.dropped.Load())
+		l.log.Info("writing the access log again", "path", l.cfg.Path, "dropped_in_all", l.dropped.Load())
 	}
 	return n, err
 }
@@ -99,7 +99,7 @@ func (l *Logger) say(last bool) {
 	if l.unsaid == 0 || (!last && !l.said.IsZero() && time.Since(l.said) < sayEvery) {
 		return
 	}
-	l.log.Warn("access log is too slow; lines were dropped", "path", l.cfg.Path, "dropped", l.unsaid,
+	l.log.Warn("the access log's buffer was full; lines were dropped", "path", l.cfg.Path, "dropped", l.unsaid,
 		"dropped_in_all", l.dropped.Load(), "buffer_bytes", l.cfg.Buffer)
 	l.unsaid, l.said = 0, time.Now()
 }

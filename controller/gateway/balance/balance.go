@@ -8,7 +8,7 @@
 //   - Only engines that Consul reports as passing are picked, from the update
 //     that reports them until the update that no longer does.
 //   - Of the engines of one replica only those with the highest fencing token
-//     are picked (DESIGN section 5), whether or not they pass: while the newest
+//     are picked, whether or not they pass: while the newest
 //     holder cannot serve, an older one must not.
 //   - No engine has more requests of this table than it has slots.
 //   - Among the rest the one with the least outstanding work per slot is picked,
@@ -37,7 +37,7 @@ import (
 // Errors of Pick.
 var (
 	// ErrNoList means that there was no update yet.
-	ErrNoList = errors.New("no engine list from Consul yet")
+	ErrNoList = errors.New("waiting for the list of engines from Consul")
 	// ErrUnknownModel means that no engine serves the model or did lately.
 	ErrUnknownModel = errors.New("unknown model")
 	// ErrNoEngine means that the model is known but has no engine that may serve:
@@ -179,13 +179,13 @@ func New(cfg Config) (*Table, error) {
 		d    time.Duration
 	}{{"Grace", cfg.Grace}, {"Remember", cfg.Remember}} {
 		if f.d < 0 {
-			bad = append(bad, fmt.Sprintf("%s is %s, want 0 or more", f.name, f.d))
+			bad = append(bad, fmt.Sprintf("%s is %s: must be 0 or more", f.name, f.d))
 		}
 	}
 	bad = append(bad, cfg.Breaker.complete()...)
 	bad = append(bad, cfg.Imbalance.complete()...)
 	if bad != nil {
-		return nil, fmt.Errorf("bad balance config: %s", strings.Join(bad, "; "))
+		return nil, fmt.Errorf("invalid balance config: %s", strings.Join(bad, "; "))
 	}
 	return &Table{
 		cfg:     cfg,
@@ -202,13 +202,13 @@ func (i *Imbalance) complete() (bad []string) {
 	case i.Factor == 0:
 		i.Factor = defaultFactor
 	case !(i.Factor >= 1): // or it is not a number
-		bad = append(bad, fmt.Sprintf("Imbalance.Factor is %g, want at least 1, or 0 for the default", i.Factor))
+		bad = append(bad, fmt.Sprintf("Imbalance.Factor is %g: must be at least 1, or 0 for the default", i.Factor))
 	}
 	switch {
 	case i.Slack == 0:
 		i.Slack = defaultSlack
 	case i.Slack < 0:
-		bad = append(bad, fmt.Sprintf("Imbalance.Slack is %d tokens, want at least 1, or 0 for the default", i.Slack))
+		bad = append(bad, fmt.Sprintf("Imbalance.Slack is %d tokens: must be at least 1, or 0 for the default", i.Slack))
 	}
 	return bad
 }

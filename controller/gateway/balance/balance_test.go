@@ -88,7 +88,7 @@ func TestNewNamesEveryBadField(t *testing.T) {
 		require.ErrorContains(t, err, field)
 	}
 	_, err = balance.New(balance.Config{Breaker: balance.BreakerConfig{Base: time.Minute, Max: time.Second}, Imbalance: balance.Imbalance{Factor: math.NaN()}})
-	require.ErrorContains(t, err, "Breaker.Max is 1s, want at least Breaker.Base, which is 1m0s")
+	require.ErrorContains(t, err, "Breaker.Max is 1s: must be at least Breaker.Base, which is 1m0s")
 	require.ErrorContains(t, err, "Imbalance.Factor is NaN")
 }
 

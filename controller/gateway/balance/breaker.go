@@ -63,7 +63,7 @@ func (c *BreakerConfig) complete() (bad []string) {
 		d    time.Duration
 	}{{"Breaker.Base", c.Base}, {"Breaker.Max", c.Max}, {"Breaker.Sole", c.Sole}} {
 		if f.d < 0 {
-			bad = append(bad, fmt.Sprintf("%s is %s, want more than 0, or 0 for the default", f.name, f.d))
+			bad = append(bad, fmt.Sprintf("%s is %s: must be more than 0, or 0 for the default", f.name, f.d))
 		}
 	}
 	if c.Base == 0 {
@@ -77,7 +77,7 @@ func (c *BreakerConfig) complete() (bad []string) {
 	}
 	c.Sole = min(c.Sole, c.Base)
 	if c.Max > 0 && c.Max < c.Base {
-		bad = append(bad, fmt.Sprintf("Breaker.Max is %s, want at least Breaker.Base, which is %s", c.Max, c.Base))
+		bad = append(bad, fmt.Sprintf("Breaker.Max is %s: must be at least Breaker.Base, which is %s", c.Max, c.Base))
 	}
 	return bad
 }

@@ -52,8 +52,8 @@ func (x *exchange) next(w http.ResponseWriter, r *http.Request) (err error) {
 			err = errAborted
 		default:
 			// Nothing above catches it: this is a goroutine of its own.
-			x.c.cfg.Logger.Error("a step's request panicked", "id", r.Header.Get(headerID), "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
-			err = errors.New("the gateway failed")
+			x.c.cfg.Logger.Error("the handler of a step's request panicked", "id", r.Header.Get(headerID), "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
+			err = errors.New("the gateway failed: its log has the reason")
 		}
 	}()
 	x.c.cfg.Next.ServeHTTP(w, r)

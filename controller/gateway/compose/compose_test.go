@@ -236,5 +236,5 @@ func TestSet(t *testing.T) {
 	_, err = compose.New(compose.Config{MaxAnswer: -1, CommentAfter: -1})
 	require.ErrorContains(t, err, "next is nil")
 	require.ErrorContains(t, err, "max answer is -1")
-	require.ErrorContains(t, err, "comments come after")
+	require.ErrorContains(t, err, "comment after is -1ns")
 }

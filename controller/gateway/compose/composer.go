@@ -57,13 +57,13 @@ type entry struct {
 func New(cfg Config) (*Composer, error) {
 	var errs []error
 	if cfg.Next == nil {
-		errs = append(errs, errors.New("next is nil: want the handler of the steps' requests"))
+		errs = append(errs, errors.New("next is nil: must be the handler of the steps' requests"))
 	}
 	if cfg.MaxAnswer < 0 {
-		errs = append(errs, fmt.Errorf("max answer is %d: want 0 or more bytes", cfg.MaxAnswer))
+		errs = append(errs, fmt.Errorf("max answer is %d bytes: must be 0 or more", cfg.MaxAnswer))
 	}
 	if cfg.CommentAfter < 0 || cfg.CommentEvery < 0 {
-		errs = append(errs, fmt.Errorf("comments come after %s and every %s: want none below 0", cfg.CommentAfter, cfg.CommentEvery))
+		errs = append(errs, fmt.Errorf("comment after is %s and comment every is %s: must be 0 or more", cfg.CommentAfter, cfg.CommentEvery))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return nil, fmt.Errorf("compose: %w", err)
@@ -100,10 +100,10 @@ func (c *Composer) Set(all []api.GatewayPipeline) (gone []string) {
 		e := entry{source: p.Source}
 		e.parsed, e.err = pipeline.Parse(p.Name, []byte(p.Source))
 		if e.err == nil && e.parsed.Name != p.Name {
-			e.err = fmt.Errorf("its source is of pipeline %q", e.parsed.Name)
+			e.err = fmt.Errorf("its source defines pipeline %q", e.parsed.Name)
 		}
 		if e.err != nil {
-			c.cfg.Logger.Error("a pipeline cannot be read, its requests fail", "pipeline", p.Name, "error", e.err)
+			c.cfg.Logger.Error("invalid pipeline: its requests fail", "pipeline", p.Name, "error", e.err)
 		}
 		now[p.Name] = e
 	}
@@ -151,10 +151,10 @@ func (c *Composer) Serve(w http.ResponseWriter, r *http.Request, name string, bo
 	switch outer, nested := Inside(r.Context()); {
 	case nested:
 		x.refuse(&failure{status: http.StatusBadRequest, typ: typeRequest, code: "pipeline_in_pipeline",
-			message: fmt.Sprintf("pipeline %q calls %q, which is a pipeline: its steps may call models only", outer, name)})
+			message: fmt.Sprintf("pipeline %q calls pipeline %q: a step can only call a model", outer, name)})
 	case e.err != nil:
 		x.refuse(&failure{status: http.StatusInternalServerError, typ: typeServer, code: "pipeline_invalid",
-			message: fmt.Sprintf("pipeline %q cannot be read, its operators have to apply it again: %v", name, e.err)})
+			message: fmt.Sprintf("pipeline %q is invalid; ask its operator to apply it again: %v", name, e.err)})
 	default:
 		x.serve(e.parsed, body)
 	}

@@ -81,10 +81,10 @@ type delta struct {
 func (e *events) event(data []byte) error {
 	var v delta
 	if err := json.Unmarshal(data, &v); err != nil {
-		return badAnswer("its stream has an event that is not what a model says: %v", err)
+		return badAnswer("invalid event in the response: %v", err)
 	}
 	if len(v.Error) > 0 && string(v.Error) != "null" {
-		f := badAnswer("its stream broke off")
+		f := badAnswer("the response ended with an error")
 		f.take(v.Error)
 		return f
 	}
@@ -138,7 +138,7 @@ func (e *events) end(served error) (pipeline.Answer, error) {
 	case served != nil:
 		return pipeline.Answer{}, badAnswer("%v", served)
 	default:
-		return pipeline.Answer{}, badAnswer("its stream ended without [DONE]")
+		return pipeline.Answer{}, badAnswer("the response stream ended without [DONE]")
 	}
 	e.answer.Text = e.text.String()
 	return e.answer, nil

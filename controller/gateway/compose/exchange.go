@@ -67,7 +67,7 @@ func (x *exchange) serve(p *pipeline.Pipeline, body []byte) {
 	if text := x.r.Header.Get(headerTimeout); text != "" {
 		var err error
 		if x.limit, err = time.ParseDuration(text); err != nil || x.limit <= 0 {
-			x.refuse(badRequest("%s is %q: want a time with its unit, as 30s", headerTimeout, text))
+			x.refuse(badRequest("the header %s is %q: must be a time with a unit, such as 30s", headerTimeout, text))
 			return
 		}
 	}
@@ -130,7 +130,7 @@ func (x *exchange) attend(cancel context.CancelCauseFunc) (stop func()) {
 				return
 			case <-limit:
 				if !x.isAnswering() {
-					cancel(fmt.Errorf("%w: it is %s", errTooSlow, x.limit))
+					cancel(fmt.Errorf("%w: %s", errTooSlow, x.limit))
 					return
 				}
 				limit = nil
@@ -206,11 +206,11 @@ func (x *exchange) header(c pipeline.Call) (http.Header, error) {
 	if x.limit > 0 && !x.isAnswering() {
 		left, ok := x.remaining()
 		if !ok {
-			return nil, fmt.Errorf("%w: it is %s", errTooSlow, x.limit)
+			return nil, fmt.Errorf("%w: %s", errTooSlow, x.limit)
 		}
 		h.Set(headerTimeout, left.String())
 	}
 	return h, nil
 }
 
-var errAborted = errors.New("its answer was cut off")
+var errAborted = errors.New("the response was cut off")

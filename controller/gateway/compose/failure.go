@@ -53,10 +53,10 @@ func badRequest(format string, args ...any) *failure {
 }
 
 // errClientGone: there is nobody to answer to.
-var errClientGone = errors.New("the client is gone")
+var errClientGone = errors.New("the client disconnected")
 
 // errTooSlow: the client's own time for the first byte is over.
-var errTooSlow = errors.New("the client's X-Remuda-Timeout has passed")
+var errTooSlow = errors.New("no response within the client's X-Remuda-Timeout")
 
 // Ended is a cause of the end of a request's context that is no fault of a step: it says
 // itself what the client is told.
@@ -105,7 +105,7 @@ func stepStatus(status int) int {
 // stepFailure is a step's answer that is an error.
 func stepFailure(status int, h http.Header, body []byte) *failure {
 	f := &failure{status: stepStatus(status), typ: typeServer, code: "step_failed", retryAfter: h.Get("Retry-After")}
-	f.message = fmt.Sprintf("it was answered with status %d", status)
+	f.message = fmt.Sprintf("the response has status %d", status)
 	var v struct {
 		Error json.RawMessage `json:"error"`
 	}

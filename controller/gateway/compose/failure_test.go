@@ -50,16 +50,16 @@ func TestAStepFails(t *testing.T) {
 		"an engine":     {refuse(500, "x", "it broke"), 502, "x", "it broke", false},
 		"not JSON": {func(w http.ResponseWriter, _ *http.Request, _ request) {
 			http.Error(w, "boo", http.StatusServiceUnavailable)
-		}, 503, "step_failed", "it was answered with status 503", false},
-		"nothing":             {func(http.ResponseWriter, *http.Request, request) {}, 502, "step_bad_answer", "it got no answer", false},
-		"aborted":             {func(http.ResponseWriter, *http.Request, request) { panic(http.ErrAbortHandler) }, 502, "step_bad_answer", "its answer was cut off", false},
-		"panicked":            {func(http.ResponseWriter, *http.Request, request) { panic("oh") }, 502, "step_bad_answer", "the gateway failed", false},
-		"garbage":             {raw("application/json", "{"), 502, "step_bad_answer", "not what a model answers", false},
+		}, 503, "step_failed", "the response has status 503", false},
+		"nothing":             {func(http.ResponseWriter, *http.Request, request) {}, 502, "step_bad_answer", "no response", false},
+		"aborted":             {func(http.ResponseWriter, *http.Request, request) { panic(http.ErrAbortHandler) }, 502, "step_bad_answer", "the response was cut off", false},
+		"panicked":            {func(http.ResponseWriter, *http.Request, request) { panic("oh") }, 502, "step_bad_answer", "the gateway failed: its log has the reason", false},
+		"garbage":             {raw("application/json", "{"), 502, "step_bad_answer", "invalid response: ", false},
 		"no choice":           {raw("application/json", "{}"), 502, "step_bad_answer", "no choice", false},
 		"an error, 200":       {raw("application/json", `{"error":"no"}`), 502, "step_bad_answer", ": no", false},
 		"too long":            {raw("application/json", strings.Repeat(" ", 2000)), 502, "step_too_long", "longer than 1000 bytes", false},
 		"an empty stream":     {raw(sse, "\n"), 502, "step_bad_answer", "ended without [DONE]", true},
-		"an event of no JSON": {raw(sse, "data: {\n\n"), 502, "step_bad_answer", "an event that is not what a model says", true},
+		"an event of no JSON": {raw(sse, "data: {\n\n"), 502, "step_bad_answer", "invalid event in the response: ", true},
 		"an error, streamed":  {raw(sse, "data: {\"error\":{\"message\":\"it died\",\"code\":\"engine_cut_off\"}}\n\n"), 502, "engine_cut_off", "it died", true},
 		"a line without end":  {raw(sse, "data: "+strings.Repeat("x", 2000)), 502, "step_too_long", "longer than 1000 bytes", true},
 	} {
@@ -98,7 +98,7 @@ func TestAStreamThatBreaks(t *testing.T) {
 		"error event":  {"\n\ndata: {\"error\":{\"message\":\"it died\",\"type\":\"server_error\",\"code\":\"engine_cut_off\"}}\n\n", true, "it died"},
 		"cut":          {"", true, "cut off"},
 		"without DONE": {"", false, "without [DONE]"},
-		"nonsense":     {"data: [1]\n\n", false, "not what a model says"},
+		"nonsense":     {"data: [1]\n\n", false, "invalid event in the response"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, two())
@@ -185,16 +185,16 @@ func TestTimes(t *testing.T) {
 func TestRequestsThatCannotBeUsed(t *testing.T) {
 	w := newWorld(t, two())
 	for name, tt := range map[string]struct{ path, body, want string }{
-		"embeddings":  {"/v1/embeddings", `{}`, "a pipeline answers /v1/chat/completions"},
-		"not JSON":    {chatPath, `{`, "no JSON object"},
-		"a list":      {chatPath, `[]`, "no JSON object"},
-		"null":        {chatPath, `null`, "no JSON object"},
-		"n":           {chatPath, `{"n":2,"messages":[{}]}`, "answers with one choice"},
-		"echo":        {completionPath, `{"echo":true,"prompt":"x"}`, `takes neither "echo"`},
-		"no messages": {chatPath, `{"messages":[]}`, `"messages" is no list of messages, or empty`},
-		"no prompt":   {completionPath, `{}`, `"prompt" is no text`},
-		"tokens":      {completionPath, `{"prompt":[1,2]}`, `"prompt" is no text`},
-		"options":     {chatPath, `{"stream_options":1,"messages":[{}]}`, "the body"},
+		"embeddings":  {"/v1/embeddings", `{}`, "pipelines support /v1/chat/completions"},
+		"not JSON":    {chatPath, `{`, "not a JSON object"},
+		"a list":      {chatPath, `[]`, "not a JSON object"},
+		"null":        {chatPath, `null`, "not a JSON object"},
+		"n":           {chatPath, `{"n":2,"messages":[{}]}`, "returns one choice"},
+		"echo":        {completionPath, `{"echo":true,"prompt":"x"}`, `do not support "echo"`},
+		"no messages": {chatPath, `{"messages":[]}`, `"messages" must be a list of at least one message`},
+		"no prompt":   {completionPath, `{}`, `"prompt" must be one string`},
+		"tokens":      {completionPath, `{"prompt":[1,2]}`, `"prompt" must be one string`},
+		"options":     {chatPath, `{"stream_options":1,"messages":[{}]}`, "invalid request body"},
 	} {
 		a := w.post(tt.path, tt.body)
 		require.Equal(t, http.StatusBadRequest, a.status, "%s: %s", name, a.body)
@@ -220,7 +220,7 @@ func TestABadPipeline(t *testing.T) {
 	require.Equal(t, http.StatusInternalServerError, a.status)
 	require.Contains(t, a.reply(t).Error.Message, "output is missing")
 	w.c.Set([]api.GatewayPipeline{{Name: "p", Source: strings.Replace(two(), `"p"`, `"q"`, 1)}})
-	require.Contains(t, w.post(chatPath, chatBody).reply(t).Error.Message, `its source is of pipeline "q"`)
+	require.Contains(t, w.post(chatPath, chatBody).reply(t).Error.Message, `its source defines pipeline "q"`)
 	w.c.Set(nil)
 	require.Equal(t, http.StatusNotFound, w.post(chatPath, chatBody).status)
 }

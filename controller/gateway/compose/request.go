@@ -40,10 +40,10 @@ func parse(path string, body []byte) (asked, *failure) {
 		a.endpoint = pipeline.Completions
 	default:
 		return a, &failure{status: http.StatusBadRequest, typ: typeRequest, code: "pipeline_endpoint",
-			message: "a pipeline answers " + pathChat + " and " + pathCompletions + ", not " + path}
+			message: "pipelines support " + pathChat + " and " + pathCompletions + ", not " + path}
 	}
 	if err := json.Unmarshal(body, &a.fields); err != nil || a.fields == nil {
-		return a, badRequest("the body is no JSON object")
+		return a, badRequest("the request body is not a JSON object")
 	}
 	var v struct {
 		Stream        any      `json:"stream"`
@@ -57,13 +57,13 @@ func parse(path string, body []byte) (asked, *failure) {
 	}
 	// Unmarshal takes "Stream" for "stream" as well, and engines do not.
 	if err := json.Unmarshal(mustJSON(only(a.fields, reads...)), &v); err != nil {
-		return a, badRequest("the body: %v", err)
+		return a, badRequest("invalid request body: %v", err)
 	}
 	switch {
 	case v.N != nil && *v.N != 1, v.BestOf != nil && *v.BestOf != 1:
-		return a, badRequest("a pipeline answers with one choice: want \"n\" and \"best_of\" to be 1, or leave them out")
+		return a, badRequest("a pipeline returns one choice: \"n\" and \"best_of\" must be 1 or absent")
 	case v.Echo != nil && *v.Echo, v.Suffix != nil && *v.Suffix != "":
-		return a, badRequest("a pipeline takes neither \"echo\" nor \"suffix\"")
+		return a, badRequest("pipelines do not support \"echo\" and \"suffix\"")
 	}
 	a.stream, _ = v.Stream.(bool)
 	a.usage = v.StreamOptions != nil && v.StreamOptions.Usage
@@ -104,7 +104,7 @@ func (a *asked) prompt() *failure {
 		case json.Unmarshal(raw, &list) == nil && len(list) == 1:
 			a.input.Text = list[0]
 		default:
-			return badRequest("\"prompt\" is no text: a pipeline takes one, as a string")
+			return badRequest("\"prompt\" must be one string")
 		}
 		a.input.Messages = mustJSON([]map[string]string{{"role": "user", "content": a.input.Text}})
 		return nil
@@ -112,7 +112,7 @@ func (a *asked) prompt() *failure {
 	a.input.Messages = a.fields["messages"]
 	var messages []message
 	if err := json.Unmarshal(a.input.Messages, &messages); err != nil || len(messages) == 0 {
-		return badRequest("\"messages\" is no list of messages, or empty")
+		return badRequest("\"messages\" must be a list of at least one message")
 	}
 	last := messages[len(messages)-1]
 	for _, m := range messages {

@@ -75,7 +75,7 @@ func (s *sink) SetWriteDeadline(time.Time) error { return nil }
 func (s *sink) EnableFullDuplex() error { return nil }
 
 func tooLong(limit int) error {
-	return &failure{status: http.StatusBadGateway, typ: typeServer, code: "step_too_long", message: fmt.Sprintf("its answer is longer than %d bytes", limit)}
+	return &failure{status: http.StatusBadGateway, typ: typeServer, code: "step_too_long", message: fmt.Sprintf("the response is longer than %d bytes", limit)}
 }
 
 // answer is the whole one. served is what became of serving it.
@@ -88,7 +88,7 @@ func (s *sink) answer(served error) (pipeline.Answer, error) {
 	case served != nil:
 		return pipeline.Answer{}, badAnswer("%v", served)
 	case s.status == 0:
-		return pipeline.Answer{}, badAnswer("it got no answer")
+		return pipeline.Answer{}, badAnswer("no response")
 	case s.status >= 300:
 		return pipeline.Answer{}, stepFailure(s.status, s.header, s.body)
 	}
@@ -131,15 +131,15 @@ func whole(body []byte) (pipeline.Answer, error) {
 		Error json.RawMessage `json:"error"`
 	}
 	if err := json.Unmarshal(body, &v); err != nil {
-		return pipeline.Answer{}, badAnswer("its answer is not what a model answers: %v", err)
+		return pipeline.Answer{}, badAnswer("invalid response: %v", err)
 	}
 	if len(v.Error) > 0 && string(v.Error) != "null" {
-		f := badAnswer("its answer is an error")
+		f := badAnswer("the response is an error")
 		f.take(v.Error)
 		return pipeline.Answer{}, f
 	}
 	if len(v.Choices) == 0 {
-		return pipeline.Answer{}, badAnswer("its answer has no choice")
+		return pipeline.Answer{}, badAnswer("the response has no choice")
 	}
 	one := v.Choices[0]
 	a := pipeline.Answer{Usage: v.Usage.counts(), Body: body}

@@ -19,7 +19,7 @@ func (r *request) place() (place, error) {
 	generation, final := string(r.generation.of(r.body)), string(r.final.of(r.body))
 	r.isFinal = final == "true"
 	if !r.isFinal && generation == "false" {
-		return place{}, not("add_generation_prompt is false: the answer is no assistant's turn")
+		return place{}, not("add_generation_prompt is false: the response is not an assistant's turn")
 	}
 	w := walk(r.body, r.input.from, '[')
 	if r.input.empty() || w.bad {
@@ -54,12 +54,12 @@ func (r *request) prompt() (place, error) {
 		_, first, one := w.next()
 		_, _, more := w.next()
 		if !one || more || w.bad {
-			return place{}, not("prompt is a list of several texts or of token ids")
+			return place{}, not("prompt is a list of several strings or of token IDs")
 		}
 		at = first
 	}
 	if !isString(r.body, at) {
-		return place{}, not("prompt is not a text")
+		return place{}, not("prompt is not a string")
 	}
 	return place{at: span{at.to - 1, at.to - 1}}, nil
 }
@@ -89,7 +89,7 @@ func (r *request) inMessage(at span) (place, error) {
 	}
 	part, ok := lastPart(r.body, content)
 	if !ok {
-		return place{}, not("the message to continue does not end with a text")
+		return place{}, not("the message to continue does not end with text")
 	}
 	return place{at: span{part.to - 1, part.to - 1}}, nil
 }

@@ -41,7 +41,7 @@ func checkLine(line []byte) error {
 		case e.failed:
 			return fmt.Errorf("the engine sent an error in its stream: %.300q", payload)
 		case string(e.finish.of(line)) == "abort", string(e.finish.of(line)) == "error":
-			return fmt.Errorf("the engine gave its answer up, with the finish reason %s", e.finish.of(line))
+			return fmt.Errorf("the engine aborted its response with the finish reason %s", e.finish.of(line))
 		}
 	case lineOther:
 		field, value, _ := bytes.Cut(bytes.TrimRight(line, "\r\n"), []byte(":"))
@@ -52,7 +52,7 @@ func checkLine(line []byte) error {
 				return errors.New("the engine sent an error in its stream")
 			}
 		default:
-			return fmt.Errorf("the engine sent a line that is no server-sent event: %.100q", line)
+			return fmt.Errorf("the engine sent a line that is not a server-sent event: %.100q", line)
 		}
 	case lineBlank, lineComment, lineDone:
 	}

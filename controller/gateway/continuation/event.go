@@ -73,7 +73,7 @@ func (e *event) token() bool { return e.choice && (!e.text.empty() || !e.role) }
 // opens tells whether the event is the role of a chat and nothing else.
 func (e *event) opens() bool { return e.choice && e.role && e.text.empty() && e.finish.empty() }
 
-var errEvent = errors.New("an event is not the JSON of one answer")
+var errEvent = errors.New("an event is not the JSON of one response")
 
 // parse reads an event's JSON at that place of a line.
 func parse(line []byte, at span) (event, error) {

@@ -13,9 +13,9 @@ const DefaultLimit = 1 << 20
 // Errors of Request.
 var (
 	// ErrComplete: nothing is left to ask an engine for. Tail is what the client misses.
-	ErrComplete = errors.New("the answer is complete")
+	ErrComplete = errors.New("the response is complete")
 	// ErrHalfLine: the client has half a line, behind which nothing can go on.
-	ErrHalfLine = errors.New("the stream broke off in the middle of a line that the client has in part")
+	ErrHalfLine = errors.New("the client has already received part of a line")
 )
 
 // Recorder keeps what one answer needs to go on at another engine. It is not safe for
@@ -139,10 +139,10 @@ func (r *Recorder) line(line []byte) {
 func (r *Recorder) note(line []byte, e *event) {
 	switch {
 	case e.failed:
-		r.fail(fmt.Errorf("the client was sent an error: %.100q", line))
+		r.fail(fmt.Errorf("the engine sent an error: %.100q", line))
 		return
 	case e.state != "":
-		r.fail(fmt.Errorf("the answer has %s, which is lost where another engine goes on", e.state))
+		r.fail(fmt.Errorf("the response has %s, which another engine cannot continue", e.state))
 		return
 	}
 	r.keepNames(line, e)
@@ -163,7 +163,7 @@ func (r *Recorder) note(line []byte, e *event) {
 		r.tokens = r.base + r.made
 	}
 	if len(r.text)+e.text.to-e.text.from > r.limit {
-		r.fail(fmt.Errorf("the answer has more than %d bytes, which is as many as are kept", r.limit))
+		r.fail(fmt.Errorf("the response is longer than the %d bytes that the gateway keeps", r.limit))
 		r.text = nil
 	} else if r.err == nil {
 		r.text = append(r.text, e.text.of(line)...)
@@ -208,7 +208,7 @@ func (r *Recorder) complete() bool {
 func (r *Recorder) Request() ([]byte, error) {
 	switch {
 	case r.err != nil:
-		return nil, fmt.Errorf("continue the answer: %w", r.err)
+		return nil, fmt.Errorf("continue the response: %w", r.err)
 	case r.halfLine:
 		return nil, ErrHalfLine
 	}

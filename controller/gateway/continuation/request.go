@@ -10,7 +10,7 @@ import (
 
 // ErrNot: the answer to such a request cannot go on at another engine. What wraps it says
 // why.
-var ErrNot = errors.New("no continuation is possible")
+var ErrNot = errors.New("the response cannot be continued at another engine")
 
 // defaultMaxTokens is OpenAI's for a text completion that has none.
 const defaultMaxTokens = 16
@@ -128,9 +128,9 @@ func newRequest(chat bool, body []byte) (*request, error) {
 	case string(stream) != "true":
 		return nil, not("stream is not true")
 	case string(includeStop) == "true" && !null(stop) && string(stop) != "[]" && string(stop) != `""`:
-		return nil, not("include_stop_str_in_output is true: the text may have a part of a stop string")
+		return nil, not("include_stop_str_in_output is true: the text may contain part of a stop string")
 	case !null(modalities) && bytes.Contains(modalities, []byte("audio")):
-		return nil, not("modalities has audio")
+		return nil, not("modalities contains audio")
 	}
 	r.readOptions(options)
 	if err := r.readLimits(); err != nil {
@@ -182,7 +182,7 @@ func (r *request) readLimits() error {
 	if !r.chat {
 		r.limit, r.newMax = defaultMaxTokens, span{}
 		if !r.max.empty() && null(r.max.of(r.body)) {
-			return not("max_tokens is null: how many tokens that is depends on the engine")
+			return not("max_tokens is null: the limit depends on the engine")
 		}
 	}
 	for _, l := range []struct {
@@ -197,7 +197,7 @@ func (r *request) readLimits() error {
 		}
 		n, ok := whole(raw)
 		if !ok || n == 0 && l.to == &r.limit {
-			return not("%s is %.40s: want a whole number", l.name, raw)
+			return not("%s is %.40s: must be a whole number", l.name, raw)
 		}
 		*l.to = n
 	}

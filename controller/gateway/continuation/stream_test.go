@@ -278,14 +278,14 @@ func TestAnswersThatCannotGoOn(t *testing.T) {
 	tests := []struct{ name, stream, want string }{
 		{"reasoning", event("one", 1, `{"index":0,"delta":{"reasoning_content":"hm"},"finish_reason":null}`, ""), "has reasoning_content"},
 		{"a tool call", event("one", 1, `{"index":0,"delta":{"tool_calls":[{"index":0}]},"finish_reason":null}`, ""), "has tool_calls"},
-		{"two choices", event("one", 1, role+","+role, ""), "not the JSON of one answer"},
-		{"another choice", event("one", 1, `{"index":1,"delta":{"content":"x"}}`, ""), "not the JSON of one answer"},
-		{"no choices", `data: {"object":"error","message":"boom"}` + "\n\n", "was sent an error"},
-		{"an error", `data: {"error":{"message":"boom"}}` + "\n\n", "was sent an error"},
-		{"no JSON", "data: {\"choices\":[{\n\n", "not the JSON of one answer"},
-		{"no object", "data: 7\n\n", "not the JSON of one answer"},
-		{"too much", event("one", 1, delta(strings.Repeat("x", 101)), ""), "has more than 100 bytes"},
-		{"bit by bit too much", strings.Repeat(event("one", 1, delta(strings.Repeat("x", 40)), ""), 3), "has more than 100 bytes"},
+		{"two choices", event("one", 1, role+","+role, ""), "not the JSON of one response"},
+		{"another choice", event("one", 1, `{"index":1,"delta":{"content":"x"}}`, ""), "not the JSON of one response"},
+		{"no choices", `data: {"object":"error","message":"boom"}` + "\n\n", "the engine sent an error"},
+		{"an error", `data: {"error":{"message":"boom"}}` + "\n\n", "the engine sent an error"},
+		{"no JSON", "data: {\"choices\":[{\n\n", "not the JSON of one response"},
+		{"no object", "data: 7\n\n", "not the JSON of one response"},
+		{"too much", event("one", 1, delta(strings.Repeat("x", 101)), ""), "longer than the 100 bytes"},
+		{"bit by bit too much", strings.Repeat(event("one", 1, delta(strings.Repeat("x", 40)), ""), 3), "longer than the 100 bytes"},
 		{"a long line", "data: " + strings.Repeat("x", 1<<20), "a line of the stream has more than"},
 	}
 	for _, tt := range tests {
@@ -322,8 +322,8 @@ func TestCheck(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, len(good), n)
 	tests := []struct{ name, bad, want string }{
-		{"garbage", "\x16\x03\x01\xff\xfe\n", "no server-sent event"},
-		{"a page", "<html>\n", "no server-sent event"},
+		{"garbage", "\x16\x03\x01\xff\xfe\n", "not a server-sent event"},
+		{"a page", "<html>\n", "not a server-sent event"},
 		{"half an event", "data: {\"choices\":[{\"index\"\n", "not JSON"},
 		{"no UTF-8", "data: {\"choices\":[],\"x\":\"\xff\"}\n", "not JSON"},
 		{"an error", `data: {"error":{"message":"boom"}}` + "\n", "an error in its stream"},

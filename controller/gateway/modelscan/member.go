@@ -95,7 +95,7 @@ func (s *scanner) member(key []byte) error {
 		model, ok := text(raw)
 		if !ok {
 			s.i = start
-			return s.fail(`the string of "model" has a bad escape or a control character`)
+			return s.fail(`"model" has an invalid escape or a control character`)
 		}
 		s.head.Model = model
 	case keyStream:

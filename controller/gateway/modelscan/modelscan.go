@@ -51,10 +51,10 @@ func Scan(body []byte) (Head, error) {
 	s := scanner{b: body}
 	s.space()
 	if s.i == len(s.b) {
-		return Head{}, s.fail("the body is empty, want a JSON object")
+		return Head{}, s.fail("the body is empty, expected a JSON object")
 	}
 	if s.b[s.i] != '{' {
-		return Head{}, s.fail(fmt.Sprintf("found %q, want a JSON object", s.b[s.i]))
+		return Head{}, s.fail(fmt.Sprintf("found %q, expected a JSON object", s.b[s.i]))
 	}
 	s.i++
 	if err := s.members(); err != nil {
@@ -63,7 +63,7 @@ func Scan(body []byte) (Head, error) {
 	s.finish()
 	s.space()
 	if s.i != len(s.b) {
-		return Head{}, s.fail(fmt.Sprintf("found %q after the JSON object, want nothing", s.b[s.i]))
+		return Head{}, s.fail(fmt.Sprintf("found %q after the JSON object, expected the end of the body", s.b[s.i]))
 	}
 	switch {
 	case s.badModel:
@@ -93,7 +93,7 @@ func (s *scanner) fail(problem string) *SyntaxError {
 
 func (s *scanner) end(want string) *SyntaxError {
 	s.i = len(s.b)
-	return s.fail("the body ends early, want " + want)
+	return s.fail("the body ends early, expected " + want)
 }
 
 func (s *scanner) space() {
@@ -120,7 +120,7 @@ func (s *scanner) members() error {
 			return s.end("a key")
 		}
 		if s.b[s.i] != '"' {
-			return s.fail(fmt.Sprintf("found %q, want a key in double quotes", s.b[s.i]))
+			return s.fail(fmt.Sprintf("found %q, expected a key in double quotes", s.b[s.i]))
 		}
 		key, err := s.str()
 		if err != nil {
@@ -131,7 +131,7 @@ func (s *scanner) members() error {
 			return s.end("':' after a key")
 		}
 		if s.b[s.i] != ':' {
-			return s.fail(fmt.Sprintf("found %q, want ':' after a key", s.b[s.i]))
+			return s.fail(fmt.Sprintf("found %q, expected ':' after a key", s.b[s.i]))
 		}
 		s.i++
 		s.space()
@@ -149,7 +149,7 @@ func (s *scanner) members() error {
 			s.i++
 			return nil
 		default:
-			return s.fail(fmt.Sprintf("found %q, want ',' or '}'", s.b[s.i]))
+			return s.fail(fmt.Sprintf("found %q, expected ',' or '}'", s.b[s.i]))
 		}
 	}
 }
@@ -194,7 +194,7 @@ func (s *scanner) value() error {
 	case '-', '0', '1', '2', '3', '4', '5', '6', '7', '8', '9':
 		return s.number()
 	default:
-		return s.fail(fmt.Sprintf("found %q, want a value", c))
+		return s.fail(fmt.Sprintf("found %q, expected a value", c))
 	}
 }
 
@@ -241,7 +241,7 @@ func (s *scanner) nested() error {
 			continue
 		case '{', '[':
 			if depth == maxDepth {
-				return s.fail(fmt.Sprintf("values nest deeper than %d, want fewer levels", maxDepth+1))
+				return s.fail(fmt.Sprintf("values nest deeper than %d levels", maxDepth+1))
 			}
 			bit := uint64(1) << (depth % 64)
 			if c == '{' {
@@ -266,7 +266,7 @@ func (s *scanner) nested() error {
 
 func (s *scanner) literal(want string) error {
 	if !bytes.HasPrefix(s.b[s.i:], []byte(want)) {
-		return s.fail("found no value, want " + want)
+		return s.fail("found an unknown value, expected " + want)
 	}
 	s.i += len(want)
 	return nil
@@ -290,12 +290,12 @@ func (s *scanner) number() error {
 	if s.at('0') {
 		s.i++
 	} else if !s.digits() {
-		return s.fail("found '-' without a digit, want a number")
+		return s.fail("found '-' without a digit, expected a number")
 	}
 	if s.at('.') {
 		s.i++
 		if !s.digits() {
-			return s.fail("found '.' without a digit after it, want a number")
+			return s.fail("found '.' without a digit after it, expected a number")
 		}
 	}
 	if s.at('e') || s.at('E') {
@@ -304,7 +304,7 @@ func (s *scanner) number() error {
 			s.i++
 		}
 		if !s.digits() {
-			return s.fail("found an exponent without a digit, want a number")
+			return s.fail("found an exponent without a digit, expected a number")
 		}
 	}
 	return nil

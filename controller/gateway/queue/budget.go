@@ -33,14 +33,14 @@ func (c BudgetConfig) validate() error {
 		v    float64
 	}{{"Ratio", c.Ratio}, {"Floor", c.Floor}} {
 		if !(f.v >= 0) || math.IsInf(f.v, 1) {
-			bad = append(bad, fmt.Sprintf("%s is %v, want a number of 0 or more", f.name, f.v))
+			bad = append(bad, fmt.Sprintf("%s is %v: must be 0 or more", f.name, f.v))
 		}
 	}
 	if c.Window < MinBudgetWindow {
-		bad = append(bad, fmt.Sprintf("Window is %s, want %s or more", c.Window, MinBudgetWindow))
+		bad = append(bad, fmt.Sprintf("Window is %s: must be at least %s", c.Window, MinBudgetWindow))
 	}
 	if bad != nil {
-		return fmt.Errorf("bad retry budget: %s", strings.Join(bad, "; "))
+		return fmt.Errorf("invalid retry budget: %s", strings.Join(bad, "; "))
 	}
 	return nil
 }

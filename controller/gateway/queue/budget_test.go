@@ -20,7 +20,7 @@ func newBudget(t testing.TB, ratio, floor float64, window time.Duration) *queue.
 
 func TestBudgetConfig(t *testing.T) {
 	_, err := queue.NewBudget(queue.BudgetConfig{Ratio: -1, Floor: math.NaN()})
-	require.EqualError(t, err, "bad retry budget: Ratio is -1, want a number of 0 or more; Floor is NaN, want a number of 0 or more; Window is 0s, want 100ms or more")
+	require.EqualError(t, err, "invalid retry budget: Ratio is -1: must be 0 or more; Floor is NaN: must be 0 or more; Window is 0s: must be at least 100ms")
 	_, err = queue.NewBudget(queue.BudgetConfig{Ratio: math.Inf(1), Window: time.Second})
 	require.ErrorContains(t, err, "Ratio is +Inf")
 }

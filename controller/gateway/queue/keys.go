@@ -15,9 +15,9 @@ import (
 // Errors of Keys.Admit.
 var (
 	// ErrRate means that the key sent as many requests lately as it may.
-	ErrRate = errors.New("the key's rate limit is reached")
+	ErrRate = errors.New("rate limit exceeded")
 	// ErrConcurrency means that the key has as many requests at once as it may.
-	ErrConcurrency = errors.New("the key's limit of requests at once is reached")
+	ErrConcurrency = errors.New("concurrency limit exceeded")
 )
 
 // KeyLimit is what one API key may do.
@@ -58,22 +58,22 @@ func (l KeyLimit) limited() bool { return l.Concurrency > 0 || l.Rate > 0 }
 
 func (l KeyLimit) validate() (bad []string) {
 	if l.Weight != 0 && !(l.Weight >= MinWeight && l.Weight <= MaxWeight) {
-		bad = append(bad, fmt.Sprintf("Weight is %v, want %v to %v", l.Weight, MinWeight, MaxWeight))
+		bad = append(bad, fmt.Sprintf("Weight is %v: must be %v to %v", l.Weight, MinWeight, MaxWeight))
 	}
 	if l.Priority < 0 || l.Priority > MaxPriority {
-		bad = append(bad, fmt.Sprintf("Priority is %d, want 0 to %d", l.Priority, MaxPriority))
+		bad = append(bad, fmt.Sprintf("Priority is %d: must be 0 to %d", l.Priority, MaxPriority))
 	}
 	if l.MaxPriority < l.Priority || l.MaxPriority > MaxPriority {
-		bad = append(bad, fmt.Sprintf("MaxPriority is %d, want Priority (%d) to %d", l.MaxPriority, l.Priority, MaxPriority))
+		bad = append(bad, fmt.Sprintf("MaxPriority is %d: must be Priority (%d) to %d", l.MaxPriority, l.Priority, MaxPriority))
 	}
 	if l.Concurrency < 0 {
-		bad = append(bad, fmt.Sprintf("Concurrency is %d, want 0 (no limit) or more", l.Concurrency))
+		bad = append(bad, fmt.Sprintf("Concurrency is %d: must be 0 (no limit) or more", l.Concurrency))
 	}
 	if !(l.Rate >= 0) || math.IsInf(l.Rate, 1) {
-		bad = append(bad, fmt.Sprintf("Rate is %v, want 0 (no limit) or more per second", l.Rate))
+		bad = append(bad, fmt.Sprintf("Rate is %v: must be 0 (no limit) or more per second", l.Rate))
 	}
 	if l.Burst < 0 {
-		bad = append(bad, fmt.Sprintf("Burst is %d, want 0 (as many as in a second) or more", l.Burst))
+		bad = append(bad, fmt.Sprintf("Burst is %d: must be 0 (as many as in a second) or more", l.Burst))
 	}
 	return bad
 }
@@ -110,7 +110,7 @@ func NewKeys(def KeyLimit, named map[string]KeyLimit) (*Keys, error) {
 		k.named[name] = named[name].normal()
 	}
 	if bad != nil {
-		return nil, fmt.Errorf("bad key limits: %s", strings.Join(bad, "; "))
+		return nil, fmt.Errorf("invalid key limits: %s", strings.Join(bad, "; "))
 	}
 	return k, nil
 }

@@ -23,11 +23,11 @@ func TestKeysConfig(t *testing.T) {
 		"b": {Rate: math.Inf(1), Burst: -1},
 		"a": {Weight: math.NaN(), Priority: 10, MaxPriority: 10, Concurrency: -1, Rate: -1},
 	})
-	require.EqualError(t, err, `bad key limits: default: Weight is -1, want 0.001 to 1000; `+
-		`default: MaxPriority is 0, want Priority (5) to 9; `+
-		`key "a": Weight is NaN, want 0.001 to 1000; key "a": Priority is 10, want 0 to 9; key "a": MaxPriority is 10, want Priority (10) to 9; `+
-		`key "a": Concurrency is -1, want 0 (no limit) or more; key "a": Rate is -1, want 0 (no limit) or more per second; `+
-		`key "b": Rate is +Inf, want 0 (no limit) or more per second; key "b": Burst is -1, want 0 (as many as in a second) or more`)
+	require.EqualError(t, err, `invalid key limits: default: Weight is -1: must be 0.001 to 1000; `+
+		`default: MaxPriority is 0: must be Priority (5) to 9; `+
+		`key "a": Weight is NaN: must be 0.001 to 1000; key "a": Priority is 10: must be 0 to 9; key "a": MaxPriority is 10: must be Priority (10) to 9; `+
+		`key "a": Concurrency is -1: must be 0 (no limit) or more; key "a": Rate is -1: must be 0 (no limit) or more per second; `+
+		`key "b": Rate is +Inf: must be 0 (no limit) or more per second; key "b": Burst is -1: must be 0 (as many as in a second) or more`)
 }
 
 func TestKeysLimit(t *testing.T) {
@@ -43,7 +43,7 @@ func TestKeysConcurrency(t *testing.T) {
 	require.NoError(t, admit("a"))
 	require.NoError(t, admit("a"))
 	require.ErrorIs(t, admit("a"), queue.ErrConcurrency)
-	require.EqualError(t, admit("a"), "the key's limit of requests at once is reached: 2")
+	require.EqualError(t, admit("a"), "concurrency limit exceeded: 2")
 	require.NoError(t, admit("b"), "each key has its own")
 	for range 10 {
 		require.NoError(t, admit("free"))
@@ -69,7 +69,7 @@ func TestKeysRate(t *testing.T) {
 	}
 	after, err := k.Admit(t0, "a")
 	require.ErrorIs(t, err, queue.ErrRate)
-	require.EqualError(t, err, "the key's rate limit is reached: 2 per second, 3 at once")
+	require.EqualError(t, err, "rate limit exceeded: 2 per second, 3 at once")
 	require.Equal(t, 500*time.Millisecond, after)
 	after, err = k.Admit(at(200*time.Millisecond), "a")
 	require.ErrorIs(t, err, queue.ErrRate)

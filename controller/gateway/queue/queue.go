@@ -77,13 +77,13 @@ type Config struct {
 func (c Config) validate() error {
 	var bad []string
 	if c.Length < 1 {
-		bad = append(bad, fmt.Sprintf("Length is %d, want 1 or more", c.Length))
+		bad = append(bad, fmt.Sprintf("Length is %d: must be 1 or more", c.Length))
 	}
 	if c.Aging <= 0 || c.Aging > MaxAging {
-		bad = append(bad, fmt.Sprintf("Aging is %s, want more than 0 and at most %s", c.Aging, MaxAging))
+		bad = append(bad, fmt.Sprintf("Aging is %s: must be more than 0 and at most %s", c.Aging, MaxAging))
 	}
 	if bad != nil {
-		return fmt.Errorf("bad queue config: %s", strings.Join(bad, "; "))
+		return fmt.Errorf("invalid queue config: %s", strings.Join(bad, "; "))
 	}
 	return nil
 }

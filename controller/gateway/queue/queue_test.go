@@ -49,7 +49,7 @@ func ids(ws []*queue.Waiter[int]) string {
 
 func TestConfig(t *testing.T) {
 	_, err := queue.New[int](queue.Config{})
-	require.EqualError(t, err, "bad queue config: Length is 0, want 1 or more; Aging is 0s, want more than 0 and at most 8760h0m0s")
+	require.EqualError(t, err, "invalid queue config: Length is 0: must be 1 or more; Aging is 0s: must be more than 0 and at most 8760h0m0s")
 	_, err = queue.New[int](queue.Config{Length: 1, Aging: queue.MaxAging + 1})
 	require.ErrorContains(t, err, "Aging is 8760h0m0.000000001s")
 }

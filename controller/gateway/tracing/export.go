@@ -117,17 +117,17 @@ func (e *exporter) tell(rejected uint64, err error) {
 	switch {
 	case err != nil && !e.failing:
 		e.failing = true
-		e.log.Warn("spans cannot be exported; they are lost until they can", "endpoint", e.target, "spans", rejected, "error", err)
+		e.log.Warn("cannot export spans; they are lost until the collector accepts them", "endpoint", e.target, "spans", rejected, "error", err)
 	case err == nil && e.failing:
 		e.failing = false
-		e.log.Info("spans are exported again", "endpoint", e.target, "lost_meanwhile", e.unsaid)
+		e.log.Info("exporting spans again", "endpoint", e.target, "lost_meanwhile", e.unsaid)
 		e.unsaid = 0
 	case err == nil:
 		e.unsaid = 0
 	}
 	dropped := e.dropped.Load()
 	if dropped > e.saidDropped && (e.said.IsZero() || time.Since(e.said) >= sayEvery) {
-		e.log.Warn("spans end faster than they can be exported; some were dropped", "endpoint", e.target,
+		e.log.Warn("the export queue was full; spans were dropped", "endpoint", e.target,
 			"dropped", dropped-e.saidDropped, "queue", queued)
 		e.said, e.saidDropped = time.Now(), dropped
 	}
@@ -197,7 +197,7 @@ func (e *exporter) partial(answer []byte) uint64 {
 	}
 	p := m.GetPartialSuccess()
 	if p.GetRejectedSpans() > 0 || p.GetErrorMessage() != "" {
-		e.log.Warn("the collector took not all spans", "endpoint", e.target, "rejected", p.GetRejectedSpans(), "error", clip(p.GetErrorMessage()))
+		e.log.Warn("the collector rejected some spans", "endpoint", e.target, "rejected", p.GetRejectedSpans(), "error", clip(p.GetErrorMessage()))
 	}
 	return uint64(max(p.GetRejectedSpans(), 0))
 }
@@ -214,14 +214,14 @@ func retryAfter(h http.Header) time.Duration {
 }
 
 func refusal(resp *http.Response, answer []byte) error {
-	err := fmt.Errorf("the collector answered %s", resp.Status)
+	err := fmt.Errorf("the collector responded %s", resp.Status)
 	if strings.HasPrefix(resp.Header.Get("Content-Type"), "text/") || strings.HasPrefix(resp.Header.Get("Content-Type"), "application/json") {
 		if text := strings.TrimSpace(clip(string(answer))); text != "" {
 			err = fmt.Errorf("%w: %q", err, text)
 		}
 	}
 	if resp.StatusCode == http.StatusNotFound {
-		err = fmt.Errorf("%w; is the path of the endpoint right?", err)
+		err = fmt.Errorf("%w; check the path of the endpoint", err)
 	}
 	return err
 }

@@ -43,7 +43,7 @@ func TestRetries(t *testing.T) {
 		{"busy", []http.HandlerFunc{status(503, "Retry-After", "1"), status(429)}, 3, 10, time.Second, ""},
 		{"gone in the middle", []http.HandlerFunc{hangUp, status(502)}, 3, 10, 0, ""},
 		{"refused", []http.HandlerFunc{status(400)}, 1, 0, 0, `400 Bad Request: \"no, 400\"`},
-		{"no such path", []http.HandlerFunc{status(404)}, 1, 0, 0, "is the path of the endpoint right?"},
+		{"no such path", []http.HandlerFunc{status(404)}, 1, 0, 0, "check the path of the endpoint"},
 		{"redirected", []http.HandlerFunc{status(302, "Location", "/elsewhere")}, 1, 0, 0, "302 Found"},
 		{"partly", []http.HandlerFunc{partly(t, 4)}, 1, 6, 0, "rejected=4"},
 	} {
@@ -84,7 +84,7 @@ func TestSaysOnce(t *testing.T) {
 	}
 	finish(t, tr)
 	require.Equal(t, tracing.Stats{Ended: 4, Sent: 1, Lost: 3}, tr.Stats())
-	require.Regexp(t, `(?s)^[^\n]*cannot be exported[^\n]*\n[^\n]*exported again[^\n]*lost_meanwhile=3\n$`, said.String())
+	require.Regexp(t, `(?s)^[^\n]*cannot export spans[^\n]*\n[^\n]*exporting spans again[^\n]*lost_meanwhile=3\n$`, said.String())
 }
 
 // With no collector the queue fills up to its bound, every span is accounted for, no
@@ -114,16 +114,16 @@ func TestBadConfig(t *testing.T) {
 		want string
 	}{
 		{tracing.Config{Endpoint: "localhost:4318", Ratio: 2, Headers: map[string]string{"a b": "", "c": "1\n2", "d": "e"}},
-			"tracing: endpoint \"localhost:4318\" is not an http or https URL with a host; expected one such as http://localhost:4318\n" +
-				"tracing: ratio is 2; expected 0 to 1\n" +
-				"tracing: header \"a b\" has a name or a value that HTTP does not allow; expected a word, and a value of one line\n" +
-				"tracing: header \"c\" has a name or a value that HTTP does not allow; expected a word, and a value of one line"},
+			"tracing: endpoint is \"localhost:4318\": must be an http or https URL with a host, such as http://localhost:4318\n" +
+				"tracing: ratio is 2: must be 0 to 1\n" +
+				"tracing: header \"a b\" has an invalid name or value: the name must be one word and the value one line\n" +
+				"tracing: header \"c\" has an invalid name or value: the name must be one word and the value one line"},
 		{tracing.Config{Endpoint: "http://u:p@h/?q"},
-			`tracing: endpoint "http://u:xxxxx@h/?q" has a user, a query or a fragment; expected none (credentials go into headers)`},
+			`tracing: endpoint is "http://u:xxxxx@h/?q": must not have a user, a query or a fragment (credentials go into headers)`},
 		{tracing.Config{Endpoint: "http://:4318"},
-			`tracing: endpoint "http://:4318" is not an http or https URL with a host; expected one such as http://localhost:4318`},
+			`tracing: endpoint is "http://:4318": must be an http or https URL with a host, such as http://localhost:4318`},
 		{tracing.Config{Endpoint: "http://a b/"},
-			`tracing: endpoint: parse "http://a b/": invalid character " " in host name; expected a URL such as http://localhost:4318`},
+			`tracing: endpoint: parse "http://a b/": invalid character " " in host name: must be a URL such as http://localhost:4318`},
 	} {
 		_, err := tracing.New(tc.cfg)
 		require.EqualError(t, err, tc.want)

@@ -138,22 +138,22 @@ func (cfg Config) check() (string, error) {
 	u, err := url.Parse(cfg.Endpoint)
 	switch {
 	case err != nil:
-		fail("endpoint: %w; expected a URL such as http://localhost:4318", err)
+		fail("endpoint: %w: must be a URL such as http://localhost:4318", err)
 	case u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "":
-		fail("endpoint %q is not an http or https URL with a host; expected one such as http://localhost:4318", cfg.Endpoint)
+		fail("endpoint is %q: must be an http or https URL with a host, such as http://localhost:4318", cfg.Endpoint)
 	case u.User != nil || u.RawQuery != "" || u.Fragment != "":
-		fail("endpoint %q has a user, a query or a fragment; expected none (credentials go into headers)", u.Redacted())
+		fail("endpoint is %q: must not have a user, a query or a fragment (credentials go into headers)", u.Redacted())
 	case !strings.HasSuffix(u.Path, "/traces"):
 		u = u.JoinPath("v1", "traces")
 	}
 	if math.IsNaN(cfg.Ratio) || cfg.Ratio < 0 || cfg.Ratio > 1 {
-		fail("ratio is %v; expected 0 to 1", cfg.Ratio)
+		fail("ratio is %v: must be 0 to 1", cfg.Ratio)
 	}
 	for _, name := range slices.Sorted(maps.Keys(cfg.Headers)) {
 		control := func(r rune) bool { return r < ' ' || r == 0x7f }
 		if name == "" || strings.ContainsFunc(name, func(r rune) bool { return control(r) || strings.ContainsRune(" :", r) }) ||
 			strings.ContainsFunc(cfg.Headers[name], control) {
-			fail("header %q has a name or a value that HTTP does not allow; expected a word, and a value of one line", name)
+			fail("header %q has an invalid name or value: the name must be one word and the value one line", name)
 		}
 	}
 	if len(bad) > 0 {

@@ -290,7 +290,7 @@ func (a *answer) Close() error {
 	return nil
 }
 
-var errClosed = errors.New("read of a closed answer")
+var errClosed = errors.New("read from a closed response body")
 
 // end is the end of the answer, whole or not.
 func (a *answer) end(whole bool, err error) {

@@ -71,9 +71,9 @@ func (e *DialError) Unwrap() error { return e.Err }
 
 var (
 	// ErrHeaderTooLong is an answer whose header is longer than Config.MaxHeader.
-	ErrHeaderTooLong = errors.New("the header of the answer is too long")
+	ErrHeaderTooLong = errors.New("the header of the response is too long")
 	// ErrInformational is an answer that begins with too many of status 1xx.
-	ErrInformational = errors.New("too many informational answers")
+	ErrInformational = errors.New("too many informational (1xx) responses")
 )
 
 const (

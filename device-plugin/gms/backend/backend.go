@@ -2,8 +2,7 @@
 // shares: physical memory without an address, held by reference count.
 //
 // Package host makes it of memfds and package cuda of the CUDA driver's
-// virtual memory management. Both count the same way (Decision 7 of
-// seeds/gpu-failover-decisions.txt): memory is free when the last handle, the
+// virtual memory management. Both count the same way: memory is free when the last handle, the
 // last descriptor and the last mapping are gone, in every process, and no call
 // can take it away from a process that has it.
 package backend

@@ -1,5 +1,5 @@
-// Package client is an engine's side of the GPU memory service (DESIGN section
-// 6): sessions, memory that is mapped from it, and sleep and wake.
+// Package client is an engine's side of the GPU memory service:
+// sessions, memory that is mapped from it, and sleep and wake.
 //
 // A Session is one connection to a server and speaks the protocol. A Client has
 // at most one session at a time and the mappings, which outlive sessions. The
@@ -21,8 +21,7 @@
 //
 // Remap needs a context with a deadline and never waits for longer. Where it
 // succeeds, every mapping is back where it was, and the layout has the hash that
-// it had. Any error is fatal to the engine (Decision 6 of
-// seeds/gpu-failover-decisions.txt): what its CUDA graphs point to is gone. The
+// it had. Any error is fatal to the engine: what its CUDA graphs point to is gone. The
 // errors to tell apart are ErrRestarted (the server has forgotten the layout),
 // ErrStaleLayout (another layout was committed), ErrTimeout (a writer has the
 // lock, or nobody committed), ErrFenced (another engine of the failover group

@@ -18,7 +18,7 @@ var (
 	ErrRestarted = errors.New("the GPU memory service has restarted and has lost the layout")
 	// ErrStaleLayout is wrapped where another layout is committed than the one
 	// that the client has mapped.
-	ErrStaleLayout = errors.New("another memory layout was committed meanwhile")
+	ErrStaleLayout = errors.New("another memory layout has been committed")
 	// ErrFenced is wrapped where the server has seen a higher token of the
 	// failover group.
 	ErrFenced = errors.New("another engine of the failover group has a higher token")
@@ -27,7 +27,7 @@ var (
 	ErrNoDeadline = errors.New("the context must have a deadline: a server that has lost its layout never grants a read lock")
 	// ErrClosed is wrapped where the session is over: the server is gone or has
 	// ended it, a call's context has ended, or it was closed here.
-	ErrClosed = errors.New("the session is over")
+	ErrClosed = errors.New("the session has ended")
 	// ErrState is wrapped where a call does not fit what the client has: no
 	// session, another lock, mappings that are or are not there.
 	ErrState = errors.New("not possible now")
@@ -46,7 +46,7 @@ type RequestError struct {
 }
 
 func (e *RequestError) Error() string {
-	return fmt.Sprintf("the GPU memory service has refused (code %d): %s", e.Code, e.Message)
+	return fmt.Sprintf("the GPU memory service rejected the request (code %d): %s", e.Code, e.Message)
 }
 
 // Is tells what is an ErrOutOfMemory.

@@ -89,7 +89,7 @@ func TestOutOfMemoryEndsAtItsLimit(t *testing.T) {
 }
 
 // TestMemoryCountsUntilItsLastHolderLetsGo: an allocation that is freed is still there
-// for whoever has its descriptor or maps it (Decision 7).
+// for whoever has its descriptor or maps it.
 func TestMemoryCountsUntilItsLastHolderLetsGo(t *testing.T) {
 	hostOnly(t, needsSmallGPU)
 	s := start(t, serverConfig{args: []string{"-oom-limit", "100ms"}})

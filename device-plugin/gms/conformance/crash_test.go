@@ -176,7 +176,7 @@ func TestStoppedReaderWithFullSocketsHoldsUpOnlyTheWriter(t *testing.T) {
 	next.granted(writer)
 }
 
-// TestFourGPUsAndAPrimaryThatCrashesAfterTwoCommits is Decision 5: the primary asks
+// TestFourGPUsAndAPrimaryThatCrashesAfterTwoCommits: the primary asks
 // for auto everywhere, the shadow only ever reads. What is committed stays, what is
 // not is loaded again, and the shadow waits through it all.
 func TestFourGPUsAndAPrimaryThatCrashesAfterTwoCommits(t *testing.T) {

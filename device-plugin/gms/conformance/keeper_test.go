@@ -187,7 +187,7 @@ func TestRestoredMemoryCountsAndIsGivenBack(t *testing.T) {
 }
 
 // TestRestoredMemoryCountsAsLongAsAClientOfTheOldServerMapsIt: it is cleared, and is
-// still there (Decision 7).
+// still there.
 func TestRestoredMemoryCountsAsLongAsAClientOfTheOldServerMapsIt(t *testing.T) {
 	hostOnly(t, needsSmallGPU)
 	t.Parallel()

@@ -218,7 +218,7 @@ func TestTagsAreWeightsUnlessToldOtherwiseAndGPUsMayBeRepeated(t *testing.T) {
 }
 
 // TestServerWhoseSocketIsTakenAwayEnds: a part of it is dead, so that all of it is
-// started again (Decision 1).
+// started again.
 func TestServerWhoseSocketIsTakenAwayEnds(t *testing.T) {
 	t.Parallel()
 	s, err := launch(serverConfig{dir: socketDir(t), gpus: 2})

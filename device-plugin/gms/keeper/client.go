@@ -26,7 +26,7 @@ type RefusedError struct {
 	Reason string
 }
 
-func (e *RefusedError) Error() string { return "the keeper has refused: " + e.Reason }
+func (e *RefusedError) Error() string { return "the keeper rejected the request: " + e.Reason }
 
 // Client speaks to one keeper. Its methods are safe for concurrent use. Each of
 // them waits for the keeper, and begins again over a new connection when one
@@ -270,7 +270,7 @@ func (c *Client) greet(l *link) error {
 	if !empty {
 		return nil
 	}
-	c.log.Warn("a new keeper has come, records have to be saved again", "socket", c.socket, "instance", instance)
+	c.log.Warn("the keeper restarted: records must be saved again", "socket", c.socket, "instance", instance)
 	select {
 	case c.lost <- struct{}{}:
 	default:
@@ -288,7 +288,7 @@ func (c *Client) watch(ctx context.Context) {
 			p.close()
 			stop()
 			if ctx.Err() == nil {
-				c.log.Warn("the connection to the keeper is gone", "socket", c.socket, "error", err)
+				c.log.Warn("lost the connection to the keeper", "socket", c.socket, "error", err)
 			}
 			if time.Since(began) > retryMax {
 				delay = retryMin

@@ -129,7 +129,7 @@ func (k *Keeper) Run(ctx context.Context) error {
 	k.mu.Unlock()
 	k.serving.Wait()
 	records, descriptors, _ := k.store.held()
-	k.log.Info("the keeper ends and gives up what it keeps", "records", records, "descriptors", descriptors)
+	k.log.Info("the keeper is stopping and releases its records", "records", records, "descriptors", descriptors)
 	k.store.clear()
 	if err != nil {
 		return fmt.Errorf("gms keeper: %w", err)
@@ -151,7 +151,7 @@ func (k *Keeper) accept(ctx context.Context, l *net.UnixListener) error {
 			return fmt.Errorf("accept: %w", err)
 		case err != nil:
 			// Out of descriptors, say: what is kept must not be lost for that.
-			k.log.Warn("a connection cannot be accepted", "error", err)
+			k.log.Warn("cannot accept a connection", "error", err)
 			select {
 			case <-ctx.Done():
 			case <-time.After(50 * time.Millisecond):
@@ -166,16 +166,16 @@ func (k *Keeper) accept(ctx context.Context, l *net.UnixListener) error {
 func (k *Keeper) start(c *net.UnixConn) {
 	l, err := newLink(c)
 	if err == nil && l.uid != k.uid {
-		err = fmt.Errorf("it is of user %d, and the keeper serves user %d only", l.uid, k.uid)
+		err = fmt.Errorf("the client's user is %d: must be %d", l.uid, k.uid)
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if err == nil && len(k.links) >= k.cfg.Limits.Connections {
-		err = fmt.Errorf("there are %d connections, which is the limit", len(k.links))
+		err = fmt.Errorf("the limit of %d connections is reached", len(k.links))
 	}
 	if err != nil || k.ended {
 		k.metrics.refused.Inc()
-		k.log.Warn("a connection is refused", "error", err)
+		k.log.Warn("rejected a connection", "error", err)
 		_ = c.Close()
 		return
 	}
@@ -189,7 +189,7 @@ func (k *Keeper) start(c *net.UnixConn) {
 		_ = c.Close()
 		if err != nil && !ended {
 			k.metrics.broken.Inc()
-			k.log.Warn("a connection is cut off", "pid", l.peer, "error", err)
+			k.log.Warn("closing a connection", "pid", l.peer, "error", err)
 		}
 	})
 }
@@ -252,7 +252,7 @@ func (k *Keeper) save(l *link, body []byte) error {
 		err = k.store.reserve(name, e)
 	}
 	if err != nil {
-		k.log.Warn("a save is refused", "name", name, "bytes", e.size, "descriptors", e.count, "error", err)
+		k.log.Warn("rejected a save", "name", name, "bytes", e.size, "descriptors", e.count, "error", err)
 		return l.send(opRefused, []byte(err.Error()), nil)
 	}
 	r := &record{}

@@ -278,7 +278,7 @@ func TestLiveSocketIsNotTaken(t *testing.T) {
 
 	file := filepath.Join(t.TempDir(), "file")
 	require.NoError(t, os.WriteFile(file, nil, 0o600))
-	require.ErrorContains(t, run(file), "no socket")
+	require.ErrorContains(t, run(file), "not a socket")
 }
 
 func TestAKilledKeeperIsNoticedAndFilledAgain(t *testing.T) {

@@ -23,7 +23,7 @@ import (
 )
 
 // ErrInUse is wrapped where another program serves a socket.
-var ErrInUse = errors.New("another program serves the socket")
+var ErrInUse = errors.New("another program is using the socket")
 
 // MaxPath is the longest path of a socket in bytes (sun_path of the kernel, less its
 // NUL).
@@ -56,7 +56,7 @@ type Claim struct {
 func Take(ctx context.Context, network, path string) (*Claim, error) {
 	c := &Claim{network: network, path: path}
 	if len(path) > MaxPath {
-		return nil, fmt.Errorf("socket %s: the path is %d bytes long, and the kernel takes at most %d: choose a shorter one", path, len(path), MaxPath)
+		return nil, fmt.Errorf("socket %s: the path is %d bytes long: must be at most %d", path, len(path), MaxPath)
 	}
 	for deadline := time.Now().Add(claimLimit); ; {
 		err := c.take()
@@ -102,7 +102,7 @@ func (c *Claim) probe() error {
 	case err != nil:
 		return err
 	case info.Mode()&os.ModeSocket == 0:
-		return errors.New("there is a file that is no socket: choose another path")
+		return errors.New("the path is a file that is not a socket: choose another path")
 	}
 	conn, err := net.DialTimeout(c.network, c.path, probeLimit)
 	switch {
@@ -169,7 +169,7 @@ func (c *Claim) Watch(ctx context.Context) error {
 			continue // it cannot be told
 		}
 		if err != nil || now != c.file {
-			return fmt.Errorf("socket %s was removed or replaced: nobody can connect to this program any more", c.path)
+			return fmt.Errorf("socket %s was removed or replaced: clients can no longer connect", c.path)
 		}
 	}
 }

@@ -79,7 +79,7 @@ func TestALiveSocketIsNotTaken(t *testing.T) {
 	file := shortPath(t)
 	require.NoError(t, os.WriteFile(file, []byte("precious"), 0o600))
 	_, err := socket.Take(t.Context(), "unix", file)
-	require.ErrorContains(t, err, "a file that is no socket")
+	require.ErrorContains(t, err, "a file that is not a socket")
 	require.FileExists(t, file)
 }
 
@@ -140,7 +140,7 @@ func TestAPathThatCannotBeServed(t *testing.T) {
 	_, err := socket.Take(t.Context(), "unix", filepath.Join(t.TempDir(), "missing", "s"))
 	require.ErrorIs(t, err, os.ErrNotExist)
 	_, err = socket.Take(t.Context(), "unix", filepath.Join(t.TempDir(), strings.Repeat("x", socket.MaxPath)))
-	require.ErrorContains(t, err, "choose a shorter one")
+	require.ErrorContains(t, err, "must be at most")
 
 	// The longest path works, and nothing is left beside it.
 	dir := filepath.Dir(shortPath(t))

@@ -6,7 +6,7 @@ import (
 )
 
 // Dimensions of the tiny model. They are the ones that were seen to load in
-// Ollama 0.9.6 (reference/nomad-facts.md).
+// Ollama 0.9.6.
 const (
 	blocks     = 2
 	embedding  = 64

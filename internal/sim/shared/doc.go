@@ -1,7 +1,6 @@
 // Package shared holds a simulated engine's weights in the GPU memory service, as
 // engines patched for it do: the primary of a failover pair writes them once, its
-// shadow maps the same memory, and neither reads a disk to wake (Decisions 3, 5
-// and 6 of seeds/gpu-failover-decisions.txt).
+// shadow maps the same memory, and neither reads a disk to wake.
 //
 // With several GPUs each holds every n-th tensor. An engine connects to all of them
 // before it loads anything, as vLLM's workers do. Only a primary may ever be

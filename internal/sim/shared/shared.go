@@ -37,7 +37,7 @@ type Config struct {
 	Sockets []string
 	// GPUs are their UUIDs, on which a leak shows; empty where they are not known.
 	GPUs []string
-	// Lock is wire.Auto for a primary and wire.RO for a shadow (Decision 5).
+	// Lock is wire.Auto for a primary and wire.RO for a shadow.
 	Lock wire.LockType
 	// Space makes the place in which one GPU's memory is mapped, and what closes
 	// it.
@@ -48,10 +48,10 @@ type Config struct {
 	Token      func() (uint64, error)
 	// Verify is VerifyAlways by default.
 	Verify Verify
-	// WakeTimeout bounds the wait for the service at a wake (Decision 6).
+	// WakeTimeout bounds the wait for the service at a wake.
 	WakeTimeout time.Duration
 	// Lost is called, at most once for each GPU and wake, when the service has
-	// lost what is mapped; an engine ends itself then (Decision 1).
+	// lost what is mapped; an engine ends itself then.
 	Lost   func(error)
 	Logger hclog.Logger
 }

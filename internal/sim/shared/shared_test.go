@@ -261,7 +261,7 @@ func TestAnotherModelMakesWay(t *testing.T) {
 	require.ErrorIs(t, err, client.ErrStaleLayout, "it is told at once")
 }
 
-// TestServiceThatRestarts is Decision 6: engines that sleep learn it at their wake,
+// TestServiceThatRestarts: engines that sleep learn it at their wake,
 // at once; those that are awake learn it when it is back.
 func TestServiceThatRestarts(t *testing.T) {
 	s, path := newService(t, 2), model(t, 1)
@@ -324,7 +324,7 @@ func TestStaleTokenIsRefused(t *testing.T) {
 	require.ErrorIs(t, a.Wake(t.Context(), false), client.ErrFenced)
 }
 
-// TestPartialCommitsResume is Decision 5: with several GPUs, what a primary had
+// TestPartialCommitsResume: with several GPUs, what a primary had
 // committed before it died stays, and the rest is loaded by the next one.
 func TestPartialCommitsResume(t *testing.T) {
 	s, path := newService(t, 4), model(t, 1)

@@ -49,7 +49,7 @@ type statusError struct {
 }
 
 func (e *statusError) Error() string {
-	s := fmt.Sprintf("%s %s answered %d %s", e.method, e.path, e.code, http.StatusText(e.code))
+	s := fmt.Sprintf("%s %s responded %d %s", e.method, e.path, e.code, http.StatusText(e.code))
 	if e.message != "" {
 		s += ": " + e.message
 	}
@@ -116,10 +116,10 @@ func (a *api) call(ctx context.Context, method, path string, in any) ([]byte, er
 	err := a.send(ctx, method, path, body, size, func(r io.Reader) (err error) {
 		answer, err = io.ReadAll(io.LimitReader(r, maxBody+1))
 		if err != nil {
-			return fmt.Errorf("read answer of %s %s: %w", method, path, err)
+			return fmt.Errorf("read response of %s %s: %w", method, path, err)
 		}
 		if len(answer) > maxBody {
-			return fmt.Errorf("answer of %s %s is larger than %d bytes", method, path, maxBody)
+			return fmt.Errorf("response of %s %s is larger than %d bytes", method, path, maxBody)
 		}
 		return nil
 	})
@@ -136,7 +136,7 @@ func (a *api) get(ctx context.Context, path string, out any) error {
 		return err
 	}
 	if err := json.Unmarshal(b, out); err != nil {
-		return fmt.Errorf("answer of GET %s is not the JSON that this engine should send (%w): %s", path, err, clip(string(b)))
+		return fmt.Errorf("unexpected response of GET %s (%w): %s", path, err, clip(string(b)))
 	}
 	return nil
 }
@@ -206,7 +206,7 @@ func (t turn) take(ctx context.Context) error {
 	case t <- struct{}{}:
 		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("another change of the engine is under way: %w", context.Cause(ctx))
+		return fmt.Errorf("another change of the engine is in progress: %w", context.Cause(ctx))
 	}
 }
 

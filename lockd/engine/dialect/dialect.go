@@ -37,7 +37,7 @@ var (
 	// no others.
 	ErrCannotMove = errors.New("engine cannot move to other GPUs")
 	// ErrUnknown means that the engine does not tell what was asked.
-	ErrUnknown = errors.New("engine does not tell")
+	ErrUnknown = errors.New("engine does not report")
 )
 
 // Dialect is what the shim needs of an engine. Implementations are safe for
@@ -158,15 +158,15 @@ func New(name string, c Config) (Dialect, error) {
 	var errs []error
 	newDialect, ok := dialects[name]
 	if !ok {
-		errs = append(errs, fmt.Errorf("unknown dialect %q: want one of %s", name, strings.Join(Names(), ", ")))
+		errs = append(errs, fmt.Errorf("unknown dialect %q: must be one of %s", name, strings.Join(Names(), ", ")))
 	}
 	base, err := parseURL(c.URL)
 	errs = append(errs, err)
 	if c.Model == "" {
-		errs = append(errs, errors.New("model name is empty: want the name that clients ask for"))
+		errs = append(errs, errors.New("model name is empty: must be the name that clients use"))
 	}
 	if c.Client != nil && c.Client.Timeout != 0 {
-		errs = append(errs, fmt.Errorf("client's Timeout is %s: want 0, because loading a model may take longer", c.Client.Timeout))
+		errs = append(errs, fmt.Errorf("client's Timeout is %s: must be 0, because loading a model may take longer", c.Client.Timeout))
 	}
 	errs = append(errs, c.ollamaOnly(name)...)
 	if err := errors.Join(errs...); err != nil {
@@ -183,13 +183,13 @@ func New(name string, c Config) (Dialect, error) {
 func (c Config) ollamaOnly(name string) []error {
 	var errs []error
 	if c.Parallel < 0 {
-		errs = append(errs, fmt.Errorf("parallel is %d: want 0 or more", c.Parallel))
+		errs = append(errs, fmt.Errorf("parallel is %d: must be 0 or more", c.Parallel))
 	}
 	if c.Template != "" && c.ModelFile == "" {
-		errs = append(errs, errors.New("template is set without a model file: a model that exists keeps its own template"))
+		errs = append(errs, errors.New("template is set without a model file: an existing model keeps its own template"))
 	}
 	if len(c.Parameters) > 0 && c.ModelFile == "" {
-		errs = append(errs, errors.New("parameters are set without a model file: a model that exists keeps its own parameters"))
+		errs = append(errs, errors.New("parameters are set without a model file: an existing model keeps its own parameters"))
 	}
 	if _, known := dialects[name]; !known || name == Ollama {
 		return errs
@@ -199,7 +199,7 @@ func (c Config) ollamaOnly(name string) []error {
 		"parameters": len(c.Parameters) > 0, "parallel": c.Parallel != 0,
 	} {
 		if set {
-			errs = append(errs, fmt.Errorf("%s given: the %s dialect has no use for it, only %s", field, name, Ollama))
+			errs = append(errs, fmt.Errorf("%s is set: the %s dialect does not support it, only %s", field, name, Ollama))
 		}
 	}
 	slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
@@ -212,10 +212,10 @@ func parseURL(s string) (*url.URL, error) {
 		return nil, fmt.Errorf("URL: %w", err)
 	}
 	if (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" {
-		return nil, fmt.Errorf("URL is %q: want http://HOST:PORT of the engine", s)
+		return nil, fmt.Errorf("URL is %q: must be the engine's http://HOST:PORT", s)
 	}
 	if u.RawQuery != "" || u.Fragment != "" {
-		return nil, fmt.Errorf("URL is %q: want no query and no fragment", s)
+		return nil, fmt.Errorf("URL is %q: must not have a query or a fragment", s)
 	}
 	return u, nil
 }

@@ -25,7 +25,7 @@ func TestNewNamesEveryBadField(t *testing.T) {
 		config  dialect.Config
 		want    []string
 	}{
-		"unknown dialect": {"tgi", good, []string{`unknown dialect "tgi": want one of ollama, sim, vllm`}},
+		"unknown dialect": {"tgi", good, []string{`unknown dialect "tgi": must be one of ollama, sim, vllm`}},
 		"empty config":    {"", dialect.Config{}, []string{`URL is ""`, "model name is empty"}},
 		"all wrong": {
 			"ollama",
@@ -33,13 +33,13 @@ func TestNewNamesEveryBadField(t *testing.T) {
 				URL: "http://h:1?q=1", Template: "x", Parallel: -1, Parameters: dialect.Parameters{"a": 1},
 				Client: &http.Client{Timeout: time.Second},
 			},
-			[]string{"want no query", "model name is empty", "client's Timeout is 1s", "template is set without a model file", "parameters are set without a model file", "parallel is -1"},
+			[]string{"must not have a query", "model name is empty", "client's Timeout is 1s", "template is set without a model file", "parameters are set without a model file", "parallel is -1"},
 		},
-		"not HTTP":  {"vllm", dialect.Config{URL: "unix:///x", Model: "m"}, []string{`URL is "unix:///x": want http://HOST:PORT`}},
+		"not HTTP":  {"vllm", dialect.Config{URL: "unix:///x", Model: "m"}, []string{`URL is "unix:///x": must be the engine's http://HOST:PORT`}},
 		"not a URL": {"vllm", dialect.Config{URL: "http://[", Model: "m"}, []string{"URL: parse"}},
 		"ollama's fields": {
 			"vllm", dialect.Config{URL: good.URL, Model: "m", ModelFile: "f", Template: "t", Parallel: 2, Parameters: dialect.Parameters{"a": 1}},
-			[]string{"model file given", "template given", "parallel given", "parameters given", "only ollama"},
+			[]string{"model file is set", "template is set", "parallel is set", "parameters is set", "only ollama"},
 		},
 	}
 	for name, tc := range tests {
@@ -125,6 +125,6 @@ func TestParameters(t *testing.T) {
 	}, p)
 	require.Equal(t, "empty=,num_thread=1,stop=[a=b 7 null],temperature=0.5,use_mmap=false", p.String())
 	for _, bad := range []string{"", "x", "=1", " =1"} {
-		require.ErrorContains(t, fs.Parse([]string{"-p", bad}), "want NAME=VALUE")
+		require.ErrorContains(t, fs.Parse([]string{"-p", bad}), "must be NAME=VALUE")
 	}
 }

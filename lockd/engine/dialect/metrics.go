@@ -71,7 +71,7 @@ func sum(families map[string]*dto.MetricFamily, name string, required bool) (int
 	for _, m := range series {
 		v, ok := sample(m)
 		if !ok || math.IsNaN(v) || v < 0 || v > math.MaxInt32 {
-			return 0, fmt.Errorf("%w its usage: %s is %v, want a count", ErrUnknown, name, v)
+			return 0, fmt.Errorf("%w its usage: %s is %v: must be a count", ErrUnknown, name, v)
 		}
 		total += v
 	}

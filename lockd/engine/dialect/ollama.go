@@ -72,7 +72,7 @@ func (o *ollama) Healthy(ctx context.Context) error {
 		return fmt.Errorf("engine is not healthy: %w", err)
 	}
 	if v.Version == "" {
-		return fmt.Errorf("engine is not healthy: GET /api/version names no version, so it is not Ollama")
+		return fmt.Errorf("engine is not healthy: GET /api/version returned no version: must be Ollama")
 	}
 	return nil
 }
@@ -111,7 +111,7 @@ func (o *ollama) load(ctx context.Context) error {
 		return err
 	}
 	if !listed {
-		return fmt.Errorf("%w: Ollama answered that it loaded model %q but does not list it as loaded", ErrNotLoaded, o.model)
+		return fmt.Errorf("%w: Ollama reported model %q as loaded but does not list it", ErrNotLoaded, o.model)
 	}
 	o.loaded.Store(true)
 	return nil
@@ -140,7 +140,7 @@ func (o *ollama) Serving(ctx context.Context) error {
 	case errors.As(err, &status):
 		return fmt.Errorf("%w: %w", ErrNotLoaded, err)
 	case errors.Is(err, context.DeadlineExceeded):
-		return fmt.Errorf("%w: Ollama answers, but not for model %q; its runner has died or hangs: %w", ErrNotLoaded, o.model, err)
+		return fmt.Errorf("%w: Ollama responds, but not for model %q: its runner has died or hangs: %w", ErrNotLoaded, o.model, err)
 	}
 	return err
 }
@@ -161,7 +161,7 @@ func (o *ollama) Sleep(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("unload model %q: %w", o.model, err)
 	}
-	err = poll(ctx, fmt.Sprintf("Ollama keeps model %q until its requests are done", o.model), func() (bool, error) {
+	err = poll(ctx, fmt.Sprintf("Ollama keeps model %q until its requests have finished", o.model), func() (bool, error) {
 		listed, err := o.inMemory(ctx)
 		if hasStatus(err, http.StatusInternalServerError) || ctx.Err() != nil {
 			// /api/ps can trip over a model that is just being removed.
@@ -181,7 +181,7 @@ func (o *ollama) keep(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), keepTimeout)
 	defer cancel()
 	if err := o.touch(ctx); err != nil {
-		return fmt.Errorf("keep model %q after all: %w", o.model, err)
+		return fmt.Errorf("cancel the unload of model %q: %w", o.model, err)
 	}
 	o.loaded.Store(true)
 	return nil
@@ -226,13 +226,13 @@ func (o *ollama) generate(ctx context.Context, keepAlive int) error {
 		Error string `json:"error"`
 	}
 	if err := json.Unmarshal(b, &answer); err != nil {
-		return fmt.Errorf("answer of POST /api/generate is not JSON (%w): %s", err, clip(string(b)))
+		return fmt.Errorf("response of POST /api/generate is not JSON (%w): %s", err, clip(string(b)))
 	}
 	if answer.Error != "" {
 		return &statusError{http.MethodPost, "/api/generate", http.StatusOK, clip(answer.Error)}
 	}
 	if !answer.Done {
-		return fmt.Errorf("answer of POST /api/generate is not done: %s", clip(string(b)))
+		return fmt.Errorf("response of POST /api/generate is not complete: %s", clip(string(b)))
 	}
 	return nil
 }

@@ -47,7 +47,7 @@ func (o *ollama) ensureCreated(ctx context.Context) error {
 		return fmt.Errorf("send %s (%d bytes) to Ollama: %w", filepath.Base(o.file), size, err)
 	}
 	if err := o.create(ctx, digest); err != nil {
-		return fmt.Errorf("make model %q from %s: %w", o.model, o.file, err)
+		return fmt.Errorf("create model %q from %s: %w", o.model, o.file, err)
 	}
 	o.blob = digest
 	return nil
@@ -122,7 +122,7 @@ func progress(r io.Reader) error {
 			Error  string `json:"error"`
 		}
 		if err := json.Unmarshal(lines.Bytes(), &line); err != nil {
-			return fmt.Errorf("progress is not what Ollama should send (%w): %s", err, clip(lines.Text()))
+			return fmt.Errorf("unexpected progress from Ollama (%w): %s", err, clip(lines.Text()))
 		}
 		if line.Error != "" {
 			return errors.New(clip(line.Error))
@@ -133,7 +133,7 @@ func progress(r io.Reader) error {
 		return fmt.Errorf("read progress: %w", err)
 	}
 	if last != "success" {
-		return fmt.Errorf("ollama stopped before it was done: its last status is %q, want success", last)
+		return fmt.Errorf("Ollama stopped before it was done: its last status is %q: must be success", last)
 	}
 	return nil
 }

@@ -271,7 +271,7 @@ func TestOllamaCreateErrors(t *testing.T) {
 		"with a status":    {"{\"error\":\"template error: unclosed action\",\"status\":400}\n", "template error: unclosed action"},
 		"ends early":       {"{\"status\":\"writing manifest\"}\n", `its last status is "writing manifest"`},
 		"error, success":   {"{\"error\":\"disk full\"}\n{\"status\":\"success\"}\n", "disk full"},
-		"not JSON":         {"<html>\n", "is not what Ollama should send"},
+		"not JSON":         {"<html>\n", "unexpected progress from Ollama"},
 		"one endless line": {strings.Repeat("x", 2<<20), "read progress: bufio.Scanner: token too long"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -281,7 +281,7 @@ func TestOllamaCreateErrors(t *testing.T) {
 			d := engine(t, "ollama", dialect.Config{Model: "tiny", ModelFile: path}, fake)
 			err := d.Load(soon(t))
 			require.ErrorContains(t, err, tc.want)
-			require.ErrorContains(t, err, `make model "tiny" from `+path)
+			require.ErrorContains(t, err, `create model "tiny" from `+path)
 		})
 	}
 	t.Run("no file", func(t *testing.T) {
@@ -403,7 +403,7 @@ func TestOllamaEmbeddingModel(t *testing.T) {
 
 func TestOllamaModelMissing(t *testing.T) {
 	d := engine(t, "ollama", dialect.Config{Model: "none"}, newFakeOllama("tiny:latest"))
-	require.ErrorContains(t, d.Load(soon(t)), `load model "none": POST /api/generate answered 404 Not Found: model 'none' not found`)
+	require.ErrorContains(t, d.Load(soon(t)), `load model "none": POST /api/generate responded 404 Not Found: model 'none' not found`)
 	require.NoError(t, d.Sleep(soon(t)), "what is not there uses no memory")
 }
 
@@ -437,7 +437,7 @@ func TestNotOllama(t *testing.T) {
 	d := engine(t, "ollama", dialect.Config{Model: "m"}, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, `{}`)
 	}))
-	require.ErrorContains(t, d.Healthy(soon(t)), "so it is not Ollama")
+	require.ErrorContains(t, d.Healthy(soon(t)), "must be Ollama")
 }
 
 // Calls that change the engine wait for each other no longer than their
@@ -452,7 +452,7 @@ func TestOllamaTurns(t *testing.T) {
 	require.Eventually(t, func() bool { return len(fake.take()) > 0 }, time.Minute, time.Millisecond)
 	err := d.Sleep(briefly(t))
 	require.ErrorIs(t, err, context.DeadlineExceeded)
-	require.ErrorContains(t, err, "another change of the engine is under way")
+	require.ErrorContains(t, err, "another change of the engine is in progress")
 	close(hang)
 	require.NoError(t, <-done)
 }

@@ -24,7 +24,7 @@ type Parameters map[string]any
 func (p *Parameters) Set(s string) error {
 	name, text, ok := strings.Cut(s, "=")
 	if name = strings.TrimSpace(name); !ok || name == "" {
-		return fmt.Errorf("model parameter %q: want NAME=VALUE, as in num_thread=1", s)
+		return fmt.Errorf("model parameter %q: must be NAME=VALUE, such as num_thread=1", s)
 	}
 	var value any = text
 	var parsed any

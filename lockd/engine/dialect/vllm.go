@@ -91,7 +91,7 @@ func (v *vllm) Serving(ctx context.Context) error {
 	}
 	asleep, err := v.Sleeping(ctx)
 	if err == nil && asleep {
-		err = fmt.Errorf("engine sleeps: model %q cannot serve", v.model)
+		err = fmt.Errorf("engine is asleep: model %q cannot serve", v.model)
 	}
 	return err
 }
@@ -108,11 +108,11 @@ func (v *vllm) Sleep(ctx context.Context) error {
 		return err
 	}
 	if !v.CanSleep() {
-		return fmt.Errorf("%w: start it with --enable-sleep-mode and VLLM_SERVER_DEV_MODE=1", ErrNoSleep)
+		return fmt.Errorf("%w: start the engine with --enable-sleep-mode and VLLM_SERVER_DEV_MODE=1", ErrNoSleep)
 	}
 	u, err := v.Usage(ctx)
 	if err != nil {
-		return fmt.Errorf("cannot tell whether the engine may be put to sleep: %w", err)
+		return fmt.Errorf("cannot check whether the engine is idle: %w", err)
 	}
 	if u.InFlight() > 0 {
 		return fmt.Errorf("%w: %d running, %d waiting; drain it before it sleeps", ErrBusy, u.Running, u.Waiting)
@@ -144,9 +144,9 @@ func (v *vllm) Wake(ctx context.Context) error {
 // vLLM may answer before the change is done. It asks for the engine's health
 // last, because a crashed engine's server may live on for a while.
 func (v *vllm) settle(ctx context.Context, want bool) error {
-	what := "engine accepted to wake but still says that it sleeps"
+	what := "the engine accepted the wake and still reports that it is asleep"
 	if want {
-		what = "engine accepted to sleep but still says that it is awake"
+		what = "the engine accepted the sleep and still reports that it is awake"
 	}
 	err := poll(ctx, what, func() (bool, error) {
 		asleep, err := v.Sleeping(ctx)
@@ -171,9 +171,9 @@ func (v *vllm) Sleeping(ctx context.Context) (bool, error) {
 		v.noSleep.Store(true)
 		return false, nil
 	case err != nil:
-		return false, fmt.Errorf("ask whether the engine sleeps: %w", err)
+		return false, fmt.Errorf("check whether the engine is asleep: %w", err)
 	case state.Sleeping == nil:
-		return false, fmt.Errorf(`ask whether the engine sleeps: answer of GET /is_sleeping has no "is_sleeping"`)
+		return false, fmt.Errorf(`check whether the engine is asleep: response of GET /is_sleeping has no "is_sleeping"`)
 	}
 	return *state.Sleeping, nil
 }
@@ -198,7 +198,7 @@ func (v *vllm) Slots(ctx context.Context) (int, error) {
 		return 0, nil
 	}
 	if err != nil {
-		return 0, fmt.Errorf("ask for the engine's slots: %w", err)
+		return 0, fmt.Errorf("read the engine's slots: %w", err)
 	}
 	return slotsOf(info.Config), nil
 }

@@ -112,7 +112,7 @@ func TestVLLMSleepsAndWakes(t *testing.T) {
 	asleep, err := d.Sleeping(soon(t))
 	require.NoError(t, err)
 	require.True(t, asleep)
-	require.ErrorContains(t, d.Serving(soon(t)), "engine sleeps")
+	require.ErrorContains(t, d.Serving(soon(t)), "engine is asleep")
 	fake.take()
 	require.NoError(t, d.Sleep(soon(t)), "a second time")
 	require.Equal(t, []string{"GET /is_sleeping"}, fake.take())
@@ -158,8 +158,8 @@ func TestVLLMNeverSleepsWhileItMayWork(t *testing.T) {
 		"cut short":     {"vllm:num_requests_running{engine=", dialect.ErrUnknown, "malformed"},
 		"not a number":  {"vllm:num_requests_running NaN\nvllm:num_requests_waiting 0\n", dialect.ErrUnknown, "is NaN"},
 		"negative":      {"vllm:num_requests_running -1\nvllm:num_requests_waiting 0\n", dialect.ErrUnknown, "is -1"},
-		"infinite":      {"vllm:num_requests_running +Inf\nvllm:num_requests_waiting 0\n", dialect.ErrUnknown, "want a count"},
-		"wrong type":    {"# TYPE vllm:num_requests_running counter\nvllm:num_requests_running 0\nvllm:num_requests_waiting 0\n", dialect.ErrUnknown, "want a count"},
+		"infinite":      {"vllm:num_requests_running +Inf\nvllm:num_requests_waiting 0\n", dialect.ErrUnknown, "must be a count"},
+		"wrong type":    {"# TYPE vllm:num_requests_running counter\nvllm:num_requests_running 0\nvllm:num_requests_waiting 0\n", dialect.ErrUnknown, "must be a count"},
 		"another model": {"vllm:num_requests_running{model_name=\"lora\"} 1\nvllm:num_requests_waiting 0\n", dialect.ErrBusy, "1 running"},
 	}
 	for name, tc := range tests {
@@ -198,19 +198,19 @@ func TestVLLMThatLies(t *testing.T) {
 		fake := newFakeVLLM()
 		fake.stuck = true
 		d := engine(t, "vllm", dialect.Config{Model: "meta/llama"}, fake)
-		require.ErrorContains(t, d.Sleep(briefly(t)), "still says that it is awake")
+		require.ErrorContains(t, d.Sleep(briefly(t)), "still reports that it is awake")
 	})
 	t.Run("says 200 and sleeps on", func(t *testing.T) {
 		fake := newFakeVLLM()
 		fake.stuck, fake.asleep = true, true
 		d := engine(t, "vllm", dialect.Config{Model: "meta/llama"}, fake)
-		require.ErrorContains(t, d.Wake(briefly(t)), "still says that it sleeps")
+		require.ErrorContains(t, d.Wake(briefly(t)), "still reports that it is asleep")
 	})
 	t.Run("says 200 and dies", func(t *testing.T) {
 		fake := newFakeVLLM()
 		fake.crash = true
 		d := engine(t, "vllm", dialect.Config{Model: "meta/llama"}, fake)
-		require.ErrorContains(t, d.Sleep(soon(t)), "not healthy: GET /health answered 503")
+		require.ErrorContains(t, d.Sleep(soon(t)), "not healthy: GET /health responded 503")
 	})
 }
 
@@ -234,11 +234,11 @@ func TestVLLMServingSaysWhyNot(t *testing.T) {
 		spoil func(*fakeVLLM)
 		want  string
 	}{
-		"dead engine":   {func(f *fakeVLLM) { f.dead = true }, "not healthy: GET /health answered 503 Service Unavailable"},
+		"dead engine":   {func(f *fakeVLLM) { f.dead = true }, "not healthy: GET /health responded 503 Service Unavailable"},
 		"another model": {func(f *fakeVLLM) { f.models = `{"data":[{"id":"other"}]}` }, `does not serve model "meta/llama": it serves ["other"]`},
 		"no model":      {func(f *fakeVLLM) { f.models = `{"data":[]}` }, "it serves none"},
-		"garbage":       {func(f *fakeVLLM) { f.models = "<html>\n nope" }, "is not the JSON that this engine should send"},
-		"asleep":        {func(f *fakeVLLM) { f.asleep = true }, "engine sleeps"},
+		"garbage":       {func(f *fakeVLLM) { f.models = "<html>\n nope" }, "unexpected response of GET /v1/models"},
+		"asleep":        {func(f *fakeVLLM) { f.asleep = true }, "engine is asleep"},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -265,7 +265,7 @@ func TestVLLMErrorAnswers(t *testing.T) {
 				_, _ = io.WriteString(w, body)
 			}))
 			_, err := d.Sleeping(soon(t))
-			require.ErrorContains(t, err, "ask whether the engine sleeps: GET /is_sleeping answered "+want)
+			require.ErrorContains(t, err, "check whether the engine is asleep: GET /is_sleeping responded "+want)
 			require.True(t, d.CanSleep(), "an engine in trouble may still have the route")
 		})
 	}

@@ -97,7 +97,7 @@ func parseUUID(s string) (u [16]byte, err error) {
 	prefix, rest, _ := strings.Cut(s, "-")
 	raw, err := hex.DecodeString(strings.ReplaceAll(rest, "-", ""))
 	if prefix != "GPU" && prefix != "MIG" || err != nil || len(raw) != len(u) {
-		return u, fmt.Errorf("%q is no GPU's UUID: want GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx", s)
+		return u, fmt.Errorf("GPU is %q: must be a UUID such as GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx", s)
 	}
 	return [16]byte(raw), nil
 }

@@ -7,8 +7,7 @@
 // context, so it takes no memory of the GPU for itself. An engine maps the
 // memory with a Space, in the device's primary context.
 //
-// The driver counts references across processes (Decision 7 of
-// seeds/gpu-failover-decisions.txt): memory is free when the last handle, the
+// The driver counts references across processes: memory is free when the last handle, the
 // last exported descriptor and the last mapping are gone. What the keeper gave
 // back after a crash is a descriptor and nothing else, and it is exported again
 // by duplicating it.

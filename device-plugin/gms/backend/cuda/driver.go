@@ -20,7 +20,7 @@ var (
 	// ErrNoDriver is wrapped where the driver's library cannot be loaded.
 	ErrNoDriver = errors.New("there is no usable NVIDIA driver")
 	// ErrNoGPU is wrapped where the driver does not show the GPU asked for.
-	ErrNoGPU = errors.New("the CUDA driver does not show this GPU")
+	ErrNoGPU = errors.New("the CUDA driver does not list the GPU")
 )
 
 // Values of the driver API's enums.
@@ -127,7 +127,7 @@ func load(path string) (*driver, error) {
 	}
 	d := &driver{}
 	if err := d.bind(library); err != nil {
-		return nil, errors.Join(fmt.Errorf("%w: %s is too old or no CUDA driver: %w", ErrNoDriver, path, err), closeLibrary(library))
+		return nil, errors.Join(fmt.Errorf("%w: %s is too old or not a CUDA driver: %w", ErrNoDriver, path, err), closeLibrary(library))
 	}
 	if err := d.check("cuInit", d.Init(initFlags)); err != nil {
 		return nil, fmt.Errorf("%w: %s: %w", ErrNoDriver, path, err)

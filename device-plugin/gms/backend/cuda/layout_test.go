@@ -32,6 +32,6 @@ func TestUUID(t *testing.T) {
 	assert.Equal(t, u, mig)
 	for _, bad := range []string{"", "GPU", "GPU-", "GPU-0010", "TPU-00102030-4050-6070-8090-a0b0c0d0e0f0", text + "00", "0"} {
 		_, err := parseUUID(bad)
-		require.ErrorContains(t, err, "no GPU's UUID", "%q", bad)
+		require.ErrorContains(t, err, "must be a UUID", "%q", bad)
 	}
 }

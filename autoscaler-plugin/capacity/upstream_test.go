@@ -10,8 +10,8 @@ import (
 
 type variants = []capacity.Variant
 
-// TestSeed is the seed's test list, by its names. Both rules answer alike where safe is nil.
-func TestSeed(t *testing.T) {
+// TestUpstream is upstream's list of tests, by its names. Both rules answer alike where safe is nil.
+func TestUpstream(t *testing.T) {
 	type want struct {
 		up, downSafe bool
 		nonSaturated int
@@ -193,9 +193,9 @@ func TestSeed(t *testing.T) {
 	}
 }
 
-// TestSeedExample is the seed's "Example - Step 1 Output". Its rule says 3 for v2-a100, which
+// TestUpstreamExample is the example of upstream's description. Its rule says 3 for v2-a100, which
 // has desired = current and 3 that report; its text says 4. Each of the rules has one of them.
-func TestSeedExample(t *testing.T) {
+func TestUpstreamExample(t *testing.T) {
 	in := capacity.Input{
 		Replicas: join(reps("v1-l4", 2, 5, 0.75, 4), reps("v2-a100", 3, 20, 0.75, 4)),
 		Variants: variants{{Variant: "v1-l4", Current: 2}, {Variant: "v2-a100", Current: 4, Desired: 4}},
