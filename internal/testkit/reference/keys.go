@@ -69,6 +69,7 @@ func (k Keys[C]) Table(t testing.TB) string {
 		if doc == "" {
 			t.Errorf("the setting %s has no comment at its field: write one", name)
 		}
+		doc = internalUnit.ReplaceAllString(strings.Join(strings.Fields(doc), " "), "")
 		value, derived := k.Derived[name]
 		if !derived {
 			value = Code(s.value)
@@ -78,12 +79,15 @@ func (k Keys[C]) Table(t testing.TB) string {
 	return Table([]string{"Setting", "Type", "Default", "Allowed", "Meaning"}, rows)
 }
 
-// constants are the values of the exported constants beside a type.
+// internalUnit is how a field counts what the file writes with its unit.
+var internalUnit = regexp.MustCompile(`[,;]? in (?:nanoseconds|thousandths)\b`)
+
+// constants are the values of the numeric constants beside a type.
 func constants(t testing.TB, typ reflect.Type) map[string]string {
 	out := map[string]string{}
 	if p := sourceOf(t, typ); p != nil {
 		for _, c := range p.Constants() {
-			if c.Value != "" {
+			if _, err := strconv.ParseFloat(c.Value, 64); err == nil {
 				out[c.Name] = c.Value
 			}
 		}
@@ -120,7 +124,7 @@ var kinds = []struct {
 	{"list of strings", []string{`["probe"]`, `["GPU-1"]`}, []string{`["pro be"]`, `[""]`}},
 	{"list of numbers", []string{`[77]`}, []string{`[0]`}},
 	{"size", []string{`"77MiB"`, `"20GiB"`}, []string{`"0B"`, `"1B"`, `"900000TiB"`}},
-	{"duration", []string{`"77s"`, `"7m"`}, []string{`"-1h"`, `"0s"`, `"1ns"`, `"99999h"`}},
+	{"duration", []string{`"77s"`, `"7s"`, `"7m"`}, []string{`"-1h"`, `"0s"`, `"1ns"`, `"99999h"`}},
 	{"number", []string{`0.75`, `1.5`}, []string{`-1`, `0`, `1e12`}},
 	{"whole number", []string{`77`, `4`, `3`, `2`, `1`}, []string{`-1`, `0`, `1000000000000`}},
 }
@@ -145,10 +149,10 @@ func (p *prober[C]) parse(name, value string) (C, error) {
 func (p *prober[C]) probe(t testing.TB, name string) setting {
 	t.Helper()
 	var s setting
-	try := func(value string) bool {
+	try := func(value string, valid bool) bool {
 		cfg, err := p.parse(name, value)
-		if err != nil && reflect.ValueOf(cfg).IsZero() {
-			return false // nothing was read
+		if err != nil && (valid || reflect.ValueOf(cfg).IsZero()) {
+			return false
 		}
 		changed := diff(reflect.ValueOf(p.base), reflect.ValueOf(cfg), change{})
 		if len(changed) == 0 {
@@ -169,18 +173,19 @@ func (p *prober[C]) probe(t testing.TB, name string) setting {
 		return true
 	}
 	var refuse []string
-	for _, kind := range kinds {
-		if slices.ContainsFunc(kind.takes, try) {
-			s.kind, refuse = kind.name, kind.refuse
-			break
-		}
-	}
-	if example, given := p.Examples[name]; given && s.kind == "" {
-		if !try(example) {
+	if example, given := p.Examples[name]; given {
+		if !try(example, true) {
 			_, err := p.parse(name, example)
 			t.Errorf("the setting %s does not take its example %s: %v", name, example, err)
 		}
 		s.kind, refuse = kindOf(example)
+	}
+	for _, valid := range []bool{true, false} { // a value may be of the right type and still be refused
+		for _, kind := range kinds {
+			if s.kind == "" && slices.ContainsFunc(kind.takes, func(value string) bool { return try(value, valid) }) {
+				s.kind, refuse = kind.name, kind.refuse
+			}
+		}
 	}
 	if s.kind == "" {
 		_, err := p.parse(name, `"probe"`)
@@ -365,6 +370,11 @@ func plain(v reflect.Value) string {
 		}
 	}
 	switch v.Kind() {
+	case reflect.Pointer:
+		if v.IsNil() {
+			return ""
+		}
+		return plain(v.Elem())
 	case reflect.String:
 		if v.String() == "" {
 			return ""
@@ -393,6 +403,8 @@ func plain(v reflect.Value) string {
 func (s setting) shown() string {
 	n, err := strconv.ParseFloat(s.value, 64)
 	switch {
+	case s.kind == "JSON" || s.kind == "map":
+		return ""
 	case err != nil && s.kind == "duration" && s.value != "":
 		return strconv.Quote(s.value)
 	case err != nil:

@@ -37,19 +37,17 @@ type metric struct {
 }
 
 // Metrics lists the metrics of collectors. A registry among them is described by the others:
-// they must describe all that it has. What a collector of the program's own has is a gauge,
+// they must describe all that it has but the metrics of the runtime and of the process. What a collector of the program's own has is a gauge,
 // unless it collects something else now.
 func Metrics(t testing.TB, collectors ...prometheus.Collector) string {
 	t.Helper()
 	found := map[string]*metric{}
-	runtime := false
 	for _, c := range collectors {
 		kind := kindOfCollector(c)
 		registry, whole := c.(*prometheus.Registry)
 		for _, d := range described(c) {
 			m := parseDesc(t, d)
 			if strings.HasPrefix(m.name, "go_") || strings.HasPrefix(m.name, "process_") {
-				runtime = true
 				continue
 			}
 			was := found[m.name]
@@ -89,22 +87,6 @@ func Metrics(t testing.TB, collectors ...prometheus.Collector) string {
 		}
 		rows = append(rows, []string{Code(name), m.kind, Codes(m.labels), m.help})
 	}
-	out := Table([]string{"Metric", "Type", "Labels", "Meaning"}, rows)
-	if runtime {
-		out += "\nBeside these there are the metrics of the Go runtime (`go_…`) and of the process (`process_…`).\n"
-	}
-	return out
-}
-
-// Described lists metrics by their descriptions alone; all are of one type.
-func Described(t testing.TB, kind string, descs ...*prometheus.Desc) string {
-	t.Helper()
-	var rows [][]string
-	for _, d := range descs {
-		m := parseDesc(t, d)
-		rows = append(rows, []string{Code(m.name), kind, Codes(m.labels), m.help})
-	}
-	slices.SortFunc(rows, func(a, b []string) int { return strings.Compare(a[0], b[0]) })
 	return Table([]string{"Metric", "Type", "Labels", "Meaning"}, rows)
 }
 

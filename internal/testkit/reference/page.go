@@ -44,13 +44,14 @@ var pages = map[string]page{
 		intro: "Every setting of every file that an operator writes. A setting in a block is written here as `block.setting`. " +
 			"*Allowed* is what the program itself says when it rejects a value; where it is empty, every value of the type is accepted. " +
 			"Durations are written as `\"90s\"`, `\"15m\"` or `\"1h30m\"`, sizes as `\"512MiB\"` or `\"16GiB\"`.",
-		sections: []string{"controller", "gateway", "model", "pipeline", "calendar", "device", "autoscaler sources", "autoscaler target", "autoscaler strategies"},
+		sections: []string{"controller", "gateway", "model", "pipeline", "calendar", "device", "autoscaler sources", "autoscaler apm", "autoscaler target", "autoscaler strategies"},
 	},
 	"metrics.md": {
 		title: "Metrics",
-		intro: "The metrics of each program. All of them are in the format of Prometheus. A histogram `NAME` has the series `NAME_bucket`, `NAME_sum` and `NAME_count`.",
+		intro: "The metrics of each program. All of them are in the format of Prometheus. A histogram `NAME` has the series `NAME_bucket`, `NAME_sum` and `NAME_count`. " +
+			"The controller, the gateway, `remuda lockd`, `remuda gms` and `remuda gms keeper` also show the metrics of the Go runtime (`go_…`) and of the process (`process_…`).",
 		sections: []string{"controller api", "controller raft", "controller reconcile", "gateway", "engine", "lockd",
-			"gms", "gms keeper", "device", "device stats", "autoscaler", "sim"},
+			"gms", "gms keeper", "device", "device nvml", "device stats", "autoscaler", "sim"},
 	},
 	"api.md": {
 		title:    "HTTP APIs and protocols",
