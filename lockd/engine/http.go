@@ -92,14 +92,27 @@ func (s *Shim) Status() Status {
 // handler is the shim's own HTTP (DESIGN section 4).
 func (s *Shim) handler() http.Handler {
 	mux := http.NewServeMux()
+	// Answers 200 while the engine is sound, and 503 with the reason where its task must be
+	// restarted. With ?startup=DURATION an engine that initialises is sound for so long.
 	mux.HandleFunc("GET /live", s.live)
+	// Answers 200 while the engine can take requests, and 503 with the reason while not.
 	mux.HandleFunc("GET /ready", s.probe((*Machine).Ready))
+	// Answers with the engine's state, as below.
 	mux.HandleFunc("GET /state", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, s.Status()) })
+	// Answers with the shim's metrics in Prometheus' text format.
 	mux.Handle("GET /metrics", promhttp.HandlerFor(s.metrics.registry, promhttp.HandlerOpts{}))
+
 	// A drain can be called off by leaving. A sleep or a wake that has begun
 	// cannot: half of one is worse than either.
+
+	// Takes the engine out of routing and waits until it has no request, at most for
+	// ?timeout=DURATION. A client that leaves cancels the drain. The answer is the state.
 	mux.HandleFunc("POST /v1/drain", s.operation(s.Drain))
+	// Drains the engine, at most for ?timeout=DURATION, and puts it to sleep. It stays
+	// asleep across restarts. The answer is the state.
 	mux.HandleFunc("POST /v1/sleep", s.committed(s.Sleep))
+	// Wakes the engine, with ?gpus=UUID,UUID on other GPUs of its task. The answer is the
+	// state.
 	mux.HandleFunc("POST /v1/wake", func(w http.ResponseWriter, r *http.Request) {
 		var gpus []string
 		if q := r.URL.Query(); q.Has("gpus") {

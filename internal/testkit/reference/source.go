@@ -252,6 +252,8 @@ type Constant struct {
 	// Doc is its comment. One without a comment has that of its group, where it is alone in
 	// it, or that of the constant of the group whose comment names it.
 	Doc string
+	// Type is its type as the source has it, empty where it has none.
+	Type string
 	// Package is the directory of its package.
 	Package string
 }
@@ -274,7 +276,7 @@ func (p *Package) Constants() []Constant {
 					doc = text(gen.Doc)
 				}
 				for i, n := range vs.Names {
-					c := Constant{Name: n.Name, Doc: doc, Package: p.Path}
+					c := Constant{Name: n.Name, Doc: doc, Package: p.Path, Type: types(vs.Type)}
 					if i < len(vs.Values) {
 						if lit, ok := vs.Values[i].(*ast.BasicLit); ok {
 							c.Value = lit.Value
@@ -395,4 +397,16 @@ func Packages(t testing.TB) []string {
 	}
 	sort.Strings(out)
 	return out
+}
+
+// Plain is a comment without the name that it begins with, as of "Fenced: no requests" or
+// "CodeStale is old".
+func Plain(c Constant) string {
+	doc := strings.Join(strings.Fields(c.Doc), " ")
+	for _, sep := range []string{": ", " is ", " are "} {
+		if rest, ok := strings.CutPrefix(doc, c.Name+sep); ok {
+			return Sentence(Text(rest))
+		}
+	}
+	return Reworded(doc, map[string]string{c.Name: c.Value})
 }
