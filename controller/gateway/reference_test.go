@@ -116,7 +116,7 @@ func answers(src *reference.Package) []failed {
 	var out []failed
 	add := func(status, code ast.Expr, message string) {
 		lit, ok := code.(*ast.BasicLit)
-		if !ok {
+		if gone, is := status.(*ast.Ident); !ok || is && gone.Name == "statusClientGone" { // it is only counted
 			return
 		}
 		name, _ := strconv.Unquote(lit.Value)
@@ -167,6 +167,9 @@ func firstText(e ast.Expr) string {
 		}
 		return text == ""
 	})
+	if strings.HasSuffix(text, ": ") {
+		text += "…" // the rest is a value
+	}
 	return strings.NewReplacer("%s", "…", "%d", "…", "%q", "…", "%v", "…", "%w", "…").Replace(text)
 }
 

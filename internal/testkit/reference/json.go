@@ -55,6 +55,9 @@ func jsonRows(t testing.TB, v reflect.Value, prefix string) [][]string {
 		if raw, err := json.Marshal(v.Field(i).Interface()); err == nil && inner.Kind() != reflect.Struct {
 			value = Code(string(raw))
 		}
+		if doc == "" && inner.Kind() != reflect.Struct {
+			t.Errorf("the field %s of %s has no comment: write one", f.Name, typ)
+		}
 		nested := inner.Kind() == reflect.Struct && inner != reflect.TypeFor[time.Time]()
 		rows = append(rows, []string{Code(prefix + name + list), jsonType(f.Type), value, doc})
 		if nested {

@@ -2,15 +2,16 @@ package reference
 
 import (
 	"go/ast"
+	"go/build"
 	"go/doc/comment"
 	"go/parser"
 	"go/token"
+	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
 	"regexp"
 	"slices"
-	"sort"
 	"strconv"
 	"strings"
 	"sync"
@@ -63,6 +64,9 @@ func Source(t testing.TB, path string) *Package {
 	for _, e := range entries {
 		if name := e.Name(); !strings.HasSuffix(name, ".go") || strings.HasSuffix(name, "_test.go") {
 			continue
+		}
+		if match, err := build.Default.MatchFile(at, e.Name()); err != nil || !match {
+			continue // of another system, or for tests
 		}
 		f, err := parser.ParseFile(p.fset, filepath.Join(at, e.Name()), nil, parser.ParseComments|parser.SkipObjectResolution)
 		if err != nil {
@@ -367,36 +371,32 @@ func FieldDoc(t testing.TB, typ reflect.Type, field string) string {
 	return ""
 }
 
-// Packages are the directories of the module's packages, sorted, without those that only
-// tests, examples and tools have.
-func Packages(t testing.TB) []string {
+// Shipped are the directories of the packages of this module that some packages link,
+// themselves included, sorted.
+func Shipped(t testing.TB, commands ...string) []string {
 	t.Helper()
 	root := Root(t)
 	found := map[string]bool{}
-	for _, top := range []string{"cmd", "controller", "lockd", "device-plugin", "autoscaler-plugin", "internal"} {
-		err := filepath.WalkDir(filepath.Join(root, top), func(path string, d os.DirEntry, err error) error {
-			if err != nil {
-				return err
-			}
-			if d.IsDir() && (d.Name() == "testdata" || d.Name() == "testkit") {
-				return filepath.SkipDir
-			}
-			if strings.HasSuffix(path, ".go") && !strings.HasSuffix(path, "_test.go") {
-				rel, _ := filepath.Rel(root, filepath.Dir(path))
-				found[rel] = true
-			}
-			return nil
-		})
+	var visit func(path string)
+	visit = func(path string) {
+		if found[path] {
+			return
+		}
+		found[path] = true
+		p, err := build.ImportDir(filepath.Join(root, path), 0)
 		if err != nil {
 			t.Fatal(err)
 		}
+		for _, i := range p.Imports {
+			if inner, own := strings.CutPrefix(i, modulePath); own {
+				visit(inner)
+			}
+		}
 	}
-	var out []string
-	for p := range found {
-		out = append(out, p)
+	for _, c := range commands {
+		visit(c)
 	}
-	sort.Strings(out)
-	return out
+	return slices.Sorted(maps.Keys(found))
 }
 
 // Plain is a comment without the name that it begins with, as of "Fenced: no requests" or
