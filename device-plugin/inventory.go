@@ -42,7 +42,7 @@ const (
 	// AttrGMS says whether tasks are told of a GPU memory service. Whether it
 	// runs at this moment is no attribute: those never change by themselves.
 	AttrGMS       = "gms"
-	AttrSimulated = "simulated"
+	AttrSimulated = "simulated" // whether the GPUs are simulated
 )
 
 // inventory is the set of usable GPUs at one moment, in the order of their PCI

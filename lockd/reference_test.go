@@ -28,9 +28,9 @@ func TestReferenceAPI(t *testing.T) {
 		for _, c := range reference.Source(t, path).Constants() {
 			switch {
 			case c.Type == "State":
-				states = append(states, []string{reference.Code(c.Value), reference.Plain(c)})
+				states = append(states, []string{reference.Code(c.Value), reference.Plain(t, c)})
 			case strings.HasPrefix(strings.ToLower(c.Name), "code"):
-				codes = append(codes, []string{reference.Code(c.Value), reference.Plain(c)})
+				codes = append(codes, []string{reference.Code(c.Value), reference.Plain(t, c)})
 			}
 		}
 	}

@@ -17,7 +17,7 @@ func TestReferenceConsul(t *testing.T) {
 			if c.Doc == "" {
 				t.Errorf("the constant %s has no comment: write one", c.Name)
 			}
-			meta = append(meta, []string{reference.Code(c.Value), reference.Plain(c)})
+			meta = append(meta, []string{reference.Code(c.Value), reference.Plain(t, c)})
 		}
 	}
 	if len(meta) != len(r.Meta) {
@@ -26,7 +26,7 @@ func TestReferenceConsul(t *testing.T) {
 	var keys [][]string
 	for _, c := range reference.Source(t, "cmd/remuda").Constants() {
 		if strings.HasPrefix(c.Value, "remuda/") {
-			keys = append(keys, []string{reference.Code(c.Value + "GROUP"), reference.Plain(c)})
+			keys = append(keys, []string{reference.Code(c.Value + "GROUP"), reference.Plain(t, c)})
 		}
 	}
 	reference.Section(t, "environment.md", "consul", "## Consul\n\nThe controller and the gateway register themselves under the names in their settings `consul.service` (see [configuration.md](configuration.md)).\n\n"+

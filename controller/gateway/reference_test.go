@@ -89,7 +89,7 @@ func TestReferenceAPI(t *testing.T) {
 			if c.Doc == "" {
 				t.Errorf("the constant %s has no comment", c.Name)
 			}
-			headers = append(headers, []string{reference.Code(c.Value), reference.Plain(c)})
+			headers = append(headers, []string{reference.Code(c.Value), reference.Plain(t, c)})
 		}
 	}
 	slices.SortFunc(headers, func(a, b []string) int { return strings.Compare(a[0], b[0]) })

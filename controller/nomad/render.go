@@ -24,7 +24,7 @@ const (
 	MetaModel      = "remuda_model"       // the model's name
 	MetaVariant    = "remuda_variant"     // the variant's name
 	MetaReplica    = "remuda_replica"     // the whole name, which is the failover group's
-	MetaHash       = "remuda_hash"        // of the variant
+	MetaHash       = "remuda_hash"        // the hash of the variant's definition
 	MetaNode       = "remuda_node"        // the node's ID
 	MetaSeats      = "remuda_seats"       // the device IDs, by commas
 	MetaMemory     = "remuda_memory"      // bytes of each GPU

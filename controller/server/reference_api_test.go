@@ -70,7 +70,7 @@ func TestReferenceAPI(t *testing.T) {
 	var codes [][]string
 	for _, c := range reference.Source(t, "controller/api").Constants() {
 		if strings.HasPrefix(c.Name, "Code") {
-			codes = append(codes, []string{reference.Code(c.Value), reference.Plain(c)})
+			codes = append(codes, []string{reference.Code(c.Value), reference.Plain(t, c)})
 		}
 	}
 	fmt.Fprintf(&b, "\n### Errors of the controller\n\nEvery request may be answered with %s; the tables of the routes have the others. The body of an error is an [Error](#error).\n\n%s\n%s",

@@ -41,7 +41,7 @@ func TestReferenceAPI(t *testing.T) {
 	var states [][]string
 	for _, c := range src.Constants() {
 		if c.Type == "State" {
-			states = append(states, []string{reference.Code(c.Value), reference.Plain(c)})
+			states = append(states, []string{reference.Code(c.Value), reference.Plain(t, c)})
 		}
 	}
 	reference.Section(t, "api.md", "engine", "## Engine\n\nAt the address in `remuda engine -listen`. Answers are JSON; of an error it is `{\"error\": \"…\", \"state\": \"…\"}`.\n\n"+

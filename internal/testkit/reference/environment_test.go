@@ -35,7 +35,9 @@ func TestReferenceEnvironment(t *testing.T) {
 		p := reference.Source(t, path)
 		for _, c := range p.Constants() {
 			if ownVariable.MatchString(c.Value) || variable.MatchString(c.Value) && strings.Contains(strings.ToLower(c.Name), "env") {
-				note(docs, c.Value, reference.Plain(c))
+				if c.Own {
+					note(docs, c.Value, reference.Plain(t, c))
+				}
 				note(where, c.Value, path)
 			}
 		}
@@ -83,7 +85,7 @@ func named(t *testing.T, path, prefix, valuePrefix string) string {
 		if c.Doc == "" {
 			t.Errorf("%s: the constant %s has no comment: write one", path, c.Name)
 		}
-		rows = append(rows, []string{reference.Code(valuePrefix + c.Value), reference.Plain(c)})
+		rows = append(rows, []string{reference.Code(valuePrefix + c.Value), reference.Plain(t, c)})
 	}
 	if len(rows) == 0 {
 		t.Errorf("%s has no constants %s…", path, prefix)
@@ -98,6 +100,5 @@ func TestReferenceNomad(t *testing.T) {
 		"\n### Meta of replicas' jobs\n\nA task sees them as `NOMAD_META_…`.\n\n"+named(t, "controller/nomad", "Meta", "")+
 		"\n### Environment of engines' tasks\n\nThe controller sets it.\n\n"+named(t, "controller/nomad", "Env", "")+
 		"\n### Environment of tasks with seats\n\nThe device plugin sets it.\n\n"+named(t, "device-plugin", "Env", "")+
-		"\n### Attributes of devices\n\nFor constraints and affinities in `device \"nvidia/gpu\"`.\n\n"+named(t, "device-plugin", "Attr", "${device.attr.")+
-		"")
+		"\n### Attributes of devices\n\nFor constraints and affinities in `device \"nvidia/gpu\"`.\n\n"+named(t, "device-plugin", "Attr", "device.attr."))
 }

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -74,7 +75,7 @@ func end(section string) string   { return "<!-- end " + section + " -->\n" }
 func Section(t testing.TB, file, section, text string) {
 	t.Helper()
 	p, known := pages[file]
-	if !known || !contains(p.sections, section) {
+	if !known || !slices.Contains(p.sections, section) {
 		t.Fatalf("package reference has no section %q of %s", section, file)
 	}
 	text = strings.TrimSpace(text) + "\n"
@@ -157,13 +158,4 @@ func difference(was, now string) string {
 		}
 	}
 	return ""
-}
-
-func contains(list []string, s string) bool {
-	for _, one := range list {
-		if one == s {
-			return true
-		}
-	}
-	return false
 }

@@ -256,6 +256,8 @@ type Constant struct {
 	// Doc is its comment. One without a comment has that of its group, where it is alone in
 	// it, or that of the constant of the group whose comment names it.
 	Doc string
+	// Own tells that the comment is its own.
+	Own bool
 	// Type is its type as the source has it, empty where it has none.
 	Type string
 	// Package is the directory of its package.
@@ -280,7 +282,7 @@ func (p *Package) Constants() []Constant {
 					doc = text(gen.Doc)
 				}
 				for i, n := range vs.Names {
-					c := Constant{Name: n.Name, Doc: doc, Package: p.Path, Type: types(vs.Type)}
+					c := Constant{Name: n.Name, Doc: doc, Own: doc != "", Package: p.Path, Type: types(vs.Type)}
 					if i < len(vs.Values) {
 						if lit, ok := vs.Values[i].(*ast.BasicLit); ok {
 							c.Value = lit.Value
@@ -297,18 +299,6 @@ func (p *Package) Constants() []Constant {
 		}
 	}
 	return out
-}
-
-// ConstantDoc is the comment of one constant.
-func (p *Package) ConstantDoc(t testing.TB, name string) string {
-	t.Helper()
-	for _, c := range p.Constants() {
-		if c.Name == name {
-			return c.Doc
-		}
-	}
-	t.Fatalf("%s has no constant %s", p.Path, name)
-	return ""
 }
 
 // Func is a function or a method by its name, as "Server.handler".
@@ -400,13 +390,26 @@ func Shipped(t testing.TB, commands ...string) []string {
 }
 
 // Plain is a comment without the name that it begins with, as of "Fenced: no requests" or
-// "CodeStale is old".
-func Plain(c Constant) string {
+// "CodeStale is old". Names of constants of the package become their values.
+func Plain(t testing.TB, c Constant) string {
+	t.Helper()
 	doc := strings.Join(strings.Fields(c.Doc), " ")
 	for _, sep := range []string{": ", " is ", " are "} {
 		if rest, ok := strings.CutPrefix(doc, c.Name+sep); ok {
-			return Sentence(Text(rest))
+			doc = rest
+			break
 		}
 	}
-	return Reworded(doc, map[string]string{c.Name: c.Value})
+	values := map[string]string{}
+	for _, other := range Source(t, c.Package).Constants() {
+		if len(other.Name) > 2 && other.Value != "" && !strings.EqualFold(other.Name, other.Value) {
+			values[other.Name] = other.Value
+		}
+	}
+	return Sentence(regexp.MustCompile(`\w+`).ReplaceAllStringFunc(Text(doc), func(w string) string {
+		if value, ok := values[w]; ok {
+			return Code(value)
+		}
+		return w
+	}))
 }
