@@ -2,6 +2,7 @@ package sources_test
 
 import (
 	"strconv"
+	"strings"
 	"testing"
 
 	"remuda/autoscaler-plugin/observe/engines"
@@ -13,8 +14,16 @@ import (
 
 func TestReferenceConfiguration(t *testing.T) {
 	t.Setenv(api.EnvAddress, "")
+	var names []string
+	for _, path := range []string{"autoscaler-plugin/settings", "autoscaler-plugin/sources"} {
+		for _, c := range reference.Source(t, path).Constants() {
+			if strings.HasPrefix(c.Name, "Key") {
+				names = append(names, c.Value)
+			}
+		}
+	}
 	table := reference.Keys[sources.Config]{
-		Names: sources.Keys(),
+		Names: names,
 		Parse: func(values map[string]string) (sources.Config, error) {
 			plain := map[string]string{settings.KeyController: "http://127.0.0.1:4750"}
 			for name, v := range values {
