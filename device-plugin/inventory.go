@@ -22,17 +22,17 @@ const (
 // the names of NVIDIA's own plugin, but all of them are static here: limits and
 // sizes, never readings.
 const (
-	AttrModel             = "model"
-	AttrMemory            = "memory"
-	AttrComputeCapability = "compute_capability"
-	AttrArchitecture      = "architecture"
-	AttrDriverVersion     = "driver_version"
-	AttrCUDAVersion       = "cuda_version"
-	AttrPower             = "power"
-	AttrCoresClock        = "cores_clock"
-	AttrMemoryClock       = "memory_clock"
-	AttrSeats             = "seats"
-	AttrClique            = "nvlink_clique"
+	AttrModel             = "model"              // the product name of the GPUs
+	AttrMemory            = "memory"             // the memory of each GPU
+	AttrComputeCapability = "compute_capability" // the CUDA compute capability, as 9.0
+	AttrArchitecture      = "architecture"       // the name of the GPUs' architecture
+	AttrDriverVersion     = "driver_version"     // the version of the driver
+	AttrCUDAVersion       = "cuda_version"       // the newest version of CUDA that the driver takes
+	AttrPower             = "power"              // the power limit of each GPU
+	AttrCoresClock        = "cores_clock"        // the highest core clock
+	AttrMemoryClock       = "memory_clock"       // the highest memory clock
+	AttrSeats             = "seats"              // how many seats each GPU offers
+	AttrClique            = "nvlink_clique"      // the NVLink clique of the GPUs, where there is one
 	// AttrNUMANode and AttrPCIBusID are published where all GPUs of a group
 	// agree in them; Nomad knows each GPU's bus ID from its locality.
 	AttrNUMANode = "numa_node"
@@ -42,7 +42,7 @@ const (
 	// AttrGMS says whether tasks are told of a GPU memory service. Whether it
 	// runs at this moment is no attribute: those never change by themselves.
 	AttrGMS       = "gms"
-	AttrSimulated = "simulated"
+	AttrSimulated = "simulated" // whether the GPUs are simulated
 )
 
 // inventory is the set of usable GPUs at one moment, in the order of their PCI

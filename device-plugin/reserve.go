@@ -14,11 +14,13 @@ const (
 	// EnvNVIDIAVisible lists the UUIDs of the task's GPUs, separated by
 	// commas, for NVIDIA's container runtime.
 	EnvNVIDIAVisible = "NVIDIA_VISIBLE_DEVICES"
-	// EnvCUDAVisible is the same list. CUDA takes UUIDs as well as indexes, and
-	// numbers the devices that a process sees in the order of this list, so a
-	// raw_exec task sees the GPUs that a container would.
+	// EnvCUDAVisible lists the UUIDs of the task's GPUs, separated by commas, for
+	// CUDA, which takes UUIDs as well as indexes and numbers the devices that a
+	// process sees in the order of this list, so a raw_exec task sees the GPUs that
+	// a container would.
 	EnvCUDAVisible = "CUDA_VISIBLE_DEVICES"
-	// EnvGPUs is the same list again, under a name that nothing else writes.
+	// EnvGPUs lists the UUIDs of the task's GPUs, separated by commas, under a name
+	// that nothing else writes.
 	EnvGPUs = "REMUDA_GPU_UUIDS"
 	// EnvSeats lists the seats that were reserved, as full device IDs.
 	EnvSeats = "REMUDA_SEATS"

@@ -19,7 +19,7 @@ var numbers = map[string]func(*Query, *observe.Snapshot) (float64, error){
 	"running": func(q *Query, s *observe.Snapshot) (float64, error) {
 		return q.requests(s, func(u *observe.Queue) int { return u.InFlight }, func(e *observe.Engine) measure.Value { return e.RunningNow })
 	},
-	// kv_cache_usage_max and _avg: peaks of the last minute, 0 to 1.
+	// kv_cache_usage_max: the highest share of the KV cache that was in use at a replica in the last minute, 0 to 1.
 	"kv_cache_usage_max": func(q *Query, s *observe.Snapshot) (float64, error) {
 		most := 0.0
 		_, err := q.each(s, func(e *observe.Engine) (float64, error) {
@@ -29,6 +29,7 @@ var numbers = map[string]func(*Query, *observe.Snapshot) (float64, error){
 		})
 		return most, err
 	},
+	// kv_cache_usage_avg: the mean of the replicas' peaks in the last minute, 0 to 1.
 	"kv_cache_usage_avg": func(q *Query, s *observe.Snapshot) (float64, error) {
 		sum := 0.0
 		n, err := q.each(s, func(e *observe.Engine) (float64, error) {

@@ -11,7 +11,9 @@ const maxTolerance Milli = 1_000_000
 // Tolerance is how far the ratio of metric and target may be from 1 without a change
 // (rule 1), both ends included. 100 is 0.1.
 type Tolerance struct {
-	Up   Milli `json:"up_milli"`
+	// Up is how far the ratio may be above 1 before the count grows.
+	Up Milli `json:"up_milli"`
+	// Down is how far the ratio may be below 1 before the count shrinks.
 	Down Milli `json:"down_milli"`
 }
 

@@ -32,6 +32,7 @@ type Target struct {
 
 // VariantSpec is one job group that runs the model.
 type VariantSpec struct {
+	// Variant is the name of the job group.
 	Variant string `json:"variant"`
 	// Cost of a replica per hour in any one unit; 0: not told.
 	Cost float64 `json:"cost,omitempty"`

@@ -33,10 +33,17 @@ const (
 type Config struct {
 	// Controller is nil where there is none: it is neither named nor in the environment.
 	Controller *api.Config
-	// Prometheus has engines' metrics where it is set, and Consul otherwise; "none" as
-	// Consul: nobody has.
-	Consul, ConsulToken         string
-	Prometheus, PrometheusToken string
+	// Consul is the address of the Consul agent, through which engines are found where
+	// Prometheus is not set; empty: as Consul's own clients have it, "none": not through
+	// Consul.
+	Consul string
+	// ConsulToken is the ACL token for Consul; empty: as Consul's own clients have it.
+	ConsulToken string
+	// Prometheus is the URL of a Prometheus server that has the engines' metrics, in place
+	// of Consul.
+	Prometheus string
+	// PrometheusToken is a bearer token for the Prometheus server.
+	PrometheusToken string
 	// Scrape is the time between two looks at an engine.
 	Scrape time.Duration
 }

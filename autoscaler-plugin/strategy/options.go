@@ -28,7 +28,9 @@ func Names() []string { return []string{Capacity, HPA, Utilization, Predictive} 
 
 // Options are what a check wants. They are kept beside every decision.
 type Options struct {
-	Model     string `json:"model"`
+	// Model is the name of the model that the check is about.
+	Model string `json:"model"`
+	// Namespace is written to the records, and selects overrides of thresholds.
 	Namespace string `json:"namespace,omitempty"`
 	// ScaleToZero lets a model without requests go to 0 replicas, where its min is 0.
 	ScaleToZero bool `json:"scale_to_zero,omitempty"`
@@ -46,6 +48,7 @@ type Options struct {
 
 // CapacityOptions are those of remuda-capacity.
 type CapacityOptions struct {
+	// Rules are safe, or wva: those of the upstream analyzer.
 	Rules  string          `json:"rules"`
 	Config capacity.Config `json:"config"`
 	// Hold is for how long fewer replicas must have been enough before one is removed, in
@@ -58,6 +61,7 @@ type CapacityOptions struct {
 
 // HPAOptions are those of remuda-hpa.
 type HPAOptions struct {
+	// Metric is what is compared with Target.
 	Metric observe.Metric `json:"metric"`
 	// Target is the metric's value for each replica, in thousandths.
 	Target    hpa.Milli     `json:"target_milli"`

@@ -144,12 +144,12 @@ func (p *Plugin) check(config map[string]string) (Controller, string, error) {
 
 // Keys of a TargetStatus' Meta, beside nomad-autoscaler's own.
 const (
-	MetaModelIndex = "remuda.model_index"
-	MetaStarting   = "remuda.starting"
-	MetaPending    = "remuda.pending" // wanted, and neither there nor on the way
-	MetaDraining   = "remuda.draining"
-	MetaWarm       = "remuda.warm"
-	MetaWhy        = "remuda.why" // why it is not ready
+	MetaModelIndex = "remuda.model_index" // the model's index, with which a decision is compared
+	MetaStarting   = "remuda.starting"    // replicas that start
+	MetaPending    = "remuda.pending"     // replicas that should run and have no place yet
+	MetaDraining   = "remuda.draining"    // replicas that finish their requests and end
+	MetaWarm       = "remuda.warm"        // replicas that sleep
+	MetaWhy        = "remuda.why"         // why it is not ready
 )
 
 // Status tells how many replicas the model has and whether it may be scaled now.

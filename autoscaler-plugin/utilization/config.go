@@ -47,6 +47,7 @@ type Scaling struct {
 
 // EZ is the configuration of the rule with bounds of its own.
 type EZ struct {
+	// Active switches the rule on.
 	Active bool `json:"active"`
 	// MinUtilization and MaxUtilization bound the band in which nothing is done, as
 	// shares of the instances' concurrency. Both ends belong to the band.

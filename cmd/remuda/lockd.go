@@ -85,6 +85,10 @@ whether they live, so they have sessions: silent for -session-ttl, and then -loc
 	}
 }
 
+// lockKeys is the prefix of the keys in Consul in which `remuda lockd -consul` shows the locks, one for
+// each failover group that is not free: JSON with holder, token, since and state.
+const lockKeys = "remuda/locks/"
+
 // mirrorLocks writes every change of the locks to Consul, so that people can watch them. It
 // returns nil without an address.
 func mirrorLocks(cfg *lockd.Config, addr string) (*consul.Mirror, error) {
@@ -108,7 +112,7 @@ func mirrorLocks(cfg *lockd.Config, addr string) (*consul.Mirror, error) {
 			}
 			value, err := json.Marshal(map[string]any{"holder": g.Holder, "token": g.Token, "since": g.Since, "state": g.State})
 			if err == nil {
-				keys["remuda/locks/"+g.Group] = string(value)
+				keys[lockKeys+g.Group] = string(value)
 			}
 		}
 		mirror.Set(keys)

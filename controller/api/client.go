@@ -22,11 +22,11 @@ import (
 
 // Environment that Config falls back to, as NOMAD_ADDR and friends.
 const (
-	EnvAddress    = "REMUDA_ADDR" // URLs, separated by commas
-	EnvToken      = "REMUDA_TOKEN"
-	EnvCACert     = "REMUDA_CACERT"
-	EnvClientCert = "REMUDA_CLIENT_CERT"
-	EnvClientKey  = "REMUDA_CLIENT_KEY"
+	EnvAddress    = "REMUDA_ADDR"        // the URLs of controllers, separated by commas
+	EnvToken      = "REMUDA_TOKEN"       // the secret of an ACL token of the controller
+	EnvCACert     = "REMUDA_CACERT"      // a PEM file of the authority that signed the controllers' certificates
+	EnvClientCert = "REMUDA_CLIENT_CERT" // a PEM file of the client's certificate, where the controllers ask for one
+	EnvClientKey  = "REMUDA_CLIENT_KEY"  // a PEM file of the key of the client's certificate
 )
 
 // DefaultAddress is where a server on this machine answers.

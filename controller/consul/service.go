@@ -11,12 +11,12 @@ import (
 
 // Meta keys of the service remuda-engine (DESIGN section 9).
 const (
-	metaModel   = "model"
-	metaVariant = "variant"
-	metaReplica = "replica"
-	metaRole    = "role"
-	metaToken   = "token"
-	metaSlots   = "slots"
+	metaModel   = "model"   // the model's name
+	metaVariant = "variant" // the variant's name
+	metaReplica = "replica" // the replica's ID, the last part of its name
+	metaRole    = "role"    // primary or shadow
+	metaToken   = "token"   // the fencing token of the engine's lock, 0 without one
+	metaSlots   = "slots"   // how many requests the engine works on at once
 	// metaCohort tells two lives of one engine apart: both have the same
 	// service ID, and only the living one's registration may stand.
 	metaCohort = "cohort"

@@ -29,8 +29,8 @@ const (
 
 // Response headers that say what became of the request.
 const (
-	headerReplica  = "X-Remuda-Replica"
-	headerAttempts = "X-Remuda-Attempts"
+	headerReplica  = "X-Remuda-Replica"  // the replica that answered
+	headerAttempts = "X-Remuda-Attempts" // how many engines the request was sent to
 )
 
 // exchange is one request on its way through the gateway.

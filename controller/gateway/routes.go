@@ -35,8 +35,8 @@ const (
 	pathModels   = "/v1/models"
 	labelModels  = "models"
 	labelOther   = "other"
-	headerID     = "X-Request-Id"
-	headerVia    = "Via"
+	headerID     = "X-Request-Id" // the request's ID: the client's own or a new one; it is sent to the engine and in the answer
+	headerVia    = "Via"          // says that the request went through the gateway
 	viaRemuda    = "1.1 remuda"
 	allowGet     = "GET, HEAD"
 	contentJSON  = "application/json"
@@ -81,23 +81,30 @@ func (g *Gateway) serve(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	switch r.URL.Path {
+	// Answers a chat. The body names the model, or a pipeline, and goes to an engine as it is.
 	case routeChat.path:
 		g.toEngine(w, r, routeChat)
+	// Continues a text. The body names the model, or a pipeline, and goes to an engine as it is.
 	case routeCompletions.path:
 		g.toEngine(w, r, routeCompletions)
+	// Computes embeddings. The body names the model and goes to an engine as it is.
 	case routeEmbeddings.path:
 		g.toEngine(w, r, routeEmbeddings)
+	// Answers 200 while the gateway runs.
 	case "/live":
 		g.text(w, r, http.StatusOK, "alive\n")
+	// Answers 200 while the gateway takes requests, and 503 before the first list of engines and while it stops.
 	case "/ready":
 		g.ready(w, r)
+	// Answers with the metrics in Prometheus' text format.
 	case "/metrics":
 		if r.Method == http.MethodGet || r.Method == http.MethodHead {
 			g.scrape.ServeHTTP(w, r)
 		} else {
 			errMethod(r.Method, r.URL.Path, allowGet).write(w, r)
 		}
-	default:
+	// Lists the models and the pipelines; with /ID at the end, answers with one of them.
+	default: // pathModels, and what does not exist
 		g.models(w, r)
 	}
 }

@@ -21,14 +21,14 @@ import (
 // Keys of a replica's job's meta. A task sees them as NOMAD_META_remuda_replica and
 // so on, and Observe knows the replicas' jobs by them.
 const (
-	MetaModel      = "remuda_model"
-	MetaVariant    = "remuda_variant"
-	MetaReplica    = "remuda_replica" // the whole name, which is the failover group's
-	MetaHash       = "remuda_hash"    // of the variant
-	MetaNode       = "remuda_node"    // the node's ID
-	MetaSeats      = "remuda_seats"   // the device IDs, by commas
-	MetaMemory     = "remuda_memory"  // bytes of each GPU
-	MetaHostMemory = "remuda_host_memory"
+	MetaModel      = "remuda_model"       // the model's name
+	MetaVariant    = "remuda_variant"     // the variant's name
+	MetaReplica    = "remuda_replica"     // the whole name, which is the failover group's
+	MetaHash       = "remuda_hash"        // the hash of the variant's definition
+	MetaNode       = "remuda_node"        // the node's ID
+	MetaSeats      = "remuda_seats"       // the device IDs, by commas
+	MetaMemory     = "remuda_memory"      // bytes of each GPU
+	MetaHostMemory = "remuda_host_memory" // bytes of the node's memory while it is WARM
 	// MetaGPUs has the UUIDs of the GPUs that it uses first, by commas: those of its seats,
 	// or of a variant with a reach some of them. It may wake on others.
 	MetaGPUs = "remuda_gpus"
@@ -50,9 +50,9 @@ const (
 
 // Environment of the engines' tasks.
 const (
-	EnvModel   = "REMUDA_MODEL"
-	EnvVariant = "REMUDA_VARIANT"
-	EnvGroup   = "REMUDA_GROUP" // the failover group, which is the replica's name
+	EnvModel   = "REMUDA_MODEL"   // the model's name
+	EnvVariant = "REMUDA_VARIANT" // the variant's name
+	EnvGroup   = "REMUDA_GROUP"   // the failover group, which is the replica's name
 	// EnvUseGPUs has the UUIDs of the GPUs that the engine uses first, by commas, of those
 	// on which it has seats.
 	EnvUseGPUs = "REMUDA_USE_GPUS"

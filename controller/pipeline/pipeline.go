@@ -22,9 +22,10 @@ const (
 	// pipeline's.
 	MaxHeld = 16 << 20
 
-	// DefaultDeadline is that of a pipeline that does not say, MaxDeadline the longest.
+	// DefaultDeadline is that of a pipeline that does not say.
 	DefaultDeadline = 10 * time.Minute
-	MaxDeadline     = 24 * time.Hour
+	// MaxDeadline is the longest deadline.
+	MaxDeadline = 24 * time.Hour
 )
 
 // Endpoint is the API by which a step calls its model.
@@ -44,7 +45,7 @@ type Pipeline struct {
 	// Steps in the order of the file.
 	Steps []*Step
 
-	output hcl.Expression
+	output hcl.Expression // a step, coalesce() of several, or an expression that is a string
 	// outputDeps are the steps that output names.
 	outputDeps []int
 	// candidates are the steps of which the first one that runs is the output, in their
@@ -56,8 +57,11 @@ type Pipeline struct {
 
 // Step is one call of a model, or of for_each.
 type Step struct {
-	Name, Model string
-	Endpoint    Endpoint
+	Name string
+	// Model is the name of the model that it calls.
+	Model string
+	// Endpoint is the API by which it calls the model.
+	Endpoint Endpoint
 	// After are the names of the steps that it needs, in the order of the file.
 	After []string
 	// FanOut: it has for_each.
@@ -67,8 +71,15 @@ type Step struct {
 	// Deadline of each call, 0: the pipeline's only.
 	Deadline time.Duration
 
-	// Expressions; nil where they were left out. One of prompt and messages is there.
-	when, forEach, prompt, messages, maxTokens, temperature, params hcl.Expression
+	// Expressions, nil where they were left out.
+
+	when        hcl.Expression // whether the step runs: true or false
+	forEach     hcl.Expression // a list or a map: the step runs once for each of its values
+	prompt      hcl.Expression // a text for the model, in place of messages
+	messages    hcl.Expression // the messages of a chat, in place of a prompt
+	maxTokens   hcl.Expression // how many tokens the answer may have
+	temperature hcl.Expression // the temperature of the sampling
+	params      hcl.Expression // an object with further fields of the request to the model
 	// deps are the steps of After.
 	deps []int
 }

@@ -94,11 +94,14 @@ func firstLine(out []byte) string {
 	return line
 }
 
+// toolsEnv names a directory with the builds of Nomad, Consul and nomad-autoscaler for `remuda dev`.
+const toolsEnv = "REMUDA_TOOLS"
+
 // toolDirs are where `make tools` leaves its builds, seen from the binary
 // (bin/remuda in a checkout) and from the working directory.
 func toolDirs(remuda string) []string {
 	dirs := []string{}
-	if env := os.Getenv("REMUDA_TOOLS"); env != "" {
+	if env := os.Getenv(toolsEnv); env != "" {
 		dirs = append(dirs, env)
 	}
 	dirs = append(dirs, filepath.Join(filepath.Dir(remuda), "..", ".tools", "bin"))

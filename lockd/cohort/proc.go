@@ -16,8 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// EnvVar names the environment variable that marks a cohort's members.
-// Children inherit it.
+// EnvVar marks the members of a cohort in their environment. Children inherit it.
 const EnvVar = "REMUDA_COHORT"
 
 // Process identifies a process for as long as the machine is up: its ID may be

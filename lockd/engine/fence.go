@@ -14,8 +14,8 @@ import (
 // on: in decimal, empty before. The file is memory of this process, so that none
 // is left behind.
 const (
-	fenceGroupEnv = "REMUDA_FENCE_GROUP"
-	fenceTokenEnv = "REMUDA_FENCE_TOKEN_FILE"
+	fenceGroupEnv = "REMUDA_FENCE_GROUP"      // the failover group whose token fences the engine's writes to the GPU memory service
+	fenceTokenEnv = "REMUDA_FENCE_TOKEN_FILE" // a file that has the newest fencing token
 )
 
 // openFence makes the file, for an engine with a lock.

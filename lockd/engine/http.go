@@ -17,21 +17,28 @@ import (
 
 // Status is the answer of GET /state.
 type Status struct {
+	// Replica is the replica's whole name, Model and Variant are the first parts of it.
 	Replica string `json:"replica"`
 	Model   string `json:"model"`
 	Variant string `json:"variant"`
-	Role    string `json:"role"`
-	State   State  `json:"state"`
+	// Role is primary or shadow.
+	Role string `json:"role"`
+	// State is one of the states below.
+	State State `json:"state"`
 	// Since is when State was entered.
 	Since time.Time `json:"since"`
 	// Unhealthy is why an Active engine cannot serve, empty while it can.
 	Unhealthy string `json:"unhealthy,omitempty"`
 	// Address is where the engine serves clients.
-	Address  string `json:"address"`
-	Slots    int    `json:"slots"`
-	Token    uint64 `json:"token"`
-	Dialect  string `json:"dialect"`
-	CanSleep bool   `json:"can_sleep"`
+	Address string `json:"address"`
+	// Slots is how many requests the engine works on at once.
+	Slots int `json:"slots"`
+	// Token is the fencing token of the lock that the engine holds, 0 without one.
+	Token uint64 `json:"token"`
+	// Dialect is the kind of the engine.
+	Dialect string `json:"dialect"`
+	// CanSleep tells whether the engine can be put to sleep.
+	CanSleep bool `json:"can_sleep"`
 	// Parked: the engine was put to sleep by POST /v1/sleep, at ParkedSince, and stays
 	// so across restarts until POST /v1/wake. It is the same for both of a pair.
 	Parked      bool      `json:"parked"`
@@ -40,8 +47,10 @@ type Status struct {
 	// has said.
 	GPUs []string `json:"gpus,omitempty"`
 	// PID is the engine's process, 0 while a cold or parked standby has none.
-	PID    int           `json:"pid"`
-	Cohort string        `json:"cohort"`
+	PID int `json:"pid"`
+	// Cohort names this life of the engine with all its processes.
+	Cohort string `json:"cohort"`
+	// Consul is absent where the engine is not registered in Consul, Lock where it has none.
 	Consul *ConsulStatus `json:"consul,omitempty"`
 	Lock   *LockStatus   `json:"lock,omitempty"`
 }
@@ -56,9 +65,12 @@ type LockStatus struct {
 
 // ConsulStatus says how the registration stands.
 type ConsulStatus struct {
-	Registered bool   `json:"registered"`
-	LastError  string `json:"last_error,omitempty"`
-	Failures   uint64 `json:"failures"`
+	// Registered tells whether Consul lists the engine.
+	Registered bool `json:"registered"`
+	// LastError is why the last call to Consul failed, empty where it did not; Failures
+	// counts such calls.
+	LastError string `json:"last_error,omitempty"`
+	Failures  uint64 `json:"failures"`
 }
 
 // Status returns the engine's state for people and programs.
@@ -92,14 +104,27 @@ func (s *Shim) Status() Status {
 // handler is the shim's own HTTP API.
 func (s *Shim) handler() http.Handler {
 	mux := http.NewServeMux()
+	// Answers 200 while the engine is sound, and 503 with the reason where its task must be
+	// restarted. With ?startup=DURATION an engine that initialises is sound for so long.
 	mux.HandleFunc("GET /live", s.live)
+	// Answers 200 while the engine can take requests, and 503 with the reason while not.
 	mux.HandleFunc("GET /ready", s.probe((*Machine).Ready))
+	// Answers with the engine's state, as below.
 	mux.HandleFunc("GET /state", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, s.Status()) })
+	// Answers with the shim's metrics in Prometheus' text format.
 	mux.Handle("GET /metrics", promhttp.HandlerFor(s.metrics.registry, promhttp.HandlerOpts{}))
+
 	// A drain can be called off by leaving. A sleep or a wake that has begun
 	// cannot: half of one is worse than either.
+
+	// Takes the engine out of routing and waits until it has no request, at most for
+	// ?timeout=DURATION. A client that leaves cancels the drain. The answer is the state.
 	mux.HandleFunc("POST /v1/drain", s.operation(s.Drain))
+	// Drains the engine, at most for ?timeout=DURATION, and puts it to sleep. It stays
+	// asleep across restarts. The answer is the state.
 	mux.HandleFunc("POST /v1/sleep", s.committed(s.Sleep))
+	// Wakes the engine, with ?gpus=UUID,UUID on other GPUs of its task. The answer is the
+	// state.
 	mux.HandleFunc("POST /v1/wake", func(w http.ResponseWriter, r *http.Request) {
 		var gpus []string
 		if q := r.URL.Query(); q.Has("gpus") {

@@ -30,6 +30,13 @@ import (
 	"remuda/lockd/engine/dialect"
 )
 
+// Environment of the engine, beside that of the shim.
+const (
+	replicaEnv     = "REMUDA_REPLICA"      // the replica's whole name, <model>:<variant>:<id>
+	roleEnv        = "REMUDA_ROLE"         // primary or shadow
+	weightsLockEnv = "REMUDA_WEIGHTS_LOCK" // how the engine asks the GPU memory service for its weights: rw_or_ro writes them where they are missing, ro only reads
+)
+
 // ErrEngineExited is wrapped by Run's error when the engine ended by itself.
 var ErrEngineExited = errors.New("engine exited")
 
@@ -233,7 +240,7 @@ func (s *Shim) launch() error {
 		role = replica.RolePrimary // nobody else of the group may write now
 	}
 	env := append([]string{
-		"REMUDA_REPLICA=" + s.cfg.Name.String(), "REMUDA_ROLE=" + s.cfg.Role, "REMUDA_WEIGHTS_LOCK=" + weightsLock(role),
+		replicaEnv + "=" + s.cfg.Name.String(), roleEnv + "=" + s.cfg.Role, weightsLockEnv + "=" + weightsLock(role),
 	}, s.fenceEnv()...)
 	s.mu.Lock()
 	c, gpus := s.child, s.gpus

@@ -71,10 +71,10 @@ type State string
 
 // The states of a group.
 const (
-	Free         State = "free"
-	Held         State = "held"
-	Reconnecting State = "reconnecting"
-	Fencing      State = "fencing"
+	Free         State = "free"         // no holder
+	Held         State = "held"         // the holder is connected
+	Reconnecting State = "reconnecting" // the holder's connection broke; it may come back with its token
+	Fencing      State = "fencing"      // the holder is being ended with its processes
 )
 
 // Refusal codes.

@@ -46,7 +46,10 @@ const (
 
 // Request is what a client says.
 type Request struct {
-	Op     string `json:"op"`
+	// Op is acquire, status or ping.
+	Op string `json:"op"`
+	// Group is the name of the lock, Holder the client's name for people. Only acquire has
+	// them.
 	Group  string `json:"group,omitempty"`
 	Holder string `json:"holder,omitempty"`
 	// Token is what a reconnecting holder was granted, 0 for nobody.
@@ -76,8 +79,11 @@ type Event struct {
 
 // Group is one group's status.
 type Group struct {
-	Group  string `json:"group"`
-	State  string `json:"state"`
+	// Group is the name of the lock.
+	Group string `json:"group"`
+	// State is one of the states below.
+	State string `json:"state"`
+	// Holder is the name that the holder gave, Token its fencing token.
 	Holder string `json:"holder"`
 	Token  uint64 `json:"token"`
 	// Since is when the lock was granted, nil while it is free.
