@@ -9,7 +9,7 @@ import (
 	"regexp"
 	"time"
 
-	"remuda/internal/sim/weights"
+	"remuda/internal/bytesize"
 )
 
 // The backends of the GPU memory service.
@@ -38,7 +38,7 @@ func (c *config) flags(fs *flag.FlagSet) {
 	fs.StringVar(&c.suite, "suite", ".", "`regexp` of the tests of the conformance suite to run; "+noTest+" for none")
 	c.weights = 16 << 30 // an 8B model in BF16
 	fs.Func("weights", "`size` of the weights of the failover pair (default 16GiB)", func(s string) error {
-		n, err := weights.ParseSize(s)
+		n, err := bytesize.Parse(s)
 		c.weights = uint64(n)
 		return err
 	})
