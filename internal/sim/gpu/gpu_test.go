@@ -10,7 +10,6 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 	"github.com/stretchr/testify/require"
-	"pgregory.net/rapid"
 
 	deviceplugin "remuda/device-plugin"
 	"remuda/internal/sim/gpu"
