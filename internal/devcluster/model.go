@@ -63,13 +63,13 @@ func loadModels(o Options) ([]state.Model, error) {
 	return models, nil
 }
 
-// checkGGUF refuses a file that Ollama could not serve.
+// checkGGUF refuses what is no GGUF file.
 func checkGGUF(path string) (string, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
 		return "", fmt.Errorf("-gguf: %w", err)
 	}
-	if _, err := gguf.Inspect(path); err != nil {
+	if err := gguf.Check(path); err != nil {
 		return "", fmt.Errorf("-gguf: %w", err)
 	}
 	return path, nil

@@ -36,21 +36,6 @@ const (
 	typeFloat64
 )
 
-// size is the encoded size of a fixed-size value in bytes, 0 for others.
-func (t valueType) size() int {
-	switch t {
-	case typeUint8, typeInt8, typeBool:
-		return 1
-	case typeUint16, typeInt16:
-		return 2
-	case typeUint32, typeInt32, typeFloat32:
-		return 4
-	case typeUint64, typeInt64, typeFloat64:
-		return 8
-	}
-	return 0
-}
-
 // pair is one metadata entry. Its value is a uint32, float32, bool, string,
 // []string, []float32 or []int32.
 type pair struct {

@@ -1,5 +1,5 @@
-// Package gguf writes a tiny language model in the GGUF format and checks GGUF
-// files that a user brings.
+// Package gguf writes a tiny language model in the GGUF format, and tells a GGUF file
+// from another.
 //
 // Write makes a real model of the llama architecture, about 460 KB large, that
 // any llama.cpp based engine loads in a fraction of a second on any CPU. Its
@@ -8,12 +8,7 @@
 // itself (a request ends at its token limit), and it does not fall into
 // repeating one token. The same Options give the same bytes on every machine.
 //
-// Inspect and Read check a file's whole header and that its tensors lie inside
-// the file, so that a wrong, truncated or split file is named as such before
-// an engine fails on it with a message of its own.
-//
-// The format is described in ggml's docs/gguf.md; this package writes version
-// 3 and reads versions 2 and 3.
+// The format is described in ggml's docs/gguf.md; this package writes version 3.
 package gguf
 
 import (

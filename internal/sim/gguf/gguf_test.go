@@ -35,17 +35,6 @@ func TestEncodeDependsOnSeedAndName(t *testing.T) {
 	require.NotEqual(t, one, encode(t, gguf.Options{Seed: 1, Name: "other"}))
 }
 
-func TestEncodedModelIsRead(t *testing.T) {
-	file := encode(t, gguf.Options{Seed: 7, Name: "demo"})
-	info, err := gguf.Read(bytes.NewReader(file))
-	require.NoError(t, err)
-	require.Equal(t, gguf.Info{
-		Version: 3, Architecture: "llama", Name: "demo", ContextLength: 8192,
-		Tensors: 21, Pairs: 23, Parameters: 115_392, Size: uint64(len(file)),
-	}, info)
-	require.InDelta(t, 470_000, len(file), 5_000)
-}
-
 func TestOptionsAreChecked(t *testing.T) {
 	for name, tc := range map[string]struct{ name, want string }{
 		"too long":  {strings.Repeat("x", 129), "129 bytes"},
@@ -92,4 +81,29 @@ func requireOnly(t *testing.T, dir string, names ...string) {
 		got = append(got, e.Name())
 	}
 	require.Equal(t, names, got)
+}
+
+func TestCheck(t *testing.T) {
+	dir := t.TempDir()
+	good := filepath.Join(dir, "good.gguf")
+	require.NoError(t, gguf.Write(good, gguf.Options{}))
+	require.NoError(t, gguf.Check(good))
+	for name, tc := range map[string]struct{ content, want string }{
+		"empty":       {"", "too short"},
+		"cut off":     {"GGUF\x03\x00\x00", "too short"},
+		"other":       {"PK\x03\x04 and so on", `not a GGUF file: it begins with "PK\x03\x04"`},
+		"version 1":   {"GGUF\x01\x00\x00\x00", "GGUF version 1: want 2 or 3"},
+		"big endian":  {"GGUF\x00\x00\x00\x03", "GGUF version 50331648"},
+		"safetensors": {"\x10\x00\x00\x00\x00\x00\x00\x00{", "not a GGUF file"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(dir, "m.gguf")
+			require.NoError(t, os.WriteFile(path, []byte(tc.content), 0o600))
+			err := gguf.Check(path)
+			require.ErrorContains(t, err, tc.want)
+			require.ErrorContains(t, err, path)
+		})
+	}
+	require.ErrorContains(t, gguf.Check(dir), "not a regular file")
+	require.ErrorIs(t, gguf.Check(filepath.Join(dir, "none")), os.ErrNotExist)
 }
