@@ -103,7 +103,7 @@ Values that the rules safe reject
 
 	r = explaining(t, text, "-")
 	require.Equal(t, exitFailed, r.code)
-	require.Contains(t, r.errout, "line 2: config.queue_spare_trigger is 5: want 0 to the queue_length_threshold, 3")
+	require.Contains(t, r.errout, "line 2: config.queue_spare_trigger is 5: must be 0 to queue_length_threshold, which is 3")
 	require.Empty(t, r.out)
 }
 
