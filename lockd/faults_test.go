@@ -103,9 +103,9 @@ func TestFaults(t *testing.T) {
 	})
 }
 
-// TestDecision6: an engine whose wake fails ends itself, and the lock goes on to
+// TestFailedWake: an engine whose wake fails ends itself, and the lock goes on to
 // the next one, which fails as well; both come back and one of them has the lock.
-func TestDecision6(t *testing.T) {
+func TestFailedWake(t *testing.T) {
 	t.Parallel()
 	d := newDaemon(t, nil)
 	a := d.newKeeper("g", "primary", keeperSettings{WakeFails: true})

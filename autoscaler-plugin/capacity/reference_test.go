@@ -183,8 +183,8 @@ func drawOdd(t *rapid.T, in *capacity.Input) {
 	}
 }
 
-// TestWVAIsTheSeed compares WVA with the page, on inputs as they are and as they must not be.
-func TestWVAIsTheSeed(t *testing.T) {
+// TestWVAIsUpstream compares WVA with the reference, on valid inputs and on odd ones.
+func TestWVAIsUpstream(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		in := drawInput(t, rapid.Bool().Draw(t, "clean"))
 		if rapid.Bool().Draw(t, "odd") {

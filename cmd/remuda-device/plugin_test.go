@@ -275,7 +275,7 @@ func TestPluginUnderGoPlugin(t *testing.T) {
 				model = "H100"
 				memory = "plenty"
 			}`)
-		for _, want := range []string{"seats is 0", "simulate[0].memory is missing", "simulate[0].count 1000", `simulate[1].memory "plenty"`} {
+		for _, want := range []string{"seats is 0", "simulate[0].memory is missing", "simulate[0].count is 1000", `simulate[1].memory "plenty"`} {
 			require.ErrorContains(t, err, want)
 		}
 	})

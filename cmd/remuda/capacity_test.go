@@ -89,9 +89,9 @@ func TestCapacityExplainNotes(t *testing.T) {
 	require.Regexp(t, `(?m)^v +2 +3 +- +3 +scale-up +no$`, r.out)
 	require.Contains(t, r.out, `
 Values that the rules safe reject
-  config.queue_spare_trigger is 5: want 0 to the queue_length_threshold, 3. Here
-  even an empty queue has less to spare: the model needs more whenever a replica
-  reports, and no removal is safe.
+  config.queue_spare_trigger is 5: must be 0 to queue_length_threshold, which is
+  3. Here even an empty queue has less to spare: the model needs more whenever a
+  replica reports, and no removal is safe.
 `)
 	r = explaining(t, text, "-", "-rules", "wva", "-json")
 	require.Equal(t, exitOK, r.code, r.errout)
@@ -103,7 +103,7 @@ Values that the rules safe reject
 
 	r = explaining(t, text, "-")
 	require.Equal(t, exitFailed, r.code)
-	require.Contains(t, r.errout, "line 2: config.queue_spare_trigger is 5: want 0 to the queue_length_threshold, 3")
+	require.Contains(t, r.errout, "line 2: config.queue_spare_trigger is 5: must be 0 to queue_length_threshold, which is 3")
 	require.Empty(t, r.out)
 }
 

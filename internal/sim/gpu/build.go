@@ -34,7 +34,7 @@ func build(blocks []deviceplugin.Simulate, defaultSeats int, seed string) ([]dev
 			continue
 		}
 		if len(gpus)+count > MaxGPUs {
-			errs = append(errs, fmt.Errorf("simulate[%d].count %d: a node may simulate %d GPUs in all", i, count, MaxGPUs))
+			errs = append(errs, fmt.Errorf("simulate[%d].count is %d: a node can simulate at most %d GPUs", i, count, MaxGPUs))
 			continue
 		}
 		for n := range count {
@@ -77,7 +77,7 @@ func buildBlock(b deviceplugin.Simulate, defaultSeats int) (g deviceplugin.GPU, 
 		Simulated:         true,
 	}
 	if strings.TrimSpace(b.Model) == "" {
-		errs = append(errs, errors.New("model \"\": want the GPU's model, as \"H100\""))
+		errs = append(errs, errors.New("model is \"\": must be the GPU's model, such as \"H100\""))
 	}
 	switch {
 	case b.Memory != "":
@@ -87,14 +87,14 @@ func buildBlock(b deviceplugin.Simulate, defaultSeats int) (g deviceplugin.GPU, 
 		}
 		g.MemoryMiB = mib
 	case !ok:
-		errs = append(errs, fmt.Errorf("memory is missing: model %q is not one of %s, so its memory has to be given",
+		errs = append(errs, fmt.Errorf("memory is missing: model %q is not one of %s, so memory must be set",
 			b.Model, strings.Join(Models(), ", ")))
 	}
 	count = 1
 	if b.Count != nil {
 		count = *b.Count
 		if count < 1 || count > MaxGPUs {
-			errs = append(errs, fmt.Errorf("count %d: want 1 to %d", count, MaxGPUs))
+			errs = append(errs, fmt.Errorf("count is %d: must be 1 to %d", count, MaxGPUs))
 		}
 	}
 	if b.Seats != nil {
@@ -109,7 +109,7 @@ func buildBlock(b deviceplugin.Simulate, defaultSeats int) (g deviceplugin.GPU, 
 	if b.NVLinkCliqueSize != nil {
 		clique = *b.NVLinkCliqueSize
 		if clique < 0 {
-			errs = append(errs, fmt.Errorf("nvlink_clique_size %d: want 0 (no NVLink) or how many GPUs each clique has", clique))
+			errs = append(errs, fmt.Errorf("nvlink_clique_size is %d: must be 0 (no NVLink) or the number of GPUs in a clique", clique))
 		}
 		if clique == 1 {
 			clique = 0 // a clique of one is no NVLink
@@ -118,13 +118,13 @@ func buildBlock(b deviceplugin.Simulate, defaultSeats int) (g deviceplugin.GPU, 
 	if b.ComputeCapability != nil {
 		g.ComputeCapability = *b.ComputeCapability
 		if g.ComputeCapability < 1 || g.ComputeCapability >= 100 {
-			errs = append(errs, fmt.Errorf("compute_capability %v: want a CUDA compute capability, as 9.0", g.ComputeCapability))
+			errs = append(errs, fmt.Errorf("compute_capability is %v: must be a CUDA compute capability, such as 9.0", g.ComputeCapability))
 		}
 	}
 	if b.PowerLimitWatts != nil {
 		g.PowerLimitWatts = int64(*b.PowerLimitWatts)
 		if g.PowerLimitWatts < 1 {
-			errs = append(errs, fmt.Errorf("power_limit_watts %d: want at least 1", g.PowerLimitWatts))
+			errs = append(errs, fmt.Errorf("power_limit_watts is %d: must be at least 1", g.PowerLimitWatts))
 		}
 	}
 	return g, count, clique, errors.Join(errs...)

@@ -124,16 +124,16 @@ func TestConfigNamesEveryBadField(t *testing.T) {
 	lines := strings.Split(err.Error(), "\n")
 	for _, want := range []string{
 		`Logger is missing`,
-		`simulate[0].model ""`,
+		`simulate[0].model is ""`,
 		`simulate[1].memory is missing: model "Voodoo2" is not one of A100`,
 		`simulate[2].memory "many"`,
-		`simulate[2].count 0: want 1 to 256`,
-		`simulate[2].seats 65: want 1 to 64`,
-		`simulate[2].nvlink_clique_size -1`,
-		`simulate[2].compute_capability 0.5`,
-		`simulate[2].power_limit_watts 0`,
+		`simulate[2].count is 0: must be 1 to 256`,
+		`simulate[2].seats is 65: must be 1 to 64`,
+		`simulate[2].nvlink_clique_size is -1`,
+		`simulate[2].compute_capability is 0.5`,
+		`simulate[2].power_limit_watts is 0`,
 		`simulate[4]: its GPUs share the device group "NVIDIA L40S" with those of simulate[3]`,
-		`simulate[6].count 10: a node may simulate 256`,
+		`simulate[6].count is 10: a node can simulate at most 256`,
 	} {
 		require.Contains(t, err.Error(), want)
 	}
