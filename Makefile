@@ -53,9 +53,14 @@ unit: build ## Unit tests, under the race detector where there are goroutines
 	go test -vet=off -timeout 30m -p $$(( 2 * $$(nproc) )) $$(tools/packages plain)
 	go test -vet=off -timeout 30m -p $$(( 2 * $$(nproc) )) -race $$(tools/packages race)
 
-lint: ## golangci-lint with .golangci.yml
+lint: ## golangci-lint with .golangci.yml, dead code, the table of promises
 	@tools/build golangci-lint
 	$(TOOLS)/golangci-lint run --build-tags e2e,verify ./...
+	@tools/lint-dead
+	@tools/lint-promises
+
+reference: build ## Write the generated pages of docs/reference
+	go test -vet=off -run '^TestReference' $$(grep -rl --include=*_test.go '"remuda/internal/testkit/reference"' . | xargs -n 1 dirname | sort -u) ./internal/testkit/reference -update
 
 fuzz: ## Fuzz every target for FUZZ=20s
 	@tools/fuzz $(FUZZ)
