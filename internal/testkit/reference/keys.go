@@ -234,6 +234,22 @@ var relation = regexp.MustCompile(`, which (?:is|are) [^,]*$`)
 
 var sizeText = regexp.MustCompile(`^"[0-9]+[KMGT]i?B"$`)
 
+// listed are the names at the end of the error for an unknown setting.
+var listed = regexp.MustCompile(`: .*?((?:[a-z_]+, )*[a-z_]+)$`)
+
+// Listed are the settings that the error for an unknown one lists.
+func Listed(t testing.TB, err error) []string {
+	t.Helper()
+	if err == nil {
+		t.Fatal("an unknown setting is taken")
+	}
+	m := listed.FindStringSubmatch(err.Error())
+	if m == nil {
+		t.Fatalf("the error for an unknown setting lists those that are known in another form than expected: %v", err)
+	}
+	return strings.Split(m[1], ", ")
+}
+
 // kindOf names the type of an example, and values to try in its place.
 func kindOf(example string) (string, []string) {
 	switch {
