@@ -3,7 +3,6 @@ package strategy
 import (
 	"fmt"
 	"maps"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -53,11 +52,7 @@ func known(t *testing.T, ask func(*settings.Reader), values map[string]string) [
 	values["zz"] = "1"
 	r := settings.Read(values)
 	ask(r)
-	m := regexp.MustCompile(`zz is unknown:.*?((?:[a-z_]+, )*[a-z_]+)$`).FindStringSubmatch(r.Err().Error())
-	if m == nil {
-		t.Fatalf("the error for an unknown setting lists those that are known in another form than expected: %v", r.Err())
-	}
-	return strings.Split(m[1], ", ")
+	return reference.Listed(t, r.Err())
 }
 
 func TestReferenceConfiguration(t *testing.T) {

@@ -49,7 +49,7 @@ func (k Keys[C]) Table(t testing.TB) string {
 	for i, name := range k.Names {
 		s := p.probe(t, name)
 		found[i] = s
-		if s.owner == nil {
+		if s.owner == nil || acronym.MatchString(s.field.Name) {
 			continue
 		}
 		if names[s.owner] == nil {
@@ -78,6 +78,9 @@ func (k Keys[C]) Table(t testing.TB) string {
 	}
 	return Table([]string{"Setting", "Type", "Default", "Allowed", "Meaning"}, rows)
 }
+
+// acronym is a field's name that is a word of its own in comments, as GPUs.
+var acronym = regexp.MustCompile(`^[A-Z]+s$`)
 
 // internalUnit is how a field counts what the file writes with its unit.
 var internalUnit = regexp.MustCompile(`[,;]? in (?:nanoseconds|thousandths)\b`)
@@ -211,7 +214,8 @@ func (p *prober[C]) allowed(name, field string, bad []string) string {
 			if at == nil || !about.MatchString(line[:at[0]]) {
 				continue
 			}
-			want := relation.ReplaceAllString(strings.TrimSuffix(line[at[2]:at[3]], "."), "")
+			text := line[max(at[2], at[4]):] // one of the two forms
+			want := relation.ReplaceAllString(strings.TrimSuffix(text, "."), "")
 			if rest, required := strings.CutPrefix(want, "set"); required && (rest == "" || rest[0] == ':') {
 				want = "required" + rest
 			}
@@ -227,12 +231,28 @@ func (p *prober[C]) allowed(name, field string, bad []string) string {
 }
 
 // expectations are how messages say what they expected.
-var expectations = regexp.MustCompile(`\b(?:want|must be|must|expected|expect)\b:? (.*)$`)
+var expectations = regexp.MustCompile(`\b(?:want|must be|must have|must hold|must|expected|expect|is|are)\b:? (required\b.*)$|\b(?:want|must be|must have|must|expected|expect)\b:? (.*)$`)
 
 // relation is the value that another setting had by chance.
-var relation = regexp.MustCompile(`, which (?:is|are) [^,]*$`)
+var relation = regexp.MustCompile(`, which (?:is|are) "[^"]*",?|, which (?:is|are) [^,]*$| \("?[0-9][^()]*\)`)
 
 var sizeText = regexp.MustCompile(`^"[0-9]+[KMGT]i?B"$`)
+
+// listed are the names at the end of the error for an unknown setting.
+var listed = regexp.MustCompile(`: .*?((?:[a-z_]+, )*[a-z_]+)$`)
+
+// Listed are the settings that the error for an unknown one lists.
+func Listed(t testing.TB, err error) []string {
+	t.Helper()
+	if err == nil {
+		t.Fatal("an unknown setting is taken")
+	}
+	m := listed.FindStringSubmatch(err.Error())
+	if m == nil {
+		t.Fatalf("the error for an unknown setting lists those that are known in another form than expected: %v", err)
+	}
+	return strings.Split(m[1], ", ")
+}
 
 // kindOf names the type of an example, and values to try in its place.
 func kindOf(example string) (string, []string) {
