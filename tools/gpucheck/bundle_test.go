@@ -39,9 +39,12 @@ func TestBundle(t *testing.T) {
 		out, err := cmd.Output()
 		return string(out), err
 	}
+	// A test of the suite runs the memory service as another user, who loads the driver.
+	driver := cudatest.Build(t)
+	require.NoError(t, os.Chmod(filepath.Dir(filepath.Dir(driver)), 0o755))
 	for where, args := range map[string][]string{
 		"from the environment": {"-backend", "host", "-weights", "64MiB", "-n", "3"},
-		"named first":          {"named first", "-cuda-library", cudatest.Build(t), "-weights", "64MiB", "-n", "3"},
+		"named first":          {"named first", "-cuda-library", driver, "-weights", "64MiB", "-n", "3"},
 	} {
 		t.Run(where, func(t *testing.T) {
 			table, err := bundled(args...)

@@ -62,9 +62,8 @@ func hostOnly(t testing.TB, reason string) {
 
 // Reasons for hostOnly.
 const (
-	needsSmallGPU  = "it fills a GPU of 64 MiB that no other test uses"
-	needsHostFlags = "it needs a -host flag of remuda gms"
-	namesGPUs      = "it names GPUs that are not in this machine"
+	needsSmallGPU = "it fills a GPU of 64 MiB that no other test uses"
+	namesGPUs     = "it names GPUs that are not in this machine"
 )
 
 // backendArgs are the arguments of `remuda gms` for n GPUs of which the first has

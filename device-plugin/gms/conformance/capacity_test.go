@@ -199,7 +199,6 @@ func TestWriterOutOfMemoryDoesNotHoldUpState(t *testing.T) {
 // TestSlowReleaseHoldsUpNobody: memory that takes long to go back does not keep the
 // next writer, other tags or other GPUs waiting, and is not given away meanwhile.
 func TestSlowReleaseHoldsUpNobody(t *testing.T) {
-	hostOnly(t, needsHostFlags)
 	t.Parallel()
 	s := start(t, serverConfig{gpus: 2, args: []string{"-host-slow-release", "24h"}})
 	w := open(t, s.weights(), writer)

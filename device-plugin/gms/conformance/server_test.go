@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -97,6 +98,9 @@ func command(binary string, args ...string) *exec.Cmd {
 // answers.
 func start(t testing.TB, cfg serverConfig) *server {
 	t.Helper()
+	if slices.ContainsFunc(cfg.args, func(arg string) bool { return strings.HasPrefix(arg, "-host-") }) {
+		hostOnly(t, "it needs a -host flag of remuda gms")
+	}
 	if cfg.dir == "" {
 		cfg.dir = socketDir(t)
 	}
