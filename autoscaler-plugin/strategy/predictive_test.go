@@ -19,6 +19,7 @@ import (
 	"remuda/autoscaler-plugin/observe"
 	"remuda/autoscaler-plugin/predictive"
 	"remuda/autoscaler-plugin/strategy"
+	"remuda/internal/testkit/long"
 	"remuda/internal/testkit/loopback"
 )
 
@@ -206,7 +207,7 @@ func TestPredictiveIsTheSameAgain(t *testing.T) {
 		l.call.Options.ScaleToZero = rapid.Bool().Draw(t, "scale to zero")
 		l.call.Options.UnplaceableHold = time.Minute
 		l.call.Options.Predictive.ColdStart = time.Duration(rapid.IntRange(0, 600).Draw(t, "cold start")) * time.Second
-		for range rapid.IntRange(1, 80).Draw(t, "steps") {
+		for range rapid.IntRange(1, long.Pick(20, 80)).Draw(t, "steps") {
 			q := &l.call.Snapshot.Queue
 			switch rapid.IntRange(0, 9).Draw(t, "what") {
 			case 0:
