@@ -174,7 +174,7 @@ func TestWakingNeedsRoom(t *testing.T) {
 		l.move(name("m", "1"), state.Warm, state.Waking, state.Hot),
 		l.move(name("m", "1"), state.Hot, state.Starting, ""),
 	} {
-		require.ErrorContains(t, l.apply(c).Err, "9 bytes free")
+		require.ErrorContains(t, l.apply(c).Err, "GPU n-GPU0 on node n has 9 of 10 bytes free")
 	}
 	l.must(&state.Remove{Replica: "m:v:2", ModifyIndex: l.replica(name("m", "2")).ModifyIndex})
 
