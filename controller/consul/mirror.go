@@ -45,7 +45,7 @@ func (c MirrorConfig) validate() error {
 		errs = append(errs, fmt.Errorf("ttl is %s: must be 10s to 24h (Consul's limits)", c.TTL))
 	}
 	if c.Repeat <= 0 || c.Repeat > c.TTL/2 {
-		errs = append(errs, fmt.Errorf("repeat is %s: must be greater than 0 and at most half the ttl", c.Repeat))
+		errs = append(errs, fmt.Errorf("repeat is %s: must be more than 0 and at most half the ttl", c.Repeat))
 	}
 	if c.Logger == nil {
 		errs = append(errs, errors.New("logger must be set"))

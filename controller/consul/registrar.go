@@ -57,7 +57,7 @@ func (c RegistrarConfig) validate() error {
 		errs = append(errs, fmt.Errorf("reap-after is %s: must be at least 1m (Consul's minimum)", c.ReapAfter))
 	}
 	if c.RequestTimeout <= 0 {
-		errs = append(errs, fmt.Errorf("request timeout is %s: must be greater than 0", c.RequestTimeout))
+		errs = append(errs, fmt.Errorf("request timeout is %s: must be more than 0", c.RequestTimeout))
 	}
 	if c.Logger == nil {
 		errs = append(errs, errors.New("logger must be set"))

@@ -92,7 +92,7 @@ func New(cfg Config) (*Client, error) {
 		}
 	}
 	if !(cfg.Rate > 0) || cfg.Rate > 1e6 {
-		errs = append(errs, fmt.Errorf("rate is %g: must be greater than 0 and at most 1e6 requests a second", cfg.Rate))
+		errs = append(errs, fmt.Errorf("rate is %g: must be more than 0 and at most 1e6 requests a second", cfg.Rate))
 	}
 	if cfg.Burst < 1 {
 		errs = append(errs, fmt.Errorf("burst is %d: must be at least 1", cfg.Burst))

@@ -106,8 +106,8 @@ func DefaultConfig() Config {
 		ThrashWindow:  10 * time.Minute, // two models in turn cost each other one load in this time at most
 		TrafficWindow: 5 * time.Minute,  // a conversation pauses for as long
 		TierGrace:     time.Minute,      // what was woken for a request has answered it by then
-		PruneInterval: time.Minute,      // seeds/deployment-management.txt
-		PruneMax:      100,              // likewise
+		PruneInterval: time.Minute,      // idle times are minutes at least
+		PruneMax:      100,              // a fleet that idles goes to rest in steps, not at once
 		WakeTimeout:   5 * time.Minute,  // the largest models wake in seconds, a disk that swaps needs minutes
 		SleepTimeout:  12 * time.Minute, // a whole drain, and two minutes
 		MemoryTimeout: 30 * time.Second, // drivers take 0.5 to 1.5 s, and Nomad samples once in several seconds
@@ -128,7 +128,7 @@ func (c Config) Validate() error {
 		{"serving grace", c.ServingGrace}, {"place timeout", c.PlaceTimeout}, {"backoff", c.Backoff}, {"steady time", c.SteadyTime}, {"settle time", c.SettleTime},
 	} {
 		if d.value <= 0 {
-			errs = append(errs, fmt.Errorf("%s is %s: must be greater than 0", d.name, d.value))
+			errs = append(errs, fmt.Errorf("%s is %s: must be more than 0", d.name, d.value))
 		}
 	}
 	if c.BackoffMax < c.Backoff {
@@ -157,7 +157,7 @@ func (c Config) Validate() error {
 		{"prune interval", c.PruneInterval}, {"wake timeout", c.WakeTimeout}, {"sleep timeout", c.SleepTimeout}, {"memory timeout", c.MemoryTimeout},
 	} {
 		if d.value <= 0 {
-			errs = append(errs, fmt.Errorf("%s is %s: must be greater than 0", d.name, d.value))
+			errs = append(errs, fmt.Errorf("%s is %s: must be more than 0", d.name, d.value))
 		}
 	}
 	if c.PruneMax < 1 {
@@ -171,7 +171,7 @@ func (c Config) Validate() error {
 	}
 	for name, rate := range map[string]float64{"fetch": c.Rates.Fetch, "disk": c.Rates.Disk, "host": c.Rates.Host, "start": float64(c.Rates.Start), "wake": float64(c.Rates.Wake)} {
 		if !(rate > 0) {
-			errs = append(errs, fmt.Errorf("rate %s is %g: must be greater than 0", name, rate))
+			errs = append(errs, fmt.Errorf("rate %s is %g: must be more than 0", name, rate))
 		}
 	}
 	seen := map[string]bool{}

@@ -12,7 +12,7 @@ import (
 
 // prune sends idle members on: HOT ones to WARM, WARM ones to COLD, the longest idle
 // first, at most PruneMax once in PruneInterval. While it is not known when a replica
-// had its last request, nothing is pruned (seeds/deployment-management.txt).
+// had its last request, nothing is pruned: a busy replica must not be taken for an idle one.
 func (d *draft) prune() {
 	if !d.obs.TrafficKnown {
 		return

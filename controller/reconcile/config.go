@@ -156,7 +156,7 @@ func (c Config) validate() error {
 		{"settle", c.Settle}, {"resync", c.Resync}, {"retry", c.Retry}, {"why interval", c.WhyInterval}, {"echo timeout", c.EchoTimeout},
 	} {
 		if d.is <= 0 {
-			errs = append(errs, fmt.Errorf("%s is %s: must be greater than 0", d.name, d.is))
+			errs = append(errs, fmt.Errorf("%s is %s: must be more than 0", d.name, d.is))
 		}
 	}
 	if c.ConsulGrace < 0 {
@@ -187,7 +187,7 @@ func (c Config) validate() error {
 		}
 	}
 	if !(c.PlanRate > 0) || c.PlanBurst < 1 {
-		errs = append(errs, fmt.Errorf("plan rate is %g and burst %d: must be greater than 0 a second, and at least 1", c.PlanRate, c.PlanBurst))
+		errs = append(errs, fmt.Errorf("plan rate is %g and burst %d: must be more than 0 a second, and at least 1", c.PlanRate, c.PlanBurst))
 	}
 	if err := c.Planner.Validate(); err != nil {
 		errs = append(errs, fmt.Errorf("planner: %w", err))

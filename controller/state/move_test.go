@@ -44,7 +44,7 @@ func walk(t *testing.T, to state.Stage) *log {
 }
 
 // TestTransitions tries the way from every stage to every other, also to those that
-// are none, and expects exactly the table of DESIGN's life of a replica.
+// are none, and expects exactly the transitions of the replica life cycle.
 func TestTransitions(t *testing.T) {
 	phases := []state.Phase{state.Placed, state.Starting, state.Running, state.Draining, state.Sleeping, state.Waking, state.Stopping, state.Failed, "dancing"}
 	want := map[string]string{
