@@ -12,11 +12,11 @@ import (
 	"remuda/controller/api"
 )
 
-var update = flag.Bool("update", false, "write the golden files")
+var updateTables = flag.Bool("update-tables", false, "write testdata/tables.golden")
 
 // TestTables compares the tables that scripts may read with testdata/tables.golden:
 // headings, order of columns, and how values are written.
-// "go test ./cmd/remuda -run TestTables -update" writes the file.
+// "go test ./cmd/remuda -run TestTables -update-tables" writes the file.
 func TestTables(t *testing.T) {
 	const gpu = "GPU-aaaaaaaa-0000-4000-8000-000000000000"
 	replicas := []api.Replica{
@@ -68,7 +68,7 @@ func TestTables(t *testing.T) {
 		got.WriteString("$ remuda " + verb + "\n" + r.ok(strings.Fields(verb)...) + "\n")
 	}
 	path := filepath.Join("testdata", "tables.golden")
-	if *update {
+	if *updateTables {
 		require.NoError(t, os.WriteFile(path, []byte(got.String()), 0o600))
 	}
 	want, err := os.ReadFile(path)

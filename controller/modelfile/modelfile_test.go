@@ -224,7 +224,7 @@ var faults = []struct {
 	{"argument twice", "min = 1\nmin = 2", "", "", "", []string{`d/m.hcl:3:1: attribute redefined`}},
 	{"block twice", "idle {\n}\nidle {\n}", "", "", "", []string{`d/m.hcl:4:1: model "m": duplicate idle block: first defined on line 2`}},
 	{"variant twice", "variant \"v\" {\nweights = \"1GiB\"\njob = \"job.hcl\"\n}", "", "", "", []string{`duplicate variant "v": first defined on line 2`}},
-	{"variant name", "variant \"a:b\" {\nweights = \"1GiB\"\njob = \"job.hcl\"\n}", "", "", "", []string{`d/m.hcl:2:9: model "m": variant: name is "a:b": want letters`}},
+	{"variant name", "variant \"a:b\" {\nweights = \"1GiB\"\njob = \"job.hcl\"\n}", "", "", "", []string{`d/m.hcl:2:9: model "m": variant: name is "a:b": must be letters`}},
 	{"idle warm", "", `warm = "15"`, "", "", []string{`model "m": idle: warm is "15": must be a duration in whole numbers, such as "90s" or "1h30m", or "0s" for never`}},
 	{"idle fraction", "", `warm = "1.5h"`, "", "", []string{`warm is "1.5h": must be a duration in whole numbers, such as "90s" or "1h30m", or "0s" for never`}},
 	{"idle negative", "", `warm = "-1h"`, "", "", []string{`warm is "-1h": must be a duration in whole numbers, such as "90s" or "1h30m", or "0s" for never`}},

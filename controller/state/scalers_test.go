@@ -48,7 +48,7 @@ func TestBadScalers(t *testing.T) {
 	}{
 		{"no name", "", "1", "scaler name is empty"},
 		{"a space in the name", "a b", "1", `scaler name is "a b"`},
-		{"a long name", strings.Repeat("x", 129), "1", "has 129 bytes"},
+		{"a long name", strings.Repeat("x", 129), "1", "is 129 bytes"},
 		{"nothing", "s", "", "must be a JSON value"},
 		{"null", "s", "null", "must be a JSON value"},
 		{"half", "s", `{"a":`, "must be a JSON value"},
