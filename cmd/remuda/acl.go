@@ -22,8 +22,9 @@ func (p *program) aclVerbs() map[string]verb {
 }
 
 var aclBootstrap = question{
-	synopsis: "Make the first token, an operator's",
-	about:    `Makes the first token of a new cluster. It works once; the secret is shown once.`,
+	synopsis: "Create the first token, for an operator",
+	about: `Creates the first token of a new cluster, with the role operator. It works once, and the
+secret is shown once.`,
 	run: func(ctx context.Context, c *asker, _ []string) error {
 		token, err := c.BootstrapACL(ctx)
 		if err != nil {
@@ -36,16 +37,16 @@ var aclBootstrap = question{
 var roles = []string{string(state.RoleOperator), string(state.RoleGateway), string(state.RoleAutoscaler), string(state.RoleReadOnly)}
 
 var aclTokenCreate = question{
-	synopsis: "Make a token",
-	about: `Makes a token of a role: operator (everything), gateway (what a gateway needs), autoscaler (reads and scales), read-only.
-The secret is shown once.`,
+	synopsis: "Create a token",
+	about: `Creates a token with a role: operator (full access), gateway (what a gateway needs),
+autoscaler (reads and scales) or read-only. The secret is shown once.`,
 	setup: func(fs *flag.FlagSet) answering {
 		var r api.TokenRequest
-		fs.StringVar(&r.Name, "name", "", "a `remark` for people")
+		fs.StringVar(&r.Name, "name", "", "a `description` of the token")
 		fs.StringVar(&r.Role, "role", "", "the `role`: "+strings.Join(roles, ", ")+" (required)")
 		return func(ctx context.Context, c *asker, _ []string) error {
 			if !slices.Contains(roles, r.Role) {
-				return usagef("-role is %q: want %s", r.Role, strings.Join(roles, ", "))
+				return usagef("-role is %q: must be one of %s", r.Role, strings.Join(roles, ", "))
 			}
 			token, err := c.CreateToken(ctx, r)
 			if err != nil {
@@ -76,7 +77,7 @@ var aclTokenList = question{
 		}
 		return c.print(list(tokens), func() error {
 			if len(tokens) == 0 {
-				fmt.Fprintln(c.out, "There are no tokens.")
+				fmt.Fprintln(c.out, "No tokens.")
 				return nil
 			}
 			t := newTable(c.out, "ACCESSOR", "ROLE", "NAME", "CREATED")
@@ -89,20 +90,20 @@ var aclTokenList = question{
 }
 
 var aclTokenDelete = question{
-	synopsis: "Take a token away",
-	about:    `Takes a token away, given by its accessor. Whoever has it is refused from then on.`,
+	synopsis: "Delete a token",
+	about:    `Deletes a token, given by its accessor. Requests with its secret are rejected from then on.`,
 	args:     []string{"ACCESSOR"},
 	run: func(ctx context.Context, c *asker, args []string) error {
 		if err := c.DeleteToken(ctx, args[0]); err != nil {
 			return err
 		}
-		return c.done("%s is gone.\n", args[0])
+		return c.done("Deleted token %s.\n", args[0])
 	},
 }
 
 var aclTokenSelf = question{
-	synopsis: "Show the token that is in use",
-	about:    `Shows which token -token or the environment gives.`,
+	synopsis: "Show the token in use",
+	about:    `Shows the token that -token or the environment selects.`,
 	run: func(ctx context.Context, c *asker, _ []string) error {
 		token, _, err := c.SelfToken(ctx, api.QueryOptions{})
 		if err != nil {

@@ -15,30 +15,34 @@ func (p *program) agentVerb() verb {
 	return verb{
 		synopsis: "Run the controller",
 		usage:    "-config FILE | -dev [flags]",
-		about: `Runs one server of the controller: it keeps what should run in Raft, and on the leader makes Nomad follow. Its HTTP API
-is what the other verbs ask. It appears in Consul as the service remuda-controller ("service" in the consul block).
-The file's nomad block is its own Nomad; each block pool "NAME" is another one, or another node pool, with a price.
+		about: `Runs one server of the controller. The servers keep the desired state in Raft, and the leader
+makes Nomad follow it. The other commands use its HTTP API. It registers in Consul as the
+service remuda-controller ("service" in the consul block).
 
-With -dev it is a cluster of its own, on loopback, and asks nobody for a token; what it knows is gone when it ends,
-unless -data-dir keeps it. Otherwise ACL is on: "remuda acl bootstrap" makes the first token.
+The file's nomad block is the controller's own Nomad. Each block pool "NAME" is another Nomad
+or another node pool, with a price.
 
-SIGTERM or Ctrl-C hands leadership over, lets requests finish, and ends it.`,
+With -dev it is a cluster of one server on loopback, without ACLs; its state is deleted when
+it stops, unless -data-dir is set. Otherwise ACLs are enabled: "remuda acl bootstrap" creates
+the first token.
+
+On SIGTERM or Ctrl-C it transfers leadership, lets requests finish, and stops.`,
 		setup: func(fs *flag.FlagSet) func(context.Context, []string) error {
-			file := fs.String("config", "", "HCL `file` with the settings")
-			dev := fs.Bool("dev", false, "one server with the default settings, on loopback, without ACL")
+			file := fs.String("config", "", "HCL `file` with the configuration")
+			dev := fs.Bool("dev", false, "run one server with default settings, on loopback, without ACLs")
 			var o agentOverrides
-			fs.StringVar(&o.dataDir, "data-dir", "", "`directory` of the Raft log (default: what the file says; with -dev one that is deleted at the end)")
-			fs.StringVar(&o.http, "http", "", "`address` of the API (default: what the file says, else "+agent.DefaultHTTP+")")
-			fs.StringVar(&o.raft, "raft", "", "`address` for other servers (default: what the file says, else "+agent.DefaultRaft+")")
-			fs.StringVar(&o.nomad, "nomad", "", "`URL` of Nomad (default: what the file says, else NOMAD_ADDR, else http://127.0.0.1:4646)")
-			fs.StringVar(&o.consul, "consul", "", "`address` of the Consul agent (default: what the file says, else CONSUL_HTTP_ADDR, else 127.0.0.1:8500)")
-			fs.StringVar(&o.logLevel, "log-level", "", "`level` of the log: trace, debug, info, warn or error (default: what the file says, else info)")
+			fs.StringVar(&o.dataDir, "data-dir", "", "`directory` of the Raft log (default: from the file; with -dev a temporary one)")
+			fs.StringVar(&o.http, "http", "", "`address` of the API (default: from the file, else "+agent.DefaultHTTP+")")
+			fs.StringVar(&o.raft, "raft", "", "`address` for other servers (default: from the file, else "+agent.DefaultRaft+")")
+			fs.StringVar(&o.nomad, "nomad", "", "`URL` of Nomad (default: from the file, else NOMAD_ADDR, else http://127.0.0.1:4646)")
+			fs.StringVar(&o.consul, "consul", "", "`address` of the Consul agent (default: from the file, else CONSUL_HTTP_ADDR, else 127.0.0.1:8500)")
+			fs.StringVar(&o.logLevel, "log-level", "", "`level` of the log: trace, debug, info, warn or error (default: from the file, else info)")
 			return func(ctx context.Context, args []string) error {
 				if err := noArgs(args); err != nil {
 					return err
 				}
 				if (*file != "") == *dev {
-					return usagef("give either -config FILE or -dev")
+					return usagef("set either -config FILE or -dev")
 				}
 				return p.runAgent(ctx, *file, o)
 			}

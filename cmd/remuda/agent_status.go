@@ -8,9 +8,9 @@ import (
 )
 
 var agentHealth = question{
-	synopsis: "Ask a controller whether it does what it should",
-	about: `Asks one server whether it is of a cluster with a leader, and whether Nomad and Consul are within its reach. The exit code
-is 0 where nothing is wrong and 1 otherwise.`,
+	synopsis: "Check the health of a controller",
+	about: `Checks that a server belongs to a cluster with a leader, and that it can reach Nomad and
+Consul. The exit code is 0 if it is healthy and 1 if not.`,
 	run: func(ctx context.Context, c *asker, _ []string) error {
 		h, err := c.AgentHealth(ctx)
 		if err != nil {
@@ -36,8 +36,9 @@ is 0 where nothing is wrong and 1 otherwise.`,
 }
 
 var agentInfo = question{
-	synopsis: "Show what a controller knows of itself",
-	about:    `Shows one server: its ID, whether it leads, how far it is, how it reaches Nomad and Consul, and which gateways report to it.`,
+	synopsis: "Show the status of a controller",
+	about: `Shows one server: its ID, whether it is the leader, its Raft index, its connections to Nomad
+and Consul, and the gateways that report to it.`,
 	run: func(ctx context.Context, c *asker, _ []string) error {
 		a, err := c.AgentSelf(ctx)
 		if err != nil {
@@ -57,7 +58,7 @@ func (c *asker) showAgent(a api.AgentSelf) error {
 	f.set("Index", a.Index)
 	f.set("ACL", map[bool]string{true: "enabled", false: "disabled"}[a.ACL.Enabled])
 	if a.ACL.Enabled && !a.ACL.Bootstrapped {
-		f.set("First token", "not made yet: `remuda acl bootstrap`")
+		f.set("First token", "missing: run \"remuda acl bootstrap\"")
 	}
 	f.set("Nomad", linkText(a.Reconcile.Active, a.Reconcile.Nomad))
 	f.set("Consul", linkText(a.Reconcile.Active, a.Reconcile.Consul))
@@ -77,11 +78,11 @@ func (c *asker) showAgent(a api.AgentSelf) error {
 func linkText(active bool, l api.LinkStatus) string {
 	switch {
 	case !active:
-		return "watched by the leader only"
+		return "connected on the leader only"
 	case l.Known:
 		return "up to date"
 	case l.Error != "":
-		return "not known: " + l.Error
+		return "unreachable: " + l.Error
 	}
-	return "not heard yet"
+	return "no contact yet"
 }

@@ -66,7 +66,7 @@ func TestKilledAgentKeepsModels(t *testing.T) {
 
 	got := remuda(t, append([]string{"agent", "-dev", "-http", "127.0.0.1:0", "-raft", "127.0.0.1:0"}, args...)...)
 	require.Equal(t, 1, got.code)
-	require.Contains(t, got.errout, "another process has it open")
+	require.Contains(t, got.errout, "another process has the file open")
 
 	require.NoError(t, cmd.Process.Kill())
 	_ = cmd.Wait()
@@ -117,13 +117,13 @@ func TestAgentWithoutNomadAndConsul(t *testing.T) {
 	got = r.do("agent", "health", "-json")
 	require.Equal(t, 1, got.code)
 	require.NotEqual(t, "null", field(t, got.out, "Problems"))
-	require.Contains(t, r.ok("switch", "set", "a", "1"), "a is 1.\n")
-	require.Regexp(t, `(?m)^Nomad +(=|  *=) not `, r.ok("agent", "info"))
+	require.Contains(t, r.ok("switch", "set", "a", "1"), "a = 1")
+	require.Regexp(t, `(?m)^Nomad += unreachable: `, r.ok("agent", "info"))
 	// A model cannot be checked without Nomad: nothing is changed.
 	got = r.do("model", "apply", writeModel(t, "m", "  max = 1\n"+variant("h100", "1GiB")))
 	require.Equal(t, 1, got.code)
 	require.Contains(t, strings.ToLower(got.errout), "nomad")
-	require.Contains(t, r.ok("model", "list"), "There are no models yet")
+	require.Contains(t, r.ok("model", "list"), `No models. Add one with "remuda model apply FILE".`)
 }
 
 func TestHealthyAgent(t *testing.T) {
@@ -134,7 +134,7 @@ func TestHealthyAgent(t *testing.T) {
 	var out string
 	r.eventually("leadership", func() bool {
 		out = r.ok("agent", "info")
-		return strings.Contains(out, "up to date") && !strings.Contains(out, "not heard")
+		return strings.Contains(out, "up to date") && !strings.Contains(out, "no contact yet")
 	})
 	require.Regexp(t, `(?m)^Leads += yes$`, out)
 	require.Regexp(t, `(?m)^ACL += disabled$`, out)
@@ -178,7 +178,7 @@ func TestACL(t *testing.T) {
 		require.Empty(t, got.out)
 		require.Contains(t, got.errout, want)
 	}
-	refused("`remuda acl bootstrap` does\n", "model", "list")
+	refused(`run "remuda acl bootstrap" once (PUT /v1/acl/bootstrap)`, "model", "list")
 	var first api.Token
 	r.json(&first, "acl", "bootstrap")
 	require.NotEmpty(t, first.SecretID)
@@ -186,7 +186,7 @@ func TestACL(t *testing.T) {
 	refused("token", "model", "list", "-token", "00000000-0000-0000-0000-000000000000")
 
 	t.Setenv(api.EnvToken, first.SecretID)
-	require.Contains(t, r.ok("model", "list"), "There are no models yet")
+	require.Contains(t, r.ok("model", "list"), `No models. Add one with "remuda model apply FILE".`)
 	require.Contains(t, r.ok("acl", "token", "self"), first.Accessor)
 	out := r.ok("acl", "token", "create", "-role", "read-only", "-name", "dashboard")
 	require.Regexp(t, `(?m)^Role += read-only$`, out)
@@ -195,9 +195,9 @@ func TestACL(t *testing.T) {
 	out = r.ok("acl", "token", "list")
 	require.Contains(t, out, "dashboard")
 	require.NotContains(t, out, first.SecretID)
-	require.Contains(t, r.ok("model", "list", "-token", reader.SecretID), "There are no models yet")
+	require.Contains(t, r.ok("model", "list", "-token", reader.SecretID), `No models. Add one with "remuda model apply FILE".`)
 	refused("read-only", "switch", "set", "a", "1", "-token", reader.SecretID)
-	require.Equal(t, reader.Accessor+" is gone.\n", r.ok("acl", "token", "delete", reader.Accessor))
+	require.Equal(t, "Deleted token "+reader.Accessor+".\n", r.ok("acl", "token", "delete", reader.Accessor))
 	refused("token", "model", "list", "-token", reader.SecretID)
 }
 

@@ -58,8 +58,8 @@ func (p *program) asking(q question) verb {
 			c := &asker{out: p.stdout, canvas: canvasOf(p.stdout, os.Getenv)}
 			fs.StringVar(&address, "address", "", "`URL` of a controller, or several separated by commas (default: $"+api.EnvAddress+", else "+api.DefaultAddress+")")
 			fs.StringVar(&cfg.Token, "token", "", "the `secret` of an ACL token (default: $"+api.EnvToken+")")
-			fs.StringVar(&cfg.CACert, "ca-cert", "", "`file` with the authority of the controllers' certificates (default: $"+api.EnvCACert+")")
-			fs.StringVar(&cfg.ClientCert, "client-cert", "", "certificate `file`, where the controllers ask for one (default: $"+api.EnvClientCert+")")
+			fs.StringVar(&cfg.CACert, "ca-cert", "", "`file` with the CA of the controllers' certificates (default: $"+api.EnvCACert+")")
+			fs.StringVar(&cfg.ClientCert, "client-cert", "", "client certificate `file`, if the controllers require one (default: $"+api.EnvClientCert+")")
 			fs.StringVar(&cfg.ClientKey, "client-key", "", "key `file` of -client-cert (default: $"+api.EnvClientKey+")")
 			if !q.raw {
 				fs.BoolVar(&c.asJSON, "json", false, "print JSON")
@@ -105,7 +105,7 @@ func checkArgs(names, args []string) error {
 	if len(names) == 0 {
 		return noArgs(args)
 	}
-	return usagef("want %s, got %s", strings.Join(names, " "), plural(len(args), "argument"))
+	return usagef("expected %s, got %s", strings.Join(names, " "), plural(len(args), "argument"))
 }
 
 // explain adds to an error of the controller what to do about it.
@@ -114,9 +114,9 @@ func explain(err error) error {
 	var op *net.OpError
 	switch {
 	case errors.As(err, &refused) && refused.Code == api.CodeNoToken && !strings.Contains(refused.Message, "acl bootstrap") && !strings.Contains(refused.Message, api.EnvToken):
-		return fmt.Errorf("%w: give -token or set %s", err, api.EnvToken)
+		return fmt.Errorf("%w: set -token or %s", err, api.EnvToken)
 	case errors.As(err, &op) && op.Op == "dial":
-		return fmt.Errorf("%w: is `remuda agent` running there? -address or %s says where", err, api.EnvAddress)
+		return fmt.Errorf("%w: is \"remuda agent\" running there? Set -address or %s to its address", err, api.EnvAddress)
 	}
 	return err
 }

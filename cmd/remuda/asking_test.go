@@ -75,7 +75,7 @@ func TestAScaleOfAStoppedModelSaysSo(t *testing.T) {
 		"GET /v1/model/m":       api.ModelStatus{Model: api.Model{Name: "m", Stopped: true, Replicas: 2}},
 	})
 	out := r.ok("scale", "m", "2")
-	require.Equal(t, "m is stopped: it will have 2 replicas once `remuda model start m` starts it.\n", out)
+	require.Equal(t, "m is stopped: it will have 2 replicas after \"remuda model start m\".\n", out)
 }
 
 func TestWhatToDoAboutAToken(t *testing.T) {
@@ -85,7 +85,7 @@ func TestWhatToDoAboutAToken(t *testing.T) {
 	got := said(t, none("there is no token yet: `remuda acl bootstrap` makes it")).do("model", "list")
 	require.Equal(t, "remuda model list: there is no token yet: `remuda acl bootstrap` makes it\n", got.errout)
 	got = said(t, none("the token is not known")).do("model", "list")
-	require.Equal(t, "remuda model list: the token is not known: give -token or set REMUDA_TOKEN\n", got.errout)
+	require.Equal(t, "remuda model list: the token is not known: set -token or REMUDA_TOKEN\n", got.errout)
 }
 
 // TestALeaderOfBeforeIsNotCalledTheNewOne: a server that passed the question on may
@@ -101,7 +101,7 @@ func TestALeaderOfBeforeIsNotCalledTheNewOne(t *testing.T) {
 			return api.LeaderStatus{ID: "new", Address: "10.0.0.2:1"}
 		},
 	}
-	require.Equal(t, "new at 10.0.0.2:1 leads.\n", said(t, leaders).ok("raft", "transfer-leader"))
+	require.Equal(t, "The leader is new at 10.0.0.2:1.\n", said(t, leaders).ok("raft", "transfer-leader"))
 }
 
 func TestSeatsTellGPUsApart(t *testing.T) {
@@ -143,8 +143,8 @@ func TestASwitchThatNobodyKnowsIsTold(t *testing.T) {
 		"PUT /v1/switch/pause-recondile": api.Switch{Name: "pause-recondile", Value: "true"},
 		"PUT /v1/switch/pause-reconcile": api.Switch{Name: "pause-reconcile", Value: "true"},
 	})
-	require.Equal(t, "pause-recondile is true.\nThis version looks at no switch of that name: it knows pause-reconcile, disable-scaling, cap-max-replicas, scale-to-zero-delay.\n", r.ok("switch", "set", "pause-recondile", "true"))
-	require.Equal(t, "pause-reconcile is true.\n", r.ok("switch", "set", "pause-reconcile", "true"))
+	require.Equal(t, "pause-recondile = true\nWarning: unknown switch, it has no effect. Known switches: pause-reconcile, disable-scaling, cap-max-replicas, scale-to-zero-delay.\n", r.ok("switch", "set", "pause-recondile", "true"))
+	require.Equal(t, "pause-reconcile = true\n", r.ok("switch", "set", "pause-reconcile", "true"))
 }
 
 func TestAConflictOfAnApplySaysWhatToDo(t *testing.T) {
@@ -158,7 +158,7 @@ func TestAConflictOfAnApplySaysWhatToDo(t *testing.T) {
 	}})
 	got := r.do("model", "apply", path)
 	require.Equal(t, 1, got.code)
-	require.Equal(t, "remuda model apply: model \"m\" has changed: its index is 6, not 5: nothing was applied, as it is no longer the difference that was shown: apply it again\n", got.errout)
+	require.Equal(t, "remuda model apply: model \"m\" has changed: its index is 6, not 5: the models have changed since the difference was shown: nothing was applied, apply the file again\n", got.errout)
 }
 
 func TestAStartOfNothingSaysSo(t *testing.T) {
@@ -166,7 +166,7 @@ func TestAStartOfNothingSaysSo(t *testing.T) {
 		"PUT /v1/model/m/start": api.ScaleResponse{Model: "m", Changed: true},
 		"GET /v1/model/m":       api.ModelStatus{Model: api.Model{Name: "m"}, Why: "The model wants no replicas."},
 	})
-	require.Contains(t, r.ok("model", "start", "m"), "m is started, and should have 0 replicas: `remuda scale m N` gives it some.\n")
+	require.Contains(t, r.ok("model", "start", "m"), `m is started with a target of 0 replicas: scale it up with "remuda scale m N".`)
 }
 
 func TestFlagsBeforeTheVerbAreAMistake(t *testing.T) {

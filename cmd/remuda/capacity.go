@@ -17,11 +17,11 @@ import (
 // capacityExplainVerb is "remuda capacity explain".
 func (p *program) capacityExplainVerb() verb {
 	return verb{
-		synopsis: "Tell how the capacity analyzer decides, and why",
+		synopsis: "Explain a decision of the capacity analyzer",
 		usage:    "FILE|- [flags]",
-		about: `Reads what the capacity analyzer would see of a model ("-" is standard input) and tells what it decides, and why. It
-asks nobody and changes nothing: a decision that was recorded with its input is replayed so. Several objects, one
-after the other, give several answers, in their order.
+		about: `Reads what the capacity analyzer sees of a model ("-" is standard input), and prints its
+decision with the reason. It contacts no server and changes nothing, so a decision recorded
+with its input can be replayed. Several objects in one file give one result each, in order.
 
   {"model": "llama-70b", "namespace": "prod",
    "config": {"kv_cache_threshold": 0.8, "queue_length_threshold": 5, "kv_spare_trigger": 0.1, "queue_spare_trigger": 3},
@@ -30,15 +30,16 @@ after the other, give several answers, in their order.
    "variants": [{"variant": "v1", "current": 1, "desired": 0}],
    "model_based_targets": {"v1": 5}}
 
-namespace, config and model_based_targets may be left out, and so may a replica's metrics. A replica may also have
-kv_capacity, age_seconds and draining, and a variant cost, min, max, pending, draining and unplaceable.
+namespace, config and model_based_targets are optional, and so are a replica's metrics. A
+replica may also have kv_capacity, age_seconds and draining, and a variant cost, min, max,
+pending, draining and unplaceable.
 
--rules wva accepts what the autoscaler's own analyzer accepts, such as a spare trigger above its threshold. The answer
-lists each value that -rules safe rejects, and what the analyzer makes of it.`,
+-rules wva accepts what the autoscaler's own analyzer accepts, such as a spare trigger above its
+threshold. The result lists each value that -rules safe rejects, and how the analyzer reads it.`,
 		anywhere: true,
 		setup: func(fs *flag.FlagSet) func(context.Context, []string) error {
-			name := fs.String("rules", capacity.Safe.String(), "`RULES`: safe, or wva for those of the workload variant autoscaler as they are")
-			asJSON := fs.Bool("json", false, "print JSON, one answer a line")
+			name := fs.String("rules", capacity.Safe.String(), "`RULES`: safe, or wva for the unchanged rules of the workload variant autoscaler")
+			asJSON := fs.Bool("json", false, "print JSON, one result per line")
 			return func(ctx context.Context, args []string) error {
 				rules, err := capacity.ParseRules(*name)
 				if err != nil {
@@ -92,7 +93,7 @@ func explainCapacity(ctx context.Context, out io.Writer, text io.Reader, rules c
 		}
 	}
 	if answers == 0 {
-		return errors.New("read the input: it is empty: want a JSON object for each model")
+		return errors.New("read the input: empty: must be a JSON object for each model")
 	}
 	return nil
 }
@@ -103,7 +104,7 @@ func showCapacity(out io.Writer, rules capacity.Rules, in *capacity.Input, a *ca
 	f.set("Model", in.Model)
 	f.setIf("Namespace", in.Namespace)
 	f.set("Rules", rules)
-	f.set("Replicas", fmt.Sprintf("%d report, %d not saturated%s", a.TotalReplicas, a.NonSaturated, unknownReplicas(a.UnknownReplicas)))
+	f.set("Replicas", fmt.Sprintf("%d reported, %d not saturated%s", a.TotalReplicas, a.NonSaturated, unknownReplicas(a.UnknownReplicas)))
 	if !a.AvgSpareKV.IsZero() {
 		f.set("Spare KV cache", fmt.Sprintf("%.3f", a.AvgSpareKV.Or(0)))
 	}
@@ -142,8 +143,8 @@ func showCapacity(out io.Writer, rules capacity.Rules, in *capacity.Input, a *ca
 	if len(odd) == 0 {
 		return nil
 	}
-	fmt.Fprintln(out, "\nReplicas that are not ok")
-	t = newTable(out, "VARIANT", "REPLICA", "TAKEN FOR", "WHY")
+	fmt.Fprintln(out, "\nReplicas not ok")
+	t = newTable(out, "VARIANT", "REPLICA", "STATUS", "WHY")
 	for _, r := range odd {
 		t.row(r.Variant, r.Replica, r.Class, r.Reason)
 	}
@@ -154,7 +155,7 @@ func unknownReplicas(n int) string {
 	if n == 0 {
 		return ""
 	}
-	return fmt.Sprintf(", the load of %s is unknown", plural(n, "replica"))
+	return fmt.Sprintf(", load of %s unknown", plural(n, "replica"))
 }
 
 // because is yes or no, with the reason where there is one.

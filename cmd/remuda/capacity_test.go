@@ -56,7 +56,7 @@ func TestCapacityExplain(t *testing.T) {
 	require.Equal(t, exitOK, r.code, r.errout)
 	var fields map[string]any
 	require.NoError(t, json.Unmarshal([]byte(r.out), &fields))
-	require.Len(t, fields, 6, "the format of the facts and nothing else: %v", fields)
+	require.Len(t, fields, 6, "the documented fields and nothing else: %v", fields)
 	require.Equal(t, 2.0, fields["total_replicas"])
 	require.Equal(t, 0.0, fields["non_saturated"])
 
@@ -64,7 +64,7 @@ func TestCapacityExplain(t *testing.T) {
 	require.Equal(t, exitOK, r.code, r.errout)
 	for _, want := range []string{
 		`(?m)^Model += llama-70b$`, `(?m)^Rules += safe$`,
-		`2 report, 0 not saturated, the load of 4 replicas is unknown`,
+		`2 reported, 0 not saturated, load of 4 replicas unknown`,
 		`(?m)^Needs more += yes: spare KV cache is 0.000, below 0.1 and spare queue is 0.0, below 3$`,
 		`(?m)^May shrink += no: the model needs more replicas: `,
 		`(?m)^v1 +4 +4 +3 +4 +no-change +yes$`, `(?m)^v2 +1 +1 +- +1 +no-change +no$`,
@@ -114,11 +114,11 @@ func TestCapacityExplainMistakes(t *testing.T) {
 		code int
 		want string
 	}{
-		"no file":          {"", nil, exitUsage, "want FILE, got 0 arguments"},
-		"two files":        {"", []string{"a", "b"}, exitUsage, "want FILE, got 2 arguments"},
+		"no file":          {"", nil, exitUsage, "expected FILE, got 0 arguments"},
+		"two files":        {"", []string{"a", "b"}, exitUsage, "expected FILE, got 2 arguments"},
 		"other rules":      {"", []string{"-", "-rules", "hpa"}, exitUsage, `-rules is "hpa": must be safe or wva`},
 		"no such file":     {"", []string{filepath.Join(t.TempDir(), "none")}, exitFailed, "read the input: open "},
-		"nothing":          {"\n", []string{"-"}, exitFailed, "it is empty: want a JSON object for each model"},
+		"nothing":          {"\n", []string{"-"}, exitFailed, "empty: must be a JSON object for each model"},
 		"a bad field":      {"{\"config\":{},\n\"variants\":[{\"variant\":\"v\",\"current\":-1}]}", []string{"-"}, exitFailed, "line 2: variants[0].current is -1: must be 0 to 1000000 replicas"},
 		"a bad bound":      {`{"variants":[{"variant":"v","current":1,"min":2,"max":1}]}`, []string{"-", "-rules", "wva"}, exitFailed, "line 1: variants[0].min is 2 and max is 1: min must be at most max"},
 		"an unknown field": {"\n{\"models\":\"m\"}", []string{"-json", "-"}, exitFailed, "line 2: models is an unknown field: must be one of config, model, "},

@@ -11,16 +11,16 @@ import (
 )
 
 var decisionList = question{
-	synopsis: "List the newest decisions with their reasons",
-	about:    `Lists what the controller decided, newest first, with the reasons and the numbers that they were made from.`,
+	synopsis: "List the latest decisions with their reasons",
+	about:    `Lists the controller's decisions, newest first, with their reasons and the numbers behind them.`,
 	setup: func(fs *flag.FlagSet) answering {
 		var f api.DecisionFilter
 		fs.StringVar(&f.Model, "model", "", "only decisions about this `model`")
 		fs.StringVar(&f.Replica, "replica", "", "only decisions about this `replica`")
-		fs.IntVar(&f.Limit, "limit", 50, "how many, at most")
+		fs.IntVar(&f.Limit, "limit", 50, "maximum number of decisions")
 		return func(ctx context.Context, c *asker, _ []string) error {
 			if f.Limit < 1 {
-				return usagef("-limit is %d: want at least 1", f.Limit)
+				return usagef("-limit is %d: must be at least 1", f.Limit)
 			}
 			if f.Replica != "" {
 				// The decisions outlive the replica: one that is gone is taken by its word.
@@ -34,7 +34,7 @@ var decisionList = question{
 			}
 			return c.print(list(decisions), func() error {
 				if len(decisions) == 0 {
-					fmt.Fprintln(c.out, "There are no decisions.")
+					fmt.Fprintln(c.out, "No decisions.")
 					return nil
 				}
 				t := newTable(c.out, "TIME", "KIND", "ABOUT", "REASON", "NUMBERS")

@@ -27,10 +27,11 @@ func (p *program) dedicatedVerbs() map[string]verb {
 }
 
 var dedicatedSet = question{
-	synopsis: "Dedicate models, in the place of those that are",
-	about: `Makes a new dedicated set: each of its models has at least so many replicas, which nothing evicts. It replaces the set
-before: models that are not in it any more fall back to their min. With a schedule it holds until the schedule's
-next change. Models whose files say "dedicated = true" are dedicated all the same.`,
+	synopsis: "Replace the set of dedicated models",
+	about: `Replaces the dedicated set. Each model in it has at least the given number of replicas, and
+nothing evicts them. Models that leave the set fall back to their min. With a schedule, the
+set is in effect until the schedule's next change. Models with "dedicated = true" in their
+files are always dedicated.`,
 	args: []string{"MODEL=REPLICAS..."},
 	run: func(ctx context.Context, c *asker, args []string) error {
 		models, err := assignments("MODEL=REPLICAS", args)
@@ -39,7 +40,7 @@ next change. Models whose files say "dedicated = true" are dedicated all the sam
 		}
 		for _, name := range slices.Sorted(maps.Keys(models)) {
 			if models[name] == 0 {
-				return usagef("%s=0: want at least 1 replica; leave the model out for none", name)
+				return usagef("%s=0: must be at least 1; leave the model out for none", name)
 			}
 		}
 		d, err := c.SetDedicated(ctx, api.DedicatedRequest{Models: models})
@@ -56,15 +57,15 @@ func assignments(what string, args []string) (map[string]int, error) {
 	for _, arg := range args {
 		i := strings.LastIndexByte(arg, '=')
 		if i <= 0 {
-			return nil, usagef("%q: want %s, as llama-3-8b=2", arg, what)
+			return nil, usagef("%q: must be %s, such as llama-3-8b=2", arg, what)
 		}
 		name := arg[:i]
 		n, err := strconv.Atoi(arg[i+1:])
 		if err != nil || n < 0 {
-			return nil, usagef("%q: the number is %q: want a number from 0", arg, arg[i+1:])
+			return nil, usagef("%q: number is %q: must be a whole number of 0 or more", arg, arg[i+1:])
 		}
 		if _, dup := out[name]; dup {
-			return nil, usagef("%q: model %q is there twice: want each once", arg, name)
+			return nil, usagef("%q: duplicate model %q", arg, name)
 		}
 		out[name] = n
 	}
@@ -73,7 +74,7 @@ func assignments(what string, args []string) (map[string]int, error) {
 
 var dedicatedShow = question{
 	synopsis: "Show the dedicated set",
-	about:    `Shows which models are dedicated for now by the set, who set that, and when the schedule changes it.`,
+	about:    `Shows the models in the dedicated set, who set it, and when the schedule changes it next.`,
 	run: func(ctx context.Context, c *asker, _ []string) error {
 		d, _, err := c.Dedicated(ctx, api.QueryOptions{})
 		if err != nil {
@@ -86,7 +87,7 @@ var dedicatedShow = question{
 func (c *asker) showDedicated(d api.Dedicated) error {
 	f := newFields(c.out)
 	if d.Source == "" {
-		f.set("Set by", "nobody yet")
+		f.set("Set by", "-")
 	} else {
 		f.set("Set by", d.Source+", at "+clock(d.Since))
 	}
@@ -98,7 +99,7 @@ func (c *asker) showDedicated(d api.Dedicated) error {
 		return err
 	}
 	if len(d.Models) == 0 {
-		fmt.Fprintln(c.out, "\nNo model is dedicated by the set.")
+		fmt.Fprintln(c.out, "\nThe set has no models.")
 		return nil
 	}
 	fmt.Fprintln(c.out)
@@ -106,7 +107,7 @@ func (c *asker) showDedicated(d api.Dedicated) error {
 }
 
 func (c *asker) setTable(models map[string]int) error {
-	t := newTable(c.out, "MODEL", "REPLICAS AT LEAST")
+	t := newTable(c.out, "MODEL", "MIN REPLICAS")
 	for _, name := range slices.Sorted(maps.Keys(models)) {
 		t.row(name, models[name])
 	}
@@ -121,8 +122,9 @@ func until(t time.Time) string {
 }
 
 var dedicatedClear = question{
-	synopsis: "Take the dedicated set away",
-	about:    `Takes the dedicated set away: its models fall back to their min. With a schedule that holds until its next change.`,
+	synopsis: "Clear the dedicated set",
+	about: `Clears the dedicated set: its models fall back to their min. With a schedule, the set stays
+empty until the schedule's next change.`,
 	run: func(ctx context.Context, c *asker, _ []string) error {
 		d, err := c.ClearDedicated(ctx)
 		if err != nil {
@@ -135,8 +137,9 @@ var dedicatedClear = question{
 func (p *program) dedicatedScheduleVerb() verb {
 	return p.asking(question{
 		synopsis: "Set, show or delete the calendar that changes the dedicated set",
-		about: `With a FILE ("-" is standard input), sets the calendar that changes the dedicated set by the time of day; without one
-prints the calendar. -delete takes it away, and leaves the set as it is. As a file:
+		about: `With a FILE ("-" is standard input), sets the calendar that changes the dedicated set by the
+time of day. Without a FILE, prints the calendar. -delete deletes it and leaves the set
+unchanged. Example:
 
   timezone = "Europe/Berlin"
 
@@ -156,20 +159,20 @@ prints the calendar. -delete takes it away, and leaves the set as it is. As a fi
     dedicated = { "llama-3-8b" = 1 }
   }
 
-The first window that covers the time has it, and without one the default. A window whose to is not after its from
-ends on the next day.`,
+The first window that covers the current time applies, otherwise the default. A window whose
+"to" is not after its "from" ends on the next day.`,
 		args: []string{"[FILE]"},
 		setup: func(fs *flag.FlagSet) answering {
-			remove := fs.Bool("delete", false, "take the calendar away")
+			remove := fs.Bool("delete", false, "delete the calendar")
 			return func(ctx context.Context, c *asker, args []string) error {
 				switch {
 				case *remove && len(args) > 0:
-					return usagef("-delete takes the calendar away: leave %q out", args[0])
+					return usagef("-delete does not take a file: remove %q", args[0])
 				case *remove:
 					if err := c.DeleteDedicatedSchedule(ctx); err != nil {
 						return err
 					}
-					return c.done("There is no schedule. The dedicated set stays as it is.\n")
+					return c.done("Deleted the schedule. The dedicated set is unchanged.\n")
 				case len(args) == 0:
 					return c.showSchedule(ctx)
 				}
@@ -186,7 +189,7 @@ func (c *asker) showSchedule(ctx context.Context) error {
 	}
 	return c.print(s, func() error {
 		if s.File == "" {
-			fmt.Fprintln(c.out, "There is no schedule: `remuda dedicated schedule FILE` sets one.")
+			fmt.Fprintln(c.out, "No schedule. Set one with \"remuda dedicated schedule FILE\".")
 			return nil
 		}
 		_, err := fmt.Fprint(c.out, s.File)
@@ -211,7 +214,7 @@ func (c *asker) setSchedule(ctx context.Context, path string, stdin io.Reader) e
 		return fmt.Errorf("read the calendar: %w", err)
 	}
 	if len(raw) == 0 {
-		return errors.New("the calendar is empty: -delete takes the schedule away")
+		return errors.New("calendar is empty: use -delete to delete the schedule")
 	}
 	// What is wrong with it is told without a controller, too.
 	if _, err := calendar.Parse(raw, name); err != nil {
@@ -230,7 +233,7 @@ func (c *asker) setSchedule(ctx context.Context, path string, stdin io.Reader) e
 			return err
 		}
 		if len(s.Models) == 0 {
-			fmt.Fprintln(c.out, "\nNo model is dedicated in it.")
+			fmt.Fprintln(c.out, "\nThe current window dedicates no models.")
 			return nil
 		}
 		fmt.Fprintln(c.out)

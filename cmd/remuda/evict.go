@@ -11,15 +11,16 @@ import (
 )
 
 var evict = question{
-	synopsis: "Take replicas off their GPUs",
-	about: `Evicts one replica, or all of a model, and lowers the model's scale with them. Running replicas finish their requests
-first. -to warm keeps the weights in the node's memory, from where they are back in seconds; -to cold remembers on
-which node's disk they are; without -to the replica ends. -force also evicts dedicated replicas and goes below the
-model's min. A replica is given by its name, or by the beginning of its name or ID that no other has.`,
+	synopsis: "Evict replicas from their GPUs",
+	about: `Evicts one replica, or all replicas of a model, and lowers the model's target by as many.
+Running replicas finish their requests first. With -to warm the weights stay in the node's
+memory, ready to serve again in seconds; with -to cold the controller remembers the nodes that
+have them on disk; without -to the replica stops. A replica is given by its name, or by a
+unique prefix of its name or ID.`,
 	args: []string{"REPLICA|MODEL"},
 	setup: func(fs *flag.FlagSet) answering {
-		to := fs.String("to", "", "the `tier` to go to: warm or cold (default: the replica ends)")
-		force := fs.Bool("force", false, "evict dedicated replicas too, and go below min")
+		to := fs.String("to", "", "the target `tier`: warm or cold (default: stop the replica)")
+		force := fs.Bool("force", false, "also evict dedicated replicas, and go below min")
 		return func(ctx context.Context, c *asker, args []string) error {
 			r := api.EvictRequest{Force: *force}
 			var err error
@@ -35,7 +36,7 @@ model's min. A replica is given by its name, or by the beginning of its name or 
 			}
 			err = c.print(answer, func() error {
 				if len(answer.Replicas) == 0 {
-					fmt.Fprintln(c.out, "No replica is on a GPU.")
+					fmt.Fprintln(c.out, "No replicas on GPUs.")
 					return nil
 				}
 				drains := false
@@ -43,7 +44,7 @@ model's min. A replica is given by its name, or by the beginning of its name or 
 				for _, e := range answer.Replicas {
 					to := e.To
 					if to == "" && e.Error == "" {
-						to = "end"
+						to = "stop"
 					}
 					t.row(e.Name, short(e.Node), e.From, to, e.FreedGPUs, bytesize.Text(e.FreedBytes), e.Error)
 					drains = drains || e.Error == "" && e.From == "HOT" && e.To != e.From
@@ -51,7 +52,7 @@ model's min. A replica is given by its name, or by the beginning of its name or 
 				if err := t.flush(); err != nil || !drains {
 					return err
 				}
-				fmt.Fprintln(c.out, "\nThey finish their requests first: `remuda replica list` shows how far they are.")
+				fmt.Fprintln(c.out, "\nThe replicas finish their requests first: see \"remuda replica list\".")
 				return nil
 			})
 			if err != nil {
@@ -76,7 +77,7 @@ func evictTo(to string) (string, error) {
 	case "", "WARM", "COLD":
 		return t, nil
 	}
-	return "", usagef("-to is %q: want warm or cold", to)
+	return "", usagef("-to is %q: must be warm or cold", to)
 }
 
 // evictee finds out whether a model or a replica is meant.
@@ -93,7 +94,7 @@ func (c *asker) evictee(ctx context.Context, arg string, r *api.EvictRequest) er
 	}
 	found, err := c.findReplica(ctx, arg)
 	if err != nil {
-		return fmt.Errorf("there is no model %q, and %w", arg, err)
+		return fmt.Errorf("no model %q, and %w", arg, err)
 	}
 	r.Replica = found.Name
 	return nil

@@ -21,24 +21,24 @@ func (p *program) gatewayVerb() verb {
 	return verb{
 		synopsis: "Run the OpenAI-compatible gateway",
 		usage:    "-config FILE | -dev [flags]",
-		about: `Serves /v1/models, /v1/chat/completions, /v1/completions and /v1/embeddings on the engines that Consul lists as
-passing, streams included, and its own /live, /ready and /metrics. It appears in Consul as the service remuda-gateway
-("service" in the consul block of the file). With "addresses" in the file's controller block it follows the controller,
-which it needs for nothing that runs already. SIGTERM or Ctrl-C lets running requests finish, SIGHUP opens the access log
-anew.`,
+		about: `Serves /v1/models, /v1/chat/completions, /v1/completions and /v1/embeddings, streams included,
+on the passing engines in Consul, and its own /live, /ready and /metrics. It registers in
+Consul as the service remuda-gateway ("service" in the file's consul block). With "addresses"
+in the file's controller block it follows the controller; models that already run are served
+without it. SIGTERM or Ctrl-C lets running requests finish. SIGHUP reopens the access log.`,
 		setup: func(fs *flag.FlagSet) func(context.Context, []string) error {
-			file := fs.String("config", "", "HCL `file` with the settings")
-			dev := fs.Bool("dev", false, "use the default settings, on loopback")
-			listen := fs.String("listen", "", "`address` for clients (default: what the file says, else 127.0.0.1:8080)")
-			consulAddr := fs.String("consul", "", "`address` of the Consul agent (default: what the file says, else CONSUL_HTTP_ADDR, else 127.0.0.1:8500)")
-			controller := fs.String("controller", "", "`URL` of a controller to follow, or several separated by commas (default: what the file says, else none)")
-			logLevel := fs.String("log-level", "", "`level` of the log: trace, debug, info, warn or error (default: what the file says, else info)")
+			file := fs.String("config", "", "HCL `file` with the configuration")
+			dev := fs.Bool("dev", false, "use default settings, on loopback")
+			listen := fs.String("listen", "", "`address` for clients (default: from the file, else 127.0.0.1:8080)")
+			consulAddr := fs.String("consul", "", "`address` of the Consul agent (default: from the file, else CONSUL_HTTP_ADDR, else 127.0.0.1:8500)")
+			controller := fs.String("controller", "", "`URL` of a controller to follow, or several separated by commas (default: from the file, else none)")
+			logLevel := fs.String("log-level", "", "`level` of the log: trace, debug, info, warn or error (default: from the file, else info)")
 			return func(ctx context.Context, args []string) error {
 				if err := noArgs(args); err != nil {
 					return err
 				}
 				if (*file != "") == *dev {
-					return usagef("give either -config FILE or -dev")
+					return usagef("set either -config FILE or -dev")
 				}
 				cfg := gateway.DefaultConfig()
 				var err error
@@ -98,7 +98,7 @@ func reopenOnHangup(ctx context.Context, g *gateway.Gateway, log hclog.Logger) {
 			return
 		case <-hangup:
 			if err := g.Reopen(); err != nil {
-				log.Error("the access log cannot be opened anew: it goes on in the old file", "error", err)
+				log.Error("cannot reopen the access log: still writing to the old file", "error", err)
 			}
 		}
 	}
@@ -116,7 +116,7 @@ func announceGateway(cfg gateway.Config, addr net.Addr) *consul.Announcer {
 	a.Logger = cfg.Logger.Named("consul")
 	announcer, err := consul.NewAnnouncer(a)
 	if err != nil {
-		cfg.Logger.Error("the gateway does not appear in consul", "error", err)
+		cfg.Logger.Error("cannot register the gateway in Consul", "error", err)
 		return nil
 	}
 	return announcer

@@ -10,16 +10,16 @@ import (
 )
 
 var gatewayDrain = question{
-	synopsis: "Have a gateway finish its requests and end",
-	about: `Orders a gateway to take no new requests, to let those that run finish, and to end, as SIGTERM does. What waits there
-without an engine gets an answer. A gateway is given by its name, or by the beginning of it that no other has. It is gone
-when it does not report any more; whatever runs it, as Nomad, may start another one.`,
+	synopsis: "Drain a gateway and stop it",
+	about: `Makes a gateway reject new requests, finish the running ones and stop, like SIGTERM. Requests
+that wait without an engine get an error. A gateway is given by its name or a unique prefix of
+it. It counts as stopped when it no longer reports; Nomad may start another one in its place.`,
 	args: []string{"NAME"},
 	setup: func(fs *flag.FlagSet) answering {
 		var d draining
 		fs.BoolVar(&d.detach, "detach", false, "return at once instead of waiting until the gateway is gone")
 		// The longest streams take minutes, and a gateway bounds its drain itself.
-		fs.DurationVar(&d.timeout, "timeout", 30*time.Minute, "how long to wait; 0 for as long as it takes. The drain goes on all the same")
+		fs.DurationVar(&d.timeout, "timeout", 30*time.Minute, "how long to wait, 0 for no limit; the drain continues either way")
 		return func(ctx context.Context, c *asker, args []string) error {
 			g, err := c.findGateway(ctx, args[0])
 			if err != nil {
@@ -29,7 +29,7 @@ when it does not report any more; whatever runs it, as Nomad, may start another 
 				return err
 			}
 			if d.detach {
-				c.printf("%s is told to drain: `remuda gateway list` shows how far it is.\n", g.Name)
+				c.printf("%s is draining: see \"remuda gateway list\".\n", g.Name)
 			} else if g, err = d.follow(ctx, c, g); err != nil {
 				return err
 			}
@@ -92,7 +92,7 @@ func (d draining) follow(parent context.Context, c *asker, g api.Gateway) (api.G
 		case !there && missing.IsZero():
 			missing = time.Now()
 		case !there && time.Since(missing) >= enough:
-			c.printf("%s is gone.\n", g.Name)
+			c.printf("%s has stopped.\n", g.Name)
 			return g, nil
 		case there:
 			missing = time.Time{}
@@ -112,12 +112,12 @@ func drainText(g api.Gateway) string {
 
 // late says how things stand when nobody waits any longer.
 func (d draining) late(parent context.Context, g api.Gateway, last error) error {
-	after := "not watched any further"
+	after := "interrupted"
 	if parent.Err() == nil {
 		after = fmt.Sprintf("after %s", d.timeout)
 	}
 	if last != nil {
-		return fmt.Errorf("%s: it is not known whether %s is gone: %w", after, g.Name, last)
+		return fmt.Errorf("%s: cannot tell whether %s has stopped: %w", after, g.Name, last)
 	}
 	return fmt.Errorf("%s: %s", after, drainText(g))
 }

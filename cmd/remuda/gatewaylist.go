@@ -17,8 +17,8 @@ func (p *program) gatewayVerbs() map[string]verb {
 }
 
 var gatewayList = question{
-	synopsis: "List the gateways that report",
-	about:    `Lists the gateways that follow the controller and report to it, with what they have waiting and in flight.`,
+	synopsis: "List the gateways",
+	about:    `Lists the gateways that report to the controller, with their waiting and running requests.`,
 	run: func(ctx context.Context, c *asker, _ []string) error {
 		gateways, err := c.Gateways(ctx)
 		if err != nil {
@@ -26,7 +26,7 @@ var gatewayList = question{
 		}
 		return c.print(list(gateways), func() error {
 			if len(gateways) == 0 {
-				fmt.Fprintln(c.out, "No gateway reports to the controller.")
+				fmt.Fprintln(c.out, "No gateways report to the controller.")
 				return nil
 			}
 			at := now()
@@ -45,7 +45,7 @@ func gatewayStatus(g api.Gateway) string {
 	case g.Draining:
 		return "draining"
 	case g.DrainOrdered:
-		return "told to drain"
+		return "ordered to drain"
 	}
 	return "serving"
 }
@@ -70,7 +70,7 @@ func (c *asker) findGateway(ctx context.Context, arg string) (api.Gateway, error
 	case 1:
 		return found[0], nil
 	case 0:
-		return api.Gateway{}, fmt.Errorf("no gateway %q reports: `remuda gateway list` shows which do", arg)
+		return api.Gateway{}, fmt.Errorf("gateway %q does not report to the controller: see \"remuda gateway list\"", arg)
 	}
-	return api.Gateway{}, fmt.Errorf("%q may be any of %s: give more of it", arg, strings.Join(names, ", "))
+	return api.Gateway{}, fmt.Errorf("%q is ambiguous: it matches %s: use a longer prefix", arg, strings.Join(names, ", "))
 }

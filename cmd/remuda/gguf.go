@@ -13,17 +13,16 @@ func (p *program) simGGUFVerb() verb {
 	return verb{
 		synopsis: "Write a tiny GGUF model for tests",
 		usage:    "[flags] FILE",
-		about: `Writes a tiny language model (about 460 KB, llama architecture, random weights) that
-Ollama and other llama.cpp based engines load on any CPU. It emits endless lower-case
-text and ends only at the request's token limit. The same seed and name give the same
-bytes everywhere.`,
+		about: `Writes a tiny language model (about 460 KB, llama architecture, random weights) that Ollama
+and other engines based on llama.cpp load on any CPU. It generates lower-case text and stops
+only at the request's token limit. The same seed and name give the same bytes everywhere.`,
 		setup: func(fs *flag.FlagSet) func(context.Context, []string) error {
 			var o gguf.Options
 			fs.StringVar(&o.Name, "name", gguf.DefaultName, "model `name` that goes into the file")
 			fs.Uint64Var(&o.Seed, "seed", 1, "`seed` of the random weights")
 			return func(_ context.Context, args []string) error {
 				if len(args) != 1 {
-					return usagef("got %d arguments: want one FILE", len(args))
+					return usagef("expected one FILE, got %d arguments", len(args))
 				}
 				path := args[0]
 				if err := gguf.Write(path, o); err != nil {

@@ -31,12 +31,14 @@ func (p *program) gmsVerb() verb {
 	return verb{
 		synopsis: "Run the GPU memory service",
 		usage:    "-gpu UUID[,UUID…] -backend host|cuda [flags]",
-		about: `Owns GPU memory that several engines share and that outlives them: one lock and one layout for each GPU and
-tag, each on the Unix socket <socket-dir>/gms_<GPU UUID>_<tag>.sock, in the protocol of NVIDIA Dynamo's GPU Memory
-Service. Engines of the same user (and root) may connect.
+		about: `Owns GPU memory that several engines share and that outlives them. Each GPU and tag has one
+lock and one layout, on the Unix socket <socket-dir>/gms_<GPU UUID>_<tag>.sock, with the
+protocol of NVIDIA Dynamo's GPU Memory Service. Engines of the same user (and root) can
+connect.
 
-The backend host emulates GPUs with shared memory. With -keeper, committed layouts survive a crash of this
-program. It ends as soon as any of its parts does: let Nomad start it again.`,
+The host backend emulates GPUs with shared memory. With -keeper, committed layouts survive a
+crash of this program. The program stops when any of its components stops: let Nomad restart
+it.`,
 		setup: func(fs *flag.FlagSet) func(context.Context, []string) error {
 			o := gmsOptions{cfg: gms.DefaultConfig(), host: hostOptions{granularity: host.DefaultGranularity}}
 			tags := commaList{values: slices.Clone(o.cfg.Tags)}
@@ -45,18 +47,18 @@ program. It ends as soon as any of its parts does: let Nomad start it again.`,
 				o.cfg.SocketDir = os.TempDir()
 			}
 			var logLevel, metricsAddr string
-			fs.StringVar(&o.cfg.SocketDir, "socket-dir", o.cfg.SocketDir, "`directory` of the sockets, by default $"+gmsSocketDirEnv+" or else the system's for temporary files")
-			fs.Var(&o.gpus, "gpu", "`UUID`s of the GPUs, separated by commas; may be repeated. With the host backend UUID=SIZE is a capacity of its own. By default all GPUs of the CUDA driver")
+			fs.StringVar(&o.cfg.SocketDir, "socket-dir", o.cfg.SocketDir, "`directory` of the sockets (default: $"+gmsSocketDirEnv+", else the system's temporary directory)")
+			fs.Var(&o.gpus, "gpu", "`UUID`s of the GPUs, separated by commas; may be repeated. With the host backend, UUID=SIZE sets the GPU's capacity (default: all GPUs of the CUDA driver)")
 			fs.Var(&tags, "tags", "`tags` of the layouts of each GPU, separated by commas")
-			fs.Var(&tags, "tag", "the same as -tags; both may be repeated")
+			fs.Var(&tags, "tag", "alias of -tags; both may be repeated")
 			fs.StringVar(&o.backend, "backend", "", "`host` or cuda (required)")
-			fs.StringVar(&o.cudaLibrary, "cuda-library", "", "`path` of the CUDA driver's library (default: where the system finds it)")
-			fs.Var(&o.host.capacity, "host-capacity", "emulated memory of each GPU, as in 80GiB; 0 for no limit")
-			fs.Var(&o.host.granularity, "host-granularity", "what sizes are rounded up to multiples of")
-			fs.DurationVar(&o.host.slowRelease, "host-slow-release", 0, "how long each release of an allocation takes")
+			fs.StringVar(&o.cudaLibrary, "cuda-library", "", "`path` of the CUDA driver's library (default: found by the system)")
+			fs.Var(&o.host.capacity, "host-capacity", "emulated memory of each GPU, such as 80GiB; 0 for no limit")
+			fs.Var(&o.host.granularity, "host-granularity", "allocation sizes are rounded up to a multiple of this")
+			fs.DurationVar(&o.host.slowRelease, "host-slow-release", 0, "added delay of each release of an allocation")
 			fs.StringVar(&o.keeper, "keeper", "", "Unix `socket` of a 'remuda gms keeper', which keeps committed layouts (default: none)")
-			fs.DurationVar(&o.cfg.OOMRetry, "oom-retry", o.cfg.OOMRetry, "how often an allocation that finds no room is tried again")
-			fs.DurationVar(&o.cfg.OOMLimit, "oom-limit", o.cfg.OOMLimit, "how long an allocation waits for room; 0 for as long as the client does")
+			fs.DurationVar(&o.cfg.OOMRetry, "oom-retry", o.cfg.OOMRetry, "retry interval of an allocation without room")
+			fs.DurationVar(&o.cfg.OOMLimit, "oom-limit", o.cfg.OOMLimit, "how long an allocation waits for room; 0 for as long as the client waits")
 			fs.StringVar(&metricsAddr, "metrics", "", "`address` for GET /metrics (default: none)")
 			logLevelFlag(fs, &logLevel)
 			return func(ctx context.Context, args []string) error {
@@ -107,7 +109,7 @@ func (o *gmsOptions) run(ctx context.Context, metricsAddr string) error {
 	defer func() {
 		for _, g := range gpus {
 			if err := g.Backend.Close(); err != nil {
-				o.cfg.Logger.Warn("a GPU's memory could not be closed", "gpu", g.UUID, "error", err)
+				o.cfg.Logger.Warn("cannot close the memory of a GPU", "gpu", g.UUID, "error", err)
 			}
 		}
 	}()
@@ -152,7 +154,7 @@ func (o *gmsOptions) openGPUs() ([]gms.GPU, error) {
 	switch o.backend {
 	case "host":
 		if len(o.gpus.values) == 0 {
-			return nil, usagef("-gpu must be set with -backend host: the names of the GPUs to emulate")
+			return nil, usagef("-gpu is required with -backend host: the UUIDs of the GPUs to emulate")
 		}
 		for _, value := range o.gpus.values {
 			uuid, size, own := strings.Cut(value, "=")
@@ -171,7 +173,7 @@ func (o *gmsOptions) openGPUs() ([]gms.GPU, error) {
 		}
 	case "cuda":
 		if len(o.host.given) > 0 {
-			return nil, usagef("%s: only for -backend host", strings.Join(o.host.given, ", "))
+			return nil, usagef("%s: only valid with -backend host", strings.Join(o.host.given, ", "))
 		}
 		uuids := o.gpus.values
 		if len(uuids) == 0 {
@@ -188,7 +190,7 @@ func (o *gmsOptions) openGPUs() ([]gms.GPU, error) {
 			add(uuid, b, err)
 		}
 	default:
-		return nil, usagef("-backend is %q: want host or cuda", o.backend)
+		return nil, usagef("-backend is %q: must be host or cuda", o.backend)
 	}
 	if err := errors.Join(errs...); err != nil {
 		for _, g := range gpus {
@@ -205,7 +207,7 @@ func metricsPart(l net.Listener, registry *prometheus.Registry, logger hclog.Log
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute}
 	return func(ctx context.Context) error {
-		logger.Info("metrics are served", "address", l.Addr())
+		logger.Info("serving metrics", "address", l.Addr())
 		defer context.AfterFunc(ctx, func() { _ = srv.Close() })()
 		if err := srv.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 			return fmt.Errorf("metrics: %w", err)
@@ -227,7 +229,7 @@ func runTogether(ctx context.Context, parts ...func(context.Context) error) erro
 	for range parts {
 		err := <-ended
 		if err == nil && ctx.Err() == nil {
-			err = errors.New("a part of the program has ended")
+			err = errors.New("a component has stopped")
 		}
 		errs = append(errs, err)
 		cancel()

@@ -26,10 +26,10 @@ func TestGMSMistakesAreExplained(t *testing.T) {
 		want string
 		code int
 	}{
-		"no backend":         {[]string{"-gpu", "GPU-1"}, `-backend is "": want host or cuda`, exitUsage},
+		"no backend":         {[]string{"-gpu", "GPU-1"}, `-backend is "": must be host or cuda`, exitUsage},
 		"unknown backend":    {[]string{"-gpu", "GPU-1", "-backend", "rocm"}, `-backend is "rocm"`, exitUsage},
-		"host without GPUs":  {[]string{"-backend", "host"}, "-gpu must be set with -backend host", exitUsage},
-		"host flags on cuda": {[]string{"-backend", "cuda", "-host-capacity", "1GiB", "-host-slow-release", "1s"}, "-host-capacity, -host-slow-release: only for -backend host", exitUsage},
+		"host without GPUs":  {[]string{"-backend", "host"}, "-gpu is required with -backend host", exitUsage},
+		"host flags on cuda": {[]string{"-backend", "cuda", "-host-capacity", "1GiB", "-host-slow-release", "1s"}, "-host-capacity, -host-slow-release: only valid with -backend host", exitUsage},
 		"no size":            {[]string{"-backend", "host", "-gpu", "GPU-1", "-host-capacity", "much"}, `size "much"`, exitUsage},
 		"no size of a GPU":   {[]string{"-backend", "host", "-gpu", "GPU-1=much"}, `-gpu GPU-1=much: size "much"`, exitUsage},
 		"no granularity":     {[]string{"-backend", "host", "-gpu", "GPU-1", "-host-granularity", "1000"}, "no multiple of the page size", exitFailed},
@@ -81,7 +81,7 @@ func TestGMSServesEveryGPUAndTag(t *testing.T) {
 			"-tags", "weights", "-tag", "kv_cache", "-metrics", "127.0.0.1:0"})
 	}()
 	require.Eventually(t, func() bool {
-		return strings.Contains(log.String(), "gms is ready") && strings.Contains(log.String(), "metrics are served")
+		return strings.Contains(log.String(), "gms is ready") && strings.Contains(log.String(), "serving metrics")
 	}, 10*time.Second, time.Millisecond, "%s", log)
 	ask := func(gpu, tag string, m ...wire.Message) (out wire.Message) {
 		c, err := wire.Dial(filepath.Join(dir, "gms_"+gpu+"_"+tag+".sock"))
@@ -120,7 +120,7 @@ func TestPartsEndTogether(t *testing.T) {
 	waits := func(ctx context.Context) error { <-ctx.Done(); return nil }
 	broken := errors.New("broken")
 	require.ErrorIs(t, runTogether(t.Context(), waits, func(context.Context) error { return broken }, waits), broken)
-	require.ErrorContains(t, runTogether(t.Context(), waits, func(context.Context) error { return nil }), "a part of the program has ended")
+	require.ErrorContains(t, runTogether(t.Context(), waits, func(context.Context) error { return nil }), "a component has stopped")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	require.NoError(t, runTogether(ctx, waits, waits))

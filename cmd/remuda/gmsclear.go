@@ -15,20 +15,21 @@ import (
 
 func (p *program) gmsClearVerb() verb {
 	return verb{
-		synopsis: "Clear away what stopped engines have left with the GPU memory service",
+		synopsis: "Free GPU memory that stopped engines left in the GPU memory service",
 		usage:    "[flags] FILE",
-		about: `Engines that share their weights leave them with the GPU memory service, for whoever comes next. Run this
-once the last of a failover pair is stopped for good: FILE is the note that their shims have written (their -park
-file with .gms after it). What another model has there by now stays, and so does what somebody has mapped. It
-exits with 0 where there is nothing to clear, also where the service is gone: its memory is free then.`,
+		about: `Engines that share their weights leave them in the GPU memory service for the next engine. Run
+this when the last engine of a failover pair has stopped for good. FILE is the note written by
+their shims (their -park file with the suffix .gms). Memory that another model has taken over,
+and memory that a process still maps, is kept. The exit code is 0 if there is nothing to
+clear, also if the service is gone and its memory is free already.`,
 		setup: func(fs *flag.FlagSet) func(context.Context, []string) error {
-			timeout := fs.Duration("timeout", 10*time.Second, "`time` to wait for those who have the memory mapped")
+			timeout := fs.Duration("timeout", 10*time.Second, "`time` to wait for processes that have the memory mapped")
 			return func(ctx context.Context, args []string) error {
 				if len(args) != 1 {
-					return usagef("want exactly one FILE, got %d arguments", len(args))
+					return usagef("expected one FILE, got %d arguments", len(args))
 				}
 				if *timeout <= 0 {
-					return usagef("-timeout is %s: want more than 0", *timeout)
+					return usagef("-timeout is %s: must be more than 0", *timeout)
 				}
 				layouts, err := readLayouts(args[0])
 				if err != nil {
@@ -40,7 +41,7 @@ exits with 0 where there is nothing to clear, also where the service is gone: it
 					cleared, err := offload.Clear(ctx, l)
 					switch {
 					case err != nil:
-						fmt.Fprintf(p.stderr, "%s: left as it is: %v\n", l.Socket, err)
+						fmt.Fprintf(p.stderr, "%s: not cleared: %v\n", l.Socket, err)
 					case cleared:
 						fmt.Fprintf(p.stdout, "%s: cleared\n", l.Socket)
 					}
@@ -61,7 +62,7 @@ func readLayouts(path string) ([]offload.Layout, error) {
 		err = json.Unmarshal(raw, &layouts)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read what is to be cleared: %s: %w", path, err)
+		return nil, fmt.Errorf("read the note %s: %w", path, err)
 	}
 	return layouts, nil
 }

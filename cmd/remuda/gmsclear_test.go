@@ -27,7 +27,7 @@ func TestGMSClearUsage(t *testing.T) {
 	require.NoError(t, os.WriteFile(bad, []byte("{"), 0o600))
 	r := remuda(t, "gms", "clear", bad)
 	require.Equal(t, exitFailed, r.code)
-	require.Contains(t, r.errout, "read what is to be cleared")
+	require.Contains(t, r.errout, "read the note")
 	r = remuda(t, "gms", "clear", filepath.Join(t.TempDir(), "none"))
 	require.Equal(t, exitOK, r.code, r.errout)
 }
@@ -64,6 +64,6 @@ func TestGMSClear(t *testing.T) {
 	r := remuda(t, "gms", "clear", note)
 	require.Equal(t, exitOK, r.code, r.errout)
 	require.Equal(t, socket+": cleared\n", r.out)
-	require.Contains(t, r.errout, "gone.sock: left as it is")
+	require.Contains(t, r.errout, "gone.sock: not cleared")
 	require.Eventually(t, func() bool { return b.Used() == 0 }, 10*time.Second, time.Millisecond)
 }

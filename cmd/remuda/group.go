@@ -9,22 +9,22 @@ import (
 // groups are the words that verbs begin with and that are none themselves, with what is
 // below them.
 var groups = map[string]string{
-	"acl":       "Make and take away the tokens of the API",
-	"acl token": "Make, list and take away tokens",
-	"capacity":  "Replay decisions of the capacity analyzer",
-	"decision":  "Look at what the controller decided, and why",
-	"dedicated": "Look at the models that nothing evicts, and change them by hand or by the time of day",
-	"device":    "Look at what this machine offers Nomad",
-	"hpa":       "Replay decisions of the HPA-like autoscaler",
+	"acl":       "Manage the API's ACL tokens",
+	"acl token": "Create, list and delete tokens",
+	"capacity":  "Explain decisions of the capacity analyzer",
+	"decision":  "Show the controller's decisions and reasons",
+	"dedicated": "Manage the set of dedicated models and its schedule",
+	"device":    "Diagnose the GPUs of this machine",
+	"hpa":       "Replay decisions of the HPA strategy",
 	"model":     "Apply, list, show, stop and start models",
-	"node":      "Look at the nodes with GPUs, and keep GPUs out of use",
-	"pipeline":  "Apply, list, show and stop pipelines, which are compositions of models",
-	"pool":      "Look at the capacity pools",
-	"queue":     "Look at the requests that wait for models and are in flight",
-	"raft":      "Look at the servers of the cluster, and change them",
-	"replica":   "Look at the running copies of models",
-	"request":   "End single requests",
-	"snapshot":  "Save, restore and check the controller's state",
+	"node":      "Show nodes with GPUs, and quarantine GPUs",
+	"pipeline":  "Apply, list, show and delete pipelines (compositions of models)",
+	"pool":      "Show the capacity pools",
+	"queue":     "Show waiting and running requests",
+	"raft":      "Show and change the servers of the cluster",
+	"replica":   "Show the replicas of models",
+	"request":   "Kill single requests",
+	"snapshot":  "Save, restore and inspect the controller's state",
 	"switch":    "Change settings while the controller runs",
 }
 
@@ -47,7 +47,7 @@ func (g *group) Help() string {
 // Run is called where no subcommand was named, or none that exists.
 func (g *group) Run(args []string) int {
 	if len(args) > 0 {
-		fmt.Fprintf(g.p.stderr, "remuda %s: there is no command %q\n\n", g.name, args[0])
+		fmt.Fprintf(g.p.stderr, "remuda %s: no command %q%s\n\n", g.name, args[0], g.p.suggest(g.name+" "+args[0]))
 	}
 	return cli.RunResultHelp
 }

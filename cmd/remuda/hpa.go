@@ -14,12 +14,13 @@ import (
 
 func (p *program) hpaReplayVerb() verb {
 	return verb{
-		synopsis: "Replay recommendations through the HPA's windows and policies",
+		synopsis: "Replay recommendations through the HPA strategy",
 		usage:    "[flags] FILE|-",
 		anywhere: true,
 		about: `
-Reads a recorded history of raw recommendations ("-" is standard input) and prints, as JSON, the replica count that the
-remuda-hpa strategy answers at each step: {"replicas":[7,7]}. No cluster is asked. As a file:
+Reads a history of raw recommendations ("-" is standard input) and prints the replica count of
+the remuda-hpa strategy at each step as JSON: {"replicas":[7,7]}. It contacts no server.
+Example:
 
   {"behavior": {
      "scale_up":   {"stabilization_window_seconds": 0, "select_policy": "Max",
@@ -29,17 +30,18 @@ remuda-hpa strategy answers at each step: {"replicas":[7,7]}. No cluster is aske
    "min_replicas": 1, "max_replicas": 20, "initial_replicas": 3,
    "steps": [{"t": 0, "desired": 7}, {"t": 15, "desired": 7}]}
 
-t is in seconds. The count before a step is the previous answer, or the step's "current" where someone else set one.
-What behavior leaves out is Kubernetes' default; max_gap_seconds and from_zero may stand in it, as in a policy. Several
-objects, one after the other, get an answer each.
+t is in seconds. The count before a step is the previous result, or the step's "current" if
+something else scaled in between. Missing fields of behavior get Kubernetes' defaults;
+max_gap_seconds and from_zero are allowed in it, as in a policy. Several objects in one file
+give one result each.
 
-Exit codes: 0 answered, 1 the file cannot be read or a field is wrong, 2 wrong usage.`,
+Exit codes: 0 success, 1 unreadable file or invalid field, 2 wrong usage.`,
 		setup: func(fs *flag.FlagSet) func(context.Context, []string) error {
-			asJSON := fs.Bool("json", false, "print JSON, as it does without -explain anyway")
-			explain := fs.Bool("explain", false, "print each step with what limited it and why; with -json, as \"decisions\" beside \"replicas\"")
+			asJSON := fs.Bool("json", false, "print JSON (the default without -explain)")
+			explain := fs.Bool("explain", false, "print each step with its limit and reason; with -json, as \"decisions\" beside \"replicas\"")
 			return func(_ context.Context, args []string) error {
 				if len(args) != 1 {
-					return usagef("want exactly one FILE, or - for standard input, got %d arguments", len(args))
+					return usagef("expected one FILE, or - for standard input, got %d arguments", len(args))
 				}
 				scenarios, err := p.readScenarios(args[0])
 				if err != nil {
@@ -55,7 +57,7 @@ Exit codes: 0 answered, 1 the file cannot be read or a field is wrong, 2 wrong u
 						err = printReplay(p.stdout, &scenarios[i], *explain)
 					}
 					if err != nil {
-						return fmt.Errorf("print the answer: %w", err)
+						return fmt.Errorf("print the result: %w", err)
 					}
 				}
 				return nil

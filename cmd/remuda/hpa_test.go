@@ -16,7 +16,8 @@ const hpaScenario = `{"behavior":{"scale_up":{"stabilization_window_seconds":0,"
  "steps":[{"t":0,"desired":7},{"t":15,"desired":7}]}
 `
 
-// TestHPAReplay is the example of the facts page, from a file and from standard input.
+// TestHPAReplay replays a scale-up that the policies limit to 4 more replicas, from a file
+// and from standard input.
 func TestHPAReplay(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "scenario.json")
 	require.NoError(t, os.WriteFile(path, []byte(hpaScenario), 0o600))
@@ -61,7 +62,7 @@ func TestHPAReplayMistakes(t *testing.T) {
 		code int
 		want string
 	}{
-		"no file named": {nil, exitUsage, "want exactly one FILE"},
+		"no file named": {nil, exitUsage, "remuda hpa replay: expected one FILE, or - for standard input, got 0 arguments"},
 		"two files":     {[]string{"a", "b"}, exitUsage, "got 2 arguments"},
 		"an odd flag":   {[]string{"-rules", "safe", "-"}, exitUsage, "-rules"},
 		"no such file":  {[]string{filepath.Join(dir, "none")}, exitFailed, "no such file"},

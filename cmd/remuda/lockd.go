@@ -24,25 +24,27 @@ func (p *program) lockdVerb() verb {
 	return verb{
 		synopsis: "Run the failover lock server",
 		usage:    "-socket PATH -state FILE [flags]",
-		about: `Grants locks, one for each failover group, first come, first served. A lock belongs to the process that connected
-to the Unix socket and is free again when that process and everything that descends from it is gone: what is
-left of a dead holder is killed, and so is a holder that lost its connection and does not come back within
--reconnect-window. Tokens grow with every grant, also across crashes, by the state file.
+		about: `Grants locks, one for each failover group, first come, first served. A lock belongs to the
+process that connected to the Unix socket. It is free again when that process and all its
+descendants have ended: lockd kills what is left of a dead holder, and a holder that has lost
+its connection and does not reconnect within -reconnect-window. Tokens increase with every
+grant, also across crashes, through the state file.
 
-With -listen, holders on other machines may take locks over TCP with client certificates. No kernel can tell
-whether they live, so they have sessions: silent for -session-ttl, and then -lock-delay, and the lock is free.`,
+With -listen, holders on other machines take locks over TCP with client certificates. lockd
+cannot see whether they are alive, so they have sessions: the lock is free once a holder has
+been silent for -session-ttl and then -lock-delay has passed.`,
 		setup: func(fs *flag.FlagSet) func(context.Context, []string) error {
 			cfg := lockd.DefaultConfig()
 			var logLevel, metricsAddr, consulAddr string
 			files := tlsFiles{prefix: "tls"}
 			fs.StringVar(&cfg.Socket, "socket", "", "`path` of the Unix socket (required)")
-			fs.StringVar(&cfg.State, "state", "", "`path` of the state file (required); a witness is kept beside it")
+			fs.StringVar(&cfg.State, "state", "", "`path` of the state file (required); a witness file is kept beside it")
 			fs.StringVar(&cfg.Listen, "listen", "", "TCP `address` for holders on other machines (default: none)")
 			files.declare(fs, "-listen", "client certificates")
-			fs.DurationVar(&cfg.Times.Reconnect, "reconnect-window", cfg.Times.Reconnect, "how long a holder that lives may be without its connection before it is killed")
-			fs.DurationVar(&cfg.Times.SessionTTL, "session-ttl", cfg.Times.SessionTTL, "how long a holder on another machine may be silent")
-			fs.DurationVar(&cfg.Times.LockDelay, "lock-delay", cfg.Times.LockDelay, "how long a lock stays shut after the session of a holder on another machine ended")
-			fs.StringVar(&consulAddr, "consul", "", "`address` of a Consul agent whose keys remuda/locks/<group> show the holders, or \"local\" for CONSUL_HTTP_ADDR, else 127.0.0.1:8500 (default: none); no grant depends on it")
+			fs.DurationVar(&cfg.Times.Reconnect, "reconnect-window", cfg.Times.Reconnect, "how long a live holder may be disconnected before it is killed")
+			fs.DurationVar(&cfg.Times.SessionTTL, "session-ttl", cfg.Times.SessionTTL, "how long a remote holder may be silent before its session ends")
+			fs.DurationVar(&cfg.Times.LockDelay, "lock-delay", cfg.Times.LockDelay, "how long a lock stays unavailable after the session of a remote holder ended")
+			fs.StringVar(&consulAddr, "consul", "", "`address` of a Consul agent whose keys remuda/locks/<group> mirror the holders, for display only; \"local\" for CONSUL_HTTP_ADDR, else 127.0.0.1:8500 (default: none)")
 			fs.StringVar(&metricsAddr, "metrics", "", "`address` for GET /metrics (default: none)")
 			logLevelFlag(fs, &logLevel)
 			return func(ctx context.Context, args []string) error {

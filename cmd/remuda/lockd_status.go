@@ -17,12 +17,12 @@ func (p *program) lockdStatusVerb() verb {
 	return verb{
 		synopsis: "Show the locks of a lockd",
 		usage:    "-lock ADDR [-json]",
-		about:    `Lists every failover group that was ever asked for: who holds its lock, under which token, and who waits.`,
+		about:    `Lists all failover groups with the holder of their lock, its token, and the waiting processes.`,
 		setup: func(fs *flag.FlagSet) func(context.Context, []string) error {
 			cfg := client.DefaultConfig()
 			var asJSON bool
 			files := tlsFiles{prefix: "lock-tls"}
-			fs.StringVar(&cfg.Addr, "lock", "", "`address` of lockd: a socket's path, or tcp://host:port (required)")
+			fs.StringVar(&cfg.Addr, "lock", "", "`address` of lockd: a socket path, or tcp://host:port (required)")
 			files.declare(fs, "-lock over TCP", "lockd's certificate")
 			fs.BoolVar(&asJSON, "json", false, "print JSON")
 			return func(ctx context.Context, args []string) error {
@@ -30,7 +30,7 @@ func (p *program) lockdStatusVerb() verb {
 					return err
 				}
 				if cfg.Addr == "" {
-					return usagef("-lock must be set: the path of lockd's socket")
+					return usagef("-lock is required: the path of lockd's socket")
 				}
 				var err error
 				if cfg.TLS, err = files.client(); err != nil {
@@ -46,7 +46,7 @@ func (p *program) lockdStatusVerb() verb {
 					return json.NewEncoder(p.stdout).Encode(append([]wire.Group{}, groups...))
 				}
 				if len(groups) == 0 {
-					fmt.Fprintln(p.stdout, "No lock was asked for yet.")
+					fmt.Fprintln(p.stdout, "No locks.")
 					return nil
 				}
 				w := tabwriter.NewWriter(p.stdout, 0, 0, 2, ' ', 0)

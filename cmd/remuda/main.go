@@ -2,23 +2,27 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 
+	"github.com/agext/levenshtein"
 	"github.com/hashicorp/cli"
 
 	"remuda/internal/version"
 	"remuda/lockd/engine"
 )
 
-// Exit codes that scripts rely on (DESIGN section 9).
+// Exit codes, which scripts rely on.
 const (
 	exitOK     = 0
 	exitFailed = 1
@@ -46,7 +50,8 @@ func (p *program) run(args []string) int {
 	c := cli.NewCLI("remuda", version.String())
 	c.Args = args
 	c.HelpWriter = p.stdout
-	c.ErrorWriter = p.stderr
+	var help bytes.Buffer // printed after the run, unless the command is unknown
+	c.ErrorWriter = &help
 	c.HiddenCommands = []string{engine.GuardVerb}
 	c.Commands = map[string]cli.CommandFactory{}
 	for name, v := range p.verbs() {
@@ -61,7 +66,9 @@ func (p *program) run(args []string) int {
 		return exitFailed
 	}
 	if code == 127 && c.Subcommand() != "" {
-		fmt.Fprintf(p.stderr, "remuda: there is no command %q\n", c.Subcommand())
+		fmt.Fprintf(p.stderr, "remuda: no command %q%s\nRun 'remuda -h' for the list of commands.\n", c.Subcommand(), p.suggest(c.Subcommand()))
+	} else {
+		_, _ = help.WriteTo(p.stderr)
 	}
 	_, word := groups[c.Subcommand()]
 	early := len(args) > 0 && strings.HasPrefix(args[0], "-") // a flag before the verb
@@ -69,6 +76,26 @@ func (p *program) run(args []string) int {
 		return exitUsage
 	}
 	return code
+}
+
+// suggest returns `: did you mean "…"?` with the command closest to name, or nothing if
+// none is close.
+func (p *program) suggest(name string) string {
+	best, least := "", 3
+	for _, w := range slices.Sorted(maps.Keys(p.verbs())) {
+		if d := levenshtein.Distance(name, w, nil); d < least {
+			best, least = w, d
+		}
+	}
+	for _, w := range slices.Sorted(maps.Keys(groups)) {
+		if d := levenshtein.Distance(name, w, nil); d < least {
+			best, least = w, d
+		}
+	}
+	if best == "" {
+		return ""
+	}
+	return fmt.Sprintf(": did you mean %q?", best)
 }
 
 // verb describes one subcommand.
@@ -180,7 +207,7 @@ func (c *command) fail(err error) int {
 	fmt.Fprintf(c.p.stderr, "remuda %s: %v\n", c.name, err)
 	var usage usageError
 	if errors.As(err, &usage) {
-		fmt.Fprintf(c.p.stderr, "Run 'remuda %s -h' for its flags.\n", c.name)
+		fmt.Fprintf(c.p.stderr, "Run 'remuda %s -h' for usage.\n", c.name)
 		return exitUsage
 	}
 	return exitFailed
@@ -189,7 +216,7 @@ func (c *command) fail(err error) int {
 // noArgs refuses left-over arguments.
 func noArgs(args []string) error {
 	if len(args) > 0 {
-		return usagef("unexpected argument %q: this command takes flags only", args[0])
+		return usagef("unexpected argument %q: this command takes only flags", args[0])
 	}
 	return nil
 }

@@ -99,9 +99,9 @@ func TestMistakesAreExplained(t *testing.T) {
 			[]string{"engine", "-group", group, "-role", "king", "-ttl", "1ms", "-slots", "-1", "--", "true"}, 2,
 			[]string{`role is "king"`, "ttl is 1ms", "slots is -1", `engine-url is ""`},
 		},
-		"a level that is none":   {[]string{"engine", "-group", group, "-log-level", "loud", "--", "true"}, 2, []string{`-log-level is "loud": want trace`}},
-		"a gateway of two minds": {[]string{"gateway", "-dev", "-config", "x"}, 2, []string{"give either -config FILE or -dev"}},
-		"a gateway without":      {[]string{"gateway"}, 2, []string{"give either -config FILE or -dev"}},
+		"a level that is none":   {[]string{"engine", "-group", group, "-log-level", "loud", "--", "true"}, 2, []string{`-log-level is "loud": must be trace, debug, info, warn or error`}},
+		"a gateway of two minds": {[]string{"gateway", "-dev", "-config", "x"}, 2, []string{"set either -config FILE or -dev"}},
+		"a gateway without":      {[]string{"gateway"}, 2, []string{"set either -config FILE or -dev"}},
 		"a file that is not there": {
 			[]string{"gateway", "-config", filepath.Join(dir, "none.hcl")}, 1, []string{"read gateway config", "none.hcl"}},
 		"a bad file": {
@@ -109,34 +109,34 @@ func TestMistakesAreExplained(t *testing.T) {
 		"a bad address":             {[]string{"gateway", "-dev", "-consul", "http://"}, 2, []string{`consul address "http://"`}},
 		"a lockd without anything":  {[]string{"lockd"}, 2, []string{"socket is empty", "state is empty"}},
 		"a lockd open to all":       {[]string{"lockd", "-socket", "s", "-state", "t", "-listen", "0.0.0.0:1"}, 2, []string{"must be a loopback address unless TLS is set"}},
-		"half a TLS":                {[]string{"lockd", "-socket", "s", "-state", "t", "-tls-cert", "c"}, 2, []string{"-tls-cert, -tls-key and -tls-ca go together"}},
+		"half a TLS":                {[]string{"lockd", "-socket", "s", "-state", "t", "-tls-cert", "c"}, 2, []string{"-tls-cert, -tls-key and -tls-ca must be set together"}},
 		"a delay that is too short": {[]string{"lockd", "-socket", "s", "-state", "t", "-lock-delay", "1ms"}, 2, []string{"lock-delay is 1ms: must be at least"}},
-		"the status of nothing":     {[]string{"lockd", "status"}, 2, []string{"-lock must be set"}},
+		"the status of nothing":     {[]string{"lockd", "status"}, 2, []string{"-lock is required"}},
 		"the status of nobody":      {[]string{"lockd", "status", "-lock", filepath.Join(dir, "sock")}, 1, []string{filepath.Join(dir, "sock")}},
 		"a lock that is no address": {[]string{"engine", "-group", group, "-engine-url", "http://127.0.0.1:1", "-lock", "lockd", "--", "true"}, 2, []string{"lock:", `"lockd"`}},
 		"a simulator of nothing":    {[]string{"sim"}, 2, []string{"model"}},
 		"a fault that is none":      {[]string{"sim", "-model", "m", "-fault", "tired=1"}, 2, []string{"tired"}},
 		"weights without size":      {[]string{"sim", "weights", filepath.Join(dir, "w")}, 2, []string{"-size"}},
-		"weights without file":      {[]string{"sim", "weights", "-size", "1MiB"}, 2, []string{"want exactly one FILE, got 0"}},
+		"weights without file":      {[]string{"sim", "weights", "-size", "1MiB"}, 2, []string{"expected one FILE, got 0 arguments"}},
 		"gpus by the dozen":         {[]string{"dev", "-gpus", "99"}, 2, []string{"-gpus is 99: want 1 to 16"}},
-		"an agent of two minds":     {[]string{"agent", "-dev", "-config", "x"}, 2, []string{"give either -config FILE or -dev"}},
-		"an agent without":          {[]string{"agent"}, 2, []string{"give either -config FILE or -dev"}},
-		"a bad file of an agent":    {[]string{"agent", "-config", bad}, 1, []string{bad + ":1: unsupported argument", bad + ":1: data_dir must be set", bad + ":2: unsupported block type"}},
+		"an agent of two minds":     {[]string{"agent", "-dev", "-config", "x"}, 2, []string{"set either -config FILE or -dev"}},
+		"an agent without":          {[]string{"agent"}, 2, []string{"set either -config FILE or -dev"}},
+		"a bad file of an agent":    {[]string{"agent", "-config", bad}, 1, []string{bad + ":1: unsupported argument", bad + ":1: data_dir is required", bad + ":2: unsupported block type"}},
 		"an agent at no address":    {[]string{"agent", "-dev", "-http", "here", "-raft", "there"}, 2, []string{`http.bind is "here"`, `raft.bind is "there"`}},
-		"a controller nowhere":      {[]string{"model", "list", "-address", "http://127.0.0.1:1"}, 1, []string{"127.0.0.1:1", "is `remuda agent` running there? -address or REMUDA_ADDR says where"}},
+		"a controller nowhere":      {[]string{"model", "list", "-address", "http://127.0.0.1:1"}, 1, []string{"127.0.0.1:1", `is "remuda agent" running there? Set -address or REMUDA_ADDR to its address`}},
 		"a controller of no kind":   {[]string{"model", "list", "-address", "ftp://x"}, 2, []string{`address is "ftp://x"`}},
 		"half a certificate":        {[]string{"model", "list", "-client-cert", bad}, 2, []string{"client certificate and key"}},
-		"scaled by nobody":          {[]string{"scale", "m"}, 2, []string{"want MODEL[/VARIANT] REPLICAS, got 1 argument"}},
-		"scaled by words":           {[]string{"scale", "m", "many"}, 2, []string{`REPLICAS is "many": want a number from 0`}},
-		"scaled below nothing":      {[]string{"scale", "m", "-1"}, 2, []string{`REPLICAS is "-1": want a number from 0`}},
-		"expected in no pool":       {[]string{"scale", "m", "1", "-pool", ""}, 2, []string{`-pool is "": want the name of an external capacity pool`}},
-		"expected at home":          {[]string{"scale", "m", "1", "-pool", "own"}, 2, []string{`-pool is "own": want the name of an external capacity pool`}},
+		"scaled by nobody":          {[]string{"scale", "m"}, 2, []string{"expected MODEL[/VARIANT] REPLICAS, got 1 argument"}},
+		"scaled by words":           {[]string{"scale", "m", "many"}, 2, []string{`REPLICAS is "many": must be a whole number of 0 or more`}},
+		"scaled below nothing":      {[]string{"scale", "m", "-1"}, 2, []string{`REPLICAS is "-1": must be a whole number of 0 or more`}},
+		"expected in no pool":       {[]string{"scale", "m", "1", "-pool", ""}, 2, []string{`-pool is "": must be the name of an external capacity pool`}},
+		"expected at home":          {[]string{"scale", "m", "1", "-pool", "own"}, 2, []string{`-pool is "own": must be the name of an external capacity pool`}},
 		"seats by the dozen":        {[]string{"dev", "-seats", "99"}, 2, []string{"-seats is 99: want 1 to 64"}},
 		"a model of no name":        {[]string{"model", "status", ""}, 2, []string{"MODEL is empty"}},
 		"two listings at once":      {[]string{"model", "list", "a"}, 2, []string{`unexpected argument "a"`}},
-		"evicted upwards":           {[]string{"evict", "m", "-to", "hot"}, 2, []string{`-to is "hot": want warm or cold`}},
-		"purged in the background":  {[]string{"model", "stop", "m", "-purge", "-detach"}, 2, []string{"leave -detach out"}},
-		"a token for a king":        {[]string{"acl", "token", "create", "-role", "king"}, 2, []string{`-role is "king": want operator, gateway, autoscaler, read-only`}},
+		"evicted upwards":           {[]string{"evict", "m", "-to", "hot"}, 2, []string{`-to is "hot": must be warm or cold`}},
+		"purged in the background":  {[]string{"model", "stop", "m", "-purge", "-detach"}, 2, []string{"remove -detach"}},
+		"a token for a king":        {[]string{"acl", "token", "create", "-role", "king"}, 2, []string{`-role is "king": must be one of operator, gateway, autoscaler, read-only`}},
 		"no decisions":              {[]string{"decision", "list", "-limit", "0"}, 2, []string{"-limit is 0"}},
 		"no model file":             {[]string{"model", "apply", filepath.Join(dir, "none.hcl")}, 1, []string{"none.hcl"}},
 		"a snapshot of nothing":     {[]string{"snapshot", "inspect", broken}, 1, []string{broken, "snapshot is damaged"}},
@@ -161,7 +161,7 @@ func TestSimFiles(t *testing.T) {
 	require.Equal(t, 0, r.code, r.errout)
 	require.Equal(t, file+": written, 1048576 bytes of weights, seed 1\n", r.out)
 	r = remuda(t, "sim", "weights", "-size", "1MiB", file)
-	require.Equal(t, file+": already there, 1048576 bytes of weights, seed 1\n", r.out)
+	require.Equal(t, file+": unchanged, 1048576 bytes of weights, seed 1\n", r.out)
 
 	file = filepath.Join(dir, "m.gguf")
 	r = remuda(t, "sim", "gguf", file)
@@ -203,7 +203,7 @@ func TestLockd(t *testing.T) {
 	go func() { code <- p.run([]string{"lockd", "-socket", sock, "-state", filepath.Join(dir, "state")}) }()
 	var r result
 	require.Eventually(t, func() bool { r = remuda(t, "lockd", "status", "-lock", sock); return r.code == 0 }, 10*time.Second, 5*time.Millisecond)
-	require.Equal(t, "No lock was asked for yet.\n", r.out)
+	require.Equal(t, "No locks.\n", r.out)
 	require.Equal(t, "[]\n", remuda(t, "lockd", "status", "-lock", sock, "-json").out)
 	stop()
 	require.Equal(t, 0, <-code)
@@ -262,9 +262,11 @@ func TestEveryWordExplainsItself(t *testing.T) {
 		require.Contains(t, r.errout, "Subcommands:")
 		r = remuda(t, append(strings.Fields(word), "dance")...)
 		require.Equal(t, 2, r.code, word)
-		require.Contains(t, r.errout, "remuda "+word+`: there is no command "dance"`)
+		require.Contains(t, r.errout, "remuda "+word+`: no command "dance"`)
 		require.Equal(t, 0, remuda(t, append(strings.Fields(word), "-h")...).code)
 	}
 	require.Len(t, groups, len(words))
-	require.Contains(t, remuda(t, "dance").errout, `remuda: there is no command "dance"`)
+	require.Equal(t, "remuda: no command \"dance\"\nRun 'remuda -h' for the list of commands.\n", remuda(t, "dance").errout)
+	require.Contains(t, remuda(t, "modle").errout, `remuda: no command "modle": did you mean "model"?`)
+	require.Contains(t, remuda(t, "model", "lsit").errout, `remuda model: no command "lsit": did you mean "model list"?`)
 }

@@ -25,7 +25,7 @@ func (p *program) modelVerbs() map[string]verb {
 
 var modelList = question{
 	synopsis: "List the models",
-	about:    `Lists every model with its replicas: how many serve, how many should, and how many are on their way.`,
+	about:    `Lists the models with their status and replicas: serving, target, and in between.`,
 	run: func(ctx context.Context, c *asker, _ []string) error {
 		models, _, err := c.Models(ctx, api.QueryOptions{})
 		if err != nil {
@@ -33,7 +33,7 @@ var modelList = question{
 		}
 		return c.print(list(models), func() error {
 			if len(models) == 0 {
-				fmt.Fprintln(c.out, "There are no models yet: `remuda model apply FILE` brings the first.")
+				fmt.Fprintln(c.out, "No models. Add one with \"remuda model apply FILE\".")
 				return nil
 			}
 			t := newTable(c.out, "NAME", "STATUS", "HOT", "TARGET", "WARM", "STARTING", "LEAVING", "FAILED", "MIN", "MAX", "MANAGEMENT", "VARIANTS")
@@ -73,9 +73,10 @@ func values[K comparable, V any](m map[K]V) []V {
 }
 
 var modelStatus = question{
-	synopsis: "Show a model, its replicas, and why it is like this",
-	about:    `Shows what the model should be, its variants, rollouts and replicas, and the newest decisions with their reasons.`,
-	args:     []string{"MODEL"},
+	synopsis: "Show a model, its replicas and its status",
+	about: `Shows the target of a model, its variants, rollouts and replicas, and the latest decisions
+with their reasons.`,
+	args: []string{"MODEL"},
 	run: func(ctx context.Context, c *asker, args []string) error {
 		s, _, err := c.Model(ctx, args[0], api.QueryOptions{})
 		if err != nil {
@@ -92,7 +93,7 @@ func (c *asker) showModel(s api.ModelStatus) error {
 	f.set("Replicas", fmt.Sprintf("%d of %d hot, %d warm, min %d, max %d", s.Counts.Hot, m.Target, s.Counts.Warm, m.Min, m.Max))
 	f.set("Requests", requestsText(s.Queue, at))
 	if m.Stopped {
-		f.set("Stopped", "yes: `remuda model start` brings it back")
+		f.set("Stopped", "yes (start it with \"remuda model start\")")
 	}
 	var spread []string
 	for _, v := range m.Variants {
@@ -113,12 +114,12 @@ func (c *asker) showModel(s api.ModelStatus) error {
 	case m.Dedicated:
 		f.set("Dedicated", "yes, by its file")
 	case m.DedicatedNow:
-		f.set("Dedicated", "yes, by the dedicated set (`remuda dedicated show`)")
+		f.set("Dedicated", "yes, by the dedicated set (\"remuda dedicated show\")")
 	default:
 		f.set("Dedicated", "no")
 	}
 	if m.KeepWarm > 0 {
-		f.set("Kept warm", fmt.Sprintf("up to %d of those that a scale-down takes", m.KeepWarm))
+		f.set("Kept warm", fmt.Sprintf("up to %s after a scale-down", plural(m.KeepWarm, "replica")))
 	}
 	if m.IdleWarm != 0 || m.IdleCold != 0 {
 		f.set("Idle", fmt.Sprintf("warm after %s, cold after %s", never(m.IdleWarm), never(m.IdleCold)))
@@ -128,7 +129,7 @@ func (c *asker) showModel(s api.ModelStatus) error {
 		return err
 	}
 	fmt.Fprintln(c.out, "\nVariants")
-	t := newTable(c.out, "NAME", "HOT", "WARM", "GPU", "GPUS", "MEMORY EACH", "WEIGHTS", "SLOTS", "COST", "ENGINE", "HASH")
+	t := newTable(c.out, "NAME", "HOT", "WARM", "GPU", "GPUS", "GPU MEMORY", "WEIGHTS", "SLOTS", "COST", "ENGINE", "HASH")
 	for _, v := range m.Variants {
 		n := s.VariantCounts[v.Name]
 		t.row(v.Name, n.Hot, n.Warm, v.GPUModel, gpusText(v), bytesize.Text(v.Memory), sizeDash(v.Weights), zeroDash(v.Slots), v.Cost, v.Engine, short(v.Hash))
@@ -137,7 +138,7 @@ func (c *asker) showModel(s api.ModelStatus) error {
 		return err
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.Unplaceable)) {
-		fmt.Fprintf(c.out, "No further replica of %s can be placed now: %s\n", name, s.Unplaceable[name])
+		fmt.Fprintf(c.out, "No room for another replica of %s: %s\n", name, s.Unplaceable[name])
 	}
 	if len(m.Rollouts) > 0 {
 		fmt.Fprintln(c.out, "\nRollouts")
@@ -158,7 +159,7 @@ func (c *asker) showModel(s api.ModelStatus) error {
 		}
 	}
 	if len(s.Decisions) > 0 {
-		fmt.Fprintln(c.out, "\nDecisions, newest first; `remuda decision list` has their numbers")
+		fmt.Fprintln(c.out, "\nDecisions, newest first (details: \"remuda decision list\")")
 		t := newTable(c.out, "WHEN", "KIND", "ABOUT", "REASON")
 		for _, d := range s.Decisions {
 			t.row(age(d.Time, at)+" ago", d.Kind, aboutText(d), d.Reason)
@@ -209,9 +210,10 @@ func short(id string) string { return id[:min(len(id), 8)] }
 
 var modelFile = question{
 	synopsis: "Print a model as a model file",
-	about:    `Prints the model as a file that "remuda model apply" takes, with its defaults spelled out and its job files inside.`,
-	args:     []string{"MODEL"},
-	raw:      true,
+	about: `Prints the model as a file for "remuda model apply", with all defaults and its job files
+included.`,
+	args: []string{"MODEL"},
+	raw:  true,
 	run: func(ctx context.Context, c *asker, args []string) error {
 		file, _, err := c.ModelFile(ctx, args[0], api.QueryOptions{})
 		if err != nil {
@@ -223,17 +225,17 @@ var modelFile = question{
 }
 
 var modelStop = question{
-	synopsis: "Stop a model: its replicas drain and end",
-	about: `Lets the model's replicas finish their requests and stop. The model is remembered, and "remuda model start" brings
-it back; -purge forgets it once its replicas are gone.`,
+	synopsis: "Stop a model: its replicas drain and stop",
+	about: `Drains and stops the model's replicas. The model stays known, and "remuda model start" starts
+it again; -purge deletes it once its replicas have stopped.`,
 	args: []string{"MODEL"},
 	setup: func(fs *flag.FlagSet) answering {
-		purge := fs.Bool("purge", false, "forget the model once its replicas are gone")
+		purge := fs.Bool("purge", false, "delete the model once its replicas have stopped")
 		var w watching
-		w.declare(fs, "the replicas are gone")
+		w.declare(fs, "the replicas have stopped")
 		return func(ctx context.Context, c *asker, args []string) error {
 			if *purge && w.detach {
-				return usagef("-purge waits until the replicas are gone: leave -detach out")
+				return usagef("-purge waits until the replicas have stopped: remove -detach")
 			}
 			r, err := c.StopModel(ctx, args[0])
 			if err != nil {
@@ -247,7 +249,7 @@ it back; -purge forgets it once its replicas are gone.`,
 				if err := c.DeleteModel(ctx, r.Model, 0); err != nil {
 					return err
 				}
-				c.printf("%s is forgotten.\n", r.Model)
+				c.printf("%s is deleted.\n", r.Model)
 			}
 			return c.print(r, func() error { return nil })
 		}
@@ -256,7 +258,7 @@ it back; -purge forgets it once its replicas are gone.`,
 
 var modelStart = question{
 	synopsis: "Start a stopped model",
-	about:    `Brings a model back that was stopped, with as many replicas as it had.`,
+	about:    `Starts a stopped model with the number of replicas it had before.`,
 	args:     []string{"MODEL"},
 	setup: func(fs *flag.FlagSet) answering {
 		var w watching
@@ -267,7 +269,7 @@ var modelStart = question{
 				return err
 			}
 			if r.Target == 0 {
-				c.printf("%s is started, and should have 0 replicas: `remuda scale %s N` gives it some.\n", r.Model, r.Model)
+				c.printf("%s is started with a target of 0 replicas: scale it up with \"remuda scale %s N\".\n", r.Model, r.Model)
 			} else {
 				c.printf("%s is starting: the target is %s.\n", r.Model, plural(r.Target, "replica"))
 			}

@@ -13,13 +13,14 @@ import (
 
 func (p *program) modelApplyVerb() verb {
 	return p.asking(question{
-		synopsis: "Make models what a file says",
-		about: `Reads a model file and the job files that it names, shows how the models differ from what the controller has, has
-Nomad check the jobs, and applies all of it or nothing. A file that changes nothing is no error. Then it watches
-until the replicas run; -detach returns at once. Models that are not in the file stay as they are.`,
+		synopsis: "Create or update models from a file",
+		about: `Reads a model file and its job files, shows the changes against the controller's models, lets
+Nomad check the jobs, and applies all of it or nothing. Then it watches until the replicas
+run; -detach returns at once. A file without changes is not an error. Models that are not in
+the file are not changed.`,
 		args: []string{"FILE"},
 		setup: func(fs *flag.FlagSet) answering {
-			dryRun := fs.Bool("dry-run", false, "check the file and show the difference, and change nothing")
+			dryRun := fs.Bool("dry-run", false, "check the file and show the changes without applying them")
 			var w watching
 			w.declare(fs, "the replicas run")
 			return func(ctx context.Context, c *asker, args []string) error {
@@ -64,7 +65,7 @@ func applyModels(ctx context.Context, c *asker, path string, dryRun bool, w *wat
 	if dryRun || len(changed) == 0 {
 		return c.print(plan, func() error {
 			if dryRun {
-				fmt.Fprintln(c.out, "Nothing was changed: this was a dry run.")
+				fmt.Fprintln(c.out, "Dry run: nothing was changed.")
 			} else {
 				fmt.Fprintln(c.out, "Nothing changed.")
 			}
@@ -74,7 +75,7 @@ func applyModels(ctx context.Context, c *asker, path string, dryRun bool, w *wat
 	applied, err := c.ApplyModels(ctx, request)
 	var refused *api.Error
 	if errors.As(err, &refused) && refused.Code == api.CodeConflict {
-		return fmt.Errorf("%w: nothing was applied, as it is no longer the difference that was shown: apply it again", err)
+		return fmt.Errorf("%w: the models have changed since the difference was shown: nothing was applied, apply the file again", err)
 	}
 	if err != nil {
 		return err
@@ -86,18 +87,18 @@ func applyModels(ctx context.Context, c *asker, path string, dryRun bool, w *wat
 			if err := w.follow(ctx, c, m.Name, settled); err != nil {
 				return fmt.Errorf("model %s: %w", m.Name, err)
 			}
-			c.printf("%s is there.\n", m.Name)
+			c.printf("%s: %s running.\n", m.Name, plural(m.Replicas, "replica"))
 		}
 	}
 	return c.print(applied, func() error { return nil })
 }
 
-// showPlan tells how the models differ from what is there.
+// showPlan prints how the file differs from the models that the controller has.
 func (c *asker) showPlan(plan api.ApplyResponse) {
 	for _, m := range plan.Models {
 		switch {
 		case m.Unchanged:
-			c.printf("model %q is so already\n", m.Name)
+			c.printf("model %q is unchanged\n", m.Name)
 		case m.New:
 			c.printf("model %q is new\n", m.Name)
 		default:

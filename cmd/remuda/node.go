@@ -20,7 +20,7 @@ func (p *program) nodeVerbs() map[string]verb {
 
 var nodeList = question{
 	synopsis: "List the nodes with GPUs",
-	about:    `Lists the nodes of Nomad that offer GPUs, and what is free on them.`,
+	about:    `Lists the Nomad nodes with GPUs and their free capacity.`,
 	run: func(ctx context.Context, c *asker, _ []string) error {
 		nodes, _, err := c.Nodes(ctx, api.QueryOptions{})
 		if err != nil {
@@ -28,7 +28,7 @@ var nodeList = question{
 		}
 		return c.print(list(nodes), func() error {
 			if len(nodes) == 0 {
-				fmt.Fprintln(c.out, "There are no nodes with GPUs: Nomad has none with the device plugin, or was not reached yet (`remuda agent health`).")
+				fmt.Fprintln(c.out, "No nodes with GPUs. Check the device plugin on the nodes, and the controller's connection to Nomad with \"remuda agent health\".")
 				return nil
 			}
 			t := newTable(c.out, "ID", "NAME", "DATACENTER", "POOL", "STATUS", "GPUS", "SEATS FREE", "GPU MEMORY FREE", "CAPACITY POOL")
@@ -66,10 +66,10 @@ func nodeState(n api.Node) string {
 }
 
 var nodeStatus = question{
-	synopsis: "Show a node, its GPUs and what is on them",
-	about: `Shows one node, given by its ID, the beginning of it, or its name, with a picture of the memory of its GPUs and its own:
-what HOT replicas hold, what is on its way, what is left of WARM ones and what is free; and who is on which seat. Colours
-are for terminals, and not where NO_COLOR is set.`,
+	synopsis: "Show a node, its GPUs and their replicas",
+	about: `Shows one node, given by its ID, a prefix of the ID, or its name, with a picture of its GPU
+and host memory: held by HOT replicas, moving between tiers, held by WARM replicas, and free;
+and the replica on each seat. Colours are used on terminals only, and not if NO_COLOR is set.`,
 	args: []string{"NODE"},
 	run: func(ctx context.Context, c *asker, args []string) error {
 		s, _, err := c.Node(ctx, args[0], api.QueryOptions{})
@@ -89,9 +89,9 @@ func (c *asker) showNode(s api.NodeStatus) error {
 	f.set("Pool", n.Pool)
 	f.set("Capacity pool", poolName(n.CapacityPool))
 	f.set("Status", nodeState(n))
-	f.setIf("Nothing is placed", n.Unusable)
+	f.setIf("Not usable", n.Unusable)
 	if !n.LostSince.IsZero() {
-		f.set("Lost since", clock(n.LostSince))
+		f.set("Down since", clock(n.LostSince))
 	}
 	f.set("CPU", fmt.Sprintf("%d MHz", n.CPU))
 	if err := f.flush(); err != nil {
@@ -112,15 +112,16 @@ func gpuState(g api.GPU) string {
 }
 
 var nodeQuarantine = question{
-	synopsis: "Keep placements away from a GPU, or let them back",
-	about:    `Places nothing more on a GPU; what is on it stays. -off lets placements back. The GPU is given by its UUID or the beginning of it.`,
-	args:     []string{"NODE", "GPU"},
+	synopsis: "Stop placements on a GPU, or allow them again",
+	about: `Quarantines a GPU: no new replicas are placed on it, and those on it stay. -off ends the
+quarantine. The GPU is given by its UUID or a prefix of it.`,
+	args: []string{"NODE", "GPU"},
 	setup: func(fs *flag.FlagSet) answering {
-		off := fs.Bool("off", false, "let placements back")
-		reason := fs.String("reason", "", "why, for people: `text` that the node's status shows")
+		off := fs.Bool("off", false, "allow placements again")
+		reason := fs.String("reason", "", "`text` that the node's status shows as the reason")
 		return func(ctx context.Context, c *asker, args []string) error {
 			if *off && *reason != "" {
-				return usagef("-reason is %q: want none with -off", *reason)
+				return usagef("-reason is %q: must not be set with -off", *reason)
 			}
 			s, _, err := c.Node(ctx, args[0], api.QueryOptions{})
 			if err != nil {
@@ -136,9 +137,9 @@ var nodeQuarantine = question{
 			}
 			return c.print(n, func() error {
 				if *off {
-					fmt.Fprintf(c.out, "Replicas may be placed on %s again.\n", uuid)
+					fmt.Fprintf(c.out, "Placements on %s are allowed again.\n", uuid)
 				} else {
-					fmt.Fprintf(c.out, "Nothing more is placed on %s.\n", uuid)
+					fmt.Fprintf(c.out, "%s is quarantined: no new placements.\n", uuid)
 				}
 				return nil
 			})
@@ -164,5 +165,5 @@ func findGPU(n api.Node, arg string) (string, error) {
 	case 0:
 		return "", fmt.Errorf("node %s has no GPU %q: it has %s", n.Name, arg, dash(strings.Join(all, ", ")))
 	}
-	return "", fmt.Errorf("%q may be any of %s: give more of it", arg, strings.Join(found, ", "))
+	return "", fmt.Errorf("%q is ambiguous: it matches %s: use a longer prefix", arg, strings.Join(found, ", "))
 }

@@ -59,17 +59,17 @@ func TestOperatorsDay(t *testing.T) {
 	const model = "meta/Llama:8b"
 	path := writeModel(t, model, "  max = 3\n  replicas = 1\n"+variant("h100", "20GiB"))
 
-	require.Contains(t, r.ok("model", "list"), "There are no models yet")
-	require.Contains(t, r.ok("replica", "list"), "There are no replicas.")
-	require.Contains(t, r.ok("decision", "list"), "There are no decisions.")
+	require.Contains(t, r.ok("model", "list"), `No models. Add one with "remuda model apply FILE".`)
+	require.Contains(t, r.ok("replica", "list"), "No replicas.")
+	require.Contains(t, r.ok("decision", "list"), "No decisions.")
 	r.eventually("the node", func() bool { return strings.Contains(r.ok("node", "list"), "gpu-1") })
 
 	// A dry run changes nothing.
 	out := r.ok("model", "apply", path, "-dry-run")
 	require.Contains(t, out, `model "meta/Llama:8b" is new`)
 	require.Contains(t, out, `variant "h100"`)
-	require.Contains(t, out, "Nothing was changed: this was a dry run.")
-	require.Contains(t, r.ok("model", "list"), "There are no models yet")
+	require.Contains(t, out, "Dry run: nothing was changed.")
+	require.Contains(t, r.ok("model", "list"), `No models. Add one with "remuda model apply FILE".`)
 	var plan api.ApplyResponse
 	r.json(&plan, "model", "apply", path, "-dry-run")
 	require.True(t, plan.DryRun)
@@ -79,14 +79,14 @@ func TestOperatorsDay(t *testing.T) {
 	out = r.ok("model", "apply", path)
 	require.Contains(t, out, "Applied at index ")
 	require.Contains(t, out, "HOT running on gpu-1")
-	require.Contains(t, out, "meta/Llama:8b is there.\n")
+	require.Contains(t, out, "meta/Llama:8b: 1 replica running.\n")
 	require.Contains(t, r.ok("model", "apply", path), "Nothing changed.\n")
 	require.Regexp(t, `(?m)^meta/Llama:8b +running +1 +1 +0 +0 +0 +0 +0 +3 +full +h100$`, r.ok("model", "list"))
 
 	// Twice as many, and back.
 	out = r.ok("scale", model, "2")
-	require.Contains(t, out, "meta/Llama:8b: the target is 2 replicas now.\n")
-	require.Contains(t, r.ok("scale", model, "2"), "the target is 2 replicas already")
+	require.Contains(t, out, "meta/Llama:8b: the target is now 2 replicas.")
+	require.Contains(t, r.ok("scale", model, "2"), "the target is already 2 replicas.")
 	var replicas []api.Replica
 	r.json(&replicas, "replica", "list", "-model", model)
 	require.Len(t, replicas, 2)
@@ -94,7 +94,7 @@ func TestOperatorsDay(t *testing.T) {
 		require.Equal(t, "running", one.Phase)
 		require.NotNil(t, w.nomad.Job(one.Name))
 	}
-	require.Contains(t, r.ok("scale", model+"/h100", "1", "-detach"), "meta/Llama:8b, variant h100: the target is 1 replica now.\n")
+	require.Contains(t, r.ok("scale", model+"/h100", "1", "-detach"), "meta/Llama:8b, variant h100: the target is now 1 replica.")
 	r.eventually("one replica", func() bool {
 		r.json(&replicas, "replica", "list")
 		return len(replicas) == 1 && replicas[0].Phase == "running"
@@ -104,7 +104,7 @@ func TestOperatorsDay(t *testing.T) {
 	require.Contains(t, got.errout, `model "meta/Llama:8b" has no variant "h200": it has h100`)
 	got = r.do("scale", "meta/nothing", "1")
 	require.Equal(t, 1, got.code)
-	require.Contains(t, got.errout, `there is no model "meta/nothing"`)
+	require.Contains(t, got.errout, `remuda scale: no model "meta/nothing"`)
 	got = r.do("scale", model, "4")
 	require.Equal(t, 1, got.code)
 	require.Contains(t, got.errout, "4")
@@ -119,9 +119,9 @@ func TestOperatorsDay(t *testing.T) {
 	require.Equal(t, one.Name, status.Name)
 	got = r.do("replica", "status", "zzz")
 	require.Equal(t, 1, got.code)
-	require.Contains(t, got.errout, `there is no replica "zzz"`)
+	require.Contains(t, got.errout, `no replica "zzz"`)
 	out = r.ok("model", "status", model)
-	for _, want := range []string{"Why", "\nVariants\n", "\nReplicas\n", "\nDecisions, newest first; `remuda decision list` has their numbers\n", one.Name, "20 GiB"} {
+	for _, want := range []string{"Why", "\nVariants\n", "\nReplicas\n", `Decisions, newest first (details: "remuda decision list")`, one.Name, "20 GiB"} {
 		require.Contains(t, out, want)
 	}
 	var about api.ModelStatus
@@ -141,21 +141,21 @@ func TestOperatorsDay(t *testing.T) {
 
 	// Evicted, by the beginning of its ID.
 	out = r.ok("evict", one.ID[:8])
-	require.Regexp(t, `(?m)^`+one.Name+` +11111111 +HOT +end +1 +20 GiB +-$`, out)
-	require.Contains(t, out, "They finish their requests first")
-	r.eventually("no replica", func() bool { return strings.Contains(r.ok("replica", "list"), "There are no replicas.") })
-	require.Contains(t, r.ok("evict", model), "No replica is on a GPU.")
+	require.Regexp(t, `(?m)^`+one.Name+` +11111111 +HOT +stop +1 +20 GiB +-$`, out)
+	require.Contains(t, out, "The replicas finish their requests first")
+	r.eventually("no replica", func() bool { return strings.Contains(r.ok("replica", "list"), "No replicas.") })
+	require.Contains(t, r.ok("evict", model), "No replicas on GPUs.")
 	got = r.do("evict", "nobody")
 	require.Equal(t, 1, got.code)
-	require.Contains(t, got.errout, `there is no model "nobody", and there is no replica "nobody"`)
+	require.Contains(t, got.errout, `remuda evict: no model "nobody", and no replica "nobody"`)
 
 	// Stopped, started, forgotten.
 	r.ok("scale", model, "1")
 	require.Contains(t, r.ok("model", "stop", model), "is stopping")
 	require.Regexp(t, `(?m)^meta/Llama:8b +stopped +0 +0 `, r.ok("model", "list"))
 	require.Contains(t, r.ok("model", "start", model), "HOT running on gpu-1")
-	require.Contains(t, r.ok("model", "stop", model, "-purge"), "meta/Llama:8b is forgotten.\n")
-	require.Contains(t, r.ok("model", "list"), "There are no models yet")
+	require.Contains(t, r.ok("model", "stop", model, "-purge"), "meta/Llama:8b is deleted.\n")
+	require.Contains(t, r.ok("model", "list"), `No models. Add one with "remuda model apply FILE".`)
 	got = r.do("model", "status", model)
 	require.Equal(t, 1, got.code)
 	require.Contains(t, got.errout, model)
@@ -178,7 +178,7 @@ func TestChangeOfAModel(t *testing.T) {
 	require.Contains(t, out, `model "m" changes`)
 	require.Contains(t, out, "memory")
 	require.Contains(t, out, "canary")
-	require.Contains(t, out, "m is there.\n")
+	require.Contains(t, out, "m: 1 replica running.\n")
 	var after []api.Replica
 	r.json(&after, "replica", "list")
 	require.Len(t, after, 1)
@@ -200,7 +200,7 @@ func TestBadModelFiles(t *testing.T) {
 	got = r.do("model", "apply", writeModel(t, "m", "  max = 1\n"+variant("h100", "1GiB")))
 	require.Equal(t, 1, got.code)
 	require.Contains(t, got.errout, "task primary: missing driver")
-	require.Contains(t, r.ok("model", "list"), "There are no models yet")
+	require.Contains(t, r.ok("model", "list"), `No models. Add one with "remuda model apply FILE".`)
 }
 
 // TestNodesAndSwitches goes through the verbs of nodes and switches.
@@ -212,33 +212,33 @@ func TestNodesAndSwitches(t *testing.T) {
 	var nodes []api.Node
 	r.json(&nodes, "node", "list")
 	require.Len(t, nodes, 1)
-	require.Contains(t, r.ok("node", "quarantine", "gpu-1", "GPU-aaaa", "-reason", "it is hot"), "Nothing more is placed on "+gpuA)
+	require.Contains(t, r.ok("node", "quarantine", "gpu-1", "GPU-aaaa", "-reason", "it is hot"), gpuA+" is quarantined: no new placements.\n")
 	picture := r.ok("node", "status", "gpu-1")
-	require.Contains(t, picture, "quarantined: somebody without a token: it is hot\n["+strings.Repeat("x", width-2)+"]\n")
+	require.Contains(t, picture, "quarantined: anonymous (no ACL token): it is hot\n["+strings.Repeat("x", width-2)+"]\n")
 	require.Contains(t, picture, "  seats [0: free] [1: free]\n")
 	require.NotContains(t, picture, "\x1b")
 	var shown api.NodeStatus
 	r.json(&shown, "node", "status", "gpu-1")
-	require.Equal(t, "somebody without a token: it is hot", shown.Node.GPUs[0].QuarantineReason)
+	require.Equal(t, "anonymous (no ACL token): it is hot", shown.Node.GPUs[0].QuarantineReason)
 	require.Positive(t, shown.Node.WarmBudget)
 	require.Regexp(t, gpuA+` .* quarantined`, r.ok("node", "status", "1111"))
-	require.Contains(t, r.ok("node", "quarantine", "gpu-1", gpuA, "-off"), "may be placed on "+gpuA)
+	require.Contains(t, r.ok("node", "quarantine", "gpu-1", gpuA, "-off"), "Placements on "+gpuA+" are allowed again.")
 	got := r.do("node", "quarantine", "gpu-1", "GPU-")
 	require.Equal(t, 1, got.code)
-	require.Contains(t, got.errout, "may be any of "+gpuA+", "+gpuB)
+	require.Contains(t, got.errout, "it matches "+gpuA+", "+gpuB)
 	got = r.do("node", "status", "nowhere")
 	require.Equal(t, 1, got.code)
 	require.Contains(t, got.errout, "nowhere")
 
-	require.Contains(t, r.ok("switch", "list"), "No switch is set.")
-	require.Equal(t, "pause-reconcile is true.\n", r.ok("switch", "set", "pause-reconcile", "true"))
+	require.Contains(t, r.ok("switch", "list"), "No switches are set.")
+	require.Equal(t, "pause-reconcile = true\n", r.ok("switch", "set", "pause-reconcile", "true"))
 	require.Regexp(t, `(?m)^pause-reconcile +true$`, r.ok("switch", "list"))
 	var switches []api.Switch
 	r.json(&switches, "switch", "list")
 	require.Len(t, switches, 1)
-	require.Equal(t, "disable-scaling/nobody is true.\nThere is no model \"nobody\": it does nothing until there is.\n", r.ok("switch", "set", "disable-scaling/nobody", "true"))
-	require.Contains(t, r.ok("switch", "set", "disable-scalling", "true"), "it knows pause-reconcile, disable-scaling, cap-max-replicas, scale-to-zero-delay.")
-	require.Contains(t, r.ok("switch", "set", "pause-reconcile/m", "true"), "looks at no switch of that name")
+	require.Equal(t, "disable-scaling/nobody = true\nWarning: model \"nobody\" does not exist: the switch has no effect until it does.\n", r.ok("switch", "set", "disable-scaling/nobody", "true"))
+	require.Contains(t, r.ok("switch", "set", "disable-scalling", "true"), "pause-reconcile, disable-scaling, cap-max-replicas, scale-to-zero-delay.")
+	require.Contains(t, r.ok("switch", "set", "pause-reconcile/m", "true"), "unknown switch, it has no effect. Known switches")
 	got = r.do("switch", "set", "scale-to-zero-delay", "soon")
 	require.Equal(t, 1, got.code)
 	require.Contains(t, got.errout, `"soon"`)
@@ -246,10 +246,10 @@ func TestNodesAndSwitches(t *testing.T) {
 	for _, name := range []string{"disable-scaling/nobody", "disable-scalling", "pause-reconcile/m"} {
 		r.ok("switch", "unset", name)
 	}
-	require.Equal(t, "pause-reconcile is not set.\n", r.ok("switch", "unset", "pause-reconcile"))
+	require.Equal(t, "pause-reconcile is unset.\n", r.ok("switch", "unset", "pause-reconcile"))
 	var nothing struct{}
 	r.json(&nothing, "switch", "unset", "pause-reconcile")
-	require.Contains(t, r.ok("switch", "list"), "No switch is set.")
+	require.Contains(t, r.ok("switch", "list"), "No switches are set.")
 }
 
 // TestSnapshots: saved, looked at, damaged, restored.
@@ -283,7 +283,7 @@ func TestSnapshots(t *testing.T) {
 	dir := t.TempDir()
 	got := remuda(t, "snapshot", "save", filepath.Join(dir, "x"), "-address", "http://127.0.0.1:1")
 	require.Equal(t, 1, got.code)
-	require.Contains(t, got.errout, "is `remuda agent` running there?")
+	require.Contains(t, got.errout, `is "remuda agent" running there? Set -address or REMUDA_ADDR to its address`)
 	left, err := os.ReadDir(dir)
 	require.NoError(t, err)
 	require.Empty(t, left)
@@ -304,7 +304,7 @@ func TestModelAndVariant(t *testing.T) {
 		{"a/b/c/v", "", "", `model "a/b/c" has no variant "v": it has w`},
 		{"a/x", "", "", `model "a" has no variant "x": it has b, v`},
 		{"a/", "", "", `model "a" has no variant ""`},
-		{"x/v", "", "", `there is no model "x/v"`},
+		{"x/v", "", "", `no model "x/v"`},
 	} {
 		model, variant, err := modelAndVariant(models, tc.arg)
 		if tc.err != "" {
@@ -358,7 +358,7 @@ func TestFlagsAnywhere(t *testing.T) {
 	}
 	got := remuda(t, "switch", "set", "-address", r.url, "--", "a", "-json")
 	require.Equal(t, 0, got.code, got.errout)
-	require.Contains(t, got.out, "a is -json.\n")
+	require.Contains(t, got.out, "a = -json")
 }
 
 func field(t *testing.T, text, name string) string {
@@ -376,7 +376,7 @@ func TestWatchingEnds(t *testing.T) {
 	path := writeModel(t, "big", "  max = 1\n  replicas = 1\n"+variant("h100", "500GiB"))
 	got := r.do("model", "apply", path, "-timeout", "1s")
 	require.Equal(t, 1, got.code)
-	require.Contains(t, got.errout, "not there after 1s")
+	require.Contains(t, got.errout, "not finished after 1s")
 	require.Contains(t, got.errout, "remuda model status big")
 
 	ctx, cancel := context.WithCancel(t.Context())
@@ -388,5 +388,5 @@ func TestWatchingEnds(t *testing.T) {
 	<-out.out
 	cancel()
 	require.Equal(t, 1, <-code)
-	require.Contains(t, errs.String(), "not watched any further")
+	require.Contains(t, errs.String(), "interrupted")
 }

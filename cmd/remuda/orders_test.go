@@ -56,14 +56,14 @@ func TestOrdersReachGateways(t *testing.T) {
 		r.json(&all, "queue", "list")
 		return len(all) == 1 && all[0].Waiting == 2
 	})
-	require.Equal(t, "x waits for m at gateway host:1:a: it is told to end.\nx has ended.\n", r.ok("request", "kill", "x"))
+	require.Equal(t, "x waits for m at gateway host:1:a: kill ordered.\nx has ended.\n", r.ok("request", "kill", "x"))
 	var q api.QueueStatus
 	r.json(&q, "queue", "status", "m")
 	require.Equal(t, 1, q.Queue.Waiting)
 	require.Equal(t, "y", q.Waiting[0].ID)
 	got := r.do("request", "kill", "z")
 	require.Equal(t, 1, got.code)
-	require.Contains(t, got.errout, "1 gateway is told all the same")
+	require.Contains(t, got.errout, "1 gateway is ordered to end it if present")
 
 	r.ok("gateway", "drain", "host", "-detach")
 	r.eventually("it drains", func() bool {

@@ -22,11 +22,11 @@ type ink struct {
 // The inks of the pictures.
 var (
 	inkHot    = ink{"#", "█", "32", "HOT"}
-	inkMoving = ink{"+", "▓", "33", "on the way"}
+	inkMoving = ink{"+", "▓", "33", "moving"}
 	inkWarm   = ink{"w", "▒", "36", "WARM"}
 	inkFree   = ink{".", "·", "2", "free"}
 	inkOut    = ink{"x", "×", "31", "out of use"}
-	inkOver   = ink{"-", "-", "2", "beyond WARM's budget"}
+	inkOver   = ink{"-", "-", "2", "over the WARM budget"}
 )
 
 // part is a part of a bar.

@@ -52,7 +52,7 @@ GPUs
 ` + gpuA + ` NVIDIA H100 80GB HBM3, clique c1
   healthy
 [` + strings.Repeat("#", 39) + strings.Repeat("+", 10) + "w" + strings.Repeat(".", 28) + `]
-  40 GiB HOT, 10 GiB on the way, 1 GiB WARM, 29 GiB free of 80 GiB
+  40 GiB HOT, 10 GiB moving, 1 GiB WARM, 29 GiB free of 80 GiB
   seats [0: a] [1: b] [2: free]
 ` + gpuB + ` NVIDIA H100 80GB HBM3  quarantined
   quarantined: the memory of replica m:h100:3 did not come back within 30s: 41.2
@@ -65,13 +65,13 @@ Host memory
 [` + strings.Repeat("w", 16) + strings.Repeat(".", 54) + strings.Repeat("-", 8) + `]
   20 GiB held by WARM replicas, of a budget of 90 GiB; the node has 100 GiB
 
-# HOT   + on the way   w WARM   . free   x out of use   - beyond WARM's budget
+# HOT   + moving   w WARM   . free   x out of use   - over the WARM budget
 
 Replicas
 `
 	require.Equal(t, want, text[:min(len(want), len(text))])
 	require.Contains(t, text, "HOT draining to WARM for 1m0")
-	require.Contains(t, text, ", 3 in flight; makes room for big\n")
+	require.Contains(t, text, ", 3 in flight; evicted for big")
 	require.Contains(t, text, "b  m:h100:2\n   WARM running for 1h")
 	require.Contains(t, text, "c  m:h100:9\n   COLD running for ")
 	require.NotContains(t, text, "\x1b")

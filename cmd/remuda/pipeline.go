@@ -25,9 +25,9 @@ func (p *program) pipelineVerbs() map[string]verb {
 
 func (p *program) pipelineApplyVerb() verb {
 	return p.asking(question{
-		synopsis: "Make a pipeline what a file says",
-		about: `Reads a file ("-" is standard input) with one pipeline, which is a small graph of steps that call models, checks it
-and applies it. Clients call a pipeline as they call a model. As a file:
+		synopsis: "Create or update a pipeline from a file",
+		about: `Reads a file ("-" is standard input) with one pipeline, checks it and applies it. A pipeline
+is a graph of steps that call models. Clients call it like a model. Example:
 
   pipeline "support" {
     deadline = "60s"
@@ -50,12 +50,12 @@ and applies it. Clients call a pipeline as they call a model. As a file:
     output = coalesce(step.billing, step.tech)
   }
 
-Steps that do not name each other run at the same time. A step with for_each, a list, runs once for each value of it,
-which is each.value, and is a list of answers: join("\n", step.ideas[*].text). Requests that are being answered go on
-with the pipeline as it was.`,
+Steps that do not depend on each other run at the same time. A step with for_each, a list,
+runs once for each value, available as each.value, and its result is a list:
+join("\n", step.ideas[*].text). Requests in progress finish with the previous definition.`,
 		args: []string{"FILE"},
 		setup: func(fs *flag.FlagSet) answering {
-			dryRun := fs.Bool("dry-run", false, "check the file, and change nothing")
+			dryRun := fs.Bool("dry-run", false, "check the file without applying it")
 			return func(ctx context.Context, c *asker, args []string) error {
 				return c.applyPipeline(ctx, args[0], p.stdin, *dryRun)
 			}
@@ -85,7 +85,7 @@ func (c *asker) applyPipeline(ctx context.Context, path string, stdin io.Reader,
 		return err
 	}
 	if dryRun {
-		return c.done("pipeline %q is fine. Nothing was changed: this was a dry run.\n", parsed.Name)
+		return c.done("Pipeline %q is valid. Dry run: nothing was changed.\n", parsed.Name)
 	}
 	r, err := c.ApplyPipeline(ctx, parsed.Name, api.PipelineRequest{File: string(raw), Filename: name})
 	if err != nil {
@@ -94,9 +94,9 @@ func (c *asker) applyPipeline(ctx context.Context, path string, stdin io.Reader,
 	return c.print(r, func() error {
 		switch {
 		case r.New:
-			fmt.Fprintf(c.out, "%s is there.\n", parsed.Name)
+			fmt.Fprintf(c.out, "Pipeline %q created.\n", parsed.Name)
 		case r.Changed:
-			fmt.Fprintf(c.out, "%s is changed.\n", parsed.Name)
+			fmt.Fprintf(c.out, "Pipeline %q updated.\n", parsed.Name)
 		default:
 			fmt.Fprintln(c.out, "Nothing changed.")
 		}
@@ -108,13 +108,13 @@ func (c *asker) applyPipeline(ctx context.Context, path string, stdin io.Reader,
 // missing warns of models that a pipeline calls and that do not exist.
 func (c *asker) missing(p api.Pipeline) {
 	if len(p.Missing) > 0 {
-		fmt.Fprintf(c.out, "Its steps call models that do not exist yet, and fail until they do: %s.\n", strings.Join(p.Missing, ", "))
+		fmt.Fprintf(c.out, "Warning: steps fail until these models exist: %s.\n", strings.Join(p.Missing, ", "))
 	}
 }
 
 var pipelineList = question{
 	synopsis: "List the pipelines",
-	about:    `Lists every pipeline with the models that its steps call.`,
+	about:    `Lists the pipelines with the models that their steps call.`,
 	run: func(ctx context.Context, c *asker, _ []string) error {
 		all, _, err := c.Pipelines(ctx, api.QueryOptions{})
 		if err != nil {
@@ -122,7 +122,7 @@ var pipelineList = question{
 		}
 		return c.print(list(all), func() error {
 			if len(all) == 0 {
-				fmt.Fprintln(c.out, "There are no pipelines yet: `remuda pipeline apply FILE` brings the first.")
+				fmt.Fprintln(c.out, "No pipelines. Add one with \"remuda pipeline apply FILE\".")
 				return nil
 			}
 			t := newTable(c.out, "NAME", "MODELS", "MISSING MODELS", "INDEX")
@@ -136,7 +136,7 @@ var pipelineList = question{
 
 var pipelineStatus = question{
 	synopsis: "Show a pipeline, its steps and its file",
-	about:    `Shows the pipeline's steps, what each of them waits for, and the file as it was applied.`,
+	about:    `Shows the pipeline's steps with their dependencies, and the file as it was applied.`,
 	args:     []string{"PIPELINE"},
 	run: func(ctx context.Context, c *asker, args []string) error {
 		p, _, err := c.Pipeline(ctx, args[0], api.QueryOptions{})
@@ -180,13 +180,13 @@ func (c *asker) showPipeline(p api.Pipeline) error {
 }
 
 var pipelineStop = question{
-	synopsis: "Take a pipeline away",
-	about:    `Takes the pipeline away. Requests that it is answering end as they would; the models stay as they are.`,
+	synopsis: "Delete a pipeline",
+	about:    `Deletes the pipeline. Requests in progress finish; the models are not changed.`,
 	args:     []string{"PIPELINE"},
 	run: func(ctx context.Context, c *asker, args []string) error {
 		if err := c.DeletePipeline(ctx, args[0], 0); err != nil {
 			return err
 		}
-		return c.done("%s is gone.\n", args[0])
+		return c.done("Deleted pipeline %q.\n", args[0])
 	},
 }

@@ -39,15 +39,15 @@ func TestPipelineVerbs(t *testing.T) {
 		return path
 	}
 	path := write(pipelineFile)
-	require.Contains(t, r.ok("pipeline", "list"), "There are no pipelines yet")
-	require.Contains(t, r.ok("pipeline", "apply", path, "-dry-run"), `pipeline "meta/support" is fine.`)
-	require.Contains(t, r.ok("pipeline", "list"), "There are no pipelines yet")
+	require.Contains(t, r.ok("pipeline", "list"), `No pipelines. Add one with "remuda pipeline apply FILE".`)
+	require.Contains(t, r.ok("pipeline", "apply", path, "-dry-run"), `Pipeline "meta/support" is valid.`)
+	require.Contains(t, r.ok("pipeline", "list"), `No pipelines. Add one with "remuda pipeline apply FILE".`)
 
 	out := r.ok("pipeline", "apply", path)
-	require.Contains(t, out, "meta/support is there.\n")
-	require.Contains(t, out, "do not exist yet, and fail until they do: large, small.\n")
+	require.Contains(t, out, `Pipeline "meta/support" created.`)
+	require.Contains(t, out, "steps fail until these models exist: large, small.")
 	require.Contains(t, r.ok("pipeline", "apply", path), "Nothing changed.\n")
-	require.Contains(t, r.ok("pipeline", "apply", write(strings.Replace(pipelineFile, "60s", "90s", 1))), "meta/support is changed.\n")
+	require.Contains(t, r.ok("pipeline", "apply", write(strings.Replace(pipelineFile, "60s", "90s", 1))), "Pipeline \"meta/support\" updated.\n")
 	require.Regexp(t, `(?m)^meta/support +large,small +large,small +\d+$`, r.ok("pipeline", "list"))
 	out = r.ok("pipeline", "status", "meta/support")
 	require.Regexp(t, `(?m)^Deadline += 1m30s$`, out)
@@ -84,11 +84,11 @@ func TestPipelineVerbs(t *testing.T) {
 	var stdout, stderr bytes.Buffer
 	pipe := &program{ctx: t.Context(), stdin: strings.NewReader(strings.Replace(pipelineFile, "meta/support", "piped", 1)), stdout: &stdout, stderr: &stderr}
 	require.Equal(t, 0, pipe.run([]string{"pipeline", "apply", "-address", r.url, "-"}), stderr.String())
-	require.Contains(t, stdout.String(), "piped is there.\n")
+	require.Contains(t, stdout.String(), `Pipeline "piped" created.`)
 
-	require.Contains(t, r.ok("pipeline", "stop", "meta/support"), "meta/support is gone.\n")
+	require.Contains(t, r.ok("pipeline", "stop", "meta/support"), "Deleted pipeline \"meta/support\".\n")
 	require.Equal(t, "{}\n", r.ok("pipeline", "stop", "piped", "-json"))
-	require.Contains(t, r.ok("pipeline", "list"), "There are no pipelines yet")
+	require.Contains(t, r.ok("pipeline", "list"), `No pipelines. Add one with "remuda pipeline apply FILE".`)
 	got = r.do("pipeline", "stop", "meta/support")
 	require.Equal(t, 1, got.code)
 	require.Contains(t, got.errout, `pipeline "meta/support" does not exist`)

@@ -11,21 +11,22 @@ import (
 )
 
 var plan = question{
-	synopsis: "Tell what would happen, and why, without doing it",
-	about: `Tells what the controller would do next if a model file were applied, models were scaled or replicas evicted, and why:
-which replicas would come, go and rest, and what would have to wait. Without any of them it tells what it is about to
-do anyway. Nothing is done. What follows later, as once a replica has drained, is not in it; Nomad is not asked about
-the file's jobs.`,
+	synopsis: "Show what a change would do, without doing it",
+	about: `Shows what the controller would do next if a model file were applied, models were scaled or
+replicas were evicted, and why: which replicas would be started, stopped or moved to another
+tier, and what would have to wait. Without arguments it shows what the controller is about to
+do anyway. Nothing is changed. Later steps, such as those after a drain, are not included, and
+Nomad does not check the file's jobs.`,
 	args: []string{"[FILE]"},
 	setup: func(fs *flag.FlagSet) answering {
 		var scales []string
-		fs.Func("scale", "as if `MODEL=REPLICAS` had been scaled; may be given more than once", func(s string) error {
+		fs.Func("scale", "assume `MODEL=REPLICAS` is scaled; may be repeated", func(s string) error {
 			scales = append(scales, s)
 			return nil
 		})
-		evictee := fs.String("evict", "", "as if this `REPLICA or MODEL` had been evicted")
-		to := fs.String("to", "", "with -evict, the `tier` to go to: warm or cold (default: the replica ends)")
-		force := fs.Bool("force", false, "with -evict, dedicated replicas too, and below min")
+		evictee := fs.String("evict", "", "assume this `REPLICA or MODEL` is evicted")
+		to := fs.String("to", "", "with -evict, the target `tier`: warm or cold (default: stop the replica)")
+		force := fs.Bool("force", false, "with -evict, also dedicated replicas, and below min")
 		return func(ctx context.Context, c *asker, args []string) error {
 			var r api.PlanRequest
 			var err error
@@ -33,7 +34,7 @@ the file's jobs.`,
 				return err
 			}
 			if *evictee == "" && (*to != "" || *force) {
-				return usagef("-to and -force are about -evict, which is missing")
+				return usagef("-to and -force need -evict")
 			}
 			if len(args) > 0 {
 				models, err := modelfile.Load(args[0])
@@ -66,7 +67,7 @@ the file's jobs.`,
 
 func (c *asker) showForesight(p api.PlanResponse) {
 	if len(p.Changes) == 0 {
-		fmt.Fprintln(c.out, "No replica would change.")
+		fmt.Fprintln(c.out, "No replicas would change.")
 	} else {
 		fmt.Fprintf(c.out, "%s would change:\n", plural(len(p.Changes), "replica"))
 	}
@@ -78,9 +79,9 @@ func (c *asker) showForesight(p api.PlanResponse) {
 		step := ""
 		switch {
 		case change.From == "":
-			step = "comes: " + change.To
+			step = "new: " + change.To
 		case change.To == "":
-			step = "goes: it is " + change.From
+			step = "removed: " + change.From
 		default:
 			step = change.From + " -> " + change.To
 		}
@@ -93,7 +94,7 @@ func (c *asker) showForesight(p api.PlanResponse) {
 		}
 	}
 	if len(p.Waits) > 0 {
-		fmt.Fprintln(c.out, "\nIt would have to wait:")
+		fmt.Fprintln(c.out, "\nWould wait:")
 	}
 	for _, w := range p.Waits {
 		about := w.Model
@@ -117,12 +118,12 @@ func (c *asker) showForesight(p api.PlanResponse) {
 		}
 	}
 	if len(others) > 0 {
-		fmt.Fprintln(c.out, "\nAnd it would be decided:")
+		fmt.Fprintln(c.out, "\nOther decisions:")
 	}
 	for _, d := range others {
 		fmt.Fprintf(c.out, "\n%s\n%s\n", wrap("  ", strings.TrimSpace(d.Kind+" "+aboutText(d))), wrap("    ", sentence(d.Reason)))
 	}
-	fmt.Fprintln(c.out, "\nNothing was done: this was a plan.")
+	fmt.Fprintln(c.out, "\nPlan only: nothing was changed.")
 }
 
 // sentence ends a reason with a full stop.

@@ -28,8 +28,8 @@ func poolName(name string) string {
 
 var poolList = question{
 	synopsis: "List the capacity pools",
-	about: `Lists the controller's own capacity and the external capacity pools of the agents' config: how they are managed, what
-they cost, whether their Nomad is heard, what is free there and which replicas are.`,
+	about: `Lists the controller's own pool and the external capacity pools in the agents' config: their
+management and price, the connection to their Nomad, free capacity, and replicas.`,
 	run: func(ctx context.Context, c *asker, _ []string) error {
 		pools, _, err := c.Pools(ctx, api.QueryOptions{})
 		if err != nil {

@@ -17,11 +17,17 @@ func (p *program) queueVerbs() map[string]verb {
 }
 
 var queueList = question{
-	synopsis: "List what gateways have of each model",
-	about: `Lists for each model how many requests wait for an engine at all gateways together, for how long the first of them has,
-how many are at engines, and how many ended per second lately. The state is PROVISIONING or DEPLOYING while requests have to
-wait for a replica, READY or BUSY where one serves, CANCELLED where the model is stopped, and IDLE where nothing runs and
-the first request brings a replica up.`,
+	synopsis: "List the requests of each model at the gateways",
+	about: `Lists for each model, over all gateways: the number of requests waiting for an engine, the age
+of the oldest, the number in flight, and the recent rate of finished requests.
+
+States:
+  IDLE          no replica runs; the first request starts one
+  PROVISIONING  no replica runs yet, and the controller is asked for one
+  DEPLOYING     a replica is starting
+  READY         a replica serves, no requests in flight
+  BUSY          requests are in flight
+  CANCELLED     the model is stopped`,
 	run: func(ctx context.Context, c *asker, _ []string) error {
 		queues, err := c.Queues(ctx)
 		if err != nil {
@@ -29,7 +35,7 @@ the first request brings a replica up.`,
 		}
 		return c.print(list(queues), func() error {
 			if len(queues) == 0 {
-				fmt.Fprintln(c.out, "There are no models, and no gateway has a request.")
+				fmt.Fprintln(c.out, "No models and no requests.")
 				return nil
 			}
 			at := now()
@@ -44,8 +50,9 @@ the first request brings a replica up.`,
 
 var queueStatus = question{
 	synopsis: "Show a model's queue and its requests",
-	about: `Shows what gateways have of one model: the requests that wait, the next first, and those in flight, with the gateway that
-has them. Gateways name the first 64 of a queue and the oldest 64 at each replica.`,
+	about: `Shows the requests of one model at the gateways: those waiting, next first, and those in
+flight, with their gateway. Gateways report the first 64 of a queue and the oldest 64 at each
+replica.`,
 	args: []string{"MODEL"},
 	run: func(ctx context.Context, c *asker, args []string) error {
 		q, err := c.Queue(ctx, args[0])
@@ -66,7 +73,7 @@ func (c *asker) showQueue(s api.QueueStatus) error {
 	f.set("Served", perSecond(s.Queue.Served))
 	f.set("Serving", plural(s.Queue.Serving, "replica"))
 	if s.Queue.Incomplete {
-		f.set("Incomplete", "yes: the leader is new, and not every gateway has reported to it yet")
+		f.set("Incomplete", "yes: the leader is new, and not all gateways have reported yet")
 	}
 	if err := f.flush(); err != nil {
 		return err
@@ -82,7 +89,7 @@ func (c *asker) showQueue(s api.QueueStatus) error {
 		}
 	}
 	if len(s.Waiting) > 0 {
-		fmt.Fprintln(c.out, "\nRequests that wait"+someOf(len(s.Waiting), s.Queue.Waiting)+", the next first")
+		fmt.Fprintln(c.out, "\nWaiting requests"+someOf(len(s.Waiting), s.Queue.Waiting)+", next first")
 		t := newTable(c.out, "POSITION", "REQUEST", "GATEWAY", "FOR")
 		for _, r := range s.Waiting {
 			t.row(r.Position, r.ID, r.Gateway, age(r.Started, at))
@@ -131,7 +138,7 @@ func waitingText(q api.Queue, at time.Time) string {
 // requestsText is what gateways have of a model, for its status.
 func requestsText(q *api.Queue, at time.Time) string {
 	if q == nil {
-		return "not known: no gateway reports"
+		return "unknown: no gateway reports"
 	}
 	return fmt.Sprintf("%d in flight, waiting %s", q.InFlight, waitingText(*q, at))
 }

@@ -31,7 +31,7 @@ func TestQueueListAndStatus(t *testing.T) {
 	require.Regexp(t, `(?m)^n +IDLE +0 +- +0 +0/s +0 +0$`, out)
 	out = r.ok("queue", "status", "m")
 	require.Regexp(t, `(?m)^Waiting += 3, the oldest for 1[23]s$`, out)
-	require.Contains(t, out, "\nRequests that wait (1 of 3), the next first\n")
+	require.Contains(t, out, "Waiting requests (1 of 3), next first")
 	require.Regexp(t, `(?m)^1 +w1 +a +1[23]s$`, out)
 	require.Contains(t, out, "\nRequests in flight, oldest first\n")
 	require.Regexp(t, `(?m)^f1 +m:v:1 +a +1[23]s$`, out)
@@ -43,7 +43,7 @@ func TestQueueListAndStatus(t *testing.T) {
 	r.json(&one, "queue", "status", "m")
 	require.Equal(t, "w1", one.Waiting[0].ID)
 
-	require.Equal(t, "There are no models, and no gateway has a request.\n", said(t, map[string]any{"GET /v1/queues": []api.Queue{}}).ok("queue", "list"))
+	require.Equal(t, "No models and no requests.\n", said(t, map[string]any{"GET /v1/queues": []api.Queue{}}).ok("queue", "list"))
 	require.Equal(t, 1, r.do("queue", "status", "x").code)
 	require.Equal(t, 2, r.do("queue", "status").code)
 }
@@ -54,7 +54,7 @@ func TestModelStatusTellsRequests(t *testing.T) {
 	status.Queue = &api.Queue{Model: "m", State: api.QueueIdle}
 	require.Regexp(t, `(?m)^Requests += 0 in flight, waiting 0$`, said(t, map[string]any{"GET /v1/model/m": status}).ok("model", "status", "m"))
 	status.Queue = nil
-	require.Regexp(t, `(?m)^Requests += not known: no gateway reports$`, said(t, map[string]any{"GET /v1/model/m": status}).ok("model", "status", "m"))
+	require.Regexp(t, `(?m)^Requests += unknown: no gateway reports$`, said(t, map[string]any{"GET /v1/model/m": status}).ok("model", "status", "m"))
 }
 
 // script answers one call after the other as it says, and the last for ever.
@@ -79,14 +79,14 @@ func TestRequestKill(t *testing.T) {
 	kill, look := "POST /v1/request/x/kill", "GET /v1/request/x"
 
 	r := said(t, map[string]any{kill: there, look: script(there, there, gone)})
-	require.Equal(t, "x is in flight at m:v:1 by gateway a: it is told to end.\nx has ended.\n", r.ok("request", "kill", "x"))
+	require.Equal(t, "x is in flight at m:v:1 by gateway a: kill ordered.\nx has ended.\n", r.ok("request", "kill", "x"))
 	var s api.RequestStatus
 	said(t, map[string]any{kill: there, look: gone}).json(&s, "request", "kill", "x")
 	require.Equal(t, gone, s)
 
 	waits := api.RequestStatus{ID: "x", Places: []api.QueuedRequest{{ID: "x", Gateway: "a", Model: "m", Position: 3}}, Killed: true}
 	r = said(t, map[string]any{kill: waits})
-	require.Equal(t, "x waits for m at gateway a: it is told to end.\n", r.ok("request", "kill", "-detach", "x"))
+	require.Equal(t, "x waits for m at gateway a: kill ordered.\n", r.ok("request", "kill", "-detach", "x"))
 
 	got := said(t, map[string]any{kill: unknown}).do("request", "kill", "x")
 	require.Equal(t, result{1, "", "remuda request kill: request \"x\" is not among those that the gateways name\n"}, got)
@@ -95,7 +95,7 @@ func TestRequestKill(t *testing.T) {
 	require.Equal(t, 1, got.code)
 	require.Equal(t, "remuda request kill: after 500ms: x still is in flight at m:v:1 by gateway a\n", got.errout)
 	got = said(t, map[string]any{kill: there, look: &api.Error{Status: http.StatusServiceUnavailable, Code: api.CodeNoLeader, Message: "no leader"}}).do("request", "kill", "x", "-timeout", "500ms")
-	require.Equal(t, "remuda request kill: after 500ms: it is not known whether x has ended: no leader\n", got.errout)
+	require.Equal(t, "remuda request kill: after 500ms: cannot tell whether x has ended: no leader\n", got.errout)
 	require.Equal(t, 2, r.do("request", "kill").code)
 	require.Equal(t, 2, r.do("request", "kill", "").code)
 }
@@ -135,7 +135,7 @@ func TestAKillOutlivesTheLeader(t *testing.T) {
 	silent := said(t, map[string]any{"POST /v1/request/x/kill": api.RequestStatus{ID: "x", Places: place, Killed: true}, "GET /v1/request/x": api.RequestStatus{ID: "x", Places: []api.QueuedRequest{}}})
 	got := silent.do("request", "kill", "x", "-timeout", "500ms")
 	require.Equal(t, 1, got.code)
-	require.Contains(t, got.errout, "it is not known whether x has ended: the controller's leader is new")
+	require.Contains(t, got.errout, "after 500ms: cannot tell whether x has ended: the leader is new, and not all gateways have reported yet")
 }
 
 func TestGatewayListAndDrain(t *testing.T) {
@@ -151,9 +151,9 @@ func TestGatewayListAndDrain(t *testing.T) {
 	var all []api.Gateway
 	r.json(&all, "gateway", "list")
 	require.Len(t, all, 2)
-	require.Equal(t, "No gateway reports to the controller.\n", said(t, map[string]any{"GET /v1/gateways": []api.Gateway{}}).ok("gateway", "list"))
-	require.Contains(t, r.do("gateway", "drain", "host").errout, `"host" may be any of host:1:a, host:1:b`)
-	require.Contains(t, r.do("gateway", "drain", "other").errout, "`remuda gateway list` shows which do")
+	require.Equal(t, "No gateways report to the controller.\n", said(t, map[string]any{"GET /v1/gateways": []api.Gateway{}}).ok("gateway", "list"))
+	require.Contains(t, r.do("gateway", "drain", "host").errout, `"host" is ambiguous: it matches host:1:a, host:1:b`)
+	require.Contains(t, r.do("gateway", "drain", "other").errout, `see "remuda gateway list"`)
 
 	other := gateway("z", 9, false, false)
 	told := gateway("host:1:a", 2, false, true)
@@ -165,15 +165,15 @@ func TestGatewayListAndDrain(t *testing.T) {
 			[]api.Gateway{gateway("host:1:a", 1, true, true)}, []api.Gateway{gateway("host:1:a", 0, true, true), other}, []api.Gateway{other}),
 	})
 	require.Equal(t, strings.Join([]string{
-		"host:1:a is told to drain: 2 in flight, 1 waiting", "host:1:a is serving: 2 in flight, 1 waiting", "host:1:a is draining: 1 in flight, 1 waiting",
-		"host:1:a is draining: 0 in flight, 1 waiting", "host:1:a is gone.", "",
+		"host:1:a is ordered to drain: 2 in flight, 1 waiting", "host:1:a is serving: 2 in flight, 1 waiting", "host:1:a is draining: 1 in flight, 1 waiting",
+		"host:1:a is draining: 0 in flight, 1 waiting", "host:1:a has stopped.", "",
 	}, "\n"), r.ok("gateway", "drain", "host"))
 
 	r = said(t, map[string]any{"POST /v1/gateway/host:1:a/drain": told, "GET /v1/gateways": []api.Gateway{told}})
-	require.Equal(t, "host:1:a is told to drain: `remuda gateway list` shows how far it is.\n", r.ok("gateway", "drain", "host:1:a", "-detach"))
+	require.Equal(t, "host:1:a is draining: see \"remuda gateway list\".\n", r.ok("gateway", "drain", "host:1:a", "-detach"))
 	got := r.do("gateway", "drain", "host:1:a", "-timeout", "300ms")
 	require.Equal(t, 1, got.code)
-	require.Equal(t, "remuda gateway drain: after 300ms: host:1:a is told to drain: 2 in flight, 1 waiting\n", got.errout)
+	require.Equal(t, "remuda gateway drain: after 300ms: host:1:a is ordered to drain: 2 in flight, 1 waiting\n", got.errout)
 	require.Equal(t, 2, r.do("gateway", "drain").code)
 	// The daemon does not take a verb that it does not know for something to run.
 	got = remuda(t, "gateway", "drian", "x")

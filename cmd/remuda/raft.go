@@ -18,7 +18,7 @@ func (p *program) raftVerbs() map[string]verb {
 
 var raftListPeers = question{
 	synopsis: "List the servers of the cluster",
-	about:    `Lists the controller's servers and which of them leads.`,
+	about:    `Lists the controller's servers, with the leader.`,
 	run: func(ctx context.Context, c *asker, _ []string) error {
 		// Who has lost the leader wants to know who the others are all the same.
 		cfg, _, err := c.RaftConfiguration(ctx, api.QueryOptions{Stale: true})
@@ -40,21 +40,21 @@ var raftListPeers = question{
 }
 
 var raftRemovePeer = question{
-	synopsis: "Take a server out of the cluster",
-	about: `Takes a server out of the cluster, so that the others need it no more for a majority. Do it for one that will not come
-back; a server that only restarts stays.`,
+	synopsis: "Remove a server from the cluster",
+	about: `Removes a server from the cluster, so that it no longer counts for the majority. Use it for a
+server that will not come back, not for one that restarts.`,
 	args: []string{"ID"},
 	run: func(ctx context.Context, c *asker, args []string) error {
 		if err := c.RemovePeer(ctx, args[0]); err != nil {
 			return err
 		}
-		return c.done("%s is out of the cluster.\n", args[0])
+		return c.done("Removed server %s from the cluster.\n", args[0])
 	},
 }
 
 var raftTransferLeader = question{
-	synopsis: "Make another server lead",
-	about:    `Hands leadership over to the server with the ID, or to any other.`,
+	synopsis: "Transfer leadership to another server",
+	about:    `Transfers leadership to the server with this ID, or to any other.`,
 	args:     []string{"[ID]"},
 	run: func(ctx context.Context, c *asker, args []string) error {
 		id := ""
@@ -74,10 +74,10 @@ var raftTransferLeader = question{
 		}
 		return c.print(leader, func() error {
 			if leader.ID == "" {
-				fmt.Fprintln(c.out, "Leadership was handed over; the new leader is not known here yet.")
+				fmt.Fprintln(c.out, "Leadership transferred. The new leader is not known yet.")
 				return nil
 			}
-			fmt.Fprintf(c.out, "%s at %s leads.\n", leader.ID, leader.Address)
+			fmt.Fprintf(c.out, "The leader is %s at %s.\n", leader.ID, leader.Address)
 			return nil
 		})
 	},

@@ -20,7 +20,7 @@ func (p *program) replicaVerbs() map[string]verb {
 
 var replicaList = question{
 	synopsis: "List the replicas",
-	about:    `Lists the replicas of all models, or of one, with their tier, what is done with them, where they are and what they do.`,
+	about:    `Lists the replicas of all models, or of one, with their tier, phase, node, seats and requests.`,
 	setup: func(fs *flag.FlagSet) answering {
 		model := fs.String("model", "", "only replicas of this `model`")
 		return func(ctx context.Context, c *asker, _ []string) error {
@@ -30,7 +30,7 @@ var replicaList = question{
 			}
 			return c.print(list(replicas), func() error {
 				if len(replicas) == 0 {
-					fmt.Fprintln(c.out, "There are no replicas.")
+					fmt.Fprintln(c.out, "No replicas.")
 					return nil
 				}
 				return c.replicaTable(replicas)
@@ -109,7 +109,7 @@ func replicaNote(r api.Replica) string {
 		notes = append(notes, "canary")
 	}
 	if !r.Current {
-		notes = append(notes, "of an older definition")
+		notes = append(notes, "outdated definition")
 	}
 	if r.Failures > 0 {
 		notes = append(notes, plural(r.Failures, "failure"))
@@ -118,14 +118,14 @@ func replicaNote(r api.Replica) string {
 		notes = append(notes, r.LastError)
 	}
 	if r.For != "" {
-		notes = append(notes, "makes room for "+r.For)
+		notes = append(notes, "evicted for "+r.For)
 	}
 	return strings.Join(notes, "; ")
 }
 
 var replicaStatus = question{
 	synopsis: "Show a replica",
-	about:    `Shows one replica, given by its name, or by the beginning of its name or ID that no other has.`,
+	about:    `Shows one replica, given by its name, or by a unique prefix of its name or ID.`,
 	args:     []string{"REPLICA"},
 	run: func(ctx context.Context, c *asker, args []string) error {
 		found, err := c.findReplica(ctx, args[0])
@@ -159,22 +159,22 @@ func (c *asker) showReplica(r api.Replica) error {
 	}
 	slices.Sort(gpus)
 	for _, gpu := range gpus {
-		f.set("Memory while HOT of "+gpu, bytesize.Text(r.Memory[gpu]))
+		f.set("GPU memory (HOT)", bytesize.Text(r.Memory[gpu])+" of "+gpu)
 	}
 	if r.HostMemory > 0 {
-		f.set("Host memory while WARM", bytesize.Text(r.HostMemory))
+		f.set("Host memory (WARM)", bytesize.Text(r.HostMemory))
 	}
 	if r.SleepMemory > 0 {
-		f.set("GPU memory while WARM", bytesize.Text(r.SleepMemory)+" of each")
+		f.set("GPU memory (WARM)", bytesize.Text(r.SleepMemory)+" of each GPU")
 	}
 	f.set("Nomad job", r.Job)
 	f.set("Created", clock(r.Created))
 	f.setIf("Note", replicaNote(r))
 	if !r.Retry.IsZero() {
-		f.set("Tried again", clock(r.Retry))
+		f.set("Next retry", clock(r.Retry))
 	}
 	if r.Load == nil {
-		f.set("In flight", "not known")
+		f.set("In flight", "unknown")
 		return f.flush()
 	}
 	f.set("In flight", r.Load.InFlight)
@@ -209,11 +209,11 @@ func (c *asker) findReplica(ctx context.Context, arg string) (api.Replica, error
 	case 1:
 		return found[0], nil
 	case 0:
-		return api.Replica{}, fmt.Errorf("there is no replica %q: `remuda replica list` shows which there are", arg)
+		return api.Replica{}, fmt.Errorf("no replica %q: see \"remuda replica list\"", arg)
 	}
 	var names []string
 	for _, r := range found {
 		names = append(names, r.Name)
 	}
-	return api.Replica{}, fmt.Errorf("%q may be any of %s: give more of it", arg, strings.Join(names, ", "))
+	return api.Replica{}, fmt.Errorf("%q is ambiguous: it matches %s: use a longer prefix", arg, strings.Join(names, ", "))
 }

@@ -20,22 +20,23 @@ func (p *program) requestVerbs() map[string]verb {
 const killPoll = 200 * time.Millisecond
 
 var requestKill = question{
-	synopsis: "End a request, waiting or in flight",
-	about: `Orders the gateways to end the requests with this ID (X-Request-Id): one that waits is answered with an error, one in
-flight is cut off with an explicit one. Gateways name only some of their requests, so that one that is not found may be
-there all the same: the order is given to all of them, and the exit code is 1, as nobody can tell what became of it.`,
+	synopsis: "Kill a request, waiting or in flight",
+	about: `Orders the gateways to end the requests with this ID (X-Request-Id). A waiting request gets an
+error as its answer, and one in flight is cut off with an error. Gateways report only some of
+their requests, so the order goes to all of them even if the request is not found; the exit
+code is then 1, because the outcome is unknown.`,
 	args: []string{"ID"},
 	setup: func(fs *flag.FlagSet) answering {
 		var k killing
-		fs.BoolVar(&k.detach, "detach", false, "return at once instead of waiting until no gateway names the request")
-		fs.DurationVar(&k.timeout, "timeout", 10*time.Second, "how long to wait; 0 for as long as it takes")
+		fs.BoolVar(&k.detach, "detach", false, "return at once instead of waiting until no gateway reports the request")
+		fs.DurationVar(&k.timeout, "timeout", 10*time.Second, "how long to wait, 0 for no limit")
 		return func(ctx context.Context, c *asker, args []string) error {
 			s, err := c.KillRequest(ctx, args[0])
 			if err != nil {
 				return err
 			}
 			for _, p := range s.Places {
-				c.printf("%s %s: it is told to end.\n", s.ID, placeText(p))
+				c.printf("%s %s: kill ordered.\n", s.ID, placeText(p))
 			}
 			if !k.detach {
 				if s, err = k.follow(ctx, c, s); err != nil {
@@ -103,7 +104,7 @@ func (k killing) follow(parent context.Context, c *asker, s api.RequestStatus) (
 
 // late says how things stand when nobody waits any longer.
 func (k killing) late(parent context.Context, s api.RequestStatus, last error) error {
-	after := "not watched any further"
+	after := "interrupted"
 	if parent.Err() == nil {
 		after = fmt.Sprintf("after %s", k.timeout)
 	}
@@ -113,9 +114,9 @@ func (k killing) late(parent context.Context, s api.RequestStatus, last error) e
 	}
 	switch {
 	case last != nil:
-		return fmt.Errorf("%s: it is not known whether %s has ended: %w", after, s.ID, last)
+		return fmt.Errorf("%s: cannot tell whether %s has ended: %w", after, s.ID, last)
 	case len(where) == 0:
-		return fmt.Errorf("%s: it is not known whether %s has ended: the controller's leader is new and was not told by all gateways yet", after, s.ID)
+		return fmt.Errorf("%s: cannot tell whether %s has ended: the leader is new, and not all gateways have reported yet", after, s.ID)
 	}
 	return fmt.Errorf("%s: %s still %s", after, s.ID, strings.Join(where, ", and "))
 }

@@ -13,26 +13,27 @@ import (
 
 var scale = question{
 	synopsis: "Change how many replicas a model has",
-	about: `Sets the number of replicas of a model, or of one of its variants, within the model's min and max, and watches until they
-run and those that are too many have drained; -detach returns at once. Names of models may have slashes: of
-MODEL/VARIANT the longest name that is a model's is the model.
+	about: `Sets the number of replicas of a model, or of one of its variants, within the model's min and
+max. Then it watches until they run and surplus replicas have drained; -detach returns at
+once. Names of models may contain slashes: in MODEL/VARIANT, the longest prefix that is a
+model's name is the model.
 
-With -pool it sets how many of the model's replicas are expected in an external capacity pool, and nowhere else; 0 takes
-that back. They are a part of the model's replicas, of which it has more where they are too few.`,
+With -pool, sets how many of the model's replicas are expected in an external capacity pool;
+0 clears it. They are part of the model's replicas, whose number rises if it is too low.`,
 	args: []string{"MODEL[/VARIANT]", "REPLICAS"},
 	setup: func(fs *flag.FlagSet) answering {
-		pool := fs.String("pool", "", "the external capacity `pool` in which so many are expected")
+		pool := fs.String("pool", "", "set REPLICAS for this external capacity `pool` only")
 		var w watching
 		w.declare(fs, "the replicas run")
 		return func(ctx context.Context, c *asker, args []string) error {
 			n, err := strconv.Atoi(args[1])
 			if err != nil || n < 0 {
-				return usagef("REPLICAS is %q: want a number from 0", args[1])
+				return usagef("REPLICAS is %q: must be a whole number of 0 or more", args[1])
 			}
 			pooled := false
 			fs.Visit(func(f *flag.Flag) { pooled = pooled || f.Name == "pool" })
 			if pooled && (*pool == "" || *pool == ownPool) {
-				return usagef("-pool is %q: want the name of an external capacity pool; without -pool the model has REPLICAS in all, wherever they are", *pool)
+				return usagef("-pool is %q: must be the name of an external capacity pool; leave it out to scale the whole model", *pool)
 			}
 			models, _, err := c.Models(ctx, api.QueryOptions{})
 			if err != nil {
@@ -43,7 +44,7 @@ that back. They are a part of the model's replicas, of which it has more where t
 				return err
 			}
 			if *pool != "" && variant != "" {
-				return usagef("-pool is %q, and %s names a variant: want the model alone", *pool, args[0])
+				return usagef("-pool is %q, but %s names a variant: use the model's name alone", *pool, args[0])
 			}
 			if *pool != "" {
 				return c.expect(ctx, model, *pool, n, &w)
@@ -57,13 +58,13 @@ that back. They are a part of the model's replicas, of which it has more where t
 				of += ", variant " + r.Variant
 			}
 			if m := models[slices.IndexFunc(models, func(m api.ModelSummary) bool { return m.Name == model })]; m.Stopped && r.Target == 0 {
-				c.printf("%s is stopped: it will have %s once `remuda model start %s` starts it.\n", of, plural(n, "replica"), r.Model)
+				c.printf("%s is stopped: it will have %s after \"remuda model start %s\".\n", of, plural(n, "replica"), r.Model)
 				return c.print(r, func() error { return nil })
 			}
 			if r.Changed {
-				c.printf("%s: the target is %s now.\n", of, plural(r.Target, "replica"))
+				c.printf("%s: the target is now %s.\n", of, plural(r.Target, "replica"))
 			} else {
-				c.printf("%s: the target is %s already.\n", of, plural(r.Target, "replica"))
+				c.printf("%s: the target is already %s.\n", of, plural(r.Target, "replica"))
 			}
 			if err := w.follow(ctx, c, r.Model, scaled); err != nil {
 				return err
@@ -129,7 +130,7 @@ func modelAndVariant(models []api.ModelSummary, arg string) (model, variant stri
 		}
 		i := strings.LastIndexByte(model, '/')
 		if i < 0 {
-			return "", "", fmt.Errorf("there is no model %q: `remuda model list` shows which there are", arg)
+			return "", "", fmt.Errorf("no model %q: see \"remuda model list\"", arg)
 		}
 		model, variant = arg[:i], arg[i+1:]
 	}

@@ -25,41 +25,41 @@ func (p *program) simVerb() verb {
 		usage:    "-listen ADDR -model NAME [-weights FILE] [flags]",
 		about: `
 Serves vLLM's OpenAI API, metrics and sleep mode without a GPU: continuous
-batching over a KV cache that really fills, weights that are really loaded and
-checked, and deterministic text. Faults can be switched on by flag and, while
-it runs, with GET, POST and DELETE on /sim/faults. Its weights take memory of the
-simulated GPUs in $REMUDA_USE_GPUS, else $REMUDA_GPU_UUIDS; POST /sim/gpus moves an
-engine that sleeps to others.
+batching over a KV cache that really fills up, weights that are really loaded
+and checked, and deterministic text. Faults are enabled by flag and, at run
+time, with GET, POST and DELETE on /sim/faults. The weights take memory of the
+simulated GPUs in $REMUDA_USE_GPUS, else $REMUDA_GPU_UUIDS; POST /sim/gpus moves
+a sleeping engine to others.
 
 Faults (-fault NAME=VALUE, may be repeated; over HTTP {"NAME": VALUE}):
 ` + fault.Help() + `
-Exit codes: 0 stopped, 1 weights missing or damaged or slept with requests in
-flight, 2 wrong usage, 137 crashed on demand.`,
+Exit codes: 0 stopped, 1 weights missing or damaged, or put to sleep with
+requests in flight, 2 wrong usage, 137 crashed on demand.`,
 		setup: func(fs *flag.FlagSet) func(context.Context, []string) error {
 			cfg := sim.DefaultConfig()
-			listen := fs.String("listen", "127.0.0.1:8000", "`address` to serve HTTP on; port 0 takes a free one")
+			listen := fs.String("listen", "127.0.0.1:8000", "`address` to serve HTTP on; port 0 selects a free one")
 			level := fs.String("log-level", "info", "trace, debug, info, warn, error or off")
 			fs.StringVar(&cfg.Model, "model", "", "`name` of the model to serve (required)")
-			fs.StringVar(&cfg.Weights, "weights", "", "safetensors `file` to load; none means a model without weights")
+			fs.StringVar(&cfg.Weights, "weights", "", "safetensors `file` to load (default: a model without weights)")
 			gms := simGMS{gmsMemory: gmsMemory{backend: "host", tag: "weights"}, lock: cmp.Or(os.Getenv(weightsLockEnv), lockRWOrRO), timeout: 30 * time.Second}
 			gms.declare(fs)
-			fs.IntVar(&cfg.MaxNumSeqs, "max-num-seqs", cfg.MaxNumSeqs, "sequences that run at once: the engine's slots")
-			fs.IntVar(&cfg.MaxModelLen, "max-model-len", cfg.MaxModelLen, "prompt plus answer, in `tokens`")
+			fs.IntVar(&cfg.MaxNumSeqs, "max-num-seqs", cfg.MaxNumSeqs, "sequences that run at once (the engine's slots)")
+			fs.IntVar(&cfg.MaxModelLen, "max-model-len", cfg.MaxModelLen, "maximum length of prompt and answer, in `tokens`")
 			fs.IntVar(&cfg.NumGPUBlocks, "num-gpu-blocks", cfg.NumGPUBlocks, "size of the KV cache, in `blocks`")
 			fs.IntVar(&cfg.BlockSize, "block-size", cfg.BlockSize, "`tokens` per KV block")
-			fs.IntVar(&cfg.MaxBatchedTokens, "max-num-batched-tokens", cfg.MaxBatchedTokens, "`tokens` that one step computes at most")
-			fs.Float64Var(&cfg.Rates.Prefill, "prefill-rate", cfg.Rates.Prefill, "prompt `tokens` per second over all sequences; 0 is as fast as possible")
-			fs.Float64Var(&cfg.Rates.Decode, "decode-rate", cfg.Rates.Decode, "`tokens` per second of a sequence that runs alone; 0 is as fast as possible")
-			fs.Float64Var(&cfg.Rates.Slowdown, "decode-slowdown", cfg.Rates.Slowdown, "how much longer a decode step takes with all slots busy; 0.5 is half as long again")
+			fs.IntVar(&cfg.MaxBatchedTokens, "max-num-batched-tokens", cfg.MaxBatchedTokens, "maximum `tokens` computed in one step")
+			fs.Float64Var(&cfg.Rates.Prefill, "prefill-rate", cfg.Rates.Prefill, "prompt `tokens` per second over all sequences; 0 for no limit")
+			fs.Float64Var(&cfg.Rates.Decode, "decode-rate", cfg.Rates.Decode, "`tokens` per second of a sequence that runs alone; 0 for no limit")
+			fs.Float64Var(&cfg.Rates.Slowdown, "decode-slowdown", cfg.Rates.Slowdown, "relative slowdown of a decode step with all slots busy; 0.5 takes half as long again")
 			fs.DurationVar(&cfg.InitDelay, "init-delay", cfg.InitDelay, "`time` from loaded weights to ready")
-			fs.DurationVar(&cfg.DrainTimeout, "drain-timeout", cfg.DrainTimeout, "`time` that running requests get to finish when told to stop")
+			fs.DurationVar(&cfg.DrainTimeout, "drain-timeout", cfg.DrainTimeout, "`time` that running requests have to finish on shutdown")
 			fs.DurationVar(&cfg.KeepAlive, "keep-alive-timeout", cfg.KeepAlive, "`time` after which an idle connection is closed")
-			fs.DurationVar(&cfg.BodyTimeout, "body-timeout", cfg.BodyTimeout, "`time` in which a request body must arrive")
-			fs.Func("max-body", "largest request body, as in 64MiB (the default)", func(s string) (err error) {
+			fs.DurationVar(&cfg.BodyTimeout, "body-timeout", cfg.BodyTimeout, "`time` limit for receiving a request body")
+			fs.Func("max-body", "largest request body (default 64MiB)", func(s string) (err error) {
 				cfg.MaxBody, err = bytesize.Parse(s)
 				return err
 			})
-			fs.Func("fault", "switch a fault on, as `NAME=VALUE`", func(s string) (err error) {
+			fs.Func("fault", "enable a fault, as `NAME=VALUE`", func(s string) (err error) {
 				cfg.Faults, err = cfg.Faults.Assign(s)
 				return err
 			})
@@ -69,7 +69,7 @@ flight, 2 wrong usage, 137 crashed on demand.`,
 				}
 				lvl := hclog.LevelFromString(*level)
 				if lvl == hclog.NoLevel {
-					return usagef("-log-level %q: want trace, debug, info, warn, error or off", *level)
+					return usagef("-log-level %q: must be trace, debug, info, warn, error or off", *level)
 				}
 				cfg.Logger = hclog.New(&hclog.LoggerOptions{Name: "sim", Level: lvl, Output: p.stderr})
 				cfg.Version, cfg.Exit = version.String(), os.Exit
@@ -95,18 +95,18 @@ flight, 2 wrong usage, 137 crashed on demand.`,
 
 func (p *program) simWeightsVerb() verb {
 	return verb{
-		synopsis: "Make a weights file for the simulated engine",
+		synopsis: "Create a weights file for the simulated engine",
 		usage:    "-size SIZE [-seed N] FILE",
 		about: `
 Writes a valid safetensors file whose tensors take SIZE bytes, with a digest for
-each. A file that is whole and was made with the same size and seed is kept, so
-running this again costs one read of the file.`,
+each. An intact file of the same size and seed is kept, so running this again
+only reads the file.`,
 		setup: func(fs *flag.FlagSet) func(context.Context, []string) error {
-			size := fs.String("size", "", "total `size` of the tensors, as in 256MiB (required)")
-			seed := fs.Uint64("seed", 1, "chooses the content")
+			size := fs.String("size", "", "total `size` of the tensors, such as 256MiB (required)")
+			seed := fs.Uint64("seed", 1, "selects the content")
 			return func(_ context.Context, args []string) error {
 				if len(args) != 1 {
-					return usagef("want exactly one FILE, got %d arguments", len(args))
+					return usagef("expected one FILE, got %d arguments", len(args))
 				}
 				bytes, err := bytesize.Parse(*size)
 				if err != nil {
@@ -120,7 +120,7 @@ running this again costs one read of the file.`,
 				if err != nil {
 					return err
 				}
-				what := "already there"
+				what := "unchanged"
 				if created {
 					what = "written"
 				}

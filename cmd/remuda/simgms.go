@@ -43,12 +43,12 @@ type simGMS struct {
 }
 
 func (g *simGMS) declare(fs *flag.FlagSet) {
-	fs.StringVar(&g.socketList, "gms-socket", "", "hold the weights in the GPU memory service: its `sockets`, one for each GPU, separated by commas, or auto for those of $"+
+	fs.StringVar(&g.socketList, "gms-socket", "", "keep the weights in the GPU memory service: its `sockets`, one for each GPU, separated by commas, or auto for those of $"+
 		engine.EnvUseGPUs+", else $"+deviceplugin.EnvGPUs+", in $"+gmsSocketDirEnv)
 	g.gmsMemory.declare(fs)
-	fs.StringVar(&g.lock, "gms-lock", g.lock, "`how` to ask for the lock of the weights: rw_or_ro writes them where they are not there, ro waits for another engine to do so (default: $"+weightsLockEnv+", else rw_or_ro)")
-	fs.StringVar(&g.verify, "verify", verifyAlways, "`when` to compare weights in the GPU memory service with their digests: always is at import and at every wake, import at import only")
-	fs.DurationVar(&g.timeout, "gms-timeout", g.timeout, "`time` after which a wake that waits for the service fails, which ends the engine")
+	fs.StringVar(&g.lock, "gms-lock", g.lock, "`mode` of the weights' lock: rw_or_ro writes missing weights, ro waits for another engine to write them (default: $"+weightsLockEnv+", else rw_or_ro)")
+	fs.StringVar(&g.verify, "verify", verifyAlways, "`when` to compare weights in the GPU memory service with their digests: always (at import and at every wake) or import")
+	fs.DurationVar(&g.timeout, "gms-timeout", g.timeout, "`time` limit for a wake that waits for the service; after it the engine ends")
 }
 
 // config is nil where the weights are not shared.
@@ -58,7 +58,7 @@ func (g *simGMS) config() (*shared.Config, error) {
 	}
 	cfg := &shared.Config{WakeTimeout: g.timeout, FenceGroup: os.Getenv(fenceGroupEnv), Token: fenceToken}
 	if g.timeout <= 0 {
-		return nil, usagef("-gms-timeout is %s: want more than 0", g.timeout)
+		return nil, usagef("-gms-timeout is %s: must be more than 0", g.timeout)
 	}
 	switch g.lock {
 	case lockRWOrRO:
@@ -66,7 +66,7 @@ func (g *simGMS) config() (*shared.Config, error) {
 	case lockRO:
 		cfg.Lock = wire.RO
 	default:
-		return nil, usagef("-gms-lock is %q: want %s or %s", g.lock, lockRWOrRO, lockRO)
+		return nil, usagef("-gms-lock is %q: must be %s or %s", g.lock, lockRWOrRO, lockRO)
 	}
 	switch g.verify {
 	case verifyAlways:
@@ -74,7 +74,7 @@ func (g *simGMS) config() (*shared.Config, error) {
 	case verifyImport:
 		cfg.Verify = shared.VerifyImport
 	default:
-		return nil, usagef("-verify is %q: want %s or %s", g.verify, verifyAlways, verifyImport)
+		return nil, usagef("-verify is %q: must be %s or %s", g.verify, verifyAlways, verifyImport)
 	}
 	var err error
 	if cfg.Sockets, err = g.sockets(g.socketList); err != nil {
@@ -92,7 +92,7 @@ type gmsMemory struct {
 
 func (g *gmsMemory) declare(fs *flag.FlagSet) {
 	fs.StringVar(&g.tag, "gms-tag", g.tag, "`tag` of the layout, for -gms-socket auto")
-	fs.StringVar(&g.backend, "gms-backend", g.backend, "whose `memory` the service shares: host or cuda")
+	fs.StringVar(&g.backend, "gms-backend", g.backend, "`memory` that the service shares: host or cuda")
 	fs.StringVar(&g.cudaLibrary, "cuda-library", "", "`path` of the CUDA driver's library, for -gms-backend cuda")
 }
 
@@ -128,7 +128,7 @@ func (g *gmsMemory) space() (func(socket string) (client.Space, func() error, er
 			// gms_<UUID>_<tag>.sock
 			parts := strings.Split(filepath.Base(socket), "_")
 			if len(parts) < 3 {
-				return nil, nil, fmt.Errorf("-gms-socket %s: want a name as gms_<GPU UUID>_<tag>.sock, which says the GPU", socket)
+				return nil, nil, fmt.Errorf("-gms-socket %s: must be named gms_<GPU UUID>_<tag>.sock", socket)
 			}
 			s, err := cuda.NewSpace(cuda.Config{Library: g.cudaLibrary, GPU: parts[1]})
 			if err != nil {
@@ -137,7 +137,7 @@ func (g *gmsMemory) space() (func(socket string) (client.Space, func() error, er
 			return s, s.Close, nil
 		}, nil
 	default:
-		return nil, usagef("-gms-backend is %q: want host or cuda", g.backend)
+		return nil, usagef("-gms-backend is %q: must be host or cuda", g.backend)
 	}
 }
 

@@ -25,11 +25,11 @@ func (p *program) snapshotVerbs() map[string]verb {
 
 var snapshotSave = question{
 	synopsis: "Save the controller's state to a file",
-	about: `Writes the whole state to a file, checks it, and only then gives it its name. It holds the hashes of tokens: the file is
-for its owner's eyes.`,
+	about: `Writes the whole state to a file, which appears under its name only once it is checked. The
+file contains the hashes of ACL tokens: keep it private.`,
 	args: []string{"FILE"},
 	setup: func(fs *flag.FlagSet) answering {
-		stale := fs.Bool("stale", false, "take it from the asked server, though it may have lost its leader")
+		stale := fs.Bool("stale", false, "read from this server, even if it has lost its leader")
 		return func(ctx context.Context, c *asker, args []string) error {
 			info, err := saveSnapshot(args[0], func(w io.Writer) error {
 				return c.SaveSnapshot(ctx, w, api.QueryOptions{Stale: *stale})
@@ -64,7 +64,7 @@ func saveSnapshot(path string, save func(io.Writer) error) (info state.SnapshotI
 		return info, err
 	}
 	if info, err = state.Inspect(f); err != nil {
-		return info, fmt.Errorf("what arrived is no snapshot: %w", err)
+		return info, fmt.Errorf("the response is not a snapshot: %w", err)
 	}
 	if err := f.Sync(); err != nil {
 		return info, err
@@ -74,9 +74,9 @@ func saveSnapshot(path string, save func(io.Writer) error) (info state.SnapshotI
 
 var snapshotRestore = question{
 	synopsis: "Replace the controller's state with a saved one",
-	about: `Replaces the state of the whole cluster with a snapshot's. Models, replicas, switches and tokens are then those of the
-snapshot; the controller adopts what runs, and does what the state asks for. A file that is damaged or of a newer
-version is refused, and nothing is changed.`,
+	about: `Replaces the state of the whole cluster (models, replicas, switches and tokens) with a
+snapshot. The controller then adopts running jobs and follows the restored state. A damaged
+file, or one of a newer version, is rejected and changes nothing.`,
 	args: []string{"FILE"},
 	run: func(ctx context.Context, c *asker, args []string) error {
 		f, err := os.Open(args[0])
@@ -103,9 +103,9 @@ version is refused, and nothing is changed.`,
 
 func (p *program) snapshotInspectVerb() verb {
 	return verb{
-		synopsis: "Check a snapshot and show what is in it",
+		synopsis: "Check a snapshot and show its contents",
 		usage:    "FILE [-json]",
-		about:    `Reads a snapshot to its end, checks all of it, and shows what is in it. It asks nobody.`,
+		about:    `Reads and checks a whole snapshot, and shows its contents. It contacts no server.`,
 		anywhere: true,
 		setup: func(fs *flag.FlagSet) func(context.Context, []string) error {
 			asJSON := fs.Bool("json", false, "print JSON")

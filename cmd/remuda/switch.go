@@ -30,10 +30,10 @@ type knownSwitch struct {
 
 // switches are those that the controller looks at.
 var switches = []knownSwitch{
-	{planner.PauseReconcile, false, "anything", "the controller changes nothing at all"},
-	{state.SwitchDisableScaling, true, "true", "nothing but people changes the number of replicas, and nothing evicts them"},
-	{state.SwitchCapMaxReplicas, true, "a number", "models have at most so many replicas, whatever they should have"},
-	{state.SwitchScaleToZeroDelay, false, "a duration, or never", "how long a model's last replica is idle at least before it goes"},
+	{planner.PauseReconcile, false, "any value", "the controller changes nothing while it is set"},
+	{state.SwitchDisableScaling, true, "true", "only operators change the number of replicas, and nothing evicts them"},
+	{state.SwitchCapMaxReplicas, true, "a number", "upper limit on the replicas of a model"},
+	{state.SwitchScaleToZeroDelay, false, "a duration, or never", "minimum idle time of a model's last replica before it is removed"},
 }
 
 // switchHelp lists the switches, one a line.
@@ -63,7 +63,7 @@ func (c *asker) aboutSwitch(ctx context.Context, name string) (string, error) {
 	base, model, forModel := strings.Cut(name, "/")
 	i := slices.IndexFunc(switches, func(s knownSwitch) bool { return s.name == base && (!forModel || s.perModel) })
 	if i < 0 {
-		return fmt.Sprintf("This version looks at no switch of that name: it knows %s.", switchNames()), nil
+		return fmt.Sprintf("Warning: unknown switch, it has no effect. Known switches: %s.", switchNames()), nil
 	}
 	if !forModel {
 		return "", nil
@@ -72,12 +72,12 @@ func (c *asker) aboutSwitch(ctx context.Context, name string) (string, error) {
 	if err != nil || slices.ContainsFunc(models, func(m api.ModelSummary) bool { return m.Name == model }) {
 		return "", err
 	}
-	return fmt.Sprintf("There is no model %q: it does nothing until there is.", model), nil
+	return fmt.Sprintf("Warning: model %q does not exist: the switch has no effect until it does.", model), nil
 }
 
 var switchList = question{
 	synopsis: "List the switches that are set",
-	about:    "Lists the settings that operators changed while the controller runs. The controller looks at these:\n" + switchHelp(),
+	about:    "Lists the switches that are set: settings that operators change at run time. Known switches:\n" + switchHelp(),
 	run: func(ctx context.Context, c *asker, _ []string) error {
 		switches, _, err := c.Switches(ctx, api.QueryOptions{})
 		if err != nil {
@@ -85,7 +85,7 @@ var switchList = question{
 		}
 		return c.print(list(switches), func() error {
 			if len(switches) == 0 {
-				fmt.Fprintln(c.out, "No switch is set.")
+				fmt.Fprintln(c.out, "No switches are set.")
 				return nil
 			}
 			t := newTable(c.out, "NAME", "VALUE")
@@ -99,8 +99,8 @@ var switchList = question{
 
 var switchSet = question{
 	synopsis: "Set a switch",
-	about: "Sets a switch, as \"remuda switch set pause-reconcile true\", which has the controller change nothing until it is unset.\n" +
-		"The controller looks at these:\n" + switchHelp(),
+	about: "Sets a switch. For example, \"remuda switch set pause-reconcile true\" pauses the controller until the\nswitch is unset.\n" +
+		"\nKnown switches:\n" + switchHelp(),
 	args: []string{"NAME", "VALUE"},
 	run: func(ctx context.Context, c *asker, args []string) error {
 		s, err := c.SetSwitch(ctx, args[0], api.SwitchRequest{Value: args[1]})
@@ -108,7 +108,7 @@ var switchSet = question{
 			return err
 		}
 		return c.print(s, func() error {
-			fmt.Fprintf(c.out, "%s is %s.\n", s.Name, s.Value)
+			fmt.Fprintf(c.out, "%s = %s\n", s.Name, s.Value)
 			about, err := c.aboutSwitch(ctx, s.Name)
 			if about != "" {
 				fmt.Fprintln(c.out, about)
@@ -119,13 +119,13 @@ var switchSet = question{
 }
 
 var switchUnset = question{
-	synopsis: "Take a switch away",
-	about:    `Takes a switch away, so that the default holds again. One that is not set is no error.`,
+	synopsis: "Unset a switch",
+	about:    `Unsets a switch, so that its default applies again. It is not an error if the switch is not set.`,
 	args:     []string{"NAME"},
 	run: func(ctx context.Context, c *asker, args []string) error {
 		if err := c.DeleteSwitch(ctx, args[0]); err != nil {
 			return err
 		}
-		return c.done("%s is not set.\n", args[0])
+		return c.done("%s is unset.\n", args[0])
 	},
 }

@@ -23,15 +23,15 @@ func TestPlanDoesNothing(t *testing.T) {
 
 	out := r.ok("plan", path)
 	require.Contains(t, out, "1 replica would change:\n\n  m:h100:")
-	require.Contains(t, out, "    comes: HOT placed, on gpu-1\n")
-	require.Contains(t, out, "Nothing was done: this was a plan.\n")
-	require.Contains(t, r.ok("model", "list"), "There are no models yet")
+	require.Contains(t, out, "    new: HOT placed, on gpu-1")
+	require.Contains(t, out, "Plan only: nothing was changed.\n")
+	require.Contains(t, r.ok("model", "list"), "No models.")
 	for _, line := range strings.Split(out, "\n") {
 		require.LessOrEqual(t, len([]rune(line)), width, line)
 	}
 
 	r.ok("model", "apply", path)
-	require.Contains(t, r.ok("plan"), "No replica would change.\n")
+	require.Contains(t, r.ok("plan"), "No replicas would change.\n")
 	out = r.ok("plan", "-scale", "m=3")
 	require.Contains(t, out, "2 replicas would change:\n")
 	var p api.PlanResponse
@@ -40,18 +40,18 @@ func TestPlanDoesNothing(t *testing.T) {
 	require.NotEmpty(t, p.Changes[0].Why)
 	require.NotEmpty(t, p.Decisions)
 	out = r.ok("plan", "-evict", "m", "-to", "warm")
-	require.Contains(t, out, "HOT running -> HOT draining, then WARM, on gpu-1\n    that is what was asked for.\n")
+	require.Contains(t, out, "HOT running -> HOT draining, then WARM, on gpu-1\n    as requested.\n")
 	big := writeModel(t, "big", "  max = 1\n  replicas = 1\n"+variant("h100", "500GiB"))
 	out = r.ok("plan", big)
-	require.Contains(t, out, "It would have to wait:\n\n  big\n")
+	require.Contains(t, out, "Would wait:\n\n  big\n")
 	require.Regexp(t, `(?m)^m +running +1 +1 `, r.ok("model", "list"))
 
 	for args, want := range map[string]string{
-		"-scale m":              `"m": want MODEL=REPLICAS`,
-		"-scale m=x":            `the number is "x"`,
-		"-scale m=1 -scale m=2": `model "m" is there twice`,
-		"-to warm":              "-evict, which is missing",
-		"-evict m -to tepid":    `-to is "tepid": want warm or cold`,
+		"-scale m":              `"m": must be MODEL=REPLICAS`,
+		"-scale m=x":            `number is "x"`,
+		"-scale m=1 -scale m=2": `duplicate model "m"`,
+		"-to warm":              "-to and -force need -evict",
+		"-evict m -to tepid":    `-to is "tepid": must be warm or cold`,
 	} {
 		got := r.do(append([]string{"plan"}, strings.Fields(args)...)...)
 		require.Equal(t, 2, got.code, args)
@@ -75,7 +75,7 @@ func TestDedicated(t *testing.T) {
 	r := w.dev()
 	r.gateway()
 	r.ok("model", "apply", writeModel(t, "m", "  max = 3\n  replicas = 1\n"+variant("h100", "20GiB")))
-	require.Contains(t, r.ok("dedicated", "show"), "No model is dedicated by the set.")
+	require.Contains(t, r.ok("dedicated", "show"), "The set has no models.")
 	out := r.ok("dedicated", "set", "m=1")
 	require.Regexp(t, `(?m)^Set by = operator, at `, out)
 	require.Regexp(t, `(?m)^m +1$`, out)
@@ -85,10 +85,10 @@ func TestDedicated(t *testing.T) {
 	require.Contains(t, got.errout, "dedicated")
 	for args, want := range map[string]string{
 		"":        "MODEL=REPLICAS",
-		"m":       `"m": want MODEL=REPLICAS, as llama-3-8b=2`,
-		"m=0":     "want at least 1 replica",
-		"m=-1":    `the number is "-1"`,
-		"m=1 m=2": "is there twice",
+		"m":       `"m": must be MODEL=REPLICAS, such as llama-3-8b=2`,
+		"m=0":     "must be at least 1",
+		"m=-1":    `number is "-1"`,
+		"m=1 m=2": "duplicate model",
 	} {
 		got := r.do(append([]string{"dedicated", "set"}, strings.Fields(args)...)...)
 		require.Equal(t, 2, got.code, args)
@@ -97,9 +97,9 @@ func TestDedicated(t *testing.T) {
 	got = r.do("dedicated", "set", "m=1", "n=1")
 	require.Equal(t, 1, got.code)
 	require.Contains(t, got.errout, `model "n" does not exist`)
-	require.Contains(t, r.ok("dedicated", "clear"), "No model is dedicated by the set.")
+	require.Contains(t, r.ok("dedicated", "clear"), "The set has no models.")
 
-	require.Contains(t, r.ok("dedicated", "schedule"), "There is no schedule")
+	require.Contains(t, r.ok("dedicated", "schedule"), "No schedule.")
 	path := filepath.Join(t.TempDir(), "calendar.hcl")
 	require.NoError(t, os.WriteFile(path, []byte(calendarFile), 0o600))
 	out = r.ok("dedicated", "schedule", path)
@@ -125,7 +125,7 @@ func TestDedicated(t *testing.T) {
 	require.Equal(t, 0, p.run([]string{"dedicated", "schedule", "-", "-address", r.url}), errs.String())
 	got = r.do("dedicated", "schedule", "-delete", path)
 	require.Equal(t, 2, got.code)
-	require.Equal(t, "There is no schedule. The dedicated set stays as it is.\n", r.ok("dedicated", "schedule", "-delete"))
+	require.Equal(t, "Deleted the schedule. The dedicated set is unchanged.\n", r.ok("dedicated", "schedule", "-delete"))
 }
 
 // TestPoolList: without any pool block there is the own one.
@@ -145,7 +145,7 @@ func TestPoolList(t *testing.T) {
 	require.Contains(t, got.errout, `pool "cloud" does not exist`)
 	got = r.do("scale", "m/h100", "1", "-pool", "cloud")
 	require.Equal(t, 2, got.code)
-	require.Contains(t, got.errout, `-pool is "cloud", and m/h100 names a variant`)
+	require.Contains(t, got.errout, `-pool is "cloud", but m/h100 names a variant`)
 }
 
 func TestPoolTable(t *testing.T) {

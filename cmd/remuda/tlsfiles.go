@@ -21,7 +21,7 @@ type tlsFiles struct {
 func (f *tlsFiles) declare(fs *flag.FlagSet, of, other string) {
 	fs.StringVar(&f.cert, f.prefix+"-cert", "", "certificate `file` for "+of)
 	fs.StringVar(&f.key, f.prefix+"-key", "", "key `file` for "+of)
-	fs.StringVar(&f.ca, f.prefix+"-ca", "", "`file` with the authorities of "+other+" for "+of)
+	fs.StringVar(&f.ca, f.prefix+"-ca", "", "`file` with the CAs of "+other+" for "+of)
 }
 
 // server is the TLS of a server that knows its clients by their certificates; nil
@@ -50,7 +50,7 @@ func (f *tlsFiles) read() (pair tls.Certificate, pool *x509.CertPool, err error)
 		return pair, nil, nil
 	}
 	if f.cert == "" || f.key == "" || f.ca == "" {
-		return pair, nil, usagef("-%s-cert, -%s-key and -%s-ca go together: give all three or none", f.prefix, f.prefix, f.prefix)
+		return pair, nil, usagef("-%s-cert, -%s-key and -%s-ca must be set together", f.prefix, f.prefix, f.prefix)
 	}
 	if pair, err = tls.LoadX509KeyPair(f.cert, f.key); err != nil {
 		return pair, nil, fmt.Errorf("-%s-cert and -%s-key: %w", f.prefix, f.prefix, err)
@@ -61,7 +61,7 @@ func (f *tlsFiles) read() (pair tls.Certificate, pool *x509.CertPool, err error)
 	}
 	pool = x509.NewCertPool()
 	if !pool.AppendCertsFromPEM(raw) {
-		return pair, nil, fmt.Errorf("-%s-ca: %s has no certificate in PEM form", f.prefix, f.ca)
+		return pair, nil, fmt.Errorf("-%s-ca: %s contains no PEM certificate", f.prefix, f.ca)
 	}
 	return pair, pool, nil
 }

@@ -19,7 +19,7 @@ func TestModelStatusTellsOfItsVariants(t *testing.T) {
 	require.Regexp(t, `(?m)^NAME +HOT +WARM `, out)
 	require.Regexp(t, `(?m)^h100 +3 +0 `, out)
 	require.Regexp(t, `(?m)^l4 +0 +2 `, out)
-	require.Contains(t, out, "\nNo further replica of h100 can be placed now: no node has a GPU H100\n")
+	require.Contains(t, out, "No room for another replica of h100: no node has a GPU H100")
 }
 
 func TestQueueStatusTellsThatItIsIncomplete(t *testing.T) {
@@ -28,7 +28,7 @@ func TestQueueStatusTellsThatItIsIncomplete(t *testing.T) {
 		r := said(t, map[string]any{"GET /v1/queue/m": api.QueueStatus{Queue: api.Queue{Model: "m", State: "READY", Incomplete: incomplete}}})
 		out := r.ok("queue", "status", "m")
 		if incomplete {
-			require.Contains(t, out, "not every gateway has reported")
+			require.Contains(t, out, "the leader is new, and not all gateways have reported yet")
 			continue
 		}
 		require.NotContains(t, out, "Incomplete")

@@ -20,7 +20,7 @@ type watching struct {
 func (w *watching) declare(fs *flag.FlagSet, until string) {
 	fs.BoolVar(&w.detach, "detach", false, "return at once instead of watching until "+until)
 	// Weights of some hundred gigabytes load within it.
-	fs.DurationVar(&w.timeout, "timeout", 30*time.Minute, "how long to watch; 0 for as long as it takes. What was asked for goes on all the same")
+	fs.DurationVar(&w.timeout, "timeout", 30*time.Minute, "how long to watch, 0 for no limit; the change continues either way")
 }
 
 // goal tells whether a model is where it should be, and with an error that it will not
@@ -32,7 +32,7 @@ type goal func(api.ModelStatus) (bool, error)
 func settled(s api.ModelStatus) (bool, error) {
 	for variant, r := range s.Model.Rollouts {
 		if r.Status == "rolled_back" {
-			return false, fmt.Errorf("the change of variant %s was rolled back: %s", variant, dash(r.Reason))
+			return false, fmt.Errorf("variant %s was rolled back: %s", variant, dash(r.Reason))
 		}
 	}
 	return scaled(s)
@@ -113,9 +113,9 @@ func (w *watching) follow(ctx context.Context, c *asker, model string, there goa
 	case done:
 		return outcome
 	case parent.Err() != nil:
-		return fmt.Errorf("not watched any further: %s goes on, and `remuda model status %s` shows it", model, model)
+		return fmt.Errorf("interrupted: the change of %s continues, see \"remuda model status %s\"", model, model)
 	case errors.Is(err, context.DeadlineExceeded):
-		return fmt.Errorf("not there after %s: %s goes on, and `remuda model status %s` shows it. %s", w.timeout, model, model, told.why)
+		return fmt.Errorf("not finished after %s: the change of %s continues, see \"remuda model status %s\". %s", w.timeout, model, model, told.why)
 	}
 	return err
 }
@@ -131,7 +131,7 @@ type progress struct {
 func (p *progress) outage(err error) {
 	if !p.lost {
 		p.lost = true
-		p.c.printf("  the controller cannot be asked, trying on: %v\n", err)
+		p.c.printf("  cannot reach the controller, retrying: %v\n", err)
 	}
 }
 

@@ -104,7 +104,7 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 		return err
 	}
 	url := a.cfg.apiURL(p.listener.Addr())
-	a.log.Info("the agent runs", "api", url, "raft", p.node.Address(), "id", p.node.ID(), "acl", a.cfg.ACL.Enabled, "tls_http", a.cfg.TLS.forHTTP(), "tls_raft", a.cfg.TLS.forRaft())
+	a.log.Info("agent started", "api", url, "raft", p.node.Address(), "id", p.node.ID(), "acl", a.cfg.ACL.Enabled, "tls_http", a.cfg.TLS.forHTTP(), "tls_raft", a.cfg.TLS.forRaft())
 	a.warn(p.listener.Addr())
 	if a.cfg.OnListen != nil {
 		a.cfg.OnListen(url)
@@ -130,11 +130,11 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 	var failure error
 	select {
 	case <-ctx.Done():
-		a.log.Info("the agent was told to stop")
+		a.log.Info("agent stopping")
 	case <-p.node.Failed():
-		failure = fmt.Errorf("this server cannot go on: %w", p.node.Err())
+		failure = fmt.Errorf("this server has failed: %w", p.node.Err())
 	case err := <-served:
-		failure = fmt.Errorf("serve the API: %w", errors.Join(err, errors.New("it ended by itself")))
+		failure = fmt.Errorf("serve the API: %w", errors.Join(err, errors.New("the listener ended unexpectedly")))
 		served <- nil
 	}
 	unannounce()
@@ -157,7 +157,7 @@ func (a *Agent) part(ctx context.Context, node *raft.Node) {
 		ctx, cancel := context.WithTimeout(ctx, leaveTimeout)
 		defer cancel()
 		if err := node.Leave(ctx); err != nil {
-			a.log.Warn("this server could not leave the cluster and stays a member: remove it where it does not come back", "id", node.ID(), "error", err)
+			a.log.Warn("cannot leave the cluster: remove this server with \"remuda raft remove-peer\" if it does not come back", "id", node.ID(), "error", err)
 		}
 		return
 	}
@@ -168,7 +168,7 @@ func (a *Agent) part(ctx context.Context, node *raft.Node) {
 	ctx, cancel := context.WithTimeout(ctx, handOverTimeout)
 	defer cancel()
 	if err := node.TransferLeadership(ctx, ""); err != nil {
-		a.log.Warn("leadership could not be handed over: the others elect a leader when they miss this one", "error", err)
+		a.log.Warn("cannot transfer leadership: the other servers elect a leader after the election timeout", "error", err)
 	}
 }
 
@@ -291,9 +291,9 @@ func (a *Agent) warn(address net.Addr) {
 		return
 	}
 	if !a.cfg.ACL.Enabled {
-		a.log.Warn("everybody who reaches the API may do everything: acl.enabled is false", "address", address)
+		a.log.Warn("ACLs are disabled (acl.enabled = false): the API is open to every client that can reach it", "address", address)
 	}
 	if a.cfg.ACL.Enabled && !a.cfg.TLS.forHTTP() {
-		a.log.Warn("tokens cross the network in the clear: the API has no TLS", "address", address)
+		a.log.Warn("the API has no TLS: ACL tokens are sent unencrypted", "address", address)
 	}
 }

@@ -83,7 +83,7 @@ func TestAgentEndsWhenRaftFails(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	err = a.Run(ctx)
-	require.ErrorContains(t, err, "this server cannot go on")
+	require.ErrorContains(t, err, "this server has failed")
 	require.ErrorIs(t, err, state.ErrUnknownCommand)
 }
 
@@ -125,7 +125,7 @@ func TestAgentWithPools(t *testing.T) {
 	require.Eventually(t, func() bool {
 		var err error
 		pools, _, err = client.Pools(t.Context(), api.QueryOptions{})
-		return err == nil && len(pools) == 3 && pools[0].Known && pools[2].Known && pools[1].Error != "" && pools[1].Error != "this server does not lead"
+		return err == nil && len(pools) == 3 && pools[0].Known && pools[2].Known && pools[1].Error != "" && pools[1].Error != "this server is not the leader"
 	}, patience, 10*time.Millisecond)
 	require.Equal(t, []string{"", "away", "cloud"}, []string{pools[0].Name, pools[1].Name, pools[2].Name})
 	require.False(t, pools[1].Known)

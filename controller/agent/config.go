@@ -190,58 +190,58 @@ func (c Config) problems() []hclconfig.Problem {
 	}
 	blame := func(fields ...string) { out[len(out)-1].Blame = fields }
 	if c.DataDir == "" {
-		bad("data_dir", "must be set: the directory of the Raft log, which must survive a restart")
+		bad("data_dir", "is required: the directory of the Raft log, which must survive a restart")
 	}
 	if hclog.LevelFromString(c.LogLevel) == hclog.NoLevel {
-		bad("log_level", "is %q, want trace, debug, info, warn or error", c.LogLevel)
+		bad("log_level", "is %q: must be trace, debug, info, warn or error", c.LogLevel)
 	}
 	if c.Cluster == "" {
-		bad("cluster", "is empty, want a name that all servers share")
+		bad("cluster", "is required: a name that all servers share")
 	}
 	switch n := c.BootstrapExpect; {
 	case n < 0 || n > 9:
-		bad("bootstrap_expect", "is %d, want 1, 3 or 5 for a new cluster, 0 to join one", n)
+		bad("bootstrap_expect", "is %d: must be 1, 3 or 5 for a new cluster, 0 to join one", n)
 	case n == 1 && len(c.Join) > 0:
-		bad("bootstrap_expect", "is 1 and there are servers to join: two clusters would come of it; set it to 0 to join, or leave join empty")
+		bad("bootstrap_expect", "is 1 and join is set, which would form two clusters: set it to 0 to join, or leave join empty")
 		blame("join")
 	case n > 1 && len(c.Join) == 0:
-		bad("join", "must be set: with bootstrap_expect = %d the servers have to find each other", n)
+		bad("join", "is required with bootstrap_expect = %d: the addresses of the other servers", n)
 		blame("bootstrap_expect")
 	case n == 0 && len(c.Join) == 0:
-		bad("join", "must be set: with bootstrap_expect = 0 the server has to find a cluster")
+		bad("join", "is required with bootstrap_expect = 0: the addresses of servers of the cluster")
 		blame("bootstrap_expect")
 	}
 	for _, a := range c.Join {
 		if host, port, err := net.SplitHostPort(a); err != nil || host == "" || port == "" || port == "0" {
-			bad("join", `has %q, want "host:port" of another server's Raft port`, a)
+			bad("join", `has %q: must be "host:port" of another server's Raft port`, a)
 		}
 	}
 	for _, l := range []struct{ block, bind, advertise string }{{"raft", c.Raft.Bind, c.Raft.Advertise}, {"http", c.HTTP.Bind, c.HTTP.Advertise}} {
 		host, _, err := net.SplitHostPort(l.bind)
 		switch {
 		case err != nil:
-			bad(l.block+".bind", `is %q, want "host:port"`, l.bind)
+			bad(l.block+".bind", `is %q: must be "host:port"`, l.bind)
 		case l.advertise == "" && unspecified(host):
-			bad(l.block+".advertise", "must be set: bind is %s, which is every address of this machine and no place to be reached at", l.bind)
+			bad(l.block+".advertise", "is required with bind %s: other servers need one address of this machine", l.bind)
 			blame(l.block + ".bind")
 		}
 		if l.advertise == "" {
 			continue
 		}
 		if host, port, err := net.SplitHostPort(l.advertise); err != nil || unspecified(host) || port == "" || port == "0" {
-			bad(l.block+".advertise", `is %q, want "host:port" at which others reach this server`, l.advertise)
+			bad(l.block+".advertise", `is %q: must be "host:port" at which others reach this server`, l.advertise)
 		}
 	}
 	out = append(out, c.Raft.problems()...)
 	if c.HTTP.Drain < time.Millisecond {
-		bad("http.drain", "is %s, want at least 1ms", c.HTTP.Drain)
+		bad("http.drain", "is %s: must be at least 1ms", c.HTTP.Drain)
 	}
 	out = append(out, c.TLS.problems()...)
 	out = append(out, c.Nomad.problems("nomad.")...)
 	out = append(out, c.poolProblems()...)
 	out = append(out, reconcileProblems(c.Reconcile)...)
 	if c.GatewayTTL < 100*time.Millisecond {
-		bad("reconcile.gateway_ttl", "is %s, want at least 100ms, and several of the gateways' reports", c.GatewayTTL)
+		bad("reconcile.gateway_ttl", "is %s: must be at least 100ms, and several report intervals of the gateways", c.GatewayTTL)
 	}
 	return out
 }
@@ -259,17 +259,17 @@ func (r Raft) problems() []hclconfig.Problem {
 	} {
 		// hashicorp/raft refuses less.
 		if d.value < 5*time.Millisecond {
-			out = append(out, hclconfig.Problem{Field: "raft." + d.field, Text: fmt.Sprintf("is %s, want at least 5ms", d.value)})
+			out = append(out, hclconfig.Problem{Field: "raft." + d.field, Text: fmt.Sprintf("is %s: must be at least 5ms", d.value)})
 		}
 	}
 	if r.LeaderLeaseTimeout > r.HeartbeatTimeout {
 		out = append(out, hclconfig.Problem{
 			Field: "raft.leader_lease_timeout", Blame: []string{"raft.heartbeat_timeout"},
-			Text: fmt.Sprintf("is %s, want at most raft.heartbeat_timeout, which is %s", r.LeaderLeaseTimeout, r.HeartbeatTimeout),
+			Text: fmt.Sprintf("is %s: must be at most raft.heartbeat_timeout (%s)", r.LeaderLeaseTimeout, r.HeartbeatTimeout),
 		})
 	}
 	if r.SnapshotThreshold < 1 {
-		out = append(out, hclconfig.Problem{Field: "raft.snapshot_threshold", Text: "is 0, want at least 1"})
+		out = append(out, hclconfig.Problem{Field: "raft.snapshot_threshold", Text: "is 0: must be at least 1"})
 	}
 	return out
 }
@@ -280,7 +280,7 @@ func (t TLS) problems() []hclconfig.Problem {
 	for _, f := range files {
 		switch {
 		case f.path == "" && t.given():
-			out = append(out, hclconfig.Problem{Field: f.field, Text: "must be set: tls.ca_file, tls.cert_file and tls.key_file go together", Blame: []string{"tls.ca_file", "tls.cert_file", "tls.key_file"}})
+			out = append(out, hclconfig.Problem{Field: f.field, Text: "is missing: set tls.ca_file, tls.cert_file and tls.key_file together", Blame: []string{"tls.ca_file", "tls.cert_file", "tls.key_file"}})
 		case f.path != "":
 			if err := readable(f.path); err != nil {
 				out = append(out, hclconfig.Problem{Field: f.field, Text: fmt.Sprintf("cannot be read: %v", err)})
@@ -298,11 +298,11 @@ func (n Nomad) problems(prefix string) []hclconfig.Problem {
 	var out []hclconfig.Problem
 	if n.Address != "" {
 		if u, err := url.Parse(n.Address); err != nil || u.Host == "" && u.Scheme != "unix" || u.Scheme != "http" && u.Scheme != "https" && u.Scheme != "unix" {
-			out = append(out, hclconfig.Problem{Field: prefix + "address", Text: fmt.Sprintf(`is %q, want a URL like "http://127.0.0.1:4646"`, n.Address)})
+			out = append(out, hclconfig.Problem{Field: prefix + "address", Text: fmt.Sprintf(`is %q: must be a URL like "http://127.0.0.1:4646"`, n.Address)})
 		}
 	}
 	if (n.CertFile == "") != (n.KeyFile == "") {
-		out = append(out, hclconfig.Problem{Field: prefix + "cert_file", Text: "and " + prefix + "key_file go together: set both or none", Blame: []string{prefix + "key_file"}})
+		out = append(out, hclconfig.Problem{Field: prefix + "cert_file", Text: "and " + prefix + "key_file must be set together", Blame: []string{prefix + "key_file"}})
 	}
 	for _, f := range []struct{ field, path string }{{prefix + "ca_file", n.CAFile}, {prefix + "cert_file", n.CertFile}, {prefix + "key_file", n.KeyFile}} {
 		if f.path == "" {
@@ -317,7 +317,7 @@ func (n Nomad) problems(prefix string) []hclconfig.Problem {
 		value int
 	}{{prefix + "rate", n.Rate}, {prefix + "burst", n.Burst}} {
 		if v.value < 1 {
-			out = append(out, hclconfig.Problem{Field: v.field, Text: fmt.Sprintf("is %d, want at least 1", v.value)})
+			out = append(out, hclconfig.Problem{Field: v.field, Text: fmt.Sprintf("is %d: must be at least 1", v.value)})
 		}
 	}
 	return out
@@ -329,38 +329,38 @@ func reconcileProblems(c planner.Config) []hclconfig.Problem {
 	for _, s := range reconcileTimes {
 		switch d := *s.at(&c); {
 		case d < 0 && s.zero:
-			out = append(out, hclconfig.Problem{Field: "reconcile." + s.name, Text: fmt.Sprintf("is %s, want 0 or more", d)})
+			out = append(out, hclconfig.Problem{Field: "reconcile." + s.name, Text: fmt.Sprintf("is %s: must be 0 or more", d)})
 		case d <= 0 && !s.zero:
-			out = append(out, hclconfig.Problem{Field: "reconcile." + s.name, Text: fmt.Sprintf("is %s, want more than 0", d)})
+			out = append(out, hclconfig.Problem{Field: "reconcile." + s.name, Text: fmt.Sprintf("is %s: must be more than 0", d)})
 		}
 	}
 	for _, s := range reconcileRates {
 		if n := *s.at(&c); !(n > 0) {
-			out = append(out, hclconfig.Problem{Field: "reconcile.rates." + s.name, Text: fmt.Sprintf("is %g, want more than 0 bytes a second", n)})
+			out = append(out, hclconfig.Problem{Field: "reconcile.rates." + s.name, Text: fmt.Sprintf("is %g: must be more than 0 bytes a second", n)})
 		}
 	}
 	if c.PruneMax < 1 {
-		out = append(out, hclconfig.Problem{Field: "reconcile.prune_max", Text: fmt.Sprintf("is %d, want at least 1", c.PruneMax)})
+		out = append(out, hclconfig.Problem{Field: "reconcile.prune_max", Text: fmt.Sprintf("is %d: must be at least 1", c.PruneMax)})
 	}
 	if c.MemorySlack < 0 {
-		out = append(out, hclconfig.Problem{Field: "reconcile.memory_slack", Text: fmt.Sprintf("is %d bytes, want 0 or more", c.MemorySlack)})
+		out = append(out, hclconfig.Problem{Field: "reconcile.memory_slack", Text: fmt.Sprintf("is %d bytes: must be 0 or more", c.MemorySlack)})
 	}
 	if !(c.WarmShare >= 0 && c.WarmShare <= 1) {
-		out = append(out, hclconfig.Problem{Field: "reconcile.warm_share", Text: fmt.Sprintf("is %g, want 0 to 1, the share of a node's memory", c.WarmShare)})
+		out = append(out, hclconfig.Problem{Field: "reconcile.warm_share", Text: fmt.Sprintf("is %g: must be 0 to 1, a share of the node's memory", c.WarmShare)})
 	}
 	if c.BackoffMax < c.Backoff {
-		out = append(out, hclconfig.Problem{Field: "reconcile.backoff_max", Text: fmt.Sprintf("is %s, want at least reconcile.backoff, which is %s", c.BackoffMax, c.Backoff), Blame: []string{"reconcile.backoff"}})
+		out = append(out, hclconfig.Problem{Field: "reconcile.backoff_max", Text: fmt.Sprintf("is %s: must be at least reconcile.backoff (%s)", c.BackoffMax, c.Backoff), Blame: []string{"reconcile.backoff"}})
 	}
 	if c.Restarts < 1 {
-		out = append(out, hclconfig.Problem{Field: "reconcile.restarts", Text: "is 0, want at least 1"})
+		out = append(out, hclconfig.Problem{Field: "reconcile.restarts", Text: "is 0: must be at least 1"})
 	}
 	if c.Surge < 1 {
-		out = append(out, hclconfig.Problem{Field: "reconcile.surge", Text: fmt.Sprintf("is %d, want at least 1", c.Surge)})
+		out = append(out, hclconfig.Problem{Field: "reconcile.surge", Text: fmt.Sprintf("is %d: must be at least 1", c.Surge)})
 	}
 	if out == nil {
 		// A rule of the planner that has no name here.
 		if err := c.Validate(); err != nil {
-			out = append(out, hclconfig.Problem{Field: "reconcile", Text: "is bad: " + err.Error()})
+			out = append(out, hclconfig.Problem{Field: "reconcile", Text: "is invalid: " + err.Error()})
 		}
 	}
 	return out
@@ -376,7 +376,7 @@ func (c Config) validate() error {
 	for i, p := range problems {
 		texts[i] = p.Field + " " + p.Text
 	}
-	return errors.New("bad agent config: " + strings.Join(texts, "; "))
+	return errors.New("invalid agent config: " + strings.Join(texts, "; "))
 }
 
 func unspecified(host string) bool {

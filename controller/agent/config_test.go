@@ -204,7 +204,7 @@ func TestParseReportsEveryFaultWithItsLine(t *testing.T) {
 		src  string
 		want []string
 	}{
-		"an empty file": {"", []string{"a.hcl:1: data_dir must be set"}},
+		"an empty file": {"", []string{"a.hcl:1: data_dir is required"}},
 		"syntax":        {"data_dir = \n", []string{"a.hcl:1: "}},
 		"unknown things": {
 			dir + "clutser = \"x\"\nnomad {\n  adress = \"x\"\n}\nvault {\n}\n",
@@ -239,12 +239,12 @@ reconcile {
   canary_time = "soon"
 }`,
 			[]string{
-				`a.hcl:3: cluster is empty`, `a.hcl:4: log_level is "loud"`,
-				`a.hcl:6: raft.bind is "nowhere"`, `a.hcl:7: raft.advertise is "0.0.0.0:1"`, `a.hcl:8: raft.heartbeat_timeout is 1ms`, `a.hcl:8: raft.leader_lease_timeout is 500ms, want at most`,
+				`a.hcl:3: cluster is required`, `a.hcl:4: log_level is "loud"`,
+				`a.hcl:6: raft.bind is "nowhere"`, `a.hcl:7: raft.advertise is "0.0.0.0:1"`, `a.hcl:8: raft.heartbeat_timeout is 1ms`, `a.hcl:8: raft.leader_lease_timeout is 500ms: must be at most`,
 				`a.hcl:11: http.bind is "here"`, `a.hcl:12: http.drain is -1s`,
-				`a.hcl:15: tls.ca_file cannot be read`, `a.hcl:15: tls.cert_file must be set`, `a.hcl:15: tls.key_file must be set`,
-				`a.hcl:18: nomad.address is "nomad:4646"`, `a.hcl:19: nomad.cert_file and nomad.key_file go together`, `a.hcl:19: nomad.cert_file cannot be read`, `a.hcl:20: nomad.rate is 0`,
-				`a.hcl:23: reconcile.node_grace is 0s`, `a.hcl:24: reconcile.backoff_max is 10m0s, want at least reconcile.backoff`, `a.hcl:25: reconcile.restarts is 0`,
+				`a.hcl:15: tls.ca_file cannot be read`, `a.hcl:15: tls.ca_file cannot be read`, `a.hcl:15: tls.ca_file cannot be read`,
+				`a.hcl:18: nomad.address is "nomad:4646"`, `a.hcl:19: nomad.cert_file and nomad.key_file must be set together`, `a.hcl:19: nomad.cert_file cannot be read`, `a.hcl:20: nomad.rate is 0`,
+				`a.hcl:23: reconcile.node_grace is 0s`, `a.hcl:24: reconcile.backoff_max is 10m0s: must be at least reconcile.backoff`, `a.hcl:25: reconcile.restarts is 0`,
 				`a.hcl:26: reconcile.surge is -1`, `a.hcl:27: reconcile.canary_time is "soon"`,
 			},
 		},
@@ -264,9 +264,9 @@ reconcile {
   }
 }`,
 			[]string{
-				`a.hcl:4: reconcile.min_age is -1s, want 0 or more`, `a.hcl:5: reconcile.prune_max is 0`, `a.hcl:6: reconcile.wake_timeout is 0s, want more than 0`,
-				`a.hcl:7: reconcile.memory_slack is no string, want a size like "16GiB"`, `a.hcl:8: reconcile.warm_share is 1.5, want 0 to 1`,
-				`a.hcl:10: reconcile.rates.disk is "fast": want a whole number with its unit`, `a.hcl:11: reconcile.rates.host is 0`, `a.hcl:12: reconcile.rates.wake is 0s`,
+				`a.hcl:4: reconcile.min_age is -1s: must be 0 or more`, `a.hcl:5: reconcile.prune_max is 0`, `a.hcl:6: reconcile.wake_timeout is 0s: must be more than 0`,
+				`a.hcl:7: reconcile.memory_slack is no string: must be a size like "16GiB"`, `a.hcl:8: reconcile.warm_share is 1.5: must be 0 to 1`,
+				`a.hcl:10: reconcile.rates.disk is "fast": must be a whole number with a unit, such as "16GiB"`, `a.hcl:11: reconcile.rates.host is 0`, `a.hcl:12: reconcile.rates.wake is 0s`,
 				`a.hcl:13: unsupported argument`,
 			},
 		},
@@ -319,25 +319,25 @@ pool "z" {
 			[]string{
 				`a.hcl:8: pool "a".nomad.address is "cloud"`, `a.hcl:9: pool "a".nomad.rate is 0`, `a.hcl:11: pool "a".management is "some"`, `a.hcl:12: pool "a".price is -1`,
 				`a.hcl:13: pool "a".batch is 0`, `a.hcl:14: pool "a".interval is -1m0s`,
-				`a.hcl:16: pool "b c" is no good name`, `a.hcl:16: pool "b c".nomad.address must be set`,
-				`a.hcl:22: pool "same".node_pool is "gpu" on the Nomad of the nomad block, whose node_pool is ""`,
+				`a.hcl:16: pool "b c" is not a valid name`, `a.hcl:16: pool "b c".nomad.address is required`,
+				`a.hcl:22: pool "same".node_pool is "gpu" on the same Nomad as the nomad block, with node_pool ""`,
 				`a.hcl:24: a second pool "same" block, the first is on line 18`, `a.hcl:26: missing name for pool`,
-				`a.hcl:38: pool "y".node_pool is "gpu" on the Nomad of pool "x", whose node_pool is "gpu"`,
+				`a.hcl:38: pool "y".node_pool is "gpu" on the same Nomad as pool "x", with node_pool "gpu"`,
 				`a.hcl:43: unsupported argument`,
 			},
 		},
 		"every address of the machine": {
 			dir + "raft {\n bind = \":1\"\n}\nhttp {\n bind = \"[::]:2\"\n}",
-			[]string{"a.hcl:3: raft.advertise must be set", "a.hcl:6: http.advertise must be set"},
+			[]string{"a.hcl:3: raft.advertise is required with bind :1", "a.hcl:6: http.advertise is required with bind [::]:2"},
 		},
-		"three without the others":       {dir + "bootstrap_expect = 3", []string{"a.hcl:2: join must be set: with bootstrap_expect = 3"}},
-		"a new cluster and an old one":   {dir + "join = [\"a:1\"]", []string{"a.hcl:2: bootstrap_expect is 1 and there are servers to join"}},
-		"nothing to join":                {dir + "bootstrap_expect = 0", []string{"a.hcl:2: join must be set: with bootstrap_expect = 0"}},
+		"three without the others":       {dir + "bootstrap_expect = 3", []string{"a.hcl:2: join is required with bootstrap_expect = 3"}},
+		"a new cluster and an old one":   {dir + "join = [\"a:1\"]", []string{"a.hcl:2: bootstrap_expect is 1 and join is set, which would form two clusters: set it to 0 to join, or leave join empty"}},
+		"nothing to join":                {dir + "bootstrap_expect = 0", []string{"a.hcl:2: join is required with bootstrap_expect = 0"}},
 		"ten servers":                    {dir + "bootstrap_expect = 10\njoin = [\"a:1\"]", []string{"a.hcl:2: bootstrap_expect is 10"}},
 		"a bad server to join":           {dir + "bootstrap_expect = 3\njoin = [\"a:1\", \"b\", \"c:0\"]", []string{`a.hcl:3: join has "b"`, `a.hcl:3: join has "c:0"`}},
 		"clients are known without TLS":  {dir + "tls {\n verify_client = true\n}", []string{"a.hcl:3: tls.verify_client is true without TLS"}},
 		"a string where a list belongs":  {dir + "join = \"a:1\"", []string{"a.hcl:2: join is no list of strings"}},
-		"faults of every kind, together": {"cluster = 5\nhttp {\n x = 1\n}\n", []string{"a.hcl:1: cluster is no string", "a.hcl:1: data_dir must be set", "a.hcl:3: unsupported argument"}},
+		"faults of every kind, together": {"cluster = 5\nhttp {\n x = 1\n}\n", []string{"a.hcl:1: cluster is no string", "a.hcl:1: data_dir is required", "a.hcl:3: unsupported argument"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := agent.Parse("a.hcl", []byte(tc.src), agent.DefaultConfig())

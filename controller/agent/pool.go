@@ -95,36 +95,36 @@ func (c Config) poolProblems() []hclconfig.Problem {
 			out = append(out, hclconfig.Problem{Field: prefix + field, Text: fmt.Sprintf(format, args...), Blame: []string{title}})
 		}
 		if p.Name == "" || len(p.Name) > maxPoolName || strings.Trim(p.Name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.") != "" {
-			out = append(out, hclconfig.Problem{Field: title, Text: fmt.Sprintf("is no good name: want 1 to %d letters, digits, '-', '_' and '.'", maxPoolName)})
+			out = append(out, hclconfig.Problem{Field: title, Text: fmt.Sprintf("is not a valid name: must be 1 to %d letters, digits, '-', '_' and '.'", maxPoolName)})
 		}
 		if seen[p.Name] {
-			out = append(out, hclconfig.Problem{Field: title, Text: "is there twice: want each name once"})
+			out = append(out, hclconfig.Problem{Field: title, Text: "is a duplicate: each pool needs its own name"})
 		}
 		seen[p.Name] = true
 		switch p.Management {
 		case state.ManagementDisabled, state.ManagementManual, state.ManagementUpscaling, state.ManagementFull:
 		default:
-			bad("management", `is %q, want "disabled", "manual", "upscaling" or "full"`, p.Management)
+			bad("management", `is %q: must be "disabled", "manual", "upscaling" or "full"`, p.Management)
 		}
 		if !(p.Price >= 0) {
-			bad("price", "is %g, want 0 or more, a factor on the cost of a variant", p.Price)
+			bad("price", "is %g: must be 0 or more, a factor on the cost of a variant", p.Price)
 		}
 		if p.Batch < 1 {
-			bad("batch", "is %d, want at least 1", p.Batch)
+			bad("batch", "is %d: must be at least 1", p.Batch)
 		}
 		if p.Interval < 0 {
-			bad("interval", "is %s, want 0 or more", p.Interval)
+			bad("interval", "is %s: must be 0 or more", p.Interval)
 		}
 		for _, n := range p.Nomad.problems(prefix + "nomad.") {
 			n.Blame = append(n.Blame, title)
 			out = append(out, n)
 		}
 		if p.Nomad.Address == "" {
-			bad("nomad.address", "must be set: NOMAD_ADDR is the controller's own Nomad")
+			bad("nomad.address", "is required: NOMAD_ADDR applies to the controller's own Nomad only")
 			continue
 		}
 		if other, shared := c.shares(i); shared {
-			bad("node_pool", "is %q on the Nomad of %s, whose node_pool is %q: want two that differ, so that each node is of one of them", p.Nomad.NodePool, other, c.nodePoolOf(other))
+			bad("node_pool", "is %q on the same Nomad as %s, with node_pool %q: must differ, so that each node belongs to one pool", p.Nomad.NodePool, other, c.nodePoolOf(other))
 		}
 	}
 	return out
@@ -201,7 +201,7 @@ func (c Config) pools(s reconcile.Status) []api.Pool {
 	}
 	for i := range out {
 		if !s.Leading {
-			out[i].Error = "this server does not lead"
+			out[i].Error = "this server is not the leader"
 			continue
 		}
 		p := status[out[i].Name]

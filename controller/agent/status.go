@@ -25,7 +25,7 @@ func reconcileStatus(s reconcile.Status) api.ReconcileStatus {
 	}
 	for _, w := range s.Waiting {
 		if out.LastError == "" && !away[w.Pool] {
-			out.LastError = fmt.Sprintf("%s of %s has failed %d times: %s", w.Kind, w.Replica, w.Failures, w.Error)
+			out.LastError = fmt.Sprintf("%s of %s failed %d times: %s", w.Kind, w.Replica, w.Failures, w.Error)
 		}
 	}
 	return out

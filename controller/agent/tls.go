@@ -31,7 +31,7 @@ func (t TLS) load() (transport, error) {
 	}
 	pool := x509.NewCertPool()
 	if !pool.AppendCertsFromPEM(pem) {
-		return out, fmt.Errorf("tls.ca_file: %s has no certificate in PEM form", t.CAFile)
+		return out, fmt.Errorf("tls.ca_file: %s contains no PEM certificate", t.CAFile)
 	}
 	if t.Raft {
 		if out.raft, err = raft.LoadTLS(t.CAFile, t.CertFile, t.KeyFile, t.ServerName); err != nil {

@@ -69,13 +69,13 @@ func NewClient(cfg Config) (*Client, error) {
 	var errs []error
 	c := &Client{token: or(cfg.Token, EnvToken), http: cfg.HTTPClient, timeout: cfg.Timeout}
 	if c.timeout < 0 {
-		errs = append(errs, fmt.Errorf("timeout is %s: want none below 0", c.timeout))
+		errs = append(errs, fmt.Errorf("timeout is %s: must not be negative", c.timeout))
 	}
 	if c.timeout == 0 {
 		c.timeout = 60 * time.Second
 	}
 	if strings.ContainsAny(c.token, "\r\n\x00") {
-		errs = append(errs, errors.New("the token holds a line break or NUL"))
+		errs = append(errs, errors.New("the token contains a line break or a NUL byte"))
 	}
 	addresses := cfg.Addresses
 	if len(addresses) == 0 {
@@ -127,10 +127,10 @@ func parseAddress(a string) (*url.URL, error) {
 		return nil, fmt.Errorf("address: %w", err)
 	}
 	if u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
-		return nil, fmt.Errorf("address is %q: want a URL, as \"https://controller.example:4750\"", a)
+		return nil, fmt.Errorf("address is %q: must be a URL, such as \"https://controller.example:4750\"", a)
 	}
 	if strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.Fragment != "" || u.User != nil {
-		return nil, fmt.Errorf("address is %q: want only a scheme, a host and a port", u.Redacted())
+		return nil, fmt.Errorf("address is %q: must be a scheme, a host and a port only", u.Redacted())
 	}
 	return &url.URL{Scheme: u.Scheme, Host: u.Host}, nil
 }
@@ -144,11 +144,11 @@ func clientTLS(ca, cert, key string) (*tls.Config, error) {
 		}
 		cfg.RootCAs = x509.NewCertPool()
 		if !cfg.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("CA certificate: %s has none", ca)
+			return nil, fmt.Errorf("CA certificate: %s contains no PEM certificate", ca)
 		}
 	}
 	if (cert == "") != (key == "") {
-		return nil, errors.New("client certificate and key: want both or none")
+		return nil, errors.New("client certificate and key must be set together")
 	}
 	if cert != "" {
 		pair, err := tls.LoadX509KeyPair(cert, key)
@@ -315,11 +315,11 @@ func do[T any](ctx context.Context, c *Client, q call) (T, QueryMeta, error) {
 	}
 	defer resp.Body.Close()
 	if err := json.NewDecoder(resp.Body).Decode(&v); err != nil {
-		return v, QueryMeta{}, c.failed(q.method, q.path, fmt.Errorf("read the answer: %w", err))
+		return v, QueryMeta{}, c.failed(q.method, q.path, fmt.Errorf("read the response: %w: is %s a remuda controller?", err, resp.Request.URL.Host))
 	}
 	// The rest is a line's end; a connection is used again only when all was read.
 	if _, err := io.Copy(io.Discard, resp.Body); err != nil {
-		return v, QueryMeta{}, c.failed(q.method, q.path, fmt.Errorf("read the answer: %w", err))
+		return v, QueryMeta{}, c.failed(q.method, q.path, fmt.Errorf("read the response: %w", err))
 	}
 	return v, queryMeta(resp.Header), nil
 }

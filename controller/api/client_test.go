@@ -65,7 +65,7 @@ func TestConfigurationNamesEveryFault(t *testing.T) {
 	}
 	require.NotContains(t, err.Error(), "secret")
 	_, err = api.NewClient(api.Config{ClientCert: "a.pem"})
-	require.ErrorContains(t, err, "want both or none")
+	require.ErrorContains(t, err, "must be set together")
 }
 
 func TestTheEnvironment(t *testing.T) {
@@ -162,7 +162,8 @@ func TestAnswersOfAnotherProgram(t *testing.T) {
 	})
 	c := client(t, api.Config{Addresses: []string{url}})
 	_, err := c.Leader(t.Context())
-	require.ErrorContains(t, err, "GET /v1/status/leader: read the answer")
+	require.ErrorContains(t, err, "GET /v1/status/leader: read the response")
+	require.ErrorContains(t, err, "a remuda controller?")
 	_, _, err = c.Models(t.Context(), api.QueryOptions{})
 	var e *api.Error
 	require.ErrorAs(t, err, &e)

@@ -19,11 +19,11 @@ func (d Duration) MarshalJSON() ([]byte, error) { return json.Marshal(d.String()
 func (d *Duration) UnmarshalJSON(b []byte) error {
 	var s string
 	if err := json.Unmarshal(b, &s); err != nil {
-		return fmt.Errorf("duration is %s: want a text, as \"15m\"", b)
+		return fmt.Errorf("duration is %s: must be a string, such as \"15m\"", b)
 	}
 	v, err := time.ParseDuration(s)
 	if err != nil {
-		return fmt.Errorf("duration is %q: want a number with its unit, as \"15m\"", s)
+		return fmt.Errorf("duration is %q: must be a number with a unit, such as \"15m\"", s)
 	}
 	*d = Duration(v)
 	return nil

@@ -62,7 +62,7 @@ func responseError(r *http.Response) error {
 	e := &Error{}
 	body, err := io.ReadAll(io.LimitReader(r.Body, maxError))
 	if err != nil {
-		return fmt.Errorf("%s: read the answer %s: %w", r.Request.URL.Path, r.Status, err)
+		return fmt.Errorf("%s: read the response %s: %w", r.Request.URL.Path, r.Status, err)
 	}
 	if json.Unmarshal(body, e) != nil || e.Message == "" {
 		// Not from our server: a proxy, or another program at that address.
@@ -70,9 +70,11 @@ func responseError(r *http.Response) error {
 		if len(body) > clip {
 			body = body[:clip]
 		}
-		e = &Error{Code: CodeInternal, Message: fmt.Sprintf("%s answered %s: %q", r.Request.URL.Host, r.Status, body)}
+		e = &Error{Code: CodeInternal, Message: fmt.Sprintf("%s responded %s: %q", r.Request.URL.Host, r.Status, body)}
 		if to := r.Header.Get("Location"); to != "" {
-			e.Message += fmt.Sprintf(": it sends elsewhere, which is not followed: want the address of a controller itself, as that of %s", to)
+			e.Message += fmt.Sprintf(": redirects are not followed: use the address of a controller, such as %s", to)
+		} else {
+			e.Message += ": is it a remuda controller?"
 		}
 	}
 	e.Status = r.StatusCode

@@ -95,7 +95,7 @@ func Watch(ctx context.Context, q QueryOptions, query func(context.Context, Quer
 			return ctx.Err()
 		}
 		if err == nil && meta.Index == 0 {
-			err = fmt.Errorf("the answer has no %s: nothing can be watched", HeaderIndex)
+			err = fmt.Errorf("the response has no %s header: cannot watch", HeaderIndex)
 		}
 		if err == nil {
 			pause = watchPause

@@ -48,7 +48,7 @@ func (r dates) has(d date) bool {
 
 func monthDay(d date) int { return int(d.month)*100 + d.day }
 
-const wantDates = "want a day, as \"2026-12-24\" or, for every year, \"12-24\", or two with \"..\" between them"
+const wantDates = "must be a date, such as \"2026-12-24\" or, for every year, \"12-24\", or a range of two with \"..\" between them"
 
 // parseDates reads "2026-12-24", "12-24", and two of either with ".." between them.
 func parseDates(s string) (dates, error) {
@@ -65,9 +65,9 @@ func parseDates(s string) (dates, error) {
 	case err != nil:
 		return dates{}, err
 	case yearly != toYearly:
-		return dates{}, fmt.Errorf("want a year in both of the days, or in neither")
+		return dates{}, fmt.Errorf("must have a year in both dates, or in neither")
 	case !yearly && to.before(from):
-		return dates{}, fmt.Errorf("want the earlier day first")
+		return dates{}, fmt.Errorf("must have the earlier date first")
 	}
 	return dates{from, to, yearly}, nil
 }
@@ -88,7 +88,7 @@ func parseDate(s string) (d date, yearly bool, err error) {
 		return date{0, d.month, d.day}, true, nil
 	}
 	if d.year < 2000 || d.year > 2999 {
-		return date{}, false, fmt.Errorf("want a year from 2000 to 2999")
+		return date{}, false, fmt.Errorf("must have a year from 2000 to 2999")
 	}
 	return d, false, nil
 }
@@ -104,7 +104,7 @@ func parseDays(s string, into *[7]bool) error {
 		to = weekday(second)
 	}
 	if from < 0 || to < 0 {
-		return fmt.Errorf("want %s, or two of them with \"-\" between them, as \"mon-fri\"", quotedList(append(weekdays[1:], weekdays[0])))
+		return fmt.Errorf("must be %s, or a range of two, such as \"mon-fri\"", quotedList(append(weekdays[1:], weekdays[0])))
 	}
 	for d := from; ; d = (d + 1) % 7 {
 		into[d] = true
@@ -140,7 +140,7 @@ func quotedList(words []string) string {
 
 // parseClock reads a time of the day, from "00:00" to "24:00".
 func parseClock(s string) (time.Duration, error) {
-	bad := fmt.Errorf("want hours and minutes, from \"00:00\" to \"24:00\"")
+	bad := fmt.Errorf("must be a time from \"00:00\" to \"24:00\"")
 	if len(s) != len("15:04") || s[2] != ':' {
 		return 0, bad
 	}

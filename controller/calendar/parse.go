@@ -44,7 +44,7 @@ type parser struct {
 
 func (p *parser) file(src []byte) {
 	if len(src) > MaxFile {
-		p.fault(hcl.Range{}, "the file has %d bytes: want at most %d", len(src), MaxFile)
+		p.fault(hcl.Range{}, "file is %d bytes: must be at most %d bytes", len(src), MaxFile)
 		return
 	}
 	file, diags := hclsyntax.ParseConfig(src, p.name, hcl.InitialPos)
@@ -59,7 +59,7 @@ func (p *parser) file(src []byte) {
 	p.faults.Diagnostics("", diags)
 	p.zone(content.Attributes["timezone"], diags.HasErrors())
 	if len(content.Blocks) == 0 && !diags.HasErrors() {
-		p.fault(hcl.Range{}, "no window: want at least one block, as window \"office\" { … }, or a default")
+		p.fault(hcl.Range{}, "no window: at least one block is required, such as window \"office\" { … }, or a default block")
 	}
 	first := map[string]hcl.Range{}
 	for _, b := range content.Blocks {
@@ -70,16 +70,16 @@ func (p *parser) file(src []byte) {
 		name := b.Labels[0]
 		switch at, dup := first["window "+name]; {
 		case !windowName.MatchString(name):
-			p.fault(b.LabelRanges[0], "window: the name is %q: want at most 63 letters, digits, '.', '_' and '-', a letter or digit first and last, as \"office\"", hclfault.Clip(name))
+			p.fault(b.LabelRanges[0], "window: name is %q: must be at most 63 letters, digits, '.', '_' and '-', with a letter or digit first and last, such as \"office\"", hclfault.Clip(name))
 		case name == Default:
-			p.fault(b.LabelRanges[0], "window: the name is %q: want another one, that is what the time outside of all windows is called", name)
+			p.fault(b.LabelRanges[0], "window: name is %q: reserved for the time outside of all windows: use another name", name)
 		case dup:
-			p.fault(b.LabelRanges[0], "window %q: the name is taken by the window on line %d: want each name once", name, at.Start.Line)
+			p.fault(b.LabelRanges[0], "duplicate window %q: first defined on line %d", name, at.Start.Line)
 		default:
 			first["window "+name] = b.LabelRanges[0]
 		}
 		if len(p.calendar.windows) == MaxWindows {
-			p.fault(b.DefRange, "window %q: it is window %d of the file: want at most %d", hclfault.Clip(name), MaxWindows+1, MaxWindows)
+			p.fault(b.DefRange, "window %q: window %d of the file: must be at most %d", hclfault.Clip(name), MaxWindows+1, MaxWindows)
 			return
 		}
 		p.calendar.windows = append(p.calendar.windows, p.window(b))
@@ -87,7 +87,7 @@ func (p *parser) file(src []byte) {
 }
 
 func (p *parser) zone(attr *hcl.Attribute, broken bool) {
-	const want = "want a name of the timezone database, as \"Europe/Berlin\" or \"UTC\""
+	const want = "must be a name from the time zone database, such as \"Europe/Berlin\" or \"UTC\""
 	if attr == nil {
 		if !broken {
 			p.fault(hcl.Range{}, "timezone is missing: %s", want)
@@ -109,7 +109,7 @@ func (p *parser) zone(attr *hcl.Attribute, broken bool) {
 
 func (p *parser) fallback(b *hcl.Block, first map[string]hcl.Range) {
 	if at, dup := first[Default]; dup {
-		p.fault(b.DefRange, "a second default block, the first is on line %d: want one", at.Start.Line)
+		p.fault(b.DefRange, "duplicate default block: first defined on line %d", at.Start.Line)
 	} else {
 		first[Default] = b.DefRange
 	}
@@ -133,10 +133,10 @@ func (p *parser) window(b *hcl.Block) window {
 	attrs := p.content(b, path, "days", "dates", "from", "to", "dedicated")
 	if a := attrs["days"]; a != nil {
 		w.days = new([7]bool)
-		p.list(path, a, "days of the week, as [\"mon-fri\"]", func(s string) error { return parseDays(s, w.days) })
+		p.list(path, a, "days of the week, such as [\"mon-fri\"]", func(s string) error { return parseDays(s, w.days) })
 	}
 	if a := attrs["dates"]; a != nil {
-		p.list(path, a, "days, as [\"2026-12-24\", \"01-01\"]", func(s string) error {
+		p.list(path, a, "dates, such as [\"2026-12-24\", \"01-01\"]", func(s string) error {
 			r, err := parseDates(s)
 			w.dates = append(w.dates, r)
 			return err
@@ -146,13 +146,13 @@ func (p *parser) window(b *hcl.Block) window {
 	switch {
 	case !fromOK || !toOK:
 	case w.from == day:
-		p.fault(attrs["from"].Expr.Range(), "%s: from is \"24:00\": want at most \"23:59\"", path)
+		p.fault(attrs["from"].Expr.Range(), "%s: from is \"24:00\": must be at most \"23:59\"", path)
 	case w.to == w.from:
 		at := attrs["to"]
 		if at == nil {
 			at = attrs["from"]
 		}
-		p.fault(at.Expr.Range(), "%s: to is %q, and so is from: want two times; for the whole day, leave both out", path, clockText(w.to))
+		p.fault(at.Expr.Range(), "%s: from and to are both %q: must differ; leave both out for the whole day", path, clockText(w.to))
 	case w.to < w.from:
 		w.to += day
 	}
@@ -169,7 +169,7 @@ func (p *parser) clock(path string, attr *hcl.Attribute, to *time.Duration) bool
 	if attr == nil {
 		return true
 	}
-	s, ok := p.text(path+": ", attr, "want hours and minutes, as \"08:30\"")
+	s, ok := p.text(path+": ", attr, "must be a time, such as \"08:30\"")
 	if !ok {
 		return false
 	}
@@ -184,7 +184,7 @@ func (p *parser) clock(path string, attr *hcl.Attribute, to *time.Duration) bool
 
 // dedicated reads a set: whole numbers by the names of models.
 func (p *parser) dedicated(path, window string, b *hcl.Block, attrs hcl.Attributes) map[string]int {
-	const want = "want numbers of replicas by model, as { \"llama-3-8b\" = 2 }, or {} for none"
+	const want = "must be replica counts by model, such as { \"llama-3-8b\" = 2 }, or {} for none"
 	attr := attrs["dedicated"]
 	if attr == nil {
 		p.fault(b.DefRange, "%s: dedicated is missing: %s", path, want)
@@ -200,12 +200,12 @@ func (p *parser) dedicated(path, window string, b *hcl.Block, attrs hcl.Attribut
 		at := pair.Key.Range()
 		model, ok := constant(pair.Key)
 		if !ok || model.Type() != cty.String || model.AsString() == "" {
-			p.fault(at, "%s: dedicated: a name is %s: want a model's name, as \"llama-3-8b\"", path, p.found(pair.Key))
+			p.fault(at, "%s: dedicated: name is %s: must be a model's name, such as \"llama-3-8b\"", path, p.found(pair.Key))
 			continue
 		}
 		name := model.AsString()
 		if was, dup := first[name]; dup {
-			p.fault(at, "%s: dedicated: model %q is there already, on line %d: want each model once", path, hclfault.Clip(name), was.Start.Line)
+			p.fault(at, "%s: dedicated: duplicate model %q: first set on line %d", path, hclfault.Clip(name), was.Start.Line)
 			continue
 		}
 		first[name] = at
@@ -217,7 +217,7 @@ func (p *parser) dedicated(path, window string, b *hcl.Block, attrs hcl.Attribut
 				continue
 			}
 		}
-		p.fault(pair.Value.Range(), "%s: dedicated: model %q is %s: want a whole number from 1 to %d; leave the model out for none", path, hclfault.Clip(name), p.found(pair.Value), MaxReplicas)
+		p.fault(pair.Value.Range(), "%s: dedicated: model %q is %s: must be a whole number from 1 to %d; leave the model out for none", path, hclfault.Clip(name), p.found(pair.Value), MaxReplicas)
 	}
 	return maps.Clone(set)
 }
@@ -226,16 +226,16 @@ func (p *parser) dedicated(path, window string, b *hcl.Block, attrs hcl.Attribut
 func (p *parser) list(path string, attr *hcl.Attribute, want string, each func(string) error) {
 	exprs, diags := hcl.ExprList(attr.Expr)
 	if diags.HasErrors() {
-		p.fault(attr.Expr.Range(), "%s: %s is %s: want a list of %s", path, attr.Name, p.found(attr.Expr), want)
+		p.fault(attr.Expr.Range(), "%s: %s is %s: must be a list of %s", path, attr.Name, p.found(attr.Expr), want)
 		return
 	}
 	if len(exprs) == 0 {
-		p.fault(attr.Expr.Range(), "%s: %s is empty: want %s; leave it out for every day", path, attr.Name, want)
+		p.fault(attr.Expr.Range(), "%s: %s is empty: must be %s; leave it out for every day", path, attr.Name, want)
 	}
 	for i, e := range exprs {
 		v, ok := constant(e)
 		if !ok || v.Type() != cty.String {
-			p.fault(e.Range(), "%s: %s: number %d is %s: want a string", path, attr.Name, i+1, p.found(e))
+			p.fault(e.Range(), "%s: %s: number %d is %s: must be a string", path, attr.Name, i+1, p.found(e))
 			continue
 		}
 		if err := each(v.AsString()); err != nil {
@@ -267,7 +267,7 @@ func (p *parser) found(e hcl.Expression) string {
 		if v.IsKnown() && v.IsNull() {
 			return "null"
 		}
-		return "no constant"
+		return "not a constant"
 	}
 	return hclfault.Show(v)
 }

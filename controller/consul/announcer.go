@@ -60,10 +60,10 @@ func (c AnnouncerConfig) validate() error {
 		errs = append(errs, errors.New("service must not be empty"))
 	}
 	if _, ok := c.Listen.(*net.TCPAddr); !ok {
-		errs = append(errs, fmt.Errorf("listen is %v: want a TCP address", c.Listen))
+		errs = append(errs, fmt.Errorf("listen is %v: must be a TCP address", c.Listen))
 	}
 	if c.CheckPath != "" && c.CheckPath[0] != '/' {
-		errs = append(errs, fmt.Errorf("check path is %q: want one that begins with /", c.CheckPath))
+		errs = append(errs, fmt.Errorf("check path is %q: must begin with /", c.CheckPath))
 	}
 	for _, d := range []struct {
 		name  string
@@ -76,7 +76,7 @@ func (c AnnouncerConfig) validate() error {
 		{"request timeout", c.RequestTimeout, time.Millisecond},
 	} {
 		if d.value < d.least {
-			errs = append(errs, fmt.Errorf("%s is %s: want at least %s", d.name, d.value, d.least))
+			errs = append(errs, fmt.Errorf("%s is %s: must be at least %s", d.name, d.value, d.least))
 		}
 	}
 	if c.Logger == nil {
@@ -146,10 +146,10 @@ func (a *Announcer) Run(ctx context.Context) {
 		case ctx.Err() != nil:
 		case err != nil && !failing:
 			failing = true
-			log.Warn("cannot register in consul: trying on", "error", err)
+			log.Warn("cannot register in Consul, retrying", "error", err)
 		case err == nil && (now || failing):
 			failing = false
-			log.Info("registered in consul", "again", registered)
+			log.Info("registered in Consul", "again", registered)
 			registered = true
 		}
 		pause := a.cfg.Repair
@@ -168,7 +168,7 @@ func (a *Announcer) Run(ctx context.Context) {
 		break
 	}
 	if err := a.remove(ctx); err != nil {
-		log.Warn("cannot remove the registration from consul: it does so itself later", "error", err, "after", a.cfg.ReapAfter)
+		log.Warn("cannot remove the registration from Consul: Consul removes it later", "error", err, "after", a.cfg.ReapAfter)
 	}
 }
 

@@ -62,7 +62,7 @@ func checkAddr(addr string) error {
 	}
 	u, err := url.Parse(raw)
 	if err != nil || u.Host == "" {
-		return fmt.Errorf("consul address %q: want host:port or http(s)://host:port", addr)
+		return fmt.Errorf("consul address %q: must be host:port or http(s)://host:port", addr)
 	}
 	return nil
 }

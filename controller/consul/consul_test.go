@@ -170,7 +170,7 @@ func TestWatchSurvivesAnOutage(t *testing.T) {
 	a := consultest.New(t)
 	r, e := newRegistrar(t, a, "c1"), testEngine()
 	require.NoError(t, r.Register(t.Context(), e))
-	down := &signalOn{text: "consul does not answer", seen: make(chan struct{})}
+	down := &signalOn{text: "cannot reach Consul", seen: make(chan struct{})}
 	updates := watchLogged(t, a, hclog.New(&hclog.LoggerOptions{Output: down}))
 	first := receive(t, updates)
 	require.Len(t, first.engines, 1)

@@ -42,10 +42,10 @@ func (c MirrorConfig) validate() error {
 		errs = append(errs, errors.New("name must not be empty"))
 	}
 	if c.TTL < 10*time.Second || c.TTL > 24*time.Hour {
-		errs = append(errs, fmt.Errorf("ttl is %s: want 10s to 24h (Consul's limits)", c.TTL))
+		errs = append(errs, fmt.Errorf("ttl is %s: must be 10s to 24h (Consul's limits)", c.TTL))
 	}
 	if c.Repeat <= 0 || c.Repeat > c.TTL/2 {
-		errs = append(errs, fmt.Errorf("repeat is %s: want more than 0 and at most half the ttl", c.Repeat))
+		errs = append(errs, fmt.Errorf("repeat is %s: must be more than 0 and at most half the ttl", c.Repeat))
 	}
 	if c.Logger == nil {
 		errs = append(errs, errors.New("logger must be set"))
@@ -110,9 +110,9 @@ func (m *Mirror) Run(ctx context.Context) {
 		if (err != nil) != failing {
 			failing = err != nil
 			if failing {
-				m.cfg.Logger.Warn("cannot mirror to consul: nothing depends on it, trying on", "error", err)
+				m.cfg.Logger.Warn("cannot mirror to Consul, retrying: nothing depends on the mirror", "error", err)
 			} else {
-				m.cfg.Logger.Info("mirroring to consul", "keys", len(s.have))
+				m.cfg.Logger.Info("mirroring to Consul", "keys", len(s.have))
 			}
 		}
 		timer := time.NewTimer(wait)
@@ -211,6 +211,6 @@ func (s *mirrorSession) end(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
 	defer cancel()
 	if _, err := s.m.client.Session().Destroy(s.id, (&api.WriteOptions{}).WithContext(ctx)); err != nil {
-		s.m.cfg.Logger.Warn("cannot remove the session from consul: it ends by itself", "ttl", s.m.cfg.TTL, "error", err)
+		s.m.cfg.Logger.Warn("cannot remove the session from Consul: it expires by itself", "ttl", s.m.cfg.TTL, "error", err)
 	}
 }

@@ -16,7 +16,7 @@ import (
 
 // ErrRefused is wrapped when Consul answered and said no: a bad token, a
 // malformed registration. Trying again will not help.
-var ErrRefused = errors.New("consul refused")
+var ErrRefused = errors.New("rejected by Consul")
 
 // RegistrarConfig says how one engine is registered.
 type RegistrarConfig struct {
@@ -51,13 +51,13 @@ func (c RegistrarConfig) validate() error {
 		errs = append(errs, errors.New("cohort must not be empty"))
 	}
 	if c.TTL < time.Second {
-		errs = append(errs, fmt.Errorf("ttl is %s: want at least 1s", c.TTL))
+		errs = append(errs, fmt.Errorf("ttl is %s: must be at least 1s", c.TTL))
 	}
 	if c.ReapAfter < time.Minute {
-		errs = append(errs, fmt.Errorf("reap-after is %s: want at least 1m (Consul's minimum)", c.ReapAfter))
+		errs = append(errs, fmt.Errorf("reap-after is %s: must be at least 1m (Consul's minimum)", c.ReapAfter))
 	}
 	if c.RequestTimeout <= 0 {
-		errs = append(errs, fmt.Errorf("request timeout is %s: want more than 0", c.RequestTimeout))
+		errs = append(errs, fmt.Errorf("request timeout is %s: must be more than 0", c.RequestTimeout))
 	}
 	if c.Logger == nil {
 		errs = append(errs, errors.New("logger must be set"))
@@ -130,7 +130,7 @@ func (r *Registrar) Push(ctx context.Context, e replica.Engine, status, output s
 	err := r.client.Agent().UpdateTTLOpts(checkID(e), output, status, q)
 	cancel()
 	if err != nil && unknownCheck(err) {
-		r.cfg.Logger.Warn("consul no longer knows this engine: registering it again", "service", e.ID())
+		r.cfg.Logger.Warn("Consul has lost this engine: registering it again", "service", e.ID())
 		if err := r.Register(ctx, e); err != nil {
 			return err
 		}

@@ -9,7 +9,8 @@ import (
 	"remuda/internal/replica"
 )
 
-// Meta keys of the service remuda-engine (DESIGN section 9).
+// Meta keys of the service remuda-engine. Gateways and controllers read them: they are a
+// format that other programs rely on.
 const (
 	metaModel   = "model"   // the model's name
 	metaVariant = "variant" // the variant's name
@@ -100,17 +101,17 @@ func engineOf(entry *api.ServiceEntry) (replica.Engine, error) {
 		return e, fmt.Errorf("service %q: meta model, variant and replica must be set", s.ID)
 	}
 	if e.Role != replica.RolePrimary && e.Role != replica.RoleShadow {
-		return e, fmt.Errorf("service %q: meta role is %q: want primary or shadow", s.ID, e.Role)
+		return e, fmt.Errorf("service %q: meta role is %q: must be primary or shadow", s.ID, e.Role)
 	}
 	if e.Port < 1 || e.Port > 65535 {
-		return e, fmt.Errorf("service %q: port %d: want 1 to 65535", s.ID, e.Port)
+		return e, fmt.Errorf("service %q: port %d: must be 1 to 65535", s.ID, e.Port)
 	}
 	var err error
 	if e.Token, err = strconv.ParseUint(meta[metaToken], 10, 64); err != nil {
-		return e, fmt.Errorf("service %q: meta token is %q: want a whole number", s.ID, meta[metaToken])
+		return e, fmt.Errorf("service %q: meta token is %q: must be a whole number", s.ID, meta[metaToken])
 	}
 	if e.Slots, err = strconv.Atoi(meta[metaSlots]); err != nil || e.Slots < 1 || e.Slots > maxSlots {
-		return e, fmt.Errorf("service %q: meta slots is %q: want a whole number from 1 to %d", s.ID, meta[metaSlots], maxSlots)
+		return e, fmt.Errorf("service %q: meta slots is %q: must be a whole number from 1 to %d", s.ID, meta[metaSlots], maxSlots)
 	}
 	return e, nil
 }

@@ -55,7 +55,7 @@ type Watcher struct {
 func NewWatcher(cfg WatcherConfig) (*Watcher, error) {
 	var errs []error
 	if cfg.Wait < time.Second {
-		errs = append(errs, fmt.Errorf("wait is %s: want at least 1s", cfg.Wait))
+		errs = append(errs, fmt.Errorf("wait is %s: must be at least 1s", cfg.Wait))
 	}
 	if cfg.Logger == nil {
 		errs = append(errs, errors.New("logger must be set"))
@@ -93,9 +93,9 @@ func (w *Watcher) Watch(ctx context.Context, update func(engines []replica.Engin
 		}
 		if err != nil {
 			if !outage {
-				what := "consul does not answer: keeping the engines known so far"
+				what := "cannot reach Consul: keeping the last known engines"
 				if refused(err) {
-					what = "consul refuses to list the engines: keeping those known so far; check the token's rights"
+					what = "Consul denies listing the engines: keeping the last known ones; check the token's permissions"
 				}
 				w.cfg.Logger.Warn(what, "error", err)
 				lost()
@@ -112,7 +112,7 @@ func (w *Watcher) Watch(ctx context.Context, update func(engines []replica.Engin
 		}
 		retry = minRetry
 		if outage {
-			w.cfg.Logger.Info("consul answers again", "engines", len(engines))
+			w.cfg.Logger.Info("Consul is reachable again", "engines", len(engines))
 		}
 		if next < index { // Consul's index went backwards: start over, as its docs ask.
 			next = 0
@@ -142,7 +142,7 @@ func (w *Watcher) query(ctx context.Context, index uint64, skipped map[string]st
 		return nil, 0, fmt.Errorf("list service %s: the answer has no X-Consul-Index: is %s a Consul agent?", replica.ServiceName, w.addr)
 	}
 	if meta.ResultsFilteredByACLs && !w.filtered {
-		w.cfg.Logger.Warn("consul hides engines from this token: it needs service:read and node:read", "listed", len(entries))
+		w.cfg.Logger.Warn("Consul hides engines from this token: grant it service:read and node:read", "listed", len(entries))
 	}
 	w.filtered = meta.ResultsFilteredByACLs
 	engines := make([]replica.Engine, 0, len(entries))

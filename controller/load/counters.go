@@ -32,13 +32,13 @@ func (c Counters) validate() []error {
 	}
 	const most = math.MaxInt64 >> 10 // so that a thousand gateways add up
 	if c.Arrived < 0 || c.Finished < 0 || c.Arrived > most || c.Finished > most {
-		bad("%d arrived and %d finished: want 0 to %d", c.Arrived, c.Finished, most)
+		bad("arrived is %d and finished is %d: must be 0 to %d", c.Arrived, c.Finished, most)
 	}
 	if c.Refused < 0 || c.Refused > most {
-		bad("%d were refused: want 0 to %d", c.Refused, most)
+		bad("refused is %d: must be 0 to %d", c.Refused, most)
 	}
 	if !(c.ServedSeconds >= 0 && c.ServedSeconds <= mostSeconds) {
-		bad("%g seconds were served: want 0 to %g", c.ServedSeconds, float64(mostSeconds))
+		bad("served seconds is %g: must be 0 to %g", c.ServedSeconds, float64(mostSeconds))
 	}
 	return errs
 }

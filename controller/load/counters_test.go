@@ -230,10 +230,10 @@ func TestValidateNamesEveryFaultOfCounters(t *testing.T) {
 	require.NoError(t, counts("g", 2, 1).Validate())
 	err := load.Report{Gateway: "g", Counters: []load.Counters{{Model: "a b"}, {Model: "m", Arrived: -1}, {Model: "m", Finished: math.MaxInt64, ServedSeconds: math.NaN(), Refused: -7},
 		{Model: "n", Refused: math.MaxInt64}}}.Validate()
-	for _, want := range []string{`counters of model "a b": the name is "a b"`, `counters of model "m": -1 arrived and 0 finished`,
-		`counters of model "m" are there twice`, "0 arrived and 9223372036854775807 finished", "NaN seconds were served: want 0 to 1e+16",
-		`counters of model "m": -7 were refused: want 0 to `, `counters of model "n": 9223372036854775807 were refused`} {
+	for _, want := range []string{`counters of model "a b": name is "a b"`, `counters of model "m": arrived is -1 and finished is 0`,
+		`counters of model "m": arrived is -1 and finished is 0`, "arrived is 0 and finished is 9223372036854775807", "served seconds is NaN: must be 0 to 1e+16",
+		`counters of model "m": refused is -7: must be 0 to 9007199254740991`, `counters of model "n": refused is 9223372036854775807`} {
 		require.ErrorContains(t, err, want)
 	}
-	require.ErrorContains(t, load.Report{Gateway: "g", Counters: make([]load.Counters, load.MaxQueues+1)}.Validate(), "1001 models have counters: want at most 1000")
+	require.ErrorContains(t, load.Report{Gateway: "g", Counters: make([]load.Counters, load.MaxQueues+1)}.Validate(), "1001 models with counters: must be at most 1000")
 }

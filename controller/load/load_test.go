@@ -277,19 +277,19 @@ func TestValidateNamesEveryFault(t *testing.T) {
 		load.Replica{Name: "m:v:3", InFlight: 1, Requests: make([]load.Request, 2)})
 	err := bad.Validate()
 	for _, want := range []string{
-		`gateway: the name is "g w"`, `bad replica name "nonsense"`, "m:v:1: in flight is -1", "m:v:1 is there twice",
-		"m:v:2: 65 requests: want at most 64", "m:v:3: 2 requests, but 1 in flight",
+		`gateway: name is "g w"`, `bad replica name "nonsense"`, "m:v:1: in flight is -1", "replica m:v:1: in flight is -1: must be 0 or more",
+		"m:v:2: 65 requests: must be at most 64", "replica m:v:3: 2 requests but only 1 in flight",
 	} {
 		require.ErrorContains(t, err, want)
 	}
 	require.NoError(t, wants("gw", "m", "meta/llama:8b").Validate())
 	err = wants("gw", "m", "", "m", "a b").Validate()
-	for _, want := range []string{"wanted model: the name is empty", `wanted model "m" is there twice`, `wanted model: the name is "a b"`} {
+	for _, want := range []string{"wanted model: name is empty", `wanted model: name is empty`, `wanted model: name is "a b"`} {
 		require.ErrorContains(t, err, want)
 	}
-	require.ErrorContains(t, wants("gw", make([]string, load.MaxWanted+1)...).Validate(), "1001 models are wanted: want at most 1000")
-	require.ErrorContains(t, report("", 0).Validate(), "the name is empty")
-	require.ErrorContains(t, report(strings.Repeat("x", 600), 1).Validate(), "600 bytes long")
+	require.ErrorContains(t, wants("gw", make([]string, load.MaxWanted+1)...).Validate(), "1001 wanted models: must be at most 1000")
+	require.ErrorContains(t, report("", 0).Validate(), "name is empty")
+	require.ErrorContains(t, report(strings.Repeat("x", 600), 1).Validate(), "name is 600 bytes")
 	require.ErrorContains(t, report("a", 1, make([]load.Replica, load.MaxReplicas+1)...).Validate(), "10001 replicas")
 }
 

@@ -19,7 +19,7 @@ const (
 )
 
 // ErrTooManyOrders means that MaxKills orders are on their way.
-var ErrTooManyOrders = errors.New("too many orders are on their way")
+var ErrTooManyOrders = errors.New("too many pending orders")
 
 // Orders are what a gateway has to do.
 type Orders struct {

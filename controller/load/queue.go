@@ -51,18 +51,18 @@ func (q Queue) validate() []error {
 		bad("%w", err)
 	}
 	if !slices.Contains(states, q.State) {
-		bad("the state is %q: want one of %v", q.State, states)
+		bad("state is %q: must be one of %v", q.State, states)
 	}
 	if q.Waiting < 0 || q.InFlight < 0 {
-		bad("%d wait and %d are in flight: want 0 or more", q.Waiting, q.InFlight)
+		bad("waiting is %d and in flight is %d: must be 0 or more", q.Waiting, q.InFlight)
 	}
 	if !(q.Served >= 0 && q.Served <= math.MaxFloat64) {
-		bad("%g are served per second: want 0 or more", q.Served)
+		bad("served per second is %g: must be 0 or more", q.Served)
 	}
 	if n := len(q.Requests); n > MaxRequests {
-		bad("%d requests: want at most %d, the next", n, MaxRequests)
+		bad("%d requests: must be at most %d", n, MaxRequests)
 	} else if q.Waiting >= 0 && n > q.Waiting {
-		bad("%d requests, but %d wait: want at most as many", n, q.Waiting)
+		bad("%d requests but only %d waiting", n, q.Waiting)
 	}
 	return errs
 }

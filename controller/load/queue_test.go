@@ -187,11 +187,11 @@ func TestValidateNamesEveryFaultOfQueues(t *testing.T) {
 		load.Queue{Model: "m", State: load.Ready, InFlight: -2, Waiting: 1, Requests: make([]load.Request, 2)},
 		load.Queue{Model: "n", State: load.Ready, Waiting: 100, Requests: make([]load.Request, load.MaxRequests+1)}).Validate()
 	for _, want := range []string{
-		`queue of model "a b": the name is "a b"`, `queue of model "m": the state is "ASLEEP": want one of [CANCELLED PROVISIONING DEPLOYING READY BUSY]`,
-		`queue of model "m": -1 wait and 0 are in flight`, "-1 are served per second", `queue of model "m" is there twice`,
-		"1 wait and -2 are in flight", "2 requests, but 1 wait", `queue of model "n": 65 requests: want at most 64`,
+		`queue of model "a b": name is "a b"`, `queue of model "m": state is "ASLEEP": must be one of [CANCELLED PROVISIONING DEPLOYING READY BUSY]`,
+		`queue of model "m": waiting is -1 and in flight is 0`, "served per second is -1", `queue of model "m": state is "ASLEEP"`,
+		"waiting is -1 and in flight is 0", "2 requests but only 1 waiting", `queue of model "n": 65 requests: must be at most 64`,
 	} {
 		require.ErrorContains(t, err, want)
 	}
-	require.ErrorContains(t, queued("g", make([]load.Queue, load.MaxQueues+1)...).Validate(), "1001 queues: want at most 1000")
+	require.ErrorContains(t, queued("g", make([]load.Queue, load.MaxQueues+1)...).Validate(), "1001 queues: must be at most 1000")
 }

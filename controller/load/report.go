@@ -73,33 +73,33 @@ func (r Report) Validate() error {
 		bad("gateway: %w", err)
 	}
 	if n := len(r.Replicas); n > MaxReplicas {
-		bad("%d replicas: want at most %d", n, MaxReplicas)
+		bad("%d replicas: must be at most %d", n, MaxReplicas)
 		return errors.Join(errs...)
 	}
 	if n := len(r.Wanted); n > MaxWanted {
-		bad("%d models are wanted: want at most %d", n, MaxWanted)
+		bad("%d wanted models: must be at most %d", n, MaxWanted)
 		return errors.Join(errs...)
 	}
 	if n := len(r.Queues); n > MaxQueues {
-		bad("%d queues: want at most %d, the longest", n, MaxQueues)
+		bad("%d queues: must be at most %d", n, MaxQueues)
 		return errors.Join(errs...)
 	}
 	queues := make(map[string]bool, len(r.Queues))
 	for _, q := range r.Queues {
 		if queues[q.Model] {
-			bad("queue of model %q is there twice: want each once", q.Model)
+			bad("duplicate queue of model %q", q.Model)
 		}
 		queues[q.Model] = true
 		errs = append(errs, q.validate()...)
 	}
 	if n := len(r.Counters); n > MaxQueues {
-		bad("%d models have counters: want at most %d, the last used", n, MaxQueues)
+		bad("%d models with counters: must be at most %d", n, MaxQueues)
 		return errors.Join(errs...)
 	}
 	counted := make(map[string]bool, len(r.Counters))
 	for _, c := range r.Counters {
 		if counted[c.Model] {
-			bad("counters of model %q are there twice: want each once", c.Model)
+			bad("duplicate counters of model %q", c.Model)
 		}
 		counted[c.Model] = true
 		errs = append(errs, c.validate()...)
@@ -109,7 +109,7 @@ func (r Report) Validate() error {
 		if err := checkName(model); err != nil {
 			bad("wanted model: %w", err)
 		} else if wanted[model] {
-			bad("wanted model %q is there twice: want each once", model)
+			bad("duplicate wanted model %q", model)
 		}
 		wanted[model] = true
 	}
@@ -119,17 +119,17 @@ func (r Report) Validate() error {
 		case err != nil:
 			bad("replica: %w", err)
 		case seen[one.Name]:
-			bad("replica %s is there twice: want each once", one.Name)
+			bad("duplicate replica %s", one.Name)
 		}
 		seen[one.Name] = true
 		if one.InFlight < 0 {
-			bad("replica %s: in flight is %d: want 0 or more", one.Name, one.InFlight)
+			bad("replica %s: in flight is %d: must be 0 or more", one.Name, one.InFlight)
 		}
 		if n := len(one.Requests); n > MaxRequests {
-			bad("replica %s: %d requests: want at most %d, the oldest", one.Name, n, MaxRequests)
+			bad("replica %s: %d requests: must be at most %d", one.Name, n, MaxRequests)
 		}
 		if one.InFlight >= 0 && len(one.Requests) > one.InFlight {
-			bad("replica %s: %d requests, but %d in flight: want at most as many", one.Name, len(one.Requests), one.InFlight)
+			bad("replica %s: %d requests but only %d in flight", one.Name, len(one.Requests), one.InFlight)
 		}
 	}
 	return errors.Join(errs...)
@@ -138,11 +138,11 @@ func (r Report) Validate() error {
 func checkName(s string) error {
 	switch {
 	case s == "":
-		return errors.New("the name is empty")
+		return errors.New("name is empty")
 	case len(s) > maxName:
-		return fmt.Errorf("the name is %d bytes long: want at most %d", len(s), maxName)
+		return fmt.Errorf("name is %d bytes: must be at most %d bytes", len(s), maxName)
 	case strings.ContainsFunc(s, func(c rune) bool { return c <= ' ' || c == 0x7f }):
-		return fmt.Errorf("the name is %q: spaces and control characters are not allowed", s)
+		return fmt.Errorf("name is %q: spaces and control characters are not allowed", s)
 	}
 	return nil
 }

@@ -232,7 +232,7 @@ func variantChanges(path string, old, new state.Variant) []Change {
 	add("gpu: model", gpuModel(old.GPUModel), gpuModel(new.GPUModel))
 	add("gpu: count", strconv.Itoa(old.GPUs), strconv.Itoa(new.GPUs))
 	add("gpu: reach", reach(old), reach(new))
-	add("weights", sizeIf(old.Weights, "not known"), sizeIf(new.Weights, "not known"))
+	add("weights", sizeIf(old.Weights, "unknown"), sizeIf(new.Weights, "unknown"))
 	add("memory", bytesize.Format(old.Memory), bytesize.Format(new.Memory))
 	add("host_memory", bytesize.Format(old.HostMemory), bytesize.Format(new.HostMemory))
 	add("sleep_memory", sizeIf(old.SleepMemory, "nothing"), sizeIf(new.SleepMemory, "nothing"))

@@ -59,11 +59,11 @@ func readBounded(path string, limit int64) ([]byte, error) {
 	}
 	defer f.Close()
 	if st, err := f.Stat(); err == nil && !st.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s is no regular file", path)
+		return nil, fmt.Errorf("%s is not a regular file", path)
 	}
 	raw, err := io.ReadAll(io.LimitReader(f, limit+1))
 	if err == nil && int64(len(raw)) > limit {
-		err = fmt.Errorf("%s has more than %s", path, bytesize.Format(limit))
+		err = fmt.Errorf("%s is larger than %s", path, bytesize.Format(limit))
 	}
 	return raw, err
 }
@@ -93,7 +93,7 @@ type parser struct {
 func (p *parser) file(filename string, src []byte) {
 	start := hcl.Range{Filename: filename, Start: hcl.InitialPos, End: hcl.InitialPos}
 	if len(src) > maxFile {
-		p.add(start, "the file has %d bytes: want at most %s", len(src), bytesize.Format(maxFile))
+		p.add(start, "file is %d bytes: must be at most %s", len(src), bytesize.Format(maxFile))
 		return
 	}
 	file, diags := hclsyntax.ParseConfig(src, filename, hcl.InitialPos)
@@ -104,15 +104,15 @@ func (p *parser) file(filename string, src []byte) {
 	content, diags := file.Body.Content(&hcl.BodySchema{Blocks: []hcl.BlockHeaderSchema{{Type: "model", LabelNames: []string{"name"}}}})
 	p.diagnostics("", diags)
 	if len(content.Blocks) == 0 && !diags.HasErrors() {
-		p.add(start, "no model: want at least one block, as model \"llama-3-8b\" { … }")
+		p.add(start, "no model: at least one block is required, such as model \"llama-3-8b\" { … }")
 	}
 	first := map[string]hcl.Range{}
 	for _, b := range content.Blocks {
 		name := b.Labels[0]
 		if err := replica.CheckModel(name); err != nil {
-			p.add(b.LabelRanges[0], "model: the name %v", err)
+			p.add(b.LabelRanges[0], "model: name %v", err)
 		} else if at, dup := first[name]; dup {
-			p.add(b.LabelRanges[0], "model %q: the name is taken by the model on line %d: want each name once", name, at.Start.Line)
+			p.add(b.LabelRanges[0], "duplicate model %q: first defined on line %d", name, at.Start.Line)
 		} else {
 			first[name] = b.LabelRanges[0]
 		}
@@ -145,16 +145,16 @@ func (p *parser) model(b *hcl.Block) state.Model {
 	}
 	switch {
 	case minOK && maxGiven && maxOK && m.Min > m.Max:
-		s.fault("min", "is %d: want at most max, which is %d", m.Min, m.Max)
+		s.fault("min", "is %d: must be at most max (%d)", m.Min, m.Max)
 	case !replicasGiven || !replicasOK:
 	case minOK && m.Replicas < m.Min:
-		s.fault("replicas", "is %d: want at least min, which is %d", m.Replicas, m.Min)
+		s.fault("replicas", "is %d: must be at least min (%d)", m.Replicas, m.Min)
 	case maxGiven && maxOK && m.Replicas > m.Max:
-		s.fault("replicas", "is %d: want at most max, which is %d", m.Replicas, m.Max)
+		s.fault("replicas", "is %d: must be at most max (%d)", m.Replicas, m.Max)
 	}
 	count("priority", &m.Priority, 0, MaxPriority)
 	if given, ok := count("keep_warm", &m.KeepWarm, 0, MaxReplicas); given && ok && maxOK && replicasOK && minOK && m.KeepWarm > m.Max {
-		s.fault("keep_warm", "is %d: want at most max, which is %d", m.KeepWarm, m.Max)
+		s.fault("keep_warm", "is %d: must be at most max (%d)", m.KeepWarm, m.Max)
 	}
 	s.flag("dedicated", &m.Dedicated)
 	s.flag("failover", &m.Failover)
@@ -166,23 +166,23 @@ func (p *parser) model(b *hcl.Block) state.Model {
 		warm, cold := i.duration("warm", &m.IdleWarm), i.duration("cold", &m.IdleCold)
 		// Both count from the last request.
 		if warm && cold && m.IdleWarm > 0 && m.IdleCold > 0 && m.IdleCold <= m.IdleWarm {
-			i.fault("cold", "is %q: want more than warm, which is %q", formatDuration(m.IdleCold), formatDuration(m.IdleWarm))
+			i.fault("cold", "is %q: must be more than warm (%q)", formatDuration(m.IdleCold), formatDuration(m.IdleWarm))
 		}
 	}
 	first := map[string]hcl.Range{}
 	for _, v := range s.blocks["variant"] {
 		name := v.Labels[0]
 		if err := replica.CheckVariant(name); err != nil {
-			p.add(v.LabelRanges[0], "%s: variant: the name %v", s.path, err)
+			p.add(v.LabelRanges[0], "%s: variant: name %v", s.path, err)
 		} else if at, dup := first[name]; dup {
-			p.add(v.LabelRanges[0], "%s: variant %q: the name is taken by the variant on line %d: want each name once", s.path, name, at.Start.Line)
+			p.add(v.LabelRanges[0], "%s: duplicate variant %q: first defined on line %d", s.path, name, at.Start.Line)
 		} else {
 			first[name] = v.LabelRanges[0]
 		}
 		m.Variants = append(m.Variants, p.variant(s.path, v))
 	}
 	if len(s.blocks["variant"]) == 0 && !s.broken {
-		p.add(b.DefRange, "%s: no variant: want at least one block, as variant \"h100\" { … }", s.path)
+		p.add(b.DefRange, "%s: no variant: at least one block is required, such as variant \"h100\" { … }", s.path)
 	}
 	return m
 }
@@ -210,16 +210,16 @@ func (p *parser) variant(model string, b *hcl.Block) state.Variant {
 	switch {
 	case !weightsGiven && (!memoryGiven || !hostGiven):
 		if !s.broken {
-			p.add(b.DefRange, "%s: weights is missing: want their size, as \"16GiB\", or both memory and host_memory", s.path)
+			p.add(b.DefRange, "%s: weights is missing: set their size, such as \"16GiB\", or both memory and host_memory", s.path)
 		}
 	case weightsOK && memoryGiven && memoryOK && gpusOK && memory*int64(v.GPUs) < weights:
-		s.fault("memory", "is %q on each of %d GPUs: want at least the weights, which are %q, in all of them together", bytesize.Format(memory), v.GPUs, bytesize.Format(weights))
+		s.fault("memory", "is %q on each of %d GPUs: together they must hold at least the weights (%q)", bytesize.Format(memory), v.GPUs, bytesize.Format(weights))
 	}
 	if weightsOK && hostOK && hostGiven && host < weights {
-		s.fault("host_memory", "is %q: want at least the weights, which are %q", bytesize.Format(host), bytesize.Format(weights))
+		s.fault("host_memory", "is %q: must be at least the size of the weights (%q)", bytesize.Format(host), bytesize.Format(weights))
 	}
 	if sleepOK && gpusOK && v.Memory > 0 && sleep > v.Memory {
-		s.fault("sleep_memory", "is %q: want at most what a replica takes of each GPU while it serves, which is %q", bytesize.Format(sleep), bytesize.Format(v.Memory))
+		s.fault("sleep_memory", "is %q: must be at most the memory of a serving replica on each GPU (%q)", bytesize.Format(sleep), bytesize.Format(v.Memory))
 	}
 	v.Cost = float64(v.GPUs)
 	if c, ok := s.float("cost", 0, maxCost); ok {
@@ -228,7 +228,7 @@ func (p *parser) variant(model string, b *hcl.Block) state.Variant {
 	if n, _, ok := s.number("slots", 0, MaxSlots); ok {
 		v.Slots = int(n)
 	}
-	// The shim's dialects (DESIGN section 4).
+	// The engine APIs that the shim speaks (remuda engine -dialect).
 	s.oneOf("engine", &v.Engine, "vllm", "ollama")
 	v.Vars = s.vars("vars")
 	p.job(s, &v)
@@ -252,7 +252,7 @@ func (p *parser) gpu(s *scope, v *state.Variant, ok *bool) *scope {
 	n, given, valid := g.number("count", 1, maxGPUs)
 	switch {
 	case valid && !validDegree(n):
-		g.fault("count", "is %d: want 1, 2, 4, 8 or 16, over which a model's attention heads and matrices split evenly (tensor parallelism)", n)
+		g.fault("count", "is %d: must be 1, 2, 4, 8 or 16 (the tensor-parallel degree)", n)
 		*ok = false
 	case valid:
 		v.GPUs = int(n)
@@ -271,31 +271,31 @@ func (p *parser) cards(s, g *scope, v *state.Variant, ok *bool) {
 	case !valid:
 		*ok = false
 	case g.attrs["count"] != nil:
-		g.fault("memory", "is %q, and there is a count: want one of them; how many GPUs are needed follows from their memory", bytesize.Format(card))
+		g.fault("memory", "is %q, but count is also set: set one of them (the number of GPUs follows from their memory)", bytesize.Format(card))
 		*ok = false
 	case v.Weights == 0:
 		*ok = false
 		// Without those, the missing weights are told anyway.
 		if s.attrs["weights"] == nil && s.attrs["memory"] != nil && s.attrs["host_memory"] != nil {
-			g.fault("memory", "is %q, and weights is missing: want their size, from which the number of GPUs follows; or a count", bytesize.Format(card))
+			g.fault("memory", "is %q, but weights is missing: set weights, from which the number of GPUs follows, or set count", bytesize.Format(card))
 		}
 	default:
 		n, _ := placement.Sizing(v.Weights, card)
 		if n == 0 {
-			g.fault("memory", "is %q: weights of %q take %q, for which %d such GPUs are not enough: want larger ones", bytesize.Format(card), bytesize.Format(v.Weights), bytesize.Format(ReplicaSize(v.Weights)), maxGPUs)
+			g.fault("memory", "is %q: weights of %q take %q, which does not fit on %d such GPUs: use larger GPUs", bytesize.Format(card), bytesize.Format(v.Weights), bytesize.Format(ReplicaSize(v.Weights)), maxGPUs)
 			*ok = false
 			break
 		}
 		v.GPUs = n
 		if v.Memory > card {
-			s.fault("memory", "is %q on each GPU: want at most gpu: memory, which is %q", bytesize.Format(v.Memory), bytesize.Format(card))
+			s.fault("memory", "is %q on each GPU: must be at most gpu: memory (%q)", bytesize.Format(v.Memory), bytesize.Format(card))
 		}
 	}
 	n, _, valid := g.number("reach", 1, maxGPUs)
 	switch {
 	case !valid || !*ok:
 	case int(n) < v.GPUs:
-		g.fault("reach", "is %d: want at least the number of GPUs that an engine uses at a time, which is %d", n, v.GPUs)
+		g.fault("reach", "is %d: must be at least the number of GPUs of a replica (%d)", n, v.GPUs)
 	case int(n) > v.GPUs:
 		v.Reach = int(n)
 	}
@@ -304,14 +304,14 @@ func (p *parser) cards(s, g *scope, v *state.Variant, ok *bool) {
 // checkGPUModel accepts what can be a device group's name in Nomad.
 func checkGPUModel(name string) error {
 	if name == "" {
-		return errors.New("is empty: want the model's name as `nomad node status -verbose` shows it, or no model at all for any")
+		return errors.New("is empty: must be the GPU model shown by \"nomad node status -verbose\"; leave it out for any model")
 	}
 	if len(name) > 128 {
-		return fmt.Errorf("has %d bytes: want at most 128", len(name))
+		return fmt.Errorf("is %d bytes: must be at most 128 bytes", len(name))
 	}
 	for _, r := range name {
 		if r < ' ' || r == 0x7f || r == '/' {
-			return fmt.Errorf("is %q: want the model's name as `nomad node status -verbose` shows it, without %q", hclfault.Clip(name), r)
+			return fmt.Errorf("is %q: must be the GPU model shown by \"nomad node status -verbose\", without %q", hclfault.Clip(name), r)
 		}
 	}
 	return nil
@@ -322,7 +322,7 @@ func (p *parser) job(s *scope, v *state.Variant) {
 	attr := s.attrs["job"]
 	if attr == nil {
 		if !s.broken {
-			p.add(s.at, "%s: job is missing: want the path of a Nomad job file, as \"vllm.nomad.hcl\"", s.path)
+			p.add(s.at, "%s: job is missing: must be the path of a Nomad job file, such as \"vllm.nomad.hcl\"", s.path)
 		}
 		return
 	}
@@ -337,7 +337,7 @@ func (p *parser) job(s *scope, v *state.Variant) {
 	case isText(value):
 		path = value.AsString()
 	default:
-		s.fault("job", "is %s: want the path of a Nomad job file, as \"vllm.nomad.hcl\"", hclfault.Show(value))
+		s.fault("job", "is %s: must be the path of a Nomad job file, such as \"vllm.nomad.hcl\"", hclfault.Show(value))
 		return
 	}
 	source, filename, inline := path, path, multiline(path) && !value.Type().Equals(fileType)
@@ -345,29 +345,29 @@ func (p *parser) job(s *scope, v *state.Variant) {
 		filename = "job"
 	} else {
 		if path == "" {
-			s.fault("job", "is empty: want the path of a Nomad job file, as \"vllm.nomad.hcl\"")
+			s.fault("job", "is empty: must be the path of a Nomad job file, such as \"vllm.nomad.hcl\"")
 			return
 		}
 		if !filepath.IsAbs(path) {
 			filename = filepath.Join(p.dir, path)
 		}
 		if p.read == nil {
-			s.fault("job", "is %q: want the job itself here, in a heredoc: no file can be read", hclfault.Clip(path))
+			s.fault("job", "is %q: must be the job itself, in a heredoc: files cannot be read here", hclfault.Clip(path))
 			return
 		}
 		raw, err := p.read(filename)
 		if err != nil {
-			s.fault("job", "is %q: want a file that can be read: %v", hclfault.Clip(path), err)
+			s.fault("job", "is %q: cannot read the file: %v", hclfault.Clip(path), err)
 			return
 		}
 		source = string(raw)
 	}
 	if len(source) > maxJob {
-		s.fault("job", "has %d bytes: want at most %s", len(source), bytesize.Format(maxJob))
+		s.fault("job", "is %d bytes: must be at most %s", len(source), bytesize.Format(maxJob))
 		return
 	}
 	if !utf8.ValidString(source) {
-		s.fault("job", "is %q: want a text in UTF-8", hclfault.Clip(filename))
+		s.fault("job", "is %q: must be UTF-8 text", hclfault.Clip(filename))
 		return
 	}
 	// HCL composes what it reads (NFC), so that equal texts are equal bytes.
@@ -404,20 +404,20 @@ func (p *parser) checkVars(s *scope, v *state.Variant, declared []JobVariable) {
 		d, known := byName[name]
 		switch {
 		case reserved(name):
-			p.add(at, "%s: vars: %s is set by the controller: want it left out", s.path, name)
+			p.add(at, "%s: vars: %s is set by the controller: leave it out", s.path, name)
 		case !known && len(names) == 0:
 			p.add(at, "%s: vars: the job file has no variable %q; it has none", s.path, hclfault.Clip(name))
 		case !known:
 			p.add(at, "%s: vars: the job file has no variable %q%s", s.path, hclfault.Clip(name), suggest(name, names))
 		case d.Composite:
 			if !compositeExpression(v.Vars[name]) {
-				p.add(at, "%s: vars: %s is %q: want a list or an object, as the job file declares it", s.path, name, hclfault.Clip(v.Vars[name]))
+				p.add(at, "%s: vars: %s is %q: must be a list or an object, as declared in the job file", s.path, name, hclfault.Clip(v.Vars[name]))
 			}
 		}
 	}
 	for _, d := range declared {
 		if _, given := v.Vars[d.Name]; d.Required && !given && !reserved(d.Name) {
-			p.add(s.rangeOf("vars"), "%s: vars: %q is missing: the job file's variable has no default", s.path, d.Name)
+			p.add(s.rangeOf("vars"), "%s: vars: %q is missing: the variable has no default in the job file", s.path, d.Name)
 		}
 	}
 }

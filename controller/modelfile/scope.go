@@ -74,7 +74,7 @@ func (s *scope) single(name string) *hcl.Block {
 	blocks := s.blocks[name]
 	for i, b := range blocks {
 		if i > 0 {
-			s.p.add(b.DefRange, "%s: a second %s block, the first is on line %d: want one", s.path, name, blocks[0].DefRange.Start.Line)
+			s.p.add(b.DefRange, "%s: duplicate %s block: first defined on line %d", s.path, name, blocks[0].DefRange.Start.Line)
 			// What is in it is checked all the same, later, by who fixes this.
 		}
 	}
@@ -91,7 +91,7 @@ func (s *scope) valueIn(attr *hcl.Attribute, ctx *hcl.EvalContext) (cty.Value, b
 		return v, false
 	}
 	if v.IsNull() || !v.IsWhollyKnown() {
-		s.fault(attr.Name, "is null: want a value, or leave it out")
+		s.fault(attr.Name, "is null: set a value, or leave it out")
 		return v, false
 	}
 	return v, true
@@ -118,7 +118,7 @@ func (s *scope) number(name string, low, high int64) (n int64, given, ok bool) {
 			return whole, true, true
 		}
 	}
-	s.fault(name, "is %s: want a whole number from %d to %d", hclfault.Show(v), low, high)
+	s.fault(name, "is %s: must be a whole number from %d to %d", hclfault.Show(v), low, high)
 	return 0, true, false
 }
 
@@ -132,7 +132,7 @@ func (s *scope) float(name string, low, high float64) (float64, bool) {
 			return f, true
 		}
 	}
-	s.fault(name, "is %s: want a number from %g to %g", hclfault.Show(v), low, high)
+	s.fault(name, "is %s: must be a number from %g to %g", hclfault.Show(v), low, high)
 	return 0, false
 }
 
@@ -143,7 +143,7 @@ func (s *scope) flag(name string, to *bool) {
 	case v.Type() == cty.Bool:
 		*to = v.True()
 	default:
-		s.fault(name, "is %s: want true or false", hclfault.Show(v))
+		s.fault(name, "is %s: must be true or false", hclfault.Show(v))
 	}
 }
 
@@ -153,7 +153,7 @@ func (s *scope) text(name string) (string, bool) {
 		return "", false
 	}
 	if !isText(v) {
-		s.fault(name, "is %s: want a string", hclfault.Show(v))
+		s.fault(name, "is %s: must be a string", hclfault.Show(v))
 		return "", false
 	}
 	return v.AsString(), true
@@ -176,7 +176,7 @@ func (s *scope) oneOf(name string, to *string, words ...string) {
 	if isText(v) {
 		hint = suggest(v.AsString(), words)
 	}
-	s.fault(name, "is %s: want %s%s", hclfault.Show(v), oneOfList(words), hint)
+	s.fault(name, "is %s: must be %s%s", hclfault.Show(v), oneOfList(words), hint)
 }
 
 func (s *scope) size(name string) (n int64, given, ok bool) {
@@ -186,11 +186,11 @@ func (s *scope) size(name string) (n int64, given, ok bool) {
 	}
 	var err error
 	if !isText(v) {
-		s.fault(name, "is %s: want a whole number with its unit, as \"16GiB\"", hclfault.Show(v))
+		s.fault(name, "is %s: must be a whole number with a unit, such as \"16GiB\"", hclfault.Show(v))
 		return 0, true, false
 	}
 	if n, err = ParseSize(v.AsString()); err == nil && n == 0 {
-		err = fmt.Errorf("want more than nothing")
+		err = fmt.Errorf("must be more than 0")
 	}
 	if err != nil {
 		s.fault(name, "is %s: %v", hclfault.Show(v), err)
@@ -205,7 +205,7 @@ func (s *scope) duration(name string, to *time.Duration) bool {
 		return false
 	}
 	if !isText(v) {
-		s.fault(name, "is %s: want whole numbers with their units, as \"90s\" or \"1h30m\"; \"0s\" is never", hclfault.Show(v))
+		s.fault(name, "is %s: must be a duration in whole numbers, such as \"90s\" or \"1h30m\", or \"0s\" for never", hclfault.Show(v))
 		return false
 	}
 	d, err := parseDuration(v.AsString())
@@ -230,7 +230,7 @@ func (s *scope) vars(name string) map[string]string {
 	if diags.HasErrors() {
 		v, given, ok := s.value(name)
 		if given && ok {
-			s.fault(name, "is %s: want values by name, as { tensor_parallel = 2 }", hclfault.Show(v))
+			s.fault(name, "is %s: must be values by variable name, such as { tensor_parallel = 2 }", hclfault.Show(v))
 		}
 		return nil
 	}
@@ -239,12 +239,12 @@ func (s *scope) vars(name string) map[string]string {
 	for _, pair := range pairs {
 		key, diags := pair.Key.Value(nil)
 		if diags.HasErrors() || key.IsNull() || !isText(key) {
-			s.p.add(pair.Key.Range(), "%s: %s: a name is no word: want a variable's name, as { tensor_parallel = 2 }", s.path, name)
+			s.p.add(pair.Key.Range(), "%s: %s: invalid name: must be a variable's name, such as { tensor_parallel = 2 }", s.path, name)
 			continue
 		}
 		k := key.AsString()
 		if at, dup := s.varRanges[k]; dup {
-			s.p.add(pair.Key.Range(), "%s: %s: %q is set on line %d already: want each name once", s.path, name, hclfault.Clip(k), at.Start.Line)
+			s.p.add(pair.Key.Range(), "%s: %s: duplicate %q: first set on line %d", s.path, name, hclfault.Clip(k), at.Start.Line)
 			continue
 		}
 		s.varRanges[k] = pair.Value.Range()
@@ -254,7 +254,7 @@ func (s *scope) vars(name string) map[string]string {
 			continue
 		}
 		if v.IsNull() || !v.IsWhollyKnown() {
-			s.p.add(pair.Value.Range(), "%s: %s: %s is null: want a value, or leave it out", s.path, name, hclfault.Clip(k))
+			s.p.add(pair.Value.Range(), "%s: %s: %s is null: set a value, or leave it out", s.path, name, hclfault.Clip(k))
 			continue
 		}
 		if v.Type().IsPrimitiveType() {

@@ -19,11 +19,11 @@ var sizeForm = regexp.MustCompile(`^(0|[1-9][0-9]*)([KMGT]i?)?B$`)
 // (powers of 1024), KB, MB, GB or TB (powers of 1000).
 func ParseSize(s string) (int64, error) {
 	if !sizeForm.MatchString(s) {
-		return 0, errors.New("want a whole number with its unit, as \"16GiB\"")
+		return 0, errors.New("must be a whole number with a unit, such as \"16GiB\"")
 	}
 	n, err := bytesize.Parse(s)
 	if err != nil || n > maxSize {
-		return 0, errors.New("want at most 1024TiB")
+		return 0, errors.New("must be at most 1024TiB")
 	}
 	return n, nil
 }
@@ -36,13 +36,13 @@ const maxIdle = 366 * 24 * time.Hour
 func parseDuration(s string) (time.Duration, error) {
 	d, err := time.ParseDuration(s)
 	if err != nil || strings.Trim(s, "0123456789hms") != "" || s == "0" {
-		return 0, errors.New("want whole numbers with their units, as \"90s\" or \"1h30m\"; \"0s\" is never")
+		return 0, errors.New("must be a duration in whole numbers, such as \"90s\" or \"1h30m\", or \"0s\" for never")
 	}
 	switch {
 	case d != 0 && d < time.Second:
-		return 0, errors.New("want at least 1s, or \"0s\" for never")
+		return 0, errors.New("must be at least 1s, or \"0s\" for never")
 	case d > maxIdle:
-		return 0, fmt.Errorf("want at most %s, or \"0s\" for never", formatDuration(maxIdle))
+		return 0, fmt.Errorf("must be at most %s, or \"0s\" for never", formatDuration(maxIdle))
 	}
 	return d, nil
 }
@@ -60,10 +60,8 @@ func formatDuration(d time.Duration) string {
 }
 
 // ReplicaSize is what a replica with these weights takes of all its GPUs together:
-// ceil(weights * 1.15 + 500 MiB), NDIF's sizing
-// (reference/request-path-facts.md, "NDIF, the system behind
-// replicas-warm-eviction": 15 % for what the runtime makes of the weights, 500 MiB
-// for the CUDA context). An engine that sets memory aside for its cache, as vLLM
+// ceil(weights * 1.15 + 500 MiB), the sizing of NDIF (https://ndif.us): 15 % for what the
+// runtime makes of the weights, 500 MiB for the CUDA context. An engine that sets memory aside for its cache, as vLLM
 // does, takes more: say so with memory. It is never more than a file may say.
 func ReplicaSize(weights int64) int64 {
 	return min(ceilDiv(weights*115, 100)+500<<20, maxSize)

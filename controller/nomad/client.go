@@ -79,7 +79,7 @@ func New(cfg Config) (*Client, error) {
 	var errs []error
 	if cfg.Address != "" {
 		if u, err := url.Parse(cfg.Address); err != nil || u.Host == "" && u.Scheme != "unix" || u.Scheme != "http" && u.Scheme != "https" && u.Scheme != "unix" {
-			errs = append(errs, fmt.Errorf("address is %q: want a URL, as http://127.0.0.1:4646", cfg.Address))
+			errs = append(errs, fmt.Errorf("address is %q: must be a URL, such as http://127.0.0.1:4646", cfg.Address))
 		}
 	}
 	for _, d := range []struct {
@@ -88,14 +88,14 @@ func New(cfg Config) (*Client, error) {
 		low  time.Duration
 	}{{"timeout", cfg.Timeout, time.Millisecond}, {"wait", cfg.Wait, 10 * time.Millisecond}, {"settle", cfg.Settle, time.Millisecond}} {
 		if d.is < d.low {
-			errs = append(errs, fmt.Errorf("%s is %s: want at least %s", d.name, d.is, d.low))
+			errs = append(errs, fmt.Errorf("%s is %s: must be at least %s", d.name, d.is, d.low))
 		}
 	}
 	if !(cfg.Rate > 0) || cfg.Rate > 1e6 {
-		errs = append(errs, fmt.Errorf("rate is %g: want more than 0 requests a second, at most 1e6", cfg.Rate))
+		errs = append(errs, fmt.Errorf("rate is %g: must be more than 0 and at most 1e6 requests a second", cfg.Rate))
 	}
 	if cfg.Burst < 1 {
-		errs = append(errs, fmt.Errorf("burst is %d: want at least 1", cfg.Burst))
+		errs = append(errs, fmt.Errorf("burst is %d: must be at least 1", cfg.Burst))
 	}
 	if cfg.Isolated && cfg.Address == "" {
 		errs = append(errs, errors.New("address must be set"))

@@ -20,11 +20,11 @@ var (
 	ErrNotFound = errors.New("not found")
 	// ErrUnreachable: Nomad gave no answer that can be used. What was asked for may
 	// have happened or not; asking again is safe.
-	ErrUnreachable = errors.New("nomad does not answer")
+	ErrUnreachable = errors.New("cannot reach Nomad")
 	// ErrDenied: the token is not known or may not do that. As a rule it is the
 	// controller's fault and not that of what was asked for, and passes: a server of
 	// Nomad's that has just joined does not know the tokens yet.
-	ErrDenied = errors.New("nomad does not allow it")
+	ErrDenied = errors.New("denied by Nomad")
 	// ErrRefused: it will not work, however often it is tried.
 	ErrRefused = errors.New("refused")
 )

@@ -37,7 +37,7 @@ func (c *Client) follow(ctx context.Context, what string, query func(q *api.Quer
 		}
 		if err != nil {
 			if !outage {
-				c.cfg.Logger.Warn("a watch of Nomad has lost it: what is known so far stays", "watch", what, "error", err)
+				c.cfg.Logger.Warn("lost the connection of a Nomad watch: keeping the last known state", "watch", what, "error", err)
 				lost(err)
 			}
 			outage, index = true, 0
@@ -48,12 +48,12 @@ func (c *Client) follow(ctx context.Context, what string, query func(q *api.Quer
 			continue
 		}
 		if outage {
-			c.cfg.Logger.Info("a watch of Nomad goes on", "watch", what, "index", next)
+			c.cfg.Logger.Info("a Nomad watch resumed", "watch", what, "index", next)
 		}
 		retry, outage, restarted = minRetry, false, false
 		index = next
 		if next < newest { // start over, as for Consul's blocking queries
-			c.cfg.Logger.Warn("Nomad's index went back: reading everything anew", "watch", what, "from", newest, "to", next)
+			c.cfg.Logger.Warn("Nomad's index went backwards: reading everything again", "watch", what, "from", newest, "to", next)
 			index, restarted = 0, true
 		}
 		newest = next

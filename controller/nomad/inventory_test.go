@@ -110,7 +110,7 @@ func TestInventoryFaults(t *testing.T) {
 		})
 		_, err := c.Inventory(t.Context())
 		require.ErrorIs(t, err, nomad.ErrDenied)
-		require.ErrorContains(t, err, "list nodes: nomad does not allow it: Permission denied (403)")
+		require.ErrorContains(t, err, "list nodes: denied by Nomad: Permission denied (403)")
 	})
 	t.Run("cancelled", func(t *testing.T) {
 		c, s := newClient(t)

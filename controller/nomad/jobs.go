@@ -97,7 +97,7 @@ func (c *Client) Register(ctx context.Context, job *api.Job, index uint64) (Regi
 	id := text(job.ID, "")
 	what := "register job " + id
 	if _, err := replica.ParseName(job.Meta[MetaReplica]); err != nil || job.Meta[MetaReplica] != id {
-		return Registration{}, fmt.Errorf("%s: %w: it is no replica's job: want one that Render made", what, ErrRefused)
+		return Registration{}, fmt.Errorf("%s: %w: not a job of a replica", what, ErrRefused)
 	}
 	var out Registration
 	err := c.call(ctx, what, func(ctx context.Context) error {
@@ -121,7 +121,7 @@ func (c *Client) Register(ctx context.Context, job *api.Job, index uint64) (Regi
 	found, foundErr := c.info(ctx, id)
 	switch {
 	case errors.Is(foundErr, ErrNotFound):
-		return out, fmt.Errorf("%s: %w", what, &ConflictError{id, index, 0, "it is gone"})
+		return out, fmt.Errorf("%s: %w", what, &ConflictError{id, index, 0, "it no longer exists"})
 	case foundErr != nil:
 		return out, foundErr
 	}
@@ -129,16 +129,16 @@ func (c *Client) Register(ctx context.Context, job *api.Job, index uint64) (Regi
 	conflict := func(reason string) error { return fmt.Errorf("%s: %w", what, &ConflictError{id, index, have, reason}) }
 	switch {
 	case found.Meta[MetaReplica] != id:
-		return out, conflict("there is another job, which is no replica's")
+		return out, conflict("another job has this ID and is not a job of a replica")
 	case found.Stop != nil && *found.Stop:
-		return out, conflict("somebody stopped it")
+		return out, conflict("it was stopped outside remuda")
 	}
 	plan, err := c.Plan(ctx, job)
 	switch {
 	case err != nil:
 		return out, err
 	case plan.Changed || plan.Index != have:
-		return out, conflict("somebody changed it")
+		return out, conflict("it was changed outside remuda")
 	}
 	return Registration{Index: have, Already: true}, nil
 }
@@ -156,7 +156,7 @@ func (c *Client) Stop(ctx context.Context, name replica.Name, purge bool) error 
 	case err != nil:
 		return err
 	case found.Meta[MetaReplica] != id:
-		return fmt.Errorf("stop job %s: %w", id, &ConflictError{id, 0, number(found.JobModifyIndex), "it is no replica's"})
+		return fmt.Errorf("stop job %s: %w", id, &ConflictError{id, 0, number(found.JobModifyIndex), "it is not a job of a replica"})
 	case found.Stop != nil && *found.Stop && !purge:
 		return nil
 	}
@@ -205,14 +205,14 @@ func failures(groups map[string]*api.AllocationMetric) []string {
 			continue
 		}
 		if m.NodesEvaluated == 0 {
-			out = append(out, fmt.Sprintf("group %q: no node is ready in its datacenter and pool", group))
+			out = append(out, fmt.Sprintf("group %q: no ready node in its datacenter and node pool", group))
 			continue
 		}
 		for what, n := range m.ConstraintFiltered {
 			out = append(out, fmt.Sprintf("group %q: %d nodes lack %s", group, n, what))
 		}
 		for what, n := range m.DimensionExhausted {
-			out = append(out, fmt.Sprintf("group %q: %d nodes have not enough %s", group, n, what))
+			out = append(out, fmt.Sprintf("group %q: %d nodes do not have enough %s", group, n, what))
 		}
 	}
 	slices.Sort(out)

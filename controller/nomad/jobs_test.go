@@ -51,10 +51,10 @@ func TestRegister(t *testing.T) {
 
 	s.EditJob(id, func(j *api.Job) { j.Priority = new(99) })
 	_, err = c.Register(ctx, changed, second.Index)
-	require.ErrorContains(t, err, "somebody changed it")
+	require.ErrorContains(t, err, "it was changed outside remuda")
 	s.EditJob(id, func(j *api.Job) { j.Priority, j.Stop = nil, new(true) })
 	_, err = c.Register(ctx, changed, second.Index)
-	require.ErrorContains(t, err, "somebody stopped it")
+	require.ErrorContains(t, err, "stopped outside remuda")
 	back, err := c.Register(ctx, changed, *s.Job(id).JobModifyIndex)
 	require.NoError(t, err)
 	require.False(t, s.Job(id).Stop != nil && *s.Job(id).Stop)
@@ -62,7 +62,7 @@ func TestRegister(t *testing.T) {
 	require.NoError(t, c.Stop(ctx, name, true))
 	_, err = c.Register(ctx, changed, back.Index)
 	require.ErrorIs(t, err, nomad.ErrConflict)
-	require.ErrorContains(t, err, "it is gone")
+	require.ErrorContains(t, err, "it no longer exists")
 
 	alien := rendered(t)
 	alien.Meta[nomad.MetaReplica] = "other:v:1"
@@ -78,7 +78,7 @@ func TestRegisterOverAStrangersJob(t *testing.T) {
 	s.EditJob(*job.ID, func(j *api.Job) { j.Meta = nil })
 	_, err = c.Register(t.Context(), job, 0)
 	require.ErrorIs(t, err, nomad.ErrConflict)
-	require.ErrorContains(t, err, "which is no replica's")
+	require.ErrorContains(t, err, "is not a job of a replica")
 	err = c.Stop(t.Context(), name, true)
 	require.ErrorIs(t, err, nomad.ErrConflict)
 	require.NotNil(t, s.Job(*job.ID), "it is left alone")
@@ -207,7 +207,7 @@ func TestPlanAndWhy(t *testing.T) {
 		&api.Evaluation{ID: "a", CreateIndex: 3})
 	why, err = c.Why(t.Context(), name)
 	require.NoError(t, err)
-	require.Equal(t, `group "replica": 1 nodes have not enough memory; group "replica": 2 nodes lack missing devices`, why)
+	require.Equal(t, `group "replica": 1 nodes do not have enough memory; group "replica": 2 nodes lack missing devices`, why)
 }
 
 func allocation(id string, created int64) *api.AllocationListStub {
@@ -269,7 +269,7 @@ func TestObserve(t *testing.T) {
 	jobs, err = c.Observe(t.Context())
 	require.NoError(t, err)
 	drift := strings.Join(jobs[0].Drift(mine), "\n")
-	for _, want := range []string{"it was stopped", "it was changed: index", "on GPU-1#0,GPU-1#1 of node node-2, not on GPU-1#0,GPU-1#1 of node node-1",
+	for _, want := range []string{"stopped", "index is", "on GPU-1#0,GPU-1#1 of node node-2, not on GPU-1#0,GPU-1#1 of node node-1",
 		"allocation new is on node node-2, not node-1", "allocation old has seat GPU-7#0 for task primary"} {
 		require.Contains(t, drift, want)
 	}

@@ -94,23 +94,23 @@ func (j Job) Drift(r state.Replica) []string {
 	var out []string
 	add := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
 	if j.Problem != "" {
-		add("its meta was changed: %s", j.Problem)
+		add("meta: %s", j.Problem)
 	}
 	if j.Name != r.Name && j.Problem == "" {
-		add("it is of replica %s", j.Name)
+		add("replica is %s", j.Name)
 	}
 	if j.Stopped {
-		add("it was stopped")
+		add("stopped")
 	}
 	switch {
 	case r.JobIndex != 0 && j.Index != r.JobIndex:
-		add("it was changed: index %d, not %d", j.Index, r.JobIndex)
+		add("index is %d, not %d", j.Index, r.JobIndex)
 	case j.Hash != r.VariantHash:
-		add("it is of variant hash %q, not %q", j.Hash, r.VariantHash)
+		add("variant hash is %q, not %q", j.Hash, r.VariantHash)
 	}
 	seats := slices.Sorted(slices.Values(r.Placement.Seats))
 	if had := slices.Sorted(slices.Values(j.Placement.Seats)); j.Problem == "" && (j.Placement.Node != r.Placement.Node || !slices.Equal(had, seats)) {
-		add("it was placed on %s of node %s, not on %s of node %s", strings.Join(had, ","), j.Placement.Node, strings.Join(seats, ","), r.Placement.Node)
+		add("placed on %s of node %s, not on %s of node %s", strings.Join(had, ","), j.Placement.Node, strings.Join(seats, ","), r.Placement.Node)
 	}
 	for _, a := range j.Allocations {
 		if a.Ended() {
@@ -123,7 +123,7 @@ func (j Job) Drift(r state.Replica) []string {
 		for task, ids := range a.Seats {
 			for _, id := range ids {
 				if !slices.Contains(seats, id) {
-					add("allocation %s has seat %s for task %s, which is not the replica's", a.ID, id, task)
+					add("allocation %s has seat %s for task %s, which does not belong to the replica", a.ID, id, task)
 				}
 			}
 		}
@@ -264,7 +264,7 @@ func jobOf(s *api.JobListStub) Job {
 	bytes := func(key string) int64 {
 		n, err := strconv.ParseInt(s.Meta[key], 10, 64)
 		if err != nil || n < 0 {
-			problems = append(problems, fmt.Sprintf("%s is %q: want a number of bytes", key, s.Meta[key]))
+			problems = append(problems, fmt.Sprintf("%s is %q: must be a number of bytes", key, s.Meta[key]))
 			return 0
 		}
 		return n
@@ -280,7 +280,7 @@ func jobOf(s *api.JobListStub) Job {
 	for id := range strings.SplitSeq(s.Meta[MetaSeats], ",") {
 		uuid, _, ok := splitSeat(id)
 		if !ok {
-			problems = append(problems, fmt.Sprintf("%s has %q: want <GPU UUID>#<seat>", MetaSeats, id))
+			problems = append(problems, fmt.Sprintf("%s has %q: must be <GPU UUID>#<seat>", MetaSeats, id))
 			continue
 		}
 		j.Placement.Seats = append(j.Placement.Seats, id)

@@ -273,42 +273,42 @@ func (p *pinner) fault(format string, args ...any) {
 func (p *pinner) checkJob(namespace string) {
 	j := p.job
 	if t := text(j.Type, api.JobTypeService); t != api.JobTypeService {
-		p.fault("type is %q: want \"service\": a replica runs until the controller stops it, on the node that the controller chose", t)
+		p.fault("type is %q: must be \"service\": a replica runs until the controller stops it, on the node that the controller chose", t)
 	}
 	if j.IsPeriodic() {
-		p.fault("the job is periodic: want no periodic block")
+		p.fault("periodic block: not allowed in a replica's job")
 	}
 	if j.ParameterizedJob != nil {
-		p.fault("the job is parameterized: want no parameterized block")
+		p.fault("parameterized block: not allowed in a replica's job")
 	}
 	if j.IsMultiregion() {
-		p.fault("the job is for several regions: want no multiregion block")
+		p.fault("multiregion block: not allowed in a replica's job")
 	}
 	if ns := text(j.Namespace, api.DefaultNamespace); ns != api.DefaultNamespace && ns != namespace {
-		p.fault("namespace is %q: want it left out: replicas' jobs are in the controller's, which is %q", ns, namespace)
+		p.fault("namespace is %q: must not be set: the job runs in the controller's namespace, %q", ns, namespace)
 	}
 	for _, k := range slices.Sorted(maps.Keys(j.Meta)) {
 		if strings.HasPrefix(k, "remuda_") {
-			p.fault("meta %s is set: want it left out: the controller sets it", k)
+			p.fault("meta %s: must not be set: the controller sets it", k)
 		}
 	}
 	p.checkUpdate("", j.Update)
 	if len(j.TaskGroups) != 1 {
-		p.fault("%d groups: want one, because a replica is one allocation", len(j.TaskGroups))
+		p.fault("%d groups: must be one, because a replica is one allocation", len(j.TaskGroups))
 	}
 	for _, g := range j.TaskGroups {
 		in := fmt.Sprintf("group %q: ", text(g.Name, ""))
 		if g.Count != nil && *g.Count != 1 {
-			p.fault("%scount is %d: want 1: the controller registers a job for each replica", in, *g.Count)
+			p.fault("%scount is %d: must be 1: the controller registers a job for each replica", in, *g.Count)
 		}
 		if g.Scaling != nil && (g.Scaling.Enabled == nil || *g.Scaling.Enabled) {
-			p.fault("%sa scaling block: want none: `remuda scale` and the autoscaler scale models", in)
+			p.fault("%sscaling block: not allowed: \"remuda scale\" and the autoscaler scale models", in)
 		}
 		p.checkUpdate(in, g.Update)
 		for _, t := range g.Tasks {
 			for _, k := range slices.Sorted(maps.Keys(t.Meta)) {
 				if strings.HasPrefix(k, "remuda_") && k != MetaRole && k != MetaShim {
-					p.fault("%stask %q: meta %s is set: want it left out: the controller sets it", in, t.Name, k)
+					p.fault("%stask %q: meta %s: must not be set: the controller sets it", in, t.Name, k)
 				}
 			}
 		}
@@ -317,22 +317,22 @@ func (p *pinner) checkJob(namespace string) {
 
 func (p *pinner) checkUpdate(in string, u *api.UpdateStrategy) {
 	if u != nil && u.Canary != nil && *u.Canary > 0 {
-		p.fault("%supdate has canary = %d: want 0: a canary would need the seats that the replica holds; the controller rolls models with canaries", in, *u.Canary)
+		p.fault("%supdate has canary = %d: must be 0: a canary would need the seats that the replica holds; the controller rolls models with canaries", in, *u.Canary)
 	}
 }
 
 func (p *pinner) checkNames() {
 	if err := replica.CheckModel(p.r.Name.Model); err != nil {
-		p.fault("model: the name %v", err)
+		p.fault("model: name %v", err)
 	}
 	if err := replica.CheckVariant(p.r.Name.Variant); err != nil {
-		p.fault("variant: the name %v", err)
+		p.fault("variant: name %v", err)
 	}
 	if err := replica.CheckVariant(p.r.Name.ID); err != nil {
 		p.fault("replica: the ID %v", err)
 	}
 	if p.r.Placement.Node == "" || p.r.Placement.Node != p.r.Node.ID {
-		p.fault("placement: the node is %q: want the given node's ID, which is %q", p.r.Placement.Node, p.r.Node.ID)
+		p.fault("placement: node is %q: must be %q", p.r.Placement.Node, p.r.Node.ID)
 	}
 }
 
@@ -345,10 +345,10 @@ func (p *pinner) seats() map[string][]string {
 		uuid, _, ok := splitSeat(id)
 		switch {
 		case !ok || strings.Contains(id, ","):
-			p.fault("placement: seat %q: want <GPU UUID>#<seat>", id)
+			p.fault("placement: seat %q: must be <GPU UUID>#<seat>", id)
 			continue
 		case slices.Contains(byGPU[uuid], id):
-			p.fault("placement: seat %q twice: want each once", id)
+			p.fault("placement: duplicate seat %q", id)
 			continue
 		}
 		if byGPU[uuid] == nil {
@@ -357,14 +357,14 @@ func (p *pinner) seats() map[string][]string {
 		byGPU[uuid] = append(byGPU[uuid], id)
 	}
 	if n := reach(p.r.Variant); len(order) != n {
-		p.fault("placement: seats on %d GPUs: want %d, as the variant has it", len(order), n)
+		p.fault("placement: seats on %d GPUs: must be %d, as in the variant", len(order), n)
 	}
 	want := seatsPerGPU(p.r.Failover)
 	out := map[string][]string{}
 	for _, uuid := range order {
 		ids := byGPU[uuid]
 		if len(ids) != want {
-			p.fault("placement: %d seats on GPU %s: want %d", len(ids), uuid, want)
+			p.fault("placement: %d seats on GPU %s: must be %d", len(ids), uuid, want)
 			continue
 		}
 		// By number, so that the roles do not depend on the order of the list.
@@ -406,7 +406,7 @@ func (p *pinner) engines() map[string]engineTask {
 				continue
 			}
 			if other, taken := out[role]; taken {
-				p.fault("%sit is the %s, as is task %q: want one", in, role, other.task.Name)
+				p.fault("%sduplicate %s: task %q is one already", in, role, other.task.Name)
 				continue
 			}
 			out[role] = engineTask{t, device}
@@ -426,15 +426,15 @@ func (p *pinner) engines() map[string]engineTask {
 	shadow, hasShadow := out[replica.RoleShadow]
 	switch {
 	case found == 0:
-		p.fault("no task has a device \"nvidia/gpu\" block: want one in each engine's task")
+		p.fault("no task has a device \"nvidia/gpu\" block: each engine's task needs one")
 	case p.r.Failover && found != 2:
-		p.fault("%d tasks have a device \"nvidia/gpu\" block: want two, the primary and the shadow, because the model has failover = true", found)
+		p.fault("%d tasks have a device \"nvidia/gpu\" block: must be two, the primary and the shadow, because the model has failover = true", found)
 	case !p.r.Failover && hasShadow:
-		p.fault("task %q is a shadow: want none, because the model has failover = false", shadow.task.Name)
+		p.fault("task %q is a shadow: not allowed, because the model has failover = false", shadow.task.Name)
 	case !p.r.Failover && found != 1:
-		p.fault("%d tasks have a device \"nvidia/gpu\" block: want one, because the model has failover = false", found)
+		p.fault("%d tasks have a device \"nvidia/gpu\" block: must be one, because the model has failover = false", found)
 	case p.r.Failover && len(p.faults) == 0 && (!primary || !hasShadow):
-		p.fault("the tasks with a device \"nvidia/gpu\" block are not a primary and a shadow: name them so, or set meta %s in each", MetaRole)
+		p.fault("the tasks with a device \"nvidia/gpu\" block must be a primary and a shadow: name them so, or set meta %s in each", MetaRole)
 	}
 	return out
 }
@@ -446,7 +446,7 @@ func (p *pinner) role(in string, t *api.Task) (string, bool) {
 		if role == replica.RolePrimary || role == replica.RoleShadow {
 			return role, true
 		}
-		p.fault("%smeta %s is %q: want \"primary\" or \"shadow\"", in, MetaRole, role)
+		p.fault("%smeta %s is %q: must be \"primary\" or \"shadow\"", in, MetaRole, role)
 		return "", false
 	}
 	if t.Name == replica.RolePrimary || t.Name == replica.RoleShadow {
@@ -472,7 +472,7 @@ func (p *pinner) device(in string, t *api.Task) (*api.RequestedDevice, int) {
 		}
 		if n++; n > 1 {
 			if in != "" {
-				p.fault("%sa second device block for GPUs, %q: want one, with the count of all", in, d.Name)
+				p.fault("%ssecond device block for GPUs, %q: must be one block, with the count of all", in, d.Name)
 			}
 			continue
 		}
@@ -487,12 +487,12 @@ func (p *pinner) device(in string, t *api.Task) (*api.RequestedDevice, int) {
 		switch gpus, all := p.r.Variant.GPUs, reach(p.r.Variant); {
 		case count == uint64(gpus) || count == uint64(all):
 		case gpus == all:
-			p.fault("%sdevice %q: count is %d: want %d, as the variant's gpu block has it (variable %q gives it to the job file)", in, d.Name, count, gpus, modelfile.VarGPUs)
+			p.fault("%sdevice %q: count is %d: must be %d, as in the variant's gpu block (use variable %q in the job file)", in, d.Name, count, gpus, modelfile.VarGPUs)
 		default:
-			p.fault("%sdevice %q: count is %d: want %d, the reach in the variant's gpu block (variable %q gives it to the job file)", in, d.Name, count, all, modelfile.VarReach)
+			p.fault("%sdevice %q: count is %d: must be %d, the reach in the variant's gpu block (use variable %q in the job file)", in, d.Name, count, all, modelfile.VarReach)
 		}
 		if model != "" && p.r.Variant.GPUModel != "" && model != p.r.Variant.GPUModel {
-			p.fault("%sdevice %q: the model is %q: want %q, as the variant's gpu block has it, or \"nvidia/gpu\"", in, d.Name, model, p.r.Variant.GPUModel)
+			p.fault("%sdevice %q: model is %q: must be %q, as in the variant's gpu block, or \"nvidia/gpu\"", in, d.Name, model, p.r.Variant.GPUModel)
 		}
 	}
 	return found, n

@@ -86,88 +86,88 @@ var badJobs = []struct {
 	edit func(j *api.Job, r *nomad.Request)
 	want string
 }{
-	{"batch", func(j *api.Job, _ *nomad.Request) { j.Type = new("batch") }, `type is "batch": want "service"`},
-	{"system", func(j *api.Job, _ *nomad.Request) { j.Type = new("system") }, `type is "system": want "service"`},
+	{"batch", func(j *api.Job, _ *nomad.Request) { j.Type = new("batch") }, `type is "batch": must be "service"`},
+	{"system", func(j *api.Job, _ *nomad.Request) { j.Type = new("system") }, `type is "system": must be "service"`},
 	{"sysbatch", func(j *api.Job, _ *nomad.Request) { j.Type = new("sysbatch") }, `type is "sysbatch"`},
-	{"periodic", func(j *api.Job, _ *nomad.Request) { j.Periodic = &api.PeriodicConfig{} }, `the job is periodic`},
-	{"parameterized", func(j *api.Job, _ *nomad.Request) { j.ParameterizedJob = &api.ParameterizedJobConfig{} }, `the job is parameterized`},
+	{"periodic", func(j *api.Job, _ *nomad.Request) { j.Periodic = &api.PeriodicConfig{} }, `periodic block`},
+	{"parameterized", func(j *api.Job, _ *nomad.Request) { j.ParameterizedJob = &api.ParameterizedJobConfig{} }, `parameterized block`},
 	{"multiregion", func(j *api.Job, _ *nomad.Request) {
 		j.Multiregion = &api.Multiregion{Regions: []*api.MultiregionRegion{{Name: "a"}}}
-	}, `several regions`},
-	{"namespace", func(j *api.Job, _ *nomad.Request) { j.Namespace = new("other") }, `namespace is "other": want it left out`},
-	{"no group", func(j *api.Job, r *nomad.Request) { j.TaskGroups = nil }, `0 groups: want one`},
+	}, `multiregion block`},
+	{"namespace", func(j *api.Job, _ *nomad.Request) { j.Namespace = new("other") }, `namespace is "other": must not be set`},
+	{"no group", func(j *api.Job, r *nomad.Request) { j.TaskGroups = nil }, `0 groups: must be one, because a replica is one allocation`},
 	{"second group", func(j *api.Job, _ *nomad.Request) {
 		j.TaskGroups = append(j.TaskGroups, &api.TaskGroup{Name: new("b")})
-	}, `2 groups: want one`},
-	{"count", func(j *api.Job, _ *nomad.Request) { j.TaskGroups[0].Count = new(2) }, `group "replica": count is 2: want 1`},
-	{"no allocation", func(j *api.Job, _ *nomad.Request) { j.TaskGroups[0].Count = new(0) }, `count is 0: want 1`},
+	}, `2 groups: must be one, because a replica is one allocation`},
+	{"count", func(j *api.Job, _ *nomad.Request) { j.TaskGroups[0].Count = new(2) }, `group "replica": count is 2: must be 1`},
+	{"no allocation", func(j *api.Job, _ *nomad.Request) { j.TaskGroups[0].Count = new(0) }, `count is 0: must be 1`},
 	{"scaling", func(j *api.Job, _ *nomad.Request) {
 		j.TaskGroups[0].Scaling = &api.ScalingPolicy{Enabled: new(true)}
-	}, `a scaling block: want none`},
+	}, `scaling block: not allowed`},
 	{"canary", func(j *api.Job, _ *nomad.Request) {
 		j.TaskGroups[0].Update = &api.UpdateStrategy{Canary: new(1)}
-	}, `update has canary = 1: want 0`},
-	{"job's canary", func(j *api.Job, _ *nomad.Request) { j.Update = &api.UpdateStrategy{Canary: new(1)} }, `update has canary = 1: want 0`},
-	{"our meta", func(j *api.Job, _ *nomad.Request) { j.Meta = map[string]string{"remuda_replica": "x"} }, `meta remuda_replica is set`},
+	}, `update has canary = 1: must be 0`},
+	{"job's canary", func(j *api.Job, _ *nomad.Request) { j.Update = &api.UpdateStrategy{Canary: new(1)} }, `update has canary = 1: must be 0`},
+	{"our meta", func(j *api.Job, _ *nomad.Request) { j.Meta = map[string]string{"remuda_replica": "x"} }, `meta remuda_replica: must not be set`},
 	{"our meta in a task", func(j *api.Job, _ *nomad.Request) {
 		j.TaskGroups[0].Tasks[0].Meta = map[string]string{"remuda_hash": "x"}
-	}, `task "lockd": meta remuda_hash is set`},
+	}, `task "lockd": meta remuda_hash: must not be set`},
 	{"no device", func(j *api.Job, _ *nomad.Request) {
 		j.TaskGroups[0].Tasks[1].Resources, j.TaskGroups[0].Tasks[2].Resources = nil, nil
 	}, `no task has a device "nvidia/gpu" block`},
-	{"other device", func(j *api.Job, _ *nomad.Request) { device(j, 1).Name = "amd/gpu" }, `1 tasks have a device "nvidia/gpu" block: want two`},
+	{"other device", func(j *api.Job, _ *nomad.Request) { device(j, 1).Name = "amd/gpu" }, `1 tasks have a device "nvidia/gpu" block`},
 	{"two devices", func(j *api.Job, _ *nomad.Request) {
 		res := j.TaskGroups[0].Tasks[1].Resources
 		res.Devices = append(res.Devices, &api.RequestedDevice{Name: "gpu"})
-	}, `task "primary": a second device block for GPUs, "gpu"`},
-	{"too few GPUs", func(j *api.Job, _ *nomad.Request) { device(j, 1).Count = new(uint64(0)) }, `device "nvidia/gpu": count is 0: want 1`},
-	{"too many GPUs", func(j *api.Job, _ *nomad.Request) { device(j, 2).Count = new(uint64(2)) }, `task "shadow": device "nvidia/gpu": count is 2: want 1`},
-	{"another model", func(j *api.Job, _ *nomad.Request) { device(j, 1).Name = "nvidia/gpu/A100" }, `the model is "A100": want "H100"`},
-	{"no shadow", func(j *api.Job, _ *nomad.Request) { j.TaskGroups[0].Tasks = j.TaskGroups[0].Tasks[:2] }, `1 tasks have a device "nvidia/gpu" block: want two`},
+	}, `task "primary": second device block for GPUs, "gpu"`},
+	{"too few GPUs", func(j *api.Job, _ *nomad.Request) { device(j, 1).Count = new(uint64(0)) }, `device "nvidia/gpu": count is 0: must be 1`},
+	{"too many GPUs", func(j *api.Job, _ *nomad.Request) { device(j, 2).Count = new(uint64(2)) }, `task "shadow": device "nvidia/gpu": count is 2: must be 1`},
+	{"another model", func(j *api.Job, _ *nomad.Request) { device(j, 1).Name = "nvidia/gpu/A100" }, `model is "A100": must be "H100", as in the variant's gpu block, or "nvidia/gpu"`},
+	{"no shadow", func(j *api.Job, _ *nomad.Request) { j.TaskGroups[0].Tasks = j.TaskGroups[0].Tasks[:2] }, `1 tasks have a device "nvidia/gpu" block`},
 	{"three engines", func(j *api.Job, _ *nomad.Request) {
 		j.TaskGroups[0].Tasks = append(j.TaskGroups[0].Tasks, engine("third", 1))
 	}, `3 tasks have a device`},
-	{"roles unknown", func(j *api.Job, _ *nomad.Request) { j.TaskGroups[0].Tasks[1].Name = "a" }, `are not a primary and a shadow`},
+	{"roles unknown", func(j *api.Job, _ *nomad.Request) { j.TaskGroups[0].Tasks[1].Name = "a" }, `the tasks with a device "nvidia/gpu" block must be a primary and a shadow`},
 	{"role wrong", func(j *api.Job, _ *nomad.Request) {
 		j.TaskGroups[0].Tasks[1].Meta = map[string]string{"remuda_role": "boss"}
-	}, `meta remuda_role is "boss": want "primary" or "shadow"`},
+	}, `meta remuda_role is "boss": must be "primary" or "shadow"`},
 	{"role twice", func(j *api.Job, _ *nomad.Request) {
 		j.TaskGroups[0].Tasks[2].Meta = map[string]string{"remuda_role": "primary"}
-	}, `task "shadow": it is the primary, as is task "primary"`},
+	}, `task "shadow": duplicate primary: task "primary" is one already`},
 	{"role without a device", func(j *api.Job, _ *nomad.Request) {
 		j.TaskGroups[0].Tasks[0].Meta = map[string]string{"remuda_role": "primary"}
 	}, `task "lockd": meta remuda_role is "primary", but the task has no device`},
-	{"pair for a single", func(_ *api.Job, r *nomad.Request) { r.Failover, r.Placement.Seats = false, []string{"GPU-1#0"} }, `task "shadow" is a shadow: want none`},
+	{"pair for a single", func(_ *api.Job, r *nomad.Request) { r.Failover, r.Placement.Seats = false, []string{"GPU-1#0"} }, `task "shadow" is a shadow`},
 	{"two engines for a single", func(j *api.Job, r *nomad.Request) {
 		j.TaskGroups[0].Tasks[2].Name = "b"
 		r.Failover, r.Placement.Seats = false, []string{"GPU-1#0"}
-	}, `2 tasks have a device "nvidia/gpu" block: want one`},
-	{"model's name", func(_ *api.Job, r *nomad.Request) { r.Name.Model = "a b" }, `model: the name is "a b"`},
-	{"variant's name", func(_ *api.Job, r *nomad.Request) { r.Name.Variant = "a:b" }, `variant: the name is "a:b"`},
+	}, `2 tasks have a device "nvidia/gpu" block`},
+	{"model's name", func(_ *api.Job, r *nomad.Request) { r.Name.Model = "a b" }, `model: name is "a b"`},
+	{"variant's name", func(_ *api.Job, r *nomad.Request) { r.Name.Variant = "a:b" }, `variant: name is "a:b"`},
 	{"replica's ID", func(_ *api.Job, r *nomad.Request) { r.Name.ID = "a/b" }, `replica: the ID is "a/b"`},
-	{"no node", func(_ *api.Job, r *nomad.Request) { r.Placement.Node, r.Node.ID = "", "" }, `placement: the node is ""`},
-	{"another node", func(_ *api.Job, r *nomad.Request) { r.Placement.Node = "node-2" }, `the node is "node-2": want the given node's ID, which is "node-1"`},
-	{"no seat", func(_ *api.Job, r *nomad.Request) { r.Placement.Seats = nil }, `seats on 0 GPUs: want 1`},
-	{"one seat of a pair", func(_ *api.Job, r *nomad.Request) { r.Placement.Seats = []string{"GPU-1#0"} }, `1 seats on GPU GPU-1: want 2`},
+	{"no node", func(_ *api.Job, r *nomad.Request) { r.Placement.Node, r.Node.ID = "", "" }, `placement: node is ""`},
+	{"another node", func(_ *api.Job, r *nomad.Request) { r.Placement.Node = "node-2" }, `node is "node-2": must be "node-1"`},
+	{"no seat", func(_ *api.Job, r *nomad.Request) { r.Placement.Seats = nil }, `seats on 0 GPUs: must be 1`},
+	{"one seat of a pair", func(_ *api.Job, r *nomad.Request) { r.Placement.Seats = []string{"GPU-1#0"} }, `1 seats on GPU GPU-1: must be 2`},
 	{"one seat twice", func(_ *api.Job, r *nomad.Request) {
 		r.Placement.Seats = []string{"GPU-1#0", "GPU-1#1", "GPU-1#0"}
-	}, `seat "GPU-1#0" twice`},
+	}, `duplicate seat "GPU-1#0"`},
 	{"bad seat", func(_ *api.Job, r *nomad.Request) {
 		r.Placement.Seats = []string{"GPU-1#0", "GPU-1#1", "GPU-1#01"}
-	}, `seat "GPU-1#01": want <GPU UUID>#<seat>`},
-	{"memory nowhere", func(_ *api.Job, r *nomad.Request) { r.Placement.Memory = nil }, `memory on 0 GPUs with a seat: want it on 1`},
-	{"memory without a seat", func(_ *api.Job, r *nomad.Request) { r.Placement.Memory = map[string]int64{"GPU-2": 1} }, `memory on 0 GPUs with a seat: want it on 1`},
+	}, `seat "GPU-1#01": must be <GPU UUID>#<seat>`},
+	{"memory nowhere", func(_ *api.Job, r *nomad.Request) { r.Placement.Memory = nil }, `memory on 0 GPUs with a seat: must be on 1, as in the variant`},
+	{"memory without a seat", func(_ *api.Job, r *nomad.Request) { r.Placement.Memory = map[string]int64{"GPU-2": 1} }, `memory on 0 GPUs with a seat: must be on 1, as in the variant`},
 	{"too few GPUs for its reach", func(j *api.Job, r *nomad.Request) {
 		r.Variant.Reach = 3
 		r.Placement.Seats = []string{"GPU-1#0", "GPU-1#1", "GPU-2#0", "GPU-2#1", "GPU-3#0", "GPU-3#1"}
 		device(j, 1).Count = new(uint64(2))
-	}, `task "primary": device "nvidia/gpu": count is 2: want 3, the reach`},
+	}, `task "primary": device "nvidia/gpu": count is 2: must be 3, the reach`},
 	{"shim's port unknown", func(j *api.Job, _ *nomad.Request) {
 		j.TaskGroups[0].Tasks[1].Meta = map[string]string{"remuda_shim": "admin"}
-	}, `task "primary": meta remuda_shim is "admin": want the label of one of the job's ports`},
+	}, `task "primary": meta remuda_shim is "admin": must be the label of one of the job's ports`},
 	{"two GPUs", func(_ *api.Job, r *nomad.Request) {
 		r.Placement.Seats = []string{"GPU-1#0", "GPU-1#1", "GPU-2#0", "GPU-2#1"}
-	}, `seats on 2 GPUs: want 1`},
+	}, `seats on 2 GPUs: must be 1`},
 }
 
 func TestPinRefuses(t *testing.T) {

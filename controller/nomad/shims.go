@@ -90,7 +90,7 @@ func (p *pinner) shims(engines map[string]engineTask) string {
 		switch {
 		case !set:
 		case !labels[label] || strings.ContainsAny(label, ",="):
-			p.fault("task %q: meta %s is %q: want the label of one of the job's ports", e.task.Name, MetaShim, label)
+			p.fault("task %q: meta %s is %q: must be the label of one of the job's ports", e.task.Name, MetaShim, label)
 		default:
 			out = append(out, role+"="+label)
 		}
@@ -108,7 +108,7 @@ func (p *pinner) used() []string {
 		}
 	}
 	if n := p.r.Variant.GPUs; len(p.faults) == 0 && len(out) != n {
-		p.fault("placement: memory on %d GPUs with a seat: want it on %d, as the variant has it", len(out), n)
+		p.fault("placement: memory on %d GPUs with a seat: must be on %d, as in the variant", len(out), n)
 	}
 	return out
 }

@@ -17,11 +17,11 @@ var (
 	// ErrNoOutput: none of the steps that output names ran.
 	ErrNoOutput = errors.New("no step of its output ran")
 	// ErrInput: the request cannot be used.
-	ErrInput = errors.New("the request cannot be used")
+	ErrInput = errors.New("invalid request")
 )
 
 // errUnneeded ends steps that the answer does not need any more. Nobody sees it.
-var errUnneeded = errors.New("the step is not needed any more")
+var errUnneeded = errors.New("the step is no longer needed")
 
 // Caller calls models.
 type Caller interface {
@@ -123,5 +123,5 @@ func (e *StepError) Unwrap() error { return e.Err }
 
 // deadline bounds a context, with a cause that says what has passed.
 func deadline(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
-	return context.WithTimeoutCause(ctx, d, fmt.Errorf("%w: it is %s", ErrDeadline, d))
+	return context.WithTimeoutCause(ctx, d, fmt.Errorf("%w: %s", ErrDeadline, d))
 }

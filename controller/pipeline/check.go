@@ -19,10 +19,10 @@ const (
 	wantText       wanted = "a string"
 	wantNumber     wanted = "a number"
 	wantTokens     wanted = "a whole number above 0"
-	wantCollection wanted = "a list, or a map"
-	wantMessages   wanted = "a list of messages, as [{ role = \"user\", content = input.text }]"
-	wantParams     wanted = "an object with fields of the request, as { top_p = 0.9 }"
-	wantOutput     wanted = "a step, or a string"
+	wantCollection wanted = "a list or a map"
+	wantMessages   wanted = "a list of messages, such as [{ role = \"user\", content = input.text }]"
+	wantParams     wanted = "an object with fields of the request, such as { top_p = 0.9 }"
+	wantOutput     wanted = "a step or a string"
 )
 
 // fits tells whether a value of a type can be what is wanted.
@@ -85,23 +85,23 @@ func (r *reader) expression(where string, expr hcl.Expression, want wanted, each
 		at := t.SourceRange()
 		switch root := t.RootName(); {
 		case root == "step" && len(t) == 1:
-			bad(at, "it names all steps: want one, as step.%s", r.anyStep())
+			bad(at, "refers to all steps: must be one step, such as step.%s", r.anyStep())
 		case root == "step":
 			i, ok := r.stepOf(t)
 			if !ok {
-				bad(at, "there is no step %q: want one of %s", hclfault.Clip(attribute(t[1])), r.stepNames())
+				bad(at, "unknown step %q: must be one of %s", hclfault.Clip(attribute(t[1])), r.stepNames())
 				continue
 			}
 			deps = addSorted(deps, i)
 		case root == "input":
 			r.uses(t)
 		case root == "each" && !eachHere:
-			bad(at, "each is known only where a step's request is made: want for_each's own list, or input or a step")
+			bad(at, "each cannot be used here: only in the request of a step with for_each")
 		case root == "each" && !each:
-			bad(at, "the step has no for_each, and so no each")
+			bad(at, "each is used without for_each")
 		case root == "each":
 		default:
-			bad(at, "there is no %q: want input, step or each", hclfault.Clip(root))
+			bad(at, "unknown name %q: must be input, step or each", hclfault.Clip(root))
 		}
 	}
 	if wrong {
@@ -113,7 +113,7 @@ func (r *reader) expression(where string, expr hcl.Expression, want wanted, each
 		return deps
 	}
 	if !want.fits(v.Type()) {
-		r.Add(expr.Range(), "%s is %s: want %s", where, typeText(v.Type()), want)
+		r.Add(expr.Range(), "%s is %s: must be %s", where, typeText(v.Type()), want)
 		return deps
 	}
 	if v.IsWhollyKnown() { // the same for every request: it is checked once and for all

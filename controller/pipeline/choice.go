@@ -93,7 +93,7 @@ func (c *choice) pass(i int, p []byte) error {
 		return c.emit(p)
 	case c.at < 0:
 		if len(c.held[i])+len(p) > MaxHeld {
-			return fmt.Errorf("more than %d bytes of its answer wait until it is known whether it is the output", MaxHeld)
+			return fmt.Errorf("more than %d bytes buffered before the output step is known", MaxHeld)
 		}
 		c.held[i] = append(c.held[i], p...)
 	}

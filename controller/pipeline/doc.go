@@ -1,5 +1,5 @@
 // Package pipeline is composition of models: a small graph of steps, written in HCL, that
-// is called like a model (the deployment graphs of seeds/serve-architecture.txt).
+// is called like a model.
 //
 //	pipeline "support" {
 //	  deadline = "60s"

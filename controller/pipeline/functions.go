@@ -15,7 +15,7 @@ import (
 var functions = map[string]function.Function{
 	// Texts.
 	"chomp":       stdlib.ChompFunc,
-	"endswith":    textTest("Tells whether a text ends with another.", strings.HasSuffix),
+	"endswith":    textTest("Reports whether a string ends with another.", strings.HasSuffix),
 	"indent":      stdlib.IndentFunc,
 	"join":        stdlib.JoinFunc,
 	"lower":       stdlib.LowerFunc,
@@ -23,8 +23,8 @@ var functions = map[string]function.Function{
 	"regexall":    stdlib.RegexAllFunc,
 	"replace":     stdlib.ReplaceFunc,
 	"split":       stdlib.SplitFunc,
-	"startswith":  textTest("Tells whether a text begins with another.", strings.HasPrefix),
-	"strcontains": textTest("Tells whether a text contains another.", strings.Contains),
+	"startswith":  textTest("Reports whether a string begins with another.", strings.HasPrefix),
+	"strcontains": textTest("Reports whether a string contains another.", strings.Contains),
 	"strlen":      stdlib.StrlenFunc,
 	"substr":      stdlib.SubstrFunc,
 	"title":       stdlib.TitleFunc,
@@ -77,7 +77,7 @@ func textTest(about string, test func(s, part string) bool) function.Function {
 
 // jsonDecode bounds what stdlib's does not: depth and numbers. The text is a model's.
 var jsonDecode = function.New(&function.Spec{
-	Description: "Reads a JSON text.",
+	Description: "Parses a JSON string.",
 	Params:      []function.Parameter{{Name: "text", Type: cty.String}},
 	Type: func(args []cty.Value) (cty.Type, error) {
 		if !args[0].IsKnown() {
@@ -94,7 +94,7 @@ var jsonDecode = function.New(&function.Spec{
 
 // toNumber bounds numbers likewise.
 var toNumber = function.New(&function.Spec{
-	Description: "Reads a number from a text.",
+	Description: "Parses a number from a string.",
 	Params:      []function.Parameter{{Name: "text", Type: cty.String}},
 	Type:        function.StaticReturnType(cty.Number),
 	Impl: func(args []cty.Value, _ cty.Type) (cty.Value, error) {

@@ -14,11 +14,11 @@ var stepRule = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_-]*$`)
 func checkStepName(s string) error {
 	switch {
 	case s == "":
-		return fmt.Errorf("is empty: want a word, as \"classify\"")
+		return fmt.Errorf("is empty: must be a word, such as \"classify\"")
 	case len(s) > MaxStepName:
-		return fmt.Errorf("has %d bytes: want at most %d", len(s), MaxStepName)
+		return fmt.Errorf("is %d bytes: must be at most %d bytes", len(s), MaxStepName)
 	case !stepRule.MatchString(s):
-		return fmt.Errorf("is %q: want a letter and then letters, digits, '_' and '-', as \"classify\"", s)
+		return fmt.Errorf("is %q: must be a letter followed by letters, digits, '_' and '-', such as \"classify\"", s)
 	}
 	return nil
 }

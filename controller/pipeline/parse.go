@@ -54,11 +54,11 @@ func schema(attrs []string, blocks ...hcl.BlockHeaderSchema) *hcl.BodySchema {
 func (r *reader) read(src []byte) *Pipeline {
 	start := hcl.Range{Start: hcl.InitialPos}
 	if len(src) > MaxSource {
-		r.Add(start, "the file has %d bytes: want at most %d", len(src), MaxSource)
+		r.Add(start, "file is %d bytes: must be at most %d bytes", len(src), MaxSource)
 		return nil
 	}
 	if at, deep := tooDeep(src, r.File); deep {
-		r.Add(at, "the file nests too deep here: want at most %d brackets in brackets, and at most %d conditions", maxNesting, maxTurns)
+		r.Add(at, "nested too deeply: must be at most %d levels of brackets and %d conditions", maxNesting, maxTurns)
 		return nil
 	}
 	file, diags := hclsyntax.ParseConfig(src, r.File, hcl.InitialPos)
@@ -70,9 +70,9 @@ func (r *reader) read(src []byte) *Pipeline {
 	r.Diagnostics("", diags)
 	switch n := len(content.Blocks); {
 	case n == 0 && !diags.HasErrors():
-		r.Add(start, "no pipeline: want one block, as pipeline \"support\" { … }")
+		r.Add(start, "no pipeline: one block is required, such as pipeline \"support\" { … }")
 	case n > 1:
-		r.Add(content.Blocks[1].DefRange, "a second pipeline, the first is on line %d: want one in a file", content.Blocks[0].DefRange.Start.Line)
+		r.Add(content.Blocks[1].DefRange, "second pipeline block: a file defines one pipeline, the first is on line %d", content.Blocks[0].DefRange.Start.Line)
 	}
 	if len(content.Blocks) == 0 {
 		return nil
@@ -86,25 +86,25 @@ func (r *reader) pipeline(b *hcl.Block) {
 	r.index, r.used = map[string]int{}, map[int]bool{}
 	path := fmt.Sprintf("pipeline %q", hclfault.Clip(r.p.Name))
 	if err := replica.CheckModel(r.p.Name); err != nil {
-		r.Add(b.LabelRanges[0], "pipeline: the name %v", err)
+		r.Add(b.LabelRanges[0], "pipeline: name %v", err)
 	}
 	content, diags := b.Body.Content(pipelineSchema)
 	r.Diagnostics(path+": ", diags)
 	r.duration(path, content.Attributes["deadline"], &r.p.Deadline)
 	if len(content.Blocks) == 0 && !diags.HasErrors() {
-		r.Add(b.DefRange, "%s: no step: want at least one block, as step \"classify\" { … }", path)
+		r.Add(b.DefRange, "%s: no step: at least one block is required, such as step \"classify\" { … }", path)
 	}
 	if len(content.Blocks) > MaxSteps {
-		r.Add(content.Blocks[MaxSteps].DefRange, "%s: there are %d steps: want at most %d", path, len(content.Blocks), MaxSteps)
+		r.Add(content.Blocks[MaxSteps].DefRange, "%s: %d steps: must be at most %d", path, len(content.Blocks), MaxSteps)
 		return
 	}
 	for i, s := range content.Blocks {
 		name := s.Labels[0]
 		r.at = append(r.at, s.LabelRanges[0])
 		if err := checkStepName(name); err != nil {
-			r.Add(s.LabelRanges[0], "%s: step: the name %v", path, err)
+			r.Add(s.LabelRanges[0], "%s: step: name %v", path, err)
 		} else if first, dup := r.index[name]; dup {
-			r.Add(s.LabelRanges[0], "%s: step %q: the name is taken by the step on line %d: want each name once", path, name, r.at[first].Start.Line)
+			r.Add(s.LabelRanges[0], "%s: duplicate step %q: first defined on line %d", path, name, r.at[first].Start.Line)
 		} else {
 			r.index[name] = i
 		}
@@ -125,7 +125,7 @@ func (r *reader) pipeline(b *hcl.Block) {
 	}
 	for i, s := range r.p.Steps {
 		if !r.used[i] {
-			r.Add(r.at[i], "%s: step %q is used by nothing: want it in output or in another step, or take it out", path, hclfault.Clip(s.Name))
+			r.Add(r.at[i], "%s: step %q is unused: use it in output or in another step, or remove it", path, hclfault.Clip(s.Name))
 		}
 	}
 }
@@ -138,7 +138,7 @@ func (r *reader) step(path string, i int, b *hcl.Block) *hcl.BodyContent {
 	r.Diagnostics(path+": ", diags)
 	a := content.Attributes
 	if model := a["model"]; model == nil {
-		r.Add(b.DefRange, "%s: model is missing: want the name of a model", path)
+		r.Add(b.DefRange, "%s: model is missing: must be the name of a model", path)
 	} else if text, ok := r.constant(path, model, cty.String); ok {
 		s.Model = text.AsString()
 		if err := replica.CheckModel(s.Model); err != nil {
@@ -147,7 +147,7 @@ func (r *reader) step(path string, i int, b *hcl.Block) *hcl.BodyContent {
 	}
 	if v, ok := r.constant(path, a["endpoint"], cty.String); ok {
 		if s.Endpoint = Endpoint(v.AsString()); s.Endpoint != Chat && s.Endpoint != Completions {
-			r.Add(a["endpoint"].Expr.Range(), "%s: endpoint is %q: want %q or %q", path, hclfault.Clip(v.AsString()), Chat, Completions)
+			r.Add(a["endpoint"].Expr.Range(), "%s: endpoint is %q: must be %q or %q", path, hclfault.Clip(v.AsString()), Chat, Completions)
 		}
 	}
 	r.duration(path, a["deadline"], &s.Deadline)
@@ -156,9 +156,9 @@ func (r *reader) step(path string, i int, b *hcl.Block) *hcl.BodyContent {
 		n, exact := v.AsBigFloat().Int64()
 		switch {
 		case !s.FanOut:
-			r.Add(a["parallel"].NameRange, "%s: parallel is for for_each: want for_each, or leave it out", path)
+			r.Add(a["parallel"].NameRange, "%s: parallel is set without for_each: set for_each, or leave parallel out", path)
 		case exact != big.Exact || n < 1 || n > MaxFanOut:
-			r.Add(a["parallel"].Expr.Range(), "%s: parallel is %s: want a whole number from 1 to %d", path, hclfault.Show(v), MaxFanOut)
+			r.Add(a["parallel"].Expr.Range(), "%s: parallel is %s: must be a whole number from 1 to %d", path, hclfault.Show(v), MaxFanOut)
 		}
 		s.Parallel = int(n)
 	}
@@ -177,14 +177,14 @@ func (r *reader) constant(path string, attr *hcl.Attribute, want cty.Type) (cty.
 	v, diags := attr.Expr.Value(nil)
 	if diags.HasErrors() {
 		if len(attr.Expr.Variables()) > 0 {
-			r.Add(attr.Expr.Range(), "%s: %s depends on the request: want a %s that is always the same", path, attr.Name, want.FriendlyName())
+			r.Add(attr.Expr.Range(), "%s: %s depends on the request: must be a constant %s", path, attr.Name, want.FriendlyName())
 		} else {
 			r.Diagnostics(path+": "+attr.Name+": ", diags)
 		}
 		return v, false
 	}
 	if v.IsNull() || !v.IsKnown() || v.Type() != want {
-		r.Add(attr.Expr.Range(), "%s: %s is %s: want a %s", path, attr.Name, hclfault.Show(v), want.FriendlyName())
+		r.Add(attr.Expr.Range(), "%s: %s is %s: must be a %s", path, attr.Name, hclfault.Show(v), want.FriendlyName())
 		return v, false
 	}
 	return v, true
@@ -197,10 +197,10 @@ func (r *reader) duration(path string, attr *hcl.Attribute, to *time.Duration) {
 	}
 	d, err := time.ParseDuration(v.AsString())
 	if err == nil && (d <= 0 || d > MaxDeadline) {
-		err = errors.New("out of bounds")
+		err = errors.New("out of range")
 	}
 	if err != nil {
-		r.Add(attr.Expr.Range(), "%s: %s is %s: want a time with its unit above 0s and at most %s, as \"60s\"", path, attr.Name, hclfault.Show(v), MaxDeadline)
+		r.Add(attr.Expr.Range(), "%s: %s is %s: must be a duration above 0s and at most %s, such as \"60s\"", path, attr.Name, hclfault.Show(v), MaxDeadline)
 		return
 	}
 	*to = d
@@ -235,18 +235,18 @@ func (r *reader) expressions(path string, i int, content *hcl.BodyContent, b *hc
 	}
 	switch {
 	case s.prompt == nil && s.messages == nil:
-		r.Add(b.DefRange, "%s: prompt is missing: want a prompt, or messages", path)
+		r.Add(b.DefRange, "%s: prompt is missing: set prompt or messages", path)
 	case s.prompt != nil && s.messages != nil:
-		r.Add(content.Attributes["messages"].NameRange, "%s: there are both a prompt and messages: want one of them", path)
+		r.Add(content.Attributes["messages"].NameRange, "%s: prompt and messages are both set: set one of them", path)
 	case s.messages != nil && s.Endpoint == Completions:
-		r.Add(content.Attributes["messages"].NameRange, "%s: the endpoint %q takes no messages: want a prompt", path, Completions)
+		r.Add(content.Attributes["messages"].NameRange, "%s: endpoint %q does not support messages: set prompt", path, Completions)
 	}
 }
 
 // output reads what the answer is.
 func (r *reader) output(path string, b *hcl.Block, attr *hcl.Attribute) {
 	if attr == nil {
-		r.Add(b.DefRange, "%s: output is missing: want a step, as output = step.classify, or an expression that is a string", path)
+		r.Add(b.DefRange, "%s: output is missing: must be a step, such as output = step.classify, or a string expression", path)
 		return
 	}
 	r.p.output = attr.Expr
@@ -306,7 +306,7 @@ func (r *reader) cycles(path string) {
 					}
 				}
 				names = append(names, r.p.Steps[d].Name)
-				r.Add(r.at[i], "%s: it waits for itself: %s", stepPath(path, r.p.Steps[i]), strings.Join(names, " needs "))
+				r.Add(r.at[i], "%s: dependency cycle: %s", stepPath(path, r.p.Steps[i]), strings.Join(names, " needs "))
 			}
 		}
 		way = way[:len(way)-1]

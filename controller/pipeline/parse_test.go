@@ -83,41 +83,41 @@ func TestFaults(t *testing.T) {
 		"not HCL":            {"pipeline \"p\" {\n  step {{\n", []string{"p.hcl:2:"}},
 		"too long":           {strings.Repeat("#", pipeline.MaxSource+1), []string{"65537 bytes"}},
 		"another block":      {"model \"m\" {}\n", []string{`p.hcl:1:1: unsupported block type`}},
-		"two":                {steps("step.a", step("a", ok)) + steps("step.a", step("a", ok)), []string{"p.hcl:8:1: a second pipeline, the first is on line 1"}},
-		"bad names":          {"pipeline \" \" {\nstep \"1\" {\nmodel = \"m\"\nprompt = \"x\"\n}\noutput = \"\"\n}", []string{`p.hcl:1:10: pipeline: the name is " "`, `p.hcl:2:6: pipeline " ": step: the name is "1"`}},
+		"two":                {steps("step.a", step("a", ok)) + steps("step.a", step("a", ok)), []string{"p.hcl:8:1: second pipeline block: a file defines one pipeline, the first is on line 1"}},
+		"bad names":          {"pipeline \" \" {\nstep \"1\" {\nmodel = \"m\"\nprompt = \"x\"\n}\noutput = \"\"\n}", []string{`p.hcl:1:10: pipeline: name is " "`, `p.hcl:2:6: pipeline " ": step: name is "1"`}},
 		"no steps":           {`pipeline "p" { output = "x" }`, []string{`pipeline "p": no step`}},
 		"no output":          {"pipeline \"p\" {\n" + step("a", ok) + "\n}", []string{`p.hcl:1:1: pipeline "p": output is missing`}},
-		"bad deadlines":      {"pipeline \"p\" {\ndeadline = \"soon\"\n" + step("a", ok, `deadline = "-1s"`) + "\noutput = step.a\n}", []string{`p.hcl:2:12: pipeline "p": deadline is "soon"`, `step "a": deadline is "-1s": want a time with its unit above 0s and at most 24h0m0s`}},
-		"names twice":        {steps("step.a", step("a", ok), step("a", ok)), []string{`p.hcl:6:6: pipeline "p": step "a": the name is taken by the step on line 2`}},
-		"unused":             {steps("step.a", step("a", ok), step("b", ok)), []string{`step "b" is used by nothing`}},
+		"bad deadlines":      {"pipeline \"p\" {\ndeadline = \"soon\"\n" + step("a", ok, `deadline = "-1s"`) + "\noutput = step.a\n}", []string{`p.hcl:2:12: pipeline "p": deadline is "soon"`, `step "a": deadline is "-1s": must be a duration above 0s and at most 24h0m0s, such as "60s"`}},
+		"names twice":        {steps("step.a", step("a", ok), step("a", ok)), []string{`p.hcl:6:6: pipeline "p": duplicate step "a": first defined on line 2`}},
+		"unused":             {steps("step.a", step("a", ok), step("b", ok)), []string{`step "b" is unused`}},
 		"no model":           {steps("step.a", "step \"a\" {\nprompt = \"x\"\n}"), []string{`step "a": model is missing`}},
 		"a bad model":        {steps("step.a", "step \"a\" {\nmodel = \"m m\"\nprompt = \"x\"\n}"), []string{`step "a": model is "m m"`}},
-		"a model that moves": {steps("step.a", "step \"a\" {\nmodel = input.text\nprompt = \"x\"\n}"), []string{`model depends on the request: want a string that is always the same`}},
+		"a model that moves": {steps("step.a", "step \"a\" {\nmodel = input.text\nprompt = \"x\"\n}"), []string{`model depends on the request: must be a constant string`}},
 		"no prompt":          {steps("step.a", step("a")), []string{`p.hcl:2:1: pipeline "p": step "a": prompt is missing`}},
-		"both":               {steps("step.a", step("a", ok, "messages = input.messages")), []string{"there are both a prompt and messages"}},
-		"an endpoint":        {steps("step.a", step("a", ok, `endpoint = "embeddings"`)), []string{`endpoint is "embeddings": want "chat" or "completions"`}},
-		"messages there":     {steps("step.a", step("a", "messages = input.messages", `endpoint = "completions"`)), []string{`the endpoint "completions" takes no messages`}},
+		"both":               {steps("step.a", step("a", ok, "messages = input.messages")), []string{`step "a": prompt and messages are both set`}},
+		"an endpoint":        {steps("step.a", step("a", ok, `endpoint = "embeddings"`)), []string{`endpoint is "embeddings": must be "chat" or "completions"`}},
+		"messages there":     {steps("step.a", step("a", "messages = input.messages", `endpoint = "completions"`)), []string{`step "a": endpoint "completions" does not support messages`}},
 		"unknown attribute":  {steps("step.a", step("a", ok, "retries = 3")), []string{`p.hcl:5:1: pipeline "p": step "a": unsupported argument`}},
-		"no such step":       {steps("step.b", step("a", `prompt = step.c.text`)), []string{`step "a": prompt: there is no step "c": want one of a`, `output: there is no step "b"`}},
-		"all steps":          {steps("step", step("a", ok)), []string{`output: it names all steps: want one, as step.a`}},
-		"a strange name":     {steps("nodes.a", step("a", ok)), []string{`output: there is no "nodes": want input, step or each`}},
+		"no such step":       {steps("step.b", step("a", `prompt = step.c.text`)), []string{`step "a": prompt: unknown step "c": must be one of a`, `output: unknown step "b"`}},
+		"all steps":          {steps("step", step("a", ok)), []string{`output: refers to all steps: must be one step, such as step.a`}},
+		"a strange name":     {steps("nodes.a", step("a", ok)), []string{`output: unknown name "nodes": must be input, step or each`}},
 		"no such field":      {steps("step.a.txt", step("a", `prompt = input.txt`)), []string{`p.hcl:4:15: pipeline "p": step "a": prompt: unsupported attribute`, `output: unsupported attribute`}},
 		"no such function":   {steps(`file("/etc/passwd")`, step("a", ok)), []string{`output: call to unknown function`}},
-		"itself":             {steps("step.a", step("a", `prompt = step.a.text`)), []string{`step "a": it waits for itself: a needs a`}},
-		"a cycle":            {steps("step.a", step("a", `prompt = step.b.text`), step("b", `prompt = step.c.text`), step("c", ok, `when = step.a.text == ""`)), []string{`step "c": it waits for itself: a needs b needs c needs a`}},
-		"each without":       {steps("step.a", step("a", `prompt = each.value`)), []string{"the step has no for_each"}},
-		"each in when":       {steps("step.a[0]", step("a", `prompt = each.value`, `for_each = ["x"]`, `when = each.value == "x"`)), []string{"when: each is known only where a step's request is made"}},
-		"too many values":    {steps("step.a[0]", step("a", ok, "for_each = ["+strings.Repeat("1,", 65)+"]")), []string{"for_each has 65 values: want at most 64"}},
-		"parallel alone":     {steps("step.a", step("a", ok, "parallel = 2")), []string{"parallel is for for_each"}},
-		"parallel":           {steps("step.a[0]", step("a", ok, `for_each = ["x"]`, "parallel = 65")), []string{"parallel is 65: want a whole number from 1 to 64"}},
+		"itself":             {steps("step.a", step("a", `prompt = step.a.text`)), []string{`step "a": dependency cycle: a needs a`}},
+		"a cycle":            {steps("step.a", step("a", `prompt = step.b.text`), step("b", `prompt = step.c.text`), step("c", ok, `when = step.a.text == ""`)), []string{`step "c": dependency cycle: a needs b needs c needs a`}},
+		"each without":       {steps("step.a", step("a", `prompt = each.value`)), []string{`pipeline "p": step "a": prompt: each is used without for_each`}},
+		"each in when":       {steps("step.a[0]", step("a", `prompt = each.value`, `for_each = ["x"]`, `when = each.value == "x"`)), []string{"when: each cannot be used here: only in the request of a step with for_each"}},
+		"too many values":    {steps("step.a[0]", step("a", ok, "for_each = ["+strings.Repeat("1,", 65)+"]")), []string{"for_each has 65 values: must be at most 64"}},
+		"parallel alone":     {steps("step.a", step("a", ok, "parallel = 2")), []string{"parallel is set without for_each"}},
+		"parallel":           {steps("step.a[0]", step("a", ok, `for_each = ["x"]`, "parallel = 65")), []string{"parallel is 65: must be a whole number from 1 to 64"}},
 		"types": {
 			steps("step.a", step("a", `prompt = ["x"]`, "when = {}", `max_tokens = 0`, "temperature = []", "params = 1")),
-			[]string{"prompt is a tuple: want a string", "when is a object: want true or false", "max_tokens is 0: want a whole number above 0", "temperature is a tuple: want a number", "params is a number: want an object"},
+			[]string{"prompt is a tuple: must be a string", "when is a object: must be true or false", "max_tokens is 0: must be a whole number above 0", "temperature is a tuple: must be a number", "params is a number: must be an object"},
 		},
-		"params":        {steps("step.a", step("a", ok, `params = { n = 2 }`)), []string{`params has the field "n": want for_each`}},
-		"messages":      {steps("step.a", step("a", `messages = [{ content = "x" }]`)), []string{"messages has a message without a role at 0"}},
+		"params":        {steps("step.a", step("a", ok, `params = { n = 2 }`)), []string{`params has the field "n", which is not allowed: use for_each`}},
+		"messages":      {steps("step.a", step("a", `messages = [{ content = "x" }]`)), []string{"messages element 0 has no role"}},
 		"no messages":   {steps("step.a", step("a", `messages = []`)), []string{"messages is empty"}},
-		"a list is out": {steps("step.a", step("a", ok, `for_each = ["x"]`)), []string{"output is a step with for_each, which is a list of answers: want a step, or a string"}},
+		"a list is out": {steps("step.a", step("a", ok, `for_each = ["x"]`)), []string{"output is a step with for_each, which is a list of answers: must be a step or a string"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p, err := pipeline.Parse("p.hcl", []byte(tt.src))
@@ -134,7 +134,7 @@ func TestFaults(t *testing.T) {
 		many = append(many, step("a", ok))
 	}
 	_, err := pipeline.Parse("p.hcl", []byte(steps("step.a", many...)))
-	require.ErrorContains(t, err, "there are 65 steps: want at most 64")
+	require.ErrorContains(t, err, "65 steps: must be at most 64")
 }
 
 // deep files would end the program in HCL's parser.
@@ -152,11 +152,11 @@ var deep = []string{
 func TestDeepFiles(t *testing.T) {
 	for _, src := range deep {
 		_, err := pipeline.Parse("p.hcl", []byte(src))
-		require.ErrorContains(t, err, "the file nests too deep here")
+		require.ErrorContains(t, err, ": nested too deeply: must be at most 200 levels of brackets")
 	}
 	// A long expression that does not nest is slow at worst.
 	_, err := pipeline.Parse("p.hcl", []byte(steps("\"${1"+strings.Repeat("+1", 20000)+"}\"", step("a", `prompt = "x"`))))
-	require.ErrorContains(t, err, `step "a" is used by nothing`)
+	require.ErrorContains(t, err, `step "a" is unused`)
 }
 
 // FuzzPipeline: whatever is read does not panic, has faults with lines, or can be run.

@@ -248,7 +248,7 @@ func (x *run) result() (Result, error) {
 			return Result{Step: x.p.Steps[i].Name, Answer: r.answers[0]}, nil
 		}
 	}
-	return Result{}, fmt.Errorf("output: %w: its steps are %q, and the \"when\" of each was false", ErrNoOutput, x.p.Outputs())
+	return Result{}, fmt.Errorf("output: %w: the \"when\" of each of its steps %q was false", ErrNoOutput, x.p.Outputs())
 }
 
 func (x *run) computed() (Result, error) {
@@ -264,7 +264,7 @@ func (x *run) computed() (Result, error) {
 	}
 	text, reason := v.GetAttr("text"), v.GetAttr("finish_reason")
 	if text.IsNull() || reason.IsNull() {
-		return Result{}, errors.New("output: it is a step without a text")
+		return Result{}, errors.New("output: the step has no text")
 	}
 	return Result{Answer: Answer{Text: text.AsString(), FinishReason: reason.AsString()}}, nil
 }

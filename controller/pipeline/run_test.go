@@ -206,8 +206,8 @@ func TestDeadlines(t *testing.T) {
 		src, want string
 		after     time.Duration
 	}{
-		"pipeline": {"pipeline \"p\" {\ndeadline = \"3s\"\n" + step("a", `prompt = "x"`) + "\noutput = step.a\n}", "it is 3s", 3 * time.Second},
-		"step":     {steps("step.a", step("a", `prompt = "x"`, `deadline = "2s"`)), `step "a": the deadline has passed: it is 2s`, 2 * time.Second},
+		"pipeline": {"pipeline \"p\" {\ndeadline = \"3s\"\n" + step("a", `prompt = "x"`) + "\noutput = step.a\n}", "the deadline has passed: 3s", 3 * time.Second},
+		"step":     {steps("step.a", step("a", `prompt = "x"`, `deadline = "2s"`)), `step "a": the deadline has passed: 2s`, 2 * time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -335,15 +335,15 @@ func TestExpressionsWithoutAValue(t *testing.T) {
 	}{
 		"a step that did not run": {steps("step.b", step("a", ok, "when = false"), step("b", "prompt = step.a.text")), `step "b": prompt: the expression has no value for this request: line 9, column 16: attempt to get attribute from null value`, pipeline.ErrExpression},
 		"a missing field":         {steps("step.a", step("a", ok, "max_tokens = input.params.none")), `line 5, column 26: unsupported attribute`, pipeline.ErrExpression},
-		"a wrong type":            {steps("step.a", step("a", ok, "max_tokens = input.params.user")), `max_tokens is "u": want a whole number above 0`, pipeline.ErrExpression},
-		"too many values":         {steps("step.a[0]", step("a", ok, `for_each = split("", join("", [for i in split("", input.text) : "${i}0123456789abcdef"]))`)), `for_each has 85 values: want at most 64`, pipeline.ErrExpression},
-		"no output":               {steps("coalesce(step.a, step.b)", step("a", ok, "when = false"), step("b", ok, "when = false")), `its steps are ["a" "b"]`, pipeline.ErrNoOutput},
+		"a wrong type":            {steps("step.a", step("a", ok, "max_tokens = input.params.user")), `max_tokens is "u": must be a whole number above 0`, pipeline.ErrExpression},
+		"too many values":         {steps("step.a[0]", step("a", ok, `for_each = split("", join("", [for i in split("", input.text) : "${i}0123456789abcdef"]))`)), `for_each has 85 values: must be at most 64`, pipeline.ErrExpression},
+		"no output":               {steps("coalesce(step.a, step.b)", step("a", ok, "when = false"), step("b", ok, "when = false")), `the "when" of each of its steps ["a" "b"] was false`, pipeline.ErrNoOutput},
 		"a huge number":           {steps("step.a", step("a", `prompt = "${jsondecode("1e999999999")}"`)), "", nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if tt.is == nil {
 				_, err := pipeline.Parse("p.hcl", []byte(tt.src))
-				require.ErrorContains(t, err, "is no number that can be used")
+				require.ErrorContains(t, err, `"1e999999999" is not a supported number.`)
 				return
 			}
 			m := &models{}

@@ -116,7 +116,7 @@ func (s *Step) request(index int, scope scope) (Call, error) {
 		if s.Endpoint == Completions {
 			c.Prompt = v.AsString()
 			if len(c.Prompt) > MaxPrompt {
-				return c, fmt.Errorf("prompt: it has %d bytes: want at most %d", len(c.Prompt), MaxPrompt)
+				return c, fmt.Errorf("prompt: %d bytes: must be at most %d bytes", len(c.Prompt), MaxPrompt)
 			}
 			return c, nil
 		}

@@ -73,14 +73,14 @@ func fromJSON(text []byte) (cty.Value, error) {
 		return cty.NilVal, fmt.Errorf("not JSON: %w", err)
 	}
 	if d.More() {
-		return cty.NilVal, errors.New("not JSON: there is something after its end")
+		return cty.NilVal, errors.New("not JSON: unexpected data after its end")
 	}
 	return fromAny(v, 0)
 }
 
 func fromAny(v any, depth int) (cty.Value, error) {
 	if depth > maxDepth {
-		return cty.NilVal, fmt.Errorf("it nests deeper than %d levels", maxDepth)
+		return cty.NilVal, fmt.Errorf("nested deeper than %d levels", maxDepth)
 	}
 	switch v := v.(type) {
 	case nil:
@@ -110,7 +110,7 @@ func fromAny(v any, depth int) (cty.Value, error) {
 		}
 		return cty.ObjectVal(object), nil
 	}
-	return cty.NilVal, fmt.Errorf("it holds a %T", v)
+	return cty.NilVal, fmt.Errorf("unsupported type %T", v)
 }
 
 // longestNumber is how many characters a number may have. Of more nothing is left in the
@@ -123,7 +123,7 @@ var numberRule = regexp.MustCompile(`^[+-]?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?$`
 func number(text string) (cty.Value, error) {
 	f, err := strconv.ParseFloat(text, 64)
 	if err != nil || len(text) > longestNumber || !numberRule.MatchString(text) {
-		return cty.NilVal, fmt.Errorf("%q is no number that can be used", hclfault.Clip(text))
+		return cty.NilVal, fmt.Errorf("%q is not a supported number", hclfault.Clip(text))
 	}
 	if strings.ContainsAny(text, ".eE") {
 		return cty.NumberFloatVal(f), nil
@@ -133,7 +133,7 @@ func number(text string) (cty.Value, error) {
 
 // take converts a value to what is wanted. The error continues "max_tokens …".
 func (w wanted) take(v cty.Value) (cty.Value, error) {
-	is := func() error { return fmt.Errorf("is %s: want %s", hclfault.Show(v), w) }
+	is := func() error { return fmt.Errorf("is %s: must be %s", hclfault.Show(v), w) }
 	to := func(t cty.Type) (cty.Value, error) {
 		if out, err := convert.Convert(v, t); err == nil && !out.IsNull() {
 			return out, nil
@@ -164,7 +164,7 @@ func (w wanted) take(v cty.Value) (cty.Value, error) {
 			return v, is()
 		}
 		if n := v.LengthInt(); n > MaxFanOut {
-			return v, fmt.Errorf("has %d values: want at most %d", n, MaxFanOut)
+			return v, fmt.Errorf("has %d values: must be at most %d", n, MaxFanOut)
 		}
 		return v, nil
 	case wantMessages:
@@ -185,26 +185,27 @@ func checkMessages(v cty.Value, is func() error) error {
 		return is()
 	}
 	if v.LengthInt() == 0 {
-		return errors.New("is empty: want at least one message")
+		return errors.New("is empty: at least one message is required")
 	}
 	for it := v.ElementIterator(); it.Next(); {
 		at, m := it.Element()
 		if m.IsNull() || !m.Type().IsObjectType() && !m.Type().IsMapType() {
-			return fmt.Errorf("has no message at %s: want an object with role and content", hclfault.Show(at))
+			return fmt.Errorf("element %s is not a message: must be an object with role and content", hclfault.Show(at))
 		}
 		role, ok := m.AsValueMap()["role"]
 		if !ok || role.IsNull() || role.Type() != cty.String {
-			return fmt.Errorf("has a message without a role at %s: want role = \"user\", \"system\" or \"assistant\"", hclfault.Show(at))
+			return fmt.Errorf("element %s has no role: must be \"user\", \"system\" or \"assistant\"", hclfault.Show(at))
 		}
 	}
 	return nil
 }
 
-// Fields of a request that a step's params may not have, with what is to be used instead.
+// notParams are fields of a request that are not allowed in params, with the reason or
+// the replacement.
 var notParams = map[string]string{
-	"model": "the step's model", "messages": "the step's messages", "prompt": "the step's prompt", "max_tokens": "the step's max_tokens",
-	"temperature": "the step's temperature", "stream": "nothing: a step streams where its answer is the pipeline's", "stream_options": "the client's own",
-	"n": "for_each", "best_of": "for_each", "echo": "nothing: the prompt is known",
+	"model": "set the step's model", "messages": "set the step's messages", "prompt": "set the step's prompt", "max_tokens": "set the step's max_tokens",
+	"temperature": "set the step's temperature", "stream": "a step streams if it is the pipeline's output", "stream_options": "the client sets it",
+	"n": "use for_each", "best_of": "use for_each", "echo": "the prompt is known",
 }
 
 func checkParams(v cty.Value, is func() error) error {
@@ -214,7 +215,7 @@ func checkParams(v cty.Value, is func() error) error {
 	for it := v.ElementIterator(); it.Next(); {
 		key, _ := it.Element()
 		if instead, ok := notParams[key.AsString()]; ok {
-			return fmt.Errorf("has the field %s: want %s", hclfault.Show(key), instead)
+			return fmt.Errorf("has the field %s, which is not allowed: %s", hclfault.Show(key), instead)
 		}
 	}
 	return nil
@@ -227,7 +228,7 @@ func toJSON(v cty.Value) (json.RawMessage, error) {
 		return nil, err
 	}
 	if len(b) > MaxPrompt {
-		return nil, fmt.Errorf("it has %d bytes: want at most %d", len(b), MaxPrompt)
+		return nil, fmt.Errorf("%d bytes: must be at most %d bytes", len(b), MaxPrompt)
 	}
 	return b, nil
 }

@@ -63,7 +63,7 @@ func (f *Fleet) ask(r *Request) asking {
 // invalid says why nothing could ever be placed for a request.
 func (r *Request) invalid() string {
 	if Degree(r.Variant.GPUs) != r.Variant.GPUs || r.Variant.GPUs == 0 {
-		return fmt.Sprintf("no engine runs on %s: a tensor-parallel degree is 1, 2, 4, 8 or 16", plural(r.Variant.GPUs, "GPU"))
+		return fmt.Sprintf("a replica on %s: the number of GPUs (tensor-parallel degree) must be 1, 2, 4, 8 or 16", plural(r.Variant.GPUs, "GPU"))
 	}
 	return ""
 }
@@ -447,17 +447,17 @@ func (f *Fleet) why(r *Request, c *candidate, out *Choice) string {
 	b.WriteString(cmp.Or(c.node.Name, c.node.ID))
 	switch {
 	case c.wake != nil:
-		b.WriteString(", where " + out.Wake + " is WARM and serves in about " + number(out.Seconds) + " s")
+		b.WriteString(": " + out.Wake + " is WARM and ready in about " + number(out.Seconds) + " s")
 		if c.moved > 0 {
-			b.WriteString(", on other GPUs than those that it slept on")
+			b.WriteString(", on other GPUs than before")
 		}
 	case r.OnDisk[c.node.ID]:
-		b.WriteString(", which has the weights and serves in about " + number(out.Seconds) + " s")
+		b.WriteString(", which has the weights: ready in about " + number(out.Seconds) + " s")
 	default:
-		b.WriteString(", which serves in about " + number(out.Seconds) + " s")
+		b.WriteString(", ready in about " + number(out.Seconds) + " s")
 	}
 	if len(out.Evict) > 0 {
-		b.WriteString("; for it ")
+		b.WriteString("; evicts ")
 		for i, e := range out.Evict {
 			switch {
 			case i == named && len(out.Evict) > named+1:
@@ -467,16 +467,16 @@ func (f *Fleet) why(r *Request, c *candidate, out *Choice) string {
 				b.WriteString(", ")
 				fallthrough
 			default:
-				fmt.Fprintf(&b, "%s goes %s", e.Tenant, e.To)
+				fmt.Fprintf(&b, "%s to %s", e.Tenant, e.To)
 			}
 		}
-		b.WriteString(" at a cost of " + number(out.Cost) + " s")
+		b.WriteString(", at a cost of " + number(out.Cost) + " s")
 		out.Inputs["evict"] = strconv.Itoa(len(out.Evict))
 	}
 	b.WriteString("; ")
 	b.WriteString(bytesize.Text(c.memory))
 	b.WriteString(" of GPU memory and ")
 	b.WriteString(plural(c.seats, "seat"))
-	b.WriteString(" are left over there")
+	b.WriteString(" stay free there")
 	return b.String()
 }

@@ -2,6 +2,7 @@ package placement_test
 
 import (
 	"fmt"
+	"regexp"
 	"slices"
 	"testing"
 	"time"
@@ -170,7 +171,7 @@ func TestReach(t *testing.T) {
 
 	_, no = f.Place(request(1, 4, func(r *placement.Request) { r.Variant.Reach = 5 }))
 	require.NotNil(t, no)
-	require.Equal(t, map[string]string{"a": "1 GPU with too little memory free (at most 0 B), only 4 GPUs with a seat in one clique, of 5 that it has to reach"}, no.Nodes())
+	require.Equal(t, map[string]string{"a": "1 GPU with too little free memory (at most 0 B), only 4 GPUs with a free seat in one clique, of the 5 needed"}, no.Nodes())
 }
 
 func TestRefusal(t *testing.T) {
@@ -183,25 +184,25 @@ func TestRefusal(t *testing.T) {
 		request placement.Request
 		want    string
 	}{
-		{"not ready", node("a", 1, 1, 9, func(n *state.Node) { n.Ready = false }), nil, request(1, 5), "is not ready"},
-		{"excluded", node("a", 1, 1, 9), nil, request(1, 5, func(r *placement.Request) { r.Exclude = map[string]bool{"a": true} }), "is left out because of what happened there"},
-		{"no GPUs", node("a", 0, 0, 0), nil, request(1, 5), "has no GPUs"},
+		{"not ready", node("a", 1, 1, 9, func(n *state.Node) { n.Ready = false }), nil, request(1, 5), "not ready"},
+		{"excluded", node("a", 1, 1, 9), nil, request(1, 5, func(r *placement.Request) { r.Exclude = map[string]bool{"a": true} }), "excluded because a replica failed there"},
+		{"no GPUs", node("a", 0, 0, 0), nil, request(1, 5), "no GPUs"},
 		{"another model", node("a", 2, 1, 9), nil, request(1, 5, func(r *placement.Request) { r.Variant.GPUModel = "B200" }), "2 GPUs of another model than B200"},
-		{"quarantined", node("a", 1, 1, 9, func(n *state.Node) { n.GPUs[0].Quarantined = true }), nil, request(1, 5), "1 GPU not in good order (quarantined)"},
-		{"ill", node("a", 1, 1, 9, func(n *state.Node) { n.GPUs[0].Healthy, n.GPUs[0].Reason = false, "XID 79" }), nil, request(1, 5), "1 GPU not in good order (XID 79)"},
-		{"no seat", node("a", 1, 1, 9), []placement.Tenant{taken}, request(1, 5), "1 GPU with too few seats free"},
-		{"no second seat", node("a", 1, 1, 9), nil, request(1, 5, func(r *placement.Request) { r.Failover = true }), "1 GPU with too few seats free"},
-		{"no memory", node("a", 1, 2, 9), []placement.Tenant{taken}, request(1, 5), "1 GPU with too little memory free (at most 4 B)"},
-		{"no clique", node("a", 2, 1, 9, func(n *state.Node) { n.GPUs[1].Clique = "d" }), nil, request(2, 5), "only 1 GPU that would do in one clique"},
-		{"larger than any node", node("a", 2, 1, 9), nil, request(4, 5, evicting), "only 2 GPUs that would do in one clique"},
-		{"no valid degree", node("a", 4, 1, 9), nil, request(3, 5), "no engine runs on 3 GPUs: a tensor-parallel degree is 1, 2, 4, 8 or 16"},
+		{"quarantined", node("a", 1, 1, 9, func(n *state.Node) { n.GPUs[0].Quarantined = true }), nil, request(1, 5), "1 GPU out of use (quarantined)"},
+		{"ill", node("a", 1, 1, 9, func(n *state.Node) { n.GPUs[0].Healthy, n.GPUs[0].Reason = false, "XID 79" }), nil, request(1, 5), "1 GPU out of use (XID 79)"},
+		{"no seat", node("a", 1, 1, 9), []placement.Tenant{taken}, request(1, 5), "1 GPU with too few free seats"},
+		{"no second seat", node("a", 1, 1, 9), nil, request(1, 5, func(r *placement.Request) { r.Failover = true }), "1 GPU with too few free seats"},
+		{"no memory", node("a", 1, 2, 9), []placement.Tenant{taken}, request(1, 5), "1 GPU with too little free memory (at most 4 B)"},
+		{"no clique", node("a", 2, 1, 9, func(n *state.Node) { n.GPUs[1].Clique = "d" }), nil, request(2, 5), "only 1 GPU with room in one clique"},
+		{"larger than any node", node("a", 2, 1, 9), nil, request(4, 5, evicting), "only 2 GPUs with room in one clique"},
+		{"no valid degree", node("a", 4, 1, 9), nil, request(3, 5), "a replica on 3 GPUs: the number of GPUs (tensor-parallel degree) must be 1, 2, 4, 8 or 16"},
 		{"impossible even after evicting all", node("a", 1, 2, 9), []placement.Tenant{cold(taken, 1)}, request(1, 10, evicting),
-			"1 GPU with too little memory free (at most 9 B), even with all 1 replica gone that may be evicted"},
+			"1 GPU with too little free memory (at most 9 B), even after evicting 1 replica"},
 		{"nothing may be evicted", node("a", 1, 2, 9), []placement.Tenant{cold(taken, 1)}, request(1, 9, func(r *placement.Request) { r.MayEvict = func(*placement.Tenant) bool { return false } }),
-			"1 GPU with too little memory free (at most 4 B)"},
+			"1 GPU with too little free memory (at most 4 B)"},
 		{"no room in the node's memory", node("a", 1, 2, 9, func(n *state.Node) { n.HostMemory = 10 }),
 			[]placement.Tenant{{Name: "o", Node: "a", Holds: taken.Holds, Ways: []placement.Way{{To: state.Warm, Holds: state.Holding{Seats: taken.Holds.Seats, HostMemory: 10}, Cost: 1}}}},
-			request(1, 9, evicting), "what would have to go WARM has no room in the node's memory, even with all 1 replica gone that may be evicted"},
+			request(1, 9, evicting), "no room in the node's host memory for the replicas that would go WARM, even after evicting 1 replica"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -209,7 +210,7 @@ func TestRefusal(t *testing.T) {
 			require.NotNil(t, no)
 			require.Empty(t, got.Evict)
 			require.Equal(t, map[string]string{"a": c.want}, no.Nodes())
-			require.Contains(t, no.Error(), "fits nowhere: a: "+c.want)
+			require.Regexp(t, "^no room for a replica of .*: a: "+regexp.QuoteMeta(c.want)+"$", no.Error())
 		})
 	}
 	t.Run("grouped", func(t *testing.T) {
@@ -219,8 +220,8 @@ func TestRefusal(t *testing.T) {
 			nodes = append(nodes, node(fmt.Sprintf("n%d", i), 1, 1, 80<<30, func(n *state.Node) { n.Draining = i == 2 }))
 		}
 		_, no := fleet(nodes).Place(request(2, 100<<30))
-		require.Equal(t, "a replica of m:v (2 GPUs with 1 seat and 100 GiB each) fits nowhere: "+
-			"n0, n1, n3 and 2 more: 1 GPU with too little memory free (at most 80 GiB); n2: is being drained", no.Error())
+		require.Equal(t, "no room for a replica of m:v (2 GPUs with 1 seat and 100 GiB each): "+
+			"n0, n1, n3 and 2 more: 1 GPU with too little free memory (at most 80 GiB); n2: draining", no.Error())
 	})
 	t.Run("of a thousand nodes, short", func(t *testing.T) {
 		t.Parallel()
@@ -241,7 +242,7 @@ func TestRefusal(t *testing.T) {
 	t.Run("nodes of one name", func(t *testing.T) {
 		t.Parallel()
 		_, no := fleet([]*state.Node{node("a", 0, 0, 0), node("b", 0, 0, 0, func(n *state.Node) { n.Name = "a" })}).Place(request(1, 1))
-		require.Equal(t, map[string]string{"a": "has no GPUs", "a b": "has no GPUs"}, no.Nodes())
+		require.Equal(t, map[string]string{"a": "no GPUs", "a b": "no GPUs"}, no.Nodes())
 	})
 }
 
@@ -329,7 +330,7 @@ func TestEviction(t *testing.T) {
 			}
 			require.Equal(t, level, got.Level)
 			for _, e := range got.Evict[:min(1, len(got.Evict))] {
-				require.Contains(t, got.Why, e.Tenant+" goes "+string(e.To))
+				require.Contains(t, got.Why, e.Tenant+" to "+string(e.To))
 			}
 		})
 	}
@@ -529,7 +530,7 @@ func TestBatch(t *testing.T) {
 		got := f.PlaceBatch([]placement.Request{request(1, 80, evicting), request(1, 79, evicting)})
 		require.Nil(t, got[0].Refusal)
 		require.NotNil(t, got[1].Refusal)
-		require.Equal(t, map[string]string{"a": "1 GPU with too little memory free (at most 0 B)"}, got[1].Refusal.Nodes())
+		require.Equal(t, map[string]string{"a": "1 GPU with too little free memory (at most 0 B)"}, got[1].Refusal.Nodes())
 		require.Equal(t, map[string]int64{"a-G0": 80}, f.Usage("a").Memory, "the fleet is as it was")
 	})
 	t.Run("all find a place where one by one some would not", func(t *testing.T) {

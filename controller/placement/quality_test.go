@@ -25,8 +25,8 @@ import (
 //   - needless_%: of the cases it solved where nothing has to be evicted, those where it
 //     evicted something all the same (a ratio to 0 has no meaning);
 //
-// The cost is ours, EvictionCost in seconds, and in a second set of cases just bytes, as
-// the figures for NDIF in reference/request-path-facts.md are.
+// The cost is EvictionCost in seconds, and in a second set of cases just bytes, which is
+// what NDIF's rule minimizes.
 func BenchmarkQuality(b *testing.B) {
 	const cases = 1000
 	for _, fill := range []struct {
@@ -312,7 +312,7 @@ func (q *quiz) inTurn() (float64, bool) {
 	return cost, true
 }
 
-// ndif is NDIF's rule as reference/request-path-facts.md has it: biggest first; a node
+// ndif is the placement rule of NDIF (https://ndif.us): biggest first; a node
 // where it is free before one that is full, ties at random; on a GPU the smallest that
 // may go first until there is room, and of a node the GPUs with the fewest evictions;
 // best fit where it is free; those of the batch never go.

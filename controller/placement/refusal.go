@@ -37,7 +37,7 @@ const (
 // Error is a sentence with the reasons grouped, those of most nodes first.
 func (r *Refusal) Error() string {
 	if len(r.Nodes()) == 0 {
-		return r.What + " fits nowhere: there are no nodes with GPUs"
+		return "no room for " + r.What + ": there are no nodes with GPUs"
 	}
 	byReason := map[string][]string{}
 	for node, reason := range r.Nodes() {
@@ -68,7 +68,7 @@ func (r *Refusal) Error() string {
 	if rest > 0 {
 		parts = append(parts, plural(rest, "node")+" for other reasons")
 	}
-	return r.What + " fits nowhere: " + strings.Join(parts, "; ")
+	return "no room for " + r.What + ": " + strings.Join(parts, "; ")
 }
 
 // String says what is asked for.
@@ -105,11 +105,11 @@ func (f *Fleet) reasons(r *Request) map[string]string {
 func (f *Fleet) reason(n *node, r *Request) string {
 	switch no := r.invalid(); {
 	case r.Exclude[n.ID]:
-		return "is left out because of what happened there"
+		return "excluded because a replica failed there"
 	case n.Usable() != "":
 		return n.Usable()
 	case len(n.GPUs) == 0:
-		return "has no GPUs"
+		return "no GPUs"
 	case no != "":
 		return no
 	}
@@ -195,25 +195,25 @@ func (v *verdict) String() string {
 		parts = append(parts, fmt.Sprintf("%s of another model than %s", plural(v.model, "GPU"), v.wanted))
 	}
 	if v.ill > 0 {
-		parts = append(parts, fmt.Sprintf("%s not in good order (%s)", plural(v.ill, "GPU"), v.illness))
+		parts = append(parts, fmt.Sprintf("%s out of use (%s)", plural(v.ill, "GPU"), v.illness))
 	}
 	if v.seats > 0 {
-		parts = append(parts, fmt.Sprintf("%s with too few seats free", plural(v.seats, "GPU")))
+		parts = append(parts, fmt.Sprintf("%s with too few free seats", plural(v.seats, "GPU")))
 	}
 	if v.memory > 0 {
-		parts = append(parts, fmt.Sprintf("%s with too little memory free (at most %s)", plural(v.memory, "GPU"), bytesize.Text(v.freest)))
+		parts = append(parts, fmt.Sprintf("%s with too little free memory (at most %s)", plural(v.memory, "GPU"), bytesize.Text(v.freest)))
 	}
 	switch {
 	case v.fit > 0 && v.fit < v.asked.gpus:
-		parts = append(parts, fmt.Sprintf("only %s that would do in one clique", plural(v.fit, "GPU")))
+		parts = append(parts, fmt.Sprintf("only %s with room in one clique", plural(v.fit, "GPU")))
 	case v.asked.reach > v.asked.gpus && v.seated > 0 && v.seated < v.asked.reach:
-		parts = append(parts, fmt.Sprintf("only %s with a seat in one clique, of %d that it has to reach", plural(v.seated, "GPU"), v.asked.reach))
+		parts = append(parts, fmt.Sprintf("only %s with a free seat in one clique, of the %d needed", plural(v.seated, "GPU"), v.asked.reach))
 	case v.fit >= v.asked.gpus:
-		parts = append(parts, "what would have to go WARM has no room in the node's memory")
+		parts = append(parts, "no room in the node's host memory for the replicas that would go WARM")
 	}
 	s := strings.Join(parts, ", ")
 	if v.evictable > 0 {
-		s += fmt.Sprintf(", even with all %s gone that may be evicted", plural(v.evictable, "replica"))
+		s += fmt.Sprintf(", even after evicting %s", plural(v.evictable, "replica"))
 	}
 	return s
 }

@@ -6,8 +6,8 @@ import (
 	"remuda/controller/state"
 )
 
-// Level says how a replica would come up (seeds/replicas-warm-eviction.txt), the best
-// first.
+// Level says how a replica would come up, the best first. The names are those of NDIF's
+// scheduler.
 type Level int
 
 // The levels.
@@ -22,7 +22,7 @@ const (
 
 var levels = [...]string{"DEPLOYED", "CACHED_AND_FREE", "FREE", "CACHED_AND_FULL", "FULL", "CANT_ACCOMMODATE"}
 
-// String is the level as the seed spells it.
+// String returns the level's name, such as CACHED_AND_FREE.
 func (l Level) String() string {
 	if l < 0 || int(l) >= len(levels) {
 		return fmt.Sprintf("Level(%d)", int(l))

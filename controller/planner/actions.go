@@ -40,7 +40,7 @@ func Actions(v *state.View, o Observation, c Config) []Action {
 		}
 		// What is cold or not known needs no job, not even one that has ended.
 		if r := v.Replica(nil, name); r == nil || r.Tier == state.Cold {
-			out = append(out, Action{Kind: Purge, Replica: name, Name: j.Name, Pool: j.Pool, Reason: "it has ended and is not needed any more"})
+			out = append(out, Action{Kind: Purge, Replica: name, Name: j.Name, Pool: j.Pool, Reason: "the job has ended and is no longer needed"})
 		}
 	}
 	slices.SortStableFunc(out, func(a, b Action) int { return strings.Compare(a.Replica, b.Replica) })
@@ -98,7 +98,7 @@ func actionFor(m *state.Model, n *state.Node, r *state.Replica, pool string, o O
 		if m.VariantOf(r) == nil {
 			return Action{} // it cannot be written any more, and will be replaced
 		}
-		return do(Register, "it was placed")
+		return do(Register, "the replica was placed")
 	case r.Phase == state.Stopping, r.Phase == state.Failed, r.Tier == state.Cold:
 		if j != nil && known && !j.Stopped {
 			return do(Stop, fmt.Sprintf("the replica is %s", r.Stage()))
@@ -110,12 +110,12 @@ func actionFor(m *state.Model, n *state.Node, r *state.Replica, pool string, o O
 		if j == nil || j.Stopped {
 			return Action{} // it is lost
 		}
-		return do(Sleep, "it is drained and goes to sleep")
+		return do(Sleep, "the replica is drained")
 	case r.Phase == state.Waking:
 		if j == nil || j.Stopped {
 			return Action{}
 		}
-		return do(Wake, "it is to serve again")
+		return do(Wake, "the replica is needed again")
 	case r.Tier == state.Warm, r.Resting():
 		return Action{} // its job is never registered anew: the weights would be lost
 	}
@@ -124,15 +124,15 @@ func actionFor(m *state.Model, n *state.Node, r *state.Replica, pool string, o O
 	}
 	switch {
 	case j == nil:
-		return do(Register, "its job is gone")
+		return do(Register, "the job is missing in Nomad")
 	case j.Problem != "":
 		return Action{}
 	case j.Stopped:
-		return do(Register, "somebody stopped its job")
+		return do(Register, "the job was stopped outside remuda")
 	case len(j.Drift) > 0:
-		return do(Register, "its job is not as it was written: "+strings.Join(j.Drift, "; "))
+		return do(Register, "the job was changed outside remuda: "+strings.Join(j.Drift, "; "))
 	case mayBeParked(r, j, o, c):
-		return do(Wake, "nothing of it serves although it runs: its engine may have been put to sleep")
+		return do(Wake, "the allocation runs but no engine serves: the engine may be asleep")
 	}
 	return Action{}
 }

@@ -106,8 +106,8 @@ func DefaultConfig() Config {
 		ThrashWindow:  10 * time.Minute, // two models in turn cost each other one load in this time at most
 		TrafficWindow: 5 * time.Minute,  // a conversation pauses for as long
 		TierGrace:     time.Minute,      // what was woken for a request has answered it by then
-		PruneInterval: time.Minute,      // seeds/deployment-management.txt
-		PruneMax:      100,              // likewise
+		PruneInterval: time.Minute,      // idle times are minutes at least
+		PruneMax:      100,              // a fleet that idles goes to rest in steps, not at once
 		WakeTimeout:   5 * time.Minute,  // the largest models wake in seconds, a disk that swaps needs minutes
 		SleepTimeout:  12 * time.Minute, // a whole drain, and two minutes
 		MemoryTimeout: 30 * time.Second, // drivers take 0.5 to 1.5 s, and Nomad samples once in several seconds
@@ -128,17 +128,17 @@ func (c Config) Validate() error {
 		{"serving grace", c.ServingGrace}, {"place timeout", c.PlaceTimeout}, {"backoff", c.Backoff}, {"steady time", c.SteadyTime}, {"settle time", c.SettleTime},
 	} {
 		if d.value <= 0 {
-			errs = append(errs, fmt.Errorf("%s is %s: want more than 0", d.name, d.value))
+			errs = append(errs, fmt.Errorf("%s is %s: must be more than 0", d.name, d.value))
 		}
 	}
 	if c.BackoffMax < c.Backoff {
-		errs = append(errs, fmt.Errorf("longest backoff is %s: want at least the first, %s", c.BackoffMax, c.Backoff))
+		errs = append(errs, fmt.Errorf("longest backoff is %s: must be at least the first, %s", c.BackoffMax, c.Backoff))
 	}
 	if c.Restarts < 1 {
-		errs = append(errs, errors.New("restarts is 0: want at least 1"))
+		errs = append(errs, errors.New("restarts is 0: must be at least 1"))
 	}
 	if c.Surge < 1 {
-		errs = append(errs, fmt.Errorf("surge is %d: want at least 1", c.Surge))
+		errs = append(errs, fmt.Errorf("surge is %d: must be at least 1", c.Surge))
 	}
 	for _, d := range []struct {
 		name  string
@@ -147,7 +147,7 @@ func (c Config) Validate() error {
 		{"min age", c.MinAge}, {"thrash window", c.ThrashWindow}, {"traffic window", c.TrafficWindow}, {"tier grace", c.TierGrace},
 	} {
 		if d.value < 0 {
-			errs = append(errs, fmt.Errorf("%s is %s: want 0 or more", d.name, d.value))
+			errs = append(errs, fmt.Errorf("%s is %s: must be 0 or more", d.name, d.value))
 		}
 	}
 	for _, d := range []struct {
@@ -157,28 +157,28 @@ func (c Config) Validate() error {
 		{"prune interval", c.PruneInterval}, {"wake timeout", c.WakeTimeout}, {"sleep timeout", c.SleepTimeout}, {"memory timeout", c.MemoryTimeout},
 	} {
 		if d.value <= 0 {
-			errs = append(errs, fmt.Errorf("%s is %s: want more than 0", d.name, d.value))
+			errs = append(errs, fmt.Errorf("%s is %s: must be more than 0", d.name, d.value))
 		}
 	}
 	if c.PruneMax < 1 {
-		errs = append(errs, fmt.Errorf("prune max is %d: want at least 1", c.PruneMax))
+		errs = append(errs, fmt.Errorf("prune max is %d: must be at least 1", c.PruneMax))
 	}
 	if c.MemorySlack < 0 {
-		errs = append(errs, fmt.Errorf("memory slack is %d bytes: want 0 or more", c.MemorySlack))
+		errs = append(errs, fmt.Errorf("memory slack is %d bytes: must be 0 or more", c.MemorySlack))
 	}
 	if !(c.WarmShare >= 0 && c.WarmShare <= 1) {
-		errs = append(errs, fmt.Errorf("warm share is %g: want 0 to 1", c.WarmShare))
+		errs = append(errs, fmt.Errorf("warm share is %g: must be 0 to 1", c.WarmShare))
 	}
 	for name, rate := range map[string]float64{"fetch": c.Rates.Fetch, "disk": c.Rates.Disk, "host": c.Rates.Host, "start": float64(c.Rates.Start), "wake": float64(c.Rates.Wake)} {
 		if !(rate > 0) {
-			errs = append(errs, fmt.Errorf("rate %s is %g: want more than 0", name, rate))
+			errs = append(errs, fmt.Errorf("rate %s is %g: must be more than 0", name, rate))
 		}
 	}
 	seen := map[string]bool{}
 	for _, p := range c.Pools {
 		errs = append(errs, p.validate()...)
 		if seen[p.Name] {
-			errs = append(errs, fmt.Errorf("pool %q is there twice: want each name once", p.Name))
+			errs = append(errs, fmt.Errorf("duplicate pool %q", p.Name))
 		}
 		seen[p.Name] = true
 	}
@@ -189,21 +189,21 @@ func (c Config) Validate() error {
 func (p Pool) validate() []error {
 	var errs []error
 	if p.Name == "" {
-		errs = append(errs, errors.New("a pool has no name: only the controller's own Nomad has none"))
+		errs = append(errs, errors.New("pool with an empty name: only the controller's own pool has no name"))
 	}
 	switch p.Management {
 	case state.ManagementDisabled, state.ManagementManual, state.ManagementUpscaling, state.ManagementFull:
 	default:
-		errs = append(errs, fmt.Errorf("pool %q: management is %q: want disabled, manual, upscaling or full", p.Name, p.Management))
+		errs = append(errs, fmt.Errorf("pool %q: management is %q: must be disabled, manual, upscaling or full", p.Name, p.Management))
 	}
 	if !(p.Price >= 0) || math.IsInf(p.Price, 0) {
-		errs = append(errs, fmt.Errorf("pool %q: price is %g: want 0 or more", p.Name, p.Price))
+		errs = append(errs, fmt.Errorf("pool %q: price is %g: must be 0 or more", p.Name, p.Price))
 	}
 	if p.Batch < 1 {
-		errs = append(errs, fmt.Errorf("pool %q: batch is %d: want at least 1", p.Name, p.Batch))
+		errs = append(errs, fmt.Errorf("pool %q: batch is %d: must be at least 1", p.Name, p.Batch))
 	}
 	if p.Interval < 0 {
-		errs = append(errs, fmt.Errorf("pool %q: interval is %s: want 0 or more", p.Name, p.Interval))
+		errs = append(errs, fmt.Errorf("pool %q: interval is %s: must be 0 or more", p.Name, p.Interval))
 	}
 	return errs
 }

@@ -23,7 +23,7 @@ func (d *draft) calendar() bool {
 	}
 	c, err := calendar.Parse([]byte(s.File), "schedule")
 	if err != nil {
-		d.decideOnce(KindDedicated, "", "", fmt.Sprintf("the schedule of the dedicated set cannot be read, and changes nothing: %s", err), inputs{"about": "schedule"})
+		d.decideOnce(KindDedicated, "", "", fmt.Sprintf("cannot parse the schedule of the dedicated set, which stays unchanged: %s", err), inputs{"about": "schedule"})
 		return false
 	}
 	window, models, until := c.At(d.obs.Now)
@@ -54,9 +54,9 @@ func (d *draft) calendar() bool {
 	for name, n := range want {
 		in["model "+name] = strconv.Itoa(n)
 	}
-	why := fmt.Sprintf("window %s of the schedule begins: %d models are dedicated", window, len(want))
+	why := fmt.Sprintf("schedule window %s began: %d models are dedicated", window, len(want))
 	if len(left) > 0 {
-		why += fmt.Sprintf("; not dedicated, because they do not exist or are stopped: %s", strings.Join(left, ", "))
+		why += fmt.Sprintf("; not dedicated (missing or stopped): %s", strings.Join(left, ", "))
 	}
 	if !until.IsZero() {
 		in["until"] = until.UTC().Format("2006-01-02T15:04:05Z")

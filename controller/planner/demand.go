@@ -30,7 +30,7 @@ func (d *draft) demand() {
 			next.Spread[cheapest(m.Model).Name] = next.Replicas
 		}
 		m.Model, m.rescaled = &next, true
-		d.decide(KindDemand, m.Name, "", fmt.Sprintf("it was asked for and had no replica: it gets %d", next.Replicas),
+		d.decide(KindDemand, m.Name, "", fmt.Sprintf("request for a model without replicas: scaling to %d", next.Replicas),
 			inputs{"asked": asked.UTC().Format("15:04:05.000"), "replicas": strconv.Itoa(next.Replicas), "min": strconv.Itoa(m.Min), "max": strconv.Itoa(m.Max)})
 	}
 }

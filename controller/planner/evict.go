@@ -181,7 +181,7 @@ func (d *draft) makeRoom(by *model, v *state.Variant, c placement.Choice) {
 	for _, e := range c.Evict {
 		r := d.byMember[e.Tenant]
 		m := d.byName[r.Name.Model]
-		d.decide(KindEvict, m.Name, r.name, fmt.Sprintf("it was %s and goes %s, to make room for %s on node %s", r.next().Stage(), e.To, by.Name, nodeName(r)), inputs{
+		d.decide(KindEvict, m.Name, r.name, fmt.Sprintf("evicted from %s to %s to make room for %s on node %s", r.next().Stage(), e.To, by.Name, nodeName(r)), inputs{
 			"for": by.Name, "variant": v.Name, "to": string(e.To), "cost": seconds(e.Cost), "idle_for": d.obs.Now.Sub(d.usedLast(r)).String(),
 			"in_flight": strconv.Itoa(d.obs.Loads[r.name].InFlight), "priority": strconv.Itoa(m.Priority), "by_priority": strconv.Itoa(by.Priority),
 		})
@@ -219,7 +219,7 @@ func (d *draft) waitFor(m *model, v *state.Variant, c placement.Choice) {
 	if n := d.byID[node]; n != nil {
 		node = cmp.Or(n.Name, n.ID)
 	}
-	d.decideOnce(KindWaitsForRoom, m.Name, c.Wake, fmt.Sprintf("its place on node %s becomes free: it waits for it", node), in)
+	d.decideOnce(KindWaitsForRoom, m.Name, c.Wake, fmt.Sprintf("waiting for room on node %s, which leaving replicas will free", node), in)
 }
 
 // rescale changes a model's number by itself, within its bounds. The variant is of the

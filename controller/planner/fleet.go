@@ -182,12 +182,12 @@ func (d *draft) take(m *model, v *state.Variant, c placement.Choice, details fun
 	maps.Copy(in, c.Inputs)
 	if c.Wake != "" {
 		r := d.byMember[c.Wake]
-		d.decide(KindWake, m.Name, r.name, "it is woken "+c.Why, in)
+		d.decide(KindWake, m.Name, r.name, "woken "+c.Why, in)
 		d.move(r, state.Waking, state.Hot, func(c2 *state.Move) { c2.Memory = c.Placement.Memory })
 		return r
 	}
 	r := d.place(m, v, c, details)
-	d.decide(KindPlace, m.Name, r.name, "it was placed "+c.Why, in)
+	d.decide(KindPlace, m.Name, r.name, "placed "+c.Why, in)
 	if pool := d.poolOf(r); pool != "" {
 		in["pool"] = pool
 	}

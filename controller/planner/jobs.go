@@ -19,18 +19,18 @@ func (d *draft) tellJob(m *model, r *member) {
 	}
 	if r.job == nil {
 		if r.JobIndex != 0 {
-			d.decideOnce(KindJobGone, m.Name, r.name, "its job is not in Nomad any more: it is registered again", inputs{"index": strconv.FormatUint(r.JobIndex, 10)})
+			d.decideOnce(KindJobGone, m.Name, r.name, "job is missing in Nomad: registering it again", inputs{"index": strconv.FormatUint(r.JobIndex, 10)})
 		}
 		return
 	}
 	in := inputs{"index": strconv.FormatUint(r.job.Index, 10)}
 	switch {
 	case r.job.Problem != "":
-		d.decideOnce(KindJobProblem, m.Name, r.name, fmt.Sprintf("somebody changed its job, and it is left alone: %s", r.job.Problem), in)
+		d.decideOnce(KindJobProblem, m.Name, r.name, fmt.Sprintf("job was changed outside remuda and is left unchanged: %s", r.job.Problem), in)
 	case r.job.Stopped:
-		d.decideOnce(KindJobStopped, m.Name, r.name, "somebody stopped its job: it is registered again", in)
+		d.decideOnce(KindJobStopped, m.Name, r.name, "job was stopped outside remuda: registering it again", in)
 	case len(r.job.Drift) > 0:
-		d.decideOnce(KindJobEdited, m.Name, r.name, fmt.Sprintf("its job is not as the controller wrote it: %s: it is registered again", strings.Join(r.job.Drift, "; ")), in)
+		d.decideOnce(KindJobEdited, m.Name, r.name, fmt.Sprintf("job was changed outside remuda (%s): registering it again", strings.Join(r.job.Drift, "; ")), in)
 	}
 }
 
@@ -71,7 +71,7 @@ func (d *draft) orphans() {
 		if j.Problem != "" {
 			kind = KindJobProblem
 		}
-		d.decideOnce(kind, j.Name.Model, name, fmt.Sprintf("a job in Nomad is of no replica that is known, and is left alone: %s", why),
+		d.decideOnce(kind, j.Name.Model, name, fmt.Sprintf("job in Nomad matches no known replica and is left unchanged: %s", why),
 			inputs{"index": strconv.FormatUint(j.Index, 10), "node": j.Placement.Node, "seats": strings.Join(j.Placement.Seats, ",")})
 	}
 	d.holdStrangers(strangers)
@@ -110,15 +110,15 @@ func (d *draft) adopt(name string, j Job) string {
 	case bad != nil:
 		return bad.Error()
 	case j.Name.String() != name:
-		return fmt.Sprintf("its name is %s", j.Name)
+		return fmt.Sprintf("its meta names replica %s", j.Name)
 	case j.Stopped:
 		return "it is stopped"
 	case m == nil:
-		return fmt.Sprintf("there is no model %q", j.Name.Model)
+		return fmt.Sprintf("model %q does not exist", j.Name.Model)
 	}
 	v := m.VariantOf(&state.Replica{Name: j.Name, VariantHash: j.Hash})
 	if v == nil {
-		return fmt.Sprintf("its variant hash %q is neither the current one of variant %q nor the one before", j.Hash, j.Name.Variant)
+		return fmt.Sprintf("variant hash %q is neither the current nor the previous one of variant %q", j.Hash, j.Name.Variant)
 	}
 	if why := d.mayHold(m, v, j); why != "" {
 		return why
@@ -129,7 +129,7 @@ func (d *draft) adopt(name string, j Job) string {
 	}
 	in := inputs{"node": j.Placement.Node, "seats": strings.Join(j.Placement.Seats, ","), "index": strconv.FormatUint(j.Index, 10)}
 	in.restarts(j.Alloc)
-	d.decide(KindAdopt, m.Name, name, fmt.Sprintf("its job runs on node %s and was not known: it is taken in as HOT %s", j.Placement.Node, p.Phase), in)
+	d.decide(KindAdopt, m.Name, name, fmt.Sprintf("adopted a running job on node %s as HOT %s", j.Placement.Node, p.Phase), in)
 	r := d.admit(m, p, p.Phase)
 	if d.poolOf(r) != "" {
 		d.mark(markSpilled, name) // nobody knows why it is there: that is no reason to leave
@@ -142,7 +142,7 @@ func (d *draft) adopt(name string, j Job) string {
 func (d *draft) mayHold(m *model, v *state.Variant, j Job) string {
 	n := d.byID[j.Placement.Node]
 	if n == nil {
-		return fmt.Sprintf("there is no node %q", j.Placement.Node)
+		return fmt.Sprintf("node %q does not exist", j.Placement.Node)
 	}
 	u := d.ledger().Usage(n.ID)
 	seats := map[string]bool{}
@@ -161,7 +161,7 @@ func (d *draft) mayHold(m *model, v *state.Variant, j Job) string {
 		case held:
 			return fmt.Sprintf("seat %s is held by %s", s, holder)
 		case seats[s]:
-			return fmt.Sprintf("it has seat %s twice", s)
+			return fmt.Sprintf("duplicate seat %s", s)
 		}
 		seats[s] = true
 		perGPU[gpu]++
@@ -171,25 +171,25 @@ func (d *draft) mayHold(m *model, v *state.Variant, j Job) string {
 		want = 2
 	}
 	if reach := max(v.Reach, v.GPUs); len(perGPU) != reach || len(j.Placement.Memory) != v.GPUs {
-		return fmt.Sprintf("it has seats on %d GPUs and memory of %d: want %d and %d", len(perGPU), len(j.Placement.Memory), reach, v.GPUs)
+		return fmt.Sprintf("seats on %d GPUs and memory on %d: must be %d and %d", len(perGPU), len(j.Placement.Memory), reach, v.GPUs)
 	}
 	for _, gpu := range slices.Sorted(maps.Keys(perGPU)) {
 		if perGPU[gpu] != want {
-			return fmt.Sprintf("it has %d seats on GPU %s: want %d", perGPU[gpu], gpu, want)
+			return fmt.Sprintf("%d seats on GPU %s: must be %d", perGPU[gpu], gpu, want)
 		}
 	}
 	for _, gpu := range slices.Sorted(maps.Keys(j.Placement.Memory)) {
 		switch bytes := j.Placement.Memory[gpu]; {
 		case perGPU[gpu] == 0:
-			return fmt.Sprintf("it has %d bytes of GPU %s and no seat on it", bytes, gpu)
+			return fmt.Sprintf("%d bytes of GPU %s without a seat on it", bytes, gpu)
 		case bytes < 0:
-			return fmt.Sprintf("it has a seat on GPU %s and %d bytes of it", gpu, bytes)
+			return fmt.Sprintf("memory of GPU %s is %d bytes: must not be negative", gpu, bytes)
 		case bytes > u.FreeMemory(n.GPU(gpu)):
-			return fmt.Sprintf("GPU %s has %d bytes free and it takes %d", gpu, max(u.FreeMemory(n.GPU(gpu)), 0), bytes)
+			return fmt.Sprintf("GPU %s has %d bytes free: needs %d", gpu, max(u.FreeMemory(n.GPU(gpu)), 0), bytes)
 		}
 	}
 	if j.Placement.HostMemory < 0 {
-		return fmt.Sprintf("its host memory is %d", j.Placement.HostMemory)
+		return fmt.Sprintf("host memory is %d: must not be negative", j.Placement.HostMemory)
 	}
 	return ""
 }

@@ -72,16 +72,16 @@ func TestOrphans(t *testing.T) {
 		name, why string
 		edit      func(*planner.Job)
 	}{
-		{"of an unknown definition", "neither the current one", func(j *planner.Job) { j.Hash = "h9" }},
-		{"of an unknown variant", "neither the current one", func(j *planner.Job) { j.Name.Variant = "z" }},
-		{"of an unknown model", "no model", func(j *planner.Job) { j.Name.Model = "other" }},
-		{"on an unknown node", "no node", func(j *planner.Job) { j.Placement.Node = "n9" }},
+		{"of an unknown definition", `variant hash "h9" is neither the current nor the previous one of variant "a"`, func(j *planner.Job) { j.Hash = "h9" }},
+		{"of an unknown variant", `variant hash "h1" is neither the current nor the previous one of variant "z"`, func(j *planner.Job) { j.Name.Variant = "z" }},
+		{"of an unknown model", `model "other" does not exist`, func(j *planner.Job) { j.Name.Model = "other" }},
+		{"on an unknown node", `node "n9" does not exist`, func(j *planner.Job) { j.Placement.Node = "n9" }},
 		{"on an unknown seat", "no seat", func(j *planner.Job) { j.Placement.Seats = []string{"n0-GPU0#7"} }},
-		{"twice on a seat", "twice", func(j *planner.Job) { j.Placement.Seats = []string{"n0-GPU0#0", "n0-GPU0#0"} }},
+		{"twice on a seat", "duplicate seat", func(j *planner.Job) { j.Placement.Seats = []string{"n0-GPU0#0", "n0-GPU0#0"} }},
 		{"with too many seats", "2 seats", func(j *planner.Job) { j.Placement.Seats = []string{"n0-GPU0#0", "n0-GPU0#1"} }},
 		{"with too many GPUs", "2 GPUs", func(j *planner.Job) { j.Placement.Seats = []string{"n0-GPU0#0", "n0-GPU1#1"} }},
 		{"with more memory than there is", "90", func(j *planner.Job) { j.Placement.Memory = map[string]int64{"n0-GPU0": 90} }},
-		{"with memory of another GPU", "30 bytes of GPU n0-GPU1 and no seat", func(j *planner.Job) { j.Placement.Memory = map[string]int64{"n0-GPU1": 30} }},
+		{"with memory of another GPU", "30 bytes of GPU n0-GPU1 without a seat on it", func(j *planner.Job) { j.Placement.Memory = map[string]int64{"n0-GPU1": 30} }},
 		{"with negative host memory", "host memory", func(j *planner.Job) { j.Placement.HostMemory = -1 }},
 		{"with meta that was edited", "edited", func(j *planner.Job) { j.Problem = "edited" }},
 	} {

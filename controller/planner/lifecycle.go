@@ -65,7 +65,7 @@ func (d *draft) writeOff(m *model, r *member) {
 			d.remove(r)
 		}
 	default:
-		d.decide(KindNodeGone, m.Name, r.name, fmt.Sprintf("its node %s is gone: it is written off", nodeName(r)), inputs{"node": nodeName(r), "tier": string(r.tier), "phase": string(r.phase)})
+		d.decide(KindNodeGone, m.Name, r.name, fmt.Sprintf("node %s is gone: replica lost", nodeName(r)), inputs{"node": nodeName(r), "tier": string(r.tier), "phase": string(r.phase)})
 		d.move(r, state.Stopping, "", nil)
 	}
 }
@@ -127,11 +127,11 @@ func (d *draft) drain(m *model, r *member) {
 	}
 	switch {
 	case d.jobOver(r):
-		stop(KindDrained, "its job has ended before it was drained")
+		stop(KindDrained, "job ended before the drain finished")
 	case d.obs.Drained[r.name]:
-		stop(KindDrained, "no gateway has a request on it any more")
+		stop(KindDrained, "drained: no requests in flight")
 	case d.due(r.Since.Add(d.conf.DrainTimeout)):
-		stop(KindDrainTimeout, fmt.Sprintf("it was drained for %s, which is the longest: it is stopped with what it has in flight", d.conf.DrainTimeout))
+		stop(KindDrainTimeout, fmt.Sprintf("drain timeout of %s reached: stopping with requests in flight", d.conf.DrainTimeout))
 	}
 }
 
@@ -161,7 +161,7 @@ func (d *draft) hadTime(r *member, long time.Duration) bool {
 // placed fails a member whose job Nomad has refused for long.
 func (d *draft) placed(m *model, r *member) {
 	if d.obs.Pools[d.poolOf(r)].JobsKnown && r.LastError != "" && d.hadTimeToPlace(r) {
-		d.fail(m, r, fmt.Sprintf("its job could not be registered for %s: %s", d.conf.PlaceTimeout, r.LastError))
+		d.fail(m, r, fmt.Sprintf("job could not be registered for %s: %s", d.conf.PlaceTimeout, r.LastError))
 	}
 }
 
@@ -184,7 +184,7 @@ func (d *draft) itsOwn(r *member) bool {
 // may load for as long as it likes.
 func (d *draft) starting(m *model, r *member) {
 	if r.passes && (!d.obs.Pools[d.poolOf(r)].JobsKnown || r.jobKnown && r.job != nil && !r.job.Stopped && d.itsOwn(r)) {
-		d.decide(KindServing, m.Name, r.name, fmt.Sprintf("an engine serves, %s after it was started", d.obs.Now.Sub(r.Since).Round(time.Millisecond)), inputs{"started_for": d.obs.Now.Sub(r.Since).String(), "node": nodeName(r)})
+		d.decide(KindServing, m.Name, r.name, fmt.Sprintf("serving %s after start", d.obs.Now.Sub(r.Since).Round(time.Millisecond)), inputs{"started_for": d.obs.Now.Sub(r.Since).String(), "node": nodeName(r)})
 		d.move(r, state.Running, "", nil)
 		return
 	}
@@ -195,19 +195,19 @@ func (d *draft) starting(m *model, r *member) {
 	a := r.job.Alloc
 	switch {
 	case a != nil && (a.Failed || a.Client == clientFailed):
-		d.fail(m, r, fmt.Sprintf("allocation %s failed: %s", a.ID, cmp.Or(a.Event, "Nomad does not say why")))
+		d.fail(m, r, fmt.Sprintf("allocation %s failed: %s", a.ID, cmp.Or(a.Event, "Nomad reports no reason")))
 	case a != nil && d.obs.EnginesKnown && a.Restarts >= d.conf.Restarts && a.Restarts >= d.restartsBefore(m, r)+d.conf.Restarts:
 		n := a.Restarts - d.restartsBefore(m, r)
-		d.fail(m, r, fmt.Sprintf("its engine was restarted %d times and never served: %s", n, cmp.Or(a.Event, "Nomad does not say why")))
+		d.fail(m, r, fmt.Sprintf("engine restarted %d times without serving: %s", n, cmp.Or(a.Event, "Nomad reports no reason")))
 	case a == nil || a.Client == clientComplete || a.Client == clientLost:
 		if r.node.LostSince.IsZero() && d.hadTimeToPlace(r) {
-			d.fail(m, r, fmt.Sprintf("%s for %s: %s", nomadHasNotPlaced, d.conf.PlaceTimeout, cmp.Or(r.job.Unplaceable, "it does not say why")))
+			d.fail(m, r, fmt.Sprintf("%s within %s: %s", nomadHasNotPlaced, d.conf.PlaceTimeout, cmp.Or(r.job.Unplaceable, "Nomad reports no reason")))
 		}
 	}
 }
 
 // nomadHasNotPlaced begins the error of a replica whose job Nomad did not place in time.
-const nomadHasNotPlaced = "Nomad has not placed it"
+const nomadHasNotPlaced = "Nomad did not place the job"
 
 // restartsBefore returns how often the engine had come back when it last ceased to
 // serve in this allocation, or was taken in: those do not count against this start.
@@ -251,27 +251,27 @@ func (d *draft) running(m *model, r *member) {
 	in := inputs{}
 	trouble := false // of its own making
 	if r.job == nil {
-		why = "its job is gone"
+		why = "the job is missing in Nomad"
 	} else if a := r.job.Alloc; r.job.Stopped {
-		why = "its job was stopped"
+		why = "the job was stopped"
 	} else if a == nil {
-		why = "its allocation is gone"
+		why = "the allocation is gone"
 	} else {
 		in.restarts(a)
 		d.look(parkedFrom(r.Replica, r.job, d.conf)) // for Actions
 		switch a.Client {
 		case clientPending, clientComplete, clientFailed:
-			why, trouble = fmt.Sprintf("allocation %s is %s: %s", a.ID, a.Client, cmp.Or(a.Event, "Nomad does not say why")), true
+			why, trouble = fmt.Sprintf("allocation %s is %s: %s", a.ID, a.Client, cmp.Or(a.Event, "Nomad reports no reason")), true
 		case clientRunning:
 			if a.Started.After(r.Since) && d.due(a.Started.Add(d.conf.ServingGrace)) {
-				why, trouble = fmt.Sprintf("its engine was restarted in allocation %s, and none serves since: %s", a.ID, cmp.Or(a.Event, "Nomad does not say why")), true
+				why, trouble = fmt.Sprintf("the engine restarted in allocation %s and has not served since: %s", a.ID, cmp.Or(a.Event, "Nomad reports no reason")), true
 			}
 		}
 	}
 	if why == "" {
 		return
 	}
-	reason := "no engine of it serves, and " + why
+	reason := "not serving: " + why
 	d.decide(KindNotServing, m.Name, r.name, reason, in)
 	if ro := m.rollouts[r.Name.Variant]; trouble && !r.displaced() && r.Canary && ro.Status == state.RolloutCanary && ro.NewHash == r.VariantHash {
 		d.rollBack(m, r, reason)
@@ -290,7 +290,7 @@ func (d *draft) fail(m *model, r *member, reason string) {
 	failures := r.Failures + 1
 	wait := Backoff(d.conf.Backoff, d.conf.BackoffMax, failures)
 	retry := d.obs.Now.Add(wait)
-	d.decide(KindLoadFailed, m.Name, r.name, fmt.Sprintf("%s: it is tried again in %s", reason, wait), inputs{"failures": strconv.Itoa(failures), "backoff": wait.String(), "node": nodeName(r)})
+	d.decide(KindLoadFailed, m.Name, r.name, fmt.Sprintf("%s: retrying in %s", reason, wait), inputs{"failures": strconv.Itoa(failures), "backoff": wait.String(), "node": nodeName(r)})
 	d.move(r, state.Failed, "", func(c *state.Move) { c.Failures, c.LastError, c.Retry = &failures, &reason, &retry })
 	d.look(retry)
 }

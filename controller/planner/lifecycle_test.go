@@ -29,7 +29,7 @@ func TestServing(t *testing.T) {
 		want  state.Phase
 	}{
 		{"its allocation failed", dead(func(_ *world, j *job) { j.alloc.Client = "failed" }), state.Starting},
-		{"its allocation is gone", dead(func(_ *world, j *job) { j.alloc = nil }), state.Starting},
+		{"the allocation is gone", dead(func(_ *world, j *job) { j.alloc = nil }), state.Starting},
 		{"its engine was restarted a while ago", dead(func(w *world, j *job) { j.alloc.Started, j.serves = w.now.Add(-w.conf.ServingGrace), time.Time{} }), state.Starting},
 		{"its engine was restarted just now", dead(func(w *world, j *job) { j.alloc.Started, j.serves = w.now, time.Time{} }), state.Running},
 		{"its engine does not pass, and nothing else is known", dead(func(_ *world, j *job) { j.serves = time.Time{} }), state.Running},
@@ -129,7 +129,7 @@ func TestLoadFailure(t *testing.T) {
 		r = w.only(func(r *state.Replica) bool { return true })
 		require.Equal(t, "n0", r.Placement.Node, "there is no other node")
 		require.GreaterOrEqual(t, r.Failures, 2)
-		require.Contains(t, w.decisions("m", planner.KindLoadFailed)[0].Reason, "tried again in")
+		require.Contains(t, w.decisions("m", planner.KindLoadFailed)[0].Reason, "retrying in ")
 	})
 	t.Run("tried again elsewhere, with the failures carried over, and forgotten after a while", func(t *testing.T) {
 		t.Parallel()

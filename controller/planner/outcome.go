@@ -79,14 +79,14 @@ func (e *ending) asleep() {
 	r := e.replica
 	switch e.out.Class {
 	case Done:
-		e.decide(KindAsleep, "its engine sleeps and the memory of its GPUs is free: it is WARM")
+		e.decide(KindAsleep, "asleep, GPU memory freed: now WARM")
 		e.move(state.Warm, state.Running, "")
 	case CannotSleep:
-		e.decide(KindCannotSleep, "its engine has no sleep, and goes COLD as all of its definition will from now on: "+e.out.Error)
+		e.decide(KindCannotSleep, "engine does not support sleep: going COLD, as will all replicas of this definition: "+e.out.Error)
 		e.plan.Marks = append(e.plan.Marks, state.Mark{Key: markKey(markNoSleep, r.Name.Model, r.VariantHash), Time: e.plan.Time})
 		e.move(state.Hot, state.Stopping, state.Cold)
 	case NotDrained:
-		e.decide(KindCalledOff, "its engine had requests for too long, and it stays HOT: "+e.out.Error)
+		e.decide(KindCalledOff, "requests did not finish in time: staying HOT: "+e.out.Error)
 		if m := e.view.Model(nil, r.Name.Model); m != nil {
 			if more := calledOff(m, r, e.view.StayingOf(nil, m.Name)); more > 0 && m.Replicas+more <= m.Max {
 				next := state.Rescale{Model: m.Name, ModifyIndex: m.ModifyIndex, Replicas: m.Replicas + more, Spread: maps.Clone(m.Spread)}
@@ -103,21 +103,21 @@ func (e *ending) asleep() {
 		if len(held) == 0 {
 			held = slices.Sorted(maps.Keys(r.Placement.Memory))
 		}
-		e.decide(KindMemoryHeld, "its engine sleeps, and the memory of its GPUs did not come back: they are quarantined, and it goes COLD: "+e.out.Error)
+		e.decide(KindMemoryHeld, "asleep, but GPU memory was not freed: GPUs quarantined, going COLD: "+e.out.Error)
 		n := e.view.Node(nil, r.Placement.Node)
 		for _, gpu := range held {
 			if n.GPU(gpu) == nil {
 				continue // it is gone, with its memory
 			}
-			why := fmt.Sprintf("memory did not come back after %s was put to sleep", r.Name)
+			why := fmt.Sprintf("memory was not freed after %s went to sleep", r.Name)
 			if bytes, known := e.out.HeldBytes[gpu]; known {
-				why = fmt.Sprintf("%d bytes did not come back after %s was put to sleep", bytes, r.Name)
+				why = fmt.Sprintf("%d bytes were not freed after %s went to sleep", bytes, r.Name)
 			}
 			e.plan.Quarantines = append(e.plan.Quarantines, state.Quarantine{Node: n.ID, GPU: gpu, On: true, Reason: why})
 		}
 		e.giveUp()
 	default:
-		e.decide(KindSleepFailed, "it could not be put to sleep, and goes COLD: "+cmp.Or(e.out.Error, string(e.out.Class)))
+		e.decide(KindSleepFailed, "sleep failed, going COLD: "+cmp.Or(e.out.Error, string(e.out.Class)))
 		e.giveUp()
 	}
 }
@@ -125,11 +125,11 @@ func (e *ending) asleep() {
 // awake ends a wake.
 func (e *ending) awake() {
 	if e.out.Class == Done {
-		e.decide(KindAwake, fmt.Sprintf("its engine is awake, %s after it was woken", e.plan.Time.Sub(e.replica.Since).Round(time.Millisecond)))
+		e.decide(KindAwake, fmt.Sprintf("awake after %s", e.plan.Time.Sub(e.replica.Since).Round(time.Millisecond)))
 		e.move(state.Hot, state.Running, "")
 		return
 	}
-	e.decide(KindWakeFailed, "it could not be woken: it goes COLD, and another replica comes up: "+cmp.Or(e.out.Error, string(e.out.Class)))
+	e.decide(KindWakeFailed, "wake failed, going COLD, another replica takes over: "+cmp.Or(e.out.Error, string(e.out.Class)))
 	e.giveUp()
 }
 

@@ -87,7 +87,7 @@ func (d *draft) unplaceable(m *model, v *state.Variant) string {
 		if away == nil {
 			return ""
 		}
-		refused = append(refused, fmt.Sprintf("in pool %s %s", pool.Name, away))
+		refused = append(refused, fmt.Sprintf("pool %s: %s", pool.Name, away))
 	}
 	if _, no = d.findRoom(m, v, false); no == nil {
 		return ""
@@ -102,7 +102,7 @@ func (d *draft) notPlaced(r *member) string {
 	case !r.counts() || d.serves(r):
 		return ""
 	case r.job != nil && r.job.Unplaceable != "":
-		return "Nomad does not place it: " + r.job.Unplaceable
+		return "Nomad cannot place the job: " + r.job.Unplaceable
 	case !r.serving() && strings.HasPrefix(r.LastError, nomadHasNotPlaced):
 		return r.LastError
 	}

@@ -46,14 +46,14 @@ func TestUnplaceable(t *testing.T) {
 			w.model(two("m", 2))
 			w.quiet()
 			return w
-		}, why{"one": "too little memory free", "two": "fits nowhere"}},
+		}, why{"one": "2 GPUs with too little free memory (at most 0 B)", "two": "no room for a replica of"}},
 		{"what is wanted has no room either", func(t *testing.T) *world {
 			w := fresh(t, "n0")
 			w.model(two("m", 4))
 			w.quiet()
 			require.NotEmpty(t, w.decisions("m", planner.KindCannotPlace))
 			return w
-		}, why{"one": "fits nowhere", "two": "fits nowhere"}},
+		}, why{"one": "no room for a replica of", "two": "no room for a replica of"}},
 		{"another model gives it: it is idle", func(t *testing.T) *world {
 			w := idle(t, nil, node("n0", 2))
 			w.model(two("m", 0))
@@ -63,7 +63,7 @@ func TestUnplaceable(t *testing.T) {
 			w := idle(t, func(m *state.Model) { m.Priority = 90 }, node("n0", 1))
 			w.model(two("m", 0))
 			return w
-		}, why{"one": "fits nowhere", "two": "fits nowhere"}},
+		}, why{"one": "no room for a replica of", "two": "no room for a replica of"}},
 		{"its own WARM replica wakes", func(t *testing.T) *world {
 			w := fresh(t, "n0")
 			w.model(two("m", 2))
@@ -96,7 +96,7 @@ func TestUnplaceable(t *testing.T) {
 			w.model(two("m", 0))
 			w.strange("h9", "n0-GPU0#0", "n0-GPU0#1", "n0-GPU1#0", "n0-GPU1#1")
 			return w
-		}, why{"one": "too few seats free", "two": "too few seats free"}},
+		}, why{"one": "2 GPUs with too few free seats", "two": "too few free seats"}},
 		{"Nomad is out of reach", func(t *testing.T) *world {
 			w := fresh(t)
 			w.model(two("m", 1))
@@ -147,9 +147,9 @@ func TestUnplaceableInPools(t *testing.T) {
 				got := w.unplaceable("m")
 				takes := mode == state.ManagementUpscaling || mode == state.ManagementFull || expected > 0 && mode == state.ManagementManual
 				require.Equal(t, !takes, got["v"] != "", "%v", got)
-				require.Contains(t, got["x"], "fits nowhere")
+				require.Contains(t, got["x"], "no room for a replica of")
 				if takes {
-					require.Contains(t, got["x"], "; in pool cloud a replica of m:x")
+					require.Contains(t, got["x"], "pool cloud: no room for a replica of m:x (1 GPU none with 1 seat and 30 B each)")
 				}
 				w.poolOut["cloud"] = true
 				require.NotEmpty(t, w.unplaceable("m")["v"], "nothing is placed in a pool that nobody hears")
@@ -167,12 +167,12 @@ func TestUnplaceableByNomad(t *testing.T) {
 	r := w.only(inPhase(state.Starting))
 	require.Empty(t, w.unplaceable("m"))
 	w.nomad[r.Name.String()].Unplaceable = "1 nodes lack memory"
-	require.Equal(t, map[string]string{"a": "replica " + r.Name.ID + ": Nomad does not place it: 1 nodes lack memory"}, w.unplaceable("m"))
+	require.Equal(t, map[string]string{"a": "replica " + r.Name.ID + ": Nomad cannot place the job: 1 nodes lack memory"}, w.unplaceable("m"))
 	w.now = r.Since.Add(w.conf.PlaceTimeout)
 	w.plan(false)
 	w.only(inPhase(state.Failed))
-	w.nomad[r.Name.String()].Unplaceable = "" // its job was stopped, and nobody asks any more
-	require.Contains(t, w.unplaceable("m")["a"], "Nomad has not placed it for")
+	w.nomad[r.Name.String()].Unplaceable = "" // the job was stopped, and nobody asks any more
+	require.Contains(t, w.unplaceable("m")["a"], "Nomad did not place the job within 5m0s")
 	w.quiet()
 	require.Equal(t, map[string]int{"HOT running": 1}, w.stages("m"), "elsewhere it is placed")
 	require.Empty(t, w.unplaceable("m"))

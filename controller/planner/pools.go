@@ -150,13 +150,13 @@ func (d *draft) placeExpected(g *group, missing int) int {
 			}
 			var r *member
 			var refused []*placement.Refusal
-			what := fmt.Sprintf("%d of %d replicas that are expected in pool %s are missing", owed, g.Expected[pool], pool)
+			what := fmt.Sprintf("%d of %d replicas expected in pool %s are missing", owed, g.Expected[pool], pool)
 			p, ok := d.pools[pool]
 			switch {
 			case !ok:
-				what += ": the agent's config has no pool of that name"
+				what += ": no such pool in the agent config"
 			case p.Management == state.ManagementDisabled:
-				what += ": its mode is disabled"
+				what += ": the pool's management is disabled"
 			case !d.open(pool):
 				what = "" // it comes back, or people see that it does not
 			default:
@@ -218,7 +218,7 @@ func (d *draft) spill(g *group) (*member, []*placement.Refusal) {
 		}
 		r := d.take(g.model, o.v, c, nil)
 		price := strconv.FormatFloat(o.v.Cost*o.pool.Price, 'g', -1, 64)
-		d.decide(KindSpill, g.Name, r.name, fmt.Sprintf("the own pool has no room for it: it is in pool %s, where it costs %s", o.pool.Name, price),
+		d.decide(KindSpill, g.Name, r.name, fmt.Sprintf("no room in the controller's own pool: placed in pool %s at a cost of %s", o.pool.Name, price),
 			inputs{"pool": o.pool.Name, "cost": price, "price": strconv.FormatFloat(o.pool.Price, 'g', -1, 64), "variant": o.v.Name})
 		d.mark(markSpilled, r.name)
 		return r, nil

@@ -96,7 +96,7 @@ func TestPoolModesExpected(t *testing.T) {
 			w.quiet()
 			if mode == state.ManagementDisabled {
 				require.Equal(t, map[string]int{"": 1}, w.inPool("m"))
-				require.Contains(t, w.decisions("m", planner.KindCannotPlace)[0].Reason, "its mode is disabled")
+				require.Contains(t, w.decisions("m", planner.KindCannotPlace)[0].Reason, "the pool's management is disabled")
 				return
 			}
 			require.Equal(t, map[string]int{"cloud": 1}, w.inPool("m"), "it is a part of the total")

@@ -12,7 +12,7 @@ import (
 
 // prune sends idle members on: HOT ones to WARM, WARM ones to COLD, the longest idle
 // first, at most PruneMax once in PruneInterval. While it is not known when a replica
-// had its last request, nothing is pruned (seeds/deployment-management.txt).
+// had its last request, nothing is pruned: a busy replica must not be taken for an idle one.
 func (d *draft) prune() {
 	if !d.obs.TrafficKnown {
 		return
@@ -101,7 +101,7 @@ func (d *draft) pruneOne(m *model, r *member, since time.Time) {
 	idle := d.obs.Now.Sub(since).Round(time.Millisecond)
 	in := inputs{"idle_for": idle.String(), "idle_warm": m.IdleWarm.String(), "idle_cold": m.IdleCold.String(), "replicas": strconv.Itoa(m.Replicas), "min": strconv.Itoa(m.Min)}
 	if r.tier == state.Warm {
-		d.decide(KindPruned, m.Name, r.name, fmt.Sprintf("it was WARM and had no request for %s: it goes COLD", idle), in)
+		d.decide(KindPruned, m.Name, r.name, fmt.Sprintf("WARM without requests for %s: going COLD", idle), in)
 		d.move(r, state.Stopping, state.Cold, nil)
 		return
 	}
@@ -109,7 +109,7 @@ func (d *draft) pruneOne(m *model, r *member, since time.Time) {
 	if d.canSleep(m, r) {
 		to = state.Warm
 	}
-	d.decide(KindIdle, m.Name, r.name, fmt.Sprintf("it had no request for %s: it goes %s", idle, to), in)
+	d.decide(KindIdle, m.Name, r.name, fmt.Sprintf("no requests for %s: going %s", idle, to), in)
 	// What is missing is not asked for either.
 	serving, _ := d.up(m)
 	d.rescale(m, min(m.Replicas, serving)-1-m.Replicas, r.Name.Variant)

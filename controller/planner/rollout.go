@@ -27,18 +27,18 @@ func (d *draft) trials(g *group) {
 			// They are sent away, and then the rollout is over.
 		case c == nil && len(old) == 0 && len(g.members) >= g.target:
 			d.setRollout(g.model, v.Name, "", "")
-			d.decide(KindRolloutDone, g.Name, "", fmt.Sprintf("variant %s has no replicas: the next ones are of the new definition", v.Name), inputs{"variant": v.Name, "variant_hash": v.Hash})
+			d.decide(KindRolloutDone, g.Name, "", fmt.Sprintf("variant %s has no replicas: new ones will use the new definition", v.Name), inputs{"variant": v.Name, "variant_hash": v.Hash})
 		case c == nil:
 			d.placeCanary(g, v, old)
 		case c.changed:
 		case c.displaced() && !c.serving() && (!c.allocRuns() || c.phase == state.Failed):
-			d.decide(KindMoveAway, g.Name, c.name, fmt.Sprintf("its node %s is being drained: another canary takes its place", nodeName(c)), inputs{"variant": v.Name, "variant_hash": v.Hash})
+			d.decide(KindMoveAway, g.Name, c.name, fmt.Sprintf("node %s is draining: replacing the canary", nodeName(c)), inputs{"variant": v.Name, "variant_hash": v.Hash})
 			d.dismiss(c)
 		case c.phase == state.Failed:
-			d.rollBack(g.model, c, "the canary failed: "+c.LastError)
+			d.rollBack(g.model, c, "canary failed: "+c.LastError)
 		case c.serving() && c.passes && d.due(c.Since.Add(d.conf.CanaryTime)):
 			d.setRollout(g.model, v.Name, state.RolloutRolling, "")
-			d.decide(KindRolling, g.Name, c.name, fmt.Sprintf("the canary has served for %s: the other replicas of variant %s follow", d.obs.Now.Sub(c.Since).Round(time.Millisecond), v.Name),
+			d.decide(KindRolling, g.Name, c.name, fmt.Sprintf("canary served for %s: replacing the other replicas of variant %s", d.obs.Now.Sub(c.Since).Round(time.Millisecond), v.Name),
 				inputs{"variant": v.Name, "variant_hash": v.Hash, "served_for": d.obs.Now.Sub(c.Since).String()})
 			delete(g.canaries, v.Name)
 			g.members = append(g.members, c)
@@ -63,7 +63,7 @@ func (d *draft) placeCanary(g *group, v *state.Variant, old []*member) {
 	c, refused := d.placeFirst(g.model, []*state.Variant{v}, d.openPools(g.model), nil, func(p *state.Place) { p.Canary = true })
 	if c != nil {
 		g.canaries[v.Name] = c
-		d.decide(KindCanary, g.Name, c.name, fmt.Sprintf("it is the first replica of the new definition of variant %s", v.Name), inputs{"variant": v.Name, "variant_hash": v.Hash})
+		d.decide(KindCanary, g.Name, c.name, fmt.Sprintf("first replica of the new definition of variant %s", v.Name), inputs{"variant": v.Name, "variant_hash": v.Hash})
 		return
 	}
 	for _, r := range old {
@@ -74,12 +74,12 @@ func (d *draft) placeCanary(g *group, v *state.Variant, old []*member) {
 		fits := d.fits(g.model, v, nil)
 		d.put(g.model, r)
 		if fits {
-			d.decide(KindCanary, g.Name, r.name, fmt.Sprintf("it has failed, and makes room for the first replica of the new definition of variant %s", v.Name), inputs{"variant": v.Name, "failures": strconv.Itoa(r.Failures)})
+			d.decide(KindCanary, g.Name, r.name, fmt.Sprintf("failed replica stopped to make room for the canary of variant %s", v.Name), inputs{"variant": v.Name, "failures": strconv.Itoa(r.Failures)})
 			d.dismiss(r)
 			return
 		}
 	}
-	d.cannot(KindRolloutWaits, g, v.Name, "canary", "the canary has no room beside the old replicas, which go on serving", refused)
+	d.cannot(KindRolloutWaits, g, v.Name, "canary", "no room for the canary beside the old replicas, which stay", refused)
 }
 
 // rollBack gives a new definition up because of one of its replicas, which is stopped.
@@ -88,7 +88,7 @@ func (d *draft) rollBack(m *model, r *member, reason string) {
 	if m.rollouts[variant].Status != state.RolloutRolledBack {
 		old := m.rollouts[variant].Old.Hash
 		d.setRollout(m, variant, state.RolloutRolledBack, reason)
-		d.decide(KindRolledBack, m.Name, r.name, "the new definition is given up, and the old one serves: "+reason,
+		d.decide(KindRolledBack, m.Name, r.name, "rolled back to the previous definition: "+reason,
 			inputs{"variant": variant, "variant_hash": r.VariantHash, "old_hash": old, "failures": strconv.Itoa(r.Failures + 1)})
 	}
 	failures := r.Failures + 1
@@ -108,7 +108,7 @@ func (d *draft) dropOutdated(g *group) {
 			if g.Variant(r.Name.Variant) == nil {
 				kind = KindVariantRemoved
 			}
-			d.decide(kind, g.Name, r.name, fmt.Sprintf("it was HOT %s and is of a definition that is not wanted any more", r.phase), inputs{"variant_hash": r.VariantHash, "phase": string(r.phase)})
+			d.decide(kind, g.Name, r.name, fmt.Sprintf("definition is outdated: stopped while HOT %s", r.phase), inputs{"variant_hash": r.VariantHash, "phase": string(r.phase)})
 			d.dismiss(r)
 		}
 	}
@@ -129,7 +129,7 @@ func (d *draft) finish(g *group) {
 		}
 		if done && len(g.members) >= g.target {
 			d.setRollout(g.model, v.Name, "", "")
-			d.decide(KindRolloutDone, g.Name, "", fmt.Sprintf("all replicas of variant %s are of the new definition", v.Name), inputs{"variant": v.Name, "variant_hash": v.Hash})
+			d.decide(KindRolloutDone, g.Name, "", fmt.Sprintf("all replicas of variant %s use the new definition", v.Name), inputs{"variant": v.Name, "variant_hash": v.Hash})
 		}
 	}
 }

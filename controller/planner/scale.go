@@ -79,9 +79,9 @@ func (d *draft) sendAway(g *group, r *member) {
 	}
 	warm := d.keepsWarm(g, r)
 	if warm {
-		where += ": it goes WARM"
+		where += ": going WARM"
 	}
-	d.decide(kind, g.Name, r.name, fmt.Sprintf("%d are wanted and %d are there: it was %s with %d requests in flight, and is the least wanted%s", g.target, len(g.members), r.next().Stage(), load.InFlight, where),
+	d.decide(kind, g.Name, r.name, fmt.Sprintf("target is %d and there are %d replicas: removing this one, %s with %d requests in flight%s", g.target, len(g.members), r.next().Stage(), load.InFlight, where),
 		inputs{"target": strconv.Itoa(g.target), "replicas": strconv.Itoa(len(g.members)), "in_flight": strconv.Itoa(load.InFlight), "cost": strconv.FormatFloat(g.cost(r), 'g', -1, 64), "phase": string(r.phase), "pool": d.poolOf(r)})
 	if warm {
 		d.move(r, state.Draining, state.Warm, nil)
@@ -222,7 +222,7 @@ func (d *draft) isMakingRoom(name string) bool {
 func (d *draft) turnBack(g *group) *member {
 	for _, r := range g.model.members {
 		if r.resting && r.phase == state.Draining && r.makesRoomFor == "" && !r.changed && g.has(r) {
-			d.decide(KindCalledOff, g.Name, r.name, fmt.Sprintf("it is needed again before it was drained: %d are wanted and %d are there", g.target, len(g.members)),
+			d.decide(KindCalledOff, g.Name, r.name, fmt.Sprintf("drain cancelled: target is %d and there are %d replicas", g.target, len(g.members)),
 				inputs{"target": strconv.Itoa(g.target), "replicas": strconv.Itoa(len(g.members))})
 			d.move(r, state.Running, "", nil)
 			return r
@@ -325,7 +325,7 @@ func (d *draft) replace(g *group) {
 		}
 		refusing[of] = true
 		if of.misplaced && !of.displaced {
-			d.cannot(KindLeavePool, g, r.Name.Variant, of.pool, fmt.Sprintf("fewer are expected in pool %s, and what is there has no other place: scale the model down if it is to go all the same", of.pool), refused)
+			d.cannot(KindLeavePool, g, r.Name.Variant, of.pool, fmt.Sprintf("fewer replicas are expected in pool %s, but there is no room for them elsewhere: scale the model down to remove them", of.pool), refused)
 			continue
 		}
 		where := nodeName(r)
@@ -333,14 +333,14 @@ func (d *draft) replace(g *group) {
 			where += ", of pool " + of.pool
 		}
 		if of.displaced {
-			d.cannot(KindNodeDraining, g, r.Name.Variant, where, fmt.Sprintf("node %s is being drained, and what is on it stays there", nodeName(r)), refused)
+			d.cannot(KindNodeDraining, g, r.Name.Variant, where, fmt.Sprintf("node %s is draining, but its replicas fit nowhere else and stay", nodeName(r)), refused)
 			continue
 		}
 		about := "next"
 		if of.expected {
 			about += " in pool " + of.pool
 		}
-		d.cannot(KindRolloutWaits, g, r.Name.Variant, about, "the next replica of the new definition has no room beside the old ones, which go on serving", refused)
+		d.cannot(KindRolloutWaits, g, r.Name.Variant, about, "no room for the next replica of the new definition beside the old ones, which stay", refused)
 	}
 }
 
@@ -361,14 +361,14 @@ func (d *draft) retire(g *group) {
 		default:
 			continue
 		}
-		kind, reason := KindRolling, "replicas of the new definition serve in its place"
+		kind, reason := KindRolling, "replaced by replicas of the new definition"
 		if r.displaced() {
-			kind, reason = KindMoveAway, fmt.Sprintf("its node %s is being drained, and there is another replica in its place", nodeName(r))
+			kind, reason = KindMoveAway, fmt.Sprintf("node %s is draining: replaced by another replica", nodeName(r))
 		} else if !g.outdated(r) {
 			if !d.leaveNow(r) {
 				continue
 			}
-			kind, reason = KindLeavePool, fmt.Sprintf("fewer are expected in pool %s, and there is another replica in its place", d.poolOf(r))
+			kind, reason = KindLeavePool, fmt.Sprintf("fewer replicas are expected in pool %s: replaced by another replica", d.poolOf(r))
 		}
 		d.decide(kind, g.Name, r.name, reason, inputs{"serving": strconv.Itoa(serving), "target": strconv.Itoa(g.target), "variant_hash": r.VariantHash})
 		d.dismiss(r)
@@ -395,7 +395,7 @@ func (d *draft) retry(g *group) {
 		}
 		fresh, _ := d.placeFirst(g.model, []*state.Variant{v}, pools, map[string]bool{r.Placement.Node: true}, carry)
 		if fresh == nil && usable(r) {
-			d.decide(KindRetry, g.Name, r.name, fmt.Sprintf("it is tried again on node %s, because nothing else fits", nodeName(r)), in)
+			d.decide(KindRetry, g.Name, r.name, fmt.Sprintf("retrying on node %s: no room elsewhere", nodeName(r)), in)
 			d.move(r, state.Placed, "", func(c *state.Move) {
 				if r.job != nil {
 					c.JobIndex = &r.job.Index // that one is over; see jobOver
@@ -408,10 +408,10 @@ func (d *draft) retry(g *group) {
 			fresh, refused = d.placeFirst(g.model, []*state.Variant{v}, pools, nil, carry)
 		}
 		if fresh == nil {
-			d.cannot(KindCannotPlace, g, v.Name, r.name, "replica "+r.Name.ID+" has failed, and cannot be tried again", refused)
+			d.cannot(KindCannotPlace, g, v.Name, r.name, "replica "+r.Name.ID+" has failed and cannot be retried", refused)
 			continue
 		}
-		d.decide(KindRetry, g.Name, r.name, fmt.Sprintf("%s is tried in its place", fresh.name), in)
+		d.decide(KindRetry, g.Name, r.name, fmt.Sprintf("replaced by %s", fresh.name), in)
 		d.move(r, state.Stopping, "", nil)
 	}
 }

@@ -283,7 +283,7 @@ default {
 	w.must(&state.SetSchedule{File: "nonsense {"})
 	w.quiet()
 	require.Equal(t, map[string]int{"a": 1}, w.view().Dedicated(nil).Models)
-	require.Contains(t, w.decisions("", planner.KindDedicated)[0].Reason, "cannot be read")
+	require.Contains(t, w.decisions("", planner.KindDedicated)[0].Reason, "cannot parse the schedule")
 }
 
 func TestMinimumAge(t *testing.T) {

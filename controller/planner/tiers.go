@@ -15,17 +15,17 @@ func (d *draft) endRest(m *model, r *member) bool {
 	to, kind, why := state.Tier(""), KindScaleDown, ""
 	switch v := m.definition(r.Name.Variant); {
 	case m.Stopped:
-		why = "its model is stopped"
+		why = "the model is stopped"
 	case m.Variant(r.Name.Variant) == nil:
-		kind, why = KindVariantRemoved, "its variant is gone"
+		kind, why = KindVariantRemoved, "the variant was removed"
 	case v.Hash != r.VariantHash:
-		kind, why = KindRolling, "it is of a definition that is not wanted any more"
+		kind, why = KindRolling, "its definition is outdated"
 	case r.displaced():
-		to, kind, why = state.Cold, KindMoveAway, fmt.Sprintf("its node %s is being drained", nodeName(r))
+		to, kind, why = state.Cold, KindMoveAway, fmt.Sprintf("node %s is draining", nodeName(r))
 	default:
 		return false
 	}
-	d.decide(kind, m.Name, r.name, fmt.Sprintf("it was %s, and %s", r.next().Stage(), why), inputs{"variant_hash": r.VariantHash, "tier": string(r.tier), "phase": string(r.phase)})
+	d.decide(kind, m.Name, r.name, fmt.Sprintf("no longer kept %s: %s", r.next().Stage(), why), inputs{"variant_hash": r.VariantHash, "tier": string(r.tier), "phase": string(r.phase)})
 	d.sendTo(r, to, nil)
 	return true
 }
@@ -36,15 +36,15 @@ func (d *draft) drainToWarm(m *model, r *member) {
 	in := inputs{"in_flight": strconv.Itoa(d.obs.Loads[r.name].InFlight), "drained_for": d.obs.Now.Sub(r.Since).String()}
 	switch {
 	case d.jobOver(r):
-		d.decide(KindDrained, m.Name, r.name, "its job has ended before it was drained: there is nothing to keep WARM", in)
+		d.decide(KindDrained, m.Name, r.name, "job ended before the drain finished: nothing to keep WARM", in)
 		d.move(r, state.Stopping, state.Cold, nil)
 	case !d.canSleep(m, r):
-		d.decide(KindCannotSleep, m.Name, r.name, "its engine has no sleep: it goes COLD", in)
+		d.decide(KindCannotSleep, m.Name, r.name, "engine does not support sleep: going COLD", in)
 		d.move(r, state.Draining, state.Cold, nil)
 	case d.obs.Pools[d.poolOf(r)].JobsKnown && d.letGo(r): // else nobody could tell its shim
 		d.putToSleep(m, r, in)
 	case d.due(r.Since.Add(d.conf.DrainTimeout)):
-		d.decide(KindCalledOff, m.Name, r.name, fmt.Sprintf("it was drained for %s, which is the longest, and has %d requests in flight: it stays HOT", d.conf.DrainTimeout, d.obs.Loads[r.name].InFlight), in)
+		d.decide(KindCalledOff, m.Name, r.name, fmt.Sprintf("drain timeout of %s reached with %d requests in flight: staying HOT", d.conf.DrainTimeout, d.obs.Loads[r.name].InFlight), in)
 		d.callOff(m, r)
 	}
 }
@@ -63,7 +63,7 @@ func (d *draft) putToSleep(m *model, r *member, in inputs) {
 	used := d.ledger().Usage(r.node.ID).HostMemory
 	in["host_memory"], in["warm_used"], in["warm_budget"] = strconv.FormatInt(need, 10), strconv.FormatInt(used, 10), strconv.FormatInt(budget, 10)
 	if used+need <= budget {
-		d.decide(KindDrained, m.Name, r.name, "no gateway has a request on it any more: it goes to sleep", in)
+		d.decide(KindDrained, m.Name, r.name, "drained: going to sleep", in)
 		d.move(r, state.Sleeping, state.Warm, nil)
 		return
 	}
@@ -103,12 +103,12 @@ func (d *draft) putToSleep(m *model, r *member, in inputs) {
 	worth := cost(r) - d.evictionCost(m, r, state.Warm)
 	in["cost"], in["worth"] = seconds(total), seconds(worth)
 	if freed > 0 || len(going) > 0 && total >= worth || len(going) == 0 && d.due(r.Since.Add(d.conf.DrainTimeout)) {
-		d.decide(KindCannotSleep, m.Name, r.name, fmt.Sprintf("the host memory of node %s has no room for it that is worth it: it goes COLD", nodeName(r)), in)
+		d.decide(KindCannotSleep, m.Name, r.name, fmt.Sprintf("not enough host memory on node %s to keep it WARM: going COLD", nodeName(r)), in)
 		d.move(r, state.Stopping, state.Cold, nil)
 		return
 	}
 	for _, o := range going {
-		d.decide(KindEvictWarm, o.Name.Model, o.name, fmt.Sprintf("it is WARM and makes room for %s in the host memory of node %s: it goes COLD", m.Name, nodeName(o)),
+		d.decide(KindEvictWarm, o.Name.Model, o.name, fmt.Sprintf("making room for %s in the host memory of node %s: going COLD", m.Name, nodeName(o)),
 			inputs{"for": m.Name, "host_memory": strconv.FormatInt(o.Placement.HostMemory, 10), "cost": seconds(cost(o)), "worth": seconds(worth)})
 		d.evict(o, state.Cold, m.Name)
 	}
@@ -142,23 +142,23 @@ func (d *draft) lost(r *member, since time.Time) string {
 	}
 	switch j := r.job; {
 	case j == nil:
-		return "its job is gone"
+		return "the job is missing in Nomad"
 	case j.Problem != "":
 		return ""
 	case j.Stopped || j.Ended:
-		return "its job was stopped"
+		return "the job was stopped"
 	case j.Alloc == nil:
 		if d.due(r.Since.Add(d.conf.SettleTime)) {
-			return "its allocation is gone"
+			return "the allocation is gone"
 		}
 	case j.Alloc.Client == clientComplete || j.Alloc.Client == clientFailed || j.Alloc.Client == clientLost || j.Alloc.Failed:
 		return fmt.Sprintf("allocation %s is %s", j.Alloc.ID, cmp.Or(j.Alloc.Event, j.Alloc.Client))
 	case j.Alloc.Client == clientPending:
 		if d.due(r.Since.Add(d.conf.SettleTime)) {
-			return fmt.Sprintf("allocation %s began anew", j.Alloc.ID)
+			return fmt.Sprintf("allocation %s restarted", j.Alloc.ID)
 		}
 	case j.Alloc.Started.After(since):
-		return fmt.Sprintf("its process began anew in allocation %s", j.Alloc.ID)
+		return fmt.Sprintf("the process restarted in allocation %s", j.Alloc.ID)
 	}
 	return ""
 }
@@ -168,10 +168,10 @@ func (d *draft) lost(r *member, since time.Time) string {
 func (d *draft) sleeping(m *model, r *member) {
 	why := d.lost(r, r.Since)
 	if why == "" && d.hadTime(r, d.conf.SleepTimeout) {
-		why = fmt.Sprintf("it could not be put to sleep for %s", d.conf.SleepTimeout)
+		why = fmt.Sprintf("could not be put to sleep within %s", d.conf.SleepTimeout)
 	}
 	if why != "" {
-		d.decide(KindSleepFailed, m.Name, r.name, why+": it goes COLD", inputs{"sleeping_for": d.obs.Now.Sub(r.Since).String(), "node": nodeName(r)})
+		d.decide(KindSleepFailed, m.Name, r.name, why+": going COLD", inputs{"sleeping_for": d.obs.Now.Sub(r.Since).String(), "node": nodeName(r)})
 		d.move(r, state.Stopping, state.Cold, func(c *state.Move) { c.LastError = &why })
 	}
 }
@@ -179,7 +179,7 @@ func (d *draft) sleeping(m *model, r *member) {
 // warm gives a WARM member up whose weights are lost.
 func (d *draft) warm(m *model, r *member) {
 	if why := d.lost(r, r.Since); why != "" {
-		d.decide(KindLostWarm, m.Name, r.name, "it was WARM, and its weights are lost: "+why, inputs{"warm_for": d.obs.Now.Sub(r.Since).String(), "node": nodeName(r)})
+		d.decide(KindLostWarm, m.Name, r.name, "WARM weights lost: "+why, inputs{"warm_for": d.obs.Now.Sub(r.Since).String(), "node": nodeName(r)})
 		d.move(r, state.Stopping, state.Cold, nil)
 	}
 }
@@ -188,15 +188,15 @@ func (d *draft) warm(m *model, r *member) {
 func (d *draft) waking(m *model, r *member) {
 	why := ""
 	if r.jobKnown && (r.job == nil || r.job.Problem == "" && (r.job.Stopped || r.job.Alloc != nil && (r.job.Alloc.Failed || r.job.Alloc.Client == clientFailed))) {
-		why = "its job is gone, stopped or has failed"
+		why = "the job is missing, stopped or failed"
 	}
 	if why == "" && d.hadTime(r, d.conf.WakeTimeout) {
-		why = fmt.Sprintf("it did not wake for %s", d.conf.WakeTimeout)
+		why = fmt.Sprintf("did not wake within %s", d.conf.WakeTimeout)
 	}
 	if why == "" {
 		return
 	}
 	failures := r.Failures + 1
-	d.decide(KindWakeFailed, m.Name, r.name, why+": it goes COLD, and another replica comes up", inputs{"failures": strconv.Itoa(failures), "waking_for": d.obs.Now.Sub(r.Since).String(), "node": nodeName(r)})
+	d.decide(KindWakeFailed, m.Name, r.name, why+": going COLD, another replica takes over", inputs{"failures": strconv.Itoa(failures), "waking_for": d.obs.Now.Sub(r.Since).String(), "node": nodeName(r)})
 	d.move(r, state.Stopping, state.Cold, func(c *state.Move) { c.Failures, c.LastError = &failures, &why })
 }

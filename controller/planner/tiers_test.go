@@ -245,7 +245,7 @@ func TestOutcomesOfASleep(t *testing.T) {
 			gpu := w.view().Node(nil, "n0").GPUs[0]
 			require.Equal(t, class == planner.MemoryHeld, gpu.Quarantined)
 			if gpu.Quarantined {
-				require.Contains(t, gpu.QuarantineReason, "80 bytes did not come back")
+				require.Contains(t, gpu.QuarantineReason, "80 bytes were not freed after a:v:")
 			}
 			if class == planner.NotDrained {
 				require.Equal(t, 1, w.replicas("a"), "it counts again")
@@ -316,11 +316,11 @@ func TestLostWarmProcess(t *testing.T) {
 	for name, lose := range map[string]func(w *world, j *job){
 		"its process began anew": func(w *world, j *job) { j.alloc.Started, j.alloc.Restarts = w.now, 1 },
 		"its allocation failed":  func(_ *world, j *job) { j.alloc.Client, j.alloc.Failed = "failed", true },
-		"somebody stopped its job": func(w *world, j *job) {
+		"the job was stopped outside remuda": func(w *world, j *job) {
 			w.index2++
 			j.Stopped, j.Index = true, w.index2
 		},
-		"its job is gone": func(w *world, j *job) { delete(w.nomad, j.Name.String()) },
+		"the job is missing in Nomad": func(w *world, j *job) { delete(w.nomad, j.Name.String()) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -442,11 +442,11 @@ func TestRestingReplicasThatNobodyWants(t *testing.T) {
 		change func(w *world)
 		left   map[string]int
 	}{
-		"its model is stopped": {func(w *world) {
+		"the model is stopped": {func(w *world) {
 			w.must(&state.SetScale{Model: "a", Stopped: new(true), Origin: state.OriginOperator})
 		}, map[string]int{}},
 		"its definition has changed": {func(w *world) { w.model(model("a", 0, variant("v", "a2", whole))) }, map[string]int{}},
-		"its variant is gone":        {func(w *world) { w.model(model("a", 0, variant("other", "a3", whole))) }, map[string]int{}},
+		"the variant was removed":    {func(w *world) { w.model(model("a", 0, variant("other", "a3", whole))) }, map[string]int{}},
 		"its node is drained": {func(w *world) {
 			w.drains["n0"] = w.now
 			w.setNode("n0", func(n *state.Node) { n.Draining = true })

@@ -105,19 +105,19 @@ func (c *Config) validate() error {
 		case err != nil:
 			bad("advertise address: %w", err)
 		case unspecified(advertised) || port == "0":
-			bad("advertise address %s: other servers cannot reach that", c.Advertise)
+			bad("advertise address %s: other servers cannot reach it", c.Advertise)
 		}
 	} else if err == nil && unspecified(host) {
-		bad("bind address %s is every address: the advertise address must be set", c.Bind)
+		bad("bind address %s stands for every address: the advertise address must be set", c.Bind)
 	}
 	if n := c.BootstrapExpect; n < 0 || n > 9 {
-		bad("bootstrap expect is %d: want 0 to 9", n)
+		bad("bootstrap expect is %d: must be 0 to 9", n)
 	}
 	if c.BootstrapExpect == 1 && len(c.Join) > 0 {
-		bad("bootstrap expect is 1 and there are servers to join: two clusters would come of it; set it to 0 to join, or leave join empty")
+		bad("bootstrap expect is 1 and join is set, which would form two clusters: set it to 0 to join, or leave join empty")
 	}
 	if c.BootstrapExpect > 1 && len(c.Join) == 0 {
-		bad("bootstrap expect is %d and there is no server to join", c.BootstrapExpect)
+		bad("bootstrap expect is %d and join is empty: set the addresses of the other servers", c.BootstrapExpect)
 	}
 	for _, a := range c.Join {
 		if _, _, err := net.SplitHostPort(a); err != nil {
@@ -137,14 +137,14 @@ func (c *Config) validate() error {
 		{"snapshot interval", c.SnapshotInterval, 5 * time.Millisecond},
 	} {
 		if d.is < d.min {
-			bad("%s is %s: want at least %s", d.name, d.is, d.min)
+			bad("%s is %s: must be at least %s", d.name, d.is, d.min)
 		}
 	}
 	if c.LeaderLeaseTimeout > c.HeartbeatTimeout {
-		bad("leader lease timeout is %s: want at most the heartbeat timeout, %s", c.LeaderLeaseTimeout, c.HeartbeatTimeout)
+		bad("leader lease timeout is %s: must be at most the heartbeat timeout, %s", c.LeaderLeaseTimeout, c.HeartbeatTimeout)
 	}
 	if c.MaxBatch < 1 || c.MaxBatch > 1024 {
-		bad("max batch is %d: want 1 to 1024", c.MaxBatch)
+		bad("max batch is %d: must be 1 to 1024", c.MaxBatch)
 	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("raft: %w", err)
@@ -172,7 +172,7 @@ func LoadTLS(ca, cert, key, serverName string) (*TLS, error) {
 	}
 	pool := x509.NewCertPool()
 	if !pool.AppendCertsFromPEM(pem) {
-		return nil, fmt.Errorf("raft TLS: %s has no certificate", ca)
+		return nil, fmt.Errorf("raft TLS: %s contains no PEM certificate", ca)
 	}
 	pair, err := tls.LoadX509KeyPair(cert, key)
 	if err != nil {

@@ -1,5 +1,5 @@
 // Package raft keeps the controller's state in step on 1, 3 or 5 servers, with
-// hashicorp/raft and raft-boltdb (DESIGN section 7).
+// hashicorp/raft and raft-boltdb.
 //
 // It guarantees: a command whose Apply returned without error survives any crash of
 // a minority of servers, kill -9 included; a Read that is not stale sees every such

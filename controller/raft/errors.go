@@ -11,7 +11,7 @@ var (
 	ErrNotLeader = errors.New("not the leader")
 	// ErrUnknownOutcome: the command may be applied or not, now or later. The caller
 	// has to look, or to ask again with a compare-and-set.
-	ErrUnknownOutcome = errors.New("the outcome is not known")
+	ErrUnknownOutcome = errors.New("the outcome is unknown")
 	// ErrBusy: the leader could not take the command in time. Nothing was changed.
 	ErrBusy = errors.New("the leader is busy")
 	// ErrClosed: the node is closed. Nothing was changed.
@@ -28,9 +28,9 @@ type NotLeaderError struct {
 // Error implements error.
 func (e *NotLeaderError) Error() string {
 	if e.ID == "" {
-		return "not the leader, and no leader is known"
+		return "not the leader, and the cluster has no leader"
 	}
-	return fmt.Sprintf("not the leader: that is %s at %s", e.ID, e.Address)
+	return fmt.Sprintf("not the leader: the leader is %s at %s", e.ID, e.Address)
 }
 
 // Is implements the interface of errors.Is.

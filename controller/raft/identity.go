@@ -46,7 +46,7 @@ func loadIdentity(dir string, used bool) (*identity, error) {
 		err = json.Unmarshal(data, &id.doc)
 	}
 	if err == nil && id.doc.ID == "" {
-		err = errors.New("it has no ID")
+		err = errors.New("it contains no ID")
 	}
 	if err != nil {
 		return nil, fmt.Errorf("raft: identity %s: %w", id.path, err)

@@ -77,7 +77,7 @@ func (l *leadership) establish(ctx context.Context) {
 		if err == nil {
 			break
 		}
-		l.node.log.Warn("leadership is not established yet", "term", term, "error", err)
+		l.node.log.Warn("leadership not established yet", "term", term, "error", err)
 		select {
 		case <-ctx.Done():
 			return
@@ -85,7 +85,7 @@ func (l *leadership) establish(ctx context.Context) {
 		}
 	}
 	l.set(Leadership{Leader: true, Term: term})
-	l.node.log.Info("this server leads", "term", term, "applied", l.node.cfg.Store.View().Index())
+	l.node.log.Info("leadership acquired", "term", term, "applied", l.node.cfg.Store.View().Index())
 }
 
 func (l *leadership) set(now Leadership) {

@@ -44,13 +44,13 @@ func (n *Node) takePart() {
 			return
 		}
 		if err == nil && n.cfg.BootstrapExpect == 0 && len(n.cfg.Join) == 0 {
-			n.log.Warn("this server is no member of a cluster, and is told of none to join")
+			n.log.Warn("this server is not a member of a cluster, and has no servers to join: set join")
 			return
 		}
 		if err = n.round(); err != nil && n.part.ctx.Err() == nil && err.Error() != said {
 			said = err.Error()
 			if member {
-				n.log.Info("a member that hears of no leader yet", "reason", said)
+				n.log.Info("no leader yet", "reason", said)
 			} else {
 				n.log.Info("not a member of a cluster yet", "reason", said)
 			}
@@ -91,11 +91,11 @@ func (n *Node) round() error {
 	switch {
 	case me.Formed:
 		// Its address is new, or it was removed: only the cluster can help it.
-		return errors.Join(append(errs, errors.New("none of the other servers is of the cluster"))...)
+		return errors.Join(append(errs, errors.New("none of the other servers is a member of the cluster"))...)
 	case n.cfg.BootstrapExpect == 0:
-		return errors.Join(append(errs, errors.New("none of the servers to join is of a cluster"))...)
+		return errors.Join(append(errs, errors.New("none of the servers to join is a member of a cluster"))...)
 	case len(group) < n.cfg.BootstrapExpect:
-		return errors.Join(append(errs, fmt.Errorf("%d of %d servers are there", len(group), n.cfg.BootstrapExpect))...)
+		return errors.Join(append(errs, fmt.Errorf("%d of %d servers are reachable", len(group), n.cfg.BootstrapExpect))...)
 	}
 	return n.form(group)
 }
@@ -105,7 +105,7 @@ func (n *Node) join(formed []answer) error {
 	id := formed[0].ClusterID
 	for _, a := range formed {
 		if a.ClusterID != id {
-			return fmt.Errorf("%s and %s are of different clusters, %s and %s", formed[0].Peer.Address, a.Peer.Address, id, a.ClusterID)
+			return fmt.Errorf("%s and %s belong to different clusters, %s and %s", formed[0].Peer.Address, a.Peer.Address, id, a.ClusterID)
 		}
 	}
 	// Known before it is a member, so that it can never be of two.
@@ -114,7 +114,7 @@ func (n *Node) join(formed []answer) error {
 			return nil
 		}
 		if n.formed() || doc.ClusterID != "" {
-			return fmt.Errorf("the servers to join are of the cluster %s, and this one belongs to %s: if that cluster is no more, delete this server's data directory", id, doc.ClusterID)
+			return fmt.Errorf("the servers to join belong to cluster %s, and this one to %s: if that cluster no longer exists, delete this server's data directory", id, doc.ClusterID)
 		}
 		doc.ClusterID = id
 		return nil
@@ -156,7 +156,7 @@ func (n *Node) askLeader(ctx context.Context, addresses []string, q question) er
 // it when all have. The others learn of it from their leader.
 func (n *Node) form(group []answer) error {
 	if len(group) != n.cfg.BootstrapExpect {
-		return fmt.Errorf("%d servers are there and %d are expected", len(group), n.cfg.BootstrapExpect)
+		return fmt.Errorf("%d servers are reachable and %d are expected", len(group), n.cfg.BootstrapExpect)
 	}
 	servers := make([]Peer, 0, len(group))
 	for _, a := range group {
@@ -200,17 +200,17 @@ func clusterID(servers []Peer) string {
 // promise agrees to be of that group and of no other, durably.
 func (n *Node) promise(servers []Peer) error {
 	if n.formed() {
-		return errors.New("this server is of a cluster already")
+		return errors.New("this server is already a member of a cluster")
 	}
 	if len(servers) != n.cfg.BootstrapExpect || !slices.Contains(servers, Peer{n.ID(), n.Address()}) {
-		return fmt.Errorf("this server is %s at %s and expects %d servers: that is not the group", n.ID(), n.Address(), n.cfg.BootstrapExpect)
+		return fmt.Errorf("this server is %s at %s and expects %d servers: it does not match the group", n.ID(), n.Address(), n.cfg.BootstrapExpect)
 	}
 	return n.identity.change(func(doc *identityDoc) error {
 		if doc.Promise != nil && !slices.Equal(doc.Promise, servers) {
-			return fmt.Errorf("this server has promised to be of another group: if that cluster was never formed, stop this server and delete %s", n.identity.path)
+			return fmt.Errorf("this server has already joined another group of servers: if that cluster was never formed, stop this server and delete %s", n.identity.path)
 		}
 		if doc.Promise == nil && doc.ClusterID != "" {
-			return fmt.Errorf("this server is joining the cluster %s", doc.ClusterID)
+			return fmt.Errorf("this server is joining cluster %s", doc.ClusterID)
 		}
 		doc.Promise, doc.ClusterID = servers, clusterID(servers)
 		return nil

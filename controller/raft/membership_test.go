@@ -377,7 +377,7 @@ func TestTLS(t *testing.T) {
 	_, err = raft.LoadTLS("none", "none", "none", "")
 	require.Error(t, err)
 	_, err = raft.LoadTLS(os.Args[0], "none", "none", "")
-	require.ErrorContains(t, err, "has no certificate")
+	require.ErrorContains(t, err, "contains no PEM certificate")
 }
 
 func TestLeaveIsGivenUpWithItsContext(t *testing.T) {

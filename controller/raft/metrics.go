@@ -27,17 +27,17 @@ func newCollector(n *Node) *collector {
 	return &collector{
 		node: n,
 		apply: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "remuda_raft_apply_seconds", Help: "How long commands took until they were applied, by outcome.",
+			Name: "remuda_raft_apply_seconds", Help: "Duration until commands were applied, by outcome.",
 			Buckets: prometheus.ExponentialBuckets(0.0005, 2, 14),
 		}, []string{"outcome"}),
-		leader:  desc("leader", "1 on the server that leads and has applied all that was committed before."),
-		state:   desc("state", "1 for the state that the server is in.", "state"),
+		leader:  desc("leader", "1 on the leader once it has applied all previously committed entries."),
+		state:   desc("state", "1 for the current Raft state of the server.", "state"),
 		term:    desc("term", "The current term."),
-		commit:  desc("commit_index", "The index of the last entry known to be committed."),
-		lastLog: desc("last_index", "The index of the last entry in the log."),
-		pending: desc("fsm_pending", "Committed entries that wait to be applied."),
+		commit:  desc("commit_index", "Index of the last committed entry."),
+		lastLog: desc("last_index", "Index of the last entry in the log."),
+		pending: desc("fsm_pending", "Committed entries waiting to be applied."),
 		peers:   desc("peers", "Members of the cluster."),
-		contact: desc("last_contact_seconds", "Time since this server heard from the leader; 0 on the leader."),
+		contact: desc("last_contact_seconds", "Time since the last contact with the leader; 0 on the leader."),
 	}
 }
 

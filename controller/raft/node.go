@@ -89,7 +89,7 @@ func (n *Node) open() error {
 	})
 	if err != nil {
 		if errors.Is(err, bbolt.ErrTimeout) { //nolint:staticcheck // The name that bbolt v1.3 has for it.
-			err = errors.New("another process has it open")
+			err = errors.New("another process has the file open: is another agent using this data directory?")
 		}
 		return fmt.Errorf("raft: %s: %w", filepath.Join(n.cfg.DataDir, "raft.db"), err)
 	}
@@ -195,7 +195,7 @@ func (n *Node) watchFailure() {
 	select {
 	case <-n.ctx.Done():
 	case <-n.failed:
-		n.log.Error("this server cannot go on", "reason", n.failure)
+		n.log.Error("this server has failed", "reason", n.failure)
 		if err := n.shutdown(); err != nil {
 			n.log.Error("shutdown", "error", err)
 		}
@@ -284,7 +284,7 @@ func (n *Node) apply(ctx context.Context, data []byte) (state.Result, error) {
 	}
 	res, ok := future.Response().(state.Result)
 	if !ok {
-		return state.Result{}, fmt.Errorf("%w: the state answered with a %T", ErrUnknownOutcome, future.Response())
+		return state.Result{}, fmt.Errorf("%w: the state returned a %T", ErrUnknownOutcome, future.Response())
 	}
 	if res.Err != nil {
 		return res, res.Err

@@ -46,12 +46,12 @@ func (n *Node) RemovePeer(ctx context.Context, id string) error {
 		return err
 	}
 	if len(peers) == 1 && peers[0].ID == id {
-		return errors.New("raft: the last server cannot be removed")
+		return errors.New("raft: cannot remove the last server")
 	}
 	if err := n.await(ctx, n.raft.RemoveServer(hraft.ServerID(id), 0, n.cfg.ApplyTimeout)); err != nil {
 		return err
 	}
-	n.log.Info("a server was removed", "id", id)
+	n.log.Info("server removed", "id", id)
 	return nil
 }
 
@@ -99,7 +99,7 @@ func (n *Node) Leave(ctx context.Context) error {
 		if err == nil || ctx.Err() != nil {
 			return err
 		}
-		n.log.Info("leaving is tried again", "reason", err)
+		n.log.Info("leave failed, retrying", "reason", err)
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("raft: leave: %w", err)
@@ -175,7 +175,7 @@ func (n *Node) RestoreSnapshot(ctx context.Context, r io.Reader) (info state.Sna
 		}
 		return info, fmt.Errorf("raft: restore: %w: %w", ErrUnknownOutcome, err)
 	}
-	n.log.Info("the state was restored", "index", info.Index, "bytes", info.Bytes)
+	n.log.Info("state restored", "index", info.Index, "bytes", info.Bytes)
 	return info, nil
 }
 

@@ -73,18 +73,18 @@ func (n *Node) ask(ctx context.Context, address string, q question) (answer, err
 	var a answer
 	conn, err := n.streams.open(ctx, address, streamPeering)
 	if err != nil {
-		return a, fmt.Errorf("ask %s: %w", address, err)
+		return a, fmt.Errorf("query %s: %w", address, err)
 	}
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
 	if err := json.NewEncoder(conn).Encode(q); err != nil {
-		return a, fmt.Errorf("ask %s: %w", address, err)
+		return a, fmt.Errorf("query %s: %w", address, err)
 	}
 	if err := json.NewDecoder(io.LimitReader(conn, maxMessage)).Decode(&a); err != nil {
-		return a, fmt.Errorf("ask %s: %w", address, err)
+		return a, fmt.Errorf("query %s: %w", address, err)
 	}
 	if a.Error != "" && !a.NotLeader {
-		return a, fmt.Errorf("%s refuses: %s", address, a.Error)
+		return a, fmt.Errorf("rejected by %s: %s", address, a.Error)
 	}
 	return a, nil
 }
@@ -103,7 +103,7 @@ func (n *Node) servePeering(conn net.Conn) {
 	}
 	a := n.answer(q)
 	if a.Error != "" && !a.NotLeader {
-		n.log.Warn("refused another server", "op", q.Op, "from", conn.RemoteAddr().String(), "peer", q.Peer.ID, "reason", a.Error)
+		n.log.Warn("request of another server rejected", "op", q.Op, "from", conn.RemoteAddr().String(), "peer", q.Peer.ID, "reason", a.Error)
 	}
 	// Whoever does not wait for the answer asks again.
 	_ = json.NewEncoder(conn).Encode(a)
@@ -112,11 +112,11 @@ func (n *Node) servePeering(conn net.Conn) {
 func (n *Node) answer(q question) answer {
 	var err error
 	if q.Cluster != n.cfg.Cluster {
-		return answer{Error: fmt.Sprintf("this is a server of cluster %q, not %q", n.cfg.Cluster, q.Cluster)}
+		return answer{Error: fmt.Sprintf("this server is in cluster %q, not %q", n.cfg.Cluster, q.Cluster)}
 	}
 	mine := n.identity.get().ClusterID
 	if q.ClusterID != "" && mine != "" && q.ClusterID != mine && q.Op != opPromise {
-		return answer{Error: fmt.Sprintf("this server belongs to the cluster with the ID %s, the other to %s", mine, q.ClusterID)}
+		return answer{Error: fmt.Sprintf("this server belongs to the cluster with ID %s, the other one to %s", mine, q.ClusterID)}
 	}
 	ctx, cancel := context.WithTimeout(n.ctx, peeringTimeout)
 	defer cancel()
@@ -130,7 +130,7 @@ func (n *Node) answer(q question) answer {
 	case opLeave:
 		err = n.RemovePeer(ctx, q.Peer.ID)
 	default:
-		err = fmt.Errorf("operation %q is not known", q.Op)
+		err = fmt.Errorf("unknown operation %q", q.Op)
 	}
 	if err == nil {
 		return answer{ClusterID: n.identity.get().ClusterID}
@@ -163,7 +163,7 @@ func (n *Node) LeaderAPI(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("raft: %w", err)
 	}
 	if a.Peer.ID != l.ID {
-		return "", fmt.Errorf("raft: at the leader's address %s is server %s, not %s", l.Address, a.Peer.ID, l.ID)
+		return "", fmt.Errorf("raft: server at the leader's address %s is %s, not %s", l.Address, a.Peer.ID, l.ID)
 	}
 	return a.API, nil
 }
@@ -181,10 +181,10 @@ func (n *Node) takeIn(ctx context.Context, q question) error {
 		return err
 	}
 	if q.Peer.ID == "" || q.Peer.Address == "" {
-		return errors.New("who joins has an ID and an address")
+		return errors.New("a joining server must send its ID and address")
 	}
 	if mine := n.identity.get().ClusterID; q.ClusterID != mine {
-		return fmt.Errorf("who joins must know the cluster's ID, %s", mine)
+		return fmt.Errorf("a joining server must send the cluster's ID, %s", mine)
 	}
 	peers, index, err := n.configuration()
 	if err != nil {
@@ -195,17 +195,17 @@ func (n *Node) takeIn(ctx context.Context, q question) error {
 	}
 	a, err := n.ask(ctx, q.Peer.Address, question{Op: opHello})
 	if err != nil {
-		return fmt.Errorf("the address %s is not reached from the leader: %w", q.Peer.Address, err)
+		return fmt.Errorf("the leader cannot reach address %s: %w", q.Peer.Address, err)
 	}
 	if a.Peer.ID != q.Peer.ID {
-		return fmt.Errorf("at the address %s is the server %s, not %s", q.Peer.Address, a.Peer.ID, q.Peer.ID)
+		return fmt.Errorf("server at address %s is %s, not %s", q.Peer.Address, a.Peer.ID, q.Peer.ID)
 	}
 	if a.Leaving {
-		return fmt.Errorf("the server %s is leaving", q.Peer.ID)
+		return fmt.Errorf("server %s is leaving", q.Peer.ID)
 	}
 	for _, p := range peers {
 		if p.Address == q.Peer.Address && p.ID != q.Peer.ID {
-			n.log.Info("a server at this address has lost its data and comes anew", "address", p.Address, "was", p.ID, "is", q.Peer.ID)
+			n.log.Info("server joins again with a new ID: its data was lost", "address", p.Address, "was", p.ID, "is", q.Peer.ID)
 			f := n.raft.RemoveServer(hraft.ServerID(p.ID), index, n.cfg.ApplyTimeout)
 			if err := n.await(ctx, f); err != nil {
 				return err
@@ -213,7 +213,7 @@ func (n *Node) takeIn(ctx context.Context, q question) error {
 			index = f.Index()
 		}
 	}
-	n.log.Info("a server joins", "id", q.Peer.ID, "address", q.Peer.Address)
+	n.log.Info("server joins", "id", q.Peer.ID, "address", q.Peer.Address)
 	// Not if the members have changed since: it may have left meanwhile.
 	return n.await(ctx, n.raft.AddVoter(hraft.ServerID(q.Peer.ID), hraft.ServerAddress(q.Peer.Address), index, n.cfg.ApplyTimeout))
 }

@@ -392,7 +392,7 @@ func TestDataDirectoryIsOneProcesss(t *testing.T) {
 	other := c.add()
 	other.dir = c.servers[0].dir
 	_, err := raft.Open(other.config())
-	require.ErrorContains(t, err, "another process has it open")
+	require.ErrorContains(t, err, "another process has the file open: is another agent using this data directory?")
 	c.servers[0].apply(set("a", "1"))
 }
 

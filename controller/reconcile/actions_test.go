@@ -435,7 +435,7 @@ func TestWorkersAreBounded(t *testing.T) {
 func TestWhyIsAskedSeldom(t *testing.T) {
 	inWorld(t, nil, func(t *testing.T, w *world) {
 		cfg := reconcile.DefaultConfig()
-		w.nomad.set(func() { w.nomad.reasons["m:v:1"] = "group \"x\": 1 nodes have not enough memory" })
+		w.nomad.set(func() { w.nomad.reasons["m:v:1"] = "group \"x\": 1 nodes do not have enough memory" })
 		w.place("1", "2")
 		w.rest()
 		w.nomad.allocate("m:v:2", allocation("n"))
@@ -443,7 +443,7 @@ func TestWhyIsAskedSeldom(t *testing.T) {
 		require.Empty(t, w.nomad.asked(), "not before its time")
 		w.pass(10 * time.Second)
 		require.Equal(t, []string{"m:v:1"}, w.nomad.asked(), "and only about the one that waits")
-		require.Contains(t, w.seen().Jobs["m:v:1"].Unplaceable, "not enough memory")
+		require.Contains(t, w.seen().Jobs["m:v:1"].Unplaceable, "1 nodes do not have enough memory")
 		require.Empty(t, w.seen().Jobs["m:v:2"].Unplaceable)
 		w.pass(10 * cfg.WhyInterval)
 		require.InDelta(t, 11, len(w.nomad.asked()), 1)

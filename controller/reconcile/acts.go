@@ -15,7 +15,7 @@ import (
 
 // errSuperseded: the replica is another one than when the action was decided. That is
 // no failure; the next look decides anew.
-var errSuperseded = errors.New("the replica has changed meanwhile")
+var errSuperseded = errors.New("the replica has changed in the meantime")
 
 // acts does the actions, one for each replica at a time and only so many at once in each
 // lane. What has no place now is not kept: the next look asks for it again.
@@ -227,11 +227,11 @@ func (a *acts) end(ctx context.Context, o order, t *task, err error) {
 		}
 		t.repeats++
 		t.failures, t.err, t.ended, t.until = 0, nil, a.l.cfg.Now(), time.Time{}
-		log.Info("an action was done", "repeats", t.repeats-1)
+		log.Info("action done", "repeats", t.repeats-1)
 		return
 	case "superseded", "stopped":
 		t.err, t.until = nil, time.Time{}
-		log.Debug("an action was given up", "error", err)
+		log.Debug("action cancelled", "error", err)
 		return
 	}
 	t.failures++
@@ -242,7 +242,7 @@ func (a *acts) end(ctx context.Context, o order, t *task, err error) {
 	}
 	wait := spread(planner.Backoff(a.l.cfg.Retry, longest, t.failures))
 	t.until = t.ended.Add(wait)
-	log.Warn("an action has failed", "error", err, "failures", t.failures, "retry", wait)
+	log.Warn("action failed", "error", err, "failures", t.failures, "retry", wait)
 }
 
 // resultOf says in a word how an action went.

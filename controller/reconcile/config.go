@@ -156,38 +156,38 @@ func (c Config) validate() error {
 		{"settle", c.Settle}, {"resync", c.Resync}, {"retry", c.Retry}, {"why interval", c.WhyInterval}, {"echo timeout", c.EchoTimeout},
 	} {
 		if d.is <= 0 {
-			errs = append(errs, fmt.Errorf("%s is %s: want more than 0", d.name, d.is))
+			errs = append(errs, fmt.Errorf("%s is %s: must be more than 0", d.name, d.is))
 		}
 	}
 	if c.ConsulGrace < 0 {
-		errs = append(errs, fmt.Errorf("consul grace is %s: want 0 or more", c.ConsulGrace))
+		errs = append(errs, fmt.Errorf("consul grace is %s: must be 0 or more", c.ConsulGrace))
 	}
 	if c.RetryMax < c.Retry {
-		errs = append(errs, fmt.Errorf("longest retry is %s: want at least the first, %s", c.RetryMax, c.Retry))
+		errs = append(errs, fmt.Errorf("longest retry is %s: must be at least the first, %s", c.RetryMax, c.Retry))
 	}
 	if c.ShimRetryMax < c.Retry {
-		errs = append(errs, fmt.Errorf("longest retry at a shim is %s: want at least the first, %s", c.ShimRetryMax, c.Retry))
+		errs = append(errs, fmt.Errorf("longest retry at a shim is %s: must be at least the first, %s", c.ShimRetryMax, c.Retry))
 	}
 	if c.Workers < 1 {
-		errs = append(errs, fmt.Errorf("workers is %d: want at least 1", c.Workers))
+		errs = append(errs, fmt.Errorf("workers is %d: must be at least 1", c.Workers))
 	}
 	if c.Tiers < 1 {
-		errs = append(errs, fmt.Errorf("tiers is %d: want at least 1", c.Tiers))
+		errs = append(errs, fmt.Errorf("tiers is %d: must be at least 1", c.Tiers))
 	}
 	planned := map[string]bool{}
 	for _, p := range c.Planner.Pools {
 		planned[p.Name] = true
 		if c.Pools[p.Name] == nil {
-			errs = append(errs, fmt.Errorf("pool %q has no Nomad", p.Name))
+			errs = append(errs, fmt.Errorf("pool %q has no Nomad client", p.Name))
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.Pools)) {
 		if !planned[name] {
-			errs = append(errs, fmt.Errorf("the Nomad of pool %q is no pool of the planner's", name))
+			errs = append(errs, fmt.Errorf("Nomad client of pool %q: the planner has no such pool", name))
 		}
 	}
 	if !(c.PlanRate > 0) || c.PlanBurst < 1 {
-		errs = append(errs, fmt.Errorf("plan rate is %g and burst %d: want more than 0 a second, and at least 1", c.PlanRate, c.PlanBurst))
+		errs = append(errs, fmt.Errorf("plan rate is %g and burst %d: must be more than 0 a second, and at least 1", c.PlanRate, c.PlanBurst))
 	}
 	if err := c.Planner.Validate(); err != nil {
 		errs = append(errs, fmt.Errorf("planner: %w", err))

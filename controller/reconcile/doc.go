@@ -1,7 +1,7 @@
 // Package reconcile is the part of the controller that closes the distance between
 // the state and the world: it watches each capacity pool's Nomad, Consul and the state,
 // has the planner decide, commits the plan to Raft, and does in Nomad and at the engines'
-// shims what the state asks for (DESIGN section 7).
+// shims what the state asks for.
 //
 // It guarantees: only the leader acts, and right before each write to Nomad and each order
 // to a shim it asks a majority whether it still leads; what is done is written with compare and swap, in

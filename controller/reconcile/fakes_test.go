@@ -282,7 +282,7 @@ func (n *fakeNomad) Register(ctx context.Context, job *api.Job, index uint64) (n
 		case there && !old.Stopped && old.Hash == r.Variant.Hash:
 			out = nomad.Registration{Index: old.Index, Already: true}
 		case there && old.Index != index, !there && index != 0:
-			err = fmt.Errorf("register %s: %w", id, &nomad.ConflictError{Job: id, Want: index, Have: old.Index, Reason: "somebody changed it"})
+			err = fmt.Errorf("register %s: %w", id, &nomad.ConflictError{Job: id, Want: index, Have: old.Index, Reason: "it was changed outside remuda"})
 		default:
 			n.index++
 			n.jobs[id] = nomad.Job{ID: id, Name: r.Name, Hash: r.Variant.Hash, Placement: r.Placement, Status: "pending", Index: n.index}

@@ -51,7 +51,7 @@ func newLeading(r *Reconciler, term uint64) *leading {
 		patience: l.cfg.Planner.PlaceTimeout, again: l.cfg.WhyInterval, now: l.cfg.Now, pending: map[string]*pending{}, asking: map[string]int{},
 		told: func(name string, err error) {
 			if err != nil {
-				l.cfg.Logger.Debug("why does Nomad not place it: no answer", "replica", name, "error", err)
+				l.cfg.Logger.Debug("cannot read why Nomad does not place a job", "replica", name, "error", err)
 			}
 			l.wake()
 		},

@@ -43,31 +43,31 @@ func newMetrics(r *Reconciler) *metrics {
 	return &metrics{
 		r: r,
 		plans: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "remuda_controller_plans_total", Help: "Plans that this server has proposed, by result.",
+			Name: "remuda_controller_plans_total", Help: "Plans proposed by this server, by result.",
 		}, []string{"result"}),
 		actions: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "remuda_controller_actions_total", Help: "What this server has done in Nomad and at shims, by kind and result.",
+			Name: "remuda_controller_actions_total", Help: "Actions of this server in Nomad and at shims, by kind and result.",
 		}, []string{"kind", "result"}),
 		decisions: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "remuda_controller_decisions_total", Help: "Decisions that this server has committed, by kind.",
+			Name: "remuda_controller_decisions_total", Help: "Decisions committed by this server, by kind.",
 		}, []string{"kind"}),
 		evictions: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "remuda_controller_evictions_total", Help: "Replicas that this server has decided to evict for another one, by their model and the kind of the decision.",
+			Name: "remuda_controller_evictions_total", Help: "Replicas evicted by this server to make room, by their model and the kind of the decision.",
 		}, []string{"model", "kind"}),
 		seconds: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: "remuda_controller_reconcile_seconds", Help: "How long one look at the state and the world took, with the commit of what it led to.",
+			Name: "remuda_controller_reconcile_seconds", Help: "Duration of one reconciliation, with the commit of its plan.",
 			Buckets: prometheus.ExponentialBuckets(0.0005, 2, 14),
 		}),
 		tiers: map[planner.Kind]*prometheus.HistogramVec{
-			planner.Sleep: tier("sleep_seconds", "How long replicas took from HOT to WARM once they were drained: all of it, with the memory's return, or the engine's share."),
-			planner.Wake:  tier("wake_seconds", "How long replicas took from WARM to HOT: all of it, or the engine's share."),
+			planner.Sleep: tier("sleep_seconds", "Duration from HOT to WARM after the drain: in total, until the memory is free, or the engine's share."),
+			planner.Wake:  tier("wake_seconds", "Duration from WARM to HOT: in total, or the engine's share."),
 		},
-		replicas: desc("replicas", "Replicas in the state. Only the leader tells.", "model", "variant", "tier", "phase", "pool"),
-		inFlight: desc("in_flight", "Requests in flight as the gateways report them. Only the leader tells.", "model", "variant"),
-		waiting:  desc("waiting", "Requests that wait for an engine as the gateways report them. Only the leader tells.", "model"),
-		gateways: desc("gateways", "Gateways that report. Only the leader tells."),
-		known:    desc("source_up", "1 where what was last heard of it is up to date. Only the leader tells.", "source"),
-		pools:    desc("pool_up", "1 where the Nomad of the capacity pool is heard; the controller's own has no name. Only the leader tells.", "pool"),
+		replicas: desc("replicas", "Replicas in the state. Reported by the leader only.", "model", "variant", "tier", "phase", "pool"),
+		inFlight: desc("in_flight", "Requests in flight, as reported by the gateways. Reported by the leader only.", "model", "variant"),
+		waiting:  desc("waiting", "Requests waiting for an engine, as reported by the gateways. Reported by the leader only.", "model"),
+		gateways: desc("gateways", "Gateways that report to the controller. Reported by the leader only."),
+		known:    desc("source_up", "1 if the data of this source is up to date. Reported by the leader only.", "source"),
+		pools:    desc("pool_up", "1 if the Nomad of this capacity pool is reachable; the controller's own pool has an empty name. Reported by the leader only.", "pool"),
 	}
 }
 

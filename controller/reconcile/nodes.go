@@ -103,17 +103,17 @@ func sameNode(n, row state.Node) bool {
 func noteOf(n state.Node, row *state.Node) string {
 	switch {
 	case row == nil:
-		return "a node has come"
+		return "node added"
 	case n.CapacityPool != row.CapacityPool:
-		return "a node is of another pool now"
+		return "node moved to another pool"
 	case n.Gone && !row.Gone:
-		return "a node is gone: it was lost for longer than the grace"
+		return "node gone: down for longer than the node grace"
 	case !n.LostSince.IsZero() && row.LostSince.IsZero():
-		return "a node is lost: nothing is concluded before the grace is over"
+		return "node down: its replicas stay until the node grace is over"
 	case n.LostSince.IsZero() && !row.LostSince.IsZero():
-		return "a node is back"
+		return "node up again"
 	case n.Draining && !row.Draining:
-		return "a node is being drained"
+		return "node draining"
 	}
 	return ""
 }

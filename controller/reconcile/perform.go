@@ -19,7 +19,7 @@ func (l *leading) perform(ctx context.Context, o order) error {
 	n, err := l.nomads[o.Pool], error(nil)
 	switch {
 	case n == nil:
-		return fmt.Errorf("%s %s: the config of this server has no %s", o.Kind, o.Replica, poolText(o.Pool))
+		return fmt.Errorf("%s %s: this server's config has no %s", o.Kind, o.Replica, poolText(o.Pool))
 	case ofShim(o.Kind):
 		return l.changeTier(ctx, o) // what comes of it is written with its outcome
 	}
@@ -29,7 +29,7 @@ func (l *leading) perform(ctx context.Context, o order) error {
 	case planner.Stop, planner.Purge:
 		err = l.stop(ctx, n, o)
 	default:
-		return fmt.Errorf("action %q of replica %s is not known", o.Kind, o.Replica)
+		return fmt.Errorf("unknown action %q of replica %s", o.Kind, o.Replica)
 	}
 	// What Nomad refuses and what cannot even be asked belongs to the replica, and
 	// people find it there. Conflicts are looked into, and that Nomad does not answer,
@@ -70,11 +70,11 @@ func (l *leading) register(ctx context.Context, n Nomad, o order) error {
 	}
 	m, node := view.Model(nil, r.Name.Model), view.Node(nil, r.Placement.Node)
 	if m == nil || node == nil {
-		return fmt.Errorf("register %s: its model %q or its node %s is not known", o.Replica, r.Name.Model, r.Placement.Node)
+		return fmt.Errorf("register %s: its model %q or its node %s does not exist", o.Replica, r.Name.Model, r.Placement.Node)
 	}
 	v := m.VariantOf(r)
 	if v == nil {
-		return fmt.Errorf("register %s: nothing is known of the variant that it was made from, of hash %q", o.Replica, r.VariantHash)
+		return fmt.Errorf("register %s: its variant definition with hash %q is no longer known", o.Replica, r.VariantHash)
 	}
 	job, err := n.Render(ctx, nomad.Request{
 		Name: r.Name, Variant: *v, Node: *node, Placement: r.Placement,
@@ -177,7 +177,7 @@ func (l *leading) note(ctx context.Context, o order, why error) error {
 		move.Phase, move.Failures, move.Retry = state.Failed, &failures, &retry
 		plan.Decisions = []state.Decision{{
 			Time: now, Model: r.Name.Model, Replica: o.Replica, Kind: planner.KindLoadFailed,
-			Reason: "Nomad refuses the job of " + o.Replica + ": " + text,
+			Reason: "Nomad rejects the job of " + o.Replica + ": " + text,
 			Inputs: map[string]string{"failures": fmt.Sprint(failures), "retry_in": wait.String()},
 		}}
 	case r.LastError == text:

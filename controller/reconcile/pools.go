@@ -94,7 +94,7 @@ func (s sighted) listing() listing {
 		out.known[pool] = true
 		for _, n := range p.nodes {
 			if other, clash := first[n.ID]; clash {
-				out.clashes[pool] = fmt.Sprintf("node %s (%s) belongs to %s as well, and stays there: give each its own node_pool", n.ID, n.Name, poolText(other))
+				out.clashes[pool] = fmt.Sprintf("node %s (%s) also belongs to %s and stays there: give each pool its own node_pool", n.ID, n.Name, poolText(other))
 				continue
 			}
 			first[n.ID] = pool
@@ -109,7 +109,7 @@ func (s sighted) listing() listing {
 // poolText names a pool for people.
 func poolText(pool string) string {
 	if pool == own {
-		return "the own pool"
+		return "the controller's own pool"
 	}
 	return fmt.Sprintf("pool %q", pool)
 }

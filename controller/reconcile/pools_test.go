@@ -184,7 +184,7 @@ func TestPoolsOfOneNomad(t *testing.T) {
 		far.set(func() { far.nodes = []state.Node{node("f", 4), node("n", 4)} })
 		w.rest()
 		require.Empty(t, w.node("n").CapacityPool)
-		require.Contains(t, w.r.Status().Pools[1].Error(), "node n (name-n) belongs to the own pool as well")
+		require.Contains(t, w.r.Status().Pools[1].Error(), "node n (name-n) also belongs to the controller's own pool")
 		w.nomad.set(func() { w.nomad.nodes = nil })
 		w.rest()
 		require.Equal(t, "far", w.node("n").CapacityPool, "it has moved")

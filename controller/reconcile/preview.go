@@ -33,7 +33,7 @@ func (r *Reconciler) Preview(change func(*state.Store) error) (Preview, error) {
 	out := Preview{Store: l.cfg.Raft.Store().Fork()}
 	seen := l.seen.take(&schedule{})
 	if !seen.begun {
-		return Preview{}, fmt.Errorf("what runs is not known yet: %w", nomad.ErrUnreachable)
+		return Preview{}, fmt.Errorf("the running jobs are not known yet: %w", nomad.ErrUnreachable)
 	}
 	if err := change(out.Store); err != nil {
 		return Preview{}, err
@@ -51,7 +51,7 @@ func (r *Reconciler) Preview(change func(*state.Store) error) (Preview, error) {
 			return Preview{}, fmt.Errorf("preview: %w", err)
 		}
 		if res := out.Store.Apply(view.Index()+1, data); res.Err != nil {
-			return Preview{}, fmt.Errorf("preview: the plan would be refused: %w", res.Err)
+			return Preview{}, fmt.Errorf("preview: the plan would be rejected: %w", res.Err)
 		}
 		view, o = look()
 	}

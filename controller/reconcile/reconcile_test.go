@@ -33,8 +33,8 @@ func TestConfigNamesEveryFault(t *testing.T) {
 	cfg.Planner.Pools = []planner.Pool{planner.DefaultPool("a")}
 	cfg.Pools = map[string]reconcile.Nomad{"b": newFakeNomad()}
 	_, err = reconcile.New(cfg)
-	require.ErrorContains(t, err, `pool "a" has no Nomad`)
-	require.ErrorContains(t, err, `the Nomad of pool "b" is no pool of the planner's`)
+	require.ErrorContains(t, err, `pool "a" has no Nomad client`)
+	require.ErrorContains(t, err, `Nomad client of pool "b": the planner has no such pool`)
 }
 
 func TestLifeOfAReplica(t *testing.T) {

@@ -157,7 +157,7 @@ func (s *sightings) lostJobs(pool string, err error) {
 
 func (s *sightings) lostEngines() {
 	s.set(func(now time.Time) {
-		lose(&s.enginesAre, now, "consul does not answer, or refuses to list the engines")
+		lose(&s.enginesAre, now, "cannot reach Consul, or Consul denies listing the engines")
 	})
 }
 

@@ -123,7 +123,7 @@ func (t *tiering) ask(ctx context.Context, answer func(met) bool) bool {
 			m := met{Shim: s}
 			if m.state, m.err = t.l.cfg.Shims.State(ctx, s.Address); m.err == nil && m.state.Replica != t.o.Replica {
 				// The port is another's by now.
-				m.err = fmt.Errorf("%w: at %s is the shim of replica %s", shim.ErrUnreachable, s.Address, m.state.Replica)
+				m.err = fmt.Errorf("%w: the shim at %s belongs to replica %s", shim.ErrUnreachable, s.Address, m.state.Replica)
 			}
 			answers <- m
 		})
@@ -141,13 +141,13 @@ func (t *tiering) ask(ctx context.Context, answer func(met) bool) bool {
 func (t *tiering) find(ctx context.Context, out *planner.Outcome, phases ...shim.Phase) (met, bool) {
 	switch {
 	case !t.o.allocated:
-		conclude(out, planner.Unreachable, "Nomad shows no allocation of its job")
+		conclude(out, planner.Unreachable, "the job has no allocation in Nomad")
 		return met{}, false
 	case len(t.o.shims) == 0 && t.o.Kind == planner.Sleep:
-		conclude(out, planner.CannotSleep, "its job has no port with the label of a shim: want \"shim\", or \"primary_shim\" and \"shadow_shim\", or meta %s in its task", nomad.MetaShim)
+		conclude(out, planner.CannotSleep, "the job has no port for a shim: label it \"shim\", or \"primary_shim\" and \"shadow_shim\", or set meta %s in the task", nomad.MetaShim)
 		return met{}, false
 	case len(t.o.shims) == 0:
-		conclude(out, planner.Failed, "its job has no port with the label of a shim")
+		conclude(out, planner.Failed, "the job has no port for a shim")
 		return met{}, false
 	}
 	var found met
@@ -169,7 +169,7 @@ func (t *tiering) find(ctx context.Context, out *planner.Outcome, phases ...shim
 		return found, true
 	}
 	slices.Sort(said)
-	conclude(out, planner.Unreachable, "no engine of it can be told to %s now: %s", t.o.Kind, strings.Join(said, "; "))
+	conclude(out, planner.Unreachable, "cannot %s now: %s", t.o.Kind, strings.Join(said, "; "))
 	return met{}, false
 }
 
@@ -181,7 +181,7 @@ func (t *tiering) sleep(ctx context.Context, out *planner.Outcome) error {
 		return nil
 	}
 	if !m.state.CanSleep {
-		conclude(out, planner.CannotSleep, "the engine of its %s has no sleep mode", m.Role)
+		conclude(out, planner.CannotSleep, "the engine of the %s has no sleep mode", m.Role)
 		return nil
 	}
 	if err := t.l.allowed(ctx, t.o); err != nil {
@@ -209,7 +209,7 @@ func (t *tiering) sleep(ctx context.Context, out *planner.Outcome) error {
 	}
 	since, asleep := s.Asleep()
 	if !asleep {
-		conclude(out, planner.Unreachable, "the shim of its %s was told to sleep and is %s", m.Role, s.Phase)
+		conclude(out, planner.Unreachable, "the shim of the %s was asked to sleep and is %s", m.Role, s.Phase)
 		return nil
 	}
 	return t.verify(ctx, since, out)
@@ -228,9 +228,9 @@ func (t *tiering) callOff(ctx context.Context, m met, why error, out *planner.Ou
 	case err == nil:
 		conclude(out, planner.NotDrained, "%v", why)
 	case errors.Is(err, shim.ErrFailed):
-		conclude(out, planner.Failed, "%v; and it could not be called off: %v", why, err)
+		conclude(out, planner.Failed, "%v; cancelling it failed: %v", why, err)
 	default:
-		conclude(out, planner.Unreachable, "%v; and it could not be called off: %v", why, err)
+		conclude(out, planner.Unreachable, "%v; cancelling it failed: %v", why, err)
 	}
 	return nil
 }
@@ -356,18 +356,18 @@ func (t *tiering) judge(samples map[string]nomad.Sample, since time.Time) memory
 func (m memory) conclude(out *planner.Outcome, err error, after time.Duration) {
 	switch {
 	case err != nil:
-		conclude(out, planner.Unreachable, "it sleeps, but whether its memory came back is not known: %v", err)
+		conclude(out, planner.Unreachable, "asleep, but cannot check whether the GPU memory was freed: %v", err)
 	case len(m.held) > 0:
 		var parts []string
 		for _, uuid := range slices.Sorted(maps.Keys(m.held)) {
 			parts = append(parts, fmt.Sprintf("%d bytes of GPU %s", m.held[uuid], uuid))
 		}
-		conclude(out, planner.MemoryHeld, "it sleeps, but after %s others than the ledger knows still hold %s", after, strings.Join(parts, ", "))
+		conclude(out, planner.MemoryHeld, "asleep, but after %s unaccounted memory is still in use: %s", after, strings.Join(parts, ", "))
 		out.HeldBytes = m.held
 	case len(m.untold) > 0:
-		conclude(out, planner.Failed, "it sleeps, but GPU %s does not tell its memory in use: that it came back cannot be seen", strings.Join(m.untold, ", "))
+		conclude(out, planner.Failed, "asleep, but GPU %s does not report its memory in use", strings.Join(m.untold, ", "))
 	default:
-		conclude(out, planner.Unreachable, "it sleeps, but for %s its node has shown no newer sample of GPU %s", after, strings.Join(m.old, ", "))
+		conclude(out, planner.Unreachable, "asleep, but for %s the node has reported no newer sample of GPU %s", after, strings.Join(m.old, ", "))
 	}
 }
 

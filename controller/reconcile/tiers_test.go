@@ -140,7 +140,7 @@ func TestOutcomesOfASleep(t *testing.T) {
 		"cannot sleep": {func(_ *world, s *shimtest.Shim) {
 			s.Set(func(st *shim.State) { st.CanSleep = false })
 		}, planner.CannotSleep, "no sleep mode", nil, nil},
-		"no shim's port": {func(w *world, _ *shimtest.Shim) { w.nomad.allocate(m1, allocation("n")) }, planner.CannotSleep, "no port with the label of a shim", nil, nil},
+		"no shim's port": {func(w *world, _ *shimtest.Shim) { w.nomad.allocate(m1, allocation("n")) }, planner.CannotSleep, "the job has no port for a shim", nil, nil},
 		"not drained": {func(_ *world, s *shimtest.Shim) {
 			s.OnSleep(func() shimtest.Answer {
 				return shimtest.Answer{Code: 504, Error: "not drained within 1s: 1 requests run", State: shim.Draining}
@@ -162,7 +162,7 @@ func TestOutcomesOfASleep(t *testing.T) {
 		}, planner.Failed, "CUDA error", nil, []string{"sleep"}},
 		"memory is held":          {func(w *world, _ *shimtest.Shim) { w.nomad.set(func() { w.nomad.memory = samples(0, 6, now) }) }, planner.MemoryHeld, "6 bytes of GPU n-GPU0", map[string]int64{"n-GPU0": 6}, []string{"sleep"}},
 		"memory within the slack": {func(w *world, _ *shimtest.Shim) { w.nomad.set(func() { w.nomad.memory = samples(0, 5, now) }) }, planner.Done, "", nil, []string{"sleep"}},
-		"memory is not told":      {func(w *world, _ *shimtest.Shim) { w.nomad.set(func() { w.nomad.memory = samples(0, -1, now) }) }, planner.Failed, "does not tell its memory in use", nil, []string{"sleep"}},
+		"memory is not told":      {func(w *world, _ *shimtest.Shim) { w.nomad.set(func() { w.nomad.memory = samples(0, -1, now) }) }, planner.Failed, "does not report its memory in use", nil, []string{"sleep"}},
 		"samples of old": {func(w *world, _ *shimtest.Shim) {
 			before := time.Now()
 			w.nomad.set(func() { w.nomad.memory = samples(0, 0, func() time.Time { return before }) })
@@ -174,8 +174,8 @@ func TestOutcomesOfASleep(t *testing.T) {
 			})
 		}, planner.Unreachable, "connection refused", nil, nil},
 		"nobody there":     {func(w *world, _ *shimtest.Shim) { w.shims.Put("n:1", nil) }, planner.Unreachable, "connection refused", nil, nil},
-		"another's shim":   {func(_ *world, s *shimtest.Shim) { s.Set(func(st *shim.State) { st.Replica = "m:v:2" }) }, planner.Unreachable, "is the shim of replica m:v:2", nil, nil},
-		"no shim at all":   {func(_ *world, s *shimtest.Shim) { s.Garbage(true) }, planner.Unreachable, "not a shim's", nil, nil},
+		"another's shim":   {func(_ *world, s *shimtest.Shim) { s.Set(func(st *shim.State) { st.Replica = "m:v:2" }) }, planner.Unreachable, "belongs to replica m:v:2", nil, nil},
+		"no shim at all":   {func(_ *world, s *shimtest.Shim) { s.Garbage(true) }, planner.Unreachable, "not the response of a shim", nil, nil},
 		"no allocation":    {func(w *world, _ *shimtest.Shim) { w.nomad.allocate(m1) }, planner.Unreachable, "no allocation", nil, nil},
 		"it is on its way": {func(_ *world, s *shimtest.Shim) { s.Set(func(st *shim.State) { st.Phase = shim.Init }) }, planner.Unreachable, "the primary is init", nil, nil},
 		"it waits for the lock": {func(_ *world, s *shimtest.Shim) {

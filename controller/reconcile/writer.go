@@ -85,7 +85,7 @@ func (w *writer) failed(ctx context.Context, what string, err error, next *sched
 	// The first refusal means only that something has changed meanwhile.
 	if w.failures > 1 {
 		w.until = now.Add(planner.Backoff(w.l.cfg.Retry, w.l.cfg.RetryMax, w.failures-1))
-		w.l.cfg.Logger.Warn("a write to the state has failed", "write", what, "error", err, "failures", w.failures, "retry", w.until.Sub(now))
+		w.l.cfg.Logger.Warn("write to the state failed", "write", what, "error", err, "failures", w.failures, "retry", w.until.Sub(now))
 	}
 	next.add(w.until)
 }
@@ -134,7 +134,7 @@ func (w *writer) plan(ctx context.Context, view *state.View, p *state.Plan, now 
 		return false
 	}
 	log := w.l.cfg.Logger
-	log.Debug("a plan was committed", "plan", p.ID, "remove", len(p.Remove), "move", len(p.Move), "place", len(p.Place), "rescales", len(p.Rescales), "decisions", len(p.Decisions))
+	log.Debug("plan committed", "plan", p.ID, "remove", len(p.Remove), "move", len(p.Move), "place", len(p.Place), "rescales", len(p.Rescales), "decisions", len(p.Decisions))
 	w.l.decided(p)
 	return true
 }
@@ -168,7 +168,7 @@ func (w *writer) nodes(ctx context.Context, view *state.View, seen listing, now 
 	}
 	for _, id := range changes.forget {
 		if w.apply(ctx, "forget node "+id, &state.DeleteNode{Node: id}, next) == nil {
-			w.l.cfg.Logger.Info("a node is forgotten, as Nomad has", "node", id)
+			w.l.cfg.Logger.Info("node removed: Nomad no longer has it", "node", id)
 		}
 	}
 }
@@ -193,7 +193,7 @@ func (w *writer) upsert(ctx context.Context, nodes []state.Node, notes map[strin
 			w.upsert(ctx, half, notes, next)
 		}
 	case refused:
-		w.l.cfg.Logger.Warn("a node is left out until it says something else: the state refuses it", "node", nodes[0].ID, "name", nodes[0].Name, "error", err)
+		w.l.cfg.Logger.Warn("node ignored until it changes: the state rejects it", "node", nodes[0].ID, "name", nodes[0].Name, "error", err)
 		if w.refused == nil {
 			w.refused = map[string]state.Node{}
 		}

@@ -61,17 +61,17 @@ func (s *Server) authorize(rt *route, h http.Header, v *state.View) (*state.Toke
 		e := &api.Error{Status: http.StatusUnauthorized, Code: api.CodeNoToken}
 		switch {
 		case !bootstrapped(v):
-			e.Message = "there is no token yet: make the first one with PUT /v1/acl/bootstrap, which `remuda acl bootstrap` does"
+			e.Message = "ACLs are enabled but not set up: run \"remuda acl bootstrap\" once (PUT /v1/acl/bootstrap)"
 		case shown == "":
-			e.Message = fmt.Sprintf("a token is wanted: send its secret in the header %s, as the environment variable %s makes the client do", api.HeaderToken, api.EnvToken)
+			e.Message = fmt.Sprintf("permission denied: missing ACL token: send its secret in the header %s, or set -token or %s", api.HeaderToken, api.EnvToken)
 		default:
-			e.Message = fmt.Sprintf("the token that was sent in %s is not known: it may have been deleted", api.HeaderToken)
+			e.Message = fmt.Sprintf("permission denied: unknown ACL token in %s: it may have been deleted", api.HeaderToken)
 		}
 		return nil, e
 	}
 	if !slices.Contains(roles[rt.access], token.Role) {
 		return nil, &api.Error{Status: http.StatusForbidden, Code: api.CodeForbidden,
-			Message: fmt.Sprintf("a token of the role %s may not %s %s: want one of %s", token.Role, rt.method, rt.pattern, allowed(rt.access))}
+			Message: fmt.Sprintf("permission denied: role %s cannot %s %s (needs %s)", token.Role, rt.method, rt.pattern, allowed(rt.access))}
 	}
 	return token, nil
 }
@@ -81,7 +81,11 @@ func allowed(a access) string {
 	for i, r := range roles[a] {
 		names[i] = string(r)
 	}
-	return strings.Join(names, ", ")
+	last := len(names) - 1
+	if last < 1 {
+		return strings.Join(names, "")
+	}
+	return strings.Join(names[:last], ", ") + " or " + names[last]
 }
 
 // bootstrapped tells whether there is an operator's token.
@@ -92,7 +96,7 @@ func bootstrapped(v *state.View) bool {
 // by names a token in logs and decisions.
 func by(t *state.Token) string {
 	if t == nil {
-		return "somebody without a token"
+		return "anonymous (no ACL token)"
 	}
 	if t.Name == "" {
 		return fmt.Sprintf("%s %s", t.Role, t.Accessor)

@@ -146,7 +146,7 @@ func TestBeforeTheFirstToken(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "operator", first.Role)
 	_, err = m.client.BootstrapACL(t.Context())
-	requireError(t, err, http.StatusConflict, api.CodeConflict, "operator's token already")
+	requireError(t, err, http.StatusConflict, api.CodeConflict, "an operator token already exists")
 
 	c := m.as(first.SecretID)
 	self, _, err := c.SelfToken(t.Context(), api.QueryOptions{})
@@ -159,12 +159,12 @@ func TestBeforeTheFirstToken(t *testing.T) {
 	require.Empty(t, tokens[0].SecretID, "a secret is told once")
 
 	// The last operator's token stays, or anybody could make the first one again.
-	requireError(t, c.DeleteToken(t.Context(), first.Accessor), http.StatusConflict, api.CodeConflict, "only operator's")
+	requireError(t, c.DeleteToken(t.Context(), first.Accessor), http.StatusConflict, api.CodeConflict, "is the only operator token")
 	second := token(t, c, "operator")
 	require.NoError(t, c.DeleteToken(t.Context(), first.Accessor))
 	_, _, err = c.SelfToken(t.Context(), api.QueryOptions{})
-	requireError(t, err, http.StatusUnauthorized, api.CodeNoToken, "not known")
-	requireError(t, m.as(second.SecretID).DeleteToken(t.Context(), second.Accessor), http.StatusConflict, api.CodeConflict, "only operator's")
+	requireError(t, err, http.StatusUnauthorized, api.CodeNoToken, "unknown ACL token")
+	requireError(t, m.as(second.SecretID).DeleteToken(t.Context(), second.Accessor), http.StatusConflict, api.CodeConflict, "is the only operator token")
 }
 
 func TestBearerToken(t *testing.T) {
@@ -186,7 +186,7 @@ func TestTheAutoscalerScalesAsItselfOnly(t *testing.T) {
 	m.applied("m")
 	c := m.as(secrets["autoscaler"])
 	_, err := c.Scale(t.Context(), "m", api.ScaleRequest{Replicas: 3, Origin: "operator"})
-	requireError(t, err, http.StatusForbidden, api.CodeForbidden, `scales as "autoscaler" only`)
+	requireError(t, err, http.StatusForbidden, api.CodeForbidden, `a token of the role autoscaler can scale as "autoscaler" only, not as "operator"`)
 	r, err := c.Scale(t.Context(), "m", api.ScaleRequest{Replicas: 3})
 	require.NoError(t, err)
 	require.True(t, r.Changed)
@@ -207,14 +207,14 @@ func TestWithoutTokens(t *testing.T) {
 	m := one(t)
 	m.applied("m")
 	_, err := m.client.BootstrapACL(t.Context())
-	requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, "not asked for")
+	requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, "ACLs are disabled")
 	_, _, err = m.client.SelfToken(t.Context(), api.QueryOptions{})
-	requireError(t, err, http.StatusNotFound, api.CodeNotFound, "not asked for")
+	requireError(t, err, http.StatusNotFound, api.CodeNotFound, "ACLs are disabled")
 	_, err = m.client.CreateToken(t.Context(), api.TokenRequest{Role: "gateway"})
-	requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, "not asked for")
+	requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, "ACLs are disabled")
 	ds, _, err := m.client.Decisions(t.Context(), api.DecisionFilter{Model: "m"}, api.QueryOptions{})
 	require.NoError(t, err)
-	require.True(t, slices.ContainsFunc(ds, func(d api.Decision) bool { return strings.Contains(d.Reason, "without a token") }))
+	require.True(t, slices.ContainsFunc(ds, func(d api.Decision) bool { return strings.Contains(d.Reason, "anonymous (no ACL token)") }))
 }
 
 // lateDelete is a server whose first token is deleted later than anybody is told.
@@ -240,10 +240,10 @@ func TestAnOperatorRemainsWhateverIsLate(t *testing.T) {
 	require.NoError(t, err)
 	c := m.as(first.SecretID)
 	second := token(t, c, "operator")
-	requireError(t, c.DeleteToken(t.Context(), second.Accessor), http.StatusGatewayTimeout, api.CodeUnknownOutcome, "look before you try again")
+	requireError(t, c.DeleteToken(t.Context(), second.Accessor), http.StatusGatewayTimeout, api.CodeUnknownOutcome, "check the state before retrying (the outcome is unknown)")
 	require.NoError(t, c.DeleteToken(t.Context(), first.Accessor))
 	_, err = m.node.Apply(t.Context(), late.held)
 	require.ErrorIs(t, err, state.ErrConflict)
 	_, err = m.client.BootstrapACL(t.Context())
-	requireError(t, err, http.StatusConflict, api.CodeConflict, "operator's token already")
+	requireError(t, err, http.StatusConflict, api.CodeConflict, "an operator token already exists")
 }

@@ -44,10 +44,10 @@ func (s *Server) agentHealth(*request) (answer, error) {
 	h := api.AgentHealth{Problems: []string{}}
 	bad := func(format string, args ...any) { h.Problems = append(h.Problems, fmt.Sprintf(format, args...)) }
 	if err := s.cfg.Raft.Err(); err != nil {
-		bad("this server cannot go on: %v", err)
+		bad("this server has failed: %v", err)
 	}
 	if _, known := s.lastContact(); !known {
-		bad("the cluster has no leader that this server knows")
+		bad("no cluster leader is known to this server")
 	}
 	if r := s.cfg.Reconcile(); r.Active {
 		for _, l := range []struct {
@@ -55,7 +55,7 @@ func (s *Server) agentHealth(*request) (answer, error) {
 			link api.LinkStatus
 		}{{"Nomad", r.Nomad}, {"Consul", r.Consul}} {
 			if !l.link.Known {
-				bad("%s is not heard: %s", l.name, l.link.Error)
+				bad("cannot reach %s: %s", l.name, l.link.Error)
 			}
 		}
 		if r.LastError != "" {
@@ -94,10 +94,10 @@ func (s *Server) live(*request) (answer, error) {
 // and knows a leader.
 func (s *Server) ready(*request) (answer, error) {
 	if err := s.cfg.Raft.Err(); err != nil {
-		return answer{}, &api.Error{Status: http.StatusServiceUnavailable, Code: api.CodeClosing, Message: fmt.Sprintf("this server cannot go on: %v", err), RetryAfter: retryLeader}
+		return answer{}, &api.Error{Status: http.StatusServiceUnavailable, Code: api.CodeClosing, Message: fmt.Sprintf("this server has failed: %v", err), RetryAfter: retryLeader}
 	}
 	if s.cfg.Raft.Leader().ID == "" {
-		return answer{}, &api.Error{Status: http.StatusServiceUnavailable, Code: api.CodeNoLeader, Message: "the cluster has no leader that this server knows", RetryAfter: retryLeader}
+		return answer{}, &api.Error{Status: http.StatusServiceUnavailable, Code: api.CodeNoLeader, Message: "no cluster leader is known to this server", RetryAfter: retryLeader}
 	}
 	return answer{raw: []byte("ready\n"), contentType: contentText}, nil
 }

@@ -74,7 +74,7 @@ func (a answer) write(w http.ResponseWriter, r *http.Request) error {
 		}
 		var err error
 		if body, err = json.Marshal(value); err != nil {
-			return fmt.Errorf("write the answer: %w", err)
+			return fmt.Errorf("write the response: %w", err)
 		}
 		body = append(body, '\n')
 	}
@@ -113,7 +113,7 @@ func asError(err error) *api.Error {
 	switch {
 	case errors.Is(err, raft.ErrUnknownOutcome):
 		return &api.Error{Status: http.StatusGatewayTimeout, Code: api.CodeUnknownOutcome,
-			Message: fmt.Sprintf("it may have happened or not, now or later: look before you try again (%v)", err)}
+			Message: fmt.Sprintf("the request may or may not take effect: check the state before retrying (%v)", err)}
 	case errors.Is(err, raft.ErrNotLeader):
 		return again(api.CodeNoLeader, retryLeader)
 	case errors.Is(err, raft.ErrBusy):
@@ -127,7 +127,7 @@ func asError(err error) *api.Error {
 	case errors.Is(err, state.ErrSnapshotDamaged), errors.Is(err, state.ErrSnapshotNewer):
 		return badRequest("%v: nothing was changed", err)
 	case errors.Is(err, context.Canceled):
-		return &api.Error{Status: statusClientGone, Code: api.CodeInternal, Message: "the client is gone"}
+		return &api.Error{Status: statusClientGone, Code: api.CodeInternal, Message: "the client closed the connection"}
 	case errors.Is(err, context.DeadlineExceeded):
 		return again(api.CodeBusy, retryLeader)
 	}

@@ -109,17 +109,17 @@ func (s *Server) applyOnce(rq *request, body api.ApplyRequest, models []state.Mo
 func casConflict(name string, have, want uint64) string {
 	switch {
 	case have == 0:
-		return fmt.Sprintf("model %q does not exist, and its index was said to be %d", name, want)
+		return fmt.Sprintf("model %q does not exist: the request expects index %d", name, want)
 	case want == 0:
-		return fmt.Sprintf("model %q exists already, and was said not to: its index is %d", name, have)
+		return fmt.Sprintf("model %q already exists at index %d: the request expects a new model", name, have)
 	}
-	return fmt.Sprintf("model %q has changed: its index is %d, not %d", name, have, want)
+	return fmt.Sprintf("model %q has changed since it was read: its index is %d, not %d", name, have, want)
 }
 
 func applied(a *api.AppliedModel, who string) state.Decision {
 	d := state.Decision{Model: a.Name, Kind: "apply", Inputs: map[string]string{}}
 	if a.New {
-		d.Reason = fmt.Sprintf("%s applied a model file: the model is new", who)
+		d.Reason = fmt.Sprintf("%s applied a model file: new model", who)
 		return d
 	}
 	paths := make([]string, len(a.Changes))
@@ -130,7 +130,7 @@ func applied(a *api.AppliedModel, who string) state.Decision {
 			d.Inputs[c.Path] = fmt.Sprintf("%s -> %s", c.Old, c.New)
 		}
 	}
-	d.Reason = fmt.Sprintf("%s applied a model file that changes %s", who, strings.Join(paths, ", "))
+	d.Reason = fmt.Sprintf("%s applied a model file: changed %s", who, strings.Join(paths, ", "))
 	return d
 }
 
@@ -147,7 +147,7 @@ func compare(old *state.Model, m state.Model) api.AppliedModel {
 	if a.Unchanged {
 		for _, name := range slices.Sorted(maps.Keys(old.Rollouts)) {
 			if r := old.Rollouts[name]; r.Status == state.RolloutRolledBack {
-				a.Warnings = append(a.Warnings, fmt.Sprintf("variant %q: this definition was rolled back, and the one before it runs: %s", name, strings.TrimSuffix(r.Reason, ".")))
+				a.Warnings = append(a.Warnings, fmt.Sprintf("variant %q: this definition was rolled back to the previous one: %s", name, strings.TrimSuffix(r.Reason, ".")))
 			}
 		}
 		return a
@@ -189,7 +189,7 @@ func checkCAS(cas map[string]uint64, models []state.Model) error {
 		}
 	}
 	if len(strange) > 0 {
-		return badRequest("CAS names %s, and the file has no such model", strings.Join(strange, ", "))
+		return badRequest("CAS lists %s, which the file does not define", strings.Join(strange, ", "))
 	}
 	return nil
 }

@@ -33,7 +33,7 @@ func TestUnknownNames(t *testing.T) {
 		{"PUT", "/v1/model/x/scale", `{"Replicas":1}`, `model "x" does not exist`},
 		{"PUT", "/v1/model/m/scale", `{"Replicas":1,"Variant":"z"}`, `no variant "z"`},
 		{"PUT", "/v1/model/x/pool/cloud", `{"Replicas":1}`, `model "x" does not exist`},
-		{"PUT", "/v1/model/m/pool/nowhere", `{"Replicas":1}`, `pool "nowhere" does not exist: the agents' config has "cloud", "off"`},
+		{"PUT", "/v1/model/m/pool/nowhere", `{"Replicas":1}`, `pool "nowhere" does not exist: the agent config has "cloud", "off"`},
 		{"GET", "/v1/pipeline/x", "", `pipeline "x" does not exist`},
 		{"DELETE", "/v1/pipeline/x", "", `pipeline "x" does not exist`},
 		{"PUT", "/v1/model/x/scale", `{"Variants":{"a":1}}`, `model "x" does not exist`},
@@ -50,13 +50,13 @@ func TestUnknownNames(t *testing.T) {
 		{"GET", "/v1/replica/m:a:9", "", `replica "m:a:9" does not exist`},
 		{"GET", "/v1/node/x", "", `node "x" does not exist`},
 		{"GET", "/v1/queue/x", "", `model "x" does not exist`},
-		{"POST", "/v1/request/x/kill", "", `request "x": no gateway reports here`},
-		{"POST", "/v1/gateway/x/drain", "", `no gateway "x" reports`},
+		{"POST", "/v1/request/x/kill", "", `request "x": no gateway reports to the controller`},
+		{"POST", "/v1/gateway/x/drain", "", `gateway "x" does not report to the controller`},
 		{"PUT", "/v1/node/x/quarantine", `{"GPU":"g","On":true}`, `node "x" does not exist`},
 		{"PUT", "/v1/node/n1/quarantine", `{"GPU":"g","On":true}`, `no GPU "g"`},
 		{"DELETE", "/v1/acl/token/x", "", `token "x" does not exist`},
-		{"DELETE", "/v1/operator/raft/peer/x", "", `no server has the ID "x"`},
-		{"PUT", "/v1/operator/raft/transfer-leader?id=x", "", `no server has the ID "x"`},
+		{"DELETE", "/v1/operator/raft/peer/x", "", `server "x" does not exist`},
+		{"PUT", "/v1/operator/raft/transfer-leader?id=x", "", `server "x" does not exist`},
 	} {
 		resp, body := m.raw(c.method, c.path, "", c.body)
 		require.Equal(t, http.StatusNotFound, resp.StatusCode, "%s %s: %s", c.method, c.path, body)
@@ -72,59 +72,59 @@ func TestWrongBodies(t *testing.T) {
 	m.applied("m")
 	before := m.store.View().TableIndex()
 	for _, c := range []struct{ path, body, text string }{
-		{"/v1/model/m/scale", "", "the body is empty"},
-		{"/v1/model/m/scale", " \n", "the body is empty"},
+		{"/v1/model/m/scale", "", "body is empty"},
+		{"/v1/model/m/scale", " \n", "body is empty"},
 		{"/v1/model/m/scale", "{\n  \"Replicas\": 1,\n  oops\n}", "line 3, column 3"},
-		{"/v1/model/m/scale", `{"Replicas": 1`, "line 1, column 15: it ends in the middle"},
-		{"/v1/model/m/scale", "{\"Replicas\": 1}\n{}", "line 2, column 1: there is something after its end"},
-		{"/v1/model/m/scale", "{\n\"Replicas\": 1,\n \"Replica\": 2}", `line 3, column 2: field "Replica" is unknown to PUT /v1/model/{model}/scale`},
-		{"/v1/model/m/scale", "{\n \"Replicas\": \"two\"}", `field "Replicas" is a JSON string: want a whole number`},
-		{"/v1/model/m/scale", `{"Replicas": 1.5}`, `field "Replicas" is a JSON number 1.5: want a whole number`},
-		{"/v1/model/m/scale", `[1]`, "the body is a JSON array: want an object"},
+		{"/v1/model/m/scale", `{"Replicas": 1`, "line 1, column 15: unexpected end"},
+		{"/v1/model/m/scale", "{\"Replicas\": 1}\n{}", "line 2, column 1: unexpected data after its end"},
+		{"/v1/model/m/scale", "{\n\"Replicas\": 1,\n \"Replica\": 2}", `line 3, column 2: unknown field "Replica" of PUT /v1/model/{model}/scale`},
+		{"/v1/model/m/scale", "{\n \"Replicas\": \"two\"}", `field "Replicas" is a JSON string: must be a whole number`},
+		{"/v1/model/m/scale", `{"Replicas": 1.5}`, `field "Replicas" is a JSON number 1.5: must be a whole number`},
+		{"/v1/model/m/scale", `[1]`, "body is a JSON array: must be an object"},
 		{"/v1/model/m/scale", `{}`, `"Replicas" is missing`},
 		{"/v1/model/m/scale", `null`, `"Replicas" is missing`},
-		{"/v1/model/m/scale", `{"Replicas":5}`, "outside its bounds, 0 to 4"},
-		{"/v1/model/m/scale", `{"Replicas":-1}`, "outside its bounds, 0 to 4"},
-		{"/v1/model/m/scale", `{"Replicas":1,"Origin":"me"}`, `origin is "me": want operator or autoscaler`},
+		{"/v1/model/m/scale", `{"Replicas":5}`, "must be 0 to 4, the model's min and max"},
+		{"/v1/model/m/scale", `{"Replicas":-1}`, "must be 0 to 4, the model's min and max"},
+		{"/v1/model/m/scale", `{"Replicas":1,"Origin":"me"}`, `origin is "me": must be operator or autoscaler`},
 		{"/v1/model/m/scale", `{"Variants":null}`, `"Replicas" is missing`},
-		{"/v1/model/m/scale", `{"Variants":{}}`, "no variants are named"},
-		{"/v1/model/m/scale", `{"Variants":{"a":1},"Replicas":1}`, `"Variants" is there, and so is`},
-		{"/v1/model/m/scale", `{"Variants":{},"Replicas":1}`, `"Variants" is there, and so is`},
-		{"/v1/model/m/scale", `{"Variants":{"a":1},"Variant":"a"}`, `"Variants" is there, and so is`},
-		{"/v1/model/m/scale", `{"Variants":{"a":-1,"b":5}}`, `-1 replicas of variant "a": want 0 to 4; 5 replicas of variant "b": want 0 to 4`},
-		{"/v1/model/m/scale", `{"Variants":{"a":3,"b":2}}`, "a=3, b=2 would be 5 replicas of all variants, which is outside its bounds, 0 to 4"},
-		{"/v1/model/m/scale", `{"Variants":{"a":1.5}}`, "want a whole number"},
-		{"/v1/model/m/scale", `{"Replicas":1,"Reason":"` + strings.Repeat("x", 1025) + `"}`, `"Reason" has 1025 bytes: want at most 1024`},
+		{"/v1/model/m/scale", `{"Variants":{}}`, "no variants are set"},
+		{"/v1/model/m/scale", `{"Variants":{"a":1},"Replicas":1}`, `field "Variants" is set together with "Variant" or "Replicas"`},
+		{"/v1/model/m/scale", `{"Variants":{},"Replicas":1}`, `field "Variants" is set together with "Variant" or "Replicas"`},
+		{"/v1/model/m/scale", `{"Variants":{"a":1},"Variant":"a"}`, `field "Variants" is set together with "Variant" or "Replicas"`},
+		{"/v1/model/m/scale", `{"Variants":{"a":-1,"b":5}}`, `-1 replicas of variant "a": must be 0 to 4; 5 replicas of variant "b": must be 0 to 4`},
+		{"/v1/model/m/scale", `{"Variants":{"a":3,"b":2}}`, "a=3, b=2 would make 5 replicas in all: must be 0 to 4, the model's min and max"},
+		{"/v1/model/m/scale", `{"Variants":{"a":1.5}}`, "must be a whole number"},
+		{"/v1/model/m/scale", `{"Replicas":1,"Reason":"` + strings.Repeat("x", 1025) + `"}`, `"Reason" is 1025 bytes: must be at most 1024 bytes`},
 		{"/v1/scaler/s", `{}`, `"State" is missing`},
-		{"/v1/scaler/s", `{"State":null}`, "is no JSON, or null"},
+		{"/v1/scaler/s", `{"State":null}`, "must be a JSON value"},
 		{"/v1/scaler/s", `{"State":1,"CAS":"x"}`, `field "CAS" is a JSON string`},
-		{"/v1/scaler/s", "{\"State\":\"\xff\"}", `"State" is not UTF-8`},
-		{"/v1/scaler/s", `{"State":[` + strings.Repeat("1,", 40_000) + `1]}`, "is 80003 bytes long: at most 65536 are kept"},
+		{"/v1/scaler/s", "{\"State\":\"\xff\"}", `"State" is not valid UTF-8`},
+		{"/v1/scaler/s", `{"State":[` + strings.Repeat("1,", 40_000) + `1]}`, `state of scaler "s" is 80003 bytes: must be at most 65536 bytes`},
 		{"/v1/scaler/a%20b", `{"State":1}`, `scaler name is "a b"`},
-		{"/v1/evict", `{}`, "want one of them"},
-		{"/v1/evict", `{"Replica":"a","Model":"b"}`, "want one of them"},
-		{"/v1/evict", `{"Model":"m","To":"TEPID"}`, `"To" is "TEPID": want "WARM", "COLD", or nothing`},
-		{"/v1/plan", `{"Evict":{}}`, "want one of them"},
-		{"/v1/plan", `{"Evict":{"Model":"m","To":"TEPID"}}`, `"To" is "TEPID": want "WARM", "COLD", or nothing`},
+		{"/v1/evict", `{}`, "exactly one must be set"},
+		{"/v1/evict", `{"Replica":"a","Model":"b"}`, "exactly one must be set"},
+		{"/v1/evict", `{"Model":"m","To":"TEPID"}`, `"To" is "TEPID": must be "WARM", "COLD" or empty`},
+		{"/v1/plan", `{"Evict":{}}`, "exactly one must be set"},
+		{"/v1/plan", `{"Evict":{"Model":"m","To":"TEPID"}}`, `"To" is "TEPID": must be "WARM", "COLD" or empty`},
 		{"/v1/plan", `{"File":"model"}`, "model.hcl:1:"},
-		{"/v1/plan", `{"Scale":{"m":9}}`, "outside its bounds, 0 to 4"},
-		{"/v1/plan", `{"Scale":{"m":"1"}}`, "want a whole number"},
+		{"/v1/plan", `{"Scale":{"m":9}}`, "must be 0 to 4, the model's min and max"},
+		{"/v1/plan", `{"Scale":{"m":"1"}}`, "must be a whole number"},
 		{"/v1/dedicated", `{}`, `"Models" is empty`},
-		{"/v1/dedicated", `{"Models":{"m":0}}`, `model "m": 0 dedicated replicas: want 1 to its maximum, which is 4`},
-		{"/v1/dedicated", `{"Models":{"m":5}}`, `model "m": 5 dedicated replicas`},
+		{"/v1/dedicated", `{"Models":{"m":0}}`, `model "m": dedicated replicas is 0: must be 1 to 4, the model's max`},
+		{"/v1/dedicated", `{"Models":{"m":5}}`, `model "m": dedicated replicas is 5`},
 		{"/v1/dedicated/schedule", `{"File":""}`, `"File" is empty`},
 		{"/v1/dedicated/schedule", `{"File":"timezone = 1"}`, "schedule.hcl:1:12: timezone is 1"},
 		{"/v1/model/m/pool/cloud", `{}`, `"Replicas" is missing`},
-		{"/v1/model/m/pool/cloud", `{"Replicas":5}`, "5 replicas in pool \"cloud\": want 0 to its maximum, which is 4"},
-		{"/v1/node/n1/quarantine", `{"GPU":"g","On":false,"Reason":"x"}`, `"Reason" is "x": want none`},
+		{"/v1/model/m/pool/cloud", `{"Replicas":5}`, "5 replicas in pool \"cloud\": must be 0 to 4, the model's max"},
+		{"/v1/node/n1/quarantine", `{"GPU":"g","On":false,"Reason":"x"}`, `field "Reason" is "x": must be empty when the quarantine ends`},
 		{"/v1/node/n1/quarantine", `{"On":true}`, `"GPU" is empty`},
 		{"/v1/switch/s", `{}`, `"Value" is missing`},
-		{"/v1/switch/s", `{"Value":1}`, `field "Value" is a JSON number: want a text`},
-		{"/v1/switch/s", `{"Value":"x","CAS":-1}`, `field "CAS" is a JSON number -1: want a whole number that is not below 0`},
+		{"/v1/switch/s", `{"Value":1}`, `field "Value" is a JSON number: must be a string`},
+		{"/v1/switch/s", `{"Value":"x","CAS":-1}`, `field "CAS" is a JSON number -1: must be a whole number of 0 or more`},
 		{"/v1/gateway/report", `{"Gateway":"","Index":1,"Replicas":[{"Name":"nonsense","InFlight":-1}]}`, "in flight is -1"},
 		{"/v1/model/m/stop", `{"now":true}`, "takes no body"},
-		{"/v1/models", `{"Files":"x"}`, `field "Files" is unknown`},
-		{"/v1/models", `{"File":"","CAS":{"m":"1"}}`, `want a whole number`},
+		{"/v1/models", `{"Files":"x"}`, `unknown field "Files" of PUT /v1/models`},
+		{"/v1/models", `{"File":"","CAS":{"m":"1"}}`, `must be a whole number`},
 		{"/v1/operator/snapshot", "", "snapshot is damaged"},
 	} {
 		resp, body := m.raw(http.MethodPut, c.path, "", c.body)
@@ -149,11 +149,11 @@ func TestWrongQueries(t *testing.T) {
 		"index=x":             {`index is "x"`},
 		"index=-1":            {`index is "-1"`},
 		"index=1&wait=soon":   {`wait is "soon"`},
-		"index=1&wait=-1s":    {"wait is -1s: want more than 0s"},
-		"wait=11m":            {"wait is 11m: want more than 0s and at most 10m0s"},
+		"index=1&wait=-1s":    {"wait is -1s: must be more than 0s"},
+		"wait=11m":            {"wait is 11m: must be more than 0s and at most 10m0s"},
 		"stale=maybe":         {`stale is "maybe"`},
-		"index=1&index=2":     {`"index" is there 2 times`},
-		"index=x&wait=y&of=z": {`index is "x"`, `wait is "y"`, `parameter "of" is unknown to GET /v1/replicas`},
+		"index=1&index=2":     {`duplicate parameter "index": 2 times`},
+		"index=x&wait=y&of=z": {`index is "x"`, `wait is "y"`, `unknown parameter "of" of GET /v1/replicas`},
 		"index=%zz":           {"query: "},
 		"a;b":                 {"query: "},
 	} {
@@ -166,12 +166,12 @@ func TestWrongQueries(t *testing.T) {
 	for _, limit := range []string{"0", "-1", "x", "4097"} {
 		resp, body := m.raw(http.MethodGet, "/v1/decisions?limit="+limit, "", "")
 		require.Equal(t, http.StatusBadRequest, resp.StatusCode)
-		require.Contains(t, refused(t, body).Message, fmt.Sprintf("limit is %q: want 1 to 4096", limit))
+		require.Contains(t, refused(t, body).Message, fmt.Sprintf("limit is %q: must be 1 to 4096", limit))
 	}
 	_, body := m.raw(http.MethodGet, "/v1/decisions?replica=x", "", "")
 	require.Contains(t, refused(t, body).Message, "bad replica name")
 	_, body = m.raw(http.MethodGet, "/v1/decisions?replica=m:a:1&model=n", "", "")
-	require.Contains(t, refused(t, body).Message, `is not of model "n"`)
+	require.Contains(t, refused(t, body).Message, `replica "m:a:1" does not belong to model "n"`)
 	_, body = m.raw(http.MethodDelete, "/v1/model/m?cas=x", "", "")
 	require.Contains(t, refused(t, body).Message, `cas is "x"`)
 }
@@ -270,7 +270,7 @@ func TestNomadRefuses(t *testing.T) {
 		return "", fmt.Errorf("check: %w", nomad.ErrUnreachable)
 	}
 	_, err = m.client.ApplyModels(t.Context(), api.ApplyRequest{File: file("m")})
-	e = requireError(t, err, http.StatusServiceUnavailable, api.CodeNomad, "does not answer")
+	e = requireError(t, err, http.StatusServiceUnavailable, api.CodeNomad, "check: cannot reach Nomad")
 	require.Positive(t, e.RetryAfter)
 	m.nomad.check = func(state.Model, state.Variant) (string, error) { return "", errors.New("a bug") }
 	_, err = m.client.ApplyModels(t.Context(), api.ApplyRequest{File: file("m")})
@@ -294,16 +294,16 @@ func TestStaleCAS(t *testing.T) {
 	requireError(t, err, http.StatusConflict, api.CodeConflict, "has changed")
 	requireError(t, m.client.DeleteModel(t.Context(), "m", stale), http.StatusConflict, api.CodeConflict, "has changed")
 	_, err = m.client.SetSwitch(t.Context(), "s", api.SwitchRequest{Value: "2", CAS: ptr(uint64(0))})
-	requireError(t, err, http.StatusConflict, api.CodeConflict, "exists already")
+	requireError(t, err, http.StatusConflict, api.CodeConflict, `switch "s" already exists`)
 	for _, dry := range []bool{true, false} {
 		both := file("m", `"full"`, `"manual"`) + file("n")
 		_, err = m.client.ApplyModels(t.Context(), api.ApplyRequest{File: both, DryRun: dry, CAS: map[string]uint64{"m": stale, "n": 7}})
 		e := requireError(t, err, http.StatusConflict, api.CodeConflict, `model "m" has changed`)
 		require.Contains(t, e.Message, `model "n" does not exist`, "all of it is said at once")
 		_, err = m.client.ApplyModels(t.Context(), api.ApplyRequest{File: both, DryRun: dry, CAS: map[string]uint64{"m": 0}})
-		requireError(t, err, http.StatusConflict, api.CodeConflict, `model "m" exists already`)
+		requireError(t, err, http.StatusConflict, api.CodeConflict, `model "m" already exists at index 6`)
 		_, err = m.client.ApplyModels(t.Context(), api.ApplyRequest{File: both, DryRun: dry, CAS: map[string]uint64{"x": 1}})
-		requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, `CAS names "x"`)
+		requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, `CAS lists "x", which the file does not define`)
 	}
 	require.Equal(t, before, m.store.View().TableIndex())
 }
@@ -328,7 +328,7 @@ func TestSnapshotsThatAreNoGood(t *testing.T) {
 		"one bit":       {changed, "damaged"},
 		"something on":  {append(bytes.Clone(saved.Bytes()), 'x'), "after its end"},
 		"newer version": {newer, "newer version"},
-		"other file":    {[]byte(strings.Repeat("x", 1000)), "does not begin"},
+		"other file":    {[]byte(strings.Repeat("x", 1000)), "snapshot is damaged"},
 	} {
 		_, err := m.client.RestoreSnapshot(t.Context(), bytes.NewReader(c.data))
 		e := requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, c.text)

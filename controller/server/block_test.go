@@ -190,7 +190,7 @@ func TestATokenThatIsDeletedWhileItWaits(t *testing.T) {
 	require.NoError(t, m.client.DeleteToken(t.Context(), tok.Accessor))
 	_, err = m.client.SetSwitch(t.Context(), "secret", api.SwitchRequest{Value: "x"})
 	require.NoError(t, err)
-	requireError(t, receive(t, ch).err, http.StatusUnauthorized, api.CodeNoToken, "not known")
+	requireError(t, receive(t, ch).err, http.StatusUnauthorized, api.CodeNoToken, "unknown ACL token")
 }
 
 func TestARestoreWakesWatchersAndTakesTheIndexBack(t *testing.T) {

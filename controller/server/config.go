@@ -94,7 +94,7 @@ type Config struct {
 	// Known (its jobs are heard), Heard (when it last said something) and Error (why it is not
 	// Known). Nodes, GPUs, replicas and the like are counted by the server. It is called
 	// often, on any server, and waits for nothing; a server that does not lead hears nobody,
-	// and says so with Known false and Error "this server does not lead". Nil: only the own
+	// and says so with Known false and Error "this server is not the leader". Nil: only the own
 	// pool is listed, with what the state says of it.
 	Pools func() []api.Pool
 	// Unplaceable tells of which variants of a model no further replica could be placed now,
@@ -187,17 +187,17 @@ func (c *Config) validate() error {
 		{"drain", c.Drain},
 	} {
 		if d.is < time.Millisecond {
-			errs = append(errs, fmt.Errorf("%s is %s: want at least 1ms", d.name, d.is))
+			errs = append(errs, fmt.Errorf("%s is %s: must be at least 1ms", d.name, d.is))
 		}
 	}
 	if c.LeaderWait >= c.RequestTimeout {
-		errs = append(errs, fmt.Errorf("leader wait is %s: want less than the request timeout, %s", c.LeaderWait, c.RequestTimeout))
+		errs = append(errs, fmt.Errorf("leader wait is %s: must be less than the request timeout, %s", c.LeaderWait, c.RequestTimeout))
 	}
 	if !(c.WarmShare >= 0 && c.WarmShare <= 1) {
-		errs = append(errs, fmt.Errorf("warm share is %g: want 0 to 1", c.WarmShare))
+		errs = append(errs, fmt.Errorf("warm share is %g: must be 0 to 1", c.WarmShare))
 	}
 	if c.MaxBody < 1024 || c.MaxSnapshot < 1024 {
-		errs = append(errs, fmt.Errorf("max body is %d and max snapshot %d: want at least 1024", c.MaxBody, c.MaxSnapshot))
+		errs = append(errs, fmt.Errorf("max body is %d and max snapshot is %d: must be at least 1024", c.MaxBody, c.MaxSnapshot))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("server: %w", err)

@@ -29,7 +29,7 @@ func (s *Server) scheduled(v *state.View, ws memdb.WatchSet) (*api.DedicatedSche
 	}
 	c, err := calendar.Parse([]byte(row.File), "schedule.hcl")
 	if err != nil {
-		return nil, fmt.Errorf("the schedule of the dedicated set cannot be read: `remuda dedicated schedule FILE` sets another: %w", err)
+		return nil, fmt.Errorf("cannot parse the schedule of the dedicated set (replace it with \"remuda dedicated schedule FILE\"): %w", err)
 	}
 	out := &api.DedicatedSchedule{File: row.File, Timezone: c.Zone().String(), ModifyIndex: row.ModifyIndex}
 	out.Window, out.Models, out.Until = c.At(s.cfg.Now())
@@ -64,7 +64,7 @@ func (s *Server) setDedicated(rq *request, v *state.View) (answer, error) {
 		return answer{}, err
 	}
 	if len(body.Models) == 0 {
-		return answer{}, badRequest("field \"Models\" is empty: want numbers of replicas by model, as {\"llama-3-8b\": 2}; DELETE takes the set away")
+		return answer{}, badRequest("field \"Models\" is empty: must be replica counts by model, such as {\"llama-3-8b\": 2}; use DELETE to clear the set")
 	}
 	return s.dedicate(rq, v, body.Models)
 }
@@ -78,7 +78,7 @@ func (s *Server) clearDedicated(rq *request, v *state.View) (answer, error) {
 }
 
 func (s *Server) dedicate(rq *request, v *state.View, models map[string]int) (answer, error) {
-	reason := fmt.Sprintf("%s took the dedicated set away", by(rq.token))
+	reason := fmt.Sprintf("%s cleared the dedicated set", by(rq.token))
 	inputs := map[string]string{}
 	for _, name := range slices.Sorted(maps.Keys(models)) {
 		inputs[name] = strconv.Itoa(models[name])
@@ -88,7 +88,7 @@ func (s *Server) dedicate(rq *request, v *state.View, models map[string]int) (an
 	}
 	schedule, err := s.scheduled(v, nil)
 	if err == nil && schedule != nil && !schedule.Until.IsZero() {
-		reason += fmt.Sprintf("; it holds until the schedule's next change, at %s", schedule.Until.UTC().Format(time.RFC3339))
+		reason += fmt.Sprintf("; in effect until the schedule's next change at %s", schedule.Until.UTC().Format(time.RFC3339))
 	}
 	if _, err := s.decide(rq, &state.SetDedicated{Models: models, Source: sourceOperator, Time: s.cfg.Now()},
 		state.Decision{Kind: "dedicated", Reason: reason, Inputs: inputs}); err != nil {
@@ -125,14 +125,14 @@ func (s *Server) setSchedule(rq *request, v *state.View) (answer, error) {
 		return answer{}, err
 	}
 	if body.File == "" {
-		return answer{}, badRequest("field \"File\" is empty: want a calendar; DELETE takes the schedule away")
+		return answer{}, badRequest("field \"File\" is empty: must be a calendar; use DELETE to remove the schedule")
 	}
 	c, err := readCalendar(v, body.File, cmp.Or(body.Filename, "schedule.hcl"))
 	if err != nil {
 		return answer{}, err
 	}
 	window, models, until := c.At(s.cfg.Now())
-	reason := fmt.Sprintf("%s set the schedule of the dedicated set: it is in window %q now, with %s", by(rq.token), window, cmp.Or(setText(models), "no models"))
+	reason := fmt.Sprintf("%s set the schedule of the dedicated set: current window is %q, with %s", by(rq.token), window, cmp.Or(setText(models), "no models"))
 	if !until.IsZero() {
 		reason += ", until " + until.UTC().Format(time.RFC3339)
 	}
@@ -144,13 +144,13 @@ func (s *Server) setSchedule(rq *request, v *state.View) (answer, error) {
 	case err != nil:
 		return answer{}, err
 	case out == nil:
-		return answer{}, conflict("the schedule was taken away just now")
+		return answer{}, conflict("the schedule was deleted in the meantime")
 	}
 	return answer{value: out}, nil
 }
 
 func (s *Server) deleteSchedule(rq *request, _ *state.View) (answer, error) {
-	_, err := s.decide(rq, &state.SetSchedule{}, state.Decision{Kind: "schedule", Reason: by(rq.token) + " took the schedule of the dedicated set away; the set stays as it is"})
+	_, err := s.decide(rq, &state.SetSchedule{}, state.Decision{Kind: "schedule", Reason: by(rq.token) + " deleted the schedule of the dedicated set; the set is unchanged"})
 	return answer{}, err
 }
 
@@ -170,9 +170,9 @@ func readCalendar(v *state.View, file, name string) (calendar.Calendar, error) {
 		fault := hclfault.Fault{File: name, Line: u.Line, Column: u.Column}
 		switch m := v.Model(nil, u.Model); {
 		case m == nil:
-			fault.Text = at + " does not exist: `remuda model list` names those that do"
+			fault.Text = at + " does not exist: see \"remuda model list\""
 		case u.Replicas > m.Max:
-			fault.Text = fmt.Sprintf("%s is %d: want at most its max, which is %d", at, u.Replicas, m.Max)
+			fault.Text = fmt.Sprintf("%s is %d: must be at most %d, the model's max", at, u.Replicas, m.Max)
 		default:
 			continue
 		}

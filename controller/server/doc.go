@@ -1,5 +1,5 @@
 // Package server is the controller's HTTP API: JSON under /v1/ with the habits of Nomad
-// and Consul (DESIGN section 7). Package api has its types and a client.
+// and Consul. Package api has its types and a client.
 //
 // It guarantees: nothing is answered without a token whose role allows it, but for the
 // few routes that say so; a read sees every write that was acknowledged before it

@@ -65,7 +65,7 @@ func (p *peers) find(ctx context.Context, r Raft, leader raft.Peer) (*url.URL, e
 		return nil, err
 	}
 	if text == "" {
-		return nil, fmt.Errorf("the leader, %s at %s, does not say where its API is: want an address in its configuration", leader.ID, leader.Address)
+		return nil, fmt.Errorf("the leader, %s at %s, has no API address: set http.advertise in its config", leader.ID, leader.Address)
 	}
 	if !strings.Contains(text, "://") {
 		text = p.scheme + "://" + text
@@ -93,7 +93,7 @@ func (s *Server) forward(w http.ResponseWriter, rq *request, leader raft.Peer) (
 	defer func() { s.metrics.forwarded(err) }()
 	at, err := s.peers.find(rq.ctx, s.cfg.Raft, leader)
 	if err != nil {
-		return fmt.Errorf("%w, and the leader cannot be asked: %w", raft.ErrNotLeader, err)
+		return fmt.Errorf("%w, and the leader cannot be reached: %w", raft.ErrNotLeader, err)
 	}
 	ctx, cancel := context.WithCancel(rq.ctx)
 	defer cancel()
@@ -117,14 +117,14 @@ func (s *Server) forward(w http.ResponseWriter, rq *request, leader raft.Peer) (
 			}
 			return fmt.Errorf("%w: %w", raft.ErrClosed, errStopping)
 		case sent.Load() && rq.route.read == nil:
-			return fmt.Errorf("%w: the leader was asked and gave no answer: %w", raft.ErrUnknownOutcome, err)
+			return fmt.Errorf("%w: the leader did not respond: %w", raft.ErrUnknownOutcome, err)
 		}
 		return fmt.Errorf("%w: %w", raft.ErrNotLeader, err)
 	}
 	defer resp.Body.Close()
 	if resp.Header.Get(headerNotLeader) != "" {
 		s.peers.forget()
-		return fmt.Errorf("%w, and neither is %s by now", raft.ErrNotLeader, leader.ID)
+		return fmt.Errorf("%w, and %s is no longer the leader either", raft.ErrNotLeader, leader.ID)
 	}
 	return pass(w, resp)
 }
@@ -183,7 +183,7 @@ func pass(w http.ResponseWriter, resp *http.Response) error {
 	}
 	w.WriteHeader(resp.StatusCode)
 	if _, err := io.Copy(w, resp.Body); err != nil {
-		return fmt.Errorf("pass the leader's answer on: %w", err)
+		return fmt.Errorf("forward the leader's response: %w", err)
 	}
 	return nil
 }

@@ -47,7 +47,7 @@ func TestWritesAndReadsThroughFollowers(t *testing.T) {
 
 	// Refusals come through as they are.
 	_, err = fs[1].as("wrong").Scale(t.Context(), "m", api.ScaleRequest{Replicas: 1})
-	requireError(t, err, http.StatusUnauthorized, api.CodeNoToken, "not known")
+	requireError(t, err, http.StatusUnauthorized, api.CodeNoToken, "unknown ACL token")
 	_, err = b.Scale(t.Context(), "x", api.ScaleRequest{Replicas: 1})
 	requireError(t, err, http.StatusNotFound, api.CodeNotFound, `model "x" does not exist`)
 	resp, body := fs[0].raw(http.MethodPut, "/v1/evict", first.SecretID, "{\n!")
@@ -138,7 +138,7 @@ func TestTheClusterIsChanged(t *testing.T) {
 		require.Len(t, got.value, 1)
 	}
 
-	requireError(t, leader.client.TransferLeadership(t.Context(), fs[0].node.ID()), http.StatusConflict, api.CodeConflict, "leads already")
+	requireError(t, leader.client.TransferLeadership(t.Context(), fs[0].node.ID()), http.StatusConflict, api.CodeConflict, "is already the leader")
 	require.NoError(t, leader.client.TransferLeadership(t.Context(), ""))
 	now := leaderOf(t, ms)
 	require.NotSame(t, fs[0], now)
@@ -261,7 +261,7 @@ func TestWithoutALeader(t *testing.T) {
 	l, err := last.client.Leader(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, api.LeaderStatus{}, l)
-	requireError(t, last.client.Ready(t.Context()), http.StatusServiceUnavailable, api.CodeNoLeader, "no leader")
+	requireError(t, last.client.Ready(t.Context()), http.StatusServiceUnavailable, api.CodeNoLeader, "no cluster leader is known to this server")
 	require.NoError(t, last.client.Live(t.Context()))
 	h, err := last.client.AgentHealth(t.Context())
 	require.NoError(t, err)
@@ -291,7 +291,7 @@ func TestForwardingLoopsEnd(t *testing.T) {
 	for _, m := range fs {
 		requests.Store(0)
 		_, err := m.client.SetSwitch(t.Context(), "s", api.SwitchRequest{Value: "on"})
-		e := requireError(t, err, http.StatusServiceUnavailable, api.CodeNoLeader, "no leader that answers")
+		e := requireError(t, err, http.StatusServiceUnavailable, api.CodeNoLeader, "no leader responded within 200ms")
 		require.Equal(t, time.Second, e.RetryAfter)
 		require.Positive(t, requests.Load())
 		require.Less(t, requests.Load(), int64(50), "each is passed on once, and tried again with pauses")
@@ -324,16 +324,16 @@ func TestALeaderThatBreaksOff(t *testing.T) {
 	f := followersOf(t, ms)[0]
 
 	_, err = f.client.SetSwitch(t.Context(), "s", api.SwitchRequest{Value: "on"})
-	requireError(t, err, http.StatusGatewayTimeout, api.CodeUnknownOutcome, "look before you try again")
+	requireError(t, err, http.StatusGatewayTimeout, api.CodeUnknownOutcome, "check the state before retrying (the outcome is unknown")
 	require.Equal(t, int64(1), writes.Load(), "it may have happened: it is not sent again")
 	_, _, err = f.client.Switches(t.Context(), api.QueryOptions{})
-	requireError(t, err, http.StatusServiceUnavailable, api.CodeNoLeader, "no leader that answers")
+	requireError(t, err, http.StatusServiceUnavailable, api.CodeNoLeader, "no leader responded within 200ms")
 	require.Greater(t, reads.Load(), int64(1), "a read is tried again")
 
 	// Where nothing can have been sent, a write is tried again and did not happen.
 	require.NoError(t, hs.Close())
 	_, err = f.client.SetSwitch(t.Context(), "s", api.SwitchRequest{Value: "on"})
-	requireError(t, err, http.StatusServiceUnavailable, api.CodeNoLeader, "no leader that answers")
+	requireError(t, err, http.StatusServiceUnavailable, api.CodeNoLeader, "no leader responded within 200ms")
 	require.Equal(t, int64(1), writes.Load())
 }
 
@@ -345,7 +345,7 @@ func TestAFollowerAsksForTokensItself(t *testing.T) {
 	require.NoError(t, err)
 	eventually(t, "the follower knows the token", func() bool { return f.store.View().TokenBySecret(first.SecretID) != nil })
 	_, _, err = f.client.Models(t.Context(), api.QueryOptions{Stale: true})
-	requireError(t, err, http.StatusUnauthorized, api.CodeNoToken, "a token is wanted")
+	requireError(t, err, http.StatusUnauthorized, api.CodeNoToken, "missing ACL token")
 	_, _, err = f.as(first.SecretID).Models(t.Context(), api.QueryOptions{Stale: true})
 	require.NoError(t, err)
 	self, err := f.as(first.SecretID).AgentSelf(t.Context())
@@ -354,7 +354,7 @@ func TestAFollowerAsksForTokensItself(t *testing.T) {
 	require.Equal(t, f.node.ID(), self.ID)
 	require.Equal(t, api.ACLStatus{Enabled: true, Bootstrapped: true}, self.ACL)
 	_, err = f.client.AgentSelf(t.Context())
-	requireError(t, err, http.StatusUnauthorized, api.CodeNoToken, "a token is wanted")
+	requireError(t, err, http.StatusUnauthorized, api.CodeNoToken, "missing ACL token")
 }
 
 // elsewhere is a server that is led by one whose API is at url.

@@ -30,9 +30,9 @@ func (s *Server) drainGateway(rq *request, _ *state.View) (answer, error) {
 	if s.cfg.Loads.Drain(name) {
 		all := s.cfg.Loads.Gateways()
 		if i := slices.IndexFunc(all, func(g load.Gateway) bool { return g.Name == name }); i >= 0 {
-			s.log.Info("a gateway is to drain", "gateway", name, "in_flight", all[i].InFlight, "waiting", all[i].Waiting, "by", by(rq.token))
+			s.log.Info("gateway drain requested", "gateway", name, "in_flight", all[i].InFlight, "waiting", all[i].Waiting, "by", by(rq.token))
 			return answer{value: gatewayOf(all[i])}, nil
 		}
 	}
-	return answer{}, notFound("no gateway %q reports: `remuda gateway list` names those that do", name)
+	return answer{}, notFound("gateway %q does not report to the controller: see \"remuda gateway list\"", name)
 }

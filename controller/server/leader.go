@@ -54,7 +54,7 @@ func (s *Server) onLeader(w http.ResponseWriter, rq *request) error {
 			deadline = time.Now().Add(s.cfg.LeaderWait) // It was with a leader until now.
 		}
 		if !time.Now().Before(deadline) {
-			return fmt.Errorf("the cluster has no leader that answers, after %s: %w", s.cfg.LeaderWait, err)
+			return fmt.Errorf("no leader responded within %s: %w", s.cfg.LeaderWait, err)
 		}
 		if rq.route.body == bodyStream && leader.ID != "" {
 			return err // What was read of it is gone.

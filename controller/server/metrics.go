@@ -21,14 +21,14 @@ func newMetrics() *metrics {
 			Name: "remuda_controller_http_requests_total", Help: "Requests to the API, by route and status.",
 		}, []string{"route", "method", "status"}),
 		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "remuda_controller_http_request_seconds", Help: "How long requests to the API took, waiting for changes included.",
+			Name: "remuda_controller_http_request_seconds", Help: "Duration of requests to the API, including waiting for changes.",
 			Buckets: prometheus.ExponentialBuckets(0.001, 4, 9), // 1 ms to a minute
 		}, []string{"route", "method"}),
 		blocked: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "remuda_controller_http_watches", Help: "Blocking queries that wait for a change on this server.",
+			Name: "remuda_controller_http_watches", Help: "Blocking queries waiting for a change on this server.",
 		}),
 		forwards: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "remuda_controller_http_forwards_total", Help: "Requests that were passed on to the leader, by what became of them.",
+			Name: "remuda_controller_http_forwards_total", Help: "Requests forwarded to the leader, by result.",
 		}, []string{"result"}),
 	}
 }

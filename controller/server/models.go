@@ -25,7 +25,7 @@ func (s *Server) listModels(_ *request, v *state.View, ws memdb.WatchSet) (answe
 }
 
 func noModel(name string) *api.Error {
-	return notFound("model %q does not exist: `remuda model list` names those that do", name)
+	return notFound("model %q does not exist: see \"remuda model list\"", name)
 }
 
 func (s *Server) getModel(rq *request, v *state.View, ws memdb.WatchSet) (answer, error) {
@@ -61,7 +61,7 @@ func (s *Server) deleteModel(rq *request, _ *state.View) (answer, error) {
 	if text := rq.query.Get("cas"); text != "" {
 		var err error
 		if cmd.ModifyIndex, err = strconv.ParseUint(text, 10, 64); err != nil {
-			return answer{}, badRequest("cas is %q: want the model's ModifyIndex", text)
+			return answer{}, badRequest("cas is %q: must be the model's ModifyIndex", text)
 		}
 	}
 	_, err := s.decide(rq, cmd, state.Decision{Model: cmd.Model, Kind: "delete", Reason: fmt.Sprintf("%s deleted the model", by(rq.token))})
@@ -104,7 +104,7 @@ func origin(asked string, token *state.Token) (state.Origin, error) {
 	}
 	if token != nil && token.Role == state.RoleAutoscaler && o != state.OriginAutoscaler {
 		return o, &api.Error{Status: http.StatusForbidden, Code: api.CodeForbidden,
-			Message: fmt.Sprintf("a token of the role %s scales as %q only, not as %q", token.Role, state.OriginAutoscaler, o)}
+			Message: fmt.Sprintf("permission denied: a token of the role %s can scale as %q only, not as %q: use an operator token to scale by hand", token.Role, state.OriginAutoscaler, o)}
 	}
 	return o, nil
 }
@@ -121,7 +121,7 @@ func (s *Server) scaled(name, variant string, changed bool) (answer, error) {
 	v := s.cfg.Raft.Store().View()
 	m := v.Model(nil, name)
 	if m == nil {
-		return answer{}, conflict("model %q was deleted just now", name)
+		return answer{}, conflict("model %q was deleted in the meantime", name)
 	}
 	rs := v.ReplicasOf(nil, name)
 	out := api.ScaleResponse{

@@ -97,7 +97,7 @@ func TestApply(t *testing.T) {
 	kinds := map[string]bool{}
 	for _, d := range status.Decisions {
 		kinds[d.Kind] = true
-		require.Contains(t, d.Reason, "somebody without a token")
+		require.Contains(t, d.Reason, "anonymous (no ACL token)")
 		require.False(t, d.Time.IsZero())
 	}
 	require.Equal(t, map[string]bool{"apply": true, "scale": true, "stop": true}, kinds)
@@ -165,7 +165,7 @@ func TestScale(t *testing.T) {
 	require.Equal(t, map[string]int{"b": 1}, status.Model.Spread)
 	require.Equal(t, api.Counts{Hot: 1, Failed: 1}, status.Counts)
 	require.Contains(t, status.Why, fmt.Sprintf("1 of %d replicas serve: 1 HOT running, 1 HOT failed.", status.Model.Target))
-	require.Contains(t, status.Why, "Replica "+r2.String()+" has failed 3 times: out of memory; it is tried again at 2026-01-02T04:04:05Z.")
+	require.Contains(t, status.Why, "Replica "+r2.String()+" failed 3 times: out of memory; next retry at 2026-01-02T04:04:05Z.")
 	require.Contains(t, status.Why, "Last decision, scale: ")
 	require.Equal(t, "1", status.Decisions[0].Inputs["asked"])
 
@@ -198,7 +198,7 @@ func TestARolloutIsTold(t *testing.T) {
 	require.Equal(t, status.Model.Variants[0].Hash, roll.NewHash)
 	require.Equal(t, status.Replicas[0].VariantHash, roll.OldHash)
 	require.False(t, status.Replicas[0].Current)
-	require.Contains(t, status.Why, `Variant "a": a canary of its new definition is tried`)
+	require.Contains(t, status.Why, `1 HOT running. Variant "a": a canary of the new definition runs beside the old replicas. Last decision, apply`)
 	list, _, err := m.client.Models(t.Context(), api.QueryOptions{})
 	require.NoError(t, err)
 	require.Equal(t, map[string]string{"a": "canary"}, list[0].Rollouts)
@@ -225,10 +225,10 @@ func TestEvict(t *testing.T) {
 	require.Equal(t, []api.Eviction{{Name: warm.String(), Node: "n1", From: "HOT", To: "WARM", FreedBytes: 10 * gib}}, got.Replicas)
 	got, err = c.Evict(t.Context(), api.EvictRequest{Replica: warm.String(), To: "WARM"})
 	require.NoError(t, err)
-	require.Equal(t, "it rests already, or is on its way there: it is HOT draining", got.Replicas[0].Error)
+	require.Equal(t, "unchanged: already WARM or on its way there (HOT draining)", got.Replicas[0].Error)
 	require.Equal(t, "WARM", got.Replicas[0].To)
 	_, err = c.Evict(t.Context(), api.EvictRequest{Replica: placed.String(), To: "WARM"})
-	requireError(t, err, http.StatusConflict, api.CodeConflict, "there is nothing to keep warm")
+	requireError(t, err, http.StatusConflict, api.CodeConflict, "only a serving replica can go WARM")
 	about, _, err := c.Model(t.Context(), "m", api.QueryOptions{})
 	require.NoError(t, err)
 	require.Equal(t, api.Counts{Warm: 1, Starting: 1, Leaving: 1}, about.Counts)
@@ -239,7 +239,7 @@ func TestEvict(t *testing.T) {
 	got, err = c.Evict(t.Context(), api.EvictRequest{Model: "m"})
 	require.NoError(t, err)
 	require.Len(t, got.Replicas, 3)
-	require.Contains(t, got.Replicas[0].Error, "on its way out already: it is HOT draining")
+	require.Contains(t, got.Replicas[0].Error, "already leaving (HOT draining)")
 	require.Zero(t, got.Replicas[0].FreedGPUs)
 	require.Equal(t, api.Eviction{Name: placed.String(), Node: "n1", From: "HOT", FreedGPUs: 1, FreedBytes: 10 * gib}, got.Replicas[1])
 	status, _, err := c.Model(t.Context(), "m", api.QueryOptions{})
@@ -280,7 +280,7 @@ func TestNodes(t *testing.T) {
 	}
 	for _, asked := range []string{"twin", "n2"} {
 		_, _, err = m.client.Node(t.Context(), asked, api.QueryOptions{})
-		requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, "any of the nodes n20, n21")
+		requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, "it matches nodes n20, n21")
 	}
 	status, _, err := m.client.Node(t.Context(), "node-one", api.QueryOptions{})
 	require.NoError(t, err)
@@ -373,7 +373,7 @@ func TestHealth(t *testing.T) {
 	h, err = m.client.AgentHealth(t.Context())
 	require.NoError(t, err)
 	require.False(t, h.Healthy)
-	require.Equal(t, []string{"Nomad is not heard: connection refused", "reconciler: plan: no"}, h.Problems)
+	require.Equal(t, []string{"cannot reach Nomad: connection refused", "reconciler: plan: no"}, h.Problems)
 	require.NoError(t, m.client.Ready(t.Context()), "it can answer all the same")
 	self, err := m.client.AgentSelf(t.Context())
 	require.NoError(t, err)
@@ -425,5 +425,5 @@ func TestAFileThatWasRolledBackIsToldSo(t *testing.T) {
 	got, err = m.client.ApplyModels(t.Context(), request)
 	require.NoError(t, err)
 	require.True(t, got.Models[0].Unchanged)
-	require.Equal(t, []string{`variant "a": this definition was rolled back, and the one before it runs: the canary did not start`}, got.Models[0].Warnings)
+	require.Equal(t, []string{`variant "a": this definition was rolled back to the previous one: the canary did not start`}, got.Models[0].Warnings)
 }

@@ -40,12 +40,12 @@ func findNode(v *state.View, ws memdb.WatchSet, asked string) (*state.Node, erro
 	}
 	switch len(named) {
 	case 0:
-		return nil, notFound("node %q does not exist: `remuda node list` names those that do", asked)
+		return nil, notFound("node %q does not exist: see \"remuda node list\"", asked)
 	case 1:
 		return named[0], nil
 	}
 	ids := list(named, func(n *state.Node) string { return n.ID })
-	return nil, badRequest("%q may be any of the nodes %s: want the whole ID", asked, strings.Join(ids, ", "))
+	return nil, badRequest("%q is ambiguous: it matches nodes %s: use the full ID", asked, strings.Join(ids, ", "))
 }
 
 func (s *Server) getNode(rq *request, v *state.View, ws memdb.WatchSet) (answer, error) {
@@ -71,16 +71,16 @@ func (s *Server) quarantine(rq *request, v *state.View) (answer, error) {
 		return answer{}, err
 	}
 	if body.GPU == "" {
-		return answer{}, badRequest("field \"GPU\" is empty: want the UUID of one of the node's GPUs")
+		return answer{}, badRequest("field \"GPU\" is empty: must be the UUID of one of the node's GPUs")
 	}
-	verb, why := "let placements back on", ""
+	verb, why := "allowed placements again on", ""
 	if body.On {
 		verb = "quarantined"
 		if body.Reason != "" {
 			why = ": " + body.Reason
 		}
 	} else if body.Reason != "" {
-		return answer{}, badRequest("field \"Reason\" is %q: want none where placements are let back", body.Reason)
+		return answer{}, badRequest("field \"Reason\" is %q: must be empty when the quarantine ends", body.Reason)
 	}
 	cmd := &state.Quarantine{Node: n.ID, GPU: body.GPU, On: body.On}
 	if body.On {
@@ -93,7 +93,7 @@ func (s *Server) quarantine(rq *request, v *state.View) (answer, error) {
 	}
 	after := s.cfg.Raft.Store().View()
 	if n = after.Node(nil, n.ID); n == nil {
-		return answer{}, conflict("node %q was forgotten just now", rq.path["node"])
+		return answer{}, conflict("node %q was removed in the meantime", rq.path["node"])
 	}
 	return answer{value: s.nodeOf(n, after.ReplicasOn(nil, n.ID))}, nil
 }

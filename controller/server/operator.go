@@ -31,7 +31,7 @@ func (s *Server) member(id string) (int, error) {
 		return 0, err
 	}
 	if !slices.ContainsFunc(peers, func(p raft.Peer) bool { return p.ID == id }) {
-		return 0, notFound("no server has the ID %q: `remuda raft list-peers` names those that there are", id)
+		return 0, notFound("server %q does not exist: see \"remuda raft list-peers\"", id)
 	}
 	return len(peers), nil
 }
@@ -43,12 +43,12 @@ func (s *Server) removePeer(rq *request, _ *state.View) (answer, error) {
 		return answer{}, err
 	}
 	if n == 1 {
-		return answer{}, conflict("server %s is the only one: it cannot be removed", id)
+		return answer{}, conflict("server %s is the only one: cannot remove it", id)
 	}
 	if err := s.cfg.Raft.RemovePeer(rq.ctx, id); err != nil {
 		return answer{}, err
 	}
-	s.log.Info("a server was removed", "id", id, "by", by(rq.token))
+	s.log.Info("server removed", "id", id, "by", by(rq.token))
 	return answer{}, nil
 }
 
@@ -65,14 +65,14 @@ func (s *Server) transferLeadership(rq *request, _ *state.View) (answer, error) 
 	}
 	switch {
 	case len(peers) == 1:
-		return answer{}, conflict("this is the only server: there is no other that could lead")
+		return answer{}, conflict("this is the only server: there is no other server to transfer leadership to")
 	case id == s.cfg.Raft.ID():
-		return answer{}, conflict("server %s leads already", id)
+		return answer{}, conflict("server %s is already the leader", id)
 	}
 	if err := s.cfg.Raft.TransferLeadership(rq.ctx, id); err != nil {
 		return answer{}, err
 	}
-	s.log.Info("the leadership was handed over", "to", id, "by", by(rq.token))
+	s.log.Info("leadership transferred", "to", id, "by", by(rq.token))
 	return answer{}, nil
 }
 
@@ -92,7 +92,7 @@ func (s *Server) restoreSnapshot(rq *request, _ *state.View) (answer, error) {
 	if err != nil {
 		return answer{}, err
 	}
-	s.log.Info("a snapshot was restored", "index", info.Index, "bytes", info.Bytes, "by", by(rq.token))
+	s.log.Info("snapshot restored", "index", info.Index, "bytes", info.Bytes, "by", by(rq.token))
 	out := api.SnapshotInfo{Version: info.Version, Index: info.Index, Rows: map[string]int{}, Bytes: info.Bytes}
 	for table, n := range info.Rows {
 		out.Rows[string(table)] = n

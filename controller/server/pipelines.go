@@ -35,7 +35,7 @@ func (s *Server) listPipelines(_ *request, v *state.View, ws memdb.WatchSet) (an
 }
 
 func noPipeline(name string) *api.Error {
-	return notFound("pipeline %q does not exist: `remuda pipeline list` names those that do", name)
+	return notFound("pipeline %q does not exist: see \"remuda pipeline list\"", name)
 }
 
 func (s *Server) getPipeline(rq *request, v *state.View, ws memdb.WatchSet) (answer, error) {
@@ -58,12 +58,12 @@ func (s *Server) applyPipeline(rq *request, v *state.View) (answer, error) {
 		return answer{}, pipelineError(err)
 	}
 	if p.Name != name {
-		return answer{}, badRequest("the file has pipeline %q, and the path names %q: want the same", p.Name, name)
+		return answer{}, badRequest("the file defines pipeline %q, but the path names %q: must be the same", p.Name, name)
 	}
 	before := v.Pipeline(nil, name)
 	reason := fmt.Sprintf("%s changed pipeline %q", by(rq.token), name)
 	if before == nil {
-		reason = fmt.Sprintf("%s applied pipeline %q, which is new", by(rq.token), name)
+		reason = fmt.Sprintf("%s applied new pipeline %q", by(rq.token), name)
 	}
 	models := p.Models()
 	res, err := s.decide(rq, &state.SetPipeline{Name: name, Source: body.File, Models: models, ModifyIndex: body.CAS},
@@ -75,7 +75,7 @@ func (s *Server) applyPipeline(rq *request, v *state.View) (answer, error) {
 	after := s.cfg.Raft.Store().View()
 	now := after.Pipeline(nil, name)
 	if now == nil {
-		return answer{}, conflict("pipeline %q was taken away just now", name)
+		return answer{}, conflict("pipeline %q was deleted in the meantime", name)
 	}
 	return answer{value: api.PipelineResponse{Pipeline: pipelineOf(after, nil, now), New: before == nil && res.Changed, Changed: res.Changed}}, nil
 }
@@ -86,14 +86,14 @@ func (s *Server) deletePipeline(rq *request, v *state.View) (answer, error) {
 	if text := rq.query.Get("cas"); text != "" {
 		index, err := strconv.ParseUint(text, 10, 64)
 		if err != nil {
-			return answer{}, badRequest("cas is %q: want the pipeline's ModifyIndex", text)
+			return answer{}, badRequest("cas is %q: must be the pipeline's ModifyIndex", text)
 		}
 		cmd.ModifyIndex = &index
 	}
 	if v.Pipeline(nil, name) == nil {
 		return answer{}, noPipeline(name)
 	}
-	_, err := s.decide(rq, cmd, state.Decision{Kind: "pipeline", Reason: fmt.Sprintf("%s took pipeline %q away", by(rq.token), name), Inputs: map[string]string{"pipeline": name}})
+	_, err := s.decide(rq, cmd, state.Decision{Kind: "pipeline", Reason: fmt.Sprintf("%s deleted pipeline %q", by(rq.token), name), Inputs: map[string]string{"pipeline": name}})
 	return answer{}, err
 }
 

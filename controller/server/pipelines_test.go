@@ -75,15 +75,15 @@ func TestPipelines(t *testing.T) {
 	require.Greater(t, after.Index, meta.Index)
 	decisions, _, err := m.client.Decisions(t.Context(), api.DecisionFilter{Limit: 1}, api.QueryOptions{})
 	require.NoError(t, err)
-	require.Contains(t, decisions[0].Reason, `applied pipeline "meta/p", which is new: its 2 steps call large, small`)
+	require.Contains(t, decisions[0].Reason, `anonymous (no ACL token) applied new pipeline "meta/p": its 2 steps call large, small`)
 
 	// Names are of one space, both ways.
 	_, err = m.client.ApplyPipeline(t.Context(), "small", api.PipelineRequest{File: pipelineFile("small", "x")})
-	requireError(t, err, http.StatusConflict, api.CodeConflict, "a model has this name")
+	requireError(t, err, http.StatusConflict, api.CodeConflict, "a model already has this name")
 	_, err = m.client.ApplyModels(t.Context(), api.ApplyRequest{File: file("meta/p")})
-	requireError(t, err, http.StatusConflict, api.CodeConflict, "a pipeline has this name")
+	requireError(t, err, http.StatusConflict, api.CodeConflict, "a pipeline already has this name")
 	_, err = m.client.ApplyPipeline(t.Context(), "q", api.PipelineRequest{File: pipelineFile("q", "meta/p")})
-	requireError(t, err, http.StatusConflict, api.CodeConflict, `call "meta/p", which is a pipeline`)
+	requireError(t, err, http.StatusConflict, api.CodeConflict, `a step calls "meta/p", which is a pipeline`)
 
 	// What is wrong is told with its line.
 	_, err = m.client.ApplyPipeline(t.Context(), "p", api.PipelineRequest{Filename: "my.hcl", File: "pipeline \"p\" {\n  output = step.a\n}\n"})
@@ -91,9 +91,9 @@ func TestPipelines(t *testing.T) {
 	require.NotEmpty(t, e.Faults)
 	require.Equal(t, 2, e.Faults[1].Line)
 	_, err = m.client.ApplyPipeline(t.Context(), "p", api.PipelineRequest{File: source})
-	requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, `the file has pipeline "meta/p", and the path names "p"`)
+	requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, `the file defines pipeline "meta/p", but the path names "p"`)
 	_, err = m.client.ApplyPipeline(t.Context(), "meta/p", api.PipelineRequest{File: pipelineFile("meta/p", "x"), CAS: new(uint64)})
-	requireError(t, err, http.StatusConflict, api.CodeConflict, "exists already")
+	requireError(t, err, http.StatusConflict, api.CodeConflict, `pipeline "meta/p" already exists`)
 
 	requireError(t, m.client.DeletePipeline(t.Context(), "meta/p", p.ModifyIndex+1), http.StatusConflict, api.CodeConflict, "has changed")
 	require.NoError(t, m.client.DeletePipeline(t.Context(), "meta/p", p.ModifyIndex))

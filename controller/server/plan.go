@@ -21,7 +21,7 @@ func (s *Server) plan(rq *request, v *state.View) (answer, error) {
 		return answer{}, err
 	}
 	if s.cfg.Plan == nil {
-		return answer{}, &api.Error{Status: http.StatusServiceUnavailable, Code: api.CodeBusy, Message: "this server has no planner that could be asked", RetryAfter: retryLeader}
+		return answer{}, &api.Error{Status: http.StatusServiceUnavailable, Code: api.CodeBusy, Message: "this server is not planning: retry in a moment", RetryAfter: retryLeader}
 	}
 	cmds, err := s.hypothesis(rq, body, v)
 	if err != nil {
@@ -74,7 +74,7 @@ func (s *Server) hypothesis(rq *request, body api.PlanRequest, v *state.View) ([
 	}
 	if e := body.Evict; e != nil {
 		if (e.Replica == "") == (e.Model == "") {
-			return nil, badRequest("field \"Evict\": field \"Replica\" is %q and field \"Model\" is %q: want one of them", e.Replica, e.Model)
+			return nil, badRequest("field \"Evict\": \"Replica\" is %q and \"Model\" is %q: exactly one must be set", e.Replica, e.Model)
 		}
 		to := state.Tier(strings.ToUpper(e.To))
 		if err := checkEvictTo(to, e.To); err != nil {
@@ -137,13 +137,13 @@ func foreseen(before, asked *state.View, p Preview) api.PlanResponse {
 		case len(why[name]) > 0:
 			c.Why = strings.Join(why[name], "; ")
 		case stageText(was) != stageText(tried):
-			c.Why = "that is what was asked for"
+			c.Why = "as requested"
 		case at.For != "":
-			c.Why = fmt.Sprintf("it makes room for model %q", at.For)
+			c.Why = fmt.Sprintf("makes room for model %q", at.For)
 		case acts[name] != "":
 			c.Why = acts[name]
 		default:
-			c.Why = "it goes on with what was begun"
+			c.Why = "continues a change already in progress"
 		}
 		out.Changes = append(out.Changes, c)
 	}

@@ -31,7 +31,7 @@ func (s *Server) listPools(_ *request, v *state.View, ws memdb.WatchSet) (answer
 			i = len(pools)
 			pools = append(pools, api.Pool{
 				Name: name, Management: string(state.ManagementDisabled), Price: 1,
-				Error: "it is in no pool block of this server's config any more: nothing is placed or changed there",
+				Error: "no longer in this server's config: nothing is placed or changed there",
 			})
 		}
 		return &pools[i]
@@ -88,7 +88,7 @@ func (s *Server) expect(rq *request, v *state.View) (answer, error) {
 		return answer{}, err
 	}
 	if body.Replicas == nil {
-		return answer{}, badRequest("field \"Replicas\" is missing: want how many there should be in the pool")
+		return answer{}, badRequest("field \"Replicas\" is missing: must be the number of replicas in the pool")
 	}
 	name, pool := rq.path["model"], rq.path["pool"]
 	before := v.Model(nil, name)
@@ -103,7 +103,7 @@ func (s *Server) expect(rq *request, v *state.View) (answer, error) {
 	}
 	res, err := s.decide(rq, &state.SetExpected{Model: name, Pool: pool, Replicas: *body.Replicas, ModifyIndex: body.CAS},
 		state.Decision{Model: name, Kind: "scale",
-			Reason: fmt.Sprintf("%s asked for %s in pool %q; %d were expected there before", by(rq.token), plural(*body.Replicas, "replica"), pool, before.Expected[pool]),
+			Reason: fmt.Sprintf("%s asked for %s in pool %q (was %d)", by(rq.token), plural(*body.Replicas, "replica"), pool, before.Expected[pool]),
 			Inputs: map[string]string{"asked": strconv.Itoa(*body.Replicas), "before": strconv.Itoa(before.Expected[pool]), "pool": pool}})
 	if err != nil {
 		return answer{}, err
@@ -111,7 +111,7 @@ func (s *Server) expect(rq *request, v *state.View) (answer, error) {
 	after := s.cfg.Raft.Store().View()
 	m := after.Model(nil, name)
 	if m == nil {
-		return answer{}, conflict("model %q was deleted just now", name)
+		return answer{}, conflict("model %q was deleted in the meantime", name)
 	}
 	var there []*state.Replica
 	out := api.ScaleResponse{Model: name, Pool: pool, Changed: res.Changed, ModifyIndex: m.ModifyIndex}
@@ -140,14 +140,14 @@ func (s *Server) mayExpect(name string) error {
 			names = append(names, strconv.Quote(p.Name))
 		case p.Management == string(state.ManagementDisabled):
 			return &api.Error{Status: 403, Code: api.CodeForbidden,
-				Message: fmt.Sprintf("pool %q: its management is %q, so nothing is placed there: want %q, %q or %q in the agents' config",
+				Message: fmt.Sprintf("pool %q: management is %q: nothing is placed there unless it is %q, %q or %q in the agent config",
 					name, p.Management, state.ManagementManual, state.ManagementUpscaling, state.ManagementFull)}
 		default:
 			return nil
 		}
 	}
 	if len(names) == 0 {
-		return notFound("pool %q does not exist, nor does any other: want a pool block in the agents' config", name)
+		return notFound("pool %q does not exist: the agent config has no pool blocks", name)
 	}
-	return notFound("pool %q does not exist: the agents' config has %s", name, strings.Join(names, ", "))
+	return notFound("pool %q does not exist: the agent config has %s", name, strings.Join(names, ", "))
 }

@@ -120,10 +120,10 @@ func (s *Server) requestStatus(id string, where []load.Place) api.RequestStatus 
 func checkRequestID(id string) error {
 	const longest = 256
 	if len(id) > longest {
-		return badRequest("the request's ID has %d bytes: want at most %d", len(id), longest)
+		return badRequest("request ID is %d bytes: must be at most %d bytes", len(id), longest)
 	}
 	if strings.ContainsFunc(id, func(c rune) bool { return c < ' ' || c == 0x7f }) {
-		return badRequest("the request's ID is %q: control characters are not allowed", id)
+		return badRequest("request ID is %q: control characters are not allowed", id)
 	}
 	return nil
 }
@@ -139,19 +139,19 @@ func (s *Server) killRequest(rq *request, _ *state.View) (answer, error) {
 	where, err := s.cfg.Loads.Kill(id)
 	if errors.Is(err, load.ErrTooManyOrders) {
 		return answer{}, &api.Error{Status: http.StatusServiceUnavailable, Code: api.CodeBusy, RetryAfter: retryLeader,
-			Message: "request " + id + ": orders to kill so many others are on their way that this one has to wait: try again"}
+			Message: "request " + id + ": too many pending kill orders: retry in a moment"}
 	}
 	if err != nil {
 		return answer{}, err
 	}
-	s.log.Info("a request is to be killed", "id", id, "named_by", len(where), "gateways", gateways, "by", by(rq.token))
+	s.log.Info("request kill requested", "id", id, "named_by", len(where), "gateways", gateways, "by", by(rq.token))
 	switch {
 	case len(where) > 0:
 		return answer{value: s.requestStatus(id, where)}, nil
 	case gateways == 0:
-		return answer{}, notFound("request %q: no gateway reports here, so nobody can tell where it is: one that does so within %s is told to end it", id, load.OrderTTL)
+		return answer{}, notFound("request %q: no gateway reports to the controller: a gateway that reports within %s will end it", id, load.OrderTTL)
 	}
-	return answer{}, notFound("request %q is not among those that the gateways name, which are the oldest %d at each replica and the first %d of each queue: %s told all the same to end it, if it is there",
+	return answer{}, notFound("request %q is not reported by any gateway (they report the oldest %d at each replica and the first %d of each queue): %s ordered to end it if present",
 		id, api.MaxReportRequests, api.MaxReportRequests, isOrAre(gateways, "gateway"))
 }
 

@@ -67,7 +67,7 @@ func TestQueuesOfAllModels(t *testing.T) {
 		for _, param := range []string{"index=1", "stale"} {
 			resp, body := m.raw(http.MethodGet, path+"?"+param, "", "")
 			require.Equal(t, http.StatusBadRequest, resp.StatusCode, body)
-			require.Contains(t, body, "is unknown to GET "+path[:6])
+			require.Contains(t, body, " of GET "+path[:6])
 		}
 	}
 }
@@ -123,7 +123,7 @@ func TestKillOfARequest(t *testing.T) {
 
 	// One that nobody names may be there all the same.
 	_, err = m.client.KillRequest(t.Context(), "hidden")
-	requireError(t, err, http.StatusNotFound, api.CodeNotFound, "the oldest 64 at each replica and the first 64 of each queue: 2 gateways are told all the same")
+	requireError(t, err, http.StatusNotFound, api.CodeNotFound, `request "hidden" is not reported by any gateway (they report the oldest 64 at each replica and the first 64 of each queue): 2 gateways are ordered to end it if present`)
 	require.Contains(t, reported(t, m.client, inQueue("b")).Kill, "hidden")
 
 	_, err = m.client.KillRequest(t.Context(), strings.Repeat("x", 300))
@@ -165,7 +165,7 @@ func TestGatewaysAreListedAndDrained(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, got[0].Draining)
 	_, err = m.client.DrainGateway(t.Context(), "host:8080:3")
-	requireError(t, err, http.StatusNotFound, api.CodeNotFound, "`remuda gateway list`")
+	requireError(t, err, http.StatusNotFound, api.CodeNotFound, `see "remuda gateway list"`)
 }
 
 // Reports and orders are the leader's, whichever server is asked.
@@ -190,7 +190,7 @@ func TestOrdersGoThroughAnyServer(t *testing.T) {
 func TestReportsWithWrongQueuesAreRefused(t *testing.T) {
 	m := one(t)
 	_, err := m.client.GatewayReport(t.Context(), inQueue("g", api.QueueLoad{Model: "m", State: "ASLEEP", Waiting: -1}))
-	requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, `the state is "ASLEEP"`)
+	requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, `state is "ASLEEP"`)
 	require.Empty(t, m.loads.Gateways())
 }
 
@@ -236,5 +236,5 @@ func TestCountersOfAQueue(t *testing.T) {
 	bad := inQueue("a")
 	bad.Counters = []api.ModelCounters{{Model: "m", Arrived: -1}}
 	_, err := m.client.GatewayReport(t.Context(), bad)
-	requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, `counters of model "m": -1 arrived`)
+	requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, `counters of model "m": arrived is -1 and finished is 0`)
 }

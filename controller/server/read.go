@@ -15,7 +15,7 @@ import (
 )
 
 // errStopping ends a blocking query of a server that stops.
-var errStopping = errors.New("the server stops")
+var errStopping = errors.New("the server is stopping")
 
 // indexedError is a read's error with the index that it was found at.
 type indexedError struct {

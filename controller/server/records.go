@@ -59,7 +59,7 @@ func (s *Server) listDecisions(rq *request, v *state.View, ws memdb.WatchSet) (a
 	if text := rq.query.Get("limit"); text != "" {
 		var err error
 		if limit, err = strconv.Atoi(text); err != nil || limit < 1 || limit > state.DecisionLimit {
-			return answer{}, badRequest("limit is %q: want 1 to %d", text, state.DecisionLimit)
+			return answer{}, badRequest("limit is %q: must be 1 to %d", text, state.DecisionLimit)
 		}
 	}
 	model, of := rq.query.Get("model"), rq.query.Get("replica")
@@ -69,7 +69,7 @@ func (s *Server) listDecisions(rq *request, v *state.View, ws memdb.WatchSet) (a
 			return answer{}, badRequest("replica: %v", err)
 		}
 		if model != "" && model != name.Model {
-			return answer{}, badRequest("replica %q is not of model %q", of, model)
+			return answer{}, badRequest("replica %q does not belong to model %q", of, model)
 		}
 		model = name.Model
 	}
@@ -99,7 +99,7 @@ func (s *Server) setSwitch(rq *request, _ *state.View) (answer, error) {
 		return answer{}, err
 	}
 	if body.Value == nil {
-		return answer{}, badRequest("field \"Value\" is missing: want the switch's value")
+		return answer{}, badRequest("field \"Value\" is missing: must be the value of the switch")
 	}
 	name := rq.path["switch"]
 	if err := checkSwitch(name, *body.Value); err != nil {
@@ -115,7 +115,7 @@ func (s *Server) setSwitch(rq *request, _ *state.View) (answer, error) {
 			return answer{value: switchOf(sw)}, nil
 		}
 	}
-	return answer{}, conflict("switch %q was taken away just now", name)
+	return answer{}, conflict("switch %q was unset in the meantime", name)
 }
 
 // checkSwitch refuses what nobody can mean: the reconciler pauses for as long as its
@@ -123,14 +123,14 @@ func (s *Server) setSwitch(rq *request, _ *state.View) (answer, error) {
 func checkSwitch(name, value string) error {
 	const longest = 4096 // it is kept in the log, the state and a decision
 	if len(value) > longest {
-		return badRequest("field \"Value\" has %d bytes: want at most %d", len(value), longest)
+		return badRequest("field \"Value\" is %d bytes: must be at most %d bytes", len(value), longest)
 	}
 	if name != planner.PauseReconcile {
 		return nil
 	}
 	switch strings.ToLower(value) {
 	case "", "false", "off", "no", "0":
-		return badRequest("switch %q to %q: the controller pauses while the switch is there, whatever its value: `remuda switch unset %s` ends the pause", name, value, name)
+		return badRequest("switch %q is %q: the controller pauses while the switch is set, whatever its value: run \"remuda switch unset %s\" to end the pause", name, value, name)
 	}
 	return nil
 }
@@ -138,6 +138,6 @@ func checkSwitch(name, value string) error {
 func (s *Server) deleteSwitch(rq *request, _ *state.View) (answer, error) {
 	name := rq.path["switch"]
 	_, err := s.decide(rq, &state.SetSwitch{Name: name, Delete: true},
-		state.Decision{Kind: "switch", Reason: fmt.Sprintf("%s took switch %q away", by(rq.token), name), Inputs: map[string]string{"switch": name}})
+		state.Decision{Kind: "switch", Reason: fmt.Sprintf("%s unset switch %q", by(rq.token), name), Inputs: map[string]string{"switch": name}})
 	return answer{}, err
 }

@@ -27,7 +27,7 @@ func (s *Server) listReplicas(rq *request, v *state.View, ws memdb.WatchSet) (an
 }
 
 func noReplica(name string) *api.Error {
-	return notFound("replica %q does not exist: `remuda replica list` names those that do", name)
+	return notFound("replica %q does not exist: see \"remuda replica list\"", name)
 }
 
 func (s *Server) getReplica(rq *request, v *state.View, ws memdb.WatchSet) (answer, error) {
@@ -45,7 +45,7 @@ func (s *Server) evict(rq *request, v *state.View) (answer, error) {
 		return answer{}, err
 	}
 	if (body.Replica == "") == (body.Model == "") {
-		return answer{}, badRequest("field \"Replica\" is %q and field \"Model\" is %q: want one of them", body.Replica, body.Model)
+		return answer{}, badRequest("field \"Replica\" is %q and field \"Model\" is %q: exactly one must be set", body.Replica, body.Model)
 	}
 	to := state.Tier(strings.ToUpper(body.To))
 	if err := checkEvictTo(to, body.To); err != nil {
@@ -87,7 +87,7 @@ func checkEvictTo(to state.Tier, asked string) error {
 	case "", state.Warm, state.Cold:
 		return nil
 	}
-	return badRequest("field \"To\" is %q: want %q, %q, or nothing for its end", asked, state.Warm, state.Cold)
+	return badRequest("field \"To\" is %q: must be %q, %q or empty", asked, state.Warm, state.Cold)
 }
 
 // evicted says what became of a replica; after is nil where it is gone already.
@@ -101,15 +101,15 @@ func evicted(before, after *state.Replica) api.Eviction {
 		}
 		switch {
 		case before.Resting():
-			e.Error = fmt.Sprintf("it rests already, or is on its way there: it is %s", before.Stage())
+			e.Error = fmt.Sprintf("unchanged: already WARM or on its way there (%s)", before.Stage())
 		case before.Leaving():
-			e.Error = fmt.Sprintf("it was on its way out already: it is %s", before.Stage())
+			e.Error = fmt.Sprintf("unchanged: already leaving (%s)", before.Stage())
 		default:
-			e.To, e.Error = e.From, fmt.Sprintf("it stays: it is %s", before.Stage())
+			e.To, e.Error = e.From, fmt.Sprintf("unchanged: %s", before.Stage())
 		}
 		return e
 	case after != nil && after.Counts():
-		e.To, e.Error = e.From, fmt.Sprintf("it stays: it is %s", after.Stage())
+		e.To, e.Error = e.From, fmt.Sprintf("unchanged: %s", after.Stage())
 		return e
 	case after != nil:
 		e.To = string(after.Target)

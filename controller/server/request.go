@@ -58,14 +58,14 @@ func (rq *request) parseQuery() error {
 	}
 	for name, values := range rq.query {
 		if !rq.route.takes(name) {
-			bad("parameter %q is unknown to %s %s", name, rq.route.method, rq.route.pattern)
+			bad("unknown parameter %q of %s %s", name, rq.route.method, rq.route.pattern)
 		} else if len(values) > 1 {
-			bad("parameter %q is there %d times: want once", name, len(values))
+			bad("duplicate parameter %q: %d times", name, len(values))
 		}
 	}
 	if text := rq.query.Get(paramIndex); text != "" {
 		if rq.index, err = strconv.ParseUint(text, 10, 64); err != nil {
-			bad("index is %q: want the number of an answer's %s", text, api.HeaderIndex)
+			bad("index is %q: must be a number from the header %s of a response", text, api.HeaderIndex)
 		}
 	}
 	wait := api.DefaultWait
@@ -73,9 +73,9 @@ func (rq *request) parseQuery() error {
 		wait, err = time.ParseDuration(text)
 		switch {
 		case err != nil:
-			bad("wait is %q: want a time with its unit, as \"30s\"", text)
+			bad("wait is %q: must be a duration with a unit, such as \"30s\"", text)
 		case wait <= 0 || wait > api.MaxWait:
-			bad("wait is %s: want more than 0s and at most %s", text, api.MaxWait)
+			bad("wait is %s: must be more than 0s and at most %s", text, api.MaxWait)
 		}
 	}
 	switch text := rq.query.Get(paramStale); text {
@@ -83,7 +83,7 @@ func (rq *request) parseQuery() error {
 		rq.stale = rq.query.Has(paramStale)
 	case "false", "0":
 	default:
-		bad("stale is %q: want nothing, true or false", text)
+		bad("stale is %q: must be empty, true or false", text)
 	}
 	if len(wrong) > 0 {
 		return badRequest("%s", strings.Join(wrong, "; "))
@@ -97,7 +97,7 @@ func (rq *request) parseQuery() error {
 
 func tooLarge(limit int64) *api.Error {
 	return &api.Error{Status: http.StatusRequestEntityTooLarge, Code: api.CodeTooLarge,
-		Message: fmt.Sprintf("the body is longer than %d bytes, which is the most that may be sent here", limit)}
+		Message: fmt.Sprintf("body is larger than %d bytes, the limit of this route", limit)}
 }
 
 // largeFactor makes room for a gateway's report: 64 requests of each of some thousand
@@ -132,7 +132,7 @@ func (s *Server) readBody(w http.ResponseWriter, rq *request) error {
 			return tooLarge(limit)
 		}
 		w.Header().Set("Connection", "close")
-		return badRequest("the body did not come whole: %v", err)
+		return badRequest("read the body: %v", err)
 	}
 	if rq.route.body == bodyNone && len(bytes.TrimSpace(rq.body)) > 0 {
 		return badRequest("%s %s takes no body", rq.route.method, rq.route.pattern)
@@ -152,7 +152,7 @@ func plain(w http.ResponseWriter) http.ResponseWriter {
 // decode reads the JSON body into v, which is one object without unknown fields.
 func (rq *request) decode(v any) error {
 	if len(bytes.TrimSpace(rq.body)) == 0 {
-		return badRequest("the body is empty: want a JSON object")
+		return badRequest("body is empty: must be a JSON object")
 	}
 	d := json.NewDecoder(bytes.NewReader(rq.body))
 	d.DisallowUnknownFields()
@@ -161,7 +161,7 @@ func (rq *request) decode(v any) error {
 	}
 	rest := rq.body[d.InputOffset():]
 	if i := len(rest) - len(bytes.TrimLeft(rest, " \t\r\n")); i < len(rest) {
-		return badRequest("the body is not JSON: %s: there is something after its end", position(rq.body, d.InputOffset()+int64(i)))
+		return badRequest("body is not valid JSON: %s: unexpected data after its end", position(rq.body, d.InputOffset()+int64(i)))
 	}
 	return nil
 }
@@ -173,15 +173,15 @@ func (rq *request) jsonError(err error, at int64) error {
 	switch {
 	case errors.As(err, &syntax):
 		// Its offset is behind the byte that is wrong.
-		return badRequest("the body is not JSON: %s: %v", position(rq.body, syntax.Offset-1), err)
+		return badRequest("body is not valid JSON: %s: %v", position(rq.body, syntax.Offset-1), err)
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
-		return badRequest("the body is not JSON: %s: it ends in the middle", position(rq.body, int64(len(rq.body))))
+		return badRequest("body is not valid JSON: %s: unexpected end", position(rq.body, int64(len(rq.body))))
 	case errors.As(err, &kind):
 		field := kind.Field
 		if field == "" {
-			return badRequest("the body is a JSON %s: want an object", kind.Value)
+			return badRequest("body is a JSON %s: must be an object", kind.Value)
 		}
-		return badRequest("%s: field %q is a JSON %s: want %s", position(rq.body, kind.Offset), field, kind.Value, jsonKind(kind.Type.Kind().String()))
+		return badRequest("%s: field %q is a JSON %s: must be %s", position(rq.body, kind.Offset), field, kind.Value, jsonKind(kind.Type.Kind().String()))
 	}
 	if name, ok := strings.CutPrefix(err.Error(), "json: unknown field "); ok {
 		if unquoted, err := strconv.Unquote(name); err == nil {
@@ -190,9 +190,9 @@ func (rq *request) jsonError(err error, at int64) error {
 				at = int64(i)
 			}
 		}
-		return badRequest("%s: field %s is unknown to %s %s", position(rq.body, at), name, rq.route.method, rq.route.pattern)
+		return badRequest("%s: unknown field %s of %s %s", position(rq.body, at), name, rq.route.method, rq.route.pattern)
 	}
-	return badRequest("the body: %v", err)
+	return badRequest("body: %v", err)
 }
 
 // jsonKind is how people who write JSON call a kind of Go's.
@@ -201,13 +201,13 @@ func jsonKind(k string) string {
 	case strings.HasPrefix(k, "int"):
 		return "a whole number"
 	case strings.HasPrefix(k, "uint"):
-		return "a whole number that is not below 0"
+		return "a whole number of 0 or more"
 	}
 	switch k {
 	case "bool":
 		return "true or false"
 	case "string":
-		return "a text"
+		return "a string"
 	case "map", "struct":
 		return "an object"
 	case "slice":

@@ -21,11 +21,11 @@ func (b *scaleBody) check() error {
 	switch {
 	case b.Variants != nil && (b.Variant != "" || b.Replicas != nil && *b.Replicas != 0):
 		// Clients that are written in Go send Replicas always.
-		return badRequest("field \"Variants\" is there, and so is field \"Variant\" or \"Replicas\": want the numbers of variants, or one number")
+		return badRequest("field \"Variants\" is set together with \"Variant\" or \"Replicas\": set either \"Variants\" or the others")
 	case b.Variants == nil && b.Replicas == nil:
-		return badRequest("field \"Replicas\" is missing: want how many there should be")
+		return badRequest("field \"Replicas\" is missing: must be the target number of replicas")
 	case len(b.Reason) > api.MaxScaleReason:
-		return badRequest("field \"Reason\" has %d bytes: want at most %d", len(b.Reason), api.MaxScaleReason)
+		return badRequest("field \"Reason\" is %d bytes: must be at most %d bytes", len(b.Reason), api.MaxScaleReason)
 	}
 	return nil
 }
@@ -81,7 +81,7 @@ func (s *Server) scaleModel(rq *request, v *state.View) (answer, error) {
 		who = "the autoscaler"
 	}
 	res, err := s.decide(rq, cmd, state.Decision{Model: name, Kind: "scale", Inputs: in,
-		Reason: fmt.Sprintf("%s asked for %s; the model's scale was %d%s", who, what, before.Replicas, body.says())})
+		Reason: fmt.Sprintf("%s asked for %s (was %d)%s", who, what, before.Replicas, body.says())})
 	if err != nil {
 		return answer{}, err
 	}

@@ -32,7 +32,7 @@ func TestVariantsAreScaledTogether(t *testing.T) {
 	require.Equal(t, done.ModifyIndex, after.Model.ModifyIndex)
 	require.Len(t, after.Decisions, len(before.Decisions)+1)
 	d := after.Decisions[0]
-	require.Equal(t, `autoscaler "a autoscaler" asked for the replicas a=1, b=2; the model's scale was 2: the queue is long`, d.Reason)
+	require.Equal(t, `autoscaler "a autoscaler" asked for the replicas a=1, b=2 (was 2): the queue is long`, d.Reason)
 	require.Equal(t, map[string]string{"asked": "a=1, b=2", "before": "2", "variant": "", "origin": "autoscaler"}, d.Inputs)
 
 	// Who compares with what was before is refused, and the same again changes nothing.
@@ -50,15 +50,15 @@ func TestVariantsAreScaledTogether(t *testing.T) {
 	require.Equal(t, 4, one.Target)
 	last, _, err := c.Decisions(t.Context(), api.DecisionFilter{Model: "m", Limit: 1}, api.QueryOptions{})
 	require.NoError(t, err)
-	require.Equal(t, `autoscaler "a autoscaler" asked for 4 replicas of the model; the model's scale was 3: `+strings.Repeat("x", api.MaxScaleReason), last[0].Reason)
+	require.Equal(t, `autoscaler "a autoscaler" asked for 4 replicas of the model (was 3): `+strings.Repeat("x", api.MaxScaleReason), last[0].Reason)
 
 	// An empty map is no wish for nothing at all.
 	_, err = c.Scale(t.Context(), "m", api.ScaleRequest{Variants: map[string]int{}})
-	requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, "no variants are named")
+	requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, "no variants are set")
 	_, err = m.client.ApplyModels(t.Context(), api.ApplyRequest{File: file("m", `"full"`, `"manual"`)})
 	require.NoError(t, err)
 	_, err = c.Scale(t.Context(), "m", api.ScaleRequest{Variants: map[string]int{"a": 1, "b": 1}})
-	requireError(t, err, http.StatusForbidden, api.CodeForbidden, "management is manual")
+	requireError(t, err, http.StatusForbidden, api.CodeForbidden, `the autoscaler cannot scale it (management = "manual" in the model file)`)
 }
 
 // TestTwoAutoscalersNeverAddTwice: of many that have seen the same, one is heard.

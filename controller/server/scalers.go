@@ -38,10 +38,10 @@ func (s *Server) setScaler(rq *request, _ *state.View) (answer, error) {
 		return answer{}, err
 	}
 	if len(body.State) == 0 {
-		return answer{}, badRequest("field \"State\" is missing: want the scaler's memory, any JSON but null")
+		return answer{}, badRequest("field \"State\" is missing: must be a JSON value other than null")
 	}
 	if !utf8.Valid(body.State) {
-		return answer{}, badRequest("field \"State\" is not UTF-8")
+		return answer{}, badRequest("field \"State\" is not valid UTF-8")
 	}
 	var memory bytes.Buffer
 	if err := json.Compact(&memory, body.State); err != nil {
@@ -59,7 +59,7 @@ func (s *Server) setScaler(rq *request, _ *state.View) (answer, error) {
 		// It may have been changed again, or forgotten, since: the index is of this change.
 		out.New = now != nil && now.CreateIndex == res.Index
 	case now == nil:
-		return answer{}, conflict("scaler %q was deleted just now", name)
+		return answer{}, conflict("scaler %q was deleted in the meantime", name)
 	default:
 		out.ModifyIndex = now.ModifyIndex
 	}
@@ -72,7 +72,7 @@ func (s *Server) deleteScaler(rq *request, v *state.View) (answer, error) {
 	if text := rq.query.Get("cas"); text != "" {
 		index, err := strconv.ParseUint(text, 10, 64)
 		if err != nil {
-			return answer{}, badRequest("cas is %q: want the scaler's ModifyIndex", text)
+			return answer{}, badRequest("cas is %q: must be the scaler's ModifyIndex", text)
 		}
 		cmd.ModifyIndex = &index
 	}

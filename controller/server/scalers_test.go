@@ -74,9 +74,9 @@ func TestScalers(t *testing.T) {
 	_, _, err = reader.Scaler(t.Context(), name, api.QueryOptions{})
 	require.NoError(t, err)
 	_, err = reader.SetScaler(t.Context(), name, api.ScalerRequest{State: json.RawMessage("1")})
-	requireError(t, err, http.StatusForbidden, api.CodeForbidden, "may not PUT")
+	requireError(t, err, http.StatusForbidden, api.CodeForbidden, "cannot PUT")
 	_, _, err = m.as(secrets["gateway"]).Scaler(t.Context(), name, api.QueryOptions{})
-	requireError(t, err, http.StatusForbidden, api.CodeForbidden, "may not GET")
+	requireError(t, err, http.StatusForbidden, api.CodeForbidden, "cannot GET")
 
 	requireError(t, c.DeleteScaler(t.Context(), name, first.ModifyIndex), http.StatusConflict, api.CodeConflict, "has changed")
 	require.NoError(t, c.DeleteScaler(t.Context(), name, now.ModifyIndex))

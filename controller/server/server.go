@@ -83,7 +83,7 @@ func (s *Server) Run(ctx context.Context, listeners ...net.Listener) error {
 	drain, cancel := context.WithTimeout(context.Background(), s.cfg.Drain)
 	defer cancel()
 	if down := hs.Shutdown(drain); down != nil {
-		s.log.Warn("requests are cut off", "after", s.cfg.Drain, "error", down)
+		s.log.Warn("requests cut off at shutdown", "after", s.cfg.Drain, "error", down)
 		err = errors.Join(err, hs.Close())
 	}
 	wg.Wait()
@@ -114,10 +114,10 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case len(allow) > 0:
 		rec.Header()["Allow"] = allow
 		err = &api.Error{Status: http.StatusMethodNotAllowed, Code: api.CodeNoMethod,
-			Message: fmt.Sprintf("%s does not take %s: want one of %v", clip(r.URL.Path), clip(r.Method), allow)}
+			Message: fmt.Sprintf("%s does not support %s: must be one of %v", clip(r.URL.Path), clip(r.Method), allow)}
 	default:
 		err = &api.Error{Status: http.StatusNotFound, Code: api.CodeNoRoute,
-			Message: fmt.Sprintf("there is no %s here: GET /v1/openapi.json tells what there is; a '/' in a name is written %%2F", clip(r.URL.Path))}
+			Message: fmt.Sprintf("unknown path %s: GET /v1/openapi.json lists the paths; encode a '/' in a name as %%2F", clip(r.URL.Path))}
 	}
 	if err == nil {
 		return

@@ -17,7 +17,7 @@ func TestPauseIsTakenAwayAndNotSetToFalse(t *testing.T) {
 	m := one(t)
 	for _, value := range []string{"", "false", "False", "off", "no", "0"} {
 		_, err := m.client.SetSwitch(t.Context(), planner.PauseReconcile, api.SwitchRequest{Value: value})
-		requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, "`remuda switch unset pause-reconcile`")
+		requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, `run "remuda switch unset pause-reconcile" to end the pause`)
 	}
 	_, err := m.client.SetSwitch(t.Context(), planner.PauseReconcile, api.SwitchRequest{Value: "on"})
 	require.NoError(t, err)
@@ -31,7 +31,7 @@ func TestSwitchesAreShort(t *testing.T) {
 	_, err := m.client.SetSwitch(t.Context(), "a", api.SwitchRequest{Value: strings.Repeat("x", 4096)})
 	require.NoError(t, err)
 	_, err = m.client.SetSwitch(t.Context(), "a", api.SwitchRequest{Value: strings.Repeat("x", 4097)})
-	requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, `field "Value" has 4097 bytes: want at most 4096`)
+	requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, `field "Value" is 4097 bytes: must be at most 4096 bytes`)
 }
 
 // TestAPauseIsAReason why a model is as it is, and whoever watches the model is told.
@@ -48,7 +48,7 @@ func TestAPauseIsAReason(t *testing.T) {
 	require.NoError(t, err)
 	got := receive(t, ch)
 	require.NoError(t, got.err)
-	require.Contains(t, got.value.Why, "Nothing is done about it: the controller pauses until `remuda switch unset pause-reconcile`.")
+	require.Contains(t, got.value.Why, `none is placed yet. The controller is paused: run "remuda switch unset pause-reconcile" to resume. Last decision, apply`)
 	require.NoError(t, m.client.DeleteSwitch(t.Context(), planner.PauseReconcile))
 	status, _, err := m.client.Model(t.Context(), "m", api.QueryOptions{})
 	require.NoError(t, err)

@@ -82,7 +82,7 @@ func TestNodesShowTheirTiers(t *testing.T) {
 
 	n, err := m.client.Quarantine(t.Context(), "n1", api.QuarantineRequest{GPU: gpuOf("n1", 1), On: true, Reason: "it is hot"})
 	require.NoError(t, err)
-	require.Equal(t, "somebody without a token: it is hot", n.GPUs[1].QuarantineReason)
+	require.Equal(t, "anonymous (no ACL token): it is hot", n.GPUs[1].QuarantineReason)
 	n, err = m.client.Quarantine(t.Context(), "n1", api.QuarantineRequest{GPU: gpuOf("n1", 1)})
 	require.NoError(t, err)
 	require.Empty(t, n.GPUs[1].QuarantineReason)
@@ -96,7 +96,7 @@ func TestReportsTellWhatIsWanted(t *testing.T) {
 	require.True(t, live)
 	require.True(t, since.Equal(epoch))
 	_, err := m.client.GatewayReport(t.Context(), api.GatewayReport{Gateway: "g", Index: 1, Replicas: []api.ReplicaLoad{}, Wanted: []string{"m", "m"}})
-	requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, `wanted model "m" is there twice`)
+	requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, `duplicate wanted model "m"`)
 }
 
 func TestPools(t *testing.T) {
@@ -112,7 +112,7 @@ func TestPools(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, api.ScaleResponse{Model: "m", Pool: "cloud", Target: 2, Changed: true, ModifyIndex: m.store.View().Model(nil, "m").ModifyIndex, Replicas: []api.ReplicaOutcome{}}, r)
 	_, err = m.client.Expect(t.Context(), "m", "off", api.ExpectRequest{Replicas: 1})
-	requireError(t, err, http.StatusForbidden, api.CodeForbidden, `pool "off": its management is "disabled"`)
+	requireError(t, err, http.StatusForbidden, api.CodeForbidden, `pool "off": management is "disabled"`)
 	_, err = m.client.Expect(t.Context(), "m", "off", api.ExpectRequest{})
 	require.NoError(t, err, "it may be taken back")
 	_, err = m.client.Expect(t.Context(), "m", "cloud", api.ExpectRequest{Replicas: 1, CAS: 1})
@@ -130,12 +130,12 @@ func TestPools(t *testing.T) {
 		Nodes: 1, GPUs: 1, Memory: 40 * gib, FreeMemory: 40 * gib, Expected: map[string]int{"m": 2},
 	}, pools[1])
 	require.Equal(t, []string{"off", "past"}, []string{pools[2].Name, pools[3].Name})
-	require.Contains(t, pools[3].Error, "it is in no pool block of this server's config any more")
+	require.Contains(t, pools[3].Error, "no longer in this server's config")
 
 	about, _, err := m.client.Model(t.Context(), "m", api.QueryOptions{})
 	require.NoError(t, err)
 	require.Equal(t, map[string]int{"cloud": 2}, about.Model.Expected)
-	require.Equal(t, `somebody without a token asked for 2 replicas in pool "cloud"; 0 were expected there before`, about.Decisions[0].Reason)
+	require.Equal(t, `anonymous (no ACL token) asked for 2 replicas in pool "cloud" (was 0)`, about.Decisions[0].Reason)
 }
 
 // TestTheOwnPoolIsThereWithoutAnyBlock: Nomad's link is what the reconciler says.
@@ -147,7 +147,7 @@ func TestTheOwnPoolIsThereWithoutAnyBlock(t *testing.T) {
 	require.Equal(t, []api.Pool{{Management: "full", Price: 1, Heard: epoch, Error: "connection refused"}}, pools)
 	m.applied("m")
 	_, err = m.client.Expect(t.Context(), "m", "cloud", api.ExpectRequest{Replicas: 1})
-	requireError(t, err, http.StatusNotFound, api.CodeNotFound, `pool "cloud" does not exist, nor does any other`)
+	requireError(t, err, http.StatusNotFound, api.CodeNotFound, `pool "cloud" does not exist`)
 }
 
 // officeHours is a calendar for the model "new".
@@ -184,7 +184,7 @@ func TestDedicatedSetsReplaceEachOther(t *testing.T) {
 	require.Equal(t, 3, about.Model.Replicas)
 	require.True(t, about.Model.DedicatedNow)
 	require.False(t, about.Model.Dedicated)
-	require.Contains(t, about.Why, "It is dedicated with at least 3 replicas, set by operator.")
+	require.Contains(t, about.Why, "Dedicated with at least 3 replicas, set by operator.")
 	_, err = c.SetDedicated(t.Context(), api.DedicatedRequest{Models: map[string]int{"other": 1}})
 	require.NoError(t, err)
 	models, _, err := c.Models(t.Context(), api.QueryOptions{})
@@ -194,7 +194,7 @@ func TestDedicatedSetsReplaceEachOther(t *testing.T) {
 	ds, _, err := c.Decisions(t.Context(), api.DecisionFilter{Limit: 1}, api.QueryOptions{})
 	require.NoError(t, err)
 	require.Equal(t, "dedicated", ds[0].Kind)
-	require.Equal(t, `somebody without a token dedicated 1 replica of model "other"`, ds[0].Reason)
+	require.Equal(t, `anonymous (no ACL token) dedicated 1 replica of model "other"`, ds[0].Reason)
 	none, err = c.ClearDedicated(t.Context())
 	require.NoError(t, err)
 	require.Empty(t, none.Models)
@@ -214,12 +214,12 @@ func TestScheduleOfTheDedicatedSet(t *testing.T) {
 	require.Equal(t, api.DedicatedSchedule{}, got)
 
 	_, err = c.SetDedicatedSchedule(t.Context(), api.ScheduleRequest{File: officeHours, Filename: "cal.hcl"})
-	e := requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, "`remuda model list`")
-	require.Equal(t, []api.Fault{{File: "cal.hcl", Line: 7, Column: 17, Text: "window \"office\": dedicated: model \"new\" does not exist: `remuda model list` names those that do"}}, e.Faults)
+	e := requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, `see "remuda model list"`)
+	require.Equal(t, []api.Fault{{File: "cal.hcl", Line: 7, Column: 17, Text: "window \"office\": dedicated: model \"new\" does not exist: see \"remuda model list\""}}, e.Faults)
 	_, err = c.ApplyModels(t.Context(), api.ApplyRequest{File: file("new", "max        = 4", "max = 1", "replicas   = 2", "replicas = 1")})
 	require.NoError(t, err)
 	_, err = c.SetDedicatedSchedule(t.Context(), api.ScheduleRequest{File: officeHours})
-	requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, `schedule.hcl:7:17: window "office": dedicated: model "new" is 2: want at most its max, which is 1`)
+	requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, `schedule.hcl:7:17: window "office": dedicated: model "new" is 2: must be at most 1, the model's max`)
 	_, err = c.SetDedicatedSchedule(t.Context(), api.ScheduleRequest{File: "timezone = \"UTC\"\nwindow \"w\" {\n  days = [\"xyz\"]\n}\n"})
 	e = requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, "schedule.hcl:3:11: ")
 	require.Len(t, e.Faults, 2)
@@ -239,8 +239,8 @@ func TestScheduleOfTheDedicatedSet(t *testing.T) {
 	require.NoError(t, err)
 	ds, _, err := c.Decisions(t.Context(), api.DecisionFilter{Limit: 2}, api.QueryOptions{})
 	require.NoError(t, err)
-	require.Contains(t, ds[0].Reason, "it holds until the schedule's next change, at 2026-03-02T17:00:00Z")
-	require.Contains(t, ds[1].Reason, `it is in window "office" now, with 2 replicas of model "new", until 2026-03-02T17:00:00Z`)
+	require.Contains(t, ds[0].Reason, "in effect until the schedule's next change at 2026-03-02T17:00:00Z")
+	require.Contains(t, ds[1].Reason, `current window is "office", with 2 replicas of model "new", until 2026-03-02T17:00:00Z`)
 	require.NoError(t, c.DeleteDedicatedSchedule(t.Context()))
 	got, _, err = c.DedicatedSchedule(t.Context(), api.QueryOptions{})
 	require.NoError(t, err)
@@ -256,8 +256,8 @@ func TestSwitchesSayWhyNothingIsDone(t *testing.T) {
 	}
 	about, _, err := m.client.Model(t.Context(), "m", api.QueryOptions{})
 	require.NoError(t, err)
-	require.Contains(t, about.Why, "It has at most 1 replica: switch cap-max-replicas/m caps it.")
-	require.Contains(t, about.Why, "Nothing but people changes its scale, and nothing evicts it: switch disable-scaling.")
+	require.Contains(t, about.Why, "Capped at 1 replica by switch cap-max-replicas/m.")
+	require.Contains(t, about.Why, "Switch disable-scaling is set: only operators change its scale, and nothing evicts it.")
 	_, err = m.client.SetSwitch(t.Context(), "cap-max-replicas", api.SwitchRequest{Value: "many"})
 	requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, `"many"`)
 }
@@ -288,7 +288,7 @@ func TestPlanChangesNothing(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []api.PlannedChange{
 		{Replica: hot.String(), Node: "n1", NodeName: "node-one", From: "HOT running", To: "HOT draining, then WARM", Why: "it makes room"},
-		{Replica: gone.String(), Node: "n1", NodeName: "node-one", From: "HOT running", To: "HOT draining, then COLD", Why: "that is what was asked for"},
+		{Replica: gone.String(), Node: "n1", NodeName: "node-one", From: "HOT running", To: "HOT draining, then COLD", Why: "as requested"},
 	}, got.Changes)
 	require.Equal(t, []api.PlannedWait{{Model: "new", Why: "no node has room"}}, got.Waits)
 	require.Len(t, got.Decisions, 2)
@@ -313,7 +313,7 @@ func TestPlanSaysWhatWaitedAlready(t *testing.T) {
 func TestPlanNeedsAPlanner(t *testing.T) {
 	m := cluster(t, 1, settings{server: func(c *server.Config) { c.Plan = nil }})[0]
 	_, err := m.client.Plan(t.Context(), api.PlanRequest{})
-	requireError(t, err, http.StatusServiceUnavailable, api.CodeBusy, "no planner")
+	requireError(t, err, http.StatusServiceUnavailable, api.CodeBusy, "this server is not planning")
 }
 
 // What clients asked for before somebody decided must not undo it.

@@ -144,7 +144,7 @@ func TestEveryRouteAnswersAsDescribed(t *testing.T) {
 		}
 		resp, body = m.raw(r.Method, g.path+sep+"nonsense=1", secrets["operator"], g.body)
 		require.Equal(t, http.StatusBadRequest, resp.StatusCode, "%s: %s", key, body)
-		require.Contains(t, refused(t, body).Message, `parameter "nonsense" is unknown to `+key)
+		require.Contains(t, refused(t, body).Message, `unknown parameter "nonsense" of `+key)
 		_, ok = seen.Load(fmt.Sprintf("%s %d", key, http.StatusBadRequest))
 		require.True(t, ok, key)
 	}
@@ -154,13 +154,13 @@ func TestEveryRouteAnswersAsDescribed(t *testing.T) {
 func TestPathsThatAreNot(t *testing.T) {
 	m := one(t)
 	for path, want := range map[string]string{
-		"/":                     "there is no",
-		"/v1":                   "there is no",
-		"/v1/models/":           "there is no",
-		"/v1/model/":            "there is no",
-		"/v1//models":           "there is no",
-		"/v1/model/a/b/scale":   "written %2F",
-		"/v1/model/../models":   "there is no",
+		"/":                     "unknown path",
+		"/v1":                   "unknown path",
+		"/v1/models/":           "unknown path",
+		"/v1/model/":            "unknown path",
+		"/v1//models":           "unknown path",
+		"/v1/model/a/b/scale":   "encode a '/' in a name as %2F",
+		"/v1/model/../models":   "unknown path",
 		"/v1/model/%zz":         "",
 		"/v1/replica/%2e%2e":    `replica ".." does not exist`,
 		"/v1/model/meta%2Fl%3a": `model "meta/l:" does not exist`,

@@ -27,7 +27,7 @@ func why(v *state.View, ws memdb.WatchSet, m *state.Model, rs []*state.Replica, 
 	case len(rs) == 0 && m.Target() > 0:
 		say("%d of %d replicas serve: none is placed yet.", 0, m.Target())
 	case len(rs) == 0:
-		say("The model wants no replicas.")
+		say("The target is 0 replicas.")
 	default:
 		say("%d of %d replicas serve: %s.", c.Hot, m.Target(), strings.Join(parts(rs), ", "))
 	}
@@ -35,9 +35,9 @@ func why(v *state.View, ws memdb.WatchSet, m *state.Model, rs []*state.Replica, 
 		if r.Phase != state.Failed {
 			continue
 		}
-		text := fmt.Sprintf("Replica %s has failed %d times: %s", r.Name, r.Failures, strings.TrimSuffix(r.LastError, "."))
+		text := fmt.Sprintf("Replica %s failed %d times: %s", r.Name, r.Failures, strings.TrimSuffix(r.LastError, "."))
 		if !r.Retry.IsZero() {
-			text += "; it is tried again at " + r.Retry.UTC().Format(time.RFC3339)
+			text += "; next retry at " + r.Retry.UTC().Format(time.RFC3339)
 		}
 		say("%s.", text)
 	}
@@ -46,11 +46,11 @@ func why(v *state.View, ws memdb.WatchSet, m *state.Model, rs []*state.Replica, 
 		text := fmt.Sprintf("Variant %q: ", name)
 		switch r.Status {
 		case state.RolloutCanary:
-			text += "a canary of its new definition is tried beside the old replicas"
+			text += "a canary of the new definition runs beside the old replicas"
 		case state.RolloutRolling:
-			text += "its replicas are replaced one after the other"
+			text += "replicas are being replaced one by one"
 		case state.RolloutRolledBack:
-			text += "its new definition was rolled back"
+			text += "the new definition was rolled back"
 		}
 		if r.Reason != "" {
 			text += ": " + strings.TrimSuffix(r.Reason, ".")
@@ -58,19 +58,19 @@ func why(v *state.View, ws memdb.WatchSet, m *state.Model, rs []*state.Replica, 
 		say("%s.", text)
 	}
 	if d := v.Dedicated(ws); d != nil && d.Models[m.Name] > 0 {
-		say("It is dedicated with at least %s, set by %s.", plural(d.Models[m.Name], "replica"), d.Source)
+		say("Dedicated with at least %s, set by %s.", plural(d.Models[m.Name], "replica"), d.Source)
 	}
 	if n, capped := v.CapMaxReplicas(ws, m.Name); capped && n < m.Target() {
-		say("It has at most %s: switch %s caps it.", plural(n, "replica"), setSwitch(v, ws, state.SwitchCapMaxReplicas, m.Name))
+		say("Capped at %s by switch %s.", plural(n, "replica"), setSwitch(v, ws, state.SwitchCapMaxReplicas, m.Name))
 	}
 	if v.ScalingDisabled(ws, m.Name) {
-		say("Nothing but people changes its scale, and nothing evicts it: switch %s.", setSwitch(v, ws, state.SwitchDisableScaling, m.Name))
+		say("Switch %s is set: only operators change its scale, and nothing evicts it.", setSwitch(v, ws, state.SwitchDisableScaling, m.Name))
 	}
 	if v.Switch(ws, planner.PauseReconcile) != "" {
-		say("Nothing is done about it: the controller pauses until `remuda switch unset %s`.", planner.PauseReconcile)
+		say("The controller is paused: run \"remuda switch unset %s\" to resume.", planner.PauseReconcile)
 	}
 	if d := waits(m, rs, ds); d != nil {
-		say("It waits: %s.", strings.TrimSuffix(d.Reason, "."))
+		say("Waiting: %s.", strings.TrimSuffix(d.Reason, "."))
 	} else if len(ds) > 0 {
 		say("Last decision, %s: %s.", ds[0].Kind, strings.TrimSuffix(ds[0].Reason, "."))
 	}

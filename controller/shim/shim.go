@@ -19,9 +19,9 @@ import (
 var (
 	// ErrUnreachable: there was no answer that can be used. What was asked for may have
 	// happened or not.
-	ErrUnreachable = errors.New("the shim does not answer")
+	ErrUnreachable = errors.New("cannot reach the shim")
 	// ErrRefused: the engine's state does not allow it, or the engine cannot do it.
-	ErrRefused = errors.New("the shim refuses")
+	ErrRefused = errors.New("rejected by the shim")
 	// ErrNotDrained: requests still ran when the drain's time was up. The engine is out of
 	// routing until it is woken.
 	ErrNotDrained = errors.New("not drained")
@@ -186,7 +186,7 @@ func (c *Client) do(ctx context.Context, op, method, address, path string, query
 	if resp.StatusCode == http.StatusOK {
 		var s State
 		if err := json.Unmarshal(body, &s); err != nil || s.Replica == "" || s.Phase == "" {
-			return State{}, fail(ErrUnreachable, resp.StatusCode, "the answer is not a shim's")
+			return State{}, fail(ErrUnreachable, resp.StatusCode, "not the response of a shim")
 		}
 		return s, nil
 	}
@@ -202,7 +202,7 @@ func refusal(op, address string, code int, body []byte) error {
 	e := &Error{Op: op, Address: address, Code: code, kind: ErrUnreachable}
 	if err := json.Unmarshal(body, &said); err != nil || said.Error == "" {
 		// No shim, or one in the midst of its end.
-		e.Text = fmt.Sprintf("the answer is not a shim's: %d %s", code, bytes.TrimSpace(body[:min(len(body), 200)]))
+		e.Text = fmt.Sprintf("not the response of a shim: %d %s", code, bytes.TrimSpace(body[:min(len(body), 200)]))
 		return e
 	}
 	e.Text, e.State = said.Error, said.State

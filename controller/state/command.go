@@ -85,7 +85,7 @@ func Encode(c Command) ([]byte, error) {
 		return nil, fmt.Errorf("encode command %d: %w", c.Type(), err)
 	}
 	if len(body)+1 > MaxCommand {
-		return nil, badRequest("", "the command is %d bytes long: at most %d are possible", len(body)+1, MaxCommand)
+		return nil, badRequest("", "command is %d bytes: must be at most %d bytes", len(body)+1, MaxCommand)
 	}
 	data := make([]byte, 0, len(body)+1)
 	data = append(data, byte(c.Type()))
@@ -95,20 +95,20 @@ func Encode(c Command) ([]byte, error) {
 // decode returns nil and no error for a command to be skipped.
 func decode(data []byte) (Command, *Error) {
 	if len(data) == 0 {
-		return nil, badRequest("", "the command is empty")
+		return nil, badRequest("", "command is empty")
 	}
 	if len(data) > MaxCommand {
-		return nil, badRequest("", "the command is %d bytes long: at most %d are possible", len(data), MaxCommand)
+		return nil, badRequest("", "command is %d bytes: must be at most %d bytes", len(data), MaxCommand)
 	}
 	c := newCommand(Type(data[0]))
 	if c == nil {
 		if Type(data[0])&IgnoreUnknown != 0 {
 			return nil, nil
 		}
-		return nil, refuse(CodeUnknownCommand, "", "command type %d is of a newer version of remuda: this server must be upgraded", data[0])
+		return nil, refuse(CodeUnknownCommand, "", "unknown command type %d, written by a newer version of remuda: upgrade this server", data[0])
 	}
 	if err := json.Unmarshal(data[1:], c); err != nil {
-		return nil, badRequest("", "body of command type %d: %v", data[0], err)
+		return nil, badRequest("", "decode command type %d: %v", data[0], err)
 	}
 	return c, nil
 }

@@ -36,11 +36,11 @@ func (c *SetDedicated) apply(t *txn) *Error {
 	for _, name := range names {
 		m := first[Model](t.Txn, TableModels, byID, name)
 		if m == nil {
-			return notFound(name, "model %q does not exist: it cannot be dedicated", name)
+			return notFound(name, "model %q does not exist: only existing models can be dedicated", name)
 		}
 		models[name] = m
 		if n := c.Models[name]; n < 1 || n > m.Max {
-			errs = append(errs, fmt.Errorf("model %q: %d dedicated replicas: want 1 to its maximum, which is %d", name, n, m.Max))
+			errs = append(errs, fmt.Errorf("model %q: dedicated replicas is %d: must be 1 to %d, the model's max", name, n, m.Max))
 		}
 	}
 	if err := faults(c.Source, errs...); err != nil {
@@ -48,7 +48,7 @@ func (c *SetDedicated) apply(t *txn) *Error {
 	}
 	for _, name := range names {
 		if models[name].Stopped {
-			return conflict(name, "model %q is stopped: start it before it is dedicated", name)
+			return conflict(name, "model %q is stopped: start it before dedicating it", name)
 		}
 	}
 	old := dedicatedSet(t.Txn)
@@ -145,7 +145,7 @@ func (*SetSchedule) Type() Type { return TypeSetSchedule }
 
 func (c *SetSchedule) apply(t *txn) *Error {
 	if len(c.File) > maxSchedule {
-		return badRequest("", "the schedule is %d bytes long: at most %d are possible", len(c.File), maxSchedule)
+		return badRequest("", "schedule is %d bytes: must be at most %d bytes", len(c.File), maxSchedule)
 	}
 	old := first[Schedule](t.Txn, TableSchedule, byID, onlyRow)
 	switch {

@@ -40,7 +40,7 @@ func TestDedicatedSet(t *testing.T) {
 		{name: "disabled", edit: func(m *state.Model) { m.Management = state.ManagementDisabled }, first: []state.Command{dedicate(counts{"a": 5})}, set: dedicate(counts{"b": 5})},
 		{name: "manual", edit: func(m *state.Model) { m.Management = state.ManagementManual }, set: dedicate(counts{"b": 5}), want: counts{"b": 5}},
 		{name: "unknown", set: dedicate(counts{"a": 4, "x": 1}), refused: state.ErrNotFound, text: `model "x" does not exist`},
-		{name: "bounds", set: dedicate(counts{"a": 9, "b": 0, "c": -1}), refused: state.ErrBadRequest, text: "model \"a\": 9 dedicated replicas: want 1 to its maximum, which is 8\nmodel \"b\": 0 dedicated replicas: want 1 to its maximum, which is 8\nmodel \"c\": -1 "},
+		{name: "bounds", set: dedicate(counts{"a": 9, "b": 0, "c": -1}), refused: state.ErrBadRequest, text: "model \"a\": dedicated replicas is 9: must be 1 to 8, the model's max\nmodel \"b\": dedicated replicas is 0: must be 1 to 8, the model's max\nmodel \"c\": dedicated replicas is -1"},
 		{name: "stopped", first: []state.Command{&state.SetScale{Model: "b", Stopped: ptr(true), Origin: state.OriginOperator}}, set: dedicate(counts{"a": 4, "b": 1}), refused: state.ErrConflict, text: `model "b" is stopped`},
 		{name: "no source", set: &state.SetDedicated{}, refused: state.ErrBadRequest, text: "source is empty"},
 	} {
@@ -106,18 +106,18 @@ func TestDedicatedByTheSetIsNotEvicted(t *testing.T) {
 	l := walk(t, state.Stage{Tier: state.Hot, Phase: state.Running})
 	l.must(dedicate(counts{"m": 1}))
 	for _, to := range []state.Tier{"", state.Cold, state.Warm} {
-		require.ErrorContains(t, l.apply(evict("m:v:1", "", func(c *state.Evict) { c.To = to })).Err, "it is dedicated")
+		require.ErrorContains(t, l.apply(evict("m:v:1", "", func(c *state.Evict) { c.To = to })).Err, "is dedicated")
 	}
 	under := l.move(name("m", "1"), state.Hot, state.Draining, state.Warm)
 	under.For = ptr("other")
-	require.ErrorContains(t, l.apply(under).Err, `its model is dedicated: it makes no room for "other"`)
+	require.ErrorContains(t, l.apply(under).Err, `its own model is dedicated`)
 	under.For = nil
 	l.must(under)
 	require.Empty(t, l.replica(name("m", "1")).For)
 
 	// Nor does a plan that is older than the set lower its numbers.
 	rescale := &state.Plan{ID: "p", Rescales: []state.Rescale{{Model: "m", ModifyIndex: l.model("m").ModifyIndex, Replicas: 0}}}
-	require.ErrorContains(t, l.apply(rescale).Err, `model "m" is dedicated with 1 replicas: it cannot have 0`)
+	require.ErrorContains(t, l.apply(rescale).Err, `model "m" is dedicated with 1 replicas: cannot scale to 0`)
 	res := l.apply(&state.SetScale{Model: "m", Replicas: ptr(0), Origin: state.OriginAutoscaler})
 	require.ErrorIs(t, res.Err, state.ErrForbidden)
 	require.ErrorContains(t, res.Err, "dedicated with 1 replicas")
@@ -132,7 +132,7 @@ func TestSchedule(t *testing.T) {
 	l.must(&state.SetSchedule{File: "a"}, &state.SetSchedule{File: "b"})
 	require.False(t, l.apply(&state.SetSchedule{File: "b"}).Changed)
 	require.Equal(t, &state.Schedule{File: "b", ModifyIndex: 3}, l.store.View().Schedule(nil))
-	require.ErrorContains(t, l.apply(&state.SetSchedule{File: string(make([]byte, 1<<20+1))}).Err, "1048577 bytes long")
+	require.ErrorContains(t, l.apply(&state.SetSchedule{File: string(make([]byte, 1<<20+1))}).Err, "schedule is 1048577 bytes")
 	l.must(&state.SetSchedule{})
 	require.Nil(t, l.store.View().Schedule(nil))
 }

@@ -1,5 +1,5 @@
 // Package state is what the controller knows for sure: what should run, where it
-// was placed, and why. It is the deterministic core under Raft (DESIGN section 7):
+// was placed, and why. It is the deterministic core under Raft:
 // commands in, a new state out, the same on every server. It does no I/O, starts no
 // goroutine, logs nothing and reads no clock: whoever proposes a command puts the
 // time into it.

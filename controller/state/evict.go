@@ -35,13 +35,13 @@ func (*Evict) Type() Type { return TypeEvict }
 func (c *Evict) apply(t *txn) *Error {
 	errs := []error{checkTime("time", &c.Time)}
 	if c.Time.IsZero() {
-		errs = append(errs, fmt.Errorf("time is zero: want when it was decided"))
+		errs = append(errs, fmt.Errorf("time is zero: must be the time of the decision"))
 	}
 	if (c.Replica == "") == (c.Model == "") {
-		errs = append(errs, fmt.Errorf("replica is %q and model %q: want one of them", c.Replica, c.Model))
+		errs = append(errs, fmt.Errorf("replica is %q and model is %q: exactly one must be set", c.Replica, c.Model))
 	}
 	if c.To != "" && c.To != Cold && c.To != Warm {
-		errs = append(errs, fmt.Errorf("it is to become %q: want %s, %s or nothing", c.To, Warm, Cold))
+		errs = append(errs, fmt.Errorf("target tier is %q: must be %s, %s or empty", c.To, Warm, Cold))
 	}
 	subject := c.Replica + c.Model
 	if err := faults(subject, errs...); err != nil {
@@ -53,7 +53,7 @@ func (c *Evict) apply(t *txn) *Error {
 	}
 	less, short := t.without(m, going)
 	if why := t.mayEvict(m, less, short); why != "" && !c.Force {
-		return refuse(CodeForbidden, subject, "model %q: %s: set Force (-force) if that is meant", m.Name, why)
+		return refuse(CodeForbidden, subject, "model %q: %s: set Force (-force) to evict anyway", m.Name, why)
 	}
 	if !less.sameScale(m) {
 		less.ModifyIndex = t.index
@@ -104,9 +104,9 @@ func (c *Evict) going(t *txn) (*Model, []*Replica, *Error) {
 func (r *Replica) neverWarm() string {
 	switch r.Stage() {
 	case Stage{Hot, Placed}, Stage{Hot, Starting}, Stage{Hot, Failed}:
-		return "it does not serve: there is nothing to keep warm: evict it to COLD"
+		return "only a serving replica can go WARM: evict it to COLD"
 	case Stage{Warm, Waking}:
-		return "it is on its way to HOT: evict it once it serves, or to COLD"
+		return "wait until it serves, or evict it to COLD"
 	}
 	return ""
 }
@@ -176,11 +176,11 @@ func (t *txn) poolOf(r *Replica) string {
 func (t *txn) mayEvict(m, less *Model, short int) string {
 	switch {
 	case t.isDedicated(m):
-		return "it is dedicated"
+		return "the model is dedicated"
 	case short > 0:
-		return fmt.Sprintf("it should have %d replicas, and %d fewer would be below its minimum, which is %d", m.Replicas, m.Replicas-less.Replicas+short, m.Min)
+		return fmt.Sprintf("the target is %d replicas, and %d fewer would be below min, which is %d", m.Replicas, m.Replicas-less.Replicas+short, m.Min)
 	case m.Management == ManagementDisabled && !m.sameScale(less):
-		return "its management is disabled: nobody changes its scale"
+		return "scaling is disabled (management = \"disabled\" in the model file)"
 	}
 	return ""
 }

@@ -99,13 +99,13 @@ func TestEvict(t *testing.T) {
 		{name: "one", counts: spread{"a": 3, "b": 2}, evict: evict("m:a:1", ""), total: 4, staying: 4},
 		{name: "one of a variant with a number", counts: spread{"a": 3, "b": 2}, first: []state.Command{scale("a", 3)}, evict: evict("m:a:1", ""), total: 4, spread: spread{"a": 2}, staying: 4},
 		{name: "one beside such a variant", counts: spread{"a": 3, "b": 2}, first: []state.Command{scale("a", 3)}, evict: evict("m:b:1", ""), total: 4, spread: spread{"a": 3}, staying: 4},
-		{name: "all, with a minimum", counts: spread{"a": 3, "b": 2}, evict: evict("", "m"), refused: state.ErrForbidden, text: "it should have 5 replicas, and 5 fewer would be below its minimum, which is 1: set Force"},
+		{name: "all, with a minimum", counts: spread{"a": 3, "b": 2}, evict: evict("", "m"), refused: state.ErrForbidden, text: "the target is 5 replicas, and 5 fewer would be below min, which is 1: set Force"},
 		{name: "all, forced", counts: spread{"a": 3, "b": 2}, evict: evict("", "m", force), total: 1},
 		{name: "all", model: func(m *state.Model) { m.Min = 0 }, counts: spread{"a": 3, "b": 2}, first: []state.Command{scale("b", 2)}, evict: evict("", "m"), spread: spread{"b": 0}},
-		{name: "at the minimum", model: func(m *state.Model) { m.Min = 5 }, counts: spread{"a": 5}, evict: evict("m:a:0", ""), refused: state.ErrForbidden, text: "below its minimum, which is 5"},
+		{name: "at the minimum", model: func(m *state.Model) { m.Min = 5 }, counts: spread{"a": 5}, evict: evict("m:a:0", ""), refused: state.ErrForbidden, text: "the target is 5 replicas, and 1 fewer would be below min, which is 5"},
 		{name: "at the minimum, forced", model: func(m *state.Model) { m.Min = 5 }, counts: spread{"a": 5}, evict: evict("m:a:0", "", force), total: 5, staying: 4},
 		{name: "at the minimum with numbers, forced", model: func(m *state.Model) { m.Min = 5 }, counts: spread{"a": 3, "b": 2}, first: []state.Command{scale("a", 3)}, evict: evict("m:a:0", "", force), total: 5, spread: spread{"a": 3}, staying: 4},
-		{name: "dedicated", model: func(m *state.Model) { m.Dedicated = true }, counts: spread{"a": 5}, evict: evict("m:a:0", ""), refused: state.ErrForbidden, text: "it is dedicated"},
+		{name: "dedicated", model: func(m *state.Model) { m.Dedicated = true }, counts: spread{"a": 5}, evict: evict("m:a:0", ""), refused: state.ErrForbidden, text: "is dedicated"},
 		{name: "dedicated, forced", model: func(m *state.Model) { m.Dedicated = true }, counts: spread{"a": 5}, evict: evict("m:a:0", "", force), total: 4, staying: 4},
 		{name: "disabled", model: func(m *state.Model) { m.Management = state.ManagementDisabled }, counts: spread{"a": 5}, evict: evict("m:a:0", ""), refused: state.ErrForbidden, text: "disabled"},
 		{name: "disabled, forced", model: func(m *state.Model) { m.Management = state.ManagementDisabled }, counts: spread{"a": 5}, evict: evict("m:a:0", "", force), total: 4, staying: 4},
@@ -115,8 +115,8 @@ func TestEvict(t *testing.T) {
 		{name: "unknown replica", evict: evict("m:a:9", ""), refused: state.ErrNotFound, text: `"m:a:9"`},
 		{name: "unknown model", evict: evict("", "x"), refused: state.ErrNotFound, text: `"x"`},
 		{name: "everything wrong", evict: evict("m:a:0", "m", func(c *state.Evict) { c.To, c.Time = state.Hot, time.Time{} }), refused: state.ErrBadRequest,
-			text: "time is zero: want when it was decided\nreplica is \"m:a:0\" and model \"m\": want one of them\nit is to become \"HOT\": want WARM, COLD or nothing"},
-		{name: "nothing said", evict: evict("", ""), refused: state.ErrBadRequest, text: "want one of them"},
+			text: "time is zero: must be the time of the decision\nreplica is \"m:a:0\" and model is \"m\": exactly one must be set\ntarget tier is \"HOT\": must be WARM, COLD or empty"},
+		{name: "nothing said", evict: evict("", ""), refused: state.ErrBadRequest, text: "exactly one must be set"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			l := newLog(t)

@@ -15,7 +15,7 @@ func toWarm(c *state.Evict) { c.To = state.Warm }
 // refused where it is.
 func TestEvictToWarmFromEveryStage(t *testing.T) {
 	stage := func(tier state.Tier, phase state.Phase) state.Stage { return state.Stage{Tier: tier, Phase: phase} }
-	const never, waking = "it does not serve: there is nothing to keep warm", "evict it once it serves"
+	const never, waking = "only a serving replica can go WARM", "wait until it serves, or evict it to COLD"
 	want := map[state.Stage]string{
 		stage(state.Hot, state.Placed):    never,
 		stage(state.Hot, state.Starting):  never,
@@ -84,7 +84,7 @@ func TestEvictAModelToWarm(t *testing.T) {
 	require.Equal(t, 1, l.model("m").Replicas)
 
 	l = start(2)
-	require.ErrorContains(t, l.apply(evict("", "m", toWarm)).Err, "1 fewer would be below its minimum, which is 2")
+	require.ErrorContains(t, l.apply(evict("", "m", toWarm)).Err, "the target is 2 replicas, and 1 fewer would be below min, which is 2")
 	l.must(evict("", "m", toWarm, force))
 	require.Equal(t, 2, l.model("m").Replicas)
 
@@ -115,7 +115,7 @@ func TestQuarantineHasAReason(t *testing.T) {
 	l.must(&state.UpsertNodes{Nodes: []state.Node{node("n", 1, 2, 11)}})
 	require.Equal(t, "5 GiB were not given back", gpu().QuarantineReason, "while it is not offered")
 
-	require.ErrorContains(t, l.apply(on(string(make([]byte, 5000)))).Err, "5000 bytes long")
+	require.ErrorContains(t, l.apply(on(string(make([]byte, 5000)))).Err, "reason is 5000 bytes")
 	l.must(&state.Quarantine{Node: "n", GPU: "n-GPU1", Reason: "all good"})
 	require.Nil(t, l.store.View().Node(nil, "n").GPU("n-GPU1").Seats)
 	require.False(t, gpu().Quarantined)

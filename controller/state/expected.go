@@ -33,7 +33,7 @@ func (c *SetExpected) apply(t *txn) *Error {
 		}
 	}
 	if c.Replicas < 0 || c.Replicas > old.Max {
-		return badRequest(c.Model, "model %q: %d replicas in pool %q: want 0 to its maximum, which is %d", c.Model, c.Replicas, c.Pool, old.Max)
+		return badRequest(c.Model, "model %q: %d replicas in pool %q: must be 0 to %d, the model's max", c.Model, c.Replicas, c.Pool, old.Max)
 	}
 	m := *old
 	m.Expected = maps.Clone(old.Expected)
@@ -43,7 +43,7 @@ func (c *SetExpected) apply(t *txn) *Error {
 	m.Expected[c.Pool] = c.Replicas
 	total := m.expected()
 	if total > m.Max {
-		return badRequest(c.Model, "model %q: %d replicas in pool %q would be %d in all pools, which is above its maximum of %d", c.Model, c.Replicas, c.Pool, total, m.Max)
+		return badRequest(c.Model, "model %q: %d replicas in pool %q would make %d in all pools: must be at most %d, the model's max", c.Model, c.Replicas, c.Pool, total, m.Max)
 	}
 	m.Replicas = max(m.Replicas, total)
 	m.bound()
@@ -51,7 +51,7 @@ func (c *SetExpected) apply(t *txn) *Error {
 		return nil
 	}
 	if old.Management == ManagementDisabled {
-		return refuse(CodeForbidden, c.Model, "model %q: its management is disabled: nobody changes its scale", c.Model)
+		return refuse(CodeForbidden, c.Model, "model %q: scaling is disabled (management = \"disabled\" in the model file)", c.Model)
 	}
 	m.ModifyIndex = t.index
 	t.put(TableModels, &m)

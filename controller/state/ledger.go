@@ -135,7 +135,7 @@ func admit(t *txn, r *Replica, before Holding, adopted bool) *Error {
 			return conflict(gpu, "GPU %s on node %s %s", gpu, r.Placement.Node, why)
 		}
 		if free := used.FreeMemory(g); bytes > free {
-			return conflict(gpu, "GPU %s on node %s has %d bytes free of %d: %s needs %d", gpu, r.Placement.Node, max(free, 0), g.Memory, name, bytes)
+			return conflict(gpu, "GPU %s on node %s has %d of %d bytes free: replica %s needs %d", gpu, r.Placement.Node, max(free, 0), g.Memory, name, bytes)
 		}
 	}
 	if after.HostMemory > before.HostMemory {
@@ -144,7 +144,7 @@ func admit(t *txn, r *Replica, before Holding, adopted bool) *Error {
 			capacity = n.HostMemory
 		}
 		if free := capacity - used.HostMemory; after.HostMemory > free {
-			return conflict(r.Placement.Node, "node %s has %d bytes of host memory free of %d: %s needs %d", r.Placement.Node, max(free, 0), capacity, name, after.HostMemory)
+			return conflict(r.Placement.Node, "node %s has %d of %d bytes of host memory free: replica %s needs %d", r.Placement.Node, max(free, 0), capacity, name, after.HostMemory)
 		}
 	}
 	return nil

@@ -15,11 +15,11 @@ func (m Mark) apply(t *txn) *Error {
 	errs := []error{checkTime("time", &m.Time)}
 	switch {
 	case m.Key == "":
-		errs = append(errs, fmt.Errorf("mark has no key"))
+		errs = append(errs, fmt.Errorf("mark: key is empty"))
 	case len(m.Key) > maxMark:
-		errs = append(errs, fmt.Errorf("mark %q…: its key is %d bytes long: at most %d are possible", m.Key[:32], len(m.Key), maxMark))
+		errs = append(errs, fmt.Errorf("mark %q…: key is %d bytes: must be at most %d bytes", m.Key[:32], len(m.Key), maxMark))
 	case strings.ContainsRune(m.Key, 0):
-		errs = append(errs, fmt.Errorf("mark %q: its key holds a NUL", m.Key))
+		errs = append(errs, fmt.Errorf("mark %q: key contains a NUL byte", m.Key))
 	}
 	if err := faults(m.Key, errs...); err != nil {
 		return err

@@ -49,7 +49,7 @@ func TestBadModelsNameEveryFault(t *testing.T) {
 		Variants: []state.Variant{{Name: "a:b", Memory: -1, Cost: -1}, {Name: "a:b", GPUs: 1, Hash: "h"}},
 	}})
 	require.ErrorIs(t, res.Err, state.ErrBadRequest)
-	for _, want := range []string{"spaces", "min is 3", "priority is 101", "sometimes", "idle", "hash is empty", "holds a ':'", "twice", "gpus is 0", "memory is -1", "cost is -1"} {
+	for _, want := range []string{"spaces", "min is 3", "priority is 101", "sometimes", "idle", "hash is empty", "contains a ':'", "duplicate variant", "gpus is 0", "memory is -1", "cost is -1"} {
 		require.ErrorContains(t, res.Err, want)
 	}
 	require.False(t, res.Changed)
@@ -139,12 +139,12 @@ func TestModelsAreChangedTogetherOrNotAtAll(t *testing.T) {
 		{name: "good", edit: none},
 		{"bad ones", func(c *state.UpsertModels) {
 			c.Models[1].Model.Hash, c.Models[1].Model.Priority, c.Models[2].Model.Variants = "", 101, nil
-		}, state.ErrBadRequest, "b", []string{`model "b": hash is empty`, `model "b": priority is 101`, `model "c": there is no variant`}},
+		}, state.ErrBadRequest, "b", []string{`model "b": hash is empty`, `model "b": priority is 101`, `model "c": no variants: at least one is required`}},
 		{"no name", func(c *state.UpsertModels) { c.Models[1].Model.Name = "" }, state.ErrBadRequest, "", []string{`model "": model name is empty`}},
-		{"twice", func(c *state.UpsertModels) { c.Models[2].Model.Name = "b" }, state.ErrBadRequest, "b", []string{`model "b": it is there twice`}},
-		{"stale", func(c *state.UpsertModels) { c.Models[0].ModifyIndex, c.Models[2].ModifyIndex = 99, 5 }, state.ErrConflict, "a", []string{`model "a" has changed: its index is 1, not 99`, `model "c" does not exist`}},
+		{"twice", func(c *state.UpsertModels) { c.Models[2].Model.Name = "b" }, state.ErrBadRequest, "b", []string{`model "b": duplicate model`}},
+		{"stale", func(c *state.UpsertModels) { c.Models[0].ModifyIndex, c.Models[2].ModifyIndex = 99, 5 }, state.ErrConflict, "a", []string{`model "a" has changed since it was read: its index is 1, not 99`, `model "c" does not exist`}},
 		{"unknown", func(c *state.UpsertModels) { c.Models[1].ModifyIndex = 7 }, state.ErrNotFound, "b", []string{`model "b" does not exist`}},
-		{"exists", func(c *state.UpsertModels) { c.Models[0].ModifyIndex = 0 }, state.ErrConflict, "a", []string{`model "a" exists already`}},
+		{"exists", func(c *state.UpsertModels) { c.Models[0].ModifyIndex = 0 }, state.ErrConflict, "a", []string{`model "a" already exists`}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			l := newLog(t)

@@ -95,7 +95,7 @@ func (c *UpsertModels) apply(t *txn) *Error {
 			fault(name, err)
 		}
 		if seen[name] {
-			fault(name, errors.New("it is there twice"))
+			fault(name, errors.New("duplicate model"))
 		}
 		seen[name] = true
 	}
@@ -137,9 +137,9 @@ func compare(what, name string, have, want uint64) *Error {
 	case have == 0:
 		return notFound(name, "%s %q does not exist", what, name)
 	case want == 0:
-		return conflict(name, "%s %q exists already", what, name)
+		return conflict(name, "%s %q already exists", what, name)
 	}
-	return conflict(name, "%s %q has changed: its index is %d, not %d", what, name, have, want)
+	return conflict(name, "%s %q has changed since it was read: its index is %d, not %d", what, name, have, want)
 }
 
 // faults finds all that is wrong; some may be nil.
@@ -147,27 +147,27 @@ func (m *Model) faults() []error {
 	errs := []error{checkName("model name", m.Name)}
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	if m.Min < 0 || m.Max < m.Min {
-		bad("min is %d and max %d: want 0 <= min <= max", m.Min, m.Max)
+		bad("min is %d and max is %d: must satisfy 0 <= min <= max", m.Min, m.Max)
 	}
 	if m.Priority < 0 || m.Priority > 100 {
-		bad("priority is %d: want 0 to 100", m.Priority)
+		bad("priority is %d: must be 0 to 100", m.Priority)
 	}
 	switch m.Management {
 	case ManagementDisabled, ManagementManual, ManagementUpscaling, ManagementFull:
 	default:
-		bad("management is %q: want disabled, manual, upscaling or full", m.Management)
+		bad("management is %q: must be disabled, manual, upscaling or full", m.Management)
 	}
 	if m.IdleWarm < 0 || m.IdleCold < 0 {
-		bad("idle times are %s and %s: want none below 0", m.IdleWarm, m.IdleCold)
+		bad("idle times are %s and %s: must not be negative", m.IdleWarm, m.IdleCold)
 	}
 	if m.KeepWarm < 0 || m.KeepWarm > m.Max {
-		bad("keep warm is %d: want 0 to max, which is %d", m.KeepWarm, m.Max)
+		bad("keep_warm is %d: must be 0 to %d, the model's max", m.KeepWarm, m.Max)
 	}
 	if m.Hash == "" {
 		bad("hash is empty")
 	}
 	if len(m.Variants) == 0 {
-		bad("there is no variant")
+		bad("no variants: at least one is required")
 	}
 	seen := make(map[string]bool, len(m.Variants))
 	for i := range m.Variants {
@@ -176,29 +176,29 @@ func (m *Model) faults() []error {
 			errs = append(errs, err)
 		}
 		if strings.Contains(v.Name, ":") {
-			bad("variant name %q holds a ':'", v.Name)
+			bad("variant name %q contains a ':'", v.Name)
 		}
 		if seen[v.Name] {
-			bad("variant %q is there twice", v.Name)
+			bad("duplicate variant %q", v.Name)
 		}
 		seen[v.Name] = true
 		if v.GPUs < 1 {
-			bad("variant %q: gpus is %d: want at least 1", v.Name, v.GPUs)
+			bad("variant %q: gpus is %d: must be at least 1", v.Name, v.GPUs)
 		}
 		if v.Memory < 0 || v.HostMemory < 0 {
-			bad("variant %q: memory is %d and host memory %d: want none below 0", v.Name, v.Memory, v.HostMemory)
+			bad("variant %q: memory is %d and host memory is %d: must not be negative", v.Name, v.Memory, v.HostMemory)
 		}
 		if v.Weights < 0 {
-			bad("variant %q: weights are %d bytes: want 0 or more", v.Name, v.Weights)
+			bad("variant %q: weights is %d bytes: must not be negative", v.Name, v.Weights)
 		}
 		if v.SleepMemory < 0 || v.SleepMemory > v.Memory {
-			bad("variant %q: sleep memory is %d: want 0 to its memory, which is %d", v.Name, v.SleepMemory, v.Memory)
+			bad("variant %q: sleep memory is %d: must be 0 to %d, the variant's memory", v.Name, v.SleepMemory, v.Memory)
 		}
 		if v.Reach != 0 && (v.Reach < v.GPUs || v.Reach > maxReach) {
-			bad("variant %q: reach is %d GPUs: want 0, or its %d GPUs to %d", v.Name, v.Reach, v.GPUs, maxReach)
+			bad("variant %q: reach is %d GPUs: must be 0, or %d (the variant's GPUs) to %d", v.Name, v.Reach, v.GPUs, maxReach)
 		}
 		if v.Cost < 0 || v.Slots < 0 {
-			bad("variant %q: cost is %g and slots %d: want none below 0", v.Name, v.Cost, v.Slots)
+			bad("variant %q: cost is %g and slots is %d: must not be negative", v.Name, v.Cost, v.Slots)
 		}
 		if v.Hash == "" {
 			bad("variant %q: hash is empty", v.Name)
@@ -255,7 +255,7 @@ func (c *DeleteModel) apply(t *txn) *Error {
 		}
 	}
 	if left > 0 {
-		return conflict(c.Model, "model %q still has %d replicas: stop it first", c.Model, left)
+		return conflict(c.Model, "model %q still has %d replicas: stop the model first", c.Model, left)
 	}
 	t.undedicate(c.Model)
 	t.remove(TableModels, m)

@@ -64,7 +64,7 @@ func (c *Move) apply(t *txn) *Error {
 	if c.Failures != nil {
 		r.Failures = *c.Failures
 		if r.Failures < 0 {
-			errs = append(errs, fmt.Errorf("failures is %d", r.Failures))
+			errs = append(errs, fmt.Errorf("failures is %d: must not be negative", r.Failures))
 		}
 	}
 	if c.LastError != nil {
@@ -94,7 +94,7 @@ func (c *Move) apply(t *txn) *Error {
 		r.JobIndex = 0
 	}
 	if r.For != "" && r.For != old.For && t.isDedicated(first[Model](t.Txn, TableModels, byID, r.Name.Model)) {
-		return conflict(c.Replica, "replica %s: its model is dedicated: it makes no room for %q", c.Replica, r.For)
+		return conflict(c.Replica, "replica %s cannot be evicted for model %q: its own model is dedicated", c.Replica, r.For)
 	}
 	if len(c.Memory) > 0 {
 		if err := c.wakeOn(t, &r, old.Stage()); err != nil {
@@ -104,10 +104,10 @@ func (c *Move) apply(t *txn) *Error {
 	if to == (Stage{Warm, Waking}) && to != old.Stage() {
 		n := first[Node](t.Txn, TableNodes, byID, r.Placement.Node)
 		if n == nil {
-			return conflict(c.Replica, "replica %s: its node is not known", c.Replica)
+			return conflict(c.Replica, "replica %s: its node does not exist", c.Replica)
 		}
 		if n.Gone || !n.LostSince.IsZero() {
-			return conflict(n.ID, "node %s %s", n.ID, n.Usable())
+			return conflict(n.ID, "node %s is %s", n.ID, n.Usable())
 		}
 	}
 	if err := admit(t, &r, old.Holds(), false); err != nil {
@@ -121,7 +121,7 @@ func (c *Move) apply(t *txn) *Error {
 // wakeOn puts the memory of r, which was in the stage from, on the GPUs of c.Memory.
 func (c *Move) wakeOn(t *txn, r *Replica, from Stage) *Error {
 	if to := r.Stage(); to != (Stage{Warm, Waking}) || from != (Stage{Warm, Running}) {
-		return badRequest(c.Replica, "replica %s: %s to %s cannot change its GPUs: only a replica that begins to wake does", c.Replica, from, to)
+		return badRequest(c.Replica, "replica %s: cannot change its GPUs in the transition from %s to %s: only a replica that starts to wake can", c.Replica, from, to)
 	}
 	n := first[Node](t.Txn, TableNodes, byID, r.Placement.Node)
 	seats := map[string]bool{}
@@ -130,12 +130,12 @@ func (c *Move) wakeOn(t *txn, r *Replica, from Stage) *Error {
 	}
 	for _, gpu := range sortedKeys(c.Memory) {
 		if gpu == "" || !seats[gpu] {
-			return conflict(c.Replica, "replica %s has no seat on GPU %q of node %s: it cannot wake there", c.Replica, gpu, r.Placement.Node)
+			return conflict(c.Replica, "replica %s cannot wake on GPU %q of node %s: it has no seat there", c.Replica, gpu, r.Placement.Node)
 		}
 	}
 	had, want := slices.Sorted(maps.Values(r.Placement.Memory)), slices.Sorted(maps.Values(c.Memory))
 	if !slices.Equal(had, want) {
-		return badRequest(c.Replica, "replica %s: it would wake with %d bytes of its GPUs: want %d, as it has had", c.Replica, want, had)
+		return badRequest(c.Replica, "replica %s: GPU memory to wake with is %d bytes: must be %d, as before it slept", c.Replica, want, had)
 	}
 	r.Slept = LeftBehind(r.Placement.Memory, c.Memory)
 	r.Placement.Memory = maps.Clone(c.Memory)
@@ -150,7 +150,7 @@ func checkFor(model string, phase Phase) error {
 		return nil
 	}
 	if !makesRoom(phase) {
-		return fmt.Errorf("it makes room for %q while it is %s: want draining, sleeping or stopping", model, phase)
+		return fmt.Errorf("evicted for model %q in phase %s: must be draining, sleeping or stopping", model, phase)
 	}
-	return checkName("model that it makes room for", model)
+	return checkName("model to make room for", model)
 }

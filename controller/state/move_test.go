@@ -44,7 +44,7 @@ func walk(t *testing.T, to state.Stage) *log {
 }
 
 // TestTransitions tries the way from every stage to every other, also to those that
-// are none, and expects exactly the table of DESIGN's life of a replica.
+// are none, and expects exactly the transitions of the replica life cycle.
 func TestTransitions(t *testing.T) {
 	phases := []state.Phase{state.Placed, state.Starting, state.Running, state.Draining, state.Sleeping, state.Waking, state.Stopping, state.Failed, "dancing"}
 	want := map[string]string{
@@ -174,7 +174,7 @@ func TestWakingNeedsRoom(t *testing.T) {
 		l.move(name("m", "1"), state.Warm, state.Waking, state.Hot),
 		l.move(name("m", "1"), state.Hot, state.Starting, ""),
 	} {
-		require.ErrorContains(t, l.apply(c).Err, "9 bytes free")
+		require.ErrorContains(t, l.apply(c).Err, "GPU n-GPU0 on node n has 9 of 10 bytes free")
 	}
 	l.must(&state.Remove{Replica: "m:v:2", ModifyIndex: l.replica(name("m", "2")).ModifyIndex})
 

@@ -39,7 +39,7 @@ func (c *UpsertNodes) apply(t *txn) *Error {
 }
 
 // unlisted is the Reason of a GPU that Node.Keeping keeps.
-const unlisted = "its node does not offer it now"
+const unlisted = "not offered by its node"
 
 // Keeping returns n with what is the state's own of its row, which may be nil: the
 // quarantines. A GPU in quarantine that the node does not offer any more, as while its
@@ -83,13 +83,13 @@ func (n *Node) GPU(uuid string) *GPU {
 func (n *Node) Usable() string {
 	switch {
 	case n.Gone:
-		return "is gone"
+		return "gone"
 	case !n.LostSince.IsZero():
-		return "is down"
+		return "down"
 	case !n.Ready:
-		return "is not ready"
+		return "not ready"
 	case n.Draining:
-		return "is being drained"
+		return "draining"
 	}
 	return ""
 }
@@ -97,23 +97,23 @@ func (n *Node) Usable() string {
 func (n *Node) validate() *Error {
 	errs := []error{checkName("node ID", n.ID), checkTime("lost since", &n.LostSince)}
 	if n.HostMemory < 0 || n.CPU < 0 {
-		errs = append(errs, fmt.Errorf("host memory is %d and CPU %d: want none below 0", n.HostMemory, n.CPU))
+		errs = append(errs, fmt.Errorf("host memory is %d and CPU is %d: must not be negative", n.HostMemory, n.CPU))
 	}
 	gpus, seats := map[string]bool{}, map[string]bool{}
 	for i := range n.GPUs {
 		g := &n.GPUs[i]
 		errs = append(errs, checkName("GPU UUID", g.UUID))
 		if g.Memory < 0 {
-			errs = append(errs, fmt.Errorf("GPU %s: memory is %d", g.UUID, g.Memory))
+			errs = append(errs, fmt.Errorf("GPU %s: memory is %d: must not be negative", g.UUID, g.Memory))
 		}
 		if gpus[g.UUID] {
-			errs = append(errs, fmt.Errorf("GPU %s is there twice", g.UUID))
+			errs = append(errs, fmt.Errorf("duplicate GPU %s", g.UUID))
 		}
 		gpus[g.UUID] = true
 		for _, s := range g.Seats {
 			errs = append(errs, checkName("seat", s))
 			if seats[s] {
-				errs = append(errs, fmt.Errorf("seat %s is there twice", s))
+				errs = append(errs, fmt.Errorf("duplicate seat %s", s))
 			}
 			seats[s] = true
 		}
@@ -158,7 +158,7 @@ func (*Quarantine) Type() Type { return TypeQuarantine }
 
 func (c *Quarantine) apply(t *txn) *Error {
 	if len(c.Reason) > maxReason {
-		return badRequest(c.GPU, "the reason is %d bytes long: at most %d are possible", len(c.Reason), maxReason)
+		return badRequest(c.GPU, "reason is %d bytes: must be at most %d bytes", len(c.Reason), maxReason)
 	}
 	old := first[Node](t.Txn, TableNodes, byID, c.Node)
 	if old == nil {

@@ -87,10 +87,10 @@ func (c *SetPipeline) faults() []error {
 	}
 	errs = append(errs, checkText("source", c.Source, maxPipeline))
 	if n := len(c.Models); n == 0 || n > maxPipelineModels {
-		errs = append(errs, fmt.Errorf("its steps call %d models: want 1 to %d", n, maxPipelineModels))
+		errs = append(errs, fmt.Errorf("the steps call %d models: must be 1 to %d", n, maxPipelineModels))
 	}
 	if !slices.IsSorted(c.Models) || len(slices.Compact(slices.Clone(c.Models))) != len(c.Models) {
-		errs = append(errs, errors.New("its models are not sorted, or one is there twice"))
+		errs = append(errs, errors.New("models are not sorted, or contain duplicates"))
 	}
 	for _, m := range c.Models {
 		errs = append(errs, checkName("model name", m))
@@ -101,17 +101,17 @@ func (c *SetPipeline) faults() []error {
 // clash finds what stands in the way of the pipeline.
 func (c *SetPipeline) clash(t *txn) *Error {
 	if first[Model](t.Txn, TableModels, byID, c.Name) != nil {
-		return conflict(c.Name, "pipeline %q: a model has this name: clients could not tell the two apart", c.Name)
+		return conflict(c.Name, "pipeline %q: a model already has this name: use another name", c.Name)
 	}
 	all, _ := each[Pipeline](t.Txn, TablePipelines, byID)
 	for _, m := range c.Models {
 		if m == c.Name || slices.ContainsFunc(all, func(p *Pipeline) bool { return p.Name == m }) {
-			return conflict(c.Name, "pipeline %q: its steps call %q, which is a pipeline: want a model", c.Name, m)
+			return conflict(c.Name, "pipeline %q: a step calls %q, which is a pipeline: steps can call models only", c.Name, m)
 		}
 	}
 	for _, p := range all {
 		if p.Name != c.Name && slices.Contains(p.Models, c.Name) {
-			return conflict(c.Name, "pipeline %q: the steps of pipeline %q call this name: want another one", c.Name, p.Name)
+			return conflict(c.Name, "pipeline %q: the steps of pipeline %q call this name as a model: use another name", c.Name, p.Name)
 		}
 	}
 	return nil
@@ -122,7 +122,7 @@ func (t *txn) pipelineHas(model string) *Error {
 	if first[Pipeline](t.Txn, TablePipelines, byID, model) == nil {
 		return nil
 	}
-	return conflict(model, "model %q: a pipeline has this name: clients could not tell the two apart", model)
+	return conflict(model, "model %q: a pipeline already has this name: use another name", model)
 }
 
 // Pipelines returns all pipelines.

@@ -59,12 +59,12 @@ func TestPipelinesAndModelsShareNames(t *testing.T) {
 		require.ErrorIs(t, err, state.ErrConflict)
 		require.Contains(t, err.Message, text)
 	}
-	refused(pipelineOf("m", "x"), `pipeline "m": a model has this name`)
-	refused(&state.UpsertModel{Model: model("p")}, `model "p": a pipeline has this name`)
-	refused(&state.UpsertModels{Models: []state.UpsertModel{{Model: model("q")}, {Model: model("p")}}}, `model "p": a pipeline has this name`)
+	refused(pipelineOf("m", "x"), `pipeline "m": a model already has this name`)
+	refused(&state.UpsertModel{Model: model("p")}, `model "p": a pipeline already has this name`)
+	refused(&state.UpsertModels{Models: []state.UpsertModel{{Model: model("q")}, {Model: model("p")}}}, `model "p": a pipeline already has this name`)
 	require.Nil(t, l.store.View().Model(nil, "q"), "all or none")
-	refused(pipelineOf("o", "p"), `its steps call "p", which is a pipeline`)
-	refused(pipelineOf("o", "o"), `its steps call "o", which is a pipeline`)
+	refused(pipelineOf("o", "p"), `a step calls "p", which is a pipeline`)
+	refused(pipelineOf("o", "o"), `a step calls "o", which is a pipeline`)
 	refused(pipelineOf("n", "x"), `the steps of pipeline "p" call this name`)
 	// Gone, the names are free.
 	l.must(&state.SetPipeline{Name: "p", Delete: true}, &state.UpsertModel{Model: model("p")}, pipelineOf("n", "p"))

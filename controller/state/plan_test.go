@@ -22,7 +22,7 @@ func TestPlanIsRefusedAsAWhole(t *testing.T) {
 		text  string
 	}{
 		{name: "seat taken", setup: func(l *log) { l.must(l.plan(place("m", "0", "n", 0, 0, 1))) }, want: state.ErrConflict, text: "is held by m:v:0"},
-		{name: "bytes taken", setup: func(l *log) { l.must(l.plan(place("m", "0", "n", 0, 1, 1))) }, want: state.ErrConflict, text: "has 9 bytes free of 10"},
+		{name: "bytes taken", setup: func(l *log) { l.must(l.plan(place("m", "0", "n", 0, 1, 1))) }, want: state.ErrConflict, text: "GPU n-GPU0 on node n has 9 of 10 bytes free"},
 		{name: "more bytes than there are", edit: func(p *state.Place) { p.Placement.Memory["n-GPU0"] = math.MaxInt64 }, want: state.ErrConflict, text: "bytes free"},
 		{name: "negative bytes", edit: func(p *state.Place) { p.Placement.Memory["n-GPU0"] = -1 }, want: state.ErrBadRequest},
 		{name: "negative host bytes", edit: func(p *state.Place) { p.Placement.HostMemory = -1 }, want: state.ErrBadRequest},
@@ -39,9 +39,9 @@ func TestPlanIsRefusedAsAWhole(t *testing.T) {
 		}, want: state.ErrBadRequest},
 		{name: "bad name", edit: func(p *state.Place) { p.Name.ID = "a:b" }, want: state.ErrBadRequest},
 		{name: "long name", edit: func(p *state.Place) { p.Name.ID = strings.Repeat("x", 600) }, want: state.ErrBadRequest},
-		{name: "exists", setup: func(l *log) { l.must(l.plan(place("m", "1", "n", 1, 0, 1))) }, want: state.ErrConflict, text: "exists already"},
+		{name: "exists", setup: func(l *log) { l.must(l.plan(place("m", "1", "n", 1, 0, 1))) }, want: state.ErrConflict, text: "replica m:v:1 already exists"},
 		{name: "node not ready", setup: node1(func(n *state.Node) { n.Ready = false }), want: state.ErrConflict, text: "not ready"},
-		{name: "node draining", setup: node1(func(n *state.Node) { n.Draining = true }), want: state.ErrConflict, text: "drained"},
+		{name: "node draining", setup: node1(func(n *state.Node) { n.Draining = true }), want: state.ErrConflict, text: "node n is draining"},
 		{name: "node down", setup: node1(func(n *state.Node) { n.LostSince = epoch }), want: state.ErrConflict, text: "is down"},
 		{name: "node gone", setup: node1(func(n *state.Node) { n.Gone = true }), want: state.ErrConflict, text: "is gone"},
 		{name: "GPU unhealthy", setup: node1(func(n *state.Node) { n.GPUs[0].Healthy, n.GPUs[0].Reason = false, "XID 79" }), want: state.ErrConflict, text: "XID 79"},
@@ -53,7 +53,7 @@ func TestPlanIsRefusedAsAWhole(t *testing.T) {
 		{name: "model changed since", setup: func(l *log) {
 			l.must(&state.SetScale{Model: "m", Replicas: ptr(9), Origin: state.OriginOperator})
 		}, index: func(i uint64) uint64 { return i - 1 }, want: state.ErrConflict, text: "after the plan was made"},
-		{name: "no index", index: func(uint64) uint64 { return 0 }, want: state.ErrBadRequest, text: "does not say which index"},
+		{name: "no index", index: func(uint64) uint64 { return 0 }, want: state.ErrBadRequest, text: "plan has no index"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			l := ready(t)

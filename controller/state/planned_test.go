@@ -79,14 +79,14 @@ func TestRescale(t *testing.T) {
 		{name: "numbers", rescale: state.Rescale{Replicas: 4, Spread: counts{"a": 3, "b": 2, "gone": 1}}, want: 4, spread: counts{"a": 3, "b": 1}},
 		{name: "forgets numbers", first: []state.Command{scale("a", 2)}, rescale: state.Rescale{Replicas: 4}, want: 4},
 		{name: "as it is", rescale: state.Rescale{Replicas: 5}, want: 5},
-		{name: "below its minimum", rescale: state.Rescale{Replicas: 0}, refused: state.ErrBadRequest, text: "0 replicas are outside its bounds, 1 to 10"},
+		{name: "below its minimum", rescale: state.Rescale{Replicas: 0}, refused: state.ErrBadRequest, text: "replicas is 0: must be 1 to 10, the model's min and max"},
 		{name: "above its maximum", rescale: state.Rescale{Replicas: 11}, refused: state.ErrBadRequest, text: "1 to 10"},
 		{name: "stale", rescale: state.Rescale{Replicas: 4, ModifyIndex: 99}, refused: state.ErrConflict, text: "not 99"},
 		{name: "unknown", rescale: state.Rescale{Model: "x", Replicas: 4}, refused: state.ErrNotFound, text: `"x"`},
 		{name: "disabled", edit: func(m *state.Model) { m.Management = state.ManagementDisabled }, rescale: state.Rescale{Replicas: 4}, refused: state.ErrForbidden, text: "disabled"},
 		{name: "manual", edit: func(m *state.Model) { m.Management = state.ManagementManual }, rescale: state.Rescale{Replicas: 4}, want: 4},
 		{name: "dedicated", first: []state.Command{dedicate(counts{"m": 4})}, rescale: state.Rescale{Replicas: 4}, want: 4},
-		{name: "less than dedicated", first: []state.Command{dedicate(counts{"m": 4})}, rescale: state.Rescale{Replicas: 3}, refused: state.ErrConflict, text: "dedicated with 4 replicas: it cannot have 3"},
+		{name: "less than dedicated", first: []state.Command{dedicate(counts{"m": 4})}, rescale: state.Rescale{Replicas: 3}, refused: state.ErrConflict, text: `model "m" is dedicated with 4 replicas: cannot scale to 3`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			l := newLog(t)
@@ -139,9 +139,9 @@ func TestBadMarks(t *testing.T) {
 		mark state.Mark
 		text string
 	}{
-		{state.Mark{Time: epoch}, "mark has no key"},
-		{state.Mark{Key: "a\x00b", Time: epoch}, "holds a NUL"},
-		{state.Mark{Key: strings.Repeat("x", 2000), Time: epoch}, "2000 bytes long: at most 1536"},
+		{state.Mark{Time: epoch}, "mark: key is empty"},
+		{state.Mark{Key: "a\x00b", Time: epoch}, "key contains a NUL byte"},
+		{state.Mark{Key: strings.Repeat("x", 2000), Time: epoch}, "key is 2000 bytes: must be at most 1536 bytes"},
 		{state.Mark{Key: "k", Time: time.Date(9999, 12, 31, 23, 59, 0, 0, time.FixedZone("", -3600))}, "year 10000"},
 	} {
 		res := l.apply(&state.Plan{ID: "p", Marks: []state.Mark{tt.mark}})

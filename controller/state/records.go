@@ -35,7 +35,7 @@ func (t *txn) record(decisions []Decision) *Error {
 		d := decisions[i]
 		errs := []error{checkTime("time", &d.Time), checkName("kind", d.Kind)}
 		if strings.ContainsRune(d.Model, 0) || strings.ContainsRune(d.Replica, 0) {
-			errs = append(errs, fmt.Errorf("model %q or replica %q holds a NUL", d.Model, d.Replica))
+			errs = append(errs, fmt.Errorf("model %q or replica %q contains a NUL byte", d.Model, d.Replica))
 		}
 		if err := faults(d.Kind, errs...); err != nil {
 			return err
@@ -73,7 +73,7 @@ func (c *Decided) apply(t *txn) *Error {
 		return err
 	}
 	if _, nested := inner.(*Decided); nested {
-		return badRequest("", "a decided command holds another one")
+		return badRequest("", "a decided command contains another decided command")
 	}
 	if err := inner.apply(t); err != nil || !t.changed() {
 		return err
@@ -149,10 +149,10 @@ func (c *UpsertToken) apply(t *txn) *Error {
 	}
 	if c.Bootstrap {
 		if k.Role != RoleOperator {
-			return badRequest(k.Accessor, "the first token's role is %q: want %s", k.Role, RoleOperator)
+			return badRequest(k.Accessor, "role of the first token is %q: must be %s", k.Role, RoleOperator)
 		}
 		if operators(t) > 0 {
-			return conflict(k.Accessor, "there is an operator's token already")
+			return conflict(k.Accessor, "an operator token already exists")
 		}
 	}
 	old := first[Token](t.Txn, TableTokens, byID, k.Accessor)
@@ -191,7 +191,7 @@ func (k *Token) validate() *Error {
 	switch k.Role {
 	case RoleOperator, RoleGateway, RoleAutoscaler, RoleReadOnly:
 	default:
-		errs = append(errs, fmt.Errorf("role is %q: want operator, gateway, autoscaler or read-only", k.Role))
+		errs = append(errs, fmt.Errorf("role is %q: must be operator, gateway, autoscaler or read-only", k.Role))
 	}
 	if b, err := hex.DecodeString(k.Hash); err != nil || len(b) != sha256.Size || strings.ToLower(k.Hash) != k.Hash {
 		errs = append(errs, fmt.Errorf("hash is not a SHA-256 in lower-case hexadecimal"))
@@ -216,7 +216,7 @@ func (c *DeleteToken) apply(t *txn) *Error {
 		return notFound(c.Accessor, "token %q does not exist", c.Accessor)
 	}
 	if c.KeepOperator && k.Role == RoleOperator && operators(t) == 1 {
-		return conflict(c.Accessor, "token %q is the only operator's: make another one first", c.Accessor)
+		return conflict(c.Accessor, "token %q is the only operator token: create another one first", c.Accessor)
 	}
 	t.remove(TableTokens, k)
 	return nil

@@ -119,20 +119,20 @@ func (p *Place) apply(t *txn, planned uint64, now time.Time) *Error {
 	if parsed, err := replica.ParseName(name); err != nil {
 		return badRequest(name, "%v", err)
 	} else if parsed != p.Name {
-		return badRequest(name, "variant and ID of %q must not hold a ':'", name)
+		return badRequest(name, "replica %q: variant and ID must not contain a ':'", name)
 	}
 	errs := []error{checkName("replica", name), checkName("node", p.Placement.Node), checkTime("retry", &p.Retry)}
 	if p.Failures < 0 {
-		errs = append(errs, fmt.Errorf("failures is %d", p.Failures))
+		errs = append(errs, fmt.Errorf("failures is %d: must not be negative", p.Failures))
 	}
 	if err := faults(name, errs...); err != nil {
 		return err
 	}
 	if planned == 0 && !p.Adopt {
-		return badRequest(name, "the plan does not say which index it was made from")
+		return badRequest(name, "plan has no index of the state it was made from")
 	}
 	if first[Replica](t.Txn, TableReplicas, byID, name) != nil {
-		return conflict(name, "replica %s exists already", name)
+		return conflict(name, "replica %s already exists", name)
 	}
 	m := first[Model](t.Txn, TableModels, byID, p.Name.Model)
 	if m == nil {
@@ -154,20 +154,20 @@ func (p *Place) apply(t *txn, planned uint64, now time.Time) *Error {
 		switch r.Stage() {
 		case Stage{Hot, Starting}, Stage{Hot, Running}, Stage{Warm, Running}:
 		default:
-			return badRequest(name, "%s is adopted as %s: want HOT starting, HOT running or WARM running", name, r.Stage())
+			return badRequest(name, "replica %s is adopted as %s: must be HOT starting, HOT running or WARM running", name, r.Stage())
 		}
 	} else {
 		if m.ModifyIndex > planned {
-			return conflict(m.Name, "model %q has changed at %d, after the plan was made at %d", m.Name, m.ModifyIndex, planned)
+			return conflict(m.Name, "model %q changed at index %d, after the plan was made at index %d", m.Name, m.ModifyIndex, planned)
 		}
 		if m.Stopped {
 			return conflict(m.Name, "model %q is stopped", m.Name)
 		}
 		if n.ModifyIndex > planned {
-			return conflict(n.ID, "node %s has changed at %d, after the plan was made at %d", n.ID, n.ModifyIndex, planned)
+			return conflict(n.ID, "node %s changed at index %d, after the plan was made at index %d", n.ID, n.ModifyIndex, planned)
 		}
 		if why := n.Usable(); why != "" {
-			return conflict(n.ID, "node %s %s", n.ID, why)
+			return conflict(n.ID, "node %s is %s", n.ID, why)
 		}
 	}
 	if err := p.checkShape(m, n); err != nil {
@@ -186,16 +186,16 @@ func (p *Place) apply(t *txn, planned uint64, now time.Time) *Error {
 func (p *Place) checkShape(m *Model, n *Node) *Error {
 	name := p.Name.String()
 	if p.Placement.HostMemory < 0 || p.Placement.SleepMemory < 0 {
-		return badRequest(name, "host memory is %d and sleep memory %d: want none below 0", p.Placement.HostMemory, p.Placement.SleepMemory)
+		return badRequest(name, "host memory is %d and sleep memory is %d: must not be negative", p.Placement.HostMemory, p.Placement.SleepMemory)
 	}
 	if len(p.Placement.Seats) == 0 {
-		return badRequest(name, "%s has no seats", name)
+		return badRequest(name, "replica %s has no seats", name)
 	}
 	taken := make(map[string]bool, len(p.Placement.Seats))
 	perGPU := make(map[string]int, len(p.Placement.Memory))
 	for _, s := range p.Placement.Seats {
 		if taken[s] {
-			return badRequest(s, "seat %s is there twice", s)
+			return badRequest(s, "duplicate seat %s", s)
 		}
 		taken[s] = true
 		gpu := n.seatGPU(s)
@@ -206,17 +206,17 @@ func (p *Place) checkShape(m *Model, n *Node) *Error {
 	}
 	for _, gpu := range sortedKeys(p.Placement.Memory) {
 		if p.Placement.Memory[gpu] < 0 {
-			return badRequest(gpu, "memory of GPU %s is %d", gpu, p.Placement.Memory[gpu])
+			return badRequest(gpu, "memory of GPU %s is %d: must not be negative", gpu, p.Placement.Memory[gpu])
 		}
 		if p.Placement.SleepMemory > p.Placement.Memory[gpu] {
-			return badRequest(gpu, "%s takes %d bytes of GPU %s while it sleeps and %d while it serves: want no more", name, p.Placement.SleepMemory, gpu, p.Placement.Memory[gpu])
+			return badRequest(gpu, "replica %s: sleep memory of %d bytes on GPU %s is larger than its serving memory of %d bytes", name, p.Placement.SleepMemory, gpu, p.Placement.Memory[gpu])
 		}
 		if perGPU[gpu] == 0 {
-			return badRequest(gpu, "%s takes memory of GPU %s and no seat", name, gpu)
+			return badRequest(gpu, "replica %s takes memory of GPU %s but no seat on it", name, gpu)
 		}
 	}
 	if len(p.Placement.Memory) == 0 {
-		return badRequest(name, "%s takes memory of no GPU", name)
+		return badRequest(name, "replica %s takes no GPU memory", name)
 	}
 	v, failover := m.definition(p.Name.Variant, p.VariantHash)
 	if v == nil {
@@ -227,14 +227,14 @@ func (p *Place) checkShape(m *Model, n *Node) *Error {
 		seats = 2
 	}
 	if len(p.Placement.Memory) != v.GPUs {
-		return badRequest(name, "%s takes memory of %d GPUs: variant %q needs %d", name, len(p.Placement.Memory), v.Name, v.GPUs)
+		return badRequest(name, "replica %s takes memory of %d GPUs: variant %q needs %d", name, len(p.Placement.Memory), v.Name, v.GPUs)
 	}
 	if want := max(v.Reach, v.GPUs); len(perGPU) != want {
-		return badRequest(name, "%s has seats on %d GPUs: variant %q needs %d", name, len(perGPU), v.Name, want)
+		return badRequest(name, "replica %s has seats on %d GPUs: variant %q needs %d", name, len(perGPU), v.Name, want)
 	}
 	for _, gpu := range sortedKeys(perGPU) {
 		if perGPU[gpu] != seats {
-			return badRequest(name, "%s has %d seats on GPU %s: want %d", name, perGPU[gpu], gpu, seats)
+			return badRequest(name, "replica %s has %d seats on GPU %s: must be %d", name, perGPU[gpu], gpu, seats)
 		}
 	}
 	return nil

@@ -24,7 +24,7 @@ func (c *Rescale) apply(t *txn) *Error {
 		}
 	}
 	if c.Replicas < old.Min || c.Replicas > old.Max {
-		return badRequest(c.Model, "model %q: %d replicas are outside its bounds, %d to %d", c.Model, c.Replicas, old.Min, old.Max)
+		return badRequest(c.Model, "model %q: replicas is %d: must be %d to %d, the model's min and max", c.Model, c.Replicas, old.Min, old.Max)
 	}
 	m := *old
 	m.Replicas, m.Spread = c.Replicas, c.Spread
@@ -33,10 +33,10 @@ func (c *Rescale) apply(t *txn) *Error {
 		return nil
 	}
 	if old.Management == ManagementDisabled {
-		return refuse(CodeForbidden, c.Model, "model %q: its management is disabled: nobody changes its scale", c.Model)
+		return refuse(CodeForbidden, c.Model, "model %q: scaling is disabled (management = \"disabled\" in the model file)", c.Model)
 	}
 	if n := min(dedicatedSet(t.Txn).number(c.Model), old.Replicas, old.Max); m.Replicas < n {
-		return conflict(c.Model, "model %q is dedicated with %d replicas: it cannot have %d", c.Model, n, m.Replicas)
+		return conflict(c.Model, "model %q is dedicated with %d replicas: cannot scale to %d", c.Model, n, m.Replicas)
 	}
 	m.ModifyIndex = t.index
 	t.put(TableModels, &m)

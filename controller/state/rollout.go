@@ -114,11 +114,11 @@ func (c *SetRollout) apply(t *txn, planned uint64, now time.Time) *Error {
 	switch c.Status {
 	case RolloutCanary, RolloutRolling, RolloutRolledBack, "":
 	default:
-		return badRequest(c.Model, "model %q: variant %q: rollout status is %q: want canary, rolling, rolled_back or none", c.Model, c.Variant, c.Status)
+		return badRequest(c.Model, "model %q: variant %q: rollout status is %q: must be canary, rolling, rolled_back or empty", c.Model, c.Variant, c.Status)
 	}
 	// The plan itself may have changed it, with another variant's rollout.
 	if planned != 0 && old.ModifyIndex > planned && old.ModifyIndex != t.index {
-		return conflict(c.Model, "model %q has changed at %d, after the plan was made at %d", c.Model, old.ModifyIndex, planned)
+		return conflict(c.Model, "model %q changed at index %d, after the plan was made at index %d", c.Model, old.ModifyIndex, planned)
 	}
 	r, ok := old.Rollouts[c.Variant]
 	if !ok {
@@ -132,7 +132,7 @@ func (c *SetRollout) apply(t *txn, planned uint64, now time.Time) *Error {
 		return nil
 	case r.Status == c.Status:
 	case !slices.Contains(rolloutSteps[r.Status], c.Status):
-		return conflict(c.Model, "model %q: variant %q: its rollout is %s: it cannot become %q", c.Model, c.Variant, r.Status, c.Status)
+		return conflict(c.Model, "model %q: variant %q: rollout status cannot change from %s to %q", c.Model, c.Variant, r.Status, c.Status)
 	default:
 		r.Status, r.Since = c.Status, now
 	}

@@ -217,7 +217,7 @@ func TestSetRolloutIsOfTheRolloutThatItNames(t *testing.T) {
 		{"unknown model", func(c *state.SetRollout) { c.Model = "x" }, nil, state.ErrNotFound, `"x"`},
 		{"unknown variant", func(c *state.SetRollout) { c.Variant = "x" }, nil, state.ErrConflict, "not being rolled out"},
 		{"another hash", func(c *state.SetRollout) { c.NewHash = "vh3" }, nil, state.ErrConflict, `to "vh2", not to "vh3"`},
-		{"no such status", func(c *state.SetRollout) { c.Status = "paused" }, nil, state.ErrBadRequest, "want canary"},
+		{"no such status", func(c *state.SetRollout) { c.Status = "paused" }, nil, state.ErrBadRequest, `rollout status is "paused": must be canary, rolling, rolled_back or empty`},
 		{"changed since", nil, func(i uint64) uint64 { return i - 1 }, state.ErrConflict, "after the plan was made"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

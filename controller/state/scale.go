@@ -57,7 +57,7 @@ func (c *SetScale) apply(t *txn) *Error {
 	case c.Replicas != nil:
 		m.Replicas, m.Spread = *c.Replicas, nil
 		if m.Replicas < m.Min || m.Replicas > m.Max {
-			return badRequest(c.Model, "model %q: %d replicas are outside its bounds, %d to %d", c.Model, m.Replicas, m.Min, m.Max)
+			return badRequest(c.Model, "model %q: replicas is %d: must be %d to %d, the model's min and max", c.Model, m.Replicas, m.Min, m.Max)
 		}
 	}
 	m.bound()
@@ -71,7 +71,7 @@ func (c *SetScale) apply(t *txn) *Error {
 // whatever it is.
 func (t *txn) toScale(model string, origin Origin, index uint64) (*Model, *Error) {
 	if origin != OriginOperator && origin != OriginAutoscaler {
-		return nil, badRequest(model, "origin is %q: want operator or autoscaler", origin)
+		return nil, badRequest(model, "origin is %q: must be operator or autoscaler", origin)
 	}
 	m := first[Model](t.Txn, TableModels, byID, model)
 	if m == nil {
@@ -106,15 +106,15 @@ func (t *txn) scaled(m, old *Model, origin Origin) *Error {
 func (c *SetScale) scaleVariant(m *Model, t *txn) *Error {
 	switch {
 	case m.Variant(c.Variant) == nil:
-		return notFound(c.Model, "model %q has no variant %q: want one of %s", c.Model, c.Variant, m.variantNames())
+		return notFound(c.Model, "model %q has no variant %q: must be one of %s", c.Model, c.Variant, m.variantNames())
 	case c.Replicas == nil:
-		return badRequest(c.Model, "model %q: variant %q is named and no number of replicas: want one", c.Model, c.Variant)
+		return badRequest(c.Model, "model %q: variant %q is set without a number of replicas", c.Model, c.Variant)
 	case *c.Replicas < 0 || *c.Replicas > m.Max:
-		return badRequest(c.Model, "model %q: %d replicas of variant %q: want 0 to %d", c.Model, *c.Replicas, c.Variant, m.Max)
+		return badRequest(c.Model, "model %q: %d replicas of variant %q: must be 0 to %d", c.Model, *c.Replicas, c.Variant, m.Max)
 	}
 	m.Replicas += *c.Replicas - m.numberOf(c.Variant, counting(t, m.Name))
 	if m.Replicas < m.Min || m.Replicas > m.Max {
-		return badRequest(c.Model, "model %q: %d replicas of variant %q would be %d of all variants, which is outside its bounds, %d to %d", c.Model, *c.Replicas, c.Variant, m.Replicas, m.Min, m.Max)
+		return badRequest(c.Model, "model %q: %d replicas of variant %q would make %d in all: must be %d to %d, the model's min and max", c.Model, *c.Replicas, c.Variant, m.Replicas, m.Min, m.Max)
 	}
 	m.Spread = maps.Clone(m.Spread)
 	if m.Spread == nil {
@@ -227,15 +227,15 @@ func (m *Model) mayScale(origin Origin, old *Model) string {
 	case origin == OriginOperator && m.sameScale(old):
 		return ""
 	case old.Management == ManagementDisabled:
-		return "its management is disabled: nobody changes its scale"
+		return "scaling is disabled (management = \"disabled\" in the model file)"
 	case origin == OriginOperator:
 		return ""
 	case m.Stopped != old.Stopped:
-		return "only an operator stops or starts it"
+		return "only an operator can stop or start the model"
 	case old.Management == ManagementManual:
-		return "its management is manual: the autoscaler does not change its scale"
+		return "the autoscaler cannot scale it (management = \"manual\" in the model file)"
 	case old.Management == ManagementUpscaling && m.Replicas < old.Replicas:
-		return "its management is upscaling: the autoscaler does not scale it down"
+		return "the autoscaler cannot scale it down (management = \"upscaling\" in the model file)"
 	}
 	return ""
 }
@@ -245,11 +245,11 @@ func (m *Model) mayScale(origin Origin, old *Model) string {
 func (t *txn) mayAutoscale(m, old *Model) string {
 	switch dedicated, expected := dedicatedSet(t.Txn).number(m.Name), old.expected(); {
 	case scalingDisabled(t.switchValue, m.Name):
-		return fmt.Sprintf("the switch %s is set: only people change its scale", SwitchDisableScaling)
+		return fmt.Sprintf("switch %s is set: only an operator can scale it", SwitchDisableScaling)
 	case m.Replicas < min(expected, old.Replicas):
-		return fmt.Sprintf("%d of its replicas are expected in external pools: only people take them away", expected)
+		return fmt.Sprintf("%d of its replicas are expected in external pools: only an operator can scale below that", expected)
 	case m.Replicas < min(dedicated, old.Replicas):
-		return fmt.Sprintf("it is dedicated with %d replicas: only people change that", dedicated)
+		return fmt.Sprintf("it is dedicated with %d replicas: only an operator can scale below that", dedicated)
 	}
 	return ""
 }

@@ -94,11 +94,11 @@ func TestScaleOfAVariant(t *testing.T) {
 		{name: "the last one shares with nobody", first: []*state.SetScale{scale("a", 1), scale("b", 1)}, scale: scale("c", 0), total: 2, spread: spread{"a": 1, "b": 1, "c": 0}},
 		{name: "all together", first: []*state.SetScale{scale("a", 2)}, scale: scale("", 3), total: 3},
 		{name: "all together, the same", first: []*state.SetScale{scale("a", 2)}, scale: scale("", 7), total: 7},
-		{name: "above max", counts: spread{"a": 3, "b": 2}, scale: scale("a", 9), refused: state.ErrBadRequest, text: `9 replicas of variant "a" would be 11 of all variants`},
-		{name: "below none", scale: scale("b", -1), refused: state.ErrBadRequest, text: "want 0 to 10"},
-		{name: "far above max", scale: scale("a", 1<<62), refused: state.ErrBadRequest, text: "want 0 to 10"},
-		{name: "unknown", scale: scale("x", 1), refused: state.ErrNotFound, text: `no variant "x": want one of "a", "b", "c"`},
-		{name: "no number", scale: &state.SetScale{Model: "m", Variant: "a", Stopped: ptr(true), Origin: state.OriginOperator}, refused: state.ErrBadRequest, text: "no number"},
+		{name: "above max", counts: spread{"a": 3, "b": 2}, scale: scale("a", 9), refused: state.ErrBadRequest, text: `9 replicas of variant "a" would make 11 in all`},
+		{name: "below none", scale: scale("b", -1), refused: state.ErrBadRequest, text: "must be 0 to 10"},
+		{name: "far above max", scale: scale("a", 1<<62), refused: state.ErrBadRequest, text: "must be 0 to 10"},
+		{name: "unknown", scale: scale("x", 1), refused: state.ErrNotFound, text: `model "m" has no variant "x": must be one of "a", "b", "c"`},
+		{name: "no number", scale: &state.SetScale{Model: "m", Variant: "a", Stopped: ptr(true), Origin: state.OriginOperator}, refused: state.ErrBadRequest, text: `variant "a" is set without a number of replicas`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			scaled(t, tt.counts, tt.first, tt.scale, tt.total, tt.spread, tt.refused, tt.text)
@@ -110,7 +110,7 @@ func TestScaleOfAVariant(t *testing.T) {
 func TestScaleOfAVariantBelowMin(t *testing.T) {
 	l := newLog(t)
 	l.must(&state.UpsertModel{Model: model("m", func(m *state.Model) { m.Min, m.Replicas = 2, 3 })})
-	require.ErrorContains(t, l.apply(scale("v", 1)).Err, "outside its bounds, 2 to 100")
+	require.ErrorContains(t, l.apply(scale("v", 1)).Err, "must be 2 to 100, the model's min and max")
 	// One variant alone is the same as the model, also where it does not run yet.
 	l.must(scale("v", 4))
 	require.Equal(t, 4, l.model("m").Replicas)

@@ -68,7 +68,7 @@ func (c *SetScaler) apply(t *txn) *Error {
 	switch {
 	case old == nil:
 		if all, _ := each[Scaler](t.Txn, TableScalers, byID); len(all) >= MaxScalers {
-			return badRequest(c.Name, "scaler %q: there are %d already, and no more are kept: delete those that nobody uses", c.Name, len(all))
+			return badRequest(c.Name, "scaler %q: the limit of %d scalers is reached: delete unused ones", c.Name, len(all))
 		}
 	case c.ModifyIndex == nil && old.State == s.State:
 		return nil
@@ -89,9 +89,9 @@ func (c *SetScaler) faults() []error {
 	}
 	switch {
 	case len(c.State) > MaxScalerState:
-		errs = append(errs, fmt.Errorf("state of scaler %q is %d bytes long: at most %d are kept", c.Name, len(c.State), MaxScalerState))
+		errs = append(errs, fmt.Errorf("state of scaler %q is %d bytes: must be at most %d bytes", c.Name, len(c.State), MaxScalerState))
 	case c.State == "null" || !json.Valid([]byte(c.State)):
-		errs = append(errs, fmt.Errorf("state of scaler %q is no JSON, or null: want a JSON value", c.Name))
+		errs = append(errs, fmt.Errorf("state of scaler %q is null or not valid JSON: must be a JSON value", c.Name))
 	}
 	return errs
 }

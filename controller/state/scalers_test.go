@@ -48,13 +48,13 @@ func TestBadScalers(t *testing.T) {
 	}{
 		{"no name", "", "1", "scaler name is empty"},
 		{"a space in the name", "a b", "1", `scaler name is "a b"`},
-		{"a long name", strings.Repeat("x", 129), "1", "has 129 bytes"},
-		{"nothing", "s", "", "is no JSON, or null"},
-		{"null", "s", "null", "is no JSON, or null"},
-		{"half", "s", `{"a":`, "is no JSON, or null"},
-		{"two", "s", `1 2`, "is no JSON, or null"},
-		{"too long", "s", largest + " ", "is 65537 bytes long: at most 65536 are kept"},
-		{"both", "", "", "is no JSON"},
+		{"a long name", strings.Repeat("x", 129), "1", "is 129 bytes"},
+		{"nothing", "s", "", "must be a JSON value"},
+		{"null", "s", "null", "must be a JSON value"},
+		{"half", "s", `{"a":`, "must be a JSON value"},
+		{"two", "s", `1 2`, "must be a JSON value"},
+		{"too long", "s", largest + " ", `state of scaler "s" is 65537 bytes: must be at most 65536 bytes`},
+		{"both", "", "", "must be a JSON value"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			l := newLog(t)
@@ -75,7 +75,7 @@ func TestSoManyScalersAndNoMore(t *testing.T) {
 	}
 	res := l.apply(scalerOf("more", "1"))
 	require.ErrorIs(t, res.Err, state.ErrBadRequest)
-	require.ErrorContains(t, res.Err, "there are 10000 already")
+	require.ErrorContains(t, res.Err, "the limit of 10000 scalers is reached")
 	l.must(scalerOf("s7", "2"), &state.SetScaler{Name: "s8", Delete: true}, scalerOf("more", "1"))
 }
 

@@ -93,7 +93,7 @@ type textIndex[T any] struct{ key func(*T) string }
 
 func text[T any](key func(*T) string) textIndex[T] { return textIndex[T]{key} }
 
-var errIndexArg = errors.New("index argument is of the wrong type")
+var errIndexArg = errors.New("index argument has the wrong type")
 
 // FromObject implements memdb.SingleIndexer.
 func (i textIndex[T]) FromObject(raw any) (bool, []byte, error) {

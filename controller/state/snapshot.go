@@ -47,7 +47,7 @@ var (
 	// ErrSnapshotDamaged: truncated, changed, or not a snapshot at all.
 	ErrSnapshotDamaged = errors.New("snapshot is damaged")
 	// ErrSnapshotNewer: made by a newer version of remuda.
-	ErrSnapshotNewer = errors.New("snapshot is of a newer version of remuda")
+	ErrSnapshotNewer = errors.New("snapshot was written by a newer version of remuda")
 )
 
 // snapshotVersion returns the version that a snapshot of the view needs: the lowest that has
@@ -151,7 +151,7 @@ func (sw *snapshotWriter) record(kind byte, row any) {
 		return
 	}
 	if sw.row.Len() > maxRecord {
-		sw.err = fmt.Errorf("a row of type %d is %d bytes long: at most %d can be read again", kind, sw.row.Len(), maxRecord)
+		sw.err = fmt.Errorf("row of type %d is %d bytes: must be at most %d bytes", kind, sw.row.Len(), maxRecord)
 		return
 	}
 	var head [5]byte
@@ -218,15 +218,15 @@ func readSnapshot(from io.Reader, keep func(Table, any) error) (SnapshotInfo, er
 		return info, r.failure()
 	}
 	if string(head[:len(snapshotMagic)]) != snapshotMagic {
-		return info, damaged("it does not begin as a snapshot of remuda's state does")
+		return info, damaged("not a snapshot of remuda's state")
 	}
 	head = head[len(snapshotMagic):]
 	info.Version, info.Index = binary.BigEndian.Uint32(head), binary.BigEndian.Uint64(head[4:])
 	if info.Version > SnapshotVersion {
-		return info, fmt.Errorf("%w: version %d, and this one reads up to %d", ErrSnapshotNewer, info.Version, SnapshotVersion)
+		return info, fmt.Errorf("%w: version %d, the highest supported version is %d", ErrSnapshotNewer, info.Version, SnapshotVersion)
 	}
 	if info.Version == 0 {
-		return info, damaged("it has version 0")
+		return info, damaged("version is 0")
 	}
 	for rows := uint64(0); ; rows++ {
 		kind := r.next(1)
@@ -235,7 +235,7 @@ func readSnapshot(from io.Reader, keep func(Table, any) error) (SnapshotInfo, er
 		}
 		if kind[0] == recordEnd {
 			if count := r.next(8); r.err == nil && binary.BigEndian.Uint64(count) != rows {
-				return info, damaged("it has %d rows and says %d", rows, binary.BigEndian.Uint64(count))
+				return info, damaged("%d rows, its trailer says %d", rows, binary.BigEndian.Uint64(count))
 			}
 			break
 		}
@@ -246,7 +246,7 @@ func readSnapshot(from io.Reader, keep func(Table, any) error) (SnapshotInfo, er
 		}
 		n := binary.BigEndian.Uint32(length)
 		if n > maxRecord {
-			return info, damaged("a row of %d bytes", n)
+			return info, damaged("invalid row length %d", n)
 		}
 		body := r.next(int(n))
 		if r.err != nil {
@@ -257,16 +257,16 @@ func readSnapshot(from io.Reader, keep func(Table, any) error) (SnapshotInfo, er
 			if k&byte(IgnoreUnknown) != 0 {
 				continue
 			}
-			return info, damaged("a row of the unknown type %d", k)
+			return info, damaged("unknown row type %d", k)
 		}
 		if err := json.Unmarshal(body, row); err != nil {
-			return info, damaged("a row of %s: %v", table, err)
+			return info, damaged("row of %s: %v", table, err)
 		}
 		if rowKey(row) == "" {
-			return info, damaged("a row of %s has no name", table)
+			return info, damaged("row of %s has no name", table)
 		}
 		if err := keep(table, row); err != nil {
-			return info, damaged("a row of %s: %v", table, err)
+			return info, damaged("row of %s: %v", table, err)
 		}
 		if table != tableIndex {
 			info.Rows[table]++
@@ -278,13 +278,13 @@ func readSnapshot(from io.Reader, keep func(Table, any) error) (SnapshotInfo, er
 		return info, r.failure()
 	}
 	if !bytes.Equal(want, got) {
-		return info, damaged("its checksum does not match")
+		return info, damaged("checksum does not match")
 	}
 	if _, err := r.r.ReadByte(); !errors.Is(err, io.EOF) {
 		if err != nil {
 			return info, err
 		}
-		return info, damaged("there is something after its end")
+		return info, damaged("unexpected data after its end")
 	}
 	info.Bytes = r.bytes
 	return info, nil
@@ -327,7 +327,7 @@ func (r *snapshotReader) next(n int) []byte {
 
 func (r *snapshotReader) failure() error {
 	if errors.Is(r.err, io.EOF) || errors.Is(r.err, io.ErrUnexpectedEOF) {
-		return damaged("it ends after %d bytes", r.bytes)
+		return damaged("truncated after %d bytes", r.bytes)
 	}
 	return r.err
 }

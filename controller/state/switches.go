@@ -36,24 +36,24 @@ func checkSwitch(name, value string) error {
 	switch base {
 	case SwitchDisableScaling:
 		if value != "true" {
-			return fmt.Errorf("switch %q is %q: want true, or no such switch (`remuda switch unset`)", name, value)
+			return fmt.Errorf("switch %q is %q: must be true, or unset (\"remuda switch unset\")", name, value)
 		}
 	case SwitchCapMaxReplicas:
 		if _, ok := parseCap(value); !ok {
-			return fmt.Errorf("switch %q is %q: want a whole number of replicas, 0 or more", name, value)
+			return fmt.Errorf("switch %q is %q: must be a whole number of replicas, 0 or more", name, value)
 		}
 	case SwitchScaleToZeroDelay:
 		if forModel {
-			return fmt.Errorf("switch %q: %s is there for all models together only", name, base)
+			return fmt.Errorf("switch %q: %s applies to all models: it cannot be set for one model", name, base)
 		}
 		if _, _, ok := parseDelay(value); !ok {
-			return fmt.Errorf("switch %q is %q: want a duration of 0 or more, as 30m, or %s", name, value, switchNever)
+			return fmt.Errorf("switch %q is %q: must be a duration of 0 or more, such as 30m, or %s", name, value, switchNever)
 		}
 	default:
 		return nil
 	}
 	if forModel && model == "" {
-		return fmt.Errorf("switch %q names no model after the '/'", name)
+		return fmt.Errorf("switch %q: missing model after the '/'", name)
 	}
 	return nil
 }

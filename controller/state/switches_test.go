@@ -13,20 +13,20 @@ func TestKnownSwitchesAreChecked(t *testing.T) {
 	for _, tt := range []struct{ name, value, text string }{
 		{"disable-scaling", "true", ""},
 		{"disable-scaling/m", "true", ""},
-		{"disable-scaling", "false", `switch "disable-scaling" is "false": want true, or no such switch`},
-		{"disable-scaling/m", "", "want true"},
-		{"disable-scaling/", "true", "names no model"},
+		{"disable-scaling", "false", `switch "disable-scaling" is "false": must be true, or unset ("remuda switch unset")`},
+		{"disable-scaling/m", "", "must be true"},
+		{"disable-scaling/", "true", "missing model after the '/'"},
 		{"cap-max-replicas", "0", ""},
 		{"cap-max-replicas/m", "12", ""},
-		{"cap-max-replicas", "-1", "want a whole number of replicas, 0 or more"},
-		{"cap-max-replicas/m", "two", "want a whole number"},
-		{"cap-max-replicas/", "1", "names no model"},
+		{"cap-max-replicas", "-1", "must be a whole number of replicas, 0 or more"},
+		{"cap-max-replicas/m", "two", "must be a whole number"},
+		{"cap-max-replicas/", "1", "missing model after the '/'"},
 		{"scale-to-zero-delay", "1h30m", ""},
 		{"scale-to-zero-delay", "0s", ""},
 		{"scale-to-zero-delay", "never", ""},
-		{"scale-to-zero-delay", "-1s", "want a duration of 0 or more, as 30m, or never"},
-		{"scale-to-zero-delay", "30", "want a duration"},
-		{"scale-to-zero-delay/m", "30m", "for all models together only"},
+		{"scale-to-zero-delay", "-1s", "must be a duration of 0 or more, such as 30m, or never"},
+		{"scale-to-zero-delay", "30", "must be a duration"},
+		{"scale-to-zero-delay/m", "30m", "scale-to-zero-delay applies to all models: it cannot be set for one model"},
 		{"disable-scaling-soon", "whatever", ""},
 	} {
 		l := newLog(t)
@@ -103,7 +103,7 @@ func TestDisabledScalingIsForMachines(t *testing.T) {
 		for _, n := range []int{0, 2} {
 			res := l.apply(&state.SetScale{Model: "m", Replicas: ptr(n), Origin: state.OriginAutoscaler})
 			require.ErrorIs(t, res.Err, state.ErrForbidden)
-			require.ErrorContains(t, res.Err, "the switch disable-scaling is set")
+			require.ErrorContains(t, res.Err, "switch disable-scaling is set")
 		}
 		require.False(t, l.apply(&state.SetScale{Model: "m", Replicas: ptr(1), Origin: state.OriginAutoscaler}).Changed)
 		l.must(&state.SetScale{Model: "m", Replicas: ptr(2), Origin: state.OriginOperator})

@@ -52,20 +52,20 @@ var targets = map[Phase][]Tier{
 func (r *Replica) mayMove(to Stage, target Tier) string {
 	from := r.Stage()
 	if to != from && !slices.Contains(transitions[from], to) {
-		return fmt.Sprintf("%s cannot become %s", from, to)
+		return fmt.Sprintf("cannot change from %s to %s", from, to)
 	}
 	allowed, ok := targets[to.Phase]
 	if !ok {
 		allowed = []Tier{""}
 	}
 	if !slices.Contains(allowed, target) {
-		return fmt.Sprintf("%s cannot lead to %q", to, target)
+		return fmt.Sprintf("%s cannot have the target %q", to, target)
 	}
 	if from.Phase == Draining && to.Phase == Sleeping && r.Target != Warm {
-		return fmt.Sprintf("it is drained to %q: it cannot go to sleep", r.Target)
+		return fmt.Sprintf("cannot sleep: its drain has the target %q", r.Target)
 	}
 	if from.Phase == Stopping && to.Tier == Cold && r.Target != Cold {
-		return fmt.Sprintf("it is stopped for %q: it cannot become %s", r.Target, to)
+		return fmt.Sprintf("it is stopping with the target %q: cannot become %s", r.Target, to)
 	}
 	return ""
 }
@@ -81,7 +81,7 @@ func (r *Replica) removable(n *Node) string {
 	case n == nil || n.Gone:
 		return ""
 	}
-	return fmt.Sprintf("%s may still run: stop it first", r.Stage())
+	return fmt.Sprintf("it is %s and may still run: stop it first", r.Stage())
 }
 
 // Leaving tells whether r is on its way out: it is drained or stopped for good (with no

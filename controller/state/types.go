@@ -61,7 +61,7 @@ type Model struct {
 // Management says who may change a model's scale.
 type Management string
 
-// The management modes (seeds/deployment-management.txt).
+// The management modes.
 const (
 	ManagementDisabled  Management = "disabled"  // nobody; what runs stays
 	ManagementManual    Management = "manual"    // people
@@ -132,7 +132,7 @@ type Rollout struct {
 	Since time.Time
 }
 
-// Tier is how near a replica is to serving (DESIGN section 3).
+// Tier is how near a replica is to serving (see docs/glossary.md).
 type Tier string
 
 // The tiers. A replica moves between them through the states of Phase.

@@ -18,9 +18,9 @@ func checkName(what, s string) error {
 	case s == "":
 		return fmt.Errorf("%s is empty", what)
 	case len(s) > maxName:
-		return fmt.Errorf("%s is %d bytes long: at most %d are possible", what, len(s), maxName)
+		return fmt.Errorf("%s is %d bytes: must be at most %d bytes", what, len(s), maxName)
 	case !utf8.ValidString(s):
-		return fmt.Errorf("%s %q is not UTF-8", what, s)
+		return fmt.Errorf("%s %q is not valid UTF-8", what, s)
 	}
 	for _, r := range s {
 		if r <= ' ' || r == 0x7f {
@@ -37,9 +37,9 @@ func checkText(what, s string, longest int) error {
 	case s == "":
 		return fmt.Errorf("%s is empty", what)
 	case len(s) > longest:
-		return fmt.Errorf("%s is %d bytes long: at most %d are possible", what, len(s), longest)
+		return fmt.Errorf("%s is %d bytes: must be at most %d bytes", what, len(s), longest)
 	case strings.ContainsRune(s, 0):
-		return fmt.Errorf("%s %q holds a NUL", what, s)
+		return fmt.Errorf("%s %q contains a NUL byte", what, s)
 	}
 	return nil
 }
@@ -52,7 +52,7 @@ func CheckReplicaName(name string) error { return checkName("replica", name) }
 func checkTime(what string, t *time.Time) error {
 	*t = t.UTC()
 	if y := t.Year(); y < 0 || y > 9999 {
-		return fmt.Errorf("%s is in the year %d", what, y)
+		return fmt.Errorf("%s is in the year %d: must be 0 to 9999", what, y)
 	}
 	return nil
 }

@@ -56,10 +56,10 @@ func (c *SetVariants) apply(t *txn) *Error {
 		m.Spread[name] = n
 	}
 	if m.Replicas < m.Min || m.Replicas > m.Max {
-		return badRequest(c.Model, "model %q: %s would be %d replicas of all variants, which is outside its bounds, %d to %d", c.Model, c.text(), m.Replicas, m.Min, m.Max)
+		return badRequest(c.Model, "model %q: %s would make %d replicas in all: must be %d to %d, the model's min and max", c.Model, c.text(), m.Replicas, m.Min, m.Max)
 	}
 	if less != "" && c.Origin == OriginAutoscaler && old.Management == ManagementUpscaling {
-		return refuse(CodeForbidden, c.Model, "model %q: its management is upscaling: the autoscaler does not scale it down, to %s", c.Model, less)
+		return refuse(CodeForbidden, c.Model, "model %q: the autoscaler cannot scale it down to %s (management = \"upscaling\" in the model file)", c.Model, less)
 	}
 	m.bound()
 	return t.scaled(&m, old, c.Origin)
@@ -68,7 +68,7 @@ func (c *SetVariants) apply(t *txn) *Error {
 // check refuses what no scale of the model can be.
 func (c *SetVariants) check(m *Model) *Error {
 	if len(c.Variants) == 0 {
-		return badRequest(c.Model, "model %q: no variants are named: want the number of one at least, of %s", c.Model, m.variantNames())
+		return badRequest(c.Model, "model %q: no variants are set: set at least one of %s", c.Model, m.variantNames())
 	}
 	var unknown, bad []string
 	for _, name := range sortedKeys(c.Variants) {
@@ -76,12 +76,12 @@ func (c *SetVariants) check(m *Model) *Error {
 			unknown = append(unknown, strconv.Quote(name))
 		}
 		if n := c.Variants[name]; n < 0 || n > m.Max {
-			bad = append(bad, fmt.Sprintf("%d replicas of variant %q: want 0 to %d", n, name, m.Max))
+			bad = append(bad, fmt.Sprintf("%d replicas of variant %q: must be 0 to %d", n, name, m.Max))
 		}
 	}
 	switch {
 	case len(unknown) > 0:
-		return notFound(c.Model, "model %q has no variant %s: want some of %s", c.Model, strings.Join(unknown, ", "), m.variantNames())
+		return notFound(c.Model, "model %q has no variant %s: its variants are %s", c.Model, strings.Join(unknown, ", "), m.variantNames())
 	case len(bad) > 0:
 		return badRequest(c.Model, "model %q: %s", c.Model, strings.Join(bad, "; "))
 	}

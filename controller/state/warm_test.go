@@ -61,10 +61,10 @@ func TestWarmOneHoldsWhatASleepingProcessTakes(t *testing.T) {
 	require.Len(t, l.store.View().Usage(nil, "n").Seats, 2)
 
 	// To the byte: what the sleeping one keeps cannot be placed on.
-	require.ErrorContains(t, l.apply(l.plan(place("other", "2", "n", 0, 1, 9))).Err, "8 bytes free of 10")
+	require.ErrorContains(t, l.apply(l.plan(place("other", "2", "n", 0, 1, 9))).Err, "GPU n-GPU0 on node n has 8 of 10 bytes free")
 	l.must(l.plan(place("other", "2", "n", 0, 1, 8)))
 	require.Equal(t, [3]int64{10, 0, 4}, l.bytesOf())
-	require.ErrorContains(t, l.apply(l.move(name("m", "1"), state.Warm, state.Waking, state.Hot)).Err, "2 bytes free of 10")
+	require.ErrorContains(t, l.apply(l.move(name("m", "1"), state.Warm, state.Waking, state.Hot)).Err, "GPU n-GPU0 on node n has 2 of 10 bytes free")
 	l.to("1", state.Warm, state.Stopping, state.Cold)
 	require.Equal(t, [3]int64{10, 0, 4}, l.bytesOf(), "until its process has ended")
 	l.to("1", state.Cold, state.Running, "")
@@ -125,14 +125,14 @@ func TestBadWakesElsewhere(t *testing.T) {
 		want   error
 		text   string
 	}{
-		{name: "no seat there", memory: map[string]int64{"n-GPU2": 8}, want: state.ErrConflict, text: `no seat on GPU "n-GPU2"`},
-		{name: "no GPU at all", memory: map[string]int64{"": 8}, want: state.ErrConflict, text: `no seat on GPU ""`},
-		{name: "more GPUs", memory: map[string]int64{"n-GPU0": 8, "n-GPU1": 8}, want: state.ErrBadRequest, text: "it would wake with [8 8] bytes of its GPUs: want [8]"},
-		{name: "less memory", memory: map[string]int64{"n-GPU1": 7}, want: state.ErrBadRequest, text: "want [8]"},
-		{name: "no room", memory: map[string]int64{"n-GPU1": 8}, edit: func(l *log) { l.must(l.plan(place("other", "2", "n", 1, 1, 3))) }, want: state.ErrConflict, text: "7 bytes free"},
+		{name: "no seat there", memory: map[string]int64{"n-GPU2": 8}, want: state.ErrConflict, text: `replica m:v:1 cannot wake on GPU "n-GPU2" of node n`},
+		{name: "no GPU at all", memory: map[string]int64{"": 8}, want: state.ErrConflict, text: `replica m:v:1 cannot wake on GPU "" of node n`},
+		{name: "more GPUs", memory: map[string]int64{"n-GPU0": 8, "n-GPU1": 8}, want: state.ErrBadRequest, text: "GPU memory to wake with is [8 8] bytes: must be [8]"},
+		{name: "less memory", memory: map[string]int64{"n-GPU1": 7}, want: state.ErrBadRequest, text: "must be [8]"},
+		{name: "no room", memory: map[string]int64{"n-GPU1": 8}, edit: func(l *log) { l.must(l.plan(place("other", "2", "n", 1, 1, 3))) }, want: state.ErrConflict, text: "GPU n-GPU1 on node n has 7 of 10 bytes free"},
 		{name: "quarantined", memory: map[string]int64{"n-GPU1": 8}, edit: func(l *log) { l.must(&state.Quarantine{Node: "n", GPU: "n-GPU1", On: true}) }, want: state.ErrConflict, text: "is quarantined"},
-		{name: "as it is anyway", memory: map[string]int64{"n-GPU1": 8}, stage: state.Stage{Tier: state.Warm, Phase: state.Running}, want: state.ErrBadRequest, text: "only a replica that begins to wake"},
-		{name: "not offered now", memory: map[string]int64{"n-GPU1": 8}, edit: func(l *log) { l.must(&state.UpsertNodes{Nodes: []state.Node{node("n", 1, 3, 10)}}) }, want: state.ErrConflict, text: "no seat on GPU"},
+		{name: "as it is anyway", memory: map[string]int64{"n-GPU1": 8}, stage: state.Stage{Tier: state.Warm, Phase: state.Running}, want: state.ErrBadRequest, text: "only a replica that starts to wake can"},
+		{name: "not offered now", memory: map[string]int64{"n-GPU1": 8}, edit: func(l *log) { l.must(&state.UpsertNodes{Nodes: []state.Node{node("n", 1, 3, 10)}}) }, want: state.ErrConflict, text: "it has no seat there"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			l := wide(t)
@@ -171,14 +171,14 @@ func TestShapeWithReach(t *testing.T) {
 		{"good", func(*state.Place) {}, ""},
 		{"too few seats", func(p *state.Place) { p.Placement.Seats = p.Placement.Seats[:1] }, `has seats on 1 GPUs: variant "v" needs 2`},
 		{"memory of all", func(p *state.Place) { p.Placement.Memory["n-GPU0"] = 8 }, `takes memory of 2 GPUs: variant "v" needs 1`},
-		{"memory of none", func(p *state.Place) { p.Placement.Memory = nil }, "takes memory of no GPU"},
+		{"memory of none", func(p *state.Place) { p.Placement.Memory = nil }, "replica m:v:2 takes no GPU memory"},
 		{"memory without a seat", func(p *state.Place) {
 			p.Placement.Seats = p.Placement.Seats[:1]
 			p.Placement.Memory = map[string]int64{"n-GPU0": 8}
-		}, "takes memory of GPU n-GPU0 and no seat"},
-		{"sleep memory", func(p *state.Place) { p.Placement.SleepMemory = 9 }, "takes 9 bytes of GPU n-GPU1 while it sleeps and 8 while it serves"},
-		{"no sleep memory", func(p *state.Place) { p.Placement.SleepMemory = -1 }, "sleep memory -1"},
-		{"two seats on one", func(p *state.Place) { p.Placement.Seats = append(p.Placement.Seats, "n-GPU1#2") }, "has 2 seats on GPU n-GPU1: want 1"},
+		}, "replica m:v:2 takes memory of GPU n-GPU0 but no seat on it"},
+		{"sleep memory", func(p *state.Place) { p.Placement.SleepMemory = 9 }, "sleep memory of 9 bytes on GPU n-GPU1 is larger than its serving memory of 8 bytes"},
+		{"no sleep memory", func(p *state.Place) { p.Placement.SleepMemory = -1 }, "host memory is 4 and sleep memory is -1"},
+		{"two seats on one", func(p *state.Place) { p.Placement.Seats = append(p.Placement.Seats, "n-GPU1#2") }, "replica m:v:2 has 2 seats on GPU n-GPU1: must be 1"},
 		{"of a definition that is not known", func(p *state.Place) { p.VariantHash, p.Placement.Seats = "gone", p.Placement.Seats[:1] }, ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -213,12 +213,12 @@ func TestBadWarmFields(t *testing.T) {
 	})})
 	require.ErrorIs(t, res.Err, state.ErrBadRequest)
 	require.Equal(t, strings.Join([]string{
-		`keep warm is 101: want 0 to max, which is 100`,
-		`variant "a": weights are -1 bytes: want 0 or more`,
-		`variant "a": sleep memory is -2: want 0 to its memory, which is 10`,
-		`variant "b": sleep memory is 11: want 0 to its memory, which is 10`,
-		`variant "c": reach is 2 GPUs: want 0, or its 4 GPUs to 16`,
-		`variant "d": reach is 17 GPUs: want 0, or its 1 GPUs to 16`,
+		`keep_warm is 101: must be 0 to 100, the model's max`,
+		`variant "a": weights is -1 bytes: must not be negative`,
+		`variant "a": sleep memory is -2: must be 0 to 10, the variant's memory`,
+		`variant "b": sleep memory is 11: must be 0 to 10, the variant's memory`,
+		`variant "c": reach is 2 GPUs: must be 0, or 4 (the variant's GPUs) to 16`,
+		`variant "d": reach is 17 GPUs: must be 0, or 1 (the variant's GPUs) to 16`,
 	}, "\n"), res.Err.Message)
 }
 
@@ -230,7 +230,7 @@ func TestFor(t *testing.T) {
 		c.For = who
 		return c
 	}
-	require.ErrorContains(t, l.apply(going(state.Hot, state.Failed, "", ptr("other"))).Err, `makes room for "other" while it is failed`)
+	require.ErrorContains(t, l.apply(going(state.Hot, state.Failed, "", ptr("other"))).Err, `evicted for model "other" in phase failed`)
 	require.ErrorIs(t, l.apply(going(state.Hot, state.Draining, state.Warm, ptr("a b"))).Err, state.ErrBadRequest)
 	l.must(going(state.Hot, state.Draining, state.Warm, ptr("other")))
 	l.must(going(state.Hot, state.Sleeping, state.Warm, nil))

@@ -50,11 +50,11 @@ func (n Name) ServiceID(role string) string { return n.String() + ":" + role }
 func ParseName(s string) (Name, error) {
 	rest, id, ok := cutLast(s)
 	if !ok {
-		return Name{}, fmt.Errorf("%w %q: want <model>:<variant>:<replica id>", ErrBadName, s)
+		return Name{}, fmt.Errorf("%w %q: must be <model>:<variant>:<replica id>", ErrBadName, s)
 	}
 	model, variant, ok := cutLast(rest)
 	if !ok {
-		return Name{}, fmt.Errorf("%w %q: want <model>:<variant>:<replica id>", ErrBadName, s)
+		return Name{}, fmt.Errorf("%w %q: must be <model>:<variant>:<replica id>", ErrBadName, s)
 	}
 	n := Name{Model: model, Variant: variant, ID: id}
 	if n.Model == "" || n.Variant == "" || n.ID == "" {

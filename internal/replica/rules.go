@@ -25,11 +25,11 @@ var (
 func CheckModel(name string) error {
 	switch {
 	case name == "":
-		return fmt.Errorf("is empty: want what clients name in their requests, as \"llama-3-8b\"")
+		return fmt.Errorf("is empty: must be the name that clients use in requests, such as \"llama-3-8b\"")
 	case len(name) > MaxModel:
-		return fmt.Errorf("has %d bytes: want at most %d", len(name), MaxModel)
+		return fmt.Errorf("is %d bytes: must be at most %d bytes", len(name), MaxModel)
 	case !modelRule.MatchString(name):
-		return fmt.Errorf("is %q: want letters, digits, '.', '_' and '-', in parts that '/' or ':' separate and that begin and end with a letter or digit, as \"meta-llama/Llama-3-8B\"", name)
+		return fmt.Errorf("is %q: must be letters, digits, '.', '_' and '-', in parts separated by '/' or ':', each with a letter or digit first and last, such as \"meta-llama/Llama-3-8B\"", name)
 	}
 	return nil
 }
@@ -39,11 +39,11 @@ func CheckModel(name string) error {
 func CheckVariant(name string) error {
 	switch {
 	case name == "":
-		return fmt.Errorf("is empty: want a word, as \"h100\"")
+		return fmt.Errorf("is empty: must be a word, such as \"h100\"")
 	case len(name) > MaxVariant:
-		return fmt.Errorf("has %d bytes: want at most %d", len(name), MaxVariant)
+		return fmt.Errorf("is %d bytes: must be at most %d bytes", len(name), MaxVariant)
 	case !variantRule.MatchString(name):
-		return fmt.Errorf("is %q: want letters, digits, '.', '_' and '-', a letter or digit first and last, as \"h100\"", name)
+		return fmt.Errorf("is %q: must be letters, digits, '.', '_' and '-', with a letter or digit first and last, such as \"h100\"", name)
 	}
 	return nil
 }

@@ -294,7 +294,7 @@ func TestConsulThatRefusesIsFatal(t *testing.T) {
 	a.Refuse(http.StatusForbidden)
 	s := startShim(t, settings{consul: a.Addr()})
 	require.Equal(t, 1, exitCode(s.exited()))
-	require.Contains(t, s.log.String(), "consul refused")
+	require.Contains(t, s.log.String(), "rejected by Consul")
 }
 
 func TestStaleRegistrationIsRemovedAtTheStart(t *testing.T) {

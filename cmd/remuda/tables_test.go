@@ -1,0 +1,77 @@
+package main
+
+import (
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"remuda/controller/api"
+)
+
+var updateTables = flag.Bool("update-tables", false, "write testdata/tables.golden")
+
+// TestTables compares the tables that scripts may read with testdata/tables.golden:
+// headings, order of columns, and how values are written.
+// "go test ./cmd/remuda -run TestTables -update-tables" writes the file.
+func TestTables(t *testing.T) {
+	const gpu = "GPU-aaaaaaaa-0000-4000-8000-000000000000"
+	replicas := []api.Replica{
+		{
+			Name: "m:v:1", Model: "m", Variant: "v", ID: "1", Current: true, Tier: "HOT", Phase: "running", Node: "11111111-0000", NodeName: "gpu-1",
+			Seats: []string{gpu + "#0"}, Memory: map[string]int64{gpu: 40 << 30}, HostMemory: 20 << 30, SleepMemory: 1 << 30, Job: "m:v:1", Load: &api.Load{InFlight: 2, Busy: true},
+		},
+		{
+			Name: "m:v:2", Model: "m", Variant: "v", ID: "2", Tier: "HOT", Phase: "draining", Target: "WARM", Node: "11111111-0000", NodeName: "gpu-1",
+			Seats: []string{gpu + "#1"}, For: "other", Canary: true,
+		},
+	}
+	model := api.Model{
+		Name: "m", Min: 1, Max: 4, Priority: 50, Management: "full", Replicas: 2, Target: 2, Hash: "h", KeepWarm: 1,
+		Variants: []api.Variant{{Name: "v", GPUModel: "H100", GPUs: 1, Memory: 40 << 30, HostMemory: 20 << 30, Weights: 16 << 30, Cost: 2, Slots: 8, Engine: "vllm", Hash: "h"}},
+		Rollouts: map[string]api.Rollout{"v": {Status: "canary", OldHash: "g", NewHash: "h"}},
+		Expected: map[string]int{"east": 1}, Spread: map[string]int{"v": 2},
+	}
+	decisions := []api.Decision{{Model: "m", Replica: "m:v:1", Kind: "place", Reason: "placed on node gpu-1", Inputs: map[string]string{"variant": "v"}}}
+	queue := api.Queue{Model: "m", State: api.QueueBusy, Waiting: 3, InFlight: 2, Served: 1.5}
+	node := api.Node{
+		ID: "11111111-0000", Name: "gpu-1", Datacenter: "dc1", Pool: "default", Ready: true, HostMemory: 100 << 30, WarmBudget: 50 << 30, CPU: 3000,
+		GPUs: []api.GPU{{UUID: gpu, Model: "H100", Memory: 80 << 30, FreeMemory: 40 << 30, HotMemory: 40 << 30, Healthy: true, Seats: []api.Seat{{ID: gpu + "#0", Replica: "m:v:1"}, {ID: gpu + "#1"}}}},
+	}
+	r := said(t, map[string]any{
+		"GET /v1/acl/tokens":                  []api.Token{{Accessor: "a1", Role: "operator", Name: "ops"}},
+		"GET /v1/agent/self":                  api.AgentSelf{ID: "s1", Version: "1.0.0", Address: "10.0.0.1:4751", Leader: true, KnownLeader: true, Index: 7, Gateways: []api.GatewayStatus{{Name: "gw", Index: 7}}},
+		"GET /v1/decisions":                   decisions,
+		"GET /v1/dedicated":                   api.Dedicated{Source: "operator", Models: map[string]int{"m": 2}},
+		"PUT /v1/evict":                       api.EvictResponse{Replicas: []api.Eviction{{Name: "m:v:1", Node: "11111111-0000", From: "HOT", To: "WARM", FreedGPUs: 1, FreedBytes: 39 << 30}, {Name: "m:v:2", From: "HOT", Error: "unchanged: already leaving (HOT draining)"}}},
+		"GET /v1/gateways":                    []api.Gateway{{Name: "gw", Index: 7, InFlight: 2, Waiting: 3}},
+		"GET /v1/models":                      []api.ModelSummary{{Name: "m", Variants: []string{"v"}, Min: 1, Max: 4, Replicas: 2, Target: 2, Management: "full", Counts: api.Counts{Hot: 1, Starting: 1}}},
+		"GET /v1/model/m":                     api.ModelStatus{Model: model, Counts: api.Counts{Hot: 1, Leaving: 1}, VariantCounts: map[string]api.Counts{"v": {Hot: 1}}, Unplaceable: map[string]string{"v": "no GPUs"}, Replicas: replicas, Decisions: decisions, Why: "1 of 2 replicas serve.", Queue: &queue},
+		"GET /v1/nodes":                       []api.Node{node},
+		"GET /v1/pipelines":                   []api.Pipeline{{Name: "p", Models: []string{"m", "x"}, Missing: []string{"x"}, ModifyIndex: 5}},
+		"GET /v1/pools":                       []api.Pool{{Management: "full", Price: 1, Known: true, Nodes: 1, GPUs: 1, Memory: 80 << 30, FreeMemory: 40 << 30}, {Name: "east", Management: "manual", Price: 2, Error: "connection refused"}},
+		"GET /v1/queues":                      []api.Queue{queue},
+		"GET /v1/queue/m":                     api.QueueStatus{Queue: queue},
+		"GET /v1/replicas":                    replicas,
+		"GET /v1/replica/m:v:1":               replicas[0],
+		"GET /v1/switches":                    []api.Switch{{Name: "pause-reconcile", Value: "true"}},
+		"GET /v1/operator/raft/configuration": api.RaftConfiguration{Servers: []api.RaftServer{{ID: "s1", Address: "10.0.0.1:4751", Leader: true}, {ID: "s2", Address: "10.0.0.2:4751"}}},
+	})
+	var got strings.Builder
+	for _, verb := range []string{
+		"acl token list", "agent info", "decision list", "dedicated show", "evict m -to warm", "gateway list", "model list", "model status m", "node list", "pipeline list",
+		"pool list", "queue list", "queue status m", "raft list-peers", "replica list", "replica status m:v:1", "switch list",
+	} {
+		got.WriteString("$ remuda " + verb + "\n" + r.ok(strings.Fields(verb)...) + "\n")
+	}
+	path := filepath.Join("testdata", "tables.golden")
+	if *updateTables {
+		require.NoError(t, os.WriteFile(path, []byte(got.String()), 0o600))
+	}
+	want, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.Equal(t, string(want), got.String())
+}
