@@ -279,9 +279,8 @@ func TestServersThatDoNotAnswer(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := newServer(t, series{replica("llama:a100:1"), "llama", 0.5, 3, 7, 4})
 			s.refuse = c.refuse
+			over := make(chan struct{})
 			if name == "never" {
-				over := make(chan struct{})
-				t.Cleanup(func() { close(over) })
 				s.refuse = func(http.ResponseWriter) { <-over }
 			}
 			p := source(t, s, func(cfg *prom.Config) {
@@ -294,6 +293,7 @@ func TestServersThatDoNotAnswer(t *testing.T) {
 			_, err := p.Report(t.Context(), managed)
 			require.ErrorContains(t, err, c.want)
 			require.ErrorContains(t, err, `model "llama"`)
+			close(over)
 			s.mu.Lock()
 			s.refuse = nil
 			s.mu.Unlock()

@@ -14,6 +14,7 @@ import (
 	"pgregory.net/rapid"
 
 	"remuda/device-plugin/gms/layout"
+	"remuda/internal/testkit/long"
 )
 
 // phase is where a session of the model is.
@@ -356,7 +357,7 @@ func (x *model) done() {
 func TestModel(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		x := newModel(r, func(n int) int { return rapid.IntRange(0, n-1).Draw(r, "choice") })
-		for range rapid.IntRange(1, 120).Draw(r, "steps") {
+		for range rapid.IntRange(1, long.Pick(40, 120)).Draw(r, "steps") {
 			x.step()
 		}
 		x.done()
