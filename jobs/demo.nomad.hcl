@@ -39,7 +39,7 @@ variable "memory" {
 }
 
 variable "slots" {
-  description = "Requests that the engine works on at once."
+  description = "Requests that the engine processes at once."
   default     = "16"
 }
 
@@ -61,7 +61,7 @@ variable "remuda_variant" {
 }
 
 variable "remuda_replica" {
-  description = "The replica's whole name, which the engines bear; empty: one made of the allocation's ID."
+  description = "The replica's full name, under which its engines are registered; empty: a name from the allocation's ID."
   default     = ""
 }
 
@@ -78,7 +78,7 @@ variable "remuda_reach" {
 }
 
 variable "remuda_slots" {
-  description = "Requests that an engine works on at once; 0: the variable slots."
+  description = "Requests that an engine processes at once; 0: the variable slots."
   type        = number
   default     = 0
 }

@@ -1,15 +1,15 @@
-# A failover pair of a model on the simulated engine: a primary and a saddled
-# shadow on two seats of one GPU, and lockd, which decides between them.
+# A failover pair of a model on the simulated engine: a primary and a
+# shadow on two seats of one GPU, and lockd, which decides which of them serves.
 #
 #   nomad job run jobs/failover.nomad.hcl
 #   remuda model apply jobs/demo.model.hcl    # the same, placed by the controller
 #
 # The primary writes the weights into the GPU memory service of the node
 # (jobs/gms.nomad.hcl, which must run), the shadow maps the same memory, and both go
-# to sleep. lockd grants its lock to the first
-# that asks; that one wakes and serves. When it dies, lockd proves that it is gone,
-# with all that it started, and grants the lock to the other. The one that died is
-# restarted and becomes the next shadow. A pair that is put to sleep (POST /v1/sleep at
+# to sleep. lockd grants its lock to the first that asks for it, which wakes and serves.
+# When that one dies, lockd makes sure that it and its child processes are gone, and
+# grants the lock to the other. The one that died is restarted and becomes the next
+# shadow. A pair that is put to sleep (POST /v1/sleep at
 # the shim whose engine serves) holds no memory of the GPU until it is woken: the weights
 # are with that shim then.
 #
@@ -54,7 +54,7 @@ variable "memory" {
 }
 
 variable "slots" {
-  description = "Requests that an engine works on at once."
+  description = "Requests that an engine processes at once."
   default     = "16"
 }
 
@@ -76,7 +76,7 @@ variable "remuda_variant" {
 }
 
 variable "remuda_replica" {
-  description = "The replica's whole name, which the engines bear; empty: one made of the allocation's ID."
+  description = "The replica's full name, under which its engines are registered; empty: a name from the allocation's ID."
   default     = ""
 }
 
@@ -93,7 +93,7 @@ variable "remuda_reach" {
 }
 
 variable "remuda_slots" {
-  description = "Requests that an engine works on at once; 0: the variable slots."
+  description = "Requests that an engine processes at once; 0: the variable slots."
   type        = number
   default     = 0
 }
@@ -181,8 +181,8 @@ job "failover" {
       }
     }
 
-    # The service keeps committed weights for whoever comes next. When the pair is gone
-    # for good nobody does: its memory goes back to the GPU.
+    # The service keeps committed weights for the next engine. When the pair is gone for
+    # good, its memory goes back to the GPU.
     task "clear" {
       driver = "raw_exec"
 

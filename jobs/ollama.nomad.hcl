@@ -40,7 +40,7 @@ variable "consul" {
 }
 
 variable "slots" {
-  description = "Requests that Ollama works on at once."
+  description = "Requests that Ollama processes at once."
   default     = "2"
 }
 
@@ -57,7 +57,7 @@ variable "remuda_variant" {
 }
 
 variable "remuda_replica" {
-  description = "The replica's whole name, which the engines bear; empty: one made of the allocation's ID."
+  description = "The replica's full name, under which its engines are registered; empty: a name from the allocation's ID."
   default     = ""
 }
 
@@ -74,7 +74,7 @@ variable "remuda_reach" {
 }
 
 variable "remuda_slots" {
-  description = "Requests that an engine works on at once; 0: the variable slots."
+  description = "Requests that an engine processes at once; 0: the variable slots."
   type        = number
   default     = 0
 }

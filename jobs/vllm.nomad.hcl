@@ -19,7 +19,7 @@
 # This is a single engine and not a failover pair: a vLLM that starts takes its whole
 # share of the GPU's memory before it can sleep, and refuses to start where another
 # one has it (vllm#20305). A pair needs engines that share their weights and leave
-# the cache to whoever wakes, as those patched for the GPU memory service.
+# the cache to the one that wakes, as those patched for the GPU memory service.
 
 # What the controller gives to a variant's job file. `nomad job run` leaves the
 # defaults.
@@ -34,7 +34,7 @@ variable "remuda_variant" {
 }
 
 variable "remuda_replica" {
-  description = "The replica's whole name, which the engine bears; empty: one made of the allocation's ID."
+  description = "The replica's full name, under which the engine is registered; empty: a name from the allocation's ID."
   default     = ""
 }
 
@@ -51,7 +51,7 @@ variable "remuda_reach" {
 }
 
 variable "remuda_slots" {
-  description = "Requests that the engine works on at once; 0: the variable slots."
+  description = "Requests that the engine processes at once; 0: the variable slots."
   type        = number
   default     = 0
 }
@@ -77,12 +77,12 @@ variable "image" {
 }
 
 variable "seats" {
-  description = "The device IDs to run on, <GPU UUID>#<seat> by commas; the controller chooses them itself."
+  description = "The device IDs to run on, <GPU UUID>#<seat> separated by commas; the controller sets them."
   default     = "GPU-00000000-0000-4000-8000-000000000000#0"
 }
 
 variable "remuda" {
-  description = "The remuda binary on the node, by its whole path."
+  description = "The full path of the remuda binary on the node."
   default     = "/usr/local/bin/remuda"
 }
 
@@ -92,12 +92,12 @@ variable "consul" {
 }
 
 variable "slots" {
-  description = "Requests that vLLM works on at once (--max-num-seqs)."
+  description = "Requests that vLLM processes at once (--max-num-seqs)."
   default     = "64"
 }
 
 variable "gpu_memory_utilization" {
-  description = "vLLM's share of each GPU's memory. The model file's memory says the same in bytes."
+  description = "vLLM's share of each GPU's memory. The memory in the model file is the same in bytes."
   default     = "0.90"
 }
 
@@ -224,7 +224,7 @@ job "vllm" {
 
       env {
         # Without it vLLM has no /sleep, /wake_up and /is_sleeping. These routes are
-        # open to whoever reaches the engine's port: keep it inside the cluster.
+        # open to every client that reaches the engine's port: keep it inside the cluster.
         VLLM_SERVER_DEV_MODE = "1"
         # What was compiled outlives a restart.
         VLLM_CACHE_ROOT = "${NOMAD_ALLOC_DIR}/data/vllm"
