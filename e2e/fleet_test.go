@@ -167,12 +167,6 @@ func (s *server) end(sig syscall.Signal) {
 	require.NoError(s.f.t, s.f.cluster.End(s.name, sig))
 }
 
-// signal sends a signal to the server.
-func (s *server) signal(sig syscall.Signal) {
-	s.f.t.Helper()
-	require.NoError(s.f.t, syscall.Kill(s.f.pid(s.name), sig))
-}
-
 // self asks this very server.
 func (s *server) self() (api.AgentSelf, error) {
 	c, err := api.NewClient(api.Config{Addresses: []string{"http://" + s.http}, Timeout: 5 * time.Second})

@@ -192,13 +192,14 @@ func bodyOf(op *openapi3.Operation) string {
 }
 
 func contentOf(c openapi3.Content) string {
-	for _, kind := range slices.Sorted(maps.Keys(c)) {
-		if kind == "application/json" && c[kind].Schema != nil {
-			return typeOf(c[kind].Schema)
-		}
-		return reference.Code(kind)
+	kinds := slices.Sorted(maps.Keys(c))
+	switch {
+	case len(kinds) == 0:
+		return ""
+	case kinds[0] == "application/json" && c[kinds[0]].Schema != nil:
+		return typeOf(c[kinds[0]].Schema)
 	}
-	return ""
+	return reference.Code(kinds[0])
 }
 
 func answerOf(op *openapi3.Operation) string {

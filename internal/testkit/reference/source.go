@@ -103,9 +103,9 @@ func (p *Package) Overview(t testing.TB, without ...string) string {
 			doc.Content = doc.Content[1:]
 		}
 		var out comment.Doc
-		print := &comment.Printer{HeadingLevel: 4}
+		printer := &comment.Printer{HeadingLevel: 4}
 		for _, block := range doc.Content {
-			one := strings.TrimSpace(string(print.Markdown(&comment.Doc{Content: []comment.Block{block}})))
+			one := strings.TrimSpace(string(printer.Markdown(&comment.Doc{Content: []comment.Block{block}})))
 			if !slices.ContainsFunc(without, func(prefix string) bool { return strings.HasPrefix(one, prefix) }) {
 				out.Content = append(out.Content, block)
 			}
@@ -113,7 +113,7 @@ func (p *Package) Overview(t testing.TB, without ...string) string {
 		if len(out.Content) == 0 {
 			t.Fatalf("the comment of the package %s has no example", p.Path)
 		}
-		text := string(print.Markdown(&out))
+		text := string(printer.Markdown(&out))
 		for _, c := range p.Constants() {
 			if _, err := strconv.Atoi(c.Value); err == nil {
 				text = regexp.MustCompile(`\b`+c.Name+`\b`).ReplaceAllString(text, c.Value)
