@@ -5,8 +5,7 @@
 //
 // It guarantees that a query is answered with one finite number of now, or with an error that
 // says why there is none: what is not known never looks like 0. (Without any point
-// nomad-autoscaler 0.4.7 takes the check for "no change", which beats another check's "down",
-// and 0.5.0 stops evaluating the policy.)
+// nomad-autoscaler stops evaluating the policy.)
 package apm
 
 import (
