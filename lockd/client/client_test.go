@@ -453,7 +453,14 @@ func descriptors(t *testing.T) int {
 func TestNoDescriptorIsLeft(t *testing.T) {
 	once := func(t *testing.T) {
 		// held, broken, given back, closed
-		g := get(t, config(unixServer(t, grants(5), answers(5, regranted(5)))))
+		back := make(chan struct{})
+		g := get(t, config(unixServer(t, grants(5), func(p *peer) {
+			p.acquire(5)
+			p.send(regranted(5))
+			close(back)
+			p.silent()
+		})))
+		<-back
 		require.NoError(t, g.Close())
 		// lost
 		lost(t, get(t, config(unixServer(t, grants(5), answers(5, refused("lost"))))))
