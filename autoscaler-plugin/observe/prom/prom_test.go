@@ -294,12 +294,13 @@ func TestServersThatDoNotAnswer(t *testing.T) {
 			_, err := p.Report(t.Context(), managed)
 			require.ErrorContains(t, err, c.want)
 			require.ErrorContains(t, err, `model "llama"`)
+			if name == "never" {
+				return // its handler holds s.mu until the test ends
+			}
 			s.mu.Lock()
 			s.refuse = nil
 			s.mu.Unlock()
-			if name != "never" {
-				require.Len(t, report(t, p, managed).Engines, 1)
-			}
+			require.Len(t, report(t, p, managed).Engines, 1)
 		})
 	}
 }
