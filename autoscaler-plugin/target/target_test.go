@@ -281,7 +281,7 @@ func TestConfig(t *testing.T) {
 	p := target.New(target.Config{})
 	require.ErrorContains(t, p.SetConfig(map[string]string{"controller": "none"}), "must be a controller, because the target scales through it")
 	require.ErrorContains(t, p.SetConfig(map[string]string{"controler": "http://a"}), "controler is an unknown key")
-	require.ErrorContains(t, p.SetConfig(map[string]string{"controller": "ftp://a"}), "want a URL")
+	require.ErrorContains(t, p.SetConfig(map[string]string{"controller": "ftp://a"}), "must be a URL")
 	_, err := p.Status(policy)
 	require.ErrorContains(t, err, "not configured")
 	require.NoError(t, p.SetConfig(map[string]string{"controller": "127.0.0.1:4750"}))

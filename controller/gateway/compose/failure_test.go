@@ -152,8 +152,8 @@ func TestTimes(t *testing.T) {
 		left                  map[string]string
 	}{
 		"client's time":       {two(), chatBody, "10s", "b", 503, "pipeline_timeout", "X-Remuda-Timeout: 10s", 10 * time.Second, map[string]string{"a": "10s", "b": "7s"}},
-		"deadline":            {strings.Replace(two(), "{", "{\ndeadline = \"5s\"", 1), chatBody, "", "a", 504, "pipeline_timeout", "the deadline has passed: it is 5s", 5 * time.Second, nil},
-		"deadline of a step":  {two(`deadline = "5s"`), chatStream, "", "b", 504, "pipeline_timeout", `step "b": the deadline has passed: it is 5s`, 8 * time.Second, nil},
+		"deadline":            {strings.Replace(two(), "{", "{\ndeadline = \"5s\"", 1), chatBody, "", "a", 504, "pipeline_timeout", "the deadline has passed: 5s", 5 * time.Second, nil},
+		"deadline of a step":  {two(`deadline = "5s"`), chatStream, "", "b", 504, "pipeline_timeout", `step "b": the deadline has passed: 5s`, 8 * time.Second, nil},
 		"time without a unit": {two(), chatBody, "soon", "b", 400, "invalid_request", "must be a time with a unit", 0, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
