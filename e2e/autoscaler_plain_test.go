@@ -194,7 +194,7 @@ func plainReplay(t testing.TB, path string) {
 	t.Helper()
 	out, err := exec.Command(binary(t, "remuda-autoscaler"), "replay", path).CombinedOutput()
 	require.NoError(t, err, "%s", out)
-	require.Regexp(t, `^[1-9][0-9]* decisions are the same again, 0 are not\n$`, string(out))
+	require.Regexp(t, `^[1-9][0-9]* decisions are the same, 0 differ\n$`, string(out))
 }
 
 // plainJob is a Nomad job as people write it who have no controller: one group of engines

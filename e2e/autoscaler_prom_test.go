@@ -292,7 +292,7 @@ func (c *promCluster) answers(t *testing.T) {
 	}
 	past.end()
 	_, err := a.Query("queue/nobody", sdk.TimeRange{To: time.Now()})
-	require.ErrorContains(t, err, "no engine of model nobody is seen")
+	require.ErrorContains(t, err, "model nobody has no observed engine and is unknown to the controller")
 }
 
 // inert waits for so many decisions, all of them inert because of Prometheus from now on.

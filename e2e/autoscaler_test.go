@@ -259,7 +259,7 @@ func (s *scaled) replays() (path string) {
 	require.NoError(t, os.WriteFile(path, raw, 0o600))
 	out, err := exec.CommandContext(t.Context(), binary(t, "remuda-autoscaler"), "replay", path).CombinedOutput()
 	require.NoError(t, err, "%s", out)
-	require.Equal(t, fmt.Sprintf("%d decisions are the same again, 0 are not\n", bytes.Count(raw, []byte("\n"))), string(out))
+	require.Equal(t, fmt.Sprintf("%d decisions are the same, 0 differ\n", bytes.Count(raw, []byte("\n"))), string(out))
 	return path
 }
 

@@ -277,7 +277,7 @@ model "single" {
 	require.NoError(t, err)
 	_, err = c.Register(ctx, again, reg.Index)
 	require.ErrorIs(t, err, nomad.ErrConflict)
-	require.ErrorContains(t, err, "somebody changed it")
+	require.ErrorContains(t, err, "it was changed outside remuda")
 	found = observed.until(t, "the edit to be seen", one(func(j nomad.Job) error {
 		if j.Index == reg.Index {
 			return errors.New("the old index")
@@ -285,7 +285,7 @@ model "single" {
 		return nil
 	}))[0]
 	require.Len(t, found.Drift(mine), 1)
-	require.Contains(t, found.Drift(mine)[0], "it was changed")
+	require.Contains(t, found.Drift(mine)[0], "index is")
 	back, err := c.Register(ctx, again, found.Index)
 	require.NoError(t, err)
 	mine.JobIndex = back.Index

@@ -344,7 +344,7 @@ func TestNVML(t *testing.T) {
 		require.Contains(t, found["NVML"], "ok driver 570.86.15, CUDA 12.8, 2 GPUs")
 		require.Contains(t, found["seats"], "ok Nomad offers 4 seats of 2 GPUs, 4 of them healthy")
 		require.Contains(t, found["Nomad"], "ok version 1.")
-		require.Contains(t, found["GMS sockets"], "note there are none in "+gms, "the plugin's own configuration counts")
+		require.Contains(t, found["GMS sockets"], "note none in "+gms, "the plugin's own configuration counts")
 	})
 	t.Run("a program's XID changes nothing", func(t *testing.T) {
 		lib.XID(0, 31)
