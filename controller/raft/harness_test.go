@@ -187,9 +187,9 @@ func (s *server) config() raft.Config {
 }
 
 // company gives a server the times of one that has others to hear from: a leader stays one
-// on a machine that lets it run each half second.
+// on a machine that lets it run each second.
 func company(cfg *raft.Config) {
-	cfg.HeartbeatTimeout, cfg.ElectionTimeout, cfg.LeaderLeaseTimeout = 600*time.Millisecond, 600*time.Millisecond, 500*time.Millisecond
+	cfg.HeartbeatTimeout, cfg.ElectionTimeout, cfg.LeaderLeaseTimeout = time.Second, time.Second, time.Second
 }
 
 func (s *server) start() {
