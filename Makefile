@@ -45,7 +45,7 @@ verify: lint ## Everything many times, with production timeouts: an hour
 	REMUDA_LONG=1 $(MAKE) --no-print-directory unit
 	cd tools/policystudy && go vet ./... && go test ./...
 	$(MAKE) --no-print-directory fuzz
-	REMUDA_LONG=1 $(MAKE) --no-print-directory e2e TAGS=e2e,verify E2E_NEEDS=ollama
+	REMUDA_LONG=1 $(MAKE) --no-print-directory e2e TAGS=e2e,verify E2E_NEEDS=ollama E2E="./lockd/torture ./lockd/engine/dialect ./e2e"
 
 # The race detector finds nothing in packages without goroutines and locks, and costs a
 # multiple of their time. Tests wait more than they work: more packages than CPUs run at once.
@@ -67,9 +67,10 @@ fuzz: ## Fuzz every target for FUZZ=20s
 
 TAGS ?= e2e
 E2E_NEEDS ?=
+E2E ?= ./lockd/torture ./e2e
 
 e2e: tools prometheus build $(E2E_NEEDS) ## End-to-end tests on real Nomad, Consul, nomad-autoscaler and Prometheus
-	REMUDA_OLLAMA=$(CURDIR)/$(TOOLS)/ollama go test -tags $(TAGS) -count 1 -p 1 -parallel 2 -timeout 80m ./lockd/torture ./lockd/engine/dialect ./e2e
+	REMUDA_OLLAMA=$(CURDIR)/$(TOOLS)/ollama go test -tags $(TAGS) -count 1 -p 1 -parallel 2 -timeout 80m $(E2E)
 
 peers: ## Unpack nginx and HAProxy from Debian into .tools, for make bench
 	@tools/peers

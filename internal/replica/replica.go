@@ -12,11 +12,10 @@ import (
 	"strings"
 )
 
-// ServiceName is the Consul service that every Active engine registers as
-// (DESIGN section 9).
+// ServiceName is the Consul service that every Active engine registers as.
 const ServiceName = "remuda-engine"
 
-// Roles of an engine in its failover group (DESIGN section 3).
+// Roles of an engine in its failover group.
 const (
 	RolePrimary = "primary"
 	RoleShadow  = "shadow"
