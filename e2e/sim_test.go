@@ -144,19 +144,22 @@ func seats(t *testing.T, d *dev) {
 		}
 	}
 	require.Contains(t, status, "nvidia/gpu/")
-	want := d.info.GPUs["dev"][0] + "#0"
 	a := d.alloc()
 	devices := a.AllocatedResources.Tasks["primary"].Devices
 	require.Len(t, devices, 1)
-	require.Equal(t, []string{want}, devices[0].DeviceIDs)
+	require.Len(t, devices[0].DeviceIDs, 1)
+	want := devices[0].DeviceIDs[0]
+	gpu, seat, _ := strings.Cut(want, "#")
+	require.Contains(t, d.info.GPUs["dev"], gpu)
+	require.Equal(t, "0", seat, "the first seat of an empty GPU")
 	st, err := d.shim()
 	require.NoError(t, err)
 	env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", st.PID))
 	require.NoError(t, err)
 	vars := strings.Split(string(env), "\x00")
 	require.Contains(t, vars, "REMUDA_SEATS="+want)
-	require.Contains(t, vars, "REMUDA_GPU_UUIDS="+strings.TrimSuffix(want, "#0"))
-	require.Contains(t, vars, "NVIDIA_VISIBLE_DEVICES="+strings.TrimSuffix(want, "#0"))
+	require.Contains(t, vars, "REMUDA_GPU_UUIDS="+gpu)
+	require.Contains(t, vars, "NVIDIA_VISIBLE_DEVICES="+gpu)
 	stats := getBody(t, d.info.Nomad+"/v1/client/stats?node_id="+a.NodeID)
 	require.Contains(t, stats, want, "the plugin's statistics reach Nomad")
 }
