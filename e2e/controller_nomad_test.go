@@ -92,8 +92,7 @@ func nomadAdapter(t *testing.T, d *dev) {
 	for _, dev := range group.Instances {
 		published[dev.ID] = dev.Healthy
 	}
-	for i := range 2 {
-		uuid := d.info.GPUs["dev"][i]
+	for _, uuid := range slices.Sorted(slices.Values(d.info.GPUs["dev"])) {
 		want.GPUs = append(want.GPUs, state.GPU{
 			UUID: uuid, Model: *group.Attributes["model"].StringVal, Memory: *group.Attributes["memory"].IntVal << 20,
 			Seats: []string{uuid + "#0", uuid + "#1"}, Healthy: true,
@@ -186,7 +185,11 @@ model "single" {
 	require.ErrorContains(t, err, `drivr`)
 
 	// The pair goes to the GPU that the demo leaves free.
-	second := want.GPUs[1]
+	demo := d.alloc().AllocatedResources.Tasks["primary"].Devices[0].DeviceIDs[0]
+	second := want.GPUs[0]
+	if strings.HasPrefix(demo, second.UUID+"#") {
+		second = want.GPUs[1]
+	}
 	name := replica.Name{Model: pair.Name, Variant: "sim", ID: "0f0e0d0c-0000-4000-8000-000000000001"}
 	request := nomad.Request{
 		Name: name, Variant: pair.Variants[0], Failover: true, Node: node,
@@ -299,7 +302,7 @@ model "single" {
 		}
 		return nil
 	}))[0]
-	require.Contains(t, strings.Join(found.Drift(mine), "\n"), "it was stopped")
+	require.Contains(t, strings.Join(found.Drift(mine), "\n"), "stopped")
 	_, err = c.Register(ctx, again, back.Index)
 	require.ErrorIs(t, err, nomad.ErrConflict)
 

@@ -37,7 +37,7 @@ reconcile {
   canary_time    = "2s"
   backoff        = "2s"
   settle_time    = "2s"
-  place_timeout  = "3m"
+  place_timeout  = "1m"
   node_grace     = "8s"
   serving_grace  = "5s"
   gateway_ttl    = "6s"
@@ -119,6 +119,11 @@ func newFleet(t testing.TB, controllers int, change func(*devcluster.Options)) *
 	f.dev = newDev(t, func(o *devcluster.Options) {
 		o.Model, o.Controllers, o.GPUs = idle, controllers, 2
 		quickly(o)
+		if !long.Enabled() {
+			// Nomad ends what has not started on a node that it takes for lost, and a busy
+			// machine may keep a client silent for some seconds.
+			set(o, "nomad-server", "server {\n  min_heartbeat_ttl = \"4s\"\n  heartbeat_grace = \"12s\"\n}\n")
+		}
 		set(o, "controller", "log_level = \"debug\"\n"+eager)
 		var join []string
 		for i := range controllers {

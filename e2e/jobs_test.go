@@ -181,7 +181,7 @@ func chroot(t *testing.T) string {
 func nomadForController(t *testing.T, raft string) string {
 	t.Helper()
 	return fmt.Sprintf(`client {
-  chroot_env {
+  chroot_env = {
 %s  }
   host_volume "remuda-controller" {
     path = %q

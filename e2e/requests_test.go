@@ -38,7 +38,11 @@ func requestsWanted() int64 { return int64(long.Pick(10_000, 100_000)) }
 // the clients would not see any.
 func TestRequests(t *testing.T) {
 	t.Parallel()
-	f := newFleet(t, 3, func(o *devcluster.Options) { o.GPUs, o.Gateways = 8, 2 })
+	f := newFleet(t, 3, func(o *devcluster.Options) {
+		o.GPUs, o.Gateways = 8, 2
+		// The clients leave Nomad little of a small machine: what it places comes late.
+		set(o, "controller", "reconcile {\n  place_timeout = \"3m\"\n}\n")
+	})
 	r := &requests{fleet: f}
 	require.NoError(t, os.WriteFile(filepath.Join(f.dir, "pair.nomad.hcl"), []byte(paced(t, jobs.Failover)), 0o600))
 	require.NoError(t, os.WriteFile(filepath.Join(f.dir, "chain.nomad.hcl"), []byte(paced(t, jobs.Demo)), 0o600))
