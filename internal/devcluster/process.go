@@ -72,10 +72,15 @@ func (d *daemon) supervise(first chan<- error) {
 		}
 		if err == nil {
 			err = cmd.Wait()
-			d.mu.Lock()
-			close(d.ended)
-			d.mu.Unlock()
 		}
+		// end waits for this, and again may follow at once: whether the daemon is held is
+		// read before its end is announced.
+		d.mu.Lock()
+		stopped, held := d.stopped, d.held
+		if cmd != nil {
+			close(d.ended)
+		}
+		d.mu.Unlock()
 		if life == 1 {
 			d.mu.Lock()
 			d.endErr = err
@@ -85,9 +90,6 @@ func (d *daemon) supervise(first chan<- error) {
 		if time.Since(started) > restartMax {
 			delay = restartDelay
 		}
-		d.mu.Lock()
-		stopped, held := d.stopped, d.held
-		d.mu.Unlock()
 		if stopped {
 			return
 		}
