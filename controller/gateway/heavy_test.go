@@ -188,7 +188,7 @@ func TestSlowReaders(t *testing.T) {
 	const readers, slots = 8, 8
 	for _, stream := range []bool{true, false} {
 		t.Run(fmt.Sprintf("stream %t", stream), func(t *testing.T) {
-			f := newGateway(t, calm(t), patient, func(c *gateway.Config) { c.Timeouts.Write = time.Second })
+			f := newGateway(t, calm(t), patient, func(c *gateway.Config) { c.Timeouts.Write = 4 * time.Second }) // all slots are taken before
 			var written, stuck atomic.Int64
 			e := newEngine(t, "a", func(w http.ResponseWriter, r *http.Request) {
 				_, _ = io.Copy(io.Discard, r.Body)
