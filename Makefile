@@ -70,7 +70,7 @@ E2E_NEEDS ?=
 E2E ?= ./lockd/torture ./e2e
 
 e2e: tools prometheus build $(E2E_NEEDS) ## End-to-end tests on real Nomad, Consul, nomad-autoscaler and Prometheus
-	REMUDA_OLLAMA=$(CURDIR)/$(TOOLS)/ollama go test -tags $(TAGS) -count 1 -p 1 -parallel 2 -timeout 80m $(E2E)
+	REMUDA_OLLAMA=$(CURDIR)/$(TOOLS)/ollama go test -tags $(TAGS) -count 1 -p 1 -parallel 3 -timeout 80m $(E2E)
 
 peers: ## Unpack nginx and HAProxy from Debian into .tools, for make bench
 	@tools/peers

@@ -265,7 +265,7 @@ reconcile {
 }`,
 			[]string{
 				`a.hcl:4: reconcile.min_age is -1s: must be 0 or more`, `a.hcl:5: reconcile.prune_max is 0`, `a.hcl:6: reconcile.wake_timeout is 0s: must be more than 0`,
-				`a.hcl:7: reconcile.memory_slack is no string: must be a size like "16GiB"`, `a.hcl:8: reconcile.warm_share is 1.5: must be 0 to 1`,
+				`a.hcl:7: reconcile.memory_slack must be a size like "16GiB"`, `a.hcl:8: reconcile.warm_share is 1.5: must be 0 to 1`,
 				`a.hcl:10: reconcile.rates.disk is "fast": must be a whole number with a unit, such as "16GiB"`, `a.hcl:11: reconcile.rates.host is 0`, `a.hcl:12: reconcile.rates.wake is 0s`,
 				`a.hcl:13: unsupported argument`,
 			},
@@ -336,8 +336,8 @@ pool "z" {
 		"ten servers":                    {dir + "bootstrap_expect = 10\njoin = [\"a:1\"]", []string{"a.hcl:2: bootstrap_expect is 10"}},
 		"a bad server to join":           {dir + "bootstrap_expect = 3\njoin = [\"a:1\", \"b\", \"c:0\"]", []string{`a.hcl:3: join has "b"`, `a.hcl:3: join has "c:0"`}},
 		"clients are known without TLS":  {dir + "tls {\n verify_client = true\n}", []string{"a.hcl:3: tls.verify_client is true without TLS"}},
-		"a string where a list belongs":  {dir + "join = \"a:1\"", []string{"a.hcl:2: join is no list of strings"}},
-		"faults of every kind, together": {"cluster = 5\nhttp {\n x = 1\n}\n", []string{"a.hcl:1: cluster is no string", "a.hcl:1: data_dir is required", "a.hcl:3: unsupported argument"}},
+		"a string where a list belongs":  {dir + "join = \"a:1\"", []string{"a.hcl:2: join must be a list of strings"}},
+		"faults of every kind, together": {"cluster = 5\nhttp {\n x = 1\n}\n", []string{"a.hcl:1: cluster must be a string", "a.hcl:1: data_dir is required", "a.hcl:3: unsupported argument"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := agent.Parse("a.hcl", []byte(tc.src), agent.DefaultConfig())

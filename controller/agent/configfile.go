@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -136,7 +137,7 @@ func size(set func(*Config, int64)) func(*Config, cty.Value) error {
 	return func(c *Config, v cty.Value) error {
 		var s struct{ text string }
 		if err := hclconfig.Text(func(s *struct{ text string }) *string { return &s.text })(&s, v); err != nil {
-			return fmt.Errorf("%w: must be a size like \"16GiB\"", err)
+			return errors.New(`must be a size like "16GiB"`)
 		}
 		n, err := modelfile.ParseSize(s.text)
 		if err != nil {

@@ -69,10 +69,15 @@ func TestBadScalers(t *testing.T) {
 }
 
 func TestSoManyScalersAndNoMore(t *testing.T) {
-	l := newLog(t)
-	for i := range state.MaxScalers {
-		l.must(scalerOf(fmt.Sprint("s", i), "1"))
+	const scalerRecord = 11
+	rows := make([]string, state.MaxScalers-1)
+	for i := range rows {
+		rows[i] = fmt.Sprintf(`{"Name":"s%d","State":"1","CreateIndex":1,"ModifyIndex":1}`, i)
 	}
+	l := newLog(t)
+	l.must(scalerOf("last", "1"))
+	l.store = restored(t, withRecord(snapshotOf(t, l.store), scalerRecord, rows...))
+	l.must(&state.SetScaler{Name: "last", Delete: true}, scalerOf("last", "1"))
 	res := l.apply(scalerOf("more", "1"))
 	require.ErrorIs(t, res.Err, state.ErrBadRequest)
 	require.ErrorContains(t, res.Err, "the limit of 10000 scalers is reached")

@@ -130,15 +130,17 @@ type failingWriter struct{ err error }
 
 func (w failingWriter) Write([]byte) (int, error) { return 0, w.err }
 
-// withRecord adds a record to a snapshot and makes its end right again.
-func withRecord(data []byte, kind byte, body string) []byte {
+// withRecord adds records of one kind to a snapshot and makes its end right again.
+func withRecord(data []byte, kind byte, bodies ...string) []byte {
 	end := len(data) - sha256.Size - 9
 	out := bytes.Clone(data[:end])
-	out = append(out, kind)
-	out = binary.BigEndian.AppendUint32(out, uint32(len(body)))
-	out = append(out, body...)
+	for _, body := range bodies {
+		out = append(out, kind)
+		out = binary.BigEndian.AppendUint32(out, uint32(len(body)))
+		out = append(out, body...)
+	}
 	out = append(out, 0)
-	out = binary.BigEndian.AppendUint64(out, binary.BigEndian.Uint64(data[end+1:])+1)
+	out = binary.BigEndian.AppendUint64(out, binary.BigEndian.Uint64(data[end+1:])+uint64(len(bodies)))
 	sum := sha256.Sum256(out)
 	return append(out, sum[:]...)
 }

@@ -88,7 +88,7 @@ func (c Config) validate() error {
 		n    int
 	}{{"GoodReadings", c.GoodReadings}, {"BadReadings", c.BadReadings}, {"StormCount", c.StormCount}} {
 		if f.n < 1 {
-			errs = append(errs, fmt.Errorf("%s %d: want at least 1", f.name, f.n))
+			errs = append(errs, fmt.Errorf("%s %d: must be at least 1", f.name, f.n))
 		}
 	}
 	for _, f := range []struct {
@@ -96,14 +96,14 @@ func (c Config) validate() error {
 		d    time.Duration
 	}{{"Quiet", c.Quiet}, {"Relapse", c.Relapse}, {"StormWindow", c.StormWindow}} {
 		if f.d <= 0 {
-			errs = append(errs, fmt.Errorf("%s %s: want more than 0", f.name, f.d))
+			errs = append(errs, fmt.Errorf("%s %s: must be more than 0", f.name, f.d))
 		}
 	}
 	if c.Every < 0 {
-		errs = append(errs, fmt.Errorf("Every %s: want at least 0", c.Every))
+		errs = append(errs, fmt.Errorf("Every %s: must be at least 0", c.Every))
 	}
 	if c.MaxQuiet < c.Quiet {
-		errs = append(errs, fmt.Errorf("MaxQuiet %s: want at least Quiet, %s", c.MaxQuiet, c.Quiet))
+		errs = append(errs, fmt.Errorf("MaxQuiet %s: must be at least Quiet, %s", c.MaxQuiet, c.Quiet))
 	}
 	return errors.Join(errs...)
 }

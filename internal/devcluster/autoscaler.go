@@ -108,7 +108,7 @@ func readPolicies(path string) (string, error) {
 			return string(raw), nil
 		}
 	}
-	return "", fmt.Errorf("-policy %s: nomad-autoscaler would do nothing: want a block scaling \"NAME\" with enabled = true", path)
+	return "", fmt.Errorf("-policy %s: nomad-autoscaler would do nothing: it has no block scaling \"NAME\" with enabled = true", path)
 }
 
 // policyFor writes a policy of jobs/ anew for a model: its name where the policy says that

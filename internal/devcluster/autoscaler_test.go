@@ -95,9 +95,9 @@ func bodyOf(t *testing.T, f *hcl.File) *hclsyntax.Body {
 
 func TestPoliciesThatWouldDoNothing(t *testing.T) {
 	for name, c := range map[string]struct{ text, want string }{
-		"not enabled":       {"scaling \"x\" {\n}\n", `want a block scaling "NAME" with enabled = true`},
-		"switched off":      {"scaling \"x\" {\n  enabled = false\n}\n", `want a block scaling "NAME" with enabled = true`},
-		"nothing":           {"", `want a block scaling "NAME" with enabled = true`},
+		"not enabled":       {"scaling \"x\" {\n}\n", `it has no block scaling "NAME" with enabled = true`},
+		"switched off":      {"scaling \"x\" {\n  enabled = false\n}\n", `it has no block scaling "NAME" with enabled = true`},
+		"nothing":           {"", `it has no block scaling "NAME" with enabled = true`},
 		"no HCL":            {"scaling {\n  enabled = \n}\n", "own.hcl:2,13"},
 		"another is":        {"scaling \"x\" {\n}\nscaling \"y\" {\n  enabled = true\n}\n", ""},
 		"not a file at all": {"-", "-policy: "},

@@ -36,8 +36,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestOptionsNameEveryMistake(t *testing.T) {
 	_, err := New(Options{GPUs: 17, Seats: 65, Nodes: 9, Controllers: 2, Gateways: 0, Autoscalers: 3, Engine: "vllm", GGUF: "x", Settings: map[string][]string{"gatway": nil}})
-	for _, want := range []string{"-gpus is 17: want 1 to 16", "-seats is 65: want 1 to 64", `-engine is "vllm": want sim or ollama`, "-gguf needs -engine ollama",
-		"-nodes is 9: want 1 to 8", "-controllers is 2: want 1, 3 or 5", "-gateways is 0: want 1 to 4", "-autoscalers is 3: want 1 to 2", `-set names the daemon "gatway": want one of nomad-server, controller, `} {
+	for _, want := range []string{"-gpus is 17: must be 1 to 16", "-seats is 65: must be 1 to 64", `-engine is "vllm": must be sim or ollama`, "-gguf needs -engine ollama",
+		"-nodes is 9: must be 1 to 8", "-controllers is 2: must be 1, 3 or 5", "-gateways is 0: must be 1 to 4", "-autoscalers is 3: must be 1 to 2", `-set names the daemon "gatway": must be one of nomad-server, controller, `} {
 		require.ErrorContains(t, err, want)
 	}
 	o := DefaultOptions()
@@ -47,7 +47,7 @@ func TestOptionsNameEveryMistake(t *testing.T) {
 	o = DefaultOptions()
 	o.Policy = "hpaa"
 	_, err = New(o)
-	require.ErrorContains(t, err, `-policy is "hpaa": want capacity, hpa, utilization, predictive, or a file of policies`)
+	require.ErrorContains(t, err, `-policy is "hpaa": must be capacity, hpa, utilization, predictive, or a file of policies`)
 	_, err = New(DefaultOptions())
 	require.NoError(t, err)
 }

@@ -80,29 +80,29 @@ func DefaultOptions() Options {
 func (o *Options) validate() error {
 	var errs []error
 	if o.GPUs < 1 || o.GPUs > maxGPUs {
-		errs = append(errs, fmt.Errorf("-gpus is %d: want 1 to %d", o.GPUs, maxGPUs))
+		errs = append(errs, fmt.Errorf("-gpus is %d: must be 1 to %d", o.GPUs, maxGPUs))
 	}
 	if o.Seats < 1 || o.Seats > deviceplugin.MaxSeats {
-		errs = append(errs, fmt.Errorf("-seats is %d: want 1 to %d", o.Seats, deviceplugin.MaxSeats))
+		errs = append(errs, fmt.Errorf("-seats is %d: must be 1 to %d", o.Seats, deviceplugin.MaxSeats))
 	}
 	between := func(flag string, n, most int) {
 		if n < 1 || n > most {
-			errs = append(errs, fmt.Errorf("%s is %d: want 1 to %d", flag, n, most))
+			errs = append(errs, fmt.Errorf("%s is %d: must be 1 to %d", flag, n, most))
 		}
 	}
 	between("-nodes", o.Nodes, 8)
 	between("-gateways", o.Gateways, 4)
 	between("-autoscalers", o.Autoscalers, 2)
 	if o.Controllers != 1 && o.Controllers != 3 && o.Controllers != 5 {
-		errs = append(errs, fmt.Errorf("-controllers is %d: want 1, 3 or 5", o.Controllers))
+		errs = append(errs, fmt.Errorf("-controllers is %d: must be 1, 3 or 5", o.Controllers))
 	}
 	for name := range o.Settings {
 		if !slices.Contains(o.configurable(), name) {
-			errs = append(errs, fmt.Errorf("-set names the daemon %q: want one of %s", name, strings.Join(o.configurable(), ", ")))
+			errs = append(errs, fmt.Errorf("-set names the daemon %q: must be one of %s", name, strings.Join(o.configurable(), ", ")))
 		}
 	}
 	if o.Engine != EngineSim && o.Engine != EngineOllama {
-		errs = append(errs, fmt.Errorf("-engine is %q: want %s or %s", o.Engine, EngineSim, EngineOllama))
+		errs = append(errs, fmt.Errorf("-engine is %q: must be %s or %s", o.Engine, EngineSim, EngineOllama))
 	}
 	if o.GGUF != "" && o.Engine != EngineOllama {
 		errs = append(errs, fmt.Errorf("-gguf needs -engine %s", EngineOllama))
@@ -115,7 +115,7 @@ func (o *Options) validate() error {
 	}
 	if !o.NoAutoscaler && !slices.Contains(Policies(), o.Policy) {
 		if _, err := os.Stat(o.Policy); err != nil {
-			errs = append(errs, fmt.Errorf("-policy is %q: want %s, or a file of policies for nomad-autoscaler: %w", o.Policy, strings.Join(Policies(), ", "), err))
+			errs = append(errs, fmt.Errorf("-policy is %q: must be %s, or a file of policies for nomad-autoscaler: %w", o.Policy, strings.Join(Policies(), ", "), err))
 		}
 	}
 	return errors.Join(errs...)

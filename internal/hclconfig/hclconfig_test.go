@@ -58,10 +58,10 @@ func TestParse(t *testing.T) {
 		"unknown names": {"nam = 1\nx {}\nb {\n off = 1\n}", []string{"f.hcl:1: unsupported argument", "f.hcl:2: unsupported block type", "f.hcl:4: unsupported argument", "f.hcl:1: name must be set"}},
 		"wrong types": {
 			"name = 1\nlist = \"a\"\nb {\n on = \"yes\"\n wait = 5\n}\nc {\n count = \"1\"\n size = 1.5\n}",
-			[]string{"f.hcl:1: name is no string", "f.hcl:2: list is no list of strings", "f.hcl:4: b.on is neither", "f.hcl:5: b.wait is no string", "f.hcl:8: c.count is no whole", "f.hcl:9: c.size is no whole"},
+			[]string{"f.hcl:1: name must be a string", "f.hcl:2: list must be a list of strings", "f.hcl:4: b.on must be true or false", "f.hcl:5: b.wait must be a duration", "f.hcl:8: c.count must be a whole", "f.hcl:9: c.size must be a whole"},
 		},
-		"wrong elements": {"name = \"x\"\nlist = [1]", []string{"f.hcl:2: list is no list of strings"}},
-		"nulls":          {"name = null\nlist = null\nb {\n on = null\n}\nc {\n count = null\n}", []string{"f.hcl:1: name is no", "f.hcl:2: list is no", "f.hcl:4: b.on is", "f.hcl:7: c.count is"}},
+		"wrong elements": {"name = \"x\"\nlist = [1]", []string{"f.hcl:2: list must be a list of strings"}},
+		"nulls":          {"name = null\nlist = null\nb {\n on = null\n}\nc {\n count = null\n}", []string{"f.hcl:1: name must be", "f.hcl:2: list must be", "f.hcl:4: b.on must be", "f.hcl:7: c.count must be"}},
 		"out of range":   {"name = \"x\"\nc {\n count = 9223372036854775808\n size = -1\n}", []string{"f.hcl:3: c.count is out of range", "f.hcl:4: c.size is out of range"}},
 		"what is read is checked, and shown where it stands": {"name = \"x\"\nc {\n count = 11\n}\nb {\n on = true\n}", []string{"f.hcl:3: c.count is too much", "f.hcl:6: b.wait must be set"}},
 		"a block twice": {"name = \"x\"\nb {}\nb {}", []string{"f.hcl:3: a second b block, the first is on line 2"}},

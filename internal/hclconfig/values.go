@@ -17,7 +17,7 @@ func isString(v cty.Value) bool {
 func Text[C any](at func(*C) *string) func(*C, cty.Value) error {
 	return func(c *C, v cty.Value) error {
 		if !isString(v) {
-			return errors.New("is no string")
+			return errors.New("must be a string")
 		}
 		*at(c) = v.AsString()
 		return nil
@@ -27,7 +27,7 @@ func Text[C any](at func(*C) *string) func(*C, cty.Value) error {
 // Texts sets a list of strings.
 func Texts[C any](at func(*C) *[]string) func(*C, cty.Value) error {
 	return func(c *C, v cty.Value) error {
-		wrong := errors.New(`is no list of strings, want one like ["a", "b"]`)
+		wrong := errors.New(`must be a list of strings like ["a", "b"]`)
 		if v.IsNull() || !v.IsKnown() || !v.Type().IsTupleType() && !v.Type().IsListType() {
 			return wrong
 		}
@@ -47,7 +47,7 @@ func Texts[C any](at func(*C) *[]string) func(*C, cty.Value) error {
 func Bool[C any](at func(*C) *bool) func(*C, cty.Value) error {
 	return func(c *C, v cty.Value) error {
 		if v.Type() != cty.Bool || !v.IsKnown() || v.IsNull() {
-			return errors.New("is neither true nor false")
+			return errors.New("must be true or false")
 		}
 		*at(c) = v.True()
 		return nil
@@ -58,11 +58,11 @@ func Bool[C any](at func(*C) *bool) func(*C, cty.Value) error {
 func Duration[C any](at func(*C) *time.Duration) func(*C, cty.Value) error {
 	return func(c *C, v cty.Value) error {
 		if !isString(v) {
-			return errors.New(`is no string, want a duration like "90s"`)
+			return errors.New(`must be a duration like "90s"`)
 		}
 		d, err := time.ParseDuration(v.AsString())
 		if err != nil {
-			return fmt.Errorf(`is %q, want a duration like "90s"`, v.AsString())
+			return fmt.Errorf(`is %q: must be a duration like "90s"`, v.AsString())
 		}
 		*at(c) = d
 		return nil
@@ -73,11 +73,11 @@ func Duration[C any](at func(*C) *time.Duration) func(*C, cty.Value) error {
 func Count[C any, N int | int64 | uint64](at func(*C) *N) func(*C, cty.Value) error {
 	return func(c *C, v cty.Value) error {
 		if v.Type() != cty.Number || !v.IsKnown() || v.IsNull() || !v.AsBigFloat().IsInt() {
-			return errors.New("is no whole number")
+			return errors.New("must be a whole number")
 		}
 		n, accuracy := v.AsBigFloat().Int64()
 		if accuracy != 0 || int64(N(n)) != n || n < 0 && N(n) > 0 {
-			return errors.New("is out of range, want no negative and no huge number")
+			return errors.New("is out of range: must be no negative and no huge number")
 		}
 		*at(c) = N(n)
 		return nil

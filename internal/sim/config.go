@@ -107,7 +107,7 @@ func (c Config) validate() error {
 		errs = append(errs, errors.New("weights are to be shared, and there are none: name their file"))
 	}
 	if c.MaxModelLen < 2 {
-		errs = append(errs, fmt.Errorf("max model length is %d tokens: want at least 2", c.MaxModelLen))
+		errs = append(errs, fmt.Errorf("max model length is %d tokens: must be at least 2", c.MaxModelLen))
 	}
 	if room := c.NumGPUBlocks * c.BlockSize; c.NumGPUBlocks > 0 && c.BlockSize > 0 && c.MaxModelLen > room {
 		errs = append(errs, fmt.Errorf(
@@ -123,11 +123,11 @@ func (c Config) validate() error {
 		{"keep-alive timeout", c.KeepAlive, 1}, {"body timeout", c.BodyTimeout, 1},
 	} {
 		if d.value < d.min {
-			errs = append(errs, fmt.Errorf("%s is %v: want more", d.name, d.value))
+			errs = append(errs, fmt.Errorf("%s is %v: must be at least %v", d.name, d.value, d.min))
 		}
 	}
 	if c.MaxBody < 1 {
-		errs = append(errs, fmt.Errorf("max body is %d bytes: want at least 1", c.MaxBody))
+		errs = append(errs, fmt.Errorf("max body is %d bytes: must be at least 1", c.MaxBody))
 	}
 	if c.Exit == nil || c.Logger == nil {
 		errs = append(errs, errors.New("Exit and Logger must be set"))

@@ -109,7 +109,7 @@ func (s *Server) sequences(j job) (engine.Request, *openai.Error) {
 	p := j.sampling
 	n := openai.Or(p.N, 1)
 	if total := n * len(j.prompts); total > maxSequences {
-		return engine.Request{}, openai.BadRequest("n", "the request asks for %d answers: want at most %d.", total, maxSequences)
+		return engine.Request{}, openai.BadRequest("n", "the request asks for %d answers: must be at most %d.", total, maxSequences)
 	}
 	out := engine.Request{Quiet: !p.Streaming()}
 	for i, prompt := range j.prompts {

@@ -46,7 +46,7 @@ func TestErrors(t *testing.T) {
 		{"several greedy answers", "POST", "/v1/completions", `{"prompt":"a","n":2,"temperature":0}`, 400, "BadRequestError", "n", "n must be 1 when using greedy sampling, got 2."},
 		{"logprobs of a chat", "POST", "/v1/chat/completions", `{"logprobs":true,` + hello + `}`, 400, "BadRequestError", "logprobs", "not supported"},
 		{"logprobs of a completion", "POST", "/v1/completions", `{"prompt":"a","logprobs":0}`, 400, "BadRequestError", "logprobs", "not supported"},
-		{"wrong type", "POST", "/v1/completions", `{"prompt":"a","temperature":"x"}`, 400, "BadRequestError", "temperature", "temperature: want a number, got string"},
+		{"wrong type", "POST", "/v1/completions", `{"prompt":"a","temperature":"x"}`, 400, "BadRequestError", "temperature", "temperature: must be a number, got string"},
 		{"embedding too long", "POST", "/v1/embeddings", fmt.Sprintf(`{"input":%q}`, mebibyte), 400, "BadRequestError", "input", "maximum context length"},
 		{"body too large", "POST", "/v1/completions", fmt.Sprintf(`{"prompt":%q}`, mebibyte+mebibyte+mebibyte), 413, "Request Entity Too Large", "", "2097152 bytes"},
 		{"too many answers", "POST", "/v1/completions", `{"prompt":["a"` + strings.Repeat(`,"a"`, 99) + `],"n":100}`, 400, "BadRequestError", "n", "10000 answers"},

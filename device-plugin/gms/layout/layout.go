@@ -297,7 +297,7 @@ func (m *Machine) clear() []Allocation {
 // Align rounds a size up to a multiple of granularity.
 func Align(size int64, granularity uint64) (uint64, error) {
 	if size <= 0 {
-		return 0, fmt.Errorf("%w: size is %d, want more than 0", ErrBadValue, size)
+		return 0, fmt.Errorf("%w: size is %d, must be more than 0", ErrBadValue, size)
 	}
 	return (uint64(size) + granularity - 1) / granularity * granularity, nil
 }
@@ -413,7 +413,7 @@ func (m *Machine) Put(id SessionID, key, allocation string, offset int64, value 
 		return err
 	}
 	if offset < 0 || uint64(offset) >= a.AlignedSize {
-		return fmt.Errorf("%w: offset is %d, want 0 to %d of allocation %q", ErrBadValue, offset, a.AlignedSize-1, allocation)
+		return fmt.Errorf("%w: offset is %d, must be 0 to %d of allocation %q", ErrBadValue, offset, a.AlignedSize-1, allocation)
 	}
 	old, replaces := m.metadata[key]
 	grow := cost(key, value)

@@ -21,7 +21,7 @@ var ErrUnknownType = errors.New("unknown message type")
 type FieldError struct {
 	// Message is the name of the message, Field that of the field.
 	Message, Field string
-	// Problem says what is wrong, as "want a string, got nil".
+	// Problem says what is wrong, as "must be a string, got nil".
 	Problem string
 }
 
@@ -96,7 +96,7 @@ func planOf(t reflect.Type) *plan {
 func Encode(m Message) ([]byte, error) {
 	v := reflect.ValueOf(m)
 	if v.Kind() != reflect.Pointer || v.IsNil() {
-		return nil, fmt.Errorf("encode %T: want a pointer to a message", m)
+		return nil, fmt.Errorf("encode %T: must be a pointer to a message", m)
 	}
 	e := encoder{out: make([]byte, 0, 128)}
 	e.object(v.Elem())
@@ -170,7 +170,7 @@ func Decode(body []byte) (Message, error) {
 		return nil, err
 	}
 	if name == nil {
-		return nil, &FieldError{Message: "message", Field: typeKey, Problem: "want a string, got none"}
+		return nil, &FieldError{Message: "message", Field: typeKey, Problem: "must be a string, got none"}
 	}
 	newMessage, ok := messages[*name]
 	if !ok {
@@ -197,7 +197,7 @@ func nameOf(body []byte) (*string, error) {
 		return nil, err
 	}
 	if head.kind != kindMap {
-		return nil, malformed("want a map, got %s", head.kind)
+		return nil, malformed("must be a map, got %s", head.kind)
 	}
 	var name *string
 	for range head.n {
@@ -206,7 +206,7 @@ func nameOf(body []byte) (*string, error) {
 			return nil, err
 		}
 		if key.kind != kindStr {
-			return nil, malformed("want strings as keys, got %s", key.kind)
+			return nil, malformed("keys must be strings, got %s", key.kind)
 		}
 		value, err := d.next()
 		if err != nil {
@@ -239,7 +239,7 @@ func (d *decoder) object(v reflect.Value, head token, message string, depth int)
 			return err
 		}
 		if key.kind != kindStr {
-			return malformed("want strings as keys, got %s", key.kind)
+			return malformed("keys must be strings, got %s", key.kind)
 		}
 		value, err := d.next()
 		if err != nil {
@@ -274,7 +274,7 @@ func (d *decoder) object(v reflect.Value, head token, message string, depth int)
 // fill sets target to the value whose head is t.
 func (d *decoder) fill(target reflect.Value, t token, message, name string, depth int) error {
 	wrong := func(want kind) error {
-		return &FieldError{Message: message, Field: name, Problem: fmt.Sprintf("want %s, got %s", want, t.kind)}
+		return &FieldError{Message: message, Field: name, Problem: fmt.Sprintf("must be %s, got %s", want, t.kind)}
 	}
 	outside := func() error {
 		return &FieldError{Message: message, Field: name, Problem: "the integer is out of range"}

@@ -39,11 +39,11 @@ func (c Config) validate() error {
 		{"blocks", c.Blocks},
 	} {
 		if f.value < 1 {
-			errs = append(errs, fmt.Errorf("%s is %d: want at least 1", f.name, f.value))
+			errs = append(errs, fmt.Errorf("%s is %d: must be at least 1", f.name, f.value))
 		}
 	}
 	if c.MaxBatchedTokens >= 1 && c.MaxBatchedTokens < c.MaxSeqs {
-		errs = append(errs, fmt.Errorf("max batched tokens is %d: want at least max sequences (%d), or a full batch cannot decode in one step",
+		errs = append(errs, fmt.Errorf("max batched tokens is %d: must be at least max sequences (%d), or a full batch cannot decode in one step",
 			c.MaxBatchedTokens, c.MaxSeqs))
 	}
 	return errors.Join(errs...)
@@ -125,10 +125,10 @@ func (s *Scheduler) Fits(prompt, maxNew int) error {
 // least 1.
 func (s *Scheduler) Add(id ID, prompt, maxNew int) error {
 	if prompt < 1 || maxNew < 1 {
-		return fmt.Errorf("sequence %d has %d prompt tokens and may generate %d: want at least 1 of each", id, prompt, maxNew)
+		return fmt.Errorf("sequence %d has %d prompt tokens and may generate %d: must be at least 1 of each", id, prompt, maxNew)
 	}
 	if _, ok := s.seqs[id]; ok {
-		return fmt.Errorf("sequence %d was added before: want a new id", id)
+		return fmt.Errorf("sequence %d was added before: must be a new id", id)
 	}
 	if err := s.Fits(prompt, maxNew); err != nil {
 		return err

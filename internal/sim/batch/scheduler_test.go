@@ -261,8 +261,8 @@ func TestAdd(t *testing.T) {
 		{"fills the cache", 7, 2, ""},
 		{"one token too many", 7, 3, "larger than the KV cache"},
 		{"prompt too long", 9, 1, "larger than the KV cache"},
-		{"no prompt", 0, 1, "want at least 1 of each"},
-		{"no tokens", 1, 0, "want at least 1 of each"},
+		{"no prompt", 0, 1, "must be at least 1 of each"},
+		{"no tokens", 1, 0, "must be at least 1 of each"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -288,7 +288,7 @@ func TestNewNamesEveryBadField(t *testing.T) {
 		require.ErrorContains(t, err, field)
 	}
 	_, err = batch.New(batch.Config{MaxSeqs: 8, MaxBatchedTokens: 7, BlockSize: 1, Blocks: 1})
-	require.ErrorContains(t, err, "want at least max sequences (8)")
+	require.ErrorContains(t, err, "must be at least max sequences (8)")
 }
 
 func TestUnknownSequences(t *testing.T) {

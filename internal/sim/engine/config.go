@@ -32,7 +32,7 @@ func (r Rates) validate() error {
 		value float64
 	}{{"prefill rate", r.Prefill}, {"decode rate", r.Decode}, {"decode slowdown", r.Slowdown}} {
 		if math.IsNaN(f.value) || math.IsInf(f.value, 0) || f.value < 0 {
-			errs = append(errs, fmt.Errorf("%s is %v: want 0 or more", f.name, f.value))
+			errs = append(errs, fmt.Errorf("%s is %v: must be 0 or more", f.name, f.value))
 		}
 	}
 	return errors.Join(errs...)

@@ -379,7 +379,7 @@ func TestSubmit(t *testing.T) {
 		_, err := f.Submit(engine.Request{Sequences: []engine.Sequence{answer("x", 20), {PromptTokens: 257, MaxTokens: 1}}})
 		require.ErrorIs(t, err, batch.ErrTooLarge)
 		_, err = f.Submit(engine.Request{Sequences: []engine.Sequence{answer("x", 20), {PromptTokens: 0, MaxTokens: 1}}})
-		require.ErrorContains(t, err, "want at least 1")
+		require.ErrorContains(t, err, "must be at least 1")
 		assert.Equal(t, batch.Stats{TotalBlocks: 64}, f.Stats(), "all or nothing")
 
 		s, err := f.Submit(engine.Request{Sequences: []engine.Sequence{{PromptTokens: 256, MaxTokens: 1}}, Quiet: true})

@@ -40,17 +40,17 @@ func TestMerge(t *testing.T) {
 func TestMergeRefuses(t *testing.T) {
 	t.Parallel()
 	for object, want := range map[string]string{
-		``:                               "want a JSON object",
-		`null`:                           "want a JSON object",
-		`[]`:                             "want a JSON object",
+		``:                               "must be a JSON object",
+		`null`:                           "must be a JSON object",
+		`[]`:                             "must be a JSON object",
 		`{"slow":2}`:                     `unknown field "slow"`,
 		`{"slow":null}`:                  `unknown field "slow"`,
 		`{"crash":1}`:                    "cannot unmarshal number",
-		`{"slow_latency":5}`:             `want text, as in "50ms"`,
-		`{"slow_latency":"5"}`:           "want a number and a unit",
+		`{"slow_latency":5}`:             `must be text, as in "50ms"`,
+		`{"slow_latency":"5"}`:           "must be a number and a unit",
 		`{"slow_latency":"-5s"}`:         "slow_latency is -5s",
-		`{"hang":"everything"}`:          `hang is "everything": want generation, all`,
-		`{"wake":"maybe","garbage":"x"}`: `garbage is "x": want sse, json, http`,
+		`{"hang":"everything"}`:          `hang is "everything": must be generation, all`,
+		`{"wake":"maybe","garbage":"x"}`: `garbage is "x": must be sse, json, http`,
 		`{"slow_factor":-1}`:             "slow_factor is -1",
 		`{"leak_bytes":-1}`:              "leak_bytes is -1",
 		`{"crash_after_tokens":-7}`:      "crash_after_tokens is -7",
@@ -101,11 +101,11 @@ func TestAssign(t *testing.T) {
 		assert.Equal(t, want, got, text)
 	}
 	for text, want := range map[string]string{
-		"nope=1":         `fault "nope": want one of slow_factor`,
+		"nope=1":         `fault "nope": must be one of slow_factor`,
 		"hang=x\"}":      "hang is",
 		"hang":           "cannot unmarshal",
 		"slow_factor=no": "cannot unmarshal",
-		"":               "want one of",
+		"":               "must be one of",
 	} {
 		_, err := fault.Set{}.Assign(text)
 		require.ErrorContains(t, err, want, text)

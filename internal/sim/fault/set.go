@@ -75,11 +75,11 @@ func (d *Duration) UnmarshalJSON(b []byte) error {
 	}
 	var s string
 	if err := json.Unmarshal(b, &s); err != nil {
-		return fmt.Errorf("duration %s: want text, as in \"50ms\"", b)
+		return fmt.Errorf("duration %s: must be text, as in \"50ms\"", b)
 	}
 	v, err := time.ParseDuration(s)
 	if err != nil {
-		return fmt.Errorf("duration %q: want a number and a unit, as in 50ms", s)
+		return fmt.Errorf("duration %q: must be a number and a unit, as in 50ms", s)
 	}
 	*d = Duration(v)
 	return nil
@@ -128,14 +128,14 @@ func (s Set) validate() error {
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	if !(s.SlowFactor >= 0 && s.SlowFactor <= 1e6) { // false for NaN, too
-		bad("slow_factor is %v: want 0 (off) to 1000000", s.SlowFactor)
+		bad("slow_factor is %v: must be 0 (off) to 1000000", s.SlowFactor)
 	}
 	for _, d := range []struct {
 		name  string
 		value Duration
 	}{{"slow_latency", s.SlowLatency}, {"first_token_delay", s.FirstTokenDelay}} {
 		if d.value < 0 {
-			bad("%s is %v: want 0 (off) or more", d.name, time.Duration(d.value))
+			bad("%s is %v: must be 0 (off) or more", d.name, time.Duration(d.value))
 		}
 	}
 	for _, n := range []struct {
@@ -146,7 +146,7 @@ func (s Set) validate() error {
 		{"garbage_after_tokens", int64(s.GarbageAfterTokens)}, {"drop_after_tokens", int64(s.DropAfterTokens)},
 	} {
 		if n.value < 0 {
-			bad("%s is %d: want 0 (off) or more", n.name, n.value)
+			bad("%s is %d: must be 0 (off) or more", n.name, n.value)
 		}
 	}
 	for _, e := range []struct {
@@ -159,7 +159,7 @@ func (s Set) validate() error {
 		{"garbage", s.Garbage, []string{GarbageSSE, GarbageJSON, GarbageHTTP}},
 	} {
 		if e.value != "" && !slices.Contains(e.allowed, e.value) {
-			bad("%s is %q: want %s, or nothing for off", e.name, e.value, strings.Join(e.allowed, ", "))
+			bad("%s is %q: must be %s, or nothing for off", e.name, e.value, strings.Join(e.allowed, ", "))
 		}
 	}
 	return errors.Join(errs...)
@@ -169,7 +169,7 @@ func (s Set) validate() error {
 // is null or zero switches its fault off. Unknown fields are refused.
 func (s Set) Merge(object []byte) (Set, error) {
 	if t := bytes.TrimSpace(object); len(t) == 0 || t[0] != '{' {
-		return s, errors.New(`faults: want a JSON object, as in {"slow_factor": 3}`)
+		return s, errors.New(`faults: must be a JSON object, as in {"slow_factor": 3}`)
 	}
 	var nulls map[string]json.RawMessage
 	if err := json.Unmarshal(object, &nulls); err != nil {
@@ -190,7 +190,7 @@ func (s Set) Merge(object []byte) (Set, error) {
 		return s, fmt.Errorf("faults: %w", err)
 	}
 	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
-		return s, errors.New("faults: want one JSON object and nothing behind it")
+		return s, errors.New("faults: must be one JSON object and nothing behind it")
 	}
 	if err := next.validate(); err != nil {
 		return s, fmt.Errorf("faults: %w", err)
@@ -202,7 +202,7 @@ func (s Set) Merge(object []byte) (Set, error) {
 func (s *Set) clear(name string) error {
 	i := slices.Index(names, name)
 	if i < 0 {
-		return fmt.Errorf("faults: unknown field %q: want one of %s", name, strings.Join(names, ", "))
+		return fmt.Errorf("faults: unknown field %q: must be one of %s", name, strings.Join(names, ", "))
 	}
 	reflect.ValueOf(s).Elem().Field(i).SetZero()
 	return nil
@@ -252,7 +252,7 @@ func (s Set) Assign(text string) (Set, error) {
 		value = "true"
 	}
 	if !slices.Contains(names, name) {
-		return s, fmt.Errorf("fault %q: want one of %s", name, strings.Join(names, ", "))
+		return s, fmt.Errorf("fault %q: must be one of %s", name, strings.Join(names, ", "))
 	}
 	raw := value
 	_, numErr := strconv.ParseFloat(value, 64)

@@ -20,7 +20,7 @@ func Check(path string) error {
 		return fmt.Errorf("open model file: %w", err)
 	}
 	if !st.Mode().IsRegular() {
-		return fmt.Errorf("model file %s is not a regular file (%s): want one GGUF file", path, st.Mode().Type())
+		return fmt.Errorf("model file %s is not a regular file (%s): must be one GGUF file", path, st.Mode().Type())
 	}
 	var head [8]byte
 	if _, err := io.ReadFull(f, head[:]); err != nil {
@@ -30,7 +30,7 @@ func Check(path string) error {
 		return fmt.Errorf("model file %s is not a GGUF file: it begins with %q", path, head[:4])
 	}
 	if v := binary.LittleEndian.Uint32(head[4:]); v != 2 && v != version {
-		return fmt.Errorf("model file %s is of GGUF version %d: want 2 or %d", path, v, version)
+		return fmt.Errorf("model file %s is of GGUF version %d: must be 2 or %d", path, v, version)
 	}
 	return nil
 }

@@ -40,14 +40,14 @@ func (o *Options) validate() error {
 		o.Name = DefaultName
 	}
 	if len(o.Name) > maxName {
-		return fmt.Errorf("model name has %d bytes: want at most %d", len(o.Name), maxName)
+		return fmt.Errorf("model name has %d bytes: must be at most %d", len(o.Name), maxName)
 	}
 	if !utf8.ValidString(o.Name) {
 		return fmt.Errorf("model name %q is not valid UTF-8", o.Name)
 	}
 	for _, r := range o.Name {
 		if !unicode.IsPrint(r) {
-			return fmt.Errorf("model name %q holds %q: want printable characters only", o.Name, r)
+			return fmt.Errorf("model name %q holds %q: must be printable characters only", o.Name, r)
 		}
 	}
 	return nil

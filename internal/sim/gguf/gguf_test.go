@@ -92,7 +92,7 @@ func TestCheck(t *testing.T) {
 		"empty":       {"", "too short"},
 		"cut off":     {"GGUF\x03\x00\x00", "too short"},
 		"other":       {"PK\x03\x04 and so on", `not a GGUF file: it begins with "PK\x03\x04"`},
-		"version 1":   {"GGUF\x01\x00\x00\x00", "GGUF version 1: want 2 or 3"},
+		"version 1":   {"GGUF\x01\x00\x00\x00", "GGUF version 1: must be 2 or 3"},
 		"big endian":  {"GGUF\x00\x00\x00\x03", "GGUF version 50331648"},
 		"safetensors": {"\x10\x00\x00\x00\x00\x00\x00\x00{", "not a GGUF file"},
 	} {

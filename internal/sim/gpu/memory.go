@@ -14,11 +14,11 @@ import (
 func ParseMemory(s string) (int64, error) {
 	n, err := bytesize.Parse(s)
 	if err != nil || !strings.HasSuffix(s, "B") {
-		return 0, fmt.Errorf("memory %q: want a number and one of MiB, GiB, TiB, MB, GB, TB, as \"80GiB\"", s)
+		return 0, fmt.Errorf("memory %q: must be a number and one of MiB, GiB, TiB, MB, GB, TB, as \"80GiB\"", s)
 	}
 	mib := n >> 20
 	if mib < 1 || mib > math.MaxInt32 {
-		return 0, fmt.Errorf("memory %q: want 1MiB to %dTiB", s, math.MaxInt32>>20)
+		return 0, fmt.Errorf("memory %q: must be 1MiB to %dTiB", s, math.MaxInt32>>20)
 	}
 	return mib, nil
 }

@@ -38,7 +38,7 @@ func (in *Input) UnmarshalJSON(b []byte) error {
 	if json.Unmarshal(b, &in.tokens) == nil {
 		return nil
 	}
-	return errors.New("prompt or input: want a string, a list of strings, a list of token ids or a list of such lists")
+	return errors.New("prompt or input: must be a string, a list of strings, a list of token ids or a list of such lists")
 }
 
 func (in *Input) check(param string) *Error {
@@ -48,7 +48,7 @@ func (in *Input) check(param string) *Error {
 	case n == 0:
 		return BadRequest(param, "%s must not be an empty list.", param)
 	case n > maxInputs:
-		return BadRequest(param, "%s has %d entries: want at most %d.", param, n, maxInputs)
+		return BadRequest(param, "%s has %d entries: must be at most %d.", param, n, maxInputs)
 	}
 	for _, ids := range in.tokens {
 		s, err := text.Decode(ids)

@@ -238,7 +238,7 @@ func DecodeDetokenize(body []byte) (*DetokenizeRequest, *Error) {
 func decode(body []byte, into any) *Error {
 	trimmed := bytes.TrimLeft(body, " \t\r\n")
 	if len(trimmed) == 0 {
-		return BadRequest("", "the request has no body: want a JSON object")
+		return BadRequest("", "the request has no body: must be a JSON object")
 	}
 	err := json.Unmarshal(body, into)
 	var (
@@ -250,9 +250,9 @@ func decode(body []byte, into any) *Error {
 		return BadRequest("", "the body is not valid JSON: %v (at byte %d)", syntax, syntax.Offset)
 	case errors.As(err, &typ) && typ.Field != "":
 		name := typ.Field[strings.LastIndexByte(typ.Field, '.')+1:]
-		return BadRequest(name, "%s: want %s, got %s", strings.TrimPrefix(typ.Field, "Sampling."), typeName(typ.Type.String()), typ.Value)
+		return BadRequest(name, "%s: must be %s, got %s", strings.TrimPrefix(typ.Field, "Sampling."), typeName(typ.Type.String()), typ.Value)
 	case errors.As(err, &typ):
-		return BadRequest("", "want %s, got %s", typeName(typ.Type.String()), typ.Value)
+		return BadRequest("", "the body must be %s, got %s", typeName(typ.Type.String()), typ.Value)
 	case err != nil:
 		return BadRequest("", "%v", err)
 	case trimmed[0] != '{':

@@ -65,16 +65,16 @@ func (c *Config) validate() error {
 		errs = append(errs, errors.New("Sockets must not be empty"))
 	}
 	if c.Lock != wire.Auto && c.Lock != wire.RO {
-		errs = append(errs, fmt.Errorf("Lock is %q: want %q or %q", c.Lock, wire.Auto, wire.RO))
+		errs = append(errs, fmt.Errorf("Lock is %q: must be %q or %q", c.Lock, wire.Auto, wire.RO))
 	}
 	if c.Space == nil || c.Token == nil || c.Lost == nil || c.Logger == nil {
 		errs = append(errs, errors.New("Space, Token, Lost and Logger must be set"))
 	}
 	if c.Verify != VerifyAlways && c.Verify != VerifyImport {
-		errs = append(errs, fmt.Errorf("Verify is %d: want VerifyAlways or VerifyImport", c.Verify))
+		errs = append(errs, fmt.Errorf("Verify is %d: must be VerifyAlways or VerifyImport", c.Verify))
 	}
 	if c.WakeTimeout <= 0 {
-		errs = append(errs, fmt.Errorf("WakeTimeout is %s: want more than 0", c.WakeTimeout))
+		errs = append(errs, fmt.Errorf("WakeTimeout is %s: must be more than 0", c.WakeTimeout))
 	}
 	return errors.Join(errs...)
 }

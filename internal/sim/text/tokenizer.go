@@ -50,7 +50,7 @@ func Decode(ids []int) (string, error) {
 	for i, id := range ids {
 		switch {
 		case id < 0 || id >= VocabSize:
-			return "", fmt.Errorf("token id %d at position %d is out of vocabulary: want 0 to %d", id, i, VocabSize-1)
+			return "", fmt.Errorf("token id %d at position %d is out of vocabulary: must be 0 to %d", id, i, VocabSize-1)
 		case id < wordBase:
 			b.WriteByte(byte(id))
 		case id >= tripleBase:

@@ -41,7 +41,7 @@ type Spec struct {
 // Validate says whether the spec can be made.
 func (s Spec) Validate() error {
 	if s.Size < MinSize || s.Size > 1<<42 {
-		return fmt.Errorf("size is %d bytes: want %d (4KiB) to %d (4TiB)", s.Size, MinSize, int64(1)<<42)
+		return fmt.Errorf("size is %d bytes: must be %d (4KiB) to %d (4TiB)", s.Size, MinSize, int64(1)<<42)
 	}
 	return nil
 }

@@ -30,7 +30,7 @@ func (h *Header) Digests() (Digests, error) {
 		}
 		v, err := strconv.ParseUint(text, 16, 64)
 		if err != nil || len(text) != 16 {
-			return nil, fmt.Errorf("%w: digest %q of tensor %q: want 16 hexadecimal digits", ErrFormat, text, t.Name)
+			return nil, fmt.Errorf("%w: digest %q of tensor %q: must be 16 hexadecimal digits", ErrFormat, text, t.Name)
 		}
 		d[t.Name] = v
 	}

@@ -180,7 +180,7 @@ func parseTensor(name string, value json.RawMessage) (Tensor, error) {
 		return Tensor{}, fmt.Errorf("unknown dtype %q", j.DType)
 	}
 	if len(j.Offsets) != 2 {
-		return Tensor{}, fmt.Errorf("data_offsets has %d entries: want [begin, end]", len(j.Offsets))
+		return Tensor{}, fmt.Errorf("data_offsets has %d entries: must be [begin, end]", len(j.Offsets))
 	}
 	begin, end := j.Offsets[0], j.Offsets[1]
 	if begin > end || end > math.MaxInt64/2 {

@@ -113,7 +113,7 @@ func TestCreateRefuses(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	_, err := weights.Create(filepath.Join(dir, "w"), weights.Spec{Size: 100})
-	require.ErrorContains(t, err, "size is 100 bytes: want 4096")
+	require.ErrorContains(t, err, "size is 100 bytes: must be 4096")
 	_, err = weights.Create(filepath.Join(dir, "no", "such", "w"), weights.Spec{Size: weights.MinSize})
 	require.ErrorIs(t, err, os.ErrNotExist)
 	_, err = weights.Create(dir, weights.Spec{Size: weights.MinSize})
@@ -184,7 +184,7 @@ func TestOpenForeignFiles(t *testing.T) {
 
 	h, _ = load(t, write(t, file(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"__metadata__":{"xxh64.a":"12"}}`, []byte{1})))
 	_, err = h.Digests()
-	require.ErrorContains(t, err, "want 16 hexadecimal digits")
+	require.ErrorContains(t, err, "must be 16 hexadecimal digits")
 }
 
 func TestLoadNoticesTruncation(t *testing.T) {
