@@ -27,10 +27,8 @@ build: ## Build remuda, remuda-device and remuda-autoscaler into bin/
 	@mkdir -p $(BIN)
 	go build -ldflags '-extldflags=-Wl,-z,lazy' -o $(BIN)/ ./cmd/...
 
-tools: tool-nomad tool-consul tool-nomad-autoscaler ## Build the pinned Nomad, Consul and nomad-autoscaler into .tools/bin
-
-tool-%:
-	@tools/build $*
+tools: ## Build the pinned Nomad, Consul and nomad-autoscaler into .tools/bin
+	@tools/build nomad consul nomad-autoscaler
 
 ollama: ## Build the pinned Ollama (a real engine for any CPU) into .tools/bin
 	@tools/build ollama
@@ -38,8 +36,7 @@ ollama: ## Build the pinned Ollama (a real engine for any CPU) into .tools/bin
 prometheus: ## Unpack Debian's Prometheus into .tools
 	@tools/debian prometheus
 
-dev: ## Run a complete local cluster in the foreground (Ctrl-C ends it)
-	@$(MAKE) --no-print-directory -j 2 build tools
+dev: build tools ## Run a complete local cluster in the foreground (Ctrl-C ends it)
 	@$(BIN)/remuda dev $(DEV_FLAGS)
 
 test: lint unit e2e ## Everything once: linter, unit tests with the race detector, end to end
@@ -72,8 +69,7 @@ TAGS ?= e2e
 E2E_NEEDS ?=
 E2E ?= ./lockd/torture ./e2e
 
-e2e: ## End-to-end tests on real Nomad, Consul, nomad-autoscaler and Prometheus
-	@$(MAKE) --no-print-directory -j 2 build tools prometheus $(E2E_NEEDS)
+e2e: build tools prometheus $(E2E_NEEDS) ## End-to-end tests on real Nomad, Consul, nomad-autoscaler and Prometheus
 	REMUDA_OLLAMA=$(CURDIR)/$(TOOLS)/ollama go test -tags $(TAGS) -count 1 -p 1 -parallel 3 -timeout 80m $(E2E)
 
 peers: ## Unpack nginx and HAProxy from Debian into .tools, for make bench
