@@ -329,7 +329,7 @@ func (f *fleet) beat() (stop func()) {
 		return err
 	})
 	return func() {
-		_, _, err := f.nomad.Jobs().Deregister(name, true, nil)
+		_, _, err := f.nomad.Jobs().Deregister(name, false, nil)
 		require.NoError(f.t, err)
 	}
 }

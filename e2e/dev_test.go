@@ -94,7 +94,7 @@ func TestBadOptions(t *testing.T) {
 		want string
 	}{
 		{[]string{"-gpus", "99"}, 2, "-gpus is 99: must be 1 to 16"},
-		{[]string{"-engine", "vllm"}, 2, `-engine is "vllm": want sim or ollama`},
+		{[]string{"-engine", "vllm"}, 2, `-engine is "vllm": must be sim or ollama`},
 		{[]string{"-gguf", "x"}, 2, "-gguf needs -engine ollama"},
 		{[]string{"-data-dir", "/etc"}, 1, "not from remuda dev"},
 		{[]string{"-controllers", "2"}, 2, "-controllers is 2: must be 1, 3 or 5"},

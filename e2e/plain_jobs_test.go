@@ -399,7 +399,7 @@ func plainJobs(t *testing.T, d *dev) {
 		require.NotEmpty(t, last)
 		require.False(t, last[len(last)-1].Call.Snapshot.Controlled)
 		plainReplay(t, decisions(g))
-		_, _, err := d.nomad.Jobs().Deregister(g.model, true, nil)
+		_, _, err := d.nomad.Jobs().Deregister(g.model, false, nil)
 		require.NoError(t, err)
 	}
 }
