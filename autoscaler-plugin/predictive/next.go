@@ -202,7 +202,7 @@ func (s *State) measure(c *Config, in *Input, step float64, d *Decision) (rate f
 		}
 		rate = running + waiting
 	} else {
-		rate = (running + waiting) / s.service()
+		rate = math.Min((running+waiting)/s.service(), mostMeasured) // the counters may say that requests take next to no time
 	}
 	s.Recent = append(s.Recent, Sample{s.Time, math.Max(step, 1), rate})
 	s.trim(c)

@@ -287,6 +287,26 @@ func TestReplay(t *testing.T) {
 	})
 }
 
+// TestRequestsThatTakeNoTime: the rate that is guessed from them stays finite, and with it
+// the state, which is kept as JSON.
+func TestRequestsThatTakeNoTime(t *testing.T) {
+	cfg := predictive.DefaultConfig()
+	var s predictive.State
+	in := predictive.Input{Max: 50, TargetWaitSeconds: 5, Variants: []predictive.Variant{{Variant: "a", Slots: 8}}}
+	for i := range 3 {
+		in.Now += time.Minute
+		in.Arrived, in.Finished, in.ServedSeconds = measure.Of(float64(i)), measure.Of(float64(i)), measure.Of(float64(i)*5e-324)
+		predictive.Next(&cfg, &s, &in)
+	}
+	in.Now += time.Minute
+	in.Arrived, in.Running = measure.Value{}, measure.Of(10)
+	predictive.Next(&cfg, &s, &in)
+	raw, err := json.Marshal(s)
+	require.NoError(t, err)
+	require.NoError(t, json.Unmarshal(raw, &s))
+	require.NoError(t, s.Validate())
+}
+
 func TestStateStaysSmall(t *testing.T) {
 	m := newModel(20)
 	for i := range 8 * 24 * 60 {
