@@ -3,13 +3,14 @@ package conformance_test
 import (
 	"fmt"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"remuda/internal/testkit/process"
 )
 
 // residentKiB is the memory that a process has in RAM, without what it shares.
@@ -48,17 +49,6 @@ func modeOf(t testing.TB, path string) os.FileMode {
 // pause stops a process, and returns when all of it stands still.
 func pause(t testing.TB, pid int) (resume func()) {
 	t.Helper()
-	require.NoError(t, syscall.Kill(pid, syscall.SIGSTOP))
-	eventually(t, func() bool {
-		tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
-		require.NoError(t, err)
-		for _, task := range tasks {
-			b, err := os.ReadFile(task)
-			if state := string(b[strings.LastIndexByte(string(b), ')')+1:]); err == nil && !strings.HasPrefix(state, " T") {
-				return false
-			}
-		}
-		return len(tasks) > 0
-	}, func() []any { return []any{"process %d does not stop", pid} })
+	require.NoError(t, process.Freeze(pid))
 	return func() { require.NoError(t, syscall.Kill(pid, syscall.SIGCONT)) }
 }

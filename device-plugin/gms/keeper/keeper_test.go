@@ -20,6 +20,7 @@ import (
 
 	"remuda/device-plugin/gms/keeper"
 	gmssocket "remuda/device-plugin/gms/socket"
+	processkit "remuda/internal/testkit/process"
 )
 
 func TestConfigNamesEveryBadField(t *testing.T) {
@@ -238,7 +239,7 @@ func TestCallsHonourTheirContext(t *testing.T) {
 	process := startProcess(t, socket)
 	c = open(t, socket)
 	require.NoError(t, c.Save(testContext(t), "r", []byte("x"), nil))
-	require.NoError(t, process.Process.Signal(unix.SIGSTOP))
+	require.NoError(t, processkit.Freeze(process.Process.Pid))
 	require.Eventually(t, func() bool {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", process.Process.Pid))
 		return err == nil && bytes.Contains(stat, []byte(") T "))

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"remuda/device-plugin/gms/keeper"
+	processkit "remuda/internal/testkit/process"
 )
 
 // raw is a connection that keeps to nothing.
@@ -220,7 +221,7 @@ func TestWhatWasCalledOffIsNotDoneLater(t *testing.T) {
 	save, drop := dial(t, socket), dial(t, socket)
 	save.write(saveRequest("late", 1, 1))
 	require.Equal(t, "k", string(save.read()))
-	require.NoError(t, process.Process.Signal(unix.SIGSTOP))
+	require.NoError(t, processkit.Freeze(process.Process.Pid))
 	save.write([]byte("D1"), files(t, 0, 1)...)
 	drop.write([]byte("Xkept"))
 	require.NoError(t, save.c.Close())
