@@ -98,7 +98,7 @@ func TestBadOptions(t *testing.T) {
 		{[]string{"-gguf", "x"}, 2, "-gguf needs -engine ollama"},
 		{[]string{"-data-dir", "/etc"}, 1, "not from remuda dev"},
 		{[]string{"-controllers", "2"}, 2, "-controllers is 2: must be 1, 3 or 5"},
-		{[]string{"-set", "gateway"}, 2, "want DAEMON=FILE"},
+		{[]string{"-set", "gateway"}, 2, "must be DAEMON=FILE"},
 		{[]string{"extra"}, 2, `unexpected argument "extra"`},
 	} {
 		out, err := exec.Command(binary(t, "remuda"), append([]string{"dev"}, tc.args...)...).CombinedOutput()

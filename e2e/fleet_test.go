@@ -120,8 +120,8 @@ func newFleet(t testing.TB, controllers int, change func(*devcluster.Options)) *
 		o.Model, o.Controllers, o.GPUs = idle, controllers, 2
 		quickly(o)
 		if !long.Enabled() {
-			// Nomad ends what has not started on a node that it takes for lost, and a busy
-			// machine may keep a client silent for some seconds.
+			// On a busy machine a Nomad client can miss heartbeats for some seconds. Nomad stops
+			// the pending allocations of a node that is down.
 			set(o, "nomad-server", "server {\n  min_heartbeat_ttl = \"4s\"\n  heartbeat_grace = \"12s\"\n}\n")
 		}
 		set(o, "controller", "log_level = \"debug\"\n"+eager)

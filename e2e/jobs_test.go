@@ -249,7 +249,7 @@ func controllerOnNomad(t *testing.T, d *dev, raft string) {
 		require.NoError(t, err)
 		require.Len(t, switches, 1)
 		require.Equal(t, "kept", switches[0].Value)
-		// With purge, Nomad's client may never hear that it is to stop (nomad#28242).
+		// Not purged: Nomad's client can miss the deletion and leave the task running (nomad#28242).
 		_, _, err = d.nomad.Jobs().Deregister("controller", false, nil)
 		require.NoError(t, err)
 		eventually(t, time.Minute, "the controller to end", func() error {

@@ -40,7 +40,7 @@ func TestRequests(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, 3, func(o *devcluster.Options) {
 		o.GPUs, o.Gateways = 8, 2
-		// The clients leave Nomad little of a small machine: what it places comes late.
+		// The load slows Nomad down on a small machine: placements take longer.
 		set(o, "controller", "reconcile {\n  place_timeout = \"3m\"\n}\n")
 	})
 	r := &requests{fleet: f}

@@ -202,7 +202,8 @@ func (s *State) measure(c *Config, in *Input, step float64, d *Decision) (rate f
 		}
 		rate = running + waiting
 	} else {
-		rate = math.Min((running+waiting)/s.service(), mostMeasured) // the counters may say that requests take next to no time
+		// A mean service time close to 0 would make the rate infinite.
+		rate = math.Min((running+waiting)/s.service(), mostMeasured)
 	}
 	s.Recent = append(s.Recent, Sample{s.Time, math.Max(step, 1), rate})
 	s.trim(c)

@@ -287,8 +287,8 @@ func TestReplay(t *testing.T) {
 	})
 }
 
-// TestRequestsThatTakeNoTime: the rate that is guessed from them stays finite, and with it
-// the state, which is kept as JSON.
+// TestRequestsThatTakeNoTime: with a mean service time close to 0 the state stays finite, so
+// that it can be written as JSON.
 func TestRequestsThatTakeNoTime(t *testing.T) {
 	cfg := predictive.DefaultConfig()
 	var s predictive.State

@@ -33,7 +33,7 @@ where "make tools" builds them. Several clusters may run side by side.`,
 			fs.Func("set", "`DAEMON=FILE`: merge the HCL settings of a file into the config of controller, gateway, nomad-server, nomad-client or autoscaler, or of one of several (controller-2). May be repeated", func(value string) error {
 				name, file, ok := strings.Cut(value, "=")
 				if !ok {
-					return errors.New("want DAEMON=FILE")
+					return errors.New("must be DAEMON=FILE")
 				}
 				raw, err := os.ReadFile(file)
 				if err != nil {

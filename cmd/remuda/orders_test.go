@@ -56,8 +56,8 @@ func TestOrdersReachGateways(t *testing.T) {
 		r.json(&all, "queue", "list")
 		return len(all) == 1 && all[0].Waiting == 2
 	})
-	// A leader that begins to reconcile forgets what gateways reported before: until they
-	// report again, nobody has the request.
+	// A new leader drops the reports that it received before it began to reconcile. Until the
+	// next report, the request is not found.
 	var kill result
 	r.eventually("the kill is ordered", func() bool {
 		kill = r.do("request", "kill", "x")

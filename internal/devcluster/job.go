@@ -68,7 +68,7 @@ func (c *Cluster) nomadSeats(name string) (int, error) {
 		}
 	}
 	if seats < c.opts.GPUs {
-		return 0, fmt.Errorf("the device plugin has published %d seats so far: must be at least %d", seats, c.opts.GPUs)
+		return 0, fmt.Errorf("the device plugin has published %d of at least %d seats", seats, c.opts.GPUs)
 	}
 	return seats, nil
 }

@@ -128,7 +128,7 @@ func (s *Scheduler) Add(id ID, prompt, maxNew int) error {
 		return fmt.Errorf("sequence %d has %d prompt tokens and may generate %d: must be at least 1 of each", id, prompt, maxNew)
 	}
 	if _, ok := s.seqs[id]; ok {
-		return fmt.Errorf("sequence %d was added before: must be a new id", id)
+		return fmt.Errorf("duplicate sequence %d", id)
 	}
 	if err := s.Fits(prompt, maxNew); err != nil {
 		return err

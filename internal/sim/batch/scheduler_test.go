@@ -272,7 +272,7 @@ func TestAdd(t *testing.T) {
 			err = s.Add(1, tt.prompt, tt.tokens)
 			if tt.want == "" {
 				require.NoError(t, err)
-				require.ErrorContains(t, s.Add(1, 1, 1), "added before")
+				require.ErrorContains(t, s.Add(1, 1, 1), "duplicate sequence")
 				return
 			}
 			require.ErrorContains(t, err, tt.want)

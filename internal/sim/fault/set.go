@@ -190,7 +190,7 @@ func (s Set) Merge(object []byte) (Set, error) {
 		return s, fmt.Errorf("faults: %w", err)
 	}
 	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
-		return s, errors.New("faults: must be one JSON object and nothing behind it")
+		return s, errors.New("faults: must be one JSON object with nothing after it")
 	}
 	if err := next.validate(); err != nil {
 		return s, fmt.Errorf("faults: %w", err)

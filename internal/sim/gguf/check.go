@@ -20,7 +20,7 @@ func Check(path string) error {
 		return fmt.Errorf("open model file: %w", err)
 	}
 	if !st.Mode().IsRegular() {
-		return fmt.Errorf("model file %s is not a regular file (%s): must be one GGUF file", path, st.Mode().Type())
+		return fmt.Errorf("model file %s is not a regular file (%s): must be a GGUF file", path, st.Mode().Type())
 	}
 	var head [8]byte
 	if _, err := io.ReadFull(f, head[:]); err != nil {

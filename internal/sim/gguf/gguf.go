@@ -47,7 +47,7 @@ func (o *Options) validate() error {
 	}
 	for _, r := range o.Name {
 		if !unicode.IsPrint(r) {
-			return fmt.Errorf("model name %q holds %q: must be printable characters only", o.Name, r)
+			return fmt.Errorf("model name %q has the character %q: all must be printable", o.Name, r)
 		}
 	}
 	return nil

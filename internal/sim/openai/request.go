@@ -238,7 +238,7 @@ func DecodeDetokenize(body []byte) (*DetokenizeRequest, *Error) {
 func decode(body []byte, into any) *Error {
 	trimmed := bytes.TrimLeft(body, " \t\r\n")
 	if len(trimmed) == 0 {
-		return BadRequest("", "the request has no body: must be a JSON object")
+		return BadRequest("", "the request has no body: the body must be a JSON object")
 	}
 	err := json.Unmarshal(body, into)
 	var (

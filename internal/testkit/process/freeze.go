@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Freeze stops a process with SIGSTOP, and returns once each of its threads has stopped: the
-// signal is on its way for a while. SIGCONT lets it go on.
+// Freeze sends SIGSTOP to a process and waits until all of its threads have stopped, which
+// takes a moment. SIGCONT resumes the process.
 func Freeze(pid int) error {
 	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
 		return fmt.Errorf("stop process %d: %w", pid, err)
@@ -24,7 +24,7 @@ func Freeze(pid int) error {
 	return nil
 }
 
-// frozen tells whether all threads of a process have stopped (proc_pid_stat(5)).
+// frozen reports whether all threads of a process have the state T in /proc/PID/task/*/stat.
 func frozen(pid int) bool {
 	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
 	for _, task := range tasks {
