@@ -39,7 +39,7 @@ func TestOptionsAreChecked(t *testing.T) {
 	for name, tc := range map[string]struct{ name, want string }{
 		"too long":  {strings.Repeat("x", 129), "129 bytes"},
 		"not UTF-8": {"a\xff", "not valid UTF-8"},
-		"newline":   {"a\nb", `holds '\n'`},
+		"newline":   {"a\nb", `has the character '\n'`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			require.ErrorContains(t, gguf.Encode(&bytes.Buffer{}, gguf.Options{Name: tc.name}), tc.want)
