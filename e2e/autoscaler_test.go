@@ -377,23 +377,28 @@ func leaderWakes(t *testing.T, s *scaled) {
 	l := s.load("m", 12, 60)
 	// The leader makes ten decisions while the other one makes none.
 	leads := func(limit time.Duration, want int) (leader int) {
-		var since [2]int
-		for i, name := range autoscalers {
-			since[i] = lines(t, s.decisionsFile(name))
-		}
-		eventually(t, limit, "one of the two alone to decide", func() error {
+		count := func() (n [2]int) {
 			for i, name := range autoscalers {
-				other := s.decisionsFile(autoscalers[1-i])
-				if now := lines(t, other); now != since[1-i] {
-					since = [2]int{lines(t, s.decisionsFile(autoscalers[0])), lines(t, s.decisionsFile(autoscalers[1]))}
-					return fmt.Errorf("%s decides as well", autoscalers[1-i])
-				}
-				if lines(t, s.decisionsFile(name)) >= since[i]+10 && (want < 0 || want == i) {
-					leader = i
-					return nil
-				}
+				n[i] = lines(t, s.decisionsFile(name))
 			}
-			return errors.New("there are not enough decisions yet")
+			return n
+		}
+		since := count()
+		eventually(t, limit, "one of the two alone to decide", func() error {
+			now := count()
+			first, second := now[0]-since[0], now[1]-since[1]
+			switch {
+			case first > 0 && second > 0:
+				since = now
+				return errors.New("both decide")
+			case first >= 10 && want != 1:
+				leader = 0
+			case second >= 10 && want != 0:
+				leader = 1
+			default:
+				return fmt.Errorf("not enough decisions yet: %d and %d", first, second)
+			}
+			return nil
 		})
 		return leader
 	}

@@ -24,7 +24,7 @@ func (f *fleet) on(model string) (map[string]int, error) {
 	}
 	out := map[string]int{}
 	for _, r := range st.Replicas {
-		if r.Tier == "HOT" && r.Phase == "running" {
+		if r.Status == "serving" {
 			out[r.NodeName]++
 		}
 	}

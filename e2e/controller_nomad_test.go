@@ -316,15 +316,16 @@ model "single" {
 		}
 		return nil
 	}))
-	require.NoError(t, c.Stop(ctx, name, false))
-	require.NoError(t, c.Stop(ctx, name, false))
-	observed.until(t, "the pair to end", one(func(j nomad.Job) error {
+	require.ErrorIs(t, c.Stop(ctx, name, found.Index, false), nomad.ErrConflict, "it was registered since")
+	require.NoError(t, c.Stop(ctx, name, restarted.Index, false))
+	require.NoError(t, c.Stop(ctx, name, restarted.Index, false))
+	found = observed.until(t, "the pair to end", one(func(j nomad.Job) error {
 		if !j.Ended() {
 			return fmt.Errorf("%+v", j)
 		}
 		return nil
-	}))
-	require.NoError(t, c.Stop(ctx, name, true))
+	}))[0]
+	require.NoError(t, c.Stop(ctx, name, found.Index, true))
 	observed.until(t, "the pair to be forgotten", func(all []nomad.Job) error {
 		if len(all) > 0 {
 			return fmt.Errorf("%+v", all)
@@ -341,7 +342,7 @@ model "single" {
 	plan, err = c.Plan(ctx, job)
 	require.NoError(t, err)
 	require.NotEmpty(t, plan.Failures)
-	_, err = c.Register(ctx, job, 0)
+	reg, err = c.Register(ctx, job, 0)
 	require.NoError(t, err)
 	eventually(t, 20*time.Second, "the reason", func() error {
 		why, err := c.Why(ctx, name)
@@ -350,6 +351,6 @@ model "single" {
 		}
 		return err
 	})
-	require.NoError(t, c.Stop(ctx, name, true))
+	require.NoError(t, c.Stop(ctx, name, reg.Index, true))
 	d.answers("after all that")
 }

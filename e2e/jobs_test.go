@@ -120,14 +120,23 @@ func configsOfTheJobs(t *testing.T, d *dev) {
 	for _, name := range []string{"ca.pem", "server.pem", "server-key.pem"} {
 		require.NoError(t, os.WriteFile(filepath.Join(certs, name), nil, 0o600))
 	}
-	addresses := map[string]string{`{{ env "NOMAD_ADDR_raft" }}`: "10.0.0.2:4751", `{{ env "NOMAD_ADDR_http" }}`: "10.0.0.2:4750"}
+	source, err := fs.ReadFile(jobs.Files, "controller.nomad.hcl")
+	require.NoError(t, err)
+	secret := regexp.MustCompile(`\{\{ if .*\}\}`).FindString(string(source))
+	addresses := map[string]string{secret: `secret = "0123456789abcdef"`, `{{ env "NOMAD_ADDR_raft" }}`: "10.0.0.2:4751", `{{ env "NOMAD_ADDR_http" }}`: "10.0.0.2:4750"}
 	_, text := config("controller.nomad.hcl", "", addresses)
 	one, err := agent.Parse("agent.hcl", text, agent.DefaultConfig())
 	require.NoError(t, err, "%s", text)
 	require.Equal(t, 1, one.BootstrapExpect)
 	require.Empty(t, one.Join)
 	require.True(t, one.ACL.Enabled)
+	require.Equal(t, "0123456789abcdef", one.Raft.Secret)
 
+	// Without the secret it does not start, unless it has TLS.
+	addresses[secret] = ""
+	_, text = config("controller.nomad.hcl", "", addresses)
+	_, err = agent.Parse("agent.hcl", text, agent.DefaultConfig())
+	require.ErrorContains(t, err, "the Raft port has no authentication")
 	task, text := config("controller.nomad.hcl", fmt.Sprintf("servers = [\"10.0.0.1\", \"10.0.0.2\", \"10.0.0.3\"]\ntls = %q\n", certs), addresses)
 	three, err := agent.Parse("agent.hcl", text, agent.DefaultConfig())
 	require.NoError(t, err, "%s", text)
@@ -142,7 +151,7 @@ func configsOfTheJobs(t *testing.T, d *dev) {
 	// Without a token in Nomad's variables, and with one.
 	token := regexp.MustCompile(`\{\{.*\}\}`).FindString
 	vars := "controllers = [\"https://10.0.0.1:4750\", \"https://10.0.0.2:4750\"]\nca_cert = \"/etc/remuda/ca.pem\"\n"
-	source, err := fs.ReadFile(jobs.Files, "gateway.nomad.hcl")
+	source, err = fs.ReadFile(jobs.Files, "gateway.nomad.hcl")
 	require.NoError(t, err)
 	for value, want := range map[string]string{"": "", `token = "secret"`: "secret"} {
 		task, text := config("gateway.nomad.hcl", vars, map[string]string{token(string(source)): value})
@@ -212,6 +221,8 @@ func controllerOnNomad(t *testing.T, d *dev, raft string) {
 			return nil
 		})
 	})
+	_, _, err = d.nomad.Variables().Create(&nomadapi.Variable{Path: "nomad/jobs/controller", Items: nomadapi.VariableItems{"raft_secret": "0123456789abcdef0123456789abcdef"}}, nil)
+	require.NoError(t, err)
 	vars := fmt.Sprintf("acl = false\nnomad = %q\nconsul = \"127.0.0.1:1\"\nhttp_port = %d\nraft_port = %d\n", d.nomad.Address(), ports[0], ports[1])
 
 	for life := range 2 {

@@ -73,15 +73,17 @@ func (l *load) note(list *[]string, format string, args ...any) {
 // flows waits until more answers have come.
 func (l *load) flows(more int64) {
 	l.t.Helper()
-	want := l.ok.Load() + more
-	eventually(l.t, 2*time.Minute, "answers", func() error {
-		if got := l.ok.Load(); got < want {
-			l.mu.Lock()
-			defer l.mu.Unlock()
-			return fmt.Errorf("%d of %d; failed: %q", got, want, last(l.failed, 3))
-		}
-		return nil
-	})
+	for want, got := l.ok.Load()+more, l.ok.Load(); got < want; {
+		before := got
+		eventually(l.t, 2*time.Minute, "another answer", func() error {
+			if got = l.ok.Load(); got == before {
+				l.mu.Lock()
+				defer l.mu.Unlock()
+				return fmt.Errorf("%d of %d; failed: %q", got, want, last(l.failed, 3))
+			}
+			return nil
+		})
+	}
 }
 
 // during lets the load run for a while, and requires that answers came meanwhile.

@@ -61,7 +61,7 @@ func (f *fleet) onPools(model string) (map[string]int, error) {
 	}
 	out := map[string]int{}
 	for _, r := range st.Replicas {
-		if r.Tier == "HOT" && r.Phase == "running" {
+		if r.Status == "serving" {
 			out[pool[r.Node]]++
 		}
 	}

@@ -111,14 +111,13 @@ func (f *fleet) tiers(model string, hot, warm, cold int) []api.Replica {
 		found = found[:0]
 		have := map[string]int{}
 		for _, r := range all {
-			stage := r.Tier + " " + r.Phase
-			have[stage]++
+			have[r.Status]++
 			found = append(found, r)
 		}
 		want := map[string]int{}
-		for stage, n := range map[string]int{"HOT running": hot, "WARM running": warm, "COLD running": cold} {
+		for status, n := range map[string]int{"serving": hot, "warm": warm, "cold": cold} {
 			if n > 0 {
-				want[stage] = n
+				want[status] = n
 			}
 		}
 		if fmt.Sprint(have) != fmt.Sprint(want) {
@@ -446,12 +445,12 @@ func memoryHeld(t *testing.T, f *fleet) {
 func leaderKilledInSteps(t *testing.T, f *fleet) {
 	f.clear("a")
 	defer f.clear("b")
-	reaches := func(model, stage string) {
+	reaches := func(model, status string) {
 		t.Helper()
-		eventually(t, time.Minute, model+" to be "+stage, func() error {
+		eventually(t, time.Minute, model+" to be "+status, func() error {
 			all, err := f.replicas(model)
 			for _, r := range all {
-				if r.Tier+" "+r.Phase == stage {
+				if r.Status == status {
 					return nil
 				}
 			}
@@ -479,7 +478,7 @@ func leaderKilledInSteps(t *testing.T, f *fleet) {
 			return err
 		})
 		f.remuda("evict", r.Name, "-to", "warm")
-		reaches("b", "HOT draining")
+		reaches("b", "draining")
 		f.killLeader()
 		wg.Wait()
 		require.NoError(t, err)
@@ -501,7 +500,7 @@ func leaderKilledInSteps(t *testing.T, f *fleet) {
 		r := f.tiers("b", 1, 0, 0)[0]
 		f.fault(f.engineOf(r.Name), map[string]any{"sleep": "slow"})
 		f.remuda("evict", r.Name, "-to", "warm")
-		reaches("b", "HOT sleeping")
+		reaches("b", "sleeping")
 		f.killLeader()
 		require.Equal(t, r.Name, f.tiers("b", 0, 1, 0)[0].Name)
 	})
@@ -513,7 +512,7 @@ func leaderKilledInSteps(t *testing.T, f *fleet) {
 		f.remuda("evict", r.Name, "-to", "warm")
 		f.tiers("b", 0, 1, 0)
 		f.remuda("scale", "-detach", "b", "1")
-		reaches("b", "WARM waking")
+		reaches("b", "waking")
 		f.killLeader()
 		require.Equal(t, r.Name, f.tiers("b", 1, 0, 0)[0].Name)
 	})
@@ -529,7 +528,7 @@ func leaderKilledInSteps(t *testing.T, f *fleet) {
 		f.remuda("scale", "b", "1")
 		r := slowly(map[string]any{"leak_bytes": 64 << 20})
 		f.remuda("evict", "-to", "warm", r.Name)
-		reaches("b", "HOT sleeping")
+		reaches("b", "sleeping")
 		f.killLeader()
 		f.tiers("b", 0, 0, 1)
 		f.remuda("node", "quarantine", "-off", r.NodeName, gpuOf(r))
@@ -541,7 +540,7 @@ func leaderKilledInSteps(t *testing.T, f *fleet) {
 		f.remuda("evict", "-to", "warm", r.Name)
 		f.tiers("b", 0, 1, 0)
 		f.remuda("scale", "-detach", "b", "1")
-		reaches("b", "WARM waking")
+		reaches("b", "waking")
 		kill9(t, processesOfReplica(t, r.Name, "sim")...)
 		f.killLeader()
 		// The next leader may wake the shim that has come back, which starts an engine anew.
@@ -581,7 +580,7 @@ func switched(t *testing.T, f *fleet) {
 			all, err := f.replicas("lazy")
 			require.NoError(t, err)
 			for _, r := range all {
-				require.Equal(t, "HOT running", r.Tier+" "+r.Phase, what)
+				require.Equal(t, "serving", r.Status, what)
 			}
 			require.Len(t, all, 1)
 			if time.Now().After(until) {
@@ -618,7 +617,7 @@ func (f *fleet) serving(model string) {
 	eventually(f.t, 2*time.Minute, "a HOT replica of "+model, func() error {
 		all, err := f.replicas(model)
 		for _, r := range all {
-			if r.Tier == "HOT" && r.Phase == "running" {
+			if r.Status == "serving" {
 				return nil
 			}
 		}

@@ -1,6 +1,7 @@
 # The controller itself: one `remuda agent` on each of the servers, which form one
 # Raft cluster.
 #
+#   nomad var put nomad/jobs/controller raft_secret="$(openssl rand -hex 32)"
 #   nomad job run -var 'servers=["10.0.0.1", "10.0.0.2", "10.0.0.3"]' jobs/controller.nomad.hcl
 #   REMUDA_ADDR=http://10.0.0.1:4750 remuda acl bootstrap
 #
@@ -14,6 +15,11 @@
 #       path = "/var/lib/remuda"
 #     }
 #   }
+#
+# The servers prove to each other that they know raft_secret, or show certificates
+# (-var tls). With neither, the controller does not start: any host that reaches an open
+# Raft port could take over the cluster. The secret does not encrypt. Where Nomad has
+# ACLs, only this job and operators can read it.
 #
 # The controller asks Nomad with the job's own identity. Where Nomad has ACLs, give it
 # what it needs: node { policy = "read" }, submit-job, read-job and list-jobs in the
@@ -57,7 +63,7 @@ variable "acl" {
 }
 
 variable "tls" {
-  description = "A directory of the node, in the chroot, with ca.pem, server.pem and server-key.pem; empty: no TLS."
+  description = "A directory of the node, in the chroot, with ca.pem, server.pem and server-key.pem; empty: no TLS. The certificate bears the DNS name server.remuda and the node's addresses."
   default     = ""
 }
 
@@ -140,7 +146,7 @@ job "controller" {
 
       config {
         command = var.remuda
-        args    = ["agent", "-config", "${NOMAD_TASK_DIR}/agent.hcl"]
+        args    = ["agent", "-config", "${NOMAD_SECRETS_DIR}/agent.hcl"]
       }
 
       # NOMAD_TOKEN.
@@ -154,7 +160,7 @@ job "controller" {
       }
 
       template {
-        destination = "local/agent.hcl"
+        destination = "secrets/agent.hcl"
         # The same in every life; a new one comes with a new version of the job.
         change_mode = "noop"
         data        = <<-EOT
@@ -165,6 +171,7 @@ job "controller" {
           raft {
             bind      = "0.0.0.0:${var.raft_port}"
             advertise = "{{ env "NOMAD_ADDR_raft" }}"
+            {{ if nomadVarExists "nomad/jobs/controller" }}{{ with nomadVar "nomad/jobs/controller" }}secret = {{ .raft_secret.Value | toJSON }}{{ end }}{{ end }}
           }
 
           http {

@@ -55,6 +55,9 @@ func (b *Backlog) decide(s *State, d *Decision, o *Observed, low int) {
 		// Not a recommendation that a window remembers: the first request need not wait it out.
 		d.Desired, d.Stabilized, d.Replicas = 0, 0, 0
 		d.Reason = fmt.Sprintf("no request for %s: scaling to zero", s.IdleFor)
+		if asleep {
+			d.Reason = "no replica and no request"
+		}
 		b.Behavior.limitRate(s, d)
 		return
 	}
@@ -117,6 +120,8 @@ func (s *State) watch(o *Observed, elapsed time.Duration) {
 	switch {
 	case !idle:
 		s.Idle, s.IdleFor = false, 0
+	case o.Current <= 0:
+		s.Idle, s.IdleFor = true, 0 // there is nothing that could be idle
 	case s.Idle:
 		s.IdleFor = older(s.IdleFor, elapsed)
 	default:

@@ -285,9 +285,13 @@ func (c *Call) unseen() int {
 	return max(c.Snapshot.Current()-c.Snapshot.HotCount(), 0)
 }
 
-// watchIdle follows for how long there was no request. Time in which nobody knows is none.
+// watchIdle follows for how long there was no request while there were replicas. Time in
+// which that is not known does not count.
 func (c *Call) watchIdle(s *State, elapsed time.Duration) {
 	switch {
+	case c.Snapshot.Current() == 0:
+		// An operator who starts a model that sleeps has it for as long as one that served.
+		s.IdleFor = 0
 	case c.quiet():
 		s.IdleFor += min(elapsed, 365*24*time.Hour-min(s.IdleFor, 365*24*time.Hour))
 	case c.Snapshot.Queue.Known, wants(&c.Snapshot.Queue):

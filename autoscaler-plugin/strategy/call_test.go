@@ -166,6 +166,32 @@ func TestIdleModelsSleepAfterTheirDelay(t *testing.T) {
 	}
 }
 
+// TestASleepingModelIsNotIdle: an operator who starts a model that has slept for long has it
+// for the whole delay.
+func TestASleepingModelIsNotIdle(t *testing.T) {
+	backlog := func(s observe.Snapshot) strategy.Call {
+		return backlogCall(s, func(b *hpa.Backlog) { b.ScaleToZero, b.IdleSeconds = true, 60 })
+	}
+	for name, of := range map[string]func(observe.Snapshot) strategy.Call{
+		"capacity": capacityCall, "hpa": hpaCall, "utilization": utilizationCall, "predictive": predictiveCall, "backlog": backlog,
+	} {
+		t.Run(name, func(t *testing.T) {
+			call := of(idle(model(0, 0, 0)))
+			call.Options.ScaleToZero = true
+			for range 20 {
+				call.Now += int64(30 * time.Second)
+				var a strategy.Answer
+				a, call.State = call.Decide()
+				require.Zero(t, a.Count, a.Reason)
+			}
+			call.Snapshot = idle(model(0, 1, 0))
+			a := day(call, 2) // 30 s
+			require.Equal(t, 1, a.Count, a.Reason)
+			require.Zero(t, day(call, 9).Count)
+		})
+	}
+}
+
 func TestAClockThatJumpsMakesNoIdleTime(t *testing.T) {
 	call := capacityCall(idle(model(0, 1, 0)))
 	call.Options.ScaleToZero, call.Options.IdleAfter = true, 5*time.Minute

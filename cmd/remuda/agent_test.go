@@ -213,7 +213,7 @@ func TestThreeAgents(t *testing.T) {
 	}
 	var args [3][]string
 	for i := range args {
-		cert, key := ca.Issue()
+		cert, key := ca.Issue("server.remuda")
 		config := filepath.Join(t.TempDir(), "a.hcl")
 		require.NoError(t, os.WriteFile(config, []byte(fmt.Sprintf(`
 data_dir           = %q
@@ -321,8 +321,10 @@ func TestAgentsThatCannotStart(t *testing.T) {
 	defer taken.Close()
 	dir := filepath.Join(t.TempDir(), "data")
 	ca := agenttest.NewCA(t)
-	cert, _ := ca.Issue()
+	cert, own := ca.Issue()
 	_, key := ca.Issue()
+	nameless := filepath.Join(t.TempDir(), "nameless.hcl")
+	require.NoError(t, os.WriteFile(nameless, []byte(fmt.Sprintf("tls {\n ca_file = %q\n cert_file = %q\n key_file = %q\n}\n", ca.File, cert, own)), 0o600))
 	mixed := filepath.Join(t.TempDir(), "mixed.hcl")
 	require.NoError(t, os.WriteFile(mixed, []byte(fmt.Sprintf("tls {\n ca_file = %q\n cert_file = %q\n key_file = %q\n}\n", ca.File, cert, key)), 0o600))
 	for name, tc := range map[string]struct {
@@ -332,6 +334,7 @@ func TestAgentsThatCannotStart(t *testing.T) {
 		"the API's port is taken": {[]string{"-dev", "-data-dir", dir, "-http", taken.Addr().String(), "-raft", "127.0.0.1:0"}, "http.bind"},
 		"Raft's port is taken":    {[]string{"-dev", "-data-dir", dir, "-http", "127.0.0.1:0", "-raft", taken.Addr().String()}, "raft"},
 		"another's key":           {[]string{"-config", mixed, "-data-dir", dir, "-http", "127.0.0.1:0", "-raft", "127.0.0.1:0"}, "private key does not match public key"},
+		"a client's certificate":  {[]string{"-config", nameless, "-data-dir", dir, "-http", "127.0.0.1:0", "-raft", "127.0.0.1:0"}, "does not bear the servers' name \"server.remuda\""},
 		"a directory of a file":   {[]string{"-dev", "-data-dir", filepath.Join(mixed, "x"), "-http", "127.0.0.1:0", "-raft", "127.0.0.1:0"}, "not a directory"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -39,7 +39,7 @@ func said(t *testing.T, answers map[string]any) *running {
 // what was asked for now.
 func TestAScaleDoesNotFailForAnOldRollback(t *testing.T) {
 	replica := func(id, hash string) api.Replica {
-		return api.Replica{Name: "m:v:" + id, Model: "m", Variant: "v", VariantHash: hash, Tier: "HOT", Phase: "running"}
+		return api.Replica{Name: "m:v:" + id, Model: "m", Variant: "v", VariantHash: hash, Tier: "HOT", Status: "serving", Goal: "run"}
 	}
 	status := func(hashes ...string) api.ModelStatus {
 		s := api.ModelStatus{Model: api.Model{Name: "m", Target: 2, Rollouts: map[string]api.Rollout{"v": {Status: "rolled_back", OldHash: "old", NewHash: "new", Reason: "it did not start"}}}}

@@ -105,7 +105,7 @@ func TestMistakesAreExplained(t *testing.T) {
 		"a file that is not there": {
 			[]string{"gateway", "-config", filepath.Join(dir, "none.hcl")}, 1, []string{"read gateway config", "none.hcl"}},
 		"a bad file": {
-			[]string{"gateway", "-config", bad}, 1, []string{bad + ":1: unsupported argument", bad + `:3: timeouts.body is "soon"`}},
+			[]string{"gateway", "-config", bad}, 1, []string{bad + ":1:1: unsupported argument", bad + `:3:10: timeouts.body is "soon"`}},
 		"a bad address":             {[]string{"gateway", "-dev", "-consul", "http://"}, 2, []string{`consul address "http://"`}},
 		"a lockd without anything":  {[]string{"lockd"}, 2, []string{"socket is empty", "state is empty"}},
 		"a lockd open to all":       {[]string{"lockd", "-socket", "s", "-state", "t", "-listen", "0.0.0.0:1"}, 2, []string{"must be a loopback address unless TLS is set"}},
@@ -121,7 +121,7 @@ func TestMistakesAreExplained(t *testing.T) {
 		"gpus by the dozen":         {[]string{"dev", "-gpus", "99"}, 2, []string{"-gpus is 99: must be 1 to 16"}},
 		"an agent of two minds":     {[]string{"agent", "-dev", "-config", "x"}, 2, []string{"set either -config FILE or -dev"}},
 		"an agent without":          {[]string{"agent"}, 2, []string{"set either -config FILE or -dev"}},
-		"a bad file of an agent":    {[]string{"agent", "-config", bad}, 1, []string{bad + ":1: unsupported argument", bad + ":1: data_dir is required", bad + ":2: unsupported block type"}},
+		"a bad file of an agent":    {[]string{"agent", "-config", bad}, 1, []string{bad + ":1:1: unsupported argument", bad + ":1:1: data_dir is required", bad + ":2:1: unsupported block type"}},
 		"an agent at no address":    {[]string{"agent", "-dev", "-http", "here", "-raft", "there"}, 2, []string{`http.bind is "here"`, `raft.bind is "there"`}},
 		"a controller nowhere":      {[]string{"model", "list", "-address", "http://127.0.0.1:1"}, 1, []string{"127.0.0.1:1", `is "remuda agent" running there? Set -address or REMUDA_ADDR to its address`}},
 		"a controller of no kind":   {[]string{"model", "list", "-address", "ftp://x"}, 2, []string{`address is "ftp://x"`}},

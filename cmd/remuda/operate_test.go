@@ -78,7 +78,7 @@ func TestOperatorsDay(t *testing.T) {
 	// Applied, it is watched until it runs.
 	out = r.ok("model", "apply", path)
 	require.Contains(t, out, "Applied at index ")
-	require.Contains(t, out, "HOT running on gpu-1")
+	require.Contains(t, out, "serving on gpu-1")
 	require.Contains(t, out, "meta/Llama:8b: 1 replica running.\n")
 	require.Contains(t, r.ok("model", "apply", path), "Nothing changed.\n")
 	require.Regexp(t, `(?m)^meta/Llama:8b +running +1 +1 +0 +0 +0 +0 +0 +3 +full +h100$`, r.ok("model", "list"))
@@ -91,13 +91,13 @@ func TestOperatorsDay(t *testing.T) {
 	r.json(&replicas, "replica", "list", "-model", model)
 	require.Len(t, replicas, 2)
 	for _, one := range replicas {
-		require.Equal(t, "running", one.Phase)
+		require.Equal(t, "serving", one.Status)
 		require.NotNil(t, w.nomad.Job(one.Name))
 	}
 	require.Contains(t, r.ok("scale", model+"/h100", "1", "-detach"), "meta/Llama:8b, variant h100: the target is now 1 replica.")
 	r.eventually("one replica", func() bool {
 		r.json(&replicas, "replica", "list")
-		return len(replicas) == 1 && replicas[0].Phase == "running"
+		return len(replicas) == 1 && replicas[0].Status == "serving"
 	})
 	got := r.do("scale", model+"/h200", "1")
 	require.Equal(t, 1, got.code)
@@ -153,7 +153,7 @@ func TestOperatorsDay(t *testing.T) {
 	r.ok("scale", model, "1")
 	require.Contains(t, r.ok("model", "stop", model), "is stopping")
 	require.Regexp(t, `(?m)^meta/Llama:8b +stopped +0 +0 `, r.ok("model", "list"))
-	require.Contains(t, r.ok("model", "start", model), "HOT running on gpu-1")
+	require.Contains(t, r.ok("model", "start", model), "serving on gpu-1")
 	require.Contains(t, r.ok("model", "stop", model, "-purge"), "meta/Llama:8b is deleted.\n")
 	require.Contains(t, r.ok("model", "list"), `No models. Add one with "remuda model apply FILE".`)
 	got = r.do("model", "status", model)
@@ -318,7 +318,7 @@ func TestModelAndVariant(t *testing.T) {
 
 // TestSettled: what `model apply` and `scale` wait for.
 func TestSettled(t *testing.T) {
-	hot := api.Replica{Tier: "HOT", Phase: "running", Current: true}
+	hot := api.Replica{Tier: "HOT", Status: "serving", Goal: "run", Current: true}
 	with := func(target int, replicas ...api.Replica) api.ModelStatus {
 		return api.ModelStatus{Model: api.Model{Target: target}, Replicas: replicas}
 	}
@@ -333,12 +333,12 @@ func TestSettled(t *testing.T) {
 		"none there":              {with(1), false},
 		"all there":               {with(2, hot, hot), true},
 		"one too many":            {with(1, hot, hot), false},
-		"one starts":              {with(2, hot, change(hot, func(r *api.Replica) { r.Phase = "starting" })), false},
-		"one leaves":              {with(1, hot, change(hot, func(r *api.Replica) { r.Phase = "draining" })), false},
+		"one starts":              {with(2, hot, change(hot, func(r *api.Replica) { r.Status = "starting" })), false},
+		"one leaves":              {with(1, hot, change(hot, func(r *api.Replica) { r.Status = "draining" })), false},
 		"one is old":              {with(1, change(hot, func(r *api.Replica) { r.Current = false })), false},
-		"one is a memory":         {with(1, hot, change(hot, func(r *api.Replica) { r.Tier = "COLD" })), true},
-		"one rests":               {with(1, hot, change(hot, func(r *api.Replica) { r.Tier = "WARM" })), true},
-		"one wakes":               {with(2, hot, change(hot, func(r *api.Replica) { r.Tier, r.Phase = "WARM", "waking" })), false},
+		"one is a memory":         {with(1, hot, change(hot, func(r *api.Replica) { r.Status = "cold" })), true},
+		"one rests":               {with(1, hot, change(hot, func(r *api.Replica) { r.Status = "warm" })), true},
+		"one wakes":               {with(2, hot, change(hot, func(r *api.Replica) { r.Tier, r.Status = "WARM", "waking" })), false},
 		"it rolls":                {rolling, false},
 	} {
 		got, err := settled(tc.s)

@@ -149,11 +149,7 @@ func (c canvas) picture(out io.Writer, s api.NodeStatus) {
 		mark := marks[r.Name]
 		lines := wrap(strings.Repeat(" ", len(mark)+2), r.Name)
 		say("%s%s", mark, lines[len(mark):])
-		phase := r.Phase
-		if r.Target != "" && r.Target != r.Tier {
-			phase += " to " + r.Target
-		}
-		text := fmt.Sprintf("%s %s for %s", r.Tier, phase, age(r.Since, at))
+		text := fmt.Sprintf("%s for %s", statusText(r), age(r.Since, at))
 		if r.Load != nil {
 			text += fmt.Sprintf(", %d in flight", r.Load.InFlight)
 		}

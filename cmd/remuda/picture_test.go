@@ -36,9 +36,9 @@ func drawn() api.NodeStatus {
 			},
 		},
 		Replicas: []api.Replica{
-			{Name: "m:h100:2", Tier: "WARM", Phase: "running", Current: true, Since: now().Add(-time.Hour)},
-			{Name: long, Tier: "HOT", Phase: "draining", Target: "WARM", For: "big", Current: true, Since: now().Add(-time.Minute), Load: &api.Load{InFlight: 3}},
-			{Name: "m:h100:9", Tier: "COLD", Phase: "running", Current: true, Since: now().Add(-time.Minute)},
+			{Name: "m:h100:2", Tier: "WARM", Status: "warm", Goal: "warm", Current: true, Since: now().Add(-time.Hour)},
+			{Name: long, Tier: "HOT", Status: "draining", Goal: "warm", For: "big", Current: true, Since: now().Add(-time.Minute), Load: &api.Load{InFlight: 3}},
+			{Name: "m:h100:9", Tier: "COLD", Status: "cold", Goal: "cold", Current: true, Since: now().Add(-time.Minute)},
 		},
 	}
 }
@@ -70,10 +70,10 @@ Host memory
 Replicas
 `
 	require.Equal(t, want, text[:min(len(want), len(text))])
-	require.Contains(t, text, "HOT draining to WARM for 1m0")
+	require.Contains(t, text, "draining to WARM for 1m0")
 	require.Contains(t, text, ", 3 in flight; evicted for big")
-	require.Contains(t, text, "b  m:h100:2\n   WARM running for 1h")
-	require.Contains(t, text, "c  m:h100:9\n   COLD running for ")
+	require.Contains(t, text, "b  m:h100:2\n   warm for 1h")
+	require.Contains(t, text, "c  m:h100:9\n   cold for ")
 	require.NotContains(t, text, "\x1b")
 	for _, line := range strings.Split(text, "\n") {
 		require.LessOrEqual(t, len([]rune(line)), width, line)

@@ -22,7 +22,7 @@ func TestQueueListAndStatus(t *testing.T) {
 			Gateways: []api.GatewayQueue{{Gateway: "a", State: api.QueueBusy, Waiting: 3, InFlight: 2, Oldest: since, Served: 1.25}},
 			Waiting:  []api.QueuedRequest{{ID: "w1", Started: since, Gateway: "a", Model: "m", Position: 1}},
 			InFlight: []api.QueuedRequest{{ID: "f1", Started: since, Gateway: "a", Model: "m", Replica: "m:v:1"}, {ID: "f2", Started: since, Gateway: "a", Model: "m", Replica: "m:v:1"}},
-			Replicas: []api.Replica{{Name: "m:v:1", Tier: "HOT", Phase: "running", Current: true}},
+			Replicas: []api.Replica{{Name: "m:v:1", Tier: "HOT", Status: "serving", Goal: "run", Current: true}},
 		},
 	})
 	out := r.ok("queue", "list")

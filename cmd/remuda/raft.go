@@ -1,8 +1,10 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"strconv"
 	"time"
 
 	"remuda/controller/api"
@@ -11,6 +13,7 @@ import (
 func (p *program) raftVerbs() map[string]verb {
 	return map[string]verb{
 		"raft list-peers":      p.asking(raftListPeers),
+		"raft promote":         p.asking(raftPromote),
 		"raft remove-peer":     p.asking(raftRemovePeer),
 		"raft transfer-leader": p.asking(raftTransferLeader),
 	}
@@ -18,24 +21,44 @@ func (p *program) raftVerbs() map[string]verb {
 
 var raftListPeers = question{
 	synopsis: "List the servers of the cluster",
-	about:    `Lists the controller's servers, with the leader.`,
+	about: `Lists the controller's servers. A server that joins is a non-voter: it has the state and does
+not count for the majority. WAITING FOR is why it does not become a voter yet.`,
 	run: func(ctx context.Context, c *asker, _ []string) error {
-		// Who has lost the leader wants to know who the others are all the same.
+		// A stale answer: without a leader there is no other.
 		cfg, _, err := c.RaftConfiguration(ctx, api.QueryOptions{Stale: true})
 		if err != nil {
 			return err
 		}
 		return c.print(cfg, func() error {
-			t := newTable(c.out, "ID", "ADDRESS", "STATE")
+			t := newTable(c.out, "ID", "ADDRESS", "STATE", "VOTER", "FEATURE LEVEL", "WAITING FOR")
 			for _, s := range cfg.Servers {
-				state := "follower"
+				state, voter, level := "follower", "no", "unknown"
 				if s.Leader {
 					state = "leader"
 				}
-				t.row(s.ID, s.Address, state)
+				if s.Voter {
+					voter = "yes"
+				}
+				if s.FeatureLevel > 0 {
+					level = strconv.Itoa(s.FeatureLevel)
+				}
+				t.row(s.ID, s.Address, state, voter, level, cmp.Or(s.PromotionBlocked, "-"))
 			}
 			return t.flush()
 		})
+	},
+}
+
+var raftPromote = question{
+	synopsis: "Make a server a voter",
+	about: `Makes a non-voter a voter at once. Use it for a server that the leader does not expect, because
+its address is not in the leader's setting "join". A server that has not caught up is rejected.`,
+	args: []string{"ID"},
+	run: func(ctx context.Context, c *asker, args []string) error {
+		if err := c.PromotePeer(ctx, args[0]); err != nil {
+			return err
+		}
+		return c.done("Server %s is a voter.\n", args[0])
 	},
 }
 

@@ -20,7 +20,7 @@ func (p *program) replicaVerbs() map[string]verb {
 
 var replicaList = question{
 	synopsis: "List the replicas",
-	about:    `Lists the replicas of all models, or of one, with their tier, phase, node, seats and requests.`,
+	about:    `Lists the replicas of all models, or of one, with their tier, status, node, seats and requests.`,
 	setup: func(fs *flag.FlagSet) answering {
 		model := fs.String("model", "", "only replicas of this `model`")
 		return func(ctx context.Context, c *asker, _ []string) error {
@@ -39,6 +39,18 @@ var replicaList = question{
 	},
 }
 
+// statusText is the status of a replica, with the tier that a replica on its way out leads
+// to: "draining to WARM".
+func statusText(r api.Replica) string {
+	switch r.Status {
+	case "draining", "stopping", "discarding":
+		if r.Goal == "warm" || r.Goal == "cold" {
+			return r.Status + " to " + strings.ToUpper(r.Goal)
+		}
+	}
+	return r.Status
+}
+
 func (c *asker) replicaTable(replicas []api.Replica) error {
 	at := now()
 	var seats []string
@@ -46,17 +58,13 @@ func (c *asker) replicaTable(replicas []api.Replica) error {
 		seats = append(seats, r.Seats...)
 	}
 	seatsText := shortSeats(seats)
-	t := newTable(c.out, "REPLICA", "TIER", "PHASE", "NODE", "SEATS", "IN FLIGHT", "SINCE", "NOTE")
+	t := newTable(c.out, "REPLICA", "TIER", "STATUS", "NODE", "SEATS", "IN FLIGHT", "SINCE", "NOTE")
 	for _, r := range replicas {
-		phase := r.Phase
-		if r.Target != "" {
-			phase += " to " + r.Target
-		}
 		inFlight := "-"
 		if r.Load != nil {
 			inFlight = fmt.Sprint(r.Load.InFlight)
 		}
-		t.row(r.Name, r.Tier, phase, nodeText(r), seatsText(r.Seats), inFlight, age(r.Since, at), replicaNote(r))
+		t.row(r.Name, r.Tier, statusText(r), nodeText(r), seatsText(r.Seats), inFlight, age(r.Since, at), replicaNote(r))
 	}
 	return t.flush()
 }
@@ -148,8 +156,8 @@ func (c *asker) showReplica(r api.Replica) error {
 	f.set("Variant", r.Variant)
 	f.set("Hash", r.VariantHash)
 	f.set("Tier", r.Tier)
-	f.set("Phase", fmt.Sprintf("%s for %s", r.Phase, age(r.Since, at)))
-	f.setIf("Target", r.Target)
+	f.set("Status", fmt.Sprintf("%s for %s", r.Status, age(r.Since, at)))
+	f.set("Goal", r.Goal)
 	f.set("Node", strings.TrimSpace(r.NodeName+" "+r.Node))
 	f.set("Capacity pool", poolName(r.CapacityPool))
 	f.set("Seats", strings.Join(r.Seats, ", "))
@@ -167,7 +175,7 @@ func (c *asker) showReplica(r api.Replica) error {
 	if r.SleepMemory > 0 {
 		f.set("GPU memory (WARM)", bytesize.Text(r.SleepMemory)+" of each GPU")
 	}
-	f.set("Nomad job", r.Job)
+	f.set("Nomad job", r.Name)
 	f.set("Created", clock(r.Created))
 	f.setIf("Note", replicaNote(r))
 	if !r.Retry.IsZero() {

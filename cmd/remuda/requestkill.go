@@ -35,6 +35,10 @@ code is then 1, because the outcome is unknown.`,
 			if err != nil {
 				return err
 			}
+			if len(s.Places) == 0 {
+				return fmt.Errorf("request %q is not reported by any gateway (they report the oldest %d at each replica and the first %d of each queue): all gateways are ordered to end it if present",
+					s.ID, api.MaxReportRequests, api.MaxReportRequests)
+			}
 			for _, p := range s.Places {
 				c.printf("%s %s: kill ordered.\n", s.ID, placeText(p))
 			}

@@ -89,7 +89,7 @@ func (c *asker) expect(ctx context.Context, model, pool string, n int, w *watchi
 		// Where more are wanted in all, others may be there beside those that are expected.
 		serving := 0
 		for _, r := range s.Replicas {
-			if r.CapacityPool == pool && r.Tier == "HOT" && r.Phase == "running" {
+			if r.CapacityPool == pool && r.Status == "serving" {
 				serving++
 			}
 		}

@@ -21,11 +21,11 @@ func TestTables(t *testing.T) {
 	const gpu = "GPU-aaaaaaaa-0000-4000-8000-000000000000"
 	replicas := []api.Replica{
 		{
-			Name: "m:v:1", Model: "m", Variant: "v", ID: "1", Current: true, Tier: "HOT", Phase: "running", Node: "11111111-0000", NodeName: "gpu-1",
-			Seats: []string{gpu + "#0"}, Memory: map[string]int64{gpu: 40 << 30}, HostMemory: 20 << 30, SleepMemory: 1 << 30, Job: "m:v:1", Load: &api.Load{InFlight: 2, Busy: true},
+			Name: "m:v:1", Model: "m", Variant: "v", ID: "1", Current: true, Tier: "HOT", Status: "serving", Goal: "run", Node: "11111111-0000", NodeName: "gpu-1",
+			Seats: []string{gpu + "#0"}, Memory: map[string]int64{gpu: 40 << 30}, HostMemory: 20 << 30, SleepMemory: 1 << 30, Load: &api.Load{InFlight: 2, Busy: true},
 		},
 		{
-			Name: "m:v:2", Model: "m", Variant: "v", ID: "2", Tier: "HOT", Phase: "draining", Target: "WARM", Node: "11111111-0000", NodeName: "gpu-1",
+			Name: "m:v:2", Model: "m", Variant: "v", ID: "2", Tier: "HOT", Status: "draining", Goal: "warm", Node: "11111111-0000", NodeName: "gpu-1",
 			Seats: []string{gpu + "#1"}, For: "other", Canary: true,
 		},
 	}
@@ -46,7 +46,7 @@ func TestTables(t *testing.T) {
 		"GET /v1/agent/self":                  api.AgentSelf{ID: "s1", Version: "1.0.0", Address: "10.0.0.1:4751", Leader: true, KnownLeader: true, Index: 7, Gateways: []api.GatewayStatus{{Name: "gw", Index: 7}}},
 		"GET /v1/decisions":                   decisions,
 		"GET /v1/dedicated":                   api.Dedicated{Source: "operator", Models: map[string]int{"m": 2}},
-		"PUT /v1/evict":                       api.EvictResponse{Replicas: []api.Eviction{{Name: "m:v:1", Node: "11111111-0000", From: "HOT", To: "WARM", FreedGPUs: 1, FreedBytes: 39 << 30}, {Name: "m:v:2", From: "HOT", Error: "unchanged: already leaving (HOT draining)"}}},
+		"PUT /v1/evict":                       api.EvictResponse{Replicas: []api.Eviction{{Name: "m:v:1", Node: "11111111-0000", From: "HOT", To: "WARM", FreedGPUs: 1, FreedBytes: 39 << 30}, {Name: "m:v:2", From: "HOT", Error: "unchanged: already leaving (draining)"}}},
 		"GET /v1/gateways":                    []api.Gateway{{Name: "gw", Index: 7, InFlight: 2, Waiting: 3}},
 		"GET /v1/models":                      []api.ModelSummary{{Name: "m", Variants: []string{"v"}, Min: 1, Max: 4, Replicas: 2, Target: 2, Management: "full", Counts: api.Counts{Hot: 1, Starting: 1}}},
 		"GET /v1/model/m":                     api.ModelStatus{Model: model, Counts: api.Counts{Hot: 1, Leaving: 1}, VariantCounts: map[string]api.Counts{"v": {Hot: 1}}, Unplaceable: map[string]string{"v": "no GPUs"}, Replicas: replicas, Decisions: decisions, Why: "1 of 2 replicas serve.", Queue: &queue},
@@ -58,7 +58,7 @@ func TestTables(t *testing.T) {
 		"GET /v1/replicas":                    replicas,
 		"GET /v1/replica/m:v:1":               replicas[0],
 		"GET /v1/switches":                    []api.Switch{{Name: "pause-reconcile", Value: "true"}},
-		"GET /v1/operator/raft/configuration": api.RaftConfiguration{Servers: []api.RaftServer{{ID: "s1", Address: "10.0.0.1:4751", Leader: true}, {ID: "s2", Address: "10.0.0.2:4751"}}},
+		"GET /v1/operator/raft/configuration": api.RaftConfiguration{Servers: []api.RaftServer{{ID: "s1", Address: "10.0.0.1:4751", Leader: true, Voter: true, FeatureLevel: 1}, {ID: "s2", Address: "10.0.0.2:4751", PromotionBlocked: "it was healthy for 3s: must be for 10s"}}},
 	})
 	var got strings.Builder
 	for _, verb := range []string{

@@ -23,7 +23,7 @@ func TestPlanDoesNothing(t *testing.T) {
 
 	out := r.ok("plan", path)
 	require.Contains(t, out, "1 replica would change:\n\n  m:h100:")
-	require.Contains(t, out, "    new: HOT placed, on gpu-1")
+	require.Contains(t, out, "    new: placed, on gpu-1")
 	require.Contains(t, out, "Plan only: nothing was changed.\n")
 	require.Contains(t, r.ok("model", "list"), "No models.")
 	for _, line := range strings.Split(out, "\n") {
@@ -40,7 +40,7 @@ func TestPlanDoesNothing(t *testing.T) {
 	require.NotEmpty(t, p.Changes[0].Why)
 	require.NotEmpty(t, p.Decisions)
 	out = r.ok("plan", "-evict", "m", "-to", "warm")
-	require.Contains(t, out, "HOT running -> HOT draining, then WARM, on gpu-1\n    as requested.\n")
+	require.Contains(t, out, "serving -> draining, then WARM, on gpu-1\n    as requested.\n")
 	big := writeModel(t, "big", "  max = 1\n  replicas = 1\n"+variant("h100", "500GiB"))
 	out = r.ok("plan", big)
 	require.Contains(t, out, "Would wait:\n\n  big\n")

@@ -55,8 +55,8 @@ func scaled(s api.ModelStatus) (bool, error) {
 	serving := 0
 	for _, r := range s.Replicas {
 		switch {
-		case r.Tier != "HOT" && r.Phase == "running": // at rest
-		case r.Tier == "HOT" && r.Phase == "running" && current(r):
+		case r.Status == "warm", r.Status == "cold": // at rest
+		case r.Status == "serving" && current(r):
 			serving++
 		default:
 			return false, nil
@@ -68,7 +68,7 @@ func scaled(s api.ModelStatus) (bool, error) {
 // stopped: no replica holds anything any more.
 func stopped(s api.ModelStatus) (bool, error) {
 	for _, r := range s.Replicas {
-		if r.Tier != "COLD" || r.Phase != "running" {
+		if r.Status != "cold" {
 			return false, nil
 		}
 	}
@@ -144,14 +144,14 @@ func (p *progress) tell(s api.ModelStatus) {
 	}
 	for _, r := range s.Replicas {
 		there[r.Name] = true
-		line := r.Tier + " " + r.Phase
+		line := statusText(r)
 		if r.NodeName != "" {
 			line += " on " + r.NodeName
 		}
 		if r.Canary {
 			line += ", canary"
 		}
-		if r.Phase == "failed" && r.LastError != "" {
+		if r.Status == "failed" && r.LastError != "" {
 			line += ": " + r.LastError
 		}
 		if p.replicas[r.Name] != line {

@@ -14,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
@@ -104,7 +105,7 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 		return err
 	}
 	url := a.cfg.apiURL(p.listener.Addr())
-	a.log.Info("agent started", "api", url, "raft", p.node.Address(), "id", p.node.ID(), "acl", a.cfg.ACL.Enabled, "tls_http", a.cfg.TLS.forHTTP(), "tls_raft", a.cfg.TLS.forRaft())
+	a.log.Info("agent started", "api", url, "raft", p.node.Address(), "id", p.node.ID(), "acl", a.cfg.ACL.Enabled, "tls_http", a.cfg.TLS.forHTTP(), "tls_raft", a.cfg.TLS.forRaft(), "secret_raft", a.cfg.Raft.Secret != "" || a.cfg.Raft.SecretFile != "")
 	a.warn(p.listener.Addr())
 	if a.cfg.OnListen != nil {
 		a.cfg.OnListen(url)
@@ -150,8 +151,8 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 	return failure
 }
 
-// part takes leave of the other servers: the next leader need not be waited for, and
-// where it is wanted they do not count on this one any more.
+// part leaves the cluster if the config says so. Otherwise it transfers leadership, so
+// that the others do not wait for an election.
 func (a *Agent) part(ctx context.Context, node *raft.Node) {
 	if a.cfg.LeaveOnTerminate {
 		ctx, cancel := context.WithTimeout(ctx, leaveTimeout)
@@ -161,8 +162,9 @@ func (a *Agent) part(ctx context.Context, node *raft.Node) {
 		}
 		return
 	}
-	peers, err := node.Peers()
-	if now, _ := node.Leadership(); err != nil || !now.Leader || len(peers) < 2 {
+	members, err := node.Members()
+	voters := slices.DeleteFunc(members, func(m raft.Member) bool { return !m.Voter })
+	if now, _ := node.Leadership(); err != nil || !now.Leader || len(voters) < 2 {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, handOverTimeout)
@@ -207,7 +209,7 @@ func (a *Agent) open(ctx context.Context, p *parts) error {
 	if p.node, err = a.openRaft(secure.raft, address, registry); err != nil {
 		return err
 	}
-	loads := load.New(a.cfg.GatewayTTL, time.Now)
+	loads := load.New(a.cfg.Reconcile.GatewayTTL, time.Now)
 	rc := reconcile.DefaultConfig()
 	rc.Raft, rc.Nomad, rc.Pools, rc.Shims, rc.Consul, rc.Loads = p.node, p.nomad, pools, p.shims, watcher, loads
 	rc.Planner, rc.Logger, rc.Registerer = a.cfg.planner(), a.log.Named("reconcile"), registry
@@ -236,10 +238,15 @@ func (a *Agent) openRaft(secure *raft.TLS, address net.Addr, registry prometheus
 	if err != nil {
 		return nil, err
 	}
+	secret, err := a.cfg.Raft.secret()
+	if err != nil {
+		return nil, fmt.Errorf("the secret of the Raft port %w", err)
+	}
 	rc := raft.DefaultConfig()
 	rc.DataDir, rc.Cluster, rc.BootstrapExpect, rc.Join = a.cfg.DataDir, a.cfg.Cluster, a.cfg.BootstrapExpect, a.cfg.Join
 	rc.Bind, rc.Advertise, rc.TLS, rc.API = a.cfg.Raft.Bind, a.cfg.Raft.Advertise, secure, a.cfg.apiURL(address)
 	rc.HeartbeatTimeout, rc.ElectionTimeout, rc.LeaderLeaseTimeout = a.cfg.Raft.HeartbeatTimeout, a.cfg.Raft.ElectionTimeout, a.cfg.Raft.LeaderLeaseTimeout
+	rc.Secret, rc.ServerStabilizationTime = secret, a.cfg.Raft.ServerStabilizationTime
 	rc.SnapshotInterval, rc.SnapshotThreshold, rc.TrailingLogs = a.cfg.Raft.SnapshotInterval, a.cfg.Raft.SnapshotThreshold, a.cfg.Raft.TrailingLogs
 	rc.Store, rc.Logger, rc.Registerer = store, a.log, registry
 	return raft.Open(rc)

@@ -2,6 +2,7 @@ package agent_test
 
 import (
 	"context"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -16,6 +17,7 @@ import (
 	"remuda/controller/agent"
 	"remuda/controller/api"
 	"remuda/controller/state"
+	"remuda/internal/testkit/loopback"
 	"remuda/internal/testkit/nomadtest"
 )
 
@@ -85,6 +87,37 @@ func TestAgentEndsWhenRaftFails(t *testing.T) {
 	err = a.Run(ctx)
 	require.ErrorContains(t, err, "this server has failed")
 	require.ErrorIs(t, err, state.ErrUnknownCommand)
+}
+
+// TestServersShareTheSecretOfAFile: a server with the secret joins, and one with another
+// secret does not.
+func TestServersShareTheSecretOfAFile(t *testing.T) {
+	file := func(secret string) string {
+		path := filepath.Join(t.TempDir(), "secret")
+		require.NoError(t, os.WriteFile(path, []byte(secret+"\n"), 0o600))
+		return path
+	}
+	address := loopback.Free(t)
+	server := func(secret string, edit func(*agent.Config)) *api.Client {
+		cfg := devConfig(t, t.TempDir())
+		cfg.Raft.Secret, cfg.Raft.SecretFile = "", file(secret)
+		edit(&cfg)
+		client, _, _ := run(t, cfg)
+		return client
+	}
+	join := func(cfg *agent.Config) { cfg.BootstrapExpect, cfg.Join = 0, []string{address} }
+	first := server("0123456789abcdef", func(cfg *agent.Config) { cfg.Raft.Bind = address })
+	stranger := server("fedcba9876543210", join)
+	server("0123456789abcdef", join)
+	var members api.RaftConfiguration
+	require.Eventually(t, func() bool {
+		var err error
+		members, _, err = first.RaftConfiguration(t.Context(), api.QueryOptions{})
+		return err == nil && len(members.Servers) == 2
+	}, patience, 10*time.Millisecond)
+	leader, err := stranger.Leader(t.Context())
+	require.NoError(t, err)
+	require.Empty(t, leader.ID)
 }
 
 // TestAgentAnswersWaitingQueriesWhenItStops: nobody who watches holds it up.

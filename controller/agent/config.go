@@ -2,7 +2,7 @@ package agent
 
 import (
 	"cmp"
-	"errors"
+	"crypto/rand"
 	"fmt"
 	"net"
 	"net/url"
@@ -14,43 +14,39 @@ import (
 
 	"remuda/controller/planner"
 	"remuda/controller/raft"
-	"remuda/internal/hclconfig"
+	"remuda/internal/hclfault"
 )
 
 // Config is everything an Agent needs. Start from DefaultConfig or DevConfig.
 type Config struct {
 	// DataDir holds the Raft log, the snapshots and the server's identity.
-	DataDir string
+	DataDir string `hcl:"data_dir"`
 	// LogLevel is trace, debug, info, warn or error. The program that builds the
 	// logger applies it.
-	LogLevel string
+	LogLevel string `hcl:"log_level"`
 
 	// Cluster is a name that all servers share.
-	Cluster string
+	Cluster string `hcl:"cluster"`
 	// BootstrapExpect is how many servers form a new cluster together, and 0 where
 	// this one joins a cluster that is there.
-	BootstrapExpect int
+	BootstrapExpect int `hcl:"bootstrap_expect"`
 	// Join are the Raft addresses of other servers. This one's own may be among
 	// them, so that all servers can have the same list.
-	Join []string
+	Join []string `hcl:"join"`
 	// LeaveOnTerminate has a server that is told to stop leave the cluster, so that
 	// the others no longer count on it. Without it the server stays a member, which
 	// is right where it comes back.
-	LeaveOnTerminate bool
+	LeaveOnTerminate bool `hcl:"leave_on_terminate"`
 
-	Raft Raft
-	HTTP HTTP
-	TLS  TLS
-	ACL  ACL
+	Raft Raft `hcl:"raft,block"`
+	HTTP HTTP `hcl:"http,block"`
+	TLS  TLS  `hcl:"tls,block"`
+	ACL  ACL  `hcl:"acl,block"`
 	// Nomad is the controller's own, Pools are external capacity.
-	Nomad  Nomad
-	Pools  []Pool
-	Consul Consul
-	// Reconcile's Pools are made of Pools.
-	Reconcile planner.Config
-	// GatewayTTL is how long what a gateway reported counts without its saying it again.
-	// A new leader calls no replica drained before it has listened for that long.
-	GatewayTTL time.Duration
+	Nomad     Nomad     `hcl:"nomad,block"`
+	Pools     []Pool    `hcl:"pool,block"`
+	Consul    Consul    `hcl:"consul,block"`
+	Reconcile Reconcile `hcl:"reconcile,block"`
 
 	// Logger may be nil.
 	Logger hclog.Logger
@@ -61,24 +57,40 @@ type Config struct {
 
 // Raft is how servers reach each other, and how patient they are.
 type Raft struct {
-	// Bind is where to listen, host:port, and Advertise where others reach this
-	// server; empty: Bind, which then must name one address.
-	Bind, Advertise string
+	// Bind is where to listen, host:port.
+	Bind string `hcl:"bind"`
+	// Advertise is where others reach this server, host:port; empty: Bind, which then
+	// must name one address.
+	Advertise string `hcl:"advertise"`
+	// Secret authenticates servers to each other. It is the same on all servers, at least
+	// 16 bytes, as `openssl rand -hex 32` prints them. It does not encrypt: that takes TLS.
+	// A server that does not listen on loopback needs a secret or TLS.
+	Secret string `hcl:"secret"`
+	// SecretFile is a file that contains the secret; white space around it is removed.
+	SecretFile string `hcl:"secret_file"`
+	// ServerStabilizationTime is how long a server that joins must be healthy without a
+	// break before it becomes a voter.
+	ServerStabilizationTime time.Duration `hcl:"server_stabilization_time"`
 	// HeartbeatTimeout, ElectionTimeout and LeaderLeaseTimeout are hashicorp/raft's.
-	HeartbeatTimeout, ElectionTimeout, LeaderLeaseTimeout time.Duration
+	HeartbeatTimeout   time.Duration `hcl:"heartbeat_timeout"`
+	ElectionTimeout    time.Duration `hcl:"election_timeout"`
+	LeaderLeaseTimeout time.Duration `hcl:"leader_lease_timeout"`
 	// SnapshotInterval, SnapshotThreshold and TrailingLogs say when the log is cut.
-	SnapshotInterval                time.Duration
-	SnapshotThreshold, TrailingLogs uint64
+	SnapshotInterval  time.Duration `hcl:"snapshot_interval"`
+	SnapshotThreshold uint64        `hcl:"snapshot_threshold"`
+	TrailingLogs      uint64        `hcl:"trailing_logs"`
 }
 
 // HTTP is where the API is.
 type HTTP struct {
-	// Bind is where to listen, host:port, and Advertise where clients and the other
-	// servers reach this one; empty: Bind, which then must name one address.
-	Bind, Advertise string
+	// Bind is where to listen, host:port.
+	Bind string `hcl:"bind"`
+	// Advertise is where clients and the other servers reach this one, host:port; empty:
+	// Bind, which then must name one address.
+	Advertise string `hcl:"advertise"`
 	// Drain is how long requests that are under way may take when the agent stops.
 	// Those that wait for a change are answered at once.
-	Drain time.Duration
+	Drain time.Duration `hcl:"drain"`
 }
 
 // TLS has one certificate for a server's Raft port and for its API. Servers always
@@ -86,14 +98,17 @@ type HTTP struct {
 type TLS struct {
 	// CAFile, CertFile and KeyFile are PEM files; all or none. The certificate is for
 	// server and client use.
-	CAFile, CertFile, KeyFile string
-	// ServerName is what the servers' certificates are for; empty: the host by which a
-	// server is reached. It counts between servers only.
-	ServerName string
+	CAFile   string `hcl:"ca_file"`
+	CertFile string `hcl:"cert_file"`
+	KeyFile  string `hcl:"key_file"`
+	// ServerName is a DNS name that the servers' certificates bear, and no others of the
+	// same CA: a server accepts no connection from a server without it.
+	ServerName string `hcl:"server_name"`
 	// VerifyClient asks the API's clients for a certificate of CAFile.
-	VerifyClient bool
+	VerifyClient bool `hcl:"verify_client"`
 	// Raft and HTTP can be switched off separately, as while a cluster is moved to TLS.
-	Raft, HTTP bool
+	Raft bool `hcl:"raft"`
+	HTTP bool `hcl:"http"`
 }
 
 func (t TLS) given() bool { return t.CAFile != "" || t.CertFile != "" || t.KeyFile != "" }
@@ -105,30 +120,46 @@ func (t TLS) forRaft() bool { return t.given() && t.Raft }
 // ACL says who may use the API.
 type ACL struct {
 	// Enabled refuses whoever has no token; `remuda acl bootstrap` gives the first.
-	Enabled bool
+	Enabled bool `hcl:"enabled"`
 }
 
 // Nomad says where the replicas' jobs run.
 type Nomad struct {
 	// Address, Token, Namespace and Region are empty where NOMAD_ADDR and its friends
 	// say it; of a pool they are not asked.
-	Address, Token, Namespace, Region string
+	Address   string `hcl:"address"`
+	Token     string `hcl:"token"`
+	Namespace string `hcl:"namespace"`
+	Region    string `hcl:"region"`
 	// NodePool: only the nodes of this pool of Nomad's are used; empty: all.
-	NodePool string
+	NodePool string `hcl:"node_pool"`
 	// CAFile, CertFile, KeyFile and ServerName are for HTTPS; all empty: NOMAD_CACERT
 	// and its friends, of which a pool has none either.
-	CAFile, CertFile, KeyFile, ServerName string
-	// Rate is how many requests a second are sent at most, on average, and Burst how
-	// many at once.
-	Rate, Burst int
+	CAFile     string `hcl:"ca_file"`
+	CertFile   string `hcl:"cert_file"`
+	KeyFile    string `hcl:"key_file"`
+	ServerName string `hcl:"server_name"`
+	// Rate is how many requests a second are sent at most, on average.
+	Rate int `hcl:"rate"`
+	// Burst is how many requests are sent at once at most.
+	Burst int `hcl:"burst"`
 }
 
 // Consul says where engines are found, and how the agent appears there.
 type Consul struct {
 	// Address and Token are empty where CONSUL_HTTP_ADDR and CONSUL_HTTP_TOKEN say it.
-	Address, Token string
+	Address string `hcl:"address"`
+	Token   string `hcl:"token"`
 	// Service is the name under which the agent registers itself; empty: it does not.
-	Service string
+	Service string `hcl:"service"`
+}
+
+// Reconcile says how patient the reconciler is. Its Pools are made of Config.Pools.
+type Reconcile struct {
+	planner.Config `hcl:",remain"`
+	// GatewayTTL is how long a report of a gateway counts until its next one.
+	// A new leader calls no replica drained before it has listened for that long.
+	GatewayTTL time.Duration `hcl:"gateway_ttl"`
 }
 
 // Addresses of an agent that is told nothing else.
@@ -149,7 +180,7 @@ func DefaultConfig() Config {
 		BootstrapExpect: 1,
 		Raft: Raft{
 			// Loopback: opening a port to the network is the operator's decision.
-			Bind:             DefaultRaft,
+			Bind: DefaultRaft, ServerStabilizationTime: r.ServerStabilizationTime,
 			HeartbeatTimeout: r.HeartbeatTimeout, ElectionTimeout: r.ElectionTimeout, LeaderLeaseTimeout: r.LeaderLeaseTimeout,
 			SnapshotInterval: r.SnapshotInterval, SnapshotThreshold: r.SnapshotThreshold, TrailingLogs: r.TrailingLogs,
 		},
@@ -158,37 +189,37 @@ func DefaultConfig() Config {
 			// Half of Nomad's default kill_timeout of 5 s: the rest is for Raft.
 			Drain: 2500 * time.Millisecond,
 		},
-		TLS: TLS{Raft: true, HTTP: true},
+		TLS: TLS{ServerName: raft.DefaultServerName, Raft: true, HTTP: true},
 		// Deny by default.
-		ACL:       ACL{Enabled: true},
-		Nomad:     defaultNomad(),
-		Consul:    Consul{Service: "remuda-controller"},
-		Reconcile: planner.DefaultConfig(),
-		// Several reports of a gateway, so that one that is lost makes no difference.
-		GatewayTTL: 10 * time.Second,
+		ACL:    ACL{Enabled: true},
+		Nomad:  defaultNomad(),
+		Consul: Consul{Service: "remuda-controller"},
+		Reconcile: Reconcile{
+			Config: planner.DefaultConfig(),
+			// Several reports of a gateway, so that one that is lost makes no difference.
+			GatewayTTL: 10 * time.Second,
+		},
 	}
 }
 
 // defaultNomad is as nomad.DefaultConfig, which has the reasons.
 func defaultNomad() Nomad { return Nomad{Rate: 50, Burst: 100} }
 
-// DevConfig returns settings for `remuda agent -dev`: one server on loopback that
-// asks nobody for a token. DataDir is empty: the caller makes one that goes again.
+// DevConfig returns settings for `remuda agent -dev`: one server on loopback without
+// ACLs. DataDir is empty: the caller makes a temporary one.
 func DevConfig() Config {
 	c := DefaultConfig()
 	c.ACL.Enabled = false
+	c.Raft.Secret = rand.Text() // No other server joins it.
 	// A single server has nobody to elect but itself: let it lead at once.
 	c.Raft.HeartbeatTimeout, c.Raft.ElectionTimeout, c.Raft.LeaderLeaseTimeout = 50*time.Millisecond, 50*time.Millisecond, 50*time.Millisecond
 	return c
 }
 
 // problems checks all settings, and returns what is wrong with them.
-func (c Config) problems() []hclconfig.Problem {
-	var out []hclconfig.Problem
-	bad := func(field, format string, args ...any) {
-		out = append(out, hclconfig.Problem{Field: field, Text: fmt.Sprintf(format, args...)})
-	}
-	blame := func(fields ...string) { out[len(out)-1].Blame = fields }
+func (c Config) problems() hclfault.Problems {
+	var out hclfault.Problems
+	bad, blame := out.Add, out.Blame
 	if c.DataDir == "" {
 		bad("data_dir", "is required: the directory of the Raft log, which must survive a restart")
 	}
@@ -232,22 +263,25 @@ func (c Config) problems() []hclconfig.Problem {
 			bad(l.block+".advertise", `is %q: must be "host:port" at which others reach this server`, l.advertise)
 		}
 	}
+	if host, _, err := net.SplitHostPort(c.Raft.Bind); err == nil && !raft.Loopback(host) && !c.TLS.forRaft() && c.Raft.Secret == "" && c.Raft.SecretFile == "" {
+		bad("raft.bind", "is %s and the Raft port has no authentication, so every host that reaches it could take over the cluster: set raft.secret or raft.secret_file, the same on all servers (\"openssl rand -hex 32\" prints one), or tls.ca_file, tls.cert_file and tls.key_file", c.Raft.Bind)
+	}
 	out = append(out, c.Raft.problems()...)
 	if c.HTTP.Drain < time.Millisecond {
 		bad("http.drain", "is %s: must be at least 1ms", c.HTTP.Drain)
 	}
 	out = append(out, c.TLS.problems()...)
-	out = append(out, c.Nomad.problems("nomad.")...)
-	out = append(out, c.poolProblems()...)
-	out = append(out, reconcileProblems(c.Reconcile)...)
-	if c.GatewayTTL < 100*time.Millisecond {
-		bad("reconcile.gateway_ttl", "is %s: must be at least 100ms, and several report intervals of the gateways", c.GatewayTTL)
+	out.Within("nomad.", c.Nomad.problems())
+	out.Within("", c.poolProblems())
+	out.Within("reconcile.", c.Reconcile.Problems())
+	if c.Reconcile.GatewayTTL < 100*time.Millisecond {
+		bad("reconcile.gateway_ttl", "is %s: must be at least 100ms, and several report intervals of the gateways", c.Reconcile.GatewayTTL)
 	}
 	return out
 }
 
-func (r Raft) problems() []hclconfig.Problem {
-	var out []hclconfig.Problem
+func (r Raft) problems() hclfault.Problems {
+	var out hclfault.Problems
 	for _, d := range []struct {
 		field string
 		value time.Duration
@@ -256,128 +290,106 @@ func (r Raft) problems() []hclconfig.Problem {
 		{"election_timeout", r.ElectionTimeout},
 		{"leader_lease_timeout", r.LeaderLeaseTimeout},
 		{"snapshot_interval", r.SnapshotInterval},
+		{"server_stabilization_time", r.ServerStabilizationTime},
 	} {
 		// hashicorp/raft refuses less.
 		if d.value < 5*time.Millisecond {
-			out = append(out, hclconfig.Problem{Field: "raft." + d.field, Text: fmt.Sprintf("is %s: must be at least 5ms", d.value)})
+			out = append(out, hclfault.Problem{Field: "raft." + d.field, Text: fmt.Sprintf("is %s: must be at least 5ms", d.value)})
 		}
 	}
 	if r.LeaderLeaseTimeout > r.HeartbeatTimeout {
-		out = append(out, hclconfig.Problem{
+		out = append(out, hclfault.Problem{
 			Field: "raft.leader_lease_timeout", Blame: []string{"raft.heartbeat_timeout"},
 			Text: fmt.Sprintf("is %s: must be at most raft.heartbeat_timeout (%s)", r.LeaderLeaseTimeout, r.HeartbeatTimeout),
 		})
 	}
+	if r.Secret != "" && r.SecretFile != "" {
+		out = append(out, hclfault.Problem{Field: "raft.secret_file", Text: "is set, and raft.secret too: set one of them", Blame: []string{"raft.secret"}})
+	} else if _, err := r.secret(); err != nil {
+		field := "raft.secret"
+		if r.SecretFile != "" {
+			field = "raft.secret_file"
+		}
+		out = append(out, hclfault.Problem{Field: field, Text: err.Error()})
+	}
 	if r.SnapshotThreshold < 1 {
-		out = append(out, hclconfig.Problem{Field: "raft.snapshot_threshold", Text: "is 0: must be at least 1"})
+		out = append(out, hclfault.Problem{Field: "raft.snapshot_threshold", Text: "is 0: must be at least 1"})
 	}
 	return out
 }
 
-func (t TLS) problems() []hclconfig.Problem {
-	var out []hclconfig.Problem
+// secret returns the secret of the Raft port, empty if there is none.
+func (r Raft) secret() (string, error) {
+	secret := r.Secret
+	if r.SecretFile != "" {
+		data, err := os.ReadFile(r.SecretFile)
+		if err != nil {
+			return "", fmt.Errorf("cannot be read: %w", err)
+		}
+		secret = strings.TrimSpace(string(data))
+	} else if secret == "" {
+		return "", nil
+	}
+	if len(secret) < raft.MinSecret {
+		return "", fmt.Errorf("has %d bytes: must have at least %d (\"openssl rand -hex 32\" prints a good one)", len(secret), raft.MinSecret)
+	}
+	return secret, nil
+}
+
+func (t TLS) problems() hclfault.Problems {
+	var out hclfault.Problems
+	if t.given() && t.ServerName == "" {
+		out = append(out, hclfault.Problem{Field: "tls.server_name", Text: "is empty: must be a DNS name that the certificates of all servers bear"})
+	}
 	files := []struct{ field, path string }{{"tls.ca_file", t.CAFile}, {"tls.cert_file", t.CertFile}, {"tls.key_file", t.KeyFile}}
 	for _, f := range files {
 		switch {
 		case f.path == "" && t.given():
-			out = append(out, hclconfig.Problem{Field: f.field, Text: "is missing: set tls.ca_file, tls.cert_file and tls.key_file together", Blame: []string{"tls.ca_file", "tls.cert_file", "tls.key_file"}})
+			out = append(out, hclfault.Problem{Field: f.field, Text: "is missing: set tls.ca_file, tls.cert_file and tls.key_file together", Blame: []string{"tls.ca_file", "tls.cert_file", "tls.key_file"}})
 		case f.path != "":
 			if err := readable(f.path); err != nil {
-				out = append(out, hclconfig.Problem{Field: f.field, Text: fmt.Sprintf("cannot be read: %v", err)})
+				out = append(out, hclfault.Problem{Field: f.field, Text: fmt.Sprintf("cannot be read: %v", err)})
 			}
 		}
 	}
 	if t.VerifyClient && !t.forHTTP() {
-		out = append(out, hclconfig.Problem{Field: "tls.verify_client", Text: "is true without TLS for the API: set tls.ca_file, tls.cert_file, tls.key_file and tls.http"})
+		out = append(out, hclfault.Problem{Field: "tls.verify_client", Text: "is true without TLS for the API: set tls.ca_file, tls.cert_file, tls.key_file and tls.http"})
 	}
 	return out
 }
 
-// problems names the fields with prefix, which ends with a dot.
-func (n Nomad) problems(prefix string) []hclconfig.Problem {
-	var out []hclconfig.Problem
+func (n Nomad) problems() hclfault.Problems {
+	var out hclfault.Problems
 	if n.Address != "" {
 		if u, err := url.Parse(n.Address); err != nil || u.Host == "" && u.Scheme != "unix" || u.Scheme != "http" && u.Scheme != "https" && u.Scheme != "unix" {
-			out = append(out, hclconfig.Problem{Field: prefix + "address", Text: fmt.Sprintf(`is %q: must be a URL like "http://127.0.0.1:4646"`, n.Address)})
+			out.Add("address", `is %q: must be a URL like "http://127.0.0.1:4646"`, n.Address)
 		}
 	}
 	if (n.CertFile == "") != (n.KeyFile == "") {
-		out = append(out, hclconfig.Problem{Field: prefix + "cert_file", Text: "and " + prefix + "key_file must be set together", Blame: []string{prefix + "key_file"}})
+		out.Add("cert_file", "and key_file must be set together")
+		out.Blame("key_file")
 	}
-	for _, f := range []struct{ field, path string }{{prefix + "ca_file", n.CAFile}, {prefix + "cert_file", n.CertFile}, {prefix + "key_file", n.KeyFile}} {
+	for _, f := range []struct{ field, path string }{{"ca_file", n.CAFile}, {"cert_file", n.CertFile}, {"key_file", n.KeyFile}} {
 		if f.path == "" {
 			continue
 		}
 		if err := readable(f.path); err != nil {
-			out = append(out, hclconfig.Problem{Field: f.field, Text: fmt.Sprintf("cannot be read: %v", err)})
+			out.Add(f.field, "cannot be read: %v", err)
 		}
 	}
 	for _, v := range []struct {
 		field string
 		value int
-	}{{prefix + "rate", n.Rate}, {prefix + "burst", n.Burst}} {
+	}{{"rate", n.Rate}, {"burst", n.Burst}} {
 		if v.value < 1 {
-			out = append(out, hclconfig.Problem{Field: v.field, Text: fmt.Sprintf("is %d: must be at least 1", v.value)})
-		}
-	}
-	return out
-}
-
-// reconcileProblems has the planner's own rules by the names of the config file.
-func reconcileProblems(c planner.Config) []hclconfig.Problem {
-	var out []hclconfig.Problem
-	for _, s := range reconcileTimes {
-		switch d := *s.at(&c); {
-		case d < 0 && s.zero:
-			out = append(out, hclconfig.Problem{Field: "reconcile." + s.name, Text: fmt.Sprintf("is %s: must be 0 or more", d)})
-		case d <= 0 && !s.zero:
-			out = append(out, hclconfig.Problem{Field: "reconcile." + s.name, Text: fmt.Sprintf("is %s: must be more than 0", d)})
-		}
-	}
-	for _, s := range reconcileRates {
-		if n := *s.at(&c); !(n > 0) {
-			out = append(out, hclconfig.Problem{Field: "reconcile.rates." + s.name, Text: fmt.Sprintf("is %g: must be more than 0 bytes a second", n)})
-		}
-	}
-	if c.PruneMax < 1 {
-		out = append(out, hclconfig.Problem{Field: "reconcile.prune_max", Text: fmt.Sprintf("is %d: must be at least 1", c.PruneMax)})
-	}
-	if c.MemorySlack < 0 {
-		out = append(out, hclconfig.Problem{Field: "reconcile.memory_slack", Text: fmt.Sprintf("is %d bytes: must be 0 or more", c.MemorySlack)})
-	}
-	if !(c.WarmShare >= 0 && c.WarmShare <= 1) {
-		out = append(out, hclconfig.Problem{Field: "reconcile.warm_share", Text: fmt.Sprintf("is %g: must be 0 to 1, a share of the node's memory", c.WarmShare)})
-	}
-	if c.BackoffMax < c.Backoff {
-		out = append(out, hclconfig.Problem{Field: "reconcile.backoff_max", Text: fmt.Sprintf("is %s: must be at least reconcile.backoff (%s)", c.BackoffMax, c.Backoff), Blame: []string{"reconcile.backoff"}})
-	}
-	if c.Restarts < 1 {
-		out = append(out, hclconfig.Problem{Field: "reconcile.restarts", Text: "is 0: must be at least 1"})
-	}
-	if c.Surge < 1 {
-		out = append(out, hclconfig.Problem{Field: "reconcile.surge", Text: fmt.Sprintf("is %d: must be at least 1", c.Surge)})
-	}
-	if out == nil {
-		// A rule of the planner that has no name here.
-		if err := c.Validate(); err != nil {
-			out = append(out, hclconfig.Problem{Field: "reconcile", Text: "is invalid: " + err.Error()})
+			out.Add(v.field, "is %d: must be at least 1", v.value)
 		}
 	}
 	return out
 }
 
 // validate names every bad setting at once.
-func (c Config) validate() error {
-	problems := c.problems()
-	if problems == nil {
-		return nil
-	}
-	texts := make([]string, len(problems))
-	for i, p := range problems {
-		texts[i] = p.Field + " " + p.Text
-	}
-	return errors.New("invalid agent config: " + strings.Join(texts, "; "))
-}
+func (c Config) validate() error { return c.problems().Err("invalid agent config") }
 
 func unspecified(host string) bool {
 	ip := net.ParseIP(host)

@@ -2,129 +2,62 @@ package agent
 
 import (
 	"cmp"
-	"fmt"
 	"net/url"
 	"os"
 	"slices"
 	"strings"
-	"time"
-
-	"github.com/zclconf/go-cty/cty"
 
 	"remuda/controller/api"
 	"remuda/controller/planner"
 	"remuda/controller/reconcile"
 	"remuda/controller/state"
 	"remuda/internal/hclconfig"
+	"remuda/internal/hclfault"
 )
 
 // Pool is external capacity: a Nomad, or a node pool of one, beside the controller's own.
 type Pool struct {
-	// Name is what nodes and replicas there are shown with.
-	Name string
-	// Nomad is where it is. Its address must be given, as its token where one is wanted:
+	planner.Pool `hcl:",remain"`
+	// Nomad is where it is. Its address must be set, as its token where one is needed:
 	// NOMAD_ADDR and its friends are of the own one.
-	Nomad Nomad
-	// Management says who may place there, and take away: disabled, manual, upscaling or
-	// full; see planner.Pool.
-	Management state.Management
-	// Price is a factor on the cost of a variant.
-	Price float64
-	// Batch is how many replicas leave it at a time, once in Interval.
-	Batch    int
-	Interval time.Duration
+	Nomad Nomad `hcl:"nomad,block"`
 }
 
-// DefaultPool returns a pool of that name whose Nomad is yet to be told.
+// DefaultPool returns a pool of that name without the address of its Nomad.
 func DefaultPool(name string) Pool {
-	p := planner.DefaultPool(name)
-	return Pool{Name: name, Nomad: defaultNomad(), Management: p.Management, Price: p.Price, Batch: p.Batch, Interval: p.Interval}
+	return Pool{Pool: planner.DefaultPool(name), Nomad: defaultNomad()}
+}
+
+// SetDefaults is for blocks of a config file.
+func (p *Pool) SetDefaults(*Config) { *p = DefaultPool("") }
+
+// planner returns the planner's config with the pools.
+func (c Config) planner() planner.Config {
+	out := c.Reconcile.Config
+	out.Pools = nil
+	for _, p := range c.Pools {
+		out.Pools = append(out.Pools, p.Pool)
+	}
+	return out
 }
 
 // poolBlock is the type of a pool's block in a config file.
 const poolBlock = "pool"
 
-// poolBlocks are the blocks of the pools.
-func poolBlocks() hclconfig.Labelled[Config] {
-	return hclconfig.Labelled[Config]{
-		Type: poolBlock,
-		Open: func(c *Config, name string) { c.Pools = append(slices.Clone(c.Pools), DefaultPool(name)) },
-		Settings: func(name string) []setting {
-			of := func(c *Config) *Pool {
-				return &c.Pools[slices.IndexFunc(c.Pools, func(p Pool) bool { return p.Name == name })]
-			}
-			return append(nomadSettings(func(c *Config) *Nomad { return &of(c).Nomad }),
-				setting{Name: "node_pool", Set: text(func(c *Config) *string { return &of(c).Nomad.NodePool })},
-				setting{Name: "management", Set: func(c *Config, v cty.Value) error {
-					return hclconfig.Text(func(p *Pool) *string { return (*string)(&p.Management) })(of(c), v)
-				}},
-				setting{Name: "price", Set: hclconfig.Float(func(c *Config) *float64 { return &of(c).Price })},
-				setting{Name: "batch", Set: hclconfig.Count(func(c *Config) *int { return &of(c).Batch })},
-				setting{Name: "interval", Set: duration(func(c *Config) *time.Duration { return &of(c).Interval })},
-			)
-		},
-	}
-}
-
-// planned is the pool as the planner sees it.
-func (p Pool) planned() planner.Pool {
-	return planner.Pool{Name: p.Name, Management: p.Management, Price: p.Price, Batch: p.Batch, Interval: p.Interval}
-}
-
-// planner returns the planner's config with the pools.
-func (c Config) planner() planner.Config {
-	out := c.Reconcile
-	out.Pools = nil
-	for _, p := range c.Pools {
-		out.Pools = append(out.Pools, p.planned())
-	}
-	return out
-}
-
-// maxPoolName is as long as the name of a Nomad region may be, about.
-const maxPoolName = 64
-
 // poolProblems names what is wrong with the pools.
-func (c Config) poolProblems() []hclconfig.Problem {
-	var out []hclconfig.Problem
-	seen := map[string]bool{}
+func (c Config) poolProblems() hclfault.Problems {
+	out := planner.PoolProblems(c.planner().Pools)
 	for i, p := range c.Pools {
-		title := fmt.Sprintf("%s %q", poolBlock, p.Name)
-		prefix := title + "."
-		bad := func(field, format string, args ...any) {
-			out = append(out, hclconfig.Problem{Field: prefix + field, Text: fmt.Sprintf(format, args...), Blame: []string{title}})
-		}
-		if p.Name == "" || len(p.Name) > maxPoolName || strings.Trim(p.Name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.") != "" {
-			out = append(out, hclconfig.Problem{Field: title, Text: fmt.Sprintf("is not a valid name: must be 1 to %d letters, digits, '-', '_' and '.'", maxPoolName)})
-		}
-		if seen[p.Name] {
-			out = append(out, hclconfig.Problem{Field: title, Text: "is a duplicate: each pool needs its own name"})
-		}
-		seen[p.Name] = true
-		switch p.Management {
-		case state.ManagementDisabled, state.ManagementManual, state.ManagementUpscaling, state.ManagementFull:
-		default:
-			bad("management", `is %q: must be "disabled", "manual", "upscaling" or "full"`, p.Management)
-		}
-		if !(p.Price >= 0) {
-			bad("price", "is %g: must be 0 or more, a factor on the cost of a variant", p.Price)
-		}
-		if p.Batch < 1 {
-			bad("batch", "is %d: must be at least 1", p.Batch)
-		}
-		if p.Interval < 0 {
-			bad("interval", "is %s: must be 0 or more", p.Interval)
-		}
-		for _, n := range p.Nomad.problems(prefix + "nomad.") {
-			n.Blame = append(n.Blame, title)
-			out = append(out, n)
-		}
+		title := hclconfig.Title(poolBlock, p.Name)
+		out.Within(title+".nomad.", p.Nomad.problems(), title)
 		if p.Nomad.Address == "" {
-			bad("nomad.address", "is required: NOMAD_ADDR applies to the controller's own Nomad only")
+			out.Add(title+".nomad.address", "is required: NOMAD_ADDR applies to the controller's own Nomad only")
+			out.Blame(title)
 			continue
 		}
 		if other, shared := c.shares(i); shared {
-			bad("node_pool", "is %q on the same Nomad as %s, with node_pool %q: must differ, so that each node belongs to one pool", p.Nomad.NodePool, other, c.nodePoolOf(other))
+			out.Add(title+".nomad.node_pool", "is %q on the same Nomad as %s, with node_pool %q: must differ, so that each node belongs to one pool", p.Nomad.NodePool, other, c.nodePoolOf(other))
+			out.Blame(title)
 		}
 	}
 	return out
@@ -141,7 +74,7 @@ func (c Config) shares(i int) (other string, shared bool) {
 	}
 	for _, p := range c.Pools[:i] {
 		if sameNodes(p.Nomad.place(false), n.place(false)) {
-			return fmt.Sprintf("%s %q", poolBlock, p.Name), true
+			return hclconfig.Title(poolBlock, p.Name), true
 		}
 	}
 	return "", false
@@ -149,7 +82,7 @@ func (c Config) shares(i int) (other string, shared bool) {
 
 func (c Config) nodePoolOf(other string) string {
 	for _, p := range c.Pools {
-		if other == fmt.Sprintf("%s %q", poolBlock, p.Name) {
+		if other == hclconfig.Title(poolBlock, p.Name) {
 			return p.Nomad.NodePool
 		}
 	}

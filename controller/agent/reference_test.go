@@ -10,12 +10,12 @@ import (
 func TestReferenceConfiguration(t *testing.T) {
 	parse := func(src string) (Config, error) { return Parse("agent.hcl", []byte(src), DefaultConfig()) }
 	own := reference.Keys[Config]{
-		Names: reference.Names(settings()),
+		Names: reference.Names[Config](),
 		Given: map[string]string{"data_dir": `"/var/lib/remuda"`},
 		Parse: func(values map[string]string) (Config, error) { return parse(reference.HCL(values)) },
 	}
 	pool := reference.Keys[Config]{
-		Names: reference.Names(poolBlocks().Settings("NAME")),
+		Names: reference.Names[Pool](),
 		Given: map[string]string{"nomad.address": `"http://127.0.0.1:4647"`},
 		Parse: func(values map[string]string) (Config, error) {
 			return parse(fmt.Sprintf("data_dir = \"/var/lib/remuda\"\npool \"cloud\" {\n%s}\n", reference.HCL(values)))

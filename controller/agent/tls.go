@@ -33,10 +33,13 @@ func (t TLS) load() (transport, error) {
 	if !pool.AppendCertsFromPEM(pem) {
 		return out, fmt.Errorf("tls.ca_file: %s contains no PEM certificate", t.CAFile)
 	}
+	// Also for the API alone: the servers ask each other's API for the same name.
+	secure, err := raft.LoadTLS(t.CAFile, t.CertFile, t.KeyFile, t.ServerName)
+	if err != nil {
+		return out, err
+	}
 	if t.Raft {
-		if out.raft, err = raft.LoadTLS(t.CAFile, t.CertFile, t.KeyFile, t.ServerName); err != nil {
-			return out, err
-		}
+		out.raft = secure
 	}
 	if t.HTTP {
 		// TLS 1.2 for the API: clients may be older than the servers. No HTTP/2: a query that

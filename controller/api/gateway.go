@@ -37,8 +37,9 @@ type GatewayModel struct {
 type GatewayReplica struct {
 	Name, Model, Variant string
 	// Node is the Nomad node's ID.
-	Node        string
-	Tier, Phase string
+	Node string
+	// Status is as of Replica.
+	Status string
 	// Slots of one engine, 0 where the engine says.
 	Slots int
 	// Draining: no new request may go to it.

@@ -236,8 +236,9 @@ type ScaleResponse struct {
 
 // ReplicaOutcome is where a replica stands.
 type ReplicaOutcome struct {
-	Name        string
-	Tier, Phase string
+	Name string
+	// Tier and Status are as of Replica.
+	Tier, Status string
 	// Error is why it does not come up, empty where nothing failed.
 	Error string `json:",omitempty"`
 }

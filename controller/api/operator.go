@@ -19,6 +19,14 @@ type RaftServer struct {
 	// Address is the one of Raft.
 	Address string
 	Leader  bool
+	// Voter counts for the majority. A server that joins becomes one once it is stable, or
+	// when an operator promotes it.
+	Voter bool
+	// FeatureLevel is what the server can apply; 0 until the answering server has reached
+	// it.
+	FeatureLevel int
+	// PromotionBlocked is why a non-voter does not become a voter yet.
+	PromotionBlocked string `json:",omitempty"`
 }
 
 // SnapshotInfo describes a snapshot.
@@ -107,6 +115,13 @@ func (c *Client) RaftConfiguration(ctx context.Context, q QueryOptions) (RaftCon
 // RemovePeer takes a server out of the cluster.
 func (c *Client) RemovePeer(ctx context.Context, id string) error {
 	_, err := write[struct{}](ctx, c, http.MethodDelete, "/v1/operator/raft/peer/"+url.PathEscape(id), nil, nil)
+	return err
+}
+
+// PromotePeer makes a server a voter that has caught up, without waiting until it was
+// stable.
+func (c *Client) PromotePeer(ctx context.Context, id string) error {
+	_, err := write[struct{}](ctx, c, http.MethodPut, "/v1/operator/raft/promote/"+url.PathEscape(id), nil, nil)
 	return err
 }
 

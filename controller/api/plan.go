@@ -34,7 +34,7 @@ type PlannedChange struct {
 	Replica string
 	// Node is the node's ID, NodeName its name.
 	Node, NodeName string
-	// From and To are a tier and a phase, as "HOT running"; From is empty where it is new, To
+	// From and To are statuses, as "serving"; From is empty where it is new, To
 	// where it would be gone.
 	From, To string
 	// Why is a sentence.

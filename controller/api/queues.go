@@ -123,8 +123,9 @@ func (c *Client) Request(ctx context.Context, id string) (RequestStatus, error) 
 
 // KillRequest orders the gateways to end the requests of an ID, waiting or in flight, and
 // returns where they are. The order is given with the answers to their next reports; watch
-// Request for what becomes of it. It fails with CodeNotFound where no gateway names such a
-// request: the order is given all the same, as gateways name only some.
+// Request for what becomes of it. Places is empty if no gateway names such a request: the
+// order is given all the same, because gateways name only some. Without any gateway the
+// error is CodeNotFound, and no order is given.
 func (c *Client) KillRequest(ctx context.Context, id string) (RequestStatus, error) {
 	return write[RequestStatus](ctx, c, http.MethodPost, "/v1/request/"+url.PathEscape(id)+"/kill", nil, nil)
 }

@@ -9,17 +9,17 @@ import (
 
 // Replica is one running copy of a variant.
 type Replica struct {
-	// Name is <model>:<variant>:<id>.
+	// Name is <model>:<variant>:<id>, and the ID of its Nomad job.
 	Name, Model, Variant, ID string
 	// VariantHash is of what it was made from; Current tells that this is what the
 	// variant is now.
 	VariantHash string
 	Current     bool
-	// Tier is HOT, WARM or COLD. Phase is what is being done with it: placed, starting,
-	// running, draining, sleeping, waking, stopping or failed. Target is the tier that
-	// the phase leads to, empty for its end.
-	Tier, Phase string
-	Target      string `json:",omitempty"`
+	// Goal is what the controller wants of it: run, warm, cold or gone.
+	Goal string
+	// Status is what it is doing: placed, starting, serving, draining, sleeping, warm,
+	// waking, stopping, discarding, cold or failed. Tier follows from it: HOT, WARM or COLD.
+	Status, Tier string
 	// Node is the Nomad node's ID, Seats are device IDs.
 	Node, NodeName string
 	Seats          []string
@@ -32,15 +32,13 @@ type Replica struct {
 	CapacityPool string `json:",omitempty"`
 	// For is the model that it makes room for while it goes, empty where it goes for another
 	// reason.
-	For string `json:",omitempty"`
-	// Job is the ID of its Nomad job.
-	Job    string
-	Canary bool `json:",omitempty"`
+	For    string `json:",omitempty"`
+	Canary bool   `json:",omitempty"`
 	// Failures in a row, why the last one was, and when it is tried again.
 	Failures  int       `json:",omitempty"`
 	LastError string    `json:",omitempty"`
 	Retry     time.Time `json:",omitzero"`
-	// Since is when its phase was entered, Created when it was placed.
+	// Since is when its status was entered, Created when it was placed.
 	Since   time.Time `json:",omitzero"`
 	Created time.Time `json:",omitzero"`
 	// Load is what gateways said last; nil where the answering server has heard nothing,

@@ -395,7 +395,7 @@ func TestReportsOfQueues(t *testing.T) {
 
 	c.change(func() {
 		c.index = 3
-		c.state.Replicas = []api.GatewayReplica{{Name: "cold:v:1", Model: "cold", Variant: "v", Tier: "HOT", Phase: "placed"}}
+		c.state.Replicas = []api.GatewayReplica{{Name: "cold:v:1", Model: "cold", Variant: "v", Status: "placed"}}
 	})
 	c.reported("that it is on its way", func(r api.GatewayReport) bool {
 		return len(r.Queues) == 2 && r.Queues[1].State == api.QueueDeploying

@@ -2,8 +2,6 @@ package gateway
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"math"
 	"net"
 	"net/url"
@@ -12,7 +10,7 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 
-	"remuda/internal/hclconfig"
+	"remuda/internal/hclfault"
 	"remuda/internal/replica"
 )
 
@@ -28,24 +26,26 @@ type Watcher interface {
 // Config is everything a Gateway needs. Start from DefaultConfig.
 type Config struct {
 	// Listen is the "host:port" that clients connect to.
-	Listen string
+	Listen string `hcl:"listen"`
 	// LogLevel is trace, debug, info, warn or error. The program that builds
 	// the logger applies it.
-	LogLevel string
+	LogLevel string `hcl:"log_level"`
 	// RetryAfter is what a client is told to wait when no engine can take its
 	// request. It is rounded up to whole seconds.
-	RetryAfter time.Duration
+	RetryAfter time.Duration `hcl:"retry_after"`
 
-	Consul     Consul
-	Controller Controller
-	Timeouts   Timeouts
-	Limits     Limits
-	Routing    Routing
-	Queue      Queue
-	Retries    Retries
-	Keys       Keys
-	AccessLog  AccessLog
-	Tracing    Tracing
+	Consul     Consul     `hcl:"consul,block"`
+	Controller Controller `hcl:"controller,block"`
+	Timeouts   Timeouts   `hcl:"timeouts,block"`
+	Limits     Limits     `hcl:"limits,block"`
+	Routing    Routing    `hcl:"routing,block"`
+	Queue      Queue      `hcl:"queue,block"`
+	Retries    Retries    `hcl:"retries,block"`
+	Keys       Keys       `hcl:"keys,block"`
+	// NamedKeys are the known keys.
+	NamedKeys []Key     `hcl:"key,block"`
+	AccessLog AccessLog `hcl:"access_log,block"`
+	Tracing   Tracing   `hcl:"tracing,block"`
 
 	// Watcher reports the engines. Required.
 	Watcher Watcher
@@ -61,125 +61,131 @@ type Config struct {
 type Consul struct {
 	// Service is the name under which the gateway registers itself. Empty means
 	// that it does not.
-	Service string
+	Service string `hcl:"service"`
 	// Address is "host:port" or a URL of the local Consul agent. Empty means
 	// CONSUL_HTTP_ADDR, or 127.0.0.1:8500 without that.
-	Address string
+	Address string `hcl:"address"`
 	// Token is the ACL token. Empty means CONSUL_HTTP_TOKEN, if set.
-	Token string
+	Token string `hcl:"token"`
 }
 
 // Controller says where the controller is. The gateway serves without one.
 type Controller struct {
 	// Addresses are the URLs of its servers; any of them will do. Empty means that
 	// there is none.
-	Addresses []string
+	Addresses []string `hcl:"addresses"`
 	// Token is of the role gateway. Empty means REMUDA_TOKEN, if set.
-	Token string
+	Token string `hcl:"token"`
 	// CACert is a PEM file with the CA of the servers' certificates. Empty means
 	// REMUDA_CACERT, or the system's without that.
-	CACert string
+	CACert string `hcl:"ca_cert"`
 }
 
 // Timeouts bound every wait of a request separately. There is no total
 // timeout: an answer may take as long as it makes progress.
 type Timeouts struct {
 	// Header bounds reading a request's header.
-	Header time.Duration
+	Header time.Duration `hcl:"header"`
 	// Body bounds reading a request's whole body, counted from the end of the
 	// header, so that a client that sends a byte now and then is refused too.
-	Body time.Duration
+	Body time.Duration `hcl:"body"`
 	// KeepAlive closes client connections that are idle for so long.
-	KeepAlive time.Duration
+	KeepAlive time.Duration `hcl:"keep_alive"`
 	// Write bounds how long one write to a client may be stuck: a client that
 	// stops reading must not hold an engine's slot for ever.
-	Write time.Duration
+	Write time.Duration `hcl:"write"`
 	// Connect bounds a TCP connection to an engine.
-	Connect time.Duration
+	Connect time.Duration `hcl:"connect"`
 	// FirstByte bounds the time from handing a request to an engine to the
 	// first byte of the answer's body.
-	FirstByte time.Duration
+	FirstByte time.Duration `hcl:"first_byte"`
 	// StreamIdle bounds the time between two reads of an answer.
-	StreamIdle time.Duration
+	StreamIdle time.Duration `hcl:"stream_idle"`
 	// EngineIdle closes connections to engines that are idle for so long.
-	EngineIdle time.Duration
+	EngineIdle time.Duration `hcl:"engine_idle"`
 	// LameDuck is how long a stopping gateway keeps accepting requests while
 	// /ready already answers 503.
-	LameDuck time.Duration
+	LameDuck time.Duration `hcl:"lame_duck"`
 	// Drain is how long a stopping gateway lets running requests finish.
-	Drain time.Duration
+	Drain time.Duration `hcl:"drain"`
 }
 
 // Limits bound the memory that clients can make the gateway use.
 type Limits struct {
 	// Body is the largest request body in bytes.
-	Body int64
+	Body int64 `hcl:"body,size"`
 	// Header is the largest request header in bytes.
-	Header int64
+	Header int64 `hcl:"header,size"`
 	// Buffered is how many bytes of request bodies may be held in all.
-	Buffered int64
+	Buffered int64 `hcl:"buffered,size"`
 }
 
 // Routing tunes the choice of engines; see the package balance.
 type Routing struct {
 	// Grace is how long engines that were active before a Consul outage are
 	// used on although Consul does not vouch for them yet.
-	Grace time.Duration
+	Grace time.Duration `hcl:"grace"`
 	// Suspect is how long an engine gets no request after it failed. It doubles with
 	// each probe that fails, up to SuspectMax.
-	Suspect, SuspectMax time.Duration
+	Suspect time.Duration `hcl:"suspect"`
+	// SuspectMax is the longest time without a request after failures.
+	SuspectMax time.Duration `hcl:"suspect_max"`
 	// ImbalanceFactor and ImbalanceSlack (tokens) bound how much more work an engine may
 	// have per slot than the least busy one and still draw the requests whose prompts
 	// begin as those that it had before.
-	ImbalanceFactor float64
-	ImbalanceSlack  int64
+	ImbalanceFactor float64 `hcl:"imbalance_factor"`
+	ImbalanceSlack  int64   `hcl:"imbalance_slack"`
 	// Remember is how long a model without engines gets 503 and not 404, and
 	// how long the metrics and the highest token of a gone replica are kept.
-	Remember time.Duration
+	Remember time.Duration `hcl:"remember"`
 }
 
 // Queue is what holds requests for which no engine is free.
 type Queue struct {
 	// Length is how many requests of one model may wait. One more is refused with 429.
-	Length int64
+	Length int64 `hcl:"length"`
 	// Aging is how long a request waits until it counts one priority more.
-	Aging time.Duration
+	Aging time.Duration `hcl:"aging"`
 	// Wait is how long a request waits at most, unless its client says less.
-	Wait time.Duration
+	Wait time.Duration `hcl:"wait"`
 	// Restart is the same for a model that no controller brings up: its engines are
 	// waited for as long as a failover or a restart takes.
-	Restart time.Duration
-	// CommentAfter is when a client that asked for a stream is told for the first time
-	// where it stands, and CommentEvery how often it is then. The status of the answer
-	// is 200 from then on: a later failure is an event of the stream.
-	CommentAfter, CommentEvery time.Duration
+	Restart time.Duration `hcl:"restart"`
+	// CommentAfter is after how long a client that asked for a stream gets the first comment
+	// with its place in the queue. The status of the answer is 200 from then on: a later
+	// failure is an event of the stream.
+	CommentAfter time.Duration `hcl:"comment_after"`
+	// CommentEvery is the time between two such comments.
+	CommentEvery time.Duration `hcl:"comment_every"`
 }
 
 // Retries say what is done about a request that an engine failed before the first byte.
 type Retries struct {
 	// Attempts is how many engines may take one request and fail it. With 1 nothing is
 	// ever tried again.
-	Attempts int64
+	Attempts int64 `hcl:"attempts"`
 	// BudgetRatio is how many retries a model may have for each request of the last
-	// BudgetWindow, and BudgetFloor how many per second it may have in any case. What is
-	// beyond waits.
-	BudgetRatio, BudgetFloor float64
-	BudgetWindow             time.Duration
+	// BudgetWindow. Further retries wait.
+	BudgetRatio float64 `hcl:"budget_ratio"`
+	// BudgetFloor is how many retries per second a model may have in any case.
+	BudgetFloor float64 `hcl:"budget_floor"`
+	// BudgetWindow is the time over which requests count for BudgetRatio.
+	BudgetWindow time.Duration `hcl:"budget_window"`
 }
 
 // AccessLog is a line for each request.
 type AccessLog struct {
 	// Path is a file, "-" the standard output. Empty means that there is none.
-	Path string
+	Path string `hcl:"path"`
 }
 
 // Tracing exports spans.
 type Tracing struct {
 	// Endpoint is the URL of an OTLP/HTTP receiver, as "http://127.0.0.1:4318". Empty
 	// means that trace headers are only passed on.
-	Endpoint string
+	Endpoint string `hcl:"endpoint"`
 	// Ratio is the share of requests that are traced where the client does not say.
-	Ratio float64
+	Ratio float64 `hcl:"ratio"`
 }
 
 // DefaultConfig returns settings for one gateway next to a local Consul agent.
@@ -277,12 +283,9 @@ const maxQueue = 100_000
 const maxBody = 1 << 30
 
 // settingProblems checks what a config file can say.
-func (c *Config) settingProblems() []hclconfig.Problem {
-	var out []hclconfig.Problem
-	bad := func(field, format string, args ...any) {
-		out = append(out, hclconfig.Problem{Field: field, Text: fmt.Sprintf(format, args...)})
-	}
-	blame := func(fields ...string) { out[len(out)-1].Blame = fields }
+func (c *Config) settingProblems() hclfault.Problems {
+	var out hclfault.Problems
+	bad, blame := out.Add, out.Blame
 	if _, _, err := net.SplitHostPort(c.Listen); err != nil {
 		bad("listen", `is %q: must be "host:port"`, c.Listen)
 	}
@@ -375,7 +378,7 @@ func (c *Config) settingProblems() []hclconfig.Problem {
 	if r := c.Tracing.Ratio; !(r >= 0 && r <= 1) {
 		bad("tracing.ratio", "is %v: must be 0 to 1", r)
 	}
-	return append(out, c.Keys.problems()...)
+	return append(out, c.keyProblems()...)
 }
 
 // serverURL tells whether a is a scheme, a host and a port, and nothing more.
@@ -389,14 +392,7 @@ func serverURL(a string) bool {
 func (c *Config) validate() error {
 	problems := c.settingProblems()
 	if c.Watcher == nil {
-		problems = append(problems, hclconfig.Problem{Field: "Watcher", Text: "is nil: must be a source of engines"})
+		problems.Add("Watcher", "is nil: must be a source of engines")
 	}
-	if problems == nil {
-		return nil
-	}
-	texts := make([]string, len(problems))
-	for i, p := range problems {
-		texts[i] = p.Field + " " + p.Text
-	}
-	return errors.New("invalid gateway config: " + strings.Join(texts, "; "))
+	return problems.Err("invalid gateway config")
 }

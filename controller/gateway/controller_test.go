@@ -153,7 +153,7 @@ func (c *controller) count(of func() int) int {
 func drain(names ...string) api.GatewayState {
 	s := api.GatewayState{Models: []api.GatewayModel{{Name: "m", Wanted: 1}}}
 	for _, name := range names {
-		s.Replicas = append(s.Replicas, api.GatewayReplica{Name: name, Model: "m", Variant: "v", Tier: "HOT", Phase: "draining", Draining: true})
+		s.Replicas = append(s.Replicas, api.GatewayReplica{Name: name, Model: "m", Variant: "v", Status: "draining", Draining: true})
 	}
 	return s
 }

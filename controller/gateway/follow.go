@@ -184,7 +184,7 @@ func orders(s api.GatewayState, index uint64) balance.Orders {
 
 // onItsWay tells whether a replica is being brought up.
 func onItsWay(r api.GatewayReplica) bool {
-	switch r.Phase {
+	switch r.Status {
 	case "placed", "starting", "waking":
 		return true
 	}

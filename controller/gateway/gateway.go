@@ -99,11 +99,11 @@ func New(cfg Config) (*Gateway, error) {
 	if err != nil {
 		return nil, err
 	}
-	keys, err := queue.NewKeys(cfg.Keys.Default, cfg.Keys.limits())
+	keys, err := queue.NewKeys(cfg.Keys.Default, cfg.keyLimits())
 	if err != nil {
 		return nil, err
 	}
-	g := &Gateway{cfg: cfg, log: cfg.Logger, roster: newRoster(cfg, table, keys), keyring: newKeyring(cfg.Keys), began: time.Now(), drain: make(chan struct{}), opened: make(chan struct{})}
+	g := &Gateway{cfg: cfg, log: cfg.Logger, roster: newRoster(cfg, table, keys), keyring: newKeyring(&cfg), began: time.Now(), drain: make(chan struct{}), opened: make(chan struct{})}
 	if g.servers, err = newControllers(cfg.Controller); err != nil {
 		return nil, err
 	}

@@ -149,7 +149,7 @@ func (l *listener) requireErrorEvent(code string) apiError {
 }
 
 func deploying(model string) []api.GatewayReplica {
-	return []api.GatewayReplica{{Name: model + ":v:1", Model: model, Variant: "v", Tier: "HOT", Phase: "starting"}}
+	return []api.GatewayReplica{{Name: model + ":v:1", Model: model, Variant: "v", Status: "starting"}}
 }
 
 // TestStreamIsToldWhereItStands until its answer comes, which then is as without waiting.
@@ -178,7 +178,7 @@ func TestStreamIsToldWhereItStands(t *testing.T) {
 	c.change(func() { c.index, c.state.Replicas = 3, deploying("m") })
 	ls[2].stands(api.QueueDeploying, 3)
 	// What the controller could not start is no longer on its way.
-	c.change(func() { c.index, c.state.Replicas[0].Phase = 4, "failed" })
+	c.change(func() { c.index, c.state.Replicas[0].Status = 4, "failed" })
 	ls[2].stands(api.QueueProvisioning, 3)
 	ls[1].leave()
 	ls[2].stands(api.QueueProvisioning, 2)

@@ -3,37 +3,46 @@ package gateway
 import (
 	"crypto/sha256"
 	"encoding/hex"
-	"fmt"
 	"net/http"
-	"slices"
 	"strings"
-
-	"github.com/zclconf/go-cty/cty"
 
 	"remuda/controller/gateway/queue"
 	"remuda/internal/hclconfig"
+	"remuda/internal/hclfault"
 )
 
-// Keys are the API keys of clients: the bearer token of a request says for whom it is.
-// Each has a fair share of every model, and limits.
+// Keys say how API keys of clients are treated: the bearer token of a request. Each key has
+// a fair share of every model, and limits.
 type Keys struct {
-	// Required: a request without one of the Named keys is refused with 401. Else any
-	// key is taken, and none is as well.
-	Required bool
-	// Default are the limits of each key that is not Named, and of the requests without a
-	// key, all together.
-	Default queue.KeyLimit
-	// Named are the keys that are known.
-	Named []Key
+	// Required: a request without a known key is refused with 401. Else any key is
+	// accepted, and none is as well.
+	Required bool `hcl:"required"`
+	// Default are the limits of each unknown key, and of the requests without a key, all
+	// together. It is also the default of known keys.
+	Default queue.KeyLimit `hcl:",remain"`
 }
 
 // Key is a known API key.
 type Key struct {
 	// Name is what logs call it.
-	Name string
+	Name string `hcl:"name,label"`
 	// SHA256 is the hash of the key in hex: the key itself needs not be in the file.
-	SHA256 string
-	queue.KeyLimit
+	SHA256 string `hcl:"sha256"`
+	// Token is the key itself, in place of its SHA256.
+	Token          string `hcl:"token"`
+	queue.KeyLimit `hcl:",remain"`
+}
+
+// SetDefaults is for blocks of a config file.
+func (k *Key) SetDefaults(c *Config) { k.KeyLimit = c.Keys.Default }
+
+// hash is the SHA-256 of the key in hex, in lower case.
+func (k Key) hash() string {
+	if k.Token != "" {
+		sum := sha256.Sum256([]byte(k.Token))
+		return hex.EncodeToString(sum[:])
+	}
+	return strings.ToLower(k.SHA256)
 }
 
 // keyAnonymous is the name of requests without a key.
@@ -44,94 +53,45 @@ func DefaultKeyLimit() queue.KeyLimit {
 	return queue.KeyLimit{Weight: 1, Priority: 5, MaxPriority: 5}
 }
 
-const keyBlock = "key"
-
-// keyBlocks are the blocks key "NAME" { … }. What one does not say is as in keys { … }
-// where that stands before it, else as in DefaultKeyLimit.
-func keyBlocks() hclconfig.Labelled[Config] {
-	return hclconfig.Labelled[Config]{
-		Type: keyBlock,
-		Open: func(c *Config, name string) {
-			c.Keys.Named = append(slices.Clone(c.Keys.Named), Key{Name: name, KeyLimit: c.Keys.Default})
-		},
-		Settings: func(name string) []setting {
-			of := func(c *Config) *Key {
-				return &c.Keys.Named[slices.IndexFunc(c.Keys.Named, func(k Key) bool { return k.Name == name })]
-			}
-			token := func(c *Config, v cty.Value) error {
-				var text string
-				if err := hclconfig.Text(func(s *string) *string { return s })(&text, v); err != nil {
-					return err
-				}
-				if text == "" {
-					return fmt.Errorf("is empty: must be the key that clients send")
-				}
-				of(c).SHA256 = hashKey(text)
-				return nil
-			}
-			return append(limitSettings("", func(c *Config) *queue.KeyLimit { return &of(c).KeyLimit }),
-				setting{Name: "sha256", Set: text(func(c *Config) *string { return &of(c).SHA256 })},
-				setting{Name: "token", Set: token},
-			)
-		},
-	}
-}
-
-func limitSettings(block string, at func(*Config) *queue.KeyLimit) []setting {
-	return []setting{
-		{Block: block, Name: "weight", Set: hclconfig.Float(func(c *Config) *float64 { return &at(c).Weight })},
-		{Block: block, Name: "priority", Set: hclconfig.Count(func(c *Config) *int { return &at(c).Priority })},
-		{Block: block, Name: "max_priority", Set: hclconfig.Count(func(c *Config) *int { return &at(c).MaxPriority })},
-		{Block: block, Name: "concurrency", Set: hclconfig.Count(func(c *Config) *int { return &at(c).Concurrency })},
-		{Block: block, Name: "rate", Set: hclconfig.Float(func(c *Config) *float64 { return &at(c).Rate })},
-		{Block: block, Name: "burst", Set: hclconfig.Count(func(c *Config) *int { return &at(c).Burst })},
-	}
-}
-
-func (k *Keys) problems() []hclconfig.Problem {
-	var out []hclconfig.Problem
+func (c *Config) keyProblems() hclfault.Problems {
+	var out hclfault.Problems
 	check := func(prefix string, l queue.KeyLimit) bool {
 		_, err := queue.NewKeys(l, nil)
 		if err != nil {
-			out = append(out, hclconfig.Problem{Field: prefix, Text: "is invalid: " + err.Error()})
+			out.Add(prefix, "is invalid: %v", err)
 		}
 		return err == nil
 	}
-	sound := check("keys", k.Default)
+	valid := check("keys", c.Keys.Default)
 	hashes := map[string]string{}
-	for _, key := range k.Named {
-		field := fmt.Sprintf("%s %q", keyBlock, key.Name)
-		if sound { // else they have that fault from there
+	for _, key := range c.NamedKeys {
+		field := hclconfig.Title("key", key.Name)
+		if valid { // else the default is what is wrong with it
 			check(field, key.KeyLimit)
 		}
-		raw, err := hex.DecodeString(key.SHA256)
-		switch hash := strings.ToLower(key.SHA256); {
+		hash := key.hash()
+		raw, err := hex.DecodeString(hash)
+		switch {
 		case key.Name == keyAnonymous:
-			out = append(out, hclconfig.Problem{Field: field, Text: "has the name that is reserved for requests without a key: use another name"})
-		case key.SHA256 == "":
-			out = append(out, hclconfig.Problem{Field: hclconfig.LabelledField(keyBlock, key.Name, "token"),
-				Text: "is missing: must be the key that clients send, or set sha256 to its SHA-256", Blame: []string{field}})
+			out.Add(field, "has the name that is reserved for requests without a key: use another name")
+		case hash == "":
+			out.Add(field+".token", "is missing: must be the key that clients send, or set sha256 to its SHA-256")
+			out.Blame(field)
+		case key.Token != "" && key.SHA256 != "":
+			out.Add(field+".token", "is set beside sha256: set one of them")
 		case err != nil || len(raw) != sha256.Size:
-			out = append(out, hclconfig.Problem{Field: hclconfig.LabelledField(keyBlock, key.Name, "sha256"),
-				Text:  fmt.Sprintf("is %q: must be the SHA-256 of the key as 64 hex digits, or set token to the key itself", key.SHA256),
-				Blame: []string{hclconfig.LabelledField(keyBlock, key.Name, "token")}})
+			out.Add(field+".sha256", "is %q: must be the SHA-256 of the key as 64 hex digits, or set token to the key itself", key.SHA256)
 		case hashes[hash] != "":
-			out = append(out, hclconfig.Problem{Field: hclconfig.LabelledField(keyBlock, key.Name, "sha256"),
-				Text:  fmt.Sprintf("is a duplicate of key %q: each key must be different", hashes[hash]),
-				Blame: []string{hclconfig.LabelledField(keyBlock, key.Name, "token")}})
+			out.Add(field+".sha256", "is a duplicate of key %q: each key must be different", hashes[hash])
+			out.Blame(field + ".token")
 		default:
 			hashes[hash] = key.Name
 		}
 	}
-	if k.Required && len(k.Named) == 0 {
-		out = append(out, hclconfig.Problem{Field: "keys.required", Text: `is true and no key is configured, so every request would be rejected: add a block key "NAME" { … }`})
+	if c.Keys.Required && len(c.NamedKeys) == 0 {
+		out.Add("keys.required", `is true and no key is configured, so every request would be rejected: add a block key "NAME" { … }`)
 	}
 	return out
-}
-
-func hashKey(key string) string {
-	sum := sha256.Sum256([]byte(key))
-	return hex.EncodeToString(sum[:])
 }
 
 // keyring finds out whose a request is.
@@ -140,19 +100,19 @@ type keyring struct {
 	names    map[[sha256.Size]byte]string
 }
 
-func newKeyring(k Keys) *keyring {
-	r := &keyring{required: k.Required, names: map[[sha256.Size]byte]string{}}
-	for _, key := range k.Named {
-		raw, _ := hex.DecodeString(key.SHA256) // it was checked
+func newKeyring(c *Config) *keyring {
+	r := &keyring{required: c.Keys.Required, names: map[[sha256.Size]byte]string{}}
+	for _, key := range c.NamedKeys {
+		raw, _ := hex.DecodeString(key.hash()) // it was checked
 		r.names[[sha256.Size]byte(raw)] = key.Name
 	}
 	return r
 }
 
-// limits returns the limits of each named key.
-func (k *Keys) limits() map[string]queue.KeyLimit {
-	out := make(map[string]queue.KeyLimit, len(k.Named))
-	for _, key := range k.Named {
+// keyLimits returns the limits of each named key.
+func (c *Config) keyLimits() map[string]queue.KeyLimit {
+	out := make(map[string]queue.KeyLimit, len(c.NamedKeys))
+	for _, key := range c.NamedKeys {
 		out[key.Name] = key.KeyLimit
 	}
 	return out

@@ -23,7 +23,7 @@ import (
 func withKey(name string, limit queue.KeyLimit) func(*gateway.Config) {
 	return func(c *gateway.Config) {
 		sum := sha256.Sum256([]byte("sk-" + name))
-		c.Keys.Named = append(c.Keys.Named, gateway.Key{Name: name, SHA256: hex.EncodeToString(sum[:]), KeyLimit: limit})
+		c.NamedKeys = append(c.NamedKeys, gateway.Key{Name: name, SHA256: hex.EncodeToString(sum[:]), KeyLimit: limit})
 	}
 }
 

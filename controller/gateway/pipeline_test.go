@@ -340,7 +340,7 @@ func TestPipelineOfAKeyThatMayDoOneThing(t *testing.T) {
 	sources := map[string]string{"support": supportSource, "fan": fanSource}
 	f, _ := composing(t, sources, func(c *gateway.Config) {
 		c.Keys.Required = true
-		c.Keys.Named = []gateway.Key{{Name: "one", SHA256: sha("secret"), KeyLimit: queue.KeyLimit{Weight: 1, Priority: 5, MaxPriority: 5, Concurrency: 1}}}
+		c.NamedKeys = []gateway.Key{{Name: "one", SHA256: sha("secret"), KeyLimit: queue.KeyLimit{Weight: 1, Priority: 5, MaxPriority: 5, Concurrency: 1}}}
 	})
 	hold := make(chan struct{})
 	f.engines(newModel(t, "small", func(p prompted) string {

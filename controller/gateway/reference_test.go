@@ -10,20 +10,18 @@ import (
 	"strings"
 	"testing"
 
-	"remuda/controller/gateway/queue"
 	"remuda/internal/testkit/reference"
 )
 
 func TestReferenceConfiguration(t *testing.T) {
 	parse := func(src string) (Config, error) { return Parse("gateway.hcl", []byte(src), DefaultConfig()) }
 	own := reference.Keys[Config]{
-		Names: reference.Names(append(slices.Clone(settings), limitSettings("keys", func(c *Config) *queue.KeyLimit { return &c.Keys.Default })...)),
+		Names: reference.Names[Config](),
 		Parse: func(values map[string]string) (Config, error) { return parse(reference.HCL(values)) },
 	}
 	key := reference.Keys[Config]{
-		Names: reference.Names(keyBlocks().Settings("NAME")),
+		Names: reference.Names[Key](),
 		Given: map[string]string{"token": `"secret"`},
-		Docs:  map[string]string{"token": "The key itself, in place of its sha256."},
 		Parse: func(values map[string]string) (Config, error) {
 			if _, set := values["sha256"]; set {
 				delete(values, "token") // one of them

@@ -72,7 +72,7 @@ func TestAccessLogOfEachOutcome(t *testing.T) {
 	f := goesOn(t, func(c *gateway.Config) {
 		c.AccessLog.Path = path
 		c.Queue.Length, c.Queue.Wait, c.Queue.Restart = 1, patience, patience
-		c.Keys.Named = []gateway.Key{{Name: "team", SHA256: sha("secret"), KeyLimit: queue.KeyLimit{Weight: 1, Priority: 5, MaxPriority: 5, Rate: 0.001, Burst: 1}}}
+		c.NamedKeys = []gateway.Key{{Name: "team", SHA256: sha("secret"), KeyLimit: queue.KeyLimit{Weight: 1, Priority: 5, MaxPriority: 5, Rate: 0.001, Burst: 1}}}
 	})
 	ask := func(id, body string, header ...string) answer {
 		return f.post(body, append(header, "X-Request-Id", id, "User-Agent", "test/1")...)

@@ -66,7 +66,7 @@ func TestCountersGrowByWhatGatewaysCount(t *testing.T) {
 	s.Put(counts("a2", 3, 2))
 	is(counted(21, 9), "and goes on")
 
-	s.Reset()
+	s.Begin(1)
 	_, ok = s.Count("m")
 	require.False(t, ok, "a new time of leading")
 	s.Put(counts("a2", 50, 50))

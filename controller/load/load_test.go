@@ -123,7 +123,7 @@ func TestDrainedIsNotKnownBeforeAllCanHaveReported(t *testing.T) {
 	require.True(t, s.Drained(r1, 9))
 	require.Equal(t, began.Add(2*ttl-1), s.Next(), "when a's report expires")
 
-	s.Reset()
+	s.Begin(1)
 	require.Empty(t, s.Gateways())
 	s.Put(report("a", 9))
 	require.False(t, s.Drained(r1, 9), "a new time of leading begins with nothing")
@@ -132,49 +132,55 @@ func TestDrainedIsNotKnownBeforeAllCanHaveReported(t *testing.T) {
 	require.Zero(t, s.Next())
 }
 
+// ever counts all demand, since returns that of the model counts after at only.
+func ever(string) time.Time { return time.Time{} }
+
+func since(model string, at time.Time) func(string) time.Time {
+	return func(asked string) time.Time {
+		if asked == model {
+			return at
+		}
+		return time.Time{}
+	}
+}
+
 func wants(gateway string, models ...string) load.Report {
 	return load.Report{Gateway: gateway, Index: 1, Wanted: models}
 }
 
 func TestDemandLastsForOneTimeToLive(t *testing.T) {
 	s, c := listening()
-	require.Empty(t, s.Demand())
+	require.Empty(t, s.Demand(ever))
 	first := c.now
 	s.Put(wants("a", "m", "n"))
 	s.Put(wants("a"))
-	require.Equal(t, map[string]time.Time{"m": first, "n": first}, s.Demand(), "the next report is about what came since")
+	require.Equal(t, map[string]time.Time{"m": first, "n": first}, s.Demand(ever), "the next report is about what came since")
 	c.advance(ttl / 2)
 	s.Put(wants("b", "m"))
-	require.Equal(t, map[string]time.Time{"m": c.now, "n": first}, s.Demand(), "the newest of all gateways")
+	require.Equal(t, map[string]time.Time{"m": c.now, "n": first}, s.Demand(ever), "the newest of all gateways")
 	require.Equal(t, first.Add(ttl), s.Next())
 	c.advance(ttl / 2)
-	require.Equal(t, map[string]time.Time{"m": first.Add(ttl / 2)}, s.Demand())
+	require.Equal(t, map[string]time.Time{"m": first.Add(ttl / 2)}, s.Demand(ever))
 	c.advance(ttl)
-	require.Empty(t, s.Demand())
+	require.Empty(t, s.Demand(ever))
 
 	s.Put(wants("a", "m"))
-	got := s.Demand()
+	got := s.Demand(ever)
 	got["x"] = c.now
-	require.Len(t, s.Demand(), 1, "the answer is the caller's own")
-	s.Reset()
-	require.Empty(t, s.Demand())
+	require.Len(t, s.Demand(ever), 1, "the answer is the caller's own")
+	s.Begin(1)
+	require.Empty(t, s.Demand(ever))
 }
 
-func TestDemandIsVoidOnceSomebodyDecides(t *testing.T) {
+func TestOnlyDemandAfterADecisionCounts(t *testing.T) {
 	s, c := listening()
 	s.Put(wants("a", "m", "n"))
-	s.Void("m")
-	s.Void("never heard of")
-	require.Equal(t, map[string]time.Time{"n": c.now}, s.Demand())
+	decided := since("m", c.now)
+	require.Equal(t, map[string]time.Time{"n": c.now}, s.Demand(decided))
+	require.Len(t, s.Demand(ever), 2, "nothing is forgotten")
 	c.advance(1)
-	ch := s.Changed()
 	s.Put(wants("a", "m", "n"))
-	require.Equal(t, c.now, s.Demand()["m"], "it is asked for again")
-	select {
-	case <-ch:
-	default:
-		t.Fatal("that is news")
-	}
+	require.Equal(t, c.now, s.Demand(decided)["m"], "it is asked for again")
 }
 
 func TestDemandIsNews(t *testing.T) {
@@ -234,7 +240,7 @@ func TestSinceIsWhenTheLastGatewayBegan(t *testing.T) {
 	require.False(t, live)
 	require.False(t, s.Known(), "nobody reports")
 
-	s.Reset()
+	s.Begin(1)
 	put("a", at(-time.Hour))
 	since, _ = s.Since()
 	require.Equal(t, at(-time.Hour), since)
@@ -242,6 +248,33 @@ func TestSinceIsWhenTheLastGatewayBegan(t *testing.T) {
 	c.advance(ttl)
 	put("a", at(-time.Hour))
 	require.True(t, s.Known())
+}
+
+// TestATermBeginsEmpty: the first Begin of a term empties the store; later ones of the same
+// term keep its content.
+func TestATermBeginsEmpty(t *testing.T) {
+	s, _ := listening()
+	s.Begin(7)
+	require.NoError(t, s.Put(report("a", 1)))
+	require.NoError(t, s.Kill("x"))
+	s.Begin(7)
+	s.Begin(6)
+	require.Len(t, s.Gateways(), 1)
+	require.True(t, s.Killed("x"))
+	s.Begin(9)
+	require.Empty(t, s.Gateways())
+	require.False(t, s.Killed("x"))
+}
+
+func TestGatewaysAreBounded(t *testing.T) {
+	s, c := listening()
+	for i := range load.MaxGateways {
+		require.NoError(t, s.Put(report(fmt.Sprint(i), 1)))
+	}
+	require.ErrorIs(t, s.Put(report("one more", 1)), load.ErrTooManyGateways)
+	require.NoError(t, s.Put(report("7", 2)), "that one is among them")
+	c.advance(ttl)
+	require.NoError(t, s.Put(report("one more", 1)))
 }
 
 func TestChanged(t *testing.T) {
@@ -264,7 +297,7 @@ func TestChanged(t *testing.T) {
 	s.Put(report("a", 2, busy(r1, 1)))
 	require.True(t, closed(ch))
 	ch = s.Changed()
-	s.Reset()
+	s.Begin(1)
 	require.True(t, closed(ch))
 }
 

@@ -18,8 +18,13 @@ const (
 	surely = 2
 )
 
-// ErrTooManyOrders means that MaxKills orders are on their way.
-var ErrTooManyOrders = errors.New("too many pending orders")
+// Errors of Kill.
+var (
+	// ErrTooManyOrders means that MaxKills orders are on their way.
+	ErrTooManyOrders = errors.New("too many pending orders")
+	// ErrNoGateway means that no gateway lives to carry the order out.
+	ErrNoGateway = errors.New("no gateway reports to the controller")
+)
 
 // Orders are what a gateway has to do.
 type Orders struct {
@@ -43,19 +48,23 @@ func newOrder(until time.Time) *order {
 	return &order{until: until, told: map[string]int{}, done: map[string]bool{}}
 }
 
-// Kill orders all gateways to end the requests of this ID, and returns where they say
-// that such are. Each gateway is told until it reports none, having been told twice, or
-// until OrderTTL is over. It fails with ErrTooManyOrders.
-func (s *Store) Kill(id string) ([]Place, error) {
+// Kill orders all gateways to end the requests with this ID. Gateways name only some of
+// their requests, so those that do not name this one get the order, too. A gateway gets it
+// at least twice, until it reports no such request or OrderTTL is over. Kill fails with
+// ErrNoGateway or ErrTooManyOrders.
+func (s *Store) Kill(id string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.now()
 	s.prune(now)
+	if len(s.gateways) == 0 {
+		return ErrNoGateway
+	}
 	if _, again := s.kills[id]; !again && len(s.kills) >= MaxKills {
-		return nil, ErrTooManyOrders
+		return ErrTooManyOrders
 	}
 	s.kills[id] = newOrder(now.Add(OrderTTL))
-	return s.find(id), nil
+	return nil
 }
 
 // Killed tells whether there was an order to kill requests of this ID within OrderTTL.

@@ -3,6 +3,7 @@ package load
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -81,6 +82,18 @@ func (q *Queue) add(o *Queue) {
 	q.Gateways++
 }
 
+// newest returns when the newest of the waiting requests that are named came, or the oldest
+// of all where none is named.
+func (q *Queue) newest() time.Time {
+	at := q.Oldest
+	for _, r := range q.Requests {
+		if r.Started.After(at) {
+			at = r.Started
+		}
+	}
+	return at
+}
+
 // Queues returns what all live gateways have of each model together, by model. A model of
 // which none has anything is not there.
 func (s *Store) Queues() map[string]Queue {
@@ -130,11 +143,8 @@ type Place struct {
 // gateway's name, and the requests that they name, first those that wait, by position, and
 // then those in flight, oldest first.
 func (s *Store) QueueOf(model string) (of map[string]Queue, requests []Place) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.prune(s.now())
 	of = map[string]Queue{}
-	for name, e := range s.gateways {
+	for name, e := range s.live() {
 		if q := e.queues[model]; q != nil {
 			of[name] = *q
 			requests = append(requests, e.places(name, func(m string, _ Request) bool { return m == model })...)
@@ -147,20 +157,20 @@ func (s *Store) QueueOf(model string) (of map[string]Queue, requests []Place) {
 // Find returns where the gateways say that requests of this ID are. They name only some:
 // the first MaxRequests of each queue and the oldest MaxRequests of each replica.
 func (s *Store) Find(id string) []Place {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.prune(s.now())
-	return s.find(id)
-}
-
-// find needs the lock.
-func (s *Store) find(id string) []Place {
 	var out []Place
-	for name, e := range s.gateways {
+	for name, e := range s.live() {
 		out = append(out, e.places(name, func(_ string, r Request) bool { return r.ID == id })...)
 	}
 	sortPlaces(out)
 	return out
+}
+
+// live returns the reports of the gateways that live, to be read without the lock.
+func (s *Store) live() map[string]*entry {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.prune(s.now())
+	return maps.Clone(s.gateways)
 }
 
 // places returns the requests of a report that are wanted.

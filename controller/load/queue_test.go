@@ -109,46 +109,38 @@ func TestFind(t *testing.T) {
 func TestWhatWaitsIsDemand(t *testing.T) {
 	s, c := listening()
 	s.Put(queued("a", waits("m", load.Provisioning, 1, 0), waits("coming", load.Deploying, 1, 0), waits("full", load.Busy, 9, 0), waits("stopped", load.Cancelled, 1, 0), load.Queue{Model: "none", State: load.Provisioning}))
-	require.Equal(t, map[string]time.Time{"m": c.now}, s.Demand(), "where an engine serves or comes, there is nothing to ask for")
+	require.Equal(t, map[string]time.Time{"m": c.now}, s.Demand(ever), "where an engine serves or comes, there is nothing to ask for")
 	c.advance(ttl / 2)
 	s.Put(queued("a", waits("m", load.Provisioning, 1, 0)))
-	require.Equal(t, map[string]time.Time{"m": c.now}, s.Demand())
+	require.Equal(t, map[string]time.Time{"m": c.now}, s.Demand(ever))
 	s.Put(queued("a"))
-	require.Empty(t, s.Demand(), "its client has gone")
+	require.Empty(t, s.Demand(ever), "its client has gone")
 
 	s.Put(queued("a", waits("m", load.Provisioning, 1, 0)))
-	s.Reset()
-	require.Empty(t, s.Demand())
+	s.Begin(1)
+	require.Empty(t, s.Demand(ever))
 	s.Put(queued("a", waits("m", load.Provisioning, 1, 0)))
-	require.Contains(t, s.Demand(), "m")
+	require.Contains(t, s.Demand(ever), "m")
 	c.advance(ttl)
-	require.Empty(t, s.Demand(), "its gateway is gone")
+	require.Empty(t, s.Demand(ever), "its gateway is gone")
 }
 
-// Who scales a model to nothing while requests wait means it: only what comes later
-// counts again.
-func TestAVoidHoldsForWhatWaits(t *testing.T) {
+// An operator who scales a model to nothing while requests wait means it: only requests that
+// come later count, also for a new leader, which hears the same queue.
+func TestOnlyWhatCameAfterADecisionCounts(t *testing.T) {
 	s, c := listening()
 	old := queued("a", waits("m", load.Provisioning, 1, 0))
-	s.Put(old)
-	s.Void("m")
-	require.Empty(t, s.Demand())
+	decided := since("m", c.now)
 	for range 10 { // however long it waits
-		c.advance(ttl / 2)
 		s.Put(old)
-		require.Empty(t, s.Demand())
+		require.Empty(t, s.Demand(decided))
+		c.advance(ttl / 2)
 	}
-	s.Put(load.Report{Gateway: "b", Index: 1, Queues: []load.Queue{{Model: "m", State: load.Provisioning, Waiting: 1, Oldest: c.now}}})
-	require.Contains(t, s.Demand(), "m", "that one came after it")
-
-	// A gateway that says again what it said of somebody long gone is believed again only
-	// where the void was forgotten with its last old request.
-	s.Put(queued("a"))
-	s.Put(queued("b"))
-	c.advance(ttl)
-	require.Empty(t, s.Demand())
-	s.Put(old)
-	require.Contains(t, s.Demand(), "m")
+	later := load.Queue{Model: "m", State: load.Provisioning, Waiting: 2, Oldest: at(0), Requests: []load.Request{{ID: "y", Started: c.now}, {ID: "x", Started: at(0)}}}
+	s.Put(queued("a", later))
+	require.Contains(t, s.Demand(decided), "m", "one of the two came after it")
+	s.Put(queued("a", load.Queue{Model: "m", State: load.Provisioning, Waiting: 1, Oldest: c.now}))
+	require.Contains(t, s.Demand(decided), "m", "it is not named, and came after it")
 }
 
 // What is only a number of a queue wakes nobody.

@@ -11,6 +11,8 @@ import (
 
 // Limits of a report.
 const (
+	// MaxGateways is how many gateways may report within one time to live.
+	MaxGateways = 1000
 	// MaxReplicas is how many replicas one report may have.
 	MaxReplicas = 10_000
 	// MaxRequests is how many requests of one replica a report may have.
@@ -21,6 +23,9 @@ const (
 	MaxQueues = 1000
 	maxName   = 512
 )
+
+// ErrTooManyGateways means that MaxGateways others report already.
+var ErrTooManyGateways = errors.New("too many gateways report")
 
 // Report is what one gateway has on its replicas. Each replaces the one before it, so
 // a gateway that has nothing in flight reports that, too.

@@ -41,14 +41,13 @@ type Store struct {
 	ttl time.Duration
 	now func() time.Time
 
-	mu       sync.Mutex // guards what follows, for some arithmetic only
-	since    time.Time  // when it began to listen
+	mu    sync.Mutex // guards what follows, for some arithmetic only
+	term  uint64     // the term of leadership that all of it is of
+	since time.Time  // when it began to listen
+	// gateways has the last reports, which do not change.
 	gateways map[string]*entry
 	// demand has the models that were asked for in vain, with when that was heard last.
 	demand map[string]time.Time
-	// voided has the models whose demand was forgotten, with when: what waits since before
-	// that is no demand.
-	voided map[string]time.Time
 	// kills are the orders to kill requests, by their ID; drains those to gateways, with
 	// when their time is over.
 	kills  map[string]*order
@@ -76,30 +75,34 @@ type entry struct {
 // several times in that, so that a lost report costs nothing. now is the clock.
 func New(ttl time.Duration, now func() time.Time) *Store {
 	return &Store{
-		ttl: ttl, now: now, since: now(), gateways: map[string]*entry{}, demand: map[string]time.Time{}, voided: map[string]time.Time{},
+		ttl: ttl, now: now, since: now(), gateways: map[string]*entry{}, demand: map[string]time.Time{},
 		kills: map[string]*order{}, drains: map[string]time.Time{}, counted: map[string]Counters{}, changed: make(chan struct{}),
 	}
 }
 
-// Reset forgets everything, as whoever begins to lead has to: reports from an earlier
-// time of leading are old, and not every gateway has found the new leader yet.
-func (s *Store) Reset() {
+// Begin gives the store to a term of leadership, before anything of that term is put into it
+// or read from it. It begins empty: reports of an earlier term are old, and not every
+// gateway has found the new leader yet. It does nothing for the present term and for
+// earlier ones.
+func (s *Store) Begin(term uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.since = s.now()
-	s.lost = time.Time{}
+	if term <= s.term {
+		return
+	}
+	s.term, s.since, s.lost = term, s.now(), time.Time{}
 	clear(s.gateways)
 	clear(s.demand)
-	clear(s.voided)
 	clear(s.kills)
 	clear(s.drains)
 	clear(s.counted)
 	s.tell()
 }
 
-// Put takes a report in the place of the gateway's last one. It keeps r's slices.
-// Of more than MaxRequests requests the first are kept.
-func (s *Store) Put(r Report) {
+// Put takes a report in the place of the gateway's last one. It keeps r's slices, which
+// must not be changed any more. Of more than MaxRequests requests the first are kept. It
+// fails with ErrTooManyGateways.
+func (s *Store) Put(r Report) error {
 	e := &entry{report: r, inFlight: map[string]int{}, queues: map[string]*Queue{}}
 	for i := range r.Queues {
 		q := &r.Queues[i]
@@ -129,11 +132,20 @@ func (s *Store) Put(r Report) {
 		}
 	}
 	maps.Copy(e.queues, unqueued)
+	// Comparing reports of thousands of replicas takes longer than the lock may be held.
+	s.mu.Lock()
+	last := s.gateways[r.Gateway]
+	s.mu.Unlock()
+	same := last != nil && last.says(e)
+
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e.at = s.now()
 	s.prune(e.at)
 	old := s.gateways[r.Gateway]
+	if old == nil && len(s.gateways) >= MaxGateways {
+		return ErrTooManyGateways
+	}
 	s.gateways[r.Gateway] = e
 	s.count(old, e)
 	switch {
@@ -144,7 +156,7 @@ func (s *Store) Put(r Report) {
 	default:
 		e.began = e.at
 	}
-	news := old == nil || !old.says(e)
+	news := !same || old != last
 	for _, model := range r.Wanted {
 		_, known := s.demand[model]
 		s.demand[model] = e.at
@@ -153,6 +165,7 @@ func (s *Store) Put(r Report) {
 	if news {
 		s.tell()
 	}
+	return nil
 }
 
 // says tells whether two reports of a gateway say the same, as far as anything is decided
@@ -168,38 +181,34 @@ func (e *entry) says(o *entry) bool {
 
 // Demand returns the models that clients asked for and that had no replica to serve them,
 // with when the newest such request was heard of. A model's demand lasts for one time to
-// live: gateways tell anew what is asked for again. A request that still waits at a gateway
+// live: gateways report anew what is asked for again. A request that still waits at a gateway
 // where nothing serves its model is asked for with each report, so that neither a new
 // leader nor the end of the last replica leaves it alone.
-func (s *Store) Demand() map[string]time.Time {
+//
+// Of a model for which after returns a time, only what was asked for later counts: a request
+// that is reported as wanted by the time of the report, those that wait by when the newest
+// that is named came.
+func (s *Store) Demand(after func(model string) time.Time) map[string]time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.prune(s.now())
-	out := maps.Clone(s.demand)
+	out := map[string]time.Time{}
+	add := func(model string, asked, heard time.Time) {
+		if from := after(model); heard.After(out[model]) && (from.IsZero() || asked.After(from)) {
+			out[model] = heard
+		}
+	}
+	for model, heard := range s.demand {
+		add(model, heard, heard)
+	}
 	for _, e := range s.gateways {
 		for model, q := range e.queues {
-			if q.Waiting > 0 && q.State == Provisioning && !s.isVoid(model, q) && e.at.After(out[model]) {
-				out[model] = e.at
+			if q.Waiting > 0 && q.State == Provisioning {
+				add(model, q.newest(), e.at)
 			}
 		}
 	}
 	return out
-}
-
-// isVoid tells whether requests of a queue wait since before the demand for their model
-// was forgotten. It needs the lock.
-func (s *Store) isVoid(model string, q *Queue) bool {
-	at, ok := s.voided[model]
-	return ok && !q.Oldest.After(at)
-}
-
-// Void forgets that a model was asked for, as somebody decides how many replicas it is to
-// have. What is asked for later counts again; what waits since before does not.
-func (s *Store) Void(model string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.demand, model)
-	s.voided[model] = s.now()
 }
 
 // Since returns the latest time before which a request may be unknown, and whether a
@@ -247,8 +256,6 @@ func (s *Store) known(now time.Time) bool {
 
 // Loads returns the load of every replica that a live gateway has reported, by name.
 func (s *Store) Loads() map[string]Load {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	out := s.sum(true)
 	for name, l := range out {
 		slices.SortFunc(l.Requests, func(a, b Request) int { return cmp.Or(a.Started.Compare(b.Started), strings.Compare(a.ID, b.ID)) })
@@ -262,13 +269,13 @@ func (s *Store) Loads() map[string]Load {
 
 // Totals returns what Loads does without the requests, which cost most.
 func (s *Store) Totals() map[string]Load {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	return s.sum(false)
 }
 
-// sum adds the reports up. It needs the lock.
+// sum adds the reports up.
 func (s *Store) sum(requests bool) map[string]Load {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.prune(s.now())
 	out := map[string]Load{}
 	for _, e := range s.gateways {
@@ -381,16 +388,5 @@ func (s *Store) prune(now time.Time) {
 			delete(s.demand, model)
 		}
 	}
-	maps.DeleteFunc(s.voided, func(model string, at time.Time) bool {
-		if now.Before(at.Add(s.ttl)) {
-			return false // not every gateway has reported since
-		}
-		for _, e := range s.gateways {
-			if q := e.queues[model]; q != nil && q.Waiting > 0 && s.isVoid(model, q) {
-				return false
-			}
-		}
-		return true
-	})
 	s.forgetOrders(now)
 }

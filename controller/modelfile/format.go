@@ -127,10 +127,7 @@ func (c Change) String() string {
 	if c.Rolls {
 		s += "  (replaces the variant's replicas)"
 	}
-	for _, l := range c.Lines {
-		s += "\n    " + l
-	}
-	return s
+	return strings.Join(append([]string{s}, c.Lines...), "\n    ")
 }
 
 // Diff tells what becomes of a model, in the order of the file. A nil old is a model

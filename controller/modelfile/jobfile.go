@@ -8,6 +8,8 @@ import (
 	"github.com/hashicorp/hcl/v2"
 	"github.com/hashicorp/hcl/v2/hclsyntax"
 	"github.com/zclconf/go-cty/cty"
+
+	"remuda/internal/hclfault"
 )
 
 // maxJob is what Nomad itself keeps of a job's source at most by default.
@@ -44,7 +46,7 @@ type JobVariable struct {
 // checks the file's syntax and that it has one job, and no more than that: the rest
 // is Nomad's.
 func JobVariables(filename, source string) ([]JobVariable, hcl.Diagnostics) {
-	file, diags := hclsyntax.ParseConfig([]byte(source), filename, hcl.InitialPos)
+	body, diags := hclfault.Parse([]byte(source), filename)
 	if diags.HasErrors() {
 		return nil, diags
 	}
@@ -55,7 +57,7 @@ func JobVariables(filename, source string) ([]JobVariable, hcl.Diagnostics) {
 	fault := func(at hcl.Range, summary, format string, args ...any) {
 		diags = append(diags, &hcl.Diagnostic{Severity: hcl.DiagError, Subject: &at, Summary: summary, Detail: fmt.Sprintf(format, args...)})
 	}
-	for _, b := range file.Body.(*hclsyntax.Body).Blocks {
+	for _, b := range body.Blocks {
 		switch b.Type {
 		case "job":
 			if jobs++; jobs > 1 {

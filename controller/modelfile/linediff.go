@@ -3,37 +3,50 @@ package modelfile
 import (
 	"fmt"
 	"strings"
+
+	"github.com/pmezard/go-difflib/difflib"
 )
 
 const (
 	// context is how many unchanged lines are shown around a change.
 	context = 2
-	// maxTable bounds the work for two texts that share little: past it, the middle
-	// that differs is shown as replaced.
-	maxTable = 4 << 20
+	// maxCompared bounds the work for two texts that share little: it is the product of
+	// their numbers of lines.
+	maxCompared = 16 << 20
 )
 
-// lineDiff shows the lines that differ between two texts, by their longest common
-// subsequence, with some context.
+// lineDiff shows the lines that differ between two texts, with some context.
 func lineDiff(old, new string) []string {
 	a, b := lines(old), lines(new)
-	head := 0
-	for head < len(a) && head < len(b) && a[head] == b[head] {
-		head++
+	if len(a)*len(b) > maxCompared {
+		return []string{fmt.Sprintf("- %d lines", len(a)), fmt.Sprintf("+ %d lines, too many to compare", len(b))}
 	}
-	tail := 0
-	for tail < len(a)-head && tail < len(b)-head && a[len(a)-1-tail] == b[len(b)-1-tail] {
-		tail++
+	var out []string
+	add := func(mark string, lines []string) {
+		for _, l := range lines {
+			out = append(out, mark+l)
+		}
 	}
-	var all []string
-	for _, l := range a[:head] {
-		all = append(all, "  "+l)
+	shown := 0 // lines of a
+	skip := func(to int) {
+		if to > shown {
+			out = append(out, fmt.Sprintf("  … %d lines", to-shown))
+		}
 	}
-	all = append(all, middle(a[head:len(a)-tail], b[head:len(b)-tail])...)
-	for _, l := range a[len(a)-tail:] {
-		all = append(all, "  "+l)
+	for _, group := range difflib.NewMatcher(a, b).GetGroupedOpCodes(context) {
+		skip(group[0].I1)
+		for _, op := range group {
+			if op.Tag == 'e' {
+				add("  ", a[op.I1:op.I2])
+			} else {
+				add("- ", a[op.I1:op.I2])
+				add("+ ", b[op.J1:op.J2])
+			}
+			shown = op.I2
+		}
 	}
-	return near(all)
+	skip(len(a))
+	return out
 }
 
 func lines(s string) []string {
@@ -41,77 +54,4 @@ func lines(s string) []string {
 		return nil
 	}
 	return strings.Split(strings.TrimSuffix(s, "\n"), "\n")
-}
-
-func middle(a, b []string) []string {
-	var out []string
-	if (len(a)+1)*(len(b)+1) > maxTable {
-		for _, l := range a {
-			out = append(out, "- "+l)
-		}
-		for _, l := range b {
-			out = append(out, "+ "+l)
-		}
-		return out
-	}
-	// common[i][j] is the length of the longest common subsequence of a[i:] and b[j:].
-	common := make([][]int32, len(a)+1)
-	for i := range common {
-		common[i] = make([]int32, len(b)+1)
-	}
-	for i := len(a) - 1; i >= 0; i-- {
-		for j := len(b) - 1; j >= 0; j-- {
-			if a[i] == b[j] {
-				common[i][j] = common[i+1][j+1] + 1
-			} else {
-				common[i][j] = max(common[i+1][j], common[i][j+1])
-			}
-		}
-	}
-	i, j := 0, 0
-	for i < len(a) || j < len(b) {
-		switch {
-		case i < len(a) && j < len(b) && a[i] == b[j]:
-			out = append(out, "  "+a[i])
-			i, j = i+1, j+1
-		case j == len(b) || i < len(a) && common[i+1][j] >= common[i][j+1]:
-			out = append(out, "- "+a[i])
-			i++
-		default:
-			out = append(out, "+ "+b[j])
-			j++
-		}
-	}
-	return out
-}
-
-// near leaves out what is far from every change, and says how much.
-func near(all []string) []string {
-	keep := make([]bool, len(all))
-	for i, l := range all {
-		if l[0] == ' ' {
-			continue
-		}
-		for k := max(0, i-context); k <= min(len(all)-1, i+context); k++ {
-			keep[k] = true
-		}
-	}
-	var out []string
-	skipped := 0
-	flush := func() {
-		if skipped > 0 {
-			out = append(out, fmt.Sprintf("  … %d lines", skipped))
-		}
-		skipped = 0
-	}
-	for i, l := range all {
-		if !keep[i] {
-			skipped++
-			continue
-		}
-		flush()
-		out = append(out, l)
-	}
-	flush()
-	return out
 }

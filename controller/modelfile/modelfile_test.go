@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/controller/modelfile"
+	"remuda/controller/placement"
 	"remuda/controller/state"
 	"remuda/internal/hclfault"
 	"remuda/jobs"
@@ -158,8 +159,8 @@ func TestSizing(t *testing.T) {
 	} {
 		m := parseOne(t, fmt.Sprintf("model \"m\" {\nvariant \"v\" {\ngpu {\ncount = %d\n}\nweights = \"100GiB\"\njob = \"job.hcl\"\n}\n}\n", tc.gpus))
 		require.InDelta(t, tc.memory, m.Variants[0].Memory, 1)
-		require.Equal(t, modelfile.ReplicaSize(100<<30), m.Variants[0].HostMemory)
-		require.GreaterOrEqual(t, m.Variants[0].Memory*int64(tc.gpus), modelfile.ReplicaSize(100<<30), "no byte is lost in the division")
+		require.Equal(t, placement.ReplicaSize(100<<30), m.Variants[0].HostMemory)
+		require.GreaterOrEqual(t, m.Variants[0].Memory*int64(tc.gpus), placement.ReplicaSize(100<<30), "no byte is lost in the division")
 	}
 }
 
@@ -178,7 +179,7 @@ func TestCards(t *testing.T) {
 		m := parseOne(t, fmt.Sprintf("model \"m\" {\nvariant \"v\" {\ngpu {\nmemory = %q\nreach = 16\n}\nweights = %q\njob = \"job.hcl\"\n}\n}\n", tc.card, tc.weights))
 		v := m.Variants[0]
 		require.Equal(t, tc.gpus, v.GPUs, "%s on %s", tc.weights, tc.card)
-		size := modelfile.ReplicaSize(v.Weights)
+		size := placement.ReplicaSize(v.Weights)
 		require.Equal(t, (size+int64(v.GPUs)-1)/int64(v.GPUs), v.Memory)
 		require.Equal(t, float64(v.GPUs), v.Cost)
 		back, err := modelfile.Parse("x.hcl", []byte(modelfile.Format(m)), nil)
@@ -205,7 +206,7 @@ var faults = []struct {
 	{"min negative", "min = -1", "", "", "", []string{`d/m.hcl:2:7: model "m": min is -1: must be a whole number from 0 to 1000`}},
 	{"min fraction", "min = 1.5", "", "", "", []string{`min is 1.5: must be a whole number`}},
 	{"min text", `min = "1"`, "", "", "", []string{`min is "1": must be a whole number`}},
-	{"min null", `min = null`, "", "", "", []string{`min is null: set a value, or leave it out`}},
+	{"min null", `min = null`, "", "", "", []string{`min is null: must be a whole number from 0 to 1000`}},
 	{"min list", `min = []`, "", "", "", []string{`min is a list`}},
 	{"min unknown function", `min = sum(1)`, "", "", "", []string{`min: function calls not allowed`}},
 	{"max zero", "max = 0", "", "", "", []string{`max is 0: must be a whole number from 1 to 1000`}},
@@ -222,7 +223,7 @@ var faults = []struct {
 	{"unknown argument", `replica = 3`, "", "", "", []string{`An argument named "replica" is not expected here. Did you mean "replicas"?`}},
 	{"unknown block", "vriant \"v\" {\n}", "", "", "", []string{`Blocks of type "vriant" are not expected here. Did you mean "variant"?`}},
 	{"argument twice", "min = 1\nmin = 2", "", "", "", []string{`d/m.hcl:3:1: attribute redefined`}},
-	{"block twice", "idle {\n}\nidle {\n}", "", "", "", []string{`d/m.hcl:4:1: model "m": duplicate idle block: first defined on line 2`}},
+	{"block twice", "idle {\n}\nidle {\n}", "", "", "", []string{`d/m.hcl:4:1: duplicate idle block: Only one idle block is allowed. Another was defined at d/m.hcl:2,1-5.`}},
 	{"variant twice", "variant \"v\" {\nweights = \"1GiB\"\njob = \"job.hcl\"\n}", "", "", "", []string{`duplicate variant "v": first defined on line 2`}},
 	{"variant name", "variant \"a:b\" {\nweights = \"1GiB\"\njob = \"job.hcl\"\n}", "", "", "", []string{`d/m.hcl:2:9: model "m": variant: name is "a:b": must be letters`}},
 	{"idle warm", "", `warm = "15"`, "", "", []string{`model "m": idle: warm is "15": must be a duration in whole numbers, such as "90s" or "1h30m", or "0s" for never`}},
@@ -427,7 +428,7 @@ func TestWrongFiles(t *testing.T) {
 		{"dots", "model \"../x\" {}\n", `model: name is "../x"`},
 		{"umlaut", "model \"ä\" {}\n", `model: name is "ä"`},
 		{"long", "model \"" + strings.Repeat("x", 129) + "\" {}\n", "name is 129 bytes: must be at most 128 bytes"},
-		{"too large", strings.Repeat("#", 1<<20+1), "must be at most 1MiB"},
+		{"too large", strings.Repeat("#", 1<<20+1), "must be at most 1048576 bytes"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			_, err := parse(tc.src)
@@ -613,6 +614,12 @@ func TestDiff(t *testing.T) {
       }`, strings.Replace(text(&base, &changed), "      … 3 lines\n      \n", "      … 4 lines\n", 1))
 	changed.Variants[0].Job = "# only a comment\n" + job
 	require.NotContains(t, text(&base, &changed), "replaces")
+	many := base
+	many.Variants = append([]state.Variant(nil), base.Variants...)
+	many.Variants[0].Job, changed.Variants[0].Job = strings.Repeat("# one\n", 5000), strings.Repeat("# two\n", 5000)
+	require.Equal(t, `~ variant "h100": job:
+    - 5000 lines
+    + 5000 lines, too many to compare`, text(&many, &changed))
 
 	require.Contains(t, text(nil, &base), `+ model = "meta-llama/Llama-3:8b"
 + min = 1`)

@@ -6,11 +6,14 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"unicode/utf8"
 
 	"github.com/hashicorp/hcl/v2"
-	"github.com/hashicorp/hcl/v2/hclsyntax"
+	"github.com/hashicorp/hcl/v2/gohcl"
 	"github.com/zclconf/go-cty/cty"
+	"github.com/zclconf/go-cty/cty/convert"
 	"github.com/zclconf/go-cty/cty/function"
 
 	"remuda/controller/placement"
@@ -19,6 +22,9 @@ import (
 	"remuda/internal/hclfault"
 	"remuda/internal/replica"
 )
+
+// ErrInvalid is wrapped by every error about the content of a model file.
+var ErrInvalid = errors.New("invalid model file")
 
 // Defaults of what a model file leaves out.
 const (
@@ -72,9 +78,9 @@ func readBounded(path string, limit int64) ([]byte, error) {
 // for finding job files. With read nil no file can be named. Its error wraps
 // ErrInvalid and hclfault.Faults, with every fault.
 func Parse(filename string, src []byte, read ReadFile) ([]state.Model, error) {
-	p := &parser{faults: hclfault.Collector{File: filename}, read: read, dir: filepath.Dir(filename)}
-	p.file(filename, src)
-	if err := p.faults.Err(ErrInvalid); err != nil {
+	p := &parser{Collector: hclfault.Collector{File: filename}, read: read, dir: filepath.Dir(filename)}
+	p.file(src)
+	if err := p.Err(ErrInvalid); err != nil {
 		return nil, err
 	}
 	for i := range p.models {
@@ -84,221 +90,242 @@ func Parse(filename string, src []byte, read ReadFile) ([]state.Model, error) {
 }
 
 type parser struct {
-	faults hclfault.Collector
+	hclfault.Collector
 	read   ReadFile
 	dir    string
 	models []state.Model
+	// diags are what HCL itself found, as misspelt names.
+	diags hcl.Diagnostics
 }
 
-func (p *parser) file(filename string, src []byte) {
-	start := hcl.Range{Filename: filename, Start: hcl.InitialPos, End: hcl.InitialPos}
-	if len(src) > maxFile {
-		p.add(start, "file is %d bytes: must be at most %s", len(src), bytesize.Format(maxFile))
+// file is a model file as it is written.
+type file struct {
+	Models []modelBlock `hcl:"model,block"`
+}
+
+type modelBlock struct {
+	Name         string         `hcl:"name,label"`
+	NameAt       hcl.Range      `hcl:"name,label_range"`
+	At           hcl.Range      `hcl:",def_range"`
+	Body         hcl.Body       `hcl:",body"`
+	Min          *hcl.Attribute `hcl:"min,optional"`
+	Max          *hcl.Attribute `hcl:"max,optional"`
+	Replicas     *hcl.Attribute `hcl:"replicas,optional"`
+	Priority     *hcl.Attribute `hcl:"priority,optional"`
+	Dedicated    *hcl.Attribute `hcl:"dedicated,optional"`
+	Failover     *hcl.Attribute `hcl:"failover,optional"`
+	Management   *hcl.Attribute `hcl:"management,optional"`
+	KeepWarm     *hcl.Attribute `hcl:"keep_warm,optional"`
+	Continuation *hcl.Attribute `hcl:"continuation,optional"`
+	Idle         *idleBlock     `hcl:"idle,block"`
+	Variants     []variantBlock `hcl:"variant,block"`
+}
+
+type idleBlock struct {
+	Warm *hcl.Attribute `hcl:"warm,optional"`
+	Cold *hcl.Attribute `hcl:"cold,optional"`
+}
+
+type variantBlock struct {
+	Name        string         `hcl:"name,label"`
+	NameAt      hcl.Range      `hcl:"name,label_range"`
+	At          hcl.Range      `hcl:",def_range"`
+	Body        hcl.Body       `hcl:",body"`
+	Weights     *hcl.Attribute `hcl:"weights,optional"`
+	Memory      *hcl.Attribute `hcl:"memory,optional"`
+	HostMemory  *hcl.Attribute `hcl:"host_memory,optional"`
+	SleepMemory *hcl.Attribute `hcl:"sleep_memory,optional"`
+	Cost        *hcl.Attribute `hcl:"cost,optional"`
+	Slots       *hcl.Attribute `hcl:"slots,optional"`
+	Engine      *hcl.Attribute `hcl:"engine,optional"`
+	Job         *hcl.Attribute `hcl:"job,optional"`
+	Vars        *hcl.Attribute `hcl:"vars,optional"`
+	GPU         *gpuBlock      `hcl:"gpu,block"`
+}
+
+type gpuBlock struct {
+	Model  *hcl.Attribute `hcl:"model,optional"`
+	Count  *hcl.Attribute `hcl:"count,optional"`
+	Reach  *hcl.Attribute `hcl:"reach,optional"`
+	Memory *hcl.Attribute `hcl:"memory,optional"`
+}
+
+func (p *parser) file(src []byte) {
+	body := p.Body(src, maxFile)
+	if body == nil {
 		return
 	}
-	file, diags := hclsyntax.ParseConfig(src, filename, hcl.InitialPos)
-	p.diagnostics("", diags)
-	if diags.HasErrors() {
-		return // what a broken file seems to say is not worth complaining about
-	}
-	content, diags := file.Body.Content(&hcl.BodySchema{Blocks: []hcl.BlockHeaderSchema{{Type: "model", LabelNames: []string{"name"}}}})
-	p.diagnostics("", diags)
-	if len(content.Blocks) == 0 && !diags.HasErrors() {
-		p.add(start, "no model: at least one block is required, such as model \"llama-3-8b\" { … }")
+	var f file
+	p.diags = gohcl.DecodeBody(body, nil, &f)
+	p.Diagnostics("", p.diags)
+	if len(f.Models) == 0 && !p.diags.HasErrors() {
+		p.Add(hcl.Range{}, "no model: at least one block is required, such as model \"llama-3-8b\" { … }")
 	}
 	first := map[string]hcl.Range{}
-	for _, b := range content.Blocks {
-		name := b.Labels[0]
-		if err := replica.CheckModel(name); err != nil {
-			p.add(b.LabelRanges[0], "model: name %v", err)
-		} else if at, dup := first[name]; dup {
-			p.add(b.LabelRanges[0], "duplicate model %q: first defined on line %d", name, at.Start.Line)
+	for i := range f.Models {
+		b := &f.Models[i]
+		if err := replica.CheckModel(b.Name); err != nil {
+			p.Add(b.NameAt, "model: name %v", err)
+		} else if at, dup := first[b.Name]; dup {
+			p.Add(b.NameAt, "duplicate model %q: first defined on line %d", b.Name, at.Start.Line)
 		} else {
-			first[name] = b.LabelRanges[0]
+			first[b.Name] = b.NameAt
 		}
 		p.models = append(p.models, p.model(b))
 	}
 }
 
-func (p *parser) model(b *hcl.Block) state.Model {
-	m := state.Model{Name: b.Labels[0], Priority: DefaultPriority, Management: DefaultManagement}
-	s := p.scope(b, fmt.Sprintf("model %q", hclfault.Clip(m.Name)),
-		[]string{"min", "max", "replicas", "priority", "dedicated", "failover", "management", "keep_warm", "continuation"},
-		hcl.BlockHeaderSchema{Type: "idle"}, hcl.BlockHeaderSchema{Type: "variant", LabelNames: []string{"name"}})
-	// ok is also true of what was left out.
-	count := func(name string, to *int, low, high int64) (given, ok bool) {
-		n, given, ok := s.number(name, low, high)
-		if ok {
-			*to = int(n)
-		}
-		return given, ok || !given
-	}
-	_, minOK := count("min", &m.Min, 0, MaxReplicas)
-	maxGiven, maxOK := count("max", &m.Max, 1, MaxReplicas)
-	replicasGiven, replicasOK := count("replicas", &m.Replicas, 0, MaxReplicas)
+func (p *parser) model(b *modelBlock) state.Model {
+	m := state.Model{Name: b.Name, Priority: DefaultPriority, Management: DefaultManagement}
+	s := p.scope(fmt.Sprintf("model %q: ", hclfault.Clip(m.Name)), b.At, b.Body)
+	minOK := s.number(b.Min, &m.Min, 0, MaxReplicas)
+	maxOK := s.number(b.Max, &m.Max, 1, MaxReplicas)
+	replicasOK := s.number(b.Replicas, &m.Replicas, 0, MaxReplicas)
 	// Left out, replicas is one or the minimum, and max is the largest of them.
-	if !replicasGiven {
+	if b.Replicas == nil {
 		m.Replicas = max(m.Min, 1)
 	}
-	if !maxGiven {
+	if b.Max == nil {
 		m.Max = max(m.Min, m.Replicas, 1)
 	}
 	switch {
-	case minOK && maxGiven && maxOK && m.Min > m.Max:
-		s.fault("min", "is %d: must be at most max (%d)", m.Min, m.Max)
-	case !replicasGiven || !replicasOK:
+	case minOK && b.Max != nil && maxOK && m.Min > m.Max:
+		s.fault(b.Min, "is %d: must be at most max (%d)", m.Min, m.Max)
+	case b.Replicas == nil || !replicasOK:
 	case minOK && m.Replicas < m.Min:
-		s.fault("replicas", "is %d: must be at least min (%d)", m.Replicas, m.Min)
-	case maxGiven && maxOK && m.Replicas > m.Max:
-		s.fault("replicas", "is %d: must be at most max (%d)", m.Replicas, m.Max)
+		s.fault(b.Replicas, "is %d: must be at least min (%d)", m.Replicas, m.Min)
+	case b.Max != nil && maxOK && m.Replicas > m.Max:
+		s.fault(b.Replicas, "is %d: must be at most max (%d)", m.Replicas, m.Max)
 	}
-	count("priority", &m.Priority, 0, MaxPriority)
-	if given, ok := count("keep_warm", &m.KeepWarm, 0, MaxReplicas); given && ok && maxOK && replicasOK && minOK && m.KeepWarm > m.Max {
-		s.fault("keep_warm", "is %d: must be at most max (%d)", m.KeepWarm, m.Max)
+	s.number(b.Priority, &m.Priority, 0, MaxPriority)
+	if s.number(b.KeepWarm, &m.KeepWarm, 0, MaxReplicas) && maxOK && replicasOK && minOK && m.KeepWarm > m.Max {
+		s.fault(b.KeepWarm, "is %d: must be at most max (%d)", m.KeepWarm, m.Max)
 	}
-	s.flag("dedicated", &m.Dedicated)
-	s.flag("failover", &m.Failover)
-	s.flag("continuation", &m.Continuation)
-	s.oneOf("management", (*string)(&m.Management), string(state.ManagementDisabled), string(state.ManagementManual),
+	s.Read(s.path, b.Dedicated, &m.Dedicated, "true or false")
+	s.Read(s.path, b.Failover, &m.Failover, "true or false")
+	s.Read(s.path, b.Continuation, &m.Continuation, "true or false")
+	s.oneOf(b.Management, (*string)(&m.Management), string(state.ManagementDisabled), string(state.ManagementManual),
 		string(state.ManagementUpscaling), string(state.ManagementFull))
-	if idle := s.single("idle"); idle != nil {
-		i := p.scope(idle, s.path+": idle", []string{"warm", "cold"})
-		warm, cold := i.duration("warm", &m.IdleWarm), i.duration("cold", &m.IdleCold)
+	if b.Idle != nil {
+		i := s
+		i.path += "idle: "
+		i.duration(b.Idle.Warm, &m.IdleWarm)
+		i.duration(b.Idle.Cold, &m.IdleCold)
 		// Both count from the last request.
-		if warm && cold && m.IdleWarm > 0 && m.IdleCold > 0 && m.IdleCold <= m.IdleWarm {
-			i.fault("cold", "is %q: must be more than warm (%q)", formatDuration(m.IdleCold), formatDuration(m.IdleWarm))
+		if m.IdleWarm > 0 && m.IdleCold > 0 && m.IdleCold <= m.IdleWarm {
+			i.fault(b.Idle.Cold, "is %q: must be more than warm (%q)", formatDuration(m.IdleCold), formatDuration(m.IdleWarm))
 		}
 	}
 	first := map[string]hcl.Range{}
-	for _, v := range s.blocks["variant"] {
-		name := v.Labels[0]
-		if err := replica.CheckVariant(name); err != nil {
-			p.add(v.LabelRanges[0], "%s: variant: name %v", s.path, err)
-		} else if at, dup := first[name]; dup {
-			p.add(v.LabelRanges[0], "%s: duplicate variant %q: first defined on line %d", s.path, name, at.Start.Line)
+	for i := range b.Variants {
+		v := &b.Variants[i]
+		if err := replica.CheckVariant(v.Name); err != nil {
+			p.Add(v.NameAt, "%svariant: name %v", s.path, err)
+		} else if at, dup := first[v.Name]; dup {
+			p.Add(v.NameAt, "%sduplicate variant %q: first defined on line %d", s.path, v.Name, at.Start.Line)
 		} else {
-			first[name] = v.LabelRanges[0]
+			first[v.Name] = v.NameAt
 		}
 		m.Variants = append(m.Variants, p.variant(s.path, v))
 	}
-	if len(s.blocks["variant"]) == 0 && !s.broken {
-		p.add(b.DefRange, "%s: no variant: at least one block is required, such as variant \"h100\" { … }", s.path)
+	if len(b.Variants) == 0 {
+		s.missing("no variant: at least one block is required, such as variant \"h100\" { … }")
 	}
 	return m
 }
 
-func (p *parser) variant(model string, b *hcl.Block) state.Variant {
-	v := state.Variant{Name: b.Labels[0], GPUs: 1, Engine: DefaultEngine}
-	s := p.scope(b, fmt.Sprintf("%s: variant %q", model, hclfault.Clip(v.Name)),
-		[]string{"weights", "memory", "host_memory", "sleep_memory", "cost", "slots", "engine", "job", "vars"}, hcl.BlockHeaderSchema{Type: "gpu"})
-	gpusOK := true
-	g := p.gpu(s, &v, &gpusOK)
-	weights, weightsGiven, weightsOK := s.size("weights")
-	memory, memoryGiven, memoryOK := s.size("memory")
-	host, hostGiven, hostOK := s.size("host_memory")
-	sleep, _, sleepOK := s.size("sleep_memory")
-	v.Weights, v.Memory, v.HostMemory, v.SleepMemory = weights, memory, host, sleep
-	if g != nil {
-		p.cards(s, g, &v, &gpusOK)
-	}
-	if weightsOK && !memoryGiven {
-		v.Memory = perGPU(ReplicaSize(weights), v.GPUs)
-	}
-	if weightsOK && !hostGiven {
-		v.HostMemory = ReplicaSize(weights)
-	}
+func (p *parser) variant(model string, b *variantBlock) state.Variant {
+	v := state.Variant{Name: b.Name, GPUs: 1, Engine: DefaultEngine}
+	s := p.scope(fmt.Sprintf("%svariant %q: ", model, hclfault.Clip(v.Name)), b.At, b.Body)
+	// A size that was read is more than 0.
+	s.size(b.Weights, &v.Weights)
+	s.size(b.Memory, &v.Memory)
+	s.size(b.HostMemory, &v.HostMemory)
+	s.size(b.SleepMemory, &v.SleepMemory)
+	gpusOK := s.gpus(b, &v)
 	switch {
-	case !weightsGiven && (!memoryGiven || !hostGiven):
-		if !s.broken {
-			p.add(b.DefRange, "%s: weights is missing: set their size, such as \"16GiB\", or both memory and host_memory", s.path)
-		}
-	case weightsOK && memoryGiven && memoryOK && gpusOK && memory*int64(v.GPUs) < weights:
-		s.fault("memory", "is %q on each of %d GPUs: together they must hold at least the weights (%q)", bytesize.Format(memory), v.GPUs, bytesize.Format(weights))
+	case b.Weights == nil && (b.Memory == nil || b.HostMemory == nil):
+		s.missing("weights is missing: set their size, such as \"16GiB\", or both memory and host_memory")
+	case v.Memory > 0 && gpusOK && v.Memory*int64(v.GPUs) < v.Weights:
+		s.fault(b.Memory, "is %q on each of %d GPUs: together they must hold at least the weights (%q)", bytesize.Format(v.Memory), v.GPUs, bytesize.Format(v.Weights))
 	}
-	if weightsOK && hostOK && hostGiven && host < weights {
-		s.fault("host_memory", "is %q: must be at least the size of the weights (%q)", bytesize.Format(host), bytesize.Format(weights))
+	if v.HostMemory > 0 && v.HostMemory < v.Weights {
+		s.fault(b.HostMemory, "is %q: must be at least the size of the weights (%q)", bytesize.Format(v.HostMemory), bytesize.Format(v.Weights))
 	}
-	if sleepOK && gpusOK && v.Memory > 0 && sleep > v.Memory {
-		s.fault("sleep_memory", "is %q: must be at most the memory of a serving replica on each GPU (%q)", bytesize.Format(sleep), bytesize.Format(v.Memory))
+	if v.Weights > 0 && b.Memory == nil {
+		v.Memory = placement.PerGPU(replicaSize(v.Weights), v.GPUs)
+	}
+	if v.Weights > 0 && b.HostMemory == nil {
+		v.HostMemory = replicaSize(v.Weights)
+	}
+	if gpusOK && v.Memory > 0 && v.SleepMemory > v.Memory {
+		s.fault(b.SleepMemory, "is %q: must be at most the memory of a serving replica on each GPU (%q)", bytesize.Format(v.SleepMemory), bytesize.Format(v.Memory))
 	}
 	v.Cost = float64(v.GPUs)
-	if c, ok := s.float("cost", 0, maxCost); ok {
-		v.Cost = c
+	if want := fmt.Sprintf("a number from 0 to %g", maxCost); s.Read(s.path, b.Cost, &v.Cost, want) && !(v.Cost >= 0 && v.Cost <= maxCost) {
+		s.fault(b.Cost, "is %g: must be %s", v.Cost, want)
 	}
-	if n, _, ok := s.number("slots", 0, MaxSlots); ok {
-		v.Slots = int(n)
-	}
+	s.number(b.Slots, &v.Slots, 0, MaxSlots)
 	// The engine APIs that the shim speaks (remuda engine -dialect).
-	s.oneOf("engine", &v.Engine, "vllm", "ollama")
-	v.Vars = s.vars("vars")
-	p.job(s, &v)
+	s.oneOf(b.Engine, &v.Engine, "vllm", "ollama")
+	s.job(b, &v)
 	return v
 }
 
-// gpu reads a variant's gpu block, nil where there is none. What it says of numbers is in
-// v, unless ok is false then.
-func (p *parser) gpu(s *scope, v *state.Variant, ok *bool) *scope {
-	b := s.single("gpu")
+// gpus reads the gpu block. It returns false if the number of GPUs is not known.
+func (s scope) gpus(vb *variantBlock, v *state.Variant) bool {
+	b := vb.GPU
 	if b == nil {
-		return nil
+		return true
 	}
-	g := p.scope(b, s.path+": gpu", []string{"model", "count", "reach", "memory"})
-	if text, ok := g.text("model"); ok {
-		if err := checkGPUModel(text); err != nil {
-			g.fault("model", "%v", err)
+	g := s
+	g.path += "gpu: "
+	if g.Read(g.path, b.Model, &v.GPUModel, "a string") {
+		if err := checkGPUModel(v.GPUModel); err != nil {
+			g.fault(b.Model, "%v", err)
 		}
-		v.GPUModel = text
 	}
-	n, given, valid := g.number("count", 1, maxGPUs)
-	switch {
-	case valid && !validDegree(n):
-		g.fault("count", "is %d: must be 1, 2, 4, 8 or 16 (the tensor-parallel degree)", n)
-		*ok = false
-	case valid:
-		v.GPUs = int(n)
-	default:
-		*ok = !given
+	known := g.number(b.Count, &v.GPUs, 1, maxGPUs)
+	if known && placement.Degree(v.GPUs) != v.GPUs {
+		g.fault(b.Count, "is %d: must be 1, 2, 4, 8 or 16 (the tensor-parallel degree)", v.GPUs)
+		known = false
 	}
-	return g
-}
-
-// cards works out how many GPUs a variant needs where the block says how large each is and
-// not how many, and reads its reach, for which that has to be known.
-func (p *parser) cards(s, g *scope, v *state.Variant, ok *bool) {
-	card, given, valid := g.size("memory")
+	// How large each is, in place of how many they are.
+	var card int64
 	switch {
-	case !given:
-	case !valid:
-		*ok = false
-	case g.attrs["count"] != nil:
-		g.fault("memory", "is %q, but count is also set: set one of them (the number of GPUs follows from their memory)", bytesize.Format(card))
-		*ok = false
+	case b.Memory == nil:
+	case !g.size(b.Memory, &card):
+		known = false
+	case b.Count != nil:
+		g.fault(b.Memory, "is %q, but count is also set: set one of them (the number of GPUs follows from their memory)", bytesize.Format(card))
+		known = false
 	case v.Weights == 0:
-		*ok = false
-		// Without those, the missing weights are told anyway.
-		if s.attrs["weights"] == nil && s.attrs["memory"] != nil && s.attrs["host_memory"] != nil {
-			g.fault("memory", "is %q, but weights is missing: set weights, from which the number of GPUs follows, or set count", bytesize.Format(card))
+		known = false
+		// Otherwise the missing weights are reported anyway.
+		if vb.Weights == nil && vb.Memory != nil && vb.HostMemory != nil {
+			g.fault(b.Memory, "is %q, but weights is missing: set weights, from which the number of GPUs follows, or set count", bytesize.Format(card))
 		}
 	default:
 		n, _ := placement.Sizing(v.Weights, card)
 		if n == 0 {
-			g.fault("memory", "is %q: weights of %q take %q, which does not fit on %d such GPUs: use larger GPUs", bytesize.Format(card), bytesize.Format(v.Weights), bytesize.Format(ReplicaSize(v.Weights)), maxGPUs)
-			*ok = false
+			g.fault(b.Memory, "is %q: weights of %q take %q, which does not fit on %d such GPUs: use larger GPUs", bytesize.Format(card), bytesize.Format(v.Weights), bytesize.Format(replicaSize(v.Weights)), maxGPUs)
+			known = false
 			break
 		}
 		v.GPUs = n
 		if v.Memory > card {
-			s.fault("memory", "is %q on each GPU: must be at most gpu: memory (%q)", bytesize.Format(v.Memory), bytesize.Format(card))
+			s.fault(vb.Memory, "is %q on each GPU: must be at most gpu: memory (%q)", bytesize.Format(v.Memory), bytesize.Format(card))
 		}
 	}
-	n, _, valid := g.number("reach", 1, maxGPUs)
+	reach := 0
 	switch {
-	case !valid || !*ok:
-	case int(n) < v.GPUs:
-		g.fault("reach", "is %d: must be at least the number of GPUs of a replica (%d)", n, v.GPUs)
-	case int(n) > v.GPUs:
-		v.Reach = int(n)
+	case !g.number(b.Reach, &reach, 1, maxGPUs) || b.Reach == nil || !known:
+	case reach < v.GPUs:
+		g.fault(b.Reach, "is %d: must be at least the number of GPUs of a replica (%d)", reach, v.GPUs)
+	case reach > v.GPUs:
+		v.Reach = reach
 	}
+	return known
 }
 
 // checkGPUModel accepts what can be a device group's name in Nomad.
@@ -317,62 +344,48 @@ func checkGPUModel(name string) error {
 	return nil
 }
 
-// job reads the variant's job file and checks it as far as Nomad is not needed.
-func (p *parser) job(s *scope, v *state.Variant) {
-	attr := s.attrs["job"]
+// job reads the variant's job file and vars, and checks them as far as Nomad is not needed.
+func (s scope) job(b *variantBlock, v *state.Variant) {
+	vars := s.vars(b.Vars)
+	v.Vars = vars.values
+	attr := b.Job
 	if attr == nil {
-		if !s.broken {
-			p.add(s.at, "%s: job is missing: must be the path of a Nomad job file, such as \"vllm.nomad.hcl\"", s.path)
-		}
+		s.missing("job is missing: must be the path of a Nomad job file, such as \"vllm.nomad.hcl\"")
 		return
 	}
-	value, ok := s.valueIn(attr, &hcl.EvalContext{Functions: map[string]function.Function{"file": fileFunction}})
-	if !ok {
-		return
-	}
-	path := ""
+	value, diags := attr.Expr.Value(&hcl.EvalContext{Functions: map[string]function.Function{"file": fileFunction}})
+	path, inline := "", false
 	switch {
-	case value.Type().Equals(fileType):
-		path = *value.EncapsulatedValue().(*string)
-	case isText(value):
-		path = value.AsString()
-	default:
-		s.fault("job", "is %s: must be the path of a Nomad job file, such as \"vllm.nomad.hcl\"", hclfault.Show(value))
+	case diags.HasErrors():
+		s.Diagnostics(s.path+"job: ", diags)
 		return
+	case value.IsNull() || !value.IsWhollyKnown() || value.Type() != cty.String && !value.Type().Equals(fileType):
+		s.fault(attr, "is %s: must be the path of a Nomad job file, such as \"vllm.nomad.hcl\"", hclfault.Show(value))
+		return
+	case value.Type() == cty.String:
+		path = value.AsString()
+		inline = strings.ContainsRune(path, '\n') // the job itself, in a heredoc
+	default:
+		path = *value.EncapsulatedValue().(*string)
 	}
-	source, filename, inline := path, path, multiline(path) && !value.Type().Equals(fileType)
-	if inline { // the job itself, in a heredoc
-		filename = "job"
-	} else {
-		if path == "" {
-			s.fault("job", "is empty: must be the path of a Nomad job file, such as \"vllm.nomad.hcl\"")
+	source, filename := path, "job"
+	if !inline {
+		var ok bool
+		if source, filename, ok = s.readJob(attr, path); !ok {
 			return
 		}
-		if !filepath.IsAbs(path) {
-			filename = filepath.Join(p.dir, path)
-		}
-		if p.read == nil {
-			s.fault("job", "is %q: must be the job itself, in a heredoc: files cannot be read here", hclfault.Clip(path))
-			return
-		}
-		raw, err := p.read(filename)
-		if err != nil {
-			s.fault("job", "is %q: cannot read the file: %v", hclfault.Clip(path), err)
-			return
-		}
-		source = string(raw)
 	}
 	if len(source) > maxJob {
-		s.fault("job", "is %d bytes: must be at most %s", len(source), bytesize.Format(maxJob))
+		s.fault(attr, "is %d bytes: must be at most %s", len(source), bytesize.Format(maxJob))
 		return
 	}
 	if !utf8.ValidString(source) {
-		s.fault("job", "is %q: must be UTF-8 text", hclfault.Clip(filename))
+		s.fault(attr, "is %q: must be UTF-8 text", hclfault.Clip(filename))
 		return
 	}
 	// HCL composes what it reads (NFC), so that equal texts are equal bytes.
 	v.Job = cty.StringVal(tidyJob(source)).AsString()
-	vars, diags := JobVariables(filename, v.Job)
+	declared, diags := JobVariables(filename, v.Job)
 	if diags.HasErrors() {
 		for _, d := range diags {
 			if inline && d.Subject != nil {
@@ -380,15 +393,99 @@ func (p *parser) job(s *scope, v *state.Variant) {
 				d.Subject = &attr.Range
 			}
 		}
-		p.diagnostics(s.path+": job: ", diags)
+		s.Diagnostics(s.path+"job: ", diags)
 		return
 	}
-	p.checkVars(s, v, vars)
+	s.checkVars(vars, declared)
 }
 
-// checkVars holds the values that a variant gives against what its job file
-// declares.
-func (p *parser) checkVars(s *scope, v *state.Variant, declared []JobVariable) {
+// readJob reads the job file that an attribute names.
+func (s scope) readJob(attr *hcl.Attribute, path string) (source, filename string, ok bool) {
+	if path == "" {
+		s.fault(attr, "is empty: must be the path of a Nomad job file, such as \"vllm.nomad.hcl\"")
+		return "", "", false
+	}
+	filename = path
+	if !filepath.IsAbs(path) {
+		filename = filepath.Join(s.dir, path)
+	}
+	if s.read == nil {
+		s.fault(attr, "is %q: must be the job itself, in a heredoc: files cannot be read here", hclfault.Clip(path))
+		return "", "", false
+	}
+	raw, err := s.read(filename)
+	if err != nil {
+		s.fault(attr, "is %q: cannot read the file: %v", hclfault.Clip(path), err)
+		return "", "", false
+	}
+	return string(raw), filename, true
+}
+
+// variables are the values that a variant has for the variables of its job file.
+type variables struct {
+	values map[string]string
+	// ranges are of all that have a name, also of those whose value cannot be read.
+	ranges map[string]hcl.Range
+	// at is of the whole attribute, or of the variant without one.
+	at hcl.Range
+	// broken: the names could not be read.
+	broken bool
+}
+
+// vars reads the values of a job file's variables. Numbers and booleans are written
+// as strings, as on Nomad's command line; lists and objects as HCL expressions.
+func (s scope) vars(attr *hcl.Attribute) variables {
+	out := variables{ranges: map[string]hcl.Range{}, at: s.at}
+	if attr == nil {
+		return out
+	}
+	out.at = attr.Expr.Range()
+	pairs, diags := hcl.ExprMap(attr.Expr)
+	if diags.HasErrors() {
+		s.fault(attr, "is %s: must be values by variable name, such as { tensor_parallel = 2 }", hclfault.Found(attr.Expr))
+		out.broken = true
+		return out
+	}
+	path := s.path + "vars: "
+	for _, pair := range pairs {
+		var k string
+		if !s.ReadExpr(path+"name", pair.Key, &k, "a variable's name, as in { tensor_parallel = 2 }") {
+			continue
+		}
+		if at, dup := out.ranges[k]; dup {
+			s.Add(pair.Key.Range(), "%sduplicate %q: first set on line %d", path, hclfault.Clip(k), at.Start.Line)
+			continue
+		}
+		out.ranges[k] = pair.Value.Range()
+		v, diags := pair.Value.Value(nil)
+		switch text, err := convert.Convert(v, cty.String); {
+		case diags.HasErrors():
+			s.Diagnostics(path+hclfault.Clip(k)+": ", diags)
+			continue
+		case v.IsNull() || !v.IsWhollyKnown():
+			s.Add(pair.Value.Range(), "%s%s is null: set a value, or leave it out", path, hclfault.Clip(k))
+			continue
+		case err == nil:
+			v = text
+		}
+		if out.values == nil {
+			out.values = map[string]string{}
+		}
+		if v.Type() == cty.String {
+			out.values[k] = v.AsString()
+		} else {
+			out.values[k] = expression(v)
+		}
+	}
+	return out
+}
+
+// checkVars compares the values with the variables that the job file declares.
+func (s scope) checkVars(vars variables, declared []JobVariable) {
+	if vars.broken {
+		return
+	}
+	path := s.path + "vars: "
 	byName := map[string]JobVariable{}
 	var names []string
 	for _, d := range declared {
@@ -397,43 +494,31 @@ func (p *parser) checkVars(s *scope, v *state.Variant, declared []JobVariable) {
 			names = append(names, d.Name)
 		}
 	}
-	if !s.varsOK {
-		return
-	}
-	for name, at := range s.varRanges {
+	for name, at := range vars.ranges {
 		d, known := byName[name]
 		switch {
 		case reserved(name):
-			p.add(at, "%s: vars: %s is set by the controller: leave it out", s.path, name)
+			s.Add(at, "%s%s is set by the controller: leave it out", path, name)
 		case !known && len(names) == 0:
-			p.add(at, "%s: vars: the job file has no variable %q; it has none", s.path, hclfault.Clip(name))
+			s.Add(at, "%sthe job file has no variable %q; it has none", path, hclfault.Clip(name))
 		case !known:
-			p.add(at, "%s: vars: the job file has no variable %q%s", s.path, hclfault.Clip(name), suggest(name, names))
-		case d.Composite:
-			if !compositeExpression(v.Vars[name]) {
-				p.add(at, "%s: vars: %s is %q: must be a list or an object, as declared in the job file", s.path, name, hclfault.Clip(v.Vars[name]))
-			}
+			s.Add(at, "%sthe job file has no variable %q%s", path, hclfault.Clip(name), suggest(name, names))
+		case d.Composite && !compositeExpression(vars.values[name]):
+			s.Add(at, "%s%s is %q: must be a list or an object, as declared in the job file", path, name, hclfault.Clip(vars.values[name]))
 		}
 	}
 	for _, d := range declared {
-		if _, given := v.Vars[d.Name]; d.Required && !given && !reserved(d.Name) {
-			p.add(s.rangeOf("vars"), "%s: vars: %q is missing: the variable has no default in the job file", s.path, d.Name)
+		if _, given := vars.values[d.Name]; d.Required && !given && !reserved(d.Name) {
+			s.Add(vars.at, "%s%q is missing: the variable has no default in the job file", path, d.Name)
 		}
 	}
 }
 
-func reserved(name string) bool {
-	for _, r := range ReservedVars() {
-		if r == name {
-			return true
-		}
-	}
-	return false
-}
+func reserved(name string) bool { return slices.Contains(ReservedVars(), name) }
 
 // compositeExpression tells whether a text is a list or an object in HCL.
 func compositeExpression(text string) bool {
-	expr, diags := hclsyntax.ParseExpression([]byte(text), "", hcl.InitialPos)
+	expr, diags := hclfault.ParseExpression([]byte(text), "")
 	if diags.HasErrors() {
 		return false
 	}

@@ -2,43 +2,11 @@ package modelfile
 
 import (
 	"fmt"
-	"go/ast"
-	"strconv"
 	"testing"
 
 	"remuda/controller/state"
 	"remuda/internal/testkit/reference"
 )
-
-// attributes are those that a function of the parser allows in a block.
-func attributes(t *testing.T, function string) []string {
-	t.Helper()
-	var out []string
-	ast.Inspect(reference.Source(t, "controller/modelfile").Func(t, function), func(n ast.Node) bool {
-		call, ok := n.(*ast.CallExpr)
-		if !ok || len(call.Args) < 3 {
-			return true
-		}
-		fn, ok := call.Fun.(*ast.SelectorExpr)
-		if !ok || fn.Sel.Name != "scope" {
-			return true
-		}
-		prefix := ""
-		if path, ok := call.Args[1].(*ast.BinaryExpr); ok { // s.path + ": idle"
-			prefix, _ = strconv.Unquote(path.Y.(*ast.BasicLit).Value)
-			prefix = prefix[len(": "):] + "."
-		}
-		for _, name := range call.Args[2].(*ast.CompositeLit).Elts {
-			text, _ := strconv.Unquote(name.(*ast.BasicLit).Value)
-			out = append(out, prefix+text)
-		}
-		return true
-	})
-	if len(out) == 0 {
-		t.Fatalf("%s calls no scope with names of attributes", function)
-	}
-	return out
-}
 
 func TestReferenceConfiguration(t *testing.T) {
 	read := func(string) ([]byte, error) {
@@ -55,12 +23,12 @@ func TestReferenceConfiguration(t *testing.T) {
 	}
 	needed := map[string]string{"weights": `"16GiB"`, "job": `"a.hcl"`}
 	models := reference.Keys[state.Model]{
-		Names:    attributes(t, "parser.model"),
+		Names:    reference.Names[modelBlock](),
 		Parse:    func(values map[string]string) (state.Model, error) { return parse(values, needed) },
 		Examples: map[string]string{"management": `"manual"`},
 	}
 	variants := reference.Keys[state.Model]{
-		Names: append(attributes(t, "parser.variant"), attributes(t, "parser.gpu")...),
+		Names: reference.Names[variantBlock](),
 		Given: needed,
 		Parse: func(values map[string]string) (state.Model, error) { return parse(nil, values) },
 		Examples: map[string]string{

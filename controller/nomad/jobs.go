@@ -145,9 +145,11 @@ func (c *Client) Register(ctx context.Context, job *api.Job, index uint64) (Regi
 
 // Stop stops a replica's job; with purge it is also forgotten, as is right once its
 // allocations have ended. A job that is stopped, or not there, is stopped already.
-// A job of that ID that is no replica's is left alone: the error wraps ErrConflict.
-// Nomad has no compare and swap for it.
-func (c *Client) Stop(ctx context.Context, name replica.Name, purge bool) error {
+// Index is the JobModifyIndex that this was decided on: a job with another one, or one
+// that is not a replica's, is left alone, and the error wraps ErrConflict. Nomad has no
+// compare and swap for it, so that what is registered between the comparison and the
+// order is stopped all the same.
+func (c *Client) Stop(ctx context.Context, name replica.Name, index uint64, purge bool) error {
 	id := JobID(name)
 	found, err := c.info(ctx, id)
 	switch {
@@ -159,6 +161,8 @@ func (c *Client) Stop(ctx context.Context, name replica.Name, purge bool) error 
 		return fmt.Errorf("stop job %s: %w", id, &ConflictError{id, 0, number(found.JobModifyIndex), "it is not a job of a replica"})
 	case found.Stop != nil && *found.Stop && !purge:
 		return nil
+	case number(found.JobModifyIndex) != index:
+		return fmt.Errorf("stop job %s: %w", id, &ConflictError{id, index, number(found.JobModifyIndex), "it has changed since"})
 	}
 	err = c.call(ctx, "stop job "+id, func(ctx context.Context) error {
 		_, _, err := c.api.Jobs().DeregisterOpts(id, &api.DeregisterOptions{Purge: purge}, c.write(ctx))

@@ -59,7 +59,7 @@ func TestRegister(t *testing.T) {
 	require.NoError(t, err)
 	require.False(t, s.Job(id).Stop != nil && *s.Job(id).Stop)
 
-	require.NoError(t, c.Stop(ctx, name, true))
+	require.NoError(t, c.Stop(ctx, name, *s.Job(nomad.JobID(name)).JobModifyIndex, true))
 	_, err = c.Register(ctx, changed, back.Index)
 	require.ErrorIs(t, err, nomad.ErrConflict)
 	require.ErrorContains(t, err, "it no longer exists")
@@ -79,7 +79,7 @@ func TestRegisterOverAStrangersJob(t *testing.T) {
 	_, err = c.Register(t.Context(), job, 0)
 	require.ErrorIs(t, err, nomad.ErrConflict)
 	require.ErrorContains(t, err, "is not a job of a replica")
-	err = c.Stop(t.Context(), name, true)
+	err = c.Stop(t.Context(), name, *s.Job(*job.ID).JobModifyIndex, true)
 	require.ErrorIs(t, err, nomad.ErrConflict)
 	require.NotNil(t, s.Job(*job.ID), "it is left alone")
 }
@@ -121,19 +121,23 @@ func (d *deaf) WriteHeader(int)             {}
 func TestStop(t *testing.T) {
 	c, s := newClient(t)
 	ctx := t.Context()
-	require.NoError(t, c.Stop(ctx, name, false), "one that is not there is stopped")
-	_, err := c.Register(ctx, rendered(t), 0)
+	require.NoError(t, c.Stop(ctx, name, 7, false), "one that is not there is stopped")
+	reg, err := c.Register(ctx, rendered(t), 0)
 	require.NoError(t, err)
 	id := nomad.JobID(name)
-	require.NoError(t, c.Stop(ctx, name, false))
+	require.ErrorIs(t, c.Stop(ctx, name, reg.Index-1, false), nomad.ErrConflict, "it was registered since")
+	require.Nil(t, s.Job(id).Stop)
+	require.NoError(t, c.Stop(ctx, name, reg.Index, false))
 	require.True(t, *s.Job(id).Stop)
 	index := *s.Job(id).JobModifyIndex
-	require.NoError(t, c.Stop(ctx, name, false))
+	require.NoError(t, c.Stop(ctx, name, reg.Index, false))
 	require.Equal(t, index, *s.Job(id).JobModifyIndex)
 	require.Equal(t, 1, count(s.Served(), "DELETE "), "stopped once only")
-	require.NoError(t, c.Stop(ctx, name, true))
+	require.ErrorIs(t, c.Stop(ctx, name, reg.Index, true), nomad.ErrConflict)
+	require.NotNil(t, s.Job(id))
+	require.NoError(t, c.Stop(ctx, name, index, true))
 	require.Nil(t, s.Job(id))
-	require.NoError(t, c.Stop(ctx, name, true))
+	require.NoError(t, c.Stop(ctx, name, index, true))
 }
 
 func TestWriteFaults(t *testing.T) {
@@ -145,7 +149,7 @@ func TestWriteFaults(t *testing.T) {
 			s.Break(broken)
 			_, err := c.Register(t.Context(), rendered(t), 0)
 			require.ErrorIs(t, err, nomad.ErrUnreachable)
-			require.ErrorIs(t, c.Stop(t.Context(), name, false), nomad.ErrUnreachable)
+			require.ErrorIs(t, c.Stop(t.Context(), name, 0, false), nomad.ErrUnreachable)
 			_, err = c.Observe(t.Context())
 			require.ErrorIs(t, err, nomad.ErrUnreachable)
 			_, err = c.Plan(t.Context(), rendered(t))

@@ -1,15 +1,13 @@
 package pipeline
 
 import (
-	"errors"
 	"fmt"
-	"math/big"
 	"strings"
 	"time"
 
 	"github.com/hashicorp/hcl/v2"
+	"github.com/hashicorp/hcl/v2/gohcl"
 	"github.com/hashicorp/hcl/v2/hclsyntax"
-	"github.com/zclconf/go-cty/cty"
 
 	"remuda/internal/hclfault"
 	"remuda/internal/replica"
@@ -31,95 +29,103 @@ func Parse(filename string, src []byte) (*Pipeline, error) {
 type reader struct {
 	hclfault.Collector
 	p *Pipeline
+	// broken: HCL found a fault, such as a misspelt name, which may be what seems to be missing.
+	broken bool
 	// index has the steps by name, at those where they stand.
 	index map[string]int
 	at    []hcl.Range
 	used  map[int]bool
 }
 
-var (
-	fileSchema     = &hcl.BodySchema{Blocks: []hcl.BlockHeaderSchema{{Type: "pipeline", LabelNames: []string{"name"}}}}
-	pipelineSchema = schema([]string{"deadline", "output"}, hcl.BlockHeaderSchema{Type: "step", LabelNames: []string{"name"}})
-	stepSchema     = schema([]string{"model", "endpoint", "prompt", "messages", "max_tokens", "temperature", "params", "when", "for_each", "parallel", "deadline"})
-)
+// file is a pipeline file as it is written.
+type file struct {
+	Pipelines []pipelineBlock `hcl:"pipeline,block"`
+}
 
-func schema(attrs []string, blocks ...hcl.BlockHeaderSchema) *hcl.BodySchema {
-	s := &hcl.BodySchema{Blocks: blocks}
-	for _, name := range attrs {
-		s.Attributes = append(s.Attributes, hcl.AttributeSchema{Name: name})
-	}
-	return s
+type pipelineBlock struct {
+	Name     string         `hcl:"name,label"`
+	NameAt   hcl.Range      `hcl:"name,label_range"`
+	At       hcl.Range      `hcl:",def_range"`
+	Deadline *hcl.Attribute `hcl:"deadline,optional"`
+	Output   *hcl.Attribute `hcl:"output,optional"`
+	Steps    []stepBlock    `hcl:"step,block"`
+}
+
+type stepBlock struct {
+	Name        string         `hcl:"name,label"`
+	NameAt      hcl.Range      `hcl:"name,label_range"`
+	At          hcl.Range      `hcl:",def_range"`
+	Model       *hcl.Attribute `hcl:"model,optional"`
+	Endpoint    *hcl.Attribute `hcl:"endpoint,optional"`
+	Prompt      *hcl.Attribute `hcl:"prompt,optional"`
+	Messages    *hcl.Attribute `hcl:"messages,optional"`
+	MaxTokens   *hcl.Attribute `hcl:"max_tokens,optional"`
+	Temperature *hcl.Attribute `hcl:"temperature,optional"`
+	Params      *hcl.Attribute `hcl:"params,optional"`
+	When        *hcl.Attribute `hcl:"when,optional"`
+	ForEach     *hcl.Attribute `hcl:"for_each,optional"`
+	Parallel    *hcl.Attribute `hcl:"parallel,optional"`
+	Deadline    *hcl.Attribute `hcl:"deadline,optional"`
 }
 
 func (r *reader) read(src []byte) *Pipeline {
 	start := hcl.Range{Start: hcl.InitialPos}
-	if len(src) > MaxSource {
-		r.Add(start, "file is %d bytes: must be at most %d bytes", len(src), MaxSource)
+	body := r.Body(src, MaxSource)
+	if body == nil {
 		return nil
 	}
-	if at, deep := tooDeep(src, r.File); deep {
-		r.Add(at, "nested too deeply: must be at most %d levels of brackets and %d conditions", maxNesting, maxTurns)
-		return nil
-	}
-	file, diags := hclsyntax.ParseConfig(src, r.File, hcl.InitialPos)
+	var f file
+	diags := gohcl.DecodeBody(body, nil, &f)
 	r.Diagnostics("", diags)
-	if diags.HasErrors() {
-		return nil // what a broken file seems to say is not worth complaining about
-	}
-	content, diags := file.Body.Content(fileSchema)
-	r.Diagnostics("", diags)
-	switch n := len(content.Blocks); {
-	case n == 0 && !diags.HasErrors():
+	r.broken = diags.HasErrors()
+	switch n := len(f.Pipelines); {
+	case n == 0 && !r.broken:
 		r.Add(start, "no pipeline: one block is required, such as pipeline \"support\" { … }")
 	case n > 1:
-		r.Add(content.Blocks[1].DefRange, "second pipeline block: a file defines one pipeline, the first is on line %d", content.Blocks[0].DefRange.Start.Line)
+		r.Add(f.Pipelines[1].At, "second pipeline block: a file defines one pipeline, the first is on line %d", f.Pipelines[0].At.Start.Line)
 	}
-	if len(content.Blocks) == 0 {
+	if len(f.Pipelines) == 0 {
 		return nil
 	}
-	r.pipeline(content.Blocks[0])
+	r.pipeline(f.Pipelines[0])
 	return r.p
 }
 
-func (r *reader) pipeline(b *hcl.Block) {
-	r.p = &Pipeline{Name: b.Labels[0], Deadline: DefaultDeadline}
+func (r *reader) pipeline(b pipelineBlock) {
+	r.p = &Pipeline{Name: b.Name, Deadline: DefaultDeadline}
 	r.index, r.used = map[string]int{}, map[int]bool{}
 	path := fmt.Sprintf("pipeline %q", hclfault.Clip(r.p.Name))
 	if err := replica.CheckModel(r.p.Name); err != nil {
-		r.Add(b.LabelRanges[0], "pipeline: name %v", err)
+		r.Add(b.NameAt, "pipeline: name %v", err)
 	}
-	content, diags := b.Body.Content(pipelineSchema)
-	r.Diagnostics(path+": ", diags)
-	r.duration(path, content.Attributes["deadline"], &r.p.Deadline)
-	if len(content.Blocks) == 0 && !diags.HasErrors() {
-		r.Add(b.DefRange, "%s: no step: at least one block is required, such as step \"classify\" { … }", path)
+	r.duration(path, b.Deadline, &r.p.Deadline)
+	if len(b.Steps) == 0 && !r.broken {
+		r.Add(b.At, "%s: no step: at least one block is required, such as step \"classify\" { … }", path)
 	}
-	if len(content.Blocks) > MaxSteps {
-		r.Add(content.Blocks[MaxSteps].DefRange, "%s: %d steps: must be at most %d", path, len(content.Blocks), MaxSteps)
+	if len(b.Steps) > MaxSteps {
+		r.Add(b.Steps[MaxSteps].At, "%s: %d steps: must be at most %d", path, len(b.Steps), MaxSteps)
 		return
 	}
-	for i, s := range content.Blocks {
-		name := s.Labels[0]
-		r.at = append(r.at, s.LabelRanges[0])
-		if err := checkStepName(name); err != nil {
-			r.Add(s.LabelRanges[0], "%s: step: name %v", path, err)
-		} else if first, dup := r.index[name]; dup {
-			r.Add(s.LabelRanges[0], "%s: duplicate step %q: first defined on line %d", path, name, r.at[first].Start.Line)
+	for i, s := range b.Steps {
+		r.at = append(r.at, s.NameAt)
+		if err := checkStepName(s.Name); err != nil {
+			r.Add(s.NameAt, "%s: step: name %v", path, err)
+		} else if first, dup := r.index[s.Name]; dup {
+			r.Add(s.NameAt, "%s: duplicate step %q: first defined on line %d", path, s.Name, r.at[first].Start.Line)
 		} else {
-			r.index[name] = i
+			r.index[s.Name] = i
 		}
-		r.p.Steps = append(r.p.Steps, &Step{Name: name, Endpoint: Chat, Parallel: MaxFanOut})
+		r.p.Steps = append(r.p.Steps, &Step{Name: s.Name, Endpoint: Chat, Parallel: MaxFanOut})
 	}
-	bodies := make([]*hcl.BodyContent, len(content.Blocks))
-	for i, s := range content.Blocks {
-		bodies[i] = r.step(path, i, s)
+	for i, s := range b.Steps {
+		r.step(path, r.p.Steps[i], s)
 	}
 	// Only now it is known which steps are lists.
-	for i, body := range bodies {
-		r.expressions(path, i, body, content.Blocks[i])
+	for i, s := range b.Steps {
+		r.expressions(path, i, s)
 	}
 	r.cycles(path)
-	r.output(path, b, content.Attributes["output"])
+	r.output(path, b)
 	if r.Err(ErrInvalid) != nil {
 		return // what would use a step may be what is wrong
 	}
@@ -131,102 +137,70 @@ func (r *reader) pipeline(b *hcl.Block) {
 }
 
 // step reads what is the same for every request.
-func (r *reader) step(path string, i int, b *hcl.Block) *hcl.BodyContent {
-	s := r.p.Steps[i]
+func (r *reader) step(path string, s *Step, b stepBlock) {
 	path = stepPath(path, s)
-	content, diags := b.Body.Content(stepSchema)
-	r.Diagnostics(path+": ", diags)
-	a := content.Attributes
-	if model := a["model"]; model == nil {
-		r.Add(b.DefRange, "%s: model is missing: must be the name of a model", path)
-	} else if text, ok := r.constant(path, model, cty.String); ok {
-		s.Model = text.AsString()
+	if b.Model == nil {
+		r.Add(b.At, "%s: model is missing: must be the name of a model", path)
+	} else if r.Read(path+": ", b.Model, &s.Model, "the name of a model") {
 		if err := replica.CheckModel(s.Model); err != nil {
-			r.Add(model.Expr.Range(), "%s: model %v", path, err)
+			r.Add(b.Model.Expr.Range(), "%s: model %v", path, err)
 		}
 	}
-	if v, ok := r.constant(path, a["endpoint"], cty.String); ok {
-		if s.Endpoint = Endpoint(v.AsString()); s.Endpoint != Chat && s.Endpoint != Completions {
-			r.Add(a["endpoint"].Expr.Range(), "%s: endpoint is %q: must be %q or %q", path, hclfault.Clip(v.AsString()), Chat, Completions)
-		}
+	endpoints := fmt.Sprintf("%q or %q", Chat, Completions)
+	if r.Read(path+": ", b.Endpoint, &s.Endpoint, endpoints) && s.Endpoint != Chat && s.Endpoint != Completions {
+		r.Add(b.Endpoint.Expr.Range(), "%s: endpoint is %q: must be %s", path, hclfault.Clip(string(s.Endpoint)), endpoints)
 	}
-	r.duration(path, a["deadline"], &s.Deadline)
-	s.FanOut = a["for_each"] != nil
-	if v, ok := r.constant(path, a["parallel"], cty.Number); ok {
-		n, exact := v.AsBigFloat().Int64()
-		switch {
+	r.duration(path, b.Deadline, &s.Deadline)
+	s.FanOut = b.ForEach != nil
+	parallel := fmt.Sprintf("a whole number from 1 to %d", MaxFanOut)
+	if r.Read(path+": ", b.Parallel, &s.Parallel, parallel) {
+		switch n := s.Parallel; {
 		case !s.FanOut:
-			r.Add(a["parallel"].NameRange, "%s: parallel is set without for_each: set for_each, or leave parallel out", path)
-		case exact != big.Exact || n < 1 || n > MaxFanOut:
-			r.Add(a["parallel"].Expr.Range(), "%s: parallel is %s: must be a whole number from 1 to %d", path, hclfault.Show(v), MaxFanOut)
+			r.Add(b.Parallel.NameRange, "%s: parallel is set without for_each: set for_each, or leave parallel out", path)
+		case n < 1 || n > MaxFanOut:
+			r.Add(b.Parallel.Expr.Range(), "%s: parallel is %d: must be %s", path, n, parallel)
 		}
-		s.Parallel = int(n)
 	}
-	return content
 }
 
 func stepPath(path string, s *Step) string {
 	return fmt.Sprintf("%s: step %q", path, hclfault.Clip(s.Name))
 }
 
-// constant is an attribute that names nothing, with ok false where there is none.
-func (r *reader) constant(path string, attr *hcl.Attribute, want cty.Type) (cty.Value, bool) {
-	if attr == nil {
-		return cty.NilVal, false
-	}
-	v, diags := attr.Expr.Value(nil)
-	if diags.HasErrors() {
-		if len(attr.Expr.Variables()) > 0 {
-			r.Add(attr.Expr.Range(), "%s: %s depends on the request: must be a constant %s", path, attr.Name, want.FriendlyName())
-		} else {
-			r.Diagnostics(path+": "+attr.Name+": ", diags)
-		}
-		return v, false
-	}
-	if v.IsNull() || !v.IsKnown() || v.Type() != want {
-		r.Add(attr.Expr.Range(), "%s: %s is %s: must be a %s", path, attr.Name, hclfault.Show(v), want.FriendlyName())
-		return v, false
-	}
-	return v, true
-}
-
 func (r *reader) duration(path string, attr *hcl.Attribute, to *time.Duration) {
-	v, ok := r.constant(path, attr, cty.String)
-	if !ok {
+	want := fmt.Sprintf("a duration above 0s and at most %s, such as \"60s\"", MaxDeadline)
+	var text string
+	if !r.Read(path+": ", attr, &text, want) {
 		return
 	}
-	d, err := time.ParseDuration(v.AsString())
-	if err == nil && (d <= 0 || d > MaxDeadline) {
-		err = errors.New("out of range")
-	}
-	if err != nil {
-		r.Add(attr.Expr.Range(), "%s: %s is %s: must be a duration above 0s and at most %s, such as \"60s\"", path, attr.Name, hclfault.Show(v), MaxDeadline)
+	d, err := time.ParseDuration(text)
+	if err != nil || d <= 0 || d > MaxDeadline {
+		r.Add(attr.Expr.Range(), "%s: %s is %q: must be %s", path, attr.Name, hclfault.Clip(text), want)
 		return
 	}
 	*to = d
 }
 
 // expressions reads what depends on the request.
-func (r *reader) expressions(path string, i int, content *hcl.BodyContent, b *hcl.Block) {
+func (r *reader) expressions(path string, i int, b stepBlock) {
 	s := r.p.Steps[i]
 	path = stepPath(path, s)
-	take := func(name string, want wanted, each bool) hcl.Expression {
-		attr := content.Attributes[name]
+	take := func(attr *hcl.Attribute, want wanted, each bool) hcl.Expression {
 		if attr == nil {
 			return nil
 		}
-		for _, dep := range r.expression(path+": "+name, attr.Expr, want, each && s.FanOut, each) {
+		for _, dep := range r.expression(path+": "+attr.Name, attr.Expr, want, each && s.FanOut, each) {
 			s.deps = addSorted(s.deps, dep)
 		}
 		return attr.Expr
 	}
-	s.when = take("when", wantBool, false)
-	s.forEach = take("for_each", wantCollection, false)
-	s.prompt = take("prompt", wantText, true)
-	s.messages = take("messages", wantMessages, true)
-	s.maxTokens = take("max_tokens", wantTokens, true)
-	s.temperature = take("temperature", wantNumber, true)
-	s.params = take("params", wantParams, true)
+	s.when = take(b.When, wantBool, false)
+	s.forEach = take(b.ForEach, wantCollection, false)
+	s.prompt = take(b.Prompt, wantText, true)
+	s.messages = take(b.Messages, wantMessages, true)
+	s.maxTokens = take(b.MaxTokens, wantTokens, true)
+	s.temperature = take(b.Temperature, wantNumber, true)
+	s.params = take(b.Params, wantParams, true)
 	for _, d := range s.deps {
 		s.After = append(s.After, r.p.Steps[d].Name)
 		if d != i {
@@ -235,18 +209,19 @@ func (r *reader) expressions(path string, i int, content *hcl.BodyContent, b *hc
 	}
 	switch {
 	case s.prompt == nil && s.messages == nil:
-		r.Add(b.DefRange, "%s: prompt is missing: set prompt or messages", path)
+		r.Add(b.At, "%s: prompt is missing: set prompt or messages", path)
 	case s.prompt != nil && s.messages != nil:
-		r.Add(content.Attributes["messages"].NameRange, "%s: prompt and messages are both set: set one of them", path)
+		r.Add(b.Messages.NameRange, "%s: prompt and messages are both set: set one of them", path)
 	case s.messages != nil && s.Endpoint == Completions:
-		r.Add(content.Attributes["messages"].NameRange, "%s: endpoint %q does not support messages: set prompt", path, Completions)
+		r.Add(b.Messages.NameRange, "%s: endpoint %q does not support messages: set prompt", path, Completions)
 	}
 }
 
 // output reads what the answer is.
-func (r *reader) output(path string, b *hcl.Block, attr *hcl.Attribute) {
+func (r *reader) output(path string, b pipelineBlock) {
+	attr := b.Output
 	if attr == nil {
-		r.Add(b.DefRange, "%s: output is missing: must be a step, such as output = step.classify, or a string expression", path)
+		r.Add(b.At, "%s: output is missing: must be a step, such as output = step.classify, or a string expression", path)
 		return
 	}
 	r.p.output = attr.Expr

@@ -7,37 +7,35 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/hashicorp/hcl/v2"
-
 	"remuda/internal/testkit/reference"
 )
 
 func TestReferenceConfiguration(t *testing.T) {
 	src := reference.Source(t, "controller/pipeline")
-	table := func(schema *hcl.BodySchema, typ string, standard map[string]string) string {
+	table := func(attributes []string, typ string, standard map[string]string) string {
 		var rows [][]string
-		for _, a := range schema.Attributes {
+		for _, name := range attributes {
 			found := false
 			for _, f := range src.Fields(typ) {
-				if found = strings.EqualFold(f.Name, strings.ReplaceAll(a.Name, "_", "")) || a.Name == "for_each" && f.Name == "forEach"; found {
+				if found = strings.EqualFold(f.Name, strings.ReplaceAll(name, "_", "")) || name == "for_each" && f.Name == "forEach"; found {
 					kind := map[string]string{"hcl.Expression": "expression", "time.Duration": "duration", "int": "whole number"}[f.Type]
 					if kind == "" {
 						kind = "string"
 					}
-					rows = append(rows, []string{reference.Code(a.Name), kind, standard[a.Name], reference.Reworded(f.Doc, map[string]string{f.Name: a.Name, "MaxDeadline": MaxDeadline.String()})})
+					rows = append(rows, []string{reference.Code(name), kind, standard[name], reference.Reworded(f.Doc, map[string]string{f.Name: name, "MaxDeadline": MaxDeadline.String()})})
 					break
 				}
 			}
 			if !found {
-				t.Errorf("the attribute %s has no field of %s", a.Name, typ)
+				t.Errorf("the attribute %s has no field of %s", name, typ)
 			}
 		}
 		return reference.Table([]string{"Setting", "Type", "Default", "Meaning"}, rows)
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "## Pipeline file\n\nThe file of `remuda pipeline apply FILE`, in HCL, with one pipeline.\n\n%s\n", src.Overview(t, "The package is pure"))
-	fmt.Fprintf(&b, "### Block pipeline \"NAME\"\n\n%s\n", table(pipelineSchema, "Pipeline", map[string]string{"deadline": "`" + reference.Duration(DefaultDeadline) + "`", "output": "required"}))
-	fmt.Fprintf(&b, "### Blocks step \"NAME\" of a pipeline\n\n%s\n", table(stepSchema, "Step", map[string]string{
+	fmt.Fprintf(&b, "### Block pipeline \"NAME\"\n\n%s\n", table(reference.Names[pipelineBlock](), "Pipeline", map[string]string{"deadline": "`" + reference.Duration(DefaultDeadline) + "`", "output": "required"}))
+	fmt.Fprintf(&b, "### Blocks step \"NAME\" of a pipeline\n\n%s\n", table(reference.Names[stepBlock](), "Step", map[string]string{
 		"model": "required", "endpoint": "`" + string(Chat) + "`", "parallel": fmt.Sprintf("`%d`", MaxFanOut), "deadline": "the pipeline's",
 	}))
 	var rows [][]string

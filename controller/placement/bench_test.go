@@ -74,7 +74,7 @@ func benchFleet(b *testing.B, count int, full bool) {
 		bytes := r.Variant.Memory * int64(r.Variant.GPUs)
 		if full {
 			f.Put(placement.Tenant{Name: name, Node: c.Placement.Node, Model: r.Model, Holds: state.Holding{Seats: c.Placement.Seats, Memory: c.Placement.Memory},
-				Ways: []placement.Way{{To: state.Cold, Cost: 50 + 400*random.Float64()}}})
+				Ways: []placement.Way{{To: state.GoalCold, Cost: 50 + 400*random.Float64()}}})
 		} else {
 			f.Hold(name, c, r.Model)
 		}

@@ -12,8 +12,10 @@ type Rates struct {
 	// Fetch, Disk and Host are bytes per second: over the network, from the node's disk,
 	// from its memory to a GPU.
 	Fetch, Disk, Host float64
-	// Start is the fixed part of a cold start, Wake of a wake.
-	Start, Wake time.Duration
+	// Start is the fixed part of a cold start.
+	Start time.Duration `hcl:"start"`
+	// Wake is the fixed part of a wake.
+	Wake time.Duration `hcl:"wake"`
 }
 
 // DefaultRates returns rates of common GPU nodes.
@@ -73,9 +75,9 @@ const (
 // EvictionCost returns what it costs to send a replica to WARM or COLD: the seconds to
 // bring it back (from memory, or from the node's disk), up to ten times as much where
 // it was in use a moment ago, and up to twice as much by its priority.
-func EvictionCost(r Rates, w Worth, to state.Tier) float64 {
+func EvictionCost(r Rates, w Worth, to state.Goal) float64 {
 	seconds := r.WarmSeconds(w.Weights)
-	if to != state.Warm {
+	if to != state.GoalWarm {
 		if w.Failed {
 			return 0
 		}

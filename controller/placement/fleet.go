@@ -31,7 +31,7 @@ type Tenant struct {
 // Way is one way to evict a tenant.
 type Way struct {
 	// To is WARM or COLD.
-	To state.Tier
+	To state.Goal
 	// Holds is what it holds after it.
 	Holds state.Holding
 	// Cost in seconds, 0 or more.

@@ -74,9 +74,9 @@ func warm(name, node string, host, sleep int64, seats ...string) placement.Tenan
 // ways of a HOT one: WARM at a cost, where it is below 0 not at all, and COLD.
 func ways(t placement.Tenant, toWarm, toCold float64, host int64) placement.Tenant {
 	if toWarm >= 0 {
-		t.Ways = append(t.Ways, placement.Way{To: state.Warm, Holds: state.Holding{Seats: t.Holds.Seats, HostMemory: host}, Cost: toWarm})
+		t.Ways = append(t.Ways, placement.Way{To: state.GoalWarm, Holds: state.Holding{Seats: t.Holds.Seats, HostMemory: host}, Cost: toWarm})
 	}
-	t.Ways = append(t.Ways, placement.Way{To: state.Cold, Cost: toCold})
+	t.Ways = append(t.Ways, placement.Way{To: state.GoalCold, Cost: toCold})
 	return t
 }
 
@@ -201,7 +201,7 @@ func TestRefusal(t *testing.T) {
 		{"nothing may be evicted", node("a", 1, 2, 9), []placement.Tenant{cold(taken, 1)}, request(1, 9, func(r *placement.Request) { r.MayEvict = func(*placement.Tenant) bool { return false } }),
 			"1 GPU with too little free memory (at most 4 B)"},
 		{"no room in the node's memory", node("a", 1, 2, 9, func(n *state.Node) { n.HostMemory = 10 }),
-			[]placement.Tenant{{Name: "o", Node: "a", Holds: taken.Holds, Ways: []placement.Way{{To: state.Warm, Holds: state.Holding{Seats: taken.Holds.Seats, HostMemory: 10}, Cost: 1}}}},
+			[]placement.Tenant{{Name: "o", Node: "a", Holds: taken.Holds, Ways: []placement.Way{{To: state.GoalWarm, Holds: state.Holding{Seats: taken.Holds.Seats, HostMemory: 10}, Cost: 1}}}},
 			request(1, 9, evicting), "no room in the node's host memory for the replicas that would go WARM, even after evicting 1 replica"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -262,57 +262,57 @@ func TestEviction(t *testing.T) {
 	}{
 		{"the cheapest, not the fewest", a(1, 4), []placement.Tenant{
 			cold(hot("big", "a", 50*gib, "a-G0#0"), 90), cold(hot("s1", "a", 15*gib, "a-G0#1"), 20), cold(hot("s2", "a", 15*gib, "a-G0#2"), 20),
-		}, request(1, 30*gib, evicting), []string{"s1 COLD", "s2 COLD"}, 40},
+		}, request(1, 30*gib, evicting), []string{"s1 cold", "s2 cold"}, 40},
 		{"the fewest of those that cost the same", a(1, 4), []placement.Tenant{
 			cold(hot("big", "a", 50*gib, "a-G0#0"), 40), cold(hot("s1", "a", 15*gib, "a-G0#1"), 20), cold(hot("s2", "a", 15*gib, "a-G0#2"), 20),
-		}, request(1, 30*gib, evicting), []string{"big COLD"}, 40},
+		}, request(1, 30*gib, evicting), []string{"big cold"}, 40},
 		{"WARM, which is cheaper, where its seat is not needed", a(1, 2), []placement.Tenant{
 			ways(hot("o", "a", 70*gib, "a-G0#0"), 3, 60, 70*gib),
-		}, request(1, 40*gib, evicting), []string{"o WARM"}, 3},
+		}, request(1, 40*gib, evicting), []string{"o warm"}, 3},
 		{"COLD where its seat is needed", a(1, 1), []placement.Tenant{
 			ways(hot("o", "a", 70*gib, "a-G0#0"), 3, 60, 70*gib),
-		}, request(1, 40*gib, evicting), []string{"o COLD"}, 60},
+		}, request(1, 40*gib, evicting), []string{"o cold"}, 60},
 		{"no room in memory means COLD", []*state.Node{node("a", 1, 2, 80*gib, func(n *state.Node) { n.HostMemory = 70 * gib })}, []placement.Tenant{
 			ways(hot("o", "a", 70*gib, "a-G0#0"), 3, 60, 70*gib),
-		}, request(1, 40*gib, evicting), []string{"o COLD"}, 60},
+		}, request(1, 40*gib, evicting), []string{"o cold"}, 60},
 		{"room in memory at the cost of one that sleeps", small, []placement.Tenant{
 			ways(hot("o", "a", 70*gib, "a-G0#0"), 3, 60, 70*gib), cold(warm("w", "a", 70*gib, 0, "a-G1#0"), 8), hot("x", "a", 80*gib, "a-G1#1"),
-		}, request(1, 40*gib, evicting), []string{"o WARM", "w COLD"}, 11},
+		}, request(1, 40*gib, evicting), []string{"o warm", "w cold"}, 11},
 		{"no room in memory where who sleeps is dearer", small, []placement.Tenant{
 			ways(hot("o", "a", 70*gib, "a-G0#0"), 3, 60, 70*gib), cold(warm("w", "a", 70*gib, 0, "a-G1#0"), 58), hot("x", "a", 80*gib, "a-G1#1"),
-		}, request(1, 40*gib, evicting), []string{"o COLD"}, 60},
+		}, request(1, 40*gib, evicting), []string{"o cold"}, 60},
 		{"a tenant of two GPUs instead of one on each", a(2, 2), []placement.Tenant{
 			cold(hot("two", "a", 40*gib, "a-G0#0", "a-G1#0"), 30), cold(hot("s1", "a", 40*gib, "a-G0#1"), 20), cold(hot("s2", "a", 40*gib, "a-G1#1"), 20),
-		}, request(2, 40*gib, evicting), []string{"two COLD"}, 30},
+		}, request(2, 40*gib, evicting), []string{"two cold"}, 30},
 		{"one on each instead of a tenant of two GPUs", a(2, 2), []placement.Tenant{
 			cold(hot("two", "a", 40*gib, "a-G0#0", "a-G1#0"), 50), cold(hot("s1", "a", 40*gib, "a-G0#1"), 20), cold(hot("s2", "a", 40*gib, "a-G1#1"), 20),
-		}, request(2, 40*gib, evicting), []string{"s1 COLD", "s2 COLD"}, 40},
+		}, request(2, 40*gib, evicting), []string{"s1 cold", "s2 cold"}, 40},
 		{"in one clique", []*state.Node{node("a", 4, 1, 80*gib, func(n *state.Node) { n.GPUs[2].Clique, n.GPUs[3].Clique = "d", "d" })}, []placement.Tenant{
 			cold(hot("g0", "a", gib, "a-G0#0"), 1), cold(hot("g1", "a", gib, "a-G1#0"), 50), cold(hot("g2", "a", gib, "a-G2#0"), 20), cold(hot("g3", "a", gib, "a-G3#0"), 20),
-		}, request(2, 40*gib, evicting), []string{"g2 COLD", "g3 COLD"}, 40},
+		}, request(2, 40*gib, evicting), []string{"g2 cold", "g3 cold"}, 40},
 		{"nobody whom it may not", a(1, 2), []placement.Tenant{
 			cold(hot("dedicated", "a", 40*gib, "a-G0#0"), 1), cold(hot("o", "a", 40*gib, "a-G0#1"), 50),
 		}, request(1, 40*gib, func(r *placement.Request) {
 			r.MayEvict = func(t *placement.Tenant) bool { return t.Model != "dedicated" }
-		}), []string{"o COLD"}, 50},
+		}), []string{"o cold"}, 50},
 		{"nobody who has no way", a(1, 2), []placement.Tenant{
 			hot("job", "a", 40*gib, "a-G0#0"), cold(hot("o", "a", 40*gib, "a-G0#1"), 50),
-		}, request(1, 40*gib, evicting), []string{"o COLD"}, 50},
+		}, request(1, 40*gib, evicting), []string{"o cold"}, 50},
 		{"nobody where there is room", a(2, 2), []placement.Tenant{
 			cold(hot("o", "a", 40*gib, "a-G0#0"), 0),
 		}, request(1, 80*gib, evicting), nil, 0},
 		{"for seats of a reach, too", a(2, 1), []placement.Tenant{
 			cold(hot("o", "a", 40*gib, "a-G0#0"), 5),
-		}, request(1, 80*gib, evicting, func(r *placement.Request) { r.Variant.Reach = 2 }), []string{"o COLD"}, 5},
+		}, request(1, 80*gib, evicting, func(r *placement.Request) { r.Variant.Reach = 2 }), []string{"o cold"}, 5},
 		{"the node where it costs least", []*state.Node{node("a", 1, 1, 80*gib), node("b", 1, 1, 80*gib)}, []placement.Tenant{
 			cold(hot("x", "a", gib, "a-G0#0"), 30), cold(hot("y", "b", gib, "b-G0#0"), 20),
-		}, request(1, 80*gib, evicting), []string{"y COLD"}, 20},
+		}, request(1, 80*gib, evicting), []string{"y cold"}, 20},
 		{"the first node by name, where all is equal, wherever it was looked first", []*state.Node{node("a", 1, 3, 80*gib), node("b", 1, 3, 80*gib)}, []placement.Tenant{
 			hot("j", "a", 40*gib, "a-G0#0"), cold(hot("x", "a", 40*gib, "a-G0#1"), 20), hot("k", "b", 40*gib, "b-G0#0"), cold(hot("y", "b", 20*gib, "b-G0#1"), 20),
-		}, request(1, 30*gib, evicting), []string{"x COLD"}, 20},
+		}, request(1, 30*gib, evicting), []string{"x cold"}, 20},
 		{"a node with the weights, where that saves more than it costs", []*state.Node{node("a", 1, 1, 80*gib), node("b", 1, 1, 80*gib)}, []placement.Tenant{
 			cold(hot("x", "a", gib, "a-G0#0"), 30),
-		}, request(1, 80*gib, evicting, func(r *placement.Request) { r.OnDisk = map[string]bool{"a": true} }), []string{"x COLD"}, 30},
+		}, request(1, 80*gib, evicting, func(r *placement.Request) { r.OnDisk = map[string]bool{"a": true} }), []string{"x cold"}, 30},
 		{"no node with the weights, where that costs more than it saves", []*state.Node{node("a", 1, 1, 80*gib), node("b", 1, 1, 80*gib)}, []placement.Tenant{
 			cold(hot("x", "a", gib, "a-G0#0"), 300),
 		}, request(1, 80*gib, evicting, func(r *placement.Request) { r.OnDisk = map[string]bool{"a": true} }), nil, 0},
@@ -342,7 +342,7 @@ func TestLearned(t *testing.T) {
 	t.Parallel()
 	f := fleet([]*state.Node{node("a", 1, 2, 80*gib), node("b", 1, 2, 80*gib)},
 		cold(hot("x", "a", 40*gib, "a-G0#0"), 5), cold(hot("y", "a", 40*gib, "a-G0#1"), 50), cold(hot("z", "b", 80*gib, "b-G0#0"), 20))
-	for _, c := range []struct{ spared, want string }{{"x", "z COLD"}, {"", "x COLD"}, {"z", "x COLD"}, {"x", "z COLD"}} {
+	for _, c := range []struct{ spared, want string }{{"x", "z cold"}, {"", "x cold"}, {"z", "x cold"}, {"x", "z cold"}} {
 		got, no := f.Place(request(1, 40*gib, func(r *placement.Request) {
 			r.MayEvict = func(t *placement.Tenant) bool { return t.Name != c.spared }
 		}))
@@ -382,7 +382,7 @@ func TestWake(t *testing.T) {
 			require.Equal(t, wake, got.Wake)
 			if wake != "" {
 				require.Equal(t, placement.CachedAndFull, got.Level)
-				require.Equal(t, []string{"o COLD"}, evicted(got))
+				require.Equal(t, []string{"o cold"}, evicted(got))
 				return
 			}
 			require.Equal(t, placement.Free, got.Level)
@@ -520,7 +520,7 @@ func TestBatch(t *testing.T) {
 		got := f.PlaceBatch([]placement.Request{request(1, 40, evicting), request(1, 40, evicting)})
 		require.Nil(t, got[0].Refusal)
 		require.Nil(t, got[1].Refusal)
-		require.Equal(t, []string{"two COLD"}, append(evicted(got[0].Choice), evicted(got[1].Choice)...))
+		require.Equal(t, []string{"two cold"}, append(evicted(got[0].Choice), evicted(got[1].Choice)...))
 		require.Equal(t, 25.0, got[0].Choice.Cost+got[1].Choice.Cost)
 		require.NotEqual(t, got[0].Choice.Placement.Seats, got[1].Choice.Placement.Seats)
 	})
@@ -582,16 +582,16 @@ func TestEvictionCost(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		w    placement.Worth
-		to   state.Tier
+		to   state.Goal
 		want float64
 	}{
-		{"long idle", placement.Worth{Weights: 1000, Idle: 1000 * time.Hour}, state.Cold, 130},
-		{"long idle, to WARM", placement.Worth{Weights: 1000, Idle: 1000 * time.Hour}, state.Warm, 11},
-		{"in use", placement.Worth{Weights: 1000}, state.Cold, 1300},
-		{"a request that is still to come by this clock", placement.Worth{Weights: 1000, Idle: -time.Hour}, state.Cold, 1300},
-		{"used five minutes ago", placement.Worth{Weights: 1000, Idle: 5 * time.Minute}, state.Cold, 130 * 5.5},
-		{"of a priority", placement.Worth{Weights: 1000, Idle: 1000 * time.Hour, Priority: 50}, state.Warm, 16.5},
-		{"failed", placement.Worth{Weights: 1000, Failed: true}, state.Cold, 0},
+		{"long idle", placement.Worth{Weights: 1000, Idle: 1000 * time.Hour}, state.GoalCold, 130},
+		{"long idle, to WARM", placement.Worth{Weights: 1000, Idle: 1000 * time.Hour}, state.GoalWarm, 11},
+		{"in use", placement.Worth{Weights: 1000}, state.GoalCold, 1300},
+		{"a request that is still to come by this clock", placement.Worth{Weights: 1000, Idle: -time.Hour}, state.GoalCold, 1300},
+		{"used five minutes ago", placement.Worth{Weights: 1000, Idle: 5 * time.Minute}, state.GoalCold, 130 * 5.5},
+		{"of a priority", placement.Worth{Weights: 1000, Idle: 1000 * time.Hour, Priority: 50}, state.GoalWarm, 16.5},
+		{"failed", placement.Worth{Weights: 1000, Failed: true}, state.GoalCold, 0},
 	} {
 		require.InDelta(t, c.want, placement.EvictionCost(r, c.w, c.to), 1e-9, c.name)
 	}

@@ -161,10 +161,10 @@ func drawWorld(t *rapid.T) *world {
 			for g := range tenant.Holds.Memory {
 				asleep.Memory[g] = min(bytes, 1)
 			}
-			tenant.Ways = append(tenant.Ways, placement.Way{To: state.Warm, Holds: asleep, Cost: cost / 8})
+			tenant.Ways = append(tenant.Ways, placement.Way{To: state.GoalWarm, Holds: asleep, Cost: cost / 8})
 		}
 		if rapid.IntRange(0, 3).Draw(t, "movable") > 0 {
-			tenant.Ways = append(tenant.Ways, placement.Way{To: state.Cold, Cost: cost})
+			tenant.Ways = append(tenant.Ways, placement.Way{To: state.GoalCold, Cost: cost})
 		}
 		if len(tenant.Ways) == 0 && rapid.Bool().Draw(t, "leaving") {
 			tenant.After = &state.Holding{}
@@ -468,8 +468,8 @@ func TestBudget(t *testing.T) {
 				}
 				cost := 1 + float64(random.IntN(100))
 				tenant.Ways = []placement.Way{
-					{To: state.Warm, Holds: state.Holding{Seats: tenant.Holds.Seats, HostMemory: bytes}, Cost: cost / 10},
-					{To: state.Cold, Cost: cost},
+					{To: state.GoalWarm, Holds: state.Holding{Seats: tenant.Holds.Seats, HostMemory: bytes}, Cost: cost / 10},
+					{To: state.GoalCold, Cost: cost},
 				}
 				w.tenants = append(w.tenants, tenant)
 			}

@@ -155,7 +155,7 @@ func newQuiz(seed uint64, share float64, batch int, bytes bool) *quiz {
 		if !bytes {
 			r.cost = placement.EvictionCost(placement.DefaultRates(), placement.Worth{
 				Weights: p.bytes * int64(p.gpus), Idle: time.Duration(random.ExpFloat64() * float64(20*time.Minute)), Priority: 25 * random.IntN(5),
-			}, state.Cold)
+			}, state.GoalCold)
 		}
 		q.residents = append(q.residents, r)
 	}
@@ -270,7 +270,7 @@ func (q *quiz) fleet() (*placement.Fleet, []placement.Request) {
 			seats[g]++
 		}
 		if r.movable {
-			t.Ways = []placement.Way{{To: state.Cold, Cost: r.cost}}
+			t.Ways = []placement.Way{{To: state.GoalCold, Cost: r.cost}}
 		}
 		f.Put(t)
 	}

@@ -88,7 +88,7 @@ type Choice struct {
 // Eviction is a tenant that has to make room, and where it goes.
 type Eviction struct {
 	Tenant string
-	To     state.Tier
+	To     state.Goal
 	Cost   float64
 }
 

@@ -39,7 +39,7 @@ func Actions(v *state.View, o Observation, c Config) []Action {
 			continue
 		}
 		// What is cold or not known needs no job, not even one that has ended.
-		if r := v.Replica(nil, name); r == nil || r.Tier == state.Cold {
+		if r := v.Replica(nil, name); r == nil || r.Status == state.StatusCold {
 			out = append(out, Action{Kind: Purge, Replica: name, Name: j.Name, Pool: j.Pool, Reason: "the job has ended and is no longer needed"})
 		}
 	}
@@ -66,9 +66,9 @@ func parkedFrom(r *state.Replica, j *Job, c Config) time.Time {
 		return time.Time{}
 	}
 	wait := c.ServingGrace
-	switch r.Stage() {
-	case state.Stage{Tier: state.Hot, Phase: state.Running}:
-	case state.Stage{Tier: state.Hot, Phase: state.Starting}:
+	switch r.Status {
+	case state.StatusServing:
+	case state.StatusStarting:
 		wait = max(c.ServingGrace, c.WakeTimeout)
 	default:
 		return time.Time{}
@@ -92,32 +92,31 @@ func actionFor(m *state.Model, n *state.Node, r *state.Replica, pool string, o O
 		}
 		return a
 	}
+	request := r.Status.Request()
 	switch {
-	case r.Phase == state.Placed:
+	case request == state.RequestNone:
+		return Action{}
+	case request == state.RequestRegister:
 		// Known or not: it is written over the version that is there, or not at all.
 		if m.VariantOf(r) == nil {
 			return Action{} // it cannot be written any more, and will be replaced
 		}
 		return do(Register, "the replica was placed")
-	case r.Phase == state.Stopping, r.Phase == state.Failed, r.Tier == state.Cold:
-		if j != nil && known && !j.Stopped {
-			return do(Stop, fmt.Sprintf("the replica is %s", r.Stage()))
+	case !known:
+		return Action{}
+	case request == state.RequestStop:
+		if j != nil && !j.Stopped {
+			return do(Stop, fmt.Sprintf("the replica is %s", r.Status))
 		}
 		return Action{}
-	case r.Leaving(), !known:
-		return Action{}
-	case r.Phase == state.Sleeping:
+	case request == state.RequestSleep || request == state.RequestWake:
 		if j == nil || j.Stopped {
-			return Action{} // it is lost
+			return Action{} // it is lost: a new job would have no weights
 		}
-		return do(Sleep, "the replica is drained")
-	case r.Phase == state.Waking:
-		if j == nil || j.Stopped {
-			return Action{}
+		if request == state.RequestSleep {
+			return do(Sleep, "the replica is drained")
 		}
 		return do(Wake, "the replica is needed again")
-	case r.Tier == state.Warm, r.Resting():
-		return Action{} // its job is never registered anew: the weights would be lost
 	}
 	if n == nil || n.Gone || m.VariantOf(r) == nil {
 		return Action{}

@@ -1,34 +1,38 @@
 package planner
 
 import (
-	"errors"
 	"fmt"
 	"math"
+	"strings"
 	"time"
 
 	"remuda/controller/placement"
 	"remuda/controller/state"
+	"remuda/internal/hclfault"
 )
 
-// Config says how patient the planner is.
+// Config says how patient the planner is. The fields with an hcl tag are settings of the
+// agent's config file; the others are constants, except in tests.
 type Config struct {
 	// NodeGrace is how long a node may be lost before it is Gone. The reconciler
 	// applies it, when it writes the nodes; Plan looks at Node.Gone only.
-	NodeGrace time.Duration
+	NodeGrace time.Duration `hcl:"node_grace"`
 	// DrainTimeout is how long the requests of a draining replica may take before it
 	// is stopped all the same.
-	DrainTimeout time.Duration
+	DrainTimeout time.Duration `hcl:"drain_timeout"`
 	// CanaryTime is how long a canary must serve before the others follow.
-	CanaryTime time.Duration
+	CanaryTime time.Duration `hcl:"canary_time"`
 	// ServingGrace is how long a replica counts as running although none of its
 	// engines serves, after its allocation began anew.
-	ServingGrace time.Duration
+	ServingGrace time.Duration `hcl:"serving_grace"`
 	// PlaceTimeout is how long Nomad may leave a job without an allocation, or refuse
 	// the job itself, before that is a failure.
-	PlaceTimeout time.Duration
+	PlaceTimeout time.Duration `hcl:"place_timeout"`
 	// Backoff is the wait after the first failure. It doubles with each failure in a
 	// row, up to BackoffMax.
-	Backoff, BackoffMax time.Duration
+	Backoff time.Duration `hcl:"backoff"`
+	// BackoffMax is the longest wait after a failure.
+	BackoffMax time.Duration `hcl:"backoff_max"`
 	// Restarts is how often an engine may come back without ever serving before its
 	// replica has failed.
 	Restarts uint64
@@ -36,36 +40,36 @@ type Config struct {
 	SteadyTime time.Duration
 	// SettleTime is for how long after a step Nomad's lists may still show what was
 	// before it: a job that is not listed yet, an allocation of the try before.
-	SettleTime time.Duration
+	SettleTime time.Duration `hcl:"settle_time"`
 	// Surge is how many replicas a variant may have beyond its number while it is
 	// rolled out.
-	Surge int
+	Surge int `hcl:"surge"`
 
 	// MinAge is how long a replica has served before another model may evict it; a
 	// dedicated model need not wait.
-	MinAge time.Duration
+	MinAge time.Duration `hcl:"min_age"`
 	// ThrashWindow is for how long a model that another one has evicted may not evict
 	// that one's replicas in turn.
-	ThrashWindow time.Duration
+	ThrashWindow time.Duration `hcl:"thrash_window"`
 	// TrafficWindow: a model with a request in it has traffic.
-	TrafficWindow time.Duration
+	TrafficWindow time.Duration `hcl:"traffic_window"`
 	// TierGrace is for how long a replica that has changed its tier is not pruned.
-	TierGrace time.Duration
-	// PruneInterval is how often idle replicas are looked for, PruneMax how many are
-	// pruned then at most.
-	PruneInterval time.Duration
-	PruneMax      int
+	TierGrace time.Duration `hcl:"tier_grace"`
+	// PruneInterval is how often idle replicas are looked for.
+	PruneInterval time.Duration `hcl:"prune_interval"`
+	// PruneMax is how many replicas are pruned at once at most.
+	PruneMax int
 	// WakeTimeout is how long a wake may take before it has failed, SleepTimeout how long
 	// a shim may be out of reach that is to put its engine to sleep.
 	WakeTimeout, SleepTimeout time.Duration
-	// MemoryTimeout is for how long the memory of a GPU is waited for after a sleep, and
-	// MemorySlack how many bytes beyond the ledger may be in use on it then.
-	MemoryTimeout time.Duration
-	MemorySlack   int64
+	// MemoryTimeout is for how long the memory of a GPU is waited for after a sleep.
+	MemoryTimeout time.Duration `hcl:"memory_timeout"`
+	// MemorySlack is how many bytes beyond the ledger may be in use on a GPU after a sleep.
+	MemorySlack int64 `hcl:"memory_slack,size"`
 	// WarmShare of a node's host memory is for WARM replicas.
-	WarmShare float64
+	WarmShare float64 `hcl:"warm_share"`
 	// Rates are what loading times are estimated from.
-	Rates placement.Rates
+	Rates placement.Rates `hcl:"rates,block"`
 	// Pools are the external capacity pools. A node of a pool that is not here takes no
 	// placements, and what is there stays as in mode disabled.
 	Pools []Pool
@@ -74,17 +78,18 @@ type Config struct {
 // Pool is an external capacity pool.
 type Pool struct {
 	// Name is that of the nodes' CapacityPool, never empty.
-	Name string
+	Name string `hcl:"name,label"`
 	// Management: in the modes manual, upscaling and full the replicas that a model
 	// expects there are placed there; in upscaling and full it takes what the own pool
 	// has no room for; in full it is left again, by itself. In disabled nothing is
 	// placed, and nothing is taken away but what is stopped.
-	Management state.Management
+	Management state.Management `hcl:"management"`
 	// Price is a factor on the cost of a variant, 1 where it costs as much as at home.
-	Price float64
+	Price float64 `hcl:"price"`
 	// Batch is how many replicas leave the pool at a time, once in Interval.
-	Batch    int
-	Interval time.Duration
+	Batch int `hcl:"batch"`
+	// Interval is how often a batch of replicas leaves the pool.
+	Interval time.Duration `hcl:"interval"`
 }
 
 // DefaultConfig returns numbers that suit engines which load for minutes.
@@ -117,95 +122,119 @@ func DefaultConfig() Config {
 	}
 }
 
-// Validate names every bad field.
-func (c Config) Validate() error {
-	var errs []error
+// Problems are all bad fields but the pools, by their names in the config file.
+func (c Config) Problems() hclfault.Problems {
+	var bad hclfault.Problems
 	for _, d := range []struct {
-		name  string
-		value time.Duration
+		name   string
+		value  time.Duration
+		zeroOK bool
 	}{
-		{"node grace", c.NodeGrace}, {"drain timeout", c.DrainTimeout}, {"canary time", c.CanaryTime},
-		{"serving grace", c.ServingGrace}, {"place timeout", c.PlaceTimeout}, {"backoff", c.Backoff}, {"steady time", c.SteadyTime}, {"settle time", c.SettleTime},
+		{"node_grace", c.NodeGrace, false},
+		{"drain_timeout", c.DrainTimeout, false},
+		{"canary_time", c.CanaryTime, false},
+		{"serving_grace", c.ServingGrace, false},
+		{"place_timeout", c.PlaceTimeout, false},
+		{"backoff", c.Backoff, false},
+		{"steady_time", c.SteadyTime, false},
+		{"settle_time", c.SettleTime, false},
+		{"min_age", c.MinAge, true},
+		{"thrash_window", c.ThrashWindow, true},
+		{"traffic_window", c.TrafficWindow, true},
+		{"tier_grace", c.TierGrace, true},
+		{"prune_interval", c.PruneInterval, false},
+		{"wake_timeout", c.WakeTimeout, false},
+		{"sleep_timeout", c.SleepTimeout, false},
+		{"memory_timeout", c.MemoryTimeout, false},
+		{"rates.start", c.Rates.Start, false},
+		{"rates.wake", c.Rates.Wake, false},
 	} {
-		if d.value <= 0 {
-			errs = append(errs, fmt.Errorf("%s is %s: must be more than 0", d.name, d.value))
+		switch {
+		case d.zeroOK && d.value < 0:
+			bad.Add(d.name, "is %s: must be 0 or more", d.value)
+		case !d.zeroOK && d.value <= 0:
+			bad.Add(d.name, "is %s: must be more than 0", d.value)
 		}
 	}
 	if c.BackoffMax < c.Backoff {
-		errs = append(errs, fmt.Errorf("longest backoff is %s: must be at least the first, %s", c.BackoffMax, c.Backoff))
+		bad.Add("backoff_max", "is %s: must be at least backoff (%s)", c.BackoffMax, c.Backoff)
+		bad.Blame("backoff")
 	}
-	if c.Restarts < 1 {
-		errs = append(errs, errors.New("restarts is 0: must be at least 1"))
-	}
-	if c.Surge < 1 {
-		errs = append(errs, fmt.Errorf("surge is %d: must be at least 1", c.Surge))
-	}
-	for _, d := range []struct {
+	for _, n := range []struct {
 		name  string
-		value time.Duration
+		value int64
+		least int64
 	}{
-		{"min age", c.MinAge}, {"thrash window", c.ThrashWindow}, {"traffic window", c.TrafficWindow}, {"tier grace", c.TierGrace},
+		{"restarts", int64(min(c.Restarts, math.MaxInt64)), 1},
+		{"surge", int64(c.Surge), 1},
+		{"prune_max", int64(c.PruneMax), 1},
+		{"memory_slack", c.MemorySlack, 0},
 	} {
-		if d.value < 0 {
-			errs = append(errs, fmt.Errorf("%s is %s: must be 0 or more", d.name, d.value))
+		if n.value < n.least {
+			bad.Add(n.name, "is %d: must be at least %d", n.value, n.least)
 		}
-	}
-	for _, d := range []struct {
-		name  string
-		value time.Duration
-	}{
-		{"prune interval", c.PruneInterval}, {"wake timeout", c.WakeTimeout}, {"sleep timeout", c.SleepTimeout}, {"memory timeout", c.MemoryTimeout},
-	} {
-		if d.value <= 0 {
-			errs = append(errs, fmt.Errorf("%s is %s: must be more than 0", d.name, d.value))
-		}
-	}
-	if c.PruneMax < 1 {
-		errs = append(errs, fmt.Errorf("prune max is %d: must be at least 1", c.PruneMax))
-	}
-	if c.MemorySlack < 0 {
-		errs = append(errs, fmt.Errorf("memory slack is %d bytes: must be 0 or more", c.MemorySlack))
 	}
 	if !(c.WarmShare >= 0 && c.WarmShare <= 1) {
-		errs = append(errs, fmt.Errorf("warm share is %g: must be 0 to 1", c.WarmShare))
+		bad.Add("warm_share", "is %g: must be 0 to 1, a share of the node's memory", c.WarmShare)
 	}
-	for name, rate := range map[string]float64{"fetch": c.Rates.Fetch, "disk": c.Rates.Disk, "host": c.Rates.Host, "start": float64(c.Rates.Start), "wake": float64(c.Rates.Wake)} {
-		if !(rate > 0) {
-			errs = append(errs, fmt.Errorf("rate %s is %g: must be more than 0", name, rate))
+	for _, r := range []struct {
+		name  string
+		value float64
+	}{{"rates.fetch", c.Rates.Fetch}, {"rates.disk", c.Rates.Disk}, {"rates.host", c.Rates.Host}} {
+		if !(r.value > 0) {
+			bad.Add(r.name, "is %g: must be more than 0 bytes a second", r.value)
 		}
 	}
-	seen := map[string]bool{}
-	for _, p := range c.Pools {
-		errs = append(errs, p.validate()...)
-		if seen[p.Name] {
-			errs = append(errs, fmt.Errorf("duplicate pool %q", p.Name))
-		}
-		seen[p.Name] = true
-	}
-	return errors.Join(errs...)
+	return bad
 }
 
-// validate names every bad field.
-func (p Pool) validate() []error {
-	var errs []error
-	if p.Name == "" {
-		errs = append(errs, errors.New("pool with an empty name: only the controller's own pool has no name"))
+// PoolProblems are all bad fields of pools, named `pool "NAME".price`.
+func PoolProblems(pools []Pool) hclfault.Problems {
+	var bad hclfault.Problems
+	seen := map[string]bool{}
+	for _, p := range pools {
+		title := fmt.Sprintf("pool %q", p.Name)
+		if seen[p.Name] {
+			bad.Add(title, "is a duplicate: each pool needs its own name")
+		}
+		seen[p.Name] = true
+		if p.Name == "" || len(p.Name) > maxPoolName || strings.Trim(p.Name, poolNameCharacters) != "" {
+			bad.Add(title, "is not a valid name: must be 1 to %d letters, digits, '-', '_' and '.'", maxPoolName)
+		}
+		bad.Within(title+".", p.problems(), title)
 	}
+	return bad
+}
+
+// Validate returns an error that names every bad field.
+func (c Config) Validate() error {
+	return append(c.Problems(), PoolProblems(c.Pools)...).Err("planner")
+}
+
+const (
+	// maxPoolName is about as long as the name of a Nomad region may be.
+	maxPoolName        = 64
+	poolNameCharacters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_."
+)
+
+// problems are all bad fields but the name.
+func (p Pool) problems() hclfault.Problems {
+	var bad hclfault.Problems
 	switch p.Management {
 	case state.ManagementDisabled, state.ManagementManual, state.ManagementUpscaling, state.ManagementFull:
 	default:
-		errs = append(errs, fmt.Errorf("pool %q: management is %q: must be disabled, manual, upscaling or full", p.Name, p.Management))
+		bad.Add("management", `is %q: must be "disabled", "manual", "upscaling" or "full"`, p.Management)
 	}
 	if !(p.Price >= 0) || math.IsInf(p.Price, 0) {
-		errs = append(errs, fmt.Errorf("pool %q: price is %g: must be 0 or more", p.Name, p.Price))
+		bad.Add("price", "is %g: must be 0 or more, a factor on the cost of a variant", p.Price)
 	}
 	if p.Batch < 1 {
-		errs = append(errs, fmt.Errorf("pool %q: batch is %d: must be at least 1", p.Name, p.Batch))
+		bad.Add("batch", "is %d: must be at least 1", p.Batch)
 	}
 	if p.Interval < 0 {
-		errs = append(errs, fmt.Errorf("pool %q: interval is %s: must be 0 or more", p.Name, p.Interval))
+		bad.Add("interval", "is %s: must be 0 or more", p.Interval)
 	}
-	return errs
+	return bad
 }
 
 // DefaultPool returns a pool of that name whose numbers are cautious.

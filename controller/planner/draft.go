@@ -78,16 +78,8 @@ type model struct {
 type member struct {
 	*state.Replica // as it is in the state
 	name           string
-	node           *state.Node // nil where the state has none
-	tier           state.Tier
-	phase          state.Phase
-	target         state.Tier
-	makesRoomFor   string
-	memory         map[string]int64 // of each GPU, as Placement.Memory
-	slept          []string         // as Replica.Slept
-	// leaving, resting: on its way out, and WARM or on its way there. What is neither
-	// counts.
-	leaving, resting bool
+	node           *state.Node    // nil where the state has none
+	next           *state.Replica // as the plan leaves it
 	// changed: the plan does something with it already. removed: it forgets it.
 	changed, removed bool
 	// passes: an engine of it serves.
@@ -133,8 +125,7 @@ func newDraft(v *state.View, o Observation, c Config) *draft {
 			continue
 		}
 		own := &member{
-			Replica: r, name: r.Name.String(), node: d.byID[r.Placement.Node], tier: r.Tier, phase: r.Phase, target: r.Target, makesRoomFor: r.For,
-			memory: r.Placement.Memory, slept: r.Slept, leaving: r.Leaving(), resting: r.Resting(),
+			Replica: r, next: r, name: r.Name.String(), node: d.byID[r.Placement.Node],
 		}
 		own.job, own.jobKnown = d.jobOf(own)
 		own.passes = d.passing(own.name)
@@ -144,7 +135,7 @@ func newDraft(v *state.View, o Observation, c Config) *draft {
 	waits := map[string]bool{} // room is being made for it
 	for _, m := range d.models {
 		for _, r := range m.members {
-			waits[r.makesRoomFor] = waits[r.makesRoomFor] || !r.counts()
+			waits[r.next.For] = waits[r.next.For] || !r.counts()
 		}
 	}
 	// What had made room is WARM or COLD by now, and may not take its place back before
@@ -198,8 +189,8 @@ func (d *draft) due(t time.Time) bool {
 	return !t.After(d.obs.Now)
 }
 
-// serving tells whether the member is HOT and running.
-func (r *member) serving() bool { return r.tier == state.Hot && r.phase == state.Running }
+// serving reports whether the member's status is serving.
+func (r *member) serving() bool { return r.next.Status == state.StatusServing }
 
 // poolOf is the capacity pool that the member is in.
 func (d *draft) poolOf(r *member) string { return poolOf(r.Replica, r.node, d.obs) }
@@ -240,51 +231,45 @@ func (r *member) allocRuns() bool {
 	return true
 }
 
-// move adds a change of a member's phase. The details may be nil.
-func (d *draft) move(r *member, phase state.Phase, target state.Tier, details func(*state.Move)) {
-	tier := state.Hot
-	if r.tier == state.Warm && (phase == state.Waking || phase == state.Stopping && r.phase != state.Waking) {
-		tier = state.Warm
-	}
-	c := state.Move{Replica: r.name, ModifyIndex: r.ModifyIndex, Tier: tier, Phase: phase, Target: target}
+// happens adds an event in a member's life to the plan; see state.Replica.Advance. The
+// details may be nil. An impossible event is in the plan as well: the state refuses it,
+// with the reason.
+func (d *draft) happens(r *member, e state.Event, goal state.Goal, details func(*state.Move)) {
+	c := state.Move{Replica: r.name, ModifyIndex: r.ModifyIndex, Event: e, Goal: goal}
 	if details != nil {
 		details(&c)
 	}
 	d.plan.Move = append(d.plan.Move, c)
-	r.tier, r.phase, r.target, r.changed = tier, phase, target, true
-	if c.For != nil {
-		r.makesRoomFor = *c.For
+	r.changed = true
+	next, err := r.next.Advance(e, goal, d.obs.Now)
+	if err != nil {
+		return
 	}
-	if phase != state.Waking && phase != state.Stopping {
-		r.slept = nil
+	if c.For != nil {
+		next.For = *c.For
 	}
 	if c.Memory != nil {
-		r.slept, r.memory = state.LeftBehind(r.memory, c.Memory), c.Memory
+		next.Slept = state.LeftBehind(next.Placement.Memory, c.Memory)
+		next.Placement.Memory = c.Memory
 	}
-	next := r.next()
-	r.leaving, r.resting = next.Leaving(), next.Resting()
+	r.next = next
 	m := d.byName[r.Name.Model]
 	m.moved()
 	d.put(m, r)
 }
 
-// next is the member as the plan leaves it.
-func (r *member) next() *state.Replica {
-	n := *r.Replica
-	n.Tier, n.Phase, n.Target, n.Placement.Memory, n.Slept = r.tier, r.phase, r.target, r.memory, r.slept
-	return &n
-}
+// leaving, resting and counts are as those of state.Replica, once the plan is applied.
+func (r *member) leaving() bool { return r.removed || r.next.Leaving() }
+func (r *member) resting() bool { return !r.removed && r.next.Resting() }
+func (r *member) counts() bool  { return !r.removed && r.next.Counts() }
 
 // moved forgets what was computed from the members.
 func (m *model) moved() { m.kept, m.standing = nil, nil }
 
-// counts tells whether the member is one of its model's replicas.
-func (r *member) counts() bool { return !r.leaving && !r.resting }
-
 // remove forgets a member.
 func (d *draft) remove(r *member) {
 	d.plan.Remove = append(d.plan.Remove, state.Remove{Replica: r.name, ModifyIndex: r.ModifyIndex})
-	r.leaving, r.resting, r.changed, r.removed = true, false, true, true
+	r.changed, r.removed = true, true
 	m := d.byName[r.Name.Model]
 	m.moved()
 	d.put(m, r)
@@ -292,38 +277,36 @@ func (d *draft) remove(r *member) {
 
 // dismiss sends a member away: one that serves is drained first.
 func (d *draft) dismiss(r *member) {
-	d.sendTo(r, "", nil)
+	d.sendTo(r, state.GoalGone, nil)
 }
 
-// sendTo sends a member to COLD, or away. The details may be nil.
-func (d *draft) sendTo(r *member, to state.Tier, details func(*state.Move)) {
-	if r.serving() || r.phase == state.Draining {
-		d.move(r, state.Draining, to, details)
+// sendTo ends a member, with GoalCold or GoalGone: one that serves is drained first. The details may be nil.
+func (d *draft) sendTo(r *member, to state.Goal, details func(*state.Move)) {
+	if r.serving() || r.next.Status == state.StatusDraining {
+		d.happens(r, state.EventDrain, to, details)
 		return
 	}
-	d.move(r, state.Stopping, to, details)
+	d.happens(r, state.EventStop, to, details)
 }
 
 // place puts a new replica of a definition somewhere. The details may be nil.
 func (d *draft) place(m *model, v *state.Variant, at placement.Choice, details func(*state.Place)) *member {
 	name := d.freshName(m.Name, v.Name)
-	p := state.Place{Name: name, VariantHash: v.Hash, Placement: at.Placement, Job: name.String()}
+	p := state.Place{Name: name, VariantHash: v.Hash, Placement: at.Placement}
 	if details != nil {
 		details(&p)
 	}
-	return d.admit(m, p, state.Placed)
+	return d.admit(m, p)
 }
 
 // admit adds a placement to the plan and to the ledger.
-func (d *draft) admit(m *model, p state.Place, phase state.Phase) *member {
+func (d *draft) admit(m *model, p state.Place) *member {
 	d.plan.Place = append(d.plan.Place, p)
-	r := &member{
-		Replica: &state.Replica{
-			Name: p.Name, VariantHash: p.VariantHash, Tier: state.Hot, Phase: phase, Placement: p.Placement, Canary: p.Canary,
-			Failures: p.Failures, Since: d.obs.Now, Created: d.obs.Now,
-		},
-		name: p.Name.String(), node: d.byID[p.Placement.Node], tier: state.Hot, phase: phase, memory: p.Placement.Memory, changed: true,
+	own := &state.Replica{
+		Name: p.Name, VariantHash: p.VariantHash, Goal: state.GoalRun, Status: cmp.Or(p.Status, state.StatusPlaced), Placement: p.Placement,
+		Canary: p.Canary, Failures: p.Failures, LastError: p.LastError, NotPlaced: p.NotPlaced, Since: d.obs.Now, Created: d.obs.Now,
 	}
+	r := &member{Replica: own, next: own, name: p.Name.String(), node: d.byID[p.Placement.Node], changed: true}
 	r.passes = d.passing(r.name)
 	m.members = append(m.members, r)
 	m.moved()

@@ -35,7 +35,7 @@ func (d *draft) mayEvict(by *model, idle bool, spared map[string]bool) func(*pla
 			return false
 		}
 		m := d.byName[r.Name.Model]
-		if r.tier == state.Warm {
+		if r.next.Tier() == state.Warm {
 			return m.Priority <= by.Priority && (m == by || !d.batch[m.Name])
 		}
 		ok, asked := room[m.Name]
@@ -48,7 +48,7 @@ func (d *draft) mayEvict(by *model, idle bool, spared map[string]bool) func(*pla
 		if !ok {
 			return false
 		}
-		if r.phase == state.Failed {
+		if r.next.Status == state.StatusFailed {
 			return true
 		}
 		return !d.marked(d.conf.ThrashWindow, markKept, r.name) && (by.dedicated || d.due(r.Since.Add(d.conf.MinAge)))
@@ -109,7 +109,7 @@ func (d *draft) findRoom(by *model, v *state.Variant, idle bool) (placement.Choi
 		}
 		lost := map[string][]placement.Eviction{}
 		for _, e := range c.Evict {
-			if r := d.byMember[e.Tenant]; r.tier == state.Hot {
+			if r := d.byMember[e.Tenant]; r.next.Tier() == state.Hot {
 				lost[r.Name.Model] = append(lost[r.Name.Model], e)
 			}
 		}
@@ -139,12 +139,12 @@ func (d *draft) thin(m *model, n int, spared map[string]bool) {
 	}
 	on := map[string][]priced{}
 	for _, r := range m.members {
-		if r.tier != state.Hot || !r.counts() || r.changed || spared[r.name] {
+		if r.next.Tier() != state.Hot || !r.counts() || r.changed || spared[r.name] {
 			continue
 		}
-		to := state.Cold
+		to := state.GoalCold
 		if d.canSleep(m, r) {
-			to = state.Warm
+			to = state.GoalWarm
 		}
 		on[r.Placement.Node] = append(on[r.Placement.Node], priced{r, d.evictionCost(m, r, to)})
 	}
@@ -181,11 +181,11 @@ func (d *draft) makeRoom(by *model, v *state.Variant, c placement.Choice) {
 	for _, e := range c.Evict {
 		r := d.byMember[e.Tenant]
 		m := d.byName[r.Name.Model]
-		d.decide(KindEvict, m.Name, r.name, fmt.Sprintf("evicted from %s to %s to make room for %s on node %s", r.next().Stage(), e.To, by.Name, nodeName(r)), inputs{
+		d.decide(KindEvict, m.Name, r.name, fmt.Sprintf("evicted from %s to %s to make room for %s on node %s", r.next.Tier(), e.To.Tier(), by.Name, nodeName(r)), inputs{
 			"for": by.Name, "variant": v.Name, "to": string(e.To), "cost": seconds(e.Cost), "idle_for": d.obs.Now.Sub(d.usedLast(r)).String(),
 			"in_flight": strconv.Itoa(d.obs.Loads[r.name].InFlight), "priority": strconv.Itoa(m.Priority), "by_priority": strconv.Itoa(by.Priority),
 		})
-		if r.tier == state.Hot {
+		if r.next.Tier() == state.Hot {
 			d.mark(markEvicted, m.Name, by.Name)
 			d.losers[m.Name] = true
 			d.lessOf(m, r)
@@ -196,15 +196,15 @@ func (d *draft) makeRoom(by *model, v *state.Variant, c placement.Choice) {
 }
 
 // evict sends a member to a tier for a model.
-func (d *draft) evict(r *member, to state.Tier, by string) {
+func (d *draft) evict(r *member, to state.Goal, by string) {
 	makesRoom := func(c *state.Move) { c.For = &by }
 	switch {
-	case to == state.Warm:
-		d.move(r, state.Draining, state.Warm, makesRoom)
-	case r.phase == state.Failed:
-		d.move(r, state.Stopping, "", makesRoom) // its weights may not be on the disk
+	case to == state.GoalWarm:
+		d.happens(r, state.EventDrain, state.GoalWarm, makesRoom)
+	case r.next.Status == state.StatusFailed:
+		d.happens(r, state.EventStop, state.GoalGone, makesRoom) // its weights may not be on the disk
 	default:
-		d.sendTo(r, state.Cold, makesRoom)
+		d.sendTo(r, state.GoalCold, makesRoom)
 	}
 }
 

@@ -28,7 +28,7 @@ func TestStrangersKeepTheirSeatsInAnOutage(t *testing.T) {
 	require.Empty(t, w.counts("m"), "nothing is placed where nobody can look")
 	w.nomadOut = false
 	w.plan(false)
-	r := w.only(inPhase(state.Placed))
+	r := w.only(withStatus(state.StatusPlaced))
 	require.Equal(t, []string{"n0-GPU1#1"}, r.Placement.Seats)
 	require.Len(t, w.decisions("m", planner.KindCannotPlace), 1)
 	require.Len(t, w.decisions("m", planner.KindOrphan), 1, "nothing is said of jobs that cannot be seen now")
@@ -70,7 +70,7 @@ func TestRestartsBeforeAdoptionDoNotCount(t *testing.T) {
 		require.False(t, j.Stopped)
 		w.consulOut = false
 		w.turns(1)
-		require.Equal(t, map[string]int{"running h1": 1}, w.counts("m"))
+		require.Equal(t, map[string]int{"serving h1": 1}, w.counts("m"))
 	})
 	t.Run("while no engine serves for a moment", func(t *testing.T) {
 		t.Parallel()
@@ -81,7 +81,7 @@ func TestRestartsBeforeAdoptionDoNotCount(t *testing.T) {
 		require.Empty(t, w.decisions("m", planner.KindLoadFailed))
 		require.False(t, j.Stopped)
 		w.turns(3)
-		require.Equal(t, map[string]int{"running h1": 1}, w.counts("m"))
+		require.Equal(t, map[string]int{"serving h1": 1}, w.counts("m"))
 	})
 	t.Run("those after it do", func(t *testing.T) {
 		t.Parallel()
@@ -102,7 +102,7 @@ func TestWhatDoesNotServeIsNoReplacement(t *testing.T) {
 	hang := func(w *world, hash string) []*job {
 		var hung []*job
 		for _, r := range w.view().ReplicasOf(nil, "m") {
-			if j := w.nomad[r.Name.String()]; j != nil && j.Hash == hash && r.Phase == state.Running {
+			if j := w.nomad[r.Name.String()]; j != nil && j.Hash == hash && r.Status == state.StatusServing {
 				j.serves = w.now.Add(1000 * time.Hour)
 				hung = append(hung, j)
 			}
@@ -114,16 +114,16 @@ func TestWhatDoesNotServeIsNoReplacement(t *testing.T) {
 		w := deployed(t, 2, "n0", "n1")
 		w.model(model("m", 0, variant("a", "h2")))
 		w.turns(6)
-		require.Equal(t, map[string]int{"running h1": 2, "running h2": 1}, w.counts("m"))
+		require.Equal(t, map[string]int{"serving h1": 2, "serving h2": 1}, w.counts("m"))
 		hung := hang(w, "h2")
 		require.Len(t, hung, 1)
 		w.turns(60)
 		require.Equal(t, state.RolloutCanary, w.status())
-		require.Equal(t, map[string]int{"running h1": 2, "running h2": 1}, w.counts("m"))
+		require.Equal(t, map[string]int{"serving h1": 2, "serving h2": 1}, w.counts("m"))
 		hung[0].serves = w.now
 		w.until(func() bool { return w.status() == "" })
 		w.turns(4)
-		require.Equal(t, map[string]int{"running h2": 2}, w.counts("m"))
+		require.Equal(t, map[string]int{"serving h2": 2}, w.counts("m"))
 	})
 	t.Run("rolling", func(t *testing.T) {
 		t.Parallel()
@@ -132,35 +132,35 @@ func TestWhatDoesNotServeIsNoReplacement(t *testing.T) {
 		w.until(func() bool { return w.status() == state.RolloutRolling })
 		hang(w, "h2")
 		w.turns(30)
-		old := w.counts("m")["running h1"]
+		old := w.counts("m")["serving h1"]
 		require.NotZero(t, old)
 		hung := hang(w, "h2")
 		w.turns(30)
-		require.Equal(t, old, w.counts("m")["running h1"], "the old ones stay while the new ones do not serve")
+		require.Equal(t, old, w.counts("m")["serving h1"], "the old ones stay while the new ones do not serve")
 		for _, j := range hung {
 			j.serves = w.now
 		}
 		w.until(func() bool { return w.status() == "" })
 		w.turns(4)
-		require.Equal(t, map[string]int{"running h2": 2}, w.counts("m"))
+		require.Equal(t, map[string]int{"serving h2": 2}, w.counts("m"))
 	})
 	t.Run("moving away", func(t *testing.T) {
 		t.Parallel()
 		w := deployed(t, 1, "n0", "n1")
-		on := w.only(inPhase(state.Running)).Placement.Node
+		on := w.only(withStatus(state.StatusServing)).Placement.Node
 		w.drains[on] = w.now
 		w.setNode(on, func(n *state.Node) { n.Draining = true })
 		load := w.load
 		w.load = func() time.Duration { return time.Hour }
 		w.turns(3)
-		fresh := w.only(inPhase(state.Starting))
-		w.must(&state.Move{Replica: fresh.Name.String(), ModifyIndex: fresh.ModifyIndex, Tier: state.Hot, Phase: state.Running, Time: w.now})
+		fresh := w.only(withStatus(state.StatusStarting))
+		w.must(&state.Move{Replica: fresh.Name.String(), ModifyIndex: fresh.ModifyIndex, Event: state.EventServing, Time: w.now})
 		w.turns(3)
-		require.Equal(t, map[string]int{"running h1": 2}, w.counts("m"), "the one in its place does not serve")
+		require.Equal(t, map[string]int{"serving h1": 2}, w.counts("m"), "the one in its place does not serve")
 		w.load = load
 		w.nomad[fresh.Name.String()].serves = w.now
 		w.turns(8)
-		require.Equal(t, fresh.Name, w.only(inPhase(state.Running)).Name)
+		require.Equal(t, fresh.Name, w.only(withStatus(state.StatusServing)).Name)
 	})
 }
 
@@ -211,11 +211,11 @@ func TestAbsenceWhileSomethingIsDone(t *testing.T) {
 	w := fresh(t, "n0")
 	w.model(model("m", 1, variant("a", "h1")))
 	w.plan(false)
-	r := w.only(inPhase(state.Placed))
+	r := w.only(withStatus(state.StatusPlaced))
 	w.scale(0)
 	w.plan(false)
 	r = w.view().Replica(nil, r.Name.String())
-	require.Equal(t, state.Stopping, r.Phase)
+	require.Equal(t, state.StatusStopping, r.Status)
 	w.now = w.now.Add(w.conf.SettleTime + time.Second)
 	o := w.observe(false)
 	o.Busy = map[string]bool{r.Name.String(): true}
@@ -227,12 +227,13 @@ func TestAbsenceWhileSomethingIsDone(t *testing.T) {
 	require.Len(t, planner.Actions(w.view(), o, w.conf), 1)
 }
 
-// TestRestartsBeforeThatNobodyRemembers: an engine has come back often in its life and
-// loads again, for so long that the decision which says how often is not kept any more.
-func TestRestartsBeforeThatNobodyRemembers(t *testing.T) {
+// TestRestartsAreCountedWithoutDecisions: how often an engine had come back before this
+// start is known after the decision log has turned over. Restarts of before do not count
+// against a long load, and a crash loop is noticed.
+func TestRestartsAreCountedWithoutDecisions(t *testing.T) {
 	t.Parallel()
 	w := deployed(t, 1, "n0")
-	j := w.nomad[w.only(inPhase(state.Running)).Name.String()]
+	j := w.nomad[w.only(withStatus(state.StatusServing)).Name.String()]
 	w.now = w.now.Add(time.Hour)
 	j.alloc.Restarts, j.alloc.Client, j.serves = w.conf.Restarts+2, "pending", time.Time{}
 	w.load = func() time.Duration { return time.Hour }
@@ -245,6 +246,11 @@ func TestRestartsBeforeThatNobodyRemembers(t *testing.T) {
 	w.turns(5)
 	require.Equal(t, map[string]int{"starting h1": 1}, w.counts("m"))
 	require.False(t, j.Stopped, "it is in the middle of its load")
+
+	j.alloc.Restarts += w.conf.Restarts
+	w.plan(false)
+	require.Equal(t, map[string]int{"failed h1": 1}, w.counts("m"), "a crash loop")
+	require.Contains(t, w.only(withStatus(state.StatusFailed)).LastError, fmt.Sprintf("engine restarted %d times without serving", w.conf.Restarts))
 }
 
 // TestMoreStrangersThanDecisionsAreKept: what is said once must not be said again and
@@ -277,7 +283,7 @@ func TestANameThatTheStateRefusesStopsNobody(t *testing.T) {
 			j.Name.ID = id
 			w.nomad[j.Name.String()] = j
 			w.turns(6)
-			require.Equal(t, map[string]int{"running h1": 1}, w.counts("m"))
+			require.Equal(t, map[string]int{"serving h1": 1}, w.counts("m"))
 			require.Zero(t, w.round(), "it is at rest")
 		})
 	}
@@ -307,15 +313,15 @@ func TestAnOutageIsNoTimeInWhichNomadDidNotPlace(t *testing.T) {
 		t.Parallel()
 		w := waiting(t)
 		w.round()
-		require.Equal(t, state.Starting, w.only(inPhase(state.Starting)).Phase)
+		require.Equal(t, state.StatusStarting, w.only(withStatus(state.StatusStarting)).Status)
 		check(t, w)
 	})
 	t.Run("placed", func(t *testing.T) {
 		t.Parallel()
 		w := waiting(t)
 		w.plan(false)
-		r, why := w.only(inPhase(state.Placed)), "Permission denied"
-		w.must(&state.Move{Replica: r.Name.String(), ModifyIndex: r.ModifyIndex, Tier: r.Tier, Phase: r.Phase, Time: w.now, LastError: &why})
+		r, why := w.only(withStatus(state.StatusPlaced)), "Permission denied"
+		w.must(&state.Move{Replica: r.Name.String(), ModifyIndex: r.ModifyIndex, Time: w.now, LastError: &why})
 		check(t, w)
 	})
 }

@@ -29,20 +29,21 @@ func (d *draft) put(m *model, r *member) {
 	if d.fleet == nil {
 		return
 	}
-	next := r.next()
+	next := r.next
 	t := placement.Tenant{Name: r.name, Node: r.Placement.Node, Model: m.Name, Holds: r.holds()}
 	switch {
-	case r.removed, r.tier == state.Cold:
+	case r.removed, r.next.Status == state.StatusCold:
 		d.fleet.Drop(r.name)
 		return
-	case r.leaving:
+	case r.leaving():
 		t.After = &state.Holding{}
-	case r.resting && r.tier == state.Hot:
+	case r.resting() && r.next.Tier() == state.Hot:
 		t.After = new(asleep(next))
-	case r.phase == state.Waking:
-		awake := *next
-		awake.Tier, awake.Phase, awake.Slept = state.Hot, state.Running, nil
-		t.After = new(awake.Holds())
+	case r.next.Status == state.StatusWaking:
+		if awake, err := next.Advance(state.EventServing, "", d.obs.Now); err == nil {
+			holds := awake.Holds()
+			t.After = &holds
+		}
 	}
 	t.Ways = d.ways(m, r, next)
 	d.fleet.Put(t)
@@ -52,8 +53,8 @@ func (d *draft) put(m *model, r *member) {
 // its sleep or its wake has failed may have its weights in the node's memory until its
 // process is gone, which the state does not count.
 func (r *member) holds() state.Holding {
-	h := r.next().Holds()
-	if r.tier == state.Hot && r.phase == state.Stopping && r.target == state.Cold {
+	h := r.next.Holds()
+	if r.next.Status == state.StatusStopping && r.next.Goal == state.GoalCold {
 		h.HostMemory = r.Placement.HostMemory
 	}
 	return h
@@ -62,7 +63,7 @@ func (r *member) holds() state.Holding {
 // asleep returns what a replica holds once it is WARM.
 func asleep(r *state.Replica) state.Holding {
 	warm := *r
-	warm.Tier, warm.Phase, warm.Target = state.Warm, state.Running, ""
+	warm.Status, warm.Goal = state.StatusWarm, state.GoalWarm
 	return warm.Holds()
 }
 
@@ -72,26 +73,26 @@ func (d *draft) ways(m *model, r *member, next *state.Replica) []placement.Way {
 	if r.changed || m.dedicated || m.frozen || r.gone() || d.poolOf(r) != "" {
 		return nil
 	}
-	cold := placement.Way{To: state.Cold, Cost: d.evictionCost(m, r, state.Cold)}
+	cold := placement.Way{To: state.GoalCold, Cost: d.evictionCost(m, r, state.GoalCold)}
 	switch {
-	case r.tier == state.Warm && r.phase == state.Running:
+	case r.next.Status == state.StatusWarm:
 		return []placement.Way{cold}
-	case r.tier != state.Hot || !r.counts():
+	case r.next.Tier() != state.Hot || !r.counts():
 		return nil
-	case r.phase == state.Failed:
+	case r.next.Status == state.StatusFailed:
 		return []placement.Way{cold}
-	case r.phase != state.Running || r.Canary && m.rollouts[r.Name.Variant].Status == state.RolloutCanary:
+	case r.next.Status != state.StatusServing || r.Canary && m.rollouts[r.Name.Variant].Status == state.RolloutCanary:
 		return nil
 	}
 	if !d.canSleep(m, r) {
 		return []placement.Way{cold}
 	}
-	return []placement.Way{{To: state.Warm, Holds: asleep(next), Cost: d.evictionCost(m, r, state.Warm)}, cold}
+	return []placement.Way{{To: state.GoalWarm, Holds: asleep(next), Cost: d.evictionCost(m, r, state.GoalWarm)}, cold}
 }
 
 // evictionCost prices the way of a member to WARM or COLD, in seconds.
-func (d *draft) evictionCost(m *model, r *member, to state.Tier) float64 {
-	w := placement.Worth{Priority: m.Priority, Failed: r.phase == state.Failed, Idle: d.obs.Now.Sub(d.usedLast(r))}
+func (d *draft) evictionCost(m *model, r *member, to state.Goal) float64 {
+	w := placement.Worth{Priority: m.Priority, Failed: r.next.Status == state.StatusFailed, Idle: d.obs.Now.Sub(d.usedLast(r))}
 	if v := m.VariantOf(r.Replica); v != nil {
 		w.Weights = placement.Weights(v)
 	}
@@ -105,7 +106,7 @@ func (d *draft) evictionCost(m *model, r *member, to state.Tier) float64 {
 // began, and before the member was what it is, nobody knows.
 func (d *draft) usedLast(r *member) time.Time {
 	t := r.Since
-	if r.Phase != state.Running { // since then it is on its way to something else
+	if r.Status != state.StatusServing && r.Status != state.StatusWarm { // since then it is on its way to something else
 		t = r.Created
 	}
 	for _, other := range []time.Time{d.obs.GatewaysSince, d.obs.Loads[r.name].LastRequest} {
@@ -138,10 +139,10 @@ func (d *draft) find(m *model, v *state.Variant, a ask) (placement.Choice, *plac
 	for _, r := range m.members {
 		switch {
 		case r.Name.Variant != v.Name:
-		case r.tier == state.Cold:
+		case r.next.Status == state.StatusCold:
 			req.OnDisk[r.Placement.Node] = true
-		case r.tier == state.Warm && r.phase == state.Running && !r.changed && r.VariantHash == v.Hash && r.node != nil && r.node.Usable() == "":
-			req.Warm = append(req.Warm, placement.Warm{Tenant: r.name, Placement: r.next().Placement})
+		case r.next.Status == state.StatusWarm && !r.changed && r.VariantHash == v.Hash && r.node != nil && r.node.Usable() == "":
+			req.Warm = append(req.Warm, placement.Warm{Tenant: r.name, Placement: r.next.Placement})
 		}
 	}
 	return d.ledger().Place(req)
@@ -183,7 +184,7 @@ func (d *draft) take(m *model, v *state.Variant, c placement.Choice, details fun
 	if c.Wake != "" {
 		r := d.byMember[c.Wake]
 		d.decide(KindWake, m.Name, r.name, "woken "+c.Why, in)
-		d.move(r, state.Waking, state.Hot, func(c2 *state.Move) { c2.Memory = c.Placement.Memory })
+		d.happens(r, state.EventWake, "", func(c2 *state.Move) { c2.Memory = c.Placement.Memory })
 		return r
 	}
 	r := d.place(m, v, c, details)

@@ -156,9 +156,9 @@ func (d *draft) leastWanted(g *group, rs []*member) []*member {
 		switch {
 		case d.serves(r):
 			return 0
-		case r.phase == state.Failed:
+		case r.next.Status == state.StatusFailed:
 			return 3
-		case r.phase == state.Placed:
+		case r.next.Status == state.StatusPlaced:
 			return 2
 		}
 		return 1

@@ -14,7 +14,7 @@ import (
 // tellJob says, once each time, that somebody else has changed a member's job. Actions
 // writes it anew.
 func (d *draft) tellJob(m *model, r *member) {
-	if !r.jobKnown || r.leaving || r.resting || r.tier != state.Hot || r.phase == state.Placed || r.phase == state.Failed {
+	if !r.jobKnown || r.removed || r.next.Status.Request() != state.RequestKeep {
 		return
 	}
 	if r.job == nil {
@@ -123,14 +123,14 @@ func (d *draft) adopt(name string, j Job) string {
 	if why := d.mayHold(m, v, j); why != "" {
 		return why
 	}
-	p := state.Place{Name: j.Name, VariantHash: j.Hash, Placement: j.Placement, Job: name, Adopt: true, JobIndex: j.Index, Tier: state.Hot, Phase: state.Starting}
+	p := state.Place{Name: j.Name, VariantHash: j.Hash, Placement: j.Placement, Adopt: true, JobIndex: j.Index, Status: state.StatusStarting}
 	if d.passing(name) && j.Alloc != nil && j.Alloc.Client == clientRunning {
-		p.Phase = state.Running
+		p.Status = state.StatusServing
 	}
 	in := inputs{"node": j.Placement.Node, "seats": strings.Join(j.Placement.Seats, ","), "index": strconv.FormatUint(j.Index, 10)}
-	in.restarts(j.Alloc)
-	d.decide(KindAdopt, m.Name, name, fmt.Sprintf("adopted a running job on node %s as HOT %s", j.Placement.Node, p.Phase), in)
-	r := d.admit(m, p, p.Phase)
+	p.RestartsBefore = restarts(j.Alloc)
+	d.decide(KindAdopt, m.Name, name, fmt.Sprintf("adopted a running job on node %s as %s", j.Placement.Node, p.Status), in)
+	r := d.admit(m, p)
 	if d.poolOf(r) != "" {
 		d.mark(markSpilled, name) // nobody knows why it is there: that is no reason to leave
 	}

@@ -24,11 +24,11 @@ func TestOrphans(t *testing.T) {
 		j := w.strange("h1", "n0-GPU0#0")
 		w.step()
 		w.round()
-		r := w.only(inPhase(state.Starting))
+		r := w.only(withStatus(state.StatusStarting))
 		require.Equal(t, j.Name, r.Name)
 		require.Equal(t, j.Index, r.JobIndex)
 		w.turns(6)
-		require.Equal(t, map[string]int{"running h1": 1}, w.counts("m"))
+		require.Equal(t, map[string]int{"serving h1": 1}, w.counts("m"))
 		require.Len(t, w.nomad, 1)
 	})
 	t.Run("adopted as running, where it serves", func(t *testing.T) {
@@ -39,14 +39,14 @@ func TestOrphans(t *testing.T) {
 			w.step()
 		}
 		w.plan(false)
-		require.Equal(t, map[string]int{"running h1": 1}, w.counts("m"))
+		require.Equal(t, map[string]int{"serving h1": 1}, w.counts("m"))
 	})
 	t.Run("adopted although it is too much, and drained", func(t *testing.T) {
 		t.Parallel()
 		w := deployed(t, 1, "n0")
 		w.strange("h1", "n0-GPU1#1")
 		w.turns(12)
-		require.Equal(t, map[string]int{"running h1": 1}, w.counts("m"))
+		require.Equal(t, map[string]int{"serving h1": 1}, w.counts("m"))
 		require.Len(t, w.nomad, 1)
 	})
 	t.Run("a pair", func(t *testing.T) {
@@ -57,7 +57,7 @@ func TestOrphans(t *testing.T) {
 		w.model(m)
 		j := w.strange("h1", "n0-GPU0#0", "n0-GPU0#1")
 		w.turns(8)
-		require.Equal(t, j.Name, w.only(inPhase(state.Running)).Name)
+		require.Equal(t, j.Name, w.only(withStatus(state.StatusServing)).Name)
 	})
 	t.Run("with seats on more GPUs than it uses", func(t *testing.T) {
 		t.Parallel()
@@ -66,7 +66,7 @@ func TestOrphans(t *testing.T) {
 		j := w.strange("h1", "n0-GPU0#0", "n0-GPU1#0")
 		j.Placement.Memory = map[string]int64{"n0-GPU1": 30}
 		w.turns(8)
-		require.Equal(t, j.Name, w.only(inPhase(state.Running)).Name)
+		require.Equal(t, j.Name, w.only(withStatus(state.StatusServing)).Name)
 	})
 	for _, c := range []struct {
 		name, why string
@@ -94,7 +94,7 @@ func TestOrphans(t *testing.T) {
 			w.nomad[j.Name.String()] = j
 			w.round()
 			w.turns(6)
-			require.Equal(t, map[string]int{"running h1": 1}, w.counts("m"))
+			require.Equal(t, map[string]int{"serving h1": 1}, w.counts("m"))
 			var said []*state.Decision
 			for _, d := range w.view().Decisions(nil, "", 0) {
 				if d.Kind == planner.KindOrphan || d.Kind == planner.KindJobProblem {
@@ -104,7 +104,7 @@ func TestOrphans(t *testing.T) {
 			require.Len(t, said, 1)
 			require.Contains(t, said[0].Reason, c.why)
 			require.False(t, j.Stopped)
-			r := w.only(inPhase(state.Running))
+			r := w.only(withStatus(state.StatusServing))
 			if j.Placement.Node == r.Placement.Node {
 				require.NotContains(t, j.Placement.Seats, r.Placement.Seats[0], "its seats are not given away")
 			}
@@ -113,7 +113,7 @@ func TestOrphans(t *testing.T) {
 	t.Run("left alone: on a seat that is taken", func(t *testing.T) {
 		t.Parallel()
 		w := deployed(t, 1, "n0")
-		r := w.only(inPhase(state.Running))
+		r := w.only(withStatus(state.StatusServing))
 		w.strange("h1", r.Placement.Seats[0])
 		w.turns(3)
 		require.Contains(t, w.decisions("m", planner.KindOrphan)[0].Reason, r.Name.String())
@@ -133,7 +133,7 @@ func TestMeddling(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			w := deployed(t, 1, "n0")
-			r := w.only(inPhase(state.Running))
+			r := w.only(withStatus(state.StatusServing))
 			w.now = w.now.Add(time.Hour)
 			j := w.nomad[r.Name.String()]
 			c.edit(w, j)
@@ -149,8 +149,8 @@ func TestMeddling(t *testing.T) {
 			require.Equal(t, planner.Register, actions[0].Kind)
 			require.Equal(t, have, actions[0].Index)
 			w.turns(8)
-			require.Equal(t, map[string]int{"running h1": 1}, w.counts("m"))
-			require.Equal(t, r.Name, w.only(inPhase(state.Running)).Name, "it is the same replica")
+			require.Equal(t, map[string]int{"serving h1": 1}, w.counts("m"))
+			require.Equal(t, r.Name, w.only(withStatus(state.StatusServing)).Name, "it is the same replica")
 			require.Len(t, w.decisions("m", c.kind), 1, "once each time")
 			require.Zero(t, w.round())
 			if j = w.nomad[r.Name.String()]; c.name == "purged" {
@@ -164,7 +164,7 @@ func TestMeddling(t *testing.T) {
 	t.Run("edited so that it cannot be believed", func(t *testing.T) {
 		t.Parallel()
 		w := deployed(t, 1, "n0")
-		j := w.nomad[w.only(inPhase(state.Running)).Name.String()]
+		j := w.nomad[w.only(withStatus(state.StatusServing)).Name.String()]
 		w.index2++
 		j.Problem, j.Index = "remuda_seats is missing", w.index2
 		w.turns(5)
@@ -181,9 +181,9 @@ func TestMeddling(t *testing.T) {
 		w.load = func() time.Duration { return time.Hour }
 		w.model(model("m", 1, variant("a", "h1")))
 		w.round()
-		r := w.only(inPhase(state.Starting))
+		r := w.only(withStatus(state.StatusStarting))
 		newer := r.JobIndex + 100
-		w.must(&state.Move{Replica: r.Name.String(), ModifyIndex: r.ModifyIndex, Tier: r.Tier, Phase: r.Phase, Time: w.now, JobIndex: &newer})
+		w.must(&state.Move{Replica: r.Name.String(), ModifyIndex: r.ModifyIndex, Time: w.now, JobIndex: &newer})
 		w.nomad[r.Name.String()].Stopped = true
 		p, next := planner.Plan(w.view(), w.observe(false), w.conf)
 		require.Nil(t, p)
@@ -191,7 +191,7 @@ func TestMeddling(t *testing.T) {
 		require.Empty(t, planner.Actions(w.view(), w.observe(false), w.conf))
 		w.now = next // Nomad was restored from a snapshot
 		w.turns(3)
-		require.Equal(t, w.nomad[r.Name.String()].Index, w.only(inPhase(state.Starting)).JobIndex)
+		require.Equal(t, w.nomad[r.Name.String()].Index, w.only(withStatus(state.StatusStarting)).JobIndex)
 		require.False(t, w.nomad[r.Name.String()].Stopped)
 	})
 }
@@ -201,11 +201,11 @@ func TestMeddling(t *testing.T) {
 func TestEvict(t *testing.T) {
 	t.Parallel()
 	w := deployed(t, 3, "n0")
-	w.must(&state.Evict{Model: "m", To: state.Cold, Time: w.now})
+	w.must(&state.Evict{Model: "m", To: state.GoalCold, Time: w.now})
 	w.turns(8)
 	cold := w.view().ReplicasOf(nil, "m")
 	require.Len(t, cold, 1, "one memory is enough for a node")
-	require.Equal(t, state.Cold, cold[0].Tier)
+	require.Equal(t, state.StatusCold, cold[0].Status)
 	require.Empty(t, w.nomad)
 	yes := true
 	w.must(&state.SetScale{Model: "m", Stopped: &yes, Origin: state.OriginOperator})
@@ -237,7 +237,7 @@ func TestNewLeader(t *testing.T) {
 				w.step()
 			}
 			w.turns(6)
-			require.Equal(t, map[string]int{"running h1": 1}, w.counts("m"))
+			require.Equal(t, map[string]int{"serving h1": 1}, w.counts("m"))
 			require.Len(t, w.nomad, 1)
 			require.Zero(t, w.round())
 		})

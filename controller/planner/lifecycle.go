@@ -20,34 +20,34 @@ const (
 	clientLost     = "lost"
 )
 
-// follow lets a member's phase follow what is seen of it.
+// follow lets a member's status follow what is seen of it.
 func (d *draft) follow(m *model, r *member) {
 	if r.gone() {
 		d.writeOff(m, r)
 		return
 	}
-	if r.resting && d.endRest(m, r) {
+	if r.resting() && d.endRest(m, r) {
 		return
 	}
 	d.tellJob(m, r)
 	switch {
-	case r.tier == state.Cold:
+	case r.next.Status == state.StatusCold:
 		d.forget(m, r)
-	case r.phase == state.Stopping:
+	case r.next.Ending():
 		d.stopped(m, r)
-	case r.phase == state.Draining && r.leaving:
+	case r.next.Status == state.StatusDraining && r.leaving():
 		d.drain(m, r)
-	case r.phase == state.Draining:
+	case r.next.Status == state.StatusDraining:
 		d.drainToWarm(m, r)
-	case r.phase == state.Sleeping:
+	case r.next.Status == state.StatusSleeping:
 		d.sleeping(m, r)
-	case r.tier == state.Warm && r.phase == state.Running:
+	case r.next.Status == state.StatusWarm:
 		d.warm(m, r)
-	case r.phase == state.Waking:
+	case r.next.Status == state.StatusWaking:
 		d.waking(m, r)
-	case r.phase == state.Placed:
+	case r.next.Status == state.StatusPlaced:
 		d.placed(m, r)
-	case r.phase == state.Starting:
+	case r.next.Status == state.StatusStarting:
 		d.starting(m, r)
 	case r.serving():
 		d.running(m, r)
@@ -58,15 +58,15 @@ func (d *draft) follow(m *model, r *member) {
 // it does not begin to run again behind our back when the node returns.
 func (d *draft) writeOff(m *model, r *member) {
 	switch {
-	case r.tier == state.Cold:
+	case r.next.Status == state.StatusCold:
 		d.remove(r)
-	case r.phase == state.Stopping:
+	case r.next.Ending():
 		if r.jobKnown && (r.job == nil || r.job.Stopped) {
 			d.remove(r)
 		}
 	default:
-		d.decide(KindNodeGone, m.Name, r.name, fmt.Sprintf("node %s is gone: replica lost", nodeName(r)), inputs{"node": nodeName(r), "tier": string(r.tier), "phase": string(r.phase)})
-		d.move(r, state.Stopping, "", nil)
+		d.decide(KindNodeGone, m.Name, r.name, fmt.Sprintf("node %s is gone: replica lost", nodeName(r)), inputs{"node": nodeName(r), "status": string(r.next.Status)})
+		d.happens(r, state.EventStop, state.GoalGone, nil)
 	}
 }
 
@@ -89,12 +89,12 @@ func (d *draft) tidy(m *model) {
 	type place struct{ variant, node string }
 	known := map[place]bool{}
 	for _, r := range m.members {
-		if !r.leaving {
+		if !r.leaving() {
 			known[place{r.Name.Variant, r.Placement.Node}] = true
 		}
 	}
 	for _, r := range m.members {
-		if r.tier != state.Cold || r.changed {
+		if r.next.Status != state.StatusCold || r.changed {
 			continue
 		}
 		at := place{r.Name.Variant, r.Placement.Node}
@@ -109,10 +109,8 @@ func (d *draft) tidy(m *model) {
 func (d *draft) stopped(m *model, r *member) {
 	switch {
 	case !d.jobOver(r):
-	case r.Target == state.Cold:
-		d.plan.Move = append(d.plan.Move, state.Move{Replica: r.name, ModifyIndex: r.ModifyIndex, Tier: state.Cold, Phase: state.Running})
-		r.tier, r.phase, r.target, r.changed = state.Cold, state.Running, "", true
-		d.put(m, r)
+	case r.Goal == state.GoalCold:
+		d.happens(r, state.EventStopped, "", nil)
 	default:
 		d.remove(r)
 	}
@@ -123,7 +121,7 @@ func (d *draft) drain(m *model, r *member) {
 	stop := func(kind, reason string) {
 		load := d.obs.Loads[r.name]
 		d.decide(kind, m.Name, r.name, reason, inputs{"in_flight": strconv.Itoa(load.InFlight), "drained_for": d.obs.Now.Sub(r.Since).String()})
-		d.move(r, state.Stopping, r.Target, nil)
+		d.happens(r, state.EventStop, r.Goal, nil)
 	}
 	switch {
 	case d.jobOver(r):
@@ -147,8 +145,8 @@ func (d *draft) serves(r *member) bool { return r.serving() && (!d.obs.EnginesKn
 // hadTimeToPlace tells whether Nomad could have placed the member for PlaceTimeout.
 func (d *draft) hadTimeToPlace(r *member) bool { return d.hadTime(r, d.conf.PlaceTimeout) }
 
-// hadTime tells whether the member has been in its phase for so long while its Nomad was
-// to be asked without a break.
+// hadTime reports whether the member has had its status for that long, counting only since
+// its Nomad was last out of reach.
 func (d *draft) hadTime(r *member, long time.Duration) bool {
 	pool := d.obs.Pools[d.poolOf(r)]
 	from := r.Since
@@ -185,7 +183,7 @@ func (d *draft) itsOwn(r *member) bool {
 func (d *draft) starting(m *model, r *member) {
 	if r.passes && (!d.obs.Pools[d.poolOf(r)].JobsKnown || r.jobKnown && r.job != nil && !r.job.Stopped && d.itsOwn(r)) {
 		d.decide(KindServing, m.Name, r.name, fmt.Sprintf("serving %s after start", d.obs.Now.Sub(r.Since).Round(time.Millisecond)), inputs{"started_for": d.obs.Now.Sub(r.Since).String(), "node": nodeName(r)})
-		d.move(r, state.Running, "", nil)
+		d.happens(r, state.EventServing, "", nil)
 		return
 	}
 	if !r.jobKnown || r.job == nil || r.job.Stopped || !d.due(r.Since.Add(d.conf.SettleTime)) {
@@ -196,46 +194,31 @@ func (d *draft) starting(m *model, r *member) {
 	switch {
 	case a != nil && (a.Failed || a.Client == clientFailed):
 		d.fail(m, r, fmt.Sprintf("allocation %s failed: %s", a.ID, cmp.Or(a.Event, "Nomad reports no reason")))
-	case a != nil && d.obs.EnginesKnown && a.Restarts >= d.conf.Restarts && a.Restarts >= d.restartsBefore(m, r)+d.conf.Restarts:
-		n := a.Restarts - d.restartsBefore(m, r)
+	case a != nil && d.obs.EnginesKnown && a.Restarts >= d.conf.Restarts && a.Restarts >= r.restartsBefore()+d.conf.Restarts:
+		n := a.Restarts - r.restartsBefore()
 		d.fail(m, r, fmt.Sprintf("engine restarted %d times without serving: %s", n, cmp.Or(a.Event, "Nomad reports no reason")))
 	case a == nil || a.Client == clientComplete || a.Client == clientLost:
 		if r.node.LostSince.IsZero() && d.hadTimeToPlace(r) {
-			d.fail(m, r, fmt.Sprintf("%s within %s: %s", nomadHasNotPlaced, d.conf.PlaceTimeout, cmp.Or(r.job.Unplaceable, "Nomad reports no reason")))
+			d.failed(m, r, true, fmt.Sprintf("Nomad did not place the job within %s: %s", d.conf.PlaceTimeout, cmp.Or(r.job.Unplaceable, "Nomad reports no reason")))
 		}
 	}
 }
 
-// nomadHasNotPlaced begins the error of a replica whose job Nomad did not place in time.
-const nomadHasNotPlaced = "Nomad did not place the job"
-
-// restartsBefore returns how often the engine had come back when it last ceased to
-// serve in this allocation, or was taken in: those do not count against this start.
-func (d *draft) restartsBefore(m *model, r *member) uint64 {
-	for _, p := range d.decisionsOf(m.Name) {
-		if p.Replica != r.name || p.Kind != KindNotServing && p.Kind != KindAdopt {
-			continue
-		}
-		n, err := strconv.ParseUint(p.Inputs["restarts"], 10, 64)
-		if err != nil || p.Inputs["alloc"] != r.job.Alloc.ID {
-			return 0
-		}
-		return n
+// restartsBefore returns how many restarts of its present allocation do not count against
+// the member's present start.
+func (r *member) restartsBefore() uint64 {
+	if r.RestartsBefore.Alloc != r.job.Alloc.ID {
+		return 0
 	}
-	// Decisions are not kept for ever. Where this start may be older than the oldest one,
-	// nobody knows, and all of them may have been before it.
-	if all := d.decisionsOf(""); len(all) >= state.DecisionLimit && !all[len(all)-1].Time.Before(r.Since) {
-		return r.job.Alloc.Restarts
-	}
-	return 0
+	return r.RestartsBefore.Count
 }
 
-// restarts adds how often the engines of an allocation have come back, for
-// restartsBefore.
-func (in inputs) restarts(a *Alloc) {
-	if a != nil {
-		in["alloc"], in["restarts"] = a.ID, strconv.FormatUint(a.Restarts, 10)
+// restarts returns how often the tasks of an allocation have been restarted; a may be nil.
+func restarts(a *Alloc) state.Restarts {
+	if a == nil {
+		return state.Restarts{}
 	}
+	return state.Restarts{Alloc: a.ID, Count: a.Restarts}
 }
 
 // running looks whether a member still serves. It is believed to, unless nothing
@@ -243,7 +226,7 @@ func (in inputs) restarts(a *Alloc) {
 func (d *draft) running(m *model, r *member) {
 	if r.passes || !d.obs.EnginesKnown || !r.jobKnown {
 		if (r.Failures > 0 || r.LastError != "") && r.passes && d.due(r.Since.Add(d.conf.SteadyTime)) {
-			d.move(r, state.Running, "", func(c *state.Move) { c.Failures, c.LastError = new(int), new(string) })
+			d.happens(r, "", "", func(c *state.Move) { c.Failures, c.LastError = new(int), new(string) })
 		}
 		return
 	}
@@ -257,7 +240,7 @@ func (d *draft) running(m *model, r *member) {
 	} else if a == nil {
 		why = "the allocation is gone"
 	} else {
-		in.restarts(a)
+		in["alloc"], in["restarts"] = a.ID, strconv.FormatUint(a.Restarts, 10)
 		d.look(parkedFrom(r.Replica, r.job, d.conf)) // for Actions
 		switch a.Client {
 		case clientPending, clientComplete, clientFailed:
@@ -277,12 +260,19 @@ func (d *draft) running(m *model, r *member) {
 		d.rollBack(m, r, reason)
 		return
 	}
-	d.move(r, state.Starting, "", nil)
+	before := state.Restarts{}
+	if r.job != nil {
+		before = restarts(r.job.Alloc)
+	}
+	d.happens(r, state.EventStarted, "", func(c *state.Move) { c.RestartsBefore = &before })
 }
 
 // fail remembers that a member could not be started. Of a new definition that is
 // being rolled out one failure is enough to go back, unless its node is being emptied.
-func (d *draft) fail(m *model, r *member, reason string) {
+func (d *draft) fail(m *model, r *member, reason string) { d.failed(m, r, false, reason) }
+
+// failed is fail; notPlaced: because Nomad did not place the job.
+func (d *draft) failed(m *model, r *member, notPlaced bool, reason string) {
 	if ro, ok := m.rollouts[r.Name.Variant]; ok && !r.displaced() && ro.NewHash == r.VariantHash && ro.Status != state.RolloutRolledBack {
 		d.rollBack(m, r, reason)
 		return
@@ -291,7 +281,9 @@ func (d *draft) fail(m *model, r *member, reason string) {
 	wait := Backoff(d.conf.Backoff, d.conf.BackoffMax, failures)
 	retry := d.obs.Now.Add(wait)
 	d.decide(KindLoadFailed, m.Name, r.name, fmt.Sprintf("%s: retrying in %s", reason, wait), inputs{"failures": strconv.Itoa(failures), "backoff": wait.String(), "node": nodeName(r)})
-	d.move(r, state.Failed, "", func(c *state.Move) { c.Failures, c.LastError, c.Retry = &failures, &reason, &retry })
+	d.happens(r, state.EventFailed, "", func(c *state.Move) {
+		c.Failures, c.LastError, c.NotPlaced, c.Retry = &failures, &reason, notPlaced, &retry
+	})
 	d.look(retry)
 }
 

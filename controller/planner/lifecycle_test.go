@@ -13,7 +13,7 @@ import (
 func TestServing(t *testing.T) {
 	t.Parallel()
 	name := func(w *world) string { return w.view().ReplicasOf(nil, "m")[0].Name.String() }
-	phase := func(w *world) state.Phase { return w.view().ReplicasOf(nil, "m")[0].Phase }
+	status := func(w *world) state.Status { return w.view().ReplicasOf(nil, "m")[0].Status }
 	dead := func(edit func(*world, *job)) func(*testing.T) *world {
 		return func(t *testing.T) *world {
 			w := deployed(t, 1, "n0")
@@ -26,20 +26,20 @@ func TestServing(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		world func(*testing.T) *world
-		want  state.Phase
+		want  state.Status
 	}{
-		{"its allocation failed", dead(func(_ *world, j *job) { j.alloc.Client = "failed" }), state.Starting},
-		{"the allocation is gone", dead(func(_ *world, j *job) { j.alloc = nil }), state.Starting},
-		{"its engine was restarted a while ago", dead(func(w *world, j *job) { j.alloc.Started, j.serves = w.now.Add(-w.conf.ServingGrace), time.Time{} }), state.Starting},
-		{"its engine was restarted just now", dead(func(w *world, j *job) { j.alloc.Started, j.serves = w.now, time.Time{} }), state.Running},
-		{"its engine does not pass, and nothing else is known", dead(func(_ *world, j *job) { j.serves = time.Time{} }), state.Running},
-		{"its node cannot be reached", dead(func(_ *world, j *job) { j.alloc.Client = "unknown" }), state.Running},
-		{"Consul is out of reach", dead(func(w *world, j *job) { w.consulOut, j.alloc = true, nil }), state.Running},
-		{"Nomad is out of reach", dead(func(w *world, j *job) { w.nomadOut, j.serves = true, time.Time{} }), state.Running},
+		{"its allocation failed", dead(func(_ *world, j *job) { j.alloc.Client = "failed" }), state.StatusStarting},
+		{"the allocation is gone", dead(func(_ *world, j *job) { j.alloc = nil }), state.StatusStarting},
+		{"its engine was restarted a while ago", dead(func(w *world, j *job) { j.alloc.Started, j.serves = w.now.Add(-w.conf.ServingGrace), time.Time{} }), state.StatusStarting},
+		{"its engine was restarted just now", dead(func(w *world, j *job) { j.alloc.Started, j.serves = w.now, time.Time{} }), state.StatusServing},
+		{"its engine does not pass, and nothing else is known", dead(func(_ *world, j *job) { j.serves = time.Time{} }), state.StatusServing},
+		{"its node cannot be reached", dead(func(_ *world, j *job) { j.alloc.Client = "unknown" }), state.StatusServing},
+		{"Consul is out of reach", dead(func(w *world, j *job) { w.consulOut, j.alloc = true, nil }), state.StatusServing},
+		{"Nomad is out of reach", dead(func(w *world, j *job) { w.nomadOut, j.serves = true, time.Time{} }), state.StatusServing},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			require.Equal(t, c.want, phase(c.world(t)))
+			require.Equal(t, c.want, status(c.world(t)))
 		})
 	}
 	t.Run("a pair whose shadow took over serves", func(t *testing.T) {
@@ -49,7 +49,7 @@ func TestServing(t *testing.T) {
 		w.nomad[name(w)].alloc.Started = w.now.Add(-time.Minute)
 		w.nomad[name(w)].serves = w.now
 		w.plan(false)
-		require.Equal(t, state.Running, phase(w))
+		require.Equal(t, state.StatusServing, status(w))
 	})
 	t.Run("an engine of an allocation that does not run proves nothing", func(t *testing.T) {
 		t.Parallel()
@@ -64,7 +64,7 @@ func TestServing(t *testing.T) {
 		o = w.observe(false)
 		o.Engines[name(w)] = []planner.Engine{{Passing: true}}
 		p, _ = planner.Plan(w.view(), o, w.conf)
-		require.Equal(t, state.Running, p.Move[0].Phase)
+		require.Equal(t, state.EventServing, p.Move[0].Event)
 	})
 	t.Run("an engine is told from one that was there before it", func(t *testing.T) {
 		t.Parallel()
@@ -85,9 +85,9 @@ func TestServing(t *testing.T) {
 				// It is registered again later.
 				r := w.view().ReplicasOf(nil, "m")[0]
 				w.now = w.now.Add(c.later)
-				w.apply(&state.Move{Replica: r.Name.String(), ModifyIndex: r.ModifyIndex, Tier: state.Hot, Phase: state.Failed, Time: w.now})
+				w.apply(&state.Move{Replica: r.Name.String(), ModifyIndex: r.ModifyIndex, Event: state.EventFailed, Time: w.now})
 				r = w.view().ReplicasOf(nil, "m")[0]
-				w.apply(&state.Move{Replica: r.Name.String(), ModifyIndex: r.ModifyIndex, Tier: state.Hot, Phase: state.Starting, Time: w.now})
+				w.apply(&state.Move{Replica: r.Name.String(), ModifyIndex: r.ModifyIndex, Event: state.EventStarted, Time: w.now})
 			}
 			o := w.observe(false)
 			j := o.Jobs[name(w)]
@@ -95,7 +95,7 @@ func TestServing(t *testing.T) {
 			o.Jobs[name(w)] = j
 			o.Engines[name(w)] = []planner.Engine{{Passing: true}}
 			p, _ := planner.Plan(w.view(), o, w.conf)
-			require.Equal(t, c.want, p != nil && len(p.Move) == 1 && p.Move[0].Phase == state.Running, c.name)
+			require.Equal(t, c.want, p != nil && len(p.Move) == 1 && p.Move[0].Event == state.EventServing, c.name)
 		}
 	})
 }
@@ -118,7 +118,7 @@ func TestLoadFailure(t *testing.T) {
 	t.Run("remembered, with its reason and a backoff that grows", func(t *testing.T) {
 		t.Parallel()
 		w := failed(t, "n0")
-		r := w.only(inPhase(state.Failed))
+		r := w.only(withStatus(state.StatusFailed))
 		require.Equal(t, 1, r.Failures)
 		require.Contains(t, r.LastError, "Exit Code: 1")
 		first := r.Retry.Sub(r.Since)
@@ -134,15 +134,15 @@ func TestLoadFailure(t *testing.T) {
 	t.Run("tried again elsewhere, with the failures carried over, and forgotten after a while", func(t *testing.T) {
 		t.Parallel()
 		w := failed(t, "n0", "n1")
-		r := w.only(inPhase(state.Failed))
+		r := w.only(withStatus(state.StatusFailed))
 		w.broken = map[string]bool{}
 		w.turns(10)
-		other := w.only(inPhase(state.Running))
+		other := w.only(withStatus(state.StatusServing))
 		require.NotEqual(t, r.Placement.Node, other.Placement.Node)
 		require.Equal(t, 1, other.Failures)
 		w.now = w.now.Add(w.conf.SteadyTime)
 		w.turns(1)
-		other = w.only(inPhase(state.Running))
+		other = w.only(withStatus(state.StatusServing))
 		require.Zero(t, other.Failures)
 		require.Empty(t, other.LastError)
 	})
@@ -157,7 +157,7 @@ func TestLoadFailure(t *testing.T) {
 		require.Equal(t, map[string]int{"starting h1": 1}, w.counts("m"))
 		w.now = w.now.Add(2 * time.Hour)
 		w.turns(1)
-		require.Equal(t, map[string]int{"running h1": 1}, w.counts("m"))
+		require.Equal(t, map[string]int{"serving h1": 1}, w.counts("m"))
 	})
 	t.Run("restarts without ever serving", func(t *testing.T) {
 		t.Parallel()
@@ -165,7 +165,7 @@ func TestLoadFailure(t *testing.T) {
 		w.load = func() time.Duration { return time.Hour }
 		w.model(model("m", 1, variant("a", "h1")))
 		w.turns(4)
-		r := w.only(inPhase(state.Starting))
+		r := w.only(withStatus(state.StatusStarting))
 		j := w.nomad[r.Name.String()]
 		j.alloc.Restarts = w.conf.Restarts - 1
 		w.plan(false)
@@ -178,7 +178,7 @@ func TestLoadFailure(t *testing.T) {
 		t.Parallel()
 		w := deployed(t, 1, "n0")
 		w.load = func() time.Duration { return time.Hour }
-		j := w.nomad[w.only(inPhase(state.Running)).Name.String()]
+		j := w.nomad[w.only(withStatus(state.StatusServing)).Name.String()]
 		j.alloc.Restarts, j.alloc.Started, j.serves = 10, w.now.Add(time.Second), time.Time{}
 		w.now = w.now.Add(time.Minute)
 		w.turns(5)
@@ -192,31 +192,31 @@ func TestLoadFailure(t *testing.T) {
 		w := fresh(t, "n0")
 		w.model(model("m", 1, variant("a", "h1")))
 		w.round()
-		r := w.only(inPhase(state.Starting))
+		r := w.only(withStatus(state.StatusStarting))
 		w.nomad[r.Name.String()].Unplaceable = "1 nodes lack memory"
 		w.now = r.Since.Add(w.conf.PlaceTimeout - 1)
 		w.plan(false)
 		require.Equal(t, map[string]int{"starting h1": 1}, w.counts("m"))
 		w.now = r.Since.Add(w.conf.PlaceTimeout)
 		w.plan(false)
-		require.Contains(t, w.only(inPhase(state.Failed)).LastError, "1 nodes lack memory")
+		require.Contains(t, w.only(withStatus(state.StatusFailed)).LastError, "1 nodes lack memory")
 	})
 	t.Run("Nomad refuses its job", func(t *testing.T) {
 		t.Parallel()
 		w := fresh(t, "n0")
 		w.model(model("m", 1, variant("a", "h1")))
 		w.plan(false)
-		r := w.only(inPhase(state.Placed))
+		r := w.only(withStatus(state.StatusPlaced))
 		why := "driver missing"
-		w.must(&state.Move{Replica: r.Name.String(), ModifyIndex: r.ModifyIndex, Tier: r.Tier, Phase: r.Phase, Time: w.now, LastError: &why})
+		w.must(&state.Move{Replica: r.Name.String(), ModifyIndex: r.ModifyIndex, Time: w.now, LastError: &why})
 		w.now = r.Since.Add(w.conf.PlaceTimeout)
 		w.plan(false)
-		require.Contains(t, w.only(inPhase(state.Failed)).LastError, "driver missing")
+		require.Contains(t, w.only(withStatus(state.StatusFailed)).LastError, "driver missing")
 	})
 	t.Run("not tried again while the old try may still hold its seats", func(t *testing.T) {
 		t.Parallel()
 		w := failed(t, "n0", "n1")
-		r := w.only(inPhase(state.Failed))
+		r := w.only(withStatus(state.StatusFailed))
 		w.now = r.Retry.Add(time.Minute)
 		j := w.nomad[r.Name.String()]
 		j.Stopped = true
@@ -261,7 +261,7 @@ func TestLoadFailure(t *testing.T) {
 			}
 			w.turns(1)
 		}
-		r := w.only(inPhase(state.Starting))
+		r := w.only(withStatus(state.StatusStarting))
 		o := w.observe(false)
 		j := o.Jobs[r.Name.String()]
 		j.Alloc = &planner.Alloc{ID: "old", Client: "failed", Failed: true}

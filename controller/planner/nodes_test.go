@@ -27,7 +27,7 @@ func TestNodes(t *testing.T) {
 			w.back(id)
 		}
 		w.turns(8)
-		require.Equal(t, map[string]int{"running h1": 2}, w.counts("m"))
+		require.Equal(t, map[string]int{"serving h1": 2}, w.counts("m"))
 	})
 	t.Run("a node that is gone is written off, and its replicas placed anew in the same plan", func(t *testing.T) {
 		t.Parallel()
@@ -39,10 +39,10 @@ func TestNodes(t *testing.T) {
 		require.NotEmpty(t, p.Move)
 		require.Len(t, p.Place, len(p.Move))
 		w.turns(8)
-		require.Equal(t, map[string]int{"running h1": 2}, w.counts("m"))
+		require.Equal(t, map[string]int{"serving h1": 2}, w.counts("m"))
 		w.back(lost)
 		w.turns(8)
-		require.Equal(t, map[string]int{"running h1": 2}, w.counts("m"))
+		require.Equal(t, map[string]int{"serving h1": 2}, w.counts("m"))
 		require.Len(t, w.nomad, 2, "what ran on it was told to stop before it was forgotten")
 	})
 	t.Run("a node that is being drained: first the replacement, then the end", func(t *testing.T) {
@@ -67,21 +67,21 @@ func TestNodes(t *testing.T) {
 		w.drains["n0"] = w.now
 		w.setNode("n0", func(n *state.Node) { n.Draining = true })
 		w.plan(false)
-		require.Equal(t, map[string]int{"running h1": 4, "placed h1": 4}, w.counts("m"))
+		require.Equal(t, map[string]int{"serving h1": 4, "placed h1": 4}, w.counts("m"))
 		w.turns(8)
-		require.Equal(t, map[string]int{"running h1": 4}, w.counts("m"))
+		require.Equal(t, map[string]int{"serving h1": 4}, w.counts("m"))
 	})
 	t.Run("what is drained in order to sleep, of a model that is stopped then, keeps its requests", func(t *testing.T) {
 		t.Parallel()
 		w := deployed(t, 1, "n0")
-		r := w.only(inPhase(state.Running))
+		r := w.only(withStatus(state.StatusServing))
 		w.requests[r.Name.String()] = []time.Time{w.now.Add(time.Hour)}
-		w.must(&state.Evict{Replica: r.Name.String(), To: state.Warm, Time: w.now})
+		w.must(&state.Evict{Replica: r.Name.String(), To: state.GoalWarm, Time: w.now})
 		require.Nil(t, w.lastPlan(), "it waits for its requests")
 		w.must(&state.SetScale{Model: "m", Stopped: new(true), Origin: state.OriginOperator})
 		w.plan(false)
-		r = w.only(inPhase(state.Draining))
-		require.Empty(t, r.Target)
+		r = w.only(withStatus(state.StatusDraining))
+		require.Equal(t, state.GoalGone, r.Goal)
 		w.requests[r.Name.String()] = nil
 		w.turns(6)
 		require.Empty(t, w.counts("m"))
@@ -92,7 +92,7 @@ func TestNodes(t *testing.T) {
 		w.drains["n0"] = w.now
 		w.setNode("n0", func(n *state.Node) { n.Draining = true })
 		w.turns(10)
-		require.Equal(t, map[string]int{"running h1": 2}, w.counts("m"))
+		require.Equal(t, map[string]int{"serving h1": 2}, w.counts("m"))
 		require.Len(t, w.decisions("m", planner.KindNodeDraining), 1, "of both replicas")
 		w.setNode("n0", func(n *state.Node) { n.Draining = false })
 		require.Nil(t, w.lastPlan())
@@ -103,22 +103,22 @@ func TestNodes(t *testing.T) {
 		w.load = func() time.Duration { return 20 * tick }
 		w.model(model("m", 1, variant("a", "h1")))
 		w.turns(4)
-		r := w.only(inPhase(state.Starting))
+		r := w.only(withStatus(state.StatusStarting))
 		w.drains[r.Placement.Node] = w.now
 		w.setNode(r.Placement.Node, func(n *state.Node) { n.Draining = true })
 		w.nomad[r.Name.String()].serves = w.now.Add(time.Hour)
 		w.turns(10)
 		require.Equal(t, map[string]int{"starting h1": 2}, w.counts("m"))
-		w.until(func() bool { return w.counts("m")["running h1"] == 1 })
+		w.until(func() bool { return w.counts("m")["serving h1"] == 1 })
 		w.turns(5)
-		require.NotEqual(t, r.Name, w.only(inPhase(state.Running)).Name)
-		require.Equal(t, map[string]int{"running h1": 1}, w.counts("m"))
+		require.NotEqual(t, r.Name, w.only(withStatus(state.StatusServing)).Name)
+		require.Equal(t, map[string]int{"serving h1": 1}, w.counts("m"))
 	})
 	t.Run("what Nomad's drain has ended is given up as soon as another one is placed", func(t *testing.T) {
 		t.Parallel()
 		w := deployed(t, 1, "n0", "n1")
 		w.load = func() time.Duration { return time.Hour }
-		r := w.only(inPhase(state.Running))
+		r := w.only(withStatus(state.StatusServing))
 		w.nomad[r.Name.String()].alloc.Client = "complete"
 		w.setNode(r.Placement.Node, func(n *state.Node) { n.Draining = true })
 		w.turns(6)

@@ -43,7 +43,7 @@ const (
 )
 
 // After returns what to commit after a Sleep or a Wake, nil where that is nothing: the
-// replica is not in that phase any more, or it is tried again. What it returns is made
+// replica has another status by now, or it is tried again. What it returns is made
 // from this view and is not refused as long as the view is the newest. How long a shim
 // may be out of reach is for Plan to say, which sees the time pass.
 func After(v *state.View, out Outcome, now time.Time, _ Config) *state.Plan {
@@ -56,9 +56,9 @@ func After(v *state.View, out Outcome, now time.Time, _ Config) *state.Plan {
 		plan: &state.Plan{Index: v.Index(), Time: now, ID: fmt.Sprintf("%d-%s", v.Index(), hash("after", string(out.Kind), out.Replica, now)[:8])},
 	}
 	switch {
-	case out.Kind == Sleep && r.Stage() == state.Stage{Tier: state.Hot, Phase: state.Sleeping}:
+	case out.Kind == Sleep && r.Status == state.StatusSleeping:
 		e.asleep()
-	case out.Kind == Wake && r.Stage() == state.Stage{Tier: state.Warm, Phase: state.Waking}:
+	case out.Kind == Wake && r.Status == state.StatusWaking:
 		e.awake()
 	default:
 		return nil
@@ -80,11 +80,11 @@ func (e *ending) asleep() {
 	switch e.out.Class {
 	case Done:
 		e.decide(KindAsleep, "asleep, GPU memory freed: now WARM")
-		e.move(state.Warm, state.Running, "")
+		e.happens(state.EventSlept, "")
 	case CannotSleep:
 		e.decide(KindCannotSleep, "engine does not support sleep: going COLD, as will all replicas of this definition: "+e.out.Error)
 		e.plan.Marks = append(e.plan.Marks, state.Mark{Key: markKey(markNoSleep, r.Name.Model, r.VariantHash), Time: e.plan.Time})
-		e.move(state.Hot, state.Stopping, state.Cold)
+		e.happens(state.EventStop, state.GoalCold)
 	case NotDrained:
 		e.decide(KindCalledOff, "requests did not finish in time: staying HOT: "+e.out.Error)
 		if m := e.view.Model(nil, r.Name.Model); m != nil {
@@ -97,7 +97,7 @@ func (e *ending) asleep() {
 			}
 		}
 		e.plan.Marks = append(e.plan.Marks, state.Mark{Key: markKey(markKept, e.out.Replica), Time: e.plan.Time})
-		e.move(state.Hot, state.Running, "")
+		e.happens(state.EventServing, "")
 	case MemoryHeld:
 		held := slices.Sorted(maps.Keys(e.out.HeldBytes))
 		if len(held) == 0 {
@@ -126,7 +126,7 @@ func (e *ending) asleep() {
 func (e *ending) awake() {
 	if e.out.Class == Done {
 		e.decide(KindAwake, fmt.Sprintf("awake after %s", e.plan.Time.Sub(e.replica.Since).Round(time.Millisecond)))
-		e.move(state.Hot, state.Running, "")
+		e.happens(state.EventServing, "")
 		return
 	}
 	e.decide(KindWakeFailed, "wake failed, going COLD, another replica takes over: "+cmp.Or(e.out.Error, string(e.out.Class)))
@@ -135,14 +135,14 @@ func (e *ending) awake() {
 
 // giveUp sends the replica COLD, with why.
 func (e *ending) giveUp() {
-	e.move(state.Hot, state.Stopping, state.Cold)
+	e.happens(state.EventStop, state.GoalCold)
 	failures, why := e.replica.Failures+1, cmp.Or(e.out.Error, string(e.out.Class))
 	c := &e.plan.Move[len(e.plan.Move)-1]
 	c.Failures, c.LastError = &failures, &why
 }
 
-func (e *ending) move(tier state.Tier, phase state.Phase, target state.Tier) {
-	e.plan.Move = append(e.plan.Move, state.Move{Replica: e.out.Replica, ModifyIndex: e.replica.ModifyIndex, Tier: tier, Phase: phase, Target: target})
+func (e *ending) happens(event state.Event, goal state.Goal) {
+	e.plan.Move = append(e.plan.Move, state.Move{Replica: e.out.Replica, ModifyIndex: e.replica.ModifyIndex, Event: event, Goal: goal})
 }
 
 func (e *ending) decide(kind, reason string) {

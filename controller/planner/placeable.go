@@ -66,8 +66,8 @@ func (d *draft) unplaceable(m *model, v *state.Variant) string {
 	}
 	v = m.definition(v.Name)
 	for _, r := range m.members {
-		going := r.phase == state.Draining || r.phase == state.Sleeping
-		if r.resting && going && r.makesRoomFor == "" && !r.changed && r.Name.Variant == v.Name && r.VariantHash == v.Hash {
+		going := r.next.Status == state.StatusDraining || r.next.Status == state.StatusSleeping
+		if r.resting() && going && r.next.For == "" && !r.changed && r.Name.Variant == v.Name && r.VariantHash == v.Hash {
 			return "" // it would be called off, or awaited
 		}
 	}
@@ -103,7 +103,7 @@ func (d *draft) notPlaced(r *member) string {
 		return ""
 	case r.job != nil && r.job.Unplaceable != "":
 		return "Nomad cannot place the job: " + r.job.Unplaceable
-	case !r.serving() && strings.HasPrefix(r.LastError, nomadHasNotPlaced):
+	case !r.serving() && r.NotPlaced:
 		return r.LastError
 	}
 	return ""

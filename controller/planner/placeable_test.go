@@ -69,9 +69,9 @@ func TestUnplaceable(t *testing.T) {
 			w.model(two("m", 2))
 			w.quiet()
 			w.later(time.Hour)
-			w.must(&state.Evict{Model: "m", To: state.Warm, Time: w.now})
+			w.must(&state.Evict{Model: "m", To: state.GoalWarm, Time: w.now})
 			w.quiet()
-			require.Equal(t, map[string]int{"WARM running": 2}, w.stages("m"))
+			require.Equal(t, map[string]int{"warm": 2}, w.stages("m"))
 			return w
 		}, nil},
 		{"its own replica is on its way to WARM", func(t *testing.T) *world {
@@ -79,8 +79,8 @@ func TestUnplaceable(t *testing.T) {
 			w.model(two("m", 2))
 			w.quiet()
 			w.later(time.Hour)
-			w.must(&state.Evict{Model: "m", To: state.Warm, Time: w.now})
-			require.Equal(t, map[string]int{"HOT draining": 2}, w.stages("m"))
+			w.must(&state.Evict{Model: "m", To: state.GoalWarm, Time: w.now})
+			require.Equal(t, map[string]int{"draining": 2}, w.stages("m"))
 			return w
 		}, nil},
 		{"its place becomes free", func(t *testing.T) *world {
@@ -164,17 +164,17 @@ func TestUnplaceableByNomad(t *testing.T) {
 	w := fresh(t, "n0", "n1")
 	w.model(model("m", 1, variant("a", "h1"), variant("b", "h2")))
 	w.round()
-	r := w.only(inPhase(state.Starting))
+	r := w.only(withStatus(state.StatusStarting))
 	require.Empty(t, w.unplaceable("m"))
 	w.nomad[r.Name.String()].Unplaceable = "1 nodes lack memory"
 	require.Equal(t, map[string]string{"a": "replica " + r.Name.ID + ": Nomad cannot place the job: 1 nodes lack memory"}, w.unplaceable("m"))
 	w.now = r.Since.Add(w.conf.PlaceTimeout)
 	w.plan(false)
-	w.only(inPhase(state.Failed))
+	w.only(withStatus(state.StatusFailed))
 	w.nomad[r.Name.String()].Unplaceable = "" // the job was stopped, and nobody asks any more
 	require.Contains(t, w.unplaceable("m")["a"], "Nomad did not place the job within 5m0s")
 	w.quiet()
-	require.Equal(t, map[string]int{"HOT running": 1}, w.stages("m"), "elsewhere it is placed")
+	require.Equal(t, map[string]int{"serving": 1}, w.stages("m"), "elsewhere it is placed")
 	require.Empty(t, w.unplaceable("m"))
 }
 

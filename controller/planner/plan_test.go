@@ -27,7 +27,7 @@ func deployed(t *testing.T, replicas int, nodes ...string) *world {
 	w := fresh(t, nodes...)
 	w.model(model("m", replicas, variant("a", "h1")))
 	w.turns(8)
-	require.Equal(t, map[string]int{"running h1": replicas}, w.counts("m"))
+	require.Equal(t, map[string]int{"serving h1": replicas}, w.counts("m"))
 	require.Zero(t, w.round(), "it is at rest")
 	return w
 }
@@ -49,8 +49,8 @@ func (w *world) only(so func(*state.Replica) bool) *state.Replica {
 	return found
 }
 
-func inPhase(p state.Phase) func(*state.Replica) bool {
-	return func(r *state.Replica) bool { return r.Phase == p }
+func withStatus(s state.Status) func(*state.Replica) bool {
+	return func(r *state.Replica) bool { return r.Status == s }
 }
 
 func (w *world) lastPlan() *state.Plan {
@@ -67,7 +67,7 @@ func TestDeploy(t *testing.T) {
 		dear := variant("dear", "h1", func(v *state.Variant) { v.Cost = 2 })
 		w.model(model("m", 3, huge, dear, variant("second", "h2"), variant("third", "h4")))
 		w.turns(8)
-		require.Equal(t, map[string]int{"running h2": 3}, w.counts("m"))
+		require.Equal(t, map[string]int{"serving h2": 3}, w.counts("m"))
 	})
 	t.Run("numbers of variants come first", func(t *testing.T) {
 		t.Parallel()
@@ -76,7 +76,7 @@ func TestDeploy(t *testing.T) {
 		two := 2
 		w.must(&state.SetScale{Model: "m", Variant: "b", Replicas: &two, Origin: state.OriginOperator})
 		w.turns(8)
-		require.Equal(t, 2, w.counts("m")["running h2"])
+		require.Equal(t, 2, w.counts("m")["serving h2"])
 	})
 	t.Run("pairs take two seats of one GPU", func(t *testing.T) {
 		t.Parallel()
@@ -89,7 +89,7 @@ func TestDeploy(t *testing.T) {
 			require.Len(t, r.Placement.Seats, 2)
 			require.Len(t, r.Placement.Memory, 1)
 		}
-		require.Equal(t, map[string]int{"running h1": 2}, w.counts("m"))
+		require.Equal(t, map[string]int{"serving h1": 2}, w.counts("m"))
 	})
 	t.Run("what cannot be placed is said once, with a reason for each node, and is placed when there is room", func(t *testing.T) {
 		t.Parallel()
@@ -97,7 +97,7 @@ func TestDeploy(t *testing.T) {
 		w.setNode("n1", func(n *state.Node) { n.Ready = false })
 		w.model(model("m", 6, variant("a", "h1")))
 		w.turns(8)
-		require.Equal(t, map[string]int{"running h1": 4}, w.counts("m"))
+		require.Equal(t, map[string]int{"serving h1": 4}, w.counts("m"))
 		said := w.decisions("m", planner.KindCannotPlace)
 		require.Len(t, said, 1)
 		require.Equal(t, "not ready", said[0].Inputs["node n1"])
@@ -105,7 +105,7 @@ func TestDeploy(t *testing.T) {
 		require.Contains(t, said[0].Reason, "2 of 6 replicas are missing")
 		w.setNode("n1", func(n *state.Node) { n.Ready = true })
 		w.turns(8)
-		require.Equal(t, map[string]int{"running h1": 6}, w.counts("m"))
+		require.Equal(t, map[string]int{"serving h1": 6}, w.counts("m"))
 	})
 	t.Run("the higher priority gets the last seats", func(t *testing.T) {
 		t.Parallel()
@@ -115,27 +115,27 @@ func TestDeploy(t *testing.T) {
 		w.must(&state.UpsertModels{Models: []state.UpsertModel{{Model: low, Time: epoch}, {Model: high, Time: epoch}}})
 		w.turns(8)
 		require.Empty(t, w.counts("a"))
-		require.Equal(t, map[string]int{"running h2": 4}, w.counts("z"))
+		require.Equal(t, map[string]int{"serving h2": 4}, w.counts("z"))
 	})
 	t.Run("a node with the weights is preferred", func(t *testing.T) {
 		t.Parallel()
 		w := deployed(t, 1, "n0", "n1")
 		w.must(&state.UpsertNodes{Nodes: []state.Node{node("n2", 1)}})
-		r := w.only(inPhase(state.Running))
+		r := w.only(withStatus(state.StatusServing))
 		w.setNode("n0", func(n *state.Node) { n.Ready = false })
 		w.scale(2)
 		w.turns(8)
 		other := w.only(func(o *state.Replica) bool { return o.Name != r.Name })
 		require.Equal(t, "n1", other.Placement.Node)
-		w.must(&state.Evict{Replica: other.Name.String(), To: state.Cold, Time: w.now})
+		w.must(&state.Evict{Replica: other.Name.String(), To: state.GoalCold, Time: w.now})
 		w.turns(8)
-		require.Equal(t, state.Cold, w.view().Replica(nil, other.Name.String()).Tier)
+		require.Equal(t, state.Cold, w.view().Replica(nil, other.Name.String()).Tier())
 		w.setNode("n0", func(n *state.Node) { n.Ready = true })
 		w.scale(2)
 		w.turns(8)
 		last := w.only(func(o *state.Replica) bool { return o.Name != r.Name })
 		require.Equal(t, "n1", last.Placement.Node, "and not n0, which is fuller")
-		require.Equal(t, state.Hot, last.Tier, "the memory of the weights is gone, they are in use")
+		require.Equal(t, state.Hot, last.Tier(), "the memory of the weights is gone, they are in use")
 	})
 	t.Run("what goes makes room in the same plan", func(t *testing.T) {
 		t.Parallel()
@@ -199,7 +199,7 @@ func TestScaleDown(t *testing.T) {
 		w.turns(2)
 		w.scale(2)
 		w.plan(false)
-		require.Equal(t, map[string]int{"running h1": 2, "stopping h1": 2}, w.counts("m"))
+		require.Equal(t, map[string]int{"serving h1": 2, "stopping h1": 2}, w.counts("m"))
 	})
 	t.Run("then the dearest, the idlest, the youngest; drained", func(t *testing.T) {
 		t.Parallel()
@@ -209,7 +209,7 @@ func TestScaleDown(t *testing.T) {
 		w.must(&state.SetScale{Model: "m", Variant: "a", Replicas: &one, Origin: state.OriginOperator})
 		w.turns(10)
 		w.scale(4) // the numbers of variants are forgotten
-		require.Equal(t, map[string]int{"running h1": 1, "running h2": 3}, w.counts("m"))
+		require.Equal(t, map[string]int{"serving h1": 1, "serving h2": 3}, w.counts("m"))
 		var idle string
 		for _, r := range w.view().ReplicasOf(nil, "m") {
 			name := r.Name.String()
@@ -221,12 +221,12 @@ func TestScaleDown(t *testing.T) {
 		}
 		w.scale(3)
 		w.plan(false)
-		require.Equal(t, "h1", w.only(inPhase(state.Draining)).VariantHash, "the dearest")
+		require.Equal(t, "h1", w.only(withStatus(state.StatusDraining)).VariantHash, "the dearest")
 		w.scale(2)
 		p := w.lastPlan()
 		require.Len(t, p.Move, 1)
 		require.Equal(t, idle, p.Move[0].Replica, "the idlest")
-		require.Equal(t, state.Draining, p.Move[0].Phase)
+		require.Equal(t, state.EventDrain, p.Move[0].Event)
 	})
 	t.Run("the youngest of equals", func(t *testing.T) {
 		t.Parallel()
@@ -241,7 +241,7 @@ func TestScaleDown(t *testing.T) {
 			w.scale(first)
 			w.plan(false)
 			for _, r := range w.view().ReplicasOf(nil, "m") {
-				require.Equal(t, old[r.Name.String()], r.Phase == state.Running)
+				require.Equal(t, old[r.Name.String()], r.Status == state.StatusServing)
 			}
 		}
 	})
@@ -255,7 +255,7 @@ func TestScaleDown(t *testing.T) {
 		require.Empty(t, w.nomad, "the jobs are purged")
 		w.must(&state.SetScale{Model: "m", Stopped: &no, Origin: state.OriginOperator})
 		w.turns(8)
-		require.Equal(t, map[string]int{"running h1": 3}, w.counts("m"))
+		require.Equal(t, map[string]int{"serving h1": 3}, w.counts("m"))
 	})
 	t.Run("what fails in the same moment counts", func(t *testing.T) {
 		t.Parallel()
@@ -268,14 +268,14 @@ func TestScaleDown(t *testing.T) {
 				w.act(a, false)
 			}
 			w.step()
-			if j := w.nomad[w.only(func(r *state.Replica) bool { return r.Phase != state.Running }).Name.String()]; j != nil && j.alloc != nil && j.alloc.Failed {
+			if j := w.nomad[w.only(func(r *state.Replica) bool { return r.Status != state.StatusServing }).Name.String()]; j != nil && j.alloc != nil && j.alloc.Failed {
 				break
 			}
 		}
 		w.now = w.now.Add(w.conf.SettleTime)
 		w.scale(2)
 		w.plan(false)
-		require.Equal(t, 2, w.counts("m")["running h1"], "no healthy one goes for it")
+		require.Equal(t, 2, w.counts("m")["serving h1"], "no healthy one goes for it")
 	})
 }
 
@@ -288,13 +288,13 @@ func TestDrain(t *testing.T) {
 		}
 		w.scale(1)
 		w.plan(false)
-		return w, w.only(inPhase(state.Draining))
+		return w, w.only(withStatus(state.StatusDraining))
 	}
 	t.Run("it waits for requests", func(t *testing.T) {
 		t.Parallel()
 		w, r := draining(t)
 		w.turns(20)
-		require.Equal(t, state.Draining, w.view().Replica(nil, r.Name.String()).Phase)
+		require.Equal(t, state.StatusDraining, w.view().Replica(nil, r.Name.String()).Status)
 		require.False(t, w.nomad[r.Name.String()].Stopped)
 		w.requests[r.Name.String()] = nil
 		w.turns(6)
@@ -310,7 +310,7 @@ func TestDrain(t *testing.T) {
 		require.Nil(t, w.lastPlan())
 		w.now = next
 		w.plan(false)
-		require.Equal(t, state.Stopping, w.view().Replica(nil, r.Name.String()).Phase)
+		require.Equal(t, state.StatusStopping, w.view().Replica(nil, r.Name.String()).Status)
 		require.Equal(t, "1", w.decisions("m", planner.KindDrainTimeout)[0].Inputs["in_flight"])
 	})
 	t.Run("its seats are its own until the job has ended", func(t *testing.T) {
@@ -319,7 +319,7 @@ func TestDrain(t *testing.T) {
 		w.requests = map[string][]time.Time{}
 		w.round()
 		w.round()
-		require.Equal(t, state.Stopping, w.view().Replica(nil, r.Name.String()).Phase)
+		require.Equal(t, state.StatusStopping, w.view().Replica(nil, r.Name.String()).Status)
 		w.nomadOut = true
 		w.now = w.now.Add(time.Hour)
 		w.turns(3)
@@ -348,7 +348,7 @@ func TestConfig(t *testing.T) {
 	t.Parallel()
 	require.NoError(t, planner.DefaultConfig().Validate())
 	err := planner.Config{Backoff: time.Second}.Validate()
-	for _, field := range []string{"node grace", "drain timeout", "canary time", "serving grace", "place timeout", "steady time", "settle time", "longest backoff", "restarts", "surge"} {
+	for _, field := range []string{"node_grace", "drain_timeout", "canary_time", "serving_grace", "place_timeout", "steady_time", "settle_time", "backoff_max", "restarts", "surge"} {
 		require.ErrorContains(t, err, field)
 	}
 }
@@ -379,7 +379,7 @@ func TestManagementDisabled(t *testing.T) {
 	w.turns(8)
 	w.strange("h1", "n0-GPU1#1")
 	w.turns(8)
-	require.Equal(t, map[string]int{"running h1": 3}, w.counts("m"), "what was found running stays")
+	require.Equal(t, map[string]int{"serving h1": 3}, w.counts("m"), "what was found running stays")
 	on := map[string]int{}
 	for _, r := range w.view().ReplicasOf(nil, "m") {
 		on[r.Placement.Node]++
@@ -387,7 +387,7 @@ func TestManagementDisabled(t *testing.T) {
 	w.down["n0"] = true
 	w.setNode("n0", func(n *state.Node) { n.Gone, n.Ready = true, false })
 	w.turns(10)
-	require.Equal(t, map[string]int{"running h1": max(2, 3-on["n0"])}, w.counts("m"))
+	require.Equal(t, map[string]int{"serving h1": max(2, 3-on["n0"])}, w.counts("m"))
 	yes := true
 	w.must(&state.SetScale{Model: "m", Stopped: &yes, Origin: state.OriginOperator})
 	w.turns(10)

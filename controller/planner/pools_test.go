@@ -220,7 +220,7 @@ func TestIdleIsEvictedBeforeSpillAndTrafficIsNot(t *testing.T) {
 			w.quiet()
 			w.later(time.Hour)
 			if busy {
-				w.last[w.oneOf("a", state.Hot, state.Running).Name.String()] = w.now
+				w.last[w.oneOf("a", state.StatusServing).Name.String()] = w.now
 			}
 			b := model("b", 1, variant("v", "b1", whole))
 			b.Priority = 90 // it may evict what has traffic, too

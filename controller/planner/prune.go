@@ -73,7 +73,7 @@ func (d *draft) prunes(m *model, r *member) time.Duration {
 	if r.changed || r.displaced() || !d.open(pool) || pool != "" && d.pools[pool].Management != state.ManagementFull {
 		return 0 // where Nomad is out of reach nothing could be put to sleep, or come back
 	}
-	if r.tier == state.Warm && r.phase == state.Running {
+	if r.next.Status == state.StatusWarm {
 		return m.IdleCold
 	}
 	_, rolling := m.rollouts[r.Name.Variant]
@@ -100,20 +100,20 @@ func (d *draft) prunes(m *model, r *member) time.Duration {
 func (d *draft) pruneOne(m *model, r *member, since time.Time) {
 	idle := d.obs.Now.Sub(since).Round(time.Millisecond)
 	in := inputs{"idle_for": idle.String(), "idle_warm": m.IdleWarm.String(), "idle_cold": m.IdleCold.String(), "replicas": strconv.Itoa(m.Replicas), "min": strconv.Itoa(m.Min)}
-	if r.tier == state.Warm {
+	if r.next.Tier() == state.Warm {
 		d.decide(KindPruned, m.Name, r.name, fmt.Sprintf("WARM without requests for %s: going COLD", idle), in)
-		d.move(r, state.Stopping, state.Cold, nil)
+		d.happens(r, state.EventStop, state.GoalCold, nil)
 		return
 	}
-	to := state.Cold
+	to := state.GoalCold
 	if d.canSleep(m, r) {
-		to = state.Warm
+		to = state.GoalWarm
 	}
-	d.decide(KindIdle, m.Name, r.name, fmt.Sprintf("no requests for %s: going %s", idle, to), in)
+	d.decide(KindIdle, m.Name, r.name, fmt.Sprintf("no requests for %s: going %s", idle, to.Tier()), in)
 	// What is missing is not asked for either.
 	serving, _ := d.up(m)
 	d.rescale(m, min(m.Replicas, serving)-1-m.Replicas, r.Name.Variant)
-	d.move(r, state.Draining, to, nil)
+	d.happens(r, state.EventDrain, to, nil)
 }
 
 // up returns how many replicas of a model serve, and whether another one is about to.
@@ -125,7 +125,7 @@ func (d *draft) up(m *model) (serving int, coming bool) {
 			case !r.counts():
 			case d.serves(r):
 				m.standing.serving++
-			case r.phase != state.Failed:
+			case r.next.Status != state.StatusFailed:
 				m.standing.coming = true
 			}
 		}

@@ -18,7 +18,7 @@ func sleepy(t *testing.T, replicas, least int) *world {
 	a.IdleWarm, a.IdleCold, a.Min = 10*time.Minute, 20*time.Minute, least
 	w.model(a)
 	w.quiet()
-	require.Equal(t, replicas, w.stages("a")["HOT running"])
+	require.Equal(t, replicas, w.stages("a")["serving"])
 	return w
 }
 
@@ -31,15 +31,15 @@ func TestIdleReplicasGoWarmThenCold(t *testing.T) {
 	_, next := w.plan(false)
 	require.False(t, next.IsZero())
 	w.later(2 * time.Minute)
-	require.Equal(t, map[string]int{"HOT running": 1, "WARM running": 1}, w.stages("a"), "the one with a request stays")
+	require.Equal(t, map[string]int{"serving": 1, "warm": 1}, w.stages("a"), "the one with a request stays")
 	require.Equal(t, 1, w.replicas("a"))
-	require.Equal(t, state.Hot, w.view().Replica(nil, name).Tier)
+	require.Equal(t, state.Hot, w.view().Replica(nil, name).Tier())
 	w.later(10 * time.Minute)
-	require.Equal(t, map[string]int{"WARM running": 2}, w.stages("a"))
+	require.Equal(t, map[string]int{"warm": 2}, w.stages("a"))
 	require.Zero(t, w.replicas("a"))
 	w.later(10 * time.Minute)
 	w.later(20 * time.Minute)
-	require.Zero(t, w.stages("a")["WARM running"])
+	require.Zero(t, w.stages("a")["warm"])
 	require.NotEmpty(t, w.decisions("a", planner.KindPruned))
 	require.Len(t, w.decisions("a", planner.KindIdle), 2)
 }
@@ -48,7 +48,7 @@ func TestPruningKeepsTheMinimum(t *testing.T) {
 	t.Parallel()
 	w := sleepy(t, 3, 2)
 	w.later(time.Hour)
-	require.Equal(t, 2, w.stages("a")["HOT running"])
+	require.Equal(t, 2, w.stages("a")["serving"])
 	require.Equal(t, 2, w.replicas("a"))
 }
 
@@ -80,11 +80,11 @@ func TestPruningFailsSafe(t *testing.T) {
 			w := sleepy(t, 1, 0)
 			blind(w)
 			w.later(time.Hour)
-			require.Equal(t, map[string]int{"HOT running": 1}, w.stages("a"))
+			require.Equal(t, map[string]int{"serving": 1}, w.stages("a"))
 			require.Empty(t, w.decisions("a", planner.KindIdle))
 			if name == "scale to zero takes longer" {
 				w.later(time.Hour)
-				require.Equal(t, 0, w.stages("a")["HOT running"])
+				require.Equal(t, 0, w.stages("a")["serving"])
 			}
 		})
 	}
@@ -94,7 +94,7 @@ func TestPruningFailsSafe(t *testing.T) {
 		w.must(&state.SetSwitch{Name: state.SwitchScaleToZeroDelay, Value: "never"})
 		w.later(time.Hour)
 		w.later(time.Hour)
-		require.Equal(t, 1, w.stages("a")["HOT running"], "only the last one stays")
+		require.Equal(t, 1, w.stages("a")["serving"], "only the last one stays")
 	})
 }
 
@@ -109,7 +109,7 @@ func TestPruningIsLimited(t *testing.T) {
 	w.now = w.now.Add(time.Hour)
 	w.once()
 	require.Len(t, w.decisions("a", planner.KindIdle), 2)
-	require.Equal(t, state.Running, w.view().Replica(nil, rs[0].Name.String()).Phase)
+	require.Equal(t, state.StatusServing, w.view().Replica(nil, rs[0].Name.String()).Status)
 	w.plan(false)
 	require.Len(t, w.decisions("a", planner.KindIdle), 2, "not before the interval is over")
 	w.now = w.now.Add(w.conf.PruneInterval)
@@ -126,9 +126,9 @@ func TestTierGrace(t *testing.T) {
 	w.model(a)
 	w.quiet()
 	w.later(20 * time.Minute)
-	require.Equal(t, map[string]int{"HOT running": 1}, w.stages("a"))
+	require.Equal(t, map[string]int{"serving": 1}, w.stages("a"))
 	w.later(15 * time.Minute)
-	require.Equal(t, map[string]int{"WARM running": 1}, w.stages("a"))
+	require.Equal(t, map[string]int{"warm": 1}, w.stages("a"))
 }
 
 func TestCapMaxReplicas(t *testing.T) {
@@ -136,14 +136,14 @@ func TestCapMaxReplicas(t *testing.T) {
 	w := deployed(t, 3, "n0")
 	w.must(&state.SetSwitch{Name: state.SwitchCapMaxReplicas, Value: "2"})
 	w.quiet()
-	require.Equal(t, 2, w.stages("m")["HOT running"])
+	require.Equal(t, 2, w.stages("m")["serving"])
 	w.must(&state.SetSwitch{Name: state.SwitchFor(state.SwitchCapMaxReplicas, "m"), Value: "1"})
 	w.quiet()
-	require.Equal(t, 1, w.stages("m")["HOT running"])
+	require.Equal(t, 1, w.stages("m")["serving"])
 	require.Equal(t, 3, w.replicas("m"), "what people want is not forgotten")
 	w.must(&state.SetSwitch{Name: state.SwitchFor(state.SwitchCapMaxReplicas, "m"), Delete: true}, &state.SetSwitch{Name: state.SwitchCapMaxReplicas, Delete: true})
 	w.quiet()
-	require.Equal(t, 3, w.stages("m")["HOT running"])
+	require.Equal(t, 3, w.stages("m")["serving"])
 }
 
 func TestDisabledScalingProtectsFromEviction(t *testing.T) {
@@ -154,10 +154,10 @@ func TestDisabledScalingProtectsFromEviction(t *testing.T) {
 			w := falling(t)
 			w.must(&state.SetSwitch{Name: name, Value: "true"})
 			w.later(time.Hour)
-			require.Equal(t, map[string]int{"HOT running": 1}, w.stages("a"))
+			require.Equal(t, map[string]int{"serving": 1}, w.stages("a"))
 			w.must(&state.SetSwitch{Name: name, Delete: true})
 			w.quiet()
-			require.Equal(t, map[string]int{"WARM running": 1}, w.stages("a"))
+			require.Equal(t, map[string]int{"warm": 1}, w.stages("a"))
 		})
 	}
 }
@@ -168,7 +168,7 @@ func TestPauseStopsEverything(t *testing.T) {
 	w.must(&state.SetSwitch{Name: planner.PauseReconcile, Value: "true"})
 	w.demand["a"] = w.now.Add(time.Millisecond)
 	w.later(time.Hour)
-	require.Equal(t, map[string]int{"HOT running": 1}, w.stages("a"))
+	require.Equal(t, map[string]int{"serving": 1}, w.stages("a"))
 }
 
 func TestDemand(t *testing.T) {
@@ -204,7 +204,7 @@ func TestDemand(t *testing.T) {
 			w.demand["m"] = w.now.Add(time.Millisecond)
 			w.demand["unknown"] = w.now
 			w.quiet()
-			require.Equal(t, test.want, w.stages("m")["HOT running"], fmt.Sprint(w.stages("m")))
+			require.Equal(t, test.want, w.stages("m")["serving"], fmt.Sprint(w.stages("m")))
 		})
 	}
 	t.Run("every variant has a number of its own", func(t *testing.T) {
@@ -216,6 +216,6 @@ func TestDemand(t *testing.T) {
 		}
 		w.demand["m"] = w.now.Add(time.Millisecond)
 		w.quiet()
-		require.Equal(t, "b", w.oneOf("m", state.Hot, state.Running).Name.Variant, "the cheapest")
+		require.Equal(t, "b", w.oneOf("m", state.StatusServing).Name.Variant, "the cheapest")
 	})
 }

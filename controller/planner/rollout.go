@@ -31,10 +31,10 @@ func (d *draft) trials(g *group) {
 		case c == nil:
 			d.placeCanary(g, v, old)
 		case c.changed:
-		case c.displaced() && !c.serving() && (!c.allocRuns() || c.phase == state.Failed):
+		case c.displaced() && !c.serving() && (!c.allocRuns() || c.next.Status == state.StatusFailed):
 			d.decide(KindMoveAway, g.Name, c.name, fmt.Sprintf("node %s is draining: replacing the canary", nodeName(c)), inputs{"variant": v.Name, "variant_hash": v.Hash})
 			d.dismiss(c)
-		case c.phase == state.Failed:
+		case c.next.Status == state.StatusFailed:
 			d.rollBack(g.model, c, "canary failed: "+c.LastError)
 		case c.serving() && c.passes && d.due(c.Since.Add(d.conf.CanaryTime)):
 			d.setRollout(g.model, v.Name, state.RolloutRolling, "")
@@ -51,7 +51,7 @@ func (d *draft) trials(g *group) {
 // made the replica failed, as when Nomad refuses its job, it has failed.
 func (d *draft) lateFailures(g *group, v *state.Variant) {
 	for _, r := range g.of(v.Name) {
-		if r.phase == state.Failed && !r.changed && !r.displaced() && r.VariantHash == v.Hash {
+		if r.next.Status == state.StatusFailed && !r.changed && !r.displaced() && r.VariantHash == v.Hash {
 			d.rollBack(g.model, r, r.LastError)
 		}
 	}
@@ -67,7 +67,7 @@ func (d *draft) placeCanary(g *group, v *state.Variant, old []*member) {
 		return
 	}
 	for _, r := range old {
-		if r.phase != state.Failed || r.changed {
+		if r.next.Status != state.StatusFailed || r.changed {
 			continue
 		}
 		d.ledger().Drop(r.name)
@@ -92,23 +92,23 @@ func (d *draft) rollBack(m *model, r *member, reason string) {
 			inputs{"variant": variant, "variant_hash": r.VariantHash, "old_hash": old, "failures": strconv.Itoa(r.Failures + 1)})
 	}
 	failures := r.Failures + 1
-	d.move(r, state.Stopping, "", func(c *state.Move) { c.Failures, c.LastError = &failures, &reason })
+	d.happens(r, state.EventStop, state.GoalGone, func(c *state.Move) { c.Failures, c.LastError = &failures, &reason })
 }
 
 // dropOutdated stops members of another definition that serve nobody: their seats are
 // better used.
 func (d *draft) dropOutdated(g *group) {
 	for _, r := range g.members {
-		if r.changed || d.full() || r.tier != state.Hot || !g.outdated(r) {
+		if r.changed || d.full() || r.next.Tier() != state.Hot || !g.outdated(r) {
 			continue
 		}
-		switch r.phase {
-		case state.Placed, state.Starting, state.Failed:
+		switch r.next.Status {
+		case state.StatusPlaced, state.StatusStarting, state.StatusFailed:
 			kind := KindRolling
 			if g.Variant(r.Name.Variant) == nil {
 				kind = KindVariantRemoved
 			}
-			d.decide(kind, g.Name, r.name, fmt.Sprintf("definition is outdated: stopped while HOT %s", r.phase), inputs{"variant_hash": r.VariantHash, "phase": string(r.phase)})
+			d.decide(kind, g.Name, r.name, fmt.Sprintf("definition is outdated: stopped while %s", r.next.Status), inputs{"variant_hash": r.VariantHash, "status": string(r.next.Status)})
 			d.dismiss(r)
 		}
 	}
@@ -123,7 +123,7 @@ func (d *draft) finish(g *group) {
 		}
 		done := true
 		for _, r := range g.of(v.Name) {
-			if g.outdated(r) || r.tier == state.Hot && !r.serving() {
+			if g.outdated(r) || r.next.Tier() == state.Hot && !r.serving() {
 				done = false
 			}
 		}

@@ -36,7 +36,7 @@ func TestRollout(t *testing.T) {
 		w.turns(6)
 		c := w.only(func(r *state.Replica) bool { return r.VariantHash == "h2" })
 		require.True(t, c.Canary)
-		require.Equal(t, map[string]int{"running h1": 3, "running h2": 1}, w.counts("m"))
+		require.Equal(t, map[string]int{"serving h1": 3, "serving h2": 1}, w.counts("m"))
 		require.Equal(t, state.RolloutCanary, w.status())
 		_, at := planner.Plan(w.view(), w.observe(false), w.conf)
 		require.Equal(t, c.Since.Add(w.conf.CanaryTime), at)
@@ -54,7 +54,7 @@ func TestRollout(t *testing.T) {
 		})
 		require.Equal(t, 4, most, "one beyond the target")
 		w.turns(8)
-		require.Equal(t, map[string]int{"running h2": 3}, w.counts("m"))
+		require.Equal(t, map[string]int{"serving h2": 3}, w.counts("m"))
 		require.Len(t, w.decisions("m", planner.KindRolloutDone), 1)
 		require.Len(t, w.decisions("m", planner.KindPlace), 6, "nothing is placed in vain")
 	})
@@ -67,14 +67,14 @@ func TestRollout(t *testing.T) {
 		w.now = w.now.Add(50 * time.Minute)
 		w.turns(2)
 		require.Equal(t, state.RolloutCanary, w.status())
-		require.Equal(t, map[string]int{"running h1": 2, "starting h2": 1}, w.counts("m"))
+		require.Equal(t, map[string]int{"serving h1": 2, "starting h2": 1}, w.counts("m"))
 	})
 	t.Run("it is over when the last one serves", func(t *testing.T) {
 		t.Parallel()
 		w := deployed(t, 2, "n0", "n1")
 		next(w, "h2")
 		w.until(func() bool { return w.status() == state.RolloutRolling && w.counts("m")["starting h2"] == 1 })
-		old := w.only(func(r *state.Replica) bool { return r.VariantHash == "h1" && r.Phase == state.Running })
+		old := w.only(func(r *state.Replica) bool { return r.VariantHash == "h1" && r.Status == state.StatusServing })
 		w.load = func() time.Duration { return time.Hour }
 		w.nomad[old.Name.String()].alloc.Client = "failed"
 		for _, j := range w.nomad {
@@ -82,7 +82,7 @@ func TestRollout(t *testing.T) {
 				j.serves = w.now.Add(time.Hour)
 			}
 		}
-		w.until(func() bool { return w.counts("m")["running h1"]+w.counts("m")["starting h1"] == 0 })
+		w.until(func() bool { return w.counts("m")["serving h1"]+w.counts("m")["starting h1"] == 0 })
 		w.turns(3)
 		require.Equal(t, state.RolloutRolling, w.status(), "one may still fail")
 		w.now = w.now.Add(time.Hour)
@@ -97,10 +97,10 @@ func TestRollout(t *testing.T) {
 		w.until(func() bool { return w.status() == state.RolloutRolledBack })
 		require.Contains(t, w.view().Model(nil, "m").Rollouts["a"].Reason, "Exit Code: 1")
 		w.turns(8)
-		require.Equal(t, map[string]int{"running h1": 3}, w.counts("m"))
+		require.Equal(t, map[string]int{"serving h1": 3}, w.counts("m"))
 		w.scale(4)
 		w.turns(8)
-		require.Equal(t, map[string]int{"running h1": 4}, w.counts("m"), "what is placed anew is of the old definition")
+		require.Equal(t, map[string]int{"serving h1": 4}, w.counts("m"), "what is placed anew is of the old definition")
 		require.Len(t, w.decisions("m", planner.KindRolledBack), 1)
 	})
 	t.Run("a canary that ceases to serve is enough", func(t *testing.T) {
@@ -115,7 +115,7 @@ func TestRollout(t *testing.T) {
 		require.Equal(t, state.RolloutRolledBack, w.status())
 		require.Contains(t, w.decisions("m", planner.KindRolledBack)[0].Reason, "Exit Code: 139")
 		w.turns(8)
-		require.Equal(t, map[string]int{"running h1": 2}, w.counts("m"))
+		require.Equal(t, map[string]int{"serving h1": 2}, w.counts("m"))
 	})
 	t.Run("one that fails later rolls back too, and those that serve until the old ones do", func(t *testing.T) {
 		t.Parallel()
@@ -124,9 +124,9 @@ func TestRollout(t *testing.T) {
 		w.until(func() bool { return w.status() == state.RolloutRolling })
 		w.broken["h2"] = true
 		w.until(func() bool { return w.status() == state.RolloutRolledBack })
-		w.until(func() bool { return w.counts("m")["running h1"] == 3 })
+		w.until(func() bool { return w.counts("m")["serving h1"] == 3 })
 		w.turns(8)
-		require.Equal(t, map[string]int{"running h1": 3}, w.counts("m"))
+		require.Equal(t, map[string]int{"serving h1": 3}, w.counts("m"))
 	})
 	for _, status := range []state.RolloutStatus{state.RolloutCanary, state.RolloutRolling} {
 		t.Run("what somebody else has found to fail, while "+string(status), func(t *testing.T) {
@@ -134,13 +134,13 @@ func TestRollout(t *testing.T) {
 			w := deployed(t, 3, "n0", "n1")
 			next(w, "h2")
 			w.until(func() bool { return w.status() == status && w.counts("m")["starting h2"] == 1 })
-			r := w.only(func(r *state.Replica) bool { return r.Phase == state.Starting })
+			r := w.only(func(r *state.Replica) bool { return r.Status == state.StatusStarting })
 			why, retry := "Nomad refuses its job", w.now.Add(time.Minute)
-			w.must(&state.Move{Replica: r.Name.String(), ModifyIndex: r.ModifyIndex, Tier: r.Tier, Phase: state.Failed, Time: w.now, LastError: &why, Retry: &retry})
+			w.must(&state.Move{Replica: r.Name.String(), ModifyIndex: r.ModifyIndex, Event: state.EventFailed, Time: w.now, LastError: &why, Retry: &retry})
 			w.plan(false)
 			require.Equal(t, state.RolloutRolledBack, w.status())
 			require.Contains(t, w.view().Model(nil, "m").Rollouts["a"].Reason, why)
-			w.until(func() bool { return w.counts("m")["running h1"] == 3 && len(w.counts("m")) == 1 })
+			w.until(func() bool { return w.counts("m")["serving h1"] == 3 && len(w.counts("m")) == 1 })
 		})
 	}
 	t.Run("no room beside the old ones", func(t *testing.T) {
@@ -148,12 +148,12 @@ func TestRollout(t *testing.T) {
 		w := deployed(t, 4, "n0")
 		next(w, "h2")
 		w.turns(20)
-		require.Equal(t, map[string]int{"running h1": 4}, w.counts("m"), "nothing is lost")
+		require.Equal(t, map[string]int{"serving h1": 4}, w.counts("m"), "nothing is lost")
 		require.Len(t, w.decisions("m", planner.KindRolloutWaits), 1)
 		w.addNodes(node("n1", 1))
 		w.until(func() bool { return w.status() == "" })
 		w.turns(8)
-		require.Equal(t, map[string]int{"running h2": 4}, w.counts("m"))
+		require.Equal(t, map[string]int{"serving h2": 4}, w.counts("m"))
 	})
 	t.Run("one that has failed makes room for the repaired definition", func(t *testing.T) {
 		t.Parallel()
@@ -162,7 +162,7 @@ func TestRollout(t *testing.T) {
 		w.model(model("m", 4, variant("a", "h1")))
 		w.until(func() bool { return w.counts("m")["failed h1"] == 4 })
 		next(w, "h2")
-		w.until(func() bool { return w.counts("m")["running h2"] == 4 })
+		w.until(func() bool { return w.counts("m")["serving h2"] == 4 })
 		require.Empty(t, w.status())
 	})
 	t.Run("back to the old definition while the canary is on trial", func(t *testing.T) {
@@ -173,7 +173,7 @@ func TestRollout(t *testing.T) {
 		next(w, "h1")
 		w.turns(8)
 		require.Empty(t, w.status())
-		require.Equal(t, map[string]int{"running h1": 2}, w.counts("m"))
+		require.Equal(t, map[string]int{"serving h1": 2}, w.counts("m"))
 	})
 	t.Run("another definition while the canary is on trial", func(t *testing.T) {
 		t.Parallel()
@@ -183,7 +183,7 @@ func TestRollout(t *testing.T) {
 		next(w, "h3")
 		w.until(func() bool { return w.status() == "" })
 		w.turns(8)
-		require.Equal(t, map[string]int{"running h3": 2}, w.counts("m"))
+		require.Equal(t, map[string]int{"serving h3": 2}, w.counts("m"))
 	})
 	t.Run("a pair instead of a single engine", func(t *testing.T) {
 		t.Parallel()
@@ -196,7 +196,7 @@ func TestRollout(t *testing.T) {
 		for _, r := range w.view().ReplicasOf(nil, "m") {
 			require.Len(t, r.Placement.Seats, 2)
 		}
-		require.Equal(t, map[string]int{"running h2": 2}, w.counts("m"))
+		require.Equal(t, map[string]int{"serving h2": 2}, w.counts("m"))
 	})
 	t.Run("a pair that fails, and single engines again", func(t *testing.T) {
 		t.Parallel()
@@ -208,7 +208,7 @@ func TestRollout(t *testing.T) {
 		w.until(func() bool { return w.status() == state.RolloutRolledBack })
 		w.scale(3)
 		w.turns(8)
-		require.Equal(t, map[string]int{"running h1": 3}, w.counts("m"))
+		require.Equal(t, map[string]int{"serving h1": 3}, w.counts("m"))
 		for _, r := range w.view().ReplicasOf(nil, "m") {
 			require.Len(t, r.Placement.Seats, 1)
 		}
@@ -229,17 +229,17 @@ func TestRollout(t *testing.T) {
 		w.setNode(gone, func(n *state.Node) { n.Gone, n.Ready = true, false })
 		w.plan(false)
 		for _, r := range w.view().ReplicasOf(nil, "m") {
-			if r.Phase == state.Placed && !r.Canary {
+			if r.Status == state.StatusPlaced && !r.Canary {
 				require.Equal(t, "h1", r.VariantHash)
 			}
 		}
-		w.until(func() bool { return w.counts("m")["running h2"] == 2 && len(w.counts("m")) == 1 })
+		w.until(func() bool { return w.counts("m")["serving h2"] == 2 && len(w.counts("m")) == 1 })
 	})
 	t.Run("a variant that is gone is replaced by another, without loss", func(t *testing.T) {
 		t.Parallel()
 		w := deployed(t, 3, "n0", "n1")
 		w.model(model("m", 0, variant("b", "h2")))
-		w.until(func() bool { return w.counts("m")["running h2"] == 3 && len(w.counts("m")) == 1 })
+		w.until(func() bool { return w.counts("m")["serving h2"] == 3 && len(w.counts("m")) == 1 })
 	})
 	t.Run("the same, where the others have numbers of their own", func(t *testing.T) {
 		t.Parallel()
@@ -251,19 +251,19 @@ func TestRollout(t *testing.T) {
 		}
 		w.turns(10)
 		want := w.view().Model(nil, "m").Replicas
-		require.Equal(t, want, w.counts("m")["running h1"]+w.counts("m")["running h2"])
-		require.Positive(t, w.counts("m")["running h2"])
+		require.Equal(t, want, w.counts("m")["serving h1"]+w.counts("m")["serving h2"])
+		require.Positive(t, w.counts("m")["serving h2"])
 		w.model(model("m", 0, variant("a", "h1")))
 		require.Equal(t, map[string]int{"a": want}, w.view().Model(nil, "m").Spread)
 		w.until(func() bool {
 			serve := 0
 			for _, r := range w.view().ReplicasOf(nil, "m") {
-				if r.Phase == state.Running {
+				if r.Status == state.StatusServing {
 					serve++
 				}
 			}
 			require.GreaterOrEqual(t, serve, want)
-			return len(w.counts("m")) == 1 && w.counts("m")["running h1"] == want
+			return len(w.counts("m")) == 1 && w.counts("m")["serving h1"] == want
 		})
 	})
 	t.Run("nothing to protect", func(t *testing.T) {
@@ -275,6 +275,6 @@ func TestRollout(t *testing.T) {
 		require.Empty(t, w.status())
 		w.scale(2)
 		w.turns(8)
-		require.Equal(t, map[string]int{"running h2": 2}, w.counts("m"))
+		require.Equal(t, map[string]int{"serving h2": 2}, w.counts("m"))
 	})
 }

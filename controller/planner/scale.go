@@ -81,10 +81,10 @@ func (d *draft) sendAway(g *group, r *member) {
 	if warm {
 		where += ": going WARM"
 	}
-	d.decide(kind, g.Name, r.name, fmt.Sprintf("target is %d and there are %d replicas: removing this one, %s with %d requests in flight%s", g.target, len(g.members), r.next().Stage(), load.InFlight, where),
-		inputs{"target": strconv.Itoa(g.target), "replicas": strconv.Itoa(len(g.members)), "in_flight": strconv.Itoa(load.InFlight), "cost": strconv.FormatFloat(g.cost(r), 'g', -1, 64), "phase": string(r.phase), "pool": d.poolOf(r)})
+	d.decide(kind, g.Name, r.name, fmt.Sprintf("target is %d and there are %d replicas: removing this one, %s with %d requests in flight%s", g.target, len(g.members), r.next.Status, load.InFlight, where),
+		inputs{"target": strconv.Itoa(g.target), "replicas": strconv.Itoa(len(g.members)), "in_flight": strconv.Itoa(load.InFlight), "cost": strconv.FormatFloat(g.cost(r), 'g', -1, 64), "status": string(r.next.Status), "pool": d.poolOf(r)})
 	if warm {
-		d.move(r, state.Draining, state.Warm, nil)
+		d.happens(r, state.EventDrain, state.GoalWarm, nil)
 		return
 	}
 	d.dismiss(r)
@@ -97,7 +97,7 @@ func (d *draft) keepsWarm(g *group, r *member) bool {
 	}
 	resting := 0
 	for _, o := range g.model.members {
-		if o.resting {
+		if o.resting() {
 			resting++
 		}
 	}
@@ -204,13 +204,13 @@ func (d *draft) best(g *group, find func(*state.Variant) (placement.Choice, *pla
 
 // hasWarm tells whether a replica of the group is WARM and could be woken.
 func (d *draft) hasWarm(g *group) bool {
-	return slices.ContainsFunc(g.model.members, func(r *member) bool { return r.tier == state.Warm && r.resting && !r.changed && g.has(r) })
+	return slices.ContainsFunc(g.model.members, func(r *member) bool { return r.next.Status == state.StatusWarm && !r.changed && g.has(r) })
 }
 
 // isMakingRoom tells whether a replica of another model is on its way out for that one.
 func (d *draft) isMakingRoom(name string) bool {
 	for _, m := range d.models {
-		if slices.ContainsFunc(m.members, func(r *member) bool { return r.makesRoomFor == name && !r.counts() && r.tier != state.Cold }) {
+		if slices.ContainsFunc(m.members, func(r *member) bool { return r.next.For == name && !r.counts() && r.next.Status != state.StatusCold }) {
 			return true
 		}
 	}
@@ -221,10 +221,10 @@ func (d *draft) isMakingRoom(name string) bool {
 // group needs it.
 func (d *draft) turnBack(g *group) *member {
 	for _, r := range g.model.members {
-		if r.resting && r.phase == state.Draining && r.makesRoomFor == "" && !r.changed && g.has(r) {
+		if r.resting() && r.next.Status == state.StatusDraining && r.next.For == "" && !r.changed && g.has(r) {
 			d.decide(KindCalledOff, g.Name, r.name, fmt.Sprintf("drain cancelled: target is %d and there are %d replicas", g.target, len(g.members)),
 				inputs{"target": strconv.Itoa(g.target), "replicas": strconv.Itoa(len(g.members))})
-			d.move(r, state.Running, "", nil)
+			d.happens(r, state.EventServing, "", nil)
 			return r
 		}
 	}
@@ -235,9 +235,9 @@ func (d *draft) turnBack(g *group) *member {
 // it will be woken. That takes seconds; where it takes longer another one is sought.
 func (d *draft) awaitSleep(g *group) bool {
 	for _, r := range g.model.members {
-		if r.resting && r.phase == state.Sleeping && r.makesRoomFor == "" && !r.changed && !d.awaited[r.name] && g.has(r) && !d.due(r.Since.Add(2*d.conf.MemoryTimeout)) {
+		if r.resting() && r.next.Status == state.StatusSleeping && r.next.For == "" && !r.changed && !d.awaited[r.name] && g.has(r) && !d.due(r.Since.Add(2*d.conf.MemoryTimeout)) {
 			d.awaited[r.name] = true
-			d.ledger().Put(placement.Tenant{Name: r.name, Node: r.Placement.Node, Model: g.Name, Holds: r.next().Holds()})
+			d.ledger().Put(placement.Tenant{Name: r.name, Node: r.Placement.Node, Model: g.Name, Holds: r.next.Holds()})
 			return true
 		}
 	}
@@ -380,11 +380,13 @@ func (d *draft) retire(g *group) {
 // and else where they are.
 func (d *draft) retry(g *group) {
 	for _, r := range g.members {
-		if r.phase != state.Failed || r.changed || d.full() || r.displaced() || !d.due(r.Retry) || !d.jobOver(r) {
+		if r.next.Status != state.StatusFailed || r.changed || d.full() || r.displaced() || !d.due(r.Retry) || !d.jobOver(r) {
 			continue
 		}
 		v := g.definition(r.Name.Variant)
-		carry := func(p *state.Place) { p.Failures, p.LastError, p.Retry = r.Failures, r.LastError, r.Retry }
+		carry := func(p *state.Place) {
+			p.Failures, p.LastError, p.NotPlaced, p.Retry = r.Failures, r.LastError, r.NotPlaced, r.Retry
+		}
 		in := inputs{"failures": strconv.Itoa(r.Failures)}
 		pools := d.openPools(g.model)
 		if d.expected(g.model, r) {
@@ -396,7 +398,7 @@ func (d *draft) retry(g *group) {
 		fresh, _ := d.placeFirst(g.model, []*state.Variant{v}, pools, map[string]bool{r.Placement.Node: true}, carry)
 		if fresh == nil && usable(r) {
 			d.decide(KindRetry, g.Name, r.name, fmt.Sprintf("retrying on node %s: no room elsewhere", nodeName(r)), in)
-			d.move(r, state.Placed, "", func(c *state.Move) {
+			d.happens(r, state.EventRetry, "", func(c *state.Move) {
 				if r.job != nil {
 					c.JobIndex = &r.job.Index // that one is over; see jobOver
 				}
@@ -412,7 +414,7 @@ func (d *draft) retry(g *group) {
 			continue
 		}
 		d.decide(KindRetry, g.Name, r.name, fmt.Sprintf("replaced by %s", fresh.name), in)
-		d.move(r, state.Stopping, "", nil)
+		d.happens(r, state.EventStop, state.GoalGone, nil)
 	}
 }
 

@@ -19,21 +19,21 @@ func whole(v *state.Variant) { v.Memory = 80 }
 func (w *world) stages(model string) map[string]int {
 	out := map[string]int{}
 	for _, r := range w.view().ReplicasOf(nil, model) {
-		out[r.Stage().String()]++
+		out[string(r.Status)]++
 	}
 	return out
 }
 
-// oneOf returns the one replica of a model in a stage.
-func (w *world) oneOf(model string, tier state.Tier, phase state.Phase) *state.Replica {
+// oneOf returns the one replica of a model with a status.
+func (w *world) oneOf(model string, status state.Status) *state.Replica {
 	var found *state.Replica
 	for _, r := range w.view().ReplicasOf(nil, model) {
-		if r.Stage() == (state.Stage{Tier: tier, Phase: phase}) {
-			w.holds(found == nil, "there are two of %s that are %s %s", model, tier, phase)
+		if r.Status == status {
+			w.holds(found == nil, "there are two of %s that are %s", model, status)
 			found = r
 		}
 	}
-	w.holds(found != nil, "there is none of %s that is %s %s", model, tier, phase)
+	w.holds(found != nil, "there is none of %s that is %s", model, status)
 	return found
 }
 
@@ -82,7 +82,7 @@ func idle(t *testing.T, edit func(*state.Model), nodes ...state.Node) *world {
 	w.model(a)
 	w.quiet()
 	w.later(time.Hour)
-	require.Equal(t, 1, w.stages("a")["HOT running"])
+	require.Equal(t, 1, w.stages("a")["serving"])
 	return w
 }
 
@@ -91,10 +91,10 @@ func TestSingleGPUBestFit(t *testing.T) {
 	w := fresh(t, "n0", "n1")
 	w.model(model("filler", 1, variant("v", "f1", func(v *state.Variant) { v.Memory = 45 })))
 	w.quiet()
-	gpu := w.oneOf("filler", state.Hot, state.Running).Placement.Seats[0][:7]
+	gpu := w.oneOf("filler", state.StatusServing).Placement.Seats[0][:7]
 	w.model(model("m", 1, variant("v", "h1", func(v *state.Variant) { v.Memory = 35 })))
 	w.quiet()
-	require.Contains(t, w.oneOf("m", state.Hot, state.Running).Placement.Memory, gpu, "it leaves the whole GPUs whole")
+	require.Contains(t, w.oneOf("m", state.StatusServing).Placement.Memory, gpu, "it leaves the whole GPUs whole")
 }
 
 func TestTensorParallelRounding(t *testing.T) {
@@ -119,7 +119,7 @@ func TestTensorParallelRounding(t *testing.T) {
 			require.Contains(t, w.decisions("m", planner.KindCannotPlace)[0].Reason, "tensor-parallel")
 			continue
 		}
-		require.Len(t, w.oneOf("m", state.Hot, state.Running).Placement.Memory, 4)
+		require.Len(t, w.oneOf("m", state.StatusServing).Placement.Memory, 4)
 	}
 }
 
@@ -142,21 +142,21 @@ func TestImpossibleEvenAfterEvictingAll(t *testing.T) {
 	w.model(model("m", 1, variant("v", "h1", func(v *state.Variant) { v.Memory = 81 })))
 	w.quiet()
 	require.Empty(t, w.stages("m"))
-	require.Equal(t, map[string]int{"HOT running": 1}, w.stages("a"), "nothing is evicted for nothing")
+	require.Equal(t, map[string]int{"serving": 1}, w.stages("a"), "nothing is evicted for nothing")
 	require.Empty(t, w.decisions("a", planner.KindEvict))
 }
 
 func TestWarmBeatsFree(t *testing.T) {
 	t.Parallel()
 	w := idle(t, nil, node("n0", 1), node("n1", 1))
-	r := w.oneOf("a", state.Hot, state.Running)
-	w.must(&state.Evict{Replica: r.Name.String(), To: state.Warm, Time: w.now})
+	r := w.oneOf("a", state.StatusServing)
+	w.must(&state.Evict{Replica: r.Name.String(), To: state.GoalWarm, Time: w.now})
 	w.quiet()
-	require.Equal(t, map[string]int{"WARM running": 1}, w.stages("a"))
+	require.Equal(t, map[string]int{"warm": 1}, w.stages("a"))
 	require.Zero(t, w.replicas("a"))
 	w.scaleOf("a", 1)
 	w.quiet()
-	require.Equal(t, r.Name, w.oneOf("a", state.Hot, state.Running).Name, "the same replica, the same process")
+	require.Equal(t, r.Name, w.oneOf("a", state.StatusServing).Name, "the same replica, the same process")
 	require.Len(t, w.view().ReplicasOf(nil, "a"), 1)
 	require.Len(t, w.decisions("a", planner.KindAwake), 1)
 }
@@ -165,11 +165,11 @@ func TestWarmAndFullAgainstColdAndFree(t *testing.T) {
 	t.Parallel()
 	warm := func(t *testing.T) *world {
 		w := idle(t, nil, node("n0", 1))
-		w.must(&state.Evict{Model: "a", To: state.Warm, Time: w.now})
+		w.must(&state.Evict{Model: "a", To: state.GoalWarm, Time: w.now})
 		w.quiet()
 		w.model(model("b", 1, variant("v", "b1", whole)))
 		w.quiet()
-		require.Equal(t, map[string]int{"HOT running": 1}, w.stages("b"), "in the GPU that a has left")
+		require.Equal(t, map[string]int{"serving": 1}, w.stages("b"), "in the GPU that a has left")
 		w.addNodes(node("n1", 1))
 		w.later(time.Hour)
 		return w
@@ -179,19 +179,19 @@ func TestWarmAndFullAgainstColdAndFree(t *testing.T) {
 		w := warm(t)
 		w.scaleOf("a", 1)
 		w.quiet()
-		require.Equal(t, map[string]int{"HOT running": 1}, w.stages("a"))
-		require.Equal(t, "n0", w.oneOf("a", state.Hot, state.Running).Placement.Node)
-		require.Equal(t, map[string]int{"WARM running": 1}, w.stages("b"))
+		require.Equal(t, map[string]int{"serving": 1}, w.stages("a"))
+		require.Equal(t, "n0", w.oneOf("a", state.StatusServing).Placement.Node)
+		require.Equal(t, map[string]int{"warm": 1}, w.stages("b"))
 		require.Contains(t, w.decisions("b", planner.KindEvict)[0].Inputs["for"], "a")
 	})
 	t.Run("what is in the way is in use: another one starts where there is room", func(t *testing.T) {
 		t.Parallel()
 		w := warm(t)
-		w.last[w.oneOf("b", state.Hot, state.Running).Name.String()] = w.now
+		w.last[w.oneOf("b", state.StatusServing).Name.String()] = w.now
 		w.scaleOf("a", 1)
 		w.quiet()
-		require.Equal(t, "n1", w.oneOf("a", state.Hot, state.Running).Placement.Node)
-		require.Equal(t, map[string]int{"HOT running": 1}, w.stages("b"))
+		require.Equal(t, "n1", w.oneOf("a", state.StatusServing).Placement.Node)
+		require.Equal(t, map[string]int{"serving": 1}, w.stages("b"))
 	})
 }
 
@@ -211,7 +211,7 @@ func TestDedicatedIsNeverEvicted(t *testing.T) {
 			important.Priority = 100
 			w.model(important)
 			w.later(time.Hour)
-			require.Equal(t, map[string]int{"HOT running": 1}, w.stages("a"))
+			require.Equal(t, map[string]int{"serving": 1}, w.stages("a"))
 			require.Empty(t, w.stages("m"))
 			require.NotEmpty(t, w.decisions("m", planner.KindCannotPlace))
 		})
@@ -227,12 +227,12 @@ func TestDedicatedSetSwap(t *testing.T) {
 	w.must(&state.SetDedicated{Models: map[string]int{"b": 1}, Source: "operator", Time: w.now})
 	require.Zero(t, w.replicas("a"))
 	w.quiet()
-	require.Equal(t, map[string]int{"WARM running": 1}, w.stages("a"), "the old set goes WARM where it can")
-	require.Equal(t, map[string]int{"HOT running": 1}, w.stages("b"))
+	require.Equal(t, map[string]int{"warm": 1}, w.stages("a"), "the old set goes WARM where it can")
+	require.Equal(t, map[string]int{"serving": 1}, w.stages("b"))
 	w.must(&state.SetDedicated{Models: map[string]int{"a": 1}, Source: "operator", Time: w.now})
 	w.quiet()
-	require.Equal(t, map[string]int{"HOT running": 1}, w.stages("a"))
-	require.Equal(t, map[string]int{"WARM running": 1}, w.stages("b"))
+	require.Equal(t, map[string]int{"serving": 1}, w.stages("a"))
+	require.Equal(t, map[string]int{"warm": 1}, w.stages("b"))
 }
 
 func TestScheduleChangesTheSetByTimeOfDay(t *testing.T) {
@@ -259,7 +259,7 @@ default {
 	require.Equal(t, "schedule:default", source())
 	_, next := w.plan(false)
 	w.quiet()
-	require.Equal(t, map[string]int{"HOT running": 1}, w.stages("b"))
+	require.Equal(t, map[string]int{"serving": 1}, w.stages("b"))
 	require.False(t, next.IsZero())
 	four := time.Date(2026, 1, 2, 4, 0, 0, 0, time.UTC)
 	w.now = four
@@ -268,8 +268,8 @@ default {
 	require.Equal(t, map[string]int{"a": 1}, w.view().Dedicated(nil).Models)
 	require.Contains(t, w.decisions("", planner.KindDedicated)[0].Reason, "unknown")
 	w.quiet()
-	require.Equal(t, 1, w.stages("a")["HOT running"])
-	require.Zero(t, w.stages("b")["HOT running"])
+	require.Equal(t, 1, w.stages("a")["serving"])
+	require.Zero(t, w.stages("b")["serving"])
 
 	w.must(&state.SetDedicated{Models: map[string]int{"b": 2}, Source: "operator", Time: w.now})
 	w.later(time.Hour)
@@ -300,13 +300,13 @@ func TestMinimumAge(t *testing.T) {
 		w := young(t)
 		w.model(model("m", 1, variant("v", "h1", whole)))
 		w.quiet()
-		require.Equal(t, map[string]int{"HOT running": 1}, w.stages("a"))
+		require.Equal(t, map[string]int{"serving": 1}, w.stages("a"))
 		require.Empty(t, w.stages("m"))
 		_, next := w.plan(false)
 		require.False(t, next.IsZero(), "it is looked at again")
-		require.False(t, next.After(w.oneOf("a", state.Hot, state.Running).Since.Add(w.conf.MinAge)))
+		require.False(t, next.After(w.oneOf("a", state.StatusServing).Since.Add(w.conf.MinAge)))
 		w.later(w.conf.MinAge)
-		require.Equal(t, map[string]int{"HOT running": 1}, w.stages("m"))
+		require.Equal(t, map[string]int{"serving": 1}, w.stages("m"))
 	})
 	t.Run("a dedicated model does not wait", func(t *testing.T) {
 		t.Parallel()
@@ -315,7 +315,7 @@ func TestMinimumAge(t *testing.T) {
 		m.Dedicated = true
 		w.model(m)
 		w.quiet()
-		require.Equal(t, map[string]int{"HOT running": 1}, w.stages("m"))
+		require.Equal(t, map[string]int{"serving": 1}, w.stages("m"))
 	})
 }
 
@@ -335,13 +335,13 @@ func TestBatchImmunity(t *testing.T) {
 		}
 	}
 	require.Equal(t, map[string]int{"a": 1}, evicted, "members of a batch are never each other's victims")
-	require.Equal(t, map[string]int{"HOT running": 1}, w.stages("y"), "the dedicated one comes first")
+	require.Equal(t, map[string]int{"serving": 1}, w.stages("y"), "the dedicated one comes first")
 	require.Empty(t, w.stages("x"))
 }
 
 func TestSiblingSurvivesATargetedEvict(t *testing.T) {
 	t.Parallel()
-	for _, to := range []state.Tier{state.Warm, state.Cold, ""} {
+	for _, to := range []state.Goal{state.GoalWarm, state.GoalCold, state.GoalGone} {
 		t.Run(fmt.Sprintf("to %q", to), func(t *testing.T) {
 			t.Parallel()
 			w := deployed(t, 2, "n0")
@@ -350,12 +350,12 @@ func TestSiblingSurvivesATargetedEvict(t *testing.T) {
 			for range 10 {
 				w.round()
 				w.step()
-				require.Equal(t, state.Running, w.view().Replica(nil, rs[1].Name.String()).Phase)
+				require.Equal(t, state.StatusServing, w.view().Replica(nil, rs[1].Name.String()).Status)
 			}
 			require.Equal(t, 1, w.replicas("m"))
-			require.Equal(t, 1, w.stages("m")["HOT running"])
-			if to == state.Warm {
-				require.Equal(t, 1, w.stages("m")["WARM running"])
+			require.Equal(t, 1, w.stages("m")["serving"])
+			if to == state.GoalWarm {
+				require.Equal(t, 1, w.stages("m")["warm"])
 			}
 		})
 	}
@@ -370,7 +370,7 @@ func TestTwoModelThrashIsBounded(t *testing.T) {
 	for w.now.Before(epoch.Add(time.Hour + time.Duration(hours)*time.Hour)) {
 		w.demand = map[string]time.Time{}
 		for _, name := range []string{"a", "b"} {
-			if w.stages(name)["HOT running"] == 0 {
+			if w.stages(name)["serving"] == 0 {
 				w.demand[name] = w.now.Add(time.Millisecond)
 			}
 		}
@@ -388,13 +388,13 @@ func TestTwoModelThrashIsBounded(t *testing.T) {
 func TestExplicitEvictOfAPinnedReplicaNeedsForce(t *testing.T) {
 	t.Parallel()
 	w := idle(t, func(m *state.Model) { m.Dedicated = true }, node("n0", 1))
-	r := w.oneOf("a", state.Hot, state.Running)
-	e := &state.Evict{Replica: r.Name.String(), To: state.Warm, Time: w.now}
+	r := w.oneOf("a", state.StatusServing)
+	e := &state.Evict{Replica: r.Name.String(), To: state.GoalWarm, Time: w.now}
 	require.ErrorContains(t, w.apply(e).Err, "force")
 	e.Force = true
 	w.must(e)
 	w.quiet()
-	require.Equal(t, map[string]int{"WARM running": 1}, w.stages("a"))
+	require.Equal(t, map[string]int{"warm": 1}, w.stages("a"))
 }
 
 func TestLoadedModelsAreUntouchedWhileAnotherLoads(t *testing.T) {
@@ -413,5 +413,5 @@ func TestLoadedModelsAreUntouchedWhileAnotherLoads(t *testing.T) {
 			require.Equal(t, r, w.view().Replica(nil, r.Name.String()))
 		}
 	}
-	require.Equal(t, map[string]int{"HOT starting": 1}, w.stages("slow"))
+	require.Equal(t, map[string]int{"starting": 1}, w.stages("slow"))
 }

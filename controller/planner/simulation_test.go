@@ -96,7 +96,7 @@ func (w *world) listedMayLag() {
 // traffic gives requests to what serves.
 func (w *world) traffic() {
 	for _, r := range w.view().Replicas(nil) {
-		if r.Tier == state.Hot && r.Phase == state.Running && w.rand.IntN(2) == 0 {
+		if r.Status == state.StatusServing && w.rand.IntN(2) == 0 {
 			name := r.Name.String()
 			w.last[name] = w.now
 			w.requests[name] = append(w.requests[name], w.now.Add(time.Duration(w.rand.IntN(20))*tick))
@@ -185,7 +185,7 @@ func (w *world) disturb(hashes *int) {
 	case 8:
 		rs := v.Replicas(nil)
 		if len(rs) > 0 {
-			e := &state.Evict{Replica: rs[w.rand.IntN(len(rs))].Name.String(), Force: w.rand.IntN(2) == 0, To: []state.Tier{"", state.Cold}[w.rand.IntN(2)], Time: w.now}
+			e := &state.Evict{Replica: rs[w.rand.IntN(len(rs))].Name.String(), Force: w.rand.IntN(2) == 0, To: []state.Goal{state.GoalGone, state.GoalCold}[w.rand.IntN(2)], Time: w.now}
 			w.log("evict %s %q", e.Replica, e.To)
 			w.apply(e)
 		}
@@ -324,16 +324,16 @@ func (w *world) settle() {
 		running := map[string]int{}
 		outdated := map[string]bool{}
 		for _, r := range v.ReplicasOf(nil, m.Name) {
-			if r.Tier == state.Cold {
+			if r.Status == state.StatusCold {
 				continue
 			}
-			if r.Stage() == (state.Stage{Tier: state.Warm, Phase: state.Running}) {
+			if r.Status == (state.StatusWarm) {
 				continue
 			}
-			if n := v.Node(nil, r.Placement.Node); r.Phase == state.Failed && n.CapacityPool != "" && w.conf.Pools[0].Management == state.ManagementDisabled {
+			if n := v.Node(nil, r.Placement.Node); r.Status == state.StatusFailed && n.CapacityPool != "" && w.conf.Pools[0].Management == state.ManagementDisabled {
 				continue // nothing is placed there
 			}
-			w.holds(r.Stage() == state.Stage{Tier: state.Hot, Phase: state.Running}, "%s is %s", r.Name, r.Stage())
+			w.holds(r.Status == state.StatusServing, "%s is %s", r.Name, r.Status)
 			running[group(v, r)]++
 			want := m.Variant(r.Name.Variant)
 			if want == nil || want.Hash != r.VariantHash {
@@ -357,7 +357,7 @@ func (w *world) settle() {
 		}
 		abroad, owed := 0, 0 // in pools that are not left, and what waits for a pool
 		for _, r := range v.ReplicasOf(nil, m.Name) {
-			owed += btoi(r.Phase == state.Failed)
+			owed += btoi(r.Status == state.StatusFailed)
 		}
 		in := w.inPool(m.Name)
 		for pool, n := range in {
@@ -392,7 +392,7 @@ func (w *world) settle() {
 			w.holds(said, "job %s is of no replica", name)
 			continue
 		}
-		w.holds(!j.Stopped || r.Phase == state.Failed, "job %s is stopped", name)
+		w.holds(!j.Stopped || r.Status == state.StatusFailed, "job %s is stopped", name)
 	}
 }
 
@@ -413,7 +413,7 @@ func (w *world) fleetOf(v *state.View, jobs map[string]planner.Job) *placement.F
 		case r.Leaving():
 			t.After = &state.Holding{}
 		case r.Resting():
-			warm.Tier, warm.Phase = state.Warm, state.Running
+			warm.Status = state.StatusWarm
 			t.After = new(warm.Holds())
 		}
 		f.Put(t)

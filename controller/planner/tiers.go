@@ -12,7 +12,7 @@ import (
 
 // endRest sends a resting member away that nobody will wake, and tells whether it did.
 func (d *draft) endRest(m *model, r *member) bool {
-	to, kind, why := state.Tier(""), KindScaleDown, ""
+	to, kind, why := state.GoalGone, KindScaleDown, ""
 	switch v := m.definition(r.Name.Variant); {
 	case m.Stopped:
 		why = "the model is stopped"
@@ -21,11 +21,11 @@ func (d *draft) endRest(m *model, r *member) bool {
 	case v.Hash != r.VariantHash:
 		kind, why = KindRolling, "its definition is outdated"
 	case r.displaced():
-		to, kind, why = state.Cold, KindMoveAway, fmt.Sprintf("node %s is draining", nodeName(r))
+		to, kind, why = state.GoalCold, KindMoveAway, fmt.Sprintf("node %s is draining", nodeName(r))
 	default:
 		return false
 	}
-	d.decide(kind, m.Name, r.name, fmt.Sprintf("no longer kept %s: %s", r.next().Stage(), why), inputs{"variant_hash": r.VariantHash, "tier": string(r.tier), "phase": string(r.phase)})
+	d.decide(kind, m.Name, r.name, fmt.Sprintf("no longer kept %s: %s", state.Warm, why), inputs{"variant_hash": r.VariantHash, "status": string(r.next.Status)})
 	d.sendTo(r, to, nil)
 	return true
 }
@@ -37,10 +37,10 @@ func (d *draft) drainToWarm(m *model, r *member) {
 	switch {
 	case d.jobOver(r):
 		d.decide(KindDrained, m.Name, r.name, "job ended before the drain finished: nothing to keep WARM", in)
-		d.move(r, state.Stopping, state.Cold, nil)
+		d.happens(r, state.EventStop, state.GoalCold, nil)
 	case !d.canSleep(m, r):
 		d.decide(KindCannotSleep, m.Name, r.name, "engine does not support sleep: going COLD", in)
-		d.move(r, state.Draining, state.Cold, nil)
+		d.happens(r, state.EventDrain, state.GoalCold, nil)
 	case d.obs.Pools[d.poolOf(r)].JobsKnown && d.letGo(r): // else nobody could tell its shim
 		d.putToSleep(m, r, in)
 	case d.due(r.Since.Add(d.conf.DrainTimeout)):
@@ -64,23 +64,23 @@ func (d *draft) putToSleep(m *model, r *member, in inputs) {
 	in["host_memory"], in["warm_used"], in["warm_budget"] = strconv.FormatInt(need, 10), strconv.FormatInt(used, 10), strconv.FormatInt(budget, 10)
 	if used+need <= budget {
 		d.decide(KindDrained, m.Name, r.name, "drained: going to sleep", in)
-		d.move(r, state.Sleeping, state.Warm, nil)
+		d.happens(r, state.EventSleep, "", nil)
 		return
 	}
 	var less []*member
 	for _, other := range d.models {
 		for _, o := range other.members {
-			if o.Placement.Node != r.Placement.Node || o.tier == state.Cold {
+			if o.Placement.Node != r.Placement.Node || o.next.Status == state.StatusCold {
 				continue
 			}
-			if o.leaving {
+			if o.leaving() {
 				used -= o.holds().HostMemory
-			} else if o.tier == state.Warm && o.phase == state.Running && !o.changed && !other.frozen && !other.dedicated && other.Priority <= m.Priority {
+			} else if o.next.Status == state.StatusWarm && !o.changed && !other.frozen && !other.dedicated && other.Priority <= m.Priority {
 				less = append(less, o)
 			}
 		}
 	}
-	cost := func(o *member) float64 { return d.evictionCost(d.byName[o.Name.Model], o, state.Cold) }
+	cost := func(o *member) float64 { return d.evictionCost(d.byName[o.Name.Model], o, state.GoalCold) }
 	slices.SortStableFunc(less, func(a, b *member) int { return cmp.Or(cmp.Compare(cost(a), cost(b)), cmp.Compare(a.name, b.name)) })
 	var going []*member
 	freed := used + need - budget
@@ -100,17 +100,17 @@ func (d *draft) putToSleep(m *model, r *member, in inputs) {
 	for _, o := range going {
 		total += cost(o)
 	}
-	worth := cost(r) - d.evictionCost(m, r, state.Warm)
+	worth := cost(r) - d.evictionCost(m, r, state.GoalWarm)
 	in["cost"], in["worth"] = seconds(total), seconds(worth)
 	if freed > 0 || len(going) > 0 && total >= worth || len(going) == 0 && d.due(r.Since.Add(d.conf.DrainTimeout)) {
 		d.decide(KindCannotSleep, m.Name, r.name, fmt.Sprintf("not enough host memory on node %s to keep it WARM: going COLD", nodeName(r)), in)
-		d.move(r, state.Stopping, state.Cold, nil)
+		d.happens(r, state.EventStop, state.GoalCold, nil)
 		return
 	}
 	for _, o := range going {
 		d.decide(KindEvictWarm, o.Name.Model, o.name, fmt.Sprintf("making room for %s in the host memory of node %s: going COLD", m.Name, nodeName(o)),
 			inputs{"for": m.Name, "host_memory": strconv.FormatInt(o.Placement.HostMemory, 10), "cost": seconds(cost(o)), "worth": seconds(worth)})
-		d.evict(o, state.Cold, m.Name)
+		d.evict(o, state.GoalCold, m.Name)
 	}
 }
 
@@ -121,7 +121,7 @@ func (d *draft) callOff(m *model, r *member) {
 		d.rescale(m, more, r.Name.Variant)
 	}
 	d.mark(markKept, r.name)
-	d.move(r, state.Running, "", nil)
+	d.happens(r, state.EventServing, "", nil)
 }
 
 // calledOff returns by how many replicas a model is to have more, where one of them stays
@@ -172,7 +172,7 @@ func (d *draft) sleeping(m *model, r *member) {
 	}
 	if why != "" {
 		d.decide(KindSleepFailed, m.Name, r.name, why+": going COLD", inputs{"sleeping_for": d.obs.Now.Sub(r.Since).String(), "node": nodeName(r)})
-		d.move(r, state.Stopping, state.Cold, func(c *state.Move) { c.LastError = &why })
+		d.happens(r, state.EventStop, state.GoalCold, func(c *state.Move) { c.LastError = &why })
 	}
 }
 
@@ -180,7 +180,7 @@ func (d *draft) sleeping(m *model, r *member) {
 func (d *draft) warm(m *model, r *member) {
 	if why := d.lost(r, r.Since); why != "" {
 		d.decide(KindLostWarm, m.Name, r.name, "WARM weights lost: "+why, inputs{"warm_for": d.obs.Now.Sub(r.Since).String(), "node": nodeName(r)})
-		d.move(r, state.Stopping, state.Cold, nil)
+		d.happens(r, state.EventStop, state.GoalCold, nil)
 	}
 }
 
@@ -198,5 +198,5 @@ func (d *draft) waking(m *model, r *member) {
 	}
 	failures := r.Failures + 1
 	d.decide(KindWakeFailed, m.Name, r.name, why+": going COLD, another replica takes over", inputs{"failures": strconv.Itoa(failures), "waking_for": d.obs.Now.Sub(r.Since).String(), "node": nodeName(r)})
-	d.move(r, state.Stopping, state.Cold, func(c *state.Move) { c.Failures, c.LastError = &failures, &why })
+	d.happens(r, state.EventStop, state.GoalCold, func(c *state.Move) { c.Failures, c.LastError = &failures, &why })
 }

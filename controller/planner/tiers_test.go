@@ -25,8 +25,8 @@ func TestEvictionForAnotherModel(t *testing.T) {
 	t.Parallel()
 	w := falling(t)
 	w.once()
-	r := w.oneOf("a", state.Hot, state.Draining)
-	require.Equal(t, state.Warm, r.Target)
+	r := w.oneOf("a", state.StatusDraining)
+	require.Equal(t, state.GoalWarm, r.Goal)
 	require.Equal(t, "b", r.For)
 	require.Zero(t, w.replicas("a"), "it is to have one less")
 	require.Empty(t, w.stages("b"))
@@ -34,8 +34,8 @@ func TestEvictionForAnotherModel(t *testing.T) {
 	d := w.decisions("a", planner.KindEvict)[0]
 	require.Equal(t, "b", d.Inputs["for"])
 	w.quiet()
-	require.Equal(t, map[string]int{"WARM running": 1}, w.stages("a"))
-	require.Equal(t, map[string]int{"HOT running": 1}, w.stages("b"))
+	require.Equal(t, map[string]int{"warm": 1}, w.stages("a"))
+	require.Equal(t, map[string]int{"serving": 1}, w.stages("b"))
 	require.Len(t, w.decisions("a", planner.KindEvict), 1)
 }
 
@@ -44,12 +44,12 @@ func TestEvictionForAnotherModel(t *testing.T) {
 func TestNoEvictionForAStrangersSeats(t *testing.T) {
 	t.Parallel()
 	w := idle(t, nil, node("n0", 1))
-	r := w.oneOf("a", state.Hot, state.Running)
+	r := w.oneOf("a", state.StatusServing)
 	w.strange("h1", "n0-GPU0#0", "n0-GPU0#1").Placement.Memory = nil
 	w.model(model("b", 1, variant("v", "b1", func(v *state.Variant) { v.Memory = 80 })))
 	w.quiet()
 	require.Empty(t, w.decisions("a", planner.KindEvict))
-	require.Equal(t, r.Name, w.oneOf("a", state.Hot, state.Running).Name)
+	require.Equal(t, r.Name, w.oneOf("a", state.StatusServing).Name)
 	require.NotEmpty(t, w.decisions("b", planner.KindCannotPlace))
 }
 
@@ -59,8 +59,8 @@ func TestNoRoomInRAMMeansCold(t *testing.T) {
 	small.HostMemory = 11 // of which nine tenths are less than the ten that a takes
 	w := falling(t, small)
 	w.quiet()
-	require.Equal(t, map[string]int{"COLD running": 1}, w.stages("a"))
-	b := w.oneOf("b", state.Hot, state.Running)
+	require.Equal(t, map[string]int{"cold": 1}, w.stages("a"))
+	b := w.oneOf("b", state.StatusServing)
 	u := w.view().Usage(nil, "n0")
 	require.Equal(t, map[string]int64{"n0-GPU0": 80}, u.Memory)
 	require.Zero(t, u.HostMemory)
@@ -76,27 +76,27 @@ func TestWarmBudget(t *testing.T) {
 		w := idle(t, nil, n)
 		w.model(model("c", 1, variant("v", "c1", whole)))
 		w.quiet()
-		w.must(&state.Evict{Model: "a", To: state.Warm, Time: w.now})
+		w.must(&state.Evict{Model: "a", To: state.GoalWarm, Time: w.now})
 		w.quiet()
-		require.Equal(t, map[string]int{"WARM running": 1}, w.stages("a"))
+		require.Equal(t, map[string]int{"warm": 1}, w.stages("a"))
 		w.now = w.now.Add(time.Hour)
-		w.last[w.oneOf("c", state.Hot, state.Running).Name.String()] = w.now.Add(-used)
-		w.must(&state.Evict{Model: "c", To: state.Warm, Time: w.now})
+		w.last[w.oneOf("c", state.StatusServing).Name.String()] = w.now.Add(-used)
+		w.must(&state.Evict{Model: "c", To: state.GoalWarm, Time: w.now})
 		w.quiet()
 		return w
 	}
 	t.Run("what was used long ago makes room for what was used just now", func(t *testing.T) {
 		t.Parallel()
 		w := resting(t, 0)
-		require.Equal(t, map[string]int{"COLD running": 1}, w.stages("a"))
-		require.Equal(t, map[string]int{"WARM running": 1}, w.stages("c"))
+		require.Equal(t, map[string]int{"cold": 1}, w.stages("a"))
+		require.Equal(t, map[string]int{"warm": 1}, w.stages("c"))
 		require.Len(t, w.decisions("a", planner.KindEvictWarm), 1)
 	})
 	t.Run("and not for what is worth less", func(t *testing.T) {
 		t.Parallel()
 		w := resting(t, 10*time.Hour)
-		require.Equal(t, map[string]int{"WARM running": 1}, w.stages("a"))
-		require.Equal(t, map[string]int{"COLD running": 1}, w.stages("c"))
+		require.Equal(t, map[string]int{"warm": 1}, w.stages("a"))
+		require.Equal(t, map[string]int{"cold": 1}, w.stages("c"))
 		require.NotEmpty(t, w.decisions("c", planner.KindCannotSleep))
 	})
 }
@@ -112,9 +112,9 @@ func TestWakeOnAnotherGPU(t *testing.T) {
 	w.model(model("a", 1, variant("v", "a1", whole, func(v *state.Variant) { v.Reach = 2 })))
 	w.quiet()
 	w.later(time.Hour)
-	slept := w.oneOf("a", state.Hot, state.Running)
+	slept := w.oneOf("a", state.StatusServing)
 	require.Len(t, slept.Placement.Seats, 2)
-	w.must(&state.Evict{Model: "a", To: state.Warm, Time: w.now})
+	w.must(&state.Evict{Model: "a", To: state.GoalWarm, Time: w.now})
 	w.quiet()
 	gpu := ""
 	for u := range slept.Placement.Memory {
@@ -130,7 +130,7 @@ func TestWakeOnAnotherGPU(t *testing.T) {
 	})
 	w.model(b)
 	w.quiet()
-	require.Contains(t, w.oneOf("b", state.Hot, state.Running).Placement.Memory, gpu)
+	require.Contains(t, w.oneOf("b", state.StatusServing).Placement.Memory, gpu)
 	w.setNode("n0", func(n *state.Node) {
 		n.GPUs = append([]state.GPU{}, n.GPUs...)
 		for i := range n.GPUs {
@@ -139,9 +139,9 @@ func TestWakeOnAnotherGPU(t *testing.T) {
 	})
 	w.scaleOf("a", 1)
 	w.plan(false)
-	require.Equal(t, []string{gpu}, w.oneOf("a", state.Warm, state.Waking).Slept)
+	require.Equal(t, []string{gpu}, w.oneOf("a", state.StatusWaking).Slept)
 	w.quiet()
-	awake := w.oneOf("a", state.Hot, state.Running)
+	awake := w.oneOf("a", state.StatusServing)
 	require.Empty(t, awake.Slept)
 	require.Equal(t, slept.Name, awake.Name)
 	require.NotContains(t, awake.Placement.Memory, gpu)
@@ -156,55 +156,55 @@ func TestRequestMidEvict(t *testing.T) {
 		w.once()
 		w.demand["a"] = w.now.Add(time.Millisecond)
 		w.quiet()
-		require.Equal(t, map[string]int{"HOT running": 1}, w.stages("b"))
-		require.Equal(t, map[string]int{"WARM running": 1}, w.stages("a"))
+		require.Equal(t, map[string]int{"serving": 1}, w.stages("b"))
+		require.Equal(t, map[string]int{"warm": 1}, w.stages("a"))
 		require.Equal(t, 1, w.replicas("a"), "it was asked for")
 		w.demand = map[string]time.Time{}
 		w.later(w.conf.ThrashWindow + w.conf.MinAge)
-		require.Equal(t, map[string]int{"HOT running": 1}, w.stages("a"), "no deadlock")
+		require.Equal(t, map[string]int{"serving": 1}, w.stages("a"), "no deadlock")
 	})
 	t.Run("of what is drained for nobody: the drain is called off", func(t *testing.T) {
 		t.Parallel()
 		w := idle(t, nil, node("n0", 1))
-		name := w.oneOf("a", state.Hot, state.Running).Name
+		name := w.oneOf("a", state.StatusServing).Name
 		w.requests[name.String()] = []time.Time{w.now.Add(10 * tick)}
-		w.must(&state.Evict{Model: "a", To: state.Warm, Time: w.now})
+		w.must(&state.Evict{Model: "a", To: state.GoalWarm, Time: w.now})
 		w.round()
 		w.demand["a"] = w.now.Add(time.Millisecond)
 		w.plan(false)
-		require.Equal(t, name, w.oneOf("a", state.Hot, state.Running).Name)
+		require.Equal(t, name, w.oneOf("a", state.StatusServing).Name)
 		require.Len(t, w.decisions("a", planner.KindCalledOff), 1)
 		require.Len(t, w.decisions("a", planner.KindDemand), 1)
 		w.quiet()
-		require.Equal(t, map[string]int{"HOT running": 1}, w.stages("a"))
+		require.Equal(t, map[string]int{"serving": 1}, w.stages("a"))
 	})
 	t.Run("of what goes to sleep for nobody: it is woken", func(t *testing.T) {
 		t.Parallel()
 		w := idle(t, nil, node("n0", 1))
-		name := w.oneOf("a", state.Hot, state.Running).Name
-		w.must(&state.Evict{Model: "a", To: state.Warm, Time: w.now})
+		name := w.oneOf("a", state.StatusServing).Name
+		w.must(&state.Evict{Model: "a", To: state.GoalWarm, Time: w.now})
 		w.plan(false)
-		w.oneOf("a", state.Hot, state.Sleeping)
+		w.oneOf("a", state.StatusSleeping)
 		w.demand["a"] = w.now.Add(time.Millisecond)
 		w.plan(false)
-		w.oneOf("a", state.Hot, state.Sleeping)
+		w.oneOf("a", state.StatusSleeping)
 		require.Len(t, w.view().ReplicasOf(nil, "a"), 1, "no other one comes up")
 		w.quiet()
-		require.Equal(t, name, w.oneOf("a", state.Hot, state.Running).Name)
+		require.Equal(t, name, w.oneOf("a", state.StatusServing).Name)
 	})
 	t.Run("that takes longer than a drain may: it stays HOT, and has its place again", func(t *testing.T) {
 		t.Parallel()
 		w := falling(t)
 		w.once()
-		r := w.oneOf("a", state.Hot, state.Draining)
+		r := w.oneOf("a", state.StatusDraining)
 		w.requests[r.Name.String()] = []time.Time{w.now.Add(100 * time.Hour)}
 		w.now = w.now.Add(w.conf.DrainTimeout)
 		w.plan(false)
-		w.oneOf("a", state.Hot, state.Running)
+		w.oneOf("a", state.StatusServing)
 		require.Equal(t, 1, w.replicas("a"))
 		require.Len(t, w.decisions("a", planner.KindCalledOff), 1)
 		w.quiet()
-		require.Equal(t, map[string]int{"HOT running": 1}, w.stages("a"), "it is not evicted at once again")
+		require.Equal(t, map[string]int{"serving": 1}, w.stages("a"), "it is not evicted at once again")
 		require.Empty(t, w.stages("b"))
 	})
 }
@@ -216,12 +216,12 @@ func TestOutcomesOfASleep(t *testing.T) {
 		stages map[string]int
 		b      bool // it comes up
 	}{
-		planner.Done:        {planner.KindAsleep, map[string]int{"WARM running": 1}, true},
-		planner.CannotSleep: {planner.KindCannotSleep, map[string]int{"COLD running": 1}, true},
-		planner.NotDrained:  {planner.KindCalledOff, map[string]int{"HOT running": 1}, false},
-		planner.Failed:      {planner.KindSleepFailed, map[string]int{"COLD running": 1}, true},
-		planner.MemoryHeld:  {planner.KindMemoryHeld, map[string]int{"COLD running": 1}, false},
-		planner.Unreachable: {planner.KindSleepFailed, map[string]int{"COLD running": 1}, true},
+		planner.Done:        {planner.KindAsleep, map[string]int{"warm": 1}, true},
+		planner.CannotSleep: {planner.KindCannotSleep, map[string]int{"cold": 1}, true},
+		planner.NotDrained:  {planner.KindCalledOff, map[string]int{"serving": 1}, false},
+		planner.Failed:      {planner.KindSleepFailed, map[string]int{"cold": 1}, true},
+		planner.MemoryHeld:  {planner.KindMemoryHeld, map[string]int{"cold": 1}, false},
+		planner.Unreachable: {planner.KindSleepFailed, map[string]int{"cold": 1}, true},
 	} {
 		t.Run(string(class), func(t *testing.T) {
 			t.Parallel()
@@ -234,7 +234,7 @@ func TestOutcomesOfASleep(t *testing.T) {
 			}
 			if class == planner.Unreachable {
 				w.turns(6)
-				require.Equal(t, map[string]int{"HOT sleeping": 1}, w.stages("a"))
+				require.Equal(t, map[string]int{"sleeping": 1}, w.stages("a"))
 				require.Greater(t, w.sleeps, 2, "it is tried again")
 				w.now = w.now.Add(w.conf.SleepTimeout)
 			}
@@ -256,11 +256,11 @@ func TestOutcomesOfASleep(t *testing.T) {
 				w.sleeps = 0
 				w.scaleOf("a", 1)
 				w.quiet()
-				require.Equal(t, map[string]int{"HOT running": 1}, w.stages("a"))
+				require.Equal(t, map[string]int{"serving": 1}, w.stages("a"))
 				w.later(time.Hour)
 				w.scaleOf("b", 1)
 				w.quiet()
-				require.Equal(t, 1, w.stages("a")["COLD running"])
+				require.Equal(t, 1, w.stages("a")["cold"])
 				require.Zero(t, len(w.decisions("a", planner.KindAsleep)))
 			}
 		})
@@ -275,25 +275,25 @@ func TestOutcomesOfAWake(t *testing.T) {
 		t.Run(string(class), func(t *testing.T) {
 			t.Parallel()
 			w := idle(t, nil, node("n0", 1), node("n1", 1))
-			first := w.oneOf("a", state.Hot, state.Running)
-			w.must(&state.Evict{Model: "a", To: state.Warm, Time: w.now})
+			first := w.oneOf("a", state.StatusServing)
+			w.must(&state.Evict{Model: "a", To: state.GoalWarm, Time: w.now})
 			w.quiet()
 			w.outcome = func(planner.Kind, *state.Replica) planner.OutcomeClass { return class }
 			w.scaleOf("a", 1)
 			if class == planner.Unreachable {
 				w.turns(6)
-				require.Equal(t, map[string]int{"WARM waking": 1}, w.stages("a"))
+				require.Equal(t, map[string]int{"waking": 1}, w.stages("a"))
 				w.now = w.now.Add(w.conf.WakeTimeout)
 			}
 			w.quiet()
 			require.NotEmpty(t, w.decisions("a", kind))
-			r := w.oneOf("a", state.Hot, state.Running)
+			r := w.oneOf("a", state.StatusServing)
 			if class == planner.Done {
 				require.Equal(t, first.Name, r.Name)
 				return
 			}
 			require.NotEqual(t, first.Placement.Node, r.Placement.Node, "it goes elsewhere")
-			require.Equal(t, 1, w.stages("a")["COLD running"])
+			require.Equal(t, 1, w.stages("a")["cold"])
 		})
 	}
 }
@@ -302,7 +302,7 @@ func TestOutcomesOfAWake(t *testing.T) {
 func TestLateOutcomes(t *testing.T) {
 	t.Parallel()
 	w := idle(t, nil, node("n0", 1))
-	r := w.oneOf("a", state.Hot, state.Running)
+	r := w.oneOf("a", state.StatusServing)
 	for _, kind := range []planner.Kind{planner.Sleep, planner.Wake} {
 		for _, class := range []planner.OutcomeClass{planner.Done, planner.Failed, planner.MemoryHeld} {
 			require.Nil(t, planner.After(w.view(), planner.Outcome{Kind: kind, Replica: r.Name.String(), Class: class}, w.now, w.conf))
@@ -325,25 +325,25 @@ func TestLostWarmProcess(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := idle(t, nil, node("n0", 1))
-			w.must(&state.Evict{Model: "a", To: state.Warm, Time: w.now})
+			w.must(&state.Evict{Model: "a", To: state.GoalWarm, Time: w.now})
 			w.quiet()
-			r := w.oneOf("a", state.Warm, state.Running)
+			r := w.oneOf("a", state.StatusWarm)
 			registered := w.index2
 			lose(w, w.nomad[r.Name.String()])
 			w.plan(false)
 			require.Len(t, w.decisions("a", planner.KindLostWarm), 1)
 			w.quiet()
-			require.Equal(t, map[string]int{"COLD running": 1}, w.stages("a"))
+			require.Equal(t, map[string]int{"cold": 1}, w.stages("a"))
 			require.LessOrEqual(t, w.index2, registered+1, "its job is not written anew")
 			w.demand["a"] = w.now.Add(time.Millisecond)
 			w.quiet()
-			require.Equal(t, 1, w.stages("a")["HOT running"])
+			require.Equal(t, 1, w.stages("a")["serving"])
 		})
 	}
 	t.Run("that Nomad cannot be asked loses nothing", func(t *testing.T) {
 		t.Parallel()
 		w := idle(t, nil, node("n0", 1))
-		w.must(&state.Evict{Model: "a", To: state.Warm, Time: w.now})
+		w.must(&state.Evict{Model: "a", To: state.GoalWarm, Time: w.now})
 		w.quiet()
 		w.nomadOut = true
 		w.nomad = map[string]*job{}
@@ -355,11 +355,11 @@ func TestLostWarmProcess(t *testing.T) {
 func TestParked(t *testing.T) {
 	t.Parallel()
 	w := idle(t, nil, node("n0", 1))
-	r := w.oneOf("a", state.Hot, state.Running)
+	r := w.oneOf("a", state.StatusServing)
 	w.nomad[r.Name.String()].asleep = true
 	w.quiet()
 	require.False(t, w.nomad[r.Name.String()].asleep, "it was woken")
-	require.Equal(t, map[string]int{"HOT running": 1}, w.stages("a"))
+	require.Equal(t, map[string]int{"serving": 1}, w.stages("a"))
 	w.consulOut = true
 	require.Empty(t, planner.Actions(w.view(), w.observe(false), w.conf))
 }
@@ -373,42 +373,42 @@ func TestNothingGoesWarmInAnOutage(t *testing.T) {
 		w := idle(t, func(m *state.Model) { m.IdleWarm = 2 * time.Hour }, node("n0", 1))
 		w.nomadOut = true
 		w.later(3 * time.Hour)
-		require.Equal(t, map[string]int{"HOT running": 1}, w.stages("a"))
+		require.Equal(t, map[string]int{"serving": 1}, w.stages("a"))
 		w.nomadOut = false
 		w.quiet()
-		require.Equal(t, map[string]int{"WARM running": 1}, w.stages("a"))
+		require.Equal(t, map[string]int{"warm": 1}, w.stages("a"))
 	})
 	t.Run("a drain", func(t *testing.T) {
 		t.Parallel()
 		w := idle(t, nil, node("n0", 1))
 		w.nomadOut = true
-		w.must(&state.Evict{Model: "a", To: state.Warm, Time: w.now})
+		w.must(&state.Evict{Model: "a", To: state.GoalWarm, Time: w.now})
 		w.quiet()
-		require.Equal(t, map[string]int{"HOT draining": 1}, w.stages("a"), "it may still be called off")
+		require.Equal(t, map[string]int{"draining": 1}, w.stages("a"), "it may still be called off")
 		w.nomadOut = false
 		w.quiet()
-		require.Equal(t, map[string]int{"WARM running": 1}, w.stages("a"))
+		require.Equal(t, map[string]int{"warm": 1}, w.stages("a"))
 	})
 	t.Run("a sleep and a wake", func(t *testing.T) {
 		t.Parallel()
 		w := idle(t, nil, node("n0", 1))
-		w.must(&state.Evict{Model: "a", To: state.Warm, Time: w.now})
+		w.must(&state.Evict{Model: "a", To: state.GoalWarm, Time: w.now})
 		w.plan(false)
-		w.oneOf("a", state.Hot, state.Sleeping)
+		w.oneOf("a", state.StatusSleeping)
 		w.nomadOut = true
 		w.later(time.Hour)
-		w.oneOf("a", state.Hot, state.Sleeping)
+		w.oneOf("a", state.StatusSleeping)
 		w.nomadOut, w.nomadSince = false, w.now
 		w.quiet()
-		require.Equal(t, map[string]int{"WARM running": 1}, w.stages("a"))
+		require.Equal(t, map[string]int{"warm": 1}, w.stages("a"))
 		w.scaleOf("a", 1)
 		w.plan(false)
-		w.oneOf("a", state.Warm, state.Waking)
+		w.oneOf("a", state.StatusWaking)
 		w.nomadOut = true
 		w.later(time.Hour)
 		w.nomadOut, w.nomadSince = false, w.now
 		w.quiet()
-		require.Equal(t, map[string]int{"HOT running": 1}, w.stages("a"))
+		require.Equal(t, map[string]int{"serving": 1}, w.stages("a"))
 	})
 }
 
@@ -417,13 +417,13 @@ func TestNothingGoesWarmInAnOutage(t *testing.T) {
 func TestParkedAfterARestart(t *testing.T) {
 	t.Parallel()
 	w := idle(t, nil, node("n0", 1))
-	r := w.oneOf("a", state.Hot, state.Running)
+	r := w.oneOf("a", state.StatusServing)
 	j := w.nomad[r.Name.String()]
 	j.asleep, j.using, j.serves = true, nil, time.Time{}
 	j.alloc.Started, j.alloc.Restarts = w.now, 1
 	w.now = w.now.Add(w.conf.ServingGrace)
 	w.plan(false)
-	w.oneOf("a", state.Hot, state.Starting)
+	w.oneOf("a", state.StatusStarting)
 	// Nothing but the time that Plan has said makes the controller look again.
 	began := w.now
 	for len(planner.Actions(w.view(), w.observe(false), w.conf)) == 0 {
@@ -433,7 +433,7 @@ func TestParkedAfterARestart(t *testing.T) {
 	require.Equal(t, w.conf.WakeTimeout, w.now.Sub(began), "it may be loading until then")
 	w.quiet()
 	require.False(t, j.asleep, "it was woken")
-	require.Equal(t, map[string]int{"HOT running": 1}, w.stages("a"))
+	require.Equal(t, map[string]int{"serving": 1}, w.stages("a"))
 }
 
 func TestRestingReplicasThatNobodyWants(t *testing.T) {
@@ -450,14 +450,14 @@ func TestRestingReplicasThatNobodyWants(t *testing.T) {
 		"its node is drained": {func(w *world) {
 			w.drains["n0"] = w.now
 			w.setNode("n0", func(n *state.Node) { n.Draining = true })
-		}, map[string]int{"COLD running": 1}},
+		}, map[string]int{"cold": 1}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := idle(t, nil, node("n0", 1))
-			w.must(&state.Evict{Model: "a", To: state.Warm, Time: w.now})
+			w.must(&state.Evict{Model: "a", To: state.GoalWarm, Time: w.now})
 			w.quiet()
-			require.Equal(t, map[string]int{"WARM running": 1}, w.stages("a"))
+			require.Equal(t, map[string]int{"warm": 1}, w.stages("a"))
 			test.change(w)
 			w.quiet()
 			require.Equal(t, test.left, w.stages("a"))
@@ -474,17 +474,17 @@ func TestKeepWarm(t *testing.T) {
 	w.quiet()
 	w.scale(1)
 	w.quiet()
-	require.Equal(t, map[string]int{"HOT running": 1, "WARM running": 2}, w.stages("m"))
+	require.Equal(t, map[string]int{"serving": 1, "warm": 2}, w.stages("m"))
 	before := w.view().ReplicasOf(nil, "m")
 	w.scale(3)
 	w.quiet()
-	require.Equal(t, map[string]int{"HOT running": 3}, w.stages("m"))
+	require.Equal(t, map[string]int{"serving": 3}, w.stages("m"))
 	for _, r := range before {
 		require.NotNil(t, w.view().Replica(nil, r.Name.String()), "they were woken, not made anew")
 	}
 	w.scale(0)
 	w.quiet()
-	require.Equal(t, map[string]int{"WARM running": 2}, w.stages("m"))
+	require.Equal(t, map[string]int{"warm": 2}, w.stages("m"))
 }
 
 func TestReturned(t *testing.T) {

@@ -105,7 +105,7 @@ func (w *world) disturbTiers(hashes *int) {
 	m := v.Model(nil, name)
 	var rs []*state.Replica
 	for _, r := range v.Replicas(nil) {
-		if r.Tier != state.Cold {
+		if r.Status != state.StatusCold {
 			rs = append(rs, r)
 		}
 	}
@@ -132,7 +132,7 @@ func (w *world) disturbTiers(hashes *int) {
 		delete(w.demand, name)
 	case 5, 6, 7:
 		if len(rs) > 0 {
-			e := &state.Evict{Replica: rs[w.rand.IntN(len(rs))].Name.String(), To: state.Warm, Force: w.rand.IntN(2) == 0, Time: w.now}
+			e := &state.Evict{Replica: rs[w.rand.IntN(len(rs))].Name.String(), To: state.GoalWarm, Force: w.rand.IntN(2) == 0, Time: w.now}
 			w.log("evict %s to WARM: %v", e.Replica, w.apply(e).Err)
 		}
 	case 8:
@@ -171,7 +171,7 @@ func (w *world) disturbTiers(hashes *int) {
 	case 14: // a process of a replica that sleeps dies, or is parked behind our back
 		if len(rs) > 0 {
 			r := rs[w.rand.IntN(len(rs))]
-			if j := w.nomad[r.Name.String()]; j != nil && j.asleep && j.alloc.Client == "running" && r.Tier == state.Warm && r.Phase == state.Running {
+			if j := w.nomad[r.Name.String()]; j != nil && j.asleep && j.alloc.Client == "running" && r.Status == state.StatusWarm {
 				w.log("the process of %s begins anew, without an engine", r.Name)
 				j.alloc.Started, j.using, j.host = w.now, nil, 0
 				j.alloc.Restarts++

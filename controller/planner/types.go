@@ -86,8 +86,8 @@ type Alloc struct {
 	Failed bool
 	// First: the job was written once, and this is the only allocation it ever had.
 	First bool
-	// Restarts is the highest count of any engine task. It only ever grows within one
-	// allocation, and counts the times that a task came back after it had served, too.
+	// Restarts is the highest count of any engine task, or of any task while no engine has
+	// started. It counts the times that a task came back after it had served, too.
 	Restarts uint64
 	// Event is the last thing that happened to an engine task, in Nomad's words.
 	Event string
@@ -135,7 +135,7 @@ type Kind string
 const (
 	// Register writes the replica's job, as the state has the replica (Model.VariantOf
 	// and Model.FailoverOf), over the version with Action.Index. Afterwards the replica
-	// is HOT starting, with the new JobIndex.
+	// is starting, with the new JobIndex.
 	Register Kind = "register"
 	// Stop tells the job to stop. The state may not know its replica any more.
 	Stop Kind = "stop"
@@ -145,8 +145,8 @@ const (
 	// back. What became of it is an Outcome.
 	Sleep Kind = "sleep"
 	// Wake has the replica's engine take the GPUs of its Placement.Memory and serve. What
-	// became of it is an Outcome. It is also asked for a replica that is HOT running, or for
-	// long HOT starting, while nothing serves: its shim may be parked.
+	// became of it is an Outcome. It is also asked for a replica that is serving, or for
+	// long starting, while nothing serves: its shim may be parked.
 	Wake Kind = "wake"
 )
 

@@ -122,7 +122,7 @@ func (w *world) history() string {
 		out += e + "\n"
 	}
 	for _, r := range w.view().Replicas(nil) {
-		out += fmt.Sprintf("%s %s->%q hash %s on %s %v canary %v failures %d job %d\n", r.Name, r.Stage(), r.Target, r.VariantHash, r.Placement.Node, r.Placement.Seats, r.Canary, r.Failures, r.JobIndex)
+		out += fmt.Sprintf("%s %s->%q hash %s on %s %v canary %v failures %d job %d\n", r.Name, r.Status, r.Goal, r.VariantHash, r.Placement.Node, r.Placement.Seats, r.Canary, r.Failures, r.JobIndex)
 	}
 	for _, m := range w.view().Models(nil) {
 		out += fmt.Sprintf("%s replicas %d stopped %v spread %v\n", m.Name, m.Replicas, m.Stopped, m.Spread)
@@ -358,7 +358,7 @@ func (w *world) observe(lagging bool) planner.Observation {
 		name := r.Name.String()
 		n := len(w.requests[name])
 		o.Loads[name] = planner.Load{InFlight: n, LastRequest: w.last[name]}
-		o.Drained[name] = w.gateways && n == 0 && r.Phase != state.Running
+		o.Drained[name] = w.gateways && n == 0 && r.Status != state.StatusServing
 	}
 	return o
 }
@@ -395,12 +395,12 @@ func (w *world) act(a planner.Action, crash bool) {
 		if crash {
 			return
 		}
-		if r.Phase == state.Placed || r.JobIndex != j.Index {
-			phase := r.Phase
-			if phase == state.Placed || phase == state.Running {
-				phase = state.Starting
+		if r.Status == state.StatusPlaced || r.JobIndex != j.Index {
+			var event state.Event
+			if r.Status == state.StatusPlaced || r.Status == state.StatusServing {
+				event = state.EventStarted
 			}
-			w.must(&state.Move{Replica: a.Replica, ModifyIndex: r.ModifyIndex, Tier: r.Tier, Phase: phase, Target: r.Target, Time: w.now, Job: &a.Replica, JobIndex: &j.Index})
+			w.must(&state.Move{Replica: a.Replica, ModifyIndex: r.ModifyIndex, Event: event, Time: w.now, JobIndex: &j.Index})
 		}
 	case planner.Stop:
 		if j != nil && !j.Stopped {
@@ -555,7 +555,7 @@ func (w *world) check(before, after *state.View, o planner.Observation, p *state
 	seats := map[string]string{}
 	bytes, host := map[string]int64{}, map[string]int64{}
 	for _, r := range after.Replicas(nil) {
-		if r.Tier == state.Cold {
+		if r.Status == state.StatusCold {
 			continue
 		}
 		h := r.Holds()
@@ -580,19 +580,19 @@ func (w *world) check(before, after *state.View, o planner.Observation, p *state
 	lost, evicted := map[string]int{}, map[string]int{}
 	for _, m := range p.Move {
 		r := before.Replica(nil, m.Replica)
-		if r.Phase == state.Draining && m.Phase == state.Stopping && o.Loads[m.Replica].InFlight > 0 {
+		if r.Status == state.StatusDraining && m.Event == state.EventStop && o.Loads[m.Replica].InFlight > 0 {
 			n := after.Node(nil, r.Placement.Node)
 			timeout := !w.now.Before(r.Since.Add(w.conf.DrainTimeout))
 			j, listed := o.Jobs[m.Replica]
 			w.holds(timeout || n.Gone || j.Ended || !listed && o.Pools[n.CapacityPool].JobsKnown, "%s is stopped with requests in flight", m.Replica)
 		}
-		if r.Stage() == (state.Stage{Tier: state.Hot, Phase: state.Running}) && m.Phase == state.Draining && o.EnginesKnown && !slices.ContainsFunc(o.Engines[m.Replica], func(e planner.Engine) bool { return e.Passing }) {
+		if r.Status == (state.StatusServing) && m.Event == state.EventDrain && o.EnginesKnown && !slices.ContainsFunc(o.Engines[m.Replica], func(e planner.Engine) bool { return e.Passing }) {
 			lost[group(before, r)]++ // it did not serve
 		}
-		if m.For != nil && r.Stage() == (state.Stage{Tier: state.Hot, Phase: state.Running}) {
+		if m.For != nil && r.Status == (state.StatusServing) {
 			evicted[group(before, r)]++ // somebody with a higher priority needs it, or its model may do without
 		}
-		if r.Stage() == (state.Stage{Tier: state.Hot, Phase: state.Running}) && (m.Phase == state.Starting || m.Phase == state.Stopping) {
+		if r.Status == (state.StatusServing) && (m.Event == state.EventStarted || m.Event == state.EventStop) {
 			n := after.Node(nil, r.Placement.Node)
 			w.holds(n.Gone || !slices.ContainsFunc(o.Engines[m.Replica], func(e planner.Engine) bool { return e.Passing }), "%s serves and is not drained", m.Replica)
 			lost[group(before, r)]++
@@ -625,7 +625,7 @@ func (w *world) check(before, after *state.View, o planner.Observation, p *state
 func (w *world) enabled(before, after *state.View, o planner.Observation, p *state.Plan) {
 	for _, mv := range p.Move {
 		r := before.Replica(nil, mv.Replica)
-		if mv.For == nil || *mv.For == "" || r.Tier == state.Warm || r.For == *mv.For {
+		if mv.For == nil || *mv.For == "" || r.Tier() == state.Warm || r.For == *mv.For {
 			continue
 		}
 		by := after.Model(nil, *mv.For)
@@ -633,10 +633,10 @@ func (w *world) enabled(before, after *state.View, o planner.Observation, p *sta
 		w.holds(!after.IsDedicated(nil, after.Model(nil, r.Name.Model)), "%s is dedicated and evicted", mv.Replica)
 		w.holds(before.Model(nil, r.Name.Model).Priority <= by.Priority, "%s is evicted by a lower priority", mv.Replica)
 		w.holds(!before.ScalingDisabled(nil, r.Name.Model), "%s is evicted although scaling is disabled", mv.Replica)
-		old := r.Phase == state.Failed || after.IsDedicated(nil, by) || !w.now.Before(r.Since.Add(w.conf.MinAge))
+		old := r.Status == state.StatusFailed || after.IsDedicated(nil, by) || !w.now.Before(r.Since.Add(w.conf.MinAge))
 		w.holds(old, "%s is evicted and has served for %s", mv.Replica, w.now.Sub(r.Since))
 		for _, other := range p.Move {
-			w.holds(other.For == nil || *other.For == "" || before.Replica(nil, other.Replica).Name.Model != by.Name || before.Replica(nil, other.Replica).Tier == state.Warm,
+			w.holds(other.For == nil || *other.For == "" || before.Replica(nil, other.Replica).Name.Model != by.Name || before.Replica(nil, other.Replica).Tier() == state.Warm,
 				"%s, which evicts, is evicted in the same plan", by.Name)
 		}
 		w.holds(slices.ContainsFunc(by.Variants, func(v state.Variant) bool {
@@ -646,7 +646,7 @@ func (w *world) enabled(before, after *state.View, o planner.Observation, p *sta
 			}
 			ask := placement.Request{Model: by.Name, Variant: &v, Failover: failover, Future: true}
 			for _, own := range after.ReplicasOf(nil, by.Name) {
-				if own.Stage() == (state.Stage{Tier: state.Warm, Phase: state.Running}) && own.VariantHash == v.Hash {
+				if own.Status == (state.StatusWarm) && own.VariantHash == v.Hash {
 					ask.Warm = append(ask.Warm, placement.Warm{Tenant: own.Name.String(), Placement: own.Placement})
 				}
 			}
@@ -667,7 +667,7 @@ func group(v *state.View, r *state.Replica) string {
 func capacity(v *state.View) map[string]int {
 	out := map[string]int{}
 	for _, r := range v.Replicas(nil) {
-		if r.Tier == state.Hot && r.Phase == state.Running {
+		if r.Status == state.StatusServing {
 			out[group(v, r)]++
 		}
 	}
@@ -678,7 +678,7 @@ func capacity(v *state.View) map[string]int {
 func (w *world) counts(model string) map[string]int {
 	out := map[string]int{}
 	for _, r := range w.view().ReplicasOf(nil, model) {
-		out[fmt.Sprintf("%s %s", r.Phase, r.VariantHash)]++
+		out[fmt.Sprintf("%s %s", r.Status, r.VariantHash)]++
 	}
 	return out
 }

@@ -30,13 +30,23 @@ type Config struct {
 	// BootstrapExpect is how many servers form a new cluster together: 1 at once,
 	// more as soon as all of them are there. 0: never, only join.
 	BootstrapExpect int
-	// Join are addresses of other servers, asked until this one is a member. This
-	// server's own may be among them.
+	// Join are the advertised addresses of other servers. A new server joins through
+	// them, and a leader makes a server that joins a voter only if its address is among
+	// them. This server's own may be among them.
 	Join []string
-	// RetryInterval is how long to wait between rounds of asking.
+	// RetryInterval is how long to wait between attempts to join.
 	RetryInterval time.Duration
-	// TLS, nil for plain TCP.
+	// TLS authenticates and encrypts the connections of servers; nil: plain TCP.
 	TLS *TLS
+	// Secret authenticates the connections of servers and does not encrypt them. It is
+	// the same on all servers, at least MinSecret bytes; empty: none. A server that does
+	// not listen on loopback needs TLS or Secret, and may have both.
+	Secret string
+	// ServerStabilizationTime is how long a non-voter must be healthy without a break
+	// before the leader makes it a voter.
+	ServerStabilizationTime time.Duration
+	// FeatureLevel is what this server can apply; tests set other levels.
+	FeatureLevel int
 	// API is where this server's HTTP API is reached; others learn it by asking.
 	API string
 
@@ -66,17 +76,20 @@ type Config struct {
 // DefaultConfig has the reasons beside the numbers.
 func DefaultConfig() Config {
 	return Config{
-		Cluster:            "remuda",
-		RetryInterval:      time.Second,
-		HeartbeatTimeout:   time.Second, // as hashicorp/raft: fine within a region, and an election is rare
-		ElectionTimeout:    time.Second,
-		LeaderLeaseTimeout: 500 * time.Millisecond, // below the heartbeat timeout: the old leader stops first
-		ApplyTimeout:       5 * time.Second,
-		SnapshotInterval:   30 * time.Second,
-		SnapshotThreshold:  8192,   // about 5 MB of commands
-		TrailingLogs:       10_240, // several seconds of the fastest changes
-		MaxBatch:           256,    // one fsync for many: a placement is below 1 KiB
-		Logger:             hclog.NewNullLogger(),
+		Cluster:       "remuda",
+		RetryInterval: time.Second,
+		// As Nomad and Consul: a server that fails soon after its start does not become a voter.
+		ServerStabilizationTime: 10 * time.Second,
+		FeatureLevel:            state.FeatureLevel,
+		HeartbeatTimeout:        time.Second, // as hashicorp/raft: fine within a region, and an election is rare
+		ElectionTimeout:         time.Second,
+		LeaderLeaseTimeout:      500 * time.Millisecond, // below the heartbeat timeout: the old leader stops first
+		ApplyTimeout:            5 * time.Second,
+		SnapshotInterval:        30 * time.Second,
+		SnapshotThreshold:       8192,   // about 5 MB of commands
+		TrailingLogs:            10_240, // several seconds of the fastest changes
+		MaxBatch:                256,    // one fsync for many: a placement is below 1 KiB
+		Logger:                  hclog.NewNullLogger(),
 	}
 }
 
@@ -98,6 +111,11 @@ func (c *Config) validate() error {
 	host, _, err := net.SplitHostPort(c.Bind)
 	if err != nil {
 		bad("bind address: %w", err)
+	} else if c.TLS == nil && c.Secret == "" && !Loopback(host) {
+		bad("bind address %s is not loopback and the port has no authentication: set a secret, the same on all servers, or TLS", c.Bind)
+	}
+	if n := len(c.Secret); n > 0 && n < MinSecret {
+		bad("secret has %d bytes: must have at least %d", n, MinSecret)
 	}
 	if c.Advertise != "" {
 		advertised, port, err := net.SplitHostPort(c.Advertise)
@@ -130,6 +148,7 @@ func (c *Config) validate() error {
 		min  time.Duration
 	}{
 		{"retry interval", c.RetryInterval, time.Millisecond},
+		{"server stabilization time", c.ServerStabilizationTime, 5 * time.Millisecond},
 		{"heartbeat timeout", c.HeartbeatTimeout, 5 * time.Millisecond},
 		{"election timeout", c.ElectionTimeout, 5 * time.Millisecond},
 		{"leader lease timeout", c.LeaderLeaseTimeout, 5 * time.Millisecond},
@@ -157,14 +176,25 @@ func unspecified(host string) bool {
 	return host == "" || ip != nil && ip.IsUnspecified()
 }
 
-// TLS is how servers prove themselves to each other, in both directions.
+// Loopback returns whether only processes of this machine reach a host. Of names it
+// knows "localhost" only.
+func Loopback(host string) bool {
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
+}
+
+// DefaultServerName is the name that servers' certificates bear if the config sets no
+// other.
+const DefaultServerName = "server.remuda"
+
+// TLS is how servers authenticate to each other, in both directions.
 type TLS struct {
 	server, client *tls.Config
 }
 
 // LoadTLS reads PEM files. Every server's certificate must be signed by ca for server
-// and client use, and be for serverName, or where that is empty for the host by which
-// it is reached.
+// and client use, and bear serverName. A certificate of the same CA without that name
+// is rejected on both sides.
 func LoadTLS(ca, cert, key, serverName string) (*TLS, error) {
 	pem, err := os.ReadFile(ca)
 	if err != nil {
@@ -178,9 +208,15 @@ func LoadTLS(ca, cert, key, serverName string) (*TLS, error) {
 	if err != nil {
 		return nil, fmt.Errorf("raft TLS: %w", err)
 	}
+	if err := pair.Leaf.VerifyHostname(serverName); err != nil {
+		return nil, fmt.Errorf("raft TLS: certificate %s does not bear the servers' name %q: issue it with that DNS name, or set tls.server_name on all servers: %w", cert, serverName, err)
+	}
 	certs := []tls.Certificate{pair}
 	return &TLS{
-		server: &tls.Config{MinVersion: tls.VersionTLS13, Certificates: certs, ClientCAs: pool, ClientAuth: tls.RequireAndVerifyClientCert},
+		server: &tls.Config{
+			MinVersion: tls.VersionTLS13, Certificates: certs, ClientCAs: pool, ClientAuth: tls.RequireAndVerifyClientCert,
+			VerifyConnection: func(c tls.ConnectionState) error { return c.PeerCertificates[0].VerifyHostname(serverName) },
+		},
 		client: &tls.Config{MinVersion: tls.VersionTLS13, Certificates: certs, RootCAs: pool, ServerName: serverName},
 	}, nil
 }

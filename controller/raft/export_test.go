@@ -7,12 +7,12 @@ import (
 	"remuda/controller/state"
 )
 
-// Asking is closed when the node asks no server any more to be taken in.
-func (n *Node) Asking() <-chan struct{} { return n.part.over }
+// Asking is closed when the node sends no more requests to join.
+func (n *Node) Asking() <-chan struct{} { return n.membership.over }
 
 // ApplyRaw applies bytes that no Command of this version makes.
 func (n *Node) ApplyRaw(ctx context.Context, data []byte) error {
-	_, err := n.apply(ctx, data)
+	_, err := n.apply(ctx, data, 1)
 	return err
 }
 
@@ -24,3 +24,6 @@ func (n *Node) SaveSnapshot(ctx context.Context, w io.Writer, c Consistency) (st
 	}
 	return v.WriteSnapshot(w)
 }
+
+// LastIndex is that of the last entry in the log.
+func (n *Node) LastIndex() uint64 { return n.raft.LastIndex() }

@@ -170,7 +170,7 @@ func (s *server) config() raft.Config {
 	cfg := raft.DefaultConfig()
 	cfg.DataDir, cfg.Bind, cfg.Store = s.dir, s.address, store
 	cfg.BootstrapExpect, cfg.Join, cfg.API = s.expect, s.join, "http://"+s.name
-	cfg.RetryInterval = 50 * time.Millisecond
+	cfg.RetryInterval, cfg.ServerStabilizationTime = 50*time.Millisecond, 500*time.Millisecond
 	company(&cfg)
 	if s.expect == 1 {
 		// One that stays alone has nobody to wait for, and cannot lose an election.
@@ -192,9 +192,11 @@ func company(cfg *raft.Config) {
 	cfg.HeartbeatTimeout, cfg.ElectionTimeout, cfg.LeaderLeaseTimeout = time.Second, time.Second, time.Second
 }
 
+func (s *server) open() (*raft.Node, error) { return raft.Open(s.config()) }
+
 func (s *server) start() {
 	s.c.t.Helper()
-	node, err := raft.Open(s.config())
+	node, err := s.open()
 	require.NoError(s.c.t, err)
 	s.node = node
 }

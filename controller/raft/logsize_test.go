@@ -62,10 +62,13 @@ func (d *day) step(kind string, name replica.Name, reason string, inputs map[str
 	d.now = d.now.Add(90*time.Second + 123456789*time.Nanosecond)
 }
 
-func (d *day) move(name replica.Name, phase state.Phase, edit func(*state.Move)) func(*state.Plan) {
+func (d *day) move(name replica.Name, event state.Event, edit func(*state.Move)) func(*state.Plan) {
 	r := d.store.View().Replica(nil, name.String())
 	require.NotNil(d.b, r)
-	m := state.Move{Replica: name.String(), ModifyIndex: r.ModifyIndex, Tier: state.Hot, Phase: phase}
+	m := state.Move{Replica: name.String(), ModifyIndex: r.ModifyIndex, Event: event}
+	if event == state.EventDrain || event == state.EventStop {
+		m.Goal = state.GoalGone
+	}
 	if edit != nil {
 		edit(&m)
 	}
@@ -79,23 +82,23 @@ func (d *day) cycle(n int) {
 		"wanted": "2", "have": "1", "node": "gpu-node-017", "free_bytes": "68719476736", "needed_bytes": "42949672960", "free_seats": "2", "nodes_considered": "12",
 	}, func(c *state.Plan) {
 		c.Place = []state.Place{{
-			Name: name, VariantHash: dayHash, Job: name.String(),
+			Name: name, VariantHash: dayHash,
 			Placement: state.Placement{
 				Node: dayNode, Seats: []string{dayGPU + "#0", dayGPU + "#1"},
 				Memory: map[string]int64{dayGPU: 40 << 30}, HostMemory: 36 << 30,
 			},
 		}}
 	})
-	job, jobIndex := name.String(), uint64(1_234_567)
+	jobIndex := uint64(1_234_567)
 	d.step("start", name, "its job is registered with Nomad", map[string]string{"job_index": "1234567"},
-		d.move(name, state.Starting, func(m *state.Move) { m.Job, m.JobIndex = &job, &jobIndex }))
+		d.move(name, state.EventStarted, func(m *state.Move) { m.JobIndex = &jobIndex }))
 	failures := 0
 	d.step("run", name, "its engine primary serves after 41.2 s", map[string]string{"seconds": "41.2", "token": "42"},
-		d.move(name, state.Running, func(m *state.Move) { m.Failures = &failures }))
+		d.move(name, state.EventServing, func(m *state.Move) { m.Failures = &failures }))
 	d.step("drain", name, "2 replicas run and 1 is wanted: this one costs most", map[string]string{"wanted": "1", "have": "2", "cost": "3.5", "in_flight": "4"},
-		d.move(name, state.Draining, nil))
+		d.move(name, state.EventDrain, nil))
 	d.step("stop", name, "nothing is in flight after 8.4 s", map[string]string{"seconds": "8.4", "in_flight": "0"},
-		d.move(name, state.Stopping, nil))
+		d.move(name, state.EventStop, nil))
 	modified := d.store.View().Replica(nil, name.String()).ModifyIndex
 	d.step("remove", name, "its job has ended: its seats and bytes are free", map[string]string{"seats": "2", "freed_bytes": "42949672960"},
 		func(c *state.Plan) { c.Remove = []state.Remove{{Replica: name.String(), ModifyIndex: modified}} })

@@ -13,28 +13,28 @@ import (
 	hraft "github.com/hashicorp/raft"
 )
 
-// part is the effort to be a member.
-type part struct {
+// membership is the effort to be a member.
+type membership struct {
 	// ctx ends when the server leaves or is closed.
 	ctx context.Context
 	end context.CancelFunc
-	// over is closed once nothing is asked any more.
+	// over is closed once no more requests to join are sent.
 	over chan struct{}
-	// asked tells that somebody was asked to take this server in, so that it may be
-	// a member without knowing. To be read once over is closed.
+	// asked: a request to join was sent, so this server may be a member without knowing.
+	// To be read once over is closed.
 	asked bool
 }
 
-func (p *part) begin(ctx context.Context) {
-	p.ctx, p.end = context.WithCancel(ctx)
-	p.over = make(chan struct{})
+func (m *membership) begin(ctx context.Context) {
+	m.ctx, m.end = context.WithCancel(ctx)
+	m.over = make(chan struct{})
 }
 
-// takePart makes this server a member: of the cluster that is there, or of a new one.
-// It returns once it is.
-func (n *Node) takePart() {
-	defer close(n.part.over)
-	said := ""
+// runMembership makes this server a member of the existing cluster or of a new one. It
+// returns once it is.
+func (n *Node) runMembership() {
+	defer close(n.membership.over)
+	logged := ""
 	for {
 		peers, err := n.Peers()
 		member := err == nil && slices.Contains(peers, Peer{n.ID(), n.Address()})
@@ -47,16 +47,16 @@ func (n *Node) takePart() {
 			n.log.Warn("this server is not a member of a cluster, and has no servers to join: set join")
 			return
 		}
-		if err = n.round(); err != nil && n.part.ctx.Err() == nil && err.Error() != said {
-			said = err.Error()
+		if err = n.joinOnce(); err != nil && n.membership.ctx.Err() == nil && err.Error() != logged {
+			logged = err.Error()
 			if member {
-				n.log.Info("no leader yet", "reason", said)
+				n.log.Info("no leader yet", "reason", logged)
 			} else {
-				n.log.Info("not a member of a cluster yet", "reason", said)
+				n.log.Info("not a member of a cluster yet", "reason", logged)
 			}
 		}
 		select {
-		case <-n.part.ctx.Done():
+		case <-n.membership.ctx.Done():
 			return
 		case <-n.failed:
 			return
@@ -65,23 +65,23 @@ func (n *Node) takePart() {
 	}
 }
 
-// round asks all servers once, and does what can be done.
-func (n *Node) round() error {
+// joinOnce sends a hello to all servers, and joins or forms a cluster if it can.
+func (n *Node) joinOnce() error {
 	me := n.hello()
-	group := []answer{me}
+	group := []rpcResponse{me}
 	var errs []error
-	var formed []answer
+	var formed []rpcResponse
 	for _, address := range n.cfg.Join {
 		if address == n.Address() {
 			continue
 		}
-		a, err := n.ask(n.part.ctx, address, question{Op: opHello})
+		a, err := n.call(n.membership.ctx, address, rpcRequest{Op: opHello})
 		switch {
 		case err != nil:
 			errs = append(errs, err)
 		case a.Formed:
 			formed = append(formed, a)
-		case !slices.ContainsFunc(group, func(other answer) bool { return other.Peer == a.Peer }):
+		case !slices.ContainsFunc(group, func(other rpcResponse) bool { return other.Peer == a.Peer }):
 			group = append(group, a)
 		}
 	}
@@ -100,15 +100,15 @@ func (n *Node) round() error {
 	return n.form(group)
 }
 
-// join asks for membership of the cluster that was found.
-func (n *Node) join(formed []answer) error {
+// join requests membership of the cluster that was found.
+func (n *Node) join(formed []rpcResponse) error {
 	id := formed[0].ClusterID
 	for _, a := range formed {
 		if a.ClusterID != id {
 			return fmt.Errorf("%s and %s belong to different clusters, %s and %s", formed[0].Peer.Address, a.Peer.Address, id, a.ClusterID)
 		}
 	}
-	// Known before it is a member, so that it can never be of two.
+	// Durable before it is a member, so that it can never be a member of two clusters.
 	err := n.identity.change(func(doc *identityDoc) error {
 		if doc.ClusterID == id {
 			return nil
@@ -126,18 +126,18 @@ func (n *Node) join(formed []answer) error {
 	for _, a := range formed {
 		addresses = append(addresses, a.Peer.Address)
 	}
-	n.part.asked = true
-	return n.askLeader(n.part.ctx, addresses, question{Op: opJoin, Peer: Peer{n.ID(), n.Address()}})
+	n.membership.asked = true
+	return n.callLeader(n.membership.ctx, addresses, rpcRequest{Op: opJoin, Peer: Peer{n.ID(), n.Address()}})
 }
 
-// askLeader asks the servers at these addresses, and those that they take for the
-// leader, until the leader has done what it is asked for.
-func (n *Node) askLeader(ctx context.Context, addresses []string, q question) error {
+// callLeader sends a request to the servers at these addresses, and to the leaders that
+// they name, until the leader has carried it out.
+func (n *Node) callLeader(ctx context.Context, addresses []string, q rpcRequest) error {
 	var errs []error
 	for _, address := range addresses {
-		reply, err := n.ask(ctx, address, q)
+		reply, err := n.call(ctx, address, q)
 		if err == nil && reply.NotLeader && reply.Leader.Address != "" {
-			reply, err = n.ask(ctx, reply.Leader.Address, q)
+			reply, err = n.call(ctx, reply.Leader.Address, q)
 		}
 		if err == nil && reply.Error == "" {
 			return nil
@@ -154,7 +154,7 @@ func (n *Node) askLeader(ctx context.Context, addresses []string, q question) er
 // which see different parts of each other, at most one is: every server of a group
 // promises, for good, to be of that one, and the one with the lowest ID bootstraps
 // it when all have. The others learn of it from their leader.
-func (n *Node) form(group []answer) error {
+func (n *Node) form(group []rpcResponse) error {
 	if len(group) != n.cfg.BootstrapExpect {
 		return fmt.Errorf("%d servers are reachable and %d are expected", len(group), n.cfg.BootstrapExpect)
 	}
@@ -170,7 +170,7 @@ func (n *Node) form(group []answer) error {
 		return fmt.Errorf("waiting for %s to form the cluster", servers[0].Address)
 	}
 	for _, p := range servers[1:] {
-		if _, err := n.ask(n.part.ctx, p.Address, question{Op: opPromise, Servers: servers}); err != nil {
+		if _, err := n.call(n.membership.ctx, p.Address, rpcRequest{Op: opPromise, Servers: servers}); err != nil {
 			return err
 		}
 	}

@@ -36,6 +36,7 @@ func TestJoinAndLeave(t *testing.T) {
 		s.join = []string{first.address}
 		s.start()
 		s.sees("a", "1")
+		eventually(t, "it is promoted", func() bool { return c.leader().node.Promote(t.Context(), s.node.ID()) == nil })
 	}
 	peers := func(n int) func() bool {
 		return func() bool {
@@ -59,7 +60,7 @@ func TestJoinAndLeave(t *testing.T) {
 	eventually(t, "one member", peers(1))
 	last.apply(set("a", "2"))
 
-	// One who left comes back when it is started with somebody to join.
+	// A server that left comes back when it is started with a server to join.
 	follower.join, follower.expect = []string{last.address}, 0
 	follower.start()
 	follower.sees("a", "2")
@@ -315,32 +316,38 @@ func (a *authority) write(name, kind string, der []byte) {
 	require.NoError(a.t, os.WriteFile(filepath.Join(a.dir, name), pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600))
 }
 
-// tls issues a certificate for a host name.
-func (a *authority) tls(host, serverName string) *raft.TLS {
+// issue issues a certificate for a host name and returns its files.
+func (a *authority) issue(host string) (cert, key string) {
 	a.n++
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	require.NoError(a.t, err)
 	tmpl := &x509.Certificate{
 		SerialNumber: big.NewInt(a.n + 1), DNSNames: []string{host}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 	}
-	der, err := x509.CreateCertificate(rand.Reader, tmpl, a.cert, &key.PublicKey, a.key)
+	der, err := x509.CreateCertificate(rand.Reader, tmpl, a.cert, &private.PublicKey, a.key)
 	require.NoError(a.t, err)
-	keyDER, err := x509.MarshalECPrivateKey(key)
+	keyDER, err := x509.MarshalECPrivateKey(private)
 	require.NoError(a.t, err)
-	cert, keyFile := fmt.Sprintf("%d.pem", a.n), fmt.Sprintf("%d-key.pem", a.n)
+	cert, key = fmt.Sprintf("%d.pem", a.n), fmt.Sprintf("%d-key.pem", a.n)
 	a.write(cert, "CERTIFICATE", der)
-	a.write(keyFile, "EC PRIVATE KEY", keyDER)
-	loaded, err := raft.LoadTLS(filepath.Join(a.dir, "ca.pem"), filepath.Join(a.dir, cert), filepath.Join(a.dir, keyFile), serverName)
+	a.write(key, "EC PRIVATE KEY", keyDER)
+	return filepath.Join(a.dir, cert), filepath.Join(a.dir, key)
+}
+
+// tls is of a server whose certificate is for a host name.
+func (a *authority) tls(host string) *raft.TLS {
+	cert, key := a.issue(host)
+	loaded, err := raft.LoadTLS(filepath.Join(a.dir, "ca.pem"), cert, key, host)
 	require.NoError(a.t, err)
 	return loaded
 }
 
 func TestTLS(t *testing.T) {
 	t.Parallel()
-	const host = "server.remuda"
+	const host = raft.DefaultServerName
 	ca := newAuthority(t)
-	c := start(t, 3, func(cfg *raft.Config) { cfg.TLS = ca.tls(host, host) })
+	c := start(t, 3, func(cfg *raft.Config) { cfg.TLS = ca.tls(host) })
 	c.leader().apply(set("a", "1"))
 	for _, s := range c.servers {
 		s.sees("a", "1")
@@ -355,29 +362,48 @@ func TestTLS(t *testing.T) {
 	}
 	strangers := []*server{
 		join(nil), // plain TCP
-		join(newAuthority(t).tls(host, host)),
-		join(ca.tls(host, "other.name")), // it asks the servers for another name
+		join(newAuthority(t).tls(host)),
+		join(ca.tls("other.name")), // it asks the servers for another name
 	}
 	c.asks(3, strangers...)
 	for _, s := range strangers {
 		require.Empty(t, s.node.Leader().ID)
 	}
 
-	// Without a certificate nobody gets a word.
-	conn, err := tls.Dial("tcp", c.servers[0].address, &tls.Config{InsecureSkipVerify: true})
-	if err == nil {
-		_, err = io.WriteString(conn, "P{\"Op\":\"hello\",\"Cluster\":\"remuda\"}\n")
-		if err == nil {
-			_, err = conn.Read(make([]byte, 1))
+	// A client without a certificate gets no answer, and so does one whose certificate is of
+	// the same CA and bears another name.
+	client, err := tls.LoadX509KeyPair(ca.issue("gateway.remuda"))
+	require.NoError(t, err)
+	server, err := tls.LoadX509KeyPair(ca.issue(host))
+	require.NoError(t, err)
+	answer := func(certs ...tls.Certificate) (string, error) {
+		conn, err := tls.Dial("tcp", c.servers[0].address, &tls.Config{InsecureSkipVerify: true, Certificates: certs})
+		if err != nil {
+			return "", err
 		}
-		conn.Close()
+		defer conn.Close()
+		if _, err = io.WriteString(conn, "P{\"Op\":\"hello\",\"Cluster\":\"remuda\"}\n"); err != nil {
+			return "", err
+		}
+		return bufio.NewReader(conn).ReadString('\n')
 	}
+	line, err := answer()
 	require.Error(t, err)
+	require.Empty(t, line)
+	line, err = answer(client)
+	require.Error(t, err)
+	require.Empty(t, line)
+	line, err = answer(server)
+	require.NoError(t, err)
+	require.Contains(t, line, "ClusterID")
 
-	_, err = raft.LoadTLS("none", "none", "none", "")
+	_, err = raft.LoadTLS("none", "none", "none", host)
 	require.Error(t, err)
-	_, err = raft.LoadTLS(os.Args[0], "none", "none", "")
+	_, err = raft.LoadTLS(os.Args[0], "none", "none", host)
 	require.ErrorContains(t, err, "contains no PEM certificate")
+	cert, key := ca.issue("gateway.remuda")
+	_, err = raft.LoadTLS(filepath.Join(ca.dir, "ca.pem"), cert, key, host)
+	require.ErrorContains(t, err, `does not bear the servers' name "server.remuda"`)
 }
 
 func TestLeaveIsGivenUpWithItsContext(t *testing.T) {

@@ -13,6 +13,7 @@ import (
 	hraft "github.com/hashicorp/raft"
 	raftboltdb "github.com/hashicorp/raft-boltdb/v2"
 	"go.etcd.io/bbolt"
+	bolterrors "go.etcd.io/bbolt/errors"
 
 	"remuda/controller/state"
 )
@@ -42,10 +43,13 @@ type Node struct {
 	metrics   *collector
 
 	// ctx ends when the node is closed, and wg waits for what it started.
-	ctx    context.Context
-	cancel context.CancelFunc
-	wg     sync.WaitGroup
-	part   part
+	ctx        context.Context
+	cancel     context.CancelFunc
+	wg         sync.WaitGroup
+	membership membership
+	autopilot  autopilot
+	// members is held by changes of the cluster's members, from reading them on.
+	members sync.Mutex
 
 	failed  chan struct{}
 	failure error
@@ -68,27 +72,32 @@ func Open(cfg Config) (*Node, error) {
 	}
 	n := &Node{cfg: cfg, log: cfg.Logger.Named("raft"), failed: make(chan struct{}), down: make(chan struct{})}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
-	n.part.begin(n.ctx)
+	n.membership.begin(n.ctx)
+	n.autopilot.members = map[string]observation{}
 	if err := n.open(); err != nil {
 		n.cancel()
 		return nil, errors.Join(err, n.release())
 	}
+	if cfg.TLS == nil && cfg.Secret == "" {
+		n.log.Warn("the Raft port has no authentication: every process of this machine can read and change the state, and remove servers: set raft.secret or TLS", "address", n.streams.listener.Addr().String())
+	}
 	n.streams.serve()
 	n.wg.Go(n.lead.run)
-	n.wg.Go(n.takePart)
+	n.wg.Go(n.runMembership)
+	n.wg.Go(n.runAutopilot)
 	n.wg.Go(n.watchFailure)
 	return n, nil
 }
 
 func (n *Node) open() error {
-	// The database first: it is locked, so that nobody else touches the identity.
+	// The database first: its lock keeps other processes from the identity.
 	var err error
 	n.store, err = raftboltdb.New(raftboltdb.Options{
 		Path:        filepath.Join(n.cfg.DataDir, "raft.db"),
 		BoltOptions: &bbolt.Options{Timeout: time.Second, NoFreelistSync: true, FreelistType: bbolt.FreelistMapType},
 	})
 	if err != nil {
-		if errors.Is(err, bbolt.ErrTimeout) { //nolint:staticcheck // The name that bbolt v1.3 has for it.
+		if errors.Is(err, bolterrors.ErrTimeout) {
 			err = errors.New("another process has the file open: is another agent using this data directory?")
 		}
 		return fmt.Errorf("raft: %s: %w", filepath.Join(n.cfg.DataDir, "raft.db"), err)
@@ -114,9 +123,9 @@ func (n *Node) open() error {
 	if n.streams, err = listen(&n.cfg); err != nil {
 		return err
 	}
-	n.streams.peering = n.servePeering
+	n.streams.rpc = n.serveRPC
 
-	n.fsm = &fsm{store: n.cfg.Store, halt: n.fail}
+	n.fsm = &fsm{store: n.cfg.Store, own: n.cfg.FeatureLevel, halt: n.fail}
 	rc := hraft.DefaultConfig()
 	rc.LocalID = hraft.ServerID(n.identity.get().ID)
 	rc.HeartbeatTimeout, rc.ElectionTimeout, rc.LeaderLeaseTimeout = n.cfg.HeartbeatTimeout, n.cfg.ElectionTimeout, n.cfg.LeaderLeaseTimeout
@@ -134,7 +143,7 @@ func (n *Node) open() error {
 		Stream: n.streams, MaxPool: maxPool, Timeout: transportTimeout, Logger: n.log.Named("transport"),
 	})
 	if n.raft, err = hraft.NewRaft(rc, n.fsm, logs, n.store, snapshots, n.transport); err != nil {
-		return errors.Join(fmt.Errorf("raft: %w", err))
+		return errors.Join(fmt.Errorf("raft: %w", err), n.Err())
 	}
 	n.lead = newLeadership(n, notify)
 	n.metrics = newCollector(n)
@@ -265,20 +274,27 @@ func (n *Node) Apply(ctx context.Context, c state.Command) (state.Result, error)
 	if err != nil {
 		return state.Result{}, err
 	}
+	if err := n.checkLevel(c); err != nil {
+		return state.Result{}, err
+	}
 	start := time.Now()
-	res, err := n.apply(ctx, data)
+	res, err := n.apply(ctx, data, state.Level(c))
 	n.metrics.applied(time.Since(start), err)
 	return res, err
 }
 
-func (n *Node) apply(ctx context.Context, data []byte) (state.Result, error) {
+func (n *Node) apply(ctx context.Context, data []byte, level int) (state.Result, error) {
 	if n.ctx.Err() != nil {
 		return state.Result{}, ErrClosed
 	}
 	if err := ctx.Err(); err != nil {
 		return state.Result{}, fmt.Errorf("%w: %w", ErrBusy, err)
 	}
-	future := n.raft.Apply(data, n.cfg.ApplyTimeout)
+	entry := hraft.Log{Data: data}
+	if level > 1 {
+		entry.Extensions = encodeLevel(level)
+	}
+	future := n.raft.ApplyLog(entry, n.cfg.ApplyTimeout)
 	if err := n.await(ctx, future); err != nil {
 		return state.Result{}, err
 	}

@@ -1,6 +1,7 @@
 package raft
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -17,45 +18,55 @@ import (
 
 // Peers returns the members as this server knows them, in the cluster's order.
 func (n *Node) Peers() ([]Peer, error) {
-	peers, _, err := n.configuration()
+	servers, err := n.configuration()
+	peers := make([]Peer, len(servers))
+	for i, s := range servers {
+		peers[i] = peerOf(s)
+	}
 	return peers, err
 }
 
-// configuration returns the members and the index of the log's entry that says so.
-func (n *Node) configuration() ([]Peer, uint64, error) {
+// configuration returns the members. A change that is made from it must hold n.members
+// since before the call: hashicorp/raft does not report the index of the configuration
+// (Index of its future is always 0), so that changes cannot be compared and set.
+func (n *Node) configuration() ([]hraft.Server, error) {
 	f := n.raft.GetConfiguration()
 	if err := f.Error(); err != nil {
-		return nil, 0, fmt.Errorf("raft: peers: %w", err)
+		return nil, fmt.Errorf("raft: members: %w", err)
 	}
-	servers := f.Configuration().Servers
-	peers := make([]Peer, len(servers))
-	for i, s := range servers {
-		peers[i] = Peer{ID: string(s.ID), Address: string(s.Address)}
-	}
-	return peers, f.Index(), nil
+	return f.Configuration().Servers, nil
 }
 
-// RemovePeer takes a server out of the cluster; one that is not in it is no error.
-// Only the leader can.
+// RemovePeer removes a server from the cluster. It does nothing if the server is not a
+// member. Only the leader can.
 func (n *Node) RemovePeer(ctx context.Context, id string) error {
 	if err := n.Verify(ctx); err != nil {
 		return err
 	}
-	peers, err := n.Peers()
+	if id == "" {
+		return errors.New("raft: missing the ID of the server to remove")
+	}
+	n.members.Lock()
+	defer n.members.Unlock()
+	servers, err := n.configuration()
 	if err != nil {
 		return err
 	}
-	if len(peers) == 1 && peers[0].ID == id {
-		return errors.New("raft: cannot remove the last server")
+	if !slices.ContainsFunc(servers, func(s hraft.Server) bool { return string(s.ID) == id }) {
+		return nil
+	}
+	if onlyVoter(servers, id) {
+		return errors.New("raft: cannot remove the last voter")
 	}
 	if err := n.await(ctx, n.raft.RemoveServer(hraft.ServerID(id), 0, n.cfg.ApplyTimeout)); err != nil {
 		return err
 	}
+	n.autopilot.forget(id)
 	n.log.Info("server removed", "id", id)
 	return nil
 }
 
-// TransferLeadership makes another server lead; any where id is empty.
+// TransferLeadership makes another voter lead; any if id is empty.
 func (n *Node) TransferLeadership(ctx context.Context, id string) error {
 	if err := n.Verify(ctx); err != nil {
 		return err
@@ -64,17 +75,17 @@ func (n *Node) TransferLeadership(ctx context.Context, id string) error {
 	if id == "" {
 		f = n.raft.LeadershipTransfer()
 	} else {
-		peers, err := n.Peers()
+		servers, err := n.configuration()
 		if err != nil {
 			return err
 		}
-		for _, p := range peers {
-			if p.ID == id {
-				f = n.raft.LeadershipTransferToServer(hraft.ServerID(p.ID), hraft.ServerAddress(p.Address))
+		for _, s := range servers {
+			if string(s.ID) == id && s.Suffrage == hraft.Voter {
+				f = n.raft.LeadershipTransferToServer(s.ID, s.Address)
 			}
 		}
 		if f == nil {
-			return fmt.Errorf("raft: no server has the ID %s", id)
+			return fmt.Errorf("raft: no voter has the ID %s", id)
 		}
 	}
 	if err := n.await(ctx, f); err != nil {
@@ -83,14 +94,14 @@ func (n *Node) TransferLeadership(ctx context.Context, id string) error {
 	return nil
 }
 
-// Leave takes this server out of the cluster, so that the others need it no more for
-// a majority; a leader hands over first. The last server stays: it has nobody to
-// leave the state to. Close it afterwards.
+// Leave removes this server from the cluster, so that the others do not need it for a
+// majority; a leader transfers leadership first. The last server stays a member, because
+// no other has the state. Close it afterwards.
 func (n *Node) Leave(ctx context.Context) error {
-	// One that still asks to be taken in would be back at once.
-	n.part.end()
+	// A server that still sends requests to join would be back at once.
+	n.membership.end()
 	select {
-	case <-n.part.over:
+	case <-n.membership.over:
 	case <-ctx.Done():
 		return fmt.Errorf("raft: leave: %w", ctx.Err())
 	}
@@ -111,12 +122,16 @@ func (n *Node) Leave(ctx context.Context) error {
 }
 
 func (n *Node) tryLeave(ctx context.Context) error {
-	peers, err := n.Peers()
+	servers, err := n.configuration()
 	if err != nil {
 		return err
 	}
-	if len(peers) == 0 && !n.part.asked || len(peers) == 1 && peers[0].ID == n.ID() {
+	only := onlyVoter(servers, n.ID())
+	if len(servers) == 0 && !n.membership.asked || len(servers) == 1 && only {
 		return nil
+	}
+	if only {
+		return errOnlyVoter
 	}
 	if n.raft.State() == hraft.Leader {
 		if err := n.TransferLeadership(ctx, ""); err != nil {
@@ -128,8 +143,8 @@ func (n *Node) tryLeave(ctx context.Context) error {
 	case n.ID():
 		return n.notLeader()
 	case "":
-		for _, p := range peers {
-			addresses = append(addresses, p.Address)
+		for _, s := range servers {
+			addresses = append(addresses, string(s.Address))
 		}
 		addresses = append(addresses, n.cfg.Join...)
 		addresses = slices.DeleteFunc(addresses, func(a string) bool { return a == n.Address() })
@@ -139,7 +154,7 @@ func (n *Node) tryLeave(ctx context.Context) error {
 	if len(addresses) == 0 {
 		return n.notLeader()
 	}
-	return n.askLeader(ctx, addresses, question{Op: opLeave, Peer: Peer{ID: n.ID()}})
+	return n.callLeader(ctx, addresses, rpcRequest{Op: opLeave, Peer: Peer{ID: n.ID()}})
 }
 
 // RestoreSnapshot replaces the state of the whole cluster with a saved one. Only the
@@ -168,8 +183,8 @@ func (n *Node) RestoreSnapshot(ctx context.Context, r io.Reader) (info state.Sna
 	if deadline, ok := ctx.Deadline(); ok {
 		timeout = max(time.Until(deadline), time.Millisecond)
 	}
-	meta := &hraft.SnapshotMeta{Version: hraft.SnapshotVersionMax, Index: info.Index, Size: info.Bytes}
-	if err := n.raft.Restore(meta, spool, timeout); err != nil {
+	meta := &hraft.SnapshotMeta{Version: hraft.SnapshotVersionMax, Index: info.Index, Size: levelSize + info.Bytes}
+	if err := n.raft.Restore(meta, io.MultiReader(bytes.NewReader(encodeLevel(n.fsm.needs())), spool), timeout); err != nil {
 		if errors.Is(err, hraft.ErrNotLeader) {
 			return info, n.notLeader()
 		}

@@ -368,8 +368,8 @@ func TestMetrics(t *testing.T) {
 
 func TestConfigNamesEveryFault(t *testing.T) {
 	t.Parallel()
-	_, err := raft.Open(raft.Config{Bind: "x", Advertise: "0.0.0.0:1", BootstrapExpect: -1, Join: []string{"y"}})
-	for _, want := range []string{"data directory", "store", "logger", "cluster", "bind address", "advertise address", "bootstrap expect", "join address", "retry interval", "heartbeat", "election", "lease", "apply timeout", "snapshot interval", "max batch"} {
+	_, err := raft.Open(raft.Config{Bind: "x", Advertise: "0.0.0.0:1", Secret: "short", BootstrapExpect: -1, Join: []string{"y"}})
+	for _, want := range []string{"data directory", "store", "logger", "cluster", "bind address", "advertise address", "secret has 5 bytes", "server stabilization time", "bootstrap expect", "join address", "retry interval", "heartbeat", "election", "lease", "apply timeout", "snapshot interval", "max batch"} {
 		require.ErrorContains(t, err, want)
 	}
 	s := newCluster(t, nil).add()

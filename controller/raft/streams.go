@@ -7,43 +7,53 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
+	"github.com/hashicorp/go-hclog"
 	hraft "github.com/hashicorp/raft"
+	"golang.org/x/time/rate"
 )
 
-// The first byte of a connection, after TLS, says what it is for.
+// The first byte of a connection, once it is authenticated, is its protocol.
 const (
-	streamRaft    = 'R'
-	streamPeering = 'P'
+	streamRaft = 'R'
+	streamRPC  = 'P'
 )
 
-// helloTimeout bounds how long a new connection may take to say what it is for.
-const helloTimeout = 10 * time.Second
+const (
+	// handshakeTimeout bounds the time from accepting a connection to its first byte.
+	handshakeTimeout = 5 * time.Second
+	// maxPending bounds the connections in the handshake. A peer needs milliseconds for
+	// it, so thousands a second would have to arrive to evict one.
+	maxPending = 256
+)
 
-// maxPending bounds the connections that have not said so yet.
-const maxPending = 64
-
-// streams is the one port of a server. It is the StreamLayer of Raft, and hands the
-// other connections to peering.
+// streams is the one port of a server. It is the StreamLayer of Raft, and passes the
+// other connections to rpc.
 type streams struct {
 	listener  net.Listener
 	advertise string
 	tls       *TLS
+	secret    string
 	dial      func(ctx context.Context, address string) (net.Conn, error)
-	// peering serves one connection and returns when it is done with it.
-	peering func(net.Conn)
+	// rpc serves one connection and returns when it is done with it.
+	rpc func(net.Conn)
+	log hclog.Logger
+	// logRejected bounds the log lines that strangers cause.
+	logRejected rate.Sometimes
 
-	raft    chan net.Conn
-	pending chan struct{}
-	closed  chan struct{}
-	once    sync.Once
-	wg      sync.WaitGroup
+	raft   chan net.Conn
+	closed chan struct{}
+	once   sync.Once
+	wg     sync.WaitGroup
 
 	mu sync.Mutex
-	// conns are those that were accepted and are open.
+	// conns are the accepted connections that are open.
 	conns map[net.Conn]struct{}
+	// pending are those in the handshake, oldest first.
+	pending []net.Conn
 }
 
 var _ hraft.StreamLayer = (*streams)(nil)
@@ -54,16 +64,16 @@ func listen(cfg *Config) (*streams, error) {
 		return nil, fmt.Errorf("raft: %w", err)
 	}
 	s := &streams{
-		listener: l, advertise: cfg.Advertise, tls: cfg.TLS, dial: cfg.Dial,
-		raft: make(chan net.Conn), pending: make(chan struct{}, maxPending),
-		closed: make(chan struct{}), conns: map[net.Conn]struct{}{},
+		listener: l, advertise: cfg.Advertise, tls: cfg.TLS, secret: cfg.Secret, dial: cfg.Dial,
+		log: cfg.Logger.Named("raft"), logRejected: rate.Sometimes{First: 5, Interval: 10 * time.Second},
+		raft: make(chan net.Conn), closed: make(chan struct{}), conns: map[net.Conn]struct{}{},
 	}
 	if s.advertise == "" {
 		s.advertise = l.Addr().String()
 	}
 	if s.dial == nil {
-		// A server that listens on one address also calls from it, so that firewalls can
-		// be told who the servers are.
+		// A server that listens on one address also dials from it, so that firewall rules
+		// can name the servers.
 		d := &net.Dialer{}
 		if own, ok := l.Addr().(*net.TCPAddr); ok && !own.IP.IsUnspecified() {
 			d.LocalAddr = &net.TCPAddr{IP: own.IP, Zone: own.Zone}
@@ -75,7 +85,7 @@ func listen(cfg *Config) (*streams, error) {
 	return s, nil
 }
 
-// serve starts accepting. peering must be set.
+// serve starts accepting. rpc must be set.
 func (s *streams) serve() {
 	s.wg.Go(func() {
 		for {
@@ -88,18 +98,51 @@ func (s *streams) serve() {
 					continue
 				}
 			}
-			select {
-			case s.pending <- struct{}{}:
-			default:
-				conn.Close()
-				continue
-			}
-			s.wg.Go(func() { s.sort(conn) })
+			s.admit(conn)
+			s.wg.Go(func() { s.dispatch(conn) })
 		}
 	})
 }
 
-// tracked forgets itself when it is closed.
+// admit adds a connection to those in the handshake. If there are too many, it closes
+// the oldest one of the address that has the most.
+func (s *streams) admit(conn net.Conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.conns[conn] = struct{}{}
+	s.pending = append(s.pending, conn)
+	if len(s.pending) <= maxPending {
+		return
+	}
+	count := map[string]int{}
+	for _, c := range s.pending {
+		count[host(c)]++
+	}
+	victim := 0
+	for i, c := range s.pending {
+		if count[host(c)] > count[host(s.pending[victim])] {
+			victim = i
+		}
+	}
+	s.pending[victim].Close()
+	s.pending = slices.Delete(s.pending, victim, victim+1)
+}
+
+func host(conn net.Conn) string {
+	h, _, _ := net.SplitHostPort(conn.RemoteAddr().String())
+	return h
+}
+
+// admitted ends the handshake of a connection.
+func (s *streams) admitted(conn net.Conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if i := slices.Index(s.pending, conn); i >= 0 {
+		s.pending = slices.Delete(s.pending, i, i+1)
+	}
+}
+
+// tracked removes itself from streams.conns when it is closed.
 type tracked struct {
 	net.Conn
 	forget func()
@@ -110,51 +153,64 @@ func (t *tracked) Close() error {
 	return t.Conn.Close()
 }
 
-// sort finds out what a connection is for.
-func (s *streams) sort(conn net.Conn) {
-	raw := conn
-	s.mu.Lock()
-	s.conns[raw] = struct{}{}
-	s.mu.Unlock()
+// dispatch authenticates a connection and passes it to its protocol.
+func (s *streams) dispatch(raw net.Conn) {
 	select {
 	case <-s.closed:
 		raw.Close()
 	default:
 	}
-	if s.tls != nil {
-		conn = tls.Server(conn, s.tls.server)
-	}
-	var t net.Conn = &tracked{Conn: conn, forget: func() {
+	conn, kind, err := s.accept(raw)
+	s.admitted(raw)
+	t := &tracked{Conn: conn, forget: func() {
 		s.mu.Lock()
 		delete(s.conns, raw)
 		s.mu.Unlock()
 	}}
-	var kind [1]byte
-	err := conn.SetDeadline(time.Now().Add(helloTimeout))
-	if err == nil {
-		_, err = io.ReadFull(conn, kind[:])
-	}
-	<-s.pending
-	if err == nil {
-		err = conn.SetDeadline(time.Time{})
-	}
 	if err != nil {
-		t.Close()
+		_ = t.Close()
+		if errors.Is(err, net.ErrClosed) {
+			return // This server stops, or has too many connections.
+		}
+		s.logRejected.Do(func() {
+			s.log.Warn("connection to the Raft port rejected", "from", raw.RemoteAddr().String(), "reason", err)
+		})
 		return
 	}
-	switch kind[0] {
+	switch kind {
 	case streamRaft:
 		select {
 		case s.raft <- t:
 		case <-s.closed:
-			t.Close()
+			_ = t.Close()
 		}
-	case streamPeering:
-		s.peering(t)
-		t.Close()
-	default:
-		t.Close()
+	case streamRPC:
+		s.rpc(t)
+		_ = t.Close()
 	}
+}
+
+// accept is the server's side of the handshake. It always returns a connection to close.
+func (s *streams) accept(conn net.Conn) (net.Conn, byte, error) {
+	if err := conn.SetDeadline(time.Now().Add(handshakeTimeout)); err != nil {
+		return conn, 0, err
+	}
+	if s.tls != nil {
+		conn = tls.Server(conn, s.tls.server)
+	}
+	if s.secret != "" {
+		if err := authServer(conn, s.secret); err != nil {
+			return conn, 0, err
+		}
+	}
+	var kind [1]byte
+	if _, err := io.ReadFull(conn, kind[:]); err != nil {
+		return conn, 0, err
+	}
+	if kind[0] != streamRaft && kind[0] != streamRPC {
+		return conn, 0, fmt.Errorf("unknown protocol %q", kind[0])
+	}
+	return conn, kind[0], conn.SetDeadline(time.Time{})
 }
 
 // Accept implements net.Listener for Raft.
@@ -174,41 +230,41 @@ func (s *streams) Dial(address hraft.ServerAddress, timeout time.Duration) (net.
 	return s.open(ctx, string(address), streamRaft)
 }
 
+// open connects to another server for a protocol. The connection of an RPC keeps the
+// deadline of ctx.
 func (s *streams) open(ctx context.Context, address string, kind byte) (net.Conn, error) {
 	conn, err := s.dial(ctx, address)
 	if err != nil {
 		return nil, err
 	}
-	if s.tls != nil {
-		cfg := s.tls.client.Clone()
-		if cfg.ServerName == "" {
-			if cfg.ServerName, _, err = net.SplitHostPort(address); err != nil {
-				return nil, errors.Join(err, conn.Close())
-			}
-		}
-		secure := tls.Client(conn, cfg)
-		if err := secure.HandshakeContext(ctx); err != nil {
-			return nil, errors.Join(fmt.Errorf("TLS with %s: %w", address, err), conn.Close())
-		}
-		conn = secure
-	}
+	defer context.AfterFunc(ctx, func() { conn.Close() })()
 	if deadline, ok := ctx.Deadline(); ok {
 		err = conn.SetDeadline(deadline)
 	}
+	secure := conn
+	if err == nil && s.tls != nil {
+		t := tls.Client(conn, s.tls.client)
+		if err = t.HandshakeContext(ctx); err != nil {
+			err = fmt.Errorf("TLS with %s: %w", address, err)
+		}
+		secure = t
+	}
+	if err == nil && s.secret != "" {
+		err = authClient(secure, s.secret)
+	}
 	if err == nil {
-		_, err = conn.Write([]byte{kind})
+		_, err = secure.Write([]byte{kind})
 	}
 	if err == nil && kind == streamRaft {
-		err = conn.SetDeadline(time.Time{})
+		err = secure.SetDeadline(time.Time{})
 	}
 	if err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
-	return conn, nil
+	return secure, nil
 }
 
-// Close implements net.Listener: it closes the port and every connection that came
-// in by it.
+// Close implements net.Listener: it closes the port and every accepted connection.
 func (s *streams) Close() error {
 	var err error
 	s.once.Do(func() {

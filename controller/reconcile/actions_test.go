@@ -35,11 +35,11 @@ func TestNomadOutage(t *testing.T) {
 		w.raft.must(&state.Plan{ID: "test", Index: w.raft.store.View().Index(), Time: time.Now(), Place: []state.Place{placeOf("2", 1)}})
 		w.pass(time.Minute)
 		require.Equal(t, writes+1, w.raft.writes(), "nothing is concluded")
-		require.Equal(t, "HOT placed", w.stage("m:v:2"))
+		require.Equal(t, "placed", w.stage("m:v:2"))
 		require.Empty(t, w.replica("m:v:2").LastError, "it is not the replica's fault")
 		w.nomad.set(func() { w.nomad.down = false })
 		w.rest()
-		require.Equal(t, "HOT starting", w.stage("m:v:2"), "it goes on at once")
+		require.Equal(t, "starting", w.stage("m:v:2"), "it goes on at once")
 		require.True(t, w.seen().Pools[""].JobsKnown)
 		require.WithinDuration(t, time.Now(), w.seen().Pools[""].JobsSince, time.Second)
 	})
@@ -63,7 +63,7 @@ func TestActionsBackOffAndResumeWhenNomadIsBack(t *testing.T) {
 		w.rest()
 		w.nomad.set(func() { w.nomad.down, w.nomad.onRegister = false, nil })
 		w.rest()
-		require.Equal(t, "HOT starting", w.stage("m:v:1"), "without the rest of the wait")
+		require.Equal(t, "starting", w.stage("m:v:1"), "without the rest of the wait")
 		require.Empty(t, w.r.Status().Waiting)
 	})
 }
@@ -73,7 +73,7 @@ func TestNoActionAfterLeadership(t *testing.T) {
 		"the context ended":          func(w *world) { w.raft.depose() },
 		"a majority says so":         func(w *world) { w.raft.onVerify = func() error { return &raft.NotLeaderError{} } },
 		"nobody can be asked":        func(w *world) { w.raft.onVerify = func() error { return errUnknown } },
-		"the replica is another one": func(w *world) { w.raft.must(moveOf(w, "m:v:1", state.Stopping)) },
+		"the replica is another one": func(w *world) { w.raft.must(moveOf(w, "m:v:1", state.EventStop)) },
 		"the replica is gone meanwhile": func(w *world) {
 			w.raft.must(&state.Remove{Replica: "m:v:1", ModifyIndex: w.replica("m:v:1").ModifyIndex})
 		},
@@ -101,9 +101,13 @@ func TestNoActionAfterLeadership(t *testing.T) {
 	}
 }
 
-func moveOf(w *world, name string, phase state.Phase) *state.Move {
+func moveOf(w *world, name string, event state.Event) *state.Move {
 	r := w.replica(name)
-	return &state.Move{Replica: name, ModifyIndex: r.ModifyIndex, Tier: r.Tier, Phase: phase, Time: time.Now()}
+	c := &state.Move{Replica: name, ModifyIndex: r.ModifyIndex, Event: event, Time: time.Now()}
+	if event == state.EventDrain || event == state.EventStop {
+		c.Goal = state.GoalGone
+	}
+	return c
 }
 
 func TestRefusedJobFailsItsReplicaOnce(t *testing.T) {
@@ -114,7 +118,7 @@ func TestRefusedJobFailsItsReplicaOnce(t *testing.T) {
 		w.place("1")
 		w.rest()
 		r := w.replica("m:v:1")
-		require.Equal(t, "HOT failed", r.Stage().String())
+		require.Equal(t, state.StatusFailed, r.Status)
 		require.Equal(t, 1, r.Failures)
 		require.Contains(t, r.LastError, "no driver")
 		require.WithinDuration(t, time.Now().Add(planner.DefaultConfig().Backoff), r.Retry, time.Second)
@@ -127,7 +131,7 @@ func TestRefusedJobFailsItsReplicaOnce(t *testing.T) {
 		require.Equal(t, writes, w.raft.writes())
 
 		// The second failure in a row waits for longer.
-		w.move("m:v:1", state.Placed)
+		w.move("m:v:1", state.EventRetry)
 		w.rest()
 		r = w.replica("m:v:1")
 		require.Equal(t, 2, r.Failures)
@@ -140,14 +144,14 @@ func TestAFailureIsNotedOnce(t *testing.T) {
 		w.nomad.set(func() { w.nomad.onRender = func(context.Context, nomad.Request) error { return errFail } })
 		w.place("1")
 		w.rest()
-		require.Equal(t, "HOT placed", w.stage("m:v:1"), "that is no verdict of Nomad's")
+		require.Equal(t, "placed", w.stage("m:v:1"), "Nomad has not rejected the job")
 		require.Equal(t, "no", w.replica("m:v:1").LastError)
 		writes := w.raft.writes()
 		w.pass(10 * time.Minute)
 		require.Equal(t, writes, w.raft.writes(), "retries write nothing")
 		w.nomad.set(func() { w.nomad.onRender = nil })
 		w.pass(time.Minute)
-		require.Equal(t, "HOT starting", w.stage("m:v:1"))
+		require.Equal(t, "starting", w.stage("m:v:1"))
 		require.Empty(t, w.replica("m:v:1").LastError)
 	})
 }
@@ -165,7 +169,7 @@ func TestRegisteredBeforeACrash(t *testing.T) {
 		})
 		w.place("1")
 		w.rest()
-		require.Equal(t, "HOT placed", w.stage("m:v:1"))
+		require.Equal(t, "placed", w.stage("m:v:1"))
 		require.Empty(t, w.replica("m:v:1").LastError, "what is wrong with Raft is not wrong with the replica")
 		index := w.nomad.jobs["m:v:1"].Index
 		require.NotZero(t, index)
@@ -173,7 +177,7 @@ func TestRegisteredBeforeACrash(t *testing.T) {
 		w.raft.set(func() { w.raft.onApply = nil })
 		w.raft.elect()
 		w.rest()
-		require.Equal(t, "HOT starting", w.stage("m:v:1"))
+		require.Equal(t, "starting", w.stage("m:v:1"))
 		require.Equal(t, index, w.replica("m:v:1").JobIndex, "the job that is there is success")
 		require.Equal(t, index, w.nomad.jobs["m:v:1"].Index)
 	})
@@ -184,7 +188,7 @@ func TestReplicaChangesDuringItsRegistration(t *testing.T) {
 	inWorld(t, nil, func(t *testing.T, w *world) {
 		w.nomad.set(func() {
 			w.nomad.onRegister = func(string) error {
-				w.raft.must(moveOf(w, "m:v:1", state.Stopping))
+				w.raft.must(moveOf(w, "m:v:1", state.EventStop))
 				return nil
 			}
 		})
@@ -213,10 +217,10 @@ func TestReplicaStaysWhileItsRegistrationHangs(t *testing.T) {
 		rs := w.raft.store.View().Replicas(nil)
 		require.Len(t, rs, 1)
 		name := rs[0].Name.String()
-		require.Equal(t, "HOT placed", w.stage(name))
+		require.Equal(t, "placed", w.stage(name))
 		w.raft.must(&state.SetScale{Model: "m", Replicas: &none, Origin: state.OriginOperator})
 		w.pass(2 * planner.DefaultConfig().SettleTime)
-		require.Equal(t, "HOT stopping", w.stage(name))
+		require.Equal(t, "stopping", w.stage(name))
 		close(answer)
 		w.pass(2 * planner.DefaultConfig().SettleTime)
 		require.Empty(t, w.raft.store.View().Replicas(nil))
@@ -243,12 +247,12 @@ func TestADeniedTokenIsNoFailureOfTheReplica(t *testing.T) {
 		w.nomad.set(func() { w.nomad.onRegister = func(string) error { return denied } })
 		w.place("1")
 		w.pass(time.Minute)
-		require.Equal(t, "HOT placed", w.stage("m:v:1"))
+		require.Equal(t, "placed", w.stage("m:v:1"))
 		require.Contains(t, w.replica("m:v:1").LastError, "Permission denied", "people find it there")
 		require.Zero(t, w.replica("m:v:1").Failures)
 		w.nomad.set(func() { w.nomad.onRegister = nil })
 		w.pass(reconcile.DefaultConfig().RetryMax)
-		require.Equal(t, "HOT starting", w.stage("m:v:1"))
+		require.Equal(t, "starting", w.stage("m:v:1"))
 		require.Empty(t, w.replica("m:v:1").LastError)
 	})
 }
@@ -270,7 +274,7 @@ func TestConflictLeadsToANewLook(t *testing.T) {
 		require.Greater(t, w.nomad.indexes[2], w.nomad.indexes[1], "over what was found, not over what was known")
 		require.Equal(t, w.nomad.jobs["m:v:1"].Index, w.replica("m:v:1").JobIndex)
 		require.Empty(t, w.replica("m:v:1").LastError)
-		require.Equal(t, "HOT running", w.stage("m:v:1"), "it went by way of starting, and its engine still serves")
+		require.Equal(t, "serving", w.stage("m:v:1"), "it went by way of starting, and its engine still serves")
 	})
 }
 
@@ -280,7 +284,7 @@ func TestOwnWritesAreSeenAtOnce(t *testing.T) {
 		w.nomad.set(func() { w.nomad.frozen = true })
 		w.place("1")
 		w.rest()
-		require.Equal(t, "HOT starting", w.stage("m:v:1"))
+		require.Equal(t, "starting", w.stage("m:v:1"))
 		job := w.seen().Jobs["m:v:1"]
 		require.Equal(t, w.replica("m:v:1").JobIndex, job.Index)
 		require.Equal(t, "vh1", job.Hash)
@@ -293,11 +297,11 @@ func TestOwnWritesAreSeenAtOnce(t *testing.T) {
 		w.nomad.set(func() { w.nomad.frozen = false })
 		w.rest()
 		w.nomad.set(func() { w.nomad.frozen = true })
-		w.move("m:v:1", state.Stopping)
+		w.move("m:v:1", state.EventStop)
 		w.pass(5 * time.Second)
 		require.True(t, w.seen().Jobs["m:v:1"].Stopped)
 		require.False(t, w.seen().Jobs["m:v:1"].Ended)
-		require.Equal(t, "HOT stopping", w.stage("m:v:1"))
+		require.Equal(t, "stopping", w.stage("m:v:1"))
 		_, stops, _ := w.nomad.did()
 		require.Equal(t, 1, stops)
 		w.nomad.set(func() { w.nomad.frozen = false })
@@ -347,7 +351,7 @@ func TestActionsAreNotRepeatedOnOldNews(t *testing.T) {
 		})
 		w.nomad.set(func() {})
 		w.pass(5 * time.Second)
-		require.Equal(t, "HOT starting", w.stage("m:v:1"))
+		require.Equal(t, "starting", w.stage("m:v:1"))
 		registers, _, _ := w.nomad.did()
 		require.Equal(t, 1, registers)
 	})
@@ -418,14 +422,14 @@ func TestWorkersAreBounded(t *testing.T) {
 		w.pass(20 * time.Second)
 		require.Equal(t, 3, w.nomad.mostAtOnce)
 		for _, id := range ids {
-			require.Equal(t, "HOT starting", w.stage("m:v:"+id))
+			require.Equal(t, "starting", w.stage("m:v:"+id))
 		}
 		registers, _, _ := w.nomad.did()
 		require.Equal(t, 40, registers, "each once")
 
 		// Those that are under way end with the leadership.
-		w.raft.must(&state.Plan{ID: "more", Index: w.raft.store.View().Index(), Time: time.Now(), Move: []state.Move{*moveOf(w, "m:v:1", state.Failed)}})
-		w.move("m:v:1", state.Placed)
+		w.raft.must(&state.Plan{ID: "more", Index: w.raft.store.View().Index(), Time: time.Now(), Move: []state.Move{*moveOf(w, "m:v:1", state.EventFailed)}})
+		w.move("m:v:1", state.EventRetry)
 		w.rest()
 		w.cancel()
 		<-w.stopped
@@ -501,12 +505,12 @@ func TestWhatFailedIsTriedWithAnotherJob(t *testing.T) {
 		require.Empty(t, attempt())
 		w.script(func(*state.View, planner.Observation) (*state.Plan, time.Time) { return nil, time.Time{} })
 		again := func() {
-			w.move(m1, state.Starting)
-			w.move(m1, state.Failed)
+			w.move(m1, "")
+			w.move(m1, state.EventFailed)
 			w.rest()
-			w.move(m1, state.Placed)
+			w.move(m1, state.EventRetry)
 			w.rest()
-			require.Equal(t, "HOT starting", w.stage(m1))
+			require.Equal(t, "starting", w.stage(m1))
 		}
 		again()
 		require.Empty(t, attempt(), "its allocation has not failed")

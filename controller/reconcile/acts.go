@@ -114,9 +114,9 @@ func wantsTier(r *state.Replica, kind planner.Kind) bool {
 	case r == nil:
 		return false
 	case kind == planner.Sleep:
-		return r.Phase == state.Sleeping
+		return r.Status == state.StatusSleeping
 	}
-	return r.Phase == state.Waking || r.Tier == state.Hot && (r.Phase == state.Running || r.Phase == state.Starting)
+	return r.Status == state.StatusWaking || r.Status.Request() == state.RequestKeep
 }
 
 // status returns how many actions run by pool, and those that wait.

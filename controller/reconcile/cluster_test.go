@@ -144,7 +144,7 @@ func (c *cluster) until(what string, reached func() bool) {
 	for !reached() {
 		if time.Now().After(deadline) {
 			for _, r := range c.replicas() {
-				c.t.Logf("%s %s: %s", r.Name, r.Stage(), r.LastError)
+				c.t.Logf("%s %s: %s", r.Name, r.Status, r.LastError)
 			}
 			for _, d := range c.raft.Store().View().Decisions(nil, "", 20) {
 				c.t.Logf("%s %s %s", d.Kind, d.Replica, d.Reason)
@@ -178,7 +178,7 @@ func (c *cluster) replicas() []*state.Replica { return c.raft.Store().View().Rep
 func (c *cluster) stages() map[string]int {
 	out := map[string]int{}
 	for _, r := range c.replicas() {
-		out[r.Stage().String()]++
+		out[string(r.Status)]++
 	}
 	return out
 }
@@ -224,7 +224,7 @@ func (c *cluster) run(n int) {
 			}
 		}
 		s := c.stages()
-		return s["HOT running"] == n && len(c.replicas()) == n
+		return s["serving"] == n && len(c.replicas()) == n
 	})
 }
 
@@ -275,7 +275,7 @@ func TestWithRealRaftAndNomadsAPI(t *testing.T) {
 		c.until("Nomad is missed", func() bool { return !c.r.Status().Jobs.Known && !c.r.Status().Nodes.Known })
 		c.scale(3)
 		c.rest()
-		require.Equal(t, 2, c.stages()["HOT running"], "nothing is concluded")
+		require.Equal(t, 2, c.stages()["serving"], "nothing is concluded")
 		c.nomad.Break(nil)
 		c.run(3)
 		c.rest()
@@ -313,7 +313,7 @@ func TestWithRealRaftAndNomadsAPI(t *testing.T) {
 		c.dir = dir
 		c.open()
 		c.model(3)
-		c.until("what runs is adopted", func() bool { c.work(); return c.stages()["HOT running"] == 3 })
+		c.until("what runs is adopted", func() bool { c.work(); return c.stages()["serving"] == 3 })
 		require.Equal(t, before, names())
 		require.Equal(t, registered, c.count("PUT /v1/jobs"), "nothing was registered")
 		c.rest()
@@ -328,7 +328,7 @@ func TestScaleDownWithRealRaftAndNomadsAPI(t *testing.T) {
 	var leaving *state.Replica
 	c.until("one is being drained", func() bool {
 		for _, r := range c.replicas() {
-			if r.Phase == state.Draining {
+			if r.Status == state.StatusDraining {
 				leaving = r
 			}
 		}
@@ -345,7 +345,7 @@ func TestScaleDownWithRealRaftAndNomadsAPI(t *testing.T) {
 		seen := c.r.Status().Looked
 		c.until("it looks again", func() bool { return c.r.Status().Looked.After(seen) })
 		c.work()
-		require.Equal(t, 1, c.stages()["HOT draining"])
+		require.Equal(t, 1, c.stages()["draining"])
 	}
 	c.until("it is gone", func() bool { report(0); c.work(); return len(c.replicas()) == 1 })
 	c.until("Nomad has forgotten it", func() bool { c.work(); return c.nomad.Job(name) == nil })

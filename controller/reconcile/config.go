@@ -40,7 +40,7 @@ type Nomad interface {
 	WatchJobs(ctx context.Context, update func([]nomad.Job), lost func(error)) error
 	Render(ctx context.Context, r nomad.Request) (*api.Job, error)
 	Register(ctx context.Context, job *api.Job, index uint64) (nomad.Registration, error)
-	Stop(ctx context.Context, name replica.Name, purge bool) error
+	Stop(ctx context.Context, name replica.Name, index uint64, purge bool) error
 	Why(ctx context.Context, name replica.Name) (string, error)
 	GPUMemory(ctx context.Context, node string) (map[string]nomad.Sample, error)
 }
@@ -49,8 +49,8 @@ type Nomad interface {
 // from several goroutines at once and return when their context ends.
 type Shims interface {
 	State(ctx context.Context, address string) (shim.State, error)
-	Sleep(ctx context.Context, address string, drain time.Duration) (shim.State, error)
-	Wake(ctx context.Context, address string, gpus []string) (shim.State, error)
+	Sleep(ctx context.Context, address string, since time.Time, drain time.Duration) (shim.State, error)
+	Wake(ctx context.Context, address string, since time.Time, gpus []string) (shim.State, error)
 }
 
 // Consul is where the engines are, as consul.Watcher. Watch is called anew each time
@@ -68,7 +68,7 @@ type Config struct {
 	Pools  map[string]Nomad
 	Shims  Shims
 	Consul Consul
-	// Loads is reset at each begin of leading.
+	// Loads is given to the term in which this server leads.
 	Loads *load.Store
 
 	// Planner is passed on; its times for nodes, jobs, sleeps and wakes are used here as
@@ -190,7 +190,7 @@ func (c Config) validate() error {
 		errs = append(errs, fmt.Errorf("plan rate is %g and burst %d: must be more than 0 a second, and at least 1", c.PlanRate, c.PlanBurst))
 	}
 	if err := c.Planner.Validate(); err != nil {
-		errs = append(errs, fmt.Errorf("planner: %w", err))
+		errs = append(errs, err)
 	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("reconcile: %w", err)

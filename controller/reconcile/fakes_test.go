@@ -63,6 +63,13 @@ func (r *fakeRaft) WhileLeader(ctx context.Context, lead func(context.Context, u
 	}
 }
 
+// term is that of the last election.
+func (r *fakeRaft) term() uint64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.terms
+}
+
 func (r *fakeRaft) elect() { r.elected <- struct{}{} }
 
 func (r *fakeRaft) depose() {
@@ -292,19 +299,22 @@ func (n *fakeNomad) Register(ctx context.Context, job *api.Job, index uint64) (n
 	return out, err
 }
 
-func (n *fakeNomad) Stop(_ context.Context, name replica.Name, purge bool) error {
+func (n *fakeNomad) Stop(_ context.Context, name replica.Name, index uint64, purge bool) error {
 	id := name.String()
 	var err error
 	n.set(func() {
+		j, there := n.jobs[id]
 		switch {
 		case n.down:
 			err = errDown
+		case there && j.Index != index && (purge || !j.Stopped):
+			err = fmt.Errorf("stop %s: %w", id, &nomad.ConflictError{Job: id, Want: index, Have: j.Index, Reason: "it has changed since"})
 		case purge:
 			n.purges = append(n.purges, id)
 			delete(n.jobs, id)
 		default:
 			n.stops = append(n.stops, id)
-			if j, there := n.jobs[id]; there && !j.Stopped {
+			if there && !j.Stopped {
 				n.index++
 				j.Stopped, j.Index = true, n.index
 				n.jobs[id] = j

@@ -57,8 +57,8 @@ func newLeading(r *Reconciler, term uint64) *leading {
 		},
 	}
 	l.acts = newActs(l)
-	l.probe = &probe{l: l}
-	l.out = &writer{l: l, plans: bucket{rate: l.cfg.PlanRate, burst: float64(l.cfg.PlanBurst)}}
+	l.probe = &probe{l: l, busy: make(chan struct{}, 1), last: map[string]map[string]string{}}
+	l.out = &writer{l: l, lost: map[string]time.Time{}, plans: bucket{rate: l.cfg.PlanRate, burst: float64(l.cfg.PlanBurst)}}
 	return l
 }
 
@@ -76,7 +76,7 @@ func (l *leading) run(ctx context.Context) {
 	defer l.wg.Wait()
 	defer cancel()
 
-	l.cfg.Loads.Reset()
+	l.cfg.Loads.Begin(l.term)
 	known := map[string][]string{}
 	nodes := l.cfg.Raft.Store().View().Nodes(nil)
 	for _, n := range nodes {
@@ -242,7 +242,7 @@ const demandPause = time.Second
 // asked tells whether clients ask for a model that they did not ask for at the last look,
 // or still do so long after it.
 func (l *leading) asked() bool {
-	now := l.cfg.Loads.Demand()
+	now := l.cfg.Loads.Demand(scaledAt(l.cfg.Raft.Store().View()))
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for model, at := range now {

@@ -2,6 +2,8 @@ package reconcile
 
 import (
 	"errors"
+	"maps"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -14,7 +16,12 @@ import (
 // metrics counts what is done, and reads the state when it is asked. Only the leader
 // shows what it reads, so that a sum over the servers is right.
 type metrics struct {
-	r         *Reconciler
+	r *Reconciler
+
+	mu sync.Mutex // guards evicted
+	// evicted has the models that evictions counts.
+	evicted map[string]bool
+
 	plans     *prometheus.CounterVec
 	actions   *prometheus.CounterVec
 	decisions *prometheus.CounterVec
@@ -41,7 +48,7 @@ func newMetrics(r *Reconciler) *metrics {
 		}, []string{"part"})
 	}
 	return &metrics{
-		r: r,
+		r: r, evicted: map[string]bool{},
 		plans: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "remuda_controller_plans_total", Help: "Plans proposed by this server, by result.",
 		}, []string{"result"}),
@@ -62,7 +69,7 @@ func newMetrics(r *Reconciler) *metrics {
 			planner.Sleep: tier("sleep_seconds", "Duration from HOT to WARM after the drain: in total, until the memory is free, or the engine's share."),
 			planner.Wake:  tier("wake_seconds", "Duration from WARM to HOT: in total, or the engine's share."),
 		},
-		replicas: desc("replicas", "Replicas in the state. Reported by the leader only.", "model", "variant", "tier", "phase", "pool"),
+		replicas: desc("replicas", "Replicas in the state. Reported by the leader only.", "model", "variant", "tier", "status", "pool"),
 		inFlight: desc("in_flight", "Requests in flight, as reported by the gateways. Reported by the leader only.", "model", "variant"),
 		waiting:  desc("waiting", "Requests waiting for an engine, as reported by the gateways. Reported by the leader only.", "model"),
 		gateways: desc("gateways", "Gateways that report to the controller. Reported by the leader only."),
@@ -87,6 +94,7 @@ func (m *metrics) counted() []prometheus.Collector {
 
 // Collect implements prometheus.Collector.
 func (m *metrics) Collect(ch chan<- prometheus.Metric) {
+	m.forgetModels(m.r.cfg.Raft.Store().View())
 	for _, c := range m.counted() {
 		c.Collect(ch)
 	}
@@ -98,12 +106,12 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
 	type variant struct{ model, variant string }
-	type stage struct {
+	type group struct {
 		variant
-		state.Stage
-		pool string
+		status state.Status
+		pool   string
 	}
-	counts, flying := map[stage]int{}, map[variant]int{}
+	counts, flying := map[group]int{}, map[variant]int{}
 	loads := m.r.cfg.Loads.Totals()
 	view := m.r.cfg.Raft.Store().View()
 	for _, r := range view.Replicas(nil) {
@@ -112,11 +120,11 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 		if n := view.Node(nil, r.Placement.Node); n != nil {
 			pool = n.CapacityPool
 		}
-		counts[stage{v, r.Stage(), pool}]++
+		counts[group{v, r.Status, pool}]++
 		flying[v] += loads[r.Name.String()].InFlight
 	}
 	for s, n := range counts {
-		gauge(m.replicas, float64(n), s.model, s.variant.variant, string(s.Tier), string(s.Phase), s.pool)
+		gauge(m.replicas, float64(n), s.model, s.variant.variant, string(s.status.Tier()), string(s.status), s.pool)
 	}
 	for v, n := range flying {
 		gauge(m.inFlight, float64(n), v.model, v.variant)
@@ -161,8 +169,24 @@ func (m *metrics) plan(err error) {
 func (m *metrics) decided(d state.Decision) {
 	m.decisions.WithLabelValues(d.Kind).Inc()
 	if d.Kind == planner.KindEvict || d.Kind == planner.KindEvictWarm {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.evicted[d.Model] = true
 		m.evictions.WithLabelValues(d.Model, d.Kind).Inc()
 	}
+}
+
+// forgetModels drops the counters of models that do not exist any more.
+func (m *metrics) forgetModels(view *state.View) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	maps.DeleteFunc(m.evicted, func(model string, _ bool) bool {
+		if view.Model(nil, model) != nil {
+			return false
+		}
+		m.evictions.DeletePartialMatch(prometheus.Labels{"model": model})
+		return true
+	})
 }
 
 // changedTier measures a Sleep or a Wake that was done and committed.
@@ -177,4 +201,6 @@ func (m *metrics) changedTier(t *tiering, now time.Time) {
 }
 
 // wantedSince tells whether a replica's Since is when its change of tier was asked for.
-func wantedSince(r *state.Replica) bool { return r.Phase == state.Sleeping || r.Phase == state.Waking }
+func wantedSince(r *state.Replica) bool {
+	return r.Status == state.StatusSleeping || r.Status == state.StatusWaking
+}

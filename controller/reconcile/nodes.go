@@ -19,29 +19,34 @@ type nodeChanges struct {
 	again time.Time
 }
 
-// compareNodes finds what has changed. A node is lost from the moment at which it is
-// first seen to be, by this server's clock and not by that of Nomad's servers, which
-// may be another; the state keeps that moment, so that the grace goes on under a new
-// leader. After the grace the node is Gone. One that Nomad has forgotten is lost as
+// compareNodes finds what has changed. A node that this server has seen lost for the grace
+// without a break is Gone. Lost has since when it has, by node ID, and is kept by
+// compareNodes: a time from another server's clock decides nothing, so that the grace
+// begins anew under a new leader. One that Nomad has forgotten is lost as
 // well; once it is Gone and nothing is on it any more, so is its row.
 //
 // A Nomad that cannot be asked says nothing: its nodes stay as they are. So do those of
 // a pool that this server's config does not have, as long as something is on them.
-func compareNodes(rows []*state.Node, seen listing, now time.Time, grace time.Duration, used func(id string) bool) nodeChanges {
+func compareNodes(rows []*state.Node, seen listing, now time.Time, grace time.Duration, lost map[string]time.Time, used func(id string) bool) nodeChanges {
 	out := nodeChanges{notes: map[string]string{}}
 	var next schedule
 	had := make(map[string]*state.Node, len(rows))
 	for _, row := range rows {
 		had[row.ID] = row
 	}
-	consider := func(n state.Node, row *state.Node, lost bool) {
+	consider := func(n state.Node, row *state.Node, isLost bool) {
 		n.LostSince, n.Gone = time.Time{}, false
-		if lost {
+		if !isLost {
+			delete(lost, n.ID)
+		} else {
+			if lost[n.ID].IsZero() {
+				lost[n.ID] = now
+			}
 			n.Ready, n.LostSince = false, now.UTC()
 			if row != nil && !row.LostSince.IsZero() {
 				n.LostSince, n.Gone = row.LostSince, row.Gone
 			}
-			if deadline := n.LostSince.Add(grace); now.Before(deadline) && !n.Gone {
+			if deadline := lost[n.ID].Add(grace); now.Before(deadline) && !n.Gone {
 				next.add(deadline)
 			} else {
 				n.Gone = true

@@ -52,7 +52,7 @@ func (l *leading) observe(view *state.View, seen sighted, jobs map[string]job, b
 			delete(o.Jobs, id)
 		}
 	}
-	o.TrafficKnown, o.Demand = l.cfg.Loads.Known(), l.cfg.Loads.Demand()
+	o.TrafficKnown, o.Demand = l.cfg.Loads.Known(), l.cfg.Loads.Demand(scaledAt(view))
 	o.GatewaysSince, _ = l.cfg.Loads.Since()
 	for name, one := range l.cfg.Loads.Totals() {
 		o.Loads[name] = planner.Load{InFlight: one.InFlight, Oldest: one.Oldest, LastRequest: one.LastRequest}
@@ -68,15 +68,25 @@ func (l *leading) observe(view *state.View, seen sighted, jobs map[string]job, b
 			}
 			o.Loads[r.Name.String()] = one
 		}
-		if r.Phase == state.Draining && l.cfg.Loads.Drained(r.Name.String(), r.ModifyIndex) {
+		if r.Status == state.StatusDraining && l.cfg.Loads.Drained(r.Name.String(), r.ModifyIndex) {
 			o.Drained[r.Name.String()] = true
 		}
 	}
 	return o
 }
 
+// scaledAt returns since when demand for a model counts, see state.Model.
+func scaledAt(view *state.View) func(model string) time.Time {
+	return func(model string) time.Time {
+		if m := view.Model(nil, model); m != nil {
+			return m.ScaledAt
+		}
+		return time.Time{}
+	}
+}
+
 func draining(view *state.View) bool {
-	return slices.ContainsFunc(view.Replicas(nil), func(r *state.Replica) bool { return r.Phase == state.Draining })
+	return slices.ContainsFunc(view.Replicas(nil), func(r *state.Replica) bool { return r.Status == state.StatusDraining })
 }
 
 // jobOf puts Nomad's job into the planner's words.
@@ -109,6 +119,16 @@ func allocOf(all []nomad.Allocation) *planner.Alloc {
 	if len(tasks) == 0 {
 		tasks = a.Tasks
 	}
+	for _, t := range tasks {
+		if t.Started.After(out.Started) {
+			out.Started = t.Started
+		}
+	}
+	if out.Started.IsZero() {
+		// No engine has started: what is restarted is a task that has to end before, as one
+		// that fetches the weights.
+		tasks = a.Tasks
+	}
 	var told nomad.Task
 	// A task beside the engines that has failed, as lockd whose command is wrong, says
 	// more than an engine that waits for it.
@@ -120,9 +140,6 @@ func allocOf(all []nomad.Allocation) *planner.Alloc {
 	for _, t := range tasks {
 		out.Failed = out.Failed || t.Failed && t.State == "dead"
 		out.Restarts = max(out.Restarts, t.Restarts)
-		if t.Started.After(out.Started) {
-			out.Started = t.Started
-		}
 		if better := told.Name == "" || worse(t, told); better && t.Event != "" {
 			told = t
 		}

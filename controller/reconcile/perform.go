@@ -65,7 +65,7 @@ func (l *leading) register(ctx context.Context, n Nomad, o order) error {
 	if r == nil || r.ModifyIndex != o.replica {
 		return errSuperseded
 	}
-	if r.Tier == state.Warm || r.Phase == state.Sleeping {
+	if r.Tier() == state.Warm || r.Status == state.StatusSleeping {
 		return errSuperseded // its weights would be lost
 	}
 	m, node := view.Model(nil, r.Name.Model), view.Node(nil, r.Placement.Node)
@@ -113,7 +113,7 @@ func seatedOn(seats []string) int {
 }
 
 // registered moves the replica whose job was written. The replica may have changed
-// meanwhile, which changes nothing of what was written: then it keeps its stage.
+// meanwhile, which changes nothing of what was written: then it keeps its status.
 func (l *leading) registered(ctx context.Context, o order, reg nomad.Registration) error {
 	var err error
 	for range 10 { // somebody who changes it all the time is met by the next look
@@ -121,17 +121,15 @@ func (l *leading) registered(ctx context.Context, o order, reg nomad.Registratio
 		if r == nil {
 			return errSuperseded
 		}
-		move := &state.Move{Replica: o.Replica, ModifyIndex: r.ModifyIndex, Tier: r.Tier, Phase: r.Phase, Target: r.Target, Time: l.cfg.Now(),
-			Job: new(o.Replica), JobIndex: &reg.Index}
-		switch {
-		case r.Tier != state.Hot:
-		case r.Phase == state.Placed, r.Phase == state.Running && !reg.Already:
-			move.Phase = state.Starting
+		move := &state.Move{Replica: o.Replica, ModifyIndex: r.ModifyIndex, Time: l.cfg.Now(),
+			JobIndex: &reg.Index}
+		if r.Status == state.StatusPlaced || r.Status == state.StatusServing && !reg.Already {
+			move.Event = state.EventStarted
 		}
 		if r.Failures == 0 && r.LastError != "" {
 			move.LastError = new("")
 		}
-		if move.Phase == r.Phase && r.Job == o.Replica && r.JobIndex == reg.Index && move.LastError == nil {
+		if move.Event == "" && r.JobIndex == reg.Index && move.LastError == nil {
 			return nil // it is known
 		}
 		if _, err = l.cfg.Raft.Apply(ctx, move); !errors.Is(err, state.ErrConflict) {
@@ -146,7 +144,7 @@ func (l *leading) stop(ctx context.Context, n Nomad, o order) error {
 	if err := l.allowed(ctx, o); err != nil {
 		return err
 	}
-	if err := n.Stop(ctx, o.Name, o.Kind == planner.Purge); err != nil {
+	if err := n.Stop(ctx, o.Name, o.job, o.Kind == planner.Purge); err != nil {
 		return err
 	}
 	l.seen.expect(o.Replica, echo{kind: o.Kind, pool: o.Pool, index: o.job, job: planner.Job{Name: o.Name}, until: l.cfg.Now().Add(l.cfg.EchoTimeout)})
@@ -166,15 +164,15 @@ func (l *leading) note(ctx context.Context, o order, why error) error {
 		text = strings.ToValidUTF8(text[:maxError], "") + "…"
 	}
 	now := l.cfg.Now()
-	move := state.Move{Replica: o.Replica, ModifyIndex: r.ModifyIndex, Tier: r.Tier, Phase: r.Phase, Target: r.Target, LastError: &text}
+	move := state.Move{Replica: o.Replica, ModifyIndex: r.ModifyIndex, LastError: &text}
 	plan := &state.Plan{ID: fmt.Sprintf("%d-refused-%d", l.term, r.ModifyIndex), Time: now}
-	fails := o.Kind == planner.Register && errors.Is(why, nomad.ErrRefused) && r.Tier == state.Hot && (r.Phase == state.Placed || r.Phase == state.Starting)
+	fails := o.Kind == planner.Register && errors.Is(why, nomad.ErrRefused) && (r.Status == state.StatusPlaced || r.Status == state.StatusStarting)
 	switch {
 	case fails:
 		failures := r.Failures + 1
 		wait := planner.Backoff(l.cfg.Planner.Backoff, l.cfg.Planner.BackoffMax, failures)
 		retry := now.Add(wait)
-		move.Phase, move.Failures, move.Retry = state.Failed, &failures, &retry
+		move.Event, move.Failures, move.Retry = state.EventFailed, &failures, &retry
 		plan.Decisions = []state.Decision{{
 			Time: now, Model: r.Name.Model, Replica: o.Replica, Kind: planner.KindLoadFailed,
 			Reason: "Nomad rejects the job of " + o.Replica + ": " + text,

@@ -41,7 +41,7 @@ func TestTwoNomads(t *testing.T) {
 		c.work()
 		in := map[string]int{}
 		for _, r := range c.replicas() {
-			if n := c.raft.Store().View().Node(nil, r.Placement.Node); n != nil && r.Stage().String() == "HOT running" {
+			if n := c.raft.Store().View().Node(nil, r.Placement.Node); n != nil && r.Status == "serving" {
 				in[n.CapacityPool]++
 			}
 		}
@@ -58,7 +58,7 @@ func TestTwoNomads(t *testing.T) {
 	require.Contains(t, c.r.Status().Pools[1].Error(), "Permission denied")
 	before := len(c.replicas())
 	c.scale(before + 1)
-	c.until("the other pool takes one more", func() bool { c.work(); return c.stages()["HOT running"] == before+1 })
+	c.until("the other pool takes one more", func() bool { c.work(); return c.stages()["serving"] == before+1 })
 	require.Zero(t, c.raft.Store().View().Node(nil, "far-1").LostSince)
 	require.True(t, c.r.Status().Pools[0].Known())
 	far.Break(nil)

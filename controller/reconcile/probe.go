@@ -1,6 +1,7 @@
 package reconcile
 
 import (
+	"maps"
 	"sync"
 	"time"
 
@@ -14,20 +15,36 @@ const (
 	probeShare = 20
 )
 
-// probe looks, when somebody asks, which variants could have a further replica.
+// probeWait is how long a caller waits while another one probes, before it takes the last
+// answer.
+const probeWait = 100 * time.Millisecond
+
+// probe finds out, when it is asked, which variants could have a further replica.
 type probe struct {
 	l *leading
 
-	mu     sync.Mutex // guards what follows, and the prober, while it looks
+	busy chan struct{} // holds one element while the fields below are in use
+	// prober is made of what was observed at that time, and has taken so long since then.
 	prober *planner.Prober
 	made   time.Time
-	spent  time.Duration // since it was made
+	spent  time.Duration
+
+	mu   sync.Mutex
+	last map[string]map[string]string // the last answers, by model
 }
 
 // unplaceable is planner.Prober.Unplaceable of a short while ago; nil before Nomad was heard.
 func (p *probe) unplaceable(model string) map[string]string {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	wait := time.NewTimer(probeWait)
+	defer wait.Stop()
+	select {
+	case p.busy <- struct{}{}:
+		defer func() { <-p.busy }()
+	case <-wait.C:
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return p.last[model]
+	}
 	began := time.Now()
 	now := p.l.cfg.Now()
 	if age := now.Sub(p.made); p.prober == nil || age < 0 || age >= max(probeAge, probeShare*p.spent) {
@@ -39,9 +56,17 @@ func (p *probe) unplaceable(model string) map[string]string {
 		}
 		p.prober = planner.NewProber(view, p.l.observe(view, seen, seen.jobs(view), busy, now), p.l.cfg.Planner)
 		p.made, p.spent = now, 0
+		p.mu.Lock()
+		maps.DeleteFunc(p.last, func(name string, _ map[string]string) bool { return view.Model(nil, name) == nil })
+		p.mu.Unlock()
 	}
 	out := p.prober.Unplaceable(model)
 	p.spent += time.Since(began)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if delete(p.last, model); len(out) > 0 {
+		p.last[model] = out
+	}
 	return out
 }
 

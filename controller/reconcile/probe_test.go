@@ -2,6 +2,7 @@ package reconcile_test
 
 import (
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -48,6 +49,37 @@ func TestUnplaceable(t *testing.T) {
 		w.raft.elect()
 		w.rest()
 		require.NotEmpty(t, w.r.Unplaceable("m"))
+	})
+}
+
+// TestUnplaceableDoesNotWaitForALongProbe: while one caller probes, others get the last answer.
+func TestUnplaceableDoesNotWaitForALongProbe(t *testing.T) {
+	var hold atomic.Bool
+	var begun, end chan struct{} // of the bubble
+	inWorld(t, func(c *reconcile.Config) {
+		c.Now = func() time.Time {
+			if hold.CompareAndSwap(true, false) {
+				close(begun)
+				<-end
+			}
+			return time.Now()
+		}
+	}, func(t *testing.T, w *world) {
+		for _, g := range w.node("n").GPUs {
+			w.raft.must(&state.Quarantine{Node: "n", GPU: g.UUID, On: true})
+		}
+		w.rest()
+		require.NotEmpty(t, w.r.Unplaceable("m"))
+		begun, end = make(chan struct{}), make(chan struct{})
+		hold.Store(true)
+		var wg sync.WaitGroup
+		wg.Go(func() { w.r.Unplaceable("m") })
+		<-begun
+		asked := time.Now()
+		require.NotEmpty(t, w.r.Unplaceable("m"))
+		require.Less(t, time.Since(asked), time.Second)
+		close(end)
+		wg.Wait()
 	})
 }
 

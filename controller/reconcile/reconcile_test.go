@@ -25,7 +25,7 @@ func TestConfigNamesEveryFault(t *testing.T) {
 	for _, want := range []string{
 		"raft must be set", "nomad must be set", "shims must be set", "consul must be set", "loads must be set", "plan must be set", "actions must be set", "after must be set", "now must be set",
 		"logger must be set", "settle is 0s", "resync is 0s", "why interval is 0s", "echo timeout is 0s", "consul grace is -1ns", "longest retry is 1ns",
-		"longest retry at a shim is 0s", "workers is 0", "tiers is 0", "plan rate is 0", "planner: node grace is 0s",
+		"longest retry at a shim is 0s", "workers is 0", "tiers is 0", "plan rate is 0", "planner: node_grace is 0s",
 	} {
 		require.ErrorContains(t, err, want)
 	}
@@ -43,24 +43,23 @@ func TestLifeOfAReplica(t *testing.T) {
 		w.place("1")
 		w.rest()
 		r := w.replica("m:v:1")
-		require.Equal(t, "HOT starting", r.Stage().String())
-		require.Equal(t, "m:v:1", r.Job)
+		require.Equal(t, state.Status("starting"), r.Status)
 		require.Equal(t, w.nomad.jobs["m:v:1"].Index, r.JobIndex)
 		require.Equal(t, []uint64{0}, w.nomad.indexes, "over no other job")
 
 		w.nomad.allocate("m:v:1", allocation("n"))
 		w.consul.serve(engine("1"))
 		w.rest()
-		require.Equal(t, "HOT running", w.stage("m:v:1"))
+		require.Equal(t, "serving", w.stage("m:v:1"))
 		require.Empty(t, w.seen().Jobs["m:v:1"].Drift)
 
-		w.move("m:v:1", state.Draining)
+		w.move("m:v:1", state.EventDrain)
 		w.loads.Put(load.Report{Gateway: "g", Index: w.raft.store.View().Index(), Replicas: []load.Replica{{Name: "m:v:1", InFlight: 1}}})
 		w.pass(loadTTL - time.Second)
-		require.Equal(t, "HOT draining", w.stage("m:v:1"))
+		require.Equal(t, "draining", w.stage("m:v:1"))
 		w.loads.Put(load.Report{Gateway: "g", Index: w.raft.store.View().Index()})
 		w.pass(time.Second)
-		require.Equal(t, "HOT stopping", w.stage("m:v:1"))
+		require.Equal(t, "stopping", w.stage("m:v:1"))
 		require.True(t, w.nomad.jobs["m:v:1"].Stopped)
 		w.rest()
 		require.NotNil(t, w.replica("m:v:1"), "its allocation runs")
@@ -121,20 +120,20 @@ func TestDrainGoesOnWhenAGatewayIsDead(t *testing.T) {
 	inWorld(t, func(c *reconcile.Config) { c.Resync = time.Hour }, func(t *testing.T, w *world) {
 		w.running("1")
 		w.pass(loadTTL)
-		w.move("m:v:1", state.Draining)
+		w.move("m:v:1", state.EventDrain)
 		index := w.raft.store.View().Index()
 		w.loads.Put(load.Report{Gateway: "alive", Index: index - 1})
 		w.rest()
-		require.Equal(t, "HOT draining", w.stage("m:v:1"), "it does not follow yet")
+		require.Equal(t, "draining", w.stage("m:v:1"), "it does not follow yet")
 		w.loads.Put(load.Report{Gateway: "dead", Index: index, Replicas: []load.Replica{{Name: "m:v:1", InFlight: 1}}})
 		for range 3 {
 			w.loads.Put(load.Report{Gateway: "alive", Index: index})
 			w.pass(3 * time.Second)
-			require.Equal(t, "HOT draining", w.stage("m:v:1"))
+			require.Equal(t, "draining", w.stage("m:v:1"))
 		}
 		w.loads.Put(load.Report{Gateway: "alive", Index: index})
 		w.pass(time.Second)
-		require.Equal(t, "HOT stopping", w.stage("m:v:1"))
+		require.Equal(t, "stopping", w.stage("m:v:1"))
 	})
 }
 
@@ -145,17 +144,17 @@ func TestANewLeaderHearsTheGatewaysFirst(t *testing.T) {
 		w.pass(loadTTL)
 		w.raft.depose()
 		w.rest()
-		w.move("m:v:1", state.Draining)
+		w.move("m:v:1", state.EventDrain)
 		index := w.raft.store.View().Index()
 		w.loads.Put(load.Report{Gateway: "g", Index: index})
 		w.raft.elect()
 		for range 3 {
 			w.pass(3 * time.Second)
 			w.loads.Put(load.Report{Gateway: "g", Index: index})
-			require.Equal(t, "HOT draining", w.stage("m:v:1"), "another gateway may have a request")
+			require.Equal(t, "draining", w.stage("m:v:1"), "another gateway may have a request")
 		}
 		w.pass(2 * time.Second)
-		require.Equal(t, "HOT stopping", w.stage("m:v:1"))
+		require.Equal(t, "stopping", w.stage("m:v:1"))
 	})
 }
 
@@ -178,7 +177,7 @@ func TestConsulOutageConcludesNothing(t *testing.T) {
 		w.pass(11 * time.Second)
 		require.True(t, w.seen().EnginesKnown)
 		require.Equal(t, []planner.Engine{{Role: replica.RolePrimary, Passing: true, Token: 7}}, w.seen().Engines["m:v:1"])
-		require.Equal(t, "HOT running", w.stage("m:v:1"))
+		require.Equal(t, "serving", w.stage("m:v:1"))
 	})
 }
 
@@ -195,7 +194,7 @@ func TestNothingIsPlannedBeforeNomadIsHeard(t *testing.T) {
 		require.Equal(t, []string{"n"}, w.nomad.known, "the watch is told which nodes the state knows")
 		w.nomad.set(func() { w.nomad.down = false })
 		w.rest()
-		require.Equal(t, "HOT starting", w.stage("m:v:1"))
+		require.Equal(t, "starting", w.stage("m:v:1"))
 	})
 }
 
@@ -348,7 +347,7 @@ func TestMetrics(t *testing.T) {
 			`remuda_controller_gateways 1`,
 			`remuda_controller_in_flight{model="m",variant="v"} 5`,
 			`remuda_controller_pool_up{pool=""} 1`,
-			`remuda_controller_replicas{model="m",phase="running",pool="",tier="HOT",variant="v"} 2`,
+			`remuda_controller_replicas{model="m",pool="",status="serving",tier="HOT",variant="v"} 2`,
 			`remuda_controller_source_up{source="consul_engines"} 1`,
 			`remuda_controller_source_up{source="nomad_jobs"} 1`,
 			`remuda_controller_source_up{source="nomad_nodes"} 1`,
@@ -361,6 +360,24 @@ func TestMetrics(t *testing.T) {
 		require.NotEmpty(t, exposed(t, reg, "remuda_controller_actions"))
 	})
 	require.Empty(t, exposed(t, reg, ""), "they are unregistered")
+}
+
+// TestMetricsOfDeletedModelsGo with the model.
+func TestMetricsOfDeletedModelsGo(t *testing.T) {
+	reg := prometheus.NewRegistry()
+	inWorld(t, func(c *reconcile.Config) { c.Registerer = reg }, func(t *testing.T, w *world) {
+		w.script(func(v *state.View, o planner.Observation) (*state.Plan, time.Time) {
+			if len(v.Decisions(nil, "", 0)) > 0 {
+				return nil, time.Time{}
+			}
+			return &state.Plan{Decisions: []state.Decision{{Time: o.Now, Model: "m", Kind: planner.KindEvict, Reason: "it makes room"}}}, time.Time{}
+		})
+		w.nomad.set(func() {})
+		w.rest()
+		require.Equal(t, []string{`remuda_controller_evictions_total{kind="evict",model="m"} 1`}, exposed(t, reg, "remuda_controller_evictions"))
+		w.raft.must(&state.DeleteModel{Model: "m"})
+		require.Empty(t, exposed(t, reg, "remuda_controller_evictions"))
+	})
 }
 
 // exposed returns the samples whose names begin so, in the text format.

@@ -62,8 +62,8 @@ func (l *leading) concluded(ctx context.Context, t *tiering, out planner.Outcome
 	committed := false
 	for range 10 { // somebody who changes it all the time is met by the next look
 		view, now := l.cfg.Raft.Store().View(), l.cfg.Now()
-		if r := view.Replica(nil, out.Replica); r != nil && r.Stage() == t.r.Stage() && !r.Since.Equal(t.r.Since) {
-			return errSuperseded // it has left the stage and come back: that is another sleep or wake
+		if r := view.Replica(nil, out.Replica); r != nil && r.Status == t.r.Status && !r.Since.Equal(t.r.Since) {
+			return errSuperseded // it has left the status and come back: that is another sleep or wake
 		}
 		plan := l.cfg.After(view, out, now, l.cfg.Planner)
 		if plan == nil {
@@ -192,12 +192,14 @@ func (t *tiering) sleep(ctx context.Context, out *planner.Outcome) error {
 	bounded, cancel := context.WithTimeout(ctx, drain+sleepSlack)
 	defer cancel()
 	began := t.l.cfg.Now()
-	s, err := t.l.cfg.Shims.Sleep(bounded, m.Address, drain)
+	s, err := t.l.cfg.Shims.Sleep(bounded, m.Address, m.state.Since, drain)
 	t.engine = t.l.cfg.Now().Sub(began)
 	var said *shim.Error
 	errors.As(err, &said)
 	switch {
 	case err == nil:
+	case errors.Is(err, shim.ErrChanged):
+		return errSuperseded
 	case errors.Is(err, shim.ErrNotDrained), errors.Is(err, shim.ErrRefused) && (said.State == shim.Active || said.State == shim.Draining):
 		return t.callOff(ctx, m, err, out)
 	case errors.Is(err, shim.ErrFailed):
@@ -217,13 +219,21 @@ func (t *tiering) sleep(ctx context.Context, out *planner.Outcome) error {
 
 // callOff has an engine that was not drained serve again, before anybody is sent to it.
 func (t *tiering) callOff(ctx context.Context, m met, why error, out *planner.Outcome) error {
-	// The drain has taken long: another server may lead by now, and may have put it to sleep.
+	s, err := t.l.cfg.Shims.State(ctx, m.Address)
+	switch {
+	case err != nil:
+		conclude(out, planner.Unreachable, "%v; cancelling it failed: %v", why, err)
+		return nil
+	case s.Phase != shim.Draining && s.Phase != shim.Active:
+		return errSuperseded
+	}
+	// The drain has taken long: another server may lead by now.
 	if err := t.l.allowed(ctx, t.o); err != nil {
 		return err
 	}
 	bounded, cancel := context.WithTimeout(ctx, t.l.cfg.Planner.WakeTimeout)
 	defer cancel()
-	_, err := t.l.cfg.Shims.Wake(bounded, m.Address, nil)
+	_, err = t.l.cfg.Shims.Wake(bounded, m.Address, s.Since, nil)
 	switch {
 	case err == nil:
 		conclude(out, planner.NotDrained, "%v", why)
@@ -254,17 +264,19 @@ func (t *tiering) wake(ctx context.Context, out *planner.Outcome) error {
 		return nil
 	}
 	within := t.l.cfg.Planner.WakeTimeout
-	if t.r.Phase == state.Waking {
+	if t.r.Status == state.StatusWaking {
 		within = max(within-t.l.cfg.Now().Sub(t.r.Since), time.Second)
 	}
 	bounded, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	began := t.l.cfg.Now()
-	_, err := t.l.cfg.Shims.Wake(bounded, m.Address, gpusOf(t.r.Placement))
+	_, err := t.l.cfg.Shims.Wake(bounded, m.Address, m.state.Since, gpusOf(t.r.Placement))
 	t.engine = t.l.cfg.Now().Sub(began)
 	var said *shim.Error
 	errors.As(err, &said)
 	switch {
+	case errors.Is(err, shim.ErrChanged):
+		return errSuperseded
 	case err == nil:
 		out.Class = planner.Done
 	case errors.Is(err, shim.ErrFailed), errors.Is(err, shim.ErrRefused) && said.State == shim.Standby:

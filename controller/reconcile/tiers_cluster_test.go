@@ -87,7 +87,7 @@ func (c *tiered) stage() string {
 	if r == nil {
 		return ""
 	}
-	return r.Stage().String()
+	return string(r.Status)
 }
 
 // becomes waits until the replica is at a stage.
@@ -104,7 +104,7 @@ func (c *tiered) becomes(stages ...string) {
 	})
 }
 
-func (c *tiered) evict(to state.Tier) {
+func (c *tiered) evict(to state.Goal) {
 	c.t.Helper()
 	c.apply(&state.Evict{Replica: c.name, To: to, Time: time.Now()})
 }
@@ -118,8 +118,8 @@ func (c *tiered) restart() {
 func TestTiersWithRealRaftAndHTTP(t *testing.T) {
 	c := newTiered(t)
 	job := c.count("PUT /v1/jobs")
-	c.evict(state.Warm)
-	c.becomes("WARM running")
+	c.evict(state.GoalWarm)
+	c.becomes("warm")
 	r := c.raft.Store().View().Replica(nil, c.name)
 	require.Zero(t, c.raft.Store().View().Usage(nil, r.Placement.Node).Memory[mainGPU(r)])
 	c.rest()
@@ -128,11 +128,11 @@ func TestTiersWithRealRaftAndHTTP(t *testing.T) {
 	c.sub("a new controller leaves it alone", func(*testing.T) {
 		c.restart()
 		c.rest()
-		require.Equal(t, "WARM running", c.stage())
+		require.Equal(t, "warm", c.stage())
 	})
 	c.sub("it is woken when it counts again", func(*testing.T) {
 		c.scale(1)
-		c.becomes("HOT running")
+		c.becomes("serving")
 		require.Equal(t, []string{mainGPU(r)}, c.shim.GPUs())
 		require.Len(t, c.replicas(), 1, "and nothing else was placed")
 		c.rest()
@@ -145,12 +145,12 @@ func TestTiersWithRealRaftAndHTTP(t *testing.T) {
 			<-goOn
 			return shimtest.Answer{}
 		})
-		c.evict(state.Warm)
+		c.evict(state.GoalWarm)
 		<-begun
 		c.close()
 		close(goOn)
 		c.open()
-		c.becomes("WARM running")
+		c.becomes("warm")
 	})
 	c.sub("the controller changes in the middle of its wake", func(*testing.T) {
 		begun, goOn := make(chan struct{}), make(chan struct{})
@@ -165,7 +165,7 @@ func TestTiersWithRealRaftAndHTTP(t *testing.T) {
 		c.close()
 		close(goOn)
 		c.open()
-		c.becomes("HOT running")
+		c.becomes("serving")
 		require.Len(t, c.replicas(), 1)
 	})
 }
@@ -182,13 +182,13 @@ func TestMemoryThatDoesNotReturn(t *testing.T) {
 	gpu := mainGPU(c.raft.Store().View().Replica(nil, c.name))
 	node := c.raft.Store().View().Replica(nil, c.name).Placement.Node
 	c.held = 5 << 10
-	c.evict(state.Warm)
+	c.evict(state.GoalWarm)
 	c.until("its GPU is in quarantine", func() bool {
 		c.work()
 		g := c.raft.Store().View().Node(nil, node).GPU(gpu)
 		return g != nil && g.Quarantined && g.QuarantineReason != ""
 	})
-	c.becomes("COLD running", "") // and nothing of it is left on the GPU
+	c.becomes("cold", "") // and nothing of it is left on the GPU
 }
 
 func TestASleepThatFails(t *testing.T) {
@@ -196,8 +196,8 @@ func TestASleepThatFails(t *testing.T) {
 	c.shim.OnSleep(func() shimtest.Answer {
 		return shimtest.Answer{Code: http.StatusInternalServerError, Error: "put the engine to sleep: CUDA error", State: shim.Dead}
 	})
-	c.evict(state.Warm)
-	c.becomes("COLD running", "")
+	c.evict(state.GoalWarm)
+	c.becomes("cold", "")
 }
 
 func TestARequestAtTheLastMomentCallsASleepOff(t *testing.T) {
@@ -205,16 +205,16 @@ func TestARequestAtTheLastMomentCallsASleepOff(t *testing.T) {
 	c.shim.OnSleep(func() shimtest.Answer {
 		return shimtest.Answer{Code: http.StatusGatewayTimeout, Error: "not drained within 1s: 1 requests run", State: shim.Draining}
 	})
-	c.evict(state.Warm)
+	c.evict(state.GoalWarm)
 	c.until("it was called off", func() bool { return len(c.shim.Orders()) == 2 })
 	require.Equal(t, []string{"sleep", "wake"}, c.shim.Orders())
-	c.becomes("HOT running")
+	c.becomes("serving")
 }
 
 func TestAWakeThatFails(t *testing.T) {
 	c := newTiered(t)
-	c.evict(state.Warm)
-	c.becomes("WARM running")
+	c.evict(state.GoalWarm)
+	c.becomes("warm")
 	first := c.name
 	c.shim.OnWake(func() shimtest.Answer {
 		return shimtest.Answer{Code: http.StatusInternalServerError, Error: "wake failed", State: shim.Dead}
@@ -224,7 +224,7 @@ func TestAWakeThatFails(t *testing.T) {
 	c.until("another one serves", func() bool {
 		c.work()
 		for _, r := range c.replicas() {
-			if r.Name.String() != first && r.Stage().String() == "HOT running" {
+			if r.Name.String() != first && r.Status == "serving" {
 				return true
 			}
 		}
@@ -234,10 +234,10 @@ func TestAWakeThatFails(t *testing.T) {
 
 func TestDemandWakes(t *testing.T) {
 	c := newTiered(t)
-	c.evict(state.Warm)
-	c.becomes("WARM running")
+	c.evict(state.GoalWarm)
+	c.becomes("warm")
 	began := time.Now()
 	c.loads.Put(load.Report{Gateway: "g", Index: c.raft.Store().View().Index(), Since: time.Now(), Wanted: []string{"m"}})
-	c.becomes("HOT running")
+	c.becomes("serving")
 	t.Logf("woken %s after the report", time.Since(began))
 }

@@ -31,18 +31,18 @@ func (w *world) withShim(id string) *shimtest.Shim {
 }
 
 // tier changes where a replica is on its way between the tiers.
-func (w *world) tier(name string, tier state.Tier, phase state.Phase, target state.Tier) {
+func (w *world) tier(name string, event state.Event, goal state.Goal) {
 	w.t.Helper()
 	r := w.replica(name)
 	require.NotNil(w.t, r)
-	w.raft.must(&state.Move{Replica: name, ModifyIndex: r.ModifyIndex, Tier: tier, Phase: phase, Target: target, Time: time.Now()})
+	w.raft.must(&state.Move{Replica: name, ModifyIndex: r.ModifyIndex, Event: event, Goal: goal, Time: time.Now()})
 }
 
 // sleeping drains a replica and sends it to sleep.
 func (w *world) sleeping(name string) {
 	w.t.Helper()
-	w.tier(name, state.Hot, state.Draining, state.Warm)
-	w.tier(name, state.Hot, state.Sleeping, state.Warm)
+	w.tier(name, state.EventDrain, state.GoalWarm)
+	w.tier(name, state.EventSleep, "")
 }
 
 // warm has a replica that is WARM, and its shim.
@@ -52,7 +52,7 @@ func (w *world) warm() *shimtest.Shim {
 	s := w.withShim("1")
 	w.sleeping(m1)
 	w.rest()
-	require.Equal(w.t, "WARM running", w.stage(m1))
+	require.Equal(w.t, "warm", w.stage(m1))
 	return s
 }
 
@@ -71,7 +71,7 @@ func TestSleepAndWake(t *testing.T) {
 		s := w.withShim("1")
 		w.sleeping(m1)
 		w.rest()
-		require.Equal(t, "WARM running", w.stage(m1))
+		require.Equal(t, "warm", w.stage(m1))
 		require.Equal(t, []planner.Outcome{{Kind: planner.Sleep, Replica: m1, Class: planner.Done}}, w.ended())
 		require.Equal(t, []string{"sleep"}, s.Orders())
 		registers, stops, _ := w.nomad.did()
@@ -80,10 +80,10 @@ func TestSleepAndWake(t *testing.T) {
 		r, st, _ := w.nomad.did()
 		require.Equal(t, []int{registers, stops, writes}, []int{r, st, w.raft.writes()}, "a WARM replica is left alone")
 
-		w.tier(m1, state.Warm, state.Waking, state.Hot)
+		w.tier(m1, state.EventWake, "")
 		before := time.Now()
 		w.rest()
-		require.Equal(t, "HOT running", w.stage(m1))
+		require.Equal(t, "serving", w.stage(m1))
 		require.Equal(t, []string{"sleep", "wake n-GPU0"}, s.Orders())
 		require.Less(t, w.replica(m1).Since.Sub(before), 10*time.Millisecond, "at once")
 	})
@@ -99,16 +99,16 @@ func TestWakeBeginsWithItsPlan(t *testing.T) {
 		w.pass(3 * time.Minute)
 		w.sleeping(m1)
 		w.pass(3 * time.Minute)
-		require.Equal(t, "WARM running", w.stage(m1))
+		require.Equal(t, "warm", w.stage(m1))
 		var planned, woken time.Time
 		s.OnWake(func() shimtest.Answer { woken = time.Now(); return shimtest.Answer{} })
 		w.script(func(v *state.View, o planner.Observation) (*state.Plan, time.Time) {
 			r := v.Replica(nil, m1)
-			if r.Tier != state.Warm || r.Phase != state.Running {
+			if r.Status != state.StatusWarm {
 				return nil, time.Time{}
 			}
 			planned = o.Now
-			return &state.Plan{Move: []state.Move{{Replica: m1, ModifyIndex: r.ModifyIndex, Tier: state.Warm, Phase: state.Waking, Target: state.Hot}}}, time.Time{}
+			return &state.Plan{Move: []state.Move{{Replica: m1, ModifyIndex: r.ModifyIndex, Event: state.EventWake}}}, time.Time{}
 		})
 		w.nomad.set(func() {})
 		w.pass(3 * time.Minute)
@@ -124,7 +124,7 @@ func (w *world) running1(t *testing.T) {
 	w.nomad.allocate(m1, allocation("n"))
 	w.consul.serve(engine("1"))
 	w.pass(3 * time.Minute)
-	require.Equal(t, "HOT running", w.stage(m1))
+	require.Equal(t, "serving", w.stage(m1))
 }
 
 func TestOutcomesOfASleep(t *testing.T) {
@@ -206,7 +206,7 @@ func TestOutcomesOfASleep(t *testing.T) {
 					require.Len(t, ended, 1)
 					return
 				}
-				require.Equal(t, "HOT sleeping", w.stage(m1), "it is tried again")
+				require.Equal(t, "sleeping", w.stage(m1), "it is tried again")
 				require.NotEmpty(t, w.r.Status().Waiting)
 				// As soon as what was wrong is mended.
 				w.shims.Put("n:1", s)
@@ -222,7 +222,7 @@ func TestOutcomesOfASleep(t *testing.T) {
 				a.Ports = map[string]string{"shim": "n:1"}
 				w.nomad.allocate(m1, a)
 				w.pass(planner.DefaultConfig().MemoryTimeout + 5*time.Second)
-				require.Equal(t, "WARM running", w.stage(m1))
+				require.Equal(t, "warm", w.stage(m1))
 				require.Empty(t, w.r.Status().Waiting)
 			})
 		})
@@ -258,7 +258,7 @@ func TestOutcomesOfAWake(t *testing.T) {
 				s := w.warm()
 				tc.set(w, s)
 				w.rest()
-				w.tier(m1, state.Warm, state.Waking, state.Hot)
+				w.tier(m1, state.EventWake, "")
 				w.rest()
 				ended := w.ended()[1:] // the first was the sleep
 				require.NotEmpty(t, ended)
@@ -269,9 +269,9 @@ func TestOutcomesOfAWake(t *testing.T) {
 				}
 				switch tc.class {
 				case planner.Done:
-					require.Equal(t, "HOT running", w.stage(m1))
+					require.Equal(t, "serving", w.stage(m1))
 				case planner.Failed:
-					require.NotEqual(t, "WARM waking", w.stage(m1))
+					require.NotEqual(t, "waking", w.stage(m1))
 				default:
 					s.Down(false)
 					s.Set(func(st *shim.State) {
@@ -281,7 +281,7 @@ func TestOutcomesOfAWake(t *testing.T) {
 						}
 					})
 					w.pass(reconcile.DefaultConfig().ShimRetryMax)
-					require.Equal(t, "HOT running", w.stage(m1), "tried again")
+					require.Equal(t, "serving", w.stage(m1), "tried again")
 				}
 			})
 		})
@@ -310,10 +310,10 @@ func TestTheHolderOfAPair(t *testing.T) {
 				w.rest()
 				w.sleeping(m1)
 				w.rest()
-				require.Equal(t, "WARM running", w.stage(m1), "%+v", w.ended())
-				w.tier(m1, state.Warm, state.Waking, state.Hot)
+				require.Equal(t, "warm", w.stage(m1), "%+v", w.ended())
+				w.tier(m1, state.EventWake, "")
 				w.rest()
-				require.Equal(t, "HOT running", w.stage(m1))
+				require.Equal(t, "serving", w.stage(m1))
 				for role, s := range pair {
 					want := []string{"sleep", "wake n-GPU0"}
 					if role != holder {
@@ -342,10 +342,10 @@ func TestAShimThatHangsDelaysNoWake(t *testing.T) {
 		w.rest()
 		w.sleeping(m1)
 		w.rest()
-		w.tier(m1, state.Warm, state.Waking, state.Hot)
+		w.tier(m1, state.EventWake, "")
 		before := time.Now()
 		w.rest()
-		require.Equal(t, "HOT running", w.stage(m1))
+		require.Equal(t, "serving", w.stage(m1))
 		require.Less(t, w.replica(m1).Since.Sub(before), 10*time.Millisecond)
 	})
 }
@@ -366,7 +366,7 @@ func TestVerifyKnowsTheOthers(t *testing.T) {
 		})
 		w.sleeping(m1)
 		w.pass(planner.DefaultConfig().MemoryTimeout / 2)
-		require.Equal(t, "HOT sleeping", w.stage(m1))
+		require.Equal(t, "sleeping", w.stage(m1))
 		w.nomad.set(func() {
 			j := w.nomad.jobs[m1]
 			j.ID, j.Name.Model, j.Name.ID = "x:v:3", "x", "3"
@@ -376,7 +376,7 @@ func TestVerifyKnowsTheOthers(t *testing.T) {
 			used = 10 + 7 + 5
 		})
 		w.rest()
-		require.Equal(t, "WARM running", w.stage(m1))
+		require.Equal(t, "warm", w.stage(m1))
 	})
 }
 
@@ -396,89 +396,12 @@ func TestMemoryThatComesBackLate(t *testing.T) {
 		})
 		w.sleeping(m1)
 		w.pass(15 * time.Second)
-		require.Equal(t, "HOT sleeping", w.stage(m1))
+		require.Equal(t, "sleeping", w.stage(m1))
 		require.Equal(t, int64(10), w.raft.store.View().Usage(nil, "n").Memory["n-GPU0"])
 		w.pass(6 * time.Second)
-		require.Equal(t, "WARM running", w.stage(m1))
+		require.Equal(t, "warm", w.stage(m1))
 		require.Zero(t, w.raft.store.View().Usage(nil, "n").Memory["n-GPU0"])
 		require.Less(t, w.replica(m1).Since.Sub(free), time.Second)
-	})
-}
-
-// A leader that goes leaves what the next one does again, to the same end.
-func TestLeaderChangesInAChangeOfTier(t *testing.T) {
-	change := func(w *world) {
-		w.raft.depose()
-		w.rest()
-		w.raft.elect()
-		w.pass(time.Second)
-	}
-	t.Run("in the sleep", func(t *testing.T) {
-		inWorld(t, nil, func(t *testing.T, w *world) {
-			w.running("1")
-			s := w.withShim("1")
-			goOn := make(chan struct{})
-			s.OnSleep(func() shimtest.Answer { s.OnSleep(nil); <-goOn; return shimtest.Answer{} })
-			w.sleeping(m1)
-			w.rest()
-			w.raft.depose()
-			w.rest()
-			require.Equal(t, "HOT sleeping", w.stage(m1))
-			close(goOn) // a sleep that has begun is finished by the shim
-			w.rest()
-			w.raft.elect()
-			w.pass(time.Second)
-			require.Equal(t, "WARM running", w.stage(m1))
-			require.Equal(t, []string{"sleep", "sleep"}, s.Orders())
-		})
-	})
-	t.Run("in the verification", func(t *testing.T) {
-		inWorld(t, slack, func(t *testing.T, w *world) {
-			w.running("1")
-			w.withShim("1")
-			w.nomad.set(func() { w.nomad.memory = samples(0, 10, time.Now) })
-			w.sleeping(m1)
-			w.pass(5 * time.Second)
-			change(w)
-			require.Equal(t, "HOT sleeping", w.stage(m1), "a new leader looks for itself")
-			w.nomad.set(func() { w.nomad.memory = nil })
-			w.pass(time.Second)
-			require.Equal(t, "WARM running", w.stage(m1))
-			require.Len(t, w.ended(), 1)
-		})
-	})
-	t.Run("before the outcome is committed", func(t *testing.T) {
-		inWorld(t, nil, func(t *testing.T, w *world) {
-			w.running("1")
-			w.withShim("1")
-			w.raft.set(func() {
-				w.raft.onApply = func(c state.Command) (bool, error) {
-					_, plan := c.(*state.Plan)
-					return !plan, errUnknownIf(plan)
-				}
-			})
-			w.sleeping(m1)
-			w.rest()
-			w.raft.set(func() { w.raft.onApply = nil })
-			change(w)
-			require.Equal(t, "WARM running", w.stage(m1))
-		})
-	})
-	t.Run("in the wake", func(t *testing.T) {
-		inWorld(t, nil, func(t *testing.T, w *world) {
-			s := w.warm()
-			goOn := make(chan struct{})
-			s.OnWake(func() shimtest.Answer { s.OnWake(nil); <-goOn; return shimtest.Answer{} })
-			w.tier(m1, state.Warm, state.Waking, state.Hot)
-			w.rest()
-			w.raft.depose()
-			close(goOn)
-			w.rest()
-			require.Equal(t, "WARM waking", w.stage(m1))
-			w.raft.elect()
-			w.rest()
-			require.Equal(t, "HOT running", w.stage(m1))
-		})
 	})
 }
 
@@ -494,12 +417,12 @@ func TestNoOrderAfterLeadership(t *testing.T) {
 	inWorld(t, nil, func(t *testing.T, w *world) {
 		s := w.warm()
 		w.raft.set(func() { w.raft.onVerify = func() error { return errUnknown } })
-		w.tier(m1, state.Warm, state.Waking, state.Hot)
+		w.tier(m1, state.EventWake, "")
 		w.rest()
 		require.Equal(t, []string{"sleep"}, s.Orders())
 		w.raft.set(func() { w.raft.onVerify = nil })
 		w.pass(reconcile.DefaultConfig().ShimRetryMax)
-		require.Equal(t, "HOT running", w.stage(m1))
+		require.Equal(t, "serving", w.stage(m1))
 	})
 }
 
@@ -513,7 +436,7 @@ func TestASleepThatIsNotWantedAnyMoreIsGivenUp(t *testing.T) {
 		w.sleeping(m1)
 		w.rest()
 		require.Equal(t, 1, w.r.Status().Running)
-		w.tier(m1, state.Hot, state.Stopping, state.Cold)
+		w.tier(m1, state.EventStop, state.GoalCold)
 		w.rest()
 		require.Zero(t, w.r.Status().Running)
 		_, stops, _ := w.nomad.did()
@@ -545,7 +468,7 @@ func TestAWarmReplicaIsNotRegistered(t *testing.T) {
 			var out []planner.Action
 			for _, r := range v.Replicas(nil) {
 				kind := planner.Register
-				if r.Phase == state.Sleeping {
+				if r.Status == state.StatusSleeping {
 					kind = planner.Sleep
 				}
 				out = append(out, planner.Action{Kind: kind, Replica: r.Name.String(), Name: r.Name})
@@ -557,7 +480,7 @@ func TestAWarmReplicaIsNotRegistered(t *testing.T) {
 		w.withShim("1")
 		w.sleeping(m1)
 		w.rest()
-		require.Equal(t, "WARM running", w.stage(m1))
+		require.Equal(t, "warm", w.stage(m1))
 		registers, _, _ := w.nomad.did()
 		w.nomad.edit(m1, func(*nomad.Job) {})
 		w.pass(time.Minute)
@@ -572,8 +495,8 @@ func TestPreview(t *testing.T) {
 		writes := w.raft.writes()
 		w.script(func(v *state.View, o planner.Observation) (*state.Plan, time.Time) {
 			require.Contains(t, o.Jobs, m1, "with what is observed")
-			if r := v.Replica(nil, m1); v.Switch(nil, "x") == "y" && r.Phase == state.Running {
-				return &state.Plan{Move: []state.Move{{Replica: m1, ModifyIndex: r.ModifyIndex, Tier: state.Hot, Phase: state.Stopping}}}, o.Now.Add(time.Hour)
+			if r := v.Replica(nil, m1); v.Switch(nil, "x") == "y" && r.Status == state.StatusServing {
+				return &state.Plan{Move: []state.Move{{Replica: m1, ModifyIndex: r.ModifyIndex, Event: state.EventStop, Goal: state.GoalGone}}}, o.Now.Add(time.Hour)
 			}
 			return nil, time.Time{}
 		})
@@ -588,12 +511,12 @@ func TestPreview(t *testing.T) {
 		p, err := w.r.Preview(change)
 		require.NoError(t, err)
 		require.Len(t, p.Plan.Move, 1)
-		require.Equal(t, "HOT stopping", p.Store.View().Replica(nil, m1).Stage().String())
+		require.Equal(t, state.Status("stopping"), p.Store.View().Replica(nil, m1).Status)
 		require.Len(t, p.Actions, 1)
 		require.Equal(t, planner.Stop, p.Actions[0].Kind)
 		w.rest()
 		require.Equal(t, writes, w.raft.writes(), "nothing is done")
-		require.Equal(t, "HOT running", w.stage(m1))
+		require.Equal(t, "serving", w.stage(m1))
 
 		p, err = w.r.Preview(func(*state.Store) error { return nil })
 		require.NoError(t, err)
@@ -621,7 +544,7 @@ func TestNoDrainIsCalledOffAfterLeadership(t *testing.T) {
 		w.sleeping(m1)
 		w.pass(10 * time.Second)
 		require.Equal(t, []string{"sleep"}, s.Orders())
-		require.Equal(t, "HOT sleeping", w.stage(m1))
+		require.Equal(t, "sleeping", w.stage(m1))
 	})
 }
 
@@ -630,7 +553,7 @@ func TestNoWakeOnOldLeadership(t *testing.T) {
 	inWorld(t, nil, func(t *testing.T, w *world) {
 		s := w.warm()
 		s.Hang(true)
-		w.tier(m1, state.Warm, state.Waking, state.Hot)
+		w.tier(m1, state.EventWake, "")
 		w.pass(time.Second)
 		w.raft.set(func() { w.raft.onVerify = func() error { return errUnknown } })
 		s.Hang(false)
@@ -638,7 +561,7 @@ func TestNoWakeOnOldLeadership(t *testing.T) {
 		require.Equal(t, []string{"sleep"}, s.Orders())
 		w.raft.set(func() { w.raft.onVerify = nil })
 		w.pass(reconcile.DefaultConfig().ShimRetryMax)
-		require.Equal(t, "HOT running", w.stage(m1))
+		require.Equal(t, "serving", w.stage(m1))
 	})
 }
 
@@ -651,14 +574,14 @@ func TestAnOutcomeIsOfItsOwnSleep(t *testing.T) {
 			w.nomad.memory = func(string) (map[string]nomad.Sample, error) {
 				w.nomad.set(func() { w.nomad.memory = nil })
 				time.Sleep(time.Second)
-				w.tier(m1, state.Hot, state.Running, "")
+				w.tier(m1, state.EventServing, "")
 				w.sleeping(m1)
 				return nil, errDown
 			}
 		})
 		w.sleeping(m1)
 		w.pass(10 * time.Second)
-		require.Equal(t, "WARM running", w.stage(m1))
+		require.Equal(t, "warm", w.stage(m1))
 		require.Equal(t, []string{"sleep", "sleep"}, s.Orders())
 	})
 }
@@ -675,7 +598,7 @@ func TestVerifyKnowsWhatTheSleeperKeeps(t *testing.T) {
 				w.withShim("1")
 				w.consul.serve(engine("1"))
 				w.rest()
-				require.Equal(t, "HOT running", w.stage(m1))
+				require.Equal(t, "serving", w.stage(m1))
 				w.nomad.set(func() { w.nomad.memory = samples(0, used, time.Now) })
 				w.sleeping(m1)
 				w.pass(planner.DefaultConfig().MemoryTimeout + time.Second)

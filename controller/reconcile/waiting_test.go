@@ -38,11 +38,11 @@ func TestAModelThatRequestsWaitForIsNotIdle(t *testing.T) {
 			}
 		}
 		during(10*time.Minute, waiting("m", load.Busy, began))
-		require.Equal(t, "HOT running", w.stage("m:v:1"))
+		require.Equal(t, "serving", w.stage("m:v:1"))
 		require.WithinDuration(t, time.Now(), w.seen().Loads["m:v:1"].LastRequest, time.Minute)
 		require.Zero(t, w.seen().Loads["m:v:1"].InFlight)
 		during(5*time.Minute, load.Report{Gateway: "g", Index: 1, Since: began})
-		require.NotEqual(t, "HOT running", w.stage("m:v:1"), "it was kept up for the one that waited only")
+		require.NotEqual(t, "serving", w.stage("m:v:1"), "it was kept up for the one that waited only")
 	})
 }
 
@@ -69,6 +69,47 @@ func TestANewLeaderBringsUpWhatRequestsWaitFor(t *testing.T) {
 			w.pass(time.Second)
 		}
 		require.Len(t, w.raft.store.View().ReplicasOf(nil, "m"), 1, "it is one demand")
+	})
+}
+
+// TestANewLeaderKeepsAnOperatorsScaleDown: requests that waited before the scale-down are
+// not demand.
+func TestANewLeaderKeepsAnOperatorsScaleDown(t *testing.T) {
+	inWorld(t, nil, func(t *testing.T, w *world) {
+		before := time.Now()
+		w.pass(time.Second)
+		for _, n := range []int{1, 0} {
+			w.raft.must(&state.SetScale{Model: "m", Replicas: &n, Origin: state.OriginOperator, Time: time.Now()})
+		}
+		w.raft.depose()
+		w.rest()
+		w.raft.elect()
+		w.rest()
+		w.loads.Put(waiting("m", load.Provisioning, before))
+		w.rest()
+		require.Empty(t, w.seen().Demand)
+		w.pass(time.Second)
+		w.loads.Put(waiting("m", load.Provisioning, time.Now()))
+		w.rest()
+		require.Contains(t, w.seen().Demand, "m")
+	})
+}
+
+// TestReportsBeforeTheReconcilerBegins: a new leader serves gateways as soon as it leads, and
+// keeps their reports when its reconciler begins.
+func TestReportsBeforeTheReconcilerBegins(t *testing.T) {
+	inWorld(t, nil, func(t *testing.T, w *world) {
+		w.loads.Put(waiting("m", load.Provisioning, time.Now()))
+		w.raft.depose()
+		w.rest()
+		w.loads.Begin(w.raft.term() + 1)
+		require.Empty(t, w.loads.Gateways(), "it was of the term before")
+		w.loads.Put(waiting("m", load.Provisioning, time.Now()))
+		require.NoError(t, w.loads.Kill("x"))
+		w.raft.elect()
+		w.rest()
+		require.Contains(t, w.seen().Demand, "m")
+		require.True(t, w.loads.Killed("x"))
 	})
 }
 

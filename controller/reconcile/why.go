@@ -62,7 +62,7 @@ func (w *why) look(ctx context.Context, view *state.View, jobs map[string]job, k
 		p := w.pending[id]
 		if p == nil || p.index != j.Index {
 			p = &pending{index: j.Index, since: now}
-			if r := view.Replica(nil, id); r.Phase == state.Starting && r.Since.Before(now) {
+			if r := view.Replica(nil, id); r.Status == state.StatusStarting && r.Since.Before(now) {
 				p.since = r.Since // as an earlier leader has seen it
 			}
 			w.pending[id] = p
@@ -99,5 +99,5 @@ func waits(view *state.View, j nomad.Job) bool {
 		return false
 	}
 	r := view.Replica(nil, j.ID)
-	return r != nil && (r.Phase == state.Starting || r.Phase == state.Running)
+	return r != nil && r.Status.Request() == state.RequestKeep
 }

@@ -144,7 +144,7 @@ func (w *world) stage(name string) string {
 	if r == nil {
 		return ""
 	}
-	return r.Stage().String()
+	return string(r.Status)
 }
 
 func (w *world) node(id string) *state.Node { return w.raft.store.View().Node(nil, id) }
@@ -159,10 +159,8 @@ func (w *world) place(ids ...string) {
 }
 
 // move changes a replica behind the reconciler's back.
-func (w *world) move(name string, phase state.Phase) {
-	r := w.replica(name)
-	require.NotNil(w.t, r)
-	w.raft.must(&state.Move{Replica: name, ModifyIndex: r.ModifyIndex, Tier: r.Tier, Phase: phase, Time: time.Now()})
+func (w *world) move(name string, event state.Event) {
+	w.raft.must(moveOf(w, name, event))
 }
 
 // running has replicas of these IDs that run.
@@ -177,7 +175,7 @@ func (w *world) running(ids ...string) {
 	w.consul.serve(engines...)
 	w.rest()
 	for _, id := range ids {
-		require.Equal(w.t, "HOT running", w.stage("m:v:"+id))
+		require.Equal(w.t, "serving", w.stage("m:v:"+id))
 	}
 }
 
@@ -212,14 +210,14 @@ func simplePlan(v *state.View, o planner.Observation) *state.Plan {
 	p := &state.Plan{}
 	for _, r := range v.Replicas(nil) {
 		name := r.Name.String()
-		to := state.Move{Replica: name, ModifyIndex: r.ModifyIndex, Tier: r.Tier}
+		to := state.Move{Replica: name, ModifyIndex: r.ModifyIndex}
 		job, there := o.Jobs[name]
 		switch {
-		case r.Phase == state.Starting && o.EnginesKnown && len(o.Engines[name]) > 0 && o.Engines[name][0].Passing:
-			to.Phase = state.Running
-		case r.Phase == state.Draining && o.Drained[name]:
-			to.Phase = state.Stopping
-		case r.Phase == state.Stopping && o.Pools[poolOf(v, r)].JobsKnown && (!there || job.Ended):
+		case r.Status == state.StatusStarting && o.EnginesKnown && len(o.Engines[name]) > 0 && o.Engines[name][0].Passing:
+			to.Event = state.EventServing
+		case r.Status == state.StatusDraining && o.Drained[name]:
+			to.Event = state.EventStop
+		case r.Status == state.StatusStopping && o.Pools[poolOf(v, r)].JobsKnown && (!there || job.Ended):
 			p.Remove = append(p.Remove, state.Remove{Replica: name, ModifyIndex: r.ModifyIndex})
 			continue
 		default:
@@ -251,13 +249,13 @@ func actions(v *state.View, o planner.Observation, _ planner.Config) []planner.A
 		switch {
 		case !o.Pools[a.Pool].JobsKnown:
 			continue
-		case r.Phase == state.Sleeping:
+		case r.Status == state.StatusSleeping:
 			a.Kind = planner.Sleep
-		case r.Phase == state.Waking:
+		case r.Status == state.StatusWaking:
 			a.Kind = planner.Wake
-		case r.Phase == state.Placed, (r.Phase == state.Starting || r.Phase == state.Running) && (!there || job.Stopped):
+		case r.Status == state.StatusPlaced, (r.Status == state.StatusStarting || r.Status == state.StatusServing) && (!there || job.Stopped):
 			a.Kind = planner.Register
-		case (r.Phase == state.Stopping || r.Phase == state.Failed) && there && !job.Stopped:
+		case (r.Status == state.StatusStopping || r.Status == state.StatusFailed) && there && !job.Stopped:
 			a.Kind = planner.Stop
 		default:
 			continue
@@ -287,15 +285,15 @@ func (w *world) after(v *state.View, out planner.Outcome, _ time.Time, _ planner
 	w.outcomes = append(w.outcomes, out)
 	w.mu.Unlock()
 	r := v.Replica(nil, out.Replica)
-	if r == nil || out.Class == planner.Unreachable || r.Phase != state.Sleeping && r.Phase != state.Waking {
+	if r == nil || out.Class == planner.Unreachable || r.Status != state.StatusSleeping && r.Status != state.StatusWaking {
 		return nil
 	}
-	to := state.Move{Replica: out.Replica, ModifyIndex: r.ModifyIndex, Tier: state.Hot, Phase: state.Running}
+	to := state.Move{Replica: out.Replica, ModifyIndex: r.ModifyIndex, Event: state.EventServing}
 	switch {
 	case out.Class == planner.Done && out.Kind == planner.Sleep:
-		to.Tier = state.Warm
+		to.Event = state.EventSlept
 	case out.Class != planner.Done && out.Class != planner.NotDrained:
-		to.Phase, to.Target, to.LastError = state.Stopping, state.Cold, &out.Error
+		to.Event, to.Goal, to.LastError = state.EventStop, state.GoalCold, &out.Error
 	}
 	return &state.Plan{Move: []state.Move{to}}
 }

@@ -30,6 +30,8 @@ type writer struct {
 	until    time.Time
 	// refused are nodes that the state would not have, by ID.
 	refused map[string]state.Node
+	// lost has since when this server has seen nodes down, by ID; see compareNodes.
+	lost map[string]time.Time
 
 	mu  sync.Mutex // guards err
 	err string
@@ -154,7 +156,7 @@ func (l *leading) decided(p *state.Plan) {
 // nodes writes what has changed of the nodes.
 func (w *writer) nodes(ctx context.Context, view *state.View, seen listing, now time.Time, next *schedule) {
 	used := func(id string) bool { return len(view.ReplicasOn(nil, id)) > 0 }
-	changes := compareNodes(view.Nodes(nil), seen, now, w.l.cfg.Planner.NodeGrace, used)
+	changes := compareNodes(view.Nodes(nil), seen, now, w.l.cfg.Planner.NodeGrace, w.lost, used)
 	next.add(changes.again)
 	write := slices.DeleteFunc(changes.write, func(n state.Node) bool {
 		was, refused := w.refused[n.ID]

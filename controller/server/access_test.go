@@ -68,6 +68,7 @@ var rules = map[string]string{
 	"GET /v1/acl/token/self":                "ogar",
 	"GET /v1/operator/raft/configuration":   "oar",
 	"DELETE /v1/operator/raft/peer/{id}":    "o",
+	"PUT /v1/operator/raft/promote/{id}":    "o",
 	"PUT /v1/operator/raft/transfer-leader": "o",
 	"GET /v1/operator/snapshot":             "o",
 	"PUT /v1/operator/snapshot":             "o",

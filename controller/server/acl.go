@@ -46,7 +46,7 @@ func (s *Server) makeToken(rq *request, name string, role state.Role, first bool
 		return answer{}, fmt.Errorf("create a token: %w", err)
 	}
 	t := state.Token{Accessor: accessor.String(), Name: name, Role: role, Hash: state.HashSecret(shown.String()), Created: s.cfg.Now()}
-	res, err := s.cfg.Raft.Apply(rq.ctx, &state.UpsertToken{Token: t, Bootstrap: first})
+	res, err := s.apply(rq.ctx, &state.UpsertToken{Token: t, Bootstrap: first})
 	if err != nil {
 		return answer{}, err
 	}
@@ -73,13 +73,13 @@ func (s *Server) selfToken(rq *request, v *state.View, ws memdb.WatchSet) (answe
 // deleteToken never takes the last operator's token: anybody could make the first one
 // again.
 func (s *Server) deleteToken(rq *request, v *state.View) (answer, error) {
-	accessor := rq.path["accessor"]
+	accessor := rq.PathValue("accessor")
 	all := v.Tokens(nil)
 	i := slices.IndexFunc(all, func(t *state.Token) bool { return t.Accessor == accessor })
 	if i < 0 {
 		return answer{}, notFound("token %q does not exist: see \"remuda acl token list\"", accessor)
 	}
-	if _, err := s.cfg.Raft.Apply(rq.ctx, &state.DeleteToken{Accessor: accessor, KeepOperator: s.cfg.ACL}); err != nil {
+	if _, err := s.apply(rq.ctx, &state.DeleteToken{Accessor: accessor, KeepOperator: s.cfg.ACL}); err != nil {
 		return answer{}, err
 	}
 	s.log.Info("token deleted", "accessor", accessor, "name", all[i].Name, "role", all[i].Role, "by", by(rq.token))

@@ -118,6 +118,8 @@ func asError(err error) *api.Error {
 		return again(api.CodeNoLeader, retryLeader)
 	case errors.Is(err, raft.ErrBusy):
 		return again(api.CodeBusy, retryLeader)
+	case errors.Is(err, raft.ErrFeatureLevel), errors.Is(err, raft.ErrUnhealthy):
+		return conflict("%v", err)
 	case errors.Is(err, raft.ErrClosed):
 		return again(api.CodeClosing, retryLeader)
 	case errors.Is(err, nomad.ErrUnreachable), errors.Is(err, nomad.ErrDenied):

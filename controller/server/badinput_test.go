@@ -23,7 +23,7 @@ import (
 func TestUnknownNames(t *testing.T) {
 	m := cluster(t, 1, settings{server: withPools})[0]
 	m.applied("m")
-	before := m.store.View().TableIndex()
+	before := m.store.View().Index()
 	for _, c := range []struct{ method, path, body, text string }{
 		{"GET", "/v1/model/x", "", `model "x" does not exist`},
 		{"GET", "/v1/model/x/file", "", `model "x" does not exist`},
@@ -56,6 +56,7 @@ func TestUnknownNames(t *testing.T) {
 		{"PUT", "/v1/node/n1/quarantine", `{"GPU":"g","On":true}`, `no GPU "g"`},
 		{"DELETE", "/v1/acl/token/x", "", `token "x" does not exist`},
 		{"DELETE", "/v1/operator/raft/peer/x", "", `server "x" does not exist`},
+		{"PUT", "/v1/operator/raft/promote/x", "", `server "x" does not exist`},
 		{"PUT", "/v1/operator/raft/transfer-leader?id=x", "", `server "x" does not exist`},
 	} {
 		resp, body := m.raw(c.method, c.path, "", c.body)
@@ -64,23 +65,23 @@ func TestUnknownNames(t *testing.T) {
 		require.Equal(t, api.CodeNotFound, e.Code)
 		require.Contains(t, e.Message, c.text)
 	}
-	require.Equal(t, before, m.store.View().TableIndex())
+	require.Equal(t, before, m.store.View().Index(), "not even an entry in the log")
 }
 
 func TestWrongBodies(t *testing.T) {
 	m := cluster(t, 1, settings{server: withPools})[0]
 	m.applied("m")
-	before := m.store.View().TableIndex()
+	before := m.store.View().Index()
 	for _, c := range []struct{ path, body, text string }{
-		{"/v1/model/m/scale", "", "body is empty"},
-		{"/v1/model/m/scale", " \n", "body is empty"},
-		{"/v1/model/m/scale", "{\n  \"Replicas\": 1,\n  oops\n}", "line 3, column 3"},
-		{"/v1/model/m/scale", `{"Replicas": 1`, "line 1, column 15: unexpected end"},
-		{"/v1/model/m/scale", "{\"Replicas\": 1}\n{}", "line 2, column 1: unexpected data after its end"},
-		{"/v1/model/m/scale", "{\n\"Replicas\": 1,\n \"Replica\": 2}", `line 3, column 2: unknown field "Replica" of PUT /v1/model/{model}/scale`},
-		{"/v1/model/m/scale", "{\n \"Replicas\": \"two\"}", `field "Replicas" is a JSON string: must be a whole number`},
-		{"/v1/model/m/scale", `{"Replicas": 1.5}`, `field "Replicas" is a JSON number 1.5: must be a whole number`},
-		{"/v1/model/m/scale", `[1]`, "body is a JSON array: must be an object"},
+		{"/v1/model/m/scale", "", "it is empty, and must be a JSON object"},
+		{"/v1/model/m/scale", " \n", "it is empty, and must be a JSON object"},
+		{"/v1/model/m/scale", "{\n  \"Replicas\": 1,\n  oops\n}", "invalid character 'o' looking for beginning of object key string"},
+		{"/v1/model/m/scale", `{"Replicas": 1`, "unexpected EOF"},
+		{"/v1/model/m/scale", "{\"Replicas\": 1}\n{}", "unexpected data after the JSON object"},
+		{"/v1/model/m/scale", "{\n\"Replicas\": 1,\n \"Replica\": 2}", `body of PUT /v1/model/{model}/scale: json: unknown field "Replica"`},
+		{"/v1/model/m/scale", "{\n \"Replicas\": \"two\"}", "cannot unmarshal string into Go struct field scaleBody.Replicas of type int"},
+		{"/v1/model/m/scale", `{"Replicas": 1.5}`, "cannot unmarshal number 1.5 into Go struct field scaleBody.Replicas of type int"},
+		{"/v1/model/m/scale", `[1]`, "cannot unmarshal array into Go value"},
 		{"/v1/model/m/scale", `{}`, `"Replicas" is missing`},
 		{"/v1/model/m/scale", `null`, `"Replicas" is missing`},
 		{"/v1/model/m/scale", `{"Replicas":5}`, "must be 0 to 4, the model's min and max"},
@@ -93,22 +94,22 @@ func TestWrongBodies(t *testing.T) {
 		{"/v1/model/m/scale", `{"Variants":{"a":1},"Variant":"a"}`, `field "Variants" is set together with "Variant" or "Replicas"`},
 		{"/v1/model/m/scale", `{"Variants":{"a":-1,"b":5}}`, `-1 replicas of variant "a": must be 0 to 4; 5 replicas of variant "b": must be 0 to 4`},
 		{"/v1/model/m/scale", `{"Variants":{"a":3,"b":2}}`, "a=3, b=2 would make 5 replicas in all: must be 0 to 4, the model's min and max"},
-		{"/v1/model/m/scale", `{"Variants":{"a":1.5}}`, "must be a whole number"},
+		{"/v1/model/m/scale", `{"Variants":{"a":1.5}}`, "cannot unmarshal number 1.5 into Go struct field scaleBody.ScaleRequest.Variants of type int"},
 		{"/v1/model/m/scale", `{"Replicas":1,"Reason":"` + strings.Repeat("x", 1025) + `"}`, `"Reason" is 1025 bytes: must be at most 1024 bytes`},
 		{"/v1/scaler/s", `{}`, `"State" is missing`},
 		{"/v1/scaler/s", `{"State":null}`, "must be a JSON value"},
-		{"/v1/scaler/s", `{"State":1,"CAS":"x"}`, `field "CAS" is a JSON string`},
+		{"/v1/scaler/s", `{"State":1,"CAS":"x"}`, "cannot unmarshal string into Go struct field ScalerRequest.CAS of type uint64"},
 		{"/v1/scaler/s", "{\"State\":\"\xff\"}", `"State" is not valid UTF-8`},
 		{"/v1/scaler/s", `{"State":[` + strings.Repeat("1,", 40_000) + `1]}`, `state of scaler "s" is 80003 bytes: must be at most 65536 bytes`},
 		{"/v1/scaler/a%20b", `{"State":1}`, `scaler name is "a b"`},
 		{"/v1/evict", `{}`, "exactly one must be set"},
 		{"/v1/evict", `{"Replica":"a","Model":"b"}`, "exactly one must be set"},
-		{"/v1/evict", `{"Model":"m","To":"TEPID"}`, `"To" is "TEPID": must be "WARM", "COLD" or empty`},
+		{"/v1/evict", `{"Model":"m","To":"TEPID"}`, `"To" is "TEPID": must be "warm", "cold" or empty`},
 		{"/v1/plan", `{"Evict":{}}`, "exactly one must be set"},
-		{"/v1/plan", `{"Evict":{"Model":"m","To":"TEPID"}}`, `"To" is "TEPID": must be "WARM", "COLD" or empty`},
+		{"/v1/plan", `{"Evict":{"Model":"m","To":"TEPID"}}`, `"To" is "TEPID": must be "warm", "cold" or empty`},
 		{"/v1/plan", `{"File":"model"}`, "model.hcl:1:"},
 		{"/v1/plan", `{"Scale":{"m":9}}`, "must be 0 to 4, the model's min and max"},
-		{"/v1/plan", `{"Scale":{"m":"1"}}`, "must be a whole number"},
+		{"/v1/plan", `{"Scale":{"m":"1"}}`, "cannot unmarshal string into Go struct field PlanRequest.Scale of type int"},
 		{"/v1/dedicated", `{}`, `"Models" is empty`},
 		{"/v1/dedicated", `{"Models":{"m":0}}`, `model "m": dedicated replicas is 0: must be 1 to 4, the model's max`},
 		{"/v1/dedicated", `{"Models":{"m":5}}`, `model "m": dedicated replicas is 5`},
@@ -119,12 +120,12 @@ func TestWrongBodies(t *testing.T) {
 		{"/v1/node/n1/quarantine", `{"GPU":"g","On":false,"Reason":"x"}`, `field "Reason" is "x": must be empty when the quarantine ends`},
 		{"/v1/node/n1/quarantine", `{"On":true}`, `"GPU" is empty`},
 		{"/v1/switch/s", `{}`, `"Value" is missing`},
-		{"/v1/switch/s", `{"Value":1}`, `field "Value" is a JSON number: must be a string`},
-		{"/v1/switch/s", `{"Value":"x","CAS":-1}`, `field "CAS" is a JSON number -1: must be a whole number of 0 or more`},
+		{"/v1/switch/s", `{"Value":1}`, "cannot unmarshal number into Go struct field .Value of type string"},
+		{"/v1/switch/s", `{"Value":"x","CAS":-1}`, "cannot unmarshal number -1 into Go struct field .CAS of type uint64"},
 		{"/v1/gateway/report", `{"Gateway":"","Index":1,"Replicas":[{"Name":"nonsense","InFlight":-1}]}`, "in flight is -1"},
 		{"/v1/model/m/stop", `{"now":true}`, "takes no body"},
-		{"/v1/models", `{"Files":"x"}`, `unknown field "Files" of PUT /v1/models`},
-		{"/v1/models", `{"File":"","CAS":{"m":"1"}}`, `must be a whole number`},
+		{"/v1/models", `{"Files":"x"}`, `body of PUT /v1/models: json: unknown field "Files"`},
+		{"/v1/models", `{"File":"","CAS":{"m":"1"}}`, "cannot unmarshal string into Go struct field ApplyRequest.CAS of type uint64"},
 		{"/v1/operator/snapshot", "", "snapshot is damaged"},
 	} {
 		resp, body := m.raw(http.MethodPut, c.path, "", c.body)
@@ -139,7 +140,7 @@ func TestWrongBodies(t *testing.T) {
 	for _, text := range []string{"gateway: ", "nonsense", "-1"} {
 		require.Contains(t, refused(t, body).Message, text)
 	}
-	require.Equal(t, before, m.store.View().TableIndex())
+	require.Equal(t, before, m.store.View().Index(), "not even an entry in the log")
 }
 
 func TestWrongQueries(t *testing.T) {
@@ -226,7 +227,7 @@ func TestABodyOf100MiB(t *testing.T) {
 
 func TestAModelFileWithSeveralFaults(t *testing.T) {
 	m := one(t)
-	before := m.store.View().TableIndex()
+	before := m.store.View().Index()
 	_, err := m.client.ApplyModels(t.Context(), api.ApplyRequest{Filename: "llama.hcl", File: `model "a b" {
   max      = -1
   priority = 500
@@ -251,13 +252,13 @@ func TestAModelFileWithSeveralFaults(t *testing.T) {
 	for _, line := range []int{1, 2, 3, 6, 8, 9} {
 		require.True(t, lines[line], "line %d: %s", line, e.Message)
 	}
-	require.Equal(t, before, m.store.View().TableIndex())
+	require.Equal(t, before, m.store.View().Index(), "not even an entry in the log")
 	require.Zero(t, m.nomad.calls, "Nomad is not asked about a file that is wrong")
 }
 
 func TestNomadRefuses(t *testing.T) {
 	m := one(t)
-	before := m.store.View().TableIndex()
+	before := m.store.View().Index()
 	m.nomad.check = func(_ state.Model, v state.Variant) (string, error) {
 		return "", nomad.JobFaults{"variant " + v.Name + " is no good", "and more"}
 	}
@@ -275,7 +276,7 @@ func TestNomadRefuses(t *testing.T) {
 	m.nomad.check = func(state.Model, state.Variant) (string, error) { return "", errors.New("a bug") }
 	_, err = m.client.ApplyModels(t.Context(), api.ApplyRequest{File: file("m")})
 	requireError(t, err, http.StatusInternalServerError, api.CodeInternal, "a bug")
-	require.Equal(t, before, m.store.View().TableIndex())
+	require.Equal(t, before, m.store.View().Index(), "not even an entry in the log")
 }
 
 func TestStaleCAS(t *testing.T) {
@@ -287,7 +288,7 @@ func TestStaleCAS(t *testing.T) {
 	require.NoError(t, err)
 	_, err = m.client.SetSwitch(t.Context(), "s", api.SwitchRequest{Value: "1", CAS: ptr(uint64(0))})
 	require.NoError(t, err)
-	before := m.store.View().TableIndex()
+	before := m.store.View().Index()
 
 	stale := now.Model.ModifyIndex
 	_, err = m.client.Scale(t.Context(), "m", api.ScaleRequest{Replicas: 1, CAS: stale})
@@ -305,7 +306,7 @@ func TestStaleCAS(t *testing.T) {
 		_, err = m.client.ApplyModels(t.Context(), api.ApplyRequest{File: both, DryRun: dry, CAS: map[string]uint64{"x": 1}})
 		requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, `CAS lists "x", which the file does not define`)
 	}
-	require.Equal(t, before, m.store.View().TableIndex())
+	require.Equal(t, before, m.store.View().Index(), "not even an entry in the log")
 }
 
 func TestSnapshotsThatAreNoGood(t *testing.T) {
@@ -313,7 +314,7 @@ func TestSnapshotsThatAreNoGood(t *testing.T) {
 	m.applied("m")
 	var saved bytes.Buffer
 	require.NoError(t, m.client.SaveSnapshot(t.Context(), &saved, api.QueryOptions{}))
-	before := m.store.View().TableIndex()
+	before := m.store.View().Index()
 	newer := bytes.Clone(saved.Bytes())
 	binary.BigEndian.PutUint32(newer[len("remuda-state"):], state.SnapshotVersion+1)
 	changed := bytes.Clone(saved.Bytes())
@@ -334,7 +335,7 @@ func TestSnapshotsThatAreNoGood(t *testing.T) {
 		e := requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, c.text)
 		require.Contains(t, e.Message, "nothing was changed", name)
 	}
-	require.Equal(t, before, m.store.View().TableIndex())
+	require.Equal(t, before, m.store.View().Index(), "not even an entry in the log")
 	require.NotNil(t, m.store.View().Model(nil, "m"))
 
 	info, err := m.client.RestoreSnapshot(t.Context(), bytes.NewReader(saved.Bytes()))

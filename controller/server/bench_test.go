@@ -28,7 +28,7 @@ func benchCluster(b *testing.B, n int) []*member {
 		require.NoError(b, err)
 		for r := range 5 {
 			at := 5*i + r
-			m.move(m.place(name, fmt.Sprint(r), at/2, at%2), state.Starting, state.Running)
+			m.move(m.place(name, fmt.Sprint(r), at/2, at%2), state.EventStarted, state.EventServing)
 		}
 	}
 	return ms

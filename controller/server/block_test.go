@@ -95,7 +95,7 @@ func TestEveryBlockingReadIsWoken(t *testing.T) {
 	m := one(t)
 	m.applied("m")
 	r := m.place("m", "1", 0, 0)
-	m.move(r, state.Starting, state.Running)
+	m.move(r, state.EventStarted, state.EventServing)
 	name := r.String()
 	q := func(i uint64) api.QueryOptions { return api.QueryOptions{Index: i} }
 	c := m.client
@@ -107,7 +107,7 @@ func TestEveryBlockingReadIsWoken(t *testing.T) {
 			_, err := c.Scale(t.Context(), "m", api.ScaleRequest{Replicas: scale})
 			require.NoError(t, err)
 		},
-		"replica": func() { m.move(r, state.Running) },
+		"replica": func() { m.move(r, "") },
 		"node": func() {
 			on := m.store.View().Node(nil, "n1").GPUs[0].Quarantined
 			_, err := c.Quarantine(t.Context(), "n1", api.QuarantineRequest{GPU: gpuOf("n1", 0), On: !on})

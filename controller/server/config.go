@@ -32,7 +32,8 @@ type Raft interface {
 	LastContact() time.Time
 	Apply(ctx context.Context, c state.Command) (state.Result, error)
 	Read(ctx context.Context, c raft.Consistency) (*state.View, error)
-	Peers() ([]raft.Peer, error)
+	Members() ([]raft.Member, error)
+	Promote(ctx context.Context, id string) error
 	RemovePeer(ctx context.Context, id string) error
 	TransferLeadership(ctx context.Context, id string) error
 	RestoreSnapshot(ctx context.Context, r io.Reader) (state.SnapshotInfo, error)
@@ -45,7 +46,9 @@ type Checker interface {
 
 // Loads is what gateways report, as *load.Store keeps it.
 type Loads interface {
-	Put(load.Report)
+	// Begin gives the content to a term of leadership; see load.Store.
+	Begin(term uint64)
+	Put(load.Report) error
 	Loads() map[string]load.Load
 	Gateways() []load.Gateway
 	Queues() map[string]load.Queue
@@ -55,14 +58,12 @@ type Loads interface {
 	Find(id string) []load.Place
 	// Kill and Drain order something of gateways, and Orders returns what one of them has to
 	// do, once for each report that was Put.
-	Kill(id string) ([]load.Place, error)
+	Kill(id string) error
 	Killed(id string) bool
 	Drain(gateway string) bool
 	Orders(gateway string) load.Orders
 	// Heard tells whether every gateway that lives has reported.
 	Heard() bool
-	// Void forgets the demand for a model, as people decide on it.
-	Void(model string)
 }
 
 var (
@@ -120,6 +121,9 @@ type Config struct {
 	BodyTimeout time.Duration
 	// MaxBody is the longest body in bytes, MaxSnapshot the longest snapshot.
 	MaxBody, MaxSnapshot int64
+	// MaxHeld is how many bytes of bodies all requests together may hold in memory,
+	// snapshots apart. Beyond it requests are rejected with 503.
+	MaxHeld int64
 	// Drain is how long Run waits for requests to end when it stops.
 	Drain time.Duration
 
@@ -151,6 +155,7 @@ func DefaultConfig() Config {
 		SnapshotTimeout: 10 * time.Minute, // hundreds of megabytes over a slow line
 		BodyTimeout:     30 * time.Second, // a model file on the slowest line
 		MaxBody:         1 << 20,          // Nomad's own limit for a job file is as large
+		MaxHeld:         64 << 20,         // eight of the longest reports; decoded they take a multiple of that
 		MaxSnapshot:     4 << 30,          // far beyond what a state can be; it is spooled to disk
 		Drain:           10 * time.Second, // blocking queries are answered at once; an apply may still run
 		Now:             time.Now,
@@ -198,6 +203,9 @@ func (c *Config) validate() error {
 	}
 	if c.MaxBody < 1024 || c.MaxSnapshot < 1024 {
 		errs = append(errs, fmt.Errorf("max body is %d and max snapshot is %d: must be at least 1024", c.MaxBody, c.MaxSnapshot))
+	}
+	if least := c.MaxBody * largeFactor; c.MaxHeld < least {
+		errs = append(errs, fmt.Errorf("max held is %d: must be at least %d, %d times max body", c.MaxHeld, least, largeFactor))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("server: %w", err)

@@ -65,13 +65,13 @@ func countsOf(replicas []*state.Replica) api.Counts {
 		switch {
 		case r.Resting():
 			c.Warm++
-		case r.Tier == state.Cold && r.Phase == state.Running:
+		case r.Status == state.StatusCold:
 			c.Cold++
 		case r.Leaving():
 			c.Leaving++
-		case r.Phase == state.Running:
+		case r.Status == state.StatusServing:
 			c.Hot++
-		case r.Phase == state.Failed:
+		case r.Status == state.StatusFailed:
 			c.Failed++
 		default: // placed, starting or waking
 			c.Starting++
@@ -109,9 +109,9 @@ func (c replicas) convert(r *state.Replica) api.Replica {
 	name := r.Name.String()
 	out := api.Replica{
 		Name: name, Model: r.Name.Model, Variant: r.Name.Variant, ID: r.Name.ID, VariantHash: r.VariantHash,
-		Tier: string(r.Tier), Phase: string(r.Phase), Target: string(r.Target), Node: r.Placement.Node,
+		Goal: string(r.Goal), Status: string(r.Status), Tier: string(r.Tier()), Node: r.Placement.Node,
 		Seats: list(r.Placement.Seats, func(s string) string { return s }), Memory: map[string]int64{}, HostMemory: r.Placement.HostMemory,
-		SleepMemory: r.Placement.SleepMemory, For: r.For, Job: r.Job, Canary: r.Canary, Failures: r.Failures, LastError: r.LastError, Retry: r.Retry,
+		SleepMemory: r.Placement.SleepMemory, For: r.For, Canary: r.Canary, Failures: r.Failures, LastError: r.LastError, Retry: r.Retry,
 		Since: r.Since, Created: r.Created, CreateIndex: r.CreateIndex, ModifyIndex: r.ModifyIndex,
 	}
 	maps.Copy(out.Memory, r.Placement.Memory)
@@ -153,10 +153,10 @@ func holdingsOf(rs []*state.Replica) onNode {
 				g = &api.GPU{}
 				out.gpus[uuid] = g
 			}
-			switch r.Stage() {
-			case state.Stage{Tier: state.Hot, Phase: state.Running}:
+			switch r.Status {
+			case state.StatusServing:
 				g.HotMemory += bytes
-			case state.Stage{Tier: state.Warm, Phase: state.Running}:
+			case state.StatusWarm:
 				g.WarmMemory += bytes
 			default:
 				g.MovingMemory += bytes
@@ -206,7 +206,7 @@ func outcomes(rs []*state.Replica, variant string) []api.ReplicaOutcome {
 	out := []api.ReplicaOutcome{}
 	for _, r := range rs {
 		if variant == "" || r.Name.Variant == variant {
-			out = append(out, api.ReplicaOutcome{Name: r.Name.String(), Tier: string(r.Tier), Phase: string(r.Phase), Error: r.LastError})
+			out = append(out, api.ReplicaOutcome{Name: r.Name.String(), Tier: string(r.Tier()), Status: string(r.Status), Error: r.LastError})
 		}
 	}
 	slices.SortFunc(out, func(a, b api.ReplicaOutcome) int { return cmp.Compare(a.Name, b.Name) })

@@ -18,6 +18,7 @@ import (
 
 	"remuda/controller/api"
 	"remuda/controller/raft"
+	"remuda/controller/state"
 )
 
 // peerAsk bounds the question where the leader's API is, which one exchange answers.
@@ -99,6 +100,9 @@ func (s *Server) forward(w http.ResponseWriter, rq *request, leader raft.Peer) (
 	defer cancel()
 	defer s.watchLeader(ctx, cancel, rq, leader)()
 
+	if err := s.admit(rq, func() error { return s.leaderAuthorizes(ctx, rq, at) }); err != nil {
+		return err
+	}
 	var sent atomic.Bool
 	trace := &httptrace.ClientTrace{WroteHeaders: func() { sent.Store(true) }}
 	out, err := s.outgoing(httptrace.WithClientTrace(ctx, trace), rq, at)
@@ -129,6 +133,35 @@ func (s *Server) forward(w http.ResponseWriter, rq *request, leader raft.Peer) (
 	return pass(w, resp)
 }
 
+// leaderAuthorizes asks the leader whether the token of a request may call its route.
+func (s *Server) leaderAuthorizes(ctx context.Context, rq *request, at *url.URL) error {
+	c, err := api.NewClient(api.Config{
+		Addresses: []string{at.Scheme + "://" + at.Host}, Token: secret(rq.Header), HTTPClient: &http.Client{Transport: marked{s}},
+	})
+	if err != nil {
+		return err
+	}
+	token, _, err := c.SelfToken(ctx, api.QueryOptions{})
+	var rejected *api.Error
+	switch {
+	case err == nil:
+		return permit(rq.route, state.Role(token.Role))
+	case errors.As(err, &rejected) && rejected.Code != api.CodeNoLeader:
+		return err
+	}
+	s.peers.forget()
+	return fmt.Errorf("%w: %w", raft.ErrNotLeader, err)
+}
+
+// marked sends requests that the leader does not forward again.
+type marked struct{ s *Server }
+
+func (m marked) RoundTrip(r *http.Request) (*http.Response, error) {
+	r = r.Clone(r.Context())
+	r.Header.Set(api.HeaderForwarded, m.s.cfg.Raft.ID())
+	return m.s.peers.http.Transport.RoundTrip(r)
+}
+
 // outgoing is the request as the leader gets it.
 func (s *Server) outgoing(ctx context.Context, rq *request, at *url.URL) (*http.Request, error) {
 	query := url.Values{}
@@ -147,7 +180,7 @@ func (s *Server) outgoing(ctx context.Context, rq *request, at *url.URL) (*http.
 	var body io.Reader
 	switch {
 	case rq.route.body == bodyStream:
-		body = struct{ io.Reader }{rq.Body}
+		body = struct{ io.Reader }{rq.stream}
 	case len(rq.body) > 0:
 		body = bytes.NewReader(rq.body)
 	}

@@ -19,6 +19,7 @@ import (
 	"remuda/controller/api"
 	"remuda/controller/raft"
 	"remuda/controller/server"
+	"remuda/internal/testkit/loopback"
 )
 
 func TestWritesAndReadsThroughFollowers(t *testing.T) {
@@ -52,7 +53,7 @@ func TestWritesAndReadsThroughFollowers(t *testing.T) {
 	requireError(t, err, http.StatusNotFound, api.CodeNotFound, `model "x" does not exist`)
 	resp, body := fs[0].raw(http.MethodPut, "/v1/evict", first.SecretID, "{\n!")
 	require.Equal(t, http.StatusBadRequest, resp.StatusCode)
-	require.Contains(t, refused(t, body).Message, "line 2, column 1")
+	require.Contains(t, refused(t, body).Message, "invalid character '!'")
 
 	// A blocking query at a follower is the leader's.
 	_, at, err := a.Switches(t.Context(), api.QueryOptions{})
@@ -412,4 +413,38 @@ func TestASnapshotWaitsForALeader(t *testing.T) {
 	info, err := m.client.RestoreSnapshot(t.Context(), &saved)
 	require.NoError(t, err)
 	require.Equal(t, 1, info.Rows["models"])
+}
+
+// TestAServerIsPromoted: a server that joins is listed as a non-voter with what it waits
+// for, until an operator promotes it.
+func TestAServerIsPromoted(t *testing.T) {
+	t.Parallel()
+	ms := cluster(t, 3, settings{})
+	leader := leaderOf(t, ms)
+	addresses := []string{loopback.Free(t)}
+	late := startMember(t, addresses, 0, settings{raft: func(c *raft.Config) {
+		c.BootstrapExpect, c.Join = 0, []string{leader.node.Address()}
+		c.HeartbeatTimeout, c.ElectionTimeout, c.LeaderLeaseTimeout = time.Second, time.Second, time.Second
+	}})
+	id := late.node.ID()
+	listed := func() (found api.RaftServer) {
+		conf, _, err := leader.client.RaftConfiguration(t.Context(), api.QueryOptions{})
+		require.NoError(t, err)
+		for _, s := range conf.Servers {
+			if s.ID == id {
+				found = s
+			} else {
+				require.True(t, s.Voter)
+			}
+		}
+		return found
+	}
+	require.Eventually(t, func() bool { return listed().ID == id }, patience, 10*time.Millisecond)
+	require.False(t, listed().Voter)
+	require.NotEmpty(t, listed().PromotionBlocked)
+	requireError(t, leader.client.TransferLeadership(t.Context(), id), http.StatusConflict, api.CodeConflict, "is not a voter")
+	require.Eventually(t, func() bool { return leader.client.PromotePeer(t.Context(), id) == nil }, patience, 10*time.Millisecond)
+	require.True(t, listed().Voter)
+	require.Empty(t, listed().PromotionBlocked)
+	requireError(t, leader.client.PromotePeer(t.Context(), id), http.StatusConflict, api.CodeConflict, "is already a voter")
 }

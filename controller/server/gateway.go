@@ -3,6 +3,7 @@ package server
 import (
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"slices"
 	"sync"
 
@@ -60,9 +61,9 @@ func gatewayStateOf(models []*state.Model, replicas []*state.Replica, pipelines 
 	for _, r := range replicas {
 		g := api.GatewayReplica{
 			Name: r.Name.String(), Model: r.Name.Model, Variant: r.Name.Variant, Node: r.Placement.Node,
-			Tier: string(r.Tier), Phase: string(r.Phase),
+			Status: string(r.Status),
 			// What sleeps is drained already, and what stops is not waited for.
-			Draining: r.Phase == state.Draining || r.Phase == state.Sleeping || r.Phase == state.Stopping,
+			Draining: r.Status == state.StatusDraining || r.Status == state.StatusSleeping || r.Ending(),
 		}
 		if variant := byName[r.Name.Model].VariantOf(r); variant != nil {
 			g.Slots = variant.Slots
@@ -101,7 +102,10 @@ func (s *Server) gatewayReport(rq *request, _ *state.View) (answer, error) {
 	if err := report.Validate(); err != nil {
 		return answer{}, badRequest("%v", err)
 	}
-	s.cfg.Loads.Put(report)
+	if err := s.cfg.Loads.Put(report); err != nil {
+		return answer{}, &api.Error{Status: http.StatusServiceUnavailable, Code: api.CodeBusy, RetryAfter: retryNomad,
+			Message: fmt.Sprintf("gateway %q: %v: at most %d may, see \"remuda gateway list\"", report.Gateway, err, load.MaxGateways)}
+	}
 	orders := s.cfg.Loads.Orders(report.Gateway)
 	return answer{value: api.GatewayOrders{Kill: orders.Kill, Drain: orders.Drain}}, nil
 }

@@ -26,7 +26,7 @@ func gatewayOf(g load.Gateway) api.Gateway {
 // drainGateway orders a gateway to end. The order is in memory alone, and is lost with the
 // leader.
 func (s *Server) drainGateway(rq *request, _ *state.View) (answer, error) {
-	name := rq.path["gateway"]
+	name := rq.PathValue("gateway")
 	if s.cfg.Loads.Drain(name) {
 		all := s.cfg.Loads.Gateways()
 		if i := slices.IndexFunc(all, func(g load.Gateway) bool { return g.Name == name }); i >= 0 {

@@ -360,19 +360,23 @@ func (m *member) place(model, id string, gpu, seat int) replica.Name {
 	name := replica.Name{Model: model, Variant: "a", ID: id}
 	u := gpuOf("n1", gpu)
 	m.apply(&state.Plan{ID: "p", Index: v.Index(), Time: epoch, Place: []state.Place{{
-		Name: name, VariantHash: v.Model(nil, model).Variant("a").Hash, Job: name.String(),
+		Name: name, VariantHash: v.Model(nil, model).Variant("a").Hash,
 		Placement: state.Placement{Node: "n1", Seats: []string{fmt.Sprintf("%s#%d", u, seat)}, Memory: map[string]int64{u: 10 * gib}, HostMemory: gib},
 	}}})
 	return name
 }
 
-// move takes a replica through phases of HOT.
-func (m *member) move(name replica.Name, phases ...state.Phase) {
+// move takes a replica through events; one that is drained or stopped is deleted then.
+func (m *member) move(name replica.Name, events ...state.Event) {
 	m.t.Helper()
-	for _, p := range phases {
+	for _, event := range events {
 		r := m.store.View().Replica(nil, name.String())
 		require.NotNil(m.t, r)
-		m.apply(&state.Move{Replica: name.String(), ModifyIndex: r.ModifyIndex, Tier: state.Hot, Phase: p, Time: epoch})
+		c := &state.Move{Replica: name.String(), ModifyIndex: r.ModifyIndex, Event: event, Time: epoch}
+		if event == state.EventDrain || event == state.EventStop {
+			c.Goal = state.GoalGone
+		}
+		m.apply(c)
 	}
 }
 

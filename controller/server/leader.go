@@ -56,7 +56,7 @@ func (s *Server) onLeader(w http.ResponseWriter, rq *request) error {
 		if !time.Now().Before(deadline) {
 			return fmt.Errorf("no leader responded within %s: %w", s.cfg.LeaderWait, err)
 		}
-		if rq.route.body == bodyStream && leader.ID != "" {
+		if rq.stream != nil {
 			return err // What was read of it is gone.
 		}
 		select {
@@ -75,6 +75,17 @@ func (s *Server) lead(w http.ResponseWriter, rq *request) error {
 	if rq.route.read != nil {
 		return s.read(w, rq)
 	}
+	err := s.admit(rq, func() error {
+		v, err := s.cfg.Raft.Read(rq.ctx, raft.Verified)
+		if err == nil {
+			_, err = s.authorize(rq.route, rq.Header, v)
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	// After the body, which may have taken its time.
 	v, err := s.cfg.Raft.Read(rq.ctx, raft.Verified)
 	if err != nil {
 		return err
@@ -82,6 +93,11 @@ func (s *Server) lead(w http.ResponseWriter, rq *request) error {
 	if rq.token, err = s.authorize(rq.route, rq.Header, v); err != nil {
 		return err
 	}
+	now, _ := s.cfg.Raft.Leadership()
+	if !now.Leader {
+		return fmt.Errorf("%w any more", raft.ErrNotLeader)
+	}
+	s.cfg.Loads.Begin(now.Term)
 	a, err := rq.route.act(s, rq, v)
 	if err != nil {
 		return err

@@ -11,7 +11,7 @@ import (
 )
 
 // limited has the smallest limits.
-func limited(c *server.Config) { c.MaxBody, c.MaxSnapshot = 1024, 1024 }
+func limited(c *server.Config) { c.MaxBody, c.MaxSnapshot, c.MaxHeld = 1024, 1024, 8192 }
 
 func TestTheConfigurationNamesEveryFault(t *testing.T) {
 	_, err := server.New(server.Config{LeaderWait: time.Minute, RequestTimeout: time.Second})

@@ -44,14 +44,13 @@ func (m *metrics) register(r prometheus.Registerer) error {
 // methods are those that a label may have: clients choose the text.
 var methods = map[string]bool{"GET": true, "HEAD": true, "PUT": true, "DELETE": true, "POST": true, "PATCH": true, "OPTIONS": true}
 
-func (m *metrics) begin(route, method string) func(status int, took time.Duration) {
+// request counts a request that was answered.
+func (m *metrics) request(route, method string, status int, took time.Duration) {
 	if !methods[method] {
 		method = "other"
 	}
-	return func(status int, took time.Duration) {
-		m.requests.WithLabelValues(route, method, strconv.Itoa(status)).Inc()
-		m.seconds.WithLabelValues(route, method).Observe(took.Seconds())
-	}
+	m.requests.WithLabelValues(route, method, strconv.Itoa(status)).Inc()
+	m.seconds.WithLabelValues(route, method).Observe(took.Seconds())
 }
 
 // block counts a query that waits until the function that it returns is called.

@@ -30,7 +30,7 @@ func noModel(name string) *api.Error {
 
 func (s *Server) getModel(rq *request, v *state.View, ws memdb.WatchSet) (answer, error) {
 	index := v.TableIndex(state.TableModels, state.TableReplicas, state.TableDecisions, state.TableSwitches, state.TableDedicated)
-	name := rq.path["model"]
+	name := rq.PathValue("model")
 	m := v.Model(ws, name)
 	if m == nil {
 		return answer{index: index}, noModel(name)
@@ -49,15 +49,15 @@ func (s *Server) getModel(rq *request, v *state.View, ws memdb.WatchSet) (answer
 
 func (s *Server) getModelFile(rq *request, v *state.View, ws memdb.WatchSet) (answer, error) {
 	index := v.TableIndex(state.TableModels)
-	m := v.Model(ws, rq.path["model"])
+	m := v.Model(ws, rq.PathValue("model"))
 	if m == nil {
-		return answer{index: index}, noModel(rq.path["model"])
+		return answer{index: index}, noModel(rq.PathValue("model"))
 	}
 	return answer{index: index, raw: []byte(modelfile.Format(*m)), contentType: contentText}, nil
 }
 
 func (s *Server) deleteModel(rq *request, _ *state.View) (answer, error) {
-	cmd := &state.DeleteModel{Model: rq.path["model"]}
+	cmd := &state.DeleteModel{Model: rq.PathValue("model")}
 	if text := rq.query.Get("cas"); text != "" {
 		var err error
 		if cmd.ModifyIndex, err = strconv.ParseUint(text, 10, 64); err != nil {
@@ -77,7 +77,7 @@ func (s *Server) startModel(rq *request, v *state.View) (answer, error) {
 }
 
 func (s *Server) setStopped(rq *request, v *state.View, stopped bool) (answer, error) {
-	name := rq.path["model"]
+	name := rq.PathValue("model")
 	if v.Model(nil, name) == nil {
 		return answer{}, noModel(name)
 	}
@@ -85,7 +85,7 @@ func (s *Server) setStopped(rq *request, v *state.View, stopped bool) (answer, e
 	if stopped {
 		kind, verb = "stop", "stopped"
 	}
-	res, err := s.decide(rq, &state.SetScale{Model: name, Stopped: &stopped, Origin: state.OriginOperator},
+	res, err := s.decide(rq, &state.SetScale{Model: name, Stopped: &stopped, Origin: state.OriginOperator, Time: s.cfg.Now()},
 		state.Decision{Model: name, Kind: kind, Reason: fmt.Sprintf("%s %s the model", by(rq.token), verb)})
 	if err != nil {
 		return answer{}, err

@@ -137,17 +137,17 @@ func TestScale(t *testing.T) {
 	m.applied("m")
 	c := m.client
 	r1 := m.place("m", "1", 0, 0)
-	m.move(r1, state.Starting, state.Running)
+	m.move(r1, state.EventStarted, state.EventServing)
 	r2 := m.place("m", "2", 0, 1)
 	rep := m.store.View().Replica(nil, r2.String())
-	m.apply(&state.Move{Replica: r2.String(), ModifyIndex: rep.ModifyIndex, Tier: state.Hot, Phase: state.Failed, Time: epoch,
+	m.apply(&state.Move{Replica: r2.String(), ModifyIndex: rep.ModifyIndex, Event: state.EventFailed, Time: epoch,
 		Failures: ptr(3), LastError: ptr("out of memory"), Retry: ptr(epoch.Add(time.Hour))})
 
 	got, err := c.Scale(t.Context(), "m", api.ScaleRequest{Replicas: 3})
 	require.NoError(t, err)
 	require.Equal(t, api.ScaleResponse{
 		Model: "m", Current: 2, Target: 3, Changed: true, ModifyIndex: got.ModifyIndex,
-		Replicas: []api.ReplicaOutcome{{Name: r1.String(), Tier: "HOT", Phase: "running"}, {Name: r2.String(), Tier: "HOT", Phase: "failed", Error: "out of memory"}},
+		Replicas: []api.ReplicaOutcome{{Name: r1.String(), Tier: "HOT", Status: "serving"}, {Name: r2.String(), Tier: "HOT", Status: "failed", Error: "out of memory"}},
 	}, got)
 	require.Equal(t, m.store.View().Model(nil, "m").ModifyIndex, got.ModifyIndex)
 	got, err = c.Scale(t.Context(), "m", api.ScaleRequest{Replicas: 3})
@@ -164,7 +164,7 @@ func TestScale(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, map[string]int{"b": 1}, status.Model.Spread)
 	require.Equal(t, api.Counts{Hot: 1, Failed: 1}, status.Counts)
-	require.Contains(t, status.Why, fmt.Sprintf("1 of %d replicas serve: 1 HOT running, 1 HOT failed.", status.Model.Target))
+	require.Contains(t, status.Why, fmt.Sprintf("1 of %d replicas serve: 1 serving, 1 failed.", status.Model.Target))
 	require.Contains(t, status.Why, "Replica "+r2.String()+" failed 3 times: out of memory; next retry at 2026-01-02T04:04:05Z.")
 	require.Contains(t, status.Why, "Last decision, scale: ")
 	require.Equal(t, "1", status.Decisions[0].Inputs["asked"])
@@ -175,7 +175,7 @@ func TestScale(t *testing.T) {
 	require.Zero(t, got.Target)
 	status, _, err = c.Model(t.Context(), "m", api.QueryOptions{})
 	require.NoError(t, err)
-	require.Contains(t, status.Why, "The model is stopped; 1 HOT running")
+	require.Contains(t, status.Why, "The model is stopped; 1 serving")
 	got, err = c.StartModel(t.Context(), "m")
 	require.NoError(t, err)
 	require.Positive(t, got.Target)
@@ -188,7 +188,7 @@ func TestARolloutIsTold(t *testing.T) {
 	m := one(t)
 	m.applied("m")
 	r := m.place("m", "1", 0, 0)
-	m.move(r, state.Starting, state.Running)
+	m.move(r, state.EventStarted, state.EventServing)
 	_, err := m.client.ApplyModels(t.Context(), api.ApplyRequest{File: file("m", "10GiB", "11GiB")})
 	require.NoError(t, err)
 	status, _, err := m.client.Model(t.Context(), "m", api.QueryOptions{})
@@ -198,7 +198,7 @@ func TestARolloutIsTold(t *testing.T) {
 	require.Equal(t, status.Model.Variants[0].Hash, roll.NewHash)
 	require.Equal(t, status.Replicas[0].VariantHash, roll.OldHash)
 	require.False(t, status.Replicas[0].Current)
-	require.Contains(t, status.Why, `1 HOT running. Variant "a": a canary of the new definition runs beside the old replicas. Last decision, apply`)
+	require.Contains(t, status.Why, `1 serving. Variant "a": a canary of the new definition runs beside the old replicas. Last decision, apply`)
 	list, _, err := m.client.Models(t.Context(), api.QueryOptions{})
 	require.NoError(t, err)
 	require.Equal(t, map[string]string{"a": "canary"}, list[0].Rollouts)
@@ -210,7 +210,7 @@ func TestEvict(t *testing.T) {
 	m.applied("m")
 	c := m.client
 	hot := m.place("m", "1", 0, 0)
-	m.move(hot, state.Starting, state.Running)
+	m.move(hot, state.EventStarted, state.EventServing)
 	placed := m.place("m", "2", 1, 0)
 
 	got, err := c.Evict(t.Context(), api.EvictRequest{Replica: hot.String(), To: "cold"})
@@ -219,13 +219,13 @@ func TestEvict(t *testing.T) {
 
 	// To WARM it keeps its seats; what never served cannot go there, and has nothing to keep.
 	warm := m.place("m", "3", 1, 1)
-	m.move(warm, state.Starting, state.Running)
+	m.move(warm, state.EventStarted, state.EventServing)
 	got, err = c.Evict(t.Context(), api.EvictRequest{Replica: warm.String(), To: "warm"})
 	require.NoError(t, err)
 	require.Equal(t, []api.Eviction{{Name: warm.String(), Node: "n1", From: "HOT", To: "WARM", FreedBytes: 10 * gib}}, got.Replicas)
 	got, err = c.Evict(t.Context(), api.EvictRequest{Replica: warm.String(), To: "WARM"})
 	require.NoError(t, err)
-	require.Equal(t, "unchanged: already WARM or on its way there (HOT draining)", got.Replicas[0].Error)
+	require.Equal(t, "unchanged: already WARM or on its way there (draining)", got.Replicas[0].Error)
 	require.Equal(t, "WARM", got.Replicas[0].To)
 	_, err = c.Evict(t.Context(), api.EvictRequest{Replica: placed.String(), To: "WARM"})
 	requireError(t, err, http.StatusConflict, api.CodeConflict, "only a serving replica can go WARM")
@@ -239,7 +239,7 @@ func TestEvict(t *testing.T) {
 	got, err = c.Evict(t.Context(), api.EvictRequest{Model: "m"})
 	require.NoError(t, err)
 	require.Len(t, got.Replicas, 3)
-	require.Contains(t, got.Replicas[0].Error, "already leaving (HOT draining)")
+	require.Contains(t, got.Replicas[0].Error, "already leaving (draining)")
 	require.Zero(t, got.Replicas[0].FreedGPUs)
 	require.Equal(t, api.Eviction{Name: placed.String(), Node: "n1", From: "HOT", FreedGPUs: 1, FreedBytes: 10 * gib}, got.Replicas[1])
 	status, _, err := c.Model(t.Context(), "m", api.QueryOptions{})
@@ -300,7 +300,7 @@ func TestGateways(t *testing.T) {
 	m.applied("m")
 	c := m.client
 	r1 := m.place("m", "1", 0, 0)
-	m.move(r1, state.Starting, state.Running)
+	m.move(r1, state.EventStarted, state.EventServing)
 	_, err := c.ApplyModels(t.Context(), api.ApplyRequest{File: file("n")})
 	require.NoError(t, err)
 	_, err = c.StopModel(t.Context(), "n")
@@ -310,16 +310,16 @@ func TestGateways(t *testing.T) {
 	require.Equal(t, api.GatewayState{
 		Models: []api.GatewayModel{{Name: "m", Wanted: 2, Slots: 8}, {Name: "n", Stopped: true, Slots: 8}},
 		Replicas: []api.GatewayReplica{
-			{Name: r1.String(), Model: "m", Variant: "a", Node: "n1", Tier: "HOT", Phase: "running", Slots: 8},
+			{Name: r1.String(), Model: "m", Variant: "a", Node: "n1", Status: "serving", Slots: 8},
 		},
 	}, got)
 
 	// The replica's own change is told, though no model has changed.
-	m.move(r1, state.Starting)
+	m.move(r1, state.EventStarted)
 	got, _, err = c.GatewayState(t.Context(), api.QueryOptions{})
 	require.NoError(t, err)
-	require.Equal(t, "starting", got.Replicas[0].Phase)
-	m.move(r1, state.Running)
+	require.Equal(t, "starting", got.Replicas[0].Status)
+	m.move(r1, state.EventServing)
 	// So is a model's, though no replica has.
 	for _, n := range []int{3, 2} {
 		_, err = c.Scale(t.Context(), "m", api.ScaleRequest{Replicas: n})
@@ -409,7 +409,7 @@ func TestDecisionsHaveNoValuesOfVars(t *testing.T) {
 func TestAFileThatWasRolledBackIsToldSo(t *testing.T) {
 	m := one(t)
 	m.applied("m")
-	m.move(m.place("m", "1", 0, 0), state.Starting, state.Running)
+	m.move(m.place("m", "1", 0, 0), state.EventStarted, state.EventServing)
 	request := api.ApplyRequest{File: file("m", "10GiB", "11GiB")}
 	_, err := m.client.ApplyModels(t.Context(), request)
 	require.NoError(t, err)

@@ -50,7 +50,7 @@ func findNode(v *state.View, ws memdb.WatchSet, asked string) (*state.Node, erro
 
 func (s *Server) getNode(rq *request, v *state.View, ws memdb.WatchSet) (answer, error) {
 	index := v.TableIndex(state.TableNodes, state.TableReplicas)
-	n, err := findNode(v, ws, rq.path["node"])
+	n, err := findNode(v, ws, rq.PathValue("node"))
 	if err != nil {
 		return answer{index: index}, err
 	}
@@ -66,7 +66,7 @@ func (s *Server) quarantine(rq *request, v *state.View) (answer, error) {
 	if err := rq.decode(&body); err != nil {
 		return answer{}, err
 	}
-	n, err := findNode(v, nil, rq.path["node"])
+	n, err := findNode(v, nil, rq.PathValue("node"))
 	if err != nil {
 		return answer{}, err
 	}
@@ -93,7 +93,7 @@ func (s *Server) quarantine(rq *request, v *state.View) (answer, error) {
 	}
 	after := s.cfg.Raft.Store().View()
 	if n = after.Node(nil, n.ID); n == nil {
-		return answer{}, conflict("node %q was removed in the meantime", rq.path["node"])
+		return answer{}, conflict("node %q was removed in the meantime", rq.PathValue("node"))
 	}
 	return answer{value: s.nodeOf(n, after.ReplicasOn(nil, n.ID))}, nil
 }

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"errors"
 	"io"
 	"net/http"
@@ -14,36 +15,38 @@ import (
 )
 
 func (s *Server) raftConfiguration(*request, *state.View, memdb.WatchSet) (answer, error) {
-	peers, err := s.cfg.Raft.Peers()
+	members, err := s.cfg.Raft.Members()
 	if err != nil {
 		return answer{}, err
 	}
 	leader := s.cfg.Raft.Leader()
-	return answer{value: api.RaftConfiguration{Servers: list(peers, func(p raft.Peer) api.RaftServer {
-		return api.RaftServer{ID: p.ID, Address: p.Address, Leader: p.ID == leader.ID}
+	return answer{value: api.RaftConfiguration{Servers: list(members, func(m raft.Member) api.RaftServer {
+		return api.RaftServer{ID: m.ID, Address: m.Address, Leader: m.ID == leader.ID, Voter: m.Voter, FeatureLevel: m.FeatureLevel, PromotionBlocked: m.PromotionBlocked}
 	})}}, nil
 }
 
-// member returns why no server has that ID, nil where one has, and how many there are.
-func (s *Server) member(id string) (int, error) {
-	peers, err := s.cfg.Raft.Peers()
+// member returns a server of the cluster and the number of voters.
+func (s *Server) member(id string) (m raft.Member, voters int, err error) {
+	members, err := s.cfg.Raft.Members()
 	if err != nil {
-		return 0, err
+		return m, 0, err
 	}
-	if !slices.ContainsFunc(peers, func(p raft.Peer) bool { return p.ID == id }) {
-		return 0, notFound("server %q does not exist: see \"remuda raft list-peers\"", id)
+	i := slices.IndexFunc(members, func(m raft.Member) bool { return m.ID == id })
+	if i < 0 {
+		return m, 0, notFound("server %q does not exist: see \"remuda raft list-peers\"", id)
 	}
-	return len(peers), nil
+	m = members[i]
+	return m, len(slices.DeleteFunc(members, func(m raft.Member) bool { return !m.Voter })), nil
 }
 
 func (s *Server) removePeer(rq *request, _ *state.View) (answer, error) {
-	id := rq.path["id"]
-	n, err := s.member(id)
+	id := rq.PathValue("id")
+	m, voters, err := s.member(id)
 	if err != nil {
 		return answer{}, err
 	}
-	if n == 1 {
-		return answer{}, conflict("server %s is the only one: cannot remove it", id)
+	if m.Voter && voters == 1 {
+		return answer{}, conflict("server %s is the only voter: cannot remove it", id)
 	}
 	if err := s.cfg.Raft.RemovePeer(rq.ctx, id); err != nil {
 		return answer{}, err
@@ -52,22 +55,34 @@ func (s *Server) removePeer(rq *request, _ *state.View) (answer, error) {
 	return answer{}, nil
 }
 
-func (s *Server) transferLeadership(rq *request, _ *state.View) (answer, error) {
-	id := rq.query.Get("id")
-	peers, err := s.cfg.Raft.Peers()
+func (s *Server) promotePeer(rq *request, _ *state.View) (answer, error) {
+	id := rq.PathValue("id")
+	m, _, err := s.member(id)
 	if err != nil {
 		return answer{}, err
 	}
-	if id != "" {
-		if _, err := s.member(id); err != nil {
-			return answer{}, err
-		}
+	if m.Voter {
+		return answer{}, conflict("server %s is already a voter", id)
 	}
+	if err := s.cfg.Raft.Promote(rq.ctx, id); err != nil {
+		return answer{}, err
+	}
+	s.log.Info("server promoted to a voter", "id", id, "by", by(rq.token))
+	return answer{}, nil
+}
+
+func (s *Server) transferLeadership(rq *request, _ *state.View) (answer, error) {
+	id := rq.query.Get("id")
+	m, voters, err := s.member(cmp.Or(id, s.cfg.Raft.ID()))
 	switch {
-	case len(peers) == 1:
-		return answer{}, conflict("this is the only server: there is no other server to transfer leadership to")
-	case id == s.cfg.Raft.ID():
+	case err != nil:
+		return answer{}, err
+	case id == s.cfg.Raft.ID() && voters > 1:
 		return answer{}, conflict("server %s is already the leader", id)
+	case !m.Voter:
+		return answer{}, conflict("server %s is not a voter: promote it first (remuda raft promote)", id)
+	case voters == 1:
+		return answer{}, conflict("this is the only voter: there is no other server to transfer leadership to")
 	}
 	if err := s.cfg.Raft.TransferLeadership(rq.ctx, id); err != nil {
 		return answer{}, err
@@ -84,7 +99,7 @@ func (s *Server) saveSnapshot(_ *request, v *state.View, _ memdb.WatchSet) (answ
 }
 
 func (s *Server) restoreSnapshot(rq *request, _ *state.View) (answer, error) {
-	info, err := s.cfg.Raft.RestoreSnapshot(rq.ctx, rq.Body)
+	info, err := s.cfg.Raft.RestoreSnapshot(rq.ctx, rq.stream)
 	var long *http.MaxBytesError
 	if errors.As(err, &long) {
 		return answer{}, tooLarge(long.Limit)

@@ -40,9 +40,9 @@ func noPipeline(name string) *api.Error {
 
 func (s *Server) getPipeline(rq *request, v *state.View, ws memdb.WatchSet) (answer, error) {
 	index := v.TableIndex(state.TablePipelines, state.TableModels)
-	p := v.Pipeline(ws, rq.path["pipeline"])
+	p := v.Pipeline(ws, rq.PathValue("pipeline"))
 	if p == nil {
-		return answer{index: index}, noPipeline(rq.path["pipeline"])
+		return answer{index: index}, noPipeline(rq.PathValue("pipeline"))
 	}
 	return answer{value: pipelineOf(v, ws, p), index: index}, nil
 }
@@ -52,7 +52,7 @@ func (s *Server) applyPipeline(rq *request, v *state.View) (answer, error) {
 	if err := rq.decode(&body); err != nil {
 		return answer{}, err
 	}
-	name := rq.path["pipeline"]
+	name := rq.PathValue("pipeline")
 	p, err := pipeline.Parse(cmp.Or(body.Filename, "pipeline.hcl"), []byte(body.File))
 	if err != nil {
 		return answer{}, pipelineError(err)
@@ -81,7 +81,7 @@ func (s *Server) applyPipeline(rq *request, v *state.View) (answer, error) {
 }
 
 func (s *Server) deletePipeline(rq *request, v *state.View) (answer, error) {
-	name := rq.path["pipeline"]
+	name := rq.PathValue("pipeline")
 	cmd := &state.SetPipeline{Name: name, Delete: true}
 	if text := rq.query.Get("cas"); text != "" {
 		index, err := strconv.ParseUint(text, 10, 64)

@@ -2,11 +2,13 @@ package server
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"maps"
 	"net/http"
 	"slices"
 	"strings"
+	"time"
 
 	"remuda/controller/api"
 	"remuda/controller/modelfile"
@@ -14,7 +16,11 @@ import (
 	"remuda/controller/state"
 )
 
-// plan tries a change on a copy of the state and tells what the planner would make of it.
+// planWait is how long a plan waits for the one before it: one is made at a time, because a
+// plan of a large fleet takes a core for a second.
+const planWait = 2 * time.Second
+
+// plan tries a change on a copy of the state and returns what the planner would make of it.
 func (s *Server) plan(rq *request, v *state.View) (answer, error) {
 	var body api.PlanRequest
 	if err := rq.decode(&body); err != nil {
@@ -26,6 +32,15 @@ func (s *Server) plan(rq *request, v *state.View) (answer, error) {
 	cmds, err := s.hypothesis(rq, body, v)
 	if err != nil {
 		return answer{}, err
+	}
+	wait, cancel := context.WithTimeout(rq.ctx, planWait)
+	defer cancel()
+	select {
+	case s.planning <- struct{}{}:
+		defer func() { <-s.planning }()
+	case <-wait.Done():
+		return answer{}, &api.Error{Status: http.StatusTooManyRequests, Code: api.CodeBusy, RetryAfter: planWait,
+			Message: fmt.Sprintf("other plans are being made, and none finished within %s: retry later", planWait)}
 	}
 	var before, asked *state.View
 	preview, err := s.cfg.Plan(rq.ctx, func(fork *state.Store) error {
@@ -70,14 +85,14 @@ func (s *Server) hypothesis(rq *request, body api.PlanRequest, v *state.View) ([
 	}
 	for _, name := range slices.Sorted(maps.Keys(body.Scale)) {
 		n := body.Scale[name]
-		cmds = append(cmds, &state.SetScale{Model: name, Replicas: &n, Origin: state.OriginOperator})
+		cmds = append(cmds, &state.SetScale{Model: name, Replicas: &n, Origin: state.OriginOperator, Time: now})
 	}
 	if e := body.Evict; e != nil {
 		if (e.Replica == "") == (e.Model == "") {
 			return nil, badRequest("field \"Evict\": \"Replica\" is %q and \"Model\" is %q: exactly one must be set", e.Replica, e.Model)
 		}
-		to := state.Tier(strings.ToUpper(e.To))
-		if err := checkEvictTo(to, e.To); err != nil {
+		to, err := evictionGoal(e.To)
+		if err != nil {
 			return nil, err
 		}
 		cmds = append(cmds, &state.Evict{Replica: e.Replica, Model: e.Model, To: to, Force: e.Force, Time: now})
@@ -118,10 +133,10 @@ func foreseen(before, asked *state.View, p Preview) api.PlanResponse {
 	}
 	for _, name := range slices.Sorted(maps.Keys(names)) {
 		was, is, tried := before.Replica(nil, name), after.Replica(nil, name), asked.Replica(nil, name)
-		if was == is || was != nil && is != nil && was.Stage() == is.Stage() && was.Target == is.Target {
+		if was == is || was != nil && is != nil && was.Status == is.Status && was.Goal == is.Goal {
 			continue
 		}
-		c := api.PlannedChange{Replica: name, From: stageText(was), To: stageText(is)}
+		c := api.PlannedChange{Replica: name, From: statusText(was), To: statusText(is)}
 		at := is
 		if at == nil {
 			at = was
@@ -136,7 +151,7 @@ func foreseen(before, asked *state.View, p Preview) api.PlanResponse {
 		switch {
 		case len(why[name]) > 0:
 			c.Why = strings.Join(why[name], "; ")
-		case stageText(was) != stageText(tried):
+		case statusText(was) != statusText(tried):
 			c.Why = "as requested"
 		case at.For != "":
 			c.Why = fmt.Sprintf("makes room for model %q", at.For)
@@ -169,13 +184,16 @@ func isWait(kind string) bool {
 	return false
 }
 
-// stageText is "HOT running", with where it leads; empty for nil.
-func stageText(r *state.Replica) string {
+// statusText is a replica's status, with the tier that follows: "draining, then WARM". It
+// is empty for nil.
+func statusText(r *state.Replica) string {
 	switch {
 	case r == nil:
 		return ""
-	case r.Target != "" && r.Target != r.Tier:
-		return fmt.Sprintf("%s, then %s", r.Stage(), r.Target)
+	case r.Status == state.StatusDraining, r.Ending() && r.Goal == state.GoalCold:
+		if tier := r.Goal.Tier(); tier != "" {
+			return fmt.Sprintf("%s, then %s", r.Status, tier)
+		}
 	}
-	return r.Stage().String()
+	return string(r.Status)
 }

@@ -90,7 +90,7 @@ func (s *Server) expect(rq *request, v *state.View) (answer, error) {
 	if body.Replicas == nil {
 		return answer{}, badRequest("field \"Replicas\" is missing: must be the number of replicas in the pool")
 	}
-	name, pool := rq.path["model"], rq.path["pool"]
+	name, pool := rq.PathValue("model"), rq.PathValue("pool")
 	before := v.Model(nil, name)
 	if before == nil {
 		return answer{}, noModel(name)

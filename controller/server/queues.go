@@ -32,7 +32,7 @@ func (s *Server) listQueues(_ *request, v *state.View, _ memdb.WatchSet) (answer
 }
 
 func (s *Server) getQueue(rq *request, v *state.View, _ memdb.WatchSet) (answer, error) {
-	name := rq.path["model"]
+	name := rq.PathValue("model")
 	m, rs := v.Model(nil, name), v.ReplicasOf(nil, name)
 	of, requests := s.cfg.Loads.QueueOf(name)
 	if m == nil && len(of) == 0 {
@@ -105,7 +105,7 @@ func placeOf(p load.Place) api.QueuedRequest {
 }
 
 func (s *Server) getRequest(rq *request, _ *state.View, _ memdb.WatchSet) (answer, error) {
-	id := rq.path["id"]
+	id := rq.PathValue("id")
 	if err := checkRequestID(id); err != nil {
 		return answer{}, err
 	}
@@ -128,37 +128,25 @@ func checkRequestID(id string) error {
 	return nil
 }
 
-// killRequest orders all gateways to end a request: the one that has it may not have named
-// it. The order is in memory alone, and is lost with the leader.
+// killRequest orders all gateways to end a request. The response has no places if no gateway
+// names it, which they do of some of their requests only. The order is in memory alone, and
+// is lost with the leader.
 func (s *Server) killRequest(rq *request, _ *state.View) (answer, error) {
-	id := rq.path["id"]
+	id := rq.PathValue("id")
 	if err := checkRequestID(id); err != nil {
 		return answer{}, err
 	}
-	gateways := len(s.cfg.Loads.Gateways())
-	where, err := s.cfg.Loads.Kill(id)
-	if errors.Is(err, load.ErrTooManyOrders) {
+	err := s.cfg.Loads.Kill(id)
+	switch {
+	case errors.Is(err, load.ErrNoGateway):
+		return answer{}, notFound("request %q: %v: see \"remuda gateway list\"", id, err)
+	case errors.Is(err, load.ErrTooManyOrders):
 		return answer{}, &api.Error{Status: http.StatusServiceUnavailable, Code: api.CodeBusy, RetryAfter: retryLeader,
 			Message: "request " + id + ": too many pending kill orders: retry in a moment"}
-	}
-	if err != nil {
+	case err != nil:
 		return answer{}, err
 	}
-	s.log.Info("request kill requested", "id", id, "named_by", len(where), "gateways", gateways, "by", by(rq.token))
-	switch {
-	case len(where) > 0:
-		return answer{value: s.requestStatus(id, where)}, nil
-	case gateways == 0:
-		return answer{}, notFound("request %q: no gateway reports to the controller: a gateway that reports within %s will end it", id, load.OrderTTL)
-	}
-	return answer{}, notFound("request %q is not reported by any gateway (they report the oldest %d at each replica and the first %d of each queue): %s ordered to end it if present",
-		id, api.MaxReportRequests, api.MaxReportRequests, isOrAre(gateways, "gateway"))
-}
-
-// isOrAre is a number with its noun and verb.
-func isOrAre(n int, noun string) string {
-	if n == 1 {
-		return plural(n, noun) + " is"
-	}
-	return plural(n, noun) + " are"
+	where := s.cfg.Loads.Find(id)
+	s.log.Info("request kill requested", "id", id, "named_by", len(where), "gateways", len(s.cfg.Loads.Gateways()), "by", by(rq.token))
+	return answer{value: s.requestStatus(id, where)}, nil
 }

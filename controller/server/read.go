@@ -39,6 +39,7 @@ func (s *Server) read(w http.ResponseWriter, rq *request) error {
 		if now, deposed = s.cfg.Raft.Leadership(); !now.Leader {
 			return fmt.Errorf("%w any more", raft.ErrNotLeader)
 		}
+		s.cfg.Loads.Begin(now.Term)
 	}
 	a, err := s.block(rq, deposed)
 	if errors.Is(err, errStopping) {

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"fmt"
 	"strconv"
 	"strings"
@@ -26,12 +27,8 @@ func (s *Server) decide(rq *request, c state.Command, ds ...state.Decision) (sta
 	now := s.cfg.Now()
 	for i := range ds {
 		ds[i].Time = now
-		if overridesDemand(c) {
-			// Before it is committed: the planner may look right after that.
-			s.cfg.Loads.Void(ds[i].Model)
-		}
 	}
-	res, err := s.cfg.Raft.Apply(rq.ctx, &state.Decided{Command: inner, Decisions: ds})
+	res, err := s.apply(rq.ctx, &state.Decided{Command: inner, Decisions: ds})
 	if err == nil && res.Changed {
 		for _, d := range ds {
 			s.log.Info("decision", "kind", d.Kind, "model", d.Model, "replica", d.Replica, "reason", d.Reason)
@@ -40,18 +37,18 @@ func (s *Server) decide(rq *request, c state.Command, ds ...state.Decision) (sta
 	return res, err
 }
 
-// overridesDemand tells whether a command says what people want of a model, so that what
-// clients asked for before it counts no more.
-func overridesDemand(c state.Command) bool {
-	switch c := c.(type) {
-	case *state.SetScale:
-		return c.Origin == state.OriginOperator && (c.Replicas != nil || c.Stopped != nil && *c.Stopped)
-	case *state.SetVariants:
-		return c.Origin == state.OriginOperator
-	case *state.Evict:
-		return true
+// apply applies a command through Raft. A command that the state as it is now would reject is
+// answered without Raft: the log keeps every entry, rejected or not, until the next snapshot.
+func (s *Server) apply(ctx context.Context, c state.Command) (state.Result, error) {
+	raw, err := state.Encode(c)
+	if err != nil {
+		return state.Result{}, err
 	}
-	return false
+	trial := s.cfg.Raft.Store().Fork()
+	if res := trial.Apply(trial.View().Index()+1, raw); res.Err != nil {
+		return res, res.Err
+	}
+	return s.cfg.Raft.Apply(ctx, c)
 }
 
 func (s *Server) listDecisions(rq *request, v *state.View, ws memdb.WatchSet) (answer, error) {
@@ -101,7 +98,7 @@ func (s *Server) setSwitch(rq *request, _ *state.View) (answer, error) {
 	if body.Value == nil {
 		return answer{}, badRequest("field \"Value\" is missing: must be the value of the switch")
 	}
-	name := rq.path["switch"]
+	name := rq.PathValue("switch")
 	if err := checkSwitch(name, *body.Value); err != nil {
 		return answer{}, err
 	}
@@ -136,7 +133,7 @@ func checkSwitch(name, value string) error {
 }
 
 func (s *Server) deleteSwitch(rq *request, _ *state.View) (answer, error) {
-	name := rq.path["switch"]
+	name := rq.PathValue("switch")
 	_, err := s.decide(rq, &state.SetSwitch{Name: name, Delete: true},
 		state.Decision{Kind: "switch", Reason: fmt.Sprintf("%s unset switch %q", by(rq.token), name), Inputs: map[string]string{"switch": name}})
 	return answer{}, err

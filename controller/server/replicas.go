@@ -32,9 +32,9 @@ func noReplica(name string) *api.Error {
 
 func (s *Server) getReplica(rq *request, v *state.View, ws memdb.WatchSet) (answer, error) {
 	index := v.TableIndex(state.TableReplicas)
-	r := v.Replica(ws, rq.path["replica"])
+	r := v.Replica(ws, rq.PathValue("replica"))
 	if r == nil {
-		return answer{index: index}, noReplica(rq.path["replica"])
+		return answer{index: index}, noReplica(rq.PathValue("replica"))
 	}
 	return answer{value: replicas{view: v, loads: s.cfg.Loads.Loads(), requests: true}.convert(r), index: index}, nil
 }
@@ -47,8 +47,8 @@ func (s *Server) evict(rq *request, v *state.View) (answer, error) {
 	if (body.Replica == "") == (body.Model == "") {
 		return answer{}, badRequest("field \"Replica\" is %q and field \"Model\" is %q: exactly one must be set", body.Replica, body.Model)
 	}
-	to := state.Tier(strings.ToUpper(body.To))
-	if err := checkEvictTo(to, body.To); err != nil {
+	to, err := evictionGoal(body.To)
+	if err != nil {
 		return answer{}, err
 	}
 	var before []*state.Replica
@@ -82,37 +82,37 @@ func (s *Server) evict(rq *request, v *state.View) (answer, error) {
 	return answer{value: out}, nil
 }
 
-func checkEvictTo(to state.Tier, asked string) error {
-	switch to {
-	case "", state.Warm, state.Cold:
-		return nil
+// evictionGoal parses the field "To" of an eviction.
+func evictionGoal(to string) (state.Goal, error) {
+	switch goal := state.Goal(strings.ToLower(to)); goal {
+	case "":
+		return state.GoalGone, nil
+	case state.GoalWarm, state.GoalCold:
+		return goal, nil
 	}
-	return badRequest("field \"To\" is %q: must be %q, %q or empty", asked, state.Warm, state.Cold)
+	return "", badRequest("field \"To\" is %q: must be %q, %q or empty", to, state.GoalWarm, state.GoalCold)
 }
 
 // evicted says what became of a replica; after is nil where it is gone already.
 func evicted(before, after *state.Replica) api.Eviction {
-	e := api.Eviction{Name: before.Name.String(), Node: before.Placement.Node, From: string(before.Tier)}
+	e := api.Eviction{Name: before.Name.String(), Node: before.Placement.Node, From: string(before.Tier())}
 	switch {
 	case after != nil && after.ModifyIndex == before.ModifyIndex:
-		e.To = string(before.Target)
-		if before.Phase == state.Running {
-			e.To = string(before.Tier)
-		}
+		e.To = string(before.Goal.Tier())
 		switch {
 		case before.Resting():
-			e.Error = fmt.Sprintf("unchanged: already WARM or on its way there (%s)", before.Stage())
+			e.Error = fmt.Sprintf("unchanged: already WARM or on its way there (%s)", before.Status)
 		case before.Leaving():
-			e.Error = fmt.Sprintf("unchanged: already leaving (%s)", before.Stage())
+			e.Error = fmt.Sprintf("unchanged: already leaving (%s)", before.Status)
 		default:
-			e.To, e.Error = e.From, fmt.Sprintf("unchanged: %s", before.Stage())
+			e.To, e.Error = e.From, fmt.Sprintf("unchanged: %s", before.Status)
 		}
 		return e
 	case after != nil && after.Counts():
-		e.To, e.Error = e.From, fmt.Sprintf("unchanged: %s", after.Stage())
+		e.To, e.Error = e.From, fmt.Sprintf("unchanged: %s", after.Status)
 		return e
 	case after != nil:
-		e.To = string(after.Target)
+		e.To = string(after.Goal.Tier())
 	}
 	h := before.Holds()
 	for _, b := range h.Memory {

@@ -21,16 +21,19 @@ import (
 // request is a request that has found its route.
 type request struct {
 	*http.Request
+	rec   *recorder
 	route *route
-	// path has the pattern's parameters, query those after the '?'.
-	path  map[string]string
 	query url.Values
 	// index, until and stale are those of a read: until is when a blocking query is over.
 	index uint64
 	until time.Time
 	stale bool
-	// body is a JSON body; a stream is read from Request.Body.
-	body []byte
+	// admitted: it was authorized, and body or stream is set. held is what body takes of
+	// Config.MaxHeld, in bytes.
+	admitted bool
+	body     []byte
+	stream   io.Reader
+	held     int64
 	// token is the caller's, nil where none is asked for.
 	token *state.Token
 	ctx   context.Context
@@ -104,9 +107,27 @@ func tooLarge(limit int64) *api.Error {
 // replicas.
 const largeFactor = 8
 
-// readBody reads the body of a request that is no stream, never more of it than its
-// limit, and of one that says how long it is nothing at all if that is too much.
-func (s *Server) readBody(w http.ResponseWriter, rq *request) error {
+// admit authorizes a request by its header alone and then reads its body. This server may
+// not know a new token yet: ask is called if it refuses the request. Requests without a
+// body, and those that were admitted before, are left alone.
+func (s *Server) admit(rq *request, ask func() error) error {
+	if rq.route.body == bodyNone || rq.admitted {
+		return nil
+	}
+	_, err := s.authorize(rq.route, rq.Header, s.cfg.Raft.Store().View())
+	if err != nil && secret(rq.Header) != "" {
+		err = ask()
+	}
+	if err != nil {
+		return err
+	}
+	rq.admitted = true
+	return s.readBody(rq)
+}
+
+// readBody reads a JSON body, or bounds a stream. It never reads more than the limit of the
+// route, and nothing if the announced length exceeds it.
+func (s *Server) readBody(rq *request) error {
 	limit := s.cfg.MaxBody
 	switch {
 	case rq.route.body == bodyStream:
@@ -115,112 +136,70 @@ func (s *Server) readBody(w http.ResponseWriter, rq *request) error {
 		limit *= largeFactor
 	}
 	if rq.ContentLength > limit {
-		w.Header().Set("Connection", "close")
 		return tooLarge(limit)
 	}
+	// Only with the writer of net/http does MaxBytesReader let a client that still sends
+	// read the response before the connection is closed.
+	body := http.MaxBytesReader(rq.rec.ResponseWriter, rq.Body, limit)
+	rq.rec.unread = false
 	if rq.route.body == bodyStream {
-		rq.Body = http.MaxBytesReader(plain(w), rq.Body, limit)
+		rq.stream = body
 		return nil
 	}
-	if rq.ContentLength == 0 {
-		return nil
+	control := http.NewResponseController(rq.rec)
+	if err := control.SetReadDeadline(time.Now().Add(s.cfg.BodyTimeout)); err != nil && !errors.Is(err, http.ErrNotSupported) {
+		return err
 	}
 	var err error
-	if rq.body, err = io.ReadAll(http.MaxBytesReader(plain(w), rq.Body, limit)); err != nil {
+	if rq.body, err = io.ReadAll(&heldReader{Reader: body, server: s, rq: rq}); err != nil {
 		var long *http.MaxBytesError
 		if errors.As(err, &long) {
 			return tooLarge(limit)
 		}
-		w.Header().Set("Connection", "close")
+		rq.rec.unread = true
+		var full *api.Error
+		if errors.As(err, &full) {
+			return full
+		}
 		return badRequest("read the body: %v", err)
 	}
-	if rq.route.body == bodyNone && len(bytes.TrimSpace(rq.body)) > 0 {
-		return badRequest("%s %s takes no body", rq.route.method, rq.route.pattern)
+	// From here on the connection is only watched for its end.
+	if err := control.SetReadDeadline(time.Time{}); err != nil && !errors.Is(err, http.ErrNotSupported) {
+		return err
 	}
 	return nil
 }
 
-// plain is the writer that net/http made: only with that one does it let a client read
-// the answer before it closes the connection on which the client still writes.
-func plain(w http.ResponseWriter) http.ResponseWriter {
-	if rec, ok := w.(*recorder); ok {
-		return rec.ResponseWriter
+// heldReader counts what a request's body takes of Config.MaxHeld as the bytes arrive.
+type heldReader struct {
+	io.Reader
+	server *Server
+	rq     *request
+}
+
+func (r *heldReader) Read(b []byte) (int, error) {
+	n, err := r.Reader.Read(b)
+	if limit := r.server.cfg.MaxHeld; n > 0 && r.server.held.Add(int64(n)) > limit {
+		r.server.held.Add(-int64(n))
+		return n, &api.Error{Status: http.StatusServiceUnavailable, Code: api.CodeBusy, RetryAfter: retryLeader,
+			Message: fmt.Sprintf("the server holds %d bytes of request bodies, its limit: retry in a moment", limit)}
 	}
-	return w
+	r.rq.held += int64(n)
+	return n, err
 }
 
 // decode reads the JSON body into v, which is one object without unknown fields.
 func (rq *request) decode(v any) error {
-	if len(bytes.TrimSpace(rq.body)) == 0 {
-		return badRequest("body is empty: must be a JSON object")
-	}
 	d := json.NewDecoder(bytes.NewReader(rq.body))
 	d.DisallowUnknownFields()
-	if err := d.Decode(v); err != nil {
-		return rq.jsonError(err, d.InputOffset())
-	}
-	rest := rq.body[d.InputOffset():]
-	if i := len(rest) - len(bytes.TrimLeft(rest, " \t\r\n")); i < len(rest) {
-		return badRequest("body is not valid JSON: %s: unexpected data after its end", position(rq.body, d.InputOffset()+int64(i)))
-	}
-	return nil
-}
-
-// jsonError says what is wrong with the body, and where.
-func (rq *request) jsonError(err error, at int64) error {
-	var syntax *json.SyntaxError
-	var kind *json.UnmarshalTypeError
-	switch {
-	case errors.As(err, &syntax):
-		// Its offset is behind the byte that is wrong.
-		return badRequest("body is not valid JSON: %s: %v", position(rq.body, syntax.Offset-1), err)
-	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
-		return badRequest("body is not valid JSON: %s: unexpected end", position(rq.body, int64(len(rq.body))))
-	case errors.As(err, &kind):
-		field := kind.Field
-		if field == "" {
-			return badRequest("body is a JSON %s: must be an object", kind.Value)
+	err := d.Decode(v)
+	if err == nil {
+		if _, err = d.Token(); errors.Is(err, io.EOF) {
+			return nil
 		}
-		return badRequest("%s: field %q is a JSON %s: must be %s", position(rq.body, kind.Offset), field, kind.Value, jsonKind(kind.Type.Kind().String()))
+		err = errors.New("unexpected data after the JSON object")
+	} else if errors.Is(err, io.EOF) {
+		err = errors.New("it is empty, and must be a JSON object")
 	}
-	if name, ok := strings.CutPrefix(err.Error(), "json: unknown field "); ok {
-		if unquoted, err := strconv.Unquote(name); err == nil {
-			// The decoder stops behind the object; the name itself is easily found.
-			if i := bytes.Index(rq.body, []byte(strconv.Quote(unquoted))); i >= 0 {
-				at = int64(i)
-			}
-		}
-		return badRequest("%s: unknown field %s of %s %s", position(rq.body, at), name, rq.route.method, rq.route.pattern)
-	}
-	return badRequest("body: %v", err)
-}
-
-// jsonKind is how people who write JSON call a kind of Go's.
-func jsonKind(k string) string {
-	switch {
-	case strings.HasPrefix(k, "int"):
-		return "a whole number"
-	case strings.HasPrefix(k, "uint"):
-		return "a whole number of 0 or more"
-	}
-	switch k {
-	case "bool":
-		return "true or false"
-	case "string":
-		return "a string"
-	case "map", "struct":
-		return "an object"
-	case "slice":
-		return "a list"
-	}
-	return k
-}
-
-// position is the line and column of a byte, both from 1.
-func position(body []byte, at int64) string {
-	at = min(max(at, 0), int64(len(body)))
-	before := body[:at]
-	line := bytes.Count(before, []byte{'\n'}) + 1
-	column := len(before) - bytes.LastIndexByte(before, '\n')
-	return fmt.Sprintf("line %d, column %d", line, column)
+	return badRequest("body of %s %s: %v", rq.route.method, rq.route.pattern, err)
 }

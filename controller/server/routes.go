@@ -3,7 +3,7 @@ package server
 import (
 	"net/http"
 	"net/url"
-	"strings"
+	"path"
 
 	"github.com/hashicorp/go-memdb"
 
@@ -120,6 +120,7 @@ var routes = []*route{
 
 	{method: http.MethodGet, pattern: "/v1/operator/raft/configuration", access: accessRead, where: whereRead, once: true, read: (*Server).raftConfiguration},
 	{method: http.MethodDelete, pattern: "/v1/operator/raft/peer/{id}", access: accessOperator, where: whereLeader, act: (*Server).removePeer},
+	{method: http.MethodPut, pattern: "/v1/operator/raft/promote/{id}", access: accessOperator, where: whereLeader, act: (*Server).promotePeer},
 	{method: http.MethodPut, pattern: "/v1/operator/raft/transfer-leader", access: accessOperator, where: whereLeader, params: []string{"id"}, act: (*Server).transferLeadership},
 	{method: http.MethodGet, pattern: "/v1/operator/snapshot", access: accessOperator, where: whereRead, once: true, long: true, read: (*Server).saveSnapshot},
 	{method: http.MethodPut, pattern: "/v1/operator/snapshot", access: accessOperator, where: whereLeader, body: bodyStream, long: true, act: (*Server).restoreSnapshot},
@@ -151,51 +152,32 @@ func (rt *route) takes(param string) bool {
 	return false
 }
 
-// match returns the parameters of a path that the pattern fits. Path segments are
-// compared as they were sent, and parameters unescaped afterwards, so that a model's
-// name may hold a '/'.
-func (rt *route) match(segments []string) (map[string]string, bool) {
-	pattern := strings.Split(rt.pattern, "/")
-	if len(pattern) != len(segments) {
-		return nil, false
+// newMux serves the routes. Parameters are unescaped after a path was split, so that a
+// model's name may hold a '/' as %2F.
+func (s *Server) newMux() *http.ServeMux {
+	mux := http.NewServeMux()
+	for _, rt := range routes {
+		mux.HandleFunc(rt.method+" "+rt.pattern, func(w http.ResponseWriter, r *http.Request) { s.serve(w, r, rt) })
 	}
-	params := map[string]string{}
-	for i, p := range pattern {
-		if !strings.HasPrefix(p, "{") {
-			if p != segments[i] {
-				return nil, false
-			}
-			continue
-		}
-		value, err := url.PathUnescape(segments[i])
-		if err != nil || value == "" {
-			return nil, false
-		}
-		params[strings.Trim(p, "{}")] = value
-	}
-	return params, true
+	mux.HandleFunc(noRoute, func(w http.ResponseWriter, r *http.Request) { s.serve(w, r, nil) })
+	return mux
 }
 
-// find returns the route of a request with its parameters, or else the methods that its
-// path takes; none where there is no such path. HEAD is as GET.
-func find(method string, u *url.URL) (rt *route, params map[string]string, allow []string) {
-	if method == http.MethodHead {
-		method = http.MethodGet
-	}
-	segments := strings.Split(u.EscapedPath(), "/")
-	for _, candidate := range routes {
-		p, ok := candidate.match(segments)
-		if !ok {
-			continue
-		}
-		// "/v1/acl/token/self" also fits the pattern with {accessor}: the methods differ.
-		if candidate.method == method {
-			return candidate, p, nil
-		}
-		allow = append(allow, candidate.method)
-		if candidate.method == http.MethodGet {
-			allow = append(allow, http.MethodHead)
+// noRoute is the pattern of requests that match no route.
+const noRoute = "/"
+
+// methodsOf returns the methods that the path of a request takes, none if no route has it.
+func (s *Server) methodsOf(r *http.Request) []string {
+	var methods []string
+	for _, method := range []string{http.MethodGet, http.MethodHead, http.MethodPut, http.MethodPost, http.MethodDelete} {
+		other := r.WithContext(r.Context())
+		other.Method = method
+		if _, pattern := s.mux.Handler(other); pattern != noRoute && isClean(r.URL) {
+			methods = append(methods, method)
 		}
 	}
-	return nil, nil, allow
+	return methods
 }
+
+// isClean is false for a path that http.ServeMux would redirect, as one with an empty name.
+func isClean(u *url.URL) bool { return path.Clean(u.EscapedPath()) == u.EscapedPath() }

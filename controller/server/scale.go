@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"time"
 	"unicode"
 
 	"remuda/controller/api"
@@ -40,15 +41,15 @@ func (b *scaleBody) says() string {
 }
 
 // command is what is asked for, in the state's words and for people.
-func (b *scaleBody) command(model string, from state.Origin) (state.Command, string) {
+func (b *scaleBody) command(model string, from state.Origin, at time.Time) (state.Command, string) {
 	switch {
 	case b.Variants != nil:
-		return &state.SetVariants{Model: model, Variants: b.Variants, Origin: from, ModifyIndex: b.CAS}, "the replicas " + state.VariantsText(b.Variants)
+		return &state.SetVariants{Model: model, Variants: b.Variants, Origin: from, ModifyIndex: b.CAS, Time: at}, "the replicas " + state.VariantsText(b.Variants)
 	case b.Variant != "":
-		return &state.SetScale{Model: model, Variant: b.Variant, Replicas: b.Replicas, Origin: from, ModifyIndex: b.CAS},
+		return &state.SetScale{Model: model, Variant: b.Variant, Replicas: b.Replicas, Origin: from, ModifyIndex: b.CAS, Time: at},
 			fmt.Sprintf("%s of variant %q", plural(*b.Replicas, "replica"), b.Variant)
 	}
-	return &state.SetScale{Model: model, Replicas: b.Replicas, Origin: from, ModifyIndex: b.CAS}, plural(*b.Replicas, "replica") + " of the model"
+	return &state.SetScale{Model: model, Replicas: b.Replicas, Origin: from, ModifyIndex: b.CAS, Time: at}, plural(*b.Replicas, "replica") + " of the model"
 }
 
 // scaleModel records one decision, whatever was asked for.
@@ -64,12 +65,12 @@ func (s *Server) scaleModel(rq *request, v *state.View) (answer, error) {
 	if err != nil {
 		return answer{}, err
 	}
-	name := rq.path["model"]
+	name := rq.PathValue("model")
 	before := v.Model(nil, name)
 	if before == nil {
 		return answer{}, noModel(name)
 	}
-	cmd, what := body.command(name, from)
+	cmd, what := body.command(name, from, s.cfg.Now())
 	in := map[string]string{"before": strconv.Itoa(before.Replicas), "variant": body.Variant, "origin": string(from)}
 	if body.Variants == nil {
 		in["asked"] = strconv.Itoa(*body.Replicas)

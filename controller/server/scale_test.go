@@ -98,7 +98,7 @@ func TestReplicasAreCountedByVariant(t *testing.T) {
 	}})[0]
 	m.applied("m")
 	hot := m.place("m", "r1", 0, 0)
-	m.move(hot, state.Starting, state.Running)
+	m.move(hot, state.EventStarted, state.EventServing)
 	m.place("m", "r2", 0, 1)
 	got, _, err := m.client.Model(t.Context(), "m", api.QueryOptions{})
 	require.NoError(t, err)

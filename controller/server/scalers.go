@@ -23,9 +23,9 @@ func noScaler(name string) *api.Error { return notFound("scaler %q does not exis
 
 func (s *Server) getScaler(rq *request, v *state.View, ws memdb.WatchSet) (answer, error) {
 	index := v.TableIndex(state.TableScalers)
-	sc := v.Scaler(ws, rq.path["scaler"])
+	sc := v.Scaler(ws, rq.PathValue("scaler"))
 	if sc == nil {
-		return answer{index: index}, noScaler(rq.path["scaler"])
+		return answer{index: index}, noScaler(rq.PathValue("scaler"))
 	}
 	return answer{index: index, value: api.Scaler{Name: sc.Name, State: json.RawMessage(sc.State), CreateIndex: sc.CreateIndex, ModifyIndex: sc.ModifyIndex}}, nil
 }
@@ -47,8 +47,8 @@ func (s *Server) setScaler(rq *request, _ *state.View) (answer, error) {
 	if err := json.Compact(&memory, body.State); err != nil {
 		return answer{}, badRequest("field \"State\": %v", err)
 	}
-	name := rq.path["scaler"]
-	res, err := s.cfg.Raft.Apply(rq.ctx, &state.SetScaler{Name: name, State: memory.String(), ModifyIndex: body.CAS})
+	name := rq.PathValue("scaler")
+	res, err := s.apply(rq.ctx, &state.SetScaler{Name: name, State: memory.String(), ModifyIndex: body.CAS})
 	if err != nil {
 		return answer{}, err
 	}
@@ -67,7 +67,7 @@ func (s *Server) setScaler(rq *request, _ *state.View) (answer, error) {
 }
 
 func (s *Server) deleteScaler(rq *request, v *state.View) (answer, error) {
-	name := rq.path["scaler"]
+	name := rq.PathValue("scaler")
 	cmd := &state.SetScaler{Name: name, Delete: true}
 	if text := rq.query.Get("cas"); text != "" {
 		index, err := strconv.ParseUint(text, 10, 64)
@@ -79,6 +79,6 @@ func (s *Server) deleteScaler(rq *request, v *state.View) (answer, error) {
 	if v.Scaler(nil, name) == nil {
 		return answer{}, noScaler(name)
 	}
-	_, err := s.cfg.Raft.Apply(rq.ctx, cmd)
+	_, err := s.apply(rq.ctx, cmd)
 	return answer{}, err
 }

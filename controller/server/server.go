@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
@@ -28,10 +29,15 @@ const (
 type Server struct {
 	cfg      Config
 	log      hclog.Logger
+	mux      *http.ServeMux
 	metrics  *metrics
 	peers    *peers
 	started  time.Time
 	gateways gatewayBody
+	// held is how many bytes of request bodies are in memory, at most Config.MaxHeld.
+	held atomic.Int64
+	// planning is full while a plan is made.
+	planning chan struct{}
 	// stopping is closed when no request may wait any more.
 	stopping chan struct{}
 	stopOnce sync.Once
@@ -42,7 +48,8 @@ func New(cfg Config) (*Server, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	s := &Server{cfg: cfg, log: cfg.Logger.Named("api"), started: time.Now(), stopping: make(chan struct{})}
+	s := &Server{cfg: cfg, log: cfg.Logger.Named("api"), started: time.Now(), planning: make(chan struct{}, 1), stopping: make(chan struct{})}
+	s.mux = s.newMux()
 	s.peers = newPeers(cfg)
 	s.metrics = newMetrics()
 	if cfg.Registerer != nil {
@@ -98,26 +105,29 @@ func (s *Server) Stop() { s.stopOnce.Do(func() { close(s.stopping) }) }
 // ServeHTTP implements http.Handler.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	start := time.Now()
-	rec := &recorder{ResponseWriter: w}
-	rt, params, allow := find(r.Method, r.URL)
-	label := "none"
-	if rt != nil {
-		label = rt.pattern
+	rec := &recorder{ResponseWriter: w, unread: r.ContentLength != 0, label: "none"}
+	defer func() { s.metrics.request(rec.label, r.Method, rec.status, time.Since(start)) }()
+	if isClean(r.URL) {
+		s.mux.ServeHTTP(rec, r)
+	} else {
+		s.serve(rec, r, nil)
 	}
-	done := s.metrics.begin(label, r.Method)
-	defer func() { done(rec.status, time.Since(start)) }()
+}
+
+// serve answers a request of a route, nil for none. The writer is that of ServeHTTP.
+func (s *Server) serve(w http.ResponseWriter, r *http.Request, rt *route) {
+	rec, ok := w.(*recorder)
+	if !ok {
+		panic("server: ServeHTTP must pass its recorder as the writer")
+	}
 	err := s.bound(rec, r, rt)
 	switch {
 	case err != nil:
 	case rt != nil:
-		err = s.handle(rec, &request{Request: r, route: rt, path: params, ctx: r.Context()})
-	case len(allow) > 0:
-		rec.Header()["Allow"] = allow
-		err = &api.Error{Status: http.StatusMethodNotAllowed, Code: api.CodeNoMethod,
-			Message: fmt.Sprintf("%s does not support %s: must be one of %v", clip(r.URL.Path), clip(r.Method), allow)}
+		rec.label = rt.pattern
+		err = s.handle(&request{Request: r, rec: rec, route: rt, ctx: r.Context()})
 	default:
-		err = &api.Error{Status: http.StatusNotFound, Code: api.CodeNoRoute,
-			Message: fmt.Sprintf("unknown path %s: GET /v1/openapi.json lists the paths; encode a '/' in a name as %%2F", clip(r.URL.Path))}
+		err = s.unroutable(rec, r)
 	}
 	if err == nil {
 		return
@@ -138,6 +148,17 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	writeError(rec, r, e, index)
 }
 
+// unroutable says why a request has no route.
+func (s *Server) unroutable(rec *recorder, r *http.Request) *api.Error {
+	if allow := s.methodsOf(r); len(allow) > 0 {
+		rec.Header()["Allow"] = allow
+		return &api.Error{Status: http.StatusMethodNotAllowed, Code: api.CodeNoMethod,
+			Message: fmt.Sprintf("%s does not support %s: must be one of %v", clip(r.URL.Path), clip(r.Method), allow)}
+	}
+	return &api.Error{Status: http.StatusNotFound, Code: api.CodeNoRoute,
+		Message: fmt.Sprintf("unknown path %s: GET /v1/openapi.json lists the paths; encode a '/' in a name as %%2F", clip(r.URL.Path))}
+}
+
 // clip keeps what a client sent short in messages.
 func clip(s string) string {
 	const longest = 200
@@ -151,18 +172,26 @@ func clip(s string) string {
 type recorder struct {
 	http.ResponseWriter
 	status int
+	// unread: the request has a body that was not read. The response then closes the
+	// connection: net/http would wait for the body before it sends the response.
+	unread bool
+	// label is the pattern of the route, for metrics.
+	label string
 }
 
 func (r *recorder) WriteHeader(status int) {
 	if r.status == 0 {
 		r.status = status
+		if r.unread {
+			r.Header().Set("Connection", "close")
+		}
 	}
 	r.ResponseWriter.WriteHeader(status)
 }
 
 func (r *recorder) Write(b []byte) (int, error) {
 	if r.status == 0 {
-		r.status = http.StatusOK
+		r.WriteHeader(http.StatusOK)
 	}
 	return r.ResponseWriter.Write(b)
 }
@@ -170,7 +199,7 @@ func (r *recorder) Write(b []byte) (int, error) {
 // Unwrap is for http.ResponseController.
 func (r *recorder) Unwrap() http.ResponseWriter { return r.ResponseWriter }
 
-// bound gives a request its time on the connection. One that is refused at once has it
+// bound gives a request its time on the connection. One that is rejected at once has it
 // as well: net/http reads what is left of its body, and the connection still has the
 // deadlines of the request before.
 func (s *Server) bound(w http.ResponseWriter, r *http.Request, rt *route) error {
@@ -199,9 +228,12 @@ func (s *Server) limits(rt *route) (whole, body time.Duration) {
 }
 
 // handle answers a request that has a route.
-func (s *Server) handle(w http.ResponseWriter, rq *request) error {
+func (s *Server) handle(rq *request) error {
 	if err := rq.parseQuery(); err != nil {
 		return err
+	}
+	if rq.route.body == bodyNone && rq.ContentLength != 0 {
+		return badRequest("%s %s takes no body", rq.route.method, rq.route.pattern)
 	}
 	limit, _ := s.limits(rq.route)
 	if rq.index > 0 {
@@ -210,28 +242,19 @@ func (s *Server) handle(w http.ResponseWriter, rq *request) error {
 	ctx, cancel := context.WithTimeout(rq.ctx, limit)
 	defer cancel()
 	rq.ctx = ctx
-	control := http.NewResponseController(w)
 	if rq.index > 0 {
-		if err := control.SetWriteDeadline(time.Now().Add(limit + writeSlack)); err != nil && !errors.Is(err, http.ErrNotSupported) {
+		if err := http.NewResponseController(rq.rec).SetWriteDeadline(time.Now().Add(limit + writeSlack)); err != nil && !errors.Is(err, http.ErrNotSupported) {
 			return err
 		}
 	}
-	if err := s.readBody(w, rq); err != nil {
-		return err
-	}
-	if rq.ContentLength != 0 && rq.route.body != bodyStream {
-		// From here on the connection is only watched for its end.
-		if err := control.SetReadDeadline(time.Time{}); err != nil && !errors.Is(err, http.ErrNotSupported) {
-			return err
-		}
-	}
+	defer func() { s.held.Add(-rq.held) }()
 	switch {
 	case rq.route.where == whereLocal:
-		return s.local(w, rq)
+		return s.local(rq.rec, rq)
 	case rq.route.where == whereRead && rq.stale:
-		return s.read(w, rq)
+		return s.read(rq.rec, rq)
 	}
-	return s.onLeader(w, rq)
+	return s.onLeader(rq.rec, rq)
 }
 
 // local answers from this server alone.

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/controller/api"
+	"remuda/controller/load"
 	"remuda/controller/planner"
 	"remuda/controller/server"
 	"remuda/controller/state"
@@ -51,7 +52,7 @@ func withPools(c *server.Config) {
 func (m *member) rest(name string) {
 	m.t.Helper()
 	for _, to := range []state.Move{
-		{Tier: state.Hot, Phase: state.Draining, Target: state.Warm}, {Tier: state.Hot, Phase: state.Sleeping, Target: state.Warm}, {Tier: state.Warm, Phase: state.Running},
+		{Event: state.EventDrain, Goal: state.GoalWarm}, {Event: state.EventSleep}, {Event: state.EventSlept},
 	} {
 		to.Replica, to.ModifyIndex, to.Time = name, m.store.View().Replica(nil, name).ModifyIndex, epoch
 		m.apply(&to)
@@ -62,8 +63,8 @@ func TestNodesShowTheirTiers(t *testing.T) {
 	m := one(t)
 	m.applied("m")
 	hot, warm := m.place("m", "1", 0, 0), m.place("m", "2", 0, 1)
-	m.move(hot, state.Starting, state.Running)
-	m.move(warm, state.Starting, state.Running)
+	m.move(hot, state.EventStarted, state.EventServing)
+	m.move(warm, state.EventStarted, state.EventServing)
 	m.rest(warm.String())
 	s, _, err := m.client.Node(t.Context(), "n1", api.QueryOptions{})
 	require.NoError(t, err)
@@ -75,7 +76,7 @@ func TestNodesShowTheirTiers(t *testing.T) {
 	about, _, err := m.client.Model(t.Context(), "m", api.QueryOptions{})
 	require.NoError(t, err)
 	require.Equal(t, api.Counts{Hot: 1, Warm: 1}, about.Counts)
-	require.Contains(t, about.Why, "replicas serve: 1 HOT running, 1 WARM.")
+	require.Contains(t, about.Why, "replicas serve: 1 serving, 1 warm.")
 	scaled, err := m.client.Scale(t.Context(), "m", api.ScaleRequest{Replicas: 2})
 	require.NoError(t, err)
 	require.Equal(t, 1, scaled.Current, "what rests does not count")
@@ -91,7 +92,7 @@ func TestNodesShowTheirTiers(t *testing.T) {
 func TestReportsTellWhatIsWanted(t *testing.T) {
 	m := one(t)
 	reported(t, m.client, api.GatewayReport{Gateway: "g", Index: 1, Replicas: []api.ReplicaLoad{}, Since: epoch, Wanted: []string{"m", "n"}})
-	require.Len(t, m.loads.Demand(), 2)
+	require.Len(t, m.demand(m.loads), 2)
 	since, live := m.loads.Since()
 	require.True(t, live)
 	require.True(t, since.Equal(epoch))
@@ -107,7 +108,7 @@ func TestPools(t *testing.T) {
 	old := node("n3", "node-three", 1)
 	old.CapacityPool = "past"
 	m.apply(&state.UpsertNodes{Nodes: []state.Node{far, old}})
-	m.move(m.place("m", "1", 0, 0), state.Starting, state.Running)
+	m.move(m.place("m", "1", 0, 0), state.EventStarted, state.EventServing)
 	r, err := m.client.Expect(t.Context(), "m", "cloud", api.ExpectRequest{Replicas: 2})
 	require.NoError(t, err)
 	require.Equal(t, api.ScaleResponse{Model: "m", Pool: "cloud", Target: 2, Changed: true, ModifyIndex: m.store.View().Model(nil, "m").ModifyIndex, Replicas: []api.ReplicaOutcome{}}, r)
@@ -272,12 +273,12 @@ func TestPlanChangesNothing(t *testing.T) {
 	}})[0]
 	m.applied("m")
 	hot, gone := m.place("m", "1", 0, 0), m.place("m", "2", 0, 1)
-	m.move(hot, state.Starting, state.Running)
-	m.move(gone, state.Starting, state.Running)
+	m.move(hot, state.EventStarted, state.EventServing)
+	m.move(gone, state.EventStarted, state.EventServing)
 	before := m.store.View()
 	r := before.Replica(nil, hot.String())
 	// The plan makes room for what is asked for, and cannot do all of it.
-	p.Move = []state.Move{{Replica: hot.String(), ModifyIndex: r.ModifyIndex, Tier: state.Hot, Phase: state.Draining, Target: state.Warm, Time: epoch}}
+	p.Move = []state.Move{{Replica: hot.String(), ModifyIndex: r.ModifyIndex, Event: state.EventDrain, Goal: state.GoalWarm, Time: epoch}}
 	p.Decisions = []state.Decision{
 		{Time: epoch, Model: "m", Replica: hot.String(), Kind: planner.KindEvict, Reason: "it makes room", Inputs: map[string]string{"cost": "2"}},
 		{Time: epoch, Model: "new", Kind: planner.KindCannotPlace, Reason: "no node has room"},
@@ -287,8 +288,8 @@ func TestPlanChangesNothing(t *testing.T) {
 	})
 	require.NoError(t, err)
 	require.Equal(t, []api.PlannedChange{
-		{Replica: hot.String(), Node: "n1", NodeName: "node-one", From: "HOT running", To: "HOT draining, then WARM", Why: "it makes room"},
-		{Replica: gone.String(), Node: "n1", NodeName: "node-one", From: "HOT running", To: "HOT draining, then COLD", Why: "as requested"},
+		{Replica: hot.String(), Node: "n1", NodeName: "node-one", From: "serving", To: "draining, then WARM", Why: "it makes room"},
+		{Replica: gone.String(), Node: "n1", NodeName: "node-one", From: "serving", To: "draining, then COLD", Why: "as requested"},
 	}, got.Changes)
 	require.Equal(t, []api.PlannedWait{{Model: "new", Why: "no node has room"}}, got.Waits)
 	require.Len(t, got.Decisions, 2)
@@ -316,40 +317,107 @@ func TestPlanNeedsAPlanner(t *testing.T) {
 	requireError(t, err, http.StatusServiceUnavailable, api.CodeBusy, "this server is not planning")
 }
 
-// What clients asked for before somebody decided must not undo it.
-func TestDecisionsOfPeopleVoidOlderDemand(t *testing.T) {
+// TestOnePlanIsMadeAtATime: others wait for a moment and are then rejected.
+func TestOnePlanIsMadeAtATime(t *testing.T) {
+	t.Parallel()
+	begun, end := make(chan struct{}, 2), make(chan struct{})
+	m := cluster(t, 1, settings{server: func(c *server.Config) {
+		plan := c.Plan
+		c.Plan = func(ctx context.Context, change func(*state.Store) error) (server.Preview, error) {
+			begun <- struct{}{}
+			<-end
+			return plan(ctx, change)
+		}
+	}})[0]
+	first := wait(func() (api.PlanResponse, api.QueryMeta, error) {
+		p, err := m.client.Plan(t.Context(), api.PlanRequest{})
+		return p, api.QueryMeta{}, err
+	})
+	<-begun
+	ctx, cancel := context.WithTimeout(t.Context(), patience/4)
+	defer cancel()
+	_, err := m.client.Plan(ctx, api.PlanRequest{})
+	e := requireError(t, err, http.StatusTooManyRequests, api.CodeBusy, "other plans are being made")
+	require.Positive(t, e.RetryAfter)
+	close(end)
+	require.NoError(t, receive(t, first).err)
+	_, err = m.client.Plan(t.Context(), api.PlanRequest{})
+	require.NoError(t, err)
+}
+
+// demand is what the reconciler sees of clients' demand in loads.
+func (m *member) demand(loads *load.Store) map[string]time.Time {
+	v := m.store.View()
+	return loads.Demand(func(name string) time.Time {
+		if row := v.Model(nil, name); row != nil {
+			return row.ScaledAt
+		}
+		return time.Time{}
+	})
+}
+
+// TestDemandBeforeADecision: what clients asked for before an operator scaled a model down
+// must not undo it, with this leader or the next. What was rejected decides nothing.
+func TestDemandBeforeADecision(t *testing.T) {
 	for name, tc := range map[string]struct {
-		do   func(m *member) error
-		void bool
+		do       func(m *member) error
+		rejected string
+		void     bool
 	}{
-		"scale": {func(m *member) error {
+		"scale": {do: func(m *member) error {
 			_, err := m.client.Scale(t.Context(), "m", api.ScaleRequest{Replicas: 0})
 			return err
-		}, true},
-		"stop": {func(m *member) error {
+		}, void: true},
+		"scale of variants": {do: func(m *member) error {
+			_, err := m.client.Scale(t.Context(), "m", api.ScaleRequest{Variants: map[string]int{"a": 0, "b": 0}})
+			return err
+		}, void: true},
+		"stop": {do: func(m *member) error {
 			_, err := m.client.StopModel(t.Context(), "m")
 			return err
-		}, true},
-		"evict": {func(m *member) error {
+		}, void: true},
+		"evict": {do: func(m *member) error {
 			_, err := m.client.Evict(t.Context(), api.EvictRequest{Model: "m"})
 			return err
-		}, true},
-		"the autoscaler": {func(m *member) error {
+		}, void: true},
+		"the autoscaler": {do: func(m *member) error {
 			_, err := m.client.Scale(t.Context(), "m", api.ScaleRequest{Replicas: 0, Origin: string(state.OriginAutoscaler)})
 			return err
-		}, false},
+		}},
+		"scale above max": {do: func(m *member) error {
+			_, err := m.client.Scale(t.Context(), "m", api.ScaleRequest{Replicas: 99})
+			return err
+		}, rejected: "must be 0 to 4"},
+		"evict a dedicated model": {do: func(m *member) error {
+			_, err := m.client.SetDedicated(t.Context(), api.DedicatedRequest{Models: map[string]int{"m": 1}})
+			require.NoError(t, err)
+			_, err = m.client.Evict(t.Context(), api.EvictRequest{Model: "m"})
+			return err
+		}, rejected: "the model is dedicated"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			m := one(t)
 			m.applied("m")
+			m.place("m", "1", 0, 0)
+			waiting := time.Now()
 			reported(t, m.client, api.GatewayReport{Gateway: "g", Index: 1, Replicas: []api.ReplicaLoad{}, Wanted: []string{"m", "n"}})
-			require.NoError(t, tc.do(m))
-			require.Contains(t, m.loads.Demand(), "n")
-			if tc.void {
-				require.NotContains(t, m.loads.Demand(), "m")
+			if err := tc.do(m); tc.rejected != "" {
+				require.ErrorContains(t, err, tc.rejected)
 			} else {
-				require.Contains(t, m.loads.Demand(), "m")
+				require.NoError(t, err)
 			}
+			next := load.New(time.Minute, time.Now)
+			queue := load.Queue{Model: "m", State: load.Provisioning, Waiting: 1, Oldest: waiting}
+			next.Put(load.Report{Gateway: "g", Index: 1, Queues: []load.Queue{queue}})
+			require.Contains(t, m.demand(m.loads), "n")
+			for _, loads := range []*load.Store{m.loads, next} {
+				_, asked := m.demand(loads)["m"]
+				require.Equal(t, !tc.void, asked)
+			}
+			queue.Oldest = time.Now()
+			next.Put(load.Report{Gateway: "g", Index: 1, Queues: []load.Queue{queue}})
+			require.Contains(t, m.demand(next), "m", "it came after the decision")
 		})
 	}
 }

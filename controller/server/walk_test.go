@@ -34,11 +34,11 @@ func TestEveryRouteAnswersAsDescribed(t *testing.T) {
 	m, secrets := bootstrapped(t, withPools)
 	m.applied("m")
 	running := m.place("m", "r1", 0, 0)
-	m.move(running, state.Starting, state.Running)
+	m.move(running, state.EventStarted, state.EventServing)
 	failed := m.place("m", "r2", 0, 1)
-	m.move(failed, state.Starting, state.Failed)
+	m.move(failed, state.EventStarted, state.EventFailed)
 	going := m.place("m", "r3", 1, 0)
-	m.move(going, state.Starting, state.Running)
+	m.move(going, state.EventStarted, state.EventServing)
 	changed := file("m", "10GiB", "11GiB")
 	_, err := m.client.ApplyModels(t.Context(), api.ApplyRequest{File: changed})
 	require.NoError(t, err)
@@ -113,7 +113,8 @@ func TestEveryRouteAnswersAsDescribed(t *testing.T) {
 		"GET /v1/acl/token/self":                {path: "/v1/acl/token/self"},
 		"GET /v1/operator/raft/configuration":   {path: "/v1/operator/raft/configuration"},
 		"DELETE /v1/operator/raft/peer/{id}":    {path: "/v1/operator/raft/peer/" + m.node.ID(), status: http.StatusConflict}, // success: TestTheClusterIsChanged
-		"PUT /v1/operator/raft/transfer-leader": {path: "/v1/operator/raft/transfer-leader", status: http.StatusConflict},     // likewise
+		"PUT /v1/operator/raft/promote/{id}":    {path: "/v1/operator/raft/promote/" + m.node.ID(), status: http.StatusConflict},
+		"PUT /v1/operator/raft/transfer-leader": {path: "/v1/operator/raft/transfer-leader", status: http.StatusConflict}, // likewise
 		"GET /v1/operator/snapshot":             {path: "/v1/operator/snapshot"},
 		"PUT /v1/operator/snapshot":             {path: "/v1/operator/snapshot", body: snapshot.String()},
 		"GET /v1/status/leader":                 {path: "/v1/status/leader"},

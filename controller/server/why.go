@@ -32,7 +32,7 @@ func why(v *state.View, ws memdb.WatchSet, m *state.Model, rs []*state.Replica, 
 		say("%d of %d replicas serve: %s.", c.Hot, m.Target(), strings.Join(parts(rs), ", "))
 	}
 	for _, r := range rs {
-		if r.Phase != state.Failed {
+		if r.Status != state.StatusFailed {
 			continue
 		}
 		text := fmt.Sprintf("Replica %s failed %d times: %s", r.Name, r.Failures, strings.TrimSuffix(r.LastError, "."))
@@ -113,26 +113,20 @@ func waits(m *state.Model, rs []*state.Replica, ds []*state.Decision) *state.Dec
 	return nil
 }
 
-// parts counts replicas by their stage, the nearest to serving first.
+// parts counts replicas by their status, the nearest to serving first.
 func parts(rs []*state.Replica) []string {
-	order := []state.Stage{
-		{Tier: state.Hot, Phase: state.Running}, {Tier: state.Warm, Phase: state.Waking}, {Tier: state.Hot, Phase: state.Starting},
-		{Tier: state.Hot, Phase: state.Placed}, {Tier: state.Hot, Phase: state.Failed}, {Tier: state.Hot, Phase: state.Draining},
-		{Tier: state.Hot, Phase: state.Sleeping}, {Tier: state.Warm, Phase: state.Running}, {Tier: state.Hot, Phase: state.Stopping},
-		{Tier: state.Warm, Phase: state.Stopping}, {Tier: state.Cold, Phase: state.Running},
+	order := []state.Status{
+		state.StatusServing, state.StatusWaking, state.StatusStarting, state.StatusPlaced, state.StatusFailed, state.StatusDraining,
+		state.StatusSleeping, state.StatusWarm, state.StatusStopping, state.StatusDiscarding, state.StatusCold,
 	}
-	count := map[state.Stage]int{}
+	count := map[state.Status]int{}
 	for _, r := range rs {
-		count[r.Stage()]++
+		count[r.Status]++
 	}
 	var out []string
 	for _, s := range order {
 		if n := count[s]; n > 0 {
-			text := s.String()
-			if s.Tier != state.Hot && s.Phase == state.Running {
-				text = string(s.Tier) // nothing runs there
-			}
-			out = append(out, fmt.Sprintf("%d %s", n, text))
+			out = append(out, fmt.Sprintf("%d %s", n, s))
 		}
 	}
 	return out

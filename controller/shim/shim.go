@@ -22,6 +22,8 @@ var (
 	ErrUnreachable = errors.New("cannot reach the shim")
 	// ErrRefused: the engine's state does not allow it, or the engine cannot do it.
 	ErrRefused = errors.New("rejected by the shim")
+	// ErrChanged: the engine's state is not the one that the order was for. Nothing was done.
+	ErrChanged = errors.New("the engine's state has changed")
 	// ErrNotDrained: requests still ran when the drain's time was up. The engine is out of
 	// routing until it is woken.
 	ErrNotDrained = errors.New("not drained")
@@ -149,16 +151,26 @@ func (c *Client) State(ctx context.Context, address string) (State, error) {
 }
 
 // Sleep has the engine finish its requests, for at most drain, and sleep until Wake. It
-// returns how the engine stands then.
-func (c *Client) Sleep(ctx context.Context, address string, drain time.Duration) (State, error) {
-	return c.do(ctx, "sleep", http.MethodPost, address, "/v1/sleep", url.Values{"timeout": {drain.String()}})
+// returns how the engine stands then. Since is the State.Since that the order is for, zero
+// for any: if the engine has changed its state meanwhile, the error wraps ErrChanged.
+func (c *Client) Sleep(ctx context.Context, address string, since time.Time, drain time.Duration) (State, error) {
+	query := forState(since)
+	query.Set("timeout", drain.String())
+	return c.do(ctx, "sleep", http.MethodPost, address, "/v1/sleep", query)
+}
+
+func forState(since time.Time) url.Values {
+	if since.IsZero() {
+		return url.Values{}
+	}
+	return url.Values{"since": {since.Format(time.RFC3339Nano)}}
 }
 
 // Wake has the engine serve: on the GPUs of these UUIDs where some are given, which an
 // engine that cannot move refuses where they are others than those that it slept on. A
-// drain is called off by it. It returns when the engine serves.
-func (c *Client) Wake(ctx context.Context, address string, gpus []string) (State, error) {
-	query := url.Values{}
+// drain is called off by it. It returns when the engine serves. Since is as of Sleep.
+func (c *Client) Wake(ctx context.Context, address string, since time.Time, gpus []string) (State, error) {
+	query := forState(since)
 	if len(gpus) > 0 {
 		query.Set("gpus", strings.Join(gpus, ","))
 	}
@@ -209,6 +221,8 @@ func refusal(op, address string, code int, body []byte) error {
 	switch {
 	case code == http.StatusConflict:
 		e.kind = ErrRefused
+	case code == http.StatusPreconditionFailed:
+		e.kind = ErrChanged
 	case code == http.StatusGatewayTimeout:
 		e.kind = ErrNotDrained
 	case code >= 400:

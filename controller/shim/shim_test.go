@@ -36,17 +36,17 @@ func TestSleepAndWake(t *testing.T) {
 	_, asleep := got.Asleep()
 	require.False(t, asleep)
 
-	got, err = c.Sleep(t.Context(), address, time.Minute)
+	got, err = c.Sleep(t.Context(), address, time.Time{}, time.Minute)
 	require.NoError(t, err)
 	require.True(t, got.Parked)
 	since, asleep := got.Asleep()
 	require.True(t, asleep)
 	require.False(t, since.Before(before))
-	again, err := c.Sleep(t.Context(), address, time.Minute)
+	again, err := c.Sleep(t.Context(), address, time.Time{}, time.Minute)
 	require.NoError(t, err)
 	require.Equal(t, got, again, "twice is once")
 
-	got, err = c.Wake(t.Context(), address, []string{"GPU-2", "GPU-1"})
+	got, err = c.Wake(t.Context(), address, time.Time{}, []string{"GPU-2", "GPU-1"})
 	require.NoError(t, err)
 	require.Equal(t, shim.Active, got.Phase)
 	require.Equal(t, []string{"sleep", "sleep", "wake GPU-2,GPU-1"}, s.Orders())
@@ -101,6 +101,7 @@ func TestErrors(t *testing.T) {
 		state shim.Phase
 	}{
 		"conflict":        {hooked(409), shim.ErrRefused, shim.Draining},
+		"changed":         {hooked(412), shim.ErrChanged, shim.Draining},
 		"not drained":     {hooked(504), shim.ErrNotDrained, shim.Draining},
 		"failed":          {hooked(500), shim.ErrFailed, shim.Draining},
 		"Consul refused":  {hooked(502), shim.ErrFailed, shim.Draining},
@@ -114,7 +115,7 @@ func TestErrors(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			c, address := open(t, tc.h)
-			_, err := c.Sleep(t.Context(), address, time.Second)
+			_, err := c.Sleep(t.Context(), address, time.Time{}, time.Second)
 			require.ErrorIs(t, err, tc.want)
 			require.ErrorContains(t, err, "sleep at the shim "+address)
 			var answer *shim.Error

@@ -103,12 +103,12 @@ func TestDedicatedSetIsKeptInStep(t *testing.T) {
 }
 
 func TestDedicatedByTheSetIsNotEvicted(t *testing.T) {
-	l := walk(t, state.Stage{Tier: state.Hot, Phase: state.Running})
+	l := walk(t, state.StatusServing)
 	l.must(dedicate(counts{"m": 1}))
-	for _, to := range []state.Tier{"", state.Cold, state.Warm} {
+	for _, to := range []state.Goal{state.GoalGone, state.GoalCold, state.GoalWarm} {
 		require.ErrorContains(t, l.apply(evict("m:v:1", "", func(c *state.Evict) { c.To = to })).Err, "is dedicated")
 	}
-	under := l.move(name("m", "1"), state.Hot, state.Draining, state.Warm)
+	under := l.move(name("m", "1"), state.EventDrain, state.GoalWarm)
 	under.For = ptr("other")
 	require.ErrorContains(t, l.apply(under).Err, `its own model is dedicated`)
 	under.For = nil

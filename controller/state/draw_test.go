@@ -29,31 +29,35 @@ func drawCommand(t *rapid.T, v *state.View) state.Command {
 			return state.Move{Replica: "m0:v:none"}
 		}
 		r := pick(rs).Draw(t, "replica")
-		phase := pick([]state.Phase{state.Placed, state.Starting, state.Running, state.Draining, state.Sleeping, state.Waking, state.Stopping, state.Failed}).Draw(t, "phase")
 		c := state.Move{
-			Replica: r.Name.String(), ModifyIndex: index(r.ModifyIndex), Phase: phase, Time: now,
-			Tier:   pick([]state.Tier{state.Hot, state.Hot, state.Warm, state.Cold}).Draw(t, "tier"),
-			Target: pick([]state.Tier{"", state.Warm, state.Cold, state.Hot}).Draw(t, "target"),
+			Replica: r.Name.String(), ModifyIndex: index(r.ModifyIndex), Time: now,
+			Event: pick([]state.Event{
+				"", state.EventStarted, state.EventServing, state.EventDrain, state.EventSleep, state.EventSlept, state.EventWake,
+				state.EventStop, state.EventStopped, state.EventFailed, state.EventRetry, "dance",
+			}).Draw(t, "event"),
+			Goal: pick([]state.Goal{"", "", state.GoalWarm, state.GoalCold, state.GoalGone, state.GoalRun}).Draw(t, "goal"),
 		}
 		// Mostly a way that leads somewhere.
 		if between(0, 4).Draw(t, "wild") > 0 {
-			switch r.Stage() {
-			case state.Stage{Tier: state.Hot, Phase: state.Running}:
-				c.Tier, c.Phase, c.Target = state.Hot, state.Draining, state.Warm
-			case state.Stage{Tier: state.Hot, Phase: state.Draining}:
-				c.Tier, c.Phase, c.Target = state.Hot, state.Sleeping, state.Warm
-			case state.Stage{Tier: state.Hot, Phase: state.Sleeping}:
-				c.Tier, c.Phase, c.Target = state.Warm, state.Running, ""
-			case state.Stage{Tier: state.Warm, Phase: state.Running}:
-				c.Tier, c.Phase, c.Target = state.Warm, state.Waking, state.Hot
-			case state.Stage{Tier: state.Hot, Phase: state.Placed}, state.Stage{Tier: state.Hot, Phase: state.Starting}:
-				c.Tier, c.Phase, c.Target = state.Hot, state.Running, ""
+			switch r.Status {
+			case state.StatusServing:
+				c.Event, c.Goal = state.EventDrain, state.GoalWarm
+			case state.StatusDraining:
+				c.Event, c.Goal = state.EventSleep, ""
+			case state.StatusSleeping:
+				c.Event, c.Goal = state.EventSlept, ""
+			case state.StatusWarm:
+				c.Event, c.Goal = state.EventWake, ""
+			case state.StatusPlaced:
+				c.Event, c.Goal = state.EventStarted, ""
+			case state.StatusStarting:
+				c.Event, c.Goal = state.EventServing, ""
 			}
 		}
 		if between(0, 2).Draw(t, "for another") == 0 {
 			c.For = ptr(ids("m", 2).Draw(t, "for"))
 		}
-		if begins := c.Phase == state.Waking && r.Phase == state.Running; begins && rapid.Bool().Draw(t, "elsewhere") || between(0, 19).Draw(t, "wild memory") == 0 {
+		if c.Event == state.EventWake && rapid.Bool().Draw(t, "elsewhere") || between(0, 19).Draw(t, "wild memory") == 0 {
 			c.Memory = map[string]int64{}
 			for i, uuid := range gpusOf(v, r) {
 				if i < len(r.Placement.Memory) {
@@ -103,7 +107,7 @@ func drawCommand(t *rapid.T, v *state.View) state.Command {
 			sensible(t, v, &p)
 		}
 		if between(0, 5).Draw(t, "adopted") == 0 {
-			p.Adopt, p.Tier, p.Phase = true, pick([]state.Tier{state.Hot, state.Warm}).Draw(t, "tier"), state.Running
+			p.Adopt, p.Status = true, pick([]state.Status{state.StatusServing, state.StatusWarm}).Draw(t, "status")
 		}
 		return p
 	}
@@ -160,7 +164,7 @@ func drawCommand(t *rapid.T, v *state.View) state.Command {
 			Replicas: ptr(between(-1, 9).Draw(t, "replicas")), Origin: pick([]state.Origin{state.OriginOperator, state.OriginAutoscaler}).Draw(t, "origin"),
 		}
 	case 28, 29:
-		c := &state.Evict{To: pick([]state.Tier{"", state.Cold, state.Warm, state.Warm}).Draw(t, "to"), Force: rapid.Bool().Draw(t, "force"), Time: now}
+		c := &state.Evict{To: pick([]state.Goal{state.GoalGone, state.GoalCold, state.GoalWarm, state.GoalWarm}).Draw(t, "to"), Force: rapid.Bool().Draw(t, "force"), Time: now}
 		if rs := v.Replicas(nil); len(rs) > 0 && between(0, 3).Draw(t, "one") > 0 {
 			c.Replica = pick(rs).Draw(t, "evicted").Name.String()
 		} else {

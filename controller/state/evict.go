@@ -22,8 +22,8 @@ import (
 type Evict struct {
 	// Replica or Model, one of them, is what goes.
 	Replica, Model string
-	// To is Warm, Cold, where the weights on the node's disk are remembered, or empty.
-	To    Tier
+	// To is GoalWarm, GoalCold or GoalGone.
+	To    Goal
 	Force bool
 	// Time is when it was decided; drains are measured from it.
 	Time time.Time
@@ -40,8 +40,8 @@ func (c *Evict) apply(t *txn) *Error {
 	if (c.Replica == "") == (c.Model == "") {
 		errs = append(errs, fmt.Errorf("replica is %q and model is %q: exactly one must be set", c.Replica, c.Model))
 	}
-	if c.To != "" && c.To != Cold && c.To != Warm {
-		errs = append(errs, fmt.Errorf("target tier is %q: must be %s, %s or empty", c.To, Warm, Cold))
+	if c.To != GoalWarm && c.To != GoalCold && c.To != GoalGone {
+		errs = append(errs, fmt.Errorf("goal is %q: must be %s, %s or %s", c.To, GoalWarm, GoalCold, GoalGone))
 	}
 	subject := c.Replica + c.Model
 	if err := faults(subject, errs...); err != nil {
@@ -56,7 +56,7 @@ func (c *Evict) apply(t *txn) *Error {
 		return refuse(CodeForbidden, subject, "model %q: %s: set Force (-force) to evict anyway", m.Name, why)
 	}
 	if !less.sameScale(m) {
-		less.ModifyIndex = t.index
+		less.ModifyIndex, less.ScaledAt = t.index, c.Time
 		t.put(TableModels, less)
 	}
 	for _, r := range going {
@@ -88,24 +88,24 @@ func (c *Evict) going(t *txn) (*Model, []*Replica, *Error) {
 	if c.Model != "" {
 		going = present(t, model)
 	}
-	if c.To != Warm {
+	if c.To != GoalWarm {
 		return m, going, nil
 	}
 	for _, r := range going {
 		if why := r.neverWarm(); why != "" && c.Replica != "" {
-			return nil, nil, conflict(c.Replica, "replica %s is %s: %s", c.Replica, r.Stage(), why)
+			return nil, nil, conflict(c.Replica, "replica %s is %s: %s", c.Replica, r.Status, why)
 		}
 	}
-	return m, slices.DeleteFunc(going, func(r *Replica) bool { return r.Stage() != Stage{Hot, Running} }), nil
+	return m, slices.DeleteFunc(going, func(r *Replica) bool { return r.Status != StatusServing }), nil
 }
 
 // neverWarm returns why r, which is not on its way out, cannot be kept WARM by an
 // eviction, empty where it can or rests already.
 func (r *Replica) neverWarm() string {
-	switch r.Stage() {
-	case Stage{Hot, Placed}, Stage{Hot, Starting}, Stage{Hot, Failed}:
+	switch r.Status {
+	case StatusPlaced, StatusStarting, StatusFailed:
 		return "only a serving replica can go WARM: evict it to COLD"
-	case Stage{Warm, Waking}:
+	case StatusWaking:
 		return "wait until it serves, or evict it to COLD"
 	}
 	return ""
@@ -187,25 +187,18 @@ func (t *txn) mayEvict(m, less *Model, short int) string {
 
 // send puts a replica on its way out, or to sleep.
 func (c *Evict) send(t *txn, old *Replica) *Error {
-	r := *old
-	switch old.Stage() {
-	case Stage{Hot, Running}, Stage{Hot, Draining}:
-		r.Phase, r.Target = Draining, c.To
-	case Stage{Hot, Placed}, Stage{Hot, Starting}, Stage{Hot, Failed}:
-		// Its weights may not be on the disk.
-		r.Phase, r.Target = Stopping, ""
-	case Stage{Warm, Waking}:
-		r.Tier, r.Phase, r.Target = Hot, Stopping, c.To
-	default:
-		r.Phase, r.Target = Stopping, c.To
+	event, goal := EventStop, c.To
+	switch old.Status {
+	case StatusServing, StatusDraining:
+		event = EventDrain
+	case StatusPlaced, StatusStarting, StatusFailed:
+		goal = GoalGone // its weights may not be on the disk
 	}
-	if why := old.mayMove(r.Stage(), r.Target); why != "" {
-		return conflict(r.Name.String(), "replica %s: %s", r.Name, why)
-	}
-	if r.Stage() != old.Stage() {
-		r.Since = c.Time
+	r, err := old.Advance(event, goal, c.Time)
+	if err != nil {
+		return conflict(old.Name.String(), "replica %s: %v", old.Name, err)
 	}
 	r.ModifyIndex = t.index
-	t.put(TableReplicas, &r)
+	t.put(TableReplicas, r)
 	return nil
 }

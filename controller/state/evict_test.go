@@ -12,7 +12,7 @@ import (
 var later = epoch.Add(time.Hour)
 
 func evict(replica, model string, edit ...func(*state.Evict)) *state.Evict {
-	c := &state.Evict{Replica: replica, Model: model, Time: later}
+	c := &state.Evict{Replica: replica, Model: model, To: state.GoalGone, Time: later}
 	for _, e := range edit {
 		e(c)
 	}
@@ -21,35 +21,34 @@ func evict(replica, model string, edit ...func(*state.Evict)) *state.Evict {
 
 func force(c *state.Evict) { c.Force = true }
 
-// TestEvictFromEveryStage expects the stage and target that an eviction leads to.
-func TestEvictFromEveryStage(t *testing.T) {
-	stage := func(tier state.Tier, phase state.Phase) state.Stage { return state.Stage{Tier: tier, Phase: phase} }
-	for from, want := range map[state.Stage]struct {
-		to   state.Stage
-		kept bool // the target is none, whatever was asked for
+// TestEvictFromEveryStatus expects the status and goal that an eviction leads to.
+func TestEvictFromEveryStatus(t *testing.T) {
+	for from, want := range map[state.Status]struct {
+		to   state.Status
+		gone bool // whatever the goal of the eviction is
 	}{
-		stage(state.Hot, state.Placed):   {to: stage(state.Hot, state.Stopping), kept: true},
-		stage(state.Hot, state.Starting): {to: stage(state.Hot, state.Stopping), kept: true},
-		stage(state.Hot, state.Failed):   {to: stage(state.Hot, state.Stopping), kept: true},
-		stage(state.Hot, state.Running):  {to: stage(state.Hot, state.Draining)},
-		stage(state.Hot, state.Draining): {to: stage(state.Hot, state.Draining)}, // it was on its way to WARM
-		stage(state.Hot, state.Sleeping): {to: stage(state.Hot, state.Stopping)},
-		stage(state.Warm, state.Running): {to: stage(state.Warm, state.Stopping)},
-		stage(state.Warm, state.Waking):  {to: stage(state.Hot, state.Stopping)},
+		state.StatusPlaced:   {to: state.StatusStopping, gone: true},
+		state.StatusStarting: {to: state.StatusStopping, gone: true},
+		state.StatusFailed:   {to: state.StatusStopping, gone: true},
+		state.StatusServing:  {to: state.StatusDraining},
+		state.StatusDraining: {to: state.StatusDraining}, // it was on its way to WARM
+		state.StatusSleeping: {to: state.StatusStopping},
+		state.StatusWarm:     {to: state.StatusDiscarding},
+		state.StatusWaking:   {to: state.StatusStopping},
 	} {
-		for _, to := range []state.Tier{"", state.Cold} {
-			t.Run(from.String()+" to "+string(to), func(t *testing.T) {
+		for _, to := range []state.Goal{state.GoalGone, state.GoalCold} {
+			t.Run(string(from)+" to "+string(to), func(t *testing.T) {
 				l := walk(t, from)
 				before := l.replica(name("m", "1"))
 				require.False(t, before.Leaving())
 				c := evict("m:v:1", "", func(c *state.Evict) { c.To = to })
 				l.must(c)
 				r := l.replica(name("m", "1"))
-				require.Equal(t, want.to, r.Stage())
-				if want.kept {
-					require.Empty(t, r.Target)
+				require.Equal(t, want.to, r.Status)
+				if want.gone {
+					require.Equal(t, state.GoalGone, r.Goal)
 				} else {
-					require.Equal(t, to, r.Target)
+					require.Equal(t, to, r.Goal)
 				}
 				if want.to == from {
 					require.Equal(t, before.Since, r.Since)
@@ -67,8 +66,8 @@ func TestEvictFromEveryStage(t *testing.T) {
 			})
 		}
 	}
-	for _, from := range []state.Stage{stage(state.Hot, state.Stopping), stage(state.Warm, state.Stopping), stage(state.Cold, state.Running)} {
-		t.Run(from.String(), func(t *testing.T) {
+	for _, from := range []state.Status{state.StatusStopping, state.StatusDiscarding, state.StatusCold} {
+		t.Run(string(from), func(t *testing.T) {
 			l := walk(t, from)
 			require.True(t, l.replica(name("m", "1")).Leaving())
 			for _, c := range []*state.Evict{evict("m:v:1", ""), evict("", "m")} {
@@ -114,8 +113,8 @@ func TestEvict(t *testing.T) {
 		{name: "stopped", model: func(m *state.Model) { m.Min = 5 }, counts: spread{"a": 3, "b": 2}, first: []state.Command{&state.SetScale{Model: "m", Stopped: ptr(true), Origin: state.OriginOperator}}, evict: evict("", "m"), total: 5},
 		{name: "unknown replica", evict: evict("m:a:9", ""), refused: state.ErrNotFound, text: `"m:a:9"`},
 		{name: "unknown model", evict: evict("", "x"), refused: state.ErrNotFound, text: `"x"`},
-		{name: "everything wrong", evict: evict("m:a:0", "m", func(c *state.Evict) { c.To, c.Time = state.Hot, time.Time{} }), refused: state.ErrBadRequest,
-			text: "time is zero: must be the time of the decision\nreplica is \"m:a:0\" and model is \"m\": exactly one must be set\ntarget tier is \"HOT\": must be WARM, COLD or empty"},
+		{name: "everything wrong", evict: evict("m:a:0", "m", func(c *state.Evict) { c.To, c.Time = state.GoalRun, time.Time{} }), refused: state.ErrBadRequest,
+			text: "time is zero: must be the time of the decision\nreplica is \"m:a:0\" and model is \"m\": exactly one must be set\ngoal is \"run\": must be warm, cold or gone"},
 		{name: "nothing said", evict: evict("", ""), refused: state.ErrBadRequest, text: "exactly one must be set"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -153,7 +152,7 @@ func TestEvict(t *testing.T) {
 
 // TestEvictedOneCannotBePlacedAnewByAnOlderPlan: the model has changed.
 func TestEvictedOneCannotBePlacedAnewByAnOlderPlan(t *testing.T) {
-	l := walk(t, state.Stage{Tier: state.Hot, Phase: state.Running})
+	l := walk(t, state.StatusServing)
 	older := l.plan(place("m", "2", "n", 1, 0, 10))
 	l.must(evict("m:v:1", ""))
 	require.ErrorContains(t, l.apply(older).Err, "after the plan was made")
@@ -161,28 +160,21 @@ func TestEvictedOneCannotBePlacedAnewByAnOlderPlan(t *testing.T) {
 
 // TestLeavingRestingCounting: each replica is exactly one of them.
 func TestLeavingRestingCounting(t *testing.T) {
-	for _, tt := range []struct {
-		tier   state.Tier
-		phase  state.Phase
-		target state.Tier
-		want   string
-	}{
-		{state.Hot, state.Placed, "", "counting"},
-		{state.Hot, state.Running, "", "counting"},
-		{state.Hot, state.Failed, "", "counting"},
-		{state.Hot, state.Draining, "", "leaving"},
-		{state.Hot, state.Draining, state.Cold, "leaving"},
-		{state.Hot, state.Draining, state.Warm, "resting"},
-		{state.Hot, state.Sleeping, state.Warm, "resting"},
-		{state.Warm, state.Running, "", "resting"},
-		{state.Warm, state.Waking, state.Hot, "counting"},
-		{state.Hot, state.Stopping, "", "leaving"},
-		{state.Warm, state.Stopping, state.Cold, "leaving"},
-		{state.Cold, state.Running, "", "leaving"},
-	} {
-		r := state.Replica{Tier: tt.tier, Phase: tt.phase, Target: tt.target}
-		require.Equal(t, tt.want == "leaving", r.Leaving(), "%s to %q", r.Stage(), tt.target)
-		require.Equal(t, tt.want == "resting", r.Resting(), "%s to %q", r.Stage(), tt.target)
-		require.Equal(t, tt.want == "counting", r.Counts(), "%s to %q", r.Stage(), tt.target)
+	want := map[state.Status]string{
+		state.StatusPlaced: "counting", state.StatusServing: "counting", state.StatusFailed: "counting", state.StatusSleeping: "resting",
+		state.StatusWarm: "resting", state.StatusWaking: "counting", state.StatusStopping: "leaving", state.StatusDiscarding: "leaving", state.StatusCold: "leaving",
+	}
+	check := func(r *state.Replica, want string) {
+		require.Equal(t, want == "leaving", r.Leaving(), "%s, goal %s", r.Status, r.Goal)
+		require.Equal(t, want == "resting", r.Resting(), "%s, goal %s", r.Status, r.Goal)
+		require.Equal(t, want == "counting", r.Counts(), "%s, goal %s", r.Status, r.Goal)
+	}
+	for status, what := range want {
+		check(walk(t, status).replica(name("m", "1")), what)
+	}
+	for goal, what := range map[state.Goal]string{state.GoalGone: "leaving", state.GoalCold: "leaving", state.GoalWarm: "resting"} {
+		l := walk(t, state.StatusServing)
+		l.must(l.move(name("m", "1"), state.EventDrain, goal))
+		check(l.replica(name("m", "1")), what)
 	}
 }

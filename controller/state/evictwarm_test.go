@@ -9,34 +9,33 @@ import (
 	"remuda/controller/state"
 )
 
-func toWarm(c *state.Evict) { c.To = state.Warm }
+func toWarm(c *state.Evict) { c.To = state.GoalWarm }
 
-// TestEvictToWarmFromEveryStage expects what becomes of the only replica, and why it is
+// TestEvictToWarmFromEveryStatus expects what becomes of the only replica, and why it is
 // refused where it is.
-func TestEvictToWarmFromEveryStage(t *testing.T) {
-	stage := func(tier state.Tier, phase state.Phase) state.Stage { return state.Stage{Tier: tier, Phase: phase} }
+func TestEvictToWarmFromEveryStatus(t *testing.T) {
 	const never, waking = "only a serving replica can go WARM", "wait until it serves, or evict it to COLD"
-	want := map[state.Stage]string{
-		stage(state.Hot, state.Placed):    never,
-		stage(state.Hot, state.Starting):  never,
-		stage(state.Hot, state.Failed):    never,
-		stage(state.Warm, state.Waking):   waking,
-		stage(state.Hot, state.Draining):  "", // on its way to WARM
-		stage(state.Hot, state.Sleeping):  "",
-		stage(state.Warm, state.Running):  "",
-		stage(state.Hot, state.Stopping):  "", // on its way out
-		stage(state.Warm, state.Stopping): "",
-		stage(state.Cold, state.Running):  "",
+	want := map[state.Status]string{
+		state.StatusPlaced:     never,
+		state.StatusStarting:   never,
+		state.StatusFailed:     never,
+		state.StatusWaking:     waking,
+		state.StatusDraining:   "", // on its way to WARM
+		state.StatusSleeping:   "",
+		state.StatusWarm:       "",
+		state.StatusStopping:   "", // on its way out
+		state.StatusDiscarding: "",
+		state.StatusCold:       "",
 	}
 	for from := range paths {
-		t.Run(from.String(), func(t *testing.T) {
+		t.Run(string(from), func(t *testing.T) {
 			l := walk(t, from)
 			before := l.replica(name("m", "1"))
-			if from == stage(state.Hot, state.Running) {
+			if from == state.StatusServing {
 				l.must(evict("m:v:1", "", toWarm))
 				r := l.replica(name("m", "1"))
-				require.Equal(t, stage(state.Hot, state.Draining), r.Stage())
-				require.Equal(t, state.Warm, r.Target)
+				require.Equal(t, state.StatusDraining, r.Status)
+				require.Equal(t, state.GoalWarm, r.Goal)
 				require.Equal(t, later, r.Since)
 				require.Equal(t, 0, l.model("m").Replicas)
 				require.False(t, l.apply(evict("m:v:1", "", toWarm)).Changed, "it is on its way already")
@@ -48,7 +47,7 @@ func TestEvictToWarmFromEveryStage(t *testing.T) {
 			if text != "" {
 				require.ErrorIs(t, res.Err, state.ErrConflict)
 				require.ErrorContains(t, res.Err, text)
-				require.ErrorContains(t, res.Err, from.String())
+				require.ErrorContains(t, res.Err, string(from))
 			} else {
 				require.Nil(t, res.Err)
 			}
@@ -71,16 +70,16 @@ func TestEvictAModelToWarm(t *testing.T) {
 			p := place("m", fmt.Sprint(i), "n", i, 0, 5)
 			p.Placement.HostMemory = 2
 			l.must(l.plan(p))
-			l.to(fmt.Sprint(i), state.Hot, state.Starting, "")
+			l.to(fmt.Sprint(i), state.EventStarted, "")
 		}
-		l.to("0", state.Hot, state.Running, "")
-		l.to("2", state.Hot, state.Running, "")
+		l.to("0", state.EventServing, "")
+		l.to("2", state.EventServing, "")
 		l.sleep("2")
 		return l
 	}
 	l := start(1)
 	l.must(evict("", "m", toWarm))
-	require.Equal(t, []state.Tier{state.Warm, "", ""}, []state.Tier{l.replica(name("m", "0")).Target, l.replica(name("m", "1")).Target, l.replica(name("m", "2")).Target})
+	require.Equal(t, []state.Goal{state.GoalWarm, state.GoalRun, state.GoalWarm}, []state.Goal{l.replica(name("m", "0")).Goal, l.replica(name("m", "1")).Goal, l.replica(name("m", "2")).Goal})
 	require.Equal(t, 1, l.model("m").Replicas)
 
 	l = start(2)
@@ -90,9 +89,9 @@ func TestEvictAModelToWarm(t *testing.T) {
 
 	// What is WARM is no part of the scale: sending it on is no matter of the minimum.
 	l = start(2)
-	l.must(evict("m:v:2", "", func(c *state.Evict) { c.To = state.Cold }))
+	l.must(evict("m:v:2", "", func(c *state.Evict) { c.To = state.GoalCold }))
 	require.Equal(t, 2, l.model("m").Replicas)
-	require.Equal(t, state.Stage{Tier: state.Warm, Phase: state.Stopping}, l.replica(name("m", "2")).Stage())
+	require.Equal(t, state.StatusDiscarding, l.replica(name("m", "2")).Status)
 }
 
 func TestQuarantineHasAReason(t *testing.T) {

@@ -31,11 +31,11 @@ func TestForkHasALifeOfItsOwn(t *testing.T) {
 
 	// Nor the other way round.
 	there := snapshotOf(t, fork.store)
-	l.must(&state.SetSwitch{Name: "here", Value: "only"}, l.move(name("m", "2"), state.Hot, state.Starting, ""))
+	l.must(&state.SetSwitch{Name: "here", Value: "only"}, l.move(name("m", "2"), state.EventStarted, ""))
 	require.Equal(t, there, snapshotOf(t, fork.store))
 	require.Empty(t, fork.store.View().Switch(nil, "here"))
 	require.Empty(t, l.store.View().Switch(nil, "there"))
-	require.Equal(t, state.Placed, fork.replica(name("m", "2")).Phase)
+	require.Equal(t, state.StatusPlaced, fork.replica(name("m", "2")).Status)
 
 	ws = memdb.NewWatchSet()
 	l.store.View().Switches(ws)

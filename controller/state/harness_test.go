@@ -98,7 +98,7 @@ func name(model, id string) replica.Name { return replica.Name{Model: model, Var
 func place(model, id, node string, gpu, seat int, memory int64) state.Place {
 	uuid := fmt.Sprintf("%s-GPU%d", node, gpu)
 	return state.Place{
-		Name: name(model, id), VariantHash: "vh1", Job: "job-" + id,
+		Name: name(model, id), VariantHash: "vh1",
 		Placement: state.Placement{
 			Node: node, Seats: []string{fmt.Sprintf("%s#%d", uuid, seat)},
 			Memory: map[string]int64{uuid: memory}, HostMemory: memory,
@@ -117,8 +117,8 @@ func (l *log) replica(name replica.Name) *state.Replica {
 }
 
 // move returns the command that moves a replica from where it is.
-func (l *log) move(n replica.Name, tier state.Tier, phase state.Phase, target state.Tier) *state.Move {
-	return &state.Move{Replica: n.String(), ModifyIndex: l.replica(n).ModifyIndex, Tier: tier, Phase: phase, Target: target, Time: epoch}
+func (l *log) move(n replica.Name, event state.Event, goal state.Goal) *state.Move {
+	return &state.Move{Replica: n.String(), ModifyIndex: l.replica(n).ModifyIndex, Event: event, Goal: goal, Time: epoch}
 }
 
 // ready is a store with the model m, the node n (two GPUs of two seats and 10 bytes)

@@ -21,12 +21,13 @@ type Holding struct {
 // WARM one keeps its seats and what a process that sleeps takes of the GPUs, a COLD one
 // at rest holds nothing.
 func (r *Replica) Holds() Holding {
-	if r.Tier == Cold {
+	l := lives[r.Status]
+	if l.tier == Cold {
 		return Holding{}
 	}
 	h := Holding{Seats: r.Placement.Seats}
 	switch {
-	case r.Tier == Hot || r.Phase == Waking:
+	case l.serving:
 		h.Memory = r.Placement.Memory
 		if r.Placement.SleepMemory > 0 && len(r.Slept) > 0 {
 			h.Memory = maps.Clone(h.Memory)
@@ -34,13 +35,13 @@ func (r *Replica) Holds() Holding {
 				h.Memory[gpu] = max(h.Memory[gpu], r.Placement.SleepMemory)
 			}
 		}
-	case r.Placement.SleepMemory > 0:
+	case l.sleeping && r.Placement.SleepMemory > 0:
 		h.Memory = make(map[string]int64, len(r.Placement.Memory))
 		for gpu := range r.Placement.Memory {
 			h.Memory[gpu] = r.Placement.SleepMemory
 		}
 	}
-	if r.Tier == Warm || r.Phase == Sleeping {
+	if l.host {
 		h.HostMemory = r.Placement.HostMemory
 	}
 	return h

@@ -118,7 +118,7 @@ func TestDeleteModel(t *testing.T) {
 
 // TestDeletedModelForgetsItsWeights has a COLD replica and one that is being stopped.
 func TestDeletedModelForgetsItsWeights(t *testing.T) {
-	l := walk(t, state.Stage{Tier: state.Cold, Phase: state.Running})
+	l := walk(t, state.StatusCold)
 	l.must(l.plan(place("m", "2", "n", 0, 0, 10)))
 	require.ErrorContains(t, l.apply(&state.DeleteModel{Model: "m"}).Err, "still has 1 replicas")
 	require.Len(t, l.store.View().Replicas(nil), 2, "a refused command changes nothing")

@@ -7,26 +7,28 @@ import (
 	"time"
 )
 
-// Move changes a replica's stage or details.
+// Move is an event in a replica's life, or a change of details.
 type Move struct {
 	Replica string
 	// ModifyIndex is the replica's as the caller knows it.
 	ModifyIndex uint64
-	Tier        Tier
-	Phase       Phase
-	Target      Tier
+	// Event and Goal are as for Replica.Advance.
+	Event Event `json:",omitempty"`
+	Goal  Goal  `json:",omitempty"`
 	// Time is when it was decided; in a plan, zero is the plan's.
 	Time time.Time
 
 	// Details; nil: as they are.
-	Job       *string    `json:",omitempty"`
-	JobIndex  *uint64    `json:",omitempty"`
-	Canary    *bool      `json:",omitempty"`
-	Failures  *int       `json:",omitempty"`
-	LastError *string    `json:",omitempty"`
-	Retry     *time.Time `json:",omitempty"`
-	For       *string    `json:",omitempty"`
-	// Memory, with WARM waking: the GPUs to wake on, in the place of those that it slept
+	JobIndex *uint64 `json:",omitempty"`
+	Canary   *bool   `json:",omitempty"`
+	Failures *int    `json:",omitempty"`
+	// LastError also sets NotPlaced.
+	LastError      *string    `json:",omitempty"`
+	NotPlaced      bool       `json:",omitempty"`
+	RestartsBefore *Restarts  `json:",omitempty"`
+	Retry          *time.Time `json:",omitempty"`
+	For            *string    `json:",omitempty"`
+	// Memory, with EventWake: the GPUs to wake on, in the place of those that it slept
 	// on. It has seats on them, and takes as many bytes as before of as many GPUs.
 	Memory map[string]int64 `json:",omitempty"`
 }
@@ -42,19 +44,12 @@ func (c *Move) apply(t *txn) *Error {
 	if err := compare("replica", c.Replica, old.ModifyIndex, c.ModifyIndex); err != nil {
 		return err
 	}
-	to := Stage{c.Tier, c.Phase}
-	if why := old.mayMove(to, c.Target); why != "" {
-		return conflict(c.Replica, "replica %s: %s", c.Replica, why)
+	next, err := old.Advance(c.Event, c.Goal, c.Time)
+	if err != nil {
+		return conflict(c.Replica, "replica %s: %v", c.Replica, err)
 	}
-	r := *old
-	r.Tier, r.Phase, r.Target = c.Tier, c.Phase, c.Target
+	r := *next
 	errs := []error{checkTime("time", &c.Time)}
-	if to != old.Stage() {
-		r.Since = c.Time
-	}
-	if c.Job != nil {
-		r.Job = *c.Job
-	}
 	if c.JobIndex != nil {
 		r.JobIndex = *c.JobIndex
 	}
@@ -68,19 +63,14 @@ func (c *Move) apply(t *txn) *Error {
 		}
 	}
 	if c.LastError != nil {
-		r.LastError = *c.LastError
+		r.LastError, r.NotPlaced = *c.LastError, c.NotPlaced
+	}
+	if c.RestartsBefore != nil {
+		r.RestartsBefore = *c.RestartsBefore
 	}
 	if c.For != nil {
-		if err := checkFor(*c.For, c.Phase); err != nil {
-			errs = append(errs, err)
-		}
+		errs = append(errs, r.checkFor(*c.For))
 		r.For = *c.For
-	}
-	if !makesRoom(c.Phase) {
-		r.For = ""
-	}
-	if c.Phase != Waking && c.Phase != Stopping {
-		r.Slept = nil
 	}
 	if c.Retry != nil {
 		r.Retry = *c.Retry
@@ -89,19 +79,15 @@ func (c *Move) apply(t *txn) *Error {
 	if err := faults(c.Replica, errs...); err != nil {
 		return err
 	}
-	if r.Tier == Cold {
-		r.Placement = Placement{Node: r.Placement.Node}
-		r.JobIndex = 0
-	}
 	if r.For != "" && r.For != old.For && t.isDedicated(first[Model](t.Txn, TableModels, byID, r.Name.Model)) {
 		return conflict(c.Replica, "replica %s cannot be evicted for model %q: its own model is dedicated", c.Replica, r.For)
 	}
 	if len(c.Memory) > 0 {
-		if err := c.wakeOn(t, &r, old.Stage()); err != nil {
+		if err := c.wakeOn(t, &r); err != nil {
 			return err
 		}
 	}
-	if to == (Stage{Warm, Waking}) && to != old.Stage() {
+	if c.Event == EventWake {
 		n := first[Node](t.Txn, TableNodes, byID, r.Placement.Node)
 		if n == nil {
 			return conflict(c.Replica, "replica %s: its node does not exist", c.Replica)
@@ -118,10 +104,10 @@ func (c *Move) apply(t *txn) *Error {
 	return nil
 }
 
-// wakeOn puts the memory of r, which was in the stage from, on the GPUs of c.Memory.
-func (c *Move) wakeOn(t *txn, r *Replica, from Stage) *Error {
-	if to := r.Stage(); to != (Stage{Warm, Waking}) || from != (Stage{Warm, Running}) {
-		return badRequest(c.Replica, "replica %s: cannot change its GPUs in the transition from %s to %s: only a replica that starts to wake can", c.Replica, from, to)
+// wakeOn puts the memory of r, which begins to wake, on the GPUs of c.Memory.
+func (c *Move) wakeOn(t *txn, r *Replica) *Error {
+	if c.Event != EventWake {
+		return badRequest(c.Replica, "replica %s: GPUs cannot change with event %q: must be %q", c.Replica, c.Event, EventWake)
 	}
 	n := first[Node](t.Txn, TableNodes, byID, r.Placement.Node)
 	seats := map[string]bool{}
@@ -142,15 +128,12 @@ func (c *Move) wakeOn(t *txn, r *Replica, from Stage) *Error {
 	return nil
 }
 
-// makesRoom tells whether a replica in that phase can be on its way for another model.
-func makesRoom(p Phase) bool { return p == Draining || p == Sleeping || p == Stopping }
-
-func checkFor(model string, phase Phase) error {
+func (r *Replica) checkFor(model string) error {
 	if model == "" {
 		return nil
 	}
-	if !makesRoom(phase) {
-		return fmt.Errorf("evicted for model %q in phase %s: must be draining, sleeping or stopping", model, phase)
+	if !r.makesRoom() {
+		return fmt.Errorf("evicted for model %q while it is %s: must be draining, sleeping, stopping or discarding", model, r.Status)
 	}
 	return checkName("model to make room for", model)
 }

@@ -96,13 +96,13 @@ func TestPlanReplacesInOneStep(t *testing.T) {
 	l.must(l.plan(place("m", "2", "n", 1, 0, 10)))
 	c := l.plan(place("m", "3", "n", 0, 0, 10))
 	c.Remove = []state.Remove{{Replica: "m:v:1", ModifyIndex: 3}}
-	c.Move = []state.Move{{Replica: "m:v:2", ModifyIndex: 4, Tier: state.Hot, Phase: state.Starting, JobIndex: ptr(uint64(17))}}
+	c.Move = []state.Move{{Replica: "m:v:2", ModifyIndex: 4, Event: state.EventStarted, JobIndex: ptr(uint64(17))}}
 	c.Decisions = []state.Decision{{Kind: "replace", Model: "m", Time: epoch, Inputs: map[string]string{"a": "1"}}}
 	l.must(c)
 	v := l.store.View()
 	require.Nil(t, v.Replica(nil, "m:v:1"))
 	moved := v.Replica(nil, "m:v:2")
-	require.Equal(t, state.Stage{Tier: state.Hot, Phase: state.Starting}, moved.Stage())
+	require.Equal(t, state.StatusStarting, moved.Status)
 	require.Equal(t, uint64(17), moved.JobIndex)
 	require.Equal(t, epoch, moved.Since, "a move's time is the plan's where it has none")
 	require.Equal(t, epoch, v.Replica(nil, "m:v:3").Created)
@@ -111,7 +111,7 @@ func TestPlanReplacesInOneStep(t *testing.T) {
 	// What was removed or moved meanwhile makes the plan stale.
 	for _, c := range []*state.Plan{
 		{ID: "p", Index: l.index, Remove: []state.Remove{{Replica: "m:v:3", ModifyIndex: 3}}},
-		{ID: "p", Index: l.index, Move: []state.Move{{Replica: "m:v:2", ModifyIndex: 4, Tier: state.Hot, Phase: state.Running}}},
+		{ID: "p", Index: l.index, Move: []state.Move{{Replica: "m:v:2", ModifyIndex: 4, Event: state.EventServing}}},
 	} {
 		require.ErrorIs(t, l.apply(c).Err, state.ErrConflict)
 	}
@@ -138,15 +138,15 @@ func TestAdoptTakesWhatRunsAlready(t *testing.T) {
 	l := ready(t)
 	node1(func(n *state.Node) { n.Draining = true; n.GPUs[0].Healthy = false })(l)
 	p := place("m", "1", "n", 0, 0, 10)
-	p.Adopt, p.Tier, p.Phase, p.JobIndex = true, state.Warm, state.Running, 9
+	p.Adopt, p.Status, p.JobIndex = true, state.StatusWarm, 9
 	l.must(&state.Plan{ID: "adopt", Time: epoch, Place: []state.Place{p}})
 	require.Equal(t, uint64(9), l.replica(p.Name).JobIndex)
 	require.Equal(t, int64(10), l.store.View().Usage(nil, "n").HostMemory)
 
 	q := place("m", "2", "n", 0, 0, 0)
-	q.Adopt, q.Tier, q.Phase = true, state.Hot, state.Running
+	q.Adopt, q.Status = true, state.StatusServing
 	require.ErrorIs(t, l.apply(&state.Plan{ID: "adopt", Place: []state.Place{q}}).Err, state.ErrConflict, "the seat is another's")
-	q.Phase = state.Stopping
+	q.Status = state.StatusStopping
 	require.ErrorIs(t, l.apply(&state.Plan{ID: "adopt", Place: []state.Place{q}}).Err, state.ErrBadRequest)
 }
 
@@ -191,10 +191,10 @@ func TestANodeThatShrinksTakesNothingAway(t *testing.T) {
 	l.must(l.plan(place("m", "1", "n", 0, 0, 8)))
 	// The GPU has fewer bytes than are taken, then it is not there any more.
 	l.must(&state.UpsertNodes{Nodes: []state.Node{node("n", 2, 2, 5)}})
-	l.must(l.move(name("m", "1"), state.Hot, state.Starting, ""))
+	l.must(l.move(name("m", "1"), state.EventStarted, ""))
 	require.ErrorIs(t, l.apply(l.plan(place("m", "2", "n", 0, 1, 0))).Err, state.ErrConflict, "no byte is free")
 	l.must(&state.UpsertNodes{Nodes: []state.Node{node("n", 0, 0, 5)}})
-	l.must(l.move(name("m", "1"), state.Hot, state.Running, ""))
+	l.must(l.move(name("m", "1"), state.EventServing, ""))
 	require.Equal(t, map[string]int64{"n-GPU0": 8}, l.store.View().Usage(nil, "n").Memory)
 	require.ErrorIs(t, l.apply(&state.DeleteNode{Node: "n"}).Err, state.ErrConflict)
 

@@ -13,9 +13,9 @@ import (
 // TestPlanDoesEverything at once: a victim is drained, its model has one less, the GPU
 // is quarantined, the planner remembers, another set is dedicated.
 func TestPlanDoesEverything(t *testing.T) {
-	l := walk(t, state.Stage{Tier: state.Hot, Phase: state.Running})
+	l := walk(t, state.StatusServing)
 	l.must(&state.UpsertModel{Model: model("b")}, &state.Plan{ID: "p", Marks: []state.Mark{{Key: "old", Time: epoch}}})
-	move := l.move(name("m", "1"), state.Hot, state.Draining, state.Warm)
+	move := l.move(name("m", "1"), state.EventDrain, state.GoalWarm)
 	move.For = ptr("b")
 	plan := func() *state.Plan {
 		return &state.Plan{

@@ -19,8 +19,8 @@ func TestRandomCommands(t *testing.T) {
 		l := newLog(t)
 		l.must(&state.UpsertModel{Model: model("m0")}, &state.UpsertNodes{Nodes: []state.Node{node("n0", 2, 2, 20), node("n1", 1, 3, 20)}})
 		l.must(l.plan(place("m0", "r0", "n0", 0, 0, 5), place("m0", "r1", "n0", 1, 0, 5), place("m0", "r2", "n1", 0, 0, 5)))
-		l.must(l.move(replica.Name{Model: "m0", Variant: "v", ID: "r0"}, state.Hot, state.Starting, ""))
-		l.must(l.move(replica.Name{Model: "m0", Variant: "v", ID: "r0"}, state.Hot, state.Running, ""))
+		l.must(l.move(replica.Name{Model: "m0", Variant: "v", ID: "r0"}, state.EventStarted, ""))
+		l.must(l.move(replica.Name{Model: "m0", Variant: "v", ID: "r0"}, state.EventServing, ""))
 		accepted := 0
 		for range between(1, 120).Draw(t, "commands") {
 			before := l.store.View()
@@ -85,7 +85,7 @@ func checkInvariants(t require.TestingT, before, after *state.View) {
 	sum := func(v *state.View) (seats map[string]string, bytes map[gpu]int64, host map[string]int64) {
 		seats, bytes, host = map[string]string{}, map[gpu]int64{}, map[string]int64{}
 		for _, r := range v.Replicas(nil) {
-			if r.Tier != state.Cold {
+			if r.Status != state.StatusCold {
 				for _, s := range r.Placement.Seats {
 					key := r.Placement.Node + " " + s
 					require.Empty(t, seats[key], "seat %s is promised twice", key)
@@ -94,9 +94,9 @@ func checkInvariants(t require.TestingT, before, after *state.View) {
 			}
 			for uuid, b := range r.Placement.Memory {
 				switch {
-				case r.Tier == state.Hot || r.Tier == state.Warm && r.Phase == state.Waking:
+				case r.Tier() == state.Hot || r.Status == state.StatusWaking:
 					bytes[gpu{r.Placement.Node, uuid}] += b
-				case r.Tier == state.Warm && r.Placement.SleepMemory > 0:
+				case r.Tier() == state.Warm && r.Placement.SleepMemory > 0:
 					bytes[gpu{r.Placement.Node, uuid}] += r.Placement.SleepMemory
 				}
 			}
@@ -106,7 +106,7 @@ func checkInvariants(t require.TestingT, before, after *state.View) {
 					bytes[gpu{r.Placement.Node, uuid}] += r.Placement.SleepMemory
 				}
 			}
-			if r.Tier == state.Warm || r.Phase == state.Sleeping {
+			if r.Tier() == state.Warm || r.Status == state.StatusSleeping {
 				host[r.Placement.Node] += r.Placement.HostMemory
 			}
 		}
@@ -175,10 +175,10 @@ func checkInvariants(t require.TestingT, before, after *state.View) {
 		require.False(t, m.Time.IsZero(), "mark %q", m.Key)
 	}
 	for _, r := range after.Replicas(nil) {
-		require.False(t, r.Leaving() && r.Resting(), "%s is %s, for %q", r.Name, r.Stage(), r.Target)
+		require.False(t, r.Leaving() && r.Resting(), "%s is %s, for %q", r.Name, r.Status, r.Goal)
 		require.Equal(t, !r.Leaving() && !r.Resting(), r.Counts())
-		require.True(t, r.For == "" || r.Phase == state.Draining || r.Phase == state.Sleeping || r.Phase == state.Stopping, "%s is %s", r.Name, r.Stage())
-		if r.Tier != state.Cold {
+		require.True(t, r.For == "" || r.Status == state.StatusDiscarding || r.Status == state.StatusDraining || r.Status == state.StatusSleeping || r.Status == state.StatusStopping, "%s is %s", r.Name, r.Status)
+		if r.Status != state.StatusCold {
 			require.NotEmpty(t, r.Placement.Memory)
 		}
 	}
@@ -269,7 +269,7 @@ func checkEffect(t require.TestingT, c state.Command, before, after *state.View)
 		for _, mv := range c.Move {
 			if r := after.Replica(nil, mv.Replica); len(mv.Memory) > 0 {
 				require.Equal(t, mv.Memory, r.Placement.Memory)
-				require.Equal(t, state.Stage{Tier: state.Warm, Phase: state.Waking}, r.Stage())
+				require.Equal(t, state.StatusWaking, r.Status)
 			}
 		}
 		if c.Dedicated != nil {
@@ -287,12 +287,12 @@ func checkEffect(t require.TestingT, c state.Command, before, after *state.View)
 				continue
 			}
 			require.Equal(t, old.Placement, r.Placement, "it holds its seats until it has ended")
-			if c.To == state.Warm && (old.Tier != state.Hot || old.Phase != state.Running) {
+			if c.To == state.GoalWarm && old.Status != state.StatusServing {
 				require.Equal(t, old, r, "it does not serve")
 				continue
 			}
 			require.False(t, r.Counts())
-			require.Equal(t, c.To == state.Warm, r.Resting())
+			require.Equal(t, c.To == state.GoalWarm, r.Resting())
 			require.True(t, !before.IsDedicated(nil, before.Model(nil, model)) || c.Force)
 			if old.Counts() {
 				going++
@@ -381,7 +381,7 @@ func FuzzApply(f *testing.F) {
 	for _, c := range setup {
 		seed(c)
 	}
-	seed(l.move(name("m", "1"), state.Hot, state.Starting, ""))
+	seed(l.move(name("m", "1"), state.EventStarted, ""))
 	carried := place("m", "2", "n", 1, 0, 10)
 	carried.Failures, carried.LastError, carried.Retry = 2, "no", epoch
 	seed(&state.Plan{
@@ -391,13 +391,13 @@ func FuzzApply(f *testing.F) {
 	seed(&state.UpsertModel{Model: defined("vh1"), ModifyIndex: 5, Time: epoch})
 	seed(&state.UpsertModels{Models: []state.UpsertModel{{Model: defined("vh3"), ModifyIndex: 5, Time: epoch}, {Model: model("m2"), Time: epoch}}})
 	seed(&state.SetScale{Model: "m", Variant: "v", Replicas: ptr(3), Origin: state.OriginAutoscaler})
-	seed(&state.Evict{Replica: "m:v:1", To: state.Cold, Time: epoch})
-	seed(&state.Evict{Model: "m", Force: true, Time: epoch})
+	seed(&state.Evict{Replica: "m:v:1", To: state.GoalCold, Time: epoch})
+	seed(&state.Evict{Model: "m", To: state.GoalGone, Force: true, Time: epoch})
 	seed(&state.SetScale{Model: "m", Replicas: ptr(3), Origin: state.OriginOperator})
 	seed(&state.RecordDecisions{Decisions: []state.Decision{{Kind: "k", Time: epoch}}})
 	seed(&state.SetSwitch{Name: "s", Value: "v"})
 	seed(&state.UpsertToken{Token: state.Token{Accessor: "a", Role: state.RoleOperator, Hash: state.HashSecret("x")}})
-	seed(&state.Evict{Replica: "m:v:1", To: state.Warm, Time: epoch})
+	seed(&state.Evict{Replica: "m:v:1", To: state.GoalWarm, Time: epoch})
 	seed(&state.Quarantine{Node: "n", GPU: "n-GPU0", On: true, Reason: "memory held"})
 	seed(&state.SetSwitch{Name: "cap-max-replicas/m", Value: "2"})
 	seed(&state.SetExpected{Model: "m", Pool: "east", Replicas: 3})
@@ -408,7 +408,7 @@ func FuzzApply(f *testing.F) {
 	seed(scalerOf("s/hpa", `{"up":[1,2]}`))
 	seed(&state.SetScaler{Name: "s/hpa", Delete: true, ModifyIndex: ptr(uint64(0))})
 	seed(variants(map[string]int{"v": 3}))
-	sleepy := l.move(name("m", "1"), state.Hot, state.Stopping, state.Cold)
+	sleepy := l.move(name("m", "1"), state.EventStop, state.GoalCold)
 	sleepy.For, sleepy.Memory = ptr("m2"), map[string]int64{"n-GPU1": 10}
 	seed(sleepy)
 	seed(&state.Plan{

@@ -97,21 +97,22 @@ type Place struct {
 	Name        replica.Name
 	VariantHash string
 	Placement   Placement
-	Job         string
 	Canary      bool
-	// Adopt takes in a replica that runs already, as JobIndex, Tier and Phase say: HOT
-	// starting or running, or WARM running. It need not be in a place where a new one
-	// could go, but takes no seat and no byte that is another's.
+	// Adopt takes in a replica whose job runs already, with JobIndex and Status: starting,
+	// serving or warm. It need not be in a place where a new one could go, but takes no
+	// seat and no byte that another replica holds.
 	Adopt    bool
 	JobIndex uint64
-	Tier     Tier
-	Phase    Phase
+	Status   Status `json:",omitempty"`
 
 	// Failures, LastError and Retry are carried over from the replica that it stands
 	// for, so that a failure is not forgotten by going elsewhere.
 	Failures  int       `json:",omitempty"`
 	LastError string    `json:",omitempty"`
+	NotPlaced bool      `json:",omitempty"`
 	Retry     time.Time `json:",omitzero"`
+	// RestartsBefore, with Adopt, is as of Replica.
+	RestartsBefore Restarts `json:",omitzero"`
 }
 
 func (p *Place) apply(t *txn, planned uint64, now time.Time) *Error {
@@ -144,17 +145,19 @@ func (p *Place) apply(t *txn, planned uint64, now time.Time) *Error {
 	}
 
 	r := &Replica{
-		Name: p.Name, VariantHash: p.VariantHash, Tier: Hot, Phase: Placed,
-		Placement: p.Placement, Job: p.Job, Canary: p.Canary,
-		Failures: p.Failures, LastError: p.LastError, Retry: p.Retry,
+		Name: p.Name, VariantHash: p.VariantHash, Goal: GoalRun, Status: StatusPlaced,
+		Placement: p.Placement, Canary: p.Canary,
+		Failures: p.Failures, LastError: p.LastError, NotPlaced: p.NotPlaced, Retry: p.Retry, RestartsBefore: p.RestartsBefore,
 		Since: now, Created: now, CreateIndex: t.index, ModifyIndex: t.index,
 	}
 	if p.Adopt {
-		r.Tier, r.Phase, r.JobIndex = p.Tier, p.Phase, p.JobIndex
-		switch r.Stage() {
-		case Stage{Hot, Starting}, Stage{Hot, Running}, Stage{Warm, Running}:
+		r.Status, r.JobIndex = p.Status, p.JobIndex
+		switch p.Status {
+		case StatusStarting, StatusServing:
+		case StatusWarm:
+			r.Goal = GoalWarm
 		default:
-			return badRequest(name, "replica %s is adopted as %s: must be HOT starting, HOT running or WARM running", name, r.Stage())
+			return badRequest(name, "replica %s is adopted as %q: must be starting, serving or warm", name, p.Status)
 		}
 	} else {
 		if m.ModifyIndex > planned {

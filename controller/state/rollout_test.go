@@ -130,7 +130,7 @@ func TestNothingIsRolledOutWithoutReplicas(t *testing.T) {
 	p := place("m", "1", "n", 0, 0, 1)
 	p.VariantHash = "vh2"
 	l.must(l.plan(p))
-	l.must(l.move(name("m", "1"), state.Hot, state.Stopping, ""))
+	l.must(l.move(name("m", "1"), state.EventStop, state.GoalGone))
 	require.Nil(t, l.upsert(defined("vh3"), epoch).Err)
 	require.Nil(t, l.model("m").Rollouts, "the only replica is on its way out")
 	require.Nil(t, l.model("m").VariantOf(l.replica(name("m", "1"))), "and made from nothing that is known")

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // Origin says who asks for a scale. A model's management mode may refuse it.
@@ -38,13 +39,15 @@ type SetScale struct {
 	Origin  Origin
 	// ModifyIndex is the model's as the caller knows it, 0: whatever it is.
 	ModifyIndex uint64
+	// Time is when it was decided, see Model.ScaledAt.
+	Time time.Time `json:",omitzero"`
 }
 
 // Type implements Command.
 func (*SetScale) Type() Type { return TypeSetScale }
 
 func (c *SetScale) apply(t *txn) *Error {
-	old, err := t.toScale(c.Model, c.Origin, c.ModifyIndex)
+	old, err := t.toScale(c.Model, c.Origin, c.ModifyIndex, &c.Time)
 	if err != nil {
 		return err
 	}
@@ -64,12 +67,15 @@ func (c *SetScale) apply(t *txn) *Error {
 	if c.Stopped != nil {
 		m.Stopped = *c.Stopped
 	}
-	return t.scaled(&m, old, c.Origin)
+	return t.scaled(&m, old, c.Origin, c.Time)
 }
 
-// toScale returns the model that origin wants to scale, as it knows it by its index; 0:
-// whatever it is.
-func (t *txn) toScale(model string, origin Origin, index uint64) (*Model, *Error) {
+// toScale returns the model that origin wants to scale at that time, as it knows it by its
+// index; 0: whatever it is.
+func (t *txn) toScale(model string, origin Origin, index uint64, at *time.Time) (*Model, *Error) {
+	if err := faults(model, checkTime("time", at)); err != nil {
+		return nil, err
+	}
 	if origin != OriginOperator && origin != OriginAutoscaler {
 		return nil, badRequest(model, "origin is %q: must be operator or autoscaler", origin)
 	}
@@ -86,7 +92,7 @@ func (t *txn) toScale(model string, origin Origin, index uint64) (*Model, *Error
 }
 
 // scaled makes m of old, where origin may do that.
-func (t *txn) scaled(m, old *Model, origin Origin) *Error {
+func (t *txn) scaled(m, old *Model, origin Origin, at time.Time) *Error {
 	if m.sameScale(old) && m.Stopped == old.Stopped {
 		return nil
 	}
@@ -96,6 +102,9 @@ func (t *txn) scaled(m, old *Model, origin Origin) *Error {
 	}
 	if why != "" {
 		return refuse(CodeForbidden, m.Name, "model %q: %s", m.Name, why)
+	}
+	if origin == OriginOperator && (m.Target() < old.Target() || m.Stopped && !old.Stopped) {
+		m.ScaledAt = at
 	}
 	m.ModifyIndex = t.index
 	t.put(TableModels, m)

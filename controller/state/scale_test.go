@@ -3,6 +3,7 @@ package state_test
 import (
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -206,4 +207,34 @@ func TestTarget(t *testing.T) {
 	require.Equal(t, 0, m.Target())
 	require.Equal(t, 8, m.Replicas, "what it has again when it is started")
 	require.Equal(t, map[string]int{"a": 3}, m.Spread)
+}
+
+// TestScaledAtIsTheLastScaleDownByAnOperator: it survives a new model file.
+func TestScaledAtIsTheLastScaleDownByAnOperator(t *testing.T) {
+	at := func(minute int) time.Time { return epoch.Add(time.Duration(minute) * time.Minute) }
+	l := newLog(t)
+	l.must(&state.UpsertModel{Model: three()})
+	l.populate(map[string]int{"a": 1})
+	steps := []struct {
+		name string
+		cmd  state.Command
+		want time.Time
+	}{
+		{"up", &state.SetScale{Model: "m", Replicas: ptr(6), Origin: state.OriginOperator, Time: at(1)}, time.Time{}},
+		{"down", &state.SetScale{Model: "m", Replicas: ptr(5), Origin: state.OriginOperator, Time: at(2)}, at(2)},
+		{"the autoscaler", &state.SetScale{Model: "m", Replicas: ptr(4), Origin: state.OriginAutoscaler, Time: at(3)}, at(2)},
+		{"unchanged", &state.SetScale{Model: "m", Replicas: ptr(4), Origin: state.OriginOperator, Time: at(4)}, at(2)},
+		{"variants", &state.SetVariants{Model: "m", Variants: map[string]int{"a": 1, "b": 1, "c": 1}, Origin: state.OriginOperator, Time: at(5)}, at(5)},
+		{"stop", &state.SetScale{Model: "m", Stopped: ptr(true), Origin: state.OriginOperator, Time: at(6)}, at(6)},
+		{"start", &state.SetScale{Model: "m", Stopped: ptr(false), Origin: state.OriginOperator, Time: at(7)}, at(6)},
+		{"evict", &state.Evict{Model: "m", To: state.GoalGone, Time: at(8)}, at(8)},
+	}
+	for _, step := range steps {
+		require.Nil(t, l.apply(step.cmd).Err, step.name)
+		require.Equal(t, step.want, l.model("m").ScaledAt, step.name)
+	}
+	require.Error(t, l.apply(&state.SetScale{Model: "m", Replicas: ptr(0), Origin: state.OriginOperator, Time: at(9)}).Err)
+	changed := three(func(m *state.Model) { m.Hash, m.ScaledAt = "other", at(10) })
+	l.must(&state.UpsertModel{Model: changed, ModifyIndex: l.model("m").ModifyIndex})
+	require.Equal(t, at(8), l.model("m").ScaledAt)
 }

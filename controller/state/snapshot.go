@@ -265,6 +265,11 @@ func readSnapshot(from io.Reader, keep func(Table, any) error) (SnapshotInfo, er
 		if rowKey(row) == "" {
 			return info, damaged("row of %s has no name", table)
 		}
+		if replica, ok := row.(*Replica); ok {
+			if err := replica.checkLife(); err != nil {
+				return info, damaged("row of %s: %v", table, err)
+			}
+		}
 		if err := keep(table, row); err != nil {
 			return info, damaged("row of %s: %v", table, err)
 		}

@@ -262,11 +262,11 @@ func FuzzRestore(f *testing.F) {
 			l := &log{t: t, store: s, index: s.View().Index()}
 			for _, c := range []state.Command{
 				&state.SetScale{Model: m.Name, Variant: variant, Replicas: ptr(1), Origin: state.OriginOperator},
-				&state.Evict{Model: m.Name, Force: true, To: state.Warm, Time: epoch},
+				&state.Evict{Model: m.Name, Force: true, To: state.GoalWarm, Time: epoch},
 				&state.SetExpected{Model: m.Name, Pool: "east", Replicas: 1},
 				&state.SetDedicated{Models: map[string]int{m.Name: 1}, Source: "operator", Time: epoch},
 				&state.SetDedicated{Source: "operator", Time: epoch},
-				&state.Evict{Model: m.Name, Force: true, Time: epoch},
+				&state.Evict{Model: m.Name, Force: true, To: state.GoalGone, Time: epoch},
 				&state.UpsertModel{Model: model(m.Name), ModifyIndex: m.ModifyIndex, Time: epoch},
 			} {
 				if data, err := state.Encode(c); err == nil {

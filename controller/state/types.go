@@ -43,6 +43,9 @@ type Model struct {
 	Replicas int
 	// Stopped: it should have no replicas, whatever else is said.
 	Stopped bool
+	// ScaledAt is when an operator last lowered Target, by scaling, stopping or evicting. What
+	// clients asked for before that does not count as demand.
+	ScaledAt time.Time `json:",omitzero"`
 	// Spread has the variants whose number of replicas was set by itself (SetScale
 	// with a variant); the others share the rest of Replicas. The numbers together are
 	// never above Replicas, and they are Replicas where every variant has one.
@@ -132,50 +135,19 @@ type Rollout struct {
 	Since time.Time
 }
 
-// Tier is how near a replica is to serving (see docs/glossary.md).
-type Tier string
-
-// The tiers. A replica moves between them through the states of Phase.
-const (
-	Hot  Tier = "HOT"
-	Warm Tier = "WARM"
-	Cold Tier = "COLD"
-)
-
-// Phase is what is being done with a replica. It says what a new leader has to
-// continue.
-type Phase string
-
-// The phases.
-const (
-	Placed   Phase = "placed"   // has its seats and bytes; its job is to be registered
-	Starting Phase = "starting" // its job is registered, and no engine serves yet
-	Running  Phase = "running"  // it is what its tier says
-	Draining Phase = "draining" // no new requests; then Target or its end
-	Sleeping Phase = "sleeping" // on its way from HOT to WARM
-	Waking   Phase = "waking"   // on its way from WARM to HOT
-	Stopping Phase = "stopping" // its job is being stopped; seats and bytes are still its own
-	Failed   Phase = "failed"   // could not be started; Retry says when again
-)
-
 // Replica is one running copy of a variant.
 type Replica struct {
 	// Name has the model, the variant and the ID.
 	Name replica.Name
 	// VariantHash is of the variant it was made from.
 	VariantHash string
-	Tier        Tier
-	Phase       Phase
-	// Target is where a phase leads: of Draining WARM, COLD or empty, of Stopping
-	// COLD or empty, of Sleeping WARM, of Waking HOT. Empty is its end: it will be
-	// deleted. All other phases have none.
-	Target Tier
-	// Placement is where it is. What it holds of it is said by Holds; a COLD replica
-	// at rest has only the node.
+	Goal        Goal
+	Status      Status
+	// Placement is where it is. Holds returns what it holds of it; a COLD replica has
+	// only the node.
 	Placement Placement
-	// Job is the ID of its Nomad job, JobIndex the job's JobModifyIndex that the
-	// controller has last written, 0 before it was registered.
-	Job      string
+	// JobIndex is the JobModifyIndex of its Nomad job that the controller has last
+	// written, 0 before it was registered. The job's ID is the replica's name.
 	JobIndex uint64
 	// Canary: it is the first of its variant's new hash.
 	Canary bool
@@ -185,14 +157,25 @@ type Replica struct {
 	// Slept has the GPUs on which it slept and on which it is not woken. While it wakes, and
 	// until its process is gone where that fails, it takes SleepMemory of them as before.
 	Slept []string `json:",omitempty"`
-	// Failures in a row, why the last one was, and when it is tried again.
+	// Failures in a row, why the last one was, and when it is tried again. NotPlaced:
+	// LastError is that Nomad did not place its job in time.
 	Failures  int
 	LastError string
+	NotPlaced bool `json:",omitempty"`
 	Retry     time.Time
-	// Since is when Phase was entered, Created when it was placed.
+	// RestartsBefore are the restarts that do not count against the present start: those
+	// of the allocation before the replica ceased to serve, or was adopted.
+	RestartsBefore Restarts `json:",omitzero"`
+	// Since is when Status was entered, Created when it was placed.
 	Since, Created time.Time
 
 	CreateIndex, ModifyIndex uint64
+}
+
+// Restarts is how often the tasks of an allocation have been restarted.
+type Restarts struct {
+	Alloc string // the allocation's ID
+	Count uint64
 }
 
 // Placement is the node and the seats of a replica.

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // SetVariants changes the numbers of several of a model's variants at once, all of them or
@@ -22,13 +23,15 @@ type SetVariants struct {
 	Origin   Origin
 	// ModifyIndex is the model's as the caller knows it, 0: whatever it is.
 	ModifyIndex uint64 `json:",omitempty"`
+	// Time is when it was decided, see Model.ScaledAt.
+	Time time.Time `json:",omitzero"`
 }
 
 // Type implements Command.
 func (*SetVariants) Type() Type { return TypeSetVariants }
 
 func (c *SetVariants) apply(t *txn) *Error {
-	old, err := t.toScale(c.Model, c.Origin, c.ModifyIndex)
+	old, err := t.toScale(c.Model, c.Origin, c.ModifyIndex, &c.Time)
 	if err != nil {
 		return err
 	}
@@ -62,7 +65,7 @@ func (c *SetVariants) apply(t *txn) *Error {
 		return refuse(CodeForbidden, c.Model, "model %q: the autoscaler cannot scale it down to %s (management = \"upscaling\" in the model file)", c.Model, less)
 	}
 	m.bound()
-	return t.scaled(&m, old, c.Origin)
+	return t.scaled(&m, old, c.Origin, c.Time)
 }
 
 // check refuses what no scale of the model can be.

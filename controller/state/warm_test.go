@@ -20,8 +20,8 @@ func wide(t *testing.T) *log {
 	})
 	l.must(&state.UpsertModel{Model: m}, &state.UpsertModel{Model: model("other")}, &state.UpsertNodes{Nodes: []state.Node{node("n", 2, 3, 10)}})
 	l.must(l.plan(widePlace("1", 0, 0)))
-	l.to("1", state.Hot, state.Starting, "")
-	l.to("1", state.Hot, state.Running, "")
+	l.to("1", state.EventStarted, "")
+	l.to("1", state.EventServing, "")
 	return l
 }
 
@@ -33,14 +33,14 @@ func widePlace(id string, gpu, seat int) state.Place {
 	return p
 }
 
-func (l *log) to(id string, tier state.Tier, phase state.Phase, target state.Tier) {
-	l.must(l.move(name("m", id), tier, phase, target))
+func (l *log) to(id string, event state.Event, goal state.Goal) {
+	l.must(l.move(name("m", id), event, goal))
 }
 
 func (l *log) sleep(id string) {
-	l.to(id, state.Hot, state.Draining, state.Warm)
-	l.to(id, state.Hot, state.Sleeping, state.Warm)
-	l.to(id, state.Warm, state.Running, "")
+	l.to(id, state.EventDrain, state.GoalWarm)
+	l.to(id, state.EventSleep, "")
+	l.to(id, state.EventSlept, "")
 }
 
 // bytesOf returns what is held of both GPUs and of the host.
@@ -52,11 +52,11 @@ func (l *log) bytesOf() [3]int64 {
 func TestWarmOneHoldsWhatASleepingProcessTakes(t *testing.T) {
 	l := wide(t)
 	require.Equal(t, [3]int64{8, 0, 0}, l.bytesOf())
-	l.to("1", state.Hot, state.Draining, state.Warm)
+	l.to("1", state.EventDrain, state.GoalWarm)
 	require.Equal(t, [3]int64{8, 0, 0}, l.bytesOf())
-	l.to("1", state.Hot, state.Sleeping, state.Warm)
+	l.to("1", state.EventSleep, "")
 	require.Equal(t, [3]int64{8, 0, 4}, l.bytesOf())
-	l.to("1", state.Warm, state.Running, "")
+	l.to("1", state.EventSlept, "")
 	require.Equal(t, [3]int64{2, 0, 4}, l.bytesOf())
 	require.Len(t, l.store.View().Usage(nil, "n").Seats, 2)
 
@@ -64,10 +64,10 @@ func TestWarmOneHoldsWhatASleepingProcessTakes(t *testing.T) {
 	require.ErrorContains(t, l.apply(l.plan(place("other", "2", "n", 0, 1, 9))).Err, "GPU n-GPU0 on node n has 8 of 10 bytes free")
 	l.must(l.plan(place("other", "2", "n", 0, 1, 8)))
 	require.Equal(t, [3]int64{10, 0, 4}, l.bytesOf())
-	require.ErrorContains(t, l.apply(l.move(name("m", "1"), state.Warm, state.Waking, state.Hot)).Err, "GPU n-GPU0 on node n has 2 of 10 bytes free")
-	l.to("1", state.Warm, state.Stopping, state.Cold)
+	require.ErrorContains(t, l.apply(l.move(name("m", "1"), state.EventWake, "")).Err, "GPU n-GPU0 on node n has 2 of 10 bytes free")
+	l.to("1", state.EventStop, state.GoalCold)
 	require.Equal(t, [3]int64{10, 0, 4}, l.bytesOf(), "until its process has ended")
-	l.to("1", state.Cold, state.Running, "")
+	l.to("1", state.EventStopped, "")
 	require.Equal(t, [3]int64{8, 0, 0}, l.bytesOf())
 }
 
@@ -75,12 +75,12 @@ func TestWakeOnAnotherGPU(t *testing.T) {
 	l := wide(t)
 	l.sleep("1")
 	l.must(l.plan(place("other", "2", "n", 0, 1, 8)))
-	c := l.move(name("m", "1"), state.Warm, state.Waking, state.Hot)
+	c := l.move(name("m", "1"), state.EventWake, "")
 	c.Memory = map[string]int64{"n-GPU1": 8}
 	l.must(c)
 	require.Equal(t, [3]int64{10, 8, 4}, l.bytesOf(), "until it serves, its process has what it had where it slept")
 	require.ErrorContains(t, l.apply(l.plan(place("other", "3", "n", 0, 2, 2))).Err, "0 bytes free")
-	l.to("1", state.Hot, state.Running, "")
+	l.to("1", state.EventServing, "")
 	require.Equal(t, [3]int64{8, 8, 0}, l.bytesOf())
 	require.Equal(t, map[string]int64{"n-GPU1": 8}, l.replica(name("m", "1")).Placement.Memory)
 	l.sleep("1")
@@ -92,13 +92,13 @@ func TestAWakeThatFailsRollsTheLedgerBack(t *testing.T) {
 	l := wide(t)
 	l.sleep("1")
 	asleep := l.bytesOf()
-	l.to("1", state.Warm, state.Waking, state.Hot)
-	l.to("1", state.Warm, state.Running, "")
+	l.to("1", state.EventWake, "")
+	l.to("1", state.EventSlept, "")
 	require.Equal(t, asleep, l.bytesOf())
-	l.to("1", state.Warm, state.Waking, state.Hot)
-	l.to("1", state.Hot, state.Stopping, state.Cold)
+	l.to("1", state.EventWake, "")
+	l.to("1", state.EventStop, state.GoalCold)
 	require.Equal(t, [3]int64{8, 0, 0}, l.bytesOf(), "it may have taken the GPU")
-	l.to("1", state.Cold, state.Running, "")
+	l.to("1", state.EventStopped, "")
 	require.Equal(t, [3]int64{}, l.bytesOf())
 }
 
@@ -107,12 +107,12 @@ func TestAWakeElsewhereThatFails(t *testing.T) {
 	l := wide(t)
 	l.sleep("1")
 	l.must(l.plan(place("other", "2", "n", 0, 1, 8)))
-	c := l.move(name("m", "1"), state.Warm, state.Waking, state.Hot)
+	c := l.move(name("m", "1"), state.EventWake, "")
 	c.Memory = map[string]int64{"n-GPU1": 8}
 	l.must(c)
-	l.to("1", state.Hot, state.Stopping, state.Cold)
+	l.to("1", state.EventStop, state.GoalCold)
 	require.Equal(t, [3]int64{10, 8, 0}, l.bytesOf())
-	l.to("1", state.Cold, state.Running, "")
+	l.to("1", state.EventStopped, "")
 	require.Equal(t, [3]int64{8, 0, 0}, l.bytesOf())
 }
 
@@ -120,7 +120,7 @@ func TestBadWakesElsewhere(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		memory map[string]int64
-		stage  state.Stage
+		event  state.Event
 		edit   func(*log)
 		want   error
 		text   string
@@ -131,7 +131,7 @@ func TestBadWakesElsewhere(t *testing.T) {
 		{name: "less memory", memory: map[string]int64{"n-GPU1": 7}, want: state.ErrBadRequest, text: "must be [8]"},
 		{name: "no room", memory: map[string]int64{"n-GPU1": 8}, edit: func(l *log) { l.must(l.plan(place("other", "2", "n", 1, 1, 3))) }, want: state.ErrConflict, text: "GPU n-GPU1 on node n has 7 of 10 bytes free"},
 		{name: "quarantined", memory: map[string]int64{"n-GPU1": 8}, edit: func(l *log) { l.must(&state.Quarantine{Node: "n", GPU: "n-GPU1", On: true}) }, want: state.ErrConflict, text: "is quarantined"},
-		{name: "as it is anyway", memory: map[string]int64{"n-GPU1": 8}, stage: state.Stage{Tier: state.Warm, Phase: state.Running}, want: state.ErrBadRequest, text: "only a replica that starts to wake can"},
+		{name: "as it is anyway", memory: map[string]int64{"n-GPU1": 8}, event: state.EventStarted, want: state.ErrBadRequest, text: `GPUs cannot change with event "started"`},
 		{name: "not offered now", memory: map[string]int64{"n-GPU1": 8}, edit: func(l *log) { l.must(&state.UpsertNodes{Nodes: []state.Node{node("n", 1, 3, 10)}}) }, want: state.ErrConflict, text: "it has no seat there"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -140,9 +140,9 @@ func TestBadWakesElsewhere(t *testing.T) {
 			if tt.edit != nil {
 				tt.edit(l)
 			}
-			c := l.move(name("m", "1"), state.Warm, state.Waking, state.Hot)
-			if tt.stage != (state.Stage{}) {
-				c = l.move(name("m", "1"), tt.stage.Tier, tt.stage.Phase, "")
+			c := l.move(name("m", "1"), state.EventWake, "")
+			if tt.event != "" {
+				c = l.move(name("m", "1"), tt.event, "")
 			}
 			c.Memory = tt.memory
 			before := rowsOf(t, l.store.View())
@@ -155,8 +155,8 @@ func TestBadWakesElsewhere(t *testing.T) {
 	// A wake that is under way stays where it is.
 	l := wide(t)
 	l.sleep("1")
-	l.to("1", state.Warm, state.Waking, state.Hot)
-	c := l.move(name("m", "1"), state.Warm, state.Waking, state.Hot)
+	l.to("1", state.EventWake, "")
+	c := l.move(name("m", "1"), "", "")
 	c.Memory = map[string]int64{"n-GPU1": 8}
 	require.ErrorIs(t, l.apply(c).Err, state.ErrBadRequest)
 }
@@ -225,26 +225,26 @@ func TestBadWarmFields(t *testing.T) {
 // TestFor is there while a replica goes, and no longer.
 func TestFor(t *testing.T) {
 	l := wide(t)
-	going := func(tier state.Tier, phase state.Phase, target state.Tier, who *string) *state.Move {
-		c := l.move(name("m", "1"), tier, phase, target)
+	going := func(event state.Event, goal state.Goal, who *string) *state.Move {
+		c := l.move(name("m", "1"), event, goal)
 		c.For = who
 		return c
 	}
-	require.ErrorContains(t, l.apply(going(state.Hot, state.Failed, "", ptr("other"))).Err, `evicted for model "other" in phase failed`)
-	require.ErrorIs(t, l.apply(going(state.Hot, state.Draining, state.Warm, ptr("a b"))).Err, state.ErrBadRequest)
-	l.must(going(state.Hot, state.Draining, state.Warm, ptr("other")))
-	l.must(going(state.Hot, state.Sleeping, state.Warm, nil))
+	require.ErrorContains(t, l.apply(going(state.EventFailed, "", ptr("other"))).Err, `evicted for model "other" while it is failed`)
+	require.ErrorIs(t, l.apply(going(state.EventDrain, state.GoalWarm, ptr("a b"))).Err, state.ErrBadRequest)
+	l.must(going(state.EventDrain, state.GoalWarm, ptr("other")))
+	l.must(going(state.EventSleep, "", nil))
 	require.Equal(t, "other", l.replica(name("m", "1")).For)
-	l.must(going(state.Warm, state.Running, "", nil))
+	l.must(going(state.EventSlept, "", nil))
 	require.Empty(t, l.replica(name("m", "1")).For, "the room is there")
-	l.must(going(state.Warm, state.Stopping, state.Cold, ptr("other")))
+	l.must(going(state.EventStop, state.GoalCold, ptr("other")))
 	require.Equal(t, "other", l.replica(name("m", "1")).For)
-	l.must(going(state.Warm, state.Stopping, state.Cold, ptr("")))
+	l.must(going(state.EventStop, state.GoalCold, ptr("")))
 	require.Empty(t, l.replica(name("m", "1")).For)
 
 	l = wide(t)
-	l.must(going(state.Hot, state.Draining, state.Warm, ptr("other")))
-	l.to("1", state.Hot, state.Running, "")
+	l.must(going(state.EventDrain, state.GoalWarm, ptr("other")))
+	l.to("1", state.EventServing, "")
 	require.Empty(t, l.replica(name("m", "1")).For, "it was called off")
 }
 
@@ -259,18 +259,18 @@ func TestRestingOnesDoNotCount(t *testing.T) {
 		}
 		return all
 	}
-	l.to("1", state.Hot, state.Draining, state.Warm)
+	l.to("1", state.EventDrain, state.GoalWarm)
 	v := l.store.View()
 	require.Equal(t, []string{"2"}, names(v.StayingOf(nil, "m")))
 	require.Equal(t, []string{"1"}, names(v.RestingOf(nil, "m")))
-	l.to("1", state.Hot, state.Sleeping, state.Warm)
-	l.to("1", state.Warm, state.Running, "")
+	l.to("1", state.EventSleep, "")
+	l.to("1", state.EventSlept, "")
 	require.Equal(t, []string{"1"}, names(l.store.View().RestingOf(nil, "m")))
-	l.to("1", state.Warm, state.Waking, state.Hot)
+	l.to("1", state.EventWake, "")
 	require.Equal(t, []string{"1", "2"}, names(l.store.View().StayingOf(nil, "m")))
 	require.Empty(t, l.store.View().RestingOf(nil, "m"))
-	l.to("1", state.Warm, state.Running, "")
-	l.to("2", state.Hot, state.Stopping, "")
+	l.to("1", state.EventSlept, "")
+	l.to("2", state.EventStop, state.GoalGone)
 	changed := *l.model("m")
 	changed.Variants = []state.Variant{changed.Variants[0]}
 	changed.Hash, changed.Variants[0].Hash = "h2", "vh2"
@@ -283,15 +283,15 @@ func TestRestingOnesDoNotCount(t *testing.T) {
 // from a replica that serves on GPU0 to where it ends, with what it then holds.
 func TestWaysOfThePlanner(t *testing.T) {
 	const (
-		drain  = "HOT draining WARM"
-		sleep  = "HOT sleeping WARM"
-		warm   = "WARM running"
-		wake   = "WARM waking HOT"
-		serve  = "HOT running"
-		stop   = "HOT stopping COLD"
-		end    = "HOT stopping"
-		unwarm = "WARM stopping COLD"
-		cold   = "COLD running"
+		drain  = "drain warm"
+		sleep  = "sleep"
+		warm   = "slept"
+		wake   = "wake"
+		serve  = "serving"
+		stop   = "stop cold"
+		end    = "stop gone"
+		unwarm = "stop cold"
+		cold   = "stopped"
 	)
 	for name, tt := range map[string]struct {
 		way   []string
@@ -301,24 +301,24 @@ func TestWaysOfThePlanner(t *testing.T) {
 		"drain called off":                   {[]string{drain, serve}, [3]int64{8, 0, 0}},
 		"sleep called off":                   {[]string{drain, sleep, serve}, [3]int64{8, 0, 0}},
 		"drained, no room in RAM":            {[]string{drain, stop, cold}, [3]int64{}},
-		"drained for WARM, then for COLD":    {[]string{drain, "HOT draining COLD", stop, cold}, [3]int64{}},
-		"drained for COLD, then for WARM":    {[]string{"HOT draining COLD", drain, sleep, warm}, [3]int64{2, 0, 4}},
+		"drained for WARM, then for COLD":    {[]string{drain, "drain cold", stop, cold}, [3]int64{}},
+		"drained for COLD, then for WARM":    {[]string{"drain cold", drain, sleep, warm}, [3]int64{2, 0, 4}},
 		"cannot sleep":                       {[]string{drain, sleep, stop, cold}, [3]int64{}},
 		"memory that does not come back":     {[]string{drain, sleep, stop}, [3]int64{8, 0, 0}},
 		"cooled":                             {[]string{drain, sleep, warm, unwarm, cold}, [3]int64{}},
-		"cooled for good":                    {[]string{drain, sleep, warm, "WARM stopping"}, [3]int64{2, 0, 4}},
+		"cooled for good":                    {[]string{drain, sleep, warm, "stop gone"}, [3]int64{2, 0, 4}},
 		"failed wake":                        {[]string{drain, sleep, warm, wake, stop, cold}, [3]int64{}},
 		"failed wake of no use":              {[]string{drain, sleep, warm, wake, end}, [3]int64{8, 0, 0}},
 		"wake called off":                    {[]string{drain, sleep, warm, wake, warm}, [3]int64{2, 0, 4}},
-		"process restarted while it woke":    {[]string{drain, sleep, warm, wake, "HOT starting", serve}, [3]int64{8, 0, 0}},
-		"process restarted while it drained": {[]string{drain, "HOT starting", serve}, [3]int64{8, 0, 0}},
-		"failed and evicted":                 {[]string{"HOT failed", stop, cold}, [3]int64{}},
+		"process restarted while it woke":    {[]string{drain, sleep, warm, wake, "started", serve}, [3]int64{8, 0, 0}},
+		"process restarted while it drained": {[]string{drain, "started", serve}, [3]int64{8, 0, 0}},
+		"failed and evicted":                 {[]string{"failed", stop, cold}, [3]int64{}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := wide(t)
 			for _, s := range tt.way {
 				words := append(strings.Fields(s), "")
-				l.to("1", state.Tier(words[0]), state.Phase(words[1]), state.Tier(words[2]))
+				l.to("1", state.Event(words[0]), state.Goal(words[1]))
 			}
 			require.Equal(t, tt.holds, l.bytesOf())
 		})

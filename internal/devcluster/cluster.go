@@ -2,6 +2,7 @@ package devcluster
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -28,6 +29,8 @@ type Cluster struct {
 	ready chan struct{}
 	// tools are the programs that were found, by name.
 	tools map[string]tool
+	// raftSecret closes the controllers' Raft ports to other local processes.
+	raftSecret string
 
 	nomad      *nomadapi.Client
 	consul     *consulapi.Client
@@ -72,7 +75,7 @@ func New(opts Options) (*Cluster, error) {
 	if err := opts.validate(); err != nil {
 		return nil, err
 	}
-	return &Cluster{opts: opts, out: newPrinter(opts.Out), ready: make(chan struct{}), tools: map[string]tool{}}, nil
+	return &Cluster{opts: opts, out: newPrinter(opts.Out), ready: make(chan struct{}), tools: map[string]tool{}, raftSecret: rand.Text()}, nil
 }
 
 // Ready is closed once the cluster is up. Only then may Info, PID, End and Start be called.

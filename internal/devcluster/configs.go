@@ -206,8 +206,9 @@ func (c *Cluster) controllerConfig(i int) string {
 	return fmt.Sprintf(`data_dir = %s
 %s
 raft {
-  bind = %s
-  heartbeat_timeout    = %q
+  bind   = %s
+  secret = %[8]q
+  heartbeat_timeout    = %[4]q
   election_timeout     = %[4]q
   leader_lease_timeout = %[4]q
 }
@@ -245,7 +246,7 @@ consul {
   address = %[7]s
 }
 `, hclString(c.dir.join(numbered("controller", i))), peers, hclString(c.ports.addr(numbered("controller-raft", i))), timeout,
-		hclString(c.ports.addr(numbered("controller", i))), hclString(c.ports.url("nomad-http")), hclString(c.ports.addr("consul-http")))
+		hclString(c.ports.addr(numbered("controller", i))), hclString(c.ports.url("nomad-http")), hclString(c.ports.addr("consul-http")), c.raftSecret)
 }
 
 func (c *Cluster) gatewayConfig(i int) string {

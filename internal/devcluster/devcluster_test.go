@@ -26,6 +26,7 @@ import (
 	"remuda/controller/agent"
 	"remuda/controller/gateway"
 	"remuda/controller/modelfile"
+	"remuda/controller/placement"
 	"remuda/controller/state"
 	"remuda/internal/sim/gpu"
 	"remuda/jobs"
@@ -481,7 +482,7 @@ func TestModelsOfTheOptions(t *testing.T) {
 		_, m := models(t, func(o *Options) { o.Engine, o.GGUF = EngineOllama, path })
 		require.Equal(t, "my-model", m[0].Name)
 		require.Equal(t, path, m[0].Variants[0].Vars["gguf"])
-		require.Equal(t, modelfile.ReplicaSize(4096), m[0].Variants[0].Memory)
+		require.Equal(t, placement.ReplicaSize(4096), m[0].Variants[0].Memory)
 	})
 	t.Run("model file", func(t *testing.T) {
 		dir := t.TempDir()

@@ -14,6 +14,7 @@ import (
 
 	"remuda/controller/api"
 	"remuda/controller/modelfile"
+	"remuda/controller/placement"
 	"remuda/controller/state"
 	"remuda/internal/replica"
 	"remuda/internal/sim/gguf"
@@ -57,7 +58,7 @@ func loadModels(o Options) ([]state.Model, error) {
 		m := &models[0]
 		m.Name = modelName(o.GGUF)
 		v := &m.Variants[0]
-		v.Memory, v.HostMemory = modelfile.ReplicaSize(info.Size()), modelfile.ReplicaSize(info.Size())
+		v.Memory, v.HostMemory = placement.ReplicaSize(info.Size()), placement.ReplicaSize(info.Size())
 		setVar(v, "gguf", o.GGUF)
 	}
 	return models, nil
@@ -219,10 +220,10 @@ func (c *Cluster) explainModel(ctx context.Context, model string) error {
 		if r.Failures >= givenUpAfter {
 			return permanent{fmt.Errorf("%s failed %d times: %s", r.Name, r.Failures, r.LastError)}
 		}
-		if r.Job != "" {
-			// A failure of the job is not the end: the controller tries again.
-			return errors.New(why + " " + c.explainJob(r.Job).Error())
-		}
+	}
+	if len(status.Replicas) > 0 {
+		// A failure of the job is not the end: the controller tries again.
+		return errors.New(why + " " + c.explainJob(status.Replicas[0].Name).Error())
 	}
 	return errors.New(why)
 }

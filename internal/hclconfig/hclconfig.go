@@ -1,233 +1,198 @@
-// Package hclconfig reads a daemon's HCL config file into its Config: attributes
-// at the top level and in blocks, of which some may stand once and others once for each
-// label.
+// Package hclconfig reads a daemon's HCL config file into its Config, by struct tags as
+// package gohcl has them, all settings being optional:
 //
-// It guarantees that a file is either read whole or refused with every fault that
-// it has, each with its file and line; and that a setting which is not in the file
-// keeps its default.
+//	Drain  time.Duration `hcl:"drain"`       // a duration such as "90s"
+//	Body   int64         `hcl:"body,size"`   // a number of bytes or a size such as "32MiB"
+//	Limits Limits        `hcl:"limits,block"` // at most one block
+//	Pools  []Pool        `hcl:"pool,block"`  // any number of blocks, each with its own label
+//	Name   string        `hcl:"name,label"`  // the label, in the struct of such a block
+//	Common Common        `hcl:",remain"`     // settings of the same block in another struct
+//
+// gohcl itself knows no durations and no sizes, keeps no defaults of a block, and its
+// messages do not name the setting.
+//
+// It guarantees that a file is either read whole or refused with every fault that it has,
+// each with its file, line and column; and that a setting which is not in the file keeps
+// its default.
 package hclconfig
 
 import (
 	"errors"
 	"fmt"
-	"sort"
+	"reflect"
 	"strings"
+	"time"
 
 	"github.com/hashicorp/hcl/v2"
-	"github.com/hashicorp/hcl/v2/hclparse"
 	"github.com/zclconf/go-cty/cty"
+
+	"remuda/internal/bytesize"
+	"remuda/internal/hclfault"
 )
 
-// Setting is one attribute that a file may have.
-type Setting[C any] struct {
-	// Block is the block it stands in, with those around it, as "a.b"; empty for the top
-	// level.
-	Block, Name string
-	// Set puts the value into the config. Its error is the rest of a sentence that
-	// begins with the setting's name.
-	Set func(c *C, v cty.Value) error
-}
+// ErrInvalid is wrapped by every error about the content of a config file.
+var ErrInvalid = errors.New("invalid config file")
 
-func (s Setting[C]) field() string {
-	if s.Block == "" {
-		return s.Name
+// maxFile is far more than people write.
+const maxFile = 1 << 20
+
+// Defaulter is a struct of labelled blocks with defaults. SetDefaults is called before the
+// block is read; config has what stands in the fields before that of the blocks.
+type Defaulter[C any] interface{ SetDefaults(config *C) }
+
+// Parse reads a file over base. problems returns what is wrong with a config whose settings
+// have been read; a setting that cannot be read keeps its value from base. filename is for
+// messages only.
+func Parse[C any](filename string, src []byte, base C, problems func(C) hclfault.Problems) (C, error) {
+	d := decoder[C]{
+		Collector: hclfault.Collector{File: filename}, config: &base,
+		ranges: map[string]hcl.Range{}, failed: map[string]bool{},
 	}
-	return s.Block + "." + s.Name
-}
-
-// Labelled is a kind of block at the top level that stands once for each label, as
-// pool "x" { … }.
-type Labelled[C any] struct {
-	Type string
-	// Open adds what the block is about to the config.
-	Open func(c *C, label string)
-	// Settings are those that the block of this label may have. Their Block is what
-	// stands inside of it.
-	Settings func(label string) []Setting[C]
-}
-
-// LabelledField is the name of a setting in a labelled block, as `pool "x".nomad.address`.
-func LabelledField(kind, label, field string) string {
-	return fmt.Sprintf("%s %q.%s", kind, label, field)
-}
-
-// Problem is one bad setting of a Config.
-type Problem struct {
-	// Field is the setting's name, as "timeouts.body".
-	Field string
-	// Text is the rest of a sentence that begins with Field.
-	Text string
-	// Blame are other settings to point at where Field is not in the file.
-	Blame []string
-}
-
-// Parse reads a file over base. check finds what is wrong with a config whose
-// settings have been read; filename is for messages only.
-func Parse[C any](filename string, src []byte, base C, settings []Setting[C], check func(C) []Problem, labelled ...Labelled[C]) (C, error) {
-	p := parser[C]{cfg: base, labelled: labelled, ranges: map[string]hcl.Range{}}
-	file, diags := hclparse.NewParser().ParseHCL(src, filename)
-	p.diags(diags)
-	if file != nil && !diags.HasErrors() {
-		p.body(level[C]{settings: settings}, file.Body)
-		// A setting that could not be read has kept its value from base.
-		for _, bad := range check(p.cfg) {
-			if p.failed[bad.Field] {
-				continue // said already
+	if body := d.Body(src, maxFile); body != nil {
+		d.block("", body, reflect.ValueOf(&base).Elem())
+		for _, bad := range problems(base) {
+			if d.failed[bad.Field] {
+				continue // reported already
 			}
-			// Where none is in the file, something is missing in it.
-			at := hcl.Range{Filename: filename, Start: hcl.Pos{Line: 1}}
+			var at hcl.Range // the file's start, where something is missing
 			for _, field := range append([]string{bad.Field}, bad.Blame...) {
-				if r, ok := p.ranges[field]; ok {
+				if r, ok := d.ranges[field]; ok {
 					at = r
 					break
 				}
 			}
-			p.fault(at, bad.Field+" "+bad.Text)
+			d.Add(at, "%s %s", bad.Field, bad.Text)
 		}
 	}
-	return p.cfg, p.err()
+	return base, d.Err(ErrInvalid)
 }
 
-type fault struct {
-	at   hcl.Range
-	text string
-}
-
-type parser[C any] struct {
-	cfg      C
-	labelled []Labelled[C]
-	ranges   map[string]hcl.Range
-	// failed are the settings that could not be read.
+type decoder[C any] struct {
+	hclfault.Collector
+	config *C
+	// ranges are of the settings and blocks in the file, failed those that cannot be read.
+	ranges map[string]hcl.Range
 	failed map[string]bool
-	faults []fault
 }
 
-func (p *parser[C]) fault(at hcl.Range, text string) {
-	p.faults = append(p.faults, fault{at, text})
-}
-
-func (p *parser[C]) diags(diags hcl.Diagnostics) {
-	for _, d := range diags {
-		if d.Severity != hcl.DiagError {
-			continue
-		}
-		var at hcl.Range
-		if d.Subject != nil {
-			at = *d.Subject
-		}
-		p.fault(at, fmt.Sprintf("%s: %s", strings.ToLower(d.Summary), d.Detail))
-	}
-}
-
-func (p *parser[C]) err() error {
-	if p.faults == nil {
-		return nil
-	}
-	sort.SliceStable(p.faults, func(i, j int) bool { return p.faults[i].at.Start.Byte < p.faults[j].at.Start.Byte })
-	lines := make([]string, len(p.faults))
-	for i, f := range p.faults {
-		lines[i] = fmt.Sprintf("%s:%d: %s", f.at.Filename, f.at.Start.Line, f.text)
-	}
-	return errors.New(strings.Join(lines, "\n"))
-}
-
-// level is one body: that of the file, or of a block.
-type level[C any] struct {
-	// prefix is of the fields' names: empty outside of labelled blocks.
-	prefix string
-	// settings are all of the file's, or all of the labelled block's.
-	settings []Setting[C]
-	// block is which of them stand here.
-	block string
-}
-
-// field is the whole name of a setting.
-func (l level[C]) field(s Setting[C]) string { return l.prefix + s.field() }
-
-// child returns the block directly inside of this level in which s stands, with those
-// around it, and its own name; empty where there is none.
-func (l level[C]) child(s Setting[C]) (path, name string) {
-	rest := s.Block
-	if l.block != "" {
-		var inside bool
-		if rest, inside = strings.CutPrefix(s.Block, l.block+"."); !inside {
-			return "", ""
+// Settings calls f for each tagged field of a block's struct, in order.
+func Settings(block reflect.Value, f func(name, kind string, field reflect.Value)) {
+	for i := range block.NumField() {
+		tag, tagged := block.Type().Field(i).Tag.Lookup("hcl")
+		switch name, kind, _ := strings.Cut(tag, ","); {
+		case !tagged:
+		case kind == "remain":
+			Settings(block.Field(i), f)
+		default:
+			f(name, kind, block.Field(i))
 		}
 	}
-	name, _, _ = strings.Cut(rest, ".")
-	return s.Block[:len(s.Block)-len(rest)+len(name)], name
 }
 
-func (p *parser[C]) body(l level[C], body hcl.Body) {
+// block reads a body into its struct. prefix is of its settings' names.
+func (d *decoder[C]) block(prefix string, body hcl.Body, into reflect.Value) {
 	schema := &hcl.BodySchema{}
-	inside := map[string]string{} // blocks by type, with those around them
-	for _, s := range l.settings {
-		if s.Block == l.block {
-			schema.Attributes = append(schema.Attributes, hcl.AttributeSchema{Name: s.Name})
-			continue
-		}
-		if path, name := l.child(s); name != "" && inside[name] == "" {
-			inside[name] = path
+	Settings(into, func(name, kind string, field reflect.Value) {
+		switch {
+		case kind == "label":
+		case kind != "block":
+			schema.Attributes = append(schema.Attributes, hcl.AttributeSchema{Name: name})
+		case field.Kind() == reflect.Slice:
+			schema.Blocks = append(schema.Blocks, hcl.BlockHeaderSchema{Type: name, LabelNames: []string{"name"}})
+		default:
 			schema.Blocks = append(schema.Blocks, hcl.BlockHeaderSchema{Type: name})
 		}
-	}
-	labelled := map[string]Labelled[C]{}
-	if l.prefix == "" && l.block == "" {
-		for _, kind := range p.labelled {
-			labelled[kind.Type] = kind
-			schema.Blocks = append(schema.Blocks, hcl.BlockHeaderSchema{Type: kind.Type, LabelNames: []string{"name"}})
-		}
-	}
+	})
 	content, diags := body.Content(schema)
-	p.diags(diags)
-	p.attributes(l, content.Attributes)
-	first := map[string]hcl.Range{}
-	for _, b := range content.Blocks {
-		kind, named := labelled[b.Type]
-		title := b.Type
-		if named {
-			title = fmt.Sprintf("%s %q", b.Type, b.Labels[0])
+	d.Diagnostics("", diags)
+	blocks := content.Blocks.ByType()
+	Settings(into, func(name, kind string, field reflect.Value) {
+		if kind != "block" {
+			d.setting(prefix, content.Attributes[name], kind, field)
 		}
-		if at, dup := first[title]; dup {
-			p.fault(b.DefRange, fmt.Sprintf("a second %s block, the first is on line %d: join them", title, at.Start.Line))
-			continue
+		for _, b := range blocks[name] {
+			d.inner(prefix, b, field)
 		}
-		first[title] = b.DefRange
-		if !named {
-			p.body(level[C]{l.prefix, l.settings, inside[b.Type]}, b.Body)
-			continue
+	})
+}
+
+// inner reads a block in a block.
+func (d *decoder[C]) inner(prefix string, b *hcl.Block, field reflect.Value) {
+	title := prefix + b.Type
+	if len(b.Labels) == 1 {
+		title = Title(b.Type, b.Labels[0])
+	}
+	if first, dup := d.ranges[title]; dup {
+		d.Add(b.DefRange, "duplicate %s block: first defined on line %d: join them", title, first.Start.Line)
+		return
+	}
+	d.ranges[title] = b.DefRange
+	if len(b.Labels) == 0 {
+		d.block(title+".", b.Body, field)
+		return
+	}
+	one := reflect.New(field.Type().Elem())
+	if o, ok := one.Interface().(Defaulter[C]); ok {
+		o.SetDefaults(d.config)
+	}
+	Settings(one.Elem(), func(_, kind string, label reflect.Value) {
+		if kind == "label" {
+			label.SetString(b.Labels[0])
 		}
-		label := b.Labels[0]
-		kind.Open(&p.cfg, label)
-		p.ranges[title] = b.DefRange
-		p.body(level[C]{prefix: LabelledField(kind.Type, label, ""), settings: kind.Settings(label)}, b.Body)
+	})
+	d.block(title+".", b.Body, one.Elem())
+	field.Set(reflect.Append(field.Slice3(0, field.Len(), field.Len()), one.Elem())) // base keeps its own
+}
+
+// Title is the name of a labelled block, as `pool "x"`. Its settings are named
+// `pool "x".price`.
+func Title(kind, label string) string { return fmt.Sprintf("%s %q", kind, label) }
+
+// wants are what messages expect of a setting, by its type.
+var wants = map[reflect.Kind]string{
+	reflect.String: "a string", reflect.Bool: "true or false", reflect.Slice: `a list of strings such as ["a", "b"]`,
+	reflect.Int: "a whole number", reflect.Int64: "a whole number", reflect.Uint64: "a whole number, 0 or more", reflect.Float64: "a number",
+}
+
+func (d *decoder[C]) setting(prefix string, attr *hcl.Attribute, kind string, to reflect.Value) {
+	if attr == nil {
+		return
+	}
+	d.ranges[prefix+attr.Name] = attr.Range
+	var ok bool
+	switch {
+	case to.Type() == reflect.TypeFor[time.Duration]():
+		ok = text(d, prefix, attr, to, `a duration such as "90s"`, time.ParseDuration)
+	case kind == "size" && isNumber(attr):
+		ok = d.Read(prefix, attr, to.Addr().Interface(), wantSize)
+	case kind == "size":
+		ok = text(d, prefix, attr, to, wantSize, bytesize.Parse)
+	default:
+		ok = d.Read(prefix, attr, to.Addr().Interface(), wants[to.Kind()])
+	}
+	if !ok {
+		d.failed[prefix+attr.Name] = true
 	}
 }
 
-func (p *parser[C]) attributes(l level[C], attrs hcl.Attributes) {
-	for _, s := range l.settings {
-		attr := attrs[s.Name]
-		if s.Block != l.block || attr == nil {
-			continue
-		}
-		field := l.field(s)
-		p.ranges[field] = attr.Range
-		v, diags := attr.Expr.Value(nil)
-		p.diags(diags)
-		if diags.HasErrors() {
-			p.fail(field)
-			continue
-		}
-		if err := s.Set(&p.cfg, v); err != nil {
-			p.fail(field)
-			p.fault(attr.Range, fmt.Sprintf("%s %v", field, err))
-		}
+const wantSize = `a number of bytes or a size such as "32MiB"`
+
+// text reads a setting that is written as a string.
+func text[C any, V ~int64](d *decoder[C], prefix string, attr *hcl.Attribute, to reflect.Value, want string, parse func(string) (V, error)) bool {
+	var s string
+	if !d.Read(prefix, attr, &s, want) {
+		return false
 	}
+	v, err := parse(s)
+	if err != nil {
+		d.Add(attr.Expr.Range(), "%s%s is %q: must be %s", prefix, attr.Name, hclfault.Clip(s), want)
+		return false
+	}
+	to.SetInt(int64(v))
+	return true
 }
 
-func (p *parser[C]) fail(field string) {
-	if p.failed == nil {
-		p.failed = map[string]bool{}
-	}
-	p.failed[field] = true
+func isNumber(attr *hcl.Attribute) bool {
+	v, diags := attr.Expr.Value(nil)
+	return !diags.HasErrors() && v.Type() == cty.Number
 }

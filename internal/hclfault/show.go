@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/hashicorp/hcl/v2"
 	"github.com/zclconf/go-cty/cty"
 )
 
@@ -37,4 +38,13 @@ func Show(v cty.Value) string {
 	default:
 		return "a " + t.FriendlyName()
 	}
+}
+
+// Found describes what an expression is, for a message: its value, or "not a constant".
+func Found(e hcl.Expression) string {
+	v, diags := e.Value(nil)
+	if diags.HasErrors() {
+		return "not a constant"
+	}
+	return Show(v)
 }

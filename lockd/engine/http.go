@@ -115,11 +115,13 @@ func (s *Shim) handler() http.Handler {
 	mux.Handle("GET /metrics", promhttp.HandlerFor(s.metrics.registry, promhttp.HandlerOpts{}))
 
 	// A drain can be called off by leaving. A sleep or a wake that has begun
-	// cannot: half of one is worse than either.
+	// cannot: half of one is worse than either. Both take ?since=TIME, the "since" of the
+	// state that they are for, and answer 412 in any other state: so that an order of a
+	// controller that was stopped for a while does not undo those of its successor.
 
 	// Takes the engine out of routing and waits until it has no request, at most for
 	// ?timeout=DURATION. A client that leaves cancels the drain. The answer is the state.
-	mux.HandleFunc("POST /v1/drain", s.operation(s.Drain))
+	mux.HandleFunc("POST /v1/drain", s.operation(func(ctx context.Context, _ time.Time, timeout time.Duration) error { return s.Drain(ctx, timeout) }))
 	// Drains the engine, at most for ?timeout=DURATION, and puts it to sleep. It stays
 	// asleep across restarts. The answer is the state.
 	mux.HandleFunc("POST /v1/sleep", s.committed(s.Sleep))
@@ -130,7 +132,7 @@ func (s *Shim) handler() http.Handler {
 		if q := r.URL.Query(); q.Has("gpus") {
 			gpus = strings.Split(q.Get("gpus"), ",")
 		}
-		s.committed(func(ctx context.Context, _ time.Duration) error { return s.WakeOn(ctx, gpus) })(w, r)
+		s.committed(func(ctx context.Context, since time.Time, _ time.Duration) error { return s.WakeOn(ctx, since, gpus) })(w, r)
 	})
 	return mux
 }
@@ -171,7 +173,7 @@ func (s *Shim) probe(ask func(*Machine, time.Time) error) http.HandlerFunc {
 }
 
 // committed is operation for what goes on when the client leaves.
-func (s *Shim) committed(op func(context.Context, time.Duration) error) http.HandlerFunc {
+func (s *Shim) committed(op func(context.Context, time.Time, time.Duration) error) http.HandlerFunc {
 	run := s.operation(op)
 	return func(w http.ResponseWriter, r *http.Request) {
 		run(w, r.WithContext(context.WithoutCancel(r.Context())))
@@ -179,8 +181,9 @@ func (s *Shim) committed(op func(context.Context, time.Duration) error) http.Han
 }
 
 // operation runs op under the client's context and the shim's. The query
-// parameter timeout (a Go duration) overrides how long a drain waits.
-func (s *Shim) operation(op func(context.Context, time.Duration) error) http.HandlerFunc {
+// parameter timeout (a Go duration) overrides how long a drain waits; since (RFC 3339) is
+// zero where it is not given.
+func (s *Shim) operation(op func(context.Context, time.Time, time.Duration) error) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		timeout := s.cfg.DrainTimeout
 		if raw := r.URL.Query().Get("timeout"); raw != "" {
@@ -192,13 +195,22 @@ func (s *Shim) operation(op func(context.Context, time.Duration) error) http.Han
 			}
 			timeout = d
 		}
+		var since time.Time
+		if raw := r.URL.Query().Get("since"); raw != "" {
+			var err error
+			if since, err = time.Parse(time.RFC3339Nano, raw); err != nil {
+				writeJSON(w, http.StatusBadRequest, map[string]string{
+					"error": fmt.Sprintf("since is %q: must be a time as in the state's \"since\", such as 2026-01-02T03:04:05.678Z", raw)})
+				return
+			}
+		}
 		s.mu.Lock()
 		run := s.run
 		s.mu.Unlock()
 		ctx, cancel := context.WithCancel(r.Context())
 		defer cancel()
 		defer context.AfterFunc(run, cancel)()
-		if err := op(ctx, timeout); err != nil {
+		if err := op(ctx, since, timeout); err != nil {
 			writeJSON(w, statusOf(err), map[string]string{"error": err.Error(), "state": string(s.State())})
 			return
 		}
@@ -210,6 +222,8 @@ func statusOf(err error) int {
 	switch {
 	case errors.Is(err, ErrWrongState), errors.Is(err, ErrCannotSleep), errors.Is(err, dialect.ErrBusy), errors.Is(err, dialect.ErrCannotMove):
 		return http.StatusConflict
+	case errors.Is(err, ErrChanged):
+		return http.StatusPreconditionFailed
 	case errors.Is(err, ErrBadGPUs):
 		return http.StatusBadRequest
 	case errors.Is(err, ErrNotDrained):

@@ -19,6 +19,8 @@ import (
 var (
 	// ErrWrongState: the engine's state does not allow the operation.
 	ErrWrongState = errors.New("wrong state")
+	// ErrChanged: the engine is not in the state any more that the operation was for.
+	ErrChanged = errors.New("the engine's state has changed")
 	// ErrNotDrained: requests were still running when the drain's time was up.
 	ErrNotDrained = errors.New("not drained")
 	// ErrCannotSleep: the engine has no sleep mode.
@@ -64,7 +66,7 @@ func (s *Shim) lifecycle(ctx context.Context) {
 		wg.Go(func() { s.guardLock(ctx) })
 	}
 	if s.locker != nil || s.cfg.Role == replica.RolePrimary {
-		if err := s.wake(ctx, nil, true); err != nil && ctx.Err() == nil {
+		if err := s.wake(ctx, time.Time{}, nil, true); err != nil && ctx.Err() == nil {
 			s.fail(err)
 		}
 	}

@@ -2,6 +2,7 @@ package engine_test
 
 import (
 	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -492,4 +493,31 @@ func TestEngineThatCannotMove(t *testing.T) {
 	}
 	s.post("/v1/wake?gpus=GPU-a", http.StatusOK)
 	s.awaitState(engine.Active)
+}
+
+// TestOrderForAnotherState: an order names the state that it is for, and does nothing in
+// another one.
+func TestOrderForAnotherState(t *testing.T) {
+	t.Parallel()
+	p := newPair(t)
+	primary := p.shim(replica.RolePrimary)
+	p.serves(primary)
+	since := func() string {
+		st, ok := primary.status()
+		require.True(t, ok)
+		return "?since=" + url.QueryEscape(st.Since.Format(time.RFC3339Nano))
+	}
+	serving := since()
+	primary.post("/v1/sleep"+serving, http.StatusOK)
+	p.free(primary)
+	asleep := since()
+	body := primary.post("/v1/wake"+serving, http.StatusPreconditionFailed)
+	require.Contains(t, body, "the engine's state has changed: it is standby since")
+	primary.post("/v1/wake"+asleep, http.StatusOK)
+	p.serves(primary)
+	primary.post("/v1/sleep"+serving, http.StatusPreconditionFailed)
+	primary.post("/v1/sleep"+asleep, http.StatusPreconditionFailed)
+	p.serves(primary)
+	body = primary.post("/v1/sleep?since=yesterday", http.StatusBadRequest)
+	require.Contains(t, body, `since is \"yesterday\"`)
 }

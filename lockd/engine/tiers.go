@@ -18,11 +18,26 @@ import (
 // It wakes on these GPUs, nil for those on which the engine slept. The error
 // wraps dialect.ErrCannotMove where they are others and the engine cannot move, and
 // ErrBadGPUs where it has no seats there; the engine sleeps on then.
-func (s *Shim) WakeOn(ctx context.Context, gpus []string) error {
+//
+// Since, unless zero, is the Status.Since that the order was made for. If the engine has
+// changed its state meanwhile, nothing is done and the error wraps ErrChanged.
+func (s *Shim) WakeOn(ctx context.Context, since time.Time, gpus []string) error {
 	if err := s.checkGPUs(gpus); err != nil {
 		return err
 	}
-	return s.wake(ctx, gpus, false)
+	return s.wake(ctx, since, gpus, false)
+}
+
+// unchanged returns an error that wraps ErrChanged if the engine has changed its state
+// since that time. A zero time stands for any state.
+func (s *Shim) unchanged(since time.Time) error {
+	s.mu.Lock()
+	state, at := s.machine.State(), s.machine.Since()
+	s.mu.Unlock()
+	if since.IsZero() || at.Equal(since) {
+		return nil
+	}
+	return fmt.Errorf("%w: it is %s since %s, and the order was made for its state since %s", ErrChanged, state, at.Format(time.RFC3339Nano), since.Format(time.RFC3339Nano))
 }
 
 func (s *Shim) mayWake() error {
@@ -33,12 +48,15 @@ func (s *Shim) mayWake() error {
 }
 
 // wake is WakeOn; by itself the shim wakes no parked engine.
-func (s *Shim) wake(ctx context.Context, gpus []string, byItself bool) error {
+func (s *Shim) wake(ctx context.Context, since time.Time, gpus []string, byItself bool) error {
 	if err := s.mayWake(); err != nil { // also while what is under way takes long
 		return err
 	}
 	s.op.Lock()
 	defer s.op.Unlock()
+	if err := s.unchanged(since); err != nil {
+		return err
+	}
 	switch state := s.State(); state {
 	case Active, Draining:
 		s.mu.Lock()
@@ -243,13 +261,16 @@ func (s *Shim) awaitIdle(ctx context.Context) error {
 //
 // The engine is parked from before it sleeps on: see marker. Weights that it shares
 // leave the GPUs; an error of that leaves the engine asleep, and Sleep may be called
-// again.
-func (s *Shim) Sleep(ctx context.Context, drainTimeout time.Duration) error {
+// again. Since is as of WakeOn.
+func (s *Shim) Sleep(ctx context.Context, since time.Time, drainTimeout time.Duration) error {
 	if err := s.maySleep(); err != nil { // also while what is under way takes long
 		return err
 	}
 	s.op.Lock()
 	defer s.op.Unlock()
+	if err := s.unchanged(since); err != nil {
+		return err
+	}
 	if err := s.maySleep(); err != nil {
 		return err
 	}

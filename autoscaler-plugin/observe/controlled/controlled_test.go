@@ -61,15 +61,15 @@ func start(t *testing.T, s api.ModelStatus, change func(*controlled.Config)) (*c
 	return c, source
 }
 
-func rep(variant, id, tier, phase, target string) api.Replica {
-	return api.Replica{Name: "llama:" + variant + ":" + id, Model: "llama", Variant: variant, ID: id, Tier: tier, Phase: phase, Target: target}
+func rep(variant, id, status, goal string) api.Replica {
+	return api.Replica{Name: "llama:" + variant + ":" + id, Model: "llama", Variant: variant, ID: id, Status: status, Goal: goal}
 }
 
 // everything has a replica of each kind.
 func everything() api.ModelStatus {
-	failed := rep("a100", "8", "HOT", "failed", "")
+	failed := rep("a100", "8", "failed", "run")
 	failed.LastError = "out of memory"
-	busy := rep("a100", "1", "HOT", "running", "")
+	busy := rep("a100", "1", "serving", "run")
 	busy.Load = &api.Load{InFlight: 7, Busy: true}
 	return api.ModelStatus{
 		Model: api.Model{Name: "llama", Min: 1, Max: 9, Replicas: 6, Target: 6, Management: "full", ModifyIndex: 42, Spread: map[string]int{"a100": 6},
@@ -77,11 +77,11 @@ func everything() api.ModelStatus {
 		VariantCounts: map[string]api.Counts{"a100": {Hot: 2, Warm: 3, Cold: 1, Starting: 3, Leaving: 2, Failed: 1}, "l4": {}},
 		Unplaceable:   map[string]string{"l4": "no node has an L4"},
 		Replicas: []api.Replica{
-			busy, rep("a100", "2", "HOT", "running", ""),
-			rep("a100", "3", "HOT", "placed", ""), rep("a100", "4", "HOT", "starting", ""), rep("a100", "5", "WARM", "waking", "HOT"),
-			rep("a100", "6", "HOT", "draining", ""), rep("a100", "7", "HOT", "draining", "WARM"), failed,
-			rep("a100", "9", "HOT", "sleeping", "WARM"), rep("a100", "10", "WARM", "running", ""), rep("a100", "11", "COLD", "running", ""),
-			rep("a100", "12", "HOT", "stopping", ""),
+			busy, rep("a100", "2", "serving", "run"),
+			rep("a100", "3", "placed", "run"), rep("a100", "4", "starting", "run"), rep("a100", "5", "waking", "run"),
+			rep("a100", "6", "draining", "gone"), rep("a100", "7", "draining", "warm"), failed,
+			rep("a100", "9", "sleeping", "warm"), rep("a100", "10", "warm", "warm"), rep("a100", "11", "cold", "cold"),
+			rep("a100", "12", "stopping", "gone"),
 		},
 		Queue: &api.Queue{Model: "llama", State: "BUSY", Waiting: 4, InFlight: 7, Oldest: time.Date(2026, 11, 22, 10, 0, 0, 0, time.FixedZone("CET", 3600)), Served: 2.5, Gateways: 2,
 			Counters: &api.QueueCounters{Arrived: 900, Finished: 880, ServedSeconds: 1234.5, Refused: 12}},

@@ -35,7 +35,7 @@ func managed(s api.ModelStatus, at time.Time) observe.Managed {
 	failure := map[string]string{}
 	for i := range s.Replicas {
 		r := &s.Replicas[i]
-		if r.Phase == "failed" && failure[r.Variant] == "" {
+		if r.Status == "failed" && failure[r.Variant] == "" {
 			failure[r.Variant] = r.LastError
 		}
 		phase := phaseOf(r)
@@ -138,17 +138,17 @@ func count(v *observe.Variant, ordered int) {
 }
 
 // phaseOf is what a replica does, empty where it neither serves nor is on its way there nor
-// drains. The rules are the controller's own (package state: Leaving, Resting).
+// drains.
 func phaseOf(r *api.Replica) observe.Phase {
-	switch {
-	case r.Phase == "draining":
+	switch r.Status {
+	case "draining":
 		return observe.Draining
-	case r.Tier == "COLD", r.Phase == "failed", r.Phase == "stopping", r.Phase == "sleeping", r.Tier == "WARM" && r.Phase == "running":
-		return ""
-	case r.Phase == "running":
+	case "serving":
 		return observe.Hot
+	case "placed", "starting", "waking":
+		return observe.Starting
 	}
-	return observe.Starting // placed, starting or waking
+	return ""
 }
 
 // countsOf counts replicas by variant, as the controller does for the model.
@@ -158,15 +158,15 @@ func countsOf(rs []api.Replica) map[string]api.Counts {
 		r := &rs[i]
 		c := out[r.Variant]
 		switch phase := phaseOf(r); {
-		case r.Tier == "WARM" && r.Phase == "running", r.Target == "WARM" && (r.Phase == "draining" || r.Phase == "sleeping"):
+		case r.Goal == "warm":
 			c.Warm++
-		case r.Tier == "COLD" && r.Phase == "running":
+		case r.Status == "cold":
 			c.Cold++
 		case phase == observe.Hot:
 			c.Hot++
 		case phase == observe.Starting:
 			c.Starting++
-		case r.Tier != "COLD" && r.Phase == "failed":
+		case r.Status == "failed":
 			c.Failed++
 		default:
 			c.Leaving++

@@ -23,20 +23,20 @@ var (
 // KeyLimit is what one API key may do.
 type KeyLimit struct {
 	// Weight is the size of its fair share, MinWeight to MaxWeight. 0 means 1.
-	Weight float64
+	Weight float64 `hcl:"weight"`
 	// Priority is that of its requests that ask for none, 0 to MaxPriority.
-	Priority int
+	Priority int `hcl:"priority"`
 	// MaxPriority is the highest that its requests may ask for, Priority to 9.
-	MaxPriority int
+	MaxPriority int `hcl:"max_priority"`
 	// Concurrency is how many requests it may have at once, those that wait
 	// included. 0 is no limit. It also bounds how much of a queue one key can
 	// take.
-	Concurrency int
+	Concurrency int `hcl:"concurrency"`
 	// Rate is how many requests per second it may send. 0 is no limit.
-	Rate float64
+	Rate float64 `hcl:"rate"`
 	// Burst is how many it may send at once after a rest. 0 is as many as in a
 	// second, at least 1.
-	Burst int
+	Burst int `hcl:"burst"`
 }
 
 // normal fills in what is left to defaults.

@@ -73,7 +73,7 @@ func ReadHeader(r io.ReaderAt, size int64) (*Header, error) {
 		return nil, fmt.Errorf("%w: the header claims %d bytes, the file has %d after the length (truncated?)", ErrFormat, n, size-8)
 	}
 	text := make([]byte, n)
-	if _, err := r.ReadAt(text, 8); err != nil {
+	if _, err := io.ReadFull(io.NewSectionReader(r, 8, int64(n)), text); err != nil {
 		return nil, fmt.Errorf("read header: %w", err)
 	}
 	h, err := ParseHeader(text)

@@ -50,15 +50,15 @@ func NewCA(t testing.TB) *CA {
 	return ca
 }
 
-// Issue makes a certificate for loopback, for servers and clients, and returns its
-// files.
-func (ca *CA) Issue() (cert, key string) {
+// Issue makes a certificate for loopback and the DNS names, for servers and clients, and
+// returns its files.
+func (ca *CA) Issue(names ...string) (cert, key string) {
 	ca.t.Helper()
 	ca.n++
 	pair, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	require.NoError(ca.t, err)
 	template := &x509.Certificate{
-		SerialNumber: big.NewInt(ca.n), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, DNSNames: []string{"localhost"},
+		SerialNumber: big.NewInt(ca.n), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, DNSNames: append(names, "localhost"),
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), KeyUsage: x509.KeyUsageDigitalSignature,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 	}

@@ -1,6 +1,7 @@
 package reference
 
 import (
+	"reflect"
 	"slices"
 	"strings"
 
@@ -31,19 +32,26 @@ func HCL(values map[string]string) string {
 	return strings.Join(append(attributes, blocks...), "")
 }
 
-// Names are the names of the settings of a config file, in their order, each block's together.
-func Names[C any](settings []hclconfig.Setting[C]) []string {
-	var blocks []string
-	byBlock := map[string][]string{}
-	for _, s := range settings {
-		if byBlock[s.Block] == nil {
-			blocks = append(blocks, s.Block)
+// Names are the names of the settings of a config file or a block, by the hcl tags of its
+// struct: in their order, those of its blocks last. Blocks with labels are left out.
+func Names[C any]() []string { return names(reflect.New(reflect.TypeFor[C]()).Elem()) }
+
+func names(block reflect.Value) []string {
+	var own, inner []string
+	hclconfig.Settings(block, func(name, kind string, field reflect.Value) {
+		switch kind {
+		case "", "optional", "size":
+			own = append(own, name)
+		case "block":
+			if field.Kind() == reflect.Pointer {
+				field = reflect.New(field.Type().Elem()).Elem()
+			}
+			if field.Kind() == reflect.Struct {
+				for _, n := range names(field) {
+					inner = append(inner, name+"."+n)
+				}
+			}
 		}
-		byBlock[s.Block] = append(byBlock[s.Block], strings.TrimPrefix(s.Block+"."+s.Name, "."))
-	}
-	var out []string
-	for _, b := range blocks {
-		out = append(out, byBlock[b]...)
-	}
-	return out
+	})
+	return append(own, inner...)
 }

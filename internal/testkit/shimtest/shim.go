@@ -144,16 +144,16 @@ func (s *Shim) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			s.answer(w, Answer{Code: http.StatusBadRequest, Error: err.Error()})
 			return
 		}
-		s.order(w, "sleep", hook, s.sleep)
+		s.order(w, r, "sleep", hook, s.sleep)
 	case "POST /v1/wake":
 		gpus := r.URL.Query().Get("gpus")
-		s.order(w, strings.TrimSpace("wake "+gpus), hook, func() Answer { return s.wake(gpus) })
+		s.order(w, r, strings.TrimSpace("wake "+gpus), hook, func() Answer { return s.wake(gpus) })
 	default:
 		http.NotFound(w, r)
 	}
 }
 
-func (s *Shim) order(w http.ResponseWriter, text string, hook func() Answer, do func() Answer) {
+func (s *Shim) order(w http.ResponseWriter, r *http.Request, text string, hook func() Answer, do func() Answer) {
 	s.mu.Lock()
 	s.orders = append(s.orders, text)
 	s.mu.Unlock()
@@ -163,6 +163,11 @@ func (s *Shim) order(w http.ResponseWriter, text string, hook func() Answer, do 
 	}
 	if a.State != "" {
 		s.Set(func(st *shim.State) { st.Phase, st.Since = a.State, time.Now() })
+	}
+	if since := r.URL.Query().Get("since"); a.Code == 0 && since != "" {
+		if at, err := time.Parse(time.RFC3339Nano, since); err != nil || !at.Equal(s.State().Since) {
+			a = Answer{Code: http.StatusPreconditionFailed, Error: "the engine's state has changed"}
+		}
 	}
 	if a.Code == 0 {
 		cut := a.Cut

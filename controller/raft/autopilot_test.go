@@ -1,0 +1,197 @@
+package raft_test
+
+import (
+	"bytes"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/stretchr/testify/require"
+
+	"remuda/controller/raft"
+	"remuda/controller/state"
+)
+
+// member returns a server as another one sees it; false if it is not a member.
+func (s *server) member(id string) (raft.Member, bool) {
+	s.c.t.Helper()
+	members, err := s.node.Members()
+	require.NoError(s.c.t, err)
+	i := slices.IndexFunc(members, func(m raft.Member) bool { return m.ID == id })
+	if i < 0 {
+		return raft.Member{}, false
+	}
+	return members[i], true
+}
+
+// TestAnOperatorPromotesAnUnexpectedServer: a server whose address the leader does not
+// expect stays a non-voter until it is promoted, and an unreachable one is not promoted.
+func TestAnOperatorPromotesAnUnexpectedServer(t *testing.T) {
+	t.Parallel()
+	c := start(t, 1, company)
+	first := c.servers[0]
+	first.apply(set("a", "1"))
+	s := c.add()
+	s.join = []string{first.address}
+	s.start()
+	s.sees("a", "1")
+	id := s.node.ID()
+	eventually(t, "only the operator's word is missing", func() bool {
+		m, ok := first.member(id)
+		return ok && !m.Voter && m.FeatureLevel == state.FeatureLevel && m.PromotionBlocked != "" &&
+			strings.Contains(m.PromotionBlocked, "remuda raft promote "+id)
+	})
+	require.ErrorContains(t, first.node.TransferLeadership(t.Context(), id), "no voter")
+	require.ErrorIs(t, s.node.Promote(t.Context(), id), raft.ErrNotLeader)
+	require.ErrorContains(t, first.node.Promote(t.Context(), "x"), "no server has the ID x")
+	require.ErrorContains(t, first.node.RemovePeer(t.Context(), first.node.ID()), "last voter")
+
+	require.ErrorContains(t, first.node.Leave(timeout(t, 200*time.Millisecond)), "this is the only voter: promote another server")
+
+	c.net.partition(s.name)
+	require.ErrorIs(t, first.node.Promote(t.Context(), id), raft.ErrUnhealthy)
+	eventually(t, "what is wrong is shown", func() bool {
+		m, _ := first.member(id)
+		return strings.Contains(m.PromotionBlocked, errCut.Error())
+	})
+	c.net.heal(s.name)
+	eventually(t, "it is promoted", func() bool { return first.node.Promote(t.Context(), id) == nil })
+	m, _ := first.member(id)
+	require.True(t, m.Voter)
+	require.Empty(t, m.PromotionBlocked)
+	require.NoError(t, first.node.Promote(t.Context(), id), "it is a voter already")
+}
+
+// TestAnExpectedServerBecomesAVoter once it was healthy for long enough, and not before.
+func TestAnExpectedServerBecomesAVoter(t *testing.T) {
+	t.Parallel()
+	const stable = 2 * time.Second
+	c := start(t, 3, func(cfg *raft.Config) { cfg.ServerStabilizationTime = stable })
+	l := c.leader()
+	l.apply(set("a", "1"))
+	s := c.others(l)[0]
+	s.stop()
+	s.dir = t.TempDir() // It comes again with another ID.
+	begun := time.Now()
+	s.start()
+	s.sees("a", "1")
+	var m raft.Member
+	eventually(t, "it is a member", func() (ok bool) { m, ok = c.leader().member(s.node.ID()); return ok })
+	if time.Since(begun) < stable {
+		require.False(t, m.Voter)
+		require.NotEmpty(t, m.PromotionBlocked)
+	}
+	eventually(t, "it is a voter", func() bool { m, _ = c.leader().member(s.node.ID()); return m.Voter })
+	require.GreaterOrEqual(t, time.Since(begun), stable)
+}
+
+// newer is a command of feature level 2.
+type newer struct{ *state.SetSwitch }
+
+func (newer) Level() int { return 2 }
+
+// logged is what servers log.
+type logged struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (l *logged) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.Write(b)
+}
+
+func (l *logged) has(text string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return bytes.Contains(l.buf.Bytes(), []byte(text))
+}
+
+func TestFeatureLevels(t *testing.T) {
+	t.Parallel()
+	levels := map[string]int{"s0": 2, "s1": 2, "s2": 1, "s3": 1}
+	log := &logged{}
+	c := start(t, 3, func(cfg *raft.Config) {
+		cfg.FeatureLevel = levels[filepath.Base(cfg.DataDir)]
+		cfg.SnapshotThreshold, cfg.TrailingLogs, cfg.SnapshotInterval = 20, 5, 20*time.Millisecond
+		if filepath.Base(cfg.DataDir) == "s3" {
+			cfg.Logger = hclog.New(&hclog.LoggerOptions{Output: log})
+		}
+	})
+	command := newer{set("new", "1")}
+
+	// One server is behind.
+	old := c.servers[2]
+	l := c.leader()
+	eventually(t, "the leader knows all levels", func() bool {
+		m, _ := l.member(old.node.ID())
+		return m.FeatureLevel == 1
+	})
+	require.Equal(t, 1, l.node.FeatureLevel())
+	_, err := l.node.Apply(t.Context(), command)
+	require.ErrorIs(t, err, raft.ErrFeatureLevel)
+	require.ErrorContains(t, err, "feature level 2")
+	require.ErrorContains(t, err, old.node.ID()+" at "+old.address+" (1)")
+	l.apply(set("a", "1"))
+
+	// It is upgraded.
+	old.stop()
+	levels["s2"] = 2
+	old.start()
+	eventually(t, "the command is applied", func() bool {
+		l = c.leader()
+		_, err := l.node.Apply(t.Context(), command)
+		return err == nil
+	})
+	for _, s := range c.servers {
+		s.sees("new", "1")
+	}
+	require.Equal(t, 2, l.node.FeatureLevel())
+
+	// A new server of the old version does not join.
+	late := c.add()
+	late.join = c.addresses()[:3]
+	late.start()
+	eventually(t, "it is refused", func() bool { return log.has("has feature level 1 and the log needs 2: upgrade it") })
+	peers, err := c.leader().node.Peers()
+	require.NoError(t, err)
+	require.Len(t, peers, 3)
+	late.stop()
+
+	// Nor does a member go on that is downgraded: with the entry in its log, and with it in
+	// a snapshot.
+	s := c.others(c.leader())[0]
+	s.stop()
+	levels[s.name] = 1
+	node, err := s.open()
+	if err == nil {
+		s.node = node
+		eventually(t, "it stops", func() bool { err = node.Err(); return err != nil })
+	}
+	require.ErrorContains(t, err, "needs feature level 2 and this server has 1: upgrade this server")
+	s.stop()
+	levels[s.name] = 2
+	s.start()
+	for i := range 30 {
+		c.leader().apply(set("b", string(rune('a'+i%26))))
+	}
+	c.leader().apply(set("last", "1"))
+	s.sees("last", "1")
+	eventually(t, "a snapshot", func() bool {
+		found, err := filepath.Glob(filepath.Join(s.dir, "snapshots", "*", "state.bin"))
+		return err == nil && len(found) > 0
+	})
+	s.stop()
+	levels[s.name] = 1
+	_, err = s.open()
+	require.ErrorContains(t, err, "snapshot needs feature level 2 and this server has 1: upgrade this server")
+	levels[s.name] = 2
+	s.start()
+	s.sees("last", "1")
+	s.sees("new", "1")
+}
