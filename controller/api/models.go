@@ -30,8 +30,11 @@ type Model struct {
 	KeepWarm int
 	// Continuation: a stream that an engine broke off goes on at another one.
 	Continuation bool
-	// Hash is of all above.
+	// Hash is of all above, and of the number of replicas in the file.
 	Hash string
+	// Version is the number of this definition, StableVersion that of the one a rollout
+	// falls back on; see Version.
+	Version, StableVersion int
 	// Replicas is its scale; Target is what should run now, 0 where it is Stopped.
 	Replicas, Target int
 	Stopped          bool
@@ -72,12 +75,39 @@ type Variant struct {
 type Rollout struct {
 	// Status is canary, rolling or rolled_back.
 	Status string
-	// OldHash is of what the replicas are made from that are not rolled yet, NewHash
-	// of what they become.
-	OldHash, NewHash string
+	// Version is what is rolled out, or was rolled back.
+	Version int
 	// Reason is why it was rolled back, or what it waits for.
 	Reason string
 	Since  time.Time `json:",omitzero"`
+}
+
+// Version is one definition of a model, as a model file had it. Versions never change; the
+// last six are kept, and those of which replicas exist.
+type Version struct {
+	// Number counts from 1.
+	Number int
+	// Time is when it was applied.
+	Time time.Time
+	// Current: it is the model's. Stable: a rollout falls back on it.
+	Current, Stable bool
+	// RolledBack is why it was rolled back, if it was rolled back last.
+	RolledBack string `json:",omitempty"`
+	// Replicas is how many replicas are made from it, COLD ones not counted.
+	Replicas int
+	// Hash is of the whole definition.
+	Hash string
+	// Changes are the differences to the version before it that is kept; none for the oldest.
+	Changes []Change
+}
+
+// RevertRequest returns a model to the definition of an earlier version, as a new version.
+type RevertRequest struct {
+	// Version is the number of the earlier one, 0: the newest with another definition than
+	// the model has.
+	Version int `json:",omitempty"`
+	// CAS is as that of ScaleRequest.
+	CAS uint64 `json:",omitempty"`
 }
 
 // ModelSummary is a model in a list.
@@ -164,9 +194,11 @@ type AppliedModel struct {
 	New bool
 	// Unchanged: it is just so already, and nothing was written.
 	Unchanged bool
-	Changes   []Change
-	// Warnings are Nomad's, each with its variant; and of a model that is Unchanged, which
-	// variants were rolled back.
+	// Version is the model's now; in a dry run, the one that it has.
+	Version int
+	Changes []Change
+	// Warnings are Nomad's, each with its variant; that the same definition was rolled back
+	// before; and that the scale is another one than the file's.
 	Warnings []string
 	// ModifyIndex is the model's now, Replicas its scale.
 	ModifyIndex uint64
@@ -257,6 +289,22 @@ func (c *Client) Model(ctx context.Context, name string, q QueryOptions) (ModelS
 func (c *Client) ModelFile(ctx context.Context, name string, q QueryOptions) (string, QueryMeta, error) {
 	b, meta, err := c.bytes(ctx, "/v1/model/"+url.PathEscape(name)+"/file", nil, q)
 	return string(b), meta, err
+}
+
+// ModelVersionFile returns an earlier version of a model as a model file.
+func (c *Client) ModelVersionFile(ctx context.Context, name string, version int, q QueryOptions) (string, QueryMeta, error) {
+	b, meta, err := c.bytes(ctx, "/v1/model/"+url.PathEscape(name)+"/file", url.Values{"version": {strconv.Itoa(version)}}, q)
+	return string(b), meta, err
+}
+
+// ModelVersions lists the versions of a model, the newest first.
+func (c *Client) ModelVersions(ctx context.Context, name string, q QueryOptions) ([]Version, QueryMeta, error) {
+	return read[[]Version](ctx, c, "/v1/model/"+url.PathEscape(name)+"/versions", nil, q)
+}
+
+// RevertModel returns a model to the definition of an earlier version.
+func (c *Client) RevertModel(ctx context.Context, name string, r RevertRequest) (AppliedModel, error) {
+	return write[AppliedModel](ctx, c, http.MethodPut, "/v1/model/"+url.PathEscape(name)+"/revert", nil, r)
 }
 
 // ApplyModels makes models what a file says, all of them or none.

@@ -11,10 +11,10 @@ import (
 type Replica struct {
 	// Name is <model>:<variant>:<id>, and the ID of its Nomad job.
 	Name, Model, Variant, ID string
-	// VariantHash is of what it was made from; Current tells that this is what the
-	// variant is now.
-	VariantHash string
-	Current     bool
+	// Version is the model's version that it was made from. Current: a replica made now would
+	// be the same.
+	Version int
+	Current bool
 	// Goal is what the controller wants of it: run, warm, cold or gone.
 	Goal string
 	// Status is what it is doing: placed, starting, serving, draining, sleeping, warm,

@@ -184,6 +184,8 @@ func (p *parser) model(b *modelBlock) state.Model {
 	// Left out, replicas is one or the minimum, and max is the largest of them.
 	if b.Replicas == nil {
 		m.Replicas = max(m.Min, 1)
+	} else if n := m.Replicas; replicasOK {
+		m.FileReplicas = &n
 	}
 	if b.Max == nil {
 		m.Max = max(m.Min, m.Replicas, 1)

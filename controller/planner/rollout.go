@@ -12,12 +12,15 @@ import (
 // the full set of old ones.
 func (d *draft) trials(g *group) {
 	for _, v := range g.variants {
-		ro := g.rollouts[v.Name]
-		if ro.Status == state.RolloutRolling {
+		if g.rolledBack {
+			return
+		}
+		switch g.Rollouts[v.Name].Status {
+		case state.RolloutCanary:
+		case state.RolloutRolling:
 			d.lateFailures(g, v)
 			continue
-		}
-		if ro.Status != state.RolloutCanary {
+		default:
 			continue
 		}
 		c := g.canaries[v.Name]
@@ -27,19 +30,19 @@ func (d *draft) trials(g *group) {
 			// They are sent away, and then the rollout is over.
 		case c == nil && len(old) == 0 && len(g.members) >= g.target:
 			d.setRollout(g.model, v.Name, "", "")
-			d.decide(KindRolloutDone, g.Name, "", fmt.Sprintf("variant %s has no replicas: new ones will use the new definition", v.Name), inputs{"variant": v.Name, "variant_hash": v.Hash})
+			d.decide(KindRolloutDone, g.Name, "", fmt.Sprintf("variant %s has no replicas: new ones will use the new definition", v.Name), inputs{"variant": v.Name, "version": strconv.Itoa(g.Version)})
 		case c == nil:
 			d.placeCanary(g, v, old)
 		case c.changed:
 		case c.displaced() && !c.serving() && (!c.allocRuns() || c.next.Status == state.StatusFailed):
-			d.decide(KindMoveAway, g.Name, c.name, fmt.Sprintf("node %s is draining: replacing the canary", nodeName(c)), inputs{"variant": v.Name, "variant_hash": v.Hash})
+			d.decide(KindMoveAway, g.Name, c.name, fmt.Sprintf("node %s is draining: replacing the canary", nodeName(c)), inputs{"variant": v.Name, "version": strconv.Itoa(g.Version)})
 			d.dismiss(c)
 		case c.next.Status == state.StatusFailed:
 			d.rollBack(g.model, c, "canary failed: "+c.LastError)
 		case c.serving() && c.passes && d.due(c.Since.Add(d.conf.CanaryTime)):
 			d.setRollout(g.model, v.Name, state.RolloutRolling, "")
 			d.decide(KindRolling, g.Name, c.name, fmt.Sprintf("canary served for %s: replacing the other replicas of variant %s", d.obs.Now.Sub(c.Since).Round(time.Millisecond), v.Name),
-				inputs{"variant": v.Name, "variant_hash": v.Hash, "served_for": d.obs.Now.Sub(c.Since).String()})
+				inputs{"variant": v.Name, "version": strconv.Itoa(g.Version), "served_for": d.obs.Now.Sub(c.Since).String()})
 			delete(g.canaries, v.Name)
 			g.members = append(g.members, c)
 		}
@@ -51,8 +54,9 @@ func (d *draft) trials(g *group) {
 // made the replica failed, as when Nomad refuses its job, it has failed.
 func (d *draft) lateFailures(g *group, v *state.Variant) {
 	for _, r := range g.of(v.Name) {
-		if r.next.Status == state.StatusFailed && !r.changed && !r.displaced() && r.VariantHash == v.Hash {
+		if r.next.Status == state.StatusFailed && !r.changed && !r.displaced() && g.hashOf(r) == v.Hash {
 			d.rollBack(g.model, r, r.LastError)
+			return
 		}
 	}
 }
@@ -63,7 +67,7 @@ func (d *draft) placeCanary(g *group, v *state.Variant, old []*member) {
 	c, refused := d.placeFirst(g.model, []*state.Variant{v}, d.openPools(g.model), nil, func(p *state.Place) { p.Canary = true })
 	if c != nil {
 		g.canaries[v.Name] = c
-		d.decide(KindCanary, g.Name, c.name, fmt.Sprintf("first replica of the new definition of variant %s", v.Name), inputs{"variant": v.Name, "variant_hash": v.Hash})
+		d.decide(KindCanary, g.Name, c.name, fmt.Sprintf("first replica of the new definition of variant %s", v.Name), inputs{"variant": v.Name, "version": strconv.Itoa(g.Version)})
 		return
 	}
 	for _, r := range old {
@@ -82,15 +86,14 @@ func (d *draft) placeCanary(g *group, v *state.Variant, old []*member) {
 	d.cannot(KindRolloutWaits, g, v.Name, "canary", "no room for the canary beside the old replicas, which stay", refused)
 }
 
-// rollBack gives a new definition up because of one of its replicas, which is stopped.
+// rollBack returns the model to its stable version because of one of its replicas, which is
+// stopped.
 func (d *draft) rollBack(m *model, r *member, reason string) {
 	variant := r.Name.Variant
-	if m.rollouts[variant].Status != state.RolloutRolledBack {
-		old := m.rollouts[variant].Old.Hash
-		d.setRollout(m, variant, state.RolloutRolledBack, reason)
-		d.decide(KindRolledBack, m.Name, r.name, "rolled back to the previous definition: "+reason,
-			inputs{"variant": variant, "variant_hash": r.VariantHash, "old_hash": old, "failures": strconv.Itoa(r.Failures + 1)})
-	}
+	from, to := m.Version, m.StableVersion
+	d.setRollout(m, variant, state.RolloutRolledBack, reason)
+	d.decide(KindRolledBack, m.Name, r.name, fmt.Sprintf("rolled back from version %d to version %d: %s", from, to, reason),
+		inputs{"variant": variant, "version": strconv.Itoa(from), "stable_version": strconv.Itoa(to), "failures": strconv.Itoa(r.Failures + 1)})
 	failures := r.Failures + 1
 	d.happens(r, state.EventStop, state.GoalGone, func(c *state.Move) { c.Failures, c.LastError = &failures, &reason })
 }
@@ -108,7 +111,7 @@ func (d *draft) dropOutdated(g *group) {
 			if g.Variant(r.Name.Variant) == nil {
 				kind = KindVariantRemoved
 			}
-			d.decide(kind, g.Name, r.name, fmt.Sprintf("definition is outdated: stopped while %s", r.next.Status), inputs{"variant_hash": r.VariantHash, "status": string(r.next.Status)})
+			d.decide(kind, g.Name, r.name, fmt.Sprintf("definition is outdated: stopped while %s", r.next.Status), inputs{"version": strconv.Itoa(r.Version), "status": string(r.next.Status)})
 			d.dismiss(r)
 		}
 	}
@@ -118,7 +121,7 @@ func (d *draft) dropOutdated(g *group) {
 // finish ends the rollouts whose replicas all serve and are all of the new definition.
 func (d *draft) finish(g *group) {
 	for _, v := range g.variants {
-		if ro, ok := g.rollouts[v.Name]; !ok || ro.Status != state.RolloutRolling {
+		if g.Rollouts[v.Name].Status != state.RolloutRolling {
 			continue
 		}
 		done := true
@@ -129,7 +132,7 @@ func (d *draft) finish(g *group) {
 		}
 		if done && len(g.members) >= g.target {
 			d.setRollout(g.model, v.Name, "", "")
-			d.decide(KindRolloutDone, g.Name, "", fmt.Sprintf("all replicas of variant %s use the new definition", v.Name), inputs{"variant": v.Name, "variant_hash": v.Hash})
+			d.decide(KindRolloutDone, g.Name, "", fmt.Sprintf("all replicas of variant %s use the new definition", v.Name), inputs{"variant": v.Name, "version": strconv.Itoa(g.Version)})
 		}
 	}
 }

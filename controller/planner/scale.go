@@ -12,8 +12,14 @@ import (
 
 // scale brings each group of a model nearer to its number and its definitions.
 func (d *draft) scale(m *model) {
+	if m.rolledBack {
+		return // its replicas are those of another definition: the next plan begins with them
+	}
 	for _, g := range m.groups() {
 		d.trials(g)
+		if m.rolledBack {
+			return
+		}
 		d.dropOutdated(g)
 		d.scaleDown(g)
 		d.scaleUp(g)
@@ -246,7 +252,7 @@ func (d *draft) awaitSleep(g *group) bool {
 
 // has tells whether the member is of one of the group's variants as they are made now.
 func (g *group) has(r *member) bool {
-	return slices.ContainsFunc(g.definitions(), func(v *state.Variant) bool { return v.Name == r.Name.Variant && v.Hash == r.VariantHash })
+	return slices.ContainsFunc(g.definitions(), func(v *state.Variant) bool { return v.Name == r.Name.Variant && v.Hash == g.hashOf(r) })
 }
 
 // maxNodes is of how many nodes a decision says why nothing fits there.
@@ -370,7 +376,7 @@ func (d *draft) retire(g *group) {
 			}
 			kind, reason = KindLeavePool, fmt.Sprintf("fewer replicas are expected in pool %s: replaced by another replica", d.poolOf(r))
 		}
-		d.decide(kind, g.Name, r.name, reason, inputs{"serving": strconv.Itoa(serving), "target": strconv.Itoa(g.target), "variant_hash": r.VariantHash})
+		d.decide(kind, g.Name, r.name, reason, inputs{"serving": strconv.Itoa(serving), "target": strconv.Itoa(g.target), "version": strconv.Itoa(r.Version)})
 		d.dismiss(r)
 		g.staying()
 	}

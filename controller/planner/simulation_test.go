@@ -336,17 +336,19 @@ func (w *world) settle() {
 			w.holds(r.Status == state.StatusServing, "%s is %s", r.Name, r.Status)
 			running[group(v, r)]++
 			want := m.Variant(r.Name.Variant)
-			if want == nil || want.Hash != r.VariantHash {
+			if want == nil || want.Hash != w.hash(r) {
 				outdated[r.Name.Variant] = true
 			}
 		}
 		waits := false
 		for name, ro := range m.Rollouts {
-			if ro.Status != state.RolloutRolledBack {
+			if ro.Ongoing() {
 				waits = true
 				w.holds(len(w.decisions(m.Name, planner.KindRolloutWaits))+len(w.decisions(m.Name, planner.KindCannotPlace)) > 0, "%s waits", name)
 			}
-			delete(outdated, name)
+			if ro.Ongoing() {
+				delete(outdated, name)
+			}
 		}
 		if len(outdated) > 0 {
 			w.holds(len(w.decisions(m.Name, planner.KindRolloutWaits))+len(w.decisions(m.Name, planner.KindCannotPlace)) > 0, "%v are outdated", outdated)

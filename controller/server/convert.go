@@ -31,14 +31,14 @@ func modelOf(m *state.Model, dedicated bool) api.Model {
 		Name: m.Name, Variants: list(m.Variants, variantOf), Min: m.Min, Max: m.Max, Priority: m.Priority,
 		Dedicated: m.Dedicated, DedicatedNow: dedicated, Failover: m.Failover, Management: string(m.Management), KeepWarm: m.KeepWarm,
 		Continuation: m.Continuation, IdleWarm: api.Duration(m.IdleWarm), IdleCold: api.Duration(m.IdleCold), Hash: m.Hash,
-		Replicas: m.Replicas, Target: m.Target(), Stopped: m.Stopped, Spread: maps.Clone(m.Spread), Expected: maps.Clone(m.Expected),
+		Version: m.Version, StableVersion: m.StableVersion, Replicas: m.Replicas, Target: m.Target(), Stopped: m.Stopped, Spread: maps.Clone(m.Spread), Expected: maps.Clone(m.Expected),
 		CreateIndex: m.CreateIndex, ModifyIndex: m.ModifyIndex,
 	}
 	for name, r := range m.Rollouts {
 		if out.Rollouts == nil {
 			out.Rollouts = map[string]api.Rollout{}
 		}
-		out.Rollouts[name] = api.Rollout{Status: string(r.Status), OldHash: r.Old.Hash, NewHash: r.NewHash, Reason: r.Reason, Since: r.Since}
+		out.Rollouts[name] = api.Rollout{Status: string(r.Status), Version: r.Version, Reason: r.Reason, Since: r.Since}
 	}
 	return out
 }
@@ -108,7 +108,7 @@ type replicas struct {
 func (c replicas) convert(r *state.Replica) api.Replica {
 	name := r.Name.String()
 	out := api.Replica{
-		Name: name, Model: r.Name.Model, Variant: r.Name.Variant, ID: r.Name.ID, VariantHash: r.VariantHash,
+		Name: name, Model: r.Name.Model, Variant: r.Name.Variant, ID: r.Name.ID, Version: r.Version,
 		Goal: string(r.Goal), Status: string(r.Status), Tier: string(r.Tier()), Node: r.Placement.Node,
 		Seats: list(r.Placement.Seats, func(s string) string { return s }), Memory: map[string]int64{}, HostMemory: r.Placement.HostMemory,
 		SleepMemory: r.Placement.SleepMemory, For: r.For, Canary: r.Canary, Failures: r.Failures, LastError: r.LastError, Retry: r.Retry,
@@ -118,8 +118,8 @@ func (c replicas) convert(r *state.Replica) api.Replica {
 	// The model and the node are looked at, and not watched: they are named beside the
 	// replica, which is what was asked for.
 	if m := c.view.Model(nil, r.Name.Model); m != nil {
-		v := m.Variant(r.Name.Variant)
-		out.Current = v != nil && v.Hash == r.VariantHash
+		v, made := m.Variant(r.Name.Variant), c.view.VariantOf(nil, r)
+		out.Current = v != nil && made != nil && v.Hash == made.Hash
 	}
 	if n := c.view.Node(nil, r.Placement.Node); n != nil {
 		out.NodeName, out.CapacityPool = n.Name, n.CapacityPool

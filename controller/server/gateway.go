@@ -25,13 +25,13 @@ type gatewayBody struct {
 
 // get returns the JSON of these rows. Rows are never changed, so that the same ones
 // have the same JSON.
-func (b *gatewayBody) get(models []*state.Model, replicas []*state.Replica, pipelines []*state.Pipeline) ([]byte, error) {
+func (b *gatewayBody) get(v *state.View, models []*state.Model, replicas []*state.Replica, pipelines []*state.Pipeline) ([]byte, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.raw != nil && slices.Equal(models, b.models) && slices.Equal(replicas, b.replicas) && slices.Equal(pipelines, b.pipelines) {
 		return b.raw, nil
 	}
-	raw, err := json.Marshal(gatewayStateOf(models, replicas, pipelines))
+	raw, err := json.Marshal(gatewayStateOf(v, models, replicas, pipelines))
 	if err != nil {
 		return nil, fmt.Errorf("gateway state: %w", err)
 	}
@@ -40,15 +40,13 @@ func (b *gatewayBody) get(models []*state.Model, replicas []*state.Replica, pipe
 }
 
 func (s *Server) gatewayState(_ *request, v *state.View, ws memdb.WatchSet) (answer, error) {
-	raw, err := s.gateways.get(v.Models(ws), v.Replicas(ws), v.Pipelines(ws))
+	raw, err := s.gateways.get(v, v.Models(ws), v.Replicas(ws), v.Pipelines(ws))
 	return answer{raw: raw, index: v.TableIndex(state.TableModels, state.TableReplicas, state.TablePipelines)}, err
 }
 
-func gatewayStateOf(models []*state.Model, replicas []*state.Replica, pipelines []*state.Pipeline) api.GatewayState {
+func gatewayStateOf(v *state.View, models []*state.Model, replicas []*state.Replica, pipelines []*state.Pipeline) api.GatewayState {
 	out := api.GatewayState{Models: make([]api.GatewayModel, 0, len(models)), Replicas: make([]api.GatewayReplica, 0, len(replicas))}
-	byName := make(map[string]*state.Model, len(models))
 	for _, m := range models {
-		byName[m.Name] = m
 		g := api.GatewayModel{Name: m.Name, Wanted: m.Target(), Stopped: m.Stopped, Continuation: m.Continuation}
 		for _, variant := range m.Variants {
 			if variant.Slots > 0 {
@@ -65,7 +63,7 @@ func gatewayStateOf(models []*state.Model, replicas []*state.Replica, pipelines 
 			// What sleeps is drained already, and what stops is not waited for.
 			Draining: r.Status == state.StatusDraining || r.Status == state.StatusSleeping || r.Ending(),
 		}
-		if variant := byName[r.Name.Model].VariantOf(r); variant != nil {
+		if variant := v.VariantOf(nil, r); variant != nil {
 			g.Slots = variant.Slots
 		}
 		out.Replicas = append(out.Replicas, g)

@@ -48,12 +48,23 @@ func (s *Server) getModel(rq *request, v *state.View, ws memdb.WatchSet) (answer
 }
 
 func (s *Server) getModelFile(rq *request, v *state.View, ws memdb.WatchSet) (answer, error) {
-	index := v.TableIndex(state.TableModels)
+	index := v.TableIndex(state.TableModels, state.TableVersions)
 	m := v.Model(ws, rq.PathValue("model"))
 	if m == nil {
 		return answer{index: index}, noModel(rq.PathValue("model"))
 	}
-	return answer{index: index, raw: []byte(modelfile.Format(*m)), contentType: contentText}, nil
+	number := m.Version
+	if text := rq.query.Get("version"); text != "" {
+		var err error
+		if number, err = strconv.Atoi(text); err != nil || number < 1 {
+			return answer{index: index}, badRequest("version is %q: must be the number of a version of the model", text)
+		}
+	}
+	version, err := versionFrom(m, v.Versions(ws, m.Name), number)
+	if err != nil {
+		return answer{index: index}, err
+	}
+	return answer{index: index, raw: []byte(modelfile.Format(version.Model)), contentType: contentText}, nil
 }
 
 func (s *Server) deleteModel(rq *request, _ *state.View) (answer, error) {

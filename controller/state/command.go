@@ -32,11 +32,6 @@ const (
 	TypeSetPipeline     Type = 20
 	TypeSetScaler       Type = 21
 	TypeSetVariants     Type = 22
-
-	// IgnoreUnknown is the bit of a type that servers which do not know it skip. A
-	// newer version sets it on commands without which an older server's state is
-	// still right, as Nomad does (nomad/fsm.go).
-	IgnoreUnknown Type = 0x80
 )
 
 // MaxCommand is the longest encoded command, in bytes. Raft holds whole entries in
@@ -92,7 +87,6 @@ func Encode(c Command) ([]byte, error) {
 	return append(data, body...), nil
 }
 
-// decode returns nil and no error for a command to be skipped.
 func decode(data []byte) (Command, *Error) {
 	if len(data) == 0 {
 		return nil, badRequest("", "command is empty")
@@ -102,9 +96,6 @@ func decode(data []byte) (Command, *Error) {
 	}
 	c := newCommand(Type(data[0]))
 	if c == nil {
-		if Type(data[0])&IgnoreUnknown != 0 {
-			return nil, nil
-		}
 		return nil, refuse(CodeUnknownCommand, "", "unknown command type %d, written by a newer version of remuda: upgrade this server", data[0])
 	}
 	if err := json.Unmarshal(data[1:], c); err != nil {
@@ -170,8 +161,6 @@ type Result struct {
 	// Changed tells that the state is another one than before; false where the
 	// command asked for what was there, or was refused.
 	Changed bool
-	// Ignored: the command is of a newer version and may be skipped.
-	Ignored bool
 	// Err is why the command was refused; nil where it was not.
 	Err *Error
 }

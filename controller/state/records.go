@@ -69,7 +69,7 @@ func (*Decided) Type() Type { return TypeDecided }
 
 func (c *Decided) apply(t *txn) *Error {
 	inner, err := decode(c.Command)
-	if err != nil || inner == nil {
+	if err != nil {
 		return err
 	}
 	if _, nested := inner.(*Decided); nested {

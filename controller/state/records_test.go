@@ -31,7 +31,6 @@ func TestDecided(t *testing.T) {
 		{"one in another", decided(decided(set)), state.ErrBadRequest, false, 1},
 		{"nothing", &state.Decided{}, state.ErrBadRequest, false, 1},
 		{"a newer command", &state.Decided{Command: []byte{0x70}}, state.ErrUnknownCommand, false, 1},
-		{"a newer command to be skipped", &state.Decided{Command: []byte{0xf0}}, nil, false, 1},
 		{"a change with a bad decision", &state.Decided{Command: decidedSwitch(t), Decisions: []state.Decision{{}}}, state.ErrBadRequest, false, 1},
 	} {
 		res := s.apply(c.command)

@@ -94,10 +94,11 @@ func (c *Plan) apply(t *txn) *Error {
 
 // Place puts a new replica somewhere.
 type Place struct {
-	Name        replica.Name
-	VariantHash string
-	Placement   Placement
-	Canary      bool
+	Name replica.Name
+	// Version of the model that it is made from.
+	Version   int
+	Placement Placement
+	Canary    bool
 	// Adopt takes in a replica whose job runs already, with JobIndex and Status: starting,
 	// serving or warm. It need not be in a place where a new one could go, but takes no
 	// seat and no byte that another replica holds.
@@ -145,13 +146,13 @@ func (p *Place) apply(t *txn, planned uint64, now time.Time) *Error {
 	}
 
 	r := &Replica{
-		Name: p.Name, VariantHash: p.VariantHash, Goal: GoalRun, Status: StatusPlaced,
+		Name: p.Name, Version: p.Version, Goal: GoalRun, Status: StatusPlaced,
 		Placement: p.Placement, Canary: p.Canary,
 		Failures: p.Failures, LastError: p.LastError, NotPlaced: p.NotPlaced, Retry: p.Retry, RestartsBefore: p.RestartsBefore,
 		Since: now, Created: now, CreateIndex: t.index, ModifyIndex: t.index,
 	}
 	if p.Adopt {
-		r.Status, r.JobIndex = p.Status, p.JobIndex
+		r.Status, r.JobIndex, r.Served = p.Status, p.JobIndex, p.Status != StatusStarting
 		switch p.Status {
 		case StatusStarting, StatusServing:
 		case StatusWarm:
@@ -173,7 +174,11 @@ func (p *Place) apply(t *txn, planned uint64, now time.Time) *Error {
 			return conflict(n.ID, "node %s is %s", n.ID, why)
 		}
 	}
-	if err := p.checkShape(m, n); err != nil {
+	v := t.versions(p.Name.Model).Get(p.Version)
+	if v == nil {
+		return conflict(name, "model %q has no version %d", p.Name.Model, p.Version)
+	}
+	if err := p.checkShape(&v.Model, n); err != nil {
 		return err
 	}
 	if err := admit(t, r, Holding{}, p.Adopt); err != nil {
@@ -184,8 +189,8 @@ func (p *Place) apply(t *txn, planned uint64, now time.Time) *Error {
 }
 
 // checkShape checks that the seats are of GPUs of n, and the memory of some of the same:
-// of all of them, but for the Reach of the definition that the replica is made from. And
-// that they are as many as that asks for, where it is known.
+// of all of them, but for the Reach of the definition m that the replica is made from. And
+// that they are as many as that asks for.
 func (p *Place) checkShape(m *Model, n *Node) *Error {
 	name := p.Name.String()
 	if p.Placement.HostMemory < 0 || p.Placement.SleepMemory < 0 {
@@ -221,12 +226,12 @@ func (p *Place) checkShape(m *Model, n *Node) *Error {
 	if len(p.Placement.Memory) == 0 {
 		return badRequest(name, "replica %s takes no GPU memory", name)
 	}
-	v, failover := m.definition(p.Name.Variant, p.VariantHash)
+	v := m.Variant(p.Name.Variant)
 	if v == nil {
-		return nil
+		return conflict(name, "version %d of model %q has no variant %q", p.Version, m.Name, p.Name.Variant)
 	}
 	seats := 1
-	if failover {
+	if m.Failover {
 		seats = 2
 	}
 	if len(p.Placement.Memory) != v.GPUs {
