@@ -105,6 +105,16 @@ func (w *world) must(cs ...state.Command) {
 
 func (w *world) view() *state.View { return w.store.View() }
 
+// usedNow returns the definition from which replicas of a variant are placed, except for a
+// canary, and whether they are pairs.
+func (w *world) usedNow(view *state.View, m *state.Model, v state.Variant) (state.Variant, bool) {
+	if m.Rollouts[v.Name].Status != state.RolloutCanary {
+		return v, m.Failover
+	}
+	stable := view.Versions(nil, m.Name).Get(m.StableVersion)
+	return *stable.Variant(v.Name), stable.Model.Failover
+}
+
 // hash is of the definition that a replica was made from.
 func (w *world) hash(r *state.Replica) string { return w.view().VariantOf(nil, r).Hash }
 
@@ -643,14 +653,10 @@ func (w *world) enabled(before, after *state.View, o planner.Observation, p *sta
 				"%s, which evicts, is evicted in the same plan", by.Name)
 		}
 		w.holds(slices.ContainsFunc(by.Variants, func(v state.Variant) bool {
-			failover := by.Failover
-			if by.Rollouts[v.Name].Status == state.RolloutCanary {
-				stable := view.Versions(nil, by.Name).Get(by.StableVersion)
-				v, failover = *stable.Variant(v.Name), stable.Model.Failover
-			}
+			v, failover := w.usedNow(after, by, v)
 			ask := placement.Request{Model: by.Name, Variant: &v, Failover: failover, Future: true}
 			for _, own := range after.ReplicasOf(nil, by.Name) {
-				if own.Status == (state.StatusWarm) && view.VariantOf(nil, own).Hash == v.Hash {
+				if own.Status == (state.StatusWarm) && after.VariantOf(nil, own).Hash == v.Hash {
 					ask.Warm = append(ask.Warm, placement.Warm{Tenant: own.Name.String(), Placement: own.Placement})
 				}
 			}

@@ -360,7 +360,7 @@ func (m *member) place(model, id string, gpu, seat int) replica.Name {
 	name := replica.Name{Model: model, Variant: "a", ID: id}
 	u := gpuOf("n1", gpu)
 	m.apply(&state.Plan{ID: "p", Index: v.Index(), Time: epoch, Place: []state.Place{{
-		Name: name, VariantHash: v.Model(nil, model).Variant("a").Hash,
+		Name: name, Version: v.Model(nil, model).Version,
 		Placement: state.Placement{Node: "n1", Seats: []string{fmt.Sprintf("%s#%d", u, seat)}, Memory: map[string]int64{u: 10 * gib}, HostMemory: gib},
 	}}})
 	return name

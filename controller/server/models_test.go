@@ -195,8 +195,8 @@ func TestARolloutIsTold(t *testing.T) {
 	require.NoError(t, err)
 	roll := status.Model.Rollouts["a"]
 	require.Equal(t, "canary", roll.Status)
-	require.Equal(t, status.Model.Variants[0].Hash, roll.NewHash)
-	require.Equal(t, status.Replicas[0].VariantHash, roll.OldHash)
+	require.Equal(t, status.Model.Version, roll.Version)
+	require.Equal(t, status.Replicas[0].Version, status.Model.StableVersion)
 	require.False(t, status.Replicas[0].Current)
 	require.Contains(t, status.Why, `1 serving. Variant "a": a canary of the new definition runs beside the old replicas. Last decision, apply`)
 	list, _, err := m.client.Models(t.Context(), api.QueryOptions{})
@@ -420,7 +420,7 @@ func TestAFileThatWasRolledBackIsToldSo(t *testing.T) {
 
 	v := m.store.View()
 	m.apply(&state.Plan{ID: "p2", Index: v.Index(), Time: epoch, Rollouts: []state.SetRollout{{
-		Model: "m", Variant: "a", NewHash: v.Model(nil, "m").Rollouts["a"].NewHash, Status: state.RolloutRolledBack, Reason: "the canary did not start.",
+		Model: "m", Variant: "a", Version: v.Model(nil, "m").Rollouts["a"].Version, Status: state.RolloutRolledBack, Reason: "the canary did not start.",
 	}}})
 	got, err = m.client.ApplyModels(t.Context(), request)
 	require.NoError(t, err)
