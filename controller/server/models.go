@@ -3,7 +3,6 @@ package server
 import (
 	"fmt"
 	"net/http"
-	"strconv"
 
 	"github.com/hashicorp/go-memdb"
 
@@ -57,13 +56,7 @@ func (s *Server) getModelFile(rq *request, v *state.View, ws memdb.WatchSet) (an
 }
 
 func (s *Server) deleteModel(rq *request, _ *state.View) (answer, error) {
-	cmd := &state.DeleteModel{Model: rq.PathValue("model")}
-	if text := rq.query.Get("cas"); text != "" {
-		var err error
-		if cmd.ModifyIndex, err = strconv.ParseUint(text, 10, 64); err != nil {
-			return answer{}, badRequest("cas is %q: must be the model's ModifyIndex", text)
-		}
-	}
+	cmd := &state.DeleteModel{Model: rq.PathValue("model"), ModifyIndex: rq.numbers["cas"]}
 	_, err := s.decide(rq, cmd, state.Decision{Model: cmd.Model, Kind: "delete", Reason: fmt.Sprintf("%s deleted the model", by(rq.token))})
 	return answer{}, err
 }

@@ -15,11 +15,6 @@ import (
 	"remuda/controller/state"
 )
 
-func decodeJSON(t testing.TB, text string, v any) {
-	t.Helper()
-	require.NoError(t, json.Unmarshal([]byte(text), v), text)
-}
-
 // good has a request for every route that is answered with what it is for.
 type good struct {
 	path, body string
