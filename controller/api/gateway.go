@@ -39,7 +39,7 @@ type GatewayReplica struct {
 	// Node is the Nomad node's ID.
 	Node string
 	// Status is as of Replica.
-	Status string
+	Status string `enum:"state.Status"`
 	// Slots of one engine, 0 where the engine says.
 	Slots int
 	// Draining: no new request may go to it.
@@ -83,11 +83,11 @@ const (
 // QueueLoad is what one gateway has of one model.
 type QueueLoad struct {
 	Model string
-	// State is one of the Queue constants.
-	State string
+	// State is what the model is at, for the gateway.
+	State string `enum:"load.State"`
 	// Waiting is how many requests wait for an engine, InFlight how many are at one.
 	Waiting, InFlight int
-	// Oldest is when the one that has waited longest came, zero where none waits.
+	// Oldest is when the one that has waited longest came, absent where none waits.
 	Oldest time.Time `json:",omitzero"`
 	// Served is how many requests ended per second lately.
 	Served float64 `json:",omitempty"`
@@ -102,14 +102,14 @@ type ModelCounters struct {
 	Model string
 	// Arrived is how many requests came and found an engine or a place in the queue, Finished
 	// how many have left an engine, whatever became of them.
-	Arrived, Finished int64
+	Arrived, Finished int64 `min:"0"`
 	// ServedSeconds is for how long requests that left engines were there, in seconds.
-	ServedSeconds float64
+	ServedSeconds float64 `min:"0"`
 	// Refused is how many requests were turned away for want of capacity: the queue was full,
 	// or the wait was over before an engine was free. Those that waited have arrived too. A
 	// client that left was not refused, nor was one that is over its key's limits. A
 	// gateway that does not know the counter leaves it out.
-	Refused int64 `json:",omitempty"`
+	Refused int64 `json:",omitempty" min:"0"`
 }
 
 // MaxReportQueues is how many models a report may have queues of, and counters.

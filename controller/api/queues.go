@@ -14,12 +14,13 @@ const QueueIdle = "IDLE"
 // Queue is what all live gateways have of one model together.
 type Queue struct {
 	Model string
-	// State is one of the Queue constants. Where no gateway has anything of the model it is
-	// what the controller's own state says: CANCELLED, READY, DEPLOYING or IDLE.
-	State string
+	// State is what the model is at. Where no gateway has anything of it, that is what the
+	// controller's own state says: CANCELLED, READY, DEPLOYING, or IDLE where nothing runs and
+	// the first request brings a replica up.
+	State string `enum:"load.State,IDLE"`
 	// Waiting is how many requests wait for an engine, InFlight how many are at one.
 	Waiting, InFlight int
-	// Oldest is when the one that has waited longest came, zero where none waits.
+	// Oldest is when the one that has waited longest came, absent where none waits.
 	Oldest time.Time `json:",omitzero"`
 	// Served is how many requests ended per second lately.
 	Served float64
@@ -43,13 +44,13 @@ type Queue struct {
 type QueueCounters struct {
 	// Arrived is how many requests came and found an engine or a place in a queue, Finished
 	// how many have left an engine, whatever became of them.
-	Arrived, Finished int64
+	Arrived, Finished int64 `min:"0"`
 	// ServedSeconds is for how long requests that left engines were there, in seconds.
-	ServedSeconds float64
+	ServedSeconds float64 `min:"0"`
 	// Refused is how many requests were turned away for want of capacity: the queue was full,
 	// or the wait was over before an engine was free. Those that waited have arrived too. A
 	// client that left was not refused, nor was one that is over its key's limits.
-	Refused int64
+	Refused int64 `min:"0"`
 }
 
 // QueueStatus is all about one model's queue.
@@ -67,11 +68,15 @@ type QueueStatus struct {
 
 // GatewayQueue is what one gateway has of a model.
 type GatewayQueue struct {
-	Gateway           string
-	State             string
+	Gateway string
+	// State is what the model is at, for the gateway.
+	State string `enum:"load.State"`
+	// Waiting is how many requests wait for an engine, InFlight how many are at one.
 	Waiting, InFlight int
-	Oldest            time.Time `json:",omitzero"`
-	Served            float64
+	// Oldest is when the one that has waited longest came, absent where none waits.
+	Oldest time.Time `json:",omitzero"`
+	// Served is how many requests ended per second lately.
+	Served float64
 }
 
 // QueuedRequest is a request of a queue.
@@ -82,9 +87,9 @@ type QueuedRequest struct {
 	Started time.Time
 	Gateway string
 	Model   string
-	// Replica is empty while it waits.
+	// Replica is absent while it waits.
 	Replica string `json:",omitempty"`
-	// Position is its place in its gateway's queue, 1 is next; 0 where it does not wait.
+	// Position is its place in its gateway's queue, 1 is next; absent where it does not wait.
 	Position int `json:",omitempty"`
 }
 

@@ -16,10 +16,11 @@ type Replica struct {
 	Version int
 	Current bool
 	// Goal is what the controller wants of it: run, warm, cold or gone.
-	Goal string
+	Goal string `enum:"state.Goal"`
 	// Status is what it is doing: placed, starting, serving, draining, sleeping, warm,
 	// waking, stopping, discarding, cold or failed. Tier follows from it: HOT, WARM or COLD.
-	Status, Tier string
+	Status string `enum:"state.Status"`
+	Tier   string `enum:"state.Tier"`
 	// Node is the Nomad node's ID, Seats are device IDs.
 	Node, NodeName string
 	Seats          []string
@@ -41,7 +42,7 @@ type Replica struct {
 	// Since is when its status was entered, Created when it was placed.
 	Since   time.Time `json:",omitzero"`
 	Created time.Time `json:",omitzero"`
-	// Load is what gateways said last; nil where the answering server has heard nothing,
+	// Load is what gateways said last; absent where the answering server has heard nothing,
 	// as one that does not lead.
 	Load *Load `json:",omitempty"`
 

@@ -13,7 +13,7 @@ import (
 	"remuda/internal/version"
 )
 
-// description is the API in OpenAPI's words.
+// description is the OpenAPI document; TestReferenceOpenAPI generates it.
 //
 //go:embed openapi.json
 var description []byte

@@ -2,8 +2,8 @@ package server
 
 import (
 	"fmt"
+	"math"
 	"net/http"
-	"strconv"
 
 	"github.com/hashicorp/go-memdb"
 
@@ -54,11 +54,8 @@ func (s *Server) getModelFile(rq *request, v *state.View, ws memdb.WatchSet) (an
 		return answer{index: index}, noModel(rq.PathValue("model"))
 	}
 	number := m.Version
-	if text := rq.query.Get("version"); text != "" {
-		var err error
-		if number, err = strconv.Atoi(text); err != nil || number < 1 {
-			return answer{index: index}, badRequest("version is %q: must be the number of a version of the model", text)
-		}
+	if n := rq.numbers["version"]; n != 0 {
+		number = int(min(n, math.MaxInt32))
 	}
 	version, err := versionFrom(m, v.Versions(ws, m.Name), number)
 	if err != nil {
@@ -68,13 +65,7 @@ func (s *Server) getModelFile(rq *request, v *state.View, ws memdb.WatchSet) (an
 }
 
 func (s *Server) deleteModel(rq *request, _ *state.View) (answer, error) {
-	cmd := &state.DeleteModel{Model: rq.PathValue("model")}
-	if text := rq.query.Get("cas"); text != "" {
-		var err error
-		if cmd.ModifyIndex, err = strconv.ParseUint(text, 10, 64); err != nil {
-			return answer{}, badRequest("cas is %q: must be the model's ModifyIndex", text)
-		}
-	}
+	cmd := &state.DeleteModel{Model: rq.PathValue("model"), ModifyIndex: rq.numbers["cas"]}
 	_, err := s.decide(rq, cmd, state.Decision{Model: cmd.Model, Kind: "delete", Reason: fmt.Sprintf("%s deleted the model", by(rq.token))})
 	return answer{}, err
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"strconv"
 	"strings"
 
 	"github.com/hashicorp/go-memdb"
@@ -83,12 +82,8 @@ func (s *Server) applyPipeline(rq *request, v *state.View) (answer, error) {
 func (s *Server) deletePipeline(rq *request, v *state.View) (answer, error) {
 	name := rq.PathValue("pipeline")
 	cmd := &state.SetPipeline{Name: name, Delete: true}
-	if text := rq.query.Get("cas"); text != "" {
-		index, err := strconv.ParseUint(text, 10, 64)
-		if err != nil {
-			return answer{}, badRequest("cas is %q: must be the pipeline's ModifyIndex", text)
-		}
-		cmd.ModifyIndex = &index
+	if cas, ok := rq.numbers["cas"]; ok {
+		cmd.ModifyIndex = &cas
 	}
 	if v.Pipeline(nil, name) == nil {
 		return answer{}, noPipeline(name)

@@ -3,7 +3,6 @@ package server
 import (
 	"context"
 	"fmt"
-	"strconv"
 	"strings"
 
 	"github.com/hashicorp/go-memdb"
@@ -52,13 +51,7 @@ func (s *Server) apply(ctx context.Context, c state.Command) (state.Result, erro
 }
 
 func (s *Server) listDecisions(rq *request, v *state.View, ws memdb.WatchSet) (answer, error) {
-	limit := defaultDecisions
-	if text := rq.query.Get("limit"); text != "" {
-		var err error
-		if limit, err = strconv.Atoi(text); err != nil || limit < 1 || limit > state.DecisionLimit {
-			return answer{}, badRequest("limit is %q: must be 1 to %d", text, state.DecisionLimit)
-		}
-	}
+	limit := int(rq.numbers["limit"])
 	model, of := rq.query.Get("model"), rq.query.Get("replica")
 	if of != "" {
 		name, err := replica.ParseName(of)

@@ -24,6 +24,9 @@ type request struct {
 	rec   *recorder
 	route *route
 	query url.Values
+	// numbers are the query parameters that are numbers: those that were given or have a
+	// preset.
+	numbers map[string]uint64
 	// index, until and stale are those of a read: until is when a blocking query is over.
 	index uint64
 	until time.Time
@@ -64,6 +67,20 @@ func (rq *request) parseQuery() error {
 			bad("unknown parameter %q of %s %s", name, rq.route.method, rq.route.pattern)
 		} else if len(values) > 1 {
 			bad("duplicate parameter %q: %d times", name, len(values))
+		}
+	}
+	rq.numbers = map[string]uint64{}
+	for _, p := range rq.route.params {
+		text := rq.query.Get(p.name)
+		switch {
+		case p.number && text != "":
+			n, err := strconv.ParseUint(text, 10, 64)
+			if err != nil || n < p.min || p.max > 0 && n > p.max {
+				bad("%s is %q: must be %s", p.name, text, p.bounds())
+			}
+			rq.numbers[p.name] = n
+		case p.preset > 0:
+			rq.numbers[p.name] = p.preset
 		}
 	}
 	if text := rq.query.Get(paramIndex); text != "" {
@@ -111,7 +128,7 @@ const largeFactor = 8
 // not know a new token yet: ask is called if it refuses the request. Requests without a
 // body, and those that were admitted before, are left alone.
 func (s *Server) admit(rq *request, ask func() error) error {
-	if rq.route.body == bodyNone || rq.admitted {
+	if rq.route.in == nil || rq.admitted {
 		return nil
 	}
 	_, err := s.authorize(rq.route, rq.Header, s.cfg.Raft.Store().View())
@@ -130,7 +147,7 @@ func (s *Server) admit(rq *request, ask func() error) error {
 func (s *Server) readBody(rq *request) error {
 	limit := s.cfg.MaxBody
 	switch {
-	case rq.route.body == bodyStream:
+	case rq.route.streams():
 		limit = s.cfg.MaxSnapshot
 	case rq.route.large:
 		limit *= largeFactor
@@ -142,7 +159,7 @@ func (s *Server) readBody(rq *request) error {
 	// read the response before the connection is closed.
 	body := http.MaxBytesReader(rq.rec.ResponseWriter, rq.Body, limit)
 	rq.rec.unread = false
-	if rq.route.body == bodyStream {
+	if rq.route.streams() {
 		rq.stream = body
 		return nil
 	}

@@ -3,7 +3,6 @@ package server
 import (
 	"bytes"
 	"encoding/json"
-	"strconv"
 	"unicode/utf8"
 
 	"github.com/hashicorp/go-memdb"
@@ -69,12 +68,8 @@ func (s *Server) setScaler(rq *request, _ *state.View) (answer, error) {
 func (s *Server) deleteScaler(rq *request, v *state.View) (answer, error) {
 	name := rq.PathValue("scaler")
 	cmd := &state.SetScaler{Name: name, Delete: true}
-	if text := rq.query.Get("cas"); text != "" {
-		index, err := strconv.ParseUint(text, 10, 64)
-		if err != nil {
-			return answer{}, badRequest("cas is %q: must be the scaler's ModifyIndex", text)
-		}
-		cmd.ModifyIndex = &index
+	if cas, ok := rq.numbers["cas"]; ok {
+		cmd.ModifyIndex = &cas
 	}
 	if v.Scaler(nil, name) == nil {
 		return answer{}, noScaler(name)
