@@ -131,11 +131,11 @@ func TestDefaults(t *testing.T) {
 		name, fields       string
 		min, replicas, max int
 	}{
-		{"none", "", 0, 1, 1},
-		{"min", "min = 3", 3, 3, 3},
+		{"none", "", 0, 1, 1000},
+		{"min", "min = 3", 3, 3, 1000},
 		{"max", "max = 5", 0, 1, 5},
-		{"replicas", "replicas = 4", 0, 4, 4},
-		{"none now", "replicas = 0", 0, 0, 1},
+		{"replicas", "replicas = 4", 0, 4, 1000},
+		{"none now", "replicas = 0", 0, 0, 1000},
 		{"min and max", "min = 2\nmax = 6", 2, 2, 6},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -19,15 +19,15 @@ const defaultDecisions = 100
 // decide has a command applied together with the decisions of people that it carries
 // out, and logs them where it changed something.
 func (s *Server) decide(rq *request, c state.Command, ds ...state.Decision) (state.Result, error) {
-	inner, err := state.Encode(c)
-	if err != nil {
-		return state.Result{}, err
-	}
 	now := s.cfg.Now()
 	for i := range ds {
 		ds[i].Time = now
 	}
-	res, err := s.apply(rq.ctx, &state.Decided{Command: inner, Decisions: ds})
+	decided, err := state.Decide(c, ds...)
+	if err != nil {
+		return state.Result{}, err
+	}
+	res, err := s.apply(rq.ctx, decided)
 	if err == nil && res.Changed {
 		for _, d := range ds {
 			s.log.Info("decision", "kind", d.Kind, "model", d.Model, "replica", d.Replica, "reason", d.Reason)

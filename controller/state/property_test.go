@@ -431,11 +431,9 @@ func FuzzApply(f *testing.F) {
 	})
 	f.Add([]byte{byte(state.TypeMove)})
 	f.Add([]byte{0xff, 1, 2})
-	if inner, err := state.Encode(&state.SetSwitch{Name: "a", Value: "b"}); err == nil {
-		if data, err := state.Encode(&state.Decided{Command: inner, Decisions: []state.Decision{{Kind: "k", Time: epoch}}}); err == nil {
-			f.Add(data)
-		}
-	}
+	decided, err := state.Decide(&state.SetSwitch{Name: "a", Value: "b"}, state.Decision{Kind: "k", Time: epoch})
+	require.NoError(f, err)
+	seed(decided)
 	f.Add([]byte("\x0a{\"Decisions\":[{\"Kind\":\"k\",\"Time\":\"0000-01-01T00:00:00+23:59\"}]}"))
 	base := snapshotOf(f, l.store)
 	f.Fuzz(func(t *testing.T, data []byte) {
