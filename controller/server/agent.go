@@ -9,7 +9,6 @@ import (
 	"github.com/prometheus/common/expfmt"
 
 	"remuda/controller/api"
-	"remuda/controller/load"
 	"remuda/internal/version"
 )
 
@@ -34,9 +33,7 @@ func (s *Server) agentSelf(*request) (answer, error) {
 		LastContact: api.Duration(age), KnownLeader: known,
 		ACL:       api.ACLStatus{Enabled: s.cfg.ACL, Bootstrapped: bootstrapped(v)},
 		Reconcile: s.cfg.Reconcile(),
-		Gateways: list(s.cfg.Loads.Gateways(), func(g load.Gateway) api.GatewayStatus {
-			return api.GatewayStatus{Name: g.Name, Index: g.Index, InFlight: g.InFlight, Seen: g.Reported}
-		}),
+		Gateways:  s.cfg.Loads.Gateways(),
 	}}, nil
 }
 

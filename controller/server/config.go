@@ -48,20 +48,20 @@ type Checker interface {
 type Loads interface {
 	// Begin gives the content to a term of leadership; see load.Store.
 	Begin(term uint64)
-	Put(load.Report) error
-	Loads() map[string]load.Load
-	Gateways() []load.Gateway
-	Queues() map[string]load.Queue
-	QueueOf(model string) (map[string]load.Queue, []load.Place)
+	Put(api.GatewayReport) error
+	Loads() map[string]api.Load
+	Gateways() []api.Gateway
+	Queues() map[string]api.Queue
+	QueueOf(model string) ([]api.GatewayQueue, []api.QueuedRequest)
 	// Count is how many requests a model had; false where that is not known.
-	Count(model string) (load.Counters, bool)
-	Find(id string) []load.Place
+	Count(model string) (api.Counters, bool)
+	Find(id string) []api.QueuedRequest
 	// Kill and Drain order something of gateways, and Orders returns what one of them has to
 	// do, once for each report that was Put.
 	Kill(id string) error
 	Killed(id string) bool
 	Drain(gateway string) bool
-	Orders(gateway string) load.Orders
+	Orders(gateway string) api.GatewayOrders
 	// Heard tells whether every gateway that lives has reported.
 	Heard() bool
 }

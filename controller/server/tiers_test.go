@@ -408,15 +408,15 @@ func TestDemandBeforeADecision(t *testing.T) {
 				require.NoError(t, err)
 			}
 			next := load.New(time.Minute, time.Now)
-			queue := load.Queue{Model: "m", State: load.Provisioning, Waiting: 1, Oldest: waiting}
-			next.Put(load.Report{Gateway: "g", Index: 1, Queues: []load.Queue{queue}})
+			queue := api.QueueLoad{Model: "m", State: api.QueueProvisioning, Waiting: 1, Oldest: waiting}
+			next.Put(api.GatewayReport{Gateway: "g", Index: 1, Queues: []api.QueueLoad{queue}})
 			require.Contains(t, m.demand(m.loads), "n")
 			for _, loads := range []*load.Store{m.loads, next} {
 				_, asked := m.demand(loads)["m"]
 				require.Equal(t, !tc.void, asked)
 			}
 			queue.Oldest = time.Now()
-			next.Put(load.Report{Gateway: "g", Index: 1, Queues: []load.Queue{queue}})
+			next.Put(api.GatewayReport{Gateway: "g", Index: 1, Queues: []api.QueueLoad{queue}})
 			require.Contains(t, m.demand(next), "m", "it came after the decision")
 		})
 	}
