@@ -32,7 +32,7 @@ func (s *Server) agentSelf(*request) (answer, error) {
 		ID: s.cfg.Raft.ID(), Version: version.String(), Address: s.cfg.Raft.Address(), Leader: lead.Leader, Index: v.Index(),
 		LastContact: api.Duration(age), KnownLeader: known,
 		ACL:       api.ACLStatus{Enabled: s.cfg.ACL, Bootstrapped: bootstrapped(v)},
-		Reconcile: s.cfg.Reconcile(),
+		Reconcile: s.cfg.Reconciler.Status(),
 		Gateways:  s.cfg.Loads.Gateways(),
 	}}, nil
 }
@@ -46,7 +46,7 @@ func (s *Server) agentHealth(*request) (answer, error) {
 	if _, known := s.lastContact(); !known {
 		bad("no cluster leader is known to this server")
 	}
-	if r := s.cfg.Reconcile(); r.Active {
+	if r := s.cfg.Reconciler.Status(); r.Active {
 		for _, l := range []struct {
 			name string
 			link api.LinkStatus
