@@ -43,7 +43,7 @@ func TestTables(t *testing.T) {
 	}
 	r := said(t, map[string]any{
 		"GET /v1/acl/tokens":                  []api.Token{{Accessor: "a1", Role: "operator", Name: "ops"}},
-		"GET /v1/agent/self":                  api.AgentSelf{ID: "s1", Version: "1.0.0", Address: "10.0.0.1:4751", Leader: true, KnownLeader: true, Index: 7, Gateways: []api.GatewayStatus{{Name: "gw", Index: 7}}},
+		"GET /v1/agent/self":                  api.AgentSelf{ID: "s1", Version: "1.0.0", Address: "10.0.0.1:4751", Leader: true, KnownLeader: true, Index: 7, Gateways: []api.Gateway{{Name: "gw", Index: 7}}},
 		"GET /v1/decisions":                   decisions,
 		"GET /v1/dedicated":                   api.Dedicated{Source: "operator", Models: map[string]int{"m": 2}},
 		"PUT /v1/evict":                       api.EvictResponse{Replicas: []api.Eviction{{Name: "m:v:1", Node: "11111111-0000", From: "HOT", To: "WARM", FreedGPUs: 1, FreedBytes: 39 << 30}, {Name: "m:v:2", From: "HOT", Error: "unchanged: already leaving (draining)"}}},

@@ -71,20 +71,23 @@ type GatewayReport struct {
 	Draining bool `json:",omitempty"`
 }
 
+// QueueState is a state of a model at a gateway.
+type QueueState = string
+
 // States of a model at a gateway.
 const (
-	QueueProvisioning = "PROVISIONING" // nothing runs, and the controller is being asked
-	QueueDeploying    = "DEPLOYING"    // the controller is bringing a replica up
-	QueueReady        = "READY"        // a replica serves and nothing is in flight
-	QueueBusy         = "BUSY"         // requests are in flight
-	QueueCancelled    = "CANCELLED"    // nothing runs, and nothing will: the model is stopped
+	QueueProvisioning QueueState = "PROVISIONING" // nothing runs, and the controller is being asked
+	QueueDeploying    QueueState = "DEPLOYING"    // the controller is bringing a replica up
+	QueueReady        QueueState = "READY"        // a replica serves and nothing is in flight
+	QueueBusy         QueueState = "BUSY"         // requests are in flight
+	QueueCancelled    QueueState = "CANCELLED"    // nothing runs, and nothing will: the model is stopped
 )
 
 // QueueLoad is what one gateway has of one model.
 type QueueLoad struct {
 	Model string
 	// State is what the model is at, for the gateway.
-	State string `enum:"load.State"`
+	State QueueState `enum:"api.QueueState"`
 	// Waiting is how many requests wait for an engine, InFlight how many are at one.
 	Waiting, InFlight int
 	// Oldest is when the one that has waited longest came, absent where none waits.
@@ -100,6 +103,11 @@ type QueueLoad struct {
 // start again where the gateway does, or forgets the model as it is gone from the cluster.
 type ModelCounters struct {
 	Model string
+	Counters
+}
+
+// Counters count requests.
+type Counters struct {
 	// Arrived is how many requests came and found an engine or a place in the queue, Finished
 	// how many have left an engine, whatever became of them.
 	Arrived, Finished int64 `min:"0"`
@@ -107,9 +115,8 @@ type ModelCounters struct {
 	ServedSeconds float64 `min:"0"`
 	// Refused is how many requests were turned away for want of capacity: the queue was full,
 	// or the wait was over before an engine was free. Those that waited have arrived too. A
-	// client that left was not refused, nor was one that is over its key's limits. A
-	// gateway that does not know the counter leaves it out.
-	Refused int64 `json:",omitempty" min:"0"`
+	// client that left was not refused, nor was one that is over its key's limits.
+	Refused int64 `min:"0"`
 }
 
 // MaxReportQueues is how many models a report may have queues of, and counters.

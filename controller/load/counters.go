@@ -3,26 +3,15 @@ package load
 import (
 	"fmt"
 	"math"
-)
 
-// Counters count the requests of one model: at one gateway since it first had one, or at
-// all gateways while the store listened.
-type Counters struct {
-	Model string
-	// Arrived is how many requests came and found an engine or a place in the queue, Finished
-	// how many have left an engine, whatever became of them.
-	Arrived, Finished int64
-	// ServedSeconds is for how long requests that left engines were there, in seconds.
-	ServedSeconds float64
-	// Refused is how many requests were turned away for want of capacity.
-	Refused int64
-}
+	"remuda/controller/api"
+)
 
 // mostSeconds is beyond what a gateway can count: a million requests at once for 300 years.
 const mostSeconds = 1e16
 
-// validate names everything that is wrong with the counters.
-func (c Counters) validate() []error {
+// counterErrors names everything that is wrong with counters.
+func counterErrors(c api.ModelCounters) []error {
 	var errs []error
 	bad := func(format string, args ...any) {
 		errs = append(errs, fmt.Errorf("counters of model %q: "+format, append([]any{c.Model}, args...)...))
@@ -44,12 +33,12 @@ func (c Counters) validate() []error {
 }
 
 // below tells whether one of the counters is lower than it was.
-func (c Counters) below(was Counters) bool {
+func below(c, was api.Counters) bool {
 	return c.Arrived < was.Arrived || c.Finished < was.Finished || c.ServedSeconds < was.ServedSeconds || c.Refused < was.Refused
 }
 
 // since is what was counted after was, which is not above c.
-func (c Counters) since(was Counters) Counters {
+func since(c, was api.Counters) api.Counters {
 	c.Arrived -= was.Arrived
 	c.Finished -= was.Finished
 	c.ServedSeconds -= was.ServedSeconds
@@ -59,25 +48,25 @@ func (c Counters) since(was Counters) Counters {
 
 // tally is what the last report of a gateway counted of a model.
 type tally struct {
-	Counters
+	api.Counters
 	// low are the counters of the last report where they were below those, which are the ones
 	// of the report before. Either that report came late, as from a host that was suspended, and
 	// says nothing; or the gateway began to count anew. The next report tells.
-	low *Counters
+	low *api.Counters
 }
 
 // next is the tally after a further report, and what that counts beyond. Of a report that is
 // below the last one nothing counts: all that a gateway ever counted would look like new
 // requests.
-func (t tally) next(c Counters) (now tally, grown Counters) {
+func (t tally) next(c api.Counters) (now tally, grown api.Counters) {
 	switch {
-	case !c.below(t.Counters):
-		return tally{Counters: c}, c.since(t.Counters)
-	case t.low != nil && !c.below(*t.low):
-		return tally{Counters: c}, c.since(*t.low)
+	case !below(c, t.Counters):
+		return tally{Counters: c}, since(c, t.Counters)
+	case t.low != nil && !below(c, *t.low):
+		return tally{Counters: c}, since(c, *t.low)
 	}
 	t.low = &c
-	return t, Counters{}
+	return t, api.Counters{}
 }
 
 // Count returns how many requests a model had while the store listened, and false where
@@ -89,18 +78,18 @@ func (t tally) next(c Counters) (now tally, grown Counters) {
 // counts from one report to the next, and of one that is heard for the first time, or again
 // after it was given up, or whose counters fell, the first report only says from where. So
 // nothing counts twice, and what is lost with a gateway is what came since its last report.
-func (s *Store) Count(model string) (Counters, bool) {
+func (s *Store) Count(model string) (api.Counters, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.now()
 	s.prune(now)
 	sum, ok := s.counted[model]
 	if !ok || !s.heard(now) {
-		return Counters{}, false
+		return api.Counters{}, false
 	}
 	for _, e := range s.gateways {
 		if _, counts := e.counters[model]; e.queues[model] != nil && !counts {
-			return Counters{}, false
+			return api.Counters{}, false
 		}
 	}
 	return sum, true
@@ -111,10 +100,9 @@ func (s *Store) Count(model string) (Counters, bool) {
 func (s *Store) count(old, e *entry) {
 	e.counters = make(map[string]tally, len(e.report.Counters))
 	for _, c := range e.report.Counters {
-		now, grown := old.tally(c, len(e.report.Counters)).next(c)
+		now, grown := old.tally(c, len(e.report.Counters)).next(c.Counters)
 		e.counters[c.Model] = now
 		sum := s.counted[c.Model]
-		sum.Model = c.Model
 		sum.Arrived += grown.Arrived
 		sum.Finished += grown.Finished
 		sum.ServedSeconds += grown.ServedSeconds
@@ -127,13 +115,13 @@ func (s *Store) count(old, e *entry) {
 // tally is from where the counters c of a new report go on: from c itself where that is not
 // known. n is how many models the new report has counters of: one that had no room for all
 // may have left this one out before.
-func (e *entry) tally(c Counters, n int) tally {
+func (e *entry) tally(c api.ModelCounters, n int) tally {
 	if e == nil {
-		return tally{Counters: c}
+		return tally{Counters: c.Counters}
 	}
 	was, known := e.counters[c.Model]
-	if !known && max(n, len(e.counters)) >= MaxQueues {
-		return tally{Counters: c}
+	if !known && max(n, len(e.counters)) >= api.MaxReportQueues {
+		return tally{Counters: c.Counters}
 	}
 	return was
 }

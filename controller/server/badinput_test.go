@@ -21,7 +21,7 @@ import (
 )
 
 func TestUnknownNames(t *testing.T) {
-	m := cluster(t, 1, settings{server: withPools})[0]
+	m := cluster(t, 1, settings{world: withPools})[0]
 	m.applied("m")
 	before := m.store.View().Index()
 	for _, c := range []struct{ method, path, body, text string }{
@@ -69,7 +69,7 @@ func TestUnknownNames(t *testing.T) {
 }
 
 func TestWrongBodies(t *testing.T) {
-	m := cluster(t, 1, settings{server: withPools})[0]
+	m := cluster(t, 1, settings{world: withPools})[0]
 	m.applied("m")
 	before := m.store.View().Index()
 	for _, c := range []struct{ path, body, text string }{

@@ -6,7 +6,6 @@ import (
 	"slices"
 
 	"remuda/controller/api"
-	"remuda/controller/load"
 	"remuda/controller/state"
 )
 
@@ -100,7 +99,7 @@ func variantCountsOf(m *state.Model, replicas []*state.Replica) map[string]api.C
 // replicas converts replicas of a view, with what gateways said of them.
 type replicas struct {
 	view  *state.View
-	loads map[string]load.Load
+	loads map[string]api.Load
 	// requests are told as well.
 	requests bool
 }
@@ -125,10 +124,10 @@ func (c replicas) convert(r *state.Replica) api.Replica {
 		out.NodeName, out.CapacityPool = n.Name, n.CapacityPool
 	}
 	if l, ok := c.loads[name]; ok {
-		out.Load = &api.Load{InFlight: l.InFlight, Busy: l.InFlight > 0, Oldest: l.Oldest, LastRequest: l.LastRequest}
-		if c.requests {
-			out.Load.Requests = list(l.Requests, func(q load.Request) api.Request { return api.Request{ID: q.ID, Started: q.Started} })
+		if !c.requests {
+			l.Requests = nil
 		}
+		out.Load = &l
 	}
 	return out
 }

@@ -75,43 +75,16 @@ func gatewayStateOf(v *state.View, models []*state.Model, replicas []*state.Repl
 }
 
 func (s *Server) gatewayReport(rq *request, _ *state.View) (answer, error) {
-	var body api.GatewayReport
-	if err := rq.decode(&body); err != nil {
+	var report api.GatewayReport
+	if err := rq.decode(&report); err != nil {
 		return answer{}, err
 	}
-	report := load.Report{
-		Gateway: body.Gateway, Index: body.Index, Since: body.Since, Wanted: body.Wanted, Replicas: make([]load.Replica, len(body.Replicas)),
-		Queues: make([]load.Queue, len(body.Queues)), Counters: make([]load.Counters, len(body.Counters)), Draining: body.Draining,
-	}
-	for i, r := range body.Replicas {
-		to := &report.Replicas[i]
-		to.Name, to.InFlight, to.Oldest, to.LastRequest = r.Name, r.InFlight, r.Oldest, r.LastRequest
-		to.Requests = requestsOf(r.Requests)
-	}
-	for i, q := range body.Queues {
-		report.Queues[i] = load.Queue{
-			Model: q.Model, State: load.State(q.State), Waiting: q.Waiting, InFlight: q.InFlight, Oldest: q.Oldest, Served: q.Served,
-			Requests: requestsOf(q.Requests),
-		}
-	}
-	for i, c := range body.Counters {
-		report.Counters[i] = load.Counters{Model: c.Model, Arrived: c.Arrived, Finished: c.Finished, ServedSeconds: c.ServedSeconds, Refused: c.Refused}
-	}
-	if err := report.Validate(); err != nil {
+	if err := load.Validate(report); err != nil {
 		return answer{}, badRequest("%v", err)
 	}
 	if err := s.cfg.Loads.Put(report); err != nil {
 		return answer{}, &api.Error{Status: http.StatusServiceUnavailable, Code: api.CodeBusy, RetryAfter: retryNomad,
 			Message: fmt.Sprintf("gateway %q: %v: at most %d may, see \"remuda gateway list\"", report.Gateway, err, load.MaxGateways)}
 	}
-	orders := s.cfg.Loads.Orders(report.Gateway)
-	return answer{value: api.GatewayOrders{Kill: orders.Kill, Drain: orders.Drain}}, nil
-}
-
-func requestsOf(rs []api.Request) []load.Request {
-	out := make([]load.Request, len(rs))
-	for i, r := range rs {
-		out[i] = load.Request{ID: r.ID, Started: r.Started}
-	}
-	return out
+	return answer{value: s.cfg.Loads.Orders(report.Gateway)}, nil
 }

@@ -369,7 +369,7 @@ func TestHealth(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, api.AgentHealth{Healthy: true, Problems: []string{}}, h)
 	require.NoError(t, m.client.Ready(t.Context()))
-	*m.health = api.ReconcileStatus{Active: true, Nomad: api.LinkStatus{Heard: epoch, Error: "connection refused"}, Consul: api.LinkStatus{Known: true}, LastError: "plan: no"}
+	m.world.status = api.ReconcileStatus{Active: true, Nomad: api.LinkStatus{Heard: epoch, Error: "connection refused"}, Consul: api.LinkStatus{Known: true}, LastError: "plan: no"}
 	h, err = m.client.AgentHealth(t.Context())
 	require.NoError(t, err)
 	require.False(t, h.Healthy)

@@ -345,15 +345,18 @@ func (g *generator) structure(t reflect.Type) object {
 	schema := object{"type": "object", "additionalProperties": false, "properties": properties,
 		"description": g.prose(reference.Source(g.t, apiPackage).TypeDoc(t.Name()))}
 	g.schemas[t.Name()] = schema
-	for i := range t.NumField() {
-		f := t.Field(i)
+	for _, f := range reflect.VisibleFields(t) {
 		name, options, _ := strings.Cut(f.Tag.Get("json"), ",")
-		if name == "-" {
-			continue
+		if name == "-" || f.Anonymous {
+			continue // of an embedded struct only the fields count
 		}
 		name = cmp.Or(name, f.Name)
 		of := g.schema(f.Type, f.Tag)
-		if doc := g.prose(reference.FieldDoc(g.t, t, f.Name)); doc != "" {
+		owner := t
+		if path := f.Index[:len(f.Index)-1]; len(path) > 0 {
+			owner = t.FieldByIndex(path).Type
+		}
+		if doc := g.prose(reference.FieldDoc(g.t, owner, f.Name)); doc != "" {
 			if of["$ref"] != nil {
 				of = object{"allOf": []any{of}} // beside $ref nothing else counts
 			}

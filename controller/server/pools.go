@@ -12,18 +12,9 @@ import (
 	"remuda/controller/state"
 )
 
-// pools returns the pools of the config, the own one first.
-func (s *Server) pools() []api.Pool {
-	if s.cfg.Pools == nil {
-		link := s.cfg.Reconcile().Nomad
-		return []api.Pool{{Management: string(state.ManagementFull), Price: 1, Known: link.Known, Heard: link.Heard, Error: link.Error}}
-	}
-	return slices.Clone(s.cfg.Pools())
-}
-
 func (s *Server) listPools(_ *request, v *state.View, ws memdb.WatchSet) (answer, error) {
 	index := v.TableIndex(state.TableNodes, state.TableReplicas, state.TableModels)
-	pools := s.pools()
+	pools := slices.Clone(s.cfg.Reconciler.Pools())
 	// at returns the pool of that name; one that only the state knows is listed as well.
 	at := func(name string) *api.Pool {
 		i := slices.IndexFunc(pools, func(p api.Pool) bool { return p.Name == name })
@@ -133,7 +124,7 @@ func (s *Server) expect(rq *request, v *state.View) (answer, error) {
 
 func (s *Server) mayExpect(name string) error {
 	var names []string
-	for _, p := range s.pools() {
+	for _, p := range s.cfg.Reconciler.Pools() {
 		switch {
 		case p.Name == "":
 		case p.Name != name:

@@ -26,7 +26,7 @@ type good struct {
 // for something that it refuses. The client's transport compares both with the
 // description.
 func TestEveryRouteAnswersAsDescribed(t *testing.T) {
-	m, secrets := bootstrapped(t, withPools)
+	m, secrets := bootstrapped(t)
 	m.applied("m")
 	running := m.place("m", "r1", 0, 0)
 	m.move(running, state.EventStarted, state.EventServing)
