@@ -52,8 +52,9 @@ type GatewayReport struct {
 	// Gateway is its own unique name.
 	Gateway string
 	// Index is of the GatewayState that it follows now.
-	Index    uint64
-	Replicas []ReplicaLoad
+	Index uint64
+	// Replicas are those that it knows; one that is left out has nothing in flight.
+	Replicas []ReplicaLoad `json:",omitempty"`
 	// Since is when the gateway began: of requests before that it knows nothing. Zero: it
 	// does not say, and nothing can be concluded from what it has not seen.
 	Since time.Time `json:",omitzero"`
