@@ -201,7 +201,7 @@ func overridden(v *state.View, old, m *state.Model, replicas int) []string {
 	return []string{fmt.Sprintf("replicas is %d in the file and remains %d: %s", *m.FileReplicas, replicas, why)}
 }
 
-// fileError has every fault of a model file with its line.
+// fileError has every fault of a file with its line.
 func fileError(err error) error {
 	var faults hclfault.Faults
 	if !errors.As(err, &faults) {
@@ -214,7 +214,7 @@ func fileError(err error) error {
 func faultsError(faults hclfault.Faults) error {
 	e := &api.Error{Status: http.StatusBadRequest, Code: api.CodeBadRequest, Message: faults.Error()}
 	for _, f := range faults {
-		e.Faults = append(e.Faults, api.Fault{File: f.File, Line: f.Line, Column: f.Column, Text: f.Text})
+		e.Faults = append(e.Faults, api.Fault(f))
 	}
 	return e
 }

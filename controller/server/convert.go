@@ -189,13 +189,9 @@ func (s *Server) nodeOf(n *state.Node, rs []*state.Replica) api.Node {
 	return out
 }
 
-func decisionOf(d *state.Decision) api.Decision {
-	return api.Decision{ID: d.ID, Time: d.Time, Model: d.Model, Replica: d.Replica, Kind: d.Kind, Reason: d.Reason, Inputs: maps.Clone(d.Inputs)}
-}
+func decisionOf(d *state.Decision) api.Decision { return api.Decision(*d) }
 
-func switchOf(s *state.Switch) api.Switch {
-	return api.Switch{Name: s.Name, Value: s.Value, ModifyIndex: s.ModifyIndex}
-}
+func switchOf(s *state.Switch) api.Switch { return api.Switch(*s) }
 
 func tokenOf(t *state.Token) api.Token {
 	return api.Token{Accessor: t.Accessor, Name: t.Name, Role: string(t.Role), Created: t.Created, CreateIndex: t.CreateIndex, ModifyIndex: t.ModifyIndex}

@@ -346,11 +346,10 @@ func (g *generator) structure(t reflect.Type) object {
 		"description": g.prose(reference.Source(g.t, apiPackage).TypeDoc(t.Name()))}
 	g.schemas[t.Name()] = schema
 	for _, f := range reflect.VisibleFields(t) {
-		name, options, _ := strings.Cut(f.Tag.Get("json"), ",")
-		if name == "-" || f.Anonymous {
-			continue // of an embedded struct only the fields count
+		name, needed := jsonField(f)
+		if name == "" {
+			continue
 		}
-		name = cmp.Or(name, f.Name)
 		of := g.schema(f.Type, f.Tag)
 		owner := t
 		if path := f.Index[:len(f.Index)-1]; len(path) > 0 {
@@ -363,7 +362,7 @@ func (g *generator) structure(t reflect.Type) object {
 			of["description"] = doc
 		}
 		properties[name] = of
-		if !strings.HasPrefix(options, "omit") {
+		if needed {
 			required = append(required, name)
 		}
 	}

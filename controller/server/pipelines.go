@@ -2,9 +2,7 @@ package server
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
-	"net/http"
 	"strings"
 
 	"github.com/hashicorp/go-memdb"
@@ -12,7 +10,6 @@ import (
 	"remuda/controller/api"
 	"remuda/controller/pipeline"
 	"remuda/controller/state"
-	"remuda/internal/hclfault"
 )
 
 // pipelineOf also looks which of its models exist.
@@ -54,7 +51,7 @@ func (s *Server) applyPipeline(rq *request, v *state.View) (answer, error) {
 	name := rq.PathValue("pipeline")
 	p, err := pipeline.Parse(cmp.Or(body.Filename, "pipeline.hcl"), []byte(body.File))
 	if err != nil {
-		return answer{}, pipelineError(err)
+		return answer{}, fileError(err)
 	}
 	if p.Name != name {
 		return answer{}, badRequest("the file defines pipeline %q, but the path names %q: must be the same", p.Name, name)
@@ -90,17 +87,4 @@ func (s *Server) deletePipeline(rq *request, v *state.View) (answer, error) {
 	}
 	_, err := s.decide(rq, cmd, state.Decision{Kind: "pipeline", Reason: fmt.Sprintf("%s deleted pipeline %q", by(rq.token), name), Inputs: map[string]string{"pipeline": name}})
 	return answer{}, err
-}
-
-// pipelineError has every fault of a pipeline's file with its line.
-func pipelineError(err error) error {
-	var faults hclfault.Faults
-	if !errors.As(err, &faults) {
-		return badRequest("%v", err)
-	}
-	e := &api.Error{Status: http.StatusBadRequest, Code: api.CodeBadRequest, Message: faults.Error()}
-	for _, f := range faults {
-		e.Faults = append(e.Faults, api.Fault{File: f.File, Line: f.Line, Column: f.Column, Text: f.Text})
-	}
-	return e
 }

@@ -81,23 +81,17 @@ func (s *Server) listSwitches(_ *request, v *state.View, ws memdb.WatchSet) (ans
 }
 
 func (s *Server) setSwitch(rq *request, _ *state.View) (answer, error) {
-	var body struct {
-		Value *string
-		CAS   *uint64
-	}
+	var body api.SwitchRequest
 	if err := rq.decode(&body); err != nil {
 		return answer{}, err
 	}
-	if body.Value == nil {
-		return answer{}, badRequest("field \"Value\" is missing: must be the value of the switch")
-	}
 	name := rq.PathValue("switch")
-	if err := checkSwitch(name, *body.Value); err != nil {
+	if err := checkSwitch(name, body.Value); err != nil {
 		return answer{}, err
 	}
-	if _, err := s.decide(rq, &state.SetSwitch{Name: name, Value: *body.Value, ModifyIndex: body.CAS},
-		state.Decision{Kind: "switch", Reason: fmt.Sprintf("%s set switch %q to %q", by(rq.token), name, *body.Value),
-			Inputs: map[string]string{"switch": name, "value": *body.Value}}); err != nil {
+	if _, err := s.decide(rq, &state.SetSwitch{Name: name, Value: body.Value, ModifyIndex: body.CAS},
+		state.Decision{Kind: "switch", Reason: fmt.Sprintf("%s set switch %q to %q", by(rq.token), name, body.Value),
+			Inputs: map[string]string{"switch": name, "value": body.Value}}); err != nil {
 		return answer{}, err
 	}
 	for _, sw := range s.cfg.Raft.Store().View().Switches(nil) {

@@ -2,6 +2,7 @@ package server
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -10,6 +11,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"net/url"
+	"reflect"
 	"strconv"
 	"strings"
 	"time"
@@ -205,18 +207,58 @@ func (r *heldReader) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// decode reads the JSON body into v, which is one object without unknown fields.
+// decode reads the JSON body into v: one object that has the required fields of v and no
+// unknown ones.
 func (rq *request) decode(v any) error {
 	d := json.NewDecoder(bytes.NewReader(rq.body))
 	d.DisallowUnknownFields()
 	err := d.Decode(v)
-	if err == nil {
-		if _, err = d.Token(); errors.Is(err, io.EOF) {
-			return nil
-		}
-		err = errors.New("unexpected data after the JSON object")
-	} else if errors.Is(err, io.EOF) {
+	switch {
+	case errors.Is(err, io.EOF):
 		err = errors.New("it is empty, and must be a JSON object")
+	case err == nil:
+		err = complete(rq.body, v)
 	}
-	return badRequest("body of %s %s: %v", rq.route.method, rq.route.pattern, err)
+	if err != nil {
+		return badRequest("body of %s %s: %v", rq.route.method, rq.route.pattern, err)
+	}
+	return nil
+}
+
+// complete returns an error if body is not one JSON object with the required fields of v: a
+// number that was left out is not 0.
+func complete(body []byte, v any) error {
+	var given map[string]isSet
+	if err := json.Unmarshal(body, &given); err != nil {
+		return err
+	}
+	has := map[string]bool{}
+	for name, set := range given {
+		has[strings.ToLower(name)] = bool(set) // encoding/json ignores case
+	}
+	var errs []error
+	for _, f := range reflect.VisibleFields(reflect.TypeOf(v).Elem()) {
+		if name, required := jsonField(f); required && !has[strings.ToLower(name)] {
+			errs = append(errs, fmt.Errorf("field %q is missing", name))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// isSet is true for any JSON but null, which it does not keep.
+type isSet bool
+
+func (s *isSet) UnmarshalJSON(b []byte) error {
+	*s = string(b) != "null"
+	return nil
+}
+
+// jsonField is the name of a field of a type of package api in JSON, empty for none, and
+// whether a body must have it.
+func jsonField(f reflect.StructField) (name string, required bool) {
+	name, options, _ := strings.Cut(f.Tag.Get("json"), ",")
+	if name == "-" || f.Anonymous { // of an embedded struct the fields count
+		return "", false
+	}
+	return cmp.Or(name, f.Name), !strings.HasPrefix(options, "omit") && f.Type.Kind() != reflect.Pointer
 }

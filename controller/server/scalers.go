@@ -36,9 +36,6 @@ func (s *Server) setScaler(rq *request, _ *state.View) (answer, error) {
 	if err := rq.decode(&body); err != nil {
 		return answer{}, err
 	}
-	if len(body.State) == 0 {
-		return answer{}, badRequest("field \"State\" is missing: must be a JSON value other than null")
-	}
 	if !utf8.Valid(body.State) {
 		return answer{}, badRequest("field \"State\" is not valid UTF-8")
 	}
