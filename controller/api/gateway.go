@@ -31,6 +31,20 @@ type GatewayModel struct {
 	Slots int
 	// Continuation: a stream that an engine broke off goes on at another one.
 	Continuation bool `json:",omitempty"`
+	// Problem is why no replica comes; nil where one serves or is on its way, or none is
+	// missing.
+	Problem *GatewayProblem `json:",omitempty"`
+}
+
+// GatewayProblem is why a model without a serving replica gets none.
+type GatewayProblem struct {
+	// State is CANT_PLACE or LOAD_FAILED.
+	State QueueState `enum:"api.QueueState"`
+	// Message is a sentence for clients.
+	Message string
+	// Since is when it began; RetryAt is when a failed replica is tried again.
+	Since   time.Time
+	RetryAt time.Time `json:",omitzero"`
 }
 
 // GatewayReplica is a replica as a gateway needs to know it.
@@ -78,6 +92,8 @@ type QueueState = string
 
 // States of a model at a gateway.
 const (
+	QueueCantPlace    QueueState = "CANT_PLACE"   // nothing runs, and there is no place for a replica
+	QueueLoadFailed   QueueState = "LOAD_FAILED"  // nothing runs: replicas failed to start, and are tried again
 	QueueProvisioning QueueState = "PROVISIONING" // nothing runs, and the controller is being asked
 	QueueDeploying    QueueState = "DEPLOYING"    // the controller is bringing a replica up
 	QueueReady        QueueState = "READY"        // a replica serves and nothing is in flight

@@ -14,7 +14,7 @@ import (
 
 // states has the one that says least first. Of several gateways' states the last of these is
 // that of all together: one that serves serves, whatever the others have not heard.
-var states = []api.QueueState{api.QueueCancelled, api.QueueProvisioning, api.QueueDeploying, api.QueueReady, api.QueueBusy}
+var states = []api.QueueState{api.QueueCancelled, api.QueueProvisioning, api.QueueCantPlace, api.QueueLoadFailed, api.QueueDeploying, api.QueueReady, api.QueueBusy}
 
 // queueErrors names everything that is wrong with a queue.
 func queueErrors(q api.QueueLoad) []error {

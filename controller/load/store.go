@@ -180,12 +180,17 @@ func (s *Store) Demand(after func(model string) time.Time) map[string]time.Time 
 	}
 	for _, e := range s.gateways {
 		for model, q := range e.queues {
-			if q.Waiting > 0 && q.State == api.QueueProvisioning {
+			if q.Waiting > 0 && unserved(q.State) {
 				add(model, newest(q), e.at)
 			}
 		}
 	}
 	return out
+}
+
+// unserved reports whether a model in that state needs a replica.
+func unserved(s api.QueueState) bool {
+	return s == api.QueueProvisioning || s == api.QueueCantPlace || s == api.QueueLoadFailed
 }
 
 // Since returns the latest time before which a request may be unknown, and whether a

@@ -504,7 +504,7 @@ func TestHash(t *testing.T) {
 		"host memory": {`"20GB"`, `"21GB"`}, "cost": {"7.25", "7.5"}, "slots": {"64", "65"}, "engine": {`"ollama"`, `"vllm"`},
 		"vars": {"tp = 2", "tp = 4"}, "keep warm": {"keep_warm  = 1", "keep_warm = 2"}, "reach": {"reach = 4", "reach = 3"},
 		"continuation": {"continuation = true", "continuation = false"}, "replicas": {"replicas   = 2", "replicas = 3"}, "no replicas": {"replicas   = 2", ""},
-		"weights":      {`"16GiB"`, `"17GiB"`}, "sleep memory": {`sleep_memory = "1GiB"`, `sleep_memory = "2GiB"`},
+		"weights": {`"16GiB"`, `"17GiB"`}, "sleep memory": {`sleep_memory = "1GiB"`, `sleep_memory = "2GiB"`},
 	}
 	seen := map[string]string{base.Hash: "base"}
 	for name, c := range changes {

@@ -58,6 +58,8 @@ type model struct {
 	// Model is as the plan leaves it.
 	*state.Model
 	versions state.Versions
+	// unplaceable is why no place was found for a replica in this plan.
+	unplaceable string
 	// rescaled: the plan changes its numbers. rolledBack: the plan returns it to its stable
 	// version, and does no more for it.
 	rescaled, rolledBack bool
@@ -370,12 +372,13 @@ func (d *draft) decideOnce(kind, model, replica, reason string, in inputs) {
 
 // tell is decideOnce. Where the reason is what and then details, other details are told
 // after a while only; an empty what is all of it.
-func (d *draft) tell(kind, model, replica, reason, what string, in inputs) {
+// It reports whether the decision was recorded.
+func (d *draft) tell(kind, model, replica, reason, what string, in inputs) bool {
 	if d.once++; d.once > maxOnce {
-		return
+		return false
 	}
 	if strings.ContainsRune(model+replica, 0) || !utf8.ValidString(model+replica) {
-		return // no name of ours, and the state would refuse it or write another
+		return false // no name of ours, and the state would refuse it or write another
 	}
 	same := func(k, r, why string, at time.Time, had map[string]string) (about, said bool) {
 		if r == replica && k == kind && had["variant"] == in["variant"] && had["about"] == in["about"] {
@@ -390,20 +393,21 @@ func (d *draft) tell(kind, model, replica, reason, what string, in inputs) {
 			continue
 		}
 		if about, said := same(p.Kind, p.Replica, p.Reason, p.Time, p.Inputs); said {
-			return
+			return false
 		} else if about {
 			d.decide(kind, model, replica, reason, in)
-			return
+			return true
 		}
 	}
 	for _, p := range d.decisionsOf(model) {
 		if about, said := same(p.Kind, p.Replica, p.Reason, p.Time, p.Inputs); said {
-			return
+			return false
 		} else if about {
 			break
 		}
 	}
 	d.decide(kind, model, replica, reason, in)
+	return true
 }
 
 func (d *draft) decisionsOf(model string) []*state.Decision {
@@ -474,7 +478,7 @@ func (d *draft) full() bool {
 
 // size is how much the plan changes.
 func (d *draft) size() int {
-	n := len(d.plan.Remove) + len(d.plan.Move) + len(d.plan.Place) + len(d.plan.Rollouts) + len(d.plan.Rescales) + len(d.plan.Quarantines) + len(d.plan.Marks) + len(d.plan.Decisions)
+	n := len(d.plan.Remove) + len(d.plan.Move) + len(d.plan.Place) + len(d.plan.Rollouts) + len(d.plan.Rescales) + len(d.plan.Quarantines) + len(d.plan.Marks) + len(d.plan.Unplaceable) + len(d.plan.Decisions)
 	if d.plan.Dedicated != nil {
 		n++
 	}

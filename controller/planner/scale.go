@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 
 	"remuda/controller/placement"
 	"remuda/controller/state"
@@ -255,6 +256,17 @@ func (g *group) has(r *member) bool {
 	return slices.ContainsFunc(g.definitions(), func(v *state.Variant) bool { return v.Name == r.Name.Variant && v.Hash == g.hashOf(r) })
 }
 
+// maxUnplaceable is how long the reason that gateways get is at most, in bytes.
+const maxUnplaceable = 500
+
+// clip shortens a text for people to at most n bytes.
+func clip(s string, n int) string {
+	if len(s) <= n {
+		return s
+	}
+	return strings.ToValidUTF8(s[:n-len("…")], "") + "…"
+}
+
 // maxNodes is of how many nodes a decision says why nothing fits there.
 const maxNodes = 50
 
@@ -278,7 +290,13 @@ func (d *draft) cannot(kind string, g *group, variant, about, what string, refus
 			in["node "+node] = why
 		}
 	}
-	d.tell(kind, g.Name, "", reason, what, in)
+	news := d.tell(kind, g.Name, "", reason, what, in)
+	if kind != KindCannotPlace {
+		return
+	}
+	if g.unplaceable = clip(reason, maxUnplaceable); g.Unplaceable != nil && !news {
+		g.unplaceable = g.Unplaceable.Reason // other details are not worth a change of the state
+	}
 }
 
 // replace places members beside those that have to go, before they go: their node is

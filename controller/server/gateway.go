@@ -46,8 +46,9 @@ func (s *Server) gatewayState(_ *request, v *state.View, ws memdb.WatchSet) (ans
 
 func gatewayStateOf(v *state.View, models []*state.Model, replicas []*state.Replica, pipelines []*state.Pipeline) api.GatewayState {
 	out := api.GatewayState{Models: make([]api.GatewayModel, 0, len(models)), Replicas: make([]api.GatewayReplica, 0, len(replicas))}
+	problems := problemsOf(models, replicas)
 	for _, m := range models {
-		g := api.GatewayModel{Name: m.Name, Wanted: m.Target(), Stopped: m.Stopped, Continuation: m.Continuation}
+		g := api.GatewayModel{Name: m.Name, Wanted: m.Target(), Stopped: m.Stopped, Continuation: m.Continuation, Problem: problems[m.Name]}
 		for _, variant := range m.Variants {
 			if variant.Slots > 0 {
 				g.Slots = variant.Slots
@@ -72,6 +73,33 @@ func gatewayStateOf(v *state.View, models []*state.Model, replicas []*state.Repl
 		out.Pipelines = append(out.Pipelines, api.GatewayPipeline{Name: p.Name, Source: p.Source})
 	}
 	return out
+}
+
+// problemsOf returns why models without a serving replica get none.
+func problemsOf(models []*state.Model, replicas []*state.Replica) map[string]*api.GatewayProblem {
+	comes, failed := map[string]bool{}, map[string]*state.Replica{}
+	for _, r := range replicas {
+		switch model := r.Name.Model; r.Status {
+		case state.StatusServing, state.StatusPlaced, state.StatusStarting, state.StatusWaking:
+			comes[model] = true
+		case state.StatusFailed:
+			if last := failed[model]; last == nil || r.Retry.Before(last.Retry) {
+				failed[model] = r // the first one to be tried again
+			}
+		}
+	}
+	problems := map[string]*api.GatewayProblem{}
+	for _, m := range models {
+		r := failed[m.Name]
+		switch {
+		case comes[m.Name] || m.Target() == 0:
+		case r != nil:
+			problems[m.Name] = &api.GatewayProblem{State: api.QueueLoadFailed, Message: fmt.Sprintf("load failed %s: %s", plural(r.Failures, "time"), r.LastError), Since: r.Since, RetryAt: r.Retry}
+		case m.Unplaceable != nil:
+			problems[m.Name] = &api.GatewayProblem{State: api.QueueCantPlace, Message: m.Unplaceable.Reason, Since: m.Unplaceable.Since}
+		}
+	}
+	return problems
 }
 
 func (s *Server) gatewayReport(rq *request, _ *state.View) (answer, error) {

@@ -29,6 +29,8 @@ type Plan struct {
 	Quarantines []Quarantine `json:",omitempty"`
 	// Marks are written, or taken away where their time is zero.
 	Marks []Mark `json:",omitempty"`
+	// Unplaceable are the models that have a replica without a place, or have none any more.
+	Unplaceable []SetUnplaceable `json:",omitempty"`
 	// Dedicated, nil: the set stays as it is.
 	Dedicated *SetDedicated `json:",omitempty"`
 	Decisions []Decision
@@ -81,6 +83,9 @@ func (c *Plan) apply(t *txn) *Error {
 			return err
 		}
 	}
+	for i := range c.Unplaceable {
+		c.Unplaceable[i].apply(t, c.Time)
+	}
 	if c.Dedicated != nil {
 		if c.Dedicated.Time.IsZero() {
 			c.Dedicated.Time = c.Time
@@ -90,6 +95,30 @@ func (c *Plan) apply(t *txn) *Error {
 		}
 	}
 	return t.record(c.Decisions)
+}
+
+// SetUnplaceable changes why no place is found for a model's replica.
+type SetUnplaceable struct {
+	Model string
+	// Reason, empty: there is no such replica.
+	Reason string `json:",omitempty"`
+}
+
+func (c *SetUnplaceable) apply(t *txn, now time.Time) {
+	old := first[Model](t.Txn, TableModels, byID, c.Model)
+	if old == nil {
+		return
+	}
+	m := *old
+	switch {
+	case c.Reason == "":
+		m.Unplaceable = nil
+	case old.Unplaceable != nil:
+		m.Unplaceable = &Unplaceable{Reason: c.Reason, Since: old.Unplaceable.Since}
+	default:
+		m.Unplaceable = &Unplaceable{Reason: c.Reason, Since: now}
+	}
+	t.put(TableModels, &m)
 }
 
 // Place puts a new replica somewhere.

@@ -47,6 +47,9 @@ type Model struct {
 	Version, StableVersion int
 	// Replicas is how many should run, between Min and Max.
 	Replicas int
+	// Unplaceable is why the planner finds no place for a replica that is missing; nil where
+	// none is missing, or one is on its way. It does not count as a change of the row.
+	Unplaceable *Unplaceable `json:",omitempty"`
 	// Stopped: it should have no replicas, whatever else is said.
 	Stopped bool
 	// ScaledAt is when an operator last lowered Target, by scaling, stopping or evicting. What
@@ -135,6 +138,12 @@ type Rollout struct {
 	Reason string
 	// Since is when Status was entered.
 	Since time.Time
+}
+
+// Unplaceable is why no place is found for a replica, and since when.
+type Unplaceable struct {
+	Reason string
+	Since  time.Time
 }
 
 // Ongoing reports whether the rollout is neither finished nor rolled back.

@@ -79,6 +79,7 @@ func (m *Model) defined(v *Version) *Model {
 	next := v.Model
 	next.Version, next.StableVersion = v.Number, m.StableVersion
 	next.Replicas, next.Stopped, next.ScaledAt, next.Spread, next.Expected = m.Replicas, m.Stopped, m.ScaledAt, m.Spread, m.Expected
+	next.Unplaceable = m.Unplaceable
 	next.Rollouts, next.CreateIndex, next.ModifyIndex = m.Rollouts, m.CreateIndex, m.ModifyIndex
 	next.bound()
 	return &next
@@ -94,7 +95,7 @@ func (m *Model) Rescales(old *Model) bool {
 func (m *Model) definition() Model {
 	d := *m
 	d.Version, d.StableVersion, d.Stopped, d.ScaledAt, d.Spread, d.Expected, d.Rollouts = 0, 0, false, time.Time{}, nil, nil, nil
-	d.CreateIndex, d.ModifyIndex = 0, 0
+	d.CreateIndex, d.ModifyIndex, d.Unplaceable = 0, 0, nil
 	return d
 }
 
