@@ -188,9 +188,9 @@ func (x *exchange) hopeless(began time.Time) *apiError {
 	p := x.g.roster.standing(&x.ticket, false).problem
 	now := time.Now()
 	switch {
-	case p.State == string(api.QueueLoadFailed) && p.RetryAt.After(x.until(began)):
+	case p.State == api.QueueLoadFailed && p.RetryAt.After(x.until(began)):
 		return errProblem(x.head.Model, p, min(p.RetryAt.Sub(now), maxRetryAfter))
-	case p.State == string(api.QueueCantPlace) && now.Sub(p.Since) > hopelessAfter:
+	case p.State == api.QueueCantPlace && now.Sub(p.Since) > hopelessAfter:
 		return errProblem(x.head.Model, p, x.g.cfg.RetryAfter)
 	}
 	return nil

@@ -316,7 +316,7 @@ func stateOf(s balance.State) string {
 	case s.Stopped:
 		return api.QueueCancelled
 	case s.Problem.State != "":
-		return api.QueueState(s.Problem.State)
+		return s.Problem.State
 	case s.Starting > 0:
 		return api.QueueDeploying
 	default:
