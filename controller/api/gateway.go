@@ -51,7 +51,8 @@ type GatewayReplica struct {
 type GatewayReport struct {
 	// Gateway is its own unique name.
 	Gateway string
-	// Index is of the GatewayState that it follows now.
+	// Index is of the GatewayState that it follows now: it routes as that says, or as a newer
+	// one.
 	Index uint64
 	// Replicas are those that it knows; one that is left out has nothing in flight.
 	Replicas []ReplicaLoad `json:",omitempty"`
@@ -136,8 +137,10 @@ type GatewayOrders struct {
 // ReplicaLoad is one gateway's load on one replica. A replica on which nothing is in
 // flight may be left out.
 type ReplicaLoad struct {
-	Name        string
-	InFlight    int
+	Name     string
+	InFlight int
+	// Oldest is when the oldest request in flight began, LastRequest when the newest of all
+	// did; absent where there was none.
 	Oldest      time.Time `json:",omitzero"`
 	LastRequest time.Time `json:",omitzero"`
 	// Requests are at most MaxReportRequests, oldest first.

@@ -62,9 +62,10 @@ type Load struct {
 	Requests []Request `json:",omitempty"`
 }
 
-// Request is a request in flight.
+// Request is a request in flight, or one that waits.
 type Request struct {
-	ID      string
+	ID string
+	// Started is when it was sent to the replica, or came where it waits.
 	Started time.Time
 }
 

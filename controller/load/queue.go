@@ -120,7 +120,7 @@ func (s *Store) QueueOf(model string) (of []api.GatewayQueue, requests []api.Que
 }
 
 // Find returns where the gateways say that requests of this ID are. They name only some:
-// the first api.MaxReportRequests of each queue and the oldest api.MaxReportRequests of each replica.
+// the first api.MaxReportRequests of each queue and the oldest ones of each replica.
 func (s *Store) Find(id string) []api.QueuedRequest {
 	out := []api.QueuedRequest{}
 	for name, e := range s.live() {

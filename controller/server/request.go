@@ -228,13 +228,14 @@ func (rq *request) decode(v any) error {
 // complete returns an error if body is not one JSON object with the required fields of v: a
 // number that was left out is not 0.
 func complete(body []byte, v any) error {
-	var given map[string]json.RawMessage
+	var given map[string]isSet
 	if err := json.Unmarshal(body, &given); err != nil {
 		return err
 	}
 	has := map[string]bool{}
-	for name, value := range given {
-		has[strings.ToLower(name)] = string(value) != "null" // encoding/json ignores case
+	for name, set := range given {
+		key := strings.ToLower(name) // encoding/json ignores case
+		has[key] = has[key] || bool(set)
 	}
 	var errs []error
 	for _, f := range reflect.VisibleFields(reflect.TypeOf(v).Elem()) {
@@ -243,6 +244,14 @@ func complete(body []byte, v any) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// isSet is true for any JSON but null, which it does not keep.
+type isSet bool
+
+func (s *isSet) UnmarshalJSON(b []byte) error {
+	*s = string(b) != "null"
+	return nil
 }
 
 // jsonField is the name of a field of a type of package api in JSON, empty for none, and
