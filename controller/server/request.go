@@ -234,7 +234,8 @@ func complete(body []byte, v any) error {
 	}
 	has := map[string]bool{}
 	for name, set := range given {
-		has[strings.ToLower(name)] = bool(set) // encoding/json ignores case
+		key := strings.ToLower(name) // encoding/json ignores case
+		has[key] = has[key] || bool(set)
 	}
 	var errs []error
 	for _, f := range reflect.VisibleFields(reflect.TypeOf(v).Elem()) {
