@@ -62,7 +62,7 @@ func TestTables(t *testing.T) {
 	})
 	var got strings.Builder
 	for _, verb := range []string{
-		"acl token list", "agent info", "decision list", "dedicated show", "evict m -to warm", "gateway list", "model list", "model status m", "node list", "pipeline list",
+		"acl token list", "agent info", "decision list", "dedicated status", "evict m -to warm", "gateway list", "model list", "model status m", "node list", "pipeline list",
 		"pool list", "queue list", "queue status m", "raft list-peers", "replica list", "replica status m:v:1", "switch list",
 	} {
 		got.WriteString("$ remuda " + verb + "\n" + r.ok(strings.Fields(verb)...) + "\n")

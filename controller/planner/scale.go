@@ -424,7 +424,7 @@ func usable(r *member) bool {
 		return false
 	}
 	for uuid := range r.Placement.Memory {
-		if g := r.node.GPU(uuid); g == nil || !g.Healthy || g.Quarantined {
+		if g := r.node.GPU(uuid); g == nil || !g.Healthy || g.Cordoned {
 			return false
 		}
 	}

@@ -244,7 +244,7 @@ func (w *world) disturb(hashes *int) {
 	case 17:
 		id := anyOf(sorted(w.nodes))
 		n := v.Node(nil, id)
-		w.must(&state.Quarantine{Node: id, GPU: n.GPUs[1].UUID, On: !n.GPUs[1].Quarantined})
+		w.must(&state.Cordon{Node: id, GPU: n.GPUs[1].UUID, On: !n.GPUs[1].Cordoned})
 	case 18:
 		w.stranger(m)
 	}
@@ -302,7 +302,7 @@ func (w *world) settle() {
 			n.GPUs[0].Healthy = true
 		})
 		for _, g := range w.nodes[id].GPUs {
-			w.must(&state.Quarantine{Node: id, GPU: g.UUID})
+			w.must(&state.Cordon{Node: id, GPU: g.UUID})
 		}
 	}
 	for _, name := range sorted(w.nomad) { // people look after what the controller leaves alone

@@ -515,7 +515,7 @@ func (w *world) plan(lagging bool) (plans int, next time.Time) {
 			return plans, again
 		}
 		plans++
-		changes := len(p.Remove) + len(p.Move) + len(p.Place) + len(p.Rollouts) + len(p.Decisions) + len(p.Rescales) + len(p.Quarantines) + len(p.Marks)
+		changes := len(p.Remove) + len(p.Move) + len(p.Place) + len(p.Rollouts) + len(p.Decisions) + len(p.Rescales) + len(p.Cordons) + len(p.Marks)
 		if p.Dedicated != nil {
 			changes++
 		}

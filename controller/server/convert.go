@@ -179,7 +179,7 @@ func (s *Server) nodeOf(n *state.Node, rs []*state.Replica) api.Node {
 		gpu := api.GPU{
 			UUID: g.UUID, Model: g.Model, Clique: g.Clique, Memory: g.Memory,
 			Seats:   list(g.Seats, func(id string) api.Seat { return api.Seat{ID: id, Replica: held.seats[id]} }),
-			Healthy: g.Healthy, Reason: g.Reason, Quarantined: g.Quarantined, QuarantineReason: g.QuarantineReason,
+			Healthy: g.Healthy, Reason: g.Reason, Cordoned: g.Cordoned, CordonReason: g.CordonReason,
 		}
 		if of := held.gpus[g.UUID]; of != nil {
 			gpu.HotMemory, gpu.MovingMemory, gpu.WarmMemory = of.HotMemory, of.MovingMemory, of.WarmMemory

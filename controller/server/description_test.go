@@ -204,20 +204,20 @@ func TestRequestsAreDescribed(t *testing.T) {
 		schema string
 		value  string
 	}{
-		"apply":      {"ApplyRequest", `{"File":"x","Filename":"f","DryRun":true,"CAS":{"m":1}}`},
-		"scale":      {"ScaleRequest", `{"Replicas":1,"Variant":"v","Origin":"autoscaler","CAS":2}`},
-		"variants":   {"ScaleRequest", `{"Replicas":0,"Variants":{"v":1},"Reason":"it is busy","Origin":"autoscaler","CAS":2}`},
-		"scaler":     {"ScalerRequest", `{"State":[1,null],"CAS":0}`},
-		"evict":      {"EvictRequest", `{"Replica":"r","Model":"m","To":"COLD","Force":true}`},
-		"quarantine": {"QuarantineRequest", `{"GPU":"g","On":true,"Reason":"it is hot"}`},
-		"switch":     {"SwitchRequest", `{"Value":"x","CAS":0}`},
-		"token":      {"TokenRequest", `{"Name":"n","Role":"gateway"}`},
-		"report":     {"GatewayReport", `{"Gateway":"g","Index":1,"Since":"2026-01-02T03:04:05Z","Wanted":["m"],"Replicas":[{"Name":"m:v:1","InFlight":1,"Requests":[{"ID":"x","Started":"2026-01-02T03:04:05Z"}]}],"Draining":true,"Counters":[{"Model":"m","Arrived":2,"Finished":1,"ServedSeconds":0.5,"Refused":3}],"Queues":[{"Model":"m","State":"BUSY","Waiting":1,"InFlight":1,"Oldest":"2026-01-02T03:04:05Z","Served":0.5,"Requests":[{"ID":"y","Started":"2026-01-02T03:04:05Z"}]}]}`},
-		"plan":       {"PlanRequest", `{"File":"x","Filename":"f","Scale":{"m":1},"Evict":{"Model":"m","To":"WARM"}}`},
-		"dedicated":  {"DedicatedRequest", `{"Models":{"m":1}}`},
-		"schedule":   {"ScheduleRequest", `{"File":"x","Filename":"f"}`},
-		"pipeline":   {"PipelineRequest", `{"File":"x","Filename":"f","CAS":0}`},
-		"expect":     {"ExpectRequest", `{"Replicas":1,"CAS":2}`},
+		"apply":     {"ApplyRequest", `{"File":"x","Filename":"f","DryRun":true,"CAS":{"m":1}}`},
+		"scale":     {"ScaleRequest", `{"Replicas":1,"Variant":"v","Origin":"autoscaler","CAS":2}`},
+		"variants":  {"ScaleRequest", `{"Replicas":0,"Variants":{"v":1},"Reason":"it is busy","Origin":"autoscaler","CAS":2}`},
+		"scaler":    {"ScalerRequest", `{"State":[1,null],"CAS":0}`},
+		"evict":     {"EvictRequest", `{"Replica":"r","Model":"m","To":"COLD","Force":true}`},
+		"cordon":    {"CordonRequest", `{"GPU":"g","On":true,"Reason":"it is hot"}`},
+		"switch":    {"SwitchRequest", `{"Value":"x","CAS":0}`},
+		"token":     {"TokenRequest", `{"Name":"n","Role":"gateway"}`},
+		"report":    {"GatewayReport", `{"Gateway":"g","Index":1,"Since":"2026-01-02T03:04:05Z","Wanted":["m"],"Replicas":[{"Name":"m:v:1","InFlight":1,"Requests":[{"ID":"x","Started":"2026-01-02T03:04:05Z"}]}],"Draining":true,"Counters":[{"Model":"m","Arrived":2,"Finished":1,"ServedSeconds":0.5,"Refused":3}],"Queues":[{"Model":"m","State":"BUSY","Waiting":1,"InFlight":1,"Oldest":"2026-01-02T03:04:05Z","Served":0.5,"Requests":[{"ID":"y","Started":"2026-01-02T03:04:05Z"}]}]}`},
+		"plan":      {"PlanRequest", `{"File":"x","Filename":"f","Scale":{"m":1},"Evict":{"Model":"m","To":"WARM"}}`},
+		"dedicated": {"DedicatedRequest", `{"Models":{"m":1}}`},
+		"schedule":  {"ScheduleRequest", `{"File":"x","Filename":"f"}`},
+		"pipeline":  {"PipelineRequest", `{"File":"x","Filename":"f","CAS":0}`},
+		"expect":    {"ExpectRequest", `{"Replicas":1,"CAS":2}`},
 	} {
 		s := description().Components.Schemas[body.schema]
 		require.NotNil(t, s, name)

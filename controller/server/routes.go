@@ -78,7 +78,7 @@ var routes = []*route{
 	{method: http.MethodGet, pattern: "/v1/replica/{replica}", access: accessModels, where: whereRead, read: (*Server).getReplica},
 	{method: http.MethodGet, pattern: "/v1/nodes", access: accessRead, where: whereRead, read: (*Server).listNodes},
 	{method: http.MethodGet, pattern: "/v1/node/{node}", access: accessRead, where: whereRead, read: (*Server).getNode},
-	{method: http.MethodPut, pattern: "/v1/node/{node}/quarantine", access: accessOperator, where: whereLeader, body: bodyJSON, act: (*Server).quarantine},
+	{method: http.MethodPut, pattern: "/v1/node/{node}/cordon", access: accessOperator, where: whereLeader, body: bodyJSON, act: (*Server).cordon},
 	{method: http.MethodGet, pattern: "/v1/pools", access: accessRead, where: whereRead, read: (*Server).listPools},
 
 	{method: http.MethodGet, pattern: "/v1/pipelines", access: accessModels, where: whereRead, read: (*Server).listPipelines},

@@ -18,7 +18,7 @@ const (
 	TypeRemove          Type = 6
 	TypeUpsertNodes     Type = 7
 	TypeDeleteNode      Type = 8
-	TypeQuarantine      Type = 9
+	TypeCordon          Type = 9
 	TypeRecordDecisions Type = 10
 	TypeSetSwitch       Type = 11
 	TypeUpsertToken     Type = 12
@@ -62,7 +62,7 @@ var (
 	_ Command = (*Remove)(nil)
 	_ Command = (*UpsertNodes)(nil)
 	_ Command = (*DeleteNode)(nil)
-	_ Command = (*Quarantine)(nil)
+	_ Command = (*Cordon)(nil)
 	_ Command = (*RecordDecisions)(nil)
 	_ Command = (*SetSwitch)(nil)
 	_ Command = (*UpsertToken)(nil)
@@ -131,8 +131,8 @@ func newCommand(t Type) Command {
 		return new(UpsertNodes)
 	case TypeDeleteNode:
 		return new(DeleteNode)
-	case TypeQuarantine:
-		return new(Quarantine)
+	case TypeCordon:
+		return new(Cordon)
 	case TypeRecordDecisions:
 		return new(RecordDecisions)
 	case TypeSetSwitch:

@@ -153,8 +153,8 @@ func admit(t *txn, r *Replica, before Holding, adopted bool) *Error {
 
 func (g *GPU) unusable() string {
 	switch {
-	case g.Quarantined:
-		return "is quarantined"
+	case g.Cordoned:
+		return "is cordoned"
 	case !g.Healthy && g.Reason != "":
 		return "is unhealthy: " + g.Reason
 	case !g.Healthy:

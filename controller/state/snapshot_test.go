@@ -189,11 +189,11 @@ func TestOlderSnapshotsAndLogs(t *testing.T) {
 		require.Nil(t, l.applyBytes([]byte("\x01"+`{"Model":{"Name":"old",`+strings.NewReplacer("vh1", "vh2", `"h1"`, `"h2"`).Replace(variants+rest)+`},"ModifyIndex":5}`)).Err)
 		require.Equal(t, state.RolloutCanary, l.model("old").Rollouts["v"].Status)
 		require.True(t, l.model("old").Rollouts["v"].Since.IsZero())
-		// A plan, a move and a quarantine as they were.
+		// A plan, a move and a cordon as they were.
 		require.Nil(t, l.applyBytes([]byte("\x05"+`{"Replica":"old:v:1","ModifyIndex":3,"Tier":"HOT","Phase":"starting","Target":"","Time":"2026-01-02T03:04:05Z"}`)).Err)
 		require.Nil(t, l.applyBytes([]byte("\x09"+`{"Node":"n","GPU":"n-GPU0","On":true}`)).Err)
-		require.True(t, l.store.View().Node(nil, "n").GPUs[0].Quarantined)
-		require.Empty(t, l.store.View().Node(nil, "n").GPUs[0].QuarantineReason)
+		require.True(t, l.store.View().Node(nil, "n").GPUs[0].Cordoned)
+		require.Empty(t, l.store.View().Node(nil, "n").GPUs[0].CordonReason)
 		require.Nil(t, l.store.View().Dedicated(nil))
 		require.Nil(t, l.store.View().Schedule(nil))
 		require.Empty(t, l.store.View().Marks(nil))
@@ -235,7 +235,7 @@ func FuzzRestore(f *testing.F) {
 	f.Add(withRecord(data, 5, `{"Name":"t"}`))
 	f.Add(withRecord(data, 1, `{"Name":"n","Spread":{"v":-1},"Rollouts":{"v":{"Status":"canary","Old":{"Name":"v","Hash":"a"},"NewHash":"b","Since":"2026-01-02T03:04:05Z"}}}`))
 	f.Add(withRecord(data, 3, `{"Name":{"Model":"m","Variant":"v","ID":"1"},"VariantHash":"a","Tier":"HOT","Phase":"draining","Target":"COLD","Placement":{"Node":"n"}}`))
-	f.Add(withRecord(data, 2, `{"ID":"n","CapacityPool":"east","GPUs":[{"UUID":"g","Quarantined":true,"QuarantineReason":"held"}]}`))
+	f.Add(withRecord(data, 2, `{"ID":"n","CapacityPool":"east","GPUs":[{"UUID":"g","Cordoned":true,"CordonReason":"held"}]}`))
 	f.Add(withRecord(data, 3, `{"Name":{"Model":"m","Variant":"v","ID":"1"},"Tier":"WARM","Phase":"running","For":"b","Placement":{"Node":"n","Memory":{"g":5},"SleepMemory":9}}`))
 	f.Add(withRecord(data, 1, `{"Name":"e","Max":3,"Replicas":1,"Expected":{"a":-1,"b":9}}`))
 	f.Add(withRecord(data, 7, `{"Models":{"m":-1,"gone":2},"Source":"operator","Since":"2026-01-02T03:04:05Z"}`))
