@@ -117,20 +117,22 @@ func gpuState(g api.GPU) string {
 }
 
 var nodeCordon = question{
-	synopsis: "Stop new placements on a GPU or a node",
-	about: `Cordons a GPU, or all GPUs that a node has now: no new replicas are placed on them. A GPU is
-given by its UUID or a prefix of it; a node by its ID, a prefix of the ID, or its name.`,
+	synopsis: "Take a GPU or a node out of use",
+	about: `Cordons a GPU, or all GPUs that a node has now. No new replicas are placed there. Those that
+are there move to other GPUs as far as there is room, a few at a time: each is drained when
+another one serves in its place. WARM ones go COLD. A GPU is given by its UUID or a prefix of
+it; a node by its ID, a prefix of the ID, or its name.`,
 	args: []string{"GPU|NODE"},
 	setup: func(fs *flag.FlagSet) answering {
 		reason := fs.String("reason", "", "`text` that the node's status shows as the reason")
 		return func(ctx context.Context, c *asker, args []string) error {
-			return c.cordon(ctx, args[0], true, *reason, "%s is cordoned: no new placements.\n")
+			return c.cordon(ctx, args[0], true, *reason, "%s is cordoned: nothing new is placed there, and its replicas move where there is room.\n")
 		}
 	},
 }
 
 var nodeUncordon = question{
-	synopsis: "Allow placements on a GPU or a node again",
+	synopsis: "Take a GPU or a node into use again",
 	about:    `Ends the cordon of a GPU, or of all GPUs of a node. They are given as to "node cordon".`,
 	args:     []string{"GPU|NODE"},
 	run: func(ctx context.Context, c *asker, args []string) error {

@@ -212,7 +212,7 @@ func TestNodesAndSwitches(t *testing.T) {
 	var nodes []api.Node
 	r.json(&nodes, "node", "list")
 	require.Len(t, nodes, 1)
-	require.Equal(t, gpuA+" is cordoned: no new placements.\n", r.ok("node", "cordon", "GPU-aaaa", "-reason", "it is hot"))
+	require.Equal(t, gpuA+" is cordoned: nothing new is placed there, and its replicas move where there is room.\n", r.ok("node", "cordon", "GPU-aaaa", "-reason", "it is hot"))
 	picture := r.ok("node", "status", "gpu-1")
 	require.Contains(t, picture, "cordoned: anonymous (no ACL token): it is hot\n["+strings.Repeat("x", width-2)+"]\n")
 	require.Contains(t, picture, "  seats [0: free] [1: free]\n")
@@ -225,7 +225,7 @@ func TestNodesAndSwitches(t *testing.T) {
 	require.Regexp(t, `(?m)^11111111 .* ready `, r.ok("node", "list"))
 	require.Equal(t, gpuA+" is uncordoned.\n", r.ok("node", "uncordon", gpuA))
 	for _, node := range []string{"gpu-1", "1111"} {
-		require.Equal(t, "Node gpu-1 is cordoned: no new placements.\n", r.ok("node", "cordon", node))
+		require.Equal(t, "Node gpu-1 is cordoned: nothing new is placed there, and its replicas move where there is room.\n", r.ok("node", "cordon", node))
 		require.Regexp(t, `(?m)^11111111 .* cordoned `, r.ok("node", "list"))
 		require.Equal(t, "Node gpu-1 is uncordoned.\n", r.ok("node", "uncordon", node))
 		require.Regexp(t, `(?m)^11111111 .* ready `, r.ok("node", "list"))

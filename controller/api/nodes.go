@@ -46,8 +46,8 @@ type GPU struct {
 	Healthy                             bool
 	// Reason is why it is not healthy.
 	Reason string `json:",omitempty"`
-	// Cordoned: nothing new is placed on it until an operator uncordons it. CordonReason
-	// says why.
+	// Cordoned: nothing new is placed on it and its replicas leave it, until an operator
+	// uncordons it. CordonReason says why.
 	Cordoned     bool
 	CordonReason string `json:",omitempty"`
 }

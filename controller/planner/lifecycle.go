@@ -29,6 +29,9 @@ func (d *draft) follow(m *model, r *member) {
 	if r.resting() && d.endRest(m, r) {
 		return
 	}
+	if d.abandon(m, r) {
+		return
+	}
 	d.tellJob(m, r)
 	switch {
 	case r.next.Status == state.StatusCold:
@@ -256,7 +259,7 @@ func (d *draft) running(m *model, r *member) {
 	}
 	reason := "not serving: " + why
 	d.decide(KindNotServing, m.Name, r.name, reason, in)
-	if ro := m.rollouts[r.Name.Variant]; trouble && !r.displaced() && r.Canary && ro.Status == state.RolloutCanary && ro.NewHash == r.VariantHash {
+	if ro := m.rollouts[r.Name.Variant]; trouble && !d.displaced(r) && r.Canary && ro.Status == state.RolloutCanary && ro.NewHash == r.VariantHash {
 		d.rollBack(m, r, reason)
 		return
 	}
@@ -268,12 +271,12 @@ func (d *draft) running(m *model, r *member) {
 }
 
 // fail remembers that a member could not be started. Of a new definition that is
-// being rolled out one failure is enough to go back, unless its node is being emptied.
+// being rolled out one failure is enough to go back, unless the member is displaced.
 func (d *draft) fail(m *model, r *member, reason string) { d.failed(m, r, false, reason) }
 
 // failed is fail; notPlaced: because Nomad did not place the job.
 func (d *draft) failed(m *model, r *member, notPlaced bool, reason string) {
-	if ro, ok := m.rollouts[r.Name.Variant]; ok && !r.displaced() && ro.NewHash == r.VariantHash && ro.Status != state.RolloutRolledBack {
+	if ro, ok := m.rollouts[r.Name.Variant]; ok && !d.displaced(r) && ro.NewHash == r.VariantHash && ro.Status != state.RolloutRolledBack {
 		d.rollBack(m, r, reason)
 		return
 	}

@@ -122,7 +122,7 @@ func (c replicas) convert(r *state.Replica) api.Replica {
 		out.Current = v != nil && v.Hash == r.VariantHash
 	}
 	if n := c.view.Node(nil, r.Placement.Node); n != nil {
-		out.NodeName, out.CapacityPool = n.Name, n.CapacityPool
+		out.NodeName, out.CapacityPool, out.OutOfUse = n.Name, n.CapacityPool, r.OutOfUse(n)
 	}
 	if l, ok := c.loads[name]; ok {
 		out.Load = &api.Load{InFlight: l.InFlight, Busy: l.InFlight > 0, Oldest: l.Oldest, LastRequest: l.LastRequest}

@@ -290,6 +290,13 @@ func TestNodes(t *testing.T) {
 	n, err := m.client.Cordon(t.Context(), "node-one", api.CordonRequest{GPU: g.UUID, On: true})
 	require.NoError(t, err)
 	require.True(t, n.GPUs[0].Cordoned)
+	status, _, err = m.client.Node(t.Context(), "n1", api.QueryOptions{})
+	require.NoError(t, err)
+	out := "GPU " + g.UUID + " of node node-one is cordoned: anonymous (no ACL token)"
+	require.Equal(t, out, status.Replicas[0].OutOfUse)
+	about, _, err := m.client.Model(t.Context(), status.Replicas[0].Model, api.QueryOptions{})
+	require.NoError(t, err)
+	require.Contains(t, about.Why, "Replica "+status.Replicas[0].Name+" should move: "+out+".")
 	n, err = m.client.Cordon(t.Context(), "n1", api.CordonRequest{GPU: g.UUID})
 	require.NoError(t, err)
 	require.False(t, n.GPUs[0].Cordoned)

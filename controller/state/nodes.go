@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"strings"
 )
 
 // UpsertNodes writes what Nomad reports of nodes. Nomad does not know of cordons: they are
@@ -76,6 +77,42 @@ func (n *Node) GPU(uuid string) *GPU {
 		}
 	}
 	return nil
+}
+
+// OutOfUse returns why nothing new is placed on the GPU, and why replicas leave it: "is
+// cordoned: too hot". It is empty for a GPU in good order. A nil GPU is one that its node
+// does not offer.
+func (g *GPU) OutOfUse() string {
+	because := func(what, reason string) string {
+		if reason == "" {
+			return what
+		}
+		return what + ": " + reason
+	}
+	switch {
+	case g == nil:
+		return "is " + unlisted
+	case g.Cordoned:
+		return because("is cordoned", g.CordonReason)
+	case !g.Healthy:
+		return because("is unhealthy", g.Reason)
+	}
+	return ""
+}
+
+// OutOfUse returns which of the GPUs of n on which r has a seat is out of use, and why; empty
+// if all are in good order, and if n is nil or gone.
+func (r *Replica) OutOfUse(n *Node) string {
+	if n == nil || n.Gone {
+		return ""
+	}
+	for _, seat := range r.Placement.Seats {
+		gpu, _, _ := strings.Cut(seat, "#")
+		if why := n.GPU(gpu).OutOfUse(); why != "" {
+			return fmt.Sprintf("GPU %s of node %s %s", gpu, cmp.Or(n.Name, n.ID), why)
+		}
+	}
+	return ""
 }
 
 // Usable returns why nothing may be placed on the node, empty where it may.

@@ -225,8 +225,9 @@ type GPU struct {
 	Healthy bool
 	// Reason is why it is not healthy.
 	Reason string
-	// Cordoned: nothing new is placed on it, because an operator said so or because memory
-	// did not come back, until an operator lifts it. CordonReason says why.
+	// Cordoned: nothing new is placed on it and its replicas leave it, because an operator
+	// said so or because memory did not come back, until an operator uncordons it.
+	// CordonReason says why.
 	Cordoned     bool
 	CordonReason string `json:",omitempty"`
 }
