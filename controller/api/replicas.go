@@ -31,6 +31,9 @@ type Replica struct {
 	SleepMemory int64 `json:",omitempty"`
 	// CapacityPool is the external capacity pool of its node, empty for the own one.
 	CapacityPool string `json:",omitempty"`
+	// OutOfUse is which of its GPUs is cordoned, unhealthy or not offered by its node, and
+	// why. It is empty if all are in good order.
+	OutOfUse string `json:",omitempty"`
 	// For is the model that it makes room for while it goes, empty where it goes for another
 	// reason.
 	For    string `json:",omitempty"`

@@ -34,7 +34,7 @@ func (d *draft) trials(g *group) {
 		case c == nil:
 			d.placeCanary(g, v, old)
 		case c.changed:
-		case c.displaced() && !c.serving() && (!c.allocRuns() || c.next.Status == state.StatusFailed):
+		case c.leavesNode() && !c.serving() && (!c.allocRuns() || c.next.Status == state.StatusFailed):
 			d.decide(KindMoveAway, g.Name, c.name, fmt.Sprintf("node %s is draining: replacing the canary", nodeName(c)), inputs{"variant": v.Name, "version": strconv.Itoa(g.Version)})
 			d.dismiss(c)
 		case c.next.Status == state.StatusFailed:
@@ -54,7 +54,7 @@ func (d *draft) trials(g *group) {
 // made the replica failed, as when Nomad refuses its job, it has failed.
 func (d *draft) lateFailures(g *group, v *state.Variant) {
 	for _, r := range g.of(v.Name) {
-		if r.next.Status == state.StatusFailed && !r.changed && !r.displaced() && g.hashOf(r) == v.Hash {
+		if r.next.Status == state.StatusFailed && !r.changed && !d.displaced(r) && g.hashOf(r) == v.Hash {
 			d.rollBack(g.model, r, r.LastError)
 			return
 		}

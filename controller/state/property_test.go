@@ -410,7 +410,7 @@ func FuzzApply(f *testing.F) {
 	seed(&state.SetSwitch{Name: "s", Value: "v"})
 	seed(&state.UpsertToken{Token: state.Token{Accessor: "a", Role: state.RoleOperator, Hash: state.HashSecret("x")}})
 	seed(&state.Evict{Replica: "m:v:1", To: state.GoalWarm, Time: epoch})
-	seed(&state.Quarantine{Node: "n", GPU: "n-GPU0", On: true, Reason: "memory held"})
+	seed(&state.Cordon{Node: "n", GPU: "n-GPU0", On: true, Reason: "memory held"})
 	seed(&state.SetSwitch{Name: "cap-max-replicas/m", Value: "2"})
 	seed(&state.SetExpected{Model: "m", Pool: "east", Replicas: 3})
 	seed(&state.SetDedicated{Models: map[string]int{"m": 2}, Source: "operator", Time: epoch})
@@ -425,9 +425,9 @@ func FuzzApply(f *testing.F) {
 	seed(sleepy)
 	seed(&state.Plan{
 		ID: "p", Index: 5, Time: epoch, Marks: []state.Mark{{Key: "evicted\x1fa\x1fb", Time: epoch}, {Key: "prune"}},
-		Rescales:    []state.Rescale{{Model: "m", ModifyIndex: 5, Replicas: 1, Spread: map[string]int{"v": 1}}},
-		Quarantines: []state.Quarantine{{Node: "n", GPU: "n-GPU1", On: true, Reason: "memory held"}},
-		Dedicated:   &state.SetDedicated{Source: "schedule:night"},
+		Rescales:  []state.Rescale{{Model: "m", ModifyIndex: 5, Replicas: 1, Spread: map[string]int{"v": 1}}},
+		Cordons:   []state.Cordon{{Node: "n", GPU: "n-GPU1", On: true, Reason: "memory held"}},
+		Dedicated: &state.SetDedicated{Source: "schedule:night"},
 	})
 	f.Add([]byte{byte(state.TypeMove)})
 	f.Add([]byte{0xff, 1, 2})
