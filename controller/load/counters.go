@@ -18,6 +18,9 @@ type Counters struct {
 	Refused int64
 }
 
+// mostCounted is how many requests a counter may have: a thousand gateways add up.
+const mostCounted = math.MaxInt64 >> 10
+
 // mostSeconds is beyond what a gateway can count: a million requests at once for 300 years.
 const mostSeconds = 1e16
 
@@ -30,12 +33,11 @@ func (c Counters) validate() []error {
 	if err := checkName(c.Model); err != nil {
 		bad("%w", err)
 	}
-	const most = math.MaxInt64 >> 10 // so that a thousand gateways add up
-	if c.Arrived < 0 || c.Finished < 0 || c.Arrived > most || c.Finished > most {
-		bad("arrived is %d and finished is %d: must be 0 to %d", c.Arrived, c.Finished, most)
+	if c.Arrived < 0 || c.Finished < 0 || c.Arrived > mostCounted || c.Finished > mostCounted {
+		bad("arrived is %d and finished is %d: must be 0 to %d", c.Arrived, c.Finished, mostCounted)
 	}
-	if c.Refused < 0 || c.Refused > most {
-		bad("refused is %d: must be 0 to %d", c.Refused, most)
+	if c.Refused < 0 || c.Refused > mostCounted {
+		bad("refused is %d: must be 0 to %d", c.Refused, mostCounted)
 	}
 	if !(c.ServedSeconds >= 0 && c.ServedSeconds <= mostSeconds) {
 		bad("served seconds is %g: must be 0 to %g", c.ServedSeconds, float64(mostSeconds))
@@ -57,27 +59,35 @@ func (c Counters) since(was Counters) Counters {
 	return c
 }
 
-// tally is what the last report of a gateway counted of a model.
-type tally struct {
-	Counters
+// counter is a set of counters that only grow until they begin anew.
+type counter[C any] interface {
+	// below reports whether one of the counters is lower than was.
+	below(was C) bool
+	// since is what was counted after was, which is not above.
+	since(was C) C
+}
+
+// tally is what the last report of a gateway counted of a model or a replica.
+type tally[C counter[C]] struct {
+	last C
 	// low are the counters of the last report where they were below those, which are the ones
 	// of the report before. Either that report came late, as from a host that was suspended, and
 	// says nothing; or the gateway began to count anew. The next report tells.
-	low *Counters
+	low *C
 }
 
 // next is the tally after a further report, and what that counts beyond. Of a report that is
 // below the last one nothing counts: all that a gateway ever counted would look like new
 // requests.
-func (t tally) next(c Counters) (now tally, grown Counters) {
+func (t tally[C]) next(c C) (now tally[C], grown C) {
 	switch {
-	case !c.below(t.Counters):
-		return tally{Counters: c}, c.since(t.Counters)
+	case !c.below(t.last):
+		return tally[C]{last: c}, c.since(t.last)
 	case t.low != nil && !c.below(*t.low):
-		return tally{Counters: c}, c.since(*t.low)
+		return tally[C]{last: c}, c.since(*t.low)
 	}
 	t.low = &c
-	return t, Counters{}
+	return t, grown
 }
 
 // Count returns how many requests a model had while the store listened, and false where
@@ -109,9 +119,14 @@ func (s *Store) Count(model string) (Counters, bool) {
 // count adds what a gateway's new report counts beyond its old one, nil where there is none.
 // It needs the lock.
 func (s *Store) count(old, e *entry) {
-	e.counters = make(map[string]tally, len(e.report.Counters))
+	e.counters = make(map[string]tally[Counters], len(e.report.Counters))
+	var was map[string]tally[Counters]
+	if old != nil {
+		was = old.counters
+	}
+	full := max(len(was), len(e.report.Counters)) >= MaxQueues
 	for _, c := range e.report.Counters {
-		now, grown := old.tally(c, len(e.report.Counters)).next(c)
+		now, grown := tallied(was, c.Model, c, full).next(c)
 		e.counters[c.Model] = now
 		sum := s.counted[c.Model]
 		sum.Model = c.Model
@@ -124,18 +139,15 @@ func (s *Store) count(old, e *entry) {
 	s.uncount(old)
 }
 
-// tally is from where the counters c of a new report go on: from c itself where that is not
-// known. n is how many models the new report has counters of: one that had no room for all
-// may have left this one out before.
-func (e *entry) tally(c Counters, n int) tally {
-	if e == nil {
-		return tally{Counters: c}
+// tallied is from where the counters c of name go on in a new report: from c itself where that
+// is not known, because there was no report before (nil), or because one was full and may
+// have left the name out.
+func tallied[C counter[C]](was map[string]tally[C], name string, c C, full bool) tally[C] {
+	t, known := was[name]
+	if was == nil || !known && full {
+		return tally[C]{last: c}
 	}
-	was, known := e.counters[c.Model]
-	if !known && max(n, len(e.counters)) >= MaxQueues {
-		return tally{Counters: c}
-	}
-	return was
+	return t
 }
 
 // uncount forgets the models of a report that is no more which no gateway counts any more.

@@ -59,6 +59,8 @@ type Replica struct {
 	// Oldest is when the oldest request in flight began, LastRequest when the newest
 	// of all did; zero where there was none.
 	Oldest, LastRequest time.Time
+	// Answered, Failed and FailedInARow are as of api.ReplicaLoad.
+	Answered, Failed, FailedInARow int64
 	// Requests are some of those in flight, oldest first, at most MaxRequests.
 	Requests []Request
 }
@@ -129,6 +131,12 @@ func (r Report) Validate() error {
 		seen[one.Name] = true
 		if one.InFlight < 0 {
 			bad("replica %s: in flight is %d: must be 0 or more", one.Name, one.InFlight)
+		}
+		if one.Answered < 0 || one.Answered > mostCounted || one.Failed < 0 || one.Failed > mostCounted {
+			bad("replica %s: answered is %d and failed is %d: must be 0 to %d", one.Name, one.Answered, one.Failed, mostCounted)
+		}
+		if one.FailedInARow < 0 || one.FailedInARow > one.Failed {
+			bad("replica %s: failed in a row is %d: must be 0 to %d, all that failed", one.Name, one.FailedInARow, one.Failed)
 		}
 		if n := len(one.Requests); n > MaxRequests {
 			bad("replica %s: %d requests: must be at most %d", one.Name, n, MaxRequests)

@@ -18,6 +18,9 @@ type Load struct {
 	Oldest, LastRequest time.Time
 	// Requests are some of those in flight, oldest first, at most MaxRequests.
 	Requests []Request
+	// Recent are the outcomes of RecentTime. Row are the failures since the last answer,
+	// however long ago the first of them was.
+	Recent, Row Outcomes
 }
 
 // Gateway is a gateway that lives.
@@ -54,6 +57,8 @@ type Store struct {
 	drains map[string]time.Time
 	// counted has how many requests each model had while the store listened, see Count.
 	counted map[string]Counters
+	// records has what became of the requests of each replica lately.
+	records map[string]*record
 	// lost is when the last gateway was given up, zero while none was.
 	lost    time.Time
 	changed chan struct{} // closed and made anew at each change
@@ -61,9 +66,10 @@ type Store struct {
 
 type entry struct {
 	report   Report
-	inFlight map[string]int    // by replica, where there is any
-	queues   map[string]*Queue // by model, where there is anything
-	counters map[string]tally  // by model, what it counts
+	inFlight map[string]int             // by replica, where there is any
+	queues   map[string]*Queue          // by model, where there is anything
+	counters map[string]tally[Counters] // by model, what it counts
+	ended    map[string]tally[ended]    // by replica
 	total    int
 	waiting  int
 	// began is when the gateway began, or when it was first heard where it does not say.
@@ -76,7 +82,7 @@ type entry struct {
 func New(ttl time.Duration, now func() time.Time) *Store {
 	return &Store{
 		ttl: ttl, now: now, since: now(), gateways: map[string]*entry{}, demand: map[string]time.Time{},
-		kills: map[string]*order{}, drains: map[string]time.Time{}, counted: map[string]Counters{}, changed: make(chan struct{}),
+		kills: map[string]*order{}, drains: map[string]time.Time{}, counted: map[string]Counters{}, records: map[string]*record{}, changed: make(chan struct{}),
 	}
 }
 
@@ -96,6 +102,7 @@ func (s *Store) Begin(term uint64) {
 	clear(s.kills)
 	clear(s.drains)
 	clear(s.counted)
+	clear(s.records)
 	s.tell()
 }
 
@@ -148,6 +155,7 @@ func (s *Store) Put(r Report) error {
 	}
 	s.gateways[r.Gateway] = e
 	s.count(old, e)
+	s.recordOutcomes(old, e)
 	switch {
 	case !r.Since.IsZero():
 		e.began = r.Since
@@ -294,6 +302,7 @@ func (s *Store) sum(requests bool) map[string]Load {
 			out[r.Name] = l
 		}
 	}
+	s.addOutcomes(s.now(), out)
 	return out
 }
 

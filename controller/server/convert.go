@@ -125,7 +125,8 @@ func (c replicas) convert(r *state.Replica) api.Replica {
 		out.NodeName, out.CapacityPool = n.Name, n.CapacityPool
 	}
 	if l, ok := c.loads[name]; ok {
-		out.Load = &api.Load{InFlight: l.InFlight, Busy: l.InFlight > 0, Oldest: l.Oldest, LastRequest: l.LastRequest}
+		out.Load = &api.Load{InFlight: l.InFlight, Busy: l.InFlight > 0, Oldest: l.Oldest, LastRequest: l.LastRequest,
+			Answered: l.Recent.Answered, Failed: l.Recent.Failed, FailedInARow: l.Row.Failed}
 		if c.requests {
 			out.Load.Requests = list(l.Requests, func(q load.Request) api.Request { return api.Request{ID: q.ID, Started: q.Started} })
 		}

@@ -88,6 +88,7 @@ func (s *Server) gatewayReport(rq *request, _ *state.View) (answer, error) {
 	for i, r := range body.Replicas {
 		to := &report.Replicas[i]
 		to.Name, to.InFlight, to.Oldest, to.LastRequest = r.Name, r.InFlight, r.Oldest, r.LastRequest
+		to.Answered, to.Failed, to.FailedInARow = r.Answered, r.Failed, r.FailedInARow
 		to.Requests = requestsOf(r.Requests)
 	}
 	for i, q := range body.Queues {
