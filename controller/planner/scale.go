@@ -15,6 +15,7 @@ func (d *draft) scale(m *model) {
 	for _, g := range m.groups() {
 		d.trials(g)
 		d.dropOutdated(g)
+		d.replaceFailing(g)
 		d.scaleDown(g)
 		d.scaleUp(g)
 		d.replace(g)

@@ -47,6 +47,7 @@ func TestWorld(t *testing.T) {
 		planner.KindNotServing, planner.KindLoadFailed, planner.KindRetry, planner.KindMoveAway, planner.KindNodeDraining, planner.KindNodeGone,
 		planner.KindCanary, planner.KindRolloutWaits, planner.KindRolling, planner.KindRolledBack, planner.KindRolloutDone, planner.KindAdopt,
 		planner.KindOrphan, planner.KindJobProblem, planner.KindJobStopped, planner.KindJobEdited, planner.KindJobGone, planner.KindVariantRemoved,
+		planner.KindReplaced, planner.KindFailing,
 	} {
 		if !t.Failed() {
 			require.NotZero(t, seen[kind], kind)
@@ -59,6 +60,7 @@ func simulate(t *testing.T, seed uint64) *world {
 	w.load = func() time.Duration { return time.Duration(1+w.rand.IntN(5)) * tick }
 	w.conf.DrainTimeout, w.conf.CanaryTime, w.conf.PlaceTimeout, w.conf.SteadyTime, w.conf.NodeGrace = 15*tick, 5*tick, 20*tick, 30*tick, 10*tick
 	w.conf.BackoffMax = time.Minute
+	w.clients.each = 3
 	for i := range 4 {
 		w.addNodes(node(fmt.Sprintf("n%d", i), 2+i%2))
 	}
@@ -124,7 +126,7 @@ func (w *world) disturb(hashes *int) {
 			v.GPUs, v.Memory, v.Cost = 1+w.rand.IntN(2), int64(10+10*w.rand.IntN(4)), float64(1+w.rand.IntN(3))
 		})
 	}
-	switch w.rand.IntN(19) {
+	switch w.rand.IntN(20) {
 	case 0, 1:
 		if m == nil {
 			fresh := model(name, w.rand.IntN(4), draw("a"), draw("b"))
@@ -247,6 +249,14 @@ func (w *world) disturb(hashes *int) {
 		w.must(&state.Quarantine{Node: id, GPU: n.GPUs[1].UUID, On: !n.GPUs[1].Quarantined})
 	case 18:
 		w.stranger(m)
+	case 19: // one or all replicas of a model begin to fail their requests
+		all := w.rand.IntN(4) == 0
+		for _, r := range v.ReplicasOf(nil, name) {
+			if r.Status == state.StatusServing && (all || w.rand.IntN(2) == 0) {
+				w.log("%s fails its requests", r.Name)
+				w.clients.bad[r.Name.String()] = true
+			}
+		}
 	}
 }
 
@@ -334,6 +344,7 @@ func (w *world) settle() {
 				continue // nothing is placed there
 			}
 			w.holds(r.Status == state.StatusServing, "%s is %s", r.Name, r.Status)
+			w.holds(w.clients.each == 0 || !w.clients.bad[r.Name.String()], "%s serves and fails all of its requests", r.Name)
 			running[group(v, r)]++
 			want := m.Variant(r.Name.Variant)
 			if want == nil || want.Hash != r.VariantHash {

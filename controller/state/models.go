@@ -10,8 +10,8 @@ import (
 // UpsertModel creates or changes a model. The scale of a model that exists is kept,
 // within its new bounds, and so are the numbers of its variants (see Model.Spread); a
 // stopped one is started unless Model.Stopped says so again. The same Hash and Stopped
-// as before change nothing. Model.ScaledAt, Model.Spread, Model.Expected and
-// Model.Rollouts are the state's own and not looked at.
+// as before change nothing. Model.ScaledAt, Model.Spread, Model.Expected, Model.Rollouts
+// and Model.Replacements are the state's own and not looked at.
 //
 // A variant whose definition changes while replicas of another one are there begins a
 // rollout. A variant that is gone takes its number and its rollout with it; its
@@ -53,12 +53,13 @@ func (c *UpsertModel) compare(t *txn) *Error {
 func (c *UpsertModel) write(t *txn) {
 	m := c.Model
 	m.CreateIndex, m.ModifyIndex = t.index, t.index
-	m.ScaledAt, m.Spread, m.Expected, m.Rollouts = time.Time{}, nil, nil, nil
+	m.ScaledAt, m.Spread, m.Expected, m.Rollouts, m.Replacements = time.Time{}, nil, nil, nil, Replacements{}
 	if old := first[Model](t.Txn, TableModels, byID, m.Name); old != nil {
 		if old.Hash == m.Hash && old.Stopped == m.Stopped {
 			return
 		}
 		m.CreateIndex, m.Replicas, m.ScaledAt, m.Spread, m.Expected = old.CreateIndex, old.Replicas, old.ScaledAt, old.Spread, old.Expected
+		m.Replacements = old.Replacements
 		m.Rollouts = m.rolloutsAfter(old, counting(t, m.Name), c.Time)
 	}
 	m.bound()

@@ -57,6 +57,8 @@ type Model struct {
 	// Rollouts, by variant, are of the variants whose definition has changed while
 	// replicas of another one were there, until the new one has taken over.
 	Rollouts map[string]Rollout `json:",omitempty"`
+	// Replacements are of replicas that failed their requests.
+	Replacements Replacements `json:",omitzero"`
 
 	CreateIndex, ModifyIndex uint64
 }
