@@ -233,7 +233,7 @@ func cordoned(t *testing.T, f *fleet) {
     cost    = 1
     slots   = 4
     job     = "failover.nomad.hcl"
-    vars    = { weights = "32MiB" }
+    vars    = { weights = "32MiB", gms = "" }
   }
 }
 `), 0o600))

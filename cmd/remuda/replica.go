@@ -198,6 +198,8 @@ func (c *asker) showReplica(r api.Replica) error {
 	}
 	f.set("In flight", r.Load.InFlight)
 	f.set("Last request", clock(r.Load.LastRequest))
+	f.set("Last 30 s", fmt.Sprintf("%d requests answered, %d failed", r.Load.Answered, r.Load.Failed))
+	f.set("Failed in a row", r.Load.FailedInARow)
 	if err := f.flush(); err != nil || len(r.Load.Requests) == 0 {
 		return err
 	}

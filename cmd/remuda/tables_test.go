@@ -22,7 +22,7 @@ func TestTables(t *testing.T) {
 	replicas := []api.Replica{
 		{
 			Name: "m:v:1", Model: "m", Variant: "v", ID: "1", Version: 2, Current: true, Tier: "HOT", Status: "serving", Goal: "run", Node: "11111111-0000", NodeName: "gpu-1",
-			Seats: []string{gpu + "#0"}, Memory: map[string]int64{gpu: 40 << 30}, HostMemory: 20 << 30, SleepMemory: 1 << 30, Load: &api.Load{InFlight: 2, Busy: true},
+			Seats: []string{gpu + "#0"}, Memory: map[string]int64{gpu: 40 << 30}, HostMemory: 20 << 30, SleepMemory: 1 << 30, Load: &api.Load{InFlight: 2, Busy: true, Answered: 80, Failed: 12, FailedInARow: 5},
 			OutOfUse: "GPU " + gpu + " of node gpu-1 is cordoned: ops: it is hot",
 		},
 		{

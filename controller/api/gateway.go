@@ -150,8 +150,8 @@ type GatewayOrders struct {
 	Drain bool `json:",omitempty"`
 }
 
-// ReplicaLoad is one gateway's load on one replica. A replica on which nothing is in
-// flight may be left out.
+// ReplicaLoad is one gateway's load on one replica. A replica that the gateway has sent no
+// request to, or has forgotten, is left out.
 type ReplicaLoad struct {
 	Name     string
 	InFlight int
@@ -159,6 +159,14 @@ type ReplicaLoad struct {
 	// did; absent where there was none.
 	Oldest      time.Time `json:",omitzero"`
 	LastRequest time.Time `json:",omitzero"`
+	// Answered is how many requests the replica's engines have answered, an error of the
+	// client's included, and Failed how many they have failed: with a 5xx, a broken
+	// connection or a time-out. FailedInARow are those of Failed since the last answer. They
+	// count from when the gateway first knew the replica. A request that is retried counts at
+	// each engine; one that its client gives up counts as failed nowhere.
+	Answered     int64 `json:",omitempty"`
+	Failed       int64 `json:",omitempty"`
+	FailedInARow int64 `json:",omitempty"`
 	// Requests are at most MaxReportRequests, oldest first.
 	Requests []Request `json:",omitempty"`
 }

@@ -12,6 +12,7 @@ import (
 	"remuda/controller/api"
 	"remuda/controller/gateway"
 	"remuda/controller/gateway/queue"
+	"remuda/internal/replica"
 )
 
 // counters are a report's of a model, nil where it has none.
@@ -138,4 +139,97 @@ func TestARetriedRequestCountsOnce(t *testing.T) {
 	})
 	require.Equal(t, int64(n), counters(report, "m").Arrived)
 	require.Equal(t, int64(n), counters(report, "m").Finished)
+}
+
+// outcomes are a report's of replica m:v:ID, without its times.
+func outcomes(r api.GatewayReport, id string) api.ReplicaLoad {
+	for _, l := range r.Replicas {
+		if l.Name == "m:v:"+id {
+			return api.ReplicaLoad{Name: l.Name, Answered: l.Answered, Failed: l.Failed, FailedInARow: l.FailedInARow}
+		}
+	}
+	return api.ReplicaLoad{Name: "m:v:" + id}
+}
+
+// Reports have what each replica answered and failed. A request that is retried is a failure
+// of the first engine and an answer of the next, and an error of the client's is an answer.
+func TestReportsCountWhatReplicasAnsweredAndFailed(t *testing.T) {
+	t.Parallel()
+	rejects := func(status int) http.HandlerFunc {
+		return func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			w.WriteHeader(status)
+			_, _ = w.Write([]byte(`{"error":{"message":"no","type":"x","param":null,"code":null}}`))
+		}
+	}
+	sole := func(t *testing.T, e func(*testing.T) replica.Engine, change ...func(*gateway.Config)) (*boss, *fixture) {
+		c := newBossOf(t, api.GatewayModel{Name: "m", Wanted: 1})
+		f := newGateway(t, append([]func(*gateway.Config){c.config}, change...)...)
+		f.engines(e(t))
+		f.follows(2)
+		return c, f
+	}
+	for _, tc := range []struct {
+		name   string
+		engine func(*testing.T) replica.Engine
+		want   api.ReplicaLoad
+	}{
+		{"answers", func(t *testing.T) replica.Engine { return newEngine(t, "a", says("x")) }, api.ReplicaLoad{Answered: 2}},
+		{"the client's error", func(t *testing.T) replica.Engine { return newEngine(t, "a", rejects(400)) }, api.ReplicaLoad{Answered: 2}},
+		{"5xx", func(t *testing.T) replica.Engine { return newEngine(t, "a", rejects(500)) }, api.ReplicaLoad{Failed: 2, FailedInARow: 2}},
+		{"a 5xx that cannot be retried", func(t *testing.T) replica.Engine { return newEngine(t, "a", rejects(507)) }, api.ReplicaLoad{Failed: 2, FailedInARow: 2}},
+		{"cut", func(t *testing.T) replica.Engine {
+			return newRawEngine(t, "a", func(c net.Conn) {
+				_, _ = c.Write([]byte("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"))
+			})
+		}, api.ReplicaLoad{Failed: 2, FailedInARow: 2}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			c, f := sole(t, tc.engine)
+			for range 2 {
+				f.post(unaryBody)
+			}
+			tc.want.Name = "m:v:a"
+			got := c.reported("both", func(r api.GatewayReport) bool { l := outcomes(r, "a"); return l.Answered+l.Failed == 2 })
+			require.Equal(t, tc.want, outcomes(got, "a"))
+		})
+	}
+	t.Run("retried", func(t *testing.T) {
+		t.Parallel()
+		c := newBossOf(t, api.GatewayModel{Name: "m", Wanted: 2})
+		f := newGateway(t, retrying, c.config)
+		f.engines(newEngine(t, "bad", rejects(500)), newEngine(t, "good", says("x")))
+		f.follows(2)
+		const n = 12
+		for range n {
+			require.Equal(t, http.StatusOK, f.post(unaryBody).status)
+		}
+		got := c.reported("all", func(r api.GatewayReport) bool { return outcomes(r, "good").Answered == n })
+		bad := outcomes(got, "bad")
+		require.GreaterOrEqual(t, bad.Failed, int64(5), "it is left alone after five in a row")
+		require.Equal(t, api.ReplicaLoad{Name: "m:v:bad", Failed: bad.Failed, FailedInARow: bad.Failed}, bad)
+		require.Equal(t, api.ReplicaLoad{Name: "m:v:good", Answered: n}, outcomes(got, "good"))
+	})
+	t.Run("a refused connection, and a client that leaves", func(t *testing.T) {
+		t.Parallel()
+		c := newBossOf(t, api.GatewayModel{Name: "m", Wanted: 2})
+		f := newGateway(t, patient, c.config)
+		f.engines(deadEngine(t, "dead"))
+		f.follows(2)
+		f.post(unaryBody, "X-Remuda-Timeout", "100ms")
+		s := newTurnstile(t, "a", 1)
+		f.engines(s.Engine)
+		l := f.listen("2", unaryBody)
+		s.next()
+		l.leave()
+		l.end()
+		last := f.later("3", unaryBody)
+		s.next()
+		close(s.leave)
+		(<-last).requireWhole(t, "3")
+		got := c.reported("the last one", func(r api.GatewayReport) bool { return outcomes(r, "a").Answered == 1 })
+		require.Equal(t, api.ReplicaLoad{Name: "m:v:a", Answered: 1}, outcomes(got, "a"))
+		require.Zero(t, outcomes(got, "dead").Failed)
+	})
 }

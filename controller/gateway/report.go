@@ -107,7 +107,8 @@ func (r *reporter) report(ctx context.Context, server *api.Client) error {
 		Queues: queues, Counters: counters, Draining: r.draining(),
 		Replicas: make([]api.ReplicaLoad, len(loads))}
 	for i, l := range loads {
-		one := api.ReplicaLoad{Name: l.Replica, InFlight: l.InFlight, Oldest: l.Oldest, LastRequest: l.Last}
+		one := api.ReplicaLoad{Name: l.Replica, InFlight: l.InFlight, Oldest: l.Oldest, LastRequest: l.Last,
+			Answered: l.Answered, Failed: l.Failed, FailedInARow: l.FailedInARow}
 		for _, f := range l.Flights {
 			one.Requests = append(one.Requests, api.Request{ID: f.ID, Started: f.Started})
 		}

@@ -7,6 +7,9 @@ import (
 	"remuda/controller/api"
 )
 
+// mostCounted is how many requests a counter may have: a thousand gateways add up.
+const mostCounted = math.MaxInt64 >> 10
+
 // mostSeconds is beyond what a gateway can count: a million requests at once for 300 years.
 const mostSeconds = 1e16
 
@@ -19,12 +22,11 @@ func counterErrors(c api.ModelCounters) []error {
 	if err := checkName(c.Model); err != nil {
 		bad("%w", err)
 	}
-	const most = math.MaxInt64 >> 10 // so that a thousand gateways add up
-	if c.Arrived < 0 || c.Finished < 0 || c.Arrived > most || c.Finished > most {
-		bad("arrived is %d and finished is %d: must be 0 to %d", c.Arrived, c.Finished, most)
+	if c.Arrived < 0 || c.Finished < 0 || c.Arrived > mostCounted || c.Finished > mostCounted {
+		bad("arrived is %d and finished is %d: must be 0 to %d", c.Arrived, c.Finished, mostCounted)
 	}
-	if c.Refused < 0 || c.Refused > most {
-		bad("refused is %d: must be 0 to %d", c.Refused, most)
+	if c.Refused < 0 || c.Refused > mostCounted {
+		bad("refused is %d: must be 0 to %d", c.Refused, mostCounted)
 	}
 	if !(c.ServedSeconds >= 0 && c.ServedSeconds <= mostSeconds) {
 		bad("served seconds is %g: must be 0 to %g", c.ServedSeconds, float64(mostSeconds))
@@ -32,13 +34,14 @@ func counterErrors(c api.ModelCounters) []error {
 	return errs
 }
 
-// below tells whether one of the counters is lower than it was.
-func below(c, was api.Counters) bool {
+// counters are those of one model.
+type counters api.Counters
+
+func (c counters) below(was counters) bool {
 	return c.Arrived < was.Arrived || c.Finished < was.Finished || c.ServedSeconds < was.ServedSeconds || c.Refused < was.Refused
 }
 
-// since is what was counted after was, which is not above c.
-func since(c, was api.Counters) api.Counters {
+func (c counters) since(was counters) counters {
 	c.Arrived -= was.Arrived
 	c.Finished -= was.Finished
 	c.ServedSeconds -= was.ServedSeconds
@@ -46,27 +49,35 @@ func since(c, was api.Counters) api.Counters {
 	return c
 }
 
-// tally is what the last report of a gateway counted of a model.
-type tally struct {
-	api.Counters
+// counter is a set of counters that only grow until they begin anew.
+type counter[C any] interface {
+	// below reports whether one of the counters is lower than was.
+	below(was C) bool
+	// since is what was counted after was, which is not above.
+	since(was C) C
+}
+
+// tally is what the last report of a gateway counted of a model or a replica.
+type tally[C counter[C]] struct {
+	last C
 	// low are the counters of the last report where they were below those, which are the ones
 	// of the report before. Either that report came late, as from a host that was suspended, and
 	// says nothing; or the gateway began to count anew. The next report tells.
-	low *api.Counters
+	low *C
 }
 
 // next is the tally after a further report, and what that counts beyond. Of a report that is
 // below the last one nothing counts: all that a gateway ever counted would look like new
 // requests.
-func (t tally) next(c api.Counters) (now tally, grown api.Counters) {
+func (t tally[C]) next(c C) (now tally[C], grown C) {
 	switch {
-	case !below(c, t.Counters):
-		return tally{Counters: c}, since(c, t.Counters)
-	case t.low != nil && !below(c, *t.low):
-		return tally{Counters: c}, since(c, *t.low)
+	case !c.below(t.last):
+		return tally[C]{last: c}, c.since(t.last)
+	case t.low != nil && !c.below(*t.low):
+		return tally[C]{last: c}, c.since(*t.low)
 	}
 	t.low = &c
-	return t, api.Counters{}
+	return t, grown
 }
 
 // Count returns how many requests a model had while the store listened, and false where
@@ -98,9 +109,14 @@ func (s *Store) Count(model string) (api.Counters, bool) {
 // count adds what a gateway's new report counts beyond its old one, nil where there is none.
 // It needs the lock.
 func (s *Store) count(old, e *entry) {
-	e.counters = make(map[string]tally, len(e.report.Counters))
+	e.counters = make(map[string]tally[counters], len(e.report.Counters))
+	var was map[string]tally[counters]
+	if old != nil {
+		was = old.counters
+	}
+	full := max(len(was), len(e.report.Counters)) >= api.MaxReportQueues
 	for _, c := range e.report.Counters {
-		now, grown := old.tally(c, len(e.report.Counters)).next(c.Counters)
+		now, grown := tallied(was, c.Model, counters(c.Counters), full).next(counters(c.Counters))
 		e.counters[c.Model] = now
 		sum := s.counted[c.Model]
 		sum.Arrived += grown.Arrived
@@ -112,18 +128,15 @@ func (s *Store) count(old, e *entry) {
 	s.uncount(old)
 }
 
-// tally is from where the counters c of a new report go on: from c itself where that is not
-// known. n is how many models the new report has counters of: one that had no room for all
-// may have left this one out before.
-func (e *entry) tally(c api.ModelCounters, n int) tally {
-	if e == nil {
-		return tally{Counters: c.Counters}
+// tallied is from where the counters c of name go on in a new report: from c itself where that
+// is not known, because there was no report before (nil), or because one was full and may
+// have left the name out.
+func tallied[C counter[C]](was map[string]tally[C], name string, c C, full bool) tally[C] {
+	t, known := was[name]
+	if was == nil || !known && full {
+		return tally[C]{last: c}
 	}
-	was, known := e.counters[c.Model]
-	if !known && max(n, len(e.counters)) >= api.MaxReportQueues {
-		return tally{Counters: c.Counters}
-	}
-	return was
+	return t
 }
 
 // uncount forgets the models of a report that is no more which no gateway counts any more.

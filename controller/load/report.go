@@ -81,6 +81,12 @@ func Validate(r api.GatewayReport) error {
 		if one.InFlight < 0 {
 			bad("replica %s: in flight is %d: must be 0 or more", one.Name, one.InFlight)
 		}
+		if one.Answered < 0 || one.Answered > mostCounted || one.Failed < 0 || one.Failed > mostCounted {
+			bad("replica %s: answered is %d and failed is %d: must be 0 to %d", one.Name, one.Answered, one.Failed, mostCounted)
+		}
+		if one.FailedInARow < 0 || one.FailedInARow > one.Failed {
+			bad("replica %s: failed in a row is %d: must be 0 to %d, all that failed", one.Name, one.FailedInARow, one.Failed)
+		}
 		if n := len(one.Requests); n > api.MaxReportRequests {
 			bad("replica %s: %d requests: must be at most %d", one.Name, n, api.MaxReportRequests)
 		}

@@ -12,6 +12,14 @@ import (
 	"remuda/controller/api"
 )
 
+// Load is what all live gateways have on one replica together.
+type Load struct {
+	api.Load
+	// Recent are the outcomes of RecentTime. Row are the failures since the last answer,
+	// however long ago the first of them was.
+	Recent, Row Outcomes
+}
+
 // Store has the last report of each gateway. Its methods may be called from several
 // goroutines at once.
 type Store struct {
@@ -31,6 +39,8 @@ type Store struct {
 	drains map[string]time.Time
 	// counted has how many requests each model had while the store listened, see Count.
 	counted map[string]api.Counters
+	// records has what became of the requests of each replica lately.
+	records map[string]*record
 	// lost is when the last gateway was given up, zero while none was.
 	lost    time.Time
 	changed chan struct{} // closed and made anew at each change
@@ -38,9 +48,10 @@ type Store struct {
 
 type entry struct {
 	report   api.GatewayReport
-	inFlight map[string]int            // by replica, where there is any
-	queues   map[string]*api.QueueLoad // by model, where there is anything
-	counters map[string]tally          // by model, what it counts
+	inFlight map[string]int             // by replica, where there is any
+	queues   map[string]*api.QueueLoad  // by model, where there is anything
+	counters map[string]tally[counters] // by model, what it counts
+	ended    map[string]tally[ended]    // by replica
 	total    int
 	waiting  int
 	// began is when the gateway began, or when it was first heard where it does not say.
@@ -53,7 +64,7 @@ type entry struct {
 func New(ttl time.Duration, now func() time.Time) *Store {
 	return &Store{
 		ttl: ttl, now: now, since: now(), gateways: map[string]*entry{}, demand: map[string]time.Time{},
-		kills: map[string]*order{}, drains: map[string]time.Time{}, counted: map[string]api.Counters{}, changed: make(chan struct{}),
+		kills: map[string]*order{}, drains: map[string]time.Time{}, counted: map[string]api.Counters{}, records: map[string]*record{}, changed: make(chan struct{}),
 	}
 }
 
@@ -73,6 +84,7 @@ func (s *Store) Begin(term uint64) {
 	clear(s.kills)
 	clear(s.drains)
 	clear(s.counted)
+	clear(s.records)
 	s.tell()
 }
 
@@ -125,6 +137,7 @@ func (s *Store) Put(r api.GatewayReport) error {
 	}
 	s.gateways[r.Gateway] = e
 	s.count(old, e)
+	s.recordOutcomes(old, e)
 	switch {
 	case !r.Since.IsZero():
 		e.began = r.Since
@@ -238,28 +251,29 @@ func (s *Store) known(now time.Time) bool {
 
 // Loads returns the load of every replica that a live gateway has reported, by name.
 func (s *Store) Loads() map[string]api.Load {
-	out := s.sum(true)
-	for name, l := range out {
+	out := map[string]api.Load{}
+	for name, one := range s.sum(true) {
+		l := one.Load
 		slices.SortFunc(l.Requests, func(a, b api.Request) int { return cmp.Or(a.Started.Compare(b.Started), strings.Compare(a.ID, b.ID)) })
 		if len(l.Requests) > api.MaxReportRequests {
 			l.Requests = l.Requests[:api.MaxReportRequests:api.MaxReportRequests]
-			out[name] = l
 		}
+		out[name] = l
 	}
 	return out
 }
 
-// Totals returns what Loads does without the requests, which cost most.
-func (s *Store) Totals() map[string]api.Load {
+// Totals returns what Loads does without the requests, which cost most, and with the outcomes.
+func (s *Store) Totals() map[string]Load {
 	return s.sum(false)
 }
 
 // sum adds the reports up.
-func (s *Store) sum(requests bool) map[string]api.Load {
+func (s *Store) sum(requests bool) map[string]Load {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.prune(s.now())
-	out := map[string]api.Load{}
+	out := map[string]Load{}
 	for _, e := range s.gateways {
 		for _, r := range e.report.Replicas {
 			l := out[r.Name]
@@ -277,6 +291,7 @@ func (s *Store) sum(requests bool) map[string]api.Load {
 			out[r.Name] = l
 		}
 	}
+	s.addOutcomes(s.now(), out)
 	return out
 }
 

@@ -9,6 +9,9 @@
 // should be, both Plan and Actions have nothing to say. A new leader computes what
 // the old one would have.
 //
+// A replica that serves and fails its requests is replaced, one of a model at a time and of a
+// fleet a few, and each sooner again only if the ones before it helped.
+//
 // What is WARM or on its way there rests, and counts for nobody's number. Nothing is
 // evicted that no placement needs, and what is evicted lowers its model's number, so that
 // it does not come back by itself; two models that want the same place have their turns,

@@ -23,6 +23,7 @@ func (d *draft) scale(m *model) {
 			return
 		}
 		d.dropOutdated(g)
+		d.replaceFailing(g)
 		d.scaleDown(g)
 		d.scaleUp(g)
 		d.replace(g)

@@ -21,7 +21,7 @@ import (
 // must hold (world.check), and then lets it come to rest.
 func TestWorld(t *testing.T) {
 	t.Parallel()
-	seeds := long.Pick(50, 300)
+	seeds := long.Pick(80, 300)
 	var mu sync.Mutex
 	seen := map[string]int{}
 	t.Run("all", func(t *testing.T) {
@@ -47,6 +47,7 @@ func TestWorld(t *testing.T) {
 		planner.KindNotServing, planner.KindLoadFailed, planner.KindRetry, planner.KindMoveAway, planner.KindNodeDraining, planner.KindNodeGone, planner.KindGPUOutOfUse,
 		planner.KindCanary, planner.KindRolloutWaits, planner.KindRolling, planner.KindRolledBack, planner.KindRolloutDone, planner.KindAdopt,
 		planner.KindOrphan, planner.KindJobProblem, planner.KindJobStopped, planner.KindJobEdited, planner.KindJobGone, planner.KindVariantRemoved,
+		planner.KindReplaced, planner.KindFailing,
 	} {
 		if !t.Failed() {
 			require.NotZero(t, seen[kind], kind)
@@ -59,6 +60,7 @@ func simulate(t *testing.T, seed uint64) *world {
 	w.load = func() time.Duration { return time.Duration(1+w.rand.IntN(5)) * tick }
 	w.conf.DrainTimeout, w.conf.CanaryTime, w.conf.PlaceTimeout, w.conf.SteadyTime, w.conf.NodeGrace = 15*tick, 5*tick, 20*tick, 30*tick, 10*tick
 	w.conf.BackoffMax = time.Minute
+	w.clients.each = 3
 	for i := range 4 {
 		w.addNodes(node(fmt.Sprintf("n%d", i), 2+i%2))
 	}
@@ -124,7 +126,7 @@ func (w *world) disturb(hashes *int) {
 			v.GPUs, v.Memory, v.Cost = 1+w.rand.IntN(2), int64(10+10*w.rand.IntN(4)), float64(1+w.rand.IntN(3))
 		})
 	}
-	switch w.rand.IntN(20) {
+	switch w.rand.IntN(21) {
 	case 0, 1:
 		if m == nil {
 			fresh := model(name, w.rand.IntN(4), draw("a", 5), draw("b", 5))
@@ -267,6 +269,14 @@ func (w *world) disturb(hashes *int) {
 				w.kill(g)
 			}
 		}
+	case 20: // one or all replicas of a model begin to fail their requests
+		all := w.rand.IntN(4) == 0
+		for _, r := range v.ReplicasOf(nil, name) {
+			if r.Status == state.StatusServing && (all || w.rand.IntN(2) == 0) {
+				w.log("%s fails its requests", r.Name)
+				w.clients.bad[r.Name.String()] = true
+			}
+		}
 	}
 }
 
@@ -361,6 +371,7 @@ func (w *world) settle() {
 			if n := v.Node(nil, r.Placement.Node); r.OutOfUse(n) != "" && n.CapacityPool == "" {
 				w.mustNotFit(m, group(v, r), planner.KindGPUOutOfUse)
 			}
+			w.holds(w.clients.each == 0 || !w.clients.bad[r.Name.String()], "%s serves and fails all of its requests", r.Name)
 			running[group(v, r)]++
 			want := m.Variant(r.Name.Variant)
 			if want == nil || want.Hash != w.hash(r) {

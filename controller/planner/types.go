@@ -111,6 +111,9 @@ type Load struct {
 	// Oldest is when the oldest request in flight began, LastRequest when the newest
 	// of all began; zero where there was none.
 	Oldest, LastRequest time.Time
+	// Recent are the outcomes of the last half minute, Row the failures since the last answer,
+	// however long ago the first of them was.
+	Recent, Row Outcomes
 }
 
 // Action is something to be done in Nomad or at a replica's shim.
@@ -187,6 +190,8 @@ const (
 	KindJobEdited      = "job-edited"
 	KindJobGone        = "job-gone"
 	KindVariantRemoved = "variant-removed"
+	KindReplaced       = "replaced" // serves and fails its requests: is drained, and another one started
+	KindFailing        = "failing"  // serves and fails its requests, and is not replaced now
 
 	KindEvict        = "evict"          // makes room on the GPUs for another model
 	KindEvictWarm    = "evict-warm"     // makes room for another WARM replica in the host memory

@@ -40,6 +40,7 @@ type world struct {
 	dead     map[string]bool        // GPUs on which no engine runs
 	missing  map[string][]state.GPU // GPUs that a node does not offer for now
 	requests map[string][]time.Time // when each request in flight ends
+	clients  clients
 	listed   map[string]planner.Job // what the watch has seen last
 
 	nomadOut, consulOut bool
@@ -85,7 +86,7 @@ func newWorld(t require.TestingT, r *rand.Rand) *world {
 		t: t, rand: r, store: s, now: epoch, conf: planner.DefaultConfig(),
 		nodes: map[string]*state.Node{}, down: map[string]bool{}, drains: map[string]time.Time{}, nomad: map[string]*job{}, broken: map[string]bool{}, dead: map[string]bool{}, missing: map[string][]state.GPU{},
 		poolOut: map[string]bool{}, last: map[string]time.Time{}, demand: map[string]time.Time{}, gatewaysSince: epoch.Add(-24 * time.Hour),
-		requests: map[string][]time.Time{}, load: func() time.Duration { return 3 * tick }, gateways: true,
+		requests: map[string][]time.Time{}, clients: clients{of: map[string]*requests{}, bad: map[string]bool{}}, load: func() time.Duration { return 3 * tick }, gateways: true,
 	}
 	return w
 }
@@ -222,6 +223,7 @@ func (w *world) step() {
 		}
 		w.requests[name] = slices.DeleteFunc(ends, func(t time.Time) bool { return !t.After(w.now) })
 	}
+	w.ask()
 }
 
 // run lets one job of Nomad's go on.
@@ -457,7 +459,9 @@ func (w *world) observe(lagging bool) planner.Observation {
 	for _, r := range v.Replicas(nil) {
 		name := r.Name.String()
 		n := len(w.requests[name])
-		o.Loads[name] = planner.Load{InFlight: n, LastRequest: w.last[name]}
+		l := planner.Load{InFlight: n, LastRequest: w.last[name]}
+		l.Recent, l.Row = w.outcomes(name)
+		o.Loads[name] = l
 		o.Drained[name] = w.gateways && n == 0 && r.Status != state.StatusServing
 	}
 	return o
@@ -615,7 +619,7 @@ func (w *world) plan(lagging bool) (plans int, next time.Time) {
 			return plans, again
 		}
 		plans++
-		changes := len(p.Remove) + len(p.Move) + len(p.Place) + len(p.Rollouts) + len(p.Decisions) + len(p.Rescales) + len(p.Cordons) + len(p.Marks) + len(p.Unplaceable)
+		changes := len(p.Remove) + len(p.Move) + len(p.Place) + len(p.Rollouts) + len(p.Decisions) + len(p.Rescales) + len(p.Replacements) + len(p.Cordons) + len(p.Marks) + len(p.Unplaceable)
 		if p.Dedicated != nil {
 			changes++
 		}
@@ -689,6 +693,9 @@ func (w *world) check(before, after *state.View, o planner.Observation, p *state
 		if r.Status == (state.StatusServing) && m.Event == state.EventDrain && o.EnginesKnown && !slices.ContainsFunc(o.Engines[m.Replica], func(e planner.Engine) bool { return e.Passing }) {
 			lost[group(before, r)]++ // it did not serve
 		}
+		if l := o.Loads[m.Replica]; r.Status == state.StatusServing && m.Event == state.EventDrain && (l.Row.Failed >= planner.FailuresLeast || l.Recent.Failed >= max(l.Recent.Answered, planner.FailuresLeast)) {
+			lost[group(before, r)]++ // it failed half of its requests at least
+		}
 		if m.For != nil && r.Status == (state.StatusServing) {
 			evicted[group(before, r)]++ // somebody with a higher priority needs it, or its model may do without
 		}
@@ -708,12 +715,21 @@ func (w *world) check(before, after *state.View, o planner.Observation, p *state
 		for v, n := range m.Spread {
 			targets[m.Name+":"+v] = n
 		}
+		most, capped := after.CapMaxReplicas(nil, m.Name)
+		if capped && len(targets) > 1 { // which of its variants give way is the planner's choice
+			all := m.Name + " in all"
+			for g, target := range targets {
+				targets[all] += target
+				has[all], had[all], lost[all], evicted[all] = has[all]+has[g], had[all]+had[g], lost[all]+lost[g], evicted[all]+evicted[g]
+			}
+			targets = map[string]int{all: targets[all]}
+		}
 		for g, target := range targets {
 			if m.Stopped {
 				target = 0
 			}
-			if n, set := after.CapMaxReplicas(nil, m.Name); set {
-				target = min(target, n)
+			if capped {
+				target = min(target, most)
 			}
 			w.holds(has[g] >= min(target, had[g]-lost[g])-evicted[g], "capacity of %s is %d, and was %d", g, has[g], had[g])
 		}

@@ -38,6 +38,8 @@ type leading struct {
 	clashes map[string]string
 	// wanted are the models that clients had asked for at the last look, and when.
 	wanted map[string]time.Time
+	// failing: a replica had failed enough requests at the last look to be looked at again soon.
+	failing bool
 }
 
 func newLeading(r *Reconciler, term uint64) *leading {
@@ -114,7 +116,7 @@ func (l *leading) run(ctx context.Context) {
 			case <-reports:
 				// Most reports change nothing that is decided.
 				reports = l.cfg.Loads.Changed()
-				again = drains || l.asked()
+				again = drains || l.asked() || l.beginsToFail()
 			case <-timer.C:
 				again = true
 			}
@@ -201,8 +203,13 @@ func (l *leading) look(ctx context.Context) (time.Time, bool) {
 	if drains || !l.cfg.Loads.Known() {
 		next.add(l.cfg.Loads.Next())
 	}
+	failing := l.cfg.Loads.Failing(planner.FailuresLeast)
+	if failing {
+		next.add(now.Add(failingPause))
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.failing = failing
 	l.looked, l.paused, l.clashes = now, view.Switch(nil, planner.PauseReconcile) != "", list.clashes
 	return next.at, drains
 }
@@ -251,4 +258,17 @@ func (l *leading) asked() bool {
 		}
 	}
 	return false
+}
+
+// failingPause is how long until the next look while a replica fails its requests: at every
+// report of them, it would be many a second.
+const failingPause = time.Second
+
+// beginsToFail tells whether a replica has failed enough requests by now to be looked at, and
+// none had at the last look.
+func (l *leading) beginsToFail() bool {
+	failing := l.cfg.Loads.Failing(planner.FailuresLeast)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return failing && !l.failing
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"remuda/controller/load"
 	"remuda/controller/planner"
 	"remuda/controller/raft"
 	"remuda/controller/state"
@@ -18,18 +19,19 @@ import (
 type metrics struct {
 	r *Reconciler
 
-	mu sync.Mutex // guards evicted
-	// evicted has the models that evictions counts.
-	evicted map[string]bool
+	mu sync.Mutex // guards named
+	// named has the models that evictions and replacements count.
+	named map[string]bool
 
-	plans     *prometheus.CounterVec
-	actions   *prometheus.CounterVec
-	decisions *prometheus.CounterVec
-	evictions *prometheus.CounterVec
-	seconds   prometheus.Histogram
-	tiers     map[planner.Kind]*prometheus.HistogramVec
+	plans        *prometheus.CounterVec
+	actions      *prometheus.CounterVec
+	decisions    *prometheus.CounterVec
+	evictions    *prometheus.CounterVec
+	replacements *prometheus.CounterVec
+	seconds      prometheus.Histogram
+	tiers        map[planner.Kind]*prometheus.HistogramVec
 
-	replicas, inFlight, waiting, gateways, known, pools *prometheus.Desc
+	replicas, inFlight, answered, failed, waiting, gateways, known, pools *prometheus.Desc
 }
 
 // Parts of what a change of tier took.
@@ -48,7 +50,7 @@ func newMetrics(r *Reconciler) *metrics {
 		}, []string{"part"})
 	}
 	return &metrics{
-		r: r, evicted: map[string]bool{},
+		r: r, named: map[string]bool{},
 		plans: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "remuda_controller_plans_total", Help: "Plans proposed by this server, by result.",
 		}, []string{"result"}),
@@ -61,6 +63,9 @@ func newMetrics(r *Reconciler) *metrics {
 		evictions: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "remuda_controller_evictions_total", Help: "Replicas evicted by this server to make room, by their model and the kind of the decision.",
 		}, []string{"model", "kind"}),
+		replacements: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "remuda_controller_replacements_total", Help: "Replicas replaced by this server because they failed their requests, by their model.",
+		}, []string{"model"}),
 		seconds: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "remuda_controller_reconcile_seconds", Help: "Duration of one reconciliation, with the commit of its plan.",
 			Buckets: prometheus.ExponentialBuckets(0.0005, 2, 14),
@@ -71,6 +76,8 @@ func newMetrics(r *Reconciler) *metrics {
 		},
 		replicas: desc("replicas", "Replicas in the state. Reported by the leader only.", "model", "variant", "tier", "status", "pool"),
 		inFlight: desc("in_flight", "Requests in flight, as reported by the gateways. Reported by the leader only.", "model", "variant"),
+		answered: desc("answered", "Requests that replicas have answered within the last 30 s, as reported by the gateways. Reported by the leader only.", "model", "variant"),
+		failed:   desc("failed", "Requests that replicas have failed within the last 30 s, as reported by the gateways: 5xx, broken connections, time-outs. Reported by the leader only.", "model", "variant"),
 		waiting:  desc("waiting", "Requests waiting for an engine, as reported by the gateways. Reported by the leader only.", "model"),
 		gateways: desc("gateways", "Gateways that report to the controller. Reported by the leader only."),
 		known:    desc("source_up", "1 if the data of this source is up to date. Reported by the leader only.", "source"),
@@ -83,13 +90,13 @@ func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
 	for _, c := range m.counted() {
 		c.Describe(ch)
 	}
-	for _, d := range []*prometheus.Desc{m.replicas, m.inFlight, m.waiting, m.gateways, m.known, m.pools} {
+	for _, d := range []*prometheus.Desc{m.replicas, m.inFlight, m.answered, m.failed, m.waiting, m.gateways, m.known, m.pools} {
 		ch <- d
 	}
 }
 
 func (m *metrics) counted() []prometheus.Collector {
-	return []prometheus.Collector{m.plans, m.actions, m.decisions, m.evictions, m.seconds, m.tiers[planner.Sleep], m.tiers[planner.Wake]}
+	return []prometheus.Collector{m.plans, m.actions, m.decisions, m.evictions, m.replacements, m.seconds, m.tiers[planner.Sleep], m.tiers[planner.Wake]}
 }
 
 // Collect implements prometheus.Collector.
@@ -111,7 +118,7 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 		status state.Status
 		pool   string
 	}
-	counts, flying := map[group]int{}, map[variant]int{}
+	counts, sums := map[group]int{}, map[variant]load.Load{}
 	loads := m.r.cfg.Loads.Totals()
 	view := m.r.cfg.Raft.Store().View()
 	for _, r := range view.Replicas(nil) {
@@ -121,13 +128,19 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 			pool = n.CapacityPool
 		}
 		counts[group{v, r.Status, pool}]++
-		flying[v] += loads[r.Name.String()].InFlight
+		sum, l := sums[v], loads[r.Name.String()]
+		sum.InFlight += l.InFlight
+		sum.Recent.Answered += l.Recent.Answered
+		sum.Recent.Failed += l.Recent.Failed
+		sums[v] = sum
 	}
 	for s, n := range counts {
 		gauge(m.replicas, float64(n), s.model, s.variant.variant, string(s.status.Tier()), string(s.status), s.pool)
 	}
-	for v, n := range flying {
-		gauge(m.inFlight, float64(n), v.model, v.variant)
+	for v, sum := range sums {
+		gauge(m.inFlight, float64(sum.InFlight), v.model, v.variant)
+		gauge(m.answered, float64(sum.Recent.Answered), v.model, v.variant)
+		gauge(m.failed, float64(sum.Recent.Failed), v.model, v.variant)
 	}
 	waiting := m.r.cfg.Loads.Waiting()
 	for _, one := range view.Models(nil) { // other names are the clients' to choose
@@ -168,23 +181,30 @@ func (m *metrics) plan(err error) {
 // decided counts a decision.
 func (m *metrics) decided(d state.Decision) {
 	m.decisions.WithLabelValues(d.Kind).Inc()
-	if d.Kind == planner.KindEvict || d.Kind == planner.KindEvictWarm {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		m.evicted[d.Model] = true
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch d.Kind {
+	case planner.KindEvict, planner.KindEvictWarm:
 		m.evictions.WithLabelValues(d.Model, d.Kind).Inc()
+	case planner.KindReplaced:
+		m.replacements.WithLabelValues(d.Model).Inc()
+	default:
+		return
 	}
+	m.named[d.Model] = true
 }
 
 // forgetModels drops the counters of models that do not exist any more.
 func (m *metrics) forgetModels(view *state.View) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	maps.DeleteFunc(m.evicted, func(model string, _ bool) bool {
+	maps.DeleteFunc(m.named, func(model string, _ bool) bool {
 		if view.Model(nil, model) != nil {
 			return false
 		}
-		m.evictions.DeletePartialMatch(prometheus.Labels{"model": model})
+		labels := prometheus.Labels{"model": model}
+		m.evictions.DeletePartialMatch(labels)
+		m.replacements.DeletePartialMatch(labels)
 		return true
 	})
 }

@@ -370,13 +370,19 @@ func TestMetricsOfDeletedModelsGo(t *testing.T) {
 			if len(v.Decisions(nil, "", 0)) > 0 {
 				return nil, time.Time{}
 			}
-			return &state.Plan{Decisions: []state.Decision{{Time: o.Now, Model: "m", Kind: planner.KindEvict, Reason: "it makes room"}}}, time.Time{}
+			return &state.Plan{Decisions: []state.Decision{
+				{Time: o.Now, Model: "m", Kind: planner.KindEvict, Reason: "it makes room"},
+				{Time: o.Now, Model: "m", Kind: planner.KindReplaced, Reason: "it failed its requests"},
+			}}, time.Time{}
 		})
 		w.nomad.set(func() {})
 		w.rest()
-		require.Equal(t, []string{`remuda_controller_evictions_total{kind="evict",model="m"} 1`}, exposed(t, reg, "remuda_controller_evictions"))
+		require.Equal(t, []string{
+			`remuda_controller_evictions_total{kind="evict",model="m"} 1`,
+			`remuda_controller_replacements_total{model="m"} 1`,
+		}, exposed(t, reg, "remuda_controller_evictions", "remuda_controller_replacements"))
 		w.raft.must(&state.DeleteModel{Model: "m"})
-		require.Empty(t, exposed(t, reg, "remuda_controller_evictions"))
+		require.Empty(t, exposed(t, reg, "remuda_controller_evictions", "remuda_controller_replacements"))
 	})
 }
 

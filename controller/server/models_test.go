@@ -354,6 +354,12 @@ func TestGateways(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 2, all[0].Load.InFlight)
 	require.Empty(t, all[0].Load.Requests)
+	reported(t, c, api.GatewayReport{Gateway: "g", Index: meta.Index, Replicas: []api.ReplicaLoad{
+		{Name: r1.String(), InFlight: 2, Answered: 8, Failed: 6, FailedInARow: 5},
+	}})
+	one, _, err = c.Replica(t.Context(), r1.String(), api.QueryOptions{})
+	require.NoError(t, err)
+	require.Equal(t, &api.Load{InFlight: 2, Busy: true, Answered: 8, Failed: 6, FailedInARow: 5}, one.Load, "what ended since the report before")
 	self, err := c.AgentSelf(t.Context())
 	require.NoError(t, err)
 	require.Len(t, self.Gateways, 1)

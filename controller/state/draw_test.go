@@ -218,6 +218,10 @@ func drawCommand(t *rapid.T, v *state.View) state.Command {
 	for range between(0, 5).Draw(t, "rollouts") / 4 {
 		c.Rollouts = append(c.Rollouts, drawRollout())
 	}
+	for range between(0, 5).Draw(t, "replacements") / 5 {
+		c.Replacements = append(c.Replacements, state.SetReplacements{Model: ids("m", 2).Draw(t, "replaced"),
+			Replacements: state.Replacements{InARow: between(0, 9).Draw(t, "in a row"), Last: now}})
+	}
 	for range between(0, 3).Draw(t, "rescales") / 3 {
 		c.Rescales = append(c.Rescales, drawRescale())
 	}

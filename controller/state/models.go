@@ -13,7 +13,7 @@ import (
 // within its new bounds, unless the number of replicas in its file has changed, and so are the numbers of its variants (see Model.Spread); a
 // stopped one is started unless Model.Stopped says so again. The same Hash and Stopped
 // as before change nothing; another Hash is a new version. Model.Version, StableVersion,
-// ScaledAt, Spread, Expected and Rollouts are the state's own and are ignored.
+// ScaledAt, Spread, Expected, Rollouts and Replacements are the state's own and are ignored.
 //
 // A variant whose definition changes while replicas of another one serve begins a
 // rollout. A variant that is gone takes its number and its rollout with it; its
@@ -82,6 +82,7 @@ func (t *txn) newVersion(m, old *Model, at time.Time) {
 	rescaled := m.Rescales(old)
 	t.addVersion(m, at)
 	m.CreateIndex, m.ScaledAt, m.Spread, m.Expected = old.CreateIndex, old.ScaledAt, old.Spread, old.Expected
+	m.Replacements = old.Replacements
 	switch {
 	case !rescaled:
 		m.Replicas = old.Replicas

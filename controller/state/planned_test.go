@@ -20,22 +20,25 @@ func TestPlanDoesEverything(t *testing.T) {
 	plan := func() *state.Plan {
 		return &state.Plan{
 			ID: "p", Index: l.index, Time: later,
-			Move:      []state.Move{*move},
-			Place:     []state.Place{place("b", "1", "n", 1, 0, 10)},
-			Rescales:  []state.Rescale{{Model: "m", ModifyIndex: l.model("m").ModifyIndex, Replicas: 0}},
-			Cordons:   []state.Cordon{{Node: "n", GPU: "n-GPU1", On: true, Reason: "memory held"}},
-			Marks:     []state.Mark{{Key: "evicted\x1fm\x1fb", Time: later}, {Key: "old"}, {Key: "never was"}},
-			Dedicated: &state.SetDedicated{Models: counts{"b": 2}, Source: "schedule:late"},
-			Decisions: []state.Decision{{Kind: "evict", Time: later}},
+			Move:         []state.Move{*move},
+			Place:        []state.Place{place("b", "1", "n", 1, 0, 10)},
+			Replacements: []state.SetReplacements{{Model: "m", Replacements: state.Replacements{InARow: 2, Last: later}}},
+			Rescales:     []state.Rescale{{Model: "m", ModifyIndex: l.model("m").ModifyIndex, Replicas: 0}},
+			Cordons:      []state.Cordon{{Node: "n", GPU: "n-GPU1", On: true, Reason: "memory held"}},
+			Marks:        []state.Mark{{Key: "evicted\x1fm\x1fb", Time: later}, {Key: "old"}, {Key: "never was"}},
+			Dedicated:    &state.SetDedicated{Models: counts{"b": 2}, Source: "schedule:late"},
+			Decisions:    []state.Decision{{Kind: "evict", Time: later}},
 		}
 	}
 	before := snapshotOf(t, l.store)
 	for name, spoil := range map[string]func(*state.Plan){
-		"rescale":   func(p *state.Plan) { p.Rescales[0].ModifyIndex = 77 },
-		"cordon":    func(p *state.Plan) { p.Cordons[0].GPU = "none" },
-		"mark":      func(p *state.Plan) { p.Marks[1].Key = "" },
-		"dedicated": func(p *state.Plan) { p.Dedicated.Models["x"] = 1 },
-		"decision":  func(p *state.Plan) { p.Decisions[0].Kind = "" },
+		"no such model": func(p *state.Plan) { p.Replacements[0].Model = "none" },
+		"negative row":  func(p *state.Plan) { p.Replacements[0].InARow = -1 },
+		"rescale":       func(p *state.Plan) { p.Rescales[0].ModifyIndex = 77 },
+		"cordon":        func(p *state.Plan) { p.Cordons[0].GPU = "none" },
+		"mark":          func(p *state.Plan) { p.Marks[1].Key = "" },
+		"dedicated":     func(p *state.Plan) { p.Dedicated.Models["x"] = 1 },
+		"decision":      func(p *state.Plan) { p.Decisions[0].Kind = "" },
 	} {
 		t.Run(name, func(t *testing.T) {
 			fork := &log{t: t, store: l.store.Fork(), index: l.index}
@@ -55,6 +58,7 @@ func TestPlanDoesEverything(t *testing.T) {
 	require.Equal(t, "b", v.Replica(nil, "m:v:1").For)
 	require.NotNil(t, v.Replica(nil, "b:v:1"), "placed before the GPU was cordoned")
 	require.Equal(t, 0, v.Model(nil, "m").Replicas)
+	require.Equal(t, state.Replacements{InARow: 2, Last: later}, v.Model(nil, "m").Replacements)
 	require.Equal(t, "memory held", v.Node(nil, "n").GPU("n-GPU1").CordonReason)
 	require.Equal(t, []*state.Mark{{Key: "evicted\x1fm\x1fb", Time: later}}, v.Marks(nil))
 	require.Equal(t, later, v.Mark(nil, "evicted\x1fm\x1fb").Time)

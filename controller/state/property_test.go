@@ -269,6 +269,9 @@ func checkEffect(t require.TestingT, c state.Command, before, after *state.View)
 				require.Equal(t, r.Replicas, after.Model(nil, r.Model).Replicas)
 			}
 		}
+		for _, r := range c.Replacements {
+			require.Equal(t, r.Replacements, after.Model(nil, r.Model).Replacements)
+		}
 		for _, m := range c.Marks {
 			require.Equal(t, m.Time.IsZero(), after.Mark(nil, m.Key) == nil)
 		}
@@ -425,9 +428,10 @@ func FuzzApply(f *testing.F) {
 	seed(sleepy)
 	seed(&state.Plan{
 		ID: "p", Index: 5, Time: epoch, Marks: []state.Mark{{Key: "evicted\x1fa\x1fb", Time: epoch}, {Key: "prune"}},
-		Rescales:  []state.Rescale{{Model: "m", ModifyIndex: 5, Replicas: 1, Spread: map[string]int{"v": 1}}},
-		Cordons:   []state.Cordon{{Node: "n", GPU: "n-GPU1", On: true, Reason: "memory held"}},
-		Dedicated: &state.SetDedicated{Source: "schedule:night"},
+		Replacements: []state.SetReplacements{{Model: "m", Replacements: state.Replacements{InARow: 1, Last: epoch}}},
+		Rescales:     []state.Rescale{{Model: "m", ModifyIndex: 5, Replicas: 1, Spread: map[string]int{"v": 1}}},
+		Cordons:      []state.Cordon{{Node: "n", GPU: "n-GPU1", On: true, Reason: "memory held"}},
+		Dedicated:    &state.SetDedicated{Source: "schedule:night"},
 	})
 	f.Add([]byte{byte(state.TypeMove)})
 	f.Add([]byte{0xff, 1, 2})

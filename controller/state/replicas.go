@@ -9,7 +9,7 @@ import (
 
 // Plan is a change of several replicas that happens as a whole or not at all: first
 // what goes, then what moves, then what comes, then how far rollouts have come; then
-// the numbers of models, cordons, marks and the dedicated set.
+// the numbers of models and their replacements, cordons, marks and the dedicated set.
 type Plan struct {
 	// ID names the plan in logs and decisions.
 	ID string
@@ -25,6 +25,8 @@ type Plan struct {
 	Place    []Place
 	Rollouts []SetRollout `json:",omitempty"`
 	Rescales []Rescale    `json:",omitempty"`
+	// Replacements are of models of which a replica is replaced because it fails its requests.
+	Replacements []SetReplacements `json:",omitempty"`
 	// Cordons cordon GPUs, or uncordon them.
 	Cordons []Cordon `json:",omitempty"`
 	// Marks are written, or taken away where their time is zero.
@@ -70,6 +72,11 @@ func (c *Plan) apply(t *txn) *Error {
 	}
 	for i := range c.Rescales {
 		if err := c.Rescales[i].apply(t); err != nil {
+			return err
+		}
+	}
+	for i := range c.Replacements {
+		if err := c.Replacements[i].apply(t); err != nil {
 			return err
 		}
 	}

@@ -67,6 +67,8 @@ type Model struct {
 	// replicas of another one served, until the new one has taken over. One that was rolled
 	// back remains until the next version.
 	Rollouts map[string]Rollout `json:",omitempty"`
+	// Replacements are of replicas that failed their requests.
+	Replacements Replacements `json:",omitzero"`
 
 	CreateIndex, ModifyIndex uint64
 }

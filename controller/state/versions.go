@@ -79,7 +79,7 @@ func (m *Model) defined(v *Version) *Model {
 	next := v.Model
 	next.Version, next.StableVersion = v.Number, m.StableVersion
 	next.Replicas, next.Stopped, next.ScaledAt, next.Spread, next.Expected = m.Replicas, m.Stopped, m.ScaledAt, m.Spread, m.Expected
-	next.Unplaceable = m.Unplaceable
+	next.Unplaceable, next.Replacements = m.Unplaceable, m.Replacements
 	next.Rollouts, next.CreateIndex, next.ModifyIndex = m.Rollouts, m.CreateIndex, m.ModifyIndex
 	next.bound()
 	return &next
@@ -95,7 +95,7 @@ func (m *Model) Rescales(old *Model) bool {
 func (m *Model) definition() Model {
 	d := *m
 	d.Version, d.StableVersion, d.Stopped, d.ScaledAt, d.Spread, d.Expected, d.Rollouts = 0, 0, false, time.Time{}, nil, nil, nil
-	d.CreateIndex, d.ModifyIndex, d.Unplaceable = 0, 0, nil
+	d.CreateIndex, d.ModifyIndex, d.Unplaceable, d.Replacements = 0, 0, nil, Replacements{}
 	return d
 }
 

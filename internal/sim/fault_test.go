@@ -80,6 +80,12 @@ func TestError500(t *testing.T) {
 		assert.Equal(t, "InternalServerError", e.Error.Type)
 	}
 	s.refused(http.MethodPost, "/v1/embeddings", `{"input":"x"}`, http.StatusInternalServerError)
+	s.fault(`{"error500":false,"error500_every":3}`)
+	for range 2 {
+		s.answers()
+		s.answers()
+		s.refused(http.MethodPost, "/v1/completions", whole20, http.StatusInternalServerError)
+	}
 }
 
 func TestDrop(t *testing.T) {

@@ -148,7 +148,7 @@ func (s *Server) budget(prompt int, asked *int) (int, *openai.Error) {
 // misbehave carries out the faults that come before any answer.
 func (s *Server) misbehave(w http.ResponseWriter) bool {
 	f := s.faults.Get()
-	if f.Error500 {
+	if f.Error500 || f.Error500Every > 0 && s.generations.Add(1)%int64(f.Error500Every) == 0 {
 		writeError(w, openai.Internal("the fault switch says so"))
 		return true
 	}

@@ -35,14 +35,16 @@ type Server struct {
 	routes  map[string]route
 	created int64 // Unix seconds
 
-	bank     atomic.Pointer[bank] // nil until the weights are loaded
-	gpus     atomic.Pointer[[]string]
-	ready    atomic.Bool
-	dead     atomic.Bool
-	sleep    sleeper
-	fatal    chan error
-	handlers sync.WaitGroup
-	unused   unusedConns
+	bank  atomic.Pointer[bank] // nil until the weights are loaded
+	gpus  atomic.Pointer[[]string]
+	ready atomic.Bool
+	dead  atomic.Bool
+	// generations counts the generation requests for fault.Set.Error500Every.
+	generations atomic.Int64
+	sleep       sleeper
+	fatal       chan error
+	handlers    sync.WaitGroup
+	unused      unusedConns
 }
 
 // New checks the configuration. Nothing starts before Run.

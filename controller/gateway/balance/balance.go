@@ -120,6 +120,7 @@ type top struct {
 	flights  flights
 	lastPick time.Time
 	draining bool
+	outcomes Outcomes
 }
 
 type model struct {

@@ -213,6 +213,7 @@ func (b *breaker) ended(f *flight) {
 // not vouch for was dropped. Only the first failure of a pick counts.
 func (t *Table) Failed(now time.Time, p Pick, fault Fault) bool {
 	e, news := p.e, false
+	e.top.outcomes.failed(p.f, fault)
 	if fault == Dial { // nobody is there
 		news = !e.keptUntil.IsZero() || e.lost()
 		e.keptUntil = time.Time{}

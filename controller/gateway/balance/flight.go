@@ -21,6 +21,7 @@ type ReplicaLoad struct {
 	Oldest, Last time.Time
 	// Flights are some of those in flight, oldest first.
 	Flights []Flight
+	Outcomes
 }
 
 // flight is a link in the list of a replica's requests, in the order in which they
@@ -32,8 +33,9 @@ type flight struct {
 	cost int64
 	// opening is the engine's breaker.openings when the request was sent.
 	opening uint32
-	// answered and failed are what is known of how it goes.
-	answered, failed bool
+	// answered and failed are what the breaker knows of how it goes. faulted: the engine
+	// failed it, be it news for the breaker or not.
+	answered, failed, faulted bool
 }
 
 // flights is such a list.
@@ -79,7 +81,7 @@ func (t *Table) Flights(each, total int) (index uint64, out []ReplicaLoad) {
 		if r.lastPick.IsZero() {
 			continue
 		}
-		l := ReplicaLoad{Replica: name, InFlight: r.inFlight, Last: r.lastPick}
+		l := ReplicaLoad{Replica: name, InFlight: r.inFlight, Last: r.lastPick, Outcomes: r.outcomes}
 		for f := r.flights.first; f != nil && len(l.Flights) < each; f = f.next {
 			l.Flights = append(l.Flights, f.Flight)
 		}

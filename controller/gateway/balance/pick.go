@@ -83,6 +83,7 @@ func (t *Table) Release(now time.Time, p Pick) {
 	p.e.model.work -= p.f.cost
 	p.e.weigh(-p.f.cost)
 	p.e.breaker.ended(p.f)
+	p.e.top.outcomes.ended(p.f)
 	p.e.top.last, p.e.model.last = now, now
 	if p.e.parted && p.e.inFlight == 0 {
 		t.forget(p.e)

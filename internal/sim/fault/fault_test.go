@@ -54,6 +54,7 @@ func TestMergeRefuses(t *testing.T) {
 		`{"slow_factor":-1}`:             "slow_factor is -1",
 		`{"leak_bytes":-1}`:              "leak_bytes is -1",
 		`{"crash_after_tokens":-7}`:      "crash_after_tokens is -7",
+		`{"error500_every":-5}`:          "error500_every is -5",
 		`{"crash":true} x`:               "invalid character",
 		`{"crash":true}{}`:               "invalid character",
 		`{"crash":true`:                  "unexpected end",
@@ -70,7 +71,7 @@ func TestEverySetSurvivesJSON(t *testing.T) {
 	set := fault.Set{
 		SlowFactor: 2, SlowLatency: fault.Duration(time.Millisecond), FirstTokenDelay: fault.Duration(time.Minute),
 		Hang: fault.HangAll, Crash: true, CrashAfterTokens: 3, LeakBytes: 1 << 40, Sleep: fault.SleepSlow, Wake: fault.WakeCorrupt, FailHealth: true,
-		Error500: true, Garbage: fault.GarbageHTTP, GarbageAfterTokens: 5, DropAfterTokens: 6,
+		Error500: true, Error500Every: 5, Garbage: fault.GarbageHTTP, GarbageAfterTokens: 5, DropAfterTokens: 6,
 	}
 	for v, i := reflect.ValueOf(set), 0; i < v.NumField(); i++ {
 		assert.False(t, v.Field(i).IsZero(), "the test leaves out %s", v.Type().Field(i).Name)

@@ -114,6 +114,8 @@ type Set struct {
 	FailHealth bool `json:"fail_health,omitempty"`
 	// Error500 answers generation requests with 500.
 	Error500 bool `json:"error500,omitempty"`
+	// Error500Every answers every Nth generation request with 500; N is the value.
+	Error500Every int `json:"error500_every,omitempty"`
 	// Garbage is GarbageSSE, GarbageJSON or GarbageHTTP.
 	Garbage string `json:"garbage,omitempty"`
 	// GarbageAfterTokens is how many tokens of a stream are right before the
@@ -142,7 +144,7 @@ func (s Set) validate() error {
 		name  string
 		value int64
 	}{
-		{"crash_after_tokens", int64(s.CrashAfterTokens)}, {"leak_bytes", s.LeakBytes},
+		{"crash_after_tokens", int64(s.CrashAfterTokens)}, {"leak_bytes", s.LeakBytes}, {"error500_every", int64(s.Error500Every)},
 		{"garbage_after_tokens", int64(s.GarbageAfterTokens)}, {"drop_after_tokens", int64(s.DropAfterTokens)},
 	} {
 		if n.value < 0 {
@@ -240,6 +242,7 @@ var help = [...]string{
 	"error (500), hang, crash, slow (4 s) or corrupt (damages the weights: 500, then the process exits)",
 	"         /health and /ping answer 503",
 	"         generation requests get 500",
+	"N        every Nth generation request gets 500",
 	"sse (broken framing), json (broken events) or http (no HTTP at all)",
 	"N        tokens of a stream are right before the garbage",
 	"N        tokens of a stream, then the connection closes",

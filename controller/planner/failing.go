@@ -1,0 +1,229 @@
+package planner
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	"remuda/controller/state"
+)
+
+// A replica that passes its health check and fails its requests is replaced. It is drained at
+// once, because it serves few or none, and another one is started elsewhere if there is room,
+// or else in its place.
+const (
+	// FailuresLeast is how many requests a replica must have failed before anything follows:
+	// after as many in a row a gateway leaves an engine alone. Fewer may be due to the requests.
+	FailuresLeast = 5
+	// failuresOver is how long it must have failed requests for: all that are in flight when a
+	// process dies fail at one moment, and its restart or its shadow is the cure.
+	failuresOver = 5 * time.Second
+	// failingShare is the share of failures from which on a replica is replaced whose siblings
+	// do better: it fails at least as many requests as it answers.
+	failingShare = 0.5
+	// uselessShare and uselessLeast are the same where no siblings do better. Then the requests
+	// may be to blame, or something that all replicas need, and a replica that answers some of
+	// them is worth keeping: it soon fails five in a row by chance.
+	uselessShare = 0.9
+	uselessLeast = 2 * FailuresLeast
+	// betterBy is how many times lower the share of siblings that do better is.
+	betterBy = 4
+	// fleetPart: one in so many replicas that serve, and one more, may be replaced at a time. A
+	// fault outside the replicas, as of a gateway's network, must not empty the fleet.
+	fleetPart = 10
+)
+
+// Outcomes are how the requests at a replica have ended.
+type Outcomes struct {
+	Answered, Failed int64
+	// Over is the time from the first of the failures to the last.
+	Over time.Duration
+}
+
+func (o Outcomes) requests() int64 { return o.Answered + o.Failed }
+
+// share is the share of failures.
+func (o Outcomes) share() float64 { return float64(o.Failed) / float64(max(o.requests(), 1)) }
+
+func (o Outcomes) String() string { return fmt.Sprintf("%d of %d", o.Failed, o.requests()) }
+
+// latest returns the recent outcomes, or the row of failures of a replica without a recent
+// answer, which may have had few requests since.
+func (l Load) latest() Outcomes {
+	if l.Recent.Answered == 0 && l.Row.Failed > l.Recent.Failed {
+		return l.Row
+	}
+	return l.Recent
+}
+
+// latest adds up those of the model's replicas that serve and are so. Over is the longest.
+func (d *draft) latest(m *model, so func(*member) bool) Outcomes {
+	var sum Outcomes
+	for _, r := range m.members {
+		if d.serves(r) && so(r) {
+			of := d.obs.Loads[r.name].latest()
+			sum = Outcomes{Answered: sum.Answered + of.Answered, Failed: sum.Failed + of.Failed, Over: max(sum.Over, of.Over)}
+		}
+	}
+	return sum
+}
+
+// failure is what a member's requests say of it.
+type failure struct {
+	r                 *member
+	requests, sibling Outcomes
+	// row: it has answered none since the first of them.
+	row bool
+}
+
+func (f failure) String() string {
+	text := fmt.Sprintf("%s recent requests failed, over %s", f.requests, f.requests.Over.Round(time.Millisecond))
+	if f.row {
+		text = fmt.Sprintf("the last %d requests failed, over %s", f.requests.Failed, f.requests.Over.Round(time.Millisecond))
+	}
+	if f.sibling.requests() == 0 {
+		return text + " (no requests at siblings)"
+	}
+	return fmt.Sprintf("%s (siblings: %s)", text, f.sibling)
+}
+
+// failureOf reports whether a member fails its requests.
+func (d *draft) failureOf(m *model, r *member) (failure, bool) {
+	if r.changed || !r.serving() || !r.passes || r.gone() || d.displaced(r) || !r.node.LostSince.IsZero() {
+		return failure{}, false
+	}
+	load := d.obs.Loads[r.name]
+	for i, o := range []Outcomes{load.Row, load.Recent} {
+		if o.Failed >= FailuresLeast && o.Over >= failuresOver && o.share() >= failingShare {
+			return failure{r: r, requests: o, row: i == 0, sibling: d.latest(m, func(s *member) bool { return s != r })}, true
+		}
+	}
+	return failure{}, false
+}
+
+// replaceFailing replaces the member of a group that fails its requests most. Of several that
+// fail alike the one that has served longest goes first, so that each has its turn.
+func (d *draft) replaceFailing(g *group) {
+	if g.Stopped || d.full() || !d.open("") {
+		return
+	}
+	var failing []failure
+	for _, r := range g.members {
+		if f, ok := d.failureOf(g.model, r); ok && d.open(d.poolOf(r)) {
+			failing = append(failing, f)
+		}
+	}
+	if len(failing) == 0 {
+		return
+	}
+	f := slices.MinFunc(failing, func(a, b failure) int {
+		return cmp.Or(cmp.Compare(b.requests.share(), a.requests.share()), a.r.Since.Compare(b.r.Since), cmp.Compare(a.r.name, b.r.name))
+	})
+	if why := d.keepFailing(g.model, f); why != "" {
+		what := "fails its requests and stays: " + why
+		d.tell(KindFailing, g.Name, f.r.name, what+"; "+f.String(), what, nil)
+		return
+	}
+	reason := f.String()
+	in := inputs{
+		"answered": strconv.FormatInt(f.requests.Answered, 10), "failed": strconv.FormatInt(f.requests.Failed, 10), "over": f.requests.Over.String(),
+		"siblings_answered": strconv.FormatInt(f.sibling.Answered, 10), "siblings_failed": strconv.FormatInt(f.sibling.Failed, 10),
+		"replaced_in_a_row": strconv.Itoa(d.replacedInARow(g.model)), "node": nodeName(f.r), "version": strconv.Itoa(f.r.Version),
+	}
+	pools := d.openPools(g.model)
+	if d.expected(g.model, f.r) {
+		pools = []string{d.poolOf(f.r)}
+	}
+	d.countReplacement(g.model)
+	d.happens(f.r, state.EventDrain, state.GoalGone, func(c *state.Move) { c.LastError = &reason })
+	g.staying()
+	if fresh := d.placeElsewhere(g, f.r, pools); fresh != nil {
+		d.decide(KindReplaced, g.Name, f.r.name, fmt.Sprintf("%s: drained and replaced by %s", reason, fresh.name), in)
+		return
+	}
+	d.decide(KindReplaced, g.Name, f.r.name, reason+": drained and replaced", in)
+}
+
+// placeElsewhere places a member in the place of one that leaves, on another node of the pools,
+// nil where it is not needed or fits nowhere. Then scaleUp finds it a place, which may be the
+// old one.
+func (d *draft) placeElsewhere(g *group, r *member, pools []string) *member {
+	v := g.definition(r.Name.Variant)
+	if v == nil || len(g.members) >= g.target {
+		return nil
+	}
+	fresh, _ := d.placeFirst(g.model, []*state.Variant{v}, pools, map[string]bool{r.Placement.Node: true}, nil)
+	if fresh != nil {
+		g.members = append(g.members, fresh)
+	}
+	return fresh
+}
+
+// keepFailing says why a member that fails its requests is not replaced now, empty where it is.
+func (d *draft) keepFailing(m *model, f failure) string {
+	// Compared over the same time: when all begin to fail, all have answers of before.
+	better := f.sibling.requests() >= FailuresLeast && f.sibling.share()*betterBy <= d.obs.Loads[f.r.name].latest().share()
+	if !better && (f.requests.share() < uselessShare || f.requests.Failed < uselessLeast) {
+		return "it may answer some, and no siblings do better"
+	}
+	if n := d.replacedInARow(m); n > 0 {
+		if at := m.Replacements.Last.Add(Backoff(d.conf.Backoff, d.conf.BackoffMax, n)); !d.due(at) {
+			return fmt.Sprintf("%d replicas of the model were replaced in a row, the next one not before %s", n, at.UTC().Format(time.TimeOnly))
+		}
+	}
+	if d.replacing(m) {
+		return "another replica of the model is being replaced"
+	}
+	serving, replacing := 0, 0
+	for _, other := range d.models {
+		replacing += btoi(d.replacing(other))
+		for _, r := range other.members {
+			serving += btoi(d.serves(r))
+		}
+	}
+	if most := 1 + serving/fleetPart; replacing >= most {
+		return fmt.Sprintf("replicas of %d models are being replaced, which is the most for %d replicas that serve", replacing, serving)
+	}
+	return ""
+}
+
+// replacedInARow is how many replicas of a model were replaced, each soon after the one before.
+// A model that had none replaced for SteadyTime, although it could have, begins anew.
+func (d *draft) replacedInARow(m *model) int {
+	n := m.Replacements.InARow
+	if n == 0 || d.due(m.Replacements.Last.Add(Backoff(d.conf.Backoff, d.conf.BackoffMax, n)+d.conf.SteadyTime)) {
+		return 0
+	}
+	return n
+}
+
+// replacing reports whether the last replacement of a model goes on: what came since does not
+// serve yet, or waits for the place of what leaves. After BackoffMax it counts as over.
+func (d *draft) replacing(m *model) bool {
+	last := m.Replacements.Last
+	if m.Replacements.InARow == 0 || d.due(last.Add(d.conf.BackoffMax)) {
+		return false
+	}
+	present, coming, leaving := 0, false, false
+	for _, r := range m.members {
+		fresh := !r.next.Since.Before(last)
+		switch {
+		case r.counts():
+			present++
+			coming = coming || fresh && !d.serves(r)
+		case r.leaving() && !r.removed && r.next.Status != state.StatusCold:
+			leaving = leaving || fresh
+		}
+	}
+	return coming || leaving && present < m.Target()
+}
+
+// countReplacement notes that a replica of a model is replaced now.
+func (d *draft) countReplacement(m *model) {
+	next := *m.Model
+	next.Replacements = state.Replacements{InARow: d.replacedInARow(m) + 1, Last: d.obs.Now}
+	m.Model = &next
+	d.plan.Replacements = append(d.plan.Replacements, state.SetReplacements{Model: m.Name, Replacements: next.Replacements})
+}
