@@ -163,7 +163,7 @@ func (d *draft) placeElsewhere(g *group, r *member, pools []string) *member {
 	return fresh
 }
 
-// keepFailing says why a member that fails its requests is not replaced now, empty where it is.
+// keepFailing returns why a member that fails its requests is not replaced now, empty where it is.
 func (d *draft) keepFailing(m *model, f failure) string {
 	// Compared over the same time: when all begin to fail, all have answers of before.
 	share := d.obs.Loads[f.r.name].latest().share()

@@ -129,7 +129,7 @@ func TestReplicaThatFailsAndStays(t *testing.T) {
 		name     string
 		replicas int
 		fails    func(w *world) func(*state.Replica) float64
-		told     string
+		reason   string
 	}{
 		{"it answers most", 3, func(w *world) func(*state.Replica) float64 {
 			return named(w.view().ReplicasOf(nil, "m")[0], 0.2)
@@ -145,10 +145,10 @@ func TestReplicaThatFailsAndStays(t *testing.T) {
 			w.turns(60)
 			require.Equal(t, before, w.view().ReplicasOf(nil, "m"))
 			require.Empty(t, w.decisions("m", planner.KindReplaced))
-			told := w.decisions("m", planner.KindFailing)
-			require.Equal(t, tc.told != "", len(told) > 0)
-			for _, d := range told {
-				require.Contains(t, d.Reason, tc.told)
+			decisions := w.decisions("m", planner.KindFailing)
+			require.Equal(t, tc.reason != "", len(decisions) > 0)
+			for _, d := range decisions {
+				require.Contains(t, d.Reason, tc.reason)
 			}
 		})
 	}
@@ -232,7 +232,7 @@ func TestReplicaThatFailsAndStays(t *testing.T) {
 		require.Empty(t, w.decisions("m", planner.KindReplaced))
 		w.conf.Pools[0].Management, w.nomadOut = state.ManagementManual, true
 		w.turns(60)
-		require.Empty(t, w.decisions("m", planner.KindReplaced), "nobody knows whether there is room at home")
+		require.Empty(t, w.decisions("m", planner.KindReplaced), "it is not known whether there is room at home")
 		w.nomadOut = false
 		w.until(func() bool { return len(w.decisions("m", planner.KindReplaced)) > 0 })
 		w.clients.fails = nil

@@ -61,7 +61,7 @@ func TestAReplicaThatFailsIsReplaced(t *testing.T) {
 	})
 }
 
-// TestALeaderThatBeginsKnowsNoFailures: what a gateway has counted before says nothing of now.
+// TestALeaderThatBeginsKnowsNoFailures: what a gateway has counted before may be old.
 func TestALeaderThatBeginsKnowsNoFailures(t *testing.T) {
 	inWorld(t, nil, func(t *testing.T, w *world) {
 		w.deployTwo()
