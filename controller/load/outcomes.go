@@ -12,7 +12,7 @@ const (
 	slotTime = RecentTime / 6
 	// rowTime is for how long a row of failures is remembered without a further one. A gateway
 	// asks an engine that fails again after 30 s at the latest (balance.BreakerConfig), so
-	// that a row which has ended is told from one that goes on slowly.
+	// a row that goes on, however slowly, is not forgotten.
 	rowTime = 2 * time.Minute
 )
 
@@ -110,7 +110,7 @@ func (r *record) outcomes(now time.Time) (recent, row Outcomes) {
 	return recent, row
 }
 
-// recordOutcomes adds what a gateway's new report says of its replicas beyond its old one, nil
+// recordOutcomes adds what a gateway's new report counts of its replicas beyond its old one, nil
 // where there is none. It needs the lock.
 func (s *Store) recordOutcomes(old, e *entry) {
 	e.ended = make(map[string]tally[ended], len(e.report.Replicas))

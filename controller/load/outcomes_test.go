@@ -76,7 +76,7 @@ func TestOutcomesAreWhatCameSinceTheReportBefore(t *testing.T) {
 }
 
 // A gateway that has lost a replica and knows it again counts from nothing; one that was given
-// up is heard as for the first time.
+// up reports as for the first time.
 func TestOutcomesOfAGatewayThatCountsAnew(t *testing.T) {
 	s, c := listening()
 	put := func(r api.GatewayReport) { require.NoError(t, s.Put(r)) }

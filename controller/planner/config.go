@@ -28,15 +28,17 @@ type Config struct {
 	// PlaceTimeout is how long Nomad may leave a job without an allocation, or refuse
 	// the job itself, before that is a failure.
 	PlaceTimeout time.Duration `hcl:"place_timeout"`
-	// Backoff is the wait after the first failure. It doubles with each failure in a
-	// row, up to BackoffMax.
+	// Backoff is the wait after the first failure of a start, and after the first
+	// replacement of a replica that fails its requests. It doubles with each of them in
+	// a row, up to BackoffMax.
 	Backoff time.Duration `hcl:"backoff"`
 	// BackoffMax is the longest wait after a failure.
 	BackoffMax time.Duration `hcl:"backoff_max"`
 	// Restarts is how often an engine may come back without ever serving before its
 	// replica has failed.
 	Restarts uint64
-	// SteadyTime is how long a replica must run before its failures are forgotten.
+	// SteadyTime is how long a replica must run before its failures are forgotten, and how
+	// long a model must need no replacement.
 	SteadyTime time.Duration
 	// SettleTime is for how long after a step Nomad's lists may still show what was
 	// before it: a job that is not listed yet, an allocation of the try before.

@@ -20,16 +20,18 @@ const (
 	// failuresOver is how long it must have failed requests for: all that are in flight when a
 	// process dies fail at one moment, and its restart or its shadow is the cure.
 	failuresOver = 5 * time.Second
-	// failingShare is the share of failures from which on a replica is replaced whose siblings
-	// do better: it fails at least as many requests as it answers.
+	// failingShare is the share of failures from which on a replica is replaced of which a sibling
+	// does better: it fails at least as many requests as it answers.
 	failingShare = 0.5
-	// uselessShare and uselessLeast are the same where no siblings do better. Then the requests
+	// betterBy is how many times lower the share of a sibling that does better is, and
+	// siblingLeast how many requests it must have had.
+	betterBy     = 4
+	siblingLeast = 10
+	// uselessShare and uselessLeast are the same where no sibling does better. Then the requests
 	// may be to blame, or something that all replicas need, and a replica that answers some of
 	// them is worth keeping: it soon fails five in a row by chance.
 	uselessShare = 0.9
 	uselessLeast = 2 * FailuresLeast
-	// betterBy is how many times lower the share of siblings that do better is.
-	betterBy = 4
 	// fleetPart: one in so many replicas that serve, and one more, may be replaced at a time. A
 	// fault outside the replicas, as of a gateway's network, must not empty the fleet.
 	fleetPart = 10
@@ -161,12 +163,16 @@ func (d *draft) placeElsewhere(g *group, r *member, pools []string) *member {
 	return fresh
 }
 
-// keepFailing says why a member that fails its requests is not replaced now, empty where it is.
+// keepFailing returns why a member that fails its requests is not replaced now, empty where it is.
 func (d *draft) keepFailing(m *model, f failure) string {
 	// Compared over the same time: when all begin to fail, all have answers of before.
-	better := f.sibling.requests() >= FailuresLeast && f.sibling.share()*betterBy <= d.obs.Loads[f.r.name].latest().share()
+	share := d.obs.Loads[f.r.name].latest().share()
+	better := slices.ContainsFunc(m.members, func(s *member) bool {
+		o := d.obs.Loads[s.name].latest()
+		return s != f.r && d.serves(s) && o.requests() >= siblingLeast && o.share()*betterBy <= share
+	})
 	if !better && (f.requests.share() < uselessShare || f.requests.Failed < uselessLeast) {
-		return "it may answer some, and no siblings do better"
+		return "it may answer some, and no sibling does better"
 	}
 	if n := d.replacedInARow(m); n > 0 {
 		if at := m.Replacements.Last.Add(Backoff(d.conf.Backoff, d.conf.BackoffMax, n)); !d.due(at) {

@@ -105,19 +105,37 @@ func TestReplicaThatFailsIsReplaced(t *testing.T) {
 	}
 }
 
+// TestMostReplicasFail: one that does well shows that the requests are not to blame.
+func TestMostReplicasFail(t *testing.T) {
+	t.Parallel()
+	w := busy(t, 3, "n0", "n1")
+	began, well := w.now, w.view().ReplicasOf(nil, "m")[0]
+	w.clients.fails = func(r *state.Replica) float64 {
+		if r.Name == well.Name || !r.Created.Before(began) {
+			return 0
+		}
+		return 0.7
+	}
+	w.until(func() bool { return len(w.decisions("m", planner.KindReplaced)) == 2 })
+	w.turns(60)
+	require.Len(t, w.decisions("m", planner.KindReplaced), 2)
+	require.Equal(t, state.StatusServing, w.view().Replica(nil, well.Name.String()).Status)
+	require.Equal(t, map[string]int{"serving h1": 3}, w.counts("m"))
+}
+
 func TestReplicaThatFailsAndStays(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		name     string
 		replicas int
 		fails    func(w *world) func(*state.Replica) float64
-		told     string
+		reason   string
 	}{
 		{"it answers most", 3, func(w *world) func(*state.Replica) float64 {
 			return named(w.view().ReplicasOf(nil, "m")[0], 0.2)
 		}, ""},
-		{"all of them answer some", 3, func(*world) func(*state.Replica) float64 { return always(0.55) }, "no siblings do better"},
-		{"it answers some and has no siblings", 1, func(*world) func(*state.Replica) float64 { return always(0.55) }, "no siblings do better"},
+		{"all of them answer some", 3, func(*world) func(*state.Replica) float64 { return always(0.55) }, "no sibling does better"},
+		{"it answers some and has no siblings", 1, func(*world) func(*state.Replica) float64 { return always(0.55) }, "no sibling does better"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
@@ -127,10 +145,10 @@ func TestReplicaThatFailsAndStays(t *testing.T) {
 			w.turns(60)
 			require.Equal(t, before, w.view().ReplicasOf(nil, "m"))
 			require.Empty(t, w.decisions("m", planner.KindReplaced))
-			told := w.decisions("m", planner.KindFailing)
-			require.Equal(t, tc.told != "", len(told) > 0)
-			for _, d := range told {
-				require.Contains(t, d.Reason, tc.told)
+			decisions := w.decisions("m", planner.KindFailing)
+			require.Equal(t, tc.reason != "", len(decisions) > 0)
+			for _, d := range decisions {
+				require.Contains(t, d.Reason, tc.reason)
 			}
 		})
 	}
@@ -214,7 +232,7 @@ func TestReplicaThatFailsAndStays(t *testing.T) {
 		require.Empty(t, w.decisions("m", planner.KindReplaced))
 		w.conf.Pools[0].Management, w.nomadOut = state.ManagementManual, true
 		w.turns(60)
-		require.Empty(t, w.decisions("m", planner.KindReplaced), "nobody knows whether there is room at home")
+		require.Empty(t, w.decisions("m", planner.KindReplaced), "it is not known whether there is room at home")
 		w.nomadOut = false
 		w.until(func() bool { return len(w.decisions("m", planner.KindReplaced)) > 0 })
 		w.clients.fails = nil

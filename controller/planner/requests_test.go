@@ -17,7 +17,7 @@ type clients struct {
 	// fails is the share of its requests that a replica fails, evenly spread; nil: none.
 	fails func(*state.Replica) float64
 	of    map[string]*requests // by replica
-	// bad are replicas that fail all of their requests, whatever fails says.
+	// bad are replicas that fail all of their requests, whatever fails returns.
 	bad map[string]bool
 	// failed counts all failures since the test last set it to zero.
 	failed int
@@ -119,7 +119,7 @@ func (w *world) ask() {
 	}
 }
 
-// ended is what replica name's requests came to.
+// outcomes are those of a replica's requests.
 func (w *world) outcomes(name string) (recent, row planner.Outcomes) {
 	if q := w.clients.of[name]; q != nil {
 		return q.outcomes(w.now)

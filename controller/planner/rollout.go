@@ -161,7 +161,7 @@ func (d *draft) finish(g *group) {
 	}
 }
 
-// failsMore says why the replicas of a new definition fail clearly more of their requests than
+// failsMore returns why the replicas of a new definition fail clearly more of their requests than
 // those of the one that it replaces, empty where they do not. If none of those serves, going
 // back helps no request.
 func (d *draft) failsMore(g *group, v *state.Variant) string {

@@ -52,7 +52,7 @@ func TestAReplicaThatFailsIsReplaced(t *testing.T) {
 		require.Equal(t, "serving", w.stage("m:v:2"))
 		replaced := w.raft.store.View().Decisions(nil, "m", 0)
 		require.Contains(t, exposed(t, reg, "remuda_controller_replacements"), `remuda_controller_replacements_total{model="m"} 1`)
-		require.Contains(t, exposed(t, reg, "remuda_controller_answered", "remuda_controller_failed"), `remuda_controller_answered{model="m",variant="v"} 40`)
+		require.Contains(t, exposed(t, reg, "remuda_controller_requests_answered", "remuda_controller_requests_failed"), `remuda_controller_requests_answered{model="m",variant="v"} 40`)
 		found := false
 		for _, d := range replaced {
 			found = found || d.Kind == planner.KindReplaced && d.Replica == "m:v:1"
@@ -61,7 +61,7 @@ func TestAReplicaThatFailsIsReplaced(t *testing.T) {
 	})
 }
 
-// TestALeaderThatBeginsKnowsNoFailures: what a gateway has counted before says nothing of now.
+// TestALeaderThatBeginsKnowsNoFailures: what a gateway has counted before may be old.
 func TestALeaderThatBeginsKnowsNoFailures(t *testing.T) {
 	inWorld(t, nil, func(t *testing.T, w *world) {
 		w.deployTwo()

@@ -264,7 +264,7 @@ func (l *leading) asked() bool {
 // report of them, it would be many a second.
 const failingPause = time.Second
 
-// beginsToFail tells whether a replica has failed enough requests by now to be looked at, and
+// beginsToFail reports whether a replica has failed enough requests by now to be looked at, and
 // none had at the last look.
 func (l *leading) beginsToFail() bool {
 	failing := l.cfg.Loads.Failing(planner.FailuresLeast)

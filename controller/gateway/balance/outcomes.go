@@ -6,7 +6,7 @@ type Outcomes struct {
 	// Answered requests got an answer of the engine, which may be an error of the client's.
 	Answered int64
 	// Failed requests were failed by the engine: any Fault but Dial. A connection that is
-	// refused has taken no request, and a client that leaves says nothing about the engine.
+	// refused has taken no request, and a client that leaves is not the engine's failure.
 	Failed int64
 	// FailedInARow are those of Failed since the last of Answered.
 	FailedInARow int64
