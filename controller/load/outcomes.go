@@ -71,7 +71,7 @@ func (r *record) add(now time.Time, e ended, inARow int64) {
 	}
 	s := &r.slots[len(r.slots)-1]
 	s.answered += e.answered
-	s.failures.add(e.failed, now)
+	s.add(e.failed, now)
 	failed := e.failed
 	if e.answered > 0 {
 		failed = min(e.failed, inARow)
