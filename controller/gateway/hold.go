@@ -78,14 +78,18 @@ func (x *exchange) await(began time.Time) (*lease, *apiError) {
 	defer limit.Stop()
 	comments := x.comments()
 	defer comments.Stop()
-	look := time.NewTicker(time.Second)
-	defer look.Stop()
+	var look <-chan time.Time // never, if the client streams
+	if !x.streams() {
+		every := time.NewTicker(time.Second)
+		defer every.Stop()
+		look = every.C
+	}
 	for {
 		select {
 		case <-comments.C:
 			x.comment(began)
 			comments.Reset(x.g.cfg.Queue.CommentEvery)
-		case <-look.C:
+		case <-look:
 			if e := x.hopeless(began); e != nil {
 				x.waiting = false
 				x.g.roster.abandon(&x.ticket, false)
@@ -180,11 +184,8 @@ func (x *exchange) waitedEnough(began time.Time) (*lease, *apiError) {
 const hopelessAfter = 30 * time.Second
 
 // hopeless returns the answer to a request that cannot be served within its wait, nil where
-// it may be. A client that streams waits all the same: it is told why.
+// it may be. One that streams waits all the same: its comments say why.
 func (x *exchange) hopeless(began time.Time) *apiError {
-	if x.streams() {
-		return nil
-	}
 	p := x.g.roster.standing(&x.ticket, false).problem
 	now := time.Now()
 	switch {

@@ -441,6 +441,14 @@ func (m *model) versionOf(v *state.Variant) int {
 	return m.Version
 }
 
+// pairs reports whether replicas of a definition of the model are pairs.
+func (m *model) pairs(v *state.Variant) bool {
+	if of := m.versions.Get(m.versionOf(v)); of != nil {
+		return of.Model.Failover
+	}
+	return m.Failover
+}
+
 // hashOf returns the hash of the definition that the member was made from, empty where it is
 // unknown.
 func (m *model) hashOf(r *member) string { return m.versions.HashOf(r.Replica) }

@@ -134,7 +134,7 @@ type ask struct {
 // find asks the fleet for a place.
 func (d *draft) find(m *model, v *state.Variant, a ask) (placement.Choice, *placement.Refusal) {
 	req := placement.Request{
-		Model: m.Name, Variant: v, Failover: m.versions.Get(m.versionOf(v)).Model.Failover, Pool: a.pool, Exclude: a.exclude,
+		Model: m.Name, Variant: v, Failover: m.pairs(v), Pool: a.pool, Exclude: a.exclude,
 		OnDisk: map[string]bool{}, MayEvict: a.evict, Future: a.future,
 	}
 	for _, r := range m.members {
