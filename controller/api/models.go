@@ -197,8 +197,8 @@ type AppliedModel struct {
 	// Version is the model's now; in a dry run, the one that it has.
 	Version int
 	Changes []Change
-	// Warnings are Nomad's, each with its variant; that the same definition was rolled back
-	// before; and that the scale is another one than the file's.
+	// Warnings are Nomad's, each with its variant; that the model was rolled back from this
+	// definition, so that it is Unchanged; and that the scale is another one than the file's.
 	Warnings []string
 	// ModifyIndex is the model's now, Replicas its scale.
 	ModifyIndex uint64

@@ -58,6 +58,7 @@ type application struct {
 	cas      map[string]uint64
 	dryRun   bool
 	what     string // for decisions: what somebody did
+	again    bool   // a definition that was rolled back is tried again
 }
 
 // applyAll applies models, all or none.
@@ -88,7 +89,7 @@ func (s *Server) applyOnce(rq *request, ap application, v *state.View) (api.Appl
 			stale = append(stale, casConflict(m.Name, have, want))
 			continue
 		}
-		a := compare(v, old, m)
+		a := compare(v, old, m, ap.again)
 		a.Warnings = append(a.Warnings, ap.warnings[m.Name]...)
 		out.Models = append(out.Models, a)
 		if !a.Unchanged {
@@ -151,7 +152,7 @@ func applied(a *api.AppliedModel, deed string) state.Decision {
 }
 
 // compare says what becomes of a model.
-func compare(v *state.View, old *state.Model, m state.Model) api.AppliedModel {
+func compare(v *state.View, old *state.Model, m state.Model, again bool) api.AppliedModel {
 	a := api.AppliedModel{Name: m.Name, New: old == nil, Changes: []api.Change{}, Warnings: []string{}, Replicas: m.Replicas}
 	if old != nil {
 		a.ModifyIndex, a.Version = old.ModifyIndex, old.Version
@@ -162,15 +163,12 @@ func compare(v *state.View, old *state.Model, m state.Model) api.AppliedModel {
 		a.Warnings = append(a.Warnings, overridden(v, old, &m, a.Replicas)...)
 		m.Replicas = a.Replicas
 	}
+	if why := rolledBack(v, old, &m); why != "" && !again {
+		a.Unchanged = true
+		a.Warnings = append(a.Warnings, why)
+	}
 	if a.Unchanged {
 		return a
-	}
-	if old != nil {
-		for name, r := range old.Rollouts {
-			if was := v.Versions(nil, m.Name).Get(r.Version); r.Status == state.RolloutRolledBack && was != nil && was.Model.Hash == m.Hash {
-				a.Warnings = append(a.Warnings, fmt.Sprintf("the same definition was rolled back as version %d because of variant %q: %s", r.Version, name, strings.TrimSuffix(r.Reason, ".")))
-			}
-		}
 	}
 	for _, c := range modelfile.Diff(old, &m) {
 		a.Changes = append(a.Changes, changeOf(c))
@@ -179,6 +177,21 @@ func compare(v *state.View, old *state.Model, m state.Model) api.AppliedModel {
 		a.Changes = append(a.Changes, api.Change{Path: "stopped", Old: "true", New: "false", Text: "~ stopped: true -> false"})
 	}
 	return a
+}
+
+// rolledBack says that a definition is the one that the model has last been rolled back from,
+// empty where it is not. A file that is applied on a timer must not try it again each time.
+func rolledBack(v *state.View, old, m *state.Model) string {
+	if old == nil || old.Stopped {
+		return ""
+	}
+	for name, r := range old.Rollouts {
+		if was := v.Versions(nil, m.Name).Get(r.Version); r.Status == state.RolloutRolledBack && was != nil && was.Model.Hash == m.Hash {
+			return fmt.Sprintf("version %d with this definition was rolled back because of variant %q: %s: change the file, or try it again with \"remuda model revert %s %d\"",
+				r.Version, name, strings.TrimSuffix(r.Reason, "."), m.Name, r.Version)
+		}
+	}
+	return ""
 }
 
 func changeOf(c modelfile.Change) api.Change {

@@ -447,12 +447,18 @@ func TestAFileThatWasRolledBackIsToldSo(t *testing.T) {
 	request.DryRun = true
 	got, err = m.client.ApplyModels(t.Context(), request)
 	require.NoError(t, err)
-	require.False(t, got.Models[0].Unchanged)
-	require.Equal(t, []string{`the same definition was rolled back as version 2 because of variant "a": the canary did not start`}, got.Models[0].Warnings)
+	require.True(t, got.Models[0].Unchanged)
+	require.Equal(t, []string{`version 2 with this definition was rolled back because of variant "a": the canary did not start: change the file, or try it again with "remuda model revert m 2"`}, got.Models[0].Warnings)
 	vs, _, err := m.client.ModelVersions(t.Context(), "m", api.QueryOptions{})
 	require.NoError(t, err)
 	require.Len(t, vs, 2)
 	require.Equal(t, `variant "a": the canary did not start.`, vs[0].RolledBack)
+	tried, err := m.client.RevertModel(t.Context(), "m", api.RevertRequest{Version: 2})
+	require.NoError(t, err)
+	require.Equal(t, 3, tried.Version)
+	status, _, err = m.client.Model(t.Context(), "m", api.QueryOptions{})
+	require.NoError(t, err)
+	require.Equal(t, "canary", status.Model.Rollouts["a"].Status)
 }
 
 func TestVersionsAndRevert(t *testing.T) {

@@ -99,7 +99,7 @@ func (s *Server) revertModel(rq *request, v *state.View) (answer, error) {
 	if err != nil {
 		return answer{}, err
 	}
-	a := application{models: models, warnings: warnings, what: fmt.Sprintf("reverted the model to version %d", to.Number)}
+	a := application{models: models, warnings: warnings, again: true, what: fmt.Sprintf("reverted the model to version %d", to.Number)}
 	if body.CAS != 0 {
 		a.cas = map[string]uint64{m.Name: body.CAS}
 	}
