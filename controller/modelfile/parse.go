@@ -58,6 +58,39 @@ func Load(path string) ([]state.Model, error) {
 	return Parse(path, src, func(path string) ([]byte, error) { return readBounded(path, maxJob) })
 }
 
+// DirPattern is which files of a directory LoadDir reads.
+const DirPattern = "*.model.hcl"
+
+// LoadDir reads all model files of a directory, DirPattern, and the job files that they name.
+// The error has what is wrong with any of them, and with a model that two of them define.
+func LoadDir(dir string) ([]state.Model, error) {
+	paths, err := filepath.Glob(filepath.Join(dir, DirPattern))
+	if err != nil {
+		return nil, fmt.Errorf("list the model files of %s: %w", dir, err)
+	}
+	if len(paths) == 0 {
+		return nil, fmt.Errorf("directory %s has no model files (%s)", dir, DirPattern)
+	}
+	var all []state.Model
+	var errs []error
+	from := map[string]string{}
+	for _, path := range paths {
+		models, err := Load(path)
+		errs = append(errs, err)
+		for _, m := range models {
+			if other := from[m.Name]; other != "" {
+				errs = append(errs, fmt.Errorf("%w: model %q is defined in %s and in %s", ErrInvalid, m.Name, other, path))
+			}
+			from[m.Name] = path
+		}
+		all = append(all, models...)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	return all, nil
+}
+
 func readBounded(path string, limit int64) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {

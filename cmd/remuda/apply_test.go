@@ -1,0 +1,60 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"remuda/controller/api"
+)
+
+// TestApplyADirectory applies all of its files or none, and -prune deletes the other models.
+func TestApplyADirectory(t *testing.T) {
+	t.Parallel()
+	r := newWorld(t).dev()
+	dir := t.TempDir()
+	write := func(file, model string) {
+		t.Helper()
+		require.NoError(t, os.WriteFile(filepath.Join(dir, file), []byte("model \""+model+"\" {\n  replicas = 0\n"+variant("h100", "20GiB")+"\n}\n"), 0o600))
+	}
+	names := func() (all []string) {
+		t.Helper()
+		var models []api.ModelSummary
+		r.json(&models, "model", "list")
+		for _, m := range models {
+			all = append(all, m.Name)
+		}
+		return all
+	}
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "job.nomad.hcl"), []byte(jobFile), 0o600))
+	got := r.do("model", "apply", dir)
+	require.Equal(t, 1, got.code)
+	require.Contains(t, got.errout, "directory "+dir+" has no model files (*.model.hcl)")
+
+	write("a.model.hcl", "a")
+	write("b.model.hcl", "b")
+	out := r.ok("model", "apply", dir)
+	require.Contains(t, out, `model "a" is new`)
+	require.Contains(t, out, `model "b" is new`)
+	require.Equal(t, []string{"a", "b"}, names())
+	require.Contains(t, r.ok("model", "apply", dir, "-prune"), "Nothing changed.\n")
+
+	write("c.model.hcl", "a")
+	got = r.do("model", "apply", dir)
+	require.Equal(t, 1, got.code)
+	require.Contains(t, got.errout, `model "a" is defined in `+filepath.Join(dir, "a.model.hcl")+" and in "+filepath.Join(dir, "c.model.hcl"))
+	require.NoError(t, os.Remove(filepath.Join(dir, "c.model.hcl")))
+
+	require.NoError(t, os.Remove(filepath.Join(dir, "b.model.hcl")))
+	require.NotContains(t, r.ok("model", "apply", dir), "deleted")
+	require.Contains(t, r.ok("model", "apply", dir, "-prune", "-dry-run"), `model "b" is not in `+dir+": it is deleted\nDry run: nothing was changed.\n")
+	require.Equal(t, []string{"a", "b"}, names())
+	for _, args := range [][]string{{filepath.Join(dir, "a.model.hcl"), "-prune"}, {dir, "-prune", "-detach"}} {
+		require.Equal(t, 2, r.do(append([]string{"model", "apply"}, args...)...).code, args)
+	}
+	require.Equal(t, []string{"a", "b"}, names())
+	require.Contains(t, r.ok("model", "apply", dir, "-prune"), "b is deleted.\n")
+	require.Equal(t, []string{"a"}, names())
+}
