@@ -59,7 +59,7 @@ lint: ## golangci-lint with .golangci.yml, dead code, the table of promises
 	@tools/lint-dead
 	@tools/lint-promises
 
-reference: build ## Write the generated pages of docs/reference
+reference: build ## Write docs/reference and openapi.json
 	go test -vet=off -run '^TestReference' $$(grep -rl --include=*_test.go '"remuda/internal/testkit/reference"' . | xargs -n 1 dirname | sort -u) ./internal/testkit/reference -update
 
 fuzz: ## Fuzz every target for FUZZ=20s

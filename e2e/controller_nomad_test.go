@@ -206,7 +206,7 @@ model "single" {
 	reg, err := c.Register(ctx, job, 0)
 	require.NoError(t, err)
 	require.False(t, reg.Already)
-	mine := state.Replica{Name: name, VariantHash: request.Variant.Hash, JobIndex: reg.Index, Placement: request.Placement}
+	mine := state.Replica{Name: name, Version: 1, JobIndex: reg.Index, Placement: request.Placement}
 
 	one := func(check func(j nomad.Job) error) func([]nomad.Job) error {
 		return func(all []nomad.Job) error {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -38,13 +39,10 @@ func said(t *testing.T, answers map[string]any) *running {
 // TestAScaleDoesNotFailForAnOldRollback: a change that was rolled back before is not
 // what was asked for now.
 func TestAScaleDoesNotFailForAnOldRollback(t *testing.T) {
-	replica := func(id, hash string) api.Replica {
-		return api.Replica{Name: "m:v:" + id, Model: "m", Variant: "v", VariantHash: hash, Tier: "HOT", Status: "serving", Goal: "run"}
-	}
-	status := func(hashes ...string) api.ModelStatus {
-		s := api.ModelStatus{Model: api.Model{Name: "m", Target: 2, Rollouts: map[string]api.Rollout{"v": {Status: "rolled_back", OldHash: "old", NewHash: "new", Reason: "it did not start"}}}}
-		for i, h := range hashes {
-			s.Replicas = append(s.Replicas, replica(string(rune('a'+i)), h))
+	status := func(versions ...int) api.ModelStatus {
+		s := api.ModelStatus{Model: api.Model{Name: "m", Target: 2, Version: 1, StableVersion: 1, Rollouts: map[string]api.Rollout{"v": {Status: "rolled_back", Version: 2, Reason: "it did not start"}}}}
+		for i, n := range versions {
+			s.Replicas = append(s.Replicas, api.Replica{Name: fmt.Sprint("m:v:", i), Model: "m", Variant: "v", Version: n, Current: n == 1, Tier: "HOT", Status: "serving", Goal: "run"})
 		}
 		return s
 	}
@@ -55,16 +53,16 @@ func TestAScaleDoesNotFailForAnOldRollback(t *testing.T) {
 		"PUT /v1/model/m/start": api.ScaleResponse{Model: "m", Target: 2, Changed: true},
 		"GET /v1/model/m": func() any {
 			if asked++; asked < 3 {
-				return status("old", "new")
+				return status(1, 2)
 			}
-			return status("old", "old")
+			return status(1, 1)
 		},
 	})
 	r.ok("scale", "m", "2")
 	require.Equal(t, 3, asked, "it was watched until both are of what the variant was")
 	r.ok("model", "start", "m")
 	// Whoever applied the change wants to know.
-	_, err := settled(status("old", "old"))
+	_, err := settled(status(1, 1))
 	require.ErrorContains(t, err, "was rolled back: it did not start")
 }
 

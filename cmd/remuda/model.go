@@ -14,12 +14,14 @@ import (
 
 func (p *program) modelVerbs() map[string]verb {
 	return map[string]verb{
-		"model apply":  p.modelApplyVerb(),
-		"model list":   p.asking(modelList),
-		"model status": p.asking(modelStatus),
-		"model file":   p.asking(modelFile),
-		"model stop":   p.asking(modelStop),
-		"model start":  p.asking(modelStart),
+		"model apply":   p.modelApplyVerb(),
+		"model list":    p.asking(modelList),
+		"model status":  p.asking(modelStatus),
+		"model history": p.asking(modelHistory),
+		"model revert":  p.asking(modelRevert),
+		"model file":    p.asking(modelFile),
+		"model stop":    p.asking(modelStop),
+		"model start":   p.asking(modelStart),
 	}
 }
 
@@ -107,6 +109,13 @@ func (c *asker) showModel(s api.ModelStatus) error {
 		expected = append(expected, fmt.Sprintf("%s %d", pool, m.Expected[pool]))
 	}
 	f.setIf("Expected in pools", strings.Join(expected, ", "))
+	if m.Version != 0 {
+		version := fmt.Sprint(m.Version)
+		if m.StableVersion != m.Version {
+			version += fmt.Sprintf(", rolling out; stable is %d", m.StableVersion)
+		}
+		f.set("Version", version)
+	}
 	f.set("Management", m.Management)
 	f.set("Priority", m.Priority)
 	f.set("Failover pair", yes(m.Failover))
@@ -142,10 +151,10 @@ func (c *asker) showModel(s api.ModelStatus) error {
 	}
 	if len(m.Rollouts) > 0 {
 		fmt.Fprintln(c.out, "\nRollouts")
-		t := newTable(c.out, "VARIANT", "STATUS", "OLD", "NEW", "SINCE", "REASON")
+		t := newTable(c.out, "VARIANT", "STATUS", "VERSION", "STABLE", "SINCE", "REASON")
 		for _, v := range m.Variants {
 			if r, ok := m.Rollouts[v.Name]; ok {
-				t.row(v.Name, r.Status, short(r.OldHash), short(r.NewHash), age(r.Since, at), r.Reason)
+				t.row(v.Name, r.Status, r.Version, m.StableVersion, age(r.Since, at), r.Reason)
 			}
 		}
 		if err := t.flush(); err != nil {
@@ -211,16 +220,22 @@ func short(id string) string { return id[:min(len(id), 8)] }
 var modelFile = question{
 	synopsis: "Print a model as a model file",
 	about: `Prints the model as a file for "remuda model apply", with all defaults and its job files
-included.`,
+included; with -version, an earlier version of it.`,
 	args: []string{"MODEL"},
 	raw:  true,
-	run: func(ctx context.Context, c *asker, args []string) error {
-		file, _, err := c.ModelFile(ctx, args[0], api.QueryOptions{})
-		if err != nil {
+	setup: func(fs *flag.FlagSet) answering {
+		version := fs.Int("version", 0, "print version `N`, see \"remuda model history\"; 0 for the current one")
+		return func(ctx context.Context, c *asker, args []string) error {
+			if *version < 0 {
+				return usagef("-version is %d: must be 0 or more", *version)
+			}
+			file, _, err := c.ModelFile(ctx, args[0], *version, api.QueryOptions{})
+			if err != nil {
+				return err
+			}
+			_, err = fmt.Fprint(c.out, file)
 			return err
 		}
-		_, err = fmt.Fprint(c.out, file)
-		return err
 	},
 }
 

@@ -148,13 +148,21 @@ var replicaStatus = question{
 	},
 }
 
+// versionText is a replica's version, marked where the model has another definition by now.
+func versionText(r api.Replica) string {
+	if r.Current {
+		return fmt.Sprint(r.Version)
+	}
+	return fmt.Sprintf("%d (outdated)", r.Version)
+}
+
 func (c *asker) showReplica(r api.Replica) error {
 	at := now()
 	f := newFields(c.out)
 	f.set("Name", r.Name)
 	f.set("Model", r.Model)
 	f.set("Variant", r.Variant)
-	f.set("Hash", r.VariantHash)
+	f.set("Version", versionText(r))
 	f.set("Tier", r.Tier)
 	f.set("Status", fmt.Sprintf("%s for %s", r.Status, age(r.Since, at)))
 	f.set("Goal", r.Goal)

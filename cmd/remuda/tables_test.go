@@ -21,18 +21,18 @@ func TestTables(t *testing.T) {
 	const gpu = "GPU-aaaaaaaa-0000-4000-8000-000000000000"
 	replicas := []api.Replica{
 		{
-			Name: "m:v:1", Model: "m", Variant: "v", ID: "1", Current: true, Tier: "HOT", Status: "serving", Goal: "run", Node: "11111111-0000", NodeName: "gpu-1",
+			Name: "m:v:1", Model: "m", Variant: "v", ID: "1", Version: 2, Current: true, Tier: "HOT", Status: "serving", Goal: "run", Node: "11111111-0000", NodeName: "gpu-1",
 			Seats: []string{gpu + "#0"}, Memory: map[string]int64{gpu: 40 << 30}, HostMemory: 20 << 30, SleepMemory: 1 << 30, Load: &api.Load{InFlight: 2, Busy: true, Answered: 80, Failed: 12, FailedInARow: 5},
 		},
 		{
-			Name: "m:v:2", Model: "m", Variant: "v", ID: "2", Tier: "HOT", Status: "draining", Goal: "warm", Node: "11111111-0000", NodeName: "gpu-1",
+			Name: "m:v:2", Model: "m", Variant: "v", ID: "2", Version: 1, Tier: "HOT", Status: "draining", Goal: "warm", Node: "11111111-0000", NodeName: "gpu-1",
 			Seats: []string{gpu + "#1"}, For: "other", Canary: true,
 		},
 	}
 	model := api.Model{
-		Name: "m", Min: 1, Max: 4, Priority: 50, Management: "full", Replicas: 2, Target: 2, Hash: "h", KeepWarm: 1,
+		Name: "m", Min: 1, Max: 4, Priority: 50, Management: "full", Replicas: 2, Target: 2, Hash: "h", Version: 2, StableVersion: 1, KeepWarm: 1,
 		Variants: []api.Variant{{Name: "v", GPUModel: "H100", GPUs: 1, Memory: 40 << 30, HostMemory: 20 << 30, Weights: 16 << 30, Cost: 2, Slots: 8, Engine: "vllm", Hash: "h"}},
-		Rollouts: map[string]api.Rollout{"v": {Status: "canary", OldHash: "g", NewHash: "h"}},
+		Rollouts: map[string]api.Rollout{"v": {Status: "canary", Version: 2}},
 		Expected: map[string]int{"east": 1}, Spread: map[string]int{"v": 2},
 	}
 	decisions := []api.Decision{{Model: "m", Replica: "m:v:1", Kind: "place", Reason: "placed on node gpu-1", Inputs: map[string]string{"variant": "v"}}}
@@ -43,13 +43,14 @@ func TestTables(t *testing.T) {
 	}
 	r := said(t, map[string]any{
 		"GET /v1/acl/tokens":                  []api.Token{{Accessor: "a1", Role: "operator", Name: "ops"}},
-		"GET /v1/agent/self":                  api.AgentSelf{ID: "s1", Version: "1.0.0", Address: "10.0.0.1:4751", Leader: true, KnownLeader: true, Index: 7, Gateways: []api.GatewayStatus{{Name: "gw", Index: 7}}},
+		"GET /v1/agent/self":                  api.AgentSelf{ID: "s1", Version: "1.0.0", Address: "10.0.0.1:4751", Leader: true, KnownLeader: true, Index: 7, Gateways: []api.Gateway{{Name: "gw", Index: 7}}},
 		"GET /v1/decisions":                   decisions,
 		"GET /v1/dedicated":                   api.Dedicated{Source: "operator", Models: map[string]int{"m": 2}},
 		"PUT /v1/evict":                       api.EvictResponse{Replicas: []api.Eviction{{Name: "m:v:1", Node: "11111111-0000", From: "HOT", To: "WARM", FreedGPUs: 1, FreedBytes: 39 << 30}, {Name: "m:v:2", From: "HOT", Error: "unchanged: already leaving (draining)"}}},
 		"GET /v1/gateways":                    []api.Gateway{{Name: "gw", Index: 7, InFlight: 2, Waiting: 3}},
 		"GET /v1/models":                      []api.ModelSummary{{Name: "m", Variants: []string{"v"}, Min: 1, Max: 4, Replicas: 2, Target: 2, Management: "full", Counts: api.Counts{Hot: 1, Starting: 1}}},
 		"GET /v1/model/m":                     api.ModelStatus{Model: model, Counts: api.Counts{Hot: 1, Leaving: 1}, VariantCounts: map[string]api.Counts{"v": {Hot: 1}}, Unplaceable: map[string]string{"v": "no GPUs"}, Replicas: replicas, Decisions: decisions, Why: "1 of 2 replicas serve.", Queue: &queue},
+		"GET /v1/model/m/versions":            []api.Version{{Number: 2, Current: true, Replicas: 1, Changes: []api.Change{{Path: "max"}, {Path: "variant \"v\": memory"}}}, {Number: 1, Stable: true, Replicas: 1}},
 		"GET /v1/nodes":                       []api.Node{node},
 		"GET /v1/pipelines":                   []api.Pipeline{{Name: "p", Models: []string{"m", "x"}, Missing: []string{"x"}, ModifyIndex: 5}},
 		"GET /v1/pools":                       []api.Pool{{Management: "full", Price: 1, Known: true, Nodes: 1, GPUs: 1, Memory: 80 << 30, FreeMemory: 40 << 30}, {Name: "east", Management: "manual", Price: 2, Error: "connection refused"}},
@@ -62,7 +63,7 @@ func TestTables(t *testing.T) {
 	})
 	var got strings.Builder
 	for _, verb := range []string{
-		"acl token list", "agent info", "decision list", "dedicated show", "evict m -to warm", "gateway list", "model list", "model status m", "node list", "pipeline list",
+		"acl token list", "agent info", "decision list", "dedicated show", "evict m -to warm", "gateway list", "model history m", "model list", "model status m", "node list", "pipeline list",
 		"pool list", "queue list", "queue status m", "raft list-peers", "replica list", "replica status m:v:1", "switch list",
 	} {
 		got.WriteString("$ remuda " + verb + "\n" + r.ok(strings.Fields(verb)...) + "\n")

@@ -38,25 +38,18 @@ func settled(s api.ModelStatus) (bool, error) {
 	return scaled(s)
 }
 
-// scaled is settled for who has changed no variant: where a change was rolled back,
-// replicas are what the variant was before.
+// scaled is settled, also after a rollback: the replicas are then of the stable version.
 func scaled(s api.ModelStatus) (bool, error) {
 	for _, r := range s.Model.Rollouts {
 		if r.Status != "rolled_back" {
 			return false, nil
 		}
 	}
-	current := func(r api.Replica) bool {
-		if back, ok := s.Model.Rollouts[r.Variant]; ok {
-			return r.VariantHash == back.OldHash
-		}
-		return r.Current
-	}
 	serving := 0
 	for _, r := range s.Replicas {
 		switch {
 		case r.Status == "warm", r.Status == "cold": // at rest
-		case r.Status == "serving" && current(r):
+		case r.Status == "serving" && r.Current:
 			serving++
 		default:
 			return false, nil

@@ -23,7 +23,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
-	"remuda/controller/api"
 	"remuda/controller/consul"
 	"remuda/controller/load"
 	"remuda/controller/nomad"
@@ -218,13 +217,7 @@ func (a *Agent) open(ctx context.Context, p *parts) error {
 	}
 	sc := server.DefaultConfig()
 	sc.Raft, sc.Nomad, sc.Loads, sc.ACL, sc.Peers = p.node, p.nomad, loads, a.cfg.ACL.Enabled, secure.client
-	sc.Reconcile = func() api.ReconcileStatus { return reconcileStatus(p.reconciler.Status()) }
-	sc.Pools = func() []api.Pool { return a.cfg.pools(p.reconciler.Status()) }
-	sc.Unplaceable = p.reconciler.Unplaceable
-	sc.Plan = func(_ context.Context, change func(*state.Store) error) (server.Preview, error) {
-		found, err := p.reconciler.Preview(change)
-		return server.Preview(found), err
-	}
+	sc.Reconciler = reconciler{p.reconciler, a.cfg}
 	sc.Drain, sc.Logger, sc.Registerer, sc.Gatherer = a.cfg.HTTP.Drain, a.log.Named("http"), registry, registry
 	if p.server, err = server.New(sc); err != nil {
 		return err

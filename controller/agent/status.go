@@ -8,8 +8,16 @@ import (
 	"remuda/controller/reconcile"
 )
 
-// reconcileStatus says for the API how the reconciling goes.
-func reconcileStatus(s reconcile.Status) api.ReconcileStatus {
+// reconciler is the reconciler as the API shows it.
+type reconciler struct {
+	*reconcile.Reconciler
+	cfg Config
+}
+
+func (r reconciler) Pools() []api.Pool { return r.cfg.pools(r.Reconciler.Status()) }
+
+func (r reconciler) Status() api.ReconcileStatus {
+	s := r.Reconciler.Status()
 	out := api.ReconcileStatus{Active: s.Leading, Nomad: link(s.Nodes), Consul: link(s.Engines), LastError: s.Error}
 	// Both of Nomad's watches must be up to date for Nomad to be known.
 	if !s.Jobs.Known {

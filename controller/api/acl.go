@@ -12,7 +12,7 @@ type Token struct {
 	// Accessor is its public name, Name a remark for people.
 	Accessor, Name string
 	// Role is operator, gateway, autoscaler or read-only.
-	Role string
+	Role string `enum:"state.Role"`
 	// SecretID is what its bearer sends. It is told once, when the token is made.
 	SecretID string    `json:",omitempty"`
 	Created  time.Time `json:",omitzero"`
@@ -23,7 +23,7 @@ type Token struct {
 // TokenRequest makes a token.
 type TokenRequest struct {
 	Name string
-	Role string
+	Role string `enum:"state.Role"`
 }
 
 // BootstrapACL makes the first token, an operator's. It works once.

@@ -6,6 +6,10 @@
 // version is ignored by older clients, and refused by older servers by its name, so
 // that nothing that was asked for is silently left out.
 //
+// The OpenAPI document is generated from the types, their comments and their tags: a field
+// without omitempty or omitzero is required, min, max and maxLength bound its values, and
+// enum lists them, by a type whose constants they are or as words.
+//
 // It guarantees: a call that changes something is sent once; only where no connection
 // could be made is another server asked. A read may be sent to the next server after
 // any failure of the network.

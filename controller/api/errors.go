@@ -33,7 +33,7 @@ type Error struct {
 	// Status is HTTP's; 0 in the JSON.
 	Status int `json:"-"`
 	// Code is one of the codes above.
-	Code string `json:"code"`
+	Code string `json:"code" enum:"api.Code*"`
 	// Message is for people.
 	Message string `json:"error"`
 	// Faults are in the model file, with their lines.

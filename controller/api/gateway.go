@@ -31,6 +31,20 @@ type GatewayModel struct {
 	Slots int
 	// Continuation: a stream that an engine broke off goes on at another one.
 	Continuation bool `json:",omitempty"`
+	// Problem is why no replica comes; nil where one serves or is on its way, or none is
+	// missing.
+	Problem *GatewayProblem `json:",omitempty"`
+}
+
+// GatewayProblem is why a model without a serving replica gets none.
+type GatewayProblem struct {
+	// State is CANT_PLACE or LOAD_FAILED.
+	State QueueState `enum:"api.QueueState"`
+	// Message is a sentence for clients.
+	Message string
+	// Since is when it began; RetryAt is when a failed replica is tried again.
+	Since   time.Time
+	RetryAt time.Time `json:",omitzero"`
 }
 
 // GatewayReplica is a replica as a gateway needs to know it.
@@ -39,7 +53,7 @@ type GatewayReplica struct {
 	// Node is the Nomad node's ID.
 	Node string
 	// Status is as of Replica.
-	Status string
+	Status string `enum:"state.Status"`
 	// Slots of one engine, 0 where the engine says.
 	Slots int
 	// Draining: no new request may go to it.
@@ -51,9 +65,11 @@ type GatewayReplica struct {
 type GatewayReport struct {
 	// Gateway is its own unique name.
 	Gateway string
-	// Index is of the GatewayState that it follows now.
-	Index    uint64
-	Replicas []ReplicaLoad
+	// Index is of the GatewayState that it follows now: it routes as that says, or as a newer
+	// one.
+	Index uint64
+	// Replicas are those that it knows; one that is left out has nothing in flight.
+	Replicas []ReplicaLoad `json:",omitempty"`
 	// Since is when the gateway began: of requests before that it knows nothing. Zero: it
 	// does not say, and nothing can be concluded from what it has not seen.
 	Since time.Time `json:",omitzero"`
@@ -71,23 +87,28 @@ type GatewayReport struct {
 	Draining bool `json:",omitempty"`
 }
 
+// QueueState is a state of a model at a gateway.
+type QueueState = string
+
 // States of a model at a gateway.
 const (
-	QueueProvisioning = "PROVISIONING" // nothing runs, and the controller is being asked
-	QueueDeploying    = "DEPLOYING"    // the controller is bringing a replica up
-	QueueReady        = "READY"        // a replica serves and nothing is in flight
-	QueueBusy         = "BUSY"         // requests are in flight
-	QueueCancelled    = "CANCELLED"    // nothing runs, and nothing will: the model is stopped
+	QueueCantPlace    QueueState = "CANT_PLACE"   // nothing runs, and there is no place for a replica
+	QueueLoadFailed   QueueState = "LOAD_FAILED"  // nothing runs: replicas failed to start, and are tried again
+	QueueProvisioning QueueState = "PROVISIONING" // nothing runs, and the controller is being asked
+	QueueDeploying    QueueState = "DEPLOYING"    // the controller is bringing a replica up
+	QueueReady        QueueState = "READY"        // a replica serves and nothing is in flight
+	QueueBusy         QueueState = "BUSY"         // requests are in flight
+	QueueCancelled    QueueState = "CANCELLED"    // nothing runs, and nothing will: the model is stopped
 )
 
 // QueueLoad is what one gateway has of one model.
 type QueueLoad struct {
 	Model string
-	// State is one of the Queue constants.
-	State string
+	// State is what the model is at, for the gateway.
+	State QueueState `enum:"api.QueueState"`
 	// Waiting is how many requests wait for an engine, InFlight how many are at one.
 	Waiting, InFlight int
-	// Oldest is when the one that has waited longest came, zero where none waits.
+	// Oldest is when the one that has waited longest came, absent where none waits.
 	Oldest time.Time `json:",omitzero"`
 	// Served is how many requests ended per second lately.
 	Served float64 `json:",omitempty"`
@@ -100,16 +121,20 @@ type QueueLoad struct {
 // start again where the gateway does, or forgets the model as it is gone from the cluster.
 type ModelCounters struct {
 	Model string
+	Counters
+}
+
+// Counters count requests.
+type Counters struct {
 	// Arrived is how many requests came and found an engine or a place in the queue, Finished
 	// how many have left an engine, whatever became of them.
-	Arrived, Finished int64
+	Arrived, Finished int64 `min:"0"`
 	// ServedSeconds is for how long requests that left engines were there, in seconds.
-	ServedSeconds float64
+	ServedSeconds float64 `min:"0"`
 	// Refused is how many requests were turned away for want of capacity: the queue was full,
 	// or the wait was over before an engine was free. Those that waited have arrived too. A
-	// client that left was not refused, nor was one that is over its key's limits. A
-	// gateway that does not know the counter leaves it out.
-	Refused int64 `json:",omitempty"`
+	// client that left was not refused, nor was one that is over its key's limits.
+	Refused int64 `min:"0"`
 }
 
 // MaxReportQueues is how many models a report may have queues of, and counters.
@@ -128,8 +153,10 @@ type GatewayOrders struct {
 // ReplicaLoad is one gateway's load on one replica. A replica that the gateway has sent no
 // request to, or has forgotten, is left out.
 type ReplicaLoad struct {
-	Name        string
-	InFlight    int
+	Name     string
+	InFlight int
+	// Oldest is when the oldest request in flight began, LastRequest when the newest of all
+	// did; absent where there was none.
 	Oldest      time.Time `json:",omitzero"`
 	LastRequest time.Time `json:",omitzero"`
 	// Answered is how many requests the replica's engines have answered, an error of the
@@ -137,9 +164,9 @@ type ReplicaLoad struct {
 	// connection or a time-out. FailedInARow are those of Failed since the last answer. They
 	// count from when the gateway first knew the replica. A request that is retried counts at
 	// each engine; one that its client gives up counts as failed nowhere.
-	Answered     int64 `json:",omitempty"`
-	Failed       int64 `json:",omitempty"`
-	FailedInARow int64 `json:",omitempty"`
+	Answered     int64 `json:",omitempty" min:"0"`
+	Failed       int64 `json:",omitempty" min:"0"`
+	FailedInARow int64 `json:",omitempty" min:"0"`
 	// Requests are at most MaxReportRequests, oldest first.
 	Requests []Request `json:",omitempty"`
 }

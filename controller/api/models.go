@@ -16,22 +16,25 @@ type Model struct {
 	// Min and Max bound the replicas of all variants together.
 	Min, Max int
 	// Priority from 0 to 100: a higher one may evict a lower one.
-	Priority int
+	Priority int `min:"0" max:"100"`
 	// Dedicated: its file says so. DedicatedNow: it is dedicated at this time, by its file or
 	// by the dedicated set. Replicas of such a model are never evicted under pressure.
 	Dedicated, DedicatedNow bool
 	// Failover: each replica is a primary with its shadow.
 	Failover bool
 	// Management is disabled, manual, upscaling or full.
-	Management string
+	Management string `enum:"state.Management"`
 	// IdleWarm and IdleCold are how long a replica may be idle; 0 is for ever.
 	IdleWarm, IdleCold Duration
 	// KeepWarm is how many WARM replicas a scale-down leaves behind.
 	KeepWarm int
 	// Continuation: a stream that an engine broke off goes on at another one.
 	Continuation bool
-	// Hash is of all above.
+	// Hash is of all above, and of the number of replicas in the file.
 	Hash string
+	// Version is the number of this definition, StableVersion that of the one a rollout
+	// falls back on; see Version.
+	Version, StableVersion int
 	// Replicas is its scale; Target is what should run now, 0 where it is Stopped.
 	Replicas, Target int
 	Stopped          bool
@@ -71,13 +74,40 @@ type Variant struct {
 // Rollout is the change of one variant that is on its way, or was taken back.
 type Rollout struct {
 	// Status is canary, rolling or rolled_back.
-	Status string
-	// OldHash is of what the replicas are made from that are not rolled yet, NewHash
-	// of what they become.
-	OldHash, NewHash string
+	Status string `enum:"state.RolloutStatus"`
+	// Version is what is rolled out, or was rolled back.
+	Version int
 	// Reason is why it was rolled back, or what it waits for.
 	Reason string
 	Since  time.Time `json:",omitzero"`
+}
+
+// Version is one definition of a model, as a model file had it. Versions never change; the
+// last six are kept, and those of which replicas exist.
+type Version struct {
+	// Number counts from 1.
+	Number int
+	// Time is when it was applied.
+	Time time.Time
+	// Current: it is the model's. Stable: a rollout falls back on it.
+	Current, Stable bool
+	// RolledBack is why it was rolled back, if it was rolled back last.
+	RolledBack string `json:",omitempty"`
+	// Replicas is how many replicas are made from it, COLD ones not counted.
+	Replicas int
+	// Hash is of the whole definition.
+	Hash string
+	// Changes are the differences to the version before it that is kept; none for the oldest.
+	Changes []Change
+}
+
+// RevertRequest returns a model to the definition of an earlier version, as a new version.
+type RevertRequest struct {
+	// Version is the number of the earlier one, 0: the newest with another definition than
+	// the model has.
+	Version int `json:",omitempty"`
+	// CAS is as that of ScaleRequest.
+	CAS uint64 `json:",omitempty"`
 }
 
 // ModelSummary is a model in a list.
@@ -89,14 +119,14 @@ type ModelSummary struct {
 	Replicas   int
 	Target     int
 	Stopped    bool
-	Management string
+	Management string `enum:"state.Management"`
 	Dedicated  bool
 	// DedicatedNow: it is dedicated at this time, by its file or by the dedicated set.
 	DedicatedNow bool
 	Failover     bool
 	Counts       Counts
 	// Rollouts is the status by variant.
-	Rollouts map[string]string `json:",omitempty"`
+	Rollouts map[string]string `json:",omitempty" enum:"state.RolloutStatus"`
 
 	CreateIndex, ModifyIndex uint64
 }
@@ -121,16 +151,16 @@ type ModelStatus struct {
 	// Unplaceable has the variants of which the leader could place no further replica now, and
 	// why: the planner would find no place, also not in external pools or by evicting others, or
 	// Nomad does not place one that is there. Who scales chooses another variant meanwhile. It is
-	// some seconds old at most, its changes are no reason for a watch to return, and it is empty
-	// where the answering server does not lead, where Nomad is out of reach, and while the model
-	// is stopped.
+	// some seconds old at most, its changes are no reason for a watch to return, and it is absent
+	// where there are none, where the answering server does not lead, where Nomad is out of
+	// reach, and while the model is stopped.
 	Unplaceable map[string]string `json:",omitempty"`
 	Replicas    []Replica
 	// Decisions are the newest, newest first.
 	Decisions []Decision
 	// Why says in a sentence or two why the model is as it is.
 	Why string
-	// Queue is what gateways said last; nil where none reports to the answering server, as
+	// Queue is what gateways said last; absent where none reports to the answering server, as
 	// to one that does not lead. Its changes are no reason for a watch to return.
 	Queue *Queue `json:",omitempty"`
 }
@@ -164,9 +194,11 @@ type AppliedModel struct {
 	New bool
 	// Unchanged: it is just so already, and nothing was written.
 	Unchanged bool
-	Changes   []Change
-	// Warnings are Nomad's, each with its variant; and of a model that is Unchanged, which
-	// variants were rolled back.
+	// Version is the model's now; in a dry run, the one that it has.
+	Version int
+	Changes []Change
+	// Warnings are Nomad's, each with its variant; that the same definition was rolled back
+	// before; and that the scale is another one than the file's.
 	Warnings []string
 	// ModifyIndex is the model's now, Replicas its scale.
 	ModifyIndex uint64
@@ -187,7 +219,7 @@ type Change struct {
 }
 
 // MaxScaleReason is how long ScaleRequest.Reason may be, in bytes.
-const MaxScaleReason = 1 << 10
+const MaxScaleReason = 1024
 
 // ScaleRequest wants another number of replicas: Replicas of the model or of one Variant, or
 // Variants.
@@ -199,12 +231,12 @@ type ScaleRequest struct {
 	// Variants has how many replicas each variant that it names should have: all of them are
 	// set at once, or none, and variants that it does not name keep what they have. The model's
 	// scale changes by as much, and becomes their sum where all variants are named. Where it is
-	// there, Replicas and Variant must not be.
-	Variants map[string]int `json:",omitzero"`
+	// there, Replicas must be 0 and Variant absent.
+	Variants map[string]int `json:",omitzero" min:"0"`
 	// Reason is a sentence for people, which the decision keeps: MaxScaleReason bytes at most.
-	Reason string `json:",omitempty"`
+	Reason string `json:",omitempty" maxLength:"1024"`
 	// Origin is operator or autoscaler; empty: as the token's role says.
-	Origin string `json:",omitempty"`
+	Origin string `json:",omitempty" enum:"state.Origin"`
 	// CAS is the model's ModifyIndex as the caller knows it, 0: whatever it is.
 	CAS uint64 `json:",omitempty"`
 }
@@ -238,7 +270,8 @@ type ScaleResponse struct {
 type ReplicaOutcome struct {
 	Name string
 	// Tier and Status are as of Replica.
-	Tier, Status string
+	Tier   string `enum:"state.Tier"`
+	Status string `enum:"state.Status"`
 	// Error is why it does not come up, empty where nothing failed.
 	Error string `json:",omitempty"`
 }
@@ -253,10 +286,24 @@ func (c *Client) Model(ctx context.Context, name string, q QueryOptions) (ModelS
 	return read[ModelStatus](ctx, c, "/v1/model/"+url.PathEscape(name), nil, q)
 }
 
-// ModelFile returns a model as a model file.
-func (c *Client) ModelFile(ctx context.Context, name string, q QueryOptions) (string, QueryMeta, error) {
-	b, meta, err := c.bytes(ctx, "/v1/model/"+url.PathEscape(name)+"/file", nil, q)
+// ModelFile returns a version of a model as a model file, the current one where version is 0.
+func (c *Client) ModelFile(ctx context.Context, name string, version int, q QueryOptions) (string, QueryMeta, error) {
+	params := url.Values{}
+	if version != 0 {
+		params.Set("version", strconv.Itoa(version))
+	}
+	b, meta, err := c.bytes(ctx, "/v1/model/"+url.PathEscape(name)+"/file", params, q)
 	return string(b), meta, err
+}
+
+// ModelVersions lists the versions of a model, the newest first.
+func (c *Client) ModelVersions(ctx context.Context, name string, q QueryOptions) ([]Version, QueryMeta, error) {
+	return read[[]Version](ctx, c, "/v1/model/"+url.PathEscape(name)+"/versions", nil, q)
+}
+
+// RevertModel returns a model to the definition of an earlier version.
+func (c *Client) RevertModel(ctx context.Context, name string, r RevertRequest) (AppliedModel, error) {
+	return write[AppliedModel](ctx, c, http.MethodPut, "/v1/model/"+url.PathEscape(name)+"/revert", nil, r)
 }
 
 // ApplyModels makes models what a file says, all of them or none.

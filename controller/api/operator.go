@@ -62,23 +62,12 @@ type AgentSelf struct {
 	ACL         ACLStatus
 	Reconcile   ReconcileStatus
 	// Gateways that report to it; none where it does not lead.
-	Gateways []GatewayStatus
+	Gateways []Gateway
 }
 
 // ACLStatus says whether tokens are asked for, and whether there is a first one.
 type ACLStatus struct {
 	Enabled, Bootstrapped bool
-}
-
-// GatewayStatus is a gateway that reports.
-type GatewayStatus struct {
-	Name string
-	// Index is of the state that it follows.
-	Index uint64
-	// InFlight is how many requests it has in flight.
-	InFlight int
-	// Seen is when it last reported.
-	Seen time.Time
 }
 
 // ReconcileStatus is how the controller follows the world; only the leader's is alive.

@@ -25,7 +25,7 @@ type PipelineRequest struct {
 	File string
 	// Filename is for messages.
 	Filename string `json:",omitempty"`
-	// CAS is the pipeline's ModifyIndex as the caller knows it, 0: it does not exist. Nil:
+	// CAS is the pipeline's ModifyIndex as the caller knows it, 0: it does not exist. Absent:
 	// whatever it is.
 	CAS *uint64 `json:",omitempty"`
 }

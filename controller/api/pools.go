@@ -10,7 +10,7 @@ type Pool struct {
 	// Name is empty for the own pool.
 	Name string
 	// Management is disabled, manual, upscaling or full.
-	Management string
+	Management string `enum:"state.Management"`
 	// Price is a factor on the costs of variants.
 	Price float64
 	// Batch is how many replicas may leave the pool at most in each Interval; 0 for the own

@@ -14,12 +14,13 @@ const QueueIdle = "IDLE"
 // Queue is what all live gateways have of one model together.
 type Queue struct {
 	Model string
-	// State is one of the Queue constants. Where no gateway has anything of the model it is
-	// what the controller's own state says: CANCELLED, READY, DEPLOYING or IDLE.
-	State string
+	// State is what the model is at. Where no gateway has anything of it, that is what the
+	// controller's own state says: CANCELLED, READY, DEPLOYING, or IDLE where nothing runs and
+	// the first request brings a replica up.
+	State QueueState `enum:"api.QueueState,IDLE"`
 	// Waiting is how many requests wait for an engine, InFlight how many are at one.
 	Waiting, InFlight int
-	// Oldest is when the one that has waited longest came, zero where none waits.
+	// Oldest is when the one that has waited longest came, absent where none waits.
 	Oldest time.Time `json:",omitzero"`
 	// Served is how many requests ended per second lately.
 	Served float64
@@ -27,29 +28,17 @@ type Queue struct {
 	Serving int
 	// Gateways is how many gateways have something of the model.
 	Gateways int
-	// Counters are absent where they are not known: no gateway counts the model, one that has
-	// requests of it does not, or the answer is Incomplete.
-	Counters *QueueCounters `json:",omitempty"`
+	// Counters count the model's requests at all gateways, as far as the leader has heard of
+	// them. They never fall and never jump while a leader leads, also where gateways come, go
+	// and restart: what a gateway did before it was heard is left out. They start again, from 0
+	// or later, with the next leader and where no live gateway has had a request of the model
+	// lately: who reads them takes one that fell for one that began anew. They are absent where
+	// they are not known: no gateway counts the model, one that has requests of it does not, or
+	// the answer is Incomplete.
+	Counters *Counters `json:",omitempty"`
 	// Incomplete: the answering server has not led for long enough to have heard every live
 	// gateway. What gateways have of the model is this or more.
 	Incomplete bool `json:",omitempty"`
-}
-
-// QueueCounters count a model's requests at all gateways, as far as the leader has heard of
-// them. They never fall and never jump while a leader leads, also where gateways come, go
-// and restart: what a gateway did before it was heard is left out. They start again, from 0
-// or later, with the next leader and where no live gateway has had a request of the model
-// lately: who reads them takes one that fell for one that began anew.
-type QueueCounters struct {
-	// Arrived is how many requests came and found an engine or a place in a queue, Finished
-	// how many have left an engine, whatever became of them.
-	Arrived, Finished int64
-	// ServedSeconds is for how long requests that left engines were there, in seconds.
-	ServedSeconds float64
-	// Refused is how many requests were turned away for want of capacity: the queue was full,
-	// or the wait was over before an engine was free. Those that waited have arrived too. A
-	// client that left was not refused, nor was one that is over its key's limits.
-	Refused int64
 }
 
 // QueueStatus is all about one model's queue.
@@ -67,11 +56,15 @@ type QueueStatus struct {
 
 // GatewayQueue is what one gateway has of a model.
 type GatewayQueue struct {
-	Gateway           string
-	State             string
+	Gateway string
+	// State is what the model is at, for the gateway.
+	State QueueState `enum:"api.QueueState"`
+	// Waiting is how many requests wait for an engine, InFlight how many are at one.
 	Waiting, InFlight int
-	Oldest            time.Time `json:",omitzero"`
-	Served            float64
+	// Oldest is when the one that has waited longest came, absent where none waits.
+	Oldest time.Time `json:",omitzero"`
+	// Served is how many requests ended per second lately.
+	Served float64
 }
 
 // QueuedRequest is a request of a queue.
@@ -82,9 +75,9 @@ type QueuedRequest struct {
 	Started time.Time
 	Gateway string
 	Model   string
-	// Replica is empty while it waits.
+	// Replica is absent while it waits.
 	Replica string `json:",omitempty"`
-	// Position is its place in its gateway's queue, 1 is next; 0 where it does not wait.
+	// Position is its place in its gateway's queue, 1 is next; absent where it does not wait.
 	Position int `json:",omitempty"`
 }
 

@@ -37,7 +37,7 @@ type Switch struct {
 // SwitchRequest sets a switch.
 type SwitchRequest struct {
 	Value string
-	// CAS is the switch's ModifyIndex as the caller knows it, 0: it is not set. Nil:
+	// CAS is the switch's ModifyIndex as the caller knows it, 0: it is not set. Absent:
 	// whatever it is.
 	CAS *uint64 `json:",omitempty"`
 }

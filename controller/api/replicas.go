@@ -11,15 +11,16 @@ import (
 type Replica struct {
 	// Name is <model>:<variant>:<id>, and the ID of its Nomad job.
 	Name, Model, Variant, ID string
-	// VariantHash is of what it was made from; Current tells that this is what the
-	// variant is now.
-	VariantHash string
-	Current     bool
+	// Version is the model's version that it was made from. Current: a replica made now would
+	// be the same.
+	Version int
+	Current bool
 	// Goal is what the controller wants of it: run, warm, cold or gone.
-	Goal string
+	Goal string `enum:"state.Goal"`
 	// Status is what it is doing: placed, starting, serving, draining, sleeping, warm,
 	// waking, stopping, discarding, cold or failed. Tier follows from it: HOT, WARM or COLD.
-	Status, Tier string
+	Status string `enum:"state.Status"`
+	Tier   string `enum:"state.Tier"`
 	// Node is the Nomad node's ID, Seats are device IDs.
 	Node, NodeName string
 	Seats          []string
@@ -41,7 +42,7 @@ type Replica struct {
 	// Since is when its status was entered, Created when it was placed.
 	Since   time.Time `json:",omitzero"`
 	Created time.Time `json:",omitzero"`
-	// Load is what gateways said last; nil where the answering server has heard nothing,
+	// Load is what gateways said last; absent where the answering server has heard nothing,
 	// as one that does not lead.
 	Load *Load `json:",omitempty"`
 
@@ -59,16 +60,17 @@ type Load struct {
 	LastRequest time.Time `json:",omitzero"`
 	// Answered and Failed are how many requests the replica's engines have answered and
 	// failed within the last 30 s; FailedInARow is how many have failed since the last answer.
-	Answered     int64
-	Failed       int64
-	FailedInARow int64
+	Answered     int64 `min:"0"`
+	Failed       int64 `min:"0"`
+	FailedInARow int64 `min:"0"`
 	// Requests are some of those in flight, oldest first. Lists leave them out.
 	Requests []Request `json:",omitempty"`
 }
 
-// Request is a request in flight.
+// Request is a request in flight, or one that waits.
 type Request struct {
-	ID      string
+	ID string
+	// Started is when it was sent to the replica, or came where it waits.
 	Started time.Time
 }
 

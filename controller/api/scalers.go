@@ -32,7 +32,7 @@ type ScalerRequest struct {
 	// State is any JSON but null, of at most 64 KiB without the spaces that mean nothing.
 	State json.RawMessage
 	// CAS is the scaler's ModifyIndex as the caller knows it, 0: it does not exist. Of several
-	// who compare with the same one, only one is taken, also where the State is as before. Nil:
+	// who compare with the same one, only one is taken, also where the State is as before. Absent:
 	// whatever it is; the same State changes nothing then.
 	CAS *uint64 `json:",omitempty"`
 }

@@ -74,7 +74,7 @@ func (b *boss) serve(w http.ResponseWriter, r *http.Request) {
 	if err := json.Unmarshal(body, &report); err != nil {
 		b.t.Errorf("report: %v", err)
 	}
-	if err := reportOf(report).Validate(); err != nil {
+	if err := load.Validate(report); err != nil {
 		b.t.Errorf("the controller would not take the report: %v\n%s", err, body)
 	}
 	b.mu.Lock()
@@ -90,28 +90,6 @@ func (b *boss) serve(w http.ResponseWriter, r *http.Request) {
 	if rec.Code == http.StatusOK {
 		_ = json.NewEncoder(w).Encode(orders)
 	}
-}
-
-// reportOf is what the controller makes of a report.
-func reportOf(r api.GatewayReport) load.Report {
-	requests := func(rs []api.Request) (out []load.Request) {
-		for _, r := range rs {
-			out = append(out, load.Request{ID: r.ID, Started: r.Started})
-		}
-		return out
-	}
-	out := load.Report{Gateway: r.Gateway, Index: r.Index, Since: r.Since, Wanted: r.Wanted, Draining: r.Draining}
-	for _, l := range r.Replicas {
-		out.Replicas = append(out.Replicas, load.Replica{Name: l.Name, InFlight: l.InFlight, Oldest: l.Oldest, LastRequest: l.LastRequest, Requests: requests(l.Requests)})
-	}
-	for _, q := range r.Queues {
-		out.Queues = append(out.Queues, load.Queue{Model: q.Model, State: load.State(q.State), Waiting: q.Waiting, InFlight: q.InFlight,
-			Oldest: q.Oldest, Served: q.Served, Requests: requests(q.Requests)})
-	}
-	for _, c := range r.Counters {
-		out.Counters = append(out.Counters, load.Counters{Model: c.Model, Arrived: c.Arrived, Finished: c.Finished, ServedSeconds: c.ServedSeconds, Refused: c.Refused})
-	}
-	return out
 }
 
 func (b *boss) order(o api.GatewayOrders) {

@@ -8,6 +8,8 @@ import (
 	"net/http"
 	"strconv"
 	"time"
+
+	"remuda/controller/gateway/balance"
 )
 
 // Types of errors in OpenAI's shape.
@@ -129,6 +131,12 @@ func errUnknownModel(model string) *apiError {
 func errNoEngine(model, state string, waited, wait time.Duration) *apiError {
 	return &apiError{status: http.StatusServiceUnavailable, typ: typeServer, code: "model_unavailable", param: "model", retryAfter: wait,
 		message: fmt.Sprintf("model %s had no engine that can serve for %s (state: %s); retry after the time in the Retry-After header", shorten(model), waited, state)}
+}
+
+// errProblem says why a model has no engine; its code is the state that waiting clients see.
+func errProblem(model string, p balance.Problem, wait time.Duration) *apiError {
+	return &apiError{status: http.StatusServiceUnavailable, typ: typeServer, code: p.State, param: "model", retryAfter: wait,
+		message: fmt.Sprintf("model %s has no engine that can serve: %s; retry after the time in the Retry-After header", shorten(model), p.Message)}
 }
 
 func errStopped(model string, wait time.Duration) *apiError {

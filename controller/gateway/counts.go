@@ -9,37 +9,31 @@ import (
 	"remuda/controller/api"
 )
 
-// counts count a model's requests since its processor was made. They never fall.
+// counts count a model's requests since its processor was made. They never fall. A request
+// that goes on at another engine has finished once, and its time there is added.
 type counts struct {
-	// arrived are the requests that found an engine or a place in the queue, finished those
-	// that left their first engine: a request that goes on at another one is one request, and
-	// its time there is added to served, which is in seconds.
-	arrived, finished int64
-	served            float64
-	// refused are the requests that were turned away for want of capacity: no engine had them,
-	// as the queue was full or their wait was over. Those that had waited are arrived too.
-	refused int64
+	api.Counters
 	// last is when they last changed.
 	last time.Time
 }
 
 func (c *counts) came(now time.Time) {
-	c.arrived++
+	c.Arrived++
 	c.last = now
 }
 
 // refuse notes that a request was turned away for want of capacity.
 func (c *counts) refuse(now time.Time) {
-	c.refused++
+	c.Refused++
 	c.last = now
 }
 
 // left notes that a request has left an engine.
 func (c *counts) left(now time.Time, l *lease) {
 	if l.first {
-		c.finished++
+		c.Finished++
 	}
-	c.served += max(now.Sub(l.began).Seconds(), 0)
+	c.ServedSeconds += max(now.Sub(l.began).Seconds(), 0)
 	c.last = now
 }
 
@@ -65,7 +59,7 @@ func (d *roster) counters(queues []api.QueueLoad, most int) []api.ModelCounters 
 	})
 	out := make([]api.ModelCounters, 0, min(len(all), most))
 	for _, p := range all[:min(len(all), most)] {
-		out = append(out, api.ModelCounters{Model: p.model, Arrived: p.counts.arrived, Finished: p.counts.finished, ServedSeconds: p.counts.served, Refused: p.counts.refused})
+		out = append(out, api.ModelCounters{Model: p.model, Counters: p.counts.Counters})
 	}
 	return out
 }

@@ -41,7 +41,7 @@ func TestReportsCountRequests(t *testing.T) {
 	f.post(unaryBody).requireError(t, http.StatusTooManyRequests, "queue_full")
 	f.post(`{"model":"nobody's"}`).requireError(t, http.StatusNotFound, "model_not_found")
 	busy := c.reported("two that came", func(r api.GatewayReport) bool { m := counters(r, "m"); return m != nil && m.Refused == 1 })
-	require.Equal(t, []api.ModelCounters{{Model: "m", Arrived: 2, Refused: 1}}, busy.Counters, "who finds the queue full did not come, and nobody has left an engine")
+	require.Equal(t, []api.ModelCounters{{Model: "m", Counters: api.Counters{Arrived: 2, Refused: 1}}}, busy.Counters, "who finds the queue full did not come, and nobody has left an engine")
 
 	close(s.leave)
 	(<-first).requireWhole(t, "1")
@@ -79,20 +79,20 @@ func TestReportsCountWhoIsRefused(t *testing.T) {
 	f.post(unaryBody, as("one")...).requireError(t, http.StatusTooManyRequests, "rate_limit_exceeded")
 	f.post(unaryBody, as("slow", "X-Remuda-Timeout", "50ms")...).requireError(t, http.StatusServiceUnavailable, "queue_timeout")
 	f.post(unaryBody, as("slow")...).requireError(t, http.StatusTooManyRequests, "rate_limit_exceeded")
-	is(api.ModelCounters{Model: "m", Arrived: 2, Refused: 1}, "the client's time is over, and two were over their keys' limits")
+	is(api.ModelCounters{Model: "m", Counters: api.Counters{Arrived: 2, Refused: 1}}, "the client's time is over, and two were over their keys' limits")
 
 	leaves := f.listen("2", unaryBody)
 	f.waiting("m", 1)
 	f.post(unaryBody).requireError(t, http.StatusTooManyRequests, "queue_full")
-	is(api.ModelCounters{Model: "m", Arrived: 3, Refused: 2}, "the queue is full")
+	is(api.ModelCounters{Model: "m", Counters: api.Counters{Arrived: 3, Refused: 2}}, "the queue is full")
 	leaves.leave()
 	leaves.end()
 	f.waiting("m", 0)
 	f.post(unaryBody, "X-Remuda-Timeout", "50ms").requireError(t, http.StatusServiceUnavailable, "queue_timeout")
-	is(api.ModelCounters{Model: "m", Arrived: 4, Refused: 3}, "one left")
+	is(api.ModelCounters{Model: "m", Counters: api.Counters{Arrived: 4, Refused: 3}}, "one left")
 
 	f.post(`{"model":"down"}`, "X-Remuda-Timeout", "50ms").requireError(t, http.StatusServiceUnavailable, "model_unavailable")
-	is(api.ModelCounters{Model: "down", Arrived: 1, Refused: 1}, "it has no engine")
+	is(api.ModelCounters{Model: "down", Counters: api.Counters{Arrived: 1, Refused: 1}}, "it has no engine")
 	close(s.leave)
 	(<-first).requireWhole(t, "1")
 }
@@ -119,7 +119,7 @@ func TestARequestIsRefusedBeforeItHasAnEngine(t *testing.T) {
 	})
 	m := counters(report, "m")
 	m.ServedSeconds = 0
-	require.Equal(t, api.ModelCounters{Model: "m", Arrived: 2, Finished: 1, Refused: 1}, *m)
+	require.Equal(t, api.ModelCounters{Model: "m", Counters: api.Counters{Arrived: 2, Finished: 1, Refused: 1}}, *m)
 }
 
 // A request that fails at one engine and goes on at another is one request.

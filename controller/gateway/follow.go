@@ -167,8 +167,11 @@ func (f *follower) query(ctx context.Context, server *api.Client, query api.Quer
 }
 
 func orders(s api.GatewayState, index uint64) balance.Orders {
-	o := balance.Orders{Index: index, Models: map[string]bool{}, Draining: map[string]bool{}, Starting: map[string]int{}}
+	o := balance.Orders{Index: index, Models: map[string]bool{}, Draining: map[string]bool{}, Starting: map[string]int{}, Problems: map[string]balance.Problem{}}
 	for _, m := range s.Models {
+		if p := m.Problem; p != nil {
+			o.Problems[m.Name] = balance.Problem{State: p.State, Message: p.Message, Since: p.Since, RetryAt: p.RetryAt}
+		}
 		o.Models[m.Name] = m.Stopped
 	}
 	for _, r := range s.Replicas {

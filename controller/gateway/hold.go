@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"time"
 
+	"remuda/controller/api"
 	"remuda/controller/gateway/balance"
 	"remuda/controller/gateway/compose"
 	"remuda/controller/gateway/tracing"
@@ -77,11 +78,19 @@ func (x *exchange) await(began time.Time) (*lease, *apiError) {
 	defer limit.Stop()
 	comments := x.comments()
 	defer comments.Stop()
+	look := time.NewTicker(time.Second)
+	defer look.Stop()
 	for {
 		select {
 		case <-comments.C:
 			x.comment(began)
 			comments.Reset(x.g.cfg.Queue.CommentEvery)
+		case <-look.C:
+			if e := x.hopeless(began); e != nil {
+				x.waiting = false
+				x.g.roster.abandon(&x.ticket, false)
+				return nil, e
+			}
 		case o := <-x.ticket.got:
 			x.waiting = false
 			return x.outcome(o)
@@ -160,7 +169,31 @@ func (x *exchange) waitedEnough(began time.Time) (*lease, *apiError) {
 		return nil, &apiError{status: http.StatusServiceUnavailable, typ: typeServer, code: "queue_timeout", param: "model", retryAfter: retry,
 			message: fmt.Sprintf("all engines of model %s %s; retry after the time in the Retry-After header", shorten(x.head.Model), why)}
 	}
+	if s.problem.State != "" {
+		return nil, errProblem(x.head.Model, s.problem, retry)
+	}
 	return nil, errNoEngine(x.head.Model, s.state, waited, retry)
+}
+
+// hopelessAfter is for how long a model must have been without a place before requests that
+// could be told nothing meanwhile are not held for it: nodes and other models come and go.
+const hopelessAfter = 30 * time.Second
+
+// hopeless returns the answer to a request that cannot be served within its wait, nil where
+// it may be. A client that streams waits all the same: it is told why.
+func (x *exchange) hopeless(began time.Time) *apiError {
+	if x.streams() {
+		return nil
+	}
+	p := x.g.roster.standing(&x.ticket, false).problem
+	now := time.Now()
+	switch {
+	case p.State == api.QueueLoadFailed && p.RetryAt.After(x.until(began)):
+		return errProblem(x.head.Model, p, min(p.RetryAt.Sub(now), maxRetryAfter))
+	case p.State == api.QueueCantPlace && now.Sub(p.Since) > hopelessAfter:
+		return errProblem(x.head.Model, p, x.g.cfg.RetryAfter)
+	}
+	return nil
 }
 
 // comment tells a streaming client where it stands.
@@ -177,7 +210,11 @@ func (x *exchange) comment(began time.Time) {
 		x.status = http.StatusOK
 		x.w.WriteHeader(x.status)
 	}
-	line := fmt.Appendf(nil, ": remuda state=%s position=%d waited=%s\n", s.state, s.position, time.Since(began).Round(time.Second))
+	line := fmt.Appendf(nil, ": remuda state=%s position=%d waited=%s", s.state, s.position, time.Since(began).Round(time.Second))
+	if s.problem.Message != "" {
+		line = fmt.Appendf(line, " reason=%q", s.problem.Message)
+	}
+	line = append(line, '\n')
 	if !x.committed { // else an event may be open, which a blank line would end
 		line = append(line, '\n')
 	}

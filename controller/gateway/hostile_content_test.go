@@ -102,7 +102,7 @@ func TestInjection(t *testing.T) {
 	lines++
 	require.NoError(t, a.err)
 	for line := range strings.Lines(a.body) {
-		require.Regexp(t, `^(: remuda state=[A-Z]+ position=\d+ waited=\d+s|data: .*|)\n$`, line)
+		require.Regexp(t, `^(: remuda state=[A-Z]+ position=\d+ waited=\d+s( reason=".*")?|data: .*|)\n$`, line)
 	}
 	event, ok := strings.CutSuffix(a.body, "\n\ndata: [DONE]\n\n")
 	require.True(t, ok, a.body)

@@ -285,6 +285,8 @@ type standing struct {
 	// usable: there are engines, and all are busy. failing: those that there are have failed
 	// requests.
 	usable, failing bool
+	// problem is why no engine comes, empty where nothing is known of one.
+	problem balance.Problem
 }
 
 // standing looks at where a request stands. Its position takes time in proportion of the
@@ -295,6 +297,9 @@ func (d *roster) standing(t *ticket, position bool) standing {
 	now := time.Now()
 	s := d.table.State(now, t.request.Model)
 	out := standing{managed: s.Exists && !s.Stopped, usable: s.Usable > 0, failing: s.Usable > 0 && s.Open == s.Usable, state: stateOf(s)}
+	if !out.usable {
+		out.problem = s.Problem
+	}
 	if position && t.waiter != nil {
 		out.position = t.in.queue.Position(now, t.waiter)
 	}
@@ -310,6 +315,8 @@ func stateOf(s balance.State) string {
 		return api.QueueReady
 	case s.Stopped:
 		return api.QueueCancelled
+	case s.Problem.State != "":
+		return s.Problem.State
 	case s.Starting > 0:
 		return api.QueueDeploying
 	default:

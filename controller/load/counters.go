@@ -3,20 +3,9 @@ package load
 import (
 	"fmt"
 	"math"
-)
 
-// Counters count the requests of one model: at one gateway since it first had one, or at
-// all gateways while the store listened.
-type Counters struct {
-	Model string
-	// Arrived is how many requests came and found an engine or a place in the queue, Finished
-	// how many have left an engine, whatever became of them.
-	Arrived, Finished int64
-	// ServedSeconds is for how long requests that left engines were there, in seconds.
-	ServedSeconds float64
-	// Refused is how many requests were turned away for want of capacity.
-	Refused int64
-}
+	"remuda/controller/api"
+)
 
 // mostCounted is how many requests a counter may have: a thousand gateways add up.
 const mostCounted = math.MaxInt64 >> 10
@@ -24,8 +13,8 @@ const mostCounted = math.MaxInt64 >> 10
 // mostSeconds is beyond what a gateway can count: a million requests at once for 300 years.
 const mostSeconds = 1e16
 
-// validate names everything that is wrong with the counters.
-func (c Counters) validate() []error {
+// counterErrors names everything that is wrong with counters.
+func counterErrors(c api.ModelCounters) []error {
 	var errs []error
 	bad := func(format string, args ...any) {
 		errs = append(errs, fmt.Errorf("counters of model %q: "+format, append([]any{c.Model}, args...)...))
@@ -45,13 +34,14 @@ func (c Counters) validate() []error {
 	return errs
 }
 
-// below tells whether one of the counters is lower than it was.
-func (c Counters) below(was Counters) bool {
+// requests are api.Counters as a counter.
+type requests api.Counters
+
+func (c requests) below(was requests) bool {
 	return c.Arrived < was.Arrived || c.Finished < was.Finished || c.ServedSeconds < was.ServedSeconds || c.Refused < was.Refused
 }
 
-// since is what was counted after was, which is not above c.
-func (c Counters) since(was Counters) Counters {
+func (c requests) since(was requests) requests {
 	c.Arrived -= was.Arrived
 	c.Finished -= was.Finished
 	c.ServedSeconds -= was.ServedSeconds
@@ -99,18 +89,18 @@ func (t tally[C]) next(c C) (now tally[C], grown C) {
 // counts from one report to the next, and of one that is heard for the first time, or again
 // after it was given up, or whose counters fell, the first report only says from where. So
 // nothing counts twice, and what is lost with a gateway is what came since its last report.
-func (s *Store) Count(model string) (Counters, bool) {
+func (s *Store) Count(model string) (api.Counters, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.now()
 	s.prune(now)
 	sum, ok := s.counted[model]
 	if !ok || !s.heard(now) {
-		return Counters{}, false
+		return api.Counters{}, false
 	}
 	for _, e := range s.gateways {
 		if _, counts := e.counters[model]; e.queues[model] != nil && !counts {
-			return Counters{}, false
+			return api.Counters{}, false
 		}
 	}
 	return sum, true
@@ -119,17 +109,17 @@ func (s *Store) Count(model string) (Counters, bool) {
 // count adds what a gateway's new report counts beyond its old one, nil where there is none.
 // It needs the lock.
 func (s *Store) count(old, e *entry) {
-	e.counters = make(map[string]tally[Counters], len(e.report.Counters))
-	var was map[string]tally[Counters]
+	e.counters = make(map[string]tally[requests], len(e.report.Counters))
+	var was map[string]tally[requests]
 	if old != nil {
 		was = old.counters
 	}
-	full := max(len(was), len(e.report.Counters)) >= MaxQueues
+	full := max(len(was), len(e.report.Counters)) >= api.MaxReportQueues
 	for _, c := range e.report.Counters {
-		now, grown := tallied(was, c.Model, c, full).next(c)
+		counted := requests(c.Counters)
+		now, grown := tallied(was, c.Model, counted, full).next(counted)
 		e.counters[c.Model] = now
 		sum := s.counted[c.Model]
-		sum.Model = c.Model
 		sum.Arrived += grown.Arrived
 		sum.Finished += grown.Finished
 		sum.ServedSeconds += grown.ServedSeconds

@@ -9,21 +9,22 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
+	"remuda/controller/api"
 	"remuda/controller/load"
 )
 
 // counts is a report with counters of the model m: as many seconds as requests finished.
-func counts(gateway string, arrived, finished int64) load.Report {
-	return load.Report{Gateway: gateway, Index: 1, Counters: []load.Counters{{Model: "m", Arrived: arrived, Finished: finished, ServedSeconds: float64(finished)}}}
+func counts(gateway string, arrived, finished int64) api.GatewayReport {
+	return api.GatewayReport{Gateway: gateway, Index: 1, Counters: []api.ModelCounters{{Model: "m", Counters: api.Counters{Arrived: arrived, Finished: finished, ServedSeconds: float64(finished)}}}}
 }
 
-func counted(arrived, finished int64) load.Counters {
-	return load.Counters{Model: "m", Arrived: arrived, Finished: finished, ServedSeconds: float64(finished)}
+func counted(arrived, finished int64) api.Counters {
+	return api.Counters{Arrived: arrived, Finished: finished, ServedSeconds: float64(finished)}
 }
 
 func TestCountersGrowByWhatGatewaysCount(t *testing.T) {
 	s, c := listening()
-	is := func(want load.Counters, why string) {
+	is := func(want api.Counters, why string) {
 		t.Helper()
 		got, ok := s.Count("m")
 		require.True(t, ok, why)
@@ -88,10 +89,10 @@ func TestRefusedRequestsAreCounted(t *testing.T) {
 		t.Helper()
 		got, ok := s.Count("m")
 		require.True(t, ok, why)
-		require.Equal(t, load.Counters{Model: "m", Refused: want}, got, why)
+		require.Equal(t, api.Counters{Refused: want}, got, why)
 	}
 	refused := func(gateway string, n int64) {
-		s.Put(load.Report{Gateway: gateway, Index: 1, Counters: []load.Counters{{Model: "m", Refused: n}}})
+		s.Put(api.GatewayReport{Gateway: gateway, Index: 1, Counters: []api.ModelCounters{{Model: "m", Counters: api.Counters{Refused: n}}}})
 	}
 	refused("a", 100)
 	refused("b", 1000)
@@ -117,7 +118,7 @@ func TestAReportThatComesLateMakesNoLoad(t *testing.T) {
 	s, _ := listening()
 	s.Put(counts("a", 1_000_000, 999_990))
 	s.Put(counts("a", 1_000_020, 1_000_000))
-	for i, late := range []load.Report{counts("a", 1_000_000, 999_990), counts("a", 1_000_010, 999_995), counts("a", 1_000_000, 999_990)} {
+	for i, late := range []api.GatewayReport{counts("a", 1_000_000, 999_990), counts("a", 1_000_010, 999_995), counts("a", 1_000_000, 999_990)} {
 		s.Put(late)
 		got, ok := s.Count("m")
 		require.True(t, ok)
@@ -141,10 +142,10 @@ func TestAReportThatComesLateMakesNoLoad(t *testing.T) {
 func TestCountersAreAbsentWhereOneDoesNotCount(t *testing.T) {
 	s, _ := listening()
 	s.Put(counts("a", 5, 5))
-	s.Put(queued("old", waits("n", load.Deploying, 1, 0)))
+	s.Put(queued("old", waits("n", api.QueueDeploying, 1, 0)))
 	_, ok := s.Count("m")
 	require.True(t, ok, "the old gateway has nothing of it")
-	s.Put(queued("old", waits("m", load.Deploying, 1, 0)))
+	s.Put(queued("old", waits("m", api.QueueDeploying, 1, 0)))
 	_, ok = s.Count("m")
 	require.False(t, ok, "a part would be taken for all")
 	s.Put(report("old", 1, busy(r1, 1)))
@@ -159,12 +160,12 @@ func TestCountersAreAbsentWhereOneDoesNotCount(t *testing.T) {
 // A report that has no room for all models may have left one out that is not new.
 func TestCountersOfAReportThatIsFull(t *testing.T) {
 	s, _ := listening()
-	full := load.Report{Gateway: "a", Index: 1}
-	for i := range load.MaxQueues {
-		full.Counters = append(full.Counters, load.Counters{Model: fmt.Sprint("n", i), Arrived: 1})
+	full := api.GatewayReport{Gateway: "a", Index: 1}
+	for i := range api.MaxReportQueues {
+		full.Counters = append(full.Counters, api.ModelCounters{Model: fmt.Sprint("n", i), Counters: api.Counters{Arrived: 1}})
 	}
 	s.Put(full)
-	full.Counters = append([]load.Counters{{Model: "m", Arrived: 1_000_000, Finished: 1_000_000}}, full.Counters[1:]...)
+	full.Counters = append([]api.ModelCounters{{Model: "m", Counters: api.Counters{Arrived: 1_000_000, Finished: 1_000_000}}}, full.Counters[1:]...)
 	s.Put(full)
 	got, ok := s.Count("m")
 	require.True(t, ok)
@@ -227,13 +228,13 @@ func TestCountersNeverJump(t *testing.T) {
 }
 
 func TestValidateNamesEveryFaultOfCounters(t *testing.T) {
-	require.NoError(t, counts("g", 2, 1).Validate())
-	err := load.Report{Gateway: "g", Counters: []load.Counters{{Model: "a b"}, {Model: "m", Arrived: -1}, {Model: "m", Finished: math.MaxInt64, ServedSeconds: math.NaN(), Refused: -7},
-		{Model: "n", Refused: math.MaxInt64}}}.Validate()
+	require.NoError(t, load.Validate(counts("g", 2, 1)))
+	err := load.Validate(api.GatewayReport{Gateway: "g", Counters: []api.ModelCounters{{Model: "a b"}, {Model: "m", Counters: api.Counters{Arrived: -1}},
+		{Model: "m", Counters: api.Counters{Finished: math.MaxInt64, ServedSeconds: math.NaN(), Refused: -7}}, {Model: "n", Counters: api.Counters{Refused: math.MaxInt64}}}})
 	for _, want := range []string{`counters of model "a b": name is "a b"`, `counters of model "m": arrived is -1 and finished is 0`,
 		`counters of model "m": arrived is -1 and finished is 0`, "arrived is 0 and finished is 9223372036854775807", "served seconds is NaN: must be 0 to 1e+16",
 		`counters of model "m": refused is -7: must be 0 to 9007199254740991`, `counters of model "n": refused is 9223372036854775807`} {
 		require.ErrorContains(t, err, want)
 	}
-	require.ErrorContains(t, load.Report{Gateway: "g", Counters: make([]load.Counters, load.MaxQueues+1)}.Validate(), "1001 models with counters: must be at most 1000")
+	require.ErrorContains(t, load.Validate(api.GatewayReport{Gateway: "g", Counters: make([]api.ModelCounters, api.MaxReportQueues+1)}), "1001 models with counters: must be at most 1000")
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"remuda/controller/api"
 	"remuda/controller/load"
 )
 
@@ -32,27 +33,27 @@ func listening() (*load.Store, *clock) {
 	return s, c
 }
 
-func report(gateway string, index uint64, rs ...load.Replica) load.Report {
-	return load.Report{Gateway: gateway, Index: index, Replicas: rs}
+func report(gateway string, index uint64, rs ...api.ReplicaLoad) api.GatewayReport {
+	return api.GatewayReport{Gateway: gateway, Index: index, Replicas: rs}
 }
 
-func busy(name string, n int) load.Replica { return load.Replica{Name: name, InFlight: n} }
+func busy(name string, n int) api.ReplicaLoad { return api.ReplicaLoad{Name: name, InFlight: n} }
 
 func TestLoadsAreSummedOverGateways(t *testing.T) {
 	s, c := listening()
 	at := func(sec int) time.Time { return began.Add(time.Duration(sec) * time.Second) }
-	s.Put(report("a", 5, load.Replica{Name: r1, InFlight: 2, Oldest: at(3), LastRequest: at(4), Requests: []load.Request{{ID: "x", Started: at(3)}, {ID: "z", Started: at(4)}}}))
+	s.Put(report("a", 5, api.ReplicaLoad{Name: r1, InFlight: 2, Oldest: at(3), LastRequest: at(4), Requests: []api.Request{{ID: "x", Started: at(3)}, {ID: "z", Started: at(4)}}}))
 	s.Put(report("b", 7,
-		load.Replica{Name: r1, InFlight: 1, Oldest: at(2), LastRequest: at(2), Requests: []load.Request{{ID: "y", Started: at(2)}}},
-		load.Replica{Name: r2, LastRequest: at(1)}))
-	require.Equal(t, map[string]load.Load{
-		r1: {InFlight: 3, Oldest: at(2), LastRequest: at(4), Requests: []load.Request{{ID: "y", Started: at(2)}, {ID: "x", Started: at(3)}, {ID: "z", Started: at(4)}}},
+		api.ReplicaLoad{Name: r1, InFlight: 1, Oldest: at(2), LastRequest: at(2), Requests: []api.Request{{ID: "y", Started: at(2)}}},
+		api.ReplicaLoad{Name: r2, LastRequest: at(1)}))
+	require.Equal(t, map[string]api.Load{
+		r1: {InFlight: 3, Busy: true, Oldest: at(2), LastRequest: at(4), Requests: []api.Request{{ID: "y", Started: at(2)}, {ID: "x", Started: at(3)}, {ID: "z", Started: at(4)}}},
 		r2: {LastRequest: at(1)},
 	}, s.Loads())
-	require.Equal(t, map[string]load.Load{r1: {InFlight: 3, Oldest: at(2), LastRequest: at(4)}, r2: {LastRequest: at(1)}}, s.Totals())
-	require.Equal(t, []load.Gateway{
-		{Name: "a", Index: 5, InFlight: 2, Since: c.now, Reported: c.now, Expires: c.now.Add(ttl)},
-		{Name: "b", Index: 7, InFlight: 1, Since: c.now, Reported: c.now, Expires: c.now.Add(ttl)},
+	require.Equal(t, map[string]api.Load{r1: {InFlight: 3, Busy: true, Oldest: at(2), LastRequest: at(4)}, r2: {LastRequest: at(1)}}, s.Totals())
+	require.Equal(t, []api.Gateway{
+		{Name: "a", Index: 5, InFlight: 2, Since: c.now, Seen: c.now, Expires: c.now.Add(ttl)},
+		{Name: "b", Index: 7, InFlight: 1, Since: c.now, Seen: c.now, Expires: c.now.Add(ttl)},
 	}, s.Gateways())
 
 	// A report replaces the one before it, whatever it says.
@@ -66,35 +67,35 @@ func TestLoadsAreSummedOverGateways(t *testing.T) {
 func TestRequestsAreBounded(t *testing.T) {
 	s, _ := listening()
 	for g := range 3 {
-		r := load.Replica{Name: r1, InFlight: 100}
+		r := api.ReplicaLoad{Name: r1, InFlight: 100}
 		for i := range 100 {
-			r.Requests = append(r.Requests, load.Request{ID: fmt.Sprint(i), Started: began.Add(time.Duration(3*i+g) * time.Second)})
+			r.Requests = append(r.Requests, api.Request{ID: fmt.Sprint(i), Started: began.Add(time.Duration(3*i+g) * time.Second)})
 		}
 		s.Put(report(fmt.Sprint(g), 1, r))
 	}
 	l := s.Loads()[r1]
 	require.Equal(t, 300, l.InFlight)
-	require.Len(t, l.Requests, load.MaxRequests)
+	require.Len(t, l.Requests, api.MaxReportRequests)
 	require.Equal(t, began.Add(63*time.Second), l.Requests[63].Started, "the oldest of all")
 }
 
 func TestDrained(t *testing.T) {
 	for name, tc := range map[string]struct {
-		reports []load.Report
+		reports []api.GatewayReport
 		later   time.Duration
-		last    []load.Report
+		last    []api.GatewayReport
 		want    bool
 	}{
 		"no gateway":                         {},
-		"all have let go":                    {reports: []load.Report{report("a", 9), report("b", 10, busy(r1, 0))}, want: true},
-		"one has a request":                  {reports: []load.Report{report("a", 9), report("b", 10, busy(r1, 1))}},
-		"another replica's request":          {reports: []load.Report{report("a", 9, busy(r2, 4))}, want: true},
-		"one follows an older state":         {reports: []load.Report{report("a", 8), report("b", 10)}},
-		"the one with the request is gone":   {reports: []load.Report{report("a", 9, busy(r1, 1))}, later: ttl, last: []load.Report{report("b", 9)}, want: true},
-		"all are gone":                       {reports: []load.Report{report("a", 9)}, later: ttl},
-		"not gone yet":                       {reports: []load.Report{report("a", 9, busy(r1, 1))}, later: ttl - 1, last: []load.Report{report("b", 9)}},
-		"the request has ended":              {reports: []load.Report{report("a", 9, busy(r1, 1)), report("a", 9)}, want: true},
-		"twice in a report, once with a one": {reports: []load.Report{report("a", 9, busy(r1, 1), busy(r1, 0))}},
+		"all have let go":                    {reports: []api.GatewayReport{report("a", 9), report("b", 10, busy(r1, 0))}, want: true},
+		"one has a request":                  {reports: []api.GatewayReport{report("a", 9), report("b", 10, busy(r1, 1))}},
+		"another replica's request":          {reports: []api.GatewayReport{report("a", 9, busy(r2, 4))}, want: true},
+		"one follows an older state":         {reports: []api.GatewayReport{report("a", 8), report("b", 10)}},
+		"the one with the request is gone":   {reports: []api.GatewayReport{report("a", 9, busy(r1, 1))}, later: ttl, last: []api.GatewayReport{report("b", 9)}, want: true},
+		"all are gone":                       {reports: []api.GatewayReport{report("a", 9)}, later: ttl},
+		"not gone yet":                       {reports: []api.GatewayReport{report("a", 9, busy(r1, 1))}, later: ttl - 1, last: []api.GatewayReport{report("b", 9)}},
+		"the request has ended":              {reports: []api.GatewayReport{report("a", 9, busy(r1, 1)), report("a", 9)}, want: true},
+		"twice in a report, once with a one": {reports: []api.GatewayReport{report("a", 9, busy(r1, 1), busy(r1, 0))}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, c := listening()
@@ -144,8 +145,8 @@ func since(model string, at time.Time) func(string) time.Time {
 	}
 }
 
-func wants(gateway string, models ...string) load.Report {
-	return load.Report{Gateway: gateway, Index: 1, Wanted: models}
+func wants(gateway string, models ...string) api.GatewayReport {
+	return api.GatewayReport{Gateway: gateway, Index: 1, Wanted: models}
 }
 
 func TestDemandLastsForOneTimeToLive(t *testing.T) {
@@ -209,7 +210,7 @@ func TestSinceIsWhenTheLastGatewayBegan(t *testing.T) {
 	require.Zero(t, since)
 	require.False(t, live)
 	at := func(d time.Duration) time.Time { return began.Add(d) }
-	put := func(gateway string, began time.Time) { s.Put(load.Report{Gateway: gateway, Since: began}) }
+	put := func(gateway string, began time.Time) { s.Put(api.GatewayReport{Gateway: gateway, Since: began}) }
 	require.False(t, s.Known())
 	put("a", at(-time.Hour))
 	put("b", at(-time.Minute))
@@ -302,28 +303,28 @@ func TestChanged(t *testing.T) {
 }
 
 func TestValidateNamesEveryFault(t *testing.T) {
-	good := report("gw-1", 1, load.Replica{Name: r1, InFlight: 1, Requests: []load.Request{{ID: "a"}}}, busy(r2, 0))
-	require.NoError(t, good.Validate())
+	good := report("gw-1", 1, api.ReplicaLoad{Name: r1, InFlight: 1, Requests: []api.Request{{ID: "a"}}}, busy(r2, 0))
+	require.NoError(t, load.Validate(good))
 	bad := report("g w", 1,
 		busy("nonsense", 0), busy(r1, -1), busy(r1, 0),
-		load.Replica{Name: r2, InFlight: 100, Requests: make([]load.Request, load.MaxRequests+1)},
-		load.Replica{Name: "m:v:3", InFlight: 1, Requests: make([]load.Request, 2)})
-	err := bad.Validate()
+		api.ReplicaLoad{Name: r2, InFlight: 100, Requests: make([]api.Request, api.MaxReportRequests+1)},
+		api.ReplicaLoad{Name: "m:v:3", InFlight: 1, Requests: make([]api.Request, 2)})
+	err := load.Validate(bad)
 	for _, want := range []string{
 		`gateway: name is "g w"`, `bad replica name "nonsense"`, "m:v:1: in flight is -1", "replica m:v:1: in flight is -1: must be 0 or more",
 		"m:v:2: 65 requests: must be at most 64", "replica m:v:3: 2 requests but only 1 in flight",
 	} {
 		require.ErrorContains(t, err, want)
 	}
-	require.NoError(t, wants("gw", "m", "meta/llama:8b").Validate())
-	err = wants("gw", "m", "", "m", "a b").Validate()
+	require.NoError(t, load.Validate(wants("gw", "m", "meta/llama:8b")))
+	err = load.Validate(wants("gw", "m", "", "m", "a b"))
 	for _, want := range []string{"wanted model: name is empty", `wanted model: name is empty`, `wanted model: name is "a b"`} {
 		require.ErrorContains(t, err, want)
 	}
-	require.ErrorContains(t, wants("gw", make([]string, load.MaxWanted+1)...).Validate(), "1001 wanted models: must be at most 1000")
-	require.ErrorContains(t, report("", 0).Validate(), "name is empty")
-	require.ErrorContains(t, report(strings.Repeat("x", 600), 1).Validate(), "name is 600 bytes")
-	require.ErrorContains(t, report("a", 1, make([]load.Replica, load.MaxReplicas+1)...).Validate(), "10001 replicas")
+	require.ErrorContains(t, load.Validate(wants("gw", make([]string, api.MaxReportWanted+1)...)), "1001 wanted models: must be at most 1000")
+	require.ErrorContains(t, load.Validate(report("", 0)), "name is empty")
+	require.ErrorContains(t, load.Validate(report(strings.Repeat("x", 600), 1)), "name is 600 bytes")
+	require.ErrorContains(t, load.Validate(report("a", 1, make([]api.ReplicaLoad, load.MaxReplicas+1)...)), "10001 replicas")
 }
 
 // BenchmarkTotals is what each look of the reconciler asks, with 1,000 replicas of 64
@@ -335,7 +336,7 @@ func BenchmarkTotals(b *testing.B) {
 		for i := range 1000 {
 			one := busy(fmt.Sprint("m:v:", i), 64)
 			for n := range 64 {
-				one.Requests = append(one.Requests, load.Request{ID: fmt.Sprint(g, n), Started: began.Add(time.Duration(n) * time.Second)})
+				one.Requests = append(one.Requests, api.Request{ID: fmt.Sprint(g, n), Started: began.Add(time.Duration(n) * time.Second)})
 			}
 			r.Replicas = append(r.Replicas, one)
 		}

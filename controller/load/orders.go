@@ -5,6 +5,8 @@ import (
 	"maps"
 	"slices"
 	"time"
+
+	"remuda/controller/api"
 )
 
 const (
@@ -25,14 +27,6 @@ var (
 	// ErrNoGateway means that no gateway lives to carry the order out.
 	ErrNoGateway = errors.New("no gateway reports to the controller")
 )
-
-// Orders are what a gateway has to do.
-type Orders struct {
-	// Kill are IDs of requests that have to end, sorted.
-	Kill []string
-	// Drain: take no new requests, let those that run finish, and end.
-	Drain bool
-}
 
 // order is one order. It is in memory only: lost with the leader, which whoever gave it
 // sees from what does not happen.
@@ -90,11 +84,11 @@ func (s *Store) Drain(gateway string) bool {
 }
 
 // Orders returns what a gateway has to do, for the answer to the report that was just put.
-func (s *Store) Orders(gateway string) Orders {
+func (s *Store) Orders(gateway string) api.GatewayOrders {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.prune(s.now())
-	var out Orders
+	var out api.GatewayOrders
 	e := s.gateways[gateway]
 	if e == nil {
 		return out
@@ -105,7 +99,7 @@ func (s *Store) Orders(gateway string) Orders {
 		return out
 	}
 	named := map[string]bool{}
-	e.places(gateway, func(_ string, r Request) bool {
+	e.places(gateway, func(_ string, r api.Request) bool {
 		named[r.ID] = true
 		return false
 	})

@@ -6,16 +6,17 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"remuda/controller/api"
 	"remuda/controller/load"
 )
 
 // flying has one request in flight.
-func flying(gateway, id string) load.Report {
-	return report(gateway, 1, load.Replica{Name: r1, InFlight: 1, Requests: []load.Request{{ID: id, Started: at(1)}}})
+func flying(gateway, id string) api.GatewayReport {
+	return report(gateway, 1, api.ReplicaLoad{Name: r1, InFlight: 1, Requests: []api.Request{{ID: id, Started: at(1)}}})
 }
 
 // answer puts a report and returns what its answer orders.
-func answer(s *load.Store, r load.Report) load.Orders {
+func answer(s *load.Store, r api.GatewayReport) api.GatewayOrders {
 	s.Put(r)
 	return s.Orders(r.Gateway)
 }
@@ -27,7 +28,7 @@ func TestAKillIsRepeatedUntilItIsCarriedOut(t *testing.T) {
 	require.NoError(t, s.Kill("x"))
 	require.True(t, s.Killed("x"))
 
-	kill := load.Orders{Kill: []string{"x"}}
+	kill := api.GatewayOrders{Kill: []string{"x"}}
 	for range 5 { // for as long as it reports it
 		require.Equal(t, kill, answer(s, flying("a", "x")))
 	}
@@ -54,14 +55,14 @@ func TestOrdersEnd(t *testing.T) {
 	require.NoError(t, s.Kill("b"))
 	require.True(t, s.Drain("a"))
 	require.False(t, s.Drain("nobody"))
-	require.Equal(t, load.Orders{Kill: []string{"b", "x"}, Drain: true}, answer(s, flying("a", "x")), "sorted")
+	require.Equal(t, api.GatewayOrders{Kill: []string{"b", "x"}, Drain: true}, answer(s, flying("a", "x")), "sorted")
 	c.advance(load.OrderTTL - 1)
-	require.Equal(t, load.Orders{Kill: []string{"b", "x"}, Drain: true}, answer(s, flying("a", "x")))
-	require.True(t, s.Gateways()[0].Ordered)
+	require.Equal(t, api.GatewayOrders{Kill: []string{"b", "x"}, Drain: true}, answer(s, flying("a", "x")))
+	require.True(t, s.Gateways()[0].DrainOrdered)
 	c.advance(1)
 	require.Zero(t, answer(s, flying("a", "x")))
 	require.False(t, s.Killed("x"))
-	require.False(t, s.Gateways()[0].Ordered)
+	require.False(t, s.Gateways()[0].DrainOrdered)
 	require.Zero(t, s.Orders("nobody"))
 }
 
@@ -71,10 +72,10 @@ func TestADrainIsRepeatedUntilTheGatewayDrains(t *testing.T) {
 	s.Put(report("b", 1))
 	require.True(t, s.Drain("a"))
 	for range 5 {
-		require.Equal(t, load.Orders{Drain: true}, answer(s, report("a", 1)))
+		require.Equal(t, api.GatewayOrders{Drain: true}, answer(s, report("a", 1)))
 		require.Zero(t, answer(s, report("b", 1)))
 	}
-	require.Zero(t, answer(s, load.Report{Gateway: "a", Index: 1, Draining: true}))
+	require.Zero(t, answer(s, api.GatewayReport{Gateway: "a", Index: 1, Draining: true}))
 }
 
 func TestOrdersAreLostWithTheLeader(t *testing.T) {

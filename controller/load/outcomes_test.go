@@ -7,28 +7,27 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
+	"remuda/controller/api"
 	"remuda/controller/load"
 )
 
 // ended is a report of what replica r1 answered and failed, and failed in a row.
-func ended(gateway string, answered, failed, inARow int64) load.Report {
-	return report(gateway, 1, load.Replica{Name: r1, Answered: answered, Failed: failed, FailedInARow: inARow})
+func ended(gateway string, answered, failed, inARow int64) api.GatewayReport {
+	return report(gateway, 1, api.ReplicaLoad{Name: r1, Answered: answered, Failed: failed, FailedInARow: inARow})
 }
 
 func TestOutcomesAreWhatCameSinceTheReportBefore(t *testing.T) {
 	s, c := listening()
 	is := func(recent, row load.Outcomes, why string) {
 		t.Helper()
-		l := s.Totals()[r1]
-		require.Equal(t, recent, l.Recent, why)
-		require.Equal(t, row, l.Row, why)
+		require.Equal(t, load.Figures{Recent: recent, Row: row}, s.Figures()[r1], why)
 	}
-	put := func(r load.Report) {
+	put := func(r api.GatewayReport) {
 		t.Helper()
 		require.NoError(t, s.Put(r))
 	}
 	// wait lets time pass in which gateway b goes on reporting the same.
-	wait := func(d time.Duration, same load.Report) {
+	wait := func(d time.Duration, same api.GatewayReport) {
 		t.Helper()
 		for ; d > 0; d -= ttl / 2 {
 			c.advance(min(d, ttl/2))
@@ -78,14 +77,14 @@ func TestOutcomesAreWhatCameSinceTheReportBefore(t *testing.T) {
 // up reports as for the first time.
 func TestOutcomesOfAGatewayThatCountsAnew(t *testing.T) {
 	s, c := listening()
-	put := func(r load.Report) { require.NoError(t, s.Put(r)) }
+	put := func(r api.GatewayReport) { require.NoError(t, s.Put(r)) }
 	put(ended("a", 10, 0, 0))
 	put(report("a", 1))
 	put(ended("a", 2, 1, 1))
-	require.Equal(t, load.Outcomes{Answered: 2, Failed: 1}, s.Totals()[r1].Recent)
+	require.Equal(t, load.Outcomes{Answered: 2, Failed: 1}, s.Figures()[r1].Recent)
 	c.advance(ttl)
 	put(ended("a", 5, 4, 4))
-	require.Equal(t, load.Outcomes{Answered: 2, Failed: 1}, s.Totals()[r1].Recent, "what came meanwhile is not known")
+	require.Equal(t, load.Outcomes{Answered: 2, Failed: 1}, s.Figures()[r1].Recent, "what came meanwhile is not known")
 }
 
 func TestFailing(t *testing.T) {
@@ -100,16 +99,16 @@ func TestFailing(t *testing.T) {
 }
 
 func TestOutcomesOfAReportAreChecked(t *testing.T) {
-	for want, r := range map[string]load.Replica{
+	for want, r := range map[string]api.ReplicaLoad{
 		"answered is -1 and failed is 0: must be 0 to":     {Name: r1, Answered: -1},
 		"answered is 0 and failed is -2: must be 0 to":     {Name: r1, Failed: -2},
 		"failed in a row is 3: must be 0 to 2, all that f": {Name: r1, Failed: 2, FailedInARow: 3},
 		"failed in a row is -1: must be 0 to 0":            {Name: r1, FailedInARow: -1},
 		"answered is 9223372036854775807 and failed is 0":  {Name: r1, Answered: 1<<63 - 1},
 	} {
-		require.ErrorContains(t, report("a", 1, r).Validate(), want)
+		require.ErrorContains(t, load.Validate(report("a", 1, r)), want)
 	}
-	require.NoError(t, ended("a", 3, 2, 2).Validate())
+	require.NoError(t, load.Validate(ended("a", 3, 2, 2)))
 }
 
 // TestOutcomesAreNeverMoreThanWhatEnded: whichever reports are lost, come twice or come late,
@@ -119,7 +118,7 @@ func TestOutcomesAreNeverMoreThanWhatEnded(t *testing.T) {
 		s, c := listening()
 		type counts struct{ answered, failed, row int64 }
 		now := map[string]counts{}
-		sent := map[string][]load.Report{}
+		sent := map[string][]api.GatewayReport{}
 		var answered, failed int64
 		for range rapid.IntRange(1, 60).Draw(t, "steps") {
 			g := rapid.SampledFrom([]string{"a", "b"}).Draw(t, "gateway")
@@ -148,7 +147,7 @@ func TestOutcomesAreNeverMoreThanWhatEnded(t *testing.T) {
 				c.advance(time.Second)
 			}
 			now[g] = n
-			l := s.Totals()[r1]
+			l := s.Figures()[r1]
 			require.LessOrEqual(t, l.Recent.Answered, answered)
 			require.LessOrEqual(t, l.Recent.Failed, failed)
 			require.LessOrEqual(t, l.Row.Failed, failed)

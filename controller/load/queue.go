@@ -8,42 +8,16 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"remuda/controller/api"
 )
 
-// State is what a model is at, for a gateway.
-type State string
+// states has the one that says least first. Of several gateways' states the last of these is
+// that of all together: one that serves serves, whatever the others have not heard.
+var states = []api.QueueState{api.QueueCancelled, api.QueueProvisioning, api.QueueCantPlace, api.QueueLoadFailed, api.QueueDeploying, api.QueueReady, api.QueueBusy}
 
-// States, the one that says least first. Of several gateways' states the last of these
-// is that of all together: one that serves serves, whatever the others have not heard.
-const (
-	Cancelled    State = "CANCELLED"    // nothing runs, and nothing will: the model is stopped
-	Provisioning State = "PROVISIONING" // nothing runs, and the controller is being asked
-	Deploying    State = "DEPLOYING"    // the controller is bringing a replica up
-	Ready        State = "READY"        // a replica serves and nothing is in flight
-	Busy         State = "BUSY"         // requests are in flight
-)
-
-var states = []State{Cancelled, Provisioning, Deploying, Ready, Busy}
-
-// Queue is what a gateway has of one model, or all gateways have together.
-type Queue struct {
-	Model string
-	State State
-	// Waiting is how many requests wait for an engine, InFlight how many are at one.
-	Waiting, InFlight int
-	// Oldest is when the one that has waited longest came, zero where none waits.
-	Oldest time.Time
-	// Served is how many requests ended per second lately.
-	Served float64
-	// Requests are some of those that wait, in the order in which they would be served, at
-	// most MaxRequests. What is added up has none.
-	Requests []Request
-	// Gateways is how many gateways have something of the model; of what is added up.
-	Gateways int
-}
-
-// validate names everything that is wrong with the queue.
-func (q Queue) validate() []error {
+// queueErrors names everything that is wrong with a queue.
+func queueErrors(q api.QueueLoad) []error {
 	var errs []error
 	bad := func(format string, args ...any) {
 		errs = append(errs, fmt.Errorf("queue of model %q: "+format, append([]any{q.Model}, args...)...))
@@ -60,16 +34,16 @@ func (q Queue) validate() []error {
 	if !(q.Served >= 0 && q.Served <= math.MaxFloat64) {
 		bad("served per second is %g: must be 0 or more", q.Served)
 	}
-	if n := len(q.Requests); n > MaxRequests {
-		bad("%d requests: must be at most %d", n, MaxRequests)
+	if n := len(q.Requests); n > api.MaxReportRequests {
+		bad("%d requests: must be at most %d", n, api.MaxReportRequests)
 	} else if q.Waiting >= 0 && n > q.Waiting {
 		bad("%d requests but only %d waiting", n, q.Waiting)
 	}
 	return errs
 }
 
-// add adds what another gateway has of the same model.
-func (q *Queue) add(o *Queue) {
+// add adds to q what another gateway has of the same model.
+func add(q *api.Queue, o *api.QueueLoad) {
 	if slices.Index(states, o.State) > slices.Index(states, q.State) {
 		q.State = o.State
 	}
@@ -84,7 +58,7 @@ func (q *Queue) add(o *Queue) {
 
 // newest returns when the newest of the waiting requests that are named came, or the oldest
 // of all where none is named.
-func (q *Queue) newest() time.Time {
+func newest(q *api.QueueLoad) time.Time {
 	at := q.Oldest
 	for _, r := range q.Requests {
 		if r.Started.After(at) {
@@ -96,16 +70,16 @@ func (q *Queue) newest() time.Time {
 
 // Queues returns what all live gateways have of each model together, by model. A model of
 // which none has anything is not there.
-func (s *Store) Queues() map[string]Queue {
+func (s *Store) Queues() map[string]api.Queue {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.prune(s.now())
-	out := map[string]Queue{}
+	out := map[string]api.Queue{}
 	for _, e := range s.gateways {
 		for model, q := range e.queues {
 			sum := out[model]
 			sum.Model = model
-			sum.add(q)
+			add(&sum, q)
 			out[model] = sum
 		}
 	}
@@ -129,37 +103,28 @@ func (s *Store) Waiting() map[string]int {
 	return out
 }
 
-// Place is where a request is: it waits, or is at a replica.
-type Place struct {
-	Request
-	Gateway, Model string
-	// Replica is empty while it waits.
-	Replica string
-	// Position is its place in its gateway's queue, 1 is next; 0 where it does not wait.
-	Position int
-}
-
 // QueueOf is all about one model's queue: what each live gateway has of it, by the
 // gateway's name, and the requests that they name, first those that wait, by position, and
 // then those in flight, oldest first.
-func (s *Store) QueueOf(model string) (of map[string]Queue, requests []Place) {
-	of = map[string]Queue{}
+func (s *Store) QueueOf(model string) (of []api.GatewayQueue, requests []api.QueuedRequest) {
+	of = []api.GatewayQueue{}
 	for name, e := range s.live() {
 		if q := e.queues[model]; q != nil {
-			of[name] = *q
-			requests = append(requests, e.places(name, func(m string, _ Request) bool { return m == model })...)
+			of = append(of, api.GatewayQueue{Gateway: name, State: q.State, Waiting: q.Waiting, InFlight: q.InFlight, Oldest: q.Oldest, Served: q.Served})
+			requests = append(requests, e.places(name, func(m string, _ api.Request) bool { return m == model })...)
 		}
 	}
+	slices.SortFunc(of, func(a, b api.GatewayQueue) int { return strings.Compare(a.Gateway, b.Gateway) })
 	sortPlaces(requests)
 	return of, requests
 }
 
 // Find returns where the gateways say that requests of this ID are. They name only some:
-// the first MaxRequests of each queue and the oldest MaxRequests of each replica.
-func (s *Store) Find(id string) []Place {
-	var out []Place
+// the first api.MaxReportRequests of each queue and the oldest ones of each replica.
+func (s *Store) Find(id string) []api.QueuedRequest {
+	out := []api.QueuedRequest{}
 	for name, e := range s.live() {
-		out = append(out, e.places(name, func(_ string, r Request) bool { return r.ID == id })...)
+		out = append(out, e.places(name, func(_ string, r api.Request) bool { return r.ID == id })...)
 	}
 	sortPlaces(out)
 	return out
@@ -174,12 +139,12 @@ func (s *Store) live() map[string]*entry {
 }
 
 // places returns the requests of a report that are wanted.
-func (e *entry) places(gateway string, want func(model string, r Request) bool) []Place {
-	var out []Place
+func (e *entry) places(gateway string, want func(model string, r api.Request) bool) []api.QueuedRequest {
+	var out []api.QueuedRequest
 	for _, q := range e.report.Queues {
 		for i, r := range q.Requests {
 			if want(q.Model, r) {
-				out = append(out, Place{Request: r, Gateway: gateway, Model: q.Model, Position: i + 1})
+				out = append(out, api.QueuedRequest{ID: r.ID, Started: r.Started, Gateway: gateway, Model: q.Model, Position: i + 1})
 			}
 		}
 	}
@@ -187,7 +152,7 @@ func (e *entry) places(gateway string, want func(model string, r Request) bool) 
 		model := modelOf(l.Name)
 		for _, r := range l.Requests {
 			if want(model, r) {
-				out = append(out, Place{Request: r, Gateway: gateway, Model: model, Replica: l.Name})
+				out = append(out, api.QueuedRequest{ID: r.ID, Started: r.Started, Gateway: gateway, Model: model, Replica: l.Name})
 			}
 		}
 	}
@@ -201,8 +166,8 @@ func modelOf(name string) string {
 }
 
 // sortPlaces puts those that wait first.
-func sortPlaces(ps []Place) {
-	slices.SortFunc(ps, func(a, b Place) int {
+func sortPlaces(ps []api.QueuedRequest) {
+	slices.SortFunc(ps, func(a, b api.QueuedRequest) int {
 		if (a.Position == 0) != (b.Position == 0) {
 			return cmp.Compare(b.Position, a.Position)
 		}

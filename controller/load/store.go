@@ -8,35 +8,9 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"remuda/controller/api"
 )
-
-// Load is what all live gateways have on one replica together.
-type Load struct {
-	InFlight int
-	// Oldest is when the oldest request in flight began, LastRequest when the newest
-	// of all did; zero where there was none.
-	Oldest, LastRequest time.Time
-	// Requests are some of those in flight, oldest first, at most MaxRequests.
-	Requests []Request
-	// Recent are the outcomes of RecentTime. Row are the failures since the last answer,
-	// however long ago the first of them was.
-	Recent, Row Outcomes
-}
-
-// Gateway is a gateway that lives.
-type Gateway struct {
-	Name string
-	// Index is that of the state which it follows.
-	Index uint64
-	// InFlight is how many requests it has on all replicas, Waiting how many wait for one.
-	InFlight, Waiting int
-	// Draining: it takes no new requests. Ordered: it was told to drain, within OrderTTL.
-	Draining, Ordered bool
-	// Since is when it began, or was first heard where it does not say.
-	Since time.Time
-	// Reported is when its last report came; at Expires it counts no more.
-	Reported, Expires time.Time
-}
 
 // Store has the last report of each gateway. Its methods may be called from several
 // goroutines at once.
@@ -56,7 +30,7 @@ type Store struct {
 	kills  map[string]*order
 	drains map[string]time.Time
 	// counted has how many requests each model had while the store listened, see Count.
-	counted map[string]Counters
+	counted map[string]api.Counters
 	// records has what became of the requests of each replica lately.
 	records map[string]*record
 	// lost is when the last gateway was given up, zero while none was.
@@ -65,10 +39,10 @@ type Store struct {
 }
 
 type entry struct {
-	report   Report
+	report   api.GatewayReport
 	inFlight map[string]int             // by replica, where there is any
-	queues   map[string]*Queue          // by model, where there is anything
-	counters map[string]tally[Counters] // by model, what it counts
+	queues   map[string]*api.QueueLoad  // by model, where there is anything
+	counters map[string]tally[requests] // by model, what it counts
 	ended    map[string]tally[ended]    // by replica
 	total    int
 	waiting  int
@@ -82,7 +56,7 @@ type entry struct {
 func New(ttl time.Duration, now func() time.Time) *Store {
 	return &Store{
 		ttl: ttl, now: now, since: now(), gateways: map[string]*entry{}, demand: map[string]time.Time{},
-		kills: map[string]*order{}, drains: map[string]time.Time{}, counted: map[string]Counters{}, records: map[string]*record{}, changed: make(chan struct{}),
+		kills: map[string]*order{}, drains: map[string]time.Time{}, counted: map[string]api.Counters{}, records: map[string]*record{}, changed: make(chan struct{}),
 	}
 }
 
@@ -107,31 +81,31 @@ func (s *Store) Begin(term uint64) {
 }
 
 // Put takes a report in the place of the gateway's last one. It keeps r's slices, which
-// must not be changed any more. Of more than MaxRequests requests the first are kept. It
+// must not be changed any more. Of more than api.MaxReportRequests requests the first are kept. It
 // fails with ErrTooManyGateways.
-func (s *Store) Put(r Report) error {
-	e := &entry{report: r, inFlight: map[string]int{}, queues: map[string]*Queue{}}
+func (s *Store) Put(r api.GatewayReport) error {
+	e := &entry{report: r, inFlight: map[string]int{}, queues: map[string]*api.QueueLoad{}}
 	for i := range r.Queues {
 		q := &r.Queues[i]
-		if len(q.Requests) > MaxRequests {
-			q.Requests = q.Requests[:MaxRequests:MaxRequests]
+		if len(q.Requests) > api.MaxReportRequests {
+			q.Requests = q.Requests[:api.MaxReportRequests:api.MaxReportRequests]
 		}
 		e.queues[q.Model] = q
 		e.waiting += max(q.Waiting, 0)
 	}
 	// A model may have no queue in a report that has no room for all.
-	unqueued := map[string]*Queue{}
+	unqueued := map[string]*api.QueueLoad{}
 	for i := range r.Replicas {
 		one := &r.Replicas[i]
-		if len(one.Requests) > MaxRequests {
-			one.Requests = one.Requests[:MaxRequests:MaxRequests]
+		if len(one.Requests) > api.MaxReportRequests {
+			one.Requests = one.Requests[:api.MaxReportRequests:api.MaxReportRequests]
 		}
 		if one.InFlight > 0 {
 			e.inFlight[one.Name] += one.InFlight
 			e.total += one.InFlight
 			model := modelOf(one.Name)
 			if e.queues[model] == nil && unqueued[model] == nil {
-				unqueued[model] = &Queue{Model: model, State: Busy}
+				unqueued[model] = &api.QueueLoad{Model: model, State: api.QueueBusy}
 			}
 			if q := unqueued[model]; q != nil {
 				q.InFlight += one.InFlight
@@ -182,7 +156,7 @@ func (e *entry) says(o *entry) bool {
 	a, b := e.report, o.report
 	a.Queues, b.Queues = nil, nil
 	a.Counters, b.Counters = nil, nil
-	return reflect.DeepEqual(a, b) && maps.EqualFunc(e.queues, o.queues, func(a, b *Queue) bool {
+	return reflect.DeepEqual(a, b) && maps.EqualFunc(e.queues, o.queues, func(a, b *api.QueueLoad) bool {
 		return a.State == b.State && (a.Waiting > 0) == (b.Waiting > 0)
 	})
 }
@@ -211,12 +185,17 @@ func (s *Store) Demand(after func(model string) time.Time) map[string]time.Time 
 	}
 	for _, e := range s.gateways {
 		for model, q := range e.queues {
-			if q.Waiting > 0 && q.State == Provisioning {
-				add(model, q.newest(), e.at)
+			if q.Waiting > 0 && unserved(q.State) {
+				add(model, newest(q), e.at)
 			}
 		}
 	}
 	return out
+}
+
+// unserved reports whether a model in that state needs a replica.
+func unserved(s api.QueueState) bool {
+	return s == api.QueueProvisioning || s == api.QueueCantPlace || s == api.QueueLoadFailed
 }
 
 // Since returns the latest time before which a request may be unknown, and whether a
@@ -263,12 +242,12 @@ func (s *Store) known(now time.Time) bool {
 }
 
 // Loads returns the load of every replica that a live gateway has reported, by name.
-func (s *Store) Loads() map[string]Load {
+func (s *Store) Loads() map[string]api.Load {
 	out := s.sum(true)
 	for name, l := range out {
-		slices.SortFunc(l.Requests, func(a, b Request) int { return cmp.Or(a.Started.Compare(b.Started), strings.Compare(a.ID, b.ID)) })
-		if len(l.Requests) > MaxRequests {
-			l.Requests = l.Requests[:MaxRequests:MaxRequests]
+		slices.SortFunc(l.Requests, func(a, b api.Request) int { return cmp.Or(a.Started.Compare(b.Started), strings.Compare(a.ID, b.ID)) })
+		if len(l.Requests) > api.MaxReportRequests {
+			l.Requests = l.Requests[:api.MaxReportRequests:api.MaxReportRequests]
 			out[name] = l
 		}
 	}
@@ -276,20 +255,21 @@ func (s *Store) Loads() map[string]Load {
 }
 
 // Totals returns what Loads does without the requests, which cost most.
-func (s *Store) Totals() map[string]Load {
+func (s *Store) Totals() map[string]api.Load {
 	return s.sum(false)
 }
 
 // sum adds the reports up.
-func (s *Store) sum(requests bool) map[string]Load {
+func (s *Store) sum(requests bool) map[string]api.Load {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.prune(s.now())
-	out := map[string]Load{}
+	out := map[string]api.Load{}
 	for _, e := range s.gateways {
 		for _, r := range e.report.Replicas {
 			l := out[r.Name]
 			l.InFlight += max(r.InFlight, 0)
+			l.Busy = l.InFlight > 0
 			if !r.Oldest.IsZero() && (l.Oldest.IsZero() || r.Oldest.Before(l.Oldest)) {
 				l.Oldest = r.Oldest
 			}
@@ -302,24 +282,24 @@ func (s *Store) sum(requests bool) map[string]Load {
 			out[r.Name] = l
 		}
 	}
-	s.addOutcomes(s.now(), out)
+	s.addFigures(s.now(), out)
 	return out
 }
 
 // Gateways returns the gateways that live, by name.
-func (s *Store) Gateways() []Gateway {
+func (s *Store) Gateways() []api.Gateway {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.prune(s.now())
-	out := []Gateway{}
+	out := []api.Gateway{}
 	for name, e := range s.gateways {
 		_, ordered := s.drains[name]
-		out = append(out, Gateway{
-			Name: name, Index: e.report.Index, InFlight: e.total, Waiting: e.waiting, Draining: e.report.Draining, Ordered: ordered,
-			Since: e.began, Reported: e.at, Expires: e.at.Add(s.ttl),
+		out = append(out, api.Gateway{
+			Name: name, Index: e.report.Index, InFlight: e.total, Waiting: e.waiting, Draining: e.report.Draining, DrainOrdered: ordered,
+			Since: e.began, Seen: e.at, Expires: e.at.Add(s.ttl),
 		})
 	}
-	slices.SortFunc(out, func(a, b Gateway) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(out, func(a, b api.Gateway) int { return strings.Compare(a.Name, b.Name) })
 	return out
 }
 

@@ -22,7 +22,9 @@ func Format(m state.Model) string {
 	line("model %s {", Quote(m.Name))
 	line("  min        = %d", m.Min)
 	line("  max        = %d", m.Max)
-	line("  replicas   = %d", m.Replicas)
+	if m.FileReplicas != nil {
+		line("  replicas   = %d", *m.FileReplicas)
+	}
 	line("  priority   = %d", m.Priority)
 	line("  dedicated  = %t", m.Dedicated)
 	line("  failover   = %t", m.Failover)

@@ -17,11 +17,7 @@ import (
 //
 // A variant's hash is of what a running replica was made from, so its cost and the size of
 // its weights, from which times are estimated, are not a part of it, and whether the
-// replica is a pair is. A model's hash is of all that the file says but the number of
-// replicas, which scaling changes.
-//
-// What came later than the first version is written only where it is set, so that models
-// of before keep their hashes, and their replicas.
+// replica is a pair is. A model's hash is of all that the file says.
 func hashes(m *state.Model) {
 	for i := range m.Variants {
 		m.Variants[i].Hash = variantHash(m, &m.Variants[i])
@@ -35,6 +31,9 @@ func hashes(m *state.Model) {
 	}
 	d.number("min", int64(m.Min))
 	d.number("max", int64(m.Max))
+	if m.FileReplicas != nil {
+		d.number("replicas", int64(*m.FileReplicas))
+	}
 	d.number("priority", int64(m.Priority))
 	d.text("dedicated", strconv.FormatBool(m.Dedicated))
 	d.text("failover", strconv.FormatBool(m.Failover))

@@ -181,12 +181,14 @@ func (p *parser) model(b *modelBlock) state.Model {
 	minOK := s.number(b.Min, &m.Min, 0, MaxReplicas)
 	maxOK := s.number(b.Max, &m.Max, 1, MaxReplicas)
 	replicasOK := s.number(b.Replicas, &m.Replicas, 0, MaxReplicas)
-	// Left out, replicas is one or the minimum, and max is the largest of them.
+	// Left out, replicas is one or the minimum, and max is the largest number there is.
 	if b.Replicas == nil {
 		m.Replicas = max(m.Min, 1)
+	} else if n := m.Replicas; replicasOK {
+		m.FileReplicas = &n
 	}
 	if b.Max == nil {
-		m.Max = max(m.Min, m.Replicas, 1)
+		m.Max = MaxReplicas
 	}
 	switch {
 	case minOK && b.Max != nil && maxOK && m.Min > m.Max:

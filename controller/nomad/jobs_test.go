@@ -255,7 +255,7 @@ func TestObserve(t *testing.T) {
 		Tasks: []nomad.Task{{Name: "primary", State: "running", Restarts: 2, Started: time.Unix(5, 0).UTC(), Event: "Task started by client"}, {Name: "shadow", State: "pending"}},
 	}, got.Allocations[0])
 
-	mine := state.Replica{Name: name, VariantHash: "abc", JobIndex: reg.Index, Placement: request().Placement}
+	mine := state.Replica{Name: name, Version: 1, JobIndex: reg.Index, Placement: request().Placement}
 	require.Empty(t, got.Drift(mine))
 	require.False(t, got.Ended())
 
@@ -313,7 +313,7 @@ func TestObserveMetaThatLies(t *testing.T) {
 			require.NoError(t, err)
 			require.Len(t, jobs, 1, "it is told, not hidden")
 			require.Contains(t, jobs[0].Problem, tc.want)
-			require.NotEmpty(t, jobs[0].Drift(state.Replica{Name: name, VariantHash: "abc", Placement: request().Placement}))
+			require.NotEmpty(t, jobs[0].Drift(state.Replica{Name: name, Version: 1, Placement: request().Placement}))
 		})
 	}
 }

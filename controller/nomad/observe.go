@@ -102,11 +102,8 @@ func (j Job) Drift(r state.Replica) []string {
 	if j.Stopped {
 		add("stopped")
 	}
-	switch {
-	case r.JobIndex != 0 && j.Index != r.JobIndex:
+	if r.JobIndex != 0 && j.Index != r.JobIndex {
 		add("index is %d, not %d", j.Index, r.JobIndex)
-	case j.Hash != r.VariantHash:
-		add("variant hash is %q, not %q", j.Hash, r.VariantHash)
 	}
 	seats := slices.Sorted(slices.Values(r.Placement.Seats))
 	if had := slices.Sorted(slices.Values(j.Placement.Seats)); j.Problem == "" && (j.Placement.Node != r.Placement.Node || !slices.Equal(had, seats)) {

@@ -59,7 +59,7 @@ func TestObserveShimsAndGPUs(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, jobs[0].Problem, "an edit that the controller takes back")
 	require.Len(t, jobs[0].Placement.Memory, 2, "it may use all that it has seats on")
-	edited := state.Replica{Name: jobs[0].Name, VariantHash: jobs[0].Hash, Placement: r.Placement, JobIndex: 1}
+	edited := state.Replica{Name: jobs[0].Name, Version: 1, Placement: r.Placement, JobIndex: 1}
 	require.NotEmpty(t, jobs[0].Drift(edited))
 	s.EditJob(*job.ID, func(j *api.Job) { delete(j.Meta, "remuda_gpus"); delete(j.Meta, "remuda_sleep_memory") })
 	jobs, err = c.Observe(t.Context())
@@ -77,7 +77,7 @@ func TestGPUsChosenAnewAreNoDrift(t *testing.T) {
 		Placement:   state.Placement{Node: "node-1", Seats: seats, Memory: map[string]int64{"GPU-1": 9}, SleepMemory: 1},
 		Allocations: []nomad.Allocation{{ID: "a", Node: "node-1", Client: "running", Seats: map[string][]string{"primary": seats}}},
 	}
-	r := state.Replica{Name: name, VariantHash: "abc", JobIndex: 7, Placement: state.Placement{Node: "node-1", Seats: seats, Memory: map[string]int64{"GPU-3": 9}, SleepMemory: 1}}
+	r := state.Replica{Name: name, Version: 1, JobIndex: 7, Placement: state.Placement{Node: "node-1", Seats: seats, Memory: map[string]int64{"GPU-3": 9}, SleepMemory: 1}}
 	require.Empty(t, j.Drift(r))
 	r.Placement.Seats = []string{"GPU-1#1", "GPU-2#0", "GPU-3#0"}
 	require.Len(t, j.Drift(r), 2, "seats that are not its own are")

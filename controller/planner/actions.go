@@ -30,7 +30,7 @@ func Actions(v *state.View, o Observation, c Config) []Action {
 		if !o.Pools[pool].JobsKnown {
 			continue
 		}
-		if a := actionFor(models[r.Name.Model], n, r, pool, o, c); a.Kind != "" {
+		if a := actionFor(n, r, pool, o, c); a.Kind != "" {
 			out = append(out, a)
 		}
 	}
@@ -80,9 +80,9 @@ func parkedFrom(r *state.Replica, j *Job, c Config) time.Time {
 	return from.Add(wait)
 }
 
-// actionFor returns what is to be done for one replica, of a model and on a node; its kind
+// actionFor returns what is to be done for one replica on a node; its kind
 // is empty where that is nothing. The model and the node may be nil.
-func actionFor(m *state.Model, n *state.Node, r *state.Replica, pool string, o Observation, c Config) Action {
+func actionFor(n *state.Node, r *state.Replica, pool string, o Observation, c Config) Action {
 	j, known := believedJob(r, pool, o, c)
 	a := Action{Replica: r.Name.String(), Name: r.Name, Pool: pool}
 	do := func(kind Kind, reason string) Action {
@@ -98,9 +98,6 @@ func actionFor(m *state.Model, n *state.Node, r *state.Replica, pool string, o O
 		return Action{}
 	case request == state.RequestRegister:
 		// Known or not: it is written over the version that is there, or not at all.
-		if m.VariantOf(r) == nil {
-			return Action{} // it cannot be written any more, and will be replaced
-		}
 		return do(Register, "the replica was placed")
 	case !known:
 		return Action{}
@@ -118,7 +115,7 @@ func actionFor(m *state.Model, n *state.Node, r *state.Replica, pool string, o O
 		}
 		return do(Wake, "the replica is needed again")
 	}
-	if n == nil || n.Gone || m.VariantOf(r) == nil {
+	if n == nil || n.Gone {
 		return Action{}
 	}
 	switch {

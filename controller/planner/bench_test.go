@@ -45,7 +45,7 @@ func large(t require.TestingT, nodes int) (*world, planner.Observation) {
 		for _, g := range n.GPUs {
 			name := replica.Name{Model: fmt.Sprintf("m%04d", i%models), Variant: "a", ID: fmt.Sprintf("%08d-0000-0000-0000-000000000000", i)}
 			at := state.Placement{Node: n.ID, Seats: g.Seats[:1], Memory: map[string]int64{g.UUID: 40}, HostMemory: 10}
-			p.Place = append(p.Place, state.Place{Name: name, VariantHash: "h1", Placement: at, Adopt: true, JobIndex: uint64(i + 1), Status: state.StatusServing})
+			p.Place = append(p.Place, state.Place{Name: name, Version: 1, Placement: at, Adopt: true, JobIndex: uint64(i + 1), Status: state.StatusServing})
 			o.Jobs[name.String()] = planner.Job{
 				Name: name, Hash: "h1", Placement: at, Index: uint64(i + 1),
 				Alloc: &planner.Alloc{ID: name.ID, Client: "running", Desired: "run", First: true, Started: epoch.Add(-time.Minute)},
@@ -118,7 +118,7 @@ func oneModel(t require.TestingT, nodes int) (*world, planner.Observation) {
 		j := o.Jobs[name]
 		j.Name.Model = m.Name
 		jobs[j.Name.String()], engines[j.Name.String()] = j, o.Engines[name]
-		p.Place = append(p.Place, state.Place{Name: j.Name, VariantHash: "h1", Placement: j.Placement, Adopt: true, JobIndex: j.Index, Status: state.StatusServing})
+		p.Place = append(p.Place, state.Place{Name: j.Name, Version: 1, Placement: j.Placement, Adopt: true, JobIndex: j.Index, Status: state.StatusServing})
 	}
 	for part := range slices.Chunk(p.Place, 500) {
 		w.must(&state.Plan{ID: p.ID, Index: p.Index, Time: p.Time, Place: part})

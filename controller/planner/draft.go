@@ -55,12 +55,16 @@ type draft struct {
 
 // model is a model with its replicas as they will be.
 type model struct {
-	// Model is as the plan leaves its numbers.
+	// Model is as the plan leaves it.
 	*state.Model
-	rescaled bool
+	versions state.Versions
+	// unplaceable is why no place was found for a replica in this plan.
+	unplaceable string
+	// rescaled: the plan changes its numbers. rolledBack: the plan returns it to its stable
+	// version, and does no more for it.
+	rescaled, rolledBack bool
 	// members are the replicas that stay and those that are on their way out.
-	members  []*member
-	rollouts map[string]state.Rollout
+	members []*member
 	// dedicated, by its file or by the set. frozen: its management or a switch keeps the
 	// planner from changing its scale by itself.
 	dedicated, frozen bool
@@ -108,13 +112,10 @@ func newDraft(v *state.View, o Observation, c Config) *draft {
 		d.marks[mark.Key] = mark.Time
 	}
 	for _, m := range v.Models(nil) {
-		own := &model{Model: m, rollouts: map[string]state.Rollout{}, waits: map[string]int{}, dedicated: v.IsDedicated(nil, m)}
+		own := &model{Model: m, versions: v.Versions(nil, m.Name), waits: map[string]int{}, dedicated: v.IsDedicated(nil, m)}
 		own.frozen = m.Management == state.ManagementDisabled || v.ScalingDisabled(nil, m.Name)
 		if n, set := v.CapMaxReplicas(nil, m.Name); set {
 			own.most = &n
-		}
-		for variant, r := range m.Rollouts {
-			own.rollouts[variant] = r
 		}
 		d.models = append(d.models, own)
 		d.byName[m.Name] = own
@@ -292,7 +293,7 @@ func (d *draft) sendTo(r *member, to state.Goal, details func(*state.Move)) {
 // place puts a new replica of a definition somewhere. The details may be nil.
 func (d *draft) place(m *model, v *state.Variant, at placement.Choice, details func(*state.Place)) *member {
 	name := d.freshName(m.Name, v.Name)
-	p := state.Place{Name: name, VariantHash: v.Hash, Placement: at.Placement}
+	p := state.Place{Name: name, Version: m.versionOf(v), Placement: at.Placement}
 	if details != nil {
 		details(&p)
 	}
@@ -303,7 +304,7 @@ func (d *draft) place(m *model, v *state.Variant, at placement.Choice, details f
 func (d *draft) admit(m *model, p state.Place) *member {
 	d.plan.Place = append(d.plan.Place, p)
 	own := &state.Replica{
-		Name: p.Name, VariantHash: p.VariantHash, Goal: state.GoalRun, Status: cmp.Or(p.Status, state.StatusPlaced), Placement: p.Placement,
+		Name: p.Name, Version: p.Version, Goal: state.GoalRun, Status: cmp.Or(p.Status, state.StatusPlaced), Placement: p.Placement,
 		Canary: p.Canary, Failures: p.Failures, LastError: p.LastError, NotPlaced: p.NotPlaced, Since: d.obs.Now, Created: d.obs.Now,
 	}
 	r := &member{Replica: own, next: own, name: p.Name.String(), node: d.byID[p.Placement.Node], changed: true}
@@ -371,12 +372,13 @@ func (d *draft) decideOnce(kind, model, replica, reason string, in inputs) {
 
 // tell is decideOnce. Where the reason is what and then details, other details are told
 // after a while only; an empty what is all of it.
-func (d *draft) tell(kind, model, replica, reason, what string, in inputs) {
+// It reports whether the decision was recorded.
+func (d *draft) tell(kind, model, replica, reason, what string, in inputs) bool {
 	if d.once++; d.once > maxOnce {
-		return
+		return false
 	}
 	if strings.ContainsRune(model+replica, 0) || !utf8.ValidString(model+replica) {
-		return // no name of ours, and the state would refuse it or write another
+		return false // no name of ours, and the state would refuse it or write another
 	}
 	same := func(k, r, why string, at time.Time, had map[string]string) (about, said bool) {
 		if r == replica && k == kind && had["variant"] == in["variant"] && had["about"] == in["about"] {
@@ -391,20 +393,21 @@ func (d *draft) tell(kind, model, replica, reason, what string, in inputs) {
 			continue
 		}
 		if about, said := same(p.Kind, p.Replica, p.Reason, p.Time, p.Inputs); said {
-			return
+			return false
 		} else if about {
 			d.decide(kind, model, replica, reason, in)
-			return
+			return true
 		}
 	}
 	for _, p := range d.decisionsOf(model) {
 		if about, said := same(p.Kind, p.Replica, p.Reason, p.Time, p.Inputs); said {
-			return
+			return false
 		} else if about {
 			break
 		}
 	}
 	d.decide(kind, model, replica, reason, in)
+	return true
 }
 
 func (d *draft) decisionsOf(model string) []*state.Decision {
@@ -418,13 +421,50 @@ func (d *draft) decisionsOf(model string) []*state.Decision {
 
 // setRollout moves a rollout on; with an empty status it is over.
 func (d *draft) setRollout(m *model, variant string, status state.RolloutStatus, reason string) {
-	r := m.rollouts[variant]
-	d.plan.Rollouts = append(d.plan.Rollouts, state.SetRollout{Model: m.Name, Variant: variant, NewHash: r.NewHash, Status: status, Reason: reason})
+	r := m.Rollouts[variant]
+	d.plan.Rollouts = append(d.plan.Rollouts, state.SetRollout{Model: m.Name, Variant: variant, Version: r.Version, Status: status, Reason: reason})
 	r.Status, r.Reason, r.Since = status, reason, d.obs.Now
-	m.rollouts[variant] = r
-	if status == "" {
-		delete(m.rollouts, variant)
+	if next, err := m.WithRollout(variant, r, m.versions); err == nil {
+		m.Model = next // else the state refuses the plan, with the reason
 	}
+	m.rolledBack = m.rolledBack || status == state.RolloutRolledBack
+}
+
+// versionOf returns the number of the version that has the definition v: the model's or its
+// stable one.
+func (m *model) versionOf(v *state.Variant) int {
+	for _, n := range []int{m.Version, m.StableVersion} {
+		if d := m.versions.Get(n).Variant(v.Name); d != nil && d.Hash == v.Hash {
+			return n
+		}
+	}
+	return m.Version
+}
+
+// hashOf returns the hash of the definition that the member was made from, empty where it is
+// unknown.
+func (m *model) hashOf(r *member) string { return m.versions.HashOf(r.Replica) }
+
+// variantOf returns the definition that the member was made from, nil where it is unknown.
+func (m *model) variantOf(r *member) *state.Variant { return m.versions.VariantOf(r.Replica) }
+
+// wants reports whether the member is of a definition that the model uses, or falls back on.
+func (m *model) wants(r *member) bool {
+	return slices.ContainsFunc([]int{m.Version, m.StableVersion}, func(n int) bool {
+		v := m.versions.Get(n).Variant(r.Name.Variant)
+		return v != nil && v.Hash == m.hashOf(r)
+	})
+}
+
+// onTrial reports whether the member is the canary of a rollout that is on trial.
+func (m *model) onTrial(r *member) bool {
+	return r.Canary && m.Rollouts[r.Name.Variant].Status == state.RolloutCanary && m.isNew(r)
+}
+
+// isNew reports whether the member is of the definition that its variant is rolled out to.
+func (m *model) isNew(r *member) bool {
+	v := m.Variant(r.Name.Variant)
+	return v != nil && v.Hash == m.hashOf(r)
 }
 
 // full tells whether the plan has grown enough. The rest is for the next one, at once.
@@ -438,7 +478,7 @@ func (d *draft) full() bool {
 
 // size is how much the plan changes.
 func (d *draft) size() int {
-	n := len(d.plan.Remove) + len(d.plan.Move) + len(d.plan.Place) + len(d.plan.Rollouts) + len(d.plan.Rescales) + len(d.plan.Replacements) + len(d.plan.Quarantines) + len(d.plan.Marks) + len(d.plan.Decisions)
+	n := len(d.plan.Remove) + len(d.plan.Move) + len(d.plan.Place) + len(d.plan.Rollouts) + len(d.plan.Rescales) + len(d.plan.Replacements) + len(d.plan.Quarantines) + len(d.plan.Marks) + len(d.plan.Unplaceable) + len(d.plan.Decisions)
 	if d.plan.Dedicated != nil {
 		n++
 	}

@@ -132,7 +132,7 @@ func (d *draft) replaceFailing(g *group) {
 	in := inputs{
 		"answered": strconv.FormatInt(f.requests.Answered, 10), "failed": strconv.FormatInt(f.requests.Failed, 10), "over": f.requests.Over.String(),
 		"siblings_answered": strconv.FormatInt(f.sibling.Answered, 10), "siblings_failed": strconv.FormatInt(f.sibling.Failed, 10),
-		"replaced_in_a_row": strconv.Itoa(d.replacedInARow(g.model)), "node": nodeName(f.r), "variant_hash": f.r.VariantHash,
+		"replaced_in_a_row": strconv.Itoa(d.replacedInARow(g.model)), "node": nodeName(f.r), "version": strconv.Itoa(f.r.Version),
 	}
 	pools := d.openPools(g.model)
 	if d.expected(g.model, f.r) {

@@ -81,7 +81,7 @@ func (d *draft) ways(m *model, r *member, next *state.Replica) []placement.Way {
 		return nil
 	case r.next.Status == state.StatusFailed:
 		return []placement.Way{cold}
-	case r.next.Status != state.StatusServing || r.Canary && m.rollouts[r.Name.Variant].Status == state.RolloutCanary:
+	case r.next.Status != state.StatusServing || m.onTrial(r):
 		return nil
 	}
 	if !d.canSleep(m, r) {
@@ -93,7 +93,7 @@ func (d *draft) ways(m *model, r *member, next *state.Replica) []placement.Way {
 // evictionCost prices the way of a member to WARM or COLD, in seconds.
 func (d *draft) evictionCost(m *model, r *member, to state.Goal) float64 {
 	w := placement.Worth{Priority: m.Priority, Failed: r.next.Status == state.StatusFailed, Idle: d.obs.Now.Sub(d.usedLast(r))}
-	if v := m.VariantOf(r.Replica); v != nil {
+	if v := m.variantOf(r); v != nil {
 		w.Weights = placement.Weights(v)
 	}
 	if d.obs.Loads[r.name].InFlight > 0 || !d.obs.TrafficKnown {
@@ -119,7 +119,8 @@ func (d *draft) usedLast(r *member) time.Time {
 
 // canSleep tells whether the member's engine may have a sleep.
 func (d *draft) canSleep(m *model, r *member) bool {
-	return m.VariantOf(r.Replica) != nil && !d.noSleep(m.Name, r.VariantHash)
+	v := m.variantOf(r)
+	return v != nil && !d.noSleep(m.Name, v.Hash)
 }
 
 // ask is what the fleet is asked for.
@@ -133,7 +134,7 @@ type ask struct {
 // find asks the fleet for a place.
 func (d *draft) find(m *model, v *state.Variant, a ask) (placement.Choice, *placement.Refusal) {
 	req := placement.Request{
-		Model: m.Name, Variant: v, Failover: m.FailoverOf(v.Name, v.Hash), Pool: a.pool, Exclude: a.exclude,
+		Model: m.Name, Variant: v, Failover: m.versions.Get(m.versionOf(v)).Model.Failover, Pool: a.pool, Exclude: a.exclude,
 		OnDisk: map[string]bool{}, MayEvict: a.evict, Future: a.future,
 	}
 	for _, r := range m.members {
@@ -141,7 +142,7 @@ func (d *draft) find(m *model, v *state.Variant, a ask) (placement.Choice, *plac
 		case r.Name.Variant != v.Name:
 		case r.next.Status == state.StatusCold:
 			req.OnDisk[r.Placement.Node] = true
-		case r.next.Status == state.StatusWarm && !r.changed && r.VariantHash == v.Hash && r.node != nil && r.node.Usable() == "":
+		case r.next.Status == state.StatusWarm && !r.changed && m.hashOf(r) == v.Hash && r.node != nil && r.node.Usable() == "":
 			req.Warm = append(req.Warm, placement.Warm{Tenant: r.name, Placement: r.next.Placement})
 		}
 	}

@@ -56,8 +56,7 @@ func (m *model) groups() []*group {
 		if g == nil {
 			g = home
 		}
-		ro := m.rollouts[r.Name.Variant]
-		if onTrial := r.Canary && ro.Status == state.RolloutCanary && ro.NewHash == r.VariantHash; onTrial && g.canaries[r.Name.Variant] == nil {
+		if m.onTrial(r) && g.canaries[r.Name.Variant] == nil {
 			g.canaries[r.Name.Variant] = r
 			continue
 		}
@@ -123,9 +122,8 @@ func (g *group) of(variant string) []*member {
 // definition returns what replicas of a variant are made from now, nil where the
 // variant is gone.
 func (m *model) definition(variant string) *state.Variant {
-	ro, ok := m.rollouts[variant]
-	if ok && ro.Status != state.RolloutRolling {
-		return &ro.Old
+	if m.Rollouts[variant].Status == state.RolloutCanary {
+		return m.versions.Get(m.StableVersion).Variant(variant)
 	}
 	return m.Variant(variant)
 }
@@ -133,7 +131,7 @@ func (m *model) definition(variant string) *state.Variant {
 // outdated tells whether the member is made from another definition than it should.
 func (g *group) outdated(r *member) bool {
 	v := g.definition(r.Name.Variant)
-	return v == nil || v.Hash != r.VariantHash
+	return v == nil || v.Hash != g.hashOf(r)
 }
 
 // displaced tells whether the member's node is being emptied.

@@ -116,14 +116,14 @@ func (d *draft) adopt(name string, j Job) string {
 	case m == nil:
 		return fmt.Sprintf("model %q does not exist", j.Name.Model)
 	}
-	v := m.VariantOf(&state.Replica{Name: j.Name, VariantHash: j.Hash})
-	if v == nil {
-		return fmt.Sprintf("variant hash %q is neither the current nor the previous one of variant %q", j.Hash, j.Name.Variant)
+	version := m.versions.With(j.Name.Variant, j.Hash)
+	if version == nil {
+		return fmt.Sprintf("no known version of the model has variant %q with hash %q", j.Name.Variant, j.Hash)
 	}
-	if why := d.mayHold(m, v, j); why != "" {
+	if why := d.mayHold(version, j); why != "" {
 		return why
 	}
-	p := state.Place{Name: j.Name, VariantHash: j.Hash, Placement: j.Placement, Adopt: true, JobIndex: j.Index, Status: state.StatusStarting}
+	p := state.Place{Name: j.Name, Version: version.Number, Placement: j.Placement, Adopt: true, JobIndex: j.Index, Status: state.StatusStarting}
 	if d.passing(name) && j.Alloc != nil && j.Alloc.Client == clientRunning {
 		p.Status = state.StatusServing
 	}
@@ -137,9 +137,10 @@ func (d *draft) adopt(name string, j Job) string {
 	return ""
 }
 
-// mayHold says why what a job holds cannot be a replica of that definition in the
-// state as it is, empty where it can.
-func (d *draft) mayHold(m *model, v *state.Variant, j Job) string {
+// mayHold says why what a job holds cannot be a replica of that version in the state as it
+// is, empty where it can.
+func (d *draft) mayHold(version *state.Version, j Job) string {
+	v := version.Model.Variant(j.Name.Variant)
 	n := d.byID[j.Placement.Node]
 	if n == nil {
 		return fmt.Sprintf("node %q does not exist", j.Placement.Node)
@@ -167,7 +168,7 @@ func (d *draft) mayHold(m *model, v *state.Variant, j Job) string {
 		perGPU[gpu]++
 	}
 	want := 1
-	if m.FailoverOf(v.Name, v.Hash) {
+	if version.Model.Failover {
 		want = 2
 	}
 	if reach := max(v.Reach, v.GPUs); len(perGPU) != reach || len(j.Placement.Memory) != v.GPUs {

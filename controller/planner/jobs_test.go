@@ -72,8 +72,8 @@ func TestOrphans(t *testing.T) {
 		name, why string
 		edit      func(*planner.Job)
 	}{
-		{"of an unknown definition", `variant hash "h9" is neither the current nor the previous one of variant "a"`, func(j *planner.Job) { j.Hash = "h9" }},
-		{"of an unknown variant", `variant hash "h1" is neither the current nor the previous one of variant "z"`, func(j *planner.Job) { j.Name.Variant = "z" }},
+		{"of an unknown definition", `no known version of the model has variant "a" with hash "h9"`, func(j *planner.Job) { j.Hash = "h9" }},
+		{"of an unknown variant", `no known version of the model has variant "z" with hash "h1"`, func(j *planner.Job) { j.Name.Variant = "z" }},
 		{"of an unknown model", `model "other" does not exist`, func(j *planner.Job) { j.Name.Model = "other" }},
 		{"on an unknown node", `node "n9" does not exist`, func(j *planner.Job) { j.Placement.Node = "n9" }},
 		{"on an unknown seat", "no seat", func(j *planner.Job) { j.Placement.Seats = []string{"n0-GPU0#7"} }},

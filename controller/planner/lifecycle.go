@@ -79,7 +79,7 @@ func nodeName(r *member) string {
 
 // forget removes a COLD member whose weights nobody will want.
 func (d *draft) forget(m *model, r *member) {
-	if m.Stopped || m.VariantOf(r.Replica) == nil {
+	if m.Stopped || !m.wants(r) {
 		d.remove(r)
 	}
 }
@@ -256,7 +256,7 @@ func (d *draft) running(m *model, r *member) {
 	}
 	reason := "not serving: " + why
 	d.decide(KindNotServing, m.Name, r.name, reason, in)
-	if ro := m.rollouts[r.Name.Variant]; trouble && !r.displaced() && r.Canary && ro.Status == state.RolloutCanary && ro.NewHash == r.VariantHash {
+	if trouble && !r.displaced() && m.onTrial(r) {
 		d.rollBack(m, r, reason)
 		return
 	}
@@ -273,7 +273,7 @@ func (d *draft) fail(m *model, r *member, reason string) { d.failed(m, r, false,
 
 // failed is fail; notPlaced: because Nomad did not place the job.
 func (d *draft) failed(m *model, r *member, notPlaced bool, reason string) {
-	if ro, ok := m.rollouts[r.Name.Variant]; ok && !r.displaced() && ro.NewHash == r.VariantHash && ro.Status != state.RolloutRolledBack {
+	if m.Rollouts[r.Name.Variant].Ongoing() && !r.displaced() && m.isNew(r) {
 		d.rollBack(m, r, reason)
 		return
 	}

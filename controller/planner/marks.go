@@ -79,22 +79,13 @@ func (d *draft) forgetMarks() {
 	}
 }
 
-// defines tells whether a model has a definition of that hash, or one that is being
-// replaced.
+// defines reports whether a version of the model has a variant with that hash.
 func (d *draft) defines(model, hash string) bool {
 	m := d.byName[model]
 	if m == nil {
 		return false
 	}
-	for i := range m.Variants {
-		if m.Variants[i].Hash == hash {
-			return true
-		}
-	}
-	for _, ro := range m.rollouts {
-		if ro.Old.Hash == hash {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(m.versions, func(v *state.Version) bool {
+		return slices.ContainsFunc(v.Model.Variants, func(d state.Variant) bool { return d.Hash == hash })
+	})
 }

@@ -83,7 +83,9 @@ func (e *ending) asleep() {
 		e.happens(state.EventSlept, "")
 	case CannotSleep:
 		e.decide(KindCannotSleep, "engine does not support sleep: going COLD, as will all replicas of this definition: "+e.out.Error)
-		e.plan.Marks = append(e.plan.Marks, state.Mark{Key: markKey(markNoSleep, r.Name.Model, r.VariantHash), Time: e.plan.Time})
+		if v := e.view.VariantOf(nil, r); v != nil {
+			e.plan.Marks = append(e.plan.Marks, state.Mark{Key: markKey(markNoSleep, r.Name.Model, v.Hash), Time: e.plan.Time})
+		}
 		e.happens(state.EventStop, state.GoalCold)
 	case NotDrained:
 		e.decide(KindCalledOff, "requests did not finish in time: staying HOT: "+e.out.Error)

@@ -248,3 +248,21 @@ func BenchmarkProber(b *testing.B) {
 		}
 	}
 }
+
+// TestTheModelSaysWhyNoPlaceIsFound as long as a replica is missing, and since when.
+func TestTheModelSaysWhyNoPlaceIsFound(t *testing.T) {
+	w := fresh(t, "n0", "n1")
+	w.setNode("n1", func(n *state.Node) { n.Ready = false })
+	w.model(model("m", 6, variant("a", "h1")))
+	w.turns(2)
+	first := w.view().Model(nil, "m").Unplaceable
+	require.NotNil(t, first)
+	require.Contains(t, first.Reason, "2 of 6 replicas are missing; ")
+	index := w.view().Model(nil, "m").ModifyIndex
+	w.turns(8)
+	require.Equal(t, first, w.view().Model(nil, "m").Unplaceable)
+	require.Equal(t, index, w.view().Model(nil, "m").ModifyIndex, "a change by an operator does not meet a conflict because of it")
+	w.setNode("n1", func(n *state.Node) { n.Ready = true })
+	w.turns(8)
+	require.Nil(t, w.view().Model(nil, "m").Unplaceable)
+}

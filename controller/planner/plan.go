@@ -47,6 +47,11 @@ func Plan(v *state.View, o Observation, c Config) (*state.Plan, time.Time) {
 		d.scale(m)
 	}
 	d.forgetMarks()
+	for _, m := range d.models {
+		if was := m.Unplaceable; m.unplaceable != "" && (was == nil || was.Reason != m.unplaceable) || m.unplaceable == "" && was != nil && !m.rolledBack {
+			d.plan.Unplaceable = append(d.plan.Unplaceable, state.SetUnplaceable{Model: m.Name, Reason: m.unplaceable})
+		}
+	}
 	return d.finished(), d.next
 }
 

@@ -213,7 +213,7 @@ func TestScaleDown(t *testing.T) {
 		var idle string
 		for _, r := range w.view().ReplicasOf(nil, "m") {
 			name := r.Name.String()
-			if r.VariantHash == "h2" && idle == "" {
+			if w.hash(r) == "h2" && idle == "" {
 				idle = name
 				continue
 			}
@@ -221,7 +221,7 @@ func TestScaleDown(t *testing.T) {
 		}
 		w.scale(3)
 		w.plan(false)
-		require.Equal(t, "h1", w.only(withStatus(state.StatusDraining)).VariantHash, "the dearest")
+		require.Equal(t, "h1", w.hash(w.only(withStatus(state.StatusDraining))), "the dearest")
 		w.scale(2)
 		p := w.lastPlan()
 		require.Len(t, p.Move, 1)

@@ -76,8 +76,7 @@ func (d *draft) prunes(m *model, r *member) time.Duration {
 	if r.next.Status == state.StatusWarm {
 		return m.IdleCold
 	}
-	_, rolling := m.rollouts[r.Name.Variant]
-	if !r.counts() || !d.serves(r) || rolling || m.Replicas <= m.floor() || d.obs.Loads[r.name].InFlight > 0 || d.expected(m, r) || d.marked(d.conf.ThrashWindow, markKept, r.name) {
+	if !r.counts() || !d.serves(r) || m.Rollouts[r.Name.Variant].Ongoing() || m.Replicas <= m.floor() || d.obs.Loads[r.name].InFlight > 0 || d.expected(m, r) || d.marked(d.conf.ThrashWindow, markKept, r.name) {
 		return 0
 	}
 	serving, coming := d.up(m)

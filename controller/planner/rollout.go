@@ -18,12 +18,15 @@ const canaryShare = 0.1
 // the full set of old ones.
 func (d *draft) trials(g *group) {
 	for _, v := range g.variants {
-		ro := g.rollouts[v.Name]
-		if ro.Status == state.RolloutRolling {
+		if g.rolledBack {
+			return
+		}
+		switch g.Rollouts[v.Name].Status {
+		case state.RolloutCanary:
+		case state.RolloutRolling:
 			d.lateFailures(g, v)
 			continue
-		}
-		if ro.Status != state.RolloutCanary {
+		default:
 			continue
 		}
 		c := g.canaries[v.Name]
@@ -34,12 +37,12 @@ func (d *draft) trials(g *group) {
 			// They are sent away, and then the rollout is over.
 		case c == nil && len(old) == 0 && len(g.members) >= g.target:
 			d.setRollout(g.model, v.Name, "", "")
-			d.decide(KindRolloutDone, g.Name, "", fmt.Sprintf("variant %s has no replicas: new ones will use the new definition", v.Name), inputs{"variant": v.Name, "variant_hash": v.Hash})
+			d.decide(KindRolloutDone, g.Name, "", fmt.Sprintf("variant %s has no replicas: new ones will use the new definition", v.Name), inputs{"variant": v.Name, "version": strconv.Itoa(g.Version)})
 		case c == nil:
 			d.placeCanary(g, v, old)
 		case c.changed:
 		case c.displaced() && !c.serving() && (!c.allocRuns() || c.next.Status == state.StatusFailed):
-			d.decide(KindMoveAway, g.Name, c.name, fmt.Sprintf("node %s is draining: replacing the canary", nodeName(c)), inputs{"variant": v.Name, "variant_hash": v.Hash})
+			d.decide(KindMoveAway, g.Name, c.name, fmt.Sprintf("node %s is draining: replacing the canary", nodeName(c)), inputs{"variant": v.Name, "version": strconv.Itoa(g.Version)})
 			d.dismiss(c)
 		case c.next.Status == state.StatusFailed:
 			d.rollBack(g.model, c, "canary failed: "+c.LastError)
@@ -48,7 +51,7 @@ func (d *draft) trials(g *group) {
 		case c.serving() && c.passes && d.due(c.Since.Add(d.conf.CanaryTime)):
 			d.setRollout(g.model, v.Name, state.RolloutRolling, "")
 			d.decide(KindRolling, g.Name, c.name, fmt.Sprintf("canary served for %s: replacing the other replicas of variant %s", d.obs.Now.Sub(c.Since).Round(time.Millisecond), v.Name),
-				inputs{"variant": v.Name, "variant_hash": v.Hash, "served_for": d.obs.Now.Sub(c.Since).String()})
+				inputs{"variant": v.Name, "version": strconv.Itoa(g.Version), "served_for": d.obs.Now.Sub(c.Since).String()})
 			delete(g.canaries, v.Name)
 			g.members = append(g.members, c)
 		}
@@ -65,8 +68,9 @@ func (d *draft) lateFailures(g *group, v *state.Variant) {
 		return
 	}
 	for _, r := range g.of(v.Name) {
-		if r.next.Status == state.StatusFailed && !r.changed && !r.displaced() && r.VariantHash == v.Hash {
+		if r.next.Status == state.StatusFailed && !r.changed && !r.displaced() && g.hashOf(r) == v.Hash {
 			d.rollBack(g.model, r, r.LastError)
+			return
 		}
 	}
 }
@@ -77,7 +81,7 @@ func (d *draft) placeCanary(g *group, v *state.Variant, old []*member) {
 	c, refused := d.placeFirst(g.model, []*state.Variant{v}, d.openPools(g.model), nil, func(p *state.Place) { p.Canary = true })
 	if c != nil {
 		g.canaries[v.Name] = c
-		d.decide(KindCanary, g.Name, c.name, fmt.Sprintf("first replica of the new definition of variant %s", v.Name), inputs{"variant": v.Name, "variant_hash": v.Hash})
+		d.decide(KindCanary, g.Name, c.name, fmt.Sprintf("first replica of the new definition of variant %s", v.Name), inputs{"variant": v.Name, "version": strconv.Itoa(g.Version)})
 		return
 	}
 	for _, r := range old {
@@ -96,8 +100,8 @@ func (d *draft) placeCanary(g *group, v *state.Variant, old []*member) {
 	d.cannot(KindRolloutWaits, g, v.Name, "canary", "no room for the canary beside the old replicas, which stay", refused)
 }
 
-// rollBack gives a new definition up because of one of its replicas, which is stopped, or
-// drained if it serves.
+// rollBack returns the model to its stable version because of one of its replicas, which is
+// stopped, or drained if it serves.
 func (d *draft) rollBack(m *model, r *member, reason string) {
 	failures := r.Failures + 1
 	d.giveUp(m, r.Name.Variant, r.name, reason, inputs{"failures": strconv.Itoa(failures)})
@@ -108,16 +112,14 @@ func (d *draft) rollBack(m *model, r *member, reason string) {
 	d.happens(r, event, state.GoalGone, func(c *state.Move) { c.Failures, c.LastError = &failures, &reason })
 }
 
-// giveUp gives the new definition of a variant up. The replica, which may be empty, is why.
+// giveUp returns the model to its stable version because of one of its variants. The replica,
+// which may be empty, is why.
 func (d *draft) giveUp(m *model, variant, replica, reason string, in inputs) {
-	ro := m.rollouts[variant]
-	if ro.Status == state.RolloutRolledBack {
-		return
-	}
+	from, to := m.Version, m.StableVersion
 	d.setRollout(m, variant, state.RolloutRolledBack, reason)
-	all := inputs{"variant": variant, "variant_hash": ro.NewHash, "old_hash": ro.Old.Hash}
+	all := inputs{"variant": variant, "version": strconv.Itoa(from), "stable_version": strconv.Itoa(to)}
 	maps.Copy(all, in)
-	d.decide(KindRolledBack, m.Name, replica, "rolled back to the previous definition: "+reason, all)
+	d.decide(KindRolledBack, m.Name, replica, fmt.Sprintf("rolled back from version %d to version %d: %s", from, to, reason), all)
 }
 
 // dropOutdated stops members of another definition that serve nobody: their seats are
@@ -133,7 +135,7 @@ func (d *draft) dropOutdated(g *group) {
 			if g.Variant(r.Name.Variant) == nil {
 				kind = KindVariantRemoved
 			}
-			d.decide(kind, g.Name, r.name, fmt.Sprintf("definition is outdated: stopped while %s", r.next.Status), inputs{"variant_hash": r.VariantHash, "status": string(r.next.Status)})
+			d.decide(kind, g.Name, r.name, fmt.Sprintf("definition is outdated: stopped while %s", r.next.Status), inputs{"version": strconv.Itoa(r.Version), "status": string(r.next.Status)})
 			d.dismiss(r)
 		}
 	}
@@ -143,7 +145,7 @@ func (d *draft) dropOutdated(g *group) {
 // finish ends the rollouts whose replicas all serve and are all of the new definition.
 func (d *draft) finish(g *group) {
 	for _, v := range g.variants {
-		if ro, ok := g.rollouts[v.Name]; !ok || ro.Status != state.RolloutRolling {
+		if g.Rollouts[v.Name].Status != state.RolloutRolling {
 			continue
 		}
 		done := true
@@ -154,25 +156,28 @@ func (d *draft) finish(g *group) {
 		}
 		if done && len(g.members) >= g.target {
 			d.setRollout(g.model, v.Name, "", "")
-			d.decide(KindRolloutDone, g.Name, "", fmt.Sprintf("all replicas of variant %s use the new definition", v.Name), inputs{"variant": v.Name, "variant_hash": v.Hash})
+			d.decide(KindRolloutDone, g.Name, "", fmt.Sprintf("all replicas of variant %s use the new definition", v.Name), inputs{"variant": v.Name, "version": strconv.Itoa(g.Version)})
 		}
 	}
 }
 
-// failsMore returns why the replicas of a new definition fail clearly more of their requests than
-// those of the one that it replaces, empty where they do not. If none of those serves, going
+// failsMore returns why the replicas of a new definition fail clearly more of their requests
+// than those of the stable version, empty where they do not. If none of those serves, going
 // back helps no request.
 func (d *draft) failsMore(g *group, v *state.Variant) string {
-	old := g.rollouts[v.Name].Old.Hash
-	is := func(hash string) func(*member) bool {
-		return func(r *member) bool { return r.Name.Variant == v.Name && r.VariantHash == hash }
+	old := g.versions.Get(g.StableVersion).Variant(v.Name)
+	if old == nil {
+		return ""
+	}
+	is := func(v *state.Variant) func(*member) bool {
+		return func(r *member) bool { return r.Name.Variant == v.Name && g.hashOf(r) == v.Hash }
 	}
 	if !slices.ContainsFunc(g.model.members, func(r *member) bool { return d.serves(r) && is(old)(r) }) {
 		return ""
 	}
-	stable, fresh := d.latest(g.model, is(old)), d.latest(g.model, is(v.Hash))
+	stable, fresh := d.latest(g.model, is(old)), d.latest(g.model, is(v))
 	if fresh.Failed < FailuresLeast || fresh.Over < failuresOver || fresh.share() < canaryShare || stable.share()*betterBy > fresh.share() {
 		return ""
 	}
-	return fmt.Sprintf("%s recent requests failed (previous definition: %s)", fresh, stable)
+	return fmt.Sprintf("%s recent requests failed (stable version: %s)", fresh, stable)
 }

@@ -34,7 +34,7 @@ func TestRollout(t *testing.T) {
 		w := deployed(t, 3, "n0", "n1")
 		next(w, "h2")
 		w.turns(6)
-		c := w.only(func(r *state.Replica) bool { return r.VariantHash == "h2" })
+		c := w.only(func(r *state.Replica) bool { return w.hash(r) == "h2" })
 		require.True(t, c.Canary)
 		require.Equal(t, map[string]int{"serving h1": 3, "serving h2": 1}, w.counts("m"))
 		require.Equal(t, state.RolloutCanary, w.status())
@@ -74,7 +74,7 @@ func TestRollout(t *testing.T) {
 		w := deployed(t, 2, "n0", "n1")
 		next(w, "h2")
 		w.until(func() bool { return w.status() == state.RolloutRolling && w.counts("m")["starting h2"] == 1 })
-		old := w.only(func(r *state.Replica) bool { return r.VariantHash == "h1" && r.Status == state.StatusServing })
+		old := w.only(func(r *state.Replica) bool { return w.hash(r) == "h1" && r.Status == state.StatusServing })
 		w.load = func() time.Duration { return time.Hour }
 		w.nomad[old.Name.String()].alloc.Client = "failed"
 		for _, j := range w.nomad {
@@ -108,7 +108,7 @@ func TestRollout(t *testing.T) {
 		w := deployed(t, 2, "n0", "n1")
 		next(w, "h2")
 		w.turns(6)
-		c := w.only(func(r *state.Replica) bool { return r.VariantHash == "h2" })
+		c := w.only(func(r *state.Replica) bool { return w.hash(r) == "h2" })
 		j := w.nomad[c.Name.String()]
 		j.alloc.Client, j.alloc.Event = "failed", "Exit Code: 139"
 		w.plan(false)
@@ -221,7 +221,7 @@ func TestRollout(t *testing.T) {
 		old := w.view().ReplicasOf(nil, "m")
 		gone := ""
 		for _, r := range old {
-			if r.VariantHash == "h1" {
+			if w.hash(r) == "h1" {
 				gone = r.Placement.Node
 			}
 		}
@@ -230,7 +230,7 @@ func TestRollout(t *testing.T) {
 		w.plan(false)
 		for _, r := range w.view().ReplicasOf(nil, "m") {
 			if r.Status == state.StatusPlaced && !r.Canary {
-				require.Equal(t, "h1", r.VariantHash)
+				require.Equal(t, "h1", w.hash(r))
 			}
 		}
 		w.until(func() bool { return w.counts("m")["serving h2"] == 2 && len(w.counts("m")) == 1 })

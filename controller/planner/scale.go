@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 
 	"remuda/controller/placement"
 	"remuda/controller/state"
@@ -12,8 +13,14 @@ import (
 
 // scale brings each group of a model nearer to its number and its definitions.
 func (d *draft) scale(m *model) {
+	if m.rolledBack {
+		return // its replicas are those of another definition: the next plan begins with them
+	}
 	for _, g := range m.groups() {
 		d.trials(g)
+		if m.rolledBack {
+			return
+		}
 		d.dropOutdated(g)
 		d.replaceFailing(g)
 		d.scaleDown(g)
@@ -247,7 +254,18 @@ func (d *draft) awaitSleep(g *group) bool {
 
 // has tells whether the member is of one of the group's variants as they are made now.
 func (g *group) has(r *member) bool {
-	return slices.ContainsFunc(g.definitions(), func(v *state.Variant) bool { return v.Name == r.Name.Variant && v.Hash == r.VariantHash })
+	return slices.ContainsFunc(g.definitions(), func(v *state.Variant) bool { return v.Name == r.Name.Variant && v.Hash == g.hashOf(r) })
+}
+
+// maxUnplaceable is how long the reason that gateways get is at most, in bytes.
+const maxUnplaceable = 500
+
+// clip shortens a text for people to at most n bytes.
+func clip(s string, n int) string {
+	if len(s) <= n {
+		return s
+	}
+	return strings.ToValidUTF8(s[:n-len("…")], "") + "…"
 }
 
 // maxNodes is of how many nodes a decision says why nothing fits there.
@@ -273,7 +291,13 @@ func (d *draft) cannot(kind string, g *group, variant, about, what string, refus
 			in["node "+node] = why
 		}
 	}
-	d.tell(kind, g.Name, "", reason, what, in)
+	news := d.tell(kind, g.Name, "", reason, what, in)
+	if kind != KindCannotPlace {
+		return
+	}
+	if g.unplaceable = clip(reason, maxUnplaceable); g.Unplaceable != nil && !news {
+		g.unplaceable = g.Unplaceable.Reason // other details are not worth a change of the state
+	}
 }
 
 // replace places members beside those that have to go, before they go: their node is
@@ -371,7 +395,7 @@ func (d *draft) retire(g *group) {
 			}
 			kind, reason = KindLeavePool, fmt.Sprintf("fewer replicas are expected in pool %s: replaced by another replica", d.poolOf(r))
 		}
-		d.decide(kind, g.Name, r.name, reason, inputs{"serving": strconv.Itoa(serving), "target": strconv.Itoa(g.target), "variant_hash": r.VariantHash})
+		d.decide(kind, g.Name, r.name, reason, inputs{"serving": strconv.Itoa(serving), "target": strconv.Itoa(g.target), "version": strconv.Itoa(r.Version)})
 		d.dismiss(r)
 		g.staying()
 	}

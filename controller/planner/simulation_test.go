@@ -116,10 +116,10 @@ func (w *world) disturb(hashes *int) {
 		}
 		return names[w.rand.IntN(len(names))]
 	}
-	draw := func(variantName string) state.Variant {
+	draw := func(variantName string, odds int) state.Variant {
 		*hashes++
 		hash := fmt.Sprintf("h%d", *hashes)
-		if w.rand.IntN(4) == 0 {
+		if w.rand.IntN(odds) == 0 {
 			w.broken[hash] = true
 		}
 		return variant(variantName, hash, func(v *state.Variant) {
@@ -129,7 +129,7 @@ func (w *world) disturb(hashes *int) {
 	switch w.rand.IntN(20) {
 	case 0, 1:
 		if m == nil {
-			fresh := model(name, w.rand.IntN(4), draw("a"), draw("b"))
+			fresh := model(name, w.rand.IntN(4), draw("a", 5), draw("b", 5))
 			fresh.Failover, fresh.Min, fresh.Priority = w.rand.IntN(4) == 0, w.rand.IntN(2), w.rand.IntN(100)
 			fresh.Management = []state.Management{state.ManagementFull, state.ManagementFull, state.ManagementDisabled}[w.rand.IntN(3)]
 			w.log("model %s", name)
@@ -148,7 +148,7 @@ func (w *world) disturb(hashes *int) {
 		if w.rand.IntN(6) == 0 {
 			names = fmt.Sprintf("v%d", *hashes)
 		}
-		changed.Variants[i] = draw(names)
+		changed.Variants[i] = draw(names, 2)
 		changed.Hash = fmt.Sprint("m", *hashes)
 		w.log("model %s: variant %s becomes %s", name, names, changed.Variants[i].Hash)
 		w.model(changed)
@@ -156,12 +156,16 @@ func (w *world) disturb(hashes *int) {
 		if m == nil {
 			return
 		}
-		for variantName, r := range m.Rollouts {
+		stable := w.view().Versions(nil, name).Get(m.StableVersion)
+		for variantName := range m.Rollouts {
+			if stable.Variant(variantName) == nil {
+				continue
+			}
 			changed := *m
 			changed.Variants = slices.Clone(m.Variants)
 			for i := range changed.Variants {
 				if changed.Variants[i].Name == variantName {
-					changed.Variants[i] = r.Old
+					changed.Variants[i] = *stable.Variant(variantName)
 				}
 			}
 			*hashes++
@@ -347,17 +351,19 @@ func (w *world) settle() {
 			w.holds(w.clients.each == 0 || !w.clients.bad[r.Name.String()], "%s serves and fails all of its requests", r.Name)
 			running[group(v, r)]++
 			want := m.Variant(r.Name.Variant)
-			if want == nil || want.Hash != r.VariantHash {
+			if want == nil || want.Hash != w.hash(r) {
 				outdated[r.Name.Variant] = true
 			}
 		}
 		waits := false
 		for name, ro := range m.Rollouts {
-			if ro.Status != state.RolloutRolledBack {
+			if ro.Ongoing() {
 				waits = true
 				w.holds(len(w.decisions(m.Name, planner.KindRolloutWaits))+len(w.decisions(m.Name, planner.KindCannotPlace)) > 0, "%s waits", name)
 			}
-			delete(outdated, name)
+			if ro.Ongoing() {
+				delete(outdated, name)
+			}
 		}
 		if len(outdated) > 0 {
 			w.holds(len(w.decisions(m.Name, planner.KindRolloutWaits))+len(w.decisions(m.Name, planner.KindCannotPlace)) > 0, "%v are outdated", outdated)
@@ -453,10 +459,7 @@ func (w *world) mustNotFit(m *state.Model, g string) {
 		if own != (g == m.Name+":"+candidate.Name) || !own && g != m.Name {
 			continue
 		}
-		failover := m.Failover
-		if ro, ok := m.Rollouts[candidate.Name]; ok && ro.Status != state.RolloutRolling {
-			candidate, failover = ro.Old, ro.Failover
-		}
+		candidate, failover := w.usedNow(w.view(), m, candidate)
 		_, no := f.Place(placement.Request{Model: m.Name, Variant: &candidate, Failover: failover})
 		w.holds(no != nil, "%s lacks replicas, and one would fit", g)
 	}

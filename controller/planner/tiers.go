@@ -13,19 +13,19 @@ import (
 // endRest sends a resting member away that nobody will wake, and tells whether it did.
 func (d *draft) endRest(m *model, r *member) bool {
 	to, kind, why := state.GoalGone, KindScaleDown, ""
-	switch v := m.definition(r.Name.Variant); {
+	switch {
 	case m.Stopped:
 		why = "the model is stopped"
 	case m.Variant(r.Name.Variant) == nil:
 		kind, why = KindVariantRemoved, "the variant was removed"
-	case v.Hash != r.VariantHash:
+	case m.definition(r.Name.Variant) == nil || m.definition(r.Name.Variant).Hash != m.hashOf(r):
 		kind, why = KindRolling, "its definition is outdated"
 	case r.displaced():
 		to, kind, why = state.GoalCold, KindMoveAway, fmt.Sprintf("node %s is draining", nodeName(r))
 	default:
 		return false
 	}
-	d.decide(kind, m.Name, r.name, fmt.Sprintf("no longer kept %s: %s", state.Warm, why), inputs{"variant_hash": r.VariantHash, "status": string(r.next.Status)})
+	d.decide(kind, m.Name, r.name, fmt.Sprintf("no longer kept %s: %s", state.Warm, why), inputs{"version": strconv.Itoa(r.Version), "status": string(r.next.Status)})
 	d.sendTo(r, to, nil)
 	return true
 }

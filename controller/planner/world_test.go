@@ -106,6 +106,19 @@ func (w *world) must(cs ...state.Command) {
 
 func (w *world) view() *state.View { return w.store.View() }
 
+// usedNow returns the definition from which replicas of a variant are placed, except for a
+// canary, and whether they are pairs.
+func (w *world) usedNow(view *state.View, m *state.Model, v state.Variant) (state.Variant, bool) {
+	if m.Rollouts[v.Name].Status != state.RolloutCanary {
+		return v, m.Failover
+	}
+	stable := view.Versions(nil, m.Name).Get(m.StableVersion)
+	return *stable.Variant(v.Name), stable.Model.Failover
+}
+
+// hash is of the definition that a replica was made from.
+func (w *world) hash(r *state.Replica) string { return w.view().VariantOf(nil, r).Hash }
+
 func (w *world) log(format string, args ...any) {
 	w.events = append(w.events, w.now.Sub(epoch).String()+" "+fmt.Sprintf(format, args...))
 }
@@ -123,12 +136,12 @@ func (w *world) history() string {
 		out += e + "\n"
 	}
 	for _, r := range w.view().Replicas(nil) {
-		out += fmt.Sprintf("%s %s->%q hash %s on %s %v canary %v failures %d job %d\n", r.Name, r.Status, r.Goal, r.VariantHash, r.Placement.Node, r.Placement.Seats, r.Canary, r.Failures, r.JobIndex)
+		out += fmt.Sprintf("%s %s->%q version %d on %s %v canary %v failures %d job %d\n", r.Name, r.Status, r.Goal, r.Version, r.Placement.Node, r.Placement.Seats, r.Canary, r.Failures, r.JobIndex)
 	}
 	for _, m := range w.view().Models(nil) {
 		out += fmt.Sprintf("%s replicas %d stopped %v spread %v\n", m.Name, m.Replicas, m.Stopped, m.Spread)
 		for v, r := range m.Rollouts {
-			out += fmt.Sprintf("  rollout of %s: %s %s -> %s\n", v, r.Status, r.Old.Hash, r.NewHash)
+			out += fmt.Sprintf("  rollout of %s: %s %d\n", v, r.Status, r.Version)
 		}
 	}
 	for n, j := range w.nomad {
@@ -375,7 +388,7 @@ func (w *world) act(a planner.Action, crash bool) {
 	case planner.Register:
 		r := w.view().Replica(nil, a.Replica)
 		require.NotNil(w.t, r, "a replica that is registered exists")
-		require.NotNil(w.t, w.view().Model(nil, r.Name.Model).VariantOf(r), "a replica that is registered has a definition")
+		require.NotNil(w.t, w.view().VariantOf(nil, r), "a replica that is registered has a definition")
 		var have uint64
 		if j != nil {
 			have = j.Index
@@ -388,9 +401,9 @@ func (w *world) act(a planner.Action, crash bool) {
 			j = &job{}
 			w.nomad[a.Replica] = j
 		}
-		if j.Index == 0 || j.Stopped || j.Hash != r.VariantHash || j.drifting != "" {
+		if j.Index == 0 || j.Stopped || j.Hash != w.hash(r) || j.drifting != "" {
 			w.index2++
-			j.Job = planner.Job{Name: r.Name, Hash: r.VariantHash, Placement: r.Placement, Index: w.index2}
+			j.Job = planner.Job{Name: r.Name, Hash: w.hash(r), Placement: r.Placement, Index: w.index2}
 			j.drifting, j.ends = "", time.Time{}
 			if j.alloc != nil && j.alloc.Failed {
 				j.alloc = nil
@@ -519,7 +532,7 @@ func (w *world) plan(lagging bool) (plans int, next time.Time) {
 			return plans, again
 		}
 		plans++
-		changes := len(p.Remove) + len(p.Move) + len(p.Place) + len(p.Rollouts) + len(p.Decisions) + len(p.Rescales) + len(p.Replacements) + len(p.Quarantines) + len(p.Marks)
+		changes := len(p.Remove) + len(p.Move) + len(p.Place) + len(p.Rollouts) + len(p.Decisions) + len(p.Rescales) + len(p.Replacements) + len(p.Quarantines) + len(p.Marks) + len(p.Unplaceable)
 		if p.Dedicated != nil {
 			changes++
 		}
@@ -647,13 +660,10 @@ func (w *world) enabled(before, after *state.View, o planner.Observation, p *sta
 				"%s, which evicts, is evicted in the same plan", by.Name)
 		}
 		w.holds(slices.ContainsFunc(by.Variants, func(v state.Variant) bool {
-			failover := by.Failover
-			if ro, ok := by.Rollouts[v.Name]; ok && ro.Status != state.RolloutRolling {
-				v, failover = ro.Old, ro.Failover
-			}
+			v, failover := w.usedNow(after, by, v)
 			ask := placement.Request{Model: by.Name, Variant: &v, Failover: failover, Future: true}
 			for _, own := range after.ReplicasOf(nil, by.Name) {
-				if own.Status == (state.StatusWarm) && own.VariantHash == v.Hash {
+				if own.Status == (state.StatusWarm) && after.VariantOf(nil, own).Hash == v.Hash {
 					ask.Warm = append(ask.Warm, placement.Warm{Tenant: own.Name.String(), Placement: own.Placement})
 				}
 			}
@@ -685,7 +695,7 @@ func capacity(v *state.View) map[string]int {
 func (w *world) counts(model string) map[string]int {
 	out := map[string]int{}
 	for _, r := range w.view().ReplicasOf(nil, model) {
-		out[fmt.Sprintf("%s %s", r.Status, r.VariantHash)]++
+		out[fmt.Sprintf("%s %s", r.Status, w.hash(r))]++
 	}
 	return out
 }

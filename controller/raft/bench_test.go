@@ -47,7 +47,7 @@ func BenchmarkPlacements(b *testing.B) {
 							node := fmt.Sprint("n", i/gpus)
 							uuid := fmt.Sprintf("GPU-%s-%d", node, i%gpus)
 							_, err := l.node.Apply(b.Context(), &state.Plan{ID: "p", Index: index, Place: []state.Place{{
-								Name: replica.Name{Model: "m", Variant: "v", ID: fmt.Sprint(i)}, VariantHash: "h",
+								Name: replica.Name{Model: "m", Variant: "v", ID: fmt.Sprint(i)}, Version: 1,
 								Placement: state.Placement{Node: node, Seats: []string{uuid + "#0"}, Memory: map[string]int64{uuid: 60 << 30}, HostMemory: 60 << 30},
 							}}})
 							if err != nil {

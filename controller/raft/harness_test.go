@@ -266,10 +266,19 @@ func (c *cluster) others(but *server) []*server {
 
 func set(name, value string) *state.SetSwitch { return &state.SetSwitch{Name: name, Value: value} }
 
+// apply applies a command that may be applied twice. On a slow machine the leader may have
+// lost the lead: the next one is asked then.
 func (s *server) apply(c state.Command) {
 	s.c.t.Helper()
-	_, err := s.node.Apply(s.c.t.Context(), c)
-	require.NoError(s.c.t, err)
+	deadline := time.Now().Add(patience)
+	for {
+		_, err := s.node.Apply(s.c.t.Context(), c)
+		if !errors.Is(err, raft.ErrUnknownOutcome) && !errors.Is(err, raft.ErrNotLeader) || time.Now().After(deadline) {
+			require.NoError(s.c.t, err)
+			return
+		}
+		s = s.c.leader()
+	}
 }
 
 // sees waits until a server has a switch.

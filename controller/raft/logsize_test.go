@@ -82,7 +82,7 @@ func (d *day) cycle(n int) {
 		"wanted": "2", "have": "1", "node": "gpu-node-017", "free_bytes": "68719476736", "needed_bytes": "42949672960", "free_seats": "2", "nodes_considered": "12",
 	}, func(c *state.Plan) {
 		c.Place = []state.Place{{
-			Name: name, VariantHash: dayHash,
+			Name: name, Version: 1,
 			Placement: state.Placement{
 				Node: dayNode, Seats: []string{dayGPU + "#0", dayGPU + "#1"},
 				Memory: map[string]int64{dayGPU: 40 << 30}, HostMemory: 36 << 30,

@@ -37,7 +37,7 @@ type Node struct {
 	streams   *streams
 	store     *raftboltdb.BoltStore
 	raft      *hraft.Raft
-	transport *hraft.NetworkTransport
+	transport *transport
 	fsm       *fsm
 	lead      *leadership
 	metrics   *collector
@@ -139,9 +139,9 @@ func (n *Node) open() error {
 	notify := make(chan bool, 16)
 	rc.NotifyCh = notify
 
-	n.transport = hraft.NewNetworkTransportWithConfig(&hraft.NetworkTransportConfig{
+	n.transport = &transport{NetworkTransport: hraft.NewNetworkTransportWithConfig(&hraft.NetworkTransportConfig{
 		Stream: n.streams, MaxPool: maxPool, Timeout: transportTimeout, Logger: n.log.Named("transport"),
-	})
+	})}
 	if n.raft, err = hraft.NewRaft(rc, n.fsm, logs, n.store, snapshots, n.transport); err != nil {
 		return errors.Join(fmt.Errorf("raft: %w", err), n.Err())
 	}
@@ -167,6 +167,7 @@ func (n *Node) release() error {
 		n.lead.stop()
 	}
 	if n.transport != nil {
+		n.transport.stopHeartbeats()
 		errs = append(errs, n.transport.Close())
 		n.transport.CloseStreams()
 	}

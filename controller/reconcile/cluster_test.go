@@ -9,9 +9,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hashicorp/nomad/api"
+	nomadapi "github.com/hashicorp/nomad/api"
 	"github.com/stretchr/testify/require"
 
+	"remuda/controller/api"
 	"remuda/controller/load"
 	"remuda/controller/nomad"
 	"remuda/controller/raft"
@@ -40,7 +41,7 @@ type cluster struct {
 	// also, nil: none, is the Nomad of another pool.
 	also *nomadtest.Server
 	// ports are those of every allocation; serves, nil: yes, whether their engines do.
-	ports  []api.PortMapping
+	ports  []nomadapi.PortMapping
 	serves func() bool
 
 	raft  *raft.Node
@@ -63,11 +64,11 @@ func newClusterOf(t *testing.T, edit func(*reconcile.Config)) *cluster {
 	require.NoError(t, err)
 	c.client = client
 	t.Cleanup(client.Close)
-	c.nomad.OnParse(func(api.JobsParseRequest) (*api.Job, error) {
-		return &api.Job{
+	c.nomad.OnParse(func(nomadapi.JobsParseRequest) (*nomadapi.Job, error) {
+		return &nomadapi.Job{
 			ID: new("x"), Name: new("x"), Type: new("service"), Namespace: new("default"), Datacenters: []string{"*"}, NodePool: new("default"),
-			TaskGroups: []*api.TaskGroup{{Name: new("replica"), Count: new(1), Tasks: []*api.Task{{
-				Name: "primary", Driver: "raw_exec", Resources: &api.Resources{Devices: []*api.RequestedDevice{{Name: "nvidia/gpu", Count: new(uint64(1))}}},
+			TaskGroups: []*nomadapi.TaskGroup{{Name: new("replica"), Count: new(1), Tasks: []*nomadapi.Task{{
+				Name: "primary", Driver: "raw_exec", Resources: &nomadapi.Resources{Devices: []*nomadapi.RequestedDevice{{Name: "nvidia/gpu", Count: new(uint64(1))}}},
 			}}}},
 		}, nil
 	})
@@ -78,18 +79,18 @@ func newClusterOf(t *testing.T, edit func(*reconcile.Config)) *cluster {
 	return c
 }
 
-func nomadNode(id string) *api.Node {
-	g := &api.NodeDeviceResource{Vendor: "nvidia", Type: "gpu", Name: "H100", Attributes: map[string]*api.Attribute{
+func nomadNode(id string) *nomadapi.Node {
+	g := &nomadapi.NodeDeviceResource{Vendor: "nvidia", Type: "gpu", Name: "H100", Attributes: map[string]*nomadapi.Attribute{
 		"model": {StringVal: new("H100")}, "memory": {IntVal: new(int64(80_000)), Unit: "MiB"},
 	}}
 	for gpu := range 2 {
 		for seat := range 2 {
-			g.Instances = append(g.Instances, &api.NodeDevice{ID: fmt.Sprintf("%s-GPU%d#%d", id, gpu, seat), Healthy: true})
+			g.Instances = append(g.Instances, &nomadapi.NodeDevice{ID: fmt.Sprintf("%s-GPU%d#%d", id, gpu, seat), Healthy: true})
 		}
 	}
-	return &api.Node{
-		ID: id, Name: id, Datacenter: "dc1", NodePool: "default", Status: api.NodeStatusReady, SchedulingEligibility: api.NodeSchedulingEligible,
-		NodeResources: &api.NodeResources{Cpu: api.NodeCpuResources{CpuShares: 8000}, Memory: api.NodeMemoryResources{MemoryMB: 1024}, Devices: []*api.NodeDeviceResource{g}},
+	return &nomadapi.Node{
+		ID: id, Name: id, Datacenter: "dc1", NodePool: "default", Status: nomadapi.NodeStatusReady, SchedulingEligibility: nomadapi.NodeSchedulingEligible,
+		NodeResources: &nomadapi.NodeResources{Cpu: nomadapi.NodeCpuResources{CpuShares: 8000}, Memory: nomadapi.NodeMemoryResources{MemoryMB: 1024}, Devices: []*nomadapi.NodeDeviceResource{g}},
 	}
 }
 
@@ -199,9 +200,9 @@ func (c *cluster) work() {
 			continue
 		}
 		stopped := job.Stop != nil && *job.Stop
-		a := &api.AllocationListStub{ID: "alloc-" + name, JobID: name, NodeID: r.Placement.Node, DesiredStatus: "run", ClientStatus: "running",
-			CreateTime: 1, TaskStates: map[string]*api.TaskState{"primary": {State: "running", StartedAt: time.Unix(1, 0)}},
-			AllocatedResources: &api.AllocatedResources{Shared: api.AllocatedSharedResources{Ports: c.ports}}}
+		a := &nomadapi.AllocationListStub{ID: "alloc-" + name, JobID: name, NodeID: r.Placement.Node, DesiredStatus: "run", ClientStatus: "running",
+			CreateTime: 1, TaskStates: map[string]*nomadapi.TaskState{"primary": {State: "running", StartedAt: time.Unix(1, 0)}},
+			AllocatedResources: &nomadapi.AllocatedResources{Shared: nomadapi.AllocatedSharedResources{Ports: c.ports}}}
 		if stopped {
 			a.DesiredStatus, a.ClientStatus = "stop", "complete"
 		} else if c.serves == nil || c.serves() {
@@ -283,7 +284,7 @@ func TestWithRealRaftAndNomadsAPI(t *testing.T) {
 
 	c.sub("a job is stopped behind our back", func(t *testing.T) {
 		name := c.replicas()[0].Name.String()
-		c.nomad.EditJob(name, func(j *api.Job) { j.Stop = new(true) })
+		c.nomad.EditJob(name, func(j *nomadapi.Job) { j.Stop = new(true) })
 		c.until("it is registered again", func() bool { j := c.nomad.Job(name); return j.Stop == nil || !*j.Stop })
 		c.run(3)
 		c.rest()
@@ -336,7 +337,7 @@ func TestScaleDownWithRealRaftAndNomadsAPI(t *testing.T) {
 	})
 	name := leaving.Name.String()
 	report := func(inFlight int) {
-		c.loads.Put(load.Report{Gateway: "g", Index: c.raft.Store().View().Index(), Replicas: []load.Replica{{Name: name, InFlight: inFlight}}})
+		c.loads.Put(api.GatewayReport{Gateway: "g", Index: c.raft.Store().View().Index(), Replicas: []api.ReplicaLoad{{Name: name, InFlight: inFlight}}})
 	}
 	// Its request takes several times to live.
 	for range 10 {

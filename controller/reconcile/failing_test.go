@@ -7,7 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 
-	"remuda/controller/load"
+	"remuda/controller/api"
 	"remuda/controller/planner"
 	"remuda/controller/reconcile"
 	"remuda/controller/state"
@@ -15,8 +15,8 @@ import (
 
 // requests is the report of a gateway that has counted so many requests at two replicas: all
 // that replica 1 had have failed, and replica 2 has answered all.
-func requests(failed, answered int64) load.Report {
-	return load.Report{Gateway: "g", Index: 1, Replicas: []load.Replica{
+func requests(failed, answered int64) api.GatewayReport {
+	return api.GatewayReport{Gateway: "g", Index: 1, Replicas: []api.ReplicaLoad{
 		{Name: "m:v:1", Failed: failed, FailedInARow: failed}, {Name: "m:v:2", Answered: answered},
 	}}
 }

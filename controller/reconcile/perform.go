@@ -72,9 +72,9 @@ func (l *leading) register(ctx context.Context, n Nomad, o order) error {
 	if m == nil || node == nil {
 		return fmt.Errorf("register %s: its model %q or its node %s does not exist", o.Replica, r.Name.Model, r.Placement.Node)
 	}
-	v := m.VariantOf(r)
+	v := view.VariantOf(nil, r)
 	if v == nil {
-		return fmt.Errorf("register %s: its variant definition with hash %q is no longer known", o.Replica, r.VariantHash)
+		return fmt.Errorf("register %s: version %d of its model is not known", o.Replica, r.Version)
 	}
 	job, err := n.Render(ctx, nomad.Request{
 		Name: r.Name, Variant: *v, Node: *node, Placement: r.Placement,
@@ -97,7 +97,7 @@ func (l *leading) register(ctx context.Context, n Nomad, o order) error {
 	}
 	l.seen.expect(o.Replica, echo{
 		kind: planner.Register, pool: o.Pool, index: reg.Index, until: l.cfg.Now().Add(l.cfg.EchoTimeout),
-		job: planner.Job{Name: r.Name, Pool: o.Pool, Hash: r.VariantHash, Placement: r.Placement, Index: reg.Index},
+		job: planner.Job{Name: r.Name, Pool: o.Pool, Hash: v.Hash, Placement: r.Placement, Index: reg.Index},
 	})
 	return l.registered(ctx, o, reg)
 }

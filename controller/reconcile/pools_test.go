@@ -8,7 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"remuda/controller/load"
+	"remuda/controller/api"
 	"remuda/controller/nomad"
 	"remuda/controller/planner"
 	"remuda/controller/reconcile"
@@ -222,7 +222,7 @@ func TestDemandIsLookedAtAtOnce(t *testing.T) {
 		inFlight := 0
 		report := func(wanted ...string) {
 			inFlight++
-			w.loads.Put(load.Report{Gateway: "g", Wanted: wanted, Replicas: []load.Replica{{Name: "m:v:1", InFlight: inFlight}}})
+			w.loads.Put(api.GatewayReport{Gateway: "g", Wanted: wanted, Replicas: []api.ReplicaLoad{{Name: "m:v:1", InFlight: inFlight}}})
 		}
 		report()
 		w.rest()

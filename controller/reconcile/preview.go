@@ -9,34 +9,24 @@ import (
 	"remuda/controller/state"
 )
 
-// Preview is what would be done if the state were another one.
-type Preview struct {
-	// Store is a copy of the state, after the change and then the plan were applied to it.
-	Store *state.Store
-	// Plan is what would be committed first, nil where that is nothing.
-	Plan *state.Plan
-	// Actions are what would be done in Nomad and at shims after that.
-	Actions []planner.Action
-}
-
 // Preview makes a private copy of the store, calls change with it, and plans on the copy
 // with what is observed now. Nothing is committed, and nothing is done. The error is
 // change's own, or wraps raft.ErrNotLeader or nomad.ErrUnreachable where nothing is
 // observed here. It may be called from several goroutines at once.
-func (r *Reconciler) Preview(change func(*state.Store) error) (Preview, error) {
+func (r *Reconciler) Preview(change func(*state.Store) error) (planner.Preview, error) {
 	l := r.current()
 	if l == nil {
-		return Preview{}, &raft.NotLeaderError{}
+		return planner.Preview{}, &raft.NotLeaderError{}
 	}
 	now := l.cfg.Now()
 	busy := l.acts.busy()
-	out := Preview{Store: l.cfg.Raft.Store().Fork()}
+	out := planner.Preview{Store: l.cfg.Raft.Store().Fork()}
 	seen := l.seen.take(&schedule{})
 	if !seen.begun {
-		return Preview{}, fmt.Errorf("the running jobs are not known yet: %w", nomad.ErrUnreachable)
+		return planner.Preview{}, fmt.Errorf("the running jobs are not known yet: %w", nomad.ErrUnreachable)
 	}
 	if err := change(out.Store); err != nil {
-		return Preview{}, err
+		return planner.Preview{}, err
 	}
 	look := func() (*state.View, planner.Observation) {
 		view := out.Store.View()
@@ -48,10 +38,10 @@ func (r *Reconciler) Preview(change func(*state.Store) error) (Preview, error) {
 		p.ID, p.Index, p.Time = "preview", view.Index(), now
 		data, err := state.Encode(p)
 		if err != nil {
-			return Preview{}, fmt.Errorf("preview: %w", err)
+			return planner.Preview{}, fmt.Errorf("preview: %w", err)
 		}
 		if res := out.Store.Apply(view.Index()+1, data); res.Err != nil {
-			return Preview{}, fmt.Errorf("preview: the plan would be rejected: %w", res.Err)
+			return planner.Preview{}, fmt.Errorf("preview: the plan would be rejected: %w", res.Err)
 		}
 		view, o = look()
 	}

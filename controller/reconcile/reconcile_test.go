@@ -12,7 +12,7 @@ import (
 	"github.com/prometheus/common/expfmt"
 	"github.com/stretchr/testify/require"
 
-	"remuda/controller/load"
+	"remuda/controller/api"
 	"remuda/controller/planner"
 	"remuda/controller/reconcile"
 	"remuda/controller/state"
@@ -54,10 +54,10 @@ func TestLifeOfAReplica(t *testing.T) {
 		require.Empty(t, w.seen().Jobs["m:v:1"].Drift)
 
 		w.move("m:v:1", state.EventDrain)
-		w.loads.Put(load.Report{Gateway: "g", Index: w.raft.store.View().Index(), Replicas: []load.Replica{{Name: "m:v:1", InFlight: 1}}})
+		w.loads.Put(api.GatewayReport{Gateway: "g", Index: w.raft.store.View().Index(), Replicas: []api.ReplicaLoad{{Name: "m:v:1", InFlight: 1}}})
 		w.pass(loadTTL - time.Second)
 		require.Equal(t, "draining", w.stage("m:v:1"))
-		w.loads.Put(load.Report{Gateway: "g", Index: w.raft.store.View().Index()})
+		w.loads.Put(api.GatewayReport{Gateway: "g", Index: w.raft.store.View().Index()})
 		w.pass(time.Second)
 		require.Equal(t, "stopping", w.stage("m:v:1"))
 		require.True(t, w.nomad.jobs["m:v:1"].Stopped)
@@ -85,7 +85,7 @@ func TestAtRestNothingIsWritten(t *testing.T) {
 			w.pass(10 * time.Second)
 			w.nomad.set(func() {}) // it says the same again
 			w.consul.serve(engine("1"), engine("2"))
-			w.loads.Put(load.Report{Gateway: "g", Index: 1, Replicas: []load.Replica{{Name: "m:v:1", InFlight: i}}})
+			w.loads.Put(api.GatewayReport{Gateway: "g", Index: 1, Replicas: []api.ReplicaLoad{{Name: "m:v:1", InFlight: i}}})
 		}
 		require.Equal(t, writes, w.raft.writes(), "ten minutes without a write to Raft")
 		registers, stops, purges := w.nomad.did()
@@ -101,13 +101,13 @@ func TestLoadsAreShownAndDoNotWakeWhileNothingDrains(t *testing.T) {
 		looks := w.plans()
 		at := time.Now().UTC()
 		for i := range 100 {
-			w.loads.Put(load.Report{Gateway: "g", Replicas: []load.Replica{{Name: "m:v:1", InFlight: i, Oldest: at, LastRequest: at}}})
+			w.loads.Put(api.GatewayReport{Gateway: "g", Replicas: []api.ReplicaLoad{{Name: "m:v:1", InFlight: i, Oldest: at, LastRequest: at}}})
 		}
 		w.rest()
 		require.Equal(t, looks, w.plans())
 		w.pass(time.Minute / 2)
 		require.Greater(t, w.plans(), looks)
-		w.loads.Put(load.Report{Gateway: "g", Replicas: []load.Replica{{Name: "m:v:1", InFlight: 5, Oldest: at, LastRequest: at}}})
+		w.loads.Put(api.GatewayReport{Gateway: "g", Replicas: []api.ReplicaLoad{{Name: "m:v:1", InFlight: 5, Oldest: at, LastRequest: at}}})
 		w.nomad.set(func() {})
 		w.rest()
 		require.Equal(t, planner.Load{InFlight: 5, Oldest: at, LastRequest: at}, w.seen().Loads["m:v:1"])
@@ -122,16 +122,16 @@ func TestDrainGoesOnWhenAGatewayIsDead(t *testing.T) {
 		w.pass(loadTTL)
 		w.move("m:v:1", state.EventDrain)
 		index := w.raft.store.View().Index()
-		w.loads.Put(load.Report{Gateway: "alive", Index: index - 1})
+		w.loads.Put(api.GatewayReport{Gateway: "alive", Index: index - 1})
 		w.rest()
 		require.Equal(t, "draining", w.stage("m:v:1"), "it does not follow yet")
-		w.loads.Put(load.Report{Gateway: "dead", Index: index, Replicas: []load.Replica{{Name: "m:v:1", InFlight: 1}}})
+		w.loads.Put(api.GatewayReport{Gateway: "dead", Index: index, Replicas: []api.ReplicaLoad{{Name: "m:v:1", InFlight: 1}}})
 		for range 3 {
-			w.loads.Put(load.Report{Gateway: "alive", Index: index})
+			w.loads.Put(api.GatewayReport{Gateway: "alive", Index: index})
 			w.pass(3 * time.Second)
 			require.Equal(t, "draining", w.stage("m:v:1"))
 		}
-		w.loads.Put(load.Report{Gateway: "alive", Index: index})
+		w.loads.Put(api.GatewayReport{Gateway: "alive", Index: index})
 		w.pass(time.Second)
 		require.Equal(t, "stopping", w.stage("m:v:1"))
 	})
@@ -146,11 +146,11 @@ func TestANewLeaderHearsTheGatewaysFirst(t *testing.T) {
 		w.rest()
 		w.move("m:v:1", state.EventDrain)
 		index := w.raft.store.View().Index()
-		w.loads.Put(load.Report{Gateway: "g", Index: index})
+		w.loads.Put(api.GatewayReport{Gateway: "g", Index: index})
 		w.raft.elect()
 		for range 3 {
 			w.pass(3 * time.Second)
-			w.loads.Put(load.Report{Gateway: "g", Index: index})
+			w.loads.Put(api.GatewayReport{Gateway: "g", Index: index})
 			require.Equal(t, "draining", w.stage("m:v:1"), "another gateway may have a request")
 		}
 		w.pass(2 * time.Second)
@@ -332,7 +332,7 @@ func TestMetrics(t *testing.T) {
 	reg := prometheus.NewRegistry()
 	inWorld(t, func(c *reconcile.Config) { c.Registerer = reg }, func(t *testing.T, w *world) {
 		w.running("1", "2")
-		w.loads.Put(load.Report{Gateway: "g", Replicas: []load.Replica{{Name: "m:v:1", InFlight: 2}, {Name: "m:v:2", InFlight: 3}}})
+		w.loads.Put(api.GatewayReport{Gateway: "g", Replicas: []api.ReplicaLoad{{Name: "m:v:1", InFlight: 2}, {Name: "m:v:2", InFlight: 3}}})
 		w.script(func(v *state.View, o planner.Observation) (*state.Plan, time.Time) {
 			if len(v.Decisions(nil, "", 0)) > 0 {
 				return nil, time.Time{}

@@ -9,10 +9,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hashicorp/nomad/api"
+	nomadapi "github.com/hashicorp/nomad/api"
 	"github.com/stretchr/testify/require"
 
-	"remuda/controller/load"
+	"remuda/controller/api"
 	"remuda/controller/reconcile"
 	"remuda/controller/shim"
 	"remuda/controller/state"
@@ -50,7 +50,7 @@ func newTiered(t *testing.T) *tiered {
 	var number int
 	_, err := fmt.Sscan(port, &number)
 	require.NoError(t, err)
-	c.ports = []api.PortMapping{{Label: "shim", HostIP: host, Value: number}}
+	c.ports = []nomadapi.PortMapping{{Label: "shim", HostIP: host, Value: number}}
 	c.model(1)
 	c.run(1)
 	r := c.replicas()[0]
@@ -237,7 +237,7 @@ func TestDemandWakes(t *testing.T) {
 	c.evict(state.GoalWarm)
 	c.becomes("warm")
 	began := time.Now()
-	c.loads.Put(load.Report{Gateway: "g", Index: c.raft.Store().View().Index(), Since: time.Now(), Wanted: []string{"m"}})
+	c.loads.Put(api.GatewayReport{Gateway: "g", Index: c.raft.Store().View().Index(), Since: time.Now(), Wanted: []string{"m"}})
 	c.becomes("serving")
 	t.Logf("woken %s after the report", time.Since(began))
 }

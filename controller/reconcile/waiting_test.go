@@ -7,15 +7,15 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 
-	"remuda/controller/load"
+	"remuda/controller/api"
 	"remuda/controller/planner"
 	"remuda/controller/reconcile"
 	"remuda/controller/state"
 )
 
 // waiting is a report of a gateway at which a request waits for the model.
-func waiting(model string, in load.State, since time.Time) load.Report {
-	return load.Report{Gateway: "g", Index: 1, Since: since, Queues: []load.Queue{{Model: model, State: in, Waiting: 1, Oldest: since}}}
+func waiting(model string, in api.QueueState, since time.Time) api.GatewayReport {
+	return api.GatewayReport{Gateway: "g", Index: 1, Since: since, Queues: []api.QueueLoad{{Model: model, State: in, Waiting: 1, Oldest: since}}}
 }
 
 // A model that requests wait for is not idle, though its engines take none, as one does that
@@ -32,16 +32,16 @@ func TestAModelThatRequestsWaitForIsNotIdle(t *testing.T) {
 		w.script(func(v *state.View, o planner.Observation) (*state.Plan, time.Time) {
 			return planner.Plan(v, o, planner.DefaultConfig())
 		})
-		during := func(d time.Duration, r load.Report) {
+		during := func(d time.Duration, r api.GatewayReport) {
 			for end := time.Now().Add(d); time.Now().Before(end); w.pass(2 * time.Second) {
 				w.loads.Put(r)
 			}
 		}
-		during(10*time.Minute, waiting("m", load.Busy, began))
+		during(10*time.Minute, waiting("m", api.QueueBusy, began))
 		require.Equal(t, "serving", w.stage("m:v:1"))
 		require.WithinDuration(t, time.Now(), w.seen().Loads["m:v:1"].LastRequest, time.Minute)
 		require.Zero(t, w.seen().Loads["m:v:1"].InFlight)
-		during(5*time.Minute, load.Report{Gateway: "g", Index: 1, Since: began})
+		during(5*time.Minute, api.GatewayReport{Gateway: "g", Index: 1, Since: began})
 		require.NotEqual(t, "serving", w.stage("m:v:1"), "it was kept up for the one that waited only")
 	})
 }
@@ -50,7 +50,7 @@ func TestAModelThatRequestsWaitForIsNotIdle(t *testing.T) {
 func TestANewLeaderBringsUpWhatRequestsWaitFor(t *testing.T) {
 	inWorld(t, nil, func(t *testing.T, w *world) {
 		since := time.Now()
-		w.loads.Put(waiting("m", load.Provisioning, since))
+		w.loads.Put(waiting("m", api.QueueProvisioning, since))
 		w.rest()
 		require.Contains(t, w.seen().Demand, "m")
 		w.raft.depose()
@@ -61,11 +61,11 @@ func TestANewLeaderBringsUpWhatRequestsWaitFor(t *testing.T) {
 		w.raft.elect()
 		w.rest()
 		require.Empty(t, w.raft.store.View().ReplicasOf(nil, "m"))
-		w.loads.Put(waiting("m", load.Provisioning, since))
+		w.loads.Put(waiting("m", api.QueueProvisioning, since))
 		w.rest()
 		require.Len(t, w.raft.store.View().ReplicasOf(nil, "m"), 1)
 		for range 5 { // it waits on
-			w.loads.Put(waiting("m", load.Provisioning, since))
+			w.loads.Put(waiting("m", api.QueueProvisioning, since))
 			w.pass(time.Second)
 		}
 		require.Len(t, w.raft.store.View().ReplicasOf(nil, "m"), 1, "it is one demand")
@@ -85,11 +85,11 @@ func TestANewLeaderKeepsAnOperatorsScaleDown(t *testing.T) {
 		w.rest()
 		w.raft.elect()
 		w.rest()
-		w.loads.Put(waiting("m", load.Provisioning, before))
+		w.loads.Put(waiting("m", api.QueueProvisioning, before))
 		w.rest()
 		require.Empty(t, w.seen().Demand)
 		w.pass(time.Second)
-		w.loads.Put(waiting("m", load.Provisioning, time.Now()))
+		w.loads.Put(waiting("m", api.QueueProvisioning, time.Now()))
 		w.rest()
 		require.Contains(t, w.seen().Demand, "m")
 	})
@@ -99,12 +99,12 @@ func TestANewLeaderKeepsAnOperatorsScaleDown(t *testing.T) {
 // keeps their reports when its reconciler begins.
 func TestReportsBeforeTheReconcilerBegins(t *testing.T) {
 	inWorld(t, nil, func(t *testing.T, w *world) {
-		w.loads.Put(waiting("m", load.Provisioning, time.Now()))
+		w.loads.Put(waiting("m", api.QueueProvisioning, time.Now()))
 		w.raft.depose()
 		w.rest()
 		w.loads.Begin(w.raft.term() + 1)
 		require.Empty(t, w.loads.Gateways(), "it was of the term before")
-		w.loads.Put(waiting("m", load.Provisioning, time.Now()))
+		w.loads.Put(waiting("m", api.QueueProvisioning, time.Now()))
 		require.NoError(t, w.loads.Kill("x"))
 		w.raft.elect()
 		w.rest()
@@ -118,11 +118,11 @@ func TestNumbersOfQueuesDoNotWake(t *testing.T) {
 	inWorld(t, nil, func(t *testing.T, w *world) {
 		w.running("1")
 		began := time.Now()
-		w.loads.Put(waiting("m", load.Busy, began))
+		w.loads.Put(waiting("m", api.QueueBusy, began))
 		w.rest()
 		looks := w.plans()
 		for i := range 100 {
-			r := waiting("m", load.Busy, began)
+			r := waiting("m", api.QueueBusy, began)
 			r.Queues[0].Waiting, r.Queues[0].Served = i+1, float64(i)
 			w.loads.Put(r)
 		}
@@ -134,8 +134,8 @@ func TestNumbersOfQueuesDoNotWake(t *testing.T) {
 func TestMetricsOfWhatWaits(t *testing.T) {
 	reg := prometheus.NewRegistry()
 	inWorld(t, func(c *reconcile.Config) { c.Registerer = reg }, func(t *testing.T, w *world) {
-		w.loads.Put(load.Report{Gateway: "g", Index: 1, Queues: []load.Queue{
-			{Model: "m", State: load.Deploying, Waiting: 3}, {Model: "whatever a client asked for", State: load.Deploying, Waiting: 1},
+		w.loads.Put(api.GatewayReport{Gateway: "g", Index: 1, Queues: []api.QueueLoad{
+			{Model: "m", State: api.QueueDeploying, Waiting: 3}, {Model: "whatever a client asked for", State: api.QueueDeploying, Waiting: 1},
 		}})
 		require.Equal(t, []string{`remuda_controller_waiting{model="m"} 3`}, exposed(t, reg, "remuda_controller_waiting"))
 		w.raft.depose()

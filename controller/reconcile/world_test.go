@@ -182,7 +182,7 @@ func (w *world) running(ids ...string) {
 func placeOf(id string, gpu int) state.Place {
 	uuid := fmt.Sprintf("n-GPU%d", gpu)
 	return state.Place{
-		Name: replica.Name{Model: "m", Variant: "v", ID: id}, VariantHash: "vh1",
+		Name: replica.Name{Model: "m", Variant: "v", ID: id}, Version: 1,
 		Placement: state.Placement{Node: "n", Seats: []string{uuid + "#0"}, Memory: map[string]int64{uuid: 10}},
 	}
 }

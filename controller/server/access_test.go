@@ -22,6 +22,8 @@ var rules = map[string]string{
 	"PUT /v1/models":                        "o",
 	"GET /v1/model/{model}":                 "ogar",
 	"GET /v1/model/{model}/file":            "oar",
+	"GET /v1/model/{model}/versions":        "oar",
+	"PUT /v1/model/{model}/revert":          "o",
 	"DELETE /v1/model/{model}":              "o",
 	"PUT /v1/model/{model}/stop":            "o",
 	"PUT /v1/model/{model}/start":           "o",

@@ -2,7 +2,6 @@ package server
 
 import (
 	"fmt"
-	"net/http"
 	"slices"
 
 	"github.com/google/uuid"
@@ -54,7 +53,7 @@ func (s *Server) makeToken(rq *request, name string, role state.Role, first bool
 	t.CreateIndex, t.ModifyIndex = res.Index, res.Index
 	out := tokenOf(&t)
 	out.SecretID = shown.String()
-	return answer{value: out, status: http.StatusCreated}, nil
+	return answer{value: out}, nil
 }
 
 func (s *Server) listTokens(_ *request, v *state.View, ws memdb.WatchSet) (answer, error) {

@@ -9,11 +9,10 @@ import (
 	"github.com/prometheus/common/expfmt"
 
 	"remuda/controller/api"
-	"remuda/controller/load"
 	"remuda/internal/version"
 )
 
-// description is the API in OpenAPI's words.
+// description is the OpenAPI document; TestReferenceOpenAPI generates it.
 //
 //go:embed openapi.json
 var description []byte
@@ -33,10 +32,8 @@ func (s *Server) agentSelf(*request) (answer, error) {
 		ID: s.cfg.Raft.ID(), Version: version.String(), Address: s.cfg.Raft.Address(), Leader: lead.Leader, Index: v.Index(),
 		LastContact: api.Duration(age), KnownLeader: known,
 		ACL:       api.ACLStatus{Enabled: s.cfg.ACL, Bootstrapped: bootstrapped(v)},
-		Reconcile: s.cfg.Reconcile(),
-		Gateways: list(s.cfg.Loads.Gateways(), func(g load.Gateway) api.GatewayStatus {
-			return api.GatewayStatus{Name: g.Name, Index: g.Index, InFlight: g.InFlight, Seen: g.Reported}
-		}),
+		Reconcile: s.cfg.Reconciler.Status(),
+		Gateways:  s.cfg.Loads.Gateways(),
 	}}, nil
 }
 
@@ -49,7 +46,7 @@ func (s *Server) agentHealth(*request) (answer, error) {
 	if _, known := s.lastContact(); !known {
 		bad("no cluster leader is known to this server")
 	}
-	if r := s.cfg.Reconcile(); r.Active {
+	if r := s.cfg.Reconciler.Status(); r.Active {
 		for _, l := range []struct {
 			name string
 			link api.LinkStatus

@@ -46,34 +46,50 @@ func (s *Server) applyModels(rq *request, v *state.View) (answer, error) {
 	if err != nil {
 		return answer{}, err
 	}
+	a := application{models: models, warnings: warnings, cas: body.CAS, dryRun: body.DryRun, what: "applied a model file"}
+	out, err := s.applyAll(rq, a, v)
+	return answer{value: out}, err
+}
+
+// application is what models should become.
+type application struct {
+	models   []state.Model
+	warnings map[string][]string
+	cas      map[string]uint64
+	dryRun   bool
+	what     string // for decisions: what somebody did
+}
+
+// applyAll applies models, all or none.
+func (s *Server) applyAll(rq *request, a application, v *state.View) (api.ApplyResponse, error) {
 	for try := 1; ; try++ {
-		out, err := s.applyOnce(rq, body, models, warnings, v)
+		out, err := s.applyOnce(rq, a, v)
 		// Without a CAS of the caller's own the models are compared with what is there now.
-		if !errors.Is(err, state.ErrConflict) && !errors.Is(err, state.ErrNotFound) || len(body.CAS) > 0 || try == applyTries {
-			return answer{value: out}, err
+		if !errors.Is(err, state.ErrConflict) && !errors.Is(err, state.ErrNotFound) || len(a.cas) > 0 || try == applyTries {
+			return out, err
 		}
 		v = s.cfg.Raft.Store().View()
 	}
 }
 
-func (s *Server) applyOnce(rq *request, body api.ApplyRequest, models []state.Model, warnings map[string][]string, v *state.View) (api.ApplyResponse, error) {
-	out := api.ApplyResponse{DryRun: body.DryRun, Models: []api.AppliedModel{}}
+func (s *Server) applyOnce(rq *request, ap application, v *state.View) (api.ApplyResponse, error) {
+	out := api.ApplyResponse{DryRun: ap.dryRun, Models: []api.AppliedModel{}}
 	cmd := &state.UpsertModels{}
 	now := s.cfg.Now()
 	var stale []string
-	for _, m := range models {
+	for _, m := range ap.models {
 		old := v.Model(nil, m.Name)
 		var have uint64
 		if old != nil {
 			have = old.ModifyIndex
 		}
-		want, given := body.CAS[m.Name]
+		want, given := ap.cas[m.Name]
 		if given && want != have {
 			stale = append(stale, casConflict(m.Name, have, want))
 			continue
 		}
-		a := compare(old, m)
-		a.Warnings = append(a.Warnings, warnings[m.Name]...)
+		a := compare(v, old, m)
+		a.Warnings = append(a.Warnings, ap.warnings[m.Name]...)
 		out.Models = append(out.Models, a)
 		if !a.Unchanged {
 			cmd.Models = append(cmd.Models, state.UpsertModel{Model: m, ModifyIndex: have, Time: now})
@@ -82,13 +98,13 @@ func (s *Server) applyOnce(rq *request, body api.ApplyRequest, models []state.Mo
 	if len(stale) > 0 {
 		return out, conflict("%s", strings.Join(stale, "\n"))
 	}
-	if body.DryRun || len(cmd.Models) == 0 {
+	if ap.dryRun || len(cmd.Models) == 0 {
 		return out, nil
 	}
 	var decisions []state.Decision
 	for i := range out.Models {
 		if a := &out.Models[i]; !a.Unchanged {
-			decisions = append(decisions, applied(a, by(rq.token)))
+			decisions = append(decisions, applied(a, by(rq.token)+" "+ap.what))
 		}
 	}
 	res, err := s.decide(rq, cmd, decisions...)
@@ -100,7 +116,7 @@ func (s *Server) applyOnce(rq *request, body api.ApplyRequest, models []state.Mo
 	for i := range out.Models {
 		a := &out.Models[i]
 		if m := after.Model(nil, a.Name); m != nil {
-			a.ModifyIndex, a.Replicas = m.ModifyIndex, m.Replicas
+			a.ModifyIndex, a.Version, a.Replicas = m.ModifyIndex, m.Version, m.Replicas
 		}
 	}
 	return out, nil
@@ -116,10 +132,10 @@ func casConflict(name string, have, want uint64) string {
 	return fmt.Sprintf("model %q has changed since it was read: its index is %d, not %d", name, have, want)
 }
 
-func applied(a *api.AppliedModel, who string) state.Decision {
+func applied(a *api.AppliedModel, deed string) state.Decision {
 	d := state.Decision{Model: a.Name, Kind: "apply", Inputs: map[string]string{}}
 	if a.New {
-		d.Reason = fmt.Sprintf("%s applied a model file: new model", who)
+		d.Reason = deed + ": new model"
 		return d
 	}
 	paths := make([]string, len(a.Changes))
@@ -130,30 +146,34 @@ func applied(a *api.AppliedModel, who string) state.Decision {
 			d.Inputs[c.Path] = fmt.Sprintf("%s -> %s", c.Old, c.New)
 		}
 	}
-	d.Reason = fmt.Sprintf("%s applied a model file: changed %s", who, strings.Join(paths, ", "))
+	d.Reason = fmt.Sprintf("%s: changed %s", deed, strings.Join(paths, ", "))
 	return d
 }
 
 // compare says what becomes of a model.
-func compare(old *state.Model, m state.Model) api.AppliedModel {
+func compare(v *state.View, old *state.Model, m state.Model) api.AppliedModel {
 	a := api.AppliedModel{Name: m.Name, New: old == nil, Changes: []api.Change{}, Warnings: []string{}, Replicas: m.Replicas}
 	if old != nil {
-		a.ModifyIndex = old.ModifyIndex
+		a.ModifyIndex, a.Version = old.ModifyIndex, old.Version
 		a.Unchanged = old.Hash == m.Hash && !old.Stopped
-		// A file's number of replicas is for a model that is new; this one keeps its own.
-		m.Replicas = min(max(old.Replicas, m.Min), m.Max)
-		a.Replicas = m.Replicas
+		if !m.Rescales(old) {
+			a.Replicas = min(max(old.Replicas, m.Min), m.Max)
+		}
+		a.Warnings = append(a.Warnings, overridden(v, old, &m, a.Replicas)...)
+		m.Replicas = a.Replicas
 	}
 	if a.Unchanged {
-		for _, name := range slices.Sorted(maps.Keys(old.Rollouts)) {
-			if r := old.Rollouts[name]; r.Status == state.RolloutRolledBack {
-				a.Warnings = append(a.Warnings, fmt.Sprintf("variant %q: this definition was rolled back to the previous one: %s", name, strings.TrimSuffix(r.Reason, ".")))
-			}
-		}
 		return a
 	}
+	if old != nil {
+		for name, r := range old.Rollouts {
+			if was := v.Versions(nil, m.Name).Get(r.Version); r.Status == state.RolloutRolledBack && was != nil && was.Model.Hash == m.Hash {
+				a.Warnings = append(a.Warnings, fmt.Sprintf("the same definition was rolled back as version %d because of variant %q: %s", r.Version, name, strings.TrimSuffix(r.Reason, ".")))
+			}
+		}
+	}
 	for _, c := range modelfile.Diff(old, &m) {
-		a.Changes = append(a.Changes, api.Change{Path: c.Path, Old: c.Old, New: c.New, Lines: c.Lines, Rolls: c.Rolls, Text: c.String()})
+		a.Changes = append(a.Changes, changeOf(c))
 	}
 	if old != nil && old.Stopped {
 		a.Changes = append(a.Changes, api.Change{Path: "stopped", Old: "true", New: "false", Text: "~ stopped: true -> false"})
@@ -161,7 +181,27 @@ func compare(old *state.Model, m state.Model) api.AppliedModel {
 	return a
 }
 
-// fileError has every fault of a model file with its line.
+func changeOf(c modelfile.Change) api.Change {
+	return api.Change{Path: c.Path, Old: c.Old, New: c.New, Lines: c.Lines, Rolls: c.Rolls, Text: c.String()}
+}
+
+// overridden warns that the number of replicas in a file is not the model's scale, where
+// people alone scale it.
+func overridden(v *state.View, old, m *state.Model, replicas int) []string {
+	if m.FileReplicas == nil || replicas == *m.FileReplicas || old.Management == state.ManagementUpscaling || old.Management == state.ManagementFull {
+		return nil
+	}
+	why := "it was scaled since the file was applied"
+	for _, d := range v.Decisions(nil, m.Name, 0) {
+		if d.Kind == "scale" {
+			why = d.Reason
+			break
+		}
+	}
+	return []string{fmt.Sprintf("replicas is %d in the file and remains %d: %s", *m.FileReplicas, replicas, why)}
+}
+
+// fileError has every fault of a file with its line.
 func fileError(err error) error {
 	var faults hclfault.Faults
 	if !errors.As(err, &faults) {
@@ -174,7 +214,7 @@ func fileError(err error) error {
 func faultsError(faults hclfault.Faults) error {
 	e := &api.Error{Status: http.StatusBadRequest, Code: api.CodeBadRequest, Message: faults.Error()}
 	for _, f := range faults {
-		e.Faults = append(e.Faults, api.Fault{File: f.File, Line: f.Line, Column: f.Column, Text: f.Text})
+		e.Faults = append(e.Faults, api.Fault(f))
 	}
 	return e
 }

@@ -21,7 +21,7 @@ import (
 )
 
 func TestUnknownNames(t *testing.T) {
-	m := cluster(t, 1, settings{server: withPools})[0]
+	m := cluster(t, 1, settings{world: withPools})[0]
 	m.applied("m")
 	before := m.store.View().Index()
 	for _, c := range []struct{ method, path, body, text string }{
@@ -69,7 +69,7 @@ func TestUnknownNames(t *testing.T) {
 }
 
 func TestWrongBodies(t *testing.T) {
-	m := cluster(t, 1, settings{server: withPools})[0]
+	m := cluster(t, 1, settings{world: withPools})[0]
 	m.applied("m")
 	before := m.store.View().Index()
 	for _, c := range []struct{ path, body, text string }{
@@ -77,7 +77,7 @@ func TestWrongBodies(t *testing.T) {
 		{"/v1/model/m/scale", " \n", "it is empty, and must be a JSON object"},
 		{"/v1/model/m/scale", "{\n  \"Replicas\": 1,\n  oops\n}", "invalid character 'o' looking for beginning of object key string"},
 		{"/v1/model/m/scale", `{"Replicas": 1`, "unexpected EOF"},
-		{"/v1/model/m/scale", "{\"Replicas\": 1}\n{}", "unexpected data after the JSON object"},
+		{"/v1/model/m/scale", "{\"Replicas\": 1}\n{}", "invalid character '{' after top-level value"},
 		{"/v1/model/m/scale", "{\n\"Replicas\": 1,\n \"Replica\": 2}", `body of PUT /v1/model/{model}/scale: json: unknown field "Replica"`},
 		{"/v1/model/m/scale", "{\n \"Replicas\": \"two\"}", "cannot unmarshal string into Go struct field scaleBody.Replicas of type int"},
 		{"/v1/model/m/scale", `{"Replicas": 1.5}`, "cannot unmarshal number 1.5 into Go struct field scaleBody.Replicas of type int"},
@@ -97,7 +97,7 @@ func TestWrongBodies(t *testing.T) {
 		{"/v1/model/m/scale", `{"Variants":{"a":1.5}}`, "cannot unmarshal number 1.5 into Go struct field scaleBody.ScaleRequest.Variants of type int"},
 		{"/v1/model/m/scale", `{"Replicas":1,"Reason":"` + strings.Repeat("x", 1025) + `"}`, `"Reason" is 1025 bytes: must be at most 1024 bytes`},
 		{"/v1/scaler/s", `{}`, `"State" is missing`},
-		{"/v1/scaler/s", `{"State":null}`, "must be a JSON value"},
+		{"/v1/scaler/s", `{"State":null}`, `"State" is missing`},
 		{"/v1/scaler/s", `{"State":1,"CAS":"x"}`, "cannot unmarshal string into Go struct field ScalerRequest.CAS of type uint64"},
 		{"/v1/scaler/s", "{\"State\":\"\xff\"}", `"State" is not valid UTF-8`},
 		{"/v1/scaler/s", `{"State":[` + strings.Repeat("1,", 40_000) + `1]}`, `state of scaler "s" is 80003 bytes: must be at most 65536 bytes`},
@@ -110,7 +110,8 @@ func TestWrongBodies(t *testing.T) {
 		{"/v1/plan", `{"File":"model"}`, "model.hcl:1:"},
 		{"/v1/plan", `{"Scale":{"m":9}}`, "must be 0 to 4, the model's min and max"},
 		{"/v1/plan", `{"Scale":{"m":"1"}}`, "cannot unmarshal string into Go struct field PlanRequest.Scale of type int"},
-		{"/v1/dedicated", `{}`, `"Models" is empty`},
+		{"/v1/dedicated", `{}`, `"Models" is missing`},
+		{"/v1/dedicated", `{"Models":{}}`, `"Models" is empty`},
 		{"/v1/dedicated", `{"Models":{"m":0}}`, `model "m": dedicated replicas is 0: must be 1 to 4, the model's max`},
 		{"/v1/dedicated", `{"Models":{"m":5}}`, `model "m": dedicated replicas is 5`},
 		{"/v1/dedicated/schedule", `{"File":""}`, `"File" is empty`},
@@ -118,10 +119,12 @@ func TestWrongBodies(t *testing.T) {
 		{"/v1/model/m/pool/cloud", `{}`, `"Replicas" is missing`},
 		{"/v1/model/m/pool/cloud", `{"Replicas":5}`, "5 replicas in pool \"cloud\": must be 0 to 4, the model's max"},
 		{"/v1/node/n1/quarantine", `{"GPU":"g","On":false,"Reason":"x"}`, `field "Reason" is "x": must be empty when the quarantine ends`},
-		{"/v1/node/n1/quarantine", `{"On":true}`, `"GPU" is empty`},
+		{"/v1/node/n1/quarantine", `{"On":true}`, `"GPU" is missing`},
+		{"/v1/node/n1/quarantine", `{"GPU":"","On":true}`, `"GPU" is empty`},
+		{"/v1/node/n1/quarantine", `{"gpu":"g"}`, `"On" is missing`},
 		{"/v1/switch/s", `{}`, `"Value" is missing`},
-		{"/v1/switch/s", `{"Value":1}`, "cannot unmarshal number into Go struct field .Value of type string"},
-		{"/v1/switch/s", `{"Value":"x","CAS":-1}`, "cannot unmarshal number -1 into Go struct field .CAS of type uint64"},
+		{"/v1/switch/s", `{"Value":1}`, "cannot unmarshal number into Go struct field SwitchRequest.Value of type string"},
+		{"/v1/switch/s", `{"Value":"x","CAS":-1}`, "cannot unmarshal number -1 into Go struct field SwitchRequest.CAS of type uint64"},
 		{"/v1/gateway/report", `{"Gateway":"","Index":1,"Replicas":[{"Name":"nonsense","InFlight":-1}]}`, "in flight is -1"},
 		{"/v1/model/m/stop", `{"now":true}`, "takes no body"},
 		{"/v1/models", `{"Files":"x"}`, `body of PUT /v1/models: json: unknown field "Files"`},

@@ -48,22 +48,40 @@ type Checker interface {
 type Loads interface {
 	// Begin gives the content to a term of leadership; see load.Store.
 	Begin(term uint64)
-	Put(load.Report) error
-	Loads() map[string]load.Load
-	Gateways() []load.Gateway
-	Queues() map[string]load.Queue
-	QueueOf(model string) (map[string]load.Queue, []load.Place)
+	Put(api.GatewayReport) error
+	Loads() map[string]api.Load
+	Gateways() []api.Gateway
+	Queues() map[string]api.Queue
+	QueueOf(model string) ([]api.GatewayQueue, []api.QueuedRequest)
 	// Count is how many requests a model had; false where that is not known.
-	Count(model string) (load.Counters, bool)
-	Find(id string) []load.Place
+	Count(model string) (api.Counters, bool)
+	Find(id string) []api.QueuedRequest
 	// Kill and Drain order something of gateways, and Orders returns what one of them has to
 	// do, once for each report that was Put.
 	Kill(id string) error
 	Killed(id string) bool
 	Drain(gateway string) bool
-	Orders(gateway string) load.Orders
+	Orders(gateway string) api.GatewayOrders
 	// Heard tells whether every gateway that lives has reported.
 	Heard() bool
+}
+
+// Reconciler is how this server follows the world. Its methods may be called from several
+// goroutines at once, on any server; all but Preview are called often and wait for nothing.
+type Reconciler interface {
+	Status() api.ReconcileStatus
+	// Pools returns the capacity pools, the own one first, whose Name is empty, then the
+	// external ones by name. Nodes, GPUs, memory and replicas are counted by the server. A
+	// server that does not lead observes no pool: Known is false, and Error says so.
+	Pools() []api.Pool
+	// Unplaceable has the variants of a model of which no further replica could be placed now,
+	// and why.
+	Unplaceable(model string) map[string]string
+	// Preview plans on a private copy of the store, which it gives to change first: change
+	// applies commands to it at indexes above View().Index(). Nothing is committed, and nothing
+	// is done in Nomad or at a shim. The error is change's own, or wraps raft.ErrNotLeader or
+	// nomad.ErrUnreachable where nothing is observed.
+	Preview(change func(*state.Store) error) (planner.Preview, error)
 }
 
 var (
@@ -74,34 +92,10 @@ var (
 
 // Config says how the API is served.
 type Config struct {
-	Raft  Raft
-	Nomad Checker
-	Loads Loads
-	// Reconcile tells how the controller follows the world. It is called often, and
-	// waits for nothing.
-	Reconcile func() api.ReconcileStatus
-	// Plan tells what the controller would do if the state were another one. It makes a
-	// private copy of the store (state.Store.Fork), calls change with it, which applies
-	// commands to the copy with Store.Apply at any indexes above View().Index(), observes as
-	// the reconciler always does, and runs the planner on the copy. Nothing is committed, and
-	// nothing is done in Nomad or at a shim. Errors: change's own, as it is; or one of package
-	// raft or nomad (raft.ErrNotLeader, nomad.ErrUnreachable) where this server cannot say,
-	// because it does not lead or has not observed anything yet. It is called on the leader
-	// only, and may be called from several goroutines at once. Nil: `remuda plan` is refused.
-	Plan func(ctx context.Context, change func(*state.Store) error) (Preview, error)
-	// Pools tells how the capacity pools stand: the own one first, whose Name is empty, then
-	// the external ones by name. Of each it fills in Name, Management, Price, Batch, Interval
-	// (for the own pool: full, 1, 0, 0), Address, Region, Namespace and NodePool of its Nomad,
-	// Known (its jobs are heard), Heard (when it last said something) and Error (why it is not
-	// Known). Nodes, GPUs, replicas and the like are counted by the server. It is called
-	// often, on any server, and waits for nothing; a server that does not lead hears nobody,
-	// and says so with Known false and Error "this server is not the leader". Nil: only the own
-	// pool is listed, with what the state says of it.
-	Pools func() []api.Pool
-	// Unplaceable tells of which variants of a model no further replica could be placed now,
-	// and why, as reconcile.Reconciler.Unplaceable does. It is called often, on any server. Nil:
-	// of none.
-	Unplaceable func(model string) map[string]string
+	Raft       Raft
+	Nomad      Checker
+	Loads      Loads
+	Reconciler Reconciler
 	// WarmShare is how much of a node's memory WARM replicas may hold, as
 	// planner.Config.WarmShare; 0 to 1. It is only shown.
 	WarmShare float64
@@ -135,16 +129,6 @@ type Config struct {
 	Gatherer   prometheus.Gatherer
 }
 
-// Preview is what Config.Plan has found out.
-type Preview struct {
-	// Store is the copy, after the change and then the plan were applied to it.
-	Store *state.Store
-	// Plan is what the planner would commit first, nil where it would commit nothing.
-	Plan *state.Plan
-	// Actions are what it would do in Nomad and at shims after that.
-	Actions []planner.Action
-}
-
 // DefaultConfig has the reasons beside the numbers.
 func DefaultConfig() Config {
 	return Config{
@@ -172,7 +156,7 @@ func (c *Config) validate() error {
 		{"raft", c.Raft == nil},
 		{"nomad", c.Nomad == nil},
 		{"loads", c.Loads == nil},
-		{"reconcile", c.Reconcile == nil},
+		{"reconciler", c.Reconciler == nil},
 		{"clock", c.Now == nil},
 		{"logger", c.Logger == nil},
 		{"gatherer", c.Gatherer == nil},

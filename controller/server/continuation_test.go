@@ -24,7 +24,7 @@ func TestContinuation(t *testing.T) {
 		g, _, err := c.GatewayState(t.Context(), api.QueryOptions{})
 		require.NoError(t, err)
 		require.Equal(t, want, g.Models[0].Continuation)
-		text, _, err := c.ModelFile(t.Context(), "m", api.QueryOptions{})
+		text, _, err := c.ModelFile(t.Context(), "m", 0, api.QueryOptions{})
 		require.NoError(t, err)
 		again, err := c.ApplyModels(t.Context(), api.ApplyRequest{File: text})
 		require.NoError(t, err)

@@ -6,7 +6,6 @@ import (
 	"slices"
 
 	"remuda/controller/api"
-	"remuda/controller/load"
 	"remuda/controller/state"
 )
 
@@ -31,14 +30,14 @@ func modelOf(m *state.Model, dedicated bool) api.Model {
 		Name: m.Name, Variants: list(m.Variants, variantOf), Min: m.Min, Max: m.Max, Priority: m.Priority,
 		Dedicated: m.Dedicated, DedicatedNow: dedicated, Failover: m.Failover, Management: string(m.Management), KeepWarm: m.KeepWarm,
 		Continuation: m.Continuation, IdleWarm: api.Duration(m.IdleWarm), IdleCold: api.Duration(m.IdleCold), Hash: m.Hash,
-		Replicas: m.Replicas, Target: m.Target(), Stopped: m.Stopped, Spread: maps.Clone(m.Spread), Expected: maps.Clone(m.Expected),
+		Version: m.Version, StableVersion: m.StableVersion, Replicas: m.Replicas, Target: m.Target(), Stopped: m.Stopped, Spread: maps.Clone(m.Spread), Expected: maps.Clone(m.Expected),
 		CreateIndex: m.CreateIndex, ModifyIndex: m.ModifyIndex,
 	}
 	for name, r := range m.Rollouts {
 		if out.Rollouts == nil {
 			out.Rollouts = map[string]api.Rollout{}
 		}
-		out.Rollouts[name] = api.Rollout{Status: string(r.Status), OldHash: r.Old.Hash, NewHash: r.NewHash, Reason: r.Reason, Since: r.Since}
+		out.Rollouts[name] = api.Rollout{Status: string(r.Status), Version: r.Version, Reason: r.Reason, Since: r.Since}
 	}
 	return out
 }
@@ -100,7 +99,7 @@ func variantCountsOf(m *state.Model, replicas []*state.Replica) map[string]api.C
 // replicas converts replicas of a view, with what gateways said of them.
 type replicas struct {
 	view  *state.View
-	loads map[string]load.Load
+	loads map[string]api.Load
 	// requests are told as well.
 	requests bool
 }
@@ -108,7 +107,7 @@ type replicas struct {
 func (c replicas) convert(r *state.Replica) api.Replica {
 	name := r.Name.String()
 	out := api.Replica{
-		Name: name, Model: r.Name.Model, Variant: r.Name.Variant, ID: r.Name.ID, VariantHash: r.VariantHash,
+		Name: name, Model: r.Name.Model, Variant: r.Name.Variant, ID: r.Name.ID, Version: r.Version,
 		Goal: string(r.Goal), Status: string(r.Status), Tier: string(r.Tier()), Node: r.Placement.Node,
 		Seats: list(r.Placement.Seats, func(s string) string { return s }), Memory: map[string]int64{}, HostMemory: r.Placement.HostMemory,
 		SleepMemory: r.Placement.SleepMemory, For: r.For, Canary: r.Canary, Failures: r.Failures, LastError: r.LastError, Retry: r.Retry,
@@ -118,18 +117,17 @@ func (c replicas) convert(r *state.Replica) api.Replica {
 	// The model and the node are looked at, and not watched: they are named beside the
 	// replica, which is what was asked for.
 	if m := c.view.Model(nil, r.Name.Model); m != nil {
-		v := m.Variant(r.Name.Variant)
-		out.Current = v != nil && v.Hash == r.VariantHash
+		v, made := m.Variant(r.Name.Variant), c.view.VariantOf(nil, r)
+		out.Current = v != nil && made != nil && v.Hash == made.Hash
 	}
 	if n := c.view.Node(nil, r.Placement.Node); n != nil {
 		out.NodeName, out.CapacityPool = n.Name, n.CapacityPool
 	}
 	if l, ok := c.loads[name]; ok {
-		out.Load = &api.Load{InFlight: l.InFlight, Busy: l.InFlight > 0, Oldest: l.Oldest, LastRequest: l.LastRequest,
-			Answered: l.Recent.Answered, Failed: l.Recent.Failed, FailedInARow: l.Row.Failed}
-		if c.requests {
-			out.Load.Requests = list(l.Requests, func(q load.Request) api.Request { return api.Request{ID: q.ID, Started: q.Started} })
+		if !c.requests {
+			l.Requests = nil
 		}
+		out.Load = &l
 	}
 	return out
 }
@@ -191,13 +189,9 @@ func (s *Server) nodeOf(n *state.Node, rs []*state.Replica) api.Node {
 	return out
 }
 
-func decisionOf(d *state.Decision) api.Decision {
-	return api.Decision{ID: d.ID, Time: d.Time, Model: d.Model, Replica: d.Replica, Kind: d.Kind, Reason: d.Reason, Inputs: maps.Clone(d.Inputs)}
-}
+func decisionOf(d *state.Decision) api.Decision { return api.Decision(*d) }
 
-func switchOf(s *state.Switch) api.Switch {
-	return api.Switch{Name: s.Name, Value: s.Value, ModifyIndex: s.ModifyIndex}
-}
+func switchOf(s *state.Switch) api.Switch { return api.Switch(*s) }
 
 func tokenOf(t *state.Token) api.Token {
 	return api.Token{Accessor: t.Accessor, Name: t.Name, Role: string(t.Role), Created: t.Created, CreateIndex: t.CreateIndex, ModifyIndex: t.ModifyIndex}

@@ -10,6 +10,6 @@
 // and bodies take no more memory than their limit.
 //
 // Which route does what, who may call it and where it is answered is one table, in
-// routes.go. openapi.json describes the same to others, and a test holds the two
-// together.
+// routes.go. openapi.json is generated from it and the types of package api: after a change
+// of either, `make reference` writes it.
 package server

@@ -179,7 +179,7 @@ func (s *Server) outgoing(ctx context.Context, rq *request, at *url.URL) (*http.
 	}
 	var body io.Reader
 	switch {
-	case rq.route.body == bodyStream:
+	case rq.route.streams():
 		body = struct{ io.Reader }{rq.stream}
 	case len(rq.body) > 0:
 		body = bytes.NewReader(rq.body)
@@ -188,7 +188,7 @@ func (s *Server) outgoing(ctx context.Context, rq *request, at *url.URL) (*http.
 	if err != nil {
 		return nil, fmt.Errorf("forward: %w", err)
 	}
-	if rq.route.body == bodyStream {
+	if rq.route.streams() {
 		out.ContentLength = rq.ContentLength
 	}
 	out.Header.Set(api.HeaderForwarded, s.cfg.Raft.ID())

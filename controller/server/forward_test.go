@@ -42,7 +42,7 @@ func TestWritesAndReadsThroughFollowers(t *testing.T) {
 		require.True(t, meta.KnownLeader)
 		require.Zero(t, meta.LastContact, "the leader answered")
 	}
-	text, _, err := b.ModelFile(t.Context(), "meta-llama/Llama-3:8b", api.QueryOptions{})
+	text, _, err := b.ModelFile(t.Context(), "meta-llama/Llama-3:8b", 0, api.QueryOptions{})
 	require.NoError(t, err)
 	require.Contains(t, text, `model "meta-llama/Llama-3:8b"`)
 

@@ -39,8 +39,8 @@ func FuzzRequests(f *testing.F) {
 		m.server.ServeHTTP(w, r)
 		require.NotEqual(t, http.StatusInternalServerError, w.Code, "%s %s: %s", method, u, w.Body)
 		resp := w.Result()
-		if op, pattern := operation(method, u); op != nil && resp.StatusCode < 1000 {
-			if err := conforms(r, resp, op, pattern, w.Body.Bytes()); err != nil {
+		if op, pattern := operation(t, method, u); op != nil && resp.StatusCode < 1000 {
+			if err := conforms(t, r, resp, op, pattern, w.Body.Bytes()); err != nil {
 				t.Errorf("%s %s answered %d: %v\n%s", method, u, resp.StatusCode, err, w.Body)
 			}
 		}

@@ -25,13 +25,13 @@ type gatewayBody struct {
 
 // get returns the JSON of these rows. Rows are never changed, so that the same ones
 // have the same JSON.
-func (b *gatewayBody) get(models []*state.Model, replicas []*state.Replica, pipelines []*state.Pipeline) ([]byte, error) {
+func (b *gatewayBody) get(v *state.View, models []*state.Model, replicas []*state.Replica, pipelines []*state.Pipeline) ([]byte, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.raw != nil && slices.Equal(models, b.models) && slices.Equal(replicas, b.replicas) && slices.Equal(pipelines, b.pipelines) {
 		return b.raw, nil
 	}
-	raw, err := json.Marshal(gatewayStateOf(models, replicas, pipelines))
+	raw, err := json.Marshal(gatewayStateOf(v, models, replicas, pipelines))
 	if err != nil {
 		return nil, fmt.Errorf("gateway state: %w", err)
 	}
@@ -40,16 +40,15 @@ func (b *gatewayBody) get(models []*state.Model, replicas []*state.Replica, pipe
 }
 
 func (s *Server) gatewayState(_ *request, v *state.View, ws memdb.WatchSet) (answer, error) {
-	raw, err := s.gateways.get(v.Models(ws), v.Replicas(ws), v.Pipelines(ws))
+	raw, err := s.gateways.get(v, v.Models(ws), v.Replicas(ws), v.Pipelines(ws))
 	return answer{raw: raw, index: v.TableIndex(state.TableModels, state.TableReplicas, state.TablePipelines)}, err
 }
 
-func gatewayStateOf(models []*state.Model, replicas []*state.Replica, pipelines []*state.Pipeline) api.GatewayState {
+func gatewayStateOf(v *state.View, models []*state.Model, replicas []*state.Replica, pipelines []*state.Pipeline) api.GatewayState {
 	out := api.GatewayState{Models: make([]api.GatewayModel, 0, len(models)), Replicas: make([]api.GatewayReplica, 0, len(replicas))}
-	byName := make(map[string]*state.Model, len(models))
+	problems := problemsOf(models, replicas)
 	for _, m := range models {
-		byName[m.Name] = m
-		g := api.GatewayModel{Name: m.Name, Wanted: m.Target(), Stopped: m.Stopped, Continuation: m.Continuation}
+		g := api.GatewayModel{Name: m.Name, Wanted: m.Target(), Stopped: m.Stopped, Continuation: m.Continuation, Problem: problems[m.Name]}
 		for _, variant := range m.Variants {
 			if variant.Slots > 0 {
 				g.Slots = variant.Slots
@@ -65,7 +64,7 @@ func gatewayStateOf(models []*state.Model, replicas []*state.Replica, pipelines 
 			// What sleeps is drained already, and what stops is not waited for.
 			Draining: r.Status == state.StatusDraining || r.Status == state.StatusSleeping || r.Ending(),
 		}
-		if variant := byName[r.Name.Model].VariantOf(r); variant != nil {
+		if variant := v.VariantOf(nil, r); variant != nil {
 			g.Slots = variant.Slots
 		}
 		out.Replicas = append(out.Replicas, g)
@@ -76,45 +75,44 @@ func gatewayStateOf(models []*state.Model, replicas []*state.Replica, pipelines 
 	return out
 }
 
-func (s *Server) gatewayReport(rq *request, _ *state.View) (answer, error) {
-	var body api.GatewayReport
-	if err := rq.decode(&body); err != nil {
-		return answer{}, err
-	}
-	report := load.Report{
-		Gateway: body.Gateway, Index: body.Index, Since: body.Since, Wanted: body.Wanted, Replicas: make([]load.Replica, len(body.Replicas)),
-		Queues: make([]load.Queue, len(body.Queues)), Counters: make([]load.Counters, len(body.Counters)), Draining: body.Draining,
-	}
-	for i, r := range body.Replicas {
-		to := &report.Replicas[i]
-		to.Name, to.InFlight, to.Oldest, to.LastRequest = r.Name, r.InFlight, r.Oldest, r.LastRequest
-		to.Answered, to.Failed, to.FailedInARow = r.Answered, r.Failed, r.FailedInARow
-		to.Requests = requestsOf(r.Requests)
-	}
-	for i, q := range body.Queues {
-		report.Queues[i] = load.Queue{
-			Model: q.Model, State: load.State(q.State), Waiting: q.Waiting, InFlight: q.InFlight, Oldest: q.Oldest, Served: q.Served,
-			Requests: requestsOf(q.Requests),
+// problemsOf returns why models without a serving replica get none.
+func problemsOf(models []*state.Model, replicas []*state.Replica) map[string]*api.GatewayProblem {
+	comes, failed := map[string]bool{}, map[string]*state.Replica{}
+	for _, r := range replicas {
+		switch model := r.Name.Model; r.Status {
+		case state.StatusServing, state.StatusPlaced, state.StatusStarting, state.StatusWaking:
+			comes[model] = true
+		case state.StatusFailed:
+			if last := failed[model]; last == nil || r.Retry.Before(last.Retry) {
+				failed[model] = r // the first one to be tried again
+			}
 		}
 	}
-	for i, c := range body.Counters {
-		report.Counters[i] = load.Counters{Model: c.Model, Arrived: c.Arrived, Finished: c.Finished, ServedSeconds: c.ServedSeconds, Refused: c.Refused}
+	problems := map[string]*api.GatewayProblem{}
+	for _, m := range models {
+		r := failed[m.Name]
+		switch {
+		case comes[m.Name] || m.Target() == 0:
+		case r != nil:
+			problems[m.Name] = &api.GatewayProblem{State: api.QueueLoadFailed, Message: fmt.Sprintf("load failed %s: %s", plural(r.Failures, "time"), r.LastError), Since: r.Since, RetryAt: r.Retry}
+		case m.Unplaceable != nil:
+			problems[m.Name] = &api.GatewayProblem{State: api.QueueCantPlace, Message: m.Unplaceable.Reason, Since: m.Unplaceable.Since}
+		}
 	}
-	if err := report.Validate(); err != nil {
+	return problems
+}
+
+func (s *Server) gatewayReport(rq *request, _ *state.View) (answer, error) {
+	var report api.GatewayReport
+	if err := rq.decode(&report); err != nil {
+		return answer{}, err
+	}
+	if err := load.Validate(report); err != nil {
 		return answer{}, badRequest("%v", err)
 	}
 	if err := s.cfg.Loads.Put(report); err != nil {
 		return answer{}, &api.Error{Status: http.StatusServiceUnavailable, Code: api.CodeBusy, RetryAfter: retryNomad,
 			Message: fmt.Sprintf("gateway %q: %v: at most %d may, see \"remuda gateway list\"", report.Gateway, err, load.MaxGateways)}
 	}
-	orders := s.cfg.Loads.Orders(report.Gateway)
-	return answer{value: api.GatewayOrders{Kill: orders.Kill, Drain: orders.Drain}}, nil
-}
-
-func requestsOf(rs []api.Request) []load.Request {
-	out := make([]load.Request, len(rs))
-	for i, r := range rs {
-		out[i] = load.Request{ID: r.ID, Started: r.Started}
-	}
-	return out
+	return answer{value: s.cfg.Loads.Orders(report.Gateway)}, nil
 }

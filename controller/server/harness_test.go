@@ -21,6 +21,7 @@ import (
 
 	"remuda/controller/api"
 	"remuda/controller/load"
+	"remuda/controller/planner"
 	"remuda/controller/raft"
 	"remuda/controller/server"
 	"remuda/controller/state"
@@ -65,7 +66,7 @@ type member struct {
 	url     string
 	nomad   *checker
 	loads   *load.Store
-	health  *api.ReconcileStatus
+	world   *world
 	metrics *prometheus.Registry
 	client  *api.Client
 
@@ -74,11 +75,34 @@ type member struct {
 	done     chan error
 }
 
+// world is a reconciler as a test wants it.
+type world struct {
+	status      api.ReconcileStatus
+	pools       []api.Pool
+	unplaceable func(model string) map[string]string
+	preview     func(change func(*state.Store) error) (planner.Preview, error)
+}
+
+func (w *world) Status() api.ReconcileStatus { return w.status }
+func (w *world) Pools() []api.Pool           { return w.pools }
+
+func (w *world) Unplaceable(model string) map[string]string {
+	if w.unplaceable == nil {
+		return nil
+	}
+	return w.unplaceable(model)
+}
+
+func (w *world) Preview(change func(*state.Store) error) (planner.Preview, error) {
+	return w.preview(change)
+}
+
 // settings change how members are started.
 type settings struct {
 	acl    bool
 	raft   func(*raft.Config)
 	server func(*server.Config)
+	world  func(*world)
 	// tls serves HTTPS.
 	tls *tls.Config
 	// free makes no comparison of answers with the description, for benchmarks.
@@ -102,7 +126,7 @@ func cluster(t testing.TB, n int, set settings) []*member {
 
 func startMember(t testing.TB, addresses []string, i int, set settings) *member {
 	t.Helper()
-	m := &member{t: t, nomad: &checker{}, health: &api.ReconcileStatus{}, done: make(chan error, 1), metrics: prometheus.NewRegistry()}
+	m := &member{t: t, nomad: &checker{}, done: make(chan error, 1), metrics: prometheus.NewRegistry()}
 	var err error
 	m.listener, err = net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -137,12 +161,14 @@ func startMember(t testing.TB, addresses []string, i int, set settings) *member 
 	require.NoError(t, err)
 
 	m.loads = load.New(time.Minute, time.Now)
+	m.world = &world{pools: []api.Pool{{Management: "full", Price: 1, Known: true, Heard: epoch}}, preview: planning(m.store, nil)}
 	sc := server.DefaultConfig()
-	sc.Raft, sc.Nomad, sc.Loads, sc.ACL, sc.Logger = m.node, m.nomad, m.loads, set.acl, logger
-	sc.Reconcile = func() api.ReconcileStatus { return *m.health }
+	sc.Raft, sc.Nomad, sc.Loads, sc.Reconciler, sc.ACL, sc.Logger = m.node, m.nomad, m.loads, m.world, set.acl, logger
 	sc.Registerer, sc.Gatherer = m.metrics, m.metrics
-	sc.Plan = planning(m.store, nil)
 	sc.LeaderWait = patience / 2
+	if set.world != nil {
+		set.world(m.world)
+	}
 	if set.server != nil {
 		set.server(&sc)
 	}
@@ -360,7 +386,7 @@ func (m *member) place(model, id string, gpu, seat int) replica.Name {
 	name := replica.Name{Model: model, Variant: "a", ID: id}
 	u := gpuOf("n1", gpu)
 	m.apply(&state.Plan{ID: "p", Index: v.Index(), Time: epoch, Place: []state.Place{{
-		Name: name, VariantHash: v.Model(nil, model).Variant("a").Hash,
+		Name: name, Version: v.Model(nil, model).Version,
 		Placement: state.Placement{Node: "n1", Seats: []string{fmt.Sprintf("%s#%d", u, seat)}, Memory: map[string]int64{u: 10 * gib}, HostMemory: gib},
 	}}})
 	return name
@@ -389,13 +415,9 @@ func token(t testing.TB, c *api.Client, role string) api.Token {
 }
 
 // bootstrapped is a single member that asks for tokens, with a token of each role.
-func bootstrapped(t testing.TB, edit ...func(*server.Config)) (*member, map[string]string) {
+func bootstrapped(t testing.TB) (*member, map[string]string) {
 	t.Helper()
-	m := cluster(t, 1, settings{acl: true, server: func(c *server.Config) {
-		for _, e := range edit {
-			e(c)
-		}
-	}})[0]
+	m := cluster(t, 1, settings{acl: true, world: withPools})[0]
 	first, err := m.client.BootstrapACL(t.Context())
 	require.NoError(t, err)
 	m.client = m.as(first.SecretID)

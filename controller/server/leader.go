@@ -102,5 +102,6 @@ func (s *Server) lead(w http.ResponseWriter, rq *request) error {
 	if err != nil {
 		return err
 	}
+	a.status = rq.route.status
 	return a.write(w, rq.Request)
 }

@@ -16,7 +16,7 @@ func limited(c *server.Config) { c.MaxBody, c.MaxSnapshot, c.MaxHeld = 1024, 102
 func TestTheConfigurationNamesEveryFault(t *testing.T) {
 	_, err := server.New(server.Config{LeaderWait: time.Minute, RequestTimeout: time.Second})
 	for _, text := range []string{
-		"raft must be set", "nomad must be set", "loads must be set", "reconcile must be set", "clock must be set", "logger must be set",
+		"raft must be set", "nomad must be set", "loads must be set", "reconciler must be set", "clock must be set", "logger must be set",
 		"gatherer must be set", "snapshot timeout is 0s", "body timeout is 0s", "drain is 0s", "leader wait is 1m0s", "max body is 0",
 	} {
 		require.ErrorContains(t, err, text)

@@ -2,8 +2,8 @@ package server
 
 import (
 	"fmt"
+	"math"
 	"net/http"
-	"strconv"
 
 	"github.com/hashicorp/go-memdb"
 
@@ -39,31 +39,30 @@ func (s *Server) getModel(rq *request, v *state.View, ws memdb.WatchSet) (answer
 	ds := v.Decisions(ws, name, statusDecisions)
 	status := api.ModelStatus{
 		Model: modelOf(m, v.IsDedicated(ws, m)), Counts: countsOf(rs), VariantCounts: variantCountsOf(m, rs), Replicas: list(rs, replicas{view: v, loads: s.cfg.Loads.Loads()}.convert),
-		Decisions: list(ds, decisionOf), Why: why(v, ws, m, rs, ds), Queue: s.modelQueue(m, rs),
-	}
-	if s.cfg.Unplaceable != nil {
-		status.Unplaceable = s.cfg.Unplaceable(name)
+		Decisions: list(ds, decisionOf), Why: why(v, ws, m, rs, ds), Queue: s.modelQueue(m, rs), Unplaceable: s.cfg.Reconciler.Unplaceable(name),
 	}
 	return answer{index: index, value: status}, nil
 }
 
 func (s *Server) getModelFile(rq *request, v *state.View, ws memdb.WatchSet) (answer, error) {
-	index := v.TableIndex(state.TableModels)
+	index := v.TableIndex(state.TableModels, state.TableVersions)
 	m := v.Model(ws, rq.PathValue("model"))
 	if m == nil {
 		return answer{index: index}, noModel(rq.PathValue("model"))
 	}
-	return answer{index: index, raw: []byte(modelfile.Format(*m)), contentType: contentText}, nil
+	number := m.Version
+	if n := rq.numbers["version"]; n != 0 {
+		number = int(min(n, math.MaxInt32))
+	}
+	version, err := versionFrom(m, v.Versions(ws, m.Name), number)
+	if err != nil {
+		return answer{index: index}, err
+	}
+	return answer{index: index, raw: []byte(modelfile.Format(version.Model)), contentType: contentText}, nil
 }
 
 func (s *Server) deleteModel(rq *request, _ *state.View) (answer, error) {
-	cmd := &state.DeleteModel{Model: rq.PathValue("model")}
-	if text := rq.query.Get("cas"); text != "" {
-		var err error
-		if cmd.ModifyIndex, err = strconv.ParseUint(text, 10, 64); err != nil {
-			return answer{}, badRequest("cas is %q: must be the model's ModifyIndex", text)
-		}
-	}
+	cmd := &state.DeleteModel{Model: rq.PathValue("model"), ModifyIndex: rq.numbers["cas"]}
 	_, err := s.decide(rq, cmd, state.Decision{Model: cmd.Model, Kind: "delete", Reason: fmt.Sprintf("%s deleted the model", by(rq.token))})
 	return answer{}, err
 }

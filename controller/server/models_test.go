@@ -88,7 +88,7 @@ func TestApply(t *testing.T) {
 	require.Equal(t, 3, status.Model.Target)
 
 	// The file that is given out makes the same model again.
-	text, _, err := c.ModelFile(t.Context(), "m", api.QueryOptions{})
+	text, _, err := c.ModelFile(t.Context(), "m", 0, api.QueryOptions{})
 	require.NoError(t, err)
 	parsed, err := modelfile.Parse("m.hcl", []byte(text), nil)
 	require.NoError(t, err)
@@ -195,8 +195,8 @@ func TestARolloutIsTold(t *testing.T) {
 	require.NoError(t, err)
 	roll := status.Model.Rollouts["a"]
 	require.Equal(t, "canary", roll.Status)
-	require.Equal(t, status.Model.Variants[0].Hash, roll.NewHash)
-	require.Equal(t, status.Replicas[0].VariantHash, roll.OldHash)
+	require.Equal(t, status.Model.Version, roll.Version)
+	require.Equal(t, status.Replicas[0].Version, status.Model.StableVersion)
 	require.False(t, status.Replicas[0].Current)
 	require.Contains(t, status.Why, `1 serving. Variant "a": a canary of the new definition runs beside the old replicas. Last decision, apply`)
 	list, _, err := m.client.Models(t.Context(), api.QueryOptions{})
@@ -375,7 +375,7 @@ func TestHealth(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, api.AgentHealth{Healthy: true, Problems: []string{}}, h)
 	require.NoError(t, m.client.Ready(t.Context()))
-	*m.health = api.ReconcileStatus{Active: true, Nomad: api.LinkStatus{Heard: epoch, Error: "connection refused"}, Consul: api.LinkStatus{Known: true}, LastError: "plan: no"}
+	m.world.status = api.ReconcileStatus{Active: true, Nomad: api.LinkStatus{Heard: epoch, Error: "connection refused"}, Consul: api.LinkStatus{Known: true}, LastError: "plan: no"}
 	h, err = m.client.AgentHealth(t.Context())
 	require.NoError(t, err)
 	require.False(t, h.Healthy)
@@ -426,10 +426,97 @@ func TestAFileThatWasRolledBackIsToldSo(t *testing.T) {
 
 	v := m.store.View()
 	m.apply(&state.Plan{ID: "p2", Index: v.Index(), Time: epoch, Rollouts: []state.SetRollout{{
-		Model: "m", Variant: "a", NewHash: v.Model(nil, "m").Rollouts["a"].NewHash, Status: state.RolloutRolledBack, Reason: "the canary did not start.",
+		Model: "m", Variant: "a", Version: v.Model(nil, "m").Rollouts["a"].Version, Status: state.RolloutRolledBack, Reason: "the canary did not start.",
 	}}})
+	status, _, err := m.client.Model(t.Context(), "m", api.QueryOptions{})
+	require.NoError(t, err)
+	require.Equal(t, 1, status.Model.Version)
+	require.Equal(t, api.Rollout{Status: "rolled_back", Version: 2, Reason: "the canary did not start.", Since: epoch}, status.Model.Rollouts["a"])
+	request.DryRun = true
 	got, err = m.client.ApplyModels(t.Context(), request)
 	require.NoError(t, err)
-	require.True(t, got.Models[0].Unchanged)
-	require.Equal(t, []string{`variant "a": this definition was rolled back to the previous one: the canary did not start`}, got.Models[0].Warnings)
+	require.False(t, got.Models[0].Unchanged)
+	require.Equal(t, []string{`the same definition was rolled back as version 2 because of variant "a": the canary did not start`}, got.Models[0].Warnings)
+	vs, _, err := m.client.ModelVersions(t.Context(), "m", api.QueryOptions{})
+	require.NoError(t, err)
+	require.Len(t, vs, 2)
+	require.Equal(t, `variant "a": the canary did not start.`, vs[0].RolledBack)
+}
+
+func TestVersionsAndRevert(t *testing.T) {
+	m := one(t)
+	m.applied("m")
+	c := m.client
+	r := m.place("m", "1", 0, 0)
+	m.move(r, state.EventStarted, state.EventServing)
+	first, _, err := c.ModelFile(t.Context(), "m", 0, api.QueryOptions{})
+	require.NoError(t, err)
+	_, err = c.RevertModel(t.Context(), "m", api.RevertRequest{})
+	requireError(t, err, http.StatusConflict, api.CodeConflict, `model "m" has no version before 1`)
+
+	got, err := c.ApplyModels(t.Context(), api.ApplyRequest{File: file("m", "10GiB", "11GiB", "max        = 4", "max = 6")})
+	require.NoError(t, err)
+	require.Equal(t, 2, got.Models[0].Version)
+	vs, _, err := c.ModelVersions(t.Context(), "m", api.QueryOptions{})
+	require.NoError(t, err)
+	require.Len(t, vs, 2)
+	require.Equal(t, []int{2, 1}, []int{vs[0].Number, vs[1].Number})
+	require.Equal(t, []bool{true, false, false, true}, []bool{vs[0].Current, vs[0].Stable, vs[1].Current, vs[1].Stable})
+	require.Equal(t, []int{0, 1}, []int{vs[0].Replicas, vs[1].Replicas})
+	require.NotEmpty(t, vs[0].Changes)
+	require.Empty(t, vs[1].Changes)
+	old, _, err := c.ModelFile(t.Context(), "m", 1, api.QueryOptions{})
+	require.NoError(t, err)
+	require.Equal(t, first, old)
+	_, _, err = c.ModelFile(t.Context(), "m", 9, api.QueryOptions{})
+	requireError(t, err, http.StatusNotFound, api.CodeNotFound, `model "m" has no version 9: its versions are 1, 2`)
+
+	_, err = c.RevertModel(t.Context(), "m", api.RevertRequest{Version: 7})
+	requireError(t, err, http.StatusNotFound, api.CodeNotFound, "has no version 7")
+	_, err = c.RevertModel(t.Context(), "m", api.RevertRequest{CAS: 1})
+	requireError(t, err, http.StatusConflict, api.CodeConflict, "has changed since it was read")
+	_, err = c.RevertModel(t.Context(), "x", api.RevertRequest{})
+	requireError(t, err, http.StatusNotFound, api.CodeNotFound, `model "x" does not exist`)
+	back, err := c.RevertModel(t.Context(), "m", api.RevertRequest{})
+	require.NoError(t, err)
+	require.Equal(t, 3, back.Version)
+	require.NotEmpty(t, back.Changes)
+	now, _, err := c.ModelFile(t.Context(), "m", 0, api.QueryOptions{})
+	require.NoError(t, err)
+	require.Equal(t, first, now)
+	status, _, err := c.Model(t.Context(), "m", api.QueryOptions{})
+	require.NoError(t, err)
+	require.Empty(t, status.Model.Rollouts, "its replica is of this definition")
+	require.True(t, status.Replicas[0].Current)
+	require.Contains(t, status.Decisions[0].Reason, "reverted the model to version 1: changed")
+	again, err := c.RevertModel(t.Context(), "m", api.RevertRequest{Version: 1})
+	require.NoError(t, err)
+	require.True(t, again.Unchanged)
+	require.Equal(t, 3, again.Version)
+}
+
+// TestTheNumberOfReplicasInTheFile is applied where it changes; where people scaled the model
+// since, applying the same file says so.
+func TestTheNumberOfReplicasInTheFile(t *testing.T) {
+	m := one(t)
+	c := m.client
+	apply := func(replicas string) api.AppliedModel {
+		t.Helper()
+		got, err := c.ApplyModels(t.Context(), api.ApplyRequest{File: file("m", "management = \"full\"", "management = \"manual\"", "replicas   = 2", replicas)})
+		require.NoError(t, err)
+		return got.Models[0]
+	}
+	require.Equal(t, 2, apply("replicas = 2").Replicas)
+	_, err := c.Scale(t.Context(), "m", api.ScaleRequest{Replicas: 4})
+	require.NoError(t, err)
+	same := apply("replicas = 2")
+	require.True(t, same.Unchanged)
+	require.Equal(t, 4, same.Replicas)
+	require.Len(t, same.Warnings, 1)
+	require.Contains(t, same.Warnings[0], "replicas is 2 in the file and remains 4: ")
+	require.Contains(t, same.Warnings[0], "asked for 4 replicas")
+	changed := apply("replicas = 3")
+	require.Equal(t, 3, changed.Replicas)
+	require.Empty(t, changed.Warnings)
+	require.Equal(t, "~ replicas: 4 -> 3", changed.Changes[0].Text)
 }

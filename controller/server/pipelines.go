@@ -2,10 +2,7 @@ package server
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
-	"net/http"
-	"strconv"
 	"strings"
 
 	"github.com/hashicorp/go-memdb"
@@ -13,7 +10,6 @@ import (
 	"remuda/controller/api"
 	"remuda/controller/pipeline"
 	"remuda/controller/state"
-	"remuda/internal/hclfault"
 )
 
 // pipelineOf also looks which of its models exist.
@@ -55,7 +51,7 @@ func (s *Server) applyPipeline(rq *request, v *state.View) (answer, error) {
 	name := rq.PathValue("pipeline")
 	p, err := pipeline.Parse(cmp.Or(body.Filename, "pipeline.hcl"), []byte(body.File))
 	if err != nil {
-		return answer{}, pipelineError(err)
+		return answer{}, fileError(err)
 	}
 	if p.Name != name {
 		return answer{}, badRequest("the file defines pipeline %q, but the path names %q: must be the same", p.Name, name)
@@ -83,29 +79,12 @@ func (s *Server) applyPipeline(rq *request, v *state.View) (answer, error) {
 func (s *Server) deletePipeline(rq *request, v *state.View) (answer, error) {
 	name := rq.PathValue("pipeline")
 	cmd := &state.SetPipeline{Name: name, Delete: true}
-	if text := rq.query.Get("cas"); text != "" {
-		index, err := strconv.ParseUint(text, 10, 64)
-		if err != nil {
-			return answer{}, badRequest("cas is %q: must be the pipeline's ModifyIndex", text)
-		}
-		cmd.ModifyIndex = &index
+	if cas, ok := rq.numbers["cas"]; ok {
+		cmd.ModifyIndex = &cas
 	}
 	if v.Pipeline(nil, name) == nil {
 		return answer{}, noPipeline(name)
 	}
 	_, err := s.decide(rq, cmd, state.Decision{Kind: "pipeline", Reason: fmt.Sprintf("%s deleted pipeline %q", by(rq.token), name), Inputs: map[string]string{"pipeline": name}})
 	return answer{}, err
-}
-
-// pipelineError has every fault of a pipeline's file with its line.
-func pipelineError(err error) error {
-	var faults hclfault.Faults
-	if !errors.As(err, &faults) {
-		return badRequest("%v", err)
-	}
-	e := &api.Error{Status: http.StatusBadRequest, Code: api.CodeBadRequest, Message: faults.Error()}
-	for _, f := range faults {
-		e.Faults = append(e.Faults, api.Fault{File: f.File, Line: f.Line, Column: f.Column, Text: f.Text})
-	}
-	return e
 }

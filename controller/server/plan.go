@@ -26,9 +26,6 @@ func (s *Server) plan(rq *request, v *state.View) (answer, error) {
 	if err := rq.decode(&body); err != nil {
 		return answer{}, err
 	}
-	if s.cfg.Plan == nil {
-		return answer{}, &api.Error{Status: http.StatusServiceUnavailable, Code: api.CodeBusy, Message: "this server is not planning: retry in a moment", RetryAfter: retryLeader}
-	}
 	cmds, err := s.hypothesis(rq, body, v)
 	if err != nil {
 		return answer{}, err
@@ -43,7 +40,7 @@ func (s *Server) plan(rq *request, v *state.View) (answer, error) {
 			Message: fmt.Sprintf("other plans are being made, and none finished within %s: retry later", planWait)}
 	}
 	var before, asked *state.View
-	preview, err := s.cfg.Plan(rq.ctx, func(fork *state.Store) error {
+	preview, err := s.cfg.Reconciler.Preview(func(fork *state.Store) error {
 		before = fork.View()
 		for i, c := range cmds {
 			raw, err := state.Encode(c)
@@ -102,7 +99,7 @@ func (s *Server) hypothesis(rq *request, body api.PlanRequest, v *state.View) ([
 
 // foreseen says what differs between the state as it is, as it was asked for, and as the
 // plan leaves it.
-func foreseen(before, asked *state.View, p Preview) api.PlanResponse {
+func foreseen(before, asked *state.View, p planner.Preview) api.PlanResponse {
 	out := api.PlanResponse{Changes: []api.PlannedChange{}, Waits: []api.PlannedWait{}, Decisions: []api.Decision{}}
 	after := p.Store.View()
 	why := map[string][]string{} // by replica

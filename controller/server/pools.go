@@ -12,18 +12,9 @@ import (
 	"remuda/controller/state"
 )
 
-// pools returns the pools of the config, the own one first.
-func (s *Server) pools() []api.Pool {
-	if s.cfg.Pools == nil {
-		link := s.cfg.Reconcile().Nomad
-		return []api.Pool{{Management: string(state.ManagementFull), Price: 1, Known: link.Known, Heard: link.Heard, Error: link.Error}}
-	}
-	return slices.Clone(s.cfg.Pools())
-}
-
 func (s *Server) listPools(_ *request, v *state.View, ws memdb.WatchSet) (answer, error) {
 	index := v.TableIndex(state.TableNodes, state.TableReplicas, state.TableModels)
-	pools := s.pools()
+	pools := slices.Clone(s.cfg.Reconciler.Pools())
 	// at returns the pool of that name; one that only the state knows is listed as well.
 	at := func(name string) *api.Pool {
 		i := slices.IndexFunc(pools, func(p api.Pool) bool { return p.Name == name })
@@ -79,16 +70,9 @@ func (s *Server) listPools(_ *request, v *state.View, ws memdb.WatchSet) (answer
 
 // expect says how many of a model's replicas are expected in an external pool.
 func (s *Server) expect(rq *request, v *state.View) (answer, error) {
-	// A number that was left out is not 0.
-	var body struct {
-		Replicas *int
-		CAS      uint64
-	}
+	var body api.ExpectRequest
 	if err := rq.decode(&body); err != nil {
 		return answer{}, err
-	}
-	if body.Replicas == nil {
-		return answer{}, badRequest("field \"Replicas\" is missing: must be the number of replicas in the pool")
 	}
 	name, pool := rq.PathValue("model"), rq.PathValue("pool")
 	before := v.Model(nil, name)
@@ -96,15 +80,15 @@ func (s *Server) expect(rq *request, v *state.View) (answer, error) {
 		return answer{}, noModel(name)
 	}
 	// What is expected in a pool that is gone, or disabled, may be taken back.
-	if *body.Replicas != 0 {
+	if body.Replicas != 0 {
 		if err := s.mayExpect(pool); err != nil {
 			return answer{}, err
 		}
 	}
-	res, err := s.decide(rq, &state.SetExpected{Model: name, Pool: pool, Replicas: *body.Replicas, ModifyIndex: body.CAS},
+	res, err := s.decide(rq, &state.SetExpected{Model: name, Pool: pool, Replicas: body.Replicas, ModifyIndex: body.CAS},
 		state.Decision{Model: name, Kind: "scale",
-			Reason: fmt.Sprintf("%s asked for %s in pool %q (was %d)", by(rq.token), plural(*body.Replicas, "replica"), pool, before.Expected[pool]),
-			Inputs: map[string]string{"asked": strconv.Itoa(*body.Replicas), "before": strconv.Itoa(before.Expected[pool]), "pool": pool}})
+			Reason: fmt.Sprintf("%s asked for %s in pool %q (was %d)", by(rq.token), plural(body.Replicas, "replica"), pool, before.Expected[pool]),
+			Inputs: map[string]string{"asked": strconv.Itoa(body.Replicas), "before": strconv.Itoa(before.Expected[pool]), "pool": pool}})
 	if err != nil {
 		return answer{}, err
 	}
@@ -133,7 +117,7 @@ func (s *Server) expect(rq *request, v *state.View) (answer, error) {
 
 func (s *Server) mayExpect(name string) error {
 	var names []string
-	for _, p := range s.pools() {
+	for _, p := range s.cfg.Reconciler.Pools() {
 		switch {
 		case p.Name == "":
 		case p.Name != name:

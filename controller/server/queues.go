@@ -41,45 +41,36 @@ func (s *Server) getQueue(rq *request, v *state.View, _ memdb.WatchSet) (answer,
 	sum := s.cfg.Loads.Queues()[name]
 	sum.Model = name
 	out := api.QueueStatus{
-		Queue: s.queueOf(sum, m, rs), Gateways: []api.GatewayQueue{}, Waiting: []api.QueuedRequest{}, InFlight: []api.QueuedRequest{},
+		Queue: s.queueOf(sum, m, rs), Gateways: of, Waiting: []api.QueuedRequest{}, InFlight: []api.QueuedRequest{},
 		Replicas: list(rs, replicas{view: v, loads: s.cfg.Loads.Loads(), requests: true}.convert),
-	}
-	for _, gateway := range slices.Sorted(maps.Keys(of)) {
-		q := of[gateway]
-		out.Gateways = append(out.Gateways, api.GatewayQueue{
-			Gateway: gateway, State: string(q.State), Waiting: q.Waiting, InFlight: q.InFlight, Oldest: q.Oldest, Served: q.Served,
-		})
 	}
 	for _, p := range requests {
 		if p.Position > 0 {
-			out.Waiting = append(out.Waiting, placeOf(p))
+			out.Waiting = append(out.Waiting, p)
 		} else {
-			out.InFlight = append(out.InFlight, placeOf(p))
+			out.InFlight = append(out.InFlight, p)
 		}
 	}
 	return answer{value: out}, nil
 }
 
-// queueOf converts what gateways have of a model; m is nil where it does not exist.
-func (s *Server) queueOf(q load.Queue, m *state.Model, rs []*state.Replica) api.Queue {
-	out := api.Queue{
-		Model: q.Model, State: string(q.State), Waiting: q.Waiting, InFlight: q.InFlight, Oldest: q.Oldest, Served: q.Served,
-		Serving: countsOf(rs).Hot, Gateways: q.Gateways, Incomplete: !s.cfg.Loads.Heard(),
-	}
+// queueOf completes what gateways have of a model; m is nil where it does not exist.
+func (s *Server) queueOf(q api.Queue, m *state.Model, rs []*state.Replica) api.Queue {
+	q.Serving, q.Incomplete = countsOf(rs).Hot, !s.cfg.Loads.Heard()
 	if m != nil {
-		out.Model = m.Name
+		q.Model = m.Name
 	}
-	if c, ok := s.cfg.Loads.Count(out.Model); ok {
-		out.Counters = &api.QueueCounters{Arrived: c.Arrived, Finished: c.Finished, ServedSeconds: c.ServedSeconds, Refused: c.Refused}
+	if c, ok := s.cfg.Loads.Count(q.Model); ok {
+		q.Counters = &c
 	}
-	if out.State == "" {
-		out.State = unheard(m, rs)
+	if q.State == "" {
+		q.State = unheard(m, rs)
 	}
-	return out
+	return q
 }
 
 // unheard is the state of a model that no gateway has anything of.
-func unheard(m *state.Model, rs []*state.Replica) string {
+func unheard(m *state.Model, rs []*state.Replica) api.QueueState {
 	switch c := countsOf(rs); {
 	case m == nil || m.Stopped:
 		return api.QueueCancelled
@@ -100,10 +91,6 @@ func (s *Server) modelQueue(m *state.Model, rs []*state.Replica) *api.Queue {
 	return &q
 }
 
-func placeOf(p load.Place) api.QueuedRequest {
-	return api.QueuedRequest{ID: p.ID, Started: p.Started, Gateway: p.Gateway, Model: p.Model, Replica: p.Replica, Position: p.Position}
-}
-
 func (s *Server) getRequest(rq *request, _ *state.View, _ memdb.WatchSet) (answer, error) {
 	id := rq.PathValue("id")
 	if err := checkRequestID(id); err != nil {
@@ -112,8 +99,8 @@ func (s *Server) getRequest(rq *request, _ *state.View, _ memdb.WatchSet) (answe
 	return answer{value: s.requestStatus(id, s.cfg.Loads.Find(id))}, nil
 }
 
-func (s *Server) requestStatus(id string, where []load.Place) api.RequestStatus {
-	return api.RequestStatus{ID: id, Places: list(where, placeOf), Killed: s.cfg.Loads.Killed(id), Complete: s.cfg.Loads.Heard()}
+func (s *Server) requestStatus(id string, where []api.QueuedRequest) api.RequestStatus {
+	return api.RequestStatus{ID: id, Places: where, Killed: s.cfg.Loads.Killed(id), Complete: s.cfg.Loads.Heard()}
 }
 
 // checkRequestID refuses what no gateway could have as an ID.

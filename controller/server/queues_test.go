@@ -181,7 +181,7 @@ func TestInventedGatewaysAreBounded(t *testing.T) {
 	m := one(t)
 	reported(t, m.client, inQueue("a"))
 	for i := range load.MaxGateways {
-		_ = m.loads.Put(load.Report{Gateway: fmt.Sprint(i), Index: 1}) // the last finds no room
+		_ = m.loads.Put(api.GatewayReport{Gateway: fmt.Sprint(i), Index: 1}) // the last finds no room
 	}
 	_, err := m.client.GatewayReport(t.Context(), inQueue("b"))
 	e := requireError(t, err, http.StatusServiceUnavailable, api.CodeBusy, `gateway "b": too many gateways report`)
@@ -225,7 +225,7 @@ func TestCountersOfAQueue(t *testing.T) {
 	m.applied("m")
 	counts := func(gateway string, arrived int64, queues ...api.QueueLoad) {
 		report := inQueue(gateway, queues...)
-		report.Counters = []api.ModelCounters{{Model: "m", Arrived: arrived, Finished: arrived / 2, ServedSeconds: float64(arrived) / 4, Refused: arrived / 8}}
+		report.Counters = []api.ModelCounters{{Model: "m", Counters: api.Counters{Arrived: arrived, Finished: arrived / 2, ServedSeconds: float64(arrived) / 4, Refused: arrived / 8}}}
 		reported(t, m.client, report)
 	}
 	queue := func() api.Queue {
@@ -247,15 +247,15 @@ func TestCountersOfAQueue(t *testing.T) {
 	counts("a", 120)
 	counts("b", 1000)
 	require.False(t, queue().Incomplete)
-	require.Equal(t, &api.QueueCounters{}, queue().Counters, "both were away for a minute: it counts from here")
+	require.Equal(t, &api.Counters{}, queue().Counters, "both were away for a minute: it counts from here")
 	counts("a", 128, api.QueueLoad{Model: "m", State: api.QueueBusy, InFlight: 1})
 	counts("b", 1008)
-	require.Equal(t, &api.QueueCounters{Arrived: 16, Finished: 8, ServedSeconds: 4, Refused: 2}, queue().Counters)
+	require.Equal(t, &api.Counters{Arrived: 16, Finished: 8, ServedSeconds: 4, Refused: 2}, queue().Counters)
 	reported(t, m.client, inQueue("old", api.QueueLoad{Model: "m", State: api.QueueBusy, InFlight: 1}))
 	require.Nil(t, queue().Counters, "one has a request and does not count")
 
 	bad := inQueue("a")
-	bad.Counters = []api.ModelCounters{{Model: "m", Arrived: -1}}
+	bad.Counters = []api.ModelCounters{{Model: "m", Counters: api.Counters{Arrived: -1}}}
 	_, err := m.client.GatewayReport(t.Context(), bad)
 	requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, `counters of model "m": arrived is -1 and finished is 0`)
 }

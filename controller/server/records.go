@@ -3,7 +3,6 @@ package server
 import (
 	"context"
 	"fmt"
-	"strconv"
 	"strings"
 
 	"github.com/hashicorp/go-memdb"
@@ -20,15 +19,15 @@ const defaultDecisions = 100
 // decide has a command applied together with the decisions of people that it carries
 // out, and logs them where it changed something.
 func (s *Server) decide(rq *request, c state.Command, ds ...state.Decision) (state.Result, error) {
-	inner, err := state.Encode(c)
-	if err != nil {
-		return state.Result{}, err
-	}
 	now := s.cfg.Now()
 	for i := range ds {
 		ds[i].Time = now
 	}
-	res, err := s.apply(rq.ctx, &state.Decided{Command: inner, Decisions: ds})
+	decided, err := state.Decide(c, ds...)
+	if err != nil {
+		return state.Result{}, err
+	}
+	res, err := s.apply(rq.ctx, decided)
 	if err == nil && res.Changed {
 		for _, d := range ds {
 			s.log.Info("decision", "kind", d.Kind, "model", d.Model, "replica", d.Replica, "reason", d.Reason)
@@ -52,13 +51,7 @@ func (s *Server) apply(ctx context.Context, c state.Command) (state.Result, erro
 }
 
 func (s *Server) listDecisions(rq *request, v *state.View, ws memdb.WatchSet) (answer, error) {
-	limit := defaultDecisions
-	if text := rq.query.Get("limit"); text != "" {
-		var err error
-		if limit, err = strconv.Atoi(text); err != nil || limit < 1 || limit > state.DecisionLimit {
-			return answer{}, badRequest("limit is %q: must be 1 to %d", text, state.DecisionLimit)
-		}
-	}
+	limit := int(rq.numbers["limit"])
 	model, of := rq.query.Get("model"), rq.query.Get("replica")
 	if of != "" {
 		name, err := replica.ParseName(of)
@@ -88,23 +81,17 @@ func (s *Server) listSwitches(_ *request, v *state.View, ws memdb.WatchSet) (ans
 }
 
 func (s *Server) setSwitch(rq *request, _ *state.View) (answer, error) {
-	var body struct {
-		Value *string
-		CAS   *uint64
-	}
+	var body api.SwitchRequest
 	if err := rq.decode(&body); err != nil {
 		return answer{}, err
 	}
-	if body.Value == nil {
-		return answer{}, badRequest("field \"Value\" is missing: must be the value of the switch")
-	}
 	name := rq.PathValue("switch")
-	if err := checkSwitch(name, *body.Value); err != nil {
+	if err := checkSwitch(name, body.Value); err != nil {
 		return answer{}, err
 	}
-	if _, err := s.decide(rq, &state.SetSwitch{Name: name, Value: *body.Value, ModifyIndex: body.CAS},
-		state.Decision{Kind: "switch", Reason: fmt.Sprintf("%s set switch %q to %q", by(rq.token), name, *body.Value),
-			Inputs: map[string]string{"switch": name, "value": *body.Value}}); err != nil {
+	if _, err := s.decide(rq, &state.SetSwitch{Name: name, Value: body.Value, ModifyIndex: body.CAS},
+		state.Decision{Kind: "switch", Reason: fmt.Sprintf("%s set switch %q to %q", by(rq.token), name, body.Value),
+			Inputs: map[string]string{"switch": name, "value": body.Value}}); err != nil {
 		return answer{}, err
 	}
 	for _, sw := range s.cfg.Raft.Store().View().Switches(nil) {

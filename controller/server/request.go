@@ -2,6 +2,7 @@ package server
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -10,6 +11,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"net/url"
+	"reflect"
 	"strconv"
 	"strings"
 	"time"
@@ -24,6 +26,9 @@ type request struct {
 	rec   *recorder
 	route *route
 	query url.Values
+	// numbers are the query parameters that are numbers: those that were given or have a
+	// preset.
+	numbers map[string]uint64
 	// index, until and stale are those of a read: until is when a blocking query is over.
 	index uint64
 	until time.Time
@@ -64,6 +69,20 @@ func (rq *request) parseQuery() error {
 			bad("unknown parameter %q of %s %s", name, rq.route.method, rq.route.pattern)
 		} else if len(values) > 1 {
 			bad("duplicate parameter %q: %d times", name, len(values))
+		}
+	}
+	rq.numbers = map[string]uint64{}
+	for _, p := range rq.route.params {
+		text := rq.query.Get(p.name)
+		switch {
+		case p.number && text != "":
+			n, err := strconv.ParseUint(text, 10, 64)
+			if err != nil || n < p.min || p.max > 0 && n > p.max {
+				bad("%s is %q: must be %s", p.name, text, p.bounds())
+			}
+			rq.numbers[p.name] = n
+		case p.preset > 0:
+			rq.numbers[p.name] = p.preset
 		}
 	}
 	if text := rq.query.Get(paramIndex); text != "" {
@@ -111,7 +130,7 @@ const largeFactor = 8
 // not know a new token yet: ask is called if it refuses the request. Requests without a
 // body, and those that were admitted before, are left alone.
 func (s *Server) admit(rq *request, ask func() error) error {
-	if rq.route.body == bodyNone || rq.admitted {
+	if rq.route.in == nil || rq.admitted {
 		return nil
 	}
 	_, err := s.authorize(rq.route, rq.Header, s.cfg.Raft.Store().View())
@@ -130,7 +149,7 @@ func (s *Server) admit(rq *request, ask func() error) error {
 func (s *Server) readBody(rq *request) error {
 	limit := s.cfg.MaxBody
 	switch {
-	case rq.route.body == bodyStream:
+	case rq.route.streams():
 		limit = s.cfg.MaxSnapshot
 	case rq.route.large:
 		limit *= largeFactor
@@ -142,7 +161,7 @@ func (s *Server) readBody(rq *request) error {
 	// read the response before the connection is closed.
 	body := http.MaxBytesReader(rq.rec.ResponseWriter, rq.Body, limit)
 	rq.rec.unread = false
-	if rq.route.body == bodyStream {
+	if rq.route.streams() {
 		rq.stream = body
 		return nil
 	}
@@ -188,18 +207,59 @@ func (r *heldReader) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// decode reads the JSON body into v, which is one object without unknown fields.
+// decode reads the JSON body into v: one object that has the required fields of v and no
+// unknown ones.
 func (rq *request) decode(v any) error {
 	d := json.NewDecoder(bytes.NewReader(rq.body))
 	d.DisallowUnknownFields()
 	err := d.Decode(v)
-	if err == nil {
-		if _, err = d.Token(); errors.Is(err, io.EOF) {
-			return nil
-		}
-		err = errors.New("unexpected data after the JSON object")
-	} else if errors.Is(err, io.EOF) {
+	switch {
+	case errors.Is(err, io.EOF):
 		err = errors.New("it is empty, and must be a JSON object")
+	case err == nil:
+		err = complete(rq.body, v)
 	}
-	return badRequest("body of %s %s: %v", rq.route.method, rq.route.pattern, err)
+	if err != nil {
+		return badRequest("body of %s %s: %v", rq.route.method, rq.route.pattern, err)
+	}
+	return nil
+}
+
+// complete returns an error if body is not one JSON object with the required fields of v: a
+// number that was left out is not 0.
+func complete(body []byte, v any) error {
+	var given map[string]isSet
+	if err := json.Unmarshal(body, &given); err != nil {
+		return err
+	}
+	has := map[string]bool{}
+	for name, set := range given {
+		key := strings.ToLower(name) // encoding/json ignores case
+		has[key] = has[key] || bool(set)
+	}
+	var errs []error
+	for _, f := range reflect.VisibleFields(reflect.TypeOf(v).Elem()) {
+		if name, required := jsonField(f); required && !has[strings.ToLower(name)] {
+			errs = append(errs, fmt.Errorf("field %q is missing", name))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// isSet is true for any JSON but null, which it does not keep.
+type isSet bool
+
+func (s *isSet) UnmarshalJSON(b []byte) error {
+	*s = string(b) != "null"
+	return nil
+}
+
+// jsonField is the name of a field of a type of package api in JSON, empty for none, and
+// whether a body must have it.
+func jsonField(f reflect.StructField) (name string, required bool) {
+	name, options, _ := strings.Cut(f.Tag.Get("json"), ",")
+	if name == "-" || f.Anonymous { // of an embedded struct the fields count
+		return "", false
+	}
+	return cmp.Or(name, f.Name), !strings.HasPrefix(options, "omit") && f.Type.Kind() != reflect.Pointer
 }

@@ -9,7 +9,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/controller/api"
-	"remuda/controller/server"
 	"remuda/controller/state"
 )
 
@@ -90,8 +89,8 @@ func TestTwoAutoscalersNeverAddTwice(t *testing.T) {
 
 func TestReplicasAreCountedByVariant(t *testing.T) {
 	asked := make(chan string, 100)
-	m := cluster(t, 1, settings{server: func(c *server.Config) {
-		c.Unplaceable = func(model string) map[string]string {
+	m := cluster(t, 1, settings{world: func(w *world) {
+		w.unplaceable = func(model string) map[string]string {
 			asked <- model
 			return map[string]string{"b": "no room"}
 		}

@@ -3,7 +3,6 @@ package server
 import (
 	"bytes"
 	"encoding/json"
-	"strconv"
 	"unicode/utf8"
 
 	"github.com/hashicorp/go-memdb"
@@ -37,9 +36,6 @@ func (s *Server) setScaler(rq *request, _ *state.View) (answer, error) {
 	if err := rq.decode(&body); err != nil {
 		return answer{}, err
 	}
-	if len(body.State) == 0 {
-		return answer{}, badRequest("field \"State\" is missing: must be a JSON value other than null")
-	}
 	if !utf8.Valid(body.State) {
 		return answer{}, badRequest("field \"State\" is not valid UTF-8")
 	}
@@ -69,12 +65,8 @@ func (s *Server) setScaler(rq *request, _ *state.View) (answer, error) {
 func (s *Server) deleteScaler(rq *request, v *state.View) (answer, error) {
 	name := rq.PathValue("scaler")
 	cmd := &state.SetScaler{Name: name, Delete: true}
-	if text := rq.query.Get("cas"); text != "" {
-		index, err := strconv.ParseUint(text, 10, 64)
-		if err != nil {
-			return answer{}, badRequest("cas is %q: must be the scaler's ModifyIndex", text)
-		}
-		cmd.ModifyIndex = &index
+	if cas, ok := rq.numbers["cas"]; ok {
+		cmd.ModifyIndex = &cas
 	}
 	if v.Scaler(nil, name) == nil {
 		return answer{}, noScaler(name)

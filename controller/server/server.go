@@ -232,7 +232,7 @@ func (s *Server) handle(rq *request) error {
 	if err := rq.parseQuery(); err != nil {
 		return err
 	}
-	if rq.route.body == bodyNone && rq.ContentLength != 0 {
+	if rq.route.in == nil && rq.ContentLength != 0 {
 		return badRequest("%s %s takes no body", rq.route.method, rq.route.pattern)
 	}
 	limit, _ := s.limits(rq.route)

@@ -16,35 +16,33 @@ import (
 )
 
 // planning is a planner that always makes the same plan on a copy of store.
-func planning(store *state.Store, p *state.Plan, actions ...planner.Action) func(context.Context, func(*state.Store) error) (server.Preview, error) {
-	return func(_ context.Context, change func(*state.Store) error) (server.Preview, error) {
+func planning(store *state.Store, p *state.Plan, actions ...planner.Action) func(func(*state.Store) error) (planner.Preview, error) {
+	return func(change func(*state.Store) error) (planner.Preview, error) {
 		fork := store.Fork()
 		if err := change(fork); err != nil {
-			return server.Preview{}, err
+			return planner.Preview{}, err
 		}
 		if p != nil {
 			v := fork.View()
 			p.ID, p.Index, p.Time = "preview", v.Index(), epoch
 			raw, err := state.Encode(p)
 			if err != nil {
-				return server.Preview{}, err
+				return planner.Preview{}, err
 			}
 			if res := fork.Apply(v.Index()+1, raw); res.Err != nil {
-				return server.Preview{}, res.Err
+				return planner.Preview{}, res.Err
 			}
 		}
-		return server.Preview{Store: fork, Plan: p, Actions: actions}, nil
+		return planner.Preview{Store: fork, Plan: p, Actions: actions}, nil
 	}
 }
 
 // withPools has an external pool that is used, and one that is not.
-func withPools(c *server.Config) {
-	c.Pools = func() []api.Pool {
-		return []api.Pool{
-			{Management: "full", Price: 1, Known: true, Heard: epoch},
-			{Name: "cloud", Management: "manual", Price: 2, Batch: 1, Interval: api.Duration(5 * time.Minute), Address: "https://cloud:4646", Known: true, Heard: epoch},
-			{Name: "off", Management: "disabled", Price: 1, Error: "connection refused"},
-		}
+func withPools(w *world) {
+	w.pools = []api.Pool{
+		{Management: "full", Price: 1, Known: true, Heard: epoch},
+		{Name: "cloud", Management: "manual", Price: 2, Batch: 1, Interval: api.Duration(5 * time.Minute), Address: "https://cloud:4646", Known: true, Heard: epoch},
+		{Name: "off", Management: "disabled", Price: 1, Error: "connection refused"},
 	}
 }
 
@@ -101,7 +99,7 @@ func TestReportsTellWhatIsWanted(t *testing.T) {
 }
 
 func TestPools(t *testing.T) {
-	m := cluster(t, 1, settings{server: withPools})[0]
+	m := cluster(t, 1, settings{world: withPools})[0]
 	m.applied("m")
 	far := node("n2", "node-two", 1)
 	far.CapacityPool = "cloud"
@@ -139,15 +137,10 @@ func TestPools(t *testing.T) {
 	require.Equal(t, `anonymous (no ACL token) asked for 2 replicas in pool "cloud" (was 0)`, about.Decisions[0].Reason)
 }
 
-// TestTheOwnPoolIsThereWithoutAnyBlock: Nomad's link is what the reconciler says.
-func TestTheOwnPoolIsThereWithoutAnyBlock(t *testing.T) {
+func TestPoolsThatAreNotConfigured(t *testing.T) {
 	m := one(t)
-	*m.health = api.ReconcileStatus{Nomad: api.LinkStatus{Heard: epoch, Error: "connection refused"}}
-	pools, _, err := m.client.Pools(t.Context(), api.QueryOptions{})
-	require.NoError(t, err)
-	require.Equal(t, []api.Pool{{Management: "full", Price: 1, Heard: epoch, Error: "connection refused"}}, pools)
 	m.applied("m")
-	_, err = m.client.Expect(t.Context(), "m", "cloud", api.ExpectRequest{Replicas: 1})
+	_, err := m.client.Expect(t.Context(), "m", "cloud", api.ExpectRequest{Replicas: 1})
 	requireError(t, err, http.StatusNotFound, api.CodeNotFound, `pool "cloud" does not exist`)
 }
 
@@ -265,12 +258,8 @@ func TestSwitchesSayWhyNothingIsDone(t *testing.T) {
 
 func TestPlanChangesNothing(t *testing.T) {
 	p := &state.Plan{}
-	var m *member
-	m = cluster(t, 1, settings{server: func(c *server.Config) {
-		c.Plan = func(ctx context.Context, change func(*state.Store) error) (server.Preview, error) {
-			return planning(m.store, p)(ctx, change)
-		}
-	}})[0]
+	m := one(t)
+	m.world.preview = planning(m.store, p)
 	m.applied("m")
 	hot, gone := m.place("m", "1", 0, 0), m.place("m", "2", 0, 1)
 	m.move(hot, state.EventStarted, state.EventServing)
@@ -311,22 +300,16 @@ func TestPlanSaysWhatWaitedAlready(t *testing.T) {
 	require.Equal(t, []api.PlannedWait{{Model: "m", Why: "no node has room"}}, got.Waits)
 }
 
-func TestPlanNeedsAPlanner(t *testing.T) {
-	m := cluster(t, 1, settings{server: func(c *server.Config) { c.Plan = nil }})[0]
-	_, err := m.client.Plan(t.Context(), api.PlanRequest{})
-	requireError(t, err, http.StatusServiceUnavailable, api.CodeBusy, "this server is not planning")
-}
-
 // TestOnePlanIsMadeAtATime: others wait for a moment and are then rejected.
 func TestOnePlanIsMadeAtATime(t *testing.T) {
 	t.Parallel()
 	begun, end := make(chan struct{}, 2), make(chan struct{})
-	m := cluster(t, 1, settings{server: func(c *server.Config) {
-		plan := c.Plan
-		c.Plan = func(ctx context.Context, change func(*state.Store) error) (server.Preview, error) {
+	m := cluster(t, 1, settings{world: func(w *world) {
+		plan := w.preview
+		w.preview = func(change func(*state.Store) error) (planner.Preview, error) {
 			begun <- struct{}{}
 			<-end
-			return plan(ctx, change)
+			return plan(change)
 		}
 	}})[0]
 	first := wait(func() (api.PlanResponse, api.QueryMeta, error) {
@@ -408,15 +391,15 @@ func TestDemandBeforeADecision(t *testing.T) {
 				require.NoError(t, err)
 			}
 			next := load.New(time.Minute, time.Now)
-			queue := load.Queue{Model: "m", State: load.Provisioning, Waiting: 1, Oldest: waiting}
-			next.Put(load.Report{Gateway: "g", Index: 1, Queues: []load.Queue{queue}})
+			queue := api.QueueLoad{Model: "m", State: api.QueueProvisioning, Waiting: 1, Oldest: waiting}
+			next.Put(api.GatewayReport{Gateway: "g", Index: 1, Queues: []api.QueueLoad{queue}})
 			require.Contains(t, m.demand(m.loads), "n")
 			for _, loads := range []*load.Store{m.loads, next} {
 				_, asked := m.demand(loads)["m"]
 				require.Equal(t, !tc.void, asked)
 			}
 			queue.Oldest = time.Now()
-			next.Put(load.Report{Gateway: "g", Index: 1, Queues: []load.Queue{queue}})
+			next.Put(api.GatewayReport{Gateway: "g", Index: 1, Queues: []api.QueueLoad{queue}})
 			require.Contains(t, m.demand(next), "m", "it came after the decision")
 		})
 	}

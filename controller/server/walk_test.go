@@ -15,11 +15,6 @@ import (
 	"remuda/controller/state"
 )
 
-func decodeJSON(t testing.TB, text string, v any) {
-	t.Helper()
-	require.NoError(t, json.Unmarshal([]byte(text), v), text)
-}
-
 // good has a request for every route that is answered with what it is for.
 type good struct {
 	path, body string
@@ -31,7 +26,7 @@ type good struct {
 // for something that it refuses. The client's transport compares both with the
 // description.
 func TestEveryRouteAnswersAsDescribed(t *testing.T) {
-	m, secrets := bootstrapped(t, withPools)
+	m, secrets := bootstrapped(t)
 	m.applied("m")
 	running := m.place("m", "r1", 0, 0)
 	m.move(running, state.EventStarted, state.EventServing)
@@ -66,7 +61,9 @@ func TestEveryRouteAnswersAsDescribed(t *testing.T) {
 		"GET /v1/models":                        {path: "/v1/models"},
 		"PUT /v1/models":                        {path: "/v1/models", body: `{"File":` + quoted(file("new")) + `}`},
 		"GET /v1/model/{model}":                 {path: "/v1/model/m"},
-		"GET /v1/model/{model}/file":            {path: "/v1/model/m/file"},
+		"GET /v1/model/{model}/file":            {path: "/v1/model/m/file?version=1"},
+		"GET /v1/model/{model}/versions":        {path: "/v1/model/m/versions"},
+		"PUT /v1/model/{model}/revert":          {path: "/v1/model/m/revert", body: `{"Version":1}`},
 		"DELETE /v1/model/{model}":              {path: "/v1/model/empty"},
 		"PUT /v1/model/{model}/stop":            {path: "/v1/model/m/stop"},
 		"PUT /v1/model/{model}/start":           {path: "/v1/model/m/start"},

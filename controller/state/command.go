@@ -32,11 +32,6 @@ const (
 	TypeSetPipeline     Type = 20
 	TypeSetScaler       Type = 21
 	TypeSetVariants     Type = 22
-
-	// IgnoreUnknown is the bit of a type that servers which do not know it skip. A
-	// newer version sets it on commands without which an older server's state is
-	// still right, as Nomad does (nomad/fsm.go).
-	IgnoreUnknown Type = 0x80
 )
 
 // MaxCommand is the longest encoded command, in bytes. Raft holds whole entries in
@@ -53,31 +48,6 @@ type Command interface {
 	apply(t *txn) *Error
 }
 
-var (
-	_ Command = (*UpsertModel)(nil)
-	_ Command = (*DeleteModel)(nil)
-	_ Command = (*SetScale)(nil)
-	_ Command = (*Plan)(nil)
-	_ Command = (*Move)(nil)
-	_ Command = (*Remove)(nil)
-	_ Command = (*UpsertNodes)(nil)
-	_ Command = (*DeleteNode)(nil)
-	_ Command = (*Quarantine)(nil)
-	_ Command = (*RecordDecisions)(nil)
-	_ Command = (*SetSwitch)(nil)
-	_ Command = (*UpsertToken)(nil)
-	_ Command = (*DeleteToken)(nil)
-	_ Command = (*UpsertModels)(nil)
-	_ Command = (*Evict)(nil)
-	_ Command = (*Decided)(nil)
-	_ Command = (*SetExpected)(nil)
-	_ Command = (*SetDedicated)(nil)
-	_ Command = (*SetSchedule)(nil)
-	_ Command = (*SetPipeline)(nil)
-	_ Command = (*SetScaler)(nil)
-	_ Command = (*SetVariants)(nil)
-)
-
 // Encode returns the bytes of c for the Raft log.
 func Encode(c Command) ([]byte, error) {
 	body, err := json.Marshal(c)
@@ -92,7 +62,6 @@ func Encode(c Command) ([]byte, error) {
 	return append(data, body...), nil
 }
 
-// decode returns nil and no error for a command to be skipped.
 func decode(data []byte) (Command, *Error) {
 	if len(data) == 0 {
 		return nil, badRequest("", "command is empty")
@@ -100,67 +69,45 @@ func decode(data []byte) (Command, *Error) {
 	if len(data) > MaxCommand {
 		return nil, badRequest("", "command is %d bytes: must be at most %d bytes", len(data), MaxCommand)
 	}
-	c := newCommand(Type(data[0]))
-	if c == nil {
-		if Type(data[0])&IgnoreUnknown != 0 {
-			return nil, nil
-		}
-		return nil, refuse(CodeUnknownCommand, "", "unknown command type %d, written by a newer version of remuda: upgrade this server", data[0])
+	return decodeBody(Type(data[0]), data[1:])
+}
+
+func decodeBody(t Type, body []byte) (Command, *Error) {
+	empty, known := commands[t]
+	if !known {
+		return nil, refuse(CodeUnknownCommand, "", "unknown command type %d, written by a newer version of remuda: upgrade this server", t)
 	}
-	if err := json.Unmarshal(data[1:], c); err != nil {
-		return nil, badRequest("", "decode command type %d: %v", data[0], err)
+	c := empty()
+	if err := json.Unmarshal(body, c); err != nil {
+		return nil, badRequest("", "decode command type %d: %v", t, err)
 	}
 	return c, nil
 }
 
-func newCommand(t Type) Command {
-	switch t {
-	case TypeUpsertModel:
-		return new(UpsertModel)
-	case TypeDeleteModel:
-		return new(DeleteModel)
-	case TypeSetScale:
-		return new(SetScale)
-	case TypePlan:
-		return new(Plan)
-	case TypeMove:
-		return new(Move)
-	case TypeRemove:
-		return new(Remove)
-	case TypeUpsertNodes:
-		return new(UpsertNodes)
-	case TypeDeleteNode:
-		return new(DeleteNode)
-	case TypeQuarantine:
-		return new(Quarantine)
-	case TypeRecordDecisions:
-		return new(RecordDecisions)
-	case TypeSetSwitch:
-		return new(SetSwitch)
-	case TypeUpsertToken:
-		return new(UpsertToken)
-	case TypeDeleteToken:
-		return new(DeleteToken)
-	case TypeUpsertModels:
-		return new(UpsertModels)
-	case TypeEvict:
-		return new(Evict)
-	case TypeDecided:
-		return new(Decided)
-	case TypeSetExpected:
-		return new(SetExpected)
-	case TypeSetDedicated:
-		return new(SetDedicated)
-	case TypeSetSchedule:
-		return new(SetSchedule)
-	case TypeSetPipeline:
-		return new(SetPipeline)
-	case TypeSetScaler:
-		return new(SetScaler)
-	case TypeSetVariants:
-		return new(SetVariants)
-	}
-	return nil
+// commands makes an empty command of each type.
+var commands = map[Type]func() Command{
+	TypeUpsertModel:     func() Command { return new(UpsertModel) },
+	TypeDeleteModel:     func() Command { return new(DeleteModel) },
+	TypeSetScale:        func() Command { return new(SetScale) },
+	TypePlan:            func() Command { return new(Plan) },
+	TypeMove:            func() Command { return new(Move) },
+	TypeRemove:          func() Command { return new(Remove) },
+	TypeUpsertNodes:     func() Command { return new(UpsertNodes) },
+	TypeDeleteNode:      func() Command { return new(DeleteNode) },
+	TypeQuarantine:      func() Command { return new(Quarantine) },
+	TypeRecordDecisions: func() Command { return new(RecordDecisions) },
+	TypeSetSwitch:       func() Command { return new(SetSwitch) },
+	TypeUpsertToken:     func() Command { return new(UpsertToken) },
+	TypeDeleteToken:     func() Command { return new(DeleteToken) },
+	TypeUpsertModels:    func() Command { return new(UpsertModels) },
+	TypeEvict:           func() Command { return new(Evict) },
+	TypeDecided:         func() Command { return new(Decided) },
+	TypeSetExpected:     func() Command { return new(SetExpected) },
+	TypeSetDedicated:    func() Command { return new(SetDedicated) },
+	TypeSetSchedule:     func() Command { return new(SetSchedule) },
+	TypeSetPipeline:     func() Command { return new(SetPipeline) },
+	TypeSetScaler:       func() Command { return new(SetScaler) },
+	TypeSetVariants:     func() Command { return new(SetVariants) },
 }
 
 // Result is what became of a command.
@@ -170,8 +117,6 @@ type Result struct {
 	// Changed tells that the state is another one than before; false where the
 	// command asked for what was there, or was refused.
 	Changed bool
-	// Ignored: the command is of a newer version and may be skipped.
-	Ignored bool
 	// Err is why the command was refused; nil where it was not.
 	Err *Error
 }

@@ -92,7 +92,7 @@ func drawCommand(t *rapid.T, v *state.View) state.Command {
 			Status: pick([]state.RolloutStatus{state.RolloutCanary, state.RolloutRolling, state.RolloutRolledBack, ""}).Draw(t, "status"),
 		}
 		if m := v.Model(nil, c.Model); m != nil {
-			c.NewHash = m.Rollouts[c.Variant].NewHash
+			c.Version = m.Rollouts[c.Variant].Version
 		}
 		return c
 	}
@@ -289,15 +289,16 @@ func sensible(t *rapid.T, v *state.View, p *state.Place) {
 	}
 	m, n := pick(models).Draw(t, "of"), pick(nodes).Draw(t, "on")
 	variant := pick(m.Variants).Draw(t, "definition")
-	p.Name.Model, p.Name.Variant, p.VariantHash = m.Name, variant.Name, variant.Hash
-	if r, ok := m.Rollouts[variant.Name]; ok && rapid.Bool().Draw(t, "old") {
-		p.VariantHash = r.Old.Hash
+	p.Name.Model, p.Name.Variant, p.Version = m.Name, variant.Name, m.Version
+	failover := m.Failover
+	if old := v.Versions(nil, m.Name).Get(m.StableVersion); old.Variant(variant.Name) != nil && rapid.Bool().Draw(t, "old") {
+		p.Version, failover, variant = old.Number, old.Model.Failover, *old.Variant(variant.Name)
 	}
 	g := pick(n.GPUs).Draw(t, "card")
 	p.Placement.Node, p.Placement.Memory = n.ID, map[string]int64{g.UUID: between[int64](0, 8).Draw(t, "few bytes")}
 	p.Placement.Seats = v.Usage(nil, n.ID).FreeSeats(&g)
 	seats := 1
-	if m.FailoverOf(variant.Name, p.VariantHash) {
+	if failover {
 		seats = 2
 	}
 	p.Placement.Seats = p.Placement.Seats[:min(seats, len(p.Placement.Seats))]
@@ -331,6 +332,10 @@ func drawModel(t *rapid.T, name string) state.Model {
 		m.Failover = between(0, 5).Draw(t, "failover") == 0
 		m.Dedicated = between(0, 5).Draw(t, "dedicated") == 0
 		m.Management = pick([]state.Management{state.ManagementFull, state.ManagementFull, state.ManagementUpscaling, state.ManagementDisabled}).Draw(t, "management")
-		m.Hash = fmt.Sprint(m.Variants, m.Min, m.Max, m.KeepWarm, m.Continuation, m.Failover, m.Dedicated, m.Management)
+		file := between(-4, 8).Draw(t, "replicas in the file")
+		if file >= 0 {
+			m.FileReplicas = &file
+		}
+		m.Hash = fmt.Sprint(m.Variants, m.Min, m.Max, m.KeepWarm, m.Continuation, m.Failover, m.Dedicated, m.Management, file)
 	})
 }

@@ -98,7 +98,7 @@ func name(model, id string) replica.Name { return replica.Name{Model: model, Var
 func place(model, id, node string, gpu, seat int, memory int64) state.Place {
 	uuid := fmt.Sprintf("%s-GPU%d", node, gpu)
 	return state.Place{
-		Name: name(model, id), VariantHash: "vh1",
+		Name: name(model, id), Version: 1,
 		Placement: state.Placement{
 			Node: node, Seats: []string{fmt.Sprintf("%s#%d", uuid, seat)},
 			Memory: map[string]int64{uuid: memory}, HostMemory: memory,
@@ -119,6 +119,21 @@ func (l *log) replica(name replica.Name) *state.Replica {
 // move returns the command that moves a replica from where it is.
 func (l *log) move(n replica.Name, event state.Event, goal state.Goal) *state.Move {
 	return &state.Move{Replica: n.String(), ModifyIndex: l.replica(n).ModifyIndex, Event: event, Goal: goal, Time: epoch}
+}
+
+// serve brings placed replicas up.
+func (l *log) serve(names ...replica.Name) {
+	for _, n := range names {
+		l.must(l.move(n, state.EventStarted, ""))
+		l.must(l.move(n, state.EventServing, ""))
+	}
+}
+
+// madeFrom returns the hash of the definition that a replica was made from.
+func (l *log) madeFrom(n replica.Name) string {
+	v := l.store.View().VariantOf(nil, l.replica(n))
+	require.NotNil(l.t, v)
+	return v.Hash
 }
 
 // ready is a store with the model m, the node n (two GPUs of two seats and 10 bytes)

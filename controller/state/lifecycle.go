@@ -193,6 +193,7 @@ func (r *Replica) Advance(e Event, goal Goal, at time.Time) (*Replica, error) {
 		next.Since = at
 	}
 	next.Status, next.Goal = to, goal
+	next.Served = next.Served || to == StatusServing
 	if !next.makesRoom() {
 		next.For = ""
 	}

@@ -3,17 +3,19 @@ package state
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 )
 
 // UpsertModel creates or changes a model. The scale of a model that exists is kept,
-// within its new bounds, and so are the numbers of its variants (see Model.Spread); a
+// within its new bounds, unless the number of replicas in its file has changed, and so are the numbers of its variants (see Model.Spread); a
 // stopped one is started unless Model.Stopped says so again. The same Hash and Stopped
-// as before change nothing. Model.ScaledAt, Model.Spread, Model.Expected, Model.Rollouts
-// and Model.Replacements are the state's own and not looked at.
+// as before change nothing; another Hash is a new version. Model.Version, StableVersion,
+// ScaledAt, Spread, Expected, Rollouts and Replacements are the state's own and are ignored.
 //
-// A variant whose definition changes while replicas of another one are there begins a
+// A variant whose definition changes while replicas of another one serve begins a
 // rollout. A variant that is gone takes its number and its rollout with it; its
 // replicas remain until the controller has replaced them.
 type UpsertModel struct {
@@ -51,19 +53,49 @@ func (c *UpsertModel) compare(t *txn) *Error {
 }
 
 func (c *UpsertModel) write(t *txn) {
-	m := c.Model
-	m.CreateIndex, m.ModifyIndex = t.index, t.index
-	m.ScaledAt, m.Spread, m.Expected, m.Rollouts, m.Replacements = time.Time{}, nil, nil, nil, Replacements{}
-	if old := first[Model](t.Txn, TableModels, byID, m.Name); old != nil {
-		if old.Hash == m.Hash && old.Stopped == m.Stopped {
-			return
-		}
-		m.CreateIndex, m.Replicas, m.ScaledAt, m.Spread, m.Expected = old.CreateIndex, old.Replicas, old.ScaledAt, old.Spread, old.Expected
-		m.Replacements = old.Replacements
-		m.Rollouts = m.rolloutsAfter(old, counting(t, m.Name), c.Time)
+	m := c.Model.definition()
+	m.Stopped, m.CreateIndex, m.ModifyIndex = c.Model.Stopped, t.index, t.index
+	old := first[Model](t.Txn, TableModels, byID, m.Name)
+	switch {
+	case old == nil:
+		t.addVersion(&m, c.Time)
+		m.StableVersion = m.Version
+	case old.Hash == m.Hash && old.Stopped == m.Stopped:
+		return
+	case old.Hash == m.Hash: // started or stopped
+		m = *old
+		m.Stopped, m.ModifyIndex = c.Model.Stopped, t.index
+	default:
+		t.newVersion(&m, old, c.Time)
 	}
 	m.bound()
 	t.put(TableModels, &m)
+}
+
+// newVersion makes m, which is to take the place of old, a version of its own, and begins
+// its rollouts.
+func (t *txn) newVersion(m, old *Model, at time.Time) {
+	m.StableVersion = old.StableVersion
+	if trial := slices.ContainsFunc(slices.Collect(maps.Values(old.Rollouts)), func(r Rollout) bool { return r.Status == RolloutCanary }); !trial {
+		m.StableVersion = old.Version // its canaries have served, or it needed none
+	}
+	rescaled := m.Rescales(old)
+	t.addVersion(m, at)
+	m.CreateIndex, m.ScaledAt, m.Spread, m.Expected = old.CreateIndex, old.ScaledAt, old.Spread, old.Expected
+	m.Replacements = old.Replacements
+	switch {
+	case !rescaled:
+		m.Replicas = old.Replicas
+	case m.Target() < old.Target():
+		m.Spread, m.ScaledAt = nil, at
+	default:
+		m.Spread = nil
+	}
+	vs := t.versions(m.Name)
+	m.Rollouts = m.rolloutsAfter(old, vs.Get(old.StableVersion), counting(t, m.Name), vs, at)
+	if m.Rollouts == nil {
+		m.StableVersion = m.Version
+	}
 }
 
 // UpsertModels creates or changes several models, all or none. What is wrong is said
@@ -259,6 +291,9 @@ func (c *DeleteModel) apply(t *txn) *Error {
 		return conflict(c.Model, "model %q still has %d replicas: stop the model first", c.Model, left)
 	}
 	t.undedicate(c.Model)
+	for _, v := range t.versions(c.Model) {
+		t.remove(TableVersions, v)
+	}
 	t.remove(TableModels, m)
 	return nil
 }

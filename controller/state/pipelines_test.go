@@ -70,19 +70,14 @@ func TestPipelinesAndModelsShareNames(t *testing.T) {
 	l.must(&state.SetPipeline{Name: "p", Delete: true}, &state.UpsertModel{Model: model("p")}, pipelineOf("n", "p"))
 }
 
-// TestSnapshotsOfPipelines are of a version of their own, and only while there are any.
 func TestSnapshotsOfPipelines(t *testing.T) {
 	l := full(t)
-	require.Equal(t, uint32(2), versionOf(snapshotOf(t, l.store)), "as servers of before can read it")
 	l.must(pipelineOf("p", "m"))
 	data := snapshotOf(t, l.store)
-	require.Equal(t, uint32(3), versionOf(data))
 	again := restored(t, data)
 	require.Equal(t, data, snapshotOf(t, again))
 	require.Equal(t, l.store.View().Pipelines(nil), again.View().Pipelines(nil))
 	require.Equal(t, l.index, again.View().TableIndex(state.TablePipelines))
-	l.must(&state.SetPipeline{Name: "p", Delete: true})
-	require.Equal(t, uint32(2), versionOf(snapshotOf(t, l.store)))
 }
 
 // drawPipeline draws names of models, too.

@@ -129,7 +129,7 @@ func TestRescaleAfterARollout(t *testing.T) {
 	known := l.model("m").ModifyIndex
 	plan := &state.Plan{
 		ID: "p", Index: l.index, Time: later,
-		Rollouts: []state.SetRollout{{Model: "m", Variant: "v", NewHash: "vh2", Status: state.RolloutRolling}},
+		Rollouts: []state.SetRollout{{Model: "m", Variant: "v", Version: 2, Status: state.RolloutRolling}},
 		Rescales: []state.Rescale{{Model: "m", ModifyIndex: known, Replicas: 4}},
 	}
 	l.must(plan)

@@ -160,10 +160,15 @@ func checkInvariants(t require.TestingT, before, after *state.View) {
 
 	for _, r := range after.Replicas(nil) {
 		require.NotNil(t, after.Model(nil, r.Name.Model), "every replica's model exists")
+		require.NotNil(t, after.VariantOf(nil, r), "every replica's version exists, and has its variant")
 		require.LessOrEqual(t, r.ModifyIndex, after.Index())
 	}
 	for _, m := range after.Models(nil) {
 		checkModel(t, m)
+		versions := after.Versions(nil, m.Name)
+		require.Equal(t, m.Variants, versions.Get(m.Version).Model.Variants)
+		require.NotNil(t, versions.Get(m.StableVersion))
+		require.LessOrEqual(t, len(versions), state.VersionsKept+1+len(after.ReplicasOf(nil, m.Name)))
 	}
 	if d := after.Dedicated(nil); d != nil {
 		for name, n := range d.Models {
@@ -208,9 +213,10 @@ func checkModel(t require.TestingT, m *state.Model) {
 	for variant, r := range m.Rollouts {
 		v := m.Variant(variant)
 		require.NotNil(t, v, "model %q: a rollout of no variant", m.Name)
-		require.Equal(t, v.Hash, r.NewHash, "model %q: a rollout of what is not there", m.Name)
-		require.NotEqual(t, r.NewHash, r.Old.Hash, "model %q: a rollout of nothing new", m.Name)
-		require.Equal(t, variant, r.Old.Name)
+		if r.Ongoing() {
+			require.Equal(t, m.Version, r.Version, "model %q: a rollout of another version", m.Name)
+			require.NotEqual(t, m.Version, m.StableVersion, "model %q: a rollout that falls back on itself", m.Name)
+		}
 		require.Contains(t, []state.RolloutStatus{state.RolloutCanary, state.RolloutRolling, state.RolloutRolledBack}, r.Status)
 	}
 }
@@ -221,10 +227,10 @@ func checkEffect(t require.TestingT, c state.Command, before, after *state.View)
 	case *state.UpsertModels:
 		for _, u := range c.Models {
 			require.Equal(t, u.Model.Hash, after.Model(nil, u.Model.Name).Hash)
-			checkUpsert(t, before.Model(nil, u.Model.Name), after.Model(nil, u.Model.Name), before.StayingOf(nil, u.Model.Name))
+			checkUpsert(t, before.Model(nil, u.Model.Name), after.Model(nil, u.Model.Name), before.StayingOf(nil, u.Model.Name), after.Versions(nil, u.Model.Name))
 		}
 	case *state.UpsertModel:
-		checkUpsert(t, before.Model(nil, c.Model.Name), after.Model(nil, c.Model.Name), before.StayingOf(nil, c.Model.Name))
+		checkUpsert(t, before.Model(nil, c.Model.Name), after.Model(nil, c.Model.Name), before.StayingOf(nil, c.Model.Name), after.Versions(nil, c.Model.Name))
 	case *state.SetScale:
 		old, m := before.Model(nil, c.Model), after.Model(nil, c.Model)
 		if c.Variant == "" {
@@ -337,31 +343,37 @@ func checkDedicated(t require.TestingT, c *state.SetDedicated, before, after *st
 }
 
 // checkUpsert looks at the rollouts that a new definition begins, keeps and ends.
-func checkUpsert(t require.TestingT, old, m *state.Model, staying []*state.Replica) {
+func checkUpsert(t require.TestingT, old, m *state.Model, staying []*state.Replica, versions state.Versions) {
 	if old == nil {
 		require.Empty(t, m.Rollouts)
 		return
 	}
+	if old.Hash == m.Hash {
+		require.Equal(t, old.Rollouts, m.Rollouts)
+		require.Equal(t, old.Version, m.Version)
+		return
+	}
+	require.Greater(t, m.Version, old.Version)
 	for _, v := range m.Variants {
 		was := old.Variant(v.Name)
 		r, isRolling := m.Rollouts[v.Name]
-		if was != nil && was.Hash == v.Hash {
-			require.Equal(t, old.Rollouts[v.Name], r)
+		ongoing := old.Rollouts[v.Name].Ongoing()
+		if was != nil && was.Hash == v.Hash && ongoing {
+			require.Equal(t, old.Rollouts[v.Name].Status, r.Status, "it goes on")
 			continue
-		}
-		if ongoing, ok := old.Rollouts[v.Name]; isRolling && ok && ongoing.Status != state.RolloutRolling {
-			require.Equal(t, ongoing.Old, r.Old, "what is known to work stays what it is")
-		} else if isRolling {
-			require.Equal(t, *was, r.Old)
 		}
 		others := false
 		for _, s := range staying {
-			others = others || s.Name.Variant == v.Name && s.VariantHash != v.Hash
+			others = others || s.Name.Variant == v.Name && s.Served && versions.HashOf(s) != v.Hash
 		}
 		require.True(t, !isRolling || others, "a rollout that replaces nothing")
-		if was != nil && others && !isRolling {
-			require.Equal(t, old.Rollouts[v.Name].Old.Hash, v.Hash, "a change that is not rolled out")
+		base := versions.Get(old.StableVersion).Variant(v.Name)
+		if was != nil && base != nil && was.Hash != v.Hash && others && !isRolling {
+			require.Equal(t, base.Hash, v.Hash, "a change that is not rolled out")
 		}
+	}
+	if m.Rollouts == nil {
+		require.Equal(t, m.Version, m.StableVersion)
 	}
 }
 
@@ -389,7 +401,7 @@ func FuzzApply(f *testing.F) {
 	carried.Failures, carried.LastError, carried.Retry = 2, "no", epoch
 	seed(&state.Plan{
 		ID: "p", Index: 5, Time: epoch, Place: []state.Place{carried}, Remove: []state.Remove{{Replica: "m:v:1", ModifyIndex: 3}},
-		Rollouts: []state.SetRollout{{Model: "m", Variant: "v", NewHash: "vh2", Status: state.RolloutRolling, Reason: "good"}},
+		Rollouts: []state.SetRollout{{Model: "m", Variant: "v", Version: 2, Status: state.RolloutRolling, Reason: "good"}},
 	})
 	seed(&state.UpsertModel{Model: defined("vh1"), ModifyIndex: 5, Time: epoch})
 	seed(&state.UpsertModels{Models: []state.UpsertModel{{Model: defined("vh3"), ModifyIndex: 5, Time: epoch}, {Model: model("m2"), Time: epoch}}})
@@ -423,11 +435,9 @@ func FuzzApply(f *testing.F) {
 	})
 	f.Add([]byte{byte(state.TypeMove)})
 	f.Add([]byte{0xff, 1, 2})
-	if inner, err := state.Encode(&state.SetSwitch{Name: "a", Value: "b"}); err == nil {
-		if data, err := state.Encode(&state.Decided{Command: inner, Decisions: []state.Decision{{Kind: "k", Time: epoch}}}); err == nil {
-			f.Add(data)
-		}
-	}
+	decided, err := state.Decide(&state.SetSwitch{Name: "a", Value: "b"}, state.Decision{Kind: "k", Time: epoch})
+	require.NoError(f, err)
+	seed(decided)
 	f.Add([]byte("\x0a{\"Decisions\":[{\"Kind\":\"k\",\"Time\":\"0000-01-01T00:00:00+23:59\"}]}"))
 	base := snapshotOf(f, l.store)
 	f.Fuzz(func(t *testing.T, data []byte) {
@@ -435,7 +445,7 @@ func FuzzApply(f *testing.F) {
 		before := s.View()
 		res := s.Apply(6, data)
 		after := s.View()
-		if res.Err != nil || res.Ignored {
+		if res.Err != nil {
 			require.False(t, res.Changed)
 			require.Equal(t, before.TableIndex(), after.TableIndex())
 		}

@@ -3,6 +3,7 @@ package state
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"fmt"
 	"strings"
 )
@@ -59,21 +60,35 @@ func (t *txn) record(decisions []Decision) *Error {
 // neither is there without the other. Where the command changes nothing, or is
 // refused, there is nothing to record.
 type Decided struct {
-	// Command is encoded, as Encode does it.
-	Command   []byte
+	// Of is the type of Command, which is the command as JSON.
+	Of        Type
+	Command   json.RawMessage
 	Decisions []Decision
+	level     int
 }
+
+// Decide returns c together with the decisions that it carries out.
+func Decide(c Command, decisions ...Decision) (*Decided, error) {
+	body, err := json.Marshal(c)
+	if err != nil {
+		return nil, fmt.Errorf("encode command %d: %w", c.Type(), err)
+	}
+	return &Decided{Of: c.Type(), Command: body, Decisions: decisions, level: Level(c)}, nil
+}
+
+// Level is that of the command; see Level.
+func (c *Decided) Level() int { return max(c.level, 1) }
 
 // Type implements Command.
 func (*Decided) Type() Type { return TypeDecided }
 
 func (c *Decided) apply(t *txn) *Error {
-	inner, err := decode(c.Command)
-	if err != nil || inner == nil {
-		return err
-	}
-	if _, nested := inner.(*Decided); nested {
+	if c.Of == TypeDecided {
 		return badRequest("", "a decided command contains another decided command")
+	}
+	inner, err := decodeBody(c.Of, c.Command)
+	if err != nil {
+		return err
 	}
 	if err := inner.apply(t); err != nil || !t.changed() {
 		return err

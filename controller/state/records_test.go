@@ -13,9 +13,9 @@ import (
 func TestDecided(t *testing.T) {
 	s := newLog(t)
 	decided := func(c state.Command) state.Command {
-		inner, err := state.Encode(c)
+		d, err := state.Decide(c, state.Decision{Kind: "switch", Time: time.Unix(1, 0), Reason: "because"})
 		require.NoError(t, err)
-		return &state.Decided{Command: inner, Decisions: []state.Decision{{Kind: "switch", Time: time.Unix(1, 0), Reason: "because"}}}
+		return d
 	}
 	set := &state.SetSwitch{Name: "a", Value: "1"}
 	for _, c := range []struct {
@@ -29,10 +29,10 @@ func TestDecided(t *testing.T) {
 		{"what is there already", decided(set), nil, false, 1},
 		{"one that is refused", decided(&state.DeleteModel{Model: "nobody"}), state.ErrNotFound, false, 1},
 		{"one in another", decided(decided(set)), state.ErrBadRequest, false, 1},
-		{"nothing", &state.Decided{}, state.ErrBadRequest, false, 1},
-		{"a newer command", &state.Decided{Command: []byte{0x70}}, state.ErrUnknownCommand, false, 1},
-		{"a newer command to be skipped", &state.Decided{Command: []byte{0xf0}}, nil, false, 1},
-		{"a change with a bad decision", &state.Decided{Command: decidedSwitch(t), Decisions: []state.Decision{{}}}, state.ErrBadRequest, false, 1},
+		{"nothing", &state.Decided{}, state.ErrUnknownCommand, false, 1},
+		{"a newer command", &state.Decided{Of: 0x70, Command: []byte("{}")}, state.ErrUnknownCommand, false, 1},
+		{"no command", &state.Decided{Of: state.TypeSetSwitch}, state.ErrBadRequest, false, 1},
+		{"a change with a bad decision", &state.Decided{Of: state.TypeSetSwitch, Command: []byte(`{"Name":"b","Value":"1"}`), Decisions: []state.Decision{{}}}, state.ErrBadRequest, false, 1},
 	} {
 		res := s.apply(c.command)
 		if c.err == nil {
@@ -44,10 +44,4 @@ func TestDecided(t *testing.T) {
 		require.Len(t, s.store.View().Decisions(nil, "", 0), c.decisions, c.name)
 	}
 	require.Empty(t, s.store.View().Switch(nil, "b"), "half of a command was applied")
-}
-
-func decidedSwitch(t *testing.T) []byte {
-	inner, err := state.Encode(&state.SetSwitch{Name: "b", Value: "1"})
-	require.NoError(t, err)
-	return inner
 }

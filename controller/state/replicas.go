@@ -31,6 +31,8 @@ type Plan struct {
 	Quarantines []Quarantine `json:",omitempty"`
 	// Marks are written, or taken away where their time is zero.
 	Marks []Mark `json:",omitempty"`
+	// Unplaceable are the models that have a replica without a place, or have none any more.
+	Unplaceable []SetUnplaceable `json:",omitempty"`
 	// Dedicated, nil: the set stays as it is.
 	Dedicated *SetDedicated `json:",omitempty"`
 	Decisions []Decision
@@ -88,6 +90,9 @@ func (c *Plan) apply(t *txn) *Error {
 			return err
 		}
 	}
+	for i := range c.Unplaceable {
+		c.Unplaceable[i].apply(t, c.Time)
+	}
 	if c.Dedicated != nil {
 		if c.Dedicated.Time.IsZero() {
 			c.Dedicated.Time = c.Time
@@ -99,12 +104,37 @@ func (c *Plan) apply(t *txn) *Error {
 	return t.record(c.Decisions)
 }
 
+// SetUnplaceable changes why no place is found for a model's replica.
+type SetUnplaceable struct {
+	Model string
+	// Reason, empty: there is no such replica.
+	Reason string `json:",omitempty"`
+}
+
+func (c *SetUnplaceable) apply(t *txn, now time.Time) {
+	old := first[Model](t.Txn, TableModels, byID, c.Model)
+	if old == nil {
+		return
+	}
+	m := *old
+	switch {
+	case c.Reason == "":
+		m.Unplaceable = nil
+	case old.Unplaceable != nil:
+		m.Unplaceable = &Unplaceable{Reason: c.Reason, Since: old.Unplaceable.Since}
+	default:
+		m.Unplaceable = &Unplaceable{Reason: c.Reason, Since: now}
+	}
+	t.put(TableModels, &m)
+}
+
 // Place puts a new replica somewhere.
 type Place struct {
-	Name        replica.Name
-	VariantHash string
-	Placement   Placement
-	Canary      bool
+	Name replica.Name
+	// Version of the model that it is made from.
+	Version   int
+	Placement Placement
+	Canary    bool
 	// Adopt takes in a replica whose job runs already, with JobIndex and Status: starting,
 	// serving or warm. It need not be in a place where a new one could go, but takes no
 	// seat and no byte that another replica holds.
@@ -152,13 +182,13 @@ func (p *Place) apply(t *txn, planned uint64, now time.Time) *Error {
 	}
 
 	r := &Replica{
-		Name: p.Name, VariantHash: p.VariantHash, Goal: GoalRun, Status: StatusPlaced,
+		Name: p.Name, Version: p.Version, Goal: GoalRun, Status: StatusPlaced,
 		Placement: p.Placement, Canary: p.Canary,
 		Failures: p.Failures, LastError: p.LastError, NotPlaced: p.NotPlaced, Retry: p.Retry, RestartsBefore: p.RestartsBefore,
 		Since: now, Created: now, CreateIndex: t.index, ModifyIndex: t.index,
 	}
 	if p.Adopt {
-		r.Status, r.JobIndex = p.Status, p.JobIndex
+		r.Status, r.JobIndex, r.Served = p.Status, p.JobIndex, p.Status != StatusStarting
 		switch p.Status {
 		case StatusStarting, StatusServing:
 		case StatusWarm:
@@ -180,7 +210,11 @@ func (p *Place) apply(t *txn, planned uint64, now time.Time) *Error {
 			return conflict(n.ID, "node %s is %s", n.ID, why)
 		}
 	}
-	if err := p.checkShape(m, n); err != nil {
+	v := t.versions(p.Name.Model).Get(p.Version)
+	if v == nil {
+		return conflict(name, "model %q has no version %d", p.Name.Model, p.Version)
+	}
+	if err := p.checkShape(&v.Model, n); err != nil {
 		return err
 	}
 	if err := admit(t, r, Holding{}, p.Adopt); err != nil {
@@ -191,8 +225,8 @@ func (p *Place) apply(t *txn, planned uint64, now time.Time) *Error {
 }
 
 // checkShape checks that the seats are of GPUs of n, and the memory of some of the same:
-// of all of them, but for the Reach of the definition that the replica is made from. And
-// that they are as many as that asks for, where it is known.
+// of all of them, but for the Reach of the definition m that the replica is made from. And
+// that they are as many as that asks for.
 func (p *Place) checkShape(m *Model, n *Node) *Error {
 	name := p.Name.String()
 	if p.Placement.HostMemory < 0 || p.Placement.SleepMemory < 0 {
@@ -228,12 +262,12 @@ func (p *Place) checkShape(m *Model, n *Node) *Error {
 	if len(p.Placement.Memory) == 0 {
 		return badRequest(name, "replica %s takes no GPU memory", name)
 	}
-	v, failover := m.definition(p.Name.Variant, p.VariantHash)
+	v := m.Variant(p.Name.Variant)
 	if v == nil {
-		return nil
+		return conflict(name, "version %d of model %q has no variant %q", p.Version, m.Name, p.Name.Variant)
 	}
 	seats := 1
-	if failover {
+	if m.Failover {
 		seats = 2
 	}
 	if len(p.Placement.Memory) != v.GPUs {

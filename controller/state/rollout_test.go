@@ -1,6 +1,7 @@
 package state_test
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -33,15 +34,17 @@ func (l *log) upsert(m state.Model, at time.Time) state.Result {
 
 func (l *log) rollout(status state.RolloutStatus, reason string) state.Result {
 	return l.apply(&state.Plan{ID: "r", Time: epoch, Rollouts: []state.SetRollout{
-		{Model: "m", Variant: "v", NewHash: l.model("m").Rollouts["v"].NewHash, Status: status, Reason: reason},
+		{Model: "m", Variant: "v", Version: l.model("m").Rollouts["v"].Version, Status: status, Reason: reason},
 	}})
 }
 
-// rolling is a store with a replica of vh1 and the rollout of vh2 in that status.
+// rolling is a store with a replica of version 1, whose hash is vh1, and the rollout of
+// version 2, whose hash is vh2, in that status.
 func rolling(t *testing.T, status state.RolloutStatus) *log {
 	l := newLog(t)
 	l.must(&state.UpsertModel{Model: defined("vh1")}, &state.UpsertNodes{Nodes: []state.Node{node("n", 2, 2, 10)}})
 	l.must(l.plan(place("m", "1", "n", 0, 0, 1)))
+	l.serve(name("m", "1"))
 	require.Nil(t, l.upsert(defined("vh2"), epoch).Err)
 	if status != state.RolloutCanary {
 		require.Nil(t, l.rollout(status, "because").Err)
@@ -50,10 +53,19 @@ func rolling(t *testing.T, status state.RolloutStatus) *log {
 	return l
 }
 
+// hashes returns the hash of v in the version that the model has, and in the one that it
+// falls back on.
+func (l *log) hashes() (current, stable string) {
+	m, vs := l.model("m"), l.store.View().Versions(nil, "m")
+	require.Equal(l.t, m.Variants, vs.Get(m.Version).Model.Variants)
+	return m.Variant("v").Hash, vs.Get(m.StableVersion).Variant("v").Hash
+}
+
 func TestAChangedVariantIsRolledOut(t *testing.T) {
 	type want struct {
-		status   state.RolloutStatus // empty: there is no rollout
-		old, new string
+		status  state.RolloutStatus // empty: there is no rollout
+		stable  string
+		version int
 	}
 	for _, tt := range []struct {
 		name   string
@@ -61,14 +73,14 @@ func TestAChangedVariantIsRolledOut(t *testing.T) {
 		to     string
 		want   want
 	}{
-		{"on trial, nothing new", state.RolloutCanary, "vh2", want{state.RolloutCanary, "vh1", "vh2"}},
-		{"on trial, back", state.RolloutCanary, "vh1", want{}},
-		{"on trial, another", state.RolloutCanary, "vh3", want{state.RolloutCanary, "vh1", "vh3"}},
-		{"rolled back, nothing new", state.RolloutRolledBack, "vh2", want{state.RolloutRolledBack, "vh1", "vh2"}},
-		{"rolled back, back", state.RolloutRolledBack, "vh1", want{}},
-		{"rolled back, another", state.RolloutRolledBack, "vh3", want{state.RolloutCanary, "vh1", "vh3"}},
-		{"rolling, nothing new", state.RolloutRolling, "vh2", want{state.RolloutRolling, "vh1", "vh2"}},
-		{"rolling, another", state.RolloutRolling, "vh3", want{state.RolloutCanary, "vh2", "vh3"}},
+		{"on trial, nothing new", state.RolloutCanary, "vh2", want{state.RolloutCanary, "vh1", 3}},
+		{"on trial, back", state.RolloutCanary, "vh1", want{"", "vh1", 3}},
+		{"on trial, another", state.RolloutCanary, "vh3", want{state.RolloutCanary, "vh1", 3}},
+		{"rolled back, again", state.RolloutRolledBack, "vh2", want{state.RolloutCanary, "vh1", 3}},
+		{"rolled back, back", state.RolloutRolledBack, "vh1", want{"", "vh1", 3}},
+		{"rolled back, another", state.RolloutRolledBack, "vh3", want{state.RolloutCanary, "vh1", 3}},
+		{"rolling, nothing new", state.RolloutRolling, "vh2", want{state.RolloutRolling, "vh2", 3}},
+		{"rolling, another", state.RolloutRolling, "vh3", want{state.RolloutCanary, "vh2", 3}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			l := rolling(t, tt.status)
@@ -78,21 +90,101 @@ func TestAChangedVariantIsRolledOut(t *testing.T) {
 			require.Nil(t, l.upsert(defined(tt.to, func(m *state.Model) { m.Hash, m.Max = "another", 50 }), later).Err)
 			m := l.model("m")
 			require.Equal(t, 50, m.Max)
+			require.Equal(t, 3, m.Version)
 			got, ok := m.Rollouts["v"]
-			require.Equal(t, tt.want, want{got.Status, got.Old.Hash, got.NewHash})
-			require.Equal(t, tt.want != want{}, ok)
+			current, stable := l.hashes()
+			require.Equal(t, tt.to, current)
+			require.Equal(t, tt.want.stable, stable)
+			require.Equal(t, tt.want.status, got.Status)
+			require.Equal(t, tt.want.status != "", ok)
 			switch {
 			case !ok:
 				require.Nil(t, m.Rollouts)
-			case tt.to == "vh2":
-				require.Equal(t, before, got, "as it was")
+				require.Equal(t, m.Version, m.StableVersion)
+			case tt.to == "vh2" && before.Ongoing():
+				require.Equal(t, state.Rollout{Status: before.Status, Version: 3, Reason: before.Reason, Since: before.Since}, got, "it goes on")
 			default:
-				require.Equal(t, later, got.Since)
-				require.Empty(t, got.Reason)
-				require.Equal(t, "job of "+tt.want.old, got.Old.Job)
+				require.Equal(t, state.Rollout{Status: tt.want.status, Version: 3, Since: later}, got)
 			}
 		})
 	}
+}
+
+// TestARolledBackModelIsItsStableVersion with all that the file says, and keeps its scale
+// within the bounds of that version.
+func TestARolledBackModelIsItsStableVersion(t *testing.T) {
+	l := newLog(t)
+	l.must(&state.UpsertModel{Model: defined("vh1", func(m *state.Model) { m.Max, m.Priority = 5, 10 })}, &state.UpsertNodes{Nodes: []state.Node{node("n", 2, 2, 10)}})
+	l.must(l.plan(place("m", "1", "n", 0, 0, 1)))
+	l.serve(name("m", "1"))
+	require.Nil(t, l.upsert(defined("vh2", func(m *state.Model) { m.Max, m.Priority = 50, 90 }), epoch).Err)
+	l.must(&state.SetScale{Model: "m", Replicas: ptr(20), Origin: state.OriginOperator})
+	require.Nil(t, l.rollout(state.RolloutRolledBack, "because").Err)
+	m := l.model("m")
+	require.Equal(t, 1, m.Version)
+	require.Equal(t, 1, m.StableVersion)
+	require.Equal(t, "vh1", m.Hash)
+	require.Equal(t, 10, m.Priority)
+	require.Equal(t, 5, m.Replicas)
+	require.Equal(t, map[string]state.Rollout{"v": {Status: state.RolloutRolledBack, Version: 2, Reason: "because", Since: epoch}}, m.Rollouts)
+	require.NotNil(t, l.store.View().Versions(nil, "m").Get(2), "what failed can be looked at")
+
+	// The next version has a number of its own.
+	require.Nil(t, l.upsert(defined("vh3"), epoch).Err)
+	require.Equal(t, 3, l.model("m").Version)
+}
+
+// TestVersionsKept are the last six, those with replicas, and the stable one.
+func TestVersionsKept(t *testing.T) {
+	l := rolling(t, state.RolloutCanary) // a replica of 1, which is stable
+	p := place("m", "2", "n", 1, 0, 1)
+	p.Version = 2
+	l.must(l.plan(p))
+	for i := 3; i < 20; i++ {
+		require.Nil(t, l.upsert(defined(fmt.Sprint("vh", i)), epoch.Add(time.Duration(i)*time.Hour)).Err)
+	}
+	vs := l.store.View().Versions(nil, "m")
+	require.Nil(t, vs.Get(13))
+	require.Nil(t, vs.Get(20))
+	for i := 14; i < 20; i++ {
+		require.Equal(t, fmt.Sprint("vh", i), vs.Get(i).Model.Hash)
+		require.Equal(t, epoch.Add(time.Duration(i)*time.Hour), vs.Get(i).Time)
+	}
+	require.Equal(t, "vh1", l.madeFrom(name("m", "1")))
+	require.Equal(t, "vh2", l.madeFrom(name("m", "2")))
+	require.Len(t, vs, 8)
+	require.Equal(t, 2, vs.With("v", "vh2").Number)
+	require.Nil(t, vs.With("v", "vh5"))
+	require.Nil(t, vs.With("w", "vh2"))
+
+	r := l.replica(name("m", "2"))
+	l.must(&state.Remove{Replica: r.Name.String(), ModifyIndex: r.ModifyIndex})
+	require.Nil(t, l.upsert(defined("vh20"), epoch).Err)
+	require.Nil(t, l.store.View().Versions(nil, "m").Get(2))
+	require.NotNil(t, l.store.View().Versions(nil, "m").Get(1))
+
+	require.ErrorContains(t, l.apply(l.plan(p)).Err, `model "m" has no version 2`)
+	require.False(t, l.upsert(defined("vh20"), epoch).Changed, "the same file is no version of its own")
+}
+
+// TestTheNumberOfReplicasInAFile sets the scale where it changes, and only then.
+func TestTheNumberOfReplicasInAFile(t *testing.T) {
+	file := func(hash string, replicas int) state.Model {
+		return defined("vh1", func(m *state.Model) { m.Hash, m.Replicas, m.FileReplicas = hash, replicas, &replicas })
+	}
+	l := newLog(t)
+	l.must(&state.UpsertModel{Model: file("a", 3)}, &state.SetScale{Model: "m", Variant: "v", Replicas: ptr(5), Origin: state.OriginOperator})
+	require.Nil(t, l.upsert(file("b", 3), epoch).Err)
+	require.Equal(t, 5, l.model("m").Replicas)
+	require.Equal(t, map[string]int{"v": 5}, l.model("m").Spread)
+	require.Nil(t, l.upsert(file("c", 4), epoch).Err)
+	require.Equal(t, 4, l.model("m").Replicas)
+	require.Nil(t, l.model("m").Spread)
+	unset := file("d", 1)
+	unset.FileReplicas = nil
+	require.Nil(t, l.upsert(unset, epoch).Err)
+	require.Equal(t, 4, l.model("m").Replicas, "a file without a number leaves the scale alone")
+	require.Equal(t, epoch, l.model("m").ScaledAt, "fewer than before: what clients asked for until now does not count")
 }
 
 // TestBackInTheMiddleOfARollout has replicas of both definitions: those of the newer
@@ -100,19 +192,32 @@ func TestAChangedVariantIsRolledOut(t *testing.T) {
 func TestBackInTheMiddleOfARollout(t *testing.T) {
 	l := rolling(t, state.RolloutRolling)
 	p := place("m", "2", "n", 1, 0, 1)
-	p.VariantHash = "vh2"
+	p.Version = 2
 	l.must(l.plan(p))
+	l.serve(name("m", "2"))
 	require.Nil(t, l.upsert(defined("vh1"), epoch).Err)
-	r := l.model("m").Rollouts["v"]
-	require.Equal(t, state.RolloutRolling, r.Status)
-	require.Equal(t, "vh2", r.Old.Hash)
-	require.Equal(t, "vh1", r.NewHash)
-	require.Equal(t, "job of vh2", l.model("m").VariantOf(l.replica(name("m", "2"))).Job)
+	require.Equal(t, state.RolloutRolling, l.model("m").Rollouts["v"].Status)
+	current, stable := l.hashes()
+	require.Equal(t, "vh1", current)
+	require.Equal(t, "vh2", stable)
+	require.Equal(t, "vh2", l.madeFrom(name("m", "2")))
 
 	// Without a replica of the newer one there is nothing to replace.
 	l = rolling(t, state.RolloutRolling)
 	require.Nil(t, l.upsert(defined("vh1"), epoch).Err)
 	require.Nil(t, l.model("m").Rollouts)
+}
+
+// TestWhatNeverServedIsReplacedAtOnce: it needs no protection, and would keep the place of
+// its corrected successor.
+func TestWhatNeverServedIsReplacedAtOnce(t *testing.T) {
+	l := newLog(t)
+	l.must(&state.UpsertModel{Model: defined("vh1")}, &state.UpsertNodes{Nodes: []state.Node{node("n", 2, 2, 10)}})
+	l.must(l.plan(place("m", "1", "n", 0, 0, 1)))
+	l.must(l.move(name("m", "1"), state.EventStarted, ""))
+	require.Nil(t, l.upsert(defined("vh2"), epoch).Err)
+	require.Nil(t, l.model("m").Rollouts)
+	require.Equal(t, 2, l.model("m").StableVersion)
 }
 
 func TestNothingIsRolledOutWithoutReplicas(t *testing.T) {
@@ -128,12 +233,13 @@ func TestNothingIsRolledOutWithoutReplicas(t *testing.T) {
 	require.Nil(t, l.model("m").Rollouts, "there is no replica")
 
 	p := place("m", "1", "n", 0, 0, 1)
-	p.VariantHash = "vh2"
+	p.Version = 2
 	l.must(l.plan(p))
+	l.serve(name("m", "1"))
 	l.must(l.move(name("m", "1"), state.EventStop, state.GoalGone))
 	require.Nil(t, l.upsert(defined("vh3"), epoch).Err)
 	require.Nil(t, l.model("m").Rollouts, "the only replica is on its way out")
-	require.Nil(t, l.model("m").VariantOf(l.replica(name("m", "1"))), "and made from nothing that is known")
+	require.Equal(t, "vh2", l.madeFrom(name("m", "1")))
 }
 
 func TestAVariantThatGoesTakesItsRolloutAndNumberAlong(t *testing.T) {
@@ -146,9 +252,9 @@ func TestAVariantThatGoesTakesItsRolloutAndNumberAlong(t *testing.T) {
 	require.Nil(t, m.Spread)
 	require.Equal(t, 2, m.Replicas)
 	require.Nil(t, m.Variant("v"))
-	require.Nil(t, m.VariantOf(l.replica(name("m", "1"))), "the replica is still there")
+	require.Equal(t, "vh1", l.madeFrom(name("m", "1")), "the replica is still there")
 
-	// It comes back as something else: that is no rollout, the old definition is lost.
+	// It comes back as something else: the stable version does not have it.
 	require.Nil(t, l.upsert(defined("vh3"), epoch).Err)
 	require.Nil(t, l.model("m").Rollouts)
 }
@@ -168,7 +274,7 @@ func TestSetRollout(t *testing.T) {
 				before := l.model("m")
 				l.apply(&state.SetSwitch{Name: "time", Value: "passes"})
 				res := l.apply(&state.Plan{ID: "r", Index: l.index, Time: epoch.Add(time.Hour), Rollouts: []state.SetRollout{
-					{Model: "m", Variant: "v", NewHash: "vh2", Status: to, Reason: "new reason"},
+					{Model: "m", Variant: "v", Version: 2, Status: to, Reason: "new reason"},
 				}})
 				m := l.model("m")
 				got, ok := m.Rollouts["v"]
@@ -180,6 +286,7 @@ func TestSetRollout(t *testing.T) {
 				case to == none:
 					require.False(t, ok)
 					require.Nil(t, m.Rollouts)
+					require.Equal(t, m.Version, m.StableVersion)
 				default:
 					want := before.Rollouts["v"]
 					want.Status, want.Reason = to, "new reason"
@@ -206,7 +313,7 @@ func contains(all []state.RolloutStatus, s state.RolloutStatus) bool {
 }
 
 func TestSetRolloutIsOfTheRolloutThatItNames(t *testing.T) {
-	good := state.SetRollout{Model: "m", Variant: "v", NewHash: "vh2", Status: state.RolloutRolling}
+	good := state.SetRollout{Model: "m", Variant: "v", Version: 2, Status: state.RolloutRolling}
 	for _, tt := range []struct {
 		name  string
 		edit  func(*state.SetRollout)
@@ -216,7 +323,7 @@ func TestSetRolloutIsOfTheRolloutThatItNames(t *testing.T) {
 	}{
 		{"unknown model", func(c *state.SetRollout) { c.Model = "x" }, nil, state.ErrNotFound, `"x"`},
 		{"unknown variant", func(c *state.SetRollout) { c.Variant = "x" }, nil, state.ErrConflict, "not being rolled out"},
-		{"another hash", func(c *state.SetRollout) { c.NewHash = "vh3" }, nil, state.ErrConflict, `to "vh2", not to "vh3"`},
+		{"another version", func(c *state.SetRollout) { c.Version = 3 }, nil, state.ErrConflict, `is of version 2, not 3`},
 		{"no such status", func(c *state.SetRollout) { c.Status = "paused" }, nil, state.ErrBadRequest, `rollout status is "paused": must be canary, rolling, rolled_back or empty`},
 		{"changed since", nil, func(i uint64) uint64 { return i - 1 }, state.ErrConflict, "after the plan was made"},
 	} {
@@ -242,7 +349,7 @@ func TestSetRolloutIsOfTheRolloutThatItNames(t *testing.T) {
 	l := rolling(t, state.RolloutRolling)
 	require.False(t, l.rollout(state.RolloutRolling, "because").Changed)
 	p := l.plan(place("m", "2", "n", 1, 0, 1))
-	p.Rollouts = []state.SetRollout{{Model: "m", Variant: "v", NewHash: "vh2"}}
+	p.Rollouts = []state.SetRollout{{Model: "m", Variant: "v", Version: 2}}
 	l.must(p)
 	require.Nil(t, l.model("m").Rollouts)
 }
@@ -259,13 +366,14 @@ func TestTwoRolloutsInOnePlan(t *testing.T) {
 	l := newLog(t)
 	l.must(&state.UpsertModel{Model: two("vh1")}, &state.UpsertNodes{Nodes: []state.Node{node("n", 2, 2, 10)}})
 	p := place("m", "2", "n", 1, 0, 1)
-	p.Name.Variant, p.VariantHash = "w", "wvh1"
+	p.Name.Variant = "w"
 	l.must(l.plan(place("m", "1", "n", 0, 0, 1), p))
+	l.serve(name("m", "1"), p.Name)
 	require.Nil(t, l.upsert(two("vh2"), epoch).Err)
 	require.Len(t, l.model("m").Rollouts, 2)
 	l.must(&state.Plan{ID: "r", Index: l.index, Time: epoch, Rollouts: []state.SetRollout{
-		{Model: "m", Variant: "v", NewHash: "vh2", Status: state.RolloutRolling},
-		{Model: "m", Variant: "w", NewHash: "wvh2"},
+		{Model: "m", Variant: "v", Version: 2, Status: state.RolloutRolling},
+		{Model: "m", Variant: "w", Version: 2},
 	}})
 	rollouts := l.model("m").Rollouts
 	require.Len(t, rollouts, 1)
@@ -278,28 +386,23 @@ func TestReplicasOfTheOldDefinition(t *testing.T) {
 	l.must(&state.UpsertModel{Model: defined("vh1")}, &state.UpsertNodes{Nodes: []state.Node{node("n", 2, 2, 10)}})
 	l.must(l.plan(place("m", "1", "n", 0, 0, 1)))
 	require.Nil(t, l.upsert(defined("vh2", func(m *state.Model) { m.Failover = true }), epoch).Err)
-	m := l.model("m")
-	require.False(t, m.Rollouts["v"].Failover)
-	require.Equal(t, "job of vh1", m.VariantOf(l.replica(name("m", "1"))).Job)
-	require.False(t, m.FailoverOf("v", "vh1"))
-	require.True(t, m.FailoverOf("v", "vh2"))
-	require.True(t, m.FailoverOf("v", "vh9"), "one that nobody knows is as the model")
+	require.Equal(t, "vh1", l.madeFrom(name("m", "1")))
 
 	single, pair := place("m", "2", "n", 1, 0, 1), place("m", "3", "n", 1, 0, 1)
 	pair.Placement.Seats = append(pair.Placement.Seats, "n-GPU1#1")
-	for hash, tt := range map[string]struct{ good, bad state.Place }{"vh1": {single, pair}, "vh2": {pair, single}} {
-		tt.good.VariantHash, tt.bad.VariantHash = hash, hash
+	for version, tt := range map[int]struct{ good, bad state.Place }{1: {single, pair}, 2: {pair, single}} {
+		tt.good.Version, tt.bad.Version = version, version
 		require.ErrorIs(t, l.apply(l.plan(tt.bad)).Err, state.ErrBadRequest)
 		l.must(l.plan(tt.good))
+		require.Equal(t, fmt.Sprint("vh", version), l.madeFrom(tt.good.Name))
 		r := l.replica(tt.good.Name)
-		require.Equal(t, "job of "+hash, m.VariantOf(r).Job)
 		l.must(&state.Remove{Replica: r.Name.String(), ModifyIndex: r.ModifyIndex})
 	}
 }
 
-func TestNoModelHasNoVariants(t *testing.T) {
-	var m *state.Model
-	require.Nil(t, m.Variant("v"))
-	require.Nil(t, m.VariantOf(&state.Replica{Name: name("m", "1")}))
-	require.False(t, m.FailoverOf("v", "h"))
+func TestNoVersionHasNoVariants(t *testing.T) {
+	require.Nil(t, (*state.Model)(nil).Variant("v"))
+	require.Nil(t, (*state.Version)(nil).Variant("v"))
+	require.Nil(t, state.Versions(nil).VariantOf(&state.Replica{Name: name("m", "1")}))
+	require.Empty(t, state.Versions(nil).HashOf(&state.Replica{Name: name("m", "1")}))
 }

@@ -124,10 +124,13 @@ func TestScaleDoesNotCountWhatARolloutAdds(t *testing.T) {
 	l := newLog(t)
 	l.must(&state.UpsertModel{Model: three(func(m *state.Model) { m.Replicas = 3 })})
 	l.populate(map[string]int{"a": 2, "b": 1})
+	for _, r := range l.store.View().Replicas(nil) {
+		l.serve(r.Name)
+	}
 	changed := three(func(m *state.Model) { m.Hash, m.Variants[0].Hash = "h2", "vh2" })
 	require.Nil(t, l.upsert(changed, epoch).Err)
 	p := place("m", "canary", "big", 0, 60, 1)
-	p.Name.Variant, p.VariantHash, p.Canary = "a", "vh2", true
+	p.Name.Variant, p.Version, p.Canary = "a", 2, true
 	l.must(l.plan(p))
 	l.must(scale("a", 3))
 	require.Equal(t, 4, l.model("m").Replicas, "b keeps its replica")

@@ -84,33 +84,15 @@ func TestSoManyScalersAndNoMore(t *testing.T) {
 	l.must(scalerOf("s7", "2"), &state.SetScaler{Name: "s8", Delete: true}, scalerOf("more", "1"))
 }
 
-// TestSnapshotsOfScalers are of a version of their own, and only while there are any.
 func TestSnapshotsOfScalers(t *testing.T) {
 	l := newLog(t)
-	l.must(&state.UpsertModel{Model: model("m")})
-	for _, tt := range []struct {
-		with    state.Command
-		without uint32
-	}{
-		{nil, 1},
-		{&state.SetSchedule{File: "f"}, 2},
-		{pipelineOf("p", "m"), 3},
-	} {
-		if tt.with != nil {
-			l.must(tt.with)
-		}
-		require.Equal(t, tt.without, versionOf(snapshotOf(t, l.store)), "as servers of before can read it")
-		l.must(scalerOf("s", `{"<":"\u2028"}`))
-		data := snapshotOf(t, l.store)
-		require.Equal(t, uint32(4), versionOf(data))
-		again := restored(t, data)
-		require.Equal(t, data, snapshotOf(t, again))
-		require.Equal(t, l.store.View().Scalers(nil), again.View().Scalers(nil))
-		require.Equal(t, `{"<":"\u2028"}`, again.View().Scaler(nil, "s").State, "byte by byte")
-		require.Equal(t, l.index, again.View().TableIndex(state.TableScalers))
-		l.must(&state.SetScaler{Name: "s", Delete: true})
-		require.Equal(t, tt.without, versionOf(snapshotOf(t, l.store)))
-	}
+	l.must(scalerOf("s", `{"<":"\u2028"}`))
+	data := snapshotOf(t, l.store)
+	again := restored(t, data)
+	require.Equal(t, data, snapshotOf(t, again))
+	require.Equal(t, l.store.View().Scalers(nil), again.View().Scalers(nil))
+	require.Equal(t, `{"<":"\u2028"}`, again.View().Scaler(nil, "s").State, "byte by byte")
+	require.Equal(t, l.index, again.View().TableIndex(state.TableScalers))
 }
 
 // TestScalersAsAMap compares the store with the simplest thing that could do it.

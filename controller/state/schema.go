@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/hashicorp/go-memdb"
 )
@@ -14,6 +15,7 @@ type Table string
 // The tables.
 const (
 	TableModels    Table = "models"
+	TableVersions  Table = "versions"
 	TableReplicas  Table = "replicas"
 	TableNodes     Table = "nodes"
 	TableDecisions Table = "decisions"
@@ -28,9 +30,6 @@ const (
 	// tableIndex has the index of each table's last change, and of the last command.
 	tableIndex Table = "index"
 )
-
-// tables in the order of snapshots.
-var tables = [...]Table{TableModels, TableNodes, TableReplicas, TableDecisions, TableSwitches, TableTokens, TableDedicated, TableSchedule, TableMarks, TablePipelines, TableScalers}
 
 const (
 	byID    = "id"
@@ -51,40 +50,100 @@ type indexRow struct {
 	Value uint64
 }
 
-func newSchema() *memdb.DBSchema {
-	id := func(i memdb.Indexer) *memdb.IndexSchema {
-		return &memdb.IndexSchema{Name: byID, Unique: true, Indexer: i}
+// table describes a table of rows.
+type table struct {
+	name Table
+	// record is the type of its rows in snapshots. Types are never reused.
+	record byte
+	// empty makes an empty row; key returns what a row is known by, empty where it lacks it.
+	empty   func() any
+	key     func(row any) string
+	indexes []*memdb.IndexSchema
+}
+
+// tables in the order of snapshots.
+var tables = [...]table{
+	rowsOf(TableModels, 1, func(m *Model) string { return m.Name }),
+	rowsOf(TableVersions, 12, func(v *Version) string {
+		if v.Model.Name == "" {
+			return ""
+		}
+		return versionKey(v.Model.Name, v.Number)
+	}, indexOf(byModel, func(v *Version) string { return v.Model.Name })),
+	rowsOf(TableNodes, 2, func(n *Node) string { return n.ID }),
+	rowsOf(TableReplicas, 3, func(r *Replica) string {
+		if r.Placement.Node == "" || r.Name.Model == "" {
+			return ""
+		}
+		return r.Name.String()
+	}, indexOf(byModel, func(r *Replica) string { return r.Name.Model }), indexOf(byNode, func(r *Replica) string { return r.Placement.Node })),
+	rowsOf(TableDecisions, 4, func(d *Decision) string { return d.Kind },
+		&memdb.IndexSchema{Name: byID, Unique: true, Indexer: decisionID{}},
+		&memdb.IndexSchema{Name: byModel, AllowMissing: true, Indexer: text(func(d *Decision) string { return d.Model })}),
+	rowsOf(TableSwitches, 5, func(s *Switch) string { return s.Name }),
+	rowsOf(TableTokens, 6, func(t *Token) string {
+		if t.Hash == "" {
+			return ""
+		}
+		return t.Accessor
+	}, &memdb.IndexSchema{Name: byHash, Unique: true, Indexer: text(func(t *Token) string { return t.Hash })}),
+	rowsOf(TableDedicated, 7, func(d *Dedicated) string { return d.Source }, only[Dedicated]()),
+	rowsOf(TableSchedule, 8, func(s *Schedule) string { return s.File }, only[Schedule]()),
+	rowsOf(TableMarks, 9, func(m *Mark) string { return m.Key }),
+	rowsOf(TablePipelines, 10, func(p *Pipeline) string { return p.Name }),
+	rowsOf(TableScalers, 11, func(s *Scaler) string { return s.Name }),
+}
+
+// rowsOf describes a table whose rows are found by their key, unless an index byID is given.
+func rowsOf[T any](name Table, record byte, key func(*T) string, indexes ...*memdb.IndexSchema) table {
+	t := table{name: name, record: record, empty: func() any { return new(T) }, indexes: indexes}
+	t.key = func(row any) string {
+		r, ok := row.(*T)
+		if !ok {
+			return ""
+		}
+		return key(r)
 	}
+	if !slices.ContainsFunc(indexes, func(i *memdb.IndexSchema) bool { return i.Name == byID }) {
+		t.indexes = append(t.indexes, &memdb.IndexSchema{Name: byID, Unique: true, Indexer: text(key)})
+	}
+	return t
+}
+
+func indexOf[T any](name string, key func(*T) string) *memdb.IndexSchema {
+	return &memdb.IndexSchema{Name: name, Indexer: text(key)}
+}
+
+// only is the index of a table that has one row at most.
+func only[T any]() *memdb.IndexSchema {
+	return &memdb.IndexSchema{Name: byID, Unique: true, Indexer: text(func(*T) string { return onlyRow })}
+}
+
+// indexes describes the table of indexes, which ends a snapshot.
+var indexes = rowsOf(tableIndex, 0x40, func(r *indexRow) string { return r.Key })
+
+// recorded returns the table whose rows have that type in snapshots, nil where none has.
+func recorded(record byte) *table {
+	if record == indexes.record {
+		return &indexes
+	}
+	for i := range tables {
+		if tables[i].record == record {
+			return &tables[i]
+		}
+	}
+	return nil
+}
+
+func newSchema() *memdb.DBSchema {
 	schema := &memdb.DBSchema{Tables: map[string]*memdb.TableSchema{}}
-	add := func(t Table, indexes ...*memdb.IndexSchema) {
-		ts := &memdb.TableSchema{Name: string(t), Indexes: map[string]*memdb.IndexSchema{}}
-		for _, i := range indexes {
+	for _, t := range append(tables[:], indexes) {
+		ts := &memdb.TableSchema{Name: string(t.name), Indexes: map[string]*memdb.IndexSchema{}}
+		for _, i := range t.indexes {
 			ts.Indexes[i.Name] = i
 		}
-		schema.Tables[string(t)] = ts
+		schema.Tables[string(t.name)] = ts
 	}
-	add(tableIndex, id(text(func(r *indexRow) string { return r.Key })))
-	add(TableModels, id(text(func(m *Model) string { return m.Name })))
-	add(TableReplicas,
-		id(text(func(r *Replica) string { return r.Name.String() })),
-		&memdb.IndexSchema{Name: byModel, Indexer: text(func(r *Replica) string { return r.Name.Model })},
-		&memdb.IndexSchema{Name: byNode, Indexer: text(func(r *Replica) string { return r.Placement.Node })},
-	)
-	add(TableNodes, id(text(func(n *Node) string { return n.ID })))
-	add(TableDecisions,
-		id(decisionID{}),
-		&memdb.IndexSchema{Name: byModel, AllowMissing: true, Indexer: text(func(d *Decision) string { return d.Model })},
-	)
-	add(TableSwitches, id(text(func(s *Switch) string { return s.Name })))
-	add(TableTokens,
-		id(text(func(t *Token) string { return t.Accessor })),
-		&memdb.IndexSchema{Name: byHash, Unique: true, Indexer: text(func(t *Token) string { return t.Hash })},
-	)
-	add(TableDedicated, id(text(func(*Dedicated) string { return onlyRow })))
-	add(TableSchedule, id(text(func(*Schedule) string { return onlyRow })))
-	add(TableMarks, id(text(func(m *Mark) string { return m.Key })))
-	add(TablePipelines, id(text(func(p *Pipeline) string { return p.Name })))
-	add(TableScalers, id(text(func(s *Scaler) string { return s.Name })))
 	return schema
 }
 

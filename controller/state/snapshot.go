@@ -18,29 +18,18 @@ import (
 //	{ type(byte) length(uint32) JSON }          one for each row, tables in order
 //	0x00 rows(uint64) SHA-256 of all before it
 //
-// with big-endian numbers. The same state has the same bytes on every server. A
-// record whose type has the bit IgnoreUnknown is skipped by servers that do not know
-// it; any other unknown one needs a new version.
-//
-// Version 2 has rows of the tables dedicated, schedule and marks, version 3 of pipelines,
-// version 4 of scalers. Where there are none, the version before is written, which servers of before can read.
+// with big-endian numbers. The same state has the same bytes on every server. An unknown
+// record type is damage: a new one needs a new version.
 
 // SnapshotVersion is the newest version that is written and read.
-const SnapshotVersion = 4
+const SnapshotVersion = 1
 
 const (
 	snapshotMagic = "remuda-state"
 	recordEnd     = 0x00
-	recordIndex   = 0x40
 	// maxRecord is the longest row; a longer one is damage.
 	maxRecord = 4 * MaxCommand
 )
-
-// recordTypes of tables, in the same order. They are never reused.
-var recordTypes = [len(tables)]byte{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}
-
-// firstRecord is, of each version after 1, the first record type that the one before has not.
-var firstRecord = [SnapshotVersion - 1]byte{7, 10, 11}
 
 // Errors of Restore and Inspect; nothing was changed.
 var (
@@ -49,31 +38,6 @@ var (
 	// ErrSnapshotNewer: made by a newer version of remuda.
 	ErrSnapshotNewer = errors.New("snapshot was written by a newer version of remuda")
 )
-
-// snapshotVersion returns the version that a snapshot of the view needs: the lowest that has
-// all of its rows.
-func (v *View) snapshotVersion() uint32 {
-	version := uint32(1)
-	for i, table := range tables {
-		needs := uint32(1)
-		for _, first := range firstRecord {
-			if recordTypes[i] >= first {
-				needs++
-			}
-		}
-		if needs <= version {
-			continue
-		}
-		it, err := v.txn.Get(string(table), byID)
-		if err != nil {
-			panic(err) // As in first.
-		}
-		if it.Next() != nil {
-			version = needs
-		}
-	}
-	return version
-}
 
 // SnapshotInfo describes a snapshot.
 type SnapshotInfo struct {
@@ -88,24 +52,22 @@ type SnapshotInfo struct {
 
 // WriteSnapshot streams the view. Applies go on meanwhile.
 func (v *View) WriteSnapshot(w io.Writer) (SnapshotInfo, error) {
-	info := SnapshotInfo{Version: v.snapshotVersion(), Index: v.Index(), Rows: map[Table]int{}}
+	info := SnapshotInfo{Version: SnapshotVersion, Index: v.Index(), Rows: map[Table]int{}}
 	sw := newSnapshotWriter(w)
 	sw.write([]byte(snapshotMagic))
 	sw.write(binary.BigEndian.AppendUint32(nil, info.Version))
 	sw.write(binary.BigEndian.AppendUint64(nil, info.Index))
-	for i, table := range tables {
-		it, err := v.txn.Get(string(table), byID)
+	for _, t := range append(tables[:], indexes) {
+		it, err := v.txn.Get(string(t.name), byID)
 		if err != nil {
-			return info, fmt.Errorf("write snapshot: %s: %w", table, err)
+			return info, fmt.Errorf("write snapshot: %s: %w", t.name, err)
 		}
 		for row := it.Next(); row != nil && sw.err == nil; row = it.Next() {
-			sw.record(recordTypes[i], row)
-			info.Rows[table]++
+			sw.record(t.record, row)
+			if t.name != tableIndex {
+				info.Rows[t.name]++
+			}
 		}
-	}
-	indexes, _ := each[indexRow](v.txn, tableIndex, byID)
-	for _, row := range indexes {
-		sw.record(recordIndex, row)
 	}
 	sw.end()
 	info.Bytes = sw.bytes
@@ -239,7 +201,7 @@ func readSnapshot(from io.Reader, keep func(Table, any) error) (SnapshotInfo, er
 			}
 			break
 		}
-		k := kind[0]
+		record := kind[0]
 		length := r.next(4)
 		if r.err != nil {
 			return info, r.failure()
@@ -252,17 +214,15 @@ func readSnapshot(from io.Reader, keep func(Table, any) error) (SnapshotInfo, er
 		if r.err != nil {
 			return info, r.failure()
 		}
-		table, row := newRow(k)
-		if row == nil {
-			if k&byte(IgnoreUnknown) != 0 {
-				continue
-			}
-			return info, damaged("unknown row type %d", k)
+		t := recorded(record)
+		if t == nil {
+			return info, damaged("unknown row type %d", record)
 		}
+		table, row := t.name, t.empty()
 		if err := json.Unmarshal(body, row); err != nil {
 			return info, damaged("row of %s: %v", table, err)
 		}
-		if rowKey(row) == "" {
+		if t.key(row) == "" {
 			return info, damaged("row of %s has no name", table)
 		}
 		if replica, ok := row.(*Replica); ok {
@@ -335,79 +295,4 @@ func (r *snapshotReader) failure() error {
 		return damaged("truncated after %d bytes", r.bytes)
 	}
 	return r.err
-}
-
-// newRow returns the table of a record type and an empty row of it; nil where the
-// type is not known.
-func newRow(kind byte) (Table, any) {
-	if kind == recordIndex {
-		return tableIndex, new(indexRow)
-	}
-	for i, k := range recordTypes {
-		if k != kind {
-			continue
-		}
-		switch tables[i] {
-		case TableModels:
-			return TableModels, new(Model)
-		case TableNodes:
-			return TableNodes, new(Node)
-		case TableReplicas:
-			return TableReplicas, new(Replica)
-		case TableDecisions:
-			return TableDecisions, new(Decision)
-		case TableSwitches:
-			return TableSwitches, new(Switch)
-		case TableTokens:
-			return TableTokens, new(Token)
-		case TableDedicated:
-			return TableDedicated, new(Dedicated)
-		case TableSchedule:
-			return TableSchedule, new(Schedule)
-		case TableMarks:
-			return TableMarks, new(Mark)
-		case TablePipelines:
-			return TablePipelines, new(Pipeline)
-		case TableScalers:
-			return TableScalers, new(Scaler)
-		}
-	}
-	return "", nil
-}
-
-// rowKey returns what a row is known by; empty where it has nothing.
-func rowKey(row any) string {
-	switch row := row.(type) {
-	case *indexRow:
-		return row.Key
-	case *Model:
-		return row.Name
-	case *Node:
-		return row.ID
-	case *Replica:
-		if row.Placement.Node == "" || row.Name.Model == "" {
-			return ""
-		}
-		return row.Name.String()
-	case *Decision:
-		return row.Kind
-	case *Switch:
-		return row.Name
-	case *Token:
-		if row.Hash == "" {
-			return ""
-		}
-		return row.Accessor
-	case *Dedicated:
-		return row.Source
-	case *Schedule:
-		return row.File
-	case *Mark:
-		return row.Key
-	case *Pipeline:
-		return row.Name
-	case *Scaler:
-		return row.Name
-	}
-	return ""
 }

@@ -64,11 +64,8 @@ func (s *Store) Apply(index uint64, command []byte) Result {
 	res := Result{Index: index}
 	d := s.data.Load()
 	c, err := decode(command)
-	if err == nil && c == nil {
-		res.Ignored = true
-	}
 	t := &txn{Txn: d.db.Txn(true), index: index}
-	if c != nil {
+	if err == nil {
 		err = c.apply(t)
 		if t.failure != nil { // A bug: the schema refused a row.
 			err = refuse(CodeInternal, "", "%v", t.failure)
@@ -105,7 +102,7 @@ func (t *txn) fail(err error) {
 
 func (t *txn) touch(table Table) {
 	for i := range tables {
-		if tables[i] == table {
+		if tables[i].name == table {
 			t.touched[i] = true
 		}
 	}
@@ -134,7 +131,7 @@ func (t *txn) remove(table Table, row any) {
 func (t *txn) finish() bool {
 	for i, touched := range t.touched {
 		if touched {
-			t.setIndex(string(tables[i]), t.index)
+			t.setIndex(string(tables[i].name), t.index)
 		}
 	}
 	t.setIndex(appliedKey, t.index)

@@ -37,10 +37,19 @@ type Model struct {
 	// Continuation: where an engine breaks a stream off, a gateway may let another one go on
 	// from the text that the client has.
 	Continuation bool `json:",omitempty"`
-	// Hash is of everything above, and what `remuda model apply` compares.
+	// FileReplicas is the number of replicas that the file sets, nil where it sets none.
+	FileReplicas *int `json:",omitempty"`
+	// Hash is of all that the file says, and what `remuda model apply` compares.
 	Hash string
+	// Version is the number of the definition above in the table of versions. StableVersion
+	// is the one that a rollout falls back on: the last one whose rollout has finished, or
+	// that needed none.
+	Version, StableVersion int
 	// Replicas is how many should run, between Min and Max.
 	Replicas int
+	// Unplaceable is why the planner finds no place for a replica that is missing; nil where
+	// none is missing, or one is on its way. It does not count as a change of the row.
+	Unplaceable *Unplaceable `json:",omitempty"`
 	// Stopped: it should have no replicas, whatever else is said.
 	Stopped bool
 	// ScaledAt is when an operator last lowered Target, by scaling, stopping or evicting. What
@@ -55,7 +64,8 @@ type Model struct {
 	// nowhere else, and are a part of Replicas.
 	Expected map[string]int `json:",omitempty"`
 	// Rollouts, by variant, are of the variants whose definition has changed while
-	// replicas of another one were there, until the new one has taken over.
+	// replicas of another one served, until the new one has taken over. One that was rolled
+	// back remains until the next version.
 	Rollouts map[string]Rollout `json:",omitempty"`
 	// Replacements are of replicas that failed their requests.
 	Replacements Replacements `json:",omitzero"`
@@ -117,41 +127,47 @@ type RolloutStatus string
 const (
 	RolloutCanary     RolloutStatus = "canary"      // one replica of the new definition is tried beside the old ones
 	RolloutRolling    RolloutStatus = "rolling"     // the canary was good: replicas are replaced one after the other
-	RolloutRolledBack RolloutStatus = "rolled_back" // the new definition has failed: replicas are made from Old
+	RolloutRolledBack RolloutStatus = "rolled_back" // the new definition has failed: the stable version is the model's again
 )
 
 // Rollout is the way of a changed variant from one definition to the next.
 type Rollout struct {
 	Status RolloutStatus
-	// Old is the definition that is known to work. Replicas of it serve meanwhile, and
-	// those that must be placed anew come from it unless Status is RolloutRolling.
-	Old Variant
-	// Failover tells whether replicas of Old are pairs, as Model.Failover does for
-	// those of the current definition.
-	Failover bool
-	// NewHash is the current definition's Hash.
-	NewHash string
+	// Version is what is rolled out: the model's, or the one that was rolled back. While
+	// Status is RolloutCanary, replicas that must be placed anew are of StableVersion.
+	Version int
 	// Reason is a sentence for people: why it was rolled back, or what it waits for.
 	Reason string
 	// Since is when Status was entered.
 	Since time.Time
 }
 
+// Unplaceable is why no place is found for a replica, and since when.
+type Unplaceable struct {
+	Reason string
+	Since  time.Time
+}
+
+// Ongoing reports whether the rollout is neither finished nor rolled back.
+func (r Rollout) Ongoing() bool { return r.Status == RolloutCanary || r.Status == RolloutRolling }
+
 // Replica is one running copy of a variant.
 type Replica struct {
 	// Name has the model, the variant and the ID.
 	Name replica.Name
-	// VariantHash is of the variant it was made from.
-	VariantHash string
-	Goal        Goal
-	Status      Status
+	// Version is the version of the model that it was made from.
+	Version int
+	Goal    Goal
+	Status  Status
+	// Served: an engine of it has served.
+	Served bool `json:",omitempty"`
 	// Placement is where it is. Holds returns what it holds of it; a COLD replica has
 	// only the node.
 	Placement Placement
 	// JobIndex is the JobModifyIndex of its Nomad job that the controller has last
 	// written, 0 before it was registered. The job's ID is the replica's name.
 	JobIndex uint64
-	// Canary: it is the first of its variant's new hash.
+	// Canary: it is the first of its variant's new definition.
 	Canary bool
 	// For is the model that it makes room for while it is drained, put to sleep or
 	// stopped; empty where it goes for another reason.

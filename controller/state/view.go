@@ -33,12 +33,11 @@ func (v *View) Index() uint64 { return v.index(appliedKey) }
 // if none is named; at least 1, so that a blocking query can wait for the first
 // change.
 func (v *View) TableIndex(of ...Table) uint64 {
-	if len(of) == 0 {
-		of = tables[:]
-	}
 	last := uint64(1)
-	for _, t := range of {
-		last = max(last, v.index(string(t)))
+	for _, t := range tables {
+		if len(of) == 0 || slices.Contains(of, t.name) {
+			last = max(last, v.index(string(t.name)))
+		}
 	}
 	return last
 }

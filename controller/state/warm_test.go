@@ -179,7 +179,8 @@ func TestShapeWithReach(t *testing.T) {
 		{"sleep memory", func(p *state.Place) { p.Placement.SleepMemory = 9 }, "sleep memory of 9 bytes on GPU n-GPU1 is larger than its serving memory of 8 bytes"},
 		{"no sleep memory", func(p *state.Place) { p.Placement.SleepMemory = -1 }, "host memory is 4 and sleep memory is -1"},
 		{"two seats on one", func(p *state.Place) { p.Placement.Seats = append(p.Placement.Seats, "n-GPU1#2") }, "replica m:v:2 has 2 seats on GPU n-GPU1: must be 1"},
-		{"of a definition that is not known", func(p *state.Place) { p.VariantHash, p.Placement.Seats = "gone", p.Placement.Seats[:1] }, ""},
+		{"of a version that does not exist", func(p *state.Place) { p.Version = 7 }, `model "m" has no version 7`},
+		{"of a variant that its version lacks", func(p *state.Place) { p.Name.Variant = "w" }, `version 1 of model "m" has no variant "w"`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			l := wide(t)
@@ -276,7 +277,7 @@ func TestRestingOnesDoNotCount(t *testing.T) {
 	changed.Hash, changed.Variants[0].Hash = "h2", "vh2"
 	l.must(&state.UpsertModel{Model: changed, ModifyIndex: changed.ModifyIndex, Time: later})
 	require.Empty(t, l.model("m").Rollouts, "nobody serves with the old definition")
-	require.Nil(t, l.model("m").VariantOf(l.replica(name("m", "1"))))
+	require.Equal(t, "vh1", l.madeFrom(name("m", "1")))
 }
 
 // TestWaysOfThePlanner are those that evictions, wakes and their failures take, each

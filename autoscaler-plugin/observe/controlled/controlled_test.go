@@ -84,7 +84,7 @@ func everything() api.ModelStatus {
 			rep("a100", "12", "stopping", "gone"),
 		},
 		Queue: &api.Queue{Model: "llama", State: "BUSY", Waiting: 4, InFlight: 7, Oldest: time.Date(2026, 11, 22, 10, 0, 0, 0, time.FixedZone("CET", 3600)), Served: 2.5, Gateways: 2,
-			Counters: &api.QueueCounters{Arrived: 900, Finished: 880, ServedSeconds: 1234.5, Refused: 12}},
+			Counters: &api.Counters{Arrived: 900, Finished: 880, ServedSeconds: 1234.5, Refused: 12}},
 	}
 }
 

@@ -110,6 +110,8 @@ type State struct {
 	Draining int
 	// Starting is how many replicas the controller says are on their way.
 	Starting int
+	// Problem is why no replica comes, empty where nothing is known of one.
+	Problem Problem
 	// InFlight is how many requests are at engines.
 	InFlight int
 }
@@ -120,7 +122,7 @@ func (t *Table) State(now time.Time, name string) State {
 	if m == nil {
 		return State{}
 	}
-	s := State{Known: t.known(m, now), Exists: m.exists, Stopped: m.stopped, Starting: t.orders.Starting[name], InFlight: m.inFlight}
+	s := State{Known: t.known(m, now), Exists: m.exists, Stopped: m.stopped, Starting: t.orders.Starting[name], Problem: t.orders.Problems[name], InFlight: m.inFlight}
 	serving := t.serving(m, now)
 	for _, e := range m.engines {
 		switch {

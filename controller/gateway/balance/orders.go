@@ -12,9 +12,19 @@ type Orders struct {
 	Draining map[string]bool
 	// Starting is how many replicas of a model are on their way and do not serve yet.
 	Starting map[string]int
+	// Problems are why models without a serving replica get none.
+	Problems map[string]Problem
 	// Away: the controller cannot be reached, and these are its last words. See
 	// Table.Away.
 	Away bool
+}
+
+// Problem is why no replica of a model comes: State is api.QueueCantPlace or
+// api.QueueLoadFailed, and a failed one is tried again at RetryAt.
+type Problem struct {
+	State          string
+	Message        string
+	Since, RetryAt time.Time
 }
 
 // Direct takes new orders. A model that exists is known though it has no engine.

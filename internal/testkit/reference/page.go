@@ -1,8 +1,9 @@
-// Package reference writes the pages of docs/reference from the code. Only tests import
-// it: a test in the package that owns the data builds a section of a page and compares it
-// with the file, so that a page that no longer says what the code does fails the tests.
+// Package reference writes the pages of docs/reference, and other generated files, from the
+// code. Only tests import it: a test in the package that owns the data builds a section of a
+// page and compares it with the file, so that a page that no longer says what the code does
+// fails the tests.
 //
-// `make reference` runs the same tests with -update, which writes the pages.
+// `make reference` runs the same tests with -update, which writes the files.
 package reference
 
 import (
@@ -17,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-var update = flag.Bool("update", false, "write the pages of docs/reference instead of comparing them")
+var update = flag.Bool("update", false, "write the generated files instead of comparing them")
 
 // dir is where the pages are, relative to the root of the module.
 const dir = "docs/reference"
@@ -93,6 +94,26 @@ func Section(t testing.TB, file, section, text string) {
 	}
 }
 
+// File compares a generated file with its text, or writes it with -update. The path is
+// relative to the root of the module.
+func File(t testing.TB, path, text string) {
+	t.Helper()
+	at := filepath.Join(Root(t), path)
+	if *update {
+		if err := os.WriteFile(at, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	raw, err := os.ReadFile(at)
+	if err != nil {
+		t.Fatalf("%v; run: make reference", err)
+	}
+	if was := string(raw); was != text {
+		t.Errorf("%s is not what the code says; run: make reference\n%s", path, difference(was, text))
+	}
+}
+
 // rewrite puts a section into its page. Tests of several packages write one page at a time.
 func rewrite(t testing.TB, path string, p page, section, text string) {
 	t.Helper()
@@ -154,7 +175,7 @@ func difference(was, now string) string {
 	}
 	for i := range max(len(old), len(fresh)) {
 		if at(old, i) != at(fresh, i) {
-			return fmt.Sprintf("line %d of the section\n  is:     %s\n  should: %s", i+1, at(old, i), at(fresh, i))
+			return fmt.Sprintf("line %d\n  is:     %s\n  should: %s", i+1, at(old, i), at(fresh, i))
 		}
 	}
 	return ""

@@ -1,0 +1,111 @@
+package server
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/hashicorp/go-memdb"
+
+	"remuda/controller/api"
+	"remuda/controller/modelfile"
+	"remuda/controller/state"
+)
+
+func (s *Server) listVersions(rq *request, v *state.View, ws memdb.WatchSet) (answer, error) {
+	index := v.TableIndex(state.TableModels, state.TableVersions, state.TableReplicas)
+	m := v.Model(ws, rq.PathValue("model"))
+	if m == nil {
+		return answer{index: index}, noModel(rq.PathValue("model"))
+	}
+	replicas := map[int]int{}
+	for _, r := range v.ReplicasOf(ws, m.Name) {
+		if r.Status != state.StatusCold {
+			replicas[r.Version]++
+		}
+	}
+	var out []api.Version
+	var before *state.Model
+	for _, version := range v.Versions(ws, m.Name) {
+		n := version.Number
+		one := api.Version{Number: n, Time: version.Time, Current: n == m.Version, Stable: n == m.StableVersion, Replicas: replicas[n], Hash: version.Model.Hash, Changes: []api.Change{}}
+		for variant, r := range m.Rollouts {
+			if r.Status == state.RolloutRolledBack && r.Version == n {
+				one.RolledBack = fmt.Sprintf("variant %q: %s", variant, r.Reason)
+			}
+		}
+		if before != nil {
+			one.Changes = list(modelfile.Diff(before, fileOf(version)), changeOf)
+		}
+		before = fileOf(version)
+		out = append(out, one)
+	}
+	slices.Reverse(out)
+	return answer{index: index, value: out}, nil
+}
+
+// fileOf returns a version's model with the number of replicas of its file, 0 where that has
+// none.
+func fileOf(v *state.Version) *state.Model {
+	m := v.Model
+	m.Replicas = 0
+	if m.FileReplicas != nil {
+		m.Replicas = *m.FileReplicas
+	}
+	return &m
+}
+
+// versionFrom returns the version of a model that a caller names by its number.
+func versionFrom(m *state.Model, versions state.Versions, number int) (*state.Version, error) {
+	if version := versions.Get(number); version != nil {
+		return version, nil
+	}
+	var kept []string
+	for _, v := range versions {
+		kept = append(kept, strconv.Itoa(v.Number))
+	}
+	return nil, notFound("model %q has no version %d: its versions are %s", m.Name, number, strings.Join(kept, ", "))
+}
+
+func (s *Server) revertModel(rq *request, v *state.View) (answer, error) {
+	var body api.RevertRequest
+	if err := rq.decode(&body); err != nil {
+		return answer{}, err
+	}
+	m := v.Model(nil, rq.PathValue("model"))
+	if m == nil {
+		return answer{}, noModel(rq.PathValue("model"))
+	}
+	versions := v.Versions(nil, m.Name)
+	var to *state.Version
+	for _, version := range versions {
+		if version.Number < m.Version && version.Model.Hash != m.Hash {
+			to = version
+		}
+	}
+	var err error
+	switch {
+	case body.Version != 0:
+		to, err = versionFrom(m, versions, body.Version)
+	case to == nil:
+		err = conflict("model %q has no version before %d: see \"remuda model history %s\"", m.Name, m.Version, m.Name)
+	}
+	if err != nil {
+		return answer{}, err
+	}
+	models := []state.Model{to.Model}
+	warnings, err := s.check(rq.ctx, models, v)
+	if err != nil {
+		return answer{}, err
+	}
+	a := application{models: models, warnings: warnings, what: fmt.Sprintf("reverted the model to version %d", to.Number)}
+	if body.CAS != 0 {
+		a.cas = map[string]uint64{m.Name: body.CAS}
+	}
+	out, err := s.applyAll(rq, a, v)
+	if err != nil {
+		return answer{}, err
+	}
+	return answer{value: out.Models[0]}, nil
+}
