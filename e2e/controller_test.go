@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -18,6 +19,7 @@ import (
 
 	"remuda/controller/api"
 	"remuda/internal/devcluster"
+	"remuda/jobs"
 )
 
 // TestController: one controller on real Nomad and Consul. The parts run in order on
@@ -33,6 +35,7 @@ func TestController(t *testing.T) {
 		{"a failed update is rolled back", rolledBack},
 		{"a job stopped or edited behind our back", behindOurBack},
 		{"a replica is evicted", evicted},
+		{"the GPU under a pair is cordoned", cordoned},
 		{"a restart adopts what runs", restarted},
 		{"a controller without its data adopts what runs", adopted},
 		{"nomad is away", nomadDown},
@@ -209,6 +212,71 @@ func evicted(t *testing.T, f *fleet) {
 	l.none()
 	f.remuda("scale", "m", "2")
 	f.hot("m", 2)
+}
+
+// cordoned: a pair moves to another GPU while it answers requests, and stays where it is as
+// long as there is no other GPU.
+func cordoned(t *testing.T, f *fleet) {
+	require.NoError(t, os.WriteFile(filepath.Join(f.dir, "failover.nomad.hcl"), []byte(jobs.Failover), 0o600))
+	path := filepath.Join(f.dir, "pair.model.hcl")
+	require.NoError(t, os.WriteFile(path, []byte(`model "pair" {
+  max      = 1
+  replicas = 1
+  failover = true
+
+  variant "sim" {
+    gpu {
+      count = 1
+    }
+
+    weights = "32MiB"
+    cost    = 1
+    slots   = 4
+    job     = "failover.nomad.hcl"
+    vars    = { weights = "32MiB", gms = "" }
+  }
+}
+`), 0o600))
+	f.remuda("model", "apply", path)
+	pair := func() api.Replica {
+		t.Helper()
+		all, err := f.replicas("pair")
+		require.NoError(t, err)
+		return all[f.hot("pair", 1)[0]]
+	}
+	old := pair()
+	others := f.hot("m", 2)
+	l := f.load("pair", 4, 60)
+	l.flows(4)
+	stop := f.floor("pair", 1)
+	t.Logf("remuda node cordon:\n%s", f.remuda("node", "cordon", gpuOf(old), "-reason", "it is hot"))
+	eventually(t, 2*time.Minute, "another pair", func() error {
+		names, err := f.isHot("pair", 1)
+		if err == nil && names[0] == old.Name {
+			err = errors.New(f.why("pair"))
+		}
+		return err
+	})
+	moved := pair()
+	require.NotEqual(t, gpuOf(old), gpuOf(moved))
+	require.ElementsMatch(t, []string{gpuOf(moved) + "#0", gpuOf(moved) + "#1"}, moved.Seats)
+	require.Contains(t, f.decisions("pair"), "move-away")
+	t.Logf("remuda model status pair:\n%s", f.remuda("model", "status", "pair"))
+
+	f.remuda("node", "cordon", moved.NodeName)
+	eventually(t, time.Minute, "the reason", func() error {
+		if why := f.why("pair"); !strings.Contains(why, "fit nowhere else and stay") {
+			return errors.New(why)
+		}
+		return nil
+	})
+	l.flows(4)
+	require.Equal(t, moved.Name, pair().Name)
+	require.Equal(t, others, f.hot("m", 2))
+	stop()
+	l.none()
+	f.remuda("node", "uncordon", moved.NodeName)
+	f.remuda("model", "stop", "-purge", "pair")
 }
 
 func restarted(t *testing.T, f *fleet) {

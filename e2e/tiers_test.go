@@ -428,16 +428,16 @@ func memoryHeld(t *testing.T, f *fleet) {
 	n, _, err := f.api.Node(t.Context(), r.Node, api.QueryOptions{})
 	require.NoError(t, err)
 	for _, g := range n.Node.GPUs {
-		require.Equal(t, g.UUID == gpuOf(r), g.Quarantined, g.UUID)
-		if g.Quarantined {
-			t.Logf("quarantined: %s", g.QuarantineReason)
+		require.Equal(t, g.UUID == gpuOf(r), g.Cordoned, g.UUID)
+		if g.Cordoned {
+			t.Logf("cordoned: %s", g.CordonReason)
 		}
 	}
 	require.Contains(t, f.decisions("b"), "memory-held")
 	// The next replica goes elsewhere, and the GPU is used again once somebody says so.
 	f.remuda("scale", "b", "1")
 	require.NotEqual(t, gpuOf(r), gpuOf(f.tiers("b", 1, 0, 0)[0]))
-	f.remuda("node", "quarantine", "-off", n.Node.Name, gpuOf(r))
+	f.remuda("node", "uncordon", gpuOf(r))
 }
 
 // leaderKilledInSteps: whatever is being done with a replica, its end comes under the next
@@ -531,7 +531,7 @@ func leaderKilledInSteps(t *testing.T, f *fleet) {
 		reaches("b", "sleeping")
 		f.killLeader()
 		f.tiers("b", 0, 0, 1)
-		f.remuda("node", "quarantine", "-off", r.NodeName, gpuOf(r))
+		f.remuda("node", "uncordon", gpuOf(r))
 	})
 	t.Run("a failing wake", func(t *testing.T) {
 		f.t = t
@@ -632,7 +632,7 @@ func dedicated(t *testing.T, f *fleet) {
 		f.tiers(name, 1, 0, 0)
 	}
 	f.remuda("dedicated", "set", "p=1", "q=1")
-	t.Logf("remuda dedicated show:\n%s", f.remuda("dedicated", "show"))
+	t.Logf("remuda dedicated status:\n%s", f.remuda("dedicated", "status"))
 	out, err := f.tryRemuda("evict", "p", "-to", "warm")
 	require.Error(t, err)
 	require.Contains(t, out, "dedicated")
@@ -650,7 +650,7 @@ func dedicated(t *testing.T, f *fleet) {
 	require.NoError(t, os.WriteFile(calendar, []byte("timezone = \"UTC\"\ndefault {\n  dedicated = { p = 1 }\n}\n"), 0o600))
 	f.remuda("dedicated", "schedule", calendar)
 	eventually(t, time.Minute, "the calendar's set", func() error {
-		out := f.remuda("dedicated", "show")
+		out := f.remuda("dedicated", "status")
 		if !strings.Contains(out, "schedule") {
 			return errors.New(out)
 		}

@@ -20,7 +20,7 @@ import (
 func (p *program) dedicatedVerbs() map[string]verb {
 	return map[string]verb{
 		"dedicated set":      p.asking(dedicatedSet),
-		"dedicated show":     p.asking(dedicatedShow),
+		"dedicated status":   p.asking(dedicatedStatus),
 		"dedicated clear":    p.asking(dedicatedClear),
 		"dedicated schedule": p.dedicatedScheduleVerb(),
 	}
@@ -72,7 +72,7 @@ func assignments(what string, args []string) (map[string]int, error) {
 	return out, nil
 }
 
-var dedicatedShow = question{
+var dedicatedStatus = question{
 	synopsis: "Show the dedicated set",
 	about:    `Shows the models in the dedicated set, who set it, and when the schedule changes it next.`,
 	run: func(ctx context.Context, c *asker, _ []string) error {

@@ -17,7 +17,7 @@ var groups = map[string]string{
 	"device":    "Diagnose the GPUs of this machine",
 	"hpa":       "Replay decisions of the HPA strategy",
 	"model":     "Apply, list, show, stop and start models",
-	"node":      "Show nodes with GPUs, and quarantine GPUs",
+	"node":      "Show nodes with GPUs, and cordon or uncordon GPUs",
 	"pipeline":  "Apply, list, show and delete pipelines (compositions of models)",
 	"pool":      "Show the capacity pools",
 	"queue":     "Show waiting and running requests",

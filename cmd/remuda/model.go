@@ -123,7 +123,7 @@ func (c *asker) showModel(s api.ModelStatus) error {
 	case m.Dedicated:
 		f.set("Dedicated", "yes, by its file")
 	case m.DedicatedNow:
-		f.set("Dedicated", "yes, by the dedicated set (\"remuda dedicated show\")")
+		f.set("Dedicated", "yes, by the dedicated set (\"remuda dedicated status\")")
 	default:
 		f.set("Dedicated", "no")
 	}

@@ -1,9 +1,11 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"flag"
 	"fmt"
+	"slices"
 	"strings"
 
 	"remuda/controller/api"
@@ -12,9 +14,10 @@ import (
 
 func (p *program) nodeVerbs() map[string]verb {
 	return map[string]verb{
-		"node list":       p.asking(nodeList),
-		"node status":     p.asking(nodeStatus),
-		"node quarantine": p.asking(nodeQuarantine),
+		"node list":     p.asking(nodeList),
+		"node status":   p.asking(nodeStatus),
+		"node cordon":   p.asking(nodeCordon),
+		"node uncordon": p.asking(nodeUncordon),
 	}
 }
 
@@ -61,6 +64,8 @@ func nodeState(n api.Node) string {
 		return "draining"
 	case !n.Ready:
 		return "not ready"
+	case len(n.GPUs) > 0 && !slices.ContainsFunc(n.GPUs, func(g api.GPU) bool { return !g.Cordoned }):
+		return "cordoned"
 	}
 	return "ready"
 }
@@ -103,67 +108,106 @@ func (c *asker) showNode(s api.NodeStatus) error {
 
 func gpuState(g api.GPU) string {
 	switch {
-	case g.Quarantined:
-		return "quarantined"
+	case g.Cordoned:
+		return "cordoned"
 	case !g.Healthy:
 		return strings.TrimSpace("unhealthy " + g.Reason)
 	}
 	return "healthy"
 }
 
-var nodeQuarantine = question{
-	synopsis: "Stop placements on a GPU, or allow them again",
-	about: `Quarantines a GPU: no new replicas are placed on it, and those on it stay. -off ends the
-quarantine. The GPU is given by its UUID or a prefix of it.`,
-	args: []string{"NODE", "GPU"},
+var nodeCordon = question{
+	synopsis: "Take a GPU or a node out of use",
+	about: `Cordons a GPU, or all GPUs that a node has now. No new replicas are placed there. Those that
+are there move to other GPUs as far as there is room, a few at a time: each is drained when
+another one serves in its place. WARM ones go COLD. A GPU is given by its UUID or a prefix of
+it; a node by its ID, a prefix of the ID, or its name.`,
+	args: []string{"GPU|NODE"},
 	setup: func(fs *flag.FlagSet) answering {
-		off := fs.Bool("off", false, "allow placements again")
 		reason := fs.String("reason", "", "`text` that the node's status shows as the reason")
 		return func(ctx context.Context, c *asker, args []string) error {
-			if *off && *reason != "" {
-				return usagef("-reason is %q: must not be set with -off", *reason)
-			}
-			s, _, err := c.Node(ctx, args[0], api.QueryOptions{})
-			if err != nil {
-				return err
-			}
-			uuid, err := findGPU(s.Node, args[1])
-			if err != nil {
-				return err
-			}
-			n, err := c.Quarantine(ctx, s.Node.ID, api.QuarantineRequest{GPU: uuid, On: !*off, Reason: *reason})
-			if err != nil {
-				return err
-			}
-			return c.print(n, func() error {
-				if *off {
-					fmt.Fprintf(c.out, "Placements on %s are allowed again.\n", uuid)
-				} else {
-					fmt.Fprintf(c.out, "%s is quarantined: no new placements.\n", uuid)
-				}
-				return nil
-			})
+			return c.cordon(ctx, args[0], true, *reason, "%s is cordoned: nothing new is placed there, and its replicas move where there is room.\n")
 		}
 	},
 }
 
-// findGPU finds a node's GPU by the beginning of its UUID.
-func findGPU(n api.Node, arg string) (string, error) {
-	var found, all []string
-	for _, g := range n.GPUs {
-		all = append(all, g.UUID)
-		if g.UUID == arg {
-			return arg, nil
+var nodeUncordon = question{
+	synopsis: "Take a GPU or a node into use again",
+	about:    `Ends the cordon of a GPU, or of all GPUs of a node. They are given as to "node cordon".`,
+	args:     []string{"GPU|NODE"},
+	run: func(ctx context.Context, c *asker, args []string) error {
+		return c.cordon(ctx, args[0], false, "", "%s is uncordoned.\n")
+	},
+}
+
+// cordon cordons or uncordons what arg names, and prints done with its name.
+func (c *asker) cordon(ctx context.Context, arg string, on bool, reason, done string) error {
+	nodes, _, err := c.Nodes(ctx, api.QueryOptions{})
+	if err != nil {
+		return err
+	}
+	at, err := findGPUs(nodes, arg)
+	if err != nil {
+		return err
+	}
+	n, err := c.Cordon(ctx, at.node, api.CordonRequest{GPU: at.gpu, On: on, Reason: reason})
+	if err != nil {
+		return err
+	}
+	return c.print(n, func() error {
+		_, err := fmt.Fprintf(c.out, done, at)
+		return err
+	})
+}
+
+// place is a GPU, or a node with all its GPUs.
+type place struct {
+	node string // its ID
+	gpu  string // a UUID; empty for the node
+	name string // of the node
+}
+
+// String names the GPU or the node.
+func (p place) String() string {
+	if p.gpu != "" {
+		return p.gpu
+	}
+	return "Node " + p.name
+}
+
+// findGPUs finds the GPU or the node that arg names: exactly, or else as the only one that
+// begins so. The GPUs of a node that is gone may be in another one by now.
+func findGPUs(nodes []api.Node, arg string) (place, error) {
+	var exact, begun []place
+	match := func(names []string, at place) {
+		switch {
+		case slices.Contains(names, arg):
+			exact = append(exact, at)
+		case strings.HasPrefix(names[0], arg):
+			begun = append(begun, at)
 		}
-		if strings.HasPrefix(g.UUID, arg) {
-			found = append(found, g.UUID)
+	}
+	for _, n := range nodes {
+		match([]string{n.ID, n.Name}, place{node: n.ID, name: n.Name})
+		for _, g := range n.GPUs {
+			if !n.Gone {
+				match([]string{g.UUID}, place{node: n.ID, gpu: g.UUID, name: n.Name})
+			}
 		}
+	}
+	found := exact
+	if len(found) == 0 {
+		found = begun
 	}
 	switch len(found) {
 	case 1:
 		return found[0], nil
 	case 0:
-		return "", fmt.Errorf("node %s has no GPU %q: it has %s", n.Name, arg, dash(strings.Join(all, ", ")))
+		return place{}, fmt.Errorf("no GPU or node %q: see \"remuda node list\" and \"remuda node status NODE\"", arg)
 	}
-	return "", fmt.Errorf("%q is ambiguous: it matches %s: use a longer prefix", arg, strings.Join(found, ", "))
+	var all []string
+	for _, at := range found {
+		all = append(all, cmp.Or(at.gpu, at.node)+" ("+at.name+")")
+	}
+	return place{}, fmt.Errorf("%q is ambiguous: it matches %s: use the full UUID of the GPU or the full ID of the node", arg, strings.Join(all, ", "))
 }

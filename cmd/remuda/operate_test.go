@@ -212,20 +212,30 @@ func TestNodesAndSwitches(t *testing.T) {
 	var nodes []api.Node
 	r.json(&nodes, "node", "list")
 	require.Len(t, nodes, 1)
-	require.Contains(t, r.ok("node", "quarantine", "gpu-1", "GPU-aaaa", "-reason", "it is hot"), gpuA+" is quarantined: no new placements.\n")
+	require.Equal(t, gpuA+" is cordoned: nothing new is placed there, and its replicas move where there is room.\n", r.ok("node", "cordon", "GPU-aaaa", "-reason", "it is hot"))
 	picture := r.ok("node", "status", "gpu-1")
-	require.Contains(t, picture, "quarantined: anonymous (no ACL token): it is hot\n["+strings.Repeat("x", width-2)+"]\n")
+	require.Contains(t, picture, "cordoned: anonymous (no ACL token): it is hot\n["+strings.Repeat("x", width-2)+"]\n")
 	require.Contains(t, picture, "  seats [0: free] [1: free]\n")
 	require.NotContains(t, picture, "\x1b")
 	var shown api.NodeStatus
 	r.json(&shown, "node", "status", "gpu-1")
-	require.Equal(t, "anonymous (no ACL token): it is hot", shown.Node.GPUs[0].QuarantineReason)
+	require.Equal(t, "anonymous (no ACL token): it is hot", shown.Node.GPUs[0].CordonReason)
 	require.Positive(t, shown.Node.WarmBudget)
-	require.Regexp(t, gpuA+` .* quarantined`, r.ok("node", "status", "1111"))
-	require.Contains(t, r.ok("node", "quarantine", "gpu-1", gpuA, "-off"), "Placements on "+gpuA+" are allowed again.")
-	got := r.do("node", "quarantine", "gpu-1", "GPU-")
+	require.Regexp(t, gpuA+` .* cordoned`, r.ok("node", "status", "1111"))
+	require.Regexp(t, `(?m)^11111111 .* ready `, r.ok("node", "list"))
+	require.Equal(t, gpuA+" is uncordoned.\n", r.ok("node", "uncordon", gpuA))
+	for _, node := range []string{"gpu-1", "1111"} {
+		require.Equal(t, "Node gpu-1 is cordoned: nothing new is placed there, and its replicas move where there is room.\n", r.ok("node", "cordon", node))
+		require.Regexp(t, `(?m)^11111111 .* cordoned `, r.ok("node", "list"))
+		require.Equal(t, "Node gpu-1 is uncordoned.\n", r.ok("node", "uncordon", node))
+		require.Regexp(t, `(?m)^11111111 .* ready `, r.ok("node", "list"))
+	}
+	got := r.do("node", "cordon", "GPU-")
 	require.Equal(t, 1, got.code)
-	require.Contains(t, got.errout, "it matches "+gpuA+", "+gpuB)
+	require.Contains(t, got.errout, "it matches "+gpuA+" (gpu-1), "+gpuB+" (gpu-1)")
+	got = r.do("node", "uncordon", "nowhere")
+	require.Equal(t, 1, got.code)
+	require.Contains(t, got.errout, `no GPU or node "nowhere"`)
 	got = r.do("node", "status", "nowhere")
 	require.Equal(t, 1, got.code)
 	require.Contains(t, got.errout, "nowhere")
@@ -389,4 +399,31 @@ func TestWatchingEnds(t *testing.T) {
 	cancel()
 	require.Equal(t, 1, <-code)
 	require.Contains(t, errs.String(), "interrupted")
+}
+
+// TestFindGPUs: the machine of a node that is gone may be another node by now, with the same
+// GPUs; and a node may be named like the beginning of another one's ID.
+func TestFindGPUs(t *testing.T) {
+	t.Parallel()
+	nodes := []api.Node{
+		{ID: "aaaa-1", Name: "old", Gone: true, GPUs: []api.GPU{{UUID: gpuA}}},
+		{ID: "bbbb-2", Name: "new", GPUs: []api.GPU{{UUID: gpuA}, {UUID: gpuB}}},
+		{ID: "cccc-3", Name: "aaaa", GPUs: []api.GPU{{UUID: "GPU-cccc"}}},
+	}
+	for arg, want := range map[string]place{
+		gpuA:       {node: "bbbb-2", gpu: gpuA, name: "new"},
+		"GPU-aaaa": {node: "bbbb-2", gpu: gpuA, name: "new"},
+		"old":      {node: "aaaa-1", name: "old"},
+		"aaaa-":    {node: "aaaa-1", name: "old"},
+		"aaaa":     {node: "cccc-3", name: "aaaa"},
+		"bbbb-2":   {node: "bbbb-2", name: "new"},
+	} {
+		got, err := findGPUs(nodes, arg)
+		require.NoError(t, err, arg)
+		require.Equal(t, want, got, arg)
+	}
+	_, err := findGPUs(nodes, "GPU-")
+	require.ErrorContains(t, err, "ambiguous")
+	_, err = findGPUs(nodes, "ne")
+	require.ErrorContains(t, err, `no GPU or node "ne"`)
 }

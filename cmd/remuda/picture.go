@@ -172,11 +172,11 @@ func (c canvas) gpu(say func(string, ...any), draw func(int, ...part) string, g 
 		say("%s", wrap("", title))
 		say("%s", wrap("  ", state))
 	}
-	if g.QuarantineReason != "" {
-		say("%s", wrap("  ", "quarantined: "+g.QuarantineReason))
+	if g.CordonReason != "" {
+		say("%s", wrap("  ", "cordoned: "+g.CordonReason))
 	}
 	free := inkFree
-	if g.Quarantined || !g.Healthy {
+	if g.Cordoned || !g.Healthy {
 		free = inkOut
 	}
 	say("%s", draw(width-2, part{inkHot, g.HotMemory}, part{inkMoving, g.MovingMemory}, part{inkWarm, g.WarmMemory}, part{free, g.FreeMemory}))
@@ -202,7 +202,7 @@ func (c canvas) gpu(say func(string, ...any), draw func(int, ...part) string, g 
 }
 
 func stateColour(g api.GPU) string {
-	if g.Quarantined || !g.Healthy {
+	if g.Cordoned || !g.Healthy {
 		return inkOut.colour
 	}
 	return inkHot.colour

@@ -29,9 +29,9 @@ func drawn() api.NodeStatus {
 					Seats: []api.Seat{{ID: gpuA + "#0", Replica: long}, {ID: gpuA + "#1", Replica: "m:h100:2"}, {ID: gpuA + "#2"}},
 				},
 				{
-					UUID: gpuB, Model: "NVIDIA H100 80GB HBM3", Memory: 80 * gib, FreeMemory: 80 * gib, Healthy: true, Quarantined: true,
-					QuarantineReason: "the memory of replica m:h100:3 did not come back within 30s: 41.2 GiB are in use, 1 GiB was expected",
-					Seats:            []api.Seat{{ID: gpuB + "#0"}, {ID: gpuB + "#1", Replica: "m:h100:2"}},
+					UUID: gpuB, Model: "NVIDIA H100 80GB HBM3", Memory: 80 * gib, FreeMemory: 80 * gib, Healthy: true, Cordoned: true,
+					CordonReason: "the memory of replica m:h100:3 did not come back within 30s: 41.2 GiB are in use, 1 GiB was expected",
+					Seats:        []api.Seat{{ID: gpuB + "#0"}, {ID: gpuB + "#1", Replica: "m:h100:2"}},
 				},
 			},
 		},
@@ -54,8 +54,8 @@ GPUs
 [` + strings.Repeat("#", 39) + strings.Repeat("+", 10) + "w" + strings.Repeat(".", 28) + `]
   40 GiB HOT, 10 GiB moving, 1 GiB WARM, 29 GiB free of 80 GiB
   seats [0: a] [1: b] [2: free]
-` + gpuB + ` NVIDIA H100 80GB HBM3  quarantined
-  quarantined: the memory of replica m:h100:3 did not come back within 30s: 41.2
+` + gpuB + ` NVIDIA H100 80GB HBM3  cordoned
+  cordoned: the memory of replica m:h100:3 did not come back within 30s: 41.2
   GiB are in use, 1 GiB was expected
 [` + strings.Repeat("x", 78) + `]
   80 GiB free of 80 GiB
@@ -84,7 +84,7 @@ func TestPictureInColour(t *testing.T) {
 	var b bytes.Buffer
 	canvas{colour: true, blocks: true}.picture(&b, drawn())
 	require.Contains(t, b.String(), "[\x1b[32m"+strings.Repeat("█", 39)+"\x1b[0m\x1b[33m"+strings.Repeat("▓", 10)+"\x1b[0m")
-	require.Contains(t, b.String(), "\x1b[31mquarantined\x1b[0m")
+	require.Contains(t, b.String(), "\x1b[31mcordoned\x1b[0m")
 	b.Reset()
 	canvas{blocks: true}.picture(&b, drawn())
 	require.NotContains(t, b.String(), "\x1b")

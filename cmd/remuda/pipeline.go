@@ -19,7 +19,7 @@ func (p *program) pipelineVerbs() map[string]verb {
 		"pipeline apply":  p.pipelineApplyVerb(),
 		"pipeline list":   p.asking(pipelineList),
 		"pipeline status": p.asking(pipelineStatus),
-		"pipeline stop":   p.asking(pipelineStop),
+		"pipeline delete": p.asking(pipelineDelete),
 	}
 }
 
@@ -179,7 +179,7 @@ func (c *asker) showPipeline(p api.Pipeline) error {
 	return err
 }
 
-var pipelineStop = question{
+var pipelineDelete = question{
 	synopsis: "Delete a pipeline",
 	about:    `Deletes the pipeline. Requests in progress finish; the models are not changed.`,
 	args:     []string{"PIPELINE"},

@@ -86,10 +86,10 @@ func TestPipelineVerbs(t *testing.T) {
 	require.Equal(t, 0, pipe.run([]string{"pipeline", "apply", "-address", r.url, "-"}), stderr.String())
 	require.Contains(t, stdout.String(), `Pipeline "piped" created.`)
 
-	require.Contains(t, r.ok("pipeline", "stop", "meta/support"), "Deleted pipeline \"meta/support\".\n")
-	require.Equal(t, "{}\n", r.ok("pipeline", "stop", "piped", "-json"))
+	require.Contains(t, r.ok("pipeline", "delete", "meta/support"), "Deleted pipeline \"meta/support\".\n")
+	require.Equal(t, "{}\n", r.ok("pipeline", "delete", "piped", "-json"))
 	require.Contains(t, r.ok("pipeline", "list"), `No pipelines. Add one with "remuda pipeline apply FILE".`)
-	got = r.do("pipeline", "stop", "meta/support")
+	got = r.do("pipeline", "delete", "meta/support")
 	require.Equal(t, 1, got.code)
 	require.Contains(t, got.errout, `pipeline "meta/support" does not exist`)
 	require.Equal(t, 1, r.do("pipeline", "status", "meta/support").code)

@@ -128,6 +128,9 @@ func replicaNote(r api.Replica) string {
 	if r.For != "" {
 		notes = append(notes, "evicted for "+r.For)
 	}
+	if r.OutOfUse != "" {
+		notes = append(notes, r.OutOfUse)
+	}
 	return strings.Join(notes, "; ")
 }
 

@@ -23,6 +23,7 @@ func TestTables(t *testing.T) {
 		{
 			Name: "m:v:1", Model: "m", Variant: "v", ID: "1", Version: 2, Current: true, Tier: "HOT", Status: "serving", Goal: "run", Node: "11111111-0000", NodeName: "gpu-1",
 			Seats: []string{gpu + "#0"}, Memory: map[string]int64{gpu: 40 << 30}, HostMemory: 20 << 30, SleepMemory: 1 << 30, Load: &api.Load{InFlight: 2, Busy: true, Answered: 80, Failed: 12, FailedInARow: 5},
+			OutOfUse: "GPU " + gpu + " of node gpu-1 is cordoned: ops: it is hot",
 		},
 		{
 			Name: "m:v:2", Model: "m", Variant: "v", ID: "2", Version: 1, Tier: "HOT", Status: "draining", Goal: "warm", Node: "11111111-0000", NodeName: "gpu-1",
@@ -63,7 +64,7 @@ func TestTables(t *testing.T) {
 	})
 	var got strings.Builder
 	for _, verb := range []string{
-		"acl token list", "agent info", "decision list", "dedicated show", "evict m -to warm", "gateway list", "model history m", "model list", "model status m", "node list", "pipeline list",
+		"acl token list", "agent info", "decision list", "dedicated status", "evict m -to warm", "gateway list", "model history m", "model list", "model status m", "node list", "pipeline list",
 		"pool list", "queue list", "queue status m", "raft list-peers", "replica list", "replica status m:v:1", "switch list",
 	} {
 		got.WriteString("$ remuda " + verb + "\n" + r.ok(strings.Fields(verb)...) + "\n")

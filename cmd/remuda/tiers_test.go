@@ -75,7 +75,7 @@ func TestDedicated(t *testing.T) {
 	r := w.dev()
 	r.gateway()
 	r.ok("model", "apply", writeModel(t, "m", "  max = 3\n  replicas = 1\n"+variant("h100", "20GiB")))
-	require.Contains(t, r.ok("dedicated", "show"), "The set has no models.")
+	require.Contains(t, r.ok("dedicated", "status"), "The set has no models.")
 	out := r.ok("dedicated", "set", "m=1")
 	require.Regexp(t, `(?m)^Set by = operator, at `, out)
 	require.Regexp(t, `(?m)^m +1$`, out)
@@ -108,7 +108,7 @@ func TestDedicated(t *testing.T) {
 	require.Equal(t, calendarFile, r.ok("dedicated", "schedule"))
 	r.eventually("the calendar's set", func() bool {
 		var d api.Dedicated
-		r.json(&d, "dedicated", "show")
+		r.json(&d, "dedicated", "status")
 		return d.Source == "schedule:default" && d.Models["m"] == 2
 	})
 	require.NoError(t, os.WriteFile(path, []byte("timezone = \"UTC\"\ndefault {\n  dedicated = { x = 1, y = -1 }\n}\n"), 0o600))

@@ -46,9 +46,10 @@ type GPU struct {
 	Healthy                             bool
 	// Reason is why it is not healthy.
 	Reason string `json:",omitempty"`
-	// Quarantined: nothing is placed on it until that is lifted. QuarantineReason says why.
-	Quarantined      bool
-	QuarantineReason string `json:",omitempty"`
+	// Cordoned: nothing new is placed on it and its replicas leave it, until an operator
+	// uncordons it. CordonReason says why.
+	Cordoned     bool
+	CordonReason string `json:",omitempty"`
 }
 
 // Seat is a device ID and the replica that holds it, empty where it is free.
@@ -63,12 +64,12 @@ type NodeStatus struct {
 	Replicas []Replica
 }
 
-// QuarantineRequest keeps placements away from a GPU, or lets them back.
-type QuarantineRequest struct {
-	// GPU is its UUID.
-	GPU string
+// CordonRequest cordons GPUs of a node, or uncordons them.
+type CordonRequest struct {
+	// GPU is the UUID of one GPU; empty: all GPUs that the node has now.
+	GPU string `json:",omitempty"`
 	On  bool
-	// Reason is why, for people; empty: who did it is said.
+	// Reason is shown to operators behind the name of the token.
 	Reason string `json:",omitempty"`
 }
 
@@ -82,7 +83,7 @@ func (c *Client) Node(ctx context.Context, node string, q QueryOptions) (NodeSta
 	return read[NodeStatus](ctx, c, "/v1/node/"+url.PathEscape(node), nil, q)
 }
 
-// Quarantine keeps placements away from a GPU, or lets them back, and returns its node.
-func (c *Client) Quarantine(ctx context.Context, node string, r QuarantineRequest) (Node, error) {
-	return write[Node](ctx, c, http.MethodPut, "/v1/node/"+url.PathEscape(node)+"/quarantine", nil, r)
+// Cordon cordons GPUs of a node, or uncordons them, and returns the node.
+func (c *Client) Cordon(ctx context.Context, node string, r CordonRequest) (Node, error) {
+	return write[Node](ctx, c, http.MethodPut, "/v1/node/"+url.PathEscape(node)+"/cordon", nil, r)
 }

@@ -31,6 +31,9 @@ type Replica struct {
 	SleepMemory int64 `json:",omitempty"`
 	// CapacityPool is the external capacity pool of its node, empty for the own one.
 	CapacityPool string `json:",omitempty"`
+	// OutOfUse is which of its GPUs is cordoned, unhealthy or not offered by its node, and
+	// why. It is empty if all are in good order.
+	OutOfUse string `json:",omitempty"`
 	// For is the model that it makes room for while it goes, empty where it goes for another
 	// reason.
 	For    string `json:",omitempty"`
@@ -60,9 +63,9 @@ type Load struct {
 	LastRequest time.Time `json:",omitzero"`
 	// Answered and Failed are how many requests the replica's engines have answered and
 	// failed within the last 30 s; FailedInARow is how many have failed since the last answer.
-	Answered     int64 `min:"0"`
-	Failed       int64 `min:"0"`
-	FailedInARow int64 `min:"0"`
+	Answered     int64
+	Failed       int64
+	FailedInARow int64
 	// Requests are some of those in flight, oldest first. Lists leave them out.
 	Requests []Request `json:",omitempty"`
 }

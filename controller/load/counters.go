@@ -34,14 +34,14 @@ func counterErrors(c api.ModelCounters) []error {
 	return errs
 }
 
-// requests are api.Counters as a counter.
-type requests api.Counters
+// counters are those of one model.
+type counters api.Counters
 
-func (c requests) below(was requests) bool {
+func (c counters) below(was counters) bool {
 	return c.Arrived < was.Arrived || c.Finished < was.Finished || c.ServedSeconds < was.ServedSeconds || c.Refused < was.Refused
 }
 
-func (c requests) since(was requests) requests {
+func (c counters) since(was counters) counters {
 	c.Arrived -= was.Arrived
 	c.Finished -= was.Finished
 	c.ServedSeconds -= was.ServedSeconds
@@ -109,15 +109,14 @@ func (s *Store) Count(model string) (api.Counters, bool) {
 // count adds what a gateway's new report counts beyond its old one, nil where there is none.
 // It needs the lock.
 func (s *Store) count(old, e *entry) {
-	e.counters = make(map[string]tally[requests], len(e.report.Counters))
-	var was map[string]tally[requests]
+	e.counters = make(map[string]tally[counters], len(e.report.Counters))
+	var was map[string]tally[counters]
 	if old != nil {
 		was = old.counters
 	}
 	full := max(len(was), len(e.report.Counters)) >= api.MaxReportQueues
 	for _, c := range e.report.Counters {
-		counted := requests(c.Counters)
-		now, grown := tallied(was, c.Model, counted, full).next(counted)
+		now, grown := tallied(was, c.Model, counters(c.Counters), full).next(counters(c.Counters))
 		e.counters[c.Model] = now
 		sum := s.counted[c.Model]
 		sum.Arrived += grown.Arrived

@@ -50,7 +50,7 @@ func TestLoadsAreSummedOverGateways(t *testing.T) {
 		r1: {InFlight: 3, Busy: true, Oldest: at(2), LastRequest: at(4), Requests: []api.Request{{ID: "y", Started: at(2)}, {ID: "x", Started: at(3)}, {ID: "z", Started: at(4)}}},
 		r2: {LastRequest: at(1)},
 	}, s.Loads())
-	require.Equal(t, map[string]api.Load{r1: {InFlight: 3, Busy: true, Oldest: at(2), LastRequest: at(4)}, r2: {LastRequest: at(1)}}, s.Totals())
+	require.Equal(t, map[string]load.Load{r1: {Load: api.Load{InFlight: 3, Busy: true, Oldest: at(2), LastRequest: at(4)}}, r2: {Load: api.Load{LastRequest: at(1)}}}, s.Totals())
 	require.Equal(t, []api.Gateway{
 		{Name: "a", Index: 5, InFlight: 2, Since: c.now, Seen: c.now, Expires: c.now.Add(ttl)},
 		{Name: "b", Index: 7, InFlight: 1, Since: c.now, Seen: c.now, Expires: c.now.Add(ttl)},

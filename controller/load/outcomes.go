@@ -1,12 +1,8 @@
 package load
 
-import (
-	"time"
+import "time"
 
-	"remuda/controller/api"
-)
-
-// RecentTime is how far back Figures.Recent looks. A replica that has one request a second has
+// RecentTime is how far back Load.Recent looks. A replica that has one request a second has
 // had enough of them to be compared with others, and what was before a change is soon
 // forgotten.
 const RecentTime = 30 * time.Second
@@ -27,10 +23,6 @@ type Outcomes struct {
 	// Over is the time from the first of the failures to the last, as they were reported.
 	Over time.Duration
 }
-
-// Figures are what became of the requests at a replica: Recent are the outcomes of RecentTime,
-// Row are the failures since the last answer, however long ago the first of them was.
-type Figures struct{ Recent, Row Outcomes }
 
 // ended counts the requests of one replica at one gateway.
 type ended struct{ answered, failed int64 }
@@ -79,7 +71,7 @@ func (r *record) add(now time.Time, e ended, inARow int64) {
 	}
 	s := &r.slots[len(r.slots)-1]
 	s.answered += e.answered
-	s.failures.add(e.failed, now)
+	s.add(e.failed, now)
 	failed := e.failed
 	if e.answered > 0 {
 		failed = min(e.failed, inARow)
@@ -99,12 +91,11 @@ func (r *record) forget(now time.Time) []slot {
 	return r.slots[from:]
 }
 
-// figures returns those of now.
-func (r *record) figures(now time.Time) Figures {
-	var f Figures
+// outcomes returns the recent outcomes, and the failures in a row.
+func (r *record) outcomes(now time.Time) (recent, row Outcomes) {
 	var all failures
 	for _, s := range r.forget(now) {
-		f.Recent.Answered += s.answered
+		recent.Answered += s.answered
 		if s.n > 0 && all.n == 0 {
 			all.first = s.first
 		}
@@ -112,11 +103,11 @@ func (r *record) figures(now time.Time) Figures {
 			all.n, all.last = all.n+s.n, s.last
 		}
 	}
-	f.Recent.Failed, f.Recent.Over = all.n, all.last.Sub(all.first)
+	recent.Failed, recent.Over = all.n, all.last.Sub(all.first)
 	if now.Before(r.row.last.Add(rowTime)) {
-		f.Row = Outcomes{Failed: r.row.n, Over: r.row.last.Sub(r.row.first)}
+		row = Outcomes{Failed: r.row.n, Over: r.row.last.Sub(r.row.first)}
 	}
-	return f
+	return recent, row
 }
 
 // recordOutcomes adds what a gateway's new report counts of its replicas beyond its old one, nil
@@ -144,31 +135,17 @@ func (s *Store) recordOutcomes(old, e *entry) {
 	}
 }
 
-// Figures returns those of every replica that had requests lately, by name.
-func (s *Store) Figures() map[string]Figures {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.figures(s.now())
-}
-
-// figures forgets what is over. It needs the lock.
-func (s *Store) figures(now time.Time) map[string]Figures {
-	out := make(map[string]Figures, len(s.records))
+// addOutcomes adds the outcomes to the loads, and forgets what is over. It needs the lock.
+func (s *Store) addOutcomes(now time.Time, loads map[string]Load) {
 	for name, r := range s.records {
-		if f := r.figures(now); f != (Figures{}) {
-			out[name] = f
-		} else {
+		recent, row := r.outcomes(now)
+		if recent == (Outcomes{}) && row == (Outcomes{}) {
 			delete(s.records, name)
+			continue
 		}
-	}
-	return out
-}
-
-// addFigures adds the figures to the loads. It needs the lock.
-func (s *Store) addFigures(now time.Time, loads map[string]api.Load) {
-	for name, f := range s.figures(now) {
 		l := loads[name]
-		l.Answered, l.Failed, l.FailedInARow = f.Recent.Answered, f.Recent.Failed, f.Row.Failed
+		l.Recent, l.Row = recent, row
+		l.Answered, l.Failed, l.FailedInARow = recent.Answered, recent.Failed, row.Failed
 		loads[name] = l
 	}
 }
@@ -179,7 +156,7 @@ func (s *Store) Failing(least int64) bool {
 	defer s.mu.Unlock()
 	now := s.now()
 	for _, r := range s.records {
-		if f := r.figures(now); max(f.Recent.Failed, f.Row.Failed) >= least {
+		if recent, row := r.outcomes(now); max(recent.Failed, row.Failed) >= least {
 			return true
 		}
 	}

@@ -20,7 +20,9 @@ func TestOutcomesAreWhatCameSinceTheReportBefore(t *testing.T) {
 	s, c := listening()
 	is := func(recent, row load.Outcomes, why string) {
 		t.Helper()
-		require.Equal(t, load.Figures{Recent: recent, Row: row}, s.Figures()[r1], why)
+		l := s.Totals()[r1]
+		require.Equal(t, recent, l.Recent, why)
+		require.Equal(t, row, l.Row, why)
 	}
 	put := func(r api.GatewayReport) {
 		t.Helper()
@@ -81,10 +83,10 @@ func TestOutcomesOfAGatewayThatCountsAnew(t *testing.T) {
 	put(ended("a", 10, 0, 0))
 	put(report("a", 1))
 	put(ended("a", 2, 1, 1))
-	require.Equal(t, load.Outcomes{Answered: 2, Failed: 1}, s.Figures()[r1].Recent)
+	require.Equal(t, load.Outcomes{Answered: 2, Failed: 1}, s.Totals()[r1].Recent)
 	c.advance(ttl)
 	put(ended("a", 5, 4, 4))
-	require.Equal(t, load.Outcomes{Answered: 2, Failed: 1}, s.Figures()[r1].Recent, "what came meanwhile is not known")
+	require.Equal(t, load.Outcomes{Answered: 2, Failed: 1}, s.Totals()[r1].Recent, "what came meanwhile is not known")
 }
 
 func TestFailing(t *testing.T) {
@@ -147,7 +149,7 @@ func TestOutcomesAreNeverMoreThanWhatEnded(t *testing.T) {
 				c.advance(time.Second)
 			}
 			now[g] = n
-			l := s.Figures()[r1]
+			l := s.Totals()[r1]
 			require.LessOrEqual(t, l.Recent.Answered, answered)
 			require.LessOrEqual(t, l.Recent.Failed, failed)
 			require.LessOrEqual(t, l.Row.Failed, failed)

@@ -12,6 +12,14 @@ import (
 	"remuda/controller/api"
 )
 
+// Load is what all live gateways have on one replica together.
+type Load struct {
+	api.Load
+	// Recent are the outcomes of RecentTime. Row are the failures since the last answer,
+	// however long ago the first of them was.
+	Recent, Row Outcomes
+}
+
 // Store has the last report of each gateway. Its methods may be called from several
 // goroutines at once.
 type Store struct {
@@ -42,7 +50,7 @@ type entry struct {
 	report   api.GatewayReport
 	inFlight map[string]int             // by replica, where there is any
 	queues   map[string]*api.QueueLoad  // by model, where there is anything
-	counters map[string]tally[requests] // by model, what it counts
+	counters map[string]tally[counters] // by model, what it counts
 	ended    map[string]tally[ended]    // by replica
 	total    int
 	waiting  int
@@ -243,28 +251,29 @@ func (s *Store) known(now time.Time) bool {
 
 // Loads returns the load of every replica that a live gateway has reported, by name.
 func (s *Store) Loads() map[string]api.Load {
-	out := s.sum(true)
-	for name, l := range out {
+	out := map[string]api.Load{}
+	for name, one := range s.sum(true) {
+		l := one.Load
 		slices.SortFunc(l.Requests, func(a, b api.Request) int { return cmp.Or(a.Started.Compare(b.Started), strings.Compare(a.ID, b.ID)) })
 		if len(l.Requests) > api.MaxReportRequests {
 			l.Requests = l.Requests[:api.MaxReportRequests:api.MaxReportRequests]
-			out[name] = l
 		}
+		out[name] = l
 	}
 	return out
 }
 
-// Totals returns what Loads does without the requests, which cost most.
-func (s *Store) Totals() map[string]api.Load {
+// Totals returns what Loads does without the requests, which cost most, and with the outcomes.
+func (s *Store) Totals() map[string]Load {
 	return s.sum(false)
 }
 
 // sum adds the reports up.
-func (s *Store) sum(requests bool) map[string]api.Load {
+func (s *Store) sum(requests bool) map[string]Load {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.prune(s.now())
-	out := map[string]api.Load{}
+	out := map[string]Load{}
 	for _, e := range s.gateways {
 		for _, r := range e.report.Replicas {
 			l := out[r.Name]
@@ -282,7 +291,7 @@ func (s *Store) sum(requests bool) map[string]api.Load {
 			out[r.Name] = l
 		}
 	}
-	s.addFigures(s.now(), out)
+	s.addOutcomes(s.now(), out)
 	return out
 }
 

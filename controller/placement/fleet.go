@@ -152,7 +152,7 @@ func NewFleet(nodes []*state.Node, c Config) *Fleet {
 				own.gpus[i].free[l] = g.Memory
 				own.gpus[i].times[l] = make([]uint8, min(len(g.Seats), seatsOfGPU))
 			}
-			if n.Usable() == "" && g.Healthy && !g.Quarantined {
+			if n.Usable() == "" && g.Healthy && !g.Cordoned {
 				f.group(own, i)
 			}
 		}

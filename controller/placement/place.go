@@ -185,7 +185,7 @@ func (f *Fleet) loadWarm(a *asking, w *Warm, m int, at map[*node]int) *node {
 	var gpus []int
 	var credit []int64
 	for _, sh := range held.shares {
-		if g := n.gpus[sh.gpu].GPU; !g.Healthy || g.Quarantined {
+		if g := n.gpus[sh.gpu].GPU; !g.Healthy || g.Cordoned {
 			continue
 		}
 		gpus = append(gpus, sh.gpu)

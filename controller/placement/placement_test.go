@@ -132,7 +132,7 @@ func TestBestFit(t *testing.T) {
 		{"a set of one model", []*state.Node{node("a", 3, 1, 10, func(n *state.Node) { n.GPUs[0].Model = "A100" })}, nil, request(2, 5), []string{"a-G1#0", "a-G2#0"}},
 		{"a set on one node", []*state.Node{node("a", 3, 1, 10), node("b", 4, 1, 10)}, nil, request(4, 5), []string{"b-G0#0", "b-G1#0", "b-G2#0", "b-G3#0"}},
 		{"the model that was asked for", []*state.Node{node("a", 2, 1, 10, func(n *state.Node) { n.GPUs[1].Model = "B200" })}, nil, request(1, 5, func(r *placement.Request) { r.Variant.GPUModel = "B200" }), []string{"a-G1#0"}},
-		{"GPUs in good order", []*state.Node{node("a", 3, 1, 10, func(n *state.Node) { n.GPUs[0].Healthy, n.GPUs[1].Quarantined = false, true })}, nil, request(1, 5), []string{"a-G2#0"}},
+		{"GPUs in good order", []*state.Node{node("a", 3, 1, 10, func(n *state.Node) { n.GPUs[0].Healthy, n.GPUs[1].Cordoned = false, true })}, nil, request(1, 5), []string{"a-G2#0"}},
 		{"a node with the weights before one that fits better", []*state.Node{node("a", 1, 2, 80), node("b", 1, 2, 5)}, nil, request(1, 5, onDisk("a")), []string{"a-G0#0"}},
 		{"a node with the weights, where many others have them", []*state.Node{node("a", 1, 2, 80), node("b", 1, 2, 5)}, nil, request(1, 5, onDisk(append(many, "a")...)), []string{"a-G0#0"}},
 		{"no node with the weights where they are full", []*state.Node{node("a", 1, 2, 4), node("b", 1, 2, 5)}, nil, request(1, 5, onDisk(append(many, "a")...)), []string{"b-G0#0"}},
@@ -188,7 +188,7 @@ func TestRefusal(t *testing.T) {
 		{"excluded", node("a", 1, 1, 9), nil, request(1, 5, func(r *placement.Request) { r.Exclude = map[string]bool{"a": true} }), "excluded because a replica failed there"},
 		{"no GPUs", node("a", 0, 0, 0), nil, request(1, 5), "no GPUs"},
 		{"another model", node("a", 2, 1, 9), nil, request(1, 5, func(r *placement.Request) { r.Variant.GPUModel = "B200" }), "2 GPUs of another model than B200"},
-		{"quarantined", node("a", 1, 1, 9, func(n *state.Node) { n.GPUs[0].Quarantined = true }), nil, request(1, 5), "1 GPU out of use (quarantined)"},
+		{"cordoned", node("a", 1, 1, 9, func(n *state.Node) { n.GPUs[0].Cordoned = true }), nil, request(1, 5), "1 GPU out of use (cordoned)"},
 		{"ill", node("a", 1, 1, 9, func(n *state.Node) { n.GPUs[0].Healthy, n.GPUs[0].Reason = false, "XID 79" }), nil, request(1, 5), "1 GPU out of use (XID 79)"},
 		{"no seat", node("a", 1, 1, 9), []placement.Tenant{taken}, request(1, 5), "1 GPU with too few free seats"},
 		{"no second seat", node("a", 1, 1, 9), nil, request(1, 5, func(r *placement.Request) { r.Failover = true }), "1 GPU with too few free seats"},
@@ -408,7 +408,7 @@ func TestWake(t *testing.T) {
 	})
 	t.Run("not on a GPU that is ill, nor where it is excluded, nor when the fleet does not know it", func(t *testing.T) {
 		t.Parallel()
-		ill := node("a", 2, 2, 80*gib, func(n *state.Node) { n.GPUs[0].Quarantined = true })
+		ill := node("a", 2, 2, 80*gib, func(n *state.Node) { n.GPUs[0].Cordoned = true })
 		for _, c := range []struct {
 			f    *placement.Fleet
 			edit func(*placement.Request)

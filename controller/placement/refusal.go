@@ -161,9 +161,9 @@ func (f *Fleet) judge(n *node, a *asking) verdict {
 		case v.wanted != "" && g.Model != v.wanted:
 			v.model++
 			continue
-		case g.Quarantined:
+		case g.Cordoned:
 			v.ill++
-			v.illness = "quarantined"
+			v.illness = "cordoned"
 			continue
 		case !g.Healthy:
 			v.ill++

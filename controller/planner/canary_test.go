@@ -1,6 +1,7 @@
 package planner_test
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -12,9 +13,9 @@ import (
 
 func TestCanaryIsJudgedByItsRequests(t *testing.T) {
 	t.Parallel()
-	hash := func(w *world, of string, share, other float64) func(*state.Replica) float64 {
+	hash := func(of string, share, other float64) func(*state.Replica) float64 {
 		return func(r *state.Replica) float64 {
-			if w.hash(r) == of {
+			if fmt.Sprint("h", r.Version) == of { // the first version has h1, the second h2
 				return share
 			}
 			return other
@@ -36,7 +37,7 @@ func TestCanaryIsJudgedByItsRequests(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
 			w := deployed(t, 3, "n0", "n1", "n2")
-			w.clients.each, w.clients.fails = tc.each, hash(w, "h2", tc.share, tc.stable)
+			w.clients.each, w.clients.fails = tc.each, hash("h2", tc.share, tc.stable)
 			w.turns(20)
 			w.model(model("m", 0, variant("a", "h2")))
 			if tc.want == "" {
@@ -51,7 +52,7 @@ func TestCanaryIsJudgedByItsRequests(t *testing.T) {
 			w.until(func() bool { return w.status() == state.RolloutRolledBack })
 			ro := w.view().Model(nil, "m").Rollouts["a"]
 			require.Contains(t, ro.Reason, tc.want)
-			require.Contains(t, ro.Reason, "(stable version: 0 of ")
+			require.Contains(t, ro.Reason, "(previous definition: 0 of ")
 			require.Contains(t, w.decisions("m", planner.KindRolledBack)[0].Reason, ro.Reason)
 			require.Equal(t, map[string]int{"serving h1": 3, "draining h2": 1}, w.counts("m"), "it may finish what it answers")
 			w.requests[c] = nil
@@ -98,7 +99,7 @@ func TestCanaryIsJudgedByItsRequests(t *testing.T) {
 		w.model(model("m", 0, variant("a", "h2")))
 		w.until(func() bool { return w.status() == state.RolloutRolling && w.counts("m")["serving h2"] == 2 })
 		w.load = func() time.Duration { return 30 * tick } // so that the rollout is not over at once
-		w.clients.fails = hash(w, "h2", 0.2, 0)
+		w.clients.fails = hash("h2", 0.2, 0)
 		w.until(func() bool { return w.status() == state.RolloutRolledBack })
 		require.Contains(t, w.view().Model(nil, "m").Rollouts["a"].Reason, "replicas of the new definition failed: ")
 		require.GreaterOrEqual(t, w.counts("m")["serving h2"], 2, "they serve until others do")
@@ -106,17 +107,13 @@ func TestCanaryIsJudgedByItsRequests(t *testing.T) {
 	})
 	t.Run("nothing of before serves", func(t *testing.T) {
 		t.Parallel()
-		w := deployed(t, 2, "n0", "n1", "n2")
-		w.model(model("m", 0, variant("a", "h2")))
-		w.until(func() bool { return w.counts("m")["serving h2"] == 1 })
+		w := fresh(t, "n0", "n1", "n2")
 		w.broken["h1"] = true
-		for _, j := range w.nomad {
-			if j.Hash == "h1" {
-				j.alloc.Client, j.alloc.Failed, j.serves = "failed", true, time.Time{}
-			}
-		}
+		w.model(model("m", 2, variant("a", "h1")))
+		w.until(func() bool { return w.counts("m")["failed h1"] == 2 })
 		w.clients.each, w.clients.fails = 10, always(0.2)
-		w.until(func() bool { return w.status() == state.RolloutRolling })
-		require.Empty(t, w.decisions("m", planner.KindRolledBack))
+		w.model(model("m", 0, variant("a", "h2")))
+		w.until(func() bool { return w.counts("m")["serving h2"] == 2 })
+		require.Empty(t, w.status())
 	})
 }

@@ -43,8 +43,8 @@ type Config struct {
 	// SettleTime is for how long after a step Nomad's lists may still show what was
 	// before it: a job that is not listed yet, an allocation of the try before.
 	SettleTime time.Duration `hcl:"settle_time"`
-	// Surge is how many replicas a variant may have beyond its number while it is
-	// rolled out.
+	// Surge is how many replicas a variant may have beyond its number while it is rolled
+	// out, and while replicas leave GPUs that are out of use.
 	Surge int `hcl:"surge"`
 
 	// MinAge is how long a replica has served before another model may evict it; a

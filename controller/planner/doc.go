@@ -4,8 +4,8 @@
 //
 // It is pure: plain data in, plain data out, no clock, no I/O, the same answer for
 // the same question. What it guarantees: a plan made from the current view is not
-// refused; nothing is concluded from what is not known; no rollout and no node drain
-// takes away what serves before its replacement does; and once the world is as it
+// refused; nothing is concluded from what is not known; no rollout, no node drain
+// and no GPU out of use takes away what serves before its replacement does; and once the world is as it
 // should be, both Plan and Actions have nothing to say. A new leader computes what
 // the old one would have.
 //

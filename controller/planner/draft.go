@@ -478,7 +478,7 @@ func (d *draft) full() bool {
 
 // size is how much the plan changes.
 func (d *draft) size() int {
-	n := len(d.plan.Remove) + len(d.plan.Move) + len(d.plan.Place) + len(d.plan.Rollouts) + len(d.plan.Rescales) + len(d.plan.Replacements) + len(d.plan.Quarantines) + len(d.plan.Marks) + len(d.plan.Unplaceable) + len(d.plan.Decisions)
+	n := len(d.plan.Remove) + len(d.plan.Move) + len(d.plan.Place) + len(d.plan.Rollouts) + len(d.plan.Rescales) + len(d.plan.Replacements) + len(d.plan.Cordons) + len(d.plan.Marks) + len(d.plan.Unplaceable) + len(d.plan.Decisions)
 	if d.plan.Dedicated != nil {
 		n++
 	}

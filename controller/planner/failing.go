@@ -93,7 +93,7 @@ func (f failure) String() string {
 
 // failureOf reports whether a member fails its requests.
 func (d *draft) failureOf(m *model, r *member) (failure, bool) {
-	if r.changed || !r.serving() || !r.passes || r.gone() || r.displaced() || !r.node.LostSince.IsZero() {
+	if r.changed || !r.serving() || !r.passes || r.gone() || d.displaced(r) || !r.node.LostSince.IsZero() {
 		return failure{}, false
 	}
 	load := d.obs.Loads[r.name]

@@ -134,9 +134,6 @@ func (g *group) outdated(r *member) bool {
 	return v == nil || v.Hash != g.hashOf(r)
 }
 
-// displaced tells whether the member's node is being emptied.
-func (r *member) displaced() bool { return r.node != nil && r.node.Draining && !r.node.Gone }
-
 // cost of the member's variant, for comparisons.
 func (g *group) cost(r *member) float64 {
 	if v := g.Variant(r.Name.Variant); v != nil {
@@ -146,7 +143,7 @@ func (g *group) cost(r *member) float64 {
 }
 
 // leastWanted sorts members, the one to go first first: what does not run, and of
-// that what is farthest from it; what is outdated or has to leave its node; what is
+// that what is farthest from it; what is outdated or displaced; what is
 // in the dearest external pool, and last what people expect in one; what costs
 // most; what has the fewest requests; the youngest.
 func (d *draft) leastWanted(g *group, rs []*member) []*member {
@@ -162,7 +159,7 @@ func (d *draft) leastWanted(g *group, rs []*member) []*member {
 		return 1
 	}
 	unwanted := func(r *member) int {
-		if g.outdated(r) || r.displaced() {
+		if g.outdated(r) || d.displaced(r) {
 			return 1
 		}
 		return 0

@@ -29,6 +29,9 @@ func (d *draft) follow(m *model, r *member) {
 	if r.resting() && d.endRest(m, r) {
 		return
 	}
+	if d.abandon(m, r) {
+		return
+	}
 	d.tellJob(m, r)
 	switch {
 	case r.next.Status == state.StatusCold:
@@ -256,7 +259,7 @@ func (d *draft) running(m *model, r *member) {
 	}
 	reason := "not serving: " + why
 	d.decide(KindNotServing, m.Name, r.name, reason, in)
-	if trouble && !r.displaced() && m.onTrial(r) {
+	if trouble && !d.displaced(r) && m.onTrial(r) {
 		d.rollBack(m, r, reason)
 		return
 	}
@@ -268,12 +271,12 @@ func (d *draft) running(m *model, r *member) {
 }
 
 // fail remembers that a member could not be started. Of a new definition that is
-// being rolled out one failure is enough to go back, unless its node is being emptied.
+// being rolled out one failure is enough to go back, unless the member is displaced.
 func (d *draft) fail(m *model, r *member, reason string) { d.failed(m, r, false, reason) }
 
 // failed is fail; notPlaced: because Nomad did not place the job.
 func (d *draft) failed(m *model, r *member, notPlaced bool, reason string) {
-	if m.Rollouts[r.Name.Variant].Ongoing() && !r.displaced() && m.isNew(r) {
+	if m.Rollouts[r.Name.Variant].Ongoing() && !d.displaced(r) && m.isNew(r) {
 		d.rollBack(m, r, reason)
 		return
 	}

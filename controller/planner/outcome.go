@@ -105,7 +105,7 @@ func (e *ending) asleep() {
 		if len(held) == 0 {
 			held = slices.Sorted(maps.Keys(r.Placement.Memory))
 		}
-		e.decide(KindMemoryHeld, "asleep, but GPU memory was not freed: GPUs quarantined, going COLD: "+e.out.Error)
+		e.decide(KindMemoryHeld, "asleep, but GPU memory was not freed: GPUs cordoned, going COLD: "+e.out.Error)
 		n := e.view.Node(nil, r.Placement.Node)
 		for _, gpu := range held {
 			if n.GPU(gpu) == nil {
@@ -115,7 +115,7 @@ func (e *ending) asleep() {
 			if bytes, known := e.out.HeldBytes[gpu]; known {
 				why = fmt.Sprintf("%d bytes were not freed after %s went to sleep", bytes, r.Name)
 			}
-			e.plan.Quarantines = append(e.plan.Quarantines, state.Quarantine{Node: n.ID, GPU: gpu, On: true, Reason: why})
+			e.plan.Cordons = append(e.plan.Cordons, state.Cordon{Node: n.ID, GPU: gpu, On: true, Reason: why})
 		}
 		e.giveUp()
 	default:

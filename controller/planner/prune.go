@@ -70,7 +70,7 @@ func (d *draft) prune() {
 // prunes returns how long a member must be idle before it is pruned, 0: it is not.
 func (d *draft) prunes(m *model, r *member) time.Duration {
 	pool := d.poolOf(r)
-	if r.changed || r.displaced() || !d.open(pool) || pool != "" && d.pools[pool].Management != state.ManagementFull {
+	if r.changed || r.leavesNode() || !d.open(pool) || pool != "" && d.pools[pool].Management != state.ManagementFull {
 		return 0 // where Nomad is out of reach nothing could be put to sleep, or come back
 	}
 	if r.next.Status == state.StatusWarm {
@@ -105,7 +105,7 @@ func (d *draft) pruneOne(m *model, r *member, since time.Time) {
 		return
 	}
 	to := state.GoalCold
-	if d.canSleep(m, r) {
+	if d.canSleep(m, r) && !d.displaced(r) {
 		to = state.GoalWarm
 	}
 	d.decide(KindIdle, m.Name, r.name, fmt.Sprintf("no requests for %s: going %s", idle, to.Tier()), in)

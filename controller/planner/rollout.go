@@ -41,7 +41,7 @@ func (d *draft) trials(g *group) {
 		case c == nil:
 			d.placeCanary(g, v, old)
 		case c.changed:
-		case c.displaced() && !c.serving() && (!c.allocRuns() || c.next.Status == state.StatusFailed):
+		case c.leavesNode() && !c.serving() && (!c.allocRuns() || c.next.Status == state.StatusFailed):
 			d.decide(KindMoveAway, g.Name, c.name, fmt.Sprintf("node %s is draining: replacing the canary", nodeName(c)), inputs{"variant": v.Name, "version": strconv.Itoa(g.Version)})
 			d.dismiss(c)
 		case c.next.Status == state.StatusFailed:
@@ -68,7 +68,7 @@ func (d *draft) lateFailures(g *group, v *state.Variant) {
 		return
 	}
 	for _, r := range g.of(v.Name) {
-		if r.next.Status == state.StatusFailed && !r.changed && !r.displaced() && g.hashOf(r) == v.Hash {
+		if r.next.Status == state.StatusFailed && !r.changed && !d.displaced(r) && g.hashOf(r) == v.Hash {
 			d.rollBack(g.model, r, r.LastError)
 			return
 		}
@@ -100,8 +100,8 @@ func (d *draft) placeCanary(g *group, v *state.Variant, old []*member) {
 	d.cannot(KindRolloutWaits, g, v.Name, "canary", "no room for the canary beside the old replicas, which stay", refused)
 }
 
-// rollBack returns the model to its stable version because of one of its replicas, which is
-// stopped, or drained if it serves.
+// rollBack gives a new definition up because of one of its replicas, which is stopped, or
+// drained if it serves.
 func (d *draft) rollBack(m *model, r *member, reason string) {
 	failures := r.Failures + 1
 	d.giveUp(m, r.Name.Variant, r.name, reason, inputs{"failures": strconv.Itoa(failures)})
@@ -112,8 +112,8 @@ func (d *draft) rollBack(m *model, r *member, reason string) {
 	d.happens(r, event, state.GoalGone, func(c *state.Move) { c.Failures, c.LastError = &failures, &reason })
 }
 
-// giveUp returns the model to its stable version because of one of its variants. The replica,
-// which may be empty, is why.
+// giveUp returns the model to its stable version because of a variant. The replica, which may
+// be empty, is why.
 func (d *draft) giveUp(m *model, variant, replica, reason string, in inputs) {
 	from, to := m.Version, m.StableVersion
 	d.setRollout(m, variant, state.RolloutRolledBack, reason)
@@ -161,23 +161,23 @@ func (d *draft) finish(g *group) {
 	}
 }
 
-// failsMore returns why the replicas of a new definition fail clearly more of their requests
-// than those of the stable version, empty where they do not. If none of those serves, going
+// failsMore returns why the replicas of a new definition fail clearly more of their requests than
+// those of the one that it replaces, empty where they do not. If none of those serves, going
 // back helps no request.
 func (d *draft) failsMore(g *group, v *state.Variant) string {
-	old := g.versions.Get(g.StableVersion).Variant(v.Name)
-	if old == nil {
+	base := g.versions.Get(g.StableVersion).Variant(v.Name)
+	if base == nil {
 		return ""
 	}
-	is := func(v *state.Variant) func(*member) bool {
-		return func(r *member) bool { return r.Name.Variant == v.Name && g.hashOf(r) == v.Hash }
+	is := func(hash string) func(*member) bool {
+		return func(r *member) bool { return r.Name.Variant == v.Name && g.hashOf(r) == hash }
 	}
-	if !slices.ContainsFunc(g.model.members, func(r *member) bool { return d.serves(r) && is(old)(r) }) {
+	if !slices.ContainsFunc(g.model.members, func(r *member) bool { return d.serves(r) && is(base.Hash)(r) }) {
 		return ""
 	}
-	stable, fresh := d.latest(g.model, is(old)), d.latest(g.model, is(v))
+	stable, fresh := d.latest(g.model, is(base.Hash)), d.latest(g.model, is(v.Hash))
 	if fresh.Failed < FailuresLeast || fresh.Over < failuresOver || fresh.share() < canaryShare || stable.share()*betterBy > fresh.share() {
 		return ""
 	}
-	return fmt.Sprintf("%s recent requests failed (stable version: %s)", fresh, stable)
+	return fmt.Sprintf("%s recent requests failed (previous definition: %s)", fresh, stable)
 }

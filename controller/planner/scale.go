@@ -1,6 +1,7 @@
 package planner
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -33,12 +34,18 @@ func (d *draft) scale(m *model) {
 }
 
 // allowance is how many members a group may have beyond its target: one for each that
-// has to leave its node, and Surge for those that are outdated, in a pool where they are
-// not expected, or about to take another's place in a pool where they are.
+// has to leave its node, and Surge for those that use GPUs out of use, are outdated, in a
+// pool where they are not expected, or about to take another's place in a pool where they are.
 func (d *draft) allowance(g *group) int {
-	displaced := g.count((*member).displaced)
-	others := g.count(func(r *member) bool { return !r.displaced() && (g.outdated(r) || d.misplaced(g.model, r)) })
-	return displaced + min(d.conf.Surge, others+d.arriving(g))
+	leaving := g.count((*member).leavesNode)
+	others := g.count(func(r *member) bool { return !r.leavesNode() && d.replaces(g, r) })
+	return leaving + min(d.conf.Surge, others+d.arriving(g))
+}
+
+// replaces reports whether another member is to take the place of this one: it is displaced,
+// its definition is outdated, or it is in a pool where people expect fewer.
+func (d *draft) replaces(g *group, r *member) bool {
+	return d.displaced(r) || g.outdated(r) || d.misplaced(g.model, r)
 }
 
 // scaleDown sends away what is too much. A model whose management is disabled keeps
@@ -100,7 +107,7 @@ func (d *draft) sendAway(g *group, r *member) {
 
 // keepsWarm tells whether a member that is too much goes WARM.
 func (d *draft) keepsWarm(g *group, r *member) bool {
-	if g.Stopped || !d.serves(r) || g.outdated(r) || r.displaced() || !d.canSleep(g.model, r) || d.marked(d.conf.ThrashWindow, markKept, r.name) {
+	if g.Stopped || !d.serves(r) || g.outdated(r) || d.displaced(r) || !d.canSleep(g.model, r) || d.marked(d.conf.ThrashWindow, markKept, r.name) {
 		return false
 	}
 	resting := 0
@@ -300,33 +307,29 @@ func (d *draft) cannot(kind string, g *group, variant, about, what string, refus
 	}
 }
 
-// replace places members beside those that have to go, before they go: their node is
-// being emptied, their definition is outdated, or they are in a pool where people expect
-// fewer. What fits nowhere else stays.
+// replace places members beside those that have to go, before they go: see replaces. What
+// fits nowhere else stays. All members that leave their nodes are replaced at once, since a
+// node's drain has a deadline; of the others, Surge at a time.
 func (d *draft) replace(g *group) {
-	leaving := d.leastWanted(g, slices.DeleteFunc(slices.Clone(g.members), func(r *member) bool { return !r.displaced() && !g.outdated(r) && !d.misplaced(g.model, r) }))
-	var old []*member
-	for _, r := range leaving {
-		if r.displaced() {
-			old = append(old, r)
-		}
-	}
-	displaced := len(old)
-	for _, r := range leaving {
-		if !r.displaced() && len(old) < displaced+d.conf.Surge {
-			old = append(old, r)
-		}
-	}
+	old := d.leastWanted(g, slices.DeleteFunc(slices.Clone(g.members), func(r *member) bool { return !d.replaces(g, r) }))
+	slices.SortStableFunc(old, func(a, b *member) int { return cmp.Compare(btoi(!a.leavesNode()), btoi(!b.leavesNode())) })
 	extra := max(len(g.members)-g.target, 0)
 	type class struct {
 		variant, pool                  string
 		displaced, misplaced, expected bool
 	}
 	refusing := map[class]bool{}
+	surge := 0 // of those that do not leave their nodes
 	for i, r := range old {
-		of := class{r.Name.Variant, d.poolOf(r), r.displaced(), !g.outdated(r) && d.misplaced(g.model, r), d.expected(g.model, r)}
-		if i < extra || refusing[of] || d.full() {
-			continue // its replacement is on its way, or would not fit
+		if d.full() || !r.leavesNode() && surge >= d.conf.Surge {
+			return
+		}
+		of := class{r.Name.Variant, d.poolOf(r), d.displaced(r), !g.outdated(r) && d.misplaced(g.model, r), d.expected(g.model, r)}
+		if !r.leavesNode() && (i < extra || !of.displaced) {
+			surge++
+		}
+		if i < extra || refusing[of] || of.displaced && !r.leavesNode() && !d.open(of.pool) {
+			continue // its replacement is on its way, or would not fit, or its pool is out of reach
 		}
 		variants := g.definitions()
 		if g.Variant(r.Name.Variant) != nil {
@@ -346,6 +349,10 @@ func (d *draft) replace(g *group) {
 		fresh, refused := d.placeFirst(g.model, variants, pools, nil, nil)
 		if fresh != nil {
 			g.members = append(g.members, fresh)
+			if of.displaced {
+				surge += btoi(!r.leavesNode())
+				d.decide(KindMoveAway, g.Name, r.name, fmt.Sprintf("%s: %s takes over", d.displacedBy(r), fresh.name), inputs{"by": fresh.name, "node": nodeName(r)})
+			}
 			continue
 		}
 		refusing[of] = true
@@ -353,12 +360,15 @@ func (d *draft) replace(g *group) {
 			d.cannot(KindLeavePool, g, r.Name.Variant, of.pool, fmt.Sprintf("fewer replicas are expected in pool %s, but there is no room for them elsewhere: scale the model down to remove them", of.pool), refused)
 			continue
 		}
-		where := nodeName(r)
-		if of.expected {
-			where += ", of pool " + of.pool
-		}
 		if of.displaced {
-			d.cannot(KindNodeDraining, g, r.Name.Variant, where, fmt.Sprintf("node %s is draining, but its replicas fit nowhere else and stay", nodeName(r)), refused)
+			kind, about := KindGPUOutOfUse, r.name
+			if r.leavesNode() {
+				kind, about = KindNodeDraining, nodeName(r)
+			}
+			if of.expected {
+				about += ", in pool " + of.pool
+			}
+			d.cannot(kind, g, r.Name.Variant, about, d.displacedBy(r)+": its replicas fit nowhere else and stay", refused)
 			continue
 		}
 		about := "next"
@@ -376,7 +386,7 @@ func (d *draft) retire(g *group) {
 	}
 	serving := g.count(d.serves)
 	for _, r := range d.leastWanted(g, g.members) {
-		if r.changed || d.full() || len(g.members) <= g.target || !r.displaced() && !g.outdated(r) && !d.misplaced(g.model, r) {
+		if r.changed || d.full() || len(g.members) <= g.target || !d.replaces(g, r) {
 			continue
 		}
 		switch {
@@ -387,8 +397,8 @@ func (d *draft) retire(g *group) {
 			continue
 		}
 		kind, reason := KindRolling, "replaced by replicas of the new definition"
-		if r.displaced() {
-			kind, reason = KindMoveAway, fmt.Sprintf("node %s is draining: replaced by another replica", nodeName(r))
+		if why := d.displacedBy(r); why != "" {
+			kind, reason = KindMoveAway, why+": replaced by another replica"
 		} else if !g.outdated(r) {
 			if !d.leaveNow(r) {
 				continue
@@ -405,7 +415,7 @@ func (d *draft) retire(g *group) {
 // and else where they are.
 func (d *draft) retry(g *group) {
 	for _, r := range g.members {
-		if r.next.Status != state.StatusFailed || r.changed || d.full() || r.displaced() || !d.due(r.Retry) || !d.jobOver(r) {
+		if r.next.Status != state.StatusFailed || r.changed || d.full() || d.displaced(r) || !d.due(r.Retry) || !d.jobOver(r) {
 			continue
 		}
 		v := g.definition(r.Name.Variant)
@@ -445,13 +455,8 @@ func (d *draft) retry(g *group) {
 
 // usable tells whether a member could be started again where it is.
 func usable(r *member) bool {
-	if r.node == nil || r.node.Usable() != "" {
+	if r.node == nil || r.node.Usable() != "" || r.OutOfUse(r.node) != "" {
 		return false
-	}
-	for uuid := range r.Placement.Memory {
-		if g := r.node.GPU(uuid); g == nil || !g.Healthy || g.Quarantined {
-			return false
-		}
 	}
 	for _, s := range r.Placement.Seats {
 		if !slices.ContainsFunc(r.node.GPUs, func(g state.GPU) bool { return slices.Contains(g.Seats, s) }) {

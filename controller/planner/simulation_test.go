@@ -21,7 +21,7 @@ import (
 // must hold (world.check), and then lets it come to rest.
 func TestWorld(t *testing.T) {
 	t.Parallel()
-	seeds := long.Pick(50, 300)
+	seeds := long.Pick(80, 300)
 	var mu sync.Mutex
 	seen := map[string]int{}
 	t.Run("all", func(t *testing.T) {
@@ -44,7 +44,7 @@ func TestWorld(t *testing.T) {
 	// A rule that no seed has met was not tried.
 	for _, kind := range []string{
 		planner.KindPlace, planner.KindCannotPlace, planner.KindScaleDown, planner.KindDrained, planner.KindDrainTimeout, planner.KindServing,
-		planner.KindNotServing, planner.KindLoadFailed, planner.KindRetry, planner.KindMoveAway, planner.KindNodeDraining, planner.KindNodeGone,
+		planner.KindNotServing, planner.KindLoadFailed, planner.KindRetry, planner.KindMoveAway, planner.KindNodeDraining, planner.KindNodeGone, planner.KindGPUOutOfUse,
 		planner.KindCanary, planner.KindRolloutWaits, planner.KindRolling, planner.KindRolledBack, planner.KindRolloutDone, planner.KindAdopt,
 		planner.KindOrphan, planner.KindJobProblem, planner.KindJobStopped, planner.KindJobEdited, planner.KindJobGone, planner.KindVariantRemoved,
 		planner.KindReplaced, planner.KindFailing,
@@ -126,7 +126,7 @@ func (w *world) disturb(hashes *int) {
 			v.GPUs, v.Memory, v.Cost = 1+w.rand.IntN(2), int64(10+10*w.rand.IntN(4)), float64(1+w.rand.IntN(3))
 		})
 	}
-	switch w.rand.IntN(20) {
+	switch w.rand.IntN(21) {
 	case 0, 1:
 		if m == nil {
 			fresh := model(name, w.rand.IntN(4), draw("a", 5), draw("b", 5))
@@ -242,18 +242,34 @@ func (w *world) disturb(hashes *int) {
 		w.consulOut = !w.consulOut
 	case 16:
 		id := anyOf(sorted(w.nodes))
-		w.log("a GPU of node %s falls ill, or is well again", id)
-		w.setNode(id, func(n *state.Node) {
-			n.GPUs = slices.Clone(n.GPUs)
-			n.GPUs[0].Healthy = !n.GPUs[0].Healthy
-		})
+		if gs := w.nodes[id].GPUs; len(gs) > 0 {
+			g, healthy := gs[0].UUID, !gs[0].Healthy
+			if w.sicken(g, healthy); !healthy && w.rand.IntN(2) == 0 {
+				w.kill(g)
+			}
+		}
 	case 17:
 		id := anyOf(sorted(w.nodes))
-		n := v.Node(nil, id)
-		w.must(&state.Quarantine{Node: id, GPU: n.GPUs[1].UUID, On: !n.GPUs[1].Quarantined})
+		if n := v.Node(nil, id); len(n.GPUs) > 0 {
+			g := n.GPUs[len(n.GPUs)-1]
+			w.log("GPU %s is cordoned: %v", g.UUID, !g.Cordoned)
+			w.must(&state.Cordon{Node: id, GPU: g.UUID, On: !g.Cordoned, Reason: "it is hot"})
+		}
 	case 18:
 		w.stranger(m)
-	case 19: // one or all replicas of a model begin to fail their requests
+	case 19:
+		id := anyOf(sorted(w.nodes))
+		switch gs := w.nodes[id].GPUs; {
+		case len(w.missing[id]) > 0:
+			w.offerAll(id)
+		case len(gs) > 0:
+			g := gs[w.rand.IntN(len(gs))].UUID
+			w.lose(g)
+			if w.rand.IntN(2) == 0 {
+				w.kill(g)
+			}
+		}
+	case 20: // one or all replicas of a model begin to fail their requests
 		all := w.rand.IntN(4) == 0
 		for _, r := range v.ReplicasOf(nil, name) {
 			if r.Status == state.StatusServing && (all || w.rand.IntN(2) == 0) {
@@ -310,14 +326,18 @@ func (w *world) settle() {
 	for _, id := range sorted(w.down) {
 		w.back(id)
 	}
-	for _, id := range sorted(w.nodes) {
-		w.setNode(id, func(n *state.Node) {
-			n.Draining, n.GPUs = false, slices.Clone(n.GPUs)
-			n.GPUs[0].Healthy = true
-		})
-		for _, g := range w.nodes[id].GPUs {
-			w.must(&state.Quarantine{Node: id, GPU: g.UUID})
+	// In half of the worlds GPUs stay out of use.
+	if w.rand.IntN(2) == 0 {
+		for _, id := range sorted(w.nodes) {
+			w.offerAll(id)
+			for _, g := range w.nodes[id].GPUs {
+				w.sicken(g.UUID, true)
+			}
+			w.must(&state.Cordon{Node: id})
 		}
+	}
+	for _, id := range sorted(w.nodes) {
+		w.setNode(id, func(n *state.Node) { n.Draining = false })
 	}
 	for _, name := range sorted(w.nomad) { // people look after what the controller leaves alone
 		if j := w.nomad[name]; j.Problem != "" || j.Hash == "unknown" || w.view().Replica(nil, name) == nil && !w.adoptable(j) {
@@ -348,6 +368,9 @@ func (w *world) settle() {
 				continue // nothing is placed there
 			}
 			w.holds(r.Status == state.StatusServing, "%s is %s", r.Name, r.Status)
+			if n := v.Node(nil, r.Placement.Node); r.OutOfUse(n) != "" && n.CapacityPool == "" {
+				w.mustNotFit(m, group(v, r), planner.KindGPUOutOfUse)
+			}
 			w.holds(w.clients.each == 0 || !w.clients.bad[r.Name.String()], "%s serves and fails all of its requests", r.Name)
 			running[group(v, r)]++
 			want := m.Variant(r.Name.Variant)
@@ -397,7 +420,7 @@ func (w *world) settle() {
 			case have > target:
 				w.holds(waits || m.Management == state.ManagementDisabled || have-abroad <= 0, "%s: %d of %d", g, have, target)
 			case have < target-owed:
-				w.mustNotFit(m, g)
+				w.mustNotFit(m, g, planner.KindCannotPlace)
 			}
 		}
 	}
@@ -450,9 +473,9 @@ func btoi(b bool) int {
 	return 0
 }
 
-// mustNotFit looks that nothing of a group could be placed where replicas of it are
-// missing.
-func (w *world) mustNotFit(m *state.Model, g string) {
+// mustNotFit looks that no further replica of a group could be placed, and that it was
+// said why.
+func (w *world) mustNotFit(m *state.Model, g, kind string) {
 	f := w.fleet()
 	for _, candidate := range m.Variants {
 		_, own := m.Spread[candidate.Name]
@@ -461,7 +484,7 @@ func (w *world) mustNotFit(m *state.Model, g string) {
 		}
 		candidate, failover := w.usedNow(w.view(), m, candidate)
 		_, no := f.Place(placement.Request{Model: m.Name, Variant: &candidate, Failover: failover})
-		w.holds(no != nil, "%s lacks replicas, and one would fit", g)
+		w.holds(no != nil, "a replica of %s would fit, and there is no %s", g, kind)
 	}
-	w.holds(len(w.decisions(m.Name, planner.KindCannotPlace)) > 0, "it was not said why %s lacks replicas", g)
+	w.holds(len(w.decisions(m.Name, kind)) > 0, "%s: there was no %s", g, kind)
 }

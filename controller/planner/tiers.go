@@ -20,8 +20,8 @@ func (d *draft) endRest(m *model, r *member) bool {
 		kind, why = KindVariantRemoved, "the variant was removed"
 	case m.definition(r.Name.Variant) == nil || m.definition(r.Name.Variant).Hash != m.hashOf(r):
 		kind, why = KindRolling, "its definition is outdated"
-	case r.displaced():
-		to, kind, why = state.GoalCold, KindMoveAway, fmt.Sprintf("node %s is draining", nodeName(r))
+	case r.leavesNode() || r.cordoned() && d.outOfUse(r) != "":
+		to, kind, why = state.GoalCold, KindMoveAway, d.displacedBy(r)
 	default:
 		return false
 	}

@@ -243,9 +243,9 @@ func TestOutcomesOfASleep(t *testing.T) {
 			require.NotEmpty(t, w.decisions("a", want.kind))
 			require.Equal(t, want.b, len(w.stages("b")) > 0)
 			gpu := w.view().Node(nil, "n0").GPUs[0]
-			require.Equal(t, class == planner.MemoryHeld, gpu.Quarantined)
-			if gpu.Quarantined {
-				require.Contains(t, gpu.QuarantineReason, "80 bytes were not freed after a:v:")
+			require.Equal(t, class == planner.MemoryHeld, gpu.Cordoned)
+			if gpu.Cordoned {
+				require.Contains(t, gpu.CordonReason, "80 bytes were not freed after a:v:")
 			}
 			if class == planner.NotDrained {
 				require.Equal(t, 1, w.replicas("a"), "it counts again")

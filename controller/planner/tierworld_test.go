@@ -30,7 +30,7 @@ func TestTierWorld(t *testing.T) {
 func TestTierWorldTriesEveryRule(t *testing.T) {
 	t.Parallel()
 	seen := map[string]int{}
-	for seed := range uint64(80) {
+	for seed := range uint64(160) {
 		w := simulateTiers(t, seed, 60)
 		for _, d := range w.view().Decisions(nil, "", 0) {
 			seen[d.Kind]++
@@ -39,7 +39,7 @@ func TestTierWorldTriesEveryRule(t *testing.T) {
 	for _, kind := range []string{
 		planner.KindEvict, planner.KindEvictWarm, planner.KindCalledOff, planner.KindAsleep, planner.KindWake, planner.KindAwake, planner.KindSleepFailed,
 		planner.KindWakeFailed, planner.KindMemoryHeld, planner.KindCannotSleep, planner.KindIdle, planner.KindPruned, planner.KindLostWarm, planner.KindSpill,
-		planner.KindLeavePool, planner.KindDemand, planner.KindWaitsForRoom,
+		planner.KindLeavePool, planner.KindDemand, planner.KindWaitsForRoom, planner.KindGPUOutOfUse, planner.KindMoveAway,
 	} {
 		require.NotZero(t, seen[kind], kind)
 	}

@@ -177,6 +177,7 @@ const (
 	KindMoveAway       = "move-away"
 	KindNodeDraining   = "node-draining"
 	KindNodeGone       = "node-gone"
+	KindGPUOutOfUse    = "gpu-out-of-use"
 	KindCanary         = "canary"
 	KindRolloutWaits   = "rollout-waits"
 	KindRolling        = "rolling"

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"reflect"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -36,6 +37,8 @@ type world struct {
 	nomad    map[string]*job
 	index2   uint64 // Nomad's
 	broken   map[string]bool
+	dead     map[string]bool        // GPUs on which no engine runs
+	missing  map[string][]state.GPU // GPUs that a node does not offer for now
 	requests map[string][]time.Time // when each request in flight ends
 	clients  clients
 	listed   map[string]planner.Job // what the watch has seen last
@@ -81,7 +84,7 @@ func newWorld(t require.TestingT, r *rand.Rand) *world {
 	require.NoError(t, err)
 	w := &world{
 		t: t, rand: r, store: s, now: epoch, conf: planner.DefaultConfig(),
-		nodes: map[string]*state.Node{}, down: map[string]bool{}, drains: map[string]time.Time{}, nomad: map[string]*job{}, broken: map[string]bool{},
+		nodes: map[string]*state.Node{}, down: map[string]bool{}, drains: map[string]time.Time{}, nomad: map[string]*job{}, broken: map[string]bool{}, dead: map[string]bool{}, missing: map[string][]state.GPU{},
 		poolOut: map[string]bool{}, last: map[string]time.Time{}, demand: map[string]time.Time{}, gatewaysSince: epoch.Add(-24 * time.Hour),
 		requests: map[string][]time.Time{}, clients: clients{of: map[string]*requests{}, bad: map[string]bool{}}, load: func() time.Duration { return 3 * tick }, gateways: true,
 	}
@@ -251,20 +254,20 @@ func (w *world) run(j *job) {
 		a.Client, a.Started = "running", w.now
 		j.serves = w.now.Add(w.load())
 		j.begin()
-		if w.broken[j.Hash] {
+		if w.crashes(j) {
 			j.serves, j.retries = time.Time{}, w.now.Add(tick)
 		}
-	case live && w.broken[j.Hash] && j.serves.IsZero() && !w.now.Before(j.retries):
+	case live && w.crashes(j) && j.serves.IsZero() && !j.asleep && !w.now.Before(j.retries):
 		a.Restarts++
 		a.Started, a.Event, j.retries = w.now, "Exit Code: 1", w.now.Add(tick)
 		if a.Restarts > 2 {
 			a.Client, a.Failed = "failed", true
 		}
-	case live && j.serves.IsZero() && !w.broken[j.Hash] && !j.asleep:
+	case live && j.serves.IsZero() && !w.crashes(j) && !j.asleep:
 		j.serves = w.now.Add(w.load())
 	case !live && !j.Stopped && (a == nil || !a.Failed) && j.Problem == "" && reachable && n.Ready && !n.Draining:
 		for _, s := range j.Placement.Seats {
-			if w.occupied(s, j) {
+			if w.occupied(s, j) || !offers(n, s) {
 				return
 			}
 		}
@@ -273,6 +276,90 @@ func (w *world) run(j *job) {
 		j.serves, j.ends = time.Time{}, time.Time{}
 		if j.asleep { // Nomad starts it anew on its own account, with a new directory
 			j.asleep, j.strange = false, true
+		}
+	}
+}
+
+// crashes reports whether the engine of a job ends whenever it starts.
+func (w *world) crashes(j *job) bool {
+	for gpu := range j.Placement.Memory {
+		if w.dead[gpu] {
+			return true
+		}
+	}
+	return w.broken[j.Hash]
+}
+
+// offers reports whether Nomad gives a seat of a node to a new allocation.
+func offers(n *state.Node, seat string) bool {
+	return slices.ContainsFunc(n.GPUs, func(g state.GPU) bool { return g.Healthy && slices.Contains(g.Seats, seat) })
+}
+
+// editGPU changes a GPU of a node as Nomad reports it.
+func (w *world) editGPU(gpu string, edit func(*state.GPU)) {
+	id, _, _ := strings.Cut(gpu, "-GPU")
+	w.setNode(id, func(n *state.Node) {
+		n.GPUs = slices.Clone(n.GPUs)
+		for i := range n.GPUs {
+			if n.GPUs[i].UUID == gpu {
+				edit(&n.GPUs[i])
+			}
+		}
+	})
+}
+
+// sicken makes a GPU unhealthy, or healthy again.
+func (w *world) sicken(gpu string, healthy bool) {
+	w.log("GPU %s is healthy: %v", gpu, healthy)
+	w.editGPU(gpu, func(g *state.GPU) {
+		g.Healthy, g.Reason = healthy, ""
+		if !healthy {
+			g.Reason = "XID 79"
+		}
+	})
+	if healthy {
+		delete(w.dead, gpu)
+	}
+}
+
+// lose takes a GPU out of what its node offers.
+func (w *world) lose(gpu string) {
+	w.log("GPU %s is not offered any more", gpu)
+	id, _, _ := strings.Cut(gpu, "-GPU")
+	w.setNode(id, func(n *state.Node) {
+		var kept []state.GPU
+		for _, g := range n.GPUs {
+			if g.UUID == gpu {
+				w.missing[id] = append(w.missing[id], g)
+			} else {
+				kept = append(kept, g)
+			}
+		}
+		n.GPUs = kept
+	})
+}
+
+// offerAll has a node offer all its GPUs again.
+func (w *world) offerAll(id string) {
+	w.log("node %s offers all its GPUs", id)
+	w.setNode(id, func(n *state.Node) {
+		for _, g := range w.missing[id] {
+			delete(w.dead, g.UUID)
+		}
+		n.GPUs = append(slices.Clone(n.GPUs), w.missing[id]...)
+		slices.SortFunc(n.GPUs, func(a, b state.GPU) int { return strings.Compare(a.UUID, b.UUID) })
+		w.missing[id] = nil
+	})
+}
+
+// kill ends the engines on a GPU. Until it is healthy or offered again, none runs there.
+func (w *world) kill(gpu string) {
+	w.log("the engines on GPU %s end", gpu)
+	w.dead[gpu] = true
+	for _, name := range sorted(w.nomad) {
+		if j := w.nomad[name]; j.alloc != nil && j.alloc.Client == "running" && !j.asleep && j.Placement.Memory[gpu] > 0 {
+			j.alloc.Client, j.alloc.Event, j.serves, j.using = "pending", "Exit Code: 1", time.Time{}, nil
+			j.alloc.Restarts++
 		}
 	}
 }
@@ -532,7 +619,7 @@ func (w *world) plan(lagging bool) (plans int, next time.Time) {
 			return plans, again
 		}
 		plans++
-		changes := len(p.Remove) + len(p.Move) + len(p.Place) + len(p.Rollouts) + len(p.Decisions) + len(p.Rescales) + len(p.Replacements) + len(p.Quarantines) + len(p.Marks) + len(p.Unplaceable)
+		changes := len(p.Remove) + len(p.Move) + len(p.Place) + len(p.Rollouts) + len(p.Decisions) + len(p.Rescales) + len(p.Replacements) + len(p.Cordons) + len(p.Marks) + len(p.Unplaceable)
 		if p.Dedicated != nil {
 			changes++
 		}
@@ -628,12 +715,21 @@ func (w *world) check(before, after *state.View, o planner.Observation, p *state
 		for v, n := range m.Spread {
 			targets[m.Name+":"+v] = n
 		}
+		most, capped := after.CapMaxReplicas(nil, m.Name)
+		if capped && len(targets) > 1 { // which of its variants give way is the planner's choice
+			all := m.Name + " in all"
+			for g, target := range targets {
+				targets[all] += target
+				has[all], had[all], lost[all], evicted[all] = has[all]+has[g], had[all]+had[g], lost[all]+lost[g], evicted[all]+evicted[g]
+			}
+			targets = map[string]int{all: targets[all]}
+		}
 		for g, target := range targets {
 			if m.Stopped {
 				target = 0
 			}
-			if n, set := after.CapMaxReplicas(nil, m.Name); set {
-				target = min(target, n)
+			if capped {
+				target = min(target, most)
 			}
 			w.holds(has[g] >= min(target, had[g]-lost[g])-evicted[g], "capacity of %s is %d, and was %d", g, has[g], had[g])
 		}

@@ -8,7 +8,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"remuda/controller/api"
+	"remuda/controller/load"
 	"remuda/controller/planner"
 	"remuda/controller/raft"
 	"remuda/controller/state"
@@ -118,7 +118,7 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 		status state.Status
 		pool   string
 	}
-	counts, sums := map[group]int{}, map[variant]api.Load{}
+	counts, sums := map[group]int{}, map[variant]load.Load{}
 	loads := m.r.cfg.Loads.Totals()
 	view := m.r.cfg.Raft.Store().View()
 	for _, r := range view.Replicas(nil) {
@@ -130,8 +130,8 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 		counts[group{v, r.Status, pool}]++
 		sum, l := sums[v], loads[r.Name.String()]
 		sum.InFlight += l.InFlight
-		sum.Answered += l.Answered
-		sum.Failed += l.Failed
+		sum.Recent.Answered += l.Recent.Answered
+		sum.Recent.Failed += l.Recent.Failed
 		sums[v] = sum
 	}
 	for s, n := range counts {
@@ -139,8 +139,8 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	}
 	for v, sum := range sums {
 		gauge(m.inFlight, float64(sum.InFlight), v.model, v.variant)
-		gauge(m.answered, float64(sum.Answered), v.model, v.variant)
-		gauge(m.failed, float64(sum.Failed), v.model, v.variant)
+		gauge(m.answered, float64(sum.Recent.Answered), v.model, v.variant)
+		gauge(m.failed, float64(sum.Recent.Failed), v.model, v.variant)
 	}
 	waiting := m.r.cfg.Loads.Waiting()
 	for _, one := range view.Models(nil) { // other names are the clients' to choose

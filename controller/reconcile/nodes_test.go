@@ -156,15 +156,15 @@ func TestNodesThatChange(t *testing.T) {
 	}
 }
 
-// A GPU in quarantine whose node does not offer it for a while is remembered, and at
+// A cordoned GPU whose node does not offer it for a while is remembered, and at
 // rest nothing is written for that.
-func TestQuarantinedGPUDisappears(t *testing.T) {
+func TestCordonedGPUDisappears(t *testing.T) {
 	inWorld(t, nil, func(t *testing.T, w *world) {
-		w.raft.must(&state.Quarantine{Node: "n", GPU: "n-GPU3", On: true})
+		w.raft.must(&state.Cordon{Node: "n", GPU: "n-GPU3", On: true})
 		w.nomad.set(func() { w.nomad.nodes = []state.Node{node("n", 0)} })
 		w.rest()
 		require.Len(t, w.node("n").GPUs, 1)
-		require.True(t, w.node("n").GPU("n-GPU3").Quarantined)
+		require.True(t, w.node("n").GPU("n-GPU3").Cordoned)
 		writes := w.raft.writes()
 		w.nomad.set(func() {})
 		w.pass(5 * time.Minute)
@@ -172,7 +172,7 @@ func TestQuarantinedGPUDisappears(t *testing.T) {
 		w.nomad.set(func() { w.nomad.nodes = []state.Node{node("n", 4)} })
 		w.rest()
 		require.Len(t, w.node("n").GPUs, 4)
-		require.True(t, w.node("n").GPU("n-GPU3").Quarantined)
+		require.True(t, w.node("n").GPU("n-GPU3").Cordoned)
 		require.NotEmpty(t, w.node("n").GPU("n-GPU3").Seats)
 	})
 }

@@ -55,12 +55,10 @@ func (l *leading) observe(view *state.View, seen sighted, jobs map[string]job, b
 	o.TrafficKnown, o.Demand = l.cfg.Loads.Known(), l.cfg.Loads.Demand(scaledAt(view))
 	o.GatewaysSince, _ = l.cfg.Loads.Since()
 	for name, one := range l.cfg.Loads.Totals() {
-		o.Loads[name] = planner.Load{InFlight: one.InFlight, Oldest: one.Oldest, LastRequest: one.LastRequest}
-	}
-	for name, f := range l.cfg.Loads.Figures() {
-		one := o.Loads[name]
-		one.Recent, one.Row = planner.Outcomes(f.Recent), planner.Outcomes(f.Row)
-		o.Loads[name] = one
+		o.Loads[name] = planner.Load{
+			InFlight: one.InFlight, Oldest: one.Oldest, LastRequest: one.LastRequest,
+			Recent: planner.Outcomes(one.Recent), Row: planner.Outcomes(one.Row),
+		}
 	}
 	waiting := l.cfg.Loads.Waiting()
 	for _, r := range view.Replicas(nil) {

@@ -14,20 +14,20 @@ import (
 
 func TestUnplaceable(t *testing.T) {
 	inWorld(t, nil, func(t *testing.T, w *world) {
-		quarantine := func(on bool) {
+		cordon := func(on bool) {
 			for _, g := range w.node("n").GPUs {
-				w.raft.must(&state.Quarantine{Node: "n", GPU: g.UUID, On: on})
+				w.raft.must(&state.Cordon{Node: "n", GPU: g.UUID, On: on})
 			}
 		}
 		writes := w.raft.writes()
 		require.Empty(t, w.r.Unplaceable("m"))
-		quarantine(true)
+		cordon(true)
 		w.pass(time.Second)
 		require.Empty(t, w.r.Unplaceable("m"), "it is asked often, and looks seldom")
 		w.pass(time.Second)
-		require.Contains(t, w.r.Unplaceable("m")["v"], "name-n: 4 GPUs out of use (quarantined)")
+		require.Contains(t, w.r.Unplaceable("m")["v"], "name-n: 4 GPUs out of use (cordoned)")
 		require.Empty(t, w.r.Unplaceable("nobody"))
-		quarantine(false)
+		cordon(false)
 		w.pass(2 * time.Second)
 		var wg sync.WaitGroup
 		for range 8 {
@@ -40,7 +40,7 @@ func TestUnplaceable(t *testing.T) {
 		wg.Wait()
 		require.Equal(t, writes+8, w.raft.writes(), "it is only looked")
 
-		quarantine(true)
+		cordon(true)
 		w.pass(2 * time.Second)
 		require.NotEmpty(t, w.r.Unplaceable("m"))
 		w.raft.depose()
@@ -66,7 +66,7 @@ func TestUnplaceableDoesNotWaitForALongProbe(t *testing.T) {
 		}
 	}, func(t *testing.T, w *world) {
 		for _, g := range w.node("n").GPUs {
-			w.raft.must(&state.Quarantine{Node: "n", GPU: g.UUID, On: true})
+			w.raft.must(&state.Cordon{Node: "n", GPU: g.UUID, On: true})
 		}
 		w.rest()
 		require.NotEmpty(t, w.r.Unplaceable("m"))

@@ -78,7 +78,7 @@ func TestLifeOfAReplica(t *testing.T) {
 func TestAtRestNothingIsWritten(t *testing.T) {
 	inWorld(t, nil, func(t *testing.T, w *world) {
 		w.running("1", "2")
-		w.raft.must(&state.Quarantine{Node: "n", GPU: "n-GPU3", On: true}) // the state's own: Nomad does not say it
+		w.raft.must(&state.Cordon{Node: "n", GPU: "n-GPU3", On: true}) // the state's own: Nomad does not say it
 		w.rest()
 		writes, looks := w.raft.writes(), w.plans()
 		for i := range 60 {
@@ -91,7 +91,7 @@ func TestAtRestNothingIsWritten(t *testing.T) {
 		registers, stops, purges := w.nomad.did()
 		require.Equal(t, []int{2, 0, 0}, []int{registers, stops, purges})
 		require.Greater(t, w.plans(), looks, "it did look")
-		require.True(t, w.node("n").GPU("n-GPU3").Quarantined)
+		require.True(t, w.node("n").GPU("n-GPU3").Cordoned)
 	})
 }
 

@@ -183,10 +183,10 @@ func TestMemoryThatDoesNotReturn(t *testing.T) {
 	node := c.raft.Store().View().Replica(nil, c.name).Placement.Node
 	c.held = 5 << 10
 	c.evict(state.GoalWarm)
-	c.until("its GPU is in quarantine", func() bool {
+	c.until("its GPU is cordoned", func() bool {
 		c.work()
 		g := c.raft.Store().View().Node(nil, node).GPU(gpu)
-		return g != nil && g.Quarantined && g.QuarantineReason != ""
+		return g != nil && g.Cordoned && g.CordonReason != ""
 	})
 	c.becomes("cold", "") // and nothing of it is left on the GPU
 }

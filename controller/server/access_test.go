@@ -50,7 +50,7 @@ var rules = map[string]string{
 	"GET /v1/replica/{replica}":             "ogar",
 	"GET /v1/nodes":                         "oar",
 	"GET /v1/node/{node}":                   "oar",
-	"PUT /v1/node/{node}/quarantine":        "o",
+	"PUT /v1/node/{node}/cordon":            "o",
 	"GET /v1/switches":                      "oar",
 	"PUT /v1/switch/{switch}":               "o",
 	"DELETE /v1/switch/{switch}":            "o",

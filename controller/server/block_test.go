@@ -109,8 +109,8 @@ func TestEveryBlockingReadIsWoken(t *testing.T) {
 		},
 		"replica": func() { m.move(r, "") },
 		"node": func() {
-			on := m.store.View().Node(nil, "n1").GPUs[0].Quarantined
-			_, err := c.Quarantine(t.Context(), "n1", api.QuarantineRequest{GPU: gpuOf("n1", 0), On: !on})
+			on := m.store.View().Node(nil, "n1").GPUs[0].Cordoned
+			_, err := c.Cordon(t.Context(), "n1", api.CordonRequest{GPU: gpuOf("n1", 0), On: !on})
 			require.NoError(t, err)
 		},
 	}

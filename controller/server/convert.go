@@ -121,7 +121,7 @@ func (c replicas) convert(r *state.Replica) api.Replica {
 		out.Current = v != nil && made != nil && v.Hash == made.Hash
 	}
 	if n := c.view.Node(nil, r.Placement.Node); n != nil {
-		out.NodeName, out.CapacityPool = n.Name, n.CapacityPool
+		out.NodeName, out.CapacityPool, out.OutOfUse = n.Name, n.CapacityPool, r.OutOfUse(n)
 	}
 	if l, ok := c.loads[name]; ok {
 		if !c.requests {
@@ -178,7 +178,7 @@ func (s *Server) nodeOf(n *state.Node, rs []*state.Replica) api.Node {
 		gpu := api.GPU{
 			UUID: g.UUID, Model: g.Model, Clique: g.Clique, Memory: g.Memory,
 			Seats:   list(g.Seats, func(id string) api.Seat { return api.Seat{ID: id, Replica: held.seats[id]} }),
-			Healthy: g.Healthy, Reason: g.Reason, Quarantined: g.Quarantined, QuarantineReason: g.QuarantineReason,
+			Healthy: g.Healthy, Reason: g.Reason, Cordoned: g.Cordoned, CordonReason: g.CordonReason,
 		}
 		if of := held.gpus[g.UUID]; of != nil {
 			gpu.HotMemory, gpu.MovingMemory, gpu.WarmMemory = of.HotMemory, of.MovingMemory, of.WarmMemory

@@ -287,12 +287,24 @@ func TestNodes(t *testing.T) {
 	require.Len(t, status.Replicas, 1)
 	require.Equal(t, "node-one", status.Replicas[0].NodeName)
 
-	n, err := m.client.Quarantine(t.Context(), "node-one", api.QuarantineRequest{GPU: g.UUID, On: true})
+	n, err := m.client.Cordon(t.Context(), "node-one", api.CordonRequest{GPU: g.UUID, On: true})
 	require.NoError(t, err)
-	require.True(t, n.GPUs[0].Quarantined)
-	n, err = m.client.Quarantine(t.Context(), "n1", api.QuarantineRequest{GPU: g.UUID})
+	require.True(t, n.GPUs[0].Cordoned)
+	status, _, err = m.client.Node(t.Context(), "n1", api.QueryOptions{})
 	require.NoError(t, err)
-	require.False(t, n.GPUs[0].Quarantined)
+	out := "GPU " + g.UUID + " of node node-one is cordoned: anonymous (no ACL token)"
+	require.Equal(t, out, status.Replicas[0].OutOfUse)
+	about, _, err := m.client.Model(t.Context(), status.Replicas[0].Model, api.QueryOptions{})
+	require.NoError(t, err)
+	require.Contains(t, about.Why, "Replica "+status.Replicas[0].Name+" should move: "+out+".")
+	n, err = m.client.Cordon(t.Context(), "n1", api.CordonRequest{GPU: g.UUID})
+	require.NoError(t, err)
+	require.False(t, n.GPUs[0].Cordoned)
+	n, err = m.client.Cordon(t.Context(), "n1", api.CordonRequest{On: true})
+	require.NoError(t, err)
+	for _, g := range n.GPUs {
+		require.True(t, g.Cordoned, g.UUID)
+	}
 }
 
 func TestGateways(t *testing.T) {

@@ -61,8 +61,8 @@ func (s *Server) getNode(rq *request, v *state.View, ws memdb.WatchSet) (answer,
 	}}, nil
 }
 
-func (s *Server) quarantine(rq *request, v *state.View) (answer, error) {
-	var body api.QuarantineRequest
+func (s *Server) cordon(rq *request, v *state.View) (answer, error) {
+	var body api.CordonRequest
 	if err := rq.decode(&body); err != nil {
 		return answer{}, err
 	}
@@ -70,24 +70,23 @@ func (s *Server) quarantine(rq *request, v *state.View) (answer, error) {
 	if err != nil {
 		return answer{}, err
 	}
-	if body.GPU == "" {
-		return answer{}, badRequest("field \"GPU\" is empty: must be the UUID of one of the node's GPUs")
-	}
-	verb, why := "allowed placements again on", ""
+	cmd := &state.Cordon{Node: n.ID, GPU: body.GPU, On: body.On}
+	verb, why := "uncordoned", ""
 	if body.On {
-		verb = "quarantined"
+		verb = "cordoned"
 		if body.Reason != "" {
 			why = ": " + body.Reason
 		}
-	} else if body.Reason != "" {
-		return answer{}, badRequest("field \"Reason\" is %q: must be empty when the quarantine ends", body.Reason)
-	}
-	cmd := &state.Quarantine{Node: n.ID, GPU: body.GPU, On: body.On}
-	if body.On {
 		cmd.Reason = by(rq.token) + why
+	} else if body.Reason != "" {
+		return answer{}, badRequest("field \"Reason\" is %q: must be empty if On is false", body.Reason)
+	}
+	what := "all GPUs"
+	if body.GPU != "" {
+		what = "GPU " + body.GPU
 	}
 	if _, err := s.decide(rq, cmd,
-		state.Decision{Kind: "quarantine", Reason: fmt.Sprintf("%s %s GPU %s of node %s%s", by(rq.token), verb, body.GPU, n.Name, why),
+		state.Decision{Kind: "cordon", Reason: fmt.Sprintf("%s %s %s of node %s%s", by(rq.token), verb, what, n.Name, why),
 			Inputs: map[string]string{"node": n.ID, "gpu": body.GPU, "on": strconv.FormatBool(body.On)}}); err != nil {
 		return answer{}, err
 	}

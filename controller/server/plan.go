@@ -165,7 +165,7 @@ func foreseen(before, asked *state.View, p planner.Preview) api.PlanResponse {
 		if waiting[m.Name] {
 			continue
 		}
-		if d := waits(m, rs, after.Decisions(nil, m.Name, statusDecisions)); d != nil {
+		if d := waits(after, m, rs, after.Decisions(nil, m.Name, statusDecisions)); d != nil {
 			out.Waits = append(out.Waits, api.PlannedWait{Model: m.Name, Replica: d.Replica, Why: d.Reason})
 		}
 	}
@@ -175,7 +175,7 @@ func foreseen(before, asked *state.View, p planner.Preview) api.PlanResponse {
 // isWait tells whether a decision says that something could not be done now.
 func isWait(kind string) bool {
 	switch kind {
-	case planner.KindCannotPlace, planner.KindWaitsForRoom, planner.KindRolloutWaits:
+	case planner.KindCannotPlace, planner.KindWaitsForRoom, planner.KindRolloutWaits, planner.KindGPUOutOfUse:
 		return true
 	}
 	return false

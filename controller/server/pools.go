@@ -40,7 +40,7 @@ func (s *Server) listPools(_ *request, v *state.View, ws memdb.WatchSet) (answer
 		}
 		p.Nodes++
 		for _, g := range s.nodeOf(n, on[n.ID]).GPUs {
-			if g.Healthy && !g.Quarantined {
+			if g.Healthy && !g.Cordoned {
 				p.GPUs++
 				p.Memory += g.Memory
 				p.FreeMemory += g.FreeMemory

@@ -139,8 +139,8 @@ var routes = []*route{
 		tag: "nodes", id: "Nodes", summary: "List the nodes with GPUs.", out: []api.Node{}},
 	{method: http.MethodGet, pattern: "/v1/node/{node}", access: accessRead, where: whereRead, read: (*Server).getNode,
 		tag: "nodes", id: "Node", summary: "A node with its replicas, by its ID, a prefix of the ID, or its name.", out: api.NodeStatus{}},
-	{method: http.MethodPut, pattern: "/v1/node/{node}/quarantine", access: accessOperator, where: whereLeader, act: (*Server).quarantine,
-		tag: "nodes", id: "Quarantine", summary: "Quarantine a GPU, or end its quarantine.", in: api.QuarantineRequest{}, out: api.Node{}},
+	{method: http.MethodPut, pattern: "/v1/node/{node}/cordon", access: accessOperator, where: whereLeader, act: (*Server).cordon,
+		tag: "nodes", id: "Cordon", summary: "Cordon a GPU of a node, or all of them, or lift the cordon.", in: api.CordonRequest{}, out: api.Node{}},
 	{method: http.MethodGet, pattern: "/v1/pools", access: accessRead, where: whereRead, read: (*Server).listPools,
 		tag: "pools", id: "Pools", summary: "List the capacity pools, the own one first.", out: []api.Pool{}},
 

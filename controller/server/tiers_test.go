@@ -79,12 +79,12 @@ func TestNodesShowTheirTiers(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 1, scaled.Current, "what rests does not count")
 
-	n, err := m.client.Quarantine(t.Context(), "n1", api.QuarantineRequest{GPU: gpuOf("n1", 1), On: true, Reason: "it is hot"})
+	n, err := m.client.Cordon(t.Context(), "n1", api.CordonRequest{GPU: gpuOf("n1", 1), On: true, Reason: "it is hot"})
 	require.NoError(t, err)
-	require.Equal(t, "anonymous (no ACL token): it is hot", n.GPUs[1].QuarantineReason)
-	n, err = m.client.Quarantine(t.Context(), "n1", api.QuarantineRequest{GPU: gpuOf("n1", 1)})
+	require.Equal(t, "anonymous (no ACL token): it is hot", n.GPUs[1].CordonReason)
+	n, err = m.client.Cordon(t.Context(), "n1", api.CordonRequest{GPU: gpuOf("n1", 1)})
 	require.NoError(t, err)
-	require.Empty(t, n.GPUs[1].QuarantineReason)
+	require.Empty(t, n.GPUs[1].CordonReason)
 }
 
 func TestReportsTellWhatIsWanted(t *testing.T) {

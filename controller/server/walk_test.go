@@ -90,7 +90,7 @@ func TestEveryRouteAnswersAsDescribed(t *testing.T) {
 		"GET /v1/replica/{replica}":             {path: "/v1/replica/" + running.String()},
 		"GET /v1/nodes":                         {path: "/v1/nodes"},
 		"GET /v1/node/{node}":                   {path: "/v1/node/node-one"},
-		"PUT /v1/node/{node}/quarantine":        {path: "/v1/node/n1/quarantine", body: `{"GPU":"` + gpuOf("n1", 1) + `","On":true}`},
+		"PUT /v1/node/{node}/cordon":            {path: "/v1/node/n1/cordon", body: `{"GPU":"` + gpuOf("n1", 1) + `","On":true}`},
 		"GET /v1/switches":                      {path: "/v1/switches"},
 		"PUT /v1/switch/{switch}":               {path: "/v1/switch/s", body: `{"Value":"off"}`},
 		"DELETE /v1/switch/{switch}":            {path: "/v1/switch/s"},

@@ -41,6 +41,11 @@ func why(v *state.View, ws memdb.WatchSet, m *state.Model, rs []*state.Replica, 
 		}
 		say("%s.", text)
 	}
+	for _, r := range rs {
+		if gpu := outOfUse(v, r); gpu != "" {
+			say("Replica %s should move: %s.", r.Name, strings.TrimSuffix(gpu, "."))
+		}
+	}
 	for _, name := range slices.Sorted(maps.Keys(m.Rollouts)) {
 		r := m.Rollouts[name]
 		text := fmt.Sprintf("Variant %q: ", name)
@@ -69,12 +74,20 @@ func why(v *state.View, ws memdb.WatchSet, m *state.Model, rs []*state.Replica, 
 	if v.Switch(ws, planner.PauseReconcile) != "" {
 		say("The controller is paused: run \"remuda switch unset %s\" to resume.", planner.PauseReconcile)
 	}
-	if d := waits(m, rs, ds); d != nil {
+	if d := waits(v, m, rs, ds); d != nil {
 		say("Waiting: %s.", strings.TrimSuffix(d.Reason, "."))
 	} else if len(ds) > 0 {
 		say("Last decision, %s: %s.", ds[0].Kind, strings.TrimSuffix(ds[0].Reason, "."))
 	}
 	return strings.Join(out, " ")
+}
+
+// outOfUse returns why a replica that stays should leave its GPUs, empty if it should not.
+func outOfUse(v *state.View, r *state.Replica) string {
+	if !r.Counts() {
+		return ""
+	}
+	return r.OutOfUse(v.Node(nil, r.Placement.Node))
 }
 
 // setSwitch names the switch that is set for a model, or else for all.
@@ -87,7 +100,7 @@ func setSwitch(v *state.View, ws memdb.WatchSet, name, model string) string {
 
 // waits returns the decision that says what the model still waits for, nil where it
 // does not: one that nothing was placed after.
-func waits(m *state.Model, rs []*state.Replica, ds []*state.Decision) *state.Decision {
+func waits(v *state.View, m *state.Model, rs []*state.Replica, ds []*state.Decision) *state.Decision {
 	staying := 0
 	for _, r := range rs {
 		if r.Counts() {
@@ -100,6 +113,10 @@ func waits(m *state.Model, rs []*state.Replica, ds []*state.Decision) *state.Dec
 			return nil
 		case planner.KindCannotPlace, planner.KindWaitsForRoom:
 			if staying < m.Target() {
+				return d
+			}
+		case planner.KindGPUOutOfUse:
+			if slices.ContainsFunc(rs, func(r *state.Replica) bool { return outOfUse(v, r) != "" }) {
 				return d
 			}
 		case planner.KindRolloutWaits:

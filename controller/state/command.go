@@ -18,7 +18,7 @@ const (
 	TypeRemove          Type = 6
 	TypeUpsertNodes     Type = 7
 	TypeDeleteNode      Type = 8
-	TypeQuarantine      Type = 9
+	TypeCordon          Type = 9
 	TypeRecordDecisions Type = 10
 	TypeSetSwitch       Type = 11
 	TypeUpsertToken     Type = 12
@@ -94,7 +94,7 @@ var commands = map[Type]func() Command{
 	TypeRemove:          func() Command { return new(Remove) },
 	TypeUpsertNodes:     func() Command { return new(UpsertNodes) },
 	TypeDeleteNode:      func() Command { return new(DeleteNode) },
-	TypeQuarantine:      func() Command { return new(Quarantine) },
+	TypeCordon:          func() Command { return new(Cordon) },
 	TypeRecordDecisions: func() Command { return new(RecordDecisions) },
 	TypeSetSwitch:       func() Command { return new(SetSwitch) },
 	TypeUpsertToken:     func() Command { return new(UpsertToken) },

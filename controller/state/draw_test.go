@@ -128,8 +128,8 @@ func drawCommand(t *rapid.T, v *state.View) state.Command {
 		}
 		return c
 	}
-	drawQuarantine := func() state.Quarantine {
-		return state.Quarantine{Node: "n0", GPU: "n0-GPU0", On: rapid.Bool().Draw(t, "on"), Reason: pick([]string{"", "memory held"}).Draw(t, "why")}
+	drawCordon := func() state.Cordon {
+		return state.Cordon{Node: "n0", GPU: pick([]string{"n0-GPU0", ""}).Draw(t, "GPU"), On: rapid.Bool().Draw(t, "on"), Reason: pick([]string{"", "memory held"}).Draw(t, "why")}
 	}
 	drawMark := func() state.Mark {
 		return state.Mark{Key: ids("evicted\x1f", 3).Draw(t, "mark"), Time: pick([]time.Time{now, now, {}}).Draw(t, "marked")}
@@ -185,7 +185,7 @@ func drawCommand(t *rapid.T, v *state.View) state.Command {
 	case 5:
 		return &state.DeleteNode{Node: ids("n", 3).Draw(t, "node")}
 	case 6:
-		c := drawQuarantine()
+		c := drawCordon()
 		return &c
 	case 7:
 		return &state.RecordDecisions{Decisions: []state.Decision{{Time: now, Model: "m0", Kind: "think", Inputs: map[string]string{"b": "2", "a": "1"}}}}
@@ -225,8 +225,8 @@ func drawCommand(t *rapid.T, v *state.View) state.Command {
 	for range between(0, 3).Draw(t, "rescales") / 3 {
 		c.Rescales = append(c.Rescales, drawRescale())
 	}
-	for range between(0, 5).Draw(t, "quarantines") / 5 {
-		c.Quarantines = append(c.Quarantines, drawQuarantine())
+	for range between(0, 5).Draw(t, "cordons") / 5 {
+		c.Cordons = append(c.Cordons, drawCordon())
 	}
 	for range between(0, 2).Draw(t, "marks") / 2 {
 		c.Marks = append(c.Marks, drawMark())

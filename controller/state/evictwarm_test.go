@@ -94,29 +94,46 @@ func TestEvictAModelToWarm(t *testing.T) {
 	require.Equal(t, state.StatusDiscarding, l.replica(name("m", "2")).Status)
 }
 
-func TestQuarantineHasAReason(t *testing.T) {
+func TestCordonHasAReason(t *testing.T) {
 	l := ready(t)
 	gpu := func() state.GPU { return l.store.View().Node(nil, "n").GPUs[1] }
-	on := func(reason string) *state.Quarantine {
-		return &state.Quarantine{Node: "n", GPU: "n-GPU1", On: true, Reason: reason}
+	on := func(reason string) *state.Cordon {
+		return &state.Cordon{Node: "n", GPU: "n-GPU1", On: true, Reason: reason}
 	}
 	l.must(on(""), on("5 GiB were not given back"))
-	require.Equal(t, "5 GiB were not given back", gpu().QuarantineReason)
+	require.Equal(t, "5 GiB were not given back", gpu().CordonReason)
 	require.False(t, l.apply(on("another one")).Changed, "the first reason stays")
 	require.False(t, l.apply(on("")).Changed)
 
 	// Nomad knows nothing of it, and cannot say so either.
 	fresh := node("n", 2, 2, 11)
-	fresh.GPUs[0].Quarantined, fresh.GPUs[0].QuarantineReason = true, "so Nomad says"
+	fresh.GPUs[0].Cordoned, fresh.GPUs[0].CordonReason = true, "so Nomad says"
 	l.must(&state.UpsertNodes{Nodes: []state.Node{fresh}})
-	require.Equal(t, "5 GiB were not given back", gpu().QuarantineReason)
-	require.Empty(t, l.store.View().Node(nil, "n").GPUs[0].QuarantineReason)
+	require.Equal(t, "5 GiB were not given back", gpu().CordonReason)
+	require.Empty(t, l.store.View().Node(nil, "n").GPUs[0].CordonReason)
 	l.must(&state.UpsertNodes{Nodes: []state.Node{node("n", 1, 2, 11)}})
-	require.Equal(t, "5 GiB were not given back", gpu().QuarantineReason, "while it is not offered")
+	require.Equal(t, "5 GiB were not given back", gpu().CordonReason, "while it is not offered")
 
 	require.ErrorContains(t, l.apply(on(string(make([]byte, 5000)))).Err, "reason is 5000 bytes")
-	l.must(&state.Quarantine{Node: "n", GPU: "n-GPU1", Reason: "all good"})
+	l.must(&state.Cordon{Node: "n", GPU: "n-GPU1", Reason: "all good"})
 	require.Nil(t, l.store.View().Node(nil, "n").GPU("n-GPU1").Seats)
-	require.False(t, gpu().Quarantined)
-	require.Empty(t, gpu().QuarantineReason)
+	require.False(t, gpu().Cordoned)
+	require.Empty(t, gpu().CordonReason)
+}
+
+// TestCordonOfANode: a node stands for the GPUs that it has.
+func TestCordonOfANode(t *testing.T) {
+	l := ready(t)
+	l.must(&state.Cordon{Node: "n", GPU: "n-GPU1", On: true, Reason: "5 GiB were not given back"})
+	l.must(&state.Cordon{Node: "n", On: true, Reason: "new fans"})
+	n := l.store.View().Node(nil, "n")
+	require.True(t, n.GPU("n-GPU0").Cordoned)
+	require.Equal(t, "new fans", n.GPU("n-GPU0").CordonReason)
+	require.Equal(t, "5 GiB were not given back", n.GPU("n-GPU1").CordonReason, "the first reason stays")
+	require.False(t, l.apply(&state.Cordon{Node: "n", On: true, Reason: "another one"}).Changed)
+	l.must(&state.Cordon{Node: "n"})
+	for _, g := range l.store.View().Node(nil, "n").GPUs {
+		require.False(t, g.Cordoned)
+		require.Empty(t, g.CordonReason)
+	}
 }

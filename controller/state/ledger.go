@@ -132,7 +132,7 @@ func admit(t *txn, r *Replica, before Holding, adopted bool) *Error {
 		if g == nil {
 			return conflict(gpu, "node %s has no GPU %s", r.Placement.Node, gpu)
 		}
-		if why := g.unusable(); why != "" && !adopted {
+		if why := g.OutOfUse(); why != "" && !adopted {
 			return conflict(gpu, "GPU %s on node %s %s", gpu, r.Placement.Node, why)
 		}
 		if free := used.FreeMemory(g); bytes > free {
@@ -149,18 +149,6 @@ func admit(t *txn, r *Replica, before Holding, adopted bool) *Error {
 		}
 	}
 	return nil
-}
-
-func (g *GPU) unusable() string {
-	switch {
-	case g.Quarantined:
-		return "is quarantined"
-	case !g.Healthy && g.Reason != "":
-		return "is unhealthy: " + g.Reason
-	case !g.Healthy:
-		return "is unhealthy"
-	}
-	return ""
 }
 
 func (n *Node) hasSeat(seat string) bool {

@@ -5,11 +5,12 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"strings"
 )
 
-// UpsertNodes writes what Nomad says of nodes. Quarantined and its reason are not
-// Nomad's to say: they are kept as they were (see Node.Keeping). A node that is as before keeps its ModifyIndex. What replicas
-// hold of a node stays theirs, whatever is said of the node.
+// UpsertNodes writes what Nomad reports of nodes. Nomad does not know of cordons: they are
+// kept as they were (see Node.Keeping). A node that is as before keeps its ModifyIndex. What
+// replicas hold of a node stays theirs, whatever is reported of the node.
 type UpsertNodes struct {
 	Nodes []Node
 }
@@ -42,21 +43,20 @@ func (c *UpsertNodes) apply(t *txn) *Error {
 const unlisted = "not offered by its node"
 
 // Keeping returns n with what is the state's own of its row, which may be nil: the
-// quarantines. A GPU in quarantine that the node does not offer any more, as while its
-// device plugin starts anew, stays without seats, so that it is still in quarantine
-// when it comes back.
+// cordons. A cordoned GPU that the node does not offer any more, as while Nomad's client
+// starts anew, stays without seats, so that it is still cordoned when it comes back.
 func (n Node) Keeping(row *Node) Node {
 	gpus := slices.Clone(n.GPUs)
 	for i := range gpus {
 		was := row.GPU(gpus[i].UUID)
-		gpus[i].Quarantined, gpus[i].QuarantineReason = false, ""
+		gpus[i].Cordoned, gpus[i].CordonReason = false, ""
 		if was != nil {
-			gpus[i].Quarantined, gpus[i].QuarantineReason = was.Quarantined, was.QuarantineReason
+			gpus[i].Cordoned, gpus[i].CordonReason = was.Cordoned, was.CordonReason
 		}
 	}
 	if row != nil {
 		for _, was := range row.GPUs {
-			if was.Quarantined && n.GPU(was.UUID) == nil {
+			if was.Cordoned && n.GPU(was.UUID) == nil {
 				was.Seats, was.Healthy, was.Reason = nil, false, unlisted
 				gpus = append(gpus, was)
 			}
@@ -77,6 +77,42 @@ func (n *Node) GPU(uuid string) *GPU {
 		}
 	}
 	return nil
+}
+
+// OutOfUse returns why nothing new is placed on the GPU, and why replicas leave it: "is
+// cordoned: too hot". It is empty for a GPU in good order. A nil GPU is one that its node
+// does not offer.
+func (g *GPU) OutOfUse() string {
+	because := func(what, reason string) string {
+		if reason == "" {
+			return what
+		}
+		return what + ": " + reason
+	}
+	switch {
+	case g == nil:
+		return "is " + unlisted
+	case g.Cordoned:
+		return because("is cordoned", g.CordonReason)
+	case !g.Healthy:
+		return because("is unhealthy", g.Reason)
+	}
+	return ""
+}
+
+// OutOfUse returns which of the GPUs of n on which r has a seat is out of use, and why; empty
+// if all are in good order, and if n is nil or gone.
+func (r *Replica) OutOfUse(n *Node) string {
+	if n == nil || n.Gone {
+		return ""
+	}
+	for _, seat := range r.Placement.Seats {
+		gpu, _, _ := strings.Cut(seat, "#")
+		if why := n.GPU(gpu).OutOfUse(); why != "" {
+			return fmt.Sprintf("GPU %s of node %s %s", gpu, cmp.Or(n.Name, n.ID), why)
+		}
+	}
+	return ""
 }
 
 // Usable returns why nothing may be placed on the node, empty where it may.
@@ -141,44 +177,51 @@ func (c *DeleteNode) apply(t *txn) *Error {
 	return nil
 }
 
-// maxReason is the longest reason of a quarantine, in bytes.
+// maxReason is the longest reason of a cordon, in bytes.
 const maxReason = 4 << 10
 
-// Quarantine keeps placements away from a GPU, or lets them back. What is on it stays.
-// One that is in quarantine already keeps its reason.
-type Quarantine struct {
-	Node, GPU string
-	On        bool
-	// Reason says why, to people.
+// Cordon keeps new replicas away from GPUs, or admits them again. A GPU that is cordoned
+// already keeps its reason.
+type Cordon struct {
+	Node string
+	// GPU is the UUID of one GPU; empty: all GPUs that the node has now.
+	GPU string `json:",omitempty"`
+	On  bool
+	// Reason is shown to operators.
 	Reason string `json:",omitempty"`
 }
 
 // Type implements Command.
-func (*Quarantine) Type() Type { return TypeQuarantine }
+func (*Cordon) Type() Type { return TypeCordon }
 
-func (c *Quarantine) apply(t *txn) *Error {
+func (c *Cordon) apply(t *txn) *Error {
 	if len(c.Reason) > maxReason {
 		return badRequest(c.GPU, "reason is %d bytes: must be at most %d bytes", len(c.Reason), maxReason)
 	}
 	old := first[Node](t.Txn, TableNodes, byID, c.Node)
-	if old == nil {
+	switch {
+	case old == nil:
 		return notFound(c.Node, "node %q does not exist", c.Node)
-	}
-	g := old.GPU(c.GPU)
-	if g == nil {
+	case c.GPU == "" && len(old.GPUs) == 0:
+		return notFound(c.Node, "node %q has no GPUs", c.Node)
+	case c.GPU != "" && old.GPU(c.GPU) == nil:
 		return notFound(c.GPU, "node %q has no GPU %q", c.Node, c.GPU)
-	}
-	reason := ""
-	if c.On {
-		reason = cmp.Or(g.QuarantineReason, c.Reason)
-	}
-	if g.Quarantined == c.On && g.QuarantineReason == reason {
-		return nil
 	}
 	n := *old
 	n.GPUs = slices.Clone(old.GPUs)
-	g = n.GPU(c.GPU)
-	g.Quarantined, g.QuarantineReason = c.On, reason
+	for i := range n.GPUs {
+		g := &n.GPUs[i]
+		if c.GPU != "" && c.GPU != g.UUID {
+			continue
+		}
+		g.Cordoned = c.On
+		if g.CordonReason = cmp.Or(g.CordonReason, c.Reason); !c.On {
+			g.CordonReason = ""
+		}
+	}
+	if reflect.DeepEqual(&n, old) {
+		return nil
+	}
 	n.ModifyIndex = t.index
 	t.put(TableNodes, &n)
 	return nil

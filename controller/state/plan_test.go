@@ -45,7 +45,7 @@ func TestPlanIsRefusedAsAWhole(t *testing.T) {
 		{name: "node down", setup: node1(func(n *state.Node) { n.LostSince = epoch }), want: state.ErrConflict, text: "is down"},
 		{name: "node gone", setup: node1(func(n *state.Node) { n.Gone = true }), want: state.ErrConflict, text: "is gone"},
 		{name: "GPU unhealthy", setup: node1(func(n *state.Node) { n.GPUs[0].Healthy, n.GPUs[0].Reason = false, "XID 79" }), want: state.ErrConflict, text: "XID 79"},
-		{name: "GPU quarantined", setup: func(l *log) { l.must(&state.Quarantine{Node: "n", GPU: "n-GPU0", On: true}) }, want: state.ErrConflict, text: "quarantined"},
+		{name: "GPU cordoned", setup: func(l *log) { l.must(&state.Cordon{Node: "n", GPU: "n-GPU0", On: true}) }, want: state.ErrConflict, text: "cordoned"},
 		{name: "model stopped", setup: func(l *log) {
 			l.must(&state.SetScale{Model: "m", Stopped: ptr(true), Origin: state.OriginOperator})
 		}, want: state.ErrConflict, text: "is stopped"},
@@ -164,17 +164,19 @@ func TestPlaceCarriesFailuresOver(t *testing.T) {
 
 func TestNodesKeepWhatIsNotNomads(t *testing.T) {
 	l := ready(t)
-	l.must(&state.Quarantine{Node: "n", GPU: "n-GPU1", On: true})
-	require.False(t, l.apply(&state.Quarantine{Node: "n", GPU: "n-GPU1", On: true}).Changed)
+	l.must(&state.Cordon{Node: "n", GPU: "n-GPU1", On: true})
+	require.False(t, l.apply(&state.Cordon{Node: "n", GPU: "n-GPU1", On: true}).Changed)
 	index := l.index - 1
 	res := l.apply(&state.UpsertNodes{Nodes: []state.Node{node("n", 2, 2, 10)}})
 	require.Nil(t, res.Err)
 	require.False(t, res.Changed, "the same node as before")
 	n := l.store.View().Node(nil, "n")
-	require.True(t, n.GPU("n-GPU1").Quarantined)
+	require.True(t, n.GPU("n-GPU1").Cordoned)
 	require.Equal(t, index, n.ModifyIndex)
-	require.ErrorIs(t, l.apply(&state.Quarantine{Node: "n", GPU: "x", On: true}).Err, state.ErrNotFound)
-	require.ErrorIs(t, l.apply(&state.Quarantine{Node: "x", GPU: "x", On: true}).Err, state.ErrNotFound)
+	require.ErrorIs(t, l.apply(&state.Cordon{Node: "n", GPU: "x", On: true}).Err, state.ErrNotFound)
+	require.ErrorIs(t, l.apply(&state.Cordon{Node: "x", GPU: "x", On: true}).Err, state.ErrNotFound)
+	l.must(&state.UpsertNodes{Nodes: []state.Node{node("bare", 0, 0, 0)}})
+	require.ErrorIs(t, l.apply(&state.Cordon{Node: "bare", On: true}).Err, state.ErrNotFound)
 	for _, bad := range []state.Node{
 		node("", 0, 0, 0),
 		node("x", 1, 1, -1),
@@ -209,16 +211,16 @@ func TestANodeThatShrinksTakesNothingAway(t *testing.T) {
 	require.ErrorIs(t, l.apply(&state.DeleteNode{Node: "n"}).Err, state.ErrNotFound)
 }
 
-// TestAQuarantineOutlivesItsGPUsAbsence: the device plugin starts anew, or the node's
-// client does, and for a moment the node has no GPUs.
-func TestAQuarantineOutlivesItsGPUsAbsence(t *testing.T) {
+// TestACordonOutlivesItsGPUsAbsence: Nomad's client starts anew, and for a moment the node
+// has no GPUs.
+func TestACordonOutlivesItsGPUsAbsence(t *testing.T) {
 	l := ready(t)
-	l.must(&state.Quarantine{Node: "n", GPU: "n-GPU1", On: true})
+	l.must(&state.Cordon{Node: "n", GPU: "n-GPU1", On: true})
 	bare := node("n", 0, 0, 0)
 	l.must(&state.UpsertNodes{Nodes: []state.Node{bare}})
 	n := l.store.View().Node(nil, "n")
 	require.Len(t, n.GPUs, 1, "of the others nothing is remembered")
-	require.True(t, n.GPUs[0].Quarantined)
+	require.True(t, n.GPUs[0].Cordoned)
 	require.False(t, n.GPUs[0].Healthy)
 	require.Empty(t, n.GPUs[0].Seats)
 	require.False(t, l.apply(&state.UpsertNodes{Nodes: []state.Node{bare}}).Changed, "the same node as before")
@@ -226,10 +228,10 @@ func TestAQuarantineOutlivesItsGPUsAbsence(t *testing.T) {
 	l.must(&state.UpsertNodes{Nodes: []state.Node{node("n", 2, 2, 10)}})
 	n = l.store.View().Node(nil, "n")
 	require.Len(t, n.GPUs, 2)
-	require.True(t, n.GPU("n-GPU1").Quarantined)
+	require.True(t, n.GPU("n-GPU1").Cordoned)
 	require.True(t, n.GPU("n-GPU1").Healthy)
-	require.False(t, n.GPU("n-GPU0").Quarantined)
+	require.False(t, n.GPU("n-GPU0").Cordoned)
 
-	l.must(&state.UpsertNodes{Nodes: []state.Node{bare}}, &state.Quarantine{Node: "n", GPU: "n-GPU1", On: false}, &state.UpsertNodes{Nodes: []state.Node{bare}})
+	l.must(&state.UpsertNodes{Nodes: []state.Node{bare}}, &state.Cordon{Node: "n", GPU: "n-GPU1", On: false}, &state.UpsertNodes{Nodes: []state.Node{bare}})
 	require.Empty(t, l.store.View().Node(nil, "n").GPUs, "it may be forgotten once it is lifted")
 }

@@ -11,7 +11,7 @@ import (
 )
 
 // TestPlanDoesEverything at once: a victim is drained, its model has one less, the GPU
-// is quarantined, the planner remembers, another set is dedicated.
+// is cordoned, the planner remembers, another set is dedicated.
 func TestPlanDoesEverything(t *testing.T) {
 	l := walk(t, state.StatusServing)
 	l.must(&state.UpsertModel{Model: model("b")}, &state.Plan{ID: "p", Marks: []state.Mark{{Key: "old", Time: epoch}}})
@@ -24,7 +24,7 @@ func TestPlanDoesEverything(t *testing.T) {
 			Place:        []state.Place{place("b", "1", "n", 1, 0, 10)},
 			Replacements: []state.SetReplacements{{Model: "m", Replacements: state.Replacements{InARow: 2, Last: later}}},
 			Rescales:     []state.Rescale{{Model: "m", ModifyIndex: l.model("m").ModifyIndex, Replicas: 0}},
-			Quarantines:  []state.Quarantine{{Node: "n", GPU: "n-GPU1", On: true, Reason: "memory held"}},
+			Cordons:      []state.Cordon{{Node: "n", GPU: "n-GPU1", On: true, Reason: "memory held"}},
 			Marks:        []state.Mark{{Key: "evicted\x1fm\x1fb", Time: later}, {Key: "old"}, {Key: "never was"}},
 			Dedicated:    &state.SetDedicated{Models: counts{"b": 2}, Source: "schedule:late"},
 			Decisions:    []state.Decision{{Kind: "evict", Time: later}},
@@ -35,7 +35,7 @@ func TestPlanDoesEverything(t *testing.T) {
 		"no such model": func(p *state.Plan) { p.Replacements[0].Model = "none" },
 		"negative row":  func(p *state.Plan) { p.Replacements[0].InARow = -1 },
 		"rescale":       func(p *state.Plan) { p.Rescales[0].ModifyIndex = 77 },
-		"quarantine":    func(p *state.Plan) { p.Quarantines[0].GPU = "none" },
+		"cordon":        func(p *state.Plan) { p.Cordons[0].GPU = "none" },
 		"mark":          func(p *state.Plan) { p.Marks[1].Key = "" },
 		"dedicated":     func(p *state.Plan) { p.Dedicated.Models["x"] = 1 },
 		"decision":      func(p *state.Plan) { p.Decisions[0].Kind = "" },
@@ -56,10 +56,10 @@ func TestPlanDoesEverything(t *testing.T) {
 	l.must(plan())
 	v := l.store.View()
 	require.Equal(t, "b", v.Replica(nil, "m:v:1").For)
-	require.NotNil(t, v.Replica(nil, "b:v:1"), "placed before the GPU was quarantined")
+	require.NotNil(t, v.Replica(nil, "b:v:1"), "placed before the GPU was cordoned")
 	require.Equal(t, 0, v.Model(nil, "m").Replicas)
 	require.Equal(t, state.Replacements{InARow: 2, Last: later}, v.Model(nil, "m").Replacements)
-	require.Equal(t, "memory held", v.Node(nil, "n").GPU("n-GPU1").QuarantineReason)
+	require.Equal(t, "memory held", v.Node(nil, "n").GPU("n-GPU1").CordonReason)
 	require.Equal(t, []*state.Mark{{Key: "evicted\x1fm\x1fb", Time: later}}, v.Marks(nil))
 	require.Equal(t, later, v.Mark(nil, "evicted\x1fm\x1fb").Time)
 	require.Nil(t, v.Mark(nil, "old"))

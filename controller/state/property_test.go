@@ -413,7 +413,7 @@ func FuzzApply(f *testing.F) {
 	seed(&state.SetSwitch{Name: "s", Value: "v"})
 	seed(&state.UpsertToken{Token: state.Token{Accessor: "a", Role: state.RoleOperator, Hash: state.HashSecret("x")}})
 	seed(&state.Evict{Replica: "m:v:1", To: state.GoalWarm, Time: epoch})
-	seed(&state.Quarantine{Node: "n", GPU: "n-GPU0", On: true, Reason: "memory held"})
+	seed(&state.Cordon{Node: "n", GPU: "n-GPU0", On: true, Reason: "memory held"})
 	seed(&state.SetSwitch{Name: "cap-max-replicas/m", Value: "2"})
 	seed(&state.SetExpected{Model: "m", Pool: "east", Replicas: 3})
 	seed(&state.SetDedicated{Models: map[string]int{"m": 2}, Source: "operator", Time: epoch})
@@ -430,7 +430,7 @@ func FuzzApply(f *testing.F) {
 		ID: "p", Index: 5, Time: epoch, Marks: []state.Mark{{Key: "evicted\x1fa\x1fb", Time: epoch}, {Key: "prune"}},
 		Replacements: []state.SetReplacements{{Model: "m", Replacements: state.Replacements{InARow: 1, Last: epoch}}},
 		Rescales:     []state.Rescale{{Model: "m", ModifyIndex: 5, Replicas: 1, Spread: map[string]int{"v": 1}}},
-		Quarantines:  []state.Quarantine{{Node: "n", GPU: "n-GPU1", On: true, Reason: "memory held"}},
+		Cordons:      []state.Cordon{{Node: "n", GPU: "n-GPU1", On: true, Reason: "memory held"}},
 		Dedicated:    &state.SetDedicated{Source: "schedule:night"},
 	})
 	f.Add([]byte{byte(state.TypeMove)})

@@ -9,7 +9,7 @@ import (
 
 // Plan is a change of several replicas that happens as a whole or not at all: first
 // what goes, then what moves, then what comes, then how far rollouts have come; then
-// the numbers of models and their replacements, quarantines, marks and the dedicated set.
+// the numbers of models and their replacements, cordons, marks and the dedicated set.
 type Plan struct {
 	// ID names the plan in logs and decisions.
 	ID string
@@ -27,8 +27,8 @@ type Plan struct {
 	Rescales []Rescale    `json:",omitempty"`
 	// Replacements are of models of which a replica is replaced because it fails its requests.
 	Replacements []SetReplacements `json:",omitempty"`
-	// Quarantines put GPUs in quarantine, or let them go.
-	Quarantines []Quarantine `json:",omitempty"`
+	// Cordons cordon GPUs, or uncordon them.
+	Cordons []Cordon `json:",omitempty"`
 	// Marks are written, or taken away where their time is zero.
 	Marks []Mark `json:",omitempty"`
 	// Unplaceable are the models that have a replica without a place, or have none any more.
@@ -80,8 +80,8 @@ func (c *Plan) apply(t *txn) *Error {
 			return err
 		}
 	}
-	for i := range c.Quarantines {
-		if err := c.Quarantines[i].apply(t); err != nil {
+	for i := range c.Cordons {
+		if err := c.Cordons[i].apply(t); err != nil {
 			return err
 		}
 	}

@@ -170,7 +170,7 @@ func FuzzRestore(f *testing.F) {
 	f.Add(withRecord(data, 1, `{"Name":"n","Spread":{"v":-1},"Rollouts":{"v":{"Status":"canary","Version":2,"Since":"2026-01-02T03:04:05Z"}}}`))
 	f.Add(withRecord(data, 12, `{"Number":-1,"Model":{"Name":"m","Variants":[{"Name":"v","Hash":"a"}]}}`))
 	f.Add(withRecord(data, 3, `{"Name":{"Model":"m","Variant":"v","ID":"1"},"Version":1,"Status":"draining","Goal":"cold","Placement":{"Node":"n"}}`))
-	f.Add(withRecord(data, 2, `{"ID":"n","CapacityPool":"east","GPUs":[{"UUID":"g","Quarantined":true,"QuarantineReason":"held"}]}`))
+	f.Add(withRecord(data, 2, `{"ID":"n","CapacityPool":"east","GPUs":[{"UUID":"g","Cordoned":true,"CordonReason":"held"}]}`))
 	f.Add(withRecord(data, 3, `{"Name":{"Model":"m","Variant":"v","ID":"1"},"Tier":"WARM","Phase":"running","For":"b","Placement":{"Node":"n","Memory":{"g":5},"SleepMemory":9}}`))
 	f.Add(withRecord(data, 1, `{"Name":"e","Max":3,"Replicas":1,"Expected":{"a":-1,"b":9}}`))
 	f.Add(withRecord(data, 7, `{"Models":{"m":-1,"gone":2},"Source":"operator","Since":"2026-01-02T03:04:05Z"}`))

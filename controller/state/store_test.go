@@ -204,7 +204,7 @@ func TestEveryQueryWatches(t *testing.T) {
 		{"models", func(v *state.View, ws memdb.WatchSet) { v.Models(ws) }, &state.UpsertModel{Model: model("m2")}},
 		{"model", func(v *state.View, ws memdb.WatchSet) { v.Model(ws, "m3") }, &state.UpsertModel{Model: model("m3")}},
 		{"nodes", func(v *state.View, ws memdb.WatchSet) { v.Nodes(ws) }, &state.UpsertNodes{Nodes: []state.Node{node("n2", 1, 1, 1)}}},
-		{"node", func(v *state.View, ws memdb.WatchSet) { v.Node(ws, "n") }, &state.Quarantine{Node: "n", GPU: "n-GPU0", On: true}},
+		{"node", func(v *state.View, ws memdb.WatchSet) { v.Node(ws, "n") }, &state.Cordon{Node: "n", GPU: "n-GPU0", On: true}},
 		{"replicas", func(v *state.View, ws memdb.WatchSet) { v.Replicas(ws) }, l.move(name("m", "1"), state.EventStarted, "")},
 		{"replica", func(v *state.View, ws memdb.WatchSet) { v.Replica(ws, "m:v:2") }, l.move(name("m", "2"), state.EventStarted, "")},
 		{"usage", func(v *state.View, ws memdb.WatchSet) { v.Usage(ws, "n") }, &state.Move{Replica: "m:v:1", ModifyIndex: l.index + 5, Event: state.EventFailed}},

@@ -243,10 +243,11 @@ type GPU struct {
 	Healthy bool
 	// Reason is why it is not healthy.
 	Reason string
-	// Quarantined: memory did not come back, or an operator said so; nothing is placed
-	// until it is lifted. QuarantineReason says why.
-	Quarantined      bool
-	QuarantineReason string `json:",omitempty"`
+	// Cordoned: nothing new is placed on it and its replicas leave it, because an operator
+	// said so or because memory did not come back, until an operator uncordons it.
+	// CordonReason says why.
+	Cordoned     bool
+	CordonReason string `json:",omitempty"`
 }
 
 // Decision is one thing that the controller decided, with its reason and numbers.

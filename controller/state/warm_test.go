@@ -130,7 +130,7 @@ func TestBadWakesElsewhere(t *testing.T) {
 		{name: "more GPUs", memory: map[string]int64{"n-GPU0": 8, "n-GPU1": 8}, want: state.ErrBadRequest, text: "GPU memory to wake with is [8 8] bytes: must be [8]"},
 		{name: "less memory", memory: map[string]int64{"n-GPU1": 7}, want: state.ErrBadRequest, text: "must be [8]"},
 		{name: "no room", memory: map[string]int64{"n-GPU1": 8}, edit: func(l *log) { l.must(l.plan(place("other", "2", "n", 1, 1, 3))) }, want: state.ErrConflict, text: "GPU n-GPU1 on node n has 7 of 10 bytes free"},
-		{name: "quarantined", memory: map[string]int64{"n-GPU1": 8}, edit: func(l *log) { l.must(&state.Quarantine{Node: "n", GPU: "n-GPU1", On: true}) }, want: state.ErrConflict, text: "is quarantined"},
+		{name: "cordoned", memory: map[string]int64{"n-GPU1": 8}, edit: func(l *log) { l.must(&state.Cordon{Node: "n", GPU: "n-GPU1", On: true}) }, want: state.ErrConflict, text: "is cordoned"},
 		{name: "as it is anyway", memory: map[string]int64{"n-GPU1": 8}, event: state.EventStarted, want: state.ErrBadRequest, text: `GPUs cannot change with event "started"`},
 		{name: "not offered now", memory: map[string]int64{"n-GPU1": 8}, edit: func(l *log) { l.must(&state.UpsertNodes{Nodes: []state.Node{node("n", 1, 3, 10)}}) }, want: state.ErrConflict, text: "it has no seat there"},
 	} {

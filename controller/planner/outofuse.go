@@ -1,0 +1,88 @@
+package planner
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"remuda/controller/state"
+)
+
+// A replica leaves its place if its node is being emptied, and also if a GPU on which it has
+// a seat is out of use: cordoned, unhealthy, or not offered by its node any more.
+//
+//   - One that runs is replaced as in a rollout: another one is placed where there is room,
+//     without evicting anything, and takes over before this one is drained. Config.Surge
+//     of them at a time, so that many GPUs that go out of use together do not move a whole
+//     model at once. What fits nowhere else stays.
+//   - One of which nothing runs on an unhealthy or missing GPU, and one that has failed for
+//     good, is given up at once. It cannot start again where it is, and is missing from then
+//     on: its place is looked for as that of any other missing replica.
+//   - One that is WARM or on its way there goes COLD if the GPU is cordoned: what keeps the
+//     GPU open keeps an operator from resetting it. An unhealthy GPU may be well again in a
+//     minute, and until then the replica is not woken there.
+//
+// A COLD replica holds no GPU. A failover pair is one replica, and moves as one.
+
+// leavesNode reports whether the member's node is being emptied.
+func (r *member) leavesNode() bool { return r.node != nil && r.node.Draining && !r.node.Gone }
+
+// outOfUse returns which GPU of the member is out of use and why, empty if none is. An
+// external pool that is disabled is left as it is.
+func (d *draft) outOfUse(r *member) string {
+	why := r.next.OutOfUse(r.node)
+	if pool := d.poolOf(r); why != "" && pool != "" {
+		if p, known := d.pools[pool]; !known || p.Management == state.ManagementDisabled {
+			return ""
+		}
+	}
+	return why
+}
+
+// displaced reports whether the member has to leave its place.
+func (d *draft) displaced(r *member) bool { return r.leavesNode() || d.outOfUse(r) != "" }
+
+// displacedBy returns why the member has to leave its place, empty if it does not.
+func (d *draft) displacedBy(r *member) string {
+	if r.leavesNode() {
+		return fmt.Sprintf("node %s is draining", nodeName(r))
+	}
+	return d.outOfUse(r)
+}
+
+// cordoned reports whether the member has a seat on a cordoned GPU.
+func (r *member) cordoned() bool {
+	return r.seated(func(g *state.GPU) bool { return g != nil && g.Cordoned })
+}
+
+// faulty reports whether the member has a seat on a GPU that is unhealthy or not offered any
+// more: nothing can start there.
+func (r *member) faulty() bool {
+	return r.seated(func(g *state.GPU) bool { return g == nil || !g.Healthy })
+}
+
+// seated reports whether the member has a seat on a GPU that is so; nil stands for one that
+// its node does not offer.
+func (r *member) seated(so func(*state.GPU) bool) bool {
+	return slices.ContainsFunc(r.next.Placement.Seats, func(seat string) bool {
+		gpu, _, _ := strings.Cut(seat, "#")
+		return so(r.node.GPU(gpu))
+	})
+}
+
+// abandon gives a member up of which nothing runs and which cannot start again where it is,
+// and reports whether it did. On a GPU that is only cordoned Nomad may still restart its
+// task, unless it has failed for good.
+func (d *draft) abandon(m *model, r *member) bool {
+	failed := r.next.Status == state.StatusFailed
+	if !r.counts() || !r.jobKnown || d.serves(r) || !failed && (!r.faulty() || r.allocRuns()) {
+		return false
+	}
+	why := d.outOfUse(r)
+	if why == "" {
+		return false
+	}
+	d.decide(KindMoveAway, m.Name, r.name, fmt.Sprintf("%s: replica given up while %s", why, r.next.Status), inputs{"node": nodeName(r), "status": string(r.next.Status)})
+	d.dismiss(r)
+	return true
+}
