@@ -227,7 +227,7 @@ func canaryFails(t *testing.T, f *fleet) {
 	})
 	stop()
 	require.Contains(t, ro.Reason, "canary failed: ")
-	require.Contains(t, ro.Reason, "recent requests failed (previous definition: 0 of ")
+	require.Contains(t, ro.Reason, "recent requests failed (stable version: 0 of ")
 	t.Logf("remuda model status m:\n%s", f.remuda("model", "status", "m"))
 	p.clean(20)
 	touched, canary := 0, 0

@@ -164,9 +164,9 @@ type ReplicaLoad struct {
 	// connection or a time-out. FailedInARow are those of Failed since the last answer. They
 	// count from when the gateway first knew the replica. A request that is retried counts at
 	// each engine; one that its client gives up counts as failed nowhere.
-	Answered     int64 `json:",omitempty"`
-	Failed       int64 `json:",omitempty"`
-	FailedInARow int64 `json:",omitempty"`
+	Answered     int64 `json:",omitempty" min:"0"`
+	Failed       int64 `json:",omitempty" min:"0"`
+	FailedInARow int64 `json:",omitempty" min:"0"`
 	// Requests are at most MaxReportRequests, oldest first.
 	Requests []Request `json:",omitempty"`
 }

@@ -63,9 +63,9 @@ type Load struct {
 	LastRequest time.Time `json:",omitzero"`
 	// Answered and Failed are how many requests the replica's engines have answered and
 	// failed within the last 30 s; FailedInARow is how many have failed since the last answer.
-	Answered     int64
-	Failed       int64
-	FailedInARow int64
+	Answered     int64 `min:"0"`
+	Failed       int64 `min:"0"`
+	FailedInARow int64 `min:"0"`
 	// Requests are some of those in flight, oldest first. Lists leave them out.
 	Requests []Request `json:",omitempty"`
 }

@@ -52,7 +52,7 @@ func TestCanaryIsJudgedByItsRequests(t *testing.T) {
 			w.until(func() bool { return w.status() == state.RolloutRolledBack })
 			ro := w.view().Model(nil, "m").Rollouts["a"]
 			require.Contains(t, ro.Reason, tc.want)
-			require.Contains(t, ro.Reason, "(previous definition: 0 of ")
+			require.Contains(t, ro.Reason, "(stable version: 0 of ")
 			require.Contains(t, w.decisions("m", planner.KindRolledBack)[0].Reason, ro.Reason)
 			require.Equal(t, map[string]int{"serving h1": 3, "draining h2": 1}, w.counts("m"), "it may finish what it answers")
 			w.requests[c] = nil
@@ -107,13 +107,17 @@ func TestCanaryIsJudgedByItsRequests(t *testing.T) {
 	})
 	t.Run("nothing of before serves", func(t *testing.T) {
 		t.Parallel()
-		w := fresh(t, "n0", "n1", "n2")
-		w.broken["h1"] = true
-		w.model(model("m", 2, variant("a", "h1")))
-		w.until(func() bool { return w.counts("m")["failed h1"] == 2 })
-		w.clients.each, w.clients.fails = 10, always(0.2)
+		w := deployed(t, 2, "n0", "n1", "n2")
 		w.model(model("m", 0, variant("a", "h2")))
-		w.until(func() bool { return w.counts("m")["serving h2"] == 2 })
-		require.Empty(t, w.status())
+		w.until(func() bool { return w.counts("m")["serving h2"] == 1 })
+		w.broken["h1"] = true
+		for _, j := range w.nomad {
+			if j.Hash == "h1" {
+				j.alloc.Client, j.alloc.Failed, j.serves = "failed", true, time.Time{}
+			}
+		}
+		w.clients.each, w.clients.fails = 10, always(0.2)
+		w.until(func() bool { return w.status() == state.RolloutRolling })
+		require.Empty(t, w.decisions("m", planner.KindRolledBack))
 	})
 }

@@ -176,7 +176,7 @@ func (d *draft) keepFailing(m *model, f failure) string {
 	}
 	if n := d.replacedInARow(m); n > 0 {
 		if at := m.Replacements.Last.Add(Backoff(d.conf.Backoff, d.conf.BackoffMax, n)); !d.due(at) {
-			return fmt.Sprintf("%d replicas of the model were replaced in a row, the next one not before %s", n, at.UTC().Format(time.TimeOnly))
+			return fmt.Sprintf("%d replicas of the model were replaced in a row, the next one not before %s", n, at.UTC().Format("15:04:05 MST"))
 		}
 	}
 	if d.replacing(m) {

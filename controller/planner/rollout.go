@@ -179,5 +179,5 @@ func (d *draft) failsMore(g *group, v *state.Variant) string {
 	if fresh.Failed < FailuresLeast || fresh.Over < failuresOver || fresh.share() < canaryShare || stable.share()*betterBy > fresh.share() {
 		return ""
 	}
-	return fmt.Sprintf("%s recent requests failed (previous definition: %s)", fresh, stable)
+	return fmt.Sprintf("%s recent requests failed (stable version: %s)", fresh, stable)
 }
