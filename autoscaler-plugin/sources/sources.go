@@ -72,9 +72,7 @@ func Read(r *settings.Reader) Config {
 // Opened is what is observed through.
 type Opened struct {
 	Observer observe.Observer
-	// Client is the controller's, nil where there is none.
-	Client *api.Client
-	close  func()
+	close    func()
 }
 
 // Close ends what goes on in the background, and waits for it.
@@ -93,17 +91,18 @@ func (c *Config) Key() string {
 // Open makes an observer, and starts what it keeps at hand in the background.
 func Open(c Config, log hclog.Logger) (*Opened, error) {
 	var (
-		o   Opened
-		cfg observe.Config
-		run []func(context.Context) error
+		o      Opened
+		client *api.Client // nil without a controller
+		cfg    observe.Config
+		run    []func(context.Context) error
 	)
 	if c.Controller != nil {
 		var err error
-		if o.Client, err = api.NewClient(*c.Controller); err != nil {
+		if client, err = api.NewClient(*c.Controller); err != nil {
 			return nil, err
 		}
 		of := controlled.DefaultConfig()
-		of.Client = o.Client
+		of.Client = client
 		source, err := controlled.New(of)
 		if err != nil {
 			return nil, err
@@ -153,8 +152,8 @@ func Open(c Config, log hclog.Logger) (*Opened, error) {
 	o.close = func() {
 		cancel()
 		running.Wait()
-		if o.Client != nil {
-			o.Client.Close()
+		if client != nil {
+			client.Close()
 		}
 	}
 	return &o, nil

@@ -61,14 +61,12 @@ func TestOpen(t *testing.T) {
 	o, err := sources.Open(read(t, map[string]string{"prometheus": server.URL}), hclog.NewNullLogger())
 	require.NoError(t, err)
 	defer o.Close()
-	require.Nil(t, o.Client)
 	s, err := o.Observer.Observe(t.Context(), observe.Target{Model: "m", Variants: []observe.VariantSpec{{Variant: "v"}}})
 	require.NoError(t, err)
 	require.Equal(t, []string{"v"}, []string{s.Variants[0].Variant})
 
 	both, err := sources.Open(read(t, map[string]string{"controller": server.URL, "consul": "127.0.0.1:1", "scrape_interval": "2s"}), hclog.NewNullLogger())
 	require.NoError(t, err)
-	require.NotNil(t, both.Client)
 	both.Close()
 	for _, bad := range []map[string]string{{"controller": "ftp://x"}, {"prometheus": "::"}, {"consul": "http://a b"}} {
 		_, err := sources.Open(read(t, bad), hclog.NewNullLogger())

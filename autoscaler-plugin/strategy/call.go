@@ -122,6 +122,7 @@ func (c *Call) decide(s *State, elapsed time.Duration) Answer {
 		if c.Options.Capacity != nil && current <= high {
 			c.hold(&a, s, elapsed)
 		}
+		c.holdUntilWatched(&a, s, variants, high)
 	}
 	s.Current = current
 	c.heardAll(&a)
@@ -176,16 +177,25 @@ func (c *Call) onlyUp(a *Answer, high int) {
 	if c.Snapshot.Management != string(utilization.Upscaling) {
 		return
 	}
+	for _, v := range c.keepCurrent(a, high) {
+		a.Reason += "; the model's management is upscaling, so " + v + " is not reduced"
+	}
+}
+
+// keepCurrent raises each variant to its current number, and returns the names of those that it
+// raised. Where that is too many in all, nothing is added either.
+func (c *Call) keepCurrent(a *Answer, high int) (raised []string) {
 	current := c.currents()
 	for _, v := range slices.Sorted(maps.Keys(current)) {
 		if a.Targets[v] < current[v] {
 			a.Targets[v] = current[v]
-			a.Reason += "; the model's management is upscaling, so " + v + " is not reduced"
+			raised = append(raised, v)
 		}
 	}
 	if fanout.Sum(a.Targets) > max(high, a.Current) {
 		a.Targets = current
 	}
+	return raised
 }
 
 // wakesItself tells that the strategy's own rules bring a sleeping model back: Replicate's

@@ -66,7 +66,8 @@ func hpaCall(s observe.Snapshot) strategy.Call {
 func utilizationCall(s observe.Snapshot) strategy.Call {
 	c := utilization.DefaultConfig()
 	c.MinCount, c.MaxCount, c.Scaling.EZ.Active = 0, hpa.MaxCount, true
-	return strategy.Call{Strategy: strategy.Utilization, Now: noon.UnixNano(), Snapshot: s, Usage: measure.Of(60), Options: strategy.Options{Model: "m", IdleAfter: time.Minute,
+	return strategy.Call{Strategy: strategy.Utilization, Now: noon.UnixNano(), Snapshot: s, Usage: measure.Of(60),
+		State: strategy.State{WatchedFor: time.Minute, WatchedAt: noon.UnixNano()}, Options: strategy.Options{Model: "m", IdleAfter: time.Minute,
 		Utilization: &strategy.UtilizationOptions{Config: c, Window: time.Minute}}}
 }
 

@@ -13,8 +13,11 @@
 //     request that it has heard of wakes a model.
 //   - While replicas of a plain job group are not seen, nothing is removed: those that nobody
 //     can read may be full. A model does not sleep either while an engine of it works.
-//   - Two autoscalers never act on the same state: the state is kept by comparing and
-//     setting, and who loses that race answers with no action.
+//   - After a start without a state, and after a break, nothing is removed before the load was
+//     observed for one full window of the strategy; growth does not wait. So a new leader of
+//     nomad-autoscaler on another host, which has no state, is safe.
+//   - Two autoscalers that decide at once do not act twice: an order has absolute numbers and
+//     the model's index, by which the controller takes one of them.
 //   - Run never returns nil, which would end the plugin (nomad-autoscaler's plugin server
 //     follows the pointer).
 //

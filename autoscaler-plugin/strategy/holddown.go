@@ -74,7 +74,7 @@ func (c *Call) prepared() (*Call, State, time.Duration) {
 	d := *c
 	d.Snapshot.Variants = slices.Clone(c.Snapshot.Variants)
 	s := c.State.clone()
-	elapsed := s.pass(c.Now)
+	elapsed := c.pass(&s)
 	d.holdDown(&s, elapsed)
 	return &d, s, elapsed
 }

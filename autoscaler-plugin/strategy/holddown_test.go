@@ -11,15 +11,7 @@ import (
 
 	"remuda/autoscaler-plugin/observe"
 	"remuda/autoscaler-plugin/strategy"
-	"remuda/controller/api"
 )
-
-func apiScaler(t *testing.T, s strategy.State) api.Scaler {
-	t.Helper()
-	raw, err := json.Marshal(map[string]any{"state": s})
-	require.NoError(t, err)
-	return api.Scaler{State: raw, ModifyIndex: 3}
-}
 
 // grows is a call that wants more of the cheapest variant.
 func grows() strategy.Call {

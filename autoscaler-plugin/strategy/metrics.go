@@ -30,7 +30,7 @@ func NewMetrics(to prometheus.Registerer, strategy string) *Metrics {
 		slots:     prometheus.NewGaugeVec(prometheus.GaugeOpts(opts("predicted_slots", "Slots in remuda-predictive's last decision: load, peak, forecast, need, and short (needed and not available).")), []string{"model", "of"}),
 		inert:     prometheus.NewGaugeVec(prometheus.GaugeOpts(opts("inert", "1 while the policy cannot make a decision: no matching series, or all replicas unknown.")), []string{"model"}),
 		observe:   prometheus.NewCounterVec(prometheus.CounterOpts(opts("observe_errors_total", "Decisions for which the model could not be observed.")), []string{"model"}),
-		state:     prometheus.NewCounterVec(prometheus.CounterOpts(opts("state_errors_total", "States that could not be loaded (load) or saved (save), or that another autoscaler saved first (raced).")), []string{"model", "kind"}),
+		state:     prometheus.NewCounterVec(prometheus.CounterOpts(opts("state_errors_total", "States that could not be loaded (load) or saved (save).")), []string{"model", "kind"}),
 		lost:      prometheus.NewCounter(prometheus.CounterOpts(opts("decisions_unwritten_total", "Decisions that could not be written to the decisions file."))),
 		took: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Namespace: "remuda_autoscaler", Name: "duration_seconds", Help: "Duration of a call of the strategy (run) and of its observation alone (observe).",

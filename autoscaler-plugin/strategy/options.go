@@ -71,6 +71,14 @@ type HPAOptions struct {
 	Backlog *hpa.Backlog `json:"backlog,omitempty"`
 }
 
+// behavior is that of the form.
+func (h *HPAOptions) behavior() *hpa.Behavior {
+	if h.Backlog != nil {
+		return &h.Backlog.Behavior
+	}
+	return &h.Behavior
+}
+
 // UtilizationOptions are those of remuda-utilization.
 type UtilizationOptions struct {
 	Config utilization.Config `json:"config"`

@@ -3,7 +3,6 @@ package strategy
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"strconv"
@@ -27,7 +26,7 @@ var _ strategy.Strategy = (*Plugin)(nil)
 // Keys of the plugin block alone.
 const (
 	KeyDecisions = "decisions"      // a file that every decision is written to
-	KeyStateDir  = "state_dir"      // where the state is kept without a controller
+	KeyStateDir  = "state_dir"      // the directory of the state; without it the state is in memory
 	KeyListen    = "metrics_listen" // address of a Prometheus endpoint, as "127.0.0.1:9836"
 )
 
@@ -37,9 +36,7 @@ const observeTimeout = 8 * time.Second
 // View is what models are seen through.
 type View struct {
 	Observer observe.Observer
-	// Scalers is the controller's store of states, nil where there is no controller.
-	Scalers Scalers
-	Close   func()
+	Close    func()
 }
 
 // Config is what a Plugin needs.
@@ -75,8 +72,7 @@ type world struct {
 	defaults  map[string]string
 	views     *views
 	decisions *Decisions
-	dir       Store // nil without state_dir
-	process   Store
+	dir       *StateDir // nil without state_dir
 }
 
 // New makes a strategy that does nothing before SetConfig.
@@ -107,11 +103,7 @@ func open(c sources.Config, log hclog.Logger) (View, error) {
 	if err != nil {
 		return View{}, err
 	}
-	v := View{Observer: o.Observer, Close: o.Close}
-	if o.Client != nil { // an interface that holds a nil pointer is not nil
-		v.Scalers = o.Client
-	}
-	return v, nil
+	return View{Observer: o.Observer, Close: o.Close}, nil
 }
 
 // PluginInfo tells nomad-autoscaler what this is.
@@ -139,10 +131,10 @@ func (p *Plugin) SetConfig(config map[string]string) error {
 	for _, k := range []string{KeyDecisions, KeyStateDir, KeyListen} {
 		delete(defaults, k)
 	}
-	w := &world{defaults: defaults, views: newViews(p.cfg.Open, p.cfg.Logger), process: InProcess()}
+	w := &world{defaults: defaults, views: newViews(p.cfg.Open, p.cfg.Logger)}
 	var err error
 	if _, err = w.views.of(from); err == nil && stateDir != "" {
-		w.dir, err = InDir(stateDir)
+		w.dir, err = OpenStateDir(stateDir)
 	}
 	if err == nil && decisions != "" {
 		w.decisions, err = OpenDecisions(decisions, MaxDecisions)
@@ -151,8 +143,8 @@ func (p *Plugin) SetConfig(config map[string]string) error {
 		w.close(p.cfg.Logger)
 		return fmt.Errorf("%s config: %w", p.cfg.Strategy, err)
 	}
-	if from.Controller == nil && stateDir == "" {
-		p.cfg.Logger.Warn("the strategy's state is in memory only and is lost when the plugin stops: set controller or state_dir", "strategy", p.cfg.Strategy)
+	if stateDir == "" {
+		p.cfg.Logger.Warn("the strategy's state is in memory only: after each start nothing shrinks until one full window was observed: set state_dir", "strategy", p.cfg.Strategy)
 	}
 	if decisions == "" {
 		p.cfg.Logger.Warn("decisions are not recorded and cannot be replayed: set decisions to a file", "strategy", p.cfg.Strategy)
@@ -269,12 +261,10 @@ func (p *Plugin) decide(w *world, view *View, options Options, look observe.Targ
 	s := p.slot(options, look)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	ctx, cancel := context.WithTimeout(context.Background(), observeTimeout+2*storeTimeout)
-	defer cancel()
 	log := p.cfg.Logger.With("strategy", p.cfg.Strategy, "model", options.Model)
 
 	looking := time.Now()
-	seeing, done := context.WithTimeout(ctx, observeTimeout)
+	seeing, done := context.WithTimeout(context.Background(), observeTimeout)
 	snapshot, err := view.Observer.Observe(seeing, look)
 	done()
 	p.metrics.since("observe", looking)
@@ -284,10 +274,9 @@ func (p *Plugin) decide(w *world, view *View, options Options, look observe.Targ
 		p.tell(log, s, &a)
 		return a, snapshot
 	}
-	store := w.store(view)
-	if err := s.load(ctx, store); err != nil {
+	if err := s.load(w.dir); err != nil {
 		p.metrics.state.WithLabelValues(options.Model, "load").Inc()
-		log.Warn("cannot load the strategy's state: starting without it", "error", err)
+		log.Warn("cannot load the strategy's state: starting without it, and replacing it", "error", err)
 	}
 	call := Call{Strategy: p.cfg.Strategy, Options: options, Now: p.cfg.Now().UnixNano(), Snapshot: snapshot, State: s.memory.State}
 	if u := options.Utilization; u != nil {
@@ -299,9 +288,9 @@ func (p *Plugin) decide(w *world, view *View, options Options, look observe.Targ
 	record := Record{Time: p.cfg.Now().UTC(), Call: call}
 	record.Answer, s.memory.State = call.Decide()
 	a := record.Answer
-	if why := p.keep(ctx, log, s, store, &a); why != "" {
-		record.Held = why
-		a = Answer{Direction: None, Current: a.Current, Count: a.Current, Targets: call.currents(), Reason: why, Inert: a.Inert}
+	if err := s.keep(w.dir, p.cfg.Now(), a.Direction != None); err != nil {
+		p.metrics.state.WithLabelValues(options.Model, "save").Inc()
+		log.Warn("cannot save the strategy's state", "error", err)
 	}
 	if w.decisions != nil {
 		err := s.chain.shorten(&record, &s.memory.State, w.decisions.Turn())
@@ -316,39 +305,6 @@ func (p *Plugin) decide(w *world, view *View, options Options, look observe.Targ
 	}
 	p.tell(log, s, &a)
 	return a, snapshot
-}
-
-// keep saves the state and says why the answer must not be given, if so.
-func (p *Plugin) keep(ctx context.Context, log hclog.Logger, s *slot, store Store, a *Answer) string {
-	acts := a.Direction != None
-	err := s.keep(ctx, store, p.cfg.Now(), acts)
-	switch {
-	case err == nil:
-		return ""
-	case errors.Is(err, ErrRaced):
-		p.metrics.state.WithLabelValues(s.model, "raced").Inc()
-		if acts {
-			return "another autoscaler saved a decision about the model first: this one is dropped"
-		}
-		return ""
-	}
-	p.metrics.state.WithLabelValues(s.model, "save").Inc()
-	log.Warn("cannot save the strategy's state", "error", err)
-	if acts && a.HPA != nil {
-		return fmt.Sprintf("cannot save the scaling windows, so the decision is dropped: %v", err)
-	}
-	return ""
-}
-
-// store is where states are kept: in the controller, in a directory, in the process.
-func (w *world) store(v *View) Store {
-	switch {
-	case v.Scalers != nil:
-		return InController(v.Scalers)
-	case w.dir != nil:
-		return w.dir
-	}
-	return w.process
 }
 
 // alarmEvery is how often it is told that a policy is still inert.

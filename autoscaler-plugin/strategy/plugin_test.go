@@ -25,48 +25,8 @@ import (
 	"remuda/autoscaler-plugin/sources"
 	"remuda/autoscaler-plugin/strategy"
 	"remuda/autoscaler-plugin/target"
-	"remuda/controller/api"
 	"remuda/internal/testkit/loopback"
 )
-
-// scalers is a little store of the controller's.
-type scalers struct {
-	mu    sync.Mutex
-	down  error
-	all   map[string]api.Scaler
-	saves int
-}
-
-func (s *scalers) Scaler(_ context.Context, name string, _ api.QueryOptions) (api.Scaler, api.QueryMeta, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.down != nil {
-		return api.Scaler{}, api.QueryMeta{}, s.down
-	}
-	got, ok := s.all[name]
-	if !ok {
-		return got, api.QueryMeta{}, &api.Error{Code: api.CodeNotFound, Message: "none"}
-	}
-	return got, api.QueryMeta{}, nil
-}
-
-func (s *scalers) SetScaler(_ context.Context, name string, r api.ScalerRequest) (api.ScalerResponse, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.down != nil {
-		return api.ScalerResponse{}, s.down
-	}
-	switch have := s.all[name].ModifyIndex; {
-	case *r.CAS == have:
-	case have == 0:
-		return api.ScalerResponse{}, &api.Error{Code: api.CodeNotFound, Message: "none"}
-	default:
-		return api.ScalerResponse{}, &api.Error{Code: api.CodeConflict, Message: "another index"}
-	}
-	s.saves++
-	s.all[name] = api.Scaler{Name: name, State: r.State, ModifyIndex: *r.CAS + 5}
-	return api.ScalerResponse{ModifyIndex: *r.CAS + 5}, nil
-}
 
 // world is what a plugin sees.
 type world struct {
@@ -76,8 +36,10 @@ type world struct {
 	asked    []observe.Target
 	opened   []sources.Config
 	closed   int
-	scalers  *scalers
 	now      time.Time
+	log      bytes.Buffer // of its plugins
+	// stateDir is that of its plugins, empty: none.
+	stateDir string
 }
 
 func (w *world) Observe(_ context.Context, t observe.Target) (observe.Snapshot, error) {
@@ -88,7 +50,7 @@ func (w *world) Observe(_ context.Context, t observe.Target) (observe.Snapshot, 
 }
 
 func newWorld(s observe.Snapshot) *world {
-	return &world{snapshot: s, scalers: &scalers{all: map[string]api.Scaler{}}, now: noon}
+	return &world{snapshot: s, now: noon}
 }
 
 // plugin starts an autoscaler of a world.
@@ -97,16 +59,35 @@ func (w *world) plugin(t *testing.T, name string, config map[string]string) *str
 	p, err := strategy.New(strategy.Config{Name: "remuda-autoscaler", Strategy: name, Now: func() time.Time { return w.now },
 		Open: func(c sources.Config, _ hclog.Logger) (strategy.View, error) {
 			w.opened = append(w.opened, c)
-			v := strategy.View{Observer: w, Close: func() { w.closed++ }}
-			if w.scalers != nil {
-				v.Scalers = w.scalers
-			}
-			return v, nil
-		}})
+			return strategy.View{Observer: w, Close: func() { w.closed++ }}, nil
+		}, Logger: hclog.New(&hclog.LoggerOptions{Output: &w.log})})
 	require.NoError(t, err)
 	t.Cleanup(p.Close)
+	if w.stateDir != "" {
+		config = maps.Clone(config)
+		if config == nil {
+			config = map[string]string{}
+		}
+		config["state_dir"] = w.stateDir
+	}
 	require.NoError(t, p.SetConfig(config))
 	return p
+}
+
+// states are those in the world's state directory.
+func (w *world) states(t *testing.T) *strategy.StateDir {
+	t.Helper()
+	d, err := strategy.OpenStateDir(w.stateDir)
+	require.NoError(t, err)
+	return d
+}
+
+// saved is the state of a key in the world's state directory.
+func (w *world) saved(t *testing.T, key string) string {
+	t.Helper()
+	raw, err := w.states(t).Load(key)
+	require.NoError(t, err)
+	return string(raw)
 }
 
 func run(t *testing.T, p *strategy.Plugin, count int64, config map[string]string) *sdk.ScalingAction {
@@ -167,7 +148,6 @@ func TestNothingIsRemovedWhileReplicasAreNotSeen(t *testing.T) {
 			config := map[string]string{"model": "m", "variant": "l4", "scale_to_zero": "true", "idle_after": "2m"}
 			maps.Copy(config, c.config)
 			w := newWorld(plainGroup(3))
-			w.scalers = nil
 			p := w.plugin(t, c.strategy, map[string]string{"controller": "none"})
 			later := func(d time.Duration) *sdk.ScalingAction {
 				w.now = w.now.Add(d)
@@ -295,101 +275,78 @@ func TestAnotherConfigurationReplacesTheFirst(t *testing.T) {
 	require.Equal(t, "c:1", w.opened[len(w.opened)-1].Consul)
 }
 
-func TestTwoAutoscalersNeverActTwice(t *testing.T) {
-	w := newWorld(model(0, 2, 0.5))
-	w.snapshot.Queue.Waiting = 8
-	a, b := w.plugin(t, strategy.HPA, nil), w.plugin(t, strategy.HPA, nil)
-	// Both have seen the model before it got busy.
-	quiet := w.snapshot
-	w.snapshot.Queue.Waiting = 4
-	require.Equal(t, none, run(t, a, 2, check).Direction)
-	require.Equal(t, none, run(t, b, 2, check).Direction)
-	w.snapshot = quiet
-	w.now = w.now.Add(10 * time.Second)
-	got := run(t, a, 2, check)
-	require.Equal(t, none, got.Direction)
-	require.Contains(t, got.Reason, "another autoscaler saved a decision about the model first", "b has kept its state since")
-	require.Equal(t, int64(2), got.Count)
-	require.Equal(t, up, run(t, b, 2, check).Direction)
-	w.now = w.now.Add(10 * time.Second)
-	require.Equal(t, up, run(t, b, 2, check).Direction, "the cooldown had kept it from being carried out")
-	require.Equal(t, up, run(t, a, 2, check).Direction, "a has b's state by now")
-	require.Equal(t, none, run(t, b, 2, check).Direction)
+// Two agents that both decide have states of their own. What they order is the same thing, of
+// which the controller takes one: absolute numbers, and the model's index.
+func TestTwoAutoscalersOrderTheSame(t *testing.T) {
+	for _, name := range strategy.Names() {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(busy(2))
+			a, b := run(t, w.plugin(t, name, nil), 2, check), run(t, w.plugin(t, name, nil), 2, check)
+			require.Equal(t, up, a.Direction, a.Reason)
+			require.Equal(t, a, b)
+			require.Equal(t, "7", a.Meta[target.ActionIndex])
+			require.NotEmpty(t, a.Meta[target.ActionTargets])
+		})
+	}
 }
 
 func TestWindowsSurviveARestart(t *testing.T) {
-	dir := t.TempDir()
-	for _, c := range []struct {
-		name   string
-		config map[string]string
-		plain  bool
-	}{{name: "in the controller"}, {name: "in a directory", config: map[string]string{"state_dir": dir}, plain: true}} {
-		t.Run(c.name, func(t *testing.T) {
+	for name, want := range map[string]sdk.ScaleDirection{"with state_dir": down, "in memory": none} {
+		t.Run(name, func(t *testing.T) {
 			w := newWorld(model(0, 4, 0.5))
-			if c.plain {
-				w.scalers = nil
+			if want == down {
+				w.stateDir = t.TempDir()
 			}
 			w.snapshot.Queue.Waiting = 8 // 4 are right
-			p := w.plugin(t, strategy.HPA, c.config)
+			p := w.plugin(t, strategy.HPA, nil)
 			require.Equal(t, none, run(t, p, 4, check).Direction)
 			w.snapshot.Queue.Waiting = 2
 			for range 9 { // 4.5 min of the window's 5
 				w.now = w.now.Add(30 * time.Second)
 				require.Equal(t, none, run(t, p, 4, check).Direction)
 			}
-			p = w.plugin(t, strategy.HPA, c.config)
+			p = w.plugin(t, strategy.HPA, nil)
 			w.now = w.now.Add(40 * time.Second)
-			require.Equal(t, down, run(t, p, 4, check).Direction, "the window has passed, half of it in another process")
+			a := run(t, p, 4, check)
+			require.Equal(t, want, a.Direction, "the window has passed, most of it in another process: %s", a.Reason)
 		})
 	}
 }
 
-func TestAStoreThatIsAway(t *testing.T) {
-	w := newWorld(model(0, 2, 0.5))
-	w.scalers.down = errors.New("no leader")
-	w.snapshot.Queue.Waiting = 8
-	hpa, capacity := w.plugin(t, strategy.HPA, nil), w.plugin(t, strategy.Capacity, nil)
-	got := run(t, hpa, 2, check)
-	require.Equal(t, none, got.Direction)
-	require.Contains(t, got.Reason, "cannot save the scaling windows")
-	w.snapshot = model(0, 2, 0.75)
-	require.Equal(t, up, run(t, capacity, 2, check).Direction, "it has no windows")
-	w.snapshot.Queue.Waiting = 8
-	w.scalers.down = nil
-	w.now = w.now.Add(10 * time.Second)
-	require.Equal(t, up, run(t, hpa, 2, check).Direction, "it goes on by itself")
-}
-
-// Somebody deletes it, or the controller's state is restored from before it was there.
-func TestAStateThatIsForgottenIsWrittenAnew(t *testing.T) {
-	w := newWorld(model(0, 2, 0.5))
+// A full disk costs what a restart would know, and no decision.
+func TestAStateThatCannotBeSaved(t *testing.T) {
+	w := newWorld(busy(2))
+	w.stateDir = t.TempDir()
 	p := w.plugin(t, strategy.HPA, nil)
-	w.snapshot.Queue.Waiting = 4
-	require.Equal(t, none, run(t, p, 2, check).Direction)
-	require.NotEmpty(t, w.scalers.all)
-	clear(w.scalers.all)
-	w.snapshot.Queue.Waiting = 8
-	w.now = w.now.Add(10 * time.Second)
-	require.Equal(t, none, run(t, p, 2, check).Direction)
-	w.now = w.now.Add(10 * time.Second)
-	got := run(t, p, 2, check)
-	require.Equal(t, up, got.Direction, got.Reason)
-	require.NotEmpty(t, w.scalers.all)
+	require.NoError(t, os.RemoveAll(w.stateDir))
+	require.Equal(t, up, run(t, p, 2, check).Direction)
+	require.Contains(t, w.log.String(), "cannot save the strategy's state")
+	require.Empty(t, w.saved(t, "remuda-hpa/m")) // this makes the directory again
+	w.now = w.now.Add(30 * time.Second)
+	run(t, p, 2, check)
+	require.NotEmpty(t, w.saved(t, "remuda-hpa/m"), "it is saved when that is possible again")
 }
 
-func TestTheStoreIsNotWrittenAtEveryDecision(t *testing.T) {
+func TestTheStateIsNotSavedAtEveryDecision(t *testing.T) {
 	w := newWorld(model(1, 1, 0.5))
+	w.stateDir = t.TempDir()
 	p := w.plugin(t, strategy.Capacity, nil)
+	saves, last := 0, ""
 	for range 31 {
-		run(t, p, 2, check)
+		a := run(t, p, 2, check)
+		require.Equal(t, none, a.Direction, a.Reason)
+		if now := w.saved(t, "remuda-capacity/m"); now != last {
+			saves, last = saves+1, now
+		}
 		w.now = w.now.Add(2 * time.Second)
 	}
-	require.Equal(t, 3, w.scalers.saves)
+	require.Equal(t, 3, saves)
 }
 
 func TestUsageIsAveragedAndRemembered(t *testing.T) {
 	w := newWorld(model(0, 2, 0.5))
 	w.snapshot.Queue.InFlight = 6 // of 8 slots
+	w.stateDir = t.TempDir()
 	p := w.plugin(t, strategy.Utilization, map[string]string{"usage_window": "3m"})
 	last := func(load int, minutes int) *sdk.ScalingAction {
 		var a *sdk.ScalingAction
@@ -534,37 +491,60 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
-func TestStores(t *testing.T) {
-	dir, err := strategy.InDir(filepath.Join(t.TempDir(), "state"))
+func TestStateDir(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "made", "state")
+	d, err := strategy.OpenStateDir(path)
 	require.NoError(t, err)
-	for name, s := range map[string]strategy.Store{
-		"controller": strategy.InController(&scalers{all: map[string]api.Scaler{}}), "directory": dir, "process": strategy.InProcess(),
-	} {
-		t.Run(name, func(t *testing.T) {
-			for _, key := range []string{"remuda-hpa/org/m", "a key that is no name: \x00/../x"} {
-				raw, index, err := s.Load(t.Context(), key)
-				require.NoError(t, err)
-				require.Nil(t, raw)
-				first, err := s.Save(t.Context(), key, []byte(`{"a":1}`), index)
-				require.NoError(t, err)
-				_, err = s.Save(t.Context(), key, []byte(`{"a":2}`), index)
-				require.ErrorIs(t, err, strategy.ErrRaced)
-				second, err := s.Save(t.Context(), key, []byte(`{"a":3}`), first)
-				require.NoError(t, err)
-				raw, index, err = s.Load(t.Context(), key)
-				require.NoError(t, err)
-				require.JSONEq(t, `{"a":3}`, string(raw))
-				require.Equal(t, second, index)
-			}
-		})
+	keys := []string{"remuda-hpa/org/m", "a key that is no name: \x00/../x"}
+	for _, key := range keys {
+		raw, err := d.Load(key)
+		require.NoError(t, err)
+		require.Nil(t, raw)
+		for _, state := range []string{`{"a":1}`, `{"a":2}`} {
+			require.NoError(t, d.Save(key, []byte(state)))
+			raw, err = d.Load(key)
+			require.NoError(t, err)
+			require.JSONEq(t, state, string(raw))
+		}
 	}
+	files, err := os.ReadDir(path)
+	require.NoError(t, err)
+	require.Len(t, files, len(keys), "a file for each key, and nothing beside them")
+
+	// A file that is replaced is another file: whoever has the old one open reads it whole.
+	name := filepath.Join(path, files[0].Name())
+	before, err := os.Stat(name)
+	require.NoError(t, err)
+	for _, key := range keys {
+		require.NoError(t, d.Save(key, []byte(`{"a":3}`)))
+	}
+	after, err := os.Stat(name)
+	require.NoError(t, err)
+	require.False(t, os.SameFile(before, after))
+	require.Equal(t, os.FileMode(0o600), after.Mode().Perm())
 }
 
-func TestABrokenStateIsWrittenAnew(t *testing.T) {
-	w := newWorld(model(0, 2, 0.5))
-	w.scalers.all["remuda-hpa/m"] = api.Scaler{State: []byte(`{"state":{"idle_ns":-5}}`), ModifyIndex: 3}
-	w.snapshot.Queue.Waiting = 8
-	p := w.plugin(t, strategy.HPA, nil)
-	require.Equal(t, up, run(t, p, 2, check).Direction)
-	require.Equal(t, uint64(8), w.scalers.all["remuda-hpa/m"].ModifyIndex)
+// A state that cannot be read is reported with its file, counts as none and is replaced.
+func TestADamagedStateIsReplaced(t *testing.T) {
+	const key = "remuda-hpa/m"
+	for name, c := range map[string]struct{ content, want string }{
+		"cut":            {`{"key":"remuda-hpa/m","state":{"sta`, "is damaged"},
+		"empty":          {"", "is damaged"},
+		"of another key": {`{"key":"remuda-hpa/x","state":{"state":{}}}`, `has the state of \"remuda-hpa/x\": expected that of \"remuda-hpa/m\"`},
+		"impossible":     {`{"key":"remuda-hpa/m","state":{"state":{"idle_ns":-5}}}`, "idle_ns is -5: must be 0 or more"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(busy(2))
+			w.stateDir = t.TempDir()
+			require.NoError(t, w.states(t).Save(key, []byte("{}")))
+			files, err := filepath.Glob(filepath.Join(w.stateDir, "*"))
+			require.NoError(t, err)
+			require.Len(t, files, 1)
+			require.NoError(t, os.WriteFile(files[0], []byte(c.content), 0o600))
+			require.Equal(t, up, run(t, w.plugin(t, strategy.HPA, nil), 2, check).Direction)
+			require.Contains(t, w.log.String(), files[0])
+			require.Contains(t, w.log.String(), c.want)
+			require.Contains(t, w.saved(t, key), `"events"`, "what it did is in the new state")
+		})
+	}
 }

@@ -178,7 +178,7 @@ func restless(replicas int, d time.Duration) *loaded {
 	return l
 }
 
-// The state of a week must fit into the controller's store.
+// The state of a week is written to disk every half minute.
 func TestTheStateIsSmallEnough(t *testing.T) {
 	l := restless(10, 8*24*time.Hour)
 	raw, err := json.Marshal(l.call.State)
@@ -188,12 +188,14 @@ func TestTheStateIsSmallEnough(t *testing.T) {
 
 	w := newWorld(l.call.Snapshot)
 	w.now = time.Unix(0, l.call.Now)
-	w.scalers.all["remuda-predictive/m"] = apiScaler(t, l.call.State)
+	w.stateDir = t.TempDir()
+	memory, err := json.Marshal(map[string]any{"state": l.call.State})
+	require.NoError(t, err)
+	require.NoError(t, w.states(t).Save("remuda-predictive/m", memory))
 	p := w.plugin(t, strategy.Predictive, nil)
 	w.snapshot.Queue.Waiting = 500 // so that it acts, and keeps its state
 	require.Equal(t, up, run(t, p, 10, check).Direction)
-	kept := w.scalers.all["remuda-predictive/m"].State
-	require.Less(t, len(kept), 64<<10)
+	require.Less(t, len(w.saved(t, "remuda-predictive/m")), 64<<10)
 
 	again := w.plugin(t, strategy.Predictive, nil)
 	w.now = w.now.Add(10 * time.Second)
@@ -276,7 +278,7 @@ func TestDecisionsOfALargeState(t *testing.T) {
 	require.NoError(t, err)
 	require.Zero(t, one2.Turn())
 	for range 3 {
-		require.NoError(t, one2.Write(&strategy.Record{Held: fmt.Sprintf("%800d", len(raw))}))
+		require.NoError(t, one2.Write(&strategy.Record{Answer: strategy.Answer{Reason: fmt.Sprintf("%800d", len(raw))}}))
 	}
 	require.Equal(t, int64(2), one2.Turn(), "each rotation makes the next record whole")
 	require.NoError(t, one2.Close())

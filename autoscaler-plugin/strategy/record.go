@@ -22,8 +22,6 @@ type Record struct {
 	// Before is the hash of Call.State where that is left out, as an earlier record of the model
 	// led to it; see Replayer.
 	Before string `json:"state_hash,omitempty"`
-	// Held says why the answer was not given, where the state could not be kept.
-	Held string `json:"held,omitempty"`
 }
 
 // maxLine is how long a line of a decisions file may be.

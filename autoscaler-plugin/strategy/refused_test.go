@@ -12,7 +12,6 @@ import (
 
 	"remuda/autoscaler-plugin/measure"
 	"remuda/autoscaler-plugin/strategy"
-	"remuda/controller/api"
 )
 
 // decisions are all records of a file, each of which is the same again.
@@ -74,6 +73,7 @@ func TestRefusedRequestsAreAveragedAndRemembered(t *testing.T) {
 	w := newWorld(model(0, 2, 0.5))
 	w.snapshot.Queue.Served = of(1)
 	dir := t.TempDir()
+	w.stateDir = filepath.Join(dir, "state")
 	process := func(name string) (*strategy.Plugin, string) {
 		path := filepath.Join(dir, name)
 		return w.plugin(t, strategy.Utilization, map[string]string{"usage_window": "3m", "decisions": path}), path
@@ -133,6 +133,7 @@ func TestALiveModelGrowsWhereRequestsAreRefused(t *testing.T) {
 // The memory stays small however often the counter is looked at.
 func TestWhatIsRememberedOfRefusedRequestsIsBounded(t *testing.T) {
 	w := newWorld(model(0, 2, 0.5))
+	w.stateDir = t.TempDir()
 	p := w.plugin(t, strategy.Utilization, map[string]string{"usage_window": "10m"})
 	for i := range 180 {
 		w.now = w.now.Add(15 * time.Second)
@@ -145,7 +146,7 @@ func TestWhatIsRememberedOfRefusedRequestsIsBounded(t *testing.T) {
 			Recent []struct{ Count, Seconds float64 }
 		}
 	}
-	require.NoError(t, json.Unmarshal(w.scalers.all["remuda-utilization/m"].State, &kept))
+	require.NoError(t, json.Unmarshal([]byte(w.saved(t, "remuda-utilization/m")), &kept))
 	require.Len(t, kept.Refused.Recent, 10)
 	for _, r := range kept.Refused.Recent[:9] {
 		require.Equal(t, struct{ Count, Seconds float64 }{20, 60}, r)
@@ -161,12 +162,11 @@ func TestABrokenMemoryOfRefusedRequestsIsWrittenAnew(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(model(0, 2, 0.5))
-			w.scalers.all["remuda-utilization/m"] = api.Scaler{State: []byte(`{"state":{},"refused":` + state + `}`), ModifyIndex: 3}
+			w.stateDir = t.TempDir()
+			require.NoError(t, w.states(t).Save("remuda-utilization/m", []byte(`{"state":{},"refused":`+state+`}`)))
 			w.snapshot.Queue.Refused = measure.Of(7)
 			run(t, w.plugin(t, strategy.Utilization, nil), 2, check)
-			kept := w.scalers.all["remuda-utilization/m"]
-			require.Equal(t, uint64(8), kept.ModifyIndex)
-			require.Contains(t, string(kept.State), `"refused":{"total":7,"at":"2026-05-04T12:00:00Z"}`)
+			require.Contains(t, w.saved(t, "remuda-utilization/m"), `"refused":{"total":7,"at":"2026-05-04T12:00:00Z"}`)
 		})
 	}
 }

@@ -63,10 +63,6 @@ const (
 // readMemory reads what was kept.
 func readMemory(raw []byte) (memory, error) {
 	var m memory
-	raw, err := unpack(raw)
-	if err != nil {
-		return memory{}, err
-	}
 	if err := json.Unmarshal(raw, &m); err != nil {
 		return memory{}, fmt.Errorf("read the state: %w", err)
 	}

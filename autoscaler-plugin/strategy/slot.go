@@ -1,9 +1,7 @@
 package strategy
 
 import (
-	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -16,8 +14,7 @@ type slot struct {
 	key    string
 	model  string
 	memory memory
-	// index is the store's; loaded: memory is what the store has, or newer.
-	index  uint64
+	// loaded: memory is what the state directory has, or newer.
 	loaded bool
 	saved  time.Time
 	chain  chain
@@ -28,72 +25,42 @@ type slot struct {
 	used time.Time
 }
 
-// How long the store may take, and how often what changes nothing is kept: a state that is
-// older by that much makes a window end that much earlier, after a restart.
-const (
-	storeTimeout = 5 * time.Second
-	keepEvery    = 30 * time.Second
-	// keepLargeEvery is that of a week's usage and of remuda-predictive's state, of some 20 KB:
-	// the controller writes each to disk.
-	keepLargeEvery = 5 * time.Minute
-)
+// keepEvery is how often a state is saved where nothing was changed: after a crash a window
+// lacks what was observed since.
+const keepEvery = 30 * time.Second
 
-// load fetches what was kept. Where that fails, the strategy starts with nothing, which
-// scales nothing down before its windows have passed, and tries again the next time.
-func (s *slot) load(ctx context.Context, from Store) error {
-	if s.loaded {
+// load reads what was saved, once. Where that fails the strategy starts without a state, which
+// removes nothing before one full window (Call.holdUntilWatched).
+func (s *slot) load(from *StateDir) error {
+	if s.loaded || from == nil {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
-	defer cancel()
-	raw, index, err := from.Load(ctx, s.key)
-	if err != nil {
+	s.loaded = true
+	raw, err := from.Load(s.key)
+	if raw == nil || err != nil {
 		return err
-	}
-	s.loaded, s.index = true, index
-	if raw == nil {
-		return nil
 	}
 	m, err := readMemory(raw)
 	if err != nil {
-		return err // what cannot be read is written anew, under its index
+		return fmt.Errorf("state file %s is damaged: %w", from.path(s.key), err)
 	}
-	m.samples, m.sampled = s.memory.samples, s.memory.sampled
-	s.memory, s.chain = m, chain{}
+	s.memory = m
 	return nil
 }
 
-// keep saves the memory, where it must be or where it is time.
-func (s *slot) keep(ctx context.Context, to Store, now time.Time, must bool) error {
-	every := keepEvery
-	if s.memory.Week != nil || s.memory.State.large() {
-		every = keepLargeEvery
-	}
+// keep saves the memory where the decision acts, or where it is time.
+func (s *slot) keep(to *StateDir, now time.Time, acts bool) error {
 	since := now.Sub(s.saved)
-	if !must && since >= 0 && since < every {
+	if to == nil || !acts && since >= 0 && since < keepEvery {
 		return nil
 	}
+	s.saved = now // also where it fails: a full disk is not tried at every decision
 	raw, err := json.Marshal(&s.memory)
 	if err != nil {
 		return fmt.Errorf("save the state: %w", err)
 	}
-	if raw, err = pack(raw); err != nil {
-		return err
+	if err := to.Save(s.key, raw); err != nil {
+		return fmt.Errorf("save the state: %w", err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
-	defer cancel()
-	index, err := to.Save(ctx, s.key, raw, s.index)
-	switch {
-	case errors.Is(err, ErrRaced):
-		// The other one's state is the one that holds.
-		s.loaded = false
-		return err
-	case err != nil:
-		if !must {
-			s.saved = now // not at every decision, while it is away
-		}
-		return err
-	}
-	s.index, s.saved = index, now
 	return nil
 }

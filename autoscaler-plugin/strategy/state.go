@@ -15,6 +15,10 @@ import (
 type State struct {
 	// Last is the clock of the last decision, in nanoseconds since 1970; 0: there was none.
 	Last int64 `json:"last_ns,omitempty"`
+	// WatchedFor is for how long the load was observed without a break, WatchedAt the clock of
+	// the last decision that observed it; see Call.holdUntilWatched.
+	WatchedFor time.Duration `json:"watched_ns,omitempty"`
+	WatchedAt  int64         `json:"watched_at_ns,omitempty"`
 	// IdleFor is for how long no request was there.
 	IdleFor time.Duration `json:"idle_ns,omitempty"`
 	// Current is how many replicas there were at the last decision.
@@ -38,19 +42,27 @@ type State struct {
 // that jumped or a host that was suspended makes no idle time (see hpa.Behavior.MaxGapSeconds).
 const maxGap = time.Minute
 
-// pass tells how much time passed since the last decision.
-func (s *State) pass(now int64) time.Duration {
-	elapsed := time.Duration(0)
-	if s.Last != 0 && now > s.Last {
-		elapsed = min(time.Duration(now-s.Last), maxGap)
+// pass moves the state's clock, and returns how much time passed since the last decision. After
+// a break it ends what goes by the time that was watched.
+func (c *Call) pass(s *State) time.Duration {
+	gap := time.Duration(0)
+	if s.Last != 0 && c.Now > s.Last {
+		gap = time.Duration(c.Now - s.Last)
 	}
-	s.Last = now
-	return elapsed
+	s.Last = c.Now
+	if c.broke(gap) {
+		s.IdleFor, s.Shrinks, s.ShrinksFor, s.HPA = 0, false, 0, nil
+		return 0
+	}
+	return min(gap, maxGap)
 }
 
 // Validate says what cannot be in a State that was read from outside.
 func (s *State) Validate() error {
 	var errs []error
+	if s.WatchedFor < 0 {
+		errs = append(errs, fmt.Errorf("watched_ns is %d: must be 0 or more", s.WatchedFor))
+	}
 	if s.IdleFor < 0 {
 		errs = append(errs, fmt.Errorf("idle_ns is %d: must be 0 or more", s.IdleFor))
 	}

@@ -85,7 +85,7 @@ func TestTheAlarm(t *testing.T) {
 	p, err := strategy.New(strategy.Config{Name: "x", Strategy: strategy.Capacity, Now: func() time.Time { return w.now },
 		Logger: hclog.New(&hclog.LoggerOptions{Output: &log, Level: hclog.Info}),
 		Open: func(sources.Config, hclog.Logger) (strategy.View, error) {
-			return strategy.View{Observer: w, Scalers: w.scalers}, nil
+			return strategy.View{Observer: w}, nil
 		}})
 	require.NoError(t, err)
 	t.Cleanup(p.Close)

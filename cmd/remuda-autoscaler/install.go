@@ -51,7 +51,8 @@ Keys of the config block:
   scrape_interval      time between two reads of an engine's metrics (5s)
 Keys of a strategy's config block only:
   decisions            file to which each decision is written with its inputs; 3 files of 64 MiB are kept
-  state_dir            directory for the strategy's state, for a setup without a controller
+  state_dir            directory for the strategy's state. Without it the state is in memory, and after each
+                       start nothing shrinks until one full window was observed
   metrics_listen       address of a Prometheus endpoint, such as "127.0.0.1:9836"
 Keys of a check's strategy block (the config block may set their defaults):
   model, namespace, served_as, dialect, scale_to_zero (false), idle_after (5m),

@@ -62,10 +62,9 @@ func launch(t *testing.T, bin, kind string, face plugin.Plugin, args ...string) 
 
 // controller is one with a sleeping model that three requests wait for.
 type controller struct {
-	mu      sync.Mutex
-	status  api.ModelStatus
-	scaled  []api.ScaleRequest
-	scalers map[string]api.Scaler
+	mu     sync.Mutex
+	status api.ModelStatus
+	scaled []api.ScaleRequest
 }
 
 func (c *controller) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -76,24 +75,8 @@ func (c *controller) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(status)
 		answer(api.Error{Code: code, Message: code})
 	}
-	name, scaler := strings.CutPrefix(r.URL.Path, "/v1/scaler/")
-	switch {
-	case scaler && r.Method == http.MethodGet:
-		s, ok := c.scalers[name]
-		if !ok {
-			refuse(http.StatusNotFound, api.CodeNotFound)
-			return
-		}
-		answer(s)
-	case scaler:
-		var rq api.ScalerRequest
-		if json.NewDecoder(r.Body).Decode(&rq) != nil || rq.CAS == nil || *rq.CAS != c.scalers[name].ModifyIndex {
-			refuse(http.StatusConflict, api.CodeConflict)
-			return
-		}
-		c.scalers[name] = api.Scaler{Name: name, State: rq.State, ModifyIndex: *rq.CAS + 10}
-		answer(api.ScalerResponse{Name: name, ModifyIndex: *rq.CAS + 10})
-	case r.URL.Path == "/v1/model/m/scale":
+	switch r.URL.Path {
+	case "/v1/model/m/scale":
 		var rq api.ScaleRequest
 		if json.NewDecoder(r.Body).Decode(&rq) != nil || rq.CAS != c.status.Model.ModifyIndex {
 			refuse(http.StatusConflict, api.CodeConflict)
@@ -103,7 +86,7 @@ func (c *controller) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		c.status.Model.Target = 1
 		c.status.Model.ModifyIndex++
 		answer(api.ScaleResponse{Model: "m", Target: 1, Changed: true, ModifyIndex: c.status.Model.ModifyIndex})
-	case r.URL.Path == "/v1/model/m":
+	case "/v1/model/m":
 		answer(c.status)
 	default:
 		refuse(http.StatusNotFound, api.CodeNotFound)
@@ -112,7 +95,7 @@ func (c *controller) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 func newController(t *testing.T) (*controller, string) {
 	t.Helper()
-	c := &controller{scalers: map[string]api.Scaler{}, status: api.ModelStatus{
+	c := &controller{status: api.ModelStatus{
 		Model: api.Model{Name: "m", Variants: []api.Variant{{Name: "h100", Cost: 8, Slots: 4}, {Name: "l4", Cost: 1, Slots: 4}},
 			Max: 9, Management: "full", ModifyIndex: 42},
 		VariantCounts: map[string]api.Counts{"h100": {}, "l4": {}},
@@ -146,6 +129,7 @@ func TestThePluginBinaryScalesAModel(t *testing.T) {
 	_, err = looker.Query("queue/other", sdk.TimeRange{To: now})
 	require.ErrorContains(t, err, "unknown to the controller")
 
+	states := t.TempDir()
 	for i, name := range []string{"remuda-capacity", "remuda-hpa", "remuda-utilization"} {
 		t.Run(name, func(t *testing.T) {
 			ctl.mu.Lock()
@@ -157,7 +141,7 @@ func TestThePluginBinaryScalesAModel(t *testing.T) {
 			require.ErrorContains(t, s.SetConfig(map[string]string{"controller": url, "kv_treshold": "1"}), "kv_treshold is an unknown key")
 			_, err := s.Run(&sdk.ScalingCheckEvaluation{Check: &sdk.ScalingPolicyCheck{Strategy: &sdk.ScalingPolicyStrategy{Name: name}}, Action: &sdk.ScalingAction{}}, 0)
 			require.ErrorContains(t, err, "not configured")
-			with := map[string]string{"decisions": decisions}
+			with := map[string]string{"decisions": decisions, "state_dir": states}
 			for k, v := range config {
 				with[k] = v
 			}
@@ -172,8 +156,9 @@ func TestThePluginBinaryScalesAModel(t *testing.T) {
 			require.Equal(t, []api.ScaleRequest{{Variants: map[string]int{"h100": 0, "l4": 1}, Reason: got.Action.Reason, Origin: "autoscaler", CAS: index}}, ctl.scaled)
 			var none *sdk.TargetScalingNoOpError
 			require.ErrorAs(t, scaler.Scale(*got.Action, policy), &none, "the same decision twice")
-			require.Contains(t, ctl.scalers, name+"/m", "the state is kept in the controller")
-			require.Len(t, ctl.scalers, i+1)
+			saved, err := filepath.Glob(filepath.Join(states, "*.json"))
+			require.NoError(t, err)
+			require.Len(t, saved, i+1, "strategies may share a state_dir: each has a file of its own")
 
 			out, err := exec.Command(bin, "replay", decisions).CombinedOutput()
 			require.NoError(t, err, "%s", out)

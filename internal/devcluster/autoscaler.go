@@ -190,7 +190,9 @@ strategy %s {
   config = {
     %[3]s
     decisions  = %[4]s
-`, hclString(strategy), hclString(autoscalerPlugin), where, hclString(c.dir.join(numbered("autoscaler", number), name+".decisions.json")))
+    state_dir  = %[5]s
+`, hclString(strategy), hclString(autoscalerPlugin), where, hclString(c.dir.join(numbered("autoscaler", number), name+".decisions.json")),
+			hclString(c.dir.join(numbered("autoscaler", number), "state")))
 		if i == 0 { // each needs an address of its own, and there is one
 			fmt.Fprintf(&b, "    metrics_listen = %s\n", hclString(c.ports.addr(numbered("autoscaler-metrics", number))))
 		}
