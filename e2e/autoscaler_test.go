@@ -360,6 +360,9 @@ func bothLead(t *testing.T, s *scaled) {
 	s.awaits(3*time.Minute, "three replicas of cheap", func(cheap, _ api.Counts) bool { return cheap.Hot == 3 })
 	for _, name := range autoscalers {
 		grows(t, s.decisionsFile(name), 3)
+		saved, err := filepath.Glob(filepath.Join(s.info.DataDir, name, "state", "*.json"))
+		require.NoError(t, err)
+		require.Len(t, saved, 1, "each agent has a state of its own")
 	}
 	l.none()
 	s.grewOnce(3)

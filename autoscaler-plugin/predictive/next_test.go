@@ -315,7 +315,7 @@ func TestStateStaysSmall(t *testing.T) {
 	}
 	raw, err := json.Marshal(m.state)
 	require.NoError(t, err)
-	require.Less(t, len(raw), 56<<10, "the controller's store takes 64 KiB")
+	require.Less(t, len(raw), 56<<10, "it is written to disk every half minute")
 	c := m.state.Clone()
 	require.Equal(t, m.state, c)
 	m.step(10)

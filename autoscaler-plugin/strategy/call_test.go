@@ -68,7 +68,7 @@ func utilizationCall(s observe.Snapshot) strategy.Call {
 	c.MinCount, c.MaxCount, c.Scaling.EZ.Active = 0, hpa.MaxCount, true
 	return strategy.Call{Strategy: strategy.Utilization, Now: noon.UnixNano(), Snapshot: s, Usage: measure.Of(60),
 		State: strategy.State{WatchedFor: time.Minute, WatchedAt: noon.UnixNano()}, Options: strategy.Options{Model: "m", IdleAfter: time.Minute,
-		Utilization: &strategy.UtilizationOptions{Config: c, Window: time.Minute}}}
+			Utilization: &strategy.UtilizationOptions{Config: c, Window: time.Minute}}}
 }
 
 func TestCapacity(t *testing.T) {

@@ -531,6 +531,7 @@ func TestADamagedStateIsReplaced(t *testing.T) {
 		"cut":            {`{"key":"remuda-hpa/m","state":{"sta`, "is damaged"},
 		"empty":          {"", "is damaged"},
 		"of another key": {`{"key":"remuda-hpa/x","state":{"state":{}}}`, `has the state of \"remuda-hpa/x\": expected that of \"remuda-hpa/m\"`},
+		"no time":        {`{"key":"remuda-hpa/m","state":{"state":{"watched_ns":-1}}}`, "watched_ns is -1: must be 0 or more"},
 		"impossible":     {`{"key":"remuda-hpa/m","state":{"state":{"idle_ns":-5}}}`, "idle_ns is -5: must be 0 or more"},
 	} {
 		t.Run(name, func(t *testing.T) {

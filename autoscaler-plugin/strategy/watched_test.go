@@ -124,6 +124,23 @@ func TestNothingIsRemovedBeforeOneFullWindow(t *testing.T) {
 	}
 }
 
+// A policy that is evaluated every ten minutes shrinks where its behavior says that such gaps
+// count.
+func TestAPolicyThatIsRarelyEvaluatedShrinks(t *testing.T) {
+	for gap, want := range map[string]sdk.ScaleDirection{"1200": down, "0": down, "60": none} {
+		t.Run(gap, func(t *testing.T) {
+			config := maps.Clone(check)
+			config["behavior"] = `{"max_gap_seconds":` + gap + `}`
+			w := newWorld(calm(6))
+			p := w.plugin(t, strategy.HPA, nil)
+			require.Equal(t, none, run(t, p, 6, config).Direction)
+			w.now = w.now.Add(10 * time.Minute)
+			a := run(t, p, 6, config)
+			require.Equal(t, want, a.Direction, a.Reason)
+		})
+	}
+}
+
 // unknown is a model of which nothing can be read but how many replicas it has.
 func unknown(s observe.Snapshot) observe.Snapshot {
 	s.Engines, s.Queue = nil, observe.Queue{}

@@ -154,16 +154,6 @@ var routes = []*route{
 		tag: "pipelines", id: "DeletePipeline", summary: "Delete a pipeline.",
 		params: []param{{name: "cas", about: "The pipeline's ModifyIndex as the caller knows it; none: any.", number: true}}},
 
-	{method: http.MethodGet, pattern: "/v1/scalers", access: accessRead, where: whereRead, read: (*Server).listScalers,
-		tag: "scalers", id: "Scalers", summary: "List the scalers, without their stored state.", out: []api.ScalerSummary{}},
-	{method: http.MethodGet, pattern: "/v1/scaler/{scaler}", access: accessRead, where: whereRead, read: (*Server).getScaler,
-		tag: "scalers", id: "Scaler", summary: "The stored state of a scaler.", out: api.Scaler{}},
-	{method: http.MethodPut, pattern: "/v1/scaler/{scaler}", access: accessScale, where: whereLeader, act: (*Server).setScaler,
-		tag: "scalers", id: "SetScaler", summary: "Store the state of a scaler.", in: api.ScalerRequest{}, out: api.ScalerResponse{}},
-	{method: http.MethodDelete, pattern: "/v1/scaler/{scaler}", access: accessScale, where: whereLeader, act: (*Server).deleteScaler,
-		tag: "scalers", id: "DeleteScaler", summary: "Delete a scaler.",
-		params: []param{{name: "cas", about: "The scaler's ModifyIndex as the caller knows it; none: any.", number: true}}},
-
 	{method: http.MethodGet, pattern: "/v1/dedicated", access: accessRead, where: whereRead, read: (*Server).getDedicated,
 		tag: "dedicated", id: "Dedicated", summary: "The current dedicated set.", out: api.Dedicated{}},
 	{method: http.MethodPut, pattern: "/v1/dedicated", access: accessOperator, where: whereLeader, act: (*Server).setDedicated,

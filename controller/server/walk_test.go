@@ -46,8 +46,6 @@ func TestEveryRouteAnswersAsDescribed(t *testing.T) {
 	require.NoError(t, err)
 	_, err = m.client.ApplyPipeline(t.Context(), "there", api.PipelineRequest{File: pipelineFile("there", "m", "none")})
 	require.NoError(t, err)
-	_, err = m.client.SetScaler(t.Context(), "there", api.ScalerRequest{State: json.RawMessage("1")})
-	require.NoError(t, err)
 	var snapshot bytes.Buffer
 	require.NoError(t, m.client.SaveSnapshot(t.Context(), &snapshot, api.QueryOptions{}))
 	spare := token(t, m.client, "read-only")
@@ -75,10 +73,6 @@ func TestEveryRouteAnswersAsDescribed(t *testing.T) {
 		"GET /v1/pipeline/{pipeline}":           {path: "/v1/pipeline/there"},
 		"PUT /v1/pipeline/{pipeline}":           {path: "/v1/pipeline/fresh", body: `{"File":` + quoted(pipelineFile("fresh", "m")) + `}`},
 		"DELETE /v1/pipeline/{pipeline}":        {path: "/v1/pipeline/there"},
-		"GET /v1/scalers":                       {path: "/v1/scalers"},
-		"GET /v1/scaler/{scaler}":               {path: "/v1/scaler/there"},
-		"PUT /v1/scaler/{scaler}":               {path: "/v1/scaler/fresh", body: `{"State":{"a":[1,"<"]},"CAS":0}`},
-		"DELETE /v1/scaler/{scaler}":            {path: "/v1/scaler/there"},
 		"GET /v1/dedicated":                     {path: "/v1/dedicated"},
 		"PUT /v1/dedicated":                     {path: "/v1/dedicated", body: `{"Models":{"new":1}}`},
 		"DELETE /v1/dedicated":                  {path: "/v1/dedicated"},

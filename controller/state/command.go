@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// Type is a command's first byte in the Raft log. Types are never reused.
+// Type is a command's first byte in the Raft log. Types are never reused: 21 is retired.
 type Type byte
 
 // The types of commands.
@@ -30,7 +30,6 @@ const (
 	TypeSetDedicated    Type = 18
 	TypeSetSchedule     Type = 19
 	TypeSetPipeline     Type = 20
-	TypeSetScaler       Type = 21
 	TypeSetVariants     Type = 22
 )
 
@@ -106,7 +105,6 @@ var commands = map[Type]func() Command{
 	TypeSetDedicated:    func() Command { return new(SetDedicated) },
 	TypeSetSchedule:     func() Command { return new(SetSchedule) },
 	TypeSetPipeline:     func() Command { return new(SetPipeline) },
-	TypeSetScaler:       func() Command { return new(SetScaler) },
 	TypeSetVariants:     func() Command { return new(SetVariants) },
 }
 

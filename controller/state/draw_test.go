@@ -134,10 +134,8 @@ func drawCommand(t *rapid.T, v *state.View) state.Command {
 	drawMark := func() state.Mark {
 		return state.Mark{Key: ids("evicted\x1f", 3).Draw(t, "mark"), Time: pick([]time.Time{now, now, {}}).Draw(t, "marked")}
 	}
-	switch between(0, 55).Draw(t, "command") {
+	switch between(0, 52).Draw(t, "command") {
 	case 50, 51, 52:
-		return drawScaler(t, v)
-	case 53, 54, 55:
 		return drawVariants(t, v)
 	case 48, 49:
 		return drawPipeline(t)

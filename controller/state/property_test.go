@@ -250,8 +250,6 @@ func checkEffect(t require.TestingT, c state.Command, before, after *state.View)
 		}
 	case *state.SetVariants:
 		checkVariants(t, c, before.Model(nil, c.Model), after.Model(nil, c.Model))
-	case *state.SetScaler:
-		checkScaler(t, c, before, after)
 	case *state.SetExpected:
 		old, m := before.Model(nil, c.Model), after.Model(nil, c.Model)
 		require.Equal(t, c.Replicas, m.Expected[c.Pool])
@@ -420,8 +418,6 @@ func FuzzApply(f *testing.F) {
 	seed(&state.SetSchedule{File: "window \"office\" {}"})
 	seed(pipelineOf("p", "m"))
 	seed(&state.SetPipeline{Name: "p", Delete: true, ModifyIndex: ptr(uint64(0))})
-	seed(scalerOf("s/hpa", `{"up":[1,2]}`))
-	seed(&state.SetScaler{Name: "s/hpa", Delete: true, ModifyIndex: ptr(uint64(0))})
 	seed(variants(map[string]int{"v": 3}))
 	sleepy := l.move(name("m", "1"), state.EventStop, state.GoalCold)
 	sleepy.For, sleepy.Memory = ptr("m2"), map[string]int64{"n-GPU1": 10}

@@ -25,7 +25,6 @@ const (
 	TableSchedule  Table = "schedule"
 	TableMarks     Table = "marks"
 	TablePipelines Table = "pipelines"
-	TableScalers   Table = "scalers"
 
 	// tableIndex has the index of each table's last change, and of the last command.
 	tableIndex Table = "index"
@@ -53,7 +52,7 @@ type indexRow struct {
 // table describes a table of rows.
 type table struct {
 	name Table
-	// record is the type of its rows in snapshots. Types are never reused.
+	// record is the type of its rows in snapshots. Types are never reused: 11 is retired.
 	record byte
 	// empty makes an empty row; key returns what a row is known by, empty where it lacks it.
 	empty   func() any
@@ -91,7 +90,6 @@ var tables = [...]table{
 	rowsOf(TableSchedule, 8, func(s *Schedule) string { return s.File }, only[Schedule]()),
 	rowsOf(TableMarks, 9, func(m *Mark) string { return m.Key }),
 	rowsOf(TablePipelines, 10, func(p *Pipeline) string { return p.Name }),
-	rowsOf(TableScalers, 11, func(s *Scaler) string { return s.Name }),
 }
 
 // rowsOf describes a table whose rows are found by their key, unless an index byID is given.

@@ -175,7 +175,6 @@ func FuzzRestore(f *testing.F) {
 	f.Add(withRecord(data, 1, `{"Name":"e","Max":3,"Replicas":1,"Expected":{"a":-1,"b":9}}`))
 	f.Add(withRecord(data, 7, `{"Models":{"m":-1,"gone":2},"Source":"operator","Since":"2026-01-02T03:04:05Z"}`))
 	f.Add(withRecord(data, 8, `{"File":"window"}`))
-	f.Add(withRecord(data, 11, `{"Name":"s","State":"[1]"}`))
 	f.Add(withRecord(data, 9, `{"Key":"evicted","Time":"2026-01-02T03:04:05Z"}`))
 	f.Add(withRecord(data, 10, `{"Name":"m","Source":"x","Models":["m"]}`))
 	f.Fuzz(func(t *testing.T, data []byte) {

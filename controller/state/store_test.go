@@ -217,8 +217,6 @@ func TestEveryQueryWatches(t *testing.T) {
 		{"is dedicated", func(v *state.View, ws memdb.WatchSet) { v.IsDedicated(ws, v.Model(nil, "m")) }, &state.SetDedicated{Source: "operator", Time: epoch}},
 		{"pipelines", func(v *state.View, ws memdb.WatchSet) { v.Pipelines(ws) }, pipelineOf("p", "m")},
 		{"pipeline", func(v *state.View, ws memdb.WatchSet) { v.Pipeline(ws, "p2") }, pipelineOf("p2", "m")},
-		{"scalers", func(v *state.View, ws memdb.WatchSet) { v.Scalers(ws) }, scalerOf("s", "1")},
-		{"scaler", func(v *state.View, ws memdb.WatchSet) { v.Scaler(ws, "s2") }, scalerOf("s2", "1")},
 		{"schedule", func(v *state.View, ws memdb.WatchSet) { v.Schedule(ws) }, &state.SetSchedule{}},
 		{"marks", func(v *state.View, ws memdb.WatchSet) { v.Marks(ws) }, &state.Plan{ID: "p", Marks: []state.Mark{{Key: "a", Time: epoch}}}},
 		{"mark", func(v *state.View, ws memdb.WatchSet) { v.Mark(ws, "b") }, &state.Plan{ID: "p", Marks: []state.Mark{{Key: "b", Time: epoch}}}},
