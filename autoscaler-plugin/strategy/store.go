@@ -72,7 +72,7 @@ func (d *StateDir) Save(key string, state []byte) error {
 	if err != nil {
 		return err
 	}
-	defer os.Remove(f.Name()) // which is gone once it was renamed
+	defer func() { _ = os.Remove(f.Name()) }() // it is gone once it was renamed
 	_, err = f.Write(raw)
 	if err == nil {
 		err = f.Sync()
