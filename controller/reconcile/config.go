@@ -36,7 +36,7 @@ type Raft interface {
 // Nomad is where the jobs are, as nomad.Client. Its methods are called from several
 // goroutines at once and return when their context ends.
 type Nomad interface {
-	WatchNodes(ctx context.Context, known []string, update func([]state.Node), lost func(error)) error
+	WatchNodes(ctx context.Context, known []string, update func(nodes []state.Node, unread map[string]error), lost func(error)) error
 	WatchJobs(ctx context.Context, update func([]nomad.Job), lost func(error)) error
 	Render(ctx context.Context, r nomad.Request) (*api.Job, error)
 	Register(ctx context.Context, job *api.Job, index uint64) (nomad.Registration, error)
