@@ -156,7 +156,7 @@ func (l *leading) watchState(ctx context.Context) {
 
 // look compares the state with the world once: it writes what has changed of the
 // nodes, commits a plan, and starts the actions, those of the plan among them. It returns
-// when to look again though nothing happens, and whether replicas are being drained.
+// when to look again though nothing happens, and whether replicas drain towards WARM.
 func (l *leading) look(ctx context.Context) (time.Time, bool) {
 	start := time.Now()
 	defer func() { l.metrics.seconds.Observe(time.Since(start).Seconds()) }()
