@@ -5,14 +5,12 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	nomadapi "github.com/hashicorp/nomad/api"
 	"github.com/stretchr/testify/require"
 
-	"remuda/controller/api"
 	"remuda/controller/load"
 	"remuda/controller/nomad"
 	"remuda/controller/raft"
@@ -22,6 +20,7 @@ import (
 	"remuda/internal/replica"
 	"remuda/internal/testkit/loopback"
 	"remuda/internal/testkit/nomadtest"
+	"remuda/internal/testkit/shimtest"
 )
 
 // patience is how long anything may take on a busy machine.
