@@ -154,7 +154,7 @@ func (t *trial) undo() {
 func (t *trial) evict(g goes) {
 	w := g.t.Ways[g.way]
 	after := &tenant{Tenant: g.t.Tenant, asked: g.t.asked, taken: true}
-	after.Holds, after.After, after.Ways = w.Holds, nil, nil
+	after.Holds, after.After, after.Ways, after.Priced = w.Holds, nil, nil, false
 	for _, more := range g.t.Ways {
 		if more.To != w.To && more.Cost >= w.Cost {
 			more.Cost -= w.Cost

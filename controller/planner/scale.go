@@ -140,6 +140,7 @@ func (d *draft) scaleUp(g *group) {
 // pool, a place there that becomes free, one that idle replicas give, an external pool,
 // and last the place of replicas that are in use.
 func (d *draft) obtain(g *group) (r *member, refused []*placement.Refusal, waits bool) {
+	d.stir()
 	if r := d.turnBack(g); r != nil {
 		return r, nil, false
 	}
