@@ -1,7 +1,6 @@
 package planner_test
 
 import (
-	"maps"
 	"math/rand/v2"
 	"reflect"
 	"slices"
@@ -82,9 +81,6 @@ func (l *leader) share(o planner.Observation) planner.Observation {
 	if reflect.DeepEqual(o.Loads, l.last.Loads) {
 		o.Loads = l.last.Loads
 	}
-	if reflect.DeepEqual(o.Drained, l.last.Drained) {
-		o.Drained = l.last.Drained
-	}
 	return o
 }
 
@@ -128,7 +124,6 @@ func TestModelsAtRest(t *testing.T) {
 		}, false, true},
 		{"its job is gone", func(o *planner.Observation) { delete(o.Jobs, name) }, false, true},
 		{"something is done for it", func(o *planner.Observation) { o.Busy = map[string]bool{name: true} }, false, true},
-		{"it is drained", func(o *planner.Observation) { o.Drained[name] = true }, false, true},
 		{"Consul is lost", func(o *planner.Observation) { o.EnginesKnown = false }, false, false},
 		{"Nomad is lost", func(o *planner.Observation) { o.Pools = nil }, false, false},
 		{"gateways are lost", func(o *planner.Observation) { o.TrafficKnown = false }, false, false},
@@ -139,7 +134,6 @@ func TestModelsAtRest(t *testing.T) {
 		require.Equal(t, 2, l.AtRest(), c.what)
 		m, other := l.Kept("m"), l.Kept("other")
 		o := heardAgain(base)
-		o.Drained = maps.Clone(base.Drained)
 		c.edit(&o)
 		l.Plan(w.view(), o)
 		require.Equal(t, c.kept, m == l.Kept("m"), c.what)

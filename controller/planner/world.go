@@ -105,10 +105,10 @@ type member struct {
 	job      *Job
 	jobKnown bool
 	// The rest is what was observed of it when it was made: its job, nil for none, whether
-	// something was being done for it or it was drained, and the pulse of its load.
-	listed        *Job
-	busy, drained bool
-	pulse         pulse
+	// something was being done for it, and the pulse of its load.
+	listed *Job
+	busy   bool
+	pulse  pulse
 }
 
 // pulse is what rules for a model at rest look at of a member's load.
@@ -136,10 +136,10 @@ func newWorld(c Config) *world {
 
 // changes are what may be otherwise than in the plan before.
 type changes struct {
-	all                                 bool // nothing is at rest
-	versions, replicas                  bool
-	jobs, engines, loads, busy, drained bool
-	nodes                               map[string]bool // by ID
+	all                        bool // nothing is at rest
+	versions, replicas         bool
+	jobs, engines, loads, busy bool
+	nodes                      map[string]bool // by ID
 	// members: something that is looked at for each member.
 	members bool
 }
@@ -201,7 +201,7 @@ func (w *world) advance(v *state.View, o Observation) changes {
 			versions: !v.Unchanged(last, state.TableVersions),
 			replicas: !v.Unchanged(last, state.TableReplicas),
 			jobs:     !sameMap(o.Jobs, seen.Jobs), engines: !sameMap(o.Engines, seen.Engines), loads: !sameMap(o.Loads, seen.Loads),
-			busy: !sameMap(o.Busy, seen.Busy), drained: !sameMap(o.Drained, seen.Drained),
+			busy:  !sameMap(o.Busy, seen.Busy),
 			nodes: map[string]bool{},
 		}
 	}
@@ -221,7 +221,7 @@ func (w *world) advance(v *state.View, o Observation) changes {
 		}
 		w.byID = byID
 	}
-	c.members = c.jobs || c.engines || c.loads || c.busy || c.drained || len(c.nodes) > 0
+	c.members = c.jobs || c.engines || c.loads || c.busy || len(c.nodes) > 0
 	return c
 }
 
@@ -254,7 +254,6 @@ func (d *draft) differs(r *member, c *changes) bool {
 	switch o := &d.obs; {
 	case c.nodes[r.Placement.Node]:
 	case c.busy && o.Busy[r.name] != r.busy:
-	case c.drained && o.Drained[r.name] != r.drained:
 	case c.engines && d.passing(r.name) != r.passes:
 	case c.loads && (r.pulse.failing || d.pulseOf(r) != r.pulse):
 	case c.jobs && !sameJob(r.listed, o.Jobs, r.name):
@@ -309,7 +308,7 @@ func (d *draft) model(row *state.Model, old *model) *model {
 // member makes a member of its row.
 func (d *draft) member(r *state.Replica) *member {
 	own := &member{Replica: r, next: r, name: r.Name.String(), node: d.byID[r.Placement.Node]}
-	own.busy, own.drained, own.pulse, own.passes = d.obs.Busy[own.name], d.obs.Drained[own.name], d.pulseOf(own), d.passing(own.name)
+	own.busy, own.pulse, own.passes = d.obs.Busy[own.name], d.pulseOf(own), d.passing(own.name)
 	if j, listed := d.obs.Jobs[own.name]; listed {
 		own.listed = &j
 	}
