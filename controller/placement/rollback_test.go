@@ -2,6 +2,7 @@ package placement_test
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"testing"
 
@@ -87,7 +88,7 @@ func change(t *rapid.T, f *placement.Fleet, w *world, requests []placement.Reque
 			f.Put(tenant)
 		}
 	case 4:
-		r.Future = false
-		f.PlaceBatch([]placement.Request{r, r})
+		r.Future = true
+		f.Together([]placement.Request{r, r}, []string{"", ""}, math.Inf(1))
 	}
 }

@@ -52,18 +52,32 @@ func (p *Planner) Plan(v *state.View, o Observation) (*state.Plan, time.Time) {
 	if v.Switch(nil, PauseReconcile) != "" {
 		return nil, time.Time{}
 	}
-	d := p.world.draft(v, o)
+	alone := p.world.draft(v, o)
+	plan := alone.run()
+	if !alone.tally.joinable() {
+		return plan, alone.next
+	}
+	together := p.world.draft(v, o)
+	together.joint = &joint{alone: &alone.tally, searched: map[class]bool{}, places: map[string][]option{}}
+	if other := together.run(); together.tally.better(&alone.tally) {
+		return other, together.next
+	}
+	return plan, alone.next
+}
+
+// run applies all rules, and returns the plan, nil where it changes nothing.
+func (d *draft) run() *state.Plan {
 	for _, rule := range rules {
 		// A full plan goes on in the next one. What another dedicated set changes does, too.
 		if d.full() || d.plan.Dedicated != nil {
-			return d.finished(), d.next
+			return d.finished()
 		}
 		rule(d)
 	}
 	for _, m := range d.models {
 		m.judged = true
 	}
-	return d.finished(), d.next
+	return d.finished()
 }
 
 // followAll lets the statuses of replicas follow what is observed.
