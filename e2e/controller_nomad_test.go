@@ -105,7 +105,9 @@ func nomadAdapter(t *testing.T, d *dev) {
 	inventory, observed := &follower[[]state.Node]{}, &follower[[]nomad.Job]{}
 	watchCtx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
-	wg.Go(func() { _ = c.WatchNodes(watchCtx, nil, func(all []state.Node, _ map[string]error) { inventory.update(all) }, inventory.lost) })
+	wg.Go(func() {
+		_ = c.WatchNodes(watchCtx, nil, func(all []state.Node, _ map[string]error) { inventory.update(all) }, inventory.lost)
+	})
 	notTheDemo := func(all []nomad.Job) {
 		observed.update(slices.DeleteFunc(slices.Clone(all), func(j nomad.Job) bool { return j.ID == d.info.Job }))
 	}

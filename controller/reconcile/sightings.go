@@ -30,8 +30,8 @@ type sightings struct {
 // poolSightings is what one Nomad last said.
 type poolSightings struct {
 	nodes  []state.Node
-	unread map[string]error // nodes that could not be read, by ID; never changed once it is here
-	jobs  map[string]nomad.Job // by ID, never changed once it is here
+	unread map[string]error     // nodes that could not be read, by ID; never changed once it is here
+	jobs   map[string]nomad.Job // by ID, never changed once it is here
 	// returned is when the jobs were heard again after an outage.
 	returned          time.Time
 	nodesAre, jobsAre Source
