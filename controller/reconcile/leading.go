@@ -30,7 +30,9 @@ type leading struct {
 	why   *why
 	acts  *acts
 	out   *writer
-	probe *probe
+	// planner is used by the loop only.
+	planner Planner
+	probe   *probe
 
 	mu     sync.Mutex // guards what follows
 	looked time.Time
@@ -59,7 +61,7 @@ func newLeading(r *Reconciler, term uint64) *leading {
 			l.wake()
 		},
 	}
-	l.acts = newActs(l)
+	l.acts, l.planner = newActs(l), l.cfg.NewPlanner(l.cfg.Planner)
 	l.probe = &probe{l: l, busy: make(chan struct{}, 1), last: map[string]map[string]string{}}
 	l.out = &writer{l: l, lost: map[string]time.Time{}, plans: bucket{rate: l.cfg.PlanRate, burst: float64(l.cfg.PlanBurst)}}
 	return l
@@ -194,7 +196,7 @@ func (l *leading) look(ctx context.Context) (time.Time, bool) {
 		o := l.observe(view, seen, jobs, inFlight, now)
 		l.heard(o)
 		if l.out.ready(now, &next) {
-			plan, again := l.cfg.Plan(view, o, l.cfg.Planner)
+			plan, again := l.planner.Plan(view, o)
 			if !again.IsZero() && !again.After(now) {
 				again = now.Add(l.cfg.Retry) // what is overdue already is no hurry
 			}
