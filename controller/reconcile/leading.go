@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/hashicorp/go-memdb"
+	"golang.org/x/time/rate"
 
 	"remuda/controller/nomad"
 	"remuda/controller/planner"
@@ -60,7 +61,7 @@ func newLeading(r *Reconciler, term uint64) *leading {
 	}
 	l.acts = newActs(l)
 	l.probe = &probe{l: l, busy: make(chan struct{}, 1), last: map[string]map[string]string{}}
-	l.out = &writer{l: l, lost: map[string]time.Time{}, plans: bucket{rate: l.cfg.PlanRate, burst: float64(l.cfg.PlanBurst)}}
+	l.out = &writer{l: l, lost: map[string]time.Time{}, plans: rate.NewLimiter(rate.Limit(l.cfg.PlanRate), l.cfg.PlanBurst)}
 	return l
 }
 
