@@ -45,6 +45,11 @@ type draft struct {
 	// left is how many replicas leave an external pool in this plan.
 	left map[string]int
 
+	// tally is what was found for missing replicas, joint what is searched for them together,
+	// nil in the first plan; see placeTogether.
+	tally tally
+	joint *joint
+
 	plan *state.Plan
 	next time.Time
 	text int // bytes of the decisions
