@@ -75,7 +75,7 @@ func nomadAdapter(t *testing.T, d *dev) {
 	// What the plugin publishes is what the controller knows.
 	var nodes []state.Node
 	once, heard := context.WithTimeout(ctx, time.Minute)
-	err = c.WatchNodes(once, nil, func(all []state.Node) { nodes = all; heard() }, func(err error) { t.Log(err) })
+	err = c.WatchNodes(once, nil, func(all []state.Node, _ map[string]error) { nodes = all; heard() }, func(err error) { t.Log(err) })
 	require.ErrorIs(t, err, context.Canceled)
 	require.Len(t, nodes, 1)
 	node := nodes[0]
@@ -105,7 +105,7 @@ func nomadAdapter(t *testing.T, d *dev) {
 	inventory, observed := &follower[[]state.Node]{}, &follower[[]nomad.Job]{}
 	watchCtx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
-	wg.Go(func() { _ = c.WatchNodes(watchCtx, nil, inventory.update, inventory.lost) })
+	wg.Go(func() { _ = c.WatchNodes(watchCtx, nil, func(all []state.Node, _ map[string]error) { inventory.update(all) }, inventory.lost) })
 	notTheDemo := func(all []nomad.Job) {
 		observed.update(slices.DeleteFunc(slices.Clone(all), func(j nomad.Job) bool { return j.ID == d.info.Job }))
 	}

@@ -106,14 +106,18 @@ func actionFor(n *state.Node, r *state.Replica, pool string, o Observation, c Co
 			return do(Stop, fmt.Sprintf("the replica is %s", r.Status))
 		}
 		return Action{}
-	case request == state.RequestSleep || request == state.RequestWake:
-		if j == nil || j.Stopped {
+	case request == state.RequestDrain || request == state.RequestSleep || request == state.RequestWake:
+		switch {
+		case j == nil || j.Stopped:
 			return Action{} // it is lost: a new job would have no weights
-		}
-		if request == state.RequestSleep {
+		case request == state.RequestSleep:
 			return do(Sleep, "the replica is drained")
+		case request == state.RequestWake:
+			return do(Wake, "the replica is needed again")
+		case r.Resting(): // its engine is drained when it is put to sleep
+			return Action{}
 		}
-		return do(Wake, "the replica is needed again")
+		return do(Drain, "the replica leaves")
 	}
 	if n == nil || n.Gone {
 		return Action{}

@@ -27,9 +27,6 @@ type Observation struct {
 	EnginesKnown bool
 	// Loads are what the gateways report of each replica, by replica name, added up.
 	Loads map[string]Load
-	// Drained has the names of the replicas that every live gateway has let go of and
-	// that have no request in flight.
-	Drained map[string]bool
 	// TrafficKnown: a live gateway reports, and has been listened to for as long as a
 	// report lasts. While it is false nobody knows when a replica was last asked.
 	TrafficKnown bool
@@ -154,6 +151,10 @@ const (
 	Stop Kind = "stop"
 	// Purge makes Nomad forget a job that has ended.
 	Purge Kind = "purge"
+	// Drain takes the replica's engine out of routing and waits until it has no request, at
+	// most for Config.DrainTimeout. What became of it is an Outcome. The engine knows of every
+	// request, also of a gateway that is cut off from the controller.
+	Drain Kind = "drain"
 	// Sleep has the replica's engine give its GPU memory back, and looks that it came
 	// back. What became of it is an Outcome.
 	Sleep Kind = "sleep"

@@ -56,7 +56,8 @@ type world struct {
 	last                map[string]time.Time // when each replica had its newest request
 	demand              map[string]time.Time
 	gatewaysSince       time.Time
-	// outcome, nil: everything goes well. It says what becomes of a sleep or a wake.
+	// outcome, nil: everything goes well. It says what becomes of a sleep or a wake. A drain is
+	// done once no request is on the engine.
 	outcome  func(kind planner.Kind, r *state.Replica) planner.OutcomeClass
 	sleeps   int // and wakes that were asked for
 	load     func() time.Duration
@@ -476,7 +477,7 @@ func (w *world) observe(lagging bool) planner.Observation {
 	}
 	o := planner.Observation{
 		Now: w.now, Jobs: map[string]planner.Job{}, Pools: map[string]planner.PoolView{"": {JobsKnown: !w.nomadOut, JobsSince: w.nomadSince}}, Engines: map[string][]planner.Engine{}, EnginesKnown: !w.consulOut,
-		Loads: map[string]planner.Load{}, Drained: map[string]bool{},
+		Loads: map[string]planner.Load{},
 	}
 	v := w.view()
 	for name, j := range w.listed {
@@ -504,7 +505,6 @@ func (w *world) observe(lagging bool) planner.Observation {
 		l := planner.Load{InFlight: n, LastRequest: w.last[name]}
 		l.Recent, l.Row = w.outcomes(name)
 		o.Loads[name] = l
-		o.Drained[name] = w.gateways && n == 0 && r.Status != state.StatusServing
 	}
 	return o
 }
@@ -553,6 +553,8 @@ func (w *world) act(a planner.Action, crash bool) {
 			w.index2++
 			j.Stopped, j.Index = true, w.index2
 		}
+	case planner.Drain:
+		w.drain(a.Replica, j, crash)
 	case planner.Sleep:
 		w.sleep(a.Replica, j, crash)
 	case planner.Wake:
@@ -566,6 +568,20 @@ func (w *world) act(a planner.Action, crash bool) {
 			require.NotContains(w.t, []string{"pending", "running", "unknown"}, j.alloc.Client, "only what has ended is purged")
 		}
 		delete(w.nomad, a.Replica)
+	}
+}
+
+// drain is a shim that is told to drain its engine, and what the state hears.
+func (w *world) drain(name string, j *job, crash bool) {
+	out := planner.Outcome{Kind: planner.Drain, Replica: name, Class: planner.Done}
+	switch {
+	case j == nil || !j.live() || w.down[j.Placement.Node]:
+		out.Class, out.Error = planner.Unreachable, "the simulated shim does not answer"
+	case len(w.requests[name]) > 0:
+		out.Class, out.Error = planner.Unreachable, "the simulated shim still waits"
+	}
+	if !crash {
+		w.after(out)
 	}
 }
 

@@ -27,10 +27,11 @@ type acts struct {
 	running map[lane]int
 }
 
-// lane is what shares places: the writes to one Nomad, the sleeps of one pool, its wakes.
+// lane is what shares places: the writes to one Nomad, the drains of one pool, its sleeps,
+// its wakes.
 type lane struct {
 	pool string
-	kind planner.Kind // Sleep, Wake, or empty for all that is done in Nomad
+	kind planner.Kind // Drain, Sleep, Wake, or empty for all that is done in Nomad
 }
 
 func laneOf(a planner.Action) lane {
@@ -41,7 +42,9 @@ func laneOf(a planner.Action) lane {
 }
 
 // ofShim tells whether an action is done at a shim, and not in Nomad.
-func ofShim(k planner.Kind) bool { return k == planner.Sleep || k == planner.Wake }
+func ofShim(k planner.Kind) bool {
+	return k == planner.Drain || k == planner.Sleep || k == planner.Wake
+}
 
 // task is what is known of a replica's action beyond the state: for this time of
 // leading only, so that a new leader tries at once.
@@ -96,8 +99,8 @@ func (a *acts) busy() map[string]bool {
 	return out
 }
 
-// giveUp ends what is being done at the shims of replicas that are not to sleep or to be
-// woken any more.
+// giveUp ends what is being done at the shims of replicas that are not to drain, to sleep or
+// to be woken any more.
 func (a *acts) giveUp(view *state.View) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -108,11 +111,13 @@ func (a *acts) giveUp(view *state.View) {
 	}
 }
 
-// wantsTier tells whether a replica may still be meant by a Sleep or a Wake.
+// wantsTier tells whether a replica may still be meant by a Drain, a Sleep or a Wake.
 func wantsTier(r *state.Replica, kind planner.Kind) bool {
 	switch {
 	case r == nil:
 		return false
+	case kind == planner.Drain:
+		return r.Status == state.StatusDraining && r.Leaving()
 	case kind == planner.Sleep:
 		return r.Status == state.StatusSleeping
 	}
@@ -237,7 +242,7 @@ func (a *acts) end(ctx context.Context, o order, t *task, err error) {
 	t.failures++
 	t.err, t.ended = err, a.l.cfg.Now()
 	longest := a.l.cfg.RetryMax
-	if ofShim(o.Kind) {
+	if ofShim(o.Kind) && result != string(planner.Failed) {
 		longest = a.l.cfg.ShimRetryMax
 	}
 	wait := spread(planner.Backoff(a.l.cfg.Retry, longest, t.failures))

@@ -36,7 +36,7 @@ type Raft interface {
 // Nomad is where the jobs are, as nomad.Client. Its methods are called from several
 // goroutines at once and return when their context ends.
 type Nomad interface {
-	WatchNodes(ctx context.Context, known []string, update func([]state.Node), lost func(error)) error
+	WatchNodes(ctx context.Context, known []string, update func(nodes []state.Node, unread map[string]error), lost func(error)) error
 	WatchJobs(ctx context.Context, update func([]nomad.Job), lost func(error)) error
 	Render(ctx context.Context, r nomad.Request) (*api.Job, error)
 	Register(ctx context.Context, job *api.Job, index uint64) (nomad.Registration, error)
@@ -49,6 +49,7 @@ type Nomad interface {
 // from several goroutines at once and return when their context ends.
 type Shims interface {
 	State(ctx context.Context, address string) (shim.State, error)
+	Drain(ctx context.Context, address string, timeout time.Duration) error
 	Sleep(ctx context.Context, address string, since time.Time, drain time.Duration) (shim.State, error)
 	Wake(ctx context.Context, address string, since time.Time, gpus []string) (shim.State, error)
 }
@@ -80,7 +81,7 @@ type Config struct {
 	After   func(*state.View, planner.Outcome, time.Time, planner.Config) *state.Plan
 
 	// Workers is how many actions are done in one Nomad at once, and Tiers how many
-	// sleeps, and how many wakes, among the shims of one pool. Each pool has its own, so
+	// drains, sleeps, and wakes each, among the shims of one pool. Each pool has its own, so
 	// that one that hangs keeps no other waiting.
 	Workers, Tiers int
 	// Settle is the least time between two looks, in which changes are gathered.

@@ -175,6 +175,7 @@ type fakeNomad struct {
 	changed  chan struct{} // closed and made anew at each change
 	index    uint64
 	nodes    []state.Node
+	unread   map[string]error // by ID of a node: these are not shown
 	jobs     map[string]nomad.Job
 	requests map[string]nomad.Request
 	down     bool // nothing is answered
@@ -228,11 +229,18 @@ func watch[T any](ctx context.Context, n *fakeNomad, of func() (T, bool), update
 	}
 }
 
-func (n *fakeNomad) WatchNodes(ctx context.Context, known []string, update func([]state.Node), lost func(error)) error {
+func (n *fakeNomad) WatchNodes(ctx context.Context, known []string, update func([]state.Node, map[string]error), lost func(error)) error {
 	n.mu.Lock()
 	n.known = known
 	n.mu.Unlock()
-	return watch(ctx, n, func() ([]state.Node, bool) { return slices.Clone(n.nodes), true }, update, lost)
+	type inventory struct {
+		nodes  []state.Node
+		unread map[string]error
+	}
+	return watch(ctx, n, func() (inventory, bool) {
+		read := slices.DeleteFunc(slices.Clone(n.nodes), func(one state.Node) bool { return n.unread[one.ID] != nil })
+		return inventory{read, maps.Clone(n.unread)}, true
+	}, func(i inventory) { update(i.nodes, i.unread) }, lost)
 }
 
 func (n *fakeNomad) WatchJobs(ctx context.Context, update func([]nomad.Job), lost func(error)) error {

@@ -34,8 +34,8 @@ type leading struct {
 	mu     sync.Mutex // guards what follows
 	looked time.Time
 	paused bool
-	// clashes say which pools have nodes of another one.
-	clashes map[string]string
+	// problems has what is wrong with the nodes of a pool, see listing.
+	problems map[string]string
 	// wanted are the models that clients had asked for at the last look, and when.
 	wanted map[string]time.Time
 	// failing: a replica had failed enough requests at the last look to be looked at again soon.
@@ -87,7 +87,7 @@ func (l *leading) run(ctx context.Context) {
 	l.cfg.Logger.Info("reconciling", "nodes", len(nodes), "pools", len(l.nomads))
 	for pool, n := range l.nomads {
 		l.wg.Go(func() {
-			_ = n.WatchNodes(ctx, known[pool], func(nodes []state.Node) { l.seen.sawNodes(pool, nodes) }, func(err error) { l.seen.lostNodes(pool, err) })
+			_ = n.WatchNodes(ctx, known[pool], func(nodes []state.Node, unread map[string]error) { l.seen.sawNodes(pool, nodes, unread) }, func(err error) { l.seen.lostNodes(pool, err) })
 		})
 		l.wg.Go(func() {
 			_ = n.WatchJobs(ctx, func(jobs []nomad.Job) { l.seen.sawJobs(pool, jobs) }, func(err error) { l.seen.lostJobs(pool, err) })
@@ -156,7 +156,7 @@ func (l *leading) watchState(ctx context.Context) {
 
 // look compares the state with the world once: it writes what has changed of the
 // nodes, commits a plan, and starts the actions, those of the plan among them. It returns
-// when to look again though nothing happens, and whether replicas are being drained.
+// when to look again though nothing happens, and whether replicas drain towards WARM.
 func (l *leading) look(ctx context.Context) (time.Time, bool) {
 	start := time.Now()
 	defer func() { l.metrics.seconds.Observe(time.Since(start).Seconds()) }()
@@ -210,7 +210,7 @@ func (l *leading) look(ctx context.Context) (time.Time, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.failing = failing
-	l.looked, l.paused, l.clashes = now, view.Switch(nil, planner.PauseReconcile) != "", list.clashes
+	l.looked, l.paused, l.problems = now, view.Switch(nil, planner.PauseReconcile) != "", list.problems
 	return next.at, drains
 }
 
@@ -227,7 +227,7 @@ func (l *leading) status() Status {
 	defer l.mu.Unlock()
 	s.Looked, s.Paused = l.looked, l.paused
 	for _, name := range l.cfg.poolNames() {
-		p := PoolStatus{Name: name, Running: running[name], Problem: l.clashes[name]}
+		p := PoolStatus{Name: name, Running: running[name], Problem: l.problems[name]}
 		p.Nodes, p.Jobs = l.seen.sources(name)
 		s.Pools = append(s.Pools, p)
 		s.Running += p.Running

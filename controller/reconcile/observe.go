@@ -20,8 +20,7 @@ func (l *leading) observe(view *state.View, seen sighted, jobs map[string]job, b
 		Pools:   make(map[string]planner.PoolView, len(seen.pools)),
 		Busy:    busy,
 		Engines: seen.engines, EnginesKnown: seen.enginesKnown,
-		Loads:   map[string]planner.Load{},
-		Drained: map[string]bool{},
+		Loads: map[string]planner.Load{},
 	}
 	if o.Engines == nil {
 		o.Engines = map[string][]planner.Engine{}
@@ -71,9 +70,6 @@ func (l *leading) observe(view *state.View, seen sighted, jobs map[string]job, b
 			}
 			o.Loads[r.Name.String()] = one
 		}
-		if r.Status == state.StatusDraining && l.cfg.Loads.Drained(r.Name.String(), r.ModifyIndex) {
-			o.Drained[r.Name.String()] = true
-		}
 	}
 	return o
 }
@@ -88,8 +84,10 @@ func scaledAt(view *state.View) func(model string) time.Time {
 	}
 }
 
+// draining reports whether a replica drains towards WARM, which goes on as soon as the gateways
+// report no request there.
 func draining(view *state.View) bool {
-	return slices.ContainsFunc(view.Replicas(nil), func(r *state.Replica) bool { return r.Status == state.StatusDraining })
+	return slices.ContainsFunc(view.Replicas(nil), func(r *state.Replica) bool { return r.Status == state.StatusDraining && r.Resting() })
 }
 
 // jobOf puts Nomad's job into the planner's words.

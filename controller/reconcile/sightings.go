@@ -29,7 +29,8 @@ type sightings struct {
 
 // poolSightings is what one Nomad last said.
 type poolSightings struct {
-	nodes []state.Node
+	nodes  []state.Node
+	unread map[string]error // nodes that could not be read, by ID; never changed once it is here
 	jobs  map[string]nomad.Job // by ID, never changed once it is here
 	// returned is when the jobs were heard again after an outage.
 	returned          time.Time
@@ -70,7 +71,7 @@ func (s *sightings) take(next *schedule) sighted {
 	out := sighted{pools: make(map[string]poolSighted, len(s.pools)), engines: s.engines, enginesKnown: s.enginesAre.Known, echoes: maps.Clone(s.echoes)}
 	for name, p := range s.pools {
 		one := poolSighted{
-			nodes: p.nodes, nodesKnown: p.nodesAre.Known, jobs: p.jobs, returned: p.returned,
+			nodes: p.nodes, unread: p.unread, nodesKnown: p.nodesAre.Known, jobs: p.jobs, returned: p.returned,
 			begun:   !p.nodesAre.Heard.IsZero() && !p.jobsAre.Heard.IsZero(),
 			settled: p.nodesAre.settled() && p.jobsAre.settled(),
 		}
@@ -116,8 +117,10 @@ func (s *sightings) setPool(pool string, change func(p *poolSightings, now time.
 	s.set(func(now time.Time) { change(s.pools[pool], now) })
 }
 
-func (s *sightings) sawNodes(pool string, nodes []state.Node) {
-	s.setPool(pool, func(p *poolSightings, now time.Time) { p.nodes, p.nodesAre = nodes, Source{Known: true, Heard: now} })
+func (s *sightings) sawNodes(pool string, nodes []state.Node, unread map[string]error) {
+	s.setPool(pool, func(p *poolSightings, now time.Time) {
+		p.nodes, p.unread, p.nodesAre = nodes, unread, Source{Known: true, Heard: now}
+	})
 }
 
 func (s *sightings) sawJobs(pool string, jobs []nomad.Job) {
