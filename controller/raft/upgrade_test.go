@@ -110,7 +110,7 @@ func serve(text string) error {
 		switch _, err := node.Apply(ctx, c); {
 		case errors.Is(err, raft.ErrUnknownOutcome):
 			http.Error(w, err.Error(), http.StatusGatewayTimeout)
-		case errors.Is(err, raft.ErrNotLeader), errors.Is(err, raft.ErrBusy):
+		case errors.Is(err, raft.ErrNotLeader), errors.Is(err, raft.ErrBusy), errors.Is(err, raft.ErrClosed):
 			http.Error(w, err.Error(), http.StatusServiceUnavailable)
 		case err != nil:
 			http.Error(w, err.Error(), http.StatusConflict)
@@ -245,7 +245,7 @@ func (r *rolling) write(name string) {
 	defer r.writing.RUnlock()
 	body := fmt.Sprintf(`{"Name":%q,"Value":"1"}`, name)
 	for i := 0; !r.over.Load(); i++ {
-		_, status, _ := r.servers[i%len(r.servers)].request("POST", "/apply/switch", body)
+		_, status, err := r.servers[i%len(r.servers)].request("POST", "/apply/switch", body)
 		switch status {
 		case http.StatusOK:
 			r.mu.Lock()
@@ -260,8 +260,8 @@ func (r *rolling) write(name string) {
 			r.unknown++
 			return
 		default:
-			r.t.Errorf("write of %s: status %d", name, status)
-			return
+			r.t.Errorf("write of %s: %v", name, err)
+			r.over.Store(true)
 		}
 	}
 }

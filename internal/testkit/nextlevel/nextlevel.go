@@ -22,13 +22,14 @@ import (
 // Level is the feature level of the programs.
 const Level = state.FeatureLevel + 1
 
-// edits replace text of files of the package state. Each text must be in its file once.
+// edits replace text of files. Each text must be in its file once.
 var edits = []struct{ file, old, new string }{
-	{"feature.go", fmt.Sprintf("const FeatureLevel = %d\n", state.FeatureLevel), fmt.Sprintf("const FeatureLevel = %d\n", Level)},
-	{"types.go", "type Switch struct {\n", "type Switch struct {\n\tNote string `json:\",omitempty\"`\n"},
-	{"records.go", "type SetSwitch struct {\n", "type SetSwitch struct {\n\tNote string `json:\",omitempty\"`\n"},
-	{"records.go", "old == nil || old.Value != c.Value", "old == nil || old.Value != c.Value || old.Note != c.Note"},
-	{"records.go", "&Switch{Name: c.Name,", "&Switch{Note: c.Note, Name: c.Name,"},
+	{"controller/state/feature.go", fmt.Sprintf("const FeatureLevel = %d\n", state.FeatureLevel), fmt.Sprintf("const FeatureLevel = %d\n", Level)},
+	{"controller/state/types.go", "type Switch struct {\n", "type Switch struct {\n\tNote string `json:\",omitempty\"`\n"},
+	{"controller/state/records.go", "type SetSwitch struct {\n", "type SetSwitch struct {\n\tNote string `json:\",omitempty\"`\n"},
+	{"controller/state/records.go", "old == nil || old.Value != c.Value", "old == nil || old.Value != c.Value || old.Note != c.Note"},
+	{"controller/state/records.go", "&Switch{Name: c.Name,", "&Switch{Note: c.Note, Name: c.Name,"},
+	{"controller/server/convert.go", "api.Switch(*s)", "api.Switch{Name: s.Name, Value: s.Value, ModifyIndex: s.ModifyIndex}"},
 }
 
 // added are files of testdata, by their paths in the module.
@@ -47,8 +48,8 @@ func Go(t testing.TB, command string, args ...string) {
 	for path, file := range added {
 		replaced[filepath.Join(root, path)] = filepath.Join(root, "internal/testkit/nextlevel/testdata", file)
 	}
-	for _, e := range edits {
-		path := filepath.Join(root, "controller/state", e.file)
+	for i, e := range edits {
+		path := filepath.Join(root, e.file)
 		from := path
 		if edited, ok := replaced[path]; ok {
 			from = edited
@@ -56,7 +57,7 @@ func Go(t testing.TB, command string, args ...string) {
 		text, err := os.ReadFile(from)
 		require.NoError(t, err)
 		require.Equal(t, 1, strings.Count(string(text), e.old), "%s must have %q once: adapt the edits of package nextlevel", path, e.old)
-		replaced[path] = filepath.Join(dir, e.file)
+		replaced[path] = filepath.Join(dir, fmt.Sprint(i, ".go"))
 		require.NoError(t, os.WriteFile(replaced[path], []byte(strings.Replace(string(text), e.old, e.new, 1)), 0o600))
 	}
 	overlay, err := json.Marshal(map[string]any{"Replace": replaced})
