@@ -83,7 +83,7 @@ func parkedFrom(r *state.Replica, j *Job, c Config) time.Time {
 // actionFor returns what is to be done for one replica on a node; its kind
 // is empty where that is nothing. The model and the node may be nil.
 func actionFor(n *state.Node, r *state.Replica, pool string, o Observation, c Config) Action {
-	j, known := believedJob(r, pool, o, c)
+	j, known := believedJob(r, pool, o)
 	a := Action{Replica: r.Name.String(), Name: r.Name, Pool: pool}
 	do := func(kind Kind, reason string) Action {
 		a.Kind, a.Reason = kind, reason

@@ -11,16 +11,15 @@ import (
 // nothing of it.
 type Observation struct {
 	Now time.Time
-	// Jobs are the replicas' jobs in the Nomads of all pools, by replica name. They may
-	// lag behind what Nomad was told by at most Config.SettleTime. Those of a pool that
-	// cannot be asked are the last ones seen.
+	// Jobs are the replicas' jobs in the Nomads of all pools, by replica name. Those of a pool
+	// that cannot be asked are the last ones seen.
 	Jobs map[string]Job
 	// Pools says how each Nomad is seen, by the name of its capacity pool; "" is the
 	// controller's own. One that is not here is not known.
 	Pools map[string]PoolView
-	// Busy are the replicas for which something is being done in Nomad: their jobs are
-	// changing under our own hands, and nothing is concluded from them meanwhile.
-	Busy map[string]bool
+	// InFlight are the replicas whose job was written, or is being written, after Jobs were
+	// listed: nothing is concluded from their jobs, nor from the lack of one.
+	InFlight map[string]bool
 	// Engines are what Consul lists of each replica, by replica name. EnginesKnown is
 	// false while Consul cannot be asked.
 	Engines      map[string][]Engine

@@ -25,6 +25,8 @@ type acts struct {
 	mu      sync.Mutex // guards what follows
 	tasks   map[string]*task
 	running map[lane]int
+	// written has the writes that a list of jobs has not shown yet, by replica; see inFlight.
+	written map[string]write
 }
 
 // lane is what shares places: the writes to one Nomad, the drains of one pool, its sleeps,
@@ -63,8 +65,9 @@ type task struct {
 	repeats int
 }
 
-// situation is what an action was decided on. The same action in the same situation
-// again has no effect that can be seen, and is no hurry.
+// situation is what an action was decided on. The same action in the same situation again
+// had no visible effect, as the registration of a job that Nomad finds unchanged, and is
+// repeated with a growing wait.
 type situation struct {
 	kind                planner.Kind
 	replica, job, index uint64
@@ -83,20 +86,7 @@ func attemptOf(j nomad.Job) string {
 func (o order) situation() situation { return situation{o.Kind, o.replica, o.job, o.Index} }
 
 func newActs(l *leading) *acts {
-	return &acts{l: l, tasks: map[string]*task{}, running: map[lane]int{}}
-}
-
-// busy returns the replicas for which something is being done in Nomad.
-func (a *acts) busy() map[string]bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	out := map[string]bool{}
-	for name, t := range a.tasks {
-		if t.busy && !ofShim(t.kind) {
-			out[name] = true
-		}
-	}
-	return out
+	return &acts{l: l, tasks: map[string]*task{}, running: map[lane]int{}, written: map[string]write{}}
 }
 
 // giveUp ends what is being done at the shims of replicas that are not to drain, to sleep or
@@ -154,10 +144,9 @@ type order struct {
 	attempt string
 }
 
-// start begins those actions that may be done now. busy are the replicas for which
-// something was being done when the world was looked at: what was decided for them
-// may be old.
-func (a *acts) start(ctx context.Context, view *state.View, seen sighted, jobs map[string]job, busy map[string]bool, actions []planner.Action, now time.Time, next *schedule) {
+// start begins those actions that may be done now. What was decided for replicas that are in
+// flight may be old.
+func (a *acts) start(ctx context.Context, view *state.View, seen sighted, jobs map[string]job, inFlight map[string]bool, actions []planner.Action, now time.Time, next *schedule) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	wanted := map[string]bool{}
@@ -165,7 +154,7 @@ func (a *acts) start(ctx context.Context, view *state.View, seen sighted, jobs m
 		wanted[action.Replica] = true
 		t := a.tasks[action.Replica]
 		switch {
-		case busy[action.Replica], t != nil && t.busy:
+		case inFlight[action.Replica], t != nil && t.busy:
 			continue
 		case t == nil || t.kind != action.Kind || t.pool != action.Pool:
 			t = &task{kind: action.Kind, pool: action.Pool}

@@ -34,7 +34,7 @@ type cluster struct {
 	client *nomad.Client
 	consul *fakeConsul
 	loads  *load.Store
-	edit  func(*reconcile.Config)
+	edit   func(*reconcile.Config)
 	// also, nil: none, is the Nomad of another pool.
 	also *nomadtest.Server
 	// ports are those of every allocation; serves, nil: yes, whether their engines do.

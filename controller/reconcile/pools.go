@@ -34,6 +34,9 @@ type poolSighted struct {
 	unread     map[string]error // nodes that could not be read, by ID
 	nodesKnown bool
 	jobs       map[string]nomad.Job
+	// index and began are those of the list of jobs; see nomad.Listing.
+	index uint64
+	began time.Time
 	// jobsKnown: its jobs are up to date, and its nodes were heard at least once.
 	jobsKnown bool
 	// returned is when its jobs were heard again after an outage.

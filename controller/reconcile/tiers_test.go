@@ -528,7 +528,7 @@ func TestASleepHidesNothing(t *testing.T) {
 		w.sleeping(m1)
 		w.rest()
 		require.Equal(t, 1, w.r.Status().Running)
-		require.Empty(t, w.seen().Busy)
+		require.Empty(t, w.seen().InFlight)
 	})
 }
 

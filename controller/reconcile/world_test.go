@@ -214,6 +214,8 @@ func simplePlan(v *state.View, o planner.Observation) *state.Plan {
 		switch {
 		case r.Status == state.StatusStarting && o.EnginesKnown && len(o.Engines[name]) > 0 && o.Engines[name][0].Passing:
 			to.Event = state.EventServing
+		case o.InFlight[name]:
+			continue
 		case r.Status == state.StatusStopping && o.Pools[poolOf(v, r)].JobsKnown && (!there || job.Ended):
 			p.Remove = append(p.Remove, state.Remove{Replica: name, ModifyIndex: r.ModifyIndex})
 			continue
@@ -244,7 +246,7 @@ func actions(v *state.View, o planner.Observation, _ planner.Config) []planner.A
 		job, there := o.Jobs[name]
 		a := planner.Action{Replica: name, Name: r.Name, Pool: poolOf(v, r), Index: job.Index, Reason: "test"}
 		switch {
-		case !o.Pools[a.Pool].JobsKnown:
+		case !o.Pools[a.Pool].JobsKnown || o.InFlight[name] && r.Status != state.StatusPlaced:
 			continue
 		case r.Status == state.StatusDraining && r.Leaving():
 			a.Kind = planner.Drain
