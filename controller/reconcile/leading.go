@@ -139,17 +139,16 @@ func (l *leading) run(ctx context.Context) {
 	}
 }
 
-// sawJobs takes a list of jobs. One in which nothing has changed is looked at where it may show
-// that a write had no effect that can be seen.
+// sawJobs takes a list of jobs. One without a change matters only while a write is not known to
+// be shown: by its index the write has had no visible effect.
 func (l *leading) sawJobs(pool string, list nomad.Listing) {
-	switch {
-	case list.Changed:
+	if list.Changed {
 		l.seen.sawJobs(pool, list)
-	default:
-		l.seen.sawIndex(pool, list)
-		if l.acts.awaits(pool) {
-			l.wake()
-		}
+		return
+	}
+	l.seen.sawIndex(pool, list)
+	if l.acts.awaits(pool) {
+		l.wake()
 	}
 }
 
