@@ -86,10 +86,10 @@ func BenchmarkPlanLarge(b *testing.B) {
 			}
 		})
 		n := 81
-		w.must(&state.SetScale{Model: "m0000", Replicas: &n, Origin: state.OriginOperator})
+		w.must(&state.ScaleRequest{Model: "m0000", Replicas: &n, Origin: state.OriginOperator})
 		plan(b, "one-missing", w.view(), func(p *state.Plan) bool { return p != nil && len(p.Place) == 1 })
 		n = 80
-		w.must(&state.SetScale{Model: "m0000", Replicas: &n, Origin: state.OriginOperator})
+		w.must(&state.ScaleRequest{Model: "m0000", Replicas: &n, Origin: state.OriginOperator})
 		big := model("big", 1, variant("a", "h2", func(v *state.Variant) { v.GPUs, v.Memory = 8, 60 }))
 		big.Priority = 90
 		w.model(big)

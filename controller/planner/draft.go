@@ -60,21 +60,21 @@ type model struct {
 	versions state.Versions
 	// unplaceable is why no place was found for a replica in this plan.
 	unplaceable string
-	// rescaled: the plan changes its numbers. rolledBack: the plan returns it to its stable
+	// scaled: the plan changes its scale. rolledBack: the plan returns it to its stable
 	// version, and does no more for it.
-	rescaled, rolledBack bool
+	scaled, rolledBack bool
 	// members are the replicas that stay and those that are on their way out.
 	members []*member
 	// dedicated, by its file or by the set. frozen: its management or a switch keeps the
 	// planner from changing its scale by itself.
 	dedicated, frozen bool
-	// waits is how many replicas wait for an external pool in which they are expected.
-	waits map[string]int
-	// most is how many replicas it may have by the switches, nil where they do not say.
-	most *int
-	// kept are the members that are expected in each pool, made by expected, and standing
-	// is what up says. Both are nil again once a member comes, goes or moves.
-	kept     map[string]map[*member]bool
+	// limits bound its scale, and target is what comes of that.
+	limits state.Limits
+	target state.Target
+	// kept are the members that are expected in each pool by the share that they count
+	// against, made by expected, and standing is what up says. Both are nil again once a
+	// member comes, goes or moves.
+	kept     map[[2]string]map[*member]bool
 	standing *standing
 }
 
@@ -111,12 +111,11 @@ func newDraft(v *state.View, o Observation, c Config) *draft {
 	for _, mark := range v.Marks(nil) {
 		d.marks[mark.Key] = mark.Time
 	}
+	limits := v.Limits(nil)
 	for _, m := range v.Models(nil) {
-		own := &model{Model: m, versions: v.Versions(nil, m.Name), waits: map[string]int{}, dedicated: v.IsDedicated(nil, m)}
-		own.frozen = m.Management == state.ManagementDisabled || v.ScalingDisabled(nil, m.Name)
-		if n, set := v.CapMaxReplicas(nil, m.Name); set {
-			own.most = &n
-		}
+		own := &model{Model: m, versions: v.Versions(nil, m.Name), limits: limits(m.Name)}
+		own.target, own.dedicated = m.Target(own.limits), m.Dedicated || own.limits.Dedicated > 0
+		own.frozen = m.Management == state.ManagementDisabled || own.limits.ScalingDisabled
 		d.models = append(d.models, own)
 		d.byName[m.Name] = own
 	}
@@ -486,7 +485,7 @@ func (d *draft) full() bool {
 
 // size is how much the plan changes.
 func (d *draft) size() int {
-	n := len(d.plan.Remove) + len(d.plan.Move) + len(d.plan.Place) + len(d.plan.Rollouts) + len(d.plan.Rescales) + len(d.plan.Replacements) + len(d.plan.Cordons) + len(d.plan.Marks) + len(d.plan.Unplaceable) + len(d.plan.Decisions)
+	n := len(d.plan.Remove) + len(d.plan.Move) + len(d.plan.Place) + len(d.plan.Rollouts) + len(d.plan.Scales) + len(d.plan.Replacements) + len(d.plan.Cordons) + len(d.plan.Marks) + len(d.plan.Unplaceable) + len(d.plan.Decisions)
 	if d.plan.Dedicated != nil {
 		n++
 	}
