@@ -148,6 +148,21 @@ func TestEvict(t *testing.T) {
 	}
 }
 
+// TestEvictFromAPool makes the share of the pool smaller where no other replica is there for it.
+func TestEvictFromAPool(t *testing.T) {
+	l := newLog(t)
+	own, east := node("own", 2, 2, 10), node("east", 2, 2, 10)
+	east.CapacityPool = "east"
+	l.must(&state.UpsertModel{Model: model("m", func(m *state.Model) { m.Desired = state.Any(4) })}, &state.UpsertNodes{Nodes: []state.Node{own, east}}, pool("east", 1))
+	l.must(l.plan(place("m", "0", "own", 0, 0, 1), place("m", "1", "own", 1, 0, 1), place("m", "2", "east", 0, 0, 1), place("m", "3", "east", 1, 0, 1)))
+	l.must(evict("m:v:0", ""))
+	require.Equal(t, "2 @east=1", text(l.model("m").Desired), "it was none of them")
+	l.must(evict("m:v:2", ""))
+	require.Equal(t, "1 @east=1", text(l.model("m").Desired), "there is another one")
+	l.must(evict("m:v:3", ""))
+	require.Equal(t, "1", text(l.model("m").Desired))
+}
+
 // TestEvictedOneCannotBePlacedAnewByAnOlderPlan: the model has changed.
 func TestEvictedOneCannotBePlacedAnewByAnOlderPlan(t *testing.T) {
 	l := walk(t, state.StatusServing)
