@@ -88,6 +88,34 @@ with their reasons.`,
 	},
 }
 
+// desiredText is a model's scale, as "3: 2 of h100, 1 in pool east; the target is 1 (cap)".
+func desiredText(m api.Model) string {
+	var shares []string
+	for _, s := range m.Desired {
+		text := fmt.Sprint(s.Replicas)
+		if s.Variant != "" {
+			text += " of " + s.Variant
+		}
+		if s.Pool != "" {
+			text += " in pool " + s.Pool
+		}
+		shares = append(shares, text)
+	}
+	out := plural(m.Replicas, "replica")
+	if text := strings.Join(shares, ", "); text != fmt.Sprint(m.Replicas) && text != "" {
+		out += ": " + text
+	}
+	switch m.Bound {
+	case "", "stopped":
+		return out
+	case "cap":
+		return fmt.Sprintf("%s; capped at %d by switch cap-max-replicas", out, m.Target)
+	case "dedicated":
+		return fmt.Sprintf("%s; kept at %d by the dedicated set", out, m.Target)
+	}
+	return fmt.Sprintf("%s; kept at %d by %s in the model file", out, m.Target, m.Bound)
+}
+
 func (c *asker) showModel(s api.ModelStatus) error {
 	m, at := s.Model, now()
 	f := newFields(c.out)
@@ -97,18 +125,7 @@ func (c *asker) showModel(s api.ModelStatus) error {
 	if m.Stopped {
 		f.set("Stopped", "yes (start it with \"remuda model start\")")
 	}
-	var spread []string
-	for _, v := range m.Variants {
-		if n, ok := m.Spread[v.Name]; ok {
-			spread = append(spread, fmt.Sprintf("%s %d", v.Name, n))
-		}
-	}
-	f.setIf("Set by variant", strings.Join(spread, ", "))
-	var expected []string
-	for _, pool := range slices.Sorted(maps.Keys(m.Expected)) {
-		expected = append(expected, fmt.Sprintf("%s %d", pool, m.Expected[pool]))
-	}
-	f.setIf("Expected in pools", strings.Join(expected, ", "))
+	f.set("Desired", desiredText(m))
 	if m.Version != 0 {
 		version := fmt.Sprint(m.Version)
 		if m.StableVersion != m.Version {

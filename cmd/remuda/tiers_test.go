@@ -153,7 +153,7 @@ func TestPoolTable(t *testing.T) {
 	c := &asker{out: &b}
 	require.NoError(t, c.showPools([]api.Pool{
 		{Management: "full", Price: 1, Known: true},
-		{Name: "cloud", Management: "manual", Price: 2.5, Error: "connection refused", Expected: map[string]int{"m": 2, "a": 1}},
+		{Name: "cloud", Management: "manual", Price: 2.5, Error: "connection refused", Desired: map[string]int{"m": 2, "a": 1}},
 	}))
 	require.Regexp(t, `(?m)^cloud +manual +2.5 +unreachable +0 +0 +0 B of 0 B +0 +0 +a 1, m 2$`, b.String())
 	require.Contains(t, b.String(), "\nPool cloud: connection refused\n")

@@ -133,8 +133,8 @@ func (c Change) String() string {
 }
 
 // Diff tells what becomes of a model, in the order of the file. A nil old is a model
-// that is new, a nil new one that goes. Replicas is among it, though it is not a part
-// of the hash. Equal models have no changes.
+// that is new, a nil new one that goes. The sum of Desired is among it, though it is not a
+// part of the hash. Equal models have no changes.
 func Diff(old, new *state.Model) []Change {
 	switch {
 	case old == nil && new == nil:
@@ -163,7 +163,7 @@ func Diff(old, new *state.Model) []Change {
 	}
 	field("min", strconv.Itoa(old.Min), strconv.Itoa(new.Min))
 	field("max", strconv.Itoa(old.Max), strconv.Itoa(new.Max))
-	field("replicas", strconv.Itoa(old.Replicas), strconv.Itoa(new.Replicas))
+	field("replicas", strconv.Itoa(old.Desired.Total()), strconv.Itoa(new.Desired.Total()))
 	field("priority", strconv.Itoa(old.Priority), strconv.Itoa(new.Priority))
 	field("dedicated", strconv.FormatBool(old.Dedicated), strconv.FormatBool(new.Dedicated))
 	field("failover", strconv.FormatBool(old.Failover), strconv.FormatBool(new.Failover))

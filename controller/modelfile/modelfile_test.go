@@ -114,7 +114,7 @@ func TestParse(t *testing.T) {
 	// ceil(2^30 * 1.15) + 500 MiB.
 	const size = 1234803098 + 500<<20
 	require.Equal(t, state.Model{
-		Name: "meta-llama/Llama-3:8b", Min: 1, Max: 4, Replicas: 2, FileReplicas: &m.Replicas, Priority: 70, Dedicated: true, Failover: true,
+		Name: "meta-llama/Llama-3:8b", Min: 1, Max: 4, Desired: state.Any(2), FileReplicas: m.FileReplicas, Priority: 70, Dedicated: true, Failover: true,
 		Management: state.ManagementUpscaling, IdleWarm: 15 * time.Minute, IdleCold: 90 * time.Minute, KeepWarm: 1, Continuation: true,
 		Variants: []state.Variant{
 			{
@@ -140,7 +140,7 @@ func TestDefaults(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			m := parseOne(t, "model \"m\" {\n"+tc.fields+"\nvariant \"v\" {\nweights = \"1GiB\"\njob = \"job.hcl\"\n}\n}\n")
-			require.Equal(t, []int{tc.min, tc.replicas, tc.max}, []int{m.Min, m.Replicas, m.Max})
+			require.Equal(t, []int{tc.min, tc.replicas, tc.max}, []int{m.Min, m.Desired.Total(), m.Max})
 			require.Equal(t, 50, m.Priority)
 			require.Equal(t, state.ManagementFull, m.Management)
 		})

@@ -213,13 +213,15 @@ func (p *parser) model(b *modelBlock) state.Model {
 	s := p.scope(fmt.Sprintf("model %q: ", hclfault.Clip(m.Name)), b.At, b.Body)
 	minOK := s.number(b.Min, &m.Min, 0, MaxReplicas)
 	maxOK := s.number(b.Max, &m.Max, 1, MaxReplicas)
-	replicasOK := s.number(b.Replicas, &m.Replicas, 0, MaxReplicas)
+	var replicas int
+	replicasOK := s.number(b.Replicas, &replicas, 0, MaxReplicas)
 	// Left out, replicas is one or the minimum, and max is the largest number there is.
 	if b.Replicas == nil {
-		m.Replicas = max(m.Min, 1)
-	} else if n := m.Replicas; replicasOK {
-		m.FileReplicas = &n
+		replicas = max(m.Min, 1)
+	} else if replicasOK {
+		m.FileReplicas = &replicas
 	}
+	m.Desired = state.Any(replicas)
 	if b.Max == nil {
 		m.Max = MaxReplicas
 	}
@@ -227,10 +229,10 @@ func (p *parser) model(b *modelBlock) state.Model {
 	case minOK && b.Max != nil && maxOK && m.Min > m.Max:
 		s.fault(b.Min, "is %d: must be at most max (%d)", m.Min, m.Max)
 	case b.Replicas == nil || !replicasOK:
-	case minOK && m.Replicas < m.Min:
-		s.fault(b.Replicas, "is %d: must be at least min (%d)", m.Replicas, m.Min)
-	case b.Max != nil && maxOK && m.Replicas > m.Max:
-		s.fault(b.Replicas, "is %d: must be at most max (%d)", m.Replicas, m.Max)
+	case minOK && replicas < m.Min:
+		s.fault(b.Replicas, "is %d: must be at least min (%d)", replicas, m.Min)
+	case b.Max != nil && maxOK && replicas > m.Max:
+		s.fault(b.Replicas, "is %d: must be at most max (%d)", replicas, m.Max)
 	}
 	s.number(b.Priority, &m.Priority, 0, MaxPriority)
 	if s.number(b.KeepWarm, &m.KeepWarm, 0, MaxReplicas) && maxOK && replicasOK && minOK && m.KeepWarm > m.Max {

@@ -26,6 +26,7 @@ func TestReferenceConfiguration(t *testing.T) {
 		Names:    reference.Names[modelBlock](),
 		Parse:    func(values map[string]string) (state.Model, error) { return parse(values, needed) },
 		Examples: map[string]string{"management": `"manual"`},
+		Docs:     map[string]string{"replicas": "How many replicas a new model begins with, between `min` and `max`. Another number in a later file scales the model."},
 	}
 	variants := reference.Keys[state.Model]{
 		Names: reference.Names[variantBlock](),

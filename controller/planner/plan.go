@@ -110,12 +110,14 @@ func (d *draft) reportUnplaceable() {
 	}
 }
 
-// finished returns the plan with the numbers of the models, nil where it changes
-// nothing.
+// finished returns the plan with the scales of the models, nil where it changes nothing.
 func (d *draft) finished() *state.Plan {
 	for _, m := range d.models {
-		if m.rescaled {
-			d.plan.Rescales = append(d.plan.Rescales, state.Rescale{Model: m.Name, ModifyIndex: m.ModifyIndex, Replicas: m.Replicas, Spread: m.Spread})
+		if m.scaled {
+			if total := m.Desired.Total(); m.rolledBack { // its version may have other bounds
+				m.setDesired(m.Resized(min(max(total, m.Min), m.Max), ""))
+			}
+			d.plan.Scales = append(d.plan.Scales, scaleOf(m.Model))
 		}
 	}
 	if d.size() == 0 {

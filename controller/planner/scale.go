@@ -81,8 +81,8 @@ func (d *draft) scaleDown(g *group) {
 }
 
 // sendAway dismisses one member that is too much, in the next plan where this one
-// changes it already. It goes WARM where its model keeps some so, or was in the
-// dedicated set until now.
+// changes it already. It goes WARM where its model keeps some so, or where it served
+// while its model was in the dedicated set.
 func (d *draft) sendAway(g *group, r *member) {
 	if r.changed || d.full() || !g.Stopped && !d.leaveNow(r) {
 		return
@@ -116,7 +116,7 @@ func (d *draft) keepsWarm(g *group, r *member) bool {
 			resting++
 		}
 	}
-	return resting < g.KeepWarm || d.fallsBack(g.model)
+	return resting < g.KeepWarm || d.released(g.model, r)
 }
 
 // scaleUp wakes or places what is missing.

@@ -202,17 +202,17 @@ func (w *world) disturb(hashes *int) {
 	case 4, 5:
 		n := w.rand.IntN(5)
 		w.log("scale %s %d", name, n)
-		w.apply(&state.SetScale{Model: name, Replicas: &n, Origin: state.OriginOperator})
+		w.apply(&state.ScaleRequest{Model: name, Replicas: &n, Origin: state.OriginOperator})
 	case 6:
 		if m != nil {
 			n := w.rand.IntN(3)
 			w.log("scale %s/%s %d", name, m.Variants[0].Name, n)
-			w.apply(&state.SetScale{Model: name, Variant: m.Variants[0].Name, Replicas: &n, Origin: state.OriginOperator})
+			w.apply(&state.ScaleRequest{Model: name, Variants: map[string]int{m.Variants[0].Name: n}, Origin: state.OriginOperator})
 		}
 	case 7:
 		stopped := w.rand.IntN(2) == 0
 		w.log("stop %s %v", name, stopped)
-		w.apply(&state.SetScale{Model: name, Stopped: &stopped, Origin: state.OriginOperator})
+		w.apply(&state.ScaleRequest{Model: name, Stopped: &stopped, Origin: state.OriginOperator})
 	case 8:
 		rs := v.Replicas(nil)
 		if len(rs) > 0 {
@@ -396,7 +396,8 @@ func (w *world) settle() {
 			if n := v.Node(nil, r.Placement.Node); r.OutOfUse(n) != "" && n.CapacityPool == "" {
 				w.mustNotFit(m, group(v, r), planner.KindGPUOutOfUse)
 			}
-			w.holds(w.clients.each == 0 || !w.clients.bad[r.Name.String()], "%s serves and fails all of its requests", r.Name)
+			// One whose GPUs are out of use is to be replaced anyway, and fits nowhere else; see above.
+			w.holds(w.clients.each == 0 || !w.clients.bad[r.Name.String()] || r.OutOfUse(v.Node(nil, r.Placement.Node)) != "", "%s serves and fails all of its requests", r.Name)
 			running[group(v, r)]++
 			want := m.Variant(r.Name.Variant)
 			if want == nil || want.Hash != w.hash(r) {
@@ -417,7 +418,8 @@ func (w *world) settle() {
 			w.holds(len(w.decisions(m.Name, planner.KindRolloutWaits))+len(w.decisions(m.Name, planner.KindCannotPlace)) > 0, "%v are outdated", outdated)
 			waits = true
 		}
-		if len(m.Spread) == len(m.Variants) {
+		targets := targetsOf(v, m)
+		if len(targets) == len(m.Variants)+1 {
 			continue
 		}
 		abroad, owed := 0, 0 // in pools that are not left, and what waits for a pool
@@ -430,12 +432,8 @@ func (w *world) settle() {
 				abroad += n
 			}
 		}
-		for pool, n := range m.Expected {
-			owed += max(n-in[pool], 0)
-		}
-		targets := map[string]int{m.Name: m.Shared()}
-		for name, n := range m.Spread {
-			targets[m.Name+":"+name] = n
+		for _, pool := range m.Desired.External() {
+			owed += max(m.Desired.In(pool)-in[pool], 0)
 		}
 		for g, target := range targets {
 			if m.Stopped {
@@ -504,7 +502,7 @@ func btoi(b bool) int {
 func (w *world) mustNotFit(m *state.Model, g, kind string) {
 	f := w.fleet()
 	for _, candidate := range m.Variants {
-		_, own := m.Spread[candidate.Name]
+		_, own := m.Desired.Of(candidate.Name)
 		if own != (g == m.Name+":"+candidate.Name) || !own && g != m.Name {
 			continue
 		}

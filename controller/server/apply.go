@@ -117,7 +117,7 @@ func (s *Server) applyOnce(rq *request, ap application, v *state.View) (api.Appl
 	for i := range out.Models {
 		a := &out.Models[i]
 		if m := after.Model(nil, a.Name); m != nil {
-			a.ModifyIndex, a.Version, a.Replicas = m.ModifyIndex, m.Version, m.Replicas
+			a.ModifyIndex, a.Version, a.Replicas = m.ModifyIndex, m.Version, after.Target(nil, m).Replicas
 		}
 	}
 	return out, nil
@@ -153,16 +153,16 @@ func applied(a *api.AppliedModel, deed string) state.Decision {
 
 // compare says what becomes of a model.
 func compare(v *state.View, old *state.Model, m state.Model, again bool) api.AppliedModel {
-	a := api.AppliedModel{Name: m.Name, New: old == nil, Changes: []api.Change{}, Warnings: []string{}, Replicas: m.Replicas}
+	a := api.AppliedModel{Name: m.Name, New: old == nil, Changes: []api.Change{}, Warnings: []string{}}
 	if old != nil {
 		a.ModifyIndex, a.Version = old.ModifyIndex, old.Version
 		a.Unchanged = old.Hash == m.Hash && !old.Stopped
 		if !m.Rescales(old) {
-			a.Replicas = min(max(old.Replicas, m.Min), m.Max)
+			m.Desired = old.Desired
 		}
-		a.Warnings = append(a.Warnings, overridden(v, old, &m, a.Replicas)...)
-		m.Replicas = a.Replicas
+		a.Warnings = append(a.Warnings, overridden(v, old, &m)...)
 	}
+	a.Replicas = v.Target(nil, &m).Replicas
 	if why := rolledBack(v, old, &m); why != "" && !again {
 		a.Unchanged = true
 		a.Warnings = append(a.Warnings, why)
@@ -200,7 +200,8 @@ func changeOf(c modelfile.Change) api.Change {
 
 // overridden warns that the number of replicas in a file is not the model's scale, where
 // people alone scale it.
-func overridden(v *state.View, old, m *state.Model, replicas int) []string {
+func overridden(v *state.View, old, m *state.Model) []string {
+	replicas := m.Desired.Total()
 	if m.FileReplicas == nil || replicas == *m.FileReplicas || old.Management == state.ManagementUpscaling || old.Management == state.ManagementFull {
 		return nil
 	}

@@ -115,8 +115,10 @@ func fanOut(b *testing.B, servers int, through func(*member, []*member) *member)
 			}
 			committed = time.Now()
 		})
+		scale, refused := (&state.ScaleRequest{Model: "m07", Replicas: &n, Origin: state.OriginOperator}).Resolve(leader.store.View())
+		require.Nil(b, refused)
 		start := time.Now()
-		res, err := leader.node.Apply(ctx, &state.SetScale{Model: "m07", Replicas: &n, Origin: state.OriginOperator})
+		res, err := leader.node.Apply(ctx, scale)
 		require.NoError(b, err)
 		seen.Wait()
 		for range watchers {

@@ -53,6 +53,10 @@ type Loads interface {
 	Begin(term uint64)
 	Put(api.GatewayReport) error
 	Loads() map[string]api.Load
+	// Since is when gateways began to report what they report now, and Known reports whether
+	// all of them did lately; see load.Store.
+	Since() (latest time.Time, live bool)
+	Known() bool
 	Gateways() []api.Gateway
 	Queues() map[string]api.Queue
 	QueueOf(model string) ([]api.GatewayQueue, []api.QueuedRequest)

@@ -67,14 +67,13 @@ func TestApply(t *testing.T) {
 		texts[ch.Path] = ch
 	}
 	require.Equal(t, "3", texts["max"].New)
-	require.Equal(t, "4", texts["replicas"].Old)
-	require.Equal(t, "3", texts["replicas"].New, "within the new bounds")
+	require.NotContains(t, texts, "replicas", "what was asked for stays")
 	require.True(t, texts[`variant "a": memory`].Rolls, "%v", texts)
 	require.Contains(t, texts["max"].Text, "4 -> 3")
 	require.True(t, got.Models[1].Unchanged)
 	got, err = c.ApplyModels(t.Context(), api.ApplyRequest{File: changed, CAS: map[string]uint64{"m": m.store.View().Model(nil, "m").ModifyIndex}})
 	require.NoError(t, err)
-	require.Equal(t, 3, got.Models[0].Replicas)
+	require.Equal(t, 3, got.Models[0].Replicas, "within the new bounds")
 
 	// A stopped model is started by it.
 	_, err = c.StopModel(t.Context(), "m")
@@ -129,7 +128,7 @@ func TestApplyWhileItIsScaled(t *testing.T) {
 	wg.Wait()
 	have := m.store.View().Model(nil, "m")
 	require.Equal(t, 20*gib, have.Variants[0].Memory)
-	require.Equal(t, 1+19%4, have.Replicas)
+	require.Equal(t, 1+19%4, have.Desired.Total())
 }
 
 func TestScale(t *testing.T) {
@@ -162,7 +161,9 @@ func TestScale(t *testing.T) {
 	require.Empty(t, got.Replicas)
 	status, _, err := c.Model(t.Context(), "m", api.QueryOptions{})
 	require.NoError(t, err)
-	require.Equal(t, map[string]int{"b": 1}, status.Model.Spread)
+	n, own := status.Model.Own("b")
+	require.True(t, own)
+	require.Equal(t, 1, n)
 	require.Equal(t, api.Counts{Hot: 1, Failed: 1}, status.Counts)
 	require.Contains(t, status.Why, fmt.Sprintf("1 of %d replicas serve: 1 serving, 1 failed.", status.Model.Target))
 	require.Contains(t, status.Why, "Replica "+r2.String()+" failed 3 times: out of memory; next retry at 2026-01-02T04:04:05Z.")

@@ -26,7 +26,7 @@ func (s *Server) plan(rq *request, v *state.View) (answer, error) {
 	if err := rq.decode(&body); err != nil {
 		return answer{}, err
 	}
-	cmds, err := s.hypothesis(rq, body, v)
+	changes, err := s.hypothesis(rq, body, v)
 	if err != nil {
 		return answer{}, err
 	}
@@ -42,7 +42,11 @@ func (s *Server) plan(rq *request, v *state.View) (answer, error) {
 	var before, asked *state.View
 	preview, err := s.cfg.Reconciler.Preview(func(fork *state.Store) error {
 		before = fork.View()
-		for i, c := range cmds {
+		for i, next := range changes {
+			c, err := next(fork.View())
+			if err != nil {
+				return err
+			}
 			raw, err := state.Encode(c)
 			if err != nil {
 				return err
@@ -61,9 +65,16 @@ func (s *Server) plan(rq *request, v *state.View) (answer, error) {
 	return answer{value: foreseen(before, asked, preview)}, nil
 }
 
-// hypothesis makes the commands of what is to be tried.
-func (s *Server) hypothesis(rq *request, body api.PlanRequest, v *state.View) ([]state.Command, error) {
-	var cmds []state.Command
+// change makes a command for the state of a view.
+type change func(*state.View) (state.Command, error)
+
+func always(c state.Command) change {
+	return func(*state.View) (state.Command, error) { return c, nil }
+}
+
+// hypothesis returns what is to be tried, one after the other.
+func (s *Server) hypothesis(rq *request, body api.PlanRequest, v *state.View) ([]change, error) {
+	var changes []change
 	now := s.cfg.Now()
 	if body.File != "" {
 		models, err := modelfile.Parse(cmp.Or(body.Filename, "model.hcl"), []byte(body.File), nil)
@@ -78,11 +89,18 @@ func (s *Server) hypothesis(rq *request, body api.PlanRequest, v *state.View) ([
 			}
 			cmd.Models = append(cmd.Models, state.UpsertModel{Model: m, ModifyIndex: have, Time: now})
 		}
-		cmds = append(cmds, cmd)
+		changes = append(changes, always(cmd))
 	}
 	for _, name := range slices.Sorted(maps.Keys(body.Scale)) {
 		n := body.Scale[name]
-		cmds = append(cmds, &state.SetScale{Model: name, Replicas: &n, Origin: state.OriginOperator, Time: now})
+		ask := &state.ScaleRequest{Model: name, Replicas: &n, Origin: state.OriginOperator, Time: now}
+		changes = append(changes, func(v *state.View) (state.Command, error) {
+			c, err := ask.Resolve(v)
+			if err != nil {
+				return nil, err
+			}
+			return c, nil
+		})
 	}
 	if e := body.Evict; e != nil {
 		if (e.Replica == "") == (e.Model == "") {
@@ -92,9 +110,9 @@ func (s *Server) hypothesis(rq *request, body api.PlanRequest, v *state.View) ([
 		if err != nil {
 			return nil, err
 		}
-		cmds = append(cmds, &state.Evict{Replica: e.Replica, Model: e.Model, To: to, Force: e.Force, Time: now})
+		changes = append(changes, always(&state.Evict{Replica: e.Replica, Model: e.Model, To: to, Force: e.Force, Time: now}))
 	}
-	return cmds, nil
+	return changes, nil
 }
 
 // foreseen says what differs between the state as it is, as it was asked for, and as the
@@ -165,7 +183,7 @@ func foreseen(before, asked *state.View, p planner.Preview) api.PlanResponse {
 		if waiting[m.Name] {
 			continue
 		}
-		if d := waits(after, m, rs, after.Decisions(nil, m.Name, statusDecisions)); d != nil {
+		if d := waits(after, m, after.Target(nil, m).Replicas, rs, after.Decisions(nil, m.Name, statusDecisions)); d != nil {
 			out.Waits = append(out.Waits, api.PlannedWait{Model: m.Name, Replica: d.Replica, Why: d.Reason})
 		}
 	}

@@ -128,8 +128,8 @@ var routes = []*route{
 		tag: "models", id: "StartModel", summary: "Start a stopped model.", out: api.ScaleResponse{}},
 	{method: http.MethodPut, pattern: "/v1/model/{model}/scale", access: accessScale, where: whereLeader, write: (*Server).scaleModel,
 		tag: "models", id: "Scale", summary: "Scale a model, or one of its variants. The role autoscaler scales with its own origin only.", in: api.ScaleRequest{}, out: api.ScaleResponse{}},
-	{method: http.MethodPut, pattern: "/v1/model/{model}/pool/{pool}", access: accessOperator, where: whereLeader, write: (*Server).expect,
-		tag: "models", id: "Expect", summary: "Set the number of a model's replicas in an external capacity pool.", in: api.ExpectRequest{}, out: api.ScaleResponse{}},
+	{method: http.MethodPut, pattern: "/v1/model/{model}/pool/{pool}", access: accessOperator, where: whereLeader, write: (*Server).scalePool,
+		tag: "models", id: "ScalePool", summary: "Set the number of a model's replicas in an external capacity pool.", in: api.ScalePoolRequest{}, out: api.ScaleResponse{}},
 
 	{method: http.MethodPut, pattern: "/v1/plan", access: accessRead, where: whereLeader, act: (*Server).plan,
 		tag: "replicas", id: "Plan", summary: "Show what the controller would do after a change, and why. Nothing is changed.", in: api.PlanRequest{}, out: api.PlanResponse{}, errors: []int{http.StatusTooManyRequests}},

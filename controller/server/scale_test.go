@@ -26,7 +26,7 @@ func TestVariantsAreScaledTogether(t *testing.T) {
 	require.Equal(t, 3, done.Target)
 	after, _, err := c.Model(t.Context(), "m", api.QueryOptions{})
 	require.NoError(t, err)
-	require.Equal(t, map[string]int{"a": 1, "b": 2}, after.Model.Spread)
+	require.Equal(t, []api.Share{{Variant: "a", Replicas: 1}, {Variant: "b", Replicas: 2}}, after.Model.Desired)
 	require.Equal(t, 3, after.Model.Replicas)
 	require.Equal(t, done.ModifyIndex, after.Model.ModifyIndex)
 	require.Len(t, after.Decisions, len(before.Decisions)+1)
@@ -84,7 +84,7 @@ func TestTwoAutoscalersNeverAddTwice(t *testing.T) {
 		requireError(t, err, http.StatusConflict, api.CodeConflict, "has changed")
 	}
 	require.Equal(t, 1, heard)
-	require.Equal(t, 3, m.store.View().Model(nil, "m").Replicas)
+	require.Equal(t, 3, m.store.View().Model(nil, "m").Desired.Total())
 }
 
 func TestReplicasAreCountedByVariant(t *testing.T) {

@@ -107,14 +107,14 @@ func TestPools(t *testing.T) {
 	old.CapacityPool = "past"
 	m.apply(&state.UpsertNodes{Nodes: []state.Node{far, old}})
 	m.move(m.place("m", "1", 0, 0), state.EventStarted, state.EventServing)
-	r, err := m.client.Expect(t.Context(), "m", "cloud", api.ExpectRequest{Replicas: 2})
+	r, err := m.client.ScalePool(t.Context(), "m", "cloud", api.ScalePoolRequest{Replicas: 2})
 	require.NoError(t, err)
 	require.Equal(t, api.ScaleResponse{Model: "m", Pool: "cloud", Target: 2, Changed: true, ModifyIndex: m.store.View().Model(nil, "m").ModifyIndex, Replicas: []api.ReplicaOutcome{}}, r)
-	_, err = m.client.Expect(t.Context(), "m", "off", api.ExpectRequest{Replicas: 1})
+	_, err = m.client.ScalePool(t.Context(), "m", "off", api.ScalePoolRequest{Replicas: 1})
 	requireError(t, err, http.StatusForbidden, api.CodeForbidden, `pool "off": management is "disabled"`)
-	_, err = m.client.Expect(t.Context(), "m", "off", api.ExpectRequest{})
+	_, err = m.client.ScalePool(t.Context(), "m", "off", api.ScalePoolRequest{})
 	require.NoError(t, err, "it may be taken back")
-	_, err = m.client.Expect(t.Context(), "m", "cloud", api.ExpectRequest{Replicas: 1, CAS: 1})
+	_, err = m.client.ScalePool(t.Context(), "m", "cloud", api.ScalePoolRequest{Replicas: 1, CAS: 1})
 	requireError(t, err, http.StatusConflict, api.CodeConflict, "m")
 
 	pools, meta, err := m.client.Pools(t.Context(), api.QueryOptions{})
@@ -126,21 +126,21 @@ func TestPools(t *testing.T) {
 	}, pools[0])
 	require.Equal(t, api.Pool{
 		Name: "cloud", Management: "manual", Price: 2, Batch: 1, Interval: api.Duration(5 * time.Minute), Address: "https://cloud:4646", Known: true, Heard: epoch,
-		Nodes: 1, GPUs: 1, Memory: 40 * gib, FreeMemory: 40 * gib, Expected: map[string]int{"m": 2},
+		Nodes: 1, GPUs: 1, Memory: 40 * gib, FreeMemory: 40 * gib, Desired: map[string]int{"m": 2},
 	}, pools[1])
 	require.Equal(t, []string{"off", "past"}, []string{pools[2].Name, pools[3].Name})
 	require.Contains(t, pools[3].Error, "no longer in this server's config")
 
 	about, _, err := m.client.Model(t.Context(), "m", api.QueryOptions{})
 	require.NoError(t, err)
-	require.Equal(t, map[string]int{"cloud": 2}, about.Model.Expected)
+	require.Equal(t, 2, about.Model.In("cloud"))
 	require.Equal(t, `anonymous (no ACL token) asked for 2 replicas in pool "cloud" (was 0)`, about.Decisions[0].Reason)
 }
 
 func TestPoolsThatAreNotConfigured(t *testing.T) {
 	m := one(t)
 	m.applied("m")
-	_, err := m.client.Expect(t.Context(), "m", "cloud", api.ExpectRequest{Replicas: 1})
+	_, err := m.client.ScalePool(t.Context(), "m", "cloud", api.ScalePoolRequest{Replicas: 1})
 	requireError(t, err, http.StatusNotFound, api.CodeNotFound, `pool "cloud" does not exist`)
 }
 
@@ -175,7 +175,8 @@ func TestDedicatedSetsReplaceEachOther(t *testing.T) {
 	require.Equal(t, api.Dedicated{Models: map[string]int{"new": 3}, Source: "operator", Since: at, ModifyIndex: set.ModifyIndex}, set)
 	about, _, err := c.Model(t.Context(), "new", api.QueryOptions{})
 	require.NoError(t, err)
-	require.Equal(t, 3, about.Model.Replicas)
+	require.Equal(t, []any{2, 3, "dedicated"}, []any{about.Model.Replicas, about.Model.Target, about.Model.Bound})
+	require.Equal(t, api.Limits{Dedicated: 3}, about.Limits)
 	require.True(t, about.Model.DedicatedNow)
 	require.False(t, about.Model.Dedicated)
 	require.Contains(t, about.Why, "Dedicated with at least 3 replicas, set by operator.")
@@ -184,7 +185,7 @@ func TestDedicatedSetsReplaceEachOther(t *testing.T) {
 	models, _, err := c.Models(t.Context(), api.QueryOptions{})
 	require.NoError(t, err)
 	require.Equal(t, []bool{false, true}, []bool{models[0].DedicatedNow, models[1].DedicatedNow})
-	require.Equal(t, 0, models[0].Replicas, "it falls back to its min")
+	require.Equal(t, []any{2, 2, ""}, []any{models[0].Replicas, models[0].Target, models[0].Bound}, "it is what was asked for again")
 	ds, _, err := c.Decisions(t.Context(), api.DecisionFilter{Limit: 1}, api.QueryOptions{})
 	require.NoError(t, err)
 	require.Equal(t, "dedicated", ds[0].Kind)

@@ -103,7 +103,7 @@ func (c *Cluster) shared() bool {
 func (c *Cluster) wanted() []string {
 	var names []string
 	for _, m := range c.models {
-		if m.Replicas > 0 {
+		if m.Desired.Total() > 0 {
 			names = append(names, m.Name)
 		}
 	}
