@@ -76,6 +76,8 @@ type model struct {
 	// is what up says. Both are nil again once a member comes, goes or moves.
 	kept     map[string]map[*member]bool
 	standing *standing
+	// places are the ledger's names of those that keepPlaces keeps for it.
+	places []string
 }
 
 // member is a replica with what is seen of it.

@@ -40,6 +40,7 @@ func Plan(v *state.View, o Observation, c Config) (*state.Plan, time.Time) {
 	d.orphans()
 	d.demand()
 	d.prune()
+	d.keepPlaces()
 	for _, m := range d.models {
 		if d.full() {
 			return d.finished(), d.next

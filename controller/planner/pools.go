@@ -145,7 +145,7 @@ func (d *draft) placeExpected(g *group, missing int) int {
 			if beyond && owed <= g.waits[pool] {
 				break // another group of the model has tried
 			}
-			if beyond && (len(g.members) >= g.target+d.conf.Surge || g.keeps()) || d.full() {
+			if beyond && (len(g.members) >= g.target+g.spare() || g.keeps()) || d.full() {
 				break
 			}
 			var r *member

@@ -29,7 +29,7 @@ func modelOf(m *state.Model, dedicated bool) api.Model {
 	out := api.Model{
 		Name: m.Name, Variants: list(m.Variants, variantOf), Min: m.Min, Max: m.Max, Priority: m.Priority,
 		Dedicated: m.Dedicated, DedicatedNow: dedicated, Failover: m.Failover, Management: string(m.Management), KeepWarm: m.KeepWarm,
-		Continuation: m.Continuation, IdleWarm: api.Duration(m.IdleWarm), IdleCold: api.Duration(m.IdleCold), Hash: m.Hash,
+		Continuation: m.Continuation, Surge: m.Surge(), MinAvailable: m.MinAvailable(m.Target()), IdleWarm: api.Duration(m.IdleWarm), IdleCold: api.Duration(m.IdleCold), Hash: m.Hash,
 		Version: m.Version, StableVersion: m.StableVersion, Replicas: m.Replicas, Target: m.Target(), Stopped: m.Stopped, Spread: maps.Clone(m.Spread), Expected: maps.Clone(m.Expected),
 		CreateIndex: m.CreateIndex, ModifyIndex: m.ModifyIndex,
 	}
