@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -26,16 +27,21 @@ import (
 // one cluster.
 func TestController(t *testing.T) {
 	t.Parallel()
-	f := newFleet(t, 1, func(o *devcluster.Options) { o.GPUs = 4 })
+	f := newFleet(t, 1, func(o *devcluster.Options) {
+		o.GPUs = 4
+		set(o, "nomad-client", fmt.Sprintf("plugin \"remuda-device\" {\n  config {\n    state_file = %q\n  }\n}\n", gpuStates(filepath.Dir(o.Model))))
+	})
 	inTurn(t, f, f.use, []part[*fleet]{
 		{"apply", applied},
 		{"scale up", scaledUp},
 		{"scale down with requests in flight", scaledDown},
 		{"update with a canary", updated},
 		{"a failed update is rolled back", rolledBack},
+		{"a full cluster rolls in place", rolledInPlace},
 		{"a job stopped or edited behind our back", behindOurBack},
 		{"a replica is evicted", evicted},
 		{"the GPU under a pair is cordoned", cordoned},
+		{"the GPU under a pair dies", gpuDies},
 		{"a restart adopts what runs", restarted},
 		{"a controller without its data adopts what runs", adopted},
 		{"nomad is away", nomadDown},
@@ -173,6 +179,54 @@ func rolledBack(t *testing.T, f *fleet) {
 	require.Equal(t, before, f.hot("m", 2))
 }
 
+// rolledInPlace: without a place for another replica, an old one makes way for its successor. What
+// cannot roll says how it could.
+func rolledInPlace(t *testing.T, f *fleet) {
+	all, err := f.replicas("m")
+	require.NoError(t, err)
+	keep := gpuOf(all[f.hot("m", 2)[0]])
+	nodes, _, err := f.api.Nodes(t.Context(), api.QueryOptions{})
+	require.NoError(t, err)
+	for _, g := range nodes[0].GPUs {
+		if g.UUID != keep {
+			f.remuda("node", "cordon", g.UUID, "-reason", "no spare place")
+		}
+	}
+	eventually(t, time.Minute, "both replicas on the GPU that is left", func() error {
+		all, err := f.replicas("m")
+		if err == nil && (len(all) != 2 || slices.ContainsFunc(slices.Collect(maps.Values(all)), func(r api.Replica) bool { return gpuOf(r) != keep || r.Status != "serving" })) {
+			err = errors.New(f.why("m"))
+		}
+		return err
+	})
+	before := f.hot("m", 2)
+	l := f.load("m", 4, 60)
+	l.flows(4)
+	stop := f.floor("m", 1)
+	path := f.modelFile("m", 1, map[string]string{"weights": "40MiB"})
+	f.remuda("model", "apply", "-detach", path)
+	eventually(t, time.Minute, "the way out", func() error {
+		if why := f.why("m"); !strings.Contains(why, "no room for the canary") || !strings.Contains(why, "update { surge = 0 }") {
+			return errors.New(why)
+		}
+		return nil
+	})
+	require.Equal(t, before, f.hot("m", 2))
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
+	inPlace := "# no GPU is to spare\n" + strings.Replace(string(text), "\n  variant", "\n  update {\n    surge = 0\n  }\n\n  variant", 1)
+	require.NoError(t, os.WriteFile(path, []byte(inPlace), 0o600))
+	t.Logf("remuda model apply:\n%s", f.remuda("model", "apply", path))
+	require.Equal(t, inPlace, f.remuda("model", "file", "m"))
+	for _, name := range f.hot("m", 2) {
+		require.NotContains(t, before, name)
+	}
+	stop()
+	l.flows(4)
+	l.none()
+	f.remuda("node", "uncordon", nodes[0].Name)
+}
+
 func behindOurBack(t *testing.T, f *fleet) {
 	names := f.hot("m", 2)
 	f.command("nomad", "job", "stop", "-detach", names[0])
@@ -276,6 +330,36 @@ func cordoned(t *testing.T, f *fleet) {
 	stop()
 	l.none()
 	f.remuda("node", "uncordon", moved.NodeName)
+}
+
+// gpuStates is the file that makes the simulated GPUs of a fleet sick.
+func gpuStates(dir string) string { return filepath.Join(dir, "gpus.json") }
+
+// gpuDies: both engines of a pair die with their GPU. The pair comes back on another one.
+func gpuDies(t *testing.T, f *fleet) {
+	all, err := f.replicas("pair")
+	require.NoError(t, err)
+	old := all[f.hot("pair", 1)[0]]
+	others := f.hot("m", 2)
+	allocs, _ := f.allocations("pair")
+	state := fmt.Sprintf(`{"gpus": {%q: {"unhealthy": "XID 79: the GPU has fallen off the bus"}}}`, gpuOf(old))
+	require.NoError(t, os.WriteFile(gpuStates(f.dir), []byte(state), 0o600))
+	f.command("nomad", "alloc", "signal", "-s", "SIGKILL", allocs[old.Name])
+	eventually(t, 2*time.Minute, "the pair on another GPU", func() error {
+		names, err := f.isHot("pair", 1)
+		if err == nil && names[0] == old.Name {
+			err = errors.New(f.why("pair"))
+		}
+		return err
+	})
+	all, err = f.replicas("pair")
+	require.NoError(t, err)
+	require.NotEqual(t, gpuOf(old), gpuOf(all[f.hot("pair", 1)[0]]))
+	require.Equal(t, "", streamed(f, "pair", "hello"))
+	t.Logf("decisions: %v", f.decisions("pair"))
+	t.Logf("remuda node list:\n%s", f.remuda("node", "list"))
+	require.Len(t, f.hot("m", 2), len(others))
+	require.NoError(t, os.Remove(gpuStates(f.dir)))
 	f.remuda("model", "stop", "-purge", "pair")
 }
 

@@ -12,13 +12,15 @@ type RouteInfo struct {
 	Roles []string
 	// Params are its query parameters.
 	Params []string
+	// Writes: it ends in a command of the state.
+	Writes bool
 }
 
 // Routes lists the whole API.
 func Routes() []RouteInfo {
 	out := make([]RouteInfo, len(routes))
 	for i, rt := range routes {
-		out[i] = RouteInfo{Method: rt.method, Pattern: rt.pattern}
+		out[i] = RouteInfo{Method: rt.method, Pattern: rt.pattern, Writes: rt.write != nil}
 		for _, p := range rt.params {
 			out[i].Params = append(out[i].Params, p.name)
 		}
