@@ -158,7 +158,7 @@ func (d *draft) mayGo(g *group, r *member) bool {
 func (d *draft) fitsWithout(m *model, r *member, v *state.Variant) bool {
 	d.ledger().Drop(r.name)
 	fits := d.fits(m, v, nil)
-	d.put(m, r)
+	d.put(r)
 	return fits
 }
 
@@ -286,14 +286,14 @@ func (d *draft) keepPlaces() {
 				place.Holds = *place.After
 			}
 			d.ledger().Put(place)
-			m.places = append(m.places, place.Name)
+			d.places[m.Name] = append(d.places[m.Name], place.Name)
 		}
 	}
 }
 
 // takePlaces ends what keepPlaces has begun for a model.
 func (d *draft) takePlaces(m *model) {
-	for _, name := range m.places {
+	for _, name := range d.places[m.Name] {
 		d.ledger().Drop(name)
 	}
 }
@@ -363,6 +363,7 @@ func (d *draft) finish(g *group) {
 // those of the one that it replaces, empty where they do not. If none of those serves, going
 // back helps no request.
 func (d *draft) failsMore(g *group, v *state.Variant) string {
+	d.stir() // requests end all the time
 	base := g.versions.Get(g.StableVersion).Variant(v.Name)
 	if base == nil {
 		return ""
