@@ -147,6 +147,9 @@ func (c *asker) showModel(s api.ModelStatus) error {
 	if m.KeepWarm > 0 {
 		f.set("Kept warm", fmt.Sprintf("up to %s after a scale-down", plural(m.KeepWarm, "replica")))
 	}
+	if m.Surge == 0 || m.MinAvailable < m.Target {
+		f.set("Rollouts", fmt.Sprintf("surge %d, %d of %d replicas keep serving", m.Surge, m.MinAvailable, m.Target))
+	}
 	if m.IdleWarm != 0 || m.IdleCold != 0 {
 		f.set("Idle", fmt.Sprintf("warm after %s, cold after %s", never(m.IdleWarm), never(m.IdleCold)))
 	}
@@ -235,18 +238,20 @@ func zeroDash(n int) string {
 func short(id string) string { return id[:min(len(id), 8)] }
 
 var modelFile = question{
-	synopsis: "Print a model as a model file",
-	about: `Prints the model as a file for "remuda model apply", with all defaults and its job files
-included; with -version, an earlier version of it.`,
+	synopsis: "Print the model file that was applied",
+	about: `Prints the model's part of the model file as it was applied, comments included. A file in which
+only comments changed is not a new version, so that the older comments are printed. With
+-variant it prints the job file of that variant instead.`,
 	args: []string{"MODEL"},
 	raw:  true,
 	setup: func(fs *flag.FlagSet) answering {
 		version := fs.Int("version", 0, "print version `N`, see \"remuda model history\"; 0 for the current one")
+		variant := fs.String("variant", "", "print the job file of this `variant`")
 		return func(ctx context.Context, c *asker, args []string) error {
 			if *version < 0 {
 				return usagef("-version is %d: must be 0 or more", *version)
 			}
-			file, _, err := c.ModelFile(ctx, args[0], *version, api.QueryOptions{})
+			file, _, err := c.ModelFile(ctx, args[0], *version, *variant, api.QueryOptions{})
 			if err != nil {
 				return err
 			}

@@ -17,7 +17,7 @@ replicas were evicted, and why: which replicas would be started, stopped or move
 tier, and what would have to wait. Without arguments it shows what the controller is about to
 do anyway. Nothing is changed. Later steps, such as those after a drain, are not included, and
 Nomad does not check the file's jobs.`,
-	args: []string{"[FILE]"},
+	args: []string{"[FILE|DIR]"},
 	setup: func(fs *flag.FlagSet) answering {
 		var scales []string
 		fs.Func("scale", "assume `MODEL=REPLICAS` is scaled; may be repeated", func(s string) error {
@@ -37,14 +37,11 @@ Nomad does not check the file's jobs.`,
 				return usagef("-to and -force need -evict")
 			}
 			if len(args) > 0 {
-				models, err := modelfile.Load(args[0])
+				source, _, err := modelfile.Load(args[0])
 				if err != nil {
 					return err
 				}
-				for _, m := range models {
-					r.File += modelfile.Format(m)
-				}
-				r.Filename = args[0]
+				r.Files, r.Jobs = sourceFiles(source), source.Jobs
 			}
 			if *evictee != "" {
 				e := api.EvictRequest{Force: *force}

@@ -30,6 +30,9 @@ type Model struct {
 	KeepWarm int
 	// Continuation: a stream that an engine broke off goes on at another one.
 	Continuation bool
+	// Surge is how many replicas beyond its number a rollout may start, and MinAvailable how many
+	// it leaves serving of Target.
+	Surge, MinAvailable int
 	// Hash is of all above, and of the number of replicas in the file.
 	Hash string
 	// Version is the number of this definition, StableVersion that of the one a rollout
@@ -220,12 +223,20 @@ type ModelStatus struct {
 	Queue *Queue `json:",omitempty"`
 }
 
-// ApplyRequest wants models to be as a file says.
+// SourceFile is a file as a person wrote it.
+type SourceFile struct {
+	// Name is its path. It begins messages, and job files are relative to its directory.
+	Name string `json:",omitempty"`
+	Text string
+}
+
+// ApplyRequest wants models to be as files say.
 type ApplyRequest struct {
-	// File is a model file, with its job files inside.
-	File string
-	// Filename is for messages.
-	Filename string `json:",omitempty"`
+	// Files are model files.
+	Files []SourceFile
+	// Jobs are the texts of the job files that they name, by path: as the model file has it,
+	// joined to the model file's directory if it is relative.
+	Jobs map[string]string `json:",omitempty"`
 	// DryRun checks and compares, and changes nothing.
 	DryRun bool `json:",omitempty"`
 	// CAS has the ModifyIndex of models as the caller knows them, 0 for one that must
@@ -344,11 +355,15 @@ func (c *Client) Model(ctx context.Context, name string, q QueryOptions) (ModelS
 	return read[ModelStatus](ctx, c, "/v1/model/"+url.PathEscape(name), nil, q)
 }
 
-// ModelFile returns a version of a model as a model file, the current one where version is 0.
-func (c *Client) ModelFile(ctx context.Context, name string, version int, q QueryOptions) (string, QueryMeta, error) {
+// ModelFile returns the model file of a version as it was applied, of the current one if version is
+// 0. With a variant it returns the variant's job file.
+func (c *Client) ModelFile(ctx context.Context, name string, version int, variant string, q QueryOptions) (string, QueryMeta, error) {
 	params := url.Values{}
 	if version != 0 {
 		params.Set("version", strconv.Itoa(version))
+	}
+	if variant != "" {
+		params.Set("variant", variant)
 	}
 	b, meta, err := c.bytes(ctx, "/v1/model/"+url.PathEscape(name)+"/file", params, q)
 	return string(b), meta, err
@@ -364,7 +379,7 @@ func (c *Client) RevertModel(ctx context.Context, name string, r RevertRequest) 
 	return write[AppliedModel](ctx, c, http.MethodPut, "/v1/model/"+url.PathEscape(name)+"/revert", nil, r)
 }
 
-// ApplyModels makes models what a file says, all of them or none.
+// ApplyModels makes models what files say, all of them or none.
 func (c *Client) ApplyModels(ctx context.Context, r ApplyRequest) (ApplyResponse, error) {
 	return write[ApplyResponse](ctx, c, http.MethodPut, "/v1/models", nil, r)
 }

@@ -6,12 +6,12 @@ import (
 )
 
 // PlanRequest asks what the controller would do next. What it names is tried on a copy of
-// the state, in the order File, Scale, Evict; with nothing in it, the state is as it is.
+// the state, in the order Files, Scale, Evict; with nothing in it, the state is as it is.
 type PlanRequest struct {
-	// File is a model file, with its job files inside, that would be applied. Nomad is not
-	// asked about its jobs. Filename is for messages.
-	File     string `json:",omitempty"`
-	Filename string `json:",omitempty"`
+	// Files are model files that would be applied, and Jobs the job files that they name, as of
+	// ApplyRequest. Nomad is not asked about the jobs.
+	Files []SourceFile      `json:",omitempty"`
+	Jobs  map[string]string `json:",omitempty"`
 	// Scale is how many replicas models would have.
 	Scale map[string]int `json:",omitempty"`
 	// Evict would be asked for.

@@ -45,6 +45,8 @@ type draft struct {
 	next time.Time
 	text int // bytes of the decisions
 	once int // how much was to be said that may have been said before
+	// places are the ledger's names of the places that keepPlaces keeps for each model.
+	places map[string][]string
 	// told has the decisions of a model, newest first, once they were asked for.
 	told map[string][]*state.Decision
 
@@ -61,7 +63,7 @@ func newDraft(w *world) *draft {
 	d := &draft{
 		world: w, limitsOf: w.view.Limits(nil), marks: map[string]time.Time{},
 		batch: map[string]bool{}, losers: map[string]bool{}, left: map[string]int{}, waiting: map[string]int{}, awaited: map[string]bool{},
-		plan: &state.Plan{Index: w.view.Index(), Time: w.obs.Now}, told: map[string][]*state.Decision{},
+		plan: &state.Plan{Index: w.view.Index(), Time: w.obs.Now}, told: map[string][]*state.Decision{}, places: map[string][]string{},
 	}
 	d.plan.ID = fmt.Sprintf("%d-%s", w.view.Index(), hash("plan", w.obs.Now)[:8])
 	return d

@@ -14,6 +14,8 @@ type group struct {
 	// share is the variant whose shares they are, empty for those of any.
 	share  string
 	target int
+	// all is the sum of the targets of the model's groups.
+	all int
 	// variants in the order in which they are placed: the cheapest first, then as the
 	// file has them.
 	variants []*state.Variant
@@ -21,6 +23,8 @@ type group struct {
 	// are on trial, one of each variant.
 	members  []*member
 	canaries map[string]*member
+	// awaited are the variants whose canary waits for a place that becomes free.
+	awaited map[string]bool
 }
 
 // groups splits a model's replicas that stay. Those of variants that are gone belong
@@ -79,6 +83,13 @@ func (m *model) groups() []*group {
 		more := min(want[i]-g.target, left)
 		g.target += more
 		left -= more
+	}
+	sum := 0
+	for _, g := range groups {
+		sum += g.target
+	}
+	for _, g := range groups {
+		g.all, g.awaited = sum, map[string]bool{}
 	}
 	return groups
 }

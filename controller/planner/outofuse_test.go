@@ -103,7 +103,7 @@ func TestCordonedGPU(t *testing.T) {
 		require.Equal(t, map[string]int{"serving": 1}, w.stages("b"))
 		require.Empty(t, w.decisions("a", planner.KindEvict))
 	})
-	t.Run("many GPUs at once: Surge replicas at a time", func(t *testing.T) {
+	t.Run("many GPUs at once: as many replicas at a time as the surge", func(t *testing.T) {
 		t.Parallel()
 		w := deployed(t, 4, "n0")
 		w.addNodes(node("n1", 2))

@@ -21,7 +21,8 @@ var rules = []func(*draft){
 	(*draft).orphans,   // jobs without a replica are adopted, or keep what they hold
 	(*draft).demand,    // models without replicas that clients ask for
 	(*draft).prune,     // idle replicas go WARM or COLD
-	(*draft).scaleAll,  // models come nearer to their numbers and definitions
+	(*draft).keepPlaces,
+	(*draft).scaleAll, // models come nearer to their numbers and definitions
 	(*draft).forgetMarks,
 	(*draft).reportUnplaceable,
 }

@@ -348,7 +348,7 @@ func TestConfig(t *testing.T) {
 	t.Parallel()
 	require.NoError(t, planner.DefaultConfig().Validate())
 	err := planner.Config{Backoff: time.Second}.Validate()
-	for _, field := range []string{"node_grace", "drain_timeout", "canary_time", "serving_grace", "place_timeout", "steady_time", "settle_time", "backoff_max", "restarts", "surge"} {
+	for _, field := range []string{"node_grace", "drain_timeout", "canary_time", "serving_grace", "place_timeout", "steady_time", "settle_time", "backoff_max", "restarts"} {
 		require.ErrorContains(t, err, field)
 	}
 }

@@ -166,7 +166,7 @@ func (d *draft) placeExpected(g *group, missing int) int {
 		for owed := expected - len(d.inPool(g.model, pool, g.share)); owed > 0 && g.target > 0; owed-- {
 			d.stir()
 			beyond := missing <= 0
-			if beyond && (len(g.members) >= g.target+d.conf.Surge || g.keeps()) || d.full() {
+			if beyond && (len(g.members) >= g.target+g.spare() || g.keeps()) || d.full() {
 				break
 			}
 			var r *member

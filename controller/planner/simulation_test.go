@@ -76,7 +76,7 @@ func TestWorldWithListsThatLag(t *testing.T) {
 
 func simulate(t *testing.T, seed uint64, lags bool) *world {
 	w := newWorld(t, rand.New(rand.NewPCG(seed, 1)))
-	w.restarts, w.lags = rand.New(rand.NewPCG(seed, 3)), lags
+	w.restarts, w.updates, w.lags = rand.New(rand.NewPCG(seed, 3)), rand.New(rand.NewPCG(seed, 5)), lags
 	w.load = func() time.Duration { return time.Duration(1+w.rand.IntN(5)) * tick }
 	w.conf.DrainTimeout, w.conf.CanaryTime, w.conf.PlaceTimeout, w.conf.SteadyTime, w.conf.NodeGrace = 15*tick, 5*tick, 20*tick, 30*tick, 10*tick
 	w.conf.BackoffMax = time.Minute
@@ -157,6 +157,7 @@ func (w *world) disturb(hashes *int) {
 			fresh := model(name, w.rand.IntN(4), draw("a", 5), draw("b", 5))
 			fresh.Failover, fresh.Min, fresh.Priority = w.rand.IntN(4) == 0, w.rand.IntN(2), w.rand.IntN(100)
 			fresh.Management = []state.Management{state.ManagementFull, state.ManagementFull, state.ManagementDisabled}[w.rand.IntN(3)]
+			fresh.Update = w.update()
 			w.log("model %s", name)
 			w.model(fresh)
 			return
@@ -305,6 +306,20 @@ func (w *world) disturb(hashes *int) {
 	}
 }
 
+// update draws how the replicas of a model are replaced: half of the models roll in place.
+func (w *world) update() *state.Update {
+	u := &state.Update{Surge: w.updates.IntN(2)}
+	switch w.updates.IntN(4) {
+	case 0:
+		return nil
+	case 1:
+		u.MinAvailable = &state.Amount{Number: w.updates.IntN(4)}
+	case 2:
+		u.MinAvailable = percent(w.updates.IntN(101))
+	}
+	return u
+}
+
 // stranger puts a job into Nomad that the state knows nothing of, as after the state
 // was restored from an older snapshot.
 func (w *world) stranger(m *state.Model) {
@@ -408,6 +423,7 @@ func (w *world) settle() {
 		for name, ro := range m.Rollouts {
 			if ro.Ongoing() {
 				waits = true
+				w.mustNotRollInPlace(m, name)
 				w.holds(len(w.decisions(m.Name, planner.KindRolloutWaits))+len(w.decisions(m.Name, planner.KindCannotPlace)) > 0, "%s waits", name)
 			}
 			if ro.Ongoing() {
@@ -495,6 +511,29 @@ func btoi(b bool) int {
 		return 1
 	}
 	return 0
+}
+
+// mustNotRollInPlace looks that no old replica of a variant could make way for a new one.
+func (w *world) mustNotRollInPlace(m *state.Model, variant string) {
+	v := w.view()
+	serving := 0
+	for _, r := range v.ReplicasOf(nil, m.Name) {
+		serving += btoi(r.Status == state.StatusServing)
+	}
+	target := m.Target(v.Limits(nil)(m.Name)).Replicas
+	if m.MinAvailable(target) >= min(serving, target) {
+		return
+	}
+	next := m.Variant(variant)
+	for _, r := range v.ReplicasOf(nil, m.Name) {
+		if n := v.Node(nil, r.Placement.Node); r.Name.Variant != variant || !r.Counts() || w.hash(r) == next.Hash || r.OutOfUse(n) != "" || n.CapacityPool != "" {
+			continue
+		}
+		f := w.fleet()
+		f.Drop(r.Name.String())
+		_, no := f.Place(placement.Request{Model: m.Name, Variant: next, Failover: m.Failover})
+		w.holds(no != nil, "%s could make way for a replica of version %d", r.Name, m.Version)
+	}
 }
 
 // mustNotFit looks that no further replica of a group could be placed, and that it was

@@ -59,7 +59,7 @@ func TestTierWorldTriesEveryRule(t *testing.T) {
 
 func simulateTiers(t require.TestingT, seed uint64, turns int) *world {
 	w := newWorld(t, rand.New(rand.NewPCG(seed, 2)))
-	w.restarts = rand.New(rand.NewPCG(seed, 4))
+	w.restarts, w.updates = rand.New(rand.NewPCG(seed, 4)), rand.New(rand.NewPCG(seed, 3))
 	w.load = func() time.Duration { return time.Duration(1+w.rand.IntN(3)) * tick }
 	c := &w.conf
 	c.DrainTimeout, c.CanaryTime, c.PlaceTimeout, c.SteadyTime, c.NodeGrace = 15*tick, 5*tick, 20*tick, 30*tick, 10*tick

@@ -28,6 +28,7 @@ const tick = 2 * time.Second
 type world struct {
 	t       require.TestingT
 	rand    *rand.Rand
+	updates *rand.Rand // of how models are updated
 	store   *state.Store
 	index   uint64
 	entries [][]byte // the log
@@ -818,6 +819,13 @@ func (w *world) check(before, after *state.View, o planner.Observation, p *state
 			}
 			targets = map[string]int{all: targets[all]}
 		}
+		if least, ok := w.leastServing(before, after, m); ok {
+			all := m.Name + " in all, which rolls in place,"
+			for g := range targets {
+				has[all], had[all], lost[all], evicted[all] = has[all]+has[g], had[all]+had[g], lost[all]+lost[g], evicted[all]+evicted[g]
+			}
+			targets = map[string]int{all: least}
+		}
 		for g, target := range targets {
 			if m.Stopped {
 				target = 0
@@ -828,6 +836,19 @@ func (w *world) check(before, after *state.View, o planner.Observation, p *state
 			w.holds(has[g] >= min(target, had[g]-lost[g])-evicted[g], "capacity of %s is %d, and was %d", g, has[g], had[g])
 		}
 	}
+}
+
+// leastServing returns how many replicas of a model a rollout leaves serving, and false if that is
+// its whole number.
+func (w *world) leastServing(before, after *state.View, m *state.Model) (int, bool) {
+	target := m.Target(after.Limits(nil)(m.Name)).Replicas
+	old := before.Model(nil, m.Name)
+	rolls := len(m.Rollouts) > 0 || old != nil && len(old.Rollouts) > 0 || slices.ContainsFunc(before.Replicas(nil), func(r *state.Replica) bool {
+		v := m.Variant(r.Name.Variant)
+		return r.Name.Model == m.Name && r.Status != state.StatusCold && (v == nil || before.VariantOf(nil, r).Hash != v.Hash)
+	})
+	least := m.MinAvailable(target)
+	return least, rolls && least < target
 }
 
 // enabled looks that each eviction has a purpose: with it, and all else that is on its

@@ -31,12 +31,9 @@ func (s *Server) applyModels(rq *request, v *state.View) (answer, error) {
 	if err := rq.decode(&body); err != nil {
 		return answer{}, err
 	}
-	if body.Filename == "" {
-		body.Filename = "model.hcl"
-	}
-	models, err := modelfile.Parse(body.Filename, []byte(body.File), nil)
+	models, err := modelsOf(body.Files, body.Jobs)
 	if err != nil {
-		return answer{}, fileError(err)
+		return answer{}, err
 	}
 	if err := checkCAS(body.CAS, models); err != nil {
 		return answer{}, err
@@ -49,6 +46,22 @@ func (s *Server) applyModels(rq *request, v *state.View) (answer, error) {
 	a := application{models: models, warnings: warnings, cas: body.CAS, dryRun: body.DryRun, what: "applied a model file"}
 	out, err := s.applyAll(rq, a, v)
 	return answer{value: out}, err
+}
+
+// modelsOf reads model files.
+func modelsOf(files []api.SourceFile, jobs map[string]string) ([]state.Model, error) {
+	if len(files) == 0 {
+		return nil, badRequest("field \"Files\" is empty: at least one model file is required")
+	}
+	source := modelfile.Source{Jobs: jobs}
+	for _, f := range files {
+		source.Files = append(source.Files, modelfile.File(f))
+	}
+	models, err := source.Models()
+	if err != nil {
+		return nil, fileError(err)
+	}
+	return models, nil
 }
 
 // application is what models should become.
@@ -170,13 +183,28 @@ func compare(v *state.View, old *state.Model, m state.Model, again bool) api.App
 	if a.Unchanged {
 		return a
 	}
+	rolls := false
 	for _, c := range modelfile.Diff(old, &m) {
 		a.Changes = append(a.Changes, changeOf(c))
+		rolls = rolls || c.Rolls
 	}
+	a.Warnings = append(a.Warnings, gap(old, &m, a.Replicas, rolls)...)
 	if old != nil && old.Stopped {
 		a.Changes = append(a.Changes, api.Change{Path: "stopped", Old: "true", New: "false", Text: "~ stopped: true -> false"})
 	}
 	return a
+}
+
+// gap warns that the only replica of a changed model makes way for its successor.
+func gap(old, m *state.Model, replicas int, rolls bool) []string {
+	if old == nil || !rolls || replicas != 1 || m.MinAvailable(1) > 0 {
+		return nil
+	}
+	when := "with \"update { surge = 0 }\""
+	if m.Surge() > 0 {
+		when = "if there is no room for a second one (\"update\" has min_available = 0)"
+	}
+	return []string{fmt.Sprintf("the model has one replica, which goes before its successor starts %s: nothing serves meanwhile, and requests wait in the gateways", when)}
 }
 
 // rolledBack says that a definition is the one that the model has last been rolled back from,

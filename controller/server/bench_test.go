@@ -24,7 +24,7 @@ func benchCluster(b *testing.B, n int) []*member {
 	m.apply(&state.UpsertNodes{Nodes: []state.Node{node("n1", "node-one", 50)}})
 	for i := range 20 {
 		name := fmt.Sprintf("m%02d", i)
-		_, err := m.client.ApplyModels(b.Context(), api.ApplyRequest{File: file(name)})
+		_, err := m.client.ApplyModels(b.Context(), api.ApplyRequest{Files: modelFile(file(name))})
 		require.NoError(b, err)
 		for r := range 5 {
 			at := 5*i + r

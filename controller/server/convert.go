@@ -35,7 +35,7 @@ func modelOf(m *state.Model, l state.Limits) api.Model {
 	out := api.Model{
 		Name: m.Name, Variants: list(m.Variants, variantOf), Min: m.Min, Max: m.Max, Priority: m.Priority,
 		Dedicated: m.Dedicated, DedicatedNow: m.Dedicated || l.Dedicated > 0, Failover: m.Failover, Management: string(m.Management), KeepWarm: m.KeepWarm,
-		Continuation: m.Continuation, IdleWarm: api.Duration(m.IdleWarm), IdleCold: api.Duration(m.IdleCold), Hash: m.Hash,
+		Continuation: m.Continuation, Surge: m.Surge(), MinAvailable: m.MinAvailable(target.Replicas), IdleWarm: api.Duration(m.IdleWarm), IdleCold: api.Duration(m.IdleCold), Hash: m.Hash,
 		Version: m.Version, StableVersion: m.StableVersion, Stopped: m.Stopped,
 		Desired: list(m.Desired, func(s state.Share) api.Share { return api.Share(s) }), Replicas: m.Desired.Total(), Target: target.Replicas, Bound: string(target.Bound),
 		CreateIndex: m.CreateIndex, ModifyIndex: m.ModifyIndex,

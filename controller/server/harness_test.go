@@ -374,10 +374,13 @@ func node(id, name string, gpus int) state.Node {
 
 func gpuOf(node string, g int) string { return fmt.Sprintf("GPU-%s-%d", node, g) }
 
+// modelFile is a request's model files with this one.
+func modelFile(text string) []api.SourceFile { return []api.SourceFile{{Text: text}} }
+
 // applied puts the model of file onto a member, and the node "n1" (named "node-one").
 func (m *member) applied(model string) {
 	m.t.Helper()
-	_, err := m.client.ApplyModels(m.t.Context(), api.ApplyRequest{File: file(model)})
+	_, err := m.client.ApplyModels(m.t.Context(), api.ApplyRequest{Files: modelFile(file(model))})
 	require.NoError(m.t, err)
 	m.apply(&state.UpsertNodes{Nodes: []state.Node{node("n1", "node-one", 2)}})
 }

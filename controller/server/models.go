@@ -8,7 +8,6 @@ import (
 	"github.com/hashicorp/go-memdb"
 
 	"remuda/controller/api"
-	"remuda/controller/modelfile"
 	"remuda/controller/state"
 )
 
@@ -59,7 +58,15 @@ func (s *Server) getModelFile(rq *request, v *state.View, ws memdb.WatchSet) (an
 	if err != nil {
 		return answer{index: index}, err
 	}
-	return answer{index: index, raw: []byte(modelfile.Format(version.Model)), contentType: contentText}, nil
+	text := version.Model.Source
+	if name := rq.query.Get("variant"); name != "" {
+		variant := version.Variant(name)
+		if variant == nil {
+			return answer{index: index}, notFound("version %d of model %q has no variant %q", version.Number, m.Name, name)
+		}
+		text = variant.Job
+	}
+	return answer{index: index, raw: []byte(text), contentType: contentText}, nil
 }
 
 func (s *Server) deleteModel(rq *request, _ *state.View) (answer, error) {

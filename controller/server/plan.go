@@ -1,7 +1,6 @@
 package server
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -11,7 +10,6 @@ import (
 	"time"
 
 	"remuda/controller/api"
-	"remuda/controller/modelfile"
 	"remuda/controller/planner"
 	"remuda/controller/state"
 )
@@ -76,10 +74,10 @@ func always(c state.Command) change {
 func (s *Server) hypothesis(rq *request, body api.PlanRequest, v *state.View) ([]change, error) {
 	var changes []change
 	now := s.cfg.Now()
-	if body.File != "" {
-		models, err := modelfile.Parse(cmp.Or(body.Filename, "model.hcl"), []byte(body.File), nil)
+	if len(body.Files) > 0 || len(body.Jobs) > 0 {
+		models, err := modelsOf(body.Files, body.Jobs)
 		if err != nil {
-			return nil, fileError(err)
+			return nil, err
 		}
 		cmd := &state.UpsertModels{}
 		for _, m := range models {

@@ -211,7 +211,7 @@ func TestScheduleOfTheDedicatedSet(t *testing.T) {
 	_, err = c.SetDedicatedSchedule(t.Context(), api.ScheduleRequest{File: officeHours, Filename: "cal.hcl"})
 	e := requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, `see "remuda model list"`)
 	require.Equal(t, []api.Fault{{File: "cal.hcl", Line: 7, Column: 17, Text: "window \"office\": dedicated: model \"new\" does not exist: see \"remuda model list\""}}, e.Faults)
-	_, err = c.ApplyModels(t.Context(), api.ApplyRequest{File: file("new", "max        = 4", "max = 1", "replicas   = 2", "replicas = 1")})
+	_, err = c.ApplyModels(t.Context(), api.ApplyRequest{Files: modelFile(file("new", "max        = 4", "max = 1", "replicas   = 2", "replicas = 1"))})
 	require.NoError(t, err)
 	_, err = c.SetDedicatedSchedule(t.Context(), api.ScheduleRequest{File: officeHours})
 	requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, `schedule.hcl:7:17: window "office": dedicated: model "new" is 2: must be at most 1, the model's max`)
@@ -274,7 +274,7 @@ func TestPlanChangesNothing(t *testing.T) {
 		{Time: epoch, Model: "new", Kind: planner.KindCannotPlace, Reason: "no node has room"},
 	}
 	got, err := m.client.Plan(t.Context(), api.PlanRequest{
-		File: file("new"), Scale: map[string]int{"m": 2}, Evict: &api.EvictRequest{Replica: gone.String(), To: "cold"},
+		Files: modelFile(file("new")), Scale: map[string]int{"m": 2}, Evict: &api.EvictRequest{Replica: gone.String(), To: "cold"},
 	})
 	require.NoError(t, err)
 	require.Equal(t, []api.PlannedChange{
@@ -286,7 +286,7 @@ func TestPlanChangesNothing(t *testing.T) {
 	require.Equal(t, "2", got.Decisions[0].Inputs["cost"])
 	require.Equal(t, before.Index(), m.store.View().Index(), "nothing was committed")
 
-	_, err = m.client.Plan(t.Context(), api.PlanRequest{File: "model"})
+	_, err = m.client.Plan(t.Context(), api.PlanRequest{Files: modelFile("model")})
 	e := requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, "model.hcl:1:")
 	require.NotEmpty(t, e.Faults)
 }

@@ -193,6 +193,7 @@ func (m *Model) faults() []error {
 	if m.KeepWarm < 0 || m.KeepWarm > m.Max {
 		bad("keep_warm is %d: must be 0 to %d, the model's max", m.KeepWarm, m.Max)
 	}
+	errs = append(errs, m.Update.faults()...)
 	if m.Hash == "" {
 		bad("hash is empty")
 	}

@@ -37,8 +37,14 @@ type Model struct {
 	// Continuation: where an engine breaks a stream off, a gateway may let another one go on
 	// from the text that the client has.
 	Continuation bool `json:",omitempty"`
+	// Update is how a rollout replaces the model's replicas, nil if the file sets nothing: a
+	// replica goes when its successor serves.
+	Update *Update `json:",omitempty"`
 	// FileReplicas is the number of replicas that the file sets, nil where it sets none.
 	FileReplicas *int `json:",omitempty"`
+	// Source is the model's part of the file as a person wrote it. It is in versions and in
+	// UpsertModel only, and not a part of Hash.
+	Source string `json:",omitempty"`
 	// Hash is of all that the file says, and what `remuda model apply` compares.
 	Hash string
 	// Version is the number of the definition above in the table of versions. StableVersion

@@ -76,7 +76,7 @@ func (vs Versions) With(variant, hash string) *Version {
 // defined returns m with the definition of a version: its scale is kept.
 func (m *Model) defined(v *Version) *Model {
 	next := v.Model
-	next.Version, next.StableVersion = v.Number, m.StableVersion
+	next.Version, next.StableVersion, next.Source = v.Number, m.StableVersion, ""
 	next.Desired, next.Stopped, next.ScaledAt = next.shares(m.Desired.cells()), m.Stopped, m.ScaledAt
 	next.Unplaceable, next.Replacements = m.Unplaceable, m.Replacements
 	next.Rollouts, next.CreateIndex, next.ModifyIndex = m.Rollouts, m.CreateIndex, m.ModifyIndex
@@ -117,7 +117,7 @@ func (t *txn) versions(model string) Versions {
 }
 
 // addVersion makes m's definition its newest version, and forgets old ones that nothing
-// needs.
+// needs. Its source is in the version alone.
 func (t *txn) addVersion(m *Model, at time.Time) {
 	vs := t.versions(m.Name)
 	m.Version = 1
@@ -125,6 +125,7 @@ func (t *txn) addVersion(m *Model, at time.Time) {
 		m.Version = vs[n-1].Number + 1
 	}
 	t.put(TableVersions, &Version{Number: m.Version, Model: m.definition(), Time: at, CreateIndex: t.index})
+	m.Source = ""
 
 	needed := map[int]bool{m.Version: true, m.StableVersion: true}
 	rs, _ := each[Replica](t.Txn, TableReplicas, byModel, m.Name)
