@@ -29,8 +29,7 @@ func Plan(v *state.View, o Observation, c Config) (*state.Plan, time.Time) {
 	if !alone.tally.joinable() {
 		return p, alone.next
 	}
-	together := newDraft(v, o, c)
-	together.joint = &joint{alone: &alone.tally, searched: map[class]bool{}, places: map[string][]option{}}
+	together := alone.together()
 	if q := together.run(); together.tally.better(&alone.tally) {
 		return q, together.next
 	}

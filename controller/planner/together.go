@@ -114,6 +114,13 @@ type joint struct {
 	places   map[string][]option // of each group, reserved in the fleet
 }
 
+// together begins the second plan, from the same view as the first.
+func (d *draft) together() *draft {
+	second := newDraft(d.view, d.obs, d.conf)
+	second.joint = &joint{alone: &d.tally, searched: map[class]bool{}, places: map[string][]option{}}
+	return second
+}
+
 // key names a group among those of its model.
 func (g *group) key() string { return markKey(g.Name, g.variants[0].Name) }
 

@@ -80,7 +80,7 @@ type world struct {
 	status      api.ReconcileStatus
 	pools       []api.Pool
 	unplaceable func(model string) map[string]string
-	preview     func(change func(*state.Store) error) (planner.Preview, error)
+	preview     func(change func(*state.Store) error) (planner.Foresight, error)
 }
 
 func (w *world) Status() api.ReconcileStatus { return w.status }
@@ -93,7 +93,7 @@ func (w *world) Unplaceable(model string) map[string]string {
 	return w.unplaceable(model)
 }
 
-func (w *world) Preview(change func(*state.Store) error) (planner.Preview, error) {
+func (w *world) Preview(_ context.Context, change func(*state.Store) error) (planner.Foresight, error) {
 	return w.preview(change)
 }
 
