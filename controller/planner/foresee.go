@@ -91,7 +91,7 @@ type Assumption struct {
 
 // What is assumed of things that no rate is configured for.
 const (
-	drainIdle = time.Second      // until the gateways confirm that they send nothing more
+	drainIdle = time.Second      // until the engine confirms that it has no request
 	drainBusy = 10 * time.Second // until the requests in flight have ended, too
 	jobStop   = time.Second      // until Nomad has ended an allocation
 )
@@ -109,8 +109,8 @@ func Foresee(s *state.Store, o Observation, c Config, rules Rules, b Bounds) (Fo
 		out: Foresight{Store: s, Assumptions: []Assumption{{Kind: AssumeTraffic}, {Kind: AssumeSuccess}}},
 	}
 	o.Jobs, o.Engines, o.Loads = maps.Clone(o.Jobs), maps.Clone(o.Engines), maps.Clone(o.Loads)
-	o.Drained, o.Demand = maps.Clone(o.Drained), maps.Clone(o.Demand)
-	o.Busy = nil // what is being done succeeds
+	o.Demand = maps.Clone(o.Demand)
+	o.InFlight = nil // what is being done succeeds
 	f.o = o
 	f.since = o.GatewaysSince
 	for name, l := range o.Loads {
@@ -205,8 +205,9 @@ func (f *future) observe() {
 		case state.StatusStarting:
 			f.starting(v, name, r)
 		case state.StatusDraining:
-			if !f.o.Drained[name] && f.pending[name] == nil {
-				f.draining(name, r)
+			// The others are drained by an action.
+			if r.Resting() && f.o.Loads[name].InFlight > 0 && f.pending[name] == nil {
+				f.drain(name, r)
 			}
 		}
 		if r.Served || r.Status == state.StatusCold {
@@ -241,8 +242,8 @@ func (f *future) alloc(r *state.Replica) *Alloc {
 	return &Alloc{ID: r.Name.ID, Client: clientRunning, Desired: "run", First: true, Started: f.o.Now}
 }
 
-// draining assumes that the requests of a replica end.
-func (f *future) draining(name string, r *state.Replica) {
+// drain assumes that the requests of a replica end.
+func (f *future) drain(name string, r *state.Replica) {
 	takes := drainIdle
 	if f.o.Loads[name].InFlight > 0 {
 		takes = drainBusy
@@ -251,9 +252,16 @@ func (f *future) draining(name string, r *state.Replica) {
 		l := f.o.Loads[name]
 		l.InFlight = 0
 		f.o.Loads[name] = l
-		f.o.Drained[name] = true
-		return nil
+		return f.after(Drain, name)
 	})
+}
+
+// after commits what follows from an action at a replica's shim that is done.
+func (f *future) after(kind Kind, name string) error {
+	if p := f.rules.After(f.store.View(), Outcome{Kind: kind, Replica: name, Class: Done}, f.o.Now, f.conf); p != nil {
+		return f.commit(p)
+	}
+	return nil
 }
 
 // coldStart assumes that a replica serves some time after its start.
@@ -381,6 +389,8 @@ func (f *future) act() error {
 			if err := f.register(v, r, j); err != nil {
 				return err
 			}
+		case a.Kind == Drain && !has(AssumeDrain):
+			f.drain(a.Replica, r)
 		case a.Kind == Sleep && !has(AssumeSleep), a.Kind == Wake && !has(AssumeWake):
 			f.changeTier(v, r, a.Kind)
 		}
@@ -451,11 +461,7 @@ func (f *future) changeTier(v *state.View, r *state.Replica, kind Kind) {
 			f.idle[name] = 0
 			delete(f.o.Demand, r.Name.Model)
 		}
-		p := f.rules.After(f.store.View(), Outcome{Kind: kind, Replica: name, Class: Done}, f.o.Now, f.conf)
-		if p == nil {
-			return nil
-		}
-		return f.commit(p)
+		return f.after(kind, name)
 	})
 }
 

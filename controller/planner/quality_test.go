@@ -267,7 +267,7 @@ func (q *quiz) world(t require.TestingT) (*world, planner.Observation) {
 	w.now = epoch.Add(24 * time.Hour)
 	o := planner.Observation{
 		Now: w.now, Jobs: map[string]planner.Job{}, Pools: map[string]planner.PoolView{"": {JobsKnown: true}}, EnginesKnown: true, Engines: map[string][]planner.Engine{},
-		TrafficKnown: true, GatewaysSince: epoch, Loads: map[string]planner.Load{}, Drained: map[string]bool{},
+		TrafficKnown: true, GatewaysSince: epoch, Loads: map[string]planner.Load{},
 	}
 	p := &state.Plan{ID: "quiz", Time: epoch}
 	seats := make([]int, quizNodes*quizGPUs)

@@ -21,6 +21,11 @@ import (
 const (
 	// transportTimeout bounds one exchange between servers.
 	transportTimeout = 10 * time.Second
+	// rpcsInFlight is how many appends a leader has on their way to one server. More than one
+	// is Raft's pipeline, which can hang after a server has rejected an append: then this server
+	// gets heartbeats and no entries for as long as the leader leads, and the leader cannot be
+	// shut down (hashicorp/raft issue 612, in 1.7.3 and 1.8.0). Entries are batched all the same.
+	rpcsInFlight = 1
 	// maxPool is how many idle connections to each server are kept.
 	maxPool = 3
 	// snapshotsKept on disk: the newest, and one in case it is damaged.
@@ -141,6 +146,7 @@ func (n *Node) open() error {
 
 	n.transport = &transport{NetworkTransport: hraft.NewNetworkTransportWithConfig(&hraft.NetworkTransportConfig{
 		Stream: n.streams, MaxPool: maxPool, Timeout: transportTimeout, Logger: n.log.Named("transport"),
+		MaxRPCsInFlight: rpcsInFlight,
 	})}
 	if n.raft, err = hraft.NewRaft(rc, n.fsm, logs, n.store, snapshots, n.transport); err != nil {
 		return errors.Join(fmt.Errorf("raft: %w", err), n.Err())
@@ -362,14 +368,32 @@ func (n *Node) Read(ctx context.Context, c Consistency) (*state.View, error) {
 // Verify returns nil where this server is the leader now and has applied everything
 // that was committed before it was asked.
 func (n *Node) Verify(ctx context.Context) error {
-	// What was committed in this term was applied here before anybody was told; what
-	// was committed before it was applied when the leadership was established.
-	term, err := n.lead.established(ctx)
+	term, err := n.Established(ctx)
 	if err != nil {
 		return err
 	}
+	return n.VerifyTerm(ctx, term)
+}
+
+// Established waits while an election that this server has won is being established, and
+// returns the term in which it leads. The state then has everything that was acknowledged
+// in that term and before. Whether another server leads since, only a majority knows: what
+// is read of the state counts if VerifyTerm confirms the term afterwards, or if a command
+// that was made from it is committed by Apply.
+func (n *Node) Established(ctx context.Context) (term uint64, err error) {
+	return n.lead.established(ctx)
+}
+
+// VerifyTerm returns nil where this server has led without a break since Established
+// returned that term, and still did when a majority was asked. What was read of the state
+// in between was then its newest. A server is elected at most once in a term, so that the
+// term alone tells that there was no break.
+func (n *Node) VerifyTerm(ctx context.Context, term uint64) error {
 	if err := n.await(ctx, n.raft.VerifyLeader()); err != nil {
-		if errors.Is(err, ErrUnknownOutcome) && ctx.Err() == nil {
+		if ctx.Err() != nil {
+			return fmt.Errorf("verify leadership: %w", ctx.Err())
+		}
+		if errors.Is(err, ErrUnknownOutcome) {
 			return n.notLeader()
 		}
 		return err

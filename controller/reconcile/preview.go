@@ -26,6 +26,7 @@ func (r *Reconciler) Preview(ctx context.Context, change func(*state.Store) erro
 		return planner.Foresight{}, &raft.NotLeaderError{}
 	}
 	now := l.cfg.Now()
+	writes := l.acts.writes() // before the view, see inFlight
 	fork := l.cfg.Raft.Store().Fork()
 	seen := l.seen.take(&schedule{})
 	if !seen.begun {
@@ -35,7 +36,7 @@ func (r *Reconciler) Preview(ctx context.Context, change func(*state.Store) erro
 		return planner.Foresight{}, err
 	}
 	view := fork.View()
-	o := l.observe(view, seen, seen.jobs(view), l.acts.busy(), now)
+	o := l.observe(view, seen, seen.jobs(view), l.inFlight(writes, view, seen), now)
 	bounds := planner.DefaultBounds()
 	end := time.Now().Add(previewTime)
 	bounds.Stop = func() bool { return ctx.Err() != nil || time.Now().After(end) }
