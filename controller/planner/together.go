@@ -196,9 +196,9 @@ func (d *draft) placeable(needs []need) []need {
 	})
 }
 
-// jointTries is how often a joint search is made again because it would take more from a model
-// than it may lose.
-const jointTries = 4
+// jointTries is how often a joint search is made at most because it would take more from a model
+// than it may lose. Each takes up to some 100 ms.
+const jointTries = 2
 
 // reserveTogether searches places for needs together. It reports whether it found some that are
 // better than those found one by one, and reserves them then.
