@@ -45,7 +45,7 @@ func TestPlanDoesNothing(t *testing.T) {
 	require.NotEmpty(t, p.Decisions)
 	out = r.ok("plan", "-evict", "m", "-to", "warm")
 	require.Contains(t, out, "At once:\n\n  m:h100:")
-	require.Contains(t, out, "serving -> draining, then WARM, on gpu-1\n    as requested.\n")
+	require.Contains(t, out, "serving -> sleeping, on gpu-1\n    as requested; drained: going to sleep.\n")
 	require.Contains(t, out, "sleeping -> warm, on gpu-1\n")
 	big := writeModel(t, "big", "  max = 1\n  replicas = 1\n"+variant("h100", "500GiB"))
 	out = r.ok("plan", big)
