@@ -8,7 +8,7 @@ import (
 
 // PlanAlone is Plan without the joint search.
 func PlanAlone(v *state.View, o Observation, c Config) (*state.Plan, time.Time) {
-	d := newDraft(v, o, c)
+	d := newWorld(c).draft(v, o)
 	return d.run(), d.next
 }
 
@@ -25,11 +25,12 @@ type Found struct {
 // FindBoth returns what a plan finds one by one, and what Plan finds.
 func FindBoth(v *state.View, o Observation, c Config) (alone, chosen Found) {
 	found := func(t *tally) Found { return Found{Replicas: t.found, Busy: t.busy, Cost: t.cost} }
-	one := newDraft(v, o, c)
+	w := newWorld(c)
+	one := w.draft(v, o)
 	one.run()
 	alone = found(&one.tally)
 	if one.tally.joinable() {
-		all := one.together()
+		all := one.together(w.draft(v, o))
 		all.run()
 		if all.tally.better(&one.tally) {
 			chosen = found(&all.tally)
@@ -39,3 +40,15 @@ func FindBoth(v *state.View, o Observation, c Config) (alone, chosen Found) {
 	}
 	return alone, alone
 }
+
+// AtRest returns how many models are at rest after the last plan.
+func (p *Planner) AtRest() int {
+	n := 0
+	for _, m := range p.world.byName {
+		n += btoi(m.atRest())
+	}
+	return n
+}
+
+// Kept returns what is kept of a model. It is another thing once the model was made anew.
+func (p *Planner) Kept(model string) any { return p.world.byName[model] }

@@ -114,9 +114,8 @@ type joint struct {
 	places   map[string][]option // of each group, reserved in the fleet
 }
 
-// together begins the second plan, from the same view as the first.
-func (d *draft) together() *draft {
-	second := newDraft(d.view, d.obs, d.conf)
+// together makes a draft of the same view the second plan, after d.
+func (d *draft) together(second *draft) *draft {
 	second.joint = &joint{alone: &d.tally, searched: map[class]bool{}, places: map[string][]option{}}
 	return second
 }
@@ -259,7 +258,7 @@ func (d *draft) release(c placement.Choice) {
 	d.ledger().Drop(reservation(c))
 	for _, name := range names {
 		if r := d.byMember[name]; r != nil {
-			d.put(d.byName[r.Name.Model], r)
+			d.put(r)
 		}
 	}
 }

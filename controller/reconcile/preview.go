@@ -40,5 +40,9 @@ func (r *Reconciler) Preview(ctx context.Context, change func(*state.Store) erro
 	bounds := planner.DefaultBounds()
 	end := time.Now().Add(previewTime)
 	bounds.Stop = func() bool { return ctx.Err() != nil || time.Now().After(end) }
-	return planner.Foresee(fork, o, l.cfg.Planner, planner.Rules{Plan: l.cfg.Plan, Actions: l.cfg.Actions, After: l.cfg.After}, bounds)
+	// A planner of its own for each plan: Foresee changes what is observed in place.
+	plan := func(v *state.View, o planner.Observation, c planner.Config) (*state.Plan, time.Time) {
+		return l.cfg.NewPlanner(c).Plan(v, o)
+	}
+	return planner.Foresee(fork, o, l.cfg.Planner, planner.Rules{Plan: plan, Actions: l.cfg.Actions, After: l.cfg.After}, bounds)
 }
