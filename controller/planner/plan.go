@@ -58,8 +58,7 @@ func (p *Planner) Plan(v *state.View, o Observation) (*state.Plan, time.Time) {
 	if !alone.tally.joinable() {
 		return plan, alone.next
 	}
-	together := p.world.draft(v, o)
-	together.joint = &joint{alone: &alone.tally, searched: map[class]bool{}, places: map[string][]option{}}
+	together := alone.together(p.world.draft(v, o))
 	if other := together.run(); together.tally.better(&alone.tally) {
 		return other, together.next
 	}

@@ -745,8 +745,8 @@ func (w *world) turns(n int) {
 	}
 }
 
-// check looks at what must hold after each plan.
-func (w *world) check(before, after *state.View, o planner.Observation, p *state.Plan) {
+// booked looks that nothing is held by two, or of what there is not.
+func (w *world) booked(after *state.View) {
 	seats := map[string]string{}
 	bytes, host := map[string]int64{}, map[string]int64{}
 	for _, r := range after.Replicas(nil) {
@@ -770,7 +770,11 @@ func (w *world) check(before, after *state.View, o planner.Observation, p *state
 			require.LessOrEqual(w.t, bytes[g.UUID], g.Memory, "GPU %s", g.UUID)
 		}
 	}
+}
 
+// check looks at what must hold after each plan.
+func (w *world) check(before, after *state.View, o planner.Observation, p *state.Plan) {
+	w.booked(after)
 	// Capacity goes down where somebody wants less, or where it was lost already.
 	lost, evicted := map[string]int{}, map[string]int{}
 	for _, m := range p.Move {

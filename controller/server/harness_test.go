@@ -81,7 +81,7 @@ type world struct {
 	pools       []api.Pool
 	unplaceable func(model string) map[string]string
 	notServing  map[string]string
-	preview     func(change func(*state.Store) error) (planner.Preview, error)
+	preview     func(change func(*state.Store) error) (planner.Foresight, error)
 }
 
 func (w *world) Status() api.ReconcileStatus { return w.status }
@@ -96,7 +96,7 @@ func (w *world) Unplaceable(model string) map[string]string {
 
 func (w *world) NotServing(replica string) string { return w.notServing[replica] }
 
-func (w *world) Preview(change func(*state.Store) error) (planner.Preview, error) {
+func (w *world) Preview(_ context.Context, change func(*state.Store) error) (planner.Foresight, error) {
 	return w.preview(change)
 }
 

@@ -15,25 +15,23 @@ import (
 	"remuda/controller/state"
 )
 
-// planning is a planner that always makes the same plan on a copy of store.
-func planning(store *state.Store, p *state.Plan, actions ...planner.Action) func(func(*state.Store) error) (planner.Preview, error) {
-	return func(change func(*state.Store) error) (planner.Preview, error) {
+// planning foresees the same plan for a copy of store, and nothing else.
+func planning(store *state.Store, p *state.Plan) func(func(*state.Store) error) (planner.Foresight, error) {
+	return func(change func(*state.Store) error) (planner.Foresight, error) {
 		fork := store.Fork()
 		if err := change(fork); err != nil {
-			return planner.Preview{}, err
+			return planner.Foresight{}, err
 		}
-		if p != nil {
-			v := fork.View()
-			p.ID, p.Index, p.Time = "preview", v.Index(), epoch
-			raw, err := state.Encode(p)
-			if err != nil {
-				return planner.Preview{}, err
-			}
-			if res := fork.Apply(v.Index()+1, raw); res.Err != nil {
-				return planner.Preview{}, res.Err
-			}
+		rules := planner.Rules{
+			Plan: func(*state.View, planner.Observation, planner.Config) (*state.Plan, time.Time) {
+				once := p
+				p = nil
+				return once, time.Time{}
+			},
+			Actions: func(*state.View, planner.Observation, planner.Config) []planner.Action { return nil },
+			After:   planner.After,
 		}
-		return planner.Preview{Store: fork, Plan: p, Actions: actions}, nil
+		return planner.Foresee(fork, planner.Observation{Now: epoch}, planner.DefaultConfig(), rules, planner.Bounds{Plans: 2})
 	}
 }
 
@@ -277,10 +275,14 @@ func TestPlanChangesNothing(t *testing.T) {
 		Files: modelFile(file("new")), Scale: map[string]int{"m": 2}, Evict: &api.EvictRequest{Replica: gone.String(), To: "cold"},
 	})
 	require.NoError(t, err)
-	require.Equal(t, []api.PlannedChange{
-		{Replica: hot.String(), Node: "n1", NodeName: "node-one", From: "serving", To: "draining, then WARM", Why: "it makes room"},
+	require.Equal(t, []api.PlannedStep{
 		{Replica: gone.String(), Node: "n1", NodeName: "node-one", From: "serving", To: "draining, then COLD", Why: "as requested"},
-	}, got.Changes)
+		{Replica: hot.String(), Node: "n1", NodeName: "node-one", From: "serving", To: "draining, then WARM", Why: "it makes room"},
+	}, got.Steps)
+	require.Equal(t, []api.PlanAssumption{
+		{Kind: "traffic", Text: "The traffic stays as it is."}, {Kind: "success", Text: "Nothing fails."},
+	}, got.Assumptions)
+	require.Empty(t, got.Unfinished)
 	require.Equal(t, []api.PlannedWait{{Model: "new", Why: "no node has room"}}, got.Waits)
 	require.Len(t, got.Decisions, 2)
 	require.Equal(t, "2", got.Decisions[0].Inputs["cost"])
@@ -297,7 +299,8 @@ func TestPlanSaysWhatWaitedAlready(t *testing.T) {
 	m.apply(&state.RecordDecisions{Decisions: []state.Decision{{Time: epoch, Model: "m", Kind: planner.KindCannotPlace, Reason: "no node has room"}}})
 	got, err := m.client.Plan(t.Context(), api.PlanRequest{})
 	require.NoError(t, err)
-	require.Empty(t, got.Changes)
+	require.Empty(t, got.Steps)
+	require.Empty(t, got.Unfinished)
 	require.Equal(t, []api.PlannedWait{{Model: "m", Why: "no node has room"}}, got.Waits)
 }
 
@@ -307,7 +310,7 @@ func TestOnePlanIsMadeAtATime(t *testing.T) {
 	begun, end := make(chan struct{}, 2), make(chan struct{})
 	m := cluster(t, 1, settings{world: func(w *world) {
 		plan := w.preview
-		w.preview = func(change func(*state.Store) error) (planner.Preview, error) {
+		w.preview = func(change func(*state.Store) error) (planner.Foresight, error) {
 			begun <- struct{}{}
 			<-end
 			return plan(change)
