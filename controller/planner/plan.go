@@ -104,7 +104,6 @@ func (d *draft) scaleAll() {
 func (d *draft) reportUnplaceable() {
 	for _, m := range d.models {
 		if was := m.Unplaceable; m.unplaceable != "" && (was == nil || was.Reason != m.unplaceable) || m.unplaceable == "" && was != nil && !m.rolledBack {
-			m.stirred = true
 			d.plan.Unplaceable = append(d.plan.Unplaceable, state.SetUnplaceable{Model: m.Name, Reason: m.unplaceable})
 		}
 	}
