@@ -372,6 +372,47 @@ func TestWatchJobs(t *testing.T) {
 	}
 }
 
+// TestListingsShowWhatTheirIndexSays: a list with the index of a write, or a later one, shows the
+// write. Where nothing has changed, a list says so, and that it was asked for later.
+func TestListingsShowWhatTheirIndexSays(t *testing.T) {
+	t.Parallel()
+	c, _ := newClient(t)
+	w := newWatched[nomad.Listing]()
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { w.ended <- c.WatchJobs(ctx, w.update, w.lostIt) }()
+	t.Cleanup(func() {
+		cancel()
+		require.ErrorIs(t, next(t, w.ended, "end of the watch"), context.Canceled)
+	})
+	from := func(index uint64) nomad.Listing {
+		for {
+			if l := next(t, w.updates, "a list of a later index"); l.Index >= index {
+				return l
+			}
+		}
+	}
+	reg, err := c.Register(ctx, rendered(t), 0)
+	require.NoError(t, err)
+	require.Len(t, from(reg.Index).Jobs, 1)
+	written, err := c.Stop(ctx, name, reg.Index, false)
+	require.NoError(t, err)
+	require.Greater(t, written, reg.Index)
+	l := from(written)
+	require.True(t, l.Jobs[0].Stopped)
+	asked := time.Now()
+	for l.Changed || l.Began.Before(asked) {
+		l = from(written)
+	}
+	require.Len(t, l.Jobs, 1)
+	written, err = c.Stop(ctx, name, l.Jobs[0].Index, true)
+	require.NoError(t, err)
+	require.Greater(t, written, l.Index)
+	require.Empty(t, from(written).Jobs)
+	written, err = c.Stop(ctx, name, reg.Index, true)
+	require.NoError(t, err)
+	require.Zero(t, written, "nothing had to be written")
+}
+
 func TestRateLimit(t *testing.T) {
 	s := nomadtest.New(t)
 	cfg := config(s)

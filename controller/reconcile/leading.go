@@ -31,7 +31,9 @@ type leading struct {
 	idle  *why // of engines that do not serve
 	acts  *acts
 	out   *writer
-	probe *probe
+	// planner is used by the loop only.
+	planner Planner
+	probe   *probe
 
 	mu     sync.Mutex // guards what follows
 	looked time.Time
@@ -62,7 +64,7 @@ func newLeading(r *Reconciler, term uint64) *leading {
 		waits: waitsForEngines, patience: l.cfg.Planner.ServingGrace, again: l.cfg.WhyInterval, now: l.cfg.Now,
 		ask: l.askShims, told: func(string, error) { l.wake() },
 	}
-	l.acts = newActs(l)
+	l.acts, l.planner = newActs(l), l.cfg.NewPlanner(l.cfg.Planner)
 	l.probe = &probe{l: l, busy: make(chan struct{}, 1), last: map[string]map[string]string{}}
 	l.out = &writer{l: l, lost: map[string]time.Time{}, plans: rate.NewLimiter(rate.Limit(l.cfg.PlanRate), l.cfg.PlanBurst)}
 	return l
@@ -137,17 +139,16 @@ func (l *leading) run(ctx context.Context) {
 	}
 }
 
-// sawJobs takes a list of jobs. One in which nothing has changed is looked at where it may show
-// that a write had no effect that can be seen.
+// sawJobs takes a list of jobs. One without a change matters only while a write is not known to
+// be shown: by its index the write has had no visible effect.
 func (l *leading) sawJobs(pool string, list nomad.Listing) {
-	switch {
-	case list.Changed:
+	if list.Changed {
 		l.seen.sawJobs(pool, list)
-	default:
-		l.seen.sawIndex(pool, list)
-		if l.acts.awaits(pool) {
-			l.wake()
-		}
+		return
+	}
+	l.seen.sawIndex(pool, list)
+	if l.acts.awaits(pool) {
+		l.wake()
 	}
 }
 
@@ -197,7 +198,7 @@ func (l *leading) look(ctx context.Context) (time.Time, bool) {
 		o := l.observe(view, seen, jobs, inFlight, now)
 		l.heard(o)
 		if l.out.ready(now, &next) {
-			plan, again := l.cfg.Plan(view, o, l.cfg.Planner)
+			plan, again := l.planner.Plan(view, o)
 			if !again.IsZero() && !again.After(now) {
 				again = now.Add(l.cfg.Retry) // what is overdue already is no hurry
 			}

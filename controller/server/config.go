@@ -38,6 +38,7 @@ type Raft interface {
 	Promote(ctx context.Context, id string) error
 	RemovePeer(ctx context.Context, id string) error
 	TransferLeadership(ctx context.Context, id string) error
+	WriteSnapshot(v *state.View, w io.Writer) (state.SnapshotInfo, error)
 	RestoreSnapshot(ctx context.Context, r io.Reader) (state.SnapshotInfo, error)
 }
 
