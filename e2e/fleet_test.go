@@ -166,6 +166,12 @@ func (s *server) start() {
 	require.NoError(s.f.t, s.f.cluster.Start(s.name))
 }
 
+// replace sets the program that start starts.
+func (s *server) replace(program string) {
+	s.f.t.Helper()
+	require.NoError(s.f.t, s.f.cluster.Replace(s.name, program))
+}
+
 // end ends the server with a signal, and keeps it down.
 func (s *server) end(sig syscall.Signal) {
 	s.f.t.Helper()

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"path/filepath"
 	"strconv"
 	"sync"
 	"syscall"
@@ -18,8 +19,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/controller/api"
+	"remuda/controller/state"
 	"remuda/internal/devcluster"
 	"remuda/internal/testkit/long"
+	"remuda/internal/testkit/nextlevel"
 )
 
 // TestControllerServers: three controllers, whose leader is killed, frozen and cut off, and
@@ -31,7 +34,7 @@ func TestControllerServers(t *testing.T) {
 		{"leader killed in the middle of", leaderKilled},
 		{"leader frozen", leaderFrozen},
 		{"leader cut off", leaderCutOff},
-		{"rolling restart", rollingRestart},
+		{"upgrade and back", upgradeAndBack},
 		{"all killed at once", allKilled},
 		{"a node is drained", nodeDrained},
 		{"a node blinks", nodeBlinks},
@@ -199,9 +202,37 @@ type switchAccess struct {
 	value string
 }
 
-// rollingRestart restarts the servers one by one, twice, while clients write, read and
-// watch a switch through all of them.
-func rollingRestart(t *testing.T, f *fleet) {
+// upgradeAndBack replaces the servers one by one by those of the next feature level, and
+// then by those of this one, while clients write, read and watch a switch through all of
+// them, a model is scaled, and its requests are answered.
+func upgradeAndBack(t *testing.T, f *fleet) {
+	next := filepath.Join(t.TempDir(), "remuda")
+	nextlevel.Go(t, "build", "-ldflags", "-extldflags=-Wl,-z,lazy", "-o", next, "./cmd/remuda")
+	f.remuda("model", "apply", f.modelFile("steady", 2, nil))
+	f.hot("steady", 2)
+	requests := f.load("steady", 4, 60)
+	requests.flows(8)
+	target := 2
+	// scale is acknowledged, perhaps after some attempts, and is then not lost.
+	scale := func() {
+		t.Helper()
+		target = 5 - target
+		eventually(t, time.Minute, "the scale", func() error {
+			_, err := f.api.Scale(t.Context(), "steady", api.ScaleRequest{Replicas: target})
+			return err
+		})
+	}
+	scaled := func() {
+		t.Helper()
+		eventually(t, time.Minute, "the model", func() error {
+			st, _, err := f.api.Model(t.Context(), "steady", api.QueryOptions{})
+			if err == nil {
+				require.Equal(t, target, st.Model.Target, "an acknowledged scale is lost")
+			}
+			return err
+		})
+	}
+
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	begin := time.Now()
@@ -321,10 +352,16 @@ func rollingRestart(t *testing.T, f *fleet) {
 		})
 	}
 
-	for range 2 {
+	for _, version := range []struct {
+		program string
+		level   int
+	}{{next, nextlevel.Level}, {binary(t, "remuda"), state.FeatureLevel}} {
 		for _, s := range f.servers {
 			s.end(syscall.SIGTERM)
+			s.replace(version.program)
+			scale()
 			s.start()
+			scaled()
 			// The next is not restarted before this one knows its leader, and some more
 			// writes were made.
 			mu.Lock()
@@ -342,10 +379,23 @@ func rollingRestart(t *testing.T, f *fleet) {
 				}
 				return err
 			})
+			scaled()
 		}
+		eventually(t, time.Minute, "all servers to have the feature level", func() error {
+			conf, _, err := f.api.RaftConfiguration(t.Context(), api.QueryOptions{})
+			for _, s := range conf.Servers {
+				if err == nil && s.FeatureLevel != version.level {
+					err = fmt.Errorf("%+v, want %d", s, version.level)
+				}
+			}
+			return err
+		})
 	}
 	cancel()
 	writers.Wait()
+	requests.none()
+	f.hot("steady", target)
+	f.remuda("model", "stop", "-purge", "steady")
 	list, _, err := f.api.Switches(t.Context(), api.QueryOptions{})
 	require.NoError(t, err)
 	final := value(list)

@@ -63,7 +63,7 @@ func saveSnapshot(path string, save func(io.Writer) error) (info state.SnapshotI
 	if _, err := f.Seek(0, io.SeekStart); err != nil {
 		return info, err
 	}
-	if info, err = state.Inspect(f); err != nil {
+	if info, err = state.Inspect(f, state.FeatureLevel); err != nil {
 		return info, fmt.Errorf("the response is not a snapshot: %w", err)
 	}
 	if err := f.Sync(); err != nil {
@@ -76,7 +76,8 @@ var snapshotRestore = question{
 	synopsis: "Replace the controller's state with a saved one",
 	about: `Replaces the state of the whole cluster (models, replicas, switches and tokens) with a
 snapshot. The controller then adopts running jobs and follows the restored state. A damaged
-file, or one of a newer version, is rejected and changes nothing.`,
+file, or one that needs a higher feature level than a server has, is rejected and changes
+nothing.`,
 	args: []string{"FILE"},
 	run: func(ctx context.Context, c *asker, args []string) error {
 		f, err := os.Open(args[0])
@@ -84,7 +85,7 @@ file, or one of a newer version, is rejected and changes nothing.`,
 			return err
 		}
 		defer f.Close()
-		if _, err := state.Inspect(f); err != nil {
+		if _, err := state.Inspect(f, state.FeatureLevel); err != nil {
 			return fmt.Errorf("%s: %w", args[0], err)
 		}
 		if _, err := f.Seek(0, io.SeekStart); err != nil {
@@ -118,7 +119,7 @@ func (p *program) snapshotInspectVerb() verb {
 					return err
 				}
 				defer f.Close()
-				info, err := state.Inspect(f)
+				info, err := state.Inspect(f, state.FeatureLevel)
 				if err != nil {
 					return fmt.Errorf("%s: %w", args[0], err)
 				}
@@ -127,6 +128,7 @@ func (p *program) snapshotInspectVerb() verb {
 				}
 				out := newFields(p.stdout)
 				out.set("Version", info.Version)
+				out.set("Feature level", info.FeatureLevel)
 				out.set("Index", info.Index)
 				out.set("Size", bytesize.Text(info.Bytes))
 				var tables []string

@@ -31,7 +31,10 @@ type RaftServer struct {
 
 // SnapshotInfo describes a snapshot.
 type SnapshotInfo struct {
+	// Version is that of the format.
 	Version uint32
+	// FeatureLevel is the lowest one of a server that can have this state.
+	FeatureLevel int
 	// Index is that of the last command in it.
 	Index uint64
 	// Rows by table.

@@ -14,17 +14,17 @@ import (
 // fromSchedule is how the source of a dedicated set begins that the calendar has set.
 const fromSchedule = "schedule:"
 
-// calendar changes the dedicated set by the time of day, and tells whether it did. A set
-// that an operator has set since holds until the calendar's next change.
-func (d *draft) calendar() bool {
+// calendar changes the dedicated set by the time of day. A set that an operator has set since
+// holds until the calendar's next change.
+func (d *draft) calendar() {
 	s := d.view.Schedule(nil)
 	if s == nil {
-		return false
+		return
 	}
 	c, err := calendar.Parse([]byte(s.File), "schedule")
 	if err != nil {
 		d.decideOnce(KindDedicated, "", "", fmt.Sprintf("cannot parse the schedule of the dedicated set, which stays unchanged: %s", err), inputs{"about": "schedule"})
-		return false
+		return
 	}
 	window, models, until := c.At(d.obs.Now)
 	d.look(until)
@@ -41,11 +41,11 @@ func (d *draft) calendar() bool {
 	was := d.view.Dedicated(nil)
 	if was != nil {
 		if was.Source == source && maps.Equal(was.Models, want) {
-			return false
+			return
 		}
 		if !strings.HasPrefix(was.Source, fromSchedule) && was.ModifyIndex > s.ModifyIndex {
 			if _, _, change := c.At(was.Since); change.IsZero() || change.After(d.obs.Now) {
-				return false
+				return
 			}
 		}
 	}
@@ -62,7 +62,6 @@ func (d *draft) calendar() bool {
 		in["until"] = until.UTC().Format("2006-01-02T15:04:05Z")
 	}
 	d.decide(KindDedicated, "", "", why, in)
-	return true
 }
 
 // fallsBack tells whether the model has fewer replicas because the dedicated set was

@@ -93,11 +93,17 @@ func (f failure) String() string {
 
 // failureOf reports whether a member fails its requests.
 func (d *draft) failureOf(m *model, r *member) (failure, bool) {
-	if r.changed || !r.serving() || !r.passes || r.gone() || d.displaced(r) || !r.node.LostSince.IsZero() {
+	if r.changed || !r.serving() || !r.passes || r.gone() || r.leavesNode() || !r.node.LostSince.IsZero() {
 		return failure{}, false
 	}
+	// It cannot start again on a GPU that is out of use, and there may be no other place: it
+	// leaves without a successor only if it answers next to nothing.
+	displaced := d.outOfUse(r) != ""
 	load := d.obs.Loads[r.name]
 	for i, o := range []Outcomes{load.Row, load.Recent} {
+		if displaced && (o.Failed < uselessLeast || o.share() < uselessShare) {
+			continue
+		}
 		if o.Failed >= FailuresLeast && o.Over >= failuresOver && o.share() >= failingShare {
 			return failure{r: r, requests: o, row: i == 0, sibling: d.latest(m, func(s *member) bool { return s != r })}, true
 		}

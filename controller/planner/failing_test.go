@@ -105,6 +105,28 @@ func TestReplicaThatFailsIsReplaced(t *testing.T) {
 	}
 }
 
+// TestReplicaOnAGPUOutOfUseFails: it fits nowhere else, and leaves only if it answers nothing.
+func TestReplicaOnAGPUOutOfUseFails(t *testing.T) {
+	t.Parallel()
+	for share, stays := range map[float64]int{1: 7, 0.7: 8} {
+		t.Run(fmt.Sprint("share=", share), func(t *testing.T) {
+			t.Parallel()
+			w := busy(t, 8, "n0", "n1")
+			bad := w.view().ReplicasOf(nil, "m")[0]
+			w.cordon(on(bad), true)
+			w.turns(2)
+			require.NotEmpty(t, w.decisions("m", planner.KindGPUOutOfUse))
+			w.clients.fails = named(bad, share)
+			w.turns(40)
+			require.Equal(t, map[string]int{"serving h1": stays}, w.counts("m"))
+			require.Equal(t, stays == 8, w.view().Replica(nil, bad.Name.String()) != nil)
+			w.clients.failed = 0
+			w.turns(10)
+			require.Equal(t, stays == 7, w.clients.failed == 0)
+		})
+	}
+}
+
 // TestMostReplicasFail: one that does well shows that the requests are not to blame.
 func TestMostReplicasFail(t *testing.T) {
 	t.Parallel()

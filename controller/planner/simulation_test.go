@@ -1,6 +1,7 @@
 package planner_test
 
 import (
+	"bytes"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -21,9 +22,10 @@ import (
 // must hold (world.check), and then lets it come to rest.
 func TestWorld(t *testing.T) {
 	t.Parallel()
-	seeds := long.Pick(80, 300)
+	seeds := long.Pick(80, 1200)
 	var mu sync.Mutex
 	seen := map[string]int{}
+	commands, plans := 0, 0
 	t.Run("all", func(t *testing.T) {
 		for part := range 4 {
 			t.Run(fmt.Sprintf("part=%d", part), func(t *testing.T) {
@@ -36,11 +38,16 @@ func TestWorld(t *testing.T) {
 						for _, d := range w.view().Decisions(nil, "", 0) {
 							seen[d.Kind]++
 						}
+						commands, plans = commands+len(w.entries), plans+w.plans
 					})
 				}
 			})
 		}
 	})
+	t.Logf("%d commands, of which %d were plans", commands, plans)
+	if long.Enabled() && !t.Failed() {
+		require.Greater(t, commands, 100_000)
+	}
 	// A rule that no seed has met was not tried.
 	for _, kind := range []string{
 		planner.KindPlace, planner.KindCannotPlace, planner.KindScaleDown, planner.KindDrained, planner.KindDrainTimeout, planner.KindServing,
@@ -69,7 +76,7 @@ func TestWorldWithListsThatLag(t *testing.T) {
 
 func simulate(t *testing.T, seed uint64, lags bool) *world {
 	w := newWorld(t, rand.New(rand.NewPCG(seed, 1)))
-	w.lags = lags
+	w.restarts, w.lags = rand.New(rand.NewPCG(seed, 3)), lags
 	w.load = func() time.Duration { return time.Duration(1+w.rand.IntN(5)) * tick }
 	w.conf.DrainTimeout, w.conf.CanaryTime, w.conf.PlaceTimeout, w.conf.SteadyTime, w.conf.NodeGrace = 15*tick, 5*tick, 20*tick, 30*tick, 10*tick
 	w.conf.BackoffMax = time.Minute
@@ -96,6 +103,7 @@ func simulate(t *testing.T, seed uint64, lags bool) *world {
 		w.traffic()
 		w.step()
 		w.listedMayLag()
+		w.restart()
 	}
 	w.settle()
 	return w
@@ -451,6 +459,7 @@ func (w *world) settle() {
 		}
 		w.holds(!j.Stopped || r.Status == state.StatusFailed, "job %s is stopped", name)
 	}
+	require.True(w.t, bytes.Equal(w.save(w.store), w.save(w.replay(nil, 0))), "the log gives another state")
 }
 
 // adoptable tells whether nobody holds the seats of a job.

@@ -11,6 +11,7 @@ import (
 
 	"remuda/controller/planner"
 	"remuda/controller/state"
+	"remuda/internal/testkit/long"
 )
 
 // TestTierWorld lets random things happen to a little world whose GPUs and whose memory
@@ -20,9 +21,17 @@ import (
 // it lets the world come to rest.
 func TestTierWorld(t *testing.T) {
 	t.Parallel()
-	rapid.Check(t, func(rt *rapid.T) {
-		simulateTiers(rt, rapid.Uint64().Draw(rt, "seed"), rapid.IntRange(5, 60).Draw(rt, "turns"))
-	})
+	commands, plans := 0, 0
+	for range long.Pick(1, 20) {
+		rapid.Check(t, func(rt *rapid.T) {
+			w := simulateTiers(rt, rapid.Uint64().Draw(rt, "seed"), rapid.IntRange(5, 60).Draw(rt, "turns"))
+			commands, plans = commands+len(w.entries), plans+w.plans
+		})
+	}
+	t.Logf("%d commands, of which %d were plans", commands, plans)
+	if long.Enabled() {
+		require.Greater(t, commands, 90_000)
+	}
 }
 
 // TestTierWorldTriesEveryRule does the same with seeds that meet every rule: one that
@@ -30,8 +39,10 @@ func TestTierWorld(t *testing.T) {
 func TestTierWorldTriesEveryRule(t *testing.T) {
 	t.Parallel()
 	seen := map[string]int{}
+	plans, rested := 0, 0
 	for seed := range uint64(160) {
 		w := simulateTiers(t, seed, 60)
+		plans, rested = plans+w.leader.plans, rested+w.leader.rested
 		for _, d := range w.view().Decisions(nil, "", 0) {
 			seen[d.Kind]++
 		}
@@ -43,10 +54,12 @@ func TestTierWorldTriesEveryRule(t *testing.T) {
 	} {
 		require.NotZero(t, seen[kind], kind)
 	}
+	require.Greater(t, rested, plans, "models at rest before each plan of a leader")
 }
 
 func simulateTiers(t require.TestingT, seed uint64, turns int) *world {
 	w := newWorld(t, rand.New(rand.NewPCG(seed, 2)))
+	w.restarts = rand.New(rand.NewPCG(seed, 4))
 	w.load = func() time.Duration { return time.Duration(1+w.rand.IntN(3)) * tick }
 	c := &w.conf
 	c.DrainTimeout, c.CanaryTime, c.PlaceTimeout, c.SteadyTime, c.NodeGrace = 15*tick, 5*tick, 20*tick, 30*tick, 10*tick
@@ -93,6 +106,7 @@ func simulateTiers(t require.TestingT, seed uint64, turns int) *world {
 		}
 		w.step()
 		w.listedMayLag()
+		w.restart()
 	}
 	w.settle()
 	return w

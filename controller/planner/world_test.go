@@ -1,6 +1,7 @@
 package planner_test
 
 import (
+	"bytes"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -25,10 +26,16 @@ const tick = 2 * time.Second
 // world is a store, a little Nomad with its nodes, engines and gateways, and the loop
 // that the reconciler is.
 type world struct {
-	t        require.TestingT
-	rand     *rand.Rand
-	store    *state.Store
-	index    uint64
+	t       require.TestingT
+	rand    *rand.Rand
+	store   *state.Store
+	index   uint64
+	entries [][]byte // the log
+	plans   int      // and how many plans are in it
+	// restarts draws when the store is made anew, from a snapshot and the entries since.
+	restarts *rand.Rand
+	snapshot []byte
+	saved    int
 	now      time.Time
 	conf     planner.Config
 	nodes    map[string]*state.Node
@@ -61,6 +68,7 @@ type world struct {
 	load       func() time.Duration
 	gateways   bool
 	events     []string
+	leader     leader
 }
 
 type job struct {
@@ -101,7 +109,42 @@ func (w *world) apply(c state.Command) state.Result {
 	data, err := state.Encode(c)
 	require.NoError(w.t, err)
 	w.index++
+	w.entries = append(w.entries, data)
 	return w.store.Apply(w.index, data)
+}
+
+// restart sometimes makes the store anew, as a server that restarts or that is a new leader
+// has it: from its last snapshot and the log behind it.
+func (w *world) restart() {
+	switch w.restarts.IntN(12) {
+	case 0:
+		w.snapshot, w.saved = w.save(w.store), len(w.entries)
+	case 1:
+		live := w.save(w.store)
+		w.store = w.replay(w.snapshot, w.saved)
+		require.True(w.t, bytes.Equal(live, w.save(w.store)), "a restarted server has another state")
+	}
+}
+
+func (w *world) save(s *state.Store) []byte {
+	var b bytes.Buffer
+	_, err := s.View().WriteSnapshot(&b, state.FeatureLevel)
+	require.NoError(w.t, err)
+	return b.Bytes()
+}
+
+// replay returns the store that a snapshot, nil for none, and the entries behind it make.
+func (w *world) replay(snapshot []byte, applied int) *state.Store {
+	s, err := state.New()
+	require.NoError(w.t, err)
+	if snapshot != nil {
+		_, err := s.Restore(bytes.NewReader(snapshot), state.FeatureLevel)
+		require.NoError(w.t, err)
+	}
+	for i, data := range w.entries[applied:] {
+		s.Apply(uint64(applied+i+1), data)
+	}
+	return s
 }
 
 func (w *world) must(cs ...state.Command) {
@@ -652,16 +695,17 @@ func (w *world) plan(lagging bool) (plans int, next time.Time) {
 		before := w.view()
 		o := w.observe(lagging)
 		p, again := planner.Plan(before, o, w.conf)
+		same, sameNext := w.leads(before, o)
+		w.holds(reflect.DeepEqual(p, same) && again.Equal(sameNext), "the plan of a new leader, due again %s, is\n%+v\nthat of one that has planned before, due again %s, is\n%+v", again, p, sameNext, same)
 		if p == nil {
 			return plans, again
 		}
 		plans++
+		w.plans++
 		changes := len(p.Remove) + len(p.Move) + len(p.Place) + len(p.Rollouts) + len(p.Decisions) + len(p.Rescales) + len(p.Replacements) + len(p.Cordons) + len(p.Marks) + len(p.Unplaceable)
 		if p.Dedicated != nil {
 			changes++
 		}
-		same, sameNext := planner.Plan(before, o, w.conf)
-		w.holds(reflect.DeepEqual(p, same) && again.Equal(sameNext), "two leaders plan otherwise")
 		w.holds(changes > 0 && changes < 1010, "a plan has %d changes", changes)
 		for _, d := range p.Decisions {
 			w.log("%s %s%s: %s", d.Kind, d.Model, d.Replica, d.Reason)

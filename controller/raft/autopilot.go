@@ -11,8 +11,6 @@ import (
 	"time"
 
 	hraft "github.com/hashicorp/raft"
-
-	"remuda/controller/state"
 )
 
 const (
@@ -242,9 +240,8 @@ func (n *Node) FeatureLevel() int {
 	return level
 }
 
-// checkLevel returns an error that names the members that cannot apply a command.
-func (n *Node) checkLevel(c state.Command) error {
-	need := state.Level(c)
+// checkLevel returns an error that names the members of a lower feature level.
+func (n *Node) checkLevel(need int) error {
 	if need <= 1 {
 		return nil
 	}
@@ -264,7 +261,7 @@ func (n *Node) checkLevel(c state.Command) error {
 	if behind == nil {
 		return nil
 	}
-	return fmt.Errorf("%w: it needs feature level %d, and these servers have a lower one: %s: upgrade them", ErrFeatureLevel, need, strings.Join(behind, ", "))
+	return fmt.Errorf("%w %d: %s: upgrade these servers", ErrFeatureLevel, need, strings.Join(behind, ", "))
 }
 
 func peerOf(s hraft.Server) Peer { return Peer{ID: string(s.ID), Address: string(s.Address)} }

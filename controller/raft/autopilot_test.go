@@ -112,6 +112,13 @@ func (l *logged) has(text string) bool {
 	return bytes.Contains(l.buf.Bytes(), []byte(text))
 }
 
+// tail returns the end.
+func (l *logged) tail() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return string(l.buf.Bytes()[max(0, l.buf.Len()-4000):])
+}
+
 func TestFeatureLevels(t *testing.T) {
 	t.Parallel()
 	levels := map[string]int{"s0": 2, "s1": 2, "s2": 1, "s3": 1}
@@ -135,7 +142,7 @@ func TestFeatureLevels(t *testing.T) {
 	require.Equal(t, 1, l.node.FeatureLevel())
 	_, err := l.node.Apply(t.Context(), command)
 	require.ErrorIs(t, err, raft.ErrFeatureLevel)
-	require.ErrorContains(t, err, "feature level 2")
+	require.ErrorContains(t, err, "not all servers have feature level 2: ")
 	require.ErrorContains(t, err, old.node.ID()+" at "+old.address+" (1)")
 	l.apply(set("a", "1"))
 
@@ -189,9 +196,71 @@ func TestFeatureLevels(t *testing.T) {
 	s.stop()
 	levels[s.name] = 1
 	_, err = s.open()
-	require.ErrorContains(t, err, "snapshot needs feature level 2 and this server has 1: upgrade this server")
+	require.ErrorContains(t, err, "snapshot was written by a newer version of remuda: it needs feature level 2, and this one has 1: upgrade remuda")
 	levels[s.name] = 2
 	s.start()
 	s.sees("last", "1")
 	s.sees("new", "1")
+}
+
+// TestSnapshotsOfFeatureLevels: a snapshot has the level that its state needs, and is
+// restored only if every member can have that state. A snapshot of a lower level is the way
+// back to an older version.
+func TestSnapshotsOfFeatureLevels(t *testing.T) {
+	t.Parallel()
+	levels := map[string]int{"s0": 2, "s1": 2, "s2": 2}
+	c := start(t, 3, func(cfg *raft.Config) { cfg.FeatureLevel = levels[filepath.Base(cfg.DataDir)] })
+	save := func(level int) []byte {
+		var b bytes.Buffer
+		info, err := c.leader().node.SaveSnapshot(t.Context(), &b, raft.Verified)
+		require.NoError(t, err)
+		require.Equal(t, level, info.FeatureLevel)
+		info, err = state.Inspect(bytes.NewReader(b.Bytes()), level)
+		require.NoError(t, err)
+		require.Equal(t, level, info.FeatureLevel)
+		return b.Bytes()
+	}
+	c.leader().apply(set("a", "saved"))
+	first := save(1)
+	eventually(t, "the command is applied", func() bool {
+		_, err := c.leader().node.Apply(t.Context(), newer{set("a", "new")})
+		return err == nil
+	})
+	second := save(2)
+
+	// Restored, the state needs level 1 again: a member goes back.
+	_, err := c.leader().node.RestoreSnapshot(t.Context(), bytes.NewReader(first))
+	require.NoError(t, err)
+	for _, s := range c.servers {
+		s.sees("a", "saved")
+	}
+	require.Equal(t, first[:len("remuda-state")+8], save(1)[:len("remuda-state")+8])
+	back := c.others(c.leader())[0]
+	back.stop()
+	levels[back.name] = 1
+	back.start()
+	c.leader().apply(set("b", "1"))
+	back.sees("b", "1")
+
+	// Now the snapshot of level 2 is refused, and names who is behind.
+	eventually(t, "the leader knows the level", func() bool {
+		m, _ := c.leader().member(back.node.ID())
+		return m.FeatureLevel == 1
+	})
+	l := c.leader()
+	before := l.node.Store().View().Index()
+	_, err = l.node.RestoreSnapshot(t.Context(), bytes.NewReader(second))
+	require.ErrorIs(t, err, raft.ErrFeatureLevel)
+	require.ErrorContains(t, err, "not all servers have feature level 2: "+back.node.ID()+" at "+back.address+" (1): upgrade these servers")
+	require.Equal(t, before, l.node.Store().View().Index())
+	require.Equal(t, "saved", l.node.Store().View().Switch(nil, "a"))
+
+	// So it is by a leader that is itself too old.
+	old := start(t, 1, func(cfg *raft.Config) { cfg.FeatureLevel = 1 }).servers[0]
+	old.apply(set("a", "old"))
+	_, err = old.node.RestoreSnapshot(t.Context(), bytes.NewReader(second))
+	require.ErrorIs(t, err, state.ErrSnapshotNewer)
+	require.ErrorContains(t, err, "it needs feature level 2, and this one has 1: upgrade remuda")
+	require.Equal(t, "old", old.node.Store().View().Switch(nil, "a"))
+	require.NoError(t, old.node.Err())
 }

@@ -14,9 +14,9 @@ var (
 	ErrUnknownOutcome = errors.New("the outcome is unknown")
 	// ErrBusy: the leader could not take the command in time. Nothing was changed.
 	ErrBusy = errors.New("the leader is busy")
-	// ErrFeatureLevel: a member of the cluster cannot apply the command. Nothing was
-	// changed.
-	ErrFeatureLevel = errors.New("not all servers can apply the command")
+	// ErrFeatureLevel: a member of the cluster cannot apply the command, or cannot have the
+	// state of the snapshot. Nothing was changed.
+	ErrFeatureLevel = errors.New("not all servers have feature level")
 	// ErrUnhealthy: a server cannot be made a voter. Nothing was changed.
 	ErrUnhealthy = errors.New("is not healthy")
 	// ErrClosed: the node is closed. Nothing was changed.

@@ -27,7 +27,7 @@ func (n *Node) SaveSnapshot(ctx context.Context, w io.Writer, c Consistency) (st
 	if err != nil {
 		return state.SnapshotInfo{}, err
 	}
-	return v.WriteSnapshot(w)
+	return n.WriteSnapshot(v, w)
 }
 
 // LastIndex is that of the last entry in the log.

@@ -15,13 +15,14 @@ import (
 // fsm is the store as Raft sees it.
 //
 // A log entry whose command needs a feature level above 1 has that level as its
-// Extensions, and a snapshot begins with the highest level of all entries before it. So a
-// server of a lower level stops at the first entry or snapshot that it cannot apply.
+// Extensions, and a snapshot has the highest level of all entries before it. So a server
+// of a lower level stops at the first entry or snapshot that it cannot apply.
 type fsm struct {
 	store *state.Store
 	// own is the feature level of this server.
 	own int
-	// level is the highest one that an applied entry or a restored snapshot needed.
+	// level is what the state needs: the highest one of the restored snapshot and of the
+	// entries applied since.
 	level atomic.Int64
 	// halted is why nothing is applied any more; nil while all is well.
 	halted atomic.Pointer[error]
@@ -36,15 +37,16 @@ const levelSize = 4
 
 func encodeLevel(level int) []byte { return binary.BigEndian.AppendUint32(nil, uint32(level)) }
 
-// needs returns the feature level that the log needs.
+// needs returns the feature level that the state needs.
 func (f *fsm) needs() int { return max(int(f.level.Load()), 1) }
 
-// require halts this server if its own level is too low for what.
-func (f *fsm) require(encoded []byte, what string) error {
-	level := int(binary.BigEndian.Uint32(encoded))
+// require halts this server if its own level is too low for an entry.
+func (f *fsm) require(l *hraft.Log) error {
+	level := int(binary.BigEndian.Uint32(l.Extensions))
 	if level > f.own {
-		return f.stop(fmt.Errorf("%s needs feature level %d and this server has %d: upgrade this server", what, level, f.own))
+		return f.stop(fmt.Errorf("log entry %d needs feature level %d and this server has %d: upgrade this server", l.Index, level, f.own))
 	}
+	// Before the entry is applied, so that no snapshot has the entry and a lower level.
 	f.level.Store(max(f.level.Load(), int64(level)))
 	return nil
 }
@@ -65,7 +67,7 @@ func (f *fsm) Apply(l *hraft.Log) any {
 	if why := f.halted.Load(); why != nil {
 		err = *why
 	} else if len(l.Extensions) == levelSize {
-		err = f.require(l.Extensions, fmt.Sprintf("log entry %d", l.Index))
+		err = f.require(l)
 	}
 	if err != nil {
 		return state.Result{Index: l.Index, Err: &state.Error{Code: state.CodeUnknownCommand, Message: err.Error()}}
@@ -87,13 +89,12 @@ func (f *fsm) Snapshot() (hraft.FSMSnapshot, error) {
 
 // Restore implements hraft.FSM.
 func (f *fsm) Restore(r io.ReadCloser) error {
-	level := make([]byte, levelSize)
-	_, err := io.ReadFull(r, level)
-	if err == nil {
-		err = f.require(level, "snapshot")
-	}
-	if err == nil {
-		err = f.store.Restore(r)
+	info, err := f.store.Restore(r, f.own)
+	switch {
+	case err == nil:
+		f.level.Store(int64(info.FeatureLevel))
+	case errors.Is(err, state.ErrSnapshotNewer):
+		err = f.stop(err)
 	}
 	return errors.Join(err, r.Close())
 }
@@ -105,11 +106,7 @@ type snapshot struct {
 
 // Persist implements hraft.FSMSnapshot.
 func (s snapshot) Persist(sink hraft.SnapshotSink) error {
-	_, err := sink.Write(encodeLevel(s.level))
-	if err == nil {
-		_, err = s.view.WriteSnapshot(sink)
-	}
-	if err != nil {
+	if _, err := s.view.WriteSnapshot(sink, s.level); err != nil {
 		return errors.Join(err, sink.Cancel())
 	}
 	return sink.Close()

@@ -28,6 +28,9 @@ func TestMain(m *testing.M) {
 	if dir := os.Getenv(childDir); dir != "" {
 		writeForEver(dir)
 	}
+	if text := os.Getenv(childServer); text != "" {
+		serveForEver(text)
+	}
 	parallel.Raise("8")
 	os.Exit(m.Run())
 }

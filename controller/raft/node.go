@@ -281,11 +281,12 @@ func (n *Node) Apply(ctx context.Context, c state.Command) (state.Result, error)
 	if err != nil {
 		return state.Result{}, err
 	}
-	if err := n.checkLevel(c); err != nil {
+	level := state.Level(c)
+	if err := n.checkLevel(level); err != nil {
 		return state.Result{}, err
 	}
 	start := time.Now()
-	res, err := n.apply(ctx, data, state.Level(c))
+	res, err := n.apply(ctx, data, level)
 	n.metrics.applied(time.Since(start), err)
 	return res, err
 }

@@ -1,7 +1,6 @@
 package raft
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -157,10 +156,16 @@ func (n *Node) tryLeave(ctx context.Context) error {
 	return n.callLeader(ctx, addresses, rpcRequest{Op: opLeave, Peer: Peer{ID: n.ID()}})
 }
 
+// WriteSnapshot writes a view of this server's store as a snapshot.
+func (n *Node) WriteSnapshot(v *state.View, w io.Writer) (state.SnapshotInfo, error) {
+	return v.WriteSnapshot(w, n.fsm.needs())
+}
+
 // RestoreSnapshot replaces the state of the whole cluster with a saved one. Only the
-// leader can. A snapshot that is damaged or of a newer version is refused before
-// anything is changed; commands that are under way get ErrUnknownOutcome. It may be of
-// another cluster. It is spooled into the data directory.
+// leader can. A snapshot that is damaged, newer than this server, or of a higher feature
+// level than a member has is refused before anything is changed; commands that are under
+// way get ErrUnknownOutcome. It may be of another cluster. It is spooled into the data
+// directory.
 func (n *Node) RestoreSnapshot(ctx context.Context, r io.Reader) (info state.SnapshotInfo, err error) {
 	if err := n.Verify(ctx); err != nil {
 		return info, err
@@ -173,7 +178,10 @@ func (n *Node) RestoreSnapshot(ctx context.Context, r io.Reader) (info state.Sna
 		err = errors.Join(err, spool.Close(), os.Remove(spool.Name()))
 	}()
 	// Raft panics where its leader cannot read what it was given: all is read before.
-	if info, err = state.Inspect(io.TeeReader(r, spool)); err != nil {
+	if info, err = state.Inspect(io.TeeReader(r, spool), n.cfg.FeatureLevel); err != nil {
+		return info, fmt.Errorf("raft: restore: %w", err)
+	}
+	if err := n.checkLevel(info.FeatureLevel); err != nil {
 		return info, fmt.Errorf("raft: restore: %w", err)
 	}
 	if _, err := spool.Seek(0, io.SeekStart); err != nil {
@@ -183,8 +191,8 @@ func (n *Node) RestoreSnapshot(ctx context.Context, r io.Reader) (info state.Sna
 	if deadline, ok := ctx.Deadline(); ok {
 		timeout = max(time.Until(deadline), time.Millisecond)
 	}
-	meta := &hraft.SnapshotMeta{Version: hraft.SnapshotVersionMax, Index: info.Index, Size: levelSize + info.Bytes}
-	if err := n.raft.Restore(meta, io.MultiReader(bytes.NewReader(encodeLevel(n.fsm.needs())), spool), timeout); err != nil {
+	meta := &hraft.SnapshotMeta{Version: hraft.SnapshotVersionMax, Index: info.Index, Size: info.Bytes}
+	if err := n.raft.Restore(meta, spool, timeout); err != nil {
 		if errors.Is(err, hraft.ErrNotLeader) {
 			return info, n.notLeader()
 		}

@@ -93,7 +93,7 @@ func (s *Server) transferLeadership(rq *request, _ *state.View) (answer, error) 
 
 func (s *Server) saveSnapshot(_ *request, v *state.View, _ memdb.WatchSet) (answer, error) {
 	return answer{contentType: contentBytes, stream: func(w io.Writer) error {
-		_, err := v.WriteSnapshot(w)
+		_, err := s.cfg.Raft.WriteSnapshot(v, w)
 		return err
 	}}, nil
 }
@@ -108,7 +108,7 @@ func (s *Server) restoreSnapshot(rq *request, _ *state.View) (answer, error) {
 		return answer{}, err
 	}
 	s.log.Info("snapshot restored", "index", info.Index, "bytes", info.Bytes, "by", by(rq.token))
-	out := api.SnapshotInfo{Version: info.Version, Index: info.Index, Rows: map[string]int{}, Bytes: info.Bytes}
+	out := api.SnapshotInfo{Version: info.Version, FeatureLevel: info.FeatureLevel, Index: info.Index, Rows: map[string]int{}, Bytes: info.Bytes}
 	for table, n := range info.Rows {
 		out.Rows[string(table)] = n
 	}

@@ -1,6 +1,7 @@
 package state
 
 import (
+	"maps"
 	"slices"
 
 	"github.com/hashicorp/go-memdb"
@@ -39,4 +40,16 @@ func (v *View) Ledger(ws memdb.WatchSet) map[string]*NodeUsage {
 		u.add(r)
 	}
 	return ledger
+}
+
+// Types returns the types of all commands.
+func Types() []Type { return slices.Sorted(maps.Keys(commands)) }
+
+// Tables returns all tables, in the order of snapshots.
+func Tables() []Table {
+	var names []Table
+	for _, t := range tables {
+		names = append(names, t.name)
+	}
+	return names
 }

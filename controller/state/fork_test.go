@@ -45,7 +45,8 @@ func TestForkHasALifeOfItsOwn(t *testing.T) {
 	// A fork of a fork, and a fork that outlives a restored store.
 	second := fork.store.Fork()
 	require.Equal(t, there, snapshotOf(t, second))
-	require.NoError(t, l.store.Restore(bytes.NewReader(at)))
+	_, err := l.store.Restore(bytes.NewReader(at), state.FeatureLevel)
+	require.NoError(t, err)
 	require.Equal(t, there, snapshotOf(t, fork.store))
 }
 
@@ -74,7 +75,8 @@ func TestForkAndStore(t *testing.T) {
 		}
 		require.True(t, bytes.Equal(snapshotOf(t, l.store), snapshotOf(t, alone.store)))
 	}
-	require.NoError(t, l.store.Restore(bytes.NewReader(at)))
+	_, err := l.store.Restore(bytes.NewReader(at), state.FeatureLevel)
+	require.NoError(t, err)
 	require.Equal(t, "fork", fork.store.View().Switch(nil, "s7"))
 }
 

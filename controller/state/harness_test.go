@@ -53,7 +53,7 @@ func (l *log) must(cs ...state.Command) {
 
 func snapshotOf(t require.TestingT, s *state.Store) []byte {
 	var b bytes.Buffer
-	info, err := s.View().WriteSnapshot(&b)
+	info, err := s.View().WriteSnapshot(&b, state.FeatureLevel)
 	require.NoError(t, err)
 	require.Equal(t, int64(b.Len()), info.Bytes)
 	return b.Bytes()
@@ -62,7 +62,8 @@ func snapshotOf(t require.TestingT, s *state.Store) []byte {
 func restored(t require.TestingT, snapshot []byte) *state.Store {
 	s, err := state.New()
 	require.NoError(t, err)
-	require.NoError(t, s.Restore(bytes.NewReader(snapshot)))
+	_, err = s.Restore(bytes.NewReader(snapshot), state.FeatureLevel)
+	require.NoError(t, err)
 	return s
 }
 

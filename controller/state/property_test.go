@@ -3,6 +3,8 @@ package state_test
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -10,65 +12,153 @@ import (
 
 	"remuda/controller/state"
 	"remuda/internal/replica"
+	"remuda/internal/testkit/long"
 )
 
-// TestRandomCommands applies random commands, good and bad, and looks after each one
-// at what must always hold; at the end, at snapshot, restore and replay.
+// TestRandomCommands applies random commands, good and bad, on three servers that restart,
+// get snapshots and lead in turn, and looks after each command at what must always hold; at
+// the end, at snapshot, restore and replay.
 func TestRandomCommands(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		l := newLog(t)
-		l.must(&state.UpsertModel{Model: model("m0")}, &state.UpsertNodes{Nodes: []state.Node{node("n0", 2, 2, 20), node("n1", 1, 3, 20)}})
-		l.must(l.plan(place("m0", "r0", "n0", 0, 0, 5), place("m0", "r1", "n0", 1, 0, 5), place("m0", "r2", "n1", 0, 0, 5)))
-		l.must(l.move(replica.Name{Model: "m0", Variant: "v", ID: "r0"}, state.EventStarted, ""))
-		l.must(l.move(replica.Name{Model: "m0", Variant: "v", ID: "r0"}, state.EventServing, ""))
-		accepted := 0
-		for range between(1, 120).Draw(t, "commands") {
-			before := l.store.View()
-			rows := rowsOf(t, before)
-			c := drawCommand(t, before)
-			// What is tried on a fork comes out as it will, and changes nothing here.
-			fork := &log{t: t, store: l.store.Fork(), index: l.index}
-			tried := fork.apply(c)
-			require.Equal(t, rows, rowsOf(t, l.store.View()))
-			require.Equal(t, before.Index(), l.store.View().Index())
-			res := l.apply(c)
-			after := l.store.View()
-			require.Equal(t, res, tried)
-			require.Equal(t, rowsOf(t, after), rowsOf(t, fork.store.View()))
-			if res.Err != nil {
-				require.False(t, res.Changed)
-				require.NotEqual(t, state.CodeInternal, res.Err.Code, res.Err.Message)
-				require.Equal(t, before.TableIndex(), after.TableIndex(), "a refused command changes nothing")
-			} else {
-				accepted++
-				checkEffect(t, c, before, after)
-			}
-			require.Equal(t, rows, rowsOf(t, before), "what a view has shown never changes")
-			checkInvariants(t, before, after)
+	const parts = 4
+	rounds := long.Pick(1, 140) // of 100 checks
+	var tally randomTally
+	t.Run("all", func(t *testing.T) {
+		for part := range min(parts, rounds) {
+			t.Run(fmt.Sprint("part=", part), func(t *testing.T) {
+				t.Parallel()
+				for round := part; round < rounds && !t.Failed(); round += parts {
+					rapid.Check(t, tally.check)
+				}
+			})
 		}
-		t.Log("accepted", accepted)
-
-		snapshot := snapshotOf(t, l.store)
-		require.Equal(t, snapshot, snapshotOf(t, restored(t, snapshot)), "restored")
-
-		replay := newLog(t)
-		for _, e := range l.entries {
-			replay.applyBytes(e)
-		}
-		require.Equal(t, snapshot, snapshotOf(t, replay.store), "replayed")
-
-		// A server that was restored in the middle of the log goes on as the others.
-		cut := between(0, len(l.entries)).Draw(t, "cut")
-		half := newLog(t)
-		for _, e := range l.entries[:cut] {
-			half.applyBytes(e)
-		}
-		half.store = restored(t, snapshotOf(t, half.store))
-		for _, e := range l.entries[cut:] {
-			half.applyBytes(e)
-		}
-		require.Equal(t, snapshot, snapshotOf(t, half.store), "restored at %d", cut)
 	})
+	t.Logf("%d commands, of which %d were accepted; %d restarts, %d restored snapshots, %d changes of the leader",
+		tally.commands.Load(), tally.accepted.Load(), tally.restarts.Load(), tally.restores.Load(), tally.leaders.Load())
+	if long.Enabled() && !t.Failed() {
+		require.Greater(t, tally.commands.Load(), int64(800_000))
+	}
+}
+
+// randomTally counts what happened in all checks.
+type randomTally struct{ commands, accepted, restarts, restores, leaders atomic.Int64 }
+
+// server is a store that has applied the first entries of the log, and its last
+// snapshot.
+type server struct {
+	store          *state.Store
+	applied, saved int
+	snapshot       []byte
+}
+
+// catchUp applies the entries that the server lacks.
+func (s *server) catchUp(l *log) {
+	for ; s.applied < len(l.entries); s.applied++ {
+		s.store.Apply(uint64(s.applied+1), l.entries[s.applied])
+	}
+}
+
+// save makes a snapshot.
+func (s *server) save(t require.TestingT) {
+	s.snapshot, s.saved = snapshotOf(t, s.store), s.applied
+}
+
+// restore begins again with a snapshot.
+func (s *server) restore(t require.TestingT, snapshot []byte, applied int) {
+	s.store, s.snapshot, s.applied, s.saved = restored(t, snapshot), snapshot, applied, applied
+}
+
+func (tally *randomTally) check(t *rapid.T) {
+	l := newLog(t)
+	servers := [3]*server{}
+	for i := range servers {
+		servers[i] = &server{store: newLog(t).store}
+		servers[i].save(t)
+	}
+	leader := servers[0]
+	l.store = leader.store
+	// happens lets something happen to the servers.
+	happens := func() {
+		other := servers[between(0, 2).Draw(t, "server")]
+		switch between(0, 24).Draw(t, "happens") {
+		case 0: // it leads
+			other.catchUp(l)
+			leader = other
+			tally.leaders.Add(1)
+		case 1: // it restarts with its last snapshot; the log follows
+			other.restore(t, other.snapshot, other.saved)
+			tally.restarts.Add(1)
+		case 2:
+			other.save(t)
+		case 3:
+			other.catchUp(l)
+		case 4: // it gets the leader's snapshot
+			other.restore(t, snapshotOf(t, leader.store), leader.applied)
+			tally.restores.Add(1)
+		}
+		leader.catchUp(l)
+		l.store = leader.store
+	}
+	l.must(&state.UpsertModel{Model: model("m0")}, &state.UpsertNodes{Nodes: []state.Node{node("n0", 2, 2, 20), node("n1", 1, 3, 20)}})
+	l.must(l.plan(place("m0", "r0", "n0", 0, 0, 5), place("m0", "r1", "n0", 1, 0, 5), place("m0", "r2", "n1", 0, 0, 5)))
+	l.must(l.move(replica.Name{Model: "m0", Variant: "v", ID: "r0"}, state.EventStarted, ""))
+	l.must(l.move(replica.Name{Model: "m0", Variant: "v", ID: "r0"}, state.EventServing, ""))
+	accepted := 0
+	for range between(1, 120).Draw(t, "commands") {
+		leader.applied = len(l.entries)
+		happens()
+		before := l.store.View()
+		rows := rowsOf(t, before)
+		c := drawCommand(t, before)
+		// What is tried on a fork comes out as it will, and changes nothing here.
+		fork := &log{t: t, store: l.store.Fork(), index: l.index}
+		tried := fork.apply(c)
+		require.Equal(t, rows, rowsOf(t, l.store.View()))
+		require.Equal(t, before.Index(), l.store.View().Index())
+		res := l.apply(c)
+		after := l.store.View()
+		require.Equal(t, res, tried)
+		require.Equal(t, rowsOf(t, after), rowsOf(t, fork.store.View()))
+		if res.Err != nil {
+			require.False(t, res.Changed)
+			require.NotEqual(t, state.CodeInternal, res.Err.Code, res.Err.Message)
+			require.Equal(t, before.TableIndex(), after.TableIndex(), "a refused command changes nothing")
+		} else {
+			accepted++
+			checkEffect(t, c, before, after)
+		}
+		require.Equal(t, rows, rowsOf(t, before), "what a view has shown never changes")
+		checkInvariants(t, before, after)
+	}
+	t.Log("accepted", accepted)
+	tally.commands.Add(int64(len(l.entries)))
+	tally.accepted.Add(int64(accepted))
+
+	snapshot := snapshotOf(t, l.store)
+	require.Equal(t, snapshot, snapshotOf(t, restored(t, snapshot)), "restored")
+
+	replay := newLog(t)
+	for _, e := range l.entries {
+		replay.applyBytes(e)
+	}
+	require.Equal(t, snapshot, snapshotOf(t, replay.store), "replayed")
+
+	// A server that was restored in the middle of the log goes on as the others.
+	cut := between(0, len(l.entries)).Draw(t, "cut")
+	half := newLog(t)
+	for _, e := range l.entries[:cut] {
+		half.applyBytes(e)
+	}
+	half.store = restored(t, snapshotOf(t, half.store))
+	for _, e := range l.entries[cut:] {
+		half.applyBytes(e)
+	}
+	require.Equal(t, snapshot, snapshotOf(t, half.store), "restored at %d", cut)
+
+	leader.applied = len(l.entries)
+	for i, s := range servers {
+		s.catchUp(l)
+		require.Equal(t, snapshot, snapshotOf(t, s.store), "server %d", i)
+	}
 }
 
 // rowsOf writes down the rows that commands replace by changed ones.

@@ -14,12 +14,13 @@ import (
 
 // A snapshot is
 //
-//	"remuda-state" version(uint32) index(uint64)
+//	"remuda-state" version(uint32) feature level(uint32) index(uint64)
 //	{ type(byte) length(uint32) JSON }          one for each row, tables in order
 //	0x00 rows(uint64) SHA-256 of all before it
 //
 // with big-endian numbers. The same state has the same bytes on every server. An unknown
-// record type is damage: a new one needs a new version.
+// record type is damage: a new one needs a higher feature level. The level is the lowest
+// one that can apply every command that made the state.
 
 // SnapshotVersion is the newest version that is written and read.
 const SnapshotVersion = 1
@@ -35,13 +36,16 @@ const (
 var (
 	// ErrSnapshotDamaged: truncated, changed, or not a snapshot at all.
 	ErrSnapshotDamaged = errors.New("snapshot is damaged")
-	// ErrSnapshotNewer: made by a newer version of remuda.
+	// ErrSnapshotNewer: its format is newer, or it needs a higher feature level.
 	ErrSnapshotNewer = errors.New("snapshot was written by a newer version of remuda")
 )
 
 // SnapshotInfo describes a snapshot.
 type SnapshotInfo struct {
+	// Version is that of the format.
 	Version uint32
+	// FeatureLevel is the lowest one of a server that can have this state.
+	FeatureLevel int
 	// Index is that of the last command in it.
 	Index uint64
 	// Rows of each table.
@@ -50,12 +54,14 @@ type SnapshotInfo struct {
 	Bytes int64
 }
 
-// WriteSnapshot streams the view. Applies go on meanwhile.
-func (v *View) WriteSnapshot(w io.Writer) (SnapshotInfo, error) {
-	info := SnapshotInfo{Version: SnapshotVersion, Index: v.Index(), Rows: map[Table]int{}}
+// WriteSnapshot streams the view. Applies go on meanwhile. A server needs the feature
+// level to restore it.
+func (v *View) WriteSnapshot(w io.Writer, level int) (SnapshotInfo, error) {
+	info := SnapshotInfo{Version: SnapshotVersion, FeatureLevel: level, Index: v.Index(), Rows: map[Table]int{}}
 	sw := newSnapshotWriter(w)
 	sw.write([]byte(snapshotMagic))
 	sw.write(binary.BigEndian.AppendUint32(nil, info.Version))
+	sw.write(binary.BigEndian.AppendUint32(nil, uint32(level)))
 	sw.write(binary.BigEndian.AppendUint64(nil, info.Index))
 	for _, t := range append(tables[:], indexes) {
 		it, err := v.txn.Get(string(t.name), byID)
@@ -136,30 +142,31 @@ func (sw *snapshotWriter) end() {
 	}
 }
 
-// Restore replaces the whole state with a snapshot's. A snapshot that is not whole,
-// or of a newer version, is refused and changes nothing. Who waits for a change of
-// the old state is woken.
-func (s *Store) Restore(r io.Reader) error {
+// Restore replaces the whole state with a snapshot's. A snapshot that is not whole, or
+// that needs more than the feature level, is refused and changes nothing. Who waits for a
+// change of the old state is woken.
+func (s *Store) Restore(r io.Reader, level int) (SnapshotInfo, error) {
 	d, err := newData()
 	if err != nil {
-		return err
+		return SnapshotInfo{}, err
 	}
 	t := d.db.Txn(true)
-	if _, err := readSnapshot(r, func(table Table, row any) error { return t.Insert(string(table), row) }); err != nil {
+	info, err := readSnapshot(r, level, func(table Table, row any) error { return t.Insert(string(table), row) })
+	if err != nil {
 		t.Abort()
-		return fmt.Errorf("restore snapshot: %w", err)
+		return info, fmt.Errorf("restore snapshot: %w", err)
 	}
 	t.Commit()
 	s.write.Lock()
 	old := s.data.Swap(d)
 	s.write.Unlock()
 	close(old.abandoned)
-	return nil
+	return info, nil
 }
 
-// Inspect reads a snapshot to its end, checks all of it, and keeps nothing.
-func Inspect(r io.Reader) (SnapshotInfo, error) {
-	info, err := readSnapshot(r, func(Table, any) error { return nil })
+// Inspect reads a snapshot to its end, checks all of it as Restore does, and keeps nothing.
+func Inspect(r io.Reader, level int) (SnapshotInfo, error) {
+	info, err := readSnapshot(r, level, func(Table, any) error { return nil })
 	if err != nil {
 		return info, fmt.Errorf("inspect snapshot: %w", err)
 	}
@@ -172,10 +179,10 @@ func damaged(format string, args ...any) error {
 
 // readSnapshot hands every row to keep. Rows that were handed over count only when
 // it returns no error: the checksum comes last.
-func readSnapshot(from io.Reader, keep func(Table, any) error) (SnapshotInfo, error) {
+func readSnapshot(from io.Reader, level int, keep func(Table, any) error) (SnapshotInfo, error) {
 	info := SnapshotInfo{Rows: map[Table]int{}}
 	r := &snapshotReader{r: bufio.NewReaderSize(from, 256<<10), sum: sha256.New()}
-	head := r.next(len(snapshotMagic) + 4 + 8)
+	head := r.next(len(snapshotMagic) + 4 + 4 + 8)
 	if r.err != nil {
 		return info, r.failure()
 	}
@@ -183,12 +190,14 @@ func readSnapshot(from io.Reader, keep func(Table, any) error) (SnapshotInfo, er
 		return info, damaged("not a snapshot of remuda's state")
 	}
 	head = head[len(snapshotMagic):]
-	info.Version, info.Index = binary.BigEndian.Uint32(head), binary.BigEndian.Uint64(head[4:])
-	if info.Version > SnapshotVersion {
-		return info, fmt.Errorf("%w: version %d, the highest supported version is %d", ErrSnapshotNewer, info.Version, SnapshotVersion)
-	}
-	if info.Version == 0 {
-		return info, damaged("version is 0")
+	info.Version, info.FeatureLevel, info.Index = binary.BigEndian.Uint32(head), int(binary.BigEndian.Uint32(head[4:])), binary.BigEndian.Uint64(head[8:])
+	switch {
+	case info.Version > SnapshotVersion:
+		return info, fmt.Errorf("%w: its format is version %d, and this one reads up to %d: upgrade remuda", ErrSnapshotNewer, info.Version, SnapshotVersion)
+	case info.FeatureLevel > level:
+		return info, fmt.Errorf("%w: it needs feature level %d, and this one has %d: upgrade remuda", ErrSnapshotNewer, info.FeatureLevel, level)
+	case info.Version == 0 || info.FeatureLevel == 0:
+		return info, damaged("version %d, feature level %d: must be at least 1", info.Version, info.FeatureLevel)
 	}
 	for rows := uint64(0); ; rows++ {
 		kind := r.next(1)

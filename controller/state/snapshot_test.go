@@ -37,10 +37,10 @@ func full(t *testing.T) *log {
 func TestSnapshotHasEverything(t *testing.T) {
 	l := full(t)
 	data := snapshotOf(t, l.store)
-	info, err := state.Inspect(bytes.NewReader(data))
+	info, err := state.Inspect(bytes.NewReader(data), state.FeatureLevel)
 	require.NoError(t, err)
 	require.Equal(t, state.SnapshotInfo{
-		Version: 1, Index: l.index, Bytes: int64(len(data)),
+		Version: 1, FeatureLevel: state.FeatureLevel, Index: l.index, Bytes: int64(len(data)),
 		Rows: map[state.Table]int{state.TableModels: 1, state.TableVersions: 2, state.TableNodes: 1, state.TableReplicas: 2, state.TableDecisions: 1, state.TableSwitches: 1, state.TableTokens: 1, state.TableDedicated: 1, state.TableSchedule: 1, state.TableMarks: 1},
 	}, info)
 
@@ -75,7 +75,7 @@ func TestSnapshotDoesNotSeeLaterCommands(t *testing.T) {
 	v := l.store.View()
 	l.must(&state.SetSwitch{Name: "later", Value: "v"})
 	var got bytes.Buffer
-	_, err := v.WriteSnapshot(&got)
+	_, err := v.WriteSnapshot(&got, state.FeatureLevel)
 	require.NoError(t, err)
 	require.Equal(t, want, got.Bytes())
 }
@@ -86,9 +86,9 @@ func refused(t *testing.T, r func() io.Reader, want error) {
 	t.Helper()
 	l := full(t)
 	before := snapshotOf(t, l.store)
-	err := l.store.Restore(r())
+	_, err := l.store.Restore(r(), state.FeatureLevel)
 	require.ErrorIs(t, err, want)
-	_, err = state.Inspect(r())
+	_, err = state.Inspect(r(), state.FeatureLevel)
 	require.ErrorIs(t, err, want)
 	require.Equal(t, before, snapshotOf(t, l.store))
 }
@@ -105,7 +105,9 @@ func TestDamagedSnapshotsAreRefused(t *testing.T) {
 		changed := bytes.Clone(data)
 		changed[i] ^= 1
 		want := state.ErrSnapshotDamaged
-		if at := len("remuda-state"); i >= at && i < at+4 && binary.BigEndian.Uint32(changed[at:]) > state.SnapshotVersion {
+		at := len("remuda-state")
+		version, level := binary.BigEndian.Uint32(changed[at:]), binary.BigEndian.Uint32(changed[at+4:])
+		if version > state.SnapshotVersion || level > state.FeatureLevel {
 			want = state.ErrSnapshotNewer
 		}
 		refused(t, func() io.Reader { return bytes.NewReader(changed) }, want)
@@ -113,9 +115,29 @@ func TestDamagedSnapshotsAreRefused(t *testing.T) {
 }
 
 func TestNewerSnapshotIsRefused(t *testing.T) {
-	data := snapshotOf(t, full(t).store)
-	binary.BigEndian.PutUint32(data[len("remuda-state"):], state.SnapshotVersion+1)
-	refused(t, func() io.Reader { return bytes.NewReader(data) }, state.ErrSnapshotNewer)
+	const format, level = len("remuda-state"), len("remuda-state") + 4
+	whole := snapshotOf(t, full(t).store)
+	for at, message := range map[int]string{
+		format: fmt.Sprintf("its format is version %d, and this one reads up to %d: upgrade remuda", state.SnapshotVersion+1, state.SnapshotVersion),
+		level:  fmt.Sprintf("it needs feature level %d, and this one has %d: upgrade remuda", state.FeatureLevel+1, state.FeatureLevel),
+	} {
+		data := bytes.Clone(whole)
+		binary.BigEndian.PutUint32(data[at:], binary.BigEndian.Uint32(data[at:])+1)
+		refused(t, func() io.Reader { return bytes.NewReader(data) }, state.ErrSnapshotNewer)
+		_, err := state.Inspect(bytes.NewReader(data), state.FeatureLevel)
+		require.ErrorContains(t, err, message)
+		binary.BigEndian.PutUint32(data[at:], 0)
+		refused(t, func() io.Reader { return bytes.NewReader(data) }, state.ErrSnapshotDamaged)
+	}
+
+	// A server of a higher level reads it, and reports the level.
+	var next bytes.Buffer
+	_, err := full(t).store.View().WriteSnapshot(&next, state.FeatureLevel+1)
+	require.NoError(t, err)
+	info, err := state.Inspect(bytes.NewReader(next.Bytes()), state.FeatureLevel+1)
+	require.NoError(t, err)
+	require.Equal(t, state.FeatureLevel+1, info.FeatureLevel)
+	refused(t, func() io.Reader { return bytes.NewReader(next.Bytes()) }, state.ErrSnapshotNewer)
 }
 
 func TestBrokenReaderIsNotDamage(t *testing.T) {
@@ -124,7 +146,7 @@ func TestBrokenReaderIsNotDamage(t *testing.T) {
 	refused(t, func() io.Reader {
 		return io.MultiReader(bytes.NewReader(data[:200]), iotest.ErrReader(broken))
 	}, broken)
-	_, err := full(t).store.View().WriteSnapshot(failingWriter{broken})
+	_, err := full(t).store.View().WriteSnapshot(failingWriter{broken}, state.FeatureLevel)
 	require.ErrorIs(t, err, broken)
 }
 
@@ -180,7 +202,7 @@ func FuzzRestore(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		s, err := state.New()
 		require.NoError(t, err)
-		if err := s.Restore(bytes.NewReader(data)); err != nil {
+		if _, err := s.Restore(bytes.NewReader(data), state.FeatureLevel); err != nil {
 			require.Equal(t, uint64(0), s.View().Index())
 			return
 		}
@@ -245,7 +267,7 @@ func BenchmarkSnapshot100k(b *testing.B) {
 	b.Run("write", func(b *testing.B) {
 		for b.Loop() {
 			data.Reset()
-			if _, err := l.store.View().WriteSnapshot(&data); err != nil {
+			if _, err := l.store.View().WriteSnapshot(&data, state.FeatureLevel); err != nil {
 				b.Fatal(err)
 			}
 			b.SetBytes(int64(data.Len()))
@@ -258,7 +280,7 @@ func BenchmarkSnapshot100k(b *testing.B) {
 		}
 		b.SetBytes(int64(data.Len()))
 		for b.Loop() {
-			if err := s.Restore(bytes.NewReader(data.Bytes())); err != nil {
+			if _, err := s.Restore(bytes.NewReader(data.Bytes()), state.FeatureLevel); err != nil {
 				b.Fatal(err)
 			}
 		}

@@ -183,7 +183,8 @@ func TestBlockingQueries(t *testing.T) {
 		// A restored state answers at once, whatever its index.
 		empty := snapshotOf(t, newLog(t).store)
 		answered = wait(l.index)
-		require.NoError(t, l.store.Restore(strings.NewReader(string(empty))))
+		_, err = l.store.Restore(strings.NewReader(string(empty)), state.FeatureLevel)
+		require.NoError(t, err)
 		require.Equal(t, uint64(1), <-answered)
 
 		ctx, cancel := context.WithCancel(t.Context())

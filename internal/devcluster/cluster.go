@@ -108,6 +108,16 @@ func (c *Cluster) Start(daemon string) error {
 	return d.again()
 }
 
+// Replace sets the program that Start starts. Call it between End and Start.
+func (c *Cluster) Replace(daemon, program string) error {
+	d := c.daemon(daemon)
+	if d == nil {
+		return fmt.Errorf("the cluster has no daemon %q", daemon)
+	}
+	d.path = program
+	return nil
+}
+
 func (c *Cluster) daemon(name string) *daemon {
 	for _, d := range c.daemons {
 		if d.name == name {
