@@ -19,10 +19,15 @@ import (
 var allRules = planner.Rules{Plan: planner.Plan, Actions: planner.Actions, After: planner.After}
 
 // foresee foresees on a copy of the world.
-func (w *world) foresee(b planner.Bounds, asked ...state.Command) planner.Foresight {
+func (w *world) foresee(b planner.Bounds, asked ...any) planner.Foresight {
 	fork := w.store.Fork()
 	for _, c := range asked {
-		data, err := state.Encode(c)
+		if r, ok := c.(*state.ScaleRequest); ok {
+			resolved, err := r.Resolve(fork.View())
+			require.Nil(w.t, err)
+			c = resolved
+		}
+		data, err := state.Encode(c.(state.Command))
 		require.NoError(w.t, err)
 		require.Nil(w.t, fork.Apply(fork.View().Index()+1, data).Err)
 	}
@@ -49,24 +54,24 @@ func lines(f planner.Foresight) []string {
 
 func TestForesee(t *testing.T) {
 	t.Parallel()
-	scale := func(name string, n int) state.Command {
+	scale := func(name string, n int) any {
 		return &state.ScaleRequest{Model: name, Replicas: &n, Origin: state.OriginOperator}
 	}
-	upsert := func(m state.Model) state.Command { return &state.UpsertModel{Model: m, Time: epoch} }
+	upsert := func(m state.Model) any { return &state.UpsertModel{Model: m, Time: epoch} }
 	for _, test := range []struct {
 		name  string
 		world func() *world
-		asked []state.Command
+		asked []any
 		want  []string
 	}{
 		{"nothing is left to do", func() *world { return deployed(t, 1, "n0") }, nil, nil},
-		{"a cold start", func() *world { return fresh(t, "n0") }, []state.Command{upsert(model("m", 1, variant("v", "h1")))}, []string{
+		{"a cold start", func() *world { return fresh(t, "n0") }, []any{upsert(model("m", 1, variant("v", "h1")))}, []string{
 			"0s m:  -> starting", "40s m: starting -> serving",
 		}},
-		{"a model is scaled down", func() *world { return deployed(t, 1, "n0") }, []state.Command{scale("m", 0)}, []string{
+		{"a model is scaled down", func() *world { return deployed(t, 1, "n0") }, []any{scale("m", 0)}, []string{
 			"0s m: serving -> draining", "1s m: draining -> stopping", "2s m: stopping -> ",
 		}},
-		{"another model makes room", func() *world { return idle(t, nil, node("n0", 1)) }, []state.Command{upsert(model("b", 1, variant("v", "b1", whole)))}, []string{
+		{"another model makes room", func() *world { return idle(t, nil, node("n0", 1)) }, []any{upsert(model("b", 1, variant("v", "b1", whole)))}, []string{
 			"0s a: serving -> sleeping", "300ms a: sleeping -> warm", "300ms b:  -> starting", "40.3s b: starting -> serving",
 		}},
 		{"a WARM one is woken", func() *world {
@@ -74,12 +79,12 @@ func TestForesee(t *testing.T) {
 			w.must(&state.Evict{Model: "a", To: state.GoalWarm, Force: true, Time: w.now})
 			w.quiet()
 			return w
-		}, []state.Command{scale("a", 1)}, []string{
+		}, []any{scale("a", 1)}, []string{
 			"0s a: warm -> waking", "300ms a: waking -> serving",
 		}},
 		{"two models need the place of the same idle replica, and one of them still waits", func() *world {
 			return idle(t, nil, node("n0", 1))
-		}, []state.Command{upsert(model("b", 1, variant("v", "b1", whole))), upsert(model("c", 1, variant("v", "c1", whole)))}, []string{
+		}, []any{upsert(model("b", 1, variant("v", "b1", whole))), upsert(model("c", 1, variant("v", "c1", whole)))}, []string{
 			"0s a: serving -> sleeping", "300ms a: sleeping -> warm", "300ms b:  -> starting", "40.3s b: starting -> serving",
 		}},
 	} {
