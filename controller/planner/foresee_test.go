@@ -213,7 +213,7 @@ func TestTogetherIsNeverWorse(t *testing.T) {
 		for i := range q.batch {
 			m := *w.view().Model(nil, q.batch[i].name)
 			m.Priority = 50 + 25*random.IntN(3)
-			m.Replicas = 1 + random.IntN(2)
+			m.Desired = state.Any(1 + random.IntN(2))
 			w.model(m)
 		}
 		alone, got := planner.FindBoth(w.view(), o, w.conf)
