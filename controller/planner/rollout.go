@@ -80,7 +80,8 @@ func (d *draft) lateFailures(g *group, v *state.Variant) {
 // no surge, an old one makes way: one that has failed, and so serves nobody, or another one as far
 // as the model lets it.
 func (d *draft) placeCanary(g *group, v *state.Variant, old []*member) {
-	vacant := len(g.members)+len(g.canaries)+len(g.awaited) < g.target
+	// A member that uses GPUs out of use may have another one beside it.
+	vacant := len(g.members)+len(g.canaries)+len(g.awaited) < g.target+min(g.spare(), g.count(d.displaced))
 	var refused []*placement.Refusal
 	if g.Surge() > 0 || vacant {
 		var c *member
