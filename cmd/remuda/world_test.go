@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net/http/httptest"
+	"net/netip"
 	"strings"
 	"sync"
 	"testing"
@@ -21,24 +23,26 @@ import (
 	"remuda/internal/replica"
 	"remuda/internal/testkit/consultest"
 	"remuda/internal/testkit/nomadtest"
+	"remuda/internal/testkit/shimtest"
 )
 
 // patience is how long anything may take that happens by itself.
 const patience = 60 * time.Second
 
 // world is a Nomad with GPUs and a Consul: each job that is registered runs at once,
-// and its engine appears in Consul; each that is stopped ends.
+// with a shim, and its engine appears in Consul; each that is stopped ends.
 type world struct {
 	t      *testing.T
 	nomad  *nomadtest.Server
 	consul *consultest.Agent
+	shims  map[string]*httptest.Server // by job
 }
 
 const gpuA, gpuB = "GPU-aaaaaaaa-0000-4000-8000-000000000000", "GPU-bbbbbbbb-0000-4000-8000-000000000000"
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	w := &world{t: t, nomad: nomadtest.New(t), consul: consultest.New(t)}
+	w := &world{t: t, nomad: nomadtest.New(t), consul: consultest.New(t), shims: map[string]*httptest.Server{}}
 	devices := &nomadapi.NodeDeviceResource{Vendor: deviceplugin.Vendor, Type: deviceplugin.Type, Name: deviceplugin.GroupName("H100", ""), Attributes: map[string]*nomadapi.Attribute{
 		deviceplugin.AttrModel:  {StringVal: new("H100")},
 		deviceplugin.AttrMemory: {IntVal: new(int64(81559)), Unit: "MiB"},
@@ -82,7 +86,16 @@ func (w *world) run() {
 			}
 		}, func(error) {})
 	})
-	w.t.Cleanup(func() { cancel(); wg.Wait(); client.Close(); registrar.Close() })
+	w.t.Cleanup(func() {
+		cancel()
+		wg.Wait()
+		client.Close()
+		registrar.Close()
+		for _, s := range w.shims {
+			s.CloseClientConnections()
+			s.Close()
+		}
+	})
 }
 
 func (w *world) follow(ctx context.Context, registrar *consul.Registrar, j nomad.Job) {
@@ -91,9 +104,15 @@ func (w *world) follow(ctx context.Context, registrar *consul.Registrar, j nomad
 	if j.Stopped == !live {
 		return
 	}
+	if w.shims[j.ID] == nil {
+		w.shims[j.ID] = httptest.NewServer(shimtest.New(j.ID, replica.RolePrimary, false))
+	}
+	shim := netip.MustParseAddrPort(w.shims[j.ID].Listener.Addr().String())
 	alloc := &nomadapi.AllocationListStub{
 		ID: fmt.Sprintf("%s-%d", j.Name.ID, j.Index), JobID: j.ID, NodeID: j.Placement.Node, NodeName: "gpu-1", DesiredStatus: "run", ClientStatus: "running", CreateTime: time.Now().UnixNano(), ModifyTime: time.Now().UnixNano(),
-		AllocatedResources: &nomadapi.AllocatedResources{Tasks: map[string]*nomadapi.AllocatedTaskResources{
+		AllocatedResources: &nomadapi.AllocatedResources{Shared: nomadapi.AllocatedSharedResources{Ports: []nomadapi.PortMapping{
+			{Label: "shim", HostIP: shim.Addr().String(), Value: int(shim.Port())},
+		}}, Tasks: map[string]*nomadapi.AllocatedTaskResources{
 			"primary": {Devices: []*nomadapi.AllocatedDeviceResource{{Vendor: "nvidia", Type: "gpu", Name: "H100", DeviceIDs: j.Placement.Seats}}},
 		}},
 		TaskStates: map[string]*nomadapi.TaskState{"primary": {State: "running", StartedAt: time.Now()}},
