@@ -79,8 +79,7 @@ type phase int
 
 // The phases.
 const (
-	seeing    phase = iota // the members are made
-	following              // their statuses follow what is observed
+	following phase = iota // the statuses of replicas follow what is observed
 	pruning                // idle ones are looked for
 	scaling                // the model comes nearer to its number and its definitions
 	phases
@@ -163,8 +162,6 @@ func (w *world) draft(v *state.View, o Observation) *draft {
 		m := before[row.Name]
 		if m == nil || c.all || !d.still(m, row, &c) {
 			m = d.model(row, m)
-		} else {
-			d.look(m.until[seeing])
 		}
 		w.byName[row.Name] = m
 		d.models = append(d.models, m)
@@ -283,7 +280,6 @@ func (d *draft) model(row *state.Model, old *model) *model {
 	if n, set := v.CapMaxReplicas(nil, m.Name); set {
 		m.most = &n
 	}
-	d.current, d.phase = m, seeing
 	rows := v.ReplicasOf(nil, m.Name)
 	m.members = make([]*member, 0, len(rows))
 	for _, r := range rows {
@@ -298,7 +294,6 @@ func (d *draft) model(row *state.Model, old *model) *model {
 		}
 		d.byMember[own.name] = own
 	}
-	d.current = nil
 	if old != nil {
 		d.dropped(old)
 	}
