@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -38,6 +39,7 @@ func TestController(t *testing.T) {
 		{"update with a canary", updated},
 		{"a failed update is rolled back", rolledBack},
 		{"a task before the engine always fails", prestartFails},
+		{"a full cluster rolls in place", rolledInPlace},
 		{"a job stopped or edited behind our back", behindOurBack},
 		{"a replica is evicted", evicted},
 		{"the GPU under a pair is cordoned", cordoned},
@@ -215,6 +217,56 @@ func prestartFails(t *testing.T, f *fleet) {
 	t.Logf("remuda model status never:\n%s", out)
 	require.Contains(t, out, why)
 	f.remuda("model", "stop", "-purge", "never")
+}
+
+// rolledInPlace: without a place for another replica, an old one makes way for its successor. What
+// cannot roll says how it could.
+func rolledInPlace(t *testing.T, f *fleet) {
+	all, err := f.replicas("m")
+	require.NoError(t, err)
+	keep := gpuOf(all[f.hot("m", 2)[0]])
+	nodes, _, err := f.api.Nodes(t.Context(), api.QueryOptions{})
+	require.NoError(t, err)
+	for _, g := range nodes[0].GPUs {
+		if g.UUID != keep {
+			f.remuda("node", "cordon", g.UUID, "-reason", "no spare place")
+		}
+	}
+	eventually(t, time.Minute, "both replicas on the GPU that is left", func() error {
+		all, err := f.replicas("m")
+		if err == nil && (len(all) != 2 || slices.ContainsFunc(slices.Collect(maps.Values(all)), func(r api.Replica) bool { return gpuOf(r) != keep || r.Status != "serving" })) {
+			err = errors.New(f.why("m"))
+		}
+		return err
+	})
+	before := f.hot("m", 2)
+	l := f.load("m", 4, 60)
+	l.flows(4)
+	stop := f.floor("m", 1)
+	path := f.modelFile("m", 1, map[string]string{"weights": "40MiB"})
+	f.remuda("model", "apply", "-detach", path)
+	eventually(t, time.Minute, "the way out", func() error {
+		if why := f.why("m"); !strings.Contains(why, "no room for the canary") || !strings.Contains(why, "update { surge = 0 }") {
+			return errors.New(why)
+		}
+		return nil
+	})
+	all, err = f.replicas("m")
+	require.NoError(t, err)
+	require.Equal(t, before, slices.Sorted(maps.Keys(all)), "nothing is lost")
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
+	inPlace := "# no GPU is to spare\n" + strings.Replace(string(text), "\n  variant", "\n  update {\n    surge = 0\n  }\n\n  variant", 1)
+	require.NoError(t, os.WriteFile(path, []byte(inPlace), 0o600))
+	t.Logf("remuda model apply:\n%s", f.remuda("model", "apply", path))
+	require.Equal(t, inPlace, f.remuda("model", "file", "m"))
+	for _, name := range f.hot("m", 2) {
+		require.NotContains(t, before, name)
+	}
+	stop()
+	l.flows(4)
+	l.none()
+	f.remuda("node", "uncordon", nodes[0].Name)
 }
 
 func behindOurBack(t *testing.T, f *fleet) {

@@ -86,7 +86,7 @@ func jobFilesAreValid(t *testing.T, d *dev) {
 	require.NoError(t, err)
 	require.NotEmpty(t, models)
 	for _, path := range models {
-		loaded, err := modelfile.Load(path)
+		_, loaded, err := modelfile.Load(path)
 		require.NoError(t, err)
 		for _, m := range loaded {
 			for _, v := range m.Variants {

@@ -91,7 +91,7 @@ func TestModelFiles(t *testing.T) {
 	require.Equal(t, slices.Sorted(maps.Keys(want)), names(t, "*.model.hcl"))
 	used := map[string]bool{}
 	for file, engines := range want {
-		models, err := modelfile.Load(file)
+		_, models, err := modelfile.Load(file)
 		require.NoError(t, err)
 		got := map[string]string{}
 		for _, m := range models {

@@ -212,6 +212,8 @@ func unready(st *api.ModelStatus) string {
 		return "the model is stopped: start it with `remuda model start`"
 	case m.Management == "disabled" || m.Management == "manual":
 		return "the model's management is " + m.Management + ": it is not scaled automatically"
+	case st.Limits.ScalingDisabled:
+		return "the switch disable-scaling is set: the model is not scaled automatically"
 	}
 	return ""
 }

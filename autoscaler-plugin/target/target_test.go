@@ -95,14 +95,18 @@ func TestStatus(t *testing.T) {
 			c.status.Unplaceable = map[string]string{"h100": "no node has 80 GiB", "l4": "no L4 is free"}
 		}, ready: true, count: 3, meta: map[string]string{target.MetaPending: "3"}},
 		{name: "what was ordered of a variant without a place does not", edit: func(c *controller) {
-			c.status.Model.Target, c.status.Model.Spread = 6, map[string]int{"h100": 3, "l4": 3}
+			c.status.Model.Target, c.status.Model.Desired = 6, []api.Share{{Variant: "h100", Replicas: 3}, {Variant: "l4", Replicas: 3}}
 			c.status.Unplaceable = map[string]string{"h100": "no node has 80 GiB"}
 		}, ready: true, count: 4, meta: map[string]string{target.MetaPending: "3"}},
 		{name: "what is to go and does not drain yet does not", edit: func(c *controller) {
-			c.status.Model.Target, c.status.Model.Spread = 1, map[string]int{"h100": 0, "l4": 1}
+			c.status.Model.Target, c.status.Model.Desired = 1, []api.Share{{Variant: "h100"}, {Variant: "l4", Replicas: 1}}
 		}, ready: true, count: 1},
 		{name: "stopped", edit: func(c *controller) { c.status.Model.Stopped, c.status.Model.Target = true, 0 }, count: 0},
 		{name: "managed by people", edit: func(c *controller) { c.status.Model.Management = "manual" }, count: 3},
+		{name: "the kill switch", edit: func(c *controller) { c.status.Limits.ScalingDisabled = true }, count: 3},
+		{name: "capped below what was ordered", edit: func(c *controller) {
+			c.status.Model.Target, c.status.Model.Bound, c.status.Model.Desired = 2, "cap", []api.Share{{Variant: "h100", Replicas: 1}, {Variant: "l4", Replicas: 2}}
+		}, ready: true, count: 2},
 		{name: "the controller is away", edit: func(c *controller) { c.down = errors.New("connection refused") }, count: 0,
 			meta: map[string]string{target.MetaWhy: "connection refused"}},
 		{name: "no such model", edit: func(c *controller) { c.status.Model.Name = "other" }, count: 0,
@@ -132,18 +136,19 @@ func TestTheCountIsThatOfTheStrategies(t *testing.T) {
 		c, _ := world(t)
 		st := &c.status
 		n := func(label string) int { return rapid.IntRange(0, 3).Draw(r, label) }
-		st.Model.Target, st.Model.Spread = 0, map[string]int{}
+		st.Model.Target, st.Model.Desired = 0, nil
 		for _, v := range []string{"h100", "l4"} {
 			if rapid.Bool().Draw(r, "ordered alone") {
-				st.Model.Spread[v] = n("ordered")
-				st.Model.Target += st.Model.Spread[v]
+				ordered := n("ordered")
+				st.Model.Desired = append(st.Model.Desired, api.Share{Variant: v, Replicas: ordered})
+				st.Model.Target += ordered
 			}
 			st.VariantCounts[v] = api.Counts{Hot: n("hot"), Starting: n("starting"), Failed: n("failed"), Warm: n("warm"), Leaving: n("leaving")}
 			if rapid.Bool().Draw(r, "unplaceable") {
 				st.Unplaceable = map[string]string{v: "no place"}
 			}
 		}
-		if len(st.Model.Spread) < 2 {
+		if len(st.Model.Desired) < 2 {
 			st.Model.Target += n("rest")
 		}
 		source, err := controlled.New(controlled.Config{Client: c, Every: time.Second, MaxAge: time.Second, IdleAfter: time.Minute, Timeout: time.Second,

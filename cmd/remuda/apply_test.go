@@ -44,7 +44,7 @@ func TestApplyADirectory(t *testing.T) {
 	write("c.model.hcl", "a")
 	got = r.do("model", "apply", dir)
 	require.Equal(t, 1, got.code)
-	require.Contains(t, got.errout, `model "a" is defined in `+filepath.Join(dir, "a.model.hcl")+" and in "+filepath.Join(dir, "c.model.hcl"))
+	require.Contains(t, got.errout, filepath.Join(dir, "c.model.hcl")+`:1:7: duplicate model "a": first defined in `+filepath.Join(dir, "a.model.hcl")+" on line 1")
 	require.NoError(t, os.Remove(filepath.Join(dir, "c.model.hcl")))
 
 	require.NoError(t, os.Remove(filepath.Join(dir, "b.model.hcl")))

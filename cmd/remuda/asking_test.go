@@ -145,20 +145,6 @@ func TestASwitchThatNobodyKnowsIsTold(t *testing.T) {
 	require.Equal(t, "pause-reconcile = true\n", r.ok("switch", "set", "pause-reconcile", "true"))
 }
 
-func TestAConflictOfAnApplySaysWhatToDo(t *testing.T) {
-	path := writeModel(t, "m", "  max = 3\n"+variant("h100", "20GiB"))
-	asked := 0
-	r := said(t, map[string]any{"PUT /v1/models": func() any {
-		if asked++; asked == 1 {
-			return api.ApplyResponse{DryRun: true, Models: []api.AppliedModel{{Name: "m", ModifyIndex: 5}}}
-		}
-		return &api.Error{Status: http.StatusConflict, Code: api.CodeConflict, Message: `model "m" has changed: its index is 6, not 5`}
-	}})
-	got := r.do("model", "apply", path)
-	require.Equal(t, 1, got.code)
-	require.Equal(t, "remuda model apply: model \"m\" has changed: its index is 6, not 5: the models have changed since the difference was shown: nothing was applied, apply the file again\n", got.errout)
-}
-
 func TestAStartOfNothingSaysSo(t *testing.T) {
 	r := said(t, map[string]any{
 		"PUT /v1/model/m/start": api.ScaleResponse{Model: "m", Changed: true},

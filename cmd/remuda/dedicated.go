@@ -29,7 +29,7 @@ func (p *program) dedicatedVerbs() map[string]verb {
 var dedicatedSet = question{
 	synopsis: "Replace the set of dedicated models",
 	about: `Replaces the dedicated set. Each model in it has at least the given number of replicas, and
-nothing evicts them. Models that leave the set fall back to their min. With a schedule, the
+nothing evicts them. Models that leave the set return to their scale. With a schedule, the
 set is in effect until the schedule's next change. Models with "dedicated = true" in their
 files are always dedicated.`,
 	args: []string{"MODEL=REPLICAS..."},
@@ -123,7 +123,7 @@ func until(t time.Time) string {
 
 var dedicatedClear = question{
 	synopsis: "Clear the dedicated set",
-	about: `Clears the dedicated set: its models fall back to their min. With a schedule, the set stays
+	about: `Clears the dedicated set: its models return to their scale. With a schedule, the set stays
 empty until the schedule's next change.`,
 	run: func(ctx context.Context, c *asker, _ []string) error {
 		d, err := c.ClearDedicated(ctx)

@@ -88,6 +88,34 @@ with their reasons.`,
 	},
 }
 
+// desiredText is a model's scale, as "3: 2 of h100, 1 in pool east; the target is 1 (cap)".
+func desiredText(m api.Model) string {
+	var shares []string
+	for _, s := range m.Desired {
+		text := fmt.Sprint(s.Replicas)
+		if s.Variant != "" {
+			text += " of " + s.Variant
+		}
+		if s.Pool != "" {
+			text += " in pool " + s.Pool
+		}
+		shares = append(shares, text)
+	}
+	out := plural(m.Replicas, "replica")
+	if text := strings.Join(shares, ", "); text != fmt.Sprint(m.Replicas) && text != "" {
+		out += ": " + text
+	}
+	switch m.Bound {
+	case "", "stopped":
+		return out
+	case "cap":
+		return fmt.Sprintf("%s; capped at %d by switch cap-max-replicas", out, m.Target)
+	case "dedicated":
+		return fmt.Sprintf("%s; kept at %d by the dedicated set", out, m.Target)
+	}
+	return fmt.Sprintf("%s; kept at %d by %s in the model file", out, m.Target, m.Bound)
+}
+
 func (c *asker) showModel(s api.ModelStatus) error {
 	m, at := s.Model, now()
 	f := newFields(c.out)
@@ -97,18 +125,7 @@ func (c *asker) showModel(s api.ModelStatus) error {
 	if m.Stopped {
 		f.set("Stopped", "yes (start it with \"remuda model start\")")
 	}
-	var spread []string
-	for _, v := range m.Variants {
-		if n, ok := m.Spread[v.Name]; ok {
-			spread = append(spread, fmt.Sprintf("%s %d", v.Name, n))
-		}
-	}
-	f.setIf("Set by variant", strings.Join(spread, ", "))
-	var expected []string
-	for _, pool := range slices.Sorted(maps.Keys(m.Expected)) {
-		expected = append(expected, fmt.Sprintf("%s %d", pool, m.Expected[pool]))
-	}
-	f.setIf("Expected in pools", strings.Join(expected, ", "))
+	f.set("Desired", desiredText(m))
 	if m.Version != 0 {
 		version := fmt.Sprint(m.Version)
 		if m.StableVersion != m.Version {
@@ -129,6 +146,9 @@ func (c *asker) showModel(s api.ModelStatus) error {
 	}
 	if m.KeepWarm > 0 {
 		f.set("Kept warm", fmt.Sprintf("up to %s after a scale-down", plural(m.KeepWarm, "replica")))
+	}
+	if m.Surge == 0 || m.MinAvailable < m.Target {
+		f.set("Rollouts", fmt.Sprintf("surge %d, %d of %d replicas keep serving", m.Surge, m.MinAvailable, m.Target))
 	}
 	if m.IdleWarm != 0 || m.IdleCold != 0 {
 		f.set("Idle", fmt.Sprintf("warm after %s, cold after %s", never(m.IdleWarm), never(m.IdleCold)))
@@ -218,18 +238,20 @@ func zeroDash(n int) string {
 func short(id string) string { return id[:min(len(id), 8)] }
 
 var modelFile = question{
-	synopsis: "Print a model as a model file",
-	about: `Prints the model as a file for "remuda model apply", with all defaults and its job files
-included; with -version, an earlier version of it.`,
+	synopsis: "Print the model file that was applied",
+	about: `Prints the model's part of the model file as it was applied, comments included. A file in which
+only comments changed is not a new version, so that the older comments are printed. With
+-variant it prints the job file of that variant instead.`,
 	args: []string{"MODEL"},
 	raw:  true,
 	setup: func(fs *flag.FlagSet) answering {
 		version := fs.Int("version", 0, "print version `N`, see \"remuda model history\"; 0 for the current one")
+		variant := fs.String("variant", "", "print the job file of this `variant`")
 		return func(ctx context.Context, c *asker, args []string) error {
 			if *version < 0 {
 				return usagef("-version is %d: must be 0 or more", *version)
 			}
-			file, _, err := c.ModelFile(ctx, args[0], *version, api.QueryOptions{})
+			file, _, err := c.ModelFile(ctx, args[0], *version, *variant, api.QueryOptions{})
 			if err != nil {
 				return err
 			}

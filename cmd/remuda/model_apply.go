@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -17,11 +16,10 @@ import (
 func (p *program) modelApplyVerb() verb {
 	return p.asking(question{
 		synopsis: "Create or update models from files",
-		about: `Reads a model file, or all files *.model.hcl of a directory, and their job files, shows the
-changes against the controller's models, lets Nomad check the jobs, and applies all of it or
-nothing. Then it watches until the replicas run; -detach returns at once. A file without
-changes is not an error. Models that are not in the files are not changed, unless -prune
-deletes those that are not in the directory.`,
+		about: `Reads a model file, or all files *.model.hcl of a directory, and their job files, lets Nomad
+check the jobs, and applies all of it or nothing. It shows what changed and watches until the
+replicas run; -detach returns at once. A file without changes is not an error. Models that are
+not in the files are not changed, unless -prune deletes those that are not in the directory.`,
 		args: []string{"FILE|DIR"},
 		setup: func(fs *flag.FlagSet) answering {
 			var a applying
@@ -40,40 +38,36 @@ type applying struct {
 }
 
 // load reads the models of a file or a directory.
-func (a *applying) load(path string) ([]state.Model, error) {
+func (a *applying) load(path string) (modelfile.Source, []state.Model, error) {
 	info, err := os.Stat(path)
-	isDir := err == nil && info.IsDir() // Load says what is wrong
 	switch {
 	case a.prune && a.watching.detach:
-		return nil, usagef("-prune waits until the replicas of deleted models have stopped: remove -detach")
-	case a.prune && err == nil && !isDir:
-		return nil, usagef("-prune is set, and %s is a file: give the directory that has all model files", path)
-	case isDir:
-		return modelfile.LoadDir(path)
+		return modelfile.Source{}, nil, usagef("-prune waits until the replicas of deleted models have stopped: remove -detach")
+	case a.prune && err == nil && !info.IsDir():
+		return modelfile.Source{}, nil, usagef("-prune is set, and %s is a file: give the directory that has all model files", path)
 	}
 	return modelfile.Load(path)
 }
 
+// sourceFiles are the model files of a request.
+func sourceFiles(s modelfile.Source) []api.SourceFile {
+	var files []api.SourceFile
+	for _, f := range s.Files {
+		files = append(files, api.SourceFile(f))
+	}
+	return files
+}
+
 func (a *applying) run(ctx context.Context, c *asker, path string) error {
-	models, err := a.load(path)
+	source, models, err := a.load(path)
 	if err != nil {
 		return err
 	}
-	// The controller gets the job files inside the model file, and each model with its
-	// defaults as this program knows them.
-	var file strings.Builder
-	for i, m := range models {
-		if i > 0 {
-			file.WriteByte('\n')
-		}
-		file.WriteString(modelfile.Format(m))
-	}
-	request := api.ApplyRequest{File: file.String(), Filename: path, DryRun: true}
-	plan, err := c.ApplyModels(ctx, request)
+	applied, err := c.ApplyModels(ctx, api.ApplyRequest{Files: sourceFiles(source), Jobs: source.Jobs, DryRun: a.dryRun})
 	if err != nil {
 		return err
 	}
-	c.showPlan(plan)
+	c.showChanges(applied)
 	others, err := a.others(ctx, c, models)
 	if err != nil {
 		return err
@@ -81,29 +75,24 @@ func (a *applying) run(ctx context.Context, c *asker, path string) error {
 	for _, name := range others {
 		c.printf("model %q is not in %s: it is deleted\n", name, path)
 	}
-	changed := map[string]bool{}
-	request.DryRun, request.CAS = false, map[string]uint64{}
-	for _, m := range plan.Models {
-		// What was shown is what happens, or nothing.
-		request.CAS[m.Name] = m.ModifyIndex
-		if m.New {
-			request.CAS[m.Name] = 0
-		}
-		if !m.Unchanged {
-			changed[m.Name] = true
-		}
-	}
-	applied := plan
 	switch {
 	case a.dryRun:
 		c.printf("Dry run: nothing was changed.\n")
-		return c.print(plan, func() error { return nil })
-	case len(changed) > 0:
-		if applied, err = a.apply(ctx, c, request, changed); err != nil {
-			return err
-		}
+		return c.print(applied, func() error { return nil })
+	case applied.Index > 0:
+		c.printf("Applied at index %d.\n", applied.Index)
 	case len(others) == 0:
 		c.printf("Nothing changed.\n")
+	}
+	for _, m := range applied.Models {
+		if m.Unchanged || a.watching.detach {
+			continue
+		}
+		c.printf("%s: waiting for %s.\n", m.Name, plural(m.Replicas, "replica"))
+		if err := a.watching.follow(ctx, c, m.Name, settled); err != nil {
+			return fmt.Errorf("model %s: %w", m.Name, err)
+		}
+		c.printf("%s: %s running.\n", m.Name, plural(m.Replicas, "replica"))
 	}
 	for _, name := range others {
 		if err := c.deleteModel(ctx, name, &a.watching); err != nil {
@@ -111,29 +100,6 @@ func (a *applying) run(ctx context.Context, c *asker, path string) error {
 		}
 	}
 	return c.print(applied, func() error { return nil })
-}
-
-// apply makes the request, and watches the models that it changes.
-func (a *applying) apply(ctx context.Context, c *asker, request api.ApplyRequest, changed map[string]bool) (api.ApplyResponse, error) {
-	applied, err := c.ApplyModels(ctx, request)
-	var refused *api.Error
-	if errors.As(err, &refused) && refused.Code == api.CodeConflict {
-		return applied, fmt.Errorf("%w: the models have changed since the difference was shown: nothing was applied, apply the file again", err)
-	}
-	if err != nil {
-		return applied, err
-	}
-	c.printf("Applied at index %d.\n", applied.Index)
-	for _, m := range applied.Models {
-		if changed[m.Name] && !a.watching.detach {
-			c.printf("%s: waiting for %s.\n", m.Name, plural(m.Replicas, "replica"))
-			if err := a.watching.follow(ctx, c, m.Name, settled); err != nil {
-				return applied, fmt.Errorf("model %s: %w", m.Name, err)
-			}
-			c.printf("%s: %s running.\n", m.Name, plural(m.Replicas, "replica"))
-		}
-	}
-	return applied, nil
 }
 
 // others are the names of the models that -prune deletes.
@@ -171,9 +137,9 @@ func (c *asker) deleteModel(ctx context.Context, name string, w *watching) error
 	return nil
 }
 
-// showPlan prints how the file differs from the models that the controller has.
-func (c *asker) showPlan(plan api.ApplyResponse) {
-	for _, m := range plan.Models {
+// showChanges prints how files differ from the models that the controller had.
+func (c *asker) showChanges(applied api.ApplyResponse) {
+	for _, m := range applied.Models {
 		switch {
 		case m.Unchanged:
 			c.printf("model %q is unchanged\n", m.Name)

@@ -73,7 +73,7 @@ different ones. It watches until the replicas run; -detach returns at once.`,
 			if err != nil {
 				return err
 			}
-			c.showPlan(api.ApplyResponse{Models: []api.AppliedModel{reverted}})
+			c.showChanges(api.ApplyResponse{Models: []api.AppliedModel{reverted}})
 			if !reverted.Unchanged {
 				c.printf("%s: version %d, waiting for %s.\n", reverted.Name, reverted.Version, plural(reverted.Replicas, "replica"))
 				if err := w.follow(ctx, c, reverted.Name, settled); err != nil {

@@ -134,10 +134,12 @@ func TestOperatorsDay(t *testing.T) {
 	require.NotEmpty(t, decisions[0].Reason)
 	require.Contains(t, r.ok("decision", "list"), decisions[0].Reason)
 
-	// The file that it prints is the model.
-	file := filepath.Join(t.TempDir(), "again.hcl")
-	require.NoError(t, os.WriteFile(file, []byte(r.ok("model", "file", model)), 0o600))
-	require.Contains(t, r.ok("model", "apply", file), "Nothing changed.\n")
+	// The file that it prints is the one that was applied.
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.Equal(t, string(text), r.ok("model", "file", model))
+	require.Equal(t, jobFile, r.ok("model", "file", "-variant", "h100", model))
+	require.Contains(t, r.ok("model", "apply", path), "Nothing changed.\n")
 
 	// Evicted, by the beginning of its ID.
 	out = r.ok("evict", one.ID[:8])

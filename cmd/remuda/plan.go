@@ -4,7 +4,9 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"slices"
 	"strings"
+	"time"
 
 	"remuda/controller/api"
 	"remuda/controller/modelfile"
@@ -12,12 +14,15 @@ import (
 
 var plan = question{
 	synopsis: "Show what a change would do, without doing it",
-	about: `Shows what the controller would do next if a model file were applied, models were scaled or
-replicas were evicted, and why: which replicas would be started, stopped or moved to another
-tier, and what would have to wait. Without arguments it shows what the controller is about to
-do anyway. Nothing is changed. Later steps, such as those after a drain, are not included, and
-Nomad does not check the file's jobs.`,
-	args: []string{"[FILE]"},
+	about: `Shows what the controller would do if a model file were applied, models were scaled or
+replicas were evicted, step by step, with estimated times and reasons: which replicas would be
+started, stopped or moved to another tier, and what would still wait in the end. Without
+arguments it shows what the controller is about to do anyway. Nothing is changed.
+
+The steps are those of the controller's own planner on a copy of its state. They assume that
+loading takes what the configured rates say, that the traffic stays as it is and that nothing
+fails; the assumptions are printed. Nomad does not check the file's jobs.`,
+	args: []string{"[FILE|DIR]"},
 	setup: func(fs *flag.FlagSet) answering {
 		var scales []string
 		fs.Func("scale", "assume `MODEL=REPLICAS` is scaled; may be repeated", func(s string) error {
@@ -37,14 +42,11 @@ Nomad does not check the file's jobs.`,
 				return usagef("-to and -force need -evict")
 			}
 			if len(args) > 0 {
-				models, err := modelfile.Load(args[0])
+				source, _, err := modelfile.Load(args[0])
 				if err != nil {
 					return err
 				}
-				for _, m := range models {
-					r.File += modelfile.Format(m)
-				}
-				r.Filename = args[0]
+				r.Files, r.Jobs = sourceFiles(source), source.Jobs
 			}
 			if *evictee != "" {
 				e := api.EvictRequest{Force: *force}
@@ -66,64 +68,105 @@ Nomad does not check the file's jobs.`,
 }
 
 func (c *asker) showForesight(p api.PlanResponse) {
-	if len(p.Changes) == 0 {
-		fmt.Fprintln(c.out, "No replicas would change.")
+	if len(p.Steps) == 0 {
+		fmt.Fprintln(c.out, "Nothing would change.")
 	} else {
-		fmt.Fprintf(c.out, "%s would change:\n", plural(len(p.Changes), "replica"))
+		fmt.Fprintf(c.out, "%s:\n", foresightTitle(p))
 	}
-	for _, change := range p.Changes {
-		node := change.NodeName
-		if node == "" {
-			node = short(change.Node)
-		}
-		step := ""
+	var at api.Duration
+	for i, s := range p.Steps {
 		switch {
-		case change.From == "":
-			step = "new: " + change.To
-		case change.To == "":
-			step = "removed: " + change.From
-		default:
-			step = change.From + " -> " + change.To
+		case i == 0 && s.After == 0:
+			fmt.Fprintln(c.out, "\nAt once:")
+		case i == 0:
+			fmt.Fprintf(c.out, "\nIn about %s:\n", about(s.After))
+		case s.After > at:
+			fmt.Fprintf(c.out, "\n%s later, in about %s:\n", about(s.After-at), about(s.After))
 		}
-		if node != "" {
-			step += ", on " + node
+		at = s.After
+		fmt.Fprintf(c.out, "\n%s\n%s\n", wrap("  ", s.Replica), wrap("    ", stepText(s)))
+		if s.Why != "" {
+			fmt.Fprintln(c.out, wrap("    ", sentence(s.Why)))
 		}
-		fmt.Fprintf(c.out, "\n%s\n%s\n", wrap("  ", change.Replica), wrap("    ", step))
-		if change.Why != "" {
-			fmt.Fprintln(c.out, wrap("    ", sentence(change.Why)))
-		}
+	}
+	if p.Unfinished != "" {
+		fmt.Fprintf(c.out, "\n%s\n", wrap("", sentence("The steps end here: "+p.Unfinished)))
 	}
 	if len(p.Waits) > 0 {
-		fmt.Fprintln(c.out, "\nWould wait:")
+		fmt.Fprintln(c.out, "\nWould still wait:")
 	}
 	for _, w := range p.Waits {
-		about := w.Model
+		name := w.Model
 		if w.Replica != "" {
-			about = w.Replica
+			name = w.Replica
 		}
-		fmt.Fprintf(c.out, "\n%s\n%s\n", wrap("  ", about), wrap("    ", sentence(w.Why)))
+		fmt.Fprintf(c.out, "\n%s\n%s\n", wrap("  ", name), wrap("    ", sentence(w.Why)))
 	}
-	shown := map[string]bool{}
-	for _, change := range p.Changes {
-		shown[change.Replica] = true
-	}
-	var others []api.Decision
+	var others []api.Decision // of models
 	for _, d := range p.Decisions {
-		waits := false
-		for _, w := range p.Waits {
-			waits = waits || w.Why == d.Reason
-		}
-		if !waits && !shown[d.Replica] {
+		waits := slices.ContainsFunc(p.Waits, func(w api.PlannedWait) bool { return w.Why == d.Reason })
+		if d.Replica == "" && !waits {
 			others = append(others, d)
 		}
 	}
 	if len(others) > 0 {
-		fmt.Fprintln(c.out, "\nOther decisions:")
+		fmt.Fprintln(c.out, "\nOther decisions on the way:")
 	}
 	for _, d := range others {
 		fmt.Fprintf(c.out, "\n%s\n%s\n", wrap("  ", strings.TrimSpace(d.Kind+" "+aboutText(d))), wrap("    ", sentence(d.Reason)))
 	}
+	if len(p.Steps) > 0 {
+		fmt.Fprintln(c.out, "\nAssumed:")
+		for _, a := range p.Assumptions {
+			fmt.Fprintln(c.out, wrap("  ", a.Text))
+		}
+	}
 	fmt.Fprintln(c.out, "\nPlan only: nothing was changed.")
+}
+
+// foresightTitle counts the replicas that change, and how long that takes.
+func foresightTitle(p api.PlanResponse) string {
+	replicas := map[string]bool{}
+	for _, s := range p.Steps {
+		replicas[s.Replica] = true
+	}
+	last := p.Steps[len(p.Steps)-1].After
+	title := fmt.Sprintf("%s would change, in %s", plural(len(replicas), "replica"), plural(len(p.Steps), "step"))
+	if last > 0 {
+		title += " within about " + about(last)
+	}
+	return title
+}
+
+// about rounds an estimate as people say it.
+func about(d api.Duration) string {
+	t := time.Duration(d)
+	switch {
+	case t < 100*time.Millisecond:
+		return t.Round(time.Millisecond).String()
+	case t < 10*time.Second:
+		return t.Round(100 * time.Millisecond).String()
+	}
+	return t.Round(time.Second).String()
+}
+
+// stepText is a step in a line.
+func stepText(s api.PlannedStep) string {
+	node := s.NodeName
+	if node == "" {
+		node = short(s.Node)
+	}
+	text := s.From + " -> " + s.To
+	switch {
+	case s.From == "":
+		text = "new: " + s.To
+	case s.To == "":
+		text = s.From + " -> removed"
+	}
+	if node != "" {
+		text += ", on " + node
+	}
+	return text
 }
 
 // sentence ends a reason with a full stop.

@@ -41,7 +41,7 @@ management and price, the connection to their Nomad, free capacity, and replicas
 
 func (c *asker) showPools(pools []api.Pool) error {
 	at := now()
-	t := newTable(c.out, "NAME", "MANAGEMENT", "PRICE", "NOMAD", "NODES", "GPUS", "GPU MEMORY FREE", "HOT", "WARM", "EXPECTED")
+	t := newTable(c.out, "NAME", "MANAGEMENT", "PRICE", "NOMAD", "NODES", "GPUS", "GPU MEMORY FREE", "HOT", "WARM", "DESIRED")
 	for _, p := range pools {
 		state := "reachable"
 		if !p.Known {
@@ -50,12 +50,12 @@ func (c *asker) showPools(pools []api.Pool) error {
 				state += " for " + age(p.Heard, at)
 			}
 		}
-		var expected []string
-		for _, model := range slices.Sorted(maps.Keys(p.Expected)) {
-			expected = append(expected, fmt.Sprintf("%s %d", model, p.Expected[model]))
+		var desired []string
+		for _, model := range slices.Sorted(maps.Keys(p.Desired)) {
+			desired = append(desired, fmt.Sprintf("%s %d", model, p.Desired[model]))
 		}
 		t.row(poolName(p.Name), p.Management, p.Price, state, p.Nodes, p.GPUs, bytesize.Text(p.FreeMemory)+" of "+bytesize.Text(p.Memory),
-			p.Counts.Hot, p.Counts.Warm, strings.Join(expected, ", "))
+			p.Counts.Hot, p.Counts.Warm, strings.Join(desired, ", "))
 	}
 	if err := t.flush(); err != nil {
 		return err

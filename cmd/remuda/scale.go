@@ -18,8 +18,9 @@ max. Then it watches until they run and surplus replicas have drained; -detach r
 once. Names of models may contain slashes: in MODEL/VARIANT, the longest prefix that is a
 model's name is the model.
 
-With -pool, sets how many of the model's replicas are expected in an external capacity pool;
-0 clears it. They are part of the model's replicas, whose number rises if it is too low.`,
+With -pool, sets how many of the model's replicas should be in an external capacity pool. They
+come from the controller's own pool, and go back there; the model's number of replicas rises if
+it has too few.`,
 	args: []string{"MODEL[/VARIANT]", "REPLICAS"},
 	setup: func(fs *flag.FlagSet) answering {
 		pool := fs.String("pool", "", "set REPLICAS for this external capacity `pool` only")
@@ -47,7 +48,7 @@ With -pool, sets how many of the model's replicas are expected in an external ca
 				return usagef("-pool is %q, but %s names a variant: use the model's name alone", *pool, args[0])
 			}
 			if *pool != "" {
-				return c.expect(ctx, model, *pool, n, &w)
+				return c.scalePool(ctx, model, *pool, n, &w)
 			}
 			r, err := c.Scale(ctx, model, api.ScaleRequest{Replicas: n, Variant: variant, Origin: "operator"})
 			if err != nil {
@@ -61,10 +62,13 @@ With -pool, sets how many of the model's replicas are expected in an external ca
 				c.printf("%s is stopped: it will have %s after \"remuda model start %s\".\n", of, plural(n, "replica"), r.Model)
 				return c.print(r, func() error { return nil })
 			}
-			if r.Changed {
-				c.printf("%s: the target is now %s.\n", of, plural(r.Target, "replica"))
-			} else {
-				c.printf("%s: the target is already %s.\n", of, plural(r.Target, "replica"))
+			word := "now"
+			if !r.Changed {
+				word = "already"
+			}
+			c.printf("%s: the target is %s %s.\n", of, word, plural(r.Target, "replica"))
+			if r.Variant == "" && r.Target != n {
+				c.printf("%s: %s asked for; see \"remuda model status %s\" for what keeps the target at %d.\n", of, plural(n, "replica"), r.Model, r.Target)
 			}
 			if err := w.follow(ctx, c, r.Model, scaled); err != nil {
 				return err
@@ -74,9 +78,9 @@ With -pool, sets how many of the model's replicas are expected in an external ca
 	},
 }
 
-// expect sets how many replicas of a model are expected in a pool.
-func (c *asker) expect(ctx context.Context, model, pool string, n int, w *watching) error {
-	r, err := c.Expect(ctx, model, pool, api.ExpectRequest{Replicas: n})
+// scalePool sets how many replicas of a model should be in a pool.
+func (c *asker) scalePool(ctx context.Context, model, pool string, n int, w *watching) error {
+	r, err := c.ScalePool(ctx, model, pool, api.ScalePoolRequest{Replicas: n})
 	if err != nil {
 		return err
 	}
@@ -84,9 +88,9 @@ func (c *asker) expect(ctx context.Context, model, pool string, n int, w *watchi
 	if !r.Changed {
 		word = "already"
 	}
-	c.printf("%s: %s expected in pool %s %s.\n", r.Model, isOrAre(n), r.Pool, word)
+	c.printf("%s: the target in pool %s is %s %s.\n", r.Model, r.Pool, word, plural(n, "replica"))
 	there := func(s api.ModelStatus) (bool, error) {
-		// Where more are wanted in all, others may be there beside those that are expected.
+		// Others may be there that were placed there for lack of room.
 		serving := 0
 		for _, r := range s.Replicas {
 			if r.CapacityPool == pool && r.Status == "serving" {
@@ -100,13 +104,6 @@ func (c *asker) expect(ctx context.Context, model, pool string, n int, w *watchi
 		return err
 	}
 	return c.print(r, func() error { return nil })
-}
-
-func isOrAre(n int) string {
-	if n == 1 {
-		return "1 replica is"
-	}
-	return plural(n, "replica") + " are"
 }
 
 // modelAndVariant takes MODEL or MODEL/VARIANT apart. Both may have slashes in them;

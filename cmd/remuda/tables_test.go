@@ -31,10 +31,10 @@ func TestTables(t *testing.T) {
 		},
 	}
 	model := api.Model{
-		Name: "m", Min: 1, Max: 4, Priority: 50, Management: "full", Replicas: 2, Target: 2, Hash: "h", Version: 2, StableVersion: 1, KeepWarm: 1,
+		Name: "m", Min: 1, Max: 4, Priority: 50, Management: "full", Replicas: 2, Target: 2, Hash: "h", Version: 2, StableVersion: 1, KeepWarm: 1, MinAvailable: 1,
 		Variants: []api.Variant{{Name: "v", GPUModel: "H100", GPUs: 1, Memory: 40 << 30, HostMemory: 20 << 30, Weights: 16 << 30, Cost: 2, Slots: 8, Engine: "vllm", Hash: "h"}},
 		Rollouts: map[string]api.Rollout{"v": {Status: "canary", Version: 2}},
-		Expected: map[string]int{"east": 1}, Spread: map[string]int{"v": 2},
+		Desired:  []api.Share{{Variant: "v", Replicas: 1}, {Pool: "east", Variant: "v", Replicas: 1}},
 	}
 	decisions := []api.Decision{{Model: "m", Replica: "m:v:1", Kind: "place", Reason: "placed on node gpu-1", Inputs: map[string]string{"variant": "v"}}}
 	queue := api.Queue{Model: "m", State: api.QueueBusy, Waiting: 3, InFlight: 2, Served: 1.5}

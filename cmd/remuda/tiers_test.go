@@ -22,8 +22,10 @@ func TestPlanDoesNothing(t *testing.T) {
 	path := writeModel(t, "m", "  max = 3\n  replicas = 1\n"+variant("h100", "20GiB"))
 
 	out := r.ok("plan", path)
-	require.Contains(t, out, "1 replica would change:\n\n  m:h100:")
-	require.Contains(t, out, "    new: placed, on gpu-1")
+	require.Regexp(t, `^1 replica would change, in 2 steps within about \S+s:\n\nAt once:\n\n  m:h100:`, out)
+	require.Contains(t, out, "    new: starting, on gpu-1")
+	require.Regexp(t, `later, in about \S+s:\n\n  m:h100:\S+\n    starting -> serving, on gpu-1\n`, out)
+	require.Regexp(t, `Assumed:\n  The traffic stays as it is\.\n  Nothing fails\.\n  A cold start of m:h100 takes `, out)
 	require.Contains(t, out, "Plan only: nothing was changed.\n")
 	require.Contains(t, r.ok("model", "list"), "No models.")
 	for _, line := range strings.Split(out, "\n") {
@@ -31,19 +33,23 @@ func TestPlanDoesNothing(t *testing.T) {
 	}
 
 	r.ok("model", "apply", path)
-	require.Contains(t, r.ok("plan"), "No replicas would change.\n")
+	require.Equal(t, "Nothing would change.\n\nPlan only: nothing was changed.\n", r.ok("plan"))
 	out = r.ok("plan", "-scale", "m=3")
-	require.Contains(t, out, "2 replicas would change:\n")
+	require.Contains(t, out, "2 replicas would change, in 4 steps")
 	var p api.PlanResponse
 	r.json(&p, "plan", "-scale", "m=3")
-	require.Len(t, p.Changes, 2)
-	require.NotEmpty(t, p.Changes[0].Why)
+	require.Len(t, p.Steps, 4)
+	require.NotEmpty(t, p.Steps[0].Why)
+	require.Positive(t, p.Steps[3].After)
+	require.NotEmpty(t, p.Assumptions)
 	require.NotEmpty(t, p.Decisions)
 	out = r.ok("plan", "-evict", "m", "-to", "warm")
-	require.Contains(t, out, "serving -> draining, then WARM, on gpu-1\n    as requested.\n")
+	require.Contains(t, out, "At once:\n\n  m:h100:")
+	require.Contains(t, out, "serving -> sleeping, on gpu-1\n    as requested; drained: going to sleep.\n")
+	require.Contains(t, out, "sleeping -> warm, on gpu-1\n")
 	big := writeModel(t, "big", "  max = 1\n  replicas = 1\n"+variant("h100", "500GiB"))
 	out = r.ok("plan", big)
-	require.Contains(t, out, "Would wait:\n\n  big\n")
+	require.Contains(t, out, "Would still wait:\n\n  big\n")
 	require.Regexp(t, `(?m)^m +running +1 +1 `, r.ok("model", "list"))
 
 	for args, want := range map[string]string{
@@ -153,7 +159,7 @@ func TestPoolTable(t *testing.T) {
 	c := &asker{out: &b}
 	require.NoError(t, c.showPools([]api.Pool{
 		{Management: "full", Price: 1, Known: true},
-		{Name: "cloud", Management: "manual", Price: 2.5, Error: "connection refused", Expected: map[string]int{"m": 2, "a": 1}},
+		{Name: "cloud", Management: "manual", Price: 2.5, Error: "connection refused", Desired: map[string]int{"m": 2, "a": 1}},
 	}))
 	require.Regexp(t, `(?m)^cloud +manual +2.5 +unreachable +0 +0 +0 B of 0 B +0 +0 +a 1, m 2$`, b.String())
 	require.Contains(t, b.String(), "\nPool cloud: connection refused\n")

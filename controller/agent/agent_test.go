@@ -185,7 +185,7 @@ func TestAgentTellsWhatHasNoPlace(t *testing.T) {
 	})
 	cfg.Nomad.Address = empty.URL
 	client, _, _ := run(t, cfg)
-	_, err := client.ApplyModels(t.Context(), api.ApplyRequest{File: `model "m" {
+	_, err := client.ApplyModels(t.Context(), api.ApplyRequest{Files: []api.SourceFile{{Text: `model "m" {
   min = 0
   max = 2
   variant "v" {
@@ -198,7 +198,7 @@ func TestAgentTellsWhatHasNoPlace(t *testing.T) {
     EOT
   }
 }
-`})
+`}}})
 	require.NoError(t, err)
 	require.Eventually(t, func() bool {
 		m, _, err := client.Model(t.Context(), "m", api.QueryOptions{})

@@ -87,7 +87,6 @@ reconcile {
   gateway_ttl   = "12s"
   backoff       = "7s"
   backoff_max   = "8s"
-  surge         = 10
 
   min_age        = "21s"
   thrash_window  = "22s"
@@ -143,7 +142,7 @@ func TestParseReadsEverySetting(t *testing.T) {
 	reconcile := planner.DefaultConfig()
 	reconcile.NodeGrace, reconcile.DrainTimeout, reconcile.CanaryTime = time.Second, 2*time.Second, 3*time.Second
 	reconcile.ServingGrace, reconcile.PlaceTimeout, reconcile.SettleTime = 4*time.Second, 5*time.Second, 11*time.Second
-	reconcile.Backoff, reconcile.BackoffMax, reconcile.Surge = 7*time.Second, 8*time.Second, 10
+	reconcile.Backoff, reconcile.BackoffMax = 7*time.Second, 8*time.Second
 	reconcile.MinAge, reconcile.ThrashWindow, reconcile.TrafficWindow = 21*time.Second, 22*time.Second, 23*time.Second
 	reconcile.TierGrace, reconcile.PruneInterval, reconcile.MemoryTimeout = 24*time.Second, 25*time.Second, 29*time.Second
 	reconcile.MemorySlack, reconcile.WarmShare = 30<<20, 0.31
@@ -229,7 +228,7 @@ reconcile {
   node_grace  = "0s"
   backoff     = "1h"
   restarts    = 1
-  surge       = -1
+  place_timeout = "-1s"
   canary_time = "soon"
 }`,
 			[]string{
@@ -239,7 +238,7 @@ reconcile {
 				`a.hcl:15: tls.ca_file cannot be read`, `a.hcl:15: tls.ca_file cannot be read`, `a.hcl:15: tls.ca_file cannot be read`,
 				`a.hcl:18: nomad.address is "nomad:4646"`, `a.hcl:19: nomad.cert_file and key_file must be set together`, `a.hcl:19: nomad.cert_file cannot be read`, `a.hcl:20: nomad.rate is 0`,
 				`a.hcl:23: reconcile.node_grace is 0s`, `a.hcl:24: reconcile.backoff_max is 10m0s: must be at least backoff (1h0m0s)`, `a.hcl:25: unsupported argument`,
-				`a.hcl:26: reconcile.surge is -1`, `a.hcl:27: reconcile.canary_time is "soon"`,
+				`a.hcl:26: reconcile.place_timeout is -1s`, `a.hcl:27: reconcile.canary_time is "soon"`,
 			},
 		},
 		"values of tiers": {
@@ -366,7 +365,7 @@ func FuzzParse(f *testing.F) {
 	src, _ := full(f)
 	f.Add(src)
 	f.Add([]byte("data_dir = \"d\"\nraft {\n bind = \":0\"\n advertise = \"[::1]:1\"\n}"))
-	f.Add([]byte("data_dir = \"d\"\nreconcile {\n surge = 1e400\n}"))
+	f.Add([]byte("data_dir = \"d\"\nreconcile {\n warm_share = 1e400\n}"))
 	f.Fuzz(func(t *testing.T, src []byte) {
 		cfg, err := agent.Parse("a.hcl", src, agent.DefaultConfig())
 		if err != nil {

@@ -195,7 +195,7 @@ func TestQueryOptionsAndMeta(t *testing.T) {
 		require.Equal(t, tc.want, query.Load())
 		require.Equal(t, api.QueryMeta{Index: 7, LastContact: 1500 * time.Millisecond, KnownLeader: true}, meta)
 	}
-	_, _, err := c.ModelFile(t.Context(), "meta-llama/L:8b", 0, api.QueryOptions{})
+	_, _, err := c.ModelFile(t.Context(), "meta-llama/L:8b", 0, "", api.QueryOptions{})
 	require.NoError(t, err)
 	require.Equal(t, "/v1/model/meta-llama%2FL:8b/file?", query.Load())
 }

@@ -26,7 +26,7 @@ type Dedicated struct {
 }
 
 // DedicatedRequest makes a new set. It replaces the one before: models that are not in it
-// any more fall back to their min.
+// any more return to their scale.
 type DedicatedRequest struct {
 	// Models has how many replicas each should have at least, from 1 to its max.
 	Models map[string]int

@@ -30,23 +30,77 @@ type Model struct {
 	KeepWarm int
 	// Continuation: a stream that an engine broke off goes on at another one.
 	Continuation bool
+	// Surge is how many replicas beyond its number a rollout may start, and MinAvailable how many
+	// it leaves serving of Target.
+	Surge, MinAvailable int
 	// Hash is of all above, and of the number of replicas in the file.
 	Hash string
 	// Version is the number of this definition, StableVersion that of the one a rollout
 	// falls back on; see Version.
 	Version, StableVersion int
-	// Replicas is its scale; Target is what should run now, 0 where it is Stopped.
+	// Desired is its scale, as it was asked for last: how many replicas should run in which
+	// pool and of which variant.
+	Desired []Share
+	// Replicas is the sum of Desired, and Target how many replicas should run now. Where they
+	// differ, Bound says why: stopped, min or max (of the file), dedicated (the dedicated set)
+	// or cap (the switch cap-max-replicas).
 	Replicas, Target int
+	Bound            string `json:",omitempty" enum:"state.Bound"`
 	Stopped          bool
-	// Spread has the variants whose number was set by itself; the others share the
-	// rest.
-	Spread map[string]int `json:",omitempty"`
-	// Expected is how many of Replicas are expected in each external capacity pool.
-	Expected map[string]int `json:",omitempty"`
 	// Rollouts by variant, while one is on its way or was rolled back.
 	Rollouts map[string]Rollout `json:",omitempty"`
 
 	CreateIndex, ModifyIndex uint64
+}
+
+// Share is how many replicas of a model should run in one pool, of one variant.
+type Share struct {
+	// Pool is an external capacity pool; empty: the controller's own Nomad, or the pool that
+	// takes what that has no room for.
+	Pool string `json:",omitempty"`
+	// Variant, empty: any of the variants that have no share of their own, the cheapest that
+	// fits.
+	Variant  string `json:",omitempty"`
+	Replicas int
+}
+
+// Own returns how many replicas of a variant the model should have in all pools, and whether the
+// variant has a share of its own.
+func (m *Model) Own(variant string) (n int, own bool) {
+	for _, s := range m.Desired {
+		if s.Variant == variant {
+			n, own = n+s.Replicas, true
+		}
+	}
+	return n, own
+}
+
+// In returns how many replicas the model should have in an external pool.
+func (m *Model) In(pool string) int {
+	n := 0
+	for _, s := range m.Desired {
+		if s.Pool == pool {
+			n += s.Replicas
+		}
+	}
+	return n
+}
+
+// Limits are what the dedicated set and the switches say of a model's scale. They bound
+// Model.Target, whatever was asked for.
+type Limits struct {
+	// Dedicated is how many replicas the dedicated set keeps at least, 0 where the model is not
+	// in it.
+	Dedicated int
+	// CapMaxReplicas is how many there are at most by the switch cap-max-replicas; absent where
+	// it is not set.
+	CapMaxReplicas *int `json:",omitempty"`
+	// ScalingDisabled: only operators change the scale, by the switch disable-scaling.
+	ScalingDisabled bool
+	// ScaleToZeroDelay is how long the last replica must be idle before it goes, by the switch
+	// scale-to-zero-delay. KeepLastReplica: it never goes, because the switch is never.
+	ScaleToZeroDelay Duration
+	KeepLastReplica  bool
 }
 
 // Variant is one way to run a model. Its job is in the model's file.
@@ -114,10 +168,12 @@ type RevertRequest struct {
 type ModelSummary struct {
 	Name string
 	// Variants are their names.
-	Variants   []string
-	Min, Max   int
+	Variants []string
+	Min, Max int
+	// Replicas, Target and Bound are as of Model.
 	Replicas   int
 	Target     int
+	Bound      string `json:",omitempty" enum:"state.Bound"`
 	Stopped    bool
 	Management string `enum:"state.Management"`
 	Dedicated  bool
@@ -143,7 +199,9 @@ type Counts struct {
 
 // ModelStatus is all about one model.
 type ModelStatus struct {
-	Model  Model
+	Model Model
+	// Limits bind the planner, operators and the autoscaler.
+	Limits Limits
 	Counts Counts
 	// VariantCounts are the same by variant: one entry for each of the model's variants, and
 	// for each that is no more while it has replicas.
@@ -165,12 +223,20 @@ type ModelStatus struct {
 	Queue *Queue `json:",omitempty"`
 }
 
-// ApplyRequest wants models to be as a file says.
+// SourceFile is a file as a person wrote it.
+type SourceFile struct {
+	// Name is its path. It begins messages, and job files are relative to its directory.
+	Name string `json:",omitempty"`
+	Text string
+}
+
+// ApplyRequest wants models to be as files say.
 type ApplyRequest struct {
-	// File is a model file, with its job files inside.
-	File string
-	// Filename is for messages.
-	Filename string `json:",omitempty"`
+	// Files are model files.
+	Files []SourceFile
+	// Jobs are the texts of the job files that they name, by path: as the model file has it,
+	// joined to the model file's directory if it is relative.
+	Jobs map[string]string `json:",omitempty"`
 	// DryRun checks and compares, and changes nothing.
 	DryRun bool `json:",omitempty"`
 	// CAS has the ModifyIndex of models as the caller knows them, 0 for one that must
@@ -236,14 +302,15 @@ type ScaleRequest struct {
 	// Reason is a sentence for people, which the decision keeps: MaxScaleReason bytes at most.
 	Reason string `json:",omitempty" maxLength:"1024"`
 	// Origin is operator or autoscaler; empty: as the token's role says.
-	Origin string `json:",omitempty" enum:"state.Origin"`
+	Origin string `json:",omitempty" enum:"operator,autoscaler"`
 	// CAS is the model's ModifyIndex as the caller knows it, 0: whatever it is.
 	CAS uint64 `json:",omitempty"`
 }
 
-// ExpectRequest wants so many of a model's replicas in one external capacity pool.
-type ExpectRequest struct {
-	// Replicas are expected there; 0 takes the expectation away.
+// ScalePoolRequest wants so many of a model's replicas in one external capacity pool. They come
+// from the controller's own pool as far as it has them, and go back there.
+type ScalePoolRequest struct {
+	// Replicas is how many should be there.
 	Replicas int
 	// CAS is as that of ScaleRequest.
 	CAS uint64 `json:",omitempty"`
@@ -257,8 +324,10 @@ type ScaleResponse struct {
 	// Pool is the external capacity pool that was scaled, empty for the model as a whole.
 	Pool string `json:",omitempty"`
 	// Current is how many replicas there are that do not go or rest, and Target how many
-	// there will be; of the pool where there is one.
+	// there will be; of the variant or of the pool where there is one.
 	Current, Target int
+	// Bound is why the model as a whole has another target than was asked for, as of Model.
+	Bound string `json:",omitempty" enum:"state.Bound"`
 	// Changed: the target is another one than before.
 	Changed bool
 	// ModifyIndex is the model's now.
@@ -286,11 +355,15 @@ func (c *Client) Model(ctx context.Context, name string, q QueryOptions) (ModelS
 	return read[ModelStatus](ctx, c, "/v1/model/"+url.PathEscape(name), nil, q)
 }
 
-// ModelFile returns a version of a model as a model file, the current one where version is 0.
-func (c *Client) ModelFile(ctx context.Context, name string, version int, q QueryOptions) (string, QueryMeta, error) {
+// ModelFile returns the model file of a version as it was applied, of the current one if version is
+// 0. With a variant it returns the variant's job file.
+func (c *Client) ModelFile(ctx context.Context, name string, version int, variant string, q QueryOptions) (string, QueryMeta, error) {
 	params := url.Values{}
 	if version != 0 {
 		params.Set("version", strconv.Itoa(version))
+	}
+	if variant != "" {
+		params.Set("variant", variant)
 	}
 	b, meta, err := c.bytes(ctx, "/v1/model/"+url.PathEscape(name)+"/file", params, q)
 	return string(b), meta, err
@@ -306,7 +379,7 @@ func (c *Client) RevertModel(ctx context.Context, name string, r RevertRequest) 
 	return write[AppliedModel](ctx, c, http.MethodPut, "/v1/model/"+url.PathEscape(name)+"/revert", nil, r)
 }
 
-// ApplyModels makes models what a file says, all of them or none.
+// ApplyModels makes models what files say, all of them or none.
 func (c *Client) ApplyModels(ctx context.Context, r ApplyRequest) (ApplyResponse, error) {
 	return write[ApplyResponse](ctx, c, http.MethodPut, "/v1/models", nil, r)
 }
@@ -337,7 +410,7 @@ func (c *Client) Scale(ctx context.Context, model string, r ScaleRequest) (Scale
 	return write[ScaleResponse](ctx, c, http.MethodPut, "/v1/model/"+url.PathEscape(model)+"/scale", nil, r)
 }
 
-// Expect says how many of a model's replicas are expected in an external capacity pool.
-func (c *Client) Expect(ctx context.Context, model, pool string, r ExpectRequest) (ScaleResponse, error) {
+// ScalePool changes how many of a model's replicas should be in an external capacity pool.
+func (c *Client) ScalePool(ctx context.Context, model, pool string, r ScalePoolRequest) (ScaleResponse, error) {
 	return write[ScaleResponse](ctx, c, http.MethodPut, "/v1/model/"+url.PathEscape(model)+"/pool/"+url.PathEscape(pool), nil, r)
 }

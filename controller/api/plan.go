@@ -5,43 +5,64 @@ import (
 	"net/http"
 )
 
-// PlanRequest asks what the controller would do next. What it names is tried on a copy of
-// the state, in the order File, Scale, Evict; with nothing in it, the state is as it is.
+// PlanRequest asks what the controller would do. What it names is tried on a copy of
+// the state, in the order Files, Scale, Evict; with nothing in it, the state is as it is.
 type PlanRequest struct {
-	// File is a model file, with its job files inside, that would be applied. Nomad is not
-	// asked about its jobs. Filename is for messages.
-	File     string `json:",omitempty"`
-	Filename string `json:",omitempty"`
+	// Files are model files that would be applied, and Jobs the job files that they name, as of
+	// ApplyRequest. Nomad is not asked about the jobs.
+	Files []SourceFile      `json:",omitempty"`
+	Jobs  map[string]string `json:",omitempty"`
 	// Scale is how many replicas models would have.
 	Scale map[string]int `json:",omitempty"`
 	// Evict would be asked for.
 	Evict *EvictRequest `json:",omitempty"`
 }
 
-// PlanResponse says what would happen first. What follows from it, as once a replica has
-// drained, is planned when it is there. Nothing was changed.
+// PlanResponse is what would happen, step by step, until nothing is left to do. Nothing was
+// changed.
 type PlanResponse struct {
-	// Changes of replicas, by name.
-	Changes []PlannedChange
-	// Waits are what could not be done now.
+	// Steps are in the order in which they would happen.
+	Steps []PlannedStep
+	// Waits are what could not be done in the end.
 	Waits []PlannedWait
-	// Decisions are what would be decided, with the numbers, in their order. They have no ID.
+	// Decisions are what would be decided, with the numbers, in their order. They have no ID,
+	// and their times are estimates.
 	Decisions []Decision
+	// Assumptions are what the steps and their times rest on.
+	Assumptions []PlanAssumption
+	// Unfinished is why the steps end before everything is done, empty where nothing is left to
+	// do.
+	Unfinished string `json:",omitempty"`
 }
 
-// PlannedChange is what would become of one replica.
-type PlannedChange struct {
+// PlannedStep is what would become of one replica.
+type PlannedStep struct {
+	// After is the estimated time from now.
+	After   Duration
 	Replica string
 	// Node is the node's ID, NodeName its name.
 	Node, NodeName string
-	// From and To are statuses, as "serving"; From is empty where it is new, To
+	// From and To are statuses, as "serving"; From is empty where the replica is new, To
 	// where it would be gone.
 	From, To string
 	// Why is a sentence.
 	Why string
 }
 
-// PlannedWait is what could not be done now.
+// PlanAssumption is something that the steps rest on.
+type PlanAssumption struct {
+	// Kind is cold-start, wake, sleep, drain, stop, traffic or success.
+	Kind string
+	// Model and Variant are those of the replicas that it is about, empty where it is about all.
+	Model   string `json:",omitempty"`
+	Variant string `json:",omitempty"`
+	// Takes is how long it takes, absent where that has no meaning.
+	Takes Duration `json:",omitempty"`
+	// Text is a sentence.
+	Text string
+}
+
+// PlannedWait is what could not be done.
 type PlannedWait struct {
 	// Model and Replica are what it is about; either may be empty.
 	Model   string `json:",omitempty"`
@@ -50,7 +71,7 @@ type PlannedWait struct {
 	Why string
 }
 
-// Plan tells what the controller would do next, and why. Nothing is done.
+// Plan returns what the controller would do, and why. Nothing is done.
 func (c *Client) Plan(ctx context.Context, r PlanRequest) (PlanResponse, error) {
 	return write[PlanResponse](ctx, c, http.MethodPut, "/v1/plan", nil, r)
 }

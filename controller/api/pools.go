@@ -34,8 +34,8 @@ type Pool struct {
 	Memory, FreeMemory int64
 	// Counts of the replicas there.
 	Counts Counts
-	// Expected is how many replicas of each model are expected there.
-	Expected map[string]int `json:",omitempty"`
+	// Desired is how many replicas each model should have there.
+	Desired map[string]int `json:",omitempty"`
 }
 
 // Pools lists the capacity pools, the own one first. Known, Heard and Error are the

@@ -1,6 +1,5 @@
 // Package modelfile reads model files: HCL2 in which people say which models they
-// want to serve and how. It turns them into state.Model, tells what changed between
-// two of them and writes them back.
+// want to serve and how. It turns them into state.Model and finds what changed between two of them.
 //
 //	model "llama-3-8b" {
 //	  max        = 4
@@ -14,6 +13,11 @@
 //	  idle {
 //	    warm = "15m"
 //	    cold = "4h"
+//	  }
+//
+//	  update {
+//	    surge         = 0     # a replica goes before its successor comes: no spare GPU is needed
+//	    min_available = "50%" # of the replicas, at least so many serve meanwhile
 //	  }
 //
 //	  variant "h100" {
@@ -34,7 +38,6 @@
 //
 // It guarantees that a file is either read whole or refused with every fault that it
 // has, each with its file, line and column, the value found and what was expected;
-// that equal models have equal hashes, however their files are formatted; and that
-// what Format writes reads back as the same model. It reads no file but those that
-// the caller's ReadFile gives it.
+// that equal models have equal hashes, however their files are formatted; and that the sources of
+// a file's models, put together, are the file.
 package modelfile

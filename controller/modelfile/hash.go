@@ -41,6 +41,12 @@ func hashes(m *state.Model) {
 	d.number("idle.warm", int64(m.IdleWarm))
 	d.number("idle.cold", int64(m.IdleCold))
 	d.set("keep_warm", int64(m.KeepWarm))
+	if u := m.Update; u != nil {
+		d.number("update.surge", int64(u.Surge))
+		if u.MinAvailable != nil {
+			d.text("update.min_available", u.MinAvailable.String())
+		}
+	}
 	if m.Continuation {
 		d.text("continuation", "true")
 	}

@@ -59,6 +59,8 @@ func parseOne(t *testing.T, src string) state.Model {
 	models, err := parse(src)
 	require.NoError(t, err)
 	require.Len(t, models, 1)
+	require.Equal(t, src, models[0].Source)
+	models[0].Source = "" // so that models can be compared
 	return models[0]
 }
 
@@ -114,7 +116,7 @@ func TestParse(t *testing.T) {
 	// ceil(2^30 * 1.15) + 500 MiB.
 	const size = 1234803098 + 500<<20
 	require.Equal(t, state.Model{
-		Name: "meta-llama/Llama-3:8b", Min: 1, Max: 4, Replicas: 2, FileReplicas: &m.Replicas, Priority: 70, Dedicated: true, Failover: true,
+		Name: "meta-llama/Llama-3:8b", Min: 1, Max: 4, Desired: state.Any(2), FileReplicas: m.FileReplicas, Priority: 70, Dedicated: true, Failover: true,
 		Management: state.ManagementUpscaling, IdleWarm: 15 * time.Minute, IdleCold: 90 * time.Minute, KeepWarm: 1, Continuation: true,
 		Variants: []state.Variant{
 			{
@@ -140,7 +142,7 @@ func TestDefaults(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			m := parseOne(t, "model \"m\" {\n"+tc.fields+"\nvariant \"v\" {\nweights = \"1GiB\"\njob = \"job.hcl\"\n}\n}\n")
-			require.Equal(t, []int{tc.min, tc.replicas, tc.max}, []int{m.Min, m.Replicas, m.Max})
+			require.Equal(t, []int{tc.min, tc.replicas, tc.max}, []int{m.Min, m.Desired.Total(), m.Max})
 			require.Equal(t, 50, m.Priority)
 			require.Equal(t, state.ManagementFull, m.Management)
 		})
@@ -182,9 +184,6 @@ func TestCards(t *testing.T) {
 		size := placement.ReplicaSize(v.Weights)
 		require.Equal(t, (size+int64(v.GPUs)-1)/int64(v.GPUs), v.Memory)
 		require.Equal(t, float64(v.GPUs), v.Cost)
-		back, err := modelfile.Parse("x.hcl", []byte(modelfile.Format(m)), nil)
-		require.NoError(t, err)
-		require.Equal(t, []state.Model{m}, back)
 	}
 	m := parseOne(t, "model \"m\" {\nvariant \"v\" {\ngpu {\ncount = 2\nreach = 2\n}\nweights = \"1GiB\"\njob = \"job.hcl\"\n}\n}\n")
 	require.Zero(t, m.Variants[0].Reach, "as many as it uses is the default")
@@ -473,15 +472,28 @@ func TestLoad(t *testing.T) {
   }
 }
 `)
-	models, err := modelfile.Load(path)
+	source, models, err := modelfile.Load(path)
 	require.NoError(t, err)
 	require.Equal(t, jobs.Failover, models[0].Variants[0].Job)
 	require.Equal(t, jobs.Ollama, models[0].Variants[2].Job)
+	again, err := source.Models()
+	require.NoError(t, err)
+	require.Equal(t, models, again, "the same without the disk")
 
-	_, err = modelfile.Load(filepath.Join(dir, "no.hcl"))
+	_, _, err = modelfile.Load(filepath.Join(dir, "no.hcl"))
 	require.ErrorIs(t, err, os.ErrNotExist)
 	require.False(t, errors.Is(err, modelfile.ErrInvalid))
-	_, err = modelfile.Load(dir)
+	_, _, err = modelfile.Load(dir)
+	require.ErrorContains(t, err, "has no model files (*.model.hcl)")
+	write("one.model.hcl", "model \"a\" {\n  max = -1\n}\n")
+	write("two.model.hcl", "model \"b\" {\n  min = -1\n}\n")
+	_, _, err = modelfile.Load(dir)
+	require.ErrorIs(t, err, modelfile.ErrInvalid)
+	for _, want := range []string{"one.model.hcl:2:9: ", "two.model.hcl:2:9: "} {
+		require.ErrorContains(t, err, filepath.Join(dir, want))
+	}
+	require.NoError(t, os.Mkdir(filepath.Join(dir, "three.model.hcl"), 0o700))
+	_, _, err = modelfile.Load(dir)
 	require.ErrorContains(t, err, "is not a regular file")
 }
 
@@ -504,7 +516,9 @@ func TestHash(t *testing.T) {
 		"host memory": {`"20GB"`, `"21GB"`}, "cost": {"7.25", "7.5"}, "slots": {"64", "65"}, "engine": {`"ollama"`, `"vllm"`},
 		"vars": {"tp = 2", "tp = 4"}, "keep warm": {"keep_warm  = 1", "keep_warm = 2"}, "reach": {"reach = 4", "reach = 3"},
 		"continuation": {"continuation = true", "continuation = false"}, "replicas": {"replicas   = 2", "replicas = 3"}, "no replicas": {"replicas   = 2", ""},
-		"weights": {`"16GiB"`, `"17GiB"`}, "sleep memory": {`sleep_memory = "1GiB"`, `sleep_memory = "2GiB"`},
+		"surge": {"priority   = 70", "priority = 70\n update {\n surge = 0\n}"}, "min_available": {"priority   = 70", "priority = 70\n update {\n min_available = 1\n}"},
+		"percentage": {"priority   = 70", "priority = 70\n update {\n min_available = \"1%\"\n}"},
+		"weights":    {`"16GiB"`, `"17GiB"`}, "sleep memory": {`sleep_memory = "1GiB"`, `sleep_memory = "2GiB"`},
 	}
 	seen := map[string]string{base.Hash: "base"}
 	for name, c := range changes {
@@ -538,26 +552,60 @@ func TestHash(t *testing.T) {
 	})
 }
 
-func TestFormatReadsBack(t *testing.T) {
-	hard := strings.Replace(full, `tp = 2`, `tp = "a \"q\" $${x} %%{y} \\ \n\t $$$${z} é\u0007 ${"$"}${"{"}"`, 1)
-	for _, src := range []string{full, hard} {
-		want := parseOne(t, src)
-		text := modelfile.Format(want)
-		models, err := modelfile.Parse("x.hcl", []byte(text), nil)
-		require.NoError(t, err, "%s", text)
-		require.Equal(t, []state.Model{want}, models)
-		require.Equal(t, text, modelfile.Format(models[0]))
+// TestUpdate reads how a rollout replaces replicas.
+func TestUpdate(t *testing.T) {
+	file := func(max, update string) string {
+		return "model \"m\" {\n" + max + "\nupdate {\n" + update + "\n}\nvariant \"v\" {\nweights = \"1GiB\"\njob = \"job.hcl\"\n}\n}\n"
 	}
-	for _, source := range []string{jobs.Failover, jobs.Demo, jobs.Ollama, job + "# JOB\nlocals {\n  x = <<JOB\n$${a}\nJOB\n}\n"} {
-		models, err := modelfile.Parse("d/m.hcl", []byte(full), files{"d/job.hcl": strings.Replace(source, "job \"", "variable \"args\" { default = [1] }\nvariable \"tp\" {}\njob \"", 1), "d/sub/j.hcl": source}.read)
-		if strings.Contains(source, "variable \"tp\"") {
-			models, err = modelfile.Parse("d/m.hcl", []byte(full), files{"d/job.hcl": source, "d/sub/j.hcl": source}.read)
-		}
-		require.NoError(t, err)
-		back, err := modelfile.Parse("x.hcl", []byte(modelfile.Format(models[0])), nil)
-		require.NoError(t, err)
-		require.Equal(t, models, back)
+	for _, tc := range []struct {
+		update string
+		// surge, and how many of 5 and of 1 keep serving
+		want [3]int
+	}{
+		{"", [3]int{1, 5, 1}},
+		{"surge = 1", [3]int{1, 5, 1}},
+		{"surge = 3", [3]int{3, 5, 1}},
+		{"surge = 0", [3]int{0, 4, 0}},
+		{"surge = 0\nmin_available = 3", [3]int{0, 3, 3}},
+		{`min_available = "50%"`, [3]int{1, 3, 1}},
+		{`min_available = "0%"`, [3]int{1, 0, 0}},
+		{`min_available = "100%"`, [3]int{1, 5, 1}},
+	} {
+		m := parseOne(t, file("", tc.update))
+		require.Equal(t, tc.want, [3]int{m.Surge(), m.MinAvailable(5), m.MinAvailable(1)}, tc.update)
 	}
+	require.Equal(t, parseOne(t, file("", "")).Hash, parseOne(t, file("", "surge = 1")).Hash, "the default, spelled out")
+	for _, tc := range []struct{ max, update, want string }{
+		{"", "surge = -1", `d/m.hcl:4:9: model "m": update: surge is -1: must be a whole number from 0 to 1000`},
+		{"", "surge = 1001", `surge is 1001: must be`},
+		{"", "surge = 1e400", `surge is 1e+400: must be`},
+		{"", `surge = "1"`, `surge is "1": must be`},
+		{"", "min_available = -1", `min_available is -1: must be a whole number from 0 to 1000, or a percentage from "0%" to "100%"`},
+		{"", "min_available = 0.5", `min_available is 0.5: must be`},
+		{"", "min_available = null", `min_available is null: must be`},
+		{"", "min_available = [1]", `min_available is a list: must be`},
+		{"", `min_available = "2"`, `min_available is "2": must be`},
+		{"", `min_available = "101%"`, `min_available is "101%": must be`},
+		{"", `min_available = "-1%"`, `min_available is "-1%": must be`},
+		{"", `min_available = "1.5%"`, `min_available is "1.5%": must be`},
+		{"", `min_available = "%"`, `min_available is "%": must be`},
+		{"", `min_available = "99999999999999999999%"`, `must be a whole number`},
+		{"max = 2", "min_available = 3", `min_available is 3: must be at most max (2)`},
+		{"max = 2", "surge = 0\nmin_available = 2", `min_available is 2 and surge is 0: a rollout could replace none of max (2) replicas`},
+		{"", "surge = 0\nmin_available = \"100%\"", `min_available is 100% and surge is 0`},
+		{"", "surges = 0", `surges`},
+		{"", "surge = 1\n}\nupdate {\n", `update`},
+	} {
+		_, err := parse(file(tc.max, tc.update))
+		require.ErrorIs(t, err, modelfile.ErrInvalid, tc.update)
+		require.ErrorContains(t, err, tc.want)
+	}
+	_, err := parse(file("max = -1", "surge = -1\nmin_available = \"x\""))
+	for _, want := range []string{":2:", ":4:", ":5:"} {
+		require.ErrorContains(t, err, want, "all at once")
+	}
+	old, now := parseOne(t, file("", "")), parseOne(t, file("", "surge = 0"))
+	require.Equal(t, []modelfile.Change{{Path: "update: surge", Old: "1", New: "0"}, {Path: "update: min_available", Old: "all", New: "all but one"}}, modelfile.Diff(&old, &now))
 }
 
 func TestDiff(t *testing.T) {
@@ -645,18 +693,19 @@ func FuzzParse(f *testing.F) {
 			}
 			return
 		}
-		var text strings.Builder
+		text := ""
 		for _, m := range models {
-			text.WriteString(modelfile.Format(m))
-		}
-		back, err := modelfile.Parse("d/m.hcl", []byte(text.String()), nil)
-		if err != nil {
-			t.Fatalf("what Format wrote cannot be read: %v\n%s", err, text.String())
-		}
-		for i := range models {
-			if c := modelfile.Diff(&models[i], &back[i]); len(c) > 0 || models[i].Hash != back[i].Hash {
-				t.Fatalf("changed by Format: %v\n%s", c, text.String())
+			text += m.Source
+			alone, err := parse(m.Source)
+			if err != nil || len(alone) != 1 {
+				t.Fatalf("the source of model %q cannot be read alone: %v\n%s", m.Name, err, m.Source)
 			}
+			if c := modelfile.Diff(&m, &alone[0]); len(c) > 0 || m.Hash != alone[0].Hash {
+				t.Fatalf("the source of model %q is of another model: %v\n%s", m.Name, c, m.Source)
+			}
+		}
+		if text != src {
+			t.Fatalf("the sources are not the whole file: %q", text)
 		}
 	})
 }

@@ -3,8 +3,6 @@ package modelfile
 import (
 	"errors"
 	"fmt"
-	"io"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -49,69 +47,18 @@ const maxFile = 1 << 20
 // it, joined to the model file's directory where it is relative.
 type ReadFile func(path string) ([]byte, error)
 
-// Load reads a model file and the job files that it names from disk.
-func Load(path string) ([]state.Model, error) {
-	src, err := readBounded(path, maxFile)
-	if err != nil {
-		return nil, fmt.Errorf("read the model file: %w", err)
-	}
-	return Parse(path, src, func(path string) ([]byte, error) { return readBounded(path, maxJob) })
-}
-
-// DirPattern is which files of a directory LoadDir reads.
-const DirPattern = "*.model.hcl"
-
-// LoadDir reads all model files of a directory, DirPattern, and the job files that they name.
-// The error has what is wrong with any of them, and with a model that two of them define.
-func LoadDir(dir string) ([]state.Model, error) {
-	paths, err := filepath.Glob(filepath.Join(dir, DirPattern))
-	if err != nil {
-		return nil, fmt.Errorf("list the model files of %s: %w", dir, err)
-	}
-	if len(paths) == 0 {
-		return nil, fmt.Errorf("directory %s has no model files (%s)", dir, DirPattern)
-	}
-	var all []state.Model
-	var errs []error
-	from := map[string]string{}
-	for _, path := range paths {
-		models, err := Load(path)
-		errs = append(errs, err)
-		for _, m := range models {
-			if other := from[m.Name]; other != "" {
-				errs = append(errs, fmt.Errorf("%w: model %q is defined in %s and in %s", ErrInvalid, m.Name, other, path))
-			}
-			from[m.Name] = path
-		}
-		all = append(all, models...)
-	}
-	if err := errors.Join(errs...); err != nil {
-		return nil, err
-	}
-	return all, nil
-}
-
-func readBounded(path string, limit int64) ([]byte, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	if st, err := f.Stat(); err == nil && !st.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s is not a regular file", path)
-	}
-	raw, err := io.ReadAll(io.LimitReader(f, limit+1))
-	if err == nil && int64(len(raw)) > limit {
-		err = fmt.Errorf("%s is larger than %s", path, bytesize.Format(limit))
-	}
-	return raw, err
-}
-
 // Parse reads a model file whose content is at hand; filename is for messages and
 // for finding job files. With read nil no file can be named. Its error wraps
 // ErrInvalid and hclfault.Faults, with every fault.
 func Parse(filename string, src []byte, read ReadFile) ([]state.Model, error) {
-	p := &parser{Collector: hclfault.Collector{File: filename}, read: read, dir: filepath.Dir(filename)}
+	return newParser(filename, read).parse(src)
+}
+
+func newParser(filename string, read ReadFile) *parser {
+	return &parser{Collector: hclfault.Collector{File: filename}, read: read, dir: filepath.Dir(filename), names: map[string]hcl.Range{}}
+}
+
+func (p *parser) parse(src []byte) ([]state.Model, error) {
 	p.file(src)
 	if err := p.Err(ErrInvalid); err != nil {
 		return nil, err
@@ -127,6 +74,8 @@ type parser struct {
 	read   ReadFile
 	dir    string
 	models []state.Model
+	// names are where the names of the models are.
+	names map[string]hcl.Range
 	// diags are what HCL itself found, as misspelt names.
 	diags hcl.Diagnostics
 }
@@ -151,12 +100,18 @@ type modelBlock struct {
 	KeepWarm     *hcl.Attribute `hcl:"keep_warm,optional"`
 	Continuation *hcl.Attribute `hcl:"continuation,optional"`
 	Idle         *idleBlock     `hcl:"idle,block"`
+	Update       *updateBlock   `hcl:"update,block"`
 	Variants     []variantBlock `hcl:"variant,block"`
 }
 
 type idleBlock struct {
 	Warm *hcl.Attribute `hcl:"warm,optional"`
 	Cold *hcl.Attribute `hcl:"cold,optional"`
+}
+
+type updateBlock struct {
+	Surge        *hcl.Attribute `hcl:"surge,optional"`
+	MinAvailable *hcl.Attribute `hcl:"min_available,optional"`
 }
 
 type variantBlock struct {
@@ -194,18 +149,18 @@ func (p *parser) file(src []byte) {
 	if len(f.Models) == 0 && !p.diags.HasErrors() {
 		p.Add(hcl.Range{}, "no model: at least one block is required, such as model \"llama-3-8b\" { … }")
 	}
-	first := map[string]hcl.Range{}
 	for i := range f.Models {
 		b := &f.Models[i]
 		if err := replica.CheckModel(b.Name); err != nil {
 			p.Add(b.NameAt, "model: name %v", err)
-		} else if at, dup := first[b.Name]; dup {
+		} else if at, dup := p.names[b.Name]; dup {
 			p.Add(b.NameAt, "duplicate model %q: first defined on line %d", b.Name, at.Start.Line)
 		} else {
-			first[b.Name] = b.NameAt
+			p.names[b.Name] = b.NameAt
 		}
 		p.models = append(p.models, p.model(b))
 	}
+	p.sources(src, f.Models)
 }
 
 func (p *parser) model(b *modelBlock) state.Model {
@@ -213,13 +168,15 @@ func (p *parser) model(b *modelBlock) state.Model {
 	s := p.scope(fmt.Sprintf("model %q: ", hclfault.Clip(m.Name)), b.At, b.Body)
 	minOK := s.number(b.Min, &m.Min, 0, MaxReplicas)
 	maxOK := s.number(b.Max, &m.Max, 1, MaxReplicas)
-	replicasOK := s.number(b.Replicas, &m.Replicas, 0, MaxReplicas)
+	var replicas int
+	replicasOK := s.number(b.Replicas, &replicas, 0, MaxReplicas)
 	// Left out, replicas is one or the minimum, and max is the largest number there is.
 	if b.Replicas == nil {
-		m.Replicas = max(m.Min, 1)
-	} else if n := m.Replicas; replicasOK {
-		m.FileReplicas = &n
+		replicas = max(m.Min, 1)
+	} else if replicasOK {
+		m.FileReplicas = &replicas
 	}
+	m.Desired = state.Any(replicas)
 	if b.Max == nil {
 		m.Max = MaxReplicas
 	}
@@ -227,10 +184,10 @@ func (p *parser) model(b *modelBlock) state.Model {
 	case minOK && b.Max != nil && maxOK && m.Min > m.Max:
 		s.fault(b.Min, "is %d: must be at most max (%d)", m.Min, m.Max)
 	case b.Replicas == nil || !replicasOK:
-	case minOK && m.Replicas < m.Min:
-		s.fault(b.Replicas, "is %d: must be at least min (%d)", m.Replicas, m.Min)
-	case b.Max != nil && maxOK && m.Replicas > m.Max:
-		s.fault(b.Replicas, "is %d: must be at most max (%d)", m.Replicas, m.Max)
+	case minOK && replicas < m.Min:
+		s.fault(b.Replicas, "is %d: must be at least min (%d)", replicas, m.Min)
+	case b.Max != nil && maxOK && replicas > m.Max:
+		s.fault(b.Replicas, "is %d: must be at most max (%d)", replicas, m.Max)
 	}
 	s.number(b.Priority, &m.Priority, 0, MaxPriority)
 	if s.number(b.KeepWarm, &m.KeepWarm, 0, MaxReplicas) && maxOK && replicasOK && minOK && m.KeepWarm > m.Max {
@@ -251,6 +208,9 @@ func (p *parser) model(b *modelBlock) state.Model {
 			i.fault(b.Idle.Cold, "is %q: must be more than warm (%q)", formatDuration(m.IdleCold), formatDuration(m.IdleWarm))
 		}
 	}
+	if b.Update != nil {
+		s.update(b.Update, &m, maxOK)
+	}
 	first := map[string]hcl.Range{}
 	for i := range b.Variants {
 		v := &b.Variants[i]
@@ -267,6 +227,27 @@ func (p *parser) model(b *modelBlock) state.Model {
 		s.missing("no variant: at least one block is required, such as variant \"h100\" { … }")
 	}
 	return m
+}
+
+// update reads the update block. maxOK: the model's max is known.
+func (s scope) update(b *updateBlock, m *state.Model, maxOK bool) {
+	u := s
+	u.path += "update: "
+	var none state.Model
+	read := state.Update{Surge: none.Surge()}
+	surgeOK := u.number(b.Surge, &read.Surge, 0, MaxReplicas)
+	if a, ok := u.amount(b.MinAvailable, MaxReplicas); ok {
+		read.MinAvailable = &a
+		switch {
+		case maxOK && !a.Percent && a.Number > m.Max:
+			u.fault(b.MinAvailable, "is %s: must be at most max (%d)", a, m.Max)
+		case surgeOK && read.Surge == 0 && maxOK && a.Of(m.Max) >= m.Max:
+			u.fault(b.MinAvailable, "is %s and surge is 0: a rollout could replace none of max (%d) replicas: lower it, or set surge to 1", a, m.Max)
+		}
+	}
+	if read != (state.Update{Surge: none.Surge()}) {
+		m.Update = &read
+	}
 }
 
 func (p *parser) variant(model string, b *variantBlock) state.Variant {

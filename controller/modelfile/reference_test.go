@@ -18,7 +18,7 @@ func TestReferenceConfiguration(t *testing.T) {
 			return state.Model{}, err
 		}
 		m := models[0]
-		m.Hash, m.Variants[0].Hash = "", ""
+		m.Source, m.Hash, m.Variants[0].Hash = "", "", ""
 		return m, nil
 	}
 	needed := map[string]string{"weights": `"16GiB"`, "job": `"a.hcl"`}
@@ -26,6 +26,12 @@ func TestReferenceConfiguration(t *testing.T) {
 		Names:    reference.Names[modelBlock](),
 		Parse:    func(values map[string]string) (state.Model, error) { return parse(values, needed) },
 		Examples: map[string]string{"management": `"manual"`},
+		Docs: map[string]string{
+			"replicas":             "How many replicas a new model begins with, between `min` and `max`. Another number in a later file scales the model.",
+			"update.surge":         "How many replicas beyond its number the model may have during a rollout. With 0 a replica goes before its successor is placed.",
+			"update.min_available": "How many of the model's replicas a rollout leaves serving, as a number or a percentage, rounded up.",
+		},
+		Derived: map[string]string{"update.surge": "1", "update.min_available": "all; all but one if `surge` is 0"},
 	}
 	variants := reference.Keys[state.Model]{
 		Names: reference.Names[variantBlock](),

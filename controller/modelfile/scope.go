@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 	"github.com/zclconf/go-cty/cty"
 	"github.com/zclconf/go-cty/cty/function"
 
+	"remuda/controller/state"
 	"remuda/internal/hclfault"
 )
 
@@ -70,6 +72,32 @@ func (s scope) number(attr *hcl.Attribute, to *int, low, high int) bool {
 	}
 	*to = n
 	return true
+}
+
+// amount reads a whole number from 0 to high, or a percentage. It returns true if it was read.
+func (s scope) amount(attr *hcl.Attribute, high int) (state.Amount, bool) {
+	want := fmt.Sprintf("a whole number from 0 to %d, or a percentage from \"0%%\" to \"100%%\"", high)
+	var a state.Amount
+	if attr == nil {
+		return a, false
+	}
+	if v, diags := attr.Expr.Value(nil); !diags.HasErrors() && v.Type() == cty.String && !v.IsNull() {
+		digits, percent := strings.CutSuffix(v.AsString(), "%")
+		n, err := strconv.Atoi(digits)
+		if !percent || err != nil || n > 100 || strings.Trim(digits, "0123456789") != "" {
+			s.fault(attr, "is %q: must be %s", hclfault.Clip(v.AsString()), want)
+			return a, false
+		}
+		return state.Amount{Number: n, Percent: true}, true
+	}
+	if !s.Read(s.path, attr, &a.Number, want) {
+		return a, false
+	}
+	if a.Number < 0 || a.Number > high {
+		s.fault(attr, "is %d: must be %s", a.Number, want)
+		return a, false
+	}
+	return a, true
 }
 
 func (s scope) oneOf(attr *hcl.Attribute, to *string, words ...string) {

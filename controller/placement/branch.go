@@ -4,11 +4,13 @@ import (
 	"cmp"
 	"math"
 	"math/bits"
+	"slices"
 )
 
 // run searches, for something better than what is in best already.
 func (s *search) run(steps int) {
 	s.steps, s.begun = steps, steps
+	s.measure()
 	s.place(0)
 	s.best.exhausted = s.steps <= 0
 	if s.best.exhausted {
@@ -19,10 +21,84 @@ func (s *search) run(steps int) {
 // hopeless tells whether a way on which everything costs at least bound is not worth
 // going.
 func (s *search) hopeless(bound nanos) bool {
+	if s.floor > 0 && s.best.found && s.best.total <= s.floor {
+		return true
+	}
 	if bound != s.best.total {
 		return bound > s.best.total
 	}
 	return s.count > s.best.count || s.begun-s.steps > tieSteps && s.best.found
+}
+
+// measure prepares shortage.
+func (s *search) measure() {
+	s.needs, s.givers = s.needs[:0], s.givers[:0]
+	if len(s.members) == 1 {
+		return
+	}
+	for range len(s.members) + 1 {
+		s.needs = append(s.needs, 0)
+	}
+	for m, own := range slices.Backward(s.members) {
+		least := int64(math.MaxInt64)
+		for i := range own.sites {
+			least = min(least, own.sites[i].needs(own.sites[i].gpus))
+		}
+		s.needs[m] = s.needs[m+1] + least
+	}
+	for i := range s.victims {
+		g := giver{victim: i, cost: float64(s.victims[i].least)}
+		for _, o := range s.victims[i].options {
+			amount := int64(0)
+			for _, fr := range o.frees {
+				amount += fr.memory
+			}
+			g.amount = max(g.amount, amount)
+		}
+		if g.amount > 0 {
+			s.givers = append(s.givers, g)
+		}
+	}
+	slices.SortStableFunc(s.givers, func(a, b giver) int {
+		return cmp.Compare(a.cost*float64(b.amount), b.cost*float64(a.amount))
+	})
+}
+
+// needs is how much memory so many GPUs of a site need, 0 for a replica that wakes: it may have
+// some already.
+func (st *site) needs(gpus int) int64 {
+	if st.wake != nil {
+		return 0
+	}
+	return int64(gpus) * st.memory
+}
+
+// shortage is what it costs at least to evict as much memory as there is too little of, for the
+// members after m and so many GPUs of the site of m: fractions of the cheapest victims.
+func (s *search) shortage(m int, st *site, gpus int) nanos {
+	if len(s.members) == 1 {
+		return 0
+	}
+	lack := s.needs[m+1] + st.needs(gpus)
+	for i := range s.slots {
+		lack -= max(s.slots[i].free, 0)
+	}
+	sum := 0.0
+	for i := range s.givers {
+		if lack <= 0 {
+			return max(0, nanos(sum*(1-1e-9))-1)
+		}
+		g := &s.givers[i]
+		if v := &s.victims[g.victim]; v.chosen >= 0 || v.locked {
+			continue
+		}
+		sum += g.cost * min(1, float64(lack)/float64(g.amount))
+		lack -= g.amount
+	}
+	if lack > 0 {
+		return never
+	}
+	return max(0, nanos(sum*(1-1e-9))-1)
 }
 
 // rest is the time that members from m on take at least.
@@ -60,8 +136,12 @@ func (s *search) place(m int) {
 			continue
 		}
 		own.site = i
+		first := 0
+		if own.twin && i == from && st.reach == 1 {
+			first = s.members[m-1].slot // the other order is the same
+		}
 		s.base += st.base
-		s.pick(m, st, 0, st.gpus, st.reach-st.gpus, 0)
+		s.pick(m, st, first, st.gpus, st.reach-st.gpus, 0)
 		s.base -= st.base
 		if st.self >= 0 {
 			s.victims[st.self].locked = false
@@ -93,7 +173,16 @@ func (s *search) pick(m int, st *site, p, memory, seats int, bound nanos) {
 	for i := range memory {
 		least += st.bounds[p+i]
 	}
-	if s.hopeless(s.base + s.rest(m+1) + max(s.paid, least)) {
+	rest := s.base + s.rest(m+1)
+	if s.hopeless(rest + max(s.paid, least)) {
+		return
+	}
+	if s.count > 0 { // else it is what least is
+		if s.hopeless(rest + s.paid + s.leastFrom(m, st, p, memory)) {
+			return
+		}
+	}
+	if s.hopeless(rest + s.paid + s.shortage(m, st, memory)) {
 		return
 	}
 	if memory > 0 && st.bounds[p] < never {
@@ -110,6 +199,28 @@ func (s *search) pick(m int, st *site, p, memory, seats int, bound nanos) {
 	if len(st.slots)-next >= memory+seats {
 		s.pick(m, st, next, memory, seats, bound)
 	}
+}
+
+// leastFrom is what it costs at least, beside what is paid, to have memory on so many slots of a
+// site from position p on.
+func (s *search) leastFrom(m int, st *site, p, memory int) nanos {
+	s.cheapest = s.cheapest[:0]
+	for ; p < len(st.slots) && memory > 0; p++ {
+		b := s.slotBound(st.slots[p], st.memory-st.credit[p], st.seats, 1<<m, st.gpus)
+		k := len(s.cheapest)
+		s.cheapest = append(s.cheapest, b)
+		for ; k > 0 && s.cheapest[k] < s.cheapest[k-1]; k-- {
+			s.cheapest[k], s.cheapest[k-1] = s.cheapest[k-1], s.cheapest[k]
+		}
+	}
+	var sum nanos
+	for i := range memory {
+		if i >= len(s.cheapest) || s.cheapest[i] >= never {
+			return never
+		}
+		sum += s.cheapest[i]
+	}
+	return sum
 }
 
 // same tells whether two slots of a site cannot be told apart: nobody who may be evicted
@@ -168,6 +279,7 @@ func (s *search) hopelessWith(cost nanos, m int, bound nanos) bool {
 func (s *search) take(m int, st *site, p, memory, seats int, withMemory bool, bound nanos) {
 	at := st.slots[p]
 	t := taken{member: m, slot: at, seats: st.seats, uses: withMemory}
+	s.members[m].slot = p
 	moved := 0
 	if withMemory {
 		t.memory = st.memory - st.credit[p]

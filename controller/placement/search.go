@@ -31,7 +31,8 @@ const (
 	tieSteps   = 2_000   // of these, as long as places of the same cost are compared
 	placeSteps = 400_000 // in one decision, before groups get few
 	fewSteps   = 500
-	batchSteps = 600_000 // in one batch
+	setSteps   = 100_000 // for a set of requests on a node
+	jointSteps = 600_000 // in one joint search
 )
 
 // search finds the cheapest evictions that make room for members, exactly while its
@@ -53,12 +54,15 @@ type search struct {
 	steps      int // left
 	begun      int
 	best       solution
-	denied     bool // somebody who has a way may not go
+	denied     bool    // somebody who has a way may not go
+	floor      nanos   // nothing costs less: what costs no more is not improved
+	needs      []int64 // the memory that members from each one on need, see shortage
+	givers     []giver // the victims by what their memory costs, the cheapest first
 
-	pool []freed // of all options
-	opts []option
-	span []int16 // of each victim, in the site at hand
-	dens []density
+	pool     []freed // of all options
+	opts     []option
+	dens     []density
+	cheapest []nanos
 }
 
 // slot is a GPU.
@@ -109,6 +113,7 @@ type member struct {
 	least   nanos // base of its best site
 	twin    bool  // the same as the member before it
 	site    int   // chosen
+	slot    int   // position in it of the GPU that was taken last
 }
 
 // site is a set of GPUs of which a member needs some.
@@ -150,6 +155,13 @@ type solution struct {
 type chosenWay struct{ victim, option, by int }
 
 type density struct {
+	cost   float64
+	amount int64
+}
+
+// giver is a victim, with the most memory that it gives and the least that it costs.
+type giver struct {
+	victim int
 	cost   float64
 	amount int64
 }
@@ -297,19 +309,6 @@ func (s *search) siteBound(st *site) nanos {
 // left out.
 func (s *search) sites(st *site, h int, gpus []int, credit []int64, member uint64) {
 	first := s.hosts[h].first
-	for len(s.span) < len(s.victims) {
-		s.span = append(s.span, 0)
-	}
-	if st.gpus > 1 {
-		for i := range s.victims {
-			s.span[i] = 0
-		}
-		for _, g := range gpus {
-			for _, v := range s.slots[first+g].victims {
-				s.span[v]++
-			}
-		}
-	}
 	st.slots, st.bounds, st.credit = st.slots[:0], st.bounds[:0], st.credit[:0]
 	for i, g := range gpus {
 		at := int32(first + g)
@@ -317,8 +316,8 @@ func (s *search) sites(st *site, h int, gpus []int, credit []int64, member uint6
 		if credit != nil {
 			own = credit[i]
 		}
-		memory := s.slotBound(at, st.memory-own, st.seats, member, st.gpus > 1)
-		if memory >= never && (st.reach == st.gpus || s.slotBound(at, math.MinInt64, st.seats, member, st.gpus > 1) >= never) {
+		memory := s.slotBound(at, st.memory-own, st.seats, member, st.gpus)
+		if memory >= never && (st.reach == st.gpus || s.slotBound(at, math.MinInt64, st.seats, member, st.gpus) >= never) {
 			continue
 		}
 		k := len(st.slots)
@@ -345,9 +344,9 @@ func (s *search) closer(st *site, k int) bool {
 }
 
 // slotBound is what it costs at least to have so much on a slot: the cheapest fractions
-// of victims that free enough. With shared a victim's cost counts on each slot of the
-// site only in part.
-func (s *search) slotBound(at int32, memory int64, seats int, member uint64, shared bool) nanos {
+// of victims that are not chosen and free enough. What a victim costs is counted in part on each
+// of its slots, of which a site takes so many GPUs.
+func (s *search) slotBound(at int32, memory int64, seats int, member uint64, gpus int) nanos {
 	sl := &s.slots[at]
 	lackMemory, lackSeats := memory-sl.free, seats-sl.seats
 	if memory == math.MinInt64 {
@@ -368,7 +367,7 @@ func (s *search) slotBound(at int32, memory int64, seats int, member uint64, sha
 		s.dens = s.dens[:0]
 		for _, i := range sl.victims {
 			v := &s.victims[i]
-			if v.may&member == 0 || v.locked {
+			if v.may&member == 0 || v.locked || v.chosen >= 0 {
 				continue
 			}
 			cost, most := never, int64(0)
@@ -382,9 +381,7 @@ func (s *search) slotBound(at int32, memory int64, seats int, member uint64, sha
 				continue
 			}
 			share := float64(cost)
-			if shared {
-				share /= float64(s.span[i])
-			}
+			share /= float64(min(len(v.t.uses[s.ledger].shares), gpus))
 			k := len(s.dens)
 			s.dens = append(s.dens, density{share, most})
 			for ; k > 0 && s.dens[k].cost*float64(s.dens[k-1].amount) < s.dens[k-1].cost*float64(s.dens[k].amount); k-- {

@@ -105,7 +105,7 @@ func BenchmarkPlanLarge(b *testing.B) {
 		again := heardAgain(o)
 		rest := w.view()
 		n := 81
-		w.must(&state.SetScale{Model: "m0000", Replicas: &n, Origin: state.OriginOperator})
+		w.must(&state.ScaleRequest{Model: "m0000", Replicas: &n, Origin: state.OriginOperator})
 		missing := w.view()
 		p, _ := planner.Plan(missing, o, w.conf)
 		require.Len(b, p.Place, 1)

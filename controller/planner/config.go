@@ -44,9 +44,6 @@ type Config struct {
 	// may show an allocation of the try before, or none. It is also how long a registration
 	// whose answer was lost may take to arrive.
 	SettleTime time.Duration `hcl:"settle_time"`
-	// Surge is how many replicas a variant may have beyond its number while it is rolled
-	// out, and while replicas leave GPUs that are out of use.
-	Surge int `hcl:"surge"`
 
 	// MinAge is how long a replica has served before another model may evict it; a
 	// dedicated model need not wait.
@@ -108,7 +105,6 @@ func DefaultConfig() Config {
 		Restarts:     3,                // one is bad luck; Nomad's own restarts are in place and cheap
 		SteadyTime:   10 * time.Minute, // as long as the longest backoff, so that a loop of failures stays one
 		SettleTime:   5 * time.Second,  // Nomad places within milliseconds, and within seconds while it elects a leader
-		Surge:        1,                // GPUs are dear: rollouts are slow and small
 
 		MinAge:        5 * time.Minute,  // several times a load, so that loading is not all that is done
 		ThrashWindow:  10 * time.Minute, // two models in turn cost each other one load in this time at most
@@ -169,7 +165,6 @@ func (c Config) Problems() hclfault.Problems {
 		least int64
 	}{
 		{"restarts", int64(min(c.Restarts, math.MaxInt64)), 1},
-		{"surge", int64(c.Surge), 1},
 		{"prune_max", int64(c.PruneMax), 1},
 		{"memory_slack", c.MemorySlack, 0},
 	} {

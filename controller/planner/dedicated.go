@@ -64,9 +64,9 @@ func (d *draft) calendar() {
 	d.decide(KindDedicated, "", "", why, in)
 }
 
-// fallsBack tells whether the model has fewer replicas because the dedicated set was
-// replaced by one without it, and nothing else has changed its number since.
-func (d *draft) fallsBack(m *model) bool {
+// released reports whether the member served while its model was in the dedicated set, which it
+// has left by the last change of the set.
+func (d *draft) released(m *model, r *member) bool {
 	set := d.view.Dedicated(nil)
-	return set != nil && set.ModifyIndex == m.ModifyIndex && !m.dedicated && !m.rescaled
+	return set != nil && slices.Contains(set.Released, m.Name) && !r.Since.After(set.Since)
 }

@@ -1,7 +1,6 @@
 package planner
 
 import (
-	"fmt"
 	"maps"
 	"slices"
 	"strconv"
@@ -13,7 +12,7 @@ import (
 func (d *draft) demand() {
 	for _, name := range slices.Sorted(maps.Keys(d.obs.Demand)) {
 		m := d.byName[name]
-		if m == nil || m.Stopped || m.frozen || m.Max < 1 || m.Replicas > 0 || m.most != nil && *m.most == 0 ||
+		if m == nil || m.Stopped || m.frozen || m.Max < 1 || m.target.Replicas > 0 || m.limits.Cap != nil && *m.limits.Cap == 0 ||
 			slices.ContainsFunc(m.members, (*member).counts) {
 			continue
 		}
@@ -23,15 +22,9 @@ func (d *draft) demand() {
 		if slices.ContainsFunc(m.members, func(r *member) bool { return !r.Since.Before(asked) }) {
 			continue
 		}
-		next := *m.Model
-		next.Replicas = max(1, m.Min)
-		next.Spread = maps.Clone(m.Spread)
-		if len(next.Spread) == len(next.Variants) { // none shares the rest
-			next.Spread[cheapest(m.Model).Name] = next.Replicas
-		}
-		m.Model, m.rescaled = &next, true
-		d.decide(KindDemand, m.Name, "", fmt.Sprintf("request for a model without replicas: scaling to %d", next.Replicas),
-			inputs{"asked": asked.UTC().Format("15:04:05.000"), "replicas": strconv.Itoa(next.Replicas), "min": strconv.Itoa(m.Min), "max": strconv.Itoa(m.Max)})
+		m.setDesired(m.Resized(1, m.shareOf("")))
+		d.decide(KindDemand, m.Name, "", "request for a model without replicas: scaling to 1",
+			inputs{"asked": asked.UTC().Format("15:04:05.000"), "replicas": "1", "min": strconv.Itoa(m.Min), "max": strconv.Itoa(m.Max)})
 	}
 }
 

@@ -45,8 +45,13 @@ type draft struct {
 	next time.Time
 	text int // bytes of the decisions
 	once int // how much was to be said that may have been said before
+	// places are the ledger's names of the places that keepPlaces keeps for each model.
+	places map[string][]string
 	// told has the decisions of a model, newest first, once they were asked for.
 	told map[string][]*state.Decision
+
+	// limitsOf returns what bounds a model's scale beside its file.
+	limitsOf func(model string) state.Limits
 
 	// current is the model that a rule is about, in a phase; see moving.
 	current *model
@@ -56,9 +61,9 @@ type draft struct {
 // newDraft begins a plan from the world as it is.
 func newDraft(w *world) *draft {
 	d := &draft{
-		world: w, marks: map[string]time.Time{},
+		world: w, limitsOf: w.view.Limits(nil), marks: map[string]time.Time{},
 		batch: map[string]bool{}, losers: map[string]bool{}, left: map[string]int{}, waiting: map[string]int{}, awaited: map[string]bool{},
-		plan: &state.Plan{Index: w.view.Index(), Time: w.obs.Now}, told: map[string][]*state.Decision{},
+		plan: &state.Plan{Index: w.view.Index(), Time: w.obs.Now}, told: map[string][]*state.Decision{}, places: map[string][]string{},
 	}
 	d.plan.ID = fmt.Sprintf("%d-%s", w.view.Index(), hash("plan", w.obs.Now)[:8])
 	return d
@@ -401,7 +406,7 @@ func (d *draft) full() bool {
 
 // size is how much the plan changes.
 func (d *draft) size() int {
-	n := len(d.plan.Remove) + len(d.plan.Move) + len(d.plan.Place) + len(d.plan.Rollouts) + len(d.plan.Rescales) + len(d.plan.Replacements) + len(d.plan.Cordons) + len(d.plan.Marks) + len(d.plan.Unplaceable) + len(d.plan.Decisions)
+	n := len(d.plan.Remove) + len(d.plan.Move) + len(d.plan.Place) + len(d.plan.Rollouts) + len(d.plan.Scales) + len(d.plan.Replacements) + len(d.plan.Cordons) + len(d.plan.Marks) + len(d.plan.Unplaceable) + len(d.plan.Decisions)
 	if d.plan.Dedicated != nil {
 		n++
 	}

@@ -58,11 +58,8 @@ func (d *draft) mayEvict(by *model, idle bool, spared map[string]bool) func(*pla
 // floor is the number of replicas below which the planner does not bring a model by
 // itself.
 func (m *model) floor() int {
-	expected := 0
-	for _, n := range m.Expected {
-		expected += n
-	}
-	return max(m.Min, min(expected, m.Replicas))
+	external := m.Desired.Total() - m.Desired.In("")
+	return max(m.Min, m.limits.Dedicated, min(external, m.target.Replicas))
 }
 
 // mayLose is how many of its replicas a model may lose to another one: a higher priority
@@ -81,7 +78,7 @@ func (d *draft) mayLose(m, to *model) int {
 			serving++
 		}
 	}
-	n := max(m.Replicas, counting) - m.floor()
+	n := max(m.target.Replicas, counting) - m.floor()
 	if d.hasTraffic(m) {
 		n = min(n, max(serving-1, counting-serving))
 	}
@@ -234,19 +231,31 @@ func (d *draft) waitFor(m *model, v *state.Variant, c placement.Choice) {
 	d.decideOnce(KindWaitsForRoom, m.Name, c.Wake, fmt.Sprintf("waiting for room on node %s, which leaving replicas will free", node), in)
 }
 
-// rescale changes a model's number by itself, within its bounds. The variant is of the
-// replica that comes or goes.
-func (d *draft) rescale(m *model, by int, variant string) {
-	next := *m.Model
-	next.Replicas = min(max(m.Replicas+by, m.Min), m.Max)
-	if m.Management == state.ManagementDisabled || next.Replicas == m.Replicas {
+// rescale changes the model's scale by itself, within its bounds, because a replica of a variant
+// comes or goes. Where a floor or a ceiling keeps the target from its scale, the scale follows
+// only as far as the target does.
+func (m *model) rescale(total int, variant string) {
+	if m.Management == state.ManagementDisabled {
 		return
 	}
-	if n, set := m.Spread[variant]; set {
-		next.Spread = maps.Clone(m.Spread)
-		next.Spread[variant] = max(n+next.Replicas-m.Replicas, 0)
+	total = min(max(total, m.Min), m.Max)
+	switch has := m.Desired.Total(); {
+	case total > m.target.Replicas && total > has, total < m.target.Replicas && total < has:
+		m.setDesired(m.Resized(total, variant))
 	}
-	m.Model, m.rescaled = &next, true
+}
+
+// setDesired gives the model another scale in this plan.
+func (m *model) setDesired(s state.Shares) {
+	next := *m.Model
+	next.Desired = s
+	m.Model, m.scaled, m.target = &next, true, next.Target(m.limits)
+	m.moved()
+}
+
+// scaleOf returns the command that gives a model the scale that it has in a plan.
+func scaleOf(m *state.Model) state.Scale {
+	return state.Scale{Model: m.Name, Desired: m.Desired, Stopped: m.Stopped, Origin: state.OriginController, ModifyIndex: m.ModifyIndex}
 }
 
 // lessOf lowers a model's number by one of its replicas that the planner sends away, not
@@ -258,9 +267,9 @@ func (d *draft) lessOf(m *model, r *member) {
 			counting++
 		}
 	}
-	n, set := m.Spread[r.Name.Variant]
-	if counting > m.Replicas || m.Replicas <= m.floor() || set && n == 0 || !set && m.Shared() == 0 {
+	n, _ := m.Desired.Of(m.shareOf(r.Name.Variant))
+	if counting > m.target.Replicas || m.target.Replicas <= m.floor() || n == 0 {
 		return
 	}
-	d.rescale(m, -1, r.Name.Variant)
+	m.rescale(m.target.Replicas-1, r.Name.Variant)
 }

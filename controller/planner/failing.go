@@ -229,7 +229,7 @@ func (d *draft) replacing(m *model) bool {
 			leaving = leaving || fresh
 		}
 	}
-	return coming || leaving && present < m.Target()
+	return coming || leaving && present < m.target.Replicas
 }
 
 // countReplacement notes that a replica of a model is replaced now.

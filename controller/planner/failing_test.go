@@ -217,7 +217,7 @@ func TestReplicaThatFailsAndStays(t *testing.T) {
 			w.setNode(r.Placement.Node, func(n *state.Node) { n.Draining = true })
 		},
 		"its model is stopped": func(w *world, _ *state.Replica) {
-			w.must(&state.SetScale{Model: "m", Stopped: new(true), Origin: state.OriginOperator})
+			w.must(&state.ScaleRequest{Model: "m", Stopped: new(true), Origin: state.OriginOperator})
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -245,7 +245,7 @@ func TestReplicaThatFailsAndStays(t *testing.T) {
 		w.conf.Pools = []planner.Pool{pool("cloud", state.ManagementManual)}
 		w.addNodes(node("n0", 1), away("c0", "cloud", 2))
 		w.model(model("m", 1, variant("a", "h1")))
-		w.must(&state.SetExpected{Model: "m", Pool: "cloud", Replicas: 1})
+		w.must(&state.ScaleRequest{Model: "m", Pool: "cloud", Replicas: new(1), Origin: state.OriginOperator})
 		w.turns(8)
 		require.Equal(t, map[string]int{"cloud": 1}, w.inPool("m"))
 		w.conf.Pools[0].Management = state.ManagementDisabled

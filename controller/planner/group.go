@@ -2,17 +2,20 @@ package planner
 
 import (
 	"cmp"
-	"math"
 	"slices"
 
 	"remuda/controller/state"
 )
 
-// group is a number of replicas that variants share: one variant with a number of its
-// own, or all that have none.
+// group is a number of replicas that variants share: one variant with shares of its own, or
+// all that have none.
 type group struct {
 	*model
+	// share is the variant whose shares they are, empty for those of any.
+	share  string
 	target int
+	// all is the sum of the targets of the model's groups.
+	all int
 	// variants in the order in which they are placed: the cheapest first, then as the
 	// file has them.
 	variants []*state.Variant
@@ -20,6 +23,8 @@ type group struct {
 	// are on trial, one of each variant.
 	members  []*member
 	canaries map[string]*member
+	// awaited are the variants whose canary waits for a place that becomes free.
+	awaited map[string]bool
 }
 
 // groups splits a model's replicas that stay. Those of variants that are gone belong
@@ -32,46 +37,45 @@ func (m *model) groups() []*group {
 	}
 	slices.SortStableFunc(all, byCost)
 
-	shared := &group{model: m, target: m.Shared(), canaries: map[string]*member{}}
+	desired := m.Desired
+	if m.target.Replicas > desired.Total() {
+		desired = m.Resized(m.target.Replicas, "") // a floor holds
+	}
+	anyVariant, _ := desired.Of("")
+	shared := &group{model: m, target: anyVariant, canaries: map[string]*member{}}
 	groups := []*group{shared}
 	of := map[string]*group{}
 	for _, v := range all {
-		if n, ok := m.Spread[v.Name]; ok {
-			of[v.Name] = &group{model: m, target: n, variants: []*state.Variant{v}, canaries: map[string]*member{}}
+		if n, own := desired.Of(v.Name); own {
+			of[v.Name] = &group{model: m, share: v.Name, target: n, variants: []*state.Variant{v}, canaries: map[string]*member{}}
 			groups = append(groups, of[v.Name])
 			continue
 		}
 		shared.variants = append(shared.variants, v)
 		of[v.Name] = shared
 	}
-	home := shared
 	if len(shared.variants) == 0 {
-		home, groups = groups[1], groups[1:]
+		groups = groups[1:]
+	}
+	for i := range groups {
+		of[groups[i].share] = groups[i]
 	}
 	for _, r := range m.members {
 		if !r.counts() {
 			continue
 		}
-		g := of[r.Name.Variant]
-		if g == nil {
-			g = home
-		}
+		g := of[m.shareOf(r.Name.Variant)]
 		if m.onTrial(r) && g.canaries[r.Name.Variant] == nil {
 			g.canaries[r.Name.Variant] = r
 			continue
 		}
 		g.members = append(g.members, r)
 	}
-	left := math.MaxInt
-	if m.most != nil {
-		left = *m.most
-	}
+	left := m.target.Replicas
 	want := make([]int, len(groups))
 	for i, g := range groups {
-		if want[i] = max(g.target, 0); m.Stopped {
-			want[i] = 0
-		}
-		// What serves already has its part of a cap before what does not.
+		// What serves already has its part of a ceiling before what does not.
+		want[i] = g.target
 		g.target = min(want[i], left, g.count((*member).serving))
 		left -= g.target
 	}
@@ -80,7 +84,28 @@ func (m *model) groups() []*group {
 		g.target += more
 		left -= more
 	}
+	sum := 0
+	for _, g := range groups {
+		sum += g.target
+	}
+	for _, g := range groups {
+		g.all, g.awaited = sum, map[string]bool{}
+	}
 	return groups
+}
+
+// shareOf returns the variant whose shares a replica of that variant counts against, empty for
+// those of any. One of a variant that is gone counts where what replaces it is placed.
+func (m *model) shareOf(variant string) string {
+	if _, own := m.Desired.Of(variant); own {
+		return variant
+	}
+	for i := range m.Variants {
+		if _, own := m.Desired.Of(m.Variants[i].Name); !own {
+			return ""
+		}
+	}
+	return cheapest(m.Model).Name
 }
 
 // staying drops the members that were sent away since.

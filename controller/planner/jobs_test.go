@@ -210,7 +210,7 @@ func TestEvict(t *testing.T) {
 	require.Equal(t, state.StatusCold, cold[0].Status)
 	require.Empty(t, w.nomad)
 	yes := true
-	w.must(&state.SetScale{Model: "m", Stopped: &yes, Origin: state.OriginOperator})
+	w.must(&state.ScaleRequest{Model: "m", Stopped: &yes, Origin: state.OriginOperator})
 	w.turns(1)
 	require.Empty(t, w.view().ReplicasOf(nil, "m"))
 	w.must(&state.DeleteModel{Model: "m"})

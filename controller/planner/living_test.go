@@ -47,7 +47,11 @@ func (w *world) leads(v *state.View, o planner.Observation) (*state.Plan, time.T
 		ms := fork.View().Models(nil)
 		for range min(len(ms), 2) {
 			n := l.rand.IntN(6)
-			raw, err := state.Encode(&state.SetScale{Model: ms[l.rand.IntN(len(ms))].Name, Replicas: &n, Origin: state.OriginOperator})
+			c, refused := (&state.ScaleRequest{Model: ms[l.rand.IntN(len(ms))].Name, Replicas: &n, Origin: state.OriginOperator}).Resolve(fork.View())
+			if refused != nil {
+				continue
+			}
+			raw, err := state.Encode(c)
 			w.holds(err == nil, "%v", err)
 			fork.Apply(fork.View().Index()+1, raw)
 		}

@@ -78,7 +78,7 @@ func TestNodes(t *testing.T) {
 		w.requests[r.Name.String()] = []time.Time{w.now.Add(time.Hour)}
 		w.must(&state.Evict{Replica: r.Name.String(), To: state.GoalWarm, Time: w.now})
 		require.Nil(t, w.lastPlan(), "it waits for its requests")
-		w.must(&state.SetScale{Model: "m", Stopped: new(true), Origin: state.OriginOperator})
+		w.must(&state.ScaleRequest{Model: "m", Stopped: new(true), Origin: state.OriginOperator})
 		w.plan(false)
 		r = w.only(withStatus(state.StatusDraining))
 		require.Equal(t, state.GoalGone, r.Goal)

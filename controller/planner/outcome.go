@@ -93,12 +93,13 @@ func (e *ending) asleep() {
 	case NotDrained:
 		e.decide(KindCalledOff, "requests did not finish in time: staying HOT: "+e.out.Error)
 		if m := e.view.Model(nil, r.Name.Model); m != nil {
-			if more := calledOff(m, r, e.view.StayingOf(nil, m.Name)); more > 0 && m.Replicas+more <= m.Max {
-				next := state.Rescale{Model: m.Name, ModifyIndex: m.ModifyIndex, Replicas: m.Replicas + more, Spread: maps.Clone(m.Spread)}
-				if n, set := m.Spread[r.Name.Variant]; set {
-					next.Spread[r.Name.Variant] = n + more
-				}
-				e.plan.Rescales = append(e.plan.Rescales, next)
+			own := &model{Model: m, limits: e.view.Limits(nil)(m.Name)}
+			own.target = m.Target(own.limits)
+			if calledOff(m, own.target.Replicas, r, e.view.StayingOf(nil, m.Name)) {
+				own.rescale(own.target.Replicas+1, r.Name.Variant)
+			}
+			if own.scaled {
+				e.plan.Scales = append(e.plan.Scales, scaleOf(own.Model))
 			}
 		}
 		e.plan.Marks = append(e.plan.Marks, state.Mark{Key: markKey(markKept, e.out.Replica), Time: e.plan.Time})

@@ -12,8 +12,8 @@ import (
 // a seat is out of use: cordoned, unhealthy, or not offered by its node any more.
 //
 //   - One that runs is replaced as in a rollout: another one is placed where there is room,
-//     without evicting anything, and takes over before this one is drained. Config.Surge
-//     of them at a time, so that many GPUs that go out of use together do not move a whole
+//     without evicting anything, and takes over before this one is drained. The model's
+//     surge, at least one, of them at a time, so that many GPUs that go out of use together do not move a whole
 //     model at once. What fits nowhere else stays.
 //   - One of which nothing runs on an unhealthy or missing GPU, and one that has failed for
 //     good, is given up at once. It cannot start again where it is, and is missing from then

@@ -103,7 +103,7 @@ func TestCordonedGPU(t *testing.T) {
 		require.Equal(t, map[string]int{"serving": 1}, w.stages("b"))
 		require.Empty(t, w.decisions("a", planner.KindEvict))
 	})
-	t.Run("many GPUs at once: Surge replicas at a time", func(t *testing.T) {
+	t.Run("many GPUs at once: as many replicas at a time as the surge", func(t *testing.T) {
 		t.Parallel()
 		w := deployed(t, 4, "n0")
 		w.addNodes(node("n1", 2))
@@ -156,7 +156,7 @@ func TestCordonedGPU(t *testing.T) {
 		w.conf.Pools = []planner.Pool{pool("cloud", state.ManagementManual)}
 		w.addNodes(node("n0", 2), away("c0", "cloud", 2))
 		w.model(model("m", 1, variant("a", "h1", whole)))
-		w.must(&state.SetExpected{Model: "m", Pool: "cloud", Replicas: 1})
+		w.must(&state.ScaleRequest{Model: "m", Pool: "cloud", Replicas: new(1), Origin: state.OriginOperator})
 		w.quiet()
 		old := w.only(withStatus(state.StatusServing))
 		w.poolOut["cloud"] = true
@@ -216,7 +216,7 @@ func TestCordonedGPU(t *testing.T) {
 		w.conf.Pools = []planner.Pool{pool("cloud", state.ManagementManual)}
 		w.addNodes(node("n0", 2), away("c0", "cloud", 1))
 		w.model(model("m", 2, variant("a", "h1", whole)))
-		w.must(&state.SetExpected{Model: "m", Pool: "cloud", Replicas: 1})
+		w.must(&state.ScaleRequest{Model: "m", Pool: "cloud", Replicas: new(1), Origin: state.OriginOperator})
 		w.quiet()
 		require.Equal(t, map[string]int{"": 1, "cloud": 1}, w.inPool("m"))
 		w.cordon("c0-GPU0", true) // and people expect a replica there
@@ -235,7 +235,7 @@ func TestCordonedGPU(t *testing.T) {
 		w.conf.Pools = []planner.Pool{pool("cloud", state.ManagementManual)}
 		w.addNodes(node("n0", 2), away("c0", "cloud", 2))
 		w.model(model("m", 1, variant("a", "h1", whole)))
-		w.must(&state.SetExpected{Model: "m", Pool: "cloud", Replicas: 1})
+		w.must(&state.ScaleRequest{Model: "m", Pool: "cloud", Replicas: new(1), Origin: state.OriginOperator})
 		w.quiet()
 		require.Equal(t, map[string]int{"cloud": 1}, w.inPool("m"))
 		w.conf.Pools[0].Management = state.ManagementDisabled
@@ -252,7 +252,7 @@ func TestCordonedGPU(t *testing.T) {
 		w.addNodes(node("n0", 3), away("c0", "cloud", 1))
 		m := model("m", 3, variant("a", "h1", whole))
 		w.model(m)
-		w.must(&state.SetExpected{Model: "m", Pool: "cloud", Replicas: 1})
+		w.must(&state.ScaleRequest{Model: "m", Pool: "cloud", Replicas: new(1), Origin: state.OriginOperator})
 		w.quiet()
 		require.Equal(t, map[string]int{"": 2, "cloud": 1}, w.inPool("m"))
 		w.cordon("c0-GPU0", true)

@@ -80,7 +80,7 @@ func (d *draft) unplaceable(m *model, v *state.Variant) string {
 	}
 	var refused []string
 	for _, pool := range d.byPrice() {
-		if !d.open(pool.Name) || !pool.spills() && len(d.inPool(m, pool.Name)) >= m.Expected[pool.Name] {
+		if !d.open(pool.Name) || !pool.spills() && len(d.inPool(m, pool.Name, m.shareOf(v.Name))) >= m.expectedIn(pool.Name, m.shareOf(v.Name)) {
 			continue
 		}
 		_, away := d.find(m, v, ask{pool: pool.Name})

@@ -106,7 +106,7 @@ func TestUnplaceable(t *testing.T) {
 		{"it is stopped", func(t *testing.T) *world {
 			w := fresh(t)
 			w.model(two("m", 1))
-			w.must(&state.SetScale{Model: "m", Stopped: new(true), Origin: state.OriginOperator})
+			w.must(&state.ScaleRequest{Model: "m", Stopped: new(true), Origin: state.OriginOperator})
 			return w
 		}, nil},
 		{"there are no nodes", func(t *testing.T) *world {
@@ -142,7 +142,7 @@ func TestUnplaceableInPools(t *testing.T) {
 				w.model(model("m", 1, variant("v", "h1", whole), variant("x", "h2", func(v *state.Variant) { v.GPUModel = "none" })))
 				w.quiet()
 				if expected > 0 {
-					w.must(&state.SetExpected{Model: "m", Pool: "cloud", Replicas: expected})
+					w.must(&state.ScaleRequest{Model: "m", Pool: "cloud", Replicas: &expected, Origin: state.OriginOperator})
 				}
 				got := w.unplaceable("m")
 				takes := mode == state.ManagementUpscaling || mode == state.ManagementFull || expected > 0 && mode == state.ManagementManual
@@ -214,7 +214,9 @@ func TestUnplaceableIsWhatThePlannerDoes(t *testing.T) {
 					}
 				}
 				fork := w.store.Fork()
-				raw, err := state.Encode(&state.SetScale{Model: m.Name, Variant: v.Name, Replicas: &n, Origin: state.OriginOperator})
+				scale, refused := (&state.ScaleRequest{Model: m.Name, Variants: map[string]int{v.Name: n}, Origin: state.OriginOperator}).Resolve(fork.View())
+				require.Nil(t, refused)
+				raw, err := state.Encode(scale)
 				require.NoError(t, err)
 				require.Nil(t, fork.Apply(fork.View().Index()+1, raw).Err)
 				p, _ := planner.Plan(fork.View(), o, w.conf)

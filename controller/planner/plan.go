@@ -21,7 +21,8 @@ var rules = []func(*draft){
 	(*draft).orphans,   // jobs without a replica are adopted, or keep what they hold
 	(*draft).demand,    // models without replicas that clients ask for
 	(*draft).prune,     // idle replicas go WARM or COLD
-	(*draft).scaleAll,  // models come nearer to their numbers and definitions
+	(*draft).keepPlaces,
+	(*draft).scaleAll, // models come nearer to their numbers and definitions
 	(*draft).forgetMarks,
 	(*draft).reportUnplaceable,
 }
@@ -57,8 +58,7 @@ func (p *Planner) Plan(v *state.View, o Observation) (*state.Plan, time.Time) {
 	if !alone.tally.joinable() {
 		return plan, alone.next
 	}
-	together := p.world.draft(v, o)
-	together.joint = &joint{alone: &alone.tally, searched: map[class]bool{}, places: map[string][]option{}}
+	together := alone.together(p.world.draft(v, o))
 	if other := together.run(); together.tally.better(&alone.tally) {
 		return other, together.next
 	}
@@ -109,12 +109,14 @@ func (d *draft) reportUnplaceable() {
 	}
 }
 
-// finished returns the plan with the numbers of the models, nil where it changes
-// nothing.
+// finished returns the plan with the scales of the models, nil where it changes nothing.
 func (d *draft) finished() *state.Plan {
 	for _, m := range d.models {
-		if m.rescaled {
-			d.plan.Rescales = append(d.plan.Rescales, state.Rescale{Model: m.Name, ModifyIndex: m.ModifyIndex, Replicas: m.Replicas, Spread: m.Spread})
+		if m.scaled {
+			if total := m.Desired.Total(); m.rolledBack { // its version may have other bounds
+				m.setDesired(m.Resized(min(max(total, m.Min), m.Max), ""))
+			}
+			d.plan.Scales = append(d.plan.Scales, scaleOf(m.Model))
 		}
 	}
 	if d.size() == 0 {

@@ -33,7 +33,7 @@ func deployed(t *testing.T, replicas int, nodes ...string) *world {
 }
 
 func (w *world) scale(n int) {
-	w.must(&state.SetScale{Model: "m", Replicas: &n, Origin: state.OriginOperator})
+	w.must(&state.ScaleRequest{Model: "m", Replicas: &n, Origin: state.OriginOperator})
 }
 
 // only returns the one replica of m that is so.
@@ -74,7 +74,7 @@ func TestDeploy(t *testing.T) {
 		w := fresh(t, "n0", "n1")
 		w.model(model("m", 3, variant("a", "h1"), variant("b", "h2", func(v *state.Variant) { v.Cost = 9 })))
 		two := 2
-		w.must(&state.SetScale{Model: "m", Variant: "b", Replicas: &two, Origin: state.OriginOperator})
+		w.must(&state.ScaleRequest{Model: "m", Variants: map[string]int{"b": two}, Origin: state.OriginOperator})
 		w.turns(8)
 		require.Equal(t, 2, w.counts("m")["serving h2"])
 	})
@@ -206,7 +206,7 @@ func TestScaleDown(t *testing.T) {
 		w := fresh(t, "n0", "n1")
 		w.model(model("m", 3, variant("a", "h1", func(v *state.Variant) { v.Cost = 2 }), variant("b", "h2")))
 		one := 1
-		w.must(&state.SetScale{Model: "m", Variant: "a", Replicas: &one, Origin: state.OriginOperator})
+		w.must(&state.ScaleRequest{Model: "m", Variants: map[string]int{"a": one}, Origin: state.OriginOperator})
 		w.turns(10)
 		w.scale(4) // the numbers of variants are forgotten
 		require.Equal(t, map[string]int{"serving h1": 1, "serving h2": 3}, w.counts("m"))
@@ -249,11 +249,11 @@ func TestScaleDown(t *testing.T) {
 		t.Parallel()
 		w := deployed(t, 3, "n0", "n1")
 		yes, no := true, false
-		w.must(&state.SetScale{Model: "m", Stopped: &yes, Origin: state.OriginOperator})
+		w.must(&state.ScaleRequest{Model: "m", Stopped: &yes, Origin: state.OriginOperator})
 		w.turns(8)
 		require.Empty(t, w.view().ReplicasOf(nil, "m"))
 		require.Empty(t, w.nomad, "the jobs are purged")
-		w.must(&state.SetScale{Model: "m", Stopped: &no, Origin: state.OriginOperator})
+		w.must(&state.ScaleRequest{Model: "m", Stopped: &no, Origin: state.OriginOperator})
 		w.turns(8)
 		require.Equal(t, map[string]int{"serving h1": 3}, w.counts("m"))
 	})
@@ -348,7 +348,7 @@ func TestConfig(t *testing.T) {
 	t.Parallel()
 	require.NoError(t, planner.DefaultConfig().Validate())
 	err := planner.Config{Backoff: time.Second}.Validate()
-	for _, field := range []string{"node_grace", "drain_timeout", "canary_time", "serving_grace", "place_timeout", "steady_time", "settle_time", "backoff_max", "restarts", "surge"} {
+	for _, field := range []string{"node_grace", "drain_timeout", "canary_time", "serving_grace", "place_timeout", "steady_time", "settle_time", "backoff_max", "restarts"} {
 		require.ErrorContains(t, err, field)
 	}
 }
@@ -389,7 +389,7 @@ func TestManagementDisabled(t *testing.T) {
 	w.turns(10)
 	require.Equal(t, map[string]int{"serving h1": max(2, 3-on["n0"])}, w.counts("m"))
 	yes := true
-	w.must(&state.SetScale{Model: "m", Stopped: &yes, Origin: state.OriginOperator})
+	w.must(&state.ScaleRequest{Model: "m", Stopped: &yes, Origin: state.OriginOperator})
 	w.turns(10)
 	require.Empty(t, w.counts("m"), "people may always stop a model")
 }

@@ -42,19 +42,39 @@ func (d *draft) openPools(m *model) []string {
 	}
 	pools := []string{""}
 	for _, p := range d.byPrice() {
-		if d.open(p.Name) && (p.spills() || m.Expected[p.Name] > 0) {
+		if d.open(p.Name) && (p.spills() || m.Desired.In(p.Name) > 0) {
 			pools = append(pools, p.Name)
 		}
 	}
 	return pools
 }
 
-// inPool returns the members that count in a pool, those that it should keep first:
-// what serves, then the oldest.
-func (d *draft) inPool(m *model, pool string) []*member {
+// expectedIn returns how many replicas of a variant's share, or with an empty variant of any's,
+// should be in an external pool: no more than the target, as far as that is for the model to have.
+func (m *model) expectedIn(pool, variant string) int {
+	left := m.target.Replicas
+	if m.Stopped || m.Management == state.ManagementDisabled {
+		left = m.Desired.Total()
+	}
+	for _, share := range m.Desired {
+		if share.Pool == "" {
+			continue
+		}
+		n := min(share.Replicas, left)
+		if share.Pool == pool && share.Variant == variant {
+			return n
+		}
+		left -= n
+	}
+	return 0
+}
+
+// inPool returns the members of a variant's share that count in a pool, those that it should
+// keep first: what serves, then the oldest.
+func (d *draft) inPool(m *model, pool, variant string) []*member {
 	var in []*member
 	for _, r := range m.members {
-		if r.counts() && d.poolOf(r) == pool {
+		if r.counts() && d.poolOf(r) == pool && m.shareOf(r.Name.Variant) == variant {
 			in = append(in, r)
 		}
 	}
@@ -74,22 +94,23 @@ func btoi(b bool) int {
 // expected tells whether the member is one of those that its model should have in its
 // external pool.
 func (d *draft) expected(m *model, r *member) bool {
-	pool := d.poolOf(r)
-	n := m.Expected[pool]
+	pool, variant := d.poolOf(r), m.shareOf(r.Name.Variant)
+	n := m.expectedIn(pool, variant)
 	if pool == "" || n == 0 {
 		return false
 	}
-	if m.kept[pool] == nil {
+	key := [2]string{pool, variant}
+	if m.kept[key] == nil {
 		if m.kept == nil {
-			m.kept = map[string]map[*member]bool{}
+			m.kept = map[[2]string]map[*member]bool{}
 		}
-		in := d.inPool(m, pool)
-		m.kept[pool] = make(map[*member]bool, n)
+		in := d.inPool(m, pool, variant)
+		m.kept[key] = make(map[*member]bool, n)
 		for _, r := range in[:min(n, len(in))] {
-			m.kept[pool][r] = true
+			m.kept[key][r] = true
 		}
 	}
-	return m.kept[pool][r]
+	return m.kept[key][r]
 }
 
 // misplaced tells whether the member is in an external pool where people expect fewer
@@ -136,23 +157,21 @@ func (d *draft) leaveNow(r *member) bool {
 	return true
 }
 
-// placeExpected places what a model expects in external pools and has not there, and
+// placeExpected places what a group has shares of in external pools and has not there, and
 // returns how many of the missing ones are left for other places. One may be placed
 // beyond the target, to take the place of another elsewhere.
 func (d *draft) placeExpected(g *group, missing int) int {
-	for _, pool := range slices.Sorted(maps.Keys(g.Expected)) {
-		for owed := g.Expected[pool] - len(d.inPool(g.model, pool)); owed > 0 && g.target > 0; owed-- {
+	for _, pool := range g.Desired.External() {
+		expected := g.expectedIn(pool, g.share)
+		for owed := expected - len(d.inPool(g.model, pool, g.share)); owed > 0 && g.target > 0; owed-- {
 			d.stir()
 			beyond := missing <= 0
-			if beyond && owed <= g.waits[pool] {
-				break // another group of the model has tried
-			}
-			if beyond && (len(g.members) >= g.target+d.conf.Surge || g.keeps()) || d.full() {
+			if beyond && (len(g.members) >= g.target+g.spare() || g.keeps()) || d.full() {
 				break
 			}
 			var r *member
 			var refused []*placement.Refusal
-			what := fmt.Sprintf("%d of %d replicas expected in pool %s are missing", owed, g.Expected[pool], pool)
+			what := fmt.Sprintf("%d of %d replicas expected in pool %s are missing", owed, expected, pool)
 			p, ok := d.pools[pool]
 			switch {
 			case !ok:
@@ -165,8 +184,7 @@ func (d *draft) placeExpected(g *group, missing int) int {
 				r, refused = d.placeFirst(g.model, g.definitions(), []string{pool}, nil, nil)
 			}
 			if r == nil {
-				missing -= owed - g.waits[pool] // they are placed there and nowhere else
-				g.waits[pool] = owed
+				missing -= owed // they are placed there and nowhere else
 				if what != "" {
 					d.cannot(KindCannotPlace, g, g.variants[0].Name, "pool "+pool, what, refused)
 				}

@@ -76,7 +76,7 @@ func TestPoolModesSpill(t *testing.T) {
 			default:
 				require.Equal(t, map[string]int{"": 1}, w.inPool("m"))
 			}
-			w.must(&state.SetScale{Model: "m", Stopped: new(true), Origin: state.OriginOperator})
+			w.must(&state.ScaleRequest{Model: "m", Stopped: new(true), Origin: state.OriginOperator})
 			w.quiet()
 			require.Empty(t, w.inPool("m"), "a stopped model leaves every pool at once")
 		})
@@ -92,7 +92,7 @@ func TestPoolModesExpected(t *testing.T) {
 			w.model(model("m", 1, variant("v", "h1", whole)))
 			w.quiet()
 			require.Equal(t, map[string]int{"": 1}, w.inPool("m"))
-			w.must(&state.SetExpected{Model: "m", Pool: "cloud", Replicas: 1})
+			w.must(&state.ScaleRequest{Model: "m", Pool: "cloud", Replicas: new(1), Origin: state.OriginOperator})
 			w.quiet()
 			if mode == state.ManagementDisabled {
 				require.Equal(t, map[string]int{"": 1}, w.inPool("m"))
@@ -100,16 +100,16 @@ func TestPoolModesExpected(t *testing.T) {
 				return
 			}
 			require.Equal(t, map[string]int{"cloud": 1}, w.inPool("m"), "it is a part of the total")
-			w.must(&state.SetExpected{Model: "m", Pool: "cloud", Replicas: 3})
+			w.must(&state.ScaleRequest{Model: "m", Pool: "cloud", Replicas: new(3), Origin: state.OriginOperator})
 			w.quiet()
 			require.Equal(t, map[string]int{"cloud": 3}, w.inPool("m"))
-			w.must(&state.SetExpected{Model: "m", Pool: "cloud", Replicas: 1})
+			w.must(&state.ScaleRequest{Model: "m", Pool: "cloud", Replicas: new(1), Origin: state.OriginOperator})
 			w.scale(1)
 			w.quiet()
 			require.Equal(t, map[string]int{"cloud": 2}, w.inPool("m"), "one at a time")
 			w.later(w.conf.Pools[0].Interval)
 			require.Equal(t, map[string]int{"cloud": 1}, w.inPool("m"))
-			w.must(&state.SetExpected{Model: "m", Pool: "cloud"})
+			w.must(&state.ScaleRequest{Model: "m", Pool: "cloud", Replicas: new(0), Origin: state.OriginOperator})
 			w.later(w.conf.Pools[0].Interval)
 			w.later(w.conf.Pools[0].Interval)
 			require.Equal(t, map[string]int{"": 1}, w.inPool("m"), "it comes home, and serves all the time")
@@ -178,7 +178,7 @@ func TestUnreachablePool(t *testing.T) {
 			w := abroad(t, mode)
 			w.model(model("m", 2, variant("v", "h1", whole)))
 			if mode == state.ManagementManual {
-				w.must(&state.SetExpected{Model: "m", Pool: "cloud", Replicas: 1})
+				w.must(&state.ScaleRequest{Model: "m", Pool: "cloud", Replicas: new(1), Origin: state.OriginOperator})
 			}
 			w.quiet()
 			there := w.inPool("m")

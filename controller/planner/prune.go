@@ -77,7 +77,7 @@ func (d *draft) prunes(m *model, r *member) time.Duration {
 	if r.next.Status == state.StatusWarm {
 		return m.IdleCold
 	}
-	if !r.counts() || !d.serves(r) || m.Rollouts[r.Name.Variant].Ongoing() || m.Replicas <= m.floor() || d.obs.Loads[r.name].InFlight > 0 || d.expected(m, r) || d.marked(d.conf.ThrashWindow, markKept, r.name) {
+	if !r.counts() || !d.serves(r) || m.Rollouts[r.Name.Variant].Ongoing() || m.target.Replicas <= m.floor() || d.obs.Loads[r.name].InFlight > 0 || d.expected(m, r) || d.marked(d.conf.ThrashWindow, markKept, r.name) {
 		return 0
 	}
 	serving, coming := d.up(m)
@@ -85,13 +85,10 @@ func (d *draft) prunes(m *model, r *member) time.Duration {
 		return 0
 	}
 	if serving == 1 { // the last one
-		delay, never, _ := d.view.ScaleToZeroDelay(nil)
-		switch {
-		case never || m.IdleWarm == 0:
+		if m.limits.KeepLast || m.IdleWarm == 0 {
 			return 0
-		case delay > m.IdleWarm:
-			return delay
 		}
+		return max(m.IdleWarm, m.limits.ScaleToZeroDelay)
 	}
 	return m.IdleWarm
 }
@@ -99,7 +96,7 @@ func (d *draft) prunes(m *model, r *member) time.Duration {
 // pruneOne sends a member on to its next tier.
 func (d *draft) pruneOne(m *model, r *member, since time.Time) {
 	idle := d.obs.Now.Sub(since).Round(time.Millisecond)
-	in := inputs{"idle_for": idle.String(), "idle_warm": m.IdleWarm.String(), "idle_cold": m.IdleCold.String(), "replicas": strconv.Itoa(m.Replicas), "min": strconv.Itoa(m.Min)}
+	in := inputs{"idle_for": idle.String(), "idle_warm": m.IdleWarm.String(), "idle_cold": m.IdleCold.String(), "replicas": strconv.Itoa(m.target.Replicas), "min": strconv.Itoa(m.Min)}
 	if r.next.Tier() == state.Warm {
 		d.decide(KindPruned, m.Name, r.name, fmt.Sprintf("WARM without requests for %s: going COLD", idle), in)
 		d.happens(r, state.EventStop, state.GoalCold, nil)
@@ -112,7 +109,7 @@ func (d *draft) pruneOne(m *model, r *member, since time.Time) {
 	d.decide(KindIdle, m.Name, r.name, fmt.Sprintf("no requests for %s: going %s", idle, to.Tier()), in)
 	// What is missing is not asked for either.
 	serving, _ := d.up(m)
-	d.rescale(m, min(m.Replicas, serving)-1-m.Replicas, r.Name.Variant)
+	m.rescale(min(m.target.Replicas, serving)-1, r.Name.Variant)
 	d.happens(r, state.EventDrain, to, nil)
 }
 

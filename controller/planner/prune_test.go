@@ -179,7 +179,7 @@ func TestDemand(t *testing.T) {
 		want int
 	}{
 		"no replicas":            {nil, nil, 1},
-		"its minimum is more":    {func(m *state.Model) { m.Min = 2; m.Replicas = 2 }, nil, 2},
+		"its minimum is more":    {func(m *state.Model) { m.Min = 2; m.Desired = state.Any(2) }, nil, 2},
 		"it may have none":       {func(m *state.Model) { m.Max = 0 }, nil, 0},
 		"management is disabled": {func(m *state.Model) { m.Management = state.ManagementDisabled }, nil, 0},
 		"it is stopped":          {func(m *state.Model) { m.Stopped = true }, nil, 0},
@@ -212,7 +212,7 @@ func TestDemand(t *testing.T) {
 		w := fresh(t, "n0")
 		w.model(model("m", 0, variant("a", "h1", func(v *state.Variant) { v.Cost = 2 }), variant("b", "h2")))
 		for _, v := range []string{"a", "b"} {
-			w.must(&state.SetScale{Model: "m", Variant: v, Replicas: new(0), Origin: state.OriginOperator})
+			w.must(&state.ScaleRequest{Model: "m", Variants: map[string]int{v: 0}, Origin: state.OriginOperator})
 		}
 		w.demand["m"] = w.now.Add(time.Millisecond)
 		w.quiet()

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"time"
 
+	"remuda/controller/placement"
 	"remuda/controller/state"
 )
 
@@ -75,29 +76,226 @@ func (d *draft) lateFailures(g *group, v *state.Variant) {
 	}
 }
 
-// placeCanary places the first replica of a new definition. Where there is no room an
-// old one that has failed, and so serves nobody, makes it.
+// placeCanary places the first replica of a new definition. If there is no room, or the model has
+// no surge, an old one makes way: one that has failed, and so serves nobody, or another one as far
+// as the model lets it.
 func (d *draft) placeCanary(g *group, v *state.Variant, old []*member) {
-	c, refused := d.placeFirst(g.model, []*state.Variant{v}, d.openPools(g.model), nil, func(p *state.Place) { p.Canary = true })
-	if c != nil {
-		g.canaries[v.Name] = c
-		d.decide(KindCanary, g.Name, c.name, fmt.Sprintf("first replica of the new definition of variant %s", v.Name), inputs{"variant": v.Name, "version": strconv.Itoa(g.Version)})
-		return
-	}
-	for _, r := range old {
-		if r.next.Status != state.StatusFailed || r.changed {
-			continue
-		}
-		d.ledger().Drop(r.name)
-		fits := d.fits(g.model, v, nil)
-		d.put(r)
-		if fits {
-			d.decide(KindCanary, g.Name, r.name, fmt.Sprintf("failed replica stopped to make room for the canary of variant %s", v.Name), inputs{"variant": v.Name, "failures": strconv.Itoa(r.Failures)})
-			d.dismiss(r)
+	vacant := len(g.members)+len(g.canaries)+len(g.awaited) < g.target
+	var refused []*placement.Refusal
+	if g.Surge() > 0 || vacant {
+		var c *member
+		if c, refused = d.placeFirst(g.model, []*state.Variant{v}, d.openPools(g.model), nil, func(p *state.Place) { p.Canary = true }); c != nil {
+			g.canaries[v.Name] = c
+			d.decide(KindCanary, g.Name, c.name, fmt.Sprintf("first replica of the new definition of variant %s", v.Name), inputs{"variant": v.Name, "version": strconv.Itoa(g.Version)})
 			return
 		}
 	}
-	d.cannot(KindRolloutWaits, g, v.Name, "canary", "no room for the canary beside the old replicas, which stay", refused)
+	if vacant && g.inPlace() && d.awaitPlace(g.model, v) {
+		g.awaited[v.Name] = true
+		return
+	}
+	what := "no room for the canary beside the old replicas, which stay"
+	switch {
+	case g.inPlace():
+		what = "no room for the canary, also not in the place of an old replica"
+	case g.Surge() == 0:
+		what = d.staysBecause(g)
+	}
+	for _, r := range d.leastWanted(g, old) {
+		failed := r.next.Status == state.StatusFailed
+		switch {
+		case r.changed || !failed && !g.inPlace():
+		case !failed && !d.mayGo(g, r):
+			what = d.staysBecause(g)
+		case d.fitsWithout(g.model, r, v):
+			reason := "drained to make room for the canary of variant " + v.Name
+			if failed {
+				reason = "failed replica stopped to make room for the canary of variant " + v.Name
+			}
+			d.decide(KindCanary, g.Name, r.name, reason, inputs{"variant": v.Name, "failures": strconv.Itoa(r.Failures), "min_available": strconv.Itoa(g.MinAvailable(g.all))})
+			d.dismiss(r)
+			g.staying()
+			g.awaited[v.Name] = true
+			return
+		}
+	}
+	d.cannot(KindRolloutWaits, g, v.Name, "canary", what+g.wayOut(), refused)
+}
+
+// inPlace reports whether a rollout may leave fewer replicas serving than the model's number, so
+// that a replica makes way for its successor.
+func (g *group) inPlace() bool { return g.MinAvailable(g.all) < g.all }
+
+// wayOut is what an operator of a model that does not roll in place may do about a lack of room.
+func (g *group) wayOut() string {
+	if g.inPlace() || g.Surge() == 0 {
+		return ""
+	}
+	return `: make room, or set "update { surge = 0 }" in the model file, so that each old replica makes way for its successor`
+}
+
+// staysBecause is why no further replica makes way.
+func (d *draft) staysBecause(g *group) string {
+	return fmt.Sprintf("no old replica may make way for a new one: %d replicas serve, and min_available is %d", d.servingOf(g.model), g.MinAvailable(g.all))
+}
+
+// servingOf is how many replicas of a model serve.
+func (d *draft) servingOf(m *model) int {
+	n := 0
+	for _, r := range m.members {
+		n += btoi(r.counts() && d.serves(r))
+	}
+	return n
+}
+
+// mayGo reports whether the model may do without a member during a rollout.
+func (d *draft) mayGo(g *group, r *member) bool {
+	return !d.serves(r) || d.servingOf(g.model) > g.MinAvailable(g.all)
+}
+
+// fitsWithout reports whether a definition could be placed once a member is gone, without
+// evicting anything.
+func (d *draft) fitsWithout(m *model, r *member, v *state.Variant) bool {
+	d.ledger().Drop(r.name)
+	fits := d.fits(m, v, nil)
+	d.put(r)
+	return fits
+}
+
+// replaceInPlace drains an outdated member whose place its successor will have. refused is why
+// there is no place for that one beside it, nil if the model has no surge.
+func (d *draft) replaceInPlace(g *group, r *member, refused []*placement.Refusal) {
+	if r.changed {
+		return
+	}
+	what := "no room for the next replica of the new definition beside the old ones, which stay"
+	if g.Surge() == 0 {
+		what = d.staysBecause(g)
+	}
+	if g.inPlace() {
+		next := g.definitions()
+		if own := g.definition(r.Name.Variant); own != nil {
+			next = []*state.Variant{own}
+		}
+		fits := slices.ContainsFunc(next, func(v *state.Variant) bool { return d.fitsWithout(g.model, r, v) })
+		switch {
+		case !fits:
+			what = "no room for the next replica of the new definition, also not in the place of an old one, which stays"
+		case !d.mayGo(g, r):
+			// One on its way to serving allows the next step.
+			if len(g.members) < g.target || g.count(d.serves) < len(g.members) {
+				return
+			}
+			what = d.staysBecause(g)
+		default:
+			d.decide(KindRolling, g.Name, r.name, "makes way for a replica of the new definition",
+				inputs{"serving": strconv.Itoa(d.servingOf(g.model)), "min_available": strconv.Itoa(g.MinAvailable(g.all)), "target": strconv.Itoa(g.target), "version": strconv.Itoa(r.Version)})
+			d.dismiss(r)
+			g.staying()
+			return
+		}
+	}
+	about := "next"
+	if d.expected(g.model, r) {
+		about += " in pool " + d.poolOf(r)
+	}
+	d.cannot(KindRolloutWaits, g, r.Name.Variant, about, what+g.wayOut(), refused)
+}
+
+// awaitPlace keeps a place that becomes free for a definition, and reports whether there is one.
+func (d *draft) awaitPlace(m *model, v *state.Variant) bool {
+	for _, pool := range d.openPools(m) {
+		if c, no := d.find(m, v, ask{pool: pool, future: true}); no == nil {
+			d.waitFor(m, v, c)
+			return true
+		}
+	}
+	return false
+}
+
+// refill brings up the replicas that a rollout has taken out, as far as that needs no eviction,
+// and returns how many others are missing. A canary that has the place of another one stands in
+// for it.
+func (d *draft) refill(g *group, missing int) int {
+	if missing <= 0 {
+		return missing
+	}
+	missing -= min(missing, len(g.awaited))
+	beyond := g.target + g.Surge()
+	for range min(missing, len(g.canaries)) {
+		missing--
+		if d.full() || len(g.members)+len(g.canaries)+len(g.awaited) >= beyond {
+			continue
+		}
+		if r, _ := d.placeFirst(g.model, g.definitions(), d.openPools(g.model), nil, nil); r != nil {
+			g.members = append(g.members, r)
+		}
+	}
+	if !g.rolls() {
+		return missing
+	}
+	// Those of the variants that are rolled out come first.
+	next := g.definitions()
+	slices.SortStableFunc(next, func(a, b *state.Variant) int {
+		_, x := g.Rollouts[a.Name]
+		_, y := g.Rollouts[b.Name]
+		return btoi(y) - btoi(x)
+	})
+	for range min(missing, g.all-g.MinAvailable(g.all)) {
+		if d.full() {
+			return 0
+		}
+		if r, _ := d.placeFirst(g.model, next, d.openPools(g.model), nil, nil); r != nil {
+			g.members = append(g.members, r)
+		} else if !slices.ContainsFunc(next, func(v *state.Variant) bool { return d.awaitPlace(g.model, v) }) {
+			return missing
+		}
+		missing--
+	}
+	return missing
+}
+
+// rolls reports whether the model has another definition than some of its replicas, or one that
+// was rolled back.
+func (m *model) rolls() bool {
+	return len(m.Rollouts) > 0 || slices.ContainsFunc(m.members, func(r *member) bool {
+		v := m.definition(r.Name.Variant)
+		return r.next.Tier() == state.Hot && (v == nil || v.Hash != m.hashOf(r))
+	})
+}
+
+// keepPlaces keeps the places of replicas that a rollout has taken out for their successors, until
+// it is their model's turn to place them.
+func (d *draft) keepPlaces() {
+	for _, m := range d.models {
+		missing := m.target.Replicas
+		if m.MinAvailable(missing) >= missing || !m.rolls() {
+			continue
+		}
+		for _, r := range m.members {
+			missing -= btoi(r.counts())
+		}
+		for _, r := range m.members {
+			// Its goal before this plan, which may be the last one that sees it.
+			if missing <= 0 || r.Goal != state.GoalGone || r.For != "" || r.gone() {
+				continue
+			}
+			missing--
+			place := placement.Tenant{Name: "place of " + r.name, Node: r.Placement.Node, Model: m.Name, After: new(r.Replica.Holds())}
+			if r.removed {
+				place.Holds = *place.After
+			}
+			d.ledger().Put(place)
+			d.places[m.Name] = append(d.places[m.Name], place.Name)
+		}
+	}
+}
+
+// takePlaces ends what keepPlaces has begun for a model.
+func (d *draft) takePlaces(m *model) {
+	for _, name := range d.places[m.Name] {
+		d.ledger().Drop(name)
+	}
 }
 
 // rollBack gives a new definition up because of one of its replicas, which is stopped, or

@@ -149,7 +149,9 @@ func TestRollout(t *testing.T) {
 		next(w, "h2")
 		w.turns(20)
 		require.Equal(t, map[string]int{"serving h1": 4}, w.counts("m"), "nothing is lost")
-		require.Len(t, w.decisions("m", planner.KindRolloutWaits), 1)
+		said := w.decisions("m", planner.KindRolloutWaits)
+		require.Len(t, said, 1)
+		require.Contains(t, said[0].Reason, "update { surge = 0 }", "the way out")
 		w.addNodes(node("n1", 1))
 		w.until(func() bool { return w.status() == "" })
 		w.turns(8)
@@ -247,14 +249,14 @@ func TestRollout(t *testing.T) {
 		w.model(model("m", 2, variant("a", "h1"), variant("b", "h2")))
 		one := 1
 		for _, v := range []string{"a", "b"} {
-			w.must(&state.SetScale{Model: "m", Variant: v, Replicas: &one, Origin: state.OriginOperator})
+			w.must(&state.ScaleRequest{Model: "m", Variants: map[string]int{v: one}, Origin: state.OriginOperator})
 		}
 		w.turns(10)
-		want := w.view().Model(nil, "m").Replicas
+		want := w.view().Model(nil, "m").Desired.Total()
 		require.Equal(t, want, w.counts("m")["serving h1"]+w.counts("m")["serving h2"])
 		require.Positive(t, w.counts("m")["serving h2"])
 		w.model(model("m", 0, variant("a", "h1")))
-		require.Equal(t, map[string]int{"a": want}, w.view().Model(nil, "m").Spread)
+		require.Equal(t, state.Shares{{Variant: "a", Replicas: want}}, w.view().Model(nil, "m").Desired)
 		w.until(func() bool {
 			serve := 0
 			for _, r := range w.view().ReplicasOf(nil, "m") {

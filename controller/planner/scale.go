@@ -14,6 +14,7 @@ import (
 
 // scale brings each group of a model nearer to its number and its definitions.
 func (d *draft) scale(m *model) {
+	d.takePlaces(m)
 	if m.rolledBack {
 		return // its replicas are those of another definition: the next plan begins with them
 	}
@@ -34,13 +35,20 @@ func (d *draft) scale(m *model) {
 }
 
 // allowance is how many members a group may have beyond its target: one for each that
-// has to leave its node, and Surge for those that use GPUs out of use, are outdated, in a
-// pool where they are not expected, or about to take another's place in a pool where they are.
+// has to leave its node, and the model's surge for those that use GPUs out of use, are outdated,
+// in a pool where they are not expected, or about to take another's place in a pool where they
+// are. A surge of 0 is of rollouts only.
 func (d *draft) allowance(g *group) int {
 	leaving := g.count((*member).leavesNode)
-	others := g.count(func(r *member) bool { return !r.leavesNode() && d.replaces(g, r) })
-	return leaving + min(d.conf.Surge, others+d.arriving(g))
+	others := g.count(func(r *member) bool {
+		return !r.leavesNode() && (d.displaced(r) || d.misplaced(g.model, r) || g.Surge() > 0 && g.outdated(r))
+	})
+	return leaving + min(g.spare(), others+d.arriving(g))
 }
+
+// spare is how many replicas the group may have beyond its target, for other reasons than a
+// rollout.
+func (g *group) spare() int { return max(g.Surge(), 1) }
 
 // replaces reports whether another member is to take the place of this one: it is displaced,
 // its definition is outdated, or it is in a pool where people expect fewer.
@@ -81,8 +89,8 @@ func (d *draft) scaleDown(g *group) {
 }
 
 // sendAway dismisses one member that is too much, in the next plan where this one
-// changes it already. It goes WARM where its model keeps some so, or was in the
-// dedicated set until now.
+// changes it already. It goes WARM where its model keeps some so, or where it served
+// while its model was in the dedicated set.
 func (d *draft) sendAway(g *group, r *member) {
 	if r.changed || d.full() || !g.Stopped && !d.leaveNow(r) {
 		return
@@ -116,12 +124,12 @@ func (d *draft) keepsWarm(g *group, r *member) bool {
 			resting++
 		}
 	}
-	return resting < g.KeepWarm || d.fallsBack(g.model)
+	return resting < g.KeepWarm || d.released(g.model, r)
 }
 
 // scaleUp wakes or places what is missing.
 func (d *draft) scaleUp(g *group) {
-	missing := d.placeExpected(g, g.target-len(g.members))
+	missing := d.refill(g, d.placeExpected(g, g.target-len(g.members)))
 	for ; missing > 0 && !d.full(); missing-- {
 		s, ok := d.obtain(g)
 		d.tally.add(g, s, ok, missing)
@@ -180,7 +188,8 @@ func (d *draft) cannot(kind string, g *group, variant, about, what string, refus
 
 // replace places members beside those that have to go, before they go: see replaces. What
 // fits nowhere else stays. All members that leave their nodes are replaced at once, since a
-// node's drain has a deadline; of the others, Surge at a time.
+// node's drain has a deadline; of the others, the model's surge at a time. An outdated one
+// without room for another one beside it makes way for its successor, as far as the model lets it.
 func (d *draft) replace(g *group) {
 	old := d.leastWanted(g, slices.DeleteFunc(slices.Clone(g.members), func(r *member) bool { return !d.replaces(g, r) }))
 	slices.SortStableFunc(old, func(a, b *member) int { return cmp.Compare(btoi(!a.leavesNode()), btoi(!b.leavesNode())) })
@@ -192,10 +201,14 @@ func (d *draft) replace(g *group) {
 	refusing := map[class]bool{}
 	surge := 0 // of those that do not leave their nodes
 	for i, r := range old {
-		if d.full() || !r.leavesNode() && surge >= d.conf.Surge {
+		if d.full() || !r.leavesNode() && surge >= g.spare() {
 			return
 		}
 		of := class{r.Name.Variant, d.poolOf(r), d.displaced(r), !g.outdated(r) && d.misplaced(g.model, r), d.expected(g.model, r)}
+		if g.Surge() == 0 && !of.displaced && !of.misplaced {
+			d.replaceInPlace(g, r, nil)
+			continue
+		}
 		if !r.leavesNode() && (i < extra || !of.displaced) {
 			surge++
 		}
@@ -242,11 +255,7 @@ func (d *draft) replace(g *group) {
 			d.cannot(kind, g, r.Name.Variant, about, d.displacedBy(r)+": its replicas fit nowhere else and stay", refused)
 			continue
 		}
-		about := "next"
-		if of.expected {
-			about += " in pool " + of.pool
-		}
-		d.cannot(KindRolloutWaits, g, r.Name.Variant, about, "no room for the next replica of the new definition beside the old ones, which stay", refused)
+		d.replaceInPlace(g, r, refused)
 	}
 }
 

@@ -65,10 +65,10 @@ func (w *world) once() {
 }
 
 func (w *world) scaleOf(model string, n int) {
-	w.must(&state.SetScale{Model: model, Replicas: &n, Origin: state.OriginOperator})
+	w.must(&state.ScaleRequest{Model: model, Replicas: &n, Origin: state.OriginOperator})
 }
 
-func (w *world) replicas(model string) int { return w.view().Model(nil, model).Replicas }
+func (w *world) replicas(model string) int { return w.view().Model(nil, model).Desired.Total() }
 
 // idle is a world in which the model a has one replica that takes one GPU, and has had
 // no request for an hour.
@@ -225,7 +225,6 @@ func TestDedicatedSetSwap(t *testing.T) {
 	w.must(&state.SetDedicated{Models: map[string]int{"a": 1}, Source: "operator", Time: w.now})
 	w.quiet()
 	w.must(&state.SetDedicated{Models: map[string]int{"b": 1}, Source: "operator", Time: w.now})
-	require.Zero(t, w.replicas("a"))
 	w.quiet()
 	require.Equal(t, map[string]int{"warm": 1}, w.stages("a"), "the old set goes WARM where it can")
 	require.Equal(t, map[string]int{"serving": 1}, w.stages("b"))

@@ -76,7 +76,7 @@ func TestWorldWithListsThatLag(t *testing.T) {
 
 func simulate(t *testing.T, seed uint64, lags bool) *world {
 	w := newWorld(t, rand.New(rand.NewPCG(seed, 1)))
-	w.restarts, w.lags = rand.New(rand.NewPCG(seed, 3)), lags
+	w.restarts, w.updates, w.lags = rand.New(rand.NewPCG(seed, 3)), rand.New(rand.NewPCG(seed, 5)), lags
 	w.load = func() time.Duration { return time.Duration(1+w.rand.IntN(5)) * tick }
 	w.conf.DrainTimeout, w.conf.CanaryTime, w.conf.PlaceTimeout, w.conf.SteadyTime, w.conf.NodeGrace = 15*tick, 5*tick, 20*tick, 30*tick, 10*tick
 	w.conf.BackoffMax = time.Minute
@@ -157,6 +157,7 @@ func (w *world) disturb(hashes *int) {
 			fresh := model(name, w.rand.IntN(4), draw("a", 5), draw("b", 5))
 			fresh.Failover, fresh.Min, fresh.Priority = w.rand.IntN(4) == 0, w.rand.IntN(2), w.rand.IntN(100)
 			fresh.Management = []state.Management{state.ManagementFull, state.ManagementFull, state.ManagementDisabled}[w.rand.IntN(3)]
+			fresh.Update = w.update()
 			w.log("model %s", name)
 			w.model(fresh)
 			return
@@ -202,17 +203,17 @@ func (w *world) disturb(hashes *int) {
 	case 4, 5:
 		n := w.rand.IntN(5)
 		w.log("scale %s %d", name, n)
-		w.apply(&state.SetScale{Model: name, Replicas: &n, Origin: state.OriginOperator})
+		w.apply(&state.ScaleRequest{Model: name, Replicas: &n, Origin: state.OriginOperator})
 	case 6:
 		if m != nil {
 			n := w.rand.IntN(3)
 			w.log("scale %s/%s %d", name, m.Variants[0].Name, n)
-			w.apply(&state.SetScale{Model: name, Variant: m.Variants[0].Name, Replicas: &n, Origin: state.OriginOperator})
+			w.apply(&state.ScaleRequest{Model: name, Variants: map[string]int{m.Variants[0].Name: n}, Origin: state.OriginOperator})
 		}
 	case 7:
 		stopped := w.rand.IntN(2) == 0
 		w.log("stop %s %v", name, stopped)
-		w.apply(&state.SetScale{Model: name, Stopped: &stopped, Origin: state.OriginOperator})
+		w.apply(&state.ScaleRequest{Model: name, Stopped: &stopped, Origin: state.OriginOperator})
 	case 8:
 		rs := v.Replicas(nil)
 		if len(rs) > 0 {
@@ -303,6 +304,20 @@ func (w *world) disturb(hashes *int) {
 			}
 		}
 	}
+}
+
+// update draws how the replicas of a model are replaced: half of the models roll in place.
+func (w *world) update() *state.Update {
+	u := &state.Update{Surge: w.updates.IntN(2)}
+	switch w.updates.IntN(4) {
+	case 0:
+		return nil
+	case 1:
+		u.MinAvailable = &state.Amount{Number: w.updates.IntN(4)}
+	case 2:
+		u.MinAvailable = percent(w.updates.IntN(101))
+	}
+	return u
 }
 
 // stranger puts a job into Nomad that the state knows nothing of, as after the state
@@ -396,7 +411,8 @@ func (w *world) settle() {
 			if n := v.Node(nil, r.Placement.Node); r.OutOfUse(n) != "" && n.CapacityPool == "" {
 				w.mustNotFit(m, group(v, r), planner.KindGPUOutOfUse)
 			}
-			w.holds(w.clients.each == 0 || !w.clients.bad[r.Name.String()], "%s serves and fails all of its requests", r.Name)
+			// One whose GPUs are out of use is to be replaced anyway, and fits nowhere else; see above.
+			w.holds(w.clients.each == 0 || !w.clients.bad[r.Name.String()] || r.OutOfUse(v.Node(nil, r.Placement.Node)) != "", "%s serves and fails all of its requests", r.Name)
 			running[group(v, r)]++
 			want := m.Variant(r.Name.Variant)
 			if want == nil || want.Hash != w.hash(r) {
@@ -407,6 +423,7 @@ func (w *world) settle() {
 		for name, ro := range m.Rollouts {
 			if ro.Ongoing() {
 				waits = true
+				w.mustNotRollInPlace(m, name)
 				w.holds(len(w.decisions(m.Name, planner.KindRolloutWaits))+len(w.decisions(m.Name, planner.KindCannotPlace)) > 0, "%s waits", name)
 			}
 			if ro.Ongoing() {
@@ -417,7 +434,8 @@ func (w *world) settle() {
 			w.holds(len(w.decisions(m.Name, planner.KindRolloutWaits))+len(w.decisions(m.Name, planner.KindCannotPlace)) > 0, "%v are outdated", outdated)
 			waits = true
 		}
-		if len(m.Spread) == len(m.Variants) {
+		targets := targetsOf(v, m)
+		if len(targets) == len(m.Variants)+1 {
 			continue
 		}
 		abroad, owed := 0, 0 // in pools that are not left, and what waits for a pool
@@ -430,12 +448,8 @@ func (w *world) settle() {
 				abroad += n
 			}
 		}
-		for pool, n := range m.Expected {
-			owed += max(n-in[pool], 0)
-		}
-		targets := map[string]int{m.Name: m.Shared()}
-		for name, n := range m.Spread {
-			targets[m.Name+":"+name] = n
+		for _, pool := range m.Desired.External() {
+			owed += max(m.Desired.In(pool)-in[pool], 0)
 		}
 		for g, target := range targets {
 			if m.Stopped {
@@ -499,12 +513,35 @@ func btoi(b bool) int {
 	return 0
 }
 
+// mustNotRollInPlace looks that no old replica of a variant could make way for a new one.
+func (w *world) mustNotRollInPlace(m *state.Model, variant string) {
+	v := w.view()
+	serving := 0
+	for _, r := range v.ReplicasOf(nil, m.Name) {
+		serving += btoi(r.Status == state.StatusServing)
+	}
+	target := m.Target(v.Limits(nil)(m.Name)).Replicas
+	if m.MinAvailable(target) >= min(serving, target) {
+		return
+	}
+	next := m.Variant(variant)
+	for _, r := range v.ReplicasOf(nil, m.Name) {
+		if n := v.Node(nil, r.Placement.Node); r.Name.Variant != variant || !r.Counts() || w.hash(r) == next.Hash || r.OutOfUse(n) != "" || n.CapacityPool != "" {
+			continue
+		}
+		f := w.fleet()
+		f.Drop(r.Name.String())
+		_, no := f.Place(placement.Request{Model: m.Name, Variant: next, Failover: m.Failover})
+		w.holds(no != nil, "%s could make way for a replica of version %d", r.Name, m.Version)
+	}
+}
+
 // mustNotFit looks that no further replica of a group could be placed, and that it was
 // said why.
 func (w *world) mustNotFit(m *state.Model, g, kind string) {
 	f := w.fleet()
 	for _, candidate := range m.Variants {
-		_, own := m.Spread[candidate.Name]
+		_, own := m.Desired.Of(candidate.Name)
 		if own != (g == m.Name+":"+candidate.Name) || !own && g != m.Name {
 			continue
 		}

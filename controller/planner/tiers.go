@@ -112,21 +112,18 @@ func (d *draft) putToSleep(m *model, r *member, in inputs) {
 // callOff lets a member serve again that was on its way to WARM. Its model has a place
 // for it again where somebody else had taken that.
 func (d *draft) callOff(m *model, r *member) {
-	if more := calledOff(m.Model, r.Replica, d.view.StayingOf(nil, m.Name)); more > 0 {
-		d.rescale(m, more, r.Name.Variant)
+	if calledOff(m.Model, m.target.Replicas, r.Replica, d.view.StayingOf(nil, m.Name)) {
+		m.rescale(m.target.Replicas+1, r.Name.Variant)
 	}
 	d.mark(markKept, r.name)
 	d.happens(r, state.EventServing, "", nil)
 }
 
-// calledOff returns by how many replicas a model is to have more, where one of them stays
-// HOT after all: one that had made room for another model, or that is its only one. The
+// calledOff reports whether a model should have one replica more than its target, because one
+// stays HOT after all: one that had made room for another model, or that is its only one. The
 // replicas are those of the model that count.
-func calledOff(m *state.Model, r *state.Replica, counting []*state.Replica) int {
-	if len(counting) < m.Replicas || m.Management == state.ManagementDisabled || m.Stopped || r.For == "" && m.Replicas > 0 {
-		return 0
-	}
-	return 1
+func calledOff(m *state.Model, target int, r *state.Replica, counting []*state.Replica) bool {
+	return len(counting) >= target && !m.Stopped && (r.For != "" || target == 0)
 }
 
 // lost says why the weights of a member that sleeps are lost for sure, empty where they

@@ -443,7 +443,7 @@ func TestRestingReplicasThatNobodyWants(t *testing.T) {
 		left   map[string]int
 	}{
 		"the model is stopped": {func(w *world) {
-			w.must(&state.SetScale{Model: "a", Stopped: new(true), Origin: state.OriginOperator})
+			w.must(&state.ScaleRequest{Model: "a", Stopped: new(true), Origin: state.OriginOperator})
 		}, map[string]int{}},
 		"its definition has changed": {func(w *world) { w.model(model("a", 0, variant("v", "a2", whole))) }, map[string]int{}},
 		"the variant was removed":    {func(w *world) { w.model(model("a", 0, variant("other", "a3", whole))) }, map[string]int{}},

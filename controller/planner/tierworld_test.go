@@ -59,7 +59,7 @@ func TestTierWorldTriesEveryRule(t *testing.T) {
 
 func simulateTiers(t require.TestingT, seed uint64, turns int) *world {
 	w := newWorld(t, rand.New(rand.NewPCG(seed, 2)))
-	w.restarts = rand.New(rand.NewPCG(seed, 4))
+	w.restarts, w.updates = rand.New(rand.NewPCG(seed, 4)), rand.New(rand.NewPCG(seed, 3))
 	w.load = func() time.Duration { return time.Duration(1+w.rand.IntN(3)) * tick }
 	c := &w.conf
 	c.DrainTimeout, c.CanaryTime, c.PlaceTimeout, c.SteadyTime, c.NodeGrace = 15*tick, 5*tick, 20*tick, 30*tick, 10*tick
@@ -152,7 +152,7 @@ func (w *world) disturbTiers(hashes *int) {
 	case 8:
 		n := w.rand.IntN(4)
 		w.log("scale %s %d", name, n)
-		w.apply(&state.SetScale{Model: name, Replicas: &n, Origin: state.OriginOperator})
+		w.apply(&state.ScaleRequest{Model: name, Replicas: &n, Origin: state.OriginOperator})
 	case 9:
 		set := map[string]int{}
 		if m != nil && w.rand.IntN(2) == 0 {
@@ -163,7 +163,7 @@ func (w *world) disturbTiers(hashes *int) {
 	case 10:
 		n := w.rand.IntN(3)
 		w.log("%d of %s expected in the cloud", n, name)
-		w.apply(&state.SetExpected{Model: name, Pool: "cloud", Replicas: n})
+		w.apply(&state.ScaleRequest{Model: name, Pool: "cloud", Replicas: &n, Origin: state.OriginOperator})
 	case 11:
 		w.poolOut["cloud"] = !w.poolOut["cloud"]
 		w.log("the cloud is out of reach: %v", w.poolOut["cloud"])

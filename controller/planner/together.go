@@ -114,6 +114,12 @@ type joint struct {
 	places   map[string][]option // of each group, reserved in the fleet
 }
 
+// together makes a draft of the same view the second plan, after d.
+func (d *draft) together(second *draft) *draft {
+	second.joint = &joint{alone: &d.tally, searched: map[class]bool{}, places: map[string][]option{}}
+	return second
+}
+
 // key names a group among those of its model.
 func (g *group) key() string { return markKey(g.Name, g.variants[0].Name) }
 
@@ -189,9 +195,9 @@ func (d *draft) placeable(needs []need) []need {
 	})
 }
 
-// jointTries is how often a joint search is made again because it would take more from a model
-// than it may lose.
-const jointTries = 4
+// jointTries is how often a joint search is made at most because it would take more from a model
+// than it may lose. Each takes up to some 100 ms.
+const jointTries = 2
 
 // reserveTogether searches places for needs together. It reports whether it found some that are
 // better than those found one by one, and reserves them then.

@@ -127,16 +127,6 @@ type Action struct {
 	Reason string
 }
 
-// Preview is what would be done if the state were another one.
-type Preview struct {
-	// Store is a copy of the state, after the change and then the plan were applied to it.
-	Store *state.Store
-	// Plan is what would be committed first, nil where that is nothing.
-	Plan *state.Plan
-	// Actions are what would be done in Nomad and at shims after that.
-	Actions []Action
-}
-
 // Kind is what an Action does.
 type Kind string
 

@@ -46,9 +46,9 @@ type model struct {
 	versions state.Versions
 	// unplaceable is why no place was found for a replica in this plan.
 	unplaceable string
-	// rescaled: the plan changes its numbers. rolledBack: the plan returns it to its stable
+	// scaled: the plan changes its scale. rolledBack: the plan returns it to its stable
 	// version, and does no more for it.
-	rescaled, rolledBack bool
+	scaled, rolledBack bool
 	// members are the replicas that stay and those that are on their way out.
 	members []*member
 	// listed is how many of them have a job. makesRoomFor are the models for which members are
@@ -58,13 +58,13 @@ type model struct {
 	// dedicated, by its file or by the set. frozen: its management or a switch keeps the
 	// planner from changing its scale by itself.
 	dedicated, frozen bool
-	// waits is how many replicas wait for an external pool in which they are expected.
-	waits map[string]int
-	// most is how many replicas it may have by the switches, nil where they do not say.
-	most *int
-	// kept are the members that are expected in each pool, made by expected, and standing
-	// is what up says. Both are nil again once a member comes, goes or moves.
-	kept     map[string]map[*member]bool
+	// limits bound its scale, and target is what comes of that.
+	limits state.Limits
+	target state.Target
+	// kept are the members that are expected in each pool by the share that they count
+	// against, made by expected, and standing is what up says. Both are nil again once a
+	// member comes, goes or moves.
+	kept     map[[2]string]map[*member]bool
 	standing *standing
 
 	// judged: all rules ran for it. stirred: one changed something for it, or used what
@@ -275,11 +275,9 @@ func sameJob(was *Job, jobs map[string]Job, name string) bool {
 // model makes a model of its rows. It takes the place of an old one, which may be nil.
 func (d *draft) model(row *state.Model, old *model) *model {
 	v := d.view
-	m := &model{Model: row, row: row, versions: v.Versions(nil, row.Name), waits: map[string]int{}, dedicated: v.IsDedicated(nil, row)}
-	m.frozen = m.Management == state.ManagementDisabled || v.ScalingDisabled(nil, m.Name)
-	if n, set := v.CapMaxReplicas(nil, m.Name); set {
-		m.most = &n
-	}
+	m := &model{Model: row, row: row, versions: v.Versions(nil, row.Name), limits: d.limitsOf(row.Name)}
+	m.target, m.dedicated = m.Target(m.limits), m.Dedicated || m.limits.Dedicated > 0
+	m.frozen = m.Management == state.ManagementDisabled || m.limits.ScalingDisabled
 	rows := v.ReplicasOf(nil, m.Name)
 	m.members = make([]*member, 0, len(rows))
 	for _, r := range rows {

@@ -28,6 +28,7 @@ const tick = 2 * time.Second
 type world struct {
 	t       require.TestingT
 	rand    *rand.Rand
+	updates *rand.Rand // of how models are updated
 	store   *state.Store
 	index   uint64
 	entries [][]byte // the log
@@ -105,8 +106,16 @@ func newWorld(t require.TestingT, r *rand.Rand) *world {
 	return w
 }
 
-func (w *world) apply(c state.Command) state.Result {
-	data, err := state.Encode(c)
+// apply applies a command, or what a *state.ScaleRequest comes to.
+func (w *world) apply(c any) state.Result {
+	if r, ok := c.(*state.ScaleRequest); ok {
+		resolved, err := r.Resolve(w.view())
+		if err != nil {
+			return state.Result{Err: err}
+		}
+		c = resolved
+	}
+	data, err := state.Encode(c.(state.Command))
 	require.NoError(w.t, err)
 	w.index++
 	w.entries = append(w.entries, data)
@@ -147,7 +156,7 @@ func (w *world) replay(snapshot []byte, applied int) *state.Store {
 	return s
 }
 
-func (w *world) must(cs ...state.Command) {
+func (w *world) must(cs ...any) {
 	for _, c := range cs {
 		res := w.apply(c)
 		if res.Err != nil {
@@ -191,7 +200,7 @@ func (w *world) history() string {
 		out += fmt.Sprintf("%s %s->%q version %d on %s %v canary %v failures %d job %d\n", r.Name, r.Status, r.Goal, r.Version, r.Placement.Node, r.Placement.Seats, r.Canary, r.Failures, r.JobIndex)
 	}
 	for _, m := range w.view().Models(nil) {
-		out += fmt.Sprintf("%s replicas %d stopped %v spread %v\n", m.Name, m.Replicas, m.Stopped, m.Spread)
+		out += fmt.Sprintf("%s desired %s stopped %v\n", m.Name, m.Desired, m.Stopped)
 		for v, r := range m.Rollouts {
 			out += fmt.Sprintf("  rollout of %s: %s %d\n", v, r.Status, r.Version)
 		}
@@ -211,7 +220,7 @@ func variant(name, hash string, edit ...func(*state.Variant)) state.Variant {
 }
 
 func model(name string, replicas int, vs ...state.Variant) state.Model {
-	m := state.Model{Name: name, Max: 1000, Priority: 50, Management: state.ManagementFull, Replicas: replicas, Variants: vs}
+	m := state.Model{Name: name, Max: 1000, Priority: 50, Management: state.ManagementFull, Desired: state.Any(replicas), Variants: vs}
 	for _, v := range vs {
 		m.Hash += v.Hash + " "
 	}
@@ -236,6 +245,7 @@ func (w *world) model(m state.Model) {
 	if old := w.view().Model(nil, m.Name); old != nil {
 		have = old.ModifyIndex
 	}
+	m.Desired = state.Any(m.Desired.Total())
 	w.must(&state.UpsertModel{Model: m, ModifyIndex: have, Time: w.now})
 }
 
@@ -702,7 +712,7 @@ func (w *world) plan(lagging bool) (plans int, next time.Time) {
 		}
 		plans++
 		w.plans++
-		changes := len(p.Remove) + len(p.Move) + len(p.Place) + len(p.Rollouts) + len(p.Decisions) + len(p.Rescales) + len(p.Replacements) + len(p.Cordons) + len(p.Marks) + len(p.Unplaceable)
+		changes := len(p.Remove) + len(p.Move) + len(p.Place) + len(p.Rollouts) + len(p.Decisions) + len(p.Scales) + len(p.Replacements) + len(p.Cordons) + len(p.Marks) + len(p.Unplaceable)
 		if p.Dedicated != nil {
 			changes++
 		}
@@ -735,8 +745,8 @@ func (w *world) turns(n int) {
 	}
 }
 
-// check looks at what must hold after each plan.
-func (w *world) check(before, after *state.View, o planner.Observation, p *state.Plan) {
+// booked looks that nothing is held by two, or of what there is not.
+func (w *world) booked(after *state.View) {
 	seats := map[string]string{}
 	bytes, host := map[string]int64{}, map[string]int64{}
 	for _, r := range after.Replicas(nil) {
@@ -760,7 +770,11 @@ func (w *world) check(before, after *state.View, o planner.Observation, p *state
 			require.LessOrEqual(w.t, bytes[g.UUID], g.Memory, "GPU %s", g.UUID)
 		}
 	}
+}
 
+// check looks at what must hold after each plan.
+func (w *world) check(before, after *state.View, o planner.Observation, p *state.Plan) {
+	w.booked(after)
 	// Capacity goes down where somebody wants less, or where it was lost already.
 	lost, evicted := map[string]int{}, map[string]int{}
 	for _, m := range p.Move {
@@ -795,14 +809,12 @@ func (w *world) check(before, after *state.View, o planner.Observation, p *state
 	w.enabled(before, after, o, p)
 	had, has := capacity(before), capacity(after)
 	for _, m := range after.Models(nil) {
-		if len(m.Spread) == len(m.Variants) {
+		targets := targetsOf(after, m)
+		if len(targets) == len(m.Variants)+1 {
 			continue
 		}
-		targets := map[string]int{m.Name: m.Shared()}
-		for v, n := range m.Spread {
-			targets[m.Name+":"+v] = n
-		}
-		most, capped := after.CapMaxReplicas(nil, m.Name)
+		most := after.Target(nil, m).Replicas
+		capped := most < m.Desired.Total()
 		if capped && len(targets) > 1 { // which of its variants give way is the planner's choice
 			all := m.Name + " in all"
 			for g, target := range targets {
@@ -810,6 +822,13 @@ func (w *world) check(before, after *state.View, o planner.Observation, p *state
 				has[all], had[all], lost[all], evicted[all] = has[all]+has[g], had[all]+had[g], lost[all]+lost[g], evicted[all]+evicted[g]
 			}
 			targets = map[string]int{all: targets[all]}
+		}
+		if least, ok := w.leastServing(before, after, m); ok {
+			all := m.Name + " in all, which rolls in place,"
+			for g := range targets {
+				has[all], had[all], lost[all], evicted[all] = has[all]+has[g], had[all]+had[g], lost[all]+lost[g], evicted[all]+evicted[g]
+			}
+			targets = map[string]int{all: least}
 		}
 		for g, target := range targets {
 			if m.Stopped {
@@ -821,6 +840,19 @@ func (w *world) check(before, after *state.View, o planner.Observation, p *state
 			w.holds(has[g] >= min(target, had[g]-lost[g])-evicted[g], "capacity of %s is %d, and was %d", g, has[g], had[g])
 		}
 	}
+}
+
+// leastServing returns how many replicas of a model a rollout leaves serving, and false if that is
+// its whole number.
+func (w *world) leastServing(before, after *state.View, m *state.Model) (int, bool) {
+	target := m.Target(after.Limits(nil)(m.Name)).Replicas
+	old := before.Model(nil, m.Name)
+	rolls := len(m.Rollouts) > 0 || old != nil && len(old.Rollouts) > 0 || slices.ContainsFunc(before.Replicas(nil), func(r *state.Replica) bool {
+		v := m.Variant(r.Name.Variant)
+		return r.Name.Model == m.Name && r.Status != state.StatusCold && (v == nil || before.VariantOf(nil, r).Hash != v.Hash)
+	})
+	least := m.MinAvailable(target)
+	return least, rolls && least < target
 }
 
 // enabled looks that each eviction has a purpose: with it, and all else that is on its
@@ -835,7 +867,7 @@ func (w *world) enabled(before, after *state.View, o planner.Observation, p *sta
 		w.holds(by != nil && by.Name != r.Name.Model, "%s is evicted for itself", mv.Replica)
 		w.holds(!after.IsDedicated(nil, after.Model(nil, r.Name.Model)), "%s is dedicated and evicted", mv.Replica)
 		w.holds(before.Model(nil, r.Name.Model).Priority <= by.Priority, "%s is evicted by a lower priority", mv.Replica)
-		w.holds(!before.ScalingDisabled(nil, r.Name.Model), "%s is evicted although scaling is disabled", mv.Replica)
+		w.holds(!before.Limits(nil)(r.Name.Model).ScalingDisabled, "%s is evicted although scaling is disabled", mv.Replica)
 		old := r.Status == state.StatusFailed || after.IsDedicated(nil, by) || !w.now.Before(r.Since.Add(w.conf.MinAge))
 		w.holds(old, "%s is evicted and has served for %s", mv.Replica, w.now.Sub(r.Since))
 		for _, other := range p.Move {
@@ -856,9 +888,26 @@ func (w *world) enabled(before, after *state.View, o planner.Observation, p *sta
 	}
 }
 
+// targetsOf returns how many replicas there should be in each group of a model, where no
+// ceiling keeps it from having them.
+func targetsOf(v *state.View, m *state.Model) map[string]int {
+	desired := m.Desired
+	if target := v.Target(nil, m).Replicas; target > desired.Total() {
+		desired = m.Resized(target, "")
+	}
+	shared, _ := desired.Of("")
+	targets := map[string]int{m.Name: shared}
+	for _, v := range m.Variants {
+		if n, own := desired.Of(v.Name); own {
+			targets[m.Name+":"+v.Name] = n
+		}
+	}
+	return targets
+}
+
 // group is what a replica counts for: its variant, where that has a number of its own.
 func group(v *state.View, r *state.Replica) string {
-	if _, ok := v.Model(nil, r.Name.Model).Spread[r.Name.Variant]; ok {
+	if _, own := v.Model(nil, r.Name.Model).Desired.Of(r.Name.Variant); own {
 		return r.Name.Model + ":" + r.Name.Variant
 	}
 	return r.Name.Model

@@ -410,7 +410,11 @@ func TestUpgrade(t *testing.T) {
 	p := r.servers[1]
 	p.end(syscall.SIGTERM)
 	p.start(old)
-	<-p.ended
+	select {
+	case <-p.ended:
+	case <-time.After(patience):
+		t.Fatal("a server of the old level runs with the state of the next one")
+	}
 	require.True(t, p.stderr.has(fmt.Sprintf("needs feature level %d", high)), p.stderr.tail())
 	r.progress()
 	p.start(next)

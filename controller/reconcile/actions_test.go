@@ -214,13 +214,13 @@ func TestReplicaStaysWhileItsRegistrationHangs(t *testing.T) {
 			}
 		})
 		one, none := 1, 0
-		w.raft.must(&state.SetScale{Model: "m", Replicas: &one, Origin: state.OriginOperator})
+		w.raft.must(&state.ScaleRequest{Model: "m", Replicas: &one, Origin: state.OriginOperator})
 		w.rest()
 		rs := w.raft.store.View().Replicas(nil)
 		require.Len(t, rs, 1)
 		name := rs[0].Name.String()
 		require.Equal(t, "placed", w.stage(name))
-		w.raft.must(&state.SetScale{Model: "m", Replicas: &none, Origin: state.OriginOperator})
+		w.raft.must(&state.ScaleRequest{Model: "m", Replicas: &none, Origin: state.OriginOperator})
 		w.pass(2 * planner.DefaultConfig().SettleTime)
 		require.Equal(t, "stopping", w.stage(name))
 		close(answer)

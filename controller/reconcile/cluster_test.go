@@ -153,21 +153,21 @@ func (c *cluster) until(what string, reached func() bool) {
 	}
 }
 
-func (c *cluster) apply(cmd state.Command) {
+func (c *cluster) apply(cmd any) {
 	c.t.Helper()
-	_, err := c.raft.Apply(c.t.Context(), cmd)
+	_, err := c.raft.Apply(c.t.Context(), resolved(c.raft.Store().View(), cmd))
 	require.NoError(c.t, err)
 }
 
 func (c *cluster) model(replicas int) {
 	c.apply(&state.UpsertModel{Model: state.Model{
-		Name: "m", Max: 10, Priority: 50, Management: state.ManagementFull, Hash: "h1", Replicas: replicas,
+		Name: "m", Max: 10, Priority: 50, Management: state.ManagementFull, Hash: "h1", Desired: state.Any(replicas),
 		Variants: []state.Variant{{Name: "v", GPUModel: "H100", GPUs: 1, Memory: 20 << 30, Cost: 1, Slots: 4, Engine: "vllm", Job: `job "x" {}`, Hash: "vh1"}},
 	}, Time: time.Now()})
 }
 
 func (c *cluster) scale(n int) {
-	c.apply(&state.SetScale{Model: "m", Replicas: &n, Origin: state.OriginOperator})
+	c.apply(&state.ScaleRequest{Model: "m", Replicas: &n, Origin: state.OriginOperator})
 }
 
 func (c *cluster) replicas() []*state.Replica { return c.raft.Store().View().Replicas(nil) }

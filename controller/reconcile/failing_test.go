@@ -24,7 +24,7 @@ func requests(failed, answered int64) api.GatewayReport {
 // deployTwo has two replicas that serve, and the planner decides.
 func (w *world) deployTwo() {
 	two := 2
-	w.raft.must(&state.SetScale{Model: "m", Replicas: &two, Origin: state.OriginOperator})
+	w.raft.must(&state.ScaleRequest{Model: "m", Replicas: &two, Origin: state.OriginOperator})
 	w.running("1", "2")
 	w.script(func(v *state.View, o planner.Observation) (*state.Plan, time.Time) {
 		return planner.Plan(v, o, planner.DefaultConfig())

@@ -140,11 +140,23 @@ func (r *fakeRaft) put(c state.Command) (state.Result, error) {
 	return res, nil
 }
 
-// must applies a command of somebody else's.
-func (r *fakeRaft) must(c state.Command) {
+// resolved returns the command that a *state.ScaleRequest comes to, and others as they are.
+func resolved(v *state.View, c any) state.Command {
+	if r, ok := c.(*state.ScaleRequest); ok {
+		scale, err := r.Resolve(v)
+		if err != nil {
+			panic(err)
+		}
+		return scale
+	}
+	return c.(state.Command)
+}
+
+// must applies a command of somebody else's, or what a *state.ScaleRequest comes to.
+func (r *fakeRaft) must(c any) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if _, err := r.put(c); err != nil {
+	if _, err := r.put(resolved(r.store.View(), c)); err != nil {
 		panic(err)
 	}
 }

@@ -36,7 +36,7 @@ func TestTwoNomads(t *testing.T) {
 	c.run(2)
 	require.Equal(t, 2, c.count("PUT /v1/jobs"))
 
-	c.apply(&state.SetExpected{Model: "m", Pool: "far", Replicas: 1})
+	c.apply(&state.ScaleRequest{Model: "m", Pool: "far", Replicas: new(1), Origin: state.OriginOperator})
 	c.until("one is in each", func() bool {
 		c.work()
 		in := map[string]int{}

@@ -1,7 +1,9 @@
 package reconcile
 
 import (
+	"context"
 	"fmt"
+	"time"
 
 	"remuda/controller/nomad"
 	"remuda/controller/planner"
@@ -9,42 +11,38 @@ import (
 	"remuda/controller/state"
 )
 
-// Preview makes a private copy of the store, calls change with it, and plans on the copy
-// with what is observed now. Nothing is committed, and nothing is done. The error is
-// change's own, or wraps raft.ErrNotLeader or nomad.ErrUnreachable where nothing is
-// observed here. It may be called from several goroutines at once.
-func (r *Reconciler) Preview(change func(*state.Store) error) (planner.Preview, error) {
+// previewTime is how long a preview takes at most: on a large fleet one plan takes a core for a
+// second.
+const previewTime = 10 * time.Second
+
+// Preview makes a private copy of the store, calls change with it, and foresees on the copy
+// what follows, with what is observed now; see planner.Foresee. Nothing is committed, and
+// nothing is done. It ends early, with the steps until then, once ctx is done. The error is
+// change's own, or wraps raft.ErrNotLeader or nomad.ErrUnreachable where nothing is observed
+// here. It may be called from several goroutines at once.
+func (r *Reconciler) Preview(ctx context.Context, change func(*state.Store) error) (planner.Foresight, error) {
 	l := r.current()
 	if l == nil {
-		return planner.Preview{}, &raft.NotLeaderError{}
+		return planner.Foresight{}, &raft.NotLeaderError{}
 	}
 	now := l.cfg.Now()
 	writes := l.acts.writes() // before the view, see inFlight
-	out := planner.Preview{Store: l.cfg.Raft.Store().Fork()}
+	fork := l.cfg.Raft.Store().Fork()
 	seen := l.seen.take(&schedule{})
 	if !seen.begun {
-		return planner.Preview{}, fmt.Errorf("the running jobs are not known yet: %w", nomad.ErrUnreachable)
+		return planner.Foresight{}, fmt.Errorf("the running jobs are not known yet: %w", nomad.ErrUnreachable)
 	}
-	if err := change(out.Store); err != nil {
-		return planner.Preview{}, err
+	if err := change(fork); err != nil {
+		return planner.Foresight{}, err
 	}
-	look := func() (*state.View, planner.Observation) {
-		view := out.Store.View()
-		return view, l.observe(view, seen, seen.jobs(view), l.inFlight(writes, view, seen), now)
+	view := fork.View()
+	o := l.observe(view, seen, seen.jobs(view), l.inFlight(writes, view, seen), now)
+	bounds := planner.DefaultBounds()
+	end := time.Now().Add(previewTime)
+	bounds.Stop = func() bool { return ctx.Err() != nil || time.Now().After(end) }
+	// A planner of its own for each plan: Foresee changes what is observed in place.
+	plan := func(v *state.View, o planner.Observation, c planner.Config) (*state.Plan, time.Time) {
+		return l.cfg.NewPlanner(c).Plan(v, o)
 	}
-	view, o := look()
-	out.Plan, _ = l.cfg.NewPlanner(l.cfg.Planner).Plan(view, o)
-	if p := out.Plan; p != nil {
-		p.ID, p.Index, p.Time = "preview", view.Index(), now
-		data, err := state.Encode(p)
-		if err != nil {
-			return planner.Preview{}, fmt.Errorf("preview: %w", err)
-		}
-		if res := out.Store.Apply(view.Index()+1, data); res.Err != nil {
-			return planner.Preview{}, fmt.Errorf("preview: the plan would be rejected: %w", res.Err)
-		}
-		view, o = look()
-	}
-	out.Actions = l.cfg.Actions(view, o, l.cfg.Planner)
-	return out, nil
+	return planner.Foresee(fork, o, l.cfg.Planner, planner.Rules{Plan: plan, Actions: l.cfg.Actions, After: l.cfg.After}, bounds)
 }

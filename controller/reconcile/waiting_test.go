@@ -29,7 +29,7 @@ func TestAModelThatRequestsWaitForIsNotIdle(t *testing.T) {
 		m.IdleWarm, m.Hash = time.Minute, "h2"
 		w.raft.must(&state.UpsertModel{Model: m, ModifyIndex: m.ModifyIndex})
 		one := 1
-		w.raft.must(&state.SetScale{Model: "m", Replicas: &one, Origin: state.OriginOperator})
+		w.raft.must(&state.ScaleRequest{Model: "m", Replicas: &one, Origin: state.OriginOperator})
 		w.running("1")
 		began := time.Now()
 		w.script(func(v *state.View, o planner.Observation) (*state.Plan, time.Time) {
@@ -82,7 +82,7 @@ func TestANewLeaderKeepsAnOperatorsScaleDown(t *testing.T) {
 		before := time.Now()
 		w.pass(time.Second)
 		for _, n := range []int{1, 0} {
-			w.raft.must(&state.SetScale{Model: "m", Replicas: &n, Origin: state.OriginOperator, Time: time.Now()})
+			w.raft.must(&state.ScaleRequest{Model: "m", Replicas: &n, Origin: state.OriginOperator, Time: time.Now()})
 		}
 		w.raft.depose()
 		w.rest()

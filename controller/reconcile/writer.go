@@ -139,7 +139,7 @@ func (w *writer) plan(ctx context.Context, view *state.View, p *state.Plan, now 
 		return false
 	}
 	log := w.l.cfg.Logger
-	log.Debug("plan committed", "plan", p.ID, "remove", len(p.Remove), "move", len(p.Move), "place", len(p.Place), "rescales", len(p.Rescales), "decisions", len(p.Decisions))
+	log.Debug("plan committed", "plan", p.ID, "remove", len(p.Remove), "move", len(p.Move), "place", len(p.Place), "scales", len(p.Scales), "decisions", len(p.Decisions))
 	w.l.decided(p)
 	return true
 }

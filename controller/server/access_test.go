@@ -192,7 +192,7 @@ func TestTheAutoscalerScalesAsItselfOnly(t *testing.T) {
 	require.Equal(t, 3, r.Target)
 
 	// The model's management holds for it, and not for an operator.
-	_, err = m.client.ApplyModels(t.Context(), api.ApplyRequest{File: file("m", `"full"`, `"upscaling"`)})
+	_, err = m.client.ApplyModels(t.Context(), api.ApplyRequest{Files: modelFile(file("m", `"full"`, `"upscaling"`))})
 	require.NoError(t, err)
 	_, err = c.Scale(t.Context(), "m", api.ScaleRequest{Replicas: 1})
 	requireError(t, err, http.StatusForbidden, api.CodeForbidden, "upscaling")

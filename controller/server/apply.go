@@ -31,12 +31,9 @@ func (s *Server) applyModels(rq *request, v *state.View) (answer, error) {
 	if err := rq.decode(&body); err != nil {
 		return answer{}, err
 	}
-	if body.Filename == "" {
-		body.Filename = "model.hcl"
-	}
-	models, err := modelfile.Parse(body.Filename, []byte(body.File), nil)
+	models, err := modelsOf(body.Files, body.Jobs)
 	if err != nil {
-		return answer{}, fileError(err)
+		return answer{}, err
 	}
 	if err := checkCAS(body.CAS, models); err != nil {
 		return answer{}, err
@@ -49,6 +46,22 @@ func (s *Server) applyModels(rq *request, v *state.View) (answer, error) {
 	a := application{models: models, warnings: warnings, cas: body.CAS, dryRun: body.DryRun, what: "applied a model file"}
 	out, err := s.applyAll(rq, a, v)
 	return answer{value: out}, err
+}
+
+// modelsOf reads model files.
+func modelsOf(files []api.SourceFile, jobs map[string]string) ([]state.Model, error) {
+	if len(files) == 0 {
+		return nil, badRequest("field \"Files\" is empty: at least one model file is required")
+	}
+	source := modelfile.Source{Jobs: jobs}
+	for _, f := range files {
+		source.Files = append(source.Files, modelfile.File(f))
+	}
+	models, err := source.Models()
+	if err != nil {
+		return nil, fileError(err)
+	}
+	return models, nil
 }
 
 // application is what models should become.
@@ -117,7 +130,7 @@ func (s *Server) applyOnce(rq *request, ap application, v *state.View) (api.Appl
 	for i := range out.Models {
 		a := &out.Models[i]
 		if m := after.Model(nil, a.Name); m != nil {
-			a.ModifyIndex, a.Version, a.Replicas = m.ModifyIndex, m.Version, m.Replicas
+			a.ModifyIndex, a.Version, a.Replicas = m.ModifyIndex, m.Version, after.Target(nil, m).Replicas
 		}
 	}
 	return out, nil
@@ -153,16 +166,16 @@ func applied(a *api.AppliedModel, deed string) state.Decision {
 
 // compare says what becomes of a model.
 func compare(v *state.View, old *state.Model, m state.Model, again bool) api.AppliedModel {
-	a := api.AppliedModel{Name: m.Name, New: old == nil, Changes: []api.Change{}, Warnings: []string{}, Replicas: m.Replicas}
+	a := api.AppliedModel{Name: m.Name, New: old == nil, Changes: []api.Change{}, Warnings: []string{}}
 	if old != nil {
 		a.ModifyIndex, a.Version = old.ModifyIndex, old.Version
 		a.Unchanged = old.Hash == m.Hash && !old.Stopped
 		if !m.Rescales(old) {
-			a.Replicas = min(max(old.Replicas, m.Min), m.Max)
+			m.Desired = old.Desired
 		}
-		a.Warnings = append(a.Warnings, overridden(v, old, &m, a.Replicas)...)
-		m.Replicas = a.Replicas
+		a.Warnings = append(a.Warnings, overridden(v, old, &m)...)
 	}
+	a.Replicas = v.Target(nil, &m).Replicas
 	if why := rolledBack(v, old, &m); why != "" && !again {
 		a.Unchanged = true
 		a.Warnings = append(a.Warnings, why)
@@ -170,13 +183,28 @@ func compare(v *state.View, old *state.Model, m state.Model, again bool) api.App
 	if a.Unchanged {
 		return a
 	}
+	rolls := false
 	for _, c := range modelfile.Diff(old, &m) {
 		a.Changes = append(a.Changes, changeOf(c))
+		rolls = rolls || c.Rolls
 	}
+	a.Warnings = append(a.Warnings, gap(old, &m, a.Replicas, rolls)...)
 	if old != nil && old.Stopped {
 		a.Changes = append(a.Changes, api.Change{Path: "stopped", Old: "true", New: "false", Text: "~ stopped: true -> false"})
 	}
 	return a
+}
+
+// gap warns that the only replica of a changed model makes way for its successor.
+func gap(old, m *state.Model, replicas int, rolls bool) []string {
+	if old == nil || !rolls || replicas != 1 || m.MinAvailable(1) > 0 {
+		return nil
+	}
+	when := "with \"update { surge = 0 }\""
+	if m.Surge() > 0 {
+		when = "if there is no room for a second one (\"update\" has min_available = 0)"
+	}
+	return []string{fmt.Sprintf("the model has one replica, which goes before its successor starts %s: nothing serves meanwhile, and requests wait in the gateways", when)}
 }
 
 // rolledBack says that a definition is the one that the model has last been rolled back from,
@@ -200,7 +228,8 @@ func changeOf(c modelfile.Change) api.Change {
 
 // overridden warns that the number of replicas in a file is not the model's scale, where
 // people alone scale it.
-func overridden(v *state.View, old, m *state.Model, replicas int) []string {
+func overridden(v *state.View, old, m *state.Model) []string {
+	replicas := m.Desired.Total()
 	if m.FileReplicas == nil || replicas == *m.FileReplicas || old.Management == state.ManagementUpscaling || old.Management == state.ManagementFull {
 		return nil
 	}

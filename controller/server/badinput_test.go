@@ -73,34 +73,39 @@ func TestWrongBodies(t *testing.T) {
 		{"/v1/model/m/scale", "", "it is empty, and must be a JSON object"},
 		{"/v1/model/m/scale", " \n", "it is empty, and must be a JSON object"},
 		{"/v1/model/m/scale", "{\n  \"Replicas\": 1,\n  oops\n}", "invalid character 'o' looking for beginning of object key string"},
-		{"/v1/model/m/scale", `{"Replicas": 1`, "unexpected EOF"},
+		{"/v1/model/m/scale", `{"Replicas": 1`, "unexpected end of JSON input"},
 		{"/v1/model/m/scale", "{\"Replicas\": 1}\n{}", "invalid character '{' after top-level value"},
-		{"/v1/model/m/scale", "{\n\"Replicas\": 1,\n \"Replica\": 2}", `body of PUT /v1/model/{model}/scale: json: unknown field "Replica"`},
-		{"/v1/model/m/scale", "{\n \"Replicas\": \"two\"}", "cannot unmarshal string into Go struct field scaleBody.Replicas of type int"},
-		{"/v1/model/m/scale", `{"Replicas": 1.5}`, "cannot unmarshal number 1.5 into Go struct field scaleBody.Replicas of type int"},
-		{"/v1/model/m/scale", `[1]`, "cannot unmarshal array into Go value"},
+		{"/v1/model/m/scale", "{\n\"Replicas\": 1,\n \"Replica\": 2}", `body of PUT /v1/model/{model}/scale: unknown field "Replica"`},
+		{"/v1/model/m/scale", "{\n \"Replicas\": \"two\"}", `field "Replicas": is a JSON string: must be a whole number`},
+		{"/v1/model/m/scale", `{"Replicas": 1.5}`, `field "Replicas": is a JSON number 1.5: must be a whole number`},
+		{"/v1/model/m/scale", `{"Variant":1,"Reason":[],"Replicas":"two","CAS":-1,"x":1}`, `field "CAS": is a JSON number -1: must be a whole number of at least 0; field "Reason": is a JSON array: must be a string; field "Replicas": is a JSON string: must be a whole number; field "Variant": is a JSON number: must be a string; unknown field "x"`},
+		{"/v1/plan", `{"Evict":{"Model":1}}`, `field "Evict": Model is a JSON number: must be a string`},
+		{"/v1/plan", `{"Evict":{"Modle":"m"}}`, `field "Evict": unknown field "Modle"`},
+		{"/v1/model/m/scale", `[1]`, "is a JSON array: must be an object"},
 		{"/v1/model/m/scale", `{}`, `"Replicas" is missing`},
-		{"/v1/model/m/scale", `null`, `"Replicas" is missing`},
-		{"/v1/model/m/scale", `{"Replicas":5}`, "must be 0 to 4, the model's min and max"},
-		{"/v1/model/m/scale", `{"Replicas":-1}`, "must be 0 to 4, the model's min and max"},
+		{"/v1/model/m/scale", `null`, `is a JSON null: must be an object`},
+		{"/v1/model/m/scale", `{"Replicas":null,"Reason":null}`, `field "Reason" is null: set a value or leave it out; field "Replicas" is null`},
+		{"/v1/model/m/scale", `{"Replicas":5}`, "5 replicas: must be 0 to 4, the model's max"},
+		{"/v1/model/m/scale", `{"Replicas":-1}`, "-1 replicas: must be 0 to 4, the model's max"},
 		{"/v1/model/m/scale", `{"Replicas":1,"Origin":"me"}`, `origin is "me": must be operator or autoscaler`},
-		{"/v1/model/m/scale", `{"Variants":null}`, `"Replicas" is missing`},
+		{"/v1/model/m/scale", `{"Replicas":1,"Origin":"controller"}`, `origin is "controller": must be operator or autoscaler`},
+		{"/v1/model/m/scale", `{"Variants":null}`, `field "Variants" is null: set a value or leave it out`},
 		{"/v1/model/m/scale", `{"Variants":{}}`, "no variants are set"},
 		{"/v1/model/m/scale", `{"Variants":{"a":1},"Replicas":1}`, `field "Variants" is set together with "Variant" or "Replicas"`},
 		{"/v1/model/m/scale", `{"Variants":{},"Replicas":1}`, `field "Variants" is set together with "Variant" or "Replicas"`},
 		{"/v1/model/m/scale", `{"Variants":{"a":1},"Variant":"a"}`, `field "Variants" is set together with "Variant" or "Replicas"`},
-		{"/v1/model/m/scale", `{"Variants":{"a":-1,"b":5}}`, `-1 replicas of variant "a": must be 0 to 4; 5 replicas of variant "b": must be 0 to 4`},
-		{"/v1/model/m/scale", `{"Variants":{"a":3,"b":2}}`, "a=3, b=2 would make 5 replicas in all: must be 0 to 4, the model's min and max"},
-		{"/v1/model/m/scale", `{"Variants":{"a":1.5}}`, "cannot unmarshal number 1.5 into Go struct field scaleBody.ScaleRequest.Variants of type int"},
+		{"/v1/model/m/scale", `{"Variants":{"a":-1,"b":5}}`, `-1 replicas of variant "a": must be 0 to 4, the model's max; 5 replicas of variant "b": must be 0 to 4`},
+		{"/v1/model/m/scale", `{"Variants":{"a":3,"b":2}}`, "replicas is 5 (3 of a, 2 of b): must be 0 to 4, the model's min and max"},
+		{"/v1/model/m/scale", `{"Variants":{"a":1.5}}`, `field "Variants": is a JSON number 1.5: must be a whole number`},
 		{"/v1/model/m/scale", `{"Replicas":1,"Reason":"` + strings.Repeat("x", 1025) + `"}`, `"Reason" is 1025 bytes: must be at most 1024 bytes`},
 		{"/v1/evict", `{}`, "exactly one must be set"},
 		{"/v1/evict", `{"Replica":"a","Model":"b"}`, "exactly one must be set"},
 		{"/v1/evict", `{"Model":"m","To":"TEPID"}`, `"To" is "TEPID": must be "warm", "cold" or empty`},
 		{"/v1/plan", `{"Evict":{}}`, "exactly one must be set"},
 		{"/v1/plan", `{"Evict":{"Model":"m","To":"TEPID"}}`, `"To" is "TEPID": must be "warm", "cold" or empty`},
-		{"/v1/plan", `{"File":"model"}`, "model.hcl:1:"},
-		{"/v1/plan", `{"Scale":{"m":9}}`, "must be 0 to 4, the model's min and max"},
-		{"/v1/plan", `{"Scale":{"m":"1"}}`, "cannot unmarshal string into Go struct field PlanRequest.Scale of type int"},
+		{"/v1/plan", `{"Files":[{"Text":"model"}]}`, "model.hcl:1:"},
+		{"/v1/plan", `{"Scale":{"m":9}}`, "must be 0 to 4, the model's max"},
+		{"/v1/plan", `{"Scale":{"m":"1"}}`, `field "Scale": is a JSON string: must be a whole number`},
 		{"/v1/dedicated", `{}`, `"Models" is missing`},
 		{"/v1/dedicated", `{"Models":{}}`, `"Models" is empty`},
 		{"/v1/dedicated", `{"Models":{"m":0}}`, `model "m": dedicated replicas is 0: must be 1 to 4, the model's max`},
@@ -112,12 +117,17 @@ func TestWrongBodies(t *testing.T) {
 		{"/v1/node/n1/cordon", `{"GPU":"g","On":false,"Reason":"x"}`, `field "Reason" is "x": must be empty if On is false`},
 		{"/v1/node/n1/cordon", `{"gpu":"g"}`, `"On" is missing`},
 		{"/v1/switch/s", `{}`, `"Value" is missing`},
-		{"/v1/switch/s", `{"Value":1}`, "cannot unmarshal number into Go struct field SwitchRequest.Value of type string"},
-		{"/v1/switch/s", `{"Value":"x","CAS":-1}`, "cannot unmarshal number -1 into Go struct field SwitchRequest.CAS of type uint64"},
+		{"/v1/switch/s", `{"Value":1}`, `field "Value": is a JSON number: must be a string`},
+		{"/v1/switch/s", `{"Value":"x","CAS":-1}`, `field "CAS": is a JSON number -1: must be a whole number of at least 0`},
 		{"/v1/gateway/report", `{"Gateway":"","Index":1,"Replicas":[{"Name":"nonsense","InFlight":-1}]}`, "in flight is -1"},
 		{"/v1/model/m/stop", `{"now":true}`, "takes no body"},
-		{"/v1/models", `{"Files":"x"}`, `body of PUT /v1/models: json: unknown field "Files"`},
-		{"/v1/models", `{"File":"","CAS":{"m":"1"}}`, "cannot unmarshal string into Go struct field ApplyRequest.CAS of type uint64"},
+		{"/v1/models", `{"File":"x"}`, `body of PUT /v1/models: unknown field "File"`},
+		{"/v1/models", `{}`, `field "Files" is missing`},
+		{"/v1/models", `{"Files":[]}`, `field "Files" is empty: at least one model file is required`},
+		{"/v1/models", `{"Files":[{"Name":"a.hcl","Text":"model"},{"Name":"b.hcl","Text":"model"}]}`, "b.hcl:1:"},
+		{"/v1/models", `{"Files":[{"Text":"model \"m\" {\nvariant \"v\" {\nweights = \"1GiB\"\njob = \"j.hcl\"\n}\n}\n"}]}`, "is \"j.hcl\": cannot read the file: the request does not have it"},
+		{"/v1/plan", `{"Jobs":{"j.hcl":""}}`, `field "Files" is empty`},
+		{"/v1/models", `{"CAS":{"m":"1"}}`, `field "CAS": is a JSON string: must be a whole number of at least 0`},
 		{"/v1/operator/snapshot", "", "snapshot is damaged"},
 	} {
 		resp, body := m.raw(http.MethodPut, c.path, "", c.body)
@@ -220,7 +230,7 @@ func TestABodyOf100MiB(t *testing.T) {
 func TestAModelFileWithSeveralFaults(t *testing.T) {
 	m := one(t)
 	before := m.store.View().Index()
-	_, err := m.client.ApplyModels(t.Context(), api.ApplyRequest{Filename: "llama.hcl", File: `model "a b" {
+	_, err := m.client.ApplyModels(t.Context(), api.ApplyRequest{Files: []api.SourceFile{{Name: "llama.hcl", Text: `model "a b" {
   max      = -1
   priority = 500
   variant "v" {
@@ -231,7 +241,7 @@ func TestAModelFileWithSeveralFaults(t *testing.T) {
     job    = "missing.hcl"
   }
 }
-`})
+`}}})
 	e := requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, "llama.hcl:1:")
 	lines := map[int]bool{}
 	for _, f := range e.Faults {
@@ -254,7 +264,7 @@ func TestNomadRefuses(t *testing.T) {
 	m.nomad.check = func(_ state.Model, v state.Variant) (string, error) {
 		return "", nomad.JobFaults{"variant " + v.Name + " is no good", "and more"}
 	}
-	_, err := m.client.ApplyModels(t.Context(), api.ApplyRequest{File: file("m")})
+	_, err := m.client.ApplyModels(t.Context(), api.ApplyRequest{Files: modelFile(file("m"))})
 	e := requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, `model "m": variant "a": `)
 	for _, text := range []string{"variant a is no good", "variant b is no good", "and more"} {
 		require.Contains(t, e.Message, text)
@@ -262,11 +272,11 @@ func TestNomadRefuses(t *testing.T) {
 	m.nomad.check = func(state.Model, state.Variant) (string, error) {
 		return "", fmt.Errorf("check: %w", nomad.ErrUnreachable)
 	}
-	_, err = m.client.ApplyModels(t.Context(), api.ApplyRequest{File: file("m")})
+	_, err = m.client.ApplyModels(t.Context(), api.ApplyRequest{Files: modelFile(file("m"))})
 	e = requireError(t, err, http.StatusServiceUnavailable, api.CodeNomad, "check: cannot reach Nomad")
 	require.Positive(t, e.RetryAfter)
 	m.nomad.check = func(state.Model, state.Variant) (string, error) { return "", errors.New("a bug") }
-	_, err = m.client.ApplyModels(t.Context(), api.ApplyRequest{File: file("m")})
+	_, err = m.client.ApplyModels(t.Context(), api.ApplyRequest{Files: modelFile(file("m"))})
 	requireError(t, err, http.StatusInternalServerError, api.CodeInternal, "a bug")
 	require.Equal(t, before, m.store.View().Index(), "not even an entry in the log")
 }
@@ -290,12 +300,12 @@ func TestStaleCAS(t *testing.T) {
 	requireError(t, err, http.StatusConflict, api.CodeConflict, `switch "s" already exists`)
 	for _, dry := range []bool{true, false} {
 		both := file("m", `"full"`, `"manual"`) + file("n")
-		_, err = m.client.ApplyModels(t.Context(), api.ApplyRequest{File: both, DryRun: dry, CAS: map[string]uint64{"m": stale, "n": 7}})
+		_, err = m.client.ApplyModels(t.Context(), api.ApplyRequest{Files: modelFile(both), DryRun: dry, CAS: map[string]uint64{"m": stale, "n": 7}})
 		e := requireError(t, err, http.StatusConflict, api.CodeConflict, `model "m" has changed`)
 		require.Contains(t, e.Message, `model "n" does not exist`, "all of it is said at once")
-		_, err = m.client.ApplyModels(t.Context(), api.ApplyRequest{File: both, DryRun: dry, CAS: map[string]uint64{"m": 0}})
+		_, err = m.client.ApplyModels(t.Context(), api.ApplyRequest{Files: modelFile(both), DryRun: dry, CAS: map[string]uint64{"m": 0}})
 		requireError(t, err, http.StatusConflict, api.CodeConflict, `model "m" already exists at index 6`)
-		_, err = m.client.ApplyModels(t.Context(), api.ApplyRequest{File: both, DryRun: dry, CAS: map[string]uint64{"x": 1}})
+		_, err = m.client.ApplyModels(t.Context(), api.ApplyRequest{Files: modelFile(both), DryRun: dry, CAS: map[string]uint64{"x": 1}})
 		requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, `CAS lists "x", which the file does not define`)
 	}
 	require.Equal(t, before, m.store.View().Index(), "not even an entry in the log")
@@ -351,7 +361,7 @@ func TestASnapshotThatIsTooLong(t *testing.T) {
 		}
 	}
 	var e api.Error
-	resp, text := m.raw(http.MethodPut, "/v1/models", "", `{"File":"`+strings.Repeat("x", 2000)+`"}`)
+	resp, text := m.raw(http.MethodPut, "/v1/models", "", `{"Files":[{"Text":"`+strings.Repeat("x", 2000)+`"}]}`)
 	require.Equal(t, http.StatusRequestEntityTooLarge, resp.StatusCode)
 	require.NoError(t, json.Unmarshal([]byte(text), &e))
 	require.Contains(t, e.Message, "1024 bytes")

@@ -24,7 +24,7 @@ func benchCluster(b *testing.B, n int) []*member {
 	m.apply(&state.UpsertNodes{Nodes: []state.Node{node("n1", "node-one", 50)}})
 	for i := range 20 {
 		name := fmt.Sprintf("m%02d", i)
-		_, err := m.client.ApplyModels(b.Context(), api.ApplyRequest{File: file(name)})
+		_, err := m.client.ApplyModels(b.Context(), api.ApplyRequest{Files: modelFile(file(name))})
 		require.NoError(b, err)
 		for r := range 5 {
 			at := 5*i + r
@@ -115,8 +115,10 @@ func fanOut(b *testing.B, servers int, through func(*member, []*member) *member)
 			}
 			committed = time.Now()
 		})
+		scale, refused := (&state.ScaleRequest{Model: "m07", Replicas: &n, Origin: state.OriginOperator}).Resolve(leader.store.View())
+		require.Nil(b, refused)
 		start := time.Now()
-		res, err := leader.node.Apply(ctx, &state.SetScale{Model: "m07", Replicas: &n, Origin: state.OriginOperator})
+		res, err := leader.node.Apply(ctx, scale)
 		require.NoError(b, err)
 		seen.Wait()
 		for range watchers {

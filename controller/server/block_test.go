@@ -120,7 +120,7 @@ func TestEveryBlockingReadIsWoken(t *testing.T) {
 	}{
 		"models":                 {"scale", func(i uint64) (any, api.QueryMeta, error) { return c.Models(t.Context(), q(i)) }},
 		"model":                  {"scale", func(i uint64) (any, api.QueryMeta, error) { return c.Model(t.Context(), "m", q(i)) }},
-		"model file":             {"scale", func(i uint64) (any, api.QueryMeta, error) { return c.ModelFile(t.Context(), "m", 0, q(i)) }},
+		"model file":             {"scale", func(i uint64) (any, api.QueryMeta, error) { return c.ModelFile(t.Context(), "m", 0, "", q(i)) }},
 		"gateway state":          {"scale", func(i uint64) (any, api.QueryMeta, error) { return c.GatewayState(t.Context(), q(i)) }},
 		"gateway state, replica": {"replica", func(i uint64) (any, api.QueryMeta, error) { return c.GatewayState(t.Context(), q(i)) }},
 		"decisions": {"scale", func(i uint64) (any, api.QueryMeta, error) {
@@ -200,7 +200,7 @@ func TestARestoreWakesWatchersAndTakesTheIndexBack(t *testing.T) {
 	require.NoError(t, m.client.SaveSnapshot(t.Context(), &saved, api.QueryOptions{}))
 	old, _, err := m.client.GatewayState(t.Context(), api.QueryOptions{})
 	require.NoError(t, err)
-	_, err = m.client.ApplyModels(t.Context(), api.ApplyRequest{File: file("later")})
+	_, err = m.client.ApplyModels(t.Context(), api.ApplyRequest{Files: modelFile(file("later"))})
 	require.NoError(t, err)
 	_, at, err := m.client.GatewayState(t.Context(), api.QueryOptions{})
 	require.NoError(t, err)
@@ -221,8 +221,7 @@ func TestARestoreWakesWatchersAndTakesTheIndexBack(t *testing.T) {
 		require.Less(t, got.meta.Index, at.Index, "it is told that the index went back")
 	}
 	// So is one that comes too late to be woken, also when other tables went on.
-	_, err = m.client.SetSwitch(t.Context(), "s", api.SwitchRequest{Value: "on"})
-	require.NoError(t, err)
+	m.apply(&state.SetSchedule{File: "timezone = \"UTC\"\n"})
 	got, meta, err := m.client.GatewayState(t.Context(), api.QueryOptions{Index: at.Index, Wait: api.MaxWait})
 	require.NoError(t, err)
 	require.Equal(t, old, got)

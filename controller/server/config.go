@@ -53,6 +53,10 @@ type Loads interface {
 	Begin(term uint64)
 	Put(api.GatewayReport) error
 	Loads() map[string]api.Load
+	// Since is when gateways began to report what they report now, and Known reports whether
+	// all of them did lately; see load.Store.
+	Since() (latest time.Time, live bool)
+	Known() bool
 	Gateways() []api.Gateway
 	Queues() map[string]api.Queue
 	QueueOf(model string) ([]api.GatewayQueue, []api.QueuedRequest)
@@ -83,11 +87,11 @@ type Reconciler interface {
 	// NotServing returns why a replica that is starting does not serve although its engines run,
 	// as their shims report it; empty where that is not known.
 	NotServing(replica string) string
-	// Preview plans on a private copy of the store, which it gives to change first: change
+	// Preview foresees on a private copy of the store, which it gives to change first: change
 	// applies commands to it at indexes above View().Index(). Nothing is committed, and nothing
-	// is done in Nomad or at a shim. The error is change's own, or wraps raft.ErrNotLeader or
-	// nomad.ErrUnreachable where nothing is observed.
-	Preview(change func(*state.Store) error) (planner.Preview, error)
+	// is done in Nomad or at a shim. It ends early once ctx is done. The error is change's own,
+	// or wraps raft.ErrNotLeader or nomad.ErrUnreachable where nothing is observed.
+	Preview(ctx context.Context, change func(*state.Store) error) (planner.Foresight, error)
 }
 
 var (

@@ -15,7 +15,7 @@ func TestContinuation(t *testing.T) {
 	c := m.client
 	for _, want := range []bool{true, false} {
 		line := fmt.Sprintf("continuation = %t\n  max ", want)
-		applied, err := c.ApplyModels(t.Context(), api.ApplyRequest{File: file("m", "max ", line)})
+		applied, err := c.ApplyModels(t.Context(), api.ApplyRequest{Files: modelFile(file("m", "max ", line))})
 		require.NoError(t, err)
 		require.False(t, applied.Models[0].Unchanged)
 		status, _, err := c.Model(t.Context(), "m", api.QueryOptions{})
@@ -24,9 +24,9 @@ func TestContinuation(t *testing.T) {
 		g, _, err := c.GatewayState(t.Context(), api.QueryOptions{})
 		require.NoError(t, err)
 		require.Equal(t, want, g.Models[0].Continuation)
-		text, _, err := c.ModelFile(t.Context(), "m", 0, api.QueryOptions{})
+		text, _, err := c.ModelFile(t.Context(), "m", 0, "", api.QueryOptions{})
 		require.NoError(t, err)
-		again, err := c.ApplyModels(t.Context(), api.ApplyRequest{File: text})
+		again, err := c.ApplyModels(t.Context(), api.ApplyRequest{Files: modelFile(text)})
 		require.NoError(t, err)
 		require.True(t, again.Models[0].Unchanged, "the file that is shown says so as well")
 	}

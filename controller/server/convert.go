@@ -25,12 +25,19 @@ func variantOf(v state.Variant) api.Variant {
 	}
 }
 
-func modelOf(m *state.Model, dedicated bool) api.Model {
+func limitsOf(l state.Limits) api.Limits {
+	return api.Limits{Dedicated: l.Dedicated, CapMaxReplicas: l.Cap, ScalingDisabled: l.ScalingDisabled,
+		ScaleToZeroDelay: api.Duration(l.ScaleToZeroDelay), KeepLastReplica: l.KeepLast}
+}
+
+func modelOf(m *state.Model, l state.Limits) api.Model {
+	target := m.Target(l)
 	out := api.Model{
 		Name: m.Name, Variants: list(m.Variants, variantOf), Min: m.Min, Max: m.Max, Priority: m.Priority,
-		Dedicated: m.Dedicated, DedicatedNow: dedicated, Failover: m.Failover, Management: string(m.Management), KeepWarm: m.KeepWarm,
-		Continuation: m.Continuation, IdleWarm: api.Duration(m.IdleWarm), IdleCold: api.Duration(m.IdleCold), Hash: m.Hash,
-		Version: m.Version, StableVersion: m.StableVersion, Replicas: m.Replicas, Target: m.Target(), Stopped: m.Stopped, Spread: maps.Clone(m.Spread), Expected: maps.Clone(m.Expected),
+		Dedicated: m.Dedicated, DedicatedNow: m.Dedicated || l.Dedicated > 0, Failover: m.Failover, Management: string(m.Management), KeepWarm: m.KeepWarm,
+		Continuation: m.Continuation, Surge: m.Surge(), MinAvailable: m.MinAvailable(target.Replicas), IdleWarm: api.Duration(m.IdleWarm), IdleCold: api.Duration(m.IdleCold), Hash: m.Hash,
+		Version: m.Version, StableVersion: m.StableVersion, Stopped: m.Stopped,
+		Desired: list(m.Desired, func(s state.Share) api.Share { return api.Share(s) }), Replicas: m.Desired.Total(), Target: target.Replicas, Bound: string(target.Bound),
 		CreateIndex: m.CreateIndex, ModifyIndex: m.ModifyIndex,
 	}
 	for name, r := range m.Rollouts {
@@ -42,11 +49,12 @@ func modelOf(m *state.Model, dedicated bool) api.Model {
 	return out
 }
 
-func summaryOf(m *state.Model, dedicated bool, replicas []*state.Replica) api.ModelSummary {
+func summaryOf(m *state.Model, l state.Limits, replicas []*state.Replica) api.ModelSummary {
+	target := m.Target(l)
 	out := api.ModelSummary{
 		Name: m.Name, Variants: list(m.Variants, func(v state.Variant) string { return v.Name }),
-		Min: m.Min, Max: m.Max, Replicas: m.Replicas, Target: m.Target(), Stopped: m.Stopped,
-		Management: string(m.Management), Dedicated: m.Dedicated, DedicatedNow: dedicated, Failover: m.Failover, Counts: countsOf(replicas),
+		Min: m.Min, Max: m.Max, Replicas: m.Desired.Total(), Target: target.Replicas, Bound: string(target.Bound), Stopped: m.Stopped,
+		Management: string(m.Management), Dedicated: m.Dedicated, DedicatedNow: m.Dedicated || l.Dedicated > 0, Failover: m.Failover, Counts: countsOf(replicas),
 		CreateIndex: m.CreateIndex, ModifyIndex: m.ModifyIndex,
 	}
 	for name, r := range m.Rollouts {

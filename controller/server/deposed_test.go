@@ -129,11 +129,11 @@ func TestADeposedLeaderFindsNothingUnchanged(t *testing.T) {
 	require.NoError(t, m.client.DeleteModel(t.Context(), "m", 0))
 
 	d.depose(applied)
-	plan, err := m.client.ApplyModels(t.Context(), api.ApplyRequest{File: file("m"), DryRun: true})
+	plan, err := m.client.ApplyModels(t.Context(), api.ApplyRequest{Files: modelFile(file("m")), DryRun: true})
 	require.NoError(t, err)
 	require.True(t, plan.Models[0].New, "the old state has this model")
 	d.depose(applied)
-	done, err := m.client.ApplyModels(t.Context(), api.ApplyRequest{File: file("m")})
+	done, err := m.client.ApplyModels(t.Context(), api.ApplyRequest{Files: modelFile(file("m"))})
 	require.NoError(t, err)
 	require.True(t, done.Models[0].New)
 	require.NotNil(t, m.store.View().Model(nil, "m"))

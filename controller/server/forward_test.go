@@ -30,7 +30,7 @@ func TestWritesAndReadsThroughFollowers(t *testing.T) {
 	require.NoError(t, err)
 	a, b := fs[0].as(first.SecretID), fs[1].as(first.SecretID)
 
-	_, err = a.ApplyModels(t.Context(), api.ApplyRequest{File: file("meta-llama/Llama-3:8b")})
+	_, err = a.ApplyModels(t.Context(), api.ApplyRequest{Files: modelFile(file("meta-llama/Llama-3:8b"))})
 	require.NoError(t, err)
 	for i := range 20 {
 		want := i % 5
@@ -42,7 +42,7 @@ func TestWritesAndReadsThroughFollowers(t *testing.T) {
 		require.True(t, meta.KnownLeader)
 		require.Zero(t, meta.LastContact, "the leader answered")
 	}
-	text, _, err := b.ModelFile(t.Context(), "meta-llama/Llama-3:8b", 0, api.QueryOptions{})
+	text, _, err := b.ModelFile(t.Context(), "meta-llama/Llama-3:8b", 0, "", api.QueryOptions{})
 	require.NoError(t, err)
 	require.Contains(t, text, `model "meta-llama/Llama-3:8b"`)
 

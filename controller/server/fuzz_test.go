@@ -17,10 +17,10 @@ import (
 func FuzzRequests(f *testing.F) {
 	for _, r := range server.Routes() {
 		f.Add(r.Method, path(r.Pattern), "index=1&wait=1ms", "{}")
-		f.Add(r.Method, path(r.Pattern), "", `{"Replicas":1,"Model":"m","File":"model \"m\" {}"}`)
+		f.Add(r.Method, path(r.Pattern), "", `{"Replicas":1,"Model":"m","Files":[{"Text":"model \"m\" {}"}]}`)
 	}
 	f.Add("GET", "/v1/model/%2e%2e%2f", "stale", "")
-	f.Add("PUT", "/v1/models", "", `{"File":"\u0000"}`)
+	f.Add("PUT", "/v1/models", "", `{"Files":[{"Text":"\u0000"}]}`)
 	f.Add("PUT", "/v1/switch/%00", "", `{"Value":"\u0000"}`)
 	m := one(f)
 	m.applied("m")

@@ -3,6 +3,7 @@ package server
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"sync"
@@ -18,37 +19,43 @@ import (
 type gatewayBody struct {
 	mu        sync.Mutex
 	models    []*state.Model
+	targets   map[string]int
 	replicas  []*state.Replica
 	pipelines []*state.Pipeline
 	raw       []byte
 }
 
-// get returns the JSON of these rows. Rows are never changed, so that the same ones
-// have the same JSON.
-func (b *gatewayBody) get(v *state.View, models []*state.Model, replicas []*state.Replica, pipelines []*state.Pipeline) ([]byte, error) {
+// get returns the JSON of these rows, with the target of each model. Rows are never changed, so
+// that the same ones have the same JSON.
+func (b *gatewayBody) get(v *state.View, models []*state.Model, targets map[string]int, replicas []*state.Replica, pipelines []*state.Pipeline) ([]byte, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.raw != nil && slices.Equal(models, b.models) && slices.Equal(replicas, b.replicas) && slices.Equal(pipelines, b.pipelines) {
+	if b.raw != nil && slices.Equal(models, b.models) && maps.Equal(targets, b.targets) && slices.Equal(replicas, b.replicas) && slices.Equal(pipelines, b.pipelines) {
 		return b.raw, nil
 	}
-	raw, err := json.Marshal(gatewayStateOf(v, models, replicas, pipelines))
+	raw, err := json.Marshal(gatewayStateOf(v, models, targets, replicas, pipelines))
 	if err != nil {
 		return nil, fmt.Errorf("gateway state: %w", err)
 	}
-	b.models, b.replicas, b.pipelines, b.raw = models, replicas, pipelines, append(raw, '\n')
+	b.models, b.targets, b.replicas, b.pipelines, b.raw = models, targets, replicas, pipelines, append(raw, '\n')
 	return b.raw, nil
 }
 
 func (s *Server) gatewayState(_ *request, v *state.View, ws memdb.WatchSet) (answer, error) {
-	raw, err := s.gateways.get(v, v.Models(ws), v.Replicas(ws), v.Pipelines(ws))
-	return answer{raw: raw, index: v.TableIndex(state.TableModels, state.TableReplicas, state.TablePipelines)}, err
+	models, limits := v.Models(ws), v.Limits(ws)
+	targets := make(map[string]int, len(models))
+	for _, m := range models {
+		targets[m.Name] = m.Target(limits(m.Name)).Replicas
+	}
+	raw, err := s.gateways.get(v, models, targets, v.Replicas(ws), v.Pipelines(ws))
+	return answer{raw: raw, index: v.TableIndex(state.TableModels, state.TableReplicas, state.TablePipelines, state.TableDedicated, state.TableSwitches)}, err
 }
 
-func gatewayStateOf(v *state.View, models []*state.Model, replicas []*state.Replica, pipelines []*state.Pipeline) api.GatewayState {
+func gatewayStateOf(v *state.View, models []*state.Model, targets map[string]int, replicas []*state.Replica, pipelines []*state.Pipeline) api.GatewayState {
 	out := api.GatewayState{Models: make([]api.GatewayModel, 0, len(models)), Replicas: make([]api.GatewayReplica, 0, len(replicas))}
-	problems := problemsOf(models, replicas)
+	problems := problemsOf(models, targets, replicas)
 	for _, m := range models {
-		g := api.GatewayModel{Name: m.Name, Wanted: m.Target(), Stopped: m.Stopped, Continuation: m.Continuation, Problem: problems[m.Name]}
+		g := api.GatewayModel{Name: m.Name, Wanted: targets[m.Name], Stopped: m.Stopped, Continuation: m.Continuation, Problem: problems[m.Name]}
 		for _, variant := range m.Variants {
 			if variant.Slots > 0 {
 				g.Slots = variant.Slots
@@ -76,7 +83,7 @@ func gatewayStateOf(v *state.View, models []*state.Model, replicas []*state.Repl
 }
 
 // problemsOf returns why models without a serving replica get none.
-func problemsOf(models []*state.Model, replicas []*state.Replica) map[string]*api.GatewayProblem {
+func problemsOf(models []*state.Model, targets map[string]int, replicas []*state.Replica) map[string]*api.GatewayProblem {
 	comes, failed := map[string]bool{}, map[string]*state.Replica{}
 	for _, r := range replicas {
 		switch model := r.Name.Model; r.Status {
@@ -92,7 +99,7 @@ func problemsOf(models []*state.Model, replicas []*state.Replica) map[string]*ap
 	for _, m := range models {
 		r := failed[m.Name]
 		switch {
-		case comes[m.Name] || m.Target() == 0:
+		case comes[m.Name] || targets[m.Name] == 0:
 		case r != nil:
 			problems[m.Name] = &api.GatewayProblem{State: api.QueueLoadFailed, Message: fmt.Sprintf("load failed %s: %s", plural(r.Failures, "time"), r.LastError), Since: r.Since, RetryAt: r.Retry}
 		case m.Unplaceable != nil:

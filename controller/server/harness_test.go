@@ -81,7 +81,7 @@ type world struct {
 	pools       []api.Pool
 	unplaceable func(model string) map[string]string
 	notServing  map[string]string
-	preview     func(change func(*state.Store) error) (planner.Preview, error)
+	preview     func(change func(*state.Store) error) (planner.Foresight, error)
 }
 
 func (w *world) Status() api.ReconcileStatus { return w.status }
@@ -96,7 +96,7 @@ func (w *world) Unplaceable(model string) map[string]string {
 
 func (w *world) NotServing(replica string) string { return w.notServing[replica] }
 
-func (w *world) Preview(change func(*state.Store) error) (planner.Preview, error) {
+func (w *world) Preview(_ context.Context, change func(*state.Store) error) (planner.Foresight, error) {
 	return w.preview(change)
 }
 
@@ -374,10 +374,13 @@ func node(id, name string, gpus int) state.Node {
 
 func gpuOf(node string, g int) string { return fmt.Sprintf("GPU-%s-%d", node, g) }
 
+// modelFile is a request's model files with this one.
+func modelFile(text string) []api.SourceFile { return []api.SourceFile{{Text: text}} }
+
 // applied puts the model of file onto a member, and the node "n1" (named "node-one").
 func (m *member) applied(model string) {
 	m.t.Helper()
-	_, err := m.client.ApplyModels(m.t.Context(), api.ApplyRequest{File: file(model)})
+	_, err := m.client.ApplyModels(m.t.Context(), api.ApplyRequest{Files: modelFile(file(model))})
 	require.NoError(m.t, err)
 	m.apply(&state.UpsertNodes{Nodes: []state.Node{node("n1", "node-one", 2)}})
 }

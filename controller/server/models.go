@@ -8,7 +8,6 @@ import (
 	"github.com/hashicorp/go-memdb"
 
 	"remuda/controller/api"
-	"remuda/controller/modelfile"
 	"remuda/controller/state"
 )
 
@@ -20,8 +19,9 @@ func (s *Server) listModels(_ *request, v *state.View, ws memdb.WatchSet) (answe
 	for _, r := range v.Replicas(ws) {
 		of[r.Name.Model] = append(of[r.Name.Model], r)
 	}
-	models := list(v.Models(ws), func(m *state.Model) api.ModelSummary { return summaryOf(m, v.IsDedicated(ws, m), of[m.Name]) })
-	return answer{value: models, index: v.TableIndex(state.TableModels, state.TableReplicas, state.TableDedicated)}, nil
+	limits := v.Limits(ws)
+	models := list(v.Models(ws), func(m *state.Model) api.ModelSummary { return summaryOf(m, limits(m.Name), of[m.Name]) })
+	return answer{value: models, index: v.TableIndex(state.TableModels, state.TableReplicas, state.TableDedicated, state.TableSwitches)}, nil
 }
 
 func noModel(name string) *api.Error {
@@ -36,10 +36,10 @@ func (s *Server) getModel(rq *request, v *state.View, ws memdb.WatchSet) (answer
 		return answer{index: index}, noModel(name)
 	}
 	rs := v.ReplicasOf(ws, name)
-	ds := v.Decisions(ws, name, statusDecisions)
+	ds, limits := v.Decisions(ws, name, statusDecisions), v.Limits(ws)(name)
 	status := api.ModelStatus{
-		Model: modelOf(m, v.IsDedicated(ws, m)), Counts: countsOf(rs), VariantCounts: variantCountsOf(m, rs), Replicas: list(rs, s.replicasIn(v, false).convert),
-		Decisions: list(ds, decisionOf), Why: why(v, ws, m, rs, ds), Queue: s.modelQueue(m, rs), Unplaceable: s.cfg.Reconciler.Unplaceable(name),
+		Model: modelOf(m, limits), Limits: limitsOf(limits), Counts: countsOf(rs), VariantCounts: variantCountsOf(m, rs), Replicas: list(rs, s.replicasIn(v, false).convert),
+		Decisions: list(ds, decisionOf), Why: why(v, ws, m, rs, ds), Queue: s.modelQueue(m, m.Target(limits).Replicas, rs), Unplaceable: s.cfg.Reconciler.Unplaceable(name),
 	}
 	return answer{index: index, value: status}, nil
 }
@@ -58,7 +58,15 @@ func (s *Server) getModelFile(rq *request, v *state.View, ws memdb.WatchSet) (an
 	if err != nil {
 		return answer{index: index}, err
 	}
-	return answer{index: index, raw: []byte(modelfile.Format(version.Model)), contentType: contentText}, nil
+	text := version.Model.Source
+	if name := rq.query.Get("variant"); name != "" {
+		variant := version.Variant(name)
+		if variant == nil {
+			return answer{index: index}, notFound("version %d of model %q has no variant %q", version.Number, m.Name, name)
+		}
+		text = variant.Job
+	}
+	return answer{index: index, raw: []byte(text), contentType: contentText}, nil
 }
 
 func (s *Server) deleteModel(rq *request, _ *state.View) (answer, error) {
@@ -84,7 +92,7 @@ func (s *Server) setStopped(rq *request, v *state.View, stopped bool) (answer, e
 	if stopped {
 		kind, verb = "stop", "stopped"
 	}
-	res, err := s.decide(rq, &state.SetScale{Model: name, Stopped: &stopped, Origin: state.OriginOperator, Time: s.cfg.Now()},
+	res, err := s.scale(rq, &state.ScaleRequest{Model: name, Stopped: &stopped, Origin: state.OriginOperator, Time: s.cfg.Now()},
 		state.Decision{Model: name, Kind: kind, Reason: fmt.Sprintf("%s %s the model", by(rq.token), verb)})
 	if err != nil {
 		return answer{}, err
@@ -100,6 +108,9 @@ func origin(asked string, token *state.Token) (state.Origin, error) {
 		if token != nil && token.Role == state.RoleAutoscaler {
 			o = state.OriginAutoscaler
 		}
+	}
+	if o != state.OriginOperator && o != state.OriginAutoscaler {
+		return o, badRequest("origin is %q: must be %s or %s", asked, state.OriginOperator, state.OriginAutoscaler)
 	}
 	if token != nil && token.Role == state.RoleAutoscaler && o != state.OriginAutoscaler {
 		return o, &api.Error{Status: http.StatusForbidden, Code: api.CodeForbidden,
@@ -123,8 +134,9 @@ func (s *Server) scaled(name, variant string, changed bool) (answer, error) {
 		return answer{}, conflict("model %q was deleted in the meantime", name)
 	}
 	rs := v.ReplicasOf(nil, name)
+	target := v.Target(nil, m)
 	out := api.ScaleResponse{
-		Model: name, Variant: variant, Target: m.Target(), Changed: changed, ModifyIndex: m.ModifyIndex, Replicas: outcomes(rs, variant),
+		Model: name, Variant: variant, Target: target.Replicas, Bound: string(target.Bound), Changed: changed, ModifyIndex: m.ModifyIndex, Replicas: outcomes(rs, variant),
 	}
 	for _, r := range rs {
 		if r.Counts() && (variant == "" || r.Name.Variant == variant) {
@@ -132,7 +144,7 @@ func (s *Server) scaled(name, variant string, changed bool) (answer, error) {
 		}
 	}
 	if variant != "" && !m.Stopped {
-		out.Target = m.Spread[variant]
+		out.Target, _ = m.Desired.Of(variant)
 	}
 	return answer{value: out}, nil
 }

@@ -11,7 +11,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/controller/api"
-	"remuda/controller/modelfile"
 	"remuda/controller/state"
 )
 
@@ -21,7 +20,7 @@ func TestApply(t *testing.T) {
 	c := m.client
 	both := file("m") + file("n")
 
-	dry, err := c.ApplyModels(t.Context(), api.ApplyRequest{File: both, DryRun: true})
+	dry, err := c.ApplyModels(t.Context(), api.ApplyRequest{Files: modelFile(both), DryRun: true})
 	require.NoError(t, err)
 	require.True(t, dry.DryRun)
 	require.Zero(t, dry.Index)
@@ -33,7 +32,7 @@ func TestApply(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, list, "it was a dry run")
 
-	got, err := c.ApplyModels(t.Context(), api.ApplyRequest{File: both})
+	got, err := c.ApplyModels(t.Context(), api.ApplyRequest{Files: modelFile(both)})
 	require.NoError(t, err)
 	require.Positive(t, got.Index)
 	for _, a := range got.Models {
@@ -45,7 +44,7 @@ func TestApply(t *testing.T) {
 	// The same again is no change, and Nomad is not asked.
 	asked := m.nomad.calls
 	before := m.store.View().TableIndex()
-	same, err := c.ApplyModels(t.Context(), api.ApplyRequest{File: both})
+	same, err := c.ApplyModels(t.Context(), api.ApplyRequest{Files: modelFile(both)})
 	require.NoError(t, err)
 	require.Zero(t, same.Index)
 	for _, a := range same.Models {
@@ -60,26 +59,25 @@ func TestApply(t *testing.T) {
 	_, err = c.Scale(t.Context(), "m", api.ScaleRequest{Replicas: 4})
 	require.NoError(t, err)
 	changed := file("m", "10GiB", "12GiB", "max        = 4", "max        = 3") + file("n")
-	got, err = c.ApplyModels(t.Context(), api.ApplyRequest{File: changed, DryRun: true})
+	got, err = c.ApplyModels(t.Context(), api.ApplyRequest{Files: modelFile(changed), DryRun: true})
 	require.NoError(t, err)
 	texts := map[string]api.Change{}
 	for _, ch := range got.Models[0].Changes {
 		texts[ch.Path] = ch
 	}
 	require.Equal(t, "3", texts["max"].New)
-	require.Equal(t, "4", texts["replicas"].Old)
-	require.Equal(t, "3", texts["replicas"].New, "within the new bounds")
+	require.NotContains(t, texts, "replicas", "what was asked for stays")
 	require.True(t, texts[`variant "a": memory`].Rolls, "%v", texts)
 	require.Contains(t, texts["max"].Text, "4 -> 3")
 	require.True(t, got.Models[1].Unchanged)
-	got, err = c.ApplyModels(t.Context(), api.ApplyRequest{File: changed, CAS: map[string]uint64{"m": m.store.View().Model(nil, "m").ModifyIndex}})
+	got, err = c.ApplyModels(t.Context(), api.ApplyRequest{Files: modelFile(changed), CAS: map[string]uint64{"m": m.store.View().Model(nil, "m").ModifyIndex}})
 	require.NoError(t, err)
-	require.Equal(t, 3, got.Models[0].Replicas)
+	require.Equal(t, 3, got.Models[0].Replicas, "within the new bounds")
 
 	// A stopped model is started by it.
 	_, err = c.StopModel(t.Context(), "m")
 	require.NoError(t, err)
-	got, err = c.ApplyModels(t.Context(), api.ApplyRequest{File: changed})
+	got, err = c.ApplyModels(t.Context(), api.ApplyRequest{Files: modelFile(changed)})
 	require.NoError(t, err)
 	require.False(t, got.Models[0].Unchanged)
 	require.Equal(t, "stopped", got.Models[0].Changes[0].Path)
@@ -87,12 +85,10 @@ func TestApply(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 3, status.Model.Target)
 
-	// The file that is given out makes the same model again.
-	text, _, err := c.ModelFile(t.Context(), "m", 0, api.QueryOptions{})
+	// The file that is given out is the one that was applied, without the other model of it.
+	text, _, err := c.ModelFile(t.Context(), "m", 0, "", api.QueryOptions{})
 	require.NoError(t, err)
-	parsed, err := modelfile.Parse("m.hcl", []byte(text), nil)
-	require.NoError(t, err)
-	require.Equal(t, status.Model.Hash, parsed[0].Hash)
+	require.Equal(t, strings.TrimSuffix(changed, file("n")), text)
 
 	kinds := map[string]bool{}
 	for _, d := range status.Decisions {
@@ -121,7 +117,7 @@ func TestApplyWhileItIsScaled(t *testing.T) {
 		}
 	})
 	for i := range 10 {
-		_, err := m.client.ApplyModels(t.Context(), api.ApplyRequest{File: file("m", "10GiB", fmt.Sprint(11+i, "GiB"))})
+		_, err := m.client.ApplyModels(t.Context(), api.ApplyRequest{Files: modelFile(file("m", "10GiB", fmt.Sprint(11+i, "GiB")))})
 		if err != nil {
 			t.Errorf("apply: %v", err)
 		}
@@ -129,7 +125,7 @@ func TestApplyWhileItIsScaled(t *testing.T) {
 	wg.Wait()
 	have := m.store.View().Model(nil, "m")
 	require.Equal(t, 20*gib, have.Variants[0].Memory)
-	require.Equal(t, 1+19%4, have.Replicas)
+	require.Equal(t, 1+19%4, have.Desired.Total())
 }
 
 func TestScale(t *testing.T) {
@@ -162,7 +158,9 @@ func TestScale(t *testing.T) {
 	require.Empty(t, got.Replicas)
 	status, _, err := c.Model(t.Context(), "m", api.QueryOptions{})
 	require.NoError(t, err)
-	require.Equal(t, map[string]int{"b": 1}, status.Model.Spread)
+	n, own := status.Model.Own("b")
+	require.True(t, own)
+	require.Equal(t, 1, n)
 	require.Equal(t, api.Counts{Hot: 1, Failed: 1}, status.Counts)
 	require.Contains(t, status.Why, fmt.Sprintf("1 of %d replicas serve: 1 serving, 1 failed.", status.Model.Target))
 	require.Contains(t, status.Why, "Replica "+r2.String()+" failed 3 times: out of memory; next retry at 2026-01-02T04:04:05Z.")
@@ -189,7 +187,7 @@ func TestARolloutIsTold(t *testing.T) {
 	m.applied("m")
 	r := m.place("m", "1", 0, 0)
 	m.move(r, state.EventStarted, state.EventServing)
-	_, err := m.client.ApplyModels(t.Context(), api.ApplyRequest{File: file("m", "10GiB", "11GiB")})
+	_, err := m.client.ApplyModels(t.Context(), api.ApplyRequest{Files: modelFile(file("m", "10GiB", "11GiB"))})
 	require.NoError(t, err)
 	status, _, err := m.client.Model(t.Context(), "m", api.QueryOptions{})
 	require.NoError(t, err)
@@ -247,7 +245,7 @@ func TestEvict(t *testing.T) {
 	require.Zero(t, status.Model.Replicas)
 	require.Equal(t, "evict", status.Decisions[0].Kind)
 
-	_, err = c.ApplyModels(t.Context(), api.ApplyRequest{File: file("pinned", "management =", "dedicated = true\n  management =")})
+	_, err = c.ApplyModels(t.Context(), api.ApplyRequest{Files: modelFile(file("pinned", "management =", "dedicated = true\n  management ="))})
 	require.NoError(t, err)
 	pinned := m.place("pinned", "1", 0, 1)
 	_, err = c.Evict(t.Context(), api.EvictRequest{Replica: pinned.String()})
@@ -313,7 +311,7 @@ func TestGateways(t *testing.T) {
 	c := m.client
 	r1 := m.place("m", "1", 0, 0)
 	m.move(r1, state.EventStarted, state.EventServing)
-	_, err := c.ApplyModels(t.Context(), api.ApplyRequest{File: file("n")})
+	_, err := c.ApplyModels(t.Context(), api.ApplyRequest{Files: modelFile(file("n"))})
 	require.NoError(t, err)
 	_, err = c.StopModel(t.Context(), "n")
 	require.NoError(t, err)
@@ -411,9 +409,9 @@ func TestDecisionsHaveNoValuesOfVars(t *testing.T) {
 		return file("m", "slots  = 8", "slots  = 8\n    vars = { hf_token = \""+secret+"\" }", `job "engine" {`, "variable \"hf_token\" {}\n      job \"engine\" {")
 	}
 	text := strings.Replace(with("hf_first"), "cost   = 3", "cost   = 3\n    vars = { hf_token = \"hf_other\" }", 1)
-	_, err := m.client.ApplyModels(t.Context(), api.ApplyRequest{File: text})
+	_, err := m.client.ApplyModels(t.Context(), api.ApplyRequest{Files: modelFile(text)})
 	require.NoError(t, err)
-	_, err = m.client.ApplyModels(t.Context(), api.ApplyRequest{File: strings.ReplaceAll(text, "hf_first", "hf_second")})
+	_, err = m.client.ApplyModels(t.Context(), api.ApplyRequest{Files: modelFile(strings.ReplaceAll(text, "hf_first", "hf_second"))})
 	require.NoError(t, err)
 	ds, _, err := m.client.Decisions(t.Context(), api.DecisionFilter{Model: "m"}, api.QueryOptions{})
 	require.NoError(t, err)
@@ -428,7 +426,7 @@ func TestAFileThatWasRolledBackIsToldSo(t *testing.T) {
 	m := one(t)
 	m.applied("m")
 	m.move(m.place("m", "1", 0, 0), state.EventStarted, state.EventServing)
-	request := api.ApplyRequest{File: file("m", "10GiB", "11GiB")}
+	request := api.ApplyRequest{Files: modelFile(file("m", "10GiB", "11GiB"))}
 	_, err := m.client.ApplyModels(t.Context(), request)
 	require.NoError(t, err)
 	got, err := m.client.ApplyModels(t.Context(), request)
@@ -467,12 +465,12 @@ func TestVersionsAndRevert(t *testing.T) {
 	c := m.client
 	r := m.place("m", "1", 0, 0)
 	m.move(r, state.EventStarted, state.EventServing)
-	first, _, err := c.ModelFile(t.Context(), "m", 0, api.QueryOptions{})
+	first, _, err := c.ModelFile(t.Context(), "m", 0, "", api.QueryOptions{})
 	require.NoError(t, err)
 	_, err = c.RevertModel(t.Context(), "m", api.RevertRequest{})
 	requireError(t, err, http.StatusConflict, api.CodeConflict, `model "m" has no version before 1`)
 
-	got, err := c.ApplyModels(t.Context(), api.ApplyRequest{File: file("m", "10GiB", "11GiB", "max        = 4", "max = 6")})
+	got, err := c.ApplyModels(t.Context(), api.ApplyRequest{Files: modelFile(file("m", "10GiB", "11GiB", "max        = 4", "max = 6"))})
 	require.NoError(t, err)
 	require.Equal(t, 2, got.Models[0].Version)
 	vs, _, err := c.ModelVersions(t.Context(), "m", api.QueryOptions{})
@@ -483,10 +481,15 @@ func TestVersionsAndRevert(t *testing.T) {
 	require.Equal(t, []int{0, 1}, []int{vs[0].Replicas, vs[1].Replicas})
 	require.NotEmpty(t, vs[0].Changes)
 	require.Empty(t, vs[1].Changes)
-	old, _, err := c.ModelFile(t.Context(), "m", 1, api.QueryOptions{})
+	old, _, err := c.ModelFile(t.Context(), "m", 1, "", api.QueryOptions{})
 	require.NoError(t, err)
 	require.Equal(t, first, old)
-	_, _, err = c.ModelFile(t.Context(), "m", 9, api.QueryOptions{})
+	job, _, err := c.ModelFile(t.Context(), "m", 1, "a", api.QueryOptions{})
+	require.NoError(t, err)
+	require.Contains(t, job, "job \"engine\" {")
+	_, _, err = c.ModelFile(t.Context(), "m", 1, "z", api.QueryOptions{})
+	requireError(t, err, http.StatusNotFound, api.CodeNotFound, `version 1 of model "m" has no variant "z"`)
+	_, _, err = c.ModelFile(t.Context(), "m", 9, "", api.QueryOptions{})
 	requireError(t, err, http.StatusNotFound, api.CodeNotFound, `model "m" has no version 9: its versions are 1, 2`)
 
 	_, err = c.RevertModel(t.Context(), "m", api.RevertRequest{Version: 7})
@@ -499,7 +502,7 @@ func TestVersionsAndRevert(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 3, back.Version)
 	require.NotEmpty(t, back.Changes)
-	now, _, err := c.ModelFile(t.Context(), "m", 0, api.QueryOptions{})
+	now, _, err := c.ModelFile(t.Context(), "m", 0, "", api.QueryOptions{})
 	require.NoError(t, err)
 	require.Equal(t, first, now)
 	status, _, err := c.Model(t.Context(), "m", api.QueryOptions{})
@@ -513,6 +516,78 @@ func TestVersionsAndRevert(t *testing.T) {
 	require.Equal(t, 3, again.Version)
 }
 
+// TestSourceTexts: each version has its part of the text that a person wrote, with the comments.
+func TestSourceTexts(t *testing.T) {
+	m := one(t)
+	c := m.client
+	job := "# the job\njob \"engine\" {}\n"
+	block := func(name string, max int) string {
+		return fmt.Sprintf("model %q { # of %[1]s\n  max = %d # not more\n  variant \"a\" {\n    weights = \"1GiB\"\n    job     = file(\"jobs/engine.nomad.hcl\")\n  }\n} # end of %[1]s\n", name, max)
+	}
+	head, between, tail := "# our models\n\n", "\n# the second\n", "# the end\n"
+	request := api.ApplyRequest{
+		Files: []api.SourceFile{{Name: "/etc/models/one.hcl", Text: head + block("m", 2) + between + block("n", 3) + tail}, {Name: "/etc/models/two.hcl", Text: block("o", 1)}},
+		Jobs:  map[string]string{"/etc/models/jobs/engine.nomad.hcl": job},
+	}
+	_, err := c.ApplyModels(t.Context(), request)
+	require.NoError(t, err)
+	for name, want := range map[string]string{"m": head + block("m", 2), "n": between + block("n", 3) + tail, "o": block("o", 1)} {
+		text, _, err := c.ModelFile(t.Context(), name, 0, "", api.QueryOptions{})
+		require.NoError(t, err)
+		require.Equal(t, want, text)
+		text, _, err = c.ModelFile(t.Context(), name, 0, "a", api.QueryOptions{})
+		require.NoError(t, err)
+		require.Equal(t, job, text)
+	}
+	require.Empty(t, m.store.View().Model(nil, "m").Source, "the text is in the version alone")
+
+	// Comments alone make no version; the older ones are kept, and come back with a revert.
+	old := request.Files[1].Text
+	request.Files[1].Text = "# another comment\n" + old
+	applied, err := c.ApplyModels(t.Context(), request)
+	require.NoError(t, err)
+	require.Zero(t, applied.Index)
+	request.Files[1].Text = "# another one\n" + block("o", 2)
+	_, err = c.ApplyModels(t.Context(), request)
+	require.NoError(t, err)
+	_, err = c.RevertModel(t.Context(), "o", api.RevertRequest{})
+	require.NoError(t, err)
+	text, _, err := c.ModelFile(t.Context(), "o", 3, "", api.QueryOptions{})
+	require.NoError(t, err)
+	require.Equal(t, old, text)
+
+	// All that is wrong in any of the files.
+	_, err = c.ApplyModels(t.Context(), api.ApplyRequest{
+		Files: []api.SourceFile{{Name: "a.hcl", Text: block("m", -1)}, {Name: "b.hcl", Text: block("n", 1)}, {Name: "c.hcl", Text: block("n", 2)}},
+		Jobs:  map[string]string{"jobs/engine.nomad.hcl": job},
+	})
+	e := requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, "a.hcl:2:9: model \"m\": max is -1")
+	require.Contains(t, e.Message, `c.hcl:1:7: duplicate model "n": first defined in b.hcl on line 1`)
+	_, err = c.ApplyModels(t.Context(), api.ApplyRequest{Files: modelFile(file("m")), Jobs: map[string]string{"x.hcl": ""}})
+	requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, "x.hcl:1:1: no model file names this job file")
+}
+
+// TestARolloutWithAGapIsSaid: the only replica goes before its successor comes.
+func TestARolloutWithAGapIsSaid(t *testing.T) {
+	m := one(t)
+	update := func(replicas, memory, block string) api.AppliedModel {
+		t.Helper()
+		got, err := m.client.ApplyModels(t.Context(), api.ApplyRequest{Files: modelFile(file("m", "replicas   = 2", "replicas = "+replicas+"\n  update {\n"+block+"\n}", "10GiB", memory))})
+		require.NoError(t, err)
+		return got.Models[0]
+	}
+	require.Empty(t, update("1", "10GiB", "surge = 0").Warnings, "nothing is replaced")
+	gap := update("1", "11GiB", "surge = 0").Warnings
+	require.Len(t, gap, 1)
+	require.Contains(t, gap[0], "nothing serves meanwhile")
+	require.Contains(t, update("1", "12GiB", "min_available = 0").Warnings[0], "if there is no room for a second one")
+	require.Empty(t, update("1", "13GiB", "surge = 1").Warnings)
+	require.Empty(t, update("2", "14GiB", "surge = 0").Warnings)
+	status, _, err := m.client.Model(t.Context(), "m", api.QueryOptions{})
+	require.NoError(t, err)
+	require.Equal(t, []int{0, 1}, []int{status.Model.Surge, status.Model.MinAvailable})
+}
+
 // TestTheNumberOfReplicasInTheFile is applied where it changes; where people scaled the model
 // since, applying the same file says so.
 func TestTheNumberOfReplicasInTheFile(t *testing.T) {
@@ -520,7 +595,7 @@ func TestTheNumberOfReplicasInTheFile(t *testing.T) {
 	c := m.client
 	apply := func(replicas string) api.AppliedModel {
 		t.Helper()
-		got, err := c.ApplyModels(t.Context(), api.ApplyRequest{File: file("m", "management = \"full\"", "management = \"manual\"", "replicas   = 2", replicas)})
+		got, err := c.ApplyModels(t.Context(), api.ApplyRequest{Files: modelFile(file("m", "management = \"full\"", "management = \"manual\"", "replicas   = 2", replicas))})
 		require.NoError(t, err)
 		return got.Models[0]
 	}

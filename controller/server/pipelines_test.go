@@ -80,7 +80,7 @@ func TestPipelines(t *testing.T) {
 	// Names are of one space, both ways.
 	_, err = m.client.ApplyPipeline(t.Context(), "small", api.PipelineRequest{File: pipelineFile("small", "x")})
 	requireError(t, err, http.StatusConflict, api.CodeConflict, "a model already has this name")
-	_, err = m.client.ApplyModels(t.Context(), api.ApplyRequest{File: file("meta/p")})
+	_, err = m.client.ApplyModels(t.Context(), api.ApplyRequest{Files: modelFile(file("meta/p"))})
 	requireError(t, err, http.StatusConflict, api.CodeConflict, "a pipeline already has this name")
 	_, err = m.client.ApplyPipeline(t.Context(), "q", api.PipelineRequest{File: pipelineFile("q", "meta/p")})
 	requireError(t, err, http.StatusConflict, api.CodeConflict, `a step calls "meta/p", which is a pipeline`)

@@ -1,17 +1,14 @@
 package server
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"maps"
 	"net/http"
 	"slices"
-	"strings"
 	"time"
 
 	"remuda/controller/api"
-	"remuda/controller/modelfile"
 	"remuda/controller/planner"
 	"remuda/controller/state"
 )
@@ -20,13 +17,13 @@ import (
 // plan of a large fleet takes a core for a second.
 const planWait = 2 * time.Second
 
-// plan tries a change on a copy of the state and returns what the planner would make of it.
+// plan tries a change on a copy of the state and returns what would follow from it.
 func (s *Server) plan(rq *request, v *state.View) (answer, error) {
 	var body api.PlanRequest
 	if err := rq.decode(&body); err != nil {
 		return answer{}, err
 	}
-	cmds, err := s.hypothesis(rq, body, v)
+	changes, err := s.hypothesis(rq, body, v)
 	if err != nil {
 		return answer{}, err
 	}
@@ -40,9 +37,13 @@ func (s *Server) plan(rq *request, v *state.View) (answer, error) {
 			Message: fmt.Sprintf("other plans are being made, and none finished within %s: retry later", planWait)}
 	}
 	var before, asked *state.View
-	preview, err := s.cfg.Reconciler.Preview(func(fork *state.Store) error {
+	preview, err := s.cfg.Reconciler.Preview(rq.ctx, func(fork *state.Store) error {
 		before = fork.View()
-		for i, c := range cmds {
+		for i, next := range changes {
+			c, err := next(fork.View())
+			if err != nil {
+				return err
+			}
 			raw, err := state.Encode(c)
 			if err != nil {
 				return err
@@ -61,14 +62,21 @@ func (s *Server) plan(rq *request, v *state.View) (answer, error) {
 	return answer{value: foreseen(before, asked, preview)}, nil
 }
 
-// hypothesis makes the commands of what is to be tried.
-func (s *Server) hypothesis(rq *request, body api.PlanRequest, v *state.View) ([]state.Command, error) {
-	var cmds []state.Command
+// change makes a command for the state of a view.
+type change func(*state.View) (state.Command, error)
+
+func always(c state.Command) change {
+	return func(*state.View) (state.Command, error) { return c, nil }
+}
+
+// hypothesis returns what is to be tried, one after the other.
+func (s *Server) hypothesis(rq *request, body api.PlanRequest, v *state.View) ([]change, error) {
+	var changes []change
 	now := s.cfg.Now()
-	if body.File != "" {
-		models, err := modelfile.Parse(cmp.Or(body.Filename, "model.hcl"), []byte(body.File), nil)
+	if len(body.Files) > 0 || len(body.Jobs) > 0 {
+		models, err := modelsOf(body.Files, body.Jobs)
 		if err != nil {
-			return nil, fileError(err)
+			return nil, err
 		}
 		cmd := &state.UpsertModels{}
 		for _, m := range models {
@@ -78,11 +86,18 @@ func (s *Server) hypothesis(rq *request, body api.PlanRequest, v *state.View) ([
 			}
 			cmd.Models = append(cmd.Models, state.UpsertModel{Model: m, ModifyIndex: have, Time: now})
 		}
-		cmds = append(cmds, cmd)
+		changes = append(changes, always(cmd))
 	}
 	for _, name := range slices.Sorted(maps.Keys(body.Scale)) {
 		n := body.Scale[name]
-		cmds = append(cmds, &state.SetScale{Model: name, Replicas: &n, Origin: state.OriginOperator, Time: now})
+		ask := &state.ScaleRequest{Model: name, Replicas: &n, Origin: state.OriginOperator, Time: now}
+		changes = append(changes, func(v *state.View) (state.Command, error) {
+			c, err := ask.Resolve(v)
+			if err != nil {
+				return nil, err
+			}
+			return c, nil
+		})
 	}
 	if e := body.Evict; e != nil {
 		if (e.Replica == "") == (e.Model == "") {
@@ -92,93 +107,106 @@ func (s *Server) hypothesis(rq *request, body api.PlanRequest, v *state.View) ([
 		if err != nil {
 			return nil, err
 		}
-		cmds = append(cmds, &state.Evict{Replica: e.Replica, Model: e.Model, To: to, Force: e.Force, Time: now})
+		changes = append(changes, always(&state.Evict{Replica: e.Replica, Model: e.Model, To: to, Force: e.Force, Time: now}))
 	}
-	return cmds, nil
+	return changes, nil
 }
 
-// foreseen says what differs between the state as it is, as it was asked for, and as the
-// plan leaves it.
-func foreseen(before, asked *state.View, p planner.Preview) api.PlanResponse {
-	out := api.PlanResponse{Changes: []api.PlannedChange{}, Waits: []api.PlannedWait{}, Decisions: []api.Decision{}}
-	after := p.Store.View()
-	why := map[string][]string{} // by replica
-	waiting := map[string]bool{} // models
-	if p.Plan != nil {
-		for i := range p.Plan.Decisions {
-			d := &p.Plan.Decisions[i]
-			out.Decisions = append(out.Decisions, decisionOf(d))
-			if isWait(d.Kind) {
-				out.Waits = append(out.Waits, api.PlannedWait{Model: d.Model, Replica: d.Replica, Why: d.Reason})
-				waiting[d.Model] = true
+// foreseen returns the steps from the state as it is to what was asked for, and from there on.
+func foreseen(before, asked *state.View, f planner.Foresight) api.PlanResponse {
+	out := api.PlanResponse{
+		Steps: []api.PlannedStep{}, Waits: []api.PlannedWait{}, Decisions: []api.Decision{}, Assumptions: []api.PlanAssumption{},
+		Unfinished: f.Unfinished,
+	}
+	for _, s := range append(requested(before, asked), f.Steps...) {
+		// What is asked for and what follows at once is one step.
+		if last := len(out.Steps); s.After == 0 {
+			if i := slices.IndexFunc(out.Steps[:last], func(o api.PlannedStep) bool { return o.Replica == s.Replica }); i >= 0 {
+				out.Steps[i].To = statusText(s.To)
+				out.Steps[i].Why += "; " + whyOf(s)
 				continue
 			}
-			if d.Replica != "" {
-				why[d.Replica] = append(why[d.Replica], d.Reason)
-			}
 		}
-	}
-	acts := map[string]string{}
-	for _, a := range p.Actions {
-		acts[a.Replica] = a.Reason
-	}
-	names := map[string]bool{}
-	for _, v := range []*state.View{before, after} {
-		for _, r := range v.Replicas(nil) {
-			names[r.Name.String()] = true
-		}
-	}
-	for _, name := range slices.Sorted(maps.Keys(names)) {
-		was, is, tried := before.Replica(nil, name), after.Replica(nil, name), asked.Replica(nil, name)
-		if was == is || was != nil && is != nil && was.Status == is.Status && was.Goal == is.Goal {
-			continue
-		}
-		c := api.PlannedChange{Replica: name, From: statusText(was), To: statusText(is)}
-		at := is
+		at := s.To
 		if at == nil {
-			at = was
+			at = s.From
 		}
-		if at == nil { // it came and went
-			continue
+		step := api.PlannedStep{
+			After: api.Duration(s.After.Round(time.Millisecond)), Replica: s.Replica, Node: at.Placement.Node,
+			From: statusText(s.From), To: statusText(s.To), Why: whyOf(s),
 		}
-		c.Node = at.Placement.Node
-		if n := after.Node(nil, c.Node); n != nil {
-			c.NodeName = n.Name
+		if n := before.Node(nil, step.Node); n != nil {
+			step.NodeName = n.Name
 		}
-		switch {
-		case len(why[name]) > 0:
-			c.Why = strings.Join(why[name], "; ")
-		case statusText(was) != statusText(tried):
-			c.Why = "as requested"
-		case at.For != "":
-			c.Why = fmt.Sprintf("makes room for model %q", at.For)
-		case acts[name] != "":
-			c.Why = acts[name]
-		default:
-			c.Why = "continues a change already in progress"
-		}
-		out.Changes = append(out.Changes, c)
+		out.Steps = append(out.Steps, step)
 	}
-	// What was said when it began to wait is not said again by the planner.
+	for i := range f.Decisions {
+		out.Decisions = append(out.Decisions, decisionOf(&f.Decisions[i]))
+	}
+	for _, a := range f.Assumptions {
+		out.Assumptions = append(out.Assumptions, api.PlanAssumption{
+			Kind: string(a.Kind), Model: a.Model, Variant: a.Variant, Takes: api.Duration(a.Takes), Text: assumptionText(a),
+		})
+	}
+	after := f.Store.View()
 	for _, m := range after.Models(nil) {
 		rs := after.ReplicasOf(nil, m.Name)
-		if waiting[m.Name] {
-			continue
-		}
-		if d := waits(after, m, rs, after.Decisions(nil, m.Name, statusDecisions)); d != nil {
+		if d := waits(after, m, after.Target(nil, m).Replicas, rs, after.Decisions(nil, m.Name, statusDecisions)); d != nil {
 			out.Waits = append(out.Waits, api.PlannedWait{Model: m.Name, Replica: d.Replica, Why: d.Reason})
 		}
 	}
 	return out
 }
 
-// isWait tells whether a decision says that something could not be done now.
-func isWait(kind string) bool {
-	switch kind {
-	case planner.KindCannotPlace, planner.KindWaitsForRoom, planner.KindRolloutWaits, planner.KindGPUOutOfUse:
-		return true
+// requested are the steps that a request takes by itself.
+func requested(before, asked *state.View) []planner.Step {
+	var out []planner.Step
+	for _, is := range asked.Replicas(nil) {
+		name := is.Name.String()
+		if was := before.Replica(nil, name); was != is && was != nil && (was.Status != is.Status || was.Goal != is.Goal) {
+			out = append(out, planner.Step{Replica: name, From: was, To: is, Why: "as requested"})
+		}
 	}
-	return false
+	return out
+}
+
+// whyOf is why a step happens. Those without a decision carry out an earlier one.
+func whyOf(s planner.Step) string {
+	switch {
+	case s.Why != "":
+		return s.Why
+	case s.To == nil && s.From.Ending():
+		return "the job has ended"
+	case s.To != nil && s.To.For != "":
+		return fmt.Sprintf("makes room for model %q", s.To.For)
+	}
+	return "continues a change in progress"
+}
+
+// assumptionText is an assumption as a sentence.
+func assumptionText(a planner.Assumption) string {
+	of, takes := a.Model+":"+a.Variant, a.Takes.Round(100*time.Millisecond)
+	switch a.Kind {
+	case planner.AssumeColdStart:
+		from := ""
+		if a.OnDisk {
+			from = " on a node that has its weights"
+		}
+		return fmt.Sprintf("A cold start of %s%s takes %s, by the configured rates.", of, from, takes)
+	case planner.AssumeWake:
+		return fmt.Sprintf("A wake of %s takes %s, by the configured rates.", of, takes)
+	case planner.AssumeSleep:
+		return fmt.Sprintf("To put %s to sleep takes %s, by the configured rates.", of, takes)
+	case planner.AssumeDrain:
+		return fmt.Sprintf("A drain takes %s.", takes)
+	case planner.AssumeStop:
+		return fmt.Sprintf("Nomad ends a job within %s.", takes)
+	case planner.AssumeTraffic:
+		return "The traffic stays as it is."
+	case planner.AssumeSuccess:
+		return "Nothing fails."
+	}
+	return string(a.Kind)
 }
 
 // statusText is a replica's status, with the tier that follows: "draining, then WARM". It

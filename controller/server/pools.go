@@ -56,21 +56,21 @@ func (s *Server) listPools(_ *request, v *state.View, ws memdb.WatchSet) (answer
 		at(name).Counts = countsOf(rs)
 	}
 	for _, m := range v.Models(ws) {
-		for name, n := range m.Expected {
+		for _, name := range m.Desired.External() {
 			p := at(name)
-			if p.Expected == nil {
-				p.Expected = map[string]int{}
+			if p.Desired == nil {
+				p.Desired = map[string]int{}
 			}
-			p.Expected[m.Name] = n
+			p.Desired[m.Name] = m.Desired.In(name)
 		}
 	}
 	slices.SortStableFunc(pools, func(a, b api.Pool) int { return strings.Compare(a.Name, b.Name) })
 	return answer{value: pools, index: index}, nil
 }
 
-// expect says how many of a model's replicas are expected in an external pool.
-func (s *Server) expect(rq *request, v *state.View) (answer, error) {
-	var body api.ExpectRequest
+// scalePool changes how many of a model's replicas should be in an external pool.
+func (s *Server) scalePool(rq *request, v *state.View) (answer, error) {
+	var body api.ScalePoolRequest
 	if err := rq.decode(&body); err != nil {
 		return answer{}, err
 	}
@@ -79,16 +79,17 @@ func (s *Server) expect(rq *request, v *state.View) (answer, error) {
 	if before == nil {
 		return answer{}, noModel(name)
 	}
-	// What is expected in a pool that is gone, or disabled, may be taken back.
+	// What should be in a pool that is gone, or disabled, may be taken back.
 	if body.Replicas != 0 {
-		if err := s.mayExpect(pool); err != nil {
+		if err := s.mayScalePool(pool); err != nil {
 			return answer{}, err
 		}
 	}
-	res, err := s.decide(rq, &state.SetExpected{Model: name, Pool: pool, Replicas: body.Replicas, ModifyIndex: body.CAS},
-		state.Decision{Model: name, Kind: "scale",
-			Reason: fmt.Sprintf("%s asked for %s in pool %q (was %d)", by(rq.token), plural(body.Replicas, "replica"), pool, before.Expected[pool]),
-			Inputs: map[string]string{"asked": strconv.Itoa(body.Replicas), "before": strconv.Itoa(before.Expected[pool]), "pool": pool}})
+	was := before.Desired.In(pool)
+	ask := &state.ScaleRequest{Model: name, Pool: pool, Replicas: &body.Replicas, Origin: state.OriginOperator, ModifyIndex: body.CAS, Time: s.cfg.Now()}
+	res, err := s.scale(rq, ask, state.Decision{Model: name, Kind: "scale",
+		Reason: fmt.Sprintf("%s asked for %s in pool %q (was %d)", by(rq.token), plural(body.Replicas, "replica"), pool, was),
+		Inputs: map[string]string{"asked": strconv.Itoa(body.Replicas), "before": strconv.Itoa(was), "pool": pool}})
 	if err != nil {
 		return answer{}, err
 	}
@@ -109,13 +110,13 @@ func (s *Server) expect(rq *request, v *state.View) (answer, error) {
 		}
 	}
 	if !m.Stopped {
-		out.Target = m.Expected[pool]
+		out.Target = m.Desired.In(pool)
 	}
 	out.Replicas = outcomes(there, "")
 	return answer{value: out}, nil
 }
 
-func (s *Server) mayExpect(name string) error {
+func (s *Server) mayScalePool(name string) error {
 	var names []string
 	for _, p := range s.cfg.Reconciler.Pools() {
 		switch {

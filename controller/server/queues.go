@@ -18,14 +18,14 @@ import (
 // listQueues answers from what gateways reported to this server, which therefore leads, and
 // cannot be watched.
 func (s *Server) listQueues(_ *request, v *state.View, _ memdb.WatchSet) (answer, error) {
-	queues := s.cfg.Loads.Queues()
+	queues, limits := s.cfg.Loads.Queues(), v.Limits(nil)
 	out := []api.Queue{}
 	for _, m := range v.Models(nil) {
-		out = append(out, s.queueOf(queues[m.Name], m, v.ReplicasOf(nil, m.Name)))
+		out = append(out, s.queueOf(queues[m.Name], m, m.Target(limits(m.Name)).Replicas, v.ReplicasOf(nil, m.Name)))
 		delete(queues, m.Name)
 	}
 	for _, name := range slices.Sorted(maps.Keys(queues)) { // somebody waits for what does not exist any more
-		out = append(out, s.queueOf(queues[name], nil, nil))
+		out = append(out, s.queueOf(queues[name], nil, 0, nil))
 	}
 	slices.SortFunc(out, func(a, b api.Queue) int { return cmp.Compare(a.Model, b.Model) })
 	return answer{value: out}, nil
@@ -34,6 +34,10 @@ func (s *Server) listQueues(_ *request, v *state.View, _ memdb.WatchSet) (answer
 func (s *Server) getQueue(rq *request, v *state.View, _ memdb.WatchSet) (answer, error) {
 	name := rq.PathValue("model")
 	m, rs := v.Model(nil, name), v.ReplicasOf(nil, name)
+	target := 0
+	if m != nil {
+		target = v.Target(nil, m).Replicas
+	}
 	of, requests := s.cfg.Loads.QueueOf(name)
 	if m == nil && len(of) == 0 {
 		return answer{}, noModel(name)
@@ -41,7 +45,7 @@ func (s *Server) getQueue(rq *request, v *state.View, _ memdb.WatchSet) (answer,
 	sum := s.cfg.Loads.Queues()[name]
 	sum.Model = name
 	out := api.QueueStatus{
-		Queue: s.queueOf(sum, m, rs), Gateways: of, Waiting: []api.QueuedRequest{}, InFlight: []api.QueuedRequest{},
+		Queue: s.queueOf(sum, m, target, rs), Gateways: of, Waiting: []api.QueuedRequest{}, InFlight: []api.QueuedRequest{},
 		Replicas: list(rs, s.replicasIn(v, true).convert),
 	}
 	for _, p := range requests {
@@ -55,7 +59,7 @@ func (s *Server) getQueue(rq *request, v *state.View, _ memdb.WatchSet) (answer,
 }
 
 // queueOf completes what gateways have of a model; m is nil where it does not exist.
-func (s *Server) queueOf(q api.Queue, m *state.Model, rs []*state.Replica) api.Queue {
+func (s *Server) queueOf(q api.Queue, m *state.Model, target int, rs []*state.Replica) api.Queue {
 	q.Serving, q.Incomplete = countsOf(rs).Hot, !s.cfg.Loads.Heard()
 	if m != nil {
 		q.Model = m.Name
@@ -64,30 +68,30 @@ func (s *Server) queueOf(q api.Queue, m *state.Model, rs []*state.Replica) api.Q
 		q.Counters = &c
 	}
 	if q.State == "" {
-		q.State = unheard(m, rs)
+		q.State = unheard(m, target, rs)
 	}
 	return q
 }
 
 // unheard is the state of a model that no gateway has anything of.
-func unheard(m *state.Model, rs []*state.Replica) api.QueueState {
+func unheard(m *state.Model, target int, rs []*state.Replica) api.QueueState {
 	switch c := countsOf(rs); {
 	case m == nil || m.Stopped:
 		return api.QueueCancelled
 	case c.Hot > 0:
 		return api.QueueReady
-	case c.Starting+c.Failed > 0 || m.Target() > 0:
+	case c.Starting+c.Failed > 0 || target > 0:
 		return api.QueueDeploying
 	}
 	return api.QueueIdle
 }
 
 // modelQueue is what gateways have of a model, nil where none reports to this server.
-func (s *Server) modelQueue(m *state.Model, rs []*state.Replica) *api.Queue {
+func (s *Server) modelQueue(m *state.Model, target int, rs []*state.Replica) *api.Queue {
 	if len(s.cfg.Loads.Gateways()) == 0 {
 		return nil
 	}
-	q := s.queueOf(s.cfg.Loads.Queues()[m.Name], m, rs)
+	q := s.queueOf(s.cfg.Loads.Queues()[m.Name], m, target, rs)
 	return &q
 }
 

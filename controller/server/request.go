@@ -8,10 +8,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"net/http"
 	"net/url"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -51,7 +53,13 @@ func badRequest(format string, args ...any) *api.Error {
 	return &api.Error{Status: http.StatusBadRequest, Code: api.CodeBadRequest, Message: fmt.Sprintf(format, args...)}
 }
 
+// notFound quotes no more than the beginning of a name: nothing bounds what a client sends.
 func notFound(format string, args ...any) *api.Error {
+	for i, arg := range args {
+		if name, ok := arg.(string); ok {
+			args[i] = shorten(name)
+		}
+	}
 	return &api.Error{Status: http.StatusNotFound, Code: api.CodeNotFound, Message: fmt.Sprintf(format, args...)}
 }
 
@@ -211,50 +219,104 @@ func (r *heldReader) Read(b []byte) (int, error) {
 }
 
 // decode reads the JSON body into v: one object that has the required fields of v and no
-// unknown ones.
+// unknown ones. Its error names every field that is wrong.
 func (rq *request) decode(v any) error {
-	d := json.NewDecoder(bytes.NewReader(rq.body))
-	d.DisallowUnknownFields()
-	err := d.Decode(v)
-	switch {
-	case errors.Is(err, io.EOF):
-		err = errors.New("it is empty, and must be a JSON object")
-	case err == nil:
-		err = complete(rq.body, v)
-	}
-	if err != nil {
+	if err := decodeObject(rq.body, v); err != nil {
 		return badRequest("body of %s %s: %v", rq.route.method, rq.route.pattern, err)
 	}
 	return nil
 }
 
-// complete returns an error if body is not one JSON object with the required fields of v: a
-// number that was left out is not 0.
-func complete(body []byte, v any) error {
-	var given map[string]isSet
+func decodeObject(body []byte, v any) error {
+	if len(bytes.TrimSpace(body)) == 0 {
+		return errors.New("it is empty, and must be a JSON object")
+	}
+	var given map[string]json.RawMessage
 	if err := json.Unmarshal(body, &given); err != nil {
-		return err
+		return jsonError(err)
 	}
-	has := map[string]bool{}
-	for name, set := range given {
-		key := strings.ToLower(name) // encoding/json ignores case
-		has[key] = has[key] || bool(set)
+	if given == nil {
+		return errors.New("is a JSON null: must be an object")
 	}
-	var errs []error
+	// encoding/json ignores case, and so does this.
+	known, required := map[string]reflect.StructField{}, map[string]string{}
 	for _, f := range reflect.VisibleFields(reflect.TypeOf(v).Elem()) {
-		if name, required := jsonField(f); required && !has[strings.ToLower(name)] {
-			errs = append(errs, fmt.Errorf("field %q is missing", name))
+		name, must := jsonField(f)
+		if name == "" {
+			continue
+		}
+		known[strings.ToLower(name)] = f
+		if must {
+			required[strings.ToLower(name)] = name
 		}
 	}
-	return errors.Join(errs...)
+	var wrong []string
+	for _, name := range slices.Sorted(maps.Keys(given)) {
+		raw, key := given[name], strings.ToLower(name)
+		f, ok := known[key]
+		if !ok {
+			wrong = append(wrong, "unknown field "+clip(name))
+			continue
+		}
+		delete(required, key)
+		if string(raw) == "null" { // a number that was left out is not 0
+			wrong = append(wrong, fmt.Sprintf("field %q is null: set a value or leave it out", name))
+			continue
+		}
+		d := json.NewDecoder(bytes.NewReader(raw))
+		d.DisallowUnknownFields()
+		if err := d.Decode(reflect.ValueOf(v).Elem().FieldByIndex(f.Index).Addr().Interface()); err != nil {
+			wrong = append(wrong, fmt.Sprintf("field %q: %v", name, jsonError(err)))
+		}
+	}
+	for _, key := range slices.Sorted(maps.Keys(required)) {
+		wrong = append(wrong, fmt.Sprintf("field %q is missing", required[key]))
+	}
+	if wrong != nil {
+		return errors.New(strings.Join(wrong, "; "))
+	}
+	return nil
 }
 
-// isSet is true for any JSON but null, which it does not keep.
-type isSet bool
+// shorten keeps the beginning of a text from a client.
+func shorten(s string) string {
+	const longest = 1000
+	if len(s) <= longest {
+		return s
+	}
+	return strings.ToValidUTF8(s[:longest], "") + "…"
+}
 
-func (s *isSet) UnmarshalJSON(b []byte) error {
-	*s = string(b) != "null"
-	return nil
+// jsonError says what encoding/json found in words of JSON.
+func jsonError(err error) error {
+	var wrong *json.UnmarshalTypeError
+	if !errors.As(err, &wrong) {
+		return errors.New(shorten(strings.TrimPrefix(err.Error(), "json: ")))
+	}
+	at := ""
+	if wrong.Field != "" {
+		at = wrong.Field + " "
+	}
+	return fmt.Errorf("%sis a JSON %s: must be %s", at, shorten(wrong.Value), kindOf(wrong.Type))
+}
+
+// kindOf is what JSON a Go type is read from.
+func kindOf(t reflect.Type) string {
+	switch t.Kind() {
+	case reflect.String:
+		return "a string"
+	case reflect.Bool:
+		return "true or false"
+	case reflect.Int, reflect.Int64:
+		return "a whole number"
+	case reflect.Uint64:
+		return "a whole number of at least 0"
+	case reflect.Float64:
+		return "a number"
+	case reflect.Slice:
+		return "a list"
+	}
+	return "an object"
 }
 
 // jsonField is the name of a field of a type of package api in JSON, empty for none, and

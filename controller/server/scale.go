@@ -1,7 +1,9 @@
 package server
 
 import (
+	"errors"
 	"fmt"
+	"net/http"
 	"strconv"
 	"strings"
 	"time"
@@ -40,16 +42,66 @@ func (b *scaleBody) says() string {
 	return ": " + text
 }
 
-// command is what is asked for, in the state's words and for people.
-func (b *scaleBody) command(model string, from state.Origin, at time.Time) (state.Command, string) {
+// request is what is asked for, in the state's words and for people.
+func (b *scaleBody) request(model string, from state.Origin, at time.Time) (*state.ScaleRequest, string) {
+	r := &state.ScaleRequest{Model: model, Origin: from, ModifyIndex: b.CAS, Time: at}
 	switch {
 	case b.Variants != nil:
-		return &state.SetVariants{Model: model, Variants: b.Variants, Origin: from, ModifyIndex: b.CAS, Time: at}, "the replicas " + state.VariantsText(b.Variants)
+		r.Variants = b.Variants
+		return r, "the replicas " + state.VariantsText(b.Variants)
 	case b.Variant != "":
-		return &state.SetScale{Model: model, Variant: b.Variant, Replicas: b.Replicas, Origin: from, ModifyIndex: b.CAS, Time: at},
-			fmt.Sprintf("%s of variant %q", plural(*b.Replicas, "replica"), b.Variant)
+		r.Variants = map[string]int{b.Variant: *b.Replicas}
+		return r, fmt.Sprintf("%s of variant %q", plural(*b.Replicas, "replica"), b.Variant)
 	}
-	return &state.SetScale{Model: model, Replicas: b.Replicas, Origin: from, ModifyIndex: b.CAS, Time: at}, plural(*b.Replicas, "replica") + " of the model"
+	r.Replicas = b.Replicas
+	return r, plural(*b.Replicas, "replica") + " of the model"
+}
+
+// scale carries a request out, as one decision. Where the model changes meanwhile, the request
+// is resolved anew, unless the caller has named the model's index.
+func (s *Server) scale(rq *request, r *state.ScaleRequest, d state.Decision) (state.Result, error) {
+	for try := 1; ; try++ {
+		v := s.cfg.Raft.Store().View()
+		cmd, refused := r.Resolve(v)
+		if refused != nil {
+			return state.Result{}, refused
+		}
+		if err := s.mayScaleToZero(v, cmd); err != nil {
+			return state.Result{}, err
+		}
+		res, err := s.decide(rq, cmd, d)
+		if !errors.Is(err, state.ErrConflict) || r.ModifyIndex != 0 || try == applyTries {
+			return res, err
+		}
+	}
+}
+
+// mayScaleToZero returns why the autoscaler may not take a model's last replica: it must have
+// been idle for as long as the switch scale-to-zero-delay says. Where it is not known since when
+// it is idle, it counts as busy. The state knows no requests, so this rule is not there.
+func (s *Server) mayScaleToZero(v *state.View, c *state.Scale) error {
+	m, l := v.Model(nil, c.Model), v.Limits(nil)(c.Model)
+	if c.Origin != state.OriginAutoscaler || c.Desired.Total() > 0 || l.ScaleToZeroDelay == 0 || m.Target(l).Replicas == 0 {
+		return nil
+	}
+	now := s.cfg.Now()
+	since, live := s.cfg.Loads.Since() // what came before is not known
+	loads := s.cfg.Loads.Loads()
+	busy := !live || !s.cfg.Loads.Known()
+	for _, r := range v.StayingOf(nil, m.Name) {
+		load := loads[r.Name.String()]
+		busy = busy || load.InFlight > 0
+		for _, at := range []time.Time{load.LastRequest, r.Since} {
+			if at.After(since) {
+				since = at
+			}
+		}
+	}
+	if !busy && !now.Before(since.Add(l.ScaleToZeroDelay)) {
+		return nil
+	}
+	return &api.Error{Status: http.StatusForbidden, Code: api.CodeForbidden, Message: fmt.Sprintf(
+		"model %q: switch %s is %s: the autoscaler cannot scale it to 0 before it was idle for so long", m.Name, state.SwitchScaleToZeroDelay, l.ScaleToZeroDelay)}
 }
 
 // scaleModel records one decision, whatever was asked for.
@@ -70,8 +122,9 @@ func (s *Server) scaleModel(rq *request, v *state.View) (answer, error) {
 	if before == nil {
 		return answer{}, noModel(name)
 	}
-	cmd, what := body.command(name, from, s.cfg.Now())
-	in := map[string]string{"before": strconv.Itoa(before.Replicas), "variant": body.Variant, "origin": string(from)}
+	ask, what := body.request(name, from, s.cfg.Now())
+	was := before.Desired.Total()
+	in := map[string]string{"before": strconv.Itoa(was), "variant": body.Variant, "origin": string(from)}
 	if body.Variants == nil {
 		in["asked"] = strconv.Itoa(*body.Replicas)
 	} else {
@@ -81,8 +134,8 @@ func (s *Server) scaleModel(rq *request, v *state.View) (answer, error) {
 	if rq.token == nil && from == state.OriginAutoscaler {
 		who = "the autoscaler"
 	}
-	res, err := s.decide(rq, cmd, state.Decision{Model: name, Kind: "scale", Inputs: in,
-		Reason: fmt.Sprintf("%s asked for %s (was %d)%s", who, what, before.Replicas, body.says())})
+	res, err := s.scale(rq, ask, state.Decision{Model: name, Kind: "scale", Inputs: in,
+		Reason: fmt.Sprintf("%s asked for %s (was %d)%s", who, what, was, body.says())})
 	if err != nil {
 		return answer{}, err
 	}

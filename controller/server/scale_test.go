@@ -26,7 +26,7 @@ func TestVariantsAreScaledTogether(t *testing.T) {
 	require.Equal(t, 3, done.Target)
 	after, _, err := c.Model(t.Context(), "m", api.QueryOptions{})
 	require.NoError(t, err)
-	require.Equal(t, map[string]int{"a": 1, "b": 2}, after.Model.Spread)
+	require.Equal(t, []api.Share{{Variant: "a", Replicas: 1}, {Variant: "b", Replicas: 2}}, after.Model.Desired)
 	require.Equal(t, 3, after.Model.Replicas)
 	require.Equal(t, done.ModifyIndex, after.Model.ModifyIndex)
 	require.Len(t, after.Decisions, len(before.Decisions)+1)
@@ -54,7 +54,7 @@ func TestVariantsAreScaledTogether(t *testing.T) {
 	// An empty map is no wish for nothing at all.
 	_, err = c.Scale(t.Context(), "m", api.ScaleRequest{Variants: map[string]int{}})
 	requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, "no variants are set")
-	_, err = m.client.ApplyModels(t.Context(), api.ApplyRequest{File: file("m", `"full"`, `"manual"`)})
+	_, err = m.client.ApplyModels(t.Context(), api.ApplyRequest{Files: modelFile(file("m", `"full"`, `"manual"`))})
 	require.NoError(t, err)
 	_, err = c.Scale(t.Context(), "m", api.ScaleRequest{Variants: map[string]int{"a": 1, "b": 1}})
 	requireError(t, err, http.StatusForbidden, api.CodeForbidden, `the autoscaler cannot scale it (management = "manual" in the model file)`)
@@ -84,7 +84,7 @@ func TestTwoAutoscalersNeverAddTwice(t *testing.T) {
 		requireError(t, err, http.StatusConflict, api.CodeConflict, "has changed")
 	}
 	require.Equal(t, 1, heard)
-	require.Equal(t, 3, m.store.View().Model(nil, "m").Replicas)
+	require.Equal(t, 3, m.store.View().Model(nil, "m").Desired.Total())
 }
 
 func TestReplicasAreCountedByVariant(t *testing.T) {
@@ -110,7 +110,7 @@ func TestReplicasAreCountedByVariant(t *testing.T) {
 	require.Equal(t, "it is loading", got.Replicas[1].NotServing)
 
 	// A variant that is gone is counted while it has replicas, and no longer.
-	_, err = m.client.ApplyModels(t.Context(), api.ApplyRequest{File: file("m", `variant "a"`, `variant "z"`)})
+	_, err = m.client.ApplyModels(t.Context(), api.ApplyRequest{Files: modelFile(file("m", `variant "a"`, `variant "z"`))})
 	require.NoError(t, err)
 	got, _, err = m.client.Model(t.Context(), "m", api.QueryOptions{})
 	require.NoError(t, err)

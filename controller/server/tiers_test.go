@@ -15,25 +15,23 @@ import (
 	"remuda/controller/state"
 )
 
-// planning is a planner that always makes the same plan on a copy of store.
-func planning(store *state.Store, p *state.Plan, actions ...planner.Action) func(func(*state.Store) error) (planner.Preview, error) {
-	return func(change func(*state.Store) error) (planner.Preview, error) {
+// planning foresees the same plan for a copy of store, and nothing else.
+func planning(store *state.Store, p *state.Plan) func(func(*state.Store) error) (planner.Foresight, error) {
+	return func(change func(*state.Store) error) (planner.Foresight, error) {
 		fork := store.Fork()
 		if err := change(fork); err != nil {
-			return planner.Preview{}, err
+			return planner.Foresight{}, err
 		}
-		if p != nil {
-			v := fork.View()
-			p.ID, p.Index, p.Time = "preview", v.Index(), epoch
-			raw, err := state.Encode(p)
-			if err != nil {
-				return planner.Preview{}, err
-			}
-			if res := fork.Apply(v.Index()+1, raw); res.Err != nil {
-				return planner.Preview{}, res.Err
-			}
+		rules := planner.Rules{
+			Plan: func(*state.View, planner.Observation, planner.Config) (*state.Plan, time.Time) {
+				once := p
+				p = nil
+				return once, time.Time{}
+			},
+			Actions: func(*state.View, planner.Observation, planner.Config) []planner.Action { return nil },
+			After:   planner.After,
 		}
-		return planner.Preview{Store: fork, Plan: p, Actions: actions}, nil
+		return planner.Foresee(fork, planner.Observation{Now: epoch}, planner.DefaultConfig(), rules, planner.Bounds{Plans: 2})
 	}
 }
 
@@ -107,14 +105,14 @@ func TestPools(t *testing.T) {
 	old.CapacityPool = "past"
 	m.apply(&state.UpsertNodes{Nodes: []state.Node{far, old}})
 	m.move(m.place("m", "1", 0, 0), state.EventStarted, state.EventServing)
-	r, err := m.client.Expect(t.Context(), "m", "cloud", api.ExpectRequest{Replicas: 2})
+	r, err := m.client.ScalePool(t.Context(), "m", "cloud", api.ScalePoolRequest{Replicas: 2})
 	require.NoError(t, err)
 	require.Equal(t, api.ScaleResponse{Model: "m", Pool: "cloud", Target: 2, Changed: true, ModifyIndex: m.store.View().Model(nil, "m").ModifyIndex, Replicas: []api.ReplicaOutcome{}}, r)
-	_, err = m.client.Expect(t.Context(), "m", "off", api.ExpectRequest{Replicas: 1})
+	_, err = m.client.ScalePool(t.Context(), "m", "off", api.ScalePoolRequest{Replicas: 1})
 	requireError(t, err, http.StatusForbidden, api.CodeForbidden, `pool "off": management is "disabled"`)
-	_, err = m.client.Expect(t.Context(), "m", "off", api.ExpectRequest{})
+	_, err = m.client.ScalePool(t.Context(), "m", "off", api.ScalePoolRequest{})
 	require.NoError(t, err, "it may be taken back")
-	_, err = m.client.Expect(t.Context(), "m", "cloud", api.ExpectRequest{Replicas: 1, CAS: 1})
+	_, err = m.client.ScalePool(t.Context(), "m", "cloud", api.ScalePoolRequest{Replicas: 1, CAS: 1})
 	requireError(t, err, http.StatusConflict, api.CodeConflict, "m")
 
 	pools, meta, err := m.client.Pools(t.Context(), api.QueryOptions{})
@@ -126,21 +124,21 @@ func TestPools(t *testing.T) {
 	}, pools[0])
 	require.Equal(t, api.Pool{
 		Name: "cloud", Management: "manual", Price: 2, Batch: 1, Interval: api.Duration(5 * time.Minute), Address: "https://cloud:4646", Known: true, Heard: epoch,
-		Nodes: 1, GPUs: 1, Memory: 40 * gib, FreeMemory: 40 * gib, Expected: map[string]int{"m": 2},
+		Nodes: 1, GPUs: 1, Memory: 40 * gib, FreeMemory: 40 * gib, Desired: map[string]int{"m": 2},
 	}, pools[1])
 	require.Equal(t, []string{"off", "past"}, []string{pools[2].Name, pools[3].Name})
 	require.Contains(t, pools[3].Error, "no longer in this server's config")
 
 	about, _, err := m.client.Model(t.Context(), "m", api.QueryOptions{})
 	require.NoError(t, err)
-	require.Equal(t, map[string]int{"cloud": 2}, about.Model.Expected)
+	require.Equal(t, 2, about.Model.In("cloud"))
 	require.Equal(t, `anonymous (no ACL token) asked for 2 replicas in pool "cloud" (was 0)`, about.Decisions[0].Reason)
 }
 
 func TestPoolsThatAreNotConfigured(t *testing.T) {
 	m := one(t)
 	m.applied("m")
-	_, err := m.client.Expect(t.Context(), "m", "cloud", api.ExpectRequest{Replicas: 1})
+	_, err := m.client.ScalePool(t.Context(), "m", "cloud", api.ScalePoolRequest{Replicas: 1})
 	requireError(t, err, http.StatusNotFound, api.CodeNotFound, `pool "cloud" does not exist`)
 }
 
@@ -175,7 +173,8 @@ func TestDedicatedSetsReplaceEachOther(t *testing.T) {
 	require.Equal(t, api.Dedicated{Models: map[string]int{"new": 3}, Source: "operator", Since: at, ModifyIndex: set.ModifyIndex}, set)
 	about, _, err := c.Model(t.Context(), "new", api.QueryOptions{})
 	require.NoError(t, err)
-	require.Equal(t, 3, about.Model.Replicas)
+	require.Equal(t, []any{2, 3, "dedicated"}, []any{about.Model.Replicas, about.Model.Target, about.Model.Bound})
+	require.Equal(t, api.Limits{Dedicated: 3}, about.Limits)
 	require.True(t, about.Model.DedicatedNow)
 	require.False(t, about.Model.Dedicated)
 	require.Contains(t, about.Why, "Dedicated with at least 3 replicas, set by operator.")
@@ -184,7 +183,7 @@ func TestDedicatedSetsReplaceEachOther(t *testing.T) {
 	models, _, err := c.Models(t.Context(), api.QueryOptions{})
 	require.NoError(t, err)
 	require.Equal(t, []bool{false, true}, []bool{models[0].DedicatedNow, models[1].DedicatedNow})
-	require.Equal(t, 0, models[0].Replicas, "it falls back to its min")
+	require.Equal(t, []any{2, 2, ""}, []any{models[0].Replicas, models[0].Target, models[0].Bound}, "it is what was asked for again")
 	ds, _, err := c.Decisions(t.Context(), api.DecisionFilter{Limit: 1}, api.QueryOptions{})
 	require.NoError(t, err)
 	require.Equal(t, "dedicated", ds[0].Kind)
@@ -210,7 +209,7 @@ func TestScheduleOfTheDedicatedSet(t *testing.T) {
 	_, err = c.SetDedicatedSchedule(t.Context(), api.ScheduleRequest{File: officeHours, Filename: "cal.hcl"})
 	e := requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, `see "remuda model list"`)
 	require.Equal(t, []api.Fault{{File: "cal.hcl", Line: 7, Column: 17, Text: "window \"office\": dedicated: model \"new\" does not exist: see \"remuda model list\""}}, e.Faults)
-	_, err = c.ApplyModels(t.Context(), api.ApplyRequest{File: file("new", "max        = 4", "max = 1", "replicas   = 2", "replicas = 1")})
+	_, err = c.ApplyModels(t.Context(), api.ApplyRequest{Files: modelFile(file("new", "max        = 4", "max = 1", "replicas   = 2", "replicas = 1"))})
 	require.NoError(t, err)
 	_, err = c.SetDedicatedSchedule(t.Context(), api.ScheduleRequest{File: officeHours})
 	requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, `schedule.hcl:7:17: window "office": dedicated: model "new" is 2: must be at most 1, the model's max`)
@@ -273,19 +272,23 @@ func TestPlanChangesNothing(t *testing.T) {
 		{Time: epoch, Model: "new", Kind: planner.KindCannotPlace, Reason: "no node has room"},
 	}
 	got, err := m.client.Plan(t.Context(), api.PlanRequest{
-		File: file("new"), Scale: map[string]int{"m": 2}, Evict: &api.EvictRequest{Replica: gone.String(), To: "cold"},
+		Files: modelFile(file("new")), Scale: map[string]int{"m": 2}, Evict: &api.EvictRequest{Replica: gone.String(), To: "cold"},
 	})
 	require.NoError(t, err)
-	require.Equal(t, []api.PlannedChange{
-		{Replica: hot.String(), Node: "n1", NodeName: "node-one", From: "serving", To: "draining, then WARM", Why: "it makes room"},
+	require.Equal(t, []api.PlannedStep{
 		{Replica: gone.String(), Node: "n1", NodeName: "node-one", From: "serving", To: "draining, then COLD", Why: "as requested"},
-	}, got.Changes)
+		{Replica: hot.String(), Node: "n1", NodeName: "node-one", From: "serving", To: "draining, then WARM", Why: "it makes room"},
+	}, got.Steps)
+	require.Equal(t, []api.PlanAssumption{
+		{Kind: "traffic", Text: "The traffic stays as it is."}, {Kind: "success", Text: "Nothing fails."},
+	}, got.Assumptions)
+	require.Empty(t, got.Unfinished)
 	require.Equal(t, []api.PlannedWait{{Model: "new", Why: "no node has room"}}, got.Waits)
 	require.Len(t, got.Decisions, 2)
 	require.Equal(t, "2", got.Decisions[0].Inputs["cost"])
 	require.Equal(t, before.Index(), m.store.View().Index(), "nothing was committed")
 
-	_, err = m.client.Plan(t.Context(), api.PlanRequest{File: "model"})
+	_, err = m.client.Plan(t.Context(), api.PlanRequest{Files: modelFile("model")})
 	e := requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, "model.hcl:1:")
 	require.NotEmpty(t, e.Faults)
 }
@@ -296,7 +299,8 @@ func TestPlanSaysWhatWaitedAlready(t *testing.T) {
 	m.apply(&state.RecordDecisions{Decisions: []state.Decision{{Time: epoch, Model: "m", Kind: planner.KindCannotPlace, Reason: "no node has room"}}})
 	got, err := m.client.Plan(t.Context(), api.PlanRequest{})
 	require.NoError(t, err)
-	require.Empty(t, got.Changes)
+	require.Empty(t, got.Steps)
+	require.Empty(t, got.Unfinished)
 	require.Equal(t, []api.PlannedWait{{Model: "m", Why: "no node has room"}}, got.Waits)
 }
 
@@ -306,7 +310,7 @@ func TestOnePlanIsMadeAtATime(t *testing.T) {
 	begun, end := make(chan struct{}, 2), make(chan struct{})
 	m := cluster(t, 1, settings{world: func(w *world) {
 		plan := w.preview
-		w.preview = func(change func(*state.Store) error) (planner.Preview, error) {
+		w.preview = func(change func(*state.Store) error) (planner.Foresight, error) {
 			begun <- struct{}{}
 			<-end
 			return plan(change)

@@ -45,13 +45,11 @@ func (s *Server) listVersions(rq *request, v *state.View, ws memdb.WatchSet) (an
 	return answer{index: index, value: out}, nil
 }
 
-// fileOf returns a version's model with the number of replicas of its file, 0 where that has
-// none.
+// fileOf returns a version's model with the scale of its file, none where that has none.
 func fileOf(v *state.Version) *state.Model {
 	m := v.Model
-	m.Replicas = 0
-	if m.FileReplicas != nil {
-		m.Replicas = *m.FileReplicas
+	if m.FileReplicas == nil {
+		m.Desired = nil
 	}
 	return &m
 }

@@ -35,9 +35,9 @@ func goodRequests(t *testing.T, m *member) map[string]good {
 	going := m.place("m", "r3", 1, 0)
 	m.move(going, state.EventStarted, state.EventServing)
 	changed := file("m", "10GiB", "11GiB")
-	_, err := m.client.ApplyModels(t.Context(), api.ApplyRequest{File: changed})
+	_, err := m.client.ApplyModels(t.Context(), api.ApplyRequest{Files: modelFile(changed)})
 	require.NoError(t, err)
-	_, err = m.client.ApplyModels(t.Context(), api.ApplyRequest{File: file("empty")})
+	_, err = m.client.ApplyModels(t.Context(), api.ApplyRequest{Files: modelFile(file("empty"))})
 	require.NoError(t, err)
 	reported(t, m.client, api.GatewayReport{Gateway: "g", Index: 1, Replicas: []api.ReplicaLoad{
 		{Name: running.String(), InFlight: 1, Oldest: epoch, LastRequest: epoch, Requests: []api.Request{{ID: "x", Started: epoch}}},
@@ -57,7 +57,7 @@ func goodRequests(t *testing.T, m *member) map[string]good {
 	}
 	return map[string]good{
 		"GET /v1/models":                        {path: "/v1/models"},
-		"PUT /v1/models":                        {path: "/v1/models", body: `{"File":` + quoted(file("new")) + `}`},
+		"PUT /v1/models":                        {path: "/v1/models", body: `{"Files":[{"Text":` + quoted(file("new")) + `}]}`},
 		"GET /v1/model/{model}":                 {path: "/v1/model/m"},
 		"GET /v1/model/{model}/file":            {path: "/v1/model/m/file?version=1"},
 		"GET /v1/model/{model}/versions":        {path: "/v1/model/m/versions"},

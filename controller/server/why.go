@@ -18,18 +18,19 @@ import (
 func why(v *state.View, ws memdb.WatchSet, m *state.Model, rs []*state.Replica, ds []*state.Decision) string {
 	var out []string
 	say := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
-	c := countsOf(rs)
+	c, limits := countsOf(rs), v.Limits(ws)(m.Name)
+	target := m.Target(limits).Replicas
 	switch {
 	case m.Stopped && len(rs) == 0:
 		say("The model is stopped.")
 	case m.Stopped:
 		say("The model is stopped; %s.", strings.Join(parts(rs), ", "))
-	case len(rs) == 0 && m.Target() > 0:
-		say("%d of %d replicas serve: none is placed yet.", 0, m.Target())
+	case len(rs) == 0 && target > 0:
+		say("%d of %d replicas serve: none is placed yet.", 0, target)
 	case len(rs) == 0:
 		say("The target is 0 replicas.")
 	default:
-		say("%d of %d replicas serve: %s.", c.Hot, m.Target(), strings.Join(parts(rs), ", "))
+		say("%d of %d replicas serve: %s.", c.Hot, target, strings.Join(parts(rs), ", "))
 	}
 	for _, r := range rs {
 		if r.Status != state.StatusFailed {
@@ -65,16 +66,16 @@ func why(v *state.View, ws memdb.WatchSet, m *state.Model, rs []*state.Replica, 
 	if d := v.Dedicated(ws); d != nil && d.Models[m.Name] > 0 {
 		say("Dedicated with at least %s, set by %s.", plural(d.Models[m.Name], "replica"), d.Source)
 	}
-	if n, capped := v.CapMaxReplicas(ws, m.Name); capped && n < m.Target() {
-		say("Capped at %s by switch %s.", plural(n, "replica"), setSwitch(v, ws, state.SwitchCapMaxReplicas, m.Name))
+	if m.Target(limits).Bound == state.BoundCap {
+		say("Capped at %s by switch %s.", plural(target, "replica"), setSwitch(v, ws, state.SwitchCapMaxReplicas, m.Name))
 	}
-	if v.ScalingDisabled(ws, m.Name) {
+	if limits.ScalingDisabled {
 		say("Switch %s is set: only operators change its scale, and nothing evicts it.", setSwitch(v, ws, state.SwitchDisableScaling, m.Name))
 	}
 	if v.Switch(ws, planner.PauseReconcile) != "" {
 		say("The controller is paused: run \"remuda switch unset %s\" to resume.", planner.PauseReconcile)
 	}
-	if d := waits(v, m, rs, ds); d != nil {
+	if d := waits(v, m, target, rs, ds); d != nil {
 		say("Waiting: %s.", strings.TrimSuffix(d.Reason, "."))
 	} else if len(ds) > 0 {
 		say("Last decision, %s: %s.", ds[0].Kind, strings.TrimSuffix(ds[0].Reason, "."))
@@ -100,7 +101,7 @@ func setSwitch(v *state.View, ws memdb.WatchSet, name, model string) string {
 
 // waits returns the decision that says what the model still waits for, nil where it
 // does not: one that nothing was placed after.
-func waits(v *state.View, m *state.Model, rs []*state.Replica, ds []*state.Decision) *state.Decision {
+func waits(v *state.View, m *state.Model, target int, rs []*state.Replica, ds []*state.Decision) *state.Decision {
 	staying := 0
 	for _, r := range rs {
 		if r.Counts() {
@@ -112,7 +113,7 @@ func waits(v *state.View, m *state.Model, rs []*state.Replica, ds []*state.Decis
 		case planner.KindPlace, planner.KindWake:
 			return nil
 		case planner.KindCannotPlace, planner.KindWaitsForRoom:
-			if staying < m.Target() {
+			if staying < target {
 				return d
 			}
 		case planner.KindGPUOutOfUse:

@@ -5,14 +5,15 @@ import (
 	"fmt"
 )
 
-// Type is a command's first byte in the Raft log. Types are never reused: 21 is retired.
+// Type is a command's first byte in the Raft log. Types are never reused: 17, 21 and
+// 22 are retired.
 type Type byte
 
 // The types of commands.
 const (
 	TypeUpsertModel     Type = 1
 	TypeDeleteModel     Type = 2
-	TypeSetScale        Type = 3
+	TypeScale           Type = 3
 	TypePlan            Type = 4
 	TypeMove            Type = 5
 	TypeRemove          Type = 6
@@ -26,11 +27,9 @@ const (
 	TypeUpsertModels    Type = 14
 	TypeEvict           Type = 15
 	TypeDecided         Type = 16
-	TypeSetExpected     Type = 17
 	TypeSetDedicated    Type = 18
 	TypeSetSchedule     Type = 19
 	TypeSetPipeline     Type = 20
-	TypeSetVariants     Type = 22
 )
 
 // MaxCommand is the longest encoded command, in bytes. Raft holds whole entries in
@@ -87,7 +86,7 @@ func decodeBody(t Type, body []byte) (Command, *Error) {
 var commands = map[Type]func() Command{
 	TypeUpsertModel:     func() Command { return new(UpsertModel) },
 	TypeDeleteModel:     func() Command { return new(DeleteModel) },
-	TypeSetScale:        func() Command { return new(SetScale) },
+	TypeScale:           func() Command { return new(Scale) },
 	TypePlan:            func() Command { return new(Plan) },
 	TypeMove:            func() Command { return new(Move) },
 	TypeRemove:          func() Command { return new(Remove) },
@@ -101,11 +100,9 @@ var commands = map[Type]func() Command{
 	TypeUpsertModels:    func() Command { return new(UpsertModels) },
 	TypeEvict:           func() Command { return new(Evict) },
 	TypeDecided:         func() Command { return new(Decided) },
-	TypeSetExpected:     func() Command { return new(SetExpected) },
 	TypeSetDedicated:    func() Command { return new(SetDedicated) },
 	TypeSetSchedule:     func() Command { return new(SetSchedule) },
 	TypeSetPipeline:     func() Command { return new(SetPipeline) },
-	TypeSetVariants:     func() Command { return new(SetVariants) },
 }
 
 // Result is what became of a command.

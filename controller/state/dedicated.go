@@ -3,16 +3,15 @@ package state
 import (
 	"fmt"
 	"maps"
+	"slices"
 	"time"
 
 	"github.com/hashicorp/go-memdb"
 )
 
-// SetDedicated replaces the dedicated set. Each of its models should then have at least
-// as many replicas as the set says. A model that the old set had and the new one has not
-// falls back to its minimum; one that both have falls to its new number where it has no
-// more replicas than the old one gave it. Models whose management is disabled keep their
-// numbers; they are dedicated all the same.
+// SetDedicated replaces the dedicated set. Each of its models has at least as many replicas as
+// the set says, for as long as it is in it; see Model.Target. Its scale stays as it is. Models
+// whose management is disabled keep what runs; they are dedicated all the same.
 //
 // It is refused for a model that does not exist or is stopped, and for a number below 1
 // or above the model's maximum.
@@ -52,63 +51,32 @@ func (c *SetDedicated) apply(t *txn) *Error {
 		}
 	}
 	old := dedicatedSet(t.Txn)
-	was := map[string]int{}
-	if old != nil {
-		was = old.Models
-	}
-	for _, name := range sortedKeys(was) {
-		if models[name] == nil {
-			// Nil where the model is gone, which DeleteModel does not leave behind.
-			models[name] = first[Model](t.Txn, TableModels, byID, name)
-		}
-	}
-	for _, name := range sortedKeys(models) {
-		if m := models[name]; m != nil && m.Management != ManagementDisabled {
-			t.rescale(m, m.dedicatedReplicas(was[name], c.Models[name]))
-		}
-	}
-	if old != nil && old.Source == c.Source && maps.Equal(was, c.Models) {
+	if old != nil && old.Source == c.Source && maps.Equal(old.Models, c.Models) {
 		return nil
 	}
 	d := &Dedicated{Source: c.Source, Since: c.Time, ModifyIndex: t.index}
 	if len(c.Models) > 0 {
 		d.Models = maps.Clone(c.Models)
 	}
+	if old != nil {
+		for _, name := range sortedKeys(old.Models) {
+			if c.Models[name] == 0 {
+				d.Released = append(d.Released, name)
+			}
+		}
+	}
 	t.put(TableDedicated, d)
 	return nil
-}
-
-// dedicatedReplicas returns how many replicas m should have once the dedicated set has n
-// of it where it had was; 0 is none.
-func (m *Model) dedicatedReplicas(was, n int) int {
-	switch {
-	case n == 0 && was > 0:
-		return max(m.Min, m.expected())
-	case n < was && m.Replicas <= was:
-		return max(m.Min, m.expected(), n)
-	}
-	return max(m.Replicas, n)
-}
-
-// rescale gives m another total, within its bounds, where it has another one.
-func (t *txn) rescale(m *Model, replicas int) {
-	next := *m
-	next.Replicas = replicas
-	next.bound()
-	if next.sameScale(m) {
-		return
-	}
-	next.ModifyIndex = t.index
-	t.put(TableModels, &next)
 }
 
 // undedicate takes a model that is deleted out of the dedicated set.
 func (t *txn) undedicate(model string) {
 	old := dedicatedSet(t.Txn)
-	if old == nil || old.Models[model] == 0 {
+	if old == nil || old.Models[model] == 0 && !slices.Contains(old.Released, model) {
 		return
 	}
 	d := *old
+	d.Released = slices.DeleteFunc(slices.Clone(old.Released), func(name string) bool { return name == model })
 	d.Models = maps.Clone(old.Models)
 	delete(d.Models, model)
 	if len(d.Models) == 0 {
@@ -128,6 +96,14 @@ func (t *txn) isDedicated(m *Model) bool { return m != nil && dedicatedSet(t.Txn
 // has tells whether m is dedicated where d, which may be nil, is the set.
 func (d *Dedicated) has(m *Model) bool {
 	return m.Dedicated || d != nil && d.Models[m.Name] > 0
+}
+
+// number returns how many replicas the set, which may be nil, wants of a model.
+func (d *Dedicated) number(model string) int {
+	if d == nil {
+		return 0
+	}
+	return d.Models[model]
 }
 
 // maxSchedule is the longest schedule file, in bytes.

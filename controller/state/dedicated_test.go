@@ -1,6 +1,7 @@
 package state_test
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -15,39 +16,39 @@ func dedicate(models counts) *state.SetDedicated {
 }
 
 // TestDedicatedSet has the models a, b and c, of 1 to 8 replicas, of which there should
-// be 2.
+// be 2. It expects their targets.
 func TestDedicatedSet(t *testing.T) {
-	scaled := func(model string, n int) *state.SetScale {
-		return &state.SetScale{Model: model, Replicas: ptr(n), Origin: state.OriginOperator}
+	scaled := func(model string, n int) *state.ScaleRequest {
+		return &state.ScaleRequest{Model: model, Replicas: ptr(n), Origin: state.OriginOperator}
 	}
 	for _, tt := range []struct {
 		name    string
 		edit    func(*state.Model)
-		first   []state.Command
+		first   []any
 		set     *state.SetDedicated
 		want    counts // that are not 2
 		refused error
 		text    string
 	}{
 		{name: "raises", set: dedicate(counts{"a": 4, "b": 1}), want: counts{"a": 4}},
-		{name: "swap", first: []state.Command{dedicate(counts{"a": 4, "b": 3})}, set: dedicate(counts{"b": 3, "c": 5}), want: counts{"a": 1, "b": 3, "c": 5}},
-		{name: "none", first: []state.Command{dedicate(counts{"a": 4})}, set: dedicate(nil), want: counts{"a": 1}},
-		{name: "more", first: []state.Command{dedicate(counts{"a": 4})}, set: dedicate(counts{"a": 6}), want: counts{"a": 6}},
-		{name: "less", first: []state.Command{dedicate(counts{"a": 6})}, set: dedicate(counts{"a": 3}), want: counts{"a": 3}},
-		{name: "less, but people wanted more", first: []state.Command{dedicate(counts{"a": 5}), scaled("a", 7)}, set: dedicate(counts{"a": 3}), want: counts{"a": 7}},
-		{name: "fallen below", first: []state.Command{dedicate(counts{"a": 5}), scaled("a", 3)}, set: dedicate(counts{"a": 5}), want: counts{"a": 5}},
-		{name: "what is expected in pools stays", first: []state.Command{dedicate(counts{"a": 5}), &state.SetExpected{Model: "a", Pool: "east", Replicas: 3}}, set: dedicate(nil), want: counts{"a": 3}},
-		{name: "disabled", edit: func(m *state.Model) { m.Management = state.ManagementDisabled }, first: []state.Command{dedicate(counts{"a": 5})}, set: dedicate(counts{"b": 5})},
+		{name: "swap", first: []any{dedicate(counts{"a": 4, "b": 3})}, set: dedicate(counts{"b": 3, "c": 5}), want: counts{"b": 3, "c": 5}},
+		{name: "none", first: []any{dedicate(counts{"a": 4})}, set: dedicate(nil)},
+		{name: "more", first: []any{dedicate(counts{"a": 4})}, set: dedicate(counts{"a": 6}), want: counts{"a": 6}},
+		{name: "less", first: []any{dedicate(counts{"a": 6})}, set: dedicate(counts{"a": 3}), want: counts{"a": 3}},
+		{name: "less, but people wanted more", first: []any{dedicate(counts{"a": 5}), scaled("a", 7)}, set: dedicate(counts{"a": 3}), want: counts{"a": 7}},
+		{name: "fallen below", first: []any{dedicate(counts{"a": 5}), scaled("a", 3)}, set: dedicate(counts{"a": 4}), want: counts{"a": 4}},
+		{name: "in a pool", first: []any{dedicate(counts{"a": 5}), &state.ScaleRequest{Model: "a", Pool: "east", Replicas: ptr(3), Origin: state.OriginOperator}}, set: dedicate(nil), want: counts{"a": 3}},
+		{name: "disabled", edit: func(m *state.Model) { m.Management = state.ManagementDisabled }, first: []any{dedicate(counts{"a": 5})}, set: dedicate(counts{"b": 5})},
 		{name: "manual", edit: func(m *state.Model) { m.Management = state.ManagementManual }, set: dedicate(counts{"b": 5}), want: counts{"b": 5}},
 		{name: "unknown", set: dedicate(counts{"a": 4, "x": 1}), refused: state.ErrNotFound, text: `model "x" does not exist`},
 		{name: "bounds", set: dedicate(counts{"a": 9, "b": 0, "c": -1}), refused: state.ErrBadRequest, text: "model \"a\": dedicated replicas is 9: must be 1 to 8, the model's max\nmodel \"b\": dedicated replicas is 0: must be 1 to 8, the model's max\nmodel \"c\": dedicated replicas is -1"},
-		{name: "stopped", first: []state.Command{&state.SetScale{Model: "b", Stopped: ptr(true), Origin: state.OriginOperator}}, set: dedicate(counts{"a": 4, "b": 1}), refused: state.ErrConflict, text: `model "b" is stopped`},
+		{name: "stopped", first: []any{&state.ScaleRequest{Model: "b", Stopped: ptr(true), Origin: state.OriginOperator}}, set: dedicate(counts{"a": 4, "b": 1}), refused: state.ErrConflict, text: `model "b" is stopped`},
 		{name: "no source", set: &state.SetDedicated{}, refused: state.ErrBadRequest, text: "source is empty"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			l := newLog(t)
 			for _, name := range []string{"a", "b", "c"} {
-				m := model(name, func(m *state.Model) { m.Min, m.Max, m.Replicas = 1, 8, 2 })
+				m := model(name, func(m *state.Model) { m.Min, m.Max, m.Desired = 1, 8, state.Any(2) })
 				if tt.edit != nil {
 					tt.edit(&m)
 				}
@@ -55,6 +56,7 @@ func TestDedicatedSet(t *testing.T) {
 			}
 			l.must(tt.first...)
 			before := rowsOf(t, l.store.View())
+			old := l.store.View().Dedicated(nil)
 			res := l.apply(tt.set)
 			v := l.store.View()
 			if tt.refused != nil {
@@ -71,9 +73,12 @@ func TestDedicatedSet(t *testing.T) {
 				if !ok {
 					want = 2
 				}
-				require.Equal(t, want, m.Replicas, m.Name)
+				require.Equal(t, want, v.Target(nil, m).Replicas, m.Name)
+				released := old != nil && old.Models[m.Name] > 0 && tt.set.Models[m.Name] == 0
+				require.Equal(t, released, slices.Contains(v.Dedicated(nil).Released, m.Name), m.Name)
 				require.Equal(t, tt.set.Models[m.Name] > 0, v.IsDedicated(nil, m), m.Name)
 			}
+			require.Equal(t, before, rowsOf(t, v), "models are as they were")
 			require.Len(t, v.Dedicated(nil).Models, len(tt.set.Models))
 			require.False(t, l.apply(tt.set).Changed, "it is so already")
 		})
@@ -95,6 +100,7 @@ func TestDedicatedSetIsKeptInStep(t *testing.T) {
 	// A model that is gone is in no set, and is not when it comes again.
 	l.must(&state.DeleteModel{Model: "a"})
 	require.Empty(t, l.store.View().Dedicated(nil).Models)
+	require.Empty(t, l.store.View().Dedicated(nil).Released)
 	require.Equal(t, l.index, l.store.View().Dedicated(nil).ModifyIndex)
 	l.must(&state.UpsertModel{Model: model("a")})
 	require.False(t, l.store.View().IsDedicated(nil, l.model("a")))
@@ -115,13 +121,11 @@ func TestDedicatedByTheSetIsNotEvicted(t *testing.T) {
 	l.must(under)
 	require.Empty(t, l.replica(name("m", "1")).For)
 
-	// Nor does a plan that is older than the set lower its numbers.
-	rescale := &state.Plan{ID: "p", Rescales: []state.Rescale{{Model: "m", ModifyIndex: l.model("m").ModifyIndex, Replicas: 0}}}
-	require.ErrorContains(t, l.apply(rescale).Err, `model "m" is dedicated with 1 replicas: cannot scale to 0`)
-	res := l.apply(&state.SetScale{Model: "m", Replicas: ptr(0), Origin: state.OriginAutoscaler})
-	require.ErrorIs(t, res.Err, state.ErrForbidden)
-	require.ErrorContains(t, res.Err, "dedicated with 1 replicas")
-	l.must(&state.SetScale{Model: "m", Replicas: ptr(0), Origin: state.OriginOperator})
+	// Whatever lowers its scale, the set holds.
+	l.must(&state.Plan{ID: "p", Scales: []state.Scale{{Model: "m", ModifyIndex: l.model("m").ModifyIndex, Origin: state.OriginController}}})
+	require.Equal(t, state.Target{Replicas: 1, Bound: state.BoundDedicated}, l.store.View().Target(nil, l.model("m")))
+	l.must(replicas(1), by(state.OriginAutoscaler, replicas(0)))
+	require.Equal(t, state.Target{Replicas: 1, Bound: state.BoundDedicated}, l.store.View().Target(nil, l.model("m")))
 	require.True(t, l.store.View().IsDedicated(nil, l.model("m")))
 }
 

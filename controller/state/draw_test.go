@@ -11,7 +11,7 @@ import (
 )
 
 // drawCommand draws a command for the state of v, mostly one that could be applied.
-func drawCommand(t *rapid.T, v *state.View) state.Command {
+func drawCommand(t *rapid.T, v *state.View) any {
 	ids := func(prefix string, n int) *rapid.Generator[string] {
 		return rapid.Map(between(0, n-1), func(i int) string { return fmt.Sprint(prefix, i) })
 	}
@@ -118,15 +118,49 @@ func drawCommand(t *rapid.T, v *state.View) state.Command {
 		}
 		return c
 	}
-	drawRescale := func() state.Rescale {
-		c := state.Rescale{Model: ids("m", 2).Draw(t, "model"), Replicas: between(0, 6).Draw(t, "rescaled")}
+	// drawScale draws whole shares, also impossible ones.
+	drawScale := func() state.Scale {
+		c := state.Scale{Model: ids("m", 2).Draw(t, "model"), Origin: pick([]state.Origin{state.OriginOperator, state.OriginAutoscaler, state.OriginController}).Draw(t, "origin"), Time: now}
 		if m := v.Model(nil, c.Model); m != nil {
-			c.ModifyIndex = index(m.ModifyIndex)
+			c.ModifyIndex, c.Stopped = index(m.ModifyIndex), m.Stopped
 		}
-		if rapid.Bool().Draw(t, "with numbers") {
-			c.Spread = map[string]int{"v": between(-1, 6).Draw(t, "number of v"), "nobody": 1}
+		for range between(0, 3).Draw(t, "shares") {
+			c.Desired = append(c.Desired, state.Share{
+				Pool: pick([]string{"", "", "pool0", "pool1"}).Draw(t, "pool"), Variant: pick([]string{"", "v", "v", "w"}).Draw(t, "variant"), Replicas: between(-1, 9).Draw(t, "share") * 2 / 3,
+			})
 		}
 		return c
+	}
+	// drawRequest draws a request for another scale, mostly a possible one.
+	drawRequest := func() *state.ScaleRequest {
+		r := &state.ScaleRequest{
+			Model: pick([]string{"m0", "m0", "m1"}).Draw(t, "model"), Time: now,
+			Origin: pick([]state.Origin{state.OriginOperator, state.OriginAutoscaler}).Draw(t, "origin"),
+		}
+		names := []string{"v", "w"}
+		if m := v.Model(nil, r.Model); m != nil {
+			r.ModifyIndex = m.ModifyIndex * uint64(between(0, 1).Draw(t, "compare"))
+			names = nil
+			for _, one := range m.Variants {
+				names = append(names, one.Name)
+			}
+		}
+		switch between(0, 5).Draw(t, "kind") {
+		case 0, 1:
+			r.Replicas = ptr(between(-1, 9).Draw(t, "replicas"))
+		case 2:
+			r.Pool, r.Replicas = ids("pool", 2).Draw(t, "pool"), ptr(between(-1, 5).Draw(t, "replicas in the pool"))
+		case 3:
+			r.Stopped = ptr(between(0, 3).Draw(t, "stopped") == 0)
+		default:
+			r.Variants = map[string]int{}
+			for _, name := range names {
+				if between(0, 3).Draw(t, "named") > 0 {
+					r.Variants[name] = between(-1, 5).Draw(t, "replicas of "+name)
+				}
+			}
+		}
+		return r
 	}
 	drawCordon := func() state.Cordon {
 		return state.Cordon{Node: "n0", GPU: pick([]string{"n0-GPU0", ""}).Draw(t, "GPU"), On: rapid.Bool().Draw(t, "on"), Reason: pick([]string{"", "memory held"}).Draw(t, "why")}
@@ -135,12 +169,13 @@ func drawCommand(t *rapid.T, v *state.View) state.Command {
 		return state.Mark{Key: ids("evicted\x1f", 3).Draw(t, "mark"), Time: pick([]time.Time{now, now, {}}).Draw(t, "marked")}
 	}
 	switch between(0, 52).Draw(t, "command") {
-	case 50, 51, 52:
-		return drawVariants(t, v)
+	case 2, 27, 40, 41, 50, 51:
+		return drawRequest()
+	case 52:
+		c := drawScale()
+		return &c
 	case 48, 49:
 		return drawPipeline(t)
-	case 40, 41:
-		return &state.SetExpected{Model: ids("m", 2).Draw(t, "model"), Pool: ids("pool", 2).Draw(t, "pool"), Replicas: between(-1, 5).Draw(t, "expected")}
 	case 42, 43, 44:
 		c := drawDedicated()
 		return &c
@@ -156,11 +191,6 @@ func drawCommand(t *rapid.T, v *state.View) state.Command {
 		return &state.UpsertModels{Models: []state.UpsertModel{drawUpsert(), drawUpsert()}}
 	case 1:
 		return &state.DeleteModel{Model: ids("m", 2).Draw(t, "model")}
-	case 2, 27:
-		return &state.SetScale{
-			Model: ids("m", 2).Draw(t, "model"), Variant: pick([]string{"", "v", "v", "w"}).Draw(t, "variant"),
-			Replicas: ptr(between(-1, 9).Draw(t, "replicas")), Origin: pick([]state.Origin{state.OriginOperator, state.OriginAutoscaler}).Draw(t, "origin"),
-		}
 	case 28, 29:
 		c := &state.Evict{To: pick([]state.Goal{state.GoalGone, state.GoalCold, state.GoalWarm, state.GoalWarm}).Draw(t, "to"), Force: rapid.Bool().Draw(t, "force"), Time: now}
 		if rs := v.Replicas(nil); len(rs) > 0 && between(0, 3).Draw(t, "one") > 0 {
@@ -220,8 +250,8 @@ func drawCommand(t *rapid.T, v *state.View) state.Command {
 		c.Replacements = append(c.Replacements, state.SetReplacements{Model: ids("m", 2).Draw(t, "replaced"),
 			Replacements: state.Replacements{InARow: between(0, 9).Draw(t, "in a row"), Last: now}})
 	}
-	for range between(0, 3).Draw(t, "rescales") / 3 {
-		c.Rescales = append(c.Rescales, drawRescale())
+	for range between(0, 3).Draw(t, "scales") / 3 {
+		c.Scales = append(c.Scales, drawScale())
 	}
 	for range between(0, 5).Draw(t, "cordons") / 5 {
 		c.Cordons = append(c.Cordons, drawCordon())
@@ -326,7 +356,7 @@ func drawModel(t *rapid.T, name string) state.Model {
 		m.Max = m.Min + between(0, 6).Draw(t, "max")
 		m.KeepWarm = between(0, m.Max).Draw(t, "keep warm")
 		m.Continuation = between(0, 5).Draw(t, "continuation") == 0
-		m.Replicas = between(0, 8).Draw(t, "replicas")
+		m.Desired = state.Any(between(0, 8).Draw(t, "replicas"))
 		m.Failover = between(0, 5).Draw(t, "failover") == 0
 		m.Dedicated = between(0, 5).Draw(t, "dedicated") == 0
 		m.Management = pick([]state.Management{state.ManagementFull, state.ManagementFull, state.ManagementUpscaling, state.ManagementDisabled}).Draw(t, "management")

@@ -13,9 +13,8 @@ import (
 // rests already stays as it is, and what cannot go there is refused where it is named
 // and left alone where its model is.
 //
-// The model should then have as many replicas less as counted and go, and its variant
-// where it has a number of its own, but never less than Min; a stopped model keeps its
-// numbers. What is on its way out already stays as it is.
+// The model should then have as many replicas less as counted and go, but never less than
+// Min; a stopped model keeps its scale. What is on its way out already stays as it is.
 //
 // It is refused for a dedicated model, below Min, and where management is disabled,
 // unless Force is set. Forced below Min, what goes is placed anew.
@@ -112,56 +111,46 @@ func (r *Replica) neverWarm() string {
 }
 
 // without returns m as it should be without those replicas, and how many of them would
-// have to come again because there would be fewer than Min. Only what counts and is a
-// part of Replicas is taken: a replica more than that is taken from none. Where there
-// are no more replicas in an external pool than are expected there, one that goes is
-// not expected any more.
+// have to come again because there would be fewer than Min. A replica that is more than there
+// should be is taken from no share. Where there are no more replicas in an external pool than
+// there should be, one that goes is taken from that pool's share.
 func (t *txn) without(m *Model, going []*Replica) (less *Model, short int) {
 	l := *m
 	if m.Stopped {
 		return &l, 0
 	}
-	shared := m.Shared()
-	l.Spread, l.Expected = maps.Clone(m.Spread), maps.Clone(m.Expected)
-	inPool := t.countByPool(m)
+	of, total := m.Desired.cells(), m.Desired.Total()
+	shareOf := func(r *Replica) cell {
+		if _, own := m.Desired.Of(r.Name.Variant); own {
+			return cell{t.poolOf(r), r.Name.Variant}
+		}
+		return cell{t.poolOf(r), ""}
+	}
+	running := map[cell]int{}
+	for _, r := range counting(t, m.Name) {
+		running[shareOf(r)]++
+	}
 	for _, r := range going {
 		if !r.Counts() {
 			continue
 		}
-		n, set := l.Spread[r.Name.Variant]
-		switch {
-		case set && n == 0, !set && shared == 0:
-			continue
-		case l.Replicas <= m.Min:
+		c := shareOf(r)
+		pools := m.Desired.ownFirst()
+		if n := of[c]; n > 0 && running[c] <= n {
+			pools = []string{c.pool}
+		}
+		running[c]--
+		switch trial := maps.Clone(of); {
+		case take(trial, 1, pools, []string{c.variant}) > 0: // it is one more than there should be
+		case total <= m.Min:
 			short++
-			continue
-		case set:
-			l.Spread[r.Name.Variant] = n - 1
 		default:
-			shared--
+			of = trial
+			total--
 		}
-		l.Replicas--
-		pool := t.poolOf(r)
-		if n := l.Expected[pool]; n > 0 && inPool[pool] <= n {
-			l.Expected[pool] = n - 1
-		}
-		inPool[pool]--
 	}
-	l.boundExpected()
+	l.Desired = m.shares(of)
 	return &l, short
-}
-
-// countByPool returns how many replicas of m count in each external pool in which some
-// are expected.
-func (t *txn) countByPool(m *Model) map[string]int {
-	in := map[string]int{}
-	if len(m.Expected) == 0 {
-		return in
-	}
-	for _, r := range counting(t, m.Name) {
-		in[t.poolOf(r)]++
-	}
-	return in
 }
 
 // poolOf returns the capacity pool of a replica's node, empty where that is not known.
@@ -178,7 +167,7 @@ func (t *txn) mayEvict(m, less *Model, short int) string {
 	case t.isDedicated(m):
 		return "the model is dedicated"
 	case short > 0:
-		return fmt.Sprintf("the target is %d replicas, and %d fewer would be below min, which is %d", m.Replicas, m.Replicas-less.Replicas+short, m.Min)
+		return fmt.Sprintf("the target is %d replicas, and %d fewer would be below min, which is %d", m.Desired.Total(), m.Desired.Total()-less.Desired.Total()+short, m.Min)
 	case m.Management == ManagementDisabled && !m.sameScale(less):
 		return "scaling is disabled (management = \"disabled\" in the model file)"
 	}

@@ -61,7 +61,7 @@ func TestEvictFromEveryStatus(t *testing.T) {
 				if before.Resting() {
 					want = 1 // It was no part of the scale.
 				}
-				require.Equal(t, want, l.model("m").Replicas)
+				require.Equal(t, want, l.model("m").Desired.Total())
 				require.False(t, l.apply(c).Changed, "it is on its way out already")
 			})
 		}
@@ -75,7 +75,7 @@ func TestEvictFromEveryStatus(t *testing.T) {
 				require.Nil(t, res.Err)
 				require.False(t, res.Changed)
 			}
-			require.Equal(t, 1, l.model("m").Replicas)
+			require.Equal(t, 1, l.model("m").Desired.Total())
 		})
 	}
 	require.Len(t, paths, 11, "all stages were tried")
@@ -87,30 +87,29 @@ func TestEvict(t *testing.T) {
 		name    string
 		model   func(*state.Model)
 		counts  spread
-		first   []state.Command
+		first   []any
 		evict   *state.Evict
-		total   int
-		spread  spread
+		after   string
 		staying int
 		refused error
 		text    string
 	}{
-		{name: "one", counts: spread{"a": 3, "b": 2}, evict: evict("m:a:1", ""), total: 4, staying: 4},
-		{name: "one of a variant with a number", counts: spread{"a": 3, "b": 2}, first: []state.Command{scale("a", 3)}, evict: evict("m:a:1", ""), total: 4, spread: spread{"a": 2}, staying: 4},
-		{name: "one beside such a variant", counts: spread{"a": 3, "b": 2}, first: []state.Command{scale("a", 3)}, evict: evict("m:b:1", ""), total: 4, spread: spread{"a": 3}, staying: 4},
+		{name: "one", counts: spread{"a": 3, "b": 2}, evict: evict("m:a:1", ""), after: "4", staying: 4},
+		{name: "one of a variant with a number", counts: spread{"a": 3, "b": 2}, first: []any{variants(spread{"a": 3})}, evict: evict("m:a:1", ""), after: "2 a=2", staying: 4},
+		{name: "one beside such a variant", counts: spread{"a": 3, "b": 2}, first: []any{variants(spread{"a": 3})}, evict: evict("m:b:1", ""), after: "1 a=3", staying: 4},
 		{name: "all, with a minimum", counts: spread{"a": 3, "b": 2}, evict: evict("", "m"), refused: state.ErrForbidden, text: "the target is 5 replicas, and 5 fewer would be below min, which is 1: set Force"},
-		{name: "all, forced", counts: spread{"a": 3, "b": 2}, evict: evict("", "m", force), total: 1},
-		{name: "all", model: func(m *state.Model) { m.Min = 0 }, counts: spread{"a": 3, "b": 2}, first: []state.Command{scale("b", 2)}, evict: evict("", "m"), spread: spread{"b": 0}},
+		{name: "all, forced", counts: spread{"a": 3, "b": 2}, evict: evict("", "m", force), after: "1"},
+		{name: "all", model: func(m *state.Model) { m.Min = 0 }, counts: spread{"a": 3, "b": 2}, first: []any{variants(spread{"b": 2})}, evict: evict("", "m"), after: "b=0"},
 		{name: "at the minimum", model: func(m *state.Model) { m.Min = 5 }, counts: spread{"a": 5}, evict: evict("m:a:0", ""), refused: state.ErrForbidden, text: "the target is 5 replicas, and 1 fewer would be below min, which is 5"},
-		{name: "at the minimum, forced", model: func(m *state.Model) { m.Min = 5 }, counts: spread{"a": 5}, evict: evict("m:a:0", "", force), total: 5, staying: 4},
-		{name: "at the minimum with numbers, forced", model: func(m *state.Model) { m.Min = 5 }, counts: spread{"a": 3, "b": 2}, first: []state.Command{scale("a", 3)}, evict: evict("m:a:0", "", force), total: 5, spread: spread{"a": 3}, staying: 4},
+		{name: "at the minimum, forced", model: func(m *state.Model) { m.Min = 5 }, counts: spread{"a": 5}, evict: evict("m:a:0", "", force), after: "5", staying: 4},
+		{name: "at the minimum with numbers, forced", model: func(m *state.Model) { m.Min = 5 }, counts: spread{"a": 3, "b": 2}, first: []any{variants(spread{"a": 3})}, evict: evict("m:a:0", "", force), after: "2 a=3", staying: 4},
 		{name: "dedicated", model: func(m *state.Model) { m.Dedicated = true }, counts: spread{"a": 5}, evict: evict("m:a:0", ""), refused: state.ErrForbidden, text: "is dedicated"},
-		{name: "dedicated, forced", model: func(m *state.Model) { m.Dedicated = true }, counts: spread{"a": 5}, evict: evict("m:a:0", "", force), total: 4, staying: 4},
+		{name: "dedicated, forced", model: func(m *state.Model) { m.Dedicated = true }, counts: spread{"a": 5}, evict: evict("m:a:0", "", force), after: "4", staying: 4},
 		{name: "disabled", model: func(m *state.Model) { m.Management = state.ManagementDisabled }, counts: spread{"a": 5}, evict: evict("m:a:0", ""), refused: state.ErrForbidden, text: "disabled"},
-		{name: "disabled, forced", model: func(m *state.Model) { m.Management = state.ManagementDisabled }, counts: spread{"a": 5}, evict: evict("m:a:0", "", force), total: 4, staying: 4},
-		{name: "more than there should be", counts: spread{"a": 3, "b": 2}, first: []state.Command{scale("b", 0), scale("a", 2), scale("c", 0)}, evict: evict("m:a:0", ""), total: 1, spread: spread{"a": 1, "b": 0, "c": 0}, staying: 4},
-		{name: "one that nobody wants", counts: spread{"a": 3, "b": 2}, first: []state.Command{scale("b", 0)}, evict: evict("m:b:0", ""), total: 3, spread: spread{"b": 0}, staying: 4},
-		{name: "stopped", model: func(m *state.Model) { m.Min = 5 }, counts: spread{"a": 3, "b": 2}, first: []state.Command{&state.SetScale{Model: "m", Stopped: ptr(true), Origin: state.OriginOperator}}, evict: evict("", "m"), total: 5},
+		{name: "disabled, forced", model: func(m *state.Model) { m.Management = state.ManagementDisabled }, counts: spread{"a": 5}, evict: evict("m:a:0", "", force), after: "4", staying: 4},
+		{name: "more than there should be", counts: spread{"a": 3, "b": 2}, first: []any{variants(spread{"b": 0}), variants(spread{"a": 2}), variants(spread{"c": 0})}, evict: evict("m:a:0", ""), after: "a=1 b=0 c=0", staying: 4},
+		{name: "one that nobody wants", counts: spread{"a": 3, "b": 2}, first: []any{variants(spread{"b": 0})}, evict: evict("m:b:0", ""), after: "3 b=0", staying: 4},
+		{name: "stopped", model: func(m *state.Model) { m.Min = 5 }, counts: spread{"a": 3, "b": 2}, first: []any{&state.ScaleRequest{Model: "m", Stopped: ptr(true), Origin: state.OriginOperator}}, evict: evict("", "m"), after: "5"},
 		{name: "unknown replica", evict: evict("m:a:9", ""), refused: state.ErrNotFound, text: `"m:a:9"`},
 		{name: "unknown model", evict: evict("", "x"), refused: state.ErrNotFound, text: `"x"`},
 		{name: "everything wrong", evict: evict("m:a:0", "m", func(c *state.Evict) { c.To, c.Time = state.GoalRun, time.Time{} }), refused: state.ErrBadRequest,
@@ -137,17 +136,31 @@ func TestEvict(t *testing.T) {
 			}
 			require.Nil(t, res.Err)
 			require.True(t, res.Changed)
-			require.Equal(t, tt.total, m.Replicas)
-			require.Equal(t, tt.spread, m.Spread)
+			require.Equal(t, tt.after, text(m.Desired))
 			require.Len(t, l.store.View().StayingOf(nil, "m"), tt.staying)
 			require.Len(t, l.store.View().ReplicasOf(nil, "m"), len(replicas), "what goes holds its seats until its job has ended")
-			if m.Replicas == before.Replicas {
+			if text(m.Desired) == text(before.Desired) {
 				require.Equal(t, before.ModifyIndex, m.ModifyIndex)
 			} else {
 				require.Equal(t, l.index, m.ModifyIndex)
 			}
 		})
 	}
+}
+
+// TestEvictFromAPool makes the share of the pool smaller where no other replica is there for it.
+func TestEvictFromAPool(t *testing.T) {
+	l := newLog(t)
+	own, east := node("own", 2, 2, 10), node("east", 2, 2, 10)
+	east.CapacityPool = "east"
+	l.must(&state.UpsertModel{Model: model("m", func(m *state.Model) { m.Desired = state.Any(4) })}, &state.UpsertNodes{Nodes: []state.Node{own, east}}, pool("east", 1))
+	l.must(l.plan(place("m", "0", "own", 0, 0, 1), place("m", "1", "own", 1, 0, 1), place("m", "2", "east", 0, 0, 1), place("m", "3", "east", 1, 0, 1)))
+	l.must(evict("m:v:0", ""))
+	require.Equal(t, "2 @east=1", text(l.model("m").Desired), "it was none of them")
+	l.must(evict("m:v:2", ""))
+	require.Equal(t, "1 @east=1", text(l.model("m").Desired), "there is another one")
+	l.must(evict("m:v:3", ""))
+	require.Equal(t, "1", text(l.model("m").Desired))
 }
 
 // TestEvictedOneCannotBePlacedAnewByAnOlderPlan: the model has changed.

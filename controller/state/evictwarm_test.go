@@ -37,7 +37,7 @@ func TestEvictToWarmFromEveryStatus(t *testing.T) {
 				require.Equal(t, state.StatusDraining, r.Status)
 				require.Equal(t, state.GoalWarm, r.Goal)
 				require.Equal(t, later, r.Since)
-				require.Equal(t, 0, l.model("m").Replicas)
+				require.Equal(t, 0, l.model("m").Desired.Total())
 				require.False(t, l.apply(evict("m:v:1", "", toWarm)).Changed, "it is on its way already")
 				return
 			}
@@ -56,7 +56,7 @@ func TestEvictToWarmFromEveryStatus(t *testing.T) {
 			require.Nil(t, res.Err, "with its model, it is left alone")
 			require.False(t, res.Changed)
 			require.Equal(t, before, l.replica(name("m", "1")))
-			require.Equal(t, 1, l.model("m").Replicas)
+			require.Equal(t, 1, l.model("m").Desired.Total())
 		})
 	}
 }
@@ -65,7 +65,7 @@ func TestEvictToWarmFromEveryStatus(t *testing.T) {
 func TestEvictAModelToWarm(t *testing.T) {
 	start := func(least int) *log {
 		l := newLog(t)
-		l.must(&state.UpsertModel{Model: model("m", func(m *state.Model) { m.Min, m.Replicas = least, 2 })}, &state.UpsertNodes{Nodes: []state.Node{node("n", 3, 2, 10)}})
+		l.must(&state.UpsertModel{Model: model("m", func(m *state.Model) { m.Min, m.Desired = least, state.Any(2) })}, &state.UpsertNodes{Nodes: []state.Node{node("n", 3, 2, 10)}})
 		for i := range 3 {
 			p := place("m", fmt.Sprint(i), "n", i, 0, 5)
 			p.Placement.HostMemory = 2
@@ -80,17 +80,17 @@ func TestEvictAModelToWarm(t *testing.T) {
 	l := start(1)
 	l.must(evict("", "m", toWarm))
 	require.Equal(t, []state.Goal{state.GoalWarm, state.GoalRun, state.GoalWarm}, []state.Goal{l.replica(name("m", "0")).Goal, l.replica(name("m", "1")).Goal, l.replica(name("m", "2")).Goal})
-	require.Equal(t, 1, l.model("m").Replicas)
+	require.Equal(t, 1, l.model("m").Desired.Total())
 
 	l = start(2)
 	require.ErrorContains(t, l.apply(evict("", "m", toWarm)).Err, "the target is 2 replicas, and 1 fewer would be below min, which is 2")
 	l.must(evict("", "m", toWarm, force))
-	require.Equal(t, 2, l.model("m").Replicas)
+	require.Equal(t, 2, l.model("m").Desired.Total())
 
 	// What is WARM is no part of the scale: sending it on is no matter of the minimum.
 	l = start(2)
 	l.must(evict("m:v:2", "", func(c *state.Evict) { c.To = state.GoalCold }))
-	require.Equal(t, 2, l.model("m").Replicas)
+	require.Equal(t, 2, l.model("m").Desired.Total())
 	require.Equal(t, state.StatusDiscarding, l.replica(name("m", "2")).Status)
 }
 

@@ -57,7 +57,7 @@ func TestForkAndStore(t *testing.T) {
 	fork := &log{t: t, store: l.store.Fork(), index: l.index}
 	write := func(l *log, value string) {
 		for i := range 50 {
-			l.must(&state.SetSwitch{Name: fmt.Sprint("s", i), Value: value}, &state.SetScale{Model: "m", Replicas: ptr(i%2 + 3), Origin: state.OriginOperator})
+			l.must(&state.SetSwitch{Name: fmt.Sprint("s", i), Value: value}, &state.ScaleRequest{Model: "m", Replicas: ptr(i%2 + 3), Origin: state.OriginOperator})
 		}
 	}
 	var wg sync.WaitGroup

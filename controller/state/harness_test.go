@@ -28,8 +28,16 @@ func newLog(t require.TestingT) *log {
 	return &log{t: t, store: s}
 }
 
-func (l *log) apply(c state.Command) state.Result {
-	data, err := state.Encode(c)
+// apply applies a command, or what a *state.ScaleRequest comes to.
+func (l *log) apply(c any) state.Result {
+	if r, ok := c.(*state.ScaleRequest); ok {
+		resolved, err := r.Resolve(l.store.View())
+		if err != nil {
+			return state.Result{Err: err}
+		}
+		c = resolved
+	}
+	data, err := state.Encode(c.(state.Command))
 	require.NoError(l.t, err)
 	return l.applyBytes(data)
 }
@@ -41,7 +49,7 @@ func (l *log) applyBytes(data []byte) state.Result {
 }
 
 // must applies commands that change something.
-func (l *log) must(cs ...state.Command) {
+func (l *log) must(cs ...any) {
 	for _, c := range cs {
 		res := l.apply(c)
 		if res.Err != nil {
@@ -69,7 +77,7 @@ func restored(t require.TestingT, snapshot []byte) *state.Store {
 
 func model(name string, edit ...func(*state.Model)) state.Model {
 	m := state.Model{
-		Name: name, Max: 100, Priority: 50, Management: state.ManagementFull, Hash: "h1", Replicas: 1,
+		Name: name, Max: 100, Priority: 50, Management: state.ManagementFull, Hash: "h1", Desired: state.Any(1),
 		Variants: []state.Variant{{Name: "v", GPUs: 1, Memory: 10, HostMemory: 10, Cost: 1, Hash: "vh1", Vars: map[string]string{"b": "1", "a": "2"}}},
 	}
 	for _, e := range edit {

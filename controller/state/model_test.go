@@ -26,18 +26,19 @@ func TestModelIsComparedAndSet(t *testing.T) {
 	require.ErrorIs(t, l.apply(&state.UpsertModel{Model: changed, ModifyIndex: 1}).Err, state.ErrConflict, "stale")
 }
 
-func TestModelKeepsItsScaleWithinNewBounds(t *testing.T) {
+func TestModelKeepsItsScale(t *testing.T) {
 	l := newLog(t)
-	l.must(&state.UpsertModel{Model: model("m")}, &state.SetScale{Model: "m", Replicas: ptr(7), Origin: state.OriginOperator})
+	l.must(&state.UpsertModel{Model: model("m")}, &state.ScaleRequest{Model: "m", Replicas: ptr(7), Origin: state.OriginOperator})
 	l.must(&state.UpsertModel{Model: model("m", func(m *state.Model) { m.Hash = "h2" }), ModifyIndex: l.index})
-	require.Equal(t, 7, l.store.View().Model(nil, "m").Replicas)
+	require.Equal(t, 7, l.store.View().Model(nil, "m").Desired.Total())
 	l.must(&state.UpsertModel{Model: model("m", func(m *state.Model) { m.Hash, m.Max = "h3", 4 }), ModifyIndex: l.index})
-	require.Equal(t, 4, l.store.View().Model(nil, "m").Replicas)
+	require.Equal(t, 7, l.model("m").Desired.Total())
+	require.Equal(t, state.Target{Replicas: 4, Bound: state.BoundMax}, l.store.View().Target(nil, l.model("m")))
 }
 
 func TestApplyStartsAStoppedModel(t *testing.T) {
 	l := newLog(t)
-	l.must(&state.UpsertModel{Model: model("m")}, &state.SetScale{Model: "m", Stopped: ptr(true), Origin: state.OriginOperator})
+	l.must(&state.UpsertModel{Model: model("m")}, &state.ScaleRequest{Model: "m", Stopped: ptr(true), Origin: state.OriginOperator})
 	l.must(&state.UpsertModel{Model: model("m"), ModifyIndex: l.index})
 	require.False(t, l.store.View().Model(nil, "m").Stopped)
 }
@@ -56,34 +57,34 @@ func TestBadModelsNameEveryFault(t *testing.T) {
 	require.Empty(t, l.store.View().Models(nil))
 }
 
-func TestScale(t *testing.T) {
+func TestManagementOfAScale(t *testing.T) {
 	operator, autoscaler := state.OriginOperator, state.OriginAutoscaler
 	for _, tt := range []struct {
 		name       string
 		management state.Management
-		scale      state.SetScale
+		scale      state.ScaleRequest
 		want       error
 		unchanged  bool
 	}{
-		{"operator up", state.ManagementManual, state.SetScale{Replicas: ptr(6), Origin: operator}, nil, false},
-		{"as it is", state.ManagementDisabled, state.SetScale{Replicas: ptr(5), Origin: operator}, nil, true},
-		{"above max", state.ManagementFull, state.SetScale{Replicas: ptr(11), Origin: operator}, state.ErrBadRequest, true},
-		{"below min", state.ManagementFull, state.SetScale{Replicas: ptr(0), Origin: operator}, state.ErrBadRequest, true},
-		{"no origin", state.ManagementFull, state.SetScale{Replicas: ptr(6)}, state.ErrBadRequest, true},
-		{"disabled for people", state.ManagementDisabled, state.SetScale{Replicas: ptr(6), Origin: operator}, state.ErrForbidden, true},
-		{"disabled can be stopped", state.ManagementDisabled, state.SetScale{Stopped: ptr(true), Origin: operator}, nil, false},
-		{"manual for the autoscaler", state.ManagementManual, state.SetScale{Replicas: ptr(6), Origin: autoscaler}, state.ErrForbidden, true},
-		{"upscaling up", state.ManagementUpscaling, state.SetScale{Replicas: ptr(6), Origin: autoscaler}, nil, false},
-		{"upscaling down", state.ManagementUpscaling, state.SetScale{Replicas: ptr(4), Origin: autoscaler}, state.ErrForbidden, true},
-		{"full down", state.ManagementFull, state.SetScale{Replicas: ptr(4), Origin: autoscaler}, nil, false},
-		{"autoscaler stops", state.ManagementFull, state.SetScale{Stopped: ptr(true), Origin: autoscaler}, state.ErrForbidden, true},
-		{"stale", state.ManagementFull, state.SetScale{Replicas: ptr(6), Origin: operator, ModifyIndex: 99}, state.ErrConflict, true},
-		{"fresh", state.ManagementFull, state.SetScale{Replicas: ptr(6), Origin: operator, ModifyIndex: 1}, nil, false},
+		{"operator up", state.ManagementManual, state.ScaleRequest{Replicas: ptr(6), Origin: operator}, nil, false},
+		{"as it is", state.ManagementDisabled, state.ScaleRequest{Replicas: ptr(5), Origin: operator}, nil, true},
+		{"above max", state.ManagementFull, state.ScaleRequest{Replicas: ptr(11), Origin: operator}, state.ErrBadRequest, true},
+		{"below min", state.ManagementFull, state.ScaleRequest{Replicas: ptr(0), Origin: operator}, state.ErrBadRequest, true},
+		{"no origin", state.ManagementFull, state.ScaleRequest{Replicas: ptr(6)}, state.ErrBadRequest, true},
+		{"disabled for people", state.ManagementDisabled, state.ScaleRequest{Replicas: ptr(6), Origin: operator}, state.ErrForbidden, true},
+		{"disabled can be stopped", state.ManagementDisabled, state.ScaleRequest{Stopped: ptr(true), Origin: operator}, nil, false},
+		{"manual for the autoscaler", state.ManagementManual, state.ScaleRequest{Replicas: ptr(6), Origin: autoscaler}, state.ErrForbidden, true},
+		{"upscaling up", state.ManagementUpscaling, state.ScaleRequest{Replicas: ptr(6), Origin: autoscaler}, nil, false},
+		{"upscaling down", state.ManagementUpscaling, state.ScaleRequest{Replicas: ptr(4), Origin: autoscaler}, state.ErrForbidden, true},
+		{"full down", state.ManagementFull, state.ScaleRequest{Replicas: ptr(4), Origin: autoscaler}, nil, false},
+		{"autoscaler stops", state.ManagementFull, state.ScaleRequest{Stopped: ptr(true), Origin: autoscaler}, state.ErrForbidden, true},
+		{"stale", state.ManagementFull, state.ScaleRequest{Replicas: ptr(6), Origin: operator, ModifyIndex: 99}, state.ErrConflict, true},
+		{"fresh", state.ManagementFull, state.ScaleRequest{Replicas: ptr(6), Origin: operator, ModifyIndex: 1}, nil, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			l := newLog(t)
 			l.must(&state.UpsertModel{Model: model("m", func(m *state.Model) {
-				m.Min, m.Max, m.Replicas, m.Management = 1, 10, 5, tt.management
+				m.Min, m.Max, m.Desired, m.Management = 1, 10, state.Any(5), tt.management
 			})})
 			tt.scale.Model = "m"
 			res := l.apply(&tt.scale)
@@ -95,10 +96,10 @@ func TestScale(t *testing.T) {
 			require.Equal(t, tt.unchanged, !res.Changed)
 			m := l.store.View().Model(nil, "m")
 			if tt.unchanged {
-				require.Equal(t, 5, m.Replicas)
+				require.Equal(t, 5, m.Desired.Total())
 				require.Equal(t, uint64(1), m.ModifyIndex)
 			} else if tt.scale.Replicas != nil {
-				require.Equal(t, *tt.scale.Replicas, m.Replicas)
+				require.Equal(t, *tt.scale.Replicas, m.Desired.Total())
 			} else {
 				require.True(t, m.Stopped)
 			}

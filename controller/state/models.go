@@ -9,15 +9,15 @@ import (
 	"time"
 )
 
-// UpsertModel creates or changes a model. The scale of a model that exists is kept,
-// within its new bounds, unless the number of replicas in its file has changed, and so are the numbers of its variants (see Model.Spread); a
-// stopped one is started unless Model.Stopped says so again. The same Hash and Stopped
-// as before change nothing; another Hash is a new version. Model.Version, StableVersion,
-// ScaledAt, Spread, Expected, Rollouts and Replacements are the state's own and are ignored.
+// UpsertModel creates or changes a model. The scale of a model that exists is kept, unless the
+// number of replicas in its file has changed; a stopped one is started unless Model.Stopped
+// says so again. The same Hash and Stopped as before change nothing; another Hash is a new
+// version. Model.Version, StableVersion, ScaledAt, Rollouts and Replacements are the state's
+// own and are ignored.
 //
 // A variant whose definition changes while replicas of another one serve begins a
-// rollout. A variant that is gone takes its number and its rollout with it; its
-// replicas remain until the controller has replaced them.
+// rollout. A variant that is gone takes its rollout with it, and its share becomes one of any
+// variant; its replicas remain until the controller has replaced them.
 type UpsertModel struct {
 	Model Model
 	// ModifyIndex is the model's as the caller knows it, 0: it does not exist.
@@ -59,7 +59,7 @@ func (c *UpsertModel) write(t *txn) {
 	switch {
 	case old == nil:
 		t.addVersion(&m, c.Time)
-		m.StableVersion = m.Version
+		m.StableVersion, m.Desired = m.Version, m.shares(m.Desired.cells())
 	case old.Hash == m.Hash && old.Stopped == m.Stopped:
 		return
 	case old.Hash == m.Hash: // started or stopped
@@ -68,7 +68,6 @@ func (c *UpsertModel) write(t *txn) {
 	default:
 		t.newVersion(&m, old, c.Time)
 	}
-	m.bound()
 	t.put(TableModels, &m)
 }
 
@@ -79,17 +78,15 @@ func (t *txn) newVersion(m, old *Model, at time.Time) {
 	if trial := slices.ContainsFunc(slices.Collect(maps.Values(old.Rollouts)), func(r Rollout) bool { return r.Status == RolloutCanary }); !trial {
 		m.StableVersion = old.Version // its canaries have served, or it needed none
 	}
-	rescaled := m.Rescales(old)
 	t.addVersion(m, at)
-	m.CreateIndex, m.ScaledAt, m.Spread, m.Expected = old.CreateIndex, old.ScaledAt, old.Spread, old.Expected
-	m.Replacements = old.Replacements
-	switch {
-	case !rescaled:
-		m.Replicas = old.Replicas
-	case m.Target() < old.Target():
-		m.Spread, m.ScaledAt = nil, at
-	default:
-		m.Spread = nil
+	m.CreateIndex, m.ScaledAt, m.Replacements = old.CreateIndex, old.ScaledAt, old.Replacements
+	file := m.Desired.Total()
+	m.Desired = m.shares(old.Desired.cells())
+	if m.Rescales(old) {
+		m.Desired = m.withTotal(file)
+		if m.wants() < old.wants() {
+			m.ScaledAt = at
+		}
 	}
 	vs := t.versions(m.Name)
 	m.Rollouts = m.rolloutsAfter(old, vs.Get(old.StableVersion), counting(t, m.Name), vs, at)
@@ -196,6 +193,7 @@ func (m *Model) faults() []error {
 	if m.KeepWarm < 0 || m.KeepWarm > m.Max {
 		bad("keep_warm is %d: must be 0 to %d, the model's max", m.KeepWarm, m.Max)
 	}
+	errs = append(errs, m.Update.faults()...)
 	if m.Hash == "" {
 		bad("hash is empty")
 	}
@@ -237,7 +235,7 @@ func (m *Model) faults() []error {
 			bad("variant %q: hash is empty", v.Name)
 		}
 	}
-	return errs
+	return append(errs, m.shareErrors(m.Desired)...)
 }
 
 // maxReach is on how many GPUs an engine has seats at most: more are in no node's clique.

@@ -47,11 +47,11 @@ func TestPlanIsRefusedAsAWhole(t *testing.T) {
 		{name: "GPU unhealthy", setup: node1(func(n *state.Node) { n.GPUs[0].Healthy, n.GPUs[0].Reason = false, "XID 79" }), want: state.ErrConflict, text: "XID 79"},
 		{name: "GPU cordoned", setup: func(l *log) { l.must(&state.Cordon{Node: "n", GPU: "n-GPU0", On: true}) }, want: state.ErrConflict, text: "cordoned"},
 		{name: "model stopped", setup: func(l *log) {
-			l.must(&state.SetScale{Model: "m", Stopped: ptr(true), Origin: state.OriginOperator})
+			l.must(&state.ScaleRequest{Model: "m", Stopped: ptr(true), Origin: state.OriginOperator})
 		}, want: state.ErrConflict, text: "is stopped"},
 		{name: "node changed since", setup: node1(func(n *state.Node) { n.CPU++ }), index: func(i uint64) uint64 { return i - 1 }, want: state.ErrConflict, text: "after the plan was made"},
 		{name: "model changed since", setup: func(l *log) {
-			l.must(&state.SetScale{Model: "m", Replicas: ptr(9), Origin: state.OriginOperator})
+			l.must(&state.ScaleRequest{Model: "m", Replicas: ptr(9), Origin: state.OriginOperator})
 		}, index: func(i uint64) uint64 { return i - 1 }, want: state.ErrConflict, text: "after the plan was made"},
 		{name: "no index", index: func(uint64) uint64 { return 0 }, want: state.ErrBadRequest, text: "plan has no index"},
 	} {

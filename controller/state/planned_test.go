@@ -23,7 +23,7 @@ func TestPlanDoesEverything(t *testing.T) {
 			Move:         []state.Move{*move},
 			Place:        []state.Place{place("b", "1", "n", 1, 0, 10)},
 			Replacements: []state.SetReplacements{{Model: "m", Replacements: state.Replacements{InARow: 2, Last: later}}},
-			Rescales:     []state.Rescale{{Model: "m", ModifyIndex: l.model("m").ModifyIndex, Replicas: 0}},
+			Scales:       []state.Scale{{Model: "m", ModifyIndex: l.model("m").ModifyIndex, Origin: state.OriginController}},
 			Cordons:      []state.Cordon{{Node: "n", GPU: "n-GPU1", On: true, Reason: "memory held"}},
 			Marks:        []state.Mark{{Key: "evicted\x1fm\x1fb", Time: later}, {Key: "old"}, {Key: "never was"}},
 			Dedicated:    &state.SetDedicated{Models: counts{"b": 2}, Source: "schedule:late"},
@@ -34,7 +34,7 @@ func TestPlanDoesEverything(t *testing.T) {
 	for name, spoil := range map[string]func(*state.Plan){
 		"no such model": func(p *state.Plan) { p.Replacements[0].Model = "none" },
 		"negative row":  func(p *state.Plan) { p.Replacements[0].InARow = -1 },
-		"rescale":       func(p *state.Plan) { p.Rescales[0].ModifyIndex = 77 },
+		"scale":         func(p *state.Plan) { p.Scales[0].ModifyIndex = 77 },
 		"cordon":        func(p *state.Plan) { p.Cordons[0].GPU = "none" },
 		"mark":          func(p *state.Plan) { p.Marks[1].Key = "" },
 		"dedicated":     func(p *state.Plan) { p.Dedicated.Models["x"] = 1 },
@@ -57,57 +57,60 @@ func TestPlanDoesEverything(t *testing.T) {
 	v := l.store.View()
 	require.Equal(t, "b", v.Replica(nil, "m:v:1").For)
 	require.NotNil(t, v.Replica(nil, "b:v:1"), "placed before the GPU was cordoned")
-	require.Equal(t, 0, v.Model(nil, "m").Replicas)
+	require.Equal(t, 0, v.Model(nil, "m").Desired.Total())
 	require.Equal(t, state.Replacements{InARow: 2, Last: later}, v.Model(nil, "m").Replacements)
 	require.Equal(t, "memory held", v.Node(nil, "n").GPU("n-GPU1").CordonReason)
 	require.Equal(t, []*state.Mark{{Key: "evicted\x1fm\x1fb", Time: later}}, v.Marks(nil))
 	require.Equal(t, later, v.Mark(nil, "evicted\x1fm\x1fb").Time)
 	require.Nil(t, v.Mark(nil, "old"))
 	require.Equal(t, &state.Dedicated{Models: counts{"b": 2}, Source: "schedule:late", Since: later, ModifyIndex: l.index}, v.Dedicated(nil))
-	require.Equal(t, 2, v.Model(nil, "b").Replicas)
+	require.Equal(t, state.Target{Replicas: 2, Bound: state.BoundDedicated}, v.Target(nil, v.Model(nil, "b")))
 }
 
-func TestRescale(t *testing.T) {
+// TestPlannedScale has a model of 1 to 10 replicas with the variants a, b and c, of which there
+// should be 5 of any.
+func TestPlannedScale(t *testing.T) {
+	any4 := state.Scale{Desired: state.Any(4)}
 	for _, tt := range []struct {
 		name    string
 		edit    func(*state.Model)
-		first   []state.Command
-		rescale state.Rescale
-		want    int
-		spread  counts
+		first   []any
+		scale   state.Scale
+		want    string
 		refused error
 		text    string
 	}{
-		{name: "down", rescale: state.Rescale{Replicas: 2}, want: 2},
-		{name: "up", rescale: state.Rescale{Replicas: 9}, want: 9},
-		{name: "numbers", rescale: state.Rescale{Replicas: 4, Spread: counts{"a": 3, "b": 2, "gone": 1}}, want: 4, spread: counts{"a": 3, "b": 1}},
-		{name: "forgets numbers", first: []state.Command{scale("a", 2)}, rescale: state.Rescale{Replicas: 4}, want: 4},
-		{name: "as it is", rescale: state.Rescale{Replicas: 5}, want: 5},
-		{name: "below its minimum", rescale: state.Rescale{Replicas: 0}, refused: state.ErrBadRequest, text: "replicas is 0: must be 1 to 10, the model's min and max"},
-		{name: "above its maximum", rescale: state.Rescale{Replicas: 11}, refused: state.ErrBadRequest, text: "1 to 10"},
-		{name: "stale", rescale: state.Rescale{Replicas: 4, ModifyIndex: 99}, refused: state.ErrConflict, text: "not 99"},
-		{name: "unknown", rescale: state.Rescale{Model: "x", Replicas: 4}, refused: state.ErrNotFound, text: `"x"`},
-		{name: "disabled", edit: func(m *state.Model) { m.Management = state.ManagementDisabled }, rescale: state.Rescale{Replicas: 4}, refused: state.ErrForbidden, text: "disabled"},
-		{name: "manual", edit: func(m *state.Model) { m.Management = state.ManagementManual }, rescale: state.Rescale{Replicas: 4}, want: 4},
-		{name: "dedicated", first: []state.Command{dedicate(counts{"m": 4})}, rescale: state.Rescale{Replicas: 4}, want: 4},
-		{name: "less than dedicated", first: []state.Command{dedicate(counts{"m": 4})}, rescale: state.Rescale{Replicas: 3}, refused: state.ErrConflict, text: `model "m" is dedicated with 4 replicas: cannot scale to 3`},
+		{name: "down", scale: state.Scale{Desired: state.Any(2)}, want: "2"},
+		{name: "up", scale: state.Scale{Desired: state.Any(9)}, want: "9"},
+		{name: "variants", scale: state.Scale{Desired: state.Shares{{Variant: "a", Replicas: 3}, {Variant: "b", Replicas: 1}}}, want: "a=3 b=1"},
+		{name: "forgets variants", first: []any{variants(counts{"a": 2})}, scale: any4, want: "4"},
+		{name: "as it is", scale: state.Scale{Desired: state.Any(5)}, want: "5"},
+		{name: "below its minimum", scale: state.Scale{}, refused: state.ErrBadRequest, text: "replicas is 0 (0): must be 1 to 10, the model's min and max"},
+		{name: "above its maximum", scale: state.Scale{Desired: state.Any(11)}, refused: state.ErrBadRequest, text: "1 to 10"},
+		{name: "stale", scale: state.Scale{Desired: state.Any(4), ModifyIndex: 99}, refused: state.ErrConflict, text: "not 99"},
+		{name: "unknown", scale: state.Scale{Model: "x", Desired: state.Any(4)}, refused: state.ErrNotFound, text: `"x"`},
+		{name: "disabled", edit: func(m *state.Model) { m.Management = state.ManagementDisabled }, scale: any4, refused: state.ErrForbidden, text: "disabled"},
+		{name: "manual", edit: func(m *state.Model) { m.Management = state.ManagementManual }, scale: any4, want: "4"},
+		{name: "dedicated", first: []any{dedicate(counts{"m": 4})}, scale: any4, want: "4"},
+		{name: "stops", scale: state.Scale{Desired: state.Any(5), Stopped: true}, refused: state.ErrForbidden, text: "only an operator can stop"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			l := newLog(t)
-			m := three(func(m *state.Model) { m.Min, m.Max, m.Replicas, m.Hash = 1, 10, 5, "h" })
+			m := three(func(m *state.Model) { m.Hash = "h" })
 			if tt.edit != nil {
 				tt.edit(&m)
 			}
 			l.must(&state.UpsertModel{Model: m})
 			l.must(tt.first...)
 			before := *l.model("m")
-			if tt.rescale.Model == "" {
-				tt.rescale.Model = "m"
+			if tt.scale.Model == "" {
+				tt.scale.Model = "m"
 			}
-			if tt.rescale.ModifyIndex == 0 {
-				tt.rescale.ModifyIndex = before.ModifyIndex
+			if tt.scale.ModifyIndex == 0 {
+				tt.scale.ModifyIndex = before.ModifyIndex
 			}
-			res := l.apply(&state.Plan{ID: "p", Rescales: []state.Rescale{tt.rescale}})
+			tt.scale.Origin = state.OriginController
+			res := l.apply(&state.Plan{ID: "p", Time: later, Scales: []state.Scale{tt.scale}})
 			if tt.refused != nil {
 				require.ErrorIs(t, res.Err, tt.refused)
 				require.ErrorContains(t, res.Err, tt.text)
@@ -115,25 +118,25 @@ func TestRescale(t *testing.T) {
 				return
 			}
 			require.Nil(t, res.Err)
-			require.Equal(t, tt.want, l.model("m").Replicas)
-			require.Equal(t, tt.spread, l.model("m").Spread)
-			require.Equal(t, before.Replicas != tt.want || len(before.Spread) != len(tt.spread), res.Changed)
+			require.Equal(t, tt.want, text(l.model("m").Desired))
+			require.Equal(t, text(before.Desired) != tt.want, res.Changed)
+			require.Zero(t, l.model("m").ScaledAt, "that is for operators")
 			checkModel(t, l.model("m"))
 		})
 	}
 }
 
-// TestRescaleAfterARollout of the same model and plan.
-func TestRescaleAfterARollout(t *testing.T) {
+// TestPlannedScaleAfterARollout of the same model and plan.
+func TestPlannedScaleAfterARollout(t *testing.T) {
 	l := full(t)
 	known := l.model("m").ModifyIndex
 	plan := &state.Plan{
 		ID: "p", Index: l.index, Time: later,
 		Rollouts: []state.SetRollout{{Model: "m", Variant: "v", Version: 2, Status: state.RolloutRolling}},
-		Rescales: []state.Rescale{{Model: "m", ModifyIndex: known, Replicas: 4}},
+		Scales:   []state.Scale{{Model: "m", ModifyIndex: known, Desired: state.Any(4), Origin: state.OriginController}},
 	}
 	l.must(plan)
-	require.Equal(t, 4, l.model("m").Replicas)
+	require.Equal(t, 4, l.model("m").Desired.Total())
 	require.Equal(t, state.RolloutRolling, l.model("m").Rollouts["v"].Status)
 }
 

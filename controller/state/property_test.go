@@ -2,6 +2,7 @@ package state_test
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"sync/atomic"
@@ -282,24 +283,33 @@ func checkInvariants(t require.TestingT, before, after *state.View) {
 
 // checkModel looks at what must hold within one model's row.
 func checkModel(t require.TestingT, m *state.Model) {
-	require.True(t, m.Min <= m.Replicas && m.Replicas <= m.Max, "model %q: %d replicas of %d to %d", m.Name, m.Replicas, m.Min, m.Max)
-	sum := 0
-	for variant, n := range m.Spread {
-		require.NotNil(t, m.Variant(variant), "model %q: a number for no variant", m.Name)
-		require.GreaterOrEqual(t, n, 0)
-		sum += n
+	own := map[string]bool{}
+	for i, share := range m.Desired {
+		require.True(t, share.Replicas > 0 || share.Replicas == 0 && share.Pool == "" && share.Variant != "", "model %q: %v", m.Name, m.Desired)
+		if share.Variant != "" {
+			require.NotNil(t, m.Variant(share.Variant), "model %q: a share of an unknown variant", m.Name)
+			own[share.Variant] = own[share.Variant] || share.Pool == ""
+			require.True(t, own[share.Variant], "model %q: no share in the own pool beside %v", m.Name, share)
+		}
+		if i > 0 {
+			last := m.Desired[i-1]
+			require.Negative(t, cmp.Or(cmp.Compare(last.Pool, share.Pool), cmp.Compare(last.Variant, share.Variant)), "model %q: %v", m.Name, m.Desired)
+		}
 	}
-	require.LessOrEqual(t, sum, m.Replicas, "model %q: more of its variants than of itself", m.Name)
-	if len(m.Spread) == len(m.Variants) {
-		require.Equal(t, m.Replicas, sum, "model %q: nobody shares the rest", m.Name)
+	if shared, _ := m.Desired.Of(""); len(own) == len(m.Variants) {
+		require.Zero(t, shared, "model %q: no variant shares the rest", m.Name)
 	}
-	require.Equal(t, m.Replicas-sum, m.Shared())
-	expected := 0
-	for pool, n := range m.Expected {
-		require.Positive(t, n, "pool %q", pool)
-		expected += n
+	sum := m.Desired.In("")
+	for _, pool := range m.Desired.External() {
+		sum += m.Desired.In(pool)
 	}
-	require.LessOrEqual(t, expected, m.Replicas, "model %q: more in pools than it has", m.Name)
+	require.Equal(t, m.Desired.Total(), sum)
+	if target := m.Target(state.Limits{}); m.Stopped {
+		require.Equal(t, state.Target{Bound: state.BoundStopped}, target)
+	} else {
+		require.True(t, m.Min <= target.Replicas && target.Replicas <= m.Max, "model %q: %d replicas of %d to %d", m.Name, target.Replicas, m.Min, m.Max)
+		require.Equal(t, target.Bound == state.BoundNone, target.Replicas == sum)
+	}
 	for variant, r := range m.Rollouts {
 		v := m.Variant(variant)
 		require.NotNil(t, v, "model %q: a rollout of no variant", m.Name)
@@ -312,7 +322,7 @@ func checkModel(t require.TestingT, m *state.Model) {
 }
 
 // checkEffect looks at what an accepted command was to do.
-func checkEffect(t require.TestingT, c state.Command, before, after *state.View) {
+func checkEffect(t require.TestingT, c any, before, after *state.View) {
 	switch c := c.(type) {
 	case *state.UpsertModels:
 		for _, u := range c.Models {
@@ -321,41 +331,16 @@ func checkEffect(t require.TestingT, c state.Command, before, after *state.View)
 		}
 	case *state.UpsertModel:
 		checkUpsert(t, before.Model(nil, c.Model.Name), after.Model(nil, c.Model.Name), before.StayingOf(nil, c.Model.Name), after.Versions(nil, c.Model.Name))
-	case *state.SetScale:
-		old, m := before.Model(nil, c.Model), after.Model(nil, c.Model)
-		if c.Variant == "" {
-			require.Empty(t, m.Spread)
-			require.Equal(t, *c.Replicas, m.Replicas)
-			return
-		}
-		require.Equal(t, *c.Replicas, m.Spread[c.Variant])
-		for variant, n := range old.Spread {
-			if variant != c.Variant {
-				require.Equal(t, n, m.Spread[variant], "the others keep theirs")
-			}
-		}
-		if n, ok := old.Spread[c.Variant]; ok {
-			require.Equal(t, m.Replicas-old.Replicas, *c.Replicas-n)
-			require.Equal(t, old.Shared(), m.Shared())
-		}
-	case *state.SetVariants:
-		checkVariants(t, c, before.Model(nil, c.Model), after.Model(nil, c.Model))
-	case *state.SetExpected:
-		old, m := before.Model(nil, c.Model), after.Model(nil, c.Model)
-		require.Equal(t, c.Replicas, m.Expected[c.Pool])
-		require.GreaterOrEqual(t, m.Replicas, old.Replicas)
-		for pool, n := range old.Expected {
-			if pool != c.Pool {
-				require.Equal(t, n, m.Expected[pool], "the others keep theirs")
-			}
-		}
+	case *state.ScaleRequest:
+		checkScale(t, c, before, after)
+	case *state.Scale:
+		require.Equal(t, c.Desired.Total(), after.Model(nil, c.Model).Desired.Total())
+		require.Equal(t, c.Stopped, after.Model(nil, c.Model).Stopped)
 	case *state.SetDedicated:
 		checkDedicated(t, c, before, after)
 	case *state.Plan:
-		for _, r := range c.Rescales {
-			if d := c.Dedicated; d == nil {
-				require.Equal(t, r.Replicas, after.Model(nil, r.Model).Replicas)
-			}
+		for _, r := range c.Scales {
+			require.Equal(t, r.Desired.Total(), after.Model(nil, r.Model).Desired.Total())
 		}
 		for _, r := range c.Replacements {
 			require.Equal(t, r.Replacements, after.Model(nil, r.Model).Replacements)
@@ -396,7 +381,8 @@ func checkEffect(t require.TestingT, c state.Command, before, after *state.View)
 			}
 		}
 		old, m := before.Model(nil, model), after.Model(nil, model)
-		require.True(t, m.Replicas <= old.Replicas && m.Replicas >= old.Replicas-going, "what rests is no part of the scale")
+		is, was := m.Desired.Total(), old.Desired.Total()
+		require.True(t, is <= was && is >= was-going, "what rests is no part of the scale")
 	}
 }
 
@@ -409,23 +395,54 @@ func checkDedicated(t require.TestingT, c *state.SetDedicated, before, after *st
 		n, isDedicated := c.Models[m.Name]
 		require.Equal(t, n, d.Models[m.Name])
 		require.Equal(t, isDedicated || m.Dedicated, after.IsDedicated(nil, m))
-		old := before.Model(nil, m.Name)
-		was := 0
-		if set := before.Dedicated(nil); set != nil {
-			was = set.Models[m.Name]
-		}
-		switch {
-		case m.Management == state.ManagementDisabled:
-			require.Equal(t, old.Replicas, m.Replicas)
-		case isDedicated:
+		if c.Source != "" && isDedicated {
 			require.False(t, m.Stopped)
-			require.GreaterOrEqual(t, m.Replicas, n)
-		case was > 0:
-			expected := 0
-			for _, n := range m.Expected {
-				expected += n
+		}
+		require.Equal(t, n, after.Limits(nil)(m.Name).Dedicated)
+		if target := m.Target(state.Limits{Dedicated: n}); m.Management != state.ManagementDisabled && !m.Stopped {
+			require.GreaterOrEqual(t, target.Replicas, n)
+		}
+	}
+}
+
+// checkScale looks at what an accepted request was to do.
+func checkScale(t require.TestingT, r *state.ScaleRequest, before, after *state.View) {
+	old, m := before.Model(nil, r.Model), after.Model(nil, r.Model)
+	switch {
+	case r.Variants != nil:
+		for variant, n := range r.Variants {
+			is, own := m.Desired.Of(variant)
+			require.True(t, own)
+			require.Equal(t, n, is)
+			if had, set := old.Desired.Of(variant); set && r.Origin == state.OriginAutoscaler && old.Management == state.ManagementUpscaling {
+				require.GreaterOrEqual(t, n, had)
 			}
-			require.Equal(t, max(m.Min, expected), m.Replicas)
+		}
+		for _, v := range m.Variants {
+			if had, own := old.Desired.Of(v.Name); own {
+				if _, named := r.Variants[v.Name]; !named {
+					is, _ := m.Desired.Of(v.Name)
+					require.Equal(t, had, is, "the others keep theirs")
+				}
+			}
+		}
+	case r.Pool != "":
+		require.Equal(t, *r.Replicas, m.Desired.In(r.Pool))
+		require.Equal(t, max(old.Desired.Total(), *r.Replicas+old.Desired.Total()-old.Desired.In(r.Pool)-old.Desired.In("")), m.Desired.Total())
+		for _, pool := range old.Desired.External() {
+			if pool != r.Pool {
+				require.Equal(t, old.Desired.In(pool), m.Desired.In(pool), "the others keep theirs")
+			}
+		}
+	case r.Replicas != nil:
+		require.Equal(t, *r.Replicas, m.Desired.Total())
+		for _, share := range m.Desired {
+			require.Empty(t, share.Variant)
+		}
+		if r.Origin == state.OriginAutoscaler {
+			for _, pool := range old.Desired.External() {
+				require.GreaterOrEqual(t, m.Desired.In(pool), old.Desired.In(pool))
+			}
 		}
 	}
 }
@@ -474,15 +491,15 @@ func FuzzApply(f *testing.F) {
 		f.Add(data)
 	}
 	l := newLog(f)
-	setup := []state.Command{
+	setup := []any{
 		&state.UpsertModel{Model: model("m")}, &state.UpsertNodes{Nodes: []state.Node{node("n", 2, 2, 10)}},
 		&state.Plan{ID: "p", Index: 2, Time: epoch, Place: []state.Place{place("m", "1", "n", 0, 0, 10)}},
 		&state.UpsertModel{Model: defined("vh2"), ModifyIndex: 1, Time: epoch},
-		&state.SetScale{Model: "m", Variant: "v", Replicas: ptr(2), Origin: state.OriginOperator},
+		&state.ScaleRequest{Model: "m", Variants: map[string]int{"v": 2}, Origin: state.OriginOperator},
 	}
 	l.must(setup...)
-	for _, c := range setup {
-		seed(c)
+	for _, entry := range l.entries {
+		f.Add(entry)
 	}
 	seed(l.move(name("m", "1"), state.EventStarted, ""))
 	carried := place("m", "2", "n", 1, 0, 10)
@@ -493,29 +510,28 @@ func FuzzApply(f *testing.F) {
 	})
 	seed(&state.UpsertModel{Model: defined("vh1"), ModifyIndex: 5, Time: epoch})
 	seed(&state.UpsertModels{Models: []state.UpsertModel{{Model: defined("vh3"), ModifyIndex: 5, Time: epoch}, {Model: model("m2"), Time: epoch}}})
-	seed(&state.SetScale{Model: "m", Variant: "v", Replicas: ptr(3), Origin: state.OriginAutoscaler})
+	seed(&state.Scale{Model: "m", Desired: state.Shares{{Variant: "v", Replicas: 3}}, Origin: state.OriginAutoscaler, ModifyIndex: 5})
 	seed(&state.Evict{Replica: "m:v:1", To: state.GoalCold, Time: epoch})
 	seed(&state.Evict{Model: "m", To: state.GoalGone, Force: true, Time: epoch})
-	seed(&state.SetScale{Model: "m", Replicas: ptr(3), Origin: state.OriginOperator})
+	seed(&state.Scale{Model: "m", Desired: state.Any(3), Stopped: true, Origin: state.OriginOperator, ModifyIndex: 5})
 	seed(&state.RecordDecisions{Decisions: []state.Decision{{Kind: "k", Time: epoch}}})
 	seed(&state.SetSwitch{Name: "s", Value: "v"})
 	seed(&state.UpsertToken{Token: state.Token{Accessor: "a", Role: state.RoleOperator, Hash: state.HashSecret("x")}})
 	seed(&state.Evict{Replica: "m:v:1", To: state.GoalWarm, Time: epoch})
 	seed(&state.Cordon{Node: "n", GPU: "n-GPU0", On: true, Reason: "memory held"})
 	seed(&state.SetSwitch{Name: "cap-max-replicas/m", Value: "2"})
-	seed(&state.SetExpected{Model: "m", Pool: "east", Replicas: 3})
+	seed(&state.Scale{Model: "m", Desired: state.Shares{{Pool: "east", Replicas: 3}, {Replicas: -1}}, Origin: state.OriginOperator, ModifyIndex: 5})
 	seed(&state.SetDedicated{Models: map[string]int{"m": 2}, Source: "operator", Time: epoch})
 	seed(&state.SetSchedule{File: "window \"office\" {}"})
 	seed(pipelineOf("p", "m"))
 	seed(&state.SetPipeline{Name: "p", Delete: true, ModifyIndex: ptr(uint64(0))})
-	seed(variants(map[string]int{"v": 3}))
 	sleepy := l.move(name("m", "1"), state.EventStop, state.GoalCold)
 	sleepy.For, sleepy.Memory = ptr("m2"), map[string]int64{"n-GPU1": 10}
 	seed(sleepy)
 	seed(&state.Plan{
 		ID: "p", Index: 5, Time: epoch, Marks: []state.Mark{{Key: "evicted\x1fa\x1fb", Time: epoch}, {Key: "prune"}},
 		Replacements: []state.SetReplacements{{Model: "m", Replacements: state.Replacements{InARow: 1, Last: epoch}}},
-		Rescales:     []state.Rescale{{Model: "m", ModifyIndex: 5, Replicas: 1, Spread: map[string]int{"v": 1}}},
+		Scales:       []state.Scale{{Model: "m", ModifyIndex: 5, Desired: state.Shares{{Variant: "v", Replicas: 1}}, Origin: state.OriginController}},
 		Cordons:      []state.Cordon{{Node: "n", GPU: "n-GPU1", On: true, Reason: "memory held"}},
 		Dedicated:    &state.SetDedicated{Source: "schedule:night"},
 	})

@@ -24,7 +24,8 @@ type Plan struct {
 	Move     []Move
 	Place    []Place
 	Rollouts []SetRollout `json:",omitempty"`
-	Rescales []Rescale    `json:",omitempty"`
+	// Scales are made by the planner itself; see OriginController.
+	Scales []Scale `json:",omitempty"`
 	// Replacements are of models of which a replica is replaced because it fails its requests.
 	Replacements []SetReplacements `json:",omitempty"`
 	// Cordons cordon GPUs, or uncordon them.
@@ -70,8 +71,11 @@ func (c *Plan) apply(t *txn) *Error {
 			return err
 		}
 	}
-	for i := range c.Rescales {
-		if err := c.Rescales[i].apply(t); err != nil {
+	for i := range c.Scales {
+		if c.Scales[i].Time.IsZero() {
+			c.Scales[i].Time = c.Time
+		}
+		if err := c.Scales[i].apply(t); err != nil {
 			return err
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"time"
 )
 
@@ -13,6 +14,75 @@ var rolloutSteps = map[RolloutStatus][]RolloutStatus{
 	RolloutCanary:     {RolloutRolling, RolloutRolledBack, ""},
 	RolloutRolling:    {RolloutRolledBack, ""},
 	RolloutRolledBack: {""},
+}
+
+// Update is how a rollout replaces the replicas of a model.
+type Update struct {
+	// Surge is how many replicas beyond its number the model may have meanwhile. With 0 a
+	// replica goes before its successor is placed.
+	Surge int
+	// MinAvailable is how many of the model's replicas a rollout leaves serving, nil: all of
+	// them, and all but one if Surge is 0.
+	MinAvailable *Amount `json:",omitempty"`
+}
+
+// Amount is a number, or a percentage of one.
+type Amount struct {
+	Number  int
+	Percent bool `json:",omitempty"`
+}
+
+// Of returns the amount, where 100 percent are n. Fractions are rounded up.
+func (a Amount) Of(n int) int {
+	if a.Percent {
+		return (n*a.Number + 99) / 100
+	}
+	return a.Number
+}
+
+// String returns the amount as a model file has it, without quotes.
+func (a Amount) String() string {
+	if a.Percent {
+		return strconv.Itoa(a.Number) + "%"
+	}
+	return strconv.Itoa(a.Number)
+}
+
+// defaultSurge: GPUs are dear, so a rollout is slow and small.
+const defaultSurge = 1
+
+// Surge returns how many replicas beyond its number the model may have during a rollout.
+func (m *Model) Surge() int {
+	if m.Update == nil {
+		return defaultSurge
+	}
+	return m.Update.Surge
+}
+
+// MinAvailable returns how many of target replicas a rollout leaves serving.
+func (m *Model) MinAvailable(target int) int {
+	switch {
+	case m.Update != nil && m.Update.MinAvailable != nil:
+		return m.Update.MinAvailable.Of(target)
+	case m.Surge() == 0:
+		return max(target-1, 0)
+	}
+	return target
+}
+
+// faults finds all that is wrong; u may be nil.
+func (u *Update) faults() []error {
+	if u == nil {
+		return nil
+	}
+	var errs []error
+	if u.Surge < 0 {
+		errs = append(errs, fmt.Errorf("update: surge is %d: must be 0 or more", u.Surge))
+	}
+	if a := u.MinAvailable; a != nil && (a.Number < 0 || a.Percent && a.Number > 100) {
+		errs = append(errs, fmt.Errorf("update: min_available is %s: must be 0 or more, and at most 100%%", a))
+	}
+	return errs
 }
 
 // SetRollout says how far a rollout has come. It is refused where the rollout is over

@@ -110,22 +110,22 @@ func TestAChangedVariantIsRolledOut(t *testing.T) {
 	}
 }
 
-// TestARolledBackModelIsItsStableVersion with all that the file says, and keeps its scale
-// within the bounds of that version.
+// TestARolledBackModelIsItsStableVersion with all that the file says, and keeps its scale.
 func TestARolledBackModelIsItsStableVersion(t *testing.T) {
 	l := newLog(t)
 	l.must(&state.UpsertModel{Model: defined("vh1", func(m *state.Model) { m.Max, m.Priority = 5, 10 })}, &state.UpsertNodes{Nodes: []state.Node{node("n", 2, 2, 10)}})
 	l.must(l.plan(place("m", "1", "n", 0, 0, 1)))
 	l.serve(name("m", "1"))
 	require.Nil(t, l.upsert(defined("vh2", func(m *state.Model) { m.Max, m.Priority = 50, 90 }), epoch).Err)
-	l.must(&state.SetScale{Model: "m", Replicas: ptr(20), Origin: state.OriginOperator})
+	l.must(&state.ScaleRequest{Model: "m", Replicas: ptr(20), Origin: state.OriginOperator})
 	require.Nil(t, l.rollout(state.RolloutRolledBack, "because").Err)
 	m := l.model("m")
 	require.Equal(t, 1, m.Version)
 	require.Equal(t, 1, m.StableVersion)
 	require.Equal(t, "vh1", m.Hash)
 	require.Equal(t, 10, m.Priority)
-	require.Equal(t, 5, m.Replicas)
+	require.Equal(t, 20, m.Desired.Total())
+	require.Equal(t, state.Target{Replicas: 5, Bound: state.BoundMax}, l.store.View().Target(nil, m))
 	require.Equal(t, map[string]state.Rollout{"v": {Status: state.RolloutRolledBack, Version: 2, Reason: "because", Since: epoch}}, m.Rollouts)
 	require.NotNil(t, l.store.View().Versions(nil, "m").Get(2), "what failed can be looked at")
 
@@ -170,20 +170,20 @@ func TestVersionsKept(t *testing.T) {
 // TestTheNumberOfReplicasInAFile sets the scale where it changes, and only then.
 func TestTheNumberOfReplicasInAFile(t *testing.T) {
 	file := func(hash string, replicas int) state.Model {
-		return defined("vh1", func(m *state.Model) { m.Hash, m.Replicas, m.FileReplicas = hash, replicas, &replicas })
+		return defined("vh1", func(m *state.Model) { m.Hash, m.Desired, m.FileReplicas = hash, state.Any(replicas), &replicas })
 	}
 	l := newLog(t)
-	l.must(&state.UpsertModel{Model: file("a", 3)}, &state.SetScale{Model: "m", Variant: "v", Replicas: ptr(5), Origin: state.OriginOperator})
+	l.must(&state.UpsertModel{Model: file("a", 3)}, &state.ScaleRequest{Model: "m", Variants: map[string]int{"v": 5}, Origin: state.OriginOperator})
 	require.Nil(t, l.upsert(file("b", 3), epoch).Err)
-	require.Equal(t, 5, l.model("m").Replicas)
-	require.Equal(t, map[string]int{"v": 5}, l.model("m").Spread)
+	require.Equal(t, 5, l.model("m").Desired.Total())
+	require.Equal(t, "v=5", text(l.model("m").Desired))
 	require.Nil(t, l.upsert(file("c", 4), epoch).Err)
-	require.Equal(t, 4, l.model("m").Replicas)
-	require.Nil(t, l.model("m").Spread)
+	require.Equal(t, 4, l.model("m").Desired.Total())
+	require.Equal(t, "4", text(l.model("m").Desired))
 	unset := file("d", 1)
 	unset.FileReplicas = nil
 	require.Nil(t, l.upsert(unset, epoch).Err)
-	require.Equal(t, 4, l.model("m").Replicas, "a file without a number leaves the scale alone")
+	require.Equal(t, 4, l.model("m").Desired.Total(), "a file without a number leaves the scale alone")
 	require.Equal(t, epoch, l.model("m").ScaledAt, "fewer than before: what clients asked for until now does not count")
 }
 
@@ -223,11 +223,9 @@ func TestWhatNeverServedIsReplacedAtOnce(t *testing.T) {
 func TestNothingIsRolledOutWithoutReplicas(t *testing.T) {
 	l := newLog(t)
 	l.must(&state.UpsertModel{Model: defined("vh1", func(m *state.Model) {
-		m.Spread = map[string]int{"v": 1}
 		m.Rollouts = map[string]state.Rollout{"v": {Status: state.RolloutCanary}}
 	})}, &state.UpsertNodes{Nodes: []state.Node{node("n", 2, 2, 10)}})
-	require.Nil(t, l.model("m").Spread, "a caller's is not looked at")
-	require.Nil(t, l.model("m").Rollouts)
+	require.Nil(t, l.model("m").Rollouts, "a caller's is not looked at")
 
 	require.Nil(t, l.upsert(defined("vh2"), epoch).Err)
 	require.Nil(t, l.model("m").Rollouts, "there is no replica")
@@ -244,13 +242,12 @@ func TestNothingIsRolledOutWithoutReplicas(t *testing.T) {
 
 func TestAVariantThatGoesTakesItsRolloutAndNumberAlong(t *testing.T) {
 	l := rolling(t, state.RolloutCanary)
-	l.must(&state.SetScale{Model: "m", Variant: "v", Replicas: ptr(2), Origin: state.OriginOperator})
-	require.Equal(t, map[string]int{"v": 2}, l.model("m").Spread)
+	l.must(&state.ScaleRequest{Model: "m", Variants: map[string]int{"v": 2}, Origin: state.OriginOperator})
+	require.Equal(t, "v=2", text(l.model("m").Desired))
 	require.Nil(t, l.upsert(defined("vh2", func(m *state.Model) { m.Hash, m.Variants[0].Name = "w only", "w" }), epoch).Err)
 	m := l.model("m")
 	require.Nil(t, m.Rollouts)
-	require.Nil(t, m.Spread)
-	require.Equal(t, 2, m.Replicas)
+	require.Equal(t, "2", text(m.Desired))
 	require.Nil(t, m.Variant("v"))
 	require.Equal(t, "vh1", l.madeFrom(name("m", "1")), "the replica is still there")
 

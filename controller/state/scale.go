@@ -2,7 +2,7 @@ package state
 
 import (
 	"fmt"
-	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -15,206 +15,216 @@ type Origin string
 const (
 	OriginOperator   Origin = "operator"
 	OriginAutoscaler Origin = "autoscaler"
+	// OriginController is the planner itself: it prunes what is idle, evicts, or follows
+	// the demand.
+	OriginController Origin = "controller"
 )
 
-// SetScale changes how many replicas a model should have, or stops or starts it.
-//
-// With a Variant, Replicas is how many of that variant there should be, and the model's
-// total changes by as much: what the variant has now is its number in Spread or, where
-// it has none, what it has of the rest that the variants without one share. That is all
-// of the rest where it is the only one, and else its replicas that count, without those
-// that a rollout has added. Without a Variant, Replicas is the total, and the numbers
-// of variants are forgotten.
-//
-// The autoscaler is refused where the management mode or a switch says so, and below
-// what people expect: the replicas of external pools and of the dedicated set.
-type SetScale struct {
+// ScaleRequest is a wish for another scale of a model, of which Resolve makes the whole
+// scale. Replicas is the total, or with a Pool how many are in that pool; Variants are the
+// numbers of some variants. Of these at most one is set.
+type ScaleRequest struct {
 	Model string
-	// Variant, empty: Replicas is of all together.
-	Variant string `json:",omitempty"`
-	// Replicas; the total is within the model's bounds. Nil: as it is.
+	// Replicas of the model. The numbers of variants are forgotten, and external pools keep
+	// theirs as far as there are enough.
 	Replicas *int
+	// Pool, empty: all of them. Those in an external pool come from the own one as far as it
+	// has them, and go back there.
+	Pool string
+	// Variants has the new numbers of some variants, in all pools together. Variants that it
+	// does not name keep what they have.
+	Variants map[string]int
 	// Stopped, nil: as it is.
 	Stopped *bool
 	Origin  Origin
 	// ModifyIndex is the model's as the caller knows it, 0: whatever it is.
 	ModifyIndex uint64
 	// Time is when it was decided, see Model.ScaledAt.
+	Time time.Time
+}
+
+// Resolve returns the command that carries the request out on the state of the view. It is
+// refused with CodeConflict once the model has changed.
+func (r *ScaleRequest) Resolve(v *View) (*Scale, *Error) {
+	m := v.Model(nil, r.Model)
+	if m == nil {
+		return nil, notFound(r.Model, "model %q does not exist", r.Model)
+	}
+	if r.ModifyIndex != 0 {
+		if err := compare("model", m.Name, m.ModifyIndex, r.ModifyIndex); err != nil {
+			return nil, err
+		}
+	}
+	if err := r.check(m); err != nil {
+		return nil, err
+	}
+	c := &Scale{Model: m.Name, Desired: m.Desired, Stopped: m.Stopped, Origin: r.Origin, Time: r.Time, ModifyIndex: m.ModifyIndex}
+	switch {
+	case r.Variants != nil:
+		c.Desired = m.withVariants(r.Variants, v.StayingOf(nil, m.Name))
+	case r.Pool != "":
+		c.Desired = m.withPool(r.Pool, *r.Replicas)
+	case r.Replicas != nil:
+		c.Desired = m.withTotal(*r.Replicas)
+	}
+	if r.Stopped != nil {
+		c.Stopped = *r.Stopped
+	}
+	return c, nil
+}
+
+// check refuses what no scale of the model can be.
+func (r *ScaleRequest) check(m *Model) *Error {
+	var unknown, bad []string
+	check := func(n int, of string) {
+		if n < 0 || n > m.Max {
+			bad = append(bad, fmt.Sprintf("%d replicas%s: must be 0 to %d, the model's max", n, of, m.Max))
+		}
+	}
+	for _, name := range sortedKeys(r.Variants) {
+		if m.Variant(name) == nil {
+			unknown = append(unknown, strconv.Quote(name))
+		}
+		check(r.Variants[name], fmt.Sprintf(" of variant %q", name))
+	}
+	if r.Replicas != nil && r.Pool != "" {
+		check(*r.Replicas, fmt.Sprintf(" in pool %q", r.Pool))
+	} else if r.Replicas != nil {
+		check(*r.Replicas, "")
+	}
+	switch {
+	case len(unknown) > 0:
+		return notFound(m.Name, "model %q has no variant %s: its variants are %s", m.Name, strings.Join(unknown, ", "), m.variantNames())
+	case len(bad) > 0:
+		return badRequest(m.Name, "model %q: %s", m.Name, strings.Join(bad, "; "))
+	case r.Variants != nil && (r.Replicas != nil || r.Pool != ""):
+		return badRequest(m.Name, "model %q: numbers of variants are set together with a number of the model or of a pool: set one of them", m.Name)
+	case r.Variants != nil && len(r.Variants) == 0:
+		return badRequest(m.Name, "model %q: no variants are set: set at least one of %s", m.Name, m.variantNames())
+	case r.Pool != "" && r.Replicas == nil:
+		return badRequest(m.Name, "model %q: pool %q is set without a number of replicas", m.Name, r.Pool)
+	}
+	return nil
+}
+
+// Scale changes how many replicas a model should have, or stops or starts it. It is the only
+// command that does, but for a model file and an eviction.
+//
+// It is refused where the model's management, a switch or its bounds do not allow it; see
+// mayScale.
+type Scale struct {
+	Model string
+	// Desired is the whole scale.
+	Desired Shares
+	Stopped bool `json:",omitempty"`
+	Origin  Origin
+	// ModifyIndex is that of the model from which Desired was made.
+	ModifyIndex uint64
+	// Time is when it was decided, see Model.ScaledAt.
 	Time time.Time `json:",omitzero"`
 }
 
 // Type implements Command.
-func (*SetScale) Type() Type { return TypeSetScale }
+func (*Scale) Type() Type { return TypeScale }
 
-func (c *SetScale) apply(t *txn) *Error {
-	old, err := t.toScale(c.Model, c.Origin, c.ModifyIndex, &c.Time)
-	if err != nil {
+func (c *Scale) apply(t *txn) *Error {
+	old := first[Model](t.Txn, TableModels, byID, c.Model)
+	if old == nil {
+		return notFound(c.Model, "model %q does not exist", c.Model)
+	}
+	errs := append(old.shareErrors(c.Desired), checkTime("time", &c.Time))
+	if !slices.Contains([]Origin{OriginOperator, OriginAutoscaler, OriginController}, c.Origin) {
+		errs = append(errs, fmt.Errorf("origin is %q: must be %s, %s or %s", c.Origin, OriginOperator, OriginAutoscaler, OriginController))
+	}
+	if err := faults(c.Model, errs...); err != nil {
 		return err
 	}
-	m := *old
-	switch {
-	case c.Variant != "":
-		if err := c.scaleVariant(&m, t); err != nil {
+	// The plan that it is a part of may have changed the model, with a rollout.
+	if old.ModifyIndex != t.index {
+		if err := compare("model", c.Model, old.ModifyIndex, c.ModifyIndex); err != nil {
 			return err
 		}
-	case c.Replicas != nil:
-		m.Replicas, m.Spread = *c.Replicas, nil
-		if m.Replicas < m.Min || m.Replicas > m.Max {
-			return badRequest(c.Model, "model %q: replicas is %d: must be %d to %d, the model's min and max", c.Model, m.Replicas, m.Min, m.Max)
-		}
 	}
-	m.bound()
-	if c.Stopped != nil {
-		m.Stopped = *c.Stopped
-	}
-	return t.scaled(&m, old, c.Origin, c.Time)
-}
-
-// toScale returns the model that origin wants to scale at that time, as it knows it by its
-// index; 0: whatever it is.
-func (t *txn) toScale(model string, origin Origin, index uint64, at *time.Time) (*Model, *Error) {
-	if err := faults(model, checkTime("time", at)); err != nil {
-		return nil, err
-	}
-	if origin != OriginOperator && origin != OriginAutoscaler {
-		return nil, badRequest(model, "origin is %q: must be operator or autoscaler", origin)
-	}
-	m := first[Model](t.Txn, TableModels, byID, model)
-	if m == nil {
-		return nil, notFound(model, "model %q does not exist", model)
-	}
-	if index != 0 {
-		if err := compare("model", model, m.ModifyIndex, index); err != nil {
-			return nil, err
-		}
-	}
-	return m, nil
-}
-
-// scaled makes m of old, where origin may do that.
-func (t *txn) scaled(m, old *Model, origin Origin, at time.Time) *Error {
-	if m.sameScale(old) && m.Stopped == old.Stopped {
+	m := *old
+	m.Desired, m.Stopped = old.shares(c.Desired.cells()), c.Stopped
+	if m.sameScale(old) {
 		return nil
 	}
-	why := m.mayScale(origin, old)
-	if why == "" && origin == OriginAutoscaler {
-		why = t.mayAutoscale(m, old)
+	if err := m.mayScale(old, c.Origin, t.limits(c.Model), counting(t, c.Model)); err != nil {
+		return err
 	}
-	if why != "" {
-		return refuse(CodeForbidden, m.Name, "model %q: %s", m.Name, why)
-	}
-	if origin == OriginOperator && (m.Target() < old.Target() || m.Stopped && !old.Stopped) {
-		m.ScaledAt = at
+	if c.Origin == OriginOperator && m.wants() < old.wants() {
+		m.ScaledAt = c.Time
 	}
 	m.ModifyIndex = t.index
-	t.put(TableModels, m)
+	t.put(TableModels, &m)
 	return nil
 }
 
-// scaleVariant gives the variant of m its number.
-func (c *SetScale) scaleVariant(m *Model, t *txn) *Error {
+// mayScale returns why origin may not change the scale of old to that of m. All rules of who
+// may scale what are here. The replicas are those of the model that count.
+func (m *Model) mayScale(old *Model, origin Origin, l Limits, replicas []*Replica) *Error {
+	is, was := m.Desired.Total(), old.Desired.Total()
+	no := func(format string, args ...any) *Error {
+		return refuse(CodeForbidden, m.Name, "model %q: "+format, append([]any{m.Name}, args...)...)
+	}
+	// Stopping is for people, and always possible for them.
+	rescaled := !slices.Equal(m.Desired, old.Desired)
+	if rescaled && is != was && (is < m.Min || is > m.Max) {
+		return badRequest(m.Name, "model %q: replicas is %d (%s): must be %d to %d, the model's min and max", m.Name, is, m.Desired, m.Min, m.Max)
+	}
+	if rescaled && m.Management == ManagementDisabled {
+		return no("scaling is disabled (management = \"disabled\" in the model file)")
+	}
+	if m.Stopped != old.Stopped && origin != OriginOperator {
+		return no("only an operator can stop or start the model")
+	}
+	if origin != OriginAutoscaler {
+		return nil
+	}
 	switch {
-	case m.Variant(c.Variant) == nil:
-		return notFound(c.Model, "model %q has no variant %q: must be one of %s", c.Model, c.Variant, m.variantNames())
-	case c.Replicas == nil:
-		return badRequest(c.Model, "model %q: variant %q is set without a number of replicas", c.Model, c.Variant)
-	case *c.Replicas < 0 || *c.Replicas > m.Max:
-		return badRequest(c.Model, "model %q: %d replicas of variant %q: must be 0 to %d", c.Model, *c.Replicas, c.Variant, m.Max)
+	case m.Management == ManagementManual:
+		return no("the autoscaler cannot scale it (management = \"manual\" in the model file)")
+	case l.ScalingDisabled:
+		return no("switch %s is set: only an operator can scale it", SwitchDisableScaling)
+	case l.Cap != nil && is > max(*l.Cap, was):
+		return no("switch %s is %d: the autoscaler cannot scale it to %d", SwitchCapMaxReplicas, *l.Cap, is)
+	case is == 0 && was > 0 && l.KeepLast:
+		return no("switch %s is %s: only an operator can scale it to 0", SwitchScaleToZeroDelay, switchNever)
 	}
-	m.Replicas += *c.Replicas - m.numberOf(c.Variant, counting(t, m.Name))
-	if m.Replicas < m.Min || m.Replicas > m.Max {
-		return badRequest(c.Model, "model %q: %d replicas of variant %q would make %d in all: must be %d to %d, the model's min and max", c.Model, *c.Replicas, c.Variant, m.Replicas, m.Min, m.Max)
+	for _, pool := range old.Desired.External() {
+		if n := old.Desired.In(pool); m.Desired.In(pool) < n {
+			return no("%s in pool %q: only an operator can scale below that", replicaCount(n), pool)
+		}
 	}
-	m.Spread = maps.Clone(m.Spread)
-	if m.Spread == nil {
-		m.Spread = map[string]int{}
+	if m.Management != ManagementUpscaling {
+		return nil
 	}
-	m.Spread[c.Variant] = *c.Replicas
+	if is < was {
+		return no("the autoscaler cannot scale it down from %d to %d (management = \"upscaling\" in the model file)", was, is)
+	}
+	for i := range m.Variants {
+		name := m.Variants[i].Name
+		if n, own := m.Desired.Of(name); own && n < old.numberOf(name, replicas) {
+			return no("the autoscaler cannot scale it down to %d of variant %q, which has %d (management = \"upscaling\" in the model file)", n, name, old.numberOf(name, replicas))
+		}
+	}
 	return nil
 }
 
-// Target returns how many replicas should run now: none where it is stopped.
-func (m *Model) Target() int {
+func replicaCount(n int) string {
+	if n == 1 {
+		return "1 replica is"
+	}
+	return strconv.Itoa(n) + " replicas are"
+}
+
+// wants returns how many replicas were asked for: none where it is stopped.
+func (m *Model) wants() int {
 	if m.Stopped {
 		return 0
 	}
-	return m.Replicas
-}
-
-// Shared returns how many of Replicas the variants without a number in Spread share.
-func (m *Model) Shared() int {
-	shared := m.Replicas
-	for _, n := range m.Spread {
-		shared -= n
-	}
-	return shared
-}
-
-// numberOf returns how many of Replicas are the variant's; the replicas are those of
-// the model that count.
-func (m *Model) numberOf(variant string, replicas []*Replica) int {
-	if n, ok := m.Spread[variant]; ok {
-		return n
-	}
-	shared := m.Shared()
-	if len(m.Spread) == len(m.Variants)-1 {
-		return shared
-	}
-	own, all := 0, 0
-	for _, r := range replicas {
-		if _, set := m.Spread[r.Name.Variant]; set {
-			continue
-		}
-		all++
-		if r.Name.Variant == variant {
-			own++
-		}
-	}
-	if _, ok := m.Rollouts[variant]; ok {
-		own -= max(all-shared, 0)
-	}
-	return min(max(own, 0), max(shared, 0))
-}
-
-// bound keeps Replicas within the model's bounds, and Spread and Expected within
-// Replicas: what is too much is taken from the last variants of the file, and from the
-// last pools by name; what is too little where no variant is without a number goes to
-// the first.
-func (m *Model) bound() {
-	m.Replicas = min(max(m.Replicas, m.Min), m.Max)
-	var spread map[string]int
-	left := m.Replicas
-	for i := range m.Variants {
-		name := m.Variants[i].Name
-		if n, ok := m.Spread[name]; ok {
-			if spread == nil {
-				spread = map[string]int{}
-			}
-			spread[name] = min(max(n, 0), left)
-			left -= spread[name]
-		}
-	}
-	if left > 0 && spread != nil && len(spread) == len(m.Variants) {
-		spread[m.Variants[0].Name] += left
-	}
-	m.Spread = spread
-	m.boundExpected()
-}
-
-// boundExpected keeps Expected within Replicas.
-func (m *Model) boundExpected() {
-	var expected map[string]int
-	left := m.Replicas
-	for _, pool := range sortedKeys(m.Expected) {
-		if n := min(m.Expected[pool], left); n > 0 {
-			if expected == nil {
-				expected = map[string]int{}
-			}
-			expected[pool] = n
-			left -= n
-		}
-	}
-	m.Expected = expected
+	return m.Desired.Total()
 }
 
 func (m *Model) variantNames() string {
@@ -226,39 +236,5 @@ func (m *Model) variantNames() string {
 }
 
 func (m *Model) sameScale(old *Model) bool {
-	return m.Replicas == old.Replicas && maps.Equal(m.Spread, old.Spread) && maps.Equal(m.Expected, old.Expected)
-}
-
-// mayScale returns why origin may not change old into m, empty where it may. Stopping
-// is for people, and always possible for them.
-func (m *Model) mayScale(origin Origin, old *Model) string {
-	switch {
-	case origin == OriginOperator && m.sameScale(old):
-		return ""
-	case old.Management == ManagementDisabled:
-		return "scaling is disabled (management = \"disabled\" in the model file)"
-	case origin == OriginOperator:
-		return ""
-	case m.Stopped != old.Stopped:
-		return "only an operator can stop or start the model"
-	case old.Management == ManagementManual:
-		return "the autoscaler cannot scale it (management = \"manual\" in the model file)"
-	case old.Management == ManagementUpscaling && m.Replicas < old.Replicas:
-		return "the autoscaler cannot scale it down (management = \"upscaling\" in the model file)"
-	}
-	return ""
-}
-
-// mayAutoscale returns why the autoscaler may not change old into m where the modes let
-// it, empty where it may.
-func (t *txn) mayAutoscale(m, old *Model) string {
-	switch dedicated, expected := dedicatedSet(t.Txn).number(m.Name), old.expected(); {
-	case scalingDisabled(t.switchValue, m.Name):
-		return fmt.Sprintf("switch %s is set: only an operator can scale it", SwitchDisableScaling)
-	case m.Replicas < min(expected, old.Replicas):
-		return fmt.Sprintf("%d of its replicas are expected in external pools: only an operator can scale below that", expected)
-	case m.Replicas < min(dedicated, old.Replicas):
-		return fmt.Sprintf("it is dedicated with %d replicas: only an operator can scale below that", dedicated)
-	}
-	return ""
+	return m.Stopped == old.Stopped && slices.Equal(m.Desired, old.Desired)
 }

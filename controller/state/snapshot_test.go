@@ -23,11 +23,11 @@ func full(t *testing.T) *log {
 	l.must(l.plan(place("m", "1", "n", 0, 0, 10), place("m", "2", "n", 1, 0, 10)))
 	l.serve(name("m", "1"))
 	l.must(&state.UpsertModel{Model: changed, ModifyIndex: 1, Time: epoch},
-		&state.SetScale{Model: "m", Variant: "v", Replicas: ptr(2), Origin: state.OriginOperator},
+		&state.ScaleRequest{Model: "m", Variants: map[string]int{"v": 2}, Origin: state.OriginOperator},
 		&state.RecordDecisions{Decisions: []state.Decision{{Kind: "k", Time: epoch, Model: "m"}}},
 		&state.SetSwitch{Name: "s", Value: "v"},
 		&state.UpsertToken{Token: state.Token{Accessor: "a", Role: state.RoleOperator, Hash: state.HashSecret("x"), Created: epoch}},
-		&state.SetExpected{Model: "m", Pool: "east", Replicas: 1},
+		&state.ScaleRequest{Model: "m", Pool: "east", Replicas: ptr(1), Origin: state.OriginOperator},
 		&state.SetDedicated{Models: map[string]int{"m": 1}, Source: "operator", Time: epoch},
 		&state.SetSchedule{File: "window"},
 		&state.Plan{ID: "p", Time: epoch, Marks: []state.Mark{{Key: "k\x1fm", Time: epoch}}})
@@ -48,7 +48,7 @@ func TestSnapshotHasEverything(t *testing.T) {
 	a, b := l.store.View(), s.View()
 	require.Equal(t, a.Index(), b.Index())
 	require.Equal(t, a.Models(nil), b.Models(nil))
-	require.Equal(t, map[string]int{"v": 2}, b.Model(nil, "m").Spread)
+	require.Equal(t, "v=1 v@east=1", text(b.Model(nil, "m").Desired))
 	require.Equal(t, state.Rollout{Status: state.RolloutCanary, Version: 2, Since: epoch}, b.Model(nil, "m").Rollouts["v"])
 	require.Equal(t, a.Versions(nil, "m"), b.Versions(nil, "m"))
 	require.Equal(t, "vh1", b.VariantOf(nil, b.Replica(nil, "m:v:1")).Hash)
@@ -58,7 +58,6 @@ func TestSnapshotHasEverything(t *testing.T) {
 	require.Equal(t, a.Switches(nil), b.Switches(nil))
 	require.Equal(t, a.Tokens(nil), b.Tokens(nil))
 	require.Equal(t, a.Ledger(nil), b.Ledger(nil))
-	require.Equal(t, map[string]int{"east": 1}, b.Model(nil, "m").Expected)
 	require.Equal(t, map[string]int{"m": 1}, b.Dedicated(nil).Models)
 	require.Equal(t, a.Dedicated(nil), b.Dedicated(nil))
 	require.Equal(t, "window", b.Schedule(nil).File)
@@ -189,12 +188,12 @@ func FuzzRestore(f *testing.F) {
 	f.Add(withRecord(data, 0x80|99, "whatever"))
 	f.Add(withRecord(data, 1, "{}"))
 	f.Add(withRecord(data, 5, `{"Name":"t"}`))
-	f.Add(withRecord(data, 1, `{"Name":"n","Spread":{"v":-1},"Rollouts":{"v":{"Status":"canary","Version":2,"Since":"2026-01-02T03:04:05Z"}}}`))
+	f.Add(withRecord(data, 1, `{"Name":"n","Desired":[{"Variant":"v","Replicas":-1},{"Variant":"w","Replicas":3},{"Variant":"v","Replicas":2}],"Rollouts":{"v":{"Status":"canary","Version":2,"Since":"2026-01-02T03:04:05Z"}}}`))
 	f.Add(withRecord(data, 12, `{"Number":-1,"Model":{"Name":"m","Variants":[{"Name":"v","Hash":"a"}]}}`))
 	f.Add(withRecord(data, 3, `{"Name":{"Model":"m","Variant":"v","ID":"1"},"Version":1,"Status":"draining","Goal":"cold","Placement":{"Node":"n"}}`))
 	f.Add(withRecord(data, 2, `{"ID":"n","CapacityPool":"east","GPUs":[{"UUID":"g","Cordoned":true,"CordonReason":"held"}]}`))
 	f.Add(withRecord(data, 3, `{"Name":{"Model":"m","Variant":"v","ID":"1"},"Tier":"WARM","Phase":"running","For":"b","Placement":{"Node":"n","Memory":{"g":5},"SleepMemory":9}}`))
-	f.Add(withRecord(data, 1, `{"Name":"e","Max":3,"Replicas":1,"Expected":{"a":-1,"b":9}}`))
+	f.Add(withRecord(data, 1, `{"Name":"e","Max":3,"Desired":[{"Pool":"b","Replicas":9},{"Pool":"a","Replicas":-1}]}`))
 	f.Add(withRecord(data, 7, `{"Models":{"m":-1,"gone":2},"Source":"operator","Since":"2026-01-02T03:04:05Z"}`))
 	f.Add(withRecord(data, 8, `{"File":"window"}`))
 	f.Add(withRecord(data, 9, `{"Key":"evicted","Time":"2026-01-02T03:04:05Z"}`))
@@ -216,18 +215,16 @@ func FuzzRestore(f *testing.F) {
 				variant = m.Variants[0].Name
 			}
 			l := &log{t: t, store: s, index: s.View().Index()}
-			for _, c := range []state.Command{
-				&state.SetScale{Model: m.Name, Variant: variant, Replicas: ptr(1), Origin: state.OriginOperator},
+			for _, c := range []any{
+				&state.ScaleRequest{Model: m.Name, Variants: map[string]int{variant: 1}, Origin: state.OriginOperator},
 				&state.Evict{Model: m.Name, Force: true, To: state.GoalWarm, Time: epoch},
-				&state.SetExpected{Model: m.Name, Pool: "east", Replicas: 1},
+				&state.ScaleRequest{Model: m.Name, Pool: "east", Replicas: ptr(1), Origin: state.OriginOperator},
 				&state.SetDedicated{Models: map[string]int{m.Name: 1}, Source: "operator", Time: epoch},
 				&state.SetDedicated{Source: "operator", Time: epoch},
 				&state.Evict{Model: m.Name, Force: true, To: state.GoalGone, Time: epoch},
 				&state.UpsertModel{Model: model(m.Name), ModifyIndex: m.ModifyIndex, Time: epoch},
 			} {
-				if data, err := state.Encode(c); err == nil {
-					l.applyBytes(data)
-				}
+				l.apply(c)
 			}
 			for _, r := range s.View().StayingOf(nil, m.Name) {
 				s.View().VariantOf(nil, r)

@@ -221,9 +221,9 @@ func TestEveryQueryWatches(t *testing.T) {
 		{"schedule", func(v *state.View, ws memdb.WatchSet) { v.Schedule(ws) }, &state.SetSchedule{}},
 		{"marks", func(v *state.View, ws memdb.WatchSet) { v.Marks(ws) }, &state.Plan{ID: "p", Marks: []state.Mark{{Key: "a", Time: epoch}}}},
 		{"mark", func(v *state.View, ws memdb.WatchSet) { v.Mark(ws, "b") }, &state.Plan{ID: "p", Marks: []state.Mark{{Key: "b", Time: epoch}}}},
-		{"disabled", func(v *state.View, ws memdb.WatchSet) { v.ScalingDisabled(ws, "m") }, &state.SetSwitch{Name: "disable-scaling/m", Value: "true"}},
-		{"cap", func(v *state.View, ws memdb.WatchSet) { v.CapMaxReplicas(ws, "m") }, &state.SetSwitch{Name: "cap-max-replicas", Value: "4"}},
-		{"delay", func(v *state.View, ws memdb.WatchSet) { v.ScaleToZeroDelay(ws) }, &state.SetSwitch{Name: "scale-to-zero-delay", Value: "never"}},
+		{"disabled", func(v *state.View, ws memdb.WatchSet) { v.Limits(ws) }, &state.SetSwitch{Name: "disable-scaling/m", Value: "true"}},
+		{"cap", func(v *state.View, ws memdb.WatchSet) { v.Limits(ws) }, &state.SetSwitch{Name: "cap-max-replicas", Value: "4"}},
+		{"delay", func(v *state.View, ws memdb.WatchSet) { v.Limits(ws) }, &state.SetSwitch{Name: "scale-to-zero-delay", Value: "never"}},
 		{"tokens", func(v *state.View, ws memdb.WatchSet) { v.Tokens(ws) }, &state.DeleteToken{Accessor: "a"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -5,8 +5,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-
-	"github.com/hashicorp/go-memdb"
 )
 
 // The switches that the controller knows. Those of SwitchDisableScaling and
@@ -71,18 +69,6 @@ func parseDelay(value string) (d time.Duration, never, ok bool) {
 	return d, false, err == nil && d >= 0
 }
 
-// ScalingDisabled tells whether nothing but people may change a model's scale.
-func (v *View) ScalingDisabled(ws memdb.WatchSet, model string) bool {
-	return scalingDisabled(func(name string) string { return v.Switch(ws, name) }, model)
-}
-
-// scalingDisabled tells it from the values of switches. A value of before there were
-// rules counts: a kill switch that was set in any way holds.
-func scalingDisabled(value func(name string) string, model string) bool {
-	global, own := value(SwitchDisableScaling), value(SwitchFor(SwitchDisableScaling, model))
-	return isOn(global) || isOn(own)
-}
-
 func isOn(value string) bool {
 	on, err := strconv.ParseBool(value)
 	return value != "" && (on || err != nil)
@@ -94,21 +80,4 @@ func (t *txn) switchValue(name string) string {
 		return s.Value
 	}
 	return ""
-}
-
-// CapMaxReplicas returns how many replicas a model has at most by the switches, the
-// lower one of all models' and its own, and whether there is any.
-func (v *View) CapMaxReplicas(ws memdb.WatchSet, model string) (n int, set bool) {
-	for _, name := range []string{SwitchCapMaxReplicas, SwitchFor(SwitchCapMaxReplicas, model)} {
-		if limit, ok := parseCap(v.Switch(ws, name)); ok && (!set || limit < n) {
-			n, set = limit, true
-		}
-	}
-	return n, set
-}
-
-// ScaleToZeroDelay returns how long the last replica of a model is idle at least before
-// it goes, whether it never goes, and whether the switch is set at all.
-func (v *View) ScaleToZeroDelay(ws memdb.WatchSet) (d time.Duration, never, set bool) {
-	return parseDelay(v.Switch(ws, SwitchScaleToZeroDelay))
 }

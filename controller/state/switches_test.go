@@ -49,23 +49,21 @@ func TestSwitchValues(t *testing.T) {
 		l.must(&state.SetSwitch{Name: name, Value: value})
 	}
 	limit := func(model string) any {
-		n, set := l.store.View().CapMaxReplicas(nil, model)
-		if !set {
-			return nil
+		if most := l.store.View().Limits(nil)(model).Cap; most != nil {
+			return *most
 		}
-		return n
+		return nil
 	}
 	v := l.store.View()
-	require.False(t, v.ScalingDisabled(nil, "m"))
+	require.False(t, v.Limits(nil)("m").ScalingDisabled)
 	require.Nil(t, limit("m"))
-	_, never, isSet := v.ScaleToZeroDelay(nil)
-	require.False(t, never || isSet)
+	require.Zero(t, v.Limits(nil)("m"))
 
 	set(state.SwitchFor(state.SwitchDisableScaling, "m"), "true")
-	require.True(t, l.store.View().ScalingDisabled(nil, "m"))
-	require.False(t, l.store.View().ScalingDisabled(nil, "other"))
+	require.True(t, l.store.View().Limits(nil)("m").ScalingDisabled)
+	require.False(t, l.store.View().Limits(nil)("other").ScalingDisabled)
 	set(state.SwitchDisableScaling, "true")
-	require.True(t, l.store.View().ScalingDisabled(nil, "other"))
+	require.True(t, l.store.View().Limits(nil)("other").ScalingDisabled)
 
 	set(state.SwitchFor(state.SwitchCapMaxReplicas, "m"), "3")
 	require.Equal(t, []any{3, nil}, []any{limit("m"), limit("other")})
@@ -75,11 +73,10 @@ func TestSwitchValues(t *testing.T) {
 	require.Equal(t, []any{0, 0}, []any{limit("m"), limit("other")})
 
 	set(state.SwitchScaleToZeroDelay, "20m")
-	d, never, isSet := l.store.View().ScaleToZeroDelay(nil)
-	require.Equal(t, []any{20 * time.Minute, false, true}, []any{d, never, isSet})
+	limits := l.store.View().Limits(nil)("m")
+	require.Equal(t, []any{20 * time.Minute, false}, []any{limits.ScaleToZeroDelay, limits.KeepLast})
 	set(state.SwitchScaleToZeroDelay, "never")
-	_, never, isSet = l.store.View().ScaleToZeroDelay(nil)
-	require.True(t, never && isSet)
+	require.True(t, l.store.View().Limits(nil)("m").KeepLast)
 }
 
 // TestSwitchesOfBefore were set when there were no rules: a kill switch holds.
@@ -87,13 +84,10 @@ func TestSwitchesOfBefore(t *testing.T) {
 	empty := snapshotOf(t, newLog(t).store)
 	for value, want := range map[string]bool{"on": true, "1": true, "true": true, "yes": true, "false": false, "0": false, "": false} {
 		s := restored(t, withRecord(empty, 5, `{"Name":"disable-scaling","Value":"`+value+`"}`))
-		require.Equal(t, want, s.View().ScalingDisabled(nil, "m"), value)
+		require.Equal(t, want, s.View().Limits(nil)("m").ScalingDisabled, value)
 	}
 	s := restored(t, withRecord(withRecord(empty, 5, `{"Name":"cap-max-replicas","Value":"many"}`), 5, `{"Name":"scale-to-zero-delay","Value":"soon"}`))
-	_, isSet := s.View().CapMaxReplicas(nil, "m")
-	require.False(t, isSet)
-	_, _, isSet = s.View().ScaleToZeroDelay(nil)
-	require.False(t, isSet)
+	require.Zero(t, s.View().Limits(nil)("m"))
 }
 
 func TestDisabledScalingIsForMachines(t *testing.T) {
@@ -101,13 +95,13 @@ func TestDisabledScalingIsForMachines(t *testing.T) {
 		l := newLog(t)
 		l.must(&state.UpsertModel{Model: model("m")}, &state.SetSwitch{Name: name, Value: "true"})
 		for _, n := range []int{0, 2} {
-			res := l.apply(&state.SetScale{Model: "m", Replicas: ptr(n), Origin: state.OriginAutoscaler})
+			res := l.apply(&state.ScaleRequest{Model: "m", Replicas: ptr(n), Origin: state.OriginAutoscaler})
 			require.ErrorIs(t, res.Err, state.ErrForbidden)
 			require.ErrorContains(t, res.Err, "switch disable-scaling is set")
 		}
-		require.False(t, l.apply(&state.SetScale{Model: "m", Replicas: ptr(1), Origin: state.OriginAutoscaler}).Changed)
-		l.must(&state.SetScale{Model: "m", Replicas: ptr(2), Origin: state.OriginOperator})
+		require.False(t, l.apply(&state.ScaleRequest{Model: "m", Replicas: ptr(1), Origin: state.OriginAutoscaler}).Changed)
+		l.must(&state.ScaleRequest{Model: "m", Replicas: ptr(2), Origin: state.OriginOperator})
 		l.must(&state.SetSwitch{Name: name, Delete: true})
-		l.must(&state.SetScale{Model: "m", Replicas: ptr(3), Origin: state.OriginAutoscaler})
+		l.must(&state.ScaleRequest{Model: "m", Replicas: ptr(3), Origin: state.OriginAutoscaler})
 	}
 }

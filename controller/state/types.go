@@ -37,32 +37,31 @@ type Model struct {
 	// Continuation: where an engine breaks a stream off, a gateway may let another one go on
 	// from the text that the client has.
 	Continuation bool `json:",omitempty"`
+	// Update is how a rollout replaces the model's replicas, nil if the file sets nothing: a
+	// replica goes when its successor serves.
+	Update *Update `json:",omitempty"`
 	// FileReplicas is the number of replicas that the file sets, nil where it sets none.
 	FileReplicas *int `json:",omitempty"`
+	// Source is the model's part of the file as a person wrote it. It is in versions and in
+	// UpsertModel only, and not a part of Hash.
+	Source string `json:",omitempty"`
 	// Hash is of all that the file says, and what `remuda model apply` compares.
 	Hash string
 	// Version is the number of the definition above in the table of versions. StableVersion
 	// is the one that a rollout falls back on: the last one whose rollout has finished, or
 	// that needed none.
 	Version, StableVersion int
-	// Replicas is how many should run, between Min and Max.
-	Replicas int
+	// Desired is how many replicas should run, and where, as it was asked for last. Target
+	// bounds it. In a model file it is what a new model begins with.
+	Desired Shares `json:",omitempty"`
 	// Unplaceable is why the planner finds no place for a replica that is missing; nil where
 	// none is missing, or one is on its way. It does not count as a change of the row.
 	Unplaceable *Unplaceable `json:",omitempty"`
 	// Stopped: it should have no replicas, whatever else is said.
 	Stopped bool
-	// ScaledAt is when an operator last lowered Target, by scaling, stopping or evicting. What
+	// ScaledAt is when an operator last lowered Desired, by scaling, stopping or evicting. What
 	// clients asked for before that does not count as demand.
 	ScaledAt time.Time `json:",omitzero"`
-	// Spread has the variants whose number of replicas was set by itself (SetScale
-	// with a variant); the others share the rest of Replicas. The numbers together are
-	// never above Replicas, and they are Replicas where every variant has one.
-	Spread map[string]int `json:",omitempty"`
-	// Expected is how many of Replicas are expected in each external capacity pool, by the
-	// pool's name (Node.CapacityPool), as people have set it. They are placed there and
-	// nowhere else, and are a part of Replicas.
-	Expected map[string]int `json:",omitempty"`
 	// Rollouts, by variant, are of the variants whose definition has changed while
 	// replicas of another one served, until the new one has taken over. One that was rolled
 	// back remains until the next version.
@@ -303,6 +302,8 @@ type Dedicated struct {
 	Source string
 	// Since is when it was set.
 	Since time.Time
+	// Released are the models that the set before had and this one has not, sorted.
+	Released []string `json:",omitempty"`
 
 	ModifyIndex uint64
 }

@@ -19,7 +19,7 @@ type Version struct {
 	// model exists.
 	Number int
 	// Model has the definition. Of the fields that are not of the file only Name is set;
-	// Replicas is the number in the file.
+	// Desired is that of the file.
 	Model Model
 	// Time is when it was applied.
 	Time time.Time
@@ -73,15 +73,13 @@ func (vs Versions) With(variant, hash string) *Version {
 	return nil
 }
 
-// defined returns m with the definition of a version: its scale is kept, within the bounds
-// of the version.
+// defined returns m with the definition of a version: its scale is kept.
 func (m *Model) defined(v *Version) *Model {
 	next := v.Model
-	next.Version, next.StableVersion = v.Number, m.StableVersion
-	next.Replicas, next.Stopped, next.ScaledAt, next.Spread, next.Expected = m.Replicas, m.Stopped, m.ScaledAt, m.Spread, m.Expected
+	next.Version, next.StableVersion, next.Source = v.Number, m.StableVersion, ""
+	next.Desired, next.Stopped, next.ScaledAt = next.shares(m.Desired.cells()), m.Stopped, m.ScaledAt
 	next.Unplaceable, next.Replacements = m.Unplaceable, m.Replacements
 	next.Rollouts, next.CreateIndex, next.ModifyIndex = m.Rollouts, m.CreateIndex, m.ModifyIndex
-	next.bound()
 	return &next
 }
 
@@ -94,7 +92,7 @@ func (m *Model) Rescales(old *Model) bool {
 // definition returns m without what is not of its file.
 func (m *Model) definition() Model {
 	d := *m
-	d.Version, d.StableVersion, d.Stopped, d.ScaledAt, d.Spread, d.Expected, d.Rollouts = 0, 0, false, time.Time{}, nil, nil, nil
+	d.Version, d.StableVersion, d.Stopped, d.ScaledAt, d.Rollouts = 0, 0, false, time.Time{}, nil
 	d.CreateIndex, d.ModifyIndex, d.Unplaceable, d.Replacements = 0, 0, nil, Replacements{}
 	return d
 }
@@ -119,7 +117,7 @@ func (t *txn) versions(model string) Versions {
 }
 
 // addVersion makes m's definition its newest version, and forgets old ones that nothing
-// needs.
+// needs. Its source is in the version alone.
 func (t *txn) addVersion(m *Model, at time.Time) {
 	vs := t.versions(m.Name)
 	m.Version = 1
@@ -127,6 +125,7 @@ func (t *txn) addVersion(m *Model, at time.Time) {
 		m.Version = vs[n-1].Number + 1
 	}
 	t.put(TableVersions, &Version{Number: m.Version, Model: m.definition(), Time: at, CreateIndex: t.index})
+	m.Source = ""
 
 	needed := map[int]bool{m.Version: true, m.StableVersion: true}
 	rs, _ := each[Replica](t.Txn, TableReplicas, byModel, m.Name)

@@ -15,7 +15,7 @@ import (
 func wide(t *testing.T) *log {
 	l := newLog(t)
 	m := model("m", func(m *state.Model) {
-		m.Replicas = 2
+		m.Desired = state.Any(2)
 		m.Variants[0].Memory, m.Variants[0].SleepMemory, m.Variants[0].Reach = 8, 2, 2
 	})
 	l.must(&state.UpsertModel{Model: m}, &state.UpsertModel{Model: model("other")}, &state.UpsertNodes{Nodes: []state.Node{node("n", 2, 3, 10)}})

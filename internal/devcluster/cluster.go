@@ -16,6 +16,7 @@ import (
 	nomadapi "github.com/hashicorp/nomad/api"
 
 	"remuda/controller/api"
+	"remuda/controller/modelfile"
 	"remuda/controller/state"
 )
 
@@ -39,6 +40,7 @@ type Cluster struct {
 	daemons []*daemon
 	// models are those of the model file; model is the first that serves, and job its
 	// replica's.
+	source     modelfile.Source
 	models     []state.Model
 	model, job string
 }
@@ -134,7 +136,7 @@ func (c *Cluster) Run(ctx context.Context, hurry <-chan struct{}) (err error) {
 	if err := c.opts.resolve(); err != nil {
 		return err
 	}
-	if c.models, err = loadModels(c.opts); err != nil {
+	if c.source, c.models, err = loadModels(c.opts); err != nil {
 		return err
 	}
 	if c.dir, err = openDataDir(c.opts.DataDir); err != nil {

@@ -25,7 +25,6 @@ import (
 
 	"remuda/controller/agent"
 	"remuda/controller/gateway"
-	"remuda/controller/modelfile"
 	"remuda/controller/placement"
 	"remuda/controller/state"
 	"remuda/internal/sim/gpu"
@@ -442,13 +441,9 @@ func models(t *testing.T, change func(*Options)) (*Cluster, []state.Model) {
 	c, err := New(opts)
 	require.NoError(t, err)
 	c.ports = &portBlock{ports: map[string]int{"consul-http": 8555}}
-	c.models, err = loadModels(c.opts)
+	c.source, c.models, err = loadModels(c.opts)
 	require.NoError(t, err)
-	var file strings.Builder
-	for _, m := range c.models {
-		file.WriteString(modelfile.Format(m))
-	}
-	applied, err := modelfile.Parse("applied.hcl", []byte(file.String()), nil)
+	applied, err := c.source.Models()
 	require.NoError(t, err)
 	return c, applied
 }
@@ -511,7 +506,7 @@ model "awake" {
 		require.Equal(t, []string{"awake"}, c.wanted())
 		require.False(t, c.anyVariant(func(v state.Variant) bool { return v.Engine == EngineOllama }))
 	})
-	_, err := loadModels(Options{Model: filepath.Join(t.TempDir(), "none.hcl")})
+	_, _, err := loadModels(Options{Model: filepath.Join(t.TempDir(), "none.hcl")})
 	require.ErrorIs(t, err, os.ErrNotExist)
 	require.ErrorContains(t, err, "-model")
 }

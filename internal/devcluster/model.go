@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -14,7 +15,6 @@ import (
 
 	"remuda/controller/api"
 	"remuda/controller/modelfile"
-	"remuda/controller/placement"
 	"remuda/controller/state"
 	"remuda/internal/replica"
 	"remuda/internal/sim/gguf"
@@ -25,15 +25,15 @@ import (
 // waiting.
 const givenUpAfter = 4
 
-// loadModels reads the model file that the options mean. The first model in it that
-// should run is the one that is shown to the user.
-func loadModels(o Options) ([]state.Model, error) {
+// loadModels reads the model file that the options mean. The first model in it that should run is
+// the one that is shown to the user.
+func loadModels(o Options) (modelfile.Source, []state.Model, error) {
 	if o.Model != "" {
-		models, err := modelfile.Load(o.Model)
+		source, models, err := modelfile.Load(o.Model)
 		if err != nil {
-			return nil, fmt.Errorf("-model: %w", err)
+			err = fmt.Errorf("-model: %w", err)
 		}
-		return models, nil
+		return source, models, err
 	}
 	name := jobs.DemoModel
 	switch {
@@ -42,26 +42,36 @@ func loadModels(o Options) ([]state.Model, error) {
 	case o.Single:
 		name = jobs.SingleModel
 	}
-	src, err := fs.ReadFile(jobs.Files, name)
+	text, err := fs.ReadFile(jobs.Files, name)
+	if err == nil && o.GGUF != "" {
+		text, err = ggufModel(o.GGUF)
+	}
 	if err != nil {
-		return nil, fmt.Errorf("read the model file: %w", err)
+		return modelfile.Source{}, nil, fmt.Errorf("read the model file: %w", err)
 	}
-	models, err := modelfile.Parse(name, src, func(path string) ([]byte, error) { return fs.ReadFile(jobs.Files, path) })
+	file := modelfile.File{Name: "dev.model.hcl", Text: string(text)}
+	return modelfile.Read([]modelfile.File{file}, func(path string) ([]byte, error) { return fs.ReadFile(jobs.Files, filepath.Base(path)) })
+}
+
+// ggufModel is a model file for a GGUF file.
+func ggufModel(path string) ([]byte, error) {
+	info, err := os.Stat(path)
 	if err != nil {
-		return nil, fmt.Errorf("read the model file: %w", err)
+		return nil, fmt.Errorf("-gguf: %w", err)
 	}
-	if o.GGUF != "" {
-		info, err := os.Stat(o.GGUF)
-		if err != nil {
-			return nil, fmt.Errorf("-gguf: %w", err)
-		}
-		m := &models[0]
-		m.Name = modelName(o.GGUF)
-		v := &m.Variants[0]
-		v.Memory, v.HostMemory = placement.ReplicaSize(info.Size()), placement.ReplicaSize(info.Size())
-		setVar(v, "gguf", o.GGUF)
-	}
-	return models, nil
+	return fmt.Appendf(nil, `model %s {
+  max      = 8
+  replicas = 1
+
+  variant "ollama" {
+    weights = "%dB"
+    slots   = 2
+    engine  = "ollama"
+    job     = "ollama.nomad.hcl"
+    vars    = { gguf = %s }
+  }
+}
+`, modelfile.Quote(modelName(path)), info.Size(), modelfile.Quote(path)), nil
 }
 
 // checkGGUF refuses what is no GGUF file.
@@ -74,13 +84,6 @@ func checkGGUF(path string) (string, error) {
 		return "", fmt.Errorf("-gguf: %w", err)
 	}
 	return path, nil
-}
-
-func setVar(v *state.Variant, name, value string) {
-	if v.Vars == nil {
-		v.Vars = map[string]string{}
-	}
-	v.Vars[name] = value
 }
 
 // declares tells whether the variant's job file has such a variable.
@@ -103,15 +106,15 @@ func (c *Cluster) shared() bool {
 func (c *Cluster) wanted() []string {
 	var names []string
 	for _, m := range c.models {
-		if m.Replicas > 0 {
+		if m.Desired.Total() > 0 {
 			names = append(names, m.Name)
 		}
 	}
 	return names
 }
 
-// modelPath is the model file as it was applied, with its job files inside.
-func (c *Cluster) modelPath() string { return c.dir.join("jobs", "dev.model.hcl") }
+// modelPath is the model file that was applied.
+func (c *Cluster) modelPath() string { return c.source.Files[0].Name }
 
 // startControllers starts the servers of the controller and waits until they have a leader.
 func (c *Cluster) startControllers(ctx context.Context) (string, error) {
@@ -145,15 +148,26 @@ func (c *Cluster) startControllers(ctx context.Context) (string, error) {
 
 // applyModels hands the model file to the controller.
 func (c *Cluster) applyModels(ctx context.Context) (string, error) {
-	var file strings.Builder
-	for _, m := range c.models {
-		file.WriteString(modelfile.Format(m))
+	if c.opts.Model == "" { // our own, which the user may change and apply again
+		files := maps.Clone(c.source.Jobs)
+		name := c.modelPath()
+		files[name] = c.source.Files[0].Text
+		for name, text := range files {
+			if err := os.WriteFile(c.dir.join("jobs", name), []byte(text), 0o600); err != nil {
+				return "", fmt.Errorf("write the model file: %w", err)
+			}
+		}
+		var err error
+		if c.source, c.models, err = modelfile.Load(c.dir.join("jobs", name)); err != nil {
+			return "", err
+		}
 	}
 	path := c.modelPath()
-	if err := os.WriteFile(path, []byte(file.String()), 0o600); err != nil {
-		return "", fmt.Errorf("write the model file: %w", err)
+	request := api.ApplyRequest{Jobs: c.source.Jobs}
+	for _, f := range c.source.Files {
+		request.Files = append(request.Files, api.SourceFile(f))
 	}
-	if _, err := c.controller.ApplyModels(ctx, api.ApplyRequest{File: file.String(), Filename: path}); err != nil {
+	if _, err := c.controller.ApplyModels(ctx, request); err != nil {
 		return "", fmt.Errorf("apply %s: %w", path, err)
 	}
 	names := make([]string, len(c.models))

@@ -36,6 +36,9 @@ func (f Faults) Error() string {
 	return strings.Join(lines, "\n")
 }
 
+// Wrap returns an error that wraps kind, the caller's sentinel, and the faults; its message is theirs.
+func (f Faults) Wrap(kind error) error { return invalid{f, kind} }
+
 // Collector gathers faults while a file is read. It is for one goroutine.
 type Collector struct {
 	// File is the name of the file. Faults of other files, which it names, come after its
@@ -78,7 +81,7 @@ func (c *Collector) Err(kind error) error {
 		)
 	})
 	// A file may be named twice: its faults are told once.
-	return invalid{slices.Compact(c.faults), kind}
+	return slices.Compact(c.faults).Wrap(kind)
 }
 
 func (c *Collector) rank(file string) int {

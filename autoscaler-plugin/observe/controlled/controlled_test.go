@@ -72,7 +72,7 @@ func everything() api.ModelStatus {
 	busy := rep("a100", "1", "serving", "run")
 	busy.Load = &api.Load{InFlight: 7, Busy: true}
 	return api.ModelStatus{
-		Model: api.Model{Name: "llama", Min: 1, Max: 9, Replicas: 6, Target: 6, Management: "full", ModifyIndex: 42, Spread: map[string]int{"a100": 6},
+		Model: api.Model{Name: "llama", Min: 1, Max: 9, Replicas: 6, Target: 6, Management: "full", ModifyIndex: 42, Desired: []api.Share{{Variant: "a100", Replicas: 6}},
 			Variants: []api.Variant{{Name: "a100", GPUModel: "A100", Cost: 20, Slots: 16, Engine: "vllm"}, {Name: "l4", Cost: 5, Engine: "ollama"}}},
 		VariantCounts: map[string]api.Counts{"a100": {Hot: 2, Warm: 3, Cold: 1, Starting: 3, Leaving: 2, Failed: 1}, "l4": {}},
 		Unplaceable:   map[string]string{"l4": "no node has an L4"},
@@ -157,13 +157,13 @@ func TestOddModels(t *testing.T) {
 			require.True(t, m.Queue.Arrived.IsZero() && m.Queue.Finished.IsZero() && m.Queue.ServedSeconds.IsZero() && m.Queue.Refused.IsZero())
 		}},
 		"ordered and not placed yet": {func(s *api.ModelStatus) {
-			s.Model.Target, s.Model.Spread = 9, map[string]int{"a100": 8}
+			s.Model.Target, s.Model.Desired = 9, []api.Share{{Replicas: 1}, {Variant: "a100", Replicas: 8}}
 		}, func(t *testing.T, m observe.Managed) {
 			require.Equal(t, []int{8, 2, 5, 1}, []int{m.Variants[0].Current, m.Variants[0].Hot, m.Variants[0].Starting, m.Variants[0].Failed})
 			require.Zero(t, m.Variants[1].Current, "l4 has no place")
 		}},
 		"ordered to go and not drained yet": {func(s *api.ModelStatus) {
-			s.Model.Target, s.Model.Spread = 1, map[string]int{"a100": 1}
+			s.Model.Target, s.Model.Desired = 1, []api.Share{{Variant: "a100", Replicas: 1}}
 		}, func(t *testing.T, m observe.Managed) {
 			require.Equal(t, []int{1, 1, 0, 0, 7}, []int{m.Variants[0].Current, m.Variants[0].Hot, m.Variants[0].Starting, m.Variants[0].Failed, m.Variants[0].Draining})
 		}},
@@ -172,9 +172,26 @@ func TestOddModels(t *testing.T) {
 			require.Zero(t, m.Replicas)
 			require.Zero(t, m.Variants[0].Desired)
 		}},
-		"one variant": {func(s *api.ModelStatus) { s.Model.Variants, s.Model.Spread = s.Model.Variants[:1], nil }, func(t *testing.T, m observe.Managed) {
+		"one variant": {func(s *api.ModelStatus) {
+			s.Model.Variants, s.Model.Desired = s.Model.Variants[:1], []api.Share{{Replicas: 6}}
+		}, func(t *testing.T, m observe.Managed) {
 			require.Len(t, m.Variants, 1)
 			require.Equal(t, 6, m.Variants[0].Desired)
+		}},
+		"switches and the dedicated set": {func(s *api.ModelStatus) {
+			most := 4
+			s.Limits = api.Limits{Dedicated: 2, CapMaxReplicas: &most}
+		}, func(t *testing.T, m observe.Managed) {
+			require.Equal(t, []int{2, 4}, []int{m.Min, m.Max})
+		}},
+		"a cap below the minimum": {func(s *api.ModelStatus) {
+			most := 0
+			s.Limits = api.Limits{CapMaxReplicas: &most, KeepLastReplica: true}
+		}, func(t *testing.T, m observe.Managed) {
+			require.Equal(t, []int{0, 0}, []int{m.Min, m.Max})
+		}},
+		"the last replica stays": {func(s *api.ModelStatus) { s.Model.Min, s.Limits.KeepLastReplica = 0, true }, func(t *testing.T, m observe.Managed) {
+			require.Equal(t, []int{1, 9}, []int{m.Min, m.Max})
 		}},
 		"a variant that is no more": {func(s *api.ModelStatus) {
 			s.VariantCounts["old"] = api.Counts{Hot: 1}

@@ -18,6 +18,15 @@ func managed(s api.ModelStatus, at time.Time) observe.Managed {
 		ModifyIndex: s.Model.ModifyIndex, Min: s.Model.Min, Max: s.Model.Max, Replicas: s.Model.Target,
 		Stopped: s.Model.Stopped, Management: s.Model.Management,
 	}
+	// What the dedicated set and the switches say binds a policy as the file does.
+	m.Min = max(m.Min, s.Limits.Dedicated)
+	if s.Limits.KeepLastReplica && s.Model.Target > 0 {
+		m.Min = max(m.Min, 1)
+	}
+	if s.Limits.CapMaxReplicas != nil {
+		m.Max = min(m.Max, *s.Limits.CapMaxReplicas)
+	}
+	m.Min = min(m.Min, m.Max)
 	if s.Queue != nil {
 		m.Queue = queueOf(s.Queue, at)
 		if m.Queue.Partial {
@@ -81,7 +90,8 @@ func managed(s api.ModelStatus, at time.Time) observe.Managed {
 		delete(counts, v.Variant)
 	}
 	for _, v := range s.Model.Variants {
-		out := observe.Variant{Variant: v.Name, Accelerator: v.GPUModel, Dialect: v.Engine, Slots: v.Slots, Desired: s.Model.Spread[v.Name]}
+		out := observe.Variant{Variant: v.Name, Accelerator: v.GPUModel, Dialect: v.Engine, Slots: v.Slots}
+		out.Desired, _ = s.Model.Own(v.Name)
 		if v.Cost > 0 {
 			out.Cost = measure.Of(v.Cost)
 		}

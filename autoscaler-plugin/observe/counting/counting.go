@@ -4,10 +4,11 @@
 // An order takes the controller a while: it places what is new at a certain pace, and drains
 // one after the other what is to go. Who went by what is there would order the same again,
 // or take back a part of his own order; who went by the order alone would wait for what has
-// no place. So a variant that was ordered by itself counts as ordered, one without a place
-// no more than is there, and the variants that share the rest of the model's scale add up to
+// no place. So a variant with a share of its own counts as ordered, one without a place
+// no more than is there, and the variants that share the rest of the model's target add up to
 // that rest: more is given to the cheapest one with a place, and less is taken from those
 // that are in the model's file no more and then from the dearest (the planner's own order).
+// Where a floor or a ceiling keeps the target from what was ordered, all variants share it.
 package counting
 
 import (
@@ -32,14 +33,11 @@ func Of(st *api.ModelStatus, there map[string]int) map[string]int {
 		out[name] = n
 	}
 	for name := range out {
-		ordered, alone := st.Model.Spread[name]
+		ordered, alone := st.Model.Own(name)
 		_, known := cost[name]
-		if !alone || !known {
+		if !alone || !known || st.Model.Stopped || st.Model.Bound != "" {
 			shared = append(shared, name)
 			continue
-		}
-		if st.Model.Stopped {
-			ordered = 0
 		}
 		rest -= ordered
 		if _, none := st.Unplaceable[name]; none {

@@ -10,8 +10,17 @@ import (
 	"remuda/controller/api"
 )
 
+// shares has numbers of variants, and the rest of a total for any variant.
+func shares(own map[string]int, total int) []api.Share {
+	var out []api.Share
+	for variant, n := range own {
+		out, total = append(out, api.Share{Variant: variant, Replicas: n}), total-n
+	}
+	return append(out, api.Share{Replicas: total})
+}
+
 func status(target int, spread map[string]int, unplaceable ...string) *api.ModelStatus {
-	st := &api.ModelStatus{Model: api.Model{Variants: []api.Variant{{Name: "h100", Cost: 8}, {Name: "l4", Cost: 1}}, Target: target, Replicas: target, Spread: spread}}
+	st := &api.ModelStatus{Model: api.Model{Variants: []api.Variant{{Name: "h100", Cost: 8}, {Name: "l4", Cost: 1}}, Target: target, Replicas: target, Desired: shares(spread, target)}}
 	for _, v := range unplaceable {
 		if st.Unplaceable == nil {
 			st.Unplaceable = map[string]string{}

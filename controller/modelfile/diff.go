@@ -3,99 +3,17 @@ package modelfile
 import (
 	"fmt"
 	"maps"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
-	"unicode"
 
 	"remuda/controller/state"
 	"remuda/internal/bytesize"
 )
 
-// Format writes a model as a model file, with its defaults spelled out and its job
-// files inside. Parse makes the same model of it again.
-func Format(m state.Model) string {
-	var b strings.Builder
-	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
-	line("model %s {", Quote(m.Name))
-	line("  min        = %d", m.Min)
-	line("  max        = %d", m.Max)
-	if m.FileReplicas != nil {
-		line("  replicas   = %d", *m.FileReplicas)
-	}
-	line("  priority   = %d", m.Priority)
-	line("  dedicated  = %t", m.Dedicated)
-	line("  failover   = %t", m.Failover)
-	line("  management = %s", Quote(string(m.Management)))
-	line("  keep_warm  = %d", m.KeepWarm)
-	if m.Continuation {
-		line("")
-		line("  continuation = true")
-	}
-	line("")
-	line("  idle {")
-	line("    warm = %s", Quote(formatDuration(m.IdleWarm)))
-	line("    cold = %s", Quote(formatDuration(m.IdleCold)))
-	line("  }")
-	for _, v := range m.Variants {
-		line("")
-		line("  variant %s {", Quote(v.Name))
-		line("    gpu {")
-		if v.GPUModel != "" {
-			line("      model = %s", Quote(v.GPUModel))
-		}
-		line("      count = %d", v.GPUs)
-		if v.Reach != 0 {
-			line("      reach = %d", v.Reach)
-		}
-		line("    }")
-		line("")
-		if v.Weights != 0 {
-			line("    weights      = %s", Quote(bytesize.Format(v.Weights)))
-		}
-		line("    memory       = %s", Quote(bytesize.Format(v.Memory)))
-		line("    host_memory  = %s", Quote(bytesize.Format(v.HostMemory)))
-		if v.SleepMemory != 0 {
-			line("    sleep_memory = %s", Quote(bytesize.Format(v.SleepMemory)))
-		}
-		line("    cost         = %s", formatFloat(v.Cost))
-		line("    slots        = %d", v.Slots)
-		line("    engine       = %s", Quote(v.Engine))
-		if len(v.Vars) > 0 {
-			line("")
-			line("    vars = {")
-			for _, k := range slices.Sorted(maps.Keys(v.Vars)) {
-				line("      %s = %s", key(k), Quote(v.Vars[k]))
-			}
-			line("    }")
-		}
-		line("")
-		line("    job = %s", heredoc(v.Job))
-		line("  }")
-	}
-	line("}")
-	return b.String()
-}
-
 // formatFloat writes a number as HCL reads it, without an exponent.
 func formatFloat(f float64) string { return strconv.FormatFloat(f, 'f', -1, 64) }
-
-// delimiters that a job file hardly ever has on a line of its own.
-var jobLine = regexp.MustCompile(`(?m)^\s*JOB\s*$`)
-
-// heredoc writes a job file so that people can read it, or as a string where a
-// heredoc cannot hold it.
-func heredoc(job string) string {
-	plain := strings.HasSuffix(job, "\n") && !jobLine.MatchString(job) &&
-		!strings.Contains(job, "$$") && !strings.Contains(job, "%%") &&
-		!strings.ContainsFunc(job, func(r rune) bool { return r != '\n' && r != '\t' && unicode.IsControl(r) })
-	if !plain {
-		return Quote(job)
-	}
-	return "<<JOB\n" + strings.NewReplacer("${", "$${", "%{", "%%{").Replace(job) + "JOB"
-}
 
 // Change is one difference between two models.
 type Change struct {
@@ -133,8 +51,8 @@ func (c Change) String() string {
 }
 
 // Diff tells what becomes of a model, in the order of the file. A nil old is a model
-// that is new, a nil new one that goes. Replicas is among it, though it is not a part
-// of the hash. Equal models have no changes.
+// that is new, a nil new one that goes. The sum of Desired is among it, though it is not a
+// part of the hash. Equal models have no changes.
 func Diff(old, new *state.Model) []Change {
 	switch {
 	case old == nil && new == nil:
@@ -163,7 +81,7 @@ func Diff(old, new *state.Model) []Change {
 	}
 	field("min", strconv.Itoa(old.Min), strconv.Itoa(new.Min))
 	field("max", strconv.Itoa(old.Max), strconv.Itoa(new.Max))
-	field("replicas", strconv.Itoa(old.Replicas), strconv.Itoa(new.Replicas))
+	field("replicas", strconv.Itoa(old.Desired.Total()), strconv.Itoa(new.Desired.Total()))
 	field("priority", strconv.Itoa(old.Priority), strconv.Itoa(new.Priority))
 	field("dedicated", strconv.FormatBool(old.Dedicated), strconv.FormatBool(new.Dedicated))
 	field("failover", strconv.FormatBool(old.Failover), strconv.FormatBool(new.Failover))
@@ -171,6 +89,10 @@ func Diff(old, new *state.Model) []Change {
 	field("keep_warm", strconv.Itoa(old.KeepWarm), strconv.Itoa(new.KeepWarm))
 	if old.Continuation || new.Continuation {
 		field("continuation", strconv.FormatBool(old.Continuation), strconv.FormatBool(new.Continuation))
+	}
+	if old.Update != nil || new.Update != nil {
+		field("update: surge", strconv.Itoa(old.Surge()), strconv.Itoa(new.Surge()))
+		field("update: min_available", minAvailable(old), minAvailable(new))
 	}
 	field("idle: warm", idle(old.IdleWarm), idle(new.IdleWarm))
 	field("idle: cold", idle(old.IdleCold), idle(new.IdleCold))
@@ -283,6 +205,17 @@ func sizeIf(n int64, zero string) string {
 		return zero
 	}
 	return bytesize.Format(n)
+}
+
+// minAvailable is how many replicas a rollout leaves serving.
+func minAvailable(m *state.Model) string {
+	switch {
+	case m.Update != nil && m.Update.MinAvailable != nil:
+		return m.Update.MinAvailable.String()
+	case m.Surge() == 0:
+		return "all but one"
+	}
+	return "all"
 }
 
 func idle(d time.Duration) string {

@@ -1,0 +1,160 @@
+package modelfile
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/hashicorp/hcl/v2"
+	"github.com/hashicorp/hcl/v2/hclsyntax"
+
+	"remuda/controller/state"
+	"remuda/internal/bytesize"
+	"remuda/internal/hclfault"
+)
+
+// File is a model file as a person wrote it.
+type File struct {
+	// Name is its path. It begins messages, and job files are relative to its directory.
+	Name string
+	Text string
+}
+
+// Source is model files with the job files that they name.
+type Source struct {
+	Files []File
+	// Jobs are the texts of the job files by path: as the model file has it, joined to the
+	// model file's directory if it is relative.
+	Jobs map[string]string
+}
+
+// dirPattern is which files of a directory Load reads.
+const dirPattern = "*.model.hcl"
+
+// Load reads a model file, or all model files of a directory, with the job files that they name.
+// The models are those of Source.Models.
+func Load(path string) (Source, []state.Model, error) {
+	paths := []string{path}
+	if st, err := os.Stat(path); err == nil && st.IsDir() {
+		if paths, err = filepath.Glob(filepath.Join(path, dirPattern)); err != nil {
+			return Source{}, nil, fmt.Errorf("list the model files of %s: %w", path, err)
+		}
+		if len(paths) == 0 {
+			return Source{}, nil, fmt.Errorf("directory %s has no model files (%s)", path, dirPattern)
+		}
+	}
+	var files []File
+	for _, path := range paths {
+		text, err := readBounded(path, maxFile)
+		if err != nil {
+			return Source{}, nil, fmt.Errorf("read the model file: %w", err)
+		}
+		files = append(files, File{path, string(text)})
+	}
+	return Read(files, func(path string) ([]byte, error) { return readBounded(path, maxJob) })
+}
+
+// Read reads model files whose text is at hand, with the job files that they name.
+func Read(files []File, read ReadFile) (Source, []state.Model, error) {
+	s := Source{Files: files, Jobs: map[string]string{}}
+	models, err := s.parse(func(path string) ([]byte, error) {
+		job, err := read(path)
+		if err == nil {
+			s.Jobs[path] = string(job)
+		}
+		return job, err
+	})
+	return s, models, err
+}
+
+func readBounded(path string, limit int64) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	if st, err := f.Stat(); err == nil && !st.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s is not a regular file", path)
+	}
+	raw, err := io.ReadAll(io.LimitReader(f, limit+1))
+	if err == nil && int64(len(raw)) > limit {
+		err = fmt.Errorf("%s is larger than %s", path, bytesize.Format(limit))
+	}
+	return raw, err
+}
+
+// Models parses all files. Its error has every fault of them: also a model that two files define,
+// and a job file that no model file names.
+func (s Source) Models() ([]state.Model, error) {
+	unused := maps.Clone(s.Jobs)
+	models, err := s.parse(func(path string) ([]byte, error) {
+		job, ok := s.Jobs[path]
+		if !ok {
+			return nil, errors.New("the request does not have it")
+		}
+		delete(unused, path)
+		return []byte(job), nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	var faults hclfault.Faults
+	for _, path := range slices.Sorted(maps.Keys(unused)) {
+		faults = append(faults, hclfault.Fault{File: path, Line: 1, Column: 1, Text: "no model file names this job file"})
+	}
+	if faults != nil {
+		return nil, faults.Wrap(ErrInvalid)
+	}
+	return models, nil
+}
+
+func (s Source) parse(read ReadFile) ([]state.Model, error) {
+	var models []state.Model
+	var faults hclfault.Faults
+	first := map[string]hcl.Range{}
+	for _, f := range s.Files {
+		p := newParser(cmp.Or(f.Name, "model.hcl"), read)
+		own, err := p.parse([]byte(f.Text))
+		var bad hclfault.Faults
+		errors.As(err, &bad)
+		faults = append(faults, bad...)
+		for _, m := range own {
+			at := p.names[m.Name]
+			if other, dup := first[m.Name]; dup {
+				faults = append(faults, hclfault.Fault{File: at.Filename, Line: at.Start.Line, Column: at.Start.Column,
+					Text: fmt.Sprintf("duplicate model %q: first defined in %s on line %d", m.Name, other.Filename, other.Start.Line)})
+				continue
+			}
+			first[m.Name] = at
+		}
+		models = append(models, own...)
+	}
+	if faults != nil {
+		return nil, faults.Wrap(ErrInvalid)
+	}
+	return models, nil
+}
+
+// sources sets the text of each model, comments included: what is between two model blocks belongs
+// to the second one, and what follows the last one to that.
+func (p *parser) sources(src []byte, blocks []modelBlock) {
+	from := 0
+	for i := range blocks {
+		to := len(src)
+		if i < len(blocks)-1 {
+			to = blocks[i].Body.(*hclsyntax.Body).Range().End.Byte
+			rest, _, more := bytes.Cut(src[to:], []byte("\n"))
+			if comment := bytes.TrimSpace(rest); more && (len(comment) == 0 || comment[0] == '#' || bytes.HasPrefix(comment, []byte("//"))) {
+				to += len(rest) + 1
+			}
+		}
+		p.models[i].Source = string(src[from:to])
+		from = to
+	}
+}
