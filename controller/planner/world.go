@@ -79,8 +79,7 @@ type phase int
 
 // The phases.
 const (
-	seeing    phase = iota // the members are made
-	following              // their statuses follow what is observed
+	following phase = iota // the statuses of replicas follow what is observed
 	pruning                // idle ones are looked for
 	scaling                // the model comes nearer to its number and its definitions
 	phases
@@ -163,8 +162,6 @@ func (w *world) draft(v *state.View, o Observation) *draft {
 		m := before[row.Name]
 		if m == nil || c.all || !d.still(m, row, &c) {
 			m = d.model(row, m)
-		} else {
-			d.look(m.until[seeing])
 		}
 		w.byName[row.Name] = m
 		d.models = append(d.models, m)
@@ -281,7 +278,6 @@ func (d *draft) model(row *state.Model, old *model) *model {
 	m := &model{Model: row, row: row, versions: v.Versions(nil, row.Name), limits: d.limitsOf(row.Name)}
 	m.target, m.dedicated = m.Target(m.limits), m.Dedicated || m.limits.Dedicated > 0
 	m.frozen = m.Management == state.ManagementDisabled || m.limits.ScalingDisabled
-	d.current, d.phase = m, seeing
 	rows := v.ReplicasOf(nil, m.Name)
 	m.members = make([]*member, 0, len(rows))
 	for _, r := range rows {
@@ -296,7 +292,6 @@ func (d *draft) model(row *state.Model, old *model) *model {
 		}
 		d.byMember[own.name] = own
 	}
-	d.current = nil
 	if old != nil {
 		d.dropped(old)
 	}
