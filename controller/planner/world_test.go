@@ -825,8 +825,8 @@ func (w *world) check(before, after *state.View, o planner.Observation, p *state
 		}
 		if least, ok := w.leastServing(before, after, m); ok {
 			all := m.Name + " in all, which rolls in place,"
-			for g := range targets {
-				has[all], had[all], lost[all], evicted[all] = has[all]+has[g], had[all]+had[g], lost[all]+lost[g], evicted[all]+evicted[g]
+			for g, target := range targets { // one that is scaled down loses what it has beyond that
+				has[all], had[all], lost[all], evicted[all] = has[all]+has[g], had[all]+min(had[g], target), lost[all]+lost[g], evicted[all]+evicted[g]
 			}
 			targets = map[string]int{all: least}
 		}
