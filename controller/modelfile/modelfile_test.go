@@ -554,8 +554,8 @@ func TestHash(t *testing.T) {
 
 // TestUpdate reads how a rollout replaces replicas.
 func TestUpdate(t *testing.T) {
-	file := func(max, update string) string {
-		return "model \"m\" {\n" + max + "\nupdate {\n" + update + "\n}\nvariant \"v\" {\nweights = \"1GiB\"\njob = \"job.hcl\"\n}\n}\n"
+	file := func(most, update string) string {
+		return "model \"m\" {\n" + most + "\nupdate {\n" + update + "\n}\nvariant \"v\" {\nweights = \"1GiB\"\njob = \"job.hcl\"\n}\n}\n"
 	}
 	for _, tc := range []struct {
 		update string

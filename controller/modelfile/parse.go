@@ -47,13 +47,6 @@ const maxFile = 1 << 20
 // it, joined to the model file's directory where it is relative.
 type ReadFile func(path string) ([]byte, error)
 
-// Parse reads a model file whose content is at hand; filename is for messages and
-// for finding job files. With read nil no file can be named. Its error wraps
-// ErrInvalid and hclfault.Faults, with every fault.
-func Parse(filename string, src []byte, read ReadFile) ([]state.Model, error) {
-	return newParser(filename, read).parse(src)
-}
-
 func newParser(filename string, read ReadFile) *parser {
 	return &parser{Collector: hclfault.Collector{File: filename}, read: read, dir: filepath.Dir(filename), names: map[string]hcl.Range{}}
 }

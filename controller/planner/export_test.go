@@ -52,3 +52,6 @@ func (p *Planner) AtRest() int {
 
 // Kept returns what is kept of a model. It is another thing once the model was made anew.
 func (p *Planner) Kept(model string) any { return p.world.byName[model] }
+
+// Plan is the plan of a new Planner.
+func Plan(v *state.View, o Observation, c Config) (*state.Plan, time.Time) { return New(c).Plan(v, o) }

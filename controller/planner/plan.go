@@ -40,9 +40,6 @@ type Planner struct {
 // New returns a planner that has seen nothing.
 func New(c Config) *Planner { return &Planner{world: newWorld(c)} }
 
-// Plan is the plan of a new Planner.
-func Plan(v *state.View, o Observation, c Config) (*state.Plan, time.Time) { return New(c).Plan(v, o) }
-
 // Plan returns what to commit, nil where nothing is to be changed, and when to look
 // again although nothing happens, zero where that is never. What it returns is made
 // from this view and is not refused as long as the view is the newest.

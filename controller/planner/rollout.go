@@ -282,7 +282,7 @@ func (d *draft) keepPlaces() {
 				continue
 			}
 			missing--
-			place := placement.Tenant{Name: "place of " + r.name, Node: r.Placement.Node, Model: m.Name, After: new(r.Replica.Holds())}
+			place := placement.Tenant{Name: "place of " + r.name, Node: r.Placement.Node, Model: m.Name, After: new(r.Holds())}
 			if r.removed {
 				place.Holds = *place.After
 			}

@@ -27,7 +27,7 @@ func (w *world) deployTwo() {
 	w.raft.must(&state.ScaleRequest{Model: "m", Replicas: &two, Origin: state.OriginOperator})
 	w.running("1", "2")
 	w.script(func(v *state.View, o planner.Observation) (*state.Plan, time.Time) {
-		return planner.Plan(v, o, planner.DefaultConfig())
+		return planner.New(planner.DefaultConfig()).Plan(v, o)
 	})
 }
 

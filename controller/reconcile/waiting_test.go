@@ -33,7 +33,7 @@ func TestAModelThatRequestsWaitForIsNotIdle(t *testing.T) {
 		w.running("1")
 		began := time.Now()
 		w.script(func(v *state.View, o planner.Observation) (*state.Plan, time.Time) {
-			return planner.Plan(v, o, planner.DefaultConfig())
+			return planner.New(planner.DefaultConfig()).Plan(v, o)
 		})
 		during := func(d time.Duration, r api.GatewayReport) {
 			for end := time.Now().Add(d); time.Now().Before(end); w.pass(2 * time.Second) {
@@ -59,7 +59,7 @@ func TestANewLeaderBringsUpWhatRequestsWaitFor(t *testing.T) {
 		w.raft.depose()
 		w.rest()
 		w.script(func(v *state.View, o planner.Observation) (*state.Plan, time.Time) {
-			return planner.Plan(v, o, planner.DefaultConfig())
+			return planner.New(planner.DefaultConfig()).Plan(v, o)
 		})
 		w.raft.elect()
 		w.rest()

@@ -521,8 +521,8 @@ func TestSourceTexts(t *testing.T) {
 	m := one(t)
 	c := m.client
 	job := "# the job\njob \"engine\" {}\n"
-	block := func(name string, max int) string {
-		return fmt.Sprintf("model %q { # of %[1]s\n  max = %d # not more\n  variant \"a\" {\n    weights = \"1GiB\"\n    job     = file(\"jobs/engine.nomad.hcl\")\n  }\n} # end of %[1]s\n", name, max)
+	block := func(name string, most int) string {
+		return fmt.Sprintf("model %q { # of %[1]s\n  max = %d # not more\n  variant \"a\" {\n    weights = \"1GiB\"\n    job     = file(\"jobs/engine.nomad.hcl\")\n  }\n} # end of %[1]s\n", name, most)
 	}
 	head, between, tail := "# our models\n\n", "\n# the second\n", "# the end\n"
 	request := api.ApplyRequest{
