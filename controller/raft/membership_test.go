@@ -21,6 +21,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hashicorp/go-hclog"
 	"github.com/stretchr/testify/require"
 
 	"remuda/controller/raft"
@@ -416,4 +417,35 @@ func TestLeaveIsGivenUpWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	require.Error(t, l.node.Leave(ctx))
+}
+
+// TestAServerThatLostItsDataTakesNothingBeforeItJoins: its leader still writes to its address,
+// for the ID that it had. With entries of a cluster that it has not joined it could join none.
+func TestAServerThatLostItsDataTakesNothingBeforeItJoins(t *testing.T) {
+	t.Parallel()
+	log := &logged{}
+	c := start(t, 3, func(cfg *raft.Config) {
+		if filepath.Base(cfg.DataDir) == "lost" {
+			cfg.Logger = hclog.New(&hclog.LoggerOptions{Output: log})
+		}
+	})
+	l := c.leader()
+	s := c.others(l)[0]
+	join := s.join
+	s.stop()
+	s.dir, s.expect, s.join = filepath.Join(t.TempDir(), "lost"), 0, nil
+	s.start()
+	l.apply(set("a", "1"))
+	var peers []raft.Peer
+	eventually(t, "the leader's attempt", func() bool {
+		peers, _ = s.node.Peers()
+		return log.has("has not joined a cluster") || len(peers) > 0
+	})
+	require.Empty(t, peers, "it has the log of a cluster that it has not joined")
+
+	s.stop()
+	s.join = join
+	s.start()
+	s.sees("a", "1")
+	eventually(t, "it is a voter", func() bool { m, _ := c.leader().member(s.node.ID()); return m.Voter })
 }

@@ -129,6 +129,7 @@ func (n *Node) open() error {
 		return err
 	}
 	n.streams.rpc = n.serveRPC
+	n.streams.joined = func() bool { return n.identity.get().ClusterID != "" }
 
 	n.fsm = &fsm{store: n.cfg.Store, own: n.cfg.FeatureLevel, halt: n.fail}
 	rc := hraft.DefaultConfig()

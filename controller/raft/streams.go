@@ -40,7 +40,11 @@ type streams struct {
 	dial      func(ctx context.Context, address string) (net.Conn, error)
 	// rpc serves one connection and returns when it is done with it.
 	rpc func(net.Conn)
-	log hclog.Logger
+	// joined reports whether this server belongs to a cluster, or has promised to. Until then it
+	// takes nothing of Raft: a leader may still write to its address, for a server that was there
+	// before and has lost its data, and with that log this one could join no cluster.
+	joined func() bool
+	log    hclog.Logger
 	// logRejected bounds the log lines that strangers cause.
 	logRejected rate.Sometimes
 
@@ -85,7 +89,7 @@ func listen(cfg *Config) (*streams, error) {
 	return s, nil
 }
 
-// serve starts accepting. rpc must be set.
+// serve starts accepting. rpc and joined must be set.
 func (s *streams) serve() {
 	s.wg.Go(func() {
 		for {
@@ -179,6 +183,13 @@ func (s *streams) dispatch(raw net.Conn) {
 	}
 	switch kind {
 	case streamRaft:
+		if !s.joined() {
+			_ = t.Close()
+			s.logRejected.Do(func() {
+				s.log.Warn("Raft connection rejected: this server has not joined a cluster yet", "from", raw.RemoteAddr().String())
+			})
+			return
+		}
 		select {
 		case s.raft <- t:
 		case <-s.closed:
