@@ -135,16 +135,6 @@ func TestModelStatusTellsAges(t *testing.T) {
 	require.Regexp(t, `(?m)^1h01m ago +place +- +it fits$`, r.ok("model", "status", "m"))
 }
 
-// TestASwitchThatNobodyKnowsIsTold, or a typing error would look like a pause.
-func TestASwitchThatNobodyKnowsIsTold(t *testing.T) {
-	r := said(t, map[string]any{
-		"PUT /v1/switch/pause-recondile": api.Switch{Name: "pause-recondile", Value: "true"},
-		"PUT /v1/switch/pause-reconcile": api.Switch{Name: "pause-reconcile", Value: "true"},
-	})
-	require.Equal(t, "pause-recondile = true\nWarning: unknown switch, it has no effect. Known switches: pause-reconcile, disable-scaling, cap-max-replicas, scale-to-zero-delay.\n", r.ok("switch", "set", "pause-recondile", "true"))
-	require.Equal(t, "pause-reconcile = true\n", r.ok("switch", "set", "pause-reconcile", "true"))
-}
-
 func TestAConflictOfAnApplySaysWhatToDo(t *testing.T) {
 	path := writeModel(t, "m", "  max = 3\n"+variant("h100", "20GiB"))
 	asked := 0

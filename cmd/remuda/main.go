@@ -15,9 +15,9 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/agext/levenshtein"
 	"github.com/hashicorp/cli"
 
+	"remuda/internal/closest"
 	"remuda/internal/version"
 	"remuda/lockd/engine"
 )
@@ -81,17 +81,7 @@ func (p *program) run(args []string) int {
 // suggest returns `: did you mean "…"?` with the command closest to name, or nothing if
 // none is close.
 func (p *program) suggest(name string) string {
-	best, least := "", 3
-	for _, w := range slices.Sorted(maps.Keys(p.verbs())) {
-		if d := levenshtein.Distance(name, w, nil); d < least {
-			best, least = w, d
-		}
-	}
-	for _, w := range slices.Sorted(maps.Keys(groups)) {
-		if d := levenshtein.Distance(name, w, nil); d < least {
-			best, least = w, d
-		}
-	}
+	best := closest.Word(name, append(slices.Sorted(maps.Keys(p.verbs())), slices.Sorted(maps.Keys(groups))...))
 	if best == "" {
 		return ""
 	}

@@ -21,7 +21,7 @@ const maxText = state.MaxCommand / 4
 // Nodes are written by the reconciler: it sets Node.LostSince when Nomad says that a
 // node is down, and Node.Gone once that was Config.NodeGrace ago. Plan only looks.
 func Plan(v *state.View, o Observation, c Config) (*state.Plan, time.Time) {
-	if v.Switch(nil, PauseReconcile) != "" {
+	if v.Switch(nil, state.SwitchPauseReconcile) != "" {
 		return nil, time.Time{}
 	}
 	d := newDraft(v, o, c)

@@ -212,7 +212,3 @@ const (
 	KindDemand       = "demand"         // was asked for and had no replicas
 	KindWaitsForRoom = "waits-for-room" // its room is being made
 )
-
-// PauseReconcile is the switch that makes Plan and Actions return nothing while it is
-// set to anything.
-const PauseReconcile = "pause-reconcile"

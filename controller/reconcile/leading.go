@@ -210,7 +210,7 @@ func (l *leading) look(ctx context.Context) (time.Time, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.failing = failing
-	l.looked, l.paused, l.clashes = now, view.Switch(nil, planner.PauseReconcile) != "", list.clashes
+	l.looked, l.paused, l.clashes = now, view.Switch(nil, state.SwitchPauseReconcile) != "", list.clashes
 	return next.at, drains
 }
 

@@ -317,7 +317,7 @@ func TestLeadershipThatEnds(t *testing.T) {
 func TestPause(t *testing.T) {
 	inWorld(t, nil, func(t *testing.T, w *world) {
 		w.nomad.onRender = func(_ ctxType, _ requestType) error {
-			w.raft.must(&state.SetSwitch{Name: planner.PauseReconcile, Value: "on"})
+			w.raft.must(&state.SetSwitch{Name: state.SwitchPauseReconcile, Value: "on"})
 			return nil
 		}
 		w.place("1")

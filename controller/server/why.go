@@ -71,8 +71,8 @@ func why(v *state.View, ws memdb.WatchSet, m *state.Model, rs []*state.Replica, 
 	if v.ScalingDisabled(ws, m.Name) {
 		say("Switch %s is set: only operators change its scale, and nothing evicts it.", setSwitch(v, ws, state.SwitchDisableScaling, m.Name))
 	}
-	if v.Switch(ws, planner.PauseReconcile) != "" {
-		say("The controller is paused: run \"remuda switch unset %s\" to resume.", planner.PauseReconcile)
+	if v.Switch(ws, state.SwitchPauseReconcile) != "" {
+		say("The controller is paused: run \"remuda switch unset %s\" to resume.", state.SwitchPauseReconcile)
 	}
 	if d := waits(v, m, rs, ds); d != nil {
 		say("Waiting: %s.", strings.TrimSuffix(d.Reason, "."))

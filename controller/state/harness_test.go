@@ -2,6 +2,7 @@ package state_test
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -30,6 +31,10 @@ func newLog(t require.TestingT) *log {
 
 func (l *log) apply(c state.Command) state.Result {
 	data, err := state.Encode(c)
+	var refused *state.Error
+	if errors.As(err, &refused) {
+		return state.Result{Err: refused} // it does not enter the log
+	}
 	require.NoError(l.t, err)
 	return l.applyBytes(data)
 }

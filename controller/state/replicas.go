@@ -41,6 +41,15 @@ type Plan struct {
 // Type implements Command.
 func (*Plan) Type() Type { return TypePlan }
 
+func (c *Plan) check() *Error {
+	for i := range c.Cordons {
+		if err := c.Cordons[i].check(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func (c *Plan) apply(t *txn) *Error {
 	if err := faults(c.ID, checkTime("time", &c.Time)); err != nil {
 		return err
