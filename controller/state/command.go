@@ -1,6 +1,7 @@
 package state
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 )
@@ -38,7 +39,8 @@ const (
 const MaxCommand = 8 << 20
 
 // Command is a change of the state. Its body in the log is JSON: it describes
-// itself, unknown fields are left out, and people can read a log.
+// itself, and people can read a log. A field that this version does not know is an
+// unknown command: without it the command may mean something else.
 type Command interface {
 	// Type is the command's first byte.
 	Type() Type
@@ -97,10 +99,27 @@ func decodeBody(t Type, body []byte) (Command, *Error) {
 		return nil, refuse(CodeUnknownCommand, "", "unknown command type %d, written by a newer version of remuda: upgrade this server", t)
 	}
 	c := empty()
-	if err := json.Unmarshal(body, c); err != nil {
+	switch unknown, err := decodeJSON(body, c); {
+	case unknown:
+		return nil, refuse(CodeUnknownCommand, "", "command type %d: %v, written by a newer version of remuda: upgrade this server", t, err)
+	case err != nil:
 		return nil, badRequest("", "decode command type %d: %v", t, err)
 	}
 	return c, nil
+}
+
+// decodeJSON decodes one JSON value. Where nothing is wrong but that it has a field that this
+// version does not know, unknown is true: that field must not be lost silently.
+func decodeJSON(data []byte, to any) (unknown bool, err error) {
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.DisallowUnknownFields()
+	if err = d.Decode(to); err == nil && len(bytes.TrimSpace(data[d.InputOffset():])) == 0 {
+		return false, nil
+	}
+	if other := json.Unmarshal(data, to); other != nil {
+		return false, other
+	}
+	return true, err
 }
 
 // commands makes an empty command of each type.

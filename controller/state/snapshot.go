@@ -19,7 +19,8 @@ import (
 //	0x00 rows(uint64) SHA-256 of all before it
 //
 // with big-endian numbers. The same state has the same bytes on every server. An unknown
-// record type is damage: a new one needs a new version.
+// record type is damage: a new one needs a new version. A row with an unknown field was written
+// by a newer version.
 
 // SnapshotVersion is the newest version that is written and read.
 const SnapshotVersion = 1
@@ -190,6 +191,7 @@ func readSnapshot(from io.Reader, keep func(Table, any) error) (SnapshotInfo, er
 	if info.Version == 0 {
 		return info, damaged("version is 0")
 	}
+	var newer error
 	for rows := uint64(0); ; rows++ {
 		kind := r.next(1)
 		if r.err != nil {
@@ -219,7 +221,10 @@ func readSnapshot(from io.Reader, keep func(Table, any) error) (SnapshotInfo, er
 			return info, damaged("unknown row type %d", record)
 		}
 		table, row := t.name, t.empty()
-		if err := json.Unmarshal(body, row); err != nil {
+		switch unknown, err := decodeJSON(body, row); {
+		case unknown && newer == nil: // if the checksum matches: a damaged name is unknown, too
+			newer = fmt.Errorf("%w: row of %s: %v", ErrSnapshotNewer, table, err)
+		case err != nil && !unknown:
 			return info, damaged("row of %s: %v", table, err)
 		}
 		if t.key(row) == "" {
@@ -244,6 +249,9 @@ func readSnapshot(from io.Reader, keep func(Table, any) error) (SnapshotInfo, er
 	}
 	if !bytes.Equal(want, got) {
 		return info, damaged("checksum does not match")
+	}
+	if newer != nil {
+		return info, newer
 	}
 	if _, err := r.r.ReadByte(); !errors.Is(err, io.EOF) {
 		if err != nil {
