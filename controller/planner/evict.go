@@ -96,6 +96,9 @@ const maxSparing = 64
 // spared, and it looks again. After maxSparing times no model has more left on any node
 // than it may lose, so that there is an end however many replicas there are.
 func (d *draft) findRoom(by *model, v *state.Variant, idle bool) (placement.Choice, *placement.Refusal) {
+	if by.canaryStandsIn() {
+		return d.find(by, v, ask{}) // no model loses a replica for a definition that is about to be replaced
+	}
 	spared := map[string]bool{}
 	for tries := 0; ; tries++ {
 		if tries == maxSparing {
@@ -128,6 +131,19 @@ func (d *draft) findRoom(by *model, v *state.Variant, idle bool) (placement.Choi
 			return c, nil
 		}
 	}
+}
+
+// canaryStandsIn reports whether a model has its number of replicas only together with a
+// canary, as when a failed replica made room for it (see placeCanary).
+func (m *model) canaryStandsIn() bool {
+	counting, canaries := 0, 0
+	for _, r := range m.members {
+		if r.counts() {
+			counting++
+			canaries += btoi(m.onTrial(r))
+		}
+	}
+	return canaries > 0 && counting >= m.Target()
 }
 
 // thin spares all members of a model but the cheapest n on each node: the place of a
