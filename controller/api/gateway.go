@@ -42,8 +42,9 @@ type GatewayProblem struct {
 	State QueueState `enum:"api.QueueState"`
 	// Message is a sentence for clients.
 	Message string
-	// Since is when it began; RetryAt is when a failed replica is tried again.
-	Since   time.Time
+	// Since is when it began, missing for a setting that holds until an operator changes it;
+	// RetryAt is when a failed replica is tried again.
+	Since   time.Time `json:",omitzero"`
 	RetryAt time.Time `json:",omitzero"`
 }
 

@@ -250,7 +250,7 @@ func TestRestartsAreCountedWithoutDecisions(t *testing.T) {
 	j.alloc.Restarts += w.conf.Restarts
 	w.plan(false)
 	require.Equal(t, map[string]int{"failed h1": 1}, w.counts("m"), "a crash loop")
-	require.Contains(t, w.only(withStatus(state.StatusFailed)).LastError, fmt.Sprintf("engine restarted %d times without serving", w.conf.Restarts))
+	require.Contains(t, w.only(withStatus(state.StatusFailed)).LastError, fmt.Sprintf("restarted %d times without serving", w.conf.Restarts))
 }
 
 // TestMoreStrangersThanDecisionsAreKept: what is said once must not be said again and

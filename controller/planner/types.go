@@ -86,10 +86,11 @@ type Alloc struct {
 	Failed bool
 	// First: the job was written once, and this is the only allocation it ever had.
 	First bool
-	// Restarts is the highest count of any engine task, or of any task while no engine has
-	// started. It counts the times that a task came back after it had served, too.
+	// Restarts is the highest count of any task, of the engines and beside them, since the
+	// allocation began: also of the times when they served.
 	Restarts uint64
-	// Event is the last thing that happened to an engine task, in Nomad's words.
+	// Event is the last thing that happened to an engine task, or, while the replica is
+	// starting, to the task that is in the worst way; in Nomad's words.
 	Event string
 	// Started is when the engine task that started last did so, zero before.
 	Started time.Time

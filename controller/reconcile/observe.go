@@ -30,9 +30,10 @@ func (l *leading) observe(view *state.View, seen sighted, jobs map[string]job, b
 		o.Pools[name] = viewOf(p)
 	}
 	for id, j := range jobs {
-		out := jobOf(j.Job)
+		r := view.Replica(nil, id)
+		out := jobOf(j.Job, r != nil && r.Status == state.StatusStarting)
 		out.Pool = j.pool
-		if r := view.Replica(nil, id); r != nil && !busy[id] {
+		if r != nil && !busy[id] {
 			out.Drift = j.Drift(*r)
 		}
 		out.Unplaceable = l.why.reason(id, j.Index)
@@ -92,11 +93,12 @@ func draining(view *state.View) bool {
 	return slices.ContainsFunc(view.Replicas(nil), func(r *state.Replica) bool { return r.Status == state.StatusDraining })
 }
 
-// jobOf puts Nomad's job into the planner's words.
-func jobOf(j nomad.Job) planner.Job {
+// jobOf puts Nomad's job into the planner's words. starting: its replica has not served in
+// this start.
+func jobOf(j nomad.Job, starting bool) planner.Job {
 	return planner.Job{
 		Name: j.Name, Hash: j.Hash, Placement: j.Placement, Problem: j.Problem,
-		Stopped: j.Stopped, Ended: j.Ended(), Index: j.Index, Alloc: allocOf(j.Allocations),
+		Stopped: j.Stopped, Ended: j.Ended(), Index: j.Index, Alloc: allocOf(j.Allocations, starting),
 	}
 }
 
@@ -109,8 +111,10 @@ func currentOf(all []nomad.Allocation) (nomad.Allocation, bool) {
 	return all[max(slices.IndexFunc(all, func(a nomad.Allocation) bool { return a.Desired == "run" }), 0)], true
 }
 
-// allocOf puts the allocation that counts into the planner's words.
-func allocOf(all []nomad.Allocation) *planner.Alloc {
+// allocOf puts the allocation that counts into the planner's words. Until the engines serve,
+// a task beside them may be what keeps them from it: one that fetches the weights before they
+// start, or the lockd whose lock they wait for.
+func allocOf(all []nomad.Allocation, starting bool) *planner.Alloc {
 	if len(all) == 0 {
 		return nil
 	}
@@ -128,9 +132,13 @@ func allocOf(all []nomad.Allocation) *planner.Alloc {
 		}
 	}
 	if out.Started.IsZero() {
-		// No engine has started: what is restarted is a task that has to end before, as one
-		// that fetches the weights.
 		tasks = a.Tasks
+	}
+	for _, t := range tasks {
+		out.Failed = out.Failed || t.Failed && t.State == "dead"
+	}
+	if starting {
+		tasks = a.Tasks // for the event
 	}
 	var told nomad.Task
 	// A task beside the engines that has failed, as lockd whose command is wrong, says
@@ -140,9 +148,10 @@ func allocOf(all []nomad.Allocation) *planner.Alloc {
 			told = t
 		}
 	}
-	for _, t := range tasks {
-		out.Failed = out.Failed || t.Failed && t.State == "dead"
+	for _, t := range a.Tasks {
 		out.Restarts = max(out.Restarts, t.Restarts)
+	}
+	for _, t := range tasks {
 		if better := told.Name == "" || worse(t, told); better && t.Event != "" {
 			told = t
 		}

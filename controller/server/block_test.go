@@ -221,8 +221,7 @@ func TestARestoreWakesWatchersAndTakesTheIndexBack(t *testing.T) {
 		require.Less(t, got.meta.Index, at.Index, "it is told that the index went back")
 	}
 	// So is one that comes too late to be woken, also when other tables went on.
-	_, err = m.client.SetSwitch(t.Context(), "pause-reconcile", api.SwitchRequest{Value: "on"})
-	require.NoError(t, err)
+	m.apply(&state.UpsertNodes{Nodes: []state.Node{node("n2", "node-two", 1)}})
 	got, meta, err := m.client.GatewayState(t.Context(), api.QueryOptions{Index: at.Index, Wait: api.MaxWait})
 	require.NoError(t, err)
 	require.Equal(t, old, got)

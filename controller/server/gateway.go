@@ -20,33 +20,35 @@ type gatewayBody struct {
 	models    []*state.Model
 	replicas  []*state.Replica
 	pipelines []*state.Pipeline
+	switches  []*state.Switch
 	raw       []byte
 }
 
-// get returns the JSON of these rows. Rows are never changed, so that the same ones
-// have the same JSON.
-func (b *gatewayBody) get(v *state.View, models []*state.Model, replicas []*state.Replica, pipelines []*state.Pipeline) ([]byte, error) {
+// get returns the JSON for gateways. Rows are never changed, so that the same ones have the
+// same JSON.
+func (b *gatewayBody) get(v *state.View, ws memdb.WatchSet) ([]byte, error) {
+	models, replicas, pipelines, switches := v.Models(ws), v.Replicas(ws), v.Pipelines(ws), v.Switches(ws)
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.raw != nil && slices.Equal(models, b.models) && slices.Equal(replicas, b.replicas) && slices.Equal(pipelines, b.pipelines) {
+	if b.raw != nil && slices.Equal(models, b.models) && slices.Equal(replicas, b.replicas) && slices.Equal(pipelines, b.pipelines) && slices.Equal(switches, b.switches) {
 		return b.raw, nil
 	}
 	raw, err := json.Marshal(gatewayStateOf(v, models, replicas, pipelines))
 	if err != nil {
 		return nil, fmt.Errorf("gateway state: %w", err)
 	}
-	b.models, b.replicas, b.pipelines, b.raw = models, replicas, pipelines, append(raw, '\n')
+	b.models, b.replicas, b.pipelines, b.switches, b.raw = models, replicas, pipelines, switches, append(raw, '\n')
 	return b.raw, nil
 }
 
 func (s *Server) gatewayState(_ *request, v *state.View, ws memdb.WatchSet) (answer, error) {
-	raw, err := s.gateways.get(v, v.Models(ws), v.Replicas(ws), v.Pipelines(ws))
-	return answer{raw: raw, index: v.TableIndex(state.TableModels, state.TableReplicas, state.TablePipelines)}, err
+	raw, err := s.gateways.get(v, ws)
+	return answer{raw: raw, index: v.TableIndex(state.TableModels, state.TableReplicas, state.TablePipelines, state.TableSwitches)}, err
 }
 
 func gatewayStateOf(v *state.View, models []*state.Model, replicas []*state.Replica, pipelines []*state.Pipeline) api.GatewayState {
 	out := api.GatewayState{Models: make([]api.GatewayModel, 0, len(models)), Replicas: make([]api.GatewayReplica, 0, len(replicas))}
-	problems := problemsOf(models, replicas)
+	problems := problemsOf(v, models, replicas)
 	for _, m := range models {
 		g := api.GatewayModel{Name: m.Name, Wanted: m.Target(), Stopped: m.Stopped, Continuation: m.Continuation, Problem: problems[m.Name]}
 		for _, variant := range m.Variants {
@@ -76,7 +78,7 @@ func gatewayStateOf(v *state.View, models []*state.Model, replicas []*state.Repl
 }
 
 // problemsOf returns why models without a serving replica get none.
-func problemsOf(models []*state.Model, replicas []*state.Replica) map[string]*api.GatewayProblem {
+func problemsOf(v *state.View, models []*state.Model, replicas []*state.Replica) map[string]*api.GatewayProblem {
 	comes, failed := map[string]bool{}, map[string]*state.Replica{}
 	for _, r := range replicas {
 		switch model := r.Name.Model; r.Status {
@@ -90,9 +92,12 @@ func problemsOf(models []*state.Model, replicas []*state.Replica) map[string]*ap
 	}
 	problems := map[string]*api.GatewayProblem{}
 	for _, m := range models {
-		r := failed[m.Name]
+		r, why := failed[m.Name], keptAway(v, m)
 		switch {
-		case comes[m.Name] || m.Target() == 0:
+		case comes[m.Name] || m.Stopped:
+		case why != "":
+			problems[m.Name] = &api.GatewayProblem{State: api.QueueCantPlace, Message: why}
+		case m.Target() == 0:
 		case r != nil:
 			problems[m.Name] = &api.GatewayProblem{State: api.QueueLoadFailed, Message: fmt.Sprintf("load failed %s: %s", plural(r.Failures, "time"), r.LastError), Since: r.Since, RetryAt: r.Retry}
 		case m.Unplaceable != nil:
@@ -100,6 +105,22 @@ func problemsOf(models []*state.Model, replicas []*state.Replica) map[string]*ap
 		}
 	}
 	return problems
+}
+
+// keptAway returns which setting keeps a model from getting a replica when clients ask for
+// it, empty if none does.
+func keptAway(v *state.View, m *state.Model) string {
+	n, capped := v.CapMaxReplicas(nil, m.Name)
+	switch {
+	case capped && n == 0:
+		return "capped at 0 replicas by switch " + cappedBy(v, nil, m.Name, n)
+	case m.Target() > 0:
+	case m.Management == state.ManagementDisabled:
+		return "the target is 0 replicas, and scaling is disabled by the model file (management = \"disabled\")"
+	case v.ScalingDisabled(nil, m.Name):
+		return "the target is 0 replicas, and scaling is disabled by switch " + disabledBy(v, nil, m.Name)
+	}
+	return ""
 }
 
 func (s *Server) gatewayReport(rq *request, _ *state.View) (answer, error) {

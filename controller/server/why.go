@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -66,10 +67,10 @@ func why(v *state.View, ws memdb.WatchSet, m *state.Model, rs []*state.Replica, 
 		say("Dedicated with at least %s, set by %s.", plural(d.Models[m.Name], "replica"), d.Source)
 	}
 	if n, capped := v.CapMaxReplicas(ws, m.Name); capped && n < m.Target() {
-		say("Capped at %s by switch %s.", plural(n, "replica"), setSwitch(v, ws, state.SwitchCapMaxReplicas, m.Name))
+		say("Capped at %s by switch %s.", plural(n, "replica"), cappedBy(v, ws, m.Name, n))
 	}
 	if v.ScalingDisabled(ws, m.Name) {
-		say("Switch %s is set: only operators change its scale, and nothing evicts it.", setSwitch(v, ws, state.SwitchDisableScaling, m.Name))
+		say("Switch %s is set: only operators change its scale, and nothing evicts it.", disabledBy(v, ws, m.Name))
 	}
 	if v.Switch(ws, state.SwitchPauseReconcile) != "" {
 		say("The controller is paused: run \"remuda switch unset %s\" to resume.", state.SwitchPauseReconcile)
@@ -90,12 +91,23 @@ func outOfUse(v *state.View, r *state.Replica) string {
 	return r.OutOfUse(v.Node(nil, r.Placement.Node))
 }
 
-// setSwitch names the switch that is set for a model, or else for all.
-func setSwitch(v *state.View, ws memdb.WatchSet, name, model string) string {
-	if own := state.SwitchFor(name, model); v.Switch(ws, own) != "" {
+// cappedBy returns the name of the switch that caps a model at n replicas: its own, or that of
+// all.
+func cappedBy(v *state.View, ws memdb.WatchSet, model string, n int) string {
+	own := state.SwitchFor(state.SwitchCapMaxReplicas, model)
+	if v.Switch(ws, own) == strconv.Itoa(n) || v.Switch(ws, state.SwitchCapMaxReplicas) == "" {
 		return own
 	}
-	return name
+	return state.SwitchCapMaxReplicas
+}
+
+// disabledBy returns the name of the switch that disables a model's scaling: its own, or
+// that of all.
+func disabledBy(v *state.View, ws memdb.WatchSet, model string) string {
+	if own := state.SwitchFor(state.SwitchDisableScaling, model); v.Switch(ws, own) != "" {
+		return own
+	}
+	return state.SwitchDisableScaling
 }
 
 // waits returns the decision that says what the model still waits for, nil where it
