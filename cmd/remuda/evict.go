@@ -20,7 +20,7 @@ unique prefix of its name or ID.`,
 	args: []string{"REPLICA|MODEL"},
 	setup: func(fs *flag.FlagSet) answering {
 		to := fs.String("to", "", "the target `tier`: warm or cold (default: stop the replica)")
-		force := fs.Bool("force", false, "also evict dedicated replicas, and go below min")
+		force := fs.Bool("force", false, "also evict dedicated replicas, and go below min (not with -to warm)")
 		return func(ctx context.Context, c *asker, args []string) error {
 			r := api.EvictRequest{Force: *force}
 			var err error

@@ -75,8 +75,9 @@ type GatewayReport struct {
 	// does not say, and nothing can be concluded from what it has not seen.
 	Since time.Time `json:",omitzero"`
 	// Wanted are models that clients asked for and that had no replica to serve them, since
-	// the report before; at most MaxReportWanted, each once.
-	Wanted []string `json:",omitempty"`
+	// the last report that the controller took, with when they were last asked for; at most
+	// MaxReportWanted.
+	Wanted map[string]time.Time `json:",omitempty"`
 	// Queues are the models that have requests waiting or at engines; at most
 	// MaxReportQueues, the longest queues first.
 	Queues []QueueLoad `json:",omitempty"`

@@ -110,7 +110,7 @@ func (b *boss) wanted() map[string]int {
 	defer b.controller.mu.Unlock()
 	out := map[string]int{}
 	for _, r := range b.reports {
-		for _, m := range r.Wanted {
+		for m := range r.Wanted {
 			out[m]++
 		}
 	}

@@ -110,7 +110,7 @@ func (c replicas) convert(r *state.Replica) api.Replica {
 		Name: name, Model: r.Name.Model, Variant: r.Name.Variant, ID: r.Name.ID, Version: r.Version,
 		Goal: string(r.Goal), Status: string(r.Status), Tier: string(r.Tier()), Node: r.Placement.Node,
 		Seats: list(r.Placement.Seats, func(s string) string { return s }), Memory: map[string]int64{}, HostMemory: r.Placement.HostMemory,
-		SleepMemory: r.Placement.SleepMemory, For: r.For, Canary: r.Canary, Failures: r.Failures, LastError: r.LastError, Retry: r.Retry,
+		SleepMemory: r.Placement.SleepMemory, For: r.For, Failures: r.Failures, LastError: r.LastError, Retry: r.Retry,
 		Since: r.Since, Created: r.Created, CreateIndex: r.CreateIndex, ModifyIndex: r.ModifyIndex,
 	}
 	maps.Copy(out.Memory, r.Placement.Memory)
@@ -119,6 +119,7 @@ func (c replicas) convert(r *state.Replica) api.Replica {
 	if m := c.view.Model(nil, r.Name.Model); m != nil {
 		v, made := m.Variant(r.Name.Variant), c.view.VariantOf(nil, r)
 		out.Current = v != nil && made != nil && v.Hash == made.Hash
+		out.Canary = r.Canary && out.Current && m.Rollouts[r.Name.Variant].Status == state.RolloutCanary
 	}
 	if n := c.view.Node(nil, r.Placement.Node); n != nil {
 		out.NodeName, out.CapacityPool, out.OutOfUse = n.Name, n.CapacityPool, r.OutOfUse(n)

@@ -133,7 +133,7 @@ func (s *Server) gatewayReport(rq *request, _ *state.View) (answer, error) {
 	}
 	if err := s.cfg.Loads.Put(report); err != nil {
 		return answer{}, &api.Error{Status: http.StatusServiceUnavailable, Code: api.CodeBusy, RetryAfter: retryNomad,
-			Message: fmt.Sprintf("gateway %q: %v: at most %d may, see \"remuda gateway list\"", report.Gateway, err, load.MaxGateways)}
+			Message: fmt.Sprintf("gateway %q: %v, see \"remuda gateway list\"", report.Gateway, err)}
 	}
 	return answer{value: s.cfg.Loads.Orders(report.Gateway)}, nil
 }

@@ -203,6 +203,19 @@ func TestARolloutIsTold(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, map[string]string{"a": "canary"}, list[0].Rollouts)
 	require.Equal(t, api.Counts{Hot: 1}, list[0].Counts)
+
+	// Its first replica is a canary until it is known to be good.
+	p := m.placement("m", "2", 1, 0)
+	p.Canary = true
+	m.apply(&state.Plan{ID: "p", Index: m.store.View().Index(), Time: epoch, Place: []state.Place{p}})
+	canary := func() bool {
+		got, _, err := m.client.Replica(t.Context(), p.Name.String(), api.QueryOptions{})
+		require.NoError(t, err)
+		return got.Canary
+	}
+	require.True(t, canary())
+	m.apply(&state.Plan{ID: "p", Index: m.store.View().Index(), Time: epoch, Rollouts: []state.SetRollout{{Model: "m", Variant: "a", Version: roll.Version, Status: state.RolloutRolling}}})
+	require.False(t, canary())
 }
 
 func TestEvict(t *testing.T) {

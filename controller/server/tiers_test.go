@@ -89,13 +89,13 @@ func TestNodesShowTheirTiers(t *testing.T) {
 
 func TestReportsTellWhatIsWanted(t *testing.T) {
 	m := one(t)
-	reported(t, m.client, api.GatewayReport{Gateway: "g", Index: 1, Replicas: []api.ReplicaLoad{}, Since: epoch, Wanted: []string{"m", "n"}})
+	reported(t, m.client, api.GatewayReport{Gateway: "g", Index: 1, Replicas: []api.ReplicaLoad{}, Since: epoch, Wanted: map[string]time.Time{"m": {}, "n": {}}})
 	require.Len(t, m.demand(m.loads), 2)
 	since, live := m.loads.Since()
 	require.True(t, live)
 	require.True(t, since.Equal(epoch))
-	_, err := m.client.GatewayReport(t.Context(), api.GatewayReport{Gateway: "g", Index: 1, Replicas: []api.ReplicaLoad{}, Wanted: []string{"m", "m"}})
-	requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, `duplicate wanted model "m"`)
+	_, err := m.client.GatewayReport(t.Context(), api.GatewayReport{Gateway: "g", Index: 1, Replicas: []api.ReplicaLoad{}, Wanted: map[string]time.Time{"a b": {}}})
+	requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, `wanted model: name is "a b"`)
 }
 
 func TestPools(t *testing.T) {
@@ -384,7 +384,7 @@ func TestDemandBeforeADecision(t *testing.T) {
 			m.applied("m")
 			m.place("m", "1", 0, 0)
 			waiting := time.Now()
-			reported(t, m.client, api.GatewayReport{Gateway: "g", Index: 1, Replicas: []api.ReplicaLoad{}, Wanted: []string{"m", "n"}})
+			reported(t, m.client, api.GatewayReport{Gateway: "g", Index: 1, Replicas: []api.ReplicaLoad{}, Wanted: map[string]time.Time{"m": waiting, "n": waiting}})
 			if err := tc.do(m); tc.rejected != "" {
 				require.ErrorContains(t, err, tc.rejected)
 			} else {
