@@ -47,6 +47,9 @@ type program struct {
 }
 
 func (p *program) run(args []string) int {
+	if len(args) > 0 && args[0] == "help" {
+		args = append(slices.Clone(args[1:]), "-h")
+	}
 	c := cli.NewCLI("remuda", version.String())
 	c.Args = args
 	c.HelpWriter = p.stdout

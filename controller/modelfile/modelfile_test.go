@@ -660,3 +660,16 @@ func FuzzParse(f *testing.F) {
 		}
 	})
 }
+
+// TestOtherFilesAreNamed: people apply the file beside the model file.
+func TestOtherFilesAreNamed(t *testing.T) {
+	for src, want := range map[string]string{
+		`job "engine" { group "replica" {} }`:                  `no model: this is a Nomad job file: name it in a variant of a model file (job = file("…"))`,
+		`variable "x" {}` + "\n" + `job "engine" {}`:           "this is a Nomad job file",
+		`pipeline "p" { step "a" { model = "m" } }`:            `no model: this is a pipeline file: apply it with "remuda pipeline apply"`,
+		`job "engine" {}` + "\n" + `model "m" { min = "one" }`: "one",
+	} {
+		_, err := modelfile.Parse("m.hcl", []byte(src), nil)
+		require.ErrorContains(t, err, want)
+	}
+}

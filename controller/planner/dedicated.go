@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 
 	"remuda/controller/calendar"
 	"remuda/controller/state"
@@ -14,6 +15,27 @@ import (
 // fromSchedule is how the source of a dedicated set begins that the calendar has set.
 const fromSchedule = "schedule:"
 
+// parsedCalendar is what calendar.Parse returns for a file.
+type parsedCalendar struct {
+	file     string
+	calendar calendar.Calendar
+	err      error
+}
+
+// lastCalendar is of the last file that was parsed: the same one serves for all plans until it
+// changes.
+var lastCalendar atomic.Pointer[parsedCalendar]
+
+func parseCalendar(file string) (calendar.Calendar, error) {
+	last := lastCalendar.Load()
+	if last == nil || last.file != file {
+		c, err := calendar.Parse([]byte(file), "schedule")
+		last = &parsedCalendar{file, c, err}
+		lastCalendar.Store(last)
+	}
+	return last.calendar, last.err
+}
+
 // calendar changes the dedicated set by the time of day, and tells whether it did. A set
 // that an operator has set since holds until the calendar's next change.
 func (d *draft) calendar() bool {
@@ -21,7 +43,7 @@ func (d *draft) calendar() bool {
 	if s == nil {
 		return false
 	}
-	c, err := calendar.Parse([]byte(s.File), "schedule")
+	c, err := parseCalendar(s.File)
 	if err != nil {
 		d.decideOnce(KindDedicated, "", "", fmt.Sprintf("cannot parse the schedule of the dedicated set, which stays unchanged: %s", err), inputs{"about": "schedule"})
 		return false

@@ -2,8 +2,11 @@ package server
 
 import (
 	"cmp"
+	"fmt"
 	"maps"
 	"slices"
+
+	"github.com/hashicorp/go-memdb"
 
 	"remuda/controller/api"
 	"remuda/controller/state"
@@ -42,12 +45,17 @@ func modelOf(m *state.Model, dedicated bool) api.Model {
 	return out
 }
 
-func summaryOf(m *state.Model, dedicated bool, replicas []*state.Replica) api.ModelSummary {
+func summaryOf(v *state.View, ws memdb.WatchSet, m *state.Model, replicas []*state.Replica) api.ModelSummary {
 	out := api.ModelSummary{
 		Name: m.Name, Variants: list(m.Variants, func(v state.Variant) string { return v.Name }),
 		Min: m.Min, Max: m.Max, Replicas: m.Replicas, Target: m.Target(), Stopped: m.Stopped,
-		Management: string(m.Management), Dedicated: m.Dedicated, DedicatedNow: dedicated, Failover: m.Failover, Counts: countsOf(replicas),
+		Management: string(m.Management), Dedicated: m.Dedicated, DedicatedNow: v.IsDedicated(ws, m), Failover: m.Failover, Counts: countsOf(replicas),
 		CreateIndex: m.CreateIndex, ModifyIndex: m.ModifyIndex,
+	}
+	if n, capped := v.CapMaxReplicas(ws, m.Name); capped && n < out.Target && out.Counts.Hot >= n {
+		out.Unplaceable = fmt.Sprintf("capped at %s by switch %s", plural(n, "replica"), cappedBy(v, ws, m.Name, n))
+	} else if m.Unplaceable != nil {
+		out.Unplaceable = m.Unplaceable.Reason
 	}
 	for name, r := range m.Rollouts {
 		if out.Rollouts == nil {

@@ -68,7 +68,7 @@ func (s *Server) scaleModel(rq *request, v *state.View) (answer, error) {
 	name := rq.PathValue("model")
 	before := v.Model(nil, name)
 	if before == nil {
-		return answer{}, noModel(name)
+		return answer{}, noModel(v, name)
 	}
 	cmd, what := body.command(name, from, s.cfg.Now())
 	in := map[string]string{"before": strconv.Itoa(before.Replicas), "variant": body.Variant, "origin": string(from)}

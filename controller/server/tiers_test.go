@@ -322,6 +322,9 @@ func TestOnePlanIsMadeAtATime(t *testing.T) {
 	_, err := m.client.Plan(ctx, api.PlanRequest{})
 	e := requireError(t, err, http.StatusTooManyRequests, api.CodeBusy, "other plans are being made")
 	require.Positive(t, e.RetryAfter)
+	// A file waits unparsed.
+	_, err = m.client.Plan(t.Context(), api.PlanRequest{File: "no model file"})
+	requireError(t, err, http.StatusTooManyRequests, api.CodeBusy, "other plans are being made")
 	close(end)
 	require.NoError(t, receive(t, first).err)
 	_, err = m.client.Plan(t.Context(), api.PlanRequest{})
