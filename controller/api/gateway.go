@@ -23,12 +23,8 @@ type GatewayPipeline struct {
 
 // GatewayModel is a model that exists.
 type GatewayModel struct {
-	Name string
-	// Wanted is how many replicas should run; 0 where it is Stopped.
-	Wanted  int
+	Name    string
 	Stopped bool
-	// Slots is of its first variant that says, 0 where the engines say.
-	Slots int
 	// Continuation: a stream that an engine broke off goes on at another one.
 	Continuation bool `json:",omitempty"`
 	// Problem is why no replica comes; nil where one serves or is on its way, or none is
@@ -51,12 +47,8 @@ type GatewayProblem struct {
 // GatewayReplica is a replica as a gateway needs to know it.
 type GatewayReplica struct {
 	Name, Model, Variant string
-	// Node is the Nomad node's ID.
-	Node string
 	// Status is as of Replica.
 	Status string `enum:"state.Status"`
-	// Slots of one engine, 0 where the engine says.
-	Slots int
 	// Draining: no new request may go to it.
 	Draining bool
 }

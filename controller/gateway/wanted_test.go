@@ -23,7 +23,7 @@ func TestWantedModelsAreReported(t *testing.T) {
 	f.engines(a)
 	c.change(func() {
 		c.index = 2
-		c.state.Models = []api.GatewayModel{{Name: "m", Wanted: 1}, {Name: "warm", Wanted: 0}, {Name: "other"}, {Name: "off", Stopped: true}}
+		c.state.Models = []api.GatewayModel{{Name: "m"}, {Name: "warm"}, {Name: "other"}, {Name: "off", Stopped: true}}
 	})
 	f.follows(2)
 
@@ -137,7 +137,7 @@ func TestModelWhoseEnginesFailIsNotWanted(t *testing.T) {
 	c := newController(t, 1)
 	f := newGateway(t, c.config)
 	f.engines(deadEngine(t, "a"))
-	c.change(func() { c.index, c.state.Models = 2, []api.GatewayModel{{Name: "m", Wanted: 1}} })
+	c.change(func() { c.index, c.state.Models = 2, []api.GatewayModel{{Name: "m"}} })
 	f.follows(2)
 	f.post(`{"model":"m"}`).requireError(t, http.StatusServiceUnavailable, "engine_unreachable")
 	last := c.reported("the request that failed", func(r api.GatewayReport) bool {

@@ -240,7 +240,7 @@ func TestRestartsAreCountedWithoutDecisions(t *testing.T) {
 	w.turns(5)
 	require.Len(t, w.decisions("m", planner.KindNotServing), 1)
 	for range state.DecisionLimit {
-		w.must(&state.RecordDecisions{Decisions: []state.Decision{{Time: w.now, Model: "other", Kind: "scale"}}})
+		w.must(&state.Plan{ID: "p", Decisions: []state.Decision{{Time: w.now, Model: "other", Kind: "scale"}}})
 	}
 	require.Empty(t, w.decisions("m", planner.KindNotServing))
 	w.turns(5)

@@ -80,8 +80,8 @@ type Job struct {
 type Alloc struct {
 	ID string
 	// Client is Nomad's word of what it does: pending, running, complete, failed, lost
-	// or unknown. Desired is what it should: run, stop or evict.
-	Client, Desired string
+	// or unknown.
+	Client string
 	// Failed: an engine task has failed for good.
 	Failed bool
 	// First: the job was written once, and this is the only allocation it ever had.
@@ -98,20 +98,15 @@ type Alloc struct {
 
 // Engine is an engine of a replica as Consul lists it.
 type Engine struct {
-	// Role is replica.RolePrimary or replica.RoleShadow.
-	Role string
-	// Passing: it serves. NodeDown: its own check passes, but its node's does not.
-	Passing, NodeDown bool
-	// Token is its fencing token.
-	Token uint64
+	// Passing: it serves.
+	Passing bool
 }
 
 // Load is what all gateways have on a replica.
 type Load struct {
 	InFlight int
-	// Oldest is when the oldest request in flight began, LastRequest when the newest
-	// of all began; zero where there was none.
-	Oldest, LastRequest time.Time
+	// LastRequest is when the newest request of all began; zero where there was none.
+	LastRequest time.Time
 	// Recent are the outcomes of the last half minute, Row the failures since the last answer,
 	// however long ago the first of them was.
 	Recent, Row Outcomes

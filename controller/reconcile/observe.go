@@ -57,7 +57,7 @@ func (l *leading) observe(view *state.View, seen sighted, jobs map[string]job, b
 	o.GatewaysSince, _ = l.cfg.Loads.Since()
 	for name, one := range l.cfg.Loads.Totals() {
 		o.Loads[name] = planner.Load{
-			InFlight: one.InFlight, Oldest: one.Oldest, LastRequest: one.LastRequest,
+			InFlight: one.InFlight, LastRequest: one.LastRequest,
 			Recent: planner.Outcomes(one.Recent), Row: planner.Outcomes(one.Row),
 		}
 	}
@@ -119,7 +119,7 @@ func allocOf(all []nomad.Allocation, starting bool) *planner.Alloc {
 		return nil
 	}
 	a, _ := currentOf(all)
-	out := &planner.Alloc{ID: a.ID, Client: a.Client, Desired: a.Desired, Failed: a.Client == "failed", First: len(all) == 1 && a.JobVersion == 0}
+	out := &planner.Alloc{ID: a.ID, Client: a.Client, Failed: a.Client == "failed", First: len(all) == 1 && a.JobVersion == 0}
 	// The engines are the tasks with seats. An allocation without any is shown by its
 	// main tasks, whichever they are.
 	tasks := slices.DeleteFunc(slices.Clone(a.Tasks), func(t nomad.Task) bool { return len(a.Seats[t.Name]) == 0 })

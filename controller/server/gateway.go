@@ -50,26 +50,15 @@ func gatewayStateOf(v *state.View, models []*state.Model, replicas []*state.Repl
 	out := api.GatewayState{Models: make([]api.GatewayModel, 0, len(models)), Replicas: make([]api.GatewayReplica, 0, len(replicas))}
 	problems := problemsOf(v, models, replicas)
 	for _, m := range models {
-		g := api.GatewayModel{Name: m.Name, Wanted: m.Target(), Stopped: m.Stopped, Continuation: m.Continuation, Problem: problems[m.Name]}
-		for _, variant := range m.Variants {
-			if variant.Slots > 0 {
-				g.Slots = variant.Slots
-				break
-			}
-		}
-		out.Models = append(out.Models, g)
+		out.Models = append(out.Models, api.GatewayModel{Name: m.Name, Stopped: m.Stopped, Continuation: m.Continuation, Problem: problems[m.Name]})
 	}
 	for _, r := range replicas {
-		g := api.GatewayReplica{
-			Name: r.Name.String(), Model: r.Name.Model, Variant: r.Name.Variant, Node: r.Placement.Node,
+		out.Replicas = append(out.Replicas, api.GatewayReplica{
+			Name: r.Name.String(), Model: r.Name.Model, Variant: r.Name.Variant,
 			Status: string(r.Status),
 			// What sleeps is drained already, and what stops is not waited for.
 			Draining: r.Status == state.StatusDraining || r.Status == state.StatusSleeping || r.Ending(),
-		}
-		if variant := v.VariantOf(nil, r); variant != nil {
-			g.Slots = variant.Slots
-		}
-		out.Replicas = append(out.Replicas, g)
+		})
 	}
 	for _, p := range pipelines {
 		out.Pipelines = append(out.Pipelines, api.GatewayPipeline{Name: p.Name, Source: p.Source})

@@ -1,6 +1,7 @@
 package server_test
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"strings"
@@ -333,9 +334,9 @@ func TestGateways(t *testing.T) {
 	got, meta, err := c.GatewayState(t.Context(), api.QueryOptions{})
 	require.NoError(t, err)
 	require.Equal(t, api.GatewayState{
-		Models: []api.GatewayModel{{Name: "m", Wanted: 2, Slots: 8}, {Name: "n", Stopped: true, Slots: 8}},
+		Models: []api.GatewayModel{{Name: "m"}, {Name: "n", Stopped: true}},
 		Replicas: []api.GatewayReplica{
-			{Name: r1.String(), Model: "m", Variant: "a", Node: "n1", Status: "serving", Slots: 8},
+			{Name: r1.String(), Model: "m", Variant: "a", Status: "serving"},
 		},
 	}, got)
 
@@ -346,12 +347,12 @@ func TestGateways(t *testing.T) {
 	require.Equal(t, "starting", got.Replicas[0].Status)
 	m.move(r1, state.EventServing)
 	// So is a model's, though no replica has.
-	for _, n := range []int{3, 2} {
-		_, err = c.Scale(t.Context(), "m", api.ScaleRequest{Replicas: n})
+	for _, set := range []func(context.Context, string) (api.ScaleResponse, error){c.StopModel, c.StartModel} {
+		_, err = set(t.Context(), "m")
 		require.NoError(t, err)
 		got, _, err = c.GatewayState(t.Context(), api.QueryOptions{})
 		require.NoError(t, err)
-		require.Equal(t, n, got.Models[0].Wanted)
+		require.Equal(t, m.store.View().Model(nil, "m").Stopped, got.Models[0].Stopped)
 	}
 	_, meta, err = c.GatewayState(t.Context(), api.QueryOptions{})
 	require.NoError(t, err)
@@ -390,7 +391,6 @@ func TestGateways(t *testing.T) {
 	next := receive(t, ch)
 	require.NoError(t, next.err)
 	require.True(t, next.value.Replicas[0].Draining)
-	require.Equal(t, 1, next.value.Models[0].Wanted)
 	require.GreaterOrEqual(t, next.meta.Index, m.store.View().Replica(nil, r1.String()).ModifyIndex)
 }
 

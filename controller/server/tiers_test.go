@@ -293,7 +293,7 @@ func TestPlanChangesNothing(t *testing.T) {
 func TestPlanSaysWhatWaitedAlready(t *testing.T) {
 	m := one(t)
 	m.applied("m")
-	m.apply(&state.RecordDecisions{Decisions: []state.Decision{{Time: epoch, Model: "m", Kind: planner.KindCannotPlace, Reason: "no node has room"}}})
+	m.apply(&state.Plan{ID: "p", Decisions: []state.Decision{{Time: epoch, Model: "m", Kind: planner.KindCannotPlace, Reason: "no node has room"}}})
 	got, err := m.client.Plan(t.Context(), api.PlanRequest{})
 	require.NoError(t, err)
 	require.Empty(t, got.Changes)

@@ -6,32 +6,30 @@ import (
 	"fmt"
 )
 
-// Type is a command's first byte in the Raft log. Types are never reused: 21 is retired.
+// Type is a command's first byte in the Raft log. Types are never reused: 6, 10 and 21 are retired.
 type Type byte
 
 // The types of commands.
 const (
-	TypeUpsertModel     Type = 1
-	TypeDeleteModel     Type = 2
-	TypeSetScale        Type = 3
-	TypePlan            Type = 4
-	TypeMove            Type = 5
-	TypeRemove          Type = 6
-	TypeUpsertNodes     Type = 7
-	TypeDeleteNode      Type = 8
-	TypeCordon          Type = 9
-	TypeRecordDecisions Type = 10
-	TypeSetSwitch       Type = 11
-	TypeUpsertToken     Type = 12
-	TypeDeleteToken     Type = 13
-	TypeUpsertModels    Type = 14
-	TypeEvict           Type = 15
-	TypeDecided         Type = 16
-	TypeSetExpected     Type = 17
-	TypeSetDedicated    Type = 18
-	TypeSetSchedule     Type = 19
-	TypeSetPipeline     Type = 20
-	TypeSetVariants     Type = 22
+	TypeUpsertModel  Type = 1
+	TypeDeleteModel  Type = 2
+	TypeSetScale     Type = 3
+	TypePlan         Type = 4
+	TypeMove         Type = 5
+	TypeUpsertNodes  Type = 7
+	TypeDeleteNode   Type = 8
+	TypeCordon       Type = 9
+	TypeSetSwitch    Type = 11
+	TypeUpsertToken  Type = 12
+	TypeDeleteToken  Type = 13
+	TypeUpsertModels Type = 14
+	TypeEvict        Type = 15
+	TypeDecided      Type = 16
+	TypeSetExpected  Type = 17
+	TypeSetDedicated Type = 18
+	TypeSetSchedule  Type = 19
+	TypeSetPipeline  Type = 20
+	TypeSetVariants  Type = 22
 )
 
 // MaxCommand is the longest encoded command, in bytes. Raft holds whole entries in
@@ -124,27 +122,25 @@ func decodeJSON(data []byte, to any) (unknown bool, err error) {
 
 // commands makes an empty command of each type.
 var commands = map[Type]func() Command{
-	TypeUpsertModel:     func() Command { return new(UpsertModel) },
-	TypeDeleteModel:     func() Command { return new(DeleteModel) },
-	TypeSetScale:        func() Command { return new(SetScale) },
-	TypePlan:            func() Command { return new(Plan) },
-	TypeMove:            func() Command { return new(Move) },
-	TypeRemove:          func() Command { return new(Remove) },
-	TypeUpsertNodes:     func() Command { return new(UpsertNodes) },
-	TypeDeleteNode:      func() Command { return new(DeleteNode) },
-	TypeCordon:          func() Command { return new(Cordon) },
-	TypeRecordDecisions: func() Command { return new(RecordDecisions) },
-	TypeSetSwitch:       func() Command { return new(SetSwitch) },
-	TypeUpsertToken:     func() Command { return new(UpsertToken) },
-	TypeDeleteToken:     func() Command { return new(DeleteToken) },
-	TypeUpsertModels:    func() Command { return new(UpsertModels) },
-	TypeEvict:           func() Command { return new(Evict) },
-	TypeDecided:         func() Command { return new(Decided) },
-	TypeSetExpected:     func() Command { return new(SetExpected) },
-	TypeSetDedicated:    func() Command { return new(SetDedicated) },
-	TypeSetSchedule:     func() Command { return new(SetSchedule) },
-	TypeSetPipeline:     func() Command { return new(SetPipeline) },
-	TypeSetVariants:     func() Command { return new(SetVariants) },
+	TypeUpsertModel:  func() Command { return new(UpsertModel) },
+	TypeDeleteModel:  func() Command { return new(DeleteModel) },
+	TypeSetScale:     func() Command { return new(SetScale) },
+	TypePlan:         func() Command { return new(Plan) },
+	TypeMove:         func() Command { return new(Move) },
+	TypeUpsertNodes:  func() Command { return new(UpsertNodes) },
+	TypeDeleteNode:   func() Command { return new(DeleteNode) },
+	TypeCordon:       func() Command { return new(Cordon) },
+	TypeSetSwitch:    func() Command { return new(SetSwitch) },
+	TypeUpsertToken:  func() Command { return new(UpsertToken) },
+	TypeDeleteToken:  func() Command { return new(DeleteToken) },
+	TypeUpsertModels: func() Command { return new(UpsertModels) },
+	TypeEvict:        func() Command { return new(Evict) },
+	TypeDecided:      func() Command { return new(Decided) },
+	TypeSetExpected:  func() Command { return new(SetExpected) },
+	TypeSetDedicated: func() Command { return new(SetDedicated) },
+	TypeSetSchedule:  func() Command { return new(SetSchedule) },
+	TypeSetPipeline:  func() Command { return new(SetPipeline) },
+	TypeSetVariants:  func() Command { return new(SetVariants) },
 }
 
 // Result is what became of a command.

@@ -11,16 +11,7 @@ import (
 // DecisionLimit is how many decisions are kept; the oldest make room.
 const DecisionLimit = 4096
 
-// RecordDecisions adds decisions. Their IDs are given by the state.
-type RecordDecisions struct {
-	Decisions []Decision
-}
-
-// Type implements Command.
-func (*RecordDecisions) Type() Type { return TypeRecordDecisions }
-
-func (c *RecordDecisions) apply(t *txn) *Error { return t.record(c.Decisions) }
-
+// record adds decisions. The state gives them their IDs.
 func (t *txn) record(decisions []Decision) *Error {
 	if len(decisions) == 0 {
 		return nil

@@ -293,16 +293,13 @@ func (p *Place) checkShape(m *Model, n *Node) *Error {
 	return nil
 }
 
-// Remove forgets a replica whose seats and bytes are free: it is stopping and its job
+// Remove, a part of a plan, forgets a replica whose seats and bytes are free: it is stopping and its job
 // is gone, or its job was never registered, or it is COLD, or its node is gone.
 type Remove struct {
 	Replica string
 	// ModifyIndex is the replica's as the caller knows it.
 	ModifyIndex uint64
 }
-
-// Type implements Command.
-func (*Remove) Type() Type { return TypeRemove }
 
 func (c *Remove) apply(t *txn) *Error {
 	r := first[Replica](t.Txn, TableReplicas, byID, c.Replica)

@@ -24,7 +24,7 @@ func full(t *testing.T) *log {
 	l.serve(name("m", "1"))
 	l.must(&state.UpsertModel{Model: changed, ModifyIndex: 1, Time: epoch},
 		&state.SetScale{Model: "m", Variant: "v", Replicas: ptr(2), Origin: state.OriginOperator},
-		&state.RecordDecisions{Decisions: []state.Decision{{Kind: "k", Time: epoch, Model: "m"}}},
+		&state.Plan{ID: "p", Decisions: []state.Decision{{Kind: "k", Time: epoch, Model: "m"}}},
 		&state.SetSwitch{Name: "s", Value: "v"},
 		&state.UpsertToken{Token: state.Token{Accessor: "a", Role: state.RoleOperator, Hash: state.HashSecret("x"), Created: epoch}},
 		&state.SetExpected{Model: "m", Pool: "east", Replicas: 1},
