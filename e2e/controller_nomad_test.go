@@ -75,7 +75,7 @@ func nomadAdapter(t *testing.T, d *dev) {
 	// What the plugin publishes is what the controller knows.
 	var nodes []state.Node
 	once, heard := context.WithTimeout(ctx, time.Minute)
-	err = c.WatchNodes(once, nil, func(all []state.Node) { nodes = all; heard() }, func(err error) { t.Log(err) })
+	err = c.WatchNodes(once, nil, func(all []state.Node, _ map[string]error) { nodes = all; heard() }, func(err error) { t.Log(err) })
 	require.ErrorIs(t, err, context.Canceled)
 	require.Len(t, nodes, 1)
 	node := nodes[0]
@@ -105,9 +105,11 @@ func nomadAdapter(t *testing.T, d *dev) {
 	inventory, observed := &follower[[]state.Node]{}, &follower[[]nomad.Job]{}
 	watchCtx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
-	wg.Go(func() { _ = c.WatchNodes(watchCtx, nil, inventory.update, inventory.lost) })
-	notTheDemo := func(all []nomad.Job) {
-		observed.update(slices.DeleteFunc(slices.Clone(all), func(j nomad.Job) bool { return j.ID == d.info.Job }))
+	wg.Go(func() {
+		_ = c.WatchNodes(watchCtx, nil, func(all []state.Node, _ map[string]error) { inventory.update(all) }, inventory.lost)
+	})
+	notTheDemo := func(list nomad.Listing) {
+		observed.update(slices.DeleteFunc(slices.Clone(list.Jobs), func(j nomad.Job) bool { return j.ID == d.info.Job }))
 	}
 	wg.Go(func() { _ = c.WatchJobs(watchCtx, notTheDemo, observed.lost) })
 	defer wg.Wait()
@@ -316,16 +318,20 @@ model "single" {
 		}
 		return nil
 	}))
-	require.ErrorIs(t, c.Stop(ctx, name, found.Index, false), nomad.ErrConflict, "it was registered since")
-	require.NoError(t, c.Stop(ctx, name, restarted.Index, false))
-	require.NoError(t, c.Stop(ctx, name, restarted.Index, false))
+	stop := func(index uint64, purge bool) error {
+		_, err := c.Stop(ctx, name, index, purge)
+		return err
+	}
+	require.ErrorIs(t, stop(found.Index, false), nomad.ErrConflict, "it was registered since")
+	require.NoError(t, stop(restarted.Index, false))
+	require.NoError(t, stop(restarted.Index, false))
 	found = observed.until(t, "the pair to end", one(func(j nomad.Job) error {
 		if !j.Ended() {
 			return fmt.Errorf("%+v", j)
 		}
 		return nil
 	}))[0]
-	require.NoError(t, c.Stop(ctx, name, found.Index, true))
+	require.NoError(t, stop(found.Index, true))
 	observed.until(t, "the pair to be forgotten", func(all []nomad.Job) error {
 		if len(all) > 0 {
 			return fmt.Errorf("%+v", all)
@@ -351,6 +357,6 @@ model "single" {
 		}
 		return err
 	})
-	require.NoError(t, c.Stop(ctx, name, reg.Index, true))
+	require.NoError(t, stop(reg.Index, true))
 	d.answers("after all that")
 }

@@ -76,8 +76,8 @@ func (w *world) run() {
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		_ = client.WatchJobs(ctx, func(jobs []nomad.Job) {
-			for _, j := range jobs {
+		_ = client.WatchJobs(ctx, func(list nomad.Listing) {
+			for _, j := range list.Jobs {
 				w.follow(ctx, registrar, j)
 			}
 		}, func(error) {})

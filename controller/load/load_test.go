@@ -79,57 +79,25 @@ func TestRequestsAreBounded(t *testing.T) {
 	require.Equal(t, began.Add(63*time.Second), l.Requests[63].Started, "the oldest of all")
 }
 
-func TestDrained(t *testing.T) {
-	for name, tc := range map[string]struct {
-		reports []api.GatewayReport
-		later   time.Duration
-		last    []api.GatewayReport
-		want    bool
-	}{
-		"no gateway":                         {},
-		"all have let go":                    {reports: []api.GatewayReport{report("a", 9), report("b", 10, busy(r1, 0))}, want: true},
-		"one has a request":                  {reports: []api.GatewayReport{report("a", 9), report("b", 10, busy(r1, 1))}},
-		"another replica's request":          {reports: []api.GatewayReport{report("a", 9, busy(r2, 4))}, want: true},
-		"one follows an older state":         {reports: []api.GatewayReport{report("a", 8), report("b", 10)}},
-		"the one with the request is gone":   {reports: []api.GatewayReport{report("a", 9, busy(r1, 1))}, later: ttl, last: []api.GatewayReport{report("b", 9)}, want: true},
-		"all are gone":                       {reports: []api.GatewayReport{report("a", 9)}, later: ttl},
-		"not gone yet":                       {reports: []api.GatewayReport{report("a", 9, busy(r1, 1))}, later: ttl - 1, last: []api.GatewayReport{report("b", 9)}},
-		"the request has ended":              {reports: []api.GatewayReport{report("a", 9, busy(r1, 1)), report("a", 9)}, want: true},
-		"twice in a report, once with a one": {reports: []api.GatewayReport{report("a", 9, busy(r1, 1), busy(r1, 0))}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			s, c := listening()
-			for _, r := range tc.reports {
-				s.Put(r)
-			}
-			c.advance(tc.later)
-			for _, r := range tc.last {
-				s.Put(r)
-			}
-			require.Equal(t, tc.want, s.Drained(r1, 9))
-		})
-	}
-}
-
-func TestDrainedIsNotKnownBeforeAllCanHaveReported(t *testing.T) {
+func TestKnownOnceAllGatewaysCanHaveReported(t *testing.T) {
 	c := &clock{now: began}
 	s := load.New(ttl, func() time.Time { return c.now })
 	s.Put(report("a", 9))
-	require.False(t, s.Drained(r1, 9), "another gateway may not have reported yet")
+	require.False(t, s.Known(), "another gateway may not have reported yet")
 	require.Equal(t, began.Add(ttl), s.Next())
 	c.advance(ttl - 1)
 	s.Put(report("a", 9))
-	require.False(t, s.Drained(r1, 9))
+	require.False(t, s.Known())
 	c.advance(1)
-	require.True(t, s.Drained(r1, 9))
+	require.True(t, s.Known())
 	require.Equal(t, began.Add(2*ttl-1), s.Next(), "when a's report expires")
 
 	s.Begin(1)
 	require.Empty(t, s.Gateways())
 	s.Put(report("a", 9))
-	require.False(t, s.Drained(r1, 9), "a new time of leading begins with nothing")
+	require.False(t, s.Known(), "a new time of leading begins with nothing")
 	c.advance(2 * ttl)
-	require.False(t, s.Drained(r1, 9))
+	require.False(t, s.Known())
 	require.Zero(t, s.Next())
 }
 

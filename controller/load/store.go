@@ -52,7 +52,6 @@ type wish struct{ asked, heard time.Time }
 type entry struct {
 	report   api.GatewayReport
 	bytes    int
-	inFlight map[string]int             // by replica, where there is any
 	queues   map[string]*api.QueueLoad  // by model, where there is anything
 	counters map[string]tally[counters] // by model, what it counts
 	ended    map[string]tally[ended]    // by replica
@@ -96,7 +95,7 @@ func (s *Store) Begin(term uint64) {
 // must not be changed any more. Of more than api.MaxReportRequests requests the first are kept. It
 // fails with ErrTooManyGateways or ErrTooManyBytes; the gateway's last report stays then.
 func (s *Store) Put(r api.GatewayReport) error {
-	e := &entry{report: r, bytes: bytesOf(r), inFlight: map[string]int{}, queues: map[string]*api.QueueLoad{}}
+	e := &entry{report: r, bytes: bytesOf(r), queues: map[string]*api.QueueLoad{}}
 	for i := range r.Queues {
 		q := &r.Queues[i]
 		if len(q.Requests) > api.MaxReportRequests {
@@ -113,7 +112,6 @@ func (s *Store) Put(r api.GatewayReport) error {
 			one.Requests = one.Requests[:api.MaxReportRequests:api.MaxReportRequests]
 		}
 		if one.InFlight > 0 {
-			e.inFlight[one.Name] += one.InFlight
 			e.total += one.InFlight
 			model := modelOf(one.Name)
 			if e.queues[model] == nil && unqueued[model] == nil {
@@ -286,11 +284,6 @@ func (s *Store) Known() bool {
 	defer s.mu.Unlock()
 	now := s.now()
 	s.prune(now)
-	return s.known(now)
-}
-
-// known needs the lock.
-func (s *Store) known(now time.Time) bool {
 	return s.heard(now) && len(s.gateways) > 0
 }
 
@@ -355,26 +348,6 @@ func (s *Store) Gateways() []api.Gateway {
 	}
 	slices.SortFunc(out, func(a, b api.Gateway) int { return strings.Compare(a.Name, b.Name) })
 	return out
-}
-
-// Drained tells whether a replica that was sent no more requests by the state of this
-// index is free of them: there is a live gateway, and every one of them follows that
-// state or a later one and has nothing in flight there. It is not known before the
-// store has listened for one time to live, because a gateway may not have reported.
-func (s *Store) Drained(name string, index uint64) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	now := s.now()
-	s.prune(now)
-	if !s.known(now) {
-		return false
-	}
-	for _, e := range s.gateways {
-		if e.report.Index < index || e.inFlight[name] > 0 {
-			return false
-		}
-	}
-	return true
 }
 
 // Next is when the answers may be others although nobody reports; zero is never.

@@ -41,8 +41,9 @@ type Config struct {
 	// are gathered.
 	Settle time.Duration
 	// Rate is how many requests a second are sent at most, on average, and Burst how
-	// many at once. Waiting queries have Settle instead; the statistics of nodes have as
-	// many of their own, so that they keep nothing waiting.
+	// many at once. Waiting queries have Settle instead, and reads of changed nodes a limit of
+	// their own; the statistics of nodes have as many of their own, so that they keep nothing
+	// waiting.
 	Rate  float64
 	Burst int
 

@@ -2,6 +2,9 @@ package nomad
 
 import (
 	"context"
+	"errors"
+	"maps"
+	"slices"
 
 	"github.com/hashicorp/nomad/api"
 
@@ -18,16 +21,16 @@ func (c *Client) Namespace() string { return c.namespace }
 
 // Inventory lists the nodes of the node pool that offer seats now, and those of known that Nomad
 // still has, though they may offer none any more. Nodes are sorted by ID, GPUs by
-// UUID and seats by number.
+// UUID and seats by number. Nodes that could not be read are an error.
 func (c *Client) Inventory(ctx context.Context, known ...string) ([]state.Node, error) {
 	var nodes []state.Node
+	var unread map[string]error
 	err := c.call(ctx, "list nodes", func(ctx context.Context) error {
-		r := newReader(c, known)
 		var err error
-		nodes, _, err = r.list(c.read(ctx))
+		nodes, unread, _, err = newReader(c, known).list(ctx, c.read(ctx))
 		return err
 	})
-	return nodes, err
+	return nodes, errors.Join(err, errors.Join(slices.Collect(maps.Values(unread))...))
 }
 
 // Observe lists the replicas' jobs with their allocations, sorted by ID.

@@ -1,6 +1,7 @@
 package nomad_test
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"strings"
@@ -110,6 +111,12 @@ func rendered(t *testing.T) *api.Job {
 	job := pair()
 	require.NoError(t, nomad.Pin(job, "default", request()))
 	return job
+}
+
+// stop stops the replica's job.
+func stop(ctx context.Context, c *nomad.Client, name replica.Name, index uint64, purge bool) error {
+	_, err := c.Stop(ctx, name, index, purge)
+	return err
 }
 
 // watched receives what a watch tells.

@@ -4,7 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 	"strconv"
@@ -27,8 +27,13 @@ const (
 	attrClique   = "nvlink_clique"
 )
 
-// fetchers is how many nodes are read at once.
-const fetchers = 8
+const (
+	// fetchers is how many nodes are read at once. It is their only limit: under Config.Rate
+	// a new leader would take minutes to read a large fleet.
+	fetchers = 8
+	// readAgain is how soon nodes that could not be read are read again.
+	readAgain = time.Second
+)
 
 // WatchNodes calls update with the inventory, once at first and after each change,
 // and lost when Nomad gets out of reach. Between update and the next lost what was
@@ -36,22 +41,40 @@ const fetchers = 8
 // Nodes that once had seats stay in the inventory, with those that they have, until
 // Nomad forgets them. Both are called from one goroutine. It returns when ctx ends,
 // with ctx's error.
-func (c *Client) WatchNodes(ctx context.Context, known []string, update func([]state.Node), lost func(error)) error {
+//
+// Unread has the nodes that Nomad lists but that could not be read, by ID, with the reason.
+// They are not among the nodes: what was known of them may be old, and whether they have
+// gone down is unknown. They are read again every second.
+func (c *Client) WatchNodes(ctx context.Context, known []string, update func(nodes []state.Node, unread map[string]error), lost func(error)) error {
 	r := newReader(c, known)
 	var (
-		last  []state.Node
-		fresh = true
+		last   []state.Node
+		unread map[string]error
+		fresh  = true
 	)
 	return c.follow(ctx, "list nodes", func(q *api.QueryOptions, restarted bool) (*api.QueryMeta, error) {
 		if restarted {
 			clear(r.cache)
 		}
-		nodes, meta, err := r.list(q)
-		if err == nil && answered(meta) && (fresh || !reflect.DeepEqual(nodes, last)) {
-			fresh, last = false, nodes
-			update(nodes)
+		if len(unread) > 0 {
+			q.WaitTime = min(q.WaitTime, readAgain)
 		}
-		return meta, err
+		nodes, failed, meta, err := r.list(ctx, q)
+		if err != nil || !answered(meta) {
+			return meta, err
+		}
+		for id, err := range failed {
+			if unread[id] == nil {
+				c.cfg.Logger.Warn("cannot read a node: its last known state stays in force", "node", id, "error", err)
+			}
+		}
+		same := reflect.DeepEqual(nodes, last) && maps.EqualFunc(failed, unread, func(error, error) bool { return true })
+		last, unread = nodes, failed
+		if fresh || !same {
+			fresh = false
+			update(nodes, unread)
+		}
+		return meta, nil
 	}, func(err error) {
 		fresh = true
 		lost(err)
@@ -79,25 +102,27 @@ func newReader(c *Client, known []string) *reader {
 }
 
 // list reads the list of nodes, and those of them that have changed. Only the list
-// waits for a change.
-func (r *reader) list(q *api.QueryOptions) ([]state.Node, *api.QueryMeta, error) {
+// waits for a change, and only its error is returned as such: of the nodes, those that
+// could not be read are unread, with the error of each. The reads run under ctx, each with a
+// timeout of its own.
+func (r *reader) list(ctx context.Context, q *api.QueryOptions) (nodes []state.Node, unread map[string]error, meta *api.QueryMeta, err error) {
 	stubs, meta, err := r.c.api.Nodes().List(q)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	var (
-		mu     sync.Mutex // guards seen, cache and errs while nodes are read
-		errs   []error
+		mu     sync.Mutex // guards listed, cache and unread while nodes are read
 		wg     sync.WaitGroup
 		places = make(chan struct{}, fetchers)
-		seen   = map[string]bool{}
+		listed = map[string]bool{}
+		stale  []string
 	)
-	var stale []string
+	unread = map[string]error{}
 	for _, stub := range stubs {
 		if pool := r.c.cfg.NodePool; pool != "" && stub.NodePool != pool {
 			continue
 		}
-		seen[stub.ID] = true
+		listed[stub.ID] = true
 		if old, ok := r.cache[stub.ID]; !ok || old.index != stub.ModifyIndex {
 			stale = append(stale, stub.ID)
 		}
@@ -106,27 +131,27 @@ func (r *reader) list(q *api.QueryOptions) ([]state.Node, *api.QueryMeta, error)
 		places <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-places }()
-			info, _, err := r.c.api.Nodes().Info(id, r.c.read(q.Context()))
+			info, err := r.read(ctx, id)
 			mu.Lock()
 			defer mu.Unlock()
-			var answer api.UnexpectedResponseError
 			switch {
-			case errors.As(err, &answer) && answer.StatusCode() == 404:
-				seen[id] = false // it was forgotten this moment
+			case errors.Is(err, ErrNotFound):
+				listed[id] = false // Nomad has forgotten it since it was listed
 			case err != nil:
-				errs = append(errs, fmt.Errorf("node %s: %w", id, err))
+				unread[id] = err
+				delete(r.cache, id)
 			default:
 				r.cache[id] = cached{index: info.ModifyIndex, node: r.node(info)}
 			}
 		})
 	}
 	wg.Wait()
-	if len(errs) > 0 {
-		return nil, nil, errs[0]
+	if err := ctx.Err(); err != nil {
+		return nil, nil, nil, err
 	}
-	nodes := []state.Node{}
+	nodes = []state.Node{}
 	for id, c := range r.cache {
-		if !seen[id] {
+		if !listed[id] {
 			delete(r.cache, id)
 			continue
 		}
@@ -138,7 +163,15 @@ func (r *reader) list(q *api.QueryOptions) ([]state.Node, *api.QueryMeta, error)
 		}
 	}
 	slices.SortFunc(nodes, func(a, b state.Node) int { return strings.Compare(a.ID, b.ID) })
-	return nodes, meta, nil
+	return nodes, unread, meta, nil
+}
+
+// read reads one node.
+func (r *reader) read(ctx context.Context, id string) (*api.Node, error) {
+	bounded, cancel := context.WithTimeout(ctx, r.c.cfg.Timeout)
+	defer cancel()
+	info, _, err := r.c.api.Nodes().Info(id, r.c.read(bounded))
+	return info, classify(ctx, "read node "+id, err)
 }
 
 // node is Nomad's node as the controller sees it.

@@ -2,7 +2,10 @@ package nomad_test
 
 import (
 	"context"
+	"fmt"
+	"maps"
 	"net/http"
+	"slices"
 	"testing"
 	"time"
 
@@ -80,7 +83,7 @@ func TestInventoryFaults(t *testing.T) {
 			require.ErrorIs(t, err, nomad.ErrUnreachable)
 			s.Break(func(w http.ResponseWriter, r *http.Request) bool { return r.URL.Path != "/v1/nodes" && broken(w, r) })
 			_, err = c.Inventory(t.Context())
-			require.ErrorIs(t, err, nomad.ErrUnreachable, "half an inventory is none")
+			require.ErrorIs(t, err, nomad.ErrUnreachable, "the node is unread")
 			s.Break(nil)
 			nodes, err := c.Inventory(t.Context())
 			require.NoError(t, err)
@@ -125,13 +128,72 @@ func TestInventoryFaults(t *testing.T) {
 
 func watchNodes(t *testing.T, c *nomad.Client) *watched[[]state.Node] {
 	w := newWatched[[]state.Node]()
+	follow(t, c, w.ended, func(nodes []state.Node, _ map[string]error) { w.update(nodes) }, w.lostIt)
+	return w
+}
+
+func follow(t *testing.T, c *nomad.Client, ended chan error, update func([]state.Node, map[string]error), lost func(error)) {
 	ctx, cancel := context.WithCancel(t.Context())
-	go func() { w.ended <- c.WatchNodes(ctx, nil, w.update, w.lostIt) }()
+	go func() { ended <- c.WatchNodes(ctx, nil, update, lost) }()
 	t.Cleanup(func() {
 		cancel()
-		require.ErrorIs(t, next(t, w.ended, "end of the watch"), context.Canceled)
+		require.ErrorIs(t, next(t, ended, "end of the watch"), context.Canceled)
 	})
-	return w
+}
+
+// inventory is what a watch of nodes calls update with: the IDs of those that were read, and
+// why the others were not.
+type inventory struct {
+	read   []string
+	unread map[string]error
+}
+
+// TestOneNodeThatCannotBeRead: the others are read all the same, before and after, and it is
+// unread until it can be read again.
+func TestOneNodeThatCannotBeRead(t *testing.T) {
+	t.Parallel()
+	for what, broken := range faultyAnswers {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			c, s := newFaultyClient(t, what, 100*time.Millisecond)
+			w := newWatched[inventory]()
+			follow(t, c, w.ended, func(nodes []state.Node, unread map[string]error) {
+				i := inventory{unread: unread}
+				for _, n := range nodes {
+					i.read = append(i.read, n.ID)
+				}
+				w.update(i)
+			}, w.lostIt)
+			until := func(read, unread []string) inventory {
+				t.Helper()
+				for {
+					i := next(t, w.updates, fmt.Sprintf("inventory with %v and without %v", read, unread))
+					if slices.Equal(read, i.read) && slices.Equal(unread, slices.Sorted(maps.Keys(i.unread))) {
+						return i
+					}
+				}
+			}
+			until(nil, nil)
+			s.Break(func(w http.ResponseWriter, r *http.Request) bool { return r.URL.Path == "/v1/node/2" && broken(w, r) })
+			s.SetNode(node("1", group("H100", "", "GPU-1")))
+			s.SetNode(node("2", group("H100", "", "GPU-2")))
+			until([]string{"1"}, []string{"2"})
+			s.SetNode(node("3", group("H100", "", "GPU-3")))
+			i := until([]string{"1", "3"}, []string{"2"})
+			require.ErrorIs(t, i.unread["2"], nomad.ErrUnreachable)
+			require.ErrorContains(t, i.unread["2"], "read node 2")
+
+			s.Break(nil)
+			until([]string{"1", "2", "3"}, nil)
+			s.Break(func(w http.ResponseWriter, r *http.Request) bool { return r.URL.Path == "/v1/node/2" && broken(w, r) })
+			down := node("2", group("H100", "", "GPU-2"))
+			down.Status = api.NodeStatusDown
+			s.SetNode(down)
+			until([]string{"1", "3"}, []string{"2"})
+			s.RemoveNode("2")
+			until([]string{"1", "3"}, nil)
+		})
+	}
 }
 
 func TestWatchNodes(t *testing.T) {

@@ -148,30 +148,35 @@ func (c *Client) Register(ctx context.Context, job *api.Job, index uint64) (Regi
 // Index is the JobModifyIndex that this was decided on: a job with another one, or one
 // that is not a replica's, is left alone, and the error wraps ErrConflict. Nomad has no
 // compare and swap for it, so that what is registered between the comparison and the
-// order is stopped all the same.
-func (c *Client) Stop(ctx context.Context, name replica.Name, index uint64, purge bool) error {
+// order is stopped all the same. Stop returns Nomad's index of the write, 0 where nothing had
+// to be written.
+func (c *Client) Stop(ctx context.Context, name replica.Name, index uint64, purge bool) (uint64, error) {
 	id := JobID(name)
 	found, err := c.info(ctx, id)
 	switch {
 	case errors.Is(err, ErrNotFound):
-		return nil
+		return 0, nil
 	case err != nil:
-		return err
+		return 0, err
 	case found.Meta[MetaReplica] != id:
-		return fmt.Errorf("stop job %s: %w", id, &ConflictError{id, 0, number(found.JobModifyIndex), "it is not a job of a replica"})
+		return 0, fmt.Errorf("stop job %s: %w", id, &ConflictError{id, 0, number(found.JobModifyIndex), "it is not a job of a replica"})
 	case found.Stop != nil && *found.Stop && !purge:
-		return nil
+		return 0, nil
 	case number(found.JobModifyIndex) != index:
-		return fmt.Errorf("stop job %s: %w", id, &ConflictError{id, index, number(found.JobModifyIndex), "it has changed since"})
+		return 0, fmt.Errorf("stop job %s: %w", id, &ConflictError{id, index, number(found.JobModifyIndex), "it has changed since"})
 	}
+	var written uint64
 	err = c.call(ctx, "stop job "+id, func(ctx context.Context) error {
-		_, _, err := c.api.Jobs().DeregisterOpts(id, &api.DeregisterOptions{Purge: purge}, c.write(ctx))
+		_, meta, err := c.api.Jobs().DeregisterOpts(id, &api.DeregisterOptions{Purge: purge}, c.write(ctx))
+		if err == nil {
+			written = meta.LastIndex
+		}
 		return err
 	})
 	if errors.Is(err, ErrNotFound) {
-		return nil // somebody was faster
+		return 0, nil // somebody was faster
 	}
-	return err
+	return written, err
 }
 
 func (c *Client) info(ctx context.Context, id string) (*api.Job, error) {

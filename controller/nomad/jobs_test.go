@@ -59,7 +59,7 @@ func TestRegister(t *testing.T) {
 	require.NoError(t, err)
 	require.False(t, s.Job(id).Stop != nil && *s.Job(id).Stop)
 
-	require.NoError(t, c.Stop(ctx, name, *s.Job(nomad.JobID(name)).JobModifyIndex, true))
+	require.NoError(t, stop(ctx, c, name, *s.Job(nomad.JobID(name)).JobModifyIndex, true))
 	_, err = c.Register(ctx, changed, back.Index)
 	require.ErrorIs(t, err, nomad.ErrConflict)
 	require.ErrorContains(t, err, "it no longer exists")
@@ -79,7 +79,7 @@ func TestRegisterOverAStrangersJob(t *testing.T) {
 	_, err = c.Register(t.Context(), job, 0)
 	require.ErrorIs(t, err, nomad.ErrConflict)
 	require.ErrorContains(t, err, "is not a job of a replica")
-	err = c.Stop(t.Context(), name, *s.Job(*job.ID).JobModifyIndex, true)
+	err = stop(t.Context(), c, name, *s.Job(*job.ID).JobModifyIndex, true)
 	require.ErrorIs(t, err, nomad.ErrConflict)
 	require.NotNil(t, s.Job(*job.ID), "it is left alone")
 }
@@ -121,23 +121,23 @@ func (d *deaf) WriteHeader(int)             {}
 func TestStop(t *testing.T) {
 	c, s := newClient(t)
 	ctx := t.Context()
-	require.NoError(t, c.Stop(ctx, name, 7, false), "one that is not there is stopped")
+	require.NoError(t, stop(ctx, c, name, 7, false), "one that is not there is stopped")
 	reg, err := c.Register(ctx, rendered(t), 0)
 	require.NoError(t, err)
 	id := nomad.JobID(name)
-	require.ErrorIs(t, c.Stop(ctx, name, reg.Index-1, false), nomad.ErrConflict, "it was registered since")
+	require.ErrorIs(t, stop(ctx, c, name, reg.Index-1, false), nomad.ErrConflict, "it was registered since")
 	require.Nil(t, s.Job(id).Stop)
-	require.NoError(t, c.Stop(ctx, name, reg.Index, false))
+	require.NoError(t, stop(ctx, c, name, reg.Index, false))
 	require.True(t, *s.Job(id).Stop)
 	index := *s.Job(id).JobModifyIndex
-	require.NoError(t, c.Stop(ctx, name, reg.Index, false))
+	require.NoError(t, stop(ctx, c, name, reg.Index, false))
 	require.Equal(t, index, *s.Job(id).JobModifyIndex)
 	require.Equal(t, 1, count(s.Served(), "DELETE "), "stopped once only")
-	require.ErrorIs(t, c.Stop(ctx, name, reg.Index, true), nomad.ErrConflict)
+	require.ErrorIs(t, stop(ctx, c, name, reg.Index, true), nomad.ErrConflict)
 	require.NotNil(t, s.Job(id))
-	require.NoError(t, c.Stop(ctx, name, index, true))
+	require.NoError(t, stop(ctx, c, name, index, true))
 	require.Nil(t, s.Job(id))
-	require.NoError(t, c.Stop(ctx, name, index, true))
+	require.NoError(t, stop(ctx, c, name, index, true))
 }
 
 func TestWriteFaults(t *testing.T) {
@@ -149,7 +149,7 @@ func TestWriteFaults(t *testing.T) {
 			s.Break(broken)
 			_, err := c.Register(t.Context(), rendered(t), 0)
 			require.ErrorIs(t, err, nomad.ErrUnreachable)
-			require.ErrorIs(t, c.Stop(t.Context(), name, 0, false), nomad.ErrUnreachable)
+			require.ErrorIs(t, stop(t.Context(), c, name, 0, false), nomad.ErrUnreachable)
 			_, err = c.Observe(t.Context())
 			require.ErrorIs(t, err, nomad.ErrUnreachable)
 			_, err = c.Plan(t.Context(), rendered(t))
@@ -325,7 +325,13 @@ func TestWatchJobs(t *testing.T) {
 			c, s := newFaultyClient(t, what, 2*time.Second)
 			w := newWatched[[]nomad.Job]()
 			ctx, cancel := context.WithCancel(t.Context())
-			go func() { w.ended <- c.WatchJobs(ctx, w.update, w.lostIt) }()
+			go func() {
+				w.ended <- c.WatchJobs(ctx, func(l nomad.Listing) {
+					if l.Changed {
+						w.update(l.Jobs)
+					}
+				}, w.lostIt)
+			}()
 			t.Cleanup(func() {
 				cancel()
 				require.ErrorIs(t, next(t, w.ended, "end of the watch"), context.Canceled)

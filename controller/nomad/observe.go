@@ -133,15 +133,29 @@ func (c *Client) listAllocations(q *api.QueryOptions) ([]*api.AllocationListStub
 	return c.api.Allocations().List(q)
 }
 
-// WatchJobs calls update with the replicas' jobs and their allocations, sorted by ID,
-// once at first and after each change, and lost when Nomad gets out of reach; both mean
-// what they mean to WatchNodes, and are never called at the same time. It returns when ctx ends, with
-// ctx's error.
-func (c *Client) WatchJobs(ctx context.Context, update func([]Job), lost func(error)) error {
+// Listing is Nomad's list of the replicas' jobs as of one moment.
+type Listing struct {
+	// Jobs are the jobs with their allocations, sorted by ID. They must not be changed.
+	Jobs []Job
+	// Changed: the jobs are others than those of the last listing, or that one was before an
+	// outage. Otherwise only Index or Began are newer.
+	Changed bool
+	// Index is Nomad's index of the list of jobs: it shows each write of this index or a
+	// lower one. Began is when the list was asked for.
+	Index uint64
+	Began time.Time
+}
+
+// WatchJobs calls update after each answer of Nomad's: with the jobs, once at first and after
+// each change, and also when nothing has changed up to a later index. It calls lost when Nomad
+// gets out of reach. Both mean what they mean to WatchNodes, and are never called at the same
+// time. It returns when ctx ends, with ctx's error.
+func (c *Client) WatchJobs(ctx context.Context, update func(Listing), lost func(error)) error {
 	w := &jobWatch{have: map[string]bool{}, fresh: true, update: update, lost: lost}
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		_ = c.follow(ctx, "list jobs", func(q *api.QueryOptions, restarted bool) (*api.QueryMeta, error) {
+			list := jobList{began: c.now()}
 			jobs, meta, err := c.listJobs(q)
 			if err != nil || !answered(meta) {
 				return meta, err
@@ -151,7 +165,8 @@ func (c *Client) WatchJobs(ctx context.Context, update func([]Job), lost func(er
 			if err != nil {
 				return nil, err
 			}
-			w.answer("jobs", jobs, allocs, newer.LastIndex, restarted)
+			list.stubs, list.index = jobs, meta.LastIndex
+			w.answer("jobs", &list, allocs, newer.LastIndex, restarted)
 			return meta, nil
 		}, func(err error) { w.outage("jobs", err) })
 	})
@@ -168,24 +183,31 @@ func (c *Client) WatchJobs(ctx context.Context, update func([]Job), lost func(er
 	return ctx.Err()
 }
 
+// jobList is one answer of Nomad's; see Listing.
+type jobList struct {
+	stubs []*api.JobListStub
+	index uint64
+	began time.Time
+}
+
 // jobWatch joins the answers of two watches.
 type jobWatch struct {
-	update func([]Job)
+	update func(Listing)
 	lost   func(error)
 
 	mu     sync.Mutex // guards what follows, and is held while update and lost run
-	jobs   []*api.JobListStub
+	jobs   *jobList
 	allocs []*api.AllocationListStub
 	index  uint64          // of allocs
 	have   map[string]bool // which watches are up to date
 	last   []Job
-	fresh  bool // the next answer is told even if nothing has changed
+	fresh  bool // the next answer counts as a change
 	gone   bool // lost was called
 }
 
 // answer takes what a watch has read. Allocations of an earlier index than those at
 // hand are old news. A nil list of jobs says nothing of them.
-func (w *jobWatch) answer(watch string, jobs []*api.JobListStub, allocs []*api.AllocationListStub, index uint64, restarted bool) {
+func (w *jobWatch) answer(watch string, jobs *jobList, allocs []*api.AllocationListStub, index uint64, restarted bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if jobs != nil {
@@ -199,9 +221,13 @@ func (w *jobWatch) answer(watch string, jobs []*api.JobListStub, allocs []*api.A
 		return
 	}
 	w.gone = false
-	if now := join(w.jobs, w.allocs); w.fresh || !reflect.DeepEqual(now, w.last) {
+	now := join(w.jobs.stubs, w.allocs)
+	changed := w.fresh || !reflect.DeepEqual(now, w.last)
+	if changed {
 		w.fresh, w.last = false, now
-		w.update(now)
+	}
+	if changed || jobs != nil {
+		w.update(Listing{Jobs: w.last, Changed: changed, Index: w.jobs.index, Began: w.jobs.began})
 	}
 }
 

@@ -3,6 +3,7 @@ package placement
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -76,7 +77,13 @@ func (f *Fleet) Place(r Request) (Choice, *Refusal) {
 	if best == nil {
 		return Choice{}, f.refusal(&r)
 	}
-	return f.choice(&r, best, false), nil
+	l := now
+	if r.Future {
+		l = later
+	}
+	seats := newSeating(l)
+	seats.free(best.ways)
+	return f.choice(&r, best, seats), nil
 }
 
 // best returns the best place, nil where there is none.
@@ -239,12 +246,26 @@ func (f *Fleet) look(a *asking, best *candidate, n *node) {
 	}
 }
 
-// candidate is what the search found for a member.
+// candidate is what the search found for a member. The memory and seats that it leaves are
+// those of a single member, or as they are after replay.
 func (s *search) candidate(m int) candidate {
 	st := &s.members[m].sites[s.best.sites[m]]
 	c := candidate{solution: s.best, wake: st.wake}
 	c.taken, c.victims, c.sites = nil, nil, nil
 	c.total = st.base
+	if len(s.members) > 1 {
+		c.memory, c.seats, c.moved = math.MaxInt64, 0, 0
+		for _, t := range s.best.taken {
+			if t.member != m {
+				continue
+			}
+			c.seats += s.slots[t.slot].seats
+			if t.uses {
+				c.memory = min(c.memory, s.slots[t.slot].free)
+				c.moved += boolInt(st.wake != nil && !s.slept(st.wake, t.slot))
+			}
+		}
+	}
 	for _, uses := range []bool{true, false} {
 		for _, t := range s.best.taken {
 			if t.member != m || t.uses != uses {
@@ -363,28 +384,52 @@ func (f *Fleet) lookAt(a *asking, best *candidate, g *group, seconds nanos) {
 	f.look(a, best, g.node)
 }
 
-// choice puts a candidate in words and numbers. With applied the fleet is without what is
-// evicted already.
-func (f *Fleet) choice(r *Request, c *candidate, applied bool) Choice {
-	l := now
-	if r.Future {
-		l = later
+// seating is which seats are given to choices that belong together.
+type seating struct {
+	ledger      int
+	gone, given map[*gpu]uint64 // by evictions, to choices
+}
+
+func newSeating(ledger int) *seating {
+	return &seating{ledger, map[*gpu]uint64{}, map[*gpu]uint64{}}
+}
+
+// free frees the seats of tenants that are evicted.
+func (s *seating) free(ways []goes) {
+	for _, w := range ways {
+		for _, sh := range w.t.freeing(s.ledger, w.way).shares {
+			g := &w.t.node.gpus[sh.gpu]
+			s.gone[g] |= sh.seats &^ g.twice[s.ledger]
+		}
 	}
+}
+
+// take gives out so many seats of a GPU: first those that nobody holds in either ledger.
+func (s *seating) take(g *gpu, count int) []string {
+	var out []string
+	l := s.ledger
+	for _, held := range []uint64{g.held[now] | g.held[later], g.held[l] &^ s.gone[g]} {
+		for i := 0; i < len(g.times[l]) && count > 0; i++ {
+			if bit := uint64(1) << i; (held|s.given[g])&bit == 0 {
+				s.given[g] |= bit
+				out = append(out, g.Seats[i])
+				count--
+			}
+		}
+	}
+	return out
+}
+
+// choice puts a candidate in words and numbers.
+func (f *Fleet) choice(r *Request, c *candidate, seats *seating) Choice {
 	n := c.node
 	out := Choice{Level: Free}
 	var cost nanos
-	gone := make([]uint64, len(n.gpus))
 	for _, g := range c.ways {
 		w := &g.t.Ways[g.way]
-		fr := g.t.freeing(l, g.way)
+		fr := g.t.freeing(seats.ledger, g.way)
 		cost += fr.cost
 		out.Evict = append(out.Evict, Eviction{Tenant: g.t.Name, To: w.To, Cost: fr.cost.seconds()})
-		for _, sh := range fr.shares {
-			if applied || g.t.node != n {
-				continue
-			}
-			gone[sh.gpu] |= sh.seats &^ n.gpus[sh.gpu].twice[l]
-		}
 	}
 	slices.SortFunc(out.Evict, func(a, b Eviction) int { return strings.Compare(a.Tenant, b.Tenant) })
 	out.Cost, out.Seconds = cost.seconds(), (c.total - cost).seconds()
@@ -403,18 +448,11 @@ func (f *Fleet) choice(r *Request, c *candidate, applied bool) Choice {
 	} else {
 		all := slices.Clone(c.gpus)
 		slices.Sort(all)
-		seats := make([]string, 0, len(all)*r.SeatsPerGPU())
+		ids := make([]string, 0, len(all)*r.SeatsPerGPU())
 		for _, i := range all {
-			g := &n.gpus[i]
-			left := r.SeatsPerGPU()
-			for s := 0; s < len(g.times[l]) && left > 0; s++ {
-				if (g.held[l]&^gone[i])&(1<<s) == 0 {
-					seats = append(seats, g.Seats[s])
-					left--
-				}
-			}
+			ids = append(ids, seats.take(&n.gpus[i], r.SeatsPerGPU())...)
 		}
-		out.Placement = state.Placement{Node: n.ID, Seats: seats, Memory: memory, HostMemory: r.Variant.HostMemory, SleepMemory: r.Variant.SleepMemory}
+		out.Placement = state.Placement{Node: n.ID, Seats: ids, Memory: memory, HostMemory: r.Variant.HostMemory, SleepMemory: r.Variant.SleepMemory}
 	}
 	if len(out.Evict) > 0 {
 		out.Level += CachedAndFull - CachedAndFree
@@ -426,6 +464,13 @@ func (f *Fleet) choice(r *Request, c *candidate, applied bool) Choice {
 	}
 	out.Why = f.why(r, c, &out)
 	return out
+}
+
+func boolInt(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
 }
 
 func number(v float64) string { return strconv.FormatFloat(v, 'f', 1, 64) }

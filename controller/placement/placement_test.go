@@ -2,6 +2,7 @@ package placement_test
 
 import (
 	"fmt"
+	"math"
 	"regexp"
 	"slices"
 	"testing"
@@ -69,6 +70,11 @@ func warm(name, node string, host, sleep int64, seats ...string) placement.Tenan
 	t := hot(name, node, sleep, seats...)
 	t.Holds.HostMemory = host
 	return t
+}
+
+// placed is the placement of a tenant.
+func placed(t placement.Tenant) state.Placement {
+	return state.Placement{Node: t.Node, Seats: t.Holds.Seats, Memory: t.Holds.Memory}
 }
 
 // ways of a HOT one: WARM at a cost, where it is below 0 not at all, and COLD.
@@ -503,51 +509,86 @@ func TestUsageOfStrangers(t *testing.T) {
 	require.Nil(t, no)
 }
 
-func TestBatch(t *testing.T) {
+func TestTogether(t *testing.T) {
 	t.Parallel()
-	t.Run("biggest first", func(t *testing.T) {
+	anywhere, all := []string{"", ""}, math.Inf(1)
+	t.Run("all find a place where the first could take that of the second", func(t *testing.T) {
 		t.Parallel()
 		f := fleet([]*state.Node{node("a", 1, 2, 80), node("b", 1, 2, 60)})
-		got := f.PlaceBatch([]placement.Request{request(1, 50), request(1, 70)})
-		require.Equal(t, "b", got[0].Choice.Placement.Node)
-		require.Equal(t, "a", got[1].Choice.Placement.Node)
+		got := f.Together([]placement.Request{request(1, 50), request(1, 70)}, anywhere, all)
+		require.Equal(t, "b", got[0].Placement.Node)
+		require.Equal(t, "a", got[1].Placement.Node)
+		// The one that takes any GPU would fit best on the A100.
+		f = fleet([]*state.Node{node("a", 1, 2, 70, func(n *state.Node) { n.GPUs[0].Model = "A100" }), node("h", 1, 2, 80)})
+		got = f.Together([]placement.Request{request(1, 65), request(1, 60, func(r *placement.Request) { r.Variant.GPUModel = "A100" })}, anywhere, all)
+		require.Equal(t, "h", got[0].Placement.Node)
+		require.Equal(t, "a", got[1].Placement.Node)
 	})
-	t.Run("what goes for two goes once", func(t *testing.T) {
+	t.Run("what is evicted for two is evicted once", func(t *testing.T) {
 		t.Parallel()
-		// Each for itself would take the cheap one of its GPU.
+		// Alone, each would take the cheap one of its GPU.
 		f := fleet([]*state.Node{node("a", 2, 4, 80)},
 			cold(hot("two", "a", 40, "a-G0#0", "a-G1#0"), 25), cold(hot("s1", "a", 40, "a-G0#1"), 20), cold(hot("s2", "a", 40, "a-G1#1"), 20))
-		got := f.PlaceBatch([]placement.Request{request(1, 40, evicting), request(1, 40, evicting)})
-		require.Nil(t, got[0].Refusal)
-		require.Nil(t, got[1].Refusal)
-		require.Equal(t, []string{"two cold"}, append(evicted(got[0].Choice), evicted(got[1].Choice)...))
-		require.Equal(t, 25.0, got[0].Choice.Cost+got[1].Choice.Cost)
-		require.NotEqual(t, got[0].Choice.Placement.Seats, got[1].Choice.Placement.Seats)
+		rs := []placement.Request{request(1, 40, evicting), request(1, 40, evicting)}
+		got := f.Together(rs, anywhere, all)
+		require.Equal(t, []string{"two cold"}, append(evicted(got[0]), evicted(got[1])...))
+		require.Equal(t, 25.0, got[0].Cost+got[1].Cost)
+		require.NotEqual(t, got[0].Placement.Seats, got[1].Placement.Seats)
+		total := got[0].Seconds + got[1].Seconds + 25
+		require.Nil(t, f.Together(rs, anywhere, total), "nothing is cheaper")
+		require.NotNil(t, f.Together(rs, anywhere, total+0.001))
 	})
-	t.Run("none is evicted for another", func(t *testing.T) {
+	t.Run("there is no place for all", func(t *testing.T) {
 		t.Parallel()
 		f := fleet([]*state.Node{node("a", 1, 4, 80)}, cold(hot("o", "a", 80, "a-G0#0"), 10))
-		got := f.PlaceBatch([]placement.Request{request(1, 80, evicting), request(1, 79, evicting)})
-		require.Nil(t, got[0].Refusal)
-		require.NotNil(t, got[1].Refusal)
-		require.Equal(t, map[string]string{"a": "1 GPU with too little free memory (at most 0 B)"}, got[1].Refusal.Nodes())
+		require.Nil(t, f.Together([]placement.Request{request(1, 80, evicting), request(1, 79, evicting)}, anywhere, all))
+		require.Nil(t, f.Together([]placement.Request{request(1, 81, evicting)}, []string{""}, all))
+		require.Nil(t, f.Together([]placement.Request{request(3, 1)}, []string{""}, all), "no tensor-parallel degree")
+		require.Nil(t, f.Together(nil, nil, all))
 		require.Equal(t, map[string]int64{"a-G0": 80}, f.Usage("a").Memory, "the fleet is as it was")
-	})
-	t.Run("all find a place where one by one some would not", func(t *testing.T) {
-		t.Parallel()
-		// The one that takes any GPU comes first, and best fit would send it to the A100.
-		f := fleet([]*state.Node{node("a", 1, 2, 70, func(n *state.Node) { n.GPUs[0].Model = "A100" }), node("h", 1, 2, 80)})
-		got := f.PlaceBatch([]placement.Request{request(1, 65), request(1, 60, func(r *placement.Request) { r.Variant.GPUModel = "A100" })})
-		require.Equal(t, "h", got[0].Choice.Placement.Node)
-		require.Equal(t, "a", got[1].Choice.Placement.Node)
 	})
 	t.Run("one WARM replica wakes once", func(t *testing.T) {
 		t.Parallel()
 		w := warm("w", "a", 10, 0, "a-G0#0")
 		r := request(1, 40, func(r *placement.Request) { r.Warm = []placement.Warm{asleep(w, "a-G0")} })
-		got := fleet([]*state.Node{node("a", 2, 2, 80)}, w).PlaceBatch([]placement.Request{r, r})
-		require.Equal(t, []placement.Level{placement.CachedAndFree, placement.Free}, []placement.Level{got[0].Choice.Level, got[1].Choice.Level})
+		got := fleet([]*state.Node{node("a", 2, 2, 80)}, w).Together([]placement.Request{r, r}, anywhere, all)
+		require.ElementsMatch(t, []placement.Level{placement.CachedAndFree, placement.Free}, []placement.Level{got[0].Level, got[1].Level})
 	})
+	t.Run("what leaves is gone", func(t *testing.T) {
+		t.Parallel()
+		leaving := hot("o", "a", 80, "a-G0#0")
+		leaving.After = &state.Holding{}
+		f := fleet([]*state.Node{node("a", 1, 1, 80)}, leaving)
+		got := f.Together([]placement.Request{request(1, 60)}, []string{"a"}, all)
+		require.Equal(t, []string{"a-G0#0"}, got[0].Placement.Seats)
+		require.True(t, f.Fits(&got[0], true))
+		require.False(t, f.Fits(&got[0], false), "it is there now")
+	})
+}
+
+func TestFits(t *testing.T) {
+	t.Parallel()
+	w := warm("w", "a", 10, 2, "a-G1#0")
+	f := fleet([]*state.Node{node("a", 2, 2, 80), node("down", 1, 1, 80, func(n *state.Node) { n.Ready = false })}, cold(hot("o", "a", 60, "a-G0#0"), 5), w)
+	at := func(bytes int64, edit func(*placement.Choice), seats ...string) bool {
+		c := placement.Choice{Placement: placed(hot("", "a", bytes, seats...))}
+		if edit != nil {
+			edit(&c)
+		}
+		return f.Fits(&c, false)
+	}
+	require.True(t, at(20, nil, "a-G0#1"))
+	require.False(t, at(21, nil, "a-G0#1"), "memory")
+	require.False(t, at(20, nil, "a-G0#0"), "seat")
+	evicts := func(c *placement.Choice) {
+		c.Evict = []placement.Eviction{{Tenant: "o", To: state.GoalCold}, {Tenant: "unknown", To: state.GoalCold}}
+	}
+	require.True(t, at(80, evicts, "a-G0#0"), "once o is evicted")
+	require.False(t, at(80, func(c *placement.Choice) { c.Evict = []placement.Eviction{{Tenant: "o", To: state.GoalWarm}} }, "a-G0#0"), "it has no such way")
+	require.True(t, at(80, func(c *placement.Choice) { c.Wake = "w" }, "a-G1#0"), "it wakes in its own place")
+	require.False(t, at(80, nil, "a-G1#0"))
+	require.False(t, at(1, func(c *placement.Choice) { c.Placement.Node = "down" }, "down-G0#0"))
+	require.False(t, at(1, func(c *placement.Choice) { c.Placement.Node = "gone" }, "gone-G0#0"))
 }
 
 func TestSizing(t *testing.T) {

@@ -378,10 +378,12 @@ func TestFleetFollows(t *testing.T) {
 	})
 }
 
-// TestBatchHolds: all choices of a batch have room together once all its evictions are
-// done, each eviction is necessary, and the fleet is as it was.
-func TestBatchHolds(t *testing.T) {
+// TestTogetherHolds: all choices of a joint search have room together once all its evictions
+// are done, and what leaves is gone; together they cost less than asked for and, where each
+// can be placed after the other, no more than that; and the fleet is as it was.
+func TestTogetherHolds(t *testing.T) {
 	t.Parallel()
+	found := 0
 	rapid.Check(t, func(t *rapid.T) {
 		w := drawWorld(t)
 		var order []int
@@ -392,26 +394,39 @@ func TestBatchHolds(t *testing.T) {
 		var rs []placement.Request
 		for range rapid.IntRange(1, 4).Draw(t, "requests") {
 			r := drawRequest(t, w)
-			r.Future = false
+			r.Future = true
 			rs = append(rs, r)
 		}
-		got := f.PlaceBatch(rs)
-		require.Equal(t, got, w.fleet(order).PlaceBatch(rs))
+		near := make([]string, len(rs))
+		for i := range near {
+			near[i] = rapid.SampledFrom([]string{"", "n0", "unknown"}).Draw(t, "near")
+		}
+		below := rapid.SampledFrom([]float64{math.Inf(1), math.Inf(1), 150}).Draw(t, "below")
+		got := f.Together(rs, near, below)
+		require.Equal(t, got, w.fleet(order).Together(rs, near, below))
 		for _, n := range w.nodes {
 			require.Equal(t, w.fleet(order).Usage(n.ID), f.Usage(n.ID))
 		}
+		alone, ok := w.inTurn(f, rs)
+		if got == nil {
+			require.False(t, ok && alone < below-1e-6, "one by one it can be done for %v", alone)
+			return
+		}
+		found++
+		total := 0.0
+		for _, c := range got {
+			total += c.Seconds + c.Cost
+		}
+		require.Less(t, total, below)
+		require.False(t, ok && total > alone+1e-6, "%v, and one by one %v", total, alone)
 
 		var evict []placement.Eviction
-		var placed []placement.Choice
 		wakes := map[string]bool{}
-		for i, a := range got {
-			if a.Refusal != nil {
-				continue
-			}
-			require.False(t, a.Choice.Wake != "" && wakes[a.Choice.Wake])
-			wakes[a.Choice.Wake] = true
-			placed = append(placed, a.Choice)
-			for _, e := range a.Choice.Evict {
+		for i, c := range got {
+			require.True(t, f.Fits(&c, true) || len(got) > 1)
+			require.False(t, c.Wake != "" && wakes[c.Wake])
+			wakes[c.Wake] = true
+			for _, e := range c.Evict {
 				require.False(t, slices.ContainsFunc(evict, func(x placement.Eviction) bool { return x.Tenant == e.Tenant }))
 				tenant := w.tenants[slices.IndexFunc(w.tenants, func(t placement.Tenant) bool { return t.Name == e.Tenant })]
 				require.True(t, rs[i].MayEvict(&tenant))
@@ -425,21 +440,47 @@ func TestBatchHolds(t *testing.T) {
 					gone = append(gone, t)
 				}
 			}
-			h := count(gone, false)
-			for _, c := range placed {
+			h := count(gone, true)
+			for _, c := range got {
 				held := state.Holding{Seats: c.Placement.Seats, Memory: c.Placement.Memory}
 				if c.Wake != "" {
 					held.HostMemory = c.Placement.HostMemory
 				}
 				h.add(c.Placement.Node, held)
 			}
-			return w.over(h, count(w.tenants, false))
+			return w.over(h, count(w.tenants, true))
 		}
 		require.Empty(t, room(evict), "%+v", got)
 		for i := range evict {
 			require.False(t, wakes[evict[i].Tenant])
 		}
 	})
+	require.NotZero(t, found)
+}
+
+// inTurn is the cost of requests that are placed one after the other, in a fleet that is as
+// before afterwards, and whether there is a place for each.
+func (w *world) inTurn(f *placement.Fleet, rs []placement.Request) (float64, bool) {
+	total := 0.0
+	for i, r := range rs {
+		c, no := f.Place(r)
+		if no != nil || len(c.Evict) > 0 {
+			total = math.Inf(1)
+			break
+		}
+		total += c.Seconds
+		f.Hold(fmt.Sprint("new", i), c, "new")
+	}
+	for i := range rs {
+		f.Drop(fmt.Sprint("new", i))
+	}
+	for _, t := range w.tenants {
+		f.Drop(t.Name)
+	}
+	for _, t := range w.tenants {
+		f.Put(t)
+	}
+	return total, !math.IsInf(total, 1)
 }
 
 // TestBudget: a search that is too large to be exact still finds a place where there is

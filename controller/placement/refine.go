@@ -8,17 +8,7 @@ import (
 // refine makes the best of a search that ran out of its budget.
 func (s *search) refine() {
 	if s.best.found {
-		for _, c := range s.best.victims {
-			s.evict(c.victim, c.option, c.by)
-		}
-		for _, t := range s.best.taken {
-			s.give(t, 1)
-		}
-		for i, site := range s.best.sites {
-			s.members[i].site = site
-			s.base += s.members[i].sites[site].base
-		}
-		s.moved = s.best.moved
+		s.replay()
 		s.tighten()
 		s.solved()
 		s.clear()
@@ -29,6 +19,21 @@ func (s *search) refine() {
 			s.greedy(&s.members[0].sites[i])
 		}
 	}
+}
+
+// replay does what the best solution does, until clear.
+func (s *search) replay() {
+	for _, c := range s.best.victims {
+		s.evict(c.victim, c.option, c.by)
+	}
+	for _, t := range s.best.taken {
+		s.give(t, 1)
+	}
+	for i, site := range s.best.sites {
+		s.members[i].site = site
+		s.base += s.members[i].sites[site].base
+	}
+	s.moved = s.best.moved
 }
 
 // clear takes everything back.

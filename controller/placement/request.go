@@ -90,9 +90,3 @@ type Eviction struct {
 	To     state.Goal
 	Cost   float64
 }
-
-// Answer is what became of one request of a batch: a choice, or a refusal.
-type Answer struct {
-	Choice  Choice
-	Refusal *Refusal
-}

@@ -83,7 +83,7 @@ func parkedFrom(r *state.Replica, j *Job, c Config) time.Time {
 // actionFor returns what is to be done for one replica on a node; its kind
 // is empty where that is nothing. The model and the node may be nil.
 func actionFor(n *state.Node, r *state.Replica, pool string, o Observation, c Config) Action {
-	j, known := believedJob(r, pool, o, c)
+	j, known := believedJob(r, pool, o)
 	a := Action{Replica: r.Name.String(), Name: r.Name, Pool: pool}
 	do := func(kind Kind, reason string) Action {
 		a.Kind, a.Reason = kind, reason
@@ -106,14 +106,18 @@ func actionFor(n *state.Node, r *state.Replica, pool string, o Observation, c Co
 			return do(Stop, fmt.Sprintf("the replica is %s", r.Status))
 		}
 		return Action{}
-	case request == state.RequestSleep || request == state.RequestWake:
-		if j == nil || j.Stopped {
+	case request == state.RequestDrain || request == state.RequestSleep || request == state.RequestWake:
+		switch {
+		case j == nil || j.Stopped:
 			return Action{} // it is lost: a new job would have no weights
-		}
-		if request == state.RequestSleep {
+		case request == state.RequestSleep:
 			return do(Sleep, "the replica is drained")
+		case request == state.RequestWake:
+			return do(Wake, "the replica is needed again")
+		case r.Resting(): // its engine is drained when it is put to sleep
+			return Action{}
 		}
-		return do(Wake, "the replica is needed again")
+		return do(Drain, "the replica leaves")
 	}
 	if n == nil || n.Gone {
 		return Action{}

@@ -37,7 +37,7 @@ func large(t require.TestingT, nodes int) (*world, planner.Observation) {
 	w.now = epoch.Add(time.Hour)
 	o := planner.Observation{
 		Now: w.now, Jobs: map[string]planner.Job{}, Pools: map[string]planner.PoolView{"": {JobsKnown: true}}, EnginesKnown: true, Engines: map[string][]planner.Engine{},
-		TrafficKnown: true, GatewaysSince: epoch.Add(-time.Hour), Loads: map[string]planner.Load{}, Drained: map[string]bool{},
+		TrafficKnown: true, GatewaysSince: epoch.Add(-time.Hour), Loads: map[string]planner.Load{},
 	}
 	p := &state.Plan{ID: "large", Index: w.view().Index(), Time: epoch}
 	i := 0

@@ -40,8 +40,9 @@ type Config struct {
 	// SteadyTime is how long a replica must run before its failures are forgotten, and how
 	// long a model must need no replacement.
 	SteadyTime time.Duration
-	// SettleTime is for how long after a step Nomad's lists may still show what was
-	// before it: a job that is not listed yet, an allocation of the try before.
+	// SettleTime is how long Nomad may take to act on a job that was registered: until then it
+	// may show an allocation of the try before, or none. It is also how long a registration
+	// whose answer was lost may take to arrive.
 	SettleTime time.Duration `hcl:"settle_time"`
 	// Surge is how many replicas a variant may have beyond its number while it is rolled
 	// out, and while replicas leave GPUs that are out of use.
@@ -106,7 +107,7 @@ func DefaultConfig() Config {
 		BackoffMax:   10 * time.Minute, // a lasting one should not download weights all day
 		Restarts:     3,                // one is bad luck; Nomad's own restarts are in place and cheap
 		SteadyTime:   10 * time.Minute, // as long as the longest backoff, so that a loop of failures stays one
-		SettleTime:   5 * time.Second,  // the lists lag by milliseconds, and by seconds while Nomad elects a leader
+		SettleTime:   5 * time.Second,  // Nomad places within milliseconds, and within seconds while it elects a leader
 		Surge:        1,                // GPUs are dear: rollouts are slow and small
 
 		MinAge:        5 * time.Minute,  // several times a load, so that loading is not all that is done

@@ -45,6 +45,11 @@ type draft struct {
 	// left is how many replicas leave an external pool in this plan.
 	left map[string]int
 
+	// tally is what was found for missing replicas, joint what is searched for them together,
+	// nil in the first plan; see placeTogether.
+	tally tally
+	joint *joint
+
 	plan *state.Plan
 	next time.Time
 	text int // bytes of the decisions
@@ -128,7 +133,7 @@ func newDraft(v *state.View, o Observation, c Config) *draft {
 		own := &member{
 			Replica: r, next: r, name: r.Name.String(), node: d.byID[r.Placement.Node],
 		}
-		own.job, own.jobKnown = d.jobOf(own)
+		own.job, own.jobKnown = believedJob(r, d.poolOf(own), o)
 		own.passes = d.passing(own.name)
 		m.members = append(m.members, own)
 		d.byMember[own.name] = own
@@ -152,29 +157,16 @@ func newDraft(v *state.View, o Observation, c Config) *draft {
 	return d
 }
 
-// jobOf returns a replica's job, and whether what is seen of it is worth anything.
-func (d *draft) jobOf(r *member) (*Job, bool) {
-	j, known := believedJob(r.Replica, d.poolOf(r), d.obs, d.conf)
-	if !known && d.obs.Pools[d.poolOf(r)].JobsKnown {
-		d.look(r.Since.Add(d.conf.SettleTime))
-	}
-	return j, known
-}
-
 // believedJob returns a replica's job, nil where there is none, and false where that
-// is not known: Nomad is not to be asked, or what it lists may be older than what it
-// was told, or it is being told something now. An index that stays lower than the one that was written is Nomad's own
-// doing, as when it was restored from a snapshot, and is believed in the end.
-func believedJob(r *state.Replica, pool string, o Observation, c Config) (*Job, bool) {
-	if !o.Pools[pool].JobsKnown || o.Busy[r.Name.String()] {
+// is not known: its Nomad cannot be asked, or has not listed its jobs since the last write.
+func believedJob(r *state.Replica, pool string, o Observation) (*Job, bool) {
+	if !o.Pools[pool].JobsKnown || o.InFlight[r.Name.String()] {
 		return nil, false
 	}
-	settled := !o.Now.Before(r.Since.Add(c.SettleTime))
-	j, ok := o.Jobs[r.Name.String()]
-	if !ok {
-		return nil, settled
+	if j, ok := o.Jobs[r.Name.String()]; ok {
+		return &j, true
 	}
-	return &j, settled || j.Index >= r.JobIndex
+	return nil, true
 }
 
 // look asks for another plan at t, if that is to come.
@@ -208,13 +200,17 @@ func poolOf(r *state.Replica, n *state.Node, o Observation) string {
 // gone tells whether the member's node is written off.
 func (r *member) gone() bool { return r.node == nil || r.node.Gone }
 
-// jobOver tells whether the member's job surely runs no more. One that was over when
-// the member was placed again may have been registered since.
+// jobOver tells whether the member's job surely runs no more. Where no stop of it is seen, there
+// may be a registration that nobody knows the index of, because its answer was lost or an
+// earlier leader gave it: that had time to arrive since the member got its status.
 func (d *draft) jobOver(r *member) bool {
-	if !r.jobKnown || r.job == nil {
-		return r.jobKnown
+	switch {
+	case !r.jobKnown || r.job != nil && !r.job.Ended:
+		return false
+	case r.job != nil && r.job.Index > r.JobIndex:
+		return true
 	}
-	return r.job.Ended && (r.job.Index > r.JobIndex || d.due(r.Since.Add(d.conf.SettleTime)))
+	return d.due(r.Since.Add(d.conf.SettleTime))
 }
 
 // allocRuns tells whether an allocation of it runs, or may run for all that is known.

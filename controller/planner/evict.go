@@ -91,7 +91,8 @@ func (d *draft) mayLose(m, to *model) int {
 // maxSparing is how often findRoom looks again for a better place.
 const maxSparing = 64
 
-// findRoom looks for a place that has room once something is evicted. Where the cheapest
+// findRoom looks for a place that has room once something is evicted, and what is under way is
+// done. Where the cheapest
 // evictions would take more from a model than it may lose, the dearest of them are
 // spared, and it looks again. After maxSparing times no model has more left on any node
 // than it may lose, so that there is an end however many replicas there are.
@@ -106,29 +107,16 @@ func (d *draft) findRoom(by *model, v *state.Variant, idle bool) (placement.Choi
 				d.thin(m, d.mayLose(m, by), spared)
 			}
 		}
-		c, no := d.find(by, v, ask{evict: d.mayEvict(by, idle, spared)})
+		c, no := d.find(by, v, ask{evict: d.mayEvict(by, idle, spared), future: true})
 		if no != nil {
 			return c, no
 		}
-		lost := map[string][]placement.Eviction{}
-		for _, e := range c.Evict {
-			if r := d.byMember[e.Tenant]; r.next.Tier() == state.Hot {
-				lost[r.Name.Model] = append(lost[r.Name.Model], e)
-			}
-		}
-		again := false
-		for _, name := range slices.Sorted(maps.Keys(lost)) {
-			m, es := d.byName[name], lost[name]
-			if n := d.mayLose(m, by); len(es) > n || d.stopsServing(m, by, es) {
-				slices.SortStableFunc(es, func(a, b placement.Eviction) int {
-					return cmp.Or(cmp.Compare(a.Cost, b.Cost), strings.Compare(a.Tenant, b.Tenant))
-				})
-				spared[es[len(es)-1].Tenant] = true
-				again = true
-			}
-		}
-		if !again {
+		over := d.tooMany(by, c.Evict)
+		if len(over) == 0 {
 			return c, nil
+		}
+		for _, name := range over {
+			spared[name] = true
 		}
 	}
 }
@@ -144,6 +132,28 @@ func (m *model) canaryStandsIn() bool {
 		}
 	}
 	return canaries > 0 && counting >= m.Target()
+}
+
+// tooMany returns the dearest of the evictions of each model that would lose more by them than
+// it may lose.
+func (d *draft) tooMany(by *model, evicted []placement.Eviction) []string {
+	lost := map[string][]placement.Eviction{}
+	for _, e := range evicted {
+		if r := d.byMember[e.Tenant]; r.next.Tier() == state.Hot {
+			lost[r.Name.Model] = append(lost[r.Name.Model], e)
+		}
+	}
+	var over []string
+	for _, name := range slices.Sorted(maps.Keys(lost)) {
+		m, es := d.byName[name], lost[name]
+		if n := d.mayLose(m, by); len(es) > n || d.stopsServing(m, by, es) {
+			slices.SortStableFunc(es, func(a, b placement.Eviction) int {
+				return cmp.Or(cmp.Compare(a.Cost, b.Cost), strings.Compare(a.Tenant, b.Tenant))
+			})
+			over = append(over, es[len(es)-1].Tenant)
+		}
+	}
+	return over
 }
 
 // thin spares all members of a model but the cheapest n on each node: the place of a
@@ -197,6 +207,8 @@ func (d *draft) makeRoom(by *model, v *state.Variant, c placement.Choice) {
 	for _, e := range c.Evict {
 		r := d.byMember[e.Tenant]
 		m := d.byName[r.Name.Model]
+		d.tally.cost += e.Cost
+		d.tally.busy += btoi(d.hasTraffic(m))
 		d.decide(KindEvict, m.Name, r.name, fmt.Sprintf("evicted from %s to %s to make room for %s on node %s", r.next.Tier(), e.To.Tier(), by.Name, nodeName(r)), inputs{
 			"for": by.Name, "variant": v.Name, "to": string(e.To), "cost": seconds(e.Cost), "idle_for": d.obs.Now.Sub(d.usedLast(r)).String(),
 			"in_flight": strconv.Itoa(d.obs.Loads[r.name].InFlight), "priority": strconv.Itoa(m.Priority), "by_priority": strconv.Itoa(by.Priority),

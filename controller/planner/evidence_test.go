@@ -218,12 +218,12 @@ func TestAbsenceWhileSomethingIsDone(t *testing.T) {
 	require.Equal(t, state.StatusStopping, r.Status)
 	w.now = w.now.Add(w.conf.SettleTime + time.Second)
 	o := w.observe(false)
-	o.Busy = map[string]bool{r.Name.String(): true}
+	o.InFlight = map[string]bool{r.Name.String(): true}
 	p, _ := planner.Plan(w.view(), o, w.conf)
 	require.Nil(t, p)
 	o.Jobs[r.Name.String()] = planner.Job{Name: r.Name, Hash: "h1", Placement: r.Placement, Index: 7}
 	require.Empty(t, planner.Actions(w.view(), o, w.conf))
-	o.Busy = nil
+	o.InFlight = nil
 	require.Len(t, planner.Actions(w.view(), o, w.conf), 1)
 }
 

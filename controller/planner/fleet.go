@@ -133,6 +133,11 @@ type ask struct {
 
 // find asks the fleet for a place.
 func (d *draft) find(m *model, v *state.Variant, a ask) (placement.Choice, *placement.Refusal) {
+	return d.ledger().Place(d.request(m, v, a))
+}
+
+// request is what the fleet is asked for.
+func (d *draft) request(m *model, v *state.Variant, a ask) placement.Request {
 	req := placement.Request{
 		Model: m.Name, Variant: v, Failover: m.pairs(v), Pool: a.pool, Exclude: a.exclude,
 		OnDisk: map[string]bool{}, MayEvict: a.evict, Future: a.future,
@@ -146,7 +151,7 @@ func (d *draft) find(m *model, v *state.Variant, a ask) (placement.Choice, *plac
 			req.Warm = append(req.Warm, placement.Warm{Tenant: r.name, Placement: r.next.Placement})
 		}
 	}
-	return d.ledger().Place(req)
+	return req
 }
 
 // fits tells whether a definition could be placed somewhere without evicting anything.

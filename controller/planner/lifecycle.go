@@ -119,7 +119,8 @@ func (d *draft) stopped(m *model, r *member) {
 	}
 }
 
-// drain stops a member that has no requests any more, or had its time.
+// drain stops a member whose engine has ended, or which had its time. One whose engine has no
+// request any more is stopped by After.
 func (d *draft) drain(m *model, r *member) {
 	stop := func(kind, reason string) {
 		load := d.obs.Loads[r.name]
@@ -129,11 +130,21 @@ func (d *draft) drain(m *model, r *member) {
 	switch {
 	case d.jobOver(r):
 		stop(KindDrained, "job ended before the drain finished")
-	case d.obs.Drained[r.name]:
-		stop(KindDrained, "drained: no requests in flight")
+	case r.ended():
+		stop(KindDrained, "its engine ended before the drain finished")
 	case d.due(r.Since.Add(d.conf.DrainTimeout)):
 		stop(KindDrainTimeout, fmt.Sprintf("drain timeout of %s reached: stopping with requests in flight", d.conf.DrainTimeout))
 	}
+}
+
+// ended reports whether the member's engines have ended with their allocation, although its
+// job may have another one.
+func (r *member) ended() bool {
+	if !r.jobKnown || r.passes || r.job == nil {
+		return false
+	}
+	a := r.job.Alloc
+	return a == nil || a.Client == clientComplete || a.Client == clientFailed
 }
 
 // passing tells whether an engine of a replica serves.

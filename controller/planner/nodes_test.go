@@ -68,7 +68,7 @@ func TestNodes(t *testing.T) {
 		w.setNode("n0", func(n *state.Node) { n.Draining = true })
 		w.plan(false)
 		require.Equal(t, map[string]int{"serving h1": 4, "placed h1": 4}, w.counts("m"))
-		w.turns(8)
+		w.turns(9)
 		require.Equal(t, map[string]int{"serving h1": 4}, w.counts("m"))
 	})
 	t.Run("what is drained in order to sleep, of a model that is stopped then, keeps its requests", func(t *testing.T) {

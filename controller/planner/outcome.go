@@ -11,9 +11,9 @@ import (
 	"remuda/controller/state"
 )
 
-// Outcome is what became of a Sleep or a Wake.
+// Outcome is what became of a Drain, a Sleep or a Wake.
 type Outcome struct {
-	// Kind is Sleep or Wake.
+	// Kind is Drain, Sleep or Wake.
 	Kind    Kind
 	Replica string
 	Class   OutcomeClass
@@ -23,18 +23,18 @@ type Outcome struct {
 	HeldBytes map[string]int64
 }
 
-// OutcomeClass says how a Sleep or a Wake ended.
+// OutcomeClass says how a Drain, a Sleep or a Wake ended.
 type OutcomeClass string
 
 // The classes.
 const (
-	// Done: the engine sleeps and its memory came back, or it serves.
+	// Done: the engine has no request, or sleeps and its memory came back, or serves.
 	Done OutcomeClass = "done"
 	// CannotSleep: the engine has no sleep.
 	CannotSleep OutcomeClass = "cannot-sleep"
 	// NotDrained: a request was on the engine for too long, and it serves as before.
 	NotDrained OutcomeClass = "not-drained"
-	// Failed: the engine said no, or died of it.
+	// Failed: the engine said no, or died of it, or the job has no port for a shim.
 	Failed OutcomeClass = "failed"
 	// MemoryHeld: the engine sleeps, and its GPU memory did not come back.
 	MemoryHeld OutcomeClass = "memory-held"
@@ -42,7 +42,7 @@ const (
 	Unreachable OutcomeClass = "unreachable"
 )
 
-// After returns what to commit after a Sleep or a Wake, nil where that is nothing: the
+// After returns what to commit after a Drain, a Sleep or a Wake, nil where that is nothing: the
 // replica has another status by now, or it is tried again. What it returns is made
 // from this view and is not refused as long as the view is the newest. How long a shim
 // may be out of reach is for Plan to say, which sees the time pass.
@@ -56,6 +56,9 @@ func After(v *state.View, out Outcome, now time.Time, _ Config) *state.Plan {
 		plan: &state.Plan{Index: v.Index(), Time: now, ID: fmt.Sprintf("%d-%s", v.Index(), hash("after", string(out.Kind), out.Replica, now)[:8])},
 	}
 	switch {
+	case out.Kind == Drain && r.Status == state.StatusDraining && r.Leaving() && out.Class == Done:
+		e.decide(KindDrained, "drained: no requests in flight")
+		e.happens(state.EventStop, r.Goal)
 	case out.Kind == Sleep && r.Status == state.StatusSleeping:
 		e.asleep()
 	case out.Kind == Wake && r.Status == state.StatusWaking:

@@ -24,14 +24,28 @@ func Plan(v *state.View, o Observation, c Config) (*state.Plan, time.Time) {
 	if v.Switch(nil, state.SwitchPauseReconcile) != "" {
 		return nil, time.Time{}
 	}
-	d := newDraft(v, o, c)
+	alone := newDraft(v, o, c)
+	p := alone.run()
+	if !alone.tally.joinable() {
+		return p, alone.next
+	}
+	together := newDraft(v, o, c)
+	together.joint = &joint{alone: &alone.tally, searched: map[class]bool{}, places: map[string][]option{}}
+	if q := together.run(); together.tally.better(&alone.tally) {
+		return q, together.next
+	}
+	return p, alone.next
+}
+
+// run applies all rules, and returns the plan, nil where it changes nothing.
+func (d *draft) run() *state.Plan {
 	if d.calendar() {
-		return d.plan, d.next
+		return d.plan
 	}
 	for _, m := range d.models {
 		for _, r := range m.members {
 			if d.full() {
-				return d.finished(), d.next
+				return d.finished()
 			}
 			d.follow(m, r)
 		}
@@ -42,7 +56,7 @@ func Plan(v *state.View, o Observation, c Config) (*state.Plan, time.Time) {
 	d.prune()
 	for _, m := range d.models {
 		if d.full() {
-			return d.finished(), d.next
+			return d.finished()
 		}
 		d.scale(m)
 	}
@@ -52,7 +66,7 @@ func Plan(v *state.View, o Observation, c Config) (*state.Plan, time.Time) {
 			d.plan.Unplaceable = append(d.plan.Unplaceable, state.SetUnplaceable{Model: m.Name, Reason: m.unplaceable})
 		}
 	}
-	return d.finished(), d.next
+	return d.finished()
 }
 
 // finished returns the plan with the numbers of the models, nil where it changes

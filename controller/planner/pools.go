@@ -194,7 +194,7 @@ func (g *group) definitions() []*state.Variant {
 
 // spill places a replica in an external pool, for lack of room in the own one: where it
 // costs the least.
-func (d *draft) spill(g *group) (*member, []*placement.Refusal) {
+func (d *draft) spill(g *group) (step, bool) {
 	type offer struct {
 		pool Pool
 		v    *state.Variant
@@ -221,9 +221,9 @@ func (d *draft) spill(g *group) (*member, []*placement.Refusal) {
 		d.decide(KindSpill, g.Name, r.name, fmt.Sprintf("no room in the controller's own pool: placed in pool %s at a cost of %s", o.pool.Name, price),
 			inputs{"pool": o.pool.Name, "cost": price, "price": strconv.FormatFloat(o.pool.Price, 'g', -1, 64), "variant": o.v.Name})
 		d.mark(markSpilled, r.name)
-		return r, nil
+		return step{replica: r, place: &option{o.v, c}, spilled: true}, true
 	}
-	return nil, refused
+	return step{refused: refused}, false
 }
 
 // dearness orders members by their pools, the one to leave first highest: external ones

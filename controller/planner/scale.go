@@ -123,145 +123,16 @@ func (d *draft) keepsWarm(g *group, r *member) bool {
 func (d *draft) scaleUp(g *group) {
 	missing := d.placeExpected(g, g.target-len(g.members))
 	for ; missing > 0 && !d.full(); missing-- {
-		r, refused, waits := d.obtain(g)
-		switch {
-		case r != nil:
-			g.members = append(g.members, r)
-		case !waits:
-			d.cannot(KindCannotPlace, g, g.variants[0].Name, "missing", fmt.Sprintf("%d of %d replicas are missing", missing, g.target), refused)
+		s, ok := d.obtain(g)
+		d.tally.add(g, s, ok, missing)
+		if !ok {
+			d.cannot(KindCannotPlace, g, g.variants[0].Name, "missing", fmt.Sprintf("%d of %d replicas are missing", missing, g.target), s.refused)
 			return
 		}
-	}
-}
-
-// obtain brings one more replica of a group up, or prepares it, or says why it cannot.
-// It tells whether one is on its way, or has a place that becomes free. What costs the
-// least comes first: a replica whose way to WARM is called off, what fits in the own
-// pool, a place there that becomes free, one that idle replicas give, an external pool,
-// and last the place of replicas that are in use.
-func (d *draft) obtain(g *group) (r *member, refused []*placement.Refusal, waits bool) {
-	if r := d.turnBack(g); r != nil {
-		return r, nil, false
-	}
-	if !d.open("") || d.awaitSleep(g) {
-		return nil, nil, true // where Nomad is out of reach nothing is known
-	}
-	here, wakes := d.best(g, func(v *state.Variant) (placement.Choice, *placement.Refusal) { return d.find(g.model, v, ask{}) })
-	later, _ := d.best(g, func(v *state.Variant) (placement.Choice, *placement.Refusal) {
-		return d.find(g.model, v, ask{future: true})
-	})
-	idle := func(v *state.Variant) (placement.Choice, *placement.Refusal) { return d.findRoom(g.model, v, true) }
-	if here != nil {
-		// What starts cold may be served sooner by a WARM replica that gets room.
-		if !wakes && d.hasWarm(g) && !d.losers[g.Name] {
-			if later != nil && later.c.Wake != "" && later.c.Seconds < here.c.Seconds && d.isMakingRoom(g.Name) {
-				d.waitFor(g.model, later.v, later.c)
-				return nil, nil, true
-			}
-			if room, _ := d.best(g, idle); room != nil && room.c.Wake != "" && room.c.Seconds+room.c.Cost < here.c.Seconds+here.c.Cost {
-				d.makeRoom(g.model, room.v, room.c)
-				return nil, nil, true
-			}
-		}
-		return d.take(g.model, here.v, here.c, nil), nil, false
-	}
-	if later != nil {
-		d.waitFor(g.model, later.v, later.c)
-		return nil, nil, true
-	}
-	if d.losers[g.Name] {
-		// It has just made room for another one: it does not do to a third what was done to
-		// it before that is settled.
-		d.look(d.obs.Now.Add(1))
-		return nil, nil, true
-	}
-	if room, _ := d.best(g, idle); room != nil {
-		d.makeRoom(g.model, room.v, room.c)
-		return nil, nil, true
-	}
-	r, refused = d.spill(g)
-	if r != nil {
-		return r, nil, false
-	}
-	for _, v := range g.definitions() {
-		c, no := d.findRoom(g.model, v, false)
-		if no == nil {
-			d.makeRoom(g.model, v, c)
-			return nil, nil, true
-		}
-		refused = append(refused, no)
-	}
-	return nil, refused, false
-}
-
-// option is a place for a definition.
-type option struct {
-	v *state.Variant
-	c placement.Choice
-}
-
-// best returns what the first of the group's definitions finds, or before it the first
-// that wakes a replica, and tells whether it does; nil where none finds anything.
-func (d *draft) best(g *group, find func(*state.Variant) (placement.Choice, *placement.Refusal)) (_ *option, wakes bool) {
-	var first *option
-	for _, v := range g.definitions() {
-		c, no := find(v)
-		switch {
-		case no != nil:
-		case c.Wake != "":
-			return &option{v, c}, true
-		case first == nil:
-			first = &option{v, c}
+		if s.replica != nil {
+			g.members = append(g.members, s.replica)
 		}
 	}
-	return first, false
-}
-
-// hasWarm tells whether a replica of the group is WARM and could be woken.
-func (d *draft) hasWarm(g *group) bool {
-	return slices.ContainsFunc(g.model.members, func(r *member) bool { return r.next.Status == state.StatusWarm && !r.changed && g.has(r) })
-}
-
-// isMakingRoom tells whether a replica of another model is on its way out for that one.
-func (d *draft) isMakingRoom(name string) bool {
-	for _, m := range d.models {
-		if slices.ContainsFunc(m.members, func(r *member) bool { return r.next.For == name && !r.counts() && r.next.Status != state.StatusCold }) {
-			return true
-		}
-	}
-	return false
-}
-
-// turnBack calls the way to WARM of a member off that makes room for nobody, because its
-// group needs it.
-func (d *draft) turnBack(g *group) *member {
-	for _, r := range g.model.members {
-		if r.resting() && r.next.Status == state.StatusDraining && r.next.For == "" && !r.changed && g.has(r) {
-			d.decide(KindCalledOff, g.Name, r.name, fmt.Sprintf("drain cancelled: target is %d and there are %d replicas", g.target, len(g.members)),
-				inputs{"target": strconv.Itoa(g.target), "replicas": strconv.Itoa(len(g.members))})
-			d.happens(r, state.EventServing, "", nil)
-			return r
-		}
-	}
-	return nil
-}
-
-// awaitSleep keeps a member for its group that goes to sleep and makes room for nobody:
-// it will be woken. That takes seconds; where it takes longer another one is sought.
-func (d *draft) awaitSleep(g *group) bool {
-	for _, r := range g.model.members {
-		if r.resting() && r.next.Status == state.StatusSleeping && r.next.For == "" && !r.changed && !d.awaited[r.name] && g.has(r) && !d.due(r.Since.Add(2*d.conf.MemoryTimeout)) {
-			d.awaited[r.name] = true
-			d.ledger().Put(placement.Tenant{Name: r.name, Node: r.Placement.Node, Model: g.Name, Holds: r.next.Holds()})
-			return true
-		}
-	}
-	return false
-}
-
-// has tells whether the member is of one of the group's variants as they are made now.
-func (g *group) has(r *member) bool {
-	return slices.ContainsFunc(g.definitions(), func(v *state.Variant) bool { return v.Name == r.Name.Variant && v.Hash == g.hashOf(r) })
 }
 
 // maxUnplaceable is how long the reason that gateways get is at most, in bytes.

@@ -30,7 +30,7 @@ func TestWorld(t *testing.T) {
 				t.Parallel()
 				for seed := part; seed < seeds && !t.Failed(); seed += 4 {
 					t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
-						w := simulate(t, uint64(seed))
+						w := simulate(t, uint64(seed), false)
 						mu.Lock()
 						defer mu.Unlock()
 						for _, d := range w.view().Decisions(nil, "", 0) {
@@ -55,8 +55,21 @@ func TestWorld(t *testing.T) {
 	}
 }
 
-func simulate(t *testing.T, seed uint64) *world {
+// TestWorldWithListsThatLag: whatever happens, and however old Nomad's lists are, no replica is
+// removed while its job runs, and the world comes to rest where it should.
+func TestWorldWithListsThatLag(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(long.Pick(20, 100)) {
+		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
+			t.Parallel()
+			simulate(t, seed, true)
+		})
+	}
+}
+
+func simulate(t *testing.T, seed uint64, lags bool) *world {
 	w := newWorld(t, rand.New(rand.NewPCG(seed, 1)))
+	w.lags = lags
 	w.load = func() time.Duration { return time.Duration(1+w.rand.IntN(5)) * tick }
 	w.conf.DrainTimeout, w.conf.CanaryTime, w.conf.PlaceTimeout, w.conf.SteadyTime, w.conf.NodeGrace = 15*tick, 5*tick, 20*tick, 30*tick, 10*tick
 	w.conf.BackoffMax = time.Minute
@@ -69,13 +82,13 @@ func simulate(t *testing.T, seed uint64) *world {
 		for range w.rand.IntN(3) {
 			w.disturb(&hashes)
 		}
-		lagging := w.rand.IntN(4) == 0
+		lagging := w.lags || w.rand.IntN(4) == 0
 		w.plan(lagging)
 		for _, a := range planner.Actions(w.view(), w.observe(lagging), w.conf) {
 			switch w.rand.IntN(12) {
 			case 0: // the leader crashes before it is done
 			case 1:
-				w.act(a, true) // or before it can write it down
+				w.act(a, !w.lags) // or before it can write it down
 			default:
 				w.act(a, false)
 			}
@@ -88,10 +101,14 @@ func simulate(t *testing.T, seed uint64) *world {
 	return w
 }
 
-// listedMayLag forgets an old list, so that none is older than a tick.
+// listedMayLag forgets an old list now and then.
 func (w *world) listedMayLag() {
-	if w.rand.IntN(2) == 0 {
-		w.listed = w.list()
+	odds := 2
+	if w.lags {
+		odds = 10
+	}
+	if w.rand.IntN(odds) == 0 {
+		w.relist()
 	}
 }
 

@@ -30,8 +30,8 @@ func (d *draft) endRest(m *model, r *member) bool {
 	return true
 }
 
-// drainToWarm puts a member to sleep that has no requests any more. It is believed
-// where there is no gateway at all: the engine's own shim looks as well.
+// drainToWarm puts a member to sleep on which no gateway reports a request any more. The
+// engine's shim waits for those that are not reported.
 func (d *draft) drainToWarm(m *model, r *member) {
 	in := inputs{"in_flight": strconv.Itoa(d.obs.Loads[r.name].InFlight), "drained_for": d.obs.Now.Sub(r.Since).String()}
 	switch {
@@ -41,17 +41,12 @@ func (d *draft) drainToWarm(m *model, r *member) {
 	case !d.canSleep(m, r):
 		d.decide(KindCannotSleep, m.Name, r.name, "engine does not support sleep: going COLD", in)
 		d.happens(r, state.EventDrain, state.GoalCold, nil)
-	case d.obs.Pools[d.poolOf(r)].JobsKnown && d.letGo(r): // else nobody could tell its shim
+	case d.obs.Pools[d.poolOf(r)].JobsKnown && d.obs.Loads[r.name].InFlight == 0: // else its shim cannot be reached
 		d.putToSleep(m, r, in)
 	case d.due(r.Since.Add(d.conf.DrainTimeout)):
 		d.decide(KindCalledOff, m.Name, r.name, fmt.Sprintf("drain timeout of %s reached with %d requests in flight: staying HOT", d.conf.DrainTimeout, d.obs.Loads[r.name].InFlight), in)
 		d.callOff(m, r)
 	}
-}
-
-// letGo tells whether no gateway has a request on the member any more.
-func (d *draft) letGo(r *member) bool {
-	return d.obs.Drained[r.name] || !d.obs.TrafficKnown && d.obs.GatewaysSince.IsZero() && d.obs.Loads[r.name].InFlight == 0
 }
 
 // putToSleep begins the sleep of a member that is drained, if the host memory for WARM

@@ -11,25 +11,21 @@ import (
 // nothing of it.
 type Observation struct {
 	Now time.Time
-	// Jobs are the replicas' jobs in the Nomads of all pools, by replica name. They may
-	// lag behind what Nomad was told by at most Config.SettleTime. Those of a pool that
-	// cannot be asked are the last ones seen.
+	// Jobs are the replicas' jobs in the Nomads of all pools, by replica name. Those of a pool
+	// that cannot be asked are the last ones seen.
 	Jobs map[string]Job
 	// Pools says how each Nomad is seen, by the name of its capacity pool; "" is the
 	// controller's own. One that is not here is not known.
 	Pools map[string]PoolView
-	// Busy are the replicas for which something is being done in Nomad: their jobs are
-	// changing under our own hands, and nothing is concluded from them meanwhile.
-	Busy map[string]bool
+	// InFlight are the replicas whose job was written, or is being written, after Jobs were
+	// listed: nothing is concluded from their jobs, nor from the lack of one.
+	InFlight map[string]bool
 	// Engines are what Consul lists of each replica, by replica name. EnginesKnown is
 	// false while Consul cannot be asked.
 	Engines      map[string][]Engine
 	EnginesKnown bool
 	// Loads are what the gateways report of each replica, by replica name, added up.
 	Loads map[string]Load
-	// Drained has the names of the replicas that every live gateway has let go of and
-	// that have no request in flight.
-	Drained map[string]bool
 	// TrafficKnown: a live gateway reports, and has been listened to for as long as a
 	// report lasts. While it is false nobody knows when a replica was last asked.
 	TrafficKnown bool
@@ -150,6 +146,10 @@ const (
 	Stop Kind = "stop"
 	// Purge makes Nomad forget a job that has ended.
 	Purge Kind = "purge"
+	// Drain takes the replica's engine out of routing and waits until it has no request, at
+	// most for Config.DrainTimeout. What became of it is an Outcome. The engine knows of every
+	// request, also of a gateway that is cut off from the controller.
+	Drain Kind = "drain"
 	// Sleep has the replica's engine give its GPU memory back, and looks that it came
 	// back. What became of it is an Outcome.
 	Sleep Kind = "sleep"

@@ -41,6 +41,9 @@ type world struct {
 	requests map[string][]time.Time // when each request in flight ends
 	clients  clients
 	listed   map[string]planner.Job // what the watch has seen last
+	listedAt uint64                 // Nomad's index then
+	wrote    map[string]uint64      // the index of each write that Nomad has acknowledged
+	lags     bool                   // the watch may lag by any amount, and no leader crashes
 
 	nomadOut, consulOut bool
 	nomadSince          time.Time            // when it was heard again
@@ -48,12 +51,15 @@ type world struct {
 	last                map[string]time.Time // when each replica had its newest request
 	demand              map[string]time.Time
 	gatewaysSince       time.Time
-	// outcome, nil: everything goes well. It says what becomes of a sleep or a wake.
-	outcome  func(kind planner.Kind, r *state.Replica) planner.OutcomeClass
-	sleeps   int // and wakes that were asked for
-	load     func() time.Duration
-	gateways bool
-	events   []string
+	// outcome, nil: everything goes well. It says what becomes of a sleep or a wake. A drain is
+	// done once no request is on the engine.
+	outcome func(kind planner.Kind, r *state.Replica) planner.OutcomeClass
+	sleeps  int // and wakes that were asked for
+	// registered is how often a job was written.
+	registered int
+	load       func() time.Duration
+	gateways   bool
+	events     []string
 }
 
 type job struct {
@@ -85,7 +91,7 @@ func newWorld(t require.TestingT, r *rand.Rand) *world {
 		t: t, rand: r, store: s, now: epoch, conf: planner.DefaultConfig(),
 		nodes: map[string]*state.Node{}, down: map[string]bool{}, drains: map[string]time.Time{}, nomad: map[string]*job{}, broken: map[string]bool{}, dead: map[string]bool{}, missing: map[string][]state.GPU{},
 		poolOut: map[string]bool{}, last: map[string]time.Time{}, demand: map[string]time.Time{}, gatewaysSince: epoch.Add(-24 * time.Hour),
-		requests: map[string][]time.Time{}, clients: clients{of: map[string]*requests{}, bad: map[string]bool{}}, load: func() time.Duration { return 3 * tick }, gateways: true,
+		wrote: map[string]uint64{}, requests: map[string][]time.Time{}, clients: clients{of: map[string]*requests{}, bad: map[string]bool{}}, load: func() time.Duration { return 3 * tick }, gateways: true,
 	}
 	return w
 }
@@ -426,16 +432,27 @@ func (w *world) list() map[string]planner.Job {
 	return out
 }
 
+// relist has the watch see Nomad as it is.
+func (w *world) relist() { w.listed, w.listedAt = w.list(), w.index2 }
+
 // observe returns what is seen; lagging shows Nomad's lists as they were.
 func (w *world) observe(lagging bool) planner.Observation {
 	if w.listed == nil || !lagging {
-		w.listed = w.list()
+		w.relist()
 	}
 	o := planner.Observation{
 		Now: w.now, Jobs: map[string]planner.Job{}, Pools: map[string]planner.PoolView{"": {JobsKnown: !w.nomadOut, JobsSince: w.nomadSince}}, Engines: map[string][]planner.Engine{}, EnginesKnown: !w.consulOut,
-		Loads: map[string]planner.Load{}, Drained: map[string]bool{},
+		Loads: map[string]planner.Load{}, InFlight: map[string]bool{},
 	}
 	v := w.view()
+	for name, index := range w.wrote {
+		o.InFlight[name] = index > w.listedAt
+	}
+	for _, r := range v.Replicas(nil) {
+		if r.JobIndex > w.listedAt {
+			o.InFlight[r.Name.String()] = true
+		}
+	}
 	for name, j := range w.listed {
 		if r := v.Replica(nil, name); r != nil && r.JobIndex != 0 && j.Index != r.JobIndex {
 			j.Drift = append(j.Drift, fmt.Sprintf("index %d, not %d", j.Index, r.JobIndex))
@@ -461,7 +478,6 @@ func (w *world) observe(lagging bool) planner.Observation {
 		l := planner.Load{InFlight: n, LastRequest: w.last[name]}
 		l.Recent, l.Row = w.outcomes(name)
 		o.Loads[name] = l
-		o.Drained[name] = w.gateways && n == 0 && r.Status != state.StatusServing
 	}
 	return o
 }
@@ -489,6 +505,7 @@ func (w *world) act(a planner.Action, crash bool) {
 		}
 		if j.Index == 0 || j.Stopped || j.Hash != w.hash(r) || j.drifting != "" {
 			w.index2++
+			w.registered++
 			j.Job = planner.Job{Name: r.Name, Hash: w.hash(r), Placement: r.Placement, Index: w.index2}
 			j.drifting, j.ends = "", time.Time{}
 			if j.alloc != nil && j.alloc.Failed {
@@ -498,6 +515,7 @@ func (w *world) act(a planner.Action, crash bool) {
 		if crash {
 			return
 		}
+		w.wrote[a.Replica] = j.Index
 		if r.Status == state.StatusPlaced || r.JobIndex != j.Index {
 			var event state.Event
 			if r.Status == state.StatusPlaced || r.Status == state.StatusServing {
@@ -509,7 +527,10 @@ func (w *world) act(a planner.Action, crash bool) {
 		if j != nil && !j.Stopped {
 			w.index2++
 			j.Stopped, j.Index = true, w.index2
+			w.wrote[a.Replica] = j.Index
 		}
+	case planner.Drain:
+		w.drain(a.Replica, j, crash)
 	case planner.Sleep:
 		w.sleep(a.Replica, j, crash)
 	case planner.Wake:
@@ -523,6 +544,22 @@ func (w *world) act(a planner.Action, crash bool) {
 			require.NotContains(w.t, []string{"pending", "running", "unknown"}, j.alloc.Client, "only what has ended is purged")
 		}
 		delete(w.nomad, a.Replica)
+		w.index2++
+		w.wrote[a.Replica] = w.index2
+	}
+}
+
+// drain is a shim that is told to drain its engine, and what the state hears.
+func (w *world) drain(name string, j *job, crash bool) {
+	out := planner.Outcome{Kind: planner.Drain, Replica: name, Class: planner.Done}
+	switch {
+	case j == nil || !j.live() || w.down[j.Placement.Node]:
+		out.Class, out.Error = planner.Unreachable, "the simulated shim does not answer"
+	case len(w.requests[name]) > 0:
+		out.Class, out.Error = planner.Unreachable, "the simulated shim still waits"
+	}
+	if !crash {
+		w.after(out)
 	}
 }
 
@@ -703,6 +740,12 @@ func (w *world) check(before, after *state.View, o planner.Observation, p *state
 			w.holds(n.Gone || !slices.ContainsFunc(o.Engines[m.Replica], func(e planner.Engine) bool { return e.Passing }), "%s serves and is not drained", m.Replica)
 			lost[group(before, r)]++
 		}
+	}
+	for _, rm := range p.Remove {
+		r := before.Replica(nil, rm.Replica)
+		n := after.Node(nil, r.Placement.Node)
+		j := w.nomad[rm.Replica]
+		w.holds(!w.lags || j == nil || !j.live() || n == nil || n.Gone, "%s is removed while its job runs", rm.Replica)
 	}
 	w.enabled(before, after, o, p)
 	had, has := capacity(before), capacity(after)

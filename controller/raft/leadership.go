@@ -20,7 +20,8 @@ type Leadership struct {
 const establishPoll = 20 * time.Millisecond
 
 // leadership follows elections. It counts this server as leader only once everything
-// that earlier leaders committed is applied here.
+// that earlier leaders committed is applied here. What it commits itself is applied here
+// before anybody is told.
 type leadership struct {
 	node   *Node
 	notify <-chan bool
@@ -105,8 +106,7 @@ func (l *leadership) get() (Leadership, <-chan struct{}) {
 	return l.current, l.changed
 }
 
-// established waits while an election that this server has won is being established,
-// and returns its term.
+// established is Node.Established.
 func (l *leadership) established(ctx context.Context) (uint64, error) {
 	for {
 		now, changed := l.get()

@@ -362,14 +362,32 @@ func (n *Node) Read(ctx context.Context, c Consistency) (*state.View, error) {
 // Verify returns nil where this server is the leader now and has applied everything
 // that was committed before it was asked.
 func (n *Node) Verify(ctx context.Context) error {
-	// What was committed in this term was applied here before anybody was told; what
-	// was committed before it was applied when the leadership was established.
-	term, err := n.lead.established(ctx)
+	term, err := n.Established(ctx)
 	if err != nil {
 		return err
 	}
+	return n.VerifyTerm(ctx, term)
+}
+
+// Established waits while an election that this server has won is being established, and
+// returns the term in which it leads. The state then has everything that was acknowledged
+// in that term and before. Whether another server leads since, only a majority knows: what
+// is read of the state counts if VerifyTerm confirms the term afterwards, or if a command
+// that was made from it is committed by Apply.
+func (n *Node) Established(ctx context.Context) (term uint64, err error) {
+	return n.lead.established(ctx)
+}
+
+// VerifyTerm returns nil where this server has led without a break since Established
+// returned that term, and still did when a majority was asked. What was read of the state
+// in between was then its newest. A server is elected at most once in a term, so that the
+// term alone tells that there was no break.
+func (n *Node) VerifyTerm(ctx context.Context, term uint64) error {
 	if err := n.await(ctx, n.raft.VerifyLeader()); err != nil {
-		if errors.Is(err, ErrUnknownOutcome) && ctx.Err() == nil {
+		if ctx.Err() != nil {
+			return fmt.Errorf("verify leadership: %w", ctx.Err())
+		}
+		if errors.Is(err, ErrUnknownOutcome) {
 			return n.notLeader()
 		}
 		return err

@@ -278,35 +278,78 @@ func TestConflictLeadsToANewLook(t *testing.T) {
 	})
 }
 
-// A watch that lags must not make the planner believe that a job is gone or changed.
-func TestOwnWritesAreSeenAtOnce(t *testing.T) {
+// A list from before our last write says nothing of the replica, however old it is: the job that
+// it lacks is not registered again, the one that it shows is not stopped again, and the replica
+// is not removed.
+func TestListsThatLag(t *testing.T) {
+	for _, lag := range []time.Duration{0, time.Second, planner.DefaultConfig().SettleTime, time.Minute, time.Hour} {
+		t.Run(lag.String(), func(t *testing.T) {
+			inWorld(t, nil, func(t *testing.T, w *world) {
+				lagging := func(do func()) {
+					w.nomad.set(func() { w.nomad.frozen = true })
+					do()
+					w.pass(lag)
+				}
+				caughtUp := func() {
+					w.nomad.set(func() { w.nomad.frozen = false })
+					w.rest()
+				}
+				counted := func() []int {
+					registers, stops, purges := w.nomad.did()
+					return []int{registers, stops, purges}
+				}
+				lagging(func() { w.place("1") })
+				require.Equal(t, "starting", w.stage(m1))
+				require.True(t, w.seen().InFlight[m1])
+				require.Equal(t, []int{1, 0, 0}, counted())
+				caughtUp()
+				require.False(t, w.seen().InFlight[m1])
+				require.Equal(t, w.replica(m1).JobIndex, w.seen().Jobs[m1].Index)
+				require.Empty(t, w.seen().Jobs[m1].Drift)
+
+				lagging(func() { w.nomad.edit(m1, func(j *nomad.Job) { j.Stopped = true }) })
+				caughtUp()
+				require.Equal(t, []int{2, 0, 0}, counted(), "somebody else's write is answered once")
+
+				lagging(func() { w.move(m1, state.EventStop) })
+				require.True(t, w.seen().InFlight[m1])
+				require.Equal(t, "stopping", w.stage(m1))
+				require.Equal(t, []int{2, 1, 0}, counted())
+				w.nomad.set(func() { // it shows that the job has ended, and not that it is purged
+					l := w.nomad.list()
+					w.nomad.lagging, w.nomad.frozen = &l, false
+				})
+				w.pass(lag)
+				require.Nil(t, w.replica(m1))
+				require.Equal(t, []int{2, 1, 1}, counted())
+				w.nomad.set(func() { w.nomad.lagging = nil })
+				w.rest()
+				require.Empty(t, w.nomad.jobs)
+				require.Equal(t, []int{2, 1, 1}, counted())
+			})
+		})
+	}
+}
+
+// A new leader has written nothing. That its first list may lag behind what the earlier leader
+// wrote it knows from the state.
+func TestAListThatLagsBehindAnEarlierLeader(t *testing.T) {
 	inWorld(t, nil, func(t *testing.T, w *world) {
-		w.nomad.set(func() { w.nomad.frozen = true })
-		w.place("1")
+		w.running("1")
+		w.raft.depose()
 		w.rest()
-		require.Equal(t, "starting", w.stage("m:v:1"))
-		job := w.seen().Jobs["m:v:1"]
-		require.Equal(t, w.replica("m:v:1").JobIndex, job.Index)
-		require.Equal(t, "vh1", job.Hash)
-		require.Empty(t, job.Drift)
-		w.pass(5 * time.Second)
+		w.nomad.set(func() { w.nomad.lagging = &nomad.Listing{Index: w.replica(m1).JobIndex - 1} })
+		w.raft.elect()
+		w.pass(reconcile.DefaultConfig().LagTimeout / 2)
+		require.True(t, w.seen().InFlight[m1])
 		registers, _, _ := w.nomad.did()
 		require.Equal(t, 1, registers)
-
-		// A stop is believed as well, but not that the job has ended.
-		w.nomad.set(func() { w.nomad.frozen = false })
+		w.nomad.set(func() { w.nomad.lagging = nil })
 		w.rest()
-		w.nomad.set(func() { w.nomad.frozen = true })
-		w.move("m:v:1", state.EventStop)
-		w.pass(5 * time.Second)
-		require.True(t, w.seen().Jobs["m:v:1"].Stopped)
-		require.False(t, w.seen().Jobs["m:v:1"].Ended)
-		require.Equal(t, "stopping", w.stage("m:v:1"))
-		_, stops, _ := w.nomad.did()
-		require.Equal(t, 1, stops)
-		w.nomad.set(func() { w.nomad.frozen = false })
-		w.rest()
-		require.Nil(t, w.replica("m:v:1"))
+		require.False(t, w.seen().InFlight[m1])
+		registers, _, _ = w.nomad.did()
+		require.Equal(t, 1, registers)
+		require.Equal(t, "serving", w.stage(m1))
 	})
 }
 
@@ -357,22 +400,27 @@ func TestActionsAreNotRepeatedOnOldNews(t *testing.T) {
 	})
 }
 
-func TestAnOwnWriteThatNeverShowsIsNotBelievedForEver(t *testing.T) {
+// Nomad was restored from a snapshot of before the write. Its index is lower for long.
+func TestAWriteThatNomadHasForgotten(t *testing.T) {
 	inWorld(t, nil, func(t *testing.T, w *world) {
-		w.place("1")
 		w.nomad.set(func() { w.nomad.frozen = true })
+		w.place("1")
 		w.rest()
 		w.nomad.set(func() {
-			delete(w.nomad.jobs, "m:v:1") // purged by somebody before the watch has shown it
-			w.nomad.frozen = false
+			delete(w.nomad.jobs, m1)
+			w.nomad.index, w.nomad.frozen = 50, false
 		})
+		w.pass(reconcile.DefaultConfig().LagTimeout / 2)
+		w.nomad.set(func() {})
 		w.rest()
 		registers, _, _ := w.nomad.did()
-		require.Equal(t, 1, registers)
-		w.pass(reconcile.DefaultConfig().EchoTimeout)
+		require.Equal(t, 1, registers, "a server that lags looks the same")
+		w.pass(reconcile.DefaultConfig().LagTimeout)
+		w.nomad.set(func() {})
+		w.rest()
 		registers, _, _ = w.nomad.did()
 		require.Equal(t, 2, registers)
-		require.Contains(t, w.nomad.jobs, "m:v:1")
+		require.Contains(t, w.nomad.jobs, m1)
 	})
 }
 

@@ -25,12 +25,15 @@ type acts struct {
 	mu      sync.Mutex // guards what follows
 	tasks   map[string]*task
 	running map[lane]int
+	// written has the writes that a list of jobs has not shown yet, by replica; see inFlight.
+	written map[string]write
 }
 
-// lane is what shares places: the writes to one Nomad, the sleeps of one pool, its wakes.
+// lane is what shares places: the writes to one Nomad, the drains of one pool, its sleeps,
+// its wakes.
 type lane struct {
 	pool string
-	kind planner.Kind // Sleep, Wake, or empty for all that is done in Nomad
+	kind planner.Kind // Drain, Sleep, Wake, or empty for all that is done in Nomad
 }
 
 func laneOf(a planner.Action) lane {
@@ -41,7 +44,9 @@ func laneOf(a planner.Action) lane {
 }
 
 // ofShim tells whether an action is done at a shim, and not in Nomad.
-func ofShim(k planner.Kind) bool { return k == planner.Sleep || k == planner.Wake }
+func ofShim(k planner.Kind) bool {
+	return k == planner.Drain || k == planner.Sleep || k == planner.Wake
+}
 
 // task is what is known of a replica's action beyond the state: for this time of
 // leading only, so that a new leader tries at once.
@@ -60,8 +65,9 @@ type task struct {
 	repeats int
 }
 
-// situation is what an action was decided on. The same action in the same situation
-// again has no effect that can be seen, and is no hurry.
+// situation is what an action was decided on. The same action in the same situation again
+// had no visible effect, as the registration of a job that Nomad finds unchanged, and is
+// repeated with a growing wait.
 type situation struct {
 	kind                planner.Kind
 	replica, job, index uint64
@@ -80,24 +86,11 @@ func attemptOf(j nomad.Job) string {
 func (o order) situation() situation { return situation{o.Kind, o.replica, o.job, o.Index} }
 
 func newActs(l *leading) *acts {
-	return &acts{l: l, tasks: map[string]*task{}, running: map[lane]int{}}
+	return &acts{l: l, tasks: map[string]*task{}, running: map[lane]int{}, written: map[string]write{}}
 }
 
-// busy returns the replicas for which something is being done in Nomad.
-func (a *acts) busy() map[string]bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	out := map[string]bool{}
-	for name, t := range a.tasks {
-		if t.busy && !ofShim(t.kind) {
-			out[name] = true
-		}
-	}
-	return out
-}
-
-// giveUp ends what is being done at the shims of replicas that are not to sleep or to be
-// woken any more.
+// giveUp ends what is being done at the shims of replicas that are not to drain, to sleep or
+// to be woken any more.
 func (a *acts) giveUp(view *state.View) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -108,11 +101,13 @@ func (a *acts) giveUp(view *state.View) {
 	}
 }
 
-// wantsTier tells whether a replica may still be meant by a Sleep or a Wake.
+// wantsTier tells whether a replica may still be meant by a Drain, a Sleep or a Wake.
 func wantsTier(r *state.Replica, kind planner.Kind) bool {
 	switch {
 	case r == nil:
 		return false
+	case kind == planner.Drain:
+		return r.Status == state.StatusDraining && r.Leaving()
 	case kind == planner.Sleep:
 		return r.Status == state.StatusSleeping
 	}
@@ -149,10 +144,9 @@ type order struct {
 	attempt string
 }
 
-// start begins those actions that may be done now. busy are the replicas for which
-// something was being done when the world was looked at: what was decided for them
-// may be old.
-func (a *acts) start(ctx context.Context, view *state.View, seen sighted, jobs map[string]job, busy map[string]bool, actions []planner.Action, now time.Time, next *schedule) {
+// start begins those actions that may be done now. What was decided for replicas that are in
+// flight may be old.
+func (a *acts) start(ctx context.Context, view *state.View, seen sighted, jobs map[string]job, inFlight map[string]bool, actions []planner.Action, now time.Time, next *schedule) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	wanted := map[string]bool{}
@@ -160,7 +154,7 @@ func (a *acts) start(ctx context.Context, view *state.View, seen sighted, jobs m
 		wanted[action.Replica] = true
 		t := a.tasks[action.Replica]
 		switch {
-		case busy[action.Replica], t != nil && t.busy:
+		case inFlight[action.Replica], t != nil && t.busy:
 			continue
 		case t == nil || t.kind != action.Kind || t.pool != action.Pool:
 			t = &task{kind: action.Kind, pool: action.Pool}
@@ -237,7 +231,7 @@ func (a *acts) end(ctx context.Context, o order, t *task, err error) {
 	t.failures++
 	t.err, t.ended = err, a.l.cfg.Now()
 	longest := a.l.cfg.RetryMax
-	if ofShim(o.Kind) {
+	if ofShim(o.Kind) && result != string(planner.Failed) {
 		longest = a.l.cfg.ShimRetryMax
 	}
 	wait := spread(planner.Backoff(a.l.cfg.Retry, longest, t.failures))

@@ -5,14 +5,12 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	nomadapi "github.com/hashicorp/nomad/api"
 	"github.com/stretchr/testify/require"
 
-	"remuda/controller/api"
 	"remuda/controller/load"
 	"remuda/controller/nomad"
 	"remuda/controller/raft"
@@ -22,6 +20,7 @@ import (
 	"remuda/internal/replica"
 	"remuda/internal/testkit/loopback"
 	"remuda/internal/testkit/nomadtest"
+	"remuda/internal/testkit/shimtest"
 )
 
 // patience is how long anything may take on a busy machine.
@@ -35,9 +34,7 @@ type cluster struct {
 	client *nomad.Client
 	consul *fakeConsul
 	loads  *load.Store
-	// ahead is how far the clock of loads is ahead.
-	ahead atomic.Int64
-	edit  func(*reconcile.Config)
+	edit   func(*reconcile.Config)
 	// also, nil: none, is the Nomad of another pool.
 	also *nomadtest.Server
 	// ports are those of every allocation; serves, nil: yes, whether their engines do.
@@ -57,7 +54,7 @@ func newCluster(t *testing.T) *cluster { return newClusterOf(t, nil) }
 // newClusterOf has edit change the reconciler's config.
 func newClusterOf(t *testing.T, edit func(*reconcile.Config)) *cluster {
 	c := &cluster{t: t, edit: edit, dir: t.TempDir(), nomad: nomadtest.New(t), consul: newFakeConsul()}
-	c.loads = load.New(clusterLoadTTL, func() time.Time { return time.Now().Add(time.Duration(c.ahead.Load())) })
+	c.loads = load.New(clusterLoadTTL, time.Now)
 	cfg := nomad.DefaultConfig()
 	cfg.Address, cfg.Timeout, cfg.Wait, cfg.Settle, cfg.Rate, cfg.Burst = c.nomad.URL, 5*time.Second, 200*time.Millisecond, time.Millisecond, 10_000, 10_000
 	client, err := nomad.New(cfg)
@@ -323,6 +320,7 @@ func TestWithRealRaftAndNomadsAPI(t *testing.T) {
 
 func TestScaleDownWithRealRaftAndNomadsAPI(t *testing.T) {
 	c := newCluster(t)
+	shims := c.shimServer()
 	c.model(2)
 	c.run(2)
 	c.scale(1)
@@ -336,19 +334,19 @@ func TestScaleDownWithRealRaftAndNomadsAPI(t *testing.T) {
 		return leaving != nil
 	})
 	name := leaving.Name.String()
-	report := func(inFlight int) {
-		c.loads.Put(api.GatewayReport{Gateway: "g", Index: c.raft.Store().View().Index(), Replicas: []api.ReplicaLoad{{Name: name, InFlight: inFlight}}})
-	}
-	// Its request takes several times to live.
+	// Its request takes a while.
+	engine, ended := shimtest.New(name, replica.RolePrimary, false), make(chan struct{})
+	engine.OnDrain(func() shimtest.Answer { <-ended; return shimtest.Answer{} })
+	shims.Store(engine)
+	c.until("the order to drain", func() bool { return len(engine.Orders()) == 1 })
 	for range 10 {
-		report(1)
-		c.ahead.Add(int64(clusterLoadTTL / 2))
 		seen := c.r.Status().Looked
 		c.until("it looks again", func() bool { return c.r.Status().Looked.After(seen) })
 		c.work()
 		require.Equal(t, 1, c.stages()["draining"])
 	}
-	c.until("it is gone", func() bool { report(0); c.work(); return len(c.replicas()) == 1 })
+	close(ended)
+	c.until("it is gone", func() bool { c.work(); return len(c.replicas()) == 1 })
 	c.until("Nomad has forgotten it", func() bool { c.work(); return c.nomad.Job(name) == nil })
 	c.run(1)
 	c.rest()

@@ -36,11 +36,11 @@ type Raft interface {
 // Nomad is where the jobs are, as nomad.Client. Its methods are called from several
 // goroutines at once and return when their context ends.
 type Nomad interface {
-	WatchNodes(ctx context.Context, known []string, update func([]state.Node), lost func(error)) error
-	WatchJobs(ctx context.Context, update func([]nomad.Job), lost func(error)) error
+	WatchNodes(ctx context.Context, known []string, update func(nodes []state.Node, unread map[string]error), lost func(error)) error
+	WatchJobs(ctx context.Context, update func(nomad.Listing), lost func(error)) error
 	Render(ctx context.Context, r nomad.Request) (*api.Job, error)
 	Register(ctx context.Context, job *api.Job, index uint64) (nomad.Registration, error)
-	Stop(ctx context.Context, name replica.Name, index uint64, purge bool) error
+	Stop(ctx context.Context, name replica.Name, index uint64, purge bool) (uint64, error)
 	Why(ctx context.Context, name replica.Name) (string, error)
 	GPUMemory(ctx context.Context, node string) (map[string]nomad.Sample, error)
 }
@@ -49,6 +49,7 @@ type Nomad interface {
 // from several goroutines at once and return when their context ends.
 type Shims interface {
 	State(ctx context.Context, address string) (shim.State, error)
+	Drain(ctx context.Context, address string, timeout time.Duration) error
 	Sleep(ctx context.Context, address string, since time.Time, drain time.Duration) (shim.State, error)
 	Wake(ctx context.Context, address string, since time.Time, gpus []string) (shim.State, error)
 }
@@ -80,7 +81,7 @@ type Config struct {
 	After   func(*state.View, planner.Outcome, time.Time, planner.Config) *state.Plan
 
 	// Workers is how many actions are done in one Nomad at once, and Tiers how many
-	// sleeps, and how many wakes, among the shims of one pool. Each pool has its own, so
+	// drains, sleeps, and wakes each, among the shims of one pool. Each pool has its own, so
 	// that one that hangs keeps no other waiting.
 	Workers, Tiers int
 	// Settle is the least time between two looks, in which changes are gathered.
@@ -101,9 +102,10 @@ type Config struct {
 	// ConsulGrace is how long a Consul that was out of reach is given to hear from the
 	// engines again, before anything is concluded from those that it does not list.
 	ConsulGrace time.Duration
-	// EchoTimeout is how long a write to Nomad is believed although the watch does not
-	// show it.
-	EchoTimeout time.Duration
+	// LagTimeout is how long Nomad may answer with a state from before a write that it has
+	// acknowledged, as a server may that was just elected. What it answers to a question that was
+	// asked later counts, although its index is lower: it was restored from a snapshot.
+	LagTimeout time.Duration
 
 	// Now is the clock.
 	Now    func() time.Time
@@ -130,7 +132,7 @@ func DefaultConfig() Config {
 		ShimRetryMax: 2 * time.Second,        // requests wait for the engine behind it
 		WhyInterval:  30 * time.Second,       // what Nomad lacks does not come in seconds
 		ConsulGrace:  15 * time.Second,       // three pushes of an engine's check
-		EchoTimeout:  15 * time.Second,       // a watch that hangs is noticed within 13 s
+		LagTimeout:   15 * time.Second,       // an election of Nomad's takes less
 		Now:          time.Now,
 		Logger:       hclog.NewNullLogger(),
 	}
@@ -153,7 +155,7 @@ func (c Config) validate() error {
 		name string
 		is   time.Duration
 	}{
-		{"settle", c.Settle}, {"resync", c.Resync}, {"retry", c.Retry}, {"why interval", c.WhyInterval}, {"echo timeout", c.EchoTimeout},
+		{"settle", c.Settle}, {"resync", c.Resync}, {"retry", c.Retry}, {"why interval", c.WhyInterval}, {"lag timeout", c.LagTimeout},
 	} {
 		if d.is <= 0 {
 			errs = append(errs, fmt.Errorf("%s is %s: must be more than 0", d.name, d.is))

@@ -175,10 +175,12 @@ type fakeNomad struct {
 	changed  chan struct{} // closed and made anew at each change
 	index    uint64
 	nodes    []state.Node
+	unread   map[string]error // by ID of a node: these are not shown
 	jobs     map[string]nomad.Job
 	requests map[string]nomad.Request
-	down     bool // nothing is answered
-	frozen   bool // the watch of jobs shows nothing new
+	down     bool           // nothing is answered
+	frozen   bool           // the watch of jobs shows nothing new
+	lagging  *nomad.Listing // what it shows instead, nil: the jobs as they are
 	reasons  map[string]string
 	memory   func(node string) (map[string]nomad.Sample, error)
 
@@ -228,15 +230,33 @@ func watch[T any](ctx context.Context, n *fakeNomad, of func() (T, bool), update
 	}
 }
 
-func (n *fakeNomad) WatchNodes(ctx context.Context, known []string, update func([]state.Node), lost func(error)) error {
+func (n *fakeNomad) WatchNodes(ctx context.Context, known []string, update func([]state.Node, map[string]error), lost func(error)) error {
 	n.mu.Lock()
 	n.known = known
 	n.mu.Unlock()
-	return watch(ctx, n, func() ([]state.Node, bool) { return slices.Clone(n.nodes), true }, update, lost)
+	type inventory struct {
+		nodes  []state.Node
+		unread map[string]error
+	}
+	return watch(ctx, n, func() (inventory, bool) {
+		read := slices.DeleteFunc(slices.Clone(n.nodes), func(one state.Node) bool { return n.unread[one.ID] != nil })
+		return inventory{read, maps.Clone(n.unread)}, true
+	}, func(i inventory) { update(i.nodes, i.unread) }, lost)
 }
 
-func (n *fakeNomad) WatchJobs(ctx context.Context, update func([]nomad.Job), lost func(error)) error {
-	return watch(ctx, n, func() ([]nomad.Job, bool) { return slices.Collect(maps.Values(n.jobs)), !n.frozen }, update, lost)
+func (n *fakeNomad) WatchJobs(ctx context.Context, update func(nomad.Listing), lost func(error)) error {
+	return watch(ctx, n, func() (nomad.Listing, bool) {
+		l := n.list()
+		if n.lagging != nil {
+			l.Jobs, l.Index = n.lagging.Jobs, n.lagging.Index
+		}
+		return l, !n.frozen
+	}, update, lost)
+}
+
+// list is what Nomad answers now; it needs the lock.
+func (n *fakeNomad) list() nomad.Listing {
+	return nomad.Listing{Jobs: slices.Collect(maps.Values(n.jobs)), Changed: true, Index: n.index, Began: time.Now()}
 }
 
 func (n *fakeNomad) Render(ctx context.Context, r nomad.Request) (*api.Job, error) {
@@ -292,15 +312,16 @@ func (n *fakeNomad) Register(ctx context.Context, job *api.Job, index uint64) (n
 			err = fmt.Errorf("register %s: %w", id, &nomad.ConflictError{Job: id, Want: index, Have: old.Index, Reason: "it was changed outside remuda"})
 		default:
 			n.index++
-			n.jobs[id] = nomad.Job{ID: id, Name: r.Name, Hash: r.Variant.Hash, Placement: r.Placement, Status: "pending", Index: n.index}
+			n.jobs[id] = nomad.Job{ID: id, Name: r.Name, Hash: r.Variant.Hash, Placement: r.Placement, Index: n.index}
 			out = nomad.Registration{Index: n.index}
 		}
 	})
 	return out, err
 }
 
-func (n *fakeNomad) Stop(_ context.Context, name replica.Name, index uint64, purge bool) error {
+func (n *fakeNomad) Stop(_ context.Context, name replica.Name, index uint64, purge bool) (uint64, error) {
 	id := name.String()
+	var written uint64
 	var err error
 	n.set(func() {
 		j, there := n.jobs[id]
@@ -312,16 +333,19 @@ func (n *fakeNomad) Stop(_ context.Context, name replica.Name, index uint64, pur
 		case purge:
 			n.purges = append(n.purges, id)
 			delete(n.jobs, id)
+			n.index++
+			written = n.index
 		default:
 			n.stops = append(n.stops, id)
 			if there && !j.Stopped {
 				n.index++
 				j.Stopped, j.Index = true, n.index
 				n.jobs[id] = j
+				written = n.index
 			}
 		}
 	})
-	return err
+	return written, err
 }
 
 func (n *fakeNomad) Why(_ context.Context, name replica.Name) (string, error) {

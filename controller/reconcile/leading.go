@@ -22,6 +22,7 @@ type leading struct {
 	nomads  map[string]Nomad // by the name of the pool
 	metrics *metrics
 	term    uint64
+	began   time.Time
 
 	woken chan struct{} // has one place
 	wg    sync.WaitGroup
@@ -34,8 +35,8 @@ type leading struct {
 	mu     sync.Mutex // guards what follows
 	looked time.Time
 	paused bool
-	// clashes say which pools have nodes of another one.
-	clashes map[string]string
+	// problems has what is wrong with the nodes of a pool, see listing.
+	problems map[string]string
 	// wanted are the models that clients had asked for at the last look, and when.
 	wanted map[string]time.Time
 	// failing: a replica had failed enough requests at the last look to be looked at again soon.
@@ -43,7 +44,7 @@ type leading struct {
 }
 
 func newLeading(r *Reconciler, term uint64) *leading {
-	l := &leading{cfg: r.cfg, nomads: r.cfg.nomads(), metrics: r.metrics, term: term, woken: make(chan struct{}, 1)}
+	l := &leading{cfg: r.cfg, nomads: r.cfg.nomads(), metrics: r.metrics, term: term, began: r.cfg.Now(), woken: make(chan struct{}, 1)}
 	l.cfg.Logger = l.cfg.Logger.With("term", term)
 	l.seen = newSightings(l.cfg.poolNames(), l.cfg.Now, l.cfg.ConsulGrace, l.wake)
 	l.why = &why{
@@ -87,10 +88,10 @@ func (l *leading) run(ctx context.Context) {
 	l.cfg.Logger.Info("reconciling", "nodes", len(nodes), "pools", len(l.nomads))
 	for pool, n := range l.nomads {
 		l.wg.Go(func() {
-			_ = n.WatchNodes(ctx, known[pool], func(nodes []state.Node) { l.seen.sawNodes(pool, nodes) }, func(err error) { l.seen.lostNodes(pool, err) })
+			_ = n.WatchNodes(ctx, known[pool], func(nodes []state.Node, unread map[string]error) { l.seen.sawNodes(pool, nodes, unread) }, func(err error) { l.seen.lostNodes(pool, err) })
 		})
 		l.wg.Go(func() {
-			_ = n.WatchJobs(ctx, func(jobs []nomad.Job) { l.seen.sawJobs(pool, jobs) }, func(err error) { l.seen.lostJobs(pool, err) })
+			_ = n.WatchJobs(ctx, func(list nomad.Listing) { l.sawJobs(pool, list) }, func(err error) { l.seen.lostJobs(pool, err) })
 		})
 	}
 	l.wg.Go(func() { _ = l.cfg.Consul.Watch(ctx, l.seen.sawEngines, l.seen.lostEngines) })
@@ -133,6 +134,20 @@ func (l *leading) run(ctx context.Context) {
 	}
 }
 
+// sawJobs takes a list of jobs. One in which nothing has changed is looked at where it may show
+// that a write had no effect that can be seen.
+func (l *leading) sawJobs(pool string, list nomad.Listing) {
+	switch {
+	case list.Changed:
+		l.seen.sawJobs(pool, list)
+	default:
+		l.seen.sawIndex(pool, list)
+		if l.acts.awaits(pool) {
+			l.wake()
+		}
+	}
+}
+
 // watchState wakes the loop at each change of what plans are made from.
 func (l *leading) watchState(ctx context.Context) {
 	after := uint64(0)
@@ -156,7 +171,7 @@ func (l *leading) watchState(ctx context.Context) {
 
 // look compares the state with the world once: it writes what has changed of the
 // nodes, commits a plan, and starts the actions, those of the plan among them. It returns
-// when to look again though nothing happens, and whether replicas are being drained.
+// when to look again though nothing happens, and whether replicas drain towards WARM.
 func (l *leading) look(ctx context.Context) (time.Time, bool) {
 	start := time.Now()
 	defer func() { l.metrics.seconds.Observe(time.Since(start).Seconds()) }()
@@ -167,19 +182,16 @@ func (l *leading) look(ctx context.Context) (time.Time, bool) {
 	if len(list.known) > 0 {
 		l.out.nodes(ctx, l.cfg.Raft.Store().View(), list, now, &next)
 	}
-	// The order matters. An action first leaves its echo, then commits, then ends. One
-	// that had ended before is in the view; and whose commit is in the view, its echo
-	// is among what is seen. Of those that end in between, busy knows.
-	busy := l.acts.busy()
+	writes := l.acts.writes() // before the view, see inFlight
 	view := l.cfg.Raft.Store().View()
-	seen = l.seen.take(&next)
+	inFlight := l.inFlight(writes, view, seen)
 	l.acts.giveUp(view)
 
 	// Before Nomad was heard, nobody knows which seats are taken by jobs that the
 	// state does not know.
 	if seen.begun {
 		jobs := seen.jobs(view)
-		o := l.observe(view, seen, jobs, busy, now)
+		o := l.observe(view, seen, jobs, inFlight, now)
 		l.heard(o)
 		if l.out.ready(now, &next) {
 			plan, again := l.cfg.Plan(view, o, l.cfg.Planner)
@@ -189,14 +201,14 @@ func (l *leading) look(ctx context.Context) (time.Time, bool) {
 			next.add(again)
 			if plan != nil && l.out.plan(ctx, view, plan, now, &next) {
 				view = l.cfg.Raft.Store().View()
-				o = l.observe(view, seen, jobs, busy, now)
+				o = l.observe(view, seen, jobs, inFlight, now)
 				l.wake() // there may be more
 			}
 		}
 		if ctx.Err() == nil {
 			known := func(pool string) bool { return seen.pools[pool].jobsKnown }
 			l.why.look(ctx, view, jobs, known, func(f func()) { l.wg.Go(f) }, &next)
-			l.acts.start(ctx, view, seen, jobs, busy, l.cfg.Actions(view, o, l.cfg.Planner), now, &next)
+			l.acts.start(ctx, view, seen, jobs, inFlight, l.cfg.Actions(view, o, l.cfg.Planner), now, &next)
 		}
 	}
 	drains := draining(view)
@@ -210,7 +222,7 @@ func (l *leading) look(ctx context.Context) (time.Time, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.failing = failing
-	l.looked, l.paused, l.clashes = now, view.Switch(nil, state.SwitchPauseReconcile) != "", list.clashes
+	l.looked, l.paused, l.problems = now, view.Switch(nil, state.SwitchPauseReconcile) != "", list.problems
 	return next.at, drains
 }
 
@@ -227,7 +239,7 @@ func (l *leading) status() Status {
 	defer l.mu.Unlock()
 	s.Looked, s.Paused = l.looked, l.paused
 	for _, name := range l.cfg.poolNames() {
-		p := PoolStatus{Name: name, Running: running[name], Problem: l.clashes[name]}
+		p := PoolStatus{Name: name, Running: running[name], Problem: l.problems[name]}
 		p.Nodes, p.Jobs = l.seen.sources(name)
 		s.Pools = append(s.Pools, p)
 		s.Running += p.Running

@@ -212,6 +212,9 @@ func (m *metrics) forgetModels(view *state.View) {
 // changedTier measures a Sleep or a Wake that was done and committed.
 func (m *metrics) changedTier(t *tiering, now time.Time) {
 	h := m.tiers[t.o.Kind]
+	if h == nil {
+		return // a Drain changes no tier
+	}
 	from := t.r.Since
 	if !wantedSince(t.r) {
 		from = t.began // it was to serve already

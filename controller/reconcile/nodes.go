@@ -26,7 +26,10 @@ type nodeChanges struct {
 // well; once it is Gone and nothing is on it any more, so is its row.
 //
 // A Nomad that cannot be asked says nothing: its nodes stay as they are. So do those of
-// a pool that this server's config does not have, as long as something is on them.
+// a pool that this server's config does not have, as long as something is on them. A node that
+// could not be read stays as it is as well, so that replicas are placed there if they were
+// before: that read has failed on our side, and says nothing of the node. One that was lost
+// gets the whole grace again once it can be read.
 func compareNodes(rows []*state.Node, seen listing, now time.Time, grace time.Duration, lost map[string]time.Time, used func(id string) bool) nodeChanges {
 	out := nodeChanges{notes: map[string]string{}}
 	var next schedule
@@ -67,6 +70,8 @@ func compareNodes(rows []*state.Node, seen listing, now time.Time, grace time.Du
 	for _, row := range rows {
 		switch {
 		case listed[row.ID]:
+		case seen.unread[row.ID]:
+			delete(lost, row.ID)
 		case !seen.configured[row.CapacityPool]:
 			if !used(row.ID) {
 				out.forget = append(out.forget, row.ID)

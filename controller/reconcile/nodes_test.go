@@ -73,6 +73,42 @@ func TestLostNode(t *testing.T) {
 	})
 }
 
+// A node that cannot be read keeps its row, however long that lasts, and the others change.
+func TestNodeThatCannotBeRead(t *testing.T) {
+	grace := planner.DefaultConfig().NodeGrace
+	unread := map[string]error{"n": errDown}
+	inWorld(t, nil, func(t *testing.T, w *world) {
+		w.running("1")
+		fine := *w.node("n")
+		w.nomad.set(func() {
+			w.nomad.nodes = []state.Node{lost(node("n", 3), time.Now()), node("o", 1)}
+			w.nomad.unread = unread
+		})
+		w.pass(3 * grace)
+		require.Equal(t, fine, *w.node("n"), "it is not known to be down")
+		require.NotNil(t, w.node("o"), "it can be read")
+		require.True(t, w.r.Status().Pools[0].Known())
+		require.Contains(t, w.r.Status().Pools[0].Error(), "cannot read 1 nodes, which stay as they were last known: connection refused")
+		w.raft.must(&state.Plan{ID: "test", Index: w.raft.store.View().Index(), Time: time.Now(), Place: []state.Place{placeOf("2", 1)}})
+		w.rest()
+		require.Equal(t, "starting", w.stage("m:v:2"), "as its last row allows")
+
+		// Now it is down, until another read fails: that time does not count.
+		w.nomad.set(func() { w.nomad.unread = nil })
+		w.pass(grace - time.Second)
+		require.False(t, w.node("n").LostSince.IsZero())
+		require.Empty(t, w.r.Status().Pools[0].Error())
+		w.nomad.set(func() { w.nomad.unread = unread })
+		w.pass(3 * grace)
+		require.False(t, w.node("n").Gone)
+		w.nomad.set(func() { w.nomad.unread = nil })
+		w.pass(grace - time.Second)
+		require.False(t, w.node("n").Gone)
+		w.pass(2 * time.Second)
+		require.True(t, w.node("n").Gone)
+	})
+}
+
 func TestNodeIsGoneRightAfterTheGrace(t *testing.T) {
 	grace := planner.DefaultConfig().NodeGrace
 	inWorld(t, nil, func(t *testing.T, w *world) {

@@ -10,18 +10,15 @@ import (
 	"remuda/controller/state"
 )
 
-// observe puts together what the planner sees. busy are the replicas for which
-// something is being done: their jobs are changing under our own hands, so that neither
-// a difference nor an absence means anything.
-func (l *leading) observe(view *state.View, seen sighted, jobs map[string]job, busy map[string]bool, now time.Time) planner.Observation {
+// observe puts together what the planner sees.
+func (l *leading) observe(view *state.View, seen sighted, jobs map[string]job, inFlight map[string]bool, now time.Time) planner.Observation {
 	o := planner.Observation{
-		Now:     now,
-		Jobs:    make(map[string]planner.Job, len(jobs)),
-		Pools:   make(map[string]planner.PoolView, len(seen.pools)),
-		Busy:    busy,
-		Engines: seen.engines, EnginesKnown: seen.enginesKnown,
-		Loads:   map[string]planner.Load{},
-		Drained: map[string]bool{},
+		Now:      now,
+		Jobs:     make(map[string]planner.Job, len(jobs)),
+		Pools:    make(map[string]planner.PoolView, len(seen.pools)),
+		InFlight: inFlight,
+		Engines:  seen.engines, EnginesKnown: seen.enginesKnown,
+		Loads: map[string]planner.Load{},
 	}
 	if o.Engines == nil {
 		o.Engines = map[string][]planner.Engine{}
@@ -33,25 +30,11 @@ func (l *leading) observe(view *state.View, seen sighted, jobs map[string]job, b
 		r := view.Replica(nil, id)
 		out := jobOf(j.Job, r != nil && r.Status == state.StatusStarting)
 		out.Pool = j.pool
-		if r != nil && !busy[id] {
+		if r != nil && !inFlight[id] {
 			out.Drift = j.Drift(*r)
 		}
 		out.Unplaceable = l.why.reason(id, j.Index)
 		o.Jobs[id] = out
-	}
-	for id, e := range seen.echoes {
-		switch e.kind {
-		case planner.Register:
-			o.Jobs[id] = e.job
-		case planner.Stop:
-			if j, there := o.Jobs[id]; there {
-				// Whether it has ended only Nomad can tell.
-				j.Stopped, j.Ended, j.Drift = true, false, nil
-				o.Jobs[id] = j
-			}
-		default:
-			delete(o.Jobs, id)
-		}
 	}
 	o.TrafficKnown, o.Demand = l.cfg.Loads.Known(), l.cfg.Loads.Demand(scaledAt(view))
 	o.GatewaysSince, _ = l.cfg.Loads.Since()
@@ -72,9 +55,6 @@ func (l *leading) observe(view *state.View, seen sighted, jobs map[string]job, b
 			}
 			o.Loads[r.Name.String()] = one
 		}
-		if r.Status == state.StatusDraining && l.cfg.Loads.Drained(r.Name.String(), r.ModifyIndex) {
-			o.Drained[r.Name.String()] = true
-		}
 	}
 	return o
 }
@@ -89,8 +69,10 @@ func scaledAt(view *state.View) func(model string) time.Time {
 	}
 }
 
+// draining reports whether a replica drains towards WARM, which goes on as soon as the gateways
+// report no request there.
 func draining(view *state.View) bool {
-	return slices.ContainsFunc(view.Replicas(nil), func(r *state.Replica) bool { return r.Status == state.StatusDraining })
+	return slices.ContainsFunc(view.Replicas(nil), func(r *state.Replica) bool { return r.Status == state.StatusDraining && r.Resting() })
 }
 
 // jobOf puts Nomad's job into the planner's words. starting: its replica has not served in

@@ -95,10 +95,7 @@ func (l *leading) register(ctx context.Context, n Nomad, o order) error {
 	if reg.Warnings != "" {
 		l.cfg.Logger.Debug("Nomad warns of a job", "replica", o.Replica, "warnings", reg.Warnings)
 	}
-	l.seen.expect(o.Replica, echo{
-		kind: planner.Register, pool: o.Pool, index: reg.Index, until: l.cfg.Now().Add(l.cfg.EchoTimeout),
-		job: planner.Job{Name: r.Name, Pool: o.Pool, Hash: v.Hash, Placement: r.Placement, Index: reg.Index},
-	})
+	l.acts.wrote(o, reg.Index)
 	return l.registered(ctx, o, reg)
 }
 
@@ -144,10 +141,11 @@ func (l *leading) stop(ctx context.Context, n Nomad, o order) error {
 	if err := l.allowed(ctx, o); err != nil {
 		return err
 	}
-	if err := n.Stop(ctx, o.Name, o.job, o.Kind == planner.Purge); err != nil {
+	index, err := n.Stop(ctx, o.Name, o.job, o.Kind == planner.Purge)
+	if err != nil {
 		return err
 	}
-	l.seen.expect(o.Replica, echo{kind: o.Kind, pool: o.Pool, index: o.job, job: planner.Job{Name: o.Name}, until: l.cfg.Now().Add(l.cfg.EchoTimeout)})
+	l.acts.wrote(o, index)
 	return nil
 }
 

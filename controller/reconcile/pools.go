@@ -31,8 +31,12 @@ func (c Config) poolNames() []string {
 // poolSighted is what is known of one Nomad at one moment.
 type poolSighted struct {
 	nodes      []state.Node
+	unread     map[string]error // nodes that could not be read, by ID
 	nodesKnown bool
 	jobs       map[string]nomad.Job
+	// index and began are those of the list of jobs; see nomad.Listing.
+	index uint64
+	began time.Time
 	// jobsKnown: its jobs are up to date, and its nodes were heard at least once.
 	jobsKnown bool
 	// returned is when its jobs were heard again after an outage.
@@ -74,16 +78,19 @@ func homeOf(view *state.View, j nomad.Job) string {
 // listing is what the Nomads say of their nodes.
 type listing struct {
 	nodes []state.Node
+	// unread has the nodes that are listed but could not be read: nothing is known of them now.
+	unread map[string]bool
 	// known has the pools whose nodes are up to date, configured all that there are.
 	known, configured map[string]bool
-	// clashes say, by pool, which of its nodes another pool has as well.
-	clashes map[string]string
+	// problems has what is wrong with the nodes of a pool, by pool: another pool has one of
+	// them as well, or they could not be read.
+	problems map[string]string
 }
 
 // listing gathers the nodes of the pools that are up to date. A node that two pools list
 // stays in the first of them.
 func (s sighted) listing() listing {
-	out := listing{known: map[string]bool{}, configured: map[string]bool{}, clashes: map[string]string{}}
+	out := listing{known: map[string]bool{}, configured: map[string]bool{}, problems: map[string]string{}, unread: map[string]bool{}}
 	first := map[string]string{}
 	for _, pool := range slices.Sorted(maps.Keys(s.pools)) {
 		out.configured[pool] = true
@@ -94,12 +101,22 @@ func (s sighted) listing() listing {
 		out.known[pool] = true
 		for _, n := range p.nodes {
 			if other, clash := first[n.ID]; clash {
-				out.clashes[pool] = fmt.Sprintf("node %s (%s) also belongs to %s and stays there: give each pool its own node_pool", n.ID, n.Name, poolText(other))
+				out.problems[pool] = fmt.Sprintf("node %s (%s) also belongs to %s and stays there: give each pool its own node_pool", n.ID, n.Name, poolText(other))
 				continue
 			}
 			first[n.ID] = pool
 			n.CapacityPool = pool
 			out.nodes = append(out.nodes, n)
+		}
+		for _, id := range slices.Sorted(maps.Keys(p.unread)) {
+			if _, clash := first[id]; clash {
+				continue
+			}
+			first[id] = pool
+			out.unread[id] = true
+			if out.problems[pool] == "" {
+				out.problems[pool] = fmt.Sprintf("cannot read %d nodes, which stay as they were last known: %v", len(p.unread), p.unread[id])
+			}
 		}
 	}
 	slices.SortFunc(out.nodes, func(a, b state.Node) int { return strings.Compare(a.ID, b.ID) })

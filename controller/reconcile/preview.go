@@ -19,7 +19,7 @@ func (r *Reconciler) Preview(change func(*state.Store) error) (planner.Preview, 
 		return planner.Preview{}, &raft.NotLeaderError{}
 	}
 	now := l.cfg.Now()
-	busy := l.acts.busy()
+	writes := l.acts.writes() // before the view, see inFlight
 	out := planner.Preview{Store: l.cfg.Raft.Store().Fork()}
 	seen := l.seen.take(&schedule{})
 	if !seen.begun {
@@ -30,7 +30,7 @@ func (r *Reconciler) Preview(change func(*state.Store) error) (planner.Preview, 
 	}
 	look := func() (*state.View, planner.Observation) {
 		view := out.Store.View()
-		return view, l.observe(view, seen, seen.jobs(view), busy, now)
+		return view, l.observe(view, seen, seen.jobs(view), l.inFlight(writes, view, seen), now)
 	}
 	view, o := look()
 	out.Plan, _ = l.cfg.Plan(view, o, l.cfg.Planner)

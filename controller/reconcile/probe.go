@@ -48,13 +48,13 @@ func (p *probe) unplaceable(model string) map[string]string {
 	began := time.Now()
 	now := p.l.cfg.Now()
 	if age := now.Sub(p.made); p.prober == nil || age < 0 || age >= max(probeAge, probeShare*p.spent) {
-		busy := p.l.acts.busy()
+		writes := p.l.acts.writes() // before the view, see inFlight
 		view := p.l.cfg.Raft.Store().View()
 		seen := p.l.seen.take(&schedule{})
 		if !seen.begun {
 			return nil
 		}
-		p.prober = planner.NewProber(view, p.l.observe(view, seen, seen.jobs(view), busy, now), p.l.cfg.Planner)
+		p.prober = planner.NewProber(view, p.l.observe(view, seen, seen.jobs(view), p.l.inFlight(writes, view, seen), now), p.l.cfg.Planner)
 		p.made, p.spent = now, 0
 		p.mu.Lock()
 		maps.DeleteFunc(p.last, func(name string, _ map[string]string) bool { return view.Model(nil, name) == nil })

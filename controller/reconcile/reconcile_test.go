@@ -23,7 +23,7 @@ func TestConfigNamesEveryFault(t *testing.T) {
 	_, err := reconcile.New(cfg)
 	for _, want := range []string{
 		"raft must be set", "nomad must be set", "shims must be set", "consul must be set", "loads must be set", "plan must be set", "actions must be set", "after must be set", "now must be set",
-		"logger must be set", "settle is 0s", "resync is 0s", "why interval is 0s", "echo timeout is 0s", "consul grace is -1ns", "longest retry is 1ns",
+		"logger must be set", "settle is 0s", "resync is 0s", "why interval is 0s", "lag timeout is 0s", "consul grace is -1ns", "longest retry is 1ns",
 		"longest retry at a shim is 0s", "workers is 0", "tiers is 0", "plan rate is 0", "planner: node_grace is 0s",
 	} {
 		require.ErrorContains(t, err, want)
@@ -52,12 +52,12 @@ func TestLifeOfAReplica(t *testing.T) {
 		require.Equal(t, "serving", w.stage("m:v:1"))
 		require.Empty(t, w.seen().Jobs["m:v:1"].Drift)
 
+		ended := w.withShim("1").working()
 		w.move("m:v:1", state.EventDrain)
-		w.loads.Put(api.GatewayReport{Gateway: "g", Index: w.raft.store.View().Index(), Replicas: []api.ReplicaLoad{{Name: "m:v:1", InFlight: 1}}})
-		w.pass(loadTTL - time.Second)
+		w.pass(time.Minute)
 		require.Equal(t, "draining", w.stage("m:v:1"))
-		w.loads.Put(api.GatewayReport{Gateway: "g", Index: w.raft.store.View().Index()})
-		w.pass(time.Second)
+		close(ended)
+		w.rest()
 		require.Equal(t, "stopping", w.stage("m:v:1"))
 		require.True(t, w.nomad.jobs["m:v:1"].Stopped)
 		w.rest()
@@ -113,47 +113,61 @@ func TestLoadsAreShownAndDoNotWakeWhileNothingDrains(t *testing.T) {
 	})
 }
 
-// A gateway that died with a request takes the drain no further than its time to live,
-// although the others say nothing new.
-func TestDrainGoesOnWhenAGatewayIsDead(t *testing.T) {
-	inWorld(t, func(c *reconcile.Config) { c.Resync = time.Hour }, func(t *testing.T, w *world) {
-		w.running("1")
-		w.pass(loadTTL)
-		w.move("m:v:1", state.EventDrain)
-		index := w.raft.store.View().Index()
-		w.loads.Put(api.GatewayReport{Gateway: "alive", Index: index - 1})
-		w.rest()
-		require.Equal(t, "draining", w.stage("m:v:1"), "it does not follow yet")
-		w.loads.Put(api.GatewayReport{Gateway: "dead", Index: index, Replicas: []api.ReplicaLoad{{Name: "m:v:1", InFlight: 1}}})
-		for range 3 {
-			w.loads.Put(api.GatewayReport{Gateway: "alive", Index: index})
-			w.pass(3 * time.Second)
-			require.Equal(t, "draining", w.stage("m:v:1"))
-		}
-		w.loads.Put(api.GatewayReport{Gateway: "alive", Index: index})
-		w.pass(time.Second)
-		require.Equal(t, "stopping", w.stage("m:v:1"))
+// What the gateways report decides no drain: one that is cut off from the controller may have
+// requests, and one that is dead has none. The engine knows.
+func TestADrainLastsAsLongAsTheEnginesRequests(t *testing.T) {
+	report := func(w *world, gateway string, inFlight int) {
+		w.loads.Put(api.GatewayReport{Gateway: gateway, Index: w.raft.store.View().Index(), Replicas: []api.ReplicaLoad{{Name: m1, InFlight: inFlight}}})
+	}
+	t.Run("a gateway is cut off", func(t *testing.T) {
+		inWorld(t, nil, func(t *testing.T, w *world) {
+			w.running("1")
+			s := w.withShim("1")
+			ended := s.working()
+			report(w, "cut off", 1)
+			w.pass(loadTTL)
+			w.move(m1, state.EventDrain)
+			for range 20 {
+				report(w, "alive", 0)
+				w.pass(loadTTL / 4)
+				require.Equal(t, "draining", w.stage(m1), "the request of the other gateway still runs")
+			}
+			close(ended)
+			w.rest()
+			require.Equal(t, "stopping", w.stage(m1))
+			require.Equal(t, []string{"drain"}, s.Orders())
+		})
 	})
-}
-
-// What gateways said to an earlier leader, which this server may have been, is old.
-func TestANewLeaderHearsTheGatewaysFirst(t *testing.T) {
-	inWorld(t, nil, func(t *testing.T, w *world) {
-		w.running("1")
-		w.pass(loadTTL)
-		w.raft.depose()
-		w.rest()
-		w.move("m:v:1", state.EventDrain)
-		index := w.raft.store.View().Index()
-		w.loads.Put(api.GatewayReport{Gateway: "g", Index: index})
-		w.raft.elect()
-		for range 3 {
-			w.pass(3 * time.Second)
-			w.loads.Put(api.GatewayReport{Gateway: "g", Index: index})
-			require.Equal(t, "draining", w.stage("m:v:1"), "another gateway may have a request")
-		}
-		w.pass(2 * time.Second)
-		require.Equal(t, "stopping", w.stage("m:v:1"))
+	t.Run("a gateway was cut off before this server led", func(t *testing.T) {
+		inWorld(t, nil, func(t *testing.T, w *world) {
+			w.running("1")
+			s := w.withShim("1")
+			ended := s.working()
+			w.move(m1, state.EventDrain)
+			w.rest()
+			w.raft.depose()
+			w.rest()
+			w.raft.elect()
+			for range 20 {
+				report(w, "alive", 0)
+				w.pass(loadTTL / 4)
+				require.Equal(t, "draining", w.stage(m1))
+			}
+			close(ended)
+			w.pass(time.Second)
+			require.Equal(t, "stopping", w.stage(m1))
+			require.Equal(t, []string{"drain", "drain"}, s.Orders(), "each leader gives the order")
+		})
+	})
+	t.Run("a gateway is dead", func(t *testing.T) {
+		inWorld(t, nil, func(t *testing.T, w *world) {
+			w.running("1")
+			w.withShim("1")
+			report(w, "dead", 1)
+			w.move(m1, state.EventDrain)
+			w.rest()
+			require.Equal(t, "stopping", w.stage(m1), "at once, although its last report counts")
+		})
 	})
 }
 

@@ -1,7 +1,6 @@
 package reconcile
 
 import (
-	"maps"
 	"sync"
 	"time"
 
@@ -11,8 +10,7 @@ import (
 	"remuda/internal/replica"
 )
 
-// sightings keeps what the watches last said, and what was written to a Nomad and is
-// not seen yet.
+// sightings keeps what the watches last said.
 type sightings struct {
 	now   func() time.Time
 	grace time.Duration // ConsulGrace
@@ -23,21 +21,24 @@ type sightings struct {
 	engines map[string][]planner.Engine
 	// believed is when the engines may be believed again after an outage.
 	believed   time.Time
-	echoes     map[string]echo
 	enginesAre Source
 }
 
 // poolSightings is what one Nomad last said.
 type poolSightings struct {
-	nodes []state.Node
-	jobs  map[string]nomad.Job // by ID, never changed once it is here
+	nodes  []state.Node
+	unread map[string]error     // nodes that could not be read, by ID; never changed once it is here
+	jobs   map[string]nomad.Job // by ID, never changed once it is here
+	// index and began are those of the list of jobs; see nomad.Listing.
+	index uint64
+	began time.Time
 	// returned is when the jobs were heard again after an outage.
 	returned          time.Time
 	nodesAre, jobsAre Source
 }
 
 func newSightings(pools []string, now func() time.Time, grace time.Duration, wake func()) *sightings {
-	s := &sightings{now: now, grace: grace, wake: wake, echoes: map[string]echo{}, pools: map[string]*poolSightings{}}
+	s := &sightings{now: now, grace: grace, wake: wake, pools: map[string]*poolSightings{}}
 	for _, name := range pools {
 		s.pools[name] = &poolSightings{}
 	}
@@ -49,7 +50,6 @@ type sighted struct {
 	pools        map[string]poolSighted
 	engines      map[string][]planner.Engine
 	enginesKnown bool
-	echoes       map[string]echo
 	// begun: some Nomad was heard, and the own one was or is known to be out of reach.
 	// Before that what another pool has would seem to be all there is.
 	begun bool
@@ -60,17 +60,10 @@ func (s *sightings) take(next *schedule) sighted {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.now()
-	for name, e := range s.echoes {
-		if p := s.pools[e.pool]; !now.Before(e.until) || p == nil || p.jobsAre.Known && e.seen(p.jobs) {
-			delete(s.echoes, name)
-			continue
-		}
-		next.add(e.until)
-	}
-	out := sighted{pools: make(map[string]poolSighted, len(s.pools)), engines: s.engines, enginesKnown: s.enginesAre.Known, echoes: maps.Clone(s.echoes)}
+	out := sighted{pools: make(map[string]poolSighted, len(s.pools)), engines: s.engines, enginesKnown: s.enginesAre.Known}
 	for name, p := range s.pools {
 		one := poolSighted{
-			nodes: p.nodes, nodesKnown: p.nodesAre.Known, jobs: p.jobs, returned: p.returned,
+			nodes: p.nodes, unread: p.unread, nodesKnown: p.nodesAre.Known, jobs: p.jobs, index: p.index, began: p.began, returned: p.returned,
 			begun:   !p.nodesAre.Heard.IsZero() && !p.jobsAre.Heard.IsZero(),
 			settled: p.nodesAre.settled() && p.jobsAre.settled(),
 		}
@@ -116,13 +109,15 @@ func (s *sightings) setPool(pool string, change func(p *poolSightings, now time.
 	s.set(func(now time.Time) { change(s.pools[pool], now) })
 }
 
-func (s *sightings) sawNodes(pool string, nodes []state.Node) {
-	s.setPool(pool, func(p *poolSightings, now time.Time) { p.nodes, p.nodesAre = nodes, Source{Known: true, Heard: now} })
+func (s *sightings) sawNodes(pool string, nodes []state.Node, unread map[string]error) {
+	s.setPool(pool, func(p *poolSightings, now time.Time) {
+		p.nodes, p.unread, p.nodesAre = nodes, unread, Source{Known: true, Heard: now}
+	})
 }
 
-func (s *sightings) sawJobs(pool string, jobs []nomad.Job) {
-	byID := make(map[string]nomad.Job, len(jobs))
-	for _, j := range jobs {
+func (s *sightings) sawJobs(pool string, l nomad.Listing) {
+	byID := make(map[string]nomad.Job, len(l.Jobs))
+	for _, j := range l.Jobs {
 		byID[j.ID] = j
 	}
 	s.setPool(pool, func(p *poolSightings, now time.Time) {
@@ -130,7 +125,15 @@ func (s *sightings) sawJobs(pool string, jobs []nomad.Job) {
 			p.returned = now
 		}
 		p.jobs, p.jobsAre = byID, Source{Known: true, Heard: now}
+		p.index, p.began = l.Index, l.Began
 	})
+}
+
+// sawIndex notes that the jobs are the same up to a later index.
+func (s *sightings) sawIndex(pool string, l nomad.Listing) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.pools[pool].index, s.pools[pool].began = l.Index, l.Began
 }
 
 func (s *sightings) sawEngines(engines []replica.Engine, afterOutage bool) {
@@ -166,36 +169,4 @@ func lose(s *Source, now time.Time, why string) {
 		s.LostAt = now
 	}
 	s.Known, s.Error = false, why
-}
-
-// expect remembers a write to Nomad until it is seen.
-func (s *sightings) expect(name string, e echo) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.echoes[name] = e
-}
-
-// echo is a write to a Nomad that the watch has to show yet. Without it the next look
-// would take the world from before the write for what somebody did to it.
-type echo struct {
-	kind planner.Kind
-	pool string
-	// index is what a Register has written, and for the others the job's index as it
-	// was before.
-	index uint64
-	// job is what a Register has written.
-	job   planner.Job
-	until time.Time
-}
-
-// seen tells whether the watch shows the write, or what came after it.
-func (e echo) seen(jobs map[string]nomad.Job) bool {
-	j, there := jobs[e.job.Name.String()]
-	switch e.kind {
-	case planner.Register:
-		return there && j.Index >= e.index
-	case planner.Stop:
-		return !there || j.Stopped || j.Index > e.index
-	}
-	return !there || j.Index > e.index
 }

@@ -20,11 +20,14 @@ import (
 // host memory: some ten seconds for the largest.
 const sleepSlack = 2 * time.Minute
 
+// drainSlack is what a shim may take to answer beyond the time of the drain itself.
+const drainSlack = 10 * time.Second
+
 // freshEnough is for how long a server that was found to lead is taken to lead on: less
 // than an election takes.
 const freshEnough = 200 * time.Millisecond
 
-// tierError is a Sleep or a Wake that was not done.
+// tierError is a Drain, a Sleep or a Wake that was not done.
 type tierError struct {
 	class planner.OutcomeClass
 	text  string
@@ -32,8 +35,9 @@ type tierError struct {
 
 func (e *tierError) Error() string { return e.text }
 
-// changeTier puts a replica's engine to sleep or wakes it, and commits what became of it.
-// A new leader does the same again: what sleeps or serves already says so at once.
+// changeTier drains a replica's engine, puts it to sleep or wakes it, and commits what became
+// of it. A new leader does the same again: what is idle, sleeps or serves already says so at
+// once.
 func (l *leading) changeTier(ctx context.Context, o order) error {
 	r := l.cfg.Raft.Store().View().Replica(nil, o.Replica)
 	if r == nil || r.ModifyIndex != o.replica || !wantsTier(r, o.Kind) {
@@ -42,9 +46,12 @@ func (l *leading) changeTier(ctx context.Context, o order) error {
 	t := &tiering{l: l, o: o, r: r, began: l.cfg.Now()}
 	out := planner.Outcome{Kind: o.Kind, Replica: o.Replica}
 	var err error
-	if o.Kind == planner.Sleep {
+	switch o.Kind {
+	case planner.Drain:
+		err = t.drain(ctx, &out)
+	case planner.Sleep:
 		err = t.sleep(ctx, &out)
-	} else {
+	default:
 		err = t.wake(ctx, &out)
 	}
 	if err == nil {
@@ -89,7 +96,7 @@ func (l *leading) concluded(ctx context.Context, t *tiering, out planner.Outcome
 	return nil
 }
 
-// tiering is one Sleep or Wake.
+// tiering is one Drain, Sleep or Wake.
 type tiering struct {
 	l     *leading
 	o     order
@@ -146,6 +153,9 @@ func (t *tiering) find(ctx context.Context, out *planner.Outcome, phases ...shim
 	case len(t.o.shims) == 0 && t.o.Kind == planner.Sleep:
 		conclude(out, planner.CannotSleep, "the job has no port for a shim: label it \"shim\", or \"primary_shim\" and \"shadow_shim\", or set meta %s in the task", nomad.MetaShim)
 		return met{}, false
+	case len(t.o.shims) == 0 && t.o.Kind == planner.Drain:
+		conclude(out, planner.Failed, "the job has no port for a shim, which counts the requests in flight: it is stopped at the drain timeout")
+		return met{}, false
 	case len(t.o.shims) == 0:
 		conclude(out, planner.Failed, "the job has no port for a shim")
 		return met{}, false
@@ -171,6 +181,31 @@ func (t *tiering) find(ctx context.Context, out *planner.Outcome, phases ...shim
 	slices.Sort(said)
 	conclude(out, planner.Unreachable, "cannot %s now: %s", t.o.Kind, strings.Join(said, "; "))
 	return met{}, false
+}
+
+// drain waits until the engine has no request. The shim takes it out of Consul first, so that
+// gateways that do not hear from the controller send it nothing more either.
+func (t *tiering) drain(ctx context.Context, out *planner.Outcome) error {
+	m, ok := t.find(ctx, out, shim.Active, shim.Draining, shim.Init, shim.Standby)
+	if !ok {
+		return nil
+	}
+	if m.state.Phase == shim.Init || m.state.Phase == shim.Standby {
+		out.Class = planner.Done // an engine that loads or sleeps takes no requests
+		return nil
+	}
+	if err := t.l.allowed(ctx, t.o); err != nil {
+		return err
+	}
+	rest := max(t.l.cfg.Planner.DrainTimeout-t.l.cfg.Now().Sub(t.r.Since), time.Second)
+	bounded, cancel := context.WithTimeout(ctx, rest+drainSlack)
+	defer cancel()
+	if err := t.l.cfg.Shims.Drain(bounded, m.Address, rest); err != nil {
+		conclude(out, planner.Unreachable, "%v", err)
+		return nil
+	}
+	out.Class = planner.Done
+	return nil
 }
 
 // sleep has the engine sleep, and looks that its memory comes back. The error is for what

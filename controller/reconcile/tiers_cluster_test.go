@@ -35,22 +35,7 @@ func newTiered(t *testing.T) *tiered {
 		cfg.Planner.MemoryTimeout = time.Second
 		cfg.Planner.MinAge, cfg.Planner.TierGrace, cfg.Planner.SettleTime = 0, 0, 10*time.Millisecond
 	})}
-	// The address is in the allocation from its beginning, as Nomad has it, and the shim is
-	// told its name once there is one.
-	var served atomic.Pointer[shimtest.Shim]
-	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if s := served.Load(); s != nil {
-			s.ServeHTTP(w, r)
-			return
-		}
-		w.WriteHeader(http.StatusServiceUnavailable)
-	}))
-	t.Cleanup(func() { srv.CloseClientConnections(); srv.Close() })
-	host, port, _ := strings.Cut(strings.TrimPrefix(srv.URL, "http://"), ":")
-	var number int
-	_, err := fmt.Sscan(port, &number)
-	require.NoError(t, err)
-	c.ports = []nomadapi.PortMapping{{Label: "shim", HostIP: host, Value: number}}
+	served := c.shimServer()
 	c.model(1)
 	c.run(1)
 	r := c.replicas()[0]
@@ -62,6 +47,26 @@ func newTiered(t *testing.T) *tiered {
 		c.nomad.SetMemory(node, func() []nomadtest.GPU { return c.memory(node) })
 	}
 	return c
+}
+
+// shimServer serves one shim over HTTP, once there is one. Its address is in each allocation
+// from its beginning, as Nomad has it.
+func (c *cluster) shimServer() *atomic.Pointer[shimtest.Shim] {
+	var served atomic.Pointer[shimtest.Shim]
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if s := served.Load(); s != nil {
+			s.ServeHTTP(w, r)
+			return
+		}
+		w.WriteHeader(http.StatusServiceUnavailable)
+	}))
+	c.t.Cleanup(func() { srv.CloseClientConnections(); srv.Close() })
+	host, port, _ := strings.Cut(strings.TrimPrefix(srv.URL, "http://"), ":")
+	var number int
+	_, err := fmt.Sscan(port, &number)
+	require.NoError(c.t, err)
+	c.ports = []nomadapi.PortMapping{{Label: "shim", HostIP: host, Value: number}}
+	return &served
 }
 
 // memory is what the device plugin of a node sees.

@@ -18,11 +18,21 @@ import (
 
 const m1 = "m:v:1"
 
+// testShim is a shim whose engine may have requests.
+type testShim struct{ *shimtest.Shim }
+
+// working gives the engine a request, which ends when the channel is closed.
+func (s testShim) working() (ended chan struct{}) {
+	ended = make(chan struct{})
+	s.OnDrain(func() shimtest.Answer { <-ended; return shimtest.Answer{} })
+	return ended
+}
+
 // withShim puts a shim before replica m:v:<id>, and its port into the allocation.
-func (w *world) withShim(id string) *shimtest.Shim {
-	s := shimtest.New("m:v:"+id, "primary", false)
+func (w *world) withShim(id string) testShim {
+	s := testShim{shimtest.New("m:v:"+id, "primary", false)}
 	address := "n:" + id
-	w.shims.Put(address, s)
+	w.shims.Put(address, s.Shim)
 	a := allocation("n")
 	a.Ports = map[string]string{"shim": address}
 	w.nomad.allocate("m:v:"+id, a)
@@ -46,7 +56,7 @@ func (w *world) sleeping(name string) {
 }
 
 // warm has a replica that is WARM, and its shim.
-func (w *world) warm() *shimtest.Shim {
+func (w *world) warm() testShim {
 	w.t.Helper()
 	w.running("1")
 	s := w.withShim("1")
@@ -190,7 +200,7 @@ func TestOutcomesOfASleep(t *testing.T) {
 				w.running("1")
 				s := w.withShim("1")
 				w.rest()
-				tc.set(w, s)
+				tc.set(w, s.Shim)
 				w.rest()
 				w.sleeping(m1)
 				w.pass(planner.DefaultConfig().MemoryTimeout + time.Second)
@@ -209,7 +219,7 @@ func TestOutcomesOfASleep(t *testing.T) {
 				require.Equal(t, "sleeping", w.stage(m1), "it is tried again")
 				require.NotEmpty(t, w.r.Status().Waiting)
 				// As soon as what was wrong is mended.
-				w.shims.Put("n:1", s)
+				w.shims.Put("n:1", s.Shim)
 				s.Garbage(false)
 				s.Set(func(st *shim.State) {
 					st.Replica, st.Lock = m1, nil
@@ -227,6 +237,67 @@ func TestOutcomesOfASleep(t *testing.T) {
 			})
 		})
 	}
+}
+
+func TestOutcomesOfADrain(t *testing.T) {
+	for name, tc := range map[string]struct {
+		set    func(w *world, s *shimtest.Shim)
+		class  planner.OutcomeClass
+		error  string
+		orders int
+	}{
+		"idle":          {func(*world, *shimtest.Shim) {}, planner.Done, "", 1},
+		"drains":        {func(_ *world, s *shimtest.Shim) { s.Set(func(st *shim.State) { st.Phase = shim.Draining }) }, planner.Done, "", 1},
+		"loads":         {func(_ *world, s *shimtest.Shim) { s.Set(func(st *shim.State) { st.Phase = shim.Init }) }, planner.Done, "", 0},
+		"sleeps":        {func(_ *world, s *shimtest.Shim) { s.Set(func(st *shim.State) { st.Phase = shim.Standby }) }, planner.Done, "", 0},
+		"wakes":         {func(_ *world, s *shimtest.Shim) { s.Set(func(st *shim.State) { st.Phase = shim.Waking }) }, planner.Unreachable, "is waking", 0},
+		"no lock":       {func(_ *world, s *shimtest.Shim) { s.Set(func(st *shim.State) { st.Lock = &shim.Lock{} }) }, planner.Unreachable, "waits for the lock", 0},
+		"nobody there":  {func(_ *world, s *shimtest.Shim) { s.Down(true) }, planner.Unreachable, "connection reset", 0},
+		"no allocation": {func(w *world, _ *shimtest.Shim) { w.nomad.allocate(m1) }, planner.Unreachable, "no allocation", 0},
+		"no port":       {func(w *world, _ *shimtest.Shim) { w.nomad.allocate(m1, allocation("n")) }, planner.Failed, "stopped at the drain timeout", 0},
+		"not drained": {func(_ *world, s *shimtest.Shim) {
+			s.OnDrain(func() shimtest.Answer {
+				return shimtest.Answer{Code: 504, Error: "not drained within 1s: 1 requests running", State: shim.Draining}
+			})
+		}, planner.Unreachable, "1 requests running", 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, func(c *reconcile.Config) { c.Retry = time.Second }, func(t *testing.T, w *world) {
+				w.running("1")
+				s := w.withShim("1")
+				tc.set(w, s.Shim)
+				w.rest()
+				w.tier(m1, state.EventDrain, state.GoalGone)
+				w.rest()
+				ended := w.ended()
+				require.NotEmpty(t, ended)
+				require.Equal(t, tc.class, ended[0].Class, ended[0].Error)
+				require.Contains(t, ended[0].Error, tc.error)
+				require.Len(t, s.Orders(), tc.orders)
+				if tc.class != planner.Done {
+					require.Equal(t, "draining", w.stage(m1), "it is tried again")
+					w.withShim("1") // of an idle engine
+					w.pass(5 * time.Second)
+				}
+				require.Equal(t, "stopping", w.stage(m1))
+			})
+		})
+	}
+}
+
+// A drain that the planner gives up ends, and the job is stopped.
+func TestADrainThatIsGivenUp(t *testing.T) {
+	inWorld(t, nil, func(t *testing.T, w *world) {
+		w.running("1")
+		ended := w.withShim("1").working()
+		defer close(ended)
+		w.tier(m1, state.EventDrain, state.GoalGone)
+		w.pass(time.Minute)
+		require.Equal(t, "draining", w.stage(m1))
+		w.tier(m1, state.EventStop, state.GoalGone)
+		w.rest()
+		require.True(t, w.nomad.jobs[m1].Stopped)
+	})
 }
 
 func TestOutcomesOfAWake(t *testing.T) {
@@ -256,7 +327,7 @@ func TestOutcomesOfAWake(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			inWorld(t, nil, func(t *testing.T, w *world) {
 				s := w.warm()
-				tc.set(w, s)
+				tc.set(w, s.Shim)
 				w.rest()
 				w.tier(m1, state.EventWake, "")
 				w.rest()
@@ -457,7 +528,7 @@ func TestASleepHidesNothing(t *testing.T) {
 		w.sleeping(m1)
 		w.rest()
 		require.Equal(t, 1, w.r.Status().Running)
-		require.Empty(t, w.seen().Busy)
+		require.Empty(t, w.seen().InFlight)
 	})
 }
 

@@ -204,8 +204,7 @@ func engine(id string) replica.Engine {
 	return replica.Engine{Name: replica.Name{Model: "m", Variant: "v", ID: id}, Role: replica.RolePrimary, Passing: true, Token: 7}
 }
 
-// simplePlan is the least of a planner: what serves runs, what is drained is stopped,
-// what has stopped goes.
+// simplePlan is the least of a planner: what serves runs, what has stopped goes.
 func simplePlan(v *state.View, o planner.Observation) *state.Plan {
 	p := &state.Plan{}
 	for _, r := range v.Replicas(nil) {
@@ -215,8 +214,8 @@ func simplePlan(v *state.View, o planner.Observation) *state.Plan {
 		switch {
 		case r.Status == state.StatusStarting && o.EnginesKnown && len(o.Engines[name]) > 0 && o.Engines[name][0].Passing:
 			to.Event = state.EventServing
-		case r.Status == state.StatusDraining && o.Drained[name]:
-			to.Event = state.EventStop
+		case o.InFlight[name]:
+			continue
 		case r.Status == state.StatusStopping && o.Pools[poolOf(v, r)].JobsKnown && (!there || job.Ended):
 			p.Remove = append(p.Remove, state.Remove{Replica: name, ModifyIndex: r.ModifyIndex})
 			continue
@@ -247,8 +246,10 @@ func actions(v *state.View, o planner.Observation, _ planner.Config) []planner.A
 		job, there := o.Jobs[name]
 		a := planner.Action{Replica: name, Name: r.Name, Pool: poolOf(v, r), Index: job.Index, Reason: "test"}
 		switch {
-		case !o.Pools[a.Pool].JobsKnown:
+		case !o.Pools[a.Pool].JobsKnown || o.InFlight[name] && r.Status != state.StatusPlaced:
 			continue
+		case r.Status == state.StatusDraining && r.Leaving():
+			a.Kind = planner.Drain
 		case r.Status == state.StatusSleeping:
 			a.Kind = planner.Sleep
 		case r.Status == state.StatusWaking:
@@ -278,13 +279,16 @@ func actions(v *state.View, o planner.Observation, _ planner.Config) []planner.A
 	return out
 }
 
-// after is the least of planner.After: what slept is WARM, what was woken or not drained
-// is HOT, and the rest is stopped.
+// after is the least of planner.After: what was drained is stopped, what slept is WARM, what
+// was woken or not drained is HOT, and the rest is stopped.
 func (w *world) after(v *state.View, out planner.Outcome, _ time.Time, _ planner.Config) *state.Plan {
 	w.mu.Lock()
 	w.outcomes = append(w.outcomes, out)
 	w.mu.Unlock()
 	r := v.Replica(nil, out.Replica)
+	if r != nil && out.Kind == planner.Drain && out.Class == planner.Done && r.Status == state.StatusDraining {
+		return &state.Plan{Move: []state.Move{{Replica: out.Replica, ModifyIndex: r.ModifyIndex, Event: state.EventStop}}}
+	}
 	if r == nil || out.Class == planner.Unreachable || r.Status != state.StatusSleeping && r.Status != state.StatusWaking {
 		return nil
 	}

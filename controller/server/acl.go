@@ -45,7 +45,7 @@ func (s *Server) makeToken(rq *request, name string, role state.Role, first bool
 		return answer{}, fmt.Errorf("create a token: %w", err)
 	}
 	t := state.Token{Accessor: accessor.String(), Name: name, Role: role, Hash: state.HashSecret(shown.String()), Created: s.cfg.Now()}
-	res, err := s.apply(rq.ctx, &state.UpsertToken{Token: t, Bootstrap: first})
+	res, err := s.apply(rq, &state.UpsertToken{Token: t, Bootstrap: first})
 	if err != nil {
 		return answer{}, err
 	}
@@ -78,7 +78,7 @@ func (s *Server) deleteToken(rq *request, v *state.View) (answer, error) {
 	if i < 0 {
 		return answer{}, notFound("token %q does not exist: see \"remuda acl token list\"", accessor)
 	}
-	if _, err := s.apply(rq.ctx, &state.DeleteToken{Accessor: accessor, KeepOperator: s.cfg.ACL}); err != nil {
+	if _, err := s.apply(rq, &state.DeleteToken{Accessor: accessor, KeepOperator: s.cfg.ACL}); err != nil {
 		return answer{}, err
 	}
 	s.log.Info("token deleted", "accessor", accessor, "name", all[i].Name, "role", all[i].Role, "by", by(rq.token))

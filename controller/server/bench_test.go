@@ -150,3 +150,16 @@ func BenchmarkVerifiedRead(b *testing.B) {
 		require.NoError(b, err)
 	}
 }
+
+// BenchmarkWrite scales one model through the API of the leader of three servers, one request
+// after the other.
+func BenchmarkWrite(b *testing.B) {
+	m := leaderOf(b, benchCluster(b, 3))
+	replicas := 2
+	for b.Loop() {
+		replicas = 5 - replicas
+		_, err := m.client.Scale(b.Context(), "m07", api.ScaleRequest{Replicas: replicas})
+		require.NoError(b, err)
+	}
+	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "writes/s")
+}

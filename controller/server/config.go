@@ -31,6 +31,8 @@ type Raft interface {
 	Leadership() (raft.Leadership, <-chan struct{})
 	LastContact() time.Time
 	Apply(ctx context.Context, c state.Command) (state.Result, error)
+	Established(ctx context.Context) (term uint64, err error)
+	VerifyTerm(ctx context.Context, term uint64) error
 	Read(ctx context.Context, c raft.Consistency) (*state.View, error)
 	Members() ([]raft.Member, error)
 	Promote(ctx context.Context, id string) error

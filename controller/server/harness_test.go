@@ -419,9 +419,13 @@ func token(t testing.TB, c *api.Client, role string) api.Token {
 }
 
 // bootstrapped is a single member that asks for tokens, with a token of each role.
-func bootstrapped(t testing.TB) (*member, map[string]string) {
+func bootstrapped(t testing.TB, edit ...func(*server.Config)) (*member, map[string]string) {
 	t.Helper()
-	m := cluster(t, 1, settings{acl: true, world: withPools})[0]
+	m := cluster(t, 1, settings{acl: true, world: withPools, server: func(c *server.Config) {
+		for _, e := range edit {
+			e(c)
+		}
+	}})[0]
 	first, err := m.client.BootstrapACL(t.Context())
 	require.NoError(t, err)
 	m.client = m.as(first.SecretID)

@@ -9,6 +9,7 @@ import (
 
 	"remuda/controller/api"
 	"remuda/controller/raft"
+	"remuda/controller/state"
 )
 
 // leaderPoll is how often a server looks who leads while a request waits for that.
@@ -70,7 +71,14 @@ func (s *Server) onLeader(w http.ResponseWriter, rq *request) error {
 	}
 }
 
-// lead answers on the leader.
+// lead answers on the leader. A request takes one round trip to a majority: a committed
+// command proves that this server led, and VerifyTerm proves it for everything else, before
+// an act and after what a write refused or left unchanged.
+//
+// A write may begin on the state of a leader that was deposed and does not know. Nothing
+// comes of that. If another server was elected, no command of an earlier term is committed
+// any more, so that a token, or anything else, that the new leader has deleted cannot
+// change the state here. And a refusal is not answered but repeated on the new leader.
 func (s *Server) lead(w http.ResponseWriter, rq *request) error {
 	if rq.route.read != nil {
 		return s.read(w, rq)
@@ -86,22 +94,37 @@ func (s *Server) lead(w http.ResponseWriter, rq *request) error {
 		return err
 	}
 	// After the body, which may have taken its time.
-	v, err := s.cfg.Raft.Read(rq.ctx, raft.Verified)
+	term, err := s.cfg.Raft.Established(rq.ctx)
 	if err != nil {
 		return err
 	}
-	if rq.token, err = s.authorize(rq.route, rq.Header, v); err != nil {
-		return err
+	if rq.route.act != nil {
+		if err := s.cfg.Raft.VerifyTerm(rq.ctx, term); err != nil {
+			return err
+		}
+		s.cfg.Loads.Begin(term)
 	}
-	now, _ := s.cfg.Raft.Leadership()
-	if !now.Leader {
-		return fmt.Errorf("%w any more", raft.ErrNotLeader)
+	a, err := s.change(rq, s.cfg.Raft.Store().View())
+	if rq.route.write != nil && !rq.settled {
+		if err := s.cfg.Raft.VerifyTerm(rq.ctx, term); err != nil {
+			return err
+		}
 	}
-	s.cfg.Loads.Begin(now.Term)
-	a, err := rq.route.act(s, rq, v)
 	if err != nil {
 		return err
 	}
 	a.status = rq.route.status
 	return a.write(w, rq.Request)
+}
+
+// change runs the route's write or act for a caller that may.
+func (s *Server) change(rq *request, v *state.View) (answer, error) {
+	var err error
+	if rq.token, err = s.authorize(rq.route, rq.Header, v); err != nil {
+		return answer{}, err
+	}
+	if rq.route.write != nil {
+		return rq.route.write(s, rq, v)
+	}
+	return rq.route.act(s, rq, v)
 }

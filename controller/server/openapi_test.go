@@ -214,10 +214,11 @@ func (g *generator) responses(rt *route) object {
 	if rt.access != accessAnyone {
 		statuses = append(statuses, http.StatusUnauthorized, http.StatusForbidden)
 	}
-	if rt.act != nil || strings.Contains(rt.pattern, "{") {
+	changes := rt.write != nil || rt.act != nil
+	if changes || strings.Contains(rt.pattern, "{") {
 		statuses = append(statuses, http.StatusNotFound)
 	}
-	if rt.act != nil {
+	if changes {
 		statuses = append(statuses, http.StatusConflict, http.StatusGatewayTimeout)
 	}
 	if rt.in != nil {

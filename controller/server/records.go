@@ -1,12 +1,13 @@
 package server
 
 import (
-	"context"
+	"errors"
 	"fmt"
 
 	"github.com/hashicorp/go-memdb"
 
 	"remuda/controller/api"
+	"remuda/controller/raft"
 	"remuda/controller/state"
 	"remuda/internal/replica"
 )
@@ -25,7 +26,7 @@ func (s *Server) decide(rq *request, c state.Command, ds ...state.Decision) (sta
 	if err != nil {
 		return state.Result{}, err
 	}
-	res, err := s.apply(rq.ctx, decided)
+	res, err := s.apply(rq, decided)
 	if err == nil && res.Changed {
 		for _, d := range ds {
 			s.log.Info("decision", "kind", d.Kind, "model", d.Model, "replica", d.Replica, "reason", d.Reason)
@@ -36,7 +37,7 @@ func (s *Server) decide(rq *request, c state.Command, ds ...state.Decision) (sta
 
 // apply applies a command through Raft. A command that the state as it is now would reject is
 // answered without Raft: the log keeps every entry, rejected or not, until the next snapshot.
-func (s *Server) apply(ctx context.Context, c state.Command) (state.Result, error) {
+func (s *Server) apply(rq *request, c state.Command) (state.Result, error) {
 	raw, err := state.Encode(c)
 	if err != nil {
 		return state.Result{}, err
@@ -45,7 +46,12 @@ func (s *Server) apply(ctx context.Context, c state.Command) (state.Result, erro
 	if res := trial.Apply(trial.View().Index()+1, raw); res.Err != nil {
 		return res, res.Err
 	}
-	return s.cfg.Raft.Apply(ctx, c)
+	res, err := s.cfg.Raft.Apply(rq.ctx, c)
+	var rejected *state.Error // by the command's own entry of the log
+	if err == nil || errors.As(err, &rejected) || errors.Is(err, raft.ErrUnknownOutcome) {
+		rq.settled = true
+	}
+	return res, err
 }
 
 func (s *Server) listDecisions(rq *request, v *state.View, ws memdb.WatchSet) (answer, error) {

@@ -41,7 +41,10 @@ type request struct {
 	held     int64
 	// token is the caller's, nil where none is asked for.
 	token *state.Token
-	ctx   context.Context
+	// settled: a command of it was committed, or may be. What the request answers from then
+	// on needs no further proof that this server leads, and it must not begin anew.
+	settled bool
+	ctx     context.Context
 }
 
 func badRequest(format string, args ...any) *api.Error {

@@ -31,7 +31,7 @@ type (
 	binary []byte
 )
 
-// route is one method of one path. It has one of read, act and serve.
+// route is one method of one path. It has one of read, write, act and serve.
 type route struct {
 	method string
 	// pattern's segments in braces are parameters.
@@ -41,7 +41,12 @@ type route struct {
 	// read answers from a view, and may be a blocking query: it adds to ws what it looks
 	// at. It is called again whenever that has changed.
 	read func(s *Server, rq *request, v *state.View, ws memdb.WatchSet) (answer, error)
-	// act is called on the leader with a view that has seen all that was acknowledged.
+	// write changes the state with Server.apply, and nothing else. It is called on the leader.
+	// The view, and the state while it runs, may be those of a leader that was deposed and
+	// does not know: see Server.lead.
+	write func(s *Server, rq *request, v *state.View) (answer, error)
+	// act does anything else. It is called on the leader with a view that has seen all that was
+	// acknowledged.
 	act func(s *Server, rq *request, v *state.View) (answer, error)
 	// serve answers from this server alone.
 	serve func(s *Server, rq *request) (answer, error)
@@ -103,7 +108,7 @@ const (
 var routes = []*route{
 	{method: http.MethodGet, pattern: "/v1/models", access: accessModels, where: whereRead, read: (*Server).listModels,
 		tag: "models", id: "Models", summary: "List the models.", out: []api.ModelSummary{}},
-	{method: http.MethodPut, pattern: "/v1/models", access: accessOperator, where: whereLeader, act: (*Server).applyModels,
+	{method: http.MethodPut, pattern: "/v1/models", access: accessOperator, where: whereLeader, write: (*Server).applyModels,
 		tag: "models", id: "ApplyModels", summary: "Apply a model file, all of it or nothing.", in: api.ApplyRequest{}, out: api.ApplyResponse{}},
 	{method: http.MethodGet, pattern: "/v1/model/{model}", access: accessModels, where: whereRead, read: (*Server).getModel,
 		tag: "models", id: "Model", summary: "A model with its replicas, decisions and status.", out: api.ModelStatus{}},
@@ -112,23 +117,23 @@ var routes = []*route{
 		params: []param{{name: "version", about: "The number of the version; none: the current one.", number: true}}},
 	{method: http.MethodGet, pattern: "/v1/model/{model}/versions", access: accessRead, where: whereRead, read: (*Server).listVersions,
 		tag: "models", id: "ModelVersions", summary: "The versions of the model, the newest first.", out: []api.Version{}},
-	{method: http.MethodPut, pattern: "/v1/model/{model}/revert", access: accessOperator, where: whereLeader, act: (*Server).revertModel,
+	{method: http.MethodPut, pattern: "/v1/model/{model}/revert", access: accessOperator, where: whereLeader, write: (*Server).revertModel,
 		tag: "models", id: "RevertModel", summary: "Return the model to the definition of an earlier version, as a new version.", in: api.RevertRequest{}, out: api.AppliedModel{}},
-	{method: http.MethodDelete, pattern: "/v1/model/{model}", access: accessOperator, where: whereLeader, act: (*Server).deleteModel,
+	{method: http.MethodDelete, pattern: "/v1/model/{model}", access: accessOperator, where: whereLeader, write: (*Server).deleteModel,
 		tag: "models", id: "DeleteModel", summary: "Delete a model without replicas.",
 		params: []param{{name: "cas", about: "The model's ModifyIndex as the caller knows it; 0 or none: any.", number: true}}},
-	{method: http.MethodPut, pattern: "/v1/model/{model}/stop", access: accessOperator, where: whereLeader, act: (*Server).stopModel,
+	{method: http.MethodPut, pattern: "/v1/model/{model}/stop", access: accessOperator, where: whereLeader, write: (*Server).stopModel,
 		tag: "models", id: "StopModel", summary: "Stop a model: its replicas drain and stop.", out: api.ScaleResponse{}},
-	{method: http.MethodPut, pattern: "/v1/model/{model}/start", access: accessOperator, where: whereLeader, act: (*Server).startModel,
+	{method: http.MethodPut, pattern: "/v1/model/{model}/start", access: accessOperator, where: whereLeader, write: (*Server).startModel,
 		tag: "models", id: "StartModel", summary: "Start a stopped model.", out: api.ScaleResponse{}},
-	{method: http.MethodPut, pattern: "/v1/model/{model}/scale", access: accessScale, where: whereLeader, act: (*Server).scaleModel,
+	{method: http.MethodPut, pattern: "/v1/model/{model}/scale", access: accessScale, where: whereLeader, write: (*Server).scaleModel,
 		tag: "models", id: "Scale", summary: "Scale a model, or one of its variants. The role autoscaler scales with its own origin only.", in: api.ScaleRequest{}, out: api.ScaleResponse{}},
-	{method: http.MethodPut, pattern: "/v1/model/{model}/pool/{pool}", access: accessOperator, where: whereLeader, act: (*Server).expect,
+	{method: http.MethodPut, pattern: "/v1/model/{model}/pool/{pool}", access: accessOperator, where: whereLeader, write: (*Server).expect,
 		tag: "models", id: "Expect", summary: "Set the number of a model's replicas in an external capacity pool.", in: api.ExpectRequest{}, out: api.ScaleResponse{}},
 
 	{method: http.MethodPut, pattern: "/v1/plan", access: accessRead, where: whereLeader, act: (*Server).plan,
 		tag: "replicas", id: "Plan", summary: "Show what the controller would do after a change, and why. Nothing is changed.", in: api.PlanRequest{}, out: api.PlanResponse{}, errors: []int{http.StatusTooManyRequests}},
-	{method: http.MethodPut, pattern: "/v1/evict", access: accessOperator, where: whereLeader, act: (*Server).evict,
+	{method: http.MethodPut, pattern: "/v1/evict", access: accessOperator, where: whereLeader, write: (*Server).evict,
 		tag: "replicas", id: "Evict", summary: "Evict a replica, or all replicas of a model.", in: api.EvictRequest{}, out: api.EvictResponse{}},
 	{method: http.MethodGet, pattern: "/v1/replicas", access: accessModels, where: whereRead, read: (*Server).listReplicas,
 		tag: "replicas", id: "Replicas", summary: "List the replicas.", out: []api.Replica{}, errors: []int{http.StatusNotFound},
@@ -139,7 +144,7 @@ var routes = []*route{
 		tag: "nodes", id: "Nodes", summary: "List the nodes with GPUs.", out: []api.Node{}},
 	{method: http.MethodGet, pattern: "/v1/node/{node}", access: accessRead, where: whereRead, read: (*Server).getNode,
 		tag: "nodes", id: "Node", summary: "A node with its replicas, by its ID, a prefix of the ID, or its name.", out: api.NodeStatus{}},
-	{method: http.MethodPut, pattern: "/v1/node/{node}/cordon", access: accessOperator, where: whereLeader, act: (*Server).cordon,
+	{method: http.MethodPut, pattern: "/v1/node/{node}/cordon", access: accessOperator, where: whereLeader, write: (*Server).cordon,
 		tag: "nodes", id: "Cordon", summary: "Cordon a GPU of a node, or all of them, or lift the cordon.", in: api.CordonRequest{}, out: api.Node{}},
 	{method: http.MethodGet, pattern: "/v1/pools", access: accessRead, where: whereRead, read: (*Server).listPools,
 		tag: "pools", id: "Pools", summary: "List the capacity pools, the own one first.", out: []api.Pool{}},
@@ -148,30 +153,30 @@ var routes = []*route{
 		tag: "pipelines", id: "Pipelines", summary: "List the pipelines.", out: []api.Pipeline{}},
 	{method: http.MethodGet, pattern: "/v1/pipeline/{pipeline}", access: accessModels, where: whereRead, read: (*Server).getPipeline,
 		tag: "pipelines", id: "Pipeline", summary: "Show a pipeline.", out: api.Pipeline{}},
-	{method: http.MethodPut, pattern: "/v1/pipeline/{pipeline}", access: accessOperator, where: whereLeader, act: (*Server).applyPipeline,
+	{method: http.MethodPut, pattern: "/v1/pipeline/{pipeline}", access: accessOperator, where: whereLeader, write: (*Server).applyPipeline,
 		tag: "pipelines", id: "ApplyPipeline", summary: "Create or replace a pipeline.", in: api.PipelineRequest{}, out: api.PipelineResponse{}},
-	{method: http.MethodDelete, pattern: "/v1/pipeline/{pipeline}", access: accessOperator, where: whereLeader, act: (*Server).deletePipeline,
+	{method: http.MethodDelete, pattern: "/v1/pipeline/{pipeline}", access: accessOperator, where: whereLeader, write: (*Server).deletePipeline,
 		tag: "pipelines", id: "DeletePipeline", summary: "Delete a pipeline.",
 		params: []param{{name: "cas", about: "The pipeline's ModifyIndex as the caller knows it; none: any.", number: true}}},
 
 	{method: http.MethodGet, pattern: "/v1/dedicated", access: accessRead, where: whereRead, read: (*Server).getDedicated,
 		tag: "dedicated", id: "Dedicated", summary: "The current dedicated set.", out: api.Dedicated{}},
-	{method: http.MethodPut, pattern: "/v1/dedicated", access: accessOperator, where: whereLeader, act: (*Server).setDedicated,
+	{method: http.MethodPut, pattern: "/v1/dedicated", access: accessOperator, where: whereLeader, write: (*Server).setDedicated,
 		tag: "dedicated", id: "SetDedicated", summary: "Replace the dedicated set.", in: api.DedicatedRequest{}, out: api.Dedicated{}},
-	{method: http.MethodDelete, pattern: "/v1/dedicated", access: accessOperator, where: whereLeader, act: (*Server).clearDedicated,
+	{method: http.MethodDelete, pattern: "/v1/dedicated", access: accessOperator, where: whereLeader, write: (*Server).clearDedicated,
 		tag: "dedicated", id: "ClearDedicated", summary: "Clear the dedicated set.", out: api.Dedicated{}},
 	{method: http.MethodGet, pattern: "/v1/dedicated/schedule", access: accessRead, where: whereRead, read: (*Server).getSchedule,
 		tag: "dedicated", id: "DedicatedSchedule", summary: "The calendar that changes the dedicated set by the time of day.", out: api.DedicatedSchedule{}},
-	{method: http.MethodPut, pattern: "/v1/dedicated/schedule", access: accessOperator, where: whereLeader, act: (*Server).setSchedule,
+	{method: http.MethodPut, pattern: "/v1/dedicated/schedule", access: accessOperator, where: whereLeader, write: (*Server).setSchedule,
 		tag: "dedicated", id: "SetDedicatedSchedule", summary: "Set the calendar.", in: api.ScheduleRequest{}, out: api.DedicatedSchedule{}},
-	{method: http.MethodDelete, pattern: "/v1/dedicated/schedule", access: accessOperator, where: whereLeader, act: (*Server).deleteSchedule,
+	{method: http.MethodDelete, pattern: "/v1/dedicated/schedule", access: accessOperator, where: whereLeader, write: (*Server).deleteSchedule,
 		tag: "dedicated", id: "DeleteDedicatedSchedule", summary: "Delete the calendar. The dedicated set is unchanged."},
 
 	{method: http.MethodGet, pattern: "/v1/switches", access: accessRead, where: whereRead, read: (*Server).listSwitches,
 		tag: "switches", id: "Switches", summary: "List the switches that are set.", out: []api.Switch{}},
-	{method: http.MethodPut, pattern: "/v1/switch/{switch}", access: accessOperator, where: whereLeader, act: (*Server).setSwitch,
+	{method: http.MethodPut, pattern: "/v1/switch/{switch}", access: accessOperator, where: whereLeader, write: (*Server).setSwitch,
 		tag: "switches", id: "SetSwitch", summary: "Set a switch.", in: api.SwitchRequest{}, out: api.Switch{}},
-	{method: http.MethodDelete, pattern: "/v1/switch/{switch}", access: accessOperator, where: whereLeader, act: (*Server).deleteSwitch,
+	{method: http.MethodDelete, pattern: "/v1/switch/{switch}", access: accessOperator, where: whereLeader, write: (*Server).deleteSwitch,
 		tag: "switches", id: "DeleteSwitch", summary: "Unset a switch. It is not an error if it is not set."},
 	{method: http.MethodGet, pattern: "/v1/decisions", access: accessRead, where: whereRead, read: (*Server).listDecisions,
 		tag: "decisions", id: "Decisions", summary: "List the latest decisions, newest first.", out: []api.Decision{},
@@ -195,13 +200,13 @@ var routes = []*route{
 	{method: http.MethodPut, pattern: "/v1/gateway/report", access: accessGateway, where: whereLeader, large: true, act: (*Server).gatewayReport,
 		tag: "gateway", id: "GatewayReport", summary: "Report a gateway's waiting and running requests. The response contains its orders.", in: api.GatewayReport{}, out: api.GatewayOrders{}},
 
-	{method: http.MethodPut, pattern: "/v1/acl/bootstrap", access: accessAnyone, where: whereLeader, act: (*Server).bootstrapACL,
+	{method: http.MethodPut, pattern: "/v1/acl/bootstrap", access: accessAnyone, where: whereLeader, write: (*Server).bootstrapACL,
 		tag: "acl", id: "BootstrapACL", summary: "Create the first token, for an operator. It works once.", out: api.Token{}, status: http.StatusCreated},
 	{method: http.MethodGet, pattern: "/v1/acl/tokens", access: accessOperator, where: whereRead, read: (*Server).listTokens,
 		tag: "acl", id: "Tokens", summary: "List the tokens, without their secrets.", out: []api.Token{}},
-	{method: http.MethodPut, pattern: "/v1/acl/token", access: accessOperator, where: whereLeader, act: (*Server).createToken,
+	{method: http.MethodPut, pattern: "/v1/acl/token", access: accessOperator, where: whereLeader, write: (*Server).createToken,
 		tag: "acl", id: "CreateToken", summary: "Create a token. The response contains its secret.", in: api.TokenRequest{}, out: api.Token{}, status: http.StatusCreated},
-	{method: http.MethodDelete, pattern: "/v1/acl/token/{accessor}", access: accessOperator, where: whereLeader, act: (*Server).deleteToken,
+	{method: http.MethodDelete, pattern: "/v1/acl/token/{accessor}", access: accessOperator, where: whereLeader, write: (*Server).deleteToken,
 		tag: "acl", id: "DeleteToken", summary: "Delete a token."},
 	{method: http.MethodGet, pattern: "/v1/acl/token/self", access: accessToken, where: whereRead, read: (*Server).selfToken,
 		tag: "acl", id: "SelfToken", summary: "The token of the request.", out: api.Token{}, errors: []int{http.StatusNotFound}},

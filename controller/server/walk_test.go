@@ -2,6 +2,7 @@ package server_test
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -22,11 +23,10 @@ type good struct {
 	status int
 }
 
-// TestEveryRouteAnswersAsDescribed asks every route of the table for what it is for and
-// for something that it refuses. The client's transport compares both with the
-// description.
-func TestEveryRouteAnswersAsDescribed(t *testing.T) {
-	m, secrets := bootstrapped(t)
+// goodRequests gives a member with tokens some state, and returns a request for each route
+// that is answered with what it is for, if they are sent in the order of the routes.
+func goodRequests(t *testing.T, m *member) map[string]good {
+	t.Helper()
 	m.applied("m")
 	running := m.place("m", "r1", 0, 0)
 	m.move(running, state.EventStarted, state.EventServing)
@@ -55,7 +55,7 @@ func TestEveryRouteAnswersAsDescribed(t *testing.T) {
 		require.NoError(t, err)
 		return string(b)
 	}
-	requests := map[string]good{
+	return map[string]good{
 		"GET /v1/models":                        {path: "/v1/models"},
 		"PUT /v1/models":                        {path: "/v1/models", body: `{"File":` + quoted(file("new")) + `}`},
 		"GET /v1/model/{model}":                 {path: "/v1/model/m"},
@@ -116,14 +116,20 @@ func TestEveryRouteAnswersAsDescribed(t *testing.T) {
 		"GET /live":                             {path: "/live"},
 		"GET /ready":                            {path: "/ready"},
 	}
+}
+
+// TestEveryRouteAnswersAsDescribed asks every route of the table for what it is for and
+// for something that it refuses. The client's transport compares both with the
+// description.
+func TestEveryRouteAnswersAsDescribed(t *testing.T) {
+	m, secrets := bootstrapped(t)
+	requests := goodRequests(t, m)
 	seen.Clear()
 	for _, r := range server.Routes() {
 		key := r.Method + " " + r.Pattern
 		g, ok := requests[key]
 		require.True(t, ok, "%s has no request in this test", key)
-		if g.status == 0 {
-			g.status = http.StatusOK
-		}
+		g.status = cmp.Or(g.status, http.StatusOK)
 		resp, body := m.raw(r.Method, g.path, secrets["operator"], g.body)
 		require.Equal(t, g.status, resp.StatusCode, "%s: %s", key, body)
 		_, ok = seen.Load(fmt.Sprintf("%s %d", key, g.status))

@@ -150,6 +150,14 @@ func (c *Client) State(ctx context.Context, address string) (State, error) {
 	return s, err
 }
 
+// Drain takes the engine out of routing and returns nil once it has no request. The error
+// wraps ErrNotDrained if it still had some after timeout. If ctx ends, the shim waits no
+// longer either; the engine stays out of routing until it is woken.
+func (c *Client) Drain(ctx context.Context, address string, timeout time.Duration) error {
+	_, err := c.do(ctx, "drain", http.MethodPost, address, "/v1/drain", url.Values{"timeout": {timeout.String()}})
+	return err
+}
+
 // Sleep has the engine finish its requests, for at most drain, and sleep until Wake. It
 // returns how the engine stands then. Since is the State.Since that the order is for, zero
 // for any: if the engine has changed its state meanwhile, the error wraps ErrChanged.

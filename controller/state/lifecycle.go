@@ -78,6 +78,7 @@ const (
 	RequestNone     Request = ""
 	RequestRegister Request = "register" // register the job
 	RequestKeep     Request = "keep"     // keep the job registered as it is
+	RequestDrain    Request = "drain"    // take the engine out of routing and wait until it has no request
 	RequestSleep    Request = "sleep"    // put the engine to sleep
 	RequestWake     Request = "wake"     // wake the engine
 	RequestStop     Request = "stop"     // stop the job
@@ -116,7 +117,7 @@ var lives = map[Status]life{
 		next: map[Event]Status{EventDrain: StatusDraining, EventStarted: StatusStarting, EventFailed: StatusFailed, EventStop: StatusStopping},
 	},
 	StatusDraining: {
-		tier: Hot, goals: []Goal{GoalWarm, GoalCold, GoalGone}, serving: true,
+		tier: Hot, goals: []Goal{GoalWarm, GoalCold, GoalGone}, serving: true, request: RequestDrain,
 		next: map[Event]Status{EventDrain: StatusDraining, EventServing: StatusServing, EventSleep: StatusSleeping, EventStarted: StatusStarting, EventFailed: StatusFailed, EventStop: StatusStopping},
 	},
 	StatusSleeping: {

@@ -35,6 +35,7 @@ type Shim struct {
 	hang    chan struct{} // nil: it answers
 	gpus    []string
 	orders  []string
+	onDrain func() Answer
 	onSleep func() Answer
 	onWake  func() Answer
 }
@@ -90,7 +91,14 @@ func (s *Shim) Garbage(on bool) {
 	s.garbage = on
 }
 
-// OnSleep and OnWake have f run at each order, before it is done. nil: nothing.
+// OnDrain is OnSleep for drains.
+func (s *Shim) OnDrain(f func() Answer) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.onDrain = f
+}
+
+// OnSleep has f run at each order to sleep, before it is done. nil: nothing.
 func (s *Shim) OnSleep(f func() Answer) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -122,7 +130,10 @@ func (s *Shim) GPUs() []string {
 func (s *Shim) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	down, garbage, hang, hook := s.down, s.garbage, s.hang, s.onSleep
-	if r.URL.Path == "/v1/wake" {
+	switch r.URL.Path {
+	case "/v1/drain":
+		hook = s.onDrain
+	case "/v1/wake":
 		hook = s.onWake
 	}
 	s.mu.Unlock()
@@ -139,6 +150,8 @@ func (s *Shim) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch r.Method + " " + r.URL.Path {
 	case "GET /state":
 		s.answer(w, Answer{})
+	case "POST /v1/drain":
+		s.order(w, r, "drain", hook, s.drain)
 	case "POST /v1/sleep":
 		if _, err := time.ParseDuration(r.URL.Query().Get("timeout")); err != nil {
 			s.answer(w, Answer{Code: http.StatusBadRequest, Error: err.Error()})
@@ -188,6 +201,19 @@ func (s *Shim) answer(w http.ResponseWriter, a Answer) {
 	}
 	w.WriteHeader(a.Code)
 	_ = json.NewEncoder(w).Encode(map[string]string{"error": a.Error, "state": string(s.State().Phase)})
+}
+
+func (s *Shim) drain() Answer {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch s.state.Phase {
+	case shim.Active:
+		s.state.Phase, s.state.Since = shim.Draining, time.Now()
+	case shim.Draining:
+	default:
+		return Answer{Code: http.StatusConflict, Error: "wrong state: engine is " + string(s.state.Phase)}
+	}
+	return Answer{}
 }
 
 func (s *Shim) sleep() Answer {
