@@ -133,10 +133,10 @@ func (c *asker) findToken(ctx context.Context, arg string) (string, error) {
 			found = append(found, k.Accessor)
 		}
 	}
-	switch {
-	case len(found) == 1 && arg != "":
+	switch len(found) {
+	case 1:
 		return found[0], nil
-	case len(found) == 0 || arg == "":
+	case 0:
 		return "", fmt.Errorf("no token %q: see \"remuda acl token list\"", arg)
 	}
 	return "", fmt.Errorf("%q is ambiguous: it matches %s: use a longer prefix", arg, strings.Join(found, ", "))

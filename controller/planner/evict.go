@@ -28,6 +28,9 @@ func (d *draft) hasTraffic(m *model) bool {
 // has no traffic. Those in spared are not to be touched. The rules that need no asker are
 // in ways.
 func (d *draft) mayEvict(by *model, idle bool, spared map[string]bool) func(*placement.Tenant) bool {
+	if by.canaryStandsIn() {
+		return nil // no model loses a replica for a definition that is about to be replaced
+	}
 	room := map[string]bool{}
 	return func(t *placement.Tenant) bool {
 		r := d.byMember[t.Name]
@@ -97,9 +100,6 @@ const maxSparing = 64
 // spared, and it looks again. After maxSparing times no model has more left on any node
 // than it may lose, so that there is an end however many replicas there are.
 func (d *draft) findRoom(by *model, v *state.Variant, idle bool) (placement.Choice, *placement.Refusal) {
-	if by.canaryStandsIn() {
-		return d.find(by, v, ask{}) // no model loses a replica for a definition that is about to be replaced
-	}
 	spared := map[string]bool{}
 	for tries := 0; ; tries++ {
 		if tries == maxSparing {
