@@ -26,16 +26,22 @@ import (
 // one cluster.
 func TestController(t *testing.T) {
 	t.Parallel()
-	f := newFleet(t, 1, func(o *devcluster.Options) { o.GPUs = 4 })
+	gpus := filepath.Join(t.TempDir(), "gpus.json")
+	f := newFleet(t, 1, func(o *devcluster.Options) {
+		o.GPUs = 4
+		set(o, "nomad-client", fmt.Sprintf("plugin \"remuda-device\" {\n  config {\n    state_file = %q\n    fingerprint_period = \"500ms\"\n  }\n}\n", gpus))
+	})
 	inTurn(t, f, f.use, []part[*fleet]{
 		{"apply", applied},
 		{"scale up", scaledUp},
 		{"scale down with requests in flight", scaledDown},
 		{"update with a canary", updated},
 		{"a failed update is rolled back", rolledBack},
+		{"a task before the engine always fails", prestartFails},
 		{"a job stopped or edited behind our back", behindOurBack},
 		{"a replica is evicted", evicted},
 		{"the GPU under a pair is cordoned", cordoned},
+		{"the GPU under a pair dies", func(t *testing.T, f *fleet) { gpuDies(t, f, gpus) }},
 		{"a restart adopts what runs", restarted},
 		{"a controller without its data adopts what runs", adopted},
 		{"nomad is away", nomadDown},
@@ -173,6 +179,44 @@ func rolledBack(t *testing.T, f *fleet) {
 	require.Equal(t, before, f.hot("m", 2))
 }
 
+// prestartFails: the task that writes the weights fails at each try, so that no engine is ever
+// started. Nomad restarts it for ever and calls the allocation pending.
+func prestartFails(t *testing.T, f *fleet) {
+	const why = "times without serving: weights: Exit Code: 2"
+	bogus := map[string]string{"weights": "bogus"}
+	before := f.hot("m", 2)
+	out, err := f.tryRemuda("model", "apply", f.modelFile("m", 1, bogus))
+	require.Error(t, err, "the command reports that the rollout failed:\n%s", out)
+	require.Contains(t, out, why)
+	require.Equal(t, before, f.hot("m", 2))
+	st, _, err := f.api.Model(t.Context(), "m", api.QueryOptions{})
+	require.NoError(t, err)
+	require.Equal(t, "rolled_back", st.Model.Rollouts["sim"].Status)
+	require.Contains(t, st.Model.Rollouts["sim"].Reason, why)
+	require.Equal(t, "", streamed(f, "m", "after the rollback"))
+	f.remuda("model", "apply", f.modelFile("m", 1, map[string]string{"weights": "48MiB"}))
+	require.Equal(t, before, f.hot("m", 2))
+
+	// A model that has nothing to return to fails again and again.
+	f.remuda("model", "apply", "-detach", f.modelFile("never", 1, bogus))
+	eventually(t, time.Minute, "two failures", func() error {
+		all, err := f.replicas("never")
+		if err != nil {
+			return err
+		}
+		for _, r := range all {
+			if r.Failures >= 2 && strings.Contains(r.LastError, why) {
+				return nil
+			}
+		}
+		return errors.New(f.why("never"))
+	})
+	out = f.remuda("model", "status", "never")
+	t.Logf("remuda model status never:\n%s", out)
+	require.Contains(t, out, why)
+	f.remuda("model", "stop", "-purge", "never")
+}
+
 func behindOurBack(t *testing.T, f *fleet) {
 	names := f.hot("m", 2)
 	f.command("nomad", "job", "stop", "-detach", names[0])
@@ -214,12 +258,13 @@ func evicted(t *testing.T, f *fleet) {
 	f.hot("m", 2)
 }
 
-// cordoned: a pair moves to another GPU while it answers requests, and stays where it is as
-// long as there is no other GPU.
-func cordoned(t *testing.T, f *fleet) {
-	require.NoError(t, os.WriteFile(filepath.Join(f.dir, "failover.nomad.hcl"), []byte(jobs.Failover), 0o600))
+// applyPair applies a model that is one failover pair, and returns what waits until the pair
+// serves and describes it.
+func (f *fleet) applyPair() func() api.Replica {
+	f.t.Helper()
+	require.NoError(f.t, os.WriteFile(filepath.Join(f.dir, "failover.nomad.hcl"), []byte(jobs.Failover), 0o600))
 	path := filepath.Join(f.dir, "pair.model.hcl")
-	require.NoError(t, os.WriteFile(path, []byte(`model "pair" {
+	require.NoError(f.t, os.WriteFile(path, []byte(`model "pair" {
   max      = 1
   replicas = 1
   failover = true
@@ -238,25 +283,37 @@ func cordoned(t *testing.T, f *fleet) {
 }
 `), 0o600))
 	f.remuda("model", "apply", path)
-	pair := func() api.Replica {
-		t.Helper()
+	return func() api.Replica {
+		f.t.Helper()
 		all, err := f.replicas("pair")
-		require.NoError(t, err)
+		require.NoError(f.t, err)
 		return all[f.hot("pair", 1)[0]]
 	}
-	old := pair()
-	others := f.hot("m", 2)
-	l := f.load("pair", 4, 60)
-	l.flows(4)
-	stop := f.floor("pair", 1)
-	t.Logf("remuda node cordon:\n%s", f.remuda("node", "cordon", gpuOf(old), "-reason", "it is hot"))
-	eventually(t, 2*time.Minute, "another pair", func() error {
+}
+
+// moved waits until another pair than old serves.
+func (f *fleet) moved(old api.Replica) {
+	f.t.Helper()
+	eventually(f.t, 2*time.Minute, "another pair", func() error {
 		names, err := f.isHot("pair", 1)
 		if err == nil && names[0] == old.Name {
 			err = errors.New(f.why("pair"))
 		}
 		return err
 	})
+}
+
+// cordoned: a pair moves to another GPU while it answers requests, and stays where it is as
+// long as there is no other GPU.
+func cordoned(t *testing.T, f *fleet) {
+	pair := f.applyPair()
+	old := pair()
+	others := f.hot("m", 2)
+	l := f.load("pair", 4, 60)
+	l.flows(4)
+	stop := f.floor("pair", 1)
+	t.Logf("remuda node cordon:\n%s", f.remuda("node", "cordon", gpuOf(old), "-reason", "it is hot"))
+	f.moved(old)
 	moved := pair()
 	require.NotEqual(t, gpuOf(old), gpuOf(moved))
 	require.ElementsMatch(t, []string{gpuOf(moved) + "#0", gpuOf(moved) + "#1"}, moved.Seats)
@@ -276,6 +333,34 @@ func cordoned(t *testing.T, f *fleet) {
 	stop()
 	l.none()
 	f.remuda("node", "uncordon", moved.NodeName)
+	f.remuda("model", "stop", "-purge", "pair")
+}
+
+// gpuDies: both engines of a pair die with their GPU and cannot start there again. Another pair
+// takes their place on another GPU, and nothing else moves.
+func gpuDies(t *testing.T, f *fleet, states string) {
+	const xid = "XID 79: the GPU has fallen off the bus"
+	pair := f.applyPair()
+	old := pair()
+	others := f.hot("m", 2)
+	require.Equal(t, "", streamed(f, "pair", "before"))
+	alloc := f.allocOf(old.Name)
+	require.NoError(t, os.Remove(filepath.Join(f.info.DataDir, "nomad", "alloc", alloc.ID, "alloc", "data", "weights.safetensors")))
+	require.NoError(t, os.WriteFile(states, fmt.Appendf(nil, `{"gpus": {%q: {"unhealthy": %q}}}`, gpuOf(old), xid), 0o600))
+	kill9(t, processesOfReplica(t, old.Name, "sim")...)
+	begin := time.Now()
+	f.moved(old)
+	t.Logf("another pair serves %s after the GPU died", time.Since(begin).Round(time.Millisecond))
+	require.NotEqual(t, gpuOf(old), gpuOf(pair()))
+	require.Equal(t, "", streamed(f, "pair", "after"))
+	require.Equal(t, others, f.hot("m", 2))
+	ds, _, err := f.api.Decisions(t.Context(), api.DecisionFilter{Model: "pair", Limit: 50}, api.QueryOptions{})
+	require.NoError(t, err)
+	t.Logf("remuda decision list:\n%s", f.remuda("decision", "list", "-model", "pair"))
+	require.True(t, slices.ContainsFunc(ds, func(d api.Decision) bool {
+		return d.Kind == "move-away" && strings.Contains(d.Reason, gpuOf(old)) && strings.Contains(d.Reason, xid)
+	}), "the decisions name the GPU and its fault")
+	require.NoError(t, os.Remove(states))
 	f.remuda("model", "stop", "-purge", "pair")
 }
 

@@ -125,6 +125,9 @@ func replicaNote(r api.Replica) string {
 	if r.LastError != "" {
 		notes = append(notes, r.LastError)
 	}
+	if r.NotServing != "" {
+		notes = append(notes, r.NotServing)
+	}
 	if r.For != "" {
 		notes = append(notes, "evicted for "+r.For)
 	}

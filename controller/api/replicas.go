@@ -34,6 +34,9 @@ type Replica struct {
 	// OutOfUse is which of its GPUs is cordoned, unhealthy or not offered by its node, and
 	// why. It is empty if all are in good order.
 	OutOfUse string `json:",omitempty"`
+	// NotServing is why a replica that is starting does not serve although its engines run, as
+	// their shims report it; empty at first, and where the answering server does not lead.
+	NotServing string `json:",omitempty"`
 	// For is the model that it makes room for while it goes, empty where it goes for another
 	// reason.
 	For string `json:",omitempty"`

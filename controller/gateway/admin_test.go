@@ -343,7 +343,7 @@ func TestReportsOfQueues(t *testing.T) {
 	s := newTurnstile(t, "a", 2)
 	f.engines(s.Engine)
 	f.follows(2)
-	const n = 100 // more than a report names
+	const n = api.MaxReportRequests + 3
 	answers := []<-chan answer{f.later("x", unaryBody), f.later("y", streamBody)}
 	s.next()
 	s.next()

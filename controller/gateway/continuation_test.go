@@ -439,9 +439,15 @@ func TestProbeThatGoesOn(t *testing.T) {
 			at := strings.Index(stream[600:], "\n\n") + 602
 			sse(w, stream[:at])
 			close(streaming)
-			select {
-			case <-end:
-			case <-r.Context().Done():
+			for waits := true; waits; { // and is never silent for StreamIdle
+				select {
+				case <-end:
+					waits = false
+				case <-r.Context().Done():
+					waits = false
+				case <-time.After(100 * time.Millisecond):
+					sse(w, ": still here\n\n")
+				}
 			}
 			sse(w, stream[at:])
 		default:
@@ -453,7 +459,7 @@ func TestProbeThatGoesOn(t *testing.T) {
 	got := make(chan answer, 1)
 	go func() { got <- f.do(http.MethodPost, c.path, c.body) }()
 	await(t, streaming, "the stream goes on")
-	requireSame(t, want, f.do(http.MethodPost, c.path, c.body, "X-Remuda-Timeout", "1500ms"))
+	requireSame(t, want, f.do(http.MethodPost, c.path, c.body, "X-Remuda-Timeout", patience.String()))
 	close(end)
 	requireSame(t, want, <-got)
 }

@@ -187,13 +187,13 @@ type gpuBlock struct {
 func otherFile(body hcl.Body) string {
 	schema := &hcl.BodySchema{Blocks: []hcl.BlockHeaderSchema{{Type: "job", LabelNames: []string{"name"}}, {Type: "pipeline", LabelNames: []string{"name"}}}}
 	content, _, _ := body.PartialContent(schema)
-	for _, b := range content.Blocks {
-		if b.Type == "job" {
-			return "a Nomad job file: name it in a variant of a model file (job = file(\"…\"))"
-		}
-		return "a pipeline file: apply it with \"remuda pipeline apply\""
+	switch {
+	case len(content.Blocks) == 0:
+		return ""
+	case content.Blocks[0].Type == "job":
+		return "a Nomad job file: name it in a variant of a model file (job = file(\"…\"))"
 	}
-	return ""
+	return "a pipeline file: apply it with \"remuda pipeline apply\""
 }
 
 func (p *parser) file(src []byte) {

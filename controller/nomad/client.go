@@ -10,6 +10,7 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/nomad/api"
+	"golang.org/x/time/rate"
 )
 
 // Config says how to reach Nomad.
@@ -68,9 +69,9 @@ type Client struct {
 	cfg       Config
 	api       *api.Client
 	namespace string
-	limit     *limiter
+	limit     *rate.Limiter
 	// stats is the limit of the statistics of nodes.
-	stats *limiter
+	stats *rate.Limiter
 	// now is for nodes whose loss Nomad has no time of.
 	now func() time.Time
 }
@@ -122,7 +123,10 @@ func New(cfg Config) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("nomad at %s: %w", ac.Address, err)
 	}
-	return &Client{cfg: cfg, api: client, namespace: ac.Namespace, limit: newLimiter(cfg.Rate, cfg.Burst), stats: newLimiter(cfg.Rate, cfg.Burst), now: time.Now}, nil
+	return &Client{
+		cfg: cfg, api: client, namespace: ac.Namespace, now: time.Now,
+		limit: rate.NewLimiter(rate.Limit(cfg.Rate), cfg.Burst), stats: rate.NewLimiter(rate.Limit(cfg.Rate), cfg.Burst),
+	}, nil
 }
 
 // Close closes idle connections.
@@ -134,9 +138,10 @@ func (c *Client) call(ctx context.Context, what string, request func(ctx context
 }
 
 // callUnder is call with a rate limit of its own.
-func (c *Client) callUnder(ctx context.Context, limit *limiter, what string, request func(ctx context.Context) error) error {
-	if err := limit.wait(ctx); err != nil {
-		return fmt.Errorf("%s: %w", what, err)
+func (c *Client) callUnder(ctx context.Context, limit *rate.Limiter, what string, request func(ctx context.Context) error) error {
+	if limit.Wait(ctx) != nil {
+		// It fails at once if ctx would end before its turn.
+		return fmt.Errorf("%s: %w", what, cmp.Or(ctx.Err(), context.DeadlineExceeded))
 	}
 	bounded, cancel := context.WithTimeout(ctx, c.cfg.Timeout)
 	defer cancel()

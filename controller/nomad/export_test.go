@@ -11,11 +11,6 @@ import (
 	"remuda/controller/state"
 )
 
-// NewLimiterForTest returns a limiter's wait.
-func NewLimiterForTest(rate float64, burst int) func(context.Context) error {
-	return newLimiter(rate, burst).wait
-}
-
 // Namespace is where the replicas' jobs are.
 func (c *Client) Namespace() string { return c.namespace }
 

@@ -5,7 +5,6 @@ import (
 	"net/http"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/hashicorp/nomad/api"
@@ -393,33 +392,6 @@ func TestRateLimit(t *testing.T) {
 	defer cancel()
 	_, err := c.Plan(ctx, rendered(t))
 	require.ErrorIs(t, err, context.DeadlineExceeded)
-}
-
-func TestLimiter(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		wait := nomad.NewLimiterForTest(10, 3)
-		began := time.Now()
-		for range 3 {
-			require.NoError(t, wait(t.Context()))
-		}
-		require.Zero(t, time.Since(began), "the burst goes at once")
-		require.NoError(t, wait(t.Context()))
-		require.Equal(t, 100*time.Millisecond, time.Since(began).Round(time.Millisecond))
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
-		defer cancel()
-		require.ErrorIs(t, wait(ctx), context.DeadlineExceeded)
-		require.ErrorIs(t, wait(ctx), context.DeadlineExceeded)
-		require.NoError(t, wait(t.Context()))
-		require.Equal(t, 200*time.Millisecond, time.Since(began).Round(time.Millisecond), "who gave up took nothing")
-		time.Sleep(time.Hour)
-		began = time.Now()
-		for range 3 {
-			require.NoError(t, wait(t.Context()))
-		}
-		require.Zero(t, time.Since(began))
-		require.NoError(t, wait(t.Context()))
-		require.NotZero(t, time.Since(began), "an hour saves up no more than the burst")
-	})
 }
 
 func TestNewNamesEveryBadField(t *testing.T) {

@@ -30,7 +30,7 @@
 // (Config.WarmShare): where there is none, room for it is made by sending WARM ones COLD,
 // or it goes COLD itself, whatever costs less.
 //
-// PlaceBatch places several at once, where one for one is not the best for all: what is
+// Together places several at once, where one for one is not the best for all: what is
 // evicted can serve two of them, and one can take the only place of another.
 //
 // Indexes keep a decision cheap on many nodes. They are made when a shape of request is

@@ -26,6 +26,8 @@ type Tenant struct {
 	// Ways are how it may be evicted, the cheapest first; without any it never is. A way
 	// that would hold more of a GPU than the tenant does is not taken.
 	Ways []Way
+	// Priced: the function given to Begin returns its ways, when an eviction is searched.
+	Priced bool
 }
 
 // Way is one way to evict a tenant.
@@ -59,6 +61,13 @@ type Fleet struct {
 	pools   map[string][]*partition // of each capacity pool, by GPU model
 	changed journal
 	search  search // is used again by each decision
+
+	// before has the tenants that changed since Begin as they were then, nil for one that was
+	// not there. price returns the ways of the tenants that are Priced; those that were asked
+	// for in another epoch are out of date.
+	before map[string]*tenant
+	price  func(tenant string) []Way
+	epoch  int
 }
 
 // node is a node, or one that only tenants name: it has no groups then.
@@ -112,6 +121,7 @@ type tenant struct {
 	uses  [ledgers]use
 	ways  [ledgers][]freeing // made when they are needed
 	known [ledgers]bool
+	epoch int // of the fleet when its ways were asked for
 }
 
 // use is a holding by GPU.
@@ -209,6 +219,7 @@ func (f *Fleet) Put(t Tenant) {
 }
 
 func (f *Fleet) put(t *tenant) {
+	f.remember(t.Name)
 	f.Drop(t.Name)
 	n := f.byID[t.Node]
 	if n == nil {
@@ -235,6 +246,7 @@ func (f *Fleet) Drop(name string) {
 	if t == nil {
 		return
 	}
+	f.remember(name)
 	delete(f.tenants, name)
 	n := t.node
 	at, _ := slices.BinarySearchFunc(n.tenants, name, byName)
@@ -243,6 +255,54 @@ func (f *Fleet) Drop(name string) {
 }
 
 func byName(t *tenant, name string) int { return strings.Compare(t.Name, name) }
+
+// Begin starts changes that Rollback takes back. The ways of tenants that are Priced are
+// asked for anew, because their costs change with time.
+func (f *Fleet) Begin(price func(tenant string) []Way) {
+	f.before, f.price = map[string]*tenant{}, price
+	f.epoch++
+	for _, parts := range f.pools {
+		for _, p := range parts {
+			clear(p.costs)
+		}
+	}
+}
+
+// Rollback makes the tenants what they were at Begin.
+func (f *Fleet) Rollback() {
+	before := f.before
+	f.before, f.price = nil, nil
+	for name, t := range before {
+		switch {
+		case f.tenants[name] == t:
+		case t == nil:
+			f.Drop(name)
+		default:
+			f.put(t)
+		}
+	}
+}
+
+// remember keeps a tenant for Rollback before its first change.
+func (f *Fleet) remember(name string) {
+	if f.before == nil {
+		return
+	}
+	if _, changed := f.before[name]; !changed {
+		f.before[name] = f.tenants[name]
+	}
+}
+
+// waysOf returns how a tenant may be evicted.
+func (f *Fleet) waysOf(t *tenant) []Way {
+	if t.Priced && t.epoch != f.epoch {
+		t.Ways, t.ways, t.known, t.epoch = nil, [ledgers][]freeing{}, [ledgers]bool{}, f.epoch
+		if f.price != nil {
+			t.Ways = f.price(t.Name)
+		}
+	}
+	return t.Ways
+}
 
 // count adds what a tenant holds to the ledgers, or takes it away.
 func (f *Fleet) count(t *tenant, sign int) {
@@ -334,7 +394,7 @@ func (u *use) of(gpu int) share {
 	return share{gpu: gpu}
 }
 
-// freeings are what a tenant's ways give back.
+// freeings are what a tenant's ways give back, see waysOf.
 func (t *tenant) freeings(l int) []freeing {
 	if t.known[l] {
 		return t.ways[l]
@@ -405,10 +465,10 @@ func (f *Fleet) Reserve(c Choice, name, model string) {
 			continue
 		}
 		going := t.Tenant
-		going.Ways = nil
-		for i := range t.Ways {
-			if t.Ways[i].To == e.To {
-				after := t.Ways[i].Holds
+		going.Ways, going.Priced = nil, false
+		for _, w := range f.waysOf(t) {
+			if w.To == e.To {
+				after := w.Holds
 				going.After = &after
 				break
 			}

@@ -136,7 +136,7 @@ func (f *Fleet) judge(n *node, a *asking) verdict {
 		free[i], seats[i] = n.gpus[i].free[a.ledger], n.gpus[i].freeSeats(a.ledger)
 	}
 	for _, t := range n.tenants {
-		if len(t.Ways) == 0 || a.MayEvict == nil || !a.MayEvict(t.asked) {
+		if len(f.waysOf(t)) == 0 || a.MayEvict == nil || !a.MayEvict(t.asked) {
 			continue
 		}
 		v.evictable++

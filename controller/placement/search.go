@@ -200,7 +200,7 @@ func (s *search) load(n *node, only *group, may func(*tenant) uint64) int {
 	}
 	start := len(s.victims)
 	for _, t := range n.tenants {
-		if len(t.Ways) == 0 || only != nil && !t.helps(s.ledger, only) {
+		if only != nil && !t.helps(s.ledger, only) || len(s.fleet.waysOf(t)) == 0 {
 			continue
 		}
 		ways := t.freeings(s.ledger)

@@ -230,7 +230,7 @@ func (f *Fleet) Fits(c *Choice, future bool) bool {
 		if t == nil || t.node != n {
 			continue
 		}
-		if i := slices.IndexFunc(t.Ways, func(w Way) bool { return w.To == e.To }); i >= 0 {
+		if i := slices.IndexFunc(f.waysOf(t), func(w Way) bool { return w.To == e.To }); i >= 0 {
 			changes = append(changes, change{t, n.use(&t.Ways[i].Holds)})
 		}
 	}

@@ -25,12 +25,17 @@ func Actions(v *state.View, o Observation, c Config) []Action {
 	}
 	var out []Action
 	for _, r := range v.Replicas(nil) {
+		name := r.Name.String()
+		var listed *Job
+		if j, ok := o.Jobs[name]; ok {
+			listed = &j
+		}
 		n := nodes[r.Placement.Node]
-		pool := poolOf(r, n, o)
+		pool := poolOf(n, listed)
 		if !o.Pools[pool].JobsKnown {
 			continue
 		}
-		if a := actionFor(n, r, pool, o, c); a.Kind != "" {
+		if a := actionFor(n, r, name, listed, pool, o, c); a.Kind != "" {
 			out = append(out, a)
 		}
 	}
@@ -50,12 +55,12 @@ func Actions(v *state.View, o Observation, c Config) []Action {
 // mayBeParked tells whether the engine of a replica that should serve may have been put
 // to sleep, as its shim remembers over restarts: its allocation runs, and none of its
 // engines serves.
-func mayBeParked(r *state.Replica, j *Job, o Observation, c Config) bool {
+func mayBeParked(r *state.Replica, name string, j *Job, o Observation, c Config) bool {
 	from := parkedFrom(r, j, c)
 	if from.IsZero() || o.Now.Before(from) || !o.EnginesKnown {
 		return false
 	}
-	return !slices.ContainsFunc(o.Engines[r.Name.String()], func(e Engine) bool { return e.Passing })
+	return !slices.ContainsFunc(o.Engines[name], func(e Engine) bool { return e.Passing })
 }
 
 // parkedFrom is from when on a replica that does not serve may be parked, zero where it
@@ -81,10 +86,10 @@ func parkedFrom(r *state.Replica, j *Job, c Config) time.Time {
 }
 
 // actionFor returns what is to be done for one replica on a node; its kind
-// is empty where that is nothing. The model and the node may be nil.
-func actionFor(n *state.Node, r *state.Replica, pool string, o Observation, c Config) Action {
-	j, known := believedJob(r, pool, o)
-	a := Action{Replica: r.Name.String(), Name: r.Name, Pool: pool}
+// is empty where that is nothing. The node and the job may be nil.
+func actionFor(n *state.Node, r *state.Replica, name string, listed *Job, pool string, o Observation, c Config) Action {
+	j, known := believedJob(listed, o.Pools[pool].JobsKnown, o.InFlight[name])
+	a := Action{Replica: name, Name: r.Name, Pool: pool}
 	do := func(kind Kind, reason string) Action {
 		a.Kind, a.Reason = kind, reason
 		if kind == Register && j != nil {
@@ -131,7 +136,7 @@ func actionFor(n *state.Node, r *state.Replica, pool string, o Observation, c Co
 		return do(Register, "the job was stopped outside remuda")
 	case len(j.Drift) > 0:
 		return do(Register, "the job was changed outside remuda: "+strings.Join(j.Drift, "; "))
-	case mayBeParked(r, j, o, c):
+	case mayBeParked(r, name, j, o, c):
 		return do(Wake, "the allocation runs but no engine serves: the engine may be asleep")
 	}
 	return Action{}

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync/atomic"
 
 	"remuda/controller/calendar"
 	"remuda/controller/state"
@@ -22,31 +21,26 @@ type parsedCalendar struct {
 	err      error
 }
 
-// lastCalendar is of the last file that was parsed: the same one serves for all plans until it
-// changes.
-var lastCalendar atomic.Pointer[parsedCalendar]
-
-func parseCalendar(file string) (calendar.Calendar, error) {
-	last := lastCalendar.Load()
-	if last == nil || last.file != file {
+// parseCalendar parses a file, once for all plans until it changes.
+func (w *world) parseCalendar(file string) (calendar.Calendar, error) {
+	if w.schedule == nil || w.schedule.file != file {
 		c, err := calendar.Parse([]byte(file), "schedule")
-		last = &parsedCalendar{file, c, err}
-		lastCalendar.Store(last)
+		w.schedule = &parsedCalendar{file, c, err}
 	}
-	return last.calendar, last.err
+	return w.schedule.calendar, w.schedule.err
 }
 
-// calendar changes the dedicated set by the time of day, and tells whether it did. A set
-// that an operator has set since holds until the calendar's next change.
-func (d *draft) calendar() bool {
+// calendar changes the dedicated set by the time of day. A set that an operator has set since
+// holds until the calendar's next change.
+func (d *draft) calendar() {
 	s := d.view.Schedule(nil)
 	if s == nil {
-		return false
+		return
 	}
-	c, err := parseCalendar(s.File)
+	c, err := d.parseCalendar(s.File)
 	if err != nil {
 		d.decideOnce(KindDedicated, "", "", fmt.Sprintf("cannot parse the schedule of the dedicated set, which stays unchanged: %s", err), inputs{"about": "schedule"})
-		return false
+		return
 	}
 	window, models, until := c.At(d.obs.Now)
 	d.look(until)
@@ -63,11 +57,11 @@ func (d *draft) calendar() bool {
 	was := d.view.Dedicated(nil)
 	if was != nil {
 		if was.Source == source && maps.Equal(was.Models, want) {
-			return false
+			return
 		}
 		if !strings.HasPrefix(was.Source, fromSchedule) && was.ModifyIndex > s.ModifyIndex {
 			if _, _, change := c.At(was.Since); change.IsZero() || change.After(d.obs.Now) {
-				return false
+				return
 			}
 		}
 	}
@@ -84,7 +78,6 @@ func (d *draft) calendar() bool {
 		in["until"] = until.UTC().Format("2006-01-02T15:04:05Z")
 	}
 	d.decide(KindDedicated, "", "", why, in)
-	return true
 }
 
 // fallsBack tells whether the model has fewer replicas because the dedicated set was

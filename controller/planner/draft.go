@@ -20,18 +20,9 @@ import (
 // once the plan is applied, so that each rule sees what those before it have done.
 // Each replica changes at most once in a plan.
 type draft struct {
-	view  *state.View
-	obs   Observation
-	conf  Config
-	pools map[string]Pool
-
-	nodes    []*state.Node
-	byID     map[string]*state.Node
-	fleet    *placement.Fleet // nil until somebody asks for it; see ledger
-	models   []*model         // in the order in which they may place
-	byName   map[string]*model
-	byMember map[string]*member
-	marks    map[string]time.Time
+	*world
+	models []*model // in the order in which they may place
+	marks  map[string]time.Time
 	// batch has the models for which this plan finds places: they make no room for each
 	// other.
 	batch map[string]bool
@@ -56,124 +47,60 @@ type draft struct {
 	once int // how much was to be said that may have been said before
 	// told has the decisions of a model, newest first, once they were asked for.
 	told map[string][]*state.Decision
+
+	// current is the model that a rule is about, in a phase; see moving.
+	current *model
+	phase   phase
 }
 
-// model is a model with its replicas as they will be.
-type model struct {
-	// Model is as the plan leaves it.
-	*state.Model
-	versions state.Versions
-	// unplaceable is why no place was found for a replica in this plan.
-	unplaceable string
-	// rescaled: the plan changes its numbers. rolledBack: the plan returns it to its stable
-	// version, and does no more for it.
-	rescaled, rolledBack bool
-	// members are the replicas that stay and those that are on their way out.
-	members []*member
-	// dedicated, by its file or by the set. frozen: its management or a switch keeps the
-	// planner from changing its scale by itself.
-	dedicated, frozen bool
-	// waits is how many replicas wait for an external pool in which they are expected.
-	waits map[string]int
-	// most is how many replicas it may have by the switches, nil where they do not say.
-	most *int
-	// kept are the members that are expected in each pool, made by expected, and standing
-	// is what up says. Both are nil again once a member comes, goes or moves.
-	kept     map[string]map[*member]bool
-	standing *standing
-}
-
-// member is a replica with what is seen of it.
-type member struct {
-	*state.Replica // as it is in the state
-	name           string
-	node           *state.Node    // nil where the state has none
-	next           *state.Replica // as the plan leaves it
-	// changed: the plan does something with it already. removed: it forgets it.
-	changed, removed bool
-	// passes: an engine of it serves.
-	passes bool
-	// job is its job. jobKnown tells whether it can be believed: then nil means that
-	// there is none.
-	job      *Job
-	jobKnown bool
-}
-
-func newDraft(v *state.View, o Observation, c Config) *draft {
+// newDraft begins a plan from the world as it is.
+func newDraft(w *world) *draft {
 	d := &draft{
-		view: v, obs: o, conf: c, pools: map[string]Pool{},
-		nodes: v.Nodes(nil), byID: map[string]*state.Node{}, byName: map[string]*model{}, byMember: map[string]*member{},
-		marks: map[string]time.Time{}, batch: map[string]bool{}, losers: map[string]bool{}, left: map[string]int{}, waiting: map[string]int{}, awaited: map[string]bool{},
-		plan: &state.Plan{Index: v.Index(), Time: o.Now}, told: map[string][]*state.Decision{},
+		world: w, marks: map[string]time.Time{},
+		batch: map[string]bool{}, losers: map[string]bool{}, left: map[string]int{}, waiting: map[string]int{}, awaited: map[string]bool{},
+		plan: &state.Plan{Index: w.view.Index(), Time: w.obs.Now}, told: map[string][]*state.Decision{},
 	}
-	d.plan.ID = fmt.Sprintf("%d-%s", v.Index(), hash("plan", o.Now)[:8])
-	for _, n := range d.nodes {
-		d.byID[n.ID] = n
-	}
-	for _, p := range c.Pools {
-		d.pools[p.Name] = p
-	}
-	for _, mark := range v.Marks(nil) {
-		d.marks[mark.Key] = mark.Time
-	}
-	for _, m := range v.Models(nil) {
-		own := &model{Model: m, versions: v.Versions(nil, m.Name), waits: map[string]int{}, dedicated: v.IsDedicated(nil, m)}
-		own.frozen = m.Management == state.ManagementDisabled || v.ScalingDisabled(nil, m.Name)
-		if n, set := v.CapMaxReplicas(nil, m.Name); set {
-			own.most = &n
-		}
-		d.models = append(d.models, own)
-		d.byName[m.Name] = own
-	}
-	for _, r := range v.Replicas(nil) {
-		m := d.byName[r.Name.Model]
-		if m == nil {
-			continue
-		}
-		own := &member{
-			Replica: r, next: r, name: r.Name.String(), node: d.byID[r.Placement.Node],
-		}
-		own.job, own.jobKnown = believedJob(r, d.poolOf(own), o)
-		own.passes = d.passing(own.name)
-		m.members = append(m.members, own)
-		d.byMember[own.name] = own
-	}
+	d.plan.ID = fmt.Sprintf("%d-%s", w.view.Index(), hash("plan", w.obs.Now)[:8])
+	return d
+}
+
+// order puts the models in the order in which they may place.
+func (d *draft) order() {
 	waits := map[string]bool{} // room is being made for it
 	for _, m := range d.models {
-		for _, r := range m.members {
-			waits[r.next.For] = waits[r.next.For] || !r.counts()
+		for _, name := range m.makesRoomFor {
+			waits[name] = true
 		}
 	}
 	// What had made room is WARM or COLD by now, and may not take its place back before
 	// the other one has had it.
 	for key, at := range d.marks {
-		if parts := strings.Split(key, markSep); parts[0] == markEvicted && len(parts) == 3 && o.Now.Before(at.Add(c.ThrashWindow)) {
+		if parts := strings.Split(key, markSep); parts[0] == markEvicted && len(parts) == 3 && d.obs.Now.Before(at.Add(d.conf.ThrashWindow)) {
 			waits[parts[2]] = true
 		}
 	}
 	slices.SortStableFunc(d.models, func(a, b *model) int {
 		return cmp.Or(cmp.Compare(b.Priority, a.Priority), cmp.Compare(btoi(!a.dedicated), btoi(!b.dedicated)), cmp.Compare(btoi(!waits[a.Name]), btoi(!waits[b.Name])))
 	})
-	return d
-}
-
-// believedJob returns a replica's job, nil where there is none, and false where that
-// is not known: its Nomad cannot be asked, or has not listed its jobs since the last write.
-func believedJob(r *state.Replica, pool string, o Observation) (*Job, bool) {
-	if !o.Pools[pool].JobsKnown || o.InFlight[r.Name.String()] {
-		return nil, false
-	}
-	if j, ok := o.Jobs[r.Name.String()]; ok {
-		return &j, true
-	}
-	return nil, true
 }
 
 // look asks for another plan at t, if that is to come.
 func (d *draft) look(t time.Time) {
-	if t.After(d.obs.Now) && (d.next.IsZero() || t.Before(d.next)) {
-		d.next = t
+	if !t.After(d.obs.Now) {
+		return
 	}
+	d.next = earlier(d.next, t)
+	if d.current != nil {
+		d.current.until[d.phase] = earlier(d.current.until[d.phase], t)
+	}
+}
+
+// earlier returns the earlier of two times, of which the first may be zero: there is none.
+func earlier(a, b time.Time) time.Time {
+	if a.IsZero() || b.Before(a) {
+		return b
+	}
+	return a
 }
 
 // due tells whether t has come, and asks for another plan then where it has not.
@@ -184,18 +111,6 @@ func (d *draft) due(t time.Time) bool {
 
 // serving reports whether the member's status is serving.
 func (r *member) serving() bool { return r.next.Status == state.StatusServing }
-
-// poolOf is the capacity pool that the member is in.
-func (d *draft) poolOf(r *member) string { return poolOf(r.Replica, r.node, d.obs) }
-
-// poolOf returns the capacity pool of a replica on a node. Where the node is not known
-// (nil), its job's pool is.
-func poolOf(r *state.Replica, n *state.Node, o Observation) string {
-	if n == nil {
-		return o.Jobs[r.Name.String()].Pool
-	}
-	return n.CapacityPool
-}
 
 // gone tells whether the member's node is written off.
 func (r *member) gone() bool { return r.node == nil || r.node.Gone }
@@ -238,6 +153,8 @@ func (d *draft) happens(r *member, e state.Event, goal state.Goal, details func(
 	}
 	d.plan.Move = append(d.plan.Move, c)
 	r.changed = true
+	m := d.byName[r.Name.Model]
+	m.moved()
 	next, err := r.next.Advance(e, goal, d.obs.Now)
 	if err != nil {
 		return
@@ -250,9 +167,7 @@ func (d *draft) happens(r *member, e state.Event, goal state.Goal, details func(
 		next.Placement.Memory = c.Memory
 	}
 	r.next = next
-	m := d.byName[r.Name.Model]
-	m.moved()
-	d.put(m, r)
+	d.put(r)
 }
 
 // leaving, resting and counts are as those of state.Replica, once the plan is applied.
@@ -260,8 +175,8 @@ func (r *member) leaving() bool { return r.removed || r.next.Leaving() }
 func (r *member) resting() bool { return !r.removed && r.next.Resting() }
 func (r *member) counts() bool  { return !r.removed && r.next.Counts() }
 
-// moved forgets what was computed from the members.
-func (m *model) moved() { m.kept, m.standing = nil, nil }
+// moved notes that a member comes, goes or moves.
+func (m *model) moved() { m.kept, m.standing, m.stirred = nil, nil, true }
 
 // remove forgets a member.
 func (d *draft) remove(r *member) {
@@ -269,7 +184,7 @@ func (d *draft) remove(r *member) {
 	r.changed, r.removed = true, true
 	m := d.byName[r.Name.Model]
 	m.moved()
-	d.put(m, r)
+	d.put(r)
 }
 
 // dismiss sends a member away: one that serves is drained first.
@@ -303,12 +218,12 @@ func (d *draft) admit(m *model, p state.Place) *member {
 		Name: p.Name, Version: p.Version, Goal: state.GoalRun, Status: cmp.Or(p.Status, state.StatusPlaced), Placement: p.Placement,
 		Canary: p.Canary, Failures: p.Failures, LastError: p.LastError, NotPlaced: p.NotPlaced, Since: d.obs.Now, Created: d.obs.Now,
 	}
-	r := &member{Replica: own, next: own, name: p.Name.String(), node: d.byID[p.Placement.Node], changed: true}
+	r := &member{Replica: own, next: own, name: p.Name.String(), node: d.byID[p.Placement.Node], changed: true, fresh: true}
 	r.passes = d.passing(r.name)
 	m.members = append(m.members, r)
 	m.moved()
 	d.byMember[r.name] = r
-	d.put(m, r)
+	d.put(r)
 	return r
 }
 
@@ -344,6 +259,7 @@ type inputs map[string]string
 
 // decide records a decision.
 func (d *draft) decide(kind, model, replica, reason string, in inputs) {
+	d.stir()
 	d.text += len(reason)
 	for k, v := range in {
 		d.text += len(k) + len(v)
@@ -370,6 +286,7 @@ func (d *draft) decideOnce(kind, model, replica, reason string, in inputs) {
 // after a while only; an empty what is all of it.
 // It reports whether the decision was recorded.
 func (d *draft) tell(kind, model, replica, reason, what string, in inputs) bool {
+	d.stir()
 	if d.once++; d.once > maxOnce {
 		return false
 	}
@@ -417,6 +334,7 @@ func (d *draft) decisionsOf(model string) []*state.Decision {
 
 // setRollout moves a rollout on; with an empty status it is over.
 func (d *draft) setRollout(m *model, variant string, status state.RolloutStatus, reason string) {
+	m.stirred = true
 	r := m.Rollouts[variant]
 	d.plan.Rollouts = append(d.plan.Rollouts, state.SetRollout{Model: m.Name, Variant: variant, Version: r.Version, Status: status, Reason: reason})
 	r.Status, r.Reason, r.Since = status, reason, d.obs.Now
@@ -477,6 +395,7 @@ func (d *draft) full() bool {
 		return false
 	}
 	d.look(d.obs.Now.Add(1))
+	d.stir()
 	return true
 }
 

@@ -9,55 +9,82 @@ import (
 	"remuda/controller/state"
 )
 
-// ledger returns the fleet with all members as the plan leaves them. It is made when it
-// is asked for: a plan at rest needs none.
+// ledger returns the fleet with all members as the plan leaves them. The first plan that
+// asks makes it.
 func (d *draft) ledger() *placement.Fleet {
-	if d.fleet == nil {
-		d.fleet = placement.NewFleet(d.nodes, placement.Config{Rates: d.conf.Rates, WarmShare: d.conf.WarmShare})
-		for _, m := range d.models {
-			for _, r := range m.members {
-				d.put(m, r)
+	d.stir()
+	if d.fleet != nil {
+		return d.fleet
+	}
+	d.fleet = placement.NewFleet(d.nodes, placement.Config{Rates: d.conf.Rates, WarmShare: d.conf.WarmShare})
+	var changed []*member
+	for _, m := range d.models {
+		for _, r := range m.members {
+			if !r.fresh {
+				d.hold(r, r.Replica)
+			}
+			if r.changed {
+				changed = append(changed, r)
 			}
 		}
+	}
+	d.fleet.Begin(d.price)
+	for _, r := range changed {
+		d.put(r)
 	}
 	return d.fleet
 }
 
-// put tells the fleet, where there is one, what a member holds, what it will hold, and how
-// it may be evicted.
-func (d *draft) put(m *model, r *member) {
-	if d.fleet == nil {
-		return
-	}
-	next := r.next
-	t := placement.Tenant{Name: r.name, Node: r.Placement.Node, Model: m.Name, Holds: r.holds()}
+// put tells the fleet, where there is one, what a member holds as the plan leaves it, and what
+// it will hold.
+func (d *draft) put(r *member) {
 	switch {
-	case r.removed, r.next.Status == state.StatusCold:
+	case d.fleet == nil:
+	case r.removed:
+		d.fleet.Drop(r.name)
+	default:
+		d.hold(r, r.next)
+	}
+}
+
+// hold tells the fleet what a member holds, and will hold, as it is in next.
+func (d *draft) hold(r *member, next *state.Replica) {
+	t := placement.Tenant{Name: r.name, Node: next.Placement.Node, Model: next.Name.Model, Holds: holds(next), Priced: true}
+	switch {
+	case next.Status == state.StatusCold:
 		d.fleet.Drop(r.name)
 		return
-	case r.leaving():
+	case next.Leaving():
 		t.After = &state.Holding{}
-	case r.resting() && r.next.Tier() == state.Hot:
+	case next.Resting() && next.Tier() == state.Hot:
 		t.After = new(asleep(next))
-	case r.next.Status == state.StatusWaking:
-		if awake, err := next.Advance(state.EventServing, "", d.obs.Now); err == nil {
+	case next.Status == state.StatusWaking:
+		if awake, err := next.Advance(state.EventServing, "", next.Since); err == nil {
 			holds := awake.Holds()
 			t.After = &holds
 		}
 	}
-	t.Ways = d.ways(m, r, next)
 	d.fleet.Put(t)
 }
 
-// holds returns what the member holds as the plan leaves it. One that goes COLD because
-// its sleep or its wake has failed may have its weights in the node's memory until its
-// process is gone, which the state does not count.
-func (r *member) holds() state.Holding {
-	h := r.next.Holds()
-	if r.next.Status == state.StatusStopping && r.next.Goal == state.GoalCold {
+// holds returns what a replica holds. One that goes COLD because its sleep or its wake has
+// failed may have its weights in the node's memory until its process is gone, which the state
+// does not count.
+func holds(r *state.Replica) state.Holding {
+	h := r.Holds()
+	if r.Status == state.StatusStopping && r.Goal == state.GoalCold {
 		h.HostMemory = r.Placement.HostMemory
 	}
 	return h
+}
+
+// price returns the ways of a member of that name.
+func (d *draft) price(name string) []placement.Way {
+	r := d.byMember[name]
+	if r == nil {
+		return nil
+	}
+	return d.ways(d.byName[r.Name.Model], r, r.next)
 }
 
 // asleep returns what a replica holds once it is WARM.

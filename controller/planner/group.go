@@ -147,6 +147,9 @@ func (g *group) cost(r *member) float64 {
 // in the dearest external pool, and last what people expect in one; what costs
 // most; what has the fewest requests; the youngest.
 func (d *draft) leastWanted(g *group, rs []*member) []*member {
+	if len(rs) > 0 {
+		d.stir() // loads change all the time
+	}
 	distance := func(r *member) int {
 		switch {
 		case d.serves(r):

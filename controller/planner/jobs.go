@@ -43,14 +43,8 @@ const maxTold = state.DecisionLimit / 8
 // be asked what they held when it last could is still theirs.
 func (d *draft) orphans() {
 	told := 0
-	var strangers, unknown []string
-	for name, j := range d.obs.Jobs {
-		if !j.Ended && d.byMember[name] == nil && d.view.Replica(nil, name) == nil {
-			unknown = append(unknown, name)
-		}
-	}
-	slices.Sort(unknown)
-	for _, name := range unknown {
+	var strangers []string
+	for _, name := range d.unknown() {
 		j := d.obs.Jobs[name]
 		if !d.obs.Pools[j.Pool].JobsKnown || d.full() {
 			strangers = append(strangers, name)
@@ -75,6 +69,25 @@ func (d *draft) orphans() {
 			inputs{"index": strconv.FormatUint(j.Index, 10), "node": j.Placement.Node, "seats": strings.Join(j.Placement.Seats, ",")})
 	}
 	d.holdStrangers(strangers)
+}
+
+// unknown returns the jobs that have not ended and whose replicas the state lacks.
+func (d *draft) unknown() []string {
+	known := 0
+	for _, m := range d.models {
+		known += m.listed
+	}
+	if known == len(d.obs.Jobs) {
+		return nil
+	}
+	var names []string
+	for name, j := range d.obs.Jobs {
+		if !j.Ended && d.byMember[name] == nil && d.view.Replica(nil, name) == nil {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
 }
 
 // holdStrangers keeps others away from what these jobs hold, as far as their meta says it.

@@ -31,6 +31,7 @@ func (d *draft) setMark(key string, t time.Time) {
 	if d.marks[key].Equal(t) {
 		return
 	}
+	d.stir()
 	d.plan.Marks = append(d.plan.Marks, state.Mark{Key: key, Time: t})
 	d.marks[key] = t
 	if t.IsZero() {

@@ -52,6 +52,7 @@ type option struct {
 // obtain brings one more replica of a group up, or prepares that. It reports whether one comes
 // up or has a place that becomes free; if not, the step has why.
 func (d *draft) obtain(g *group) (step, bool) {
+	d.stir()
 	var refused []*placement.Refusal
 	for _, try := range strategies {
 		s, ok := try(d, g)

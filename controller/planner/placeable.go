@@ -17,7 +17,7 @@ type Prober struct {
 
 // NewProber makes one. The view and the observation must not be those of another moment.
 func NewProber(v *state.View, o Observation, c Config) *Prober {
-	d := newDraft(v, o, c)
+	d := newWorld(c).draft(v, o)
 	// What changes by itself first, as in Plan: what was lost gives its place, and jobs that
 	// the state does not know hold theirs.
 	for _, m := range d.models {

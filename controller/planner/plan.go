@@ -14,59 +14,100 @@ const maxChanges = 1000
 // each node why nothing fits there can be very long.
 const maxText = state.MaxCommand / 4
 
+// rules make a plan, one after the other. Each sees what those before it have done.
+var rules = []func(*draft){
+	(*draft).calendar,  // the dedicated set of this time of day
+	(*draft).followAll, // replicas follow what is observed of them
+	(*draft).orphans,   // jobs without a replica are adopted, or keep what they hold
+	(*draft).demand,    // models without replicas that clients ask for
+	(*draft).prune,     // idle replicas go WARM or COLD
+	(*draft).scaleAll,  // models come nearer to their numbers and definitions
+	(*draft).forgetMarks,
+	(*draft).reportUnplaceable,
+}
+
+// Planner makes one plan after the other, and keeps what it computes for models of which
+// nothing changes; see world. Each plan is the one that a new Planner would make of the same
+// view and observation. A Planner is not safe for concurrent use.
+//
+// The maps of an observation must not change once Plan has seen them: the same map again means
+// that nothing in it is new.
+type Planner struct {
+	world *world
+}
+
+// New returns a planner that has seen nothing.
+func New(c Config) *Planner { return &Planner{world: newWorld(c)} }
+
+// Plan is the plan of a new Planner.
+func Plan(v *state.View, o Observation, c Config) (*state.Plan, time.Time) { return New(c).Plan(v, o) }
+
 // Plan returns what to commit, nil where nothing is to be changed, and when to look
 // again although nothing happens, zero where that is never. What it returns is made
 // from this view and is not refused as long as the view is the newest.
 //
 // Nodes are written by the reconciler: it sets Node.LostSince when Nomad says that a
 // node is down, and Node.Gone once that was Config.NodeGrace ago. Plan only looks.
-func Plan(v *state.View, o Observation, c Config) (*state.Plan, time.Time) {
+func (p *Planner) Plan(v *state.View, o Observation) (*state.Plan, time.Time) {
 	if v.Switch(nil, state.SwitchPauseReconcile) != "" {
 		return nil, time.Time{}
 	}
-	alone := newDraft(v, o, c)
-	p := alone.run()
+	alone := p.world.draft(v, o)
+	plan := alone.run()
 	if !alone.tally.joinable() {
-		return p, alone.next
+		return plan, alone.next
 	}
-	together := newDraft(v, o, c)
+	together := p.world.draft(v, o)
 	together.joint = &joint{alone: &alone.tally, searched: map[class]bool{}, places: map[string][]option{}}
-	if q := together.run(); together.tally.better(&alone.tally) {
-		return q, together.next
+	if other := together.run(); together.tally.better(&alone.tally) {
+		return other, together.next
 	}
-	return p, alone.next
+	return plan, alone.next
 }
 
 // run applies all rules, and returns the plan, nil where it changes nothing.
 func (d *draft) run() *state.Plan {
-	if d.calendar() {
-		return d.plan
+	for _, rule := range rules {
+		// A full plan goes on in the next one. What another dedicated set changes does, too.
+		if d.full() || d.plan.Dedicated != nil {
+			return d.finished()
+		}
+		rule(d)
 	}
 	for _, m := range d.models {
+		m.judged = true
+	}
+	return d.finished()
+}
+
+// followAll lets the statuses of replicas follow what is observed.
+func (d *draft) followAll() {
+	for m := range d.moving(following) {
 		for _, r := range m.members {
 			if d.full() {
-				return d.finished()
+				return
 			}
 			d.follow(m, r)
 		}
 		d.tidy(m)
 	}
-	d.orphans()
-	d.demand()
-	d.prune()
-	for _, m := range d.models {
-		if d.full() {
-			return d.finished()
-		}
+}
+
+// scaleAll brings models nearer to their numbers and their definitions.
+func (d *draft) scaleAll() {
+	for m := range d.moving(scaling) {
 		d.scale(m)
 	}
-	d.forgetMarks()
+}
+
+// reportUnplaceable notes at the models why replicas of them are missing.
+func (d *draft) reportUnplaceable() {
 	for _, m := range d.models {
 		if was := m.Unplaceable; m.unplaceable != "" && (was == nil || was.Reason != m.unplaceable) || m.unplaceable == "" && was != nil && !m.rolledBack {
+			m.stirred = true
 			d.plan.Unplaceable = append(d.plan.Unplaceable, state.SetUnplaceable{Model: m.Name, Reason: m.unplaceable})
 		}
 	}
-	return d.finished()
 }
 
 // finished returns the plan with the numbers of the models, nil where it changes

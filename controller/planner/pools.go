@@ -122,6 +122,7 @@ func (d *draft) leaveNow(r *member) bool {
 	if !external {
 		return true
 	}
+	d.stir()
 	key := markKey(markLeft, p.Name)
 	if n, leaving := d.left[p.Name]; leaving {
 		d.left[p.Name] = n + 1
@@ -141,6 +142,7 @@ func (d *draft) leaveNow(r *member) bool {
 func (d *draft) placeExpected(g *group, missing int) int {
 	for _, pool := range slices.Sorted(maps.Keys(g.Expected)) {
 		for owed := g.Expected[pool] - len(d.inPool(g.model, pool)); owed > 0 && g.target > 0; owed-- {
+			d.stir()
 			beyond := missing <= 0
 			if beyond && owed <= g.waits[pool] {
 				break // another group of the model has tried

@@ -27,7 +27,7 @@ func (d *draft) prune() {
 		since time.Time
 	}
 	var idlers []idler
-	for _, m := range d.models {
+	for m := range d.moving(pruning) {
 		if m.frozen || m.dedicated || m.Stopped {
 			continue
 		}
@@ -44,6 +44,7 @@ func (d *draft) prune() {
 				}
 			}
 			if d.due(at) {
+				d.stir()
 				idlers = append(idlers, idler{m, r, since})
 			}
 		}

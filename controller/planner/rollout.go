@@ -90,7 +90,7 @@ func (d *draft) placeCanary(g *group, v *state.Variant, old []*member) {
 		}
 		d.ledger().Drop(r.name)
 		fits := d.fits(g.model, v, nil)
-		d.put(g.model, r)
+		d.put(r)
 		if fits {
 			d.decide(KindCanary, g.Name, r.name, fmt.Sprintf("failed replica stopped to make room for the canary of variant %s", v.Name), inputs{"variant": v.Name, "failures": strconv.Itoa(r.Failures)})
 			d.dismiss(r)
@@ -165,6 +165,7 @@ func (d *draft) finish(g *group) {
 // those of the one that it replaces, empty where they do not. If none of those serves, going
 // back helps no request.
 func (d *draft) failsMore(g *group, v *state.Variant) string {
+	d.stir() // requests end all the time
 	base := g.versions.Get(g.StableVersion).Variant(v.Name)
 	if base == nil {
 		return ""

@@ -69,7 +69,7 @@ func (d *draft) putToSleep(m *model, r *member, in inputs) {
 				continue
 			}
 			if o.leaving() {
-				used -= o.holds().HostMemory
+				used -= holds(o.next).HostMemory
 			} else if o.next.Status == state.StatusWarm && !o.changed && !other.frozen && !other.dedicated && other.Priority <= m.Priority {
 				less = append(less, o)
 			}

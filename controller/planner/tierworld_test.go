@@ -30,8 +30,10 @@ func TestTierWorld(t *testing.T) {
 func TestTierWorldTriesEveryRule(t *testing.T) {
 	t.Parallel()
 	seen := map[string]int{}
+	plans, rested := 0, 0
 	for seed := range uint64(160) {
 		w := simulateTiers(t, seed, 60)
+		plans, rested = plans+w.leader.plans, rested+w.leader.rested
 		for _, d := range w.view().Decisions(nil, "", 0) {
 			seen[d.Kind]++
 		}
@@ -43,6 +45,7 @@ func TestTierWorldTriesEveryRule(t *testing.T) {
 	} {
 		require.NotZero(t, seen[kind], kind)
 	}
+	require.Greater(t, rested, plans, "models at rest before each plan of a leader")
 }
 
 func simulateTiers(t require.TestingT, seed uint64, turns int) *world {

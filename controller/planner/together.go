@@ -252,7 +252,7 @@ func (d *draft) release(c placement.Choice) {
 	d.ledger().Drop(reservation(c))
 	for _, name := range names {
 		if r := d.byMember[name]; r != nil {
-			d.put(d.byName[r.Name.Model], r)
+			d.put(r)
 		}
 	}
 }

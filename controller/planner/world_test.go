@@ -60,6 +60,7 @@ type world struct {
 	load       func() time.Duration
 	gateways   bool
 	events     []string
+	leader     leader
 }
 
 type job struct {
@@ -651,6 +652,8 @@ func (w *world) plan(lagging bool) (plans int, next time.Time) {
 		before := w.view()
 		o := w.observe(lagging)
 		p, again := planner.Plan(before, o, w.conf)
+		same, sameNext := w.leads(before, o)
+		w.holds(reflect.DeepEqual(p, same) && again.Equal(sameNext), "the plan of a new leader, due again %s, is\n%+v\nthat of one that has planned before, due again %s, is\n%+v", again, p, sameNext, same)
 		if p == nil {
 			return plans, again
 		}
@@ -659,8 +662,6 @@ func (w *world) plan(lagging bool) (plans int, next time.Time) {
 		if p.Dedicated != nil {
 			changes++
 		}
-		same, sameNext := planner.Plan(before, o, w.conf)
-		w.holds(reflect.DeepEqual(p, same) && again.Equal(sameNext), "two leaders plan otherwise")
 		w.holds(changes > 0 && changes < 1010, "a plan has %d changes", changes)
 		for _, d := range p.Decisions {
 			w.log("%s %s%s: %s", d.Kind, d.Model, d.Replica, d.Reason)

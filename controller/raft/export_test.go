@@ -33,6 +33,12 @@ func (n *Node) SaveSnapshot(ctx context.Context, w io.Writer, c Consistency) (st
 // LastIndex is that of the last entry in the log.
 func (n *Node) LastIndex() uint64 { return n.raft.LastIndex() }
 
+// Pipeline asks for a pipeline to a server.
+func (n *Node) Pipeline(id, address string) error {
+	_, err := n.transport.AppendEntriesPipeline(hraft.ServerID(id), hraft.ServerAddress(address))
+	return err
+}
+
 // Heartbeats starts a transport with a handler of heartbeats. send sends it one over the
 // network and returns the answer; stop is what Close does before the log store is closed.
 func Heartbeats(t testing.TB, handle func(hraft.RPC)) (send func() error, stop func()) {

@@ -21,6 +21,11 @@ import (
 const (
 	// transportTimeout bounds one exchange between servers.
 	transportTimeout = 10 * time.Second
+	// rpcsInFlight is how many appends a leader has on their way to one server. More than one
+	// is Raft's pipeline, which can hang after a server has rejected an append: then this server
+	// gets heartbeats and no entries for as long as the leader leads, and the leader cannot be
+	// shut down (hashicorp/raft issue 612, in 1.7.3 and 1.8.0). Entries are batched all the same.
+	rpcsInFlight = 1
 	// maxPool is how many idle connections to each server are kept.
 	maxPool = 3
 	// snapshotsKept on disk: the newest, and one in case it is damaged.
@@ -141,6 +146,7 @@ func (n *Node) open() error {
 
 	n.transport = &transport{NetworkTransport: hraft.NewNetworkTransportWithConfig(&hraft.NetworkTransportConfig{
 		Stream: n.streams, MaxPool: maxPool, Timeout: transportTimeout, Logger: n.log.Named("transport"),
+		MaxRPCsInFlight: rpcsInFlight,
 	})}
 	if n.raft, err = hraft.NewRaft(rc, n.fsm, logs, n.store, snapshots, n.transport); err != nil {
 		return errors.Join(fmt.Errorf("raft: %w", err), n.Err())

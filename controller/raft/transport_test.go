@@ -37,3 +37,12 @@ func TestHeartbeatsAreOverBeforeTheStoreIsClosed(t *testing.T) {
 	require.ErrorContains(t, send(), hraft.ErrRaftShutdown.Error())
 	require.Equal(t, 1, handled)
 }
+
+// TestAppendsAreNotPipelined: with Raft's pipeline a server that rejects an append at the wrong
+// moment gets no entries any more, and its leader hangs in Close.
+func TestAppendsAreNotPipelined(t *testing.T) {
+	c := start(t, 2, nil)
+	l := c.leader()
+	other := c.others(l)[0]
+	require.ErrorIs(t, l.node.Pipeline(other.node.ID(), other.address), hraft.ErrPipelineReplicationNotSupported)
+}

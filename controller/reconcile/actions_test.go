@@ -203,7 +203,9 @@ func TestReplicaChangesDuringItsRegistration(t *testing.T) {
 // Nomad takes its time with a registration, and meanwhile the replica is not wanted any
 // more. What the job is going to hold is not free before that is over.
 func TestReplicaStaysWhileItsRegistrationHangs(t *testing.T) {
-	inWorld(t, func(cfg *reconcile.Config) { cfg.Plan, cfg.Actions = planner.Plan, planner.Actions }, func(t *testing.T, w *world) {
+	inWorld(t, func(cfg *reconcile.Config) {
+		cfg.NewPlanner, cfg.Actions = reconcile.DefaultConfig().NewPlanner, planner.Actions
+	}, func(t *testing.T, w *world) {
 		answer := make(chan struct{})
 		w.nomad.set(func() {
 			w.nomad.onRegister = func(string) error {

@@ -60,6 +60,11 @@ type Consul interface {
 	Watch(ctx context.Context, update func(engines []replica.Engine, afterOutage bool), lost func()) error
 }
 
+// Planner plans, see planner.Planner.
+type Planner interface {
+	Plan(*state.View, planner.Observation) (*state.Plan, time.Time)
+}
+
 // Config says how the world is reconciled.
 type Config struct {
 	Raft Raft
@@ -75,10 +80,11 @@ type Config struct {
 	// Planner is passed on; its times for nodes, jobs, sleeps and wakes are used here as
 	// well.
 	Planner planner.Config
-	// Plan, Actions and After decide: planner.Plan, planner.Actions and planner.After.
-	Plan    func(*state.View, planner.Observation, planner.Config) (*state.Plan, time.Time)
-	Actions func(*state.View, planner.Observation, planner.Config) []planner.Action
-	After   func(*state.View, planner.Outcome, time.Time, planner.Config) *state.Plan
+	// NewPlanner, Actions and After decide: planner.New, planner.Actions and planner.After. A
+	// planner plans for one term of leadership, or for one preview.
+	NewPlanner func(planner.Config) Planner
+	Actions    func(*state.View, planner.Observation, planner.Config) []planner.Action
+	After      func(*state.View, planner.Outcome, time.Time, planner.Config) *state.Plan
 
 	// Workers is how many actions are done in one Nomad at once, and Tiers how many
 	// drains, sleeps, and wakes each, among the shims of one pool. Each pool has its own, so
@@ -118,7 +124,7 @@ type Config struct {
 func DefaultConfig() Config {
 	return Config{
 		Planner:      planner.DefaultConfig(),
-		Plan:         planner.Plan,
+		NewPlanner:   func(c planner.Config) Planner { return planner.New(c) },
 		Actions:      planner.Actions,
 		After:        planner.After,
 		Workers:      32,                     // the client's rate limit is reached with fewer
@@ -145,7 +151,7 @@ func (c Config) validate() error {
 		set  bool
 	}{
 		{"raft", c.Raft != nil}, {"nomad", c.Nomad != nil}, {"shims", c.Shims != nil}, {"consul", c.Consul != nil}, {"loads", c.Loads != nil},
-		{"plan", c.Plan != nil}, {"actions", c.Actions != nil}, {"after", c.After != nil}, {"now", c.Now != nil}, {"logger", c.Logger != nil},
+		{"new planner", c.NewPlanner != nil}, {"actions", c.Actions != nil}, {"after", c.After != nil}, {"now", c.Now != nil}, {"logger", c.Logger != nil},
 	} {
 		if !f.set {
 			errs = append(errs, fmt.Errorf("%s must be set", f.name))

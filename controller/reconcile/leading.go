@@ -9,11 +9,11 @@ import (
 	"time"
 
 	"github.com/hashicorp/go-memdb"
+	"golang.org/x/time/rate"
 
 	"remuda/controller/nomad"
 	"remuda/controller/planner"
 	"remuda/controller/state"
-	"remuda/internal/replica"
 )
 
 // leading is one time of leading. A new one begins with nothing.
@@ -27,10 +27,13 @@ type leading struct {
 	woken chan struct{} // has one place
 	wg    sync.WaitGroup
 	seen  *sightings
-	why   *why
+	why   *why // of jobs that are not placed
+	idle  *why // of engines that do not serve
 	acts  *acts
 	out   *writer
-	probe *probe
+	// planner is used by the loop only.
+	planner Planner
+	probe   *probe
 
 	mu     sync.Mutex // guards what follows
 	looked time.Time
@@ -48,10 +51,8 @@ func newLeading(r *Reconciler, term uint64) *leading {
 	l.cfg.Logger = l.cfg.Logger.With("term", term)
 	l.seen = newSightings(l.cfg.poolNames(), l.cfg.Now, l.cfg.ConsulGrace, l.wake)
 	l.why = &why{
-		ask: func(ctx context.Context, pool string, name replica.Name) (string, error) {
-			return l.nomads[pool].Why(ctx, name)
-		},
-		patience: l.cfg.Planner.PlaceTimeout, again: l.cfg.WhyInterval, now: l.cfg.Now, pending: map[string]*pending{}, asking: map[string]int{},
+		waits: waitsForNomad, patience: l.cfg.Planner.PlaceTimeout, again: l.cfg.WhyInterval, now: l.cfg.Now,
+		ask: func(ctx context.Context, j job) (string, error) { return l.nomads[j.pool].Why(ctx, j.Name) },
 		told: func(name string, err error) {
 			if err != nil {
 				l.cfg.Logger.Debug("cannot read why Nomad does not place a job", "replica", name, "error", err)
@@ -59,9 +60,13 @@ func newLeading(r *Reconciler, term uint64) *leading {
 			l.wake()
 		},
 	}
-	l.acts = newActs(l)
+	l.idle = &why{
+		waits: waitsForEngines, patience: l.cfg.Planner.ServingGrace, again: l.cfg.WhyInterval, now: l.cfg.Now,
+		ask: l.askShims, told: func(string, error) { l.wake() },
+	}
+	l.acts, l.planner = newActs(l), l.cfg.NewPlanner(l.cfg.Planner)
 	l.probe = &probe{l: l, busy: make(chan struct{}, 1), last: map[string]map[string]string{}}
-	l.out = &writer{l: l, lost: map[string]time.Time{}, plans: bucket{rate: l.cfg.PlanRate, burst: float64(l.cfg.PlanBurst)}}
+	l.out = &writer{l: l, lost: map[string]time.Time{}, plans: rate.NewLimiter(rate.Limit(l.cfg.PlanRate), l.cfg.PlanBurst)}
 	return l
 }
 
@@ -194,7 +199,7 @@ func (l *leading) look(ctx context.Context) (time.Time, bool) {
 		o := l.observe(view, seen, jobs, inFlight, now)
 		l.heard(o)
 		if l.out.ready(now, &next) {
-			plan, again := l.cfg.Plan(view, o, l.cfg.Planner)
+			plan, again := l.planner.Plan(view, o)
 			if !again.IsZero() && !again.After(now) {
 				again = now.Add(l.cfg.Retry) // what is overdue already is no hurry
 			}
@@ -207,7 +212,9 @@ func (l *leading) look(ctx context.Context) (time.Time, bool) {
 		}
 		if ctx.Err() == nil {
 			known := func(pool string) bool { return seen.pools[pool].jobsKnown }
-			l.why.look(ctx, view, jobs, known, func(f func()) { l.wg.Go(f) }, &next)
+			for _, w := range []*why{l.why, l.idle} {
+				w.look(ctx, view, jobs, known, func(f func()) { l.wg.Go(f) }, &next)
+			}
 			l.acts.start(ctx, view, seen, jobs, inFlight, l.cfg.Actions(view, o, l.cfg.Planner), now, &next)
 		}
 	}

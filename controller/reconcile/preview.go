@@ -33,7 +33,7 @@ func (r *Reconciler) Preview(change func(*state.Store) error) (planner.Preview, 
 		return view, l.observe(view, seen, seen.jobs(view), l.inFlight(writes, view, seen), now)
 	}
 	view, o := look()
-	out.Plan, _ = l.cfg.Plan(view, o, l.cfg.Planner)
+	out.Plan, _ = l.cfg.NewPlanner(l.cfg.Planner).Plan(view, o)
 	if p := out.Plan; p != nil {
 		p.ID, p.Index, p.Time = "preview", view.Index(), now
 		data, err := state.Encode(p)

@@ -22,7 +22,7 @@ func TestConfigNamesEveryFault(t *testing.T) {
 	cfg := reconcile.Config{Retry: 2, RetryMax: 1, ConsulGrace: -1}
 	_, err := reconcile.New(cfg)
 	for _, want := range []string{
-		"raft must be set", "nomad must be set", "shims must be set", "consul must be set", "loads must be set", "plan must be set", "actions must be set", "after must be set", "now must be set",
+		"raft must be set", "nomad must be set", "shims must be set", "consul must be set", "loads must be set", "new planner must be set", "actions must be set", "after must be set", "now must be set",
 		"logger must be set", "settle is 0s", "resync is 0s", "why interval is 0s", "lag timeout is 0s", "consul grace is -1ns", "longest retry is 1ns",
 		"longest retry at a shim is 0s", "workers is 0", "tiers is 0", "plan rate is 0", "planner: node_grace is 0s",
 	} {

@@ -8,9 +8,12 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/controller/api"
+	"remuda/controller/nomad"
 	"remuda/controller/planner"
 	"remuda/controller/reconcile"
+	"remuda/controller/shim"
 	"remuda/controller/state"
+	"remuda/internal/testkit/shimtest"
 )
 
 // waiting is a report of a gateway at which a request waits for the model.
@@ -141,5 +144,37 @@ func TestMetricsOfWhatWaits(t *testing.T) {
 		w.raft.depose()
 		w.rest()
 		require.Empty(t, exposed(t, reg, "remuda_controller_waiting"), "only the leader tells")
+	})
+}
+
+// TestWhyAReplicaDoesNotServe: shims are asked of replicas that run and do not serve, and of no
+// others.
+func TestWhyAReplicaDoesNotServe(t *testing.T) {
+	cfg := reconcile.DefaultConfig()
+	inWorld(t, nil, func(t *testing.T, w *world) {
+		w.place("1")
+		w.rest()
+		s := shimtest.New("m:v:1", "primary", false)
+		s.Set(func(st *shim.State) { st.Consul = &shim.Consul{LastError: "403 (Permission denied)"} })
+		w.shims.Put("10.0.0.1:4000", s)
+		a := allocation("n")
+		a.Seats, a.Ports = map[string][]string{"primary": {"n-GPU0#0"}}, map[string]string{"shim": "10.0.0.1:4000"}
+		a.Tasks[0].State = "pending"
+		w.nomad.allocate("m:v:1", a)
+		w.pass(cfg.Planner.ServingGrace)
+		require.Empty(t, w.r.NotServing("m:v:1"), "tasks before the engine may take their time")
+
+		a.Tasks = []nomad.Task{{Name: "primary", State: "running"}}
+		w.nomad.allocate("m:v:1", a)
+		w.rest()
+		require.Equal(t, "the engine is up, but Consul rejects its registration: 403 (Permission denied)", w.r.NotServing("m:v:1"))
+		s.Set(func(st *shim.State) { st.Phase = shim.Init })
+		w.pass(cfg.WhyInterval)
+		require.Equal(t, "the engine is loading", w.r.NotServing("m:v:1"))
+
+		w.consul.serve(engine("1"))
+		w.rest()
+		require.Equal(t, "serving", w.stage("m:v:1"))
+		require.Empty(t, w.r.NotServing("m:v:1"))
 	})
 }

@@ -57,7 +57,7 @@ func inWorld(t *testing.T, edit func(*reconcile.Config), test func(t *testing.T,
 		w := &world{t: t, raft: newFakeRaft(), nomad: newFakeNomad(), consul: newFakeConsul(), shims: shimtest.NewNet(), pools: map[string]*fakeNomad{}, loads: load.New(loadTTL, time.Now), stopped: make(chan struct{})}
 		cfg := reconcile.DefaultConfig()
 		cfg.Raft, cfg.Nomad, cfg.Consul, cfg.Shims, cfg.Loads = w.raft, w.nomad, w.consul, shim.New(w.shims), w.loads
-		cfg.Plan, cfg.Actions, cfg.After = w.plan, actions, w.after
+		cfg.NewPlanner, cfg.Actions, cfg.After = func(planner.Config) reconcile.Planner { return scriptedPlanner{w} }, actions, w.after
 		if edit != nil {
 			edit(&cfg)
 		}
@@ -104,7 +104,10 @@ func (w *world) pass(d time.Duration) {
 	w.rest()
 }
 
-func (w *world) plan(v *state.View, o planner.Observation, _ planner.Config) (*state.Plan, time.Time) {
+// scriptedPlanner is a planner that does as the world's script says.
+type scriptedPlanner struct{ *world }
+
+func (w scriptedPlanner) Plan(v *state.View, o planner.Observation) (*state.Plan, time.Time) {
 	w.mu.Lock()
 	w.last = o
 	w.planned++

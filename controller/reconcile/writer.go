@@ -10,6 +10,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"remuda/controller/planner"
 	"remuda/controller/raft"
 	"remuda/controller/state"
@@ -23,7 +25,7 @@ const nodesPerCommand = 200
 // but for trouble.
 type writer struct {
 	l     *leading
-	plans bucket
+	plans *rate.Limiter
 	made  uint64 // plans so far
 	// failures in a row; nothing is written before until.
 	failures int
@@ -116,8 +118,9 @@ func sleep(ctx context.Context, d time.Duration) bool {
 
 // plan commits a plan, and tells whether that was done.
 func (w *writer) plan(ctx context.Context, view *state.View, p *state.Plan, now time.Time, next *schedule) bool {
-	if ok, again := w.plans.take(now); !ok {
-		next.add(again)
+	if turn := w.plans.ReserveN(now, 1); turn.DelayFrom(now) > 0 {
+		next.add(now.Add(turn.DelayFrom(now)))
+		turn.CancelAt(now)
 		return false
 	}
 	w.made++

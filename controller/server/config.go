@@ -79,6 +79,9 @@ type Reconciler interface {
 	// Unplaceable has the variants of a model of which no further replica could be placed now,
 	// and why.
 	Unplaceable(model string) map[string]string
+	// NotServing returns why a replica that is starting does not serve although its engines run,
+	// as their shims report it; empty where that is not known.
+	NotServing(replica string) string
 	// Preview plans on a private copy of the store, which it gives to change first: change
 	// applies commands to it at indexes above View().Index(). Nothing is committed, and nothing
 	// is done in Nomad or at a shim. The error is change's own, or wraps raft.ErrNotLeader or

@@ -104,12 +104,18 @@ func variantCountsOf(m *state.Model, replicas []*state.Replica) map[string]api.C
 	return out
 }
 
-// replicas converts replicas of a view, with what gateways said of them.
+// replicas converts replicas of a view, with what gateways and shims said of them.
 type replicas struct {
-	view  *state.View
-	loads map[string]api.Load
+	view       *state.View
+	loads      map[string]api.Load
+	notServing func(replica string) string
 	// requests are told as well.
 	requests bool
+}
+
+// replicasIn converts replicas of a view, with their requests if so.
+func (s *Server) replicasIn(v *state.View, requests bool) replicas {
+	return replicas{view: v, loads: s.cfg.Loads.Loads(), notServing: s.cfg.Reconciler.NotServing, requests: requests}
 }
 
 func (c replicas) convert(r *state.Replica) api.Replica {
@@ -131,6 +137,9 @@ func (c replicas) convert(r *state.Replica) api.Replica {
 	}
 	if n := c.view.Node(nil, r.Placement.Node); n != nil {
 		out.NodeName, out.CapacityPool, out.OutOfUse = n.Name, n.CapacityPool, r.OutOfUse(n)
+	}
+	if r.Status == state.StatusStarting {
+		out.NotServing = c.notServing(name)
 	}
 	if l, ok := c.loads[name]; ok {
 		if !c.requests {

@@ -80,6 +80,7 @@ type world struct {
 	status      api.ReconcileStatus
 	pools       []api.Pool
 	unplaceable func(model string) map[string]string
+	notServing  map[string]string
 	preview     func(change func(*state.Store) error) (planner.Preview, error)
 }
 
@@ -92,6 +93,8 @@ func (w *world) Unplaceable(model string) map[string]string {
 	}
 	return w.unplaceable(model)
 }
+
+func (w *world) NotServing(replica string) string { return w.notServing[replica] }
 
 func (w *world) Preview(change func(*state.Store) error) (planner.Preview, error) {
 	return w.preview(change)

@@ -43,7 +43,7 @@ func (s *Server) getModel(rq *request, v *state.View, ws memdb.WatchSet) (answer
 	rs := v.ReplicasOf(ws, name)
 	ds := v.Decisions(ws, name, statusDecisions)
 	status := api.ModelStatus{
-		Model: modelOf(m, v.IsDedicated(ws, m)), Counts: countsOf(rs), VariantCounts: variantCountsOf(m, rs), Replicas: list(rs, replicas{view: v, loads: s.cfg.Loads.Loads()}.convert),
+		Model: modelOf(m, v.IsDedicated(ws, m)), Counts: countsOf(rs), VariantCounts: variantCountsOf(m, rs), Replicas: list(rs, s.replicasIn(v, false).convert),
 		Decisions: list(ds, decisionOf), Why: why(v, ws, m, rs, ds), Queue: s.modelQueue(m, rs), Unplaceable: s.cfg.Reconciler.Unplaceable(name),
 	}
 	return answer{index: index, value: status}, nil

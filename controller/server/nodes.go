@@ -57,7 +57,7 @@ func (s *Server) getNode(rq *request, v *state.View, ws memdb.WatchSet) (answer,
 	rs := v.ReplicasOn(ws, n.ID)
 	return answer{index: index, value: api.NodeStatus{
 		Node:     s.nodeOf(n, rs),
-		Replicas: list(rs, replicas{view: v, loads: s.cfg.Loads.Loads()}.convert),
+		Replicas: list(rs, s.replicasIn(v, false).convert),
 	}}, nil
 }
 

@@ -42,7 +42,7 @@ func (s *Server) getQueue(rq *request, v *state.View, _ memdb.WatchSet) (answer,
 	sum.Model = name
 	out := api.QueueStatus{
 		Queue: s.queueOf(sum, m, rs), Gateways: of, Waiting: []api.QueuedRequest{}, InFlight: []api.QueuedRequest{},
-		Replicas: list(rs, replicas{view: v, loads: s.cfg.Loads.Loads(), requests: true}.convert),
+		Replicas: list(rs, s.replicasIn(v, true).convert),
 	}
 	for _, p := range requests {
 		if p.Position > 0 {

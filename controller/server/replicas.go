@@ -23,7 +23,7 @@ func (s *Server) listReplicas(rq *request, v *state.View, ws memdb.WatchSet) (an
 	} else {
 		rs = v.Replicas(ws)
 	}
-	return answer{value: list(rs, replicas{view: v, loads: s.cfg.Loads.Loads()}.convert), index: index}, nil
+	return answer{value: list(rs, s.replicasIn(v, false).convert), index: index}, nil
 }
 
 func noReplica(name string) *api.Error {
@@ -36,7 +36,7 @@ func (s *Server) getReplica(rq *request, v *state.View, ws memdb.WatchSet) (answ
 	if r == nil {
 		return answer{index: index}, noReplica(rq.PathValue("replica"))
 	}
-	return answer{value: replicas{view: v, loads: s.cfg.Loads.Loads(), requests: true}.convert(r), index: index}, nil
+	return answer{value: s.replicasIn(v, true).convert(r), index: index}, nil
 }
 
 func (s *Server) evict(rq *request, v *state.View) (answer, error) {

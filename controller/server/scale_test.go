@@ -94,17 +94,20 @@ func TestReplicasAreCountedByVariant(t *testing.T) {
 			asked <- model
 			return map[string]string{"b": "no room"}
 		}
+		w.notServing = map[string]string{"m:a:r1": "it is loading", "m:a:r2": "it is loading"}
 	}})[0]
 	m.applied("m")
 	hot := m.place("m", "r1", 0, 0)
 	m.move(hot, state.EventStarted, state.EventServing)
-	m.place("m", "r2", 0, 1)
+	m.move(m.place("m", "r2", 0, 1), state.EventStarted)
 	got, _, err := m.client.Model(t.Context(), "m", api.QueryOptions{})
 	require.NoError(t, err)
 	require.Equal(t, map[string]api.Counts{"a": {Hot: 1, Starting: 1}, "b": {}}, got.VariantCounts)
 	require.Equal(t, api.Counts{Hot: 1, Starting: 1}, got.Counts)
 	require.Equal(t, map[string]string{"b": "no room"}, got.Unplaceable)
 	require.Equal(t, "m", <-asked)
+	require.Empty(t, got.Replicas[0].NotServing, "it serves")
+	require.Equal(t, "it is loading", got.Replicas[1].NotServing)
 
 	// A variant that is gone is counted while it has replicas, and no longer.
 	_, err = m.client.ApplyModels(t.Context(), api.ApplyRequest{File: file("m", `variant "a"`, `variant "z"`)})

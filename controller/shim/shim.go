@@ -81,12 +81,47 @@ type State struct {
 	ParkedSince time.Time `json:"parked_since"`
 	// Lock is nil where there is no lock, as for a single engine.
 	Lock *Lock `json:"lock"`
+	// Consul is nil where the engine is not to be registered in Consul, and until it serves.
+	Consul *Consul `json:"consul"`
 }
 
 // Lock says how the failover group's lock stands.
 type Lock struct {
-	// Held: this engine has it.
-	Held bool `json:"held"`
+	// Held: this engine has it. Position is its place in the queue otherwise, 0 where lockd
+	// has not been reached yet.
+	Held     bool `json:"held"`
+	Position int  `json:"position"`
+}
+
+// Consul says how an engine's registration stands.
+type Consul struct {
+	Registered bool `json:"registered"`
+	// LastError is why the last call to Consul failed, empty where it did not.
+	LastError string `json:"last_error"`
+}
+
+// NotServing returns why the engine does not serve, empty if it serves as far as its shim
+// knows.
+func (s State) NotServing() string {
+	switch {
+	case s.Phase == Active && s.Unhealthy != "":
+		return "the engine is unhealthy: " + s.Unhealthy
+	case s.Phase == Active && s.Consul != nil && s.Consul.LastError != "":
+		return "the engine is up, but Consul rejects its registration: " + s.Consul.LastError
+	case s.Phase == Active && s.Consul != nil && !s.Consul.Registered:
+		return "the engine is up, but is not registered in Consul yet"
+	case s.Phase == Active:
+		return ""
+	case s.Phase == Init:
+		return "the engine is loading"
+	case s.Phase == Standby && s.Lock != nil && !s.Lock.Held && s.Lock.Position == 0:
+		return "the engine stands by: lockd does not respond"
+	case s.Phase == Standby && s.Lock != nil && !s.Lock.Held:
+		return fmt.Sprintf("the engine stands by: it waits for the lock of its failover group at position %d", s.Lock.Position)
+	case s.Phase == Standby && s.Parked:
+		return "the engine was put to sleep"
+	}
+	return fmt.Sprintf("the engine is in state %s", s.Phase)
 }
 
 // Leads tells whether it is up to this engine to serve: it has the lock, or there is none.

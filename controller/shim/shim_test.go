@@ -53,6 +53,22 @@ func TestSleepAndWake(t *testing.T) {
 	require.Equal(t, []string{"GPU-2", "GPU-1"}, s.GPUs())
 }
 
+func TestNotServing(t *testing.T) {
+	for want, st := range map[string]shim.State{
+		"":                                   {Phase: shim.Active, Consul: &shim.Consul{Registered: true}},
+		"the engine is loading":              {Phase: shim.Init, Lock: &shim.Lock{}},
+		"the engine is in state waking":      {Phase: shim.Waking},
+		"the engine was put to sleep":        {Phase: shim.Standby, Parked: true, Lock: &shim.Lock{Held: true}},
+		"the engine is unhealthy: no answer": {Phase: shim.Active, Unhealthy: "no answer", Consul: &shim.Consul{}},
+		"the engine stands by: lockd does not respond":                                    {Phase: shim.Standby, Lock: &shim.Lock{}},
+		"the engine stands by: it waits for the lock of its failover group at position 2": {Phase: shim.Standby, Lock: &shim.Lock{Position: 2}},
+		"the engine is up, but Consul rejects its registration: 403":                      {Phase: shim.Active, Consul: &shim.Consul{LastError: "403"}},
+		"the engine is up, but is not registered in Consul yet":                           {Phase: shim.Active, Consul: &shim.Consul{}},
+	} {
+		require.Equal(t, want, st.NotServing())
+	}
+}
+
 func TestAsleep(t *testing.T) {
 	early, late := time.Unix(100, 0), time.Unix(200, 0)
 	for name, tc := range map[string]struct {

@@ -223,7 +223,7 @@ func readSnapshot(from io.Reader, keep func(Table, any) error) (SnapshotInfo, er
 		table, row := t.name, t.empty()
 		switch unknown, err := decodeJSON(body, row); {
 		case unknown && newer == nil: // if the checksum matches: a damaged name is unknown, too
-			newer = fmt.Errorf("%w: row of %s: %v", ErrSnapshotNewer, table, err)
+			newer = fmt.Errorf("%w: row of %s: %w", ErrSnapshotNewer, table, err)
 		case err != nil && !unknown:
 			return info, damaged("row of %s: %v", table, err)
 		}

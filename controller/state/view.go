@@ -42,6 +42,12 @@ func (v *View) TableIndex(of ...Table) uint64 {
 	return last
 }
 
+// Unchanged reports whether the tables are the same in both views. It is false for views of
+// different stores, and where the store was restored in between.
+func (v *View) Unchanged(since *View, of ...Table) bool {
+	return v.abandoned == since.abandoned && v.TableIndex(of...) == since.TableIndex(of...)
+}
+
 func (v *View) index(key string) uint64 {
 	if row := first[indexRow](v.txn, tableIndex, byID, key); row != nil {
 		return row.Value

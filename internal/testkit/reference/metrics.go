@@ -134,7 +134,7 @@ func kindOfCollector(c prometheus.Collector) string {
 }
 
 // descText is what Desc.String writes: there is no other way to read one.
-var descText = regexp.MustCompile(`^Desc\{fqName: ("(?:[^"\\]|\\.)*"), help: ("(?:[^"\\]|\\.)*"), constLabels: \{(.*)\}, variableLabels: \{(.*)\}\}$`)
+var descText = regexp.MustCompile(`^Desc\{fqName: ("(?:[^"\\]|\\.)*"), help: ("(?:[^"\\]|\\.)*"), unit: "(?:[^"\\]|\\.)*", constLabels: \{(.*)\}, variableLabels: \{(.*)\}\}$`)
 
 var constLabel = regexp.MustCompile(`([A-Za-z_][A-Za-z0-9_]*)="`)
 
