@@ -26,7 +26,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/controller/api"
-	"remuda/controller/planner"
+	"remuda/controller/state"
 	"remuda/internal/devcluster"
 	"remuda/internal/replica"
 	"remuda/internal/testkit/proclog"
@@ -182,7 +182,7 @@ func (d *dev) connect() {
 // pause keeps the controller from bringing back what a test takes away.
 func (d *dev) pause() {
 	d.t.Helper()
-	_, err := d.controller.SetSwitch(d.t.Context(), planner.PauseReconcile, api.SwitchRequest{Value: "on"})
+	_, err := d.controller.SetSwitch(d.t.Context(), state.SwitchPauseReconcile, api.SwitchRequest{Value: "on"})
 	require.NoError(d.t, err)
 }
 

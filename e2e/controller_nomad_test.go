@@ -219,7 +219,8 @@ model "single" {
 		}
 	}
 	found := observed.until(t, "the pair to run", one(func(j nomad.Job) error {
-		if len(j.Allocations) != 1 || j.Allocations[0].Healthy == nil || !*j.Allocations[0].Healthy {
+		waits := func(t nomad.Task) bool { return t.State != "running" }
+		if len(j.Allocations) != 1 || len(j.Allocations[0].Tasks) < 2 || slices.ContainsFunc(j.Allocations[0].Tasks, waits) {
 			return fmt.Errorf("%+v", j)
 		}
 		return nil

@@ -246,7 +246,7 @@ func controllerOnNomad(t *testing.T, d *dev, raft string) {
 			return fmt.Errorf("%d allocations", len(allocs))
 		})
 		if life == 0 {
-			_, err := c.SetSwitch(t.Context(), "of-the-first-life", api.SwitchRequest{Value: "kept"})
+			_, err := c.SetSwitch(t.Context(), "cap-max-replicas/of-the-first-life", api.SwitchRequest{Value: "7"})
 			require.NoError(t, err)
 		}
 		eventually(t, time.Minute, "the controller to know the node", func() error {
@@ -259,7 +259,7 @@ func controllerOnNomad(t *testing.T, d *dev, raft string) {
 		switches, _, err := c.Switches(t.Context(), api.QueryOptions{})
 		require.NoError(t, err)
 		require.Len(t, switches, 1)
-		require.Equal(t, "kept", switches[0].Value)
+		require.Equal(t, "7", switches[0].Value)
 		// Not purged: Nomad's client can miss the deletion and leave the task running (nomad#28242).
 		_, _, err = d.nomad.Jobs().Deregister("controller", false, nil)
 		require.NoError(t, err)

@@ -202,6 +202,13 @@ type switchAccess struct {
 	value string
 }
 
+// written is the switch that the writers of upgradeAndBack set, and writesEach more than each
+// of them writes: writer i's nth value is i*writesEach+n.
+const (
+	written    = "cap-max-replicas/history"
+	writesEach = 1_000_000
+)
+
 // upgradeAndBack replaces the servers one by one by those of the next feature level, and
 // then by those of this one, while clients write, read and watch a switch through all of
 // them, a model is scaled, and its requests are answered.
@@ -257,8 +264,8 @@ func upgradeAndBack(t *testing.T, f *fleet) {
 	}
 	value := func(list []api.Switch) string {
 		for _, s := range list {
-			if s.Name == "history" {
-				return s.Value
+			if n, err := strconv.Atoi(s.Value); err == nil && s.Name == written {
+				return fmt.Sprintf("%d.%d", n/writesEach, n%writesEach)
 			}
 		}
 		return ""
@@ -271,7 +278,7 @@ func upgradeAndBack(t *testing.T, f *fleet) {
 			for n := 1; ctx.Err() == nil; n++ {
 				v := fmt.Sprintf("%d.%d", i, n)
 				op := porcupine.Operation{ClientId: i, Input: switchAccess{true, v}, Call: int64(time.Since(begin))}
-				_, err := c.SetSwitch(context.Background(), "history", api.SwitchRequest{Value: v})
+				_, err := c.SetSwitch(context.Background(), written, api.SwitchRequest{Value: strconv.Itoa(i*writesEach + n)})
 				op.Return = int64(time.Since(begin))
 				var refused *api.Error
 				switch {
@@ -420,7 +427,7 @@ func upgradeAndBack(t *testing.T, f *fleet) {
 	require.Greater(t, acknowledged, 50)
 	require.Greater(t, read, 50)
 	require.Equal(t, porcupine.Ok, porcupine.CheckOperationsTimeout(switchModel, history, 2*time.Minute))
-	require.NoError(t, f.api.DeleteSwitch(t.Context(), "history"))
+	require.NoError(t, f.api.DeleteSwitch(t.Context(), written))
 }
 
 func allKilled(t *testing.T, f *fleet) {

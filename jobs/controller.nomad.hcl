@@ -218,6 +218,11 @@ job "controller" {
 
       kill_timeout = "10s"
 
+      # Nine tenths of the task's memory, from where on Go collects garbage harder. Change both.
+      env {
+        GOMEMLIMIT = "460MiB"
+      }
+
       resources {
         cpu    = 500
         memory = 512

@@ -91,13 +91,18 @@ var aclTokenList = question{
 
 var aclTokenDelete = question{
 	synopsis: "Delete a token",
-	about:    `Deletes a token, given by its accessor. Requests with its secret are rejected from then on.`,
-	args:     []string{"ACCESSOR"},
+	about: `Deletes a token, given by its accessor or a unique prefix of it. Requests with its secret are
+rejected from then on.`,
+	args: []string{"ACCESSOR"},
 	run: func(ctx context.Context, c *asker, args []string) error {
-		if err := c.DeleteToken(ctx, args[0]); err != nil {
+		accessor, err := c.findToken(ctx, args[0])
+		if err != nil {
 			return err
 		}
-		return c.done("Deleted token %s.\n", args[0])
+		if err := c.DeleteToken(ctx, accessor); err != nil {
+			return err
+		}
+		return c.done("Deleted token %s.\n", accessor)
 	},
 }
 
@@ -111,4 +116,28 @@ var aclTokenSelf = question{
 		}
 		return c.print(token, func() error { return c.showToken(token) })
 	},
+}
+
+// findToken returns the accessor that is arg, or the only one that begins with it.
+func (c *asker) findToken(ctx context.Context, arg string) (string, error) {
+	tokens, _, err := c.Tokens(ctx, api.QueryOptions{})
+	if err != nil {
+		return "", err
+	}
+	var found []string
+	for _, k := range tokens {
+		if k.Accessor == arg {
+			return arg, nil
+		}
+		if strings.HasPrefix(k.Accessor, arg) {
+			found = append(found, k.Accessor)
+		}
+	}
+	switch len(found) {
+	case 1:
+		return found[0], nil
+	case 0:
+		return "", fmt.Errorf("no token %q: see \"remuda acl token list\"", arg)
+	}
+	return "", fmt.Errorf("%q is ambiguous: it matches %s: use a longer prefix", arg, strings.Join(found, ", "))
 }

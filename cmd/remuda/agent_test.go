@@ -117,7 +117,7 @@ func TestAgentWithoutNomadAndConsul(t *testing.T) {
 	got = r.do("agent", "health", "-json")
 	require.Equal(t, 1, got.code)
 	require.NotEqual(t, "null", field(t, got.out, "Problems"))
-	require.Contains(t, r.ok("switch", "set", "a", "1"), "a = 1")
+	require.Contains(t, r.ok("switch", "set", "cap-max-replicas", "1"), "cap-max-replicas = 1")
 	require.Regexp(t, `(?m)^Nomad += unreachable: `, r.ok("agent", "info"))
 	// A model cannot be checked without Nomad: nothing is changed.
 	got = r.do("model", "apply", writeModel(t, "m", "  max = 1\n"+variant("h100", "1GiB")))
@@ -196,7 +196,7 @@ func TestACL(t *testing.T) {
 	require.Contains(t, out, "dashboard")
 	require.NotContains(t, out, first.SecretID)
 	require.Contains(t, r.ok("model", "list", "-token", reader.SecretID), `No models. Add one with "remuda model apply FILE".`)
-	refused("read-only", "switch", "set", "a", "1", "-token", reader.SecretID)
+	refused("read-only", "switch", "set", "cap-max-replicas", "1", "-token", reader.SecretID)
 	require.Equal(t, "Deleted token "+reader.Accessor+".\n", r.ok("acl", "token", "delete", reader.Accessor))
 	refused("token", "model", "list", "-token", reader.SecretID)
 }
@@ -274,7 +274,7 @@ acl {
 	}
 	// A write to any of them is seen by all.
 	for i, a := range agents {
-		a.ok("switch", "set", fmt.Sprintf("s%d", i), "1")
+		a.ok("switch", "set", fmt.Sprintf("cap-max-replicas/s%d", i), "1")
 	}
 	for _, a := range agents {
 		require.Equal(t, 3, strings.Count(a.ok("switch", "list"), " 1\n"))
@@ -301,7 +301,7 @@ acl {
 		_, leader := peers(agents[1])
 		return leader != "" && leader != ids[0]
 	})
-	agents[1].ok("switch", "set", "later", "1")
+	agents[1].ok("switch", "set", "cap-max-replicas/later", "1")
 	agents[0] = startAgent(t, args[0]...)
 	require.Equal(t, 4, strings.Count(agents[0].ok("switch", "list"), " 1\n"))
 
@@ -311,7 +311,7 @@ acl {
 		servers, _ := peers(agents[1])
 		return len(servers) == 2 && !slices.ContainsFunc(servers, func(s api.RaftServer) bool { return s.ID == ids[2] })
 	})
-	agents[1].ok("switch", "set", "without-the-third", "1")
+	agents[1].ok("switch", "set", "cap-max-replicas/without-the-third", "1")
 }
 
 // TestAgentsThatCannotStart: a clear message, exit code 1, and nothing left behind.

@@ -135,16 +135,6 @@ func TestModelStatusTellsAges(t *testing.T) {
 	require.Regexp(t, `(?m)^1h01m ago +place +- +it fits$`, r.ok("model", "status", "m"))
 }
 
-// TestASwitchThatNobodyKnowsIsTold, or a typing error would look like a pause.
-func TestASwitchThatNobodyKnowsIsTold(t *testing.T) {
-	r := said(t, map[string]any{
-		"PUT /v1/switch/pause-recondile": api.Switch{Name: "pause-recondile", Value: "true"},
-		"PUT /v1/switch/pause-reconcile": api.Switch{Name: "pause-reconcile", Value: "true"},
-	})
-	require.Equal(t, "pause-recondile = true\nWarning: unknown switch, it has no effect. Known switches: pause-reconcile, disable-scaling, cap-max-replicas, scale-to-zero-delay.\n", r.ok("switch", "set", "pause-recondile", "true"))
-	require.Equal(t, "pause-reconcile = true\n", r.ok("switch", "set", "pause-reconcile", "true"))
-}
-
 func TestAStartOfNothingSaysSo(t *testing.T) {
 	r := said(t, map[string]any{
 		"PUT /v1/model/m/start": api.ScaleResponse{Model: "m", Changed: true},
@@ -157,4 +147,46 @@ func TestFlagsBeforeTheVerbAreAMistake(t *testing.T) {
 	r := remuda(t, "-json", "model", "list")
 	require.Equal(t, 2, r.code)
 	require.Contains(t, r.errout, "put them after the subcommand")
+}
+
+// TestWhatWasAskedForIsSoAlready is done, and no failure.
+func TestWhatWasAskedForIsSoAlready(t *testing.T) {
+	r := said(t, map[string]any{
+		"GET /v1/models": []api.ModelSummary{{Name: "llama"}},
+		"PUT /v1/evict":  api.EvictResponse{Replicas: []api.Eviction{{Name: "llama:v:1", From: "WARM", To: "WARM", Error: "unchanged: already WARM or on its way there (warm)"}}},
+	})
+	require.Contains(t, r.ok("evict", "llama", "-to", "warm"), "unchanged: already WARM")
+	require.Equal(t, 1, r.do("evict", "llama", "-to", "cold").code)
+}
+
+func TestNamesThatAreNearlyRight(t *testing.T) {
+	r := said(t, map[string]any{
+		"GET /v1/models":              []api.ModelSummary{{Name: "llama"}, {Name: "qwen"}},
+		"GET /v1/replicas":            []api.Replica{},
+		"GET /v1/acl/tokens":          []api.Token{{Accessor: "3f8a-1"}, {Accessor: "3f8b-2"}, {Accessor: "9c"}},
+		"DELETE /v1/acl/token/3f8a-1": struct{}{},
+		"DELETE /v1/acl/token/9c":     struct{}{},
+	})
+	require.Contains(t, r.do("evict", "lama").errout, `no model "lama" (did you mean "llama"?), and no replica "lama"`)
+	require.Equal(t, "Deleted token 3f8a-1.\n", r.ok("acl", "token", "delete", "3f8a"))
+	require.Equal(t, "Deleted token 9c.\n", r.ok("acl", "token", "delete", "9c"))
+	require.Contains(t, r.do("acl", "token", "delete", "3f8").errout, `"3f8" is ambiguous: it matches 3f8a-1, 3f8b-2: use a longer prefix`)
+	require.Contains(t, r.do("acl", "token", "delete", "x").errout, `no token "x"`)
+}
+
+func TestModelListShowsWhatCannotBePlaced(t *testing.T) {
+	for want, m := range map[string]api.ModelSummary{
+		"cannot-place": {Target: 1, Unplaceable: "no room"},
+		"starting":     {Target: 2, Unplaceable: "no room", Counts: api.Counts{Starting: 1}},
+		"running":      {Target: 1, Counts: api.Counts{Hot: 1}},
+	} {
+		require.Equal(t, want, summaryStatus(m))
+	}
+}
+
+func TestHelp(t *testing.T) {
+	require.Equal(t, remuda(t, "-h"), remuda(t, "help"))
+	require.Equal(t, remuda(t, "scale", "-h"), remuda(t, "help", "scale"))
+	require.Equal(t, remuda(t, "model", "-h"), remuda(t, "help", "model"))
+	require.Equal(t, 0, remuda(t, "help", "model", "apply").code)
 }

@@ -8,6 +8,7 @@ import (
 
 	"remuda/controller/api"
 	"remuda/internal/bytesize"
+	"remuda/internal/closest"
 )
 
 var evict = question{
@@ -20,7 +21,7 @@ unique prefix of its name or ID.`,
 	args: []string{"REPLICA|MODEL"},
 	setup: func(fs *flag.FlagSet) answering {
 		to := fs.String("to", "", "the target `tier`: warm or cold (default: stop the replica)")
-		force := fs.Bool("force", false, "also evict dedicated replicas, and go below min")
+		force := fs.Bool("force", false, "also evict dedicated replicas, and go below min (not with -to warm)")
 		return func(ctx context.Context, c *asker, args []string) error {
 			r := api.EvictRequest{Force: *force}
 			var err error
@@ -40,7 +41,7 @@ unique prefix of its name or ID.`,
 					return nil
 				}
 				drains := false
-				t := newTable(c.out, "REPLICA", "NODE", "FROM", "TO", "GPUS FREED", "BYTES FREED", "ERROR")
+				t := newTable(c.out, "REPLICA", "NODE", "FROM", "TO", "GPUS FREED", "BYTES FREED", "NOTE")
 				for _, e := range answer.Replicas {
 					to := e.To
 					if to == "" && e.Error == "" {
@@ -59,8 +60,8 @@ unique prefix of its name or ID.`,
 				return err
 			}
 			for _, e := range answer.Replicas {
-				if e.Error == "" {
-					return nil
+				if e.Error == "" || e.To == r.To {
+					return nil // it goes, or is there already
 				}
 			}
 			if len(answer.Replicas) > 0 {
@@ -86,15 +87,21 @@ func (c *asker) evictee(ctx context.Context, arg string, r *api.EvictRequest) er
 	if err != nil {
 		return err
 	}
+	var names []string
 	for _, m := range models {
 		if m.Name == arg {
 			r.Model = arg
 			return nil
 		}
+		names = append(names, m.Name)
 	}
 	found, err := c.findReplica(ctx, arg)
 	if err != nil {
-		return fmt.Errorf("no model %q, and %w", arg, err)
+		hint := ""
+		if near := closest.Word(arg, names); near != "" {
+			hint = fmt.Sprintf(" (did you mean %q?)", near)
+		}
+		return fmt.Errorf("no model %q%s, and %w", arg, hint, err)
 	}
 	r.Replica = found.Name
 	return nil

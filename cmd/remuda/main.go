@@ -15,9 +15,9 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/agext/levenshtein"
 	"github.com/hashicorp/cli"
 
+	"remuda/internal/closest"
 	"remuda/internal/version"
 	"remuda/lockd/engine"
 )
@@ -47,6 +47,9 @@ type program struct {
 }
 
 func (p *program) run(args []string) int {
+	if len(args) > 0 && args[0] == "help" {
+		args = append(slices.Clone(args[1:]), "-h")
+	}
 	c := cli.NewCLI("remuda", version.String())
 	c.Args = args
 	c.HelpWriter = p.stdout
@@ -81,17 +84,7 @@ func (p *program) run(args []string) int {
 // suggest returns `: did you mean "…"?` with the command closest to name, or nothing if
 // none is close.
 func (p *program) suggest(name string) string {
-	best, least := "", 3
-	for _, w := range slices.Sorted(maps.Keys(p.verbs())) {
-		if d := levenshtein.Distance(name, w, nil); d < least {
-			best, least = w, d
-		}
-	}
-	for _, w := range slices.Sorted(maps.Keys(groups)) {
-		if d := levenshtein.Distance(name, w, nil); d < least {
-			best, least = w, d
-		}
-	}
+	best := closest.Word(name, append(slices.Sorted(maps.Keys(p.verbs())), slices.Sorted(maps.Keys(groups))...))
 	if best == "" {
 		return ""
 	}

@@ -58,6 +58,8 @@ func summaryStatus(m api.ModelSummary) string {
 		return "rolled-back"
 	case m.Counts.Failed > 0:
 		return "failing"
+	case m.Counts.Hot < m.Target && m.Counts.Starting == 0 && m.Unplaceable != "":
+		return "cannot-place"
 	case m.Counts.Hot < m.Target:
 		return "starting"
 	case m.Target == 0:

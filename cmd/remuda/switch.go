@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	"remuda/controller/api"
-	"remuda/controller/planner"
 	"remuda/controller/state"
 )
 
@@ -19,52 +18,18 @@ func (p *program) switchVerbs() map[string]verb {
 	}
 }
 
-// knownSwitch is a switch that the controller looks at.
-type knownSwitch struct {
-	name string
-	// perModel: there is one of each model as well, NAME/MODEL.
-	perModel bool
-	// values and about say what it may be and what it does.
-	values, about string
-}
-
-// switches are those that the controller looks at.
-var switches = []knownSwitch{
-	{planner.PauseReconcile, false, "any value", "the controller changes nothing while it is set"},
-	{state.SwitchDisableScaling, true, "true", "only operators change the number of replicas, and nothing evicts them"},
-	{state.SwitchCapMaxReplicas, true, "a number", "upper limit on the replicas of a model"},
-	{state.SwitchScaleToZeroDelay, false, "a duration, or never", "minimum idle time of a model's last replica before it is removed"},
-}
-
 // switchHelp lists the switches, one a line.
 func switchHelp() string {
 	var b strings.Builder
-	for _, s := range switches {
-		name := s.name
-		if s.perModel {
-			name += "[/MODEL]"
-		}
-		fmt.Fprintf(&b, "\n  %-27s%s: %s", name, s.values, s.about)
+	for _, s := range state.SwitchTypes {
+		fmt.Fprintf(&b, "\n  %-27s%s: %s", s.Usage(), s.Values, s.About)
 	}
 	return b.String()
 }
 
-// switchNames lists the names of the switches.
-func switchNames() string {
-	var names []string
-	for _, s := range switches {
-		names = append(names, s.name)
-	}
-	return strings.Join(names, ", ")
-}
-
-// about tells of a switch what may have been meant otherwise; empty where all is well.
+// aboutSwitch returns a warning if the switch is for a model that does not exist.
 func (c *asker) aboutSwitch(ctx context.Context, name string) (string, error) {
-	base, model, forModel := strings.Cut(name, "/")
-	i := slices.IndexFunc(switches, func(s knownSwitch) bool { return s.name == base && (!forModel || s.perModel) })
-	if i < 0 {
-		return fmt.Sprintf("Warning: unknown switch, it has no effect. Known switches: %s.", switchNames()), nil
-	}
+	_, model, forModel := strings.Cut(name, "/")
 	if !forModel {
 		return "", nil
 	}

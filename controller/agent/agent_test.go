@@ -66,7 +66,7 @@ func run(t *testing.T, cfg agent.Config) (client *api.Client, stop context.Cance
 func TestAgentEndsWhenRaftFails(t *testing.T) {
 	dir := t.TempDir()
 	client, stop, ended := run(t, devConfig(t, dir))
-	_, err := client.SetSwitch(t.Context(), "a", api.SwitchRequest{Value: "1"})
+	_, err := client.SetSwitch(t.Context(), "pause-reconcile", api.SwitchRequest{Value: "1"})
 	require.NoError(t, err)
 	stop()
 	require.NoError(t, <-ended)
@@ -125,7 +125,7 @@ func TestAgentAnswersWaitingQueriesWhenItStops(t *testing.T) {
 	cfg := devConfig(t, t.TempDir())
 	cfg.HTTP.Drain = patience
 	client, stop, ended := run(t, cfg)
-	_, err := client.SetSwitch(t.Context(), "a", api.SwitchRequest{Value: "1"})
+	_, err := client.SetSwitch(t.Context(), "pause-reconcile", api.SwitchRequest{Value: "1"})
 	require.NoError(t, err)
 	_, meta, err := client.Switches(t.Context(), api.QueryOptions{})
 	require.NoError(t, err)

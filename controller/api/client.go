@@ -279,6 +279,9 @@ func (c *Client) once(ctx context.Context, at *url.URL, q call, params url.Value
 
 // failed says which call an error is of.
 func (c *Client) failed(method, path string, err error) error {
+	if errors.Is(err, http.ErrSchemeMismatch) {
+		return fmt.Errorf("controller: %w: the server speaks plain HTTP: use an address that begins with http://", err)
+	}
 	var u *url.Error
 	if errors.As(err, &u) {
 		return fmt.Errorf("controller: %w", err) // It names both.

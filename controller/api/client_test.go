@@ -88,6 +88,13 @@ func TestTheEnvironment(t *testing.T) {
 	require.ErrorContains(t, err, "/nowhere")
 }
 
+func TestTLSToAPlainServerSaysSo(t *testing.T) {
+	plain := backend(t, answer(api.Switch{Name: "s"}))
+	c := client(t, api.Config{Addresses: []string{strings.Replace(plain, "http://", "https://", 1)}})
+	_, err := c.Leader(t.Context())
+	require.ErrorContains(t, err, "the server speaks plain HTTP: use an address that begins with http://")
+}
+
 func TestAnotherServerIsAsked(t *testing.T) {
 	var calls atomic.Int64
 	good := backend(t, func(w http.ResponseWriter, r *http.Request) {

@@ -23,12 +23,8 @@ type GatewayPipeline struct {
 
 // GatewayModel is a model that exists.
 type GatewayModel struct {
-	Name string
-	// Wanted is how many replicas should run; 0 where it is Stopped.
-	Wanted  int
+	Name    string
 	Stopped bool
-	// Slots is of its first variant that says, 0 where the engines say.
-	Slots int
 	// Continuation: a stream that an engine broke off goes on at another one.
 	Continuation bool `json:",omitempty"`
 	// Problem is why no replica comes; nil where one serves or is on its way, or none is
@@ -42,20 +38,17 @@ type GatewayProblem struct {
 	State QueueState `enum:"api.QueueState"`
 	// Message is a sentence for clients.
 	Message string
-	// Since is when it began; RetryAt is when a failed replica is tried again.
-	Since   time.Time
+	// Since is when it began, missing for a setting that holds until an operator changes it;
+	// RetryAt is when a failed replica is tried again.
+	Since   time.Time `json:",omitzero"`
 	RetryAt time.Time `json:",omitzero"`
 }
 
 // GatewayReplica is a replica as a gateway needs to know it.
 type GatewayReplica struct {
 	Name, Model, Variant string
-	// Node is the Nomad node's ID.
-	Node string
 	// Status is as of Replica.
 	Status string `enum:"state.Status"`
-	// Slots of one engine, 0 where the engine says.
-	Slots int
 	// Draining: no new request may go to it.
 	Draining bool
 }
@@ -74,8 +67,9 @@ type GatewayReport struct {
 	// does not say, and nothing can be concluded from what it has not seen.
 	Since time.Time `json:",omitzero"`
 	// Wanted are models that clients asked for and that had no replica to serve them, since
-	// the report before; at most MaxReportWanted, each once.
-	Wanted []string `json:",omitempty"`
+	// the last report that the controller took, with when they were last asked for; at most
+	// MaxReportWanted.
+	Wanted map[string]time.Time `json:",omitempty"`
 	// Queues are the models that have requests waiting or at engines; at most
 	// MaxReportQueues, the longest queues first.
 	Queues []QueueLoad `json:",omitempty"`

@@ -183,6 +183,9 @@ type ModelSummary struct {
 	Counts       Counts
 	// Rollouts is the status by variant.
 	Rollouts map[string]string `json:",omitempty" enum:"state.RolloutStatus"`
+	// Unplaceable is why a replica that is missing gets no place, empty if none is missing or
+	// one is on its way.
+	Unplaceable string `json:",omitempty"`
 
 	CreateIndex, ModifyIndex uint64
 }

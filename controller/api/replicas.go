@@ -39,8 +39,9 @@ type Replica struct {
 	NotServing string `json:",omitempty"`
 	// For is the model that it makes room for while it goes, empty where it goes for another
 	// reason.
-	For    string `json:",omitempty"`
-	Canary bool   `json:",omitempty"`
+	For string `json:",omitempty"`
+	// Canary: it is the first of a new definition, and on trial.
+	Canary bool `json:",omitempty"`
 	// Failures in a row, why the last one was, and when it is tried again.
 	Failures  int       `json:",omitempty"`
 	LastError string    `json:",omitempty"`
@@ -88,7 +89,7 @@ type EvictRequest struct {
 	// To is WARM, which keeps the weights in the node's memory, COLD, which keeps them on its
 	// disk, or empty for its end.
 	To string `json:",omitempty"`
-	// Force evicts dedicated replicas, and goes below the model's minimum.
+	// Force evicts dedicated replicas, and goes below the model's minimum, but not to WARM.
 	Force bool `json:",omitempty"`
 }
 

@@ -110,7 +110,7 @@ func (b *boss) wanted() map[string]int {
 	defer b.controller.mu.Unlock()
 	out := map[string]int{}
 	for _, r := range b.reports {
-		for _, m := range r.Wanted {
+		for m := range r.Wanted {
 			out[m]++
 		}
 	}
@@ -141,7 +141,7 @@ func (b *boss) named(id string) string {
 
 func TestKillOfRequestsThatWait(t *testing.T) {
 	t.Parallel()
-	c := newBossOf(t, api.GatewayModel{Name: "m", Wanted: 1})
+	c := newBossOf(t, api.GatewayModel{Name: "m"})
 	f := newGateway(t, patient, c.config, commentsEvery(20*time.Millisecond))
 	f.engines()
 	f.follows(2)
@@ -171,7 +171,7 @@ func TestKillOfRequestsThatWait(t *testing.T) {
 
 func TestKillOfRequestsInFlight(t *testing.T) {
 	t.Parallel()
-	c := newBossOf(t, api.GatewayModel{Name: "m", Wanted: 1})
+	c := newBossOf(t, api.GatewayModel{Name: "m"})
 	f := newGateway(t, patient, c.config)
 	var told sync.WaitGroup
 	told.Add(3)
@@ -218,7 +218,7 @@ func TestKillOfRequestsInFlight(t *testing.T) {
 // time, and Run ends by itself.
 func TestDrainByOrder(t *testing.T) {
 	t.Parallel()
-	c := newBossOf(t, api.GatewayModel{Name: "m", Wanted: 1})
+	c := newBossOf(t, api.GatewayModel{Name: "m"})
 	f := newGateway(t, patient, c.config)
 	s := newTurnstile(t, "a", 1)
 	f.engines(s.Engine)
@@ -247,7 +247,7 @@ func TestDrainByOrder(t *testing.T) {
 // TestDrainByOrderAnswersEverybody when the drain's time is over.
 func TestDrainByOrderAnswersEverybody(t *testing.T) {
 	t.Parallel()
-	c := newBossOf(t, api.GatewayModel{Name: "m", Wanted: 1})
+	c := newBossOf(t, api.GatewayModel{Name: "m"})
 	f := newGateway(t, patient, c.config, commentsEvery(20*time.Millisecond), func(cfg *gateway.Config) { cfg.Timeouts.Drain = 200 * time.Millisecond })
 	f.engines()
 	f.follows(2)
@@ -265,7 +265,7 @@ func TestDrainByOrderAnswersEverybody(t *testing.T) {
 // TestStoppingGatewayAnswersWhoWaits: nobody's request is lost silently with a restart.
 func TestStoppingGatewayAnswersWhoWaits(t *testing.T) {
 	t.Parallel()
-	c := newBossOf(t, api.GatewayModel{Name: "m", Wanted: 1})
+	c := newBossOf(t, api.GatewayModel{Name: "m"})
 	f := newGateway(t, patient, c.config, commentsEvery(20*time.Millisecond), func(cfg *gateway.Config) { cfg.Timeouts.Drain = 100 * time.Millisecond })
 	busy := newTurnstile(t, "b", 1)
 	busy.Name.Model = "busy"
@@ -337,7 +337,7 @@ func (f *fixture) requireEnded() {
 // gateway that is busy.
 func TestReportsOfQueues(t *testing.T) {
 	t.Parallel()
-	c := newBossOf(t, api.GatewayModel{Name: "m", Wanted: 1}, api.GatewayModel{Name: "cold"}, api.GatewayModel{Name: "idle"}, api.GatewayModel{Name: "off", Stopped: true})
+	c := newBossOf(t, api.GatewayModel{Name: "m"}, api.GatewayModel{Name: "cold"}, api.GatewayModel{Name: "idle"}, api.GatewayModel{Name: "off", Stopped: true})
 	f := newGateway(t, patient, c.config)
 	began := time.Now()
 	s := newTurnstile(t, "a", 2)
@@ -403,7 +403,7 @@ func TestReportsOfQueues(t *testing.T) {
 // TestEndOfAllLeavesNothing: a gateway that had all kinds of waiters has no goroutine when it ends.
 func TestEndOfAllLeavesNothing(t *testing.T) {
 	before := runtime.NumGoroutine()
-	c := newBossOf(t, api.GatewayModel{Name: "m", Wanted: 1})
+	c := newBossOf(t, api.GatewayModel{Name: "m"})
 	f := newGateway(t, patient, c.config, commentsEvery(time.Millisecond), func(cfg *gateway.Config) { cfg.Timeouts.Drain = 0 })
 	f.engines(deadEngine(t, "dead"))
 	f.follows(2)

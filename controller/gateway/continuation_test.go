@@ -221,7 +221,7 @@ func understand(t *testing.T, stream string) told {
 func goesOn(t *testing.T, change ...func(*gateway.Config)) *fixture {
 	t.Helper()
 	c := newController(t, 1)
-	c.state.Models = []api.GatewayModel{{Name: "m", Wanted: 1, Continuation: true}}
+	c.state.Models = []api.GatewayModel{{Name: "m", Continuation: true}}
 	f := newGateway(t, append([]func(*gateway.Config){c.config, retrying, func(cfg *gateway.Config) {
 		// Engines that break often are asked again at once.
 		cfg.Routing.Suspect, cfg.Routing.SuspectMax = time.Millisecond, time.Millisecond
@@ -480,7 +480,7 @@ func TestContinuationThatIsOff(t *testing.T) {
 	t.Run("without a controller", func(t *testing.T) { off(t, newGateway(t, retrying), c.body, want) })
 	t.Run("the model says nothing of it", func(t *testing.T) {
 		ctl := newController(t, 1)
-		ctl.state.Models = []api.GatewayModel{{Name: "m", Wanted: 1}}
+		ctl.state.Models = []api.GatewayModel{{Name: "m"}}
 		f := newGateway(t, ctl.config, retrying)
 		f.engines()
 		f.follows(1)

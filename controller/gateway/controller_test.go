@@ -151,7 +151,7 @@ func (c *controller) count(of func() int) int {
 }
 
 func drain(names ...string) api.GatewayState {
-	s := api.GatewayState{Models: []api.GatewayModel{{Name: "m", Wanted: 1}}}
+	s := api.GatewayState{Models: []api.GatewayModel{{Name: "m"}}}
 	for _, name := range names {
 		s.Replicas = append(s.Replicas, api.GatewayReplica{Name: name, Model: "m", Variant: "v", Status: "draining", Draining: true})
 	}
@@ -236,7 +236,7 @@ func TestModelOfTheController(t *testing.T) {
 	f.post(`{"model":"m"}`).requireError(t, http.StatusNotFound, "model_not_found")
 	c.change(func() {
 		c.index = 2
-		c.state.Models = []api.GatewayModel{{Name: "m", Wanted: 1}, {Name: "off", Stopped: true}}
+		c.state.Models = []api.GatewayModel{{Name: "m"}, {Name: "off", Stopped: true}}
 	})
 	f.follows(2)
 	a := f.post(`{"model":"m"}`)

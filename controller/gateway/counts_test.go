@@ -28,7 +28,7 @@ func counters(r api.GatewayReport, model string) *api.ModelCounters {
 // has just begun to lead must not take it for new.
 func TestReportsCountRequests(t *testing.T) {
 	t.Parallel()
-	c := newBossOf(t, api.GatewayModel{Name: "m", Wanted: 1}, api.GatewayModel{Name: "idle"})
+	c := newBossOf(t, api.GatewayModel{Name: "m"}, api.GatewayModel{Name: "idle"})
 	f := newGateway(t, patient, c.config, func(cfg *gateway.Config) { cfg.Queue.Length = 1 })
 	s := newTurnstile(t, "a", 1)
 	f.engines(s.Engine)
@@ -60,7 +60,7 @@ func TestReportsCountRequests(t *testing.T) {
 // nor who leaves.
 func TestReportsCountWhoIsRefused(t *testing.T) {
 	t.Parallel()
-	c := newBossOf(t, api.GatewayModel{Name: "m", Wanted: 1}, api.GatewayModel{Name: "down", Wanted: 1})
+	c := newBossOf(t, api.GatewayModel{Name: "m"}, api.GatewayModel{Name: "down"})
 	f := newGateway(t, patient, c.config, withKey("one", limit(func(l *queue.KeyLimit) { l.Concurrency = 1 })),
 		withKey("slow", limit(func(l *queue.KeyLimit) { l.Rate, l.Burst = 0.001, 1 })), func(cfg *gateway.Config) { cfg.Queue.Length = 1 })
 	s := newTurnstile(t, "a", 1)
@@ -101,7 +101,7 @@ func TestReportsCountWhoIsRefused(t *testing.T) {
 // had is none that was refused, although it waits in vain for another one.
 func TestARequestIsRefusedBeforeItHasAnEngine(t *testing.T) {
 	t.Parallel()
-	c := newBossOf(t, api.GatewayModel{Name: "m", Wanted: 1})
+	c := newBossOf(t, api.GatewayModel{Name: "m"})
 	f := newGateway(t, retrying, c.config, func(cfg *gateway.Config) {
 		cfg.Queue.Wait, cfg.Queue.Restart = 150*time.Millisecond, 150*time.Millisecond
 	})
@@ -125,7 +125,7 @@ func TestARequestIsRefusedBeforeItHasAnEngine(t *testing.T) {
 // A request that fails at one engine and goes on at another is one request.
 func TestARetriedRequestCountsOnce(t *testing.T) {
 	t.Parallel()
-	c := newBossOf(t, api.GatewayModel{Name: "m", Wanted: 2})
+	c := newBossOf(t, api.GatewayModel{Name: "m"})
 	f := newGateway(t, retrying, c.config)
 	f.engines(newRawEngine(t, "bad", func(c net.Conn) { resets(c) }), deadEngine(t, "dead"), newEngine(t, "good", says("x")))
 	f.follows(2)
@@ -163,7 +163,7 @@ func TestReportsCountWhatReplicasAnsweredAndFailed(t *testing.T) {
 		}
 	}
 	sole := func(t *testing.T, e func(*testing.T) replica.Engine, change ...func(*gateway.Config)) (*boss, *fixture) {
-		c := newBossOf(t, api.GatewayModel{Name: "m", Wanted: 1})
+		c := newBossOf(t, api.GatewayModel{Name: "m"})
 		f := newGateway(t, append([]func(*gateway.Config){c.config}, change...)...)
 		f.engines(e(t))
 		f.follows(2)
@@ -197,7 +197,7 @@ func TestReportsCountWhatReplicasAnsweredAndFailed(t *testing.T) {
 	}
 	t.Run("retried", func(t *testing.T) {
 		t.Parallel()
-		c := newBossOf(t, api.GatewayModel{Name: "m", Wanted: 2})
+		c := newBossOf(t, api.GatewayModel{Name: "m"})
 		f := newGateway(t, retrying, c.config)
 		f.engines(newEngine(t, "bad", rejects(500)), newEngine(t, "good", says("x")))
 		f.follows(2)
@@ -213,7 +213,7 @@ func TestReportsCountWhatReplicasAnsweredAndFailed(t *testing.T) {
 	})
 	t.Run("a refused connection, and a client that leaves", func(t *testing.T) {
 		t.Parallel()
-		c := newBossOf(t, api.GatewayModel{Name: "m", Wanted: 2})
+		c := newBossOf(t, api.GatewayModel{Name: "m"})
 		f := newGateway(t, patient, c.config)
 		f.engines(deadEngine(t, "dead"))
 		f.follows(2)

@@ -155,7 +155,7 @@ func deploying(model string) []api.GatewayReplica {
 // TestStreamIsToldWhereItStands until its answer comes, which then is as without waiting.
 func TestStreamIsToldWhereItStands(t *testing.T) {
 	t.Parallel()
-	c := newBossOf(t, api.GatewayModel{Name: "m", Wanted: 1})
+	c := newBossOf(t, api.GatewayModel{Name: "m"})
 	f := newGateway(t, patient, c.config, commentsEvery(20*time.Millisecond))
 	s := newTurnstile(t, "a", 1)
 	f.engines()
@@ -261,7 +261,7 @@ func TestErrorsAfterComments(t *testing.T) {
 	}
 	for _, one := range cases {
 		t.Run(one.name, func(t *testing.T) {
-			c := newBossOf(t, api.GatewayModel{Name: "m", Wanted: 1})
+			c := newBossOf(t, api.GatewayModel{Name: "m"})
 			f := newGateway(t, c.config, commentsEvery(20*time.Millisecond), func(c *gateway.Config) { c.Queue.Wait, c.Routing.Remember = patience, 0 })
 			f.engines()
 			f.follows(2)

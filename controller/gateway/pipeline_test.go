@@ -130,7 +130,7 @@ func composing(t *testing.T, sources map[string]string, change ...func(*gateway.
 	t.Helper()
 	c := newController(t, 1)
 	for _, m := range []string{"small", "billing-llm", "tech-llm"} {
-		c.state.Models = append(c.state.Models, api.GatewayModel{Name: m, Wanted: 1})
+		c.state.Models = append(c.state.Models, api.GatewayModel{Name: m})
 	}
 	for name, source := range sources {
 		c.state.Pipelines = append(c.state.Pipelines, api.GatewayPipeline{Name: name, Source: source})
@@ -283,7 +283,7 @@ func TestStepThatWaits(t *testing.T) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		for _, r := range c.reports {
-			for _, m := range r.Wanted {
+			for m := range r.Wanted {
 				if m == "tech-llm" {
 					return true
 				}
@@ -414,7 +414,7 @@ func TestEndsOfPipelines(t *testing.T) {
 		for _, stream := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, stream %t", c.name, stream), func(t *testing.T) {
 				ctl := newController(t, 0)
-				ctl.state.Models = []api.GatewayModel{{Name: "small", Wanted: 1}}
+				ctl.state.Models = []api.GatewayModel{{Name: "small"}}
 				ctl.state.Pipelines = []api.GatewayPipeline{{Name: "fan", Source: fanSource}}
 				var mu sync.Mutex
 				var orders api.GatewayOrders

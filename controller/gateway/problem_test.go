@@ -15,7 +15,7 @@ import (
 // 503 as soon as nothing can change within its wait.
 func TestWhyAModelDoesNotCome(t *testing.T) {
 	t.Parallel()
-	c := newBossOf(t, api.GatewayModel{Name: "m", Wanted: 1}, api.GatewayModel{Name: "n", Wanted: 1})
+	c := newBossOf(t, api.GatewayModel{Name: "m"}, api.GatewayModel{Name: "n"})
 	f := newGateway(t, patient, c.config, commentsEvery(20*time.Millisecond))
 	f.engines()
 	f.follows(2)

@@ -432,7 +432,7 @@ func TestStuckModelDelaysNobody(t *testing.T) {
 	stuck.Name.Model = "stuck"
 	f.engines(stuck.Engine, newEngine(t, "a", says("a")))
 	c.change(func() {
-		c.index, c.state.Models = 2, []api.GatewayModel{{Name: "m", Wanted: 1}, {Name: "stuck", Wanted: 1}, {Name: "cold"}}
+		c.index, c.state.Models = 2, []api.GatewayModel{{Name: "m"}, {Name: "stuck"}, {Name: "cold"}}
 	})
 	f.follows(2)
 	var answers []<-chan answer

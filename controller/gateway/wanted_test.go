@@ -1,6 +1,7 @@
 package gateway_test
 
 import (
+	"maps"
 	"net/http"
 	"slices"
 	"testing"
@@ -22,7 +23,7 @@ func TestWantedModelsAreReported(t *testing.T) {
 	f.engines(a)
 	c.change(func() {
 		c.index = 2
-		c.state.Models = []api.GatewayModel{{Name: "m", Wanted: 1}, {Name: "warm", Wanted: 0}, {Name: "other"}, {Name: "off", Stopped: true}}
+		c.state.Models = []api.GatewayModel{{Name: "m"}, {Name: "warm"}, {Name: "other"}, {Name: "off", Stopped: true}}
 	})
 	f.follows(2)
 
@@ -64,7 +65,8 @@ func TestWantedModelsAreReported(t *testing.T) {
 		report, soon = one.report, one.at.Sub(last.at) < rest
 	}
 	c.watch(nil)
-	require.Equal(t, []string{"warm"}, report.Wanted)
+	require.Equal(t, []string{"warm"}, slices.Collect(maps.Keys(report.Wanted)))
+	require.False(t, report.Wanted["warm"].After(asked), "by when it was asked for, and not by when it is reported")
 	require.False(t, report.Since.Before(began))
 	require.False(t, report.Since.After(asked))
 
@@ -89,7 +91,7 @@ func TestWantedModelsAreReported(t *testing.T) {
 	c.reported("both", func(api.GatewayReport) bool {
 		names = nil
 		for _, r := range c.reports {
-			names = append(names, r.Wanted...)
+			names = slices.AppendSeq(names, maps.Keys(r.Wanted))
 		}
 		slices.Sort(names)
 		return len(names) == 2
@@ -122,7 +124,7 @@ func TestServedModelIsWantedNoMore(t *testing.T) {
 	c.reported("the other model", func(api.GatewayReport) bool {
 		names = nil
 		for _, r := range c.reports {
-			names = append(names, r.Wanted...)
+			names = slices.AppendSeq(names, maps.Keys(r.Wanted))
 		}
 		return len(names) > 0
 	})
@@ -135,7 +137,7 @@ func TestModelWhoseEnginesFailIsNotWanted(t *testing.T) {
 	c := newController(t, 1)
 	f := newGateway(t, c.config)
 	f.engines(deadEngine(t, "a"))
-	c.change(func() { c.index, c.state.Models = 2, []api.GatewayModel{{Name: "m", Wanted: 1}} })
+	c.change(func() { c.index, c.state.Models = 2, []api.GatewayModel{{Name: "m"}} })
 	f.follows(2)
 	f.post(`{"model":"m"}`).requireError(t, http.StatusServiceUnavailable, "engine_unreachable")
 	last := c.reported("the request that failed", func(r api.GatewayReport) bool {

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"maps"
 	"slices"
 	"time"
 )
@@ -72,10 +73,10 @@ func (w *wants) served(model string) {
 	delete(w.reported, model)
 }
 
-// takeWanted returns at most so many of the models that are wanted, for a report. They
-// are not returned again unless they are asked for again: that requests still wait is in
+// takeWanted returns at most so many of the models that are wanted, with when they last were,
+// for a report. They are not returned again unless they are asked for again: that requests still wait is in
 // the queues.
-func (d *roster) takeWanted(most int) []string {
+func (d *roster) takeWanted(most int) map[string]time.Time {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	w := &d.wants
@@ -99,15 +100,15 @@ func (d *roster) takeWanted(most int) []string {
 		w.reported[name] = w.models[name]
 		delete(w.models, name)
 	}
-	return names
+	return maps.Clone(w.reported)
 }
 
 // giveWanted takes back what was not reported and is not served by now.
-func (d *roster) giveWanted(names []string) {
+func (d *roster) giveWanted(wanted map[string]time.Time) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	w := &d.wants
-	for _, name := range names {
+	for name := range wanted {
 		if asked := w.reported[name]; !asked.IsZero() && d.table.Wanted(name) && w.models[name].Before(asked) {
 			w.want(asked, name)
 		}

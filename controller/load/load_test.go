@@ -114,7 +114,11 @@ func since(model string, at time.Time) func(string) time.Time {
 }
 
 func wants(gateway string, models ...string) api.GatewayReport {
-	return api.GatewayReport{Gateway: gateway, Index: 1, Wanted: models}
+	r := api.GatewayReport{Gateway: gateway, Index: 1, Wanted: map[string]time.Time{}}
+	for _, m := range models {
+		r.Wanted[m] = time.Time{}
+	}
+	return r
 }
 
 func TestDemandLastsForOneTimeToLive(t *testing.T) {
@@ -150,6 +154,37 @@ func TestOnlyDemandAfterADecisionCounts(t *testing.T) {
 	c.advance(1)
 	s.Put(wants("a", "m", "n"))
 	require.Equal(t, c.now, s.Demand(decided)["m"], "it is asked for again")
+
+	// A report that was sent late has what was asked for before the decision.
+	late := api.GatewayReport{Gateway: "b", Index: 1, Wanted: map[string]time.Time{"l": c.now}}
+	decided = since("l", c.now.Add(1))
+	c.advance(2)
+	s.Put(late)
+	require.NotContains(t, s.Demand(decided), "l")
+	require.Equal(t, c.now, s.Demand(ever)["l"], "it lasts from when it was heard")
+	late.Wanted = map[string]time.Time{"l": c.now.Add(time.Hour)}
+	s.Put(late)
+	require.Contains(t, s.Demand(decided), "l")
+	require.NotContains(t, s.Demand(since("l", c.now)), "l", "a gateway's clock may be fast")
+	late.Wanted = map[string]time.Time{"l": c.now.Add(-2)}
+	s.Put(late)
+	require.Contains(t, s.Demand(decided), "l", "the newest request counts")
+}
+
+// TestReportsAreBounded by what they take together.
+func TestReportsAreBounded(t *testing.T) {
+	s, c := listening()
+	large := func(gateway string, mib int) api.GatewayReport {
+		return api.GatewayReport{Gateway: gateway, Index: 1, Queues: []api.QueueLoad{{Model: strings.Repeat("m", mib<<20)}}}
+	}
+	require.NoError(t, s.Put(large("a", 40)))
+	require.ErrorIs(t, s.Put(large("b", 40)), load.ErrTooManyBytes)
+	require.NoError(t, s.Put(large("a", 50)), "a report takes the place of the one before")
+	require.NoError(t, s.Put(large("b", 10)))
+	require.ErrorIs(t, s.Put(large("a", 60)), load.ErrTooManyBytes)
+	require.Len(t, s.Gateways(), 2)
+	c.advance(ttl)
+	require.NoError(t, s.Put(large("b", 60)))
 }
 
 func TestDemandIsNews(t *testing.T) {
@@ -289,7 +324,11 @@ func TestValidateNamesEveryFault(t *testing.T) {
 	for _, want := range []string{"wanted model: name is empty", `wanted model: name is empty`, `wanted model: name is "a b"`} {
 		require.ErrorContains(t, err, want)
 	}
-	require.ErrorContains(t, load.Validate(wants("gw", make([]string, api.MaxReportWanted+1)...)), "1001 wanted models: must be at most 1000")
+	var many []string
+	for i := range api.MaxReportWanted + 1 {
+		many = append(many, fmt.Sprint("m", i))
+	}
+	require.ErrorContains(t, load.Validate(wants("gw", many...)), "1001 wanted models: must be at most 1000")
 	require.ErrorContains(t, load.Validate(report("", 0)), "name is empty")
 	require.ErrorContains(t, load.Validate(report(strings.Repeat("x", 600), 1)), "name is 600 bytes")
 	require.ErrorContains(t, load.Validate(report("a", 1, make([]api.ReplicaLoad, load.MaxReplicas+1)...)), "10001 replicas")

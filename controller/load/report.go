@@ -3,6 +3,8 @@ package load
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 
 	"remuda/controller/api"
@@ -13,13 +15,21 @@ import (
 const (
 	// MaxGateways is how many gateways may report within one time to live.
 	MaxGateways = 1000
+	// MaxBytes is how much memory the reports of all gateways may take, by estimate: a report of
+	// 5,000 replicas takes 1 MiB.
+	MaxBytes = 64 << 20
 	// MaxReplicas is how many replicas one report may have.
 	MaxReplicas = 10_000
 	maxName     = 512
 )
 
-// ErrTooManyGateways means that MaxGateways others report already.
-var ErrTooManyGateways = errors.New("too many gateways report")
+// Errors of Store.Put.
+var (
+	// ErrTooManyGateways means that MaxGateways others report already.
+	ErrTooManyGateways = fmt.Errorf("too many gateways report: at most %d may", MaxGateways)
+	// ErrTooManyBytes means that the reports of all gateways together have no room for this one.
+	ErrTooManyBytes = fmt.Errorf("the reports of all gateways are too long: they may take %d bytes together", MaxBytes)
+)
 
 // Validate names everything that is wrong with a report.
 func Validate(r api.GatewayReport) error {
@@ -60,14 +70,10 @@ func Validate(r api.GatewayReport) error {
 		counted[c.Model] = true
 		errs = append(errs, counterErrors(c)...)
 	}
-	wanted := make(map[string]bool, len(r.Wanted))
-	for _, model := range r.Wanted {
+	for _, model := range slices.Sorted(maps.Keys(r.Wanted)) {
 		if err := checkName(model); err != nil {
 			bad("wanted model: %w", err)
-		} else if wanted[model] {
-			bad("duplicate wanted model %q", model)
 		}
-		wanted[model] = true
 	}
 	seen := make(map[string]bool, len(r.Replicas))
 	for _, one := range r.Replicas {

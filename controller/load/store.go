@@ -31,8 +31,8 @@ type Store struct {
 	since time.Time  // when it began to listen
 	// gateways has the last reports, which do not change.
 	gateways map[string]*entry
-	// demand has the models that were asked for in vain, with when that was heard last.
-	demand map[string]time.Time
+	// demand has the models that were asked for in vain.
+	demand map[string]wish
 	// kills are the orders to kill requests, by their ID; drains those to gateways, with
 	// when their time is over.
 	kills  map[string]*order
@@ -46,8 +46,12 @@ type Store struct {
 	changed chan struct{} // closed and made anew at each change
 }
 
+// wish is when a model was last asked for in vain, and when that was last reported.
+type wish struct{ asked, heard time.Time }
+
 type entry struct {
 	report   api.GatewayReport
+	bytes    int
 	queues   map[string]*api.QueueLoad  // by model, where there is anything
 	counters map[string]tally[counters] // by model, what it counts
 	ended    map[string]tally[ended]    // by replica
@@ -62,7 +66,7 @@ type entry struct {
 // several times in that, so that a lost report costs nothing. now is the clock.
 func New(ttl time.Duration, now func() time.Time) *Store {
 	return &Store{
-		ttl: ttl, now: now, since: now(), gateways: map[string]*entry{}, demand: map[string]time.Time{},
+		ttl: ttl, now: now, since: now(), gateways: map[string]*entry{}, demand: map[string]wish{},
 		kills: map[string]*order{}, drains: map[string]time.Time{}, counted: map[string]api.Counters{}, records: map[string]*record{}, changed: make(chan struct{}),
 	}
 }
@@ -89,9 +93,9 @@ func (s *Store) Begin(term uint64) {
 
 // Put takes a report in the place of the gateway's last one. It keeps r's slices, which
 // must not be changed any more. Of more than api.MaxReportRequests requests the first are kept. It
-// fails with ErrTooManyGateways.
+// fails with ErrTooManyGateways or ErrTooManyBytes; the gateway's last report stays then.
 func (s *Store) Put(r api.GatewayReport) error {
-	e := &entry{report: r, queues: map[string]*api.QueueLoad{}}
+	e := &entry{report: r, bytes: bytesOf(r), queues: map[string]*api.QueueLoad{}}
 	for i := range r.Queues {
 		q := &r.Queues[i]
 		if len(q.Requests) > api.MaxReportRequests {
@@ -133,6 +137,15 @@ func (s *Store) Put(r api.GatewayReport) error {
 	if old == nil && len(s.gateways) >= MaxGateways {
 		return ErrTooManyGateways
 	}
+	bytes := e.bytes
+	for name, other := range s.gateways {
+		if name != r.Gateway {
+			bytes += other.bytes
+		}
+	}
+	if bytes > MaxBytes {
+		return ErrTooManyBytes
+	}
 	s.gateways[r.Gateway] = e
 	s.count(old, e)
 	s.recordOutcomes(old, e)
@@ -145,15 +158,47 @@ func (s *Store) Put(r api.GatewayReport) error {
 		e.began = e.at
 	}
 	news := !same || old != last
-	for _, model := range r.Wanted {
-		_, known := s.demand[model]
-		s.demand[model] = e.at
+	for model, asked := range r.Wanted {
+		was, known := s.demand[model]
+		if asked.IsZero() || asked.After(e.at) {
+			asked = e.at
+		}
+		if asked.Before(was.asked) {
+			asked = was.asked
+		}
+		s.demand[model] = wish{asked, e.at}
 		news = news || !known
 	}
 	if news {
 		s.tell()
 	}
 	return nil
+}
+
+// bytesOf estimates the memory that a report takes.
+func bytesOf(r api.GatewayReport) int {
+	const request, queue, replica, counters, wanted = 128, 256, 192, 256, 96
+	n := len(r.Replicas)*replica + len(r.Queues)*queue + len(r.Counters)*counters + len(r.Wanted)*wanted
+	requests := func(all []api.Request) {
+		for _, one := range all {
+			n += request + len(one.ID)
+		}
+	}
+	for _, one := range r.Replicas {
+		n += len(one.Name)
+		requests(one.Requests)
+	}
+	for _, q := range r.Queues {
+		n += len(q.Model)
+		requests(q.Requests)
+	}
+	for _, c := range r.Counters {
+		n += len(c.Model)
+	}
+	for model := range r.Wanted {
+		n += len(model)
+	}
+	return n
 }
 
 // says tells whether two reports of a gateway say the same, as far as anything is decided
@@ -174,8 +219,8 @@ func (e *entry) says(o *entry) bool {
 // leader nor the end of the last replica leaves it alone.
 //
 // Of a model for which after returns a time, only what was asked for later counts: a request
-// that is reported as wanted by the time of the report, those that wait by when the newest
-// that is named came.
+// that is reported as wanted by when it came, those that wait by when the newest that is
+// named came.
 func (s *Store) Demand(after func(model string) time.Time) map[string]time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -186,8 +231,8 @@ func (s *Store) Demand(after func(model string) time.Time) map[string]time.Time 
 			out[model] = heard
 		}
 	}
-	for model, heard := range s.demand {
-		add(model, heard, heard)
+	for model, w := range s.demand {
+		add(model, w.asked, w.heard)
 	}
 	for _, e := range s.gateways {
 		for model, q := range e.queues {
@@ -320,8 +365,8 @@ func (s *Store) Next() time.Time {
 			next = at
 		}
 	}
-	for _, heard := range s.demand {
-		if at := heard.Add(s.ttl); next.IsZero() || at.Before(next) {
+	for _, w := range s.demand {
+		if at := w.heard.Add(s.ttl); next.IsZero() || at.Before(next) {
 			next = at
 		}
 	}
@@ -354,8 +399,8 @@ func (s *Store) prune(now time.Time) {
 			}
 		}
 	}
-	for model, heard := range s.demand {
-		if !now.Before(heard.Add(s.ttl)) {
+	for model, w := range s.demand {
+		if !now.Before(w.heard.Add(s.ttl)) {
 			delete(s.demand, model)
 		}
 	}

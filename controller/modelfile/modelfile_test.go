@@ -417,7 +417,7 @@ func TestWrongFiles(t *testing.T) {
 		{"not HCL", "{]", "d/m.hcl:1:1"},
 		{"unclosed", "model \"m\" {", "unclosed"},
 		{"top-level argument", "min = 1\n", `d/m.hcl:1:1: unsupported argument`},
-		{"other block", "job \"x\" {}\n", `unsupported block type`},
+		{"other block", "job \"x\" {}\n", `no model: this is a Nomad job file`},
 		{"no label", "model {}\n", `missing name for model`},
 		{"two labels", "model \"a\" \"b\" {}\n", `extraneous label for model`},
 		{"empty name", "model \"\" {}\n", `model: name is empty`},
@@ -708,4 +708,17 @@ func FuzzParse(f *testing.F) {
 			t.Fatalf("the sources are not the whole file: %q", text)
 		}
 	})
+}
+
+// TestOtherFilesAreNamed: people apply the file beside the model file.
+func TestOtherFilesAreNamed(t *testing.T) {
+	for src, want := range map[string]string{
+		"job \"engine\" {\n  group \"replica\" {}\n}\n":        `no model: this is a Nomad job file: name it in a variant of a model file (job = file("…"))`,
+		`variable "x" {}` + "\n" + `job "engine" {}`:           "this is a Nomad job file",
+		"pipeline \"p\" {\n  deadline = \"60s\"\n}\n":          `no model: this is a pipeline file: apply it with "remuda pipeline apply"`,
+		`job "engine" {}` + "\n" + `model "m" { min = "one" }`: "one",
+	} {
+		_, err := modelfile.Parse("m.hcl", []byte(src), nil)
+		require.ErrorContains(t, err, want)
+	}
 }

@@ -131,6 +131,19 @@ type gpuBlock struct {
 	Memory *hcl.Attribute `hcl:"memory,optional"`
 }
 
+// otherFile returns which kind of file this is, if it is one that people take for a model file.
+func otherFile(body hcl.Body) string {
+	schema := &hcl.BodySchema{Blocks: []hcl.BlockHeaderSchema{{Type: "job", LabelNames: []string{"name"}}, {Type: "pipeline", LabelNames: []string{"name"}}}}
+	content, _, _ := body.PartialContent(schema)
+	switch {
+	case len(content.Blocks) == 0:
+		return ""
+	case content.Blocks[0].Type == "job":
+		return "a Nomad job file: name it in a variant of a model file (job = file(\"…\"))"
+	}
+	return "a pipeline file: apply it with \"remuda pipeline apply\""
+}
+
 func (p *parser) file(src []byte) {
 	body := p.Body(src, maxFile)
 	if body == nil {
@@ -138,6 +151,10 @@ func (p *parser) file(src []byte) {
 	}
 	var f file
 	p.diags = gohcl.DecodeBody(body, nil, &f)
+	if what := otherFile(body); what != "" && len(f.Models) == 0 {
+		p.Add(hcl.Range{}, "no model: this is %s", what)
+		return
+	}
 	p.Diagnostics("", p.diags)
 	if len(f.Models) == 0 && !p.diags.HasErrors() {
 		p.Add(hcl.Range{}, "no model: at least one block is required, such as model \"llama-3-8b\" { … }")

@@ -9,13 +9,13 @@ import (
 	"strings"
 	"time"
 
-	"github.com/agext/levenshtein"
 	"github.com/hashicorp/hcl/v2"
 	"github.com/hashicorp/hcl/v2/hclsyntax"
 	"github.com/zclconf/go-cty/cty"
 	"github.com/zclconf/go-cty/cty/function"
 
 	"remuda/controller/state"
+	"remuda/internal/closest"
 	"remuda/internal/hclfault"
 )
 
@@ -155,10 +155,8 @@ func oneOfList(words []string) string {
 // suggest is "; did you mean …?" where one of the words is close, as HCL has it for
 // the names of arguments.
 func suggest(given string, words []string) string {
-	for _, w := range words {
-		if levenshtein.Distance(given, w, nil) < 3 {
-			return fmt.Sprintf("; did you mean %q?", w)
-		}
+	if near := closest.Word(given, words); near != "" {
+		return fmt.Sprintf("; did you mean %q?", near)
 	}
 	return ""
 }

@@ -216,7 +216,6 @@ func TestPlanAndWhy(t *testing.T) {
 func allocation(id string, created int64) *api.AllocationListStub {
 	return &api.AllocationListStub{
 		ID: id, JobID: nomad.JobID(name), NodeID: "node-1", NodeName: "n1", DesiredStatus: "run", ClientStatus: "running", CreateTime: created, ModifyTime: created + 1,
-		DeploymentStatus: &api.AllocDeploymentStatus{Healthy: new(true)},
 		AllocatedResources: &api.AllocatedResources{Tasks: map[string]*api.AllocatedTaskResources{
 			"primary": {Devices: []*api.AllocatedDeviceResource{{Vendor: "nvidia", Type: "gpu", Name: "H100", DeviceIDs: []string{"GPU-1#0"}}}},
 			"shadow":  {Devices: []*api.AllocatedDeviceResource{{Vendor: "nvidia", Type: "gpu", Name: "H100", DeviceIDs: []string{"GPU-1#1"}}}},
@@ -249,7 +248,7 @@ func TestObserve(t *testing.T) {
 	require.Equal(t, state.Placement{Node: "node-1", Seats: []string{"GPU-1#0", "GPU-1#1"}, Memory: map[string]int64{"GPU-1": 20 << 30}, HostMemory: 17 << 30}, got.Placement)
 	require.Len(t, got.Allocations, 2)
 	require.Equal(t, nomad.Allocation{
-		ID: "new", Node: "node-1", NodeName: "n1", Desired: "run", Client: "running", Healthy: new(true), Created: time.Unix(0, 2).UTC(), Modified: time.Unix(0, 3).UTC(),
+		ID: "new", Node: "node-1", Desired: "run", Client: "running", Created: time.Unix(0, 2).UTC(),
 		Seats: map[string][]string{"primary": {"GPU-1#0"}, "shadow": {"GPU-1#1"}},
 		Tasks: []nomad.Task{{Name: "primary", State: "running", Restarts: 2, Started: time.Unix(5, 0).UTC(), Event: "Task started by client"}, {Name: "shadow", State: "pending"}},
 	}, got.Allocations[0])

@@ -35,33 +35,28 @@ type Job struct {
 	// Problem is why the meta cannot be believed, as after somebody edited it. Name,
 	// Hash and Placement are then what could be read.
 	Problem string
-	// Stopped: it was told to stop, by whomever. Status is Nomad's: pending, running
-	// or dead.
+	// Stopped: it was told to stop, by whomever.
 	Stopped bool
-	Status  string
 	// Index is its JobModifyIndex, which changes with the job's text only.
-	Index     uint64
-	Submitted time.Time
+	Index uint64
 	// Allocations, the newest first.
 	Allocations []Allocation
 }
 
 // Allocation is one run of a job.
 type Allocation struct {
-	ID, Node, NodeName string
+	ID, Node string
 	// JobVersion is Nomad's, from 0.
 	JobVersion uint64
 	// Desired is run, stop or evict; Client is pending, running, complete, failed,
 	// lost or unknown. Description says more.
 	Desired, Client, Description string
-	// Healthy is what the deployment found, nil before.
-	Healthy *bool
 	// Seats are the device IDs that Nomad gave to each task.
 	Seats map[string][]string
 	// Ports are the addresses, host:port, by the labels of the ports.
-	Ports             map[string]string
-	Tasks             []Task
-	Created, Modified time.Time
+	Ports   map[string]string
+	Tasks   []Task
+	Created time.Time
 }
 
 // Task is one task of an allocation.
@@ -71,8 +66,8 @@ type Task struct {
 	State    string
 	Failed   bool
 	Restarts uint64
-	// Started and Finished are the latest, zero where it did not happen.
-	Started, Finished time.Time
+	// Started is the latest start, zero before the first.
+	Started time.Time
 	// Event is the last thing that happened which says why, in Nomad's words.
 	Event string
 }
@@ -276,7 +271,7 @@ func join(stubs []*api.JobListStub, allocs []*api.AllocationListStub) []Job {
 }
 
 func jobOf(s *api.JobListStub) Job {
-	j := Job{ID: s.ID, Hash: s.Meta[MetaHash], Attempt: s.Meta[MetaAttempt], Stopped: s.Stop, Status: s.Status, Index: s.JobModifyIndex, Submitted: time.Unix(0, s.SubmitTime).UTC()}
+	j := Job{ID: s.ID, Hash: s.Meta[MetaHash], Attempt: s.Meta[MetaAttempt], Stopped: s.Stop, Index: s.JobModifyIndex}
 	var problems []string
 	name, err := replica.ParseName(s.Meta[MetaReplica])
 	if err != nil {
@@ -328,12 +323,9 @@ func jobOf(s *api.JobListStub) Job {
 
 func allocationOf(a *api.AllocationListStub) Allocation {
 	out := Allocation{
-		ID: a.ID, Node: a.NodeID, NodeName: a.NodeName, JobVersion: a.JobVersion,
+		ID: a.ID, Node: a.NodeID, JobVersion: a.JobVersion,
 		Desired: a.DesiredStatus, Client: a.ClientStatus, Description: cmp.Or(a.ClientDescription, a.DesiredDescription),
-		Created: time.Unix(0, a.CreateTime).UTC(), Modified: time.Unix(0, a.ModifyTime).UTC(),
-	}
-	if a.DeploymentStatus != nil {
-		out.Healthy = a.DeploymentStatus.Healthy
+		Created: time.Unix(0, a.CreateTime).UTC(),
 	}
 	if a.AllocatedResources != nil {
 		for task, r := range a.AllocatedResources.Tasks {
@@ -353,7 +345,7 @@ func allocationOf(a *api.AllocationListStub) Allocation {
 		if s == nil {
 			continue
 		}
-		t := Task{Name: name, State: s.State, Failed: s.Failed, Restarts: s.Restarts, Started: s.StartedAt.UTC(), Finished: s.FinishedAt.UTC()}
+		t := Task{Name: name, State: s.State, Failed: s.Failed, Restarts: s.Restarts, Started: s.StartedAt.UTC()}
 		t.Event = event(s.Events)
 		out.Tasks = append(out.Tasks, t)
 	}

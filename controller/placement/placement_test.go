@@ -643,8 +643,8 @@ func TestEvictionCost(t *testing.T) {
 func TestLevel(t *testing.T) {
 	t.Parallel()
 	var got []string
-	for l := placement.Deployed; l <= placement.CantAccommodate+1; l++ {
+	for l := placement.CachedAndFree; l <= placement.CantAccommodate+1; l++ {
 		got = append(got, l.String())
 	}
-	require.True(t, slices.Equal([]string{"DEPLOYED", "CACHED_AND_FREE", "FREE", "CACHED_AND_FULL", "FULL", "CANT_ACCOMMODATE", "Level(6)"}, got), got)
+	require.True(t, slices.Equal([]string{"CACHED_AND_FREE", "FREE", "CACHED_AND_FULL", "FULL", "CANT_ACCOMMODATE", "Level(5)"}, got), got)
 }

@@ -12,15 +12,14 @@ type Level int
 
 // The levels.
 const (
-	Deployed        Level = iota // it is HOT there already; Place never answers this
-	CachedAndFree                // a WARM replica wakes, and nothing has to go for it
+	CachedAndFree   Level = iota // a WARM replica wakes, and nothing has to go for it
 	Free                         // it starts, and nothing has to go for it
 	CachedAndFull                // a WARM replica wakes once something was evicted
 	Full                         // it starts once something was evicted
 	CantAccommodate              // nothing that may be evicted makes room
 )
 
-var levels = [...]string{"DEPLOYED", "CACHED_AND_FREE", "FREE", "CACHED_AND_FULL", "FULL", "CANT_ACCOMMODATE"}
+var levels = [...]string{"CACHED_AND_FREE", "FREE", "CACHED_AND_FULL", "FULL", "CANT_ACCOMMODATE"}
 
 // String returns the level's name, such as CACHED_AND_FREE.
 func (l Level) String() string {

@@ -13,7 +13,7 @@ import (
 // order of the names. It may be asked again at any time: what is done is not asked for
 // again once Nomad's lists show it. Nothing is asked for in a pool that is out of reach.
 func Actions(v *state.View, o Observation, c Config) []Action {
-	if v.Switch(nil, PauseReconcile) != "" {
+	if v.Switch(nil, state.SwitchPauseReconcile) != "" {
 		return nil
 	}
 	models, nodes := map[string]*state.Model{}, map[string]*state.Node{}

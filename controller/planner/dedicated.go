@@ -14,6 +14,22 @@ import (
 // fromSchedule is how the source of a dedicated set begins that the calendar has set.
 const fromSchedule = "schedule:"
 
+// parsedCalendar is what calendar.Parse returns for a file.
+type parsedCalendar struct {
+	file     string
+	calendar calendar.Calendar
+	err      error
+}
+
+// parseCalendar parses a file, once for all plans until it changes.
+func (w *world) parseCalendar(file string) (calendar.Calendar, error) {
+	if w.schedule == nil || w.schedule.file != file {
+		c, err := calendar.Parse([]byte(file), "schedule")
+		w.schedule = &parsedCalendar{file, c, err}
+	}
+	return w.schedule.calendar, w.schedule.err
+}
+
 // calendar changes the dedicated set by the time of day. A set that an operator has set since
 // holds until the calendar's next change.
 func (d *draft) calendar() {
@@ -21,7 +37,7 @@ func (d *draft) calendar() {
 	if s == nil {
 		return
 	}
-	c, err := calendar.Parse([]byte(s.File), "schedule")
+	c, err := d.parseCalendar(s.File)
 	if err != nil {
 		d.decideOnce(KindDedicated, "", "", fmt.Sprintf("cannot parse the schedule of the dedicated set, which stays unchanged: %s", err), inputs{"about": "schedule"})
 		return

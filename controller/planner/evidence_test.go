@@ -240,7 +240,7 @@ func TestRestartsAreCountedWithoutDecisions(t *testing.T) {
 	w.turns(5)
 	require.Len(t, w.decisions("m", planner.KindNotServing), 1)
 	for range state.DecisionLimit {
-		w.must(&state.RecordDecisions{Decisions: []state.Decision{{Time: w.now, Model: "other", Kind: "scale"}}})
+		w.must(&state.Plan{ID: "p", Decisions: []state.Decision{{Time: w.now, Model: "other", Kind: "scale"}}})
 	}
 	require.Empty(t, w.decisions("m", planner.KindNotServing))
 	w.turns(5)
@@ -250,7 +250,7 @@ func TestRestartsAreCountedWithoutDecisions(t *testing.T) {
 	j.alloc.Restarts += w.conf.Restarts
 	w.plan(false)
 	require.Equal(t, map[string]int{"failed h1": 1}, w.counts("m"), "a crash loop")
-	require.Contains(t, w.only(withStatus(state.StatusFailed)).LastError, fmt.Sprintf("engine restarted %d times without serving", w.conf.Restarts))
+	require.Contains(t, w.only(withStatus(state.StatusFailed)).LastError, fmt.Sprintf("restarted %d times without serving", w.conf.Restarts))
 }
 
 // TestMoreStrangersThanDecisionsAreKept: what is said once must not be said again and

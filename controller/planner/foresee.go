@@ -10,7 +10,6 @@ import (
 
 	"remuda/controller/placement"
 	"remuda/controller/state"
-	"remuda/internal/replica"
 )
 
 // Rules are the functions with which Foresee plans: Plan, Actions and After, except in tests.
@@ -234,12 +233,12 @@ func (f *future) passes(name string) bool {
 }
 
 func (f *future) setPassing(name string, passing bool) {
-	f.o.Engines[name] = []Engine{{Role: replica.RolePrimary, Passing: passing}}
+	f.o.Engines[name] = []Engine{{Passing: passing}}
 }
 
 // alloc is the allocation of a replica that runs from now on.
 func (f *future) alloc(r *state.Replica) *Alloc {
-	return &Alloc{ID: r.Name.ID, Client: clientRunning, Desired: "run", First: true, Started: f.o.Now}
+	return &Alloc{ID: r.Name.ID, Client: clientRunning, First: true, Started: f.o.Now}
 }
 
 // drain assumes that the requests of a replica end.
@@ -409,7 +408,7 @@ func (f *future) stop(a Action, j Job) {
 		j.Ended = true
 		if j.Alloc != nil {
 			over := *j.Alloc
-			over.Client, over.Desired = clientComplete, "stop"
+			over.Client = clientComplete
 			j.Alloc = &over
 		}
 		f.o.Jobs[a.Replica] = j

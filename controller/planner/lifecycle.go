@@ -210,7 +210,7 @@ func (d *draft) starting(m *model, r *member) {
 		d.fail(m, r, fmt.Sprintf("allocation %s failed: %s", a.ID, cmp.Or(a.Event, "Nomad reports no reason")))
 	case a != nil && d.obs.EnginesKnown && a.Restarts >= d.conf.Restarts && a.Restarts >= r.restartsBefore()+d.conf.Restarts:
 		n := a.Restarts - r.restartsBefore()
-		d.fail(m, r, fmt.Sprintf("engine restarted %d times without serving: %s", n, cmp.Or(a.Event, "Nomad reports no reason")))
+		d.fail(m, r, fmt.Sprintf("restarted %d times without serving: %s", n, cmp.Or(a.Event, "Nomad reports no reason")))
 	case a == nil || a.Client == clientComplete || a.Client == clientLost:
 		if r.node.LostSince.IsZero() && d.hadTimeToPlace(r) {
 			d.failed(m, r, true, fmt.Sprintf("Nomad did not place the job within %s: %s", d.conf.PlaceTimeout, cmp.Or(r.job.Unplaceable, "Nomad reports no reason")))

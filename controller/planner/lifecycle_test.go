@@ -91,7 +91,7 @@ func TestServing(t *testing.T) {
 			}
 			o := w.observe(false)
 			j := o.Jobs[name(w)]
-			j.Alloc = &planner.Alloc{ID: "a", Client: "pending", Desired: "run", First: c.first}
+			j.Alloc = &planner.Alloc{ID: "a", Client: "pending", First: c.first}
 			o.Jobs[name(w)] = j
 			o.Engines[name(w)] = []planner.Engine{{Passing: true}}
 			p, _ := planner.Plan(w.view(), o, w.conf)
@@ -220,7 +220,7 @@ func TestLoadFailure(t *testing.T) {
 		w.now = r.Retry.Add(time.Minute)
 		j := w.nomad[r.Name.String()]
 		j.Stopped = true
-		j.alloc = &planner.Alloc{ID: "dying", Client: "running", Desired: "stop"}
+		j.alloc = &planner.Alloc{ID: "dying", Client: "running"}
 		require.Nil(t, w.lastPlan())
 		w.turns(6)
 		require.NotEmpty(t, w.decisions("m", planner.KindRetry))

@@ -47,7 +47,7 @@ func New(c Config) *Planner { return &Planner{world: newWorld(c)} }
 // Nodes are written by the reconciler: it sets Node.LostSince when Nomad says that a
 // node is down, and Node.Gone once that was Config.NodeGrace ago. Plan only looks.
 func (p *Planner) Plan(v *state.View, o Observation) (*state.Plan, time.Time) {
-	if v.Switch(nil, PauseReconcile) != "" {
+	if v.Switch(nil, state.SwitchPauseReconcile) != "" {
 		return nil, time.Time{}
 	}
 	alone := p.world.draft(v, o)

@@ -362,7 +362,7 @@ func TestPause(t *testing.T) {
 	w.scale(2)
 	require.NotNil(t, w.lastPlan())
 	require.NotEmpty(t, planner.Actions(w.view(), w.observe(false), w.conf))
-	w.must(&state.SetSwitch{Name: planner.PauseReconcile, Value: "true"})
+	w.must(&state.SetSwitch{Name: state.SwitchPauseReconcile, Value: "true"})
 	p, next := planner.Plan(w.view(), w.observe(false), w.conf)
 	require.Nil(t, p)
 	require.Zero(t, next)

@@ -165,7 +165,7 @@ func TestDisabledScalingProtectsFromEviction(t *testing.T) {
 func TestPauseStopsEverything(t *testing.T) {
 	t.Parallel()
 	w := sleepy(t, 1, 0)
-	w.must(&state.SetSwitch{Name: planner.PauseReconcile, Value: "true"})
+	w.must(&state.SetSwitch{Name: state.SwitchPauseReconcile, Value: "true"})
 	w.demand["a"] = w.now.Add(time.Millisecond)
 	w.later(time.Hour)
 	require.Equal(t, map[string]int{"serving": 1}, w.stages("a"))

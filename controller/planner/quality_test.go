@@ -287,9 +287,9 @@ func (q *quiz) world(t require.TestingT) (*world, planner.Observation) {
 		p.Place = append(p.Place, state.Place{Name: name, Version: 1, Placement: at, Adopt: true, JobIndex: uint64(i + 1), Status: state.StatusServing})
 		o.Jobs[name.String()] = planner.Job{
 			Name: name, Hash: "h", Placement: at, Index: uint64(i + 1),
-			Alloc: &planner.Alloc{ID: name.ID, Client: "running", Desired: "run", First: true, Started: epoch.Add(-time.Minute)},
+			Alloc: &planner.Alloc{ID: name.ID, Client: "running", First: true, Started: epoch.Add(-time.Minute)},
 		}
-		o.Engines[name.String()] = []planner.Engine{{Role: replica.RolePrimary, Passing: true, Token: 1}}
+		o.Engines[name.String()] = []planner.Engine{{Passing: true}}
 		o.Loads[name.String()] = planner.Load{LastRequest: w.now.Add(-r.idle)}
 	}
 	p.Index = w.view().Index()

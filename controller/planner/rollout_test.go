@@ -167,6 +167,24 @@ func TestRollout(t *testing.T) {
 		w.until(func() bool { return w.counts("m")["serving h2"] == 4 })
 		require.Empty(t, w.status())
 	})
+	t.Run("one that served and failed makes room for the canary, and no other model does", func(t *testing.T) {
+		t.Parallel()
+		w := idle(t, nil, node("n0", 2))
+		w.model(model("m", 1, variant("a", "h1", whole)))
+		w.quiet()
+		w.later(time.Hour)
+		w.broken["h1"] = true
+		for _, j := range w.nomad {
+			if j.Hash == "h1" {
+				j.alloc.Client, j.alloc.Failed, j.serves = "failed", true, time.Time{}
+			}
+		}
+		w.until(func() bool { return w.counts("m")["failed h1"] == 1 })
+		next(w, "h2", whole)
+		w.until(func() bool { return w.counts("m")["serving h2"] == 1 && w.status() == "" })
+		require.Empty(t, w.decisions("a", planner.KindEvict))
+		require.Equal(t, map[string]int{"serving": 1}, w.stages("a"))
+	})
 	t.Run("back to the old definition while the canary is on trial", func(t *testing.T) {
 		t.Parallel()
 		w := deployed(t, 2, "n0", "n1")

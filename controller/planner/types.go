@@ -76,16 +76,17 @@ type Job struct {
 type Alloc struct {
 	ID string
 	// Client is Nomad's word of what it does: pending, running, complete, failed, lost
-	// or unknown. Desired is what it should: run, stop or evict.
-	Client, Desired string
+	// or unknown.
+	Client string
 	// Failed: an engine task has failed for good.
 	Failed bool
 	// First: the job was written once, and this is the only allocation it ever had.
 	First bool
-	// Restarts is the highest count of any engine task, or of any task while no engine has
-	// started. It counts the times that a task came back after it had served, too.
+	// Restarts is the highest count of any task, of the engines and beside them, since the
+	// allocation began: also of the times when they served.
 	Restarts uint64
-	// Event is the last thing that happened to an engine task, in Nomad's words.
+	// Event is the last thing that happened to an engine task, or, while the replica is
+	// starting, to the task that is in the worst way; in Nomad's words.
 	Event string
 	// Started is when the engine task that started last did so, zero before.
 	Started time.Time
@@ -93,20 +94,15 @@ type Alloc struct {
 
 // Engine is an engine of a replica as Consul lists it.
 type Engine struct {
-	// Role is replica.RolePrimary or replica.RoleShadow.
-	Role string
-	// Passing: it serves. NodeDown: its own check passes, but its node's does not.
-	Passing, NodeDown bool
-	// Token is its fencing token.
-	Token uint64
+	// Passing: it serves.
+	Passing bool
 }
 
 // Load is what all gateways have on a replica.
 type Load struct {
 	InFlight int
-	// Oldest is when the oldest request in flight began, LastRequest when the newest
-	// of all began; zero where there was none.
-	Oldest, LastRequest time.Time
+	// LastRequest is when the newest request of all began; zero where there was none.
+	LastRequest time.Time
 	// Recent are the outcomes of the last half minute, Row the failures since the last answer,
 	// however long ago the first of them was.
 	Recent, Row Outcomes
@@ -202,7 +198,3 @@ const (
 	KindDemand       = "demand"         // was asked for and had no replicas
 	KindWaitsForRoom = "waits-for-room" // its room is being made
 )
-
-// PauseReconcile is the switch that makes Plan and Actions return nothing while it is
-// set to anything.
-const PauseReconcile = "pause-reconcile"

@@ -30,6 +30,8 @@ type world struct {
 	obs  Observation
 	// settings are the marks that rules for a single model look at.
 	settings map[string]time.Time
+	// schedule is the calendar of the last plan, nil before the first.
+	schedule *parsedCalendar
 
 	nodes    []*state.Node
 	byID     map[string]*state.Node

@@ -15,7 +15,6 @@ import (
 	"remuda/controller/placement"
 	"remuda/controller/planner"
 	"remuda/controller/state"
-	"remuda/internal/replica"
 )
 
 var epoch = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
@@ -304,10 +303,10 @@ func (w *world) run(j *job) {
 			j.ends = w.now.Add(tick)
 		}
 		if !w.now.Before(j.ends) {
-			a.Client, a.Desired = "complete", "stop"
+			a.Client = "complete"
 		}
 	case live && n.Draining && w.now.Sub(w.drains[n.ID]) > 30*tick: // Nomad's drain has a deadline
-		a.Client, a.Desired = "complete", "stop"
+		a.Client = "complete"
 		j.serves = time.Time{}
 	case live && a.Client == "pending":
 		a.Client, a.Started = "running", w.now
@@ -331,7 +330,7 @@ func (w *world) run(j *job) {
 			}
 		}
 		j.allocs++
-		j.alloc = &planner.Alloc{ID: fmt.Sprintf("%s/%d", j.Name.ID[:4], j.allocs), Client: "pending", Desired: "run"}
+		j.alloc = &planner.Alloc{ID: fmt.Sprintf("%s/%d", j.Name.ID[:4], j.allocs), Client: "pending"}
 		j.serves, j.ends = time.Time{}, time.Time{}
 		if j.asleep { // Nomad starts it anew on its own account, with a new directory
 			j.asleep, j.strange = false, true
@@ -523,7 +522,7 @@ func (w *world) observe(lagging bool) planner.Observation {
 	o.Demand = maps.Clone(w.demand)
 	for name, j := range w.nomad {
 		if j.alloc != nil && j.alloc.Client == "running" {
-			o.Engines[name] = []planner.Engine{{Role: replica.RolePrimary, Passing: j.serving(w.now), Token: 1}}
+			o.Engines[name] = []planner.Engine{{Passing: j.serving(w.now)}}
 		}
 	}
 	for _, r := range v.Replicas(nil) {

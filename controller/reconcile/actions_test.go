@@ -75,7 +75,7 @@ func TestNoActionAfterLeadership(t *testing.T) {
 		"nobody can be asked":        func(w *world) { w.raft.onVerify = func() error { return errUnknown } },
 		"the replica is another one": func(w *world) { w.raft.must(moveOf(w, "m:v:1", state.EventStop)) },
 		"the replica is gone meanwhile": func(w *world) {
-			w.raft.must(&state.Remove{Replica: "m:v:1", ModifyIndex: w.replica("m:v:1").ModifyIndex})
+			w.raft.must(&state.Plan{ID: "p", Remove: []state.Remove{{Replica: "m:v:1", ModifyIndex: w.replica("m:v:1").ModifyIndex}}})
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -532,11 +532,11 @@ func TestAllocationInThePlannersWords(t *testing.T) {
 				}},
 			nomad.Allocation{ID: "oldest", Desired: "stop", Client: "failed", Node: "n"})
 		w.rest()
-		require.Equal(t, &planner.Alloc{ID: "second", Desired: "run", Client: "running", Restarts: 4, Started: at(20), Event: "shadow: Restarting in 2s"}, w.seen().Jobs["m:v:1"].Alloc)
+		require.Equal(t, &planner.Alloc{ID: "second", Client: "running", Restarts: 9, Started: at(20), Event: "lockd: not an engine"}, w.seen().Jobs["m:v:1"].Alloc)
 
 		w.nomad.allocate("m:v:1", nomad.Allocation{ID: "a", Desired: "run", Client: "failed", Description: "Failed tasks", Node: "n"})
 		w.rest()
-		require.Equal(t, &planner.Alloc{ID: "a", Desired: "run", Client: "failed", Failed: true, First: true, Event: "Failed tasks"}, w.seen().Jobs["m:v:1"].Alloc)
+		require.Equal(t, &planner.Alloc{ID: "a", Client: "failed", Failed: true, First: true, Event: "Failed tasks"}, w.seen().Jobs["m:v:1"].Alloc)
 		w.nomad.edit("m:v:1", func(*nomad.Job) {})
 		w.rest()
 		require.NotEmpty(t, w.seen().Jobs["m:v:1"].Drift, "somebody has edited it")

@@ -324,7 +324,7 @@ func (n *fakeNomad) Register(ctx context.Context, job *api.Job, index uint64) (n
 			err = fmt.Errorf("register %s: %w", id, &nomad.ConflictError{Job: id, Want: index, Have: old.Index, Reason: "it was changed outside remuda"})
 		default:
 			n.index++
-			n.jobs[id] = nomad.Job{ID: id, Name: r.Name, Hash: r.Variant.Hash, Placement: r.Placement, Status: "pending", Index: n.index}
+			n.jobs[id] = nomad.Job{ID: id, Name: r.Name, Hash: r.Variant.Hash, Placement: r.Placement, Index: n.index}
 			out = nomad.Registration{Index: n.index}
 		}
 	})

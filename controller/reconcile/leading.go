@@ -228,7 +228,7 @@ func (l *leading) look(ctx context.Context) (time.Time, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.failing = failing
-	l.looked, l.paused, l.problems = now, view.Switch(nil, planner.PauseReconcile) != "", list.problems
+	l.looked, l.paused, l.problems = now, view.Switch(nil, state.SwitchPauseReconcile) != "", list.problems
 	return next.at, drains
 }
 

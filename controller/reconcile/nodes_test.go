@@ -136,7 +136,7 @@ func TestForgottenNode(t *testing.T) {
 		require.Nil(t, w.node("empty"), "nothing is on it")
 		require.True(t, w.node("n").Gone)
 		r := w.replica("m:v:1")
-		w.raft.must(&state.Remove{Replica: "m:v:1", ModifyIndex: r.ModifyIndex})
+		w.raft.must(&state.Plan{ID: "p", Remove: []state.Remove{{Replica: "m:v:1", ModifyIndex: r.ModifyIndex}}})
 		w.rest()
 		require.Nil(t, w.node("n"))
 	})

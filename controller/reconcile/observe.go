@@ -27,9 +27,10 @@ func (l *leading) observe(view *state.View, seen sighted, jobs map[string]job, i
 		o.Pools[name] = viewOf(p)
 	}
 	for id, j := range jobs {
-		out := jobOf(j.Job)
+		r := view.Replica(nil, id)
+		out := jobOf(j.Job, r != nil && r.Status == state.StatusStarting)
 		out.Pool = j.pool
-		if r := view.Replica(nil, id); r != nil && !inFlight[id] {
+		if r != nil && !inFlight[id] {
 			out.Drift = j.Drift(*r)
 		}
 		out.Unplaceable = l.why.reason(id, j.Index)
@@ -39,7 +40,7 @@ func (l *leading) observe(view *state.View, seen sighted, jobs map[string]job, i
 	o.GatewaysSince, _ = l.cfg.Loads.Since()
 	for name, one := range l.cfg.Loads.Totals() {
 		o.Loads[name] = planner.Load{
-			InFlight: one.InFlight, Oldest: one.Oldest, LastRequest: one.LastRequest,
+			InFlight: one.InFlight, LastRequest: one.LastRequest,
 			Recent: planner.Outcomes(one.Recent), Row: planner.Outcomes(one.Row),
 		}
 	}
@@ -74,11 +75,12 @@ func draining(view *state.View) bool {
 	return slices.ContainsFunc(view.Replicas(nil), func(r *state.Replica) bool { return r.Status == state.StatusDraining && r.Resting() })
 }
 
-// jobOf puts Nomad's job into the planner's words.
-func jobOf(j nomad.Job) planner.Job {
+// jobOf puts Nomad's job into the planner's words. starting: its replica has not served in
+// this start.
+func jobOf(j nomad.Job, starting bool) planner.Job {
 	return planner.Job{
 		Name: j.Name, Hash: j.Hash, Placement: j.Placement, Problem: j.Problem,
-		Stopped: j.Stopped, Ended: j.Ended(), Index: j.Index, Alloc: allocOf(j.Allocations),
+		Stopped: j.Stopped, Ended: j.Ended(), Index: j.Index, Alloc: allocOf(j.Allocations, starting),
 	}
 }
 
@@ -91,13 +93,15 @@ func currentOf(all []nomad.Allocation) (nomad.Allocation, bool) {
 	return all[max(slices.IndexFunc(all, func(a nomad.Allocation) bool { return a.Desired == "run" }), 0)], true
 }
 
-// allocOf puts the allocation that counts into the planner's words.
-func allocOf(all []nomad.Allocation) *planner.Alloc {
+// allocOf puts the allocation that counts into the planner's words. Until the engines serve,
+// a task beside them may be what keeps them from it: one that fetches the weights before they
+// start, or the lockd whose lock they wait for.
+func allocOf(all []nomad.Allocation, starting bool) *planner.Alloc {
 	if len(all) == 0 {
 		return nil
 	}
 	a, _ := currentOf(all)
-	out := &planner.Alloc{ID: a.ID, Client: a.Client, Desired: a.Desired, Failed: a.Client == "failed", First: len(all) == 1 && a.JobVersion == 0}
+	out := &planner.Alloc{ID: a.ID, Client: a.Client, Failed: a.Client == "failed", First: len(all) == 1 && a.JobVersion == 0}
 	// The engines are the tasks with seats. An allocation without any is shown by its
 	// main tasks, whichever they are.
 	tasks := slices.DeleteFunc(slices.Clone(a.Tasks), func(t nomad.Task) bool { return len(a.Seats[t.Name]) == 0 })
@@ -110,9 +114,13 @@ func allocOf(all []nomad.Allocation) *planner.Alloc {
 		}
 	}
 	if out.Started.IsZero() {
-		// No engine has started: what is restarted is a task that has to end before, as one
-		// that fetches the weights.
 		tasks = a.Tasks
+	}
+	for _, t := range tasks {
+		out.Failed = out.Failed || t.Failed && t.State == "dead"
+	}
+	if starting {
+		tasks = a.Tasks // for the event
 	}
 	var told nomad.Task
 	// A task beside the engines that has failed, as lockd whose command is wrong, says
@@ -122,9 +130,10 @@ func allocOf(all []nomad.Allocation) *planner.Alloc {
 			told = t
 		}
 	}
-	for _, t := range tasks {
-		out.Failed = out.Failed || t.Failed && t.State == "dead"
+	for _, t := range a.Tasks {
 		out.Restarts = max(out.Restarts, t.Restarts)
+	}
+	for _, t := range tasks {
 		if better := told.Name == "" || worse(t, told); better && t.Event != "" {
 			told = t
 		}

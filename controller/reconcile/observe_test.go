@@ -24,19 +24,29 @@ func TestAllocationTellsWhy(t *testing.T) {
 		"a failed engine comes first":  {[]nomad.Task{dead, {Name: "primary", State: "dead", Failed: true, Restarts: 2, Event: "exit 1"}}, "primary: exit 1"},
 		"a task before it fails again": {[]nomad.Task{waiting, {Name: "weights", State: "pending", Restarts: 3, Event: "exit 2"}}, "weights: exit 2"},
 	} {
-		a := allocOf([]nomad.Allocation{{ID: "a", Desired: "run", Tasks: c.tasks, Seats: seats}})
+		a := allocOf([]nomad.Allocation{{ID: "a", Desired: "run", Tasks: c.tasks, Seats: seats}}, true)
 		require.Equal(t, c.want, a.Event, name)
 	}
 }
 
-// A task that has to end before the engine starts counts for as long as no engine has
-// started; a task beside a running engine does not.
-func TestRestartsOfTasksBeforeTheEngine(t *testing.T) {
+// Any task can keep the engines from serving: one that has to end before they start, or a
+// lockd that ends again and again while they wait for its lock.
+func TestRestartsOfTasksBesideTheEngine(t *testing.T) {
 	seats := map[string][]string{"primary": {"GPU-1#0"}}
-	weights := nomad.Task{Name: "weights", State: "pending", Restarts: 7, Started: time.Unix(50, 0)}
-	restarts := func(primary nomad.Task) uint64 {
-		return allocOf([]nomad.Allocation{{ID: "a", Desired: "run", Tasks: []nomad.Task{weights, primary}, Seats: seats}}).Restarts
+	lockd := nomad.Task{Name: "lockd", State: "pending", Restarts: 7, Started: time.Unix(50, 0), Event: "exit 1"}
+	waits := nomad.Task{Name: "primary", State: "running", Restarts: 1, Started: time.Unix(100, 0), Event: "Task started by client"}
+	for name, c := range map[string]struct {
+		primary  nomad.Task
+		starting bool
+		event    string
+	}{
+		"the engine has not started":      {nomad.Task{Name: "primary", State: "pending"}, true, "lockd: exit 1"},
+		"the engine waits for its lock":   {waits, true, "lockd: exit 1"},
+		"the engine has served, and ends": {waits, false, "primary: Task started by client"},
+	} {
+		a := allocOf([]nomad.Allocation{{ID: "a", Desired: "run", Tasks: []nomad.Task{lockd, c.primary}, Seats: seats}}, c.starting)
+		require.EqualValues(t, 7, a.Restarts, name)
+		require.Equal(t, c.event, a.Event, name)
+		require.False(t, a.Failed, name)
 	}
-	require.EqualValues(t, 7, restarts(nomad.Task{Name: "primary", State: "pending"}))
-	require.EqualValues(t, 2, restarts(nomad.Task{Name: "primary", State: "running", Restarts: 2, Started: time.Unix(100, 0)}))
 }

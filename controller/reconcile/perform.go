@@ -52,7 +52,7 @@ func (l *leading) allowed(ctx context.Context, o order) error {
 	if r := view.Replica(nil, o.Replica); r != nil {
 		index = r.ModifyIndex
 	}
-	if index != o.replica || view.Switch(nil, planner.PauseReconcile) != "" {
+	if index != o.replica || view.Switch(nil, state.SwitchPauseReconcile) != "" {
 		return errSuperseded
 	}
 	return ctx.Err()

@@ -222,7 +222,11 @@ func TestDemandIsLookedAtAtOnce(t *testing.T) {
 		inFlight := 0
 		report := func(wanted ...string) {
 			inFlight++
-			w.loads.Put(api.GatewayReport{Gateway: "g", Wanted: wanted, Replicas: []api.ReplicaLoad{{Name: "m:v:1", InFlight: inFlight}}})
+			asked := map[string]time.Time{}
+			for _, m := range wanted {
+				asked[m] = time.Now()
+			}
+			w.loads.Put(api.GatewayReport{Gateway: "g", Wanted: asked, Replicas: []api.ReplicaLoad{{Name: "m:v:1", InFlight: inFlight}}})
 		}
 		report()
 		w.rest()

@@ -16,7 +16,6 @@ import (
 	"remuda/controller/planner"
 	"remuda/controller/reconcile"
 	"remuda/controller/state"
-	"remuda/internal/replica"
 )
 
 func TestConfigNamesEveryFault(t *testing.T) {
@@ -110,7 +109,7 @@ func TestLoadsAreShownAndDoNotWakeWhileNothingDrains(t *testing.T) {
 		w.loads.Put(api.GatewayReport{Gateway: "g", Replicas: []api.ReplicaLoad{{Name: "m:v:1", InFlight: 5, Oldest: at, LastRequest: at}}})
 		w.nomad.set(func() {})
 		w.rest()
-		require.Equal(t, planner.Load{InFlight: 5, Oldest: at, LastRequest: at}, w.seen().Loads["m:v:1"])
+		require.Equal(t, planner.Load{InFlight: 5, LastRequest: at}, w.seen().Loads["m:v:1"])
 	})
 }
 
@@ -190,7 +189,7 @@ func TestConsulOutageConcludesNothing(t *testing.T) {
 		w.consul.serve(engine("1"))
 		w.pass(11 * time.Second)
 		require.True(t, w.seen().EnginesKnown)
-		require.Equal(t, []planner.Engine{{Role: replica.RolePrimary, Passing: true, Token: 7}}, w.seen().Engines["m:v:1"])
+		require.Equal(t, []planner.Engine{{Passing: true}}, w.seen().Engines["m:v:1"])
 		require.Equal(t, "serving", w.stage("m:v:1"))
 	})
 }
@@ -331,7 +330,7 @@ func TestLeadershipThatEnds(t *testing.T) {
 func TestPause(t *testing.T) {
 	inWorld(t, nil, func(t *testing.T, w *world) {
 		w.nomad.onRender = func(_ ctxType, _ requestType) error {
-			w.raft.must(&state.SetSwitch{Name: planner.PauseReconcile, Value: "on"})
+			w.raft.must(&state.SetSwitch{Name: state.SwitchPauseReconcile, Value: "on"})
 			return nil
 		}
 		w.place("1")

@@ -140,7 +140,7 @@ func (s *sightings) sawEngines(engines []replica.Engine, afterOutage bool) {
 	byName := map[string][]planner.Engine{}
 	for _, e := range engines {
 		name := e.Name.String()
-		byName[name] = append(byName[name], planner.Engine{Role: e.Role, Passing: e.Passing, NodeDown: e.NodeDown, Token: e.Token})
+		byName[name] = append(byName[name], planner.Engine{Passing: e.Passing})
 	}
 	s.set(func(now time.Time) {
 		s.engines, s.enginesAre = byName, Source{Known: true, Heard: now}

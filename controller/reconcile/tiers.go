@@ -130,7 +130,7 @@ func (t *tiering) ask(ctx context.Context, answer func(met) bool) bool {
 			m := met{Shim: s}
 			if m.state, m.err = t.l.cfg.Shims.State(ctx, s.Address); m.err == nil && m.state.Replica != t.o.Replica {
 				// The port is another's by now.
-				m.err = fmt.Errorf("%w: the shim at %s belongs to replica %s", shim.ErrUnreachable, s.Address, m.state.Replica)
+				m.err = fmt.Errorf("%w: the shim at %s belongs to replica %s", shim.ErrNotListening, s.Address, m.state.Replica)
 			}
 			answers <- m
 		})
@@ -143,8 +143,18 @@ func (t *tiering) ask(ctx context.Context, answer func(met) bool) bool {
 	return false
 }
 
+// idle reports whether an engine has no requests and takes none: it loads, or stands by, or its
+// process is gone.
+func (m met) idle() bool {
+	if m.err != nil {
+		return errors.Is(m.err, shim.ErrNotListening)
+	}
+	return m.state.Phase == shim.Init || m.state.Phase == shim.Standby
+}
+
 // find returns the shim whose engine it is about: in one of phases, and with the lock
-// where there is one. Without one the outcome is written.
+// where there is one. Without one the outcome is written. A drain of engines that are all idle is
+// about none.
 func (t *tiering) find(ctx context.Context, out *planner.Outcome, phases ...shim.Phase) (met, bool) {
 	switch {
 	case !t.o.allocated:
@@ -162,7 +172,9 @@ func (t *tiering) find(ctx context.Context, out *planner.Outcome, phases ...shim
 	}
 	var found met
 	var said []string
+	busy := false
 	if t.ask(ctx, func(m met) bool {
+		busy = busy || !m.idle()
 		switch {
 		case m.err != nil:
 			said = append(said, fmt.Sprintf("the %s: %v", m.Role, m.err))
@@ -178,6 +190,9 @@ func (t *tiering) find(ctx context.Context, out *planner.Outcome, phases ...shim
 	}) {
 		return found, true
 	}
+	if t.o.Kind == planner.Drain && !busy {
+		return met{}, true
+	}
 	slices.Sort(said)
 	conclude(out, planner.Unreachable, "cannot %s now: %s", t.o.Kind, strings.Join(said, "; "))
 	return met{}, false
@@ -186,12 +201,12 @@ func (t *tiering) find(ctx context.Context, out *planner.Outcome, phases ...shim
 // drain waits until the engine has no request. The shim takes it out of Consul first, so that
 // gateways that do not hear from the controller send it nothing more either.
 func (t *tiering) drain(ctx context.Context, out *planner.Outcome) error {
-	m, ok := t.find(ctx, out, shim.Active, shim.Draining, shim.Init, shim.Standby)
+	m, ok := t.find(ctx, out, shim.Active, shim.Draining)
 	if !ok {
 		return nil
 	}
-	if m.state.Phase == shim.Init || m.state.Phase == shim.Standby {
-		out.Class = planner.Done // an engine that loads or sleeps takes no requests
+	if m.Address == "" {
+		out.Class = planner.Done
 		return nil
 	}
 	if err := t.l.allowed(ctx, t.o); err != nil {

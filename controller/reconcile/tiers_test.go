@@ -239,6 +239,14 @@ func TestOutcomesOfASleep(t *testing.T) {
 	}
 }
 
+// pairOf gives the replica 1 a shadow, nil for one that is gone.
+func pairOf(w *world, shadow *shimtest.Shim) {
+	w.shims.Put("n:2", shadow)
+	a := allocation("n")
+	a.Ports = map[string]string{"primary_shim": "n:1", "shadow_shim": "n:2"}
+	w.nomad.allocate(m1, a)
+}
+
 func TestOutcomesOfADrain(t *testing.T) {
 	for name, tc := range map[string]struct {
 		set    func(w *world, s *shimtest.Shim)
@@ -252,9 +260,20 @@ func TestOutcomesOfADrain(t *testing.T) {
 		"sleeps":        {func(_ *world, s *shimtest.Shim) { s.Set(func(st *shim.State) { st.Phase = shim.Standby }) }, planner.Done, "", 0},
 		"wakes":         {func(_ *world, s *shimtest.Shim) { s.Set(func(st *shim.State) { st.Phase = shim.Waking }) }, planner.Unreachable, "is waking", 0},
 		"no lock":       {func(_ *world, s *shimtest.Shim) { s.Set(func(st *shim.State) { st.Lock = &shim.Lock{} }) }, planner.Unreachable, "waits for the lock", 0},
-		"nobody there":  {func(_ *world, s *shimtest.Shim) { s.Down(true) }, planner.Unreachable, "connection reset", 0},
+		"no answer":     {func(_ *world, s *shimtest.Shim) { s.Down(true) }, planner.Unreachable, "connection reset", 0},
+		"gone":          {func(w *world, _ *shimtest.Shim) { w.shims.Put("n:1", nil) }, planner.Done, "", 0},
 		"no allocation": {func(w *world, _ *shimtest.Shim) { w.nomad.allocate(m1) }, planner.Unreachable, "no allocation", 0},
 		"no port":       {func(w *world, _ *shimtest.Shim) { w.nomad.allocate(m1, allocation("n")) }, planner.Failed, "stopped at the drain timeout", 0},
+		"a pair that loads and is gone": {func(w *world, s *shimtest.Shim) {
+			s.Set(func(st *shim.State) { st.Phase, st.Lock = shim.Init, &shim.Lock{} })
+			pairOf(w, nil)
+		}, planner.Done, "", 0},
+		"a pair of which one does not answer": {func(w *world, s *shimtest.Shim) {
+			s.Set(func(st *shim.State) { st.Phase, st.Lock = shim.Init, &shim.Lock{} })
+			shadow := shimtest.New(m1, "shadow", false)
+			shadow.Down(true)
+			pairOf(w, shadow)
+		}, planner.Unreachable, "connection reset", 0},
 		"not drained": {func(_ *world, s *shimtest.Shim) {
 			s.OnDrain(func() shimtest.Answer {
 				return shimtest.Answer{Code: 504, Error: "not drained within 1s: 1 requests running", State: shim.Draining}

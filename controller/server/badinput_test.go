@@ -116,9 +116,9 @@ func TestWrongBodies(t *testing.T) {
 		{"/v1/model/m/pool/cloud", `{"Replicas":5}`, "5 replicas in pool \"cloud\": must be 0 to 4, the model's max"},
 		{"/v1/node/n1/cordon", `{"GPU":"g","On":false,"Reason":"x"}`, `field "Reason" is "x": must be empty if On is false`},
 		{"/v1/node/n1/cordon", `{"gpu":"g"}`, `"On" is missing`},
-		{"/v1/switch/s", `{}`, `"Value" is missing`},
-		{"/v1/switch/s", `{"Value":1}`, `field "Value": is a JSON number: must be a string`},
-		{"/v1/switch/s", `{"Value":"x","CAS":-1}`, `field "CAS": is a JSON number -1: must be a whole number of at least 0`},
+		{"/v1/switch/pause-reconcile", `{}`, `"Value" is missing`},
+		{"/v1/switch/pause-reconcile", `{"Value":1}`, `field "Value": is a JSON number: must be a string`},
+		{"/v1/switch/pause-reconcile", `{"Value":"x","CAS":-1}`, `field "CAS": is a JSON number -1: must be a whole number of at least 0`},
 		{"/v1/gateway/report", `{"Gateway":"","Index":1,"Replicas":[{"Name":"nonsense","InFlight":-1}]}`, "in flight is -1"},
 		{"/v1/model/m/stop", `{"now":true}`, "takes no body"},
 		{"/v1/models", `{"File":"x"}`, `body of PUT /v1/models: unknown field "File"`},
@@ -288,7 +288,7 @@ func TestStaleCAS(t *testing.T) {
 	require.NoError(t, err)
 	_, err = m.client.Scale(t.Context(), "m", api.ScaleRequest{Replicas: 3, CAS: now.Model.ModifyIndex})
 	require.NoError(t, err)
-	_, err = m.client.SetSwitch(t.Context(), "s", api.SwitchRequest{Value: "1", CAS: ptr(uint64(0))})
+	_, err = m.client.SetSwitch(t.Context(), "pause-reconcile", api.SwitchRequest{Value: "1", CAS: ptr(uint64(0))})
 	require.NoError(t, err)
 	before := m.store.View().Index()
 
@@ -296,8 +296,8 @@ func TestStaleCAS(t *testing.T) {
 	_, err = m.client.Scale(t.Context(), "m", api.ScaleRequest{Replicas: 1, CAS: stale})
 	requireError(t, err, http.StatusConflict, api.CodeConflict, "has changed")
 	requireError(t, m.client.DeleteModel(t.Context(), "m", stale), http.StatusConflict, api.CodeConflict, "has changed")
-	_, err = m.client.SetSwitch(t.Context(), "s", api.SwitchRequest{Value: "2", CAS: ptr(uint64(0))})
-	requireError(t, err, http.StatusConflict, api.CodeConflict, `switch "s" already exists`)
+	_, err = m.client.SetSwitch(t.Context(), "pause-reconcile", api.SwitchRequest{Value: "2", CAS: ptr(uint64(0))})
+	requireError(t, err, http.StatusConflict, api.CodeConflict, `switch "pause-reconcile" already exists`)
 	for _, dry := range []bool{true, false} {
 		both := file("m", `"full"`, `"manual"`) + file("n")
 		_, err = m.client.ApplyModels(t.Context(), api.ApplyRequest{Files: modelFile(both), DryRun: dry, CAS: map[string]uint64{"m": stale, "n": 7}})

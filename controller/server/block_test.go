@@ -77,7 +77,7 @@ func TestABlockingQueryIsWokenByItsOwnChange(t *testing.T) {
 	_, err = c.Scale(t.Context(), "m", api.ScaleRequest{Replicas: 3})
 	require.NoError(t, err)
 	m.apply(&state.UpsertNodes{Nodes: []state.Node{node("n2", "node-two", 1)}})
-	sw, err := c.SetSwitch(t.Context(), "s", api.SwitchRequest{Value: "on"})
+	sw, err := c.SetSwitch(t.Context(), "pause-reconcile", api.SwitchRequest{Value: "on"})
 	require.NoError(t, err)
 	got := receive(t, switches)
 	require.NoError(t, got.err)
@@ -188,7 +188,7 @@ func TestATokenThatIsDeletedWhileItWaits(t *testing.T) {
 	})
 	m.waitWatches(1)
 	require.NoError(t, m.client.DeleteToken(t.Context(), tok.Accessor))
-	_, err = m.client.SetSwitch(t.Context(), "secret", api.SwitchRequest{Value: "x"})
+	_, err = m.client.SetSwitch(t.Context(), "pause-reconcile", api.SwitchRequest{Value: "x"})
 	require.NoError(t, err)
 	requireError(t, receive(t, ch).err, http.StatusUnauthorized, api.CodeNoToken, "unknown ACL token")
 }
@@ -249,7 +249,7 @@ func TestWatchFollowsEverything(t *testing.T) {
 	})
 	require.Empty(t, receive(t, seen))
 	for i := range 20 {
-		_, err := m.client.SetSwitch(t.Context(), fmt.Sprintf("s%02d", i), api.SwitchRequest{Value: "on"})
+		_, err := m.client.SetSwitch(t.Context(), fmt.Sprintf("cap-max-replicas/s%02d", i), api.SwitchRequest{Value: "1"})
 		require.NoError(t, err)
 	}
 	for n := 0; n < 20; {

@@ -62,7 +62,7 @@ func TestBodiesOfAllRequestsAreBounded(t *testing.T) {
 	slow := begin()
 	name := strings.Repeat("x", 900)
 	put := func() (*http.Response, string) {
-		return m.raw(http.MethodPut, "/v1/switch/s", "", `{"Value":"`+name+`"}`)
+		return m.raw(http.MethodPut, "/v1/switch/pause-reconcile", "", `{"Value":"`+name+`"}`)
 	}
 	eventually(t, "the server to reject a body for lack of room", func() bool {
 		resp, body := put()
@@ -77,7 +77,7 @@ func TestBodiesOfAllRequestsAreBounded(t *testing.T) {
 		require.Equal(t, api.CodeBusy, refused(t, body).Code)
 		return true
 	})
-	resp, body := m.raw(http.MethodPut, "/v1/switch/s", "", `{"Value":"x"}`)
+	resp, body := m.raw(http.MethodPut, "/v1/switch/pause-reconcile", "", `{"Value":"x"}`)
 	require.Equal(t, http.StatusOK, resp.StatusCode, body)
 	require.NoError(t, slow.Close())
 	eventually(t, "the server to have room again", func() bool {

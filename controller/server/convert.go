@@ -2,8 +2,11 @@ package server
 
 import (
 	"cmp"
+	"fmt"
 	"maps"
 	"slices"
+
+	"github.com/hashicorp/go-memdb"
 
 	"remuda/controller/api"
 	"remuda/controller/state"
@@ -49,13 +52,18 @@ func modelOf(m *state.Model, l state.Limits) api.Model {
 	return out
 }
 
-func summaryOf(m *state.Model, l state.Limits, replicas []*state.Replica) api.ModelSummary {
+func summaryOf(v *state.View, ws memdb.WatchSet, m *state.Model, l state.Limits, replicas []*state.Replica) api.ModelSummary {
 	target := m.Target(l)
 	out := api.ModelSummary{
 		Name: m.Name, Variants: list(m.Variants, func(v state.Variant) string { return v.Name }),
 		Min: m.Min, Max: m.Max, Replicas: m.Desired.Total(), Target: target.Replicas, Bound: string(target.Bound), Stopped: m.Stopped,
 		Management: string(m.Management), Dedicated: m.Dedicated, DedicatedNow: m.Dedicated || l.Dedicated > 0, Failover: m.Failover, Counts: countsOf(replicas),
 		CreateIndex: m.CreateIndex, ModifyIndex: m.ModifyIndex,
+	}
+	if target.Bound == state.BoundCap && out.Counts.Hot >= target.Replicas {
+		out.Unplaceable = fmt.Sprintf("capped at %s by switch %s", plural(target.Replicas, "replica"), cappedBy(v, ws, m.Name, target.Replicas))
+	} else if m.Unplaceable != nil {
+		out.Unplaceable = m.Unplaceable.Reason
 	}
 	for name, r := range m.Rollouts {
 		if out.Rollouts == nil {
@@ -124,7 +132,7 @@ func (c replicas) convert(r *state.Replica) api.Replica {
 		Name: name, Model: r.Name.Model, Variant: r.Name.Variant, ID: r.Name.ID, Version: r.Version,
 		Goal: string(r.Goal), Status: string(r.Status), Tier: string(r.Tier()), Node: r.Placement.Node,
 		Seats: list(r.Placement.Seats, func(s string) string { return s }), Memory: map[string]int64{}, HostMemory: r.Placement.HostMemory,
-		SleepMemory: r.Placement.SleepMemory, For: r.For, Canary: r.Canary, Failures: r.Failures, LastError: r.LastError, Retry: r.Retry,
+		SleepMemory: r.Placement.SleepMemory, For: r.For, Failures: r.Failures, LastError: r.LastError, Retry: r.Retry,
 		Since: r.Since, Created: r.Created, CreateIndex: r.CreateIndex, ModifyIndex: r.ModifyIndex,
 	}
 	maps.Copy(out.Memory, r.Placement.Memory)
@@ -133,6 +141,7 @@ func (c replicas) convert(r *state.Replica) api.Replica {
 	if m := c.view.Model(nil, r.Name.Model); m != nil {
 		v, made := m.Variant(r.Name.Variant), c.view.VariantOf(nil, r)
 		out.Current = v != nil && made != nil && v.Hash == made.Hash
+		out.Canary = r.Canary && out.Current && m.Rollouts[r.Name.Variant].Status == state.RolloutCanary
 	}
 	if n := c.view.Node(nil, r.Placement.Node); n != nil {
 		out.NodeName, out.CapacityPool, out.OutOfUse = n.Name, n.CapacityPool, r.OutOfUse(n)

@@ -153,7 +153,7 @@ func TestAWriteAsksAMajorityOnce(t *testing.T) {
 	d := &deposable{}
 	m := cluster(t, 1, settings{server: d.wrap})[0]
 	d.applied = func() { d.depose(m.store) }
-	_, err := m.client.SetSwitch(t.Context(), "s", api.SwitchRequest{Value: "1", CAS: ptr(uint64(0))})
+	_, err := m.client.SetSwitch(t.Context(), state.SwitchPauseReconcile, api.SwitchRequest{Value: "1", CAS: ptr(uint64(0))})
 	require.NoError(t, err)
 	require.Zero(t, d.verified.Load())
 }

@@ -62,14 +62,14 @@ func TestWritesAndReadsThroughFollowers(t *testing.T) {
 		return a.Switches(t.Context(), api.QueryOptions{Index: at.Index})
 	})
 	leaderOf(t, ms).waitWatches(1)
-	sw, err := b.SetSwitch(t.Context(), "s", api.SwitchRequest{Value: "on"})
+	sw, err := b.SetSwitch(t.Context(), "pause-reconcile", api.SwitchRequest{Value: "on"})
 	require.NoError(t, err)
 	got := receive(t, ch)
 	require.NoError(t, got.err)
 	require.Equal(t, []api.Switch{sw}, got.value)
 
 	// A stale one is its own.
-	eventually(t, "the follower has it", func() bool { return fs[0].store.View().Switch(nil, "s") == "on" })
+	eventually(t, "the follower has it", func() bool { return fs[0].store.View().Switch(nil, "pause-reconcile") == "on" })
 	_, at, err = a.Switches(t.Context(), api.QueryOptions{Stale: true})
 	require.NoError(t, err)
 	require.True(t, at.KnownLeader)
@@ -78,11 +78,11 @@ func TestWritesAndReadsThroughFollowers(t *testing.T) {
 		return a.Switches(t.Context(), api.QueryOptions{Index: at.Index, Stale: true})
 	})
 	fs[0].waitWatches(1)
-	_, err = b.SetSwitch(t.Context(), "s", api.SwitchRequest{Value: "off"})
+	_, err = b.SetSwitch(t.Context(), "pause-reconcile", api.SwitchRequest{Value: "still"})
 	require.NoError(t, err)
 	got = receive(t, ch)
 	require.NoError(t, got.err)
-	require.Equal(t, "off", got.value[0].Value)
+	require.Equal(t, "still", got.value[0].Value)
 
 	// What gateways report is the leader's to know.
 	gw := token(t, b, "gateway")
@@ -93,14 +93,14 @@ func TestWritesAndReadsThroughFollowers(t *testing.T) {
 	// Snapshots go through as streams.
 	var saved bytes.Buffer
 	require.NoError(t, a.SaveSnapshot(t.Context(), &saved, api.QueryOptions{}))
-	_, err = a.SetSwitch(t.Context(), "s", api.SwitchRequest{Value: "later"})
+	_, err = a.SetSwitch(t.Context(), "pause-reconcile", api.SwitchRequest{Value: "later"})
 	require.NoError(t, err)
 	info, err := b.RestoreSnapshot(t.Context(), &saved)
 	require.NoError(t, err)
 	require.Equal(t, 1, info.Rows["switches"])
 	all, _, err := a.Switches(t.Context(), api.QueryOptions{})
 	require.NoError(t, err)
-	require.Equal(t, "off", all[0].Value)
+	require.Equal(t, "still", all[0].Value)
 	_, err = b.RestoreSnapshot(t.Context(), strings.NewReader("nonsense"))
 	requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, "damaged")
 }
@@ -131,7 +131,7 @@ func TestTheClusterIsChanged(t *testing.T) {
 	for _, s := range conf.Servers {
 		require.Equal(t, s.ID == fs[0].node.ID(), s.Leader)
 	}
-	_, err = fs[1].client.SetSwitch(t.Context(), "s", api.SwitchRequest{Value: "on"})
+	_, err = fs[1].client.SetSwitch(t.Context(), "pause-reconcile", api.SwitchRequest{Value: "on"})
 	require.NoError(t, err)
 	for _, ch := range watchers {
 		got := receive(t, ch)
@@ -190,8 +190,8 @@ func TestTheLeaderIsKilledWhileClientsWrite(t *testing.T) {
 					}
 				default:
 				}
-				name := fmt.Sprintf("w%d-%d", w, i)
-				_, err := f.client.SetSwitch(ctx, name, api.SwitchRequest{Value: "x"})
+				name := fmt.Sprintf("cap-max-replicas/w%d-%d", w, i)
+				_, err := f.client.SetSwitch(ctx, name, api.SwitchRequest{Value: "1"})
 				var e *api.Error
 				switch {
 				case err == nil:
@@ -238,16 +238,16 @@ func TestWithoutALeader(t *testing.T) {
 	ms := cluster(t, 3, settings{server: quick})
 	leader := leaderOf(t, ms)
 	fs := followersOf(t, ms)
-	_, err := leader.client.SetSwitch(t.Context(), "s", api.SwitchRequest{Value: "on"})
+	_, err := leader.client.SetSwitch(t.Context(), "pause-reconcile", api.SwitchRequest{Value: "on"})
 	require.NoError(t, err)
 	last := fs[0]
-	eventually(t, "it has the switch", func() bool { return last.store.View().Switch(nil, "s") == "on" })
+	eventually(t, "it has the switch", func() bool { return last.store.View().Switch(nil, "pause-reconcile") == "on" })
 	leader.close()
 	fs[1].close()
 	eventually(t, "there is no leader", func() bool { return last.node.Leader().ID == "" })
 
 	for _, r := range []struct{ method, path, body string }{
-		{"GET", "/v1/models", ""}, {"GET", "/v1/models?index=1&wait=10m", ""}, {"PUT", "/v1/switch/s", `{"Value":"off"}`}, {"PUT", "/v1/operator/snapshot", "x"},
+		{"GET", "/v1/models", ""}, {"GET", "/v1/models?index=1&wait=10m", ""}, {"PUT", "/v1/switch/pause-reconcile", `{"Value":"still"}`}, {"PUT", "/v1/operator/snapshot", "x"},
 	} {
 		resp, body := last.raw(r.method, r.path, "", r.body)
 		require.Equal(t, http.StatusServiceUnavailable, resp.StatusCode, body)
@@ -291,7 +291,7 @@ func TestForwardingLoopsEnd(t *testing.T) {
 
 	for _, m := range fs {
 		requests.Store(0)
-		_, err := m.client.SetSwitch(t.Context(), "s", api.SwitchRequest{Value: "on"})
+		_, err := m.client.SetSwitch(t.Context(), "pause-reconcile", api.SwitchRequest{Value: "on"})
 		e := requireError(t, err, http.StatusServiceUnavailable, api.CodeNoLeader, "no leader responded within 200ms")
 		require.Equal(t, time.Second, e.RetryAfter)
 		require.Positive(t, requests.Load())
@@ -303,7 +303,7 @@ func TestForwardingLoopsEnd(t *testing.T) {
 	require.Equal(t, api.CodeNoLeader, refused(t, body).Code)
 	resp, _ = leader.raw(http.MethodGet, "/v1/models", "", "", api.HeaderForwarded, "somebody")
 	require.Equal(t, http.StatusOK, resp.StatusCode)
-	require.Empty(t, leader.store.View().Switch(nil, "s"))
+	require.Empty(t, leader.store.View().Switch(nil, "pause-reconcile"))
 }
 
 // TestALeaderThatBreaksOff answers no request that it takes.
@@ -324,7 +324,7 @@ func TestALeaderThatBreaksOff(t *testing.T) {
 	ms := cluster(t, 3, settings{server: quick, raft: func(c *raft.Config) { c.API = l.Addr().String() }})
 	f := followersOf(t, ms)[0]
 
-	_, err = f.client.SetSwitch(t.Context(), "s", api.SwitchRequest{Value: "on"})
+	_, err = f.client.SetSwitch(t.Context(), "pause-reconcile", api.SwitchRequest{Value: "on"})
 	requireError(t, err, http.StatusGatewayTimeout, api.CodeUnknownOutcome, "check the state before retrying (the outcome is unknown")
 	require.Equal(t, int64(1), writes.Load(), "it may have happened: it is not sent again")
 	_, _, err = f.client.Switches(t.Context(), api.QueryOptions{})
@@ -333,7 +333,7 @@ func TestALeaderThatBreaksOff(t *testing.T) {
 
 	// Where nothing can have been sent, a write is tried again and did not happen.
 	require.NoError(t, hs.Close())
-	_, err = f.client.SetSwitch(t.Context(), "s", api.SwitchRequest{Value: "on"})
+	_, err = f.client.SetSwitch(t.Context(), "pause-reconcile", api.SwitchRequest{Value: "on"})
 	requireError(t, err, http.StatusServiceUnavailable, api.CodeNoLeader, "no leader responded within 200ms")
 	require.Equal(t, int64(1), writes.Load())
 }

@@ -22,22 +22,23 @@ type gatewayBody struct {
 	targets   map[string]int
 	replicas  []*state.Replica
 	pipelines []*state.Pipeline
+	switches  []*state.Switch
 	raw       []byte
 }
 
 // get returns the JSON of these rows, with the target of each model. Rows are never changed, so
 // that the same ones have the same JSON.
-func (b *gatewayBody) get(v *state.View, models []*state.Model, targets map[string]int, replicas []*state.Replica, pipelines []*state.Pipeline) ([]byte, error) {
+func (b *gatewayBody) get(v *state.View, models []*state.Model, targets map[string]int, replicas []*state.Replica, pipelines []*state.Pipeline, switches []*state.Switch) ([]byte, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.raw != nil && slices.Equal(models, b.models) && maps.Equal(targets, b.targets) && slices.Equal(replicas, b.replicas) && slices.Equal(pipelines, b.pipelines) {
+	if b.raw != nil && slices.Equal(models, b.models) && maps.Equal(targets, b.targets) && slices.Equal(replicas, b.replicas) && slices.Equal(pipelines, b.pipelines) && slices.Equal(switches, b.switches) {
 		return b.raw, nil
 	}
 	raw, err := json.Marshal(gatewayStateOf(v, models, targets, replicas, pipelines))
 	if err != nil {
 		return nil, fmt.Errorf("gateway state: %w", err)
 	}
-	b.models, b.targets, b.replicas, b.pipelines, b.raw = models, targets, replicas, pipelines, append(raw, '\n')
+	b.models, b.targets, b.replicas, b.pipelines, b.switches, b.raw = models, targets, replicas, pipelines, switches, append(raw, '\n')
 	return b.raw, nil
 }
 
@@ -47,34 +48,23 @@ func (s *Server) gatewayState(_ *request, v *state.View, ws memdb.WatchSet) (ans
 	for _, m := range models {
 		targets[m.Name] = m.Target(limits(m.Name)).Replicas
 	}
-	raw, err := s.gateways.get(v, models, targets, v.Replicas(ws), v.Pipelines(ws))
+	raw, err := s.gateways.get(v, models, targets, v.Replicas(ws), v.Pipelines(ws), v.Switches(ws))
 	return answer{raw: raw, index: v.TableIndex(state.TableModels, state.TableReplicas, state.TablePipelines, state.TableDedicated, state.TableSwitches)}, err
 }
 
 func gatewayStateOf(v *state.View, models []*state.Model, targets map[string]int, replicas []*state.Replica, pipelines []*state.Pipeline) api.GatewayState {
 	out := api.GatewayState{Models: make([]api.GatewayModel, 0, len(models)), Replicas: make([]api.GatewayReplica, 0, len(replicas))}
-	problems := problemsOf(models, targets, replicas)
+	problems := problemsOf(v, models, targets, replicas)
 	for _, m := range models {
-		g := api.GatewayModel{Name: m.Name, Wanted: targets[m.Name], Stopped: m.Stopped, Continuation: m.Continuation, Problem: problems[m.Name]}
-		for _, variant := range m.Variants {
-			if variant.Slots > 0 {
-				g.Slots = variant.Slots
-				break
-			}
-		}
-		out.Models = append(out.Models, g)
+		out.Models = append(out.Models, api.GatewayModel{Name: m.Name, Stopped: m.Stopped, Continuation: m.Continuation, Problem: problems[m.Name]})
 	}
 	for _, r := range replicas {
-		g := api.GatewayReplica{
-			Name: r.Name.String(), Model: r.Name.Model, Variant: r.Name.Variant, Node: r.Placement.Node,
+		out.Replicas = append(out.Replicas, api.GatewayReplica{
+			Name: r.Name.String(), Model: r.Name.Model, Variant: r.Name.Variant,
 			Status: string(r.Status),
 			// What sleeps is drained already, and what stops is not waited for.
 			Draining: r.Status == state.StatusDraining || r.Status == state.StatusSleeping || r.Ending(),
-		}
-		if variant := v.VariantOf(nil, r); variant != nil {
-			g.Slots = variant.Slots
-		}
-		out.Replicas = append(out.Replicas, g)
+		})
 	}
 	for _, p := range pipelines {
 		out.Pipelines = append(out.Pipelines, api.GatewayPipeline{Name: p.Name, Source: p.Source})
@@ -83,7 +73,7 @@ func gatewayStateOf(v *state.View, models []*state.Model, targets map[string]int
 }
 
 // problemsOf returns why models without a serving replica get none.
-func problemsOf(models []*state.Model, targets map[string]int, replicas []*state.Replica) map[string]*api.GatewayProblem {
+func problemsOf(v *state.View, models []*state.Model, targets map[string]int, replicas []*state.Replica) map[string]*api.GatewayProblem {
 	comes, failed := map[string]bool{}, map[string]*state.Replica{}
 	for _, r := range replicas {
 		switch model := r.Name.Model; r.Status {
@@ -95,11 +85,14 @@ func problemsOf(models []*state.Model, targets map[string]int, replicas []*state
 			}
 		}
 	}
-	problems := map[string]*api.GatewayProblem{}
+	problems, limits := map[string]*api.GatewayProblem{}, v.Limits(nil)
 	for _, m := range models {
-		r := failed[m.Name]
+		r, why := failed[m.Name], keptAway(v, m, limits(m.Name), targets[m.Name])
 		switch {
-		case comes[m.Name] || targets[m.Name] == 0:
+		case comes[m.Name] || m.Stopped:
+		case why != "":
+			problems[m.Name] = &api.GatewayProblem{State: api.QueueCantPlace, Message: why}
+		case targets[m.Name] == 0:
 		case r != nil:
 			problems[m.Name] = &api.GatewayProblem{State: api.QueueLoadFailed, Message: fmt.Sprintf("load failed %s: %s", plural(r.Failures, "time"), r.LastError), Since: r.Since, RetryAt: r.Retry}
 		case m.Unplaceable != nil:
@@ -107,6 +100,21 @@ func problemsOf(models []*state.Model, targets map[string]int, replicas []*state
 		}
 	}
 	return problems
+}
+
+// keptAway returns which setting keeps a model from getting a replica when clients ask for
+// it, empty if none does.
+func keptAway(v *state.View, m *state.Model, l state.Limits, target int) string {
+	switch {
+	case l.Cap != nil && *l.Cap == 0:
+		return "capped at 0 replicas by switch " + cappedBy(v, nil, m.Name, 0)
+	case target > 0:
+	case m.Management == state.ManagementDisabled:
+		return "the target is 0 replicas, and scaling is disabled by the model file (management = \"disabled\")"
+	case l.ScalingDisabled:
+		return "the target is 0 replicas, and scaling is disabled by switch " + disabledBy(v, nil, m.Name)
+	}
+	return ""
 }
 
 func (s *Server) gatewayReport(rq *request, _ *state.View) (answer, error) {
@@ -119,7 +127,7 @@ func (s *Server) gatewayReport(rq *request, _ *state.View) (answer, error) {
 	}
 	if err := s.cfg.Loads.Put(report); err != nil {
 		return answer{}, &api.Error{Status: http.StatusServiceUnavailable, Code: api.CodeBusy, RetryAfter: retryNomad,
-			Message: fmt.Sprintf("gateway %q: %v: at most %d may, see \"remuda gateway list\"", report.Gateway, err, load.MaxGateways)}
+			Message: fmt.Sprintf("gateway %q: %v, see \"remuda gateway list\"", report.Gateway, err)}
 	}
 	return answer{value: s.cfg.Loads.Orders(report.Gateway)}, nil
 }

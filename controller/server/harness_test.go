@@ -388,14 +388,18 @@ func (m *member) applied(model string) {
 // place places a replica of variant a on a seat of n1.
 func (m *member) place(model, id string, gpu, seat int) replica.Name {
 	m.t.Helper()
-	v := m.store.View()
-	name := replica.Name{Model: model, Variant: "a", ID: id}
+	p := m.placement(model, id, gpu, seat)
+	m.apply(&state.Plan{ID: "p", Index: m.store.View().Index(), Time: epoch, Place: []state.Place{p}})
+	return p.Name
+}
+
+// placement is of the present definition of the model's variant a.
+func (m *member) placement(model, id string, gpu, seat int) state.Place {
 	u := gpuOf("n1", gpu)
-	m.apply(&state.Plan{ID: "p", Index: v.Index(), Time: epoch, Place: []state.Place{{
-		Name: name, Version: v.Model(nil, model).Version,
+	return state.Place{
+		Name: replica.Name{Model: model, Variant: "a", ID: id}, Version: m.store.View().Model(nil, model).Version,
 		Placement: state.Placement{Node: "n1", Seats: []string{fmt.Sprintf("%s#%d", u, seat)}, Memory: map[string]int64{u: 10 * gib}, HostMemory: gib},
-	}}})
-	return name
+	}
 }
 
 // move takes a replica through events; one that is drained or stopped is deleted then.

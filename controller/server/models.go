@@ -9,6 +9,7 @@ import (
 
 	"remuda/controller/api"
 	"remuda/controller/state"
+	"remuda/internal/closest"
 )
 
 // statusDecisions is how many decisions a model's status has: the latest story.
@@ -20,12 +21,16 @@ func (s *Server) listModels(_ *request, v *state.View, ws memdb.WatchSet) (answe
 		of[r.Name.Model] = append(of[r.Name.Model], r)
 	}
 	limits := v.Limits(ws)
-	models := list(v.Models(ws), func(m *state.Model) api.ModelSummary { return summaryOf(m, limits(m.Name), of[m.Name]) })
+	models := list(v.Models(ws), func(m *state.Model) api.ModelSummary { return summaryOf(v, ws, m, limits(m.Name), of[m.Name]) })
 	return answer{value: models, index: v.TableIndex(state.TableModels, state.TableReplicas, state.TableDedicated, state.TableSwitches)}, nil
 }
 
-func noModel(name string) *api.Error {
-	return notFound("model %q does not exist: see \"remuda model list\"", name)
+func noModel(v *state.View, name string) *api.Error {
+	hint := ""
+	if near := closest.Word(name, list(v.Models(nil), func(m *state.Model) string { return m.Name })); near != "" {
+		hint = fmt.Sprintf(", did you mean %q?", near)
+	}
+	return notFound("model %q does not exist%s: see \"remuda model list\"", name, hint)
 }
 
 func (s *Server) getModel(rq *request, v *state.View, ws memdb.WatchSet) (answer, error) {
@@ -33,7 +38,7 @@ func (s *Server) getModel(rq *request, v *state.View, ws memdb.WatchSet) (answer
 	name := rq.PathValue("model")
 	m := v.Model(ws, name)
 	if m == nil {
-		return answer{index: index}, noModel(name)
+		return answer{index: index}, noModel(v, name)
 	}
 	rs := v.ReplicasOf(ws, name)
 	ds, limits := v.Decisions(ws, name, statusDecisions), v.Limits(ws)(name)
@@ -48,7 +53,7 @@ func (s *Server) getModelFile(rq *request, v *state.View, ws memdb.WatchSet) (an
 	index := v.TableIndex(state.TableModels, state.TableVersions)
 	m := v.Model(ws, rq.PathValue("model"))
 	if m == nil {
-		return answer{index: index}, noModel(rq.PathValue("model"))
+		return answer{index: index}, noModel(v, rq.PathValue("model"))
 	}
 	number := m.Version
 	if n := rq.numbers["version"]; n != 0 {
@@ -86,7 +91,7 @@ func (s *Server) startModel(rq *request, v *state.View) (answer, error) {
 func (s *Server) setStopped(rq *request, v *state.View, stopped bool) (answer, error) {
 	name := rq.PathValue("model")
 	if v.Model(nil, name) == nil {
-		return answer{}, noModel(name)
+		return answer{}, noModel(v, name)
 	}
 	kind, verb := "start", "started"
 	if stopped {

@@ -1,6 +1,7 @@
 package server_test
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"strings"
@@ -201,6 +202,19 @@ func TestARolloutIsTold(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, map[string]string{"a": "canary"}, list[0].Rollouts)
 	require.Equal(t, api.Counts{Hot: 1}, list[0].Counts)
+
+	// Its first replica is a canary until it is known to be good.
+	p := m.placement("m", "2", 1, 0)
+	p.Canary = true
+	m.apply(&state.Plan{ID: "p", Index: m.store.View().Index(), Time: epoch, Place: []state.Place{p}})
+	canary := func() bool {
+		got, _, err := m.client.Replica(t.Context(), p.Name.String(), api.QueryOptions{})
+		require.NoError(t, err)
+		return got.Canary
+	}
+	require.True(t, canary())
+	m.apply(&state.Plan{ID: "p", Index: m.store.View().Index(), Time: epoch, Rollouts: []state.SetRollout{{Model: "m", Variant: "a", Version: roll.Version, Status: state.RolloutRolling}}})
+	require.False(t, canary())
 }
 
 func TestEvict(t *testing.T) {
@@ -318,9 +332,9 @@ func TestGateways(t *testing.T) {
 	got, meta, err := c.GatewayState(t.Context(), api.QueryOptions{})
 	require.NoError(t, err)
 	require.Equal(t, api.GatewayState{
-		Models: []api.GatewayModel{{Name: "m", Wanted: 2, Slots: 8}, {Name: "n", Stopped: true, Slots: 8}},
+		Models: []api.GatewayModel{{Name: "m"}, {Name: "n", Stopped: true}},
 		Replicas: []api.GatewayReplica{
-			{Name: r1.String(), Model: "m", Variant: "a", Node: "n1", Status: "serving", Slots: 8},
+			{Name: r1.String(), Model: "m", Variant: "a", Status: "serving"},
 		},
 	}, got)
 
@@ -331,12 +345,12 @@ func TestGateways(t *testing.T) {
 	require.Equal(t, "starting", got.Replicas[0].Status)
 	m.move(r1, state.EventServing)
 	// So is a model's, though no replica has.
-	for _, n := range []int{3, 2} {
-		_, err = c.Scale(t.Context(), "m", api.ScaleRequest{Replicas: n})
+	for _, set := range []func(context.Context, string) (api.ScaleResponse, error){c.StopModel, c.StartModel} {
+		_, err = set(t.Context(), "m")
 		require.NoError(t, err)
 		got, _, err = c.GatewayState(t.Context(), api.QueryOptions{})
 		require.NoError(t, err)
-		require.Equal(t, n, got.Models[0].Wanted)
+		require.Equal(t, m.store.View().Model(nil, "m").Stopped, got.Models[0].Stopped)
 	}
 	_, meta, err = c.GatewayState(t.Context(), api.QueryOptions{})
 	require.NoError(t, err)
@@ -375,7 +389,6 @@ func TestGateways(t *testing.T) {
 	next := receive(t, ch)
 	require.NoError(t, next.err)
 	require.True(t, next.value.Replicas[0].Draining)
-	require.Equal(t, 1, next.value.Models[0].Wanted)
 	require.GreaterOrEqual(t, next.meta.Index, m.store.View().Replica(nil, r1.String()).ModifyIndex)
 }
 

@@ -14,17 +14,13 @@ import (
 )
 
 // planWait is how long a plan waits for the one before it: one is made at a time, because a
-// plan of a large fleet takes a core for a second.
+// plan of a large fleet takes a core for a second, and so does parsing a long model file.
 const planWait = 2 * time.Second
 
 // plan tries a change on a copy of the state and returns what would follow from it.
 func (s *Server) plan(rq *request, v *state.View) (answer, error) {
 	var body api.PlanRequest
 	if err := rq.decode(&body); err != nil {
-		return answer{}, err
-	}
-	changes, err := s.hypothesis(rq, body, v)
-	if err != nil {
 		return answer{}, err
 	}
 	wait, cancel := context.WithTimeout(rq.ctx, planWait)
@@ -35,6 +31,10 @@ func (s *Server) plan(rq *request, v *state.View) (answer, error) {
 	case <-wait.Done():
 		return answer{}, &api.Error{Status: http.StatusTooManyRequests, Code: api.CodeBusy, RetryAfter: planWait,
 			Message: fmt.Sprintf("other plans are being made, and none finished within %s: retry later", planWait)}
+	}
+	changes, err := s.hypothesis(rq, body, v)
+	if err != nil {
+		return answer{}, err
 	}
 	var before, asked *state.View
 	preview, err := s.cfg.Reconciler.Preview(rq.ctx, func(fork *state.Store) error {

@@ -77,7 +77,7 @@ func (s *Server) scalePool(rq *request, v *state.View) (answer, error) {
 	name, pool := rq.PathValue("model"), rq.PathValue("pool")
 	before := v.Model(nil, name)
 	if before == nil {
-		return answer{}, noModel(name)
+		return answer{}, noModel(v, name)
 	}
 	// What should be in a pool that is gone, or disabled, may be taken back.
 	if body.Replicas != 0 {

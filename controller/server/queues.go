@@ -40,7 +40,7 @@ func (s *Server) getQueue(rq *request, v *state.View, _ memdb.WatchSet) (answer,
 	}
 	of, requests := s.cfg.Loads.QueueOf(name)
 	if m == nil && len(of) == 0 {
-		return answer{}, noModel(name)
+		return answer{}, noModel(v, name)
 	}
 	sum := s.cfg.Loads.Queues()[name]
 	sum.Model = name

@@ -3,12 +3,10 @@ package server
 import (
 	"errors"
 	"fmt"
-	"strings"
 
 	"github.com/hashicorp/go-memdb"
 
 	"remuda/controller/api"
-	"remuda/controller/planner"
 	"remuda/controller/raft"
 	"remuda/controller/state"
 	"remuda/internal/replica"
@@ -92,8 +90,12 @@ func (s *Server) setSwitch(rq *request, _ *state.View) (answer, error) {
 		return answer{}, err
 	}
 	name := rq.PathValue("switch")
-	if err := checkSwitch(name, body.Value); err != nil {
-		return answer{}, err
+	const longest = 4096 // it is kept in the log, the state and a decision
+	if len(body.Value) > longest {
+		return answer{}, badRequest("field \"Value\" is %d bytes: must be at most %d bytes", len(body.Value), longest)
+	}
+	if err := state.CheckSwitch(name, body.Value); err != nil {
+		return answer{}, badRequest("%v", err)
 	}
 	if _, err := s.decide(rq, &state.SetSwitch{Name: name, Value: body.Value, ModifyIndex: body.CAS},
 		state.Decision{Kind: "switch", Reason: fmt.Sprintf("%s set switch %q to %q", by(rq.token), name, body.Value),
@@ -106,23 +108,6 @@ func (s *Server) setSwitch(rq *request, _ *state.View) (answer, error) {
 		}
 	}
 	return answer{}, conflict("switch %q was unset in the meantime", name)
-}
-
-// checkSwitch refuses what nobody can mean: the reconciler pauses for as long as its
-// switch is there, and not while it is true.
-func checkSwitch(name, value string) error {
-	const longest = 4096 // it is kept in the log, the state and a decision
-	if len(value) > longest {
-		return badRequest("field \"Value\" is %d bytes: must be at most %d bytes", len(value), longest)
-	}
-	if name != planner.PauseReconcile {
-		return nil
-	}
-	switch strings.ToLower(value) {
-	case "", "false", "off", "no", "0":
-		return badRequest("switch %q is %q: the controller pauses while the switch is set, whatever its value: run \"remuda switch unset %s\" to end the pause", name, value, name)
-	}
-	return nil
 }
 
 func (s *Server) deleteSwitch(rq *request, _ *state.View) (answer, error) {

@@ -17,7 +17,7 @@ func (s *Server) listReplicas(rq *request, v *state.View, ws memdb.WatchSet) (an
 	if rq.query.Has("model") {
 		name := rq.query.Get("model")
 		if v.Model(ws, name) == nil {
-			return answer{index: index}, noModel(name)
+			return answer{index: index}, noModel(v, name)
 		}
 		rs = v.ReplicasOf(ws, name)
 	} else {
@@ -61,7 +61,7 @@ func (s *Server) evict(rq *request, v *state.View) (answer, error) {
 		before, model = []*state.Replica{r}, r.Name.Model
 	} else {
 		if v.Model(nil, body.Model) == nil {
-			return answer{}, noModel(body.Model)
+			return answer{}, noModel(v, body.Model)
 		}
 		before = v.ReplicasOf(nil, body.Model)
 	}

@@ -120,7 +120,7 @@ func (s *Server) scaleModel(rq *request, v *state.View) (answer, error) {
 	name := rq.PathValue("model")
 	before := v.Model(nil, name)
 	if before == nil {
-		return answer{}, noModel(name)
+		return answer{}, noModel(v, name)
 	}
 	ask, what := body.request(name, from, s.cfg.Now())
 	was := before.Desired.Total()

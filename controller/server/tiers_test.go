@@ -87,13 +87,13 @@ func TestNodesShowTheirTiers(t *testing.T) {
 
 func TestReportsTellWhatIsWanted(t *testing.T) {
 	m := one(t)
-	reported(t, m.client, api.GatewayReport{Gateway: "g", Index: 1, Replicas: []api.ReplicaLoad{}, Since: epoch, Wanted: []string{"m", "n"}})
+	reported(t, m.client, api.GatewayReport{Gateway: "g", Index: 1, Replicas: []api.ReplicaLoad{}, Since: epoch, Wanted: map[string]time.Time{"m": {}, "n": {}}})
 	require.Len(t, m.demand(m.loads), 2)
 	since, live := m.loads.Since()
 	require.True(t, live)
 	require.True(t, since.Equal(epoch))
-	_, err := m.client.GatewayReport(t.Context(), api.GatewayReport{Gateway: "g", Index: 1, Replicas: []api.ReplicaLoad{}, Wanted: []string{"m", "m"}})
-	requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, `duplicate wanted model "m"`)
+	_, err := m.client.GatewayReport(t.Context(), api.GatewayReport{Gateway: "g", Index: 1, Replicas: []api.ReplicaLoad{}, Wanted: map[string]time.Time{"a b": {}}})
+	requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, `wanted model: name is "a b"`)
 }
 
 func TestPools(t *testing.T) {
@@ -296,7 +296,7 @@ func TestPlanChangesNothing(t *testing.T) {
 func TestPlanSaysWhatWaitedAlready(t *testing.T) {
 	m := one(t)
 	m.applied("m")
-	m.apply(&state.RecordDecisions{Decisions: []state.Decision{{Time: epoch, Model: "m", Kind: planner.KindCannotPlace, Reason: "no node has room"}}})
+	m.apply(&state.Plan{ID: "p", Decisions: []state.Decision{{Time: epoch, Model: "m", Kind: planner.KindCannotPlace, Reason: "no node has room"}}})
 	got, err := m.client.Plan(t.Context(), api.PlanRequest{})
 	require.NoError(t, err)
 	require.Empty(t, got.Steps)
@@ -326,6 +326,9 @@ func TestOnePlanIsMadeAtATime(t *testing.T) {
 	_, err := m.client.Plan(ctx, api.PlanRequest{})
 	e := requireError(t, err, http.StatusTooManyRequests, api.CodeBusy, "other plans are being made")
 	require.Positive(t, e.RetryAfter)
+	// A file waits unparsed.
+	_, err = m.client.Plan(t.Context(), api.PlanRequest{Files: modelFile("no model file")})
+	requireError(t, err, http.StatusTooManyRequests, api.CodeBusy, "other plans are being made")
 	close(end)
 	require.NoError(t, receive(t, first).err)
 	_, err = m.client.Plan(t.Context(), api.PlanRequest{})
@@ -388,7 +391,7 @@ func TestDemandBeforeADecision(t *testing.T) {
 			m.applied("m")
 			m.place("m", "1", 0, 0)
 			waiting := time.Now()
-			reported(t, m.client, api.GatewayReport{Gateway: "g", Index: 1, Replicas: []api.ReplicaLoad{}, Wanted: []string{"m", "n"}})
+			reported(t, m.client, api.GatewayReport{Gateway: "g", Index: 1, Replicas: []api.ReplicaLoad{}, Wanted: map[string]time.Time{"m": waiting, "n": waiting}})
 			if err := tc.do(m); tc.rejected != "" {
 				require.ErrorContains(t, err, tc.rejected)
 			} else {

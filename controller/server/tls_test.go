@@ -36,7 +36,7 @@ func TestHTTPS(t *testing.T) {
 	c, err := api.NewClient(api.Config{Addresses: []string{f.url}, CACert: ca})
 	require.NoError(t, err)
 	defer c.Close()
-	_, err = c.SetSwitch(t.Context(), "s", api.SwitchRequest{Value: "on"})
+	_, err = c.SetSwitch(t.Context(), "pause-reconcile", api.SwitchRequest{Value: "on"})
 	require.NoError(t, err)
 	all, meta, err := c.Switches(t.Context(), api.QueryOptions{})
 	require.NoError(t, err)
@@ -60,8 +60,8 @@ func TestServersThatDoNotTrustEachOther(t *testing.T) {
 	ms := cluster(t, 3, settings{tls: &tls.Config{MinVersion: tls.VersionTLS13, Certificates: sample.TLS.Certificates}, server: quick})
 	h := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS13}}}
 	f := followersOf(t, ms)[0]
-	_, err := newClient(t, h, "", f.url).SetSwitch(t.Context(), "s", api.SwitchRequest{Value: "on"})
+	_, err := newClient(t, h, "", f.url).SetSwitch(t.Context(), "pause-reconcile", api.SwitchRequest{Value: "on"})
 	requireError(t, err, http.StatusServiceUnavailable, api.CodeNoLeader, "certificate")
-	_, err = newClient(t, h, "", leaderOf(t, ms).url).SetSwitch(t.Context(), "s", api.SwitchRequest{Value: "on"})
+	_, err = newClient(t, h, "", leaderOf(t, ms).url).SetSwitch(t.Context(), "pause-reconcile", api.SwitchRequest{Value: "on"})
 	require.NoError(t, err)
 }

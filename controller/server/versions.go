@@ -17,7 +17,7 @@ func (s *Server) listVersions(rq *request, v *state.View, ws memdb.WatchSet) (an
 	index := v.TableIndex(state.TableModels, state.TableVersions, state.TableReplicas)
 	m := v.Model(ws, rq.PathValue("model"))
 	if m == nil {
-		return answer{index: index}, noModel(rq.PathValue("model"))
+		return answer{index: index}, noModel(v, rq.PathValue("model"))
 	}
 	replicas := map[int]int{}
 	for _, r := range v.ReplicasOf(ws, m.Name) {
@@ -73,7 +73,7 @@ func (s *Server) revertModel(rq *request, v *state.View) (answer, error) {
 	}
 	m := v.Model(nil, rq.PathValue("model"))
 	if m == nil {
-		return answer{}, noModel(rq.PathValue("model"))
+		return answer{}, noModel(v, rq.PathValue("model"))
 	}
 	versions := v.Versions(nil, m.Name)
 	var to *state.Version

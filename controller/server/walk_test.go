@@ -42,7 +42,7 @@ func goodRequests(t *testing.T, m *member) map[string]good {
 	reported(t, m.client, api.GatewayReport{Gateway: "g", Index: 1, Replicas: []api.ReplicaLoad{
 		{Name: running.String(), InFlight: 1, Oldest: epoch, LastRequest: epoch, Requests: []api.Request{{ID: "x", Started: epoch}}},
 	}})
-	_, err = m.client.SetSwitch(t.Context(), "s", api.SwitchRequest{Value: "on"})
+	_, err = m.client.SetSwitch(t.Context(), "pause-reconcile", api.SwitchRequest{Value: "on"})
 	require.NoError(t, err)
 	_, err = m.client.ApplyPipeline(t.Context(), "there", api.PipelineRequest{File: pipelineFile("there", "m", "none")})
 	require.NoError(t, err)
@@ -86,8 +86,8 @@ func goodRequests(t *testing.T, m *member) map[string]good {
 		"GET /v1/node/{node}":                   {path: "/v1/node/node-one"},
 		"PUT /v1/node/{node}/cordon":            {path: "/v1/node/n1/cordon", body: `{"GPU":"` + gpuOf("n1", 1) + `","On":true}`},
 		"GET /v1/switches":                      {path: "/v1/switches"},
-		"PUT /v1/switch/{switch}":               {path: "/v1/switch/s", body: `{"Value":"off"}`},
-		"DELETE /v1/switch/{switch}":            {path: "/v1/switch/s"},
+		"PUT /v1/switch/{switch}":               {path: "/v1/switch/pause-reconcile", body: `{"Value":"still"}`},
+		"DELETE /v1/switch/{switch}":            {path: "/v1/switch/pause-reconcile"},
 		"GET /v1/decisions":                     {path: "/v1/decisions?model=m&limit=5"},
 		"GET /v1/gateway/state":                 {path: "/v1/gateway/state"},
 		"GET /v1/queues":                        {path: "/v1/queues"},

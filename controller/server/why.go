@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -67,13 +68,13 @@ func why(v *state.View, ws memdb.WatchSet, m *state.Model, rs []*state.Replica, 
 		say("Dedicated with at least %s, set by %s.", plural(d.Models[m.Name], "replica"), d.Source)
 	}
 	if m.Target(limits).Bound == state.BoundCap {
-		say("Capped at %s by switch %s.", plural(target, "replica"), setSwitch(v, ws, state.SwitchCapMaxReplicas, m.Name))
+		say("Capped at %s by switch %s.", plural(target, "replica"), cappedBy(v, ws, m.Name, target))
 	}
 	if limits.ScalingDisabled {
-		say("Switch %s is set: only operators change its scale, and nothing evicts it.", setSwitch(v, ws, state.SwitchDisableScaling, m.Name))
+		say("Switch %s is set: only operators change its scale, and nothing evicts it.", disabledBy(v, ws, m.Name))
 	}
-	if v.Switch(ws, planner.PauseReconcile) != "" {
-		say("The controller is paused: run \"remuda switch unset %s\" to resume.", planner.PauseReconcile)
+	if v.Switch(ws, state.SwitchPauseReconcile) != "" {
+		say("The controller is paused: run \"remuda switch unset %s\" to resume.", state.SwitchPauseReconcile)
 	}
 	if d := waits(v, m, target, rs, ds); d != nil {
 		say("Waiting: %s.", strings.TrimSuffix(d.Reason, "."))
@@ -91,12 +92,23 @@ func outOfUse(v *state.View, r *state.Replica) string {
 	return r.OutOfUse(v.Node(nil, r.Placement.Node))
 }
 
-// setSwitch names the switch that is set for a model, or else for all.
-func setSwitch(v *state.View, ws memdb.WatchSet, name, model string) string {
-	if own := state.SwitchFor(name, model); v.Switch(ws, own) != "" {
+// cappedBy returns the name of the switch that caps a model at n replicas: its own, or that of
+// all.
+func cappedBy(v *state.View, ws memdb.WatchSet, model string, n int) string {
+	own := state.SwitchFor(state.SwitchCapMaxReplicas, model)
+	if v.Switch(ws, own) == strconv.Itoa(n) || v.Switch(ws, state.SwitchCapMaxReplicas) == "" {
 		return own
 	}
-	return name
+	return state.SwitchCapMaxReplicas
+}
+
+// disabledBy returns the name of the switch that disables a model's scaling: its own, or
+// that of all.
+func disabledBy(v *state.View, ws memdb.WatchSet, model string) string {
+	if own := state.SwitchFor(state.SwitchDisableScaling, model); v.Switch(ws, own) != "" {
+		return own
+	}
+	return state.SwitchDisableScaling
 }
 
 // waits returns the decision that says what the model still waits for, nil where it

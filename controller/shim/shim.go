@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -20,6 +21,9 @@ var (
 	// ErrUnreachable: there was no answer that can be used. What was asked for may have
 	// happened or not.
 	ErrUnreachable = errors.New("cannot reach the shim")
+	// ErrNotListening is an ErrUnreachable: no process listens at the shim's address. A shim
+	// listens as long as its engine lives.
+	ErrNotListening = fmt.Errorf("%w: no process listens", ErrUnreachable)
 	// ErrRefused: the engine's state does not allow it, or the engine cannot do it.
 	ErrRefused = errors.New("rejected by the shim")
 	// ErrChanged: the engine's state is not the one that the order was for. Nothing was done.
@@ -230,6 +234,9 @@ func (c *Client) do(ctx context.Context, op, method, address, path string, query
 		return State{}, fail(ErrUnreachable, 0, err.Error())
 	}
 	resp, err := c.http.Do(req)
+	if errors.Is(err, syscall.ECONNREFUSED) {
+		return State{}, fail(ErrNotListening, 0, err.Error())
+	}
 	if err != nil {
 		return State{}, fail(ErrUnreachable, 0, err.Error())
 	}

@@ -119,10 +119,14 @@ type SetSchedule struct {
 // Type implements Command.
 func (*SetSchedule) Type() Type { return TypeSetSchedule }
 
-func (c *SetSchedule) apply(t *txn) *Error {
+func (c *SetSchedule) check() *Error {
 	if len(c.File) > maxSchedule {
 		return badRequest("", "schedule is %d bytes: must be at most %d bytes", len(c.File), maxSchedule)
 	}
+	return nil
+}
+
+func (c *SetSchedule) apply(t *txn) *Error {
 	old := first[Schedule](t.Txn, TableSchedule, byID, onlyRow)
 	switch {
 	case c.File == "" && old != nil:

@@ -216,7 +216,7 @@ func drawCommand(t *rapid.T, v *state.View) any {
 		c := drawCordon()
 		return &c
 	case 7:
-		return &state.RecordDecisions{Decisions: []state.Decision{{Time: now, Model: "m0", Kind: "think", Inputs: map[string]string{"b": "2", "a": "1"}}}}
+		return &state.Plan{ID: "p", Decisions: []state.Decision{{Time: now, Model: "m0", Kind: "think", Inputs: map[string]string{"b": "2", "a": "1"}}}}
 	case 8:
 		return &state.SetSwitch{Name: ids("s", 2).Draw(t, "switch"), Value: ids("", 2).Draw(t, "value"), Delete: rapid.Bool().Draw(t, "delete")}
 	case 9:
@@ -227,8 +227,7 @@ func drawCommand(t *rapid.T, v *state.View) any {
 		c := drawMove()
 		return &c
 	case 17:
-		c := drawRemove()
-		return &c
+		return &state.Plan{ID: "p", Index: v.Index(), Time: now, Remove: []state.Remove{drawRemove()}}
 	}
 	c := &state.Plan{ID: "p", Index: v.Index(), Time: now}
 	if between(0, 5).Draw(t, "old plan") == 0 {

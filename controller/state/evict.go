@@ -17,7 +17,8 @@ import (
 // Min; a stopped model keeps its scale. What is on its way out already stays as it is.
 //
 // It is refused for a dedicated model, below Min, and where management is disabled,
-// unless Force is set. Forced below Min, what goes is placed anew.
+// unless Force is set. Forced below Min, what goes is placed anew. To WARM it is refused below
+// Min in any case: the next plan would wake what goes, or call it back.
 type Evict struct {
 	// Replica or Model, one of them, is what goes.
 	Replica, Model string
@@ -51,6 +52,9 @@ func (c *Evict) apply(t *txn) *Error {
 		return err
 	}
 	less, short := t.without(m, going)
+	if short > 0 && c.To == GoalWarm {
+		return refuse(CodeForbidden, subject, "model %q: %s: a replica that goes WARM would serve again at once: lower min in the model file, or evict it to COLD", m.Name, belowMin(m, less, short))
+	}
 	if why := t.mayEvict(m, less, short); why != "" && !c.Force {
 		return refuse(CodeForbidden, subject, "model %q: %s: set Force (-force) to evict anyway", m.Name, why)
 	}
@@ -167,11 +171,15 @@ func (t *txn) mayEvict(m, less *Model, short int) string {
 	case t.isDedicated(m):
 		return "the model is dedicated"
 	case short > 0:
-		return fmt.Sprintf("the target is %d replicas, and %d fewer would be below min, which is %d", m.Desired.Total(), m.Desired.Total()-less.Desired.Total()+short, m.Min)
+		return belowMin(m, less, short)
 	case m.Management == ManagementDisabled && !m.sameScale(less):
 		return "scaling is disabled (management = \"disabled\" in the model file)"
 	}
 	return ""
+}
+
+func belowMin(m, less *Model, short int) string {
+	return fmt.Sprintf("the target is %d replicas, and %d fewer would be below min, which is %d", m.Desired.Total(), m.Desired.Total()-less.Desired.Total()+short, m.Min)
 }
 
 // send puts a replica on its way out, or to sleep.

@@ -84,7 +84,11 @@ func TestEvictAModelToWarm(t *testing.T) {
 
 	l = start(2)
 	require.ErrorContains(t, l.apply(evict("", "m", toWarm)).Err, "the target is 2 replicas, and 1 fewer would be below min, which is 2")
-	l.must(evict("", "m", toWarm, force))
+	res := l.apply(evict("", "m", toWarm, force))
+	require.ErrorIs(t, res.Err, state.ErrForbidden)
+	require.ErrorContains(t, res.Err, "would be below min, which is 2: a replica that goes WARM would serve again at once: lower min in the model file, or evict it to COLD")
+	require.Equal(t, state.StatusServing, l.replica(name("m", "0")).Status)
+	l.must(evict("", "m", force))
 	require.Equal(t, 2, l.model("m").Desired.Total())
 
 	// What is WARM is no part of the scale: sending it on is no matter of the minimum.

@@ -2,6 +2,7 @@ package state_test
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -38,6 +39,10 @@ func (l *log) apply(c any) state.Result {
 		c = resolved
 	}
 	data, err := state.Encode(c.(state.Command))
+	var refused *state.Error
+	if errors.As(err, &refused) {
+		return state.Result{Err: refused} // it does not enter the log
+	}
 	require.NoError(l.t, err)
 	return l.applyBytes(data)
 }

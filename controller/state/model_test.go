@@ -111,7 +111,7 @@ func TestDeleteModel(t *testing.T) {
 	l := ready(t)
 	l.must(l.plan(place("m", "1", "n", 0, 0, 10)))
 	require.ErrorIs(t, l.apply(&state.DeleteModel{Model: "m"}).Err, state.ErrConflict, "it has a replica")
-	l.must(&state.Remove{Replica: "m:v:1", ModifyIndex: l.index - 1})
+	l.must(&state.Plan{ID: "p", Remove: []state.Remove{{Replica: "m:v:1", ModifyIndex: l.index - 1}}})
 	require.ErrorIs(t, l.apply(&state.DeleteModel{Model: "m", ModifyIndex: 77}).Err, state.ErrConflict)
 	l.must(&state.DeleteModel{Model: "m"})
 	require.ErrorIs(t, l.apply(&state.DeleteModel{Model: "m"}).Err, state.ErrNotFound)
@@ -123,7 +123,7 @@ func TestDeletedModelForgetsItsWeights(t *testing.T) {
 	l.must(l.plan(place("m", "2", "n", 0, 0, 10)))
 	require.ErrorContains(t, l.apply(&state.DeleteModel{Model: "m"}).Err, "still has 1 replicas")
 	require.Len(t, l.store.View().Replicas(nil), 2, "a refused command changes nothing")
-	l.must(&state.Remove{Replica: "m:v:2", ModifyIndex: l.replica(name("m", "2")).ModifyIndex})
+	l.must(&state.Plan{ID: "p", Remove: []state.Remove{{Replica: "m:v:2", ModifyIndex: l.replica(name("m", "2")).ModifyIndex}}})
 	l.must(&state.DeleteModel{Model: "m"})
 	require.Empty(t, l.store.View().Replicas(nil))
 }

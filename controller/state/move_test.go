@@ -124,8 +124,8 @@ func TestHoldings(t *testing.T) {
 			require.Equal(t, tt.host, u.HostMemory)
 			r := l.replica(name("m", "1"))
 			require.Equal(t, "n", r.Placement.Node)
-			require.ErrorIs(t, l.apply(&state.Remove{Replica: "m:v:1", ModifyIndex: r.ModifyIndex - 1}).Err, state.ErrConflict, "stale")
-			res := l.apply(&state.Remove{Replica: "m:v:1", ModifyIndex: r.ModifyIndex})
+			require.ErrorIs(t, l.apply(&state.Plan{ID: "p", Remove: []state.Remove{{Replica: "m:v:1", ModifyIndex: r.ModifyIndex - 1}}}).Err, state.ErrConflict, "stale")
+			res := l.apply(&state.Plan{ID: "p", Remove: []state.Remove{{Replica: "m:v:1", ModifyIndex: r.ModifyIndex}}})
 			if tt.removable {
 				require.Nil(t, res.Err)
 				require.Empty(t, l.store.View().Usage(nil, "n").Seats)
@@ -141,7 +141,7 @@ func TestARegisteredJobIsNotForgotten(t *testing.T) {
 	c := l.move(name("m", "1"), "", "")
 	c.JobIndex = ptr(uint64(5))
 	l.must(c)
-	require.ErrorIs(t, l.apply(&state.Remove{Replica: "m:v:1", ModifyIndex: l.index}).Err, state.ErrConflict)
+	require.ErrorIs(t, l.apply(&state.Plan{ID: "p", Remove: []state.Remove{{Replica: "m:v:1", ModifyIndex: l.index}}}).Err, state.ErrConflict)
 }
 
 func TestMovesAreComparedAndSet(t *testing.T) {
@@ -179,7 +179,7 @@ func TestWakingNeedsRoom(t *testing.T) {
 	} {
 		require.ErrorContains(t, l.apply(c).Err, "GPU n-GPU0 on node n has 9 of 10 bytes free")
 	}
-	l.must(&state.Remove{Replica: "m:v:2", ModifyIndex: l.replica(name("m", "2")).ModifyIndex})
+	l.must(&state.Plan{ID: "p", Remove: []state.Remove{{Replica: "m:v:2", ModifyIndex: l.replica(name("m", "2")).ModifyIndex}}})
 
 	for _, edit := range []func(*state.Node){
 		func(n *state.Node) { n.GPUs[0].Healthy = false },

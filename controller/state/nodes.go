@@ -194,10 +194,14 @@ type Cordon struct {
 // Type implements Command.
 func (*Cordon) Type() Type { return TypeCordon }
 
-func (c *Cordon) apply(t *txn) *Error {
+func (c *Cordon) check() *Error {
 	if len(c.Reason) > maxReason {
 		return badRequest(c.GPU, "reason is %d bytes: must be at most %d bytes", len(c.Reason), maxReason)
 	}
+	return nil
+}
+
+func (c *Cordon) apply(t *txn) *Error {
 	old := first[Node](t.Txn, TableNodes, byID, c.Node)
 	switch {
 	case old == nil:

@@ -46,7 +46,7 @@ type SetPipeline struct {
 func (*SetPipeline) Type() Type { return TypeSetPipeline }
 
 func (c *SetPipeline) apply(t *txn) *Error {
-	if err := faults(c.Name, c.faults()...); err != nil {
+	if err := faults(c.Name, checkName("pipeline name", c.Name)); err != nil {
 		return err
 	}
 	old := first[Pipeline](t.Txn, TablePipelines, byID, c.Name)
@@ -80,10 +80,10 @@ func (c *SetPipeline) apply(t *txn) *Error {
 	return nil
 }
 
-func (c *SetPipeline) faults() []error {
+func (c *SetPipeline) check() *Error {
 	errs := []error{checkName("pipeline name", c.Name)}
 	if c.Delete {
-		return errs
+		return faults(c.Name, errs...)
 	}
 	errs = append(errs, checkText("source", c.Source, maxPipeline))
 	if n := len(c.Models); n == 0 || n > maxPipelineModels {
@@ -95,7 +95,7 @@ func (c *SetPipeline) faults() []error {
 	for _, m := range c.Models {
 		errs = append(errs, checkName("model name", m))
 	}
-	return errs
+	return faults(c.Name, errs...)
 }
 
 // clash finds what stands in the way of the pipeline.

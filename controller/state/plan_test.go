@@ -206,7 +206,7 @@ func TestANodeThatShrinksTakesNothingAway(t *testing.T) {
 
 	// Gone for good: its replicas are written off.
 	l.must(&state.UpsertNodes{Nodes: []state.Node{node("n", 2, 2, 10, func(n *state.Node) { n.Gone = true })}})
-	l.must(&state.Remove{Replica: "m:v:1", ModifyIndex: l.replica(name("m", "1")).ModifyIndex})
+	l.must(&state.Plan{ID: "p", Remove: []state.Remove{{Replica: "m:v:1", ModifyIndex: l.replica(name("m", "1")).ModifyIndex}}})
 	l.must(&state.DeleteNode{Node: "n"})
 	require.ErrorIs(t, l.apply(&state.DeleteNode{Node: "n"}).Err, state.ErrNotFound)
 }

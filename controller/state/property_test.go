@@ -514,7 +514,7 @@ func FuzzApply(f *testing.F) {
 	seed(&state.Evict{Replica: "m:v:1", To: state.GoalCold, Time: epoch})
 	seed(&state.Evict{Model: "m", To: state.GoalGone, Force: true, Time: epoch})
 	seed(&state.Scale{Model: "m", Desired: state.Any(3), Stopped: true, Origin: state.OriginOperator, ModifyIndex: 5})
-	seed(&state.RecordDecisions{Decisions: []state.Decision{{Kind: "k", Time: epoch}}})
+	seed(&state.Plan{ID: "p", Decisions: []state.Decision{{Kind: "k", Time: epoch}}})
 	seed(&state.SetSwitch{Name: "s", Value: "v"})
 	seed(&state.UpsertToken{Token: state.Token{Accessor: "a", Role: state.RoleOperator, Hash: state.HashSecret("x")}})
 	seed(&state.Evict{Replica: "m:v:1", To: state.GoalWarm, Time: epoch})
@@ -540,7 +540,7 @@ func FuzzApply(f *testing.F) {
 	decided, err := state.Decide(&state.SetSwitch{Name: "a", Value: "b"}, state.Decision{Kind: "k", Time: epoch})
 	require.NoError(f, err)
 	seed(decided)
-	f.Add([]byte("\x0a{\"Decisions\":[{\"Kind\":\"k\",\"Time\":\"0000-01-01T00:00:00+23:59\"}]}"))
+	f.Add([]byte("\x04{\"ID\":\"p\",\"Decisions\":[{\"Kind\":\"k\",\"Time\":\"0000-01-01T00:00:00+23:59\"}]}"))
 	base := snapshotOf(f, l.store)
 	f.Fuzz(func(t *testing.T, data []byte) {
 		s := restored(t, base)

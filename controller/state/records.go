@@ -11,16 +11,7 @@ import (
 // DecisionLimit is how many decisions are kept; the oldest make room.
 const DecisionLimit = 4096
 
-// RecordDecisions adds decisions. Their IDs are given by the state.
-type RecordDecisions struct {
-	Decisions []Decision
-}
-
-// Type implements Command.
-func (*RecordDecisions) Type() Type { return TypeRecordDecisions }
-
-func (c *RecordDecisions) apply(t *txn) *Error { return t.record(c.Decisions) }
-
+// record adds decisions. The state gives them their IDs.
 func (t *txn) record(decisions []Decision) *Error {
 	if len(decisions) == 0 {
 		return nil
@@ -67,8 +58,12 @@ type Decided struct {
 	level     int
 }
 
-// Decide returns c together with the decisions that it carries out.
+// Decide returns c together with the decisions that it carries out, or what is wrong with c
+// itself.
 func Decide(c Command, decisions ...Decision) (*Decided, error) {
+	if err := check(c); err != nil {
+		return nil, err
+	}
 	body, err := json.Marshal(c)
 	if err != nil {
 		return nil, fmt.Errorf("encode command %d: %w", c.Type(), err)
@@ -96,8 +91,8 @@ func (c *Decided) apply(t *txn) *Error {
 	return t.record(c.Decisions)
 }
 
-// SetSwitch sets a switch, or takes it away. The values of those that the controller
-// knows are checked.
+// SetSwitch sets a switch, or takes it away. Name and value of a request are checked with
+// CheckSwitch before; here any value is applied.
 type SetSwitch struct {
 	Name, Value string
 	// Delete takes it away; a switch that is not set stays so.
@@ -111,11 +106,7 @@ type SetSwitch struct {
 func (*SetSwitch) Type() Type { return TypeSetSwitch }
 
 func (c *SetSwitch) apply(t *txn) *Error {
-	errs := []error{checkName("switch", c.Name)}
-	if !c.Delete {
-		errs = append(errs, checkSwitch(c.Name, c.Value))
-	}
-	if err := faults(c.Name, errs...); err != nil {
+	if err := faults(c.Name, checkName("switch", c.Name)); err != nil {
 		return err
 	}
 	old := first[Switch](t.Txn, TableSwitches, byID, c.Name)
@@ -201,13 +192,17 @@ func operators(t *txn) int {
 	return n
 }
 
+func (c *UpsertToken) check() *Error {
+	switch k := c.Token; k.Role {
+	case RoleOperator, RoleGateway, RoleAutoscaler, RoleReadOnly:
+		return nil
+	default:
+		return badRequest(k.Accessor, "role is %q: must be operator, gateway, autoscaler or read-only", k.Role)
+	}
+}
+
 func (k *Token) validate() *Error {
 	errs := []error{checkName("accessor", k.Accessor), checkTime("created", &k.Created)}
-	switch k.Role {
-	case RoleOperator, RoleGateway, RoleAutoscaler, RoleReadOnly:
-	default:
-		errs = append(errs, fmt.Errorf("role is %q: must be operator, gateway, autoscaler or read-only", k.Role))
-	}
 	if b, err := hex.DecodeString(k.Hash); err != nil || len(b) != sha256.Size || strings.ToLower(k.Hash) != k.Hash {
 		errs = append(errs, fmt.Errorf("hash is not a SHA-256 in lower-case hexadecimal"))
 	}

@@ -42,6 +42,15 @@ type Plan struct {
 // Type implements Command.
 func (*Plan) Type() Type { return TypePlan }
 
+func (c *Plan) check() *Error {
+	for i := range c.Cordons {
+		if err := c.Cordons[i].check(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func (c *Plan) apply(t *txn) *Error {
 	if err := faults(c.ID, checkTime("time", &c.Time)); err != nil {
 		return err
@@ -288,16 +297,13 @@ func (p *Place) checkShape(m *Model, n *Node) *Error {
 	return nil
 }
 
-// Remove forgets a replica whose seats and bytes are free: it is stopping and its job
+// Remove, a part of a plan, forgets a replica whose seats and bytes are free: it is stopping and its job
 // is gone, or its job was never registered, or it is COLD, or its node is gone.
 type Remove struct {
 	Replica string
 	// ModifyIndex is the replica's as the caller knows it.
 	ModifyIndex uint64
 }
-
-// Type implements Command.
-func (*Remove) Type() Type { return TypeRemove }
 
 func (c *Remove) apply(t *txn) *Error {
 	r := first[Replica](t.Txn, TableReplicas, byID, c.Replica)

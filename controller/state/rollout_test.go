@@ -158,7 +158,7 @@ func TestVersionsKept(t *testing.T) {
 	require.Nil(t, vs.With("w", "vh2"))
 
 	r := l.replica(name("m", "2"))
-	l.must(&state.Remove{Replica: r.Name.String(), ModifyIndex: r.ModifyIndex})
+	l.must(&state.Plan{ID: "p", Remove: []state.Remove{{Replica: r.Name.String(), ModifyIndex: r.ModifyIndex}}})
 	require.Nil(t, l.upsert(defined("vh20"), epoch).Err)
 	require.Nil(t, l.store.View().Versions(nil, "m").Get(2))
 	require.NotNil(t, l.store.View().Versions(nil, "m").Get(1))
@@ -393,7 +393,7 @@ func TestReplicasOfTheOldDefinition(t *testing.T) {
 		l.must(l.plan(tt.good))
 		require.Equal(t, fmt.Sprint("vh", version), l.madeFrom(tt.good.Name))
 		r := l.replica(tt.good.Name)
-		l.must(&state.Remove{Replica: r.Name.String(), ModifyIndex: r.ModifyIndex})
+		l.must(&state.Plan{ID: "p", Remove: []state.Remove{{Replica: r.Name.String(), ModifyIndex: r.ModifyIndex}}})
 	}
 }
 

@@ -20,7 +20,8 @@ import (
 //
 // with big-endian numbers. The same state has the same bytes on every server. An unknown
 // record type is damage: a new one needs a higher feature level. The level is the lowest
-// one that can apply every command that made the state.
+// one that can apply every command that made the state. A row with an unknown field was written by a
+// newer version.
 
 // SnapshotVersion is the newest version that is written and read.
 const SnapshotVersion = 1
@@ -199,6 +200,7 @@ func readSnapshot(from io.Reader, level int, keep func(Table, any) error) (Snaps
 	case info.Version == 0 || info.FeatureLevel == 0:
 		return info, damaged("version %d, feature level %d: must be at least 1", info.Version, info.FeatureLevel)
 	}
+	var newer error
 	for rows := uint64(0); ; rows++ {
 		kind := r.next(1)
 		if r.err != nil {
@@ -228,7 +230,10 @@ func readSnapshot(from io.Reader, level int, keep func(Table, any) error) (Snaps
 			return info, damaged("unknown row type %d", record)
 		}
 		table, row := t.name, t.empty()
-		if err := json.Unmarshal(body, row); err != nil {
+		switch unknown, err := decodeJSON(body, row); {
+		case unknown && newer == nil: // if the checksum matches: a damaged name is unknown, too
+			newer = fmt.Errorf("%w: row of %s: %w", ErrSnapshotNewer, table, err)
+		case err != nil && !unknown:
 			return info, damaged("row of %s: %v", table, err)
 		}
 		if t.key(row) == "" {
@@ -253,6 +258,9 @@ func readSnapshot(from io.Reader, level int, keep func(Table, any) error) (Snaps
 	}
 	if !bytes.Equal(want, got) {
 		return info, damaged("checksum does not match")
+	}
+	if newer != nil {
+		return info, newer
 	}
 	if _, err := r.r.ReadByte(); !errors.Is(err, io.EOF) {
 		if err != nil {

@@ -27,6 +27,11 @@ func TestCommandsOfOtherVersions(t *testing.T) {
 		{"no body", []byte{byte(state.TypeMove)}, state.ErrBadRequest},
 		{"not JSON", []byte{byte(state.TypeMove), 0xff}, state.ErrBadRequest},
 		{"wrong type", []byte("\x05{\"Replica\":1}"), state.ErrBadRequest},
+		{"unknown field", []byte("\x0b{\"Name\":\"x\",\"Value\":\"y\",\"Colour\":\"red\"}"), state.ErrUnknownCommand},
+		{"unknown field inside", []byte("\x04{\"ID\":\"p\",\"Place\":[{\"Placement\":{\"Rack\":1}}]}"), state.ErrUnknownCommand},
+		{"unknown field of a decided command", []byte("\x10{\"Of\":11,\"Command\":{\"Name\":\"x\",\"Colour\":\"red\"}}"), state.ErrUnknownCommand},
+		{"unknown field and no JSON", []byte("\x0b{\"Colour\":\"red\""), state.ErrBadRequest},
+		{"two values", []byte("\x0b{\"Name\":\"x\"}{}"), state.ErrBadRequest},
 		{"null", []byte("\x05null"), state.ErrNotFound},
 		{"too long", append([]byte{byte(state.TypeSetSwitch)}, strings.Repeat(" ", state.MaxCommand)...), state.ErrBadRequest},
 	} {
@@ -38,8 +43,6 @@ func TestCommandsOfOtherVersions(t *testing.T) {
 			require.Equal(t, before, l.store.View().TableIndex())
 		})
 	}
-	res := l.applyBytes([]byte("\x0b{\"Name\":\"x\",\"Value\":\"y\",\"Colour\":\"red\"}"))
-	require.True(t, res.Changed, "an unknown field does not fail")
 	_, err := state.Encode(&state.SetSwitch{Name: strings.Repeat("x", state.MaxCommand)})
 	require.ErrorIs(t, err, state.ErrBadRequest)
 }
@@ -47,20 +50,20 @@ func TestCommandsOfOtherVersions(t *testing.T) {
 func TestTimesThatCannotBeWritten(t *testing.T) {
 	l := full(t)
 	for _, body := range []string{
-		`{"Decisions":[{"Kind":"k","Time":"0000-01-01T00:00:00+23:59"}]}`,
-		`{"Decisions":[{"Kind":"k","Time":"9999-12-31T23:59:00-23:59"}]}`,
+		`{"ID":"p","Decisions":[{"Kind":"k","Time":"0000-01-01T00:00:00+23:59"}]}`,
+		`{"ID":"p","Decisions":[{"Kind":"k","Time":"9999-12-31T23:59:00-23:59"}]}`,
 	} {
-		require.ErrorIs(t, l.applyBytes([]byte("\x0a"+body)).Err, state.ErrBadRequest)
+		require.ErrorIs(t, l.applyBytes([]byte("\x04"+body)).Err, state.ErrBadRequest)
 	}
-	require.Nil(t, l.applyBytes([]byte("\x0a"+`{"Decisions":[{"Kind":"k","Time":"2026-01-01T02:00:00+02:00"}]}`)).Err)
+	require.Nil(t, l.applyBytes([]byte("\x04"+`{"ID":"p","Decisions":[{"Kind":"k","Time":"2026-01-01T02:00:00+02:00"}]}`)).Err)
 	require.Equal(t, "2026-01-01T00:00:00Z", l.store.View().Decisions(nil, "", 1)[0].Time.Format(time.RFC3339))
 	snapshotOf(t, l.store)
 }
 
 func TestDecisionsAreARing(t *testing.T) {
 	l := newLog(t)
-	batch := func(n int) *state.RecordDecisions {
-		c := &state.RecordDecisions{}
+	batch := func(n int) *state.Plan {
+		c := &state.Plan{ID: "p"}
 		for i := range n {
 			c.Decisions = append(c.Decisions, state.Decision{Kind: "k", Time: epoch, Model: fmt.Sprint("m", i%2)})
 		}
@@ -82,9 +85,9 @@ func TestDecisionsAreARing(t *testing.T) {
 		require.Equal(t, "m1", d.Model)
 		require.Equal(t, uint64(2*state.DecisionLimit+8-1-2*i), d.ID)
 	}
-	require.ErrorIs(t, l.apply(&state.RecordDecisions{Decisions: []state.Decision{{Kind: ""}}}).Err, state.ErrBadRequest)
-	require.ErrorIs(t, l.apply(&state.RecordDecisions{Decisions: []state.Decision{{Kind: "k", Model: "a\x00b"}}}).Err, state.ErrBadRequest)
-	require.False(t, l.apply(&state.RecordDecisions{}).Changed)
+	require.ErrorIs(t, l.apply(&state.Plan{ID: "p", Decisions: []state.Decision{{Kind: ""}}}).Err, state.ErrBadRequest)
+	require.ErrorIs(t, l.apply(&state.Plan{ID: "p", Decisions: []state.Decision{{Kind: "k", Model: "a\x00b"}}}).Err, state.ErrBadRequest)
+	require.False(t, l.apply(&state.Plan{ID: "p"}).Changed)
 }
 
 func TestSwitches(t *testing.T) {
@@ -171,7 +174,7 @@ func TestBlockingQueries(t *testing.T) {
 		answered = wait(l.index)
 		require.NotNil(t, l.apply(l.plan(place("m", "2", "n", 0, 0, 10))).Err)
 		pending(answered)
-		l.must(&state.Remove{Replica: "m:v:1", ModifyIndex: l.replica(name("m", "1")).ModifyIndex})
+		l.must(&state.Plan{ID: "p", Remove: []state.Remove{{Replica: "m:v:1", ModifyIndex: l.replica(name("m", "1")).ModifyIndex}}})
 		require.Equal(t, l.index, <-answered)
 		require.Len(t, found, 1)
 
@@ -210,8 +213,8 @@ func TestEveryQueryWatches(t *testing.T) {
 		{"replica", func(v *state.View, ws memdb.WatchSet) { v.Replica(ws, "m:v:2") }, l.move(name("m", "2"), state.EventStarted, "")},
 		{"usage", func(v *state.View, ws memdb.WatchSet) { v.Usage(ws, "n") }, &state.Move{Replica: "m:v:1", ModifyIndex: l.index + 5, Event: state.EventFailed}},
 		{"ledger", func(v *state.View, ws memdb.WatchSet) { v.Ledger(ws) }, &state.Move{Replica: "m:v:2", ModifyIndex: l.index + 6, Event: state.EventFailed}},
-		{"decisions", func(v *state.View, ws memdb.WatchSet) { v.Decisions(ws, "", 1) }, &state.RecordDecisions{Decisions: []state.Decision{{Kind: "k"}}}},
-		{"decisions of a model", func(v *state.View, ws memdb.WatchSet) { v.Decisions(ws, "q", 1) }, &state.RecordDecisions{Decisions: []state.Decision{{Kind: "k", Model: "q"}}}},
+		{"decisions", func(v *state.View, ws memdb.WatchSet) { v.Decisions(ws, "", 1) }, &state.Plan{ID: "p", Decisions: []state.Decision{{Kind: "k"}}}},
+		{"decisions of a model", func(v *state.View, ws memdb.WatchSet) { v.Decisions(ws, "q", 1) }, &state.Plan{ID: "p", Decisions: []state.Decision{{Kind: "k", Model: "q"}}}},
 		{"switches", func(v *state.View, ws memdb.WatchSet) { v.Switches(ws) }, &state.SetSwitch{Name: "t", Value: "1"}},
 		{"switch", func(v *state.View, ws memdb.WatchSet) { v.Switch(ws, "u") }, &state.SetSwitch{Name: "u", Value: "1"}},
 		{"dedicated", func(v *state.View, ws memdb.WatchSet) { v.Dedicated(ws) }, &state.SetDedicated{Source: "operator", Models: map[string]int{"m2": 1}, Time: epoch}},

@@ -1,6 +1,8 @@
 package state_test
 
 import (
+	"encoding/json"
+	"strings"
 	"testing"
 	"time"
 
@@ -9,7 +11,7 @@ import (
 	"remuda/controller/state"
 )
 
-func TestKnownSwitchesAreChecked(t *testing.T) {
+func TestCheckSwitch(t *testing.T) {
 	for _, tt := range []struct{ name, value, text string }{
 		{"disable-scaling", "true", ""},
 		{"disable-scaling/m", "true", ""},
@@ -27,18 +29,54 @@ func TestKnownSwitchesAreChecked(t *testing.T) {
 		{"scale-to-zero-delay", "-1s", "must be a duration of 0 or more, such as 30m, or never"},
 		{"scale-to-zero-delay", "30", "must be a duration"},
 		{"scale-to-zero-delay/m", "30m", "scale-to-zero-delay applies to all models: it cannot be set for one model"},
-		{"disable-scaling-soon", "whatever", ""},
+		{"pause-reconcile", "on", ""},
+		{"pause-reconcile", "Off", `run "remuda switch unset pause-reconcile" to end the pause`},
+		{"pause-reconcile/m", "on", "pause-reconcile applies to all models"},
+		{"disable-scaling-soon", "whatever", `unknown switch "disable-scaling-soon": must be one of pause-reconcile, disable-scaling[/MODEL], `},
+		{"cap-max-replica/m", "1", `unknown switch "cap-max-replica/m", did you mean "cap-max-replicas"?`},
+		{"", "1", "unknown switch"},
 	} {
-		l := newLog(t)
-		res := l.apply(&state.SetSwitch{Name: tt.name, Value: tt.value})
+		err := state.CheckSwitch(tt.name, tt.value)
 		if tt.text == "" {
-			require.Nil(t, res.Err, "%s = %q", tt.name, tt.value)
-			require.Equal(t, tt.value, l.store.View().Switch(nil, tt.name))
+			require.NoError(t, err, "%s = %q", tt.name, tt.value)
 			continue
 		}
-		require.ErrorIs(t, res.Err, state.ErrBadRequest, "%s = %q", tt.name, tt.value)
-		require.ErrorContains(t, res.Err, tt.text)
-		require.Nil(t, l.apply(&state.SetSwitch{Name: tt.name, Delete: true}).Err, "what is no value can be deleted")
+		require.ErrorContains(t, err, tt.text)
+	}
+}
+
+// TestAReplayDoesNotJudge: what an older version accepted makes the same state again, although
+// this version rejects it in a request.
+func TestAReplayDoesNotJudge(t *testing.T) {
+	require.Error(t, state.CheckSwitch("disable-scaling", "yes"))
+	l := newLog(t)
+	for _, entry := range []string{
+		`{"Name":"disable-scaling","Value":"yes"}`, `{"Name":"cap-max-replicas","Value":"many"}`, `{"Name":"of-an-older-version","Value":""}`,
+	} {
+		res := l.applyBytes(append([]byte{byte(state.TypeSetSwitch)}, entry...))
+		require.Nil(t, res.Err, entry)
+		require.True(t, res.Changed, entry)
+	}
+	v := l.store.View()
+	require.True(t, v.Limits(nil)("m").ScalingDisabled)
+	require.Nil(t, v.Limits(nil)("m").Cap)
+	require.Len(t, v.Switches(nil), 3)
+
+	l.must(&state.UpsertNodes{Nodes: []state.Node{node("n", 1, 1, 1)}})
+	for _, c := range []state.Command{
+		&state.Cordon{Node: "n", On: true, Reason: strings.Repeat("x", 5000)},
+		&state.Plan{ID: "p", Cordons: []state.Cordon{{Node: "n", On: true, Reason: strings.Repeat("x", 5000)}}},
+		&state.SetSchedule{File: strings.Repeat("x", 2<<20)},
+		&state.SetPipeline{Name: "p", Source: "steps", Models: []string{"b", "a"}},
+		&state.UpsertToken{Token: state.Token{Accessor: "a", Role: "of-an-older-version", Hash: state.HashSecret("x")}},
+	} {
+		_, err := state.Encode(c)
+		require.ErrorIs(t, err, state.ErrBadRequest, "%T", c)
+		_, err = state.Decide(c)
+		require.ErrorIs(t, err, state.ErrBadRequest, "%T", c)
+		body, err := json.Marshal(c)
+		require.NoError(t, err)
+		require.Nil(t, l.applyBytes(append([]byte{byte(c.Type())}, body...)).Err, "%T", c)
 	}
 }
 

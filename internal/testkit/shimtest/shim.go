@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"remuda/controller/shim"
@@ -281,7 +282,7 @@ func (n *Net) RoundTrip(r *http.Request) (*http.Response, error) {
 	s := n.shims[r.URL.Host]
 	n.mu.Unlock()
 	if s == nil {
-		return nil, errors.New("connection refused")
+		return nil, syscall.ECONNREFUSED
 	}
 	answered := make(chan *http.Response, 1)
 	go func() {
