@@ -78,10 +78,10 @@ func (c *asker) showForesight(p api.PlanResponse) {
 		switch {
 		case i == 0 && s.After == 0:
 			fmt.Fprintln(c.out, "\nAt once:")
-		case i == 0:
+		case at == 0 && s.After > 0:
 			fmt.Fprintf(c.out, "\nIn about %s:\n", about(s.After))
 		case s.After > at:
-			fmt.Fprintf(c.out, "\n%s later, in about %s:\n", about(s.After-at), about(s.After))
+			fmt.Fprintf(c.out, "\nIn about %s, %s later:\n", about(s.After), about(s.After-at))
 		}
 		at = s.After
 		fmt.Fprintf(c.out, "\n%s\n%s\n", wrap("  ", s.Replica), wrap("    ", stepText(s)))

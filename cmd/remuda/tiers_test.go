@@ -24,7 +24,7 @@ func TestPlanDoesNothing(t *testing.T) {
 	out := r.ok("plan", path)
 	require.Regexp(t, `^1 replica would change, in 2 steps within about \S+s:\n\nAt once:\n\n  m:h100:`, out)
 	require.Contains(t, out, "    new: starting, on gpu-1")
-	require.Regexp(t, `later, in about \S+s:\n\n  m:h100:\S+\n    starting -> serving, on gpu-1\n`, out)
+	require.Regexp(t, `In about \S+s:\n\n  m:h100:\S+\n    starting -> serving, on gpu-1\n`, out)
 	require.Regexp(t, `Assumed:\n  The traffic stays as it is\.\n  Nothing fails\.\n  A cold start of m:h100 takes `, out)
 	require.Contains(t, out, "Plan only: nothing was changed.\n")
 	require.Contains(t, r.ok("model", "list"), "No models.")
