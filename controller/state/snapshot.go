@@ -20,8 +20,8 @@ import (
 //
 // with big-endian numbers. The same state has the same bytes on every server. An unknown
 // record type is damage: a new one needs a higher feature level. The level is the lowest
-// one that can apply every command that made the state. A row with an unknown field was written by a
-// newer version.
+// one that can apply every command that made the state. A row with an unknown field was
+// written by a newer version.
 
 // SnapshotVersion is the newest version that is written and read.
 const SnapshotVersion = 1
