@@ -219,8 +219,16 @@ model "single" {
 		}
 	}
 	found := observed.until(t, "the pair to run", one(func(j nomad.Job) error {
-		waits := func(t nomad.Task) bool { return t.State != "running" }
-		if len(j.Allocations) != 1 || len(j.Allocations[0].Tasks) < 2 || slices.ContainsFunc(j.Allocations[0].Tasks, waits) {
+		if len(j.Allocations) != 1 {
+			return fmt.Errorf("%+v", j)
+		}
+		engines := 0
+		for _, t := range j.Allocations[0].Tasks {
+			if _, engine := j.Allocations[0].Seats[t.Name]; engine && t.State == "running" {
+				engines++
+			}
+		}
+		if engines != 2 {
 			return fmt.Errorf("%+v", j)
 		}
 		return nil

@@ -449,7 +449,7 @@ func adopted(t *testing.T, f *fleet) {
 	jobs, err := f.jobsOf("m")
 	require.NoError(t, err)
 	require.Equal(t, names, jobs)
-	f.remuda("model", "apply", f.modelFile("m", 2, map[string]string{"weights": "48MiB"}))
+	f.remuda("model", "apply", f.modelFile("m", 2, map[string]string{"weights": "40MiB"}))
 	require.Equal(t, names, f.hot("m", 2))
 	gotIDs, gotVersions := f.allocations("m")
 	require.Equal(t, ids, gotIDs)
