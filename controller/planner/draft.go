@@ -21,8 +21,8 @@ import (
 // Each replica changes at most once in a plan.
 type draft struct {
 	*world
-	models []*model // in the order in which they may place
-	marks  map[string]time.Time
+	models []*model    // in the order in which they may place
+	pace   *state.Pace // as the plan leaves it
 	// batch has the models for which this plan finds places: they make no room for each
 	// other.
 	batch map[string]bool
@@ -61,7 +61,7 @@ type draft struct {
 // newDraft begins a plan from the world as it is.
 func newDraft(w *world) *draft {
 	d := &draft{
-		world: w, limitsOf: w.view.Limits(nil), marks: map[string]time.Time{},
+		world: w, limitsOf: w.view.Limits(nil), pace: w.view.Pace(nil),
 		batch: map[string]bool{}, losers: map[string]bool{}, left: map[string]int{}, waiting: map[string]int{}, awaited: map[string]bool{},
 		plan: &state.Plan{Index: w.view.Index(), Time: w.obs.Now}, told: map[string][]*state.Decision{}, places: map[string][]string{},
 	}
@@ -79,9 +79,11 @@ func (d *draft) order() {
 	}
 	// What had made room is WARM or COLD by now, and may not take its place back before
 	// the other one has had it.
-	for key, at := range d.marks {
-		if parts := strings.Split(key, markSep); parts[0] == markEvicted && len(parts) == 3 && d.obs.Now.Before(at.Add(d.conf.ThrashWindow)) {
-			waits[parts[2]] = true
+	for _, m := range d.models {
+		for name, at := range m.EvictedFor {
+			if !d.due(at.Add(d.conf.ThrashWindow)) {
+				waits[name] = true
+			}
 		}
 	}
 	slices.SortStableFunc(d.models, func(a, b *model) int {
@@ -167,6 +169,12 @@ func (d *draft) happens(r *member, e state.Event, goal state.Goal, details func(
 	if c.For != nil {
 		next.For = *c.For
 	}
+	if c.Spilled != nil {
+		next.Spilled = *c.Spilled
+	}
+	if c.Kept {
+		next.KeptAt = d.obs.Now
+	}
 	if c.Memory != nil {
 		next.Slept = state.LeftBehind(next.Placement.Memory, c.Memory)
 		next.Placement.Memory = c.Memory
@@ -221,7 +229,7 @@ func (d *draft) admit(m *model, p state.Place) *member {
 	d.plan.Place = append(d.plan.Place, p)
 	own := &state.Replica{
 		Name: p.Name, Version: p.Version, Goal: state.GoalRun, Status: cmp.Or(p.Status, state.StatusPlaced), Placement: p.Placement,
-		Canary: p.Canary, Failures: p.Failures, LastError: p.LastError, NotPlaced: p.NotPlaced, Since: d.obs.Now, Created: d.obs.Now,
+		Canary: p.Canary, Failures: p.Failures, LastError: p.LastError, NotPlaced: p.NotPlaced, Spilled: p.Spilled, Since: d.obs.Now, Created: d.obs.Now,
 	}
 	r := &member{Replica: own, next: own, name: p.Name.String(), node: d.byID[p.Placement.Node], changed: true, fresh: true}
 	r.passes = d.passing(r.name)
@@ -406,7 +414,7 @@ func (d *draft) full() bool {
 
 // size is how much the plan changes.
 func (d *draft) size() int {
-	n := len(d.plan.Remove) + len(d.plan.Move) + len(d.plan.Place) + len(d.plan.Rollouts) + len(d.plan.Scales) + len(d.plan.Replacements) + len(d.plan.Cordons) + len(d.plan.Marks) + len(d.plan.Unplaceable) + len(d.plan.Decisions)
+	n := btoi(d.plan.Pace != nil) + len(d.plan.Remove) + len(d.plan.Move) + len(d.plan.Place) + len(d.plan.Rollouts) + len(d.plan.Scales) + len(d.plan.Replacements) + len(d.plan.Cordons) + len(d.plan.Evictions) + len(d.plan.NoSleep) + len(d.plan.Unplaceable) + len(d.plan.Decisions)
 	if d.plan.Dedicated != nil {
 		n++
 	}

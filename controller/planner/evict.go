@@ -41,7 +41,7 @@ func (d *draft) mayEvict(by *model, idle bool, spared map[string]bool) func(*pla
 		ok, asked := room[m.Name]
 		if !asked {
 			ok = m != by && !d.batch[m.Name] && m.Priority <= by.Priority &&
-				!d.marked(d.conf.ThrashWindow, markEvicted, by.Name, m.Name) &&
+				!d.evictedFor(by, m.Name) &&
 				d.mayLose(m, by) > 0 && (!idle || !d.hasTraffic(m))
 			room[m.Name] = ok
 		}
@@ -51,7 +51,7 @@ func (d *draft) mayEvict(by *model, idle bool, spared map[string]bool) func(*pla
 		if r.next.Status == state.StatusFailed {
 			return true
 		}
-		return !d.marked(d.conf.ThrashWindow, markKept, r.name) && (by.dedicated || d.due(r.Since.Add(d.conf.MinAge)))
+		return !d.keptLately(r) && (by.dedicated || d.due(r.Since.Add(d.conf.MinAge)))
 	}
 }
 
@@ -195,7 +195,7 @@ func (d *draft) makeRoom(by *model, v *state.Variant, c placement.Choice) {
 			"in_flight": strconv.Itoa(d.obs.Loads[r.name].InFlight), "priority": strconv.Itoa(m.Priority), "by_priority": strconv.Itoa(by.Priority),
 		})
 		if r.next.Tier() == state.Hot {
-			d.mark(markEvicted, m.Name, by.Name)
+			d.noteEviction(m, by.Name)
 			d.losers[m.Name] = true
 			d.lessOf(m, r)
 		}

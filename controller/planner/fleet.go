@@ -2,6 +2,7 @@ package planner
 
 import (
 	"maps"
+	"slices"
 	"strconv"
 	"time"
 
@@ -147,7 +148,7 @@ func (d *draft) usedLast(r *member) time.Time {
 // canSleep tells whether the member's engine may have a sleep.
 func (d *draft) canSleep(m *model, r *member) bool {
 	v := m.variantOf(r)
-	return v != nil && !d.noSleep(m.Name, v.Hash)
+	return v != nil && !slices.Contains(m.NoSleep, v.Hash)
 }
 
 // ask is what the fleet is asked for.
@@ -217,7 +218,14 @@ func (d *draft) take(m *model, v *state.Variant, c placement.Choice, details fun
 	if c.Wake != "" {
 		r := d.byMember[c.Wake]
 		d.decide(KindWake, m.Name, r.name, "woken "+c.Why, in)
-		d.happens(r, state.EventWake, "", func(c2 *state.Move) { c2.Memory = c.Placement.Memory })
+		d.happens(r, state.EventWake, "", func(m *state.Move) {
+			m.Memory = c.Placement.Memory
+			if details != nil {
+				var p state.Place
+				details(&p)
+				m.Spilled = &p.Spilled
+			}
+		})
 		return r
 	}
 	r := d.place(m, v, c, details)

@@ -142,11 +142,9 @@ func (d *draft) adopt(name string, j Job) string {
 	}
 	in := inputs{"node": j.Placement.Node, "seats": strings.Join(j.Placement.Seats, ","), "index": strconv.FormatUint(j.Index, 10)}
 	p.RestartsBefore = restarts(j.Alloc)
+	p.Spilled = d.byID[j.Placement.Node].CapacityPool != "" // the reason is unknown, so it need not leave
 	d.decide(KindAdopt, m.Name, name, fmt.Sprintf("adopted a running job on node %s as %s", j.Placement.Node, p.Status), in)
-	r := d.admit(m, p)
-	if d.poolOf(r) != "" {
-		d.mark(markSpilled, name) // nobody knows why it is there: that is no reason to leave
-	}
+	d.admit(m, p)
 	return ""
 }
 

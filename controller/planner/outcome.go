@@ -87,7 +87,7 @@ func (e *ending) asleep() {
 	case CannotSleep:
 		e.decide(KindCannotSleep, "engine does not support sleep: going COLD, as will all replicas of this definition: "+e.out.Error)
 		if v := e.view.VariantOf(nil, r); v != nil {
-			e.plan.Marks = append(e.plan.Marks, state.Mark{Key: markKey(markNoSleep, r.Name.Model, v.Hash), Time: e.plan.Time})
+			e.plan.NoSleep = append(e.plan.NoSleep, state.SetNoSleep{Model: r.Name.Model, Hash: v.Hash})
 		}
 		e.happens(state.EventStop, state.GoalCold)
 	case NotDrained:
@@ -102,8 +102,8 @@ func (e *ending) asleep() {
 				e.plan.Scales = append(e.plan.Scales, scaleOf(own.Model))
 			}
 		}
-		e.plan.Marks = append(e.plan.Marks, state.Mark{Key: markKey(markKept, e.out.Replica), Time: e.plan.Time})
 		e.happens(state.EventServing, "")
+		e.plan.Move[len(e.plan.Move)-1].Kept = true
 	case MemoryHeld:
 		held := slices.Sorted(maps.Keys(e.out.HeldBytes))
 		if len(held) == 0 {

@@ -23,7 +23,6 @@ var rules = []func(*draft){
 	(*draft).prune,     // idle replicas go WARM or COLD
 	(*draft).keepPlaces,
 	(*draft).scaleAll, // models come nearer to their numbers and definitions
-	(*draft).forgetMarks,
 	(*draft).reportUnplaceable,
 }
 

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"time"
 
 	"remuda/controller/placement"
 	"remuda/controller/state"
@@ -120,10 +121,7 @@ func (d *draft) misplaced(m *model, r *member) bool {
 	if pool == "" || !d.open(pool) {
 		return false
 	}
-	if _, spilled := d.marks[markKey(markSpilled, r.name)]; spilled {
-		return false
-	}
-	return !d.expected(m, r)
+	return !r.next.Spilled && !d.expected(m, r)
 }
 
 // mayLeave tells whether a member may be sent away only because it is too much: an
@@ -144,16 +142,22 @@ func (d *draft) leaveNow(r *member) bool {
 		return true
 	}
 	d.stir()
-	key := markKey(markLeft, p.Name)
 	if n, leaving := d.left[p.Name]; leaving {
 		d.left[p.Name] = n + 1
 		return n < p.Batch
 	}
-	if at, ok := d.marks[key]; ok && !d.due(at.Add(p.Interval)) {
+	if at := d.pace.Left[p.Name]; !at.IsZero() && !d.due(at.Add(p.Interval)) {
 		return false
 	}
 	d.left[p.Name] = 1
-	d.setMark(key, d.obs.Now)
+	d.setPace(func(next *state.Pace) {
+		next.Left = maps.Clone(next.Left)
+		maps.DeleteFunc(next.Left, func(pool string, at time.Time) bool { return !d.obs.Now.Before(at.Add(d.pools[pool].Interval)) })
+		if next.Left == nil {
+			next.Left = map[string]time.Time{}
+		}
+		next.Left[p.Name] = d.obs.Now
+	})
 	return true
 }
 
@@ -236,11 +240,10 @@ func (d *draft) spill(g *group) (step, bool) {
 			refused = append(refused, no)
 			continue
 		}
-		r := d.take(g.model, o.v, c, nil)
+		r := d.take(g.model, o.v, c, func(p *state.Place) { p.Spilled = true })
 		price := strconv.FormatFloat(o.v.Cost*o.pool.Price, 'g', -1, 64)
 		d.decide(KindSpill, g.Name, r.name, fmt.Sprintf("no room in the controller's own pool: placed in pool %s at a cost of %s", o.pool.Name, price),
 			inputs{"pool": o.pool.Name, "cost": price, "price": strconv.FormatFloat(o.pool.Price, 'g', -1, 64), "variant": o.v.Name})
-		d.mark(markSpilled, r.name)
 		return step{replica: r, place: &option{o.v, c}, spilled: true}, true
 	}
 	return step{refused: refused}, false

@@ -164,9 +164,6 @@ func TestLeavingAPoolIsGradual(t *testing.T) {
 	w.later(w.conf.Pools[0].Interval)
 	require.Equal(t, map[string]int{"": 1}, w.inPool("m"))
 	w.later(time.Hour)
-	for _, m := range w.view().Marks(nil) {
-		require.Failf(t, "a mark is left", "%q", m.Key)
-	}
 }
 
 // TestUnreachablePool: nothing is concluded of it, and nothing changes elsewhere.

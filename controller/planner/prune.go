@@ -18,7 +18,7 @@ func (d *draft) prune() {
 		return
 	}
 	var again time.Time // zero: at once
-	if at, ok := d.marks[markPrune]; ok {
+	if at := d.pace.Pruned; !at.IsZero() {
 		again = at.Add(d.conf.PruneInterval)
 	}
 	type idler struct {
@@ -64,7 +64,7 @@ func (d *draft) prune() {
 		}
 	}
 	if pruned > 0 {
-		d.mark(markPrune)
+		d.setPace(func(p *state.Pace) { p.Pruned = d.obs.Now })
 	}
 }
 
@@ -77,7 +77,7 @@ func (d *draft) prunes(m *model, r *member) time.Duration {
 	if r.next.Status == state.StatusWarm {
 		return m.IdleCold
 	}
-	if !r.counts() || !d.serves(r) || m.Rollouts[r.Name.Variant].Ongoing() || m.target.Replicas <= m.floor() || d.obs.Loads[r.name].InFlight > 0 || d.expected(m, r) || d.marked(d.conf.ThrashWindow, markKept, r.name) {
+	if !r.counts() || !d.serves(r) || m.Rollouts[r.Name.Variant].Ongoing() || m.target.Replicas <= m.floor() || d.obs.Loads[r.name].InFlight > 0 || d.expected(m, r) || d.keptLately(r) {
 		return 0
 	}
 	serving, coming := d.up(m)

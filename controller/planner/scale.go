@@ -115,7 +115,7 @@ func (d *draft) sendAway(g *group, r *member) {
 
 // keepsWarm tells whether a member that is too much goes WARM.
 func (d *draft) keepsWarm(g *group, r *member) bool {
-	if g.Stopped || !d.serves(r) || g.outdated(r) || d.displaced(r) || !d.canSleep(g.model, r) || d.marked(d.conf.ThrashWindow, markKept, r.name) {
+	if g.Stopped || !d.serves(r) || g.outdated(r) || d.displaced(r) || !d.canSleep(g.model, r) || d.keptLately(r) {
 		return false
 	}
 	resting := 0

@@ -115,8 +115,7 @@ func (d *draft) callOff(m *model, r *member) {
 	if calledOff(m.Model, m.target.Replicas, r.Replica, d.view.StayingOf(nil, m.Name)) {
 		m.rescale(m.target.Replicas+1, r.Name.Variant)
 	}
-	d.mark(markKept, r.name)
-	d.happens(r, state.EventServing, "", nil)
+	d.happens(r, state.EventServing, "", func(c *state.Move) { c.Kept = true })
 }
 
 // calledOff reports whether a model should have one replica more than its target, because one

@@ -121,7 +121,7 @@ func (d *draft) together(second *draft) *draft {
 }
 
 // key names a group among those of its model.
-func (g *group) key() string { return markKey(g.Name, g.variants[0].Name) }
+func (g *group) key() string { return g.Name + ":" + g.variants[0].Name }
 
 // placeTogether gives a replica the place that the joint search found for it.
 func (d *draft) placeTogether(g *group) (step, bool) {
@@ -247,7 +247,7 @@ func (d *draft) reserveTogether(needs []need) bool {
 }
 
 // reservation names the place of a choice in the fleet until its group takes it.
-func reservation(c placement.Choice) string { return markKey("joint", c.Placement.Seats[0]) }
+func reservation(c placement.Choice) string { return "joint\x1f" + c.Placement.Seats[0] }
 
 // release takes a reservation back: the tenants are what they were.
 func (d *draft) release(c placement.Choice) {

@@ -5,7 +5,6 @@ import (
 	"maps"
 	"reflect"
 	"slices"
-	"strings"
 	"time"
 
 	"remuda/controller/placement"
@@ -28,8 +27,6 @@ type world struct {
 
 	view *state.View // nil before the first plan
 	obs  Observation
-	// settings are the marks that rules for a single model look at.
-	settings map[string]time.Time
 	// schedule is the calendar of the last plan, nil before the first.
 	schedule *parsedCalendar
 
@@ -155,9 +152,6 @@ func (w *world) draft(v *state.View, o Observation) *draft {
 		w.fleet = nil
 	}
 	d := newDraft(w)
-	for _, mark := range v.Marks(nil) {
-		d.marks[mark.Key] = mark.Time
-	}
 	before := w.byName
 	w.byName = make(map[string]*model, len(before))
 	for _, row := range v.Models(nil) {
@@ -184,18 +178,10 @@ func (w *world) draft(v *state.View, o Observation) *draft {
 func (w *world) advance(v *state.View, o Observation) changes {
 	last, seen := w.view, w.obs
 	w.view, w.obs = v, o
-	settings := map[string]time.Time{}
-	for _, mark := range v.Marks(nil) {
-		if !strings.HasPrefix(mark.Key, markKey(markEvicted, "")) {
-			settings[mark.Key] = mark.Time
-		}
-	}
-	same := maps.EqualFunc(settings, w.settings, time.Time.Equal)
-	w.settings = settings
 	c := changes{all: true, nodes: map[string]bool{}}
 	if last != nil {
 		c = changes{
-			all: !same || o.Now.Before(seen.Now) || !v.Unchanged(last, state.TableSwitches, state.TableDedicated) || !maps.Equal(o.Pools, seen.Pools) ||
+			all: o.Now.Before(seen.Now) || !v.Unchanged(last, state.TableSwitches, state.TableDedicated, state.TablePace) || !maps.Equal(o.Pools, seen.Pools) ||
 				o.EnginesKnown != seen.EnginesKnown || o.TrafficKnown != seen.TrafficKnown || !o.GatewaysSince.Equal(seen.GatewaysSince),
 			versions: !v.Unchanged(last, state.TableVersions),
 			replicas: !v.Unchanged(last, state.TableReplicas),

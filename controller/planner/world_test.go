@@ -711,7 +711,7 @@ func (w *world) plan(lagging bool) (plans int, next time.Time) {
 		}
 		plans++
 		w.plans++
-		changes := len(p.Remove) + len(p.Move) + len(p.Place) + len(p.Rollouts) + len(p.Decisions) + len(p.Scales) + len(p.Replacements) + len(p.Cordons) + len(p.Marks) + len(p.Unplaceable)
+		changes := len(p.Remove) + len(p.Move) + len(p.Place) + len(p.Rollouts) + len(p.Decisions) + len(p.Scales) + len(p.Replacements) + len(p.Cordons) + len(p.Evictions) + len(p.NoSleep) + len(p.Unplaceable)
 		if p.Dedicated != nil {
 			changes++
 		}

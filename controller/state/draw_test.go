@@ -36,6 +36,10 @@ func drawCommand(t *rapid.T, v *state.View) any {
 				state.EventStop, state.EventStopped, state.EventFailed, state.EventRetry, "dance",
 			}).Draw(t, "event"),
 			Goal: pick([]state.Goal{"", "", state.GoalWarm, state.GoalCold, state.GoalGone, state.GoalRun}).Draw(t, "goal"),
+			Kept: between(0, 5).Draw(t, "kept") == 0,
+		}
+		if between(0, 5).Draw(t, "spills") == 0 {
+			c.Spilled = ptr(rapid.Bool().Draw(t, "spilled"))
 		}
 		// Mostly a way that leads somewhere.
 		if between(0, 4).Draw(t, "wild") > 0 {
@@ -102,6 +106,7 @@ func drawCommand(t *rapid.T, v *state.View) any {
 		p.Placement.HostMemory = between[int64](0, 12).Draw(t, "host bytes")
 		p.Name.Variant = pick([]string{"v", "v", "w"}).Draw(t, "variant")
 		p.Failures = between(0, 2).Draw(t, "failures")
+		p.Spilled = between(0, 5).Draw(t, "spilled") == 0
 		p.Placement.SleepMemory = between[int64](0, 5).Draw(t, "sleep bytes") / 4
 		if between(0, 4).Draw(t, "wild") > 0 {
 			sensible(t, v, &p)
@@ -165,8 +170,12 @@ func drawCommand(t *rapid.T, v *state.View) any {
 	drawCordon := func() state.Cordon {
 		return state.Cordon{Node: "n0", GPU: pick([]string{"n0-GPU0", ""}).Draw(t, "GPU"), On: rapid.Bool().Draw(t, "on"), Reason: pick([]string{"", "memory held"}).Draw(t, "why")}
 	}
-	drawMark := func() state.Mark {
-		return state.Mark{Key: ids("evicted\x1f", 3).Draw(t, "mark"), Time: pick([]time.Time{now, now, {}}).Draw(t, "marked")}
+	drawTimes := func(prefix string) map[string]time.Time {
+		times := map[string]time.Time{}
+		for range between(0, 2).Draw(t, "times") {
+			times[ids(prefix, 3).Draw(t, "of")] = now
+		}
+		return times
 	}
 	switch between(0, 52).Draw(t, "command") {
 	case 2, 27, 40, 41, 50, 51:
@@ -255,8 +264,14 @@ func drawCommand(t *rapid.T, v *state.View) any {
 	for range between(0, 5).Draw(t, "cordons") / 5 {
 		c.Cordons = append(c.Cordons, drawCordon())
 	}
-	for range between(0, 2).Draw(t, "marks") / 2 {
-		c.Marks = append(c.Marks, drawMark())
+	for range between(0, 5).Draw(t, "evictions") / 5 {
+		c.Evictions = append(c.Evictions, state.SetEvictedFor{Model: ids("m", 2).Draw(t, "evicted"), EvictedFor: drawTimes("m")})
+	}
+	for range between(0, 5).Draw(t, "no sleep") / 5 {
+		c.NoSleep = append(c.NoSleep, state.SetNoSleep{Model: ids("m", 2).Draw(t, "model"), Hash: pick([]string{"vh1", "vh2", "vh3"}).Draw(t, "hash")})
+	}
+	if between(0, 5).Draw(t, "pace") == 0 {
+		c.Pace = &state.Pace{Pruned: now, Left: drawTimes("pool")}
 	}
 	if between(0, 5).Draw(t, "with a set") == 0 {
 		c.Dedicated = ptr(drawDedicated())

@@ -18,11 +18,6 @@ func (u *NodeUsage) FreeSeats(g *GPU) []string {
 	return free
 }
 
-// Mark returns the mark of that key, nil where there is none.
-func (v *View) Mark(ws memdb.WatchSet, key string) *Mark {
-	return queryOne[Mark](v, ws, TableMarks, byID, key)
-}
-
 // RestingOf returns the replicas of a model that are WARM or on their way there.
 func (v *View) RestingOf(ws memdb.WatchSet, model string) []*Replica {
 	return slices.DeleteFunc(v.ReplicasOf(ws, model), func(r *Replica) bool { return !r.Resting() })

@@ -12,8 +12,8 @@ import (
 // UpsertModel creates or changes a model. The scale of a model that exists is kept, unless the
 // number of replicas in its file has changed; a stopped one is started unless Model.Stopped
 // says so again. The same Hash and Stopped as before change nothing; another Hash is a new
-// version. Model.Version, StableVersion, ScaledAt, Rollouts and Replacements are the state's
-// own and are ignored.
+// version. Model.Version, StableVersion, ScaledAt, Rollouts, Replacements, EvictedFor and
+// NoSleep are the state's own and are ignored.
 //
 // A variant whose definition changes while replicas of another one serve begins a
 // rollout. A variant that is gone takes its rollout with it, and its share becomes one of any
@@ -79,7 +79,7 @@ func (t *txn) newVersion(m, old *Model, at time.Time) {
 		m.StableVersion = old.Version // its canaries have served, or it needed none
 	}
 	t.addVersion(m, at)
-	m.CreateIndex, m.ScaledAt, m.Replacements = old.CreateIndex, old.ScaledAt, old.Replacements
+	m.CreateIndex, m.ScaledAt, m.Replacements, m.EvictedFor, m.NoSleep = old.CreateIndex, old.ScaledAt, old.Replacements, old.EvictedFor, old.NoSleep
 	file := m.Desired.Total()
 	m.Desired = m.shares(old.Desired.cells())
 	if m.Rescales(old) {

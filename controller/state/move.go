@@ -28,6 +28,9 @@ type Move struct {
 	RestartsBefore *Restarts  `json:",omitempty"`
 	Retry          *time.Time `json:",omitempty"`
 	For            *string    `json:",omitempty"`
+	Spilled        *bool      `json:",omitempty"`
+	// Kept sets KeptAt to Time.
+	Kept bool `json:",omitempty"`
 	// Memory, with EventWake: the GPUs to wake on, in the place of those that it slept
 	// on. It has seats on them, and takes as many bytes as before of as many GPUs.
 	Memory map[string]int64 `json:",omitempty"`
@@ -75,6 +78,12 @@ func (c *Move) apply(t *txn) *Error {
 	if c.Retry != nil {
 		r.Retry = *c.Retry
 		errs = append(errs, checkTime("retry", &r.Retry))
+	}
+	if c.Spilled != nil {
+		r.Spilled = *c.Spilled
+	}
+	if c.Kept {
+		r.KeptAt = c.Time
 	}
 	if err := faults(c.Replica, errs...); err != nil {
 		return err

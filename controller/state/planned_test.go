@@ -1,6 +1,7 @@
 package state_test
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -14,7 +15,7 @@ import (
 // is cordoned, the planner remembers, another set is dedicated.
 func TestPlanDoesEverything(t *testing.T) {
 	l := walk(t, state.StatusServing)
-	l.must(&state.UpsertModel{Model: model("b")}, &state.Plan{ID: "p", Marks: []state.Mark{{Key: "old", Time: epoch}}})
+	l.must(&state.UpsertModel{Model: model("b")}, &state.Plan{ID: "p", Pace: &state.Pace{Pruned: epoch}})
 	move := l.move(name("m", "1"), state.EventDrain, state.GoalWarm)
 	move.For = ptr("b")
 	plan := func() *state.Plan {
@@ -25,7 +26,9 @@ func TestPlanDoesEverything(t *testing.T) {
 			Replacements: []state.SetReplacements{{Model: "m", Replacements: state.Replacements{InARow: 2, Last: later}}},
 			Scales:       []state.Scale{{Model: "m", ModifyIndex: l.model("m").ModifyIndex, Origin: state.OriginController}},
 			Cordons:      []state.Cordon{{Node: "n", GPU: "n-GPU1", On: true, Reason: "memory held"}},
-			Marks:        []state.Mark{{Key: "evicted\x1fm\x1fb", Time: later}, {Key: "old"}, {Key: "never was"}},
+			Evictions:    []state.SetEvictedFor{{Model: "m", EvictedFor: map[string]time.Time{"b": later}}},
+			NoSleep:      []state.SetNoSleep{{Model: "m", Hash: "vh1"}, {Model: "m", Hash: "of no version"}},
+			Pace:         &state.Pace{Pruned: later, Left: map[string]time.Time{"east": later}},
 			Dedicated:    &state.SetDedicated{Models: counts{"b": 2}, Source: "schedule:late"},
 			Decisions:    []state.Decision{{Kind: "evict", Time: later}},
 		}
@@ -36,7 +39,10 @@ func TestPlanDoesEverything(t *testing.T) {
 		"negative row":  func(p *state.Plan) { p.Replacements[0].InARow = -1 },
 		"scale":         func(p *state.Plan) { p.Scales[0].ModifyIndex = 77 },
 		"cordon":        func(p *state.Plan) { p.Cordons[0].GPU = "none" },
-		"mark":          func(p *state.Plan) { p.Marks[1].Key = "" },
+		"eviction":      func(p *state.Plan) { p.Evictions[0].Model = "none" },
+		"evicted for":   func(p *state.Plan) { p.Evictions[0].EvictedFor = map[string]time.Time{"": later} },
+		"no sleep":      func(p *state.Plan) { p.NoSleep[1].Model = "none" },
+		"pace":          func(p *state.Plan) { p.Pace.Left = map[string]time.Time{"a b": later} },
 		"dedicated":     func(p *state.Plan) { p.Dedicated.Models["x"] = 1 },
 		"decision":      func(p *state.Plan) { p.Decisions[0].Kind = "" },
 	} {
@@ -50,7 +56,7 @@ func TestPlanDoesEverything(t *testing.T) {
 			require.False(t, res.Changed)
 			require.Equal(t, rowsOf(t, l.store.View()), rowsOf(t, fork.store.View()))
 			require.Nil(t, fork.store.View().Dedicated(nil))
-			require.Equal(t, []*state.Mark{{Key: "old", Time: epoch}}, fork.store.View().Marks(nil))
+			require.Equal(t, &state.Pace{Pruned: epoch}, fork.store.View().Pace(nil))
 		})
 	}
 	l.must(plan())
@@ -60,9 +66,9 @@ func TestPlanDoesEverything(t *testing.T) {
 	require.Equal(t, 0, v.Model(nil, "m").Desired.Total())
 	require.Equal(t, state.Replacements{InARow: 2, Last: later}, v.Model(nil, "m").Replacements)
 	require.Equal(t, "memory held", v.Node(nil, "n").GPU("n-GPU1").CordonReason)
-	require.Equal(t, []*state.Mark{{Key: "evicted\x1fm\x1fb", Time: later}}, v.Marks(nil))
-	require.Equal(t, later, v.Mark(nil, "evicted\x1fm\x1fb").Time)
-	require.Nil(t, v.Mark(nil, "old"))
+	require.Equal(t, map[string]time.Time{"b": later}, v.Model(nil, "m").EvictedFor)
+	require.Equal(t, []string{"vh1"}, v.Model(nil, "m").NoSleep)
+	require.Equal(t, &state.Pace{Pruned: later, Left: map[string]time.Time{"east": later}}, v.Pace(nil))
 	require.Equal(t, &state.Dedicated{Models: counts{"b": 2}, Source: "schedule:late", Since: later, ModifyIndex: l.index}, v.Dedicated(nil))
 	require.Equal(t, state.Target{Replicas: 2, Bound: state.BoundDedicated}, v.Target(nil, v.Model(nil, "b")))
 }
@@ -140,23 +146,49 @@ func TestPlannedScaleAfterARollout(t *testing.T) {
 	require.Equal(t, state.RolloutRolling, l.model("m").Rollouts["v"].Status)
 }
 
-func TestBadMarks(t *testing.T) {
+func TestPace(t *testing.T) {
 	l := newLog(t)
+	late := time.Date(9999, 12, 31, 23, 59, 0, 0, time.FixedZone("", -3600))
 	for _, tt := range []struct {
-		mark state.Mark
+		pace state.Pace
 		text string
 	}{
-		{state.Mark{Time: epoch}, "mark: key is empty"},
-		{state.Mark{Key: "a\x00b", Time: epoch}, "key contains a NUL byte"},
-		{state.Mark{Key: strings.Repeat("x", 2000), Time: epoch}, "key is 2000 bytes: must be at most 1536 bytes"},
-		{state.Mark{Key: "k", Time: time.Date(9999, 12, 31, 23, 59, 0, 0, time.FixedZone("", -3600))}, "year 10000"},
+		{state.Pace{Left: map[string]time.Time{"": epoch}}, "pool is empty"},
+		{state.Pace{Left: map[string]time.Time{"a\x00b": epoch}}, "spaces and control characters are not allowed"},
+		{state.Pace{Left: map[string]time.Time{strings.Repeat("x", 2000): epoch}}, "pool is 2000 bytes: must be at most 512 bytes"},
+		{state.Pace{Left: map[string]time.Time{"east": late}}, "time of pool \"east\" is in the year 10000"},
+		{state.Pace{Pruned: late}, "time of the last prune is in the year 10000"},
 	} {
-		res := l.apply(&state.Plan{ID: "p", Marks: []state.Mark{tt.mark}})
+		res := l.apply(&state.Plan{ID: "p", Pace: &tt.pace})
 		require.ErrorIs(t, res.Err, state.ErrBadRequest)
 		require.ErrorContains(t, res.Err, tt.text)
 	}
-	require.Empty(t, l.store.View().Marks(nil))
-	mark := &state.Plan{ID: "p", Marks: []state.Mark{{Key: "k", Time: epoch}}}
-	l.must(mark)
-	require.False(t, l.apply(mark).Changed)
+	require.Equal(t, &state.Pace{}, l.store.View().Pace(nil))
+	plan := &state.Plan{ID: "p", Pace: &state.Pace{Pruned: epoch, Left: map[string]time.Time{"east": epoch}}}
+	l.must(plan)
+	require.False(t, l.apply(plan).Changed)
+}
+
+// TestMemoryOutlivesVersions: what the planner remembers of a model does not count as a change
+// of it, and a new version keeps what still holds.
+func TestMemoryOutlivesVersions(t *testing.T) {
+	l := ready(t)
+	index := l.model("m").ModifyIndex
+	remember := &state.Plan{
+		ID:        "p",
+		Evictions: []state.SetEvictedFor{{Model: "m", EvictedFor: map[string]time.Time{"b": epoch}}},
+		NoSleep:   []state.SetNoSleep{{Model: "m", Hash: "vh1"}},
+	}
+	l.must(remember)
+	require.False(t, l.apply(remember).Changed)
+	require.Equal(t, index, l.model("m").ModifyIndex)
+	for i := range state.VersionsKept + 2 {
+		hash := fmt.Sprint("h", i+2)
+		l.must(&state.UpsertModel{Model: model("m", func(m *state.Model) { m.Hash, m.Variants[0].Hash = hash, "v"+hash }), ModifyIndex: l.model("m").ModifyIndex, Time: epoch})
+		require.Equal(t, []string{"vh1"}, l.model("m").NoSleep)
+		require.Equal(t, map[string]time.Time{"b": epoch}, l.model("m").EvictedFor)
+	}
+	last := l.model("m").Variants[0].Hash
+	l.must(&state.Plan{ID: "p", NoSleep: []state.SetNoSleep{{Model: "m", Hash: last}}})
+	require.Equal(t, []string{last}, l.model("m").NoSleep, "no version has the other one any more")
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
@@ -267,9 +268,6 @@ func checkInvariants(t require.TestingT, before, after *state.View) {
 			require.Positive(t, n)
 		}
 	}
-	for _, m := range after.Marks(nil) {
-		require.False(t, m.Time.IsZero(), "mark %q", m.Key)
-	}
 	for _, r := range after.Replicas(nil) {
 		require.False(t, r.Leaving() && r.Resting(), "%s is %s, for %q", r.Name, r.Status, r.Goal)
 		require.Equal(t, !r.Leaving() && !r.Resting(), r.Counts())
@@ -345,11 +343,20 @@ func checkEffect(t require.TestingT, c any, before, after *state.View) {
 		for _, r := range c.Replacements {
 			require.Equal(t, r.Replacements, after.Model(nil, r.Model).Replacements)
 		}
-		for _, m := range c.Marks {
-			require.Equal(t, m.Time.IsZero(), after.Mark(nil, m.Key) == nil)
+		for _, e := range c.Evictions {
+			require.Len(t, after.Model(nil, e.Model).EvictedFor, len(e.EvictedFor))
+		}
+		if c.Pace != nil {
+			require.True(t, c.Pace.Pruned.Equal(after.Pace(nil).Pruned))
+			require.Len(t, after.Pace(nil).Left, len(c.Pace.Left))
+		}
+		for _, p := range c.Place {
+			require.Equal(t, p.Spilled, after.Replica(nil, p.Name.String()).Spilled)
 		}
 		for _, mv := range c.Move {
-			if r := after.Replica(nil, mv.Replica); len(mv.Memory) > 0 {
+			r := after.Replica(nil, mv.Replica)
+			require.True(t, !mv.Kept || mv.Time.Equal(r.KeptAt))
+			if len(mv.Memory) > 0 {
 				require.Equal(t, mv.Memory, r.Placement.Memory)
 				require.Equal(t, state.StatusWaking, r.Status)
 			}
@@ -529,7 +536,8 @@ func FuzzApply(f *testing.F) {
 	sleepy.For, sleepy.Memory = ptr("m2"), map[string]int64{"n-GPU1": 10}
 	seed(sleepy)
 	seed(&state.Plan{
-		ID: "p", Index: 5, Time: epoch, Marks: []state.Mark{{Key: "evicted\x1fa\x1fb", Time: epoch}, {Key: "prune"}},
+		ID: "p", Index: 5, Time: epoch, Pace: &state.Pace{Pruned: epoch, Left: map[string]time.Time{"east": epoch}},
+		Evictions: []state.SetEvictedFor{{Model: "m", EvictedFor: map[string]time.Time{"b": epoch}}}, NoSleep: []state.SetNoSleep{{Model: "m", Hash: "vh1"}},
 		Replacements: []state.SetReplacements{{Model: "m", Replacements: state.Replacements{InARow: 1, Last: epoch}}},
 		Scales:       []state.Scale{{Model: "m", ModifyIndex: 5, Desired: state.Shares{{Variant: "v", Replicas: 1}}, Origin: state.OriginController}},
 		Cordons:      []state.Cordon{{Node: "n", GPU: "n-GPU1", On: true, Reason: "memory held"}},

@@ -9,7 +9,7 @@ import (
 
 // Plan is a change of several replicas that happens as a whole or not at all: first
 // what goes, then what moves, then what comes, then how far rollouts have come; then
-// the numbers of models and their replacements, cordons, marks and the dedicated set.
+// the numbers of models and what the planner remembers of them, cordons and the dedicated set.
 type Plan struct {
 	// ID names the plan in logs and decisions.
 	ID string
@@ -30,8 +30,12 @@ type Plan struct {
 	Replacements []SetReplacements `json:",omitempty"`
 	// Cordons cordon GPUs, or uncordon them.
 	Cordons []Cordon `json:",omitempty"`
-	// Marks are written, or taken away where their time is zero.
-	Marks []Mark `json:",omitempty"`
+	// Evictions are of models of which a replica is evicted for another one.
+	Evictions []SetEvictedFor `json:",omitempty"`
+	// NoSleep are variants whose engine has no sleep mode.
+	NoSleep []SetNoSleep `json:",omitempty"`
+	// Pace, nil: it stays as it is.
+	Pace *Pace `json:",omitempty"`
 	// Unplaceable are the models that have a replica without a place, or have none any more.
 	Unplaceable []SetUnplaceable `json:",omitempty"`
 	// Dedicated, nil: the set stays as it is.
@@ -98,8 +102,18 @@ func (c *Plan) apply(t *txn) *Error {
 			return err
 		}
 	}
-	for _, m := range c.Marks {
-		if err := m.apply(t); err != nil {
+	for i := range c.Evictions {
+		if err := c.Evictions[i].apply(t); err != nil {
+			return err
+		}
+	}
+	for i := range c.NoSleep {
+		if err := c.NoSleep[i].apply(t); err != nil {
+			return err
+		}
+	}
+	if c.Pace != nil {
+		if err := c.Pace.apply(t); err != nil {
 			return err
 		}
 	}
@@ -161,8 +175,9 @@ type Place struct {
 	LastError string    `json:",omitempty"`
 	NotPlaced bool      `json:",omitempty"`
 	Retry     time.Time `json:",omitzero"`
-	// RestartsBefore, with Adopt, is as of Replica.
+	// RestartsBefore, with Adopt, and Spilled are as of Replica.
 	RestartsBefore Restarts `json:",omitzero"`
+	Spilled        bool     `json:",omitempty"`
 }
 
 func (p *Place) apply(t *txn, planned uint64, now time.Time) *Error {
@@ -197,7 +212,7 @@ func (p *Place) apply(t *txn, planned uint64, now time.Time) *Error {
 	r := &Replica{
 		Name: p.Name, Version: p.Version, Goal: GoalRun, Status: StatusPlaced,
 		Placement: p.Placement, Canary: p.Canary,
-		Failures: p.Failures, LastError: p.LastError, NotPlaced: p.NotPlaced, Retry: p.Retry, RestartsBefore: p.RestartsBefore,
+		Failures: p.Failures, LastError: p.LastError, NotPlaced: p.NotPlaced, Retry: p.Retry, RestartsBefore: p.RestartsBefore, Spilled: p.Spilled,
 		Since: now, Created: now, CreateIndex: t.index, ModifyIndex: t.index,
 	}
 	if p.Adopt {

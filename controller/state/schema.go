@@ -23,7 +23,7 @@ const (
 	TableTokens    Table = "tokens"
 	TableDedicated Table = "dedicated"
 	TableSchedule  Table = "schedule"
-	TableMarks     Table = "marks"
+	TablePace      Table = "pace"
 	TablePipelines Table = "pipelines"
 
 	// tableIndex has the index of each table's last change, and of the last command.
@@ -88,7 +88,7 @@ var tables = [...]table{
 	}, &memdb.IndexSchema{Name: byHash, Unique: true, Indexer: text(func(t *Token) string { return t.Hash })}),
 	rowsOf(TableDedicated, 7, func(d *Dedicated) string { return d.Source }, only[Dedicated]()),
 	rowsOf(TableSchedule, 8, func(s *Schedule) string { return s.File }, only[Schedule]()),
-	rowsOf(TableMarks, 9, func(m *Mark) string { return m.Key }),
+	rowsOf(TablePace, 9, (*Pace).key, only[Pace]()),
 	rowsOf(TablePipelines, 10, func(p *Pipeline) string { return p.Name }),
 }
 

@@ -9,6 +9,7 @@ import (
 	"io"
 	"testing"
 	"testing/iotest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -30,7 +31,7 @@ func full(t *testing.T) *log {
 		&state.ScaleRequest{Model: "m", Pool: "east", Replicas: ptr(1), Origin: state.OriginOperator},
 		&state.SetDedicated{Models: map[string]int{"m": 1}, Source: "operator", Time: epoch},
 		&state.SetSchedule{File: "window"},
-		&state.Plan{ID: "p", Time: epoch, Marks: []state.Mark{{Key: "k\x1fm", Time: epoch}}})
+		&state.Plan{ID: "p", Time: epoch, Pace: &state.Pace{Pruned: epoch, Left: map[string]time.Time{"east": epoch}}})
 	return l
 }
 
@@ -41,7 +42,7 @@ func TestSnapshotHasEverything(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, state.SnapshotInfo{
 		Version: 1, FeatureLevel: state.FeatureLevel, Index: l.index, Bytes: int64(len(data)),
-		Rows: map[state.Table]int{state.TableModels: 1, state.TableVersions: 2, state.TableNodes: 1, state.TableReplicas: 2, state.TableDecisions: 1, state.TableSwitches: 1, state.TableTokens: 1, state.TableDedicated: 1, state.TableSchedule: 1, state.TableMarks: 1},
+		Rows: map[state.Table]int{state.TableModels: 1, state.TableVersions: 2, state.TableNodes: 1, state.TableReplicas: 2, state.TableDecisions: 1, state.TableSwitches: 1, state.TableTokens: 1, state.TableDedicated: 1, state.TableSchedule: 1, state.TablePace: 1},
 	}, info)
 
 	s := restored(t, data)
@@ -62,8 +63,8 @@ func TestSnapshotHasEverything(t *testing.T) {
 	require.Equal(t, a.Dedicated(nil), b.Dedicated(nil))
 	require.Equal(t, "window", b.Schedule(nil).File)
 	require.Equal(t, a.Schedule(nil), b.Schedule(nil))
-	require.Equal(t, []*state.Mark{{Key: "k\x1fm", Time: epoch}}, b.Marks(nil))
-	for _, table := range []state.Table{state.TableModels, state.TableNodes, state.TableReplicas, state.TableDecisions, state.TableSwitches, state.TableTokens, state.TableDedicated, state.TableSchedule, state.TableMarks} {
+	require.Equal(t, &state.Pace{Pruned: epoch, Left: map[string]time.Time{"east": epoch}}, b.Pace(nil))
+	for _, table := range []state.Table{state.TableModels, state.TableNodes, state.TableReplicas, state.TableDecisions, state.TableSwitches, state.TableTokens, state.TableDedicated, state.TableSchedule, state.TablePace} {
 		require.Equal(t, a.TableIndex(table), b.TableIndex(table))
 	}
 }

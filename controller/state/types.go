@@ -68,6 +68,11 @@ type Model struct {
 	Rollouts map[string]Rollout `json:",omitempty"`
 	// Replacements are of replicas that failed their requests.
 	Replacements Replacements `json:",omitzero"`
+	// EvictedFor is when replicas of it were last evicted, by the model that they made room
+	// for. NoSleep has the hashes of its variants whose engine turned out to have no sleep
+	// mode. Neither counts as a change of the row.
+	EvictedFor map[string]time.Time `json:",omitempty"`
+	NoSleep    []string             `json:",omitempty"`
 
 	CreateIndex, ModifyIndex uint64
 }
@@ -183,6 +188,11 @@ type Replica struct {
 	// RestartsBefore are the restarts that do not count against the present start: those
 	// of the allocation before the replica ceased to serve, or was adopted.
 	RestartsBefore Restarts `json:",omitzero"`
+	// Spilled: it was placed in an external pool for lack of room elsewhere, and not because
+	// the model's scale has a share there.
+	Spilled bool `json:",omitempty"`
+	// KeptAt is when its way to WARM was last cancelled, zero for never.
+	KeptAt time.Time `json:",omitzero"`
 	// Since is when Status was entered, Created when it was placed.
 	Since, Created time.Time
 
@@ -317,11 +327,10 @@ type Schedule struct {
 	ModifyIndex uint64
 }
 
-// Mark is what the planner must remember beyond the state of things: that something was
-// done at a time, so that it is not done again too soon. Old ones are taken away by the
-// planner.
-type Mark struct {
-	// Key is the planner's, as "evicted\x1fB\x1fA"; it holds no NUL.
-	Key  string
-	Time time.Time
+// Pace is when the planner last did what it does only so often. There is one at most.
+type Pace struct {
+	// Pruned is when idle replicas were last sent to WARM or COLD.
+	Pruned time.Time `json:",omitzero"`
+	// Left is when replicas were last sent away from an external pool, by its name.
+	Left map[string]time.Time `json:",omitempty"`
 }

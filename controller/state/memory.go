@@ -1,0 +1,114 @@
+package state
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/hashicorp/go-memdb"
+)
+
+// What the planner remembers, so that it does not do a thing again too soon. These are parts of
+// a plan.
+
+// SetEvictedFor writes a model's EvictedFor.
+type SetEvictedFor struct {
+	Model      string
+	EvictedFor map[string]time.Time `json:",omitempty"`
+}
+
+func (c *SetEvictedFor) apply(t *txn) *Error {
+	times, errs := checkTimes("model to make room for", c.EvictedFor)
+	if err := faults(c.Model, errs...); err != nil {
+		return err
+	}
+	old := first[Model](t.Txn, TableModels, byID, c.Model)
+	if old == nil {
+		return notFound(c.Model, "model %q does not exist", c.Model)
+	}
+	if maps.EqualFunc(old.EvictedFor, times, time.Time.Equal) {
+		return nil
+	}
+	m := *old
+	m.EvictedFor = times
+	t.put(TableModels, &m)
+	return nil
+}
+
+// SetNoSleep notes that the engine of a variant's definition has no sleep mode.
+type SetNoSleep struct {
+	Model string
+	// Hash is the definition's.
+	Hash string
+}
+
+// apply adds the hash to the model's, and removes those that no version has any more.
+func (c *SetNoSleep) apply(t *txn) *Error {
+	old := first[Model](t.Txn, TableModels, byID, c.Model)
+	if old == nil {
+		return notFound(c.Model, "model %q does not exist", c.Model)
+	}
+	defined := map[string]bool{}
+	for _, v := range t.versions(c.Model) {
+		for i := range v.Model.Variants {
+			defined[v.Model.Variants[i].Hash] = true
+		}
+	}
+	if !defined[c.Hash] || slices.Contains(old.NoSleep, c.Hash) {
+		return nil
+	}
+	m := *old
+	m.NoSleep = slices.DeleteFunc(append(slices.Clone(old.NoSleep), c.Hash), func(hash string) bool { return !defined[hash] })
+	t.put(TableModels, &m)
+	return nil
+}
+
+// apply writes the row.
+func (p *Pace) apply(t *txn) *Error {
+	left, errs := checkTimes("pool", p.Left)
+	if err := faults("pace", append(errs, checkTime("time of the last prune", &p.Pruned))...); err != nil {
+		return err
+	}
+	next := &Pace{Pruned: p.Pruned, Left: left}
+	old := first[Pace](t.Txn, TablePace, byID, onlyRow)
+	switch {
+	case old != nil && next.key() == "":
+		t.remove(TablePace, old)
+	case next.key() != "" && (old == nil || !old.Pruned.Equal(next.Pruned) || !maps.EqualFunc(old.Left, next.Left, time.Time.Equal)):
+		t.put(TablePace, next)
+	}
+	return nil
+}
+
+// key is onlyRow, and empty for a row that says nothing and is not stored.
+func (p *Pace) key() string {
+	if p.Pruned.IsZero() && len(p.Left) == 0 {
+		return ""
+	}
+	return onlyRow
+}
+
+// Pace returns when the planner last did what it does only so often. It is never nil.
+func (v *View) Pace(ws memdb.WatchSet) *Pace {
+	if p := queryOne[Pace](v, ws, TablePace, byID, onlyRow); p != nil {
+		return p
+	}
+	return &Pace{}
+}
+
+// checkTimes returns a map of times as the state has it, nil for an empty one, and what is wrong
+// with it.
+func checkTimes(what string, times map[string]time.Time) (map[string]time.Time, []error) {
+	var errs []error
+	var out map[string]time.Time
+	for _, name := range sortedKeys(times) {
+		at := times[name]
+		errs = append(errs, checkName(what, name), checkTime(fmt.Sprintf("time of %s %q", what, name), &at))
+		if out == nil {
+			out = make(map[string]time.Time, len(times))
+		}
+		out[name] = at
+	}
+	return out, errs
+}
