@@ -235,12 +235,8 @@ func (a *Agent) openRaft(secure *raft.TLS, address net.Addr, registry prometheus
 	if err != nil {
 		return nil, fmt.Errorf("the secret of the Raft port %w", err)
 	}
-	rc := raft.DefaultConfig()
-	rc.DataDir, rc.Cluster, rc.BootstrapExpect, rc.Join = a.cfg.DataDir, a.cfg.Cluster, a.cfg.BootstrapExpect, a.cfg.Join
-	rc.Bind, rc.Advertise, rc.TLS, rc.API = a.cfg.Raft.Bind, a.cfg.Raft.Advertise, secure, a.cfg.apiURL(address)
-	rc.HeartbeatTimeout, rc.ElectionTimeout, rc.LeaderLeaseTimeout = a.cfg.Raft.HeartbeatTimeout, a.cfg.Raft.ElectionTimeout, a.cfg.Raft.LeaderLeaseTimeout
-	rc.Secret, rc.ServerStabilizationTime = secret, a.cfg.Raft.ServerStabilizationTime
-	rc.SnapshotInterval, rc.SnapshotThreshold, rc.TrailingLogs = a.cfg.Raft.SnapshotInterval, a.cfg.Raft.SnapshotThreshold, a.cfg.Raft.TrailingLogs
+	rc := a.cfg.raft(secret, secure)
+	rc.API = a.cfg.apiURL(address)
 	rc.Store, rc.Logger, rc.Registerer = store, a.log, registry
 	return raft.Open(rc)
 }

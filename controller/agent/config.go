@@ -220,53 +220,27 @@ func DevConfig() Config {
 func (c Config) problems() hclfault.Problems {
 	var out hclfault.Problems
 	bad, blame := out.Add, out.Blame
-	if c.DataDir == "" {
-		bad("data_dir", "is required: the directory of the Raft log, which must survive a restart")
-	}
 	if hclog.LevelFromString(c.LogLevel) == hclog.NoLevel {
 		bad("log_level", "is %q: must be trace, debug, info, warn or error", c.LogLevel)
 	}
-	if c.Cluster == "" {
-		bad("cluster", "is required: a name that all servers share")
-	}
-	switch n := c.BootstrapExpect; {
-	case n < 0 || n > 9:
-		bad("bootstrap_expect", "is %d: must be 1, 3 or 5 for a new cluster, 0 to join one", n)
-	case n == 1 && len(c.Join) > 0:
-		bad("bootstrap_expect", "is 1 and join is set, which would form two clusters: set it to 0 to join, or leave join empty")
-		blame("join")
-	case n > 1 && len(c.Join) == 0:
-		bad("join", "is required with bootstrap_expect = %d: the addresses of the other servers", n)
-		blame("bootstrap_expect")
-	case n == 0 && len(c.Join) == 0:
+	if c.BootstrapExpect == 0 && len(c.Join) == 0 {
 		bad("join", "is required with bootstrap_expect = 0: the addresses of servers of the cluster")
 		blame("bootstrap_expect")
 	}
-	for _, a := range c.Join {
-		if host, port, err := net.SplitHostPort(a); err != nil || host == "" || port == "" || port == "0" {
-			bad("join", `has %q: must be "host:port" of another server's Raft port`, a)
+	out = append(out, c.raftProblems()...)
+	host, _, err := net.SplitHostPort(c.HTTP.Bind)
+	switch {
+	case err != nil:
+		bad("http.bind", `is %q: must be "host:port"`, c.HTTP.Bind)
+	case c.HTTP.Advertise == "" && unspecified(host):
+		bad("http.advertise", "is required with bind %s: other servers need one address of this machine", c.HTTP.Bind)
+		blame("http.bind")
+	}
+	if c.HTTP.Advertise != "" {
+		if host, port, err := net.SplitHostPort(c.HTTP.Advertise); err != nil || unspecified(host) || port == "" || port == "0" {
+			bad("http.advertise", `is %q: must be "host:port" at which others reach this server`, c.HTTP.Advertise)
 		}
 	}
-	for _, l := range []struct{ block, bind, advertise string }{{"raft", c.Raft.Bind, c.Raft.Advertise}, {"http", c.HTTP.Bind, c.HTTP.Advertise}} {
-		host, _, err := net.SplitHostPort(l.bind)
-		switch {
-		case err != nil:
-			bad(l.block+".bind", `is %q: must be "host:port"`, l.bind)
-		case l.advertise == "" && unspecified(host):
-			bad(l.block+".advertise", "is required with bind %s: other servers need one address of this machine", l.bind)
-			blame(l.block + ".bind")
-		}
-		if l.advertise == "" {
-			continue
-		}
-		if host, port, err := net.SplitHostPort(l.advertise); err != nil || unspecified(host) || port == "" || port == "0" {
-			bad(l.block+".advertise", `is %q: must be "host:port" at which others reach this server`, l.advertise)
-		}
-	}
-	if host, _, err := net.SplitHostPort(c.Raft.Bind); err == nil && !raft.Loopback(host) && !c.TLS.forRaft() && c.Raft.Secret == "" && c.Raft.SecretFile == "" {
-		bad("raft.bind", "is %s and the Raft port has no authentication, so every host that reaches it could take over the cluster: set raft.secret or raft.secret_file, the same on all servers (\"openssl rand -hex 32\" prints one), or tls.ca_file, tls.cert_file and tls.key_file", c.Raft.Bind)
-	}
-	out = append(out, c.Raft.problems()...)
 	if c.HTTP.Drain < time.Millisecond {
 		bad("http.drain", "is %s: must be at least 1ms", c.HTTP.Drain)
 	}
@@ -280,58 +254,58 @@ func (c Config) problems() hclfault.Problems {
 	return out
 }
 
-func (r Raft) problems() hclfault.Problems {
+// raft returns the settings of a server's Raft without what it is connected to.
+func (c Config) raft(secret string, secure *raft.TLS) raft.Config {
+	rc := raft.DefaultConfig()
+	rc.DataDir, rc.Cluster, rc.BootstrapExpect, rc.Join = c.DataDir, c.Cluster, c.BootstrapExpect, c.Join
+	rc.Bind, rc.Advertise, rc.TLS, rc.Secret = c.Raft.Bind, c.Raft.Advertise, secure, secret
+	rc.HeartbeatTimeout, rc.ElectionTimeout, rc.LeaderLeaseTimeout = c.Raft.HeartbeatTimeout, c.Raft.ElectionTimeout, c.Raft.LeaderLeaseTimeout
+	rc.ServerStabilizationTime = c.Raft.ServerStabilizationTime
+	rc.SnapshotInterval, rc.SnapshotThreshold, rc.TrailingLogs = c.Raft.SnapshotInterval, c.Raft.SnapshotThreshold, c.Raft.TrailingLogs
+	return rc
+}
+
+func (c Config) raftProblems() hclfault.Problems {
 	var out hclfault.Problems
-	for _, d := range []struct {
-		field string
-		value time.Duration
-	}{
-		{"heartbeat_timeout", r.HeartbeatTimeout},
-		{"election_timeout", r.ElectionTimeout},
-		{"leader_lease_timeout", r.LeaderLeaseTimeout},
-		{"snapshot_interval", r.SnapshotInterval},
-		{"server_stabilization_time", r.ServerStabilizationTime},
-	} {
-		// hashicorp/raft refuses less.
-		if d.value < 5*time.Millisecond {
-			out = append(out, hclfault.Problem{Field: "raft." + d.field, Text: fmt.Sprintf("is %s: must be at least 5ms", d.value)})
+	secret, err := c.Raft.secret()
+	switch {
+	case c.Raft.Secret != "" && c.Raft.SecretFile != "":
+		out.Add("raft.secret_file", "is set, and raft.secret too: set one of them")
+		out.Blame("raft.secret")
+		secret = anySecret
+	case err != nil:
+		out.Add("raft.secret_file", "%v", err)
+		secret = anySecret
+	}
+	var secure *raft.TLS
+	if c.TLS.forRaft() {
+		secure = new(raft.TLS) // the files are checked elsewhere
+	}
+	rc := c.raft(secret, secure)
+	for _, p := range rc.Problems() {
+		if p.Field == "raft.secret" && c.Raft.SecretFile != "" {
+			p.Field = "raft.secret_file"
 		}
-	}
-	if r.LeaderLeaseTimeout > r.HeartbeatTimeout {
-		out = append(out, hclfault.Problem{
-			Field: "raft.leader_lease_timeout", Blame: []string{"raft.heartbeat_timeout"},
-			Text: fmt.Sprintf("is %s: must be at most raft.heartbeat_timeout (%s)", r.LeaderLeaseTimeout, r.HeartbeatTimeout),
-		})
-	}
-	if r.Secret != "" && r.SecretFile != "" {
-		out = append(out, hclfault.Problem{Field: "raft.secret_file", Text: "is set, and raft.secret too: set one of them", Blame: []string{"raft.secret"}})
-	} else if _, err := r.secret(); err != nil {
-		field := "raft.secret"
-		if r.SecretFile != "" {
-			field = "raft.secret_file"
-		}
-		out = append(out, hclfault.Problem{Field: field, Text: err.Error()})
-	}
-	if r.SnapshotThreshold < 1 {
-		out = append(out, hclfault.Problem{Field: "raft.snapshot_threshold", Text: "is 0: must be at least 1"})
+		out = append(out, p)
 	}
 	return out
 }
 
+// anySecret stands for a secret that is not known while the other settings are checked.
+var anySecret = strings.Repeat("x", raft.MinSecret)
+
 // secret returns the secret of the Raft port, empty if there is none.
 func (r Raft) secret() (string, error) {
-	secret := r.Secret
-	if r.SecretFile != "" {
-		data, err := os.ReadFile(r.SecretFile)
-		if err != nil {
-			return "", fmt.Errorf("cannot be read: %w", err)
-		}
-		secret = strings.TrimSpace(string(data))
-	} else if secret == "" {
-		return "", nil
+	if r.SecretFile == "" {
+		return r.Secret, nil
 	}
-	if len(secret) < raft.MinSecret {
-		return "", fmt.Errorf("has %d bytes: must have at least %d (\"openssl rand -hex 32\" prints a good one)", len(secret), raft.MinSecret)
+	data, err := os.ReadFile(r.SecretFile)
+	if err != nil {
+		return "", fmt.Errorf("cannot be read: %w", err)
+	}
+	secret := strings.TrimSpace(string(data))
+	if secret == "" {
+		return "", fmt.Errorf("is empty: must have at least %d bytes (\"openssl rand -hex 32\" prints a good one)", raft.MinSecret)
 	}
 	return secret, nil
 }

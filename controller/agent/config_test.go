@@ -327,7 +327,7 @@ pool "z" {
 		"TLS, but not for Raft":          {dir + "raft {\n bind = \"10.0.0.1:1\"\n}\ntls {\n ca_file = \"/dev/null\"\n cert_file = \"/dev/null\"\n key_file = \"/dev/null\"\n raft = false\n}", []string{"a.hcl:3: raft.bind is 10.0.0.1:1 and the Raft port has no authentication"}},
 		"certificates for no name":       {dir + "tls {\n ca_file = \"/dev/null\"\n cert_file = \"/dev/null\"\n key_file = \"/dev/null\"\n server_name = \"\"\n}", []string{"a.hcl:6: tls.server_name is empty"}},
 		"a short secret":                 {dir + "raft {\n secret = \"hunter2\"\n}", []string{"a.hcl:3: raft.secret has 7 bytes: must have at least 16"}},
-		"an empty secret file":           {dir + "raft {\n secret_file = \"/dev/null\"\n}", []string{"a.hcl:3: raft.secret_file has 0 bytes: must have at least 16"}},
+		"an empty secret file":           {dir + "raft {\n secret_file = \"/dev/null\"\n}", []string{"a.hcl:3: raft.secret_file is empty: must have at least 16 bytes"}},
 		"no secret file":                 {dir + "raft {\n secret_file = \"/none\"\n}", []string{"a.hcl:3: raft.secret_file cannot be read"}},
 		"two secrets":                    {dir + "raft {\n secret = \"0123456789abcdef\"\n secret_file = \"/none\"\n}", []string{"a.hcl:4: raft.secret_file is set, and raft.secret too"}},
 		"three without the others":       {dir + "bootstrap_expect = 3", []string{"a.hcl:2: join is required with bootstrap_expect = 3"}},

@@ -161,7 +161,7 @@ func TestAnOpenPortIsOnLoopbackOnly(t *testing.T) {
 		return err
 	}
 	for _, bind := range []string{"0.0.0.0:0", ":0", "[::]:0", "10.0.0.1:0"} {
-		require.ErrorContains(t, open(bind, ""), "is not loopback and the port has no authentication: set a secret")
+		require.ErrorContains(t, open(bind, ""), "the Raft port has no authentication, so every host that reaches it could take over the cluster: set raft.secret")
 	}
 	require.NoError(t, open("0.0.0.0:0", secret))
 	require.NoError(t, open("127.0.0.1:0", ""))

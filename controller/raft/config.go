@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -14,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"remuda/controller/state"
+	"remuda/internal/hclfault"
 )
 
 // Config says how a server takes part.
@@ -94,81 +94,88 @@ func DefaultConfig() Config {
 }
 
 func (c *Config) validate() error {
-	var errs []error
-	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
-	if c.DataDir == "" {
-		bad("data directory must be set")
-	}
+	bad := c.Problems()
 	if c.Store == nil {
-		bad("store must be set")
+		bad.Add("store", "must be set")
 	}
 	if c.Logger == nil {
-		bad("logger must be set")
+		bad.Add("logger", "must be set")
+	}
+	return bad.Err("invalid Raft config")
+}
+
+// Problems are all bad settings, by their names in the agent's config file where it has them.
+// Store and Logger are not checked.
+func (c *Config) Problems() hclfault.Problems {
+	var out hclfault.Problems
+	bad, blame := out.Add, out.Blame
+	if c.DataDir == "" {
+		bad("data_dir", "is required: the directory of the Raft log, which must survive a restart")
 	}
 	if c.Cluster == "" {
-		bad("cluster must be set")
+		bad("cluster", "is required: a name that all servers share")
 	}
-	host, _, err := net.SplitHostPort(c.Bind)
-	if err != nil {
-		bad("bind address: %w", err)
-	} else if c.TLS == nil && c.Secret == "" && !Loopback(host) {
-		bad("bind address %s is not loopback and the port has no authentication: set a secret, the same on all servers, or TLS", c.Bind)
-	}
-	if n := len(c.Secret); n > 0 && n < MinSecret {
-		bad("secret has %d bytes: must have at least %d", n, MinSecret)
-	}
-	if c.Advertise != "" {
-		advertised, port, err := net.SplitHostPort(c.Advertise)
-		switch {
-		case err != nil:
-			bad("advertise address: %w", err)
-		case unspecified(advertised) || port == "0":
-			bad("advertise address %s: other servers cannot reach it", c.Advertise)
-		}
-	} else if err == nil && unspecified(host) {
-		bad("bind address %s stands for every address: the advertise address must be set", c.Bind)
-	}
-	if n := c.BootstrapExpect; n < 0 || n > 9 {
-		bad("bootstrap expect is %d: must be 0 to 9", n)
-	}
-	if c.BootstrapExpect == 1 && len(c.Join) > 0 {
-		bad("bootstrap expect is 1 and join is set, which would form two clusters: set it to 0 to join, or leave join empty")
-	}
-	if c.BootstrapExpect > 1 && len(c.Join) == 0 {
-		bad("bootstrap expect is %d and join is empty: set the addresses of the other servers", c.BootstrapExpect)
+	switch n := c.BootstrapExpect; {
+	case n < 0 || n > 9:
+		bad("bootstrap_expect", "is %d: must be 1, 3 or 5 for a new cluster, 0 to join one", n)
+	case n == 1 && len(c.Join) > 0:
+		bad("bootstrap_expect", "is 1 and join is set, which would form two clusters: set it to 0 to join, or leave join empty")
+		blame("join")
+	case n > 1 && len(c.Join) == 0:
+		bad("join", "is required with bootstrap_expect = %d: the addresses of the other servers", n)
+		blame("bootstrap_expect")
 	}
 	for _, a := range c.Join {
-		if _, _, err := net.SplitHostPort(a); err != nil {
-			bad("join address: %w", err)
+		if host, port, err := net.SplitHostPort(a); err != nil || host == "" || port == "" || port == "0" {
+			bad("join", `has %q: must be "host:port" of another server's Raft port`, a)
 		}
 	}
+	host, _, err := net.SplitHostPort(c.Bind)
+	switch {
+	case err != nil:
+		bad("raft.bind", `is %q: must be "host:port"`, c.Bind)
+	case c.TLS == nil && c.Secret == "" && !Loopback(host):
+		bad("raft.bind", "is %s and the Raft port has no authentication, so every host that reaches it could take over the cluster: set raft.secret or raft.secret_file, the same on all servers (\"openssl rand -hex 32\" prints one), or tls.ca_file, tls.cert_file and tls.key_file", c.Bind)
+	}
+	if c.Advertise != "" {
+		if host, port, err := net.SplitHostPort(c.Advertise); err != nil || unspecified(host) || port == "" || port == "0" {
+			bad("raft.advertise", `is %q: must be "host:port" at which others reach this server`, c.Advertise)
+		}
+	} else if err == nil && unspecified(host) {
+		bad("raft.advertise", "is required with bind %s: other servers need one address of this machine", c.Bind)
+		blame("raft.bind")
+	}
+	if n := len(c.Secret); n > 0 && n < MinSecret {
+		bad("raft.secret", "has %d bytes: must have at least %d (\"openssl rand -hex 32\" prints a good one)", n, MinSecret)
+	}
 	for _, d := range []struct {
-		name string
-		is   time.Duration
-		min  time.Duration
+		field   string
+		is, min time.Duration
 	}{
 		{"retry interval", c.RetryInterval, time.Millisecond},
-		{"server stabilization time", c.ServerStabilizationTime, 5 * time.Millisecond},
-		{"heartbeat timeout", c.HeartbeatTimeout, 5 * time.Millisecond},
-		{"election timeout", c.ElectionTimeout, 5 * time.Millisecond},
-		{"leader lease timeout", c.LeaderLeaseTimeout, 5 * time.Millisecond},
 		{"apply timeout", c.ApplyTimeout, time.Millisecond},
-		{"snapshot interval", c.SnapshotInterval, 5 * time.Millisecond},
+		// hashicorp/raft refuses less of the others.
+		{"raft.server_stabilization_time", c.ServerStabilizationTime, 5 * time.Millisecond},
+		{"raft.heartbeat_timeout", c.HeartbeatTimeout, 5 * time.Millisecond},
+		{"raft.election_timeout", c.ElectionTimeout, 5 * time.Millisecond},
+		{"raft.leader_lease_timeout", c.LeaderLeaseTimeout, 5 * time.Millisecond},
+		{"raft.snapshot_interval", c.SnapshotInterval, 5 * time.Millisecond},
 	} {
 		if d.is < d.min {
-			bad("%s is %s: must be at least %s", d.name, d.is, d.min)
+			bad(d.field, "is %s: must be at least %s", d.is, d.min)
 		}
 	}
 	if c.LeaderLeaseTimeout > c.HeartbeatTimeout {
-		bad("leader lease timeout is %s: must be at most the heartbeat timeout, %s", c.LeaderLeaseTimeout, c.HeartbeatTimeout)
+		bad("raft.leader_lease_timeout", "is %s: must be at most raft.heartbeat_timeout (%s)", c.LeaderLeaseTimeout, c.HeartbeatTimeout)
+		blame("raft.heartbeat_timeout")
+	}
+	if c.SnapshotThreshold < 1 {
+		bad("raft.snapshot_threshold", "is 0: must be at least 1")
 	}
 	if c.MaxBatch < 1 || c.MaxBatch > 1024 {
-		bad("max batch is %d: must be 1 to 1024", c.MaxBatch)
+		bad("max batch", "is %d: must be 1 to 1024", c.MaxBatch)
 	}
-	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("raft: %w", err)
-	}
-	return nil
+	return out
 }
 
 func unspecified(host string) bool {

@@ -371,7 +371,7 @@ func TestMetrics(t *testing.T) {
 func TestConfigNamesEveryFault(t *testing.T) {
 	t.Parallel()
 	_, err := raft.Open(raft.Config{Bind: "x", Advertise: "0.0.0.0:1", Secret: "short", BootstrapExpect: -1, Join: []string{"y"}})
-	for _, want := range []string{"data directory", "store", "logger", "cluster", "bind address", "advertise address", "secret has 5 bytes", "server stabilization time", "bootstrap expect", "join address", "retry interval", "heartbeat", "election", "lease", "apply timeout", "snapshot interval", "max batch"} {
+	for _, want := range []string{"data_dir is required", "store must be set", "logger must be set", "cluster is required", `raft.bind is "x"`, `raft.advertise is "0.0.0.0:1"`, "raft.secret has 5 bytes", "raft.server_stabilization_time is 0s", "bootstrap_expect is -1", `join has "y"`, "retry interval is 0s", "raft.heartbeat_timeout", "raft.election_timeout", "raft.leader_lease_timeout", "apply timeout", "raft.snapshot_interval", "raft.snapshot_threshold is 0", "max batch"} {
 		require.ErrorContains(t, err, want)
 	}
 	s := newCluster(t, nil).add()
