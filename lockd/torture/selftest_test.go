@@ -1,6 +1,7 @@
 package torture
 
 import (
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -72,11 +73,20 @@ func TestWitnessIsHeldByChildren(t *testing.T) {
 	dir := t.TempDir()
 	w, err := takeWitness(dir, 0)
 	require.NoError(t, err)
-	child := exec.Command("sleep", "60")
+	child := exec.Command("cat")
 	child.Env = append(os.Environ(), lifeVar+"=7")
 	child.ExtraFiles = []*os.File{w.file}
+	in, err := child.StdinPipe()
+	require.NoError(t, err)
+	out, err := child.StdoutPipe()
+	require.NoError(t, err)
 	require.NoError(t, child.Start())
 	require.NoError(t, w.file.Close())
+	// In the middle of its exec a process has no environment yet.
+	_, err = in.Write([]byte("up"))
+	require.NoError(t, err)
+	_, err = io.ReadFull(out, make([]byte, 2))
+	require.NoError(t, err)
 	other, err := takeWitness(dir, 1)
 	require.NoError(t, err, "another group")
 	require.NoError(t, other.file.Close())
