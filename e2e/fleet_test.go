@@ -30,24 +30,14 @@ import (
 	"remuda/jobs"
 )
 
-// eager is a reconcile block for tests: what takes minutes in production takes seconds, and
-// a few MiB that stay on a GPU are seen.
+// eager is a reconcile block for tests, beside the profile of simulations.
 const eager = `
 reconcile {
-  canary_time    = "2s"
-  backoff        = "2s"
-  settle_time    = "2s"
-  place_timeout  = "1m"
-  node_grace     = "8s"
-  serving_grace  = "5s"
-  gateway_ttl    = "6s"
-  min_age        = "2s"
-  thrash_window  = "5s"
-  traffic_window = "3s"
-  tier_grace     = "1s"
-  prune_interval = "1s"
-  memory_timeout = "8s"
-  memory_slack   = "4MiB"
+  canary_time = "2s"
+  backoff     = "2s"
+  node_grace  = "8s"
+  gateway_ttl = "6s"
+  min_age     = "2s"
 }
 `
 

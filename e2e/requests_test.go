@@ -40,8 +40,6 @@ func TestRequests(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, 3, func(o *devcluster.Options) {
 		o.GPUs, o.Gateways = 8, 2
-		// The load slows Nomad down on a small machine: placements take longer.
-		set(o, "controller", "reconcile {\n  place_timeout = \"3m\"\n}\n")
 	})
 	r := &requests{fleet: f}
 	require.NoError(t, os.WriteFile(filepath.Join(f.dir, "pair.nomad.hcl"), []byte(paced(t, jobs.Failover)), 0o600))

@@ -81,25 +81,13 @@ reconcile {
   node_grace    = "1s"
   drain_timeout = "2s"
   canary_time   = "3s"
-  serving_grace = "4s"
-  place_timeout = "5s"
-  settle_time   = "11s"
   gateway_ttl   = "12s"
   backoff       = "7s"
   backoff_max   = "8s"
 
-  min_age        = "21s"
-  thrash_window  = "22s"
-  traffic_window = "23s"
-  tier_grace     = "24s"
-  prune_interval = "25s"
-  memory_timeout = "29s"
-  memory_slack   = "30MiB"
-  warm_share     = 0.31
-  rates {
-    start = "35s"
-    wake  = "36s"
-  }
+  min_age       = "21s"
+  warm_share    = 0.31
+  profile       = "simulation"
 }
 
 pool "cloud" {
@@ -141,12 +129,8 @@ func TestParseReadsEverySetting(t *testing.T) {
 	src, file := full(t)
 	reconcile := planner.DefaultConfig()
 	reconcile.NodeGrace, reconcile.DrainTimeout, reconcile.CanaryTime = time.Second, 2*time.Second, 3*time.Second
-	reconcile.ServingGrace, reconcile.PlaceTimeout, reconcile.SettleTime = 4*time.Second, 5*time.Second, 11*time.Second
 	reconcile.Backoff, reconcile.BackoffMax = 7*time.Second, 8*time.Second
-	reconcile.MinAge, reconcile.ThrashWindow, reconcile.TrafficWindow = 21*time.Second, 22*time.Second, 23*time.Second
-	reconcile.TierGrace, reconcile.PruneInterval, reconcile.MemoryTimeout = 24*time.Second, 25*time.Second, 29*time.Second
-	reconcile.MemorySlack, reconcile.WarmShare = 30<<20, 0.31
-	reconcile.Rates.Start, reconcile.Rates.Wake = 35*time.Second, 36*time.Second
+	reconcile.MinAge, reconcile.WarmShare, reconcile.Profile = 21*time.Second, 0.31, planner.ProfileSimulation
 	got, err := agent.Parse("a.hcl", src, agent.DefaultConfig())
 	require.NoError(t, err)
 	require.Equal(t, agent.Config{
@@ -228,7 +212,7 @@ reconcile {
   node_grace  = "0s"
   backoff     = "1h"
   restarts    = 1
-  place_timeout = "-1s"
+  drain_timeout = "-1s"
   canary_time = "soon"
 }`,
 			[]string{
@@ -238,29 +222,26 @@ reconcile {
 				`a.hcl:15: tls.ca_file cannot be read`, `a.hcl:15: tls.ca_file cannot be read`, `a.hcl:15: tls.ca_file cannot be read`,
 				`a.hcl:18: nomad.address is "nomad:4646"`, `a.hcl:19: nomad.cert_file and key_file must be set together`, `a.hcl:19: nomad.cert_file cannot be read`, `a.hcl:20: nomad.rate is 0`,
 				`a.hcl:23: reconcile.node_grace is 0s`, `a.hcl:24: reconcile.backoff_max is 10m0s: must be at least backoff (1h0m0s)`, `a.hcl:25: unsupported argument`,
-				`a.hcl:26: reconcile.place_timeout is -1s`, `a.hcl:27: reconcile.canary_time is "soon"`,
+				`a.hcl:26: reconcile.drain_timeout is -1s`, `a.hcl:27: reconcile.canary_time is "soon"`,
 			},
 		},
 		"values of tiers": {
 			dir + `
 reconcile {
-  min_age      = "-1s"
-  prune_max    = 5
-  memory_timeout = "0s"
-  memory_slack = "much"
-  warm_share   = 1.5
+  min_age     = "-1s"
+  prune_max   = 5
+  backoff     = "0s"
+  backoff_max = "much"
+  warm_share  = 1.5
+  profile     = "fast"
   rates {
-    disk  = "1GiB"
-    start = "fast"
-    wake  = "0s"
-    tape = "1B"
+    start = "1s"
   }
 }`,
 			[]string{
-				`a.hcl:4: reconcile.min_age is -1s: must be 0 or more`, `a.hcl:5: unsupported argument`, `a.hcl:6: reconcile.memory_timeout is 0s: must be more than 0`,
-				`a.hcl:7: reconcile.memory_slack is "much": must be a number of bytes or a size`, `a.hcl:8: reconcile.warm_share is 1.5: must be 0 to 1`,
-				`a.hcl:10: unsupported argument`, `a.hcl:11: reconcile.rates.start is "fast": must be a duration`, `a.hcl:12: reconcile.rates.wake is 0s`,
-				`a.hcl:13: unsupported argument`,
+				`a.hcl:4: reconcile.min_age is -1s: must be 0 or more`, `a.hcl:5: unsupported argument`, `a.hcl:6: reconcile.backoff is 0s: must be more than 0`,
+				`a.hcl:7: reconcile.backoff_max is "much": must be a duration`, `a.hcl:8: reconcile.warm_share is 1.5: must be 0 to 1`,
+				`a.hcl:9: reconcile.profile is "fast": must be "production" or "simulation"`, `a.hcl:10: unsupported block`,
 			},
 		},
 		"values of pools": {

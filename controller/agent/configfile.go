@@ -26,8 +26,8 @@ import (
 //	nomad  { address = "https://nomad.example:4646" }
 //	consul { address = "127.0.0.1:8500" }
 //	reconcile {
-//	  min_age      = "5m"
-//	  memory_slack = "1GiB"
+//	  drain_timeout = "10m"
+//	  min_age       = "5m"
 //	}
 //	pool "cloud" {
 //	  nomad {

@@ -31,9 +31,9 @@ func DefaultPool(name string) Pool {
 // SetDefaults is for blocks of a config file.
 func (p *Pool) SetDefaults(*Config) { *p = DefaultPool("") }
 
-// planner returns the planner's config with the pools.
+// planner returns the planner's config with the constants of its profile and the pools.
 func (c Config) planner() planner.Config {
-	out := c.Reconcile.Config
+	out := c.Reconcile.Profiled()
 	out.Pools = nil
 	for _, p := range c.Pools {
 		out.Pools = append(out.Pools, p.Pool)

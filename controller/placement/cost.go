@@ -13,9 +13,9 @@ type Rates struct {
 	// from its memory to a GPU.
 	Fetch, Disk, Host float64
 	// Start is the fixed part of a cold start.
-	Start time.Duration `hcl:"start"`
+	Start time.Duration
 	// Wake is the fixed part of a wake.
-	Wake time.Duration `hcl:"wake"`
+	Wake time.Duration
 }
 
 // DefaultRates returns rates of common GPU nodes.

@@ -12,8 +12,12 @@ import (
 )
 
 // Config says how patient the planner is. The fields with an hcl tag are settings of the
-// agent's config file; the others are constants, except in tests.
+// agent's config file; the others are constants that suit production or simulations.
 type Config struct {
+	// Profile is "production", or "simulation" for simulated engines, which load within a
+	// second: then what takes minutes otherwise takes seconds, such as how long a model that
+	// was evicted may not evict in turn.
+	Profile string `hcl:"profile"`
 	// NodeGrace is how long a node may be lost before it is Gone. The reconciler
 	// applies it, when it writes the nodes; Plan looks at Node.Gone only.
 	NodeGrace time.Duration `hcl:"node_grace"`
@@ -24,10 +28,10 @@ type Config struct {
 	CanaryTime time.Duration `hcl:"canary_time"`
 	// ServingGrace is how long a replica counts as running although none of its
 	// engines serves, after its allocation began anew.
-	ServingGrace time.Duration `hcl:"serving_grace"`
+	ServingGrace time.Duration
 	// PlaceTimeout is how long Nomad may leave a job without an allocation, or refuse
 	// the job itself, before that is a failure.
-	PlaceTimeout time.Duration `hcl:"place_timeout"`
+	PlaceTimeout time.Duration
 	// Backoff is the wait after the first failure of a start, and after the first
 	// replacement of a replica that fails its requests. It doubles with each of them in
 	// a row, up to BackoffMax.
@@ -43,33 +47,33 @@ type Config struct {
 	// SettleTime is how long Nomad may take to act on a job that was registered: until then it
 	// may show an allocation of the try before, or none. It is also how long a registration
 	// whose answer was lost may take to arrive.
-	SettleTime time.Duration `hcl:"settle_time"`
+	SettleTime time.Duration
 
 	// MinAge is how long a replica has served before another model may evict it; a
 	// dedicated model need not wait.
 	MinAge time.Duration `hcl:"min_age"`
 	// ThrashWindow is for how long a model that another one has evicted may not evict
 	// that one's replicas in turn.
-	ThrashWindow time.Duration `hcl:"thrash_window"`
+	ThrashWindow time.Duration
 	// TrafficWindow: a model with a request in it has traffic.
-	TrafficWindow time.Duration `hcl:"traffic_window"`
+	TrafficWindow time.Duration
 	// TierGrace is for how long a replica that has changed its tier is not pruned.
-	TierGrace time.Duration `hcl:"tier_grace"`
+	TierGrace time.Duration
 	// PruneInterval is how often idle replicas are looked for.
-	PruneInterval time.Duration `hcl:"prune_interval"`
+	PruneInterval time.Duration
 	// PruneMax is how many replicas are pruned at once at most.
 	PruneMax int
 	// WakeTimeout is how long a wake may take before it has failed, SleepTimeout how long
 	// a shim may be out of reach that is to put its engine to sleep.
 	WakeTimeout, SleepTimeout time.Duration
 	// MemoryTimeout is for how long the memory of a GPU is waited for after a sleep.
-	MemoryTimeout time.Duration `hcl:"memory_timeout"`
+	MemoryTimeout time.Duration
 	// MemorySlack is how many bytes beyond the ledger may be in use on a GPU after a sleep.
-	MemorySlack int64 `hcl:"memory_slack,size"`
+	MemorySlack int64
 	// WarmShare of a node's host memory is for WARM replicas.
 	WarmShare float64 `hcl:"warm_share"`
 	// Rates are what loading times are estimated from.
-	Rates placement.Rates `hcl:"rates,block"`
+	Rates placement.Rates
 	// Pools are the external capacity pools. A node of a pool that is not here takes no
 	// placements, and what is there stays as in mode disabled.
 	Pools []Pool
@@ -95,6 +99,7 @@ type Pool struct {
 // DefaultConfig returns numbers that suit engines which load for minutes.
 func DefaultConfig() Config {
 	return Config{
+		Profile:      ProfileProduction,
 		NodeGrace:    2 * time.Minute,  // a reboot of a switch is shorter, a reload of the weights longer
 		DrainTimeout: 10 * time.Minute, // the longest answers of reasoning models take minutes
 		CanaryTime:   time.Minute,      // several health checks, and some requests where there are any
@@ -121,9 +126,32 @@ func DefaultConfig() Config {
 	}
 }
 
+// The profiles.
+const (
+	ProfileProduction = "production"
+	ProfileSimulation = "simulation"
+)
+
+// Profiled returns c with the constants of its profile.
+func (c Config) Profiled() Config {
+	if c.Profile != ProfileSimulation {
+		return c
+	}
+	c.ServingGrace, c.SettleTime, c.MemoryTimeout = 5*time.Second, 2*time.Second, 8*time.Second
+	c.PlaceTimeout = 3 * time.Minute // Nomad shares a laptop with all the engines
+	c.ThrashWindow, c.TrafficWindow = 5*time.Second, 3*time.Second
+	c.TierGrace, c.PruneInterval = time.Second, time.Second
+	c.MemorySlack = 4 << 20 // no driver takes any
+	c.Rates.Start = time.Second
+	return c
+}
+
 // Problems are all bad fields but the pools, by their names in the config file.
 func (c Config) Problems() hclfault.Problems {
 	var bad hclfault.Problems
+	if c.Profile != ProfileProduction && c.Profile != ProfileSimulation {
+		bad.Add("profile", "is %q: must be %q or %q", c.Profile, ProfileProduction, ProfileSimulation)
+	}
 	for _, d := range []struct {
 		name   string
 		value  time.Duration

@@ -225,17 +225,9 @@ acl {
 # The demo engine loads in a second, so a rollout, an eviction or an idle model takes
 # seconds here in place of minutes.
 reconcile {
-  canary_time    = "5s"
-  min_age        = "10s"
-  thrash_window  = "1m"
-  traffic_window = "10s"
-  tier_grace     = "5s"
-  prune_interval = "5s"
-
-  rates {
-    start = "1s"
-    wake  = "300ms"
-  }
+  profile     = "simulation"
+  canary_time = "5s"
+  min_age     = "10s"
 }
 
 nomad {
