@@ -3,6 +3,7 @@ package planner_test
 import (
 	"fmt"
 	"math/rand/v2"
+	"reflect"
 	"testing"
 	"time"
 
@@ -342,6 +343,24 @@ func TestDrain(t *testing.T) {
 		require.Empty(t, w.view().ReplicasOf(nil, "m"))
 		require.Empty(t, w.nomad)
 	})
+}
+
+// TestProfiles: a profile changes constants alone, never a setting of the config file.
+func TestProfiles(t *testing.T) {
+	t.Parallel()
+	production := planner.DefaultConfig()
+	require.Equal(t, production, production.Profiled())
+	simulation := production
+	simulation.Profile = planner.ProfileSimulation
+	profiled := simulation.Profiled()
+	require.NoError(t, profiled.Validate())
+	require.Less(t, profiled.ThrashWindow, production.ThrashWindow)
+	before, after := reflect.ValueOf(simulation), reflect.ValueOf(profiled)
+	for i := range before.NumField() {
+		if f := before.Type().Field(i); f.Tag.Get("hcl") != "" {
+			require.Equal(t, before.Field(i).Interface(), after.Field(i).Interface(), f.Name)
+		}
+	}
 }
 
 func TestConfig(t *testing.T) {

@@ -25,6 +25,7 @@ import (
 
 	"remuda/controller/agent"
 	"remuda/controller/gateway"
+	"remuda/controller/planner"
 	"remuda/controller/placement"
 	"remuda/controller/state"
 	"remuda/internal/sim/gpu"
@@ -386,7 +387,7 @@ func TestConfigsAreValid(t *testing.T) {
 	require.Equal(t, d.join("controller"), server.DataDir)
 	require.False(t, server.ACL.Enabled)
 	require.Equal(t, 10*time.Second, server.Reconcile.MinAge)
-	require.Equal(t, time.Second, server.Reconcile.Rates.Start)
+	require.Equal(t, planner.ProfileSimulation, server.Reconcile.Profile)
 	front, err := gateway.LoadFile(d.join("config", "gateway.hcl"), gateway.DefaultConfig())
 	require.NoError(t, err)
 	require.Equal(t, []string{"http://" + server.HTTP.Bind}, front.Controller.Addresses)
