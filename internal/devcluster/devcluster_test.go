@@ -25,8 +25,8 @@ import (
 
 	"remuda/controller/agent"
 	"remuda/controller/gateway"
-	"remuda/controller/planner"
 	"remuda/controller/placement"
+	"remuda/controller/planner"
 	"remuda/controller/state"
 	"remuda/internal/sim/gpu"
 	"remuda/jobs"
