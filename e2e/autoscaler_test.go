@@ -125,7 +125,7 @@ func (s *scaled) awaits(limit time.Duration, what string, ok func(cheap, dear ap
 	eventually(s.t, limit, what, func() error {
 		st, err := s.status()
 		if cheap, dear := st.VariantCounts["cheap"], st.VariantCounts["dear"]; err == nil && !ok(cheap, dear) {
-			err = fmt.Errorf("cheap %+v, dear %+v of %d wanted: %s", cheap, dear, st.Model.Target, st.Why)
+			err = fmt.Errorf("cheap %+v, dear %+v of %d wanted: %s", cheap, dear, st.Model.Target, st.StatusDescription)
 		}
 		return err
 	})
@@ -309,7 +309,7 @@ func TestPolicies(t *testing.T) {
 		eventually(t, 5*time.Minute, "two HOT replicas of "+name, func() error {
 			st, _, err := d.controller.Model(t.Context(), name, api.QueryOptions{})
 			if err == nil && st.Counts.Hot < 2 {
-				err = fmt.Errorf("%+v of %d: %s", st.Counts, st.Model.Target, st.Why)
+				err = fmt.Errorf("%+v of %d: %s", st.Counts, st.Model.Target, st.StatusDescription)
 			}
 			return err
 		})
@@ -432,11 +432,11 @@ func (s *scaled) grewOnce(to int) {
 	require.NoError(s.t, err)
 	var wanted []int
 	for _, d := range list {
-		if d.Kind != "scale" || d.Inputs["origin"] != "autoscaler" {
+		if d.Kind != "scale" || d.Details["origin"] != "autoscaler" {
 			continue
 		}
 		sum := 0
-		for _, n := range sumOf.FindAllString(d.Inputs["asked"], -1) {
+		for _, n := range sumOf.FindAllString(d.Details["asked"], -1) {
 			v, err := strconv.Atoi(n)
 			require.NoError(s.t, err, "%+v", d)
 			sum += v

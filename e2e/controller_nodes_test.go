@@ -85,8 +85,8 @@ func nodeDrained(t *testing.T, f *fleet) {
 	f.remuda("scale", "-detach", "m", "5")
 	eventually(t, time.Minute, "the reason", func() error {
 		st, _, err := f.api.Model(t.Context(), "m", api.QueryOptions{})
-		if err == nil && !strings.Contains(st.Why, other) {
-			err = fmt.Errorf("%q", st.Why)
+		if err == nil && !strings.Contains(st.StatusDescription, other) {
+			err = fmt.Errorf("%q", st.StatusDescription)
 		}
 		return err
 	})
@@ -112,7 +112,7 @@ func nodeBlinks(t *testing.T, f *fleet) {
 	t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGCONT) })
 	eventually(t, 2*time.Minute, "the node to be missed", func() error {
 		n, _, err := f.api.Node(t.Context(), victim, api.QueryOptions{})
-		if err == nil && n.Node.LostSince.IsZero() {
+		if err == nil && n.Node.DownSince.IsZero() {
 			err = errors.New("it is not")
 		}
 		return err
@@ -120,7 +120,7 @@ func nodeBlinks(t *testing.T, f *fleet) {
 	require.NoError(t, syscall.Kill(pid, syscall.SIGCONT))
 	eventually(t, 4*time.Minute, "the node to be back", func() error {
 		n, _, err := f.api.Node(t.Context(), victim, api.QueryOptions{})
-		if err == nil && (!n.Node.LostSince.IsZero() || !n.Node.Ready) {
+		if err == nil && (!n.Node.DownSince.IsZero() || !n.Node.Ready) {
 			err = fmt.Errorf("%+v", n.Node)
 		}
 		return err
@@ -140,7 +140,7 @@ func nodeLost(t *testing.T, f *fleet) {
 	f.allOn("m", other, victim, 4)
 	n, _, err := f.api.Node(t.Context(), victim, api.QueryOptions{})
 	require.NoError(t, err)
-	require.True(t, n.Node.Gone)
+	require.True(t, n.Node.WrittenOff)
 	t.Logf("decisions: %v", f.decisions("m"))
 	// It comes back: what still runs there is stopped, and it is used again.
 	require.NoError(t, syscall.Kill(pid, syscall.SIGCONT))

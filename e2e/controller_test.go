@@ -470,7 +470,7 @@ func nomadDown(t *testing.T, f *fleet) {
 	time.Sleep(outage())
 	st, _, err := f.api.Model(t.Context(), "m", api.QueryOptions{})
 	require.NoError(t, err)
-	require.Equal(t, 2, st.Counts.Hot, "%s", st.Why)
+	require.Equal(t, 2, st.Counts.Hot, "%s", st.StatusDescription)
 	eventually(t, time.Minute, "the controller to report it", func() error {
 		health, err := f.api.AgentHealth(t.Context())
 		if err == nil && health.Healthy {

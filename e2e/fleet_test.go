@@ -286,7 +286,7 @@ func (f *fleet) isHot(model string, n int) ([]string, error) {
 		return nil, err
 	}
 	if (st.Counts != api.Counts{Hot: n}) || len(st.Replicas) != n {
-		return nil, fmt.Errorf("%+v of %d: %s", st.Counts, len(st.Replicas), st.Why)
+		return nil, fmt.Errorf("%+v of %d: %s", st.Counts, len(st.Replicas), st.StatusDescription)
 	}
 	var names, seats []string
 	for _, r := range st.Replicas {

@@ -136,7 +136,7 @@ func (f *fleet) why(model string) string {
 	if err != nil {
 		return err.Error()
 	}
-	return st.Why
+	return st.StatusDescription
 }
 
 // asked sends one request after the other until one is answered as it should be. It

@@ -63,7 +63,7 @@ func (c *asker) showToken(t api.Token) error {
 	f.setIf("Secret", t.SecretID)
 	f.set("Role", t.Role)
 	f.set("Name", t.Name)
-	f.set("Created", clock(t.Created))
+	f.set("Created", clock(t.CreatedAt))
 	return f.flush()
 }
 
@@ -82,7 +82,7 @@ var aclTokenList = question{
 			}
 			t := newTable(c.out, "ACCESSOR", "ROLE", "NAME", "CREATED")
 			for _, k := range tokens {
-				t.row(k.Accessor, k.Role, k.Name, clock(k.Created))
+				t.row(k.Accessor, k.Role, k.Name, clock(k.CreatedAt))
 			}
 			return t.flush()
 		})

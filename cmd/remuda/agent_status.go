@@ -70,7 +70,7 @@ func (c *asker) showAgent(a api.AgentSelf) error {
 	at := now()
 	t := newTable(c.out, "NAME", "INDEX", "SEEN")
 	for _, g := range a.Gateways {
-		t.row(g.Name, g.Index, age(g.Seen, at)+" ago")
+		t.row(g.Name, g.Index, age(g.LastReportAt, at)+" ago")
 	}
 	return t.flush()
 }

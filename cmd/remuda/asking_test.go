@@ -138,7 +138,7 @@ func TestModelStatusTellsAges(t *testing.T) {
 func TestAStartOfNothingSaysSo(t *testing.T) {
 	r := said(t, map[string]any{
 		"PUT /v1/model/m/start": api.ScaleResponse{Model: "m", Changed: true},
-		"GET /v1/model/m":       api.ModelStatus{Model: api.Model{Name: "m"}, Why: "The model wants no replicas."},
+		"GET /v1/model/m":       api.ModelStatus{Model: api.Model{Name: "m"}, StatusDescription: "The model wants no replicas."},
 	})
 	require.Contains(t, r.ok("model", "start", "m"), `m is started with a target of 0 replicas: scale it up with "remuda scale m N".`)
 }

@@ -39,7 +39,7 @@ var decisionList = question{
 				}
 				t := newTable(c.out, "TIME", "KIND", "ABOUT", "REASON", "NUMBERS")
 				for _, d := range decisions {
-					t.row(clock(d.Time), d.Kind, aboutText(d), d.Reason, inputsText(d.Inputs))
+					t.row(clock(d.Time), d.Kind, aboutText(d), d.Reason, inputsText(d.Details))
 				}
 				return t.flush()
 			})

@@ -57,7 +57,7 @@ func (d draining) follow(parent context.Context, c *asker, g api.Gateway) (api.G
 		ctx, cancel = context.WithTimeout(parent, d.timeout)
 	}
 	defer cancel()
-	enough := g.Expires.Sub(g.Seen) / 2
+	enough := g.ExpiresAt.Sub(g.LastReportAt) / 2
 	tick := time.NewTicker(max(min(drainPoll, enough/2), 10*time.Millisecond))
 	defer tick.Stop()
 	var missing time.Time // since when, zero while it is there

@@ -32,7 +32,7 @@ var gatewayList = question{
 			at := now()
 			t := newTable(c.out, "NAME", "STATUS", "IN FLIGHT", "WAITING", "INDEX", "SINCE", "SEEN")
 			for _, g := range gateways {
-				t.row(g.Name, gatewayStatus(g), g.InFlight, g.Waiting, g.Index, age(g.Since, at), age(g.Seen, at)+" ago")
+				t.row(g.Name, gatewayStatus(g), g.InFlight, g.Waiting, g.Index, age(g.Since, at), age(g.LastReportAt, at)+" ago")
 			}
 			return t.flush()
 		})

@@ -155,7 +155,7 @@ func (c *asker) showModel(s api.ModelStatus) error {
 	if m.IdleWarm != 0 || m.IdleCold != 0 {
 		f.set("Idle", fmt.Sprintf("warm after %s, cold after %s", never(m.IdleWarm), never(m.IdleCold)))
 	}
-	f.set("Why", s.Why)
+	f.set("Why", s.StatusDescription)
 	if err := f.flush(); err != nil {
 		return err
 	}

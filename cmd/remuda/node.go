@@ -56,9 +56,9 @@ var nodeList = question{
 
 func nodeState(n api.Node) string {
 	switch {
-	case n.Gone:
+	case n.WrittenOff:
 		return "gone"
-	case !n.LostSince.IsZero():
+	case !n.DownSince.IsZero():
 		return "lost"
 	case n.Draining:
 		return "draining"
@@ -95,8 +95,8 @@ func (c *asker) showNode(s api.NodeStatus) error {
 	f.set("Capacity pool", poolName(n.CapacityPool))
 	f.set("Status", nodeState(n))
 	f.setIf("Not usable", n.Unusable)
-	if !n.LostSince.IsZero() {
-		f.set("Down since", clock(n.LostSince))
+	if !n.DownSince.IsZero() {
+		f.set("Down since", clock(n.DownSince))
 	}
 	f.set("CPU", fmt.Sprintf("%d MHz", n.CPU))
 	if err := f.flush(); err != nil {
@@ -190,7 +190,7 @@ func findGPUs(nodes []api.Node, arg string) (place, error) {
 	for _, n := range nodes {
 		match([]string{n.ID, n.Name}, place{node: n.ID, name: n.Name})
 		for _, g := range n.GPUs {
-			if !n.Gone {
+			if !n.WrittenOff {
 				match([]string{g.UUID}, place{node: n.ID, gpu: g.UUID, name: n.Name})
 			}
 		}

@@ -127,7 +127,7 @@ func TestOperatorsDay(t *testing.T) {
 	var about api.ModelStatus
 	r.json(&about, "model", "status", model)
 	require.Equal(t, 1, about.Counts.Hot)
-	require.NotEmpty(t, about.Why)
+	require.NotEmpty(t, about.StatusDescription)
 	var decisions []api.Decision
 	r.json(&decisions, "decision", "list", "-model", model, "-limit", "2")
 	require.Len(t, decisions, 2)
@@ -410,7 +410,7 @@ func TestWatchingEnds(t *testing.T) {
 func TestFindGPUs(t *testing.T) {
 	t.Parallel()
 	nodes := []api.Node{
-		{ID: "aaaa-1", Name: "old", Gone: true, GPUs: []api.GPU{{UUID: gpuA}}},
+		{ID: "aaaa-1", Name: "old", WrittenOff: true, GPUs: []api.GPU{{UUID: gpuA}}},
 		{ID: "bbbb-2", Name: "new", GPUs: []api.GPU{{UUID: gpuA}, {UUID: gpuB}}},
 		{ID: "cccc-3", Name: "aaaa", GPUs: []api.GPU{{UUID: "GPU-cccc"}}},
 	}

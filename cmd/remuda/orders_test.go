@@ -28,7 +28,7 @@ func (r *running) obedient(name string, ids ...string) {
 		for ; ctx.Err() == nil; <-tick.C {
 			report := api.GatewayReport{Gateway: name, Index: 1, Since: began, Replicas: []api.ReplicaLoad{}, Draining: draining}
 			if len(ids) > 0 {
-				q := api.QueueLoad{Model: "m", State: api.QueueDeploying, Waiting: len(ids), Oldest: began}
+				q := api.QueueLoad{Model: "m", State: api.QueueDeploying, Waiting: len(ids), OldestAt: began}
 				for _, id := range ids {
 					q.Requests = append(q.Requests, api.Request{ID: id, Started: began})
 				}

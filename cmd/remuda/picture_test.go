@@ -37,7 +37,7 @@ func drawn() api.NodeStatus {
 		},
 		Replicas: []api.Replica{
 			{Name: "m:h100:2", Tier: "WARM", Status: "warm", Goal: "warm", Current: true, Since: now().Add(-time.Hour)},
-			{Name: long, Tier: "HOT", Status: "draining", Goal: "warm", For: "big", Current: true, Since: now().Add(-time.Minute), Load: &api.Load{InFlight: 3}},
+			{Name: long, Tier: "HOT", Status: "draining", Goal: "warm", MakesRoomFor: "big", Current: true, Since: now().Add(-time.Minute), Load: &api.Load{InFlight: 3}},
 			{Name: "m:h100:9", Tier: "COLD", Status: "cold", Goal: "cold", Current: true, Since: now().Add(-time.Minute)},
 		},
 	}

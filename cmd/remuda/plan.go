@@ -85,8 +85,8 @@ func (c *asker) showForesight(p api.PlanResponse) {
 		}
 		at = s.After
 		fmt.Fprintf(c.out, "\n%s\n%s\n", wrap("  ", s.Replica), wrap("    ", stepText(s)))
-		if s.Why != "" {
-			fmt.Fprintln(c.out, wrap("    ", sentence(s.Why)))
+		if s.Reason != "" {
+			fmt.Fprintln(c.out, wrap("    ", sentence(s.Reason)))
 		}
 	}
 	if p.Unfinished != "" {
@@ -100,11 +100,11 @@ func (c *asker) showForesight(p api.PlanResponse) {
 		if w.Replica != "" {
 			name = w.Replica
 		}
-		fmt.Fprintf(c.out, "\n%s\n%s\n", wrap("  ", name), wrap("    ", sentence(w.Why)))
+		fmt.Fprintf(c.out, "\n%s\n%s\n", wrap("  ", name), wrap("    ", sentence(w.Reason)))
 	}
 	var others []api.Decision // of models
 	for _, d := range p.Decisions {
-		waits := slices.ContainsFunc(p.Waits, func(w api.PlannedWait) bool { return w.Why == d.Reason })
+		waits := slices.ContainsFunc(p.Waits, func(w api.PlannedWait) bool { return w.Reason == d.Reason })
 		if d.Replica == "" && !waits {
 			others = append(others, d)
 		}

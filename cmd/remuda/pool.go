@@ -46,8 +46,8 @@ func (c *asker) showPools(pools []api.Pool) error {
 		state := "reachable"
 		if !p.Known {
 			state = "unreachable"
-			if !p.Heard.IsZero() {
-				state += " for " + age(p.Heard, at)
+			if !p.LastContactAt.IsZero() {
+				state += " for " + age(p.LastContactAt, at)
 			}
 		}
 		var desired []string

@@ -41,7 +41,7 @@ States:
 			at := now()
 			t := newTable(c.out, "MODEL", "STATE", "WAITING", "OLDEST", "IN FLIGHT", "SERVED", "SERVING", "GATEWAYS")
 			for _, q := range queues {
-				t.row(q.Model, q.State, q.Waiting, age(q.Oldest, at), q.InFlight, perSecond(q.Served), q.Serving, q.Gateways)
+				t.row(q.Model, q.State, q.Waiting, age(q.OldestAt, at), q.InFlight, perSecond(q.CompletedPerSecond), q.Serving, q.Gateways)
 			}
 			return t.flush()
 		})
@@ -70,7 +70,7 @@ func (c *asker) showQueue(s api.QueueStatus) error {
 	f.set("State", s.Queue.State)
 	f.set("Waiting", waitingText(s.Queue, at))
 	f.set("In flight", s.Queue.InFlight)
-	f.set("Served", perSecond(s.Queue.Served))
+	f.set("Served", perSecond(s.Queue.CompletedPerSecond))
 	f.set("Serving", plural(s.Queue.Serving, "replica"))
 	if s.Queue.Incomplete {
 		f.set("Incomplete", "yes: the leader is new, and not all gateways have reported yet")
@@ -82,7 +82,7 @@ func (c *asker) showQueue(s api.QueueStatus) error {
 		fmt.Fprintln(c.out, "\nGateways")
 		t := newTable(c.out, "NAME", "STATE", "WAITING", "OLDEST", "IN FLIGHT", "SERVED")
 		for _, g := range s.Gateways {
-			t.row(g.Gateway, g.State, g.Waiting, age(g.Oldest, at), g.InFlight, perSecond(g.Served))
+			t.row(g.Gateway, g.State, g.Waiting, age(g.OldestAt, at), g.InFlight, perSecond(g.CompletedPerSecond))
 		}
 		if err := t.flush(); err != nil {
 			return err
@@ -129,10 +129,10 @@ func perSecond(n float64) string {
 
 // waitingText is how many requests wait, and for how long the first of them has.
 func waitingText(q api.Queue, at time.Time) string {
-	if q.Waiting == 0 || q.Oldest.IsZero() {
+	if q.Waiting == 0 || q.OldestAt.IsZero() {
 		return fmt.Sprint(q.Waiting)
 	}
-	return fmt.Sprintf("%d, the oldest for %s", q.Waiting, age(q.Oldest, at))
+	return fmt.Sprintf("%d, the oldest for %s", q.Waiting, age(q.OldestAt, at))
 }
 
 // requestsText is what gateways have of a model, for its status.

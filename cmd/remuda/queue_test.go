@@ -14,12 +14,12 @@ import (
 
 func TestQueueListAndStatus(t *testing.T) {
 	since := time.Now().Add(-12 * time.Second)
-	queue := api.Queue{Model: "m", State: api.QueueBusy, Waiting: 3, InFlight: 2, Oldest: since, Served: 1.25, Serving: 1, Gateways: 2}
+	queue := api.Queue{Model: "m", State: api.QueueBusy, Waiting: 3, InFlight: 2, OldestAt: since, CompletedPerSecond: 1.25, Serving: 1, Gateways: 2}
 	r := said(t, map[string]any{
 		"GET /v1/queues": []api.Queue{queue, {Model: "n", State: api.QueueIdle}},
 		"GET /v1/queue/m": api.QueueStatus{
 			Queue:    queue,
-			Gateways: []api.GatewayQueue{{Gateway: "a", State: api.QueueBusy, Waiting: 3, InFlight: 2, Oldest: since, Served: 1.25}},
+			Gateways: []api.GatewayQueue{{Gateway: "a", State: api.QueueBusy, Waiting: 3, InFlight: 2, OldestAt: since, CompletedPerSecond: 1.25}},
 			Waiting:  []api.QueuedRequest{{ID: "w1", Started: since, Gateway: "a", Model: "m", Position: 1}},
 			InFlight: []api.QueuedRequest{{ID: "f1", Started: since, Gateway: "a", Model: "m", Replica: "m:v:1"}, {ID: "f2", Started: since, Gateway: "a", Model: "m", Replica: "m:v:1"}},
 			Replicas: []api.Replica{{Name: "m:v:1", Tier: "HOT", Status: "serving", Goal: "run", Current: true}},
@@ -49,7 +49,7 @@ func TestQueueListAndStatus(t *testing.T) {
 }
 
 func TestModelStatusTellsRequests(t *testing.T) {
-	status := api.ModelStatus{Model: api.Model{Name: "m"}, Queue: &api.Queue{Model: "m", State: api.QueueDeploying, Waiting: 5, Oldest: time.Now().Add(-3 * time.Minute), InFlight: 2}}
+	status := api.ModelStatus{Model: api.Model{Name: "m"}, Queue: &api.Queue{Model: "m", State: api.QueueDeploying, Waiting: 5, OldestAt: time.Now().Add(-3 * time.Minute), InFlight: 2}}
 	require.Regexp(t, `(?m)^Requests += 2 in flight, waiting 5, the oldest for 3m0[0-9]s$`, said(t, map[string]any{"GET /v1/model/m": status}).ok("model", "status", "m"))
 	status.Queue = &api.Queue{Model: "m", State: api.QueueIdle}
 	require.Regexp(t, `(?m)^Requests += 0 in flight, waiting 0$`, said(t, map[string]any{"GET /v1/model/m": status}).ok("model", "status", "m"))
@@ -142,7 +142,7 @@ func TestGatewayListAndDrain(t *testing.T) {
 	t.Parallel()
 	seen := time.Now()
 	gateway := func(name string, inFlight int, draining, ordered bool) api.Gateway {
-		return api.Gateway{Name: name, InFlight: inFlight, Waiting: 1, Draining: draining, DrainOrdered: ordered, Since: seen.Add(-time.Hour), Seen: seen, Expires: seen.Add(100 * time.Millisecond)}
+		return api.Gateway{Name: name, InFlight: inFlight, Waiting: 1, Draining: draining, DrainOrdered: ordered, Since: seen.Add(-time.Hour), LastReportAt: seen, ExpiresAt: seen.Add(100 * time.Millisecond)}
 	}
 	r := said(t, map[string]any{"GET /v1/gateways": []api.Gateway{gateway("host:1:a", 2, false, false), gateway("host:1:b", 0, true, true)}})
 	out := r.ok("gateway", "list")

@@ -128,8 +128,8 @@ func replicaNote(r api.Replica) string {
 	if r.NotServing != "" {
 		notes = append(notes, r.NotServing)
 	}
-	if r.For != "" {
-		notes = append(notes, "evicted for "+r.For)
+	if r.MakesRoomFor != "" {
+		notes = append(notes, "evicted for "+r.MakesRoomFor)
 	}
 	if r.OutOfUse != "" {
 		notes = append(notes, r.OutOfUse)
@@ -190,10 +190,10 @@ func (c *asker) showReplica(r api.Replica) error {
 		f.set("GPU memory (WARM)", bytesize.Text(r.SleepMemory)+" of each GPU")
 	}
 	f.set("Nomad job", r.Name)
-	f.set("Created", clock(r.Created))
+	f.set("Created", clock(r.CreatedAt))
 	f.setIf("Note", replicaNote(r))
-	if !r.Retry.IsZero() {
-		f.set("Next retry", clock(r.Retry))
+	if !r.RetryAt.IsZero() {
+		f.set("Next retry", clock(r.RetryAt))
 	}
 	if r.Load == nil {
 		f.set("In flight", "unknown")

@@ -27,7 +27,7 @@ func TestTables(t *testing.T) {
 		},
 		{
 			Name: "m:v:2", Model: "m", Variant: "v", ID: "2", Version: 1, Tier: "HOT", Status: "draining", Goal: "warm", Node: "11111111-0000", NodeName: "gpu-1",
-			Seats: []string{gpu + "#1"}, For: "other", Canary: true,
+			Seats: []string{gpu + "#1"}, MakesRoomFor: "other", Canary: true,
 		},
 	}
 	model := api.Model{
@@ -36,8 +36,8 @@ func TestTables(t *testing.T) {
 		Rollouts: map[string]api.Rollout{"v": {Status: "canary", Version: 2}},
 		Desired:  []api.Share{{Variant: "v", Replicas: 1}, {Pool: "east", Variant: "v", Replicas: 1}},
 	}
-	decisions := []api.Decision{{Model: "m", Replica: "m:v:1", Kind: "place", Reason: "placed on node gpu-1", Inputs: map[string]string{"variant": "v"}}}
-	queue := api.Queue{Model: "m", State: api.QueueBusy, Waiting: 3, InFlight: 2, Served: 1.5}
+	decisions := []api.Decision{{Model: "m", Replica: "m:v:1", Kind: "place", Reason: "placed on node gpu-1", Details: map[string]string{"variant": "v"}}}
+	queue := api.Queue{Model: "m", State: api.QueueBusy, Waiting: 3, InFlight: 2, CompletedPerSecond: 1.5}
 	node := api.Node{
 		ID: "11111111-0000", Name: "gpu-1", Datacenter: "dc1", Pool: "default", Ready: true, HostMemory: 100 << 30, WarmBudget: 50 << 30, CPU: 3000,
 		GPUs: []api.GPU{{UUID: gpu, Model: "H100", Memory: 80 << 30, FreeMemory: 40 << 30, HotMemory: 40 << 30, Healthy: true, Seats: []api.Seat{{ID: gpu + "#0", Replica: "m:v:1"}, {ID: gpu + "#1"}}}},
@@ -50,7 +50,7 @@ func TestTables(t *testing.T) {
 		"PUT /v1/evict":                       api.EvictResponse{Replicas: []api.Eviction{{Name: "m:v:1", Node: "11111111-0000", From: "HOT", To: "WARM", FreedGPUs: 1, FreedBytes: 39 << 30}, {Name: "m:v:2", From: "HOT", Error: "unchanged: already leaving (draining)"}}},
 		"GET /v1/gateways":                    []api.Gateway{{Name: "gw", Index: 7, InFlight: 2, Waiting: 3}},
 		"GET /v1/models":                      []api.ModelSummary{{Name: "m", Variants: []string{"v"}, Min: 1, Max: 4, Replicas: 2, Target: 2, Management: "full", Counts: api.Counts{Hot: 1, Starting: 1}}},
-		"GET /v1/model/m":                     api.ModelStatus{Model: model, Counts: api.Counts{Hot: 1, Leaving: 1}, VariantCounts: map[string]api.Counts{"v": {Hot: 1}}, Unplaceable: map[string]string{"v": "no GPUs"}, Replicas: replicas, Decisions: decisions, Why: "1 of 2 replicas serve.", Queue: &queue},
+		"GET /v1/model/m":                     api.ModelStatus{Model: model, Counts: api.Counts{Hot: 1, Leaving: 1}, VariantCounts: map[string]api.Counts{"v": {Hot: 1}}, Unplaceable: map[string]string{"v": "no GPUs"}, Replicas: replicas, Decisions: decisions, StatusDescription: "1 of 2 replicas serve.", Queue: &queue},
 		"GET /v1/model/m/versions":            []api.Version{{Number: 2, Current: true, Replicas: 1, Changes: []api.Change{{Path: "max"}, {Path: "variant \"v\": memory"}}}, {Number: 1, Stable: true, Replicas: 1}},
 		"GET /v1/nodes":                       []api.Node{node},
 		"GET /v1/pipelines":                   []api.Pipeline{{Name: "p", Models: []string{"m", "x"}, Missing: []string{"x"}, ModifyIndex: 5}},

@@ -39,7 +39,7 @@ func TestPlanDoesNothing(t *testing.T) {
 	var p api.PlanResponse
 	r.json(&p, "plan", "-scale", "m=3")
 	require.Len(t, p.Steps, 4)
-	require.NotEmpty(t, p.Steps[0].Why)
+	require.NotEmpty(t, p.Steps[0].Reason)
 	require.Positive(t, p.Steps[3].After)
 	require.NotEmpty(t, p.Assumptions)
 	require.NotEmpty(t, p.Decisions)

@@ -159,8 +159,8 @@ func (p *progress) tell(s api.ModelStatus) {
 		}
 	}
 	// The reason is of interest where nothing moves.
-	if why := strings.TrimSpace(s.Why); why != p.why && !news {
+	if why := strings.TrimSpace(s.StatusDescription); why != p.why && !news {
 		p.c.printf("  %s\n", why)
 	}
-	p.why = strings.TrimSpace(s.Why)
+	p.why = strings.TrimSpace(s.StatusDescription)
 }

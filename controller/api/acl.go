@@ -14,8 +14,8 @@ type Token struct {
 	// Role is operator, gateway, autoscaler or read-only.
 	Role string `enum:"state.Role"`
 	// SecretID is what its bearer sends. It is told once, when the token is made.
-	SecretID string    `json:",omitempty"`
-	Created  time.Time `json:",omitzero"`
+	SecretID  string    `json:",omitempty"`
+	CreatedAt time.Time `json:",omitzero"`
 
 	CreateIndex, ModifyIndex uint64
 }

@@ -66,10 +66,10 @@ type GatewayReport struct {
 	// Since is when the gateway began: of requests before that it knows nothing. Zero: it
 	// does not say, and nothing can be concluded from what it has not seen.
 	Since time.Time `json:",omitzero"`
-	// Wanted are models that clients asked for and that had no replica to serve them, since
+	// Demand are models that clients asked for and that had no replica to serve them, since
 	// the last report that the controller took, with when they were last asked for; at most
-	// MaxReportWanted.
-	Wanted map[string]time.Time `json:",omitempty"`
+	// MaxReportDemand.
+	Demand map[string]time.Time `json:",omitempty"`
 	// Queues are the models that have requests waiting or at engines; at most
 	// MaxReportQueues, the longest queues first.
 	Queues []QueueLoad `json:",omitempty"`
@@ -102,10 +102,10 @@ type QueueLoad struct {
 	State QueueState `enum:"api.QueueState"`
 	// Waiting is how many requests wait for an engine, InFlight how many are at one.
 	Waiting, InFlight int
-	// Oldest is when the one that has waited longest came, absent where none waits.
-	Oldest time.Time `json:",omitzero"`
-	// Served is how many requests ended per second lately.
-	Served float64 `json:",omitempty"`
+	// OldestAt is when the one that has waited longest came, absent where none waits.
+	OldestAt time.Time `json:",omitzero"`
+	// CompletedPerSecond is how many requests ended per second lately.
+	CompletedPerSecond float64 `json:",omitempty"`
 	// Requests are some of those that wait, in the order in which they would be served,
 	// at most MaxReportRequests.
 	Requests []Request `json:",omitempty"`
@@ -149,9 +149,9 @@ type GatewayOrders struct {
 type ReplicaLoad struct {
 	Name     string
 	InFlight int
-	// Oldest is when the oldest request in flight began, LastRequest when the newest of all
+	// OldestAt is when the oldest request in flight began, LastRequest when the newest of all
 	// did; absent where there was none.
-	Oldest      time.Time `json:",omitzero"`
+	OldestAt    time.Time `json:",omitzero"`
 	LastRequest time.Time `json:",omitzero"`
 	// Answered is how many requests the replica's engines have answered, an error of the
 	// client's included, and Failed how many they have failed: with a 5xx, a broken
@@ -168,8 +168,8 @@ type ReplicaLoad struct {
 // MaxReportRequests is how many requests of one replica a report may name.
 const MaxReportRequests = 64
 
-// MaxReportWanted is how many models a report may want.
-const MaxReportWanted = 1000
+// MaxReportDemand is how many models a report may ask for.
+const MaxReportDemand = 1000
 
 // GatewayState returns what gateways follow.
 func (c *Client) GatewayState(ctx context.Context, q QueryOptions) (GatewayState, QueryMeta, error) {

@@ -17,9 +17,9 @@ type Gateway struct {
 	// Draining: it takes no new requests. DrainOrdered: it was told so within the last half
 	// minute.
 	Draining, DrainOrdered bool
-	// Since is when it began, or was first heard where it does not say. Seen is when it last
-	// reported; at Expires it is forgotten.
-	Since, Seen, Expires time.Time
+	// Since is when it began, or was first heard where it does not say. LastReportAt is when it
+	// last reported; at ExpiresAt it is forgotten.
+	Since, LastReportAt, ExpiresAt time.Time
 }
 
 // Gateways lists the gateways that report to the leader, by name. It cannot be watched.

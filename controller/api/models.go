@@ -219,8 +219,8 @@ type ModelStatus struct {
 	Replicas    []Replica
 	// Decisions are the newest, newest first.
 	Decisions []Decision
-	// Why says in a sentence or two why the model is as it is.
-	Why string
+	// StatusDescription explains in a sentence or two why the model is as it is.
+	StatusDescription string
 	// Queue is what gateways said last; absent where none reports to the answering server, as
 	// to one that does not lead. Its changes are no reason for a watch to return.
 	Queue *Queue `json:",omitempty"`
@@ -281,8 +281,8 @@ type Change struct {
 	Old   string   `json:",omitempty"`
 	New   string   `json:",omitempty"`
 	Lines []string `json:",omitempty"`
-	// Rolls tells that running replicas are replaced because of it.
-	Rolls bool `json:",omitempty"`
+	// ReplacesReplicas: running replicas are replaced because of it.
+	ReplacesReplicas bool `json:",omitempty"`
 	// Text is the whole for people.
 	Text string
 }

@@ -12,11 +12,11 @@ type Node struct {
 	ID, Name, Datacenter, Pool string
 	// CapacityPool is the external capacity pool that it belongs to, empty for the own one.
 	CapacityPool string `json:",omitempty"`
-	// Ready: Nomad places on it. Draining: it is being emptied. Gone: it was down for
+	// Ready: Nomad places on it. Draining: it is being emptied. WrittenOff: it was down for
 	// so long that its replicas were written off.
-	Ready, Draining, Gone bool
-	// LostSince is when it was last heard to be down, zero while it is not.
-	LostSince time.Time `json:",omitzero"`
+	Ready, Draining, WrittenOff bool
+	// DownSince is when it was last heard to be down, zero while it is not.
+	DownSince time.Time `json:",omitzero"`
 	// Unusable is why nothing is placed on it, empty where something may be.
 	Unusable string `json:",omitempty"`
 	GPUs     []GPU

@@ -84,8 +84,8 @@ type ReconcileStatus struct {
 
 // LinkStatus is how well another system is reached.
 type LinkStatus struct {
-	// Heard is when it last said something.
-	Heard time.Time `json:",omitzero"`
+	// LastContactAt is when it last answered.
+	LastContactAt time.Time `json:",omitzero"`
 	// Known: what it said is up to date.
 	Known bool
 	// Error is why not.

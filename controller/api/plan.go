@@ -45,8 +45,8 @@ type PlannedStep struct {
 	// From and To are statuses, as "serving"; From is empty where the replica is new, To
 	// where it would be gone.
 	From, To string
-	// Why is a sentence.
-	Why string
+	// Reason is a sentence.
+	Reason string
 }
 
 // PlanAssumption is something that the steps rest on.
@@ -67,8 +67,8 @@ type PlannedWait struct {
 	// Model and Replica are what it is about; either may be empty.
 	Model   string `json:",omitempty"`
 	Replica string `json:",omitempty"`
-	// Why is a sentence.
-	Why string
+	// Reason is a sentence.
+	Reason string
 }
 
 // Plan returns what the controller would do, and why. Nothing is done.

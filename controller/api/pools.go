@@ -23,11 +23,11 @@ type Pool struct {
 	Region    string `json:",omitempty"`
 	Namespace string `json:",omitempty"`
 	NodePool  string `json:",omitempty"`
-	// Known: what its Nomad said is up to date. Heard is when it last said something, Error
+	// Known: what its Nomad said is up to date. LastContactAt is when it last answered, Error
 	// why it is not Known.
-	Known bool
-	Heard time.Time `json:",omitzero"`
-	Error string    `json:",omitempty"`
+	Known         bool
+	LastContactAt time.Time `json:",omitzero"`
+	Error         string    `json:",omitempty"`
 	// Nodes, and GPUs of them, on which something may be placed; Memory of those GPUs, and
 	// FreeMemory of it, in bytes.
 	Nodes, GPUs        int
@@ -38,7 +38,7 @@ type Pool struct {
 	Desired map[string]int `json:",omitempty"`
 }
 
-// Pools lists the capacity pools, the own one first. Known, Heard and Error are the
+// Pools lists the capacity pools, the own one first. Known, LastContactAt and Error are the
 // leader's where it answers.
 func (c *Client) Pools(ctx context.Context, q QueryOptions) ([]Pool, QueryMeta, error) {
 	return read[[]Pool](ctx, c, "/v1/pools", nil, q)

@@ -20,10 +20,10 @@ type Queue struct {
 	State QueueState `enum:"api.QueueState,IDLE"`
 	// Waiting is how many requests wait for an engine, InFlight how many are at one.
 	Waiting, InFlight int
-	// Oldest is when the one that has waited longest came, absent where none waits.
-	Oldest time.Time `json:",omitzero"`
-	// Served is how many requests ended per second lately.
-	Served float64
+	// OldestAt is when the one that has waited longest came, absent where none waits.
+	OldestAt time.Time `json:",omitzero"`
+	// CompletedPerSecond is how many requests ended per second lately.
+	CompletedPerSecond float64
 	// Serving is how many replicas are HOT and running.
 	Serving int
 	// Gateways is how many gateways have something of the model.
@@ -61,10 +61,10 @@ type GatewayQueue struct {
 	State QueueState `enum:"api.QueueState"`
 	// Waiting is how many requests wait for an engine, InFlight how many are at one.
 	Waiting, InFlight int
-	// Oldest is when the one that has waited longest came, absent where none waits.
-	Oldest time.Time `json:",omitzero"`
-	// Served is how many requests ended per second lately.
-	Served float64
+	// OldestAt is when the one that has waited longest came, absent where none waits.
+	OldestAt time.Time `json:",omitzero"`
+	// CompletedPerSecond is how many requests ended per second lately.
+	CompletedPerSecond float64
 }
 
 // QueuedRequest is a request of a queue.

@@ -15,10 +15,10 @@ type Decision struct {
 	// Model and Replica are what it is about; either may be empty.
 	Model   string `json:",omitempty"`
 	Replica string `json:",omitempty"`
-	// Kind is a word, as "place". Reason is a sentence, Inputs are its numbers.
-	Kind   string
-	Reason string
-	Inputs map[string]string `json:",omitempty"`
+	// Kind is a word, as "place". Reason is a sentence, Details are its numbers.
+	Kind    string
+	Reason  string
+	Details map[string]string `json:",omitempty"`
 }
 
 // DecisionFilter chooses decisions.

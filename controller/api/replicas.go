@@ -37,18 +37,18 @@ type Replica struct {
 	// NotServing is why a replica that is starting does not serve although its engines run, as
 	// their shims report it; empty at first, and where the answering server does not lead.
 	NotServing string `json:",omitempty"`
-	// For is the model that it makes room for while it goes, empty where it goes for another
+	// MakesRoomFor is the model that it is evicted for, empty where it goes for another
 	// reason.
-	For string `json:",omitempty"`
+	MakesRoomFor string `json:",omitempty"`
 	// Canary: it is the first of a new definition, and on trial.
 	Canary bool `json:",omitempty"`
 	// Failures in a row, why the last one was, and when it is tried again.
 	Failures  int       `json:",omitempty"`
 	LastError string    `json:",omitempty"`
-	Retry     time.Time `json:",omitzero"`
-	// Since is when its status was entered, Created when it was placed.
-	Since   time.Time `json:",omitzero"`
-	Created time.Time `json:",omitzero"`
+	RetryAt   time.Time `json:",omitzero"`
+	// Since is when its status was entered, CreatedAt when it was placed.
+	Since     time.Time `json:",omitzero"`
+	CreatedAt time.Time `json:",omitzero"`
 	// Load is what gateways said last; absent where the answering server has heard nothing,
 	// as one that does not lead.
 	Load *Load `json:",omitempty"`
@@ -61,9 +61,9 @@ type Load struct {
 	InFlight int
 	// Busy: at least one request is in flight.
 	Busy bool
-	// Oldest is when the oldest request in flight began, LastRequest when the last one
+	// OldestAt is when the oldest request in flight began, LastRequest when the last one
 	// was sent to the replica.
-	Oldest      time.Time `json:",omitzero"`
+	OldestAt    time.Time `json:",omitzero"`
 	LastRequest time.Time `json:",omitzero"`
 	// Answered and Failed are how many requests the replica's engines have answered and
 	// failed within the last 30 s; FailedInARow is how many have failed since the last answer.

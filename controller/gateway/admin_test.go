@@ -110,7 +110,7 @@ func (b *boss) wanted() map[string]int {
 	defer b.controller.mu.Unlock()
 	out := map[string]int{}
 	for _, r := range b.reports {
-		for m := range r.Wanted {
+		for m := range r.Demand {
 			out[m]++
 		}
 	}
@@ -367,9 +367,9 @@ func TestReportsOfQueues(t *testing.T) {
 		require.Equal(t, want[i], r.ID)
 		require.WithinRange(t, r.Started, began, time.Now())
 	}
-	require.True(t, q.Oldest.Equal(q.Requests[0].Started))
-	require.Equal(t, api.QueueLoad{Model: "cold", State: api.QueueProvisioning, Waiting: 1, Oldest: report.Queues[1].Oldest,
-		Requests: []api.Request{{ID: "c", Started: report.Queues[1].Oldest}}}, report.Queues[1])
+	require.True(t, q.OldestAt.Equal(q.Requests[0].Started))
+	require.Equal(t, api.QueueLoad{Model: "cold", State: api.QueueProvisioning, Waiting: 1, OldestAt: report.Queues[1].OldestAt,
+		Requests: []api.Request{{ID: "c", Started: report.Queues[1].OldestAt}}}, report.Queues[1])
 
 	c.change(func() {
 		c.index = 3
@@ -393,11 +393,11 @@ func TestReportsOfQueues(t *testing.T) {
 	for _, q := range last.Queues {
 		require.Equal(t, api.QueueReady, q.State)
 		require.Empty(t, q.Requests)
-		require.True(t, q.Oldest.IsZero())
+		require.True(t, q.OldestAt.IsZero())
 	}
 	m := slices.IndexFunc(last.Queues, func(q api.QueueLoad) bool { return q.Model == "m" })
 	require.GreaterOrEqual(t, m, 0)
-	require.Positive(t, last.Queues[m].Served)
+	require.Positive(t, last.Queues[m].CompletedPerSecond)
 }
 
 // TestEndOfAllLeavesNothing: a gateway that had all kinds of waiters has no goroutine when it ends.

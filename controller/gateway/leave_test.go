@@ -63,7 +63,7 @@ func TestWaiterThatLeavesWhileItIsTold(t *testing.T) {
 	f.follows(2)
 	here, goOn := make(chan struct{}), make(chan struct{})
 	c.watch(func(r api.GatewayReport) {
-		if len(r.Wanted) > 0 {
+		if len(r.Demand) > 0 {
 			c.watch(nil)
 			c.change(func() { c.down[0] = true })
 			close(here)
@@ -81,7 +81,7 @@ func TestWaiterThatLeavesWhileItIsTold(t *testing.T) {
 	eventually(t, "a report without the wish", func() bool {
 		return c.count(func() (n int) {
 			for _, r := range c.reports {
-				if len(r.Wanted) == 0 {
+				if len(r.Demand) == 0 {
 					n++
 				}
 			}
@@ -93,7 +93,7 @@ func TestWaiterThatLeavesWhileItIsTold(t *testing.T) {
 	// One that gave up in the same time still wants it.
 	here, goOn = make(chan struct{}), make(chan struct{})
 	c.watch(func(r api.GatewayReport) {
-		if len(r.Wanted) > 0 {
+		if len(r.Demand) > 0 {
 			c.watch(nil)
 			c.change(func() { c.down[0] = true })
 			close(here)

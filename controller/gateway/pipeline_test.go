@@ -283,7 +283,7 @@ func TestStepThatWaits(t *testing.T) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		for _, r := range c.reports {
-			for m := range r.Wanted {
+			for m := range r.Demand {
 				if m == "tech-llm" {
 					return true
 				}

@@ -358,8 +358,8 @@ func (d *roster) queues(models, requests int) ([]api.QueueLoad, []api.ModelCount
 	var out []api.QueueLoad
 	for _, p := range d.processors {
 		s := d.table.State(now, p.model)
-		q := api.QueueLoad{Model: p.model, State: stateOf(s), Waiting: p.queue.Len(), InFlight: s.InFlight, Oldest: p.queue.Oldest(), Served: p.drain.PerSecond(now)}
-		if q.Waiting == 0 && q.InFlight == 0 && q.Served == 0 {
+		q := api.QueueLoad{Model: p.model, State: stateOf(s), Waiting: p.queue.Len(), InFlight: s.InFlight, OldestAt: p.queue.Oldest(), CompletedPerSecond: p.drain.PerSecond(now)}
+		if q.Waiting == 0 && q.InFlight == 0 && q.CompletedPerSecond == 0 {
 			continue
 		}
 		out = append(out, q)

@@ -103,11 +103,11 @@ func (r *reporter) rest(ctx context.Context, pause time.Duration, hasty bool) {
 func (r *reporter) report(ctx context.Context, server *api.Client) error {
 	index, loads := r.roster.flights(api.MaxReportRequests, reportRequests)
 	queues, counters := r.roster.queues(api.MaxReportQueues, reportRequests)
-	report := api.GatewayReport{Gateway: r.gateway, Index: index, Since: r.since, Wanted: r.roster.takeWanted(api.MaxReportWanted),
+	report := api.GatewayReport{Gateway: r.gateway, Index: index, Since: r.since, Demand: r.roster.takeWanted(api.MaxReportDemand),
 		Queues: queues, Counters: counters, Draining: r.draining(),
 		Replicas: make([]api.ReplicaLoad, len(loads))}
 	for i, l := range loads {
-		one := api.ReplicaLoad{Name: l.Replica, InFlight: l.InFlight, Oldest: l.Oldest, LastRequest: l.Last,
+		one := api.ReplicaLoad{Name: l.Replica, InFlight: l.InFlight, OldestAt: l.Oldest, LastRequest: l.Last,
 			Answered: l.Answered, Failed: l.Failed, FailedInARow: l.FailedInARow}
 		for _, f := range l.Flights {
 			one.Requests = append(one.Requests, api.Request{ID: f.ID, Started: f.Started})
@@ -116,7 +116,7 @@ func (r *reporter) report(ctx context.Context, server *api.Client) error {
 	}
 	orders, err := server.GatewayReport(ctx, report)
 	if err != nil {
-		r.roster.giveWanted(report.Wanted)
+		r.roster.giveWanted(report.Demand)
 		return err
 	}
 	r.obey(orders)

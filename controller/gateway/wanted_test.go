@@ -59,14 +59,14 @@ func TestWantedModelsAreReported(t *testing.T) {
 		require.Equal(t, "5", got.header.Get("Retry-After"))
 		asked = time.Now()
 		one := next()
-		for len(one.report.Wanted) == 0 {
+		for len(one.report.Demand) == 0 {
 			last, one = one, next()
 		}
 		report, soon = one.report, one.at.Sub(last.at) < rest
 	}
 	c.watch(nil)
-	require.Equal(t, []string{"warm"}, slices.Collect(maps.Keys(report.Wanted)))
-	require.False(t, report.Wanted["warm"].After(asked), "by when it was asked for, and not by when it is reported")
+	require.Equal(t, []string{"warm"}, slices.Collect(maps.Keys(report.Demand)))
+	require.False(t, report.Demand["warm"].After(asked), "by when it was asked for, and not by when it is reported")
 	require.False(t, report.Since.Before(began))
 	require.False(t, report.Since.After(asked))
 
@@ -76,7 +76,7 @@ func TestWantedModelsAreReported(t *testing.T) {
 	last := c.reported("what m has served", func(r api.GatewayReport) bool {
 		return len(r.Replicas) == 1 && r.Replicas[0].InFlight == 0 && !r.Replicas[0].LastRequest.IsZero()
 	})
-	require.Empty(t, last.Wanted)
+	require.Empty(t, last.Demand)
 	require.Equal(t, report.Since, last.Since)
 
 	// What the controller did not take is told again.
@@ -91,7 +91,7 @@ func TestWantedModelsAreReported(t *testing.T) {
 	c.reported("both", func(api.GatewayReport) bool {
 		names = nil
 		for _, r := range c.reports {
-			names = slices.AppendSeq(names, maps.Keys(r.Wanted))
+			names = slices.AppendSeq(names, maps.Keys(r.Demand))
 		}
 		slices.Sort(names)
 		return len(names) == 2
@@ -124,7 +124,7 @@ func TestServedModelIsWantedNoMore(t *testing.T) {
 	c.reported("the other model", func(api.GatewayReport) bool {
 		names = nil
 		for _, r := range c.reports {
-			names = slices.AppendSeq(names, maps.Keys(r.Wanted))
+			names = slices.AppendSeq(names, maps.Keys(r.Demand))
 		}
 		return len(names) > 0
 	})
@@ -143,5 +143,5 @@ func TestModelWhoseEnginesFailIsNotWanted(t *testing.T) {
 	last := c.reported("the request that failed", func(r api.GatewayReport) bool {
 		return len(r.Replicas) == 1 && !r.Replicas[0].LastRequest.IsZero()
 	})
-	require.Empty(t, last.Wanted)
+	require.Empty(t, last.Demand)
 }

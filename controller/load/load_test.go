@@ -42,18 +42,18 @@ func busy(name string, n int) api.ReplicaLoad { return api.ReplicaLoad{Name: nam
 func TestLoadsAreSummedOverGateways(t *testing.T) {
 	s, c := listening()
 	at := func(sec int) time.Time { return began.Add(time.Duration(sec) * time.Second) }
-	s.Put(report("a", 5, api.ReplicaLoad{Name: r1, InFlight: 2, Oldest: at(3), LastRequest: at(4), Requests: []api.Request{{ID: "x", Started: at(3)}, {ID: "z", Started: at(4)}}}))
+	s.Put(report("a", 5, api.ReplicaLoad{Name: r1, InFlight: 2, OldestAt: at(3), LastRequest: at(4), Requests: []api.Request{{ID: "x", Started: at(3)}, {ID: "z", Started: at(4)}}}))
 	s.Put(report("b", 7,
-		api.ReplicaLoad{Name: r1, InFlight: 1, Oldest: at(2), LastRequest: at(2), Requests: []api.Request{{ID: "y", Started: at(2)}}},
+		api.ReplicaLoad{Name: r1, InFlight: 1, OldestAt: at(2), LastRequest: at(2), Requests: []api.Request{{ID: "y", Started: at(2)}}},
 		api.ReplicaLoad{Name: r2, LastRequest: at(1)}))
 	require.Equal(t, map[string]api.Load{
-		r1: {InFlight: 3, Busy: true, Oldest: at(2), LastRequest: at(4), Requests: []api.Request{{ID: "y", Started: at(2)}, {ID: "x", Started: at(3)}, {ID: "z", Started: at(4)}}},
+		r1: {InFlight: 3, Busy: true, OldestAt: at(2), LastRequest: at(4), Requests: []api.Request{{ID: "y", Started: at(2)}, {ID: "x", Started: at(3)}, {ID: "z", Started: at(4)}}},
 		r2: {LastRequest: at(1)},
 	}, s.Loads())
-	require.Equal(t, map[string]load.Load{r1: {Load: api.Load{InFlight: 3, Busy: true, Oldest: at(2), LastRequest: at(4)}}, r2: {Load: api.Load{LastRequest: at(1)}}}, s.Totals())
+	require.Equal(t, map[string]load.Load{r1: {Load: api.Load{InFlight: 3, Busy: true, OldestAt: at(2), LastRequest: at(4)}}, r2: {Load: api.Load{LastRequest: at(1)}}}, s.Totals())
 	require.Equal(t, []api.Gateway{
-		{Name: "a", Index: 5, InFlight: 2, Since: c.now, Seen: c.now, Expires: c.now.Add(ttl)},
-		{Name: "b", Index: 7, InFlight: 1, Since: c.now, Seen: c.now, Expires: c.now.Add(ttl)},
+		{Name: "a", Index: 5, InFlight: 2, Since: c.now, LastReportAt: c.now, ExpiresAt: c.now.Add(ttl)},
+		{Name: "b", Index: 7, InFlight: 1, Since: c.now, LastReportAt: c.now, ExpiresAt: c.now.Add(ttl)},
 	}, s.Gateways())
 
 	// A report replaces the one before it, whatever it says.
@@ -114,9 +114,9 @@ func since(model string, at time.Time) func(string) time.Time {
 }
 
 func wants(gateway string, models ...string) api.GatewayReport {
-	r := api.GatewayReport{Gateway: gateway, Index: 1, Wanted: map[string]time.Time{}}
+	r := api.GatewayReport{Gateway: gateway, Index: 1, Demand: map[string]time.Time{}}
 	for _, m := range models {
-		r.Wanted[m] = time.Time{}
+		r.Demand[m] = time.Time{}
 	}
 	return r
 }
@@ -156,17 +156,17 @@ func TestOnlyDemandAfterADecisionCounts(t *testing.T) {
 	require.Equal(t, c.now, s.Demand(decided)["m"], "it is asked for again")
 
 	// A report that was sent late has what was asked for before the decision.
-	late := api.GatewayReport{Gateway: "b", Index: 1, Wanted: map[string]time.Time{"l": c.now}}
+	late := api.GatewayReport{Gateway: "b", Index: 1, Demand: map[string]time.Time{"l": c.now}}
 	decided = since("l", c.now.Add(1))
 	c.advance(2)
 	s.Put(late)
 	require.NotContains(t, s.Demand(decided), "l")
 	require.Equal(t, c.now, s.Demand(ever)["l"], "it lasts from when it was heard")
-	late.Wanted = map[string]time.Time{"l": c.now.Add(time.Hour)}
+	late.Demand = map[string]time.Time{"l": c.now.Add(time.Hour)}
 	s.Put(late)
 	require.Contains(t, s.Demand(decided), "l")
 	require.NotContains(t, s.Demand(since("l", c.now)), "l", "a gateway's clock may be fast")
-	late.Wanted = map[string]time.Time{"l": c.now.Add(-2)}
+	late.Demand = map[string]time.Time{"l": c.now.Add(-2)}
 	s.Put(late)
 	require.Contains(t, s.Demand(decided), "l", "the newest request counts")
 }
@@ -325,7 +325,7 @@ func TestValidateNamesEveryFault(t *testing.T) {
 		require.ErrorContains(t, err, want)
 	}
 	var many []string
-	for i := range api.MaxReportWanted + 1 {
+	for i := range api.MaxReportDemand + 1 {
 		many = append(many, fmt.Sprint("m", i))
 	}
 	require.ErrorContains(t, load.Validate(wants("gw", many...)), "1001 wanted models: must be at most 1000")

@@ -31,8 +31,8 @@ func queueErrors(q api.QueueLoad) []error {
 	if q.Waiting < 0 || q.InFlight < 0 {
 		bad("waiting is %d and in flight is %d: must be 0 or more", q.Waiting, q.InFlight)
 	}
-	if !(q.Served >= 0 && q.Served <= math.MaxFloat64) {
-		bad("served per second is %g: must be 0 or more", q.Served)
+	if !(q.CompletedPerSecond >= 0 && q.CompletedPerSecond <= math.MaxFloat64) {
+		bad("served per second is %g: must be 0 or more", q.CompletedPerSecond)
 	}
 	if n := len(q.Requests); n > api.MaxReportRequests {
 		bad("%d requests: must be at most %d", n, api.MaxReportRequests)
@@ -49,9 +49,9 @@ func add(q *api.Queue, o *api.QueueLoad) {
 	}
 	q.Waiting += o.Waiting
 	q.InFlight += o.InFlight
-	q.Served += o.Served
-	if !o.Oldest.IsZero() && (q.Oldest.IsZero() || o.Oldest.Before(q.Oldest)) {
-		q.Oldest = o.Oldest
+	q.CompletedPerSecond += o.CompletedPerSecond
+	if !o.OldestAt.IsZero() && (q.OldestAt.IsZero() || o.OldestAt.Before(q.OldestAt)) {
+		q.OldestAt = o.OldestAt
 	}
 	q.Gateways++
 }
@@ -59,7 +59,7 @@ func add(q *api.Queue, o *api.QueueLoad) {
 // newest returns when the newest of the waiting requests that are named came, or the oldest
 // of all where none is named.
 func newest(q *api.QueueLoad) time.Time {
-	at := q.Oldest
+	at := q.OldestAt
 	for _, r := range q.Requests {
 		if r.Started.After(at) {
 			at = r.Started
@@ -110,7 +110,7 @@ func (s *Store) QueueOf(model string) (of []api.GatewayQueue, requests []api.Que
 	of = []api.GatewayQueue{}
 	for name, e := range s.live() {
 		if q := e.queues[model]; q != nil {
-			of = append(of, api.GatewayQueue{Gateway: name, State: q.State, Waiting: q.Waiting, InFlight: q.InFlight, Oldest: q.Oldest, Served: q.Served})
+			of = append(of, api.GatewayQueue{Gateway: name, State: q.State, Waiting: q.Waiting, InFlight: q.InFlight, OldestAt: q.OldestAt, CompletedPerSecond: q.CompletedPerSecond})
 			requests = append(requests, e.places(name, func(m string, _ api.Request) bool { return m == model })...)
 		}
 	}

@@ -21,31 +21,31 @@ func queued(gateway string, qs ...api.QueueLoad) api.GatewayReport {
 
 // waits is a queue in which so many wait, the oldest since that second.
 func waits(model string, state api.QueueState, n, since int) api.QueueLoad {
-	return api.QueueLoad{Model: model, State: state, Waiting: n, Oldest: at(since)}
+	return api.QueueLoad{Model: model, State: state, Waiting: n, OldestAt: at(since)}
 }
 
 func TestQueuesAreSummedOverGateways(t *testing.T) {
 	s, c := listening()
 	require.Empty(t, s.Queues())
 	s.Put(queued("a",
-		api.QueueLoad{Model: "m", State: api.QueueBusy, Waiting: 2, InFlight: 4, Oldest: at(3), Served: 1.5, Requests: []api.Request{{ID: "w1", Started: at(3)}, {ID: "w2", Started: at(5)}}},
+		api.QueueLoad{Model: "m", State: api.QueueBusy, Waiting: 2, InFlight: 4, OldestAt: at(3), CompletedPerSecond: 1.5, Requests: []api.Request{{ID: "w1", Started: at(3)}, {ID: "w2", Started: at(5)}}},
 		waits("n", api.QueueDeploying, 1, 4)))
 	s.Put(api.GatewayReport{Gateway: "b", Index: 1, Replicas: []api.ReplicaLoad{{Name: r1, InFlight: 1, Requests: []api.Request{{ID: "f1", Started: at(1)}}}}, Queues: []api.QueueLoad{
-		{Model: "m", State: api.QueueReady, Waiting: 1, InFlight: 1, Oldest: at(2), Served: 0.5, Requests: []api.Request{{ID: "w3", Started: at(2)}}},
+		{Model: "m", State: api.QueueReady, Waiting: 1, InFlight: 1, OldestAt: at(2), CompletedPerSecond: 0.5, Requests: []api.Request{{ID: "w3", Started: at(2)}}},
 		waits("n", api.QueueProvisioning, 2, 1),
 		{Model: "idle", State: api.QueueCancelled},
 	}})
 	require.Equal(t, map[string]api.Queue{
-		"m":    {Model: "m", State: api.QueueBusy, Waiting: 3, InFlight: 5, Oldest: at(2), Served: 2, Gateways: 2},
-		"n":    {Model: "n", State: api.QueueDeploying, Waiting: 3, Oldest: at(1), Gateways: 2},
+		"m":    {Model: "m", State: api.QueueBusy, Waiting: 3, InFlight: 5, OldestAt: at(2), CompletedPerSecond: 2, Gateways: 2},
+		"n":    {Model: "n", State: api.QueueDeploying, Waiting: 3, OldestAt: at(1), Gateways: 2},
 		"idle": {Model: "idle", State: api.QueueCancelled, Gateways: 1},
 	}, s.Queues())
 	require.Equal(t, map[string]int{"m": 3, "n": 3}, s.Waiting())
 
 	of, requests := s.QueueOf("m")
 	require.Equal(t, []api.GatewayQueue{
-		{Gateway: "a", State: api.QueueBusy, Waiting: 2, InFlight: 4, Oldest: at(3), Served: 1.5},
-		{Gateway: "b", State: api.QueueReady, Waiting: 1, InFlight: 1, Oldest: at(2), Served: 0.5},
+		{Gateway: "a", State: api.QueueBusy, Waiting: 2, InFlight: 4, OldestAt: at(3), CompletedPerSecond: 1.5},
+		{Gateway: "b", State: api.QueueReady, Waiting: 1, InFlight: 1, OldestAt: at(2), CompletedPerSecond: 0.5},
 	}, of)
 	require.Equal(t, []api.QueuedRequest{
 		{ID: "w3", Started: at(2), Gateway: "b", Model: "m", Position: 1},
@@ -138,10 +138,10 @@ func TestOnlyWhatCameAfterADecisionCounts(t *testing.T) {
 		require.Empty(t, s.Demand(decided))
 		c.advance(ttl / 2)
 	}
-	later := api.QueueLoad{Model: "m", State: api.QueueProvisioning, Waiting: 2, Oldest: at(0), Requests: []api.Request{{ID: "y", Started: c.now}, {ID: "x", Started: at(0)}}}
+	later := api.QueueLoad{Model: "m", State: api.QueueProvisioning, Waiting: 2, OldestAt: at(0), Requests: []api.Request{{ID: "y", Started: c.now}, {ID: "x", Started: at(0)}}}
 	s.Put(queued("a", later))
 	require.Contains(t, s.Demand(decided), "m", "one of the two came after it")
-	s.Put(queued("a", api.QueueLoad{Model: "m", State: api.QueueProvisioning, Waiting: 1, Oldest: c.now}))
+	s.Put(queued("a", api.QueueLoad{Model: "m", State: api.QueueProvisioning, Waiting: 1, OldestAt: c.now}))
 	require.Contains(t, s.Demand(decided), "m", "it is not named, and came after it")
 }
 
@@ -158,9 +158,9 @@ func TestANumberOfAQueueIsNoNews(t *testing.T) {
 			return false
 		}
 	}
-	q := api.QueueLoad{Model: "m", State: api.QueueBusy, Waiting: 1, InFlight: 1, Oldest: at(1)}
+	q := api.QueueLoad{Model: "m", State: api.QueueBusy, Waiting: 1, InFlight: 1, OldestAt: at(1)}
 	require.True(t, told(queued("a", q)))
-	q.Waiting, q.InFlight, q.Served, q.Oldest = 5, 2, 3, at(2)
+	q.Waiting, q.InFlight, q.CompletedPerSecond, q.OldestAt = 5, 2, 3, at(2)
 	require.False(t, told(queued("a", q)))
 	q.Waiting = 0
 	require.True(t, told(queued("a", q)))
@@ -172,12 +172,12 @@ func TestANumberOfAQueueIsNoNews(t *testing.T) {
 
 func TestValidateNamesEveryFaultOfQueues(t *testing.T) {
 	good := api.GatewayReport{Gateway: "g", Index: 1, Draining: true, Queues: []api.QueueLoad{
-		{Model: "meta/llama:8b", State: api.QueueBusy, Waiting: 2, InFlight: 1, Oldest: at(1), Served: 0.1, Requests: []api.Request{{ID: "a", Started: at(1)}}},
+		{Model: "meta/llama:8b", State: api.QueueBusy, Waiting: 2, InFlight: 1, OldestAt: at(1), CompletedPerSecond: 0.1, Requests: []api.Request{{ID: "a", Started: at(1)}}},
 		{Model: "n", State: api.QueueCancelled},
 	}}
 	require.NoError(t, load.Validate(good))
 	err := load.Validate(queued("g",
-		api.QueueLoad{Model: "a b", State: api.QueueBusy}, api.QueueLoad{Model: "m", State: "ASLEEP", Waiting: -1, Served: -1},
+		api.QueueLoad{Model: "a b", State: api.QueueBusy}, api.QueueLoad{Model: "m", State: "ASLEEP", Waiting: -1, CompletedPerSecond: -1},
 		api.QueueLoad{Model: "m", State: api.QueueReady, InFlight: -2, Waiting: 1, Requests: make([]api.Request, 2)},
 		api.QueueLoad{Model: "n", State: api.QueueReady, Waiting: 100, Requests: make([]api.Request, api.MaxReportRequests+1)}))
 	for _, want := range []string{

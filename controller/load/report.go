@@ -42,8 +42,8 @@ func Validate(r api.GatewayReport) error {
 		bad("%d replicas: must be at most %d", n, MaxReplicas)
 		return errors.Join(errs...)
 	}
-	if n := len(r.Wanted); n > api.MaxReportWanted {
-		bad("%d wanted models: must be at most %d", n, api.MaxReportWanted)
+	if n := len(r.Demand); n > api.MaxReportDemand {
+		bad("%d wanted models: must be at most %d", n, api.MaxReportDemand)
 		return errors.Join(errs...)
 	}
 	if n := len(r.Queues); n > api.MaxReportQueues {
@@ -70,7 +70,7 @@ func Validate(r api.GatewayReport) error {
 		counted[c.Model] = true
 		errs = append(errs, counterErrors(c)...)
 	}
-	for _, model := range slices.Sorted(maps.Keys(r.Wanted)) {
+	for _, model := range slices.Sorted(maps.Keys(r.Demand)) {
 		if err := checkName(model); err != nil {
 			bad("wanted model: %w", err)
 		}

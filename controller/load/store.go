@@ -158,7 +158,7 @@ func (s *Store) Put(r api.GatewayReport) error {
 		e.began = e.at
 	}
 	news := !same || old != last
-	for model, asked := range r.Wanted {
+	for model, asked := range r.Demand {
 		was, known := s.demand[model]
 		if asked.IsZero() || asked.After(e.at) {
 			asked = e.at
@@ -178,7 +178,7 @@ func (s *Store) Put(r api.GatewayReport) error {
 // bytesOf estimates the memory that a report takes.
 func bytesOf(r api.GatewayReport) int {
 	const request, queue, replica, counters, wanted = 128, 256, 192, 256, 96
-	n := len(r.Replicas)*replica + len(r.Queues)*queue + len(r.Counters)*counters + len(r.Wanted)*wanted
+	n := len(r.Replicas)*replica + len(r.Queues)*queue + len(r.Counters)*counters + len(r.Demand)*wanted
 	requests := func(all []api.Request) {
 		for _, one := range all {
 			n += request + len(one.ID)
@@ -195,7 +195,7 @@ func bytesOf(r api.GatewayReport) int {
 	for _, c := range r.Counters {
 		n += len(c.Model)
 	}
-	for model := range r.Wanted {
+	for model := range r.Demand {
 		n += len(model)
 	}
 	return n
@@ -317,8 +317,8 @@ func (s *Store) sum(requests bool) map[string]Load {
 			l := out[r.Name]
 			l.InFlight += max(r.InFlight, 0)
 			l.Busy = l.InFlight > 0
-			if !r.Oldest.IsZero() && (l.Oldest.IsZero() || r.Oldest.Before(l.Oldest)) {
-				l.Oldest = r.Oldest
+			if !r.OldestAt.IsZero() && (l.OldestAt.IsZero() || r.OldestAt.Before(l.OldestAt)) {
+				l.OldestAt = r.OldestAt
 			}
 			if r.LastRequest.After(l.LastRequest) {
 				l.LastRequest = r.LastRequest
@@ -343,7 +343,7 @@ func (s *Store) Gateways() []api.Gateway {
 		_, ordered := s.drains[name]
 		out = append(out, api.Gateway{
 			Name: name, Index: e.report.Index, InFlight: e.total, Waiting: e.waiting, Draining: e.report.Draining, DrainOrdered: ordered,
-			Since: e.began, Seen: e.at, Expires: e.at.Add(s.ttl),
+			Since: e.began, LastReportAt: e.at, ExpiresAt: e.at.Add(s.ttl),
 		})
 	}
 	slices.SortFunc(out, func(a, b api.Gateway) int { return strings.Compare(a.Name, b.Name) })

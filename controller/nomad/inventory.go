@@ -182,9 +182,9 @@ func (r *reader) node(n *api.Node) state.Node {
 	}
 	out.Ready = n.Status == api.NodeStatusReady && n.SchedulingEligibility == api.NodeSchedulingEligible && !out.Draining
 	if n.Status == api.NodeStatusDown || n.Status == api.NodeStatusDisconnected {
-		out.LostSince = time.Unix(n.StatusUpdatedAt, 0).UTC()
+		out.DownSince = time.Unix(n.StatusUpdatedAt, 0).UTC()
 		if n.StatusUpdatedAt == 0 {
-			out.LostSince = r.c.now().UTC()
+			out.DownSince = r.c.now().UTC()
 		}
 	}
 	if n.NodeResources == nil {

@@ -66,7 +66,7 @@ func TestInventory(t *testing.T) {
 	} {
 		require.False(t, by[id].Ready, id)
 		require.Equal(t, want.draining, by[id].Draining, id)
-		require.Equal(t, want.lost, by[id].LostSince, id)
+		require.Equal(t, want.lost, by[id].DownSince, id)
 	}
 	require.Empty(t, by["once"].GPUs)
 }

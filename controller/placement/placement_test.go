@@ -147,7 +147,7 @@ func TestBestFit(t *testing.T) {
 		{"the pool that was asked for", []*state.Node{node("a", 1, 2, 80, func(n *state.Node) { n.CapacityPool = "cloud" }), node("b", 1, 2, 5)}, nil, request(1, 5, func(r *placement.Request) { r.Pool = "cloud" }), []string{"a-G0#0"}},
 		{"nodes that may be used", []*state.Node{
 			node("a", 1, 1, 5, func(n *state.Node) { n.Ready = false }), node("b", 1, 1, 5, func(n *state.Node) { n.Draining = true }),
-			node("c", 1, 1, 5, func(n *state.Node) { n.Gone = true }), node("d", 1, 1, 80),
+			node("c", 1, 1, 5, func(n *state.Node) { n.WrittenOff = true }), node("d", 1, 1, 80),
 		}, nil, request(1, 5), []string{"d-G0#0"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -124,7 +124,7 @@ func actionFor(n *state.Node, r *state.Replica, name string, listed *Job, pool s
 		}
 		return do(Drain, "the replica leaves")
 	}
-	if n == nil || n.Gone {
+	if n == nil || n.WrittenOff {
 		return Action{}
 	}
 	switch {

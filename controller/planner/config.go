@@ -18,8 +18,8 @@ type Config struct {
 	// second: then what takes minutes otherwise takes seconds, such as how long a model that
 	// was evicted may not evict in turn.
 	Profile string `hcl:"profile"`
-	// NodeGrace is how long a node may be lost before it is Gone. The reconciler
-	// applies it, when it writes the nodes; Plan looks at Node.Gone only.
+	// NodeGrace is how long a node may be lost before it is written off. The reconciler
+	// applies it, when it writes the nodes; Plan looks at Node.WrittenOff only.
 	NodeGrace time.Duration `hcl:"node_grace"`
 	// DrainTimeout is how long the requests of a draining replica may take before it
 	// is stopped all the same.

@@ -120,7 +120,7 @@ func (d *draft) due(t time.Time) bool {
 func (r *member) serving() bool { return r.next.Status == state.StatusServing }
 
 // gone tells whether the member's node is written off.
-func (r *member) gone() bool { return r.node == nil || r.node.Gone }
+func (r *member) gone() bool { return r.node == nil || r.node.WrittenOff }
 
 // jobOver tells whether the member's job surely runs no more. Where no stop of it is seen, there
 // may be a registration that nobody knows the index of, because its answer was lost or an
@@ -166,8 +166,8 @@ func (d *draft) happens(r *member, e state.Event, goal state.Goal, details func(
 	if err != nil {
 		return
 	}
-	if c.For != nil {
-		next.For = *c.For
+	if c.MakesRoomFor != nil {
+		next.MakesRoomFor = *c.MakesRoomFor
 	}
 	if c.Spilled != nil {
 		next.Spilled = *c.Spilled
@@ -176,7 +176,7 @@ func (d *draft) happens(r *member, e state.Event, goal state.Goal, details func(
 		next.KeptAt = d.obs.Now
 	}
 	if c.Memory != nil {
-		next.Slept = state.LeftBehind(next.Placement.Memory, c.Memory)
+		next.SleepingGPUs = state.LeftBehind(next.Placement.Memory, c.Memory)
 		next.Placement.Memory = c.Memory
 	}
 	r.next = next
@@ -229,7 +229,7 @@ func (d *draft) admit(m *model, p state.Place) *member {
 	d.plan.Place = append(d.plan.Place, p)
 	own := &state.Replica{
 		Name: p.Name, Version: p.Version, Goal: state.GoalRun, Status: cmp.Or(p.Status, state.StatusPlaced), Placement: p.Placement,
-		Canary: p.Canary, Failures: p.Failures, LastError: p.LastError, NotPlaced: p.NotPlaced, Spilled: p.Spilled, Since: d.obs.Now, Created: d.obs.Now,
+		Canary: p.Canary, Failures: p.Failures, LastError: p.LastError, NotPlaced: p.NotPlaced, Spilled: p.Spilled, Since: d.obs.Now, CreatedAt: d.obs.Now,
 	}
 	r := &member{Replica: own, next: own, name: p.Name.String(), node: d.byID[p.Placement.Node], changed: true, fresh: true}
 	r.passes = d.passing(r.name)
@@ -277,7 +277,7 @@ func (d *draft) decide(kind, model, replica, reason string, in inputs) {
 	for k, v := range in {
 		d.text += len(k) + len(v)
 	}
-	d.plan.Decisions = append(d.plan.Decisions, state.Decision{Time: d.obs.Now, Model: model, Replica: replica, Kind: kind, Reason: reason, Inputs: in})
+	d.plan.Decisions = append(d.plan.Decisions, state.Decision{Time: d.obs.Now, Model: model, Replica: replica, Kind: kind, Reason: reason, Details: in})
 }
 
 // retell is how long a decision holds whose numbers have changed, but not what it says:
@@ -318,7 +318,7 @@ func (d *draft) tell(kind, model, replica, reason, what string, in inputs) bool 
 		if p.Model != model {
 			continue
 		}
-		if about, said := same(p.Kind, p.Replica, p.Reason, p.Time, p.Inputs); said {
+		if about, said := same(p.Kind, p.Replica, p.Reason, p.Time, p.Details); said {
 			return false
 		} else if about {
 			d.decide(kind, model, replica, reason, in)
@@ -326,7 +326,7 @@ func (d *draft) tell(kind, model, replica, reason, what string, in inputs) bool 
 		}
 	}
 	for _, p := range d.decisionsOf(model) {
-		if about, said := same(p.Kind, p.Replica, p.Reason, p.Time, p.Inputs); said {
+		if about, said := same(p.Kind, p.Replica, p.Reason, p.Time, p.Details); said {
 			return false
 		} else if about {
 			break

@@ -206,7 +206,7 @@ func (d *draft) makeRoom(by *model, v *state.Variant, c placement.Choice) {
 
 // evict sends a member to a tier for a model.
 func (d *draft) evict(r *member, to state.Goal, by string) {
-	makesRoom := func(c *state.Move) { c.For = &by }
+	makesRoom := func(c *state.Move) { c.MakesRoomFor = &by }
 	switch {
 	case to == state.GoalWarm:
 		d.happens(r, state.EventDrain, state.GoalWarm, makesRoom)

@@ -93,7 +93,7 @@ func (f failure) String() string {
 
 // failureOf reports whether a member fails its requests.
 func (d *draft) failureOf(m *model, r *member) (failure, bool) {
-	if r.changed || !r.serving() || !r.passes || r.gone() || r.leavesNode() || !r.node.LostSince.IsZero() {
+	if r.changed || !r.serving() || !r.passes || r.gone() || r.leavesNode() || !r.node.DownSince.IsZero() {
 		return failure{}, false
 	}
 	// It cannot start again on a GPU that is out of use, and there may be no other place: it

@@ -97,7 +97,7 @@ func TestReplicaThatFailsIsReplaced(t *testing.T) {
 			require.Zero(t, w.clients.failed, "no request fails any more")
 			require.Len(t, w.decisions("m", planner.KindReplaced), 1)
 			for _, r := range w.view().ReplicasOf(nil, "m") {
-				if !r.Created.Before(began) && !tc.same {
+				if !r.CreatedAt.Before(began) && !tc.same {
 					require.NotEqual(t, bad.Placement.Node, r.Placement.Node, "the successor is elsewhere")
 				}
 			}
@@ -133,7 +133,7 @@ func TestMostReplicasFail(t *testing.T) {
 	w := busy(t, 3, "n0", "n1")
 	began, well := w.now, w.view().ReplicasOf(nil, "m")[0]
 	w.clients.fails = func(r *state.Replica) float64 {
-		if r.Name == well.Name || !r.Created.Before(began) {
+		if r.Name == well.Name || !r.CreatedAt.Before(began) {
 			return 0
 		}
 		return 0.7
@@ -210,7 +210,7 @@ func TestReplicaThatFailsAndStays(t *testing.T) {
 		"Consul is out of reach":         func(w *world, _ *state.Replica) { w.consulOut = true },
 		"Nomad is out of reach":          func(w *world, _ *state.Replica) { w.nomadOut = true },
 		"its node is lost": func(w *world, r *state.Replica) {
-			w.setNode(r.Placement.Node, func(n *state.Node) { n.LostSince, n.Ready = w.now, false })
+			w.setNode(r.Placement.Node, func(n *state.Node) { n.DownSince, n.Ready = w.now, false })
 		},
 		"its node drains": func(w *world, r *state.Replica) {
 			w.drains[r.Placement.Node] = w.now
@@ -339,7 +339,7 @@ func TestModelWhoseReplicasAllFail(t *testing.T) {
 		w := busy(t, 4, "n0", "n1", "n2")
 		began := w.now
 		w.clients.fails = func(r *state.Replica) float64 {
-			if r.Created.Before(began) {
+			if r.CreatedAt.Before(began) {
 				return 1
 			}
 			return 0

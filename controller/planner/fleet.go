@@ -135,7 +135,7 @@ func (d *draft) evictionCost(m *model, r *member, to state.Goal) float64 {
 func (d *draft) usedLast(r *member) time.Time {
 	t := r.Since
 	if r.Status != state.StatusServing && r.Status != state.StatusWarm { // since then it is on its way to something else
-		t = r.Created
+		t = r.CreatedAt
 	}
 	for _, other := range []time.Time{d.obs.GatewaysSince, d.obs.Loads[r.name].LastRequest} {
 		if other.After(t) {

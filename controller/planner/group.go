@@ -200,7 +200,7 @@ func (d *draft) leastWanted(g *group, rs []*member) []*member {
 			cmp.Compare(d.dearness(g.model, b), d.dearness(g.model, a)),
 			cmp.Compare(g.cost(b), g.cost(a)),
 			cmp.Compare(d.obs.Loads[a.name].InFlight, d.obs.Loads[b.name].InFlight),
-			b.Created.Compare(a.Created),
+			b.CreatedAt.Compare(a.CreatedAt),
 			cmp.Compare(a.name, b.name),
 		)
 	})

@@ -189,7 +189,7 @@ func (d *draft) itsOwn(r *member) bool {
 	case a.Client == clientRunning:
 		return true
 	}
-	return a.Client == clientPending && a.First && r.Failures == 0 && r.Since.Sub(r.Created) < d.conf.SettleTime
+	return a.Client == clientPending && a.First && r.Failures == 0 && r.Since.Sub(r.CreatedAt) < d.conf.SettleTime
 }
 
 // starting looks whether a member serves, or has failed. One whose allocation runs
@@ -212,7 +212,7 @@ func (d *draft) starting(m *model, r *member) {
 		n := a.Restarts - r.restartsBefore()
 		d.fail(m, r, fmt.Sprintf("restarted %d times without serving: %s", n, cmp.Or(a.Event, "Nomad reports no reason")))
 	case a == nil || a.Client == clientComplete || a.Client == clientLost:
-		if r.node.LostSince.IsZero() && d.hadTimeToPlace(r) {
+		if r.node.DownSince.IsZero() && d.hadTimeToPlace(r) {
 			d.failed(m, r, true, fmt.Sprintf("Nomad did not place the job within %s: %s", d.conf.PlaceTimeout, cmp.Or(r.job.Unplaceable, "Nomad reports no reason")))
 		}
 	}
@@ -296,7 +296,7 @@ func (d *draft) failed(m *model, r *member, notPlaced bool, reason string) {
 	retry := d.obs.Now.Add(wait)
 	d.decide(KindLoadFailed, m.Name, r.name, fmt.Sprintf("%s: retrying in %s", reason, wait), inputs{"failures": strconv.Itoa(failures), "backoff": wait.String(), "node": nodeName(r)})
 	d.happens(r, state.EventFailed, "", func(c *state.Move) {
-		c.Failures, c.LastError, c.NotPlaced, c.Retry = &failures, &reason, notPlaced, &retry
+		c.Failures, c.LastError, c.NotPlaced, c.RetryAt = &failures, &reason, notPlaced, &retry
 	})
 	d.look(retry)
 }

@@ -121,7 +121,7 @@ func TestLoadFailure(t *testing.T) {
 		r := w.only(withStatus(state.StatusFailed))
 		require.Equal(t, 1, r.Failures)
 		require.Contains(t, r.LastError, "Exit Code: 1")
-		first := r.Retry.Sub(r.Since)
+		first := r.RetryAt.Sub(r.Since)
 		require.Equal(t, w.conf.Backoff, first)
 		w.turns(2)
 		require.True(t, w.nomad[r.Name.String()].Stopped, "its job does not go on trying")
@@ -217,7 +217,7 @@ func TestLoadFailure(t *testing.T) {
 		t.Parallel()
 		w := failed(t, "n0", "n1")
 		r := w.only(withStatus(state.StatusFailed))
-		w.now = r.Retry.Add(time.Minute)
+		w.now = r.RetryAt.Add(time.Minute)
 		j := w.nomad[r.Name.String()]
 		j.Stopped = true
 		j.alloc = &planner.Alloc{ID: "dying", Client: "running"}

@@ -16,7 +16,7 @@ func TestNodes(t *testing.T) {
 		t.Parallel()
 		w := deployed(t, 2, "n0", "n1")
 		for _, id := range []string{"n0", "n1"} {
-			w.setNode(id, func(n *state.Node) { n.Ready, n.LostSince = false, w.now })
+			w.setNode(id, func(n *state.Node) { n.Ready, n.DownSince = false, w.now })
 			w.down[id] = true
 		}
 		for range 20 {
@@ -34,7 +34,7 @@ func TestNodes(t *testing.T) {
 		w := deployed(t, 2, "n0", "n1")
 		lost := w.view().ReplicasOf(nil, "m")[0].Placement.Node
 		w.down[lost] = true
-		w.setNode(lost, func(n *state.Node) { n.Gone, n.Ready = true, false })
+		w.setNode(lost, func(n *state.Node) { n.WrittenOff, n.Ready = true, false })
 		p := w.lastPlan()
 		require.NotEmpty(t, p.Move)
 		require.Len(t, p.Place, len(p.Move))

@@ -68,7 +68,7 @@ func (d *draft) obtain(g *group) (step, bool) {
 // group needs it.
 func (d *draft) cancelDrain(g *group) (step, bool) {
 	for _, r := range g.model.members {
-		if r.resting() && r.next.Status == state.StatusDraining && r.next.For == "" && !r.changed && g.has(r) && d.mayStay(r) {
+		if r.resting() && r.next.Status == state.StatusDraining && r.next.MakesRoomFor == "" && !r.changed && g.has(r) && d.mayStay(r) {
 			d.decide(KindCalledOff, g.Name, r.name, fmt.Sprintf("drain cancelled: target is %d and there are %d replicas", g.target, len(g.members)),
 				inputs{"target": strconv.Itoa(g.target), "replicas": strconv.Itoa(len(g.members))})
 			d.happens(r, state.EventServing, "", nil)
@@ -90,7 +90,7 @@ func (d *draft) awaitNomad(*group) (step, bool) { return step{}, !d.open("") }
 // is woken then. That takes seconds; where it takes longer another one is sought.
 func (d *draft) awaitSleep(g *group) (step, bool) {
 	for _, r := range g.model.members {
-		if r.resting() && r.next.Status == state.StatusSleeping && r.next.For == "" && !r.changed && !d.awaited[r.name] && g.has(r) && !d.due(r.Since.Add(2*d.conf.MemoryTimeout)) && d.mayStay(r) {
+		if r.resting() && r.next.Status == state.StatusSleeping && r.next.MakesRoomFor == "" && !r.changed && !d.awaited[r.name] && g.has(r) && !d.due(r.Since.Add(2*d.conf.MemoryTimeout)) && d.mayStay(r) {
 			d.awaited[r.name] = true
 			d.ledger().Put(placement.Tenant{Name: r.name, Node: r.Placement.Node, Model: g.Name, Holds: r.next.Holds()})
 			return step{}, true
@@ -251,7 +251,9 @@ func (d *draft) hasWarm(g *group) bool {
 // isMakingRoom reports whether a replica of another model is on its way out for that one.
 func (d *draft) isMakingRoom(name string) bool {
 	for _, m := range d.models {
-		if slices.ContainsFunc(m.members, func(r *member) bool { return r.next.For == name && !r.counts() && r.next.Status != state.StatusCold }) {
+		if slices.ContainsFunc(m.members, func(r *member) bool {
+			return r.next.MakesRoomFor == name && !r.counts() && r.next.Status != state.StatusCold
+		}) {
 			return true
 		}
 	}

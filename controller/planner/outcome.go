@@ -157,7 +157,7 @@ func (e *ending) decide(kind, reason string) {
 	for gpu, bytes := range e.out.HeldBytes {
 		in["held "+gpu] = strconv.FormatInt(bytes, 10)
 	}
-	e.plan.Decisions = append(e.plan.Decisions, state.Decision{Time: e.plan.Time, Model: r.Name.Model, Replica: e.out.Replica, Kind: kind, Reason: reason, Inputs: in})
+	e.plan.Decisions = append(e.plan.Decisions, state.Decision{Time: e.plan.Time, Model: r.Name.Model, Replica: e.out.Replica, Kind: kind, Reason: reason, Details: in})
 }
 
 // Returned tells whether the memory of a GPU is back: what is in use on it is not more

@@ -25,7 +25,7 @@ import (
 // A COLD replica holds no GPU. A failover pair is one replica, and moves as one.
 
 // leavesNode reports whether the member's node is being emptied.
-func (r *member) leavesNode() bool { return r.node != nil && r.node.Draining && !r.node.Gone }
+func (r *member) leavesNode() bool { return r.node != nil && r.node.Draining && !r.node.WrittenOff }
 
 // outOfUse returns which GPU of the member is out of use and why, empty if none is. An
 // external pool that is disabled is left as it is.

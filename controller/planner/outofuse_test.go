@@ -361,7 +361,7 @@ func TestDeadGPU(t *testing.T) {
 			fail(w, on(old))
 			w.kill(on(old))
 			w.once()
-			require.Equal(t, "b", w.oneOf("a", state.StatusDraining).For, "in the same plan it makes room for b")
+			require.Equal(t, "b", w.oneOf("a", state.StatusDraining).MakesRoomFor, "in the same plan it makes room for b")
 			w.oneOf("b", state.StatusDraining)
 			require.Regexp(t, "^GPU "+on(old)+" of node n1 is "+what+".*: replica given up while serving$", w.reasons("b", planner.KindMoveAway)[0])
 			w.quiet()

@@ -67,7 +67,7 @@ func (d *draft) unplaceable(m *model, v *state.Variant) string {
 	v = m.definition(v.Name)
 	for _, r := range m.members {
 		going := r.next.Status == state.StatusDraining || r.next.Status == state.StatusSleeping
-		if r.resting() && going && r.next.For == "" && !r.changed && r.Name.Variant == v.Name && m.hashOf(r) == v.Hash {
+		if r.resting() && going && r.next.MakesRoomFor == "" && !r.changed && r.Name.Variant == v.Name && m.hashOf(r) == v.Hash {
 			return "" // it would be called off, or awaited
 		}
 	}

@@ -223,7 +223,7 @@ func TestUnplaceableIsWhatThePlannerDoes(t *testing.T) {
 				cannot := false
 				if p != nil {
 					for _, d := range p.Decisions {
-						cannot = cannot || d.Kind == planner.KindCannotPlace && d.Model == m.Name && d.Inputs["variant"] == v.Name
+						cannot = cannot || d.Kind == planner.KindCannotPlace && d.Model == m.Name && d.Details["variant"] == v.Name
 					}
 				}
 				require.Equal(t, cannot, why != "", "seed %d: one more of %s:%s: %q\n%+v\n%s", seed, m.Name, v.Name, why, p, w.history())

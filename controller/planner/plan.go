@@ -43,8 +43,8 @@ func New(c Config) *Planner { return &Planner{world: newWorld(c)} }
 // again although nothing happens, zero where that is never. What it returns is made
 // from this view and is not refused as long as the view is the newest.
 //
-// Nodes are written by the reconciler: it sets Node.LostSince when Nomad says that a
-// node is down, and Node.Gone once that was Config.NodeGrace ago. Plan only looks.
+// Nodes are written by the reconciler: it sets Node.DownSince when Nomad says that a
+// node is down, and Node.WrittenOff once that was Config.NodeGrace ago. Plan only looks.
 func (p *Planner) Plan(v *state.View, o Observation) (*state.Plan, time.Time) {
 	if v.Switch(nil, state.SwitchPauseReconcile) != "" {
 		return nil, time.Time{}

@@ -101,8 +101,8 @@ func TestDeploy(t *testing.T) {
 		require.Equal(t, map[string]int{"serving h1": 4}, w.counts("m"))
 		said := w.decisions("m", planner.KindCannotPlace)
 		require.Len(t, said, 1)
-		require.Equal(t, "not ready", said[0].Inputs["node n1"])
-		require.Contains(t, said[0].Inputs["node n0"], "too few free seats")
+		require.Equal(t, "not ready", said[0].Details["node n1"])
+		require.Contains(t, said[0].Details["node n0"], "too few free seats")
 		require.Contains(t, said[0].Reason, "2 of 6 replicas are missing")
 		w.setNode("n1", func(n *state.Node) { n.Ready = true })
 		w.turns(8)
@@ -312,7 +312,7 @@ func TestDrain(t *testing.T) {
 		w.now = next
 		w.plan(false)
 		require.Equal(t, state.StatusStopping, w.view().Replica(nil, r.Name.String()).Status)
-		require.Equal(t, "1", w.decisions("m", planner.KindDrainTimeout)[0].Inputs["in_flight"])
+		require.Equal(t, "1", w.decisions("m", planner.KindDrainTimeout)[0].Details["in_flight"])
 	})
 	t.Run("its seats are its own until the job has ended", func(t *testing.T) {
 		t.Parallel()
@@ -404,7 +404,7 @@ func TestManagementDisabled(t *testing.T) {
 		on[r.Placement.Node]++
 	}
 	w.down["n0"] = true
-	w.setNode("n0", func(n *state.Node) { n.Gone, n.Ready = true, false })
+	w.setNode("n0", func(n *state.Node) { n.WrittenOff, n.Ready = true, false })
 	w.turns(10)
 	require.Equal(t, map[string]int{"serving h1": max(2, 3-on["n0"])}, w.counts("m"))
 	yes := true

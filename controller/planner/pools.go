@@ -80,7 +80,7 @@ func (d *draft) inPool(m *model, pool, variant string) []*member {
 		}
 	}
 	slices.SortStableFunc(in, func(a, b *member) int {
-		return cmp.Or(cmp.Compare(btoi(!d.serves(a)), btoi(!d.serves(b))), a.Created.Compare(b.Created), cmp.Compare(a.name, b.name))
+		return cmp.Or(cmp.Compare(btoi(!d.serves(a)), btoi(!d.serves(b))), a.CreatedAt.Compare(b.CreatedAt), cmp.Compare(a.name, b.name))
 	})
 	return in
 }

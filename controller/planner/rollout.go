@@ -278,7 +278,7 @@ func (d *draft) keepPlaces() {
 		}
 		for _, r := range m.members {
 			// Its goal before this plan, which may be the last one that sees it.
-			if missing <= 0 || r.Goal != state.GoalGone || r.For != "" || r.gone() {
+			if missing <= 0 || r.Goal != state.GoalGone || r.MakesRoomFor != "" || r.gone() {
 				continue
 			}
 			missing--

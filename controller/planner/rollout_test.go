@@ -136,7 +136,7 @@ func TestRollout(t *testing.T) {
 			w.until(func() bool { return w.status() == status && w.counts("m")["starting h2"] == 1 })
 			r := w.only(func(r *state.Replica) bool { return r.Status == state.StatusStarting })
 			why, retry := "Nomad refuses its job", w.now.Add(time.Minute)
-			w.must(&state.Move{Replica: r.Name.String(), ModifyIndex: r.ModifyIndex, Event: state.EventFailed, Time: w.now, LastError: &why, Retry: &retry})
+			w.must(&state.Move{Replica: r.Name.String(), ModifyIndex: r.ModifyIndex, Event: state.EventFailed, Time: w.now, LastError: &why, RetryAt: &retry})
 			w.plan(false)
 			require.Equal(t, state.RolloutRolledBack, w.status())
 			require.Contains(t, w.view().Model(nil, "m").Rollouts["a"].Reason, why)
@@ -246,7 +246,7 @@ func TestRollout(t *testing.T) {
 			}
 		}
 		w.down[gone] = true
-		w.setNode(gone, func(n *state.Node) { n.Gone, n.Ready = true, false })
+		w.setNode(gone, func(n *state.Node) { n.WrittenOff, n.Ready = true, false })
 		w.plan(false)
 		for _, r := range w.view().ReplicasOf(nil, "m") {
 			if r.Status == state.StatusPlaced && !r.Canary {

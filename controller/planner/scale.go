@@ -295,12 +295,12 @@ func (d *draft) retire(g *group) {
 // and else where they are.
 func (d *draft) retry(g *group) {
 	for _, r := range g.members {
-		if r.next.Status != state.StatusFailed || r.changed || d.full() || d.displaced(r) || !d.due(r.Retry) || !d.jobOver(r) {
+		if r.next.Status != state.StatusFailed || r.changed || d.full() || d.displaced(r) || !d.due(r.RetryAt) || !d.jobOver(r) {
 			continue
 		}
 		v := g.definition(r.Name.Variant)
 		carry := func(p *state.Place) {
-			p.Failures, p.LastError, p.NotPlaced, p.Retry = r.Failures, r.LastError, r.NotPlaced, r.Retry
+			p.Failures, p.LastError, p.NotPlaced, p.RetryAt = r.Failures, r.LastError, r.NotPlaced, r.RetryAt
 		}
 		in := inputs{"failures": strconv.Itoa(r.Failures)}
 		pools := d.openPools(g.model)

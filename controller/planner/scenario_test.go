@@ -131,8 +131,8 @@ func TestLargerThanAnyNode(t *testing.T) {
 	require.Empty(t, w.stages("m"))
 	no := w.decisions("m", planner.KindCannotPlace)
 	require.Len(t, no, 1)
-	require.Contains(t, no[0].Inputs, "node n0")
-	require.Contains(t, no[0].Inputs, "node n1")
+	require.Contains(t, no[0].Details, "node n0")
+	require.Contains(t, no[0].Details, "node n1")
 	require.Empty(t, w.decisions("a", planner.KindEvict))
 }
 
@@ -182,7 +182,7 @@ func TestWarmAndFullAgainstColdAndFree(t *testing.T) {
 		require.Equal(t, map[string]int{"serving": 1}, w.stages("a"))
 		require.Equal(t, "n0", w.oneOf("a", state.StatusServing).Placement.Node)
 		require.Equal(t, map[string]int{"warm": 1}, w.stages("b"))
-		require.Contains(t, w.decisions("b", planner.KindEvict)[0].Inputs["for"], "a")
+		require.Contains(t, w.decisions("b", planner.KindEvict)[0].Details["for"], "a")
 	})
 	t.Run("what is in the way is in use: another one starts where there is room", func(t *testing.T) {
 		t.Parallel()

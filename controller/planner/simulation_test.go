@@ -231,8 +231,8 @@ func (w *world) disturb(hashes *int) {
 		w.log("node %s is lost", id)
 		w.down[id] = true
 		w.setNode(id, func(n *state.Node) {
-			if n.LostSince.IsZero() {
-				n.LostSince, n.Ready = w.now, false
+			if n.DownSince.IsZero() {
+				n.DownSince, n.Ready = w.now, false
 			}
 		})
 	case 12:
@@ -351,7 +351,7 @@ func (w *world) stranger(m *state.Model) {
 func (w *world) back(id string) {
 	w.log("node %s is back", id)
 	delete(w.down, id)
-	w.setNode(id, func(n *state.Node) { n.LostSince, n.Ready, n.Gone = time.Time{}, true, false })
+	w.setNode(id, func(n *state.Node) { n.DownSince, n.Ready, n.WrittenOff = time.Time{}, true, false })
 }
 
 // settle ends the disturbances, and looks that the world comes to rest where it

@@ -122,7 +122,7 @@ func (d *draft) callOff(m *model, r *member) {
 // stays HOT after all: one that had made room for another model, or that is its only one. The
 // replicas are those of the model that count.
 func calledOff(m *state.Model, target int, r *state.Replica, counting []*state.Replica) bool {
-	return len(counting) >= target && !m.Stopped && (r.For != "" || target == 0)
+	return len(counting) >= target && !m.Stopped && (r.MakesRoomFor != "" || target == 0)
 }
 
 // lost says why the weights of a member that sleeps are lost for sure, empty where they

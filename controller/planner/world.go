@@ -272,8 +272,8 @@ func (d *draft) model(row *state.Model, old *model) *model {
 		own := d.member(r)
 		m.members = append(m.members, own)
 		m.listed += btoi(own.listed != nil)
-		if r.For != "" && !r.Counts() && !slices.Contains(m.makesRoomFor, r.For) {
-			m.makesRoomFor = append(m.makesRoomFor, r.For)
+		if r.MakesRoomFor != "" && !r.Counts() && !slices.Contains(m.makesRoomFor, r.MakesRoomFor) {
+			m.makesRoomFor = append(m.makesRoomFor, r.MakesRoomFor)
 		}
 		if was := d.byMember[own.name]; was == nil || was.Replica != r {
 			d.put(own)

@@ -265,8 +265,8 @@ func (w *world) setNode(id string, edit func(*state.Node)) {
 func (w *world) step() {
 	w.now = w.now.Add(tick)
 	for _, id := range sorted(w.nodes) {
-		if n := w.nodes[id]; w.down[id] && !n.Gone && !n.LostSince.IsZero() && w.now.Sub(n.LostSince) >= w.conf.NodeGrace {
-			w.setNode(id, func(n *state.Node) { n.Gone = true })
+		if n := w.nodes[id]; w.down[id] && !n.WrittenOff && !n.DownSince.IsZero() && w.now.Sub(n.DownSince) >= w.conf.NodeGrace {
+			w.setNode(id, func(n *state.Node) { n.WrittenOff = true })
 			w.log("node %s is gone", id)
 		}
 	}
@@ -782,7 +782,7 @@ func (w *world) check(before, after *state.View, o planner.Observation, p *state
 			n := after.Node(nil, r.Placement.Node)
 			timeout := !w.now.Before(r.Since.Add(w.conf.DrainTimeout))
 			j, listed := o.Jobs[m.Replica]
-			w.holds(timeout || n.Gone || j.Ended || !listed && o.Pools[n.CapacityPool].JobsKnown, "%s is stopped with requests in flight", m.Replica)
+			w.holds(timeout || n.WrittenOff || j.Ended || !listed && o.Pools[n.CapacityPool].JobsKnown, "%s is stopped with requests in flight", m.Replica)
 		}
 		if r.Status == (state.StatusServing) && m.Event == state.EventDrain && o.EnginesKnown && !slices.ContainsFunc(o.Engines[m.Replica], func(e planner.Engine) bool { return e.Passing }) {
 			lost[group(before, r)]++ // it did not serve
@@ -790,12 +790,12 @@ func (w *world) check(before, after *state.View, o planner.Observation, p *state
 		if l := o.Loads[m.Replica]; r.Status == state.StatusServing && m.Event == state.EventDrain && (l.Row.Failed >= planner.FailuresLeast || l.Recent.Failed >= max(l.Recent.Answered, planner.FailuresLeast)) {
 			lost[group(before, r)]++ // it failed half of its requests at least
 		}
-		if m.For != nil && r.Status == (state.StatusServing) {
+		if m.MakesRoomFor != nil && r.Status == (state.StatusServing) {
 			evicted[group(before, r)]++ // somebody with a higher priority needs it, or its model may do without
 		}
 		if r.Status == (state.StatusServing) && (m.Event == state.EventStarted || m.Event == state.EventStop) {
 			n := after.Node(nil, r.Placement.Node)
-			w.holds(n.Gone || !slices.ContainsFunc(o.Engines[m.Replica], func(e planner.Engine) bool { return e.Passing }), "%s serves and is not drained", m.Replica)
+			w.holds(n.WrittenOff || !slices.ContainsFunc(o.Engines[m.Replica], func(e planner.Engine) bool { return e.Passing }), "%s serves and is not drained", m.Replica)
 			lost[group(before, r)]++
 		}
 	}
@@ -803,7 +803,7 @@ func (w *world) check(before, after *state.View, o planner.Observation, p *state
 		r := before.Replica(nil, rm.Replica)
 		n := after.Node(nil, r.Placement.Node)
 		j := w.nomad[rm.Replica]
-		w.holds(!w.lags || j == nil || !j.live() || n == nil || n.Gone, "%s is removed while its job runs", rm.Replica)
+		w.holds(!w.lags || j == nil || !j.live() || n == nil || n.WrittenOff, "%s is removed while its job runs", rm.Replica)
 	}
 	w.enabled(before, after, o, p)
 	had, has := capacity(before), capacity(after)
@@ -859,10 +859,10 @@ func (w *world) leastServing(before, after *state.View, m *state.Model) (int, bo
 func (w *world) enabled(before, after *state.View, o planner.Observation, p *state.Plan) {
 	for _, mv := range p.Move {
 		r := before.Replica(nil, mv.Replica)
-		if mv.For == nil || *mv.For == "" || r.Tier() == state.Warm || r.For == *mv.For {
+		if mv.MakesRoomFor == nil || *mv.MakesRoomFor == "" || r.Tier() == state.Warm || r.MakesRoomFor == *mv.MakesRoomFor {
 			continue
 		}
-		by := after.Model(nil, *mv.For)
+		by := after.Model(nil, *mv.MakesRoomFor)
 		w.holds(by != nil && by.Name != r.Name.Model, "%s is evicted for itself", mv.Replica)
 		w.holds(!after.IsDedicated(nil, after.Model(nil, r.Name.Model)), "%s is dedicated and evicted", mv.Replica)
 		w.holds(before.Model(nil, r.Name.Model).Priority <= by.Priority, "%s is evicted by a lower priority", mv.Replica)
@@ -870,7 +870,7 @@ func (w *world) enabled(before, after *state.View, o planner.Observation, p *sta
 		old := r.Status == state.StatusFailed || after.IsDedicated(nil, by) || !w.now.Before(r.Since.Add(w.conf.MinAge))
 		w.holds(old, "%s is evicted and has served for %s", mv.Replica, w.now.Sub(r.Since))
 		for _, other := range p.Move {
-			w.holds(other.For == nil || *other.For == "" || before.Replica(nil, other.Replica).Name.Model != by.Name || before.Replica(nil, other.Replica).Tier() == state.Warm,
+			w.holds(other.MakesRoomFor == nil || *other.MakesRoomFor == "" || before.Replica(nil, other.Replica).Name.Model != by.Name || before.Replica(nil, other.Replica).Tier() == state.Warm,
 				"%s, which evicts, is evicted in the same plan", by.Name)
 		}
 		w.holds(slices.ContainsFunc(by.Variants, func(v state.Variant) bool {

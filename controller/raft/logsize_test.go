@@ -53,7 +53,7 @@ func (d *day) apply(c state.Command) []byte {
 func (d *day) step(kind string, name replica.Name, reason string, inputs map[string]string, edit func(*state.Plan)) {
 	c := &state.Plan{
 		ID: fmt.Sprintf("0d7c1f52-8f3e-4b1a-9c55-%012d", d.index), Index: d.store.View().Index(), Time: d.now,
-		Decisions: []state.Decision{{Time: d.now, Model: dayModel, Replica: name.String(), Kind: kind, Reason: reason, Inputs: inputs}},
+		Decisions: []state.Decision{{Time: d.now, Model: dayModel, Replica: name.String(), Kind: kind, Reason: reason, Details: inputs}},
 	}
 	edit(c)
 	data := d.apply(c)

@@ -121,7 +121,7 @@ func TestRefusedJobFailsItsReplicaOnce(t *testing.T) {
 		require.Equal(t, state.StatusFailed, r.Status)
 		require.Equal(t, 1, r.Failures)
 		require.Contains(t, r.LastError, "no driver")
-		require.WithinDuration(t, time.Now().Add(planner.DefaultConfig().Backoff), r.Retry, time.Second)
+		require.WithinDuration(t, time.Now().Add(planner.DefaultConfig().Backoff), r.RetryAt, time.Second)
 		d := w.raft.store.View().Decisions(nil, "m", 1)
 		require.Len(t, d, 1)
 		require.Equal(t, planner.KindLoadFailed, d[0].Kind)
@@ -135,7 +135,7 @@ func TestRefusedJobFailsItsReplicaOnce(t *testing.T) {
 		w.rest()
 		r = w.replica("m:v:1")
 		require.Equal(t, 2, r.Failures)
-		require.WithinDuration(t, time.Now().Add(2*planner.DefaultConfig().Backoff), r.Retry, time.Second)
+		require.WithinDuration(t, time.Now().Add(2*planner.DefaultConfig().Backoff), r.RetryAt, time.Second)
 	})
 }
 

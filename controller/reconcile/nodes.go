@@ -15,15 +15,15 @@ type nodeChanges struct {
 	forget []string
 	// notes say what happened to which node, by its ID, where that matters to people.
 	notes map[string]string
-	// again is when a node that is lost will be Gone.
+	// again is when a node that is lost will be written off.
 	again time.Time
 }
 
 // compareNodes finds what has changed. A node that this server has seen lost for the grace
-// without a break is Gone. Lost has since when it has, by node ID, and is kept by
+// without a break is written off. Lost has since when it has, by node ID, and is kept by
 // compareNodes: a time from another server's clock decides nothing, so that the grace
 // begins anew under a new leader. One that Nomad has forgotten is lost as
-// well; once it is Gone and nothing is on it any more, so is its row.
+// well; once it is written off and nothing is on it any more, so is its row.
 //
 // A Nomad that cannot be asked says nothing: its nodes stay as they are. So do those of
 // a pool that this server's config does not have, as long as something is on them. A node that
@@ -38,21 +38,21 @@ func compareNodes(rows []*state.Node, seen listing, now time.Time, grace time.Du
 		had[row.ID] = row
 	}
 	consider := func(n state.Node, row *state.Node, isLost bool) {
-		n.LostSince, n.Gone = time.Time{}, false
+		n.DownSince, n.WrittenOff = time.Time{}, false
 		if !isLost {
 			delete(lost, n.ID)
 		} else {
 			if lost[n.ID].IsZero() {
 				lost[n.ID] = now
 			}
-			n.Ready, n.LostSince = false, now.UTC()
-			if row != nil && !row.LostSince.IsZero() {
-				n.LostSince, n.Gone = row.LostSince, row.Gone
+			n.Ready, n.DownSince = false, now.UTC()
+			if row != nil && !row.DownSince.IsZero() {
+				n.DownSince, n.WrittenOff = row.DownSince, row.WrittenOff
 			}
-			if deadline := lost[n.ID].Add(grace); now.Before(deadline) && !n.Gone {
+			if deadline := lost[n.ID].Add(grace); now.Before(deadline) && !n.WrittenOff {
 				next.add(deadline)
 			} else {
-				n.Gone = true
+				n.WrittenOff = true
 			}
 		}
 		if row == nil || !sameNode(n, *row) {
@@ -65,7 +65,7 @@ func compareNodes(rows []*state.Node, seen listing, now time.Time, grace time.Du
 	listed := make(map[string]bool, len(seen.nodes))
 	for _, n := range seen.nodes {
 		listed[n.ID] = true
-		consider(n, had[n.ID], !n.LostSince.IsZero())
+		consider(n, had[n.ID], !n.DownSince.IsZero())
 	}
 	for _, row := range rows {
 		switch {
@@ -77,7 +77,7 @@ func compareNodes(rows []*state.Node, seen listing, now time.Time, grace time.Du
 				out.forget = append(out.forget, row.ID)
 			}
 		case !seen.known[row.CapacityPool]:
-		case row.Gone && !used(row.ID):
+		case row.WrittenOff && !used(row.ID):
 			out.forget = append(out.forget, row.ID)
 		default:
 			consider(*row, row, true)
@@ -92,8 +92,8 @@ func compareNodes(rows []*state.Node, seen listing, now time.Time, grace time.Du
 func sameNode(n, row state.Node) bool {
 	n = n.Keeping(&row)
 	n.CreateIndex, n.ModifyIndex = row.CreateIndex, row.ModifyIndex
-	if n.LostSince.Equal(row.LostSince) {
-		n.LostSince = row.LostSince
+	if n.DownSince.Equal(row.DownSince) {
+		n.DownSince = row.DownSince
 	}
 	if len(n.GPUs) != len(row.GPUs) {
 		return false
@@ -116,11 +116,11 @@ func noteOf(n state.Node, row *state.Node) string {
 		return "node added"
 	case n.CapacityPool != row.CapacityPool:
 		return "node moved to another pool"
-	case n.Gone && !row.Gone:
+	case n.WrittenOff && !row.WrittenOff:
 		return "node gone: down for longer than the node grace"
-	case !n.LostSince.IsZero() && row.LostSince.IsZero():
+	case !n.DownSince.IsZero() && row.DownSince.IsZero():
 		return "node down: its replicas stay until the node grace is over"
-	case n.LostSince.IsZero() && !row.LostSince.IsZero():
+	case n.DownSince.IsZero() && !row.DownSince.IsZero():
 		return "node up again"
 	case n.Draining && !row.Draining:
 		return "node draining"

@@ -14,7 +14,7 @@ import (
 
 // lost is the node as Nomad has it when it is down, since a time by Nomad's clock.
 func lost(n state.Node, since time.Time) state.Node {
-	n.Ready, n.LostSince = false, since
+	n.Ready, n.DownSince = false, since
 	return n
 }
 
@@ -29,10 +29,10 @@ func TestLostNode(t *testing.T) {
 		began := time.Now().UTC()
 		w.nomad.set(func() { w.nomad.nodes = []state.Node{lost(node("n", 4), began.Add(-time.Hour))} })
 		w.rest()
-		require.WithinDuration(t, began, w.node("n").LostSince, time.Second, "by our own clock: Nomad's may be an hour behind")
-		require.False(t, w.node("n").Gone)
+		require.WithinDuration(t, began, w.node("n").DownSince, time.Second, "by our own clock: Nomad's may be an hour behind")
+		require.False(t, w.node("n").WrittenOff)
 		w.pass(grace / 2)
-		require.False(t, w.node("n").Gone)
+		require.False(t, w.node("n").WrittenOff)
 		w.nomad.set(func() { w.nomad.nodes = []state.Node{node("n", 4)} })
 		w.rest()
 		back := *w.node("n")
@@ -43,30 +43,30 @@ func TestLostNode(t *testing.T) {
 		began = time.Now().UTC()
 		w.nomad.set(func() { w.nomad.nodes = []state.Node{lost(node("n", 4), began)} })
 		w.rest()
-		began = w.node("n").LostSince
+		began = w.node("n").DownSince
 		w.raft.depose()
 		w.pass(2 * grace)
 		w.raft.elect()
 		w.rest()
-		require.Equal(t, began, w.node("n").LostSince)
-		require.False(t, w.node("n").Gone, "the new leader's clock may be ahead: it waits for the grace itself")
+		require.Equal(t, began, w.node("n").DownSince)
+		require.False(t, w.node("n").WrittenOff, "the new leader's clock may be ahead: it waits for the grace itself")
 		writes := w.raft.writes()
 		w.nomad.set(func() { w.nomad.down = true })
 		w.pass(2 * grace)
-		require.False(t, w.node("n").Gone, "it may be back: nobody can be asked")
+		require.False(t, w.node("n").WrittenOff, "it may be back: nobody can be asked")
 		require.Equal(t, writes, w.raft.writes())
 		w.nomad.set(func() { w.nomad.down = false })
 		w.rest()
-		require.True(t, w.node("n").Gone)
-		require.Equal(t, began, w.node("n").LostSince)
+		require.True(t, w.node("n").WrittenOff)
+		require.Equal(t, began, w.node("n").DownSince)
 
 		// Gone is not undone but by the node itself.
 		w.pass(grace)
-		require.True(t, w.node("n").Gone)
+		require.True(t, w.node("n").WrittenOff)
 		w.nomad.set(func() { w.nomad.nodes = []state.Node{node("n", 4)} })
 		w.rest()
-		require.False(t, w.node("n").Gone)
-		require.Zero(t, w.node("n").LostSince)
+		require.False(t, w.node("n").WrittenOff)
+		require.Zero(t, w.node("n").DownSince)
 		require.Equal(t, "serving", w.stage("m:v:1"))
 		after, stops, _ := w.nomad.did()
 		require.Equal(t, []int{registers, 0}, []int{after, stops}, "the reconciler itself does nothing to what runs there")
@@ -96,16 +96,16 @@ func TestNodeThatCannotBeRead(t *testing.T) {
 		// Now it is down, until another read fails: that time does not count.
 		w.nomad.set(func() { w.nomad.unread = nil })
 		w.pass(grace - time.Second)
-		require.False(t, w.node("n").LostSince.IsZero())
+		require.False(t, w.node("n").DownSince.IsZero())
 		require.Empty(t, w.r.Status().Pools[0].Error())
 		w.nomad.set(func() { w.nomad.unread = unread })
 		w.pass(3 * grace)
-		require.False(t, w.node("n").Gone)
+		require.False(t, w.node("n").WrittenOff)
 		w.nomad.set(func() { w.nomad.unread = nil })
 		w.pass(grace - time.Second)
-		require.False(t, w.node("n").Gone)
+		require.False(t, w.node("n").WrittenOff)
 		w.pass(2 * time.Second)
-		require.True(t, w.node("n").Gone)
+		require.True(t, w.node("n").WrittenOff)
 	})
 }
 
@@ -115,9 +115,9 @@ func TestNodeIsGoneRightAfterTheGrace(t *testing.T) {
 		began := time.Now()
 		w.nomad.set(func() { w.nomad.nodes = []state.Node{lost(node("n", 4), began)} })
 		w.pass(grace - time.Second)
-		require.False(t, w.node("n").Gone)
+		require.False(t, w.node("n").WrittenOff)
 		w.pass(time.Second)
-		require.True(t, w.node("n").Gone, "nothing but the clock has told")
+		require.True(t, w.node("n").WrittenOff, "nothing but the clock has told")
 	})
 }
 
@@ -131,10 +131,10 @@ func TestForgottenNode(t *testing.T) {
 		w.rest()
 		require.False(t, w.node("empty").Ready)
 		w.pass(grace - time.Second)
-		require.False(t, w.node("n").Gone)
+		require.False(t, w.node("n").WrittenOff)
 		w.pass(2 * time.Second)
 		require.Nil(t, w.node("empty"), "nothing is on it")
-		require.True(t, w.node("n").Gone)
+		require.True(t, w.node("n").WrittenOff)
 		r := w.replica("m:v:1")
 		w.raft.must(&state.Plan{ID: "p", Remove: []state.Remove{{Replica: "m:v:1", ModifyIndex: r.ModifyIndex}}})
 		w.rest()

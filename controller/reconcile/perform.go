@@ -170,11 +170,11 @@ func (l *leading) note(ctx context.Context, o order, why error) error {
 		failures := r.Failures + 1
 		wait := planner.Backoff(l.cfg.Planner.Backoff, l.cfg.Planner.BackoffMax, failures)
 		retry := now.Add(wait)
-		move.Event, move.Failures, move.Retry = state.EventFailed, &failures, &retry
+		move.Event, move.Failures, move.RetryAt = state.EventFailed, &failures, &retry
 		plan.Decisions = []state.Decision{{
 			Time: now, Model: r.Name.Model, Replica: o.Replica, Kind: planner.KindLoadFailed,
-			Reason: "Nomad rejects the job of " + o.Replica + ": " + text,
-			Inputs: map[string]string{"failures": fmt.Sprint(failures), "retry_in": wait.String()},
+			Reason:  "Nomad rejects the job of " + o.Replica + ": " + text,
+			Details: map[string]string{"failures": fmt.Sprint(failures), "retry_in": wait.String()},
 		}}
 	case r.LastError == text:
 		return nil

@@ -59,7 +59,7 @@ func TestTwoNomads(t *testing.T) {
 	before := len(c.replicas())
 	c.scale(before + 1)
 	c.until("the other pool takes one more", func() bool { c.work(); return c.stages()["serving"] == before+1 })
-	require.Zero(t, c.raft.Store().View().Node(nil, "far-1").LostSince)
+	require.Zero(t, c.raft.Store().View().Node(nil, "far-1").DownSince)
 	require.True(t, c.r.Status().Pools[0].Known())
 	far.Break(nil)
 	c.until("far is back", func() bool { return c.r.Status().Pools[1].Known() })

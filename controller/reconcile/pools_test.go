@@ -86,7 +86,7 @@ func TestAnUnreachablePoolChangesNothingElsewhere(t *testing.T) {
 
 		w.running("1")
 		w.pass(10 * planner.DefaultConfig().NodeGrace)
-		require.Zero(t, w.node("f").LostSince, "its nodes are not lost because of that")
+		require.Zero(t, w.node("f").DownSince, "its nodes are not lost because of that")
 		require.Equal(t, "starting", w.stage("m:v:9"))
 
 		far.set(func() { far.down = false })
@@ -96,7 +96,7 @@ func TestAnUnreachablePoolChangesNothingElsewhere(t *testing.T) {
 		require.Zero(t, w.seen().Pools[""].JobsSince)
 		far.set(func() { far.nodes = nil })
 		w.rest()
-		require.NotZero(t, w.node("f").LostSince, "now it says so itself")
+		require.NotZero(t, w.node("f").DownSince, "now it says so itself")
 	})
 }
 
@@ -134,7 +134,7 @@ func TestTheOwnNomadIsAway(t *testing.T) {
 		require.Equal(t, "starting", w.stage("m:v:9"))
 		require.False(t, w.seen().Pools[""].JobsKnown)
 		w.pass(10 * planner.DefaultConfig().NodeGrace)
-		require.Zero(t, w.node("n").LostSince)
+		require.Zero(t, w.node("n").DownSince)
 	})
 }
 
@@ -188,7 +188,7 @@ func TestPoolsOfOneNomad(t *testing.T) {
 		w.nomad.set(func() { w.nomad.nodes = nil })
 		w.rest()
 		require.Equal(t, "far", w.node("n").CapacityPool, "it has moved")
-		require.Zero(t, w.node("n").LostSince)
+		require.Zero(t, w.node("n").DownSince)
 	})
 }
 
@@ -206,7 +206,7 @@ func TestAPoolThatIsNotInTheConfig(t *testing.T) {
 		w.raft.elect()
 		w.pass(10 * planner.DefaultConfig().NodeGrace)
 		require.NotNil(t, w.node("f"))
-		require.Zero(t, w.node("f").LostSince)
+		require.Zero(t, w.node("f").DownSince)
 		require.Nil(t, w.node("g"), "nothing is on it")
 		require.Equal(t, "placed", w.stage("m:v:9"))
 		require.False(t, w.seen().Pools["gone"].JobsKnown)
@@ -226,7 +226,7 @@ func TestDemandIsLookedAtAtOnce(t *testing.T) {
 			for _, m := range wanted {
 				asked[m] = time.Now()
 			}
-			w.loads.Put(api.GatewayReport{Gateway: "g", Wanted: asked, Replicas: []api.ReplicaLoad{{Name: "m:v:1", InFlight: inFlight}}})
+			w.loads.Put(api.GatewayReport{Gateway: "g", Demand: asked, Replicas: []api.ReplicaLoad{{Name: "m:v:1", InFlight: inFlight}}})
 		}
 		report()
 		w.rest()

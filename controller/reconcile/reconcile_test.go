@@ -100,13 +100,13 @@ func TestLoadsAreShownAndDoNotWakeWhileNothingDrains(t *testing.T) {
 		looks := w.plans()
 		at := time.Now().UTC()
 		for i := range 100 {
-			w.loads.Put(api.GatewayReport{Gateway: "g", Replicas: []api.ReplicaLoad{{Name: "m:v:1", InFlight: i, Oldest: at, LastRequest: at}}})
+			w.loads.Put(api.GatewayReport{Gateway: "g", Replicas: []api.ReplicaLoad{{Name: "m:v:1", InFlight: i, OldestAt: at, LastRequest: at}}})
 		}
 		w.rest()
 		require.Equal(t, looks, w.plans())
 		w.pass(time.Minute / 2)
 		require.Greater(t, w.plans(), looks)
-		w.loads.Put(api.GatewayReport{Gateway: "g", Replicas: []api.ReplicaLoad{{Name: "m:v:1", InFlight: 5, Oldest: at, LastRequest: at}}})
+		w.loads.Put(api.GatewayReport{Gateway: "g", Replicas: []api.ReplicaLoad{{Name: "m:v:1", InFlight: 5, OldestAt: at, LastRequest: at}}})
 		w.nomad.set(func() {})
 		w.rest()
 		require.Equal(t, planner.Load{InFlight: 5, LastRequest: at}, w.seen().Loads["m:v:1"])

@@ -242,7 +242,7 @@ func TestDemandWakes(t *testing.T) {
 	c.evict(state.GoalWarm)
 	c.becomes("warm")
 	began := time.Now()
-	c.loads.Put(api.GatewayReport{Gateway: "g", Index: c.raft.Store().View().Index(), Since: time.Now(), Wanted: map[string]time.Time{"m": time.Now()}})
+	c.loads.Put(api.GatewayReport{Gateway: "g", Index: c.raft.Store().View().Index(), Since: time.Now(), Demand: map[string]time.Time{"m": time.Now()}})
 	c.becomes("serving")
 	t.Logf("woken %s after the report", time.Since(began))
 }

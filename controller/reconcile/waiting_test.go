@@ -18,7 +18,7 @@ import (
 
 // waiting is a report of a gateway at which a request waits for the model.
 func waiting(model string, in api.QueueState, since time.Time) api.GatewayReport {
-	return api.GatewayReport{Gateway: "g", Index: 1, Since: since, Queues: []api.QueueLoad{{Model: model, State: in, Waiting: 1, Oldest: since}}}
+	return api.GatewayReport{Gateway: "g", Index: 1, Since: since, Queues: []api.QueueLoad{{Model: model, State: in, Waiting: 1, OldestAt: since}}}
 }
 
 // A model that requests wait for is not idle, though its engines take none, as one does that
@@ -126,7 +126,7 @@ func TestNumbersOfQueuesDoNotWake(t *testing.T) {
 		looks := w.plans()
 		for i := range 100 {
 			r := waiting("m", api.QueueBusy, began)
-			r.Queues[0].Waiting, r.Queues[0].Served = i+1, float64(i)
+			r.Queues[0].Waiting, r.Queues[0].CompletedPerSecond = i+1, float64(i)
 			w.loads.Put(r)
 		}
 		w.rest()

@@ -148,8 +148,8 @@ func (w *writer) plan(ctx context.Context, view *state.View, p *state.Plan, now 
 func (l *leading) decided(p *state.Plan) {
 	for _, d := range p.Decisions {
 		args := []any{"kind", d.Kind, "model", d.Model, "replica", d.Replica, "plan", p.ID}
-		for _, k := range slices.Sorted(maps.Keys(d.Inputs)) {
-			args = append(args, k, d.Inputs[k])
+		for _, k := range slices.Sorted(maps.Keys(d.Details)) {
+			args = append(args, k, d.Details[k])
 		}
 		l.cfg.Logger.Info(d.Reason, args...)
 		l.metrics.decided(d)
@@ -211,6 +211,6 @@ func (w *writer) upsert(ctx context.Context, nodes []state.Node, notes map[strin
 
 // asRefused leaves out what moves by itself.
 func asRefused(n state.Node) state.Node {
-	n.LostSince, n.Gone = time.Time{}, false
+	n.DownSince, n.WrittenOff = time.Time{}, false
 	return n
 }

@@ -44,7 +44,7 @@ func (s *Server) makeToken(rq *request, name string, role state.Role, first bool
 	if err != nil {
 		return answer{}, fmt.Errorf("create a token: %w", err)
 	}
-	t := state.Token{Accessor: accessor.String(), Name: name, Role: role, Hash: state.HashSecret(shown.String()), Created: s.cfg.Now()}
+	t := state.Token{Accessor: accessor.String(), Name: name, Role: role, Hash: state.HashSecret(shown.String()), CreatedAt: s.cfg.Now()}
 	res, err := s.apply(rq, &state.UpsertToken{Token: t, Bootstrap: first})
 	if err != nil {
 		return answer{}, err

@@ -147,7 +147,7 @@ func casConflict(name string, have, want uint64) string {
 }
 
 func applied(a *api.AppliedModel, deed string) state.Decision {
-	d := state.Decision{Model: a.Name, Kind: "apply", Inputs: map[string]string{}}
+	d := state.Decision{Model: a.Name, Kind: "apply", Details: map[string]string{}}
 	if a.New {
 		d.Reason = deed + ": new model"
 		return d
@@ -157,7 +157,7 @@ func applied(a *api.AppliedModel, deed string) state.Decision {
 		paths[i] = c.Path
 		// A job's text is too long, and what a job is given may be a secret.
 		if len(c.Lines) == 0 && !strings.Contains(c.Path, ": vars: ") {
-			d.Inputs[c.Path] = fmt.Sprintf("%s -> %s", c.Old, c.New)
+			d.Details[c.Path] = fmt.Sprintf("%s -> %s", c.Old, c.New)
 		}
 	}
 	d.Reason = fmt.Sprintf("%s: changed %s", deed, strings.Join(paths, ", "))
@@ -223,7 +223,7 @@ func rolledBack(v *state.View, old, m *state.Model) string {
 }
 
 func changeOf(c modelfile.Change) api.Change {
-	return api.Change{Path: c.Path, Old: c.Old, New: c.New, Lines: c.Lines, Rolls: c.Rolls, Text: c.String()}
+	return api.Change{Path: c.Path, Old: c.Old, New: c.New, Lines: c.Lines, ReplacesReplicas: c.Rolls, Text: c.String()}
 }
 
 // overridden warns that the number of replicas in a file is not the model's scale, where

@@ -132,8 +132,8 @@ func (c replicas) convert(r *state.Replica) api.Replica {
 		Name: name, Model: r.Name.Model, Variant: r.Name.Variant, ID: r.Name.ID, Version: r.Version,
 		Goal: string(r.Goal), Status: string(r.Status), Tier: string(r.Tier()), Node: r.Placement.Node,
 		Seats: list(r.Placement.Seats, func(s string) string { return s }), Memory: map[string]int64{}, HostMemory: r.Placement.HostMemory,
-		SleepMemory: r.Placement.SleepMemory, For: r.For, Failures: r.Failures, LastError: r.LastError, Retry: r.Retry,
-		Since: r.Since, Created: r.Created, CreateIndex: r.CreateIndex, ModifyIndex: r.ModifyIndex,
+		SleepMemory: r.Placement.SleepMemory, MakesRoomFor: r.MakesRoomFor, Failures: r.Failures, LastError: r.LastError, RetryAt: r.RetryAt,
+		Since: r.Since, CreatedAt: r.CreatedAt, CreateIndex: r.CreateIndex, ModifyIndex: r.ModifyIndex,
 	}
 	maps.Copy(out.Memory, r.Placement.Memory)
 	// The model and the node are looked at, and not watched: they are named beside the
@@ -196,7 +196,7 @@ func (s *Server) nodeOf(n *state.Node, rs []*state.Replica) api.Node {
 	held := holdingsOf(rs)
 	out := api.Node{
 		ID: n.ID, Name: n.Name, Datacenter: n.Datacenter, Pool: n.Pool, CapacityPool: n.CapacityPool,
-		Ready: n.Ready, Draining: n.Draining, Gone: n.Gone, LostSince: n.LostSince, Unusable: n.Usable(),
+		Ready: n.Ready, Draining: n.Draining, WrittenOff: n.WrittenOff, DownSince: n.DownSince, Unusable: n.Usable(),
 		HostMemory: n.HostMemory, FreeHostMemory: n.HostMemory - held.warm, WarmMemory: held.warm, WarmBudget: int64(float64(n.HostMemory) * s.cfg.WarmShare),
 		CPU: n.CPU, CreateIndex: n.CreateIndex, ModifyIndex: n.ModifyIndex,
 	}
@@ -220,7 +220,7 @@ func decisionOf(d *state.Decision) api.Decision { return api.Decision(*d) }
 func switchOf(s *state.Switch) api.Switch { return api.Switch(*s) }
 
 func tokenOf(t *state.Token) api.Token {
-	return api.Token{Accessor: t.Accessor, Name: t.Name, Role: string(t.Role), Created: t.Created, CreateIndex: t.CreateIndex, ModifyIndex: t.ModifyIndex}
+	return api.Token{Accessor: t.Accessor, Name: t.Name, Role: string(t.Role), CreatedAt: t.CreatedAt, CreateIndex: t.CreateIndex, ModifyIndex: t.ModifyIndex}
 }
 
 func outcomes(rs []*state.Replica, variant string) []api.ReplicaOutcome {

@@ -91,7 +91,7 @@ func (s *Server) dedicate(rq *request, v *state.View, models map[string]int) (an
 		reason += fmt.Sprintf("; in effect until the schedule's next change at %s", schedule.Until.UTC().Format(time.RFC3339))
 	}
 	if _, err := s.decide(rq, &state.SetDedicated{Models: models, Source: sourceOperator, Time: s.cfg.Now()},
-		state.Decision{Kind: "dedicated", Reason: reason, Inputs: inputs}); err != nil {
+		state.Decision{Kind: "dedicated", Reason: reason, Details: inputs}); err != nil {
 		return answer{}, err
 	}
 	out, err := s.dedicated(s.cfg.Raft.Store().View(), nil)
@@ -136,7 +136,7 @@ func (s *Server) setSchedule(rq *request, v *state.View) (answer, error) {
 	if !until.IsZero() {
 		reason += ", until " + until.UTC().Format(time.RFC3339)
 	}
-	if _, err := s.decide(rq, &state.SetSchedule{File: body.File}, state.Decision{Kind: "schedule", Reason: reason, Inputs: map[string]string{"window": window}}); err != nil {
+	if _, err := s.decide(rq, &state.SetSchedule{File: body.File}, state.Decision{Kind: "schedule", Reason: reason, Details: map[string]string{"window": window}}); err != nil {
 		return answer{}, err
 	}
 	out, err := s.scheduled(s.cfg.Raft.Store().View(), nil)

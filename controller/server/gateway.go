@@ -80,7 +80,7 @@ func problemsOf(v *state.View, models []*state.Model, targets map[string]int, re
 		case state.StatusServing, state.StatusPlaced, state.StatusStarting, state.StatusWaking:
 			comes[model] = true
 		case state.StatusFailed:
-			if last := failed[model]; last == nil || r.Retry.Before(last.Retry) {
+			if last := failed[model]; last == nil || r.RetryAt.Before(last.RetryAt) {
 				failed[model] = r // the first one to be tried again
 			}
 		}
@@ -94,7 +94,7 @@ func problemsOf(v *state.View, models []*state.Model, targets map[string]int, re
 			problems[m.Name] = &api.GatewayProblem{State: api.QueueCantPlace, Message: why}
 		case targets[m.Name] == 0:
 		case r != nil:
-			problems[m.Name] = &api.GatewayProblem{State: api.QueueLoadFailed, Message: fmt.Sprintf("load failed %s: %s", plural(r.Failures, "time"), r.LastError), Since: r.Since, RetryAt: r.Retry}
+			problems[m.Name] = &api.GatewayProblem{State: api.QueueLoadFailed, Message: fmt.Sprintf("load failed %s: %s", plural(r.Failures, "time"), r.LastError), Since: r.Since, RetryAt: r.RetryAt}
 		case m.Unplaceable != nil:
 			problems[m.Name] = &api.GatewayProblem{State: api.QueueCantPlace, Message: m.Unplaceable.Reason, Since: m.Unplaceable.Since}
 		}

@@ -164,7 +164,7 @@ func startMember(t testing.TB, addresses []string, i int, set settings) *member 
 	require.NoError(t, err)
 
 	m.loads = load.New(time.Minute, time.Now)
-	m.world = &world{pools: []api.Pool{{Management: "full", Price: 1, Known: true, Heard: epoch}}, preview: planning(m.store, nil)}
+	m.world = &world{pools: []api.Pool{{Management: "full", Price: 1, Known: true, LastContactAt: epoch}}, preview: planning(m.store, nil)}
 	sc := server.DefaultConfig()
 	sc.Raft, sc.Nomad, sc.Loads, sc.Reconciler, sc.ACL, sc.Logger = m.node, m.nomad, m.loads, m.world, set.acl, logger
 	sc.Registerer, sc.Gatherer = m.metrics, m.metrics

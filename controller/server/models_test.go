@@ -68,7 +68,7 @@ func TestApply(t *testing.T) {
 	}
 	require.Equal(t, "3", texts["max"].New)
 	require.NotContains(t, texts, "replicas", "what was asked for stays")
-	require.True(t, texts[`variant "a": memory`].Rolls, "%v", texts)
+	require.True(t, texts[`variant "a": memory`].ReplacesReplicas, "%v", texts)
 	require.Contains(t, texts["max"].Text, "4 -> 3")
 	require.True(t, got.Models[1].Unchanged)
 	got, err = c.ApplyModels(t.Context(), api.ApplyRequest{Files: modelFile(changed), CAS: map[string]uint64{"m": m.store.View().Model(nil, "m").ModifyIndex}})
@@ -138,7 +138,7 @@ func TestScale(t *testing.T) {
 	r2 := m.place("m", "2", 0, 1)
 	rep := m.store.View().Replica(nil, r2.String())
 	m.apply(&state.Move{Replica: r2.String(), ModifyIndex: rep.ModifyIndex, Event: state.EventFailed, Time: epoch,
-		Failures: ptr(3), LastError: ptr("out of memory"), Retry: ptr(epoch.Add(time.Hour))})
+		Failures: ptr(3), LastError: ptr("out of memory"), RetryAt: ptr(epoch.Add(time.Hour))})
 
 	got, err := c.Scale(t.Context(), "m", api.ScaleRequest{Replicas: 3})
 	require.NoError(t, err)
@@ -163,10 +163,10 @@ func TestScale(t *testing.T) {
 	require.True(t, own)
 	require.Equal(t, 1, n)
 	require.Equal(t, api.Counts{Hot: 1, Failed: 1}, status.Counts)
-	require.Contains(t, status.Why, fmt.Sprintf("1 of %d replicas serve: 1 serving, 1 failed.", status.Model.Target))
-	require.Contains(t, status.Why, "Replica "+r2.String()+" failed 3 times: out of memory; next retry at 2026-01-02T04:04:05Z.")
-	require.Contains(t, status.Why, "Last decision, scale: ")
-	require.Equal(t, "1", status.Decisions[0].Inputs["asked"])
+	require.Contains(t, status.StatusDescription, fmt.Sprintf("1 of %d replicas serve: 1 serving, 1 failed.", status.Model.Target))
+	require.Contains(t, status.StatusDescription, "Replica "+r2.String()+" failed 3 times: out of memory; next retry at 2026-01-02T04:04:05Z.")
+	require.Contains(t, status.StatusDescription, "Last decision, scale: ")
+	require.Equal(t, "1", status.Decisions[0].Details["asked"])
 
 	got, err = c.StopModel(t.Context(), "m")
 	require.NoError(t, err)
@@ -174,7 +174,7 @@ func TestScale(t *testing.T) {
 	require.Zero(t, got.Target)
 	status, _, err = c.Model(t.Context(), "m", api.QueryOptions{})
 	require.NoError(t, err)
-	require.Contains(t, status.Why, "The model is stopped; 1 serving")
+	require.Contains(t, status.StatusDescription, "The model is stopped; 1 serving")
 	got, err = c.StartModel(t.Context(), "m")
 	require.NoError(t, err)
 	require.Positive(t, got.Target)
@@ -197,7 +197,7 @@ func TestARolloutIsTold(t *testing.T) {
 	require.Equal(t, status.Model.Version, roll.Version)
 	require.Equal(t, status.Replicas[0].Version, status.Model.StableVersion)
 	require.False(t, status.Replicas[0].Current)
-	require.Contains(t, status.Why, `1 serving. Variant "a": a canary of the new definition runs beside the old replicas. Last decision, apply`)
+	require.Contains(t, status.StatusDescription, `1 serving. Variant "a": a canary of the new definition runs beside the old replicas. Last decision, apply`)
 	list, _, err := m.client.Models(t.Context(), api.QueryOptions{})
 	require.NoError(t, err)
 	require.Equal(t, map[string]string{"a": "canary"}, list[0].Rollouts)
@@ -269,7 +269,7 @@ func TestEvict(t *testing.T) {
 	ds, _, err := c.Decisions(t.Context(), api.DecisionFilter{Replica: pinned.String(), Limit: 1}, api.QueryOptions{})
 	require.NoError(t, err)
 	require.Len(t, ds, 1)
-	require.Equal(t, "true", ds[0].Inputs["force"])
+	require.Equal(t, "true", ds[0].Details["force"])
 }
 
 func TestNodes(t *testing.T) {
@@ -308,7 +308,7 @@ func TestNodes(t *testing.T) {
 	require.Equal(t, out, status.Replicas[0].OutOfUse)
 	about, _, err := m.client.Model(t.Context(), status.Replicas[0].Model, api.QueryOptions{})
 	require.NoError(t, err)
-	require.Contains(t, about.Why, "Replica "+status.Replicas[0].Name+" should move: "+out+".")
+	require.Contains(t, about.StatusDescription, "Replica "+status.Replicas[0].Name+" should move: "+out+".")
 	n, err = m.client.Cordon(t.Context(), "n1", api.CordonRequest{GPU: g.UUID})
 	require.NoError(t, err)
 	require.False(t, n.GPUs[0].Cordoned)
@@ -357,11 +357,11 @@ func TestGateways(t *testing.T) {
 
 	// Load is told with the replica, and its requests with that one alone.
 	reported(t, c, api.GatewayReport{Gateway: "g", Index: meta.Index, Replicas: []api.ReplicaLoad{
-		{Name: r1.String(), InFlight: 2, Oldest: epoch, LastRequest: epoch.Add(time.Second), Requests: []api.Request{{ID: "x", Started: epoch}}},
+		{Name: r1.String(), InFlight: 2, OldestAt: epoch, LastRequest: epoch.Add(time.Second), Requests: []api.Request{{ID: "x", Started: epoch}}},
 	}})
 	one, _, err := c.Replica(t.Context(), r1.String(), api.QueryOptions{})
 	require.NoError(t, err)
-	require.Equal(t, &api.Load{InFlight: 2, Busy: true, Oldest: epoch, LastRequest: epoch.Add(time.Second), Requests: []api.Request{{ID: "x", Started: epoch}}}, one.Load)
+	require.Equal(t, &api.Load{InFlight: 2, Busy: true, OldestAt: epoch, LastRequest: epoch.Add(time.Second), Requests: []api.Request{{ID: "x", Started: epoch}}}, one.Load)
 	all, _, err := c.Replicas(t.Context(), "m", api.QueryOptions{})
 	require.NoError(t, err)
 	require.Equal(t, 2, all[0].Load.InFlight)
@@ -398,7 +398,7 @@ func TestHealth(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, api.AgentHealth{Healthy: true, Problems: []string{}}, h)
 	require.NoError(t, m.client.Ready(t.Context()))
-	m.world.status = api.ReconcileStatus{Active: true, Nomad: api.LinkStatus{Heard: epoch, Error: "connection refused"}, Consul: api.LinkStatus{Known: true}, LastError: "plan: no"}
+	m.world.status = api.ReconcileStatus{Active: true, Nomad: api.LinkStatus{LastContactAt: epoch, Error: "connection refused"}, Consul: api.LinkStatus{Known: true}, LastError: "plan: no"}
 	h, err = m.client.AgentHealth(t.Context())
 	require.NoError(t, err)
 	require.False(t, h.Healthy)

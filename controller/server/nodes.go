@@ -87,7 +87,7 @@ func (s *Server) cordon(rq *request, v *state.View) (answer, error) {
 	}
 	if _, err := s.decide(rq, cmd,
 		state.Decision{Kind: "cordon", Reason: fmt.Sprintf("%s %s %s of node %s%s", by(rq.token), verb, what, n.Name, why),
-			Inputs: map[string]string{"node": n.ID, "gpu": body.GPU, "on": strconv.FormatBool(body.On)}}); err != nil {
+			Details: map[string]string{"node": n.ID, "gpu": body.GPU, "on": strconv.FormatBool(body.On)}}); err != nil {
 		return answer{}, err
 	}
 	after := s.cfg.Raft.Store().View()

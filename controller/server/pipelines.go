@@ -64,7 +64,7 @@ func (s *Server) applyPipeline(rq *request, v *state.View) (answer, error) {
 	models := p.Models()
 	res, err := s.decide(rq, &state.SetPipeline{Name: name, Source: body.File, Models: models, ModifyIndex: body.CAS},
 		state.Decision{Kind: "pipeline", Reason: fmt.Sprintf("%s: its %s call %s", reason, plural(len(p.Steps), "step"), strings.Join(models, ", ")),
-			Inputs: map[string]string{"pipeline": name, "models": strings.Join(models, ",")}})
+			Details: map[string]string{"pipeline": name, "models": strings.Join(models, ",")}})
 	if err != nil {
 		return answer{}, err
 	}
@@ -85,6 +85,6 @@ func (s *Server) deletePipeline(rq *request, v *state.View) (answer, error) {
 	if v.Pipeline(nil, name) == nil {
 		return answer{}, noPipeline(name)
 	}
-	_, err := s.decide(rq, cmd, state.Decision{Kind: "pipeline", Reason: fmt.Sprintf("%s deleted pipeline %q", by(rq.token), name), Inputs: map[string]string{"pipeline": name}})
+	_, err := s.decide(rq, cmd, state.Decision{Kind: "pipeline", Reason: fmt.Sprintf("%s deleted pipeline %q", by(rq.token), name), Details: map[string]string{"pipeline": name}})
 	return answer{}, err
 }

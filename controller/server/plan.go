@@ -123,7 +123,7 @@ func foreseen(before, asked *state.View, f planner.Foresight) api.PlanResponse {
 		if last := len(out.Steps); s.After == 0 {
 			if i := slices.IndexFunc(out.Steps[:last], func(o api.PlannedStep) bool { return o.Replica == s.Replica }); i >= 0 {
 				out.Steps[i].To = statusText(s.To)
-				out.Steps[i].Why += "; " + whyOf(s)
+				out.Steps[i].Reason += "; " + whyOf(s)
 				continue
 			}
 		}
@@ -133,7 +133,7 @@ func foreseen(before, asked *state.View, f planner.Foresight) api.PlanResponse {
 		}
 		step := api.PlannedStep{
 			After: api.Duration(s.After.Round(time.Millisecond)), Replica: s.Replica, Node: at.Placement.Node,
-			From: statusText(s.From), To: statusText(s.To), Why: whyOf(s),
+			From: statusText(s.From), To: statusText(s.To), Reason: whyOf(s),
 		}
 		if n := before.Node(nil, step.Node); n != nil {
 			step.NodeName = n.Name
@@ -152,7 +152,7 @@ func foreseen(before, asked *state.View, f planner.Foresight) api.PlanResponse {
 	for _, m := range after.Models(nil) {
 		rs := after.ReplicasOf(nil, m.Name)
 		if d := waits(after, m, after.Target(nil, m).Replicas, rs, after.Decisions(nil, m.Name, statusDecisions)); d != nil {
-			out.Waits = append(out.Waits, api.PlannedWait{Model: m.Name, Replica: d.Replica, Why: d.Reason})
+			out.Waits = append(out.Waits, api.PlannedWait{Model: m.Name, Replica: d.Replica, Reason: d.Reason})
 		}
 	}
 	return out
@@ -177,8 +177,8 @@ func whyOf(s planner.Step) string {
 		return s.Why
 	case s.To == nil && s.From.Ending():
 		return "the job has ended"
-	case s.To != nil && s.To.For != "":
-		return fmt.Sprintf("makes room for model %q", s.To.For)
+	case s.To != nil && s.To.MakesRoomFor != "":
+		return fmt.Sprintf("makes room for model %q", s.To.MakesRoomFor)
 	}
 	return "continues a change in progress"
 }

@@ -30,7 +30,7 @@ func TestGatewaysReadWhyAModelDoesNotCome(t *testing.T) {
 	r := m.place("m", "1", 0, 0)
 	require.Nil(t, problem(), "one is on its way")
 	failures, why, retry := 3, "exit 1", epoch.Add(time.Minute)
-	m.apply(&state.Move{Replica: r.String(), ModifyIndex: m.store.View().Replica(nil, r.String()).ModifyIndex, Event: state.EventFailed, Time: epoch, Failures: &failures, LastError: &why, Retry: &retry})
+	m.apply(&state.Move{Replica: r.String(), ModifyIndex: m.store.View().Replica(nil, r.String()).ModifyIndex, Event: state.EventFailed, Time: epoch, Failures: &failures, LastError: &why, RetryAt: &retry})
 	require.Equal(t, &api.GatewayProblem{State: api.QueueLoadFailed, Message: "load failed 3 times: exit 1", Since: epoch, RetryAt: retry}, problem())
 	other := m.place("m", "2", 1, 0)
 	m.move(other, state.EventStarted, state.EventServing)

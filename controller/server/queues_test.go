@@ -24,7 +24,7 @@ func inQueue(gateway string, qs ...api.QueueLoad) api.GatewayReport {
 // atReplica is a report of a gateway that has one request in flight.
 func atReplica(gateway, name, id string) api.GatewayReport {
 	return api.GatewayReport{Gateway: gateway, Index: 1, Since: epoch, Replicas: []api.ReplicaLoad{
-		{Name: name, InFlight: 1, Oldest: epoch, LastRequest: epoch, Requests: []api.Request{{ID: id, Started: epoch}}},
+		{Name: name, InFlight: 1, OldestAt: epoch, LastRequest: epoch, Requests: []api.Request{{ID: id, Started: epoch}}},
 	}}
 }
 
@@ -44,15 +44,15 @@ func TestQueuesOfAllModels(t *testing.T) {
 	require.Nil(t, about.Queue, "no gateway reports: nobody knows")
 
 	reported(t, m.client, inQueue("a",
-		api.QueueLoad{Model: "queued", State: api.QueueBusy, Waiting: 2, InFlight: 3, Oldest: epoch.Add(time.Second), Served: 1},
-		api.QueueLoad{Model: "gone", State: api.QueueProvisioning, Waiting: 1, Oldest: epoch}))
-	reported(t, m.client, inQueue("b", api.QueueLoad{Model: "queued", State: api.QueueProvisioning, Waiting: 1, Oldest: epoch, Served: 0.5}))
+		api.QueueLoad{Model: "queued", State: api.QueueBusy, Waiting: 2, InFlight: 3, OldestAt: epoch.Add(time.Second), CompletedPerSecond: 1},
+		api.QueueLoad{Model: "gone", State: api.QueueProvisioning, Waiting: 1, OldestAt: epoch}))
+	reported(t, m.client, inQueue("b", api.QueueLoad{Model: "queued", State: api.QueueProvisioning, Waiting: 1, OldestAt: epoch, CompletedPerSecond: 0.5}))
 	got, err := m.client.Queues(t.Context())
 	require.NoError(t, err)
-	queued := api.Queue{Model: "queued", State: api.QueueBusy, Waiting: 3, InFlight: 3, Oldest: epoch, Served: 1.5, Gateways: 2, Incomplete: true}
+	queued := api.Queue{Model: "queued", State: api.QueueBusy, Waiting: 3, InFlight: 3, OldestAt: epoch, CompletedPerSecond: 1.5, Gateways: 2, Incomplete: true}
 	require.Equal(t, []api.Queue{
 		{Model: "coming", State: api.QueueDeploying, Incomplete: true},
-		{Model: "gone", State: api.QueueProvisioning, Waiting: 1, Oldest: epoch, Gateways: 1, Incomplete: true},
+		{Model: "gone", State: api.QueueProvisioning, Waiting: 1, OldestAt: epoch, Gateways: 1, Incomplete: true},
 		{Model: "idle", State: api.QueueIdle, Incomplete: true},
 		queued,
 		{Model: "ready", State: api.QueueReady, Serving: 1, Incomplete: true},
@@ -77,16 +77,16 @@ func TestQueueOfOneModel(t *testing.T) {
 	m.applied("org/m")
 	r := m.place("org/m", "1", 0, 0)
 	m.move(r, state.EventStarted, state.EventServing)
-	reported(t, m.client, inQueue("b", api.QueueLoad{Model: "org/m", State: api.QueueBusy, Waiting: 1, InFlight: 1, Oldest: epoch, Requests: []api.Request{{ID: "w1", Started: epoch}}}))
+	reported(t, m.client, inQueue("b", api.QueueLoad{Model: "org/m", State: api.QueueBusy, Waiting: 1, InFlight: 1, OldestAt: epoch, Requests: []api.Request{{ID: "w1", Started: epoch}}}))
 	busy := atReplica("a", r.String(), "f1")
-	busy.Queues = []api.QueueLoad{{Model: "org/m", State: api.QueueBusy, InFlight: 1, Served: 2}, {Model: "gone", State: api.QueueBusy, InFlight: 1}}
+	busy.Queues = []api.QueueLoad{{Model: "org/m", State: api.QueueBusy, InFlight: 1, CompletedPerSecond: 2}, {Model: "gone", State: api.QueueBusy, InFlight: 1}}
 	reported(t, m.client, busy)
 	got, err := m.client.Queue(t.Context(), "org/m")
 	require.NoError(t, err)
-	require.Equal(t, api.Queue{Model: "org/m", State: api.QueueBusy, Waiting: 1, InFlight: 2, Oldest: epoch, Served: 2, Serving: 1, Gateways: 2, Incomplete: true}, got.Queue)
+	require.Equal(t, api.Queue{Model: "org/m", State: api.QueueBusy, Waiting: 1, InFlight: 2, OldestAt: epoch, CompletedPerSecond: 2, Serving: 1, Gateways: 2, Incomplete: true}, got.Queue)
 	require.Equal(t, []api.GatewayQueue{
-		{Gateway: "a", State: api.QueueBusy, InFlight: 1, Served: 2},
-		{Gateway: "b", State: api.QueueBusy, Waiting: 1, InFlight: 1, Oldest: epoch},
+		{Gateway: "a", State: api.QueueBusy, InFlight: 1, CompletedPerSecond: 2},
+		{Gateway: "b", State: api.QueueBusy, Waiting: 1, InFlight: 1, OldestAt: epoch},
 	}, got.Gateways)
 	require.Equal(t, []api.QueuedRequest{{ID: "w1", Started: epoch, Gateway: "b", Model: "org/m", Position: 1}}, got.Waiting)
 	require.Equal(t, []api.QueuedRequest{{ID: "f1", Started: epoch, Gateway: "a", Model: "org/m", Replica: r.String()}}, got.InFlight)
@@ -144,14 +144,14 @@ func TestGatewaysAreListedAndDrained(t *testing.T) {
 	got, err := m.client.Gateways(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, []api.Gateway{}, got)
-	reported(t, m.client, inQueue("host:8080:1", api.QueueLoad{Model: "m", State: api.QueueDeploying, Waiting: 2, Oldest: epoch}))
+	reported(t, m.client, inQueue("host:8080:1", api.QueueLoad{Model: "m", State: api.QueueDeploying, Waiting: 2, OldestAt: epoch}))
 	reported(t, m.client, atReplica("host:8080:2", "m:v:1", "x"))
 	got, err = m.client.Gateways(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, []string{"host:8080:1", "host:8080:2"}, []string{got[0].Name, got[1].Name})
 	require.Equal(t, []int{2, 0, 0, 1}, []int{got[0].Waiting, got[0].InFlight, got[1].Waiting, got[1].InFlight})
 	require.True(t, got[0].Since.Equal(epoch))
-	require.Equal(t, time.Minute, got[0].Expires.Sub(got[0].Seen))
+	require.Equal(t, time.Minute, got[0].ExpiresAt.Sub(got[0].LastReportAt))
 
 	g, err := m.client.DrainGateway(t.Context(), "host:8080:1")
 	require.NoError(t, err)

@@ -99,7 +99,7 @@ func (s *Server) setSwitch(rq *request, _ *state.View) (answer, error) {
 	}
 	if _, err := s.decide(rq, &state.SetSwitch{Name: name, Value: body.Value, ModifyIndex: body.CAS},
 		state.Decision{Kind: "switch", Reason: fmt.Sprintf("%s set switch %q to %q", by(rq.token), name, body.Value),
-			Inputs: map[string]string{"switch": name, "value": body.Value}}); err != nil {
+			Details: map[string]string{"switch": name, "value": body.Value}}); err != nil {
 		return answer{}, err
 	}
 	for _, sw := range s.cfg.Raft.Store().View().Switches(nil) {
@@ -113,6 +113,6 @@ func (s *Server) setSwitch(rq *request, _ *state.View) (answer, error) {
 func (s *Server) deleteSwitch(rq *request, _ *state.View) (answer, error) {
 	name := rq.PathValue("switch")
 	_, err := s.decide(rq, &state.SetSwitch{Name: name, Delete: true},
-		state.Decision{Kind: "switch", Reason: fmt.Sprintf("%s unset switch %q", by(rq.token), name), Inputs: map[string]string{"switch": name}})
+		state.Decision{Kind: "switch", Reason: fmt.Sprintf("%s unset switch %q", by(rq.token), name), Details: map[string]string{"switch": name}})
 	return answer{}, err
 }

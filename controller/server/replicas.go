@@ -71,7 +71,7 @@ func (s *Server) evict(rq *request, v *state.View) (answer, error) {
 	}
 	if _, err := s.decide(rq, &state.Evict{Replica: body.Replica, Model: body.Model, To: to, Force: body.Force, Time: s.cfg.Now()},
 		state.Decision{Model: model, Replica: body.Replica, Kind: "evict", Reason: fmt.Sprintf("%s evicted %s", by(rq.token), what),
-			Inputs: map[string]string{"to": string(to), "force": strconv.FormatBool(body.Force)}}); err != nil {
+			Details: map[string]string{"to": string(to), "force": strconv.FormatBool(body.Force)}}); err != nil {
 		return answer{}, err
 	}
 	after := s.cfg.Raft.Store().View()

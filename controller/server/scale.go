@@ -134,7 +134,7 @@ func (s *Server) scaleModel(rq *request, v *state.View) (answer, error) {
 	if rq.token == nil && from == state.OriginAutoscaler {
 		who = "the autoscaler"
 	}
-	res, err := s.scale(rq, ask, state.Decision{Model: name, Kind: "scale", Inputs: in,
+	res, err := s.scale(rq, ask, state.Decision{Model: name, Kind: "scale", Details: in,
 		Reason: fmt.Sprintf("%s asked for %s (was %d)%s", who, what, was, body.says())})
 	if err != nil {
 		return answer{}, err

@@ -32,7 +32,7 @@ func TestVariantsAreScaledTogether(t *testing.T) {
 	require.Len(t, after.Decisions, len(before.Decisions)+1)
 	d := after.Decisions[0]
 	require.Equal(t, `autoscaler "a autoscaler" asked for the replicas a=1, b=2 (was 2): the queue is long`, d.Reason)
-	require.Equal(t, map[string]string{"asked": "a=1, b=2", "before": "2", "variant": "", "origin": "autoscaler"}, d.Inputs)
+	require.Equal(t, map[string]string{"asked": "a=1, b=2", "before": "2", "variant": "", "origin": "autoscaler"}, d.Details)
 
 	// Who compares with what was before is refused, and the same again changes nothing.
 	_, err = c.Scale(t.Context(), "m", ask)

@@ -58,9 +58,9 @@ func TestAPauseIsAReason(t *testing.T) {
 	require.NoError(t, err)
 	got := receive(t, ch)
 	require.NoError(t, got.err)
-	require.Contains(t, got.value.Why, `none is placed yet. The controller is paused: run "remuda switch unset pause-reconcile" to resume. Last decision, apply`)
+	require.Contains(t, got.value.StatusDescription, `none is placed yet. The controller is paused: run "remuda switch unset pause-reconcile" to resume. Last decision, apply`)
 	require.NoError(t, m.client.DeleteSwitch(t.Context(), state.SwitchPauseReconcile))
 	status, _, err := m.client.Model(t.Context(), "m", api.QueryOptions{})
 	require.NoError(t, err)
-	require.NotContains(t, status.Why, "pauses")
+	require.NotContains(t, status.StatusDescription, "pauses")
 }

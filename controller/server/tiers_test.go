@@ -38,8 +38,8 @@ func planning(store *state.Store, p *state.Plan) func(func(*state.Store) error) 
 // withPools has an external pool that is used, and one that is not.
 func withPools(w *world) {
 	w.pools = []api.Pool{
-		{Management: "full", Price: 1, Known: true, Heard: epoch},
-		{Name: "cloud", Management: "manual", Price: 2, Batch: 1, Interval: api.Duration(5 * time.Minute), Address: "https://cloud:4646", Known: true, Heard: epoch},
+		{Management: "full", Price: 1, Known: true, LastContactAt: epoch},
+		{Name: "cloud", Management: "manual", Price: 2, Batch: 1, Interval: api.Duration(5 * time.Minute), Address: "https://cloud:4646", Known: true, LastContactAt: epoch},
 		{Name: "off", Management: "disabled", Price: 1, Error: "connection refused"},
 	}
 }
@@ -72,7 +72,7 @@ func TestNodesShowTheirTiers(t *testing.T) {
 	about, _, err := m.client.Model(t.Context(), "m", api.QueryOptions{})
 	require.NoError(t, err)
 	require.Equal(t, api.Counts{Hot: 1, Warm: 1}, about.Counts)
-	require.Contains(t, about.Why, "replicas serve: 1 serving, 1 warm.")
+	require.Contains(t, about.StatusDescription, "replicas serve: 1 serving, 1 warm.")
 	scaled, err := m.client.Scale(t.Context(), "m", api.ScaleRequest{Replicas: 2})
 	require.NoError(t, err)
 	require.Equal(t, 1, scaled.Current, "what rests does not count")
@@ -87,12 +87,12 @@ func TestNodesShowTheirTiers(t *testing.T) {
 
 func TestReportsTellWhatIsWanted(t *testing.T) {
 	m := one(t)
-	reported(t, m.client, api.GatewayReport{Gateway: "g", Index: 1, Replicas: []api.ReplicaLoad{}, Since: epoch, Wanted: map[string]time.Time{"m": {}, "n": {}}})
+	reported(t, m.client, api.GatewayReport{Gateway: "g", Index: 1, Replicas: []api.ReplicaLoad{}, Since: epoch, Demand: map[string]time.Time{"m": {}, "n": {}}})
 	require.Len(t, m.demand(m.loads), 2)
 	since, live := m.loads.Since()
 	require.True(t, live)
 	require.True(t, since.Equal(epoch))
-	_, err := m.client.GatewayReport(t.Context(), api.GatewayReport{Gateway: "g", Index: 1, Replicas: []api.ReplicaLoad{}, Wanted: map[string]time.Time{"a b": {}}})
+	_, err := m.client.GatewayReport(t.Context(), api.GatewayReport{Gateway: "g", Index: 1, Replicas: []api.ReplicaLoad{}, Demand: map[string]time.Time{"a b": {}}})
 	requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, `wanted model: name is "a b"`)
 }
 
@@ -120,10 +120,10 @@ func TestPools(t *testing.T) {
 	require.Positive(t, meta.Index)
 	require.Len(t, pools, 4)
 	require.Equal(t, api.Pool{
-		Management: "full", Price: 1, Known: true, Heard: epoch, Nodes: 1, GPUs: 2, Memory: 80 * gib, FreeMemory: 70 * gib, Counts: api.Counts{Hot: 1},
+		Management: "full", Price: 1, Known: true, LastContactAt: epoch, Nodes: 1, GPUs: 2, Memory: 80 * gib, FreeMemory: 70 * gib, Counts: api.Counts{Hot: 1},
 	}, pools[0])
 	require.Equal(t, api.Pool{
-		Name: "cloud", Management: "manual", Price: 2, Batch: 1, Interval: api.Duration(5 * time.Minute), Address: "https://cloud:4646", Known: true, Heard: epoch,
+		Name: "cloud", Management: "manual", Price: 2, Batch: 1, Interval: api.Duration(5 * time.Minute), Address: "https://cloud:4646", Known: true, LastContactAt: epoch,
 		Nodes: 1, GPUs: 1, Memory: 40 * gib, FreeMemory: 40 * gib, Desired: map[string]int{"m": 2},
 	}, pools[1])
 	require.Equal(t, []string{"off", "past"}, []string{pools[2].Name, pools[3].Name})
@@ -177,7 +177,7 @@ func TestDedicatedSetsReplaceEachOther(t *testing.T) {
 	require.Equal(t, api.Limits{Dedicated: 3}, about.Limits)
 	require.True(t, about.Model.DedicatedNow)
 	require.False(t, about.Model.Dedicated)
-	require.Contains(t, about.Why, "Dedicated with at least 3 replicas, set by operator.")
+	require.Contains(t, about.StatusDescription, "Dedicated with at least 3 replicas, set by operator.")
 	_, err = c.SetDedicated(t.Context(), api.DedicatedRequest{Models: map[string]int{"other": 1}})
 	require.NoError(t, err)
 	models, _, err := c.Models(t.Context(), api.QueryOptions{})
@@ -249,8 +249,8 @@ func TestSwitchesSayWhyNothingIsDone(t *testing.T) {
 	}
 	about, _, err := m.client.Model(t.Context(), "m", api.QueryOptions{})
 	require.NoError(t, err)
-	require.Contains(t, about.Why, "Capped at 1 replica by switch cap-max-replicas/m.")
-	require.Contains(t, about.Why, "Switch disable-scaling is set: only operators change its scale, and nothing evicts it.")
+	require.Contains(t, about.StatusDescription, "Capped at 1 replica by switch cap-max-replicas/m.")
+	require.Contains(t, about.StatusDescription, "Switch disable-scaling is set: only operators change its scale, and nothing evicts it.")
 	_, err = m.client.SetSwitch(t.Context(), "cap-max-replicas", api.SwitchRequest{Value: "many"})
 	requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, `"many"`)
 }
@@ -268,7 +268,7 @@ func TestPlanChangesNothing(t *testing.T) {
 	// The plan makes room for what is asked for, and cannot do all of it.
 	p.Move = []state.Move{{Replica: hot.String(), ModifyIndex: r.ModifyIndex, Event: state.EventDrain, Goal: state.GoalWarm, Time: epoch}}
 	p.Decisions = []state.Decision{
-		{Time: epoch, Model: "m", Replica: hot.String(), Kind: planner.KindEvict, Reason: "it makes room", Inputs: map[string]string{"cost": "2"}},
+		{Time: epoch, Model: "m", Replica: hot.String(), Kind: planner.KindEvict, Reason: "it makes room", Details: map[string]string{"cost": "2"}},
 		{Time: epoch, Model: "new", Kind: planner.KindCannotPlace, Reason: "no node has room"},
 	}
 	got, err := m.client.Plan(t.Context(), api.PlanRequest{
@@ -276,16 +276,16 @@ func TestPlanChangesNothing(t *testing.T) {
 	})
 	require.NoError(t, err)
 	require.Equal(t, []api.PlannedStep{
-		{Replica: gone.String(), Node: "n1", NodeName: "node-one", From: "serving", To: "draining, then COLD", Why: "as requested"},
-		{Replica: hot.String(), Node: "n1", NodeName: "node-one", From: "serving", To: "draining, then WARM", Why: "it makes room"},
+		{Replica: gone.String(), Node: "n1", NodeName: "node-one", From: "serving", To: "draining, then COLD", Reason: "as requested"},
+		{Replica: hot.String(), Node: "n1", NodeName: "node-one", From: "serving", To: "draining, then WARM", Reason: "it makes room"},
 	}, got.Steps)
 	require.Equal(t, []api.PlanAssumption{
 		{Kind: "traffic", Text: "The traffic stays as it is."}, {Kind: "success", Text: "Nothing fails."},
 	}, got.Assumptions)
 	require.Empty(t, got.Unfinished)
-	require.Equal(t, []api.PlannedWait{{Model: "new", Why: "no node has room"}}, got.Waits)
+	require.Equal(t, []api.PlannedWait{{Model: "new", Reason: "no node has room"}}, got.Waits)
 	require.Len(t, got.Decisions, 2)
-	require.Equal(t, "2", got.Decisions[0].Inputs["cost"])
+	require.Equal(t, "2", got.Decisions[0].Details["cost"])
 	require.Equal(t, before.Index(), m.store.View().Index(), "nothing was committed")
 
 	_, err = m.client.Plan(t.Context(), api.PlanRequest{Files: modelFile("model")})
@@ -301,7 +301,7 @@ func TestPlanSaysWhatWaitedAlready(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, got.Steps)
 	require.Empty(t, got.Unfinished)
-	require.Equal(t, []api.PlannedWait{{Model: "m", Why: "no node has room"}}, got.Waits)
+	require.Equal(t, []api.PlannedWait{{Model: "m", Reason: "no node has room"}}, got.Waits)
 }
 
 // TestOnePlanIsMadeAtATime: others wait for a moment and are then rejected.
@@ -391,21 +391,21 @@ func TestDemandBeforeADecision(t *testing.T) {
 			m.applied("m")
 			m.place("m", "1", 0, 0)
 			waiting := time.Now()
-			reported(t, m.client, api.GatewayReport{Gateway: "g", Index: 1, Replicas: []api.ReplicaLoad{}, Wanted: map[string]time.Time{"m": waiting, "n": waiting}})
+			reported(t, m.client, api.GatewayReport{Gateway: "g", Index: 1, Replicas: []api.ReplicaLoad{}, Demand: map[string]time.Time{"m": waiting, "n": waiting}})
 			if err := tc.do(m); tc.rejected != "" {
 				require.ErrorContains(t, err, tc.rejected)
 			} else {
 				require.NoError(t, err)
 			}
 			next := load.New(time.Minute, time.Now)
-			queue := api.QueueLoad{Model: "m", State: api.QueueProvisioning, Waiting: 1, Oldest: waiting}
+			queue := api.QueueLoad{Model: "m", State: api.QueueProvisioning, Waiting: 1, OldestAt: waiting}
 			next.Put(api.GatewayReport{Gateway: "g", Index: 1, Queues: []api.QueueLoad{queue}})
 			require.Contains(t, m.demand(m.loads), "n")
 			for _, loads := range []*load.Store{m.loads, next} {
 				_, asked := m.demand(loads)["m"]
 				require.Equal(t, !tc.void, asked)
 			}
-			queue.Oldest = time.Now()
+			queue.OldestAt = time.Now()
 			next.Put(api.GatewayReport{Gateway: "g", Index: 1, Queues: []api.QueueLoad{queue}})
 			require.Contains(t, m.demand(next), "m", "it came after the decision")
 		})

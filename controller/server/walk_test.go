@@ -40,7 +40,7 @@ func goodRequests(t *testing.T, m *member) map[string]good {
 	_, err = m.client.ApplyModels(t.Context(), api.ApplyRequest{Files: modelFile(file("empty"))})
 	require.NoError(t, err)
 	reported(t, m.client, api.GatewayReport{Gateway: "g", Index: 1, Replicas: []api.ReplicaLoad{
-		{Name: running.String(), InFlight: 1, Oldest: epoch, LastRequest: epoch, Requests: []api.Request{{ID: "x", Started: epoch}}},
+		{Name: running.String(), InFlight: 1, OldestAt: epoch, LastRequest: epoch, Requests: []api.Request{{ID: "x", Started: epoch}}},
 	}})
 	_, err = m.client.SetSwitch(t.Context(), "pause-reconcile", api.SwitchRequest{Value: "on"})
 	require.NoError(t, err)

@@ -38,8 +38,8 @@ func why(v *state.View, ws memdb.WatchSet, m *state.Model, rs []*state.Replica, 
 			continue
 		}
 		text := fmt.Sprintf("Replica %s failed %d times: %s", r.Name, r.Failures, strings.TrimSuffix(r.LastError, "."))
-		if !r.Retry.IsZero() {
-			text += "; next retry at " + r.Retry.UTC().Format(time.RFC3339)
+		if !r.RetryAt.IsZero() {
+			text += "; next retry at " + r.RetryAt.UTC().Format(time.RFC3339)
 		}
 		say("%s.", text)
 	}

@@ -115,11 +115,11 @@ func TestDedicatedByTheSetIsNotEvicted(t *testing.T) {
 		require.ErrorContains(t, l.apply(evict("m:v:1", "", func(c *state.Evict) { c.To = to })).Err, "is dedicated")
 	}
 	under := l.move(name("m", "1"), state.EventDrain, state.GoalWarm)
-	under.For = ptr("other")
+	under.MakesRoomFor = ptr("other")
 	require.ErrorContains(t, l.apply(under).Err, `its own model is dedicated`)
-	under.For = nil
+	under.MakesRoomFor = nil
 	l.must(under)
-	require.Empty(t, l.replica(name("m", "1")).For)
+	require.Empty(t, l.replica(name("m", "1")).MakesRoomFor)
 
 	// Whatever lowers its scale, the set holds.
 	l.must(&state.Plan{ID: "p", Scales: []state.Scale{{Model: "m", ModifyIndex: l.model("m").ModifyIndex, Origin: state.OriginController}}})

@@ -59,7 +59,7 @@ func drawCommand(t *rapid.T, v *state.View) any {
 			}
 		}
 		if between(0, 2).Draw(t, "for another") == 0 {
-			c.For = ptr(ids("m", 2).Draw(t, "for"))
+			c.MakesRoomFor = ptr(ids("m", 2).Draw(t, "for"))
 		}
 		if c.Event == state.EventWake && rapid.Bool().Draw(t, "elsewhere") || between(0, 19).Draw(t, "wild memory") == 0 {
 			c.Memory = map[string]int64{}
@@ -214,7 +214,7 @@ func drawCommand(t *rapid.T, v *state.View) any {
 		n := node(ids("n", 3).Draw(t, "node"), between(0, 3).Draw(t, "gpus"), between(1, 4).Draw(t, "seats"), between[int64](5, 30).Draw(t, "memory"))
 		n.CapacityPool = pick([]string{"", "", "pool0"}).Draw(t, "capacity")
 		n.Ready = between(0, 5).Draw(t, "not ready") > 0
-		n.Gone = between(0, 5).Draw(t, "gone") == 0
+		n.WrittenOff = between(0, 5).Draw(t, "gone") == 0
 		for i := range n.GPUs {
 			n.GPUs[i].Healthy = between(0, 5).Draw(t, "ill") > 0
 		}
@@ -225,7 +225,7 @@ func drawCommand(t *rapid.T, v *state.View) any {
 		c := drawCordon()
 		return &c
 	case 7:
-		return &state.Plan{ID: "p", Decisions: []state.Decision{{Time: now, Model: "m0", Kind: "think", Inputs: map[string]string{"b": "2", "a": "1"}}}}
+		return &state.Plan{ID: "p", Decisions: []state.Decision{{Time: now, Model: "m0", Kind: "think", Details: map[string]string{"b": "2", "a": "1"}}}}
 	case 8:
 		return &state.SetSwitch{Name: ids("s", 2).Draw(t, "switch"), Value: ids("", 2).Draw(t, "value"), Delete: rapid.Bool().Draw(t, "delete")}
 	case 9:

@@ -29,9 +29,9 @@ func (r *Replica) Holds() Holding {
 	switch {
 	case l.serving:
 		h.Memory = r.Placement.Memory
-		if r.Placement.SleepMemory > 0 && len(r.Slept) > 0 {
+		if r.Placement.SleepMemory > 0 && len(r.SleepingGPUs) > 0 {
 			h.Memory = maps.Clone(h.Memory)
-			for _, gpu := range r.Slept {
+			for _, gpu := range r.SleepingGPUs {
 				h.Memory[gpu] = max(h.Memory[gpu], r.Placement.SleepMemory)
 			}
 		}

@@ -196,10 +196,10 @@ func (r *Replica) Advance(e Event, goal Goal, at time.Time) (*Replica, error) {
 	next.Status, next.Goal = to, goal
 	next.Served = next.Served || to == StatusServing
 	if !next.makesRoom() {
-		next.For = ""
+		next.MakesRoomFor = ""
 	}
 	if to != StatusWaking && to != StatusStopping {
-		next.Slept = nil
+		next.SleepingGPUs = nil
 	}
 	if to == StatusCold {
 		next.Placement = Placement{Node: r.Placement.Node}
@@ -236,7 +236,7 @@ func (r *Replica) removable(n *Node) string {
 		return ""
 	case r.Status == StatusPlaced && r.JobIndex == 0:
 		return ""
-	case n == nil || n.Gone:
+	case n == nil || n.WrittenOff:
 		return ""
 	}
 	return fmt.Sprintf("it is %s and may still run: stop it first", r.Status)

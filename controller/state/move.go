@@ -26,8 +26,8 @@ type Move struct {
 	LastError      *string    `json:",omitempty"`
 	NotPlaced      bool       `json:",omitempty"`
 	RestartsBefore *Restarts  `json:",omitempty"`
-	Retry          *time.Time `json:",omitempty"`
-	For            *string    `json:",omitempty"`
+	RetryAt        *time.Time `json:",omitempty"`
+	MakesRoomFor   *string    `json:",omitempty"`
 	Spilled        *bool      `json:",omitempty"`
 	// Kept sets KeptAt to Time.
 	Kept bool `json:",omitempty"`
@@ -71,13 +71,13 @@ func (c *Move) apply(t *txn) *Error {
 	if c.RestartsBefore != nil {
 		r.RestartsBefore = *c.RestartsBefore
 	}
-	if c.For != nil {
-		errs = append(errs, r.checkFor(*c.For))
-		r.For = *c.For
+	if c.MakesRoomFor != nil {
+		errs = append(errs, r.checkFor(*c.MakesRoomFor))
+		r.MakesRoomFor = *c.MakesRoomFor
 	}
-	if c.Retry != nil {
-		r.Retry = *c.Retry
-		errs = append(errs, checkTime("retry", &r.Retry))
+	if c.RetryAt != nil {
+		r.RetryAt = *c.RetryAt
+		errs = append(errs, checkTime("retry", &r.RetryAt))
 	}
 	if c.Spilled != nil {
 		r.Spilled = *c.Spilled
@@ -88,8 +88,8 @@ func (c *Move) apply(t *txn) *Error {
 	if err := faults(c.Replica, errs...); err != nil {
 		return err
 	}
-	if r.For != "" && r.For != old.For && t.isDedicated(first[Model](t.Txn, TableModels, byID, r.Name.Model)) {
-		return conflict(c.Replica, "replica %s cannot be evicted for model %q: its own model is dedicated", c.Replica, r.For)
+	if r.MakesRoomFor != "" && r.MakesRoomFor != old.MakesRoomFor && t.isDedicated(first[Model](t.Txn, TableModels, byID, r.Name.Model)) {
+		return conflict(c.Replica, "replica %s cannot be evicted for model %q: its own model is dedicated", c.Replica, r.MakesRoomFor)
 	}
 	if len(c.Memory) > 0 {
 		if err := c.wakeOn(t, &r); err != nil {
@@ -101,7 +101,7 @@ func (c *Move) apply(t *txn) *Error {
 		if n == nil {
 			return conflict(c.Replica, "replica %s: its node does not exist", c.Replica)
 		}
-		if n.Gone || !n.LostSince.IsZero() {
+		if n.WrittenOff || !n.DownSince.IsZero() {
 			return conflict(n.ID, "node %s is %s", n.ID, n.Usable())
 		}
 	}
@@ -132,7 +132,7 @@ func (c *Move) wakeOn(t *txn, r *Replica) *Error {
 	if !slices.Equal(had, want) {
 		return badRequest(c.Replica, "replica %s: GPU memory to wake with is %d bytes: must be %d, as before it slept", c.Replica, want, had)
 	}
-	r.Slept = LeftBehind(r.Placement.Memory, c.Memory)
+	r.SleepingGPUs = LeftBehind(r.Placement.Memory, c.Memory)
 	r.Placement.Memory = maps.Clone(c.Memory)
 	return nil
 }

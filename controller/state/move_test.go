@@ -158,11 +158,11 @@ func TestMoveWritesDetails(t *testing.T) {
 	since := l.replica(name("m", "1")).Since
 	c := l.move(name("m", "1"), "", "")
 	c.Time = epoch.Add(1)
-	c.JobIndex, c.Canary, c.Failures, c.LastError, c.Retry = ptr(uint64(4)), ptr(true), ptr(2), ptr("no"), ptr(epoch)
+	c.JobIndex, c.Canary, c.Failures, c.LastError, c.RetryAt = ptr(uint64(4)), ptr(true), ptr(2), ptr("no"), ptr(epoch)
 	l.must(c)
 	r := l.replica(name("m", "1"))
 	require.Equal(t, since, r.Since, "the status is the same")
-	require.Equal(t, []any{uint64(4), true, 2, "no", epoch}, []any{r.JobIndex, r.Canary, r.Failures, r.LastError, r.Retry})
+	require.Equal(t, []any{uint64(4), true, 2, "no", epoch}, []any{r.JobIndex, r.Canary, r.Failures, r.LastError, r.RetryAt})
 
 	c = l.move(name("m", "1"), "", "")
 	c.Failures = ptr(-1)
@@ -183,7 +183,7 @@ func TestWakingNeedsRoom(t *testing.T) {
 
 	for _, edit := range []func(*state.Node){
 		func(n *state.Node) { n.GPUs[0].Healthy = false },
-		func(n *state.Node) { n.LostSince = epoch },
+		func(n *state.Node) { n.DownSince = epoch },
 		func(n *state.Node) { n.GPUs = nil },
 	} {
 		node1(edit)(l)

@@ -103,7 +103,7 @@ func (g *GPU) OutOfUse() string {
 // OutOfUse returns which of the GPUs of n on which r has a seat is out of use, and why; empty
 // if all are in good order, and if n is nil or gone.
 func (r *Replica) OutOfUse(n *Node) string {
-	if n == nil || n.Gone {
+	if n == nil || n.WrittenOff {
 		return ""
 	}
 	for _, seat := range r.Placement.Seats {
@@ -118,9 +118,9 @@ func (r *Replica) OutOfUse(n *Node) string {
 // Usable returns why nothing may be placed on the node, empty where it may.
 func (n *Node) Usable() string {
 	switch {
-	case n.Gone:
+	case n.WrittenOff:
 		return "gone"
-	case !n.LostSince.IsZero():
+	case !n.DownSince.IsZero():
 		return "down"
 	case !n.Ready:
 		return "not ready"
@@ -131,7 +131,7 @@ func (n *Node) Usable() string {
 }
 
 func (n *Node) validate() *Error {
-	errs := []error{checkName("node ID", n.ID), checkTime("lost since", &n.LostSince)}
+	errs := []error{checkName("node ID", n.ID), checkTime("lost since", &n.DownSince)}
 	if n.HostMemory < 0 || n.CPU < 0 {
 		errs = append(errs, fmt.Errorf("host memory is %d and CPU is %d: must not be negative", n.HostMemory, n.CPU))
 	}

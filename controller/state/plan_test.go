@@ -42,8 +42,8 @@ func TestPlanIsRefusedAsAWhole(t *testing.T) {
 		{name: "exists", setup: func(l *log) { l.must(l.plan(place("m", "1", "n", 1, 0, 1))) }, want: state.ErrConflict, text: "replica m:v:1 already exists"},
 		{name: "node not ready", setup: node1(func(n *state.Node) { n.Ready = false }), want: state.ErrConflict, text: "not ready"},
 		{name: "node draining", setup: node1(func(n *state.Node) { n.Draining = true }), want: state.ErrConflict, text: "node n is draining"},
-		{name: "node down", setup: node1(func(n *state.Node) { n.LostSince = epoch }), want: state.ErrConflict, text: "is down"},
-		{name: "node gone", setup: node1(func(n *state.Node) { n.Gone = true }), want: state.ErrConflict, text: "is gone"},
+		{name: "node down", setup: node1(func(n *state.Node) { n.DownSince = epoch }), want: state.ErrConflict, text: "is down"},
+		{name: "node gone", setup: node1(func(n *state.Node) { n.WrittenOff = true }), want: state.ErrConflict, text: "is gone"},
 		{name: "GPU unhealthy", setup: node1(func(n *state.Node) { n.GPUs[0].Healthy, n.GPUs[0].Reason = false, "XID 79" }), want: state.ErrConflict, text: "XID 79"},
 		{name: "GPU cordoned", setup: func(l *log) { l.must(&state.Cordon{Node: "n", GPU: "n-GPU0", On: true}) }, want: state.ErrConflict, text: "cordoned"},
 		{name: "model stopped", setup: func(l *log) {
@@ -97,7 +97,7 @@ func TestPlanReplacesInOneStep(t *testing.T) {
 	c := l.plan(place("m", "3", "n", 0, 0, 10))
 	c.Remove = []state.Remove{{Replica: "m:v:1", ModifyIndex: 3}}
 	c.Move = []state.Move{{Replica: "m:v:2", ModifyIndex: 4, Event: state.EventStarted, JobIndex: ptr(uint64(17))}}
-	c.Decisions = []state.Decision{{Kind: "replace", Model: "m", Time: epoch, Inputs: map[string]string{"a": "1"}}}
+	c.Decisions = []state.Decision{{Kind: "replace", Model: "m", Time: epoch, Details: map[string]string{"a": "1"}}}
 	l.must(c)
 	v := l.store.View()
 	require.Nil(t, v.Replica(nil, "m:v:1"))
@@ -105,7 +105,7 @@ func TestPlanReplacesInOneStep(t *testing.T) {
 	require.Equal(t, state.StatusStarting, moved.Status)
 	require.Equal(t, uint64(17), moved.JobIndex)
 	require.Equal(t, epoch, moved.Since, "a move's time is the plan's where it has none")
-	require.Equal(t, epoch, v.Replica(nil, "m:v:3").Created)
+	require.Equal(t, epoch, v.Replica(nil, "m:v:3").CreatedAt)
 	require.Len(t, v.Decisions(nil, "m", 0), 1)
 
 	// What was removed or moved meanwhile makes the plan stale.
@@ -153,10 +153,10 @@ func TestAdoptTakesWhatRunsAlready(t *testing.T) {
 func TestPlaceCarriesFailuresOver(t *testing.T) {
 	l := ready(t)
 	p := place("m", "1", "n", 0, 0, 10)
-	p.Failures, p.LastError, p.Retry = 3, "out of memory", epoch.In(time.FixedZone("", 3600))
+	p.Failures, p.LastError, p.RetryAt = 3, "out of memory", epoch.In(time.FixedZone("", 3600))
 	l.must(l.plan(p))
 	r := l.replica(p.Name)
-	require.Equal(t, []any{3, "out of memory", epoch}, []any{r.Failures, r.LastError, r.Retry})
+	require.Equal(t, []any{3, "out of memory", epoch}, []any{r.Failures, r.LastError, r.RetryAt})
 	q := place("m", "2", "n", 1, 0, 10)
 	q.Failures = -1
 	require.ErrorIs(t, l.apply(l.plan(q)).Err, state.ErrBadRequest)
@@ -205,7 +205,7 @@ func TestANodeThatShrinksTakesNothingAway(t *testing.T) {
 	require.ErrorIs(t, l.apply(l.plan(place("m", "2", "n", 0, 0, 0))).Err, state.ErrConflict)
 
 	// Gone for good: its replicas are written off.
-	l.must(&state.UpsertNodes{Nodes: []state.Node{node("n", 2, 2, 10, func(n *state.Node) { n.Gone = true })}})
+	l.must(&state.UpsertNodes{Nodes: []state.Node{node("n", 2, 2, 10, func(n *state.Node) { n.WrittenOff = true })}})
 	l.must(&state.Plan{ID: "p", Remove: []state.Remove{{Replica: "m:v:1", ModifyIndex: l.replica(name("m", "1")).ModifyIndex}}})
 	l.must(&state.DeleteNode{Node: "n"})
 	require.ErrorIs(t, l.apply(&state.DeleteNode{Node: "n"}).Err, state.ErrNotFound)

@@ -17,7 +17,7 @@ func TestPlanDoesEverything(t *testing.T) {
 	l := walk(t, state.StatusServing)
 	l.must(&state.UpsertModel{Model: model("b")}, &state.Plan{ID: "p", Pace: &state.Pace{Pruned: epoch}})
 	move := l.move(name("m", "1"), state.EventDrain, state.GoalWarm)
-	move.For = ptr("b")
+	move.MakesRoomFor = ptr("b")
 	plan := func() *state.Plan {
 		return &state.Plan{
 			ID: "p", Index: l.index, Time: later,
@@ -61,7 +61,7 @@ func TestPlanDoesEverything(t *testing.T) {
 	}
 	l.must(plan())
 	v := l.store.View()
-	require.Equal(t, "b", v.Replica(nil, "m:v:1").For)
+	require.Equal(t, "b", v.Replica(nil, "m:v:1").MakesRoomFor)
 	require.NotNil(t, v.Replica(nil, "b:v:1"), "placed before the GPU was cordoned")
 	require.Equal(t, 0, v.Model(nil, "m").Desired.Total())
 	require.Equal(t, state.Replacements{InARow: 2, Last: later}, v.Model(nil, "m").Replacements)

@@ -192,7 +192,7 @@ func checkInvariants(t require.TestingT, before, after *state.View) {
 					bytes[gpu{r.Placement.Node, uuid}] += r.Placement.SleepMemory
 				}
 			}
-			for _, uuid := range r.Slept {
+			for _, uuid := range r.SleepingGPUs {
 				require.NotContains(t, r.Placement.Memory, uuid, "it does not wake where it only slept")
 				if r.Placement.SleepMemory > 0 {
 					bytes[gpu{r.Placement.Node, uuid}] += r.Placement.SleepMemory
@@ -271,7 +271,7 @@ func checkInvariants(t require.TestingT, before, after *state.View) {
 	for _, r := range after.Replicas(nil) {
 		require.False(t, r.Leaving() && r.Resting(), "%s is %s, for %q", r.Name, r.Status, r.Goal)
 		require.Equal(t, !r.Leaving() && !r.Resting(), r.Counts())
-		require.True(t, r.For == "" || r.Status == state.StatusDiscarding || r.Status == state.StatusDraining || r.Status == state.StatusSleeping || r.Status == state.StatusStopping, "%s is %s", r.Name, r.Status)
+		require.True(t, r.MakesRoomFor == "" || r.Status == state.StatusDiscarding || r.Status == state.StatusDraining || r.Status == state.StatusSleeping || r.Status == state.StatusStopping, "%s is %s", r.Name, r.Status)
 		if r.Status != state.StatusCold {
 			require.NotEmpty(t, r.Placement.Memory)
 		}
@@ -510,7 +510,7 @@ func FuzzApply(f *testing.F) {
 	}
 	seed(l.move(name("m", "1"), state.EventStarted, ""))
 	carried := place("m", "2", "n", 1, 0, 10)
-	carried.Failures, carried.LastError, carried.Retry = 2, "no", epoch
+	carried.Failures, carried.LastError, carried.RetryAt = 2, "no", epoch
 	seed(&state.Plan{
 		ID: "p", Index: 5, Time: epoch, Place: []state.Place{carried}, Remove: []state.Remove{{Replica: "m:v:1", ModifyIndex: 3}},
 		Rollouts: []state.SetRollout{{Model: "m", Variant: "v", Version: 2, Status: state.RolloutRolling, Reason: "good"}},
@@ -533,7 +533,7 @@ func FuzzApply(f *testing.F) {
 	seed(pipelineOf("p", "m"))
 	seed(&state.SetPipeline{Name: "p", Delete: true, ModifyIndex: ptr(uint64(0))})
 	sleepy := l.move(name("m", "1"), state.EventStop, state.GoalCold)
-	sleepy.For, sleepy.Memory = ptr("m2"), map[string]int64{"n-GPU1": 10}
+	sleepy.MakesRoomFor, sleepy.Memory = ptr("m2"), map[string]int64{"n-GPU1": 10}
 	seed(sleepy)
 	seed(&state.Plan{
 		ID: "p", Index: 5, Time: epoch, Pace: &state.Pace{Pruned: epoch, Left: map[string]time.Time{"east": epoch}},

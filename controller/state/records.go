@@ -202,7 +202,7 @@ func (c *UpsertToken) check() *Error {
 }
 
 func (k *Token) validate() *Error {
-	errs := []error{checkName("accessor", k.Accessor), checkTime("created", &k.Created)}
+	errs := []error{checkName("accessor", k.Accessor), checkTime("created", &k.CreatedAt)}
 	if b, err := hex.DecodeString(k.Hash); err != nil || len(b) != sha256.Size || strings.ToLower(k.Hash) != k.Hash {
 		errs = append(errs, fmt.Errorf("hash is not a SHA-256 in lower-case hexadecimal"))
 	}

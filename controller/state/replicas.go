@@ -169,12 +169,12 @@ type Place struct {
 	JobIndex uint64
 	Status   Status `json:",omitempty"`
 
-	// Failures, LastError and Retry are carried over from the replica that it stands
+	// Failures, LastError and RetryAt are carried over from the replica that it stands
 	// for, so that a failure is not forgotten by going elsewhere.
 	Failures  int       `json:",omitempty"`
 	LastError string    `json:",omitempty"`
 	NotPlaced bool      `json:",omitempty"`
-	Retry     time.Time `json:",omitzero"`
+	RetryAt   time.Time `json:",omitzero"`
 	// RestartsBefore, with Adopt, and Spilled are as of Replica.
 	RestartsBefore Restarts `json:",omitzero"`
 	Spilled        bool     `json:",omitempty"`
@@ -187,7 +187,7 @@ func (p *Place) apply(t *txn, planned uint64, now time.Time) *Error {
 	} else if parsed != p.Name {
 		return badRequest(name, "replica %q: variant and ID must not contain a ':'", name)
 	}
-	errs := []error{checkName("replica", name), checkName("node", p.Placement.Node), checkTime("retry", &p.Retry)}
+	errs := []error{checkName("replica", name), checkName("node", p.Placement.Node), checkTime("retry", &p.RetryAt)}
 	if p.Failures < 0 {
 		errs = append(errs, fmt.Errorf("failures is %d: must not be negative", p.Failures))
 	}
@@ -212,8 +212,8 @@ func (p *Place) apply(t *txn, planned uint64, now time.Time) *Error {
 	r := &Replica{
 		Name: p.Name, Version: p.Version, Goal: GoalRun, Status: StatusPlaced,
 		Placement: p.Placement, Canary: p.Canary,
-		Failures: p.Failures, LastError: p.LastError, NotPlaced: p.NotPlaced, Retry: p.Retry, RestartsBefore: p.RestartsBefore, Spilled: p.Spilled,
-		Since: now, Created: now, CreateIndex: t.index, ModifyIndex: t.index,
+		Failures: p.Failures, LastError: p.LastError, NotPlaced: p.NotPlaced, RetryAt: p.RetryAt, RestartsBefore: p.RestartsBefore, Spilled: p.Spilled,
+		Since: now, CreatedAt: now, CreateIndex: t.index, ModifyIndex: t.index,
 	}
 	if p.Adopt {
 		r.Status, r.JobIndex, r.Served = p.Status, p.JobIndex, p.Status != StatusStarting

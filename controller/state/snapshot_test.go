@@ -27,7 +27,7 @@ func full(t *testing.T) *log {
 		&state.ScaleRequest{Model: "m", Variants: map[string]int{"v": 2}, Origin: state.OriginOperator},
 		&state.Plan{ID: "p", Decisions: []state.Decision{{Kind: "k", Time: epoch, Model: "m"}}},
 		&state.SetSwitch{Name: "s", Value: "v"},
-		&state.UpsertToken{Token: state.Token{Accessor: "a", Role: state.RoleOperator, Hash: state.HashSecret("x"), Created: epoch}},
+		&state.UpsertToken{Token: state.Token{Accessor: "a", Role: state.RoleOperator, Hash: state.HashSecret("x"), CreatedAt: epoch}},
 		&state.ScaleRequest{Model: "m", Pool: "east", Replicas: ptr(1), Origin: state.OriginOperator},
 		&state.SetDedicated{Models: map[string]int{"m": 1}, Source: "operator", Time: epoch},
 		&state.SetSchedule{File: "window"},

@@ -106,7 +106,7 @@ func TestSwitches(t *testing.T) {
 func TestTokens(t *testing.T) {
 	l := newLog(t)
 	token := func(accessor, secret string, role state.Role) state.Token {
-		return state.Token{Accessor: accessor, Role: role, Hash: state.HashSecret(secret), Created: epoch}
+		return state.Token{Accessor: accessor, Role: role, Hash: state.HashSecret(secret), CreatedAt: epoch}
 	}
 	require.ErrorIs(t, l.apply(&state.UpsertToken{Token: token("a", "x", state.RoleGateway), Bootstrap: true}).Err, state.ErrBadRequest)
 	l.must(&state.UpsertToken{Token: token("a", "x", state.RoleOperator), Bootstrap: true})
@@ -247,9 +247,9 @@ func TestEveryQueryWatches(t *testing.T) {
 func TestTheLastOperatorStays(t *testing.T) {
 	l := newLog(t)
 	for _, a := range []string{"a", "b"} {
-		l.must(&state.UpsertToken{Token: state.Token{Accessor: a, Role: state.RoleOperator, Hash: state.HashSecret(a), Created: epoch}})
+		l.must(&state.UpsertToken{Token: state.Token{Accessor: a, Role: state.RoleOperator, Hash: state.HashSecret(a), CreatedAt: epoch}})
 	}
-	l.must(&state.UpsertToken{Token: state.Token{Accessor: "c", Role: state.RoleReadOnly, Hash: state.HashSecret("c"), Created: epoch}})
+	l.must(&state.UpsertToken{Token: state.Token{Accessor: "c", Role: state.RoleReadOnly, Hash: state.HashSecret("c"), CreatedAt: epoch}})
 	l.must(&state.DeleteToken{Accessor: "a", KeepOperator: true})
 	require.ErrorIs(t, l.apply(&state.DeleteToken{Accessor: "b", KeepOperator: true}).Err, state.ErrConflict)
 	l.must(&state.DeleteToken{Accessor: "c", KeepOperator: true})

@@ -173,18 +173,18 @@ type Replica struct {
 	JobIndex uint64
 	// Canary: it is the first of its variant's new definition.
 	Canary bool
-	// For is the model that it makes room for while it is drained, put to sleep or
+	// MakesRoomFor is the model that it is evicted for while it is drained, put to sleep or
 	// stopped; empty where it goes for another reason.
-	For string `json:",omitempty"`
-	// Slept has the GPUs on which it slept and on which it is not woken. While it wakes, and
+	MakesRoomFor string `json:",omitempty"`
+	// SleepingGPUs are the GPUs on which it slept and on which it is not woken. While it wakes, and
 	// until its process is gone where that fails, it takes SleepMemory of them as before.
-	Slept []string `json:",omitempty"`
+	SleepingGPUs []string `json:",omitempty"`
 	// Failures in a row, why the last one was, and when it is tried again. NotPlaced:
 	// LastError is that Nomad did not place its job in time.
 	Failures  int
 	LastError string
 	NotPlaced bool `json:",omitempty"`
-	Retry     time.Time
+	RetryAt   time.Time
 	// RestartsBefore are the restarts that do not count against the present start: those
 	// of the allocation before the replica ceased to serve, or was adopted.
 	RestartsBefore Restarts `json:",omitzero"`
@@ -193,8 +193,8 @@ type Replica struct {
 	Spilled bool `json:",omitempty"`
 	// KeptAt is when its way to WARM was last cancelled, zero for never.
 	KeptAt time.Time `json:",omitzero"`
-	// Since is when Status was entered, Created when it was placed.
-	Since, Created time.Time
+	// Since is when Status was entered, CreatedAt when it was placed.
+	Since, CreatedAt time.Time
 
 	CreateIndex, ModifyIndex uint64
 }
@@ -228,11 +228,11 @@ type Node struct {
 	CapacityPool string `json:",omitempty"`
 	// Ready: Nomad places on it. Draining: Nomad or an operator empties it.
 	Ready, Draining bool
-	// LostSince is when it was last heard to be down; zero while it is not. After a
-	// grace period it is Gone and its replicas are written off.
-	LostSince time.Time
-	Gone      bool
-	GPUs      []GPU
+	// DownSince is when it was last heard to be down; zero while it is not. After a
+	// grace period it is WrittenOff and its replicas are written off.
+	DownSince  time.Time
+	WrittenOff bool
+	GPUs       []GPU
 	// HostMemory in bytes, CPU in MHz, as Nomad has them to give.
 	HostMemory int64
 	CPU        int64
@@ -268,9 +268,9 @@ type Decision struct {
 	Model, Replica string
 	// Kind is a word, as "place", "evict", "scale", "roll-back".
 	Kind string
-	// Reason is a sentence for people. Inputs are the numbers it was made from.
-	Reason string
-	Inputs map[string]string
+	// Reason is a sentence for people. Details are the numbers it was made from.
+	Reason  string
+	Details map[string]string
 }
 
 // Switch is a named setting that operators change while the controller runs, as
@@ -286,8 +286,8 @@ type Token struct {
 	Accessor, Name string
 	Role           Role
 	// Hash is HashSecret of the secret.
-	Hash    string
-	Created time.Time
+	Hash      string
+	CreatedAt time.Time
 
 	CreateIndex, ModifyIndex uint64
 }

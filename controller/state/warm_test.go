@@ -228,25 +228,25 @@ func TestFor(t *testing.T) {
 	l := wide(t)
 	going := func(event state.Event, goal state.Goal, who *string) *state.Move {
 		c := l.move(name("m", "1"), event, goal)
-		c.For = who
+		c.MakesRoomFor = who
 		return c
 	}
 	require.ErrorContains(t, l.apply(going(state.EventFailed, "", ptr("other"))).Err, `evicted for model "other" while it is failed`)
 	require.ErrorIs(t, l.apply(going(state.EventDrain, state.GoalWarm, ptr("a b"))).Err, state.ErrBadRequest)
 	l.must(going(state.EventDrain, state.GoalWarm, ptr("other")))
 	l.must(going(state.EventSleep, "", nil))
-	require.Equal(t, "other", l.replica(name("m", "1")).For)
+	require.Equal(t, "other", l.replica(name("m", "1")).MakesRoomFor)
 	l.must(going(state.EventSlept, "", nil))
-	require.Empty(t, l.replica(name("m", "1")).For, "the room is there")
+	require.Empty(t, l.replica(name("m", "1")).MakesRoomFor, "the room is there")
 	l.must(going(state.EventStop, state.GoalCold, ptr("other")))
-	require.Equal(t, "other", l.replica(name("m", "1")).For)
+	require.Equal(t, "other", l.replica(name("m", "1")).MakesRoomFor)
 	l.must(going(state.EventStop, state.GoalCold, ptr("")))
-	require.Empty(t, l.replica(name("m", "1")).For)
+	require.Empty(t, l.replica(name("m", "1")).MakesRoomFor)
 
 	l = wide(t)
 	l.must(going(state.EventDrain, state.GoalWarm, ptr("other")))
 	l.to("1", state.EventServing, "")
-	require.Empty(t, l.replica(name("m", "1")).For, "it was called off")
+	require.Empty(t, l.replica(name("m", "1")).MakesRoomFor, "it was called off")
 }
 
 // TestRestingOnesDoNotCount: their model has room for others, and no rollout waits for

@@ -226,7 +226,7 @@ func (c *Cluster) explainModel(ctx context.Context, model string) error {
 	if err != nil {
 		return err
 	}
-	why := strings.TrimSpace(status.Why)
+	why := strings.TrimSpace(status.StatusDescription)
 	if why == "" {
 		why = fmt.Sprintf("model %q has %d replicas, none of which serves yet", model, len(status.Replicas))
 	}

@@ -83,7 +83,7 @@ func everything() api.ModelStatus {
 			rep("a100", "9", "sleeping", "warm"), rep("a100", "10", "warm", "warm"), rep("a100", "11", "cold", "cold"),
 			rep("a100", "12", "stopping", "gone"),
 		},
-		Queue: &api.Queue{Model: "llama", State: "BUSY", Waiting: 4, InFlight: 7, Oldest: time.Date(2026, 11, 22, 10, 0, 0, 0, time.FixedZone("CET", 3600)), Served: 2.5, Gateways: 2,
+		Queue: &api.Queue{Model: "llama", State: "BUSY", Waiting: 4, InFlight: 7, OldestAt: time.Date(2026, 11, 22, 10, 0, 0, 0, time.FixedZone("CET", 3600)), CompletedPerSecond: 2.5, Gateways: 2,
 			Counters: &api.Counters{Arrived: 900, Finished: 880, ServedSeconds: 1234.5, Refused: 12}},
 	}
 }

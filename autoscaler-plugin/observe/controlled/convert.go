@@ -114,9 +114,9 @@ func managed(s api.ModelStatus, at time.Time) observe.Managed {
 // queueOf converts what gateways have of the model.
 func queueOf(q *api.Queue, at time.Time) observe.Queue {
 	out := observe.Queue{Known: !q.Incomplete, Partial: q.Incomplete, Source: observe.FromGateways, State: q.State, At: at,
-		Waiting: q.Waiting, InFlight: q.InFlight, Served: measure.Of(q.Served), Gateways: q.Gateways}
-	if !q.Oldest.IsZero() {
-		out.Oldest = q.Oldest.Round(0).UTC()
+		Waiting: q.Waiting, InFlight: q.InFlight, Served: measure.Of(q.CompletedPerSecond), Gateways: q.Gateways}
+	if !q.OldestAt.IsZero() {
+		out.Oldest = q.OldestAt.Round(0).UTC()
 	}
 	if c := q.Counters; c != nil && !q.Incomplete {
 		out.Arrived, out.Finished, out.ServedSeconds = measure.Of(float64(c.Arrived)), measure.Of(float64(c.Finished)), measure.Of(c.ServedSeconds)
