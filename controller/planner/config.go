@@ -149,9 +149,6 @@ func (c Config) Profiled() Config {
 // Problems are all bad fields but the pools, by their names in the config file.
 func (c Config) Problems() hclfault.Problems {
 	var bad hclfault.Problems
-	if c.Profile != ProfileProduction && c.Profile != ProfileSimulation {
-		bad.Add("profile", "is %q: must be %q or %q", c.Profile, ProfileProduction, ProfileSimulation)
-	}
 	for _, d := range []struct {
 		name   string
 		value  time.Duration
@@ -210,6 +207,9 @@ func (c Config) Problems() hclfault.Problems {
 		if !(r.value > 0) {
 			bad.Add(r.name, "is %g: must be more than 0 bytes a second", r.value)
 		}
+	}
+	if c.Profile != ProfileProduction && c.Profile != ProfileSimulation {
+		bad.Add("profile", "is %q: must be %q or %q", c.Profile, ProfileProduction, ProfileSimulation)
 	}
 	return bad
 }
