@@ -53,17 +53,20 @@ func (p *Plugin) Scale(action sdk.ScalingAction, config map[string]string) error
 		}
 		order.targets = fanout.Spread(int(action.Count), Variants(&st), order.targets)
 	}
-	rq := api.ScaleRequest{Origin: "autoscaler", Reason: clip(action.Reason), CAS: order.index}
+	rq := api.ScaleRequest{Origin: "autoscaler", Reason: clip(action.Reason)}
 	switch {
 	case order.targets != nil:
 		rq.Variants = order.targets
 	default:
 		rq.Replicas = int(action.Count)
-		if rq.CAS == 0 {
+		if order.index == 0 {
 			p.mu.Lock()
-			rq.CAS = p.seen[model]
+			order.index = p.seen[model]
 			p.mu.Unlock()
 		}
+	}
+	if order.index != 0 {
+		rq.CAS = &order.index
 	}
 	answer, err := c.Scale(ctx, model, rq)
 	if err != nil {

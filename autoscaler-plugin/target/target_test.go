@@ -46,7 +46,7 @@ func (c *controller) Scale(_ context.Context, model string, r api.ScaleRequest) 
 	if c.down != nil {
 		return api.ScaleResponse{}, c.down
 	}
-	if r.CAS != 0 && r.CAS != c.status.Model.ModifyIndex {
+	if r.CAS != nil && *r.CAS != c.status.Model.ModifyIndex {
 		return api.ScaleResponse{}, &api.Error{Status: http.StatusConflict, Code: api.CodeConflict, Message: "the index is another"}
 	}
 	sum := r.Replicas
@@ -198,7 +198,7 @@ func TestScaleSendsOneCallWithAbsoluteNumbers(t *testing.T) {
 	ctl, p := world(t)
 	up := action(5, map[string]any{target.ActionModel: "m", target.ActionTargets: `{"h100":1,"l4":4}`, target.ActionIndex: "42"})
 	require.NoError(t, p.Scale(up, policy))
-	require.Equal(t, []api.ScaleRequest{{Variants: map[string]int{"h100": 1, "l4": 4}, Reason: "because", Origin: "autoscaler", CAS: 42}}, ctl.asked)
+	require.Equal(t, []api.ScaleRequest{{Variants: map[string]int{"h100": 1, "l4": 4}, Reason: "because", Origin: "autoscaler", CAS: new(uint64(42))}}, ctl.asked)
 	noOp(t, p.Scale(up, policy)) // the same decision again, as a second autoscaler would have it
 	require.Equal(t, 5, ctl.status.Model.Target)
 }
@@ -219,7 +219,7 @@ func TestScaleWithoutVariants(t *testing.T) {
 	_, err := p.Status(policy)
 	require.NoError(t, err)
 	require.NoError(t, p.Scale(action(4, nil), policy))
-	require.Equal(t, api.ScaleRequest{Replicas: 4, Reason: "because", Origin: "autoscaler", CAS: 42}, ctl.asked[0], "compared with what Status saw")
+	require.Equal(t, api.ScaleRequest{Replicas: 4, Reason: "because", Origin: "autoscaler", CAS: new(uint64(42))}, ctl.asked[0], "compared with what Status saw")
 	noOp(t, p.Scale(action(7, nil), policy))
 }
 

@@ -78,7 +78,7 @@ func (c *controller) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch r.URL.Path {
 	case "/v1/model/m/scale":
 		var rq api.ScaleRequest
-		if json.NewDecoder(r.Body).Decode(&rq) != nil || rq.CAS != c.status.Model.ModifyIndex {
+		if json.NewDecoder(r.Body).Decode(&rq) != nil || rq.CAS == nil || *rq.CAS != c.status.Model.ModifyIndex {
 			refuse(http.StatusConflict, api.CodeConflict)
 			return
 		}
@@ -153,7 +153,7 @@ func TestThePluginBinaryScalesAModel(t *testing.T) {
 			require.Equal(t, int64(1), got.Action.Count)
 			got.Action.CapCount(0, 8)
 			require.NoError(t, scaler.Scale(*got.Action, policy))
-			require.Equal(t, []api.ScaleRequest{{Variants: map[string]int{"h100": 0, "l4": 1}, Reason: got.Action.Reason, Origin: "autoscaler", CAS: index}}, ctl.scaled)
+			require.Equal(t, []api.ScaleRequest{{Variants: map[string]int{"h100": 0, "l4": 1}, Reason: got.Action.Reason, Origin: "autoscaler", CAS: &index}}, ctl.scaled)
 			var none *sdk.TargetScalingNoOpError
 			require.ErrorAs(t, scaler.Scale(*got.Action, policy), &none, "the same decision twice")
 			saved, err := filepath.Glob(filepath.Join(states, "*.json"))

@@ -285,7 +285,7 @@ it again; -purge deletes it once its replicas have stopped.`,
 				return err
 			}
 			if *purge {
-				if err := c.DeleteModel(ctx, r.Model, 0); err != nil {
+				if err := c.DeleteModel(ctx, r.Model, nil); err != nil {
 					return err
 				}
 				c.printf("%s is deleted.\n", r.Model)

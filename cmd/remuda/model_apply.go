@@ -130,7 +130,7 @@ func (c *asker) deleteModel(ctx context.Context, name string, w *watching) error
 	if err := w.follow(ctx, c, name, stopped); err != nil {
 		return err
 	}
-	if err := c.DeleteModel(ctx, name, 0); err != nil {
+	if err := c.DeleteModel(ctx, name, nil); err != nil {
 		return err
 	}
 	c.printf("%s is deleted.\n", name)

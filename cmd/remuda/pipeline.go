@@ -184,7 +184,7 @@ var pipelineDelete = question{
 	about:    `Deletes the pipeline. Requests in progress finish; the models are not changed.`,
 	args:     []string{"PIPELINE"},
 	run: func(ctx context.Context, c *asker, args []string) error {
-		if err := c.DeletePipeline(ctx, args[0], 0); err != nil {
+		if err := c.DeletePipeline(ctx, args[0], nil); err != nil {
 			return err
 		}
 		return c.done("Deleted pipeline %q.\n", args[0])

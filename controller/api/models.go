@@ -161,7 +161,7 @@ type RevertRequest struct {
 	// the model has.
 	Version int `json:",omitempty"`
 	// CAS is as that of ScaleRequest.
-	CAS uint64 `json:",omitempty"`
+	CAS *uint64 `json:",omitempty"`
 }
 
 // ModelSummary is a model in a list.
@@ -306,8 +306,8 @@ type ScaleRequest struct {
 	Reason string `json:",omitempty" maxLength:"1024"`
 	// Origin is operator or autoscaler; empty: as the token's role says.
 	Origin string `json:",omitempty" enum:"operator,autoscaler"`
-	// CAS is the model's ModifyIndex as the caller knows it, 0: whatever it is.
-	CAS uint64 `json:",omitempty"`
+	// CAS is the model's ModifyIndex as the caller knows it; absent: any.
+	CAS *uint64 `json:",omitempty"`
 }
 
 // ScalePoolRequest wants so many of a model's replicas in one external capacity pool. They come
@@ -316,7 +316,7 @@ type ScalePoolRequest struct {
 	// Replicas is how many should be there.
 	Replicas int
 	// CAS is as that of ScaleRequest.
-	CAS uint64 `json:",omitempty"`
+	CAS *uint64 `json:",omitempty"`
 }
 
 // ScaleResponse says what became of it. The replicas follow; watch the model.
@@ -388,13 +388,9 @@ func (c *Client) ApplyModels(ctx context.Context, r ApplyRequest) (ApplyResponse
 }
 
 // DeleteModel forgets a model that has no replicas. cas is its ModifyIndex as the
-// caller knows it, 0: whatever it is.
-func (c *Client) DeleteModel(ctx context.Context, name string, cas uint64) error {
-	params := url.Values{}
-	if cas != 0 {
-		params.Set("cas", strconv.FormatUint(cas, 10))
-	}
-	_, err := write[struct{}](ctx, c, http.MethodDelete, "/v1/model/"+url.PathEscape(name), params, nil)
+// caller knows it; nil: any.
+func (c *Client) DeleteModel(ctx context.Context, name string, cas *uint64) error {
+	_, err := write[struct{}](ctx, c, http.MethodDelete, "/v1/model/"+url.PathEscape(name), casParam(cas), nil)
 	return err
 }
 

@@ -53,12 +53,16 @@ func (c *Client) ApplyPipeline(ctx context.Context, name string, r PipelineReque
 }
 
 // DeletePipeline takes a pipeline away. Requests that it is answering end as they would. cas
-// is its ModifyIndex as the caller knows it, 0: whatever it is.
-func (c *Client) DeletePipeline(ctx context.Context, name string, cas uint64) error {
-	params := url.Values{}
-	if cas != 0 {
-		params.Set("cas", strconv.FormatUint(cas, 10))
-	}
-	_, err := write[struct{}](ctx, c, http.MethodDelete, "/v1/pipeline/"+url.PathEscape(name), params, nil)
+// is its ModifyIndex as the caller knows it; nil: any.
+func (c *Client) DeletePipeline(ctx context.Context, name string, cas *uint64) error {
+	_, err := write[struct{}](ctx, c, http.MethodDelete, "/v1/pipeline/"+url.PathEscape(name), casParam(cas), nil)
 	return err
+}
+
+// casParam returns the parameter of a compare-and-set; nil: none.
+func casParam(cas *uint64) url.Values {
+	if cas == nil {
+		return nil
+	}
+	return url.Values{"cas": {strconv.FormatUint(*cas, 10)}}
 }

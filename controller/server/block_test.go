@@ -171,7 +171,7 @@ func TestAModelThatGoesWhileItIsWatched(t *testing.T) {
 		return m.client.Model(t.Context(), "m", api.QueryOptions{Index: at.Index})
 	})
 	m.waitWatches(1)
-	require.NoError(t, m.client.DeleteModel(t.Context(), "m", 0))
+	require.NoError(t, m.client.DeleteModel(t.Context(), "m", nil))
 	requireError(t, receive(t, ch).err, http.StatusNotFound, api.CodeNotFound, `model "m" does not exist`)
 	resp, _ := m.raw(http.MethodGet, "/v1/model/m", "", "")
 	require.NotEmpty(t, resp.Header.Get(api.HeaderIndex), "an answer that it is not there has its index, too")

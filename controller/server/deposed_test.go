@@ -126,7 +126,7 @@ func TestADeposedLeaderFindsNothingUnchanged(t *testing.T) {
 	none := m.store.Fork()
 	m.applied("m")
 	applied := m.store.Fork()
-	require.NoError(t, m.client.DeleteModel(t.Context(), "m", 0))
+	require.NoError(t, m.client.DeleteModel(t.Context(), "m", nil))
 
 	d.depose(applied)
 	plan, err := m.client.ApplyModels(t.Context(), api.ApplyRequest{Files: modelFile(file("m")), DryRun: true})

@@ -75,7 +75,7 @@ func (s *Server) getModelFile(rq *request, v *state.View, ws memdb.WatchSet) (an
 }
 
 func (s *Server) deleteModel(rq *request, _ *state.View) (answer, error) {
-	cmd := &state.DeleteModel{Model: rq.PathValue("model"), ModifyIndex: rq.numbers["cas"]}
+	cmd := &state.DeleteModel{Model: rq.PathValue("model"), ModifyIndex: rq.cas()}
 	_, err := s.decide(rq, cmd, state.Decision{Model: cmd.Model, Kind: "delete", Reason: fmt.Sprintf("%s deleted the model", by(rq.token))})
 	return answer{}, err
 }

@@ -98,7 +98,7 @@ func TestApply(t *testing.T) {
 		require.False(t, d.Time.IsZero())
 	}
 	require.Equal(t, map[string]bool{"apply": true, "scale": true, "stop": true}, kinds)
-	require.NoError(t, c.DeleteModel(t.Context(), "n", 0))
+	require.NoError(t, c.DeleteModel(t.Context(), "n", nil))
 	_, _, err = c.Model(t.Context(), "n", api.QueryOptions{})
 	requireError(t, err, http.StatusNotFound, api.CodeNotFound, `"n"`)
 }
@@ -507,7 +507,7 @@ func TestVersionsAndRevert(t *testing.T) {
 
 	_, err = c.RevertModel(t.Context(), "m", api.RevertRequest{Version: 7})
 	requireError(t, err, http.StatusNotFound, api.CodeNotFound, "has no version 7")
-	_, err = c.RevertModel(t.Context(), "m", api.RevertRequest{CAS: 1})
+	_, err = c.RevertModel(t.Context(), "m", api.RevertRequest{CAS: new(uint64(1))})
 	requireError(t, err, http.StatusConflict, api.CodeConflict, "has changed since it was read")
 	_, err = c.RevertModel(t.Context(), "x", api.RevertRequest{})
 	requireError(t, err, http.StatusNotFound, api.CodeNotFound, `model "x" does not exist`)

@@ -78,10 +78,7 @@ func (s *Server) applyPipeline(rq *request, v *state.View) (answer, error) {
 
 func (s *Server) deletePipeline(rq *request, v *state.View) (answer, error) {
 	name := rq.PathValue("pipeline")
-	cmd := &state.SetPipeline{Name: name, Delete: true}
-	if cas, ok := rq.numbers["cas"]; ok {
-		cmd.ModifyIndex = &cas
-	}
+	cmd := &state.SetPipeline{Name: name, Delete: true, ModifyIndex: rq.cas()}
 	if v.Pipeline(nil, name) == nil {
 		return answer{}, noPipeline(name)
 	}

@@ -328,3 +328,11 @@ func jsonField(f reflect.StructField) (name string, required bool) {
 	}
 	return cmp.Or(name, f.Name), !strings.HasPrefix(options, "omit") && f.Type.Kind() != reflect.Pointer
 }
+
+// cas returns the parameter of a compare-and-set; nil: any.
+func (rq *request) cas() *uint64 {
+	if n, ok := rq.numbers["cas"]; ok {
+		return &n
+	}
+	return nil
+}

@@ -121,7 +121,7 @@ var routes = []*route{
 		tag: "models", id: "RevertModel", summary: "Return the model to the definition of an earlier version, as a new version.", in: api.RevertRequest{}, out: api.AppliedModel{}},
 	{method: http.MethodDelete, pattern: "/v1/model/{model}", access: accessOperator, where: whereLeader, write: (*Server).deleteModel,
 		tag: "models", id: "DeleteModel", summary: "Delete a model without replicas.",
-		params: []param{{name: "cas", about: "The model's ModifyIndex as the caller knows it; 0 or none: any.", number: true}}},
+		params: []param{{name: "cas", about: "The model's ModifyIndex as the caller knows it; none: any.", number: true}}},
 	{method: http.MethodPut, pattern: "/v1/model/{model}/stop", access: accessOperator, where: whereLeader, write: (*Server).stopModel,
 		tag: "models", id: "StopModel", summary: "Stop a model: its replicas drain and stop.", out: api.ScaleResponse{}},
 	{method: http.MethodPut, pattern: "/v1/model/{model}/start", access: accessOperator, where: whereLeader, write: (*Server).startModel,

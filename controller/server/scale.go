@@ -70,7 +70,7 @@ func (s *Server) scale(rq *request, r *state.ScaleRequest, d state.Decision) (st
 			return state.Result{}, err
 		}
 		res, err := s.decide(rq, cmd, d)
-		if !errors.Is(err, state.ErrConflict) || r.ModifyIndex != 0 || try == applyTries {
+		if !errors.Is(err, state.ErrConflict) || r.ModifyIndex != nil || try == applyTries {
 			return res, err
 		}
 	}

@@ -98,8 +98,8 @@ func (s *Server) revertModel(rq *request, v *state.View) (answer, error) {
 		return answer{}, err
 	}
 	a := application{models: models, warnings: warnings, again: true, what: fmt.Sprintf("reverted the model to version %d", to.Number)}
-	if body.CAS != 0 {
-		a.cas = map[string]uint64{m.Name: body.CAS}
+	if body.CAS != nil {
+		a.cas = map[string]uint64{m.Name: *body.CAS}
 	}
 	out, err := s.applyAll(rq, a, v)
 	if err != nil {

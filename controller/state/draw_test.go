@@ -144,7 +144,9 @@ func drawCommand(t *rapid.T, v *state.View) any {
 		}
 		names := []string{"v", "w"}
 		if m := v.Model(nil, r.Model); m != nil {
-			r.ModifyIndex = m.ModifyIndex * uint64(between(0, 1).Draw(t, "compare"))
+			if between(0, 1).Draw(t, "compare") == 1 {
+				r.ModifyIndex = ptr(m.ModifyIndex)
+			}
 			names = nil
 			for _, one := range m.Variants {
 				names = append(names, one.Name)

@@ -78,8 +78,9 @@ func TestManagementOfAScale(t *testing.T) {
 		{"upscaling down", state.ManagementUpscaling, state.ScaleRequest{Replicas: ptr(4), Origin: autoscaler}, state.ErrForbidden, true},
 		{"full down", state.ManagementFull, state.ScaleRequest{Replicas: ptr(4), Origin: autoscaler}, nil, false},
 		{"autoscaler stops", state.ManagementFull, state.ScaleRequest{Stopped: ptr(true), Origin: autoscaler}, state.ErrForbidden, true},
-		{"stale", state.ManagementFull, state.ScaleRequest{Replicas: ptr(6), Origin: operator, ModifyIndex: 99}, state.ErrConflict, true},
-		{"fresh", state.ManagementFull, state.ScaleRequest{Replicas: ptr(6), Origin: operator, ModifyIndex: 1}, nil, false},
+		{"no such model yet", state.ManagementFull, state.ScaleRequest{Replicas: ptr(6), Origin: operator, ModifyIndex: ptr(uint64(0))}, state.ErrConflict, true},
+		{"stale", state.ManagementFull, state.ScaleRequest{Replicas: ptr(6), Origin: operator, ModifyIndex: ptr(uint64(99))}, state.ErrConflict, true},
+		{"fresh", state.ManagementFull, state.ScaleRequest{Replicas: ptr(6), Origin: operator, ModifyIndex: ptr(uint64(1))}, nil, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			l := newLog(t)
@@ -112,7 +113,7 @@ func TestDeleteModel(t *testing.T) {
 	l.must(l.plan(place("m", "1", "n", 0, 0, 10)))
 	require.ErrorIs(t, l.apply(&state.DeleteModel{Model: "m"}).Err, state.ErrConflict, "it has a replica")
 	l.must(&state.Plan{ID: "p", Remove: []state.Remove{{Replica: "m:v:1", ModifyIndex: l.index - 1}}})
-	require.ErrorIs(t, l.apply(&state.DeleteModel{Model: "m", ModifyIndex: 77}).Err, state.ErrConflict)
+	require.ErrorIs(t, l.apply(&state.DeleteModel{Model: "m", ModifyIndex: ptr(uint64(77))}).Err, state.ErrConflict)
 	l.must(&state.DeleteModel{Model: "m"})
 	require.ErrorIs(t, l.apply(&state.DeleteModel{Model: "m"}).Err, state.ErrNotFound)
 }

@@ -172,6 +172,14 @@ func compare(what, name string, have, want uint64) *Error {
 	return conflict(name, "%s %q has changed since it was read: its index is %d, not %d", what, name, have, want)
 }
 
+// compareIf is compare if the caller has an index.
+func compareIf(what, name string, have uint64, want *uint64) *Error {
+	if want == nil {
+		return nil
+	}
+	return compare(what, name, have, *want)
+}
+
 // faults finds all that is wrong; some may be nil.
 func (m *Model) faults() []error {
 	errs := []error{checkName("model name", m.Name)}
@@ -259,8 +267,8 @@ func (m *Model) Variant(name string) *Variant {
 // refused while it has others. The dedicated set has it no more.
 type DeleteModel struct {
 	Model string
-	// ModifyIndex is the model's as the caller knows it, 0: whatever it is.
-	ModifyIndex uint64
+	// ModifyIndex is the model's as the caller knows it; nil: any.
+	ModifyIndex *uint64 `json:",omitempty"`
 }
 
 // Type implements Command.
@@ -271,10 +279,8 @@ func (c *DeleteModel) apply(t *txn) *Error {
 	if m == nil {
 		return notFound(c.Model, "model %q does not exist", c.Model)
 	}
-	if c.ModifyIndex != 0 {
-		if err := compare("model", c.Model, m.ModifyIndex, c.ModifyIndex); err != nil {
-			return err
-		}
+	if err := compareIf("model", c.Model, m.ModifyIndex, c.ModifyIndex); err != nil {
+		return err
 	}
 	rs, _ := each[Replica](t.Txn, TableReplicas, byModel, c.Model)
 	left := 0

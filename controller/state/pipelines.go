@@ -37,8 +37,8 @@ type SetPipeline struct {
 	Models []string `json:",omitempty"`
 	// Delete takes it away; one that does not exist is refused as not found.
 	Delete bool `json:",omitempty"`
-	// ModifyIndex is the pipeline's as the caller knows it, 0: it does not exist. Nil:
-	// whatever it is.
+	// ModifyIndex is the pipeline's as the caller knows it, 0: it does not exist; nil:
+	// any.
 	ModifyIndex *uint64 `json:",omitempty"`
 }
 
@@ -54,10 +54,8 @@ func (c *SetPipeline) apply(t *txn) *Error {
 	if old != nil {
 		have = old.ModifyIndex
 	}
-	if c.ModifyIndex != nil {
-		if err := compare("pipeline", c.Name, have, *c.ModifyIndex); err != nil {
-			return err
-		}
+	if err := compareIf("pipeline", c.Name, have, c.ModifyIndex); err != nil {
+		return err
 	}
 	if c.Delete {
 		if old == nil {

@@ -97,8 +97,7 @@ type SetSwitch struct {
 	Name, Value string
 	// Delete takes it away; a switch that is not set stays so.
 	Delete bool
-	// ModifyIndex is the switch's as the caller knows it, 0: it is not set. Nil:
-	// whatever it is.
+	// ModifyIndex is the switch's as the caller knows it, 0: it is not set; nil: any.
 	ModifyIndex *uint64
 }
 
@@ -110,14 +109,12 @@ func (c *SetSwitch) apply(t *txn) *Error {
 		return err
 	}
 	old := first[Switch](t.Txn, TableSwitches, byID, c.Name)
-	if c.ModifyIndex != nil {
-		var have uint64
-		if old != nil {
-			have = old.ModifyIndex
-		}
-		if err := compare("switch", c.Name, have, *c.ModifyIndex); err != nil {
-			return err
-		}
+	var have uint64
+	if old != nil {
+		have = old.ModifyIndex
+	}
+	if err := compareIf("switch", c.Name, have, c.ModifyIndex); err != nil {
+		return err
 	}
 	switch {
 	case c.Delete && old != nil:

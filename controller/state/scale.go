@@ -37,8 +37,8 @@ type ScaleRequest struct {
 	// Stopped, nil: as it is.
 	Stopped *bool
 	Origin  Origin
-	// ModifyIndex is the model's as the caller knows it, 0: whatever it is.
-	ModifyIndex uint64
+	// ModifyIndex is the model's as the caller knows it; nil: any.
+	ModifyIndex *uint64
 	// Time is when it was decided, see Model.ScaledAt.
 	Time time.Time
 }
@@ -50,10 +50,8 @@ func (r *ScaleRequest) Resolve(v *View) (*Scale, *Error) {
 	if m == nil {
 		return nil, notFound(r.Model, "model %q does not exist", r.Model)
 	}
-	if r.ModifyIndex != 0 {
-		if err := compare("model", m.Name, m.ModifyIndex, r.ModifyIndex); err != nil {
-			return nil, err
-		}
+	if err := compareIf("model", m.Name, m.ModifyIndex, r.ModifyIndex); err != nil {
+		return nil, err
 	}
 	if err := r.check(m); err != nil {
 		return nil, err

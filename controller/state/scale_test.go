@@ -45,7 +45,7 @@ func by(origin state.Origin, r *state.ScaleRequest) *state.ScaleRequest {
 }
 
 func from(index uint64, r *state.ScaleRequest) *state.ScaleRequest {
-	r.ModifyIndex = index
+	r.ModifyIndex = &index
 	return r
 }
 
