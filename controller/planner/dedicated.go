@@ -11,9 +11,6 @@ import (
 	"remuda/controller/state"
 )
 
-// fromSchedule is how the source of a dedicated set begins that the calendar has set.
-const fromSchedule = "schedule:"
-
 // parsedCalendar is what calendar.Parse returns for a file.
 type parsedCalendar struct {
 	file     string
@@ -53,19 +50,18 @@ func (d *draft) calendar() {
 		}
 		want[name] = min(max(models[name], 1), m.Max)
 	}
-	source := fromSchedule + window
 	was := d.view.Dedicated(nil)
 	if was != nil {
-		if was.Source == source && maps.Equal(was.Models, want) {
+		if was.Window == window && maps.Equal(was.Models, want) {
 			return
 		}
-		if !strings.HasPrefix(was.Source, fromSchedule) && was.ModifyIndex > s.ModifyIndex {
+		if was.Window == "" && was.ModifyIndex > s.ModifyIndex {
 			if _, _, change := c.At(was.Since); change.IsZero() || change.After(d.obs.Now) {
 				return
 			}
 		}
 	}
-	d.plan.Dedicated = &state.SetDedicated{Models: want, Source: source}
+	d.plan.Dedicated = &state.SetDedicated{Models: want, Window: window}
 	in := inputs{"window": window}
 	for name, n := range want {
 		in["model "+name] = strconv.Itoa(n)

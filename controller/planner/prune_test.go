@@ -62,7 +62,7 @@ func TestPruningFailsSafe(t *testing.T) {
 			w.requests[w.view().ReplicasOf(nil, "a")[0].Name.String()] = []time.Time{w.now.Add(100 * time.Hour)}
 		},
 		"it is dedicated": func(w *world) {
-			w.must(&state.SetDedicated{Models: map[string]int{"a": 1}, Source: "operator", Time: w.now})
+			w.must(&state.SetDedicated{Models: map[string]int{"a": 1}, Time: w.now})
 		},
 		"scaling is disabled": func(w *world) { w.must(&state.SetSwitch{Name: state.SwitchDisableScaling, Value: "true"}) },
 		"scaling is disabled for it": func(w *world) {

@@ -205,7 +205,7 @@ func TestDedicatedIsNeverEvicted(t *testing.T) {
 			t.Parallel()
 			w := idle(t, edit, node("n0", 1))
 			if edit == nil {
-				w.must(&state.SetDedicated{Models: map[string]int{"a": 1}, Source: "operator", Time: w.now})
+				w.must(&state.SetDedicated{Models: map[string]int{"a": 1}, Time: w.now})
 			}
 			important := model("m", 1, variant("v", "h1", whole))
 			important.Priority = 100
@@ -222,13 +222,13 @@ func TestDedicatedSetSwap(t *testing.T) {
 	t.Parallel()
 	w := idle(t, nil, node("n0", 1))
 	w.model(model("b", 0, variant("v", "b1", whole)))
-	w.must(&state.SetDedicated{Models: map[string]int{"a": 1}, Source: "operator", Time: w.now})
+	w.must(&state.SetDedicated{Models: map[string]int{"a": 1}, Time: w.now})
 	w.quiet()
-	w.must(&state.SetDedicated{Models: map[string]int{"b": 1}, Source: "operator", Time: w.now})
+	w.must(&state.SetDedicated{Models: map[string]int{"b": 1}, Time: w.now})
 	w.quiet()
 	require.Equal(t, map[string]int{"warm": 1}, w.stages("a"), "the old set goes WARM where it can")
 	require.Equal(t, map[string]int{"serving": 1}, w.stages("b"))
-	w.must(&state.SetDedicated{Models: map[string]int{"a": 1}, Source: "operator", Time: w.now})
+	w.must(&state.SetDedicated{Models: map[string]int{"a": 1}, Time: w.now})
 	w.quiet()
 	require.Equal(t, map[string]int{"serving": 1}, w.stages("a"))
 	require.Equal(t, map[string]int{"warm": 1}, w.stages("b"))
@@ -250,12 +250,12 @@ default {
   dedicated = { b = 1 }
 }
 `})
-	source := func() string {
+	window := func() string {
 		w.holds(w.view().Dedicated(nil) != nil, "nothing was set")
-		return w.view().Dedicated(nil).Source
+		return w.view().Dedicated(nil).Window
 	}
 	w.plan(false)
-	require.Equal(t, "schedule:default", source())
+	require.Equal(t, "default", window())
 	_, next := w.plan(false)
 	w.quiet()
 	require.Equal(t, map[string]int{"serving": 1}, w.stages("b"))
@@ -263,19 +263,19 @@ default {
 	four := time.Date(2026, 1, 2, 4, 0, 0, 0, time.UTC)
 	w.now = four
 	w.plan(false)
-	require.Equal(t, "schedule:day", source())
+	require.Equal(t, "day", window())
 	require.Equal(t, map[string]int{"a": 1}, w.view().Dedicated(nil).Models)
 	require.Contains(t, w.decisions("", planner.KindDedicated)[0].Reason, "unknown")
 	w.quiet()
 	require.Equal(t, 1, w.stages("a")["serving"])
 	require.Zero(t, w.stages("b")["serving"])
 
-	w.must(&state.SetDedicated{Models: map[string]int{"b": 2}, Source: "operator", Time: w.now})
+	w.must(&state.SetDedicated{Models: map[string]int{"b": 2}, Time: w.now})
 	w.later(time.Hour)
-	require.Equal(t, "operator", source(), "it holds until the schedule's next change")
+	require.Empty(t, window(), "it holds until the schedule's next change")
 	w.now = time.Date(2026, 1, 2, 20, 0, 0, 0, time.UTC)
 	w.plan(false)
-	require.Equal(t, "schedule:default", source())
+	require.Equal(t, "default", window())
 	w.must(&state.SetSchedule{File: "timezone = \"UTC\"\ndefault {\n dedicated = { a = 1 }\n}\n"})
 	w.plan(false)
 	require.Equal(t, map[string]int{"a": 1}, w.view().Dedicated(nil).Models, "a new schedule holds at once")

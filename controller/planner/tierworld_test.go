@@ -159,7 +159,7 @@ func (w *world) disturbTiers(hashes *int) {
 			set[name] = 1
 		}
 		w.log("dedicated %v", set)
-		w.apply(&state.SetDedicated{Models: set, Source: "operator", Time: w.now})
+		w.apply(&state.SetDedicated{Models: set, Time: w.now})
 	case 10:
 		n := w.rand.IntN(3)
 		w.log("%d of %s expected in the cloud", n, name)

@@ -18,8 +18,14 @@ import (
 	"remuda/internal/hclfault"
 )
 
-// sourceOperator is state.Dedicated.Source of a set that people made.
-const sourceOperator = "operator"
+// sourceOf returns who has set the dedicated set: "operator", or "schedule" and the window of
+// the calendar.
+func sourceOf(d *state.Dedicated) string {
+	if d.Window == "" {
+		return "operator"
+	}
+	return "schedule:" + d.Window
+}
 
 // scheduled returns what the calendar has now; nil where there is no calendar.
 func (s *Server) scheduled(v *state.View, ws memdb.WatchSet) (*api.DedicatedSchedule, error) {
@@ -46,7 +52,7 @@ func (s *Server) dedicated(v *state.View, ws memdb.WatchSet) (api.Dedicated, err
 	out := api.Dedicated{Models: map[string]int{}}
 	if d := v.Dedicated(ws); d != nil {
 		maps.Copy(out.Models, d.Models)
-		out.Source, out.Since, out.ModifyIndex = d.Source, d.Since, d.ModifyIndex
+		out.Source, out.Since, out.ModifyIndex = sourceOf(d), d.Since, d.ModifyIndex
 	}
 	schedule, err := s.scheduled(v, ws)
 	if err != nil {
@@ -90,7 +96,7 @@ func (s *Server) dedicate(rq *request, v *state.View, models map[string]int) (an
 	if err == nil && schedule != nil && !schedule.Until.IsZero() {
 		reason += fmt.Sprintf("; in effect until the schedule's next change at %s", schedule.Until.UTC().Format(time.RFC3339))
 	}
-	if _, err := s.decide(rq, &state.SetDedicated{Models: models, Source: sourceOperator, Time: s.cfg.Now()},
+	if _, err := s.decide(rq, &state.SetDedicated{Models: models, Time: s.cfg.Now()},
 		state.Decision{Kind: "dedicated", Reason: reason, Details: inputs}); err != nil {
 		return answer{}, err
 	}

@@ -65,7 +65,7 @@ func why(v *state.View, ws memdb.WatchSet, m *state.Model, rs []*state.Replica, 
 		say("%s.", text)
 	}
 	if d := v.Dedicated(ws); d != nil && d.Models[m.Name] > 0 {
-		say("Dedicated with at least %s, set by %s.", plural(d.Models[m.Name], "replica"), d.Source)
+		say("Dedicated with at least %s, set by %s.", plural(d.Models[m.Name], "replica"), sourceOf(d))
 	}
 	if m.Target(limits).Bound == state.BoundCap {
 		say("Capped at %s by switch %s.", plural(target, "replica"), cappedBy(v, ws, m.Name, target))

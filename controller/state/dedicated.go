@@ -19,8 +19,8 @@ type SetDedicated struct {
 	// Models has how many replicas each should have at least. Empty: nothing is
 	// dedicated by the set.
 	Models map[string]int
-	// Source is who set it, see Dedicated.Source.
-	Source string
+	// Window is as of Dedicated.
+	Window string `json:",omitempty"`
 	// Time is when it was set; in a plan, zero is the plan's.
 	Time time.Time
 }
@@ -29,7 +29,10 @@ type SetDedicated struct {
 func (*SetDedicated) Type() Type { return TypeSetDedicated }
 
 func (c *SetDedicated) apply(t *txn) *Error {
-	errs := []error{checkText("source", c.Source, maxName), checkTime("time", &c.Time)}
+	errs := []error{checkTime("time", &c.Time)}
+	if c.Window != "" {
+		errs = append(errs, checkText("window", c.Window, maxName))
+	}
 	names := sortedKeys(c.Models)
 	models := make(map[string]*Model, len(names))
 	for _, name := range names {
@@ -42,7 +45,7 @@ func (c *SetDedicated) apply(t *txn) *Error {
 			errs = append(errs, fmt.Errorf("model %q: dedicated replicas is %d: must be 1 to %d, the model's max", name, n, m.Max))
 		}
 	}
-	if err := faults(c.Source, errs...); err != nil {
+	if err := faults("dedicated set", errs...); err != nil {
 		return err
 	}
 	for _, name := range names {
@@ -51,10 +54,10 @@ func (c *SetDedicated) apply(t *txn) *Error {
 		}
 	}
 	old := dedicatedSet(t.Txn)
-	if old != nil && old.Source == c.Source && maps.Equal(old.Models, c.Models) {
+	if old != nil && old.Window == c.Window && maps.Equal(old.Models, c.Models) {
 		return nil
 	}
-	d := &Dedicated{Source: c.Source, Since: c.Time, ModifyIndex: t.index}
+	d := &Dedicated{Window: c.Window, Since: c.Time, ModifyIndex: t.index}
 	if len(c.Models) > 0 {
 		d.Models = maps.Clone(c.Models)
 	}
@@ -84,6 +87,14 @@ func (t *txn) undedicate(model string) {
 	}
 	d.ModifyIndex = t.index
 	t.put(TableDedicated, &d)
+}
+
+// key is onlyRow, and empty for a row that was never set.
+func (d *Dedicated) key() string {
+	if d.ModifyIndex == 0 {
+		return ""
+	}
+	return onlyRow
 }
 
 func dedicatedSet(t *memdb.Txn) *Dedicated {

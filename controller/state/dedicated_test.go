@@ -12,7 +12,7 @@ import (
 type counts = map[string]int
 
 func dedicate(models counts) *state.SetDedicated {
-	return &state.SetDedicated{Models: models, Source: "operator", Time: epoch}
+	return &state.SetDedicated{Models: models, Time: epoch}
 }
 
 // TestDedicatedSet has the models a, b and c, of 1 to 8 replicas, of which there should
@@ -43,7 +43,7 @@ func TestDedicatedSet(t *testing.T) {
 		{name: "unknown", set: dedicate(counts{"a": 4, "x": 1}), refused: state.ErrNotFound, text: `model "x" does not exist`},
 		{name: "bounds", set: dedicate(counts{"a": 9, "b": 0, "c": -1}), refused: state.ErrBadRequest, text: "model \"a\": dedicated replicas is 9: must be 1 to 8, the model's max\nmodel \"b\": dedicated replicas is 0: must be 1 to 8, the model's max\nmodel \"c\": dedicated replicas is -1"},
 		{name: "stopped", first: []any{&state.ScaleRequest{Model: "b", Stopped: ptr(true), Origin: state.OriginOperator}}, set: dedicate(counts{"a": 4, "b": 1}), refused: state.ErrConflict, text: `model "b" is stopped`},
-		{name: "no source", set: &state.SetDedicated{}, refused: state.ErrBadRequest, text: "source is empty"},
+		{name: "window", set: &state.SetDedicated{Window: "a\x00b"}, refused: state.ErrBadRequest, text: "window"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			l := newLog(t)
@@ -94,8 +94,8 @@ func TestDedicatedSetIsKeptInStep(t *testing.T) {
 
 	// The same models of another source are another set, of another time.
 	l.must(dedicate(counts{"a": 1}))
-	l.must(&state.SetDedicated{Models: counts{"a": 1}, Source: "schedule:late shift", Time: later})
-	require.Equal(t, &state.Dedicated{Models: counts{"a": 1}, Source: "schedule:late shift", Since: later, ModifyIndex: l.index}, l.store.View().Dedicated(nil))
+	l.must(&state.SetDedicated{Models: counts{"a": 1}, Window: "late shift", Time: later})
+	require.Equal(t, &state.Dedicated{Models: counts{"a": 1}, Window: "late shift", Since: later, ModifyIndex: l.index}, l.store.View().Dedicated(nil))
 
 	// A model that is gone is in no set, and is not when it comes again.
 	l.must(&state.DeleteModel{Model: "a"})
@@ -105,7 +105,7 @@ func TestDedicatedSetIsKeptInStep(t *testing.T) {
 	l.must(&state.UpsertModel{Model: model("a")})
 	require.False(t, l.store.View().IsDedicated(nil, l.model("a")))
 	l.must(dedicate(nil))
-	require.Equal(t, "operator", l.store.View().Dedicated(nil).Source, "an empty set has a source as well")
+	require.Empty(t, l.store.View().Dedicated(nil).Window)
 }
 
 func TestDedicatedByTheSetIsNotEvicted(t *testing.T) {

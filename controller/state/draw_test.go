@@ -117,7 +117,7 @@ func drawCommand(t *rapid.T, v *state.View) any {
 		return p
 	}
 	drawDedicated := func() state.SetDedicated {
-		c := state.SetDedicated{Models: map[string]int{}, Source: pick([]string{"operator", "schedule:night"}).Draw(t, "source"), Time: now}
+		c := state.SetDedicated{Models: map[string]int{}, Window: pick([]string{"", "night"}).Draw(t, "window"), Time: now}
 		for i := range between(0, 2).Draw(t, "dedicated models") {
 			c.Models[fmt.Sprint("m", i)] = between(0, 4).Draw(t, "dedicated replicas")
 		}

@@ -29,7 +29,7 @@ func TestPlanDoesEverything(t *testing.T) {
 			Evictions:    []state.SetEvictedFor{{Model: "m", EvictedFor: map[string]time.Time{"b": later}}},
 			NoSleep:      []state.SetNoSleep{{Model: "m", Hash: "vh1"}, {Model: "m", Hash: "of no version"}},
 			Pace:         &state.Pace{Pruned: later, Left: map[string]time.Time{"east": later}},
-			Dedicated:    &state.SetDedicated{Models: counts{"b": 2}, Source: "schedule:late"},
+			Dedicated:    &state.SetDedicated{Models: counts{"b": 2}, Window: "late"},
 			Decisions:    []state.Decision{{Kind: "evict", Time: later}},
 		}
 	}
@@ -69,7 +69,7 @@ func TestPlanDoesEverything(t *testing.T) {
 	require.Equal(t, map[string]time.Time{"b": later}, v.Model(nil, "m").EvictedFor)
 	require.Equal(t, []string{"vh1"}, v.Model(nil, "m").NoSleep)
 	require.Equal(t, &state.Pace{Pruned: later, Left: map[string]time.Time{"east": later}}, v.Pace(nil))
-	require.Equal(t, &state.Dedicated{Models: counts{"b": 2}, Source: "schedule:late", Since: later, ModifyIndex: l.index}, v.Dedicated(nil))
+	require.Equal(t, &state.Dedicated{Models: counts{"b": 2}, Window: "late", Since: later, ModifyIndex: l.index}, v.Dedicated(nil))
 	require.Equal(t, state.Target{Replicas: 2, Bound: state.BoundDedicated}, v.Target(nil, v.Model(nil, "b")))
 }
 

@@ -396,13 +396,13 @@ func checkEffect(t require.TestingT, c any, before, after *state.View) {
 // checkDedicated looks at the set and at the numbers of its models.
 func checkDedicated(t require.TestingT, c *state.SetDedicated, before, after *state.View) {
 	d := after.Dedicated(nil)
-	require.Equal(t, c.Source, d.Source)
+	require.Equal(t, c.Window, d.Window)
 	require.Len(t, d.Models, len(c.Models))
 	for _, m := range after.Models(nil) {
 		n, isDedicated := c.Models[m.Name]
 		require.Equal(t, n, d.Models[m.Name])
 		require.Equal(t, isDedicated || m.Dedicated, after.IsDedicated(nil, m))
-		if c.Source != "" && isDedicated {
+		if isDedicated {
 			require.False(t, m.Stopped)
 		}
 		require.Equal(t, n, after.Limits(nil)(m.Name).Dedicated)
@@ -528,7 +528,7 @@ func FuzzApply(f *testing.F) {
 	seed(&state.Cordon{Node: "n", GPU: "n-GPU0", On: true, Reason: "memory held"})
 	seed(&state.SetSwitch{Name: "cap-max-replicas/m", Value: "2"})
 	seed(&state.Scale{Model: "m", Desired: state.Shares{{Pool: "east", Replicas: 3}, {Replicas: -1}}, Origin: state.OriginOperator, ModifyIndex: 5})
-	seed(&state.SetDedicated{Models: map[string]int{"m": 2}, Source: "operator", Time: epoch})
+	seed(&state.SetDedicated{Models: map[string]int{"m": 2}, Time: epoch})
 	seed(&state.SetSchedule{File: "window \"office\" {}"})
 	seed(pipelineOf("p", "m"))
 	seed(&state.SetPipeline{Name: "p", Delete: true, ModifyIndex: ptr(uint64(0))})
@@ -541,7 +541,7 @@ func FuzzApply(f *testing.F) {
 		Replacements: []state.SetReplacements{{Model: "m", Replacements: state.Replacements{InARow: 1, Last: epoch}}},
 		Scales:       []state.Scale{{Model: "m", ModifyIndex: 5, Desired: state.Shares{{Variant: "v", Replicas: 1}}, Origin: state.OriginController}},
 		Cordons:      []state.Cordon{{Node: "n", GPU: "n-GPU1", On: true, Reason: "memory held"}},
-		Dedicated:    &state.SetDedicated{Source: "schedule:night"},
+		Dedicated:    &state.SetDedicated{Window: "night"},
 	})
 	f.Add([]byte{byte(state.TypeMove)})
 	f.Add([]byte{0xff, 1, 2})

@@ -286,7 +286,7 @@ func TestWhoMayScale(t *testing.T) {
 		{"in a pool", full, list{pool("east", 4)}, autoscaler(variants(counts{"a": 1, "b": 1, "c": 1})), `in pool "east": only an operator can scale below that`},
 		{"in a pool, of all", full, list{pool("east", 4)}, autoscaler(replicas(3)), `4 replicas are in pool "east"`},
 		{"not in a pool", full, list{pool("east", 4)}, autoscaler(replicas(4)), ""},
-		{"dedicated: the floor holds", full, list{&state.SetDedicated{Source: "operator", Models: counts{"m": 4}, Time: epoch}}, autoscaler(replicas(3)), ""},
+		{"dedicated: the floor holds", full, list{&state.SetDedicated{Models: counts{"m": 4}, Time: epoch}}, autoscaler(replicas(3)), ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			l := newLog(t)

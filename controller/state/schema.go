@@ -86,7 +86,7 @@ var tables = [...]table{
 		}
 		return t.Accessor
 	}, &memdb.IndexSchema{Name: byHash, Unique: true, Indexer: text(func(t *Token) string { return t.Hash })}),
-	rowsOf(TableDedicated, 7, func(d *Dedicated) string { return d.Source }, only[Dedicated]()),
+	rowsOf(TableDedicated, 7, (*Dedicated).key, only[Dedicated]()),
 	rowsOf(TableSchedule, 8, func(s *Schedule) string { return s.File }, only[Schedule]()),
 	rowsOf(TablePace, 9, (*Pace).key, only[Pace]()),
 	rowsOf(TablePipelines, 10, func(p *Pipeline) string { return p.Name }),

@@ -29,7 +29,7 @@ func full(t *testing.T) *log {
 		&state.SetSwitch{Name: "s", Value: "v"},
 		&state.UpsertToken{Token: state.Token{Accessor: "a", Role: state.RoleOperator, Hash: state.HashSecret("x"), CreatedAt: epoch}},
 		&state.ScaleRequest{Model: "m", Pool: "east", Replicas: ptr(1), Origin: state.OriginOperator},
-		&state.SetDedicated{Models: map[string]int{"m": 1}, Source: "operator", Time: epoch},
+		&state.SetDedicated{Models: map[string]int{"m": 1}, Time: epoch},
 		&state.SetSchedule{File: "window"},
 		&state.Plan{ID: "p", Time: epoch, Pace: &state.Pace{Pruned: epoch, Left: map[string]time.Time{"east": epoch}}})
 	return l
@@ -222,8 +222,8 @@ func FuzzRestore(f *testing.F) {
 				&state.ScaleRequest{Model: m.Name, Variants: map[string]int{variant: 1}, Origin: state.OriginOperator},
 				&state.Evict{Model: m.Name, Force: true, To: state.GoalWarm, Time: epoch},
 				&state.ScaleRequest{Model: m.Name, Pool: "east", Replicas: ptr(1), Origin: state.OriginOperator},
-				&state.SetDedicated{Models: map[string]int{m.Name: 1}, Source: "operator", Time: epoch},
-				&state.SetDedicated{Source: "operator", Time: epoch},
+				&state.SetDedicated{Models: map[string]int{m.Name: 1}, Time: epoch},
+				&state.SetDedicated{Time: epoch},
 				&state.Evict{Model: m.Name, Force: true, To: state.GoalGone, Time: epoch},
 				&state.UpsertModel{Model: model(m.Name), ModifyIndex: m.ModifyIndex, Time: epoch},
 			} {

@@ -308,8 +308,8 @@ const (
 type Dedicated struct {
 	// Models has how many replicas each should have at least, 1 or more, by name.
 	Models map[string]int
-	// Source is "operator", or "schedule" and the window's name, as "schedule:office".
-	Source string
+	// Window is the window of the calendar that set it, empty if an operator did.
+	Window string `json:",omitempty"`
 	// Since is when it was set.
 	Since time.Time
 	// Released are the models that the set before had and this one has not, sorted.
