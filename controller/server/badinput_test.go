@@ -286,16 +286,16 @@ func TestStaleCAS(t *testing.T) {
 	m.applied("m")
 	now, _, err := m.client.Model(t.Context(), "m", api.QueryOptions{})
 	require.NoError(t, err)
-	_, err = m.client.Scale(t.Context(), "m", api.ScaleRequest{Replicas: 3, CAS: new(now.Model.ModifyIndex)})
+	_, err = m.client.Scale(t.Context(), "m", api.ScaleRequest{Replicas: 3, CAS: ptr(now.Model.ModifyIndex)})
 	require.NoError(t, err)
 	_, err = m.client.SetSwitch(t.Context(), "pause-reconcile", api.SwitchRequest{Value: "1", CAS: ptr(uint64(0))})
 	require.NoError(t, err)
 	before := m.store.View().Index()
 
 	stale := now.Model.ModifyIndex
-	_, err = m.client.Scale(t.Context(), "m", api.ScaleRequest{Replicas: 1, CAS: new(stale)})
+	_, err = m.client.Scale(t.Context(), "m", api.ScaleRequest{Replicas: 1, CAS: ptr(stale)})
 	requireError(t, err, http.StatusConflict, api.CodeConflict, "has changed")
-	requireError(t, m.client.DeleteModel(t.Context(), "m", new(stale)), http.StatusConflict, api.CodeConflict, "has changed")
+	requireError(t, m.client.DeleteModel(t.Context(), "m", ptr(stale)), http.StatusConflict, api.CodeConflict, "has changed")
 	_, err = m.client.SetSwitch(t.Context(), "pause-reconcile", api.SwitchRequest{Value: "2", CAS: ptr(uint64(0))})
 	requireError(t, err, http.StatusConflict, api.CodeConflict, `switch "pause-reconcile" already exists`)
 	for _, dry := range []bool{true, false} {

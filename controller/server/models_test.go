@@ -507,7 +507,7 @@ func TestVersionsAndRevert(t *testing.T) {
 
 	_, err = c.RevertModel(t.Context(), "m", api.RevertRequest{Version: 7})
 	requireError(t, err, http.StatusNotFound, api.CodeNotFound, "has no version 7")
-	_, err = c.RevertModel(t.Context(), "m", api.RevertRequest{CAS: new(uint64(1))})
+	_, err = c.RevertModel(t.Context(), "m", api.RevertRequest{CAS: ptr(uint64(1))})
 	requireError(t, err, http.StatusConflict, api.CodeConflict, "has changed since it was read")
 	_, err = c.RevertModel(t.Context(), "x", api.RevertRequest{})
 	requireError(t, err, http.StatusNotFound, api.CodeNotFound, `model "x" does not exist`)

@@ -95,8 +95,8 @@ func TestPipelines(t *testing.T) {
 	_, err = m.client.ApplyPipeline(t.Context(), "meta/p", api.PipelineRequest{File: pipelineFile("meta/p", "x"), CAS: new(uint64)})
 	requireError(t, err, http.StatusConflict, api.CodeConflict, `pipeline "meta/p" already exists`)
 
-	requireError(t, m.client.DeletePipeline(t.Context(), "meta/p", new(p.ModifyIndex+1)), http.StatusConflict, api.CodeConflict, "has changed")
-	require.NoError(t, m.client.DeletePipeline(t.Context(), "meta/p", new(p.ModifyIndex)))
+	requireError(t, m.client.DeletePipeline(t.Context(), "meta/p", ptr(p.ModifyIndex+1)), http.StatusConflict, api.CodeConflict, "has changed")
+	require.NoError(t, m.client.DeletePipeline(t.Context(), "meta/p", ptr(p.ModifyIndex)))
 	requireError(t, m.client.DeletePipeline(t.Context(), "meta/p", nil), http.StatusNotFound, api.CodeNotFound, `pipeline "meta/p" does not exist`)
 	_, _, err = m.client.Pipeline(t.Context(), "meta/p", api.QueryOptions{})
 	requireError(t, err, http.StatusNotFound, api.CodeNotFound, `pipeline "meta/p" does not exist`)

@@ -19,7 +19,7 @@ func TestVariantsAreScaledTogether(t *testing.T) {
 	c := m.as(secrets["autoscaler"])
 	before, _, err := c.Model(t.Context(), "m", api.QueryOptions{})
 	require.NoError(t, err)
-	ask := api.ScaleRequest{Variants: map[string]int{"a": 1, "b": 2}, Reason: " the queue\n\tis\x00 long\r\n", CAS: new(before.Model.ModifyIndex)}
+	ask := api.ScaleRequest{Variants: map[string]int{"a": 1, "b": 2}, Reason: " the queue\n\tis\x00 long\r\n", CAS: ptr(before.Model.ModifyIndex)}
 	done, err := c.Scale(t.Context(), "m", ask)
 	require.NoError(t, err)
 	require.True(t, done.Changed)
@@ -71,7 +71,7 @@ func TestTwoAutoscalersNeverAddTwice(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range many {
 		wg.Go(func() {
-			_, errs[i] = m.client.Scale(t.Context(), "m", api.ScaleRequest{Variants: map[string]int{"a": 2, "b": 1}, CAS: new(seen.Model.ModifyIndex), Origin: "autoscaler"})
+			_, errs[i] = m.client.Scale(t.Context(), "m", api.ScaleRequest{Variants: map[string]int{"a": 2, "b": 1}, CAS: ptr(seen.Model.ModifyIndex), Origin: "autoscaler"})
 		})
 	}
 	wg.Wait()

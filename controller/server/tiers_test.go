@@ -112,7 +112,7 @@ func TestPools(t *testing.T) {
 	requireError(t, err, http.StatusForbidden, api.CodeForbidden, `pool "off": management is "disabled"`)
 	_, err = m.client.ScalePool(t.Context(), "m", "off", api.ScalePoolRequest{})
 	require.NoError(t, err, "it may be taken back")
-	_, err = m.client.ScalePool(t.Context(), "m", "cloud", api.ScalePoolRequest{Replicas: 1, CAS: new(uint64(1))})
+	_, err = m.client.ScalePool(t.Context(), "m", "cloud", api.ScalePoolRequest{Replicas: 1, CAS: ptr(uint64(1))})
 	requireError(t, err, http.StatusConflict, api.CodeConflict, "m")
 
 	pools, meta, err := m.client.Pools(t.Context(), api.QueryOptions{})
