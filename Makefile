@@ -50,8 +50,8 @@ verify: lint ## Everything many times, with production timeouts: an hour
 # The race detector finds nothing in packages without goroutines and locks, and costs a
 # multiple of their time. Tests wait more than they work: more packages than CPUs run at once.
 unit: build ## Unit tests, under the race detector where there are goroutines
-	go test -vet=off -timeout 30m -p $$(( 2 * $$(nproc) )) $$(tools/packages plain)
-	go test -vet=off -timeout 30m -p $$(( 2 * $$(nproc) )) -race $$(tools/packages race)
+	go test -vet=off -timeout 60m -p $$(( 2 * $$(nproc) )) $$(tools/packages plain)
+	go test -vet=off -timeout 60m -p $$(( 2 * $$(nproc) )) -race $$(tools/packages race)
 
 lint: ## golangci-lint with .golangci.yml, dead code, the table of promises
 	@tools/build golangci-lint
