@@ -169,9 +169,7 @@ func (d *draft) happens(r *member, e state.Event, goal state.Goal, details func(
 	if c.MakesRoomFor != nil {
 		next.MakesRoomFor = *c.MakesRoomFor
 	}
-	if c.Spilled != nil {
-		next.Spilled = *c.Spilled
-	}
+	next.Spilled = next.Spilled || c.Spilled
 	if c.Kept {
 		next.KeptAt = d.obs.Now
 	}

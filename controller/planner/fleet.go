@@ -223,7 +223,7 @@ func (d *draft) take(m *model, v *state.Variant, c placement.Choice, details fun
 			if details != nil {
 				var p state.Place
 				details(&p)
-				m.Spilled = &p.Spilled
+				m.Spilled = p.Spilled
 			}
 		})
 		return r

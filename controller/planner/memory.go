@@ -32,7 +32,7 @@ func (d *draft) keptLately(r *member) bool {
 // before the thrash window.
 func (d *draft) noteEviction(m *model, other string) {
 	next := *m.Model
-	next.EvictedFor = map[string]time.Time{other: d.obs.Now}
+	next.EvictedFor = map[string]time.Time{}
 	maps.Copy(next.EvictedFor, m.EvictedFor)
 	next.EvictedFor[other] = d.obs.Now
 	maps.DeleteFunc(next.EvictedFor, func(_ string, at time.Time) bool { return !d.obs.Now.Before(at.Add(d.conf.ThrashWindow)) })

@@ -35,11 +35,9 @@ func drawCommand(t *rapid.T, v *state.View) any {
 				"", state.EventStarted, state.EventServing, state.EventDrain, state.EventSleep, state.EventSlept, state.EventWake,
 				state.EventStop, state.EventStopped, state.EventFailed, state.EventRetry, "dance",
 			}).Draw(t, "event"),
-			Goal: pick([]state.Goal{"", "", state.GoalWarm, state.GoalCold, state.GoalGone, state.GoalRun}).Draw(t, "goal"),
-			Kept: between(0, 5).Draw(t, "kept") == 0,
-		}
-		if between(0, 5).Draw(t, "spills") == 0 {
-			c.Spilled = ptr(rapid.Bool().Draw(t, "spilled"))
+			Goal:    pick([]state.Goal{"", "", state.GoalWarm, state.GoalCold, state.GoalGone, state.GoalRun}).Draw(t, "goal"),
+			Spilled: between(0, 5).Draw(t, "spilled") == 0,
+			Kept:    between(0, 5).Draw(t, "kept") == 0,
 		}
 		// Mostly a way that leads somewhere.
 		if between(0, 4).Draw(t, "wild") > 0 {

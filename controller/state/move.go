@@ -28,9 +28,8 @@ type Move struct {
 	RestartsBefore *Restarts  `json:",omitempty"`
 	RetryAt        *time.Time `json:",omitempty"`
 	MakesRoomFor   *string    `json:",omitempty"`
-	Spilled        *bool      `json:",omitempty"`
-	// Kept sets KeptAt to Time.
-	Kept bool `json:",omitempty"`
+	// Spilled sets Spilled, and Kept sets KeptAt to Time.
+	Spilled, Kept bool `json:",omitempty"`
 	// Memory, with EventWake: the GPUs to wake on, in the place of those that it slept
 	// on. It has seats on them, and takes as many bytes as before of as many GPUs.
 	Memory map[string]int64 `json:",omitempty"`
@@ -79,9 +78,7 @@ func (c *Move) apply(t *txn) *Error {
 		r.RetryAt = *c.RetryAt
 		errs = append(errs, checkTime("retry", &r.RetryAt))
 	}
-	if c.Spilled != nil {
-		r.Spilled = *c.Spilled
-	}
+	r.Spilled = r.Spilled || c.Spilled
 	if c.Kept {
 		r.KeptAt = c.Time
 	}

@@ -356,6 +356,7 @@ func checkEffect(t require.TestingT, c any, before, after *state.View) {
 		for _, mv := range c.Move {
 			r := after.Replica(nil, mv.Replica)
 			require.True(t, !mv.Kept || mv.Time.Equal(r.KeptAt))
+			require.Equal(t, mv.Spilled || before.Replica(nil, mv.Replica).Spilled, r.Spilled)
 			if len(mv.Memory) > 0 {
 				require.Equal(t, mv.Memory, r.Placement.Memory)
 				require.Equal(t, state.StatusWaking, r.Status)
