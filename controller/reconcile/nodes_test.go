@@ -53,7 +53,7 @@ func TestLostNode(t *testing.T) {
 		writes := w.raft.writes()
 		w.nomad.set(func() { w.nomad.down = true })
 		w.pass(2 * grace)
-		require.False(t, w.node("n").WrittenOff, "it may be back: nobody can be asked")
+		require.False(t, w.node("n").WrittenOff, "Nomad is unreachable, so the node may be up again")
 		require.Equal(t, writes, w.raft.writes())
 		w.nomad.set(func() { w.nomad.down = false })
 		w.rest()
