@@ -110,12 +110,32 @@ func desiredText(m api.Model) string {
 	switch m.Bound {
 	case "", "stopped":
 		return out
+	case "displaced":
+		return out + "; " + displacedText(m.Displaced)
 	case "cap":
 		return fmt.Sprintf("%s; capped at %d by switch cap-max-replicas", out, m.Target)
 	case "dedicated":
 		return fmt.Sprintf("%s; kept at %d by the dedicated set", out, m.Target)
 	}
 	return fmt.Sprintf("%s; kept at %d by %s in the model file", out, m.Target, m.Bound)
+}
+
+// displacedText says how many replicas come back and when.
+func displacedText(d api.Displaced) string {
+	sum := func(shares []api.Share) (n int) {
+		for _, s := range shares {
+			n += s.Replicas
+		}
+		return n
+	}
+	var parts []string
+	if n := sum(d.UntilRoom); n > 0 {
+		parts = append(parts, fmt.Sprintf("%d not now, until there is room", n))
+	}
+	if n := sum(d.UntilAsked); n > 0 {
+		parts = append(parts, fmt.Sprintf("%d not now, until clients wait", n))
+	}
+	return strings.Join(parts, ", ")
 }
 
 func (c *asker) showModel(s api.ModelStatus) error {

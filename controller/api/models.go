@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"time"
 )
@@ -41,9 +42,11 @@ type Model struct {
 	// Desired is its scale, as it was asked for last: how many replicas should run in which
 	// pool and of which variant.
 	Desired []Share
+	// Displaced is the part of Desired that is not to run for now.
+	Displaced Displaced `json:",omitzero"`
 	// Replicas is the sum of Desired, and Target how many replicas should run now. Where they
-	// differ, Bound says why: stopped, min or max (of the file), dedicated (the dedicated set)
-	// or cap (the switch cap-max-replicas).
+	// differ, Bound says why: stopped, displaced, min or max (of the file), dedicated (the
+	// dedicated set) or cap (the switch cap-max-replicas).
 	Replicas, Target int
 	Bound            string `json:",omitempty" enum:"state.Bound"`
 	Stopped          bool
@@ -64,7 +67,16 @@ type Share struct {
 	Replicas int
 }
 
-// Own returns how many replicas of a variant the model should have in all pools, and whether the
+// Displaced are replicas that were asked for and that the controller or an operator took away.
+// They come back, and whoever scales the model ends that at once.
+type Displaced struct {
+	// UntilRoom made room for other models: they come back when there is room, or clients wait.
+	UntilRoom []Share `json:",omitempty"`
+	// UntilAsked were idle, or evicted by an operator: they come back when clients wait.
+	UntilAsked []Share `json:",omitempty"`
+}
+
+// Own returns how many replicas of a variant should run now in all pools, and whether the
 // variant has a share of its own.
 func (m *Model) Own(variant string) (n int, own bool) {
 	for _, s := range m.Desired {
@@ -72,14 +84,24 @@ func (m *Model) Own(variant string) (n int, own bool) {
 			n, own = n+s.Replicas, true
 		}
 	}
-	return n, own
+	return n - m.displaced(func(s Share) bool { return s.Variant == variant }), own
 }
 
-// In returns how many replicas the model should have in an external pool.
+// In returns how many replicas should run now in an external pool.
 func (m *Model) In(pool string) int {
 	n := 0
 	for _, s := range m.Desired {
 		if s.Pool == pool {
+			n += s.Replicas
+		}
+	}
+	return n - m.displaced(func(s Share) bool { return s.Pool == pool })
+}
+
+func (m *Model) displaced(of func(Share) bool) int {
+	n := 0
+	for _, s := range slices.Concat(m.Displaced.UntilRoom, m.Displaced.UntilAsked) {
+		if of(s) {
 			n += s.Replicas
 		}
 	}

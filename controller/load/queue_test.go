@@ -106,12 +106,12 @@ func TestFind(t *testing.T) {
 	require.Empty(t, s.Find("z"))
 }
 
-// What waits where nothing serves is asked for with each report: a new leader, or one
+// What waits where nothing serves, or all that serves is busy, is asked for with each report: a new leader, or one
 // whose last replica of the model has gone, hears of it.
 func TestWhatWaitsIsDemand(t *testing.T) {
 	s, c := listening()
 	s.Put(queued("a", waits("m", api.QueueProvisioning, 1, 0), waits("coming", api.QueueDeploying, 1, 0), waits("full", api.QueueBusy, 9, 0), waits("stopped", api.QueueCancelled, 1, 0), api.QueueLoad{Model: "none", State: api.QueueProvisioning}))
-	require.Equal(t, map[string]time.Time{"m": c.now}, s.Demand(ever), "where an engine serves or comes, there is nothing to ask for")
+	require.Equal(t, map[string]time.Time{"m": c.now, "full": c.now}, s.Demand(ever), "where an engine comes, there is nothing to ask for")
 	c.advance(ttl / 2)
 	s.Put(queued("a", waits("m", api.QueueProvisioning, 1, 0)))
 	require.Equal(t, map[string]time.Time{"m": c.now}, s.Demand(ever))

@@ -212,11 +212,12 @@ func (e *entry) says(o *entry) bool {
 	})
 }
 
-// Demand returns the models that clients asked for and that had no replica to serve them,
-// with when the newest such request was heard of. A model's demand lasts for one time to
-// live: gateways report anew what is asked for again. A request that still waits at a gateway
-// where nothing serves its model is asked for with each report, so that neither a new
-// leader nor the end of the last replica leaves it alone.
+// Demand returns the models that clients asked for and that had no replica to serve them, or
+// none that was free, with when the newest such request was heard of. A model's demand lasts
+// for one time to live: gateways report anew what is asked for again. A request that still
+// waits at a gateway where nothing serves its model, or all that serves it is busy, is asked
+// for with each report, so that neither a new leader nor the end of the last replica leaves it
+// alone.
 //
 // Of a model for which after returns a time, only what was asked for later counts: a request
 // that is reported as wanted by when it came, those that wait by when the newest that is
@@ -236,7 +237,7 @@ func (s *Store) Demand(after func(model string) time.Time) map[string]time.Time 
 	}
 	for _, e := range s.gateways {
 		for model, q := range e.queues {
-			if q.Waiting > 0 && unserved(q.State) {
+			if q.Waiting > 0 && wanting(q.State) {
 				add(model, newest(q), e.at)
 			}
 		}
@@ -244,9 +245,9 @@ func (s *Store) Demand(after func(model string) time.Time) map[string]time.Time 
 	return out
 }
 
-// unserved reports whether a model in that state needs a replica.
-func unserved(s api.QueueState) bool {
-	return s == api.QueueProvisioning || s == api.QueueCantPlace || s == api.QueueLoadFailed
+// wanting reports whether requests that wait in that state wait for another replica.
+func wanting(s api.QueueState) bool {
+	return s == api.QueueProvisioning || s == api.QueueCantPlace || s == api.QueueLoadFailed || s == api.QueueBusy
 }
 
 // Since returns the latest time before which a request may be unknown, and whether a

@@ -58,7 +58,7 @@ func (d *draft) mayEvict(by *model, idle bool, spared map[string]bool) func(*pla
 // floor is the number of replicas below which the planner does not bring a model by
 // itself.
 func (m *model) floor() int {
-	external := m.Desired.Total() - m.Desired.In("")
+	external := m.active.Total() - m.active.In("")
 	return max(m.Min, m.limits.Dedicated, min(external, m.target.Replicas))
 }
 
@@ -197,7 +197,7 @@ func (d *draft) makeRoom(by *model, v *state.Variant, c placement.Choice) {
 		if r.next.Tier() == state.Hot {
 			d.noteEviction(m, by.Name)
 			d.losers[m.Name] = true
-			d.lessOf(m, r)
+			d.displace(m, r)
 		}
 		d.evict(r, e.To, by.Name)
 	}
@@ -229,47 +229,4 @@ func (d *draft) waitFor(m *model, v *state.Variant, c placement.Choice) {
 		node = cmp.Or(n.Name, n.ID)
 	}
 	d.decideOnce(KindWaitsForRoom, m.Name, c.Wake, fmt.Sprintf("waiting for room on node %s, which leaving replicas will free", node), in)
-}
-
-// rescale changes the model's scale by itself, within its bounds, because a replica of a variant
-// comes or goes. Where a floor or a ceiling keeps the target from its scale, the scale follows
-// only as far as the target does.
-func (m *model) rescale(total int, variant string) {
-	if m.Management == state.ManagementDisabled {
-		return
-	}
-	total = min(max(total, m.Min), m.Max)
-	switch has := m.Desired.Total(); {
-	case total > m.target.Replicas && total > has, total < m.target.Replicas && total < has:
-		m.setDesired(m.Resized(total, variant))
-	}
-}
-
-// setDesired gives the model another scale in this plan.
-func (m *model) setDesired(s state.Shares) {
-	next := *m.Model
-	next.Desired = s
-	m.Model, m.scaled, m.target = &next, true, next.Target(m.limits)
-	m.moved()
-}
-
-// scaleOf returns the command that gives a model the scale that it has in a plan.
-func scaleOf(m *state.Model) state.Scale {
-	return state.Scale{Model: m.Name, Desired: m.Desired, Stopped: m.Stopped, Origin: state.OriginController, ModifyIndex: m.ModifyIndex}
-}
-
-// lessOf lowers a model's number by one of its replicas that the planner sends away, not
-// below its floor. One that is more than the number is taken from none.
-func (d *draft) lessOf(m *model, r *member) {
-	counting := 0
-	for _, o := range m.members {
-		if o.counts() {
-			counting++
-		}
-	}
-	n, _ := m.Desired.Of(m.shareOf(r.Name.Variant))
-	if counting > m.target.Replicas || m.target.Replicas <= m.floor() || n == 0 {
-		return
-	}
-	m.rescale(m.target.Replicas-1, r.Name.Variant)
 }

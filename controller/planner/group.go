@@ -37,16 +37,20 @@ func (m *model) groups() []*group {
 	}
 	slices.SortStableFunc(all, byCost)
 
-	desired := m.Desired
-	if m.target.Replicas > desired.Total() {
-		desired = m.Resized(m.target.Replicas, "") // a floor holds
+	active := m.active
+	if floor := m.target.Replicas; floor > active.Total() {
+		// What is displaced comes back first.
+		next := *m.Model
+		next.Displaced = m.Recall(floor-active.Total(), "", state.UntilAsked, state.UntilRoom)
+		active = next.Active()
+		active = m.With(active, floor-active.Total(), "")
 	}
-	anyVariant, _ := desired.Of("")
+	anyVariant, _ := active.Of("")
 	shared := &group{model: m, target: anyVariant, canaries: map[string]*member{}}
 	groups := []*group{shared}
 	of := map[string]*group{}
 	for _, v := range all {
-		if n, own := desired.Of(v.Name); own {
+		if n, own := active.Of(v.Name); own {
 			of[v.Name] = &group{model: m, share: v.Name, target: n, variants: []*state.Variant{v}, canaries: map[string]*member{}}
 			groups = append(groups, of[v.Name])
 			continue

@@ -94,9 +94,9 @@ func (e *ending) asleep() {
 		e.decide(KindCalledOff, "requests did not finish in time: staying HOT: "+e.out.Error)
 		if m := e.view.Model(nil, r.Name.Model); m != nil {
 			own := &model{Model: m, limits: e.view.Limits(nil)(m.Name)}
-			own.target = m.Target(own.limits)
+			own.target, own.active = m.Target(own.limits), m.Active()
 			if calledOff(m, own.target.Replicas, r, e.view.StayingOf(nil, m.Name)) {
-				own.rescale(own.target.Replicas+1, r.Name.Variant)
+				own.more(own.target.Replicas+1, r.Name.Variant, recalls(r)...)
 			}
 			if own.scaled {
 				e.plan.Scales = append(e.plan.Scales, scaleOf(own.Model))

@@ -23,6 +23,7 @@ var rules = []func(*draft){
 	(*draft).prune,     // idle replicas go WARM or COLD
 	(*draft).keepPlaces,
 	(*draft).scaleAll, // models come nearer to their numbers and definitions
+	(*draft).returns,  // displaced replicas come back where there is room
 	(*draft).reportUnplaceable,
 }
 
@@ -108,10 +109,7 @@ func (d *draft) reportUnplaceable() {
 // finished returns the plan with the scales of the models, nil where it changes nothing.
 func (d *draft) finished() *state.Plan {
 	for _, m := range d.models {
-		if m.scaled {
-			if total := m.Desired.Total(); m.rolledBack { // its version may have other bounds
-				m.setDesired(m.Resized(min(max(total, m.Min), m.Max), ""))
-			}
+		if m.scaled && !m.rolledBack { // its stable version may have other bounds
 			d.plan.Scales = append(d.plan.Scales, scaleOf(m.Model))
 		}
 	}

@@ -43,7 +43,7 @@ func (d *draft) openPools(m *model) []string {
 	}
 	pools := []string{""}
 	for _, p := range d.byPrice() {
-		if d.open(p.Name) && (p.spills() || m.Desired.In(p.Name) > 0) {
+		if d.open(p.Name) && (p.spills() || m.active.In(p.Name) > 0) {
 			pools = append(pools, p.Name)
 		}
 	}
@@ -55,9 +55,9 @@ func (d *draft) openPools(m *model) []string {
 func (m *model) expectedIn(pool, variant string) int {
 	left := m.target.Replicas
 	if m.Stopped || m.Management == state.ManagementDisabled {
-		left = m.Desired.Total()
+		left = m.active.Total()
 	}
-	for _, share := range m.Desired {
+	for _, share := range m.active {
 		if share.Pool == "" {
 			continue
 		}
@@ -165,7 +165,7 @@ func (d *draft) leaveNow(r *member) bool {
 // returns how many of the missing ones are left for other places. One may be placed
 // beyond the target, to take the place of another elsewhere.
 func (d *draft) placeExpected(g *group, missing int) int {
-	for _, pool := range g.Desired.External() {
+	for _, pool := range g.active.External() {
 		expected := g.expectedIn(pool, g.share)
 		for owed := expected - len(d.inPool(g.model, pool, g.share)); owed > 0 && g.target > 0; owed-- {
 			d.stir()

@@ -109,7 +109,10 @@ func (d *draft) pruneOne(m *model, r *member, since time.Time) {
 	d.decide(KindIdle, m.Name, r.name, fmt.Sprintf("no requests for %s: going %s", idle, to.Tier()), in)
 	// What is missing is not asked for either.
 	serving, _ := d.up(m)
-	m.rescale(min(m.target.Replicas, serving)-1, r.Name.Variant)
+	m.fewer(min(m.target.Replicas, serving)-1, r.Name.Variant, state.UntilAsked)
+	if m.Displaced.UntilRoom != nil {
+		m.rescale(func(next *state.Model) { next.Displaced = next.Displaced.Asleep() })
+	}
 	d.happens(r, state.EventDrain, to, nil)
 }
 

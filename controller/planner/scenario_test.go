@@ -68,7 +68,7 @@ func (w *world) scaleOf(model string, n int) {
 	w.must(&state.ScaleRequest{Model: model, Replicas: &n, Origin: state.OriginOperator})
 }
 
-func (w *world) replicas(model string) int { return w.view().Model(nil, model).Desired.Total() }
+func (w *world) replicas(model string) int { return w.view().Model(nil, model).Active().Total() }
 
 // idle is a world in which the model a has one replica that takes one GPU, and has had
 // no request for an hour.
@@ -181,7 +181,8 @@ func TestWarmAndFullAgainstColdAndFree(t *testing.T) {
 		w.quiet()
 		require.Equal(t, map[string]int{"serving": 1}, w.stages("a"))
 		require.Equal(t, "n0", w.oneOf("a", state.StatusServing).Placement.Node)
-		require.Equal(t, map[string]int{"warm": 1}, w.stages("b"))
+		require.Equal(t, map[string]int{"warm": 1, "serving": 1}, w.stages("b"), "and comes back where there is room")
+		require.Equal(t, "n1", w.oneOf("b", state.StatusServing).Placement.Node)
 		require.Contains(t, w.decisions("b", planner.KindEvict)[0].Details["for"], "a")
 	})
 	t.Run("what is in the way is in use: another one starts where there is room", func(t *testing.T) {

@@ -448,8 +448,20 @@ func (w *world) settle() {
 				abroad += n
 			}
 		}
-		for _, pool := range m.Desired.External() {
-			owed += max(m.Desired.In(pool)-in[pool], 0)
+		for _, pool := range m.Active().External() {
+			owed += max(m.Active().In(pool)-in[pool], 0)
+		}
+		for _, share := range m.Displaced.UntilRoom {
+			more := *m
+			more.Displaced = m.Recall(1, share.Variant, state.UntilRoom)
+			g := m.Name
+			if share.Variant != "" {
+				g += ":" + share.Variant
+			}
+			limits := v.Limits(nil)(m.Name)
+			if m.Management != state.ManagementDisabled && !limits.ScalingDisabled && more.Target(limits).Replicas > m.Target(limits).Replicas && !waits && owed == 0 && running[g] == targets[g] {
+				w.mustNotFit(m, g, planner.KindReturn)
+			}
 		}
 		for g, target := range targets {
 			if m.Stopped {

@@ -113,7 +113,7 @@ func (d *draft) putToSleep(m *model, r *member, in inputs) {
 // for it again where somebody else had taken that.
 func (d *draft) callOff(m *model, r *member) {
 	if calledOff(m.Model, m.target.Replicas, r.Replica, d.view.StayingOf(nil, m.Name)) {
-		m.rescale(m.target.Replicas+1, r.Name.Variant)
+		m.more(m.target.Replicas+1, r.Name.Variant, recalls(r.Replica)...)
 	}
 	d.happens(r, state.EventServing, "", func(c *state.Move) { c.Kept = true })
 }
@@ -123,6 +123,14 @@ func (d *draft) callOff(m *model, r *member) {
 // replicas are those of the model that count.
 func calledOff(m *state.Model, target int, r *state.Replica, counting []*state.Replica) bool {
 	return len(counting) >= target && !m.Stopped && (r.MakesRoomFor != "" || target == 0)
+}
+
+// recalls returns for what displaced replicas come back first, as one stays HOT after all.
+func recalls(r *state.Replica) []state.Until {
+	if r.MakesRoomFor != "" {
+		return []state.Until{state.UntilRoom, state.UntilAsked}
+	}
+	return []state.Until{state.UntilAsked, state.UntilRoom}
 }
 
 // lost says why the weights of a member that sleeps are lost for sure, empty where they

@@ -50,7 +50,7 @@ func TestTierWorldTriesEveryRule(t *testing.T) {
 	for _, kind := range []string{
 		planner.KindEvict, planner.KindEvictWarm, planner.KindCalledOff, planner.KindAsleep, planner.KindWake, planner.KindAwake, planner.KindSleepFailed,
 		planner.KindWakeFailed, planner.KindMemoryHeld, planner.KindCannotSleep, planner.KindIdle, planner.KindPruned, planner.KindLostWarm, planner.KindSpill,
-		planner.KindLeavePool, planner.KindDemand, planner.KindWaitsForRoom, planner.KindGPUOutOfUse, planner.KindMoveAway,
+		planner.KindLeavePool, planner.KindDemand, planner.KindReturn, planner.KindWaitsForRoom, planner.KindGPUOutOfUse, planner.KindMoveAway,
 	} {
 		require.NotZero(t, seen[kind], kind)
 	}

@@ -32,8 +32,8 @@ type Observation struct {
 	// GatewaysSince is the latest start of any live gateway: a request before it may be
 	// unknown. Zero where there is none.
 	GatewaysSince time.Time
-	// Demand are the models that clients asked for and that had no replica to serve,
-	// with the newest such request.
+	// Demand are the models that clients asked for and that had no replica to serve, or none
+	// that was free, with the newest such request.
 	Demand map[string]time.Time
 }
 
@@ -195,6 +195,7 @@ const (
 	KindSpill        = "spill"          // was placed in an external pool
 	KindLeavePool    = "leave-pool"     // leaves an external pool
 	KindDedicated    = "dedicated"      // the calendar changes the dedicated set
-	KindDemand       = "demand"         // was asked for and had no replicas
+	KindDemand       = "demand"         // was asked for and had no replicas, or fewer than it should have
+	KindReturn       = "return"         // was displaced, and there is room again
 	KindWaitsForRoom = "waits-for-room" // its room is being made
 )

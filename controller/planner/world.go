@@ -45,6 +45,8 @@ type model struct {
 	versions state.Versions
 	// unplaceable is why no place was found for a replica in this plan.
 	unplaceable string
+	// active is the part of its scale that is not displaced.
+	active state.Shares
 	// scaled: the plan changes its scale. rolledBack: the plan returns it to its stable
 	// version, and does no more for it.
 	scaled, rolledBack bool
@@ -81,6 +83,7 @@ const (
 	following phase = iota // the statuses of replicas follow what is observed
 	pruning                // idle ones are looked for
 	scaling                // the model comes nearer to its number and its definitions
+	returning              // its displaced replicas come back
 	phases
 )
 
@@ -264,7 +267,7 @@ func sameJob(was *Job, jobs map[string]Job, name string) bool {
 func (d *draft) model(row *state.Model, old *model) *model {
 	v := d.view
 	m := &model{Model: row, row: row, versions: v.Versions(nil, row.Name), limits: d.limitsOf(row.Name)}
-	m.target, m.dedicated = m.Target(m.limits), m.Dedicated || m.limits.Dedicated > 0
+	m.target, m.active, m.dedicated = m.Target(m.limits), m.Active(), m.Dedicated || m.limits.Dedicated > 0
 	m.frozen = m.Management == state.ManagementDisabled || m.limits.ScalingDisabled
 	rows := v.ReplicasOf(nil, m.Name)
 	m.members = make([]*member, 0, len(rows))

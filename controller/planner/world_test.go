@@ -199,7 +199,7 @@ func (w *world) history() string {
 		out += fmt.Sprintf("%s %s->%q version %d on %s %v canary %v failures %d job %d\n", r.Name, r.Status, r.Goal, r.Version, r.Placement.Node, r.Placement.Seats, r.Canary, r.Failures, r.JobIndex)
 	}
 	for _, m := range w.view().Models(nil) {
-		out += fmt.Sprintf("%s desired %s stopped %v\n", m.Name, m.Desired, m.Stopped)
+		out += fmt.Sprintf("%s desired %s displaced %v stopped %v\n", m.Name, m.Desired, m.Displaced, m.Stopped)
 		for v, r := range m.Rollouts {
 			out += fmt.Sprintf("  rollout of %s: %s %d\n", v, r.Status, r.Version)
 		}
@@ -813,7 +813,7 @@ func (w *world) check(before, after *state.View, o planner.Observation, p *state
 			continue
 		}
 		most := after.Target(nil, m).Replicas
-		capped := most < m.Desired.Total()
+		capped := most < m.Active().Total()
 		if capped && len(targets) > 1 { // which of its variants give way is the planner's choice
 			all := m.Name + " in all"
 			for g, target := range targets {
@@ -890,9 +890,12 @@ func (w *world) enabled(before, after *state.View, o planner.Observation, p *sta
 // targetsOf returns how many replicas there should be in each group of a model, where no
 // ceiling keeps it from having them.
 func targetsOf(v *state.View, m *state.Model) map[string]int {
-	desired := m.Desired
-	if target := v.Target(nil, m).Replicas; target > desired.Total() {
-		desired = m.Resized(target, "")
+	desired := m.Active()
+	if more := v.Target(nil, m).Replicas - desired.Total(); more > 0 {
+		floor := *m
+		floor.Displaced = m.Recall(more, "", state.UntilAsked, state.UntilRoom)
+		desired = floor.Active()
+		desired = m.With(desired, v.Target(nil, m).Replicas-desired.Total(), "")
 	}
 	shared, _ := desired.Of("")
 	targets := map[string]int{m.Name: shared}

@@ -171,7 +171,7 @@ func compare(v *state.View, old *state.Model, m state.Model, again bool) api.App
 		a.ModifyIndex, a.Version = old.ModifyIndex, old.Version
 		a.Unchanged = old.Hash == m.Hash && !old.Stopped
 		if !m.Rescales(old) {
-			m.Desired = old.Desired
+			m.Desired, m.Displaced = old.Desired, old.Displaced
 		}
 		a.Warnings = append(a.Warnings, overridden(v, old, &m)...)
 	}

@@ -33,6 +33,20 @@ func limitsOf(l state.Limits) api.Limits {
 		ScaleToZeroDelay: api.Duration(l.ScaleToZeroDelay), KeepLastReplica: l.KeepLast}
 }
 
+func sharesOf(s state.Shares) []api.Share {
+	return list(s, func(s state.Share) api.Share { return api.Share(s) })
+}
+
+func displacedOf(d state.Displaced) (out api.Displaced) {
+	if d.UntilRoom != nil {
+		out.UntilRoom = sharesOf(d.UntilRoom)
+	}
+	if d.UntilAsked != nil {
+		out.UntilAsked = sharesOf(d.UntilAsked)
+	}
+	return out
+}
+
 func modelOf(m *state.Model, l state.Limits) api.Model {
 	target := m.Target(l)
 	out := api.Model{
@@ -40,7 +54,7 @@ func modelOf(m *state.Model, l state.Limits) api.Model {
 		Dedicated: m.Dedicated, DedicatedNow: m.Dedicated || l.Dedicated > 0, Failover: m.Failover, Management: string(m.Management), KeepWarm: m.KeepWarm,
 		Continuation: m.Continuation, Surge: m.Surge(), MinAvailable: m.MinAvailable(target.Replicas), IdleWarm: api.Duration(m.IdleWarm), IdleCold: api.Duration(m.IdleCold), Hash: m.Hash,
 		Version: m.Version, StableVersion: m.StableVersion, Stopped: m.Stopped,
-		Desired: list(m.Desired, func(s state.Share) api.Share { return api.Share(s) }), Replicas: m.Desired.Total(), Target: target.Replicas, Bound: string(target.Bound),
+		Desired: sharesOf(m.Desired), Displaced: displacedOf(m.Displaced), Replicas: m.Desired.Total(), Target: target.Replicas, Bound: string(target.Bound),
 		CreateIndex: m.CreateIndex, ModifyIndex: m.ModifyIndex,
 	}
 	for name, r := range m.Rollouts {

@@ -149,7 +149,7 @@ func (s *Server) scaled(name, variant string, changed bool) (answer, error) {
 		}
 	}
 	if variant != "" && !m.Stopped {
-		out.Target, _ = m.Desired.Of(variant)
+		out.Target, _ = m.Active().Of(variant)
 	}
 	return answer{value: out}, nil
 }

@@ -110,7 +110,7 @@ func (s *Server) scalePool(rq *request, v *state.View) (answer, error) {
 		}
 	}
 	if !m.Stopped {
-		out.Target = m.Desired.In(pool)
+		out.Target = m.Active().In(pool)
 	}
 	out.Replicas = outcomes(there, "")
 	return answer{value: out}, nil

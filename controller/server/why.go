@@ -67,6 +67,9 @@ func why(v *state.View, ws memdb.WatchSet, m *state.Model, rs []*state.Replica, 
 	if d := v.Dedicated(ws); d != nil && d.Models[m.Name] > 0 {
 		say("Dedicated with at least %s, set by %s.", plural(d.Models[m.Name], "replica"), sourceOf(d))
 	}
+	if room, asked := m.Displaced.UntilRoom.Total(), m.Displaced.UntilAsked.Total(); room+asked > 0 {
+		say("%s were asked for: %s.", plural(m.Desired.Total(), "replica"), displacedText(room, asked))
+	}
 	if m.Target(limits).Bound == state.BoundCap {
 		say("Capped at %s by switch %s.", plural(target, "replica"), cappedBy(v, ws, m.Name, target))
 	}
@@ -82,6 +85,22 @@ func why(v *state.View, ws memdb.WatchSet, m *state.Model, rs []*state.Replica, 
 		say("Last decision, %s: %s.", ds[0].Kind, strings.TrimSuffix(ds[0].Reason, "."))
 	}
 	return strings.Join(out, " ")
+}
+
+// displacedText says what displaced replicas come back for, as "1 comes back when there is room".
+func displacedText(room, asked int) string {
+	var parts []string
+	say := func(n int, when string) {
+		switch {
+		case n == 1:
+			parts = append(parts, "1 comes back "+when)
+		case n > 1:
+			parts = append(parts, fmt.Sprintf("%d come back %s", n, when))
+		}
+	}
+	say(room, "when there is room or clients wait")
+	say(asked, "when clients wait")
+	return strings.Join(parts, ", ")
 }
 
 // outOfUse returns why a replica that stays should leave its GPUs, empty if it should not.

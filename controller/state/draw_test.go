@@ -132,6 +132,11 @@ func drawCommand(t *rapid.T, v *state.View) any {
 				Pool: pick([]string{"", "", "pool0", "pool1"}).Draw(t, "pool"), Variant: pick([]string{"", "v", "v", "w"}).Draw(t, "variant"), Replicas: between(-1, 9).Draw(t, "share") * 2 / 3,
 			})
 		}
+		if len(c.Desired) > 0 && between(0, 3).Draw(t, "displaces") == 0 {
+			one := pick(c.Desired).Draw(t, "displaced")
+			one.Replicas = between(0, 4).Draw(t, "displaced replicas")
+			c.Displaced = pick([]state.Displaced{{UntilRoom: state.Shares{one}}, {UntilAsked: state.Shares{one}}}).Draw(t, "until")
+		}
 		return c
 	}
 	// drawRequest draws a request for another scale, mostly a possible one.

@@ -13,8 +13,9 @@ import (
 // rests already stays as it is, and what cannot go there is refused where it is named
 // and left alone where its model is.
 //
-// The model should then have as many replicas less as counted and go, but never less than
-// Min; a stopped model keeps its scale. What is on its way out already stays as it is.
+// As many of the model's replicas as counted and go are displaced until clients wait, but never
+// so many that fewer than Min are left; a stopped model keeps its scale. What is on its way out
+// already stays as it is.
 //
 // It is refused for a dedicated model, below Min, and where management is disabled,
 // unless Force is set. Forced below Min, what goes is placed anew. To WARM it is refused below
@@ -123,9 +124,10 @@ func (t *txn) without(m *Model, going []*Replica) (less *Model, short int) {
 	if m.Stopped {
 		return &l, 0
 	}
-	of, total := m.Desired.cells(), m.Desired.Total()
+	active := m.Active()
+	of, total := active.cells(), active.Total()
 	shareOf := func(r *Replica) cell {
-		if _, own := m.Desired.Of(r.Name.Variant); own {
+		if _, own := active.Of(r.Name.Variant); own {
 			return cell{t.poolOf(r), r.Name.Variant}
 		}
 		return cell{t.poolOf(r), ""}
@@ -139,7 +141,7 @@ func (t *txn) without(m *Model, going []*Replica) (less *Model, short int) {
 			continue
 		}
 		c := shareOf(r)
-		pools := m.Desired.ownFirst()
+		pools := active.ownFirst()
 		if n := of[c]; n > 0 && running[c] <= n {
 			pools = []string{c.pool}
 		}
@@ -153,7 +155,7 @@ func (t *txn) without(m *Model, going []*Replica) (less *Model, short int) {
 			total--
 		}
 	}
-	l.Desired = m.shares(of)
+	l.Displaced = m.displacedBeyond(active.cells(), of, UntilAsked)
 	return &l, short
 }
 
@@ -179,7 +181,8 @@ func (t *txn) mayEvict(m, less *Model, short int) string {
 }
 
 func belowMin(m, less *Model, short int) string {
-	return fmt.Sprintf("the target is %d replicas, and %d fewer would be below min, which is %d", m.Desired.Total(), m.Desired.Total()-less.Desired.Total()+short, m.Min)
+	target := m.Active().Total()
+	return fmt.Sprintf("the target is %d replicas, and %d fewer would be below min, which is %d", target, target-less.Active().Total()+short, m.Min)
 }
 
 // send puts a replica on its way out, or to sleep.

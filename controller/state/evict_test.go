@@ -61,7 +61,7 @@ func TestEvictFromEveryStatus(t *testing.T) {
 				if before.Resting() {
 					want = 1 // It was no part of the scale.
 				}
-				require.Equal(t, want, l.model("m").Desired.Total())
+				require.Equal(t, want, l.model("m").Active().Total())
 				require.False(t, l.apply(c).Changed, "it is on its way out already")
 			})
 		}
@@ -75,7 +75,7 @@ func TestEvictFromEveryStatus(t *testing.T) {
 				require.Nil(t, res.Err)
 				require.False(t, res.Changed)
 			}
-			require.Equal(t, 1, l.model("m").Desired.Total())
+			require.Equal(t, 1, l.model("m").Active().Total())
 		})
 	}
 	require.Len(t, paths, 11, "all stages were tried")
@@ -136,10 +136,12 @@ func TestEvict(t *testing.T) {
 			}
 			require.Nil(t, res.Err)
 			require.True(t, res.Changed)
-			require.Equal(t, tt.after, text(m.Desired))
+			require.Equal(t, tt.after, text(m.Active()))
+			require.Equal(t, before.Desired, m.Desired, "what was asked for stays")
+			require.Empty(t, m.Displaced.UntilRoom, "an operator sent it away: it does not come back by itself")
 			require.Len(t, l.store.View().StayingOf(nil, "m"), tt.staying)
 			require.Len(t, l.store.View().ReplicasOf(nil, "m"), len(replicas), "what goes holds its seats until its job has ended")
-			if text(m.Desired) == text(before.Desired) {
+			if text(m.Active()) == text(before.Active()) {
 				require.Equal(t, before.ModifyIndex, m.ModifyIndex)
 			} else {
 				require.Equal(t, l.index, m.ModifyIndex)
@@ -148,7 +150,7 @@ func TestEvict(t *testing.T) {
 	}
 }
 
-// TestEvictFromAPool makes the share of the pool smaller where no other replica is there for it.
+// TestEvictFromAPool displaces one of the pool where no other replica is there for it.
 func TestEvictFromAPool(t *testing.T) {
 	l := newLog(t)
 	own, east := node("own", 2, 2, 10), node("east", 2, 2, 10)
@@ -156,11 +158,11 @@ func TestEvictFromAPool(t *testing.T) {
 	l.must(&state.UpsertModel{Model: model("m", func(m *state.Model) { m.Desired = state.Any(4) })}, &state.UpsertNodes{Nodes: []state.Node{own, east}}, pool("east", 1))
 	l.must(l.plan(place("m", "0", "own", 0, 0, 1), place("m", "1", "own", 1, 0, 1), place("m", "2", "east", 0, 0, 1), place("m", "3", "east", 1, 0, 1)))
 	l.must(evict("m:v:0", ""))
-	require.Equal(t, "2 @east=1", text(l.model("m").Desired), "it was none of them")
+	require.Equal(t, "2 @east=1", text(l.model("m").Active()), "it was none of them")
 	l.must(evict("m:v:2", ""))
-	require.Equal(t, "1 @east=1", text(l.model("m").Desired), "there is another one")
+	require.Equal(t, "1 @east=1", text(l.model("m").Active()), "there is another one")
 	l.must(evict("m:v:3", ""))
-	require.Equal(t, "1", text(l.model("m").Desired))
+	require.Equal(t, "1", text(l.model("m").Active()))
 }
 
 // TestEvictedOneCannotBePlacedAnewByAnOlderPlan: the model has changed.

@@ -37,7 +37,7 @@ func TestEvictToWarmFromEveryStatus(t *testing.T) {
 				require.Equal(t, state.StatusDraining, r.Status)
 				require.Equal(t, state.GoalWarm, r.Goal)
 				require.Equal(t, later, r.Since)
-				require.Equal(t, 0, l.model("m").Desired.Total())
+				require.Equal(t, 0, l.model("m").Active().Total())
 				require.False(t, l.apply(evict("m:v:1", "", toWarm)).Changed, "it is on its way already")
 				return
 			}
@@ -56,7 +56,7 @@ func TestEvictToWarmFromEveryStatus(t *testing.T) {
 			require.Nil(t, res.Err, "with its model, it is left alone")
 			require.False(t, res.Changed)
 			require.Equal(t, before, l.replica(name("m", "1")))
-			require.Equal(t, 1, l.model("m").Desired.Total())
+			require.Equal(t, 1, l.model("m").Active().Total())
 		})
 	}
 }
@@ -80,7 +80,7 @@ func TestEvictAModelToWarm(t *testing.T) {
 	l := start(1)
 	l.must(evict("", "m", toWarm))
 	require.Equal(t, []state.Goal{state.GoalWarm, state.GoalRun, state.GoalWarm}, []state.Goal{l.replica(name("m", "0")).Goal, l.replica(name("m", "1")).Goal, l.replica(name("m", "2")).Goal})
-	require.Equal(t, 1, l.model("m").Desired.Total())
+	require.Equal(t, 1, l.model("m").Active().Total())
 
 	l = start(2)
 	require.ErrorContains(t, l.apply(evict("", "m", toWarm)).Err, "the target is 2 replicas, and 1 fewer would be below min, which is 2")
@@ -89,12 +89,12 @@ func TestEvictAModelToWarm(t *testing.T) {
 	require.ErrorContains(t, res.Err, "would be below min, which is 2: a replica that goes WARM would serve again at once: lower min in the model file, or evict it to COLD")
 	require.Equal(t, state.StatusServing, l.replica(name("m", "0")).Status)
 	l.must(evict("", "m", force))
-	require.Equal(t, 2, l.model("m").Desired.Total())
+	require.Equal(t, 2, l.model("m").Active().Total())
 
 	// What is WARM is no part of the scale: sending it on is no matter of the minimum.
 	l = start(2)
 	l.must(evict("m:v:2", "", func(c *state.Evict) { c.To = state.GoalCold }))
-	require.Equal(t, 2, l.model("m").Desired.Total())
+	require.Equal(t, 2, l.model("m").Active().Total())
 	require.Equal(t, state.StatusDiscarding, l.replica(name("m", "2")).Status)
 }
 

@@ -7,7 +7,7 @@ import (
 )
 
 // Limits are what the dedicated set and the switches say of a model's scale. They bound how
-// many replicas run, and never change Model.Desired.
+// many replicas run, and change neither Model.Desired nor Model.Displaced.
 type Limits struct {
 	// Dedicated is how many replicas the model has at least, by the dedicated set.
 	Dedicated int
@@ -59,6 +59,7 @@ const (
 	BoundStopped   Bound = "stopped"
 	BoundMin       Bound = "min"       // of the model's file
 	BoundDedicated Bound = "dedicated" // the dedicated set
+	BoundDisplaced Bound = "displaced" // Model.Displaced
 	BoundMax       Bound = "max"       // of the model's file
 	BoundCap       Bound = "cap"       // the switch
 )
@@ -70,13 +71,16 @@ type Target struct {
 	Bound Bound
 }
 
-// Target returns how many replicas of m should run now: what Desired is together, not below
+// Target returns how many replicas of m should run now: what is active of Desired, not below
 // the floors and, before all, not above the ceilings.
 func (m *Model) Target(l Limits) Target {
 	if m.Stopped {
 		return Target{Bound: BoundStopped}
 	}
-	t := Target{Replicas: m.Desired.Total()}
+	t := Target{Replicas: m.Active().Total()}
+	if t.Replicas < m.Desired.Total() {
+		t.Bound = BoundDisplaced
+	}
 	floor := func(n int, by Bound) {
 		if t.Replicas < n {
 			t = Target{n, by}
@@ -94,6 +98,9 @@ func (m *Model) Target(l Limits) Target {
 	ceiling(m.Max, BoundMax)
 	if l.Cap != nil {
 		ceiling(*l.Cap, BoundCap)
+	}
+	if t.Replicas == m.Desired.Total() {
+		t.Bound = BoundNone
 	}
 	return t
 }

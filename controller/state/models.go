@@ -82,7 +82,9 @@ func (t *txn) newVersion(m, old *Model, at time.Time) {
 	m.CreateIndex, m.ScaledAt, m.Replacements, m.EvictedFor, m.NoSleep = old.CreateIndex, old.ScaledAt, old.Replacements, old.EvictedFor, old.NoSleep
 	file := m.Desired.Total()
 	m.Desired = m.shares(old.Desired.cells())
+	m.Displaced = old.Displaced.within(m.Desired)
 	if m.Rescales(old) {
+		m.Displaced = Displaced{}
 		m.Desired = m.withTotal(file)
 		if m.wants() < old.wants() {
 			m.ScaledAt = at
@@ -243,7 +245,7 @@ func (m *Model) faults() []error {
 			bad("variant %q: hash is empty", v.Name)
 		}
 	}
-	return append(errs, m.shareErrors(m.Desired)...)
+	return append(errs, m.shareErrors("desired", m.Desired)...)
 }
 
 // maxReach is on how many GPUs an engine has seats at most: more are in no node's clique.

@@ -78,13 +78,15 @@ func TestPlanDoesEverything(t *testing.T) {
 func TestPlannedScale(t *testing.T) {
 	any4 := state.Scale{Desired: state.Any(4)}
 	for _, tt := range []struct {
-		name    string
-		edit    func(*state.Model)
-		first   []any
-		scale   state.Scale
-		want    string
-		refused error
-		text    string
+		name  string
+		edit  func(*state.Model)
+		first []any
+		scale state.Scale
+		want  string
+		// displaced is how many of them are not to run.
+		displaced int
+		refused   error
+		text      string
 	}{
 		{name: "down", scale: state.Scale{Desired: state.Any(2)}, want: "2"},
 		{name: "up", scale: state.Scale{Desired: state.Any(9)}, want: "9"},
@@ -93,6 +95,9 @@ func TestPlannedScale(t *testing.T) {
 		{name: "as it is", scale: state.Scale{Desired: state.Any(5)}, want: "5"},
 		{name: "below its minimum", scale: state.Scale{}, refused: state.ErrBadRequest, text: "replicas is 0 (0): must be 1 to 10, the model's min and max"},
 		{name: "above its maximum", scale: state.Scale{Desired: state.Any(11)}, refused: state.ErrBadRequest, text: "1 to 10"},
+		{name: "displaced", scale: state.Scale{Desired: state.Any(5), Displaced: state.Displaced{UntilRoom: state.Any(2), UntilAsked: state.Any(3)}}, want: "5", displaced: 5},
+		{name: "more displaced than desired", scale: state.Scale{Desired: state.Any(4), Displaced: state.Displaced{UntilRoom: state.Any(2), UntilAsked: state.Any(3)}}, refused: state.ErrBadRequest,
+			text: "displaced is 2 until there is room and 3 until clients wait: must be a part of desired, which is 4"},
 		{name: "stale", scale: state.Scale{Desired: state.Any(4), ModifyIndex: 99}, refused: state.ErrConflict, text: "not 99"},
 		{name: "unknown", scale: state.Scale{Model: "x", Desired: state.Any(4)}, refused: state.ErrNotFound, text: `"x"`},
 		{name: "disabled", edit: func(m *state.Model) { m.Management = state.ManagementDisabled }, scale: any4, refused: state.ErrForbidden, text: "disabled"},
@@ -125,7 +130,8 @@ func TestPlannedScale(t *testing.T) {
 			}
 			require.Nil(t, res.Err)
 			require.Equal(t, tt.want, text(l.model("m").Desired))
-			require.Equal(t, text(before.Desired) != tt.want, res.Changed)
+			require.Equal(t, text(before.Desired) != tt.want || tt.displaced > 0, res.Changed)
+			require.Equal(t, tt.displaced, l.model("m").Displaced.Total())
 			require.Zero(t, l.model("m").ScaledAt, "that is for operators")
 			checkModel(t, l.model("m"))
 		})

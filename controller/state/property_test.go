@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -305,6 +306,16 @@ func checkModel(t require.TestingT, m *state.Model) {
 		sum += m.Desired.In(pool)
 	}
 	require.Equal(t, m.Desired.Total(), sum)
+	active := m.Active()
+	require.Equal(t, m.Desired.Total(), active.Total()+m.Displaced.Total(), "model %q: %s is displaced of %s", m.Name, m.Displaced, m.Desired)
+	for _, share := range slices.Concat(m.Displaced.UntilRoom, m.Displaced.UntilAsked) {
+		require.Positive(t, share.Replicas)
+	}
+	for _, share := range m.Desired {
+		has, own := active.Of(share.Variant)
+		asked, wasOwn := m.Desired.Of(share.Variant)
+		require.True(t, own == wasOwn && has <= asked, "model %q: %s of %s", m.Name, active, m.Desired)
+	}
 	if target := m.Target(state.Limits{}); m.Stopped {
 		require.Equal(t, state.Target{Bound: state.BoundStopped}, target)
 	} else {
@@ -336,6 +347,7 @@ func checkEffect(t require.TestingT, c any, before, after *state.View) {
 		checkScale(t, c, before, after)
 	case *state.Scale:
 		require.Equal(t, c.Desired.Total(), after.Model(nil, c.Model).Desired.Total())
+		require.Equal(t, c.Displaced, after.Model(nil, c.Model).Displaced)
 		require.Equal(t, c.Stopped, after.Model(nil, c.Model).Stopped)
 	case *state.SetDedicated:
 		checkDedicated(t, c, before, after)
@@ -392,7 +404,8 @@ func checkEffect(t require.TestingT, c any, before, after *state.View) {
 			}
 		}
 		old, m := before.Model(nil, model), after.Model(nil, model)
-		is, was := m.Desired.Total(), old.Desired.Total()
+		require.Equal(t, old.Desired, m.Desired)
+		is, was := m.Active().Total(), old.Active().Total()
 		require.True(t, is <= was && is >= was-going, "what rests is no part of the scale")
 	}
 }
@@ -425,7 +438,9 @@ func checkScale(t require.TestingT, r *state.ScaleRequest, before, after *state.
 			is, own := m.Desired.Of(variant)
 			require.True(t, own)
 			require.Equal(t, n, is)
-			if had, set := old.Desired.Of(variant); set && r.Origin == state.OriginAutoscaler && old.Management == state.ManagementUpscaling {
+			runs, _ := m.Active().Of(variant)
+			require.Equal(t, n, runs)
+			if had, set := old.Active().Of(variant); set && r.Origin == state.OriginAutoscaler && old.Management == state.ManagementUpscaling {
 				require.GreaterOrEqual(t, n, had)
 			}
 		}
@@ -447,6 +462,7 @@ func checkScale(t require.TestingT, r *state.ScaleRequest, before, after *state.
 		}
 	case r.Replicas != nil:
 		require.Equal(t, *r.Replicas, m.Desired.Total())
+		require.True(t, m.Displaced.IsZero(), "all are to run that were asked for")
 		for _, share := range m.Desired {
 			require.Empty(t, share.Variant)
 		}

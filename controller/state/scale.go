@@ -56,15 +56,18 @@ func (r *ScaleRequest) Resolve(v *View) (*Scale, *Error) {
 	if err := r.check(m); err != nil {
 		return nil, err
 	}
-	c := &Scale{Model: m.Name, Desired: m.Desired, Stopped: m.Stopped, Origin: r.Origin, Time: r.Time, ModifyIndex: m.ModifyIndex}
+	c := &Scale{Model: m.Name, Desired: m.Desired, Displaced: m.Displaced, Stopped: m.Stopped, Origin: r.Origin, Time: r.Time, ModifyIndex: m.ModifyIndex}
 	switch {
 	case r.Variants != nil:
 		c.Desired = m.withVariants(r.Variants, v.StayingOf(nil, m.Name))
+		c.Displaced = m.Displaced.without(func(s Share) bool { _, named := r.Variants[s.Variant]; return named })
 	case r.Pool != "":
 		c.Desired = m.withPool(r.Pool, *r.Replicas)
+		c.Displaced = m.Displaced.without(func(s Share) bool { return s.Pool == r.Pool })
 	case r.Replicas != nil:
-		c.Desired = m.withTotal(*r.Replicas)
+		c.Desired, c.Displaced = m.withTotal(*r.Replicas), Displaced{}
 	}
+	c.Displaced = c.Displaced.within(c.Desired)
 	if r.Stopped != nil {
 		c.Stopped = *r.Stopped
 	}
@@ -106,16 +109,18 @@ func (r *ScaleRequest) check(m *Model) *Error {
 }
 
 // Scale changes how many replicas a model should have, or stops or starts it. It is the only
-// command that does, but for a model file and an eviction.
+// command that does, but for a model file and an eviction. The planner displaces replicas by
+// it, and lets them come back.
 //
 // It is refused where the model's management, a switch or its bounds do not allow it; see
 // mayScale.
 type Scale struct {
 	Model string
-	// Desired is the whole scale.
-	Desired Shares
-	Stopped bool `json:",omitempty"`
-	Origin  Origin
+	// Desired, Displaced and Stopped are the whole scale.
+	Desired   Shares
+	Displaced Displaced `json:",omitzero"`
+	Stopped   bool      `json:",omitempty"`
+	Origin    Origin
 	// ModifyIndex is that of the model from which Desired was made.
 	ModifyIndex uint64
 	// Time is when it was decided, see Model.ScaledAt.
@@ -130,7 +135,10 @@ func (c *Scale) apply(t *txn) *Error {
 	if old == nil {
 		return notFound(c.Model, "model %q does not exist", c.Model)
 	}
-	errs := append(old.shareErrors(c.Desired), checkTime("time", &c.Time))
+	errs := append(old.shareErrors("desired", c.Desired), checkTime("time", &c.Time))
+	if within := c.Displaced.within(old.shares(c.Desired.cells())); !within.equal(c.Displaced) {
+		errs = append(errs, fmt.Errorf("displaced is %s until there is room and %s until clients wait: must be a part of desired, which is %s", c.Displaced.UntilRoom, c.Displaced.UntilAsked, c.Desired))
+	}
 	if !slices.Contains([]Origin{OriginOperator, OriginAutoscaler, OriginController}, c.Origin) {
 		errs = append(errs, fmt.Errorf("origin is %q: must be %s, %s or %s", c.Origin, OriginOperator, OriginAutoscaler, OriginController))
 	}
@@ -144,7 +152,7 @@ func (c *Scale) apply(t *txn) *Error {
 		}
 	}
 	m := *old
-	m.Desired, m.Stopped = old.shares(c.Desired.cells()), c.Stopped
+	m.Desired, m.Displaced, m.Stopped = old.shares(c.Desired.cells()), c.Displaced, c.Stopped
 	if m.sameScale(old) {
 		return nil
 	}
@@ -162,14 +170,15 @@ func (c *Scale) apply(t *txn) *Error {
 // mayScale returns why origin may not change the scale of old to that of m. All rules of who
 // may scale what are here. The replicas are those of the model that count.
 func (m *Model) mayScale(old *Model, origin Origin, l Limits, replicas []*Replica) *Error {
-	is, was := m.Desired.Total(), old.Desired.Total()
+	before := old.Active()
+	is, was := m.Active().Total(), before.Total()
 	no := func(format string, args ...any) *Error {
 		return refuse(CodeForbidden, m.Name, "model %q: "+format, append([]any{m.Name}, args...)...)
 	}
 	// Stopping is for people, and always possible for them.
-	rescaled := !slices.Equal(m.Desired, old.Desired)
-	if rescaled && is != was && (is < m.Min || is > m.Max) {
-		return badRequest(m.Name, "model %q: replicas is %d (%s): must be %d to %d, the model's min and max", m.Name, is, m.Desired, m.Min, m.Max)
+	rescaled := !slices.Equal(m.Desired, old.Desired) || !m.Displaced.equal(old.Displaced)
+	if all := m.Desired.Total(); all != old.Desired.Total() && (all < m.Min || all > m.Max) {
+		return badRequest(m.Name, "model %q: replicas is %d (%s): must be %d to %d, the model's min and max", m.Name, all, m.Desired, m.Min, m.Max)
 	}
 	if rescaled && m.Management == ManagementDisabled {
 		return no("scaling is disabled (management = \"disabled\" in the model file)")
@@ -203,8 +212,8 @@ func (m *Model) mayScale(old *Model, origin Origin, l Limits, replicas []*Replic
 	}
 	for i := range m.Variants {
 		name := m.Variants[i].Name
-		if n, own := m.Desired.Of(name); own && n < old.numberOf(name, replicas) {
-			return no("the autoscaler cannot scale it down to %d of variant %q, which has %d (management = \"upscaling\" in the model file)", n, name, old.numberOf(name, replicas))
+		if n, own := m.Desired.Of(name); own && n < old.numberOf(before, name, replicas) {
+			return no("the autoscaler cannot scale it down to %d of variant %q, which has %d (management = \"upscaling\" in the model file)", n, name, old.numberOf(before, name, replicas))
 		}
 	}
 	return nil
@@ -234,5 +243,5 @@ func (m *Model) variantNames() string {
 }
 
 func (m *Model) sameScale(old *Model) bool {
-	return m.Stopped == old.Stopped && slices.Equal(m.Desired, old.Desired)
+	return m.Stopped == old.Stopped && slices.Equal(m.Desired, old.Desired) && m.Displaced.equal(old.Displaced)
 }

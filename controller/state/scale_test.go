@@ -378,7 +378,18 @@ func TestResized(t *testing.T) {
 		l.must(&state.UpsertModel{Model: three()})
 		l.must(tt.before...)
 		m := l.model("m")
-		require.Equal(t, sorted(tt.after), sorted(text(m.Resized(tt.total, tt.variant))), "%s to %d of %s", text(m.Desired), tt.total, tt.variant)
+		after, more := m.Desired, tt.total-m.Desired.Total()
+		if more > 0 {
+			after = m.With(m.Desired, more, tt.variant)
+		} else {
+			m.Displaced = m.Displace(-more, tt.variant, state.UntilRoom)
+			after = m.Active()
+			require.Equal(t, -more, m.Displaced.Total()+max(0, -tt.total))
+			m.Displaced = m.Recall(-more, tt.variant, state.UntilAsked, state.UntilRoom)
+			require.Equal(t, m.Desired, m.Active())
+			require.True(t, m.Displaced.IsZero())
+		}
+		require.Equal(t, sorted(tt.after), sorted(text(after)), "%s to %d of %s", text(m.Desired), tt.total, tt.variant)
 	}
 }
 

@@ -136,8 +136,12 @@ func (m *Model) shares(of map[cell]int) Shares {
 			out = append(out, Share{Pool: c.pool, Variant: c.variant, Replicas: n})
 		}
 	}
-	slices.SortFunc(out, func(a, b Share) int { return cmp.Or(cmp.Compare(a.Pool, b.Pool), cmp.Compare(a.Variant, b.Variant)) })
+	sortShares(out)
 	return out
+}
+
+func sortShares(s Shares) {
+	slices.SortFunc(s, func(a, b Share) int { return cmp.Or(cmp.Compare(a.Pool, b.Pool), cmp.Compare(a.Variant, b.Variant)) })
 }
 
 // take lowers the numbers of cells by n together, those of the first pools and variants
@@ -173,18 +177,14 @@ func (m *Model) anyFirst() []string {
 	return variants
 }
 
-// Resized returns Desired with another total, because a replica of the variant comes or goes.
-// More are of the variant, or of any where it has no share of its own. Fewer are of it first
-// and then of the others; what is in external pools goes last.
-func (m *Model) Resized(total int, variant string) Shares {
-	of := m.Desired.cells()
-	if _, own := m.Desired.Of(variant); !own {
+// With returns shares of m with n more replicas in the own pool: of the variant, or of any where
+// it has no share of its own.
+func (m *Model) With(s Shares, n int, variant string) Shares {
+	of := s.cells()
+	if _, own := s.Of(variant); !own {
 		variant = ""
 	}
-	more := max(total, 0) - m.Desired.Total()
-	of[cell{"", variant}] += max(more, 0)
-	less := take(of, -more, m.Desired.ownFirst(), []string{variant})
-	take(of, less, m.Desired.ownFirst(), m.anyFirst())
+	of[cell{"", variant}] += max(n, 0)
 	return m.shares(of)
 }
 
@@ -214,7 +214,7 @@ func (m *Model) withVariants(numbers map[string]int, replicas []*Replica) Shares
 		of := next.Desired.cells()
 		if _, own := next.Desired.Of(name); !own {
 			// They become its own where they are.
-			had := next.numberOf(name, replicas)
+			had := next.numberOf(next.Desired, name, replicas)
 			for _, pool := range append([]string{""}, next.Desired.External()...) {
 				less := min(of[cell{pool, ""}], had)
 				had -= less
@@ -255,18 +255,18 @@ func (m *Model) withPool(pool string, n int) Shares {
 	return m.shares(of)
 }
 
-// numberOf returns how many of Desired are the variant's: those of its own or, where it has
-// none, what it has of those that the variants without a share of their own divide. That is
-// all where it is the only one, and else its replicas, without those that a rollout has added.
-// The replicas are those of the model that count.
-func (m *Model) numberOf(variant string, replicas []*Replica) int {
-	if n, own := m.Desired.Of(variant); own {
+// numberOf returns how many of the shares s of m are the variant's: those of its own or, where
+// it has none, what it has of those that the variants without a share of their own divide. That
+// is all where it is the only one, and else its replicas, without those that a rollout has
+// added. The replicas are those of the model that count.
+func (m *Model) numberOf(s Shares, variant string, replicas []*Replica) int {
+	if n, own := s.Of(variant); own {
 		return n
 	}
-	shared, _ := m.Desired.Of("")
+	shared, _ := s.Of("")
 	others := 0
 	for i := range m.Variants {
-		if _, own := m.Desired.Of(m.Variants[i].Name); !own && m.Variants[i].Name != variant {
+		if _, own := s.Of(m.Variants[i].Name); !own && m.Variants[i].Name != variant {
 			others++
 		}
 	}
@@ -275,7 +275,7 @@ func (m *Model) numberOf(variant string, replicas []*Replica) int {
 	}
 	running, all := 0, 0
 	for _, r := range replicas {
-		if _, own := m.Desired.Of(r.Name.Variant); own {
+		if _, own := s.Of(r.Name.Variant); own {
 			continue
 		}
 		all++
@@ -292,13 +292,13 @@ func (m *Model) numberOf(variant string, replicas []*Replica) int {
 // maxShare is the highest number in a share. It keeps sums from overflowing.
 const maxShare = 1 << 20
 
-// shareErrors returns what is wrong with shares of m.
-func (m *Model) shareErrors(s Shares) []error {
+// shareErrors returns what is wrong with shares of m, which are in that field.
+func (m *Model) shareErrors(field string, s Shares) []error {
 	var errs []error
 	seen := map[cell]bool{}
 	for i, one := range s {
 		at := func(format string, args ...any) error {
-			return fmt.Errorf("desired[%d]: "+format, append([]any{i}, args...)...)
+			return fmt.Errorf("%s[%d]: "+format, append([]any{field, i}, args...)...)
 		}
 		if one.Replicas < 0 || one.Replicas > maxShare {
 			errs = append(errs, at("replicas is %d: must be 0 to %d", one.Replicas, maxShare))

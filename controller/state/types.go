@@ -51,15 +51,17 @@ type Model struct {
 	// is the one that a rollout falls back on: the last one whose rollout has finished, or
 	// that needed none.
 	Version, StableVersion int
-	// Desired is how many replicas should run, and where, as it was asked for last. Target
-	// bounds it. In a model file it is what a new model begins with.
-	Desired Shares `json:",omitempty"`
+	// Desired is how many replicas should run, and where, as people or autoscalers asked for
+	// last. In a model file it is what a new model begins with. Displaced is the part of it
+	// that is not to run for now, and Target bounds the rest.
+	Desired   Shares    `json:",omitempty"`
+	Displaced Displaced `json:",omitzero"`
 	// Unplaceable is why the planner finds no place for a replica that is missing; nil where
 	// none is missing, or one is on its way. It does not count as a change of the row.
 	Unplaceable *Unplaceable `json:",omitempty"`
 	// Stopped: it should have no replicas, whatever else is said.
 	Stopped bool
-	// ScaledAt is when an operator last lowered Desired, by scaling, stopping or evicting. What
+	// ScaledAt is when an operator last lowered the scale, by scaling, stopping or evicting. What
 	// clients asked for before that does not count as demand.
 	ScaledAt time.Time `json:",omitzero"`
 	// Rollouts, by variant, are of the variants whose definition has changed while

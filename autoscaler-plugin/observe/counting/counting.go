@@ -35,7 +35,7 @@ func Of(st *api.ModelStatus, there map[string]int) map[string]int {
 	for name := range out {
 		ordered, alone := st.Model.Own(name)
 		_, known := cost[name]
-		if !alone || !known || st.Model.Stopped || st.Model.Bound != "" {
+		if !alone || !known || st.Model.Stopped || st.Model.Bound != "" && st.Model.Bound != "displaced" {
 			shared = append(shared, name)
 			continue
 		}

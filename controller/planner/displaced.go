@@ -1,0 +1,113 @@
+package planner
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+
+	"remuda/controller/state"
+)
+
+// rescale gives the model another scale in this plan.
+func (m *model) rescale(change func(*state.Model)) {
+	next := *m.Model
+	change(&next)
+	m.Model, m.scaled = &next, true
+	m.target, m.active = next.Target(m.limits), next.Active()
+	m.moved()
+}
+
+// scaleOf returns the command that gives a model the scale that it has in a plan.
+func scaleOf(m *state.Model) state.Scale {
+	return state.Scale{Model: m.Name, Desired: m.Desired, Displaced: m.Displaced, Stopped: m.Stopped, Origin: state.OriginController, ModifyIndex: m.ModifyIndex}
+}
+
+// fewer displaces replicas until n are left, those of the variant first, but not below Min. A
+// target that a ceiling keeps lower is not raised, nor one that a floor keeps higher lowered.
+func (m *model) fewer(n int, variant string, until state.Until) {
+	n = max(n, m.Min)
+	has := m.active.Total()
+	if m.Management == state.ManagementDisabled || n >= m.target.Replicas || n >= has {
+		return
+	}
+	m.rescale(func(next *state.Model) { next.Displaced = m.Displace(has-n, variant, until) })
+}
+
+// more lets displaced replicas come back until there are n, those first that are displaced for
+// the first reason, and of them the variant's. Where so many were not asked for, the model
+// should have them from now on. It has never more than Max.
+func (m *model) more(n int, variant string, order ...state.Until) {
+	n = min(n, m.Max)
+	has := m.active.Total()
+	if m.Management == state.ManagementDisabled || n <= m.target.Replicas || n <= has {
+		return
+	}
+	m.rescale(func(next *state.Model) {
+		next.Displaced = m.Recall(n-has, variant, order...)
+		if short := n - next.Active().Total(); short > 0 {
+			next.Desired = next.With(next.Desired, short, m.shareOf(variant))
+		}
+	})
+}
+
+// displace counts a replica that the planner evicts for another model as displaced, unless it is
+// more than there should be, or the model is at its floor.
+func (d *draft) displace(m *model, r *member) {
+	counting := 0
+	for _, o := range m.members {
+		if o.counts() {
+			counting++
+		}
+	}
+	n, _ := m.active.Of(m.shareOf(r.Name.Variant))
+	if counting > m.target.Replicas || m.target.Replicas <= m.floor() || n == 0 {
+		return
+	}
+	m.fewer(m.target.Replicas-1, r.Name.Variant, state.UntilRoom)
+}
+
+// returns lets replicas that were displaced for room come back where there is some now: nothing
+// is evicted for them and no place is kept. They come after all replicas that are missing.
+func (d *draft) returns() {
+	for m := range d.moving(returning) {
+		if m.rolledBack || m.frozen || m.Stopped || m.Displaced.UntilRoom.Total() == 0 || d.losers[m.Name] {
+			continue
+		}
+		d.stir() // room comes from others
+		if slices.ContainsFunc(m.members, func(r *member) bool { return r.counts() && !d.serves(r) }) {
+			continue // one after the other
+		}
+		for _, share := range m.Displaced.UntilRoom {
+			if d.comesBack(m, share) {
+				break
+			}
+		}
+	}
+}
+
+// comesBack lets one replica of a displaced share come back if there is room.
+func (d *draft) comesBack(m *model, share state.Share) bool {
+	if share.Pool != "" || !d.open("") {
+		return false // what is expected in an external pool is not displaced by the planner
+	}
+	next := *m.Model
+	next.Displaced = m.Recall(1, share.Variant, state.UntilRoom)
+	if next.Target(m.limits).Replicas <= m.target.Replicas {
+		return false // something else keeps it at its number
+	}
+	for _, g := range m.groups() {
+		if g.share != share.Variant || len(g.members) != g.target {
+			continue
+		}
+		o, _ := d.best(g, d.free)
+		if o == nil {
+			return false
+		}
+		m.rescale(func(now *state.Model) { now.Displaced = next.Displaced })
+		s := d.taken(g, o)
+		d.decide(KindReturn, m.Name, s.replica.name, fmt.Sprintf("there is room again: back to %d of %d replicas", m.target.Replicas, m.Desired.Total()),
+			inputs{"replicas": strconv.Itoa(m.Desired.Total()), "target": strconv.Itoa(m.target.Replicas), "displaced": strconv.Itoa(m.Displaced.Total())})
+		return true
+	}
+	return false
+}
