@@ -17,11 +17,6 @@ func (m *model) rescale(change func(*state.Model)) {
 	m.moved()
 }
 
-// scaleOf returns the command that gives a model the scale that it has in a plan.
-func scaleOf(m *state.Model) state.Scale {
-	return state.Scale{Model: m.Name, Desired: m.Desired, Displaced: m.Displaced, Stopped: m.Stopped, Origin: state.OriginController, ModifyIndex: m.ModifyIndex}
-}
-
 // fewer displaces replicas until n are left, those of the variant first, but not below Min. A
 // target that a ceiling keeps lower is not raised, nor one that a floor keeps higher lowered.
 func (m *model) fewer(n int, variant string, until state.Until) {

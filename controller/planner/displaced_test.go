@@ -70,12 +70,18 @@ func TestIdleReplicasComeBackWhenClientsWait(t *testing.T) {
 // TestAnIdleModelDoesNotComeBackForRoom: the last one that serves is idle, too.
 func TestAnIdleModelDoesNotComeBackForRoom(t *testing.T) {
 	t.Parallel()
-	w := sleepy(t, 2, 0)
-	w.now = w.now.Add(w.conf.MinAge)
+	w := fresh(t)
+	w.addNodes(node("n0", 2))
+	a := model("a", 2, variant("v", "a1", whole))
+	a.IdleWarm = time.Hour
+	w.model(a)
+	w.quiet()
+	w.later(30 * time.Minute)
 	w.model(model("b", 1, variant("v", "b1", whole)))
 	w.quiet()
+	require.Equal(t, 1, w.stages("b")["serving"])
 	require.Equal(t, state.Displaced{UntilRoom: state.Any(1)}, w.view().Model(nil, "a").Displaced)
-	w.later(20 * time.Minute)
+	w.later(time.Hour)
 	require.Equal(t, state.Displaced{UntilAsked: state.Any(2)}, w.view().Model(nil, "a").Displaced)
 	w.scaleOf("b", 0)
 	w.quiet()

@@ -22,7 +22,7 @@ var allRules = planner.Rules{Plan: planner.Plan, Actions: planner.Actions, After
 func (w *world) foresee(b planner.Bounds, asked ...any) planner.Foresight {
 	fork := w.store.Fork()
 	for _, c := range asked {
-		if r, ok := c.(*state.ScaleRequest); ok {
+		if r, ok := c.(state.Proposal); ok {
 			resolved, err := r.Resolve(fork.View())
 			require.Nil(w.t, err)
 			c = resolved
@@ -76,7 +76,7 @@ func TestForesee(t *testing.T) {
 		}},
 		{"a WARM one is woken", func() *world {
 			w := idle(t, nil, node("n0", 1))
-			w.must(&state.Evict{Model: "a", To: state.GoalWarm, Force: true, Time: w.now})
+			w.must(&state.EvictRequest{Model: "a", To: state.GoalWarm, Force: true, Time: w.now})
 			w.quiet()
 			return w
 		}, []any{scale("a", 1)}, []string{

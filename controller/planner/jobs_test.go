@@ -203,7 +203,7 @@ func TestMeddling(t *testing.T) {
 func TestEvict(t *testing.T) {
 	t.Parallel()
 	w := deployed(t, 3, "n0")
-	w.must(&state.Evict{Model: "m", To: state.GoalCold, Time: w.now})
+	w.must(&state.EvictRequest{Model: "m", To: state.GoalCold, Time: w.now})
 	w.turns(8)
 	cold := w.view().ReplicasOf(nil, "m")
 	require.Len(t, cold, 1, "one memory is enough for a node")

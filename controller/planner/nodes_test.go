@@ -76,7 +76,7 @@ func TestNodes(t *testing.T) {
 		w := deployed(t, 1, "n0")
 		r := w.only(withStatus(state.StatusServing))
 		w.requests[r.Name.String()] = []time.Time{w.now.Add(time.Hour)}
-		w.must(&state.Evict{Replica: r.Name.String(), To: state.GoalWarm, Time: w.now})
+		w.must(&state.EvictRequest{Replica: r.Name.String(), To: state.GoalWarm, Time: w.now})
 		require.Nil(t, w.lastPlan(), "it waits for its requests")
 		w.must(&state.ScaleRequest{Model: "m", Stopped: new(true), Origin: state.OriginOperator})
 		w.plan(false)

@@ -99,7 +99,7 @@ func (e *ending) asleep() {
 				own.more(own.target.Replicas+1, r.Name.Variant, recalls(r)...)
 			}
 			if own.scaled {
-				e.plan.Scales = append(e.plan.Scales, scaleOf(own.Model))
+				e.plan.Scales = append(e.plan.Scales, *state.ScaleOf(own.Model))
 			}
 		}
 		e.happens(state.EventServing, "")

@@ -449,7 +449,7 @@ func TestRestOnAGPUOutOfUse(t *testing.T) {
 	t.Parallel()
 	asleep := func(t *testing.T) *world {
 		w := idle(t, nil, node("n0", 1))
-		w.must(&state.Evict{Model: "a", To: state.GoalWarm, Time: w.now})
+		w.must(&state.EvictRequest{Model: "a", To: state.GoalWarm, Time: w.now})
 		w.quiet()
 		require.Equal(t, map[string]int{"warm": 1}, w.stages("a"))
 		return w
@@ -467,7 +467,7 @@ func TestRestOnAGPUOutOfUse(t *testing.T) {
 		t.Parallel()
 		w := idle(t, nil, node("n0", 1))
 		w.requests[w.oneOf("a", state.StatusServing).Name.String()] = []time.Time{w.now.Add(5 * tick)}
-		w.must(&state.Evict{Model: "a", To: state.GoalWarm, Time: w.now})
+		w.must(&state.EvictRequest{Model: "a", To: state.GoalWarm, Time: w.now})
 		w.cordon("n0-GPU0", true)
 		w.quiet()
 		require.Equal(t, map[string]int{"cold": 1}, w.stages("a"))

@@ -69,7 +69,7 @@ func TestUnplaceable(t *testing.T) {
 			w.model(two("m", 2))
 			w.quiet()
 			w.later(time.Hour)
-			w.must(&state.Evict{Model: "m", To: state.GoalWarm, Time: w.now})
+			w.must(&state.EvictRequest{Model: "m", To: state.GoalWarm, Time: w.now})
 			w.quiet()
 			require.Equal(t, map[string]int{"warm": 2}, w.stages("m"))
 			return w
@@ -79,7 +79,7 @@ func TestUnplaceable(t *testing.T) {
 			w.model(two("m", 2))
 			w.quiet()
 			w.later(time.Hour)
-			w.must(&state.Evict{Model: "m", To: state.GoalWarm, Time: w.now})
+			w.must(&state.EvictRequest{Model: "m", To: state.GoalWarm, Time: w.now})
 			require.Equal(t, map[string]int{"draining": 2}, w.stages("m"))
 			return w
 		}, nil},

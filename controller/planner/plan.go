@@ -110,7 +110,7 @@ func (d *draft) reportUnplaceable() {
 func (d *draft) finished() *state.Plan {
 	for _, m := range d.models {
 		if m.scaled && !m.rolledBack { // its stable version may have other bounds
-			d.plan.Scales = append(d.plan.Scales, scaleOf(m.Model))
+			d.plan.Scales = append(d.plan.Scales, *state.ScaleOf(m.Model))
 		}
 	}
 	if d.size() == 0 {

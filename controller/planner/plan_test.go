@@ -128,7 +128,7 @@ func TestDeploy(t *testing.T) {
 		w.turns(8)
 		other := w.only(func(o *state.Replica) bool { return o.Name != r.Name })
 		require.Equal(t, "n1", other.Placement.Node)
-		w.must(&state.Evict{Replica: other.Name.String(), To: state.GoalCold, Time: w.now})
+		w.must(&state.EvictRequest{Replica: other.Name.String(), To: state.GoalCold, Time: w.now})
 		w.turns(8)
 		require.Equal(t, state.Cold, w.view().Replica(nil, other.Name.String()).Tier())
 		w.setNode("n0", func(n *state.Node) { n.Ready = true })

@@ -150,7 +150,7 @@ func TestWarmBeatsFree(t *testing.T) {
 	t.Parallel()
 	w := idle(t, nil, node("n0", 1), node("n1", 1))
 	r := w.oneOf("a", state.StatusServing)
-	w.must(&state.Evict{Replica: r.Name.String(), To: state.GoalWarm, Time: w.now})
+	w.must(&state.EvictRequest{Replica: r.Name.String(), To: state.GoalWarm, Time: w.now})
 	w.quiet()
 	require.Equal(t, map[string]int{"warm": 1}, w.stages("a"))
 	require.Zero(t, w.replicas("a"))
@@ -165,7 +165,7 @@ func TestWarmAndFullAgainstColdAndFree(t *testing.T) {
 	t.Parallel()
 	warm := func(t *testing.T) *world {
 		w := idle(t, nil, node("n0", 1))
-		w.must(&state.Evict{Model: "a", To: state.GoalWarm, Time: w.now})
+		w.must(&state.EvictRequest{Model: "a", To: state.GoalWarm, Time: w.now})
 		w.quiet()
 		w.model(model("b", 1, variant("v", "b1", whole)))
 		w.quiet()
@@ -346,7 +346,7 @@ func TestSiblingSurvivesATargetedEvict(t *testing.T) {
 			t.Parallel()
 			w := deployed(t, 2, "n0")
 			rs := w.view().ReplicasOf(nil, "m")
-			w.must(&state.Evict{Replica: rs[0].Name.String(), To: to, Time: w.now})
+			w.must(&state.EvictRequest{Replica: rs[0].Name.String(), To: to, Time: w.now})
 			for range 10 {
 				w.round()
 				w.step()
@@ -390,7 +390,7 @@ func TestExplicitEvictOfAPinnedReplicaNeedsForce(t *testing.T) {
 	t.Parallel()
 	w := idle(t, func(m *state.Model) { m.Dedicated = true }, node("n0", 1))
 	r := w.oneOf("a", state.StatusServing)
-	e := &state.Evict{Replica: r.Name.String(), To: state.GoalWarm, Time: w.now}
+	e := &state.EvictRequest{Replica: r.Name.String(), To: state.GoalWarm, Time: w.now}
 	require.ErrorContains(t, w.apply(e).Err, "force")
 	e.Force = true
 	w.must(e)

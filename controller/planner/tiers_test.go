@@ -76,12 +76,12 @@ func TestWarmBudget(t *testing.T) {
 		w := idle(t, nil, n)
 		w.model(model("c", 1, variant("v", "c1", whole)))
 		w.quiet()
-		w.must(&state.Evict{Model: "a", To: state.GoalWarm, Time: w.now})
+		w.must(&state.EvictRequest{Model: "a", To: state.GoalWarm, Time: w.now})
 		w.quiet()
 		require.Equal(t, map[string]int{"warm": 1}, w.stages("a"))
 		w.now = w.now.Add(time.Hour)
 		w.last[w.oneOf("c", state.StatusServing).Name.String()] = w.now.Add(-used)
-		w.must(&state.Evict{Model: "c", To: state.GoalWarm, Time: w.now})
+		w.must(&state.EvictRequest{Model: "c", To: state.GoalWarm, Time: w.now})
 		w.quiet()
 		return w
 	}
@@ -114,7 +114,7 @@ func TestWakeOnAnotherGPU(t *testing.T) {
 	w.later(time.Hour)
 	slept := w.oneOf("a", state.StatusServing)
 	require.Len(t, slept.Placement.Seats, 2)
-	w.must(&state.Evict{Model: "a", To: state.GoalWarm, Time: w.now})
+	w.must(&state.EvictRequest{Model: "a", To: state.GoalWarm, Time: w.now})
 	w.quiet()
 	gpu := ""
 	for u := range slept.Placement.Memory {
@@ -168,7 +168,7 @@ func TestRequestMidEvict(t *testing.T) {
 		w := idle(t, nil, node("n0", 1))
 		name := w.oneOf("a", state.StatusServing).Name
 		w.requests[name.String()] = []time.Time{w.now.Add(10 * tick)}
-		w.must(&state.Evict{Model: "a", To: state.GoalWarm, Time: w.now})
+		w.must(&state.EvictRequest{Model: "a", To: state.GoalWarm, Time: w.now})
 		w.round()
 		w.demand["a"] = w.now.Add(time.Millisecond)
 		w.plan(false)
@@ -182,7 +182,7 @@ func TestRequestMidEvict(t *testing.T) {
 		t.Parallel()
 		w := idle(t, nil, node("n0", 1))
 		name := w.oneOf("a", state.StatusServing).Name
-		w.must(&state.Evict{Model: "a", To: state.GoalWarm, Time: w.now})
+		w.must(&state.EvictRequest{Model: "a", To: state.GoalWarm, Time: w.now})
 		w.plan(false)
 		w.oneOf("a", state.StatusSleeping)
 		w.demand["a"] = w.now.Add(time.Millisecond)
@@ -276,7 +276,7 @@ func TestOutcomesOfAWake(t *testing.T) {
 			t.Parallel()
 			w := idle(t, nil, node("n0", 1), node("n1", 1))
 			first := w.oneOf("a", state.StatusServing)
-			w.must(&state.Evict{Model: "a", To: state.GoalWarm, Time: w.now})
+			w.must(&state.EvictRequest{Model: "a", To: state.GoalWarm, Time: w.now})
 			w.quiet()
 			w.outcome = func(planner.Kind, *state.Replica) planner.OutcomeClass { return class }
 			w.scaleOf("a", 1)
@@ -325,7 +325,7 @@ func TestLostWarmProcess(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := idle(t, nil, node("n0", 1))
-			w.must(&state.Evict{Model: "a", To: state.GoalWarm, Time: w.now})
+			w.must(&state.EvictRequest{Model: "a", To: state.GoalWarm, Time: w.now})
 			w.quiet()
 			r := w.oneOf("a", state.StatusWarm)
 			registered := w.registered
@@ -343,7 +343,7 @@ func TestLostWarmProcess(t *testing.T) {
 	t.Run("that Nomad cannot be asked loses nothing", func(t *testing.T) {
 		t.Parallel()
 		w := idle(t, nil, node("n0", 1))
-		w.must(&state.Evict{Model: "a", To: state.GoalWarm, Time: w.now})
+		w.must(&state.EvictRequest{Model: "a", To: state.GoalWarm, Time: w.now})
 		w.quiet()
 		w.nomadOut = true
 		w.nomad = map[string]*job{}
@@ -382,7 +382,7 @@ func TestNothingGoesWarmInAnOutage(t *testing.T) {
 		t.Parallel()
 		w := idle(t, nil, node("n0", 1))
 		w.nomadOut = true
-		w.must(&state.Evict{Model: "a", To: state.GoalWarm, Time: w.now})
+		w.must(&state.EvictRequest{Model: "a", To: state.GoalWarm, Time: w.now})
 		w.quiet()
 		require.Equal(t, map[string]int{"draining": 1}, w.stages("a"), "it may still be called off")
 		w.nomadOut = false
@@ -392,7 +392,7 @@ func TestNothingGoesWarmInAnOutage(t *testing.T) {
 	t.Run("a sleep and a wake", func(t *testing.T) {
 		t.Parallel()
 		w := idle(t, nil, node("n0", 1))
-		w.must(&state.Evict{Model: "a", To: state.GoalWarm, Time: w.now})
+		w.must(&state.EvictRequest{Model: "a", To: state.GoalWarm, Time: w.now})
 		w.plan(false)
 		w.oneOf("a", state.StatusSleeping)
 		w.nomadOut = true
@@ -455,7 +455,7 @@ func TestRestingReplicasThatNobodyWants(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := idle(t, nil, node("n0", 1))
-			w.must(&state.Evict{Model: "a", To: state.GoalWarm, Time: w.now})
+			w.must(&state.EvictRequest{Model: "a", To: state.GoalWarm, Time: w.now})
 			w.quiet()
 			require.Equal(t, map[string]int{"warm": 1}, w.stages("a"))
 			test.change(w)

@@ -146,7 +146,7 @@ func (w *world) disturbTiers(hashes *int) {
 		delete(w.demand, name)
 	case 5, 6, 7:
 		if len(rs) > 0 {
-			e := &state.Evict{Replica: rs[w.rand.IntN(len(rs))].Name.String(), To: state.GoalWarm, Force: w.rand.IntN(2) == 0, Time: w.now}
+			e := &state.EvictRequest{Replica: rs[w.rand.IntN(len(rs))].Name.String(), To: state.GoalWarm, Force: w.rand.IntN(2) == 0, Time: w.now}
 			w.log("evict %s to WARM: %v", e.Replica, w.apply(e).Err)
 		}
 	case 8:

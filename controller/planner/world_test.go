@@ -105,9 +105,9 @@ func newWorld(t require.TestingT, r *rand.Rand) *world {
 	return w
 }
 
-// apply applies a command, or what a *state.ScaleRequest comes to.
+// apply applies a command, or what a state.Proposal comes to.
 func (w *world) apply(c any) state.Result {
-	if r, ok := c.(*state.ScaleRequest); ok {
+	if r, ok := c.(state.Proposal); ok {
 		resolved, err := r.Resolve(w.view())
 		if err != nil {
 			return state.Result{Err: err}

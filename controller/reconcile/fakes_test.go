@@ -140,9 +140,9 @@ func (r *fakeRaft) put(c state.Command) (state.Result, error) {
 	return res, nil
 }
 
-// resolved returns the command that a *state.ScaleRequest comes to, and others as they are.
+// resolved returns the command that a state.Proposal comes to, and others as they are.
 func resolved(v *state.View, c any) state.Command {
-	if r, ok := c.(*state.ScaleRequest); ok {
+	if r, ok := c.(state.Proposal); ok {
 		scale, err := r.Resolve(v)
 		if err != nil {
 			panic(err)
@@ -152,7 +152,7 @@ func resolved(v *state.View, c any) state.Command {
 	return c.(state.Command)
 }
 
-// must applies a command of somebody else's, or what a *state.ScaleRequest comes to.
+// must applies a command of somebody else's, or what a state.Proposal comes to.
 func (r *fakeRaft) must(c any) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

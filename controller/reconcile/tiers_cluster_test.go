@@ -111,7 +111,7 @@ func (c *tiered) becomes(stages ...string) {
 
 func (c *tiered) evict(to state.Goal) {
 	c.t.Helper()
-	c.apply(&state.Evict{Replica: c.name, To: to, Time: time.Now()})
+	c.apply(&state.EvictRequest{Replica: c.name, To: to, Time: time.Now()})
 }
 
 // restart has another controller lead, with what the first has written.

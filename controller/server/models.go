@@ -97,7 +97,7 @@ func (s *Server) setStopped(rq *request, v *state.View, stopped bool) (answer, e
 	if stopped {
 		kind, verb = "stop", "stopped"
 	}
-	res, err := s.scale(rq, &state.ScaleRequest{Model: name, Stopped: &stopped, Origin: state.OriginOperator, Time: s.cfg.Now()},
+	res, err := s.propose(rq, &state.ScaleRequest{Model: name, Stopped: &stopped, Origin: state.OriginOperator, Time: s.cfg.Now()},
 		state.Decision{Model: name, Kind: kind, Reason: fmt.Sprintf("%s %s the model", by(rq.token), verb)})
 	if err != nil {
 		return answer{}, err

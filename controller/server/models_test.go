@@ -256,7 +256,10 @@ func TestEvict(t *testing.T) {
 	require.Equal(t, api.Eviction{Name: placed.String(), Node: "n1", From: "HOT", FreedGPUs: 1, FreedBytes: 10 * gib}, got.Replicas[1])
 	status, _, err := c.Model(t.Context(), "m", api.QueryOptions{})
 	require.NoError(t, err)
-	require.Zero(t, status.Model.Replicas)
+	require.Zero(t, status.Model.Target)
+	require.Equal(t, "displaced", status.Model.Bound)
+	require.Equal(t, status.Model.Desired, status.Model.Displaced.UntilAsked, "what was asked for stays")
+	require.Contains(t, status.StatusDescription, "when clients wait")
 	require.Equal(t, "evict", status.Decisions[0].Kind)
 
 	_, err = c.ApplyModels(t.Context(), api.ApplyRequest{Files: modelFile(file("pinned", "management =", "dedicated = true\n  management ="))})

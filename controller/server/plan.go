@@ -69,6 +69,16 @@ func always(c state.Command) change {
 	return func(*state.View) (state.Command, error) { return c, nil }
 }
 
+func resolving(p state.Proposal) change {
+	return func(v *state.View) (state.Command, error) {
+		c, err := p.Resolve(v)
+		if err != nil {
+			return nil, err
+		}
+		return c, nil
+	}
+}
+
 // hypothesis returns what is to be tried, one after the other.
 func (s *Server) hypothesis(rq *request, body api.PlanRequest, v *state.View) ([]change, error) {
 	var changes []change
@@ -90,14 +100,7 @@ func (s *Server) hypothesis(rq *request, body api.PlanRequest, v *state.View) ([
 	}
 	for _, name := range slices.Sorted(maps.Keys(body.Scale)) {
 		n := body.Scale[name]
-		ask := &state.ScaleRequest{Model: name, Replicas: &n, Origin: state.OriginOperator, Time: now}
-		changes = append(changes, func(v *state.View) (state.Command, error) {
-			c, err := ask.Resolve(v)
-			if err != nil {
-				return nil, err
-			}
-			return c, nil
-		})
+		changes = append(changes, resolving(&state.ScaleRequest{Model: name, Replicas: &n, Origin: state.OriginOperator, Time: now}))
 	}
 	if e := body.Evict; e != nil {
 		if (e.Replica == "") == (e.Model == "") {
@@ -107,7 +110,7 @@ func (s *Server) hypothesis(rq *request, body api.PlanRequest, v *state.View) ([
 		if err != nil {
 			return nil, err
 		}
-		changes = append(changes, always(&state.Evict{Replica: e.Replica, Model: e.Model, To: to, Force: e.Force, Time: now}))
+		changes = append(changes, resolving(&state.EvictRequest{Replica: e.Replica, Model: e.Model, To: to, Force: e.Force, Time: now}))
 	}
 	return changes, nil
 }

@@ -87,7 +87,7 @@ func (s *Server) scalePool(rq *request, v *state.View) (answer, error) {
 	}
 	was := before.Desired.In(pool)
 	ask := &state.ScaleRequest{Model: name, Pool: pool, Replicas: &body.Replicas, Origin: state.OriginOperator, ModifyIndex: body.CAS, Time: s.cfg.Now()}
-	res, err := s.scale(rq, ask, state.Decision{Model: name, Kind: "scale",
+	res, err := s.propose(rq, ask, state.Decision{Model: name, Kind: "scale",
 		Reason:  fmt.Sprintf("%s asked for %s in pool %q (was %d)", by(rq.token), plural(body.Replicas, "replica"), pool, was),
 		Details: map[string]string{"asked": strconv.Itoa(body.Replicas), "before": strconv.Itoa(was), "pool": pool}})
 	if err != nil {

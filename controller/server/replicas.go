@@ -69,7 +69,7 @@ func (s *Server) evict(rq *request, v *state.View) (answer, error) {
 	if body.Replica != "" {
 		what = "replica " + body.Replica
 	}
-	if _, err := s.decide(rq, &state.Evict{Replica: body.Replica, Model: body.Model, To: to, Force: body.Force, Time: s.cfg.Now()},
+	if _, err := s.propose(rq, &state.EvictRequest{Replica: body.Replica, Model: body.Model, To: to, Force: body.Force, Time: s.cfg.Now()},
 		state.Decision{Model: model, Replica: body.Replica, Kind: "evict", Reason: fmt.Sprintf("%s evicted %s", by(rq.token), what),
 			Details: map[string]string{"to": string(to), "force": strconv.FormatBool(body.Force)}}); err != nil {
 		return answer{}, err

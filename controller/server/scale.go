@@ -57,20 +57,22 @@ func (b *scaleBody) request(model string, from state.Origin, at time.Time) (*sta
 	return r, plural(*b.Replicas, "replica") + " of the model"
 }
 
-// scale carries a request out, as one decision. Where the model changes meanwhile, the request
-// is resolved anew, unless the caller has named the model's index.
-func (s *Server) scale(rq *request, r *state.ScaleRequest, d state.Decision) (state.Result, error) {
+// propose carries a proposal out, as one decision. Where what it was made from changes meanwhile,
+// it is resolved anew.
+func (s *Server) propose(rq *request, p state.Proposal, d state.Decision) (state.Result, error) {
 	for try := 1; ; try++ {
 		v := s.cfg.Raft.Store().View()
-		cmd, refused := r.Resolve(v)
+		cmd, refused := p.Resolve(v)
 		if refused != nil {
 			return state.Result{}, refused
 		}
-		if err := s.mayScaleToZero(v, cmd); err != nil {
-			return state.Result{}, err
+		if scale, ok := p.(*state.ScaleRequest); ok {
+			if err := s.mayScaleToZero(v, scale, cmd); err != nil {
+				return state.Result{}, err
+			}
 		}
 		res, err := s.decide(rq, cmd, d)
-		if !errors.Is(err, state.ErrConflict) || r.ModifyIndex != nil || try == applyTries {
+		if !errors.Is(err, state.ErrConflict) || try == applyTries {
 			return res, err
 		}
 	}
@@ -79,9 +81,10 @@ func (s *Server) scale(rq *request, r *state.ScaleRequest, d state.Decision) (st
 // mayScaleToZero returns why the autoscaler may not take a model's last replica: it must have
 // been idle for as long as the switch scale-to-zero-delay says. Where it is not known since when
 // it is idle, it counts as busy. The state knows no requests, so this rule is not there.
-func (s *Server) mayScaleToZero(v *state.View, c *state.Scale) error {
-	m, l := v.Model(nil, c.Model), v.Limits(nil)(c.Model)
-	if c.Origin != state.OriginAutoscaler || c.Desired.Total() > 0 || l.ScaleToZeroDelay == 0 || m.Target(l).Replicas == 0 {
+func (s *Server) mayScaleToZero(v *state.View, r *state.ScaleRequest, cmd state.Command) error {
+	m, l := v.Model(nil, r.Model), v.Limits(nil)(r.Model)
+	c, ok := cmd.(*state.Scale)
+	if r.Origin != state.OriginAutoscaler || !ok || c.Desired.Total() > 0 || l.ScaleToZeroDelay == 0 || m.Target(l).Replicas == 0 {
 		return nil
 	}
 	now := s.cfg.Now()
@@ -134,7 +137,7 @@ func (s *Server) scaleModel(rq *request, v *state.View) (answer, error) {
 	if rq.token == nil && from == state.OriginAutoscaler {
 		who = "the autoscaler"
 	}
-	res, err := s.scale(rq, ask, state.Decision{Model: name, Kind: "scale", Details: in,
+	res, err := s.propose(rq, ask, state.Decision{Model: name, Kind: "scale", Details: in,
 		Reason: fmt.Sprintf("%s asked for %s (was %d)%s", who, what, was, body.says())})
 	if err != nil {
 		return answer{}, err

@@ -6,8 +6,8 @@ import (
 	"fmt"
 )
 
-// Type is a command's first byte in the Raft log. Types are never reused: 6, 10, 17, 21 and
-// 22 are retired.
+// Type is a command's first byte in the Raft log. Types are never reused: 6, 10, 15, 17, 21
+// and 22 are retired.
 type Type byte
 
 // The types of commands.
@@ -24,7 +24,6 @@ const (
 	TypeUpsertToken  Type = 12
 	TypeDeleteToken  Type = 13
 	TypeUpsertModels Type = 14
-	TypeEvict        Type = 15
 	TypeDecided      Type = 16
 	TypeSetDedicated Type = 18
 	TypeSetSchedule  Type = 19
@@ -133,7 +132,6 @@ var commands = map[Type]func() Command{
 	TypeUpsertToken:  func() Command { return new(UpsertToken) },
 	TypeDeleteToken:  func() Command { return new(DeleteToken) },
 	TypeUpsertModels: func() Command { return new(UpsertModels) },
-	TypeEvict:        func() Command { return new(Evict) },
 	TypeDecided:      func() Command { return new(Decided) },
 	TypeSetDedicated: func() Command { return new(SetDedicated) },
 	TypeSetSchedule:  func() Command { return new(SetSchedule) },

@@ -112,7 +112,7 @@ func TestDedicatedByTheSetIsNotEvicted(t *testing.T) {
 	l := walk(t, state.StatusServing)
 	l.must(dedicate(counts{"m": 1}))
 	for _, to := range []state.Goal{state.GoalGone, state.GoalCold, state.GoalWarm} {
-		require.ErrorContains(t, l.apply(evict("m:v:1", "", func(c *state.Evict) { c.To = to })).Err, "is dedicated")
+		require.ErrorContains(t, l.apply(evict("m:v:1", "", func(c *state.EvictRequest) { c.To = to })).Err, "is dedicated")
 	}
 	under := l.move(name("m", "1"), state.EventDrain, state.GoalWarm)
 	under.MakesRoomFor = ptr("other")
@@ -122,7 +122,7 @@ func TestDedicatedByTheSetIsNotEvicted(t *testing.T) {
 	require.Empty(t, l.replica(name("m", "1")).MakesRoomFor)
 
 	// Whatever lowers its scale, the set holds.
-	l.must(&state.Plan{ID: "p", Scales: []state.Scale{{Model: "m", ModifyIndex: l.model("m").ModifyIndex, Origin: state.OriginController}}})
+	l.must(&state.Plan{ID: "p", Scales: []state.Scale{{Model: "m", ModifyIndex: l.model("m").ModifyIndex}}})
 	require.Equal(t, state.Target{Replicas: 1, Bound: state.BoundDedicated}, l.store.View().Target(nil, l.model("m")))
 	l.must(replicas(1), by(state.OriginAutoscaler, replicas(0)))
 	require.Equal(t, state.Target{Replicas: 1, Bound: state.BoundDedicated}, l.store.View().Target(nil, l.model("m")))

@@ -123,7 +123,7 @@ func drawCommand(t *rapid.T, v *state.View) any {
 	}
 	// drawScale draws whole shares, also impossible ones.
 	drawScale := func() state.Scale {
-		c := state.Scale{Model: ids("m", 2).Draw(t, "model"), Origin: pick([]state.Origin{state.OriginOperator, state.OriginAutoscaler, state.OriginController}).Draw(t, "origin"), Time: now}
+		c := state.Scale{Model: ids("m", 2).Draw(t, "model"), ScaledAt: pick([]time.Time{{}, now}).Draw(t, "scaled at")}
 		if m := v.Model(nil, c.Model); m != nil {
 			c.ModifyIndex, c.Stopped = index(m.ModifyIndex), m.Stopped
 		}
@@ -206,7 +206,7 @@ func drawCommand(t *rapid.T, v *state.View) any {
 	case 1:
 		return &state.DeleteModel{Model: ids("m", 2).Draw(t, "model")}
 	case 28, 29:
-		c := &state.Evict{To: pick([]state.Goal{state.GoalGone, state.GoalCold, state.GoalWarm, state.GoalWarm}).Draw(t, "to"), Force: rapid.Bool().Draw(t, "force"), Time: now}
+		c := &state.EvictRequest{To: pick([]state.Goal{state.GoalGone, state.GoalCold, state.GoalWarm, state.GoalWarm}).Draw(t, "to"), Force: rapid.Bool().Draw(t, "force"), Time: now}
 		if rs := v.Replicas(nil); len(rs) > 0 && between(0, 3).Draw(t, "one") > 0 {
 			c.Replica = pick(rs).Draw(t, "evicted").Name.String()
 		} else {

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Evict sends a replica, or all replicas of a model, away: one that serves is drained
+// EvictRequest sends a replica, or all replicas of a model, away: one that serves is drained
 // first, one that is WARM or on its way there or back is stopped, one that never served
 // is stopped and forgotten. To WARM, one that serves is drained and put to sleep, what
 // rests already stays as it is, and what cannot go there is refused where it is named
@@ -20,7 +20,7 @@ import (
 // It is refused for a dedicated model, below Min, and where management is disabled,
 // unless Force is set. Forced below Min, what goes is placed anew. To WARM it is refused below
 // Min in any case: the next plan would wake what goes, or call it back.
-type Evict struct {
+type EvictRequest struct {
 	// Replica or Model, one of them, is what goes.
 	Replica, Model string
 	// To is GoalWarm, GoalCold or GoalGone.
@@ -30,77 +30,89 @@ type Evict struct {
 	Time time.Time
 }
 
-// Type implements Command.
-func (*Evict) Type() Type { return TypeEvict }
-
-func (c *Evict) apply(t *txn) *Error {
-	errs := []error{checkTime("time", &c.Time)}
-	if c.Time.IsZero() {
+// Resolve implements Proposal: it returns a *Plan, which is empty where nothing goes.
+func (r *EvictRequest) Resolve(v *View) (Command, *Error) {
+	var errs []error
+	if r.Time.IsZero() {
 		errs = append(errs, fmt.Errorf("time is zero: must be the time of the decision"))
 	}
-	if (c.Replica == "") == (c.Model == "") {
-		errs = append(errs, fmt.Errorf("replica is %q and model is %q: exactly one must be set", c.Replica, c.Model))
+	if (r.Replica == "") == (r.Model == "") {
+		errs = append(errs, fmt.Errorf("replica is %q and model is %q: exactly one must be set", r.Replica, r.Model))
 	}
-	if c.To != GoalWarm && c.To != GoalCold && c.To != GoalGone {
-		errs = append(errs, fmt.Errorf("goal is %q: must be %s, %s or %s", c.To, GoalWarm, GoalCold, GoalGone))
+	if r.To != GoalWarm && r.To != GoalCold && r.To != GoalGone {
+		errs = append(errs, fmt.Errorf("goal is %q: must be %s, %s or %s", r.To, GoalWarm, GoalCold, GoalGone))
 	}
-	subject := c.Replica + c.Model
+	subject := r.Replica + r.Model
 	if err := faults(subject, errs...); err != nil {
-		return err
+		return nil, err
 	}
-	m, going, err := c.going(t)
-	if err != nil || len(going) == 0 {
-		return err
+	plan := &Plan{ID: "evict " + subject, Index: v.Index(), Time: r.Time}
+	m, going, err := r.going(v)
+	switch {
+	case err != nil:
+		return nil, err
+	case len(going) == 0:
+		return plan, nil
 	}
-	less, short := t.without(m, going)
-	if short > 0 && c.To == GoalWarm {
-		return refuse(CodeForbidden, subject, "model %q: %s: a replica that goes WARM would serve again at once: lower min in the model file, or evict it to COLD", m.Name, belowMin(m, less, short))
+	less, short := v.without(m, going)
+	if short > 0 && r.To == GoalWarm {
+		return nil, refuse(CodeForbidden, subject, "model %q: %s: a replica that goes WARM would serve again at once: lower min in the model file, or evict it to COLD", m.Name, belowMin(m, less, short))
 	}
-	if why := t.mayEvict(m, less, short); why != "" && !c.Force {
-		return refuse(CodeForbidden, subject, "model %q: %s: set Force (-force) to evict anyway", m.Name, why)
+	if why := v.mayEvict(m, less, short); why != "" && !r.Force {
+		return nil, refuse(CodeForbidden, subject, "model %q: %s: set Force (-force) to evict anyway", m.Name, why)
 	}
 	if !less.sameScale(m) {
-		less.ModifyIndex, less.ScaledAt = t.index, c.Time
-		t.put(TableModels, less)
+		less.ScaledAt = r.Time
+		plan.Scales = []Scale{*ScaleOf(less)}
 	}
-	for _, r := range going {
-		if err := c.send(t, r); err != nil {
-			return err
-		}
+	for _, one := range going {
+		plan.Move = append(plan.Move, r.move(one))
 	}
-	return nil
+	return plan, nil
 }
 
 // going returns the replicas that go, and their model.
-func (c *Evict) going(t *txn) (*Model, []*Replica, *Error) {
+func (r *EvictRequest) going(v *View) (*Model, []*Replica, *Error) {
 	var going []*Replica
-	model := c.Model
-	if c.Replica != "" {
-		r := first[Replica](t.Txn, TableReplicas, byID, c.Replica)
-		if r == nil {
-			return nil, nil, notFound(c.Replica, "replica %q does not exist", c.Replica)
+	model := r.Model
+	if r.Replica != "" {
+		one := v.Replica(nil, r.Replica)
+		if one == nil {
+			return nil, nil, notFound(r.Replica, "replica %q does not exist", r.Replica)
 		}
-		model = r.Name.Model
-		if !r.Leaving() {
-			going = append(going, r)
+		model = one.Name.Model
+		if !one.Leaving() {
+			going = append(going, one)
 		}
 	}
-	m := first[Model](t.Txn, TableModels, byID, model)
+	m := v.Model(nil, model)
 	if m == nil {
 		return nil, nil, notFound(model, "model %q does not exist", model)
 	}
-	if c.Model != "" {
-		going = present(t, model)
+	if r.Model != "" {
+		going = slices.DeleteFunc(v.ReplicasOf(nil, model), (*Replica).Leaving)
 	}
-	if c.To != GoalWarm {
+	if r.To != GoalWarm {
 		return m, going, nil
 	}
-	for _, r := range going {
-		if why := r.neverWarm(); why != "" && c.Replica != "" {
-			return nil, nil, conflict(c.Replica, "replica %s is %s: %s", c.Replica, r.Status, why)
+	for _, one := range going {
+		if why := one.neverWarm(); why != "" && r.Replica != "" {
+			return nil, nil, conflict(r.Replica, "replica %s is %s: %s", r.Replica, one.Status, why)
 		}
 	}
 	return m, slices.DeleteFunc(going, func(r *Replica) bool { return r.Status != StatusServing }), nil
+}
+
+// move returns how a replica is put on its way out, or to sleep.
+func (r *EvictRequest) move(one *Replica) Move {
+	c := Move{Replica: one.Name.String(), ModifyIndex: one.ModifyIndex, Event: EventStop, Goal: r.To}
+	switch one.Status {
+	case StatusServing, StatusDraining:
+		c.Event = EventDrain
+	case StatusPlaced, StatusStarting, StatusFailed:
+		c.Goal = GoalGone // its weights may not be on the disk
+	}
+	return c
 }
 
 // neverWarm returns why r, which is not on its way out, cannot be kept WARM by an
@@ -119,7 +131,7 @@ func (r *Replica) neverWarm() string {
 // have to come again because there would be fewer than Min. A replica that is more than there
 // should be is taken from no share. Where there are no more replicas in an external pool than
 // there should be, one that goes is taken from that pool's share.
-func (t *txn) without(m *Model, going []*Replica) (less *Model, short int) {
+func (v *View) without(m *Model, going []*Replica) (less *Model, short int) {
 	l := *m
 	if m.Stopped {
 		return &l, 0
@@ -128,12 +140,12 @@ func (t *txn) without(m *Model, going []*Replica) (less *Model, short int) {
 	of, total := active.cells(), active.Total()
 	shareOf := func(r *Replica) cell {
 		if _, own := active.Of(r.Name.Variant); own {
-			return cell{t.poolOf(r), r.Name.Variant}
+			return cell{v.poolOf(r), r.Name.Variant}
 		}
-		return cell{t.poolOf(r), ""}
+		return cell{v.poolOf(r), ""}
 	}
 	running := map[cell]int{}
-	for _, r := range counting(t, m.Name) {
+	for _, r := range v.StayingOf(nil, m.Name) {
 		running[shareOf(r)]++
 	}
 	for _, r := range going {
@@ -160,17 +172,17 @@ func (t *txn) without(m *Model, going []*Replica) (less *Model, short int) {
 }
 
 // poolOf returns the capacity pool of a replica's node, empty where that is not known.
-func (t *txn) poolOf(r *Replica) string {
-	if n := first[Node](t.Txn, TableNodes, byID, r.Placement.Node); n != nil {
+func (v *View) poolOf(r *Replica) string {
+	if n := v.Node(nil, r.Placement.Node); n != nil {
 		return n.CapacityPool
 	}
 	return ""
 }
 
 // mayEvict returns why m may not become less, empty where it may.
-func (t *txn) mayEvict(m, less *Model, short int) string {
+func (v *View) mayEvict(m, less *Model, short int) string {
 	switch {
-	case t.isDedicated(m):
+	case v.IsDedicated(nil, m):
 		return "the model is dedicated"
 	case short > 0:
 		return belowMin(m, less, short)
@@ -183,22 +195,4 @@ func (t *txn) mayEvict(m, less *Model, short int) string {
 func belowMin(m, less *Model, short int) string {
 	target := m.Active().Total()
 	return fmt.Sprintf("the target is %d replicas, and %d fewer would be below min, which is %d", target, target-less.Active().Total()+short, m.Min)
-}
-
-// send puts a replica on its way out, or to sleep.
-func (c *Evict) send(t *txn, old *Replica) *Error {
-	event, goal := EventStop, c.To
-	switch old.Status {
-	case StatusServing, StatusDraining:
-		event = EventDrain
-	case StatusPlaced, StatusStarting, StatusFailed:
-		goal = GoalGone // its weights may not be on the disk
-	}
-	r, err := old.Advance(event, goal, c.Time)
-	if err != nil {
-		return conflict(old.Name.String(), "replica %s: %v", old.Name, err)
-	}
-	r.ModifyIndex = t.index
-	t.put(TableReplicas, r)
-	return nil
 }

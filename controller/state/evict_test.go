@@ -11,15 +11,15 @@ import (
 
 var later = epoch.Add(time.Hour)
 
-func evict(replica, model string, edit ...func(*state.Evict)) *state.Evict {
-	c := &state.Evict{Replica: replica, Model: model, To: state.GoalGone, Time: later}
+func evict(replica, model string, edit ...func(*state.EvictRequest)) *state.EvictRequest {
+	c := &state.EvictRequest{Replica: replica, Model: model, To: state.GoalGone, Time: later}
 	for _, e := range edit {
 		e(c)
 	}
 	return c
 }
 
-func force(c *state.Evict) { c.Force = true }
+func force(c *state.EvictRequest) { c.Force = true }
 
 // TestEvictFromEveryStatus expects the status and goal that an eviction leads to.
 func TestEvictFromEveryStatus(t *testing.T) {
@@ -41,7 +41,7 @@ func TestEvictFromEveryStatus(t *testing.T) {
 				l := walk(t, from)
 				before := l.replica(name("m", "1"))
 				require.False(t, before.Leaving())
-				c := evict("m:v:1", "", func(c *state.Evict) { c.To = to })
+				c := evict("m:v:1", "", func(c *state.EvictRequest) { c.To = to })
 				l.must(c)
 				r := l.replica(name("m", "1"))
 				require.Equal(t, want.to, r.Status)
@@ -70,7 +70,7 @@ func TestEvictFromEveryStatus(t *testing.T) {
 		t.Run(string(from), func(t *testing.T) {
 			l := walk(t, from)
 			require.True(t, l.replica(name("m", "1")).Leaving())
-			for _, c := range []*state.Evict{evict("m:v:1", ""), evict("", "m")} {
+			for _, c := range []*state.EvictRequest{evict("m:v:1", ""), evict("", "m")} {
 				res := l.apply(c)
 				require.Nil(t, res.Err)
 				require.False(t, res.Changed)
@@ -88,7 +88,7 @@ func TestEvict(t *testing.T) {
 		model   func(*state.Model)
 		counts  spread
 		first   []any
-		evict   *state.Evict
+		evict   *state.EvictRequest
 		after   string
 		staying int
 		refused error
@@ -112,7 +112,7 @@ func TestEvict(t *testing.T) {
 		{name: "stopped", model: func(m *state.Model) { m.Min = 5 }, counts: spread{"a": 3, "b": 2}, first: []any{&state.ScaleRequest{Model: "m", Stopped: ptr(true), Origin: state.OriginOperator}}, evict: evict("", "m"), after: "5"},
 		{name: "unknown replica", evict: evict("m:a:9", ""), refused: state.ErrNotFound, text: `"m:a:9"`},
 		{name: "unknown model", evict: evict("", "x"), refused: state.ErrNotFound, text: `"x"`},
-		{name: "everything wrong", evict: evict("m:a:0", "m", func(c *state.Evict) { c.To, c.Time = state.GoalRun, time.Time{} }), refused: state.ErrBadRequest,
+		{name: "everything wrong", evict: evict("m:a:0", "m", func(c *state.EvictRequest) { c.To, c.Time = state.GoalRun, time.Time{} }), refused: state.ErrBadRequest,
 			text: "time is zero: must be the time of the decision\nreplica is \"m:a:0\" and model is \"m\": exactly one must be set\ngoal is \"run\": must be warm, cold or gone"},
 		{name: "nothing said", evict: evict("", ""), refused: state.ErrBadRequest, text: "exactly one must be set"},
 	} {

@@ -9,7 +9,7 @@ import (
 	"remuda/controller/state"
 )
 
-func toWarm(c *state.Evict) { c.To = state.GoalWarm }
+func toWarm(c *state.EvictRequest) { c.To = state.GoalWarm }
 
 // TestEvictToWarmFromEveryStatus expects what becomes of the only replica, and why it is
 // refused where it is.
@@ -93,7 +93,7 @@ func TestEvictAModelToWarm(t *testing.T) {
 
 	// What is WARM is no part of the scale: sending it on is no matter of the minimum.
 	l = start(2)
-	l.must(evict("m:v:2", "", func(c *state.Evict) { c.To = state.GoalCold }))
+	l.must(evict("m:v:2", "", func(c *state.EvictRequest) { c.To = state.GoalCold }))
 	require.Equal(t, 2, l.model("m").Active().Total())
 	require.Equal(t, state.StatusDiscarding, l.replica(name("m", "2")).Status)
 }

@@ -29,9 +29,9 @@ func newLog(t require.TestingT) *log {
 	return &log{t: t, store: s}
 }
 
-// apply applies a command, or what a *state.ScaleRequest comes to.
+// apply applies a command, or what a state.Proposal comes to.
 func (l *log) apply(c any) state.Result {
-	if r, ok := c.(*state.ScaleRequest); ok {
+	if r, ok := c.(state.Proposal); ok {
 		resolved, err := r.Resolve(l.store.View())
 		if err != nil {
 			return state.Result{Err: err}

@@ -269,9 +269,3 @@ func counting(t *txn, model string) []*Replica {
 	rs, _ := each[Replica](t.Txn, TableReplicas, byModel, model)
 	return slices.DeleteFunc(rs, func(r *Replica) bool { return !r.Counts() })
 }
-
-// present returns the replicas of a model that are not on their way out.
-func present(t *txn, model string) []*Replica {
-	rs, _ := each[Replica](t.Txn, TableReplicas, byModel, model)
-	return slices.DeleteFunc(rs, (*Replica).Leaving)
-}

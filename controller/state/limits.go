@@ -46,10 +46,6 @@ func (v *View) Limits(ws memdb.WatchSet) func(model string) Limits {
 	}
 }
 
-func (t *txn) limits(model string) Limits {
-	return limitsOf(model, dedicatedSet(t.Txn), t.switchValue)
-}
-
 // Bound names what keeps a model from having as many replicas as it should.
 type Bound string
 

@@ -24,7 +24,7 @@ func TestPlanDoesEverything(t *testing.T) {
 			Move:         []state.Move{*move},
 			Place:        []state.Place{place("b", "1", "n", 1, 0, 10)},
 			Replacements: []state.SetReplacements{{Model: "m", Replacements: state.Replacements{InARow: 2, Last: later}}},
-			Scales:       []state.Scale{{Model: "m", ModifyIndex: l.model("m").ModifyIndex, Origin: state.OriginController}},
+			Scales:       []state.Scale{{Model: "m", ModifyIndex: l.model("m").ModifyIndex}},
 			Cordons:      []state.Cordon{{Node: "n", GPU: "n-GPU1", On: true, Reason: "memory held"}},
 			Evictions:    []state.SetEvictedFor{{Model: "m", EvictedFor: map[string]time.Time{"b": later}}},
 			NoSleep:      []state.SetNoSleep{{Model: "m", Hash: "vh1"}, {Model: "m", Hash: "of no version"}},
@@ -79,7 +79,6 @@ func TestPlannedScale(t *testing.T) {
 	any4 := state.Scale{Desired: state.Any(4)}
 	for _, tt := range []struct {
 		name  string
-		edit  func(*state.Model)
 		first []any
 		scale state.Scale
 		want  string
@@ -93,24 +92,16 @@ func TestPlannedScale(t *testing.T) {
 		{name: "variants", scale: state.Scale{Desired: state.Shares{{Variant: "a", Replicas: 3}, {Variant: "b", Replicas: 1}}}, want: "a=3 b=1"},
 		{name: "forgets variants", first: []any{variants(counts{"a": 2})}, scale: any4, want: "4"},
 		{name: "as it is", scale: state.Scale{Desired: state.Any(5)}, want: "5"},
-		{name: "below its minimum", scale: state.Scale{}, refused: state.ErrBadRequest, text: "replicas is 0 (0): must be 1 to 10, the model's min and max"},
-		{name: "above its maximum", scale: state.Scale{Desired: state.Any(11)}, refused: state.ErrBadRequest, text: "1 to 10"},
 		{name: "displaced", scale: state.Scale{Desired: state.Any(5), Displaced: state.Displaced{UntilRoom: state.Any(2), UntilAsked: state.Any(3)}}, want: "5", displaced: 5},
 		{name: "more displaced than desired", scale: state.Scale{Desired: state.Any(4), Displaced: state.Displaced{UntilRoom: state.Any(2), UntilAsked: state.Any(3)}}, refused: state.ErrBadRequest,
 			text: "displaced is 2 until there is room and 3 until clients wait: must be a part of desired, which is 4"},
 		{name: "stale", scale: state.Scale{Desired: state.Any(4), ModifyIndex: 99}, refused: state.ErrConflict, text: "not 99"},
 		{name: "unknown", scale: state.Scale{Model: "x", Desired: state.Any(4)}, refused: state.ErrNotFound, text: `"x"`},
-		{name: "disabled", edit: func(m *state.Model) { m.Management = state.ManagementDisabled }, scale: any4, refused: state.ErrForbidden, text: "disabled"},
-		{name: "manual", edit: func(m *state.Model) { m.Management = state.ManagementManual }, scale: any4, want: "4"},
 		{name: "dedicated", first: []any{dedicate(counts{"m": 4})}, scale: any4, want: "4"},
-		{name: "stops", scale: state.Scale{Desired: state.Any(5), Stopped: true}, refused: state.ErrForbidden, text: "only an operator can stop"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			l := newLog(t)
 			m := three(func(m *state.Model) { m.Hash = "h" })
-			if tt.edit != nil {
-				tt.edit(&m)
-			}
 			l.must(&state.UpsertModel{Model: m})
 			l.must(tt.first...)
 			before := *l.model("m")
@@ -120,7 +111,6 @@ func TestPlannedScale(t *testing.T) {
 			if tt.scale.ModifyIndex == 0 {
 				tt.scale.ModifyIndex = before.ModifyIndex
 			}
-			tt.scale.Origin = state.OriginController
 			res := l.apply(&state.Plan{ID: "p", Time: later, Scales: []state.Scale{tt.scale}})
 			if tt.refused != nil {
 				require.ErrorIs(t, res.Err, tt.refused)
@@ -132,7 +122,7 @@ func TestPlannedScale(t *testing.T) {
 			require.Equal(t, tt.want, text(l.model("m").Desired))
 			require.Equal(t, text(before.Desired) != tt.want || tt.displaced > 0, res.Changed)
 			require.Equal(t, tt.displaced, l.model("m").Displaced.Total())
-			require.Zero(t, l.model("m").ScaledAt, "that is for operators")
+			require.Zero(t, l.model("m").ScaledAt)
 			checkModel(t, l.model("m"))
 		})
 	}
@@ -145,7 +135,7 @@ func TestPlannedScaleAfterARollout(t *testing.T) {
 	plan := &state.Plan{
 		ID: "p", Index: l.index, Time: later,
 		Rollouts: []state.SetRollout{{Model: "m", Variant: "v", Version: 2, Status: state.RolloutRolling}},
-		Scales:   []state.Scale{{Model: "m", ModifyIndex: known, Desired: state.Any(4), Origin: state.OriginController}},
+		Scales:   []state.Scale{{Model: "m", ModifyIndex: known, Desired: state.Any(4)}},
 	}
 	l.must(plan)
 	require.Equal(t, 4, l.model("m").Desired.Total())

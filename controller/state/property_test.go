@@ -380,7 +380,7 @@ func checkEffect(t require.TestingT, c any, before, after *state.View) {
 		if c.Dedicated != nil {
 			checkDedicated(t, c.Dedicated, before, after)
 		}
-	case *state.Evict:
+	case *state.EvictRequest:
 		model, going := c.Model, 0
 		if c.Replica != "" {
 			model = before.Replica(nil, c.Replica).Name.Model
@@ -512,12 +512,17 @@ func checkUpsert(t require.TestingT, old, m *state.Model, staying []*state.Repli
 // FuzzApply applies any bytes to a state that is not empty. Nothing panics, what is
 // refused changes nothing, and the state can always be written and read.
 func FuzzApply(f *testing.F) {
-	seed := func(c state.Command) {
-		data, err := state.Encode(c)
+	l := newLog(f)
+	seed := func(c any) {
+		if p, ok := c.(state.Proposal); ok {
+			resolved, refused := p.Resolve(l.store.View())
+			require.Nil(f, refused)
+			c = resolved
+		}
+		data, err := state.Encode(c.(state.Command))
 		require.NoError(f, err)
 		f.Add(data)
 	}
-	l := newLog(f)
 	setup := []any{
 		&state.UpsertModel{Model: model("m")}, &state.UpsertNodes{Nodes: []state.Node{node("n", 2, 2, 10)}},
 		&state.Plan{ID: "p", Index: 2, Time: epoch, Place: []state.Place{place("m", "1", "n", 0, 0, 10)}},
@@ -537,17 +542,16 @@ func FuzzApply(f *testing.F) {
 	})
 	seed(&state.UpsertModel{Model: defined("vh1"), ModifyIndex: 5, Time: epoch})
 	seed(&state.UpsertModels{Models: []state.UpsertModel{{Model: defined("vh3"), ModifyIndex: 5, Time: epoch}, {Model: model("m2"), Time: epoch}}})
-	seed(&state.Scale{Model: "m", Desired: state.Shares{{Variant: "v", Replicas: 3}}, Origin: state.OriginAutoscaler, ModifyIndex: 5})
-	seed(&state.Evict{Replica: "m:v:1", To: state.GoalCold, Time: epoch})
-	seed(&state.Evict{Model: "m", To: state.GoalGone, Force: true, Time: epoch})
-	seed(&state.Scale{Model: "m", Desired: state.Any(3), Stopped: true, Origin: state.OriginOperator, ModifyIndex: 5})
+	seed(&state.Scale{Model: "m", Desired: state.Shares{{Variant: "v", Replicas: 3}}, ModifyIndex: 5})
+	seed(&state.EvictRequest{Replica: "m:v:1", To: state.GoalCold, Time: epoch})
+	seed(&state.EvictRequest{Model: "m", To: state.GoalGone, Force: true, Time: epoch})
+	seed(&state.Scale{Model: "m", Desired: state.Any(3), Stopped: true, ModifyIndex: 5})
 	seed(&state.Plan{ID: "p", Decisions: []state.Decision{{Kind: "k", Time: epoch}}})
 	seed(&state.SetSwitch{Name: "s", Value: "v"})
 	seed(&state.UpsertToken{Token: state.Token{Accessor: "a", Role: state.RoleOperator, Hash: state.HashSecret("x")}})
-	seed(&state.Evict{Replica: "m:v:1", To: state.GoalWarm, Time: epoch})
 	seed(&state.Cordon{Node: "n", GPU: "n-GPU0", On: true, Reason: "memory held"})
 	seed(&state.SetSwitch{Name: "cap-max-replicas/m", Value: "2"})
-	seed(&state.Scale{Model: "m", Desired: state.Shares{{Pool: "east", Replicas: 3}, {Replicas: -1}}, Origin: state.OriginOperator, ModifyIndex: 5})
+	seed(&state.Scale{Model: "m", Desired: state.Shares{{Pool: "east", Replicas: 3}, {Replicas: -1}}, ModifyIndex: 5})
 	seed(&state.SetDedicated{Models: map[string]int{"m": 2}, Time: epoch})
 	seed(&state.SetSchedule{File: "window \"office\" {}"})
 	seed(pipelineOf("p", "m"))
@@ -559,7 +563,7 @@ func FuzzApply(f *testing.F) {
 		ID: "p", Index: 5, Time: epoch, Pace: &state.Pace{Pruned: epoch, Left: map[string]time.Time{"east": epoch}},
 		Evictions: []state.SetEvictedFor{{Model: "m", EvictedFor: map[string]time.Time{"b": epoch}}}, NoSleep: []state.SetNoSleep{{Model: "m", Hash: "vh1"}},
 		Replacements: []state.SetReplacements{{Model: "m", Replacements: state.Replacements{InARow: 1, Last: epoch}}},
-		Scales:       []state.Scale{{Model: "m", ModifyIndex: 5, Desired: state.Shares{{Variant: "v", Replicas: 1}}, Origin: state.OriginController}},
+		Scales:       []state.Scale{{Model: "m", ModifyIndex: 5, Desired: state.Shares{{Variant: "v", Replicas: 1}}}},
 		Cordons:      []state.Cordon{{Node: "n", GPU: "n-GPU1", On: true, Reason: "memory held"}},
 		Dedicated:    &state.SetDedicated{Window: "night"},
 	})

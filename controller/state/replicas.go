@@ -24,7 +24,7 @@ type Plan struct {
 	Move     []Move
 	Place    []Place
 	Rollouts []SetRollout `json:",omitempty"`
-	// Scales are made by the planner itself; see OriginController.
+	// Scales change the scale of models.
 	Scales []Scale `json:",omitempty"`
 	// Replacements are of models of which a replica is replaced because it fails its requests.
 	Replacements []SetReplacements `json:",omitempty"`
@@ -85,9 +85,6 @@ func (c *Plan) apply(t *txn) *Error {
 		}
 	}
 	for i := range c.Scales {
-		if c.Scales[i].Time.IsZero() {
-			c.Scales[i].Time = c.Time
-		}
 		if err := c.Scales[i].apply(t); err != nil {
 			return err
 		}

@@ -15,9 +15,6 @@ type Origin string
 const (
 	OriginOperator   Origin = "operator"
 	OriginAutoscaler Origin = "autoscaler"
-	// OriginController is the planner itself: it prunes what is idle, evicts, or follows
-	// the demand.
-	OriginController Origin = "controller"
 )
 
 // ScaleRequest is a wish for another scale of a model, of which Resolve makes the whole
@@ -43,35 +40,57 @@ type ScaleRequest struct {
 	Time time.Time
 }
 
-// Resolve returns the command that carries the request out on the state of the view. It is
-// refused with CodeConflict once the model has changed.
-func (r *ScaleRequest) Resolve(v *View) (*Scale, *Error) {
-	m := v.Model(nil, r.Model)
-	if m == nil {
-		return nil, notFound(r.Model, "model %q does not exist", r.Model)
-	}
-	if err := compareIf("model", m.Name, m.ModifyIndex, r.ModifyIndex); err != nil {
+// Resolve implements Proposal: it returns a *Scale. The request is refused where the model's
+// management, a switch or its bounds do not allow it; see mayScale.
+func (r *ScaleRequest) Resolve(v *View) (Command, *Error) {
+	c, err := r.resolve(v)
+	if err != nil {
 		return nil, err
-	}
-	if err := r.check(m); err != nil {
-		return nil, err
-	}
-	c := &Scale{Model: m.Name, Desired: m.Desired, Displaced: m.Displaced, Stopped: m.Stopped, Origin: r.Origin, Time: r.Time, ModifyIndex: m.ModifyIndex}
-	switch {
-	case r.Variants != nil:
-		c.Desired = m.withVariants(r.Variants, v.StayingOf(nil, m.Name))
-		c.Displaced = m.Displaced.without(func(s Share) bool { _, named := r.Variants[s.Variant]; return named })
-	case r.Pool != "":
-		c.Desired = m.withPool(r.Pool, *r.Replicas)
-		c.Displaced = m.Displaced.without(func(s Share) bool { return s.Pool == r.Pool })
-	case r.Replicas != nil:
-		c.Desired, c.Displaced = m.withTotal(*r.Replicas), Displaced{}
-	}
-	c.Displaced = c.Displaced.within(c.Desired)
-	if r.Stopped != nil {
-		c.Stopped = *r.Stopped
 	}
 	return c, nil
+}
+
+func (r *ScaleRequest) resolve(v *View) (*Scale, *Error) {
+	old := v.Model(nil, r.Model)
+	if old == nil {
+		return nil, notFound(r.Model, "model %q does not exist", r.Model)
+	}
+	if err := compareIf("model", old.Name, old.ModifyIndex, r.ModifyIndex); err != nil {
+		return nil, err
+	}
+	if err := r.check(old); err != nil {
+		return nil, err
+	}
+	replicas, m := v.StayingOf(nil, old.Name), *old
+	switch {
+	case r.Variants != nil:
+		m.Desired = old.withVariants(r.Variants, replicas)
+		m.Displaced = old.Displaced.without(func(s Share) bool { _, named := r.Variants[s.Variant]; return named })
+	case r.Pool != "":
+		m.Desired = old.withPool(r.Pool, *r.Replicas)
+		m.Displaced = old.Displaced.without(func(s Share) bool { return s.Pool == r.Pool })
+	case r.Replicas != nil:
+		m.Desired, m.Displaced = old.withTotal(*r.Replicas), Displaced{}
+	}
+	m.Displaced = m.Displaced.within(m.Desired)
+	if r.Stopped != nil {
+		m.Stopped = *r.Stopped
+	}
+	if !m.sameScale(old) {
+		if err := m.mayScale(old, r.Origin, v.Limits(nil)(m.Name), replicas); err != nil {
+			return nil, err
+		}
+	}
+	if r.Origin == OriginOperator && m.wants() < old.wants() {
+		m.ScaledAt = r.Time
+	}
+	return ScaleOf(&m), nil
+}
+
+// ScaleOf returns the command that gives a model the scale that m, which was made from the
+// model's row, has.
+func ScaleOf(m *Model) *Scale {
+	return &Scale{Model: m.Name, Desired: m.Desired, Displaced: m.Displaced, Stopped: m.Stopped, ScaledAt: m.ScaledAt, ModifyIndex: m.ModifyIndex}
 }
 
 // check refuses what no scale of the model can be.
@@ -104,27 +123,25 @@ func (r *ScaleRequest) check(m *Model) *Error {
 		return badRequest(m.Name, "model %q: no variants are set: set at least one of %s", m.Name, m.variantNames())
 	case r.Pool != "" && r.Replicas == nil:
 		return badRequest(m.Name, "model %q: pool %q is set without a number of replicas", m.Name, r.Pool)
+	case r.Origin != OriginOperator && r.Origin != OriginAutoscaler:
+		return badRequest(m.Name, "model %q: origin is %q: must be %s or %s", m.Name, r.Origin, OriginOperator, OriginAutoscaler)
 	}
 	return nil
 }
 
 // Scale changes how many replicas a model should have, or stops or starts it. It is the only
-// command that does, but for a model file and an eviction. The planner displaces replicas by
-// it, and lets them come back.
-//
-// It is refused where the model's management, a switch or its bounds do not allow it; see
-// mayScale.
+// command that does, but for a model file. The planner and evictions displace replicas by it,
+// and the planner lets them come back. Who may scale what is decided before; see
+// ScaleRequest.
 type Scale struct {
 	Model string
-	// Desired, Displaced and Stopped are the whole scale.
+	// Desired, Displaced and Stopped are the whole scale, ScaledAt as of Model.
 	Desired   Shares
 	Displaced Displaced `json:",omitzero"`
 	Stopped   bool      `json:",omitempty"`
-	Origin    Origin
-	// ModifyIndex is that of the model from which Desired was made.
+	ScaledAt  time.Time `json:",omitzero"`
+	// ModifyIndex is that of the model from which they were made.
 	ModifyIndex uint64
-	// Time is when it was decided, see Model.ScaledAt.
-	Time time.Time `json:",omitzero"`
 }
 
 // Type implements Command.
@@ -135,12 +152,9 @@ func (c *Scale) apply(t *txn) *Error {
 	if old == nil {
 		return notFound(c.Model, "model %q does not exist", c.Model)
 	}
-	errs := append(old.shareErrors("desired", c.Desired), checkTime("time", &c.Time))
+	errs := append(old.shareErrors("desired", c.Desired), checkTime("scaled at", &c.ScaledAt))
 	if within := c.Displaced.within(old.shares(c.Desired.cells())); !within.equal(c.Displaced) {
 		errs = append(errs, fmt.Errorf("displaced is %s until there is room and %s until clients wait: must be a part of desired, which is %s", c.Displaced.UntilRoom, c.Displaced.UntilAsked, c.Desired))
-	}
-	if !slices.Contains([]Origin{OriginOperator, OriginAutoscaler, OriginController}, c.Origin) {
-		errs = append(errs, fmt.Errorf("origin is %q: must be %s, %s or %s", c.Origin, OriginOperator, OriginAutoscaler, OriginController))
 	}
 	if err := faults(c.Model, errs...); err != nil {
 		return err
@@ -156,13 +170,7 @@ func (c *Scale) apply(t *txn) *Error {
 	if m.sameScale(old) {
 		return nil
 	}
-	if err := m.mayScale(old, c.Origin, t.limits(c.Model), counting(t, c.Model)); err != nil {
-		return err
-	}
-	if c.Origin == OriginOperator && m.wants() < old.wants() {
-		m.ScaledAt = c.Time
-	}
-	m.ModifyIndex = t.index
+	m.ScaledAt, m.ModifyIndex = c.ScaledAt, t.index
 	t.put(TableModels, &m)
 	return nil
 }

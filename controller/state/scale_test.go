@@ -378,7 +378,8 @@ func TestResized(t *testing.T) {
 		l.must(&state.UpsertModel{Model: three()})
 		l.must(tt.before...)
 		m := l.model("m")
-		after, more := m.Desired, tt.total-m.Desired.Total()
+		var after state.Shares
+		more := tt.total - m.Desired.Total()
 		if more > 0 {
 			after = m.With(m.Desired, more, tt.variant)
 		} else {
@@ -403,7 +404,7 @@ func TestScaleIsOfTheModelAsItWasRead(t *testing.T) {
 	l.must(replicas(7))
 	require.ErrorIs(t, l.apply(older).Err, state.ErrConflict)
 
-	c := &state.Scale{Model: "m", Origin: state.OriginOperator, ModifyIndex: l.model("m").ModifyIndex, Desired: state.Shares{
+	c := &state.Scale{Model: "m", ModifyIndex: l.model("m").ModifyIndex, Desired: state.Shares{
 		{Variant: "x", Replicas: 1}, {Variant: "a", Replicas: -1}, {Variant: "b", Replicas: 1 << 21}, {Pool: " ", Replicas: 1}, {Pool: " ", Replicas: 1}}}
 	require.ErrorContains(t, l.apply(c).Err, "desired[0]: unknown variant \"x\": must be one of \"a\", \"b\", \"c\"\ndesired[1]: replicas is -1: must be 0 to 1048576\ndesired[2]: replicas is 2097152")
 	require.ErrorContains(t, l.apply(c).Err, `desired[4]: duplicate share of variant "" in pool " "`)
@@ -432,7 +433,7 @@ func TestScaledAtIsTheLastScaleDownByAnOperator(t *testing.T) {
 		{"variants", &state.ScaleRequest{Model: "m", Variants: map[string]int{"a": 1, "b": 1, "c": 1}, Origin: state.OriginOperator, Time: at(5)}, at(5)},
 		{"stop", &state.ScaleRequest{Model: "m", Stopped: ptr(true), Origin: state.OriginOperator, Time: at(6)}, at(6)},
 		{"start", &state.ScaleRequest{Model: "m", Stopped: ptr(false), Origin: state.OriginOperator, Time: at(7)}, at(6)},
-		{"evict", &state.Evict{Model: "m", To: state.GoalGone, Time: at(8)}, at(8)},
+		{"evict", &state.EvictRequest{Model: "m", To: state.GoalGone, Time: at(8)}, at(8)},
 	}
 	for _, step := range steps {
 		require.Nil(t, l.apply(step.cmd).Err, step.name)

@@ -220,11 +220,11 @@ func FuzzRestore(f *testing.F) {
 			l := &log{t: t, store: s, index: s.View().Index()}
 			for _, c := range []any{
 				&state.ScaleRequest{Model: m.Name, Variants: map[string]int{variant: 1}, Origin: state.OriginOperator},
-				&state.Evict{Model: m.Name, Force: true, To: state.GoalWarm, Time: epoch},
+				&state.EvictRequest{Model: m.Name, Force: true, To: state.GoalWarm, Time: epoch},
 				&state.ScaleRequest{Model: m.Name, Pool: "east", Replicas: ptr(1), Origin: state.OriginOperator},
 				&state.SetDedicated{Models: map[string]int{m.Name: 1}, Time: epoch},
 				&state.SetDedicated{Time: epoch},
-				&state.Evict{Model: m.Name, Force: true, To: state.GoalGone, Time: epoch},
+				&state.EvictRequest{Model: m.Name, Force: true, To: state.GoalGone, Time: epoch},
 				&state.UpsertModel{Model: model(m.Name), ModifyIndex: m.ModifyIndex, Time: epoch},
 			} {
 				l.apply(c)

@@ -132,11 +132,3 @@ func isOn(value string) bool {
 	on, err := strconv.ParseBool(value)
 	return value != "" && (on || err != nil)
 }
-
-// switchValue is View.Switch inside of a command.
-func (t *txn) switchValue(name string) string {
-	if s := first[Switch](t.Txn, TableSwitches, byID, name); s != nil {
-		return s.Value
-	}
-	return ""
-}
