@@ -293,9 +293,13 @@ func stripped(now, then []api.Replica) []api.Replica {
 	return out
 }
 
-// wokenByRequest: c goes, and what b lost comes back by a request alone.
+// wokenByRequest: c goes, and what b lost comes back. What an operator evicts comes back by a
+// request alone.
 func wokenByRequest(t *testing.T, f *fleet) {
+	t.Logf("remuda model status b:\n%s", f.remuda("model", "status", "b"))
 	f.clear("c")
+	f.tiers("b", 2, 0, 0)
+	require.Contains(t, f.decisions("b"), "return")
 	f.remuda("evict", "b", "-to", "warm")
 	before := f.tiers("b", 0, 2, 0)
 	ids, _ := f.allocations("b")

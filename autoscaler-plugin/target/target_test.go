@@ -107,6 +107,11 @@ func TestStatus(t *testing.T) {
 		{name: "capped below what was ordered", edit: func(c *controller) {
 			c.status.Model.Target, c.status.Model.Bound, c.status.Model.Desired = 2, "cap", []api.Share{{Variant: "h100", Replicas: 1}, {Variant: "l4", Replicas: 2}}
 		}, ready: true, count: 2},
+		{name: "what is displaced does not", edit: func(c *controller) {
+			m := &c.status.Model
+			m.Target, m.Bound, m.Desired = 1, "displaced", []api.Share{{Variant: "h100", Replicas: 2}, {Variant: "l4", Replicas: 2}}
+			m.Displaced = api.Displaced{UntilRoom: []api.Share{{Variant: "h100", Replicas: 1}}, UntilAsked: []api.Share{{Variant: "l4", Replicas: 2}}}
+		}, ready: true, count: 1},
 		{name: "the controller is away", edit: func(c *controller) { c.down = errors.New("connection refused") }, count: 0,
 			meta: map[string]string{target.MetaWhy: "connection refused"}},
 		{name: "no such model", edit: func(c *controller) { c.status.Model.Name = "other" }, count: 0,

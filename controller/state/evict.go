@@ -14,8 +14,9 @@ import (
 // and left alone where its model is.
 //
 // As many of the model's replicas as counted and go are displaced until clients wait, but never
-// so many that fewer than Min are left; a stopped model keeps its scale. What is on its way out
-// already stays as it is.
+// so many that fewer than Min are left; a stopped model keeps its scale. With its model, those
+// that were evicted for other models do not come back before that either. What is on its way
+// out already stays as it is.
 //
 // It is refused for a dedicated model, below Min, and where management is disabled,
 // unless Force is set. Forced below Min, what goes is placed anew. To WARM it is refused below
@@ -48,11 +49,8 @@ func (r *EvictRequest) Resolve(v *View) (Command, *Error) {
 	}
 	plan := &Plan{ID: "evict " + subject, Index: v.Index(), Time: r.Time}
 	m, going, err := r.going(v)
-	switch {
-	case err != nil:
+	if err != nil {
 		return nil, err
-	case len(going) == 0:
-		return plan, nil
 	}
 	less, short := v.without(m, going)
 	if short > 0 && r.To == GoalWarm {
@@ -60,6 +58,9 @@ func (r *EvictRequest) Resolve(v *View) (Command, *Error) {
 	}
 	if why := v.mayEvict(m, less, short); why != "" && !r.Force {
 		return nil, refuse(CodeForbidden, subject, "model %q: %s: set Force (-force) to evict anyway", m.Name, why)
+	}
+	if r.Model != "" {
+		less.Displaced = less.Displaced.Asleep()
 	}
 	if !less.sameScale(m) {
 		less.ScaledAt = r.Time

@@ -150,6 +150,24 @@ func TestEvict(t *testing.T) {
 	}
 }
 
+// TestEvictAModelThatMadeRoom: what was evicted for another model does not come back for room
+// after an operator has evicted its model.
+func TestEvictAModelThatMadeRoom(t *testing.T) {
+	for _, tt := range []struct {
+		evict *state.EvictRequest
+		want  state.Displaced
+	}{
+		{evict("m:v:1", ""), state.Displaced{UntilRoom: state.Any(2), UntilAsked: state.Any(1)}},
+		{evict("", "m"), state.Displaced{UntilAsked: state.Any(3)}},
+	} {
+		l := walk(t, state.StatusServing)
+		l.must(&state.Scale{Model: "m", Desired: state.Any(3), Displaced: state.Displaced{UntilRoom: state.Any(2)}, ModifyIndex: l.model("m").ModifyIndex})
+		l.must(tt.evict)
+		require.Equal(t, tt.want, l.model("m").Displaced)
+		require.Equal(t, state.Any(3), l.model("m").Desired)
+	}
+}
+
 // TestEvictFromAPool displaces one of the pool where no other replica is there for it.
 func TestEvictFromAPool(t *testing.T) {
 	l := newLog(t)
