@@ -68,7 +68,7 @@ func why(v *state.View, ws memdb.WatchSet, m *state.Model, rs []*state.Replica, 
 		say("Dedicated with at least %s, set by %s.", plural(d.Models[m.Name], "replica"), sourceOf(d))
 	}
 	if room, asked := m.Displaced.UntilRoom.Total(), m.Displaced.UntilAsked.Total(); room+asked > 0 {
-		say("%s were asked for: %s.", plural(m.Desired.Total(), "replica"), displacedText(room, asked))
+		say("Desired: %s; %s.", plural(m.Desired.Total(), "replica"), displacedText(room, asked))
 	}
 	if m.Target(limits).Bound == state.BoundCap {
 		say("Capped at %s by switch %s.", plural(target, "replica"), cappedBy(v, ws, m.Name, target))
