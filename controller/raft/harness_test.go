@@ -266,10 +266,16 @@ func (c *cluster) others(but *server) []*server {
 
 func set(name, value string) *state.SetSwitch { return &state.SetSwitch{Name: name, Value: value} }
 
-// apply applies a command that may be applied twice. On a slow machine the leader may have
+// apply applies a command that may be applied twice, or what a state.Proposal comes to. On a slow machine the leader may have
 // lost the lead: the next one is asked then.
-func (s *server) apply(c state.Command) {
+func (s *server) apply(what any) {
 	s.c.t.Helper()
+	c, ok := what.(state.Command)
+	if !ok {
+		resolved, refused := what.(state.Proposal).Resolve(s.node.Store().View())
+		require.Nil(s.c.t, refused)
+		c = resolved
+	}
 	deadline := time.Now().Add(patience)
 	for {
 		_, err := s.node.Apply(s.c.t.Context(), c)

@@ -39,7 +39,13 @@ const (
 	dayHash  = "5f2a8c1e9b7d4f60a3c2e1d0b9a8f7e6"
 )
 
-func (d *day) apply(c state.Command) []byte {
+func (d *day) apply(what any) []byte {
+	c, ok := what.(state.Command)
+	if !ok {
+		resolved, refused := what.(state.Proposal).Resolve(d.store.View())
+		require.Nil(d.b, refused)
+		c = resolved
+	}
 	data, err := state.Encode(c)
 	require.NoError(d.b, err)
 	d.index++

@@ -88,7 +88,7 @@ func (s *Server) applyAll(rq *request, a application, v *state.View) (api.ApplyR
 
 func (s *Server) applyOnce(rq *request, ap application, v *state.View) (api.ApplyResponse, error) {
 	out := api.ApplyResponse{DryRun: ap.dryRun, Models: []api.AppliedModel{}}
-	cmd := &state.UpsertModels{}
+	ask := &state.UpsertModels{}
 	now := s.cfg.Now()
 	var stale []string
 	for _, m := range ap.models {
@@ -106,13 +106,13 @@ func (s *Server) applyOnce(rq *request, ap application, v *state.View) (api.Appl
 		a.Warnings = append(a.Warnings, ap.warnings[m.Name]...)
 		out.Models = append(out.Models, a)
 		if !a.Unchanged {
-			cmd.Models = append(cmd.Models, state.UpsertModel{Model: m, ModifyIndex: have, Time: now})
+			ask.Models = append(ask.Models, state.UpsertModel{Model: m, ModifyIndex: have, Time: now})
 		}
 	}
 	if len(stale) > 0 {
 		return out, conflict("%s", strings.Join(stale, "\n"))
 	}
-	if ap.dryRun || len(cmd.Models) == 0 {
+	if ap.dryRun || len(ask.Models) == 0 {
 		return out, nil
 	}
 	var decisions []state.Decision
@@ -120,6 +120,10 @@ func (s *Server) applyOnce(rq *request, ap application, v *state.View) (api.Appl
 		if a := &out.Models[i]; !a.Unchanged {
 			decisions = append(decisions, applied(a, by(rq.token)+" "+ap.what))
 		}
+	}
+	cmd, refused := ask.Resolve(v)
+	if refused != nil {
+		return out, refused
 	}
 	res, err := s.decide(rq, cmd, decisions...)
 	if err != nil {

@@ -32,17 +32,17 @@ func (s *Server) plan(rq *request, v *state.View) (answer, error) {
 		return answer{}, &api.Error{Status: http.StatusTooManyRequests, Code: api.CodeBusy, RetryAfter: planWait,
 			Message: fmt.Sprintf("other plans are being made, and none finished within %s: retry later", planWait)}
 	}
-	changes, err := s.hypothesis(rq, body, v)
+	asks, err := s.hypothesis(rq, body, v)
 	if err != nil {
 		return answer{}, err
 	}
 	var before, asked *state.View
 	preview, err := s.cfg.Reconciler.Preview(rq.ctx, func(fork *state.Store) error {
 		before = fork.View()
-		for i, next := range changes {
-			c, err := next(fork.View())
-			if err != nil {
-				return err
+		for i, ask := range asks {
+			c, refused := ask.Resolve(fork.View())
+			if refused != nil {
+				return refused
 			}
 			raw, err := state.Encode(c)
 			if err != nil {
@@ -62,45 +62,28 @@ func (s *Server) plan(rq *request, v *state.View) (answer, error) {
 	return answer{value: foreseen(before, asked, preview)}, nil
 }
 
-// change makes a command for the state of a view.
-type change func(*state.View) (state.Command, error)
-
-func always(c state.Command) change {
-	return func(*state.View) (state.Command, error) { return c, nil }
-}
-
-func resolving(p state.Proposal) change {
-	return func(v *state.View) (state.Command, error) {
-		c, err := p.Resolve(v)
-		if err != nil {
-			return nil, err
-		}
-		return c, nil
-	}
-}
-
 // hypothesis returns what is to be tried, one after the other.
-func (s *Server) hypothesis(rq *request, body api.PlanRequest, v *state.View) ([]change, error) {
-	var changes []change
+func (s *Server) hypothesis(rq *request, body api.PlanRequest, v *state.View) ([]state.Proposal, error) {
+	var asks []state.Proposal
 	now := s.cfg.Now()
 	if len(body.Files) > 0 || len(body.Jobs) > 0 {
 		models, err := modelsOf(body.Files, body.Jobs)
 		if err != nil {
 			return nil, err
 		}
-		cmd := &state.UpsertModels{}
+		ask := &state.UpsertModels{}
 		for _, m := range models {
 			var have uint64
 			if old := v.Model(nil, m.Name); old != nil {
 				have = old.ModifyIndex
 			}
-			cmd.Models = append(cmd.Models, state.UpsertModel{Model: m, ModifyIndex: have, Time: now})
+			ask.Models = append(ask.Models, state.UpsertModel{Model: m, ModifyIndex: have, Time: now})
 		}
-		changes = append(changes, always(cmd))
+		asks = append(asks, ask)
 	}
 	for _, name := range slices.Sorted(maps.Keys(body.Scale)) {
 		n := body.Scale[name]
-		changes = append(changes, resolving(&state.ScaleRequest{Model: name, Replicas: &n, Origin: state.OriginOperator, Time: now}))
+		asks = append(asks, &state.ScaleRequest{Model: name, Replicas: &n, Origin: state.OriginOperator, Time: now})
 	}
 	if e := body.Evict; e != nil {
 		if (e.Replica == "") == (e.Model == "") {
@@ -110,9 +93,9 @@ func (s *Server) hypothesis(rq *request, body api.PlanRequest, v *state.View) ([
 		if err != nil {
 			return nil, err
 		}
-		changes = append(changes, resolving(&state.EvictRequest{Replica: e.Replica, Model: e.Model, To: to, Force: e.Force, Time: now}))
+		asks = append(asks, &state.EvictRequest{Replica: e.Replica, Model: e.Model, To: to, Force: e.Force, Time: now})
 	}
-	return changes, nil
+	return asks, nil
 }
 
 // foreseen returns the steps from the state as it is to what was asked for, and from there on.

@@ -6,13 +6,12 @@ import (
 	"fmt"
 )
 
-// Type is a command's first byte in the Raft log. Types are never reused: 6, 10, 15, 17, 21
-// and 22 are retired.
+// Type is a command's first byte in the Raft log. Types are never reused: 1, 6, 10,
+// 14, 15, 17, 21 and 22 are retired.
 type Type byte
 
 // The types of commands.
 const (
-	TypeUpsertModel  Type = 1
 	TypeDeleteModel  Type = 2
 	TypeScale        Type = 3
 	TypePlan         Type = 4
@@ -23,11 +22,11 @@ const (
 	TypeSetSwitch    Type = 11
 	TypeUpsertToken  Type = 12
 	TypeDeleteToken  Type = 13
-	TypeUpsertModels Type = 14
 	TypeDecided      Type = 16
 	TypeSetDedicated Type = 18
 	TypeSetSchedule  Type = 19
 	TypeSetPipeline  Type = 20
+	TypeWriteModels  Type = 23
 )
 
 // MaxCommand is the longest encoded command, in bytes. Raft holds whole entries in
@@ -120,7 +119,6 @@ func decodeJSON(data []byte, to any) (unknown bool, err error) {
 
 // commands makes an empty command of each type.
 var commands = map[Type]func() Command{
-	TypeUpsertModel:  func() Command { return new(UpsertModel) },
 	TypeDeleteModel:  func() Command { return new(DeleteModel) },
 	TypeScale:        func() Command { return new(Scale) },
 	TypePlan:         func() Command { return new(Plan) },
@@ -131,11 +129,11 @@ var commands = map[Type]func() Command{
 	TypeSetSwitch:    func() Command { return new(SetSwitch) },
 	TypeUpsertToken:  func() Command { return new(UpsertToken) },
 	TypeDeleteToken:  func() Command { return new(DeleteToken) },
-	TypeUpsertModels: func() Command { return new(UpsertModels) },
 	TypeDecided:      func() Command { return new(Decided) },
 	TypeSetDedicated: func() Command { return new(SetDedicated) },
 	TypeSetSchedule:  func() Command { return new(SetSchedule) },
 	TypeSetPipeline:  func() Command { return new(SetPipeline) },
+	TypeWriteModels:  func() Command { return new(WriteModels) },
 }
 
 // Result is what became of a command.

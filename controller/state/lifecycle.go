@@ -263,9 +263,3 @@ func (r *Replica) Counts() bool { return r.Goal == GoalRun }
 func (r *Replica) makesRoom() bool {
 	return r.Status == StatusDraining || r.Status == StatusSleeping || r.Ending()
 }
-
-// counting returns the replicas of a model that count against its target.
-func counting(t *txn, model string) []*Replica {
-	rs, _ := each[Replica](t.Txn, TableReplicas, byModel, model)
-	return slices.DeleteFunc(rs, func(r *Replica) bool { return !r.Counts() })
-}

@@ -183,3 +183,42 @@ func TestModelsAreChangedTogetherOrNotAtAll(t *testing.T) {
 	l := newLog(t)
 	require.False(t, l.apply(&state.UpsertModels{}).Changed)
 }
+
+// TestWhatNoRowOfAModelHolds: a command that was not made by a proposal of this version leaves
+// the state as it was.
+func TestWhatNoRowOfAModelHolds(t *testing.T) {
+	for _, tt := range []struct {
+		text string
+		edit func(*state.WriteModel)
+	}{
+		{"must be in its one form", func(w *state.WriteModel) { w.Desired = state.Shares{{Replicas: 1}, {Replicas: 1}} }},
+		{"unknown variant \"x\"", func(w *state.WriteModel) { w.Desired = state.Shares{{Variant: "x", Replicas: 1}} }},
+		{"displaced must be a part of desired", func(w *state.WriteModel) { w.Displaced.UntilRoom = state.Any(2) }},
+		{"stable version 7 does not exist", func(w *state.WriteModel) { w.StableVersion = 7 }},
+		{"a rollout of variant \"x\"", func(w *state.WriteModel) {
+			w.Rollouts = map[string]state.Rollout{"x": {Status: state.RolloutCanary, Version: 2}}
+		}},
+		{"is \"odd\": must be canary", func(w *state.WriteModel) { w.Rollouts = map[string]state.Rollout{"v": {Status: "odd", Version: 2}} }},
+		{"must be of version 2", func(w *state.WriteModel) {
+			w.Rollouts = map[string]state.Rollout{"v": {Status: state.RolloutCanary, Version: 1}}
+		}},
+		{"version 2 has no definition", func(w *state.WriteModel) { w.Definition = nil }},
+		{"cannot follow", func(w *state.WriteModel) { w.Version = 1 }},
+		{"cannot follow", func(w *state.WriteModel) { w.Definition.Name = "other" }},
+		{"min is -1", func(w *state.WriteModel) { w.Definition.Min = -1 }},
+		{"has changed since", func(w *state.WriteModel) { w.ModifyIndex = 99 }},
+		{"already exists", func(w *state.WriteModel) { w.ModifyIndex = 0 }},
+	} {
+		l := newLog(t)
+		l.must(&state.UpsertModel{Model: model("m")})
+		next := &state.UpsertModel{Model: defined("vh2", func(m *state.Model) { m.Hash = "h2" }), ModifyIndex: l.model("m").ModifyIndex, Time: epoch}
+		resolved, refused := next.Resolve(l.store.View())
+		require.Nil(t, refused)
+		c := resolved.(*state.WriteModels)
+		require.Len(t, c.Models, 1)
+		before := rowsOf(t, l.store.View())
+		tt.edit(&c.Models[0])
+		require.ErrorContains(t, l.apply(c).Err, tt.text)
+		require.Equal(t, before, rowsOf(t, l.store.View()), tt.text)
+	}
+}

@@ -23,81 +23,33 @@ type UpsertModel struct {
 	// ModifyIndex is the model's as the caller knows it, 0: it does not exist.
 	ModifyIndex uint64
 	// Time is when it was asked for, and that of the rollouts it begins.
-	Time time.Time `json:",omitzero"`
+	Time time.Time
 }
 
-// Type implements Command.
-func (*UpsertModel) Type() Type { return TypeUpsertModel }
-
-func (c *UpsertModel) apply(t *txn) *Error {
-	if err := faults(c.Model.Name, c.faults()...); err != nil {
-		return err
+// Resolve implements Proposal: it returns a *WriteModels.
+func (r *UpsertModel) Resolve(v *View) (Command, *Error) {
+	if err := faults(r.Model.Name, r.faults()...); err != nil {
+		return nil, err
 	}
-	if err := c.compare(t); err != nil {
-		return err
+	if err := r.compare(v); err != nil {
+		return nil, err
 	}
-	c.write(t)
-	return nil
+	return writeModels(v, *r), nil
 }
 
-// faults finds all that is wrong with the command itself; some may be nil.
-func (c *UpsertModel) faults() []error {
-	return append(c.Model.faults(), checkTime("time", &c.Time))
+// faults finds all that is wrong with the proposal itself; some may be nil.
+func (r *UpsertModel) faults() []error {
+	return append(r.Model.faults(), checkTime("time", &r.Time))
 }
 
-func (c *UpsertModel) compare(t *txn) *Error {
-	if err := t.pipelineHas(c.Model.Name); err != nil {
-		return err
+func (r *UpsertModel) compare(v *View) *Error {
+	if v.Pipeline(nil, r.Model.Name) != nil {
+		return pipelineHas(r.Model.Name)
 	}
-	return compare("model", c.Model.Name, modifyIndex(first[Model](t.Txn, TableModels, byID, c.Model.Name)), c.ModifyIndex)
+	return compare("model", r.Model.Name, modifyIndex(v.Model(nil, r.Model.Name)), r.ModifyIndex)
 }
 
-func (c *UpsertModel) write(t *txn) {
-	m := c.Model.definition()
-	m.Stopped, m.CreateIndex, m.ModifyIndex = c.Model.Stopped, t.index, t.index
-	old := first[Model](t.Txn, TableModels, byID, m.Name)
-	switch {
-	case old == nil:
-		t.addVersion(&m, c.Time)
-		m.StableVersion, m.Desired = m.Version, m.shares(m.Desired.cells())
-	case old.Hash == m.Hash && old.Stopped == m.Stopped:
-		return
-	case old.Hash == m.Hash: // started or stopped
-		m = *old
-		m.Stopped, m.ModifyIndex = c.Model.Stopped, t.index
-	default:
-		t.newVersion(&m, old, c.Time)
-	}
-	t.put(TableModels, &m)
-}
-
-// newVersion makes m, which is to take the place of old, a version of its own, and begins
-// its rollouts.
-func (t *txn) newVersion(m, old *Model, at time.Time) {
-	m.StableVersion = old.StableVersion
-	if trial := slices.ContainsFunc(slices.Collect(maps.Values(old.Rollouts)), func(r Rollout) bool { return r.Status == RolloutCanary }); !trial {
-		m.StableVersion = old.Version // its canaries have served, or it needed none
-	}
-	t.addVersion(m, at)
-	m.CreateIndex, m.ScaledAt, m.Replacements, m.EvictedFor, m.NoSleep = old.CreateIndex, old.ScaledAt, old.Replacements, old.EvictedFor, old.NoSleep
-	file := m.Desired.Total()
-	m.Desired = m.shares(old.Desired.cells())
-	m.Displaced = old.Displaced.within(m.Desired)
-	if m.Rescales(old) {
-		m.Displaced = Displaced{}
-		m.Desired = m.withTotal(file)
-		if m.wants() < old.wants() {
-			m.ScaledAt = at
-		}
-	}
-	vs := t.versions(m.Name)
-	m.Rollouts = m.rolloutsAfter(old, vs.Get(old.StableVersion), counting(t, m.Name), vs, at)
-	if m.Rollouts == nil {
-		m.StableVersion = m.Version
-	}
-}
-
-// UpsertModels creates or changes several models, all or none. What is wrong is said
+// UpsertModels creates or changes several models, all or none. What is wrong is reported
 // of every one of them: first of the models as they are, then of those that are not
 // what the caller knows.
 type UpsertModels struct {
@@ -105,10 +57,8 @@ type UpsertModels struct {
 	Models []UpsertModel
 }
 
-// Type implements Command.
-func (*UpsertModels) Type() Type { return TypeUpsertModels }
-
-func (c *UpsertModels) apply(t *txn) *Error {
+// Resolve implements Proposal: it returns a *WriteModels.
+func (r *UpsertModels) Resolve(v *View) (Command, *Error) {
 	var errs []error
 	subject := ""
 	fault := func(name string, err error) {
@@ -120,10 +70,10 @@ func (c *UpsertModels) apply(t *txn) *Error {
 		}
 		errs = append(errs, fmt.Errorf("model %q: %w", name, err))
 	}
-	seen := make(map[string]bool, len(c.Models))
-	for i := range c.Models {
-		name := c.Models[i].Model.Name
-		for _, err := range c.Models[i].faults() {
+	seen := make(map[string]bool, len(r.Models))
+	for i := range r.Models {
+		name := r.Models[i].Model.Name
+		for _, err := range r.Models[i].faults() {
 			fault(name, err)
 		}
 		if seen[name] {
@@ -132,11 +82,11 @@ func (c *UpsertModels) apply(t *txn) *Error {
 		seen[name] = true
 	}
 	if err := faults(subject, errs...); err != nil {
-		return err
+		return nil, err
 	}
 	var refused *Error
-	for i := range c.Models {
-		switch err := c.Models[i].compare(t); {
+	for i := range r.Models {
+		switch err := r.Models[i].compare(v); {
 		case err == nil:
 		case refused == nil:
 			refused = err
@@ -145,12 +95,178 @@ func (c *UpsertModels) apply(t *txn) *Error {
 		}
 	}
 	if refused != nil {
-		return refused
+		return nil, refused
 	}
+	return writeModels(v, r.Models...), nil
+}
+
+// writeModels returns the command that carries proposals out that are allowed.
+func writeModels(v *View, of ...UpsertModel) *WriteModels {
+	c := &WriteModels{}
+	for i := range of {
+		if w := of[i].write(v); w != nil {
+			c.Models = append(c.Models, *w)
+		}
+	}
+	return c
+}
+
+// write returns how the model is written, nil where nothing changes.
+func (r *UpsertModel) write(v *View) *WriteModel {
+	m := r.Model.definition()
+	m.Stopped = r.Model.Stopped
+	old := v.Model(nil, m.Name)
+	switch {
+	case old == nil:
+		m.Version = v.Versions(nil, m.Name).next()
+		m.StableVersion, m.Desired = m.Version, m.shares(m.Desired.cells())
+	case old.Hash == m.Hash && old.Stopped == m.Stopped:
+		return nil
+	case old.Hash == m.Hash: // started or stopped
+		m = *old
+		m.Stopped = r.Model.Stopped
+	default:
+		m.follow(old, v.Versions(nil, m.Name), v.StayingOf(nil, m.Name), r.Time)
+	}
+	w := &WriteModel{
+		Name: m.Name, Version: m.Version, StableVersion: m.StableVersion,
+		Desired: m.Desired, Displaced: m.Displaced, Stopped: m.Stopped, ScaledAt: m.ScaledAt, Rollouts: m.Rollouts,
+		Time: r.Time, ModifyIndex: modifyIndex(old),
+	}
+	if old == nil || old.Hash != m.Hash {
+		definition := r.Model.definition()
+		w.Definition = &definition
+	}
+	return w
+}
+
+// follow makes m, which is to take the place of old, a version of its own, and begins its
+// rollouts. The versions and the replicas that count are those of old.
+func (m *Model) follow(old *Model, vs Versions, counting []*Replica, at time.Time) {
+	m.StableVersion = old.StableVersion
+	if trial := slices.ContainsFunc(slices.Collect(maps.Values(old.Rollouts)), func(r Rollout) bool { return r.Status == RolloutCanary }); !trial {
+		m.StableVersion = old.Version // its canaries have served, or it needed none
+	}
+	m.Version, m.ScaledAt = vs.next(), old.ScaledAt
+	file := m.Desired.Total()
+	m.Desired = m.shares(old.Desired.cells())
+	m.Displaced = old.Displaced.within(m.Desired)
+	if m.Rescales(old) {
+		m.Displaced = Displaced{}
+		m.Desired = m.withTotal(file)
+		if m.wants() < old.wants() {
+			m.ScaledAt = at
+		}
+	}
+	m.Rollouts = m.rolloutsAfter(old, vs.Get(old.StableVersion), counting, vs, at)
+	if m.Rollouts == nil {
+		m.StableVersion = m.Version
+	}
+}
+
+// WriteModels writes models, all or none. What becomes of a model file is decided before; see
+// UpsertModel.
+type WriteModels struct {
+	Models []WriteModel
+}
+
+// WriteModel is the row of a model as it is to be, without what the planner notes there.
+type WriteModel struct {
+	Name string
+	// Definition is that of a new version with the number Version, nil: the model keeps the
+	// version that it has.
+	Definition             *Model `json:",omitempty"`
+	Version, StableVersion int
+	Desired                Shares             `json:",omitempty"`
+	Displaced              Displaced          `json:",omitzero"`
+	Stopped                bool               `json:",omitempty"`
+	ScaledAt               time.Time          `json:",omitzero"`
+	Rollouts               map[string]Rollout `json:",omitempty"`
+	// Time is when a new version was applied.
+	Time time.Time `json:",omitzero"`
+	// ModifyIndex is that of the row that it was made from, 0: there was none.
+	ModifyIndex uint64
+}
+
+// Type implements Command.
+func (*WriteModels) Type() Type { return TypeWriteModels }
+
+func (c *WriteModels) apply(t *txn) *Error {
 	for i := range c.Models {
-		c.Models[i].write(t)
+		if err := c.Models[i].apply(t); err != nil {
+			return err
+		}
 	}
 	return nil
+}
+
+func (c *WriteModel) apply(t *txn) *Error {
+	if first[Pipeline](t.Txn, TablePipelines, byID, c.Name) != nil {
+		return pipelineHas(c.Name)
+	}
+	old := first[Model](t.Txn, TableModels, byID, c.Name)
+	if err := compare("model", c.Name, modifyIndex(old), c.ModifyIndex); err != nil {
+		return err
+	}
+	vs := t.versions(c.Name)
+	var m Model
+	switch {
+	case c.Definition == nil && (old == nil || c.Version != old.Version):
+		return badRequest(c.Name, "model %q: version %d has no definition", c.Name, c.Version)
+	case c.Definition == nil:
+		m = *old
+	case c.Definition.Name != c.Name || c.Version < vs.next():
+		return badRequest(c.Name, "model %q: version %d of model %q cannot follow %d versions", c.Name, c.Version, c.Definition.Name, len(vs))
+	default:
+		m = c.Definition.definition()
+		if old != nil {
+			m.Unplaceable, m.Replacements, m.EvictedFor, m.NoSleep = old.Unplaceable, old.Replacements, old.EvictedFor, old.NoSleep
+		}
+	}
+	m.Version, m.StableVersion, m.Rollouts = c.Version, c.StableVersion, c.Rollouts
+	m.Desired, m.Displaced, m.Stopped, m.ScaledAt = c.Desired, c.Displaced, c.Stopped, c.ScaledAt
+	if err := faults(c.Name, append(m.faults(), m.rowFaults(vs, c)...)...); err != nil {
+		return err
+	}
+	m.CreateIndex, m.ModifyIndex = t.index, t.index
+	if old != nil {
+		m.CreateIndex = old.CreateIndex
+	}
+	if c.Definition != nil {
+		t.addVersion(&m, c)
+	}
+	t.put(TableModels, &m)
+	return nil
+}
+
+// rowFaults finds what no row of a model can have; some may be nil. The versions are those
+// before.
+func (m *Model) rowFaults(vs Versions, c *WriteModel) []error {
+	errs := []error{checkTime("time", &c.Time), checkTime("scaled at", &m.ScaledAt)}
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	if is := m.shares(m.Desired.cells()); !slices.Equal(is, m.Desired) {
+		bad("desired is %s: must be in its one form, which is %s", m.Desired, is)
+	}
+	if !m.Displaced.within(m.Desired).equal(m.Displaced) {
+		bad("displaced must be a part of desired, which is %s", m.Desired)
+	}
+	if m.StableVersion != m.Version && vs.Get(m.StableVersion) == nil {
+		bad("stable version %d does not exist", m.StableVersion)
+	}
+	for _, variant := range sortedKeys(m.Rollouts) {
+		r := m.Rollouts[variant]
+		errs = append(errs, checkTime("rollout", &r.Since))
+		m.Rollouts[variant] = r
+		switch {
+		case m.Variant(variant) == nil:
+			bad("a rollout of variant %q, which does not exist", variant)
+		case rolloutSteps[r.Status] == nil:
+			bad("the rollout of variant %q is %q: must be canary, rolling or rolled_back", variant, r.Status)
+		case r.Ongoing() && (r.Version != m.Version || m.StableVersion == m.Version):
+			bad("the rollout of variant %q is of version %d, from version %d: must be of version %d, from another one", variant, r.Version, m.StableVersion, m.Version)
+		}
+	}
+	return errs
 }
 
 func modifyIndex(m *Model) uint64 {

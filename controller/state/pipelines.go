@@ -115,11 +115,8 @@ func (c *SetPipeline) clash(t *txn) *Error {
 	return nil
 }
 
-// pipelineHas tells why a new model cannot have a name, nil where it can.
-func (t *txn) pipelineHas(model string) *Error {
-	if first[Pipeline](t.Txn, TablePipelines, byID, model) == nil {
-		return nil
-	}
+// pipelineHas returns why a model cannot have the name of a pipeline.
+func pipelineHas(model string) *Error {
 	return conflict(model, "model %q: a pipeline already has this name: use another name", model)
 }
 

@@ -53,7 +53,7 @@ func TestPipelines(t *testing.T) {
 func TestPipelinesAndModelsShareNames(t *testing.T) {
 	l := newLog(t)
 	l.must(&state.UpsertModel{Model: model("m")}, pipelineOf("p", "m", "n"))
-	refused := func(c state.Command, text string) {
+	refused := func(c any, text string) {
 		t.Helper()
 		err := l.apply(c).Err
 		require.ErrorIs(t, err, state.ErrConflict)

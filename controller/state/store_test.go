@@ -203,7 +203,7 @@ func TestEveryQueryWatches(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		query  func(*state.View, memdb.WatchSet)
-		change state.Command
+		change any
 	}{
 		{"models", func(v *state.View, ws memdb.WatchSet) { v.Models(ws) }, &state.UpsertModel{Model: model("m2")}},
 		{"model", func(v *state.View, ws memdb.WatchSet) { v.Model(ws, "m3") }, &state.UpsertModel{Model: model("m3")}},

@@ -118,15 +118,19 @@ func (t *txn) versions(model string) Versions {
 	return vs
 }
 
-// addVersion makes m's definition its newest version, and forgets old ones that nothing
-// needs. Its source is in the version alone.
-func (t *txn) addVersion(m *Model, at time.Time) {
-	vs := t.versions(m.Name)
-	m.Version = 1
-	if n := len(vs); n > 0 {
-		m.Version = vs[n-1].Number + 1
+// next returns the number of the version that follows them.
+func (vs Versions) next() int {
+	if len(vs) == 0 {
+		return 1
 	}
-	t.put(TableVersions, &Version{Number: m.Version, Model: m.definition(), Time: at, CreateIndex: t.index})
+	return vs[len(vs)-1].Number + 1
+}
+
+// addVersion makes the definition in c the newest version of m, and forgets old ones that
+// nothing needs. Its source is in the version alone.
+func (t *txn) addVersion(m *Model, c *WriteModel) {
+	vs := t.versions(m.Name)
+	t.put(TableVersions, &Version{Number: c.Version, Model: c.Definition.definition(), Time: c.Time, CreateIndex: t.index})
 	m.Source = ""
 
 	needed := map[int]bool{m.Version: true, m.StableVersion: true}
