@@ -3,6 +3,7 @@ package planner_test
 import (
 	"fmt"
 	"math/rand/v2"
+	"sync"
 	"testing"
 	"time"
 
@@ -35,17 +36,39 @@ func TestTierWorld(t *testing.T) {
 }
 
 // TestTierWorldTriesEveryRule does the same with seeds that meet every rule: one that
-// nothing has met was not tried.
+// nothing has met was not tried. Its long form makes a million plans.
 func TestTierWorldTriesEveryRule(t *testing.T) {
 	t.Parallel()
+	var mu sync.Mutex
 	seen := map[string]int{}
 	plans, rested := 0, 0
-	for seed := range uint64(160) {
-		w := simulateTiers(t, seed, 60)
-		plans, rested = plans+w.leader.plans, rested+w.leader.rested
-		for _, d := range w.view().Decisions(nil, "", 0) {
-			seen[d.Kind]++
+	worlds := long.Pick(160, 5600)
+	if long.Race {
+		worlds = 160
+	}
+	const parts = 2
+	t.Run("all", func(t *testing.T) {
+		for part := range parts {
+			t.Run(fmt.Sprintf("part=%d", part), func(t *testing.T) {
+				t.Parallel()
+				for seed := part; seed < worlds; seed += parts {
+					w := simulateTiers(t, uint64(seed), 60)
+					mu.Lock()
+					plans, rested = plans+w.leader.plans, rested+w.leader.rested
+					for _, d := range w.view().Decisions(nil, "", 0) {
+						seen[d.Kind]++
+					}
+					mu.Unlock()
+				}
+			})
 		}
+	})
+	t.Logf("%d plans", plans)
+	if t.Failed() {
+		return
+	}
+	if long.Enabled() && !long.Race {
+		require.Greater(t, plans, 1_000_000)
 	}
 	for _, kind := range []string{
 		planner.KindEvict, planner.KindEvictWarm, planner.KindCalledOff, planner.KindAsleep, planner.KindWake, planner.KindAwake, planner.KindSleepFailed,
