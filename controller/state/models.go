@@ -20,7 +20,7 @@ import (
 // variant; its replicas remain until the controller has replaced them.
 type UpsertModel struct {
 	Model Model
-	// ModifyIndex is the model's as the caller knows it, 0: it does not exist.
+	// ModifyIndex is the model's index that the caller has read, 0 if the model does not exist.
 	ModifyIndex uint64
 	// Time is when it was asked for, and that of the rollouts it begins.
 	Time time.Time `json:",omitzero"`
@@ -30,26 +30,26 @@ type UpsertModel struct {
 func (*UpsertModel) Type() Type { return TypeUpsertModel }
 
 func (c *UpsertModel) apply(t *txn) *Error {
-	if err := faults(c.Model.Name, c.faults()...); err != nil {
+	if err := invalid(c.Model.Name, c.problems()...); err != nil {
 		return err
 	}
-	if err := c.compare(t); err != nil {
+	if err := c.checkIndex(t); err != nil {
 		return err
 	}
 	c.write(t)
 	return nil
 }
 
-// faults finds all that is wrong with the command itself; some may be nil.
-func (c *UpsertModel) faults() []error {
-	return append(c.Model.faults(), checkTime("time", &c.Time))
+// problems returns the errors of the command itself. Some may be nil.
+func (c *UpsertModel) problems() []error {
+	return append(c.Model.problems(), checkTime("time", &c.Time))
 }
 
-func (c *UpsertModel) compare(t *txn) *Error {
+func (c *UpsertModel) checkIndex(t *txn) *Error {
 	if err := t.pipelineHas(c.Model.Name); err != nil {
 		return err
 	}
-	return compare("model", c.Model.Name, modifyIndex(first[Model](t.Txn, TableModels, byID, c.Model.Name)), c.ModifyIndex)
+	return checkIndex("model", c.Model.Name, modifyIndex(first[Model](t.Txn, TableModels, byID, c.Model.Name)), c.ModifyIndex)
 }
 
 func (c *UpsertModel) write(t *txn) {
@@ -91,7 +91,7 @@ func (t *txn) newVersion(m, old *Model, at time.Time) {
 		}
 	}
 	vs := t.versions(m.Name)
-	m.Rollouts = m.rolloutsAfter(old, vs.Get(old.StableVersion), counting(t, m.Name), vs, at)
+	m.Rollouts = m.rolloutsAfter(old, vs.Get(old.StableVersion), countedReplicas(t, m.Name), vs, at)
 	if m.Rollouts == nil {
 		m.StableVersion = m.Version
 	}
@@ -111,7 +111,7 @@ func (*UpsertModels) Type() Type { return TypeUpsertModels }
 func (c *UpsertModels) apply(t *txn) *Error {
 	var errs []error
 	subject := ""
-	fault := func(name string, err error) {
+	add := func(name string, err error) {
 		if err == nil {
 			return
 		}
@@ -123,29 +123,29 @@ func (c *UpsertModels) apply(t *txn) *Error {
 	seen := make(map[string]bool, len(c.Models))
 	for i := range c.Models {
 		name := c.Models[i].Model.Name
-		for _, err := range c.Models[i].faults() {
-			fault(name, err)
+		for _, err := range c.Models[i].problems() {
+			add(name, err)
 		}
 		if seen[name] {
-			fault(name, errors.New("duplicate model"))
+			add(name, errors.New("duplicate model"))
 		}
 		seen[name] = true
 	}
-	if err := faults(subject, errs...); err != nil {
+	if err := invalid(subject, errs...); err != nil {
 		return err
 	}
-	var refused *Error
+	var rejected *Error
 	for i := range c.Models {
-		switch err := c.Models[i].compare(t); {
+		switch err := c.Models[i].checkIndex(t); {
 		case err == nil:
-		case refused == nil:
-			refused = err
+		case rejected == nil:
+			rejected = err
 		default:
-			refused.Message += "\n" + err.Message
+			rejected.Message += "\n" + err.Message
 		}
 	}
-	if refused != nil {
-		return refused
+	if rejected != nil {
+		return rejected
 	}
 	for i := range c.Models {
 		c.Models[i].write(t)
@@ -160,9 +160,9 @@ func modifyIndex(m *Model) uint64 {
 	return m.ModifyIndex
 }
 
-// compare is the compare of compare-and-set: have is the ModifyIndex in the state, 0
-// where there is none, want the caller's.
-func compare(what, name string, have, want uint64) *Error {
+// checkIndex is the comparison of compare-and-set. It rejects a command unless have, the
+// ModifyIndex in the state (0 if there is no row), equals want, the caller's.
+func checkIndex(what, name string, have, want uint64) *Error {
 	switch {
 	case have == want:
 		return nil
@@ -174,16 +174,16 @@ func compare(what, name string, have, want uint64) *Error {
 	return conflict(name, "%s %q has changed since it was read: its index is %d, not %d", what, name, have, want)
 }
 
-// compareIf is compare if the caller has an index.
-func compareIf(what, name string, have uint64, want *uint64) *Error {
+// checkIndexIf is checkIndex if the caller has an index.
+func checkIndexIf(what, name string, have uint64, want *uint64) *Error {
 	if want == nil {
 		return nil
 	}
-	return compare(what, name, have, *want)
+	return checkIndex(what, name, have, *want)
 }
 
-// faults finds all that is wrong; some may be nil.
-func (m *Model) faults() []error {
+// problems returns the errors of the model. Some may be nil.
+func (m *Model) problems() []error {
 	errs := []error{checkName("model name", m.Name)}
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	if m.Min < 0 || m.Max < m.Min {
@@ -203,7 +203,7 @@ func (m *Model) faults() []error {
 	if m.KeepWarm < 0 || m.KeepWarm > m.Max {
 		bad("keep_warm is %d: must be 0 to %d, the model's max", m.KeepWarm, m.Max)
 	}
-	errs = append(errs, m.Update.faults()...)
+	errs = append(errs, m.Update.problems()...)
 	if m.Hash == "" {
 		bad("hash is empty")
 	}
@@ -266,7 +266,7 @@ func (m *Model) Variant(name string) *Variant {
 }
 
 // DeleteModel forgets a model, and where its weights are: its COLD replicas. It is
-// refused while it has others. The dedicated set has it no more.
+// rejected while it has others. The model is removed from the dedicated set.
 type DeleteModel struct {
 	Model string
 	// ModifyIndex is the model's as the caller knows it; nil: any.
@@ -281,7 +281,7 @@ func (c *DeleteModel) apply(t *txn) *Error {
 	if m == nil {
 		return notFound(c.Model, "model %q does not exist", c.Model)
 	}
-	if err := compareIf("model", c.Model, m.ModifyIndex, c.ModifyIndex); err != nil {
+	if err := checkIndexIf("model", c.Model, m.ModifyIndex, c.ModifyIndex); err != nil {
 		return err
 	}
 	rs, _ := each[Replica](t.Txn, TableReplicas, byModel, c.Model)
