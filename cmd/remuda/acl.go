@@ -13,19 +13,19 @@ import (
 
 func (p *program) aclVerbs() map[string]verb {
 	return map[string]verb{
-		"acl bootstrap":    p.asking(aclBootstrap),
-		"acl token create": p.asking(aclTokenCreate),
-		"acl token list":   p.asking(aclTokenList),
-		"acl token delete": p.asking(aclTokenDelete),
-		"acl token self":   p.asking(aclTokenSelf),
+		"acl bootstrap":    p.apiVerb(aclBootstrap),
+		"acl token create": p.apiVerb(aclTokenCreate),
+		"acl token list":   p.apiVerb(aclTokenList),
+		"acl token delete": p.apiVerb(aclTokenDelete),
+		"acl token self":   p.apiVerb(aclTokenSelf),
 	}
 }
 
-var aclBootstrap = question{
+var aclBootstrap = apiCommand{
 	synopsis: "Create the first token, for an operator",
 	about: `Creates the first token of a new cluster, with the role operator. It works once, and the
 secret is shown once.`,
-	run: func(ctx context.Context, c *asker, _ []string) error {
+	run: func(ctx context.Context, c *apiClient, _ []string) error {
 		token, err := c.BootstrapACL(ctx)
 		if err != nil {
 			return err
@@ -36,15 +36,15 @@ secret is shown once.`,
 
 var roles = []string{string(state.RoleOperator), string(state.RoleGateway), string(state.RoleAutoscaler), string(state.RoleReadOnly)}
 
-var aclTokenCreate = question{
+var aclTokenCreate = apiCommand{
 	synopsis: "Create a token",
 	about: `Creates a token with a role: operator (full access), gateway (what a gateway needs),
 autoscaler (reads and scales) or read-only. The secret is shown once.`,
-	setup: func(fs *flag.FlagSet) answering {
+	setup: func(fs *flag.FlagSet) runFunc {
 		var r api.TokenRequest
 		fs.StringVar(&r.Name, "name", "", "a `description` of the token")
 		fs.StringVar(&r.Role, "role", "", "the `role`: "+strings.Join(roles, ", ")+" (required)")
-		return func(ctx context.Context, c *asker, _ []string) error {
+		return func(ctx context.Context, c *apiClient, _ []string) error {
 			if !slices.Contains(roles, r.Role) {
 				return usagef("-role is %q: must be one of %s", r.Role, strings.Join(roles, ", "))
 			}
@@ -57,7 +57,7 @@ autoscaler (reads and scales) or read-only. The secret is shown once.`,
 	},
 }
 
-func (c *asker) showToken(t api.Token) error {
+func (c *apiClient) showToken(t api.Token) error {
 	f := newFields(c.out)
 	f.set("Accessor", t.Accessor)
 	f.setIf("Secret", t.SecretID)
@@ -67,10 +67,10 @@ func (c *asker) showToken(t api.Token) error {
 	return f.flush()
 }
 
-var aclTokenList = question{
+var aclTokenList = apiCommand{
 	synopsis: "List the tokens",
 	about:    `Lists the tokens, without their secrets.`,
-	run: func(ctx context.Context, c *asker, _ []string) error {
+	run: func(ctx context.Context, c *apiClient, _ []string) error {
 		tokens, _, err := c.Tokens(ctx, api.QueryOptions{})
 		if err != nil {
 			return err
@@ -89,12 +89,12 @@ var aclTokenList = question{
 	},
 }
 
-var aclTokenDelete = question{
+var aclTokenDelete = apiCommand{
 	synopsis: "Delete a token",
 	about: `Deletes a token, given by its accessor or a unique prefix of it. Requests with its secret are
 rejected from then on.`,
 	args: []string{"ACCESSOR"},
-	run: func(ctx context.Context, c *asker, args []string) error {
+	run: func(ctx context.Context, c *apiClient, args []string) error {
 		accessor, err := c.findToken(ctx, args[0])
 		if err != nil {
 			return err
@@ -106,10 +106,10 @@ rejected from then on.`,
 	},
 }
 
-var aclTokenSelf = question{
+var aclTokenSelf = apiCommand{
 	synopsis: "Show the token in use",
 	about:    `Shows the token that -token or the environment selects.`,
-	run: func(ctx context.Context, c *asker, _ []string) error {
+	run: func(ctx context.Context, c *apiClient, _ []string) error {
 		token, _, err := c.SelfToken(ctx, api.QueryOptions{})
 		if err != nil {
 			return err
@@ -119,7 +119,7 @@ var aclTokenSelf = question{
 }
 
 // findToken returns the accessor that is arg, or the only one that begins with it.
-func (c *asker) findToken(ctx context.Context, arg string) (string, error) {
+func (c *apiClient) findToken(ctx context.Context, arg string) (string, error) {
 	tokens, _, err := c.Tokens(ctx, api.QueryOptions{})
 	if err != nil {
 		return "", err

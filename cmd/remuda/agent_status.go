@@ -7,11 +7,11 @@ import (
 	"remuda/controller/api"
 )
 
-var agentHealth = question{
+var agentHealth = apiCommand{
 	synopsis: "Check the health of a controller",
 	about: `Checks that a server belongs to a cluster with a leader, and that it can reach Nomad and
 Consul. The exit code is 0 if it is healthy and 1 if not.`,
-	run: func(ctx context.Context, c *asker, _ []string) error {
+	run: func(ctx context.Context, c *apiClient, _ []string) error {
 		h, err := c.AgentHealth(ctx)
 		if err != nil {
 			return err
@@ -35,11 +35,11 @@ Consul. The exit code is 0 if it is healthy and 1 if not.`,
 	},
 }
 
-var agentInfo = question{
+var agentInfo = apiCommand{
 	synopsis: "Show the status of a controller",
 	about: `Shows one server: its ID, whether it is the leader, its Raft index, its connections to Nomad
 and Consul, and the gateways that report to it.`,
-	run: func(ctx context.Context, c *asker, _ []string) error {
+	run: func(ctx context.Context, c *apiClient, _ []string) error {
 		a, err := c.AgentSelf(ctx)
 		if err != nil {
 			return err
@@ -48,7 +48,7 @@ and Consul, and the gateways that report to it.`,
 	},
 }
 
-func (c *asker) showAgent(a api.AgentSelf) error {
+func (c *apiClient) showAgent(a api.AgentSelf) error {
 	f := newFields(c.out)
 	f.set("ID", a.ID)
 	f.set("Version", a.Version)

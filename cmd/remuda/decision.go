@@ -10,15 +10,15 @@ import (
 	"remuda/controller/api"
 )
 
-var decisionList = question{
+var decisionList = apiCommand{
 	synopsis: "List the latest decisions with their reasons",
 	about:    `Lists the controller's decisions, newest first, with their reasons and the numbers behind them.`,
-	setup: func(fs *flag.FlagSet) answering {
+	setup: func(fs *flag.FlagSet) runFunc {
 		var f api.DecisionFilter
 		fs.StringVar(&f.Model, "model", "", "only decisions about this `model`")
 		fs.StringVar(&f.Replica, "replica", "", "only decisions about this `replica`")
 		fs.IntVar(&f.Limit, "limit", 50, "maximum number of decisions")
-		return func(ctx context.Context, c *asker, _ []string) error {
+		return func(ctx context.Context, c *apiClient, _ []string) error {
 			if f.Limit < 1 {
 				return usagef("-limit is %d: must be at least 1", f.Limit)
 			}

@@ -19,21 +19,21 @@ import (
 
 func (p *program) dedicatedVerbs() map[string]verb {
 	return map[string]verb{
-		"dedicated set":      p.asking(dedicatedSet),
-		"dedicated status":   p.asking(dedicatedStatus),
-		"dedicated clear":    p.asking(dedicatedClear),
+		"dedicated set":      p.apiVerb(dedicatedSet),
+		"dedicated status":   p.apiVerb(dedicatedStatus),
+		"dedicated clear":    p.apiVerb(dedicatedClear),
 		"dedicated schedule": p.dedicatedScheduleVerb(),
 	}
 }
 
-var dedicatedSet = question{
+var dedicatedSet = apiCommand{
 	synopsis: "Replace the set of dedicated models",
 	about: `Replaces the dedicated set. Each model in it has at least the given number of replicas, and
 nothing evicts them. Models that leave the set return to their scale. With a schedule, the
 set is in effect until the schedule's next change. Models with "dedicated = true" in their
 files are always dedicated.`,
 	args: []string{"MODEL=REPLICAS..."},
-	run: func(ctx context.Context, c *asker, args []string) error {
+	run: func(ctx context.Context, c *apiClient, args []string) error {
 		models, err := assignments("MODEL=REPLICAS", args)
 		if err != nil {
 			return err
@@ -72,10 +72,10 @@ func assignments(what string, args []string) (map[string]int, error) {
 	return out, nil
 }
 
-var dedicatedStatus = question{
+var dedicatedStatus = apiCommand{
 	synopsis: "Show the dedicated set",
 	about:    `Shows the models in the dedicated set, who set it, and when the schedule changes it next.`,
-	run: func(ctx context.Context, c *asker, _ []string) error {
+	run: func(ctx context.Context, c *apiClient, _ []string) error {
 		d, _, err := c.Dedicated(ctx, api.QueryOptions{})
 		if err != nil {
 			return err
@@ -84,7 +84,7 @@ var dedicatedStatus = question{
 	},
 }
 
-func (c *asker) showDedicated(d api.Dedicated) error {
+func (c *apiClient) showDedicated(d api.Dedicated) error {
 	f := newFields(c.out)
 	if d.Source == "" {
 		f.set("Set by", "-")
@@ -106,7 +106,7 @@ func (c *asker) showDedicated(d api.Dedicated) error {
 	return c.setTable(d.Models)
 }
 
-func (c *asker) setTable(models map[string]int) error {
+func (c *apiClient) setTable(models map[string]int) error {
 	t := newTable(c.out, "MODEL", "MIN REPLICAS")
 	for _, name := range slices.Sorted(maps.Keys(models)) {
 		t.row(name, models[name])
@@ -121,11 +121,11 @@ func until(t time.Time) string {
 	return clock(t)
 }
 
-var dedicatedClear = question{
+var dedicatedClear = apiCommand{
 	synopsis: "Clear the dedicated set",
 	about: `Clears the dedicated set: its models return to their scale. With a schedule, the set stays
 empty until the schedule's next change.`,
-	run: func(ctx context.Context, c *asker, _ []string) error {
+	run: func(ctx context.Context, c *apiClient, _ []string) error {
 		d, err := c.ClearDedicated(ctx)
 		if err != nil {
 			return err
@@ -135,7 +135,7 @@ empty until the schedule's next change.`,
 }
 
 func (p *program) dedicatedScheduleVerb() verb {
-	return p.asking(question{
+	return p.apiVerb(apiCommand{
 		synopsis: "Set, show or delete the calendar that changes the dedicated set",
 		about: `With a FILE ("-" is standard input), sets the calendar that changes the dedicated set by the
 time of day. Without a FILE, prints the calendar. -delete deletes it and leaves the set
@@ -162,9 +162,9 @@ unchanged. Example:
 The first window that covers the current time applies, otherwise the default. A window whose
 "to" is not after its "from" ends on the next day.`,
 		args: []string{"[FILE]"},
-		setup: func(fs *flag.FlagSet) answering {
+		setup: func(fs *flag.FlagSet) runFunc {
 			remove := fs.Bool("delete", false, "delete the calendar")
-			return func(ctx context.Context, c *asker, args []string) error {
+			return func(ctx context.Context, c *apiClient, args []string) error {
 				switch {
 				case *remove && len(args) > 0:
 					return usagef("-delete does not take a file: remove %q", args[0])
@@ -182,7 +182,7 @@ The first window that covers the current time applies, otherwise the default. A 
 	})
 }
 
-func (c *asker) showSchedule(ctx context.Context) error {
+func (c *apiClient) showSchedule(ctx context.Context) error {
 	s, _, err := c.DedicatedSchedule(ctx, api.QueryOptions{})
 	if err != nil {
 		return err
@@ -197,7 +197,7 @@ func (c *asker) showSchedule(ctx context.Context) error {
 	})
 }
 
-func (c *asker) setSchedule(ctx context.Context, path string, stdin io.Reader) error {
+func (c *apiClient) setSchedule(ctx context.Context, path string, stdin io.Reader) error {
 	name, in := path, stdin
 	if path == "-" {
 		name = "standard input"

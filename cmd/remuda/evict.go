@@ -11,7 +11,7 @@ import (
 	"remuda/internal/closest"
 )
 
-var evict = question{
+var evict = apiCommand{
 	synopsis: "Evict replicas from their GPUs",
 	about: `Evicts one replica, or all replicas of a model, until clients wait for it or somebody scales
 the model. Running replicas finish their requests first. With -to warm the weights stay in the
@@ -19,16 +19,16 @@ node's memory, ready to serve again in seconds; with -to cold the controller rem
 that have them on disk; without -to the replica stops. A replica is given by its name, or by a
 unique prefix of its name or ID.`,
 	args: []string{"REPLICA|MODEL"},
-	setup: func(fs *flag.FlagSet) answering {
+	setup: func(fs *flag.FlagSet) runFunc {
 		to := fs.String("to", "", "the target `tier`: warm or cold (default: stop the replica)")
 		force := fs.Bool("force", false, "also evict dedicated replicas, and go below min (not with -to warm)")
-		return func(ctx context.Context, c *asker, args []string) error {
+		return func(ctx context.Context, c *apiClient, args []string) error {
 			r := api.EvictRequest{Force: *force}
 			var err error
 			if r.To, err = evictTo(*to); err != nil {
 				return err
 			}
-			if err := c.evictee(ctx, args[0], &r); err != nil {
+			if err := c.evictTarget(ctx, args[0], &r); err != nil {
 				return err
 			}
 			answer, err := c.Evict(ctx, r)
@@ -61,18 +61,18 @@ unique prefix of its name or ID.`,
 			}
 			for _, e := range answer.Replicas {
 				if e.Error == "" || e.To == r.To {
-					return nil // it goes, or is there already
+					return nil // evicted, or already in that tier
 				}
 			}
 			if len(answer.Replicas) > 0 {
-				return exitError{exitFailed} // The table says why.
+				return exitError{exitFailed} // The table has the reasons.
 			}
 			return nil
 		}
 	},
 }
 
-// evictTo reads the tier that something is evicted to.
+// evictTo parses the value of -to.
 func evictTo(to string) (string, error) {
 	switch t := strings.ToUpper(to); t {
 	case "", "WARM", "COLD":
@@ -81,8 +81,8 @@ func evictTo(to string) (string, error) {
 	return "", usagef("-to is %q: must be warm or cold", to)
 }
 
-// evictee finds out whether a model or a replica is meant.
-func (c *asker) evictee(ctx context.Context, arg string, r *api.EvictRequest) error {
+// evictTarget sets in r the model or the replica that arg names.
+func (c *apiClient) evictTarget(ctx context.Context, arg string, r *api.EvictRequest) error {
 	models, _, err := c.Models(ctx, api.QueryOptions{})
 	if err != nil {
 		return err

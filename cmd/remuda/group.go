@@ -6,8 +6,8 @@ import (
 	"github.com/hashicorp/cli"
 )
 
-// groups are the words that verbs begin with and that are none themselves, with what is
-// below them.
+// groups are the words that begin verbs and are not verbs themselves, with a synopsis of their
+// verbs.
 var groups = map[string]string{
 	"acl":       "Manage the API's ACL tokens",
 	"acl token": "Create, list and delete tokens",
@@ -28,7 +28,7 @@ var groups = map[string]string{
 	"switch":    "Change settings while the controller runs",
 }
 
-// group is a word without a verb: it says which there are.
+// group is the command of a word in groups. It lists the verbs that begin with it.
 type group struct {
 	p              *program
 	name, synopsis string

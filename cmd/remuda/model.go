@@ -15,20 +15,20 @@ import (
 func (p *program) modelVerbs() map[string]verb {
 	return map[string]verb{
 		"model apply":   p.modelApplyVerb(),
-		"model list":    p.asking(modelList),
-		"model status":  p.asking(modelStatus),
-		"model history": p.asking(modelHistory),
-		"model revert":  p.asking(modelRevert),
-		"model file":    p.asking(modelFile),
-		"model stop":    p.asking(modelStop),
-		"model start":   p.asking(modelStart),
+		"model list":    p.apiVerb(modelList),
+		"model status":  p.apiVerb(modelStatus),
+		"model history": p.apiVerb(modelHistory),
+		"model revert":  p.apiVerb(modelRevert),
+		"model file":    p.apiVerb(modelFile),
+		"model stop":    p.apiVerb(modelStop),
+		"model start":   p.apiVerb(modelStart),
 	}
 }
 
-var modelList = question{
+var modelList = apiCommand{
 	synopsis: "List the models",
 	about:    `Lists the models with their status and replicas: serving, target, and in between.`,
-	run: func(ctx context.Context, c *asker, _ []string) error {
+	run: func(ctx context.Context, c *apiClient, _ []string) error {
 		models, _, err := c.Models(ctx, api.QueryOptions{})
 		if err != nil {
 			return err
@@ -76,12 +76,12 @@ func values[K comparable, V any](m map[K]V) []V {
 	return all
 }
 
-var modelStatus = question{
+var modelStatus = apiCommand{
 	synopsis: "Show a model, its replicas and its status",
 	about: `Shows the target of a model, its variants, rollouts and replicas, and the latest decisions
 with their reasons.`,
 	args: []string{"MODEL"},
-	run: func(ctx context.Context, c *asker, args []string) error {
+	run: func(ctx context.Context, c *apiClient, args []string) error {
 		s, _, err := c.Model(ctx, args[0], api.QueryOptions{})
 		if err != nil {
 			return err
@@ -138,7 +138,7 @@ func displacedText(d api.Displaced) string {
 	return strings.Join(parts, ", ")
 }
 
-func (c *asker) showModel(s api.ModelStatus) error {
+func (c *apiClient) showModel(s api.ModelStatus) error {
 	m, at := s.Model, now()
 	f := newFields(c.out)
 	f.set("Name", m.Name)
@@ -259,17 +259,17 @@ func zeroDash(n int) string {
 // short is the beginning of a hash or an ID, enough to tell it from others.
 func short(id string) string { return id[:min(len(id), 8)] }
 
-var modelFile = question{
+var modelFile = apiCommand{
 	synopsis: "Print the model file that was applied",
 	about: `Prints the model's part of the model file as it was applied, comments included. A file in which
 only comments changed is not a new version, so that the older comments are printed. With
 -variant it prints the job file of that variant instead.`,
 	args: []string{"MODEL"},
 	raw:  true,
-	setup: func(fs *flag.FlagSet) answering {
+	setup: func(fs *flag.FlagSet) runFunc {
 		version := fs.Int("version", 0, "print version `N`, see \"remuda model history\"; 0 for the current one")
 		variant := fs.String("variant", "", "print the job file of this `variant`")
-		return func(ctx context.Context, c *asker, args []string) error {
+		return func(ctx context.Context, c *apiClient, args []string) error {
 			if *version < 0 {
 				return usagef("-version is %d: must be 0 or more", *version)
 			}
@@ -283,16 +283,16 @@ only comments changed is not a new version, so that the older comments are print
 	},
 }
 
-var modelStop = question{
+var modelStop = apiCommand{
 	synopsis: "Stop a model: its replicas drain and stop",
 	about: `Drains and stops the model's replicas. The model stays known, and "remuda model start" starts
 it again; -purge deletes it once its replicas have stopped.`,
 	args: []string{"MODEL"},
-	setup: func(fs *flag.FlagSet) answering {
+	setup: func(fs *flag.FlagSet) runFunc {
 		purge := fs.Bool("purge", false, "delete the model once its replicas have stopped")
 		var w watching
 		w.declare(fs, "the replicas have stopped")
-		return func(ctx context.Context, c *asker, args []string) error {
+		return func(ctx context.Context, c *apiClient, args []string) error {
 			if *purge && w.detach {
 				return usagef("-purge waits until the replicas have stopped: remove -detach")
 			}
@@ -315,14 +315,14 @@ it again; -purge deletes it once its replicas have stopped.`,
 	},
 }
 
-var modelStart = question{
+var modelStart = apiCommand{
 	synopsis: "Start a stopped model",
 	about:    `Starts a stopped model with the number of replicas it had before.`,
 	args:     []string{"MODEL"},
-	setup: func(fs *flag.FlagSet) answering {
+	setup: func(fs *flag.FlagSet) runFunc {
 		var w watching
 		w.declare(fs, "the replicas run")
-		return func(ctx context.Context, c *asker, args []string) error {
+		return func(ctx context.Context, c *apiClient, args []string) error {
 			r, err := c.StartModel(ctx, args[0])
 			if err != nil {
 				return err

@@ -14,19 +14,19 @@ import (
 )
 
 func (p *program) modelApplyVerb() verb {
-	return p.asking(question{
+	return p.apiVerb(apiCommand{
 		synopsis: "Create or update models from files",
 		about: `Reads a model file, or all files *.model.hcl of a directory, and their job files, lets Nomad
 check the jobs, and applies all of it or nothing. It shows what changed and watches until the
 replicas run; -detach returns at once. A file without changes is not an error. Models that are
 not in the files are not changed, unless -prune deletes those that are not in the directory.`,
 		args: []string{"FILE|DIR"},
-		setup: func(fs *flag.FlagSet) answering {
+		setup: func(fs *flag.FlagSet) runFunc {
 			var a applying
 			fs.BoolVar(&a.dryRun, "dry-run", false, "check the files and show the changes without applying them")
 			fs.BoolVar(&a.prune, "prune", false, "stop and delete the models that are not in DIR")
 			a.watching.declare(fs, "the replicas run")
-			return func(ctx context.Context, c *asker, args []string) error { return a.run(ctx, c, args[0]) }
+			return func(ctx context.Context, c *apiClient, args []string) error { return a.run(ctx, c, args[0]) }
 		},
 	})
 }
@@ -58,7 +58,7 @@ func sourceFiles(s modelfile.Source) []api.SourceFile {
 	return files
 }
 
-func (a *applying) run(ctx context.Context, c *asker, path string) error {
+func (a *applying) run(ctx context.Context, c *apiClient, path string) error {
 	source, models, err := a.load(path)
 	if err != nil {
 		return err
@@ -103,7 +103,7 @@ func (a *applying) run(ctx context.Context, c *asker, path string) error {
 }
 
 // others are the names of the models that -prune deletes.
-func (a *applying) others(ctx context.Context, c *asker, models []state.Model) ([]string, error) {
+func (a *applying) others(ctx context.Context, c *apiClient, models []state.Model) ([]string, error) {
 	if !a.prune {
 		return nil, nil
 	}
@@ -121,7 +121,7 @@ func (a *applying) others(ctx context.Context, c *asker, models []state.Model) (
 }
 
 // deleteModel stops a model, waits until its replicas have stopped, and deletes it.
-func (c *asker) deleteModel(ctx context.Context, name string, w *watching) error {
+func (c *apiClient) deleteModel(ctx context.Context, name string, w *watching) error {
 	r, err := c.StopModel(ctx, name)
 	if err != nil {
 		return err
@@ -138,7 +138,7 @@ func (c *asker) deleteModel(ctx context.Context, name string, w *watching) error
 }
 
 // showChanges prints how files differ from the models that the controller had.
-func (c *asker) showChanges(applied api.ApplyResponse) {
+func (c *apiClient) showChanges(applied api.ApplyResponse) {
 	for _, m := range applied.Models {
 		switch {
 		case m.Unchanged:

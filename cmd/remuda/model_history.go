@@ -10,13 +10,13 @@ import (
 	"remuda/controller/api"
 )
 
-var modelHistory = question{
+var modelHistory = apiCommand{
 	synopsis: "List the versions of a model",
 	about: `Lists the versions of the model, the newest first, with the changes of each. A version is what
 "remuda model apply" or "remuda model revert" made of the model. The last six are kept, and those
 of which replicas exist. "remuda model file -version N MODEL" prints one.`,
 	args: []string{"MODEL"},
-	run: func(ctx context.Context, c *asker, args []string) error {
+	run: func(ctx context.Context, c *apiClient, args []string) error {
 		versions, _, err := c.ModelVersions(ctx, args[0], api.QueryOptions{})
 		if err != nil {
 			return err
@@ -51,16 +51,16 @@ func versionStatus(v api.Version) string {
 	return "-"
 }
 
-var modelRevert = question{
+var modelRevert = apiCommand{
 	synopsis: "Return a model to an earlier version",
 	about: `Applies the definition of an earlier version, as a new version: of VERSION, or of the one before
 the current version. The number of replicas stays as it is, unless the two model files set
 different ones. It watches until the replicas run; -detach returns at once.`,
 	args: []string{"MODEL", "[VERSION]"},
-	setup: func(fs *flag.FlagSet) answering {
+	setup: func(fs *flag.FlagSet) runFunc {
 		var w watching
 		w.declare(fs, "the replicas run")
-		return func(ctx context.Context, c *asker, args []string) error {
+		return func(ctx context.Context, c *apiClient, args []string) error {
 			var request api.RevertRequest
 			if len(args) > 1 {
 				n, err := strconv.Atoi(args[1])

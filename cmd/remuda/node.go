@@ -14,17 +14,17 @@ import (
 
 func (p *program) nodeVerbs() map[string]verb {
 	return map[string]verb{
-		"node list":     p.asking(nodeList),
-		"node status":   p.asking(nodeStatus),
-		"node cordon":   p.asking(nodeCordon),
-		"node uncordon": p.asking(nodeUncordon),
+		"node list":     p.apiVerb(nodeList),
+		"node status":   p.apiVerb(nodeStatus),
+		"node cordon":   p.apiVerb(nodeCordon),
+		"node uncordon": p.apiVerb(nodeUncordon),
 	}
 }
 
-var nodeList = question{
+var nodeList = apiCommand{
 	synopsis: "List the nodes with GPUs",
 	about:    `Lists the Nomad nodes with GPUs and their free capacity.`,
-	run: func(ctx context.Context, c *asker, _ []string) error {
+	run: func(ctx context.Context, c *apiClient, _ []string) error {
 		nodes, _, err := c.Nodes(ctx, api.QueryOptions{})
 		if err != nil {
 			return err
@@ -70,13 +70,13 @@ func nodeState(n api.Node) string {
 	return "ready"
 }
 
-var nodeStatus = question{
+var nodeStatus = apiCommand{
 	synopsis: "Show a node, its GPUs and their replicas",
 	about: `Shows one node, given by its ID, a prefix of the ID, or its name, with a picture of its GPU
 and host memory: held by HOT replicas, moving between tiers, held by WARM replicas, and free;
 and the replica on each seat. Colours are used on terminals only, and not if NO_COLOR is set.`,
 	args: []string{"NODE"},
-	run: func(ctx context.Context, c *asker, args []string) error {
+	run: func(ctx context.Context, c *apiClient, args []string) error {
 		s, _, err := c.Node(ctx, args[0], api.QueryOptions{})
 		if err != nil {
 			return err
@@ -85,7 +85,7 @@ and the replica on each seat. Colours are used on terminals only, and not if NO_
 	},
 }
 
-func (c *asker) showNode(s api.NodeStatus) error {
+func (c *apiClient) showNode(s api.NodeStatus) error {
 	n := s.Node
 	f := newFields(c.out)
 	f.set("ID", n.ID)
@@ -102,7 +102,7 @@ func (c *asker) showNode(s api.NodeStatus) error {
 	if err := f.flush(); err != nil {
 		return err
 	}
-	c.canvas.picture(c.out, s)
+	c.terminal.picture(c.out, s)
 	return nil
 }
 
@@ -116,32 +116,32 @@ func gpuState(g api.GPU) string {
 	return "healthy"
 }
 
-var nodeCordon = question{
+var nodeCordon = apiCommand{
 	synopsis: "Take a GPU or a node out of use",
 	about: `Cordons a GPU, or all GPUs that a node has now. No new replicas are placed there. Those that
 are there move to other GPUs as far as there is room, a few at a time: each is drained when
 another one serves in its place. WARM ones go COLD. A GPU is given by its UUID or a prefix of
 it; a node by its ID, a prefix of the ID, or its name.`,
 	args: []string{"GPU|NODE"},
-	setup: func(fs *flag.FlagSet) answering {
+	setup: func(fs *flag.FlagSet) runFunc {
 		reason := fs.String("reason", "", "`text` that the node's status shows as the reason")
-		return func(ctx context.Context, c *asker, args []string) error {
+		return func(ctx context.Context, c *apiClient, args []string) error {
 			return c.cordon(ctx, args[0], true, *reason, "%s is cordoned: nothing new is placed there, and its replicas move where there is room.\n")
 		}
 	},
 }
 
-var nodeUncordon = question{
+var nodeUncordon = apiCommand{
 	synopsis: "Take a GPU or a node into use again",
 	about:    `Ends the cordon of a GPU, or of all GPUs of a node. They are given as to "node cordon".`,
 	args:     []string{"GPU|NODE"},
-	run: func(ctx context.Context, c *asker, args []string) error {
+	run: func(ctx context.Context, c *apiClient, args []string) error {
 		return c.cordon(ctx, args[0], false, "", "%s is uncordoned.\n")
 	},
 }
 
 // cordon cordons or uncordons what arg names, and prints done with its name.
-func (c *asker) cordon(ctx context.Context, arg string, on bool, reason, done string) error {
+func (c *apiClient) cordon(ctx context.Context, arg string, on bool, reason, done string) error {
 	nodes, _, err := c.Nodes(ctx, api.QueryOptions{})
 	if err != nil {
 		return err

@@ -11,50 +11,50 @@ import (
 	"remuda/internal/bytesize"
 )
 
-// ink is what a part of a bar is drawn with.
-type ink struct {
+// style is how a part of a bar is drawn.
+type style struct {
 	plain, block string
 	// colour is the parameter of the control sequence that sets it.
 	colour string
 	legend string
 }
 
-// The inks of the pictures.
+// The styles of the parts of a bar.
 var (
-	inkHot    = ink{"#", "█", "32", "HOT"}
-	inkMoving = ink{"+", "▓", "33", "moving"}
-	inkWarm   = ink{"w", "▒", "36", "WARM"}
-	inkFree   = ink{".", "·", "2", "free"}
-	inkOut    = ink{"x", "×", "31", "out of use"}
-	inkOver   = ink{"-", "-", "2", "over the WARM budget"}
+	styleHot    = style{"#", "█", "32", "HOT"}
+	styleMoving = style{"+", "▓", "33", "moving"}
+	styleWarm   = style{"w", "▒", "36", "WARM"}
+	styleFree   = style{".", "·", "2", "free"}
+	styleOut    = style{"x", "×", "31", "out of use"}
+	styleOver   = style{"-", "-", "2", "over the WARM budget"}
 )
 
 // part is a part of a bar.
 type part struct {
-	ink   ink
+	style style
 	bytes int64
 }
 
-// bar draws parts of a whole in proportion, as "[####..]". A part that is not nothing has
-// a cell at least. What is below 0 is not drawn.
-func (c canvas) bar(cells int, parts ...part) string {
+// bar draws parts of a whole in proportion, as "[####..]". A part above 0 has at least one cell. A
+// part below 0 is not drawn.
+func (c terminal) bar(cells int, parts ...part) string {
 	var b strings.Builder
 	b.WriteByte('[')
 	for i, n := range share(cells, parts) {
 		if n == 0 {
 			continue
 		}
-		text := parts[i].ink.plain
+		text := parts[i].style.plain
 		if c.blocks {
-			text = parts[i].ink.block
+			text = parts[i].style.block
 		}
-		b.WriteString(c.paint(parts[i].ink.colour, strings.Repeat(text, n)))
+		b.WriteString(c.paint(parts[i].style.colour, strings.Repeat(text, n)))
 	}
 	b.WriteByte(']')
 	return b.String()
 }
 
-func (c canvas) paint(colour, text string) string {
+func (c terminal) paint(colour, text string) string {
 	if !c.colour || text == "" {
 		return text
 	}
@@ -102,15 +102,15 @@ func share(cells int, parts []part) []int {
 	return out
 }
 
-// picture draws a node: each GPU's memory and seats, the host's memory, and what is there.
-func (c canvas) picture(out io.Writer, s api.NodeStatus) {
+// picture draws a node: each GPU's memory and seats, the host's memory, and the replicas.
+func (c terminal) picture(out io.Writer, s api.NodeStatus) {
 	say := func(format string, args ...any) { fmt.Fprintf(out, format+"\n", args...) }
 	marks, order := markReplicas(s)
-	used := []ink{}
+	used := []style{}
 	draw := func(cells int, parts ...part) string {
 		for _, p := range parts {
-			if p.bytes > 0 && !slices.Contains(used, p.ink) {
-				used = append(used, p.ink)
+			if p.bytes > 0 && !slices.Contains(used, p.style) {
+				used = append(used, p.style)
 			}
 		}
 		return c.bar(cells, parts...)
@@ -123,11 +123,11 @@ func (c canvas) picture(out io.Writer, s api.NodeStatus) {
 	if n.HostMemory > 0 {
 		budget := max(n.WarmBudget-n.WarmMemory, 0)
 		say("\nHost memory")
-		say("%s", draw(width-2, part{inkWarm, n.WarmMemory}, part{inkFree, min(budget, n.FreeHostMemory)}, part{inkOver, n.FreeHostMemory - budget}))
+		say("%s", draw(width-2, part{styleWarm, n.WarmMemory}, part{styleFree, min(budget, n.FreeHostMemory)}, part{styleOver, n.FreeHostMemory - budget}))
 		say("%s", wrap("  ", fmt.Sprintf("%s held by WARM replicas, of a budget of %s; the node has %s", bytesize.Text(n.WarmMemory), bytesize.Text(n.WarmBudget), bytesize.Text(n.HostMemory))))
 	}
 	var legend []string
-	for _, i := range []ink{inkHot, inkMoving, inkWarm, inkFree, inkOut, inkOver} {
+	for _, i := range []style{styleHot, styleMoving, styleWarm, styleFree, styleOut, styleOver} {
 		if !slices.Contains(used, i) {
 			continue
 		}
@@ -160,7 +160,7 @@ func (c canvas) picture(out io.Writer, s api.NodeStatus) {
 	}
 }
 
-func (c canvas) gpu(say func(string, ...any), draw func(int, ...part) string, g api.GPU, marks map[string]string) {
+func (c terminal) gpu(say func(string, ...any), draw func(int, ...part) string, g api.GPU, marks map[string]string) {
 	title := strings.TrimSpace(g.UUID + " " + g.Model)
 	if g.Clique != "" {
 		title += ", clique " + g.Clique
@@ -175,15 +175,15 @@ func (c canvas) gpu(say func(string, ...any), draw func(int, ...part) string, g 
 	if g.CordonReason != "" {
 		say("%s", wrap("  ", "cordoned: "+g.CordonReason))
 	}
-	free := inkFree
+	free := styleFree
 	if g.Cordoned || !g.Healthy {
-		free = inkOut
+		free = styleOut
 	}
-	say("%s", draw(width-2, part{inkHot, g.HotMemory}, part{inkMoving, g.MovingMemory}, part{inkWarm, g.WarmMemory}, part{free, g.FreeMemory}))
+	say("%s", draw(width-2, part{styleHot, g.HotMemory}, part{styleMoving, g.MovingMemory}, part{styleWarm, g.WarmMemory}, part{free, g.FreeMemory}))
 	var texts []string
-	for _, p := range []part{{inkHot, g.HotMemory}, {inkMoving, g.MovingMemory}, {inkWarm, g.WarmMemory}} {
+	for _, p := range []part{{styleHot, g.HotMemory}, {styleMoving, g.MovingMemory}, {styleWarm, g.WarmMemory}} {
 		if p.bytes > 0 {
-			texts = append(texts, bytesize.Text(p.bytes)+" "+p.ink.legend)
+			texts = append(texts, bytesize.Text(p.bytes)+" "+p.style.legend)
 		}
 	}
 	texts = append(texts, fmt.Sprintf("%s free of %s", bytesize.Text(g.FreeMemory), bytesize.Text(g.Memory)))
@@ -203,9 +203,9 @@ func (c canvas) gpu(say func(string, ...any), draw func(int, ...part) string, g 
 
 func stateColour(g api.GPU) string {
 	if g.Cordoned || !g.Healthy {
-		return inkOut.colour
+		return styleOut.colour
 	}
-	return inkHot.colour
+	return styleHot.colour
 }
 
 // markReplicas gives each replica of a node a letter, in the order of the seats; what holds

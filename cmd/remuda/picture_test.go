@@ -45,7 +45,7 @@ func drawn() api.NodeStatus {
 
 func TestPictureOfANode(t *testing.T) {
 	var b bytes.Buffer
-	canvas{}.picture(&b, drawn())
+	terminal{}.picture(&b, drawn())
 	text := b.String()
 	want := `
 GPUs
@@ -82,11 +82,11 @@ Replicas
 
 func TestPictureInColour(t *testing.T) {
 	var b bytes.Buffer
-	canvas{colour: true, blocks: true}.picture(&b, drawn())
+	terminal{colour: true, blocks: true}.picture(&b, drawn())
 	require.Contains(t, b.String(), "[\x1b[32m"+strings.Repeat("█", 39)+"\x1b[0m\x1b[33m"+strings.Repeat("▓", 10)+"\x1b[0m")
 	require.Contains(t, b.String(), "\x1b[31mcordoned\x1b[0m")
 	b.Reset()
-	canvas{blocks: true}.picture(&b, drawn())
+	terminal{blocks: true}.picture(&b, drawn())
 	require.NotContains(t, b.String(), "\x1b")
 }
 
@@ -147,11 +147,11 @@ func TestCanvas(t *testing.T) {
 			return ""
 		}
 	}
-	require.Equal(t, canvas{}, canvasOf(&bytes.Buffer{}, env("TERM", "xterm")))
+	require.Equal(t, terminal{}, terminalOf(&bytes.Buffer{}, env("TERM", "xterm")))
 	file, err := os.CreateTemp(t.TempDir(), "")
 	require.NoError(t, err)
 	defer file.Close()
-	require.Equal(t, canvas{}, canvasOf(file, env("TERM", "xterm")))
+	require.Equal(t, terminal{}, terminalOf(file, env("TERM", "xterm")))
 
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
 	require.NoError(t, err)
@@ -164,15 +164,15 @@ func TestCanvas(t *testing.T) {
 	defer tty.Close()
 	for name, tc := range map[string]struct {
 		env  func(string) string
-		want canvas
+		want terminal
 	}{
-		"colours":         {env("TERM", "xterm"), canvas{colour: true}},
-		"and blocks":      {env("TERM", "xterm", "LANG", "C.UTF-8"), canvas{colour: true, blocks: true}},
-		"LC_ALL wins":     {env("TERM", "xterm", "LANG", "C.UTF-8", "LC_ALL", "C"), canvas{colour: true}},
-		"no colour":       {env("TERM", "xterm", "LANG", "de_DE.utf8", "NO_COLOR", "1"), canvas{blocks: true}},
-		"dumb":            {env("TERM", "dumb", "LANG", "C.UTF-8"), canvas{}},
-		"not said at all": {env(), canvas{}},
+		"colours":         {env("TERM", "xterm"), terminal{colour: true}},
+		"and blocks":      {env("TERM", "xterm", "LANG", "C.UTF-8"), terminal{colour: true, blocks: true}},
+		"LC_ALL wins":     {env("TERM", "xterm", "LANG", "C.UTF-8", "LC_ALL", "C"), terminal{colour: true}},
+		"no colour":       {env("TERM", "xterm", "LANG", "de_DE.utf8", "NO_COLOR", "1"), terminal{blocks: true}},
+		"dumb":            {env("TERM", "dumb", "LANG", "C.UTF-8"), terminal{}},
+		"not said at all": {env(), terminal{}},
 	} {
-		require.Equal(t, tc.want, canvasOf(tty, tc.env), name)
+		require.Equal(t, tc.want, terminalOf(tty, tc.env), name)
 	}
 }

@@ -17,14 +17,14 @@ import (
 func (p *program) pipelineVerbs() map[string]verb {
 	return map[string]verb{
 		"pipeline apply":  p.pipelineApplyVerb(),
-		"pipeline list":   p.asking(pipelineList),
-		"pipeline status": p.asking(pipelineStatus),
-		"pipeline delete": p.asking(pipelineDelete),
+		"pipeline list":   p.apiVerb(pipelineList),
+		"pipeline status": p.apiVerb(pipelineStatus),
+		"pipeline delete": p.apiVerb(pipelineDelete),
 	}
 }
 
 func (p *program) pipelineApplyVerb() verb {
-	return p.asking(question{
+	return p.apiVerb(apiCommand{
 		synopsis: "Create or update a pipeline from a file",
 		about: `Reads a file ("-" is standard input) with one pipeline, checks it and applies it. A pipeline
 is a graph of steps that call models. Clients call it like a model. Example:
@@ -54,16 +54,16 @@ Steps that do not depend on each other run at the same time. A step with for_eac
 runs once for each value, available as each.value, and its result is a list:
 join("\n", step.ideas[*].text). Requests in progress finish with the previous definition.`,
 		args: []string{"FILE"},
-		setup: func(fs *flag.FlagSet) answering {
+		setup: func(fs *flag.FlagSet) runFunc {
 			dryRun := fs.Bool("dry-run", false, "check the file without applying it")
-			return func(ctx context.Context, c *asker, args []string) error {
+			return func(ctx context.Context, c *apiClient, args []string) error {
 				return c.applyPipeline(ctx, args[0], p.stdin, *dryRun)
 			}
 		},
 	})
 }
 
-func (c *asker) applyPipeline(ctx context.Context, path string, stdin io.Reader, dryRun bool) error {
+func (c *apiClient) applyPipeline(ctx context.Context, path string, stdin io.Reader, dryRun bool) error {
 	name, in := path, stdin
 	if path == "-" {
 		name = "standard input"
@@ -106,16 +106,16 @@ func (c *asker) applyPipeline(ctx context.Context, path string, stdin io.Reader,
 }
 
 // missing warns of models that a pipeline calls and that do not exist.
-func (c *asker) missing(p api.Pipeline) {
+func (c *apiClient) missing(p api.Pipeline) {
 	if len(p.Missing) > 0 {
 		fmt.Fprintf(c.out, "Warning: steps fail until these models exist: %s.\n", strings.Join(p.Missing, ", "))
 	}
 }
 
-var pipelineList = question{
+var pipelineList = apiCommand{
 	synopsis: "List the pipelines",
 	about:    `Lists the pipelines with the models that their steps call.`,
-	run: func(ctx context.Context, c *asker, _ []string) error {
+	run: func(ctx context.Context, c *apiClient, _ []string) error {
 		all, _, err := c.Pipelines(ctx, api.QueryOptions{})
 		if err != nil {
 			return err
@@ -134,11 +134,11 @@ var pipelineList = question{
 	},
 }
 
-var pipelineStatus = question{
+var pipelineStatus = apiCommand{
 	synopsis: "Show a pipeline, its steps and its file",
 	about:    `Shows the pipeline's steps with their dependencies, and the file as it was applied.`,
 	args:     []string{"PIPELINE"},
-	run: func(ctx context.Context, c *asker, args []string) error {
+	run: func(ctx context.Context, c *apiClient, args []string) error {
 		p, _, err := c.Pipeline(ctx, args[0], api.QueryOptions{})
 		if err != nil {
 			return err
@@ -147,7 +147,7 @@ var pipelineStatus = question{
 	},
 }
 
-func (c *asker) showPipeline(p api.Pipeline) error {
+func (c *apiClient) showPipeline(p api.Pipeline) error {
 	f := newFields(c.out)
 	f.set("Name", p.Name)
 	f.set("Models", strings.Join(p.Models, ", "))
@@ -179,11 +179,11 @@ func (c *asker) showPipeline(p api.Pipeline) error {
 	return err
 }
 
-var pipelineDelete = question{
+var pipelineDelete = apiCommand{
 	synopsis: "Delete a pipeline",
 	about:    `Deletes the pipeline. Requests in progress finish; the models are not changed.`,
 	args:     []string{"PIPELINE"},
-	run: func(ctx context.Context, c *asker, args []string) error {
+	run: func(ctx context.Context, c *apiClient, args []string) error {
 		if err := c.DeletePipeline(ctx, args[0], nil); err != nil {
 			return err
 		}

@@ -12,7 +12,7 @@ import (
 	"remuda/controller/modelfile"
 )
 
-var plan = question{
+var plan = apiCommand{
 	synopsis: "Show what a change would do, without doing it",
 	about: `Shows what the controller would do if a model file were applied, models were scaled or
 replicas were evicted, step by step, with estimated times and reasons: which replicas would be
@@ -23,22 +23,22 @@ The steps are those of the controller's own planner on a copy of its state. They
 loading takes what the configured rates say, that the traffic stays as it is and that nothing
 fails; the assumptions are printed. Nomad does not check the file's jobs.`,
 	args: []string{"[FILE|DIR]"},
-	setup: func(fs *flag.FlagSet) answering {
+	setup: func(fs *flag.FlagSet) runFunc {
 		var scales []string
 		fs.Func("scale", "assume `MODEL=REPLICAS` is scaled; may be repeated", func(s string) error {
 			scales = append(scales, s)
 			return nil
 		})
-		evictee := fs.String("evict", "", "assume this `REPLICA or MODEL` is evicted")
+		evictTarget := fs.String("evict", "", "assume this `REPLICA or MODEL` is evicted")
 		to := fs.String("to", "", "with -evict, the target `tier`: warm or cold (default: stop the replica)")
 		force := fs.Bool("force", false, "with -evict, also dedicated replicas, and below min")
-		return func(ctx context.Context, c *asker, args []string) error {
+		return func(ctx context.Context, c *apiClient, args []string) error {
 			var r api.PlanRequest
 			var err error
 			if r.Scale, err = assignments("MODEL=REPLICAS", scales); err != nil {
 				return err
 			}
-			if *evictee == "" && (*to != "" || *force) {
+			if *evictTarget == "" && (*to != "" || *force) {
 				return usagef("-to and -force need -evict")
 			}
 			if len(args) > 0 {
@@ -48,12 +48,12 @@ fails; the assumptions are printed. Nomad does not check the file's jobs.`,
 				}
 				r.Files, r.Jobs = sourceFiles(source), source.Jobs
 			}
-			if *evictee != "" {
+			if *evictTarget != "" {
 				e := api.EvictRequest{Force: *force}
 				if e.To, err = evictTo(*to); err != nil {
 					return err
 				}
-				if err := c.evictee(ctx, *evictee, &e); err != nil {
+				if err := c.evictTarget(ctx, *evictTarget, &e); err != nil {
 					return err
 				}
 				r.Evict = &e
@@ -62,16 +62,16 @@ fails; the assumptions are printed. Nomad does not check the file's jobs.`,
 			if err != nil {
 				return err
 			}
-			return c.print(p, func() error { c.showForesight(p); return nil })
+			return c.print(p, func() error { c.showPlan(p); return nil })
 		}
 	},
 }
 
-func (c *asker) showForesight(p api.PlanResponse) {
+func (c *apiClient) showPlan(p api.PlanResponse) {
 	if len(p.Steps) == 0 {
 		fmt.Fprintln(c.out, "Nothing would change.")
 	} else {
-		fmt.Fprintf(c.out, "%s:\n", foresightTitle(p))
+		fmt.Fprintf(c.out, "%s:\n", planTitle(p))
 	}
 	var at api.Duration
 	for i, s := range p.Steps {
@@ -125,7 +125,7 @@ func (c *asker) showForesight(p api.PlanResponse) {
 }
 
 // foresightTitle counts the replicas that change, and how long that takes.
-func foresightTitle(p api.PlanResponse) string {
+func planTitle(p api.PlanResponse) string {
 	replicas := map[string]bool{}
 	for _, s := range p.Steps {
 		replicas[s.Replica] = true

@@ -12,7 +12,7 @@ import (
 )
 
 func (p *program) poolVerbs() map[string]verb {
-	return map[string]verb{"pool list": p.asking(poolList)}
+	return map[string]verb{"pool list": p.apiVerb(poolList)}
 }
 
 // ownPool is how people call the pool without a name.
@@ -26,11 +26,11 @@ func poolName(name string) string {
 	return name
 }
 
-var poolList = question{
+var poolList = apiCommand{
 	synopsis: "List the capacity pools",
 	about: `Lists the controller's own pool and the external capacity pools in the agents' config: their
 management and price, the connection to their Nomad, free capacity, and replicas.`,
-	run: func(ctx context.Context, c *asker, _ []string) error {
+	run: func(ctx context.Context, c *apiClient, _ []string) error {
 		pools, _, err := c.Pools(ctx, api.QueryOptions{})
 		if err != nil {
 			return err
@@ -39,7 +39,7 @@ management and price, the connection to their Nomad, free capacity, and replicas
 	},
 }
 
-func (c *asker) showPools(pools []api.Pool) error {
+func (c *apiClient) showPools(pools []api.Pool) error {
 	at := now()
 	t := newTable(c.out, "NAME", "MANAGEMENT", "PRICE", "NOMAD", "NODES", "GPUS", "GPU MEMORY FREE", "HOT", "WARM", "DESIRED")
 	for _, p := range pools {

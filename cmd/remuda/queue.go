@@ -11,12 +11,12 @@ import (
 
 func (p *program) queueVerbs() map[string]verb {
 	return map[string]verb{
-		"queue list":   p.asking(queueList),
-		"queue status": p.asking(queueStatus),
+		"queue list":   p.apiVerb(queueList),
+		"queue status": p.apiVerb(queueStatus),
 	}
 }
 
-var queueList = question{
+var queueList = apiCommand{
 	synopsis: "List the requests of each model at the gateways",
 	about: `Lists for each model, over all gateways: the number of requests waiting for an engine, the age
 of the oldest, the number in flight, and the recent rate of finished requests.
@@ -28,7 +28,7 @@ States:
   READY         a replica serves, no requests in flight
   BUSY          requests are in flight
   CANCELLED     the model is stopped`,
-	run: func(ctx context.Context, c *asker, _ []string) error {
+	run: func(ctx context.Context, c *apiClient, _ []string) error {
 		queues, err := c.Queues(ctx)
 		if err != nil {
 			return err
@@ -48,13 +48,13 @@ States:
 	},
 }
 
-var queueStatus = question{
+var queueStatus = apiCommand{
 	synopsis: "Show a model's queue and its requests",
 	about: `Shows the requests of one model at the gateways: those waiting, next first, and those in
 flight, with their gateway. Gateways report the first 64 of a queue and the oldest 64 at each
 replica.`,
 	args: []string{"MODEL"},
-	run: func(ctx context.Context, c *asker, args []string) error {
+	run: func(ctx context.Context, c *apiClient, args []string) error {
 		q, err := c.Queue(ctx, args[0])
 		if err != nil {
 			return err
@@ -63,7 +63,7 @@ replica.`,
 	},
 }
 
-func (c *asker) showQueue(s api.QueueStatus) error {
+func (c *apiClient) showQueue(s api.QueueStatus) error {
 	at := now()
 	f := newFields(c.out)
 	f.set("Model", s.Queue.Model)

@@ -12,18 +12,18 @@ import (
 
 func (p *program) raftVerbs() map[string]verb {
 	return map[string]verb{
-		"raft list-peers":      p.asking(raftListPeers),
-		"raft promote":         p.asking(raftPromote),
-		"raft remove-peer":     p.asking(raftRemovePeer),
-		"raft transfer-leader": p.asking(raftTransferLeader),
+		"raft list-peers":      p.apiVerb(raftListPeers),
+		"raft promote":         p.apiVerb(raftPromote),
+		"raft remove-peer":     p.apiVerb(raftRemovePeer),
+		"raft transfer-leader": p.apiVerb(raftTransferLeader),
 	}
 }
 
-var raftListPeers = question{
+var raftListPeers = apiCommand{
 	synopsis: "List the servers of the cluster",
 	about: `Lists the controller's servers. A server that joins is a non-voter: it has the state and does
 not count for the majority. WAITING FOR is why it does not become a voter yet.`,
-	run: func(ctx context.Context, c *asker, _ []string) error {
+	run: func(ctx context.Context, c *apiClient, _ []string) error {
 		// A stale answer: without a leader there is no other.
 		cfg, _, err := c.RaftConfiguration(ctx, api.QueryOptions{Stale: true})
 		if err != nil {
@@ -49,12 +49,12 @@ not count for the majority. WAITING FOR is why it does not become a voter yet.`,
 	},
 }
 
-var raftPromote = question{
+var raftPromote = apiCommand{
 	synopsis: "Make a server a voter",
 	about: `Makes a non-voter a voter at once. Use it for a server that the leader does not expect, because
 its address is not in the leader's setting "join". A server that has not caught up is rejected.`,
 	args: []string{"ID"},
-	run: func(ctx context.Context, c *asker, args []string) error {
+	run: func(ctx context.Context, c *apiClient, args []string) error {
 		if err := c.PromotePeer(ctx, args[0]); err != nil {
 			return err
 		}
@@ -62,12 +62,12 @@ its address is not in the leader's setting "join". A server that has not caught 
 	},
 }
 
-var raftRemovePeer = question{
+var raftRemovePeer = apiCommand{
 	synopsis: "Remove a server from the cluster",
 	about: `Removes a server from the cluster, so that it no longer counts for the majority. Use it for a
 server that will not come back, not for one that restarts.`,
 	args: []string{"ID"},
-	run: func(ctx context.Context, c *asker, args []string) error {
+	run: func(ctx context.Context, c *apiClient, args []string) error {
 		if err := c.RemovePeer(ctx, args[0]); err != nil {
 			return err
 		}
@@ -75,11 +75,11 @@ server that will not come back, not for one that restarts.`,
 	},
 }
 
-var raftTransferLeader = question{
+var raftTransferLeader = apiCommand{
 	synopsis: "Transfer leadership to another server",
 	about:    `Transfers leadership to the server with this ID, or to any other.`,
 	args:     []string{"[ID]"},
-	run: func(ctx context.Context, c *asker, args []string) error {
+	run: func(ctx context.Context, c *apiClient, args []string) error {
 		id := ""
 		if len(args) > 0 {
 			id = args[0]
@@ -108,7 +108,7 @@ var raftTransferLeader = question{
 
 // newLeader asks who leads until the server that is asked knows of another than before,
 // for as long as an election may take; it is empty where that was not enough.
-func (c *asker) newLeader(ctx context.Context, before api.LeaderStatus) (api.LeaderStatus, error) {
+func (c *apiClient) newLeader(ctx context.Context, before api.LeaderStatus) (api.LeaderStatus, error) {
 	for patience := time.After(5 * time.Second); ; {
 		leader, err := c.Leader(ctx)
 		if err != nil || leader.ID != "" && leader.ID != before.ID {

@@ -13,17 +13,17 @@ import (
 
 func (p *program) replicaVerbs() map[string]verb {
 	return map[string]verb{
-		"replica list":   p.asking(replicaList),
-		"replica status": p.asking(replicaStatus),
+		"replica list":   p.apiVerb(replicaList),
+		"replica status": p.apiVerb(replicaStatus),
 	}
 }
 
-var replicaList = question{
+var replicaList = apiCommand{
 	synopsis: "List the replicas",
 	about:    `Lists the replicas of all models, or of one, with their tier, status, node, seats and requests.`,
-	setup: func(fs *flag.FlagSet) answering {
+	setup: func(fs *flag.FlagSet) runFunc {
 		model := fs.String("model", "", "only replicas of this `model`")
-		return func(ctx context.Context, c *asker, _ []string) error {
+		return func(ctx context.Context, c *apiClient, _ []string) error {
 			replicas, _, err := c.Replicas(ctx, *model, api.QueryOptions{})
 			if err != nil {
 				return err
@@ -51,7 +51,7 @@ func statusText(r api.Replica) string {
 	return r.Status
 }
 
-func (c *asker) replicaTable(replicas []api.Replica) error {
+func (c *apiClient) replicaTable(replicas []api.Replica) error {
 	at := now()
 	var seats []string
 	for _, r := range replicas {
@@ -137,11 +137,11 @@ func replicaNote(r api.Replica) string {
 	return strings.Join(notes, "; ")
 }
 
-var replicaStatus = question{
+var replicaStatus = apiCommand{
 	synopsis: "Show a replica",
 	about:    `Shows one replica, given by its name, or by a unique prefix of its name or ID.`,
 	args:     []string{"REPLICA"},
-	run: func(ctx context.Context, c *asker, args []string) error {
+	run: func(ctx context.Context, c *apiClient, args []string) error {
 		found, err := c.findReplica(ctx, args[0])
 		if err != nil {
 			return err
@@ -162,7 +162,7 @@ func versionText(r api.Replica) string {
 	return fmt.Sprintf("%d (outdated)", r.Version)
 }
 
-func (c *asker) showReplica(r api.Replica) error {
+func (c *apiClient) showReplica(r api.Replica) error {
 	at := now()
 	f := newFields(c.out)
 	f.set("Name", r.Name)
@@ -215,7 +215,7 @@ func (c *asker) showReplica(r api.Replica) error {
 }
 
 // findReplica finds a replica by its name, its ID, or the beginning of either.
-func (c *asker) findReplica(ctx context.Context, arg string) (api.Replica, error) {
+func (c *apiClient) findReplica(ctx context.Context, arg string) (api.Replica, error) {
 	replicas, _, err := c.Replicas(ctx, "", api.QueryOptions{})
 	if err != nil {
 		return api.Replica{}, err

@@ -11,7 +11,7 @@ import (
 	"remuda/controller/api"
 )
 
-var scale = question{
+var scale = apiCommand{
 	synopsis: "Change how many replicas a model has",
 	about: `Sets the number of replicas of a model, or of one of its variants, within the model's min and
 max. Then it watches until they run and surplus replicas have drained; -detach returns at
@@ -22,11 +22,11 @@ With -pool, sets how many of the model's replicas should be in an external capac
 come from the controller's own pool, and go back there; the model's number of replicas rises if
 it has too few.`,
 	args: []string{"MODEL[/VARIANT]", "REPLICAS"},
-	setup: func(fs *flag.FlagSet) answering {
+	setup: func(fs *flag.FlagSet) runFunc {
 		pool := fs.String("pool", "", "set REPLICAS for this external capacity `pool` only")
 		var w watching
 		w.declare(fs, "the replicas run")
-		return func(ctx context.Context, c *asker, args []string) error {
+		return func(ctx context.Context, c *apiClient, args []string) error {
 			n, err := strconv.Atoi(args[1])
 			if err != nil || n < 0 {
 				return usagef("REPLICAS is %q: must be a whole number of 0 or more", args[1])
@@ -79,7 +79,7 @@ it has too few.`,
 }
 
 // scalePool sets how many replicas of a model should be in a pool.
-func (c *asker) scalePool(ctx context.Context, model, pool string, n int, w *watching) error {
+func (c *apiClient) scalePool(ctx context.Context, model, pool string, n int, w *watching) error {
 	r, err := c.ScalePool(ctx, model, pool, api.ScalePoolRequest{Replicas: n})
 	if err != nil {
 		return err

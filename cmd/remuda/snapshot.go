@@ -17,20 +17,20 @@ import (
 
 func (p *program) snapshotVerbs() map[string]verb {
 	return map[string]verb{
-		"snapshot save":    p.asking(snapshotSave),
-		"snapshot restore": p.asking(snapshotRestore),
+		"snapshot save":    p.apiVerb(snapshotSave),
+		"snapshot restore": p.apiVerb(snapshotRestore),
 		"snapshot inspect": p.snapshotInspectVerb(),
 	}
 }
 
-var snapshotSave = question{
+var snapshotSave = apiCommand{
 	synopsis: "Save the controller's state to a file",
 	about: `Writes the whole state to a file, which appears under its name only once it is checked. The
 file contains the hashes of ACL tokens: keep it private.`,
 	args: []string{"FILE"},
-	setup: func(fs *flag.FlagSet) answering {
+	setup: func(fs *flag.FlagSet) runFunc {
 		stale := fs.Bool("stale", false, "read from this server, even if it has lost its leader")
-		return func(ctx context.Context, c *asker, args []string) error {
+		return func(ctx context.Context, c *apiClient, args []string) error {
 			info, err := saveSnapshot(args[0], func(w io.Writer) error {
 				return c.SaveSnapshot(ctx, w, api.QueryOptions{Stale: *stale})
 			})
@@ -72,14 +72,14 @@ func saveSnapshot(path string, save func(io.Writer) error) (info state.SnapshotI
 	return info, os.Rename(f.Name(), path)
 }
 
-var snapshotRestore = question{
+var snapshotRestore = apiCommand{
 	synopsis: "Replace the controller's state with a saved one",
 	about: `Replaces the state of the whole cluster (models, replicas, switches and tokens) with a
 snapshot. The controller then adopts running jobs and follows the restored state. A damaged
 file, or one that needs a higher feature level than a server has, is rejected and changes
 nothing.`,
 	args: []string{"FILE"},
-	run: func(ctx context.Context, c *asker, args []string) error {
+	run: func(ctx context.Context, c *apiClient, args []string) error {
 		f, err := os.Open(args[0])
 		if err != nil {
 			return err

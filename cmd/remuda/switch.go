@@ -12,9 +12,9 @@ import (
 
 func (p *program) switchVerbs() map[string]verb {
 	return map[string]verb{
-		"switch list":  p.asking(switchList),
-		"switch set":   p.asking(switchSet),
-		"switch unset": p.asking(switchUnset),
+		"switch list":  p.apiVerb(switchList),
+		"switch set":   p.apiVerb(switchSet),
+		"switch unset": p.apiVerb(switchUnset),
 	}
 }
 
@@ -28,7 +28,7 @@ func switchHelp() string {
 }
 
 // aboutSwitch returns a warning if the switch is for a model that does not exist.
-func (c *asker) aboutSwitch(ctx context.Context, name string) (string, error) {
+func (c *apiClient) aboutSwitch(ctx context.Context, name string) (string, error) {
 	_, model, forModel := strings.Cut(name, "/")
 	if !forModel {
 		return "", nil
@@ -40,10 +40,10 @@ func (c *asker) aboutSwitch(ctx context.Context, name string) (string, error) {
 	return fmt.Sprintf("Warning: model %q does not exist: the switch has no effect until it does.", model), nil
 }
 
-var switchList = question{
+var switchList = apiCommand{
 	synopsis: "List the switches that are set",
 	about:    "Lists the switches that are set: settings that operators change at run time. Known switches:\n" + switchHelp(),
-	run: func(ctx context.Context, c *asker, _ []string) error {
+	run: func(ctx context.Context, c *apiClient, _ []string) error {
 		switches, _, err := c.Switches(ctx, api.QueryOptions{})
 		if err != nil {
 			return err
@@ -62,12 +62,12 @@ var switchList = question{
 	},
 }
 
-var switchSet = question{
+var switchSet = apiCommand{
 	synopsis: "Set a switch",
 	about: "Sets a switch. For example, \"remuda switch set pause-reconcile true\" pauses the controller until the\nswitch is unset.\n" +
 		"\nKnown switches:\n" + switchHelp(),
 	args: []string{"NAME", "VALUE"},
-	run: func(ctx context.Context, c *asker, args []string) error {
+	run: func(ctx context.Context, c *apiClient, args []string) error {
 		s, err := c.SetSwitch(ctx, args[0], api.SwitchRequest{Value: args[1]})
 		if err != nil {
 			return err
@@ -83,11 +83,11 @@ var switchSet = question{
 	},
 }
 
-var switchUnset = question{
+var switchUnset = apiCommand{
 	synopsis: "Unset a switch",
 	about:    `Unsets a switch, so that its default applies again. It is not an error if the switch is not set.`,
 	args:     []string{"NAME"},
-	run: func(ctx context.Context, c *asker, args []string) error {
+	run: func(ctx context.Context, c *apiClient, args []string) error {
 		if err := c.DeleteSwitch(ctx, args[0]); err != nil {
 			return err
 		}

@@ -8,26 +8,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// width is what is drawn for people fits into: that of the smallest terminal.
+// width is the maximum width of output for people: that of the smallest terminal.
 const width = 80
 
-// canvas is what may be drawn with.
-type canvas struct {
-	// colour: control sequences for colours are understood, and wanted.
+// terminal is what the output can show.
+type terminal struct {
+	// colour: control sequences for colours are supported, and not turned off.
 	colour bool
 	// blocks: characters beyond ASCII can be shown.
 	blocks bool
 }
 
-// canvasOf finds out what out can show. Colours are for terminals alone, and for people
-// who want them (https://no-color.org).
-func canvasOf(out io.Writer, env func(string) string) canvas {
+// terminalOf returns what out can show. Colours are used only on a terminal, and unless NO_COLOR is
+// set (https://no-color.org).
+func terminalOf(out io.Writer, env func(string) string) terminal {
 	f, ok := out.(*os.File)
 	if !ok || env("TERM") == "" || env("TERM") == "dumb" {
-		return canvas{}
+		return terminal{}
 	}
 	if _, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS); err != nil {
-		return canvas{}
+		return terminal{}
 	}
 	locale := env("LC_ALL")
 	for _, name := range []string{"LC_CTYPE", "LANG"} {
@@ -36,11 +36,11 @@ func canvasOf(out io.Writer, env func(string) string) canvas {
 		}
 	}
 	locale = strings.ToUpper(locale)
-	return canvas{colour: env("NO_COLOR") == "", blocks: strings.Contains(locale, "UTF-8") || strings.Contains(locale, "UTF8")}
+	return terminal{colour: env("NO_COLOR") == "", blocks: strings.Contains(locale, "UTF-8") || strings.Contains(locale, "UTF8")}
 }
 
-// wrap breaks a text into lines of the width, all of them after the indent. Words are
-// broken where they are longer than a line.
+// wrap breaks a text into lines of the width, each with the indent. A word that is longer than a
+// line is broken.
 func wrap(indent, text string) string {
 	var lines []string
 	line := indent

@@ -156,7 +156,7 @@ func TestPoolList(t *testing.T) {
 
 func TestPoolTable(t *testing.T) {
 	var b bytes.Buffer
-	c := &asker{out: &b}
+	c := &apiClient{out: &b}
 	require.NoError(t, c.showPools([]api.Pool{
 		{Management: "full", Price: 1, Known: true},
 		{Name: "cloud", Management: "manual", Price: 2.5, Error: "connection refused", Desired: map[string]int{"m": 2, "a": 1}},

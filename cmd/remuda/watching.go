@@ -68,8 +68,8 @@ func stopped(s api.ModelStatus) (bool, error) {
 	return true, nil
 }
 
-// follow tells how a model gets to its goal, until it is there.
-func (w *watching) follow(ctx context.Context, c *asker, model string, there goal) error {
+// follow prints the progress of a model until it reaches its goal.
+func (w *watching) follow(ctx context.Context, c *apiClient, model string, there goal) error {
 	if w.detach {
 		return nil
 	}
@@ -81,7 +81,7 @@ func (w *watching) follow(ctx context.Context, c *asker, model string, there goa
 	}
 	ctx, end := context.WithCancel(ctx)
 	defer end()
-	told := progress{c: c, replicas: map[string]string{}}
+	progress := progressReport{c: c, replicas: map[string]string{}}
 	var outcome error
 	done := false
 	query := func(ctx context.Context, q api.QueryOptions) (api.QueryMeta, error) {
@@ -94,42 +94,42 @@ func (w *watching) follow(ctx context.Context, c *asker, model string, there goa
 		if err != nil {
 			return meta, err
 		}
-		told.tell(s)
+		progress.report(s)
 		if done, outcome = there(s); done || outcome != nil {
 			done = true
 			end()
 		}
 		return meta, nil
 	}
-	err := api.Watch(ctx, api.QueryOptions{}, query, func(err error) { told.outage(err) })
+	err := api.Watch(ctx, api.QueryOptions{}, query, func(err error) { progress.outage(err) })
 	switch {
 	case done:
 		return outcome
 	case parent.Err() != nil:
 		return fmt.Errorf("interrupted: the change of %s continues, see \"remuda model status %s\"", model, model)
 	case errors.Is(err, context.DeadlineExceeded):
-		return fmt.Errorf("not finished after %s: the change of %s continues, see \"remuda model status %s\". %s", w.timeout, model, model, told.why)
+		return fmt.Errorf("not finished after %s: the change of %s continues, see \"remuda model status %s\". %s", w.timeout, model, model, progress.why)
 	}
 	return err
 }
 
-// progress tells what is new since it told last.
-type progress struct {
-	c        *asker
-	replicas map[string]string
-	why      string
-	lost     bool
+// progressReport prints what has changed in a model since its last report.
+type progressReport struct {
+	c           *apiClient
+	replicas    map[string]string
+	why         string
+	unreachable bool
 }
 
-func (p *progress) outage(err error) {
-	if !p.lost {
-		p.lost = true
+func (p *progressReport) outage(err error) {
+	if !p.unreachable {
+		p.unreachable = true
 		p.c.printf("  cannot reach the controller, retrying: %v\n", err)
 	}
 }
 
-func (p *progress) tell(s api.ModelStatus) {
-	p.lost = false
+func (p *progressReport) report(s api.ModelStatus) {
+	p.unreachable = false
 	there, news := map[string]bool{}, false
 	say := func(format string, args ...any) {
 		news = true
@@ -158,7 +158,7 @@ func (p *progress) tell(s api.ModelStatus) {
 			say("  %s  gone\n", name)
 		}
 	}
-	// The reason is of interest where nothing moves.
+	// The description is only of interest if no replica has changed.
 	if why := strings.TrimSpace(s.StatusDescription); why != p.why && !news {
 		p.c.printf("  %s\n", why)
 	}

@@ -52,7 +52,7 @@ func Actions(v *state.View, o Observation, c Config) []Action {
 	return out
 }
 
-// mayBeParked tells whether the engine of a replica that should serve may have been put
+// mayBeParked reports whether the engine of a replica that should serve may have been put
 // to sleep, as its shim remembers over restarts: its allocation runs, and none of its
 // engines serves.
 func mayBeParked(r *state.Replica, name string, j *Job, o Observation, c Config) bool {

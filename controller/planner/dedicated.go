@@ -29,39 +29,39 @@ func (w *world) parseCalendar(file string) (calendar.Calendar, error) {
 
 // calendar changes the dedicated set by the time of day. A set that an operator has set since
 // holds until the calendar's next change.
-func (d *draft) calendar() {
-	s := d.view.Schedule(nil)
+func (b *planBuilder) calendar() {
+	s := b.view.Schedule(nil)
 	if s == nil {
 		return
 	}
-	c, err := d.parseCalendar(s.File)
+	c, err := b.parseCalendar(s.File)
 	if err != nil {
-		d.decideOnce(KindDedicated, "", "", fmt.Sprintf("cannot parse the schedule of the dedicated set, which stays unchanged: %s", err), inputs{"about": "schedule"})
+		b.recordOnce(KindDedicated, "", "", fmt.Sprintf("cannot parse the schedule of the dedicated set, which stays unchanged: %s", err), inputs{"about": "schedule"})
 		return
 	}
-	window, models, until := c.At(d.obs.Now)
-	d.look(until)
+	window, models, until := c.At(b.obs.Now)
+	b.replanAt(until)
 	want, left := map[string]int{}, []string{}
 	for _, name := range slices.Sorted(maps.Keys(models)) {
-		m := d.byName[name]
+		m := b.byName[name]
 		if m == nil || m.Stopped || m.Max < 1 {
 			left = append(left, name)
 			continue
 		}
 		want[name] = min(max(models[name], 1), m.Max)
 	}
-	was := d.view.Dedicated(nil)
+	was := b.view.Dedicated(nil)
 	if was != nil {
 		if was.Window == window && maps.Equal(was.Models, want) {
 			return
 		}
 		if was.Window == "" && was.ModifyIndex > s.ModifyIndex {
-			if _, _, change := c.At(was.Since); change.IsZero() || change.After(d.obs.Now) {
+			if _, _, change := c.At(was.Since); change.IsZero() || change.After(b.obs.Now) {
 				return
 			}
 		}
 	}
-	d.plan.Dedicated = &state.SetDedicated{Models: want, Window: window}
+	b.plan.Dedicated = &state.SetDedicated{Models: want, Window: window}
 	in := inputs{"window": window}
 	for name, n := range want {
 		in["model "+name] = strconv.Itoa(n)
@@ -73,12 +73,12 @@ func (d *draft) calendar() {
 	if !until.IsZero() {
 		in["until"] = until.UTC().Format("2006-01-02T15:04:05Z")
 	}
-	d.decide(KindDedicated, "", "", why, in)
+	b.record(KindDedicated, "", "", why, in)
 }
 
 // released reports whether the member served while its model was in the dedicated set, which it
 // has left by the last change of the set.
-func (d *draft) released(m *model, r *member) bool {
-	set := d.view.Dedicated(nil)
+func (b *planBuilder) released(m *model, r *member) bool {
+	set := b.view.Dedicated(nil)
 	return set != nil && slices.Contains(set.Released, m.Name) && !r.Since.After(set.Since)
 }

@@ -47,7 +47,7 @@ func (m *model) more(n int, variant string, order ...state.Until) {
 
 // displace counts a replica that the planner evicts for another model as displaced, unless it is
 // more than there should be, or the model is at its floor.
-func (d *draft) displace(m *model, r *member) {
+func (b *planBuilder) displace(m *model, r *member) {
 	counting := 0
 	for _, o := range m.members {
 		if o.counts() {
@@ -63,17 +63,17 @@ func (d *draft) displace(m *model, r *member) {
 
 // returns lets replicas that were displaced for room come back where there is some now: nothing
 // is evicted for them and no place is kept. They come after all replicas that are missing.
-func (d *draft) returns() {
-	for m := range d.moving(returning) {
-		if m.rolledBack || m.frozen || m.Stopped || m.Displaced.UntilRoom.Total() == 0 || d.losers[m.Name] {
+func (b *planBuilder) returns() {
+	for m := range b.moving(returning) {
+		if m.rolledBack || m.frozen || m.Stopped || m.Displaced.UntilRoom.Total() == 0 || b.evictedFrom[m.Name] {
 			continue
 		}
-		d.stir() // room comes from others
-		if slices.ContainsFunc(m.members, func(r *member) bool { return r.counts() && !d.serves(r) }) {
+		b.markDirty() // room comes from others
+		if slices.ContainsFunc(m.members, func(r *member) bool { return r.counts() && !b.serves(r) }) {
 			continue // one after the other
 		}
 		for _, share := range m.Displaced.UntilRoom {
-			if d.comesBack(m, share) {
+			if b.comesBack(m, share) {
 				break
 			}
 		}
@@ -81,8 +81,8 @@ func (d *draft) returns() {
 }
 
 // comesBack lets one replica of a displaced share come back if there is room.
-func (d *draft) comesBack(m *model, share state.Share) bool {
-	if share.Pool != "" || !d.open("") {
+func (b *planBuilder) comesBack(m *model, share state.Share) bool {
+	if share.Pool != "" || !b.open("") {
 		return false // what is expected in an external pool is not displaced by the planner
 	}
 	next := *m.Model
@@ -94,13 +94,13 @@ func (d *draft) comesBack(m *model, share state.Share) bool {
 		if g.share != share.Variant || len(g.members) != g.target {
 			continue
 		}
-		o, _ := d.best(g, d.free)
+		o, _ := b.best(g, b.free)
 		if o == nil {
 			return false
 		}
 		m.rescale(func(now *state.Model) { now.Displaced = next.Displaced })
-		s := d.taken(g, o)
-		d.decide(KindReturn, m.Name, s.replica.name, fmt.Sprintf("there is room again: back to %d of %d replicas", m.target.Replicas, m.Desired.Total()),
+		s := b.taken(g, o)
+		b.record(KindReturn, m.Name, s.replica.name, fmt.Sprintf("there is room again: back to %d of %d replicas", m.target.Replicas, m.Desired.Total()),
 			inputs{"replicas": strconv.Itoa(m.Desired.Total()), "target": strconv.Itoa(m.target.Replicas), "displaced": strconv.Itoa(m.Displaced.Total())})
 		return true
 	}

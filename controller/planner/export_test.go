@@ -8,8 +8,8 @@ import (
 
 // PlanAlone is Plan without the joint search.
 func PlanAlone(v *state.View, o Observation, c Config) (*state.Plan, time.Time) {
-	d := newWorld(c).draft(v, o)
-	return d.run(), d.next
+	b := newWorld(c).beginPlan(v, o)
+	return b.run(), b.next
 }
 
 // Found is what a plan finds for missing replicas.
@@ -26,11 +26,11 @@ type Found struct {
 func FindBoth(v *state.View, o Observation, c Config) (alone, chosen Found) {
 	found := func(t *tally) Found { return Found{Replicas: t.found, Busy: t.busy, Cost: t.cost} }
 	w := newWorld(c)
-	one := w.draft(v, o)
+	one := w.beginPlan(v, o)
 	one.run()
 	alone = found(&one.tally)
 	if one.tally.joinable() {
-		all := one.together(w.draft(v, o))
+		all := one.together(w.beginPlan(v, o))
 		all.run()
 		if all.tally.better(&one.tally) {
 			chosen = found(&all.tally)

@@ -61,11 +61,11 @@ func (l Load) latest() Outcomes {
 }
 
 // latest adds up those of the model's replicas that serve and are so. Over is the longest.
-func (d *draft) latest(m *model, so func(*member) bool) Outcomes {
+func (b *planBuilder) latest(m *model, so func(*member) bool) Outcomes {
 	var sum Outcomes
 	for _, r := range m.members {
-		if d.serves(r) && so(r) {
-			of := d.obs.Loads[r.name].latest()
+		if b.serves(r) && so(r) {
+			of := b.obs.Loads[r.name].latest()
 			sum = Outcomes{Answered: sum.Answered + of.Answered, Failed: sum.Failed + of.Failed, Over: max(sum.Over, of.Over)}
 		}
 	}
@@ -92,20 +92,20 @@ func (f failure) String() string {
 }
 
 // failureOf reports whether a member fails its requests.
-func (d *draft) failureOf(m *model, r *member) (failure, bool) {
+func (b *planBuilder) failureOf(m *model, r *member) (failure, bool) {
 	if r.changed || !r.serving() || !r.passes || r.gone() || r.leavesNode() || !r.node.DownSince.IsZero() {
 		return failure{}, false
 	}
 	// It cannot start again on a GPU that is out of use, and there may be no other place: it
 	// leaves without a successor only if it answers next to nothing.
-	displaced := d.outOfUse(r) != ""
-	load := d.obs.Loads[r.name]
+	displaced := b.outOfUse(r) != ""
+	load := b.obs.Loads[r.name]
 	for i, o := range []Outcomes{load.Row, load.Recent} {
 		if displaced && (o.Failed < uselessLeast || o.share() < uselessShare) {
 			continue
 		}
 		if o.Failed >= FailuresLeast && o.Over >= failuresOver && o.share() >= failingShare {
-			return failure{r: r, requests: o, row: i == 0, sibling: d.latest(m, func(s *member) bool { return s != r })}, true
+			return failure{r: r, requests: o, row: i == 0, sibling: b.latest(m, func(s *member) bool { return s != r })}, true
 		}
 	}
 	return failure{}, false
@@ -113,13 +113,13 @@ func (d *draft) failureOf(m *model, r *member) (failure, bool) {
 
 // replaceFailing replaces the member of a group that fails its requests most. Of several that
 // fail alike the one that has served longest goes first, so that each has its turn.
-func (d *draft) replaceFailing(g *group) {
-	if g.Stopped || d.full() || !d.open("") {
+func (b *planBuilder) replaceFailing(g *group) {
+	if g.Stopped || b.full() || !b.open("") {
 		return
 	}
 	var failing []failure
 	for _, r := range g.members {
-		if f, ok := d.failureOf(g.model, r); ok && d.open(d.poolOf(r)) {
+		if f, ok := b.failureOf(g.model, r); ok && b.open(b.poolOf(r)) {
 			failing = append(failing, f)
 		}
 	}
@@ -129,40 +129,40 @@ func (d *draft) replaceFailing(g *group) {
 	f := slices.MinFunc(failing, func(a, b failure) int {
 		return cmp.Or(cmp.Compare(b.requests.share(), a.requests.share()), a.r.Since.Compare(b.r.Since), cmp.Compare(a.r.name, b.r.name))
 	})
-	if why := d.keepFailing(g.model, f); why != "" {
+	if why := b.keepFailing(g.model, f); why != "" {
 		what := "fails its requests and stays: " + why
-		d.tell(KindFailing, g.Name, f.r.name, what+"; "+f.String(), what, nil)
+		b.recordIfNew(KindFailing, g.Name, f.r.name, what+"; "+f.String(), what, nil)
 		return
 	}
 	reason := f.String()
 	in := inputs{
 		"answered": strconv.FormatInt(f.requests.Answered, 10), "failed": strconv.FormatInt(f.requests.Failed, 10), "over": f.requests.Over.String(),
 		"siblings_answered": strconv.FormatInt(f.sibling.Answered, 10), "siblings_failed": strconv.FormatInt(f.sibling.Failed, 10),
-		"replaced_in_a_row": strconv.Itoa(d.replacedInARow(g.model)), "node": nodeName(f.r), "version": strconv.Itoa(f.r.Version),
+		"replaced_in_a_row": strconv.Itoa(b.replacedInARow(g.model)), "node": nodeName(f.r), "version": strconv.Itoa(f.r.Version),
 	}
-	pools := d.openPools(g.model)
-	if d.expected(g.model, f.r) {
-		pools = []string{d.poolOf(f.r)}
+	pools := b.openPools(g.model)
+	if b.expected(g.model, f.r) {
+		pools = []string{b.poolOf(f.r)}
 	}
-	d.countReplacement(g.model)
-	d.happens(f.r, state.EventDrain, state.GoalGone, func(c *state.Move) { c.LastError = &reason })
+	b.countReplacement(g.model)
+	b.happens(f.r, state.EventDrain, state.GoalGone, func(c *state.Move) { c.LastError = &reason })
 	g.staying()
-	if fresh := d.placeElsewhere(g, f.r, pools); fresh != nil {
-		d.decide(KindReplaced, g.Name, f.r.name, fmt.Sprintf("%s: drained and replaced by %s", reason, fresh.name), in)
+	if fresh := b.placeElsewhere(g, f.r, pools); fresh != nil {
+		b.record(KindReplaced, g.Name, f.r.name, fmt.Sprintf("%s: drained and replaced by %s", reason, fresh.name), in)
 		return
 	}
-	d.decide(KindReplaced, g.Name, f.r.name, reason+": drained and replaced", in)
+	b.record(KindReplaced, g.Name, f.r.name, reason+": drained and replaced", in)
 }
 
 // placeElsewhere places a member in the place of one that leaves, on another node of the pools,
 // nil where it is not needed or fits nowhere. Then scaleUp finds it a place, which may be the
 // old one.
-func (d *draft) placeElsewhere(g *group, r *member, pools []string) *member {
+func (b *planBuilder) placeElsewhere(g *group, r *member, pools []string) *member {
 	v := g.definition(r.Name.Variant)
 	if v == nil || len(g.members) >= g.target {
 		return nil
 	}
-	fresh, _ := d.placeFirst(g.model, []*state.Variant{v}, pools, map[string]bool{r.Placement.Node: true}, nil)
+	fresh, _ := b.placeFirst(g.model, []*state.Variant{v}, pools, map[string]bool{r.Placement.Node: true}, nil)
 	if fresh != nil {
 		g.members = append(g.members, fresh)
 	}
@@ -170,29 +170,29 @@ func (d *draft) placeElsewhere(g *group, r *member, pools []string) *member {
 }
 
 // keepFailing returns why a member that fails its requests is not replaced now, empty where it is.
-func (d *draft) keepFailing(m *model, f failure) string {
+func (b *planBuilder) keepFailing(m *model, f failure) string {
 	// Compared over the same time: when all begin to fail, all have answers of before.
-	share := d.obs.Loads[f.r.name].latest().share()
+	share := b.obs.Loads[f.r.name].latest().share()
 	better := slices.ContainsFunc(m.members, func(s *member) bool {
-		o := d.obs.Loads[s.name].latest()
-		return s != f.r && d.serves(s) && o.requests() >= siblingLeast && o.share()*betterBy <= share
+		o := b.obs.Loads[s.name].latest()
+		return s != f.r && b.serves(s) && o.requests() >= siblingLeast && o.share()*betterBy <= share
 	})
 	if !better && (f.requests.share() < uselessShare || f.requests.Failed < uselessLeast) {
 		return "it may answer some, and no sibling does better"
 	}
-	if n := d.replacedInARow(m); n > 0 {
-		if at := m.Replacements.Last.Add(Backoff(d.conf.Backoff, d.conf.BackoffMax, n)); !d.due(at) {
+	if n := b.replacedInARow(m); n > 0 {
+		if at := m.Replacements.Last.Add(Backoff(b.conf.Backoff, b.conf.BackoffMax, n)); !b.due(at) {
 			return fmt.Sprintf("%d replicas of the model were replaced in a row, the next one not before %s", n, at.UTC().Format("15:04:05 MST"))
 		}
 	}
-	if d.replacing(m) {
+	if b.replacing(m) {
 		return "another replica of the model is being replaced"
 	}
 	serving, replacing := 0, 0
-	for _, other := range d.models {
-		replacing += btoi(d.replacing(other))
+	for _, other := range b.models {
+		replacing += btoi(b.replacing(other))
 		for _, r := range other.members {
-			serving += btoi(d.serves(r))
+			serving += btoi(b.serves(r))
 		}
 	}
 	if most := 1 + serving/fleetPart; replacing >= most {
@@ -203,9 +203,9 @@ func (d *draft) keepFailing(m *model, f failure) string {
 
 // replacedInARow is how many replicas of a model were replaced, each soon after the one before.
 // A model that had none replaced for SteadyTime, although it could have, begins anew.
-func (d *draft) replacedInARow(m *model) int {
+func (b *planBuilder) replacedInARow(m *model) int {
 	n := m.Replacements.InARow
-	if n == 0 || d.due(m.Replacements.Last.Add(Backoff(d.conf.Backoff, d.conf.BackoffMax, n)+d.conf.SteadyTime)) {
+	if n == 0 || b.due(m.Replacements.Last.Add(Backoff(b.conf.Backoff, b.conf.BackoffMax, n)+b.conf.SteadyTime)) {
 		return 0
 	}
 	return n
@@ -213,9 +213,9 @@ func (d *draft) replacedInARow(m *model) int {
 
 // replacing reports whether the last replacement of a model goes on: what came since does not
 // serve yet, or waits for the place of what leaves. After BackoffMax it counts as over.
-func (d *draft) replacing(m *model) bool {
+func (b *planBuilder) replacing(m *model) bool {
 	last := m.Replacements.Last
-	if m.Replacements.InARow == 0 || d.due(last.Add(d.conf.BackoffMax)) {
+	if m.Replacements.InARow == 0 || b.due(last.Add(b.conf.BackoffMax)) {
 		return false
 	}
 	present, coming, leaving := 0, false, false
@@ -224,7 +224,7 @@ func (d *draft) replacing(m *model) bool {
 		switch {
 		case r.counts():
 			present++
-			coming = coming || fresh && !d.serves(r)
+			coming = coming || fresh && !b.serves(r)
 		case r.leaving() && !r.removed && r.next.Status != state.StatusCold:
 			leaving = leaving || fresh
 		}
@@ -233,9 +233,9 @@ func (d *draft) replacing(m *model) bool {
 }
 
 // countReplacement notes that a replica of a model is replaced now.
-func (d *draft) countReplacement(m *model) {
+func (b *planBuilder) countReplacement(m *model) {
 	next := *m.Model
-	next.Replacements = state.Replacements{InARow: d.replacedInARow(m) + 1, Last: d.obs.Now}
+	next.Replacements = state.Replacements{InARow: b.replacedInARow(m) + 1, Last: b.obs.Now}
 	m.Model = &next
-	d.plan.Replacements = append(d.plan.Replacements, state.SetReplacements{Model: m.Name, Replacements: next.Replacements})
+	b.plan.Replacements = append(b.plan.Replacements, state.SetReplacements{Model: m.Name, Replacements: next.Replacements})
 }

@@ -12,48 +12,48 @@ import (
 
 // ledger returns the fleet with all members as the plan leaves them. The first plan that
 // asks makes it.
-func (d *draft) ledger() *placement.Fleet {
-	d.stir()
-	if d.fleet != nil {
-		return d.fleet
+func (b *planBuilder) ledger() *placement.Fleet {
+	b.markDirty()
+	if b.fleet != nil {
+		return b.fleet
 	}
-	d.fleet = placement.NewFleet(d.nodes, placement.Config{Rates: d.conf.Rates, WarmShare: d.conf.WarmShare})
+	b.fleet = placement.NewFleet(b.nodes, placement.Config{Rates: b.conf.Rates, WarmShare: b.conf.WarmShare})
 	var changed []*member
-	for _, m := range d.models {
+	for _, m := range b.models {
 		for _, r := range m.members {
 			if !r.fresh {
-				d.hold(r, r.Replica)
+				b.hold(r, r.Replica)
 			}
 			if r.changed {
 				changed = append(changed, r)
 			}
 		}
 	}
-	d.fleet.Begin(d.price)
+	b.fleet.Begin(b.price)
 	for _, r := range changed {
-		d.put(r)
+		b.put(r)
 	}
-	return d.fleet
+	return b.fleet
 }
 
 // put tells the fleet, where there is one, what a member holds as the plan leaves it, and what
 // it will hold.
-func (d *draft) put(r *member) {
+func (b *planBuilder) put(r *member) {
 	switch {
-	case d.fleet == nil:
+	case b.fleet == nil:
 	case r.removed:
-		d.fleet.Drop(r.name)
+		b.fleet.Drop(r.name)
 	default:
-		d.hold(r, r.next)
+		b.hold(r, r.next)
 	}
 }
 
 // hold tells the fleet what a member holds, and will hold, as it is in next.
-func (d *draft) hold(r *member, next *state.Replica) {
+func (b *planBuilder) hold(r *member, next *state.Replica) {
 	t := placement.Tenant{Name: r.name, Node: next.Placement.Node, Model: next.Name.Model, Holds: holds(next), Priced: true}
 	switch {
 	case next.Status == state.StatusCold:
-		d.fleet.Drop(r.name)
+		b.fleet.Drop(r.name)
 		return
 	case next.Leaving():
 		t.After = &state.Holding{}
@@ -65,7 +65,7 @@ func (d *draft) hold(r *member, next *state.Replica) {
 			t.After = &holds
 		}
 	}
-	d.fleet.Put(t)
+	b.fleet.Put(t)
 }
 
 // holds returns what a replica holds. One that goes COLD because its sleep or its wake has
@@ -80,12 +80,12 @@ func holds(r *state.Replica) state.Holding {
 }
 
 // price returns the ways of a member of that name.
-func (d *draft) price(name string) []placement.Way {
-	r := d.byMember[name]
+func (b *planBuilder) price(name string) []placement.Way {
+	r := b.byMember[name]
 	if r == nil {
 		return nil
 	}
-	return d.ways(d.byName[r.Name.Model], r, r.next)
+	return b.ways(b.byName[r.Name.Model], r, r.next)
 }
 
 // asleep returns what a replica holds once it is WARM.
@@ -97,11 +97,11 @@ func asleep(r *state.Replica) state.Holding {
 
 // ways returns how a member may be evicted if the model that asks is worth it. See
 // mayEvict for the rest.
-func (d *draft) ways(m *model, r *member, next *state.Replica) []placement.Way {
-	if r.changed || m.dedicated || m.frozen || r.gone() || d.poolOf(r) != "" {
+func (b *planBuilder) ways(m *model, r *member, next *state.Replica) []placement.Way {
+	if r.changed || m.dedicated || m.frozen || r.gone() || b.poolOf(r) != "" {
 		return nil
 	}
-	cold := placement.Way{To: state.GoalCold, Cost: d.evictionCost(m, r, state.GoalCold)}
+	cold := placement.Way{To: state.GoalCold, Cost: b.evictionCost(m, r, state.GoalCold)}
 	switch {
 	case r.next.Status == state.StatusWarm:
 		return []placement.Way{cold}
@@ -112,32 +112,32 @@ func (d *draft) ways(m *model, r *member, next *state.Replica) []placement.Way {
 	case r.next.Status != state.StatusServing || m.onTrial(r):
 		return nil
 	}
-	if !d.canSleep(m, r) {
+	if !b.canSleep(m, r) {
 		return []placement.Way{cold}
 	}
-	return []placement.Way{{To: state.GoalWarm, Holds: asleep(next), Cost: d.evictionCost(m, r, state.GoalWarm)}, cold}
+	return []placement.Way{{To: state.GoalWarm, Holds: asleep(next), Cost: b.evictionCost(m, r, state.GoalWarm)}, cold}
 }
 
 // evictionCost prices the way of a member to WARM or COLD, in seconds.
-func (d *draft) evictionCost(m *model, r *member, to state.Goal) float64 {
-	w := placement.Worth{Priority: m.Priority, Failed: r.next.Status == state.StatusFailed, Idle: d.obs.Now.Sub(d.usedLast(r))}
+func (b *planBuilder) evictionCost(m *model, r *member, to state.Goal) float64 {
+	w := placement.Worth{Priority: m.Priority, Failed: r.next.Status == state.StatusFailed, Idle: b.obs.Now.Sub(b.usedLast(r))}
 	if v := m.variantOf(r); v != nil {
 		w.Weights = placement.Weights(v)
 	}
-	if d.obs.Loads[r.name].InFlight > 0 || !d.obs.TrafficKnown {
+	if b.obs.Loads[r.name].InFlight > 0 || !b.obs.TrafficKnown {
 		w.Idle = 0
 	}
-	return placement.EvictionCost(d.conf.Rates, w, to)
+	return placement.EvictionCost(b.conf.Rates, w, to)
 }
 
 // usedLast is when the member may have had its newest request: what was before a gateway
 // began, and before the member was what it is, nobody knows.
-func (d *draft) usedLast(r *member) time.Time {
+func (b *planBuilder) usedLast(r *member) time.Time {
 	t := r.Since
 	if r.Status != state.StatusServing && r.Status != state.StatusWarm { // since then it is on its way to something else
 		t = r.CreatedAt
 	}
-	for _, other := range []time.Time{d.obs.GatewaysSince, d.obs.Loads[r.name].LastRequest} {
+	for _, other := range []time.Time{b.obs.GatewaysSince, b.obs.Loads[r.name].LastRequest} {
 		if other.After(t) {
 			t = other
 		}
@@ -145,8 +145,8 @@ func (d *draft) usedLast(r *member) time.Time {
 	return t
 }
 
-// canSleep tells whether the member's engine may have a sleep.
-func (d *draft) canSleep(m *model, r *member) bool {
+// canSleep reports whether the member's engine may have a sleep.
+func (b *planBuilder) canSleep(m *model, r *member) bool {
 	v := m.variantOf(r)
 	return v != nil && !slices.Contains(m.NoSleep, v.Hash)
 }
@@ -160,12 +160,12 @@ type ask struct {
 }
 
 // find asks the fleet for a place.
-func (d *draft) find(m *model, v *state.Variant, a ask) (placement.Choice, *placement.Refusal) {
-	return d.ledger().Place(d.request(m, v, a))
+func (b *planBuilder) find(m *model, v *state.Variant, a ask) (placement.Choice, *placement.Refusal) {
+	return b.ledger().Place(b.request(m, v, a))
 }
 
 // request is what the fleet is asked for.
-func (d *draft) request(m *model, v *state.Variant, a ask) placement.Request {
+func (b *planBuilder) request(m *model, v *state.Variant, a ask) placement.Request {
 	req := placement.Request{
 		Model: m.Name, Variant: v, Failover: m.pairs(v), Pool: a.pool, Exclude: a.exclude,
 		OnDisk: map[string]bool{}, MayEvict: a.evict, Future: a.future,
@@ -182,10 +182,10 @@ func (d *draft) request(m *model, v *state.Variant, a ask) placement.Request {
 	return req
 }
 
-// fits tells whether a definition could be placed somewhere without evicting anything.
-func (d *draft) fits(m *model, v *state.Variant, exclude map[string]bool) bool {
-	for _, pool := range d.openPools(m) {
-		if _, no := d.find(m, v, ask{pool: pool, exclude: exclude}); no == nil {
+// fits reports whether a definition could be placed somewhere without evicting anything.
+func (b *planBuilder) fits(m *model, v *state.Variant, exclude map[string]bool) bool {
+	for _, pool := range b.openPools(m) {
+		if _, no := b.find(m, v, ask{pool: pool, exclude: exclude}); no == nil {
 			return true
 		}
 	}
@@ -195,13 +195,13 @@ func (d *draft) fits(m *model, v *state.Variant, exclude map[string]bool) bool {
 // placeFirst places a replica of the first of the definitions that fits in the first of
 // the pools that has room, without evicting anything, and says why none does. The
 // details, of a new one, may be nil.
-func (d *draft) placeFirst(m *model, variants []*state.Variant, pools []string, exclude map[string]bool, details func(*state.Place)) (*member, []*placement.Refusal) {
+func (b *planBuilder) placeFirst(m *model, variants []*state.Variant, pools []string, exclude map[string]bool, details func(*state.Place)) (*member, []*placement.Refusal) {
 	var refused []*placement.Refusal
 	for _, pool := range pools {
 		for _, v := range variants {
-			c, no := d.find(m, v, ask{pool: pool, exclude: exclude})
+			c, no := b.find(m, v, ask{pool: pool, exclude: exclude})
 			if no == nil {
-				return d.take(m, v, c, details), nil
+				return b.take(m, v, c, details), nil
 			}
 			refused = append(refused, no)
 		}
@@ -211,14 +211,14 @@ func (d *draft) placeFirst(m *model, variants []*state.Variant, pools []string, 
 
 // take makes a replica of a choice that has nothing to evict: a new one, or one that is
 // woken. The details, of a new one, may be nil.
-func (d *draft) take(m *model, v *state.Variant, c placement.Choice, details func(*state.Place)) *member {
-	d.batch[m.Name] = true
+func (b *planBuilder) take(m *model, v *state.Variant, c placement.Choice, details func(*state.Place)) *member {
+	b.placing[m.Name] = true
 	in := inputs{"variant": v.Name, "cost": strconv.FormatFloat(v.Cost, 'g', -1, 64), "level": c.Level.String(), "seconds": seconds(c.Seconds)}
 	maps.Copy(in, c.Inputs)
 	if c.Wake != "" {
-		r := d.byMember[c.Wake]
-		d.decide(KindWake, m.Name, r.name, "woken "+c.Why, in)
-		d.happens(r, state.EventWake, "", func(m *state.Move) {
+		r := b.byMember[c.Wake]
+		b.record(KindWake, m.Name, r.name, "woken "+c.Why, in)
+		b.happens(r, state.EventWake, "", func(m *state.Move) {
 			m.Memory = c.Placement.Memory
 			if details != nil {
 				var p state.Place
@@ -228,9 +228,9 @@ func (d *draft) take(m *model, v *state.Variant, c placement.Choice, details fun
 		})
 		return r
 	}
-	r := d.place(m, v, c, details)
-	d.decide(KindPlace, m.Name, r.name, "placed "+c.Why, in)
-	if pool := d.poolOf(r); pool != "" {
+	r := b.place(m, v, c, details)
+	b.record(KindPlace, m.Name, r.name, "placed "+c.Why, in)
+	if pool := b.poolOf(r); pool != "" {
 		in["pool"] = pool
 	}
 	return r

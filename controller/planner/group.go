@@ -122,7 +122,7 @@ func (g *group) staying() {
 	}
 }
 
-// keeps tells whether nothing may be taken from the group only because it is too much:
+// keeps reports whether nothing may be taken from the group only because it is too much:
 // its model's management is disabled. A stopped model loses all the same.
 func (g *group) keeps() bool { return g.Management == state.ManagementDisabled && !g.Stopped }
 
@@ -157,7 +157,7 @@ func (m *model) definition(variant string) *state.Variant {
 	return m.Variant(variant)
 }
 
-// outdated tells whether the member is made from another definition than it should.
+// outdated reports whether the member is made from another definition than it should.
 func (g *group) outdated(r *member) bool {
 	v := g.definition(r.Name.Variant)
 	return v == nil || v.Hash != g.hashOf(r)
@@ -175,13 +175,13 @@ func (g *group) cost(r *member) float64 {
 // that what is farthest from it; what is outdated or displaced; what is
 // in the dearest external pool, and last what people expect in one; what costs
 // most; what has the fewest requests; the youngest.
-func (d *draft) leastWanted(g *group, rs []*member) []*member {
+func (b *planBuilder) leastWanted(g *group, rs []*member) []*member {
 	if len(rs) > 0 {
-		d.stir() // loads change all the time
+		b.markDirty() // loads change all the time
 	}
 	distance := func(r *member) int {
 		switch {
-		case d.serves(r):
+		case b.serves(r):
 			return 0
 		case r.next.Status == state.StatusFailed:
 			return 3
@@ -191,21 +191,21 @@ func (d *draft) leastWanted(g *group, rs []*member) []*member {
 		return 1
 	}
 	unwanted := func(r *member) int {
-		if g.outdated(r) || d.displaced(r) {
+		if g.outdated(r) || b.displaced(r) {
 			return 1
 		}
 		return 0
 	}
 	out := slices.Clone(rs)
-	slices.SortStableFunc(out, func(a, b *member) int {
+	slices.SortStableFunc(out, func(x, y *member) int {
 		return cmp.Or(
-			cmp.Compare(distance(b), distance(a)),
-			cmp.Compare(unwanted(b), unwanted(a)),
-			cmp.Compare(d.dearness(g.model, b), d.dearness(g.model, a)),
-			cmp.Compare(g.cost(b), g.cost(a)),
-			cmp.Compare(d.obs.Loads[a.name].InFlight, d.obs.Loads[b.name].InFlight),
-			b.CreatedAt.Compare(a.CreatedAt),
-			cmp.Compare(a.name, b.name),
+			cmp.Compare(distance(y), distance(x)),
+			cmp.Compare(unwanted(y), unwanted(x)),
+			cmp.Compare(b.dearness(g.model, y), b.dearness(g.model, x)),
+			cmp.Compare(g.cost(y), g.cost(x)),
+			cmp.Compare(b.obs.Loads[x.name].InFlight, b.obs.Loads[y.name].InFlight),
+			y.CreatedAt.Compare(x.CreatedAt),
+			cmp.Compare(x.name, y.name),
 		)
 	})
 	return out

@@ -11,78 +11,79 @@ import (
 	"remuda/controller/state"
 )
 
-// tellJob says, once each time, that somebody else has changed a member's job. Actions
-// writes it anew.
-func (d *draft) tellJob(m *model, r *member) {
+// recordJobDrift records, once for each change, that a member's job was changed outside remuda.
+// Actions registers the job again.
+func (b *planBuilder) recordJobDrift(m *model, r *member) {
 	if !r.jobKnown || r.removed || r.next.Status.Request() != state.RequestKeep {
 		return
 	}
 	if r.job == nil {
 		if r.JobIndex != 0 {
-			d.decideOnce(KindJobGone, m.Name, r.name, "job is missing in Nomad: registering it again", inputs{"index": strconv.FormatUint(r.JobIndex, 10)})
+			b.recordOnce(KindJobGone, m.Name, r.name, "job is missing in Nomad: registering it again", inputs{"index": strconv.FormatUint(r.JobIndex, 10)})
 		}
 		return
 	}
 	in := inputs{"index": strconv.FormatUint(r.job.Index, 10)}
 	switch {
 	case r.job.Problem != "":
-		d.decideOnce(KindJobProblem, m.Name, r.name, fmt.Sprintf("job was changed outside remuda and is left unchanged: %s", r.job.Problem), in)
+		b.recordOnce(KindJobProblem, m.Name, r.name, fmt.Sprintf("job was changed outside remuda and is left unchanged: %s", r.job.Problem), in)
 	case r.job.Stopped:
-		d.decideOnce(KindJobStopped, m.Name, r.name, "job was stopped outside remuda: registering it again", in)
+		b.recordOnce(KindJobStopped, m.Name, r.name, "job was stopped outside remuda: registering it again", in)
 	case len(r.job.Drift) > 0:
-		d.decideOnce(KindJobEdited, m.Name, r.name, fmt.Sprintf("job was changed outside remuda (%s): registering it again", strings.Join(r.job.Drift, "; ")), in)
+		b.recordOnce(KindJobEdited, m.Name, r.name, fmt.Sprintf("job was changed outside remuda (%s): registering it again", strings.Join(r.job.Drift, "; ")), in)
 	}
 }
 
-// maxTold is of how many strangers it is said why they are left alone. More than are
-// kept would be said again and again.
-const maxTold = state.DecisionLimit / 8
+// maxUnknownReported bounds the unknown jobs of which a plan reports why they are left unchanged. If
+// there were more than the state keeps decisions, they would be recorded again in every plan.
+const maxUnknownReported = state.DecisionLimit / 8
 
-// orphans looks at the jobs whose replicas the state lacks. One that could be ours is
-// taken in; whatever the others hold is not there for anybody else. While Nomad cannot
-// be asked what they held when it last could is still theirs.
-func (d *draft) orphans() {
-	told := 0
-	var strangers []string
-	for _, name := range d.unknown() {
-		j := d.obs.Jobs[name]
-		if !d.obs.Pools[j.Pool].JobsKnown || d.full() {
-			strangers = append(strangers, name)
+// resolveUnknownJobs handles the jobs of which the state has no replica. A job that matches a
+// model is adopted. What the other jobs hold is unavailable for placements. While Nomad is
+// unreachable, they hold what they held when they were last seen.
+func (b *planBuilder) resolveUnknownJobs() {
+	reported := 0
+	var notAdopted []string
+	for _, name := range b.unknownJobs() {
+		j := b.obs.Jobs[name]
+		if !b.obs.Pools[j.Pool].JobsKnown || b.full() {
+			notAdopted = append(notAdopted, name)
 			continue
 		}
-		why := d.adopt(name, j)
+		why := b.adopt(name, j)
 		if why == "" {
 			continue
 		}
-		strangers = append(strangers, name)
+		notAdopted = append(notAdopted, name)
 		if j.Stopped {
 			continue // it ends by itself
 		}
-		if told++; told > maxTold {
+		if reported++; reported > maxUnknownReported {
 			continue
 		}
 		kind := KindOrphan
 		if j.Problem != "" {
 			kind = KindJobProblem
 		}
-		d.decideOnce(kind, j.Name.Model, name, fmt.Sprintf("job in Nomad matches no known replica and is left unchanged: %s", why),
+		b.recordOnce(kind, j.Name.Model, name, fmt.Sprintf("job in Nomad matches no known replica and is left unchanged: %s", why),
 			inputs{"index": strconv.FormatUint(j.Index, 10), "node": j.Placement.Node, "seats": strings.Join(j.Placement.Seats, ",")})
 	}
-	d.holdStrangers(strangers)
+	b.holdUnknownJobs(notAdopted)
 }
 
-// unknown returns the jobs that have not ended and whose replicas the state lacks.
-func (d *draft) unknown() []string {
+// unknownJobs returns the names of the jobs that have not ended and of which the state has no
+// replica.
+func (b *planBuilder) unknownJobs() []string {
 	known := 0
-	for _, m := range d.models {
+	for _, m := range b.models {
 		known += m.listed
 	}
-	if known == len(d.obs.Jobs) {
+	if known == len(b.obs.Jobs) {
 		return nil
 	}
 	var names []string
-	for name, j := range d.obs.Jobs {
-		if !j.Ended && d.byMember[name] == nil && d.view.Replica(nil, name) == nil {
+	for name, j := range b.obs.Jobs {
+		if !j.Ended && b.byMember[name] == nil && b.view.Replica(nil, name) == nil {
 			names = append(names, name)
 		}
 	}
@@ -90,15 +91,15 @@ func (d *draft) unknown() []string {
 	return names
 }
 
-// holdStrangers keeps others away from what these jobs hold, as far as their meta says it.
-// What a replica holds as well is theirs once it has gone. A seat that many of them name
-// is held by the first of them.
-func (d *draft) holdStrangers(names []string) {
+// holdUnknownJobs enters what these jobs hold, according to their meta, into the ledger. What a
+// replica holds as well is theirs once the replica is gone. A seat that several jobs name is held
+// by the first of them.
+func (b *planBuilder) holdUnknownJobs(names []string) {
 	type seat struct{ node, id string }
 	named := map[seat]bool{}
 	for _, name := range names {
-		j := d.obs.Jobs[name]
-		n := d.byID[j.Placement.Node]
+		j := b.obs.Jobs[name]
+		n := b.byID[j.Placement.Node]
 		if n == nil {
 			continue
 		}
@@ -109,13 +110,13 @@ func (d *draft) holdStrangers(names []string) {
 				t.Holds.Seats = append(t.Holds.Seats, s)
 			}
 		}
-		d.ledger().Put(t)
+		b.ledger().Put(t)
 	}
 }
 
-// adopt takes a job's replica in, or says why not.
-func (d *draft) adopt(name string, j Job) string {
-	m := d.byName[j.Name.Model]
+// adopt adds the replica of a job to the state, or returns why that is impossible.
+func (b *planBuilder) adopt(name string, j Job) string {
+	m := b.byName[j.Name.Model]
 	bad := state.CheckReplicaName(name)
 	switch {
 	case j.Problem != "":
@@ -133,30 +134,30 @@ func (d *draft) adopt(name string, j Job) string {
 	if version == nil {
 		return fmt.Sprintf("no known version of the model has variant %q with hash %q", j.Name.Variant, j.Hash)
 	}
-	if why := d.mayHold(version, j); why != "" {
+	if why := b.mayHold(version, j); why != "" {
 		return why
 	}
 	p := state.Place{Name: j.Name, Version: version.Number, Placement: j.Placement, Adopt: true, JobIndex: j.Index, Status: state.StatusStarting}
-	if d.passing(name) && j.Alloc != nil && j.Alloc.Client == clientRunning {
+	if b.passing(name) && j.Alloc != nil && j.Alloc.Client == clientRunning {
 		p.Status = state.StatusServing
 	}
 	in := inputs{"node": j.Placement.Node, "seats": strings.Join(j.Placement.Seats, ","), "index": strconv.FormatUint(j.Index, 10)}
 	p.RestartsBefore = restarts(j.Alloc)
-	p.Spilled = d.byID[j.Placement.Node].CapacityPool != "" // the reason is unknown, so it need not leave
-	d.decide(KindAdopt, m.Name, name, fmt.Sprintf("adopted a running job on node %s as %s", j.Placement.Node, p.Status), in)
-	d.admit(m, p)
+	p.Spilled = b.byID[j.Placement.Node].CapacityPool != "" // the reason is unknown, so it need not leave
+	b.record(KindAdopt, m.Name, name, fmt.Sprintf("adopted a running job on node %s as %s", j.Placement.Node, p.Status), in)
+	b.admit(m, p)
 	return ""
 }
 
-// mayHold says why what a job holds cannot be a replica of that version in the state as it
-// is, empty where it can.
-func (d *draft) mayHold(version *state.Version, j Job) string {
+// mayHold returns why what a job holds cannot be a replica of that version in the current state,
+// empty if it can.
+func (b *planBuilder) mayHold(version *state.Version, j Job) string {
 	v := version.Model.Variant(j.Name.Variant)
-	n := d.byID[j.Placement.Node]
+	n := b.byID[j.Placement.Node]
 	if n == nil {
 		return fmt.Sprintf("node %q does not exist", j.Placement.Node)
 	}
-	u := d.ledger().Usage(n.ID)
+	u := b.ledger().Usage(n.ID)
 	seats := map[string]bool{}
 	perGPU := map[string]int{}
 	for _, s := range j.Placement.Seats {

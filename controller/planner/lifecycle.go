@@ -20,56 +20,56 @@ const (
 	clientLost     = "lost"
 )
 
-// follow lets a member's status follow what is seen of it.
-func (d *draft) follow(m *model, r *member) {
+// updateStatus changes a member's status to what is observed of it.
+func (b *planBuilder) updateStatus(m *model, r *member) {
 	if r.gone() {
-		d.writeOff(m, r)
+		b.writeOff(m, r)
 		return
 	}
-	if r.resting() && d.endRest(m, r) {
+	if r.resting() && b.endRest(m, r) {
 		return
 	}
-	if d.abandon(m, r) {
+	if b.abandon(m, r) {
 		return
 	}
-	d.tellJob(m, r)
+	b.recordJobDrift(m, r)
 	switch {
 	case r.next.Status == state.StatusCold:
-		d.forget(m, r)
+		b.forget(m, r)
 	case r.next.Ending():
-		d.stopped(m, r)
+		b.stopped(m, r)
 	case r.next.Status == state.StatusDraining && r.leaving():
-		d.drain(m, r)
+		b.drain(m, r)
 	case r.next.Status == state.StatusDraining:
-		d.drainToWarm(m, r)
+		b.drainToWarm(m, r)
 	case r.next.Status == state.StatusSleeping:
-		d.sleeping(m, r)
+		b.sleeping(m, r)
 	case r.next.Status == state.StatusWarm:
-		d.warm(m, r)
+		b.warm(m, r)
 	case r.next.Status == state.StatusWaking:
-		d.waking(m, r)
+		b.waking(m, r)
 	case r.next.Status == state.StatusPlaced:
-		d.placed(m, r)
+		b.placed(m, r)
 	case r.next.Status == state.StatusStarting:
-		d.starting(m, r)
+		b.starting(m, r)
 	case r.serving():
-		d.running(m, r)
+		b.running(m, r)
 	}
 }
 
-// writeOff lets go of a member whose node is gone. Its job is stopped first, so that
-// it does not begin to run again behind our back when the node returns.
-func (d *draft) writeOff(m *model, r *member) {
+// writeOff removes a member whose node is gone. Its job is stopped first, so that it does not
+// start again unnoticed when the node returns.
+func (b *planBuilder) writeOff(m *model, r *member) {
 	switch {
 	case r.next.Status == state.StatusCold:
-		d.remove(r)
+		b.remove(r)
 	case r.next.Ending():
 		if r.jobKnown && (r.job == nil || r.job.Stopped) {
-			d.remove(r)
+			b.remove(r)
 		}
 	default:
-		d.decide(KindNodeGone, m.Name, r.name, fmt.Sprintf("node %s is gone: replica lost", nodeName(r)), inputs{"node": nodeName(r), "status": string(r.next.Status)})
-		d.happens(r, state.EventStop, state.GoalGone, nil)
+		b.record(KindNodeGone, m.Name, r.name, fmt.Sprintf("node %s is gone: replica lost", nodeName(r)), inputs{"node": nodeName(r), "status": string(r.next.Status)})
+		b.happens(r, state.EventStop, state.GoalGone, nil)
 	}
 }
 
@@ -80,15 +80,15 @@ func nodeName(r *member) string {
 	return cmp.Or(r.node.Name, r.node.ID)
 }
 
-// forget removes a COLD member whose weights nobody will want.
-func (d *draft) forget(m *model, r *member) {
+// forget removes a COLD member whose weights will not be used again.
+func (b *planBuilder) forget(m *model, r *member) {
 	if m.Stopped || !m.wants(r) {
-		d.remove(r)
+		b.remove(r)
 	}
 }
 
-// tidy removes COLD members on nodes where another one of the variant is.
-func (d *draft) tidy(m *model) {
+// dropDuplicateCold removes a COLD member if its node has another member of the variant.
+func (b *planBuilder) dropDuplicateCold(m *model) {
 	type place struct{ variant, node string }
 	known := map[place]bool{}
 	for _, r := range m.members {
@@ -102,38 +102,38 @@ func (d *draft) tidy(m *model) {
 		}
 		at := place{r.Name.Variant, r.Placement.Node}
 		if known[at] {
-			d.remove(r)
+			b.remove(r)
 		}
 		known[at] = true
 	}
 }
 
 // stopped ends a member whose job is over.
-func (d *draft) stopped(m *model, r *member) {
+func (b *planBuilder) stopped(m *model, r *member) {
 	switch {
-	case !d.jobOver(r):
+	case !b.jobOver(r):
 	case r.Goal == state.GoalCold:
-		d.happens(r, state.EventStopped, "", nil)
+		b.happens(r, state.EventStopped, "", nil)
 	default:
-		d.remove(r)
+		b.remove(r)
 	}
 }
 
-// drain stops a member whose engine has ended, or which had its time. One whose engine has no
-// request any more is stopped by After.
-func (d *draft) drain(m *model, r *member) {
+// drain stops a member whose engine has ended, or whose drain timeout is reached. A member
+// without requests in flight is stopped by After.
+func (b *planBuilder) drain(m *model, r *member) {
 	stop := func(kind, reason string) {
-		load := d.obs.Loads[r.name]
-		d.decide(kind, m.Name, r.name, reason, inputs{"in_flight": strconv.Itoa(load.InFlight), "drained_for": d.obs.Now.Sub(r.Since).String()})
-		d.happens(r, state.EventStop, r.Goal, nil)
+		load := b.obs.Loads[r.name]
+		b.record(kind, m.Name, r.name, reason, inputs{"in_flight": strconv.Itoa(load.InFlight), "drained_for": b.obs.Now.Sub(r.Since).String()})
+		b.happens(r, state.EventStop, r.Goal, nil)
 	}
 	switch {
-	case d.jobOver(r):
+	case b.jobOver(r):
 		stop(KindDrained, "job ended before the drain finished")
 	case r.ended():
 		stop(KindDrained, "its engine ended before the drain finished")
-	case d.due(r.Since.Add(d.conf.DrainTimeout)):
-		stop(KindDrainTimeout, fmt.Sprintf("drain timeout of %s reached: stopping with requests in flight", d.conf.DrainTimeout))
+	case b.due(r.Since.Add(b.conf.DrainTimeout)):
+		stop(KindDrainTimeout, fmt.Sprintf("drain timeout of %s reached: stopping with requests in flight", b.conf.DrainTimeout))
 	}
 }
 
@@ -147,41 +147,41 @@ func (r *member) ended() bool {
 	return a == nil || a.Client == clientComplete || a.Client == clientFailed
 }
 
-// passing tells whether an engine of a replica serves.
-func (d *draft) passing(name string) bool {
-	return d.obs.EnginesKnown && slices.ContainsFunc(d.obs.Engines[name], func(e Engine) bool { return e.Passing })
+// passing reports whether an engine of a replica serves.
+func (b *planBuilder) passing(name string) bool {
+	return b.obs.EnginesKnown && slices.ContainsFunc(b.obs.Engines[name], func(e Engine) bool { return e.Passing })
 }
 
-// serves tells whether the member is HOT and running and nothing says that it does not
-// serve now: one that hangs is still running, for Nomad and for the state.
-func (d *draft) serves(r *member) bool { return r.serving() && (!d.obs.EnginesKnown || r.passes) }
+// serves reports whether the member is HOT and its engine is not known to fail its health check: an
+// engine that hangs is still running, for Nomad and for the state.
+func (b *planBuilder) serves(r *member) bool { return r.serving() && (!b.obs.EnginesKnown || r.passes) }
 
-// hadTimeToPlace tells whether Nomad could have placed the member for PlaceTimeout.
-func (d *draft) hadTimeToPlace(r *member) bool { return d.hadTime(r, d.conf.PlaceTimeout) }
+// hadTimeToPlace reports whether Nomad could have placed the member for PlaceTimeout.
+func (b *planBuilder) hadTimeToPlace(r *member) bool { return b.hadTime(r, b.conf.PlaceTimeout) }
 
-// hadTime reports whether the member has had its status for that long, counting only since
-// its Nomad was last out of reach.
-func (d *draft) hadTime(r *member, long time.Duration) bool {
-	pool := d.obs.Pools[d.poolOf(r)]
+// hadTime reports whether the member has had its status for at least that long, counting only
+// since its Nomad was last unreachable.
+func (b *planBuilder) hadTime(r *member, long time.Duration) bool {
+	pool := b.obs.Pools[b.poolOf(r)]
 	from := r.Since
 	if pool.JobsSince.After(from) {
 		from = pool.JobsSince
 	}
-	return pool.JobsKnown && d.due(from.Add(long))
+	return pool.JobsKnown && b.due(from.Add(long))
 }
 
-// placed fails a member whose job Nomad has refused for long.
-func (d *draft) placed(m *model, r *member) {
-	if d.obs.Pools[d.poolOf(r)].JobsKnown && r.LastError != "" && d.hadTimeToPlace(r) {
-		d.fail(m, r, fmt.Sprintf("job could not be registered for %s: %s", d.conf.PlaceTimeout, r.LastError))
+// placed fails a member whose job Nomad has rejected for PlaceTimeout.
+func (b *planBuilder) placed(m *model, r *member) {
+	if b.obs.Pools[b.poolOf(r)].JobsKnown && r.LastError != "" && b.hadTimeToPlace(r) {
+		b.fail(m, r, fmt.Sprintf("job could not be registered for %s: %s", b.conf.PlaceTimeout, r.LastError))
 	}
 }
 
-// itsOwn tells whether an engine that passes is of the member's allocation as it is
+// itsOwn reports whether an engine that passes is of the member's allocation as it is
 // now. The catalog may still have one that was killed before; where the name never had
 // another engine, there is no need to wait until Nomad's client says that the
 // allocation runs, which it tells once a second only (allocSyncIntv in client/client.go).
-func (d *draft) itsOwn(r *member) bool {
+func (b *planBuilder) itsOwn(r *member) bool {
 	a := r.job.Alloc
 	switch {
 	case a == nil:
@@ -189,31 +189,31 @@ func (d *draft) itsOwn(r *member) bool {
 	case a.Client == clientRunning:
 		return true
 	}
-	return a.Client == clientPending && a.First && r.Failures == 0 && r.Since.Sub(r.CreatedAt) < d.conf.SettleTime
+	return a.Client == clientPending && a.First && r.Failures == 0 && r.Since.Sub(r.CreatedAt) < b.conf.SettleTime
 }
 
-// starting looks whether a member serves, or has failed. One whose allocation runs
-// may load for as long as it likes.
-func (d *draft) starting(m *model, r *member) {
-	if r.passes && (!d.obs.Pools[d.poolOf(r)].JobsKnown || r.jobKnown && r.job != nil && !r.job.Stopped && d.itsOwn(r)) {
-		d.decide(KindServing, m.Name, r.name, fmt.Sprintf("serving %s after start", d.obs.Now.Sub(r.Since).Round(time.Millisecond)), inputs{"started_for": d.obs.Now.Sub(r.Since).String(), "node": nodeName(r)})
-		d.happens(r, state.EventServing, "", nil)
+// starting checks whether a member serves or has failed. A member whose allocation runs may load
+// for any time.
+func (b *planBuilder) starting(m *model, r *member) {
+	if r.passes && (!b.obs.Pools[b.poolOf(r)].JobsKnown || r.jobKnown && r.job != nil && !r.job.Stopped && b.itsOwn(r)) {
+		b.record(KindServing, m.Name, r.name, fmt.Sprintf("serving %s after start", b.obs.Now.Sub(r.Since).Round(time.Millisecond)), inputs{"started_for": b.obs.Now.Sub(r.Since).String(), "node": nodeName(r)})
+		b.happens(r, state.EventServing, "", nil)
 		return
 	}
-	if !r.jobKnown || r.job == nil || r.job.Stopped || !d.due(r.Since.Add(d.conf.SettleTime)) {
+	if !r.jobKnown || r.job == nil || r.job.Stopped || !b.due(r.Since.Add(b.conf.SettleTime)) {
 		return
 	}
-	d.look(parkedFrom(r.Replica, r.job, d.conf)) // for Actions
+	b.replanAt(parkedFrom(r.Replica, r.job, b.conf)) // for Actions
 	a := r.job.Alloc
 	switch {
 	case a != nil && (a.Failed || a.Client == clientFailed):
-		d.fail(m, r, fmt.Sprintf("allocation %s failed: %s", a.ID, cmp.Or(a.Event, "Nomad reports no reason")))
-	case a != nil && d.obs.EnginesKnown && a.Restarts >= d.conf.Restarts && a.Restarts >= r.restartsBefore()+d.conf.Restarts:
+		b.fail(m, r, fmt.Sprintf("allocation %s failed: %s", a.ID, cmp.Or(a.Event, "Nomad reports no reason")))
+	case a != nil && b.obs.EnginesKnown && a.Restarts >= b.conf.Restarts && a.Restarts >= r.restartsBefore()+b.conf.Restarts:
 		n := a.Restarts - r.restartsBefore()
-		d.fail(m, r, fmt.Sprintf("restarted %d times without serving: %s", n, cmp.Or(a.Event, "Nomad reports no reason")))
+		b.fail(m, r, fmt.Sprintf("restarted %d times without serving: %s", n, cmp.Or(a.Event, "Nomad reports no reason")))
 	case a == nil || a.Client == clientComplete || a.Client == clientLost:
-		if r.node.DownSince.IsZero() && d.hadTimeToPlace(r) {
-			d.failed(m, r, true, fmt.Sprintf("Nomad did not place the job within %s: %s", d.conf.PlaceTimeout, cmp.Or(r.job.Unplaceable, "Nomad reports no reason")))
+		if r.node.DownSince.IsZero() && b.hadTimeToPlace(r) {
+			b.failed(m, r, true, fmt.Sprintf("Nomad did not place the job within %s: %s", b.conf.PlaceTimeout, cmp.Or(r.job.Unplaceable, "Nomad reports no reason")))
 		}
 	}
 }
@@ -235,12 +235,12 @@ func restarts(a *Alloc) state.Restarts {
 	return state.Restarts{Alloc: a.ID, Count: a.Restarts}
 }
 
-// running looks whether a member still serves. It is believed to, unless nothing
-// serves and its allocation is known to have begun anew or to have ended.
-func (d *draft) running(m *model, r *member) {
-	if r.passes || !d.obs.EnginesKnown || !r.jobKnown {
-		if (r.Failures > 0 || r.LastError != "") && r.passes && d.due(r.Since.Add(d.conf.SteadyTime)) {
-			d.happens(r, "", "", func(c *state.Move) { c.Failures, c.LastError = new(int), new(string) })
+// running checks whether a member still serves. It does, unless none of its engines serves and
+// its allocation is known to have restarted or ended.
+func (b *planBuilder) running(m *model, r *member) {
+	if r.passes || !b.obs.EnginesKnown || !r.jobKnown {
+		if (r.Failures > 0 || r.LastError != "") && r.passes && b.due(r.Since.Add(b.conf.SteadyTime)) {
+			b.happens(r, "", "", func(c *state.Move) { c.Failures, c.LastError = new(int), new(string) })
 		}
 		return
 	}
@@ -255,12 +255,12 @@ func (d *draft) running(m *model, r *member) {
 		why = "the allocation is gone"
 	} else {
 		in["alloc"], in["restarts"] = a.ID, strconv.FormatUint(a.Restarts, 10)
-		d.look(parkedFrom(r.Replica, r.job, d.conf)) // for Actions
+		b.replanAt(parkedFrom(r.Replica, r.job, b.conf)) // for Actions
 		switch a.Client {
 		case clientPending, clientComplete, clientFailed:
 			why, trouble = fmt.Sprintf("allocation %s is %s: %s", a.ID, a.Client, cmp.Or(a.Event, "Nomad reports no reason")), true
 		case clientRunning:
-			if a.Started.After(r.Since) && d.due(a.Started.Add(d.conf.ServingGrace)) {
+			if a.Started.After(r.Since) && b.due(a.Started.Add(b.conf.ServingGrace)) {
 				why, trouble = fmt.Sprintf("the engine restarted in allocation %s and has not served since: %s", a.ID, cmp.Or(a.Event, "Nomad reports no reason")), true
 			}
 		}
@@ -269,36 +269,36 @@ func (d *draft) running(m *model, r *member) {
 		return
 	}
 	reason := "not serving: " + why
-	d.decide(KindNotServing, m.Name, r.name, reason, in)
-	if trouble && !d.displaced(r) && m.onTrial(r) {
-		d.rollBack(m, r, reason)
+	b.record(KindNotServing, m.Name, r.name, reason, in)
+	if trouble && !b.displaced(r) && m.onTrial(r) {
+		b.rollBack(m, r, reason)
 		return
 	}
 	before := state.Restarts{}
 	if r.job != nil {
 		before = restarts(r.job.Alloc)
 	}
-	d.happens(r, state.EventStarted, "", func(c *state.Move) { c.RestartsBefore = &before })
+	b.happens(r, state.EventStarted, "", func(c *state.Move) { c.RestartsBefore = &before })
 }
 
-// fail remembers that a member could not be started. Of a new definition that is
-// being rolled out one failure is enough to go back, unless the member is displaced.
-func (d *draft) fail(m *model, r *member, reason string) { d.failed(m, r, false, reason) }
+// fail records that a member could not be started. One failure of a definition that is being
+// rolled out rolls it back, unless the member is displaced.
+func (b *planBuilder) fail(m *model, r *member, reason string) { b.failed(m, r, false, reason) }
 
-// failed is fail; notPlaced: because Nomad did not place the job.
-func (d *draft) failed(m *model, r *member, notPlaced bool, reason string) {
-	if m.Rollouts[r.Name.Variant].Ongoing() && !d.displaced(r) && m.isNew(r) {
-		d.rollBack(m, r, reason)
+// failed is fail; notPlaced is set if Nomad did not place the job.
+func (b *planBuilder) failed(m *model, r *member, notPlaced bool, reason string) {
+	if m.Rollouts[r.Name.Variant].Ongoing() && !b.displaced(r) && m.isNew(r) {
+		b.rollBack(m, r, reason)
 		return
 	}
 	failures := r.Failures + 1
-	wait := Backoff(d.conf.Backoff, d.conf.BackoffMax, failures)
-	retry := d.obs.Now.Add(wait)
-	d.decide(KindLoadFailed, m.Name, r.name, fmt.Sprintf("%s: retrying in %s", reason, wait), inputs{"failures": strconv.Itoa(failures), "backoff": wait.String(), "node": nodeName(r)})
-	d.happens(r, state.EventFailed, "", func(c *state.Move) {
+	wait := Backoff(b.conf.Backoff, b.conf.BackoffMax, failures)
+	retry := b.obs.Now.Add(wait)
+	b.record(KindLoadFailed, m.Name, r.name, fmt.Sprintf("%s: retrying in %s", reason, wait), inputs{"failures": strconv.Itoa(failures), "backoff": wait.String(), "node": nodeName(r)})
+	b.happens(r, state.EventFailed, "", func(c *state.Move) {
 		c.Failures, c.LastError, c.NotPlaced, c.RetryAt = &failures, &reason, notPlaced, &retry
 	})
-	d.look(retry)
+	b.replanAt(retry)
 }
 
 // Backoff is the wait after so many failures in a row: low after the first, twice as

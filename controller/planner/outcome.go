@@ -57,7 +57,7 @@ func After(v *state.View, out Outcome, now time.Time, _ Config) *state.Plan {
 	}
 	switch {
 	case out.Kind == Drain && r.Status == state.StatusDraining && r.Leaving() && out.Class == Done:
-		e.decide(KindDrained, "drained: no requests in flight")
+		e.record(KindDrained, "drained: no requests in flight")
 		e.happens(state.EventStop, r.Goal)
 	case out.Kind == Sleep && r.Status == state.StatusSleeping:
 		e.asleep()
@@ -82,16 +82,16 @@ func (e *ending) asleep() {
 	r := e.replica
 	switch e.out.Class {
 	case Done:
-		e.decide(KindAsleep, "asleep, GPU memory freed: now WARM")
+		e.record(KindAsleep, "asleep, GPU memory freed: now WARM")
 		e.happens(state.EventSlept, "")
 	case CannotSleep:
-		e.decide(KindCannotSleep, "engine does not support sleep: going COLD, as will all replicas of this definition: "+e.out.Error)
+		e.record(KindCannotSleep, "engine does not support sleep: going COLD, as will all replicas of this definition: "+e.out.Error)
 		if v := e.view.VariantOf(nil, r); v != nil {
 			e.plan.NoSleep = append(e.plan.NoSleep, state.SetNoSleep{Model: r.Name.Model, Hash: v.Hash})
 		}
 		e.happens(state.EventStop, state.GoalCold)
 	case NotDrained:
-		e.decide(KindCalledOff, "requests did not finish in time: staying HOT: "+e.out.Error)
+		e.record(KindCalledOff, "requests did not finish in time: staying HOT: "+e.out.Error)
 		if m := e.view.Model(nil, r.Name.Model); m != nil {
 			own := &model{Model: m, limits: e.view.Limits(nil)(m.Name)}
 			own.target, own.active = m.Target(own.limits), m.Active()
@@ -109,7 +109,7 @@ func (e *ending) asleep() {
 		if len(held) == 0 {
 			held = slices.Sorted(maps.Keys(r.Placement.Memory))
 		}
-		e.decide(KindMemoryHeld, "asleep, but GPU memory was not freed: GPUs cordoned, going COLD: "+e.out.Error)
+		e.record(KindMemoryHeld, "asleep, but GPU memory was not freed: GPUs cordoned, going COLD: "+e.out.Error)
 		n := e.view.Node(nil, r.Placement.Node)
 		for _, gpu := range held {
 			if n.GPU(gpu) == nil {
@@ -123,7 +123,7 @@ func (e *ending) asleep() {
 		}
 		e.giveUp()
 	default:
-		e.decide(KindSleepFailed, "sleep failed, going COLD: "+cmp.Or(e.out.Error, string(e.out.Class)))
+		e.record(KindSleepFailed, "sleep failed, going COLD: "+cmp.Or(e.out.Error, string(e.out.Class)))
 		e.giveUp()
 	}
 }
@@ -131,11 +131,11 @@ func (e *ending) asleep() {
 // awake ends a wake.
 func (e *ending) awake() {
 	if e.out.Class == Done {
-		e.decide(KindAwake, fmt.Sprintf("awake after %s", e.plan.Time.Sub(e.replica.Since).Round(time.Millisecond)))
+		e.record(KindAwake, fmt.Sprintf("awake after %s", e.plan.Time.Sub(e.replica.Since).Round(time.Millisecond)))
 		e.happens(state.EventServing, "")
 		return
 	}
-	e.decide(KindWakeFailed, "wake failed, going COLD, another replica takes over: "+cmp.Or(e.out.Error, string(e.out.Class)))
+	e.record(KindWakeFailed, "wake failed, going COLD, another replica takes over: "+cmp.Or(e.out.Error, string(e.out.Class)))
 	e.giveUp()
 }
 
@@ -151,7 +151,7 @@ func (e *ending) happens(event state.Event, goal state.Goal) {
 	e.plan.Move = append(e.plan.Move, state.Move{Replica: e.out.Replica, ModifyIndex: e.replica.ModifyIndex, Event: event, Goal: goal})
 }
 
-func (e *ending) decide(kind, reason string) {
+func (e *ending) record(kind, reason string) {
 	r := e.replica
 	in := inputs{"took": e.plan.Time.Sub(r.Since).String(), "node": r.Placement.Node, "class": string(e.out.Class), "failures": strconv.Itoa(r.Failures)}
 	for gpu, bytes := range e.out.HeldBytes {
@@ -160,7 +160,7 @@ func (e *ending) decide(kind, reason string) {
 	e.plan.Decisions = append(e.plan.Decisions, state.Decision{Time: e.plan.Time, Model: r.Name.Model, Replica: e.out.Replica, Kind: kind, Reason: reason, Details: in})
 }
 
-// Returned tells whether the memory of a GPU is back: what is in use on it is not more
+// Returned reports whether the memory of a GPU is back: what is in use on it is not more
 // than the ledger of its node says without the replica that gave it back, and slack.
 // All are in bytes.
 func Returned(g *state.GPU, usage *state.NodeUsage, usedBytes, slack int64) bool {

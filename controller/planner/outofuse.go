@@ -29,10 +29,10 @@ func (r *member) leavesNode() bool { return r.node != nil && r.node.Draining && 
 
 // outOfUse returns which GPU of the member is out of use and why, empty if none is. An
 // external pool that is disabled is left as it is.
-func (d *draft) outOfUse(r *member) string {
+func (b *planBuilder) outOfUse(r *member) string {
 	why := r.next.OutOfUse(r.node)
-	if pool := d.poolOf(r); why != "" && pool != "" {
-		if p, known := d.pools[pool]; !known || p.Management == state.ManagementDisabled {
+	if pool := b.poolOf(r); why != "" && pool != "" {
+		if p, known := b.pools[pool]; !known || p.Management == state.ManagementDisabled {
 			return ""
 		}
 	}
@@ -40,14 +40,14 @@ func (d *draft) outOfUse(r *member) string {
 }
 
 // displaced reports whether the member has to leave its place.
-func (d *draft) displaced(r *member) bool { return r.leavesNode() || d.outOfUse(r) != "" }
+func (b *planBuilder) displaced(r *member) bool { return r.leavesNode() || b.outOfUse(r) != "" }
 
 // displacedBy returns why the member has to leave its place, empty if it does not.
-func (d *draft) displacedBy(r *member) string {
+func (b *planBuilder) displacedBy(r *member) string {
 	if r.leavesNode() {
 		return fmt.Sprintf("node %s is draining", nodeName(r))
 	}
-	return d.outOfUse(r)
+	return b.outOfUse(r)
 }
 
 // cordoned reports whether the member has a seat on a cordoned GPU.
@@ -73,16 +73,16 @@ func (r *member) seated(so func(*state.GPU) bool) bool {
 // abandon gives a member up of which nothing runs and which cannot start again where it is,
 // and reports whether it did. On a GPU that is only cordoned Nomad may still restart its
 // task, unless it has failed for good.
-func (d *draft) abandon(m *model, r *member) bool {
+func (b *planBuilder) abandon(m *model, r *member) bool {
 	failed := r.next.Status == state.StatusFailed
-	if !r.counts() || !r.jobKnown || d.serves(r) || !failed && (!r.faulty() || r.allocRuns()) {
+	if !r.counts() || !r.jobKnown || b.serves(r) || !failed && (!r.faulty() || r.allocRuns()) {
 		return false
 	}
-	why := d.outOfUse(r)
+	why := b.outOfUse(r)
 	if why == "" {
 		return false
 	}
-	d.decide(KindMoveAway, m.Name, r.name, fmt.Sprintf("%s: replica given up while %s", why, r.next.Status), inputs{"node": nodeName(r), "status": string(r.next.Status)})
-	d.dismiss(r)
+	b.record(KindMoveAway, m.Name, r.name, fmt.Sprintf("%s: replica given up while %s", why, r.next.Status), inputs{"node": nodeName(r), "status": string(r.next.Status)})
+	b.end(r)
 	return true
 }

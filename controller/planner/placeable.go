@@ -11,23 +11,23 @@ import (
 // observation. It plans nothing. Its methods are not to be called from several goroutines at
 // once.
 type Prober struct {
-	d    *draft
-	told map[string]map[string]string // by model
+	b           *planBuilder
+	unplaceable map[string]map[string]string // by model
 }
 
 // NewProber makes one. The view and the observation must not be those of another moment.
 func NewProber(v *state.View, o Observation, c Config) *Prober {
-	d := newWorld(c).draft(v, o)
+	b := newWorld(c).beginPlan(v, o)
 	// What changes by itself first, as in Plan: what was lost gives its place, and jobs that
 	// the state does not know hold theirs.
-	for _, m := range d.models {
+	for _, m := range b.models {
 		for _, r := range m.members {
-			d.follow(m, r)
+			b.updateStatus(m, r)
 		}
-		d.tidy(m)
+		b.dropDuplicateCold(m)
 	}
-	d.orphans()
-	return &Prober{d: d, told: map[string]map[string]string{}}
+	b.resolveUnknownJobs()
+	return &Prober{b: b, unplaceable: map[string]map[string]string{}}
 }
 
 // Unplaceable has the variants of a model of which Plan would find no place for a further
@@ -36,31 +36,31 @@ func NewProber(v *state.View, o Observation, c Config) *Prober {
 // exist, and of none while the own Nomad cannot be asked: then nobody knows. Bounds, switches
 // and the management of the model are not looked at.
 func (p *Prober) Unplaceable(model string) map[string]string {
-	m := p.d.byName[model]
-	if m == nil || m.Stopped || !p.d.open("") {
+	m := p.b.byName[model]
+	if m == nil || m.Stopped || !p.b.open("") {
 		return nil
 	}
-	out, known := p.told[model]
+	out, known := p.unplaceable[model]
 	if known {
 		return out
 	}
 	for i := range m.Variants {
-		if why := p.d.unplaceable(m, &m.Variants[i]); why != "" {
+		if why := p.b.unplaceable(m, &m.Variants[i]); why != "" {
 			if out == nil {
 				out = map[string]string{}
 			}
 			out[m.Variants[i].Name] = why
 		}
 	}
-	p.told[model] = out
+	p.unplaceable[model] = out
 	return out
 }
 
-// unplaceable says why no further replica of a variant could be placed, empty where one
-// could. It looks where obtain and placeExpected would, and changes nothing.
-func (d *draft) unplaceable(m *model, v *state.Variant) string {
+// unplaceable returns why no further replica of a variant could be placed, empty if one could.
+// It searches where acquireReplica and placeExpected would, and changes nothing.
+func (b *planBuilder) unplaceable(m *model, v *state.Variant) string {
 	for _, r := range m.members {
-		if why := d.notPlaced(r); why != "" && r.Name.Variant == v.Name {
+		if why := b.notPlaced(r); why != "" && r.Name.Variant == v.Name {
 			return fmt.Sprintf("replica %s: %s", r.Name.ID, why)
 		}
 	}
@@ -71,25 +71,25 @@ func (d *draft) unplaceable(m *model, v *state.Variant) string {
 			return "" // it would be called off, or awaited
 		}
 	}
-	_, no := d.find(m, v, ask{})
+	_, no := b.find(m, v, ask{})
 	if no == nil {
 		return ""
 	}
-	if _, later := d.find(m, v, ask{future: true}); later == nil {
+	if _, later := b.find(m, v, ask{future: true}); later == nil {
 		return ""
 	}
 	var refused []string
-	for _, pool := range d.byPrice() {
-		if !d.open(pool.Name) || !pool.spills() && len(d.inPool(m, pool.Name, m.shareOf(v.Name))) >= m.expectedIn(pool.Name, m.shareOf(v.Name)) {
+	for _, pool := range b.byPrice() {
+		if !b.open(pool.Name) || !pool.spills() && len(b.inPool(m, pool.Name, m.shareOf(v.Name))) >= m.expectedIn(pool.Name, m.shareOf(v.Name)) {
 			continue
 		}
-		_, away := d.find(m, v, ask{pool: pool.Name})
+		_, away := b.find(m, v, ask{pool: pool.Name})
 		if away == nil {
 			return ""
 		}
 		refused = append(refused, fmt.Sprintf("pool %s: %s", pool.Name, away))
 	}
-	if _, no = d.findRoom(m, v, false); no == nil {
+	if _, no = b.findRoom(m, v, false); no == nil {
 		return ""
 	}
 	return strings.Join(append([]string{no.Error()}, refused...), "; ")
@@ -97,9 +97,9 @@ func (d *draft) unplaceable(m *model, v *state.Variant) string {
 
 // notPlaced says why Nomad does not place the member, or did not when it was last tried;
 // empty where it has, or does not say.
-func (d *draft) notPlaced(r *member) string {
+func (b *planBuilder) notPlaced(r *member) string {
 	switch {
-	case !r.counts() || d.serves(r):
+	case !r.counts() || b.serves(r):
 		return ""
 	case r.job != nil && r.job.Unplaceable != "":
 		return "Nomad cannot place the job: " + r.job.Unplaceable

@@ -15,16 +15,16 @@ const maxChanges = 1000
 const maxText = state.MaxCommand / 4
 
 // rules make a plan, one after the other. Each sees what those before it have done.
-var rules = []func(*draft){
-	(*draft).calendar,  // the dedicated set of this time of day
-	(*draft).followAll, // replicas follow what is observed of them
-	(*draft).orphans,   // jobs without a replica are adopted, or keep what they hold
-	(*draft).demand,    // models without replicas that clients ask for
-	(*draft).prune,     // idle replicas go WARM or COLD
-	(*draft).keepPlaces,
-	(*draft).scaleAll, // models come nearer to their numbers and definitions
-	(*draft).returns,  // displaced replicas come back where there is room
-	(*draft).reportUnplaceable,
+var rules = []func(*planBuilder){
+	(*planBuilder).calendar,           // the dedicated set of this time of day
+	(*planBuilder).updateStatuses,     // replicas follow what is observed of them
+	(*planBuilder).resolveUnknownJobs, // jobs without a replica are adopted, or keep what they hold
+	(*planBuilder).demand,             // models without replicas that clients ask for
+	(*planBuilder).prune,              // idle replicas go WARM or COLD
+	(*planBuilder).keepPlaces,
+	(*planBuilder).scaleAll, // models come nearer to their numbers and definitions
+	(*planBuilder).returns,  // displaced replicas come back where there is room
+	(*planBuilder).reportUnplaceable,
 }
 
 // Planner makes one plan after the other, and keeps what it computes for models of which
@@ -50,12 +50,12 @@ func (p *Planner) Plan(v *state.View, o Observation) (*state.Plan, time.Time) {
 	if v.Switch(nil, state.SwitchPauseReconcile) != "" {
 		return nil, time.Time{}
 	}
-	alone := p.world.draft(v, o)
+	alone := p.world.beginPlan(v, o)
 	plan := alone.run()
 	if !alone.tally.joinable() {
 		return plan, alone.next
 	}
-	together := alone.together(p.world.draft(v, o))
+	together := alone.together(p.world.beginPlan(v, o))
 	if other := together.run(); together.tally.better(&alone.tally) {
 		return other, together.next
 	}
@@ -63,58 +63,58 @@ func (p *Planner) Plan(v *state.View, o Observation) (*state.Plan, time.Time) {
 }
 
 // run applies all rules, and returns the plan, nil where it changes nothing.
-func (d *draft) run() *state.Plan {
+func (b *planBuilder) run() *state.Plan {
 	for _, rule := range rules {
 		// A full plan goes on in the next one. What another dedicated set changes does, too.
-		if d.full() || d.plan.Dedicated != nil {
-			return d.finished()
+		if b.full() || b.plan.Dedicated != nil {
+			return b.finished()
 		}
-		rule(d)
+		rule(b)
 	}
-	for _, m := range d.models {
-		m.judged = true
+	for _, m := range b.models {
+		m.evaluated = true
 	}
-	return d.finished()
+	return b.finished()
 }
 
-// followAll lets the statuses of replicas follow what is observed.
-func (d *draft) followAll() {
-	for m := range d.moving(following) {
+// updateStatuses changes the statuses of replicas to what is observed.
+func (b *planBuilder) updateStatuses() {
+	for m := range b.moving(following) {
 		for _, r := range m.members {
-			if d.full() {
+			if b.full() {
 				return
 			}
-			d.follow(m, r)
+			b.updateStatus(m, r)
 		}
-		d.tidy(m)
+		b.dropDuplicateCold(m)
 	}
 }
 
 // scaleAll brings models nearer to their numbers and their definitions.
-func (d *draft) scaleAll() {
-	for m := range d.moving(scaling) {
-		d.scale(m)
+func (b *planBuilder) scaleAll() {
+	for m := range b.moving(scaling) {
+		b.scale(m)
 	}
 }
 
-// reportUnplaceable notes at the models why replicas of them are missing.
-func (d *draft) reportUnplaceable() {
-	for _, m := range d.models {
+// reportUnplaceable sets at each model why replicas of it are missing.
+func (b *planBuilder) reportUnplaceable() {
+	for _, m := range b.models {
 		if was := m.Unplaceable; m.unplaceable != "" && (was == nil || was.Reason != m.unplaceable) || m.unplaceable == "" && was != nil && !m.rolledBack {
-			d.plan.Unplaceable = append(d.plan.Unplaceable, state.SetUnplaceable{Model: m.Name, Reason: m.unplaceable})
+			b.plan.Unplaceable = append(b.plan.Unplaceable, state.SetUnplaceable{Model: m.Name, Reason: m.unplaceable})
 		}
 	}
 }
 
 // finished returns the plan with the scales of the models, nil where it changes nothing.
-func (d *draft) finished() *state.Plan {
-	for _, m := range d.models {
+func (b *planBuilder) finished() *state.Plan {
+	for _, m := range b.models {
 		if m.scaled && !m.rolledBack { // its stable version may have other bounds
-			d.plan.Scales = append(d.plan.Scales, *state.ScaleOf(m.Model))
+			b.plan.Scales = append(b.plan.Scales, *state.ScaleOf(m.Model))
 		}
 	}
-	if d.size() == 0 {
+	if b.size() == 0 {
 		return nil
 	}
-	return d.plan
+	return b.plan
 }

@@ -12,24 +12,24 @@ import (
 	"remuda/controller/state"
 )
 
-// open tells whether a pool takes placements: its Nomad is heard, and it is the
-// controller's own, or people want replicas there.
-func (d *draft) open(pool string) bool {
-	if !d.obs.Pools[pool].JobsKnown {
+// open reports whether a pool takes placements: its Nomad is reachable, and it is the
+// controller's own or its management is not disabled.
+func (b *planBuilder) open(pool string) bool {
+	if !b.obs.Pools[pool].JobsKnown {
 		return false
 	}
-	p, ok := d.pools[pool]
+	p, ok := b.pools[pool]
 	return pool == "" || ok && p.Management != state.ManagementDisabled
 }
 
-// spills tells whether a pool takes what the own one has no room for.
+// spills reports whether a pool takes what the own one has no room for.
 func (p Pool) spills() bool {
 	return p.Management == state.ManagementUpscaling || p.Management == state.ManagementFull
 }
 
 // byPrice are the external pools, the cheapest first.
-func (d *draft) byPrice() []Pool {
-	return slices.SortedFunc(maps.Values(d.pools), func(a, b Pool) int {
+func (b *planBuilder) byPrice() []Pool {
+	return slices.SortedFunc(maps.Values(b.pools), func(a, b Pool) int {
 		return cmp.Or(cmp.Compare(a.Price, b.Price), cmp.Compare(a.Name, b.Name))
 	})
 }
@@ -37,13 +37,13 @@ func (d *draft) byPrice() []Pool {
 // openPools are the pools in which a replica of the model may be placed for another one:
 // the own, those that take what it has no room for, and those where some are expected.
 // None of them while the own one is out of reach: that alone is no reason to leave it.
-func (d *draft) openPools(m *model) []string {
-	if !d.open("") {
+func (b *planBuilder) openPools(m *model) []string {
+	if !b.open("") {
 		return nil
 	}
 	pools := []string{""}
-	for _, p := range d.byPrice() {
-		if d.open(p.Name) && (p.spills() || m.active.In(p.Name) > 0) {
+	for _, p := range b.byPrice() {
+		if b.open(p.Name) && (p.spills() || m.active.In(p.Name) > 0) {
 			pools = append(pools, p.Name)
 		}
 	}
@@ -72,15 +72,15 @@ func (m *model) expectedIn(pool, variant string) int {
 
 // inPool returns the members of a variant's share that count in a pool, those that it should
 // keep first: what serves, then the oldest.
-func (d *draft) inPool(m *model, pool, variant string) []*member {
+func (b *planBuilder) inPool(m *model, pool, variant string) []*member {
 	var in []*member
 	for _, r := range m.members {
-		if r.counts() && d.poolOf(r) == pool && m.shareOf(r.Name.Variant) == variant {
+		if r.counts() && b.poolOf(r) == pool && m.shareOf(r.Name.Variant) == variant {
 			in = append(in, r)
 		}
 	}
-	slices.SortStableFunc(in, func(a, b *member) int {
-		return cmp.Or(cmp.Compare(btoi(!d.serves(a)), btoi(!d.serves(b))), a.CreatedAt.Compare(b.CreatedAt), cmp.Compare(a.name, b.name))
+	slices.SortStableFunc(in, func(x, y *member) int {
+		return cmp.Or(cmp.Compare(btoi(!b.serves(x)), btoi(!b.serves(y))), x.CreatedAt.Compare(y.CreatedAt), cmp.Compare(x.name, y.name))
 	})
 	return in
 }
@@ -92,10 +92,10 @@ func btoi(b bool) int {
 	return 0
 }
 
-// expected tells whether the member is one of those that its model should have in its
+// expected reports whether the member is one of those that its model should have in its
 // external pool.
-func (d *draft) expected(m *model, r *member) bool {
-	pool, variant := d.poolOf(r), m.shareOf(r.Name.Variant)
+func (b *planBuilder) expected(m *model, r *member) bool {
+	pool, variant := b.poolOf(r), m.shareOf(r.Name.Variant)
 	n := m.expectedIn(pool, variant)
 	if pool == "" || n == 0 {
 		return false
@@ -105,7 +105,7 @@ func (d *draft) expected(m *model, r *member) bool {
 		if m.kept == nil {
 			m.kept = map[[2]string]map[*member]bool{}
 		}
-		in := d.inPool(m, pool, variant)
+		in := b.inPool(m, pool, variant)
 		m.kept[key] = make(map[*member]bool, n)
 		for _, r := range in[:min(n, len(in))] {
 			m.kept[key][r] = true
@@ -114,49 +114,49 @@ func (d *draft) expected(m *model, r *member) bool {
 	return m.kept[key][r]
 }
 
-// misplaced tells whether the member is in an external pool where people expect fewer
+// misplaced reports whether the member is in an external pool where people expect fewer
 // than there are, and it was not placed there for lack of room.
-func (d *draft) misplaced(m *model, r *member) bool {
-	pool := d.poolOf(r)
-	if pool == "" || !d.open(pool) {
+func (b *planBuilder) misplaced(m *model, r *member) bool {
+	pool := b.poolOf(r)
+	if pool == "" || !b.open(pool) {
 		return false
 	}
-	return !r.next.Spilled && !d.expected(m, r)
+	return !r.next.Spilled && !b.expected(m, r)
 }
 
-// mayLeave tells whether a member may be sent away only because it is too much: an
+// mayLeave reports whether a member may be sent away only because it is too much: an
 // external pool is left by itself in mode full, and else where people expect fewer.
-func (d *draft) mayLeave(m *model, r *member) bool {
-	pool := d.poolOf(r)
+func (b *planBuilder) mayLeave(m *model, r *member) bool {
+	pool := b.poolOf(r)
 	if pool == "" || m.Stopped {
 		return true
 	}
-	return d.open(pool) && (d.pools[pool].Management == state.ManagementFull || d.misplaced(m, r))
+	return b.open(pool) && (b.pools[pool].Management == state.ManagementFull || b.misplaced(m, r))
 }
 
-// leaveNow tells whether a member of an external pool may leave it now: Batch at a time,
-// once in Interval. It counts as one of them then.
-func (d *draft) leaveNow(r *member) bool {
-	p, external := d.pools[d.poolOf(r)]
+// takePoolDeparture reports whether a member of an external pool may leave it now, and counts it
+// as leaving if so: Batch replicas may leave at a time, once in Interval.
+func (b *planBuilder) takePoolDeparture(r *member) bool {
+	p, external := b.pools[b.poolOf(r)]
 	if !external {
 		return true
 	}
-	d.stir()
-	if n, leaving := d.left[p.Name]; leaving {
-		d.left[p.Name] = n + 1
+	b.markDirty()
+	if n, leaving := b.poolDepartures[p.Name]; leaving {
+		b.poolDepartures[p.Name] = n + 1
 		return n < p.Batch
 	}
-	if at := d.pace.Left[p.Name]; !at.IsZero() && !d.due(at.Add(p.Interval)) {
+	if at := b.pace.Left[p.Name]; !at.IsZero() && !b.due(at.Add(p.Interval)) {
 		return false
 	}
-	d.left[p.Name] = 1
-	d.setPace(func(next *state.Pace) {
+	b.poolDepartures[p.Name] = 1
+	b.setPace(func(next *state.Pace) {
 		next.Left = maps.Clone(next.Left)
-		maps.DeleteFunc(next.Left, func(pool string, at time.Time) bool { return !d.obs.Now.Before(at.Add(d.pools[pool].Interval)) })
+		maps.DeleteFunc(next.Left, func(pool string, at time.Time) bool { return !b.obs.Now.Before(at.Add(b.pools[pool].Interval)) })
 		if next.Left == nil {
 			next.Left = map[string]time.Time{}
 		}
-		next.Left[p.Name] = d.obs.Now
+		next.Left[p.Name] = b.obs.Now
 	})
 	return true
 }
@@ -164,33 +164,33 @@ func (d *draft) leaveNow(r *member) bool {
 // placeExpected places what a group has shares of in external pools and has not there, and
 // returns how many of the missing ones are left for other places. One may be placed
 // beyond the target, to take the place of another elsewhere.
-func (d *draft) placeExpected(g *group, missing int) int {
+func (b *planBuilder) placeExpected(g *group, missing int) int {
 	for _, pool := range g.active.External() {
 		expected := g.expectedIn(pool, g.share)
-		for owed := expected - len(d.inPool(g.model, pool, g.share)); owed > 0 && g.target > 0; owed-- {
-			d.stir()
+		for owed := expected - len(b.inPool(g.model, pool, g.share)); owed > 0 && g.target > 0; owed-- {
+			b.markDirty()
 			beyond := missing <= 0
-			if beyond && (len(g.members) >= g.target+g.spare() || g.keeps()) || d.full() {
+			if beyond && (len(g.members) >= g.target+g.spare() || g.keeps()) || b.full() {
 				break
 			}
 			var r *member
 			var refused []*placement.Refusal
 			what := fmt.Sprintf("%d of %d replicas expected in pool %s are missing", owed, expected, pool)
-			p, ok := d.pools[pool]
+			p, ok := b.pools[pool]
 			switch {
 			case !ok:
 				what += ": no such pool in the agent config"
 			case p.Management == state.ManagementDisabled:
 				what += ": the pool's management is disabled"
-			case !d.open(pool):
-				what = "" // it comes back, or people see that it does not
+			case !b.open(pool):
+				what = "" // an unreachable pool is not reported as unplaceable
 			default:
-				r, refused = d.placeFirst(g.model, g.definitions(), []string{pool}, nil, nil)
+				r, refused = b.placeFirst(g.model, g.definitions(), []string{pool}, nil, nil)
 			}
 			if r == nil {
 				missing -= owed // they are placed there and nowhere else
 				if what != "" {
-					d.cannot(KindCannotPlace, g, g.variants[0].Name, "pool "+pool, what, refused)
+					b.recordUnplaceable(KindCannotPlace, g, g.variants[0].Name, "pool "+pool, what, refused)
 				}
 				break
 			}
@@ -203,11 +203,11 @@ func (d *draft) placeExpected(g *group, missing int) int {
 
 // arriving is how many members of a group are expected in external pools and do not
 // serve there yet: as long, others serve in their place.
-func (d *draft) arriving(g *group) int {
-	return g.count(func(r *member) bool { return !r.serving() && d.expected(g.model, r) })
+func (b *planBuilder) arriving(g *group) int {
+	return g.count(func(r *member) bool { return !r.serving() && b.expected(g.model, r) })
 }
 
-// definitions are what replicas of the group's variants are made from now.
+// definitions returns the current definitions of the group's variants.
 func (g *group) definitions() []*state.Variant {
 	var out []*state.Variant
 	for _, v := range g.variants {
@@ -218,14 +218,14 @@ func (g *group) definitions() []*state.Variant {
 
 // spill places a replica in an external pool, for lack of room in the own one: where it
 // costs the least.
-func (d *draft) spill(g *group) (step, bool) {
+func (b *planBuilder) spill(g *group) (step, bool) {
 	type offer struct {
 		pool Pool
 		v    *state.Variant
 	}
 	var offers []offer
-	for _, p := range d.byPrice() {
-		if !p.spills() || !d.open(p.Name) {
+	for _, p := range b.byPrice() {
+		if !p.spills() || !b.open(p.Name) {
 			continue
 		}
 		for _, v := range g.definitions() {
@@ -235,14 +235,14 @@ func (d *draft) spill(g *group) (step, bool) {
 	slices.SortStableFunc(offers, func(a, b offer) int { return cmp.Compare(a.v.Cost*a.pool.Price, b.v.Cost*b.pool.Price) })
 	var refused []*placement.Refusal
 	for _, o := range offers {
-		c, no := d.find(g.model, o.v, ask{pool: o.pool.Name})
+		c, no := b.find(g.model, o.v, ask{pool: o.pool.Name})
 		if no != nil {
 			refused = append(refused, no)
 			continue
 		}
-		r := d.take(g.model, o.v, c, func(p *state.Place) { p.Spilled = true })
+		r := b.take(g.model, o.v, c, func(p *state.Place) { p.Spilled = true })
 		price := strconv.FormatFloat(o.v.Cost*o.pool.Price, 'g', -1, 64)
-		d.decide(KindSpill, g.Name, r.name, fmt.Sprintf("no room in the controller's own pool: placed in pool %s at a cost of %s", o.pool.Name, price),
+		b.record(KindSpill, g.Name, r.name, fmt.Sprintf("no room in the controller's own pool: placed in pool %s at a cost of %s", o.pool.Name, price),
 			inputs{"pool": o.pool.Name, "cost": price, "price": strconv.FormatFloat(o.pool.Price, 'g', -1, 64), "variant": o.v.Name})
 		return step{replica: r, place: &option{o.v, c}, spilled: true}, true
 	}
@@ -251,13 +251,13 @@ func (d *draft) spill(g *group) (step, bool) {
 
 // dearness orders members by their pools, the one to leave first highest: external ones
 // by their price, then the own one, and last where people expect them.
-func (d *draft) dearness(m *model, r *member) float64 {
-	switch pool := d.poolOf(r); {
+func (b *planBuilder) dearness(m *model, r *member) float64 {
+	switch pool := b.poolOf(r); {
 	case pool == "":
 		return -1
-	case d.expected(m, r):
+	case b.expected(m, r):
 		return -2
 	default:
-		return d.pools[pool].Price
+		return b.pools[pool].Price
 	}
 }

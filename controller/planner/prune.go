@@ -13,13 +13,13 @@ import (
 // prune sends idle members on: HOT ones to WARM, WARM ones to COLD, the longest idle
 // first, at most PruneMax once in PruneInterval. While it is not known when a replica
 // had its last request, nothing is pruned: a busy replica must not be taken for an idle one.
-func (d *draft) prune() {
-	if !d.obs.TrafficKnown {
+func (b *planBuilder) prune() {
+	if !b.obs.TrafficKnown {
 		return
 	}
 	var again time.Time // zero: at once
-	if at := d.pace.Pruned; !at.IsZero() {
-		again = at.Add(d.conf.PruneInterval)
+	if at := b.pace.Pruned; !at.IsZero() {
+		again = at.Add(b.conf.PruneInterval)
 	}
 	type idler struct {
 		m     *model
@@ -27,24 +27,24 @@ func (d *draft) prune() {
 		since time.Time
 	}
 	var idlers []idler
-	for m := range d.moving(pruning) {
+	for m := range b.moving(pruning) {
 		if m.frozen || m.dedicated || m.Stopped {
 			continue
 		}
 		for _, r := range m.members {
-			after := d.prunes(m, r)
+			after := b.prunes(m, r)
 			if after <= 0 {
 				continue
 			}
-			since := d.usedLast(r)
+			since := b.usedLast(r)
 			at := since.Add(after)
-			for _, other := range []time.Time{again, r.Since.Add(d.conf.TierGrace)} {
+			for _, other := range []time.Time{again, r.Since.Add(b.conf.TierGrace)} {
 				if other.After(at) {
 					at = other
 				}
 			}
-			if d.due(at) {
-				d.stir()
+			if b.due(at) {
+				b.markDirty()
 				idlers = append(idlers, idler{m, r, since})
 			}
 		}
@@ -53,34 +53,34 @@ func (d *draft) prune() {
 	pruned := 0
 	for _, i := range idlers {
 		switch {
-		case d.full():
-		case pruned >= d.conf.PruneMax:
-			d.look(d.obs.Now.Add(d.conf.PruneInterval))
-		case d.prunes(i.m, i.r) <= 0 || d.obs.Now.Sub(i.since) < d.prunes(i.m, i.r) || !d.leaveNow(i.r):
+		case b.full():
+		case pruned >= b.conf.PruneMax:
+			b.replanAt(b.obs.Now.Add(b.conf.PruneInterval))
+		case b.prunes(i.m, i.r) <= 0 || b.obs.Now.Sub(i.since) < b.prunes(i.m, i.r) || !b.takePoolDeparture(i.r):
 			// Others of its model went before it.
 		default:
 			pruned++
-			d.pruneOne(i.m, i.r, i.since)
+			b.pruneOne(i.m, i.r, i.since)
 		}
 	}
 	if pruned > 0 {
-		d.setPace(func(p *state.Pace) { p.Pruned = d.obs.Now })
+		b.setPace(func(p *state.Pace) { p.Pruned = b.obs.Now })
 	}
 }
 
 // prunes returns how long a member must be idle before it is pruned, 0: it is not.
-func (d *draft) prunes(m *model, r *member) time.Duration {
-	pool := d.poolOf(r)
-	if r.changed || r.leavesNode() || !d.open(pool) || pool != "" && d.pools[pool].Management != state.ManagementFull {
+func (b *planBuilder) prunes(m *model, r *member) time.Duration {
+	pool := b.poolOf(r)
+	if r.changed || r.leavesNode() || !b.open(pool) || pool != "" && b.pools[pool].Management != state.ManagementFull {
 		return 0 // where Nomad is out of reach nothing could be put to sleep, or come back
 	}
 	if r.next.Status == state.StatusWarm {
 		return m.IdleCold
 	}
-	if !r.counts() || !d.serves(r) || m.Rollouts[r.Name.Variant].Ongoing() || m.target.Replicas <= m.floor() || d.obs.Loads[r.name].InFlight > 0 || d.expected(m, r) || d.keptLately(r) {
+	if !r.counts() || !b.serves(r) || m.Rollouts[r.Name.Variant].Ongoing() || m.target.Replicas <= m.floor() || b.obs.Loads[r.name].InFlight > 0 || b.expected(m, r) || b.keptLately(r) {
 		return 0
 	}
-	serving, coming := d.up(m)
+	serving, coming := b.servingCount(m)
 	if coming || serving <= m.floor() {
 		return 0
 	}
@@ -94,47 +94,47 @@ func (d *draft) prunes(m *model, r *member) time.Duration {
 }
 
 // pruneOne sends a member on to its next tier.
-func (d *draft) pruneOne(m *model, r *member, since time.Time) {
-	idle := d.obs.Now.Sub(since).Round(time.Millisecond)
+func (b *planBuilder) pruneOne(m *model, r *member, since time.Time) {
+	idle := b.obs.Now.Sub(since).Round(time.Millisecond)
 	in := inputs{"idle_for": idle.String(), "idle_warm": m.IdleWarm.String(), "idle_cold": m.IdleCold.String(), "replicas": strconv.Itoa(m.target.Replicas), "min": strconv.Itoa(m.Min)}
 	if r.next.Tier() == state.Warm {
-		d.decide(KindPruned, m.Name, r.name, fmt.Sprintf("WARM without requests for %s: going COLD", idle), in)
-		d.happens(r, state.EventStop, state.GoalCold, nil)
+		b.record(KindPruned, m.Name, r.name, fmt.Sprintf("WARM without requests for %s: going COLD", idle), in)
+		b.happens(r, state.EventStop, state.GoalCold, nil)
 		return
 	}
 	to := state.GoalCold
-	if d.canSleep(m, r) && !d.displaced(r) {
+	if b.canSleep(m, r) && !b.displaced(r) {
 		to = state.GoalWarm
 	}
-	d.decide(KindIdle, m.Name, r.name, fmt.Sprintf("no requests for %s: going %s", idle, to.Tier()), in)
+	b.record(KindIdle, m.Name, r.name, fmt.Sprintf("no requests for %s: going %s", idle, to.Tier()), in)
 	// What is missing is not asked for either.
-	serving, _ := d.up(m)
+	serving, _ := b.servingCount(m)
 	m.fewer(min(m.target.Replicas, serving)-1, r.Name.Variant, state.UntilAsked)
 	if m.Displaced.UntilRoom != nil {
 		m.rescale(func(next *state.Model) { next.Displaced = next.Displaced.Asleep() })
 	}
-	d.happens(r, state.EventDrain, to, nil)
+	b.happens(r, state.EventDrain, to, nil)
 }
 
-// up returns how many replicas of a model serve, and whether another one is about to.
-func (d *draft) up(m *model) (serving int, coming bool) {
-	if m.standing == nil {
-		m.standing = &standing{}
+// servingCount returns how many replicas of a model serve, and whether another one is coming up.
+func (b *planBuilder) servingCount(m *model) (serving int, coming bool) {
+	if m.serving == nil {
+		m.serving = &servingCounts{}
 		for _, r := range m.members {
 			switch {
 			case !r.counts():
-			case d.serves(r):
-				m.standing.serving++
+			case b.serves(r):
+				m.serving.serving++
 			case r.next.Status != state.StatusFailed:
-				m.standing.coming = true
+				m.serving.coming = true
 			}
 		}
 	}
-	return m.standing.serving, m.standing.coming
+	return m.serving.serving, m.serving.coming
 }
 
-// standing is how many replicas of a model serve, and whether another one is about to.
-type standing struct {
+// servingCounts is the result of servingCount for a model.
+type servingCounts struct {
 	serving int
 	coming  bool
 }

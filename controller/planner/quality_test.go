@@ -318,7 +318,7 @@ func (q *quiz) free(gone func(i int) bool) []int64 {
 	return free
 }
 
-// packs tells whether the batch from piece i on can be packed, trying all ways.
+// packs reports whether the batch from piece i on can be packed, trying all ways.
 func (q *quiz) packs(free []int64, i int) bool {
 	if i == len(q.batch) {
 		return true

@@ -17,7 +17,7 @@ const canaryShare = 0.1
 
 // trials sees to the canaries of a group: one replica of each new definition beside
 // the full set of old ones.
-func (d *draft) trials(g *group) {
+func (b *planBuilder) trials(g *group) {
 	for _, v := range g.variants {
 		if g.rolledBack {
 			return
@@ -25,34 +25,34 @@ func (d *draft) trials(g *group) {
 		switch g.Rollouts[v.Name].Status {
 		case state.RolloutCanary:
 		case state.RolloutRolling:
-			d.lateFailures(g, v)
+			b.lateFailures(g, v)
 			continue
 		default:
 			continue
 		}
 		c := g.canaries[v.Name]
 		old := g.of(v.Name)
-		failsMore := d.failsMore(g, v)
+		failsMore := b.failsMore(g, v)
 		switch {
 		case g.target == 0 && !g.keeps() && (c != nil || len(old) > 0):
 			// They are sent away, and then the rollout is over.
 		case c == nil && len(old) == 0 && len(g.members) >= g.target:
-			d.setRollout(g.model, v.Name, "", "")
-			d.decide(KindRolloutDone, g.Name, "", fmt.Sprintf("variant %s has no replicas: new ones will use the new definition", v.Name), inputs{"variant": v.Name, "version": strconv.Itoa(g.Version)})
+			b.setRollout(g.model, v.Name, "", "")
+			b.record(KindRolloutDone, g.Name, "", fmt.Sprintf("variant %s has no replicas: new ones will use the new definition", v.Name), inputs{"variant": v.Name, "version": strconv.Itoa(g.Version)})
 		case c == nil:
-			d.placeCanary(g, v, old)
+			b.placeCanary(g, v, old)
 		case c.changed:
 		case c.leavesNode() && !c.serving() && (!c.allocRuns() || c.next.Status == state.StatusFailed):
-			d.decide(KindMoveAway, g.Name, c.name, fmt.Sprintf("node %s is draining: replacing the canary", nodeName(c)), inputs{"variant": v.Name, "version": strconv.Itoa(g.Version)})
-			d.dismiss(c)
+			b.record(KindMoveAway, g.Name, c.name, fmt.Sprintf("node %s is draining: replacing the canary", nodeName(c)), inputs{"variant": v.Name, "version": strconv.Itoa(g.Version)})
+			b.end(c)
 		case c.next.Status == state.StatusFailed:
-			d.rollBack(g.model, c, "canary failed: "+c.LastError)
+			b.rollBack(g.model, c, "canary failed: "+c.LastError)
 		case failsMore != "":
-			d.rollBack(g.model, c, "canary failed: "+failsMore)
-		case c.serving() && c.passes && d.due(c.Since.Add(d.conf.CanaryTime)):
-			d.setRollout(g.model, v.Name, state.RolloutRolling, "")
-			d.decide(KindRolling, g.Name, c.name, fmt.Sprintf("canary served for %s: replacing the other replicas of variant %s", d.obs.Now.Sub(c.Since).Round(time.Millisecond), v.Name),
-				inputs{"variant": v.Name, "version": strconv.Itoa(g.Version), "served_for": d.obs.Now.Sub(c.Since).String()})
+			b.rollBack(g.model, c, "canary failed: "+failsMore)
+		case c.serving() && c.passes && b.due(c.Since.Add(b.conf.CanaryTime)):
+			b.setRollout(g.model, v.Name, state.RolloutRolling, "")
+			b.record(KindRolling, g.Name, c.name, fmt.Sprintf("canary served for %s: replacing the other replicas of variant %s", b.obs.Now.Sub(c.Since).Round(time.Millisecond), v.Name),
+				inputs{"variant": v.Name, "version": strconv.Itoa(g.Version), "served_for": b.obs.Now.Sub(c.Since).String()})
 			delete(g.canaries, v.Name)
 			g.members = append(g.members, c)
 		}
@@ -63,14 +63,14 @@ func (d *draft) trials(g *group) {
 // lateFailures rolls a definition back that fails after its canary was good. Whoever
 // made the replica failed, as when Nomad refuses its job, it has failed. Replicas that fail
 // requests serve until others of the old definition do.
-func (d *draft) lateFailures(g *group, v *state.Variant) {
-	if why := d.failsMore(g, v); why != "" {
-		d.giveUp(g.model, v.Name, "", "replicas of the new definition failed: "+why, nil)
+func (b *planBuilder) lateFailures(g *group, v *state.Variant) {
+	if why := b.failsMore(g, v); why != "" {
+		b.giveUp(g.model, v.Name, "", "replicas of the new definition failed: "+why, nil)
 		return
 	}
 	for _, r := range g.of(v.Name) {
-		if r.next.Status == state.StatusFailed && !r.changed && !d.displaced(r) && g.hashOf(r) == v.Hash {
-			d.rollBack(g.model, r, r.LastError)
+		if r.next.Status == state.StatusFailed && !r.changed && !b.displaced(r) && g.hashOf(r) == v.Hash {
+			b.rollBack(g.model, r, r.LastError)
 			return
 		}
 	}
@@ -79,19 +79,19 @@ func (d *draft) lateFailures(g *group, v *state.Variant) {
 // placeCanary places the first replica of a new definition. If there is no room, or the model has
 // no surge, an old one makes way: one that has failed, and so serves nobody, or another one as far
 // as the model lets it.
-func (d *draft) placeCanary(g *group, v *state.Variant, old []*member) {
+func (b *planBuilder) placeCanary(g *group, v *state.Variant, old []*member) {
 	// A member that uses GPUs out of use may have another one beside it.
-	vacant := len(g.members)+len(g.canaries)+len(g.awaited) < g.target+min(g.spare(), g.count(d.displaced))
+	vacant := len(g.members)+len(g.canaries)+len(g.awaited) < g.target+min(g.spare(), g.count(b.displaced))
 	var refused []*placement.Refusal
 	if g.Surge() > 0 || vacant {
 		var c *member
-		if c, refused = d.placeFirst(g.model, []*state.Variant{v}, d.openPools(g.model), nil, func(p *state.Place) { p.Canary = true }); c != nil {
+		if c, refused = b.placeFirst(g.model, []*state.Variant{v}, b.openPools(g.model), nil, func(p *state.Place) { p.Canary = true }); c != nil {
 			g.canaries[v.Name] = c
-			d.decide(KindCanary, g.Name, c.name, fmt.Sprintf("first replica of the new definition of variant %s", v.Name), inputs{"variant": v.Name, "version": strconv.Itoa(g.Version)})
+			b.record(KindCanary, g.Name, c.name, fmt.Sprintf("first replica of the new definition of variant %s", v.Name), inputs{"variant": v.Name, "version": strconv.Itoa(g.Version)})
 			return
 		}
 	}
-	if vacant && g.inPlace() && d.awaitPlace(g.model, v) {
+	if vacant && g.inPlace() && b.waitForPlace(g.model, v) {
 		g.awaited[v.Name] = true
 		return
 	}
@@ -100,27 +100,27 @@ func (d *draft) placeCanary(g *group, v *state.Variant, old []*member) {
 	case g.inPlace():
 		what = "no room for the canary, also not in the place of an old replica"
 	case g.Surge() == 0:
-		what = d.staysBecause(g)
+		what = b.staysBecause(g)
 	}
-	for _, r := range d.leastWanted(g, old) {
+	for _, r := range b.leastWanted(g, old) {
 		failed := r.next.Status == state.StatusFailed
 		switch {
 		case r.changed || !failed && !g.inPlace():
-		case !failed && !d.mayGo(g, r):
-			what = d.staysBecause(g)
-		case d.fitsWithout(g.model, r, v):
+		case !failed && !b.mayGo(g, r):
+			what = b.staysBecause(g)
+		case b.fitsWithout(g.model, r, v):
 			reason := "drained to make room for the canary of variant " + v.Name
 			if failed {
 				reason = "failed replica stopped to make room for the canary of variant " + v.Name
 			}
-			d.decide(KindCanary, g.Name, r.name, reason, inputs{"variant": v.Name, "failures": strconv.Itoa(r.Failures), "min_available": strconv.Itoa(g.MinAvailable(g.all))})
-			d.dismiss(r)
+			b.record(KindCanary, g.Name, r.name, reason, inputs{"variant": v.Name, "failures": strconv.Itoa(r.Failures), "min_available": strconv.Itoa(g.MinAvailable(g.all))})
+			b.end(r)
 			g.staying()
 			g.awaited[v.Name] = true
 			return
 		}
 	}
-	d.cannot(KindRolloutWaits, g, v.Name, "canary", what+g.wayOut(), refused)
+	b.recordUnplaceable(KindRolloutWaits, g, v.Name, "canary", what+g.wayOut(), refused)
 }
 
 // inPlace reports whether a rollout may leave fewer replicas serving than the model's number, so
@@ -136,78 +136,79 @@ func (g *group) wayOut() string {
 }
 
 // staysBecause is why no further replica makes way.
-func (d *draft) staysBecause(g *group) string {
-	return fmt.Sprintf("no old replica may make way for a new one: %d replicas serve, and min_available is %d", d.servingOf(g.model), g.MinAvailable(g.all))
+func (b *planBuilder) staysBecause(g *group) string {
+	return fmt.Sprintf("no old replica may make way for a new one: %d replicas serve, and min_available is %d", b.servingOf(g.model), g.MinAvailable(g.all))
 }
 
 // servingOf is how many replicas of a model serve.
-func (d *draft) servingOf(m *model) int {
+func (b *planBuilder) servingOf(m *model) int {
 	n := 0
 	for _, r := range m.members {
-		n += btoi(r.counts() && d.serves(r))
+		n += btoi(r.counts() && b.serves(r))
 	}
 	return n
 }
 
 // mayGo reports whether the model may do without a member during a rollout.
-func (d *draft) mayGo(g *group, r *member) bool {
-	return !d.serves(r) || d.servingOf(g.model) > g.MinAvailable(g.all)
+func (b *planBuilder) mayGo(g *group, r *member) bool {
+	return !b.serves(r) || b.servingOf(g.model) > g.MinAvailable(g.all)
 }
 
 // fitsWithout reports whether a definition could be placed once a member is gone, without
 // evicting anything.
-func (d *draft) fitsWithout(m *model, r *member, v *state.Variant) bool {
-	d.ledger().Drop(r.name)
-	fits := d.fits(m, v, nil)
-	d.put(r)
+func (b *planBuilder) fitsWithout(m *model, r *member, v *state.Variant) bool {
+	b.ledger().Drop(r.name)
+	fits := b.fits(m, v, nil)
+	b.put(r)
 	return fits
 }
 
 // replaceInPlace drains an outdated member whose place its successor will have. refused is why
 // there is no place for that one beside it, nil if the model has no surge.
-func (d *draft) replaceInPlace(g *group, r *member, refused []*placement.Refusal) {
+func (b *planBuilder) replaceInPlace(g *group, r *member, refused []*placement.Refusal) {
 	if r.changed {
 		return
 	}
 	what := "no room for the next replica of the new definition beside the old ones, which stay"
 	if g.Surge() == 0 {
-		what = d.staysBecause(g)
+		what = b.staysBecause(g)
 	}
 	if g.inPlace() {
 		next := g.definitions()
 		if own := g.definition(r.Name.Variant); own != nil {
 			next = []*state.Variant{own}
 		}
-		fits := slices.ContainsFunc(next, func(v *state.Variant) bool { return d.fitsWithout(g.model, r, v) })
+		fits := slices.ContainsFunc(next, func(v *state.Variant) bool { return b.fitsWithout(g.model, r, v) })
 		switch {
 		case !fits:
 			what = "no room for the next replica of the new definition, also not in the place of an old one, which stays"
-		case !d.mayGo(g, r):
+		case !b.mayGo(g, r):
 			// One on its way to serving allows the next step.
-			if len(g.members) < g.target || g.count(d.serves) < len(g.members) {
+			if len(g.members) < g.target || g.count(b.serves) < len(g.members) {
 				return
 			}
-			what = d.staysBecause(g)
+			what = b.staysBecause(g)
 		default:
-			d.decide(KindRolling, g.Name, r.name, "makes way for a replica of the new definition",
-				inputs{"serving": strconv.Itoa(d.servingOf(g.model)), "min_available": strconv.Itoa(g.MinAvailable(g.all)), "target": strconv.Itoa(g.target), "version": strconv.Itoa(r.Version)})
-			d.dismiss(r)
+			b.record(KindRolling, g.Name, r.name, "makes way for a replica of the new definition",
+				inputs{"serving": strconv.Itoa(b.servingOf(g.model)), "min_available": strconv.Itoa(g.MinAvailable(g.all)), "target": strconv.Itoa(g.target), "version": strconv.Itoa(r.Version)})
+			b.end(r)
 			g.staying()
 			return
 		}
 	}
 	about := "next"
-	if d.expected(g.model, r) {
-		about += " in pool " + d.poolOf(r)
+	if b.expected(g.model, r) {
+		about += " in pool " + b.poolOf(r)
 	}
-	d.cannot(KindRolloutWaits, g, r.Name.Variant, about, what+g.wayOut(), refused)
+	b.recordUnplaceable(KindRolloutWaits, g, r.Name.Variant, about, what+g.wayOut(), refused)
 }
 
-// awaitPlace keeps a place that becomes free for a definition, and reports whether there is one.
-func (d *draft) awaitPlace(m *model, v *state.Variant) bool {
-	for _, pool := range d.openPools(m) {
-		if c, no := d.find(m, v, ask{pool: pool, future: true}); no == nil {
-			d.waitFor(m, v, c)
+// waitForPlace reserves a place that becomes free for a definition, and reports whether there is
+// one.
+func (b *planBuilder) waitForPlace(m *model, v *state.Variant) bool {
+	for _, pool := range b.openPools(m) {
+		if c, no := b.find(m, v, ask{pool: pool, future: true}); no == nil {
+			b.reservePlace(m, v, c)
 			return true
 		}
 	}
@@ -217,7 +218,7 @@ func (d *draft) awaitPlace(m *model, v *state.Variant) bool {
 // refill brings up the replicas that a rollout has taken out, as far as that needs no eviction,
 // and returns how many others are missing. A canary that has the place of another one stands in
 // for it.
-func (d *draft) refill(g *group, missing int) int {
+func (b *planBuilder) refill(g *group, missing int) int {
 	if missing <= 0 {
 		return missing
 	}
@@ -225,10 +226,10 @@ func (d *draft) refill(g *group, missing int) int {
 	beyond := g.target + g.Surge()
 	for range min(missing, len(g.canaries)) {
 		missing--
-		if d.full() || len(g.members)+len(g.canaries)+len(g.awaited) >= beyond {
+		if b.full() || len(g.members)+len(g.canaries)+len(g.awaited) >= beyond {
 			continue
 		}
-		if r, _ := d.placeFirst(g.model, g.definitions(), d.openPools(g.model), nil, nil); r != nil {
+		if r, _ := b.placeFirst(g.model, g.definitions(), b.openPools(g.model), nil, nil); r != nil {
 			g.members = append(g.members, r)
 		}
 	}
@@ -243,12 +244,12 @@ func (d *draft) refill(g *group, missing int) int {
 		return btoi(y) - btoi(x)
 	})
 	for range min(missing, g.all-g.MinAvailable(g.all)) {
-		if d.full() {
+		if b.full() {
 			return 0
 		}
-		if r, _ := d.placeFirst(g.model, next, d.openPools(g.model), nil, nil); r != nil {
+		if r, _ := b.placeFirst(g.model, next, b.openPools(g.model), nil, nil); r != nil {
 			g.members = append(g.members, r)
-		} else if !slices.ContainsFunc(next, func(v *state.Variant) bool { return d.awaitPlace(g.model, v) }) {
+		} else if !slices.ContainsFunc(next, func(v *state.Variant) bool { return b.waitForPlace(g.model, v) }) {
 			return missing
 		}
 		missing--
@@ -267,8 +268,8 @@ func (m *model) rolls() bool {
 
 // keepPlaces keeps the places of replicas that a rollout has taken out for their successors, until
 // it is their model's turn to place them.
-func (d *draft) keepPlaces() {
-	for _, m := range d.models {
+func (b *planBuilder) keepPlaces() {
+	for _, m := range b.models {
 		missing := m.target.Replicas
 		if m.MinAvailable(missing) >= missing || !m.rolls() {
 			continue
@@ -286,46 +287,46 @@ func (d *draft) keepPlaces() {
 			if r.removed {
 				place.Holds = *place.After
 			}
-			d.ledger().Put(place)
-			d.places[m.Name] = append(d.places[m.Name], place.Name)
+			b.ledger().Put(place)
+			b.places[m.Name] = append(b.places[m.Name], place.Name)
 		}
 	}
 }
 
 // takePlaces ends what keepPlaces has begun for a model.
-func (d *draft) takePlaces(m *model) {
-	for _, name := range d.places[m.Name] {
-		d.ledger().Drop(name)
+func (b *planBuilder) takePlaces(m *model) {
+	for _, name := range b.places[m.Name] {
+		b.ledger().Drop(name)
 	}
 }
 
 // rollBack gives a new definition up because of one of its replicas, which is stopped, or
 // drained if it serves.
-func (d *draft) rollBack(m *model, r *member, reason string) {
+func (b *planBuilder) rollBack(m *model, r *member, reason string) {
 	failures := r.Failures + 1
-	d.giveUp(m, r.Name.Variant, r.name, reason, inputs{"failures": strconv.Itoa(failures)})
+	b.giveUp(m, r.Name.Variant, r.name, reason, inputs{"failures": strconv.Itoa(failures)})
 	event := state.EventStop
-	if d.serves(r) {
+	if b.serves(r) {
 		event = state.EventDrain
 	}
-	d.happens(r, event, state.GoalGone, func(c *state.Move) { c.Failures, c.LastError = &failures, &reason })
+	b.happens(r, event, state.GoalGone, func(c *state.Move) { c.Failures, c.LastError = &failures, &reason })
 }
 
 // giveUp returns the model to its stable version because of a variant. The replica, which may
 // be empty, is why.
-func (d *draft) giveUp(m *model, variant, replica, reason string, in inputs) {
+func (b *planBuilder) giveUp(m *model, variant, replica, reason string, in inputs) {
 	from, to := m.Version, m.StableVersion
-	d.setRollout(m, variant, state.RolloutRolledBack, reason)
+	b.setRollout(m, variant, state.RolloutRolledBack, reason)
 	all := inputs{"variant": variant, "version": strconv.Itoa(from), "stable_version": strconv.Itoa(to)}
 	maps.Copy(all, in)
-	d.decide(KindRolledBack, m.Name, replica, fmt.Sprintf("rolled back from version %d to version %d: %s", from, to, reason), all)
+	b.record(KindRolledBack, m.Name, replica, fmt.Sprintf("rolled back from version %d to version %d: %s", from, to, reason), all)
 }
 
 // dropOutdated stops members of another definition that serve nobody: their seats are
 // better used.
-func (d *draft) dropOutdated(g *group) {
+func (b *planBuilder) dropOutdated(g *group) {
 	for _, r := range g.members {
-		if r.changed || d.full() || r.next.Tier() != state.Hot || !g.outdated(r) {
+		if r.changed || b.full() || r.next.Tier() != state.Hot || !g.outdated(r) {
 			continue
 		}
 		switch r.next.Status {
@@ -334,15 +335,15 @@ func (d *draft) dropOutdated(g *group) {
 			if g.Variant(r.Name.Variant) == nil {
 				kind = KindVariantRemoved
 			}
-			d.decide(kind, g.Name, r.name, fmt.Sprintf("definition is outdated: stopped while %s", r.next.Status), inputs{"version": strconv.Itoa(r.Version), "status": string(r.next.Status)})
-			d.dismiss(r)
+			b.record(kind, g.Name, r.name, fmt.Sprintf("definition is outdated: stopped while %s", r.next.Status), inputs{"version": strconv.Itoa(r.Version), "status": string(r.next.Status)})
+			b.end(r)
 		}
 	}
 	g.staying()
 }
 
 // finish ends the rollouts whose replicas all serve and are all of the new definition.
-func (d *draft) finish(g *group) {
+func (b *planBuilder) finish(g *group) {
 	for _, v := range g.variants {
 		if g.Rollouts[v.Name].Status != state.RolloutRolling {
 			continue
@@ -354,8 +355,8 @@ func (d *draft) finish(g *group) {
 			}
 		}
 		if done && len(g.members) >= g.target {
-			d.setRollout(g.model, v.Name, "", "")
-			d.decide(KindRolloutDone, g.Name, "", fmt.Sprintf("all replicas of variant %s use the new definition", v.Name), inputs{"variant": v.Name, "version": strconv.Itoa(g.Version)})
+			b.setRollout(g.model, v.Name, "", "")
+			b.record(KindRolloutDone, g.Name, "", fmt.Sprintf("all replicas of variant %s use the new definition", v.Name), inputs{"variant": v.Name, "version": strconv.Itoa(g.Version)})
 		}
 	}
 }
@@ -363,8 +364,8 @@ func (d *draft) finish(g *group) {
 // failsMore returns why the replicas of a new definition fail clearly more of their requests than
 // those of the one that it replaces, empty where they do not. If none of those serves, going
 // back helps no request.
-func (d *draft) failsMore(g *group, v *state.Variant) string {
-	d.stir() // requests end all the time
+func (b *planBuilder) failsMore(g *group, v *state.Variant) string {
+	b.markDirty() // requests end all the time
 	base := g.versions.Get(g.StableVersion).Variant(v.Name)
 	if base == nil {
 		return ""
@@ -372,10 +373,10 @@ func (d *draft) failsMore(g *group, v *state.Variant) string {
 	is := func(hash string) func(*member) bool {
 		return func(r *member) bool { return r.Name.Variant == v.Name && g.hashOf(r) == hash }
 	}
-	if !slices.ContainsFunc(g.model.members, func(r *member) bool { return d.serves(r) && is(base.Hash)(r) }) {
+	if !slices.ContainsFunc(g.model.members, func(r *member) bool { return b.serves(r) && is(base.Hash)(r) }) {
 		return ""
 	}
-	stable, fresh := d.latest(g.model, is(base.Hash)), d.latest(g.model, is(v.Hash))
+	stable, fresh := b.latest(g.model, is(base.Hash)), b.latest(g.model, is(v.Hash))
 	if fresh.Failed < FailuresLeast || fresh.Over < failuresOver || fresh.share() < canaryShare || stable.share()*betterBy > fresh.share() {
 		return ""
 	}

@@ -488,7 +488,7 @@ func (w *world) settle() {
 	require.True(w.t, bytes.Equal(w.save(w.store), w.save(w.replay(nil, 0))), "the log gives another state")
 }
 
-// adoptable tells whether nobody holds the seats of a job.
+// adoptable reports whether nobody holds the seats of a job.
 func (w *world) adoptable(j *job) bool {
 	u := w.view().Usage(nil, j.Placement.Node)
 	return !slices.ContainsFunc(j.Placement.Seats, func(s string) bool { return u.Seats[s] != "" })

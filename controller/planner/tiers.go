@@ -10,8 +10,8 @@ import (
 	"remuda/controller/state"
 )
 
-// endRest sends a resting member away that nobody will wake, and tells whether it did.
-func (d *draft) endRest(m *model, r *member) bool {
+// endRest sends a resting member away that nobody will wake, and reports whether it did.
+func (b *planBuilder) endRest(m *model, r *member) bool {
 	to, kind, why := state.GoalGone, KindScaleDown, ""
 	switch {
 	case m.Stopped:
@@ -20,50 +20,50 @@ func (d *draft) endRest(m *model, r *member) bool {
 		kind, why = KindVariantRemoved, "the variant was removed"
 	case m.definition(r.Name.Variant) == nil || m.definition(r.Name.Variant).Hash != m.hashOf(r):
 		kind, why = KindRolling, "its definition is outdated"
-	case r.leavesNode() || r.cordoned() && d.outOfUse(r) != "":
-		to, kind, why = state.GoalCold, KindMoveAway, d.displacedBy(r)
+	case r.leavesNode() || r.cordoned() && b.outOfUse(r) != "":
+		to, kind, why = state.GoalCold, KindMoveAway, b.displacedBy(r)
 	default:
 		return false
 	}
-	d.decide(kind, m.Name, r.name, fmt.Sprintf("no longer kept %s: %s", state.Warm, why), inputs{"version": strconv.Itoa(r.Version), "status": string(r.next.Status)})
-	d.sendTo(r, to, nil)
+	b.record(kind, m.Name, r.name, fmt.Sprintf("no longer kept %s: %s", state.Warm, why), inputs{"version": strconv.Itoa(r.Version), "status": string(r.next.Status)})
+	b.endAs(r, to, nil)
 	return true
 }
 
 // drainToWarm puts a member to sleep on which no gateway reports a request any more. The
 // engine's shim waits for those that are not reported.
-func (d *draft) drainToWarm(m *model, r *member) {
-	in := inputs{"in_flight": strconv.Itoa(d.obs.Loads[r.name].InFlight), "drained_for": d.obs.Now.Sub(r.Since).String()}
+func (b *planBuilder) drainToWarm(m *model, r *member) {
+	in := inputs{"in_flight": strconv.Itoa(b.obs.Loads[r.name].InFlight), "drained_for": b.obs.Now.Sub(r.Since).String()}
 	switch {
-	case d.jobOver(r):
-		d.decide(KindDrained, m.Name, r.name, "job ended before the drain finished: nothing to keep WARM", in)
-		d.happens(r, state.EventStop, state.GoalCold, nil)
-	case !d.canSleep(m, r):
-		d.decide(KindCannotSleep, m.Name, r.name, "engine does not support sleep: going COLD", in)
-		d.happens(r, state.EventDrain, state.GoalCold, nil)
-	case d.obs.Pools[d.poolOf(r)].JobsKnown && d.obs.Loads[r.name].InFlight == 0: // else its shim cannot be reached
-		d.putToSleep(m, r, in)
-	case d.due(r.Since.Add(d.conf.DrainTimeout)):
-		d.decide(KindCalledOff, m.Name, r.name, fmt.Sprintf("drain timeout of %s reached with %d requests in flight: staying HOT", d.conf.DrainTimeout, d.obs.Loads[r.name].InFlight), in)
-		d.callOff(m, r)
+	case b.jobOver(r):
+		b.record(KindDrained, m.Name, r.name, "job ended before the drain finished: nothing to keep WARM", in)
+		b.happens(r, state.EventStop, state.GoalCold, nil)
+	case !b.canSleep(m, r):
+		b.record(KindCannotSleep, m.Name, r.name, "engine does not support sleep: going COLD", in)
+		b.happens(r, state.EventDrain, state.GoalCold, nil)
+	case b.obs.Pools[b.poolOf(r)].JobsKnown && b.obs.Loads[r.name].InFlight == 0: // else its shim cannot be reached
+		b.putToSleep(m, r, in)
+	case b.due(r.Since.Add(b.conf.DrainTimeout)):
+		b.record(KindCalledOff, m.Name, r.name, fmt.Sprintf("drain timeout of %s reached with %d requests in flight: staying HOT", b.conf.DrainTimeout, b.obs.Loads[r.name].InFlight), in)
+		b.callOff(m, r)
 	}
 }
 
 // putToSleep begins the sleep of a member that is drained, if the host memory for WARM
 // replicas has room. What sleeps already and is worth less makes room; where that is not
 // enough, the member goes COLD.
-func (d *draft) putToSleep(m *model, r *member, in inputs) {
+func (b *planBuilder) putToSleep(m *model, r *member, in inputs) {
 	need := r.Placement.HostMemory
-	budget := int64(d.conf.WarmShare * float64(r.node.HostMemory))
-	used := d.ledger().Usage(r.node.ID).HostMemory
+	budget := int64(b.conf.WarmShare * float64(r.node.HostMemory))
+	used := b.ledger().Usage(r.node.ID).HostMemory
 	in["host_memory"], in["warm_used"], in["warm_budget"] = strconv.FormatInt(need, 10), strconv.FormatInt(used, 10), strconv.FormatInt(budget, 10)
 	if used+need <= budget {
-		d.decide(KindDrained, m.Name, r.name, "drained: going to sleep", in)
-		d.happens(r, state.EventSleep, "", nil)
+		b.record(KindDrained, m.Name, r.name, "drained: going to sleep", in)
+		b.happens(r, state.EventSleep, "", nil)
 		return
 	}
 	var less []*member
-	for _, other := range d.models {
+	for _, other := range b.models {
 		for _, o := range other.members {
 			if o.Placement.Node != r.Placement.Node || o.next.Status == state.StatusCold {
 				continue
@@ -75,47 +75,47 @@ func (d *draft) putToSleep(m *model, r *member, in inputs) {
 			}
 		}
 	}
-	cost := func(o *member) float64 { return d.evictionCost(d.byName[o.Name.Model], o, state.GoalCold) }
+	cost := func(o *member) float64 { return b.evictionCost(b.byName[o.Name.Model], o, state.GoalCold) }
 	slices.SortStableFunc(less, func(a, b *member) int { return cmp.Or(cmp.Compare(cost(a), cost(b)), cmp.Compare(a.name, b.name)) })
-	var going []*member
+	var victims []*member
 	freed := used + need - budget
 	for _, o := range less {
 		if freed > 0 {
-			going = append(going, o)
+			victims = append(victims, o)
 			freed -= o.Placement.HostMemory
 		}
 	}
-	for i := len(going) - 1; i >= 0; i-- { // what came first may not be necessary
-		if freed+going[i].Placement.HostMemory <= 0 {
-			freed += going[i].Placement.HostMemory
-			going = slices.Delete(going, i, i+1)
+	for i := len(victims) - 1; i >= 0; i-- { // what came first may not be necessary
+		if freed+victims[i].Placement.HostMemory <= 0 {
+			freed += victims[i].Placement.HostMemory
+			victims = slices.Delete(victims, i, i+1)
 		}
 	}
 	total := 0.0
-	for _, o := range going {
+	for _, o := range victims {
 		total += cost(o)
 	}
-	worth := cost(r) - d.evictionCost(m, r, state.GoalWarm)
+	worth := cost(r) - b.evictionCost(m, r, state.GoalWarm)
 	in["cost"], in["worth"] = seconds(total), seconds(worth)
-	if freed > 0 || len(going) > 0 && total >= worth || len(going) == 0 && d.due(r.Since.Add(d.conf.DrainTimeout)) {
-		d.decide(KindCannotSleep, m.Name, r.name, fmt.Sprintf("not enough host memory on node %s to keep it WARM: going COLD", nodeName(r)), in)
-		d.happens(r, state.EventStop, state.GoalCold, nil)
+	if freed > 0 || len(victims) > 0 && total >= worth || len(victims) == 0 && b.due(r.Since.Add(b.conf.DrainTimeout)) {
+		b.record(KindCannotSleep, m.Name, r.name, fmt.Sprintf("not enough host memory on node %s to keep it WARM: going COLD", nodeName(r)), in)
+		b.happens(r, state.EventStop, state.GoalCold, nil)
 		return
 	}
-	for _, o := range going {
-		d.decide(KindEvictWarm, o.Name.Model, o.name, fmt.Sprintf("making room for %s in the host memory of node %s: going COLD", m.Name, nodeName(o)),
+	for _, o := range victims {
+		b.record(KindEvictWarm, o.Name.Model, o.name, fmt.Sprintf("making room for %s in the host memory of node %s: going COLD", m.Name, nodeName(o)),
 			inputs{"for": m.Name, "host_memory": strconv.FormatInt(o.Placement.HostMemory, 10), "cost": seconds(cost(o)), "worth": seconds(worth)})
-		d.evict(o, state.GoalCold, m.Name)
+		b.evict(o, state.GoalCold, m.Name)
 	}
 }
 
 // callOff lets a member serve again that was on its way to WARM. Its model has a place
 // for it again where somebody else had taken that.
-func (d *draft) callOff(m *model, r *member) {
-	if calledOff(m.Model, m.target.Replicas, r.Replica, d.view.StayingOf(nil, m.Name)) {
+func (b *planBuilder) callOff(m *model, r *member) {
+	if calledOff(m.Model, m.target.Replicas, r.Replica, b.view.StayingOf(nil, m.Name)) {
 		m.more(m.target.Replicas+1, r.Name.Variant, recalls(r.Replica)...)
 	}
-	d.happens(r, state.EventServing, "", func(c *state.Move) { c.Kept = true })
+	b.happens(r, state.EventServing, "", func(c *state.Move) { c.Kept = true })
 }
 
 // calledOff reports whether a model should have one replica more than its target, because one
@@ -135,7 +135,7 @@ func recalls(r *state.Replica) []state.Until {
 
 // lost says why the weights of a member that sleeps are lost for sure, empty where they
 // are not: its process has ended, or began anew after that time.
-func (d *draft) lost(r *member, since time.Time) string {
+func (b *planBuilder) lost(r *member, since time.Time) string {
 	if !r.jobKnown {
 		return ""
 	}
@@ -147,13 +147,13 @@ func (d *draft) lost(r *member, since time.Time) string {
 	case j.Stopped || j.Ended:
 		return "the job was stopped"
 	case j.Alloc == nil:
-		if d.due(r.Since.Add(d.conf.SettleTime)) {
+		if b.due(r.Since.Add(b.conf.SettleTime)) {
 			return "the allocation is gone"
 		}
 	case j.Alloc.Client == clientComplete || j.Alloc.Client == clientFailed || j.Alloc.Client == clientLost || j.Alloc.Failed:
 		return fmt.Sprintf("allocation %s is %s", j.Alloc.ID, cmp.Or(j.Alloc.Event, j.Alloc.Client))
 	case j.Alloc.Client == clientPending:
-		if d.due(r.Since.Add(d.conf.SettleTime)) {
+		if b.due(r.Since.Add(b.conf.SettleTime)) {
 			return fmt.Sprintf("allocation %s restarted", j.Alloc.ID)
 		}
 	case j.Alloc.Started.After(since):
@@ -164,38 +164,38 @@ func (d *draft) lost(r *member, since time.Time) string {
 
 // sleeping gives a member up that cannot be put to sleep: its process is lost, or its
 // shim was out of reach for too long.
-func (d *draft) sleeping(m *model, r *member) {
-	why := d.lost(r, r.Since)
-	if why == "" && d.hadTime(r, d.conf.SleepTimeout) {
-		why = fmt.Sprintf("could not be put to sleep within %s", d.conf.SleepTimeout)
+func (b *planBuilder) sleeping(m *model, r *member) {
+	why := b.lost(r, r.Since)
+	if why == "" && b.hadTime(r, b.conf.SleepTimeout) {
+		why = fmt.Sprintf("could not be put to sleep within %s", b.conf.SleepTimeout)
 	}
 	if why != "" {
-		d.decide(KindSleepFailed, m.Name, r.name, why+": going COLD", inputs{"sleeping_for": d.obs.Now.Sub(r.Since).String(), "node": nodeName(r)})
-		d.happens(r, state.EventStop, state.GoalCold, func(c *state.Move) { c.LastError = &why })
+		b.record(KindSleepFailed, m.Name, r.name, why+": going COLD", inputs{"sleeping_for": b.obs.Now.Sub(r.Since).String(), "node": nodeName(r)})
+		b.happens(r, state.EventStop, state.GoalCold, func(c *state.Move) { c.LastError = &why })
 	}
 }
 
 // warm gives a WARM member up whose weights are lost.
-func (d *draft) warm(m *model, r *member) {
-	if why := d.lost(r, r.Since); why != "" {
-		d.decide(KindLostWarm, m.Name, r.name, "WARM weights lost: "+why, inputs{"warm_for": d.obs.Now.Sub(r.Since).String(), "node": nodeName(r)})
-		d.happens(r, state.EventStop, state.GoalCold, nil)
+func (b *planBuilder) warm(m *model, r *member) {
+	if why := b.lost(r, r.Since); why != "" {
+		b.record(KindLostWarm, m.Name, r.name, "WARM weights lost: "+why, inputs{"warm_for": b.obs.Now.Sub(r.Since).String(), "node": nodeName(r)})
+		b.happens(r, state.EventStop, state.GoalCold, nil)
 	}
 }
 
 // waking gives a wake up that takes too long, or whose process is gone.
-func (d *draft) waking(m *model, r *member) {
+func (b *planBuilder) waking(m *model, r *member) {
 	why := ""
 	if r.jobKnown && (r.job == nil || r.job.Problem == "" && (r.job.Stopped || r.job.Alloc != nil && (r.job.Alloc.Failed || r.job.Alloc.Client == clientFailed))) {
 		why = "the job is missing, stopped or failed"
 	}
-	if why == "" && d.hadTime(r, d.conf.WakeTimeout) {
-		why = fmt.Sprintf("did not wake within %s", d.conf.WakeTimeout)
+	if why == "" && b.hadTime(r, b.conf.WakeTimeout) {
+		why = fmt.Sprintf("did not wake within %s", b.conf.WakeTimeout)
 	}
 	if why == "" {
 		return
 	}
 	failures := r.Failures + 1
-	d.decide(KindWakeFailed, m.Name, r.name, why+": going COLD, another replica takes over", inputs{"failures": strconv.Itoa(failures), "waking_for": d.obs.Now.Sub(r.Since).String(), "node": nodeName(r)})
-	d.happens(r, state.EventStop, state.GoalCold, func(c *state.Move) { c.Failures, c.LastError = &failures, &why })
+	b.record(KindWakeFailed, m.Name, r.name, why+": going COLD, another replica takes over", inputs{"failures": strconv.Itoa(failures), "waking_for": b.obs.Now.Sub(r.Since).String(), "node": nodeName(r)})
+	b.happens(r, state.EventStop, state.GoalCold, func(c *state.Move) { c.Failures, c.LastError = &failures, &why })
 }

@@ -114,9 +114,9 @@ type joint struct {
 	places   map[string][]option // of each group, reserved in the fleet
 }
 
-// together makes a draft of the same view the second plan, after d.
-func (d *draft) together(second *draft) *draft {
-	second.joint = &joint{alone: &d.tally, searched: map[class]bool{}, places: map[string][]option{}}
+// together makes second, a builder for the same view, the second plan, which uses the results of b.
+func (b *planBuilder) together(second *planBuilder) *planBuilder {
+	second.joint = &joint{alone: &b.tally, searched: map[class]bool{}, places: map[string][]option{}}
 	return second
 }
 
@@ -124,27 +124,27 @@ func (d *draft) together(second *draft) *draft {
 func (g *group) key() string { return g.Name + ":" + g.variants[0].Name }
 
 // placeTogether gives a replica the place that the joint search found for it.
-func (d *draft) placeTogether(g *group) (step, bool) {
-	if d.joint == nil {
+func (b *planBuilder) placeTogether(g *group) (step, bool) {
+	if b.joint == nil {
 		return step{}, false
 	}
-	if c := classOf(g.model); !d.joint.searched[c] {
-		d.joint.searched[c] = true
-		d.searchTogether(d.joint.alone.needs[c])
+	if c := classOf(g.model); !b.joint.searched[c] {
+		b.joint.searched[c] = true
+		b.searchTogether(b.joint.alone.needs[c])
 	}
-	for key := g.key(); len(d.joint.places[key]) > 0; {
-		o := d.joint.places[key][0]
-		d.joint.places[key] = d.joint.places[key][1:]
-		d.release(o.c)
+	for key := g.key(); len(b.joint.places[key]) > 0; {
+		o := b.joint.places[key][0]
+		b.joint.places[key] = b.joint.places[key][1:]
+		b.release(o.c)
 		switch {
-		case !d.stillFree(o.c):
+		case !b.stillFree(o.c):
 		case len(o.c.Evict) > 0:
-			d.makeRoom(g.model, o.v, o.c)
+			b.makeRoom(g.model, o.v, o.c)
 			return step{place: &o}, true
-		case d.ledger().Fits(&o.c, false):
-			return d.taken(g, &o), true
+		case b.ledger().Fits(&o.c, false):
+			return b.taken(g, &o), true
 		default:
-			d.waitFor(g.model, o.v, o.c)
+			b.reservePlace(g.model, o.v, o.c)
 			return step{place: &o}, true
 		}
 	}
@@ -154,41 +154,41 @@ func (d *draft) placeTogether(g *group) (step, bool) {
 // searchTogether searches places for the missing replicas of a class, and reserves them in the
 // fleet until their groups take them. Those that are hard to place come first where there are
 // too many for one search; the others are placed one by one.
-func (d *draft) searchTogether(needs []need) {
-	needs = slices.DeleteFunc(slices.Clone(needs), func(n need) bool { return d.byName[n.model] == nil })
+func (b *planBuilder) searchTogether(needs []need) {
+	needs = slices.DeleteFunc(slices.Clone(needs), func(n need) bool { return b.byName[n.model] == nil })
 	slices.SortStableFunc(needs, func(a, b need) int { return btoi(b.hard()) - btoi(a.hard()) })
 	needs = needs[:min(len(needs), placement.MaxTogether)]
 	var added []string
 	for _, n := range needs {
-		if !d.batch[n.model] {
-			d.batch[n.model] = true
+		if !b.placing[n.model] {
+			b.placing[n.model] = true
 			added = append(added, n.model)
 		}
 	}
 	defer func() {
 		for _, name := range added {
-			delete(d.batch, name)
+			delete(b.placing, name)
 		}
 	}()
-	needs = d.placeable(needs)
-	if d.reserveTogether(needs) {
+	needs = b.placeable(needs)
+	if b.reserveTogether(needs) {
 		return
 	}
 	placed := slices.DeleteFunc(slices.Clone(needs), func(n need) bool { return n.at == nil })
 	if len(placed) < len(needs) {
-		d.reserveTogether(placed)
+		b.reserveTogether(placed)
 	}
 }
 
 // placeable leaves out the needs for which there is no place even if they are the only ones.
-func (d *draft) placeable(needs []need) []need {
+func (b *planBuilder) placeable(needs []need) []need {
 	refused := map[*state.Variant]bool{}
 	return slices.DeleteFunc(needs, func(n need) bool {
 		if n.at != nil {
 			return false
 		}
 		if _, known := refused[n.v]; !known {
-			_, no := d.findRoom(d.byName[n.model], n.v, !n.busy)
+			_, no := b.findRoom(b.byName[n.model], n.v, !n.busy)
 			refused[n.v] = no != nil
 		}
 		return refused[n.v]
@@ -201,7 +201,7 @@ const jointTries = 2
 
 // reserveTogether searches places for needs together. It reports whether it found some that are
 // better than those found one by one, and reserves them then.
-func (d *draft) reserveTogether(needs []need) bool {
+func (b *planBuilder) reserveTogether(needs []need) bool {
 	if len(needs) < 2 || !slices.ContainsFunc(needs, func(n need) bool { return n.hard() }) {
 		return false
 	}
@@ -215,14 +215,14 @@ func (d *draft) reserveTogether(needs []need) bool {
 		near[i] = n.at.Placement.Node
 		below += n.at.Seconds + n.at.Cost
 	}
-	spared := map[string]bool{}
+	protected := map[string]bool{}
 	for range jointTries {
 		requests := make([]placement.Request, len(needs))
 		for i, n := range needs {
-			m := d.byName[n.model]
-			requests[i] = d.request(m, n.v, ask{evict: d.mayEvict(m, !n.busy, spared)})
+			m := b.byName[n.model]
+			requests[i] = b.request(m, n.v, ask{evict: b.mayEvict(m, !n.busy, protected)})
 		}
-		choices := d.ledger().Together(requests, near, below)
+		choices := b.ledger().Together(requests, near, below)
 		if choices == nil {
 			return false
 		}
@@ -231,15 +231,15 @@ func (d *draft) reserveTogether(needs []need) bool {
 			evicted = append(evicted, c.Evict...)
 		}
 		// Within a class each model may take as much from another one.
-		if over := d.tooMany(d.byName[needs[0].model], evicted); len(over) > 0 {
+		if over := b.tooMany(b.byName[needs[0].model], evicted); len(over) > 0 {
 			for _, name := range over {
-				spared[name] = true
+				protected[name] = true
 			}
 			continue
 		}
 		for i, n := range needs {
-			d.joint.places[n.group] = append(d.joint.places[n.group], option{n.v, choices[i]})
-			d.ledger().Reserve(choices[i], reservation(choices[i]), n.model)
+			b.joint.places[n.group] = append(b.joint.places[n.group], option{n.v, choices[i]})
+			b.ledger().Reserve(choices[i], reservation(choices[i]), n.model)
 		}
 		return true
 	}
@@ -250,28 +250,28 @@ func (d *draft) reserveTogether(needs []need) bool {
 func reservation(c placement.Choice) string { return "joint\x1f" + c.Placement.Seats[0] }
 
 // release takes a reservation back: the tenants are what they were.
-func (d *draft) release(c placement.Choice) {
+func (b *planBuilder) release(c placement.Choice) {
 	names := []string{c.Wake}
 	for _, e := range c.Evict {
 		names = append(names, e.Tenant)
 	}
-	d.ledger().Drop(reservation(c))
+	b.ledger().Drop(reservation(c))
 	for _, name := range names {
-		if r := d.byMember[name]; r != nil {
-			d.put(r)
+		if r := b.byMember[name]; r != nil {
+			b.put(r)
 		}
 	}
 }
 
 // stillFree reports whether nothing in this plan has come in the way of a choice.
-func (d *draft) stillFree(c placement.Choice) bool {
-	if r := d.byMember[c.Wake]; c.Wake != "" && (r == nil || r.changed) {
+func (b *planBuilder) stillFree(c placement.Choice) bool {
+	if r := b.byMember[c.Wake]; c.Wake != "" && (r == nil || r.changed) {
 		return false
 	}
 	for _, e := range c.Evict {
-		if r := d.byMember[e.Tenant]; r == nil || r.changed {
+		if r := b.byMember[e.Tenant]; r == nil || r.changed {
 			return false
 		}
 	}
-	return d.ledger().Fits(&c, true)
+	return b.ledger().Fits(&c, true)
 }

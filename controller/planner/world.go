@@ -34,7 +34,7 @@ type world struct {
 	byID     map[string]*state.Node
 	byName   map[string]*model
 	byMember map[string]*member
-	fleet    *placement.Fleet // nil until somebody asks for it; see draft.ledger
+	fleet    *placement.Fleet // nil until it is used; see planBuilder.ledger
 }
 
 // model is a model with its replicas as they will be.
@@ -63,16 +63,16 @@ type model struct {
 	limits state.Limits
 	target state.Target
 	// kept are the members that are expected in each pool by the share that they count
-	// against, made by expected, and standing is what up says. Both are nil again once a
-	// member comes, goes or moves.
-	kept     map[[2]string]map[*member]bool
-	standing *standing
+	// against, computed by expected. serving is computed by servingCount. Both are reset to nil
+	// when a member comes, goes or moves.
+	kept    map[[2]string]map[*member]bool
+	serving *servingCounts
 
-	// judged: all rules ran for it. stirred: one changed something for it, or used what
-	// is not its own. until is when the rules of a phase may have something to change, zero
+	// evaluated: all rules ran for it. dirty: a rule changed something for it, or used data of
+	// other models. until is when the rules of a phase may have something to change, zero
 	// for never, if nothing else changes before.
-	judged, stirred bool
-	until           [phases]time.Time
+	evaluated, dirty bool
+	until            [phases]time.Time
 }
 
 // phase is a part of a plan in which rules run for one model after the other.
@@ -88,7 +88,7 @@ const (
 )
 
 // atRest reports whether rules for the model have nothing to change.
-func (m *model) atRest() bool { return m.judged && !m.stirred && m.Model == m.row }
+func (m *model) atRest() bool { return m.evaluated && !m.dirty && m.Model == m.row }
 
 // member is a replica with what is seen of it.
 type member struct {
@@ -101,7 +101,7 @@ type member struct {
 	changed, removed, fresh bool
 	// passes: an engine of it serves.
 	passes bool
-	// job is its job. jobKnown tells whether it can be believed: then nil means that
+	// job is its job. jobKnown reports whether it can be believed: then nil means that
 	// there is none.
 	job      *Job
 	jobKnown bool
@@ -145,8 +145,8 @@ type changes struct {
 	members bool
 }
 
-// draft brings the world up to date, and begins a plan.
-func (w *world) draft(v *state.View, o Observation) *draft {
+// beginPlan updates the world from a view and an observation, and returns the builder of a plan.
+func (w *world) beginPlan(v *state.View, o Observation) *planBuilder {
 	c := w.advance(v, o)
 	if w.fleet != nil {
 		w.fleet.Rollback()
@@ -154,30 +154,30 @@ func (w *world) draft(v *state.View, o Observation) *draft {
 	if len(c.nodes) > 0 {
 		w.fleet = nil
 	}
-	d := newDraft(w)
+	b := newPlanBuilder(w)
 	before := w.byName
 	w.byName = make(map[string]*model, len(before))
 	for _, row := range v.Models(nil) {
 		m := before[row.Name]
-		if m == nil || c.all || !d.still(m, row, &c) {
-			m = d.model(row, m)
+		if m == nil || c.all || !b.still(m, row, &c) {
+			m = b.model(row, m)
 		}
 		w.byName[row.Name] = m
-		d.models = append(d.models, m)
+		b.models = append(b.models, m)
 	}
 	for name, m := range before {
 		if w.byName[name] == nil {
 			w.dropped(m)
 		}
 	}
-	d.order()
+	b.order()
 	if w.fleet != nil {
-		w.fleet.Begin(d.price)
+		w.fleet.Begin(b.price)
 	}
-	return d
+	return b
 }
 
-// advance takes a view and an observation in, and returns what may have changed.
+// advance sets the view and the observation, and returns what may have changed.
 func (w *world) advance(v *state.View, o Observation) changes {
 	last, seen := w.view, w.obs
 	w.view, w.obs = v, o
@@ -219,31 +219,31 @@ func sameMap[M ~map[string]V, V any](a, b M) bool {
 }
 
 // still reports whether a model is at rest.
-func (d *draft) still(m *model, row *state.Model, c *changes) bool {
+func (b *planBuilder) still(m *model, row *state.Model, c *changes) bool {
 	if !m.atRest() || m.row != row {
 		return false
 	}
 	for _, t := range m.until {
-		if !t.IsZero() && !t.After(d.obs.Now) {
+		if !t.IsZero() && !t.After(b.obs.Now) {
 			return false
 		}
 	}
-	if c.versions && !slices.Equal(d.view.Versions(nil, m.Name), m.versions) {
+	if c.versions && !slices.Equal(b.view.Versions(nil, m.Name), m.versions) {
 		return false
 	}
-	if c.replicas && !slices.EqualFunc(d.view.ReplicasOf(nil, m.Name), m.members, func(r *state.Replica, own *member) bool { return r == own.Replica }) {
+	if c.replicas && !slices.EqualFunc(b.view.ReplicasOf(nil, m.Name), m.members, func(r *state.Replica, own *member) bool { return r == own.Replica }) {
 		return false
 	}
-	return !c.members || !slices.ContainsFunc(m.members, func(r *member) bool { return d.differs(r, c) })
+	return !c.members || !slices.ContainsFunc(m.members, func(r *member) bool { return b.differs(r, c) })
 }
 
 // differs reports whether something else is observed of a member of a model at rest.
-func (d *draft) differs(r *member, c *changes) bool {
-	switch o := &d.obs; {
+func (b *planBuilder) differs(r *member, c *changes) bool {
+	switch o := &b.obs; {
 	case c.nodes[r.Placement.Node]:
 	case c.inFlight && o.InFlight[r.name] != r.jobInFlight:
-	case c.engines && d.passing(r.name) != r.passes:
-	case c.loads && (r.pulse.failing || d.pulseOf(r) != r.pulse):
+	case c.engines && b.passing(r.name) != r.passes:
+	case c.loads && (r.pulse.failing || b.pulseOf(r) != r.pulse):
 	case c.jobs && !sameJob(r.listed, o.Jobs, r.name):
 	default:
 		return false
@@ -264,39 +264,39 @@ func sameJob(was *Job, jobs map[string]Job, name string) bool {
 }
 
 // model makes a model of its rows. It takes the place of an old one, which may be nil.
-func (d *draft) model(row *state.Model, old *model) *model {
-	v := d.view
-	m := &model{Model: row, row: row, versions: v.Versions(nil, row.Name), limits: d.limitsOf(row.Name)}
+func (b *planBuilder) model(row *state.Model, old *model) *model {
+	v := b.view
+	m := &model{Model: row, row: row, versions: v.Versions(nil, row.Name), limits: b.limitsOf(row.Name)}
 	m.target, m.active, m.dedicated = m.Target(m.limits), m.Active(), m.Dedicated || m.limits.Dedicated > 0
 	m.frozen = m.Management == state.ManagementDisabled || m.limits.ScalingDisabled
 	rows := v.ReplicasOf(nil, m.Name)
 	m.members = make([]*member, 0, len(rows))
 	for _, r := range rows {
-		own := d.member(r)
+		own := b.member(r)
 		m.members = append(m.members, own)
 		m.listed += btoi(own.listed != nil)
 		if r.MakesRoomFor != "" && !r.Counts() && !slices.Contains(m.makesRoomFor, r.MakesRoomFor) {
 			m.makesRoomFor = append(m.makesRoomFor, r.MakesRoomFor)
 		}
-		if was := d.byMember[own.name]; was == nil || was.Replica != r {
-			d.put(own)
+		if was := b.byMember[own.name]; was == nil || was.Replica != r {
+			b.put(own)
 		}
-		d.byMember[own.name] = own
+		b.byMember[own.name] = own
 	}
 	if old != nil {
-		d.dropped(old)
+		b.dropped(old)
 	}
 	return m
 }
 
 // member makes a member of its row.
-func (d *draft) member(r *state.Replica) *member {
-	own := &member{Replica: r, next: r, name: r.Name.String(), node: d.byID[r.Placement.Node]}
-	own.jobInFlight, own.pulse, own.passes = d.obs.InFlight[own.name], d.pulseOf(own), d.passing(own.name)
-	if j, listed := d.obs.Jobs[own.name]; listed {
+func (b *planBuilder) member(r *state.Replica) *member {
+	own := &member{Replica: r, next: r, name: r.Name.String(), node: b.byID[r.Placement.Node]}
+	own.jobInFlight, own.pulse, own.passes = b.obs.InFlight[own.name], b.pulseOf(own), b.passing(own.name)
+	if j, listed := b.obs.Jobs[own.name]; listed {
 		own.listed = &j
 	}
-	own.job, own.jobKnown = d.jobOf(own)
+	own.job, own.jobKnown = b.jobOf(own)
 	return own
 }
 
@@ -315,19 +315,19 @@ func (w *world) dropped(m *model) {
 }
 
 // moving yields the models that are not at rest, in a phase, until the plan is full.
-func (d *draft) moving(p phase) iter.Seq[*model] {
+func (b *planBuilder) moving(p phase) iter.Seq[*model] {
 	return func(yield func(*model) bool) {
-		for _, m := range d.models {
-			if d.full() {
+		for _, m := range b.models {
+			if b.full() {
 				return
 			}
 			if m.atRest() {
-				d.look(m.until[p])
+				b.replanAt(m.until[p])
 				continue
 			}
-			d.current, d.phase = m, p
+			b.current, b.phase = m, p
 			more := yield(m)
-			d.current = nil
+			b.current = nil
 			if !more {
 				return
 			}
@@ -335,17 +335,17 @@ func (d *draft) moving(p phase) iter.Seq[*model] {
 	}
 }
 
-// stir notes that the rule that runs changes something, or uses what is not of its model
-// alone: the model is not at rest.
-func (d *draft) stir() {
-	if d.current != nil {
-		d.current.stirred = true
+// markDirty notes that the running rule changes something, or uses data of other models. The
+// model is then not at rest.
+func (b *planBuilder) markDirty() {
+	if b.current != nil {
+		b.current.dirty = true
 	}
 }
 
 // jobOf returns a replica's job, and whether what is seen of it is worth anything.
-func (d *draft) jobOf(r *member) (*Job, bool) {
-	return believedJob(r.listed, d.obs.Pools[d.poolOf(r)].JobsKnown, r.jobInFlight)
+func (b *planBuilder) jobOf(r *member) (*Job, bool) {
+	return believedJob(r.listed, b.obs.Pools[b.poolOf(r)].JobsKnown, r.jobInFlight)
 }
 
 // believedJob returns a replica's job of those that Nomad lists, nil where there is none, and
@@ -360,7 +360,7 @@ func believedJob(listed *Job, jobsKnown, inFlight bool) (*Job, bool) {
 
 // poolOf is the capacity pool that the member is in: its node's, or where that is not known
 // its job's.
-func (d *draft) poolOf(r *member) string { return poolOf(r.node, r.listed) }
+func (b *planBuilder) poolOf(r *member) string { return poolOf(r.node, r.listed) }
 
 // poolOf returns the capacity pool of a replica on a node, nil where that is not known, with a
 // job, nil where there is none.

@@ -88,7 +88,7 @@ type job struct {
 	host    int64
 }
 
-// live tells whether a process of it may be there.
+// live reports whether a process of it may be there.
 func (j *job) live() bool {
 	return j.alloc != nil && slices.Contains([]string{"pending", "running", "unknown"}, j.alloc.Client)
 }

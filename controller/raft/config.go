@@ -16,7 +16,7 @@ import (
 	"remuda/internal/hclfault"
 )
 
-// Config says how a server takes part.
+// Config configures a server.
 type Config struct {
 	// DataDir holds the log, the snapshots and the server's identity. One process at
 	// a time can have it open.
@@ -47,7 +47,7 @@ type Config struct {
 	ServerStabilizationTime time.Duration
 	// FeatureLevel is what this server can apply; tests set other levels.
 	FeatureLevel int
-	// API is where this server's HTTP API is reached; others learn it by asking.
+	// API is the address of this server's HTTP API. Other servers learn it from a hello.
 	API string
 
 	// HeartbeatTimeout is how long a follower waits to hear from the leader before it

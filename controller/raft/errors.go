@@ -9,8 +9,8 @@ import (
 var (
 	// ErrNotLeader is matched by every *NotLeaderError. Nothing was changed.
 	ErrNotLeader = errors.New("not the leader")
-	// ErrUnknownOutcome: the command may be applied or not, now or later. The caller
-	// has to look, or to ask again with a compare-and-set.
+	// ErrUnknownOutcome: the command may be applied or not, now or later. The caller must read
+	// the state, or retry with a compare-and-set.
 	ErrUnknownOutcome = errors.New("the outcome is unknown")
 	// ErrBusy: the leader could not take the command in time. Nothing was changed.
 	ErrBusy = errors.New("the leader is busy")
@@ -23,10 +23,10 @@ var (
 	ErrClosed = errors.New("raft is closed")
 )
 
-// NotLeaderError says who leads instead.
+// NotLeaderError names the current leader.
 type NotLeaderError struct {
-	// ID and Address are the leader's as far as this server knows; empty where there
-	// is none now. The address is the one of Raft.
+	// ID and Address are the leader's as far as this server knows, empty if there is none. The
+	// address is the one of Raft.
 	ID, Address string
 }
 

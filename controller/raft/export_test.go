@@ -12,8 +12,8 @@ import (
 	"remuda/controller/state"
 )
 
-// Asking is closed when the node sends no more requests to join.
-func (n *Node) Asking() <-chan struct{} { return n.membership.over }
+// JoinLoopDone is closed when the node sends no more requests to join.
+func (n *Node) JoinLoopDone() <-chan struct{} { return n.membership.done }
 
 // ApplyRaw applies bytes that no Command of this version makes.
 func (n *Node) ApplyRaw(ctx context.Context, data []byte) error {

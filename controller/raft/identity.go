@@ -17,7 +17,7 @@ type Peer struct {
 	ID, Address string
 }
 
-// identity is who this server is, kept in its data directory.
+// identity is the identity of this server, kept in its data directory.
 type identity struct {
 	path string
 	mu   sync.Mutex

@@ -11,17 +11,17 @@ import (
 // Leadership is whether this server leads, and since when.
 type Leadership struct {
 	Leader bool
-	// Term grows with each election: the same server leads anew where it is another.
+	// Term grows with each election. If it differs, the same server has been elected again.
 	Term uint64
 }
 
-// establishPoll is how often one who waits for an election to be established looks
-// whether it was lost meanwhile, which Raft does not always tell.
+// establishPoll is the poll interval while waiting for leadership to be established. Raft does
+// not always report that it was lost meanwhile.
 const establishPoll = 20 * time.Millisecond
 
-// leadership follows elections. It counts this server as leader only once everything
-// that earlier leaders committed is applied here. What it commits itself is applied here
-// before anybody is told.
+// leadership follows elections. It counts this server as leader only once everything that
+// earlier leaders committed is applied here. What this server commits is applied here before the
+// caller gets its result.
 type leadership struct {
 	node   *Node
 	notify <-chan bool

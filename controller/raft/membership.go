@@ -13,33 +13,33 @@ import (
 	hraft "github.com/hashicorp/raft"
 )
 
-// membership is the effort to be a member.
+// membership is the state of the join loop, which makes this server a member of a cluster.
 type membership struct {
 	// ctx ends when the server leaves or is closed.
-	ctx context.Context
-	end context.CancelFunc
-	// over is closed once no more requests to join are sent.
-	over chan struct{}
-	// asked: a request to join was sent, so this server may be a member without knowing.
-	// To be read once over is closed.
-	asked bool
+	ctx    context.Context
+	cancel context.CancelFunc
+	// done is closed once no more requests to join are sent.
+	done chan struct{}
+	// joinSent is set once a request to join was sent: from then on this server may be a member
+	// without knowing it. Read it only after done is closed.
+	joinSent bool
 }
 
-func (m *membership) begin(ctx context.Context) {
-	m.ctx, m.end = context.WithCancel(ctx)
-	m.over = make(chan struct{})
+func (m *membership) start(ctx context.Context) {
+	m.ctx, m.cancel = context.WithCancel(ctx)
+	m.done = make(chan struct{})
 }
 
-// runMembership makes this server a member of the existing cluster or of a new one. It
-// returns once it is.
+// runMembership is the join loop. It calls joinOnce until this server is a member of the existing
+// cluster or of a new one.
 func (n *Node) runMembership() {
-	defer close(n.membership.over)
+	defer close(n.membership.done)
 	logged := ""
 	for {
 		peers, err := n.Peers()
 		member := err == nil && slices.Contains(peers, Peer{n.ID(), n.Address()})
-		// Its own log alone does not prove it: a server that was removed while it was
-		// down finds itself in there, and no leader writes to it any more.
+		// The local log alone does not prove membership: a server that was removed while it was
+		// down still finds itself in its log, but no leader writes to it any more.
 		if member && (n.Leader().ID != "" || len(n.cfg.Join) == 0) {
 			return
 		}
@@ -126,12 +126,12 @@ func (n *Node) join(formed []rpcResponse) error {
 	for _, a := range formed {
 		addresses = append(addresses, a.Peer.Address)
 	}
-	n.membership.asked = true
+	n.membership.joinSent = true
 	return n.callLeader(n.membership.ctx, addresses, rpcRequest{Op: opJoin, Peer: Peer{n.ID(), n.Address()}})
 }
 
-// callLeader sends a request to the servers at these addresses, and to the leaders that
-// they name, until the leader has carried it out.
+// callLeader sends a request to the servers at these addresses, and to the leaders that they
+// report, until the leader has executed it.
 func (n *Node) callLeader(ctx context.Context, addresses []string, q rpcRequest) error {
 	var errs []error
 	for _, address := range addresses {
@@ -150,10 +150,10 @@ func (n *Node) callLeader(ctx context.Context, addresses []string, q rpcRequest)
 	return errors.Join(errs...)
 }
 
-// form makes a new cluster of a group. Of all groups that could be formed of servers
-// which see different parts of each other, at most one is: every server of a group
-// promises, for good, to be of that one, and the one with the lowest ID bootstraps
-// it when all have. The others learn of it from their leader.
+// form makes a new cluster of a group. Servers that reach different subsets of each other never
+// form more than one: every server of a group promises, durably, to belong to that group only,
+// and the server with the lowest ID bootstraps the cluster when all have promised. The others
+// learn of it from their leader.
 func (n *Node) form(group []rpcResponse) error {
 	if len(group) != n.cfg.BootstrapExpect {
 		return fmt.Errorf("%d servers are reachable and %d are expected", len(group), n.cfg.BootstrapExpect)
@@ -197,7 +197,7 @@ func clusterID(servers []Peer) string {
 	return uuid.NewSHA1(uuid.NameSpaceURL, []byte("remuda:"+b.String())).String()
 }
 
-// promise agrees to be of that group and of no other, durably.
+// promise records durably that this server belongs to that group and to no other.
 func (n *Node) promise(servers []Peer) error {
 	if n.formed() {
 		return errors.New("this server is already a member of a cluster")

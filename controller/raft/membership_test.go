@@ -87,7 +87,7 @@ func TestLeaveEndsJoining(t *testing.T) {
 	eventually(t, "two members", func() bool { return peers() == 2 })
 	require.NoError(t, s.node.Leave(timeout(t, patience)))
 	select {
-	case <-s.node.Asking():
+	case <-s.node.JoinLoopDone():
 	default:
 		t.Fatal("it asks on")
 	}

@@ -77,7 +77,7 @@ func Open(cfg Config) (*Node, error) {
 	}
 	n := &Node{cfg: cfg, log: cfg.Logger.Named("raft"), failed: make(chan struct{}), down: make(chan struct{})}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
-	n.membership.begin(n.ctx)
+	n.membership.start(n.ctx)
 	n.autopilot.members = map[string]observation{}
 	if err := n.open(); err != nil {
 		n.cancel()
@@ -200,7 +200,7 @@ func (n *Node) Close() error {
 	return n.closeErr
 }
 
-// fail stops taking part for good. The owner sees it at Failed, and closes the node.
+// fail stops this server permanently. The owner is notified by Failed, and closes the node.
 func (n *Node) fail(why error) {
 	n.failure = why
 	close(n.failed)
@@ -228,8 +228,8 @@ func (n *Node) shutdown() error {
 	return n.downErr
 }
 
-// Failed is closed when the server cannot go on: Err says why. What is left to do is
-// to close it and, as a rule, to upgrade it.
+// Failed is closed when the server cannot continue. Err returns the reason. The owner should close
+// the server and, as a rule, upgrade it.
 func (n *Node) Failed() <-chan struct{} { return n.failed }
 
 // Err returns why the server has failed, nil while it has not.
@@ -251,7 +251,7 @@ func (n *Node) Address() string { return n.streams.advertise }
 // Store is the state that the log makes. Commands go through Apply only.
 func (n *Node) Store() *state.Store { return n.cfg.Store }
 
-// Leader returns the leader, as far as this server knows; empty where there is none.
+// Leader returns the leader as far as this server knows, empty if there is none.
 func (n *Node) Leader() Peer {
 	address, id := n.raft.LeaderWithID()
 	return Peer{ID: string(id), Address: string(address)}
@@ -343,7 +343,7 @@ func (n *Node) await(ctx context.Context, f hraft.Future) error {
 	return fmt.Errorf("%w: %w", ErrUnknownOutcome, err)
 }
 
-// Consistency says what a Read may return.
+// Consistency is how recent the state is that a Read returns.
 type Consistency int
 
 // The consistencies.

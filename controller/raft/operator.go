@@ -98,9 +98,9 @@ func (n *Node) TransferLeadership(ctx context.Context, id string) error {
 // no other has the state. Close it afterwards.
 func (n *Node) Leave(ctx context.Context) error {
 	// A server that still sends requests to join would be back at once.
-	n.membership.end()
+	n.membership.cancel()
 	select {
-	case <-n.membership.over:
+	case <-n.membership.done:
 	case <-ctx.Done():
 		return fmt.Errorf("raft: leave: %w", ctx.Err())
 	}
@@ -126,7 +126,7 @@ func (n *Node) tryLeave(ctx context.Context) error {
 		return err
 	}
 	only := onlyVoter(servers, n.ID())
-	if len(servers) == 0 && !n.membership.asked || len(servers) == 1 && only {
+	if len(servers) == 0 && !n.membership.joinSent || len(servers) == 1 && only {
 		return nil
 	}
 	if only {

@@ -21,7 +21,7 @@ import (
 const (
 	// opHello returns what a server is, and the leader that it knows.
 	opHello = "hello"
-	// opPromise has a server promise to form a cluster with these servers and no others.
+	// opPromise makes a server promise to form a cluster with these servers and no others.
 	opPromise = "promise"
 	// opJoin adds a server to the cluster. Only the leader can.
 	opJoin = "join"
@@ -52,12 +52,12 @@ type rpcResponse struct {
 	NotLeader bool
 	Leader    Peer
 
-	// The rest is of a hello.
+	// The other fields are set in the response to a hello.
 	Peer      Peer
 	ClusterID string
-	// Formed: it belongs to a cluster that has been formed.
+	// Formed: the server belongs to a cluster that has been formed.
 	Formed bool
-	// Leaving: it must not be added any more.
+	// Leaving: the server must not be added any more.
 	Leaving bool
 	Expect  int
 	API     string
@@ -154,7 +154,7 @@ func (n *Node) hello() rpcResponse {
 	}
 }
 
-// LeaderAPI asks the leader for the address of its HTTP API.
+// LeaderAPI returns the address of the leader's HTTP API.
 func (n *Node) LeaderAPI(ctx context.Context) (string, error) {
 	l := n.Leader()
 	switch l.ID {
@@ -173,14 +173,14 @@ func (n *Node) LeaderAPI(ctx context.Context) (string, error) {
 	return a.API, nil
 }
 
-// formed returns whether this server is, or was, a member of a cluster.
+// formed reports whether this server is, or was, a member of a cluster.
 func (n *Node) formed() bool {
 	peers, err := n.Peers()
 	return err != nil || len(peers) > 0
 }
 
-// addMember adds a server as a non-voter. It must answer at its address with its ID, and
-// be able to apply what is in the log.
+// addMember adds a server as a non-voter. The server must respond at its address with its ID, and
+// be able to apply the entries of the log.
 func (n *Node) addMember(ctx context.Context, q rpcRequest) error {
 	if err := n.Verify(ctx); err != nil {
 		return err
@@ -191,7 +191,7 @@ func (n *Node) addMember(ctx context.Context, q rpcRequest) error {
 	if mine := n.identity.get().ClusterID; q.ClusterID != mine {
 		return fmt.Errorf("a joining server must send the cluster's ID, %s", mine)
 	}
-	// Held over the call: a server that leaves reports it before it asks to be removed.
+	// Held over the call: a server that leaves reports that before it requests its removal.
 	n.members.Lock()
 	defer n.members.Unlock()
 	servers, err := n.configuration()

@@ -91,12 +91,12 @@ func decode(data []byte) (Command, *Error) {
 func decodeBody(t Type, body []byte) (Command, *Error) {
 	empty, known := commands[t]
 	if !known {
-		return nil, refuse(CodeUnknownCommand, "", "unknown command type %d, written by a newer version of remuda: upgrade this server", t)
+		return nil, reject(CodeUnknownCommand, "", "unknown command type %d, written by a newer version of remuda: upgrade this server", t)
 	}
 	c := empty()
 	switch unknown, err := decodeJSON(body, c); {
 	case unknown:
-		return nil, refuse(CodeUnknownCommand, "", "command type %d: %v, written by a newer version of remuda: upgrade this server", t, err)
+		return nil, reject(CodeUnknownCommand, "", "command type %d: %v, written by a newer version of remuda: upgrade this server", t, err)
 	case err != nil:
 		return nil, badRequest("", "decode command type %d: %v", t, err)
 	}
@@ -140,9 +140,9 @@ var commands = map[Type]func() Command{
 type Result struct {
 	// Index is the command's own index in the log.
 	Index uint64
-	// Changed tells that the state is another one than before; false where the
-	// command asked for what was there, or was refused.
+	// Changed reports whether the command changed the state. It is false if the state was already
+	// as the command wants it, or the command was rejected.
 	Changed bool
-	// Err is why the command was refused; nil where it was not.
+	// Err is why the command was rejected, nil if it was not.
 	Err *Error
 }

@@ -13,7 +13,7 @@ import (
 // the set says, for as long as it is in it; see Model.Target. Its scale stays as it is. Models
 // whose management is disabled keep what runs; they are dedicated all the same.
 //
-// It is refused for a model that does not exist or is stopped, and for a number below 1
+// It is rejected for a model that does not exist or is stopped, and for a number below 1
 // or above the model's maximum.
 type SetDedicated struct {
 	// Models has how many replicas each should have at least. Empty: nothing is
@@ -45,7 +45,7 @@ func (c *SetDedicated) apply(t *txn) *Error {
 			errs = append(errs, fmt.Errorf("model %q: dedicated replicas is %d: must be 1 to %d, the model's max", name, n, m.Max))
 		}
 	}
-	if err := faults("dedicated set", errs...); err != nil {
+	if err := invalid("dedicated set", errs...); err != nil {
 		return err
 	}
 	for _, name := range names {
@@ -101,10 +101,10 @@ func dedicatedSet(t *memdb.Txn) *Dedicated {
 	return first[Dedicated](t, TableDedicated, byID, onlyRow)
 }
 
-// isDedicated tells whether m is dedicated, by its file or by the set.
+// isDedicated reports whether m is dedicated, by its file or by the set.
 func (t *txn) isDedicated(m *Model) bool { return m != nil && dedicatedSet(t.Txn).has(m) }
 
-// has tells whether m is dedicated where d, which may be nil, is the set.
+// has reports whether m is dedicated where d, which may be nil, is the set.
 func (d *Dedicated) has(m *Model) bool {
 	return m.Dedicated || d != nil && d.Models[m.Name] > 0
 }
@@ -154,7 +154,7 @@ func (v *View) Dedicated(ws memdb.WatchSet) *Dedicated {
 	return queryOne[Dedicated](v, ws, TableDedicated, byID, onlyRow)
 }
 
-// IsDedicated tells whether a model, which may be nil, is dedicated: by its file or by
+// IsDedicated reports whether a model, which may be nil, is dedicated: by its file or by
 // the set.
 func (v *View) IsDedicated(ws memdb.WatchSet, m *Model) bool {
 	d := v.Dedicated(ws)

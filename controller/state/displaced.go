@@ -26,7 +26,7 @@ func (d Displaced) equal(o Displaced) bool {
 	return slices.Equal(d.UntilRoom, o.UntilRoom) && slices.Equal(d.UntilAsked, o.UntilAsked)
 }
 
-// Until says what displaced replicas come back for.
+// Until is the event after which displaced replicas come back.
 type Until int
 
 // The ways back.

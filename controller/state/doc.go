@@ -5,5 +5,5 @@
 // time into it.
 //
 // It guarantees that no GPU's seats or bytes are promised twice: the ledger is the
-// sum of the replicas, and a command that would over-commit it is refused.
+// sum of the replicas, and a command that would over-commit it is rejected.
 package state

@@ -2,7 +2,7 @@ package state
 
 import "fmt"
 
-// Code says what kind of refusal an Error is.
+// Code is the kind of an Error.
 type Code string
 
 // The codes.
@@ -54,18 +54,18 @@ func (e *Error) Is(target error) bool {
 	return false
 }
 
-func refuse(code Code, subject, format string, args ...any) *Error {
+func reject(code Code, subject, format string, args ...any) *Error {
 	return &Error{Code: code, Subject: subject, Message: fmt.Sprintf(format, args...)}
 }
 
 func badRequest(subject, format string, args ...any) *Error {
-	return refuse(CodeBadRequest, subject, format, args...)
+	return reject(CodeBadRequest, subject, format, args...)
 }
 
 func conflict(subject, format string, args ...any) *Error {
-	return refuse(CodeConflict, subject, format, args...)
+	return reject(CodeConflict, subject, format, args...)
 }
 
 func notFound(subject, format string, args ...any) *Error {
-	return refuse(CodeNotFound, subject, format, args...)
+	return reject(CodeNotFound, subject, format, args...)
 }

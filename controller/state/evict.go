@@ -7,22 +7,22 @@ import (
 	"time"
 )
 
-// EvictRequest sends a replica, or all replicas of a model, away: one that serves is drained
-// first, one that is WARM or on its way there or back is stopped, one that never served
-// is stopped and forgotten. To WARM, one that serves is drained and put to sleep, what
-// rests already stays as it is, and what cannot go there is refused where it is named
-// and left alone where its model is.
+// EvictRequest evicts a replica, or all replicas of a model. A replica that serves is drained
+// first. A replica that is WARM, going to sleep or waking is stopped. A replica that never served
+// is stopped and removed. With GoalWarm, a replica that serves is drained and put to sleep; one that
+// is WARM or going to sleep is unchanged; one that cannot go WARM is an error if it is named, and is
+// skipped if its model is.
 //
-// As many of the model's replicas as counted and go are displaced until clients wait, but never
-// so many that fewer than Min are left; a stopped model keeps its scale. With its model, those
-// that were evicted for other models do not come back before that either. What is on its way
-// out already stays as it is.
+// Evicted replicas that counted are displaced until clients wait, but never so many that fewer than
+// Min are left. A stopped model keeps its scale. If the whole model is evicted, its replicas that
+// were evicted for other models do not return before clients wait either. Replicas that are
+// already leaving are unchanged.
 //
-// It is refused for a dedicated model, below Min, and where management is disabled,
-// unless Force is set. Forced below Min, what goes is placed anew. To WARM it is refused below
-// Min in any case: the next plan would wake what goes, or call it back.
+// The request is rejected for a dedicated model, below Min, and if management is disabled, unless
+// Force is set. If it is forced below Min, new replicas are placed. With GoalWarm it is
+// rejected below Min even then: the next plan would wake the replicas, or cancel their drain.
 type EvictRequest struct {
-	// Replica or Model, one of them, is what goes.
+	// Replica or Model names what is evicted. Exactly one is set.
 	Replica, Model string
 	// To is GoalWarm, GoalCold or GoalGone.
 	To    Goal
@@ -31,7 +31,7 @@ type EvictRequest struct {
 	Time time.Time
 }
 
-// Resolve implements Proposal: it returns a *Plan, which is empty where nothing goes.
+// Resolve implements Proposal. It returns a *Plan, which is empty if nothing is evicted.
 func (r *EvictRequest) Resolve(v *View) (Command, *Error) {
 	var errs []error
 	if r.Time.IsZero() {
@@ -44,20 +44,20 @@ func (r *EvictRequest) Resolve(v *View) (Command, *Error) {
 		errs = append(errs, fmt.Errorf("goal is %q: must be %s, %s or %s", r.To, GoalWarm, GoalCold, GoalGone))
 	}
 	subject := r.Replica + r.Model
-	if err := faults(subject, errs...); err != nil {
+	if err := invalid(subject, errs...); err != nil {
 		return nil, err
 	}
 	plan := &Plan{ID: "evict " + subject, Index: v.Index(), Time: r.Time}
-	m, going, err := r.going(v)
+	m, victims, err := r.victims(v)
 	if err != nil {
 		return nil, err
 	}
-	less, short := v.without(m, going)
+	less, short := v.without(m, victims)
 	if short > 0 && r.To == GoalWarm {
-		return nil, refuse(CodeForbidden, subject, "model %q: %s: a replica that goes WARM would serve again at once: lower min in the model file, or evict it to COLD", m.Name, belowMin(m, less, short))
+		return nil, reject(CodeForbidden, subject, "model %q: %s: a replica that goes WARM would serve again at once: lower min in the model file, or evict it to COLD", m.Name, belowMin(m, less, short))
 	}
 	if why := v.mayEvict(m, less, short); why != "" && !r.Force {
-		return nil, refuse(CodeForbidden, subject, "model %q: %s: set Force (-force) to evict anyway", m.Name, why)
+		return nil, reject(CodeForbidden, subject, "model %q: %s: set Force (-force) to evict anyway", m.Name, why)
 	}
 	if r.Model != "" {
 		less.Displaced = less.Displaced.Asleep()
@@ -66,15 +66,15 @@ func (r *EvictRequest) Resolve(v *View) (Command, *Error) {
 		less.ScaledAt = r.Time
 		plan.Scales = []Scale{*ScaleOf(less)}
 	}
-	for _, one := range going {
+	for _, one := range victims {
 		plan.Move = append(plan.Move, r.move(one))
 	}
 	return plan, nil
 }
 
-// going returns the replicas that go, and their model.
-func (r *EvictRequest) going(v *View) (*Model, []*Replica, *Error) {
-	var going []*Replica
+// victims returns the replicas to evict, and their model.
+func (r *EvictRequest) victims(v *View) (*Model, []*Replica, *Error) {
+	var victims []*Replica
 	model := r.Model
 	if r.Replica != "" {
 		one := v.Replica(nil, r.Replica)
@@ -83,7 +83,7 @@ func (r *EvictRequest) going(v *View) (*Model, []*Replica, *Error) {
 		}
 		model = one.Name.Model
 		if !one.Leaving() {
-			going = append(going, one)
+			victims = append(victims, one)
 		}
 	}
 	m := v.Model(nil, model)
@@ -91,20 +91,20 @@ func (r *EvictRequest) going(v *View) (*Model, []*Replica, *Error) {
 		return nil, nil, notFound(model, "model %q does not exist", model)
 	}
 	if r.Model != "" {
-		going = slices.DeleteFunc(v.ReplicasOf(nil, model), (*Replica).Leaving)
+		victims = slices.DeleteFunc(v.ReplicasOf(nil, model), (*Replica).Leaving)
 	}
 	if r.To != GoalWarm {
-		return m, going, nil
+		return m, victims, nil
 	}
-	for _, one := range going {
+	for _, one := range victims {
 		if why := one.neverWarm(); why != "" && r.Replica != "" {
 			return nil, nil, conflict(r.Replica, "replica %s is %s: %s", r.Replica, one.Status, why)
 		}
 	}
-	return m, slices.DeleteFunc(going, func(r *Replica) bool { return r.Status != StatusServing }), nil
+	return m, slices.DeleteFunc(victims, func(r *Replica) bool { return r.Status != StatusServing }), nil
 }
 
-// move returns how a replica is put on its way out, or to sleep.
+// move returns the move that ends a replica, or puts it to sleep.
 func (r *EvictRequest) move(one *Replica) Move {
 	c := Move{Replica: one.Name.String(), ModifyIndex: one.ModifyIndex, Event: EventStop, Goal: r.To}
 	switch one.Status {
@@ -128,11 +128,10 @@ func (r *Replica) neverWarm() string {
 	return ""
 }
 
-// without returns m as it should be without those replicas, and how many of them would
-// have to come again because there would be fewer than Min. A replica that is more than there
-// should be is taken from no share. Where there are no more replicas in an external pool than
-// there should be, one that goes is taken from that pool's share.
-func (v *View) without(m *Model, going []*Replica) (less *Model, short int) {
+// without returns m with its scale reduced by the victims, and how many of them would have to be
+// placed again because fewer than Min would be left. A surplus replica reduces no share. If an
+// external pool has no surplus, a victim in it reduces that pool's share.
+func (v *View) without(m *Model, victims []*Replica) (less *Model, short int) {
 	l := *m
 	if m.Stopped {
 		return &l, 0
@@ -149,7 +148,7 @@ func (v *View) without(m *Model, going []*Replica) (less *Model, short int) {
 	for _, r := range v.StayingOf(nil, m.Name) {
 		running[shareOf(r)]++
 	}
-	for _, r := range going {
+	for _, r := range victims {
 		if !r.Counts() {
 			continue
 		}

@@ -47,8 +47,8 @@ func (r *Replica) Holds() Holding {
 	return h
 }
 
-// LeftBehind returns the GPUs on which a replica slept that had memory of those, and does
-// not wake that takes memory of these.
+// LeftBehind returns the GPUs in had that are not in takes: where a replica slept but does not
+// wake.
 func LeftBehind(had, takes map[string]int64) []string {
 	var left []string
 	for _, gpu := range sortedKeys(had) {
@@ -85,12 +85,12 @@ func (u *NodeUsage) add(r *Replica) {
 	u.HostMemory += h.HostMemory
 }
 
-// FreeMemory returns how many bytes of g nobody holds; below 0 where the node was
-// said to have less after they were taken.
+// FreeMemory returns the free bytes of g. They are negative if the node reported less memory
+// after the memory was taken.
 func (u *NodeUsage) FreeMemory(g *GPU) int64 { return g.Memory - u.Memory[g.UUID] }
 
-// usage is the ledger of one node: the sum of its replicas, without the one named
-// except. It is computed when it is asked for, so that it cannot drift from them.
+// usage returns the ledger of one node: the sum of its replicas, without the one named
+// except. It is computed on each call, so that it cannot differ from the replicas.
 func usage(t *memdb.Txn, node, except string) *NodeUsage {
 	rs, _ := each[Replica](t, TableReplicas, byNode, node)
 	u := newUsage(node)
@@ -102,10 +102,9 @@ func usage(t *memdb.Txn, node, except string) *NodeUsage {
 	return u
 }
 
-// admit checks that r can hold what it would hold beside the others on its node, of
-// which before is what it holds already. Only what it takes in addition has to be
-// free, and on a GPU in good order unless adopted: what was taken stays taken when a
-// node shrinks or a GPU falls ill.
+// admit checks that r can hold what it is to hold beside the other replicas on its node. Before is
+// what it holds now. Only what it takes in addition must be free, and on a usable GPU unless
+// adopted: a replica keeps what it has when a node shrinks or a GPU fails.
 func admit(t *txn, r *Replica, before Holding, adopted bool) *Error {
 	name := r.Name.String()
 	after := r.Holds()

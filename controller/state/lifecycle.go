@@ -255,11 +255,10 @@ func (r *Replica) Leaving() bool { return r.Goal == GoalCold || r.Goal == GoalGo
 // serving replicas until it is woken.
 func (r *Replica) Resting() bool { return r.Goal == GoalWarm }
 
-// Counts reports whether r is one of the replicas that its model should have: it serves, or
-// is on its way to.
+// Counts reports whether r counts against the target of its model: it serves, or is coming up.
 func (r *Replica) Counts() bool { return r.Goal == GoalRun }
 
-// makesRoom reports whether r can be on its way for another model.
+// makesRoom reports whether r can be leaving its place for another model.
 func (r *Replica) makesRoom() bool {
 	return r.Status == StatusDraining || r.Status == StatusSleeping || r.Ending()
 }

@@ -20,7 +20,7 @@ type SetEvictedFor struct {
 
 func (c *SetEvictedFor) apply(t *txn) *Error {
 	times, errs := checkTimes("model to make room for", c.EvictedFor)
-	if err := faults(c.Model, errs...); err != nil {
+	if err := invalid(c.Model, errs...); err != nil {
 		return err
 	}
 	old := first[Model](t.Txn, TableModels, byID, c.Model)
@@ -67,7 +67,7 @@ func (c *SetNoSleep) apply(t *txn) *Error {
 // apply writes the row.
 func (p *Pace) apply(t *txn) *Error {
 	left, errs := checkTimes("pool", p.Left)
-	if err := faults("pace", append(errs, checkTime("time of the last prune", &p.Pruned))...); err != nil {
+	if err := invalid("pace", append(errs, checkTime("time of the last prune", &p.Pruned))...); err != nil {
 		return err
 	}
 	next := &Pace{Pruned: p.Pruned, Left: left}

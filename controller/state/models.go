@@ -20,7 +20,7 @@ import (
 // variant; its replicas remain until the controller has replaced them.
 type UpsertModel struct {
 	Model Model
-	// ModifyIndex is the model's as the caller knows it, 0: it does not exist.
+	// ModifyIndex is the model's index that the caller has read, 0 if the model does not exist.
 	ModifyIndex uint64
 	// Time is when it was asked for, and that of the rollouts it begins.
 	Time time.Time
@@ -28,25 +28,25 @@ type UpsertModel struct {
 
 // Resolve implements Proposal: it returns a *WriteModels.
 func (r *UpsertModel) Resolve(v *View) (Command, *Error) {
-	if err := faults(r.Model.Name, r.faults()...); err != nil {
+	if err := invalid(r.Model.Name, r.problems()...); err != nil {
 		return nil, err
 	}
-	if err := r.compare(v); err != nil {
+	if err := r.checkIndex(v); err != nil {
 		return nil, err
 	}
 	return writeModels(v, *r), nil
 }
 
-// faults finds all that is wrong with the proposal itself; some may be nil.
-func (r *UpsertModel) faults() []error {
-	return append(r.Model.faults(), checkTime("time", &r.Time))
+// problems returns the errors of the proposal itself. Some may be nil.
+func (r *UpsertModel) problems() []error {
+	return append(r.Model.problems(), checkTime("time", &r.Time))
 }
 
-func (r *UpsertModel) compare(v *View) *Error {
+func (r *UpsertModel) checkIndex(v *View) *Error {
 	if v.Pipeline(nil, r.Model.Name) != nil {
 		return pipelineHas(r.Model.Name)
 	}
-	return compare("model", r.Model.Name, modifyIndex(v.Model(nil, r.Model.Name)), r.ModifyIndex)
+	return checkIndex("model", r.Model.Name, modifyIndex(v.Model(nil, r.Model.Name)), r.ModifyIndex)
 }
 
 // UpsertModels creates or changes several models, all or none. What is wrong is reported
@@ -61,7 +61,7 @@ type UpsertModels struct {
 func (r *UpsertModels) Resolve(v *View) (Command, *Error) {
 	var errs []error
 	subject := ""
-	fault := func(name string, err error) {
+	add := func(name string, err error) {
 		if err == nil {
 			return
 		}
@@ -73,29 +73,29 @@ func (r *UpsertModels) Resolve(v *View) (Command, *Error) {
 	seen := make(map[string]bool, len(r.Models))
 	for i := range r.Models {
 		name := r.Models[i].Model.Name
-		for _, err := range r.Models[i].faults() {
-			fault(name, err)
+		for _, err := range r.Models[i].problems() {
+			add(name, err)
 		}
 		if seen[name] {
-			fault(name, errors.New("duplicate model"))
+			add(name, errors.New("duplicate model"))
 		}
 		seen[name] = true
 	}
-	if err := faults(subject, errs...); err != nil {
+	if err := invalid(subject, errs...); err != nil {
 		return nil, err
 	}
-	var refused *Error
+	var rejected *Error
 	for i := range r.Models {
-		switch err := r.Models[i].compare(v); {
+		switch err := r.Models[i].checkIndex(v); {
 		case err == nil:
-		case refused == nil:
-			refused = err
+		case rejected == nil:
+			rejected = err
 		default:
-			refused.Message += "\n" + err.Message
+			rejected.Message += "\n" + err.Message
 		}
 	}
-	if refused != nil {
-		return nil, refused
+	if rejected != nil {
+		return nil, rejected
 	}
 	return writeModels(v, r.Models...), nil
 }
@@ -205,7 +205,7 @@ func (c *WriteModel) apply(t *txn) *Error {
 		return pipelineHas(c.Name)
 	}
 	old := first[Model](t.Txn, TableModels, byID, c.Name)
-	if err := compare("model", c.Name, modifyIndex(old), c.ModifyIndex); err != nil {
+	if err := checkIndex("model", c.Name, modifyIndex(old), c.ModifyIndex); err != nil {
 		return err
 	}
 	vs := t.versions(c.Name)
@@ -225,7 +225,7 @@ func (c *WriteModel) apply(t *txn) *Error {
 	}
 	m.Version, m.StableVersion, m.Rollouts = c.Version, c.StableVersion, c.Rollouts
 	m.Desired, m.Displaced, m.Stopped, m.ScaledAt = c.Desired, c.Displaced, c.Stopped, c.ScaledAt
-	if err := faults(c.Name, append(m.faults(), m.rowFaults(vs, c)...)...); err != nil {
+	if err := invalid(c.Name, append(m.problems(), m.rowProblems(vs, c)...)...); err != nil {
 		return err
 	}
 	m.CreateIndex, m.ModifyIndex = t.index, t.index
@@ -239,9 +239,9 @@ func (c *WriteModel) apply(t *txn) *Error {
 	return nil
 }
 
-// rowFaults finds what no row of a model can have; some may be nil. The versions are those
+// rowProblems returns what no row of a model can have. Some may be nil. The versions are those
 // before.
-func (m *Model) rowFaults(vs Versions, c *WriteModel) []error {
+func (m *Model) rowProblems(vs Versions, c *WriteModel) []error {
 	errs := []error{checkTime("time", &c.Time), checkTime("scaled at", &m.ScaledAt)}
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	if is := m.shares(m.Desired.cells()); !slices.Equal(is, m.Desired) {
@@ -276,9 +276,9 @@ func modifyIndex(m *Model) uint64 {
 	return m.ModifyIndex
 }
 
-// compare is the compare of compare-and-set: have is the ModifyIndex in the state, 0
-// where there is none, want the caller's.
-func compare(what, name string, have, want uint64) *Error {
+// checkIndex is the comparison of compare-and-set. It rejects a command unless have, the
+// ModifyIndex in the state (0 if there is no row), equals want, the caller's.
+func checkIndex(what, name string, have, want uint64) *Error {
 	switch {
 	case have == want:
 		return nil
@@ -290,16 +290,16 @@ func compare(what, name string, have, want uint64) *Error {
 	return conflict(name, "%s %q has changed since it was read: its index is %d, not %d", what, name, have, want)
 }
 
-// compareIf is compare if the caller has an index.
-func compareIf(what, name string, have uint64, want *uint64) *Error {
+// checkIndexIf is checkIndex if the caller has an index.
+func checkIndexIf(what, name string, have uint64, want *uint64) *Error {
 	if want == nil {
 		return nil
 	}
-	return compare(what, name, have, *want)
+	return checkIndex(what, name, have, *want)
 }
 
-// faults finds all that is wrong; some may be nil.
-func (m *Model) faults() []error {
+// problems returns the errors of the model. Some may be nil.
+func (m *Model) problems() []error {
 	errs := []error{checkName("model name", m.Name)}
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	if m.Min < 0 || m.Max < m.Min {
@@ -319,7 +319,7 @@ func (m *Model) faults() []error {
 	if m.KeepWarm < 0 || m.KeepWarm > m.Max {
 		bad("keep_warm is %d: must be 0 to %d, the model's max", m.KeepWarm, m.Max)
 	}
-	errs = append(errs, m.Update.faults()...)
+	errs = append(errs, m.Update.problems()...)
 	if m.Hash == "" {
 		bad("hash is empty")
 	}
@@ -382,7 +382,7 @@ func (m *Model) Variant(name string) *Variant {
 }
 
 // DeleteModel forgets a model, and where its weights are: its COLD replicas. It is
-// refused while it has others. The dedicated set has it no more.
+// rejected while it has others. The model is removed from the dedicated set.
 type DeleteModel struct {
 	Model string
 	// ModifyIndex is the model's as the caller knows it; nil: any.
@@ -397,7 +397,7 @@ func (c *DeleteModel) apply(t *txn) *Error {
 	if m == nil {
 		return notFound(c.Model, "model %q does not exist", c.Model)
 	}
-	if err := compareIf("model", c.Model, m.ModifyIndex, c.ModifyIndex); err != nil {
+	if err := checkIndexIf("model", c.Model, m.ModifyIndex, c.ModifyIndex); err != nil {
 		return err
 	}
 	rs, _ := each[Replica](t.Txn, TableReplicas, byModel, c.Model)

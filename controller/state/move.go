@@ -43,7 +43,7 @@ func (c *Move) apply(t *txn) *Error {
 	if old == nil {
 		return notFound(c.Replica, "replica %q does not exist", c.Replica)
 	}
-	if err := compare("replica", c.Replica, old.ModifyIndex, c.ModifyIndex); err != nil {
+	if err := checkIndex("replica", c.Replica, old.ModifyIndex, c.ModifyIndex); err != nil {
 		return err
 	}
 	next, err := old.Advance(c.Event, c.Goal, c.Time)
@@ -82,7 +82,7 @@ func (c *Move) apply(t *txn) *Error {
 	if c.Kept {
 		r.KeptAt = c.Time
 	}
-	if err := faults(c.Replica, errs...); err != nil {
+	if err := invalid(c.Replica, errs...); err != nil {
 		return err
 	}
 	if r.MakesRoomFor != "" && r.MakesRoomFor != old.MakesRoomFor && t.isDedicated(first[Model](t.Txn, TableModels, byID, r.Name.Model)) {

@@ -154,10 +154,10 @@ func (n *Node) validate() *Error {
 			seats[s] = true
 		}
 	}
-	return faults(n.ID, errs...)
+	return invalid(n.ID, errs...)
 }
 
-// DeleteNode forgets a node. It is refused while replicas are on it.
+// DeleteNode deletes a node. It is rejected while the node has replicas.
 type DeleteNode struct {
 	Node string
 }

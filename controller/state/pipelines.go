@@ -28,14 +28,14 @@ const (
 )
 
 // SetPipeline creates a pipeline, replaces it, or takes it away. The same Source as before
-// changes nothing. It is refused where a model has the name, where a step calls a pipeline,
+// changes nothing. It is rejected where a model has the name, where a step calls a pipeline,
 // or where the steps of another pipeline call this name: pipelines do not call pipelines.
 type SetPipeline struct {
 	Name string
 	// Source and Models are as in Pipeline.
 	Source string   `json:",omitempty"`
 	Models []string `json:",omitempty"`
-	// Delete takes it away; one that does not exist is refused as not found.
+	// Delete deletes the pipeline; one that does not exist is rejected as not found.
 	Delete bool `json:",omitempty"`
 	// ModifyIndex is the pipeline's as the caller knows it, 0: it does not exist; nil:
 	// any.
@@ -46,7 +46,7 @@ type SetPipeline struct {
 func (*SetPipeline) Type() Type { return TypeSetPipeline }
 
 func (c *SetPipeline) apply(t *txn) *Error {
-	if err := faults(c.Name, checkName("pipeline name", c.Name)); err != nil {
+	if err := invalid(c.Name, checkName("pipeline name", c.Name)); err != nil {
 		return err
 	}
 	old := first[Pipeline](t.Txn, TablePipelines, byID, c.Name)
@@ -54,7 +54,7 @@ func (c *SetPipeline) apply(t *txn) *Error {
 	if old != nil {
 		have = old.ModifyIndex
 	}
-	if err := compareIf("pipeline", c.Name, have, c.ModifyIndex); err != nil {
+	if err := checkIndexIf("pipeline", c.Name, have, c.ModifyIndex); err != nil {
 		return err
 	}
 	if c.Delete {
@@ -81,7 +81,7 @@ func (c *SetPipeline) apply(t *txn) *Error {
 func (c *SetPipeline) check() *Error {
 	errs := []error{checkName("pipeline name", c.Name)}
 	if c.Delete {
-		return faults(c.Name, errs...)
+		return invalid(c.Name, errs...)
 	}
 	errs = append(errs, checkText("source", c.Source, maxPipeline))
 	if n := len(c.Models); n == 0 || n > maxPipelineModels {
@@ -93,7 +93,7 @@ func (c *SetPipeline) check() *Error {
 	for _, m := range c.Models {
 		errs = append(errs, checkName("model name", m))
 	}
-	return faults(c.Name, errs...)
+	return invalid(c.Name, errs...)
 }
 
 // clash finds what stands in the way of the pipeline.

@@ -5,7 +5,7 @@ package state
 // they may change from version to version without making states differ.
 type Proposal interface {
 	// Resolve returns the command that carries the proposal out on the state of the view, or why
-	// the proposal is refused. The command is refused with CodeConflict where what it was made
+	// the proposal is rejected. The command is rejected with CodeConflict where what it was made
 	// from has changed.
 	Resolve(*View) (Command, *Error)
 }

@@ -29,7 +29,7 @@ func (t *txn) record(decisions []Decision) *Error {
 		if strings.ContainsRune(d.Model, 0) || strings.ContainsRune(d.Replica, 0) {
 			errs = append(errs, fmt.Errorf("model %q or replica %q contains a NUL byte", d.Model, d.Replica))
 		}
-		if err := faults(d.Kind, errs...); err != nil {
+		if err := invalid(d.Kind, errs...); err != nil {
 			return err
 		}
 		last++
@@ -49,7 +49,7 @@ func (t *txn) record(decisions []Decision) *Error {
 
 // Decided is a command together with the decisions that it carries out, so that
 // neither is there without the other. Where the command changes nothing, or is
-// refused, there is nothing to record.
+// rejected, there is nothing to record.
 type Decided struct {
 	// Of is the type of Command, which is the command as JSON.
 	Of        Type
@@ -105,7 +105,7 @@ type SetSwitch struct {
 func (*SetSwitch) Type() Type { return TypeSetSwitch }
 
 func (c *SetSwitch) apply(t *txn) *Error {
-	if err := faults(c.Name, checkName("switch", c.Name)); err != nil {
+	if err := invalid(c.Name, checkName("switch", c.Name)); err != nil {
 		return err
 	}
 	old := first[Switch](t.Txn, TableSwitches, byID, c.Name)
@@ -113,7 +113,7 @@ func (c *SetSwitch) apply(t *txn) *Error {
 	if old != nil {
 		have = old.ModifyIndex
 	}
-	if err := compareIf("switch", c.Name, have, c.ModifyIndex); err != nil {
+	if err := checkIndexIf("switch", c.Name, have, c.ModifyIndex); err != nil {
 		return err
 	}
 	switch {
@@ -135,7 +135,7 @@ func HashSecret(secret string) string {
 // UpsertToken creates or changes a token.
 type UpsertToken struct {
 	Token Token
-	// Bootstrap creates the first token, an operator's. It is refused once there is
+	// Bootstrap creates the first token, an operator's. It is rejected once there is
 	// an operator's token, so that only one caller can be first.
 	Bootstrap bool
 	// ModifyIndex is the token's as the caller knows it, 0: it does not exist.
@@ -163,7 +163,7 @@ func (c *UpsertToken) apply(t *txn) *Error {
 	if old != nil {
 		have = old.ModifyIndex
 	}
-	if err := compare("token", k.Accessor, have, c.ModifyIndex); err != nil {
+	if err := checkIndex("token", k.Accessor, have, c.ModifyIndex); err != nil {
 		return err
 	}
 	if other := first[Token](t.Txn, TableTokens, byHash, k.Hash); other != nil && other.Accessor != k.Accessor {
@@ -203,13 +203,13 @@ func (k *Token) validate() *Error {
 	if b, err := hex.DecodeString(k.Hash); err != nil || len(b) != sha256.Size || strings.ToLower(k.Hash) != k.Hash {
 		errs = append(errs, fmt.Errorf("hash is not a SHA-256 in lower-case hexadecimal"))
 	}
-	return faults(k.Accessor, errs...)
+	return invalid(k.Accessor, errs...)
 }
 
 // DeleteToken takes a token away.
 type DeleteToken struct {
 	Accessor string
-	// KeepOperator refuses to take the last operator's token, after which anybody could
+	// KeepOperator rejects to take the last operator's token, after which anybody could
 	// make the first one again.
 	KeepOperator bool `json:",omitempty"`
 }

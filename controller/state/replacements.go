@@ -25,7 +25,7 @@ func (c *SetReplacements) apply(t *txn) *Error {
 	if c.InARow < 0 {
 		errs = append(errs, fmt.Errorf("replacements in a row is %d: must not be negative", c.InARow))
 	}
-	if err := faults(c.Model, errs...); err != nil {
+	if err := invalid(c.Model, errs...); err != nil {
 		return err
 	}
 	old := first[Model](t.Txn, TableModels, byID, c.Model)

@@ -13,7 +13,7 @@ import (
 type Plan struct {
 	// ID names the plan in logs and decisions.
 	ID string
-	// Index is View.Index of the view that the plan was made from. It is refused where
+	// Index is View.Index of the view that the plan was made from. It is rejected where
 	// a model or a node on which it places has changed since, or a model whose rollout
 	// it moves on. (Seats and bytes are looked at themselves, so that a plan does not
 	// fail for a neighbour's change.)
@@ -56,7 +56,7 @@ func (c *Plan) check() *Error {
 }
 
 func (c *Plan) apply(t *txn) *Error {
-	if err := faults(c.ID, checkTime("time", &c.Time)); err != nil {
+	if err := invalid(c.ID, checkTime("time", &c.Time)); err != nil {
 		return err
 	}
 	for i := range c.Remove {
@@ -78,7 +78,7 @@ func (c *Plan) apply(t *txn) *Error {
 		}
 	}
 	// After the placements, which a model that has changed since the plan was made
-	// refuses.
+	// rejects.
 	for i := range c.Rollouts {
 		if err := c.Rollouts[i].apply(t, c.Index, c.Time); err != nil {
 			return err
@@ -188,7 +188,7 @@ func (p *Place) apply(t *txn, planned uint64, now time.Time) *Error {
 	if p.Failures < 0 {
 		errs = append(errs, fmt.Errorf("failures is %d: must not be negative", p.Failures))
 	}
-	if err := faults(name, errs...); err != nil {
+	if err := invalid(name, errs...); err != nil {
 		return err
 	}
 	if planned == 0 && !p.Adopt {
@@ -322,7 +322,7 @@ func (c *Remove) apply(t *txn) *Error {
 	if r == nil {
 		return notFound(c.Replica, "replica %q does not exist", c.Replica)
 	}
-	if err := compare("replica", c.Replica, r.ModifyIndex, c.ModifyIndex); err != nil {
+	if err := checkIndex("replica", c.Replica, r.ModifyIndex, c.ModifyIndex); err != nil {
 		return err
 	}
 	n := first[Node](t.Txn, TableNodes, byID, r.Placement.Node)

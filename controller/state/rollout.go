@@ -70,8 +70,8 @@ func (m *Model) MinAvailable(target int) int {
 	return target
 }
 
-// faults finds all that is wrong; u may be nil.
-func (u *Update) faults() []error {
+// problems returns the errors of the update stanza; u may be nil.
+func (u *Update) problems() []error {
 	if u == nil {
 		return nil
 	}
@@ -85,14 +85,13 @@ func (u *Update) faults() []error {
 	return errs
 }
 
-// SetRollout says how far a rollout has come. It is refused where the rollout is over
-// or is another one by now. The same status with another reason is no step and keeps
-// its time.
+// SetRollout sets the status of a rollout. It is rejected if the rollout is over or another one
+// has replaced it. The same status with another reason keeps the time of the status.
 type SetRollout struct {
 	Model, Variant string
 	// Version is the rollout's.
 	Version int
-	// Status, empty: it is finished, or not needed any more, and is forgotten. With
+	// Status is empty if the rollout is finished or no longer needed: its entry is removed. With
 	// RolloutRolledBack the model returns to its stable version, with all variants.
 	Status RolloutStatus
 	Reason string

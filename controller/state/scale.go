@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Origin says who asks for a scale. A model's management mode may refuse it.
+// Origin is the kind of client that requests a scale. A model's management mode may reject it.
 type Origin string
 
 // The origins.
@@ -17,30 +17,30 @@ const (
 	OriginAutoscaler Origin = "autoscaler"
 )
 
-// ScaleRequest is a wish for another scale of a model, of which Resolve makes the whole
-// scale. Replicas is the total, or with a Pool how many are in that pool; Variants are the
-// numbers of some variants. Of these at most one is set.
+// ScaleRequest requests another scale of a model. Resolve computes the complete scale from it.
+// Replicas is the total, or with a Pool the number in that pool; Variants has the numbers of
+// some variants. At most one of Replicas and Variants is set.
 type ScaleRequest struct {
 	Model string
-	// Replicas of the model. The numbers of variants are forgotten, and external pools keep
-	// theirs as far as there are enough.
+	// Replicas of the model. The numbers of variants are dropped, and external pools keep theirs
+	// as far as there are enough.
 	Replicas *int
-	// Pool, empty: all of them. Those in an external pool come from the own one as far as it
-	// has them, and go back there.
+	// Pool is the capacity pool that Replicas is about, empty for all pools. The replicas of an
+	// external pool are taken from the controller's own pool as far as it has them, and return to it.
 	Pool string
-	// Variants has the new numbers of some variants, in all pools together. Variants that it
-	// does not name keep what they have.
+	// Variants has the new numbers of some variants, in all pools together. Other variants keep
+	// their numbers.
 	Variants map[string]int
-	// Stopped, nil: as it is.
+	// Stopped is nil to leave it unchanged.
 	Stopped *bool
 	Origin  Origin
-	// ModifyIndex is the model's as the caller knows it; nil: any.
+	// ModifyIndex is the model's index that the caller has read, nil for any.
 	ModifyIndex *uint64
 	// Time is when it was decided, see Model.ScaledAt.
 	Time time.Time
 }
 
-// Resolve implements Proposal: it returns a *Scale. The request is refused where the model's
+// Resolve implements Proposal. It returns a *Scale. The request is rejected if the model's
 // management, a switch or its bounds do not allow it; see mayScale.
 func (r *ScaleRequest) Resolve(v *View) (Command, *Error) {
 	c, err := r.resolve(v)
@@ -55,7 +55,7 @@ func (r *ScaleRequest) resolve(v *View) (*Scale, *Error) {
 	if old == nil {
 		return nil, notFound(r.Model, "model %q does not exist", r.Model)
 	}
-	if err := compareIf("model", old.Name, old.ModifyIndex, r.ModifyIndex); err != nil {
+	if err := checkIndexIf("model", old.Name, old.ModifyIndex, r.ModifyIndex); err != nil {
 		return nil, err
 	}
 	if err := r.check(old); err != nil {
@@ -93,7 +93,7 @@ func ScaleOf(m *Model) *Scale {
 	return &Scale{Model: m.Name, Desired: m.Desired, Displaced: m.Displaced, Stopped: m.Stopped, ScaledAt: m.ScaledAt, ModifyIndex: m.ModifyIndex}
 }
 
-// check refuses what no scale of the model can be.
+// check rejects numbers that no scale of the model can have.
 func (r *ScaleRequest) check(m *Model) *Error {
 	var unknown, bad []string
 	check := func(n int, of string) {
@@ -156,12 +156,12 @@ func (c *Scale) apply(t *txn) *Error {
 	if within := c.Displaced.within(old.shares(c.Desired.cells())); !within.equal(c.Displaced) {
 		errs = append(errs, fmt.Errorf("displaced is %s until there is room and %s until clients wait: must be a part of desired, which is %s", c.Displaced.UntilRoom, c.Displaced.UntilAsked, c.Desired))
 	}
-	if err := faults(c.Model, errs...); err != nil {
+	if err := invalid(c.Model, errs...); err != nil {
 		return err
 	}
 	// The plan that it is a part of may have changed the model, with a rollout.
 	if old.ModifyIndex != t.index {
-		if err := compare("model", c.Model, old.ModifyIndex, c.ModifyIndex); err != nil {
+		if err := checkIndex("model", c.Model, old.ModifyIndex, c.ModifyIndex); err != nil {
 			return err
 		}
 	}
@@ -181,7 +181,7 @@ func (m *Model) mayScale(old *Model, origin Origin, l Limits, replicas []*Replic
 	before := old.Active()
 	is, was := m.Active().Total(), before.Total()
 	no := func(format string, args ...any) *Error {
-		return refuse(CodeForbidden, m.Name, "model %q: "+format, append([]any{m.Name}, args...)...)
+		return reject(CodeForbidden, m.Name, "model %q: "+format, append([]any{m.Name}, args...)...)
 	}
 	// Stopping is for people, and always possible for them.
 	rescaled := !slices.Equal(m.Desired, old.Desired) || !m.Displaced.equal(old.Displaced)

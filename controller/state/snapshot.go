@@ -144,7 +144,7 @@ func (sw *snapshotWriter) end() {
 }
 
 // Restore replaces the whole state with a snapshot's. A snapshot that is not whole, or
-// that needs more than the feature level, is refused and changes nothing. Who waits for a
+// that needs more than the feature level, is rejected and changes nothing. Who waits for a
 // change of the old state is woken.
 func (s *Store) Restore(r io.Reader, level int) (SnapshotInfo, error) {
 	d, err := newData()

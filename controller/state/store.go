@@ -55,7 +55,7 @@ func (s *Store) Fork() *Store {
 }
 
 // Apply applies one command of the log. Indexes grow from call to call. Any bytes may
-// come: what cannot be applied is refused in the result, and changes nothing but the
+// come: what cannot be applied is rejected in the result, and changes nothing but the
 // index of the last command.
 func (s *Store) Apply(index uint64, command []byte) Result {
 	s.write.Lock()
@@ -67,8 +67,8 @@ func (s *Store) Apply(index uint64, command []byte) Result {
 	t := &txn{Txn: d.db.Txn(true), index: index}
 	if err == nil {
 		err = c.apply(t)
-		if t.failure != nil { // A bug: the schema refused a row.
-			err = refuse(CodeInternal, "", "%v", t.failure)
+		if t.failure != nil { // A bug: the schema rejected a row.
+			err = reject(CodeInternal, "", "%v", t.failure)
 		}
 	}
 	if err != nil {
@@ -79,7 +79,7 @@ func (s *Store) Apply(index uint64, command []byte) Result {
 	res.Changed = t.finish()
 	if t.failure != nil {
 		t.Abort()
-		return Result{Index: index, Err: refuse(CodeInternal, "", "%v", t.failure)}
+		return Result{Index: index, Err: reject(CodeInternal, "", "%v", t.failure)}
 	}
 	t.Commit()
 	return res
@@ -108,7 +108,7 @@ func (t *txn) touch(table Table) {
 	}
 }
 
-// changed tells whether any table was touched.
+// changed reports whether any table was touched.
 func (t *txn) changed() bool { return slices.Contains(t.touched[:], true) }
 
 // put inserts or replaces a row, which must not be changed afterwards.
@@ -127,7 +127,7 @@ func (t *txn) remove(table Table, row any) {
 	t.touch(table)
 }
 
-// finish writes the indexes and tells whether any table was touched.
+// finish writes the indexes and reports whether any table was touched.
 func (t *txn) finish() bool {
 	for i, touched := range t.touched {
 		if touched {

@@ -26,7 +26,7 @@ type Model struct {
 	Dedicated bool
 	// Failover: each replica is a primary with its shadow, on two seats.
 	Failover bool
-	// Management says what may change its scale.
+	// Management sets who may change its scale.
 	Management Management
 	// IdleWarm and IdleCold are how long a replica may be without a request before
 	// it goes WARM, and then COLD; 0 is never.
@@ -79,7 +79,7 @@ type Model struct {
 	CreateIndex, ModifyIndex uint64
 }
 
-// Management says who may change a model's scale.
+// Management is who may change a model's scale.
 type Management string
 
 // The management modes.
@@ -126,7 +126,7 @@ type Variant struct {
 	Hash string
 }
 
-// RolloutStatus says how far a changed variant has come.
+// RolloutStatus is the stage of the rollout of a changed variant.
 type RolloutStatus string
 
 // The statuses.
@@ -222,7 +222,7 @@ type Placement struct {
 	SleepMemory int64 `json:",omitempty"`
 }
 
-// Node is what Nomad says of a node that has GPUs.
+// Node is what Nomad reports of a node that has GPUs.
 type Node struct {
 	ID, Name, Datacenter, Pool string
 	// CapacityPool is the external capacity that the node belongs to, by the name of its
@@ -256,7 +256,7 @@ type GPU struct {
 	Reason string
 	// Cordoned: nothing new is placed on it and its replicas leave it, because an operator
 	// said so or because memory did not come back, until an operator uncordons it.
-	// CordonReason says why.
+	// CordonReason is why it is cordoned.
 	Cordoned     bool
 	CordonReason string `json:",omitempty"`
 }
@@ -294,7 +294,7 @@ type Token struct {
 	CreateIndex, ModifyIndex uint64
 }
 
-// Role says what the bearer of a token may do. Without a token nothing is allowed.
+// Role is what the bearer of a token may do. Without a token nothing is allowed.
 type Role string
 
 // The roles.

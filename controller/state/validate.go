@@ -44,11 +44,11 @@ func checkText(what, s string, longest int) error {
 	return nil
 }
 
-// CheckReplicaName says why the state refuses a replica's name, nil where it does not.
+// CheckReplicaName returns why the state rejects a replica's name, nil if it is valid.
 func CheckReplicaName(name string) error { return checkName("replica", name) }
 
-// checkTime makes t UTC. JSON has no years before 0 and after 9999, and a state that
-// cannot be written is worse than a command that is refused.
+// checkTime converts t to UTC and rejects a year outside 0 to 9999: JSON cannot represent it, and
+// a state that cannot be written is worse than a rejected command.
 func checkTime(what string, t *time.Time) error {
 	*t = t.UTC()
 	if y := t.Year(); y < 0 || y > 9999 {
@@ -57,8 +57,8 @@ func checkTime(what string, t *time.Time) error {
 	return nil
 }
 
-// faults makes one refusal of all that is wrong with a command, nil where nothing is.
-func faults(subject string, errs ...error) *Error {
+// invalid joins the errors of a command into one CodeBadRequest error, nil if all are nil.
+func invalid(subject string, errs ...error) *Error {
 	if err := errors.Join(errs...); err != nil {
 		return badRequest(subject, "%v", err)
 	}

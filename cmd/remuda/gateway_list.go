@@ -11,15 +11,15 @@ import (
 // gatewayVerbs are those about gateways that run; `remuda gateway` itself is one.
 func (p *program) gatewayVerbs() map[string]verb {
 	return map[string]verb{
-		"gateway list":  p.asking(gatewayList),
-		"gateway drain": p.asking(gatewayDrain),
+		"gateway list":  p.apiVerb(gatewayList),
+		"gateway drain": p.apiVerb(gatewayDrain),
 	}
 }
 
-var gatewayList = question{
+var gatewayList = apiCommand{
 	synopsis: "List the gateways",
 	about:    `Lists the gateways that report to the controller, with their waiting and running requests.`,
-	run: func(ctx context.Context, c *asker, _ []string) error {
+	run: func(ctx context.Context, c *apiClient, _ []string) error {
 		gateways, err := c.Gateways(ctx)
 		if err != nil {
 			return err
@@ -51,7 +51,7 @@ func gatewayStatus(g api.Gateway) string {
 }
 
 // findGateway finds a gateway by its name or the beginning of it.
-func (c *asker) findGateway(ctx context.Context, arg string) (api.Gateway, error) {
+func (c *apiClient) findGateway(ctx context.Context, arg string) (api.Gateway, error) {
 	gateways, err := c.Gateways(ctx)
 	if err != nil {
 		return api.Gateway{}, err

@@ -12,25 +12,25 @@ import (
 )
 
 func (p *program) requestVerbs() map[string]verb {
-	return map[string]verb{"request kill": p.asking(requestKill)}
+	return map[string]verb{"request kill": p.apiVerb(requestKill)}
 }
 
 // killPoll is how often it is looked whether a request has ended. Gateways report every two
 // seconds at least, and at once what changes.
 const killPoll = 200 * time.Millisecond
 
-var requestKill = question{
+var requestKill = apiCommand{
 	synopsis: "Kill a request, waiting or in flight",
 	about: `Orders the gateways to end the requests with this ID (X-Request-Id). A waiting request gets an
 error as its answer, and one in flight is cut off with an error. Gateways report only some of
 their requests, so the order goes to all of them even if the request is not found; the exit
 code is then 1, because the outcome is unknown.`,
 	args: []string{"ID"},
-	setup: func(fs *flag.FlagSet) answering {
+	setup: func(fs *flag.FlagSet) runFunc {
 		var k killing
 		fs.BoolVar(&k.detach, "detach", false, "return at once instead of waiting until no gateway reports the request")
 		fs.DurationVar(&k.timeout, "timeout", 10*time.Second, "how long to wait, 0 for no limit")
-		return func(ctx context.Context, c *asker, args []string) error {
+		return func(ctx context.Context, c *apiClient, args []string) error {
 			s, err := c.KillRequest(ctx, args[0])
 			if err != nil {
 				return err
@@ -70,7 +70,7 @@ type killing struct {
 // follow returns once no gateway names the request. A leader that is new knows neither the
 // order nor what the gateways have: it is given the order again, and heard only once every
 // gateway has reported to it.
-func (k killing) follow(parent context.Context, c *asker, s api.RequestStatus) (api.RequestStatus, error) {
+func (k killing) follow(parent context.Context, c *apiClient, s api.RequestStatus) (api.RequestStatus, error) {
 	ctx, cancel := parent, context.CancelFunc(func() {})
 	if k.timeout > 0 {
 		ctx, cancel = context.WithTimeout(parent, k.timeout)
@@ -82,7 +82,7 @@ func (k killing) follow(parent context.Context, c *asker, s api.RequestStatus) (
 	for {
 		select {
 		case <-ctx.Done():
-			return s, k.late(parent, s, last)
+			return s, k.timeoutError(parent, s, last)
 		case <-tick.C:
 		}
 		now, err := c.Request(ctx, s.ID)
@@ -106,8 +106,8 @@ func (k killing) follow(parent context.Context, c *asker, s api.RequestStatus) (
 	}
 }
 
-// late says how things stand when nobody waits any longer.
-func (k killing) late(parent context.Context, s api.RequestStatus, last error) error {
+// timeoutError is the error if the wait ends before the request.
+func (k killing) timeoutError(parent context.Context, s api.RequestStatus, last error) error {
 	after := "interrupted"
 	if parent.Err() == nil {
 		after = fmt.Sprintf("after %s", k.timeout)

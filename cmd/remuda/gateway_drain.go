@@ -9,18 +9,18 @@ import (
 	"remuda/controller/api"
 )
 
-var gatewayDrain = question{
+var gatewayDrain = apiCommand{
 	synopsis: "Drain a gateway and stop it",
 	about: `Makes a gateway reject new requests, finish the running ones and stop, like SIGTERM. Requests
 that wait without an engine get an error. A gateway is given by its name or a unique prefix of
 it. It counts as stopped when it no longer reports; Nomad may start another one in its place.`,
 	args: []string{"NAME"},
-	setup: func(fs *flag.FlagSet) answering {
+	setup: func(fs *flag.FlagSet) runFunc {
 		var d draining
 		fs.BoolVar(&d.detach, "detach", false, "return at once instead of waiting until the gateway is gone")
 		// The longest streams take minutes, and a gateway bounds its drain itself.
 		fs.DurationVar(&d.timeout, "timeout", 30*time.Minute, "how long to wait, 0 for no limit; the drain continues either way")
-		return func(ctx context.Context, c *asker, args []string) error {
+		return func(ctx context.Context, c *apiClient, args []string) error {
 			g, err := c.findGateway(ctx, args[0])
 			if err != nil {
 				return err
@@ -38,20 +38,19 @@ it. It counts as stopped when it no longer reports; Nomad may start another one 
 	},
 }
 
-// draining waits for the end of a gateway.
+// draining waits until a gateway has stopped.
 type draining struct {
 	detach  bool
 	timeout time.Duration
 }
 
-// drainPoll is how often it is looked how far a gateway is.
+// drainPoll is the poll interval while waiting for a gateway to stop.
 const drainPoll = time.Second
 
-// follow returns once the gateway is gone. A leader that is new has not heard of any yet:
-// a gateway is gone when it is missing for half as long as its reports last, in which one
-// that lives reports several times. A new leader does not know the order either: it is given
-// again.
-func (d draining) follow(parent context.Context, c *asker, g api.Gateway) (api.Gateway, error) {
+// follow returns once the gateway is gone. A new leader has no report of it yet, so a gateway counts
+// as gone only when it is missing for half the lifetime of its reports: a live gateway reports
+// several times in that time. A new leader does not know of the drain either: it is requested again.
+func (d draining) follow(parent context.Context, c *apiClient, g api.Gateway) (api.Gateway, error) {
 	ctx, cancel := parent, context.CancelFunc(func() {})
 	if d.timeout > 0 {
 		ctx, cancel = context.WithTimeout(parent, d.timeout)
@@ -60,23 +59,23 @@ func (d draining) follow(parent context.Context, c *asker, g api.Gateway) (api.G
 	enough := g.ExpiresAt.Sub(g.LastReportAt) / 2
 	tick := time.NewTicker(max(min(drainPoll, enough/2), 10*time.Millisecond))
 	defer tick.Stop()
-	var missing time.Time // since when, zero while it is there
+	var missing time.Time // since when, zero while it is listed
 	var last error
-	told := ""
+	printed := ""
 	for {
-		if text := drainText(g); missing.IsZero() && text != told {
-			told = text
+		if text := drainText(g); missing.IsZero() && text != printed {
+			printed = text
 			c.printf("%s\n", text)
 		}
 		select {
 		case <-ctx.Done():
-			return g, d.late(parent, g, last)
+			return g, d.timeoutError(parent, g, last)
 		case <-tick.C:
 		}
 		all, err := c.Gateways(ctx)
 		if err != nil {
 			missing = time.Time{}
-			if ctx.Err() == nil { // else the end of the wait has cut it off
+			if ctx.Err() == nil { // else the timeout has cancelled the request
 				last = err
 			}
 			continue
@@ -105,13 +104,13 @@ func (d draining) follow(parent context.Context, c *asker, g api.Gateway) (api.G
 	}
 }
 
-// drainText says how far a gateway is.
+// drainText describes the progress of a gateway's drain.
 func drainText(g api.Gateway) string {
 	return fmt.Sprintf("%s is %s: %d in flight, %d waiting", g.Name, gatewayStatus(g), g.InFlight, g.Waiting)
 }
 
-// late says how things stand when nobody waits any longer.
-func (d draining) late(parent context.Context, g api.Gateway, last error) error {
+// timeoutError is the error if the wait ends before the drain.
+func (d draining) timeoutError(parent context.Context, g api.Gateway, last error) error {
 	after := "interrupted"
 	if parent.Err() == nil {
 		after = fmt.Sprintf("after %s", d.timeout)

@@ -15,57 +15,58 @@ import (
 	"remuda/controller/api"
 )
 
-// question is a verb that asks a controller. They all have the same flags for that.
-type question struct {
+// apiCommand is a verb that sends requests to a controller. All of them have the same flags for the
+// connection.
+type apiCommand struct {
 	synopsis string
 	about    string
-	// args names the arguments; one in brackets may be left out, and the last may be there
-	// more than once where "..." follows its name.
+	// args names the arguments. One in brackets is optional. The last may be repeated if "..."
+	// follows its name.
 	args []string
-	// raw: what it prints is a file, and there is no -json.
+	// raw: the output is a file, and there is no -json.
 	raw bool
-	// setup declares the verb's own flags and returns what runs. It may be nil where
-	// run is given.
-	setup func(fs *flag.FlagSet) answering
-	run   answering
+	// setup declares the verb's own flags and returns the function to run. It may be nil if run
+	// is set.
+	setup func(fs *flag.FlagSet) runFunc
+	run   runFunc
 }
 
-// answering is what a question does with a controller.
-type answering func(ctx context.Context, c *asker, args []string) error
+// runFunc runs an apiCommand with a client of a controller.
+type runFunc func(ctx context.Context, c *apiClient, args []string) error
 
-// asker is a controller's client with what the user wants to see.
-type asker struct {
+// apiClient is a client of a controller with the output options of the user.
+type apiClient struct {
 	*api.Client
-	out    io.Writer
-	canvas canvas
-	asJSON bool
+	out      io.Writer
+	terminal terminal
+	asJSON   bool
 }
 
-// asking makes a verb of a question.
-func (p *program) asking(q question) verb {
+// apiVerb returns the verb of an apiCommand.
+func (p *program) apiVerb(cmd apiCommand) verb {
 	return verb{
-		synopsis: q.synopsis,
-		usage:    strings.TrimSpace(strings.Join(q.args, " ") + " [flags]"),
-		about:    q.about,
+		synopsis: cmd.synopsis,
+		usage:    strings.TrimSpace(strings.Join(cmd.args, " ") + " [flags]"),
+		about:    cmd.about,
 		anywhere: true,
 		setup: func(fs *flag.FlagSet) func(context.Context, []string) error {
-			run := q.run
-			if q.setup != nil {
-				run = q.setup(fs)
+			run := cmd.run
+			if cmd.setup != nil {
+				run = cmd.setup(fs)
 			}
 			var cfg api.Config
 			var address string
-			c := &asker{out: p.stdout, canvas: canvasOf(p.stdout, os.Getenv)}
+			c := &apiClient{out: p.stdout, terminal: terminalOf(p.stdout, os.Getenv)}
 			fs.StringVar(&address, "address", "", "`URL` of a controller, or several separated by commas (default: $"+api.EnvAddress+", else "+api.DefaultAddress+")")
 			fs.StringVar(&cfg.Token, "token", "", "the `secret` of an ACL token (default: $"+api.EnvToken+")")
 			fs.StringVar(&cfg.CACert, "ca-cert", "", "`file` with the CA of the controllers' certificates (default: $"+api.EnvCACert+")")
 			fs.StringVar(&cfg.ClientCert, "client-cert", "", "client certificate `file`, if the controllers require one (default: $"+api.EnvClientCert+")")
 			fs.StringVar(&cfg.ClientKey, "client-key", "", "key `file` of -client-cert (default: $"+api.EnvClientKey+")")
-			if !q.raw {
+			if !cmd.raw {
 				fs.BoolVar(&c.asJSON, "json", false, "print JSON")
 			}
 			return func(ctx context.Context, args []string) error {
-				if err := checkArgs(q.args, args); err != nil {
+				if err := checkArgs(cmd.args, args); err != nil {
 					return err
 				}
 				if address != "" {
@@ -82,7 +83,7 @@ func (p *program) asking(q question) verb {
 	}
 }
 
-// checkArgs counts arguments.
+// checkArgs checks the number of arguments, and that none is empty.
 func checkArgs(names, args []string) error {
 	least := 0
 	for _, n := range names {
@@ -108,7 +109,7 @@ func checkArgs(names, args []string) error {
 	return usagef("expected %s, got %s", strings.Join(names, " "), plural(len(args), "argument"))
 }
 
-// explain adds to an error of the controller what to do about it.
+// explain adds advice to an error of the controller.
 func explain(err error) error {
 	var refused *api.Error
 	var op *net.OpError
@@ -121,23 +122,23 @@ func explain(err error) error {
 	return err
 }
 
-// print shows v as JSON, or has human show it.
-func (c *asker) print(v any, human func() error) error {
+// print prints v as JSON, or calls human to print it.
+func (c *apiClient) print(v any, human func() error) error {
 	if !c.asJSON {
 		return human()
 	}
 	return printJSON(c.out, v)
 }
 
-// printf tells how things go, which JSON has no place for.
-func (c *asker) printf(format string, args ...any) {
+// printf prints progress. It prints nothing with -json.
+func (c *apiClient) printf(format string, args ...any) {
 	if !c.asJSON {
 		fmt.Fprintf(c.out, format, args...)
 	}
 }
 
-// done tells that something was done that has no answer, an empty object in JSON.
-func (c *asker) done(format string, args ...any) error {
+// done reports the success of a request without a result: an empty object in JSON.
+func (c *apiClient) done(format string, args ...any) error {
 	c.printf(format, args...)
 	if !c.asJSON {
 		return nil
