@@ -80,6 +80,30 @@ func (b *planBuilder) returns() {
 	}
 }
 
+// keepReturned counts serving members beyond the group's target as returned, as far as replicas of
+// its share were evicted for other models: these have a place.
+func (b *planBuilder) keepReturned(g *group) {
+	m := g.model
+	if m.frozen || m.Stopped || b.evictedFrom[m.Name] {
+		return
+	}
+	evicted, _ := m.Displaced.UntilRoom.Of(g.share)
+	surplus := g.count(func(r *member) bool { return b.serves(r) && !b.replaces(g, r) }) - g.target
+	if min(evicted, surplus) <= 0 {
+		return
+	}
+	next := *m.Model
+	next.Displaced = m.Recall(min(evicted, surplus), g.share, state.UntilRoom)
+	more := next.Target(m.limits).Replicas - m.target.Replicas
+	if more <= 0 {
+		return // something else keeps it at its number
+	}
+	m.rescale(func(now *state.Model) { now.Displaced = next.Displaced })
+	g.target += more
+	b.record(KindReturn, m.Name, "", fmt.Sprintf("enough replicas serve: back to %d of %d", m.target.Replicas, m.Desired.Total()),
+		inputs{"replicas": strconv.Itoa(m.Desired.Total()), "target": strconv.Itoa(m.target.Replicas), "displaced": strconv.Itoa(m.Displaced.Total())})
+}
+
 // comesBack lets one replica of a displaced share come back if there is room.
 func (b *planBuilder) comesBack(m *model, share state.Share) bool {
 	if share.Pool != "" || !b.open("") {

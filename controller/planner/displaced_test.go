@@ -88,6 +88,23 @@ func TestAnIdleModelDoesNotComeBackForRoom(t *testing.T) {
 	require.Zero(t, w.stages("a")["serving"])
 }
 
+// TestAReplicaThatServesIsBack: the end of a floor ends no replica that would be placed anew.
+func TestAReplicaThatServesIsBack(t *testing.T) {
+	t.Parallel()
+	w := falling(t)
+	w.quiet()
+	w.must(&state.SetDedicated{Models: map[string]int{"a": 1}, Time: w.now})
+	w.addNodes(node("n1", 1))
+	w.quiet()
+	name := w.oneOf("a", state.StatusServing).Name
+	require.Equal(t, state.Displaced{UntilRoom: state.Any(1)}, w.view().Model(nil, "a").Displaced, "the floor keeps it")
+	w.must(&state.SetDedicated{Time: w.now})
+	w.quiet()
+	require.Equal(t, name, w.oneOf("a", state.StatusServing).Name)
+	require.Empty(t, w.decisions("a", planner.KindScaleDown))
+	require.True(t, w.view().Model(nil, "a").Displaced.IsZero())
+}
+
 // TestWhoScalesEndsWhatIsDisplaced: also with the same number.
 func TestWhoScalesEndsWhatIsDisplaced(t *testing.T) {
 	t.Parallel()

@@ -63,6 +63,7 @@ func (b *planBuilder) scaleDown(g *group) {
 	if g.keeps() {
 		return
 	}
+	b.keepReturned(g)
 	most := g.target + b.allowance(g)
 	if g.target == 0 {
 		most = 0
