@@ -230,8 +230,8 @@ func (c *cluster) run(n int) {
 func (c *cluster) rest() {
 	c.t.Helper()
 	look := func() {
-		before := c.r.Status().Looked
-		c.until("another look", func() bool { return c.r.Status().Looked.After(before) })
+		before := c.r.Status().LastRunAt
+		c.until("another look", func() bool { return c.r.Status().LastRunAt.After(before) })
 	}
 	look() // what was under way
 	look()
@@ -340,8 +340,8 @@ func TestScaleDownWithRealRaftAndNomadsAPI(t *testing.T) {
 	shims.Store(engine)
 	c.until("the order to drain", func() bool { return len(engine.Orders()) == 1 })
 	for range 10 {
-		seen := c.r.Status().Looked
-		c.until("it looks again", func() bool { return c.r.Status().Looked.After(seen) })
+		seen := c.r.Status().LastRunAt
+		c.until("it looks again", func() bool { return c.r.Status().LastRunAt.After(seen) })
 		c.work()
 		require.Equal(t, 1, c.stages()["draining"])
 	}
