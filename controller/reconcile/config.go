@@ -12,10 +12,10 @@ import (
 	"github.com/hashicorp/nomad/api"
 	"github.com/prometheus/client_golang/prometheus"
 
-	"remuda/controller/load"
+	"remuda/controller/gatewayreport"
 	"remuda/controller/nomad"
 	"remuda/controller/planner"
-	"remuda/controller/shim"
+	"remuda/controller/shimclient"
 	"remuda/controller/state"
 	"remuda/internal/replica"
 )
@@ -45,13 +45,13 @@ type Nomad interface {
 	GPUMemory(ctx context.Context, node string) (map[string]nomad.Sample, error)
 }
 
-// Shims is a client of the shims around engines, as shim.Client. Its methods are called
+// Shims is a client of the shims around engines, as shimclient.Client. Its methods are called
 // from several goroutines at once and return when their context ends.
 type Shims interface {
-	State(ctx context.Context, address string) (shim.State, error)
+	State(ctx context.Context, address string) (shimclient.State, error)
 	Drain(ctx context.Context, address string, timeout time.Duration) error
-	Sleep(ctx context.Context, address string, since time.Time, drain time.Duration) (shim.State, error)
-	Wake(ctx context.Context, address string, since time.Time, gpus []string) (shim.State, error)
+	Sleep(ctx context.Context, address string, since time.Time, drain time.Duration) (shimclient.State, error)
+	Wake(ctx context.Context, address string, since time.Time, gpus []string) (shimclient.State, error)
 }
 
 // Consul watches the engines, as consul.Watcher. Watch is called each time this server becomes
@@ -75,7 +75,7 @@ type Config struct {
 	Shims  Shims
 	Consul Consul
 	// Loads has the gateways' reports. The Reconciler resets it at the start of each term.
-	Loads *load.Store
+	Loads *gatewayreport.Store
 
 	// Planner is the planner's configuration. The Reconciler uses its times for nodes, jobs,
 	// sleeps and wakes as well.

@@ -8,7 +8,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"remuda/controller/load"
+	"remuda/controller/gatewayreport"
 	"remuda/controller/planner"
 	"remuda/controller/raft"
 	"remuda/controller/state"
@@ -118,7 +118,7 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 		status state.Status
 		pool   string
 	}
-	counts, sums := map[group]int{}, map[variant]load.Load{}
+	counts, sums := map[group]int{}, map[variant]gatewayreport.Load{}
 	loads := m.r.cfg.Loads.Totals()
 	view := m.r.cfg.Raft.Store().View()
 	for _, r := range view.Replicas(nil) {

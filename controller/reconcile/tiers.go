@@ -12,7 +12,7 @@ import (
 
 	"remuda/controller/nomad"
 	"remuda/controller/planner"
-	"remuda/controller/shim"
+	"remuda/controller/shimclient"
 	"remuda/controller/state"
 )
 
@@ -112,7 +112,7 @@ func conclude(out *planner.Outcome, class planner.OutcomeClass, format string, a
 // shimReply is a shim and its reply.
 type shimReply struct {
 	nomad.Shim
-	state shim.State
+	state shimclient.State
 	err   error
 }
 
@@ -129,7 +129,7 @@ func (t *tierChange) queryShims(ctx context.Context, answer func(shimReply) bool
 			m := shimReply{Shim: s}
 			if m.state, m.err = t.l.cfg.Shims.State(ctx, s.Address); m.err == nil && m.state.Replica != t.o.Replica {
 				// The port belongs to another replica by now.
-				m.err = fmt.Errorf("%w: the shim at %s belongs to replica %s", shim.ErrNotListening, s.Address, m.state.Replica)
+				m.err = fmt.Errorf("%w: the shim at %s belongs to replica %s", shimclient.ErrNotListening, s.Address, m.state.Replica)
 			}
 			answers <- m
 		})
@@ -146,15 +146,15 @@ func (t *tierChange) queryShims(ctx context.Context, answer func(shimReply) bool
 // process has ended.
 func (m shimReply) idle() bool {
 	if m.err != nil {
-		return errors.Is(m.err, shim.ErrNotListening)
+		return errors.Is(m.err, shimclient.ErrNotListening)
 	}
-	return m.state.Phase == shim.Init || m.state.Phase == shim.Standby
+	return m.state.Phase == shimclient.Init || m.state.Phase == shimclient.Standby
 }
 
 // findShim returns the shim of the engine to change: the engine is in one of phases and holds
 // the failover lock, if there is one. If there is no such shim, findShim sets the outcome and
 // returns false. For a drain of engines that are all idle it returns an empty reply and true.
-func (t *tierChange) findShim(ctx context.Context, out *planner.Outcome, phases ...shim.Phase) (shimReply, bool) {
+func (t *tierChange) findShim(ctx context.Context, out *planner.Outcome, phases ...shimclient.Phase) (shimReply, bool) {
 	switch {
 	case !t.o.allocated:
 		conclude(out, planner.Unreachable, "the job has no allocation in Nomad")
@@ -200,7 +200,7 @@ func (t *tierChange) findShim(ctx context.Context, out *planner.Outcome, phases 
 // drain waits until the engine has no request. The shim deregisters it from Consul first, so
 // gateways without a connection to the controller stop sending requests to it, too.
 func (t *tierChange) drain(ctx context.Context, out *planner.Outcome) error {
-	m, ok := t.findShim(ctx, out, shim.Active, shim.Draining)
+	m, ok := t.findShim(ctx, out, shimclient.Active, shimclient.Draining)
 	if !ok {
 		return nil
 	}
@@ -225,7 +225,7 @@ func (t *tierChange) drain(ctx context.Context, out *planner.Outcome) error {
 // sleep puts the engine to sleep and verifies that its GPU memory is freed. It returns an error
 // only for failures that are not the replica's.
 func (t *tierChange) sleep(ctx context.Context, out *planner.Outcome) error {
-	m, ok := t.findShim(ctx, out, shim.Active, shim.Draining, shim.Standby)
+	m, ok := t.findShim(ctx, out, shimclient.Active, shimclient.Draining, shimclient.Standby)
 	if !ok {
 		return nil
 	}
@@ -243,15 +243,15 @@ func (t *tierChange) sleep(ctx context.Context, out *planner.Outcome) error {
 	began := t.l.cfg.Now()
 	s, err := t.l.cfg.Shims.Sleep(bounded, m.Address, m.state.Since, drain)
 	t.engine = t.l.cfg.Now().Sub(began)
-	var refusal *shim.Error
+	var refusal *shimclient.Error
 	errors.As(err, &refusal)
 	switch {
 	case err == nil:
-	case errors.Is(err, shim.ErrChanged):
+	case errors.Is(err, shimclient.ErrChanged):
 		return errSuperseded
-	case errors.Is(err, shim.ErrNotDrained), errors.Is(err, shim.ErrRefused) && (refusal.State == shim.Active || refusal.State == shim.Draining):
+	case errors.Is(err, shimclient.ErrNotDrained), errors.Is(err, shimclient.ErrRefused) && (refusal.State == shimclient.Active || refusal.State == shimclient.Draining):
 		return t.abortSleep(ctx, m, err, out)
-	case errors.Is(err, shim.ErrFailed):
+	case errors.Is(err, shimclient.ErrFailed):
 		conclude(out, planner.Failed, "%v", err)
 		return nil
 	default:
@@ -274,7 +274,7 @@ func (t *tierChange) abortSleep(ctx context.Context, m shimReply, why error, out
 	case err != nil:
 		conclude(out, planner.Unreachable, "%v; cancelling it failed: %v", why, err)
 		return nil
-	case s.Phase != shim.Draining && s.Phase != shim.Active:
+	case s.Phase != shimclient.Draining && s.Phase != shimclient.Active:
 		return errSuperseded
 	}
 	// The drain may have taken long: another server may lead by now.
@@ -287,7 +287,7 @@ func (t *tierChange) abortSleep(ctx context.Context, m shimReply, why error, out
 	switch {
 	case err == nil:
 		conclude(out, planner.NotDrained, "%v", why)
-	case errors.Is(err, shim.ErrFailed):
+	case errors.Is(err, shimclient.ErrFailed):
 		conclude(out, planner.Failed, "%v; cancelling it failed: %v", why, err)
 	default:
 		conclude(out, planner.Unreachable, "%v; cancelling it failed: %v", why, err)
@@ -302,7 +302,7 @@ func (t *tierChange) wake(ctx context.Context, out *planner.Outcome) error {
 	var wg sync.WaitGroup
 	wg.Go(func() { notLeader = t.l.verifyStillLeader(ctx, t.o) })
 	verified := t.l.cfg.Now()
-	m, ok := t.findShim(ctx, out, shim.Standby, shim.Draining, shim.Waking, shim.Active)
+	m, ok := t.findShim(ctx, out, shimclient.Standby, shimclient.Draining, shimclient.Waking, shimclient.Active)
 	wg.Wait()
 	if notLeader == nil && ok && t.l.cfg.Now().Sub(verified) > freshEnough {
 		notLeader = t.l.verifyStillLeader(ctx, t.o) // the shim was slow to answer: verify again
@@ -322,14 +322,14 @@ func (t *tierChange) wake(ctx context.Context, out *planner.Outcome) error {
 	began := t.l.cfg.Now()
 	_, err := t.l.cfg.Shims.Wake(bounded, m.Address, m.state.Since, gpusOf(t.r.Placement))
 	t.engine = t.l.cfg.Now().Sub(began)
-	var refusal *shim.Error
+	var refusal *shimclient.Error
 	errors.As(err, &refusal)
 	switch {
-	case errors.Is(err, shim.ErrChanged):
+	case errors.Is(err, shimclient.ErrChanged):
 		return errSuperseded
 	case err == nil:
 		out.Class = planner.Done
-	case errors.Is(err, shim.ErrFailed), errors.Is(err, shim.ErrRefused) && refusal.State == shim.Standby:
+	case errors.Is(err, shimclient.ErrFailed), errors.Is(err, shimclient.ErrRefused) && refusal.State == shimclient.Standby:
 		conclude(out, planner.Failed, "%v", err)
 	default:
 		conclude(out, planner.Unreachable, "%v", err)

@@ -12,7 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"remuda/controller/api"
-	"remuda/controller/load"
+	"remuda/controller/gatewayreport"
 	"remuda/controller/nomad"
 	"remuda/controller/planner"
 	"remuda/controller/raft"
@@ -47,14 +47,14 @@ type Checker interface {
 	Check(ctx context.Context, m state.Model, v state.Variant) (warnings string, err error)
 }
 
-// Loads is what gateways report, as *load.Store keeps it.
+// Loads is what gateways report, as *gatewayreport.Store keeps it.
 type Loads interface {
-	// Begin gives the content to a term of leadership; see load.Store.
+	// Begin gives the content to a term of leadership; see gatewayreport.Store.
 	Begin(term uint64)
 	Put(api.GatewayReport) error
 	Loads() map[string]api.Load
 	// Since is when gateways began to report what they report now, and Known reports whether
-	// all of them did lately; see load.Store.
+	// all of them did lately; see gatewayreport.Store.
 	Since() (latest time.Time, live bool)
 	Known() bool
 	Gateways() []api.Gateway
@@ -97,7 +97,7 @@ type Reconciler interface {
 var (
 	_ Raft    = (*raft.Node)(nil)
 	_ Checker = (*nomad.Client)(nil)
-	_ Loads   = (*load.Store)(nil)
+	_ Loads   = (*gatewayreport.Store)(nil)
 )
 
 // Config says how the API is served.

@@ -11,7 +11,7 @@ import (
 	"github.com/hashicorp/go-memdb"
 
 	"remuda/controller/api"
-	"remuda/controller/load"
+	"remuda/controller/gatewayreport"
 	"remuda/controller/state"
 )
 
@@ -129,9 +129,9 @@ func (s *Server) killRequest(rq *request, _ *state.View) (answer, error) {
 	}
 	err := s.cfg.Loads.Kill(id)
 	switch {
-	case errors.Is(err, load.ErrNoGateway):
+	case errors.Is(err, gatewayreport.ErrNoGateway):
 		return answer{}, notFound("request %q: %v: see \"remuda gateway list\"", id, err)
-	case errors.Is(err, load.ErrTooManyOrders):
+	case errors.Is(err, gatewayreport.ErrTooManyOrders):
 		return answer{}, &api.Error{Status: http.StatusServiceUnavailable, Code: api.CodeBusy, RetryAfter: retryLeader,
 			Message: "request " + id + ": too many pending kill orders: retry in a moment"}
 	case err != nil:

@@ -1,4 +1,4 @@
-package load_test
+package gatewayreport_test
 
 import (
 	"fmt"
@@ -9,7 +9,7 @@ import (
 	"pgregory.net/rapid"
 
 	"remuda/controller/api"
-	"remuda/controller/load"
+	"remuda/controller/gatewayreport"
 )
 
 func at(sec int) time.Time { return began.Add(time.Duration(sec) * time.Second) }
@@ -175,8 +175,8 @@ func TestValidateNamesEveryFaultOfQueues(t *testing.T) {
 		{Model: "meta/llama:8b", State: api.QueueBusy, Waiting: 2, InFlight: 1, OldestAt: at(1), CompletedPerSecond: 0.1, Requests: []api.Request{{ID: "a", Started: at(1)}}},
 		{Model: "n", State: api.QueueCancelled},
 	}}
-	require.NoError(t, load.Validate(good))
-	err := load.Validate(queued("g",
+	require.NoError(t, gatewayreport.Validate(good))
+	err := gatewayreport.Validate(queued("g",
 		api.QueueLoad{Model: "a b", State: api.QueueBusy}, api.QueueLoad{Model: "m", State: "ASLEEP", Waiting: -1, CompletedPerSecond: -1},
 		api.QueueLoad{Model: "m", State: api.QueueReady, InFlight: -2, Waiting: 1, Requests: make([]api.Request, 2)},
 		api.QueueLoad{Model: "n", State: api.QueueReady, Waiting: 100, Requests: make([]api.Request, api.MaxReportRequests+1)}))
@@ -187,5 +187,5 @@ func TestValidateNamesEveryFaultOfQueues(t *testing.T) {
 	} {
 		require.ErrorContains(t, err, want)
 	}
-	require.ErrorContains(t, load.Validate(queued("g", make([]api.QueueLoad, api.MaxReportQueues+1)...)), "1001 queues: must be at most 1000")
+	require.ErrorContains(t, gatewayreport.Validate(queued("g", make([]api.QueueLoad, api.MaxReportQueues+1)...)), "1001 queues: must be at most 1000")
 }

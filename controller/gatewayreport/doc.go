@@ -1,4 +1,4 @@
-// Package load holds what the gateways report of their requests, in the memory of the
+// Package gatewayreport holds what the gateways report of their requests, in the memory of the
 // leading controller, and what they are ordered to do in the answers.
 //
 // Nothing here is ever written to Raft. What the store has is of one term of leadership: a
@@ -8,4 +8,4 @@
 // drained only when every gateway that lives has let go of it, never because too little
 // was heard yet, and that an order goes to every gateway that it is for, again and again,
 // until a report shows that it was carried out or its time is over.
-package load
+package gatewayreport
