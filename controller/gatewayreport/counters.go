@@ -7,13 +7,13 @@ import (
 	"remuda/controller/api"
 )
 
-// mostCounted is how many requests a counter may have: a thousand gateways add up.
-const mostCounted = math.MaxInt64 >> 10
+// maxCount is the maximum of a counter, so that the sum over a thousand gateways does not overflow.
+const maxCount = math.MaxInt64 >> 10
 
-// mostSeconds is beyond what a gateway can count: a million requests at once for 300 years.
-const mostSeconds = 1e16
+// maxSeconds is more than a gateway can count: a million concurrent requests for 300 years.
+const maxSeconds = 1e16
 
-// counterErrors names everything that is wrong with counters.
+// counterErrors returns all errors of the counters of a model.
 func counterErrors(c api.ModelCounters) []error {
 	var errs []error
 	bad := func(format string, args ...any) {
@@ -22,14 +22,14 @@ func counterErrors(c api.ModelCounters) []error {
 	if err := checkName(c.Model); err != nil {
 		bad("%w", err)
 	}
-	if c.Arrived < 0 || c.Finished < 0 || c.Arrived > mostCounted || c.Finished > mostCounted {
-		bad("arrived is %d and finished is %d: must be 0 to %d", c.Arrived, c.Finished, mostCounted)
+	if c.Arrived < 0 || c.Finished < 0 || c.Arrived > maxCount || c.Finished > maxCount {
+		bad("arrived is %d and finished is %d: must be 0 to %d", c.Arrived, c.Finished, maxCount)
 	}
-	if c.Refused < 0 || c.Refused > mostCounted {
-		bad("refused is %d: must be 0 to %d", c.Refused, mostCounted)
+	if c.Refused < 0 || c.Refused > maxCount {
+		bad("refused is %d: must be 0 to %d", c.Refused, maxCount)
 	}
-	if !(c.ServedSeconds >= 0 && c.ServedSeconds <= mostSeconds) {
-		bad("served seconds is %g: must be 0 to %g", c.ServedSeconds, float64(mostSeconds))
+	if !(c.ServedSeconds >= 0 && c.ServedSeconds <= maxSeconds) {
+		bad("served seconds is %g: must be 0 to %g", c.ServedSeconds, float64(maxSeconds))
 	}
 	return errs
 }
@@ -49,53 +49,54 @@ func (c counters) since(was counters) counters {
 	return c
 }
 
-// counter is a set of counters that only grow until they begin anew.
+// counter is a set of counters that only grow, until they are reset.
 type counter[C any] interface {
 	// below reports whether one of the counters is lower than was.
 	below(was C) bool
-	// since is what was counted after was, which is not above.
+	// since returns the difference to was, which is not above.
 	since(was C) C
 }
 
-// tally is what the last report of a gateway counted of a model or a replica.
-type tally[C counter[C]] struct {
+// counterCursor is the position up to which a gateway's counters of a model or a replica are
+// counted.
+type counterCursor[C counter[C]] struct {
 	last C
-	// low are the counters of the last report where they were below those, which are the ones
-	// of the report before. Either that report came late, as from a host that was suspended, and
-	// says nothing; or the gateway began to count anew. The next report tells.
+	// low are the counters of the last report if they were below last, nil otherwise. Either the
+	// report came late, for example from a suspended host, or the gateway has reset its counters:
+	// the next report shows which.
 	low *C
 }
 
-// next is the tally after a further report, and what that counts beyond. Of a report that is
-// below the last one nothing counts: all that a gateway ever counted would look like new
+// next returns the cursor after a further report, and the growth since the last one. A report
+// below the last one adds nothing: otherwise all that a gateway ever counted would look like new
 // requests.
-func (t tally[C]) next(c C) (now tally[C], grown C) {
+func (t counterCursor[C]) next(c C) (now counterCursor[C], grown C) {
 	switch {
 	case !c.below(t.last):
-		return tally[C]{last: c}, c.since(t.last)
+		return counterCursor[C]{last: c}, c.since(t.last)
 	case t.low != nil && !c.below(*t.low):
-		return tally[C]{last: c}, c.since(*t.low)
+		return counterCursor[C]{last: c}, c.since(*t.low)
 	}
 	t.low = &c
 	return t, grown
 }
 
-// Count returns how many requests a model had while the store listened, and false where
-// that is not known: no live gateway counts them, one that has requests of the model does
-// not, or the store has not listened for one time to live.
+// Count returns how many requests a model had in this term of leadership, and false if that is
+// not known: no live gateway counts them, a gateway has requests of the model but does not count
+// them, or not every gateway can have reported yet.
 //
-// It is not the sum of what gateways have counted: that would fall by everything that one
-// had when it goes, and jump by it when it is heard again. It grows by what each of them
-// counts from one report to the next, and of one that is heard for the first time, or again
-// after it was given up, or whose counters fell, the first report only says from where. So
-// nothing counts twice, and what is lost with a gateway is what came since its last report.
+// The result is not the sum of the gateways' counters, which would drop when a gateway goes and
+// jump when it comes back. It adds up the growth from one report of a gateway to the next. The
+// first report of a gateway that is new, has come back, or has reset its counters only sets the
+// start. So no request counts twice, and when a gateway goes, only the requests since its last
+// report are lost.
 func (s *Store) Count(model string) (api.Counters, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.now()
 	s.prune(now)
 	sum, ok := s.counted[model]
-	if !ok || !s.heard(now) {
+	if !ok || !s.allReported(now) {
 		return api.Counters{}, false
 	}
 	for _, e := range s.gateways {
@@ -106,17 +107,17 @@ func (s *Store) Count(model string) (api.Counters, bool) {
 	return sum, true
 }
 
-// count adds what a gateway's new report counts beyond its old one, nil where there is none.
-// It needs the lock.
+// count adds what a gateway's new report counts beyond its old one, which may be nil. The caller
+// holds the lock.
 func (s *Store) count(old, e *entry) {
-	e.counters = make(map[string]tally[counters], len(e.report.Counters))
-	var was map[string]tally[counters]
+	e.counters = make(map[string]counterCursor[counters], len(e.report.Counters))
+	var was map[string]counterCursor[counters]
 	if old != nil {
 		was = old.counters
 	}
 	full := max(len(was), len(e.report.Counters)) >= api.MaxReportQueues
 	for _, c := range e.report.Counters {
-		now, grown := tallied(was, c.Model, counters(c.Counters), full).next(counters(c.Counters))
+		now, grown := cursorFor(was, c.Model, counters(c.Counters), full).next(counters(c.Counters))
 		e.counters[c.Model] = now
 		sum := s.counted[c.Model]
 		sum.Arrived += grown.Arrived
@@ -128,19 +129,19 @@ func (s *Store) count(old, e *entry) {
 	s.uncount(old)
 }
 
-// tallied is from where the counters c of name go on in a new report: from c itself where that
-// is not known, because there was no report before (nil), or because one was full and may
-// have left the name out.
-func tallied[C counter[C]](was map[string]tally[C], name string, c C, full bool) tally[C] {
+// cursorFor returns the cursor from which the counters c of name continue in a new report. It
+// starts at c itself if there is no previous report (was is nil), or if a report was full and may
+// have omitted the name.
+func cursorFor[C counter[C]](was map[string]counterCursor[C], name string, c C, full bool) counterCursor[C] {
 	t, known := was[name]
 	if was == nil || !known && full {
-		return tally[C]{last: c}
+		return counterCursor[C]{last: c}
 	}
 	return t
 }
 
-// uncount forgets the models of a report that is no more which no gateway counts any more.
-// It needs the lock.
+// uncount drops the counters of the models in a dropped report that no gateway counts any more.
+// The caller holds the lock.
 func (s *Store) uncount(gone *entry) {
 	if gone == nil {
 		return
@@ -152,7 +153,7 @@ func (s *Store) uncount(gone *entry) {
 	}
 }
 
-// counts tells whether a gateway counts a model's requests. It needs the lock.
+// counts reports whether a gateway counts a model's requests. The caller holds the lock.
 func (s *Store) counts(model string) bool {
 	for _, e := range s.gateways {
 		if _, ok := e.counters[model]; ok {

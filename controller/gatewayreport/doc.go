@@ -1,11 +1,15 @@
-// Package gatewayreport holds what the gateways report of their requests, in the memory of the
-// leading controller, and what they are ordered to do in the answers.
+// Package gatewayreport holds the gateways' reports of their requests, in the memory of the
+// leading controller, and the orders that gateways get in the responses.
 //
-// Nothing here is ever written to Raft. What the store has is of one term of leadership: a
-// new leader begins with nothing and hears from every live gateway within one time to live;
-// orders are lost with the leader. It
-// guarantees that a report counts for that long and no longer, that a replica is called
-// drained only when every gateway that lives has let go of it, never because too little
-// was heard yet, and that an order goes to every gateway that it is for, again and again,
-// until a report shows that it was carried out or its time is over.
+// Nothing here is written to Raft. The store belongs to one term of leadership: a new leader
+// starts with an empty store, and gets a report from every live gateway within one time to live.
+// Orders are lost with the leader.
+//
+// It guarantees:
+//
+//   - A report counts for one time to live and no longer.
+//   - A replica counts as drained only if every live gateway has released it, never because a
+//     report is missing.
+//   - An order is repeated to each of its gateways until a report shows that it was carried out,
+//     or until it expires.
 package gatewayreport

@@ -10,41 +10,40 @@ import (
 )
 
 const (
-	// OrderTTL is how long an order is repeated at most. A gateway reports every two
-	// seconds, and one that is not heard for that long is forgotten.
+	// OrderTTL is how long an order is repeated at most. A gateway reports every two seconds,
+	// so one that is silent for that long has expired.
 	OrderTTL = 30 * time.Second
-	// MaxKills is how many requests there may be an order to kill for, at most.
+	// MaxKills is the maximum number of pending orders to kill a request.
 	MaxKills = 1000
-	// surely is in how many answers a gateway was given an order at least before what it
-	// reports counts as carried out: one answer may be lost.
-	surely = 2
+	// minDeliveries is how often an order must be sent to a gateway before the gateway's report
+	// can show that it was carried out: one response may be lost.
+	minDeliveries = 2
 )
 
 // Errors of Kill.
 var (
-	// ErrTooManyOrders means that MaxKills orders are on their way.
+	// ErrTooManyOrders means that MaxKills orders are pending.
 	ErrTooManyOrders = errors.New("too many pending orders")
-	// ErrNoGateway means that no gateway lives to carry the order out.
+	// ErrNoGateway means that there is no live gateway.
 	ErrNoGateway = errors.New("no gateway reports to the controller")
 )
 
-// order is one order. It is in memory only: lost with the leader, which whoever gave it
-// sees from what does not happen.
+// order is an order to kill requests. It is in memory only, and lost with the leader.
 type order struct {
 	until time.Time
-	// told is in how many answers each gateway was given it, and done which ones have
-	// carried it out.
-	told map[string]int
-	done map[string]bool
+	// deliveries counts how often each gateway was sent the order; done has the gateways that
+	// have carried it out.
+	deliveries map[string]int
+	done       map[string]bool
 }
 
 func newOrder(until time.Time) *order {
-	return &order{until: until, told: map[string]int{}, done: map[string]bool{}}
+	return &order{until: until, deliveries: map[string]int{}, done: map[string]bool{}}
 }
 
-// Kill orders all gateways to end the requests with this ID. Gateways name only some of
-// their requests, so those that do not name this one get the order, too. A gateway gets it
-// at least twice, until it reports no such request or OrderTTL is over. Kill fails with
+// Kill orders all gateways to end the requests with this ID. A gateway reports only some of its
+// requests, so gateways that do not report this one get the order, too. Each gateway gets it at
+// least twice, and until it reports no such request or OrderTTL is over. The error is
 // ErrNoGateway or ErrTooManyOrders.
 func (s *Store) Kill(id string) error {
 	s.mu.Lock()
@@ -61,7 +60,7 @@ func (s *Store) Kill(id string) error {
 	return nil
 }
 
-// Killed tells whether there was an order to kill requests of this ID within OrderTTL.
+// Killed reports whether there was an order to kill requests of this ID within OrderTTL.
 func (s *Store) Killed(id string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -69,8 +68,8 @@ func (s *Store) Killed(id string) bool {
 	return s.kills[id] != nil
 }
 
-// Drain orders a gateway to take no new requests and to end, and tells whether it lives.
-// It is told until it reports that it drains, or until OrderTTL is over.
+// Drain orders a gateway to take no new requests and to exit, and reports whether the gateway is
+// live. The order is repeated until the gateway reports that it drains, or OrderTTL is over.
 func (s *Store) Drain(gateway string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -83,7 +82,7 @@ func (s *Store) Drain(gateway string) bool {
 	return true
 }
 
-// Orders returns what a gateway has to do, for the answer to the report that was just put.
+// Orders returns a gateway's orders, for the response to the report that was just put.
 func (s *Store) Orders(gateway string) api.GatewayOrders {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -99,23 +98,23 @@ func (s *Store) Orders(gateway string) api.GatewayOrders {
 		return out
 	}
 	named := map[string]bool{}
-	e.places(gateway, func(_ string, r api.Request) bool {
+	e.requests(gateway, func(_ string, r api.Request) bool {
 		named[r.ID] = true
 		return false
 	})
 	for _, id := range slices.Sorted(maps.Keys(s.kills)) {
 		o := s.kills[id]
-		if o.done[gateway] || o.told[gateway] >= surely && !named[id] {
-			o.done[gateway] = true // and stays so: a later request may have the same ID
+		if o.done[gateway] || o.deliveries[gateway] >= minDeliveries && !named[id] {
+			o.done[gateway] = true // for good: a later request may have the same ID
 			continue
 		}
-		o.told[gateway]++
+		o.deliveries[gateway]++
 		out.Kill = append(out.Kill, id)
 	}
 	return out
 }
 
-// forgetOrders drops the orders whose time is over. It needs the lock.
+// forgetOrders drops the expired orders. The caller holds the lock.
 func (s *Store) forgetOrders(now time.Time) {
 	maps.DeleteFunc(s.kills, func(_ string, o *order) bool { return !now.Before(o.until) })
 	maps.DeleteFunc(s.drains, func(_ string, until time.Time) bool { return !now.Before(until) })

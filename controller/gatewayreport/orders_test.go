@@ -81,15 +81,15 @@ func TestADrainIsRepeatedUntilTheGatewayDrains(t *testing.T) {
 func TestOrdersAreLostWithTheLeader(t *testing.T) {
 	s, c := listening()
 	s.Put(flying("a", "x"))
-	require.True(t, s.Heard())
+	require.True(t, s.AllReported())
 	require.NoError(t, s.Kill("x"))
 	require.True(t, s.Drain("a"))
 	s.Begin(1)
 	require.Zero(t, answer(s, flying("a", "x")))
 	require.False(t, s.Killed("x"))
-	require.False(t, s.Heard(), "that no gateway names a request says nothing yet")
+	require.False(t, s.AllReported(), "that no gateway names a request says nothing yet")
 	c.advance(ttl)
-	require.True(t, s.Heard())
+	require.True(t, s.AllReported())
 }
 
 func TestKillsAreBounded(t *testing.T) {

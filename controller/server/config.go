@@ -69,8 +69,8 @@ type Loads interface {
 	Killed(id string) bool
 	Drain(gateway string) bool
 	Orders(gateway string) api.GatewayOrders
-	// Heard tells whether every gateway that lives has reported.
-	Heard() bool
+	// AllReported reports whether every live gateway has reported.
+	AllReported() bool
 }
 
 // Reconciler is how this server follows the world. Its methods may be called from several

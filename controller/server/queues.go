@@ -60,7 +60,7 @@ func (s *Server) getQueue(rq *request, v *state.View, _ memdb.WatchSet) (answer,
 
 // queueOf completes what gateways have of a model; m is nil where it does not exist.
 func (s *Server) queueOf(q api.Queue, m *state.Model, target int, rs []*state.Replica) api.Queue {
-	q.Serving, q.Incomplete = countsOf(rs).Hot, !s.cfg.Loads.Heard()
+	q.Serving, q.Incomplete = countsOf(rs).Hot, !s.cfg.Loads.AllReported()
 	if m != nil {
 		q.Model = m.Name
 	}
@@ -104,7 +104,7 @@ func (s *Server) getRequest(rq *request, _ *state.View, _ memdb.WatchSet) (answe
 }
 
 func (s *Server) requestStatus(id string, where []api.QueuedRequest) api.RequestStatus {
-	return api.RequestStatus{ID: id, Places: where, Killed: s.cfg.Loads.Killed(id), Complete: s.cfg.Loads.Heard()}
+	return api.RequestStatus{ID: id, Places: where, Killed: s.cfg.Loads.Killed(id), Complete: s.cfg.Loads.AllReported()}
 }
 
 // checkRequestID refuses what no gateway could have as an ID.
