@@ -1,7 +1,6 @@
-// Package shimclient is the controller's door to the shims around engines (lockd/engine): it
-// asks how an engine stands, puts it to sleep and wakes it, over the shim's own HTTP.
+// Package shimclient is the HTTP client of the shims around engines (lockd/engine). It reads the
+// state of an engine, drains it, puts it to sleep and wakes it.
 //
-// It decides nothing. Both operations may be asked for again: what sleeps sleeps, what
-// serves serves. Every error says whether the shim was not to be reached, does not allow
-// it in its engine's state, has not drained in time, or has failed.
+// It makes no decisions. All operations are idempotent. Every error shows whether the shim could
+// not be reached, rejected the operation in its engine's state, did not drain in time, or failed.
 package shimclient
