@@ -26,7 +26,7 @@ func (r reconciler) Status() api.ReconcileStatus {
 	if s.Jobs.LastContactAt.After(out.Nomad.LastContactAt) {
 		out.Nomad.LastContactAt = s.Jobs.LastContactAt
 	}
-	// What is wrong with a pool is said of the pool (Config.pools), and this server is well.
+	// A failure of an unreachable pool is shown with the pool (Config.pools), not here.
 	away := map[string]bool{}
 	for _, p := range s.Pools {
 		away[p.Name] = p.Name != "" && !p.Known()

@@ -33,7 +33,7 @@ func queueErrors(q api.QueueLoad) []error {
 		bad("waiting is %d and in flight is %d: must be 0 or more", q.Waiting, q.InFlight)
 	}
 	if !(q.CompletedPerSecond >= 0 && q.CompletedPerSecond <= math.MaxFloat64) {
-		bad("served per second is %g: must be 0 or more", q.CompletedPerSecond)
+		bad("completed per second is %g: must be 0 or more", q.CompletedPerSecond)
 	}
 	if n := len(q.Requests); n > api.MaxReportRequests {
 		bad("%d requests: must be at most %d", n, api.MaxReportRequests)

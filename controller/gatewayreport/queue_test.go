@@ -182,7 +182,7 @@ func TestValidateNamesEveryFaultOfQueues(t *testing.T) {
 		api.QueueLoad{Model: "n", State: api.QueueReady, Waiting: 100, Requests: make([]api.Request, api.MaxReportRequests+1)}))
 	for _, want := range []string{
 		`queue of model "a b": name is "a b"`, `queue of model "m": state is "ASLEEP": must be one of [CANCELLED PROVISIONING CANT_PLACE LOAD_FAILED DEPLOYING READY BUSY]`,
-		`queue of model "m": waiting is -1 and in flight is 0`, "served per second is -1", `queue of model "m": state is "ASLEEP"`,
+		`queue of model "m": waiting is -1 and in flight is 0`, "completed per second is -1", `queue of model "m": state is "ASLEEP"`,
 		"waiting is -1 and in flight is 0", "2 requests but only 1 waiting", `queue of model "n": 65 requests: must be at most 64`,
 	} {
 		require.ErrorContains(t, err, want)

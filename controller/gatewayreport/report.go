@@ -43,7 +43,7 @@ func Validate(r api.GatewayReport) error {
 		return errors.Join(errs...)
 	}
 	if n := len(r.Demand); n > api.MaxReportDemand {
-		bad("%d wanted models: must be at most %d", n, api.MaxReportDemand)
+		bad("demand for %d models: must be at most %d", n, api.MaxReportDemand)
 		return errors.Join(errs...)
 	}
 	if n := len(r.Queues); n > api.MaxReportQueues {
@@ -72,7 +72,7 @@ func Validate(r api.GatewayReport) error {
 	}
 	for _, model := range slices.Sorted(maps.Keys(r.Demand)) {
 		if err := checkName(model); err != nil {
-			bad("wanted model: %w", err)
+			bad("demand: %w", err)
 		}
 	}
 	seen := make(map[string]bool, len(r.Replicas))

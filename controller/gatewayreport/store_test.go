@@ -321,14 +321,14 @@ func TestValidateNamesEveryFault(t *testing.T) {
 	}
 	require.NoError(t, gatewayreport.Validate(wants("gw", "m", "meta/llama:8b")))
 	err = gatewayreport.Validate(wants("gw", "m", "", "m", "a b"))
-	for _, want := range []string{"wanted model: name is empty", `wanted model: name is empty`, `wanted model: name is "a b"`} {
+	for _, want := range []string{"demand: name is empty", `demand: name is empty`, `demand: name is "a b"`} {
 		require.ErrorContains(t, err, want)
 	}
 	var many []string
 	for i := range api.MaxReportDemand + 1 {
 		many = append(many, fmt.Sprint("m", i))
 	}
-	require.ErrorContains(t, gatewayreport.Validate(wants("gw", many...)), "1001 wanted models: must be at most 1000")
+	require.ErrorContains(t, gatewayreport.Validate(wants("gw", many...)), "demand for 1001 models: must be at most 1000")
 	require.ErrorContains(t, gatewayreport.Validate(report("", 0)), "name is empty")
 	require.ErrorContains(t, gatewayreport.Validate(report(strings.Repeat("x", 600), 1)), "name is 600 bytes")
 	require.ErrorContains(t, gatewayreport.Validate(report("a", 1, make([]api.ReplicaLoad, gatewayreport.MaxReplicas+1)...)), "10001 replicas")

@@ -13,7 +13,7 @@ import (
 	"remuda/controller/state"
 )
 
-// ownPool is the name of the controller's ownPool Nomad among the pools.
+// ownPool is the name of the pool of the controller's own Nomad.
 const ownPool = ""
 
 // nomads returns the Nomads by the names of their pools.

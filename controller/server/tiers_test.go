@@ -93,7 +93,7 @@ func TestReportsTellWhatIsWanted(t *testing.T) {
 	require.True(t, live)
 	require.True(t, since.Equal(epoch))
 	_, err := m.client.GatewayReport(t.Context(), api.GatewayReport{Gateway: "g", Index: 1, Replicas: []api.ReplicaLoad{}, Demand: map[string]time.Time{"a b": {}}})
-	requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, `wanted model: name is "a b"`)
+	requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, `demand: name is "a b"`)
 }
 
 func TestPools(t *testing.T) {
