@@ -24,12 +24,12 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"remuda/controller/consul"
-	"remuda/controller/load"
+	"remuda/controller/gatewayreport"
 	"remuda/controller/nomad"
 	"remuda/controller/raft"
 	"remuda/controller/reconcile"
 	"remuda/controller/server"
-	"remuda/controller/shim"
+	"remuda/controller/shimclient"
 	"remuda/controller/state"
 )
 
@@ -65,7 +65,7 @@ type parts struct {
 	node       *raft.Node
 	nomad      *nomad.Client
 	pools      []*nomad.Client
-	shims      *shim.Client
+	shims      *shimclient.Client
 	reconciler *reconcile.Reconciler
 	server     *server.Server
 	announcer  *consul.Announcer
@@ -191,7 +191,7 @@ func (a *Agent) open(ctx context.Context, p *parts) error {
 		p.pools = append(p.pools, client)
 		pools[pool.Name] = client
 	}
-	p.shims = shim.New(shim.Network())
+	p.shims = shimclient.New(shimclient.Network())
 	watcher, err := a.engines()
 	if err != nil {
 		return err
@@ -208,7 +208,7 @@ func (a *Agent) open(ctx context.Context, p *parts) error {
 	if p.node, err = a.openRaft(secure.raft, address, registry); err != nil {
 		return err
 	}
-	loads := load.New(a.cfg.Reconcile.GatewayTTL, time.Now)
+	loads := gatewayreport.New(a.cfg.Reconcile.GatewayTTL, time.Now)
 	rc := reconcile.DefaultConfig()
 	rc.Raft, rc.Nomad, rc.Pools, rc.Shims, rc.Consul, rc.Loads = p.node, p.nomad, pools, p.shims, watcher, loads
 	rc.Planner, rc.Logger, rc.Registerer = a.cfg.planner(), a.log.Named("reconcile"), registry

@@ -138,7 +138,7 @@ func (c Config) pools(s reconcile.Status) []api.Pool {
 			continue
 		}
 		p := status[out[i].Name]
-		out[i].Known, out[i].LastContactAt, out[i].Error = p.Known(), p.Heard(), p.Error()
+		out[i].Known, out[i].LastContactAt, out[i].Error = p.Known(), p.LastContactAt(), p.Error()
 	}
 	return out
 }

@@ -23,10 +23,10 @@ func (r reconciler) Status() api.ReconcileStatus {
 	if !s.Jobs.Known {
 		out.Nomad.Known, out.Nomad.Error = false, cmp.Or(out.Nomad.Error, s.Jobs.Error)
 	}
-	if s.Jobs.Heard.After(out.Nomad.LastContactAt) {
-		out.Nomad.LastContactAt = s.Jobs.Heard
+	if s.Jobs.LastContactAt.After(out.Nomad.LastContactAt) {
+		out.Nomad.LastContactAt = s.Jobs.LastContactAt
 	}
-	// What is wrong with a pool is said of the pool (Config.pools), and this server is well.
+	// A failure of an unreachable pool is shown with the pool (Config.pools), not here.
 	away := map[string]bool{}
 	for _, p := range s.Pools {
 		away[p.Name] = p.Name != "" && !p.Known()
@@ -40,5 +40,5 @@ func (r reconciler) Status() api.ReconcileStatus {
 }
 
 func link(s reconcile.Source) api.LinkStatus {
-	return api.LinkStatus{LastContactAt: s.Heard, Known: s.Known, Error: s.Error}
+	return api.LinkStatus{LastContactAt: s.LastContactAt, Known: s.Known, Error: s.Error}
 }

@@ -19,7 +19,7 @@ import (
 
 	"remuda/controller/api"
 	"remuda/controller/gateway"
-	"remuda/controller/load"
+	"remuda/controller/gatewayreport"
 )
 
 // boss is a controller that gives orders, and takes no report that the real one would not.
@@ -74,7 +74,7 @@ func (b *boss) serve(w http.ResponseWriter, r *http.Request) {
 	if err := json.Unmarshal(body, &report); err != nil {
 		b.t.Errorf("report: %v", err)
 	}
-	if err := load.Validate(report); err != nil {
+	if err := gatewayreport.Validate(report); err != nil {
 		b.t.Errorf("the controller would not take the report: %v\n%s", err, body)
 	}
 	b.mu.Lock()

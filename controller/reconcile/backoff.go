@@ -5,13 +5,13 @@ import (
 	"time"
 )
 
-// spread makes a wait shorter by up to a half, so that those who failed together do
-// not come back together.
+// spread shortens a delay by up to a half at random, so that actions that failed together are
+// not all tried again at the same time.
 func spread(d time.Duration) time.Duration {
 	return d - rand.N(d/2+1)
 }
 
-// schedule collects when to look again; zero is never.
+// schedule collects the earliest time of the next run; zero is never.
 type schedule struct{ at time.Time }
 
 func (s *schedule) add(at time.Time) {

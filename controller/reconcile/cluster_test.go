@@ -11,11 +11,11 @@ import (
 	nomadapi "github.com/hashicorp/nomad/api"
 	"github.com/stretchr/testify/require"
 
-	"remuda/controller/load"
+	"remuda/controller/gatewayreport"
 	"remuda/controller/nomad"
 	"remuda/controller/raft"
 	"remuda/controller/reconcile"
-	"remuda/controller/shim"
+	"remuda/controller/shimclient"
 	"remuda/controller/state"
 	"remuda/internal/replica"
 	"remuda/internal/testkit/loopback"
@@ -33,7 +33,7 @@ type cluster struct {
 	nomad  *nomadtest.Server
 	client *nomad.Client
 	consul *fakeConsul
-	loads  *load.Store
+	loads  *gatewayreport.Store
 	edit   func(*reconcile.Config)
 	// also, nil: none, is the Nomad of another pool.
 	also *nomadtest.Server
@@ -54,7 +54,7 @@ func newCluster(t *testing.T) *cluster { return newClusterOf(t, nil) }
 // newClusterOf has edit change the reconciler's config.
 func newClusterOf(t *testing.T, edit func(*reconcile.Config)) *cluster {
 	c := &cluster{t: t, edit: edit, dir: t.TempDir(), nomad: nomadtest.New(t), consul: newFakeConsul()}
-	c.loads = load.New(clusterLoadTTL, time.Now)
+	c.loads = gatewayreport.New(clusterLoadTTL, time.Now)
 	cfg := nomad.DefaultConfig()
 	cfg.Address, cfg.Timeout, cfg.Wait, cfg.Settle, cfg.Rate, cfg.Burst = c.nomad.URL, 5*time.Second, 200*time.Millisecond, time.Millisecond, 10_000, 10_000
 	client, err := nomad.New(cfg)
@@ -114,7 +114,7 @@ func (c *cluster) open() {
 	require.NoError(c.t, err)
 
 	cfg := reconcile.DefaultConfig()
-	cfg.Raft, cfg.Nomad, cfg.Consul, cfg.Shims, cfg.Loads = c.raft, c.client, c.consul, shim.New(shim.Network()), c.loads
+	cfg.Raft, cfg.Nomad, cfg.Consul, cfg.Shims, cfg.Loads = c.raft, c.client, c.consul, shimclient.New(shimclient.Network()), c.loads
 	cfg.Resync = 20 * time.Millisecond
 	if c.edit != nil {
 		c.edit(&cfg)
@@ -230,8 +230,8 @@ func (c *cluster) run(n int) {
 func (c *cluster) rest() {
 	c.t.Helper()
 	look := func() {
-		before := c.r.Status().Looked
-		c.until("another look", func() bool { return c.r.Status().Looked.After(before) })
+		before := c.r.Status().LastRunAt
+		c.until("another look", func() bool { return c.r.Status().LastRunAt.After(before) })
 	}
 	look() // what was under way
 	look()
@@ -340,8 +340,8 @@ func TestScaleDownWithRealRaftAndNomadsAPI(t *testing.T) {
 	shims.Store(engine)
 	c.until("the order to drain", func() bool { return len(engine.Orders()) == 1 })
 	for range 10 {
-		seen := c.r.Status().Looked
-		c.until("it looks again", func() bool { return c.r.Status().Looked.After(seen) })
+		seen := c.r.Status().LastRunAt
+		c.until("it looks again", func() bool { return c.r.Status().LastRunAt.After(seen) })
 		c.work()
 		require.Equal(t, 1, c.stages()["draining"])
 	}

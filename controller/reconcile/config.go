@@ -12,28 +12,28 @@ import (
 	"github.com/hashicorp/nomad/api"
 	"github.com/prometheus/client_golang/prometheus"
 
-	"remuda/controller/load"
+	"remuda/controller/gatewayreport"
 	"remuda/controller/nomad"
 	"remuda/controller/planner"
-	"remuda/controller/shim"
+	"remuda/controller/shimclient"
 	"remuda/controller/state"
 	"remuda/internal/replica"
 )
 
-// Raft is where the state is, as raft.Node.
+// Raft holds the state, as raft.Node.
 type Raft interface {
-	// WhileLeader calls lead with a context that ends when this server leads no more,
+	// WhileLeader calls lead with a context that ends when this server no longer leads,
 	// and waits for it to return.
 	WhileLeader(ctx context.Context, lead func(ctx context.Context, term uint64))
 	Apply(ctx context.Context, c state.Command) (state.Result, error)
-	// Verify asks a majority whether this server leads.
+	// Verify asks a majority of the servers whether this server leads.
 	Verify(ctx context.Context) error
-	// Barrier returns when everything that was proposed before is applied or lost.
+	// Barrier returns once every command proposed before is applied or lost.
 	Barrier(ctx context.Context) error
 	Store() *state.Store
 }
 
-// Nomad is where the jobs are, as nomad.Client. Its methods are called from several
+// Nomad is a client of one Nomad, as nomad.Client. Its methods are called from several
 // goroutines at once and return when their context ends.
 type Nomad interface {
 	WatchNodes(ctx context.Context, known []string, update func(nodes []state.Node, unread map[string]error), lost func(error)) error
@@ -45,82 +45,82 @@ type Nomad interface {
 	GPUMemory(ctx context.Context, node string) (map[string]nomad.Sample, error)
 }
 
-// Shims is the way to the shims around engines, as shim.Client. Its methods are called
+// Shims is a client of the shims around engines, as shimclient.Client. Its methods are called
 // from several goroutines at once and return when their context ends.
 type Shims interface {
-	State(ctx context.Context, address string) (shim.State, error)
+	State(ctx context.Context, address string) (shimclient.State, error)
 	Drain(ctx context.Context, address string, timeout time.Duration) error
-	Sleep(ctx context.Context, address string, since time.Time, drain time.Duration) (shim.State, error)
-	Wake(ctx context.Context, address string, since time.Time, gpus []string) (shim.State, error)
+	Sleep(ctx context.Context, address string, since time.Time, drain time.Duration) (shimclient.State, error)
+	Wake(ctx context.Context, address string, since time.Time, gpus []string) (shimclient.State, error)
 }
 
-// Consul is where the engines are, as consul.Watcher. Watch is called anew each time
-// that this server begins to lead, never twice at once.
+// Consul watches the engines, as consul.Watcher. Watch is called each time this server becomes
+// leader, never twice at once.
 type Consul interface {
 	Watch(ctx context.Context, update func(engines []replica.Engine, afterOutage bool), lost func()) error
 }
 
-// Planner plans, see planner.Planner.
+// Planner makes plans, as planner.Planner.
 type Planner interface {
 	Plan(*state.View, planner.Observation) (*state.Plan, time.Time)
 }
 
-// Config says how the world is reconciled.
+// Config configures a Reconciler.
 type Config struct {
 	Raft Raft
-	// Nomad is the controller's own, Pools are those of the external capacity pools by
-	// name: as many as Planner.Pools has, of the same names.
+	// Nomad is the controller's own Nomad. Pools are the Nomads of the external capacity pools
+	// by name; the names are those of Planner.Pools.
 	Nomad  Nomad
 	Pools  map[string]Nomad
 	Shims  Shims
 	Consul Consul
-	// Loads is given to the term in which this server leads.
-	Loads *load.Store
+	// Loads has the gateways' reports. The Reconciler resets it at the start of each term.
+	Loads *gatewayreport.Store
 
-	// Planner is passed on; its times for nodes, jobs, sleeps and wakes are used here as
-	// well.
+	// Planner is the planner's configuration. The Reconciler uses its times for nodes, jobs,
+	// sleeps and wakes as well.
 	Planner planner.Config
-	// NewPlanner, Actions and After decide: planner.New, planner.Actions and planner.After. A
-	// planner plans for one term of leadership, or for one preview.
+	// NewPlanner, Actions and After are planner.New, planner.Actions and planner.After. A
+	// planner is used for one term of leadership, or for one preview.
 	NewPlanner func(planner.Config) Planner
 	Actions    func(*state.View, planner.Observation, planner.Config) []planner.Action
 	After      func(*state.View, planner.Outcome, time.Time, planner.Config) *state.Plan
 
-	// Workers is how many actions are done in one Nomad at once, and Tiers how many
-	// drains, sleeps, and wakes each, among the shims of one pool. Each pool has its own, so
-	// that one that hangs keeps no other waiting.
+	// Workers limits the actions that run in one Nomad at once. Tiers limits the drains, the
+	// sleeps and the wakes at the shims of one pool. The limits are per pool, so that a pool
+	// that hangs does not delay the others.
 	Workers, Tiers int
-	// Settle is the least time between two looks, in which changes are gathered.
+	// Settle is the shortest time between two runs. Changes within it are handled together.
 	Settle time.Duration
-	// Resync is the longest time between two looks.
+	// Resync is the longest time between two runs.
 	Resync time.Duration
-	// PlanRate is how many plans a second are committed at most, on average, and
-	// PlanBurst how many at once.
+	// PlanRate limits the plans committed per second, on average, and PlanBurst those at once.
 	PlanRate  float64
 	PlanBurst int
-	// Retry is the wait after an action or a write that failed. It doubles with each
-	// failure in a row, up to RetryMax.
+	// Retry is the delay after an action or a write that failed. It doubles with each failure in
+	// a row, up to RetryMax.
 	Retry, RetryMax time.Duration
 	// ShimRetryMax is RetryMax for a shim that does not answer.
 	ShimRetryMax time.Duration
-	// WhyInterval is how long until Nomad is asked again why it does not place a job.
+	// WhyInterval is how often Nomad is asked why it does not place a job, and a shim why its
+	// engine does not serve.
 	WhyInterval time.Duration
-	// ConsulGrace is how long a Consul that was out of reach is given to hear from the
-	// engines again, before anything is concluded from those that it does not list.
+	// ConsulGrace is how long the list of engines is not trusted after an outage of Consul, so
+	// that the engines can renew their checks.
 	ConsulGrace time.Duration
-	// LagTimeout is how long Nomad may answer with a state from before a write that it has
-	// acknowledged, as a server may that was just elected. What it answers to a question that was
-	// asked later counts, although its index is lower: it was restored from a snapshot.
+	// LagTimeout is how long after a write Nomad may return lists from before it, as a server may
+	// that was just elected. A list that is requested later counts even if its index is lower:
+	// Nomad was restored from a snapshot.
 	LagTimeout time.Duration
 
 	// Now is the clock.
 	Now    func() time.Time
 	Logger hclog.Logger
-	// Registerer, nil: no metrics.
+	// Registerer is where metrics are registered; nil for no metrics.
 	Registerer prometheus.Registerer
 }
 
-// DefaultConfig has the reasons beside the numbers.
+// DefaultConfig returns the defaults; the comments give the reasons.
 func DefaultConfig() Config {
 	return Config{
 		Planner:      planner.DefaultConfig(),
@@ -130,13 +130,13 @@ func DefaultConfig() Config {
 		Workers:      32,                     // the client's rate limit is reached with fewer
 		Tiers:        256,                    // they wait for engines, and cost a goroutine each
 		Settle:       5 * time.Millisecond,   // far below what an engine takes for anything
-		Resync:       30 * time.Second,       // a belt: a look costs no write
-		PlanRate:     10,                     // a plan holds all that is to be done at its time
-		PlanBurst:    50,                     // a rollout's steps come one by one
+		Resync:       30 * time.Second,       // a safety net: a run without changes writes nothing
+		PlanRate:     10,                     // a plan has all decisions of its time
+		PlanBurst:    50,                     // each step of a rollout is a plan
 		Retry:        200 * time.Millisecond, // an election of Nomad's takes some of these
-		RetryMax:     30 * time.Second,       // somebody who mends a job file should not wait for long
+		RetryMax:     30 * time.Second,       // the fix of a job file should take effect soon
 		ShimRetryMax: 2 * time.Second,        // requests wait for the engine behind it
-		WhyInterval:  30 * time.Second,       // what Nomad lacks does not come in seconds
+		WhyInterval:  30 * time.Second,       // missing resources do not appear within seconds
 		ConsulGrace:  15 * time.Second,       // three pushes of an engine's check
 		LagTimeout:   15 * time.Second,       // an election of Nomad's takes less
 		Now:          time.Now,

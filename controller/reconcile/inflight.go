@@ -7,35 +7,34 @@ import (
 	"remuda/controller/state"
 )
 
-// write is what this server last wrote to a Nomad for a replica.
+// write is the last write of this server to a Nomad for a replica.
 type write struct {
 	pool string
-	// pending: it is being done. Otherwise index is Nomad's index of the write, and at when
-	// Nomad acknowledged it.
+	// pending means that the write is under way. Otherwise index is Nomad's index of the write,
+	// and at is when Nomad acknowledged it.
 	pending bool
 	index   uint64
 	at      time.Time
 }
 
-// shownBy reports whether a list of jobs shows the write or what came after it: its index is not
-// lower, or it was asked for so long after the write that the index must have gone back, as that
-// of a Nomad that was restored from a snapshot.
-func (w write) shownBy(p poolSighted, lag time.Duration) bool {
+// visibleIn reports whether a list of jobs includes the write. Either the index of the list is
+// not lower than that of the write, or the list was requested at least lag after the write: then
+// Nomad's index has gone back, because Nomad was restored from a snapshot.
+func (w write) visibleIn(p poolSnapshot, lag time.Duration) bool {
 	return !w.pending && (p.index >= w.index || !p.began.Before(w.at.Add(lag)))
 }
 
-// inFlight returns the replicas whose jobs may be others than Nomad's lists show: those with a
-// write that is pending or not shown. Of a replica that this server has not written for, an
-// earlier leader has: the state has the index of that, and it had happened when this one began
-// to lead.
+// inFlight returns the replicas whose jobs may differ from Nomad's lists: those with a write that
+// is pending or not visible yet. If this server has not written a replica's job, an earlier leader
+// has: the state has the index of that write, and the write precedes this server's leadership.
 //
-// The writes must have been taken before the view: an action that had ended by then is in the
-// view, and any other one is pending. When the lists were made does not matter.
-func (l *leading) inFlight(writes map[string]write, view *state.View, seen sighted) map[string]bool {
+// The writes must be read before the view: then an action that has ended is in the view, and any
+// other is pending. The lists may be of any time.
+func (l *loop) inFlight(writes map[string]write, view *state.View, snap snapshot) map[string]bool {
 	out := map[string]bool{}
 	for name, w := range writes {
-		if w.shownBy(seen.pools[w.pool], l.cfg.LagTimeout) {
-			l.acts.forget(name, w)
+		if w.visibleIn(snap.pools[w.pool], l.cfg.LagTimeout) {
+			l.executor.forgetWrite(name, w)
 		} else {
 			out[name] = true
 		}
@@ -45,51 +44,51 @@ func (l *leading) inFlight(writes map[string]write, view *state.View, seen sight
 		if _, ours := writes[name]; ours || r.JobIndex == 0 {
 			continue
 		}
-		w := write{pool: own, index: r.JobIndex, at: l.began}
+		w := write{pool: ownPool, index: r.JobIndex, at: l.began}
 		if n := view.Node(nil, r.Placement.Node); n != nil {
 			w.pool = n.CapacityPool
 		}
-		if !w.shownBy(seen.pools[w.pool], l.cfg.LagTimeout) {
+		if !w.visibleIn(snap.pools[w.pool], l.cfg.LagTimeout) {
 			out[name] = true
 		}
 	}
 	return out
 }
 
-// writes returns what was last written for each replica, as far as lists may not show it.
-func (a *acts) writes() map[string]write {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	out := maps.Clone(a.written)
-	for name, t := range a.tasks {
-		if t.busy && !ofShim(t.kind) {
-			out[name] = write{pool: t.pool, pending: true}
+// writes returns the last write for each replica, where it may not be visible in a list yet.
+func (e *executor) writes() map[string]write {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	out := maps.Clone(e.written)
+	for name, s := range e.actions {
+		if s.busy && !isShimAction(s.kind) {
+			out[name] = write{pool: s.pool, pending: true}
 		}
 	}
 	return out
 }
 
-// wrote notes a write that Nomad has acknowledged, while its action is still under way.
-func (a *acts) wrote(o order, index uint64) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.written[o.Replica] = write{pool: o.Pool, index: index, at: a.l.cfg.Now()}
+// recordWrite records a write that Nomad has acknowledged. It is called while the action runs.
+func (e *executor) recordWrite(o assignment, index uint64) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.written[o.Replica] = write{pool: o.Pool, index: index, at: e.l.cfg.Now()}
 }
 
-// forget drops a write that a list has shown.
-func (a *acts) forget(name string, w write) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.written[name] == w {
-		delete(a.written, name)
+// forgetWrite drops a write that is visible in a list.
+func (e *executor) forgetWrite(name string, w write) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.written[name] == w {
+		delete(e.written, name)
 	}
 }
 
-// awaits reports whether a write to a pool is not known to be shown.
-func (a *acts) awaits(pool string) bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for _, w := range a.written {
+// awaitsWrite reports whether a write to a pool may not be visible in its list yet.
+func (e *executor) awaitsWrite(pool string) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, w := range e.written {
 		if w.pool == pool {
 			return true
 		}

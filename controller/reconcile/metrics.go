@@ -8,19 +8,19 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"remuda/controller/load"
+	"remuda/controller/gatewayreport"
 	"remuda/controller/planner"
 	"remuda/controller/raft"
 	"remuda/controller/state"
 )
 
-// metrics counts what is done, and reads the state when it is asked. Only the leader
-// shows what it reads, so that a sum over the servers is right.
+// metrics counts plans and actions, and reads the state at each scrape. Only the leader
+// exports what is read from the state, so that a sum over the servers is right.
 type metrics struct {
 	r *Reconciler
 
 	mu sync.Mutex // guards named
-	// named has the models that evictions and replacements count.
+	// named has the models for which evictions or replacements have a counter.
 	named map[string]bool
 
 	plans        *prometheus.CounterVec
@@ -34,9 +34,9 @@ type metrics struct {
 	replicas, inFlight, answered, failed, waiting, gateways, known, pools *prometheus.Desc
 }
 
-// Parts of what a change of tier took.
+// Parts of the duration of a tier change.
 const (
-	partAll    = "all"    // since the state asked for it, to the commit of the outcome
+	partAll    = "all"    // from the decision to the commit of the outcome
 	partEngine = "engine" // the shim's share: the drain and the engine
 )
 
@@ -118,12 +118,12 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 		status state.Status
 		pool   string
 	}
-	counts, sums := map[group]int{}, map[variant]load.Load{}
+	counts, sums := map[group]int{}, map[variant]gatewayreport.Load{}
 	loads := m.r.cfg.Loads.Totals()
 	view := m.r.cfg.Raft.Store().View()
 	for _, r := range view.Replicas(nil) {
 		v := variant{r.Name.Model, r.Name.Variant}
-		pool := own
+		pool := ownPool
 		if n := view.Node(nil, r.Placement.Node); n != nil {
 			pool = n.CapacityPool
 		}
@@ -143,7 +143,7 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 		gauge(m.failed, float64(sum.Recent.Failed), v.model, v.variant)
 	}
 	waiting := m.r.cfg.Loads.Waiting()
-	for _, one := range view.Models(nil) { // other names are the clients' to choose
+	for _, one := range view.Models(nil) { // clients choose the other names: do not export them
 		gauge(m.waiting, float64(waiting[one.Name]), one.Name)
 	}
 	gauge(m.gateways, float64(len(m.r.cfg.Loads.Gateways())))
@@ -178,8 +178,8 @@ func (m *metrics) plan(err error) {
 	m.plans.WithLabelValues(result).Inc()
 }
 
-// decided counts a decision.
-func (m *metrics) decided(d state.Decision) {
+// countDecision counts a decision.
+func (m *metrics) countDecision(d state.Decision) {
 	m.decisions.WithLabelValues(d.Kind).Inc()
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -194,7 +194,7 @@ func (m *metrics) decided(d state.Decision) {
 	m.named[d.Model] = true
 }
 
-// forgetModels drops the counters of models that do not exist any more.
+// forgetModels drops the counters of deleted models.
 func (m *metrics) forgetModels(view *state.View) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -209,21 +209,21 @@ func (m *metrics) forgetModels(view *state.View) {
 	})
 }
 
-// changedTier measures a Sleep or a Wake that was done and committed.
-func (m *metrics) changedTier(t *tiering, now time.Time) {
+// observeTierChange records the duration of a committed Sleep or Wake.
+func (m *metrics) observeTierChange(t *tierChange, now time.Time) {
 	h := m.tiers[t.o.Kind]
 	if h == nil {
 		return // a Drain changes no tier
 	}
 	from := t.r.Since
 	if !wantedSince(t.r) {
-		from = t.began // it was to serve already
+		from = t.began // it was meant to serve already
 	}
 	h.WithLabelValues(partAll).Observe(now.Sub(from).Seconds())
 	h.WithLabelValues(partEngine).Observe(t.engine.Seconds())
 }
 
-// wantedSince tells whether a replica's Since is when its change of tier was asked for.
+// wantedSince reports whether a replica's Since is when its tier change was decided.
 func wantedSince(r *state.Replica) bool {
 	return r.Status == state.StatusSleeping || r.Status == state.StatusWaking
 }

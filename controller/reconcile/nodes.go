@@ -7,30 +7,30 @@ import (
 	"remuda/controller/state"
 )
 
-// nodeChanges are what the state has to be told of the nodes.
+// nodeChanges are the changes of nodes to write to the state.
 type nodeChanges struct {
 	// write are the nodes that differ from their rows.
 	write []state.Node
-	// forget are the IDs of those that Nomad has forgotten and that hold nothing.
+	// forget are the IDs of nodes that Nomad no longer has and that hold no replica.
 	forget []string
-	// notes say what happened to which node, by its ID, where that matters to people.
+	// notes are log messages for changes that matter to operators, by node ID.
 	notes map[string]string
-	// again is when a node that is lost will be written off.
+	// again is when the next lost node will be written off.
 	again time.Time
 }
 
-// compareNodes finds what has changed. A node that this server has seen lost for the grace
-// without a break is written off. Lost has since when it has, by node ID, and is kept by
-// compareNodes: a time from another server's clock decides nothing, so that the grace
-// begins anew under a new leader. One that Nomad has forgotten is lost as
-// well; once it is written off and nothing is on it any more, so is its row.
+// compareNodes compares the listed nodes with their rows in the state. A node that has been lost
+// for the whole grace without a break is written off. A node that Nomad no longer has is lost,
+// too; its row is deleted once it is written off and holds no replica.
 //
-// A Nomad that cannot be asked says nothing: its nodes stay as they are. So do those of
-// a pool that this server's config does not have, as long as something is on them. A node that
-// could not be read stays as it is as well, so that replicas are placed there if they were
-// before: that read has failed on our side, and says nothing of the node. One that was lost
-// gets the whole grace again once it can be read.
-func compareNodes(rows []*state.Node, seen listing, now time.Time, grace time.Duration, lost map[string]time.Time, used func(id string) bool) nodeChanges {
+// Lost has when this server first saw each node lost, by node ID; compareNodes maintains it. It
+// does not use times of another server's clock, so the grace starts again under a new leader.
+//
+// The nodes of an unreachable Nomad are unchanged. So are those of a pool that this server's
+// config does not have, as long as they hold a replica. A node that could not be read is
+// unchanged, and replicas may still be placed on it: the failed read tells nothing about the
+// node. If it was lost, its grace starts again.
+func compareNodes(rows []*state.Node, list listing, now time.Time, grace time.Duration, lost map[string]time.Time, used func(id string) bool) nodeChanges {
 	out := nodeChanges{notes: map[string]string{}}
 	var next schedule
 	had := make(map[string]*state.Node, len(rows))
@@ -62,21 +62,21 @@ func compareNodes(rows []*state.Node, seen listing, now time.Time, grace time.Du
 			}
 		}
 	}
-	listed := make(map[string]bool, len(seen.nodes))
-	for _, n := range seen.nodes {
+	listed := make(map[string]bool, len(list.nodes))
+	for _, n := range list.nodes {
 		listed[n.ID] = true
 		consider(n, had[n.ID], !n.DownSince.IsZero())
 	}
 	for _, row := range rows {
 		switch {
 		case listed[row.ID]:
-		case seen.unread[row.ID]:
+		case list.unread[row.ID]:
 			delete(lost, row.ID)
-		case !seen.configured[row.CapacityPool]:
+		case !list.configured[row.CapacityPool]:
 			if !used(row.ID) {
 				out.forget = append(out.forget, row.ID)
 			}
-		case !seen.known[row.CapacityPool]:
+		case !list.known[row.CapacityPool]:
 		case row.WrittenOff && !used(row.ID):
 			out.forget = append(out.forget, row.ID)
 		default:
@@ -87,8 +87,7 @@ func compareNodes(rows []*state.Node, seen listing, now time.Time, grace time.Du
 	return out
 }
 
-// sameNode tells whether n would change nothing in its row. What is the state's own
-// is left out.
+// sameNode reports whether n equals its row. It ignores the fields that only the state sets.
 func sameNode(n, row state.Node) bool {
 	n = n.Keeping(&row)
 	n.CreateIndex, n.ModifyIndex = row.CreateIndex, row.ModifyIndex

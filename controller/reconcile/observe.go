@@ -10,20 +10,20 @@ import (
 	"remuda/controller/state"
 )
 
-// observe puts together what the planner sees.
-func (l *leading) observe(view *state.View, seen sighted, jobs map[string]job, inFlight map[string]bool, now time.Time) planner.Observation {
+// observe builds the planner's Observation.
+func (l *loop) observe(view *state.View, snap snapshot, jobs map[string]job, inFlight map[string]bool, now time.Time) planner.Observation {
 	o := planner.Observation{
 		Now:      now,
 		Jobs:     make(map[string]planner.Job, len(jobs)),
-		Pools:    make(map[string]planner.PoolView, len(seen.pools)),
+		Pools:    make(map[string]planner.PoolView, len(snap.pools)),
 		InFlight: inFlight,
-		Engines:  seen.engines, EnginesKnown: seen.enginesKnown,
+		Engines:  snap.engines, EnginesKnown: snap.enginesKnown,
 		Loads: map[string]planner.Load{},
 	}
 	if o.Engines == nil {
 		o.Engines = map[string][]planner.Engine{}
 	}
-	for name, p := range seen.pools {
+	for name, p := range snap.pools {
 		o.Pools[name] = viewOf(p)
 	}
 	for id, j := range jobs {
@@ -33,7 +33,7 @@ func (l *leading) observe(view *state.View, seen sighted, jobs map[string]job, i
 		if r != nil && !inFlight[id] {
 			out.Drift = j.Drift(*r)
 		}
-		out.Unplaceable = l.why.reason(id, j.Index)
+		out.Unplaceable = l.blocked.reason(id, j.Index)
 		o.Jobs[id] = out
 	}
 	o.TrafficKnown, o.Demand = l.cfg.Loads.Known(), l.cfg.Loads.Demand(scaledAt(view))
@@ -46,8 +46,8 @@ func (l *leading) observe(view *state.View, seen sighted, jobs map[string]job, i
 	}
 	waiting := l.cfg.Loads.Waiting()
 	for _, r := range view.Replicas(nil) {
-		// A request that waits counts as one that was just sent to each replica of its model:
-		// while one does, none of them is idle, and none is pruned or given away as such.
+		// While requests wait for a model, none of its replicas counts as idle, so none is pruned
+		// or evicted as idle: a waiting request counts as one that was just sent to each of them.
 		if waiting[r.Name.Model] > 0 {
 			one := o.Loads[r.Name.String()]
 			if now.After(one.LastRequest) {
@@ -59,7 +59,8 @@ func (l *leading) observe(view *state.View, seen sighted, jobs map[string]job, i
 	return o
 }
 
-// scaledAt returns since when demand for a model counts, see state.Model.
+// scaledAt returns a function that returns from when on demand for a model counts, see
+// state.Model.
 func scaledAt(view *state.View) func(model string) time.Time {
 	return func(model string) time.Time {
 		if m := view.Model(nil, model); m != nil {
@@ -69,14 +70,14 @@ func scaledAt(view *state.View) func(model string) time.Time {
 	}
 }
 
-// draining reports whether a replica drains towards WARM, which goes on as soon as the gateways
+// draining reports whether a replica drains towards WARM. The drain ends as soon as the gateways
 // report no request there.
 func draining(view *state.View) bool {
 	return slices.ContainsFunc(view.Replicas(nil), func(r *state.Replica) bool { return r.Status == state.StatusDraining && r.Resting() })
 }
 
-// jobOf puts Nomad's job into the planner's words. starting: its replica has not served in
-// this start.
+// jobOf converts Nomad's job to the planner's. starting reports whether its replica has not
+// served since it was started.
 func jobOf(j nomad.Job, starting bool) planner.Job {
 	return planner.Job{
 		Name: j.Name, Hash: j.Hash, Placement: j.Placement, Problem: j.Problem,
@@ -84,8 +85,8 @@ func jobOf(j nomad.Job, starting bool) planner.Job {
 	}
 }
 
-// currentOf chooses the allocation that counts: the newest that should run, or without
-// one the newest.
+// currentOf returns the current allocation: the newest that should run, or the newest if none
+// should.
 func currentOf(all []nomad.Allocation) (nomad.Allocation, bool) {
 	if len(all) == 0 {
 		return nomad.Allocation{}, false
@@ -93,17 +94,16 @@ func currentOf(all []nomad.Allocation) (nomad.Allocation, bool) {
 	return all[max(slices.IndexFunc(all, func(a nomad.Allocation) bool { return a.Desired == "run" }), 0)], true
 }
 
-// allocOf puts the allocation that counts into the planner's words. Until the engines serve,
-// a task beside them may be what keeps them from it: one that fetches the weights before they
-// start, or the lockd whose lock they wait for.
+// allocOf converts the current allocation to the planner's. Until the engines serve, it also
+// looks at the tasks beside them, which may be the cause: one that fetches the weights before
+// the engines start, or the lockd whose lock they wait for.
 func allocOf(all []nomad.Allocation, starting bool) *planner.Alloc {
 	if len(all) == 0 {
 		return nil
 	}
 	a, _ := currentOf(all)
 	out := &planner.Alloc{ID: a.ID, Client: a.Client, Failed: a.Client == "failed", First: len(all) == 1 && a.JobVersion == 0}
-	// The engines are the tasks with seats. An allocation without any is shown by its
-	// main tasks, whichever they are.
+	// The engines are the tasks with seats. If there are none, use all tasks.
 	tasks := slices.DeleteFunc(slices.Clone(a.Tasks), func(t nomad.Task) bool { return len(a.Seats[t.Name]) == 0 })
 	if len(tasks) == 0 {
 		tasks = a.Tasks
@@ -122,30 +122,30 @@ func allocOf(all []nomad.Allocation, starting bool) *planner.Alloc {
 	if starting {
 		tasks = a.Tasks // for the event
 	}
-	var told nomad.Task
-	// A task beside the engines that has failed, as lockd whose command is wrong, says
-	// more than an engine that waits for it.
+	var worst nomad.Task
+	// A failed task beside the engines, for example a lockd with a wrong command, explains more
+	// than an engine that waits for it.
 	for _, t := range a.Tasks {
 		if t.Failed && t.State == "dead" && t.Event != "" {
-			told = t
+			worst = t
 		}
 	}
 	for _, t := range a.Tasks {
 		out.Restarts = max(out.Restarts, t.Restarts)
 	}
 	for _, t := range tasks {
-		if better := told.Name == "" || worse(t, told); better && t.Event != "" {
-			told = t
+		if better := worst.Name == "" || worse(t, worst); better && t.Event != "" {
+			worst = t
 		}
 	}
-	if told.Name != "" {
-		out.Event = told.Name + ": " + told.Event
+	if worst.Name != "" {
+		out.Event = worst.Name + ": " + worst.Event
 	}
 	out.Event = cmp.Or(out.Event, a.Description)
 	return out
 }
 
-// worse tells whether a is in a worse way than b, so that its event says more.
+// worse reports whether a is in a worse state than b, so that its event is the one to report.
 func worse(a, b nomad.Task) bool {
 	if a.Failed != b.Failed {
 		return a.Failed
@@ -153,7 +153,7 @@ func worse(a, b nomad.Task) bool {
 	return a.Restarts > b.Restarts
 }
 
-// live tells whether a job has an allocation that runs or will.
+// live reports whether a job has an allocation that runs or will run.
 func live(j nomad.Job) bool {
 	return slices.ContainsFunc(j.Allocations, func(a nomad.Allocation) bool { return a.Desired == "run" && !a.Ended() })
 }

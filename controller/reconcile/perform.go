@@ -11,17 +11,17 @@ import (
 	"remuda/controller/state"
 )
 
-// maxError is how much of an error the state keeps, in bytes.
+// maxError is the longest error that the state keeps, in bytes.
 const maxError = 2048
 
-// perform does an action to its end.
-func (l *leading) perform(ctx context.Context, o order) error {
+// perform runs an action to its end.
+func (l *loop) perform(ctx context.Context, o assignment) error {
 	n, err := l.nomads[o.Pool], error(nil)
 	switch {
 	case n == nil:
 		return fmt.Errorf("%s %s: this server's config has no %s", o.Kind, o.Replica, poolText(o.Pool))
-	case ofShim(o.Kind):
-		return l.changeTier(ctx, o) // what comes of it is written with its outcome
+	case isShimAction(o.Kind):
+		return l.changeTier(ctx, o) // it commits its outcome itself
 	}
 	switch o.Kind {
 	case planner.Register:
@@ -31,19 +31,20 @@ func (l *leading) perform(ctx context.Context, o order) error {
 	default:
 		return fmt.Errorf("unknown action %q of replica %s", o.Kind, o.Replica)
 	}
-	// What Nomad refuses and what cannot even be asked belongs to the replica, and
-	// people find it there. Conflicts are looked into, and that Nomad does not answer,
-	// or Raft does not, says nothing of the replica.
+	// An error of Nomad's or of the job file is the replica's: record it there for operators. A
+	// conflict resolves itself in the next run. An unreachable Nomad or Raft is not the
+	// replica's failure.
 	switch resultOf(ctx, err) {
 	case "refused", "denied", "failed":
-		return errors.Join(err, l.note(ctx, o, err))
+		return errors.Join(err, l.recordFailure(ctx, o, err))
 	}
 	return err
 }
 
-// allowed is asked right before each write to Nomad, and each order to a shim: this server still leads, and the
-// replica is the one for which the action was decided.
-func (l *leading) allowed(ctx context.Context, o order) error {
+// verifyStillLeader returns an error unless this server still leads and the replica is unchanged
+// since the action was decided. It is called right before each write to Nomad and each command
+// to a shim.
+func (l *loop) verifyStillLeader(ctx context.Context, o assignment) error {
 	if err := l.cfg.Raft.Verify(ctx); err != nil {
 		return fmt.Errorf("%s %s: %w", o.Kind, o.Replica, err)
 	}
@@ -58,8 +59,8 @@ func (l *leading) allowed(ctx context.Context, o order) error {
 	return ctx.Err()
 }
 
-// register writes the replica's job and says so in the state.
-func (l *leading) register(ctx context.Context, n Nomad, o order) error {
+// register registers the replica's job with Nomad and records it in the state.
+func (l *loop) register(ctx context.Context, n Nomad, o assignment) error {
 	view := l.cfg.Raft.Store().View()
 	r := view.Replica(nil, o.Replica)
 	if r == nil || r.ModifyIndex != o.replica {
@@ -78,14 +79,14 @@ func (l *leading) register(ctx context.Context, n Nomad, o order) error {
 	}
 	job, err := n.Render(ctx, nomad.Request{
 		Name: r.Name, Variant: *v, Node: *node, Placement: r.Placement,
-		// As it was placed: the model may say something else by now.
+		// As of the placement: the model may have changed since.
 		Failover: len(r.Placement.Seats) == 2*seatedOn(r.Placement.Seats),
 		Attempt:  o.attempt,
 	})
 	if err != nil {
 		return err
 	}
-	if err := l.allowed(ctx, o); err != nil {
+	if err := l.verifyStillLeader(ctx, o); err != nil {
 		return err
 	}
 	reg, err := n.Register(ctx, job, o.Index)
@@ -95,11 +96,11 @@ func (l *leading) register(ctx context.Context, n Nomad, o order) error {
 	if reg.Warnings != "" {
 		l.cfg.Logger.Debug("Nomad warns of a job", "replica", o.Replica, "warnings", reg.Warnings)
 	}
-	l.acts.wrote(o, reg.Index)
-	return l.registered(ctx, o, reg)
+	l.executor.recordWrite(o, reg.Index)
+	return l.commitRegistration(ctx, o, reg)
 }
 
-// seatedOn counts the GPUs of some seats.
+// seatedOn returns the number of GPUs that seats are on.
 func seatedOn(seats []string) int {
 	gpus := map[string]bool{}
 	for _, s := range seats {
@@ -109,11 +110,11 @@ func seatedOn(seats []string) int {
 	return len(gpus)
 }
 
-// registered moves the replica whose job was written. The replica may have changed
-// meanwhile, which changes nothing of what was written: then it keeps its status.
-func (l *leading) registered(ctx context.Context, o order, reg nomad.Registration) error {
+// commitRegistration records in the state that the replica's job was registered. If the replica
+// has changed meanwhile, it keeps its status.
+func (l *loop) commitRegistration(ctx context.Context, o assignment, reg nomad.Registration) error {
 	var err error
-	for range 10 { // somebody who changes it all the time is met by the next look
+	for range 10 { // if the replica keeps changing, the next run decides again
 		r := l.cfg.Raft.Store().View().Replica(nil, o.Replica)
 		if r == nil {
 			return errSuperseded
@@ -127,7 +128,7 @@ func (l *leading) registered(ctx context.Context, o order, reg nomad.Registratio
 			move.LastError = new("")
 		}
 		if move.Event == "" && r.JobIndex == reg.Index && move.LastError == nil {
-			return nil // it is known
+			return nil // already recorded
 		}
 		if _, err = l.cfg.Raft.Apply(ctx, move); !errors.Is(err, state.ErrConflict) {
 			return err
@@ -136,26 +137,26 @@ func (l *leading) registered(ctx context.Context, o order, reg nomad.Registratio
 	return err
 }
 
-// stop tells a job to stop, or has Nomad forget it.
-func (l *leading) stop(ctx context.Context, n Nomad, o order) error {
-	if err := l.allowed(ctx, o); err != nil {
+// stop stops a job, or purges it from Nomad.
+func (l *loop) stop(ctx context.Context, n Nomad, o assignment) error {
+	if err := l.verifyStillLeader(ctx, o); err != nil {
 		return err
 	}
 	index, err := n.Stop(ctx, o.Name, o.job, o.Kind == planner.Purge)
 	if err != nil {
 		return err
 	}
-	l.acts.wrote(o, index)
+	l.executor.recordWrite(o, index)
 	return nil
 }
 
-// note writes why an action failed into the state, unless it is there already. A
-// replica whose job Nomad refuses, and of which nothing runs yet, has failed: no
-// retry will help before somebody changes something, and a rollout has to know.
-func (l *leading) note(ctx context.Context, o order, why error) error {
+// recordFailure writes the error of an action into the state, unless it is there already. A
+// replica that does not run yet and whose job Nomad rejects has failed: a retry does not help
+// until the job file or Nomad changes, and a rollout has to stop.
+func (l *loop) recordFailure(ctx context.Context, o assignment, why error) error {
 	r := l.cfg.Raft.Store().View().Replica(nil, o.Replica)
 	if r == nil || r.ModifyIndex != o.replica {
-		return nil // it is another one now
+		return nil // the replica has changed
 	}
 	text := strings.ToValidUTF8(why.Error(), "?")
 	if len(text) > maxError {
@@ -182,7 +183,7 @@ func (l *leading) note(ctx context.Context, o order, why error) error {
 	plan.Move = []state.Move{move}
 	_, err := l.cfg.Raft.Apply(ctx, plan)
 	if err == nil {
-		l.decided(plan)
+		l.logDecisions(plan)
 	}
 	if errors.Is(err, state.ErrConflict) {
 		return nil

@@ -13,23 +13,23 @@ import (
 	"remuda/controller/state"
 )
 
-// own is the name of the controller's own Nomad among the pools.
-const own = ""
+// ownPool is the name of the pool of the controller's own Nomad.
+const ownPool = ""
 
 // nomads returns the Nomads by the names of their pools.
 func (c Config) nomads() map[string]Nomad {
-	out := map[string]Nomad{own: c.Nomad}
+	out := map[string]Nomad{ownPool: c.Nomad}
 	maps.Copy(out, c.Pools)
 	return out
 }
 
-// poolNames returns the names of the pools, the own one first.
+// poolNames returns the names of the pools, ownPool first.
 func (c Config) poolNames() []string {
-	return append([]string{own}, slices.Sorted(maps.Keys(c.Pools))...)
+	return append([]string{ownPool}, slices.Sorted(maps.Keys(c.Pools))...)
 }
 
-// poolSighted is what is known of one Nomad at one moment.
-type poolSighted struct {
+// poolSnapshot is a copy of the cache of one Nomad at one moment.
+type poolSnapshot struct {
 	nodes      []state.Node
 	unread     map[string]error // nodes that could not be read, by ID
 	nodesKnown bool
@@ -37,12 +37,13 @@ type poolSighted struct {
 	// index and began are those of the list of jobs; see nomad.Listing.
 	index uint64
 	began time.Time
-	// jobsKnown: its jobs are up to date, and its nodes were heard at least once.
+	// jobsKnown means that the jobs are up to date and the nodes were listed at least once.
 	jobsKnown bool
-	// returned is when its jobs were heard again after an outage.
-	returned time.Time
-	// begun: it was heard at least once. settled: it was, or it was found out of reach.
-	begun, settled bool
+	// returnedAt is when the jobs were listed again after an outage.
+	returnedAt time.Time
+	// loaded means that nodes and jobs were listed at least once; settled means that each was
+	// listed, or found to be unreachable.
+	loaded, settled bool
 }
 
 // job is a replica's job and the pool whose Nomad has it.
@@ -51,10 +52,10 @@ type job struct {
 	pool string
 }
 
-// jobs returns the replicas' jobs of all pools by ID. A job that several pools list, as
-// two node pools of one Nomad do, belongs to the pool of its node, or without one to the
-// first.
-func (s sighted) jobs(view *state.View) map[string]job {
+// jobs returns the replicas' jobs of all pools by ID. Several pools may list the same job, for
+// example two node pools of one Nomad: the job belongs to the pool of its node, or to the first
+// pool if it has no node.
+func (s snapshot) jobs(view *state.View) map[string]job {
 	out := map[string]job{}
 	for _, pool := range slices.Sorted(maps.Keys(s.pools)) {
 		for id, j := range s.pools[pool].jobs {
@@ -67,29 +68,29 @@ func (s sighted) jobs(view *state.View) map[string]job {
 	return out
 }
 
-// homeOf is the pool of the node on which a job was placed.
+// homeOf returns the pool of the node on which a job was placed.
 func homeOf(view *state.View, j nomad.Job) string {
 	if n := view.Node(nil, j.Placement.Node); n != nil {
 		return n.CapacityPool
 	}
-	return own
+	return ownPool
 }
 
-// listing is what the Nomads say of their nodes.
+// listing holds the nodes that the Nomads list.
 type listing struct {
 	nodes []state.Node
-	// unread has the nodes that are listed but could not be read: nothing is known of them now.
+	// unread has the nodes that are listed but could not be read.
 	unread map[string]bool
-	// known has the pools whose nodes are up to date, configured all that there are.
+	// known has the pools whose nodes are up to date, configured has all pools.
 	known, configured map[string]bool
-	// problems has what is wrong with the nodes of a pool, by pool: another pool has one of
-	// them as well, or they could not be read.
+	// problems describes the problems with the nodes of a pool, by pool: a node also belongs to
+	// another pool, or could not be read.
 	problems map[string]string
 }
 
-// listing gathers the nodes of the pools that are up to date. A node that two pools list
-// stays in the first of them.
-func (s sighted) listing() listing {
+// listing collects the nodes of the pools that are up to date. A node that two pools list
+// belongs to the first of them.
+func (s snapshot) listing() listing {
 	out := listing{known: map[string]bool{}, configured: map[string]bool{}, problems: map[string]string{}, unread: map[string]bool{}}
 	first := map[string]string{}
 	for _, pool := range slices.Sorted(maps.Keys(s.pools)) {
@@ -123,40 +124,40 @@ func (s sighted) listing() listing {
 	return out
 }
 
-// poolText names a pool for people.
+// poolText returns the name of a pool for messages.
 func poolText(pool string) string {
-	if pool == own {
+	if pool == ownPool {
 		return "the controller's own pool"
 	}
 	return fmt.Sprintf("pool %q", pool)
 }
 
-// PoolStatus is how one Nomad is seen.
+// PoolStatus is the status of one pool's Nomad.
 type PoolStatus struct {
 	// Name is empty for the controller's own Nomad.
 	Name        string
 	Nodes, Jobs Source
-	// Running is how many actions are being done there.
+	// Running is the number of actions that run there.
 	Running int
-	// Problem says what is wrong with its nodes, empty where nothing is.
+	// Problem describes a problem with its nodes, empty if there is none.
 	Problem string
 }
 
-// Known tells whether what was heard of the pool is up to date.
+// Known reports whether the nodes and jobs of the pool are up to date.
 func (p PoolStatus) Known() bool { return p.Nodes.Known && p.Jobs.Known }
 
-// Heard is when it last said something.
-func (p PoolStatus) Heard() time.Time {
-	if p.Jobs.Heard.After(p.Nodes.Heard) {
-		return p.Jobs.Heard
+// LastContactAt is when the pool's Nomad last reported a change.
+func (p PoolStatus) LastContactAt() time.Time {
+	if p.Jobs.LastContactAt.After(p.Nodes.LastContactAt) {
+		return p.Jobs.LastContactAt
 	}
-	return p.Nodes.Heard
+	return p.Nodes.LastContactAt
 }
 
-// Error is why it is not known, or what is wrong with it.
+// Error returns why the pool is not up to date, or else its Problem.
 func (p PoolStatus) Error() string { return cmp.Or(p.Nodes.Error, p.Jobs.Error, p.Problem) }
 
-// viewOf is what the planner is told of a pool.
-func viewOf(p poolSighted) planner.PoolView {
-	return planner.PoolView{JobsKnown: p.jobsKnown, JobsSince: p.returned}
+// viewOf converts a pool's snapshot to the planner's.
+func viewOf(p poolSnapshot) planner.PoolView {
+	return planner.PoolView{JobsKnown: p.jobsKnown, JobsSince: p.returnedAt}
 }

@@ -8,23 +8,23 @@ import (
 	"remuda/controller/planner"
 )
 
-// What a probe says is at least this old before it looks again, and on a fleet where looking
-// takes long, so much older that it takes one part in probeShare of a core.
+// An answer of a probe is valid for probeAge, and on a fleet where probing is slow for longer,
+// so that probing takes at most one part in probeShare of a core.
 const (
 	probeAge   = 2 * time.Second
 	probeShare = 20
 )
 
-// probeWait is how long a caller waits while another one probes, before it takes the last
+// probeWait is how long a caller waits while another one probes, before it returns the last
 // answer.
 const probeWait = 100 * time.Millisecond
 
-// probe finds out, when it is asked, which variants could have a further replica.
+// probe determines on demand which variants could have a further replica.
 type probe struct {
-	l *leading
+	l *loop
 
 	busy chan struct{} // holds one element while the fields below are in use
-	// prober is made of what was observed at that time, and has taken so long since then.
+	// prober uses the observation of the time made; spent is how long its answers have taken.
 	prober *planner.Prober
 	made   time.Time
 	spent  time.Duration
@@ -33,7 +33,8 @@ type probe struct {
 	last map[string]map[string]string // the last answers, by model
 }
 
-// unplaceable is planner.Prober.Unplaceable of a short while ago; nil before Nomad was heard.
+// unplaceable returns planner.Prober.Unplaceable as of a short while ago; nil until Nomad has
+// answered.
 func (p *probe) unplaceable(model string) map[string]string {
 	wait := time.NewTimer(probeWait)
 	defer wait.Stop()
@@ -48,13 +49,13 @@ func (p *probe) unplaceable(model string) map[string]string {
 	began := time.Now()
 	now := p.l.cfg.Now()
 	if age := now.Sub(p.made); p.prober == nil || age < 0 || age >= max(probeAge, probeShare*p.spent) {
-		writes := p.l.acts.writes() // before the view, see inFlight
+		writes := p.l.executor.writes() // before the view, see inFlight
 		view := p.l.cfg.Raft.Store().View()
-		seen := p.l.seen.take(&schedule{})
-		if !seen.begun {
+		snap := p.l.cache.snapshot(&schedule{})
+		if !snap.ready {
 			return nil
 		}
-		p.prober = planner.NewProber(view, p.l.observe(view, seen, seen.jobs(view), p.l.inFlight(writes, view, seen), now), p.l.cfg.Planner)
+		p.prober = planner.NewProber(view, p.l.observe(view, snap, snap.jobs(view), p.l.inFlight(writes, view, snap), now), p.l.cfg.Planner)
 		p.made, p.spent = now, 0
 		p.mu.Lock()
 		maps.DeleteFunc(p.last, func(name string, _ map[string]string) bool { return view.Model(nil, name) == nil })
@@ -70,10 +71,10 @@ func (p *probe) unplaceable(model string) map[string]string {
 	return out
 }
 
-// Unplaceable has the variants of a model of which no further replica could be placed, and
-// why, see planner.Prober; from what was seen some seconds ago at most. It is empty where
-// this server does not lead, or has not heard Nomad. It may be called from several goroutines
-// at once.
+// Unplaceable returns the variants of a model of which no further replica could be placed, with
+// the reason, see planner.Prober. The answer may be some seconds old. It is empty if this server
+// does not lead, or Nomad has not answered yet. It may be called from several goroutines at
+// once.
 func (r *Reconciler) Unplaceable(model string) map[string]string {
 	l := r.current()
 	if l == nil {

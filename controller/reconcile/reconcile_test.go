@@ -313,7 +313,7 @@ func TestLeadershipThatEnds(t *testing.T) {
 		w.pass(time.Minute)
 		require.Equal(t, looks, w.plans(), "one who does not lead does not even look")
 
-		// The next time of leading finds out by itself.
+		// The next term finds out by itself.
 		w.raft.elect()
 		w.rest()
 		require.False(t, w.nomad.jobs["m:v:1"].Stopped)

@@ -12,11 +12,11 @@ type Reconciler struct {
 	cfg     Config
 	metrics *metrics
 
-	mu      sync.Mutex // guards what follows
-	leading *leading   // nil while this server does not lead
+	mu   sync.Mutex // guards loop
+	loop *loop      // nil while this server does not lead
 }
 
-// New checks cfg; nothing starts before Run.
+// New returns a Reconciler, or an error if cfg is invalid. It starts nothing; see Run.
 func New(cfg Config) (*Reconciler, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
@@ -31,40 +31,40 @@ func New(cfg Config) (*Reconciler, error) {
 	return r, nil
 }
 
-// Run reconciles whenever this server leads, until ctx ends or Raft is closed. When
-// it returns, everything that it started has ended. It is called once.
+// Run reconciles whenever this server leads, until ctx ends or Raft is closed. When it returns,
+// every goroutine that it started has ended. It must be called at most once.
 func (r *Reconciler) Run(ctx context.Context) {
 	if r.cfg.Registerer != nil {
 		defer r.cfg.Registerer.Unregister(r.metrics)
 	}
 	r.cfg.Raft.WhileLeader(ctx, func(ctx context.Context, term uint64) {
-		l := newLeading(r, term)
+		l := newLoop(r, term)
 		r.set(l)
 		defer r.set(nil)
 		l.run(ctx)
 	})
 }
 
-func (r *Reconciler) set(l *leading) {
+func (r *Reconciler) set(l *loop) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.leading = l
+	r.loop = l
 }
 
-func (r *Reconciler) current() *leading {
+func (r *Reconciler) current() *loop {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.leading
+	return r.loop
 }
 
-// Source is what is known of Nomad or Consul.
+// Source is the state of a watch of Nomad or Consul.
 type Source struct {
-	// Known: what it last said is up to date.
+	// Known means that the last report is up to date.
 	Known bool
-	// Heard is when it last said something new, zero where it never did since this
-	// server leads.
-	Heard time.Time
-	// Error is why it is not known, LostAt since when.
+	// LastContactAt is when it last reported a change, zero if it has not since this server
+	// leads.
+	LastContactAt time.Time
+	// Error is why it is not up to date, LostAt since when.
 	Error  string
 	LostAt time.Time
 }
@@ -74,31 +74,31 @@ type Waiting struct {
 	Replica, Kind, Pool string
 	Failures            int
 	Error               string
-	Retry               time.Time
+	RetryAt             time.Time
 }
 
-// Status is how the reconciling goes. Only the leader has one.
+// Status is the status of the Reconciler. It is zero unless this server leads.
 type Status struct {
 	Leading bool
 	Term    uint64
-	// Nodes and Jobs are of the controller's own Nomad, Engines of Consul.
+	// Nodes and Jobs are those of the controller's own Nomad, Engines those of Consul.
 	Nodes, Jobs, Engines Source
-	// Pools are all Nomads, the own one first.
+	// Pools are all pools, the controller's own first.
 	Pools []PoolStatus
-	// Paused: an operator has set the switch.
+	// Paused means that an operator has paused reconciling.
 	Paused bool
-	// Looked is when it was last looked whether something is to be done.
-	Looked time.Time
-	// Error is why the last write to the state failed, empty where it did not; it is
+	// LastRunAt is when the loop last ran.
+	LastRunAt time.Time
+	// Error is why the last write to the state failed, empty if it did not fail. The write is
 	// tried again.
 	Error string
-	// Running is how many actions are being done, Waiting those that failed, by
+	// Running is the number of running actions; Waiting are those that failed, sorted by
 	// replica.
 	Running int
 	Waiting []Waiting
 }
 
-// Status returns how it goes now.
+// Status returns the present status.
 func (r *Reconciler) Status() Status {
 	l := r.current()
 	if l == nil {

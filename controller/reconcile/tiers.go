@@ -12,22 +12,21 @@ import (
 
 	"remuda/controller/nomad"
 	"remuda/controller/planner"
-	"remuda/controller/shim"
+	"remuda/controller/shimclient"
 	"remuda/controller/state"
 )
 
-// sleepSlack is what an engine may take, after its last request, to copy its weights to
-// host memory: some ten seconds for the largest.
+// sleepSlack is how long an engine may take, after its last request, to copy its weights to
+// host memory. The largest take some ten seconds.
 const sleepSlack = 2 * time.Minute
 
-// drainSlack is what a shim may take to answer beyond the time of the drain itself.
+// drainSlack is how long a shim may take to answer beyond the drain timeout.
 const drainSlack = 10 * time.Second
 
-// freshEnough is for how long a server that was found to lead is taken to lead on: less
-// than an election takes.
+// freshEnough is how long a verification of leadership is valid: less than an election takes.
 const freshEnough = 200 * time.Millisecond
 
-// tierError is a Drain, a Sleep or a Wake that was not done.
+// tierError is the error of a Drain, Sleep or Wake that failed.
 type tierError struct {
 	class planner.OutcomeClass
 	text  string
@@ -35,15 +34,15 @@ type tierError struct {
 
 func (e *tierError) Error() string { return e.text }
 
-// changeTier drains a replica's engine, puts it to sleep or wakes it, and commits what became
-// of it. A new leader does the same again: what is idle, sleeps or serves already says so at
-// once.
-func (l *leading) changeTier(ctx context.Context, o order) error {
+// changeTier drains a replica's engine, puts it to sleep or wakes it, and commits the outcome.
+// It is idempotent, so a new leader may repeat it: an engine that is idle, asleep or serving
+// already answers at once.
+func (l *loop) changeTier(ctx context.Context, o assignment) error {
 	r := l.cfg.Raft.Store().View().Replica(nil, o.Replica)
-	if r == nil || r.ModifyIndex != o.replica || !wantsTier(r, o.Kind) {
+	if r == nil || r.ModifyIndex != o.replica || !tierActionValid(r, o.Kind) {
 		return errSuperseded
 	}
-	t := &tiering{l: l, o: o, r: r, began: l.cfg.Now()}
+	t := &tierChange{l: l, o: o, r: r, began: l.cfg.Now()}
 	out := planner.Outcome{Kind: o.Kind, Replica: o.Replica}
 	var err error
 	switch o.Kind {
@@ -55,22 +54,22 @@ func (l *leading) changeTier(ctx context.Context, o order) error {
 		err = t.wake(ctx, &out)
 	}
 	if err == nil {
-		err = ctx.Err() // half of an answer is none
+		err = ctx.Err() // a cancelled change has no outcome
 	}
 	if err != nil {
 		return err
 	}
-	return l.concluded(ctx, t, out)
+	return l.commitOutcome(ctx, t, out)
 }
 
-// concluded commits the outcome.
-func (l *leading) concluded(ctx context.Context, t *tiering, out planner.Outcome) error {
+// commitOutcome commits the outcome of a Drain, Sleep or Wake.
+func (l *loop) commitOutcome(ctx context.Context, t *tierChange, out planner.Outcome) error {
 	var err error
 	committed := false
-	for range 10 { // somebody who changes it all the time is met by the next look
+	for range 10 { // if the replica keeps changing, the next run decides again
 		view, now := l.cfg.Raft.Store().View(), l.cfg.Now()
 		if r := view.Replica(nil, out.Replica); r != nil && r.Status == t.r.Status && !r.Since.Equal(t.r.Since) {
-			return errSuperseded // it has left the status and come back: that is another sleep or wake
+			return errSuperseded // the replica has left the status and come back: that is another sleep or wake
 		}
 		plan := l.cfg.After(view, out, now, l.cfg.Planner)
 		if plan == nil {
@@ -79,7 +78,7 @@ func (l *leading) concluded(ctx context.Context, t *tiering, out planner.Outcome
 		plan.ID, plan.Index, plan.Time = fmt.Sprintf("%d-%s-%d", l.term, out.Kind, t.o.replica), view.Index(), now
 		if _, err = l.cfg.Raft.Apply(ctx, plan); err == nil {
 			committed = true
-			l.decided(plan)
+			l.logDecisions(plan)
 			break
 		}
 		if !errors.Is(err, state.ErrConflict) {
@@ -92,17 +91,17 @@ func (l *leading) concluded(ctx context.Context, t *tiering, out planner.Outcome
 	case out.Class != planner.Done:
 		return &tierError{out.Class, out.Error}
 	}
-	l.metrics.changedTier(t, l.cfg.Now())
+	l.metrics.observeTierChange(t, l.cfg.Now())
 	return nil
 }
 
-// tiering is one Drain, Sleep or Wake.
-type tiering struct {
-	l     *leading
-	o     order
-	r     *state.Replica // as it was decided for
+// tierChange is one Drain, Sleep or Wake.
+type tierChange struct {
+	l     *loop
+	o     assignment
+	r     *state.Replica // as of the decision
 	began time.Time
-	// engine is what the shim took.
+	// engine is how long the shim took.
 	engine time.Duration
 }
 
@@ -110,27 +109,27 @@ func conclude(out *planner.Outcome, class planner.OutcomeClass, format string, a
 	out.Class, out.Error = class, fmt.Sprintf(format, args...)
 }
 
-// met is a shim with its answer.
-type met struct {
+// shimReply is a shim and its reply.
+type shimReply struct {
 	nomad.Shim
-	state shim.State
+	state shimclient.State
 	err   error
 }
 
-// ask asks all shims of the replica how they stand, at once, and calls answer with each
-// until it returns true: one that hangs keeps the other waiting for nothing.
-func (t *tiering) ask(ctx context.Context, answer func(met) bool) bool {
+// queryShims requests the state of all shims of the replica concurrently. It calls answer with
+// each reply until answer returns true, so it does not wait for a shim that hangs.
+func (t *tierChange) queryShims(ctx context.Context, answer func(shimReply) bool) bool {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel()
-	answers := make(chan met, len(t.o.shims))
+	answers := make(chan shimReply, len(t.o.shims))
 	for _, s := range t.o.shims {
 		wg.Go(func() {
-			m := met{Shim: s}
+			m := shimReply{Shim: s}
 			if m.state, m.err = t.l.cfg.Shims.State(ctx, s.Address); m.err == nil && m.state.Replica != t.o.Replica {
-				// The port is another's by now.
-				m.err = fmt.Errorf("%w: the shim at %s belongs to replica %s", shim.ErrNotListening, s.Address, m.state.Replica)
+				// The port belongs to another replica by now.
+				m.err = fmt.Errorf("%w: the shim at %s belongs to replica %s", shimclient.ErrNotListening, s.Address, m.state.Replica)
 			}
 			answers <- m
 		})
@@ -143,65 +142,65 @@ func (t *tiering) ask(ctx context.Context, answer func(met) bool) bool {
 	return false
 }
 
-// idle reports whether an engine has no requests and takes none: it loads, or stands by, or its
-// process is gone.
-func (m met) idle() bool {
+// idle reports whether an engine has no requests and takes none: it loads, is in standby, or its
+// process has ended.
+func (m shimReply) idle() bool {
 	if m.err != nil {
-		return errors.Is(m.err, shim.ErrNotListening)
+		return errors.Is(m.err, shimclient.ErrNotListening)
 	}
-	return m.state.Phase == shim.Init || m.state.Phase == shim.Standby
+	return m.state.Phase == shimclient.Init || m.state.Phase == shimclient.Standby
 }
 
-// find returns the shim whose engine it is about: in one of phases, and with the lock
-// where there is one. Without one the outcome is written. A drain of engines that are all idle is
-// about none.
-func (t *tiering) find(ctx context.Context, out *planner.Outcome, phases ...shim.Phase) (met, bool) {
+// findShim returns the shim of the engine to change: the engine is in one of phases and holds
+// the failover lock, if there is one. If there is no such shim, findShim sets the outcome and
+// returns false. For a drain of engines that are all idle it returns an empty reply and true.
+func (t *tierChange) findShim(ctx context.Context, out *planner.Outcome, phases ...shimclient.Phase) (shimReply, bool) {
 	switch {
 	case !t.o.allocated:
 		conclude(out, planner.Unreachable, "the job has no allocation in Nomad")
-		return met{}, false
+		return shimReply{}, false
 	case len(t.o.shims) == 0 && t.o.Kind == planner.Sleep:
 		conclude(out, planner.CannotSleep, "the job has no port for a shim: label it \"shim\", or \"primary_shim\" and \"shadow_shim\", or set meta %s in the task", nomad.MetaShim)
-		return met{}, false
+		return shimReply{}, false
 	case len(t.o.shims) == 0 && t.o.Kind == planner.Drain:
 		conclude(out, planner.Failed, "the job has no port for a shim, which counts the requests in flight: it is stopped at the drain timeout")
-		return met{}, false
+		return shimReply{}, false
 	case len(t.o.shims) == 0:
 		conclude(out, planner.Failed, "the job has no port for a shim")
-		return met{}, false
+		return shimReply{}, false
 	}
-	var found met
-	var said []string
+	var found shimReply
+	var problems []string
 	busy := false
-	if t.ask(ctx, func(m met) bool {
+	if t.queryShims(ctx, func(m shimReply) bool {
 		busy = busy || !m.idle()
 		switch {
 		case m.err != nil:
-			said = append(said, fmt.Sprintf("the %s: %v", m.Role, m.err))
+			problems = append(problems, fmt.Sprintf("the %s: %v", m.Role, m.err))
 		case m.state.Leads() && slices.Contains(phases, m.state.Phase):
 			found = m
 			return true
 		case m.state.Leads():
-			said = append(said, fmt.Sprintf("the %s is %s", m.Role, m.state.Phase))
+			problems = append(problems, fmt.Sprintf("the %s is %s", m.Role, m.state.Phase))
 		default:
-			said = append(said, fmt.Sprintf("the %s is %s and waits for the lock", m.Role, m.state.Phase))
+			problems = append(problems, fmt.Sprintf("the %s is %s and waits for the lock", m.Role, m.state.Phase))
 		}
 		return false
 	}) {
 		return found, true
 	}
 	if t.o.Kind == planner.Drain && !busy {
-		return met{}, true
+		return shimReply{}, true
 	}
-	slices.Sort(said)
-	conclude(out, planner.Unreachable, "cannot %s now: %s", t.o.Kind, strings.Join(said, "; "))
-	return met{}, false
+	slices.Sort(problems)
+	conclude(out, planner.Unreachable, "cannot %s now: %s", t.o.Kind, strings.Join(problems, "; "))
+	return shimReply{}, false
 }
 
-// drain waits until the engine has no request. The shim takes it out of Consul first, so that
-// gateways that do not hear from the controller send it nothing more either.
-func (t *tiering) drain(ctx context.Context, out *planner.Outcome) error {
-	m, ok := t.find(ctx, out, shim.Active, shim.Draining)
+// drain waits until the engine has no request. The shim deregisters it from Consul first, so
+// gateways without a connection to the controller stop sending requests to it, too.
+func (t *tierChange) drain(ctx context.Context, out *planner.Outcome) error {
+	m, ok := t.findShim(ctx, out, shimclient.Active, shimclient.Draining)
 	if !ok {
 		return nil
 	}
@@ -209,7 +208,7 @@ func (t *tiering) drain(ctx context.Context, out *planner.Outcome) error {
 		out.Class = planner.Done
 		return nil
 	}
-	if err := t.l.allowed(ctx, t.o); err != nil {
+	if err := t.l.verifyStillLeader(ctx, t.o); err != nil {
 		return err
 	}
 	rest := max(t.l.cfg.Planner.DrainTimeout-t.l.cfg.Now().Sub(t.r.Since), time.Second)
@@ -223,10 +222,10 @@ func (t *tiering) drain(ctx context.Context, out *planner.Outcome) error {
 	return nil
 }
 
-// sleep has the engine sleep, and looks that its memory comes back. The error is for what
-// says nothing of the replica.
-func (t *tiering) sleep(ctx context.Context, out *planner.Outcome) error {
-	m, ok := t.find(ctx, out, shim.Active, shim.Draining, shim.Standby)
+// sleep puts the engine to sleep and verifies that its GPU memory is freed. It returns an error
+// only for failures that are not the replica's.
+func (t *tierChange) sleep(ctx context.Context, out *planner.Outcome) error {
+	m, ok := t.findShim(ctx, out, shimclient.Active, shimclient.Draining, shimclient.Standby)
 	if !ok {
 		return nil
 	}
@@ -234,7 +233,7 @@ func (t *tiering) sleep(ctx context.Context, out *planner.Outcome) error {
 		conclude(out, planner.CannotSleep, "the engine of the %s has no sleep mode", m.Role)
 		return nil
 	}
-	if err := t.l.allowed(ctx, t.o); err != nil {
+	if err := t.l.verifyStillLeader(ctx, t.o); err != nil {
 		return err
 	}
 	cfg := t.l.cfg.Planner
@@ -244,15 +243,15 @@ func (t *tiering) sleep(ctx context.Context, out *planner.Outcome) error {
 	began := t.l.cfg.Now()
 	s, err := t.l.cfg.Shims.Sleep(bounded, m.Address, m.state.Since, drain)
 	t.engine = t.l.cfg.Now().Sub(began)
-	var said *shim.Error
-	errors.As(err, &said)
+	var refusal *shimclient.Error
+	errors.As(err, &refusal)
 	switch {
 	case err == nil:
-	case errors.Is(err, shim.ErrChanged):
+	case errors.Is(err, shimclient.ErrChanged):
 		return errSuperseded
-	case errors.Is(err, shim.ErrNotDrained), errors.Is(err, shim.ErrRefused) && (said.State == shim.Active || said.State == shim.Draining):
-		return t.callOff(ctx, m, err, out)
-	case errors.Is(err, shim.ErrFailed):
+	case errors.Is(err, shimclient.ErrNotDrained), errors.Is(err, shimclient.ErrRefused) && (refusal.State == shimclient.Active || refusal.State == shimclient.Draining):
+		return t.abortSleep(ctx, m, err, out)
+	case errors.Is(err, shimclient.ErrFailed):
 		conclude(out, planner.Failed, "%v", err)
 		return nil
 	default:
@@ -267,18 +266,19 @@ func (t *tiering) sleep(ctx context.Context, out *planner.Outcome) error {
 	return t.verify(ctx, since, out)
 }
 
-// callOff has an engine that was not drained serve again, before anybody is sent to it.
-func (t *tiering) callOff(ctx context.Context, m met, why error, out *planner.Outcome) error {
+// abortSleep returns an engine that was not drained to service, before requests are routed to
+// it again.
+func (t *tierChange) abortSleep(ctx context.Context, m shimReply, why error, out *planner.Outcome) error {
 	s, err := t.l.cfg.Shims.State(ctx, m.Address)
 	switch {
 	case err != nil:
 		conclude(out, planner.Unreachable, "%v; cancelling it failed: %v", why, err)
 		return nil
-	case s.Phase != shim.Draining && s.Phase != shim.Active:
+	case s.Phase != shimclient.Draining && s.Phase != shimclient.Active:
 		return errSuperseded
 	}
-	// The drain has taken long: another server may lead by now.
-	if err := t.l.allowed(ctx, t.o); err != nil {
+	// The drain may have taken long: another server may lead by now.
+	if err := t.l.verifyStillLeader(ctx, t.o); err != nil {
 		return err
 	}
 	bounded, cancel := context.WithTimeout(ctx, t.l.cfg.Planner.WakeTimeout)
@@ -287,7 +287,7 @@ func (t *tiering) callOff(ctx context.Context, m met, why error, out *planner.Ou
 	switch {
 	case err == nil:
 		conclude(out, planner.NotDrained, "%v", why)
-	case errors.Is(err, shim.ErrFailed):
+	case errors.Is(err, shimclient.ErrFailed):
 		conclude(out, planner.Failed, "%v; cancelling it failed: %v", why, err)
 	default:
 		conclude(out, planner.Unreachable, "%v; cancelling it failed: %v", why, err)
@@ -295,20 +295,20 @@ func (t *tiering) callOff(ctx context.Context, m met, why error, out *planner.Ou
 	return nil
 }
 
-// wake has the engine serve on the GPUs of the replica's placement.
-func (t *tiering) wake(ctx context.Context, out *planner.Outcome) error {
-	// Both take a round trip.
-	var allowed error
+// wake wakes the engine on the GPUs of the replica's placement.
+func (t *tierChange) wake(ctx context.Context, out *planner.Outcome) error {
+	// Each takes a round trip: do both at once.
+	var notLeader error
 	var wg sync.WaitGroup
-	wg.Go(func() { allowed = t.l.allowed(ctx, t.o) })
-	asked := t.l.cfg.Now()
-	m, ok := t.find(ctx, out, shim.Standby, shim.Draining, shim.Waking, shim.Active)
+	wg.Go(func() { notLeader = t.l.verifyStillLeader(ctx, t.o) })
+	verified := t.l.cfg.Now()
+	m, ok := t.findShim(ctx, out, shimclient.Standby, shimclient.Draining, shimclient.Waking, shimclient.Active)
 	wg.Wait()
-	if allowed == nil && ok && t.l.cfg.Now().Sub(asked) > freshEnough {
-		allowed = t.l.allowed(ctx, t.o) // much may have happened while the shim was silent
+	if notLeader == nil && ok && t.l.cfg.Now().Sub(verified) > freshEnough {
+		notLeader = t.l.verifyStillLeader(ctx, t.o) // the shim was slow to answer: verify again
 	}
-	if allowed != nil {
-		return allowed
+	if notLeader != nil {
+		return notLeader
 	}
 	if !ok {
 		return nil
@@ -322,14 +322,14 @@ func (t *tiering) wake(ctx context.Context, out *planner.Outcome) error {
 	began := t.l.cfg.Now()
 	_, err := t.l.cfg.Shims.Wake(bounded, m.Address, m.state.Since, gpusOf(t.r.Placement))
 	t.engine = t.l.cfg.Now().Sub(began)
-	var said *shim.Error
-	errors.As(err, &said)
+	var refusal *shimclient.Error
+	errors.As(err, &refusal)
 	switch {
-	case errors.Is(err, shim.ErrChanged):
+	case errors.Is(err, shimclient.ErrChanged):
 		return errSuperseded
 	case err == nil:
 		out.Class = planner.Done
-	case errors.Is(err, shim.ErrFailed), errors.Is(err, shim.ErrRefused) && said.State == shim.Standby:
+	case errors.Is(err, shimclient.ErrFailed), errors.Is(err, shimclient.ErrRefused) && refusal.State == shimclient.Standby:
 		conclude(out, planner.Failed, "%v", err)
 	default:
 		conclude(out, planner.Unreachable, "%v", err)
@@ -349,24 +349,24 @@ func gpusOf(p state.Placement) []string {
 	return out
 }
 
-// Between two looks at a node's statistics. Nomad's client samples once a second by
-// default, and at other moments than ours.
+// The first and the longest interval between two reads of a node's statistics. By default
+// Nomad's client samples once a second.
 const (
 	firstSample = 20 * time.Millisecond
 	lastSample  = 250 * time.Millisecond
 )
 
-// verify waits until the memory of the replica's GPUs is back, on samples that were taken
-// after since. Both are of the node's clock.
-func (t *tiering) verify(ctx context.Context, since time.Time, out *planner.Outcome) error {
+// verify waits until samples taken after since show that the memory of the replica's GPUs is
+// free. Since and the samples are of the node's clock.
+func (t *tierChange) verify(ctx context.Context, since time.Time, out *planner.Outcome) error {
 	deadline := t.l.cfg.Now().Add(t.l.cfg.Planner.MemoryTimeout)
 	for wait := firstSample; ; wait = min(wait*3/2, lastSample) {
 		samples, err := t.l.nomads[t.o.Pool].GPUMemory(ctx, t.r.Placement.Node)
-		found := t.judge(samples, since)
+		found := t.checkMemory(samples, since)
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case err == nil && found.back():
+		case err == nil && found.freed():
 			out.Class = planner.Done
 			return nil
 		case !t.l.cfg.Now().Before(deadline):
@@ -379,34 +379,37 @@ func (t *tiering) verify(ctx context.Context, since time.Time, out *planner.Outc
 	}
 }
 
-// memory is what samples say of the replica's GPUs.
-type memory struct {
-	// held has the bytes that are in use beyond what the ledger knows.
+// memoryCheck is the result of checkMemory.
+type memoryCheck struct {
+	// held has the bytes in use that the ledger does not account for, by GPU.
 	held map[string]int64
-	// old are the GPUs without a sample that is new enough, untold those that do not tell.
-	old, untold []string
+	// stale are the GPUs without a new sample; unreported are those whose sample lacks the
+	// memory in use.
+	stale, unreported []string
 }
 
-func (m memory) back() bool { return len(m.held) == 0 && len(m.old) == 0 && len(m.untold) == 0 }
+func (m memoryCheck) freed() bool {
+	return len(m.held) == 0 && len(m.stale) == 0 && len(m.unreported) == 0
+}
 
-// judge compares samples with what the others on the node hold, and what the sleeping
-// replica keeps.
-func (t *tiering) judge(samples map[string]nomad.Sample, since time.Time) memory {
-	out := memory{held: map[string]int64{}}
+// checkMemory compares samples with the memory that the other replicas on the node and the
+// sleeping replica itself hold.
+func (t *tierChange) checkMemory(samples map[string]nomad.Sample, since time.Time) memoryCheck {
+	out := memoryCheck{held: map[string]int64{}}
 	view := t.l.cfg.Raft.Store().View()
 	node := view.Node(nil, t.r.Placement.Node)
-	usage := t.l.without(view, t.r, t.o.Pool)
+	usage := t.l.usageWithout(view, t.r, t.o.Pool)
 	for _, uuid := range slices.Sorted(maps.Keys(t.r.Placement.Memory)) {
 		g := node.GPU(uuid)
 		if g == nil {
-			g = &state.GPU{UUID: uuid} // it has gone meanwhile
+			g = &state.GPU{UUID: uuid} // the node has lost the GPU since
 		}
 		s, there := samples[uuid]
 		switch {
 		case !there || !s.At.After(since):
-			out.old = append(out.old, uuid)
+			out.stale = append(out.stale, uuid)
 		case s.Used < 0:
-			out.untold = append(out.untold, uuid)
+			out.unreported = append(out.unreported, uuid)
 		case !planner.Returned(g, usage, s.Used, t.l.cfg.Planner.MemorySlack):
 			out.held[uuid] = s.Used - usage.Memory[uuid]
 		}
@@ -414,8 +417,8 @@ func (t *tiering) judge(samples map[string]nomad.Sample, since time.Time) memory
 	return out
 }
 
-// conclude writes the outcome once the time is up.
-func (m memory) conclude(out *planner.Outcome, err error, after time.Duration) {
+// conclude sets the outcome after the timeout.
+func (m memoryCheck) conclude(out *planner.Outcome, err error, after time.Duration) {
 	switch {
 	case err != nil:
 		conclude(out, planner.Unreachable, "asleep, but cannot check whether the GPU memory was freed: %v", err)
@@ -426,18 +429,19 @@ func (m memory) conclude(out *planner.Outcome, err error, after time.Duration) {
 		}
 		conclude(out, planner.MemoryHeld, "asleep, but after %s unaccounted memory is still in use: %s", after, strings.Join(parts, ", "))
 		out.HeldBytes = m.held
-	case len(m.untold) > 0:
-		conclude(out, planner.Failed, "asleep, but GPU %s does not report its memory in use", strings.Join(m.untold, ", "))
+	case len(m.unreported) > 0:
+		conclude(out, planner.Failed, "asleep, but GPU %s does not report its memory in use", strings.Join(m.unreported, ", "))
 	default:
-		conclude(out, planner.Unreachable, "asleep, but for %s the node has reported no newer sample of GPU %s", after, strings.Join(m.old, ", "))
+		conclude(out, planner.Unreachable, "asleep, but for %s the node has reported no newer sample of GPU %s", after, strings.Join(m.stale, ", "))
 	}
 }
 
-// without is the ledger of a replica's node, which is of that pool, without what the
-// replica gives back by going WARM, and with the jobs that the state does not know.
-func (l *leading) without(view *state.View, r *state.Replica, pool string) *state.NodeUsage {
+// usageWithout returns the usage of the replica's node in pool, as it should be once the
+// replica sleeps: without the memory that the replica frees, and with the jobs that are not in
+// the state.
+func (l *loop) usageWithout(view *state.View, r *state.Replica, pool string) *state.NodeUsage {
 	usage := view.Usage(nil, r.Placement.Node)
-	// It may have moved on since; what counts is what it holds now.
+	// The replica may have changed since: use what it holds now.
 	if now := view.Replica(nil, r.Name.String()); now != nil {
 		for uuid, bytes := range now.Holds().Memory {
 			usage.Memory[uuid] -= bytes
@@ -446,7 +450,7 @@ func (l *leading) without(view *state.View, r *state.Replica, pool string) *stat
 	for uuid := range r.Placement.Memory {
 		usage.Memory[uuid] += r.Placement.SleepMemory
 	}
-	for id, j := range l.seen.take(&schedule{}).pools[pool].jobs {
+	for id, j := range l.cache.snapshot(&schedule{}).pools[pool].jobs {
 		if j.Placement.Node != r.Placement.Node || j.Ended() || view.Replica(nil, id) != nil {
 			continue
 		}

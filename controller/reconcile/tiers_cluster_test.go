@@ -14,7 +14,7 @@ import (
 
 	"remuda/controller/api"
 	"remuda/controller/reconcile"
-	"remuda/controller/shim"
+	"remuda/controller/shimclient"
 	"remuda/controller/state"
 	"remuda/internal/replica"
 	"remuda/internal/testkit/nomadtest"
@@ -42,7 +42,7 @@ func newTiered(t *testing.T) *tiered {
 	c.name = r.Name.String()
 	c.shim = shimtest.New(c.name, replica.RolePrimary, false)
 	served.Store(c.shim)
-	c.serves = func() bool { return c.shim.State().Phase == shim.Active }
+	c.serves = func() bool { return c.shim.State().Phase == shimclient.Active }
 	for _, node := range []string{"node-1", "node-2"} {
 		c.nomad.SetMemory(node, func() []nomadtest.GPU { return c.memory(node) })
 	}
@@ -77,7 +77,7 @@ func (c *tiered) memory(node string) []nomadtest.GPU {
 		for _, r := range c.raft.Store().View().Replicas(nil) {
 			if _, uses := r.Placement.Memory[g.UUID]; uses && r.Name.String() == c.name {
 				g.UsedMiB += c.held
-				if c.shim.State().Phase != shim.Standby {
+				if c.shim.State().Phase != shimclient.Standby {
 					g.UsedMiB += 20 << 10
 				}
 			}
@@ -199,7 +199,7 @@ func TestMemoryThatDoesNotReturn(t *testing.T) {
 func TestASleepThatFails(t *testing.T) {
 	c := newTiered(t)
 	c.shim.OnSleep(func() shimtest.Answer {
-		return shimtest.Answer{Code: http.StatusInternalServerError, Error: "put the engine to sleep: CUDA error", State: shim.Dead}
+		return shimtest.Answer{Code: http.StatusInternalServerError, Error: "put the engine to sleep: CUDA error", State: shimclient.Dead}
 	})
 	c.evict(state.GoalWarm)
 	c.becomes("cold", "")
@@ -208,7 +208,7 @@ func TestASleepThatFails(t *testing.T) {
 func TestARequestAtTheLastMomentCallsASleepOff(t *testing.T) {
 	c := newTiered(t)
 	c.shim.OnSleep(func() shimtest.Answer {
-		return shimtest.Answer{Code: http.StatusGatewayTimeout, Error: "not drained within 1s: 1 requests run", State: shim.Draining}
+		return shimtest.Answer{Code: http.StatusGatewayTimeout, Error: "not drained within 1s: 1 requests run", State: shimclient.Draining}
 	})
 	c.evict(state.GoalWarm)
 	c.until("it was called off", func() bool { return len(c.shim.Orders()) == 2 })
@@ -222,7 +222,7 @@ func TestAWakeThatFails(t *testing.T) {
 	c.becomes("warm")
 	first := c.name
 	c.shim.OnWake(func() shimtest.Answer {
-		return shimtest.Answer{Code: http.StatusInternalServerError, Error: "wake failed", State: shim.Dead}
+		return shimtest.Answer{Code: http.StatusInternalServerError, Error: "wake failed", State: shimclient.Dead}
 	})
 	c.scale(1)
 	c.serves = func() bool { return true } // the next one is fine

@@ -6,7 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"remuda/controller/shim"
+	"remuda/controller/shimclient"
 	"remuda/controller/state"
 	"remuda/internal/testkit/shimtest"
 )
@@ -46,13 +46,13 @@ func TestLeaderChangesInAChangeOfTier(t *testing.T) {
 				s.OnSleep(nil)
 				w.raft.depose()
 				// The next leader has put the engine to sleep and has woken it.
-				s.Set(func(st *shim.State) { st.Since = st.Since.Add(time.Second) })
+				s.Set(func(st *shimclient.State) { st.Since = st.Since.Add(time.Second) })
 				return shimtest.Answer{}
 			})
 			w.sleeping(m1)
 			w.rest()
 			require.Equal(t, []string{"sleep"}, s.Orders())
-			require.Equal(t, shim.Active, s.State().Phase, "the old leader's order came too late")
+			require.Equal(t, shimclient.Active, s.State().Phase, "the old leader's order came too late")
 			require.False(t, s.State().Parked)
 		})
 	})

@@ -11,7 +11,7 @@ import (
 	"remuda/controller/nomad"
 	"remuda/controller/planner"
 	"remuda/controller/reconcile"
-	"remuda/controller/shim"
+	"remuda/controller/shimclient"
 	"remuda/controller/state"
 	"remuda/internal/testkit/shimtest"
 )
@@ -148,26 +148,28 @@ func TestOutcomesOfASleep(t *testing.T) {
 	}{
 		"done": {func(*world, *shimtest.Shim) {}, planner.Done, "", nil, []string{"sleep"}},
 		"cannot sleep": {func(_ *world, s *shimtest.Shim) {
-			s.Set(func(st *shim.State) { st.CanSleep = false })
+			s.Set(func(st *shimclient.State) { st.CanSleep = false })
 		}, planner.CannotSleep, "no sleep mode", nil, nil},
 		"no shim's port": {func(w *world, _ *shimtest.Shim) { w.nomad.allocate(m1, allocation("n")) }, planner.CannotSleep, "the job has no port for a shim", nil, nil},
 		"not drained": {func(_ *world, s *shimtest.Shim) {
 			s.OnSleep(func() shimtest.Answer {
-				return shimtest.Answer{Code: 504, Error: "not drained within 1s: 1 requests run", State: shim.Draining}
+				return shimtest.Answer{Code: 504, Error: "not drained within 1s: 1 requests run", State: shimclient.Draining}
 			})
 		}, planner.NotDrained, "1 requests run", nil, []string{"sleep", "wake"}},
 		"busy again": {func(_ *world, s *shimtest.Shim) {
 			s.OnSleep(func() shimtest.Answer {
-				return shimtest.Answer{Code: 409, Error: "the engine is busy", State: shim.Draining}
+				return shimtest.Answer{Code: 409, Error: "the engine is busy", State: shimclient.Draining}
 			})
 		}, planner.NotDrained, "is busy", nil, []string{"sleep", "wake"}},
 		"not drained, and cannot be called off": {func(_ *world, s *shimtest.Shim) {
-			s.OnSleep(func() shimtest.Answer { return shimtest.Answer{Code: 504, Error: "not drained", State: shim.Draining} })
+			s.OnSleep(func() shimtest.Answer {
+				return shimtest.Answer{Code: 504, Error: "not drained", State: shimclient.Draining}
+			})
 			s.OnWake(func() shimtest.Answer { return shimtest.Answer{Code: 500, Error: "the drain could not be called off"} })
 		}, planner.Failed, "could not be called off", nil, []string{"sleep", "wake"}},
 		"failed": {func(_ *world, s *shimtest.Shim) {
 			s.OnSleep(func() shimtest.Answer {
-				return shimtest.Answer{Code: 500, Error: "put the engine to sleep: CUDA error", State: shim.Dead}
+				return shimtest.Answer{Code: 500, Error: "put the engine to sleep: CUDA error", State: shimclient.Dead}
 			})
 		}, planner.Failed, "CUDA error", nil, []string{"sleep"}},
 		"memory is held":          {func(w *world, _ *shimtest.Shim) { w.nomad.set(func() { w.nomad.memory = samples(0, 6, now) }) }, planner.MemoryHeld, "6 bytes of GPU n-GPU0", map[string]int64{"n-GPU0": 6}, []string{"sleep"}},
@@ -184,15 +186,15 @@ func TestOutcomesOfASleep(t *testing.T) {
 			})
 		}, planner.Unreachable, "connection refused", nil, nil},
 		"nobody there":     {func(w *world, _ *shimtest.Shim) { w.shims.Put("n:1", nil) }, planner.Unreachable, "connection refused", nil, nil},
-		"another's shim":   {func(_ *world, s *shimtest.Shim) { s.Set(func(st *shim.State) { st.Replica = "m:v:2" }) }, planner.Unreachable, "belongs to replica m:v:2", nil, nil},
+		"another's shim":   {func(_ *world, s *shimtest.Shim) { s.Set(func(st *shimclient.State) { st.Replica = "m:v:2" }) }, planner.Unreachable, "belongs to replica m:v:2", nil, nil},
 		"no shim at all":   {func(_ *world, s *shimtest.Shim) { s.Garbage(true) }, planner.Unreachable, "not the response of a shim", nil, nil},
 		"no allocation":    {func(w *world, _ *shimtest.Shim) { w.nomad.allocate(m1) }, planner.Unreachable, "no allocation", nil, nil},
-		"it is on its way": {func(_ *world, s *shimtest.Shim) { s.Set(func(st *shim.State) { st.Phase = shim.Init }) }, planner.Unreachable, "the primary is init", nil, nil},
+		"it is on its way": {func(_ *world, s *shimtest.Shim) { s.Set(func(st *shimclient.State) { st.Phase = shimclient.Init }) }, planner.Unreachable, "the primary is init", nil, nil},
 		"it waits for the lock": {func(_ *world, s *shimtest.Shim) {
-			s.Set(func(st *shim.State) { st.Phase, st.Lock = shim.Standby, &shim.Lock{} })
+			s.Set(func(st *shimclient.State) { st.Phase, st.Lock = shimclient.Standby, &shimclient.Lock{} })
 		}, planner.Unreachable, "waits for the lock", nil, nil},
 		"it is asleep already": {func(_ *world, s *shimtest.Shim) {
-			s.Set(func(st *shim.State) { st.Phase, st.Since, st.Parked = shim.Standby, time.Now(), true })
+			s.Set(func(st *shimclient.State) { st.Phase, st.Since, st.Parked = shimclient.Standby, time.Now(), true })
 		}, planner.Done, "", nil, []string{"sleep"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -221,10 +223,10 @@ func TestOutcomesOfASleep(t *testing.T) {
 				// As soon as what was wrong is mended.
 				w.shims.Put("n:1", s.Shim)
 				s.Garbage(false)
-				s.Set(func(st *shim.State) {
+				s.Set(func(st *shimclient.State) {
 					st.Replica, st.Lock = m1, nil
-					if st.Phase == shim.Init || !st.Parked {
-						st.Phase = shim.Active
+					if st.Phase == shimclient.Init || !st.Parked {
+						st.Phase = shimclient.Active
 					}
 				})
 				w.nomad.set(func() { w.nomad.memory = nil })
@@ -255,28 +257,28 @@ func TestOutcomesOfADrain(t *testing.T) {
 		orders int
 	}{
 		"idle":          {func(*world, *shimtest.Shim) {}, planner.Done, "", 1},
-		"drains":        {func(_ *world, s *shimtest.Shim) { s.Set(func(st *shim.State) { st.Phase = shim.Draining }) }, planner.Done, "", 1},
-		"loads":         {func(_ *world, s *shimtest.Shim) { s.Set(func(st *shim.State) { st.Phase = shim.Init }) }, planner.Done, "", 0},
-		"sleeps":        {func(_ *world, s *shimtest.Shim) { s.Set(func(st *shim.State) { st.Phase = shim.Standby }) }, planner.Done, "", 0},
-		"wakes":         {func(_ *world, s *shimtest.Shim) { s.Set(func(st *shim.State) { st.Phase = shim.Waking }) }, planner.Unreachable, "is waking", 0},
-		"no lock":       {func(_ *world, s *shimtest.Shim) { s.Set(func(st *shim.State) { st.Lock = &shim.Lock{} }) }, planner.Unreachable, "waits for the lock", 0},
+		"drains":        {func(_ *world, s *shimtest.Shim) { s.Set(func(st *shimclient.State) { st.Phase = shimclient.Draining }) }, planner.Done, "", 1},
+		"loads":         {func(_ *world, s *shimtest.Shim) { s.Set(func(st *shimclient.State) { st.Phase = shimclient.Init }) }, planner.Done, "", 0},
+		"sleeps":        {func(_ *world, s *shimtest.Shim) { s.Set(func(st *shimclient.State) { st.Phase = shimclient.Standby }) }, planner.Done, "", 0},
+		"wakes":         {func(_ *world, s *shimtest.Shim) { s.Set(func(st *shimclient.State) { st.Phase = shimclient.Waking }) }, planner.Unreachable, "is waking", 0},
+		"no lock":       {func(_ *world, s *shimtest.Shim) { s.Set(func(st *shimclient.State) { st.Lock = &shimclient.Lock{} }) }, planner.Unreachable, "waits for the lock", 0},
 		"no answer":     {func(_ *world, s *shimtest.Shim) { s.Down(true) }, planner.Unreachable, "connection reset", 0},
 		"gone":          {func(w *world, _ *shimtest.Shim) { w.shims.Put("n:1", nil) }, planner.Done, "", 0},
 		"no allocation": {func(w *world, _ *shimtest.Shim) { w.nomad.allocate(m1) }, planner.Unreachable, "no allocation", 0},
 		"no port":       {func(w *world, _ *shimtest.Shim) { w.nomad.allocate(m1, allocation("n")) }, planner.Failed, "stopped at the drain timeout", 0},
 		"a pair that loads and is gone": {func(w *world, s *shimtest.Shim) {
-			s.Set(func(st *shim.State) { st.Phase, st.Lock = shim.Init, &shim.Lock{} })
+			s.Set(func(st *shimclient.State) { st.Phase, st.Lock = shimclient.Init, &shimclient.Lock{} })
 			pairOf(w, nil)
 		}, planner.Done, "", 0},
 		"a pair of which one does not answer": {func(w *world, s *shimtest.Shim) {
-			s.Set(func(st *shim.State) { st.Phase, st.Lock = shim.Init, &shim.Lock{} })
+			s.Set(func(st *shimclient.State) { st.Phase, st.Lock = shimclient.Init, &shimclient.Lock{} })
 			shadow := shimtest.New(m1, "shadow", false)
 			shadow.Down(true)
 			pairOf(w, shadow)
 		}, planner.Unreachable, "connection reset", 0},
 		"not drained": {func(_ *world, s *shimtest.Shim) {
 			s.OnDrain(func() shimtest.Answer {
-				return shimtest.Answer{Code: 504, Error: "not drained within 1s: 1 requests running", State: shim.Draining}
+				return shimtest.Answer{Code: 504, Error: "not drained within 1s: 1 requests running", State: shimclient.Draining}
 			})
 		}, planner.Unreachable, "1 requests running", 1},
 	} {
@@ -327,16 +329,16 @@ func TestOutcomesOfAWake(t *testing.T) {
 		orders int
 	}{
 		"done":   {func(*world, *shimtest.Shim) {}, planner.Done, "", 1},
-		"serves": {func(_ *world, s *shimtest.Shim) { s.Set(func(st *shim.State) { st.Phase = shim.Active }) }, planner.Done, "", 1},
-		"drains": {func(_ *world, s *shimtest.Shim) { s.Set(func(st *shim.State) { st.Phase = shim.Draining }) }, planner.Done, "", 1},
+		"serves": {func(_ *world, s *shimtest.Shim) { s.Set(func(st *shimclient.State) { st.Phase = shimclient.Active }) }, planner.Done, "", 1},
+		"drains": {func(_ *world, s *shimtest.Shim) { s.Set(func(st *shimclient.State) { st.Phase = shimclient.Draining }) }, planner.Done, "", 1},
 		"failed": {func(_ *world, s *shimtest.Shim) {
 			s.OnWake(func() shimtest.Answer { return shimtest.Answer{Code: 500, Error: "wake failed"} })
 		}, planner.Failed, "wake failed", 1},
 		"cannot move": {func(_ *world, s *shimtest.Shim) {
 			s.OnWake(func() shimtest.Answer { return shimtest.Answer{Code: 409, Error: "the engine cannot move"} })
 		}, planner.Failed, "cannot move", 1},
-		"loads":        {func(_ *world, s *shimtest.Shim) { s.Set(func(st *shim.State) { st.Phase = shim.Init }) }, planner.Unreachable, "is init", 0},
-		"no lock":      {func(_ *world, s *shimtest.Shim) { s.Set(func(st *shim.State) { st.Lock = &shim.Lock{} }) }, planner.Unreachable, "waits for the lock", 0},
+		"loads":        {func(_ *world, s *shimtest.Shim) { s.Set(func(st *shimclient.State) { st.Phase = shimclient.Init }) }, planner.Unreachable, "is init", 0},
+		"no lock":      {func(_ *world, s *shimtest.Shim) { s.Set(func(st *shimclient.State) { st.Lock = &shimclient.Lock{} }) }, planner.Unreachable, "waits for the lock", 0},
 		"nobody there": {func(_ *world, s *shimtest.Shim) { s.Down(true) }, planner.Unreachable, "connection reset", 0},
 		"no answer": {func(_ *world, s *shimtest.Shim) {
 			s.OnWake(func() shimtest.Answer { s.OnWake(nil); return shimtest.Answer{Cut: true} })
@@ -364,10 +366,10 @@ func TestOutcomesOfAWake(t *testing.T) {
 					require.NotEqual(t, "waking", w.stage(m1))
 				default:
 					s.Down(false)
-					s.Set(func(st *shim.State) {
+					s.Set(func(st *shimclient.State) {
 						st.Lock = nil
-						if st.Phase == shim.Init {
-							st.Phase = shim.Standby
+						if st.Phase == shimclient.Init {
+							st.Phase = shimclient.Standby
 						}
 					})
 					w.pass(reconcile.DefaultConfig().ShimRetryMax)
@@ -390,7 +392,7 @@ func TestTheHolderOfAPair(t *testing.T) {
 				for _, role := range []string{"primary", "shadow"} {
 					s := shimtest.New(m1, role, true)
 					if role != holder {
-						s.Set(func(st *shim.State) { st.Phase, st.Lock = shim.Standby, &shim.Lock{} })
+						s.Set(func(st *shimclient.State) { st.Phase, st.Lock = shimclient.Standby, &shimclient.Lock{} })
 					}
 					pair[role] = s
 					w.shims.Put(role+":1", s)
@@ -633,8 +635,8 @@ func TestNoDrainIsCalledOffAfterLeadership(t *testing.T) {
 		s := w.withShim("1")
 		s.OnSleep(func() shimtest.Answer {
 			w.raft.set(func() { w.raft.onVerify = func() error { return errUnknown } })
-			s.Set(func(st *shim.State) { st.Phase, st.Since, st.Parked = shim.Standby, time.Now(), true }) // by the other one
-			return shimtest.Answer{Code: 504, Error: "not drained within 1s: 1 requests run", State: shim.Draining}
+			s.Set(func(st *shimclient.State) { st.Phase, st.Since, st.Parked = shimclient.Standby, time.Now(), true }) // by the other one
+			return shimtest.Answer{Code: 504, Error: "not drained within 1s: 1 requests run", State: shimclient.Draining}
 		})
 		w.sleeping(m1)
 		w.pass(10 * time.Second)

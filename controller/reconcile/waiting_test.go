@@ -11,7 +11,7 @@ import (
 	"remuda/controller/nomad"
 	"remuda/controller/planner"
 	"remuda/controller/reconcile"
-	"remuda/controller/shim"
+	"remuda/controller/shimclient"
 	"remuda/controller/state"
 	"remuda/internal/testkit/shimtest"
 )
@@ -155,7 +155,7 @@ func TestWhyAReplicaDoesNotServe(t *testing.T) {
 		w.place("1")
 		w.rest()
 		s := shimtest.New("m:v:1", "primary", false)
-		s.Set(func(st *shim.State) { st.Consul = &shim.Consul{LastError: "403 (Permission denied)"} })
+		s.Set(func(st *shimclient.State) { st.Consul = &shimclient.Consul{LastError: "403 (Permission denied)"} })
 		w.shims.Put("10.0.0.1:4000", s)
 		a := allocation("n")
 		a.Seats, a.Ports = map[string][]string{"primary": {"n-GPU0#0"}}, map[string]string{"shim": "10.0.0.1:4000"}
@@ -168,7 +168,7 @@ func TestWhyAReplicaDoesNotServe(t *testing.T) {
 		w.nomad.allocate("m:v:1", a)
 		w.rest()
 		require.Equal(t, "the engine is up, but Consul rejects its registration: 403 (Permission denied)", w.r.NotServing("m:v:1"))
-		s.Set(func(st *shim.State) { st.Phase = shim.Init })
+		s.Set(func(st *shimclient.State) { st.Phase = shimclient.Init })
 		w.pass(cfg.WhyInterval)
 		require.Equal(t, "the engine is loading", w.r.NotServing("m:v:1"))
 

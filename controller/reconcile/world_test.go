@@ -12,11 +12,11 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	"remuda/controller/load"
+	"remuda/controller/gatewayreport"
 	"remuda/controller/nomad"
 	"remuda/controller/planner"
 	"remuda/controller/reconcile"
-	"remuda/controller/shim"
+	"remuda/controller/shimclient"
 	"remuda/controller/state"
 	"remuda/internal/replica"
 	"remuda/internal/testkit/shimtest"
@@ -38,7 +38,7 @@ type world struct {
 	consul  *fakeConsul
 	shims   *shimtest.Net
 	pools   map[string]*fakeNomad
-	loads   *load.Store
+	loads   *gatewayreport.Store
 	r       *reconcile.Reconciler
 	cancel  context.CancelFunc
 	stopped chan struct{}
@@ -54,9 +54,9 @@ type world struct {
 // a node "n" with four.
 func inWorld(t *testing.T, edit func(*reconcile.Config), test func(t *testing.T, w *world)) {
 	synctest.Test(t, func(t *testing.T) {
-		w := &world{t: t, raft: newFakeRaft(), nomad: newFakeNomad(), consul: newFakeConsul(), shims: shimtest.NewNet(), pools: map[string]*fakeNomad{}, loads: load.New(loadTTL, time.Now), stopped: make(chan struct{})}
+		w := &world{t: t, raft: newFakeRaft(), nomad: newFakeNomad(), consul: newFakeConsul(), shims: shimtest.NewNet(), pools: map[string]*fakeNomad{}, loads: gatewayreport.New(loadTTL, time.Now), stopped: make(chan struct{})}
 		cfg := reconcile.DefaultConfig()
-		cfg.Raft, cfg.Nomad, cfg.Consul, cfg.Shims, cfg.Loads = w.raft, w.nomad, w.consul, shim.New(w.shims), w.loads
+		cfg.Raft, cfg.Nomad, cfg.Consul, cfg.Shims, cfg.Loads = w.raft, w.nomad, w.consul, shimclient.New(w.shims), w.loads
 		cfg.NewPlanner, cfg.Actions, cfg.After = func(planner.Config) reconcile.Planner { return scriptedPlanner{w} }, actions, w.after
 		if edit != nil {
 			edit(&cfg)

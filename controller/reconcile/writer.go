@@ -21,37 +21,37 @@ import (
 // two seats each takes some 5 KiB. With 64 seats each it takes ten times that: see upsert.
 const nodesPerCommand = 200
 
-// writer commits what the loop has decided. Its methods are called by the loop only,
-// but for trouble.
+// writer commits nodes and plans. Only the loop's goroutine may call its methods, except
+// lastError.
 type writer struct {
-	l     *leading
+	l     *loop
 	plans *rate.Limiter
 	made  uint64 // plans so far
-	// failures in a row; nothing is written before until.
+	// failures counts failures in a row; nothing is written before until.
 	failures int
 	until    time.Time
-	// refused are nodes that the state would not have, by ID.
+	// refused are the nodes that the state has rejected, by ID.
 	refused map[string]state.Node
-	// lost has since when this server has seen nodes down, by ID; see compareNodes.
+	// lost has when this server first saw each node down, by ID; see compareNodes.
 	lost map[string]time.Time
 
 	mu  sync.Mutex // guards err
 	err string
 }
 
-func (w *writer) trouble() string {
+func (w *writer) lastError() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.err
 }
 
-func (w *writer) setTrouble(text string) {
+func (w *writer) setLastError(text string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.err = text
 }
 
-// ready tells whether plans may be made now.
+// ready reports whether a write may be tried now.
 func (w *writer) ready(now time.Time, next *schedule) bool {
 	if now.Before(w.until) {
 		next.add(w.until)
@@ -60,33 +60,33 @@ func (w *writer) ready(now time.Time, next *schedule) bool {
 	return true
 }
 
-// apply commits one command. Where it failed, next is when to look again.
+// apply commits one command. If that fails, it adds the time of the next try to next.
 func (w *writer) apply(ctx context.Context, what string, c state.Command, next *schedule) error {
 	_, err := w.l.cfg.Raft.Apply(ctx, c)
 	if err == nil {
 		w.failures, w.until = 0, time.Time{}
-		w.setTrouble("")
+		w.setLastError("")
 		return nil
 	}
 	w.failed(ctx, what, err, next)
 	return err
 }
 
-// failed notes that a write failed, and when the next one may be made.
+// failed records that a write failed, and when the next one may be tried.
 func (w *writer) failed(ctx context.Context, what string, err error, next *schedule) {
 	if ctx.Err() != nil {
-		return // this server leads no more
+		return // this server no longer leads
 	}
-	w.setTrouble(fmt.Sprintf("%s: %v", what, err))
+	w.setLastError(fmt.Sprintf("%s: %v", what, err))
 	if errors.Is(err, raft.ErrUnknownOutcome) {
-		// What was proposed may still come. A look before that would decide the same
-		// a second time.
+		// The command may still be applied. A run before that would decide the same a second
+		// time.
 		w.settle(ctx)
 	}
 	w.failures++
 	now := w.l.cfg.Now()
 	w.until = now
-	// The first refusal means only that something has changed meanwhile.
+	// The first failure usually means only that the state has changed meanwhile.
 	if w.failures > 1 {
 		w.until = now.Add(planner.Backoff(w.l.cfg.Retry, w.l.cfg.RetryMax, w.failures-1))
 		w.l.cfg.Logger.Warn("write to the state failed", "write", what, "error", err, "failures", w.failures, "retry", w.until.Sub(now))
@@ -94,8 +94,8 @@ func (w *writer) failed(ctx context.Context, what string, err error, next *sched
 	next.add(w.until)
 }
 
-// settle returns when it is decided what became of everything that was proposed, or
-// when ctx ends, as it does when this server leads no more.
+// settle waits until every proposed command is applied or lost, or until ctx ends because this
+// server no longer leads.
 func (w *writer) settle(ctx context.Context) {
 	for n := 1; w.l.cfg.Raft.Barrier(ctx) != nil; n++ {
 		if !sleep(ctx, planner.Backoff(w.l.cfg.Retry, w.l.cfg.RetryMax, n)) {
@@ -104,7 +104,7 @@ func (w *writer) settle(ctx context.Context) {
 	}
 }
 
-// sleep tells whether ctx is still there afterwards.
+// sleep waits for d. It returns false if ctx ends before that.
 func sleep(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -116,7 +116,7 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// plan commits a plan, and tells whether that was done.
+// plan commits a plan, and reports whether it did.
 func (w *writer) plan(ctx context.Context, view *state.View, p *state.Plan, now time.Time, next *schedule) bool {
 	if turn := w.plans.ReserveN(now, 1); turn.DelayFrom(now) > 0 {
 		next.add(now.Add(turn.DelayFrom(now)))
@@ -140,26 +140,26 @@ func (w *writer) plan(ctx context.Context, view *state.View, p *state.Plan, now 
 	}
 	log := w.l.cfg.Logger
 	log.Debug("plan committed", "plan", p.ID, "remove", len(p.Remove), "move", len(p.Move), "place", len(p.Place), "scales", len(p.Scales), "decisions", len(p.Decisions))
-	w.l.decided(p)
+	w.l.logDecisions(p)
 	return true
 }
 
-// decided logs and counts the decisions of a plan that was committed.
-func (l *leading) decided(p *state.Plan) {
+// logDecisions logs and counts the decisions of a committed plan.
+func (l *loop) logDecisions(p *state.Plan) {
 	for _, d := range p.Decisions {
 		args := []any{"kind", d.Kind, "model", d.Model, "replica", d.Replica, "plan", p.ID}
 		for _, k := range slices.Sorted(maps.Keys(d.Details)) {
 			args = append(args, k, d.Details[k])
 		}
 		l.cfg.Logger.Info(d.Reason, args...)
-		l.metrics.decided(d)
+		l.metrics.countDecision(d)
 	}
 }
 
-// nodes writes what has changed of the nodes.
-func (w *writer) nodes(ctx context.Context, view *state.View, seen listing, now time.Time, next *schedule) {
+// nodes writes the changed nodes to the state, and deletes those that are gone.
+func (w *writer) nodes(ctx context.Context, view *state.View, list listing, now time.Time, next *schedule) {
 	used := func(id string) bool { return len(view.ReplicasOn(nil, id)) > 0 }
-	changes := compareNodes(view.Nodes(nil), seen, now, w.l.cfg.Planner.NodeGrace, w.lost, used)
+	changes := compareNodes(view.Nodes(nil), list, now, w.l.cfg.Planner.NodeGrace, w.lost, used)
 	next.add(changes.again)
 	write := slices.DeleteFunc(changes.write, func(n state.Node) bool {
 		was, refused := w.refused[n.ID]
@@ -178,9 +178,8 @@ func (w *writer) nodes(ctx context.Context, view *state.View, seen listing, now 
 	}
 }
 
-// upsert writes nodes; where the state refuses them it does each half by itself, so that
-// a node that says nonsense does not hide the others, and nodes of very many seats are not
-// too long for a command.
+// upsert writes nodes. If the state rejects them, it writes each half by itself, so that an
+// invalid node does not keep out the others, and nodes with many seats fit into a command.
 func (w *writer) upsert(ctx context.Context, nodes []state.Node, notes map[string]string, next *schedule) {
 	_, err := w.l.cfg.Raft.Apply(ctx, &state.UpsertNodes{Nodes: nodes})
 	var refusal *state.Error
@@ -204,12 +203,12 @@ func (w *writer) upsert(ctx context.Context, nodes []state.Node, notes map[strin
 		}
 		w.refused[nodes[0].ID] = asRefused(nodes[0])
 	default:
-		// Writing the same again is harmless, whatever became of this.
+		// The write is idempotent: it may be repeated whatever its outcome.
 		w.failed(ctx, "write nodes", err, next)
 	}
 }
 
-// asRefused leaves out what moves by itself.
+// asRefused returns n without the fields that change over time, for comparison.
 func asRefused(n state.Node) state.Node {
 	n.DownSince, n.WrittenOff = time.Time{}, false
 	return n

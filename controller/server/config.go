@@ -12,7 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"remuda/controller/api"
-	"remuda/controller/load"
+	"remuda/controller/gatewayreport"
 	"remuda/controller/nomad"
 	"remuda/controller/planner"
 	"remuda/controller/raft"
@@ -47,57 +47,58 @@ type Checker interface {
 	Check(ctx context.Context, m state.Model, v state.Variant) (warnings string, err error)
 }
 
-// Loads is what gateways report, as *load.Store keeps it.
+// Loads has the gateways' reports, as *gatewayreport.Store.
 type Loads interface {
-	// Begin gives the content to a term of leadership; see load.Store.
+	// Begin starts a term of leadership; see gatewayreport.Store.
 	Begin(term uint64)
 	Put(api.GatewayReport) error
 	Loads() map[string]api.Load
-	// Since is when gateways began to report what they report now, and Known reports whether
-	// all of them did lately; see load.Store.
+	// Since returns from when on the reports are complete, and Known reports whether all live
+	// gateways have reported; see gatewayreport.Store.
 	Since() (latest time.Time, live bool)
 	Known() bool
 	Gateways() []api.Gateway
 	Queues() map[string]api.Queue
 	QueueOf(model string) ([]api.GatewayQueue, []api.QueuedRequest)
-	// Count is how many requests a model had; false where that is not known.
+	// Count returns how many requests a model had, and false if that is not known.
 	Count(model string) (api.Counters, bool)
 	Find(id string) []api.QueuedRequest
-	// Kill and Drain order something of gateways, and Orders returns what one of them has to
-	// do, once for each report that was Put.
+	// Kill and Drain give orders to gateways. Orders returns those of one gateway; it is called
+	// once after each Put.
 	Kill(id string) error
 	Killed(id string) bool
 	Drain(gateway string) bool
 	Orders(gateway string) api.GatewayOrders
-	// Heard tells whether every gateway that lives has reported.
-	Heard() bool
+	// AllReported reports whether every live gateway has reported.
+	AllReported() bool
 }
 
-// Reconciler is how this server follows the world. Its methods may be called from several
-// goroutines at once, on any server; all but Preview are called often and wait for nothing.
+// Reconciler is the reconcile loop of this server. Its methods may be called from several
+// goroutines at once, on any server. All but Preview are called often and must not block.
 type Reconciler interface {
 	Status() api.ReconcileStatus
-	// Pools returns the capacity pools, the own one first, whose Name is empty, then the
-	// external ones by name. Nodes, GPUs, memory and replicas are counted by the server. A
-	// server that does not lead observes no pool: Known is false, and Error says so.
+	// Pools returns the capacity pools: first the controller's own, whose Name is empty, then the
+	// external ones by name. The server adds the numbers of nodes, GPUs, memory and replicas. A
+	// server that does not lead observes no pool: Known is false, and Error is set.
 	Pools() []api.Pool
-	// Unplaceable has the variants of a model of which no further replica could be placed now,
-	// and why.
+	// Unplaceable returns the variants of a model of which no further replica could be placed
+	// now, with the reason.
 	Unplaceable(model string) map[string]string
 	// NotServing returns why a replica that is starting does not serve although its engines run,
-	// as their shims report it; empty where that is not known.
+	// as their shims report it; empty if that is not known.
 	NotServing(replica string) string
-	// Preview foresees on a private copy of the store, which it gives to change first: change
-	// applies commands to it at indexes above View().Index(). Nothing is committed, and nothing
-	// is done in Nomad or at a shim. It ends early once ctx is done. The error is change's own,
-	// or wraps raft.ErrNotLeader or nomad.ErrUnreachable where nothing is observed.
+	// Preview copies the store, calls change with the copy, and plans on the copy what follows.
+	// change applies commands at indexes above View().Index(). Nothing is committed, and nothing
+	// is done in Nomad or at a shim. Once ctx is done, Preview returns the steps so far. It
+	// returns the error of change, or an error that wraps raft.ErrNotLeader or
+	// nomad.ErrUnreachable if nothing is observed.
 	Preview(ctx context.Context, change func(*state.Store) error) (planner.Foresight, error)
 }
 
 var (
 	_ Raft    = (*raft.Node)(nil)
 	_ Checker = (*nomad.Client)(nil)
-	_ Loads   = (*load.Store)(nil)
+	_ Loads   = (*gatewayreport.Store)(nil)
 )
 
 // Config says how the API is served.

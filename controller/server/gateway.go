@@ -11,7 +11,7 @@ import (
 	"github.com/hashicorp/go-memdb"
 
 	"remuda/controller/api"
-	"remuda/controller/load"
+	"remuda/controller/gatewayreport"
 	"remuda/controller/state"
 )
 
@@ -122,7 +122,7 @@ func (s *Server) gatewayReport(rq *request, _ *state.View) (answer, error) {
 	if err := rq.decode(&report); err != nil {
 		return answer{}, err
 	}
-	if err := load.Validate(report); err != nil {
+	if err := gatewayreport.Validate(report); err != nil {
 		return answer{}, badRequest("%v", err)
 	}
 	if err := s.cfg.Loads.Put(report); err != nil {

@@ -20,7 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/controller/api"
-	"remuda/controller/load"
+	"remuda/controller/gatewayreport"
 	"remuda/controller/planner"
 	"remuda/controller/raft"
 	"remuda/controller/server"
@@ -65,7 +65,7 @@ type member struct {
 	server  *server.Server
 	url     string
 	nomad   *checker
-	loads   *load.Store
+	loads   *gatewayreport.Store
 	world   *world
 	metrics *prometheus.Registry
 	client  *api.Client
@@ -163,7 +163,7 @@ func startMember(t testing.TB, addresses []string, i int, set settings) *member 
 	m.node, err = raft.Open(rc)
 	require.NoError(t, err)
 
-	m.loads = load.New(time.Minute, time.Now)
+	m.loads = gatewayreport.New(time.Minute, time.Now)
 	m.world = &world{pools: []api.Pool{{Management: "full", Price: 1, Known: true, LastContactAt: epoch}}, preview: planning(m.store, nil)}
 	sc := server.DefaultConfig()
 	sc.Raft, sc.Nomad, sc.Loads, sc.Reconciler, sc.ACL, sc.Logger = m.node, m.nomad, m.loads, m.world, set.acl, logger

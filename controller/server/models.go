@@ -44,7 +44,7 @@ func (s *Server) getModel(rq *request, v *state.View, ws memdb.WatchSet) (answer
 	ds, limits := v.Decisions(ws, name, statusDecisions), v.Limits(ws)(name)
 	status := api.ModelStatus{
 		Model: modelOf(m, limits), Limits: limitsOf(limits), Counts: countsOf(rs), VariantCounts: variantCountsOf(m, rs), Replicas: list(rs, s.replicasIn(v, false).convert),
-		Decisions: list(ds, decisionOf), StatusDescription: why(v, ws, m, rs, ds), Queue: s.modelQueue(m, m.Target(limits).Replicas, rs), Unplaceable: s.cfg.Reconciler.Unplaceable(name),
+		Decisions: list(ds, decisionOf), StatusDescription: statusDescription(v, ws, m, rs, ds), Queue: s.modelQueue(m, m.Target(limits).Replicas, rs), Unplaceable: s.cfg.Reconciler.Unplaceable(name),
 	}
 	return answer{index: index, value: status}, nil
 }

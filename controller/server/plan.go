@@ -137,7 +137,7 @@ func foreseen(before, asked *state.View, f planner.Foresight) api.PlanResponse {
 	after := f.Store.View()
 	for _, m := range after.Models(nil) {
 		rs := after.ReplicasOf(nil, m.Name)
-		if d := waits(after, m, after.Target(nil, m).Replicas, rs, after.Decisions(nil, m.Name, statusDecisions)); d != nil {
+		if d := pendingDecision(after, m, after.Target(nil, m).Replicas, rs, after.Decisions(nil, m.Name, statusDecisions)); d != nil {
 			out.Waits = append(out.Waits, api.PlannedWait{Model: m.Name, Replica: d.Replica, Reason: d.Reason})
 		}
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/hashicorp/go-memdb"
 
 	"remuda/controller/api"
-	"remuda/controller/load"
+	"remuda/controller/gatewayreport"
 	"remuda/controller/state"
 )
 
@@ -60,7 +60,7 @@ func (s *Server) getQueue(rq *request, v *state.View, _ memdb.WatchSet) (answer,
 
 // queueOf completes what gateways have of a model; m is nil where it does not exist.
 func (s *Server) queueOf(q api.Queue, m *state.Model, target int, rs []*state.Replica) api.Queue {
-	q.Serving, q.Incomplete = countsOf(rs).Hot, !s.cfg.Loads.Heard()
+	q.Serving, q.Incomplete = countsOf(rs).Hot, !s.cfg.Loads.AllReported()
 	if m != nil {
 		q.Model = m.Name
 	}
@@ -104,7 +104,7 @@ func (s *Server) getRequest(rq *request, _ *state.View, _ memdb.WatchSet) (answe
 }
 
 func (s *Server) requestStatus(id string, where []api.QueuedRequest) api.RequestStatus {
-	return api.RequestStatus{ID: id, Places: where, Killed: s.cfg.Loads.Killed(id), Complete: s.cfg.Loads.Heard()}
+	return api.RequestStatus{ID: id, Places: where, Killed: s.cfg.Loads.Killed(id), Complete: s.cfg.Loads.AllReported()}
 }
 
 // checkRequestID refuses what no gateway could have as an ID.
@@ -129,9 +129,9 @@ func (s *Server) killRequest(rq *request, _ *state.View) (answer, error) {
 	}
 	err := s.cfg.Loads.Kill(id)
 	switch {
-	case errors.Is(err, load.ErrNoGateway):
+	case errors.Is(err, gatewayreport.ErrNoGateway):
 		return answer{}, notFound("request %q: %v: see \"remuda gateway list\"", id, err)
-	case errors.Is(err, load.ErrTooManyOrders):
+	case errors.Is(err, gatewayreport.ErrTooManyOrders):
 		return answer{}, &api.Error{Status: http.StatusServiceUnavailable, Code: api.CodeBusy, RetryAfter: retryLeader,
 			Message: "request " + id + ": too many pending kill orders: retry in a moment"}
 	case err != nil:

@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/controller/api"
-	"remuda/controller/load"
+	"remuda/controller/gatewayreport"
 	"remuda/controller/server"
 	"remuda/controller/state"
 )
@@ -131,7 +131,7 @@ func TestKillOfARequest(t *testing.T) {
 	requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, "300 bytes")
 	_, err = m.client.Request(t.Context(), "a\nb")
 	requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, `"a\nb": control characters`)
-	for i := range load.MaxKills {
+	for i := range gatewayreport.MaxKills {
 		_ = m.loads.Kill(fmt.Sprint(i)) // the last of them find no room
 	}
 	_, err = m.client.KillRequest(t.Context(), "one more")
@@ -180,7 +180,7 @@ func TestAKillThatIsRejectedOrdersNothing(t *testing.T) {
 func TestInventedGatewaysAreBounded(t *testing.T) {
 	m := one(t)
 	reported(t, m.client, inQueue("a"))
-	for i := range load.MaxGateways {
+	for i := range gatewayreport.MaxGateways {
 		_ = m.loads.Put(api.GatewayReport{Gateway: fmt.Sprint(i), Index: 1}) // the last finds no room
 	}
 	_, err := m.client.GatewayReport(t.Context(), inQueue("b"))
@@ -220,7 +220,7 @@ func TestReportsWithWrongQueuesAreRefused(t *testing.T) {
 func TestCountersOfAQueue(t *testing.T) {
 	var now atomic.Int64
 	now.Store(epoch.UnixNano())
-	loads := load.New(time.Minute, func() time.Time { return time.Unix(0, now.Load()) })
+	loads := gatewayreport.New(time.Minute, func() time.Time { return time.Unix(0, now.Load()) })
 	m := cluster(t, 1, settings{server: func(c *server.Config) { c.Loads = loads }})[0]
 	m.applied("m")
 	counts := func(gateway string, arrived int64, queues ...api.QueueLoad) {

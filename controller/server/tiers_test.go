@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/controller/api"
-	"remuda/controller/load"
+	"remuda/controller/gatewayreport"
 	"remuda/controller/planner"
 	"remuda/controller/server"
 	"remuda/controller/state"
@@ -93,7 +93,7 @@ func TestReportsTellWhatIsWanted(t *testing.T) {
 	require.True(t, live)
 	require.True(t, since.Equal(epoch))
 	_, err := m.client.GatewayReport(t.Context(), api.GatewayReport{Gateway: "g", Index: 1, Replicas: []api.ReplicaLoad{}, Demand: map[string]time.Time{"a b": {}}})
-	requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, `wanted model: name is "a b"`)
+	requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, `demand: name is "a b"`)
 }
 
 func TestPools(t *testing.T) {
@@ -336,7 +336,7 @@ func TestOnePlanIsMadeAtATime(t *testing.T) {
 }
 
 // demand is what the reconciler sees of clients' demand in loads.
-func (m *member) demand(loads *load.Store) map[string]time.Time {
+func (m *member) demand(loads *gatewayreport.Store) map[string]time.Time {
 	v := m.store.View()
 	return loads.Demand(func(name string) time.Time {
 		if row := v.Model(nil, name); row != nil {
@@ -397,11 +397,11 @@ func TestDemandBeforeADecision(t *testing.T) {
 			} else {
 				require.NoError(t, err)
 			}
-			next := load.New(time.Minute, time.Now)
+			next := gatewayreport.New(time.Minute, time.Now)
 			queue := api.QueueLoad{Model: "m", State: api.QueueProvisioning, Waiting: 1, OldestAt: waiting}
 			next.Put(api.GatewayReport{Gateway: "g", Index: 1, Queues: []api.QueueLoad{queue}})
 			require.Contains(t, m.demand(m.loads), "n")
-			for _, loads := range []*load.Store{m.loads, next} {
+			for _, loads := range []*gatewayreport.Store{m.loads, next} {
 				_, asked := m.demand(loads)["m"]
 				require.Equal(t, !tc.void, asked)
 			}

@@ -14,7 +14,7 @@ import (
 	"syscall"
 	"time"
 
-	"remuda/controller/shim"
+	"remuda/controller/shimclient"
 )
 
 // Answer is what a hook has a shim answer; Code 0: as it would without the hook.
@@ -22,7 +22,7 @@ type Answer struct {
 	Code int
 	// Error is the text, and State what the engine is then.
 	Error string
-	State shim.Phase
+	State shimclient.Phase
 	// Cut: the connection breaks after it was done, without an answer.
 	Cut bool
 }
@@ -30,7 +30,7 @@ type Answer struct {
 // Shim is one shim. Its methods may be called from several goroutines.
 type Shim struct {
 	mu      sync.Mutex // guards what follows, not held while a hook runs
-	state   shim.State
+	state   shimclient.State
 	down    bool
 	garbage bool
 	hang    chan struct{} // nil: it answers
@@ -44,22 +44,22 @@ type Shim struct {
 // New returns the shim of an Active engine that can sleep, and has the lock of its group
 // where locked.
 func New(replica, role string, locked bool) *Shim {
-	s := &Shim{state: shim.State{Replica: replica, Role: role, Phase: shim.Active, Since: time.Now(), CanSleep: true}}
+	s := &Shim{state: shimclient.State{Replica: replica, Role: role, Phase: shimclient.Active, Since: time.Now(), CanSleep: true}}
 	if locked {
-		s.state.Lock = &shim.Lock{Held: true}
+		s.state.Lock = &shimclient.Lock{Held: true}
 	}
 	return s
 }
 
 // Set changes how the engine stands.
-func (s *Shim) Set(f func(st *shim.State)) {
+func (s *Shim) Set(f func(st *shimclient.State)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	f(&s.state)
 }
 
 // State is how the engine stands.
-func (s *Shim) State() shim.State {
+func (s *Shim) State() shimclient.State {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.state
@@ -176,7 +176,7 @@ func (s *Shim) order(w http.ResponseWriter, r *http.Request, text string, hook f
 		a = hook()
 	}
 	if a.State != "" {
-		s.Set(func(st *shim.State) { st.Phase, st.Since = a.State, time.Now() })
+		s.Set(func(st *shimclient.State) { st.Phase, st.Since = a.State, time.Now() })
 	}
 	if since := r.URL.Query().Get("since"); a.Code == 0 && since != "" {
 		if at, err := time.Parse(time.RFC3339Nano, since); err != nil || !at.Equal(s.State().Since) {
@@ -208,9 +208,9 @@ func (s *Shim) drain() Answer {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch s.state.Phase {
-	case shim.Active:
-		s.state.Phase, s.state.Since = shim.Draining, time.Now()
-	case shim.Draining:
+	case shimclient.Active:
+		s.state.Phase, s.state.Since = shimclient.Draining, time.Now()
+	case shimclient.Draining:
 	default:
 		return Answer{Code: http.StatusConflict, Error: "wrong state: engine is " + string(s.state.Phase)}
 	}
@@ -225,10 +225,10 @@ func (s *Shim) sleep() Answer {
 		return Answer{Code: http.StatusConflict, Error: "engine cannot sleep"}
 	case !s.state.Leads():
 		return Answer{Code: http.StatusConflict, Error: "wrong state: it waits for its lock"}
-	case s.state.Phase == shim.Active, s.state.Phase == shim.Draining:
-		s.state.Phase, s.state.Since = shim.Standby, time.Now()
+	case s.state.Phase == shimclient.Active, s.state.Phase == shimclient.Draining:
+		s.state.Phase, s.state.Since = shimclient.Standby, time.Now()
 		s.state.Parked, s.state.ParkedSince = true, s.state.Since
-	case s.state.Phase == shim.Standby:
+	case s.state.Phase == shimclient.Standby:
 		s.state.Parked = true
 		if s.state.ParkedSince.IsZero() {
 			s.state.ParkedSince = time.Now()
@@ -246,9 +246,9 @@ func (s *Shim) wake(gpus string) Answer {
 		return Answer{Code: http.StatusConflict, Error: "wrong state: it waits for its lock"}
 	}
 	switch s.state.Phase {
-	case shim.Active:
-	case shim.Standby, shim.Draining:
-		s.state.Phase, s.state.Since = shim.Active, time.Now()
+	case shimclient.Active:
+	case shimclient.Standby, shimclient.Draining:
+		s.state.Phase, s.state.Since = shimclient.Active, time.Now()
 		s.state.Parked, s.state.ParkedSince = false, time.Time{}
 	default:
 		return Answer{Code: http.StatusConflict, Error: "wrong state: engine is " + string(s.state.Phase)}

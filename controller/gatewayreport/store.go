@@ -1,4 +1,4 @@
-package load
+package gatewayreport
 
 import (
 	"cmp"
@@ -12,10 +12,10 @@ import (
 	"remuda/controller/api"
 )
 
-// Load is what all live gateways have on one replica together.
+// Load is the load of one replica, summed over all live gateways.
 type Load struct {
 	api.Load
-	// Recent are the outcomes of RecentTime. Row are the failures since the last answer,
+	// Recent are the outcomes within RecentTime. Row are the failures since the last answer,
 	// however long ago the first of them was.
 	Recent, Row Outcomes
 }
@@ -26,55 +26,54 @@ type Store struct {
 	ttl time.Duration
 	now func() time.Time
 
-	mu    sync.Mutex // guards what follows, for some arithmetic only
-	term  uint64     // the term of leadership that all of it is of
-	since time.Time  // when it began to listen
-	// gateways has the last reports, which do not change.
+	mu    sync.Mutex // guards the fields below; held for short computations only
+	term  uint64     // the term of leadership to which the contents belong
+	since time.Time  // the start of the term
+	// gateways has the last report of each gateway; reports are not modified.
 	gateways map[string]*entry
-	// demand has the models that were asked for in vain.
-	demand map[string]wish
-	// kills are the orders to kill requests, by their ID; drains those to gateways, with
-	// when their time is over.
+	// demand has the models for which requests found no replica.
+	demand map[string]demandEntry
+	// kills are the orders to kill requests, by request ID; drains has when the order to drain a
+	// gateway expires, by gateway.
 	kills  map[string]*order
 	drains map[string]time.Time
-	// counted has how many requests each model had while the store listened, see Count.
+	// counted has how many requests each model had in this term, see Count.
 	counted map[string]api.Counters
-	// records has what became of the requests of each replica lately.
+	// records has the recent outcomes of each replica.
 	records map[string]*record
-	// lost is when the last gateway was given up, zero while none was.
+	// lost is when the last gateway expired, zero if none has.
 	lost    time.Time
-	changed chan struct{} // closed and made anew at each change
+	changed chan struct{} // closed and replaced at each change
 }
 
-// wish is when a model was last asked for in vain, and when that was last reported.
-type wish struct{ asked, heard time.Time }
+// demandEntry is when a model was last requested in vain, and when that was last reported.
+type demandEntry struct{ asked, heard time.Time }
 
 type entry struct {
 	report   api.GatewayReport
 	bytes    int
-	queues   map[string]*api.QueueLoad  // by model, where there is anything
-	counters map[string]tally[counters] // by model, what it counts
-	ended    map[string]tally[ended]    // by replica
+	queues   map[string]*api.QueueLoad          // by model
+	counters map[string]counterCursor[counters] // by model, what it counts
+	ended    map[string]counterCursor[ended]    // by replica
 	total    int
 	waiting  int
-	// began is when the gateway began, or when it was first heard where it does not say.
+	// began is when the gateway started, or its first report if it does not report that.
 	began time.Time
 	at    time.Time
 }
 
-// New returns a store in which a report counts for ttl. A gateway has to report
-// several times in that, so that a lost report costs nothing. now is the clock.
+// New returns a store in which a report counts for ttl. Gateways should report several times
+// within ttl, so that a lost report does no harm. now is the clock.
 func New(ttl time.Duration, now func() time.Time) *Store {
 	return &Store{
-		ttl: ttl, now: now, since: now(), gateways: map[string]*entry{}, demand: map[string]wish{},
+		ttl: ttl, now: now, since: now(), gateways: map[string]*entry{}, demand: map[string]demandEntry{},
 		kills: map[string]*order{}, drains: map[string]time.Time{}, counted: map[string]api.Counters{}, records: map[string]*record{}, changed: make(chan struct{}),
 	}
 }
 
-// Begin gives the store to a term of leadership, before anything of that term is put into it
-// or read from it. It begins empty: reports of an earlier term are old, and not every
-// gateway has found the new leader yet. It does nothing for the present term and for
-// earlier ones.
+// Begin starts a term of leadership. It must be called before the store is used in that term. It
+// empties the store: the reports of an earlier term are outdated, and not every gateway has found
+// the new leader yet. It does nothing for the present term and earlier ones.
 func (s *Store) Begin(term uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -88,12 +87,12 @@ func (s *Store) Begin(term uint64) {
 	clear(s.drains)
 	clear(s.counted)
 	clear(s.records)
-	s.tell()
+	s.notify()
 }
 
-// Put takes a report in the place of the gateway's last one. It keeps r's slices, which
-// must not be changed any more. Of more than api.MaxReportRequests requests the first are kept. It
-// fails with ErrTooManyGateways or ErrTooManyBytes; the gateway's last report stays then.
+// Put replaces the gateway's last report. It keeps r's slices, which must not be modified
+// afterwards. It keeps the first api.MaxReportRequests requests of each queue and replica. If it
+// returns ErrTooManyGateways or ErrTooManyBytes, the gateway's last report is kept.
 func (s *Store) Put(r api.GatewayReport) error {
 	e := &entry{report: r, bytes: bytesOf(r), queues: map[string]*api.QueueLoad{}}
 	for i := range r.Queues {
@@ -104,7 +103,7 @@ func (s *Store) Put(r api.GatewayReport) error {
 		e.queues[q.Model] = q
 		e.waiting += max(q.Waiting, 0)
 	}
-	// A model may have no queue in a report that has no room for all.
+	// A full report may omit the queue of a model.
 	unqueued := map[string]*api.QueueLoad{}
 	for i := range r.Replicas {
 		one := &r.Replicas[i]
@@ -127,7 +126,7 @@ func (s *Store) Put(r api.GatewayReport) error {
 	s.mu.Lock()
 	last := s.gateways[r.Gateway]
 	s.mu.Unlock()
-	same := last != nil && last.says(e)
+	same := last != nil && last.sameAs(e)
 
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -166,16 +165,16 @@ func (s *Store) Put(r api.GatewayReport) error {
 		if asked.Before(was.asked) {
 			asked = was.asked
 		}
-		s.demand[model] = wish{asked, e.at}
+		s.demand[model] = demandEntry{asked, e.at}
 		news = news || !known
 	}
 	if news {
-		s.tell()
+		s.notify()
 	}
 	return nil
 }
 
-// bytesOf estimates the memory that a report takes.
+// bytesOf estimates the size of a report in memory.
 func bytesOf(r api.GatewayReport) int {
 	const request, queue, replica, counters, wanted = 128, 256, 192, 256, 96
 	n := len(r.Replicas)*replica + len(r.Queues)*queue + len(r.Counters)*counters + len(r.Demand)*wanted
@@ -201,9 +200,9 @@ func bytesOf(r api.GatewayReport) int {
 	return n
 }
 
-// says tells whether two reports of a gateway say the same, as far as anything is decided
-// by it: how long requests of a queue wait, how many and how fast they are served is not.
-func (e *entry) says(o *entry) bool {
+// sameAs reports whether two reports of a gateway are equal in what decisions depend on. It
+// ignores how long the requests of a queue wait, their number, and how fast they are served.
+func (e *entry) sameAs(o *entry) bool {
 	a, b := e.report, o.report
 	a.Queues, b.Queues = nil, nil
 	a.Counters, b.Counters = nil, nil
@@ -212,16 +211,13 @@ func (e *entry) says(o *entry) bool {
 	})
 }
 
-// Demand returns the models that clients asked for and that had no replica to serve them, or
-// none that was free, with when the newest such request was heard of. A model's demand lasts
-// for one time to live: gateways report anew what is asked for again. A request that still
-// waits at a gateway where nothing serves its model, or all that serves it is busy, is asked
-// for with each report, so that neither a new leader nor the end of the last replica leaves it
-// alone.
+// Demand returns the models for which a request found no replica, or no free one, with when the
+// newest such request was reported. Demand lasts for one time to live. A request that waits for
+// a model without a replica, or with only busy ones, renews the demand with each report. So it is
+// not lost when the leader changes or the last replica ends.
 //
-// Of a model for which after returns a time, only what was asked for later counts: a request
-// that is reported as wanted by when it came, those that wait by when the newest that is
-// named came.
+// If after returns a time for a model, only later requests count. For waiting requests, the newest
+// that is listed decides.
 func (s *Store) Demand(after func(model string) time.Time) map[string]time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -237,7 +233,7 @@ func (s *Store) Demand(after func(model string) time.Time) map[string]time.Time 
 	}
 	for _, e := range s.gateways {
 		for model, q := range e.queues {
-			if q.Waiting > 0 && wanting(q.State) {
+			if q.Waiting > 0 && needsReplica(q.State) {
 				add(model, newest(q), e.at)
 			}
 		}
@@ -245,15 +241,15 @@ func (s *Store) Demand(after func(model string) time.Time) map[string]time.Time 
 	return out
 }
 
-// wanting reports whether requests that wait in that state wait for another replica.
-func wanting(s api.QueueState) bool {
+// needsReplica reports whether requests in a queue of that state wait for another replica.
+func needsReplica(s api.QueueState) bool {
 	return s == api.QueueProvisioning || s == api.QueueCantPlace || s == api.QueueLoadFailed || s == api.QueueBusy
 }
 
-// Since returns the latest time before which a request may be unknown, and whether a
-// gateway lives. It is the start of the gateway that began last; of one that does not say,
-// when it was first heard. Where a gateway was given up it is no earlier than that: what
-// it knew is forgotten, and it may serve on where nobody hears it.
+// Since returns the time from which on the reports are complete, and whether there is a live
+// gateway. It is the start of the gateway that started last, or its first report if it does not
+// report its start. If a gateway has expired, it is not earlier than that: its report is lost, and
+// it may still serve without a connection to the controller.
 func (s *Store) Since() (latest time.Time, live bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -267,25 +263,25 @@ func (s *Store) Since() (latest time.Time, live bool) {
 	return latest, len(s.gateways) > 0
 }
 
-// Heard tells whether the store has listened for one time to live, so that every gateway
-// that lives has reported.
-func (s *Store) Heard() bool {
+// AllReported reports whether one time to live has passed in this term, so that every live
+// gateway has reported.
+func (s *Store) AllReported() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.heard(s.now())
+	return s.allReported(s.now())
 }
 
-// heard needs the lock.
-func (s *Store) heard(now time.Time) bool { return !now.Before(s.since.Add(s.ttl)) }
+// allReported is AllReported for a caller that holds the lock.
+func (s *Store) allReported(now time.Time) bool { return !now.Before(s.since.Add(s.ttl)) }
 
-// Known tells whether what the gateways report is all that there is: one lives, and the
-// store has listened for one time to live, in which every other would have reported.
+// Known reports whether the reports cover all traffic: there is a live gateway, and one time to
+// live has passed in this term, in which every other would have reported.
 func (s *Store) Known() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.now()
 	s.prune(now)
-	return s.heard(now) && len(s.gateways) > 0
+	return s.allReported(now) && len(s.gateways) > 0
 }
 
 // Loads returns the load of every replica that a live gateway has reported, by name.
@@ -302,12 +298,13 @@ func (s *Store) Loads() map[string]api.Load {
 	return out
 }
 
-// Totals returns what Loads does without the requests, which cost most, and with the outcomes.
+// Totals returns the loads of all replicas with the outcomes, but without the list of requests,
+// which is what makes Loads expensive.
 func (s *Store) Totals() map[string]Load {
 	return s.sum(false)
 }
 
-// sum adds the reports up.
+// sum adds up the reports, with the list of requests if requests is set.
 func (s *Store) sum(requests bool) map[string]Load {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -334,7 +331,7 @@ func (s *Store) sum(requests bool) map[string]Load {
 	return out
 }
 
-// Gateways returns the gateways that live, by name.
+// Gateways returns the live gateways, sorted by name.
 func (s *Store) Gateways() []api.Gateway {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -351,7 +348,8 @@ func (s *Store) Gateways() []api.Gateway {
 	return out
 }
 
-// Next is when the answers may be others although nobody reports; zero is never.
+// Next returns when the results may change without a new report, because something expires; zero
+// is never.
 func (s *Store) Next() time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -374,22 +372,21 @@ func (s *Store) Next() time.Time {
 	return next
 }
 
-// Changed returns a channel that is closed when a report says something new. Ask for
-// it before the answers that it is about. Reports that expire do not close it; see
-// Next.
+// Changed returns a channel that is closed when a report brings news. Call it before the methods
+// whose results it covers. Expiry does not close it; see Next.
 func (s *Store) Changed() <-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.changed
 }
 
-// tell needs the lock.
-func (s *Store) tell() {
+// notify closes the channel of Changed. The caller holds the lock.
+func (s *Store) notify() {
 	close(s.changed)
 	s.changed = make(chan struct{})
 }
 
-// prune drops what has expired. It needs the lock.
+// prune drops expired reports, demand and orders. The caller holds the lock.
 func (s *Store) prune(now time.Time) {
 	for name, e := range s.gateways {
 		if !now.Before(e.at.Add(s.ttl)) {

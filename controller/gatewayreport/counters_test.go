@@ -1,4 +1,4 @@
-package load_test
+package gatewayreport_test
 
 import (
 	"fmt"
@@ -10,7 +10,7 @@ import (
 	"pgregory.net/rapid"
 
 	"remuda/controller/api"
-	"remuda/controller/load"
+	"remuda/controller/gatewayreport"
 )
 
 // counts is a report with counters of the model m: as many seconds as requests finished.
@@ -228,13 +228,13 @@ func TestCountersNeverJump(t *testing.T) {
 }
 
 func TestValidateNamesEveryFaultOfCounters(t *testing.T) {
-	require.NoError(t, load.Validate(counts("g", 2, 1)))
-	err := load.Validate(api.GatewayReport{Gateway: "g", Counters: []api.ModelCounters{{Model: "a b"}, {Model: "m", Counters: api.Counters{Arrived: -1}},
+	require.NoError(t, gatewayreport.Validate(counts("g", 2, 1)))
+	err := gatewayreport.Validate(api.GatewayReport{Gateway: "g", Counters: []api.ModelCounters{{Model: "a b"}, {Model: "m", Counters: api.Counters{Arrived: -1}},
 		{Model: "m", Counters: api.Counters{Finished: math.MaxInt64, ServedSeconds: math.NaN(), Refused: -7}}, {Model: "n", Counters: api.Counters{Refused: math.MaxInt64}}}})
 	for _, want := range []string{`counters of model "a b": name is "a b"`, `counters of model "m": arrived is -1 and finished is 0`,
 		`counters of model "m": arrived is -1 and finished is 0`, "arrived is 0 and finished is 9223372036854775807", "served seconds is NaN: must be 0 to 1e+16",
 		`counters of model "m": refused is -7: must be 0 to 9007199254740991`, `counters of model "n": refused is 9223372036854775807`} {
 		require.ErrorContains(t, err, want)
 	}
-	require.ErrorContains(t, load.Validate(api.GatewayReport{Gateway: "g", Counters: make([]api.ModelCounters, api.MaxReportQueues+1)}), "1001 models with counters: must be at most 1000")
+	require.ErrorContains(t, gatewayreport.Validate(api.GatewayReport{Gateway: "g", Counters: make([]api.ModelCounters, api.MaxReportQueues+1)}), "1001 models with counters: must be at most 1000")
 }

@@ -1,4 +1,4 @@
-package load_test
+package gatewayreport_test
 
 import (
 	"fmt"
@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/controller/api"
-	"remuda/controller/load"
+	"remuda/controller/gatewayreport"
 )
 
 // flying has one request in flight.
@@ -16,7 +16,7 @@ func flying(gateway, id string) api.GatewayReport {
 }
 
 // answer puts a report and returns what its answer orders.
-func answer(s *load.Store, r api.GatewayReport) api.GatewayOrders {
+func answer(s *gatewayreport.Store, r api.GatewayReport) api.GatewayOrders {
 	s.Put(r)
 	return s.Orders(r.Gateway)
 }
@@ -56,7 +56,7 @@ func TestOrdersEnd(t *testing.T) {
 	require.True(t, s.Drain("a"))
 	require.False(t, s.Drain("nobody"))
 	require.Equal(t, api.GatewayOrders{Kill: []string{"b", "x"}, Drain: true}, answer(s, flying("a", "x")), "sorted")
-	c.advance(load.OrderTTL - 1)
+	c.advance(gatewayreport.OrderTTL - 1)
 	require.Equal(t, api.GatewayOrders{Kill: []string{"b", "x"}, Drain: true}, answer(s, flying("a", "x")))
 	require.True(t, s.Gateways()[0].DrainOrdered)
 	c.advance(1)
@@ -81,28 +81,28 @@ func TestADrainIsRepeatedUntilTheGatewayDrains(t *testing.T) {
 func TestOrdersAreLostWithTheLeader(t *testing.T) {
 	s, c := listening()
 	s.Put(flying("a", "x"))
-	require.True(t, s.Heard())
+	require.True(t, s.AllReported())
 	require.NoError(t, s.Kill("x"))
 	require.True(t, s.Drain("a"))
 	s.Begin(1)
 	require.Zero(t, answer(s, flying("a", "x")))
 	require.False(t, s.Killed("x"))
-	require.False(t, s.Heard(), "that no gateway names a request says nothing yet")
+	require.False(t, s.AllReported(), "that no gateway names a request says nothing yet")
 	c.advance(ttl)
-	require.True(t, s.Heard())
+	require.True(t, s.AllReported())
 }
 
 func TestKillsAreBounded(t *testing.T) {
 	s, c := listening()
-	require.ErrorIs(t, s.Kill("x"), load.ErrNoGateway)
+	require.ErrorIs(t, s.Kill("x"), gatewayreport.ErrNoGateway)
 	require.False(t, s.Killed("x"), "what is rejected leaves no order")
 	s.Put(report("a", 1))
-	for i := range load.MaxKills {
+	for i := range gatewayreport.MaxKills {
 		require.NoError(t, s.Kill(fmt.Sprint(i)))
 	}
-	require.ErrorIs(t, s.Kill("one more"), load.ErrTooManyOrders)
+	require.ErrorIs(t, s.Kill("one more"), gatewayreport.ErrTooManyOrders)
 	require.NoError(t, s.Kill("7"), "that one is among them")
-	c.advance(load.OrderTTL)
+	c.advance(gatewayreport.OrderTTL)
 	s.Put(report("a", 1))
 	require.NoError(t, s.Kill("one more"))
 }

@@ -14,9 +14,9 @@ import (
 	"remuda/controller/state"
 )
 
-// why says in a few sentences why a model is as it is: what is wanted, what is there,
-// what goes on, and what was decided last.
-func why(v *state.View, ws memdb.WatchSet, m *state.Model, rs []*state.Replica, ds []*state.Decision) string {
+// statusDescription describes a model's status in a few sentences: the target, the replicas, what
+// is in progress, and the last decision.
+func statusDescription(v *state.View, ws memdb.WatchSet, m *state.Model, rs []*state.Replica, ds []*state.Decision) string {
 	var out []string
 	say := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
 	c, limits := countsOf(rs), v.Limits(ws)(m.Name)
@@ -25,13 +25,13 @@ func why(v *state.View, ws memdb.WatchSet, m *state.Model, rs []*state.Replica, 
 	case m.Stopped && len(rs) == 0:
 		say("The model is stopped.")
 	case m.Stopped:
-		say("The model is stopped; %s.", strings.Join(parts(rs), ", "))
+		say("The model is stopped; %s.", strings.Join(statusCounts(rs), ", "))
 	case len(rs) == 0 && target > 0:
 		say("%d of %d replicas serve: none is placed yet.", 0, target)
 	case len(rs) == 0:
 		say("The target is 0 replicas.")
 	default:
-		say("%d of %d replicas serve: %s.", c.Hot, target, strings.Join(parts(rs), ", "))
+		say("%d of %d replicas serve: %s.", c.Hot, target, strings.Join(statusCounts(rs), ", "))
 	}
 	for _, r := range rs {
 		if r.Status != state.StatusFailed {
@@ -79,7 +79,7 @@ func why(v *state.View, ws memdb.WatchSet, m *state.Model, rs []*state.Replica, 
 	if v.Switch(ws, state.SwitchPauseReconcile) != "" {
 		say("The controller is paused: run \"remuda switch unset %s\" to resume.", state.SwitchPauseReconcile)
 	}
-	if d := waits(v, m, target, rs, ds); d != nil {
+	if d := pendingDecision(v, m, target, rs, ds); d != nil {
 		say("Waiting: %s.", strings.TrimSuffix(d.Reason, "."))
 	} else if len(ds) > 0 {
 		say("Last decision, %s: %s.", ds[0].Kind, strings.TrimSuffix(ds[0].Reason, "."))
@@ -87,7 +87,7 @@ func why(v *state.View, ws memdb.WatchSet, m *state.Model, rs []*state.Replica, 
 	return strings.Join(out, " ")
 }
 
-// displacedText says what displaced replicas come back for, as "1 comes back when there is room".
+// displacedText describes when displaced replicas come back: "1 comes back when there is room".
 func displacedText(room, asked int) string {
 	var parts []string
 	say := func(n int, when string) {
@@ -111,8 +111,8 @@ func outOfUse(v *state.View, r *state.Replica) string {
 	return r.OutOfUse(v.Node(nil, r.Placement.Node))
 }
 
-// cappedBy returns the name of the switch that caps a model at n replicas: its own, or that of
-// all.
+// cappedBy returns the name of the switch that caps a model at n replicas: the model's own, or the
+// one for all models.
 func cappedBy(v *state.View, ws memdb.WatchSet, model string, n int) string {
 	own := state.SwitchFor(state.SwitchCapMaxReplicas, model)
 	if v.Switch(ws, own) == strconv.Itoa(n) || v.Switch(ws, state.SwitchCapMaxReplicas) == "" {
@@ -121,8 +121,8 @@ func cappedBy(v *state.View, ws memdb.WatchSet, model string, n int) string {
 	return state.SwitchCapMaxReplicas
 }
 
-// disabledBy returns the name of the switch that disables a model's scaling: its own, or
-// that of all.
+// disabledBy returns the name of the switch that disables a model's scaling: the model's own, or
+// the one for all models.
 func disabledBy(v *state.View, ws memdb.WatchSet, model string) string {
 	if own := state.SwitchFor(state.SwitchDisableScaling, model); v.Switch(ws, own) != "" {
 		return own
@@ -130,9 +130,9 @@ func disabledBy(v *state.View, ws memdb.WatchSet, model string) string {
 	return state.SwitchDisableScaling
 }
 
-// waits returns the decision that says what the model still waits for, nil where it
-// does not: one that nothing was placed after.
-func waits(v *state.View, m *state.Model, target int, rs []*state.Replica, ds []*state.Decision) *state.Decision {
+// pendingDecision returns the decision that explains what the model waits for, nil if it does not
+// wait. A decision is pending if no replica was placed or woken after it.
+func pendingDecision(v *state.View, m *state.Model, target int, rs []*state.Replica, ds []*state.Decision) *state.Decision {
 	staying := 0
 	for _, r := range rs {
 		if r.Counts() {
@@ -162,8 +162,8 @@ func waits(v *state.View, m *state.Model, target int, rs []*state.Replica, ds []
 	return nil
 }
 
-// parts counts replicas by their status, the nearest to serving first.
-func parts(rs []*state.Replica) []string {
+// statusCounts returns the number of replicas in each status, the closest to serving first.
+func statusCounts(rs []*state.Replica) []string {
 	order := []state.Status{
 		state.StatusServing, state.StatusWaking, state.StatusStarting, state.StatusPlaced, state.StatusFailed, state.StatusDraining,
 		state.StatusSleeping, state.StatusWarm, state.StatusStopping, state.StatusDiscarding, state.StatusCold,

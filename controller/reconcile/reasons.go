@@ -12,34 +12,34 @@ import (
 	"remuda/controller/state"
 )
 
-// askers is how many jobs one Nomad is asked about at once.
-const askers = 4
+// maxPolls is how many questions are sent to one pool at once.
+const maxPolls = 4
 
-// why asks why replicas that start make no progress: Nomad of jobs that it does not place,
-// shims of engines that do not serve. It asks of those that wait for longer than patience,
-// and again after each interval.
-type why struct {
-	waits           func(view *state.View, j nomad.Job) bool
-	ask             func(ctx context.Context, j job) (string, error)
-	patience, again time.Duration
-	now             func() time.Time
-	told            func(name string, err error) // after each answer
+// reasonPoller asks why replicas that start make no progress: Nomad about jobs that it does
+// not place, shims about engines that do not serve. It asks about those that have waited for
+// longer than patience, and again after each interval.
+type reasonPoller struct {
+	waits              func(view *state.View, j nomad.Job) bool
+	ask                func(ctx context.Context, j job) (string, error)
+	patience, interval time.Duration
+	now                func() time.Time
+	onAnswer           func(name string, err error) // called after each answer
 
-	mu      sync.Mutex // guards what follows
-	pending map[string]*pending
-	asking  map[string]int // by pool
+	mu      sync.Mutex // guards the fields below
+	pending map[string]*pendingReason
+	polling map[string]int // by pool
 }
 
-type pending struct {
-	index  uint64 // the job's
-	since  time.Time
-	asked  time.Time
-	asking bool
-	reason string
+type pendingReason struct {
+	index   uint64 // the job's
+	since   time.Time
+	askedAt time.Time
+	asking  bool
+	reason  string
 }
 
-// reason is the last answer about this version of the job.
-func (w *why) reason(name string, index uint64) string {
+// reason returns the last answer about this version of the job.
+func (w *reasonPoller) reason(name string, index uint64) string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if p := w.pending[name]; p != nil && p.index == index {
@@ -48,8 +48,8 @@ func (w *why) reason(name string, index uint64) string {
 	return ""
 }
 
-// last is the last answer about a job, whatever its version.
-func (w *why) last(name string) string {
+// lastReason returns the last answer about any version of the job.
+func (w *reasonPoller) lastReason(name string) string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if p := w.pending[name]; p != nil {
@@ -58,13 +58,13 @@ func (w *why) last(name string) string {
 	return ""
 }
 
-// look begins to ask about the jobs that have waited for long enough, where their Nomad is
-// known to answer. run starts a goroutine.
-func (w *why) look(ctx context.Context, view *state.View, jobs map[string]job, known func(pool string) bool, run func(func()), next *schedule) {
+// poll starts to ask about the jobs that are due, if their pool is known to answer. It calls
+// run to start a goroutine.
+func (w *reasonPoller) poll(ctx context.Context, view *state.View, jobs map[string]job, known func(pool string) bool, run func(func()), next *schedule) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.pending == nil {
-		w.pending, w.asking = map[string]*pending{}, map[string]int{}
+		w.pending, w.polling = map[string]*pendingReason{}, map[string]int{}
 	}
 	now := w.now()
 	for id := range w.pending {
@@ -78,39 +78,39 @@ func (w *why) look(ctx context.Context, view *state.View, jobs map[string]job, k
 		}
 		p := w.pending[id]
 		if p == nil || p.index != j.Index {
-			p = &pending{index: j.Index, since: now}
+			p = &pendingReason{index: j.Index, since: now}
 			if r := view.Replica(nil, id); r.Status == state.StatusStarting && r.Since.Before(now) {
-				p.since = r.Since // as an earlier leader has seen it
+				p.since = r.Since // as recorded by an earlier leader
 			}
 			w.pending[id] = p
 		}
 		due := p.since.Add(w.patience)
-		if !p.asked.IsZero() {
-			due = p.asked.Add(w.again)
+		if !p.askedAt.IsZero() {
+			due = p.askedAt.Add(w.interval)
 		}
 		switch {
 		case p.asking:
 		case now.Before(due):
 			next.add(due)
-		case w.asking[j.pool] < askers: // who has to wait is looked at when one of these is done
-			p.asking, p.asked = true, now
-			w.asking[j.pool]++
+		case w.polling[j.pool] < maxPolls: // over the limit, the job is polled once another answer arrives
+			p.asking, p.askedAt = true, now
+			w.polling[j.pool]++
 			run(func() {
 				reason, err := w.ask(ctx, j)
 				w.mu.Lock()
 				p.asking = false
-				w.asking[j.pool]--
+				w.polling[j.pool]--
 				if err == nil {
 					p.reason = reason
 				}
 				w.mu.Unlock()
-				w.told(id, err)
+				w.onAnswer(id, err)
 			})
 		}
 	}
 }
 
-// waitsForNomad tells whether a replica's job waits for Nomad to place it.
+// waitsForNomad reports whether a replica's job waits for Nomad to place it.
 func waitsForNomad(view *state.View, j nomad.Job) bool {
 	if j.Stopped || j.Problem != "" || live(j) {
 		return false
@@ -119,7 +119,7 @@ func waitsForNomad(view *state.View, j nomad.Job) bool {
 	return r != nil && r.Status.Request() == state.RequestKeep
 }
 
-// waitsForEngines tells whether a replica that has started runs and does not serve yet.
+// waitsForEngines reports whether the engines of a starting replica run but do not serve yet.
 func waitsForEngines(view *state.View, j nomad.Job) bool {
 	r := view.Replica(nil, j.ID)
 	a, ok := currentOf(j.Allocations)
@@ -128,8 +128,8 @@ func waitsForEngines(view *state.View, j nomad.Job) bool {
 	})
 }
 
-// askShims returns why none of a job's engines serves, as their shims report it.
-func (l *leading) askShims(ctx context.Context, j job) (string, error) {
+// notServingReason returns why none of a job's engines serves, as their shims report it.
+func (l *loop) notServingReason(ctx context.Context, j job) (string, error) {
 	a, _ := currentOf(j.Allocations)
 	shims := j.Shims(a)
 	var out []string
@@ -157,11 +157,11 @@ func (l *leading) askShims(ctx context.Context, j job) (string, error) {
 
 // NotServing returns why a replica whose allocation runs does not serve yet, as its shims
 // reported it some seconds ago. It is empty for any other replica, within the serving grace,
-// and where this server does not lead. It may be called from several goroutines at once.
+// and if this server does not lead. It may be called from several goroutines at once.
 func (r *Reconciler) NotServing(replica string) string {
 	l := r.current()
 	if l == nil {
 		return ""
 	}
-	return l.idle.last(replica)
+	return l.notServing.lastReason(replica)
 }

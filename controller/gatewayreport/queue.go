@@ -1,4 +1,4 @@
-package load
+package gatewayreport
 
 import (
 	"cmp"
@@ -12,11 +12,12 @@ import (
 	"remuda/controller/api"
 )
 
-// states has the one that says least first. Of several gateways' states the last of these is
-// that of all together: one that serves serves, whatever the others have not heard.
+// states orders the states of a queue by precedence, the weakest first. If gateways report
+// different states of a model, the last in this order applies: for example, a model that one
+// gateway can serve is ready.
 var states = []api.QueueState{api.QueueCancelled, api.QueueProvisioning, api.QueueCantPlace, api.QueueLoadFailed, api.QueueDeploying, api.QueueReady, api.QueueBusy}
 
-// queueErrors names everything that is wrong with a queue.
+// queueErrors returns all errors of a queue.
 func queueErrors(q api.QueueLoad) []error {
 	var errs []error
 	bad := func(format string, args ...any) {
@@ -32,7 +33,7 @@ func queueErrors(q api.QueueLoad) []error {
 		bad("waiting is %d and in flight is %d: must be 0 or more", q.Waiting, q.InFlight)
 	}
 	if !(q.CompletedPerSecond >= 0 && q.CompletedPerSecond <= math.MaxFloat64) {
-		bad("served per second is %g: must be 0 or more", q.CompletedPerSecond)
+		bad("completed per second is %g: must be 0 or more", q.CompletedPerSecond)
 	}
 	if n := len(q.Requests); n > api.MaxReportRequests {
 		bad("%d requests: must be at most %d", n, api.MaxReportRequests)
@@ -42,7 +43,7 @@ func queueErrors(q api.QueueLoad) []error {
 	return errs
 }
 
-// add adds to q what another gateway has of the same model.
+// add adds another gateway's queue of the same model to q.
 func add(q *api.Queue, o *api.QueueLoad) {
 	if slices.Index(states, o.State) > slices.Index(states, q.State) {
 		q.State = o.State
@@ -56,8 +57,8 @@ func add(q *api.Queue, o *api.QueueLoad) {
 	q.Gateways++
 }
 
-// newest returns when the newest of the waiting requests that are named came, or the oldest
-// of all where none is named.
+// newest returns when the newest of the listed waiting requests came, or the oldest of all if
+// none is listed.
 func newest(q *api.QueueLoad) time.Time {
 	at := q.OldestAt
 	for _, r := range q.Requests {
@@ -68,8 +69,8 @@ func newest(q *api.QueueLoad) time.Time {
 	return at
 }
 
-// Queues returns what all live gateways have of each model together, by model. A model of
-// which none has anything is not there.
+// Queues returns the queues of all live gateways together, by model. It omits models of which no
+// gateway reports anything.
 func (s *Store) Queues() map[string]api.Queue {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -86,8 +87,8 @@ func (s *Store) Queues() map[string]api.Queue {
 	return out
 }
 
-// Waiting returns how many requests wait for an engine at all live gateways together, by
-// model; models for which none waits are not there.
+// Waiting returns how many requests wait for an engine at all live gateways together, by model.
+// It omits models for which no request waits.
 func (s *Store) Waiting() map[string]int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -103,34 +104,34 @@ func (s *Store) Waiting() map[string]int {
 	return out
 }
 
-// QueueOf is all about one model's queue: what each live gateway has of it, by the
-// gateway's name, and the requests that they name, first those that wait, by position, and
-// then those in flight, oldest first.
+// QueueOf returns the queue of a model at each live gateway, sorted by the gateway's name, and the
+// requests that the gateways list: first those that wait, by position, then those in flight,
+// oldest first.
 func (s *Store) QueueOf(model string) (of []api.GatewayQueue, requests []api.QueuedRequest) {
 	of = []api.GatewayQueue{}
 	for name, e := range s.live() {
 		if q := e.queues[model]; q != nil {
 			of = append(of, api.GatewayQueue{Gateway: name, State: q.State, Waiting: q.Waiting, InFlight: q.InFlight, OldestAt: q.OldestAt, CompletedPerSecond: q.CompletedPerSecond})
-			requests = append(requests, e.places(name, func(m string, _ api.Request) bool { return m == model })...)
+			requests = append(requests, e.requests(name, func(m string, _ api.Request) bool { return m == model })...)
 		}
 	}
 	slices.SortFunc(of, func(a, b api.GatewayQueue) int { return strings.Compare(a.Gateway, b.Gateway) })
-	sortPlaces(requests)
+	sortRequests(requests)
 	return of, requests
 }
 
-// Find returns where the gateways say that requests of this ID are. They name only some:
-// the first api.MaxReportRequests of each queue and the oldest ones of each replica.
+// Find returns where the gateways report requests of this ID. They list only some requests: the
+// first api.MaxReportRequests of each queue and the oldest ones of each replica.
 func (s *Store) Find(id string) []api.QueuedRequest {
 	out := []api.QueuedRequest{}
 	for name, e := range s.live() {
-		out = append(out, e.places(name, func(_ string, r api.Request) bool { return r.ID == id })...)
+		out = append(out, e.requests(name, func(_ string, r api.Request) bool { return r.ID == id })...)
 	}
-	sortPlaces(out)
+	sortRequests(out)
 	return out
 }
 
-// live returns the reports of the gateways that live, to be read without the lock.
+// live returns the reports of the live gateways. They may be read without the lock.
 func (s *Store) live() map[string]*entry {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -138,8 +139,8 @@ func (s *Store) live() map[string]*entry {
 	return maps.Clone(s.gateways)
 }
 
-// places returns the requests of a report that are wanted.
-func (e *entry) places(gateway string, want func(model string, r api.Request) bool) []api.QueuedRequest {
+// requests returns the requests of a report for which want returns true.
+func (e *entry) requests(gateway string, want func(model string, r api.Request) bool) []api.QueuedRequest {
 	var out []api.QueuedRequest
 	for _, q := range e.report.Queues {
 		for i, r := range q.Requests {
@@ -159,14 +160,14 @@ func (e *entry) places(gateway string, want func(model string, r api.Request) bo
 	return out
 }
 
-// modelOf returns the model of a replica's name, which was validated.
+// modelOf returns the model of a valid replica name.
 func modelOf(name string) string {
 	rest := name[:max(strings.LastIndexByte(name, ':'), 0)]
 	return rest[:max(strings.LastIndexByte(rest, ':'), 0)]
 }
 
-// sortPlaces puts those that wait first.
-func sortPlaces(ps []api.QueuedRequest) {
+// sortRequests sorts waiting requests first.
+func sortRequests(ps []api.QueuedRequest) {
 	slices.SortFunc(ps, func(a, b api.QueuedRequest) int {
 		if (a.Position == 0) != (b.Position == 0) {
 			return cmp.Compare(b.Position, a.Position)

@@ -1,4 +1,4 @@
-package load_test
+package gatewayreport_test
 
 import (
 	"fmt"
@@ -9,7 +9,7 @@ import (
 	"pgregory.net/rapid"
 
 	"remuda/controller/api"
-	"remuda/controller/load"
+	"remuda/controller/gatewayreport"
 )
 
 func at(sec int) time.Time { return began.Add(time.Duration(sec) * time.Second) }
@@ -175,17 +175,17 @@ func TestValidateNamesEveryFaultOfQueues(t *testing.T) {
 		{Model: "meta/llama:8b", State: api.QueueBusy, Waiting: 2, InFlight: 1, OldestAt: at(1), CompletedPerSecond: 0.1, Requests: []api.Request{{ID: "a", Started: at(1)}}},
 		{Model: "n", State: api.QueueCancelled},
 	}}
-	require.NoError(t, load.Validate(good))
-	err := load.Validate(queued("g",
+	require.NoError(t, gatewayreport.Validate(good))
+	err := gatewayreport.Validate(queued("g",
 		api.QueueLoad{Model: "a b", State: api.QueueBusy}, api.QueueLoad{Model: "m", State: "ASLEEP", Waiting: -1, CompletedPerSecond: -1},
 		api.QueueLoad{Model: "m", State: api.QueueReady, InFlight: -2, Waiting: 1, Requests: make([]api.Request, 2)},
 		api.QueueLoad{Model: "n", State: api.QueueReady, Waiting: 100, Requests: make([]api.Request, api.MaxReportRequests+1)}))
 	for _, want := range []string{
 		`queue of model "a b": name is "a b"`, `queue of model "m": state is "ASLEEP": must be one of [CANCELLED PROVISIONING CANT_PLACE LOAD_FAILED DEPLOYING READY BUSY]`,
-		`queue of model "m": waiting is -1 and in flight is 0`, "served per second is -1", `queue of model "m": state is "ASLEEP"`,
+		`queue of model "m": waiting is -1 and in flight is 0`, "completed per second is -1", `queue of model "m": state is "ASLEEP"`,
 		"waiting is -1 and in flight is 0", "2 requests but only 1 waiting", `queue of model "n": 65 requests: must be at most 64`,
 	} {
 		require.ErrorContains(t, err, want)
 	}
-	require.ErrorContains(t, load.Validate(queued("g", make([]api.QueueLoad, api.MaxReportQueues+1)...)), "1001 queues: must be at most 1000")
+	require.ErrorContains(t, gatewayreport.Validate(queued("g", make([]api.QueueLoad, api.MaxReportQueues+1)...)), "1001 queues: must be at most 1000")
 }

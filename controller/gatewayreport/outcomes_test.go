@@ -1,4 +1,4 @@
-package load_test
+package gatewayreport_test
 
 import (
 	"testing"
@@ -8,7 +8,7 @@ import (
 	"pgregory.net/rapid"
 
 	"remuda/controller/api"
-	"remuda/controller/load"
+	"remuda/controller/gatewayreport"
 )
 
 // ended is a report of what replica r1 answered and failed, and failed in a row.
@@ -18,7 +18,7 @@ func ended(gateway string, answered, failed, inARow int64) api.GatewayReport {
 
 func TestOutcomesAreWhatCameSinceTheReportBefore(t *testing.T) {
 	s, c := listening()
-	is := func(recent, row load.Outcomes, why string) {
+	is := func(recent, row gatewayreport.Outcomes, why string) {
 		t.Helper()
 		l := s.Totals()[r1]
 		require.Equal(t, recent, l.Recent, why)
@@ -37,42 +37,42 @@ func TestOutcomesAreWhatCameSinceTheReportBefore(t *testing.T) {
 		}
 	}
 	put(ended("a", 1000, 500, 7))
-	is(load.Outcomes{}, load.Outcomes{}, "what was before is not known to be recent")
+	is(gatewayreport.Outcomes{}, gatewayreport.Outcomes{}, "what was before is not known to be recent")
 	put(ended("a", 1003, 502, 1))
-	is(load.Outcomes{Answered: 3, Failed: 2}, load.Outcomes{Failed: 1}, "one of the failures was before the last answer")
+	is(gatewayreport.Outcomes{Answered: 3, Failed: 2}, gatewayreport.Outcomes{Failed: 1}, "one of the failures was before the last answer")
 	put(ended("a", 1003, 502, 1))
-	is(load.Outcomes{Answered: 3, Failed: 2}, load.Outcomes{Failed: 1}, "a report that comes twice")
+	is(gatewayreport.Outcomes{Answered: 3, Failed: 2}, gatewayreport.Outcomes{Failed: 1}, "a report that comes twice")
 	put(ended("a", 1001, 500, 0))
 	put(ended("a", 1003, 502, 1))
-	is(load.Outcomes{Answered: 3, Failed: 2}, load.Outcomes{Failed: 1}, "a report that comes late")
+	is(gatewayreport.Outcomes{Answered: 3, Failed: 2}, gatewayreport.Outcomes{Failed: 1}, "a report that comes late")
 
 	put(ended("b", 0, 0, 0))
 	c.advance(6 * time.Second)
 	put(ended("b", 0, 2, 2))
-	is(load.Outcomes{Answered: 3, Failed: 4, Over: 6 * time.Second}, load.Outcomes{Failed: 3, Over: 6 * time.Second}, "at both gateways")
+	is(gatewayreport.Outcomes{Answered: 3, Failed: 4, Over: 6 * time.Second}, gatewayreport.Outcomes{Failed: 3, Over: 6 * time.Second}, "at both gateways")
 	put(ended("a2", 0, 0, 0)) // a began again, under another name
 	put(ended("a2", 1, 0, 0))
-	is(load.Outcomes{Answered: 4, Failed: 4, Over: 6 * time.Second}, load.Outcomes{}, "an answer at any gateway ends the row")
+	is(gatewayreport.Outcomes{Answered: 4, Failed: 4, Over: 6 * time.Second}, gatewayreport.Outcomes{}, "an answer at any gateway ends the row")
 	put(ended("b", 0, 3, 3))
-	is(load.Outcomes{Answered: 4, Failed: 5, Over: 6 * time.Second}, load.Outcomes{Failed: 1}, "another row")
+	is(gatewayreport.Outcomes{Answered: 4, Failed: 5, Over: 6 * time.Second}, gatewayreport.Outcomes{Failed: 1}, "another row")
 
-	wait(load.RecentTime-6*time.Second, ended("b", 0, 3, 3))
-	is(load.Outcomes{Answered: 1, Failed: 3}, load.Outcomes{Failed: 1}, "the oldest are not recent any more")
+	wait(gatewayreport.RecentTime-6*time.Second, ended("b", 0, 3, 3))
+	is(gatewayreport.Outcomes{Answered: 1, Failed: 3}, gatewayreport.Outcomes{Failed: 1}, "the oldest are not recent any more")
 	wait(6*time.Second, ended("b", 0, 3, 3))
-	is(load.Outcomes{}, load.Outcomes{Failed: 1}, "the row goes on")
+	is(gatewayreport.Outcomes{}, gatewayreport.Outcomes{Failed: 1}, "the row goes on")
 	put(ended("b", 0, 4, 4))
-	is(load.Outcomes{Failed: 1}, load.Outcomes{Failed: 2, Over: load.RecentTime}, "slowly")
+	is(gatewayreport.Outcomes{Failed: 1}, gatewayreport.Outcomes{Failed: 2, Over: gatewayreport.RecentTime}, "slowly")
 	wait(2*time.Minute, ended("b", 0, 4, 4))
-	is(load.Outcomes{}, load.Outcomes{}, "without requests for long, it is over")
+	is(gatewayreport.Outcomes{}, gatewayreport.Outcomes{}, "without requests for long, it is over")
 	put(ended("b", 0, 5, 5))
-	is(load.Outcomes{Failed: 1}, load.Outcomes{Failed: 1}, "and another one begins")
+	is(gatewayreport.Outcomes{Failed: 1}, gatewayreport.Outcomes{Failed: 1}, "and another one begins")
 
 	s.Begin(1)
-	is(load.Outcomes{}, load.Outcomes{}, "a new leader knows nothing")
+	is(gatewayreport.Outcomes{}, gatewayreport.Outcomes{}, "a new leader knows nothing")
 	put(ended("b", 0, 9, 9))
-	is(load.Outcomes{}, load.Outcomes{}, "and takes nothing old for new")
+	is(gatewayreport.Outcomes{}, gatewayreport.Outcomes{}, "and takes nothing old for new")
 	put(ended("b", 0, 10, 10))
-	is(load.Outcomes{Failed: 1}, load.Outcomes{Failed: 1}, "but what comes then")
+	is(gatewayreport.Outcomes{Failed: 1}, gatewayreport.Outcomes{Failed: 1}, "but what comes then")
 }
 
 // A gateway that has lost a replica and knows it again counts from nothing; one that was given
@@ -83,10 +83,10 @@ func TestOutcomesOfAGatewayThatCountsAnew(t *testing.T) {
 	put(ended("a", 10, 0, 0))
 	put(report("a", 1))
 	put(ended("a", 2, 1, 1))
-	require.Equal(t, load.Outcomes{Answered: 2, Failed: 1}, s.Totals()[r1].Recent)
+	require.Equal(t, gatewayreport.Outcomes{Answered: 2, Failed: 1}, s.Totals()[r1].Recent)
 	c.advance(ttl)
 	put(ended("a", 5, 4, 4))
-	require.Equal(t, load.Outcomes{Answered: 2, Failed: 1}, s.Totals()[r1].Recent, "what came meanwhile is not known")
+	require.Equal(t, gatewayreport.Outcomes{Answered: 2, Failed: 1}, s.Totals()[r1].Recent, "what came meanwhile is not known")
 }
 
 func TestFailing(t *testing.T) {
@@ -96,7 +96,7 @@ func TestFailing(t *testing.T) {
 	require.False(t, s.Failing(5))
 	require.NoError(t, s.Put(ended("a", 90, 5, 1)))
 	require.True(t, s.Failing(5))
-	c.advance(load.RecentTime)
+	c.advance(gatewayreport.RecentTime)
 	require.False(t, s.Failing(5))
 }
 
@@ -108,9 +108,9 @@ func TestOutcomesOfAReportAreChecked(t *testing.T) {
 		"failed in a row is -1: must be 0 to 0":            {Name: r1, FailedInARow: -1},
 		"answered is 9223372036854775807 and failed is 0":  {Name: r1, Answered: 1<<63 - 1},
 	} {
-		require.ErrorContains(t, load.Validate(report("a", 1, r)), want)
+		require.ErrorContains(t, gatewayreport.Validate(report("a", 1, r)), want)
 	}
-	require.NoError(t, load.Validate(ended("a", 3, 2, 2)))
+	require.NoError(t, gatewayreport.Validate(ended("a", 3, 2, 2)))
 }
 
 // TestOutcomesAreNeverMoreThanWhatEnded: whichever reports are lost, come twice or come late,
@@ -154,7 +154,7 @@ func TestOutcomesAreNeverMoreThanWhatEnded(t *testing.T) {
 			require.LessOrEqual(t, l.Recent.Failed, failed)
 			require.LessOrEqual(t, l.Row.Failed, failed)
 			require.Zero(t, l.Row.Answered)
-			require.LessOrEqual(t, l.Recent.Over, load.RecentTime)
+			require.LessOrEqual(t, l.Recent.Over, gatewayreport.RecentTime)
 		}
 	})
 }

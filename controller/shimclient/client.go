@@ -1,4 +1,4 @@
-package shim
+package shimclient
 
 import (
 	"bytes"
@@ -15,35 +15,34 @@ import (
 	"time"
 )
 
-// What an error of this package means to its caller. Errors that wrap none of them are
-// the context's.
+// The kinds of errors. An error that wraps none of them is the context's.
 var (
-	// ErrUnreachable: there was no answer that can be used. What was asked for may have
-	// happened or not.
+	// ErrUnreachable means that there was no valid response. The operation may have been done or
+	// not.
 	ErrUnreachable = errors.New("cannot reach the shim")
 	// ErrNotListening is an ErrUnreachable: no process listens at the shim's address. A shim
-	// listens as long as its engine lives.
+	// listens as long as its engine runs.
 	ErrNotListening = fmt.Errorf("%w: no process listens", ErrUnreachable)
-	// ErrRefused: the engine's state does not allow it, or the engine cannot do it.
+	// ErrRefused means that the engine does not support the operation, or not in its state.
 	ErrRefused = errors.New("rejected by the shim")
-	// ErrChanged: the engine's state is not the one that the order was for. Nothing was done.
+	// ErrChanged means that the engine's state is not the expected one. Nothing was done.
 	ErrChanged = errors.New("the engine's state has changed")
-	// ErrNotDrained: requests still ran when the drain's time was up. The engine is out of
-	// routing until it is woken.
+	// ErrNotDrained means that requests still ran at the drain timeout. The engine gets no new
+	// requests until it is woken.
 	ErrNotDrained = errors.New("not drained")
-	// ErrFailed: it was tried and went wrong. As a rule the engine ends of it.
+	// ErrFailed means that the operation was tried and failed. Usually the engine exits.
 	ErrFailed = errors.New("failed")
 )
 
-// Error is what a shim has answered. It wraps one of the errors above.
+// Error is the error of an operation. It wraps one of the errors above.
 type Error struct {
-	// Op is what was asked for, as "sleep"; Address is the shim's.
+	// Op is the operation, for example "sleep"; Address is the shim's.
 	Op, Address string
-	// Code is HTTP's, 0 where nothing came.
+	// Code is the HTTP status, 0 if there was no response.
 	Code int
-	// State is the engine's, where the shim has said it.
+	// State is the state of the engine, if the shim reported it.
 	State Phase
-	// Text is a sentence's end.
+	// Text describes the error; it ends the error message.
 	Text string
 	kind error
 }
@@ -52,10 +51,10 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("%s at the shim %s: %v: %s", e.Op, e.Address, e.kind, e.Text)
 }
 
-// Unwrap makes errors.Is find the kind.
+// Unwrap returns the kind of the error.
 func (e *Error) Unwrap() error { return e.kind }
 
-// Phase is where an engine stands between start and death (lockd/engine).
+// Phase is the phase of an engine's life (lockd/engine).
 type Phase string
 
 // The phases.
@@ -68,44 +67,43 @@ const (
 	Dead     Phase = "dead"
 )
 
-// State is how an engine stands, as its shim says.
+// State is the state of an engine, as its shim reports it.
 type State struct {
 	// Replica is the name of the replica, Role the engine's in it.
 	Replica string `json:"replica"`
 	Role    string `json:"role"`
 	Phase   Phase  `json:"state"`
-	// Since is when Phase was entered, by the node's clock.
+	// Since is when the engine entered Phase, by the node's clock.
 	Since time.Time `json:"since"`
-	// Unhealthy is why an active engine cannot serve, empty while it can.
+	// Unhealthy is why an active engine cannot serve, empty if it can.
 	Unhealthy string `json:"unhealthy"`
 	CanSleep  bool   `json:"can_sleep"`
-	// Parked: it was put to sleep, and stays so over restarts until it is woken.
-	// ParkedSince is from when on, by the node's clock.
+	// Parked means that the engine was put to sleep. It stays so over restarts until it is woken.
+	// ParkedSince is when it was parked, by the node's clock.
 	Parked      bool      `json:"parked"`
 	ParkedSince time.Time `json:"parked_since"`
-	// Lock is nil where there is no lock, as for a single engine.
+	// Lock is nil if there is no failover lock, as for a single engine.
 	Lock *Lock `json:"lock"`
-	// Consul is nil where the engine is not to be registered in Consul, and until it serves.
+	// Consul is nil until the engine serves, and if it is not registered in Consul at all.
 	Consul *Consul `json:"consul"`
 }
 
-// Lock says how the failover group's lock stands.
+// Lock is the state of the failover group's lock.
 type Lock struct {
-	// Held: this engine has it. Position is its place in the queue otherwise, 0 where lockd
-	// has not been reached yet.
+	// Held means that this engine holds the lock. Otherwise Position is its place in the queue,
+	// 0 if lockd has not been reached yet.
 	Held     bool `json:"held"`
 	Position int  `json:"position"`
 }
 
-// Consul says how an engine's registration stands.
+// Consul is the state of an engine's registration in Consul.
 type Consul struct {
 	Registered bool `json:"registered"`
-	// LastError is why the last call to Consul failed, empty where it did not.
+	// LastError is why the last call to Consul failed, empty if it succeeded.
 	LastError string `json:"last_error"`
 }
 
-// NotServing returns why the engine does not serve, empty if it serves as far as its shim
-// knows.
+// NotServing returns why the engine does not serve, empty if it serves according to its shim.
 func (s State) NotServing() string {
 	switch {
 	case s.Phase == Active && s.Unhealthy != "":
@@ -128,12 +126,12 @@ func (s State) NotServing() string {
 	return fmt.Sprintf("the engine is in state %s", s.Phase)
 }
 
-// Leads tells whether it is up to this engine to serve: it has the lock, or there is none.
+// Leads reports whether this engine is the one to serve: it holds the lock, or there is no lock.
 func (s State) Leads() bool { return s.Lock == nil || s.Lock.Held }
 
-// Asleep tells whether the engine sleeps because it was told to, and since when it has held
-// no GPU memory of its own: of a parked one since it is parked or, where its process began
-// anew, since it stands by.
+// Asleep reports whether the engine was put to sleep and sleeps, and since when it has held no
+// GPU memory of its own: since it was parked or, if its process was restarted after that, since it
+// is in standby.
 func (s State) Asleep() (since time.Time, ok bool) {
 	if s.Phase != Standby || !s.Leads() {
 		return time.Time{}, false
@@ -145,32 +143,32 @@ func (s State) Asleep() (since time.Time, ok bool) {
 }
 
 const (
-	// askTimeout bounds a question; a shim answers from memory.
+	// askTimeout limits a request for the state, which a shim answers from memory.
 	askTimeout = 3 * time.Second
-	// dialTimeout is for a node that is gone.
+	// dialTimeout limits the connection to a node that is gone.
 	dialTimeout = 3 * time.Second
-	// maxAnswer is far more than a shim says, in bytes.
+	// maxAnswer limits a response, in bytes. Shims send far less.
 	maxAnswer = 1 << 20
 )
 
-// Client talks to shims. Its methods may be called from several goroutines at once and
+// Client is a client of all shims. Its methods may be called from several goroutines at once and
 // return when their context ends.
 type Client struct{ http *http.Client }
 
-// Network is the way to shims on other machines.
+// Network returns a transport to shims on other machines.
 func Network() http.RoundTripper {
-	// A sleep's answer takes as long as the engine's last request. A node that dies
-	// meanwhile is noticed within 20 s.
+	// The response to a sleep takes as long as the engine's last request. Keep-alives detect a
+	// node that dies meanwhile within 20 s.
 	dialer := &net.Dialer{Timeout: dialTimeout, KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: 5 * time.Second, Count: 3}}
 	return &http.Transport{DialContext: dialer.DialContext, MaxIdleConnsPerHost: 1, IdleConnTimeout: 10 * time.Second}
 }
 
-// New returns a client that reaches shims through transport, as Network; it talks to
-// nobody. Close it.
+// New returns a client that uses transport, for example Network. It opens no connection yet. The
+// caller must call Close.
 func New(transport http.RoundTripper) *Client {
 	return &Client{http: &http.Client{
 		Transport: transport,
-		// Whoever sends us elsewhere is no shim.
+		// A shim sends no redirects.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}}
 }
@@ -178,7 +176,7 @@ func New(transport http.RoundTripper) *Client {
 // Close closes idle connections.
 func (c *Client) Close() { c.http.CloseIdleConnections() }
 
-// State asks how the engine stands. address is host:port.
+// State returns the state of the engine. address is host:port.
 func (c *Client) State(ctx context.Context, address string) (State, error) {
 	bounded, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
@@ -189,17 +187,17 @@ func (c *Client) State(ctx context.Context, address string) (State, error) {
 	return s, err
 }
 
-// Drain takes the engine out of routing and returns nil once it has no request. The error
-// wraps ErrNotDrained if it still had some after timeout. If ctx ends, the shim waits no
-// longer either; the engine stays out of routing until it is woken.
+// Drain takes the engine out of routing and returns nil once it has no request. The error wraps
+// ErrNotDrained if requests still run after timeout. If ctx ends, the shim stops waiting, too. The
+// engine stays out of routing until it is woken.
 func (c *Client) Drain(ctx context.Context, address string, timeout time.Duration) error {
 	_, err := c.do(ctx, "drain", http.MethodPost, address, "/v1/drain", url.Values{"timeout": {timeout.String()}})
 	return err
 }
 
-// Sleep has the engine finish its requests, for at most drain, and sleep until Wake. It
-// returns how the engine stands then. Since is the State.Since that the order is for, zero
-// for any: if the engine has changed its state meanwhile, the error wraps ErrChanged.
+// Sleep drains the engine for at most drain, puts it to sleep, and returns its new state. The
+// engine sleeps until Wake. If since is not zero and the engine's State.Since differs from it,
+// nothing is done and the error wraps ErrChanged.
 func (c *Client) Sleep(ctx context.Context, address string, since time.Time, drain time.Duration) (State, error) {
 	query := forState(since)
 	query.Set("timeout", drain.String())
@@ -213,9 +211,9 @@ func forState(since time.Time) url.Values {
 	return url.Values{"since": {since.Format(time.RFC3339Nano)}}
 }
 
-// Wake has the engine serve: on the GPUs of these UUIDs where some are given, which an
-// engine that cannot move refuses where they are others than those that it slept on. A
-// drain is called off by it. It returns when the engine serves. Since is as of Sleep.
+// Wake wakes the engine, or cancels its drain, and returns once it serves. If gpus is not empty, it
+// has the UUIDs of the GPUs to serve on; an engine that cannot move rejects other GPUs than those
+// on which it slept. Since is as for Sleep.
 func (c *Client) Wake(ctx context.Context, address string, since time.Time, gpus []string) (State, error) {
 	query := forState(since)
 	if len(gpus) > 0 {
@@ -255,7 +253,7 @@ func (c *Client) do(ctx context.Context, op, method, address, path string, query
 	return State{}, refusal(op, address, resp.StatusCode, body)
 }
 
-// refusal reads an answer that is not 200.
+// refusal returns the error of a response whose status is not 200.
 func refusal(op, address string, code int, body []byte) error {
 	var said struct {
 		Error string `json:"error"`
@@ -263,7 +261,7 @@ func refusal(op, address string, code int, body []byte) error {
 	}
 	e := &Error{Op: op, Address: address, Code: code, kind: ErrUnreachable}
 	if err := json.Unmarshal(body, &said); err != nil || said.Error == "" {
-		// No shim, or one in the midst of its end.
+		// Another program, or a shim that is exiting.
 		e.Text = fmt.Sprintf("not the response of a shim: %d %s", code, bytes.TrimSpace(body[:min(len(body), 200)]))
 		return e
 	}

@@ -1,4 +1,4 @@
-package load_test
+package gatewayreport_test
 
 import (
 	"fmt"
@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/controller/api"
-	"remuda/controller/load"
+	"remuda/controller/gatewayreport"
 )
 
 const (
@@ -26,9 +26,9 @@ type clock struct{ now time.Time }
 func (c *clock) advance(d time.Duration) { c.now = c.now.Add(d) }
 
 // listening is a store that has listened for long enough.
-func listening() (*load.Store, *clock) {
+func listening() (*gatewayreport.Store, *clock) {
 	c := &clock{now: began}
-	s := load.New(ttl, func() time.Time { return c.now })
+	s := gatewayreport.New(ttl, func() time.Time { return c.now })
 	c.advance(ttl)
 	return s, c
 }
@@ -50,7 +50,7 @@ func TestLoadsAreSummedOverGateways(t *testing.T) {
 		r1: {InFlight: 3, Busy: true, OldestAt: at(2), LastRequest: at(4), Requests: []api.Request{{ID: "y", Started: at(2)}, {ID: "x", Started: at(3)}, {ID: "z", Started: at(4)}}},
 		r2: {LastRequest: at(1)},
 	}, s.Loads())
-	require.Equal(t, map[string]load.Load{r1: {Load: api.Load{InFlight: 3, Busy: true, OldestAt: at(2), LastRequest: at(4)}}, r2: {Load: api.Load{LastRequest: at(1)}}}, s.Totals())
+	require.Equal(t, map[string]gatewayreport.Load{r1: {Load: api.Load{InFlight: 3, Busy: true, OldestAt: at(2), LastRequest: at(4)}}, r2: {Load: api.Load{LastRequest: at(1)}}}, s.Totals())
 	require.Equal(t, []api.Gateway{
 		{Name: "a", Index: 5, InFlight: 2, Since: c.now, LastReportAt: c.now, ExpiresAt: c.now.Add(ttl)},
 		{Name: "b", Index: 7, InFlight: 1, Since: c.now, LastReportAt: c.now, ExpiresAt: c.now.Add(ttl)},
@@ -81,7 +81,7 @@ func TestRequestsAreBounded(t *testing.T) {
 
 func TestKnownOnceAllGatewaysCanHaveReported(t *testing.T) {
 	c := &clock{now: began}
-	s := load.New(ttl, func() time.Time { return c.now })
+	s := gatewayreport.New(ttl, func() time.Time { return c.now })
 	s.Put(report("a", 9))
 	require.False(t, s.Known(), "another gateway may not have reported yet")
 	require.Equal(t, began.Add(ttl), s.Next())
@@ -178,10 +178,10 @@ func TestReportsAreBounded(t *testing.T) {
 		return api.GatewayReport{Gateway: gateway, Index: 1, Queues: []api.QueueLoad{{Model: strings.Repeat("m", mib<<20)}}}
 	}
 	require.NoError(t, s.Put(large("a", 40)))
-	require.ErrorIs(t, s.Put(large("b", 40)), load.ErrTooManyBytes)
+	require.ErrorIs(t, s.Put(large("b", 40)), gatewayreport.ErrTooManyBytes)
 	require.NoError(t, s.Put(large("a", 50)), "a report takes the place of the one before")
 	require.NoError(t, s.Put(large("b", 10)))
-	require.ErrorIs(t, s.Put(large("a", 60)), load.ErrTooManyBytes)
+	require.ErrorIs(t, s.Put(large("a", 60)), gatewayreport.ErrTooManyBytes)
 	require.Len(t, s.Gateways(), 2)
 	c.advance(ttl)
 	require.NoError(t, s.Put(large("b", 60)))
@@ -272,10 +272,10 @@ func TestATermBeginsEmpty(t *testing.T) {
 
 func TestGatewaysAreBounded(t *testing.T) {
 	s, c := listening()
-	for i := range load.MaxGateways {
+	for i := range gatewayreport.MaxGateways {
 		require.NoError(t, s.Put(report(fmt.Sprint(i), 1)))
 	}
-	require.ErrorIs(t, s.Put(report("one more", 1)), load.ErrTooManyGateways)
+	require.ErrorIs(t, s.Put(report("one more", 1)), gatewayreport.ErrTooManyGateways)
 	require.NoError(t, s.Put(report("7", 2)), "that one is among them")
 	c.advance(ttl)
 	require.NoError(t, s.Put(report("one more", 1)))
@@ -307,31 +307,31 @@ func TestChanged(t *testing.T) {
 
 func TestValidateNamesEveryFault(t *testing.T) {
 	good := report("gw-1", 1, api.ReplicaLoad{Name: r1, InFlight: 1, Requests: []api.Request{{ID: "a"}}}, busy(r2, 0))
-	require.NoError(t, load.Validate(good))
+	require.NoError(t, gatewayreport.Validate(good))
 	bad := report("g w", 1,
 		busy("nonsense", 0), busy(r1, -1), busy(r1, 0),
 		api.ReplicaLoad{Name: r2, InFlight: 100, Requests: make([]api.Request, api.MaxReportRequests+1)},
 		api.ReplicaLoad{Name: "m:v:3", InFlight: 1, Requests: make([]api.Request, 2)})
-	err := load.Validate(bad)
+	err := gatewayreport.Validate(bad)
 	for _, want := range []string{
 		`gateway: name is "g w"`, `bad replica name "nonsense"`, "m:v:1: in flight is -1", "replica m:v:1: in flight is -1: must be 0 or more",
 		"m:v:2: 65 requests: must be at most 64", "replica m:v:3: 2 requests but only 1 in flight",
 	} {
 		require.ErrorContains(t, err, want)
 	}
-	require.NoError(t, load.Validate(wants("gw", "m", "meta/llama:8b")))
-	err = load.Validate(wants("gw", "m", "", "m", "a b"))
-	for _, want := range []string{"wanted model: name is empty", `wanted model: name is empty`, `wanted model: name is "a b"`} {
+	require.NoError(t, gatewayreport.Validate(wants("gw", "m", "meta/llama:8b")))
+	err = gatewayreport.Validate(wants("gw", "m", "", "m", "a b"))
+	for _, want := range []string{"demand: name is empty", `demand: name is empty`, `demand: name is "a b"`} {
 		require.ErrorContains(t, err, want)
 	}
 	var many []string
 	for i := range api.MaxReportDemand + 1 {
 		many = append(many, fmt.Sprint("m", i))
 	}
-	require.ErrorContains(t, load.Validate(wants("gw", many...)), "1001 wanted models: must be at most 1000")
-	require.ErrorContains(t, load.Validate(report("", 0)), "name is empty")
-	require.ErrorContains(t, load.Validate(report(strings.Repeat("x", 600), 1)), "name is 600 bytes")
-	require.ErrorContains(t, load.Validate(report("a", 1, make([]api.ReplicaLoad, load.MaxReplicas+1)...)), "10001 replicas")
+	require.ErrorContains(t, gatewayreport.Validate(wants("gw", many...)), "demand for 1001 models: must be at most 1000")
+	require.ErrorContains(t, gatewayreport.Validate(report("", 0)), "name is empty")
+	require.ErrorContains(t, gatewayreport.Validate(report(strings.Repeat("x", 600), 1)), "name is 600 bytes")
+	require.ErrorContains(t, gatewayreport.Validate(report("a", 1, make([]api.ReplicaLoad, gatewayreport.MaxReplicas+1)...)), "10001 replicas")
 }
 
 // BenchmarkTotals is what each look of the reconciler asks, with 1,000 replicas of 64

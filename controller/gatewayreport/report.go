@@ -1,4 +1,4 @@
-package load
+package gatewayreport
 
 import (
 	"errors"
@@ -11,27 +11,27 @@ import (
 	"remuda/internal/replica"
 )
 
-// Limits of reports, beside those of package api.
+// Limits of reports, in addition to those of package api.
 const (
-	// MaxGateways is how many gateways may report within one time to live.
+	// MaxGateways is the maximum number of live gateways.
 	MaxGateways = 1000
-	// MaxBytes is how much memory the reports of all gateways may take, by estimate: a report of
-	// 5,000 replicas takes 1 MiB.
+	// MaxBytes limits the estimated memory of the reports of all gateways. A report of 5,000
+	// replicas takes 1 MiB.
 	MaxBytes = 64 << 20
-	// MaxReplicas is how many replicas one report may have.
+	// MaxReplicas is the maximum number of replicas in a report.
 	MaxReplicas = 10_000
 	maxName     = 512
 )
 
 // Errors of Store.Put.
 var (
-	// ErrTooManyGateways means that MaxGateways others report already.
+	// ErrTooManyGateways means that MaxGateways other gateways are live.
 	ErrTooManyGateways = fmt.Errorf("too many gateways report: at most %d may", MaxGateways)
-	// ErrTooManyBytes means that the reports of all gateways together have no room for this one.
+	// ErrTooManyBytes means that the report would exceed MaxBytes.
 	ErrTooManyBytes = fmt.Errorf("the reports of all gateways are too long: they may take %d bytes together", MaxBytes)
 )
 
-// Validate names everything that is wrong with a report.
+// Validate returns all errors of a report.
 func Validate(r api.GatewayReport) error {
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
@@ -43,7 +43,7 @@ func Validate(r api.GatewayReport) error {
 		return errors.Join(errs...)
 	}
 	if n := len(r.Demand); n > api.MaxReportDemand {
-		bad("%d wanted models: must be at most %d", n, api.MaxReportDemand)
+		bad("demand for %d models: must be at most %d", n, api.MaxReportDemand)
 		return errors.Join(errs...)
 	}
 	if n := len(r.Queues); n > api.MaxReportQueues {
@@ -72,7 +72,7 @@ func Validate(r api.GatewayReport) error {
 	}
 	for _, model := range slices.Sorted(maps.Keys(r.Demand)) {
 		if err := checkName(model); err != nil {
-			bad("wanted model: %w", err)
+			bad("demand: %w", err)
 		}
 	}
 	seen := make(map[string]bool, len(r.Replicas))
@@ -87,8 +87,8 @@ func Validate(r api.GatewayReport) error {
 		if one.InFlight < 0 {
 			bad("replica %s: in flight is %d: must be 0 or more", one.Name, one.InFlight)
 		}
-		if one.Answered < 0 || one.Answered > mostCounted || one.Failed < 0 || one.Failed > mostCounted {
-			bad("replica %s: answered is %d and failed is %d: must be 0 to %d", one.Name, one.Answered, one.Failed, mostCounted)
+		if one.Answered < 0 || one.Answered > maxCount || one.Failed < 0 || one.Failed > maxCount {
+			bad("replica %s: answered is %d and failed is %d: must be 0 to %d", one.Name, one.Answered, one.Failed, maxCount)
 		}
 		if one.FailedInARow < 0 || one.FailedInARow > one.Failed {
 			bad("replica %s: failed in a row is %d: must be 0 to %d, all that failed", one.Name, one.FailedInARow, one.Failed)

@@ -1,30 +1,29 @@
-package load
+package gatewayreport
 
 import "time"
 
-// RecentTime is how far back Load.Recent looks. A replica that has one request a second has
-// had enough of them to be compared with others, and what was before a change is soon
-// forgotten.
+// RecentTime is the period of Load.Recent. It is long enough to compare replicas with one request
+// a second, and short enough to forget soon what was before a change.
 const RecentTime = 30 * time.Second
 
 const (
-	// slotTime is how finely the recent time is divided: Recent covers up to so much less.
+	// slotTime is the resolution of RecentTime: Recent may cover up to that much less.
 	slotTime = RecentTime / 6
-	// rowTime is for how long a row of failures is remembered without a further one. A gateway
-	// asks an engine that fails again after 30 s at the latest (balance.BreakerConfig), so
-	// a row that goes on, however slowly, is not forgotten.
+	// rowTime is how long a row of failures is kept without a further one. A gateway tries a
+	// failing engine again after at most 30 s (balance.BreakerConfig), so a row that continues
+	// is not dropped.
 	rowTime = 2 * time.Minute
 )
 
-// Outcomes are how requests at a replica have ended, at all gateways together. A request
-// that was sent to several replicas counts at each.
+// Outcomes counts the requests that ended at a replica, over all gateways. A request that was sent
+// to several replicas counts at each.
 type Outcomes struct {
 	Answered, Failed int64
-	// Over is the time from the first of the failures to the last, as they were reported.
+	// Over is the time from the report of the first failure to that of the last.
 	Over time.Duration
 }
 
-// ended counts the requests of one replica at one gateway.
+// ended counts the requests that ended at one replica, for one gateway.
 type ended struct{ answered, failed int64 }
 
 func (e ended) below(was ended) bool { return e.answered < was.answered || e.failed < was.failed }
@@ -33,21 +32,21 @@ func (e ended) since(was ended) ended {
 	return ended{answered: e.answered - was.answered, failed: e.failed - was.failed}
 }
 
-// record is what became of the requests of one replica lately.
+// record has the recent outcomes of one replica.
 type record struct {
 	slots []slot // the oldest first
 	// row are the failures since the last answer.
 	row failures
 }
 
-// slot is what was reported within slotTime.
+// slot counts the outcomes that were reported within slotTime.
 type slot struct {
 	at time.Time
 	ended
 	failures
 }
 
-// failures are how many there were, and when the first and the last were reported.
+// failures is a number of failures, and when the first and the last were reported.
 type failures struct {
 	n           int64
 	first, last time.Time
@@ -63,8 +62,8 @@ func (f *failures) add(n int64, now time.Time) {
 	f.n, f.last = f.n+n, now
 }
 
-// add takes what ended since the gateway's report before. inARow is how many requests have
-// failed there since the last answer.
+// add adds the requests that ended since the gateway's previous report. inARow is the number of
+// failures there since the last answer.
 func (r *record) add(now time.Time, e ended, inARow int64) {
 	if n := len(r.slots); n == 0 || !now.Before(r.slots[n-1].at.Add(slotTime)) {
 		r.slots = append(r.forget(now), slot{at: now})
@@ -82,7 +81,7 @@ func (r *record) add(now time.Time, e ended, inARow int64) {
 	r.row.add(failed, now)
 }
 
-// forget returns the slots that are not over.
+// forget returns the slots within RecentTime.
 func (r *record) forget(now time.Time) []slot {
 	from := 0
 	for from < len(r.slots) && !now.Before(r.slots[from].at.Add(RecentTime)) {
@@ -110,18 +109,18 @@ func (r *record) outcomes(now time.Time) (recent, row Outcomes) {
 	return recent, row
 }
 
-// recordOutcomes adds what a gateway's new report counts of its replicas beyond its old one, nil
-// where there is none. It needs the lock.
+// recordOutcomes adds the outcomes that a gateway's new report counts beyond its old one, which
+// may be nil. The caller holds the lock.
 func (s *Store) recordOutcomes(old, e *entry) {
-	e.ended = make(map[string]tally[ended], len(e.report.Replicas))
-	var was map[string]tally[ended]
+	e.ended = make(map[string]counterCursor[ended], len(e.report.Replicas))
+	var was map[string]counterCursor[ended]
 	if old != nil {
 		was = old.ended
 	}
 	full := max(len(was), len(e.report.Replicas)) >= MaxReplicas
 	for _, one := range e.report.Replicas {
 		c := ended{answered: one.Answered, failed: one.Failed}
-		now, grown := tallied(was, one.Name, c, full).next(c)
+		now, grown := cursorFor(was, one.Name, c, full).next(c)
 		e.ended[one.Name] = now
 		if grown == (ended{}) {
 			continue
@@ -135,7 +134,8 @@ func (s *Store) recordOutcomes(old, e *entry) {
 	}
 }
 
-// addOutcomes adds the outcomes to the loads, and forgets what is over. It needs the lock.
+// addOutcomes adds the outcomes to the loads, and drops records that are over. The caller holds
+// the lock.
 func (s *Store) addOutcomes(now time.Time, loads map[string]Load) {
 	for name, r := range s.records {
 		recent, row := r.outcomes(now)
@@ -150,7 +150,7 @@ func (s *Store) addOutcomes(now time.Time, loads map[string]Load) {
 	}
 }
 
-// Failing reports whether a replica has failed so many requests lately, or in a row.
+// Failing reports whether a replica has failed at least this many requests recently or in a row.
 func (s *Store) Failing(least int64) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
