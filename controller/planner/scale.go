@@ -67,7 +67,7 @@ func (b *planBuilder) scaleDown(g *group) {
 	if g.target == 0 {
 		most = 0
 		for _, variant := range slices.Sorted(maps.Keys(g.canaries)) {
-			b.sendAway(g, g.canaries[variant])
+			b.endSurplus(g, g.canaries[variant])
 		}
 	}
 	excess := len(g.members) - most
@@ -83,15 +83,15 @@ func (b *planBuilder) scaleDown(g *group) {
 			}
 			serving--
 		}
-		b.sendAway(g, r)
+		b.endSurplus(g, r)
 	}
 	g.staying()
 }
 
-// sendAway ends one surplus member, or leaves that to the next plan if this plan changes the member
+// endSurplus ends one surplus member, or leaves that to the next plan if this plan changes the member
 // already. The member goes WARM if its model keeps WARM replicas, or if it served while its model
 // was in the dedicated set.
-func (b *planBuilder) sendAway(g *group, r *member) {
+func (b *planBuilder) endSurplus(g *group, r *member) {
 	if r.changed || b.full() || !g.Stopped && !b.takePoolDeparture(r) {
 		return
 	}
