@@ -50,7 +50,8 @@ verify: lint ## Everything many times, with production timeouts: an hour
 
 # The race detector finds nothing in packages without goroutines and locks, and costs a
 # multiple of their time. For the same reason verify makes the million random commands and
-# the million plans without it. Tests wait more than they work: more packages than CPUs run at once.
+# the plans of many random worlds without it. Tests wait more than they work: more packages
+# than CPUs run at once.
 unit: build ## Unit tests, under the race detector where there are goroutines
 	go test -vet=off -timeout 30m -p $$(( 2 * $$(nproc) )) $$(tools/packages plain)
 	go test -vet=off -timeout 30m -p $$(( 2 * $$(nproc) )) -race $$(tools/packages race)

@@ -50,7 +50,7 @@ On SIGTERM or Ctrl-C it transfers leadership, lets requests finish, and stops.`,
 	}
 }
 
-// agentOverrides are settings that flags give; empty: what the file says.
+// agentOverrides are the settings from flags. An empty one leaves the file's value.
 type agentOverrides struct{ dataDir, http, raft, nomad, consul, logLevel string }
 
 func (o agentOverrides) apply(cfg *agent.Config) {
@@ -72,7 +72,7 @@ func (p *program) runAgent(ctx context.Context, file string, o agentOverrides) (
 	cfg := agent.DevConfig()
 	if file != "" {
 		cfg = agent.DefaultConfig()
-		// A file need not say what a flag does.
+		// A file may omit what a flag sets.
 		o.apply(&cfg)
 		if cfg, err = agent.LoadFile(file, cfg); err != nil {
 			return err

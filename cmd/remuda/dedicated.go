@@ -216,7 +216,7 @@ func (c *apiClient) setSchedule(ctx context.Context, path string, stdin io.Reade
 	if len(raw) == 0 {
 		return errors.New("calendar is empty: use -delete to delete the schedule")
 	}
-	// What is wrong with it is told without a controller, too.
+	// Report its errors even without a controller.
 	if _, err := calendar.Parse(raw, name); err != nil {
 		return err
 	}

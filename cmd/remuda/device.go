@@ -13,8 +13,7 @@ import (
 	"remuda/internal/version"
 )
 
-// pluginDirs are where people put Nomad's plugins, tried when Nomad itself does
-// not say.
+// pluginDirs are the usual directories of Nomad's plugins, tried if Nomad does not report its own.
 var pluginDirs = []string{"/opt/nomad/plugins", "/opt/nomad/data/plugins", "/var/lib/nomad/plugins", "/usr/lib/nomad/plugins"}
 
 // doctorTimeout bounds the whole examination.

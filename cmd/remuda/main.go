@@ -186,8 +186,8 @@ func (c *command) parse(fs *flag.FlagSet, args []string) ([]string, error) {
 	}
 }
 
-// negative tells whether an argument is a number below 0, or begins like one. No flag's
-// name begins with a digit, and the verb says better what it wants.
+// negative reports whether an argument is a negative number, or begins like one. No flag's name
+// begins with a digit, and the verb's own error is clearer.
 func negative(arg string) bool {
 	return len(arg) > 1 && arg[0] == '-' && arg[1] >= '0' && arg[1] <= '9'
 }

@@ -120,7 +120,7 @@ func desiredText(m api.Model) string {
 	return fmt.Sprintf("%s; kept at %d by %s in the model file", out, m.Target, m.Bound)
 }
 
-// displacedText says how many replicas come back and when.
+// displacedText describes how many displaced replicas come back, and when.
 func displacedText(d api.Displaced) string {
 	sum := func(shares []api.Share) (n int) {
 		for _, s := range shares {
@@ -256,7 +256,7 @@ func zeroDash(n int) string {
 	return fmt.Sprint(n)
 }
 
-// short is the beginning of a hash or an ID, enough to tell it from others.
+// short returns the beginning of a hash or an ID, enough to distinguish it from others.
 func short(id string) string { return id[:min(len(id), 8)] }
 
 var modelFile = apiCommand{

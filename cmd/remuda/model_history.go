@@ -36,7 +36,7 @@ of which replicas exist. "remuda model file -version N MODEL" prints one.`,
 	},
 }
 
-// versionStatus says what a version is to its model.
+// versionStatus returns the role of a version in its model.
 func versionStatus(v api.Version) string {
 	switch {
 	case v.Current && v.Stable:

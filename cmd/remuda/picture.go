@@ -197,7 +197,7 @@ func (c terminal) gpu(say func(string, ...any), draw func(int, ...part) string, 
 		}
 		seats = append(seats, "["+number+":\x00"+held+"]")
 	}
-	// A seat is not broken between its number and who has it.
+	// A line is not broken between the number of a seat and its holder.
 	say("%s", strings.ReplaceAll(wrap("  ", strings.Join(seats, " ")), "\x00", " "))
 }
 

@@ -79,7 +79,7 @@ func (c *apiClient) applyPipeline(ctx context.Context, path string, stdin io.Rea
 	if err != nil {
 		return fmt.Errorf("read the pipeline: %w", err)
 	}
-	// What is wrong with it is told without a controller, too.
+	// Report its errors even without a controller.
 	parsed, err := pipeline.Parse(name, raw)
 	if err != nil {
 		return err

@@ -138,7 +138,7 @@ func planTitle(p api.PlanResponse) string {
 	return title
 }
 
-// about rounds an estimate as people say it.
+// about rounds an estimate for display.
 func about(d api.Duration) string {
 	t := time.Duration(d)
 	switch {

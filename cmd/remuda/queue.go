@@ -115,7 +115,7 @@ func (c *apiClient) showQueue(s api.QueueStatus) error {
 	return c.replicaTable(s.Replicas)
 }
 
-// someOf says where not all are shown.
+// someOf returns a note if not all are shown.
 func someOf(shown, all int) string {
 	if shown >= all {
 		return ""

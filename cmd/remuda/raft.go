@@ -24,7 +24,7 @@ var raftListPeers = apiCommand{
 	about: `Lists the controller's servers. A server that joins is a non-voter: it has the state and does
 not count for the majority. WAITING FOR is why it does not become a voter yet.`,
 	run: func(ctx context.Context, c *apiClient, _ []string) error {
-		// A stale answer: without a leader there is no other.
+		// A stale read also works without a leader.
 		cfg, _, err := c.RaftConfiguration(ctx, api.QueryOptions{Stale: true})
 		if err != nil {
 			return err
@@ -106,8 +106,8 @@ var raftTransferLeader = apiCommand{
 	},
 }
 
-// newLeader asks who leads until the server that is asked knows of another than before,
-// for as long as an election may take; it is empty where that was not enough.
+// newLeader polls a server for the leader until it reports another one than before, for as long as
+// an election may take. It returns an empty status if it reports none by then.
 func (c *apiClient) newLeader(ctx context.Context, before api.LeaderStatus) (api.LeaderStatus, error) {
 	for patience := time.After(5 * time.Second); ; {
 		leader, err := c.Leader(ctx)

@@ -76,9 +76,8 @@ func nodeText(r api.Replica) string {
 	return short(r.Node)
 }
 
-// shortSeats returns how to write device IDs in a listing of all these: with the
-// beginning of the GPU's UUID, or with its end where the beginnings do not tell them
-// apart, as those of simulated GPUs.
+// shortSeats returns a function that shortens device IDs in a listing of all these: to the beginning
+// of the GPU's UUID, or to its end if the beginnings are not unique, as those of simulated GPUs.
 func shortSeats(all []string) func(seats []string) string {
 	gpus := map[string]string{}
 	begin := func(gpu string) string {

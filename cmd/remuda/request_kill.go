@@ -53,7 +53,7 @@ code is then 1, because the outcome is unknown.`,
 	},
 }
 
-// placeText says where a request is.
+// placeText describes where a request is.
 func placeText(p api.QueuedRequest) string {
 	if p.Replica != "" {
 		return fmt.Sprintf("is in flight at %s by gateway %s", p.Replica, p.Gateway)
@@ -90,7 +90,7 @@ func (k killing) follow(parent context.Context, c *apiClient, s api.RequestStatu
 			now, err = c.KillRequest(ctx, s.ID)
 			var refused *api.Error
 			if errors.As(err, &refused) && refused.Code == api.CodeNotFound {
-				continue // It has ended meanwhile, which the next look tells.
+				continue // It has ended meanwhile: the next poll shows it.
 			}
 		}
 		if err != nil {

@@ -42,7 +42,7 @@ func (f *fields) set(name string, value any) {
 	fmt.Fprintf(f.w, "%s\t= %s\n", name, dash(fmt.Sprint(value)))
 }
 
-// setIf leaves out what says nothing.
+// setIf sets a field unless its value is empty.
 func (f *fields) setIf(name, value string) {
 	if value != "" {
 		f.set(name, value)

@@ -23,7 +23,7 @@ func (w *watching) declare(fs *flag.FlagSet, until string) {
 	fs.DurationVar(&w.timeout, "timeout", 30*time.Minute, "how long to watch, 0 for no limit; the change continues either way")
 }
 
-// goal tells whether a model is where it should be, and with an error that it will not
+// goal reports whether a model is where it should be, and with an error that it will not
 // get there.
 type goal func(api.ModelStatus) (bool, error)
 

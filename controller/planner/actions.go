@@ -9,9 +9,9 @@ import (
 	"remuda/controller/state"
 )
 
-// Actions returns what the state asks to be done in Nomad and is not done yet, in the
-// order of the names. It may be asked again at any time: what is done is not asked for
-// again once Nomad's lists show it. Nothing is asked for in a pool that is out of reach.
+// Actions returns the actions that bring Nomad to the state, sorted by the names of the replicas. It
+// may be called again at any time: an action is not returned again once Nomad's lists show its
+// effect. It returns no actions for a pool that is unreachable.
 func Actions(v *state.View, o Observation, c Config) []Action {
 	if v.Switch(nil, state.SwitchPauseReconcile) != "" {
 		return nil
@@ -85,8 +85,8 @@ func parkedFrom(r *state.Replica, j *Job, c Config) time.Time {
 	return from.Add(wait)
 }
 
-// actionFor returns what is to be done for one replica on a node; its kind
-// is empty where that is nothing. The node and the job may be nil.
+// actionFor returns the action for one replica on a node. Its kind is empty if there is nothing to
+// do. The node and the job may be nil.
 func actionFor(n *state.Node, r *state.Replica, name string, listed *Job, pool string, o Observation, c Config) Action {
 	j, known := believedJob(listed, o.Pools[pool].JobsKnown, o.InFlight[name])
 	a := Action{Replica: name, Name: r.Name, Pool: pool}

@@ -376,7 +376,7 @@ func (m *model) pairs(v *state.Variant) bool {
 	return m.Failover
 }
 
-// hashOf returns the hash of the definition that the member was made from, empty where it is
+// hashOf returns the hash of the definition that the member was made from, empty if it is
 // unknown.
 func (m *model) hashOf(r *member) string { return m.versions.HashOf(r.Replica) }
 

@@ -11,7 +11,7 @@ import (
 	"remuda/internal/hclfault"
 )
 
-// Config says how patient the planner is. The fields with an hcl tag are settings of the
+// Config has the timeouts and limits of the planner. The fields with an hcl tag are settings of the
 // agent's config file; the others are constants that suit production or simulations.
 type Config struct {
 	// Profile is "production", or "simulation" for simulated engines, which load within a
@@ -19,7 +19,7 @@ type Config struct {
 	// was evicted may not evict in turn.
 	Profile string `hcl:"profile"`
 	// NodeGrace is how long a node may be lost before it is written off. The reconciler
-	// applies it, when it writes the nodes; Plan looks at Node.WrittenOff only.
+	// applies it when it writes the nodes; Plan reads Node.WrittenOff only.
 	NodeGrace time.Duration `hcl:"node_grace"`
 	// DrainTimeout is how long the requests of a draining replica may take before it
 	// is stopped all the same.

@@ -48,14 +48,14 @@ func (m *model) more(n int, variant string, order ...state.Until) {
 // displace counts a replica that the planner evicts for another model as displaced, unless it is
 // more than there should be, or the model is at its floor.
 func (b *planBuilder) displace(m *model, r *member) {
-	counting := 0
+	counted := 0
 	for _, o := range m.members {
 		if o.counts() {
-			counting++
+			counted++
 		}
 	}
 	n, _ := m.active.Of(m.shareOf(r.Name.Variant))
-	if counting > m.target.Replicas || m.target.Replicas <= m.floor() || n == 0 {
+	if counted > m.target.Replicas || m.target.Replicas <= m.floor() || n == 0 {
 		return
 	}
 	m.fewer(m.target.Replicas-1, r.Name.Variant, state.UntilRoom)

@@ -69,18 +69,18 @@ func (b *planBuilder) mayLose(m, to *model) int {
 	if to.Priority > m.Priority {
 		return len(m.members)
 	}
-	counting, serving := 0, 0
+	counted, serving := 0, 0
 	for _, r := range m.members {
 		if r.counts() {
-			counting++
+			counted++
 		}
 		if r.counts() && b.serves(r) {
 			serving++
 		}
 	}
-	n := max(m.target.Replicas, counting) - m.floor()
+	n := max(m.target.Replicas, counted) - m.floor()
 	if b.hasTraffic(m) {
-		n = min(n, max(serving-1, counting-serving))
+		n = min(n, max(serving-1, counted-serving))
 	}
 	return n
 }

@@ -72,7 +72,7 @@ func (b *planBuilder) latest(m *model, so func(*member) bool) Outcomes {
 	return sum
 }
 
-// failure is what a member's requests say of it.
+// failure is the evidence that a member fails its requests.
 type failure struct {
 	r                 *member
 	requests, sibling Outcomes
@@ -169,7 +169,7 @@ func (b *planBuilder) placeElsewhere(g *group, r *member, pools []string) *membe
 	return fresh
 }
 
-// keepFailing returns why a member that fails its requests is not replaced now, empty where it is.
+// keepFailing returns why a member that fails its requests is not replaced now, empty if it is.
 func (b *planBuilder) keepFailing(m *model, f failure) string {
 	// Compared over the same time: when all begin to fail, all have answers of before.
 	share := b.obs.Loads[f.r.name].latest().share()

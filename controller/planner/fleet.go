@@ -36,8 +36,8 @@ func (b *planBuilder) ledger() *placement.Fleet {
 	return b.fleet
 }
 
-// put tells the fleet, where there is one, what a member holds as the plan leaves it, and what
-// it will hold.
+// put updates the fleet, if there is one, with what a member holds as the plan leaves it, and with
+// what it will hold.
 func (b *planBuilder) put(r *member) {
 	switch {
 	case b.fleet == nil:
@@ -48,7 +48,7 @@ func (b *planBuilder) put(r *member) {
 	}
 }
 
-// hold tells the fleet what a member holds, and will hold, as it is in next.
+// hold updates the fleet with what a member holds, and will hold, according to next.
 func (b *planBuilder) hold(r *member, next *state.Replica) {
 	t := placement.Tenant{Name: r.name, Node: next.Placement.Node, Model: next.Name.Model, Holds: holds(next), Priced: true}
 	switch {
@@ -130,8 +130,8 @@ func (b *planBuilder) evictionCost(m *model, r *member, to state.Goal) float64 {
 	return placement.EvictionCost(b.conf.Rates, w, to)
 }
 
-// usedLast is when the member may have had its newest request: what was before a gateway
-// began, and before the member was what it is, nobody knows.
+// usedLast returns the latest time at which the member may have had a request. Requests before the
+// start of a gateway, and before the member got its status, are unknown.
 func (b *planBuilder) usedLast(r *member) time.Time {
 	t := r.Since
 	if r.Status != state.StatusServing && r.Status != state.StatusWarm { // since then it is on its way to something else
@@ -193,7 +193,7 @@ func (b *planBuilder) fits(m *model, v *state.Variant, exclude map[string]bool) 
 }
 
 // placeFirst places a replica of the first of the definitions that fits in the first of
-// the pools that has room, without evicting anything, and says why none does. The
+// the pools that has room, without evicting anything, and returns the refusals if none has. The
 // details, of a new one, may be nil.
 func (b *planBuilder) placeFirst(m *model, variants []*state.Variant, pools []string, exclude map[string]bool, details func(*state.Place)) (*member, []*placement.Refusal) {
 	var refused []*placement.Refusal

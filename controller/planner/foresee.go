@@ -63,7 +63,7 @@ type Step struct {
 	Why string
 }
 
-// AssumptionKind says what an assumption is about.
+// AssumptionKind is what an assumption is about.
 type AssumptionKind string
 
 // The kinds of assumptions.
@@ -80,7 +80,7 @@ const (
 // Assumption is something that the steps rest on.
 type Assumption struct {
 	Kind AssumptionKind
-	// Model and Variant are those of the replicas that it is about, empty where it is about all.
+	// Model and Variant are those of the replicas that it is about, empty if it is about all.
 	Model, Variant string
 	// OnDisk: of a cold start on a node that has the weights.
 	OnDisk bool
@@ -95,10 +95,10 @@ const (
 	jobStop   = time.Second      // until Nomad has ended an allocation
 )
 
-// Foresee plans on a store, does to it what the plan says, assumes that all actions that follow
-// succeed in the time that the configured rates give them, and plans again, until nothing is
-// left to do or a bound is reached. The store is changed: give it a fork. The observation is of
-// the state in it, and is not changed.
+// Foresee makes a plan for a store, applies it to the store, assumes that all actions that follow
+// succeed in the time that the configured rates give them, and plans again, until nothing is left
+// to do or a bound is reached. The store is changed: pass a fork. The observation is of the state in
+// the store, and is not changed.
 //
 // It returns an error if the state rejects a plan.
 func Foresee(s *state.Store, o Observation, c Config, rules Rules, b Bounds) (Foresight, error) {
@@ -300,7 +300,7 @@ func (f *future) begins(kind AssumptionKind, r *state.Replica, takes time.Durati
 
 func timeOf(seconds float64) time.Duration { return time.Duration(seconds * float64(time.Second)) }
 
-// plan makes one plan and does what it says. It returns when to plan again, and whether at once.
+// plan makes one plan and applies it. It returns when to plan again, and whether at once.
 func (f *future) plan() (time.Time, bool, error) {
 	view := f.store.View()
 	p, next := f.rules.Plan(view, f.o, f.conf)

@@ -112,7 +112,7 @@ func (m *model) shareOf(variant string) string {
 	return cheapest(m.Model).Name
 }
 
-// staying drops the members that were sent away since.
+// staying drops the members that the plan has ended.
 func (g *group) staying() {
 	g.members = slices.DeleteFunc(g.members, func(r *member) bool { return !r.counts() })
 	for variant, r := range g.canaries {
@@ -122,8 +122,8 @@ func (g *group) staying() {
 	}
 }
 
-// keeps reports whether nothing may be taken from the group only because it is too much:
-// its model's management is disabled. A stopped model loses all the same.
+// keeps reports whether the group keeps its surplus members: its model's management is disabled,
+// and the model is not stopped.
 func (g *group) keeps() bool { return g.Management == state.ManagementDisabled && !g.Stopped }
 
 // count returns how many members are so.
@@ -171,10 +171,9 @@ func (g *group) cost(r *member) float64 {
 	return 0
 }
 
-// leastWanted sorts members, the one to go first first: what does not run, and of
-// that what is farthest from it; what is outdated or displaced; what is
-// in the dearest external pool, and last what people expect in one; what costs
-// most; what has the fewest requests; the youngest.
+// leastWanted sorts members, the one to end first at the front: those that do not run, the farthest
+// from running first; those that are outdated or must move; those in the most expensive external
+// pool, and those expected in a pool last; the highest cost; the fewest requests; the youngest.
 func (b *planBuilder) leastWanted(g *group, rs []*member) []*member {
 	if len(rs) > 0 {
 		b.markDirty() // loads change all the time
@@ -191,7 +190,7 @@ func (b *planBuilder) leastWanted(g *group, rs []*member) []*member {
 		return 1
 	}
 	unwanted := func(r *member) int {
-		if g.outdated(r) || b.displaced(r) {
+		if g.outdated(r) || b.mustMove(r) {
 			return 1
 		}
 		return 0

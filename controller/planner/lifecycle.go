@@ -270,7 +270,7 @@ func (b *planBuilder) running(m *model, r *member) {
 	}
 	reason := "not serving: " + why
 	b.record(KindNotServing, m.Name, r.name, reason, in)
-	if trouble && !b.displaced(r) && m.onTrial(r) {
+	if trouble && !b.mustMove(r) && m.onTrial(r) {
 		b.rollBack(m, r, reason)
 		return
 	}
@@ -282,12 +282,12 @@ func (b *planBuilder) running(m *model, r *member) {
 }
 
 // fail records that a member could not be started. One failure of a definition that is being
-// rolled out rolls it back, unless the member is displaced.
+// rolled out rolls it back, unless the member must move.
 func (b *planBuilder) fail(m *model, r *member, reason string) { b.failed(m, r, false, reason) }
 
 // failed is fail; notPlaced is set if Nomad did not place the job.
 func (b *planBuilder) failed(m *model, r *member, notPlaced bool, reason string) {
-	if m.Rollouts[r.Name.Variant].Ongoing() && !b.displaced(r) && m.isNew(r) {
+	if m.Rollouts[r.Name.Variant].Ongoing() && !b.mustMove(r) && m.isNew(r) {
 		b.rollBack(m, r, reason)
 		return
 	}

@@ -23,7 +23,7 @@ type Outcome struct {
 	HeldBytes map[string]int64
 }
 
-// OutcomeClass says how a Drain, a Sleep or a Wake ended.
+// OutcomeClass is how a Drain, a Sleep or a Wake ended.
 type OutcomeClass string
 
 // The classes.
@@ -34,18 +34,18 @@ const (
 	CannotSleep OutcomeClass = "cannot-sleep"
 	// NotDrained: a request was on the engine for too long, and it serves as before.
 	NotDrained OutcomeClass = "not-drained"
-	// Failed: the engine said no, or died of it, or the job has no port for a shim.
+	// Failed: the engine returned an error or crashed, or the job has no port for a shim.
 	Failed OutcomeClass = "failed"
 	// MemoryHeld: the engine sleeps, and its GPU memory did not come back.
 	MemoryHeld OutcomeClass = "memory-held"
-	// Unreachable: nobody knows; it is tried again.
+	// Unreachable: the result is unknown, and the action is retried.
 	Unreachable OutcomeClass = "unreachable"
 )
 
-// After returns what to commit after a Drain, a Sleep or a Wake, nil where that is nothing: the
-// replica has another status by now, or it is tried again. What it returns is made
-// from this view and is not refused as long as the view is the newest. How long a shim
-// may be out of reach is for Plan to say, which sees the time pass.
+// After returns what to commit after a Drain, a Sleep or a Wake, nil if that is nothing because the
+// replica has another status by now, or the action is retried. The plan is made from this view, and
+// is not rejected while the view is the newest. Plan, not After, limits how long a shim may be
+// unreachable.
 func After(v *state.View, out Outcome, now time.Time, _ Config) *state.Plan {
 	r := v.Replica(nil, out.Replica)
 	if r == nil || out.Class == Unreachable {
@@ -95,8 +95,8 @@ func (e *ending) asleep() {
 		if m := e.view.Model(nil, r.Name.Model); m != nil {
 			own := &model{Model: m, limits: e.view.Limits(nil)(m.Name)}
 			own.target, own.active = m.Target(own.limits), m.Active()
-			if calledOff(m, own.target.Replicas, r, e.view.StayingOf(nil, m.Name)) {
-				own.more(own.target.Replicas+1, r.Name.Variant, recalls(r)...)
+			if regainsReplica(m, own.target.Replicas, r, e.view.StayingOf(nil, m.Name)) {
+				own.more(own.target.Replicas+1, r.Name.Variant, recallOrder(r)...)
 			}
 			if own.scaled {
 				e.plan.Scales = append(e.plan.Scales, *state.ScaleOf(own.Model))
@@ -121,10 +121,10 @@ func (e *ending) asleep() {
 			}
 			e.plan.Cordons = append(e.plan.Cordons, state.Cordon{Node: n.ID, GPU: gpu, On: true, Reason: why})
 		}
-		e.giveUp()
+		e.failCold()
 	default:
 		e.record(KindSleepFailed, "sleep failed, going COLD: "+cmp.Or(e.out.Error, string(e.out.Class)))
-		e.giveUp()
+		e.failCold()
 	}
 }
 
@@ -136,11 +136,11 @@ func (e *ending) awake() {
 		return
 	}
 	e.record(KindWakeFailed, "wake failed, going COLD, another replica takes over: "+cmp.Or(e.out.Error, string(e.out.Class)))
-	e.giveUp()
+	e.failCold()
 }
 
-// giveUp sends the replica COLD, with why.
-func (e *ending) giveUp() {
+// failCold stops the replica with GoalCold, and records the failure.
+func (e *ending) failCold() {
 	e.happens(state.EventStop, state.GoalCold)
 	failures, why := e.replica.Failures+1, cmp.Or(e.out.Error, string(e.out.Class))
 	c := &e.plan.Move[len(e.plan.Move)-1]
@@ -160,9 +160,8 @@ func (e *ending) record(kind, reason string) {
 	e.plan.Decisions = append(e.plan.Decisions, state.Decision{Time: e.plan.Time, Model: r.Name.Model, Replica: e.out.Replica, Kind: kind, Reason: reason, Details: in})
 }
 
-// Returned reports whether the memory of a GPU is back: what is in use on it is not more
-// than the ledger of its node says without the replica that gave it back, and slack.
-// All are in bytes.
+// Returned reports whether the memory of a GPU is back: the bytes in use on it are at most those of
+// usage, the ledger of its node without the replica that gave the memory back, plus slack.
 func Returned(g *state.GPU, usage *state.NodeUsage, usedBytes, slack int64) bool {
 	return usedBytes <= usage.Memory[g.UUID]+slack
 }

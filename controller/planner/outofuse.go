@@ -11,16 +11,15 @@ import (
 // A replica leaves its place if its node is being emptied, and also if a GPU on which it has
 // a seat is out of use: cordoned, unhealthy, or not offered by its node any more.
 //
-//   - One that runs is replaced as in a rollout: another one is placed where there is room,
-//     without evicting anything, and takes over before this one is drained. The model's
-//     surge, at least one, of them at a time, so that many GPUs that go out of use together do not move a whole
-//     model at once. What fits nowhere else stays.
-//   - One of which nothing runs on an unhealthy or missing GPU, and one that has failed for
-//     good, is given up at once. It cannot start again where it is, and is missing from then
-//     on: its place is looked for as that of any other missing replica.
-//   - One that is WARM or on its way there goes COLD if the GPU is cordoned: what keeps the
-//     GPU open keeps an operator from resetting it. An unhealthy GPU may be well again in a
-//     minute, and until then the replica is not woken there.
+//   - A running replica is replaced as in a rollout: another one is placed where there is room,
+//     without evicting anything, and takes over before this one is drained. The model's surge, at
+//     least one, is replaced at a time, so that many GPUs that go out of use together do not move
+//     a whole model at once. A replica that fits nowhere else stays.
+//   - A replica of which nothing runs on an unhealthy or missing GPU, and one that has failed, is
+//     ended at once. It cannot start again where it is. Like any missing replica, it is placed anew.
+//   - A replica that is WARM, or on its way to WARM, goes COLD if the GPU is cordoned: a process
+//     that has the GPU open keeps an operator from resetting it. An unhealthy GPU may recover in a
+//     minute; until then the replica is not woken there.
 //
 // A COLD replica holds no GPU. A failover pair is one replica, and moves as one.
 
@@ -39,11 +38,11 @@ func (b *planBuilder) outOfUse(r *member) string {
 	return why
 }
 
-// displaced reports whether the member has to leave its place.
-func (b *planBuilder) displaced(r *member) bool { return r.leavesNode() || b.outOfUse(r) != "" }
+// mustMove reports whether the member has to leave its place.
+func (b *planBuilder) mustMove(r *member) bool { return r.leavesNode() || b.outOfUse(r) != "" }
 
-// displacedBy returns why the member has to leave its place, empty if it does not.
-func (b *planBuilder) displacedBy(r *member) string {
+// whyMove returns why the member has to leave its place, empty if it does not.
+func (b *planBuilder) whyMove(r *member) string {
 	if r.leavesNode() {
 		return fmt.Sprintf("node %s is draining", nodeName(r))
 	}
@@ -70,9 +69,9 @@ func (r *member) seated(so func(*state.GPU) bool) bool {
 	})
 }
 
-// abandon gives a member up of which nothing runs and which cannot start again where it is,
-// and reports whether it did. On a GPU that is only cordoned Nomad may still restart its
-// task, unless it has failed for good.
+// abandon ends a member of which nothing runs and which cannot start again where it is, and reports
+// whether it did. On a GPU that is only cordoned Nomad may still restart the task, unless the
+// replica has failed.
 func (b *planBuilder) abandon(m *model, r *member) bool {
 	failed := r.next.Status == state.StatusFailed
 	if !r.counts() || !r.jobKnown || b.serves(r) || !failed && (!r.faulty() || r.allocRuns()) {

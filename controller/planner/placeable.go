@@ -7,19 +7,17 @@ import (
 	"remuda/controller/state"
 )
 
-// Prober tells which variants could have a further replica now, from one view and one
-// observation. It plans nothing. Its methods are not to be called from several goroutines at
-// once.
+// Prober computes which variants could have a further replica now, from one view and one
+// observation. It plans nothing. It is not safe for concurrent use.
 type Prober struct {
 	b           *planBuilder
 	unplaceable map[string]map[string]string // by model
 }
 
-// NewProber makes one. The view and the observation must not be those of another moment.
+// NewProber returns a Prober. The view and the observation must be of the same moment.
 func NewProber(v *state.View, o Observation, c Config) *Prober {
 	b := newWorld(c).beginPlan(v, o)
-	// What changes by itself first, as in Plan: what was lost gives its place, and jobs that
-	// the state does not know hold theirs.
+	// First apply what Plan would: lost replicas release their places, and unknown jobs hold theirs.
 	for _, m := range b.models {
 		for _, r := range m.members {
 			b.updateStatus(m, r)
@@ -30,11 +28,11 @@ func NewProber(v *state.View, o Observation, c Config) *Prober {
 	return &Prober{b: b, unplaceable: map[string]map[string]string{}}
 }
 
-// Unplaceable has the variants of a model of which Plan would find no place for a further
-// replica, now or soon, in any pool and also by evicting others, or of which Nomad does not
-// place one that is there; and why. It says nothing of a model that is stopped or does not
-// exist, and of none while the own Nomad cannot be asked: then nobody knows. Bounds, switches
-// and the management of the model are not looked at.
+// Unplaceable returns the variants of a model for a further replica of which Plan would find no
+// place, now or soon, in any pool and by evicting others, or of which Nomad does not place an
+// existing replica, with the reason. It returns nil for a model that is stopped or does not exist,
+// and for all models while the controller's own Nomad is unreachable. It ignores bounds, switches and
+// the management of the model.
 func (p *Prober) Unplaceable(model string) map[string]string {
 	m := p.b.byName[model]
 	if m == nil || m.Stopped || !p.b.open("") {
@@ -95,8 +93,8 @@ func (b *planBuilder) unplaceable(m *model, v *state.Variant) string {
 	return strings.Join(append([]string{no.Error()}, refused...), "; ")
 }
 
-// notPlaced says why Nomad does not place the member, or did not when it was last tried;
-// empty where it has, or does not say.
+// notPlaced returns why Nomad does not place the member, or did not at the last try, empty if
+// Nomad has placed it or reports no reason.
 func (b *planBuilder) notPlaced(r *member) string {
 	switch {
 	case !r.counts() || b.serves(r):

@@ -10,8 +10,8 @@ import (
 // kilobytes for each change, and the next plan goes on where this one ends.
 const maxChanges = 1000
 
-// maxText is about how long the decisions of one plan are, in bytes: those that say of
-// each node why nothing fits there can be very long.
+// maxText is the approximate maximum length of the decisions of one plan, in bytes: those that
+// have a reason for each node can be very long.
 const maxText = state.MaxCommand / 4
 
 // rules make a plan, one after the other. Each sees what those before it have done.
@@ -40,12 +40,12 @@ type Planner struct {
 // New returns a planner that has seen nothing.
 func New(c Config) *Planner { return &Planner{world: newWorld(c)} }
 
-// Plan returns what to commit, nil where nothing is to be changed, and when to look
-// again although nothing happens, zero where that is never. What it returns is made
-// from this view and is not refused as long as the view is the newest.
+// Plan returns what to commit, nil if there is nothing to change, and when to plan again if nothing
+// happens before, zero for never. The plan is made from this view, and is not rejected while the
+// view is the newest.
 //
-// Nodes are written by the reconciler: it sets Node.DownSince when Nomad says that a
-// node is down, and Node.WrittenOff once that was Config.NodeGrace ago. Plan only looks.
+// The reconciler writes the nodes: it sets Node.DownSince when Nomad reports that a node is
+// down, and Node.WrittenOff once that was Config.NodeGrace ago. Plan only reads them.
 func (p *Planner) Plan(v *state.View, o Observation) (*state.Plan, time.Time) {
 	if v.Switch(nil, state.SwitchPauseReconcile) != "" {
 		return nil, time.Time{}

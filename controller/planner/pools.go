@@ -34,9 +34,9 @@ func (b *planBuilder) byPrice() []Pool {
 	})
 }
 
-// openPools are the pools in which a replica of the model may be placed for another one:
-// the own, those that take what it has no room for, and those where some are expected.
-// None of them while the own one is out of reach: that alone is no reason to leave it.
+// openPools returns the pools in which a replica of the model may be placed for another one: the
+// controller's own, those that take what that has no room for, and those where replicas are
+// expected. It returns none while the own pool is unreachable: that is no reason to leave it.
 func (b *planBuilder) openPools(m *model) []string {
 	if !b.open("") {
 		return nil
@@ -114,8 +114,8 @@ func (b *planBuilder) expected(m *model, r *member) bool {
 	return m.kept[key][r]
 }
 
-// misplaced reports whether the member is in an external pool where people expect fewer
-// than there are, and it was not placed there for lack of room.
+// misplaced reports whether the member is in an external pool that has more replicas than
+// expected, and was not placed there for lack of room.
 func (b *planBuilder) misplaced(m *model, r *member) bool {
 	pool := b.poolOf(r)
 	if pool == "" || !b.open(pool) {
@@ -124,8 +124,8 @@ func (b *planBuilder) misplaced(m *model, r *member) bool {
 	return !r.next.Spilled && !b.expected(m, r)
 }
 
-// mayLeave reports whether a member may be sent away only because it is too much: an
-// external pool is left by itself in mode full, and else where people expect fewer.
+// mayLeave reports whether a member may be ended because it is surplus. In an external pool it may
+// in mode full, and otherwise only if fewer replicas are expected there.
 func (b *planBuilder) mayLeave(m *model, r *member) bool {
 	pool := b.poolOf(r)
 	if pool == "" || m.Stopped {

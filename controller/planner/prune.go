@@ -103,7 +103,7 @@ func (b *planBuilder) pruneOne(m *model, r *member, since time.Time) {
 		return
 	}
 	to := state.GoalCold
-	if b.canSleep(m, r) && !b.displaced(r) {
+	if b.canSleep(m, r) && !b.mustMove(r) {
 		to = state.GoalWarm
 	}
 	b.record(KindIdle, m.Name, r.name, fmt.Sprintf("no requests for %s: going %s", idle, to.Tier()), in)

@@ -65,11 +65,11 @@ func (b *planBuilder) trials(g *group) {
 // requests serve until others of the old definition do.
 func (b *planBuilder) lateFailures(g *group, v *state.Variant) {
 	if why := b.failsMore(g, v); why != "" {
-		b.giveUp(g.model, v.Name, "", "replicas of the new definition failed: "+why, nil)
+		b.revertToStable(g.model, v.Name, "", "replicas of the new definition failed: "+why, nil)
 		return
 	}
 	for _, r := range g.of(v.Name) {
-		if r.next.Status == state.StatusFailed && !r.changed && !b.displaced(r) && g.hashOf(r) == v.Hash {
+		if r.next.Status == state.StatusFailed && !r.changed && !b.mustMove(r) && g.hashOf(r) == v.Hash {
 			b.rollBack(g.model, r, r.LastError)
 			return
 		}
@@ -77,11 +77,11 @@ func (b *planBuilder) lateFailures(g *group, v *state.Variant) {
 }
 
 // placeCanary places the first replica of a new definition. If there is no room, or the model has
-// no surge, an old one makes way: one that has failed, and so serves nobody, or another one as far
-// as the model lets it.
+// no surge, an old replica makes way: one that has failed, and so serves no request, or another one
+// as far as the model allows it.
 func (b *planBuilder) placeCanary(g *group, v *state.Variant, old []*member) {
 	// A member that uses GPUs out of use may have another one beside it.
-	vacant := len(g.members)+len(g.canaries)+len(g.awaited) < g.target+min(g.spare(), g.count(b.displaced))
+	vacant := len(g.members)+len(g.canaries)+len(g.awaited) < g.target+min(g.spare(), g.count(b.mustMove))
 	var refused []*placement.Refusal
 	if g.Surge() > 0 || vacant {
 		var c *member
@@ -300,11 +300,11 @@ func (b *planBuilder) takePlaces(m *model) {
 	}
 }
 
-// rollBack gives a new definition up because of one of its replicas, which is stopped, or
-// drained if it serves.
+// rollBack reverts the model to its stable version because of a replica of the new definition. The
+// replica is stopped, or drained if it serves.
 func (b *planBuilder) rollBack(m *model, r *member, reason string) {
 	failures := r.Failures + 1
-	b.giveUp(m, r.Name.Variant, r.name, reason, inputs{"failures": strconv.Itoa(failures)})
+	b.revertToStable(m, r.Name.Variant, r.name, reason, inputs{"failures": strconv.Itoa(failures)})
 	event := state.EventStop
 	if b.serves(r) {
 		event = state.EventDrain
@@ -312,9 +312,9 @@ func (b *planBuilder) rollBack(m *model, r *member, reason string) {
 	b.happens(r, event, state.GoalGone, func(c *state.Move) { c.Failures, c.LastError = &failures, &reason })
 }
 
-// giveUp returns the model to its stable version because of a variant. The replica, which may
-// be empty, is why.
-func (b *planBuilder) giveUp(m *model, variant, replica, reason string, in inputs) {
+// revertToStable returns the model to its stable version because of a variant. The replica, which may
+// be empty, is the cause.
+func (b *planBuilder) revertToStable(m *model, variant, replica, reason string, in inputs) {
 	from, to := m.Version, m.StableVersion
 	b.setRollout(m, variant, state.RolloutRolledBack, reason)
 	all := inputs{"variant": variant, "version": strconv.Itoa(from), "stable_version": strconv.Itoa(to)}
@@ -322,8 +322,7 @@ func (b *planBuilder) giveUp(m *model, variant, replica, reason string, in input
 	b.record(KindRolledBack, m.Name, replica, fmt.Sprintf("rolled back from version %d to version %d: %s", from, to, reason), all)
 }
 
-// dropOutdated stops members of another definition that serve nobody: their seats are
-// better used.
+// dropOutdated stops members of an outdated definition that do not serve, to free their seats.
 func (b *planBuilder) dropOutdated(g *group) {
 	for _, r := range g.members {
 		if r.changed || b.full() || r.next.Tier() != state.Hot || !g.outdated(r) {
@@ -362,7 +361,7 @@ func (b *planBuilder) finish(g *group) {
 }
 
 // failsMore returns why the replicas of a new definition fail clearly more of their requests than
-// those of the one that it replaces, empty where they do not. If none of those serves, going
+// those of the one that it replaces, empty if they do not. If none of those serves, going
 // back helps no request.
 func (b *planBuilder) failsMore(g *group, v *state.Variant) string {
 	b.markDirty() // requests end all the time

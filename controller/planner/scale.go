@@ -41,7 +41,7 @@ func (b *planBuilder) scale(m *model) {
 func (b *planBuilder) allowance(g *group) int {
 	leaving := g.count((*member).leavesNode)
 	others := g.count(func(r *member) bool {
-		return !r.leavesNode() && (b.displaced(r) || b.misplaced(g.model, r) || g.Surge() > 0 && g.outdated(r))
+		return !r.leavesNode() && (b.mustMove(r) || b.misplaced(g.model, r) || g.Surge() > 0 && g.outdated(r))
 	})
 	return leaving + min(g.spare(), others+b.arriving(g))
 }
@@ -50,10 +50,10 @@ func (b *planBuilder) allowance(g *group) int {
 // rollout.
 func (g *group) spare() int { return max(g.Surge(), 1) }
 
-// replaces reports whether another member is to take the place of this one: it is displaced,
+// replaces reports whether another member is to take the place of this one: it must move,
 // its definition is outdated, or it is in a pool where people expect fewer.
 func (b *planBuilder) replaces(g *group, r *member) bool {
-	return b.displaced(r) || g.outdated(r) || b.misplaced(g.model, r)
+	return b.mustMove(r) || g.outdated(r) || b.misplaced(g.model, r)
 }
 
 // scaleDown ends the surplus members. A model whose management is disabled keeps its members,
@@ -68,7 +68,7 @@ func (b *planBuilder) scaleDown(g *group) {
 	if g.target == 0 {
 		most = 0
 		for _, variant := range slices.Sorted(maps.Keys(g.canaries)) {
-			b.sendAway(g, g.canaries[variant])
+			b.endSurplus(g, g.canaries[variant])
 		}
 	}
 	excess := len(g.members) - most
@@ -84,15 +84,15 @@ func (b *planBuilder) scaleDown(g *group) {
 			}
 			serving--
 		}
-		b.sendAway(g, r)
+		b.endSurplus(g, r)
 	}
 	g.staying()
 }
 
-// sendAway ends one surplus member, or leaves that to the next plan if this plan changes the member
+// endSurplus ends one surplus member, or leaves that to the next plan if this plan changes the member
 // already. The member goes WARM if its model keeps WARM replicas, or if it served while its model
 // was in the dedicated set.
-func (b *planBuilder) sendAway(g *group, r *member) {
+func (b *planBuilder) endSurplus(g *group, r *member) {
 	if r.changed || b.full() || !g.Stopped && !b.takePoolDeparture(r) {
 		return
 	}
@@ -116,7 +116,7 @@ func (b *planBuilder) sendAway(g *group, r *member) {
 
 // keepsWarm reports whether a surplus member goes WARM.
 func (b *planBuilder) keepsWarm(g *group, r *member) bool {
-	if g.Stopped || !b.serves(r) || g.outdated(r) || b.displaced(r) || !b.canSleep(g.model, r) || b.keptLately(r) {
+	if g.Stopped || !b.serves(r) || g.outdated(r) || b.mustMove(r) || !b.canSleep(g.model, r) || b.keptLately(r) {
 		return false
 	}
 	resting := 0
@@ -196,8 +196,8 @@ func (b *planBuilder) replace(g *group) {
 	slices.SortStableFunc(old, func(a, b *member) int { return cmp.Compare(btoi(!a.leavesNode()), btoi(!b.leavesNode())) })
 	extra := max(len(g.members)-g.target, 0)
 	type class struct {
-		variant, pool                  string
-		displaced, misplaced, expected bool
+		variant, pool                 string
+		mustMove, misplaced, expected bool
 	}
 	refusing := map[class]bool{}
 	surge := 0 // of those that do not leave their nodes
@@ -205,21 +205,21 @@ func (b *planBuilder) replace(g *group) {
 		if b.full() || !r.leavesNode() && surge >= g.spare() {
 			return
 		}
-		of := class{r.Name.Variant, b.poolOf(r), b.displaced(r), !g.outdated(r) && b.misplaced(g.model, r), b.expected(g.model, r)}
-		if g.Surge() == 0 && !of.displaced && !of.misplaced {
+		of := class{r.Name.Variant, b.poolOf(r), b.mustMove(r), !g.outdated(r) && b.misplaced(g.model, r), b.expected(g.model, r)}
+		if g.Surge() == 0 && !of.mustMove && !of.misplaced {
 			b.replaceInPlace(g, r, nil)
 			continue
 		}
-		if !r.leavesNode() && (i < extra || !of.displaced) {
+		if !r.leavesNode() && (i < extra || !of.mustMove) {
 			surge++
 		}
-		if i < extra || refusing[of] || of.displaced && !r.leavesNode() && !b.open(of.pool) {
+		if i < extra || refusing[of] || of.mustMove && !r.leavesNode() && !b.open(of.pool) {
 			continue // its replacement is on its way, or would not fit, or its pool is out of reach
 		}
 		variants := g.definitions()
 		if g.Variant(r.Name.Variant) != nil {
 			own := g.definition(r.Name.Variant)
-			variants = append([]*state.Variant{own}, slices.DeleteFunc(variants, func(v *state.Variant) bool { return !of.displaced && !of.misplaced || v.Name == own.Name })...)
+			variants = append([]*state.Variant{own}, slices.DeleteFunc(variants, func(v *state.Variant) bool { return !of.mustMove && !of.misplaced || v.Name == own.Name })...)
 		}
 		pools := b.openPools(g.model)
 		if of.misplaced {
@@ -234,18 +234,18 @@ func (b *planBuilder) replace(g *group) {
 		fresh, refused := b.placeFirst(g.model, variants, pools, nil, nil)
 		if fresh != nil {
 			g.members = append(g.members, fresh)
-			if of.displaced {
+			if of.mustMove {
 				surge += btoi(!r.leavesNode())
-				b.record(KindMoveAway, g.Name, r.name, fmt.Sprintf("%s: %s takes over", b.displacedBy(r), fresh.name), inputs{"by": fresh.name, "node": nodeName(r)})
+				b.record(KindMoveAway, g.Name, r.name, fmt.Sprintf("%s: %s takes over", b.whyMove(r), fresh.name), inputs{"by": fresh.name, "node": nodeName(r)})
 			}
 			continue
 		}
 		refusing[of] = true
-		if of.misplaced && !of.displaced {
+		if of.misplaced && !of.mustMove {
 			b.recordUnplaceable(KindLeavePool, g, r.Name.Variant, of.pool, fmt.Sprintf("fewer replicas are expected in pool %s, but there is no room for them elsewhere: scale the model down to remove them", of.pool), refused)
 			continue
 		}
-		if of.displaced {
+		if of.mustMove {
 			kind, about := KindGPUOutOfUse, r.name
 			if r.leavesNode() {
 				kind, about = KindNodeDraining, nodeName(r)
@@ -253,7 +253,7 @@ func (b *planBuilder) replace(g *group) {
 			if of.expected {
 				about += ", in pool " + of.pool
 			}
-			b.recordUnplaceable(kind, g, r.Name.Variant, about, b.displacedBy(r)+": its replicas fit nowhere else and stay", refused)
+			b.recordUnplaceable(kind, g, r.Name.Variant, about, b.whyMove(r)+": its replicas fit nowhere else and stay", refused)
 			continue
 		}
 		b.replaceInPlace(g, r, refused)
@@ -278,7 +278,7 @@ func (b *planBuilder) retire(g *group) {
 			continue
 		}
 		kind, reason := KindRolling, "replaced by replicas of the new definition"
-		if why := b.displacedBy(r); why != "" {
+		if why := b.whyMove(r); why != "" {
 			kind, reason = KindMoveAway, why+": replaced by another replica"
 		} else if !g.outdated(r) {
 			if !b.takePoolDeparture(r) {
@@ -295,7 +295,7 @@ func (b *planBuilder) retire(g *group) {
 // retry starts failed members again: on another node if possible, else where they are.
 func (b *planBuilder) retry(g *group) {
 	for _, r := range g.members {
-		if r.next.Status != state.StatusFailed || r.changed || b.full() || b.displaced(r) || !b.due(r.RetryAt) || !b.jobOver(r) {
+		if r.next.Status != state.StatusFailed || r.changed || b.full() || b.mustMove(r) || !b.due(r.RetryAt) || !b.jobOver(r) {
 			continue
 		}
 		v := g.definition(r.Name.Variant)

@@ -10,7 +10,7 @@ import (
 	"remuda/controller/state"
 )
 
-// endRest sends a resting member away that nobody will wake, and reports whether it did.
+// endRest ends a resting member that will not be woken, and reports whether it did.
 func (b *planBuilder) endRest(m *model, r *member) bool {
 	to, kind, why := state.GoalGone, KindScaleDown, ""
 	switch {
@@ -21,7 +21,7 @@ func (b *planBuilder) endRest(m *model, r *member) bool {
 	case m.definition(r.Name.Variant) == nil || m.definition(r.Name.Variant).Hash != m.hashOf(r):
 		kind, why = KindRolling, "its definition is outdated"
 	case r.leavesNode() || r.cordoned() && b.outOfUse(r) != "":
-		to, kind, why = state.GoalCold, KindMoveAway, b.displacedBy(r)
+		to, kind, why = state.GoalCold, KindMoveAway, b.whyMove(r)
 	default:
 		return false
 	}
@@ -45,7 +45,7 @@ func (b *planBuilder) drainToWarm(m *model, r *member) {
 		b.putToSleep(m, r, in)
 	case b.due(r.Since.Add(b.conf.DrainTimeout)):
 		b.record(KindCalledOff, m.Name, r.name, fmt.Sprintf("drain timeout of %s reached with %d requests in flight: staying HOT", b.conf.DrainTimeout, b.obs.Loads[r.name].InFlight), in)
-		b.callOff(m, r)
+		b.keepHot(m, r)
 	}
 }
 
@@ -109,32 +109,32 @@ func (b *planBuilder) putToSleep(m *model, r *member, in inputs) {
 	}
 }
 
-// callOff lets a member serve again that was on its way to WARM. Its model has a place
-// for it again where somebody else had taken that.
-func (b *planBuilder) callOff(m *model, r *member) {
-	if calledOff(m.Model, m.target.Replicas, r.Replica, b.view.StayingOf(nil, m.Name)) {
-		m.more(m.target.Replicas+1, r.Name.Variant, recalls(r.Replica)...)
+// keepHot returns a member that was on its way to WARM to service. If that had lowered the target of
+// its model, the target is raised again.
+func (b *planBuilder) keepHot(m *model, r *member) {
+	if regainsReplica(m.Model, m.target.Replicas, r.Replica, b.view.StayingOf(nil, m.Name)) {
+		m.more(m.target.Replicas+1, r.Name.Variant, recallOrder(r.Replica)...)
 	}
 	b.happens(r, state.EventServing, "", func(c *state.Move) { c.Kept = true })
 }
 
-// calledOff reports whether a model should have one replica more than its target, because one
-// stays HOT after all: one that had made room for another model, or that is its only one. The
-// replicas are those of the model that count.
-func calledOff(m *state.Model, target int, r *state.Replica, counting []*state.Replica) bool {
-	return len(counting) >= target && !m.Stopped && (r.MakesRoomFor != "" || target == 0)
+// regainsReplica reports whether a model should have one replica more than its target, because r
+// stays HOT after all and had made room for another model or is its only one. The counted replicas
+// are those that count against the target.
+func regainsReplica(m *state.Model, target int, r *state.Replica, counted []*state.Replica) bool {
+	return len(counted) >= target && !m.Stopped && (r.MakesRoomFor != "" || target == 0)
 }
 
-// recalls returns for what displaced replicas come back first, as one stays HOT after all.
-func recalls(r *state.Replica) []state.Until {
+// recallOrder returns the order in which displaced replicas come back when r stays HOT after all.
+func recallOrder(r *state.Replica) []state.Until {
 	if r.MakesRoomFor != "" {
 		return []state.Until{state.UntilRoom, state.UntilAsked}
 	}
 	return []state.Until{state.UntilAsked, state.UntilRoom}
 }
 
-// lost says why the weights of a member that sleeps are lost for sure, empty where they
-// are not: its process has ended, or began anew after that time.
+// lost returns why the weights of a sleeping member are certainly lost, empty if they are not: its
+// process has ended, or restarted after that time.
 func (b *planBuilder) lost(r *member, since time.Time) string {
 	if !r.jobKnown {
 		return ""
@@ -162,8 +162,8 @@ func (b *planBuilder) lost(r *member, since time.Time) string {
 	return ""
 }
 
-// sleeping gives a member up that cannot be put to sleep: its process is lost, or its
-// shim was out of reach for too long.
+// sleeping stops a member that cannot be put to sleep: its process is lost, or its shim was
+// unreachable for too long.
 func (b *planBuilder) sleeping(m *model, r *member) {
 	why := b.lost(r, r.Since)
 	if why == "" && b.hadTime(r, b.conf.SleepTimeout) {
@@ -175,7 +175,7 @@ func (b *planBuilder) sleeping(m *model, r *member) {
 	}
 }
 
-// warm gives a WARM member up whose weights are lost.
+// warm stops a WARM member whose weights are lost.
 func (b *planBuilder) warm(m *model, r *member) {
 	if why := b.lost(r, r.Since); why != "" {
 		b.record(KindLostWarm, m.Name, r.name, "WARM weights lost: "+why, inputs{"warm_for": b.obs.Now.Sub(r.Since).String(), "node": nodeName(r)})
@@ -183,7 +183,7 @@ func (b *planBuilder) warm(m *model, r *member) {
 	}
 }
 
-// waking gives a wake up that takes too long, or whose process is gone.
+// waking stops a member whose wake takes too long, or whose process is gone.
 func (b *planBuilder) waking(m *model, r *member) {
 	why := ""
 	if r.jobKnown && (r.job == nil || r.job.Problem == "" && (r.job.Stopped || r.job.Alloc != nil && (r.job.Alloc.Failed || r.job.Alloc.Client == clientFailed))) {

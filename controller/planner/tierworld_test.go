@@ -36,13 +36,13 @@ func TestTierWorld(t *testing.T) {
 }
 
 // TestTierWorldTriesEveryRule does the same with seeds that meet every rule: one that
-// nothing has met was not tried. Its long form makes a million plans.
+// nothing has met was not tried. Its long form makes about 190,000 plans.
 func TestTierWorldTriesEveryRule(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
 	seen := map[string]int{}
 	plans, rested := 0, 0
-	worlds := long.Pick(160, 5600)
+	worlds := long.Pick(160, 1000)
 	if long.Race {
 		worlds = 160
 	}
@@ -68,7 +68,7 @@ func TestTierWorldTriesEveryRule(t *testing.T) {
 		return
 	}
 	if long.Enabled() && !long.Race {
-		require.Greater(t, plans, 1_000_000)
+		require.Greater(t, plans, 150_000)
 	}
 	for _, kind := range []string{
 		planner.KindEvict, planner.KindEvictWarm, planner.KindCalledOff, planner.KindAsleep, planner.KindWake, planner.KindAwake, planner.KindSleepFailed,

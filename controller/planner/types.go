@@ -7,27 +7,26 @@ import (
 	"remuda/internal/replica"
 )
 
-// Observation is what is known of the world at one moment. Plan and Actions change
-// nothing of it.
+// Observation is what is known of the world at one moment. Plan and Actions do not change it.
 type Observation struct {
 	Now time.Time
 	// Jobs are the replicas' jobs in the Nomads of all pools, by replica name. Those of a pool
-	// that cannot be asked are the last ones seen.
+	// that is unreachable are the last ones seen.
 	Jobs map[string]Job
-	// Pools says how each Nomad is seen, by the name of its capacity pool; "" is the
-	// controller's own. One that is not here is not known.
+	// Pools has the view of each Nomad, by the name of its capacity pool; "" is the controller's
+	// own. A pool that is missing is unknown.
 	Pools map[string]PoolView
 	// InFlight are the replicas whose job was written, or is being written, after Jobs were
 	// listed: nothing is concluded from their jobs, nor from the lack of one.
 	InFlight map[string]bool
 	// Engines are what Consul lists of each replica, by replica name. EnginesKnown is
-	// false while Consul cannot be asked.
+	// false while Consul is unreachable.
 	Engines      map[string][]Engine
 	EnginesKnown bool
 	// Loads are what the gateways report of each replica, by replica name, added up.
 	Loads map[string]Load
-	// TrafficKnown: a live gateway reports, and has been listened to for as long as a
-	// report lasts. While it is false nobody knows when a replica was last asked.
+	// TrafficKnown: a live gateway reports, and the leader has received reports for the lifetime of
+	// one. While it is false the last request of a replica is unknown.
 	TrafficKnown bool
 	// GatewaysSince is the latest start of any live gateway: a request before it may be
 	// unknown. Zero where there is none.
@@ -37,13 +36,13 @@ type Observation struct {
 	Demand map[string]time.Time
 }
 
-// PoolView says how the Nomad of a capacity pool is seen.
+// PoolView is the view of the Nomad of a capacity pool.
 type PoolView struct {
-	// JobsKnown is false while it cannot be asked: nothing is concluded from its jobs
-	// then, and nothing is placed there.
+	// JobsKnown is false while it is unreachable: nothing is concluded from its jobs then, and
+	// nothing is placed there.
 	JobsKnown bool
-	// JobsSince is when it was heard again after an outage, zero where there was none:
-	// what it did not do before that says nothing.
+	// JobsSince is when it was reachable again after an outage, zero if there was none. Nothing is
+	// concluded from what it did not do before.
 	JobsSince time.Time
 }
 
@@ -54,21 +53,21 @@ type Job struct {
 	Pool string
 	// Hash is of the variant that it was made from.
 	Hash string
-	// Placement is where it was put, as its meta says.
+	// Placement is where it was placed, according to its meta.
 	Placement state.Placement
-	// Problem is why its meta cannot be believed, empty where it can.
+	// Problem is why its meta is invalid, empty if it is valid.
 	Problem string
-	// Stopped: it was told to stop, by whomever. Ended: it is stopped, and none of its
-	// allocations holds anything any more.
+	// Stopped: it was stopped, by remuda or by another client of Nomad. Ended: it is stopped, and
+	// none of its allocations holds anything any more.
 	Stopped, Ended bool
 	// Index is its JobModifyIndex, which changes with the job's text only.
 	Index uint64
-	// Drift says how it differs from the replica in the state, empty where it does
-	// not; see nomad.Job.Drift. Of a job whose replica the state lacks it is empty.
+	// Drift is how it differs from the replica in the state, empty if it does not or the state has
+	// no such replica; see nomad.Job.Drift.
 	Drift []string
-	// Alloc is its newest allocation, nil where there is none.
+	// Alloc is its newest allocation, nil if there is none.
 	Alloc *Alloc
-	// Unplaceable is why Nomad has not placed it, empty where it has or was not asked.
+	// Unplaceable is why Nomad has not placed it, empty if it has or was not asked.
 	Unplaceable string
 }
 
@@ -132,20 +131,20 @@ const (
 	// and Model.FailoverOf), over the version with Action.Index. Afterwards the replica
 	// is starting, with the new JobIndex.
 	Register Kind = "register"
-	// Stop tells the job to stop. The state may not know its replica any more.
+	// Stop stops the job. The state may no longer have its replica.
 	Stop Kind = "stop"
 	// Purge makes Nomad forget a job that has ended.
 	Purge Kind = "purge"
 	// Drain takes the replica's engine out of routing and waits until it has no request, at
-	// most for Config.DrainTimeout. What became of it is an Outcome. The engine knows of every
+	// most for Config.DrainTimeout. Its result is an Outcome. The engine knows of every
 	// request, also of a gateway that is cut off from the controller.
 	Drain Kind = "drain"
-	// Sleep has the replica's engine give its GPU memory back, and looks that it came
-	// back. What became of it is an Outcome.
+	// Sleep makes the replica's engine give its GPU memory back, and verifies that it came back. Its
+	// result is an Outcome.
 	Sleep Kind = "sleep"
-	// Wake has the replica's engine take the GPUs of its Placement.Memory and serve. What
-	// became of it is an Outcome. It is also asked for a replica that is serving, or for
-	// long starting, while nothing serves: its shim may be parked.
+	// Wake makes the replica's engine take the GPUs of its Placement.Memory and serve. Its result is
+	// an Outcome. It is also requested for a replica that is serving, or has been starting for long,
+	// while none of its engines serves: its shim may be parked.
 	Wake Kind = "wake"
 )
 

@@ -348,7 +348,7 @@ func (b *planBuilder) jobOf(r *member) (*Job, bool) {
 	return believedJob(r.listed, b.obs.Pools[b.poolOf(r)].JobsKnown, r.jobInFlight)
 }
 
-// believedJob returns a replica's job of those that Nomad lists, nil where there is none, and
+// believedJob returns a replica's job of those that Nomad lists, nil if there is none, and
 // false where that is not known: its Nomad cannot be asked, or has not listed its jobs since
 // the last write.
 func believedJob(listed *Job, jobsKnown, inFlight bool) (*Job, bool) {
@@ -363,7 +363,7 @@ func believedJob(listed *Job, jobsKnown, inFlight bool) (*Job, bool) {
 func (b *planBuilder) poolOf(r *member) string { return poolOf(r.node, r.listed) }
 
 // poolOf returns the capacity pool of a replica on a node, nil where that is not known, with a
-// job, nil where there is none.
+// job, nil if there is none.
 func poolOf(n *state.Node, listed *Job) string {
 	switch {
 	case n != nil:

@@ -9,9 +9,9 @@ import (
 	"github.com/hashicorp/go-memdb"
 )
 
-// SetDedicated replaces the dedicated set. Each of its models has at least as many replicas as
-// the set says, for as long as it is in it; see Model.Target. Its scale stays as it is. Models
-// whose management is disabled keep what runs; they are dedicated all the same.
+// SetDedicated replaces the dedicated set. While a model is in the set, it has at least the number
+// of replicas that the set gives it; see Model.Target. Its scale is unchanged. A model whose
+// management is disabled is dedicated as well, but keeps the replicas that run.
 //
 // It is rejected for a model that does not exist or is stopped, and for a number below 1
 // or above the model's maximum.
@@ -161,7 +161,7 @@ func (v *View) IsDedicated(ws memdb.WatchSet, m *Model) bool {
 	return m != nil && d.has(m)
 }
 
-// Schedule returns the calendar of the dedicated set, nil where there is none.
+// Schedule returns the calendar of the dedicated set, nil if there is none.
 func (v *View) Schedule(ws memdb.WatchSet) *Schedule {
 	return queryOne[Schedule](v, ws, TableSchedule, byID, onlyRow)
 }

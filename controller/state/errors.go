@@ -13,8 +13,8 @@ const (
 	CodeConflict Code = "conflict"
 	// CodeNotFound: what the command names does not exist.
 	CodeNotFound Code = "not_found"
-	// CodeForbidden: the model's own settings do not let this caller do it: its
-	// management mode or, where nobody insists, that it is dedicated or its minimum.
+	// CodeForbidden: the model's own settings do not allow it: its management mode or, unless the
+	// request is forced, its minimum or that it is dedicated.
 	CodeForbidden Code = "forbidden"
 	// CodeUnknownCommand: the command is of a newer version, which this server must
 	// not skip. A server that meets it in the log has to stop and be upgraded.

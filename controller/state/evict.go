@@ -117,7 +117,7 @@ func (r *EvictRequest) move(one *Replica) Move {
 }
 
 // neverWarm returns why r, which is not on its way out, cannot be kept WARM by an
-// eviction, empty where it can or rests already.
+// eviction, empty if it can or rests already.
 func (r *Replica) neverWarm() string {
 	switch r.Status {
 	case StatusPlaced, StatusStarting, StatusFailed:
@@ -179,7 +179,7 @@ func (v *View) poolOf(r *Replica) string {
 	return ""
 }
 
-// mayEvict returns why m may not become less, empty where it may.
+// mayEvict returns why m may not become less, empty if it may.
 func (v *View) mayEvict(m, less *Model, short int) string {
 	switch {
 	case v.IsDedicated(nil, m):

@@ -23,8 +23,7 @@ func (g Goal) Tier() Tier {
 	return map[Goal]Tier{GoalRun: Hot, GoalWarm: Warm, GoalCold: Cold}[g]
 }
 
-// Status is what a replica is doing. Together with the goal it tells a new leader what to
-// continue.
+// Status is what a replica is doing. From it and the goal a new leader knows what to continue.
 type Status string
 
 // The statuses.
@@ -228,7 +227,7 @@ func joinGoals(goals []Goal) string {
 	return strings.Join(words, " or ")
 }
 
-// removable returns why r may not be deleted, empty where it may: what it held must be
+// removable returns why r may not be deleted, empty if it may: what it held must be
 // free, because its job is stopped or was never registered, or its node is gone.
 func (r *Replica) removable(n *Node) string {
 	switch {

@@ -6,10 +6,10 @@ import (
 	"github.com/hashicorp/go-memdb"
 )
 
-// Limits are what the dedicated set and the switches say of a model's scale. They bound how
-// many replicas run, and change neither Model.Desired nor Model.Displaced.
+// Limits are the bounds that the dedicated set and the switches put on a model's scale. They bound
+// how many replicas run, and change neither Model.Desired nor Model.Displaced.
 type Limits struct {
-	// Dedicated is how many replicas the model has at least, by the dedicated set.
+	// Dedicated is the minimum number of replicas in the dedicated set.
 	Dedicated int
 	// Cap is how many it has at most, by SwitchCapMaxReplicas; nil where that is not set.
 	Cap *int

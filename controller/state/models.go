@@ -10,8 +10,8 @@ import (
 )
 
 // UpsertModel creates or changes a model. The scale of a model that exists is kept, unless the
-// number of replicas in its file has changed; a stopped one is started unless Model.Stopped
-// says so again. The same Hash and Stopped as before change nothing; another Hash is a new
+// number of replicas in its file has changed. A stopped model is started unless Model.Stopped is
+// set. The same Hash and Stopped as before change nothing; another Hash is a new
 // version. Model.Version, StableVersion, ScaledAt, Rollouts, Replacements, EvictedFor and
 // NoSleep are the state's own and are ignored.
 //

@@ -115,7 +115,7 @@ func (r *Replica) OutOfUse(n *Node) string {
 	return ""
 }
 
-// Usable returns why nothing may be placed on the node, empty where it may.
+// Usable returns why nothing may be placed on the node, empty if it may.
 func (n *Node) Usable() string {
 	switch {
 	case n.WrittenOff:

@@ -125,7 +125,7 @@ func (v *View) Pipelines(ws memdb.WatchSet) []*Pipeline {
 	return query[Pipeline](v, ws, TablePipelines, byID)
 }
 
-// Pipeline returns a pipeline, nil where there is none of that name.
+// Pipeline returns a pipeline, nil if there is none of that name.
 func (v *View) Pipeline(ws memdb.WatchSet, name string) *Pipeline {
 	return queryOne[Pipeline](v, ws, TablePipelines, byID, name)
 }

@@ -206,11 +206,11 @@ func (k *Token) validate() *Error {
 	return invalid(k.Accessor, errs...)
 }
 
-// DeleteToken takes a token away.
+// DeleteToken deletes a token.
 type DeleteToken struct {
 	Accessor string
-	// KeepOperator rejects to take the last operator's token, after which anybody could
-	// make the first one again.
+	// KeepOperator rejects the deletion of the last operator's token: without one, any client could
+	// bootstrap a new one.
 	KeepOperator bool `json:",omitempty"`
 }
 

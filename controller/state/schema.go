@@ -54,7 +54,7 @@ type table struct {
 	name Table
 	// record is the type of its rows in snapshots. Types are never reused: 11 is retired.
 	record byte
-	// empty makes an empty row; key returns what a row is known by, empty where it lacks it.
+	// empty makes an empty row; key returns what a row is known by, empty if it lacks it.
 	empty   func() any
 	key     func(row any) string
 	indexes []*memdb.IndexSchema

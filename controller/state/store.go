@@ -44,19 +44,18 @@ func New() (*Store, error) {
 	return s, nil
 }
 
-// Fork returns a copy with a life of its own, to try commands on: neither sees what is
-// done to the other from now on. It costs next to nothing. Whoever waits for the store
-// is not woken by what is done to the fork; nobody can wait for the fork, whose own
-// commands wake nobody.
+// Fork returns an independent copy of the store, to try commands on: later changes of one do not
+// affect the other. It costs next to nothing. Changes of the fork wake no blocking query of the store,
+// and the fork supports no blocking queries.
 func (s *Store) Fork() *Store {
 	fork := &Store{}
 	fork.data.Store(&data{db: s.data.Load().db.Snapshot(), abandoned: make(chan struct{})})
 	return fork
 }
 
-// Apply applies one command of the log. Indexes grow from call to call. Any bytes may
-// come: what cannot be applied is rejected in the result, and changes nothing but the
-// index of the last command.
+// Apply applies one command of the log. Indexes grow from call to call. The command may be any
+// bytes: if it cannot be applied, the result has the error, and only the index of the last command
+// changes.
 func (s *Store) Apply(index uint64, command []byte) Result {
 	s.write.Lock()
 	defer s.write.Unlock()
@@ -85,8 +84,8 @@ func (s *Store) Apply(index uint64, command []byte) Result {
 	return res
 }
 
-// txn is a change that is being made. Its first failure is kept, so that commands
-// need not look after each step: the store gives the whole change up.
+// txn is a transaction. It keeps its first failure, so that commands need not check for one after
+// each step: the store then aborts the transaction.
 type txn struct {
 	*memdb.Txn
 	index   uint64
@@ -144,7 +143,7 @@ func (t *txn) setIndex(key string, value uint64) {
 	}
 }
 
-// first returns the first row of an index, nil where there is none.
+// first returns the first row of an index, nil if there is none.
 func first[T any](t *memdb.Txn, table Table, index string, args ...any) *T {
 	raw, err := t.First(string(table), index, args...)
 	if err != nil {

@@ -254,8 +254,8 @@ type GPU struct {
 	Healthy bool
 	// Reason is why it is not healthy.
 	Reason string
-	// Cordoned: nothing new is placed on it and its replicas leave it, because an operator
-	// said so or because memory did not come back, until an operator uncordons it.
+	// Cordoned: nothing new is placed on it and its replicas leave it until an operator uncordons
+	// it. It was cordoned by an operator, or because memory did not come back.
 	// CordonReason is why it is cordoned.
 	Cordoned     bool
 	CordonReason string `json:",omitempty"`
@@ -305,8 +305,8 @@ const (
 	RoleReadOnly   Role = "read-only"
 )
 
-// Dedicated is the set of models that are dedicated for now, beside those whose files
-// say so. There is one at most; a new one replaces it.
+// Dedicated is the set of models that are dedicated for now, beside those that are dedicated by
+// their files. There is at most one; a new one replaces it.
 type Dedicated struct {
 	// Models has how many replicas each should have at least, 1 or more, by name.
 	Models map[string]int

@@ -27,7 +27,7 @@ type Version struct {
 	CreateIndex uint64
 }
 
-// Variant returns the definition of a variant, nil where there is none. The version may be
+// Variant returns the definition of a variant, nil if there is none. The version may be
 // nil.
 func (v *Version) Variant(name string) *Variant {
 	if v == nil {
@@ -39,7 +39,7 @@ func (v *Version) Variant(name string) *Variant {
 // Versions are versions of one model in the order of their numbers.
 type Versions []*Version
 
-// Get returns the version of that number, nil where there is none.
+// Get returns the version of that number, nil if there is none.
 func (vs Versions) Get(number int) *Version {
 	i, ok := slices.BinarySearchFunc(vs, number, func(v *Version, n int) int { return cmp.Compare(v.Number, n) })
 	if !ok {
@@ -53,7 +53,7 @@ func (vs Versions) VariantOf(r *Replica) *Variant {
 	return vs.Get(r.Version).Variant(r.Name.Variant)
 }
 
-// HashOf returns the hash of the definition that r was made from, empty where it is
+// HashOf returns the hash of the definition that r was made from, empty if it is
 // unknown. Replicas of one variant with the same hash are alike, whatever their versions.
 func (vs Versions) HashOf(r *Replica) string {
 	if v := vs.VariantOf(r); v != nil {

@@ -9,11 +9,11 @@ import (
 )
 
 // View is the state at one moment. It never changes, and costs next to nothing to
-// take. The rows that it returns belong to the state: nobody may change them. Lists
-// are in the order of their names.
+// take. The rows that it returns belong to the state and must not be changed. Lists are sorted by
+// name.
 //
-// A query that is given a watch set adds channels to it that are closed once its
-// answer may be another one; nil where nobody waits.
+// A query adds channels to the watch set that it is given, which are closed once its result may
+// have changed. The watch set is nil if the caller does not wait.
 type View struct {
 	txn       *memdb.Txn
 	abandoned chan struct{}
@@ -76,7 +76,7 @@ func queryOne[T any](v *View, ws memdb.WatchSet, table Table, index string, args
 // Models returns all models.
 func (v *View) Models(ws memdb.WatchSet) []*Model { return query[Model](v, ws, TableModels, byID) }
 
-// Model returns a model, nil where there is none of that name.
+// Model returns a model, nil if there is none of that name.
 func (v *View) Model(ws memdb.WatchSet, name string) *Model {
 	return queryOne[Model](v, ws, TableModels, byID, name)
 }
@@ -101,7 +101,7 @@ func (v *View) ReplicasOn(ws memdb.WatchSet, node string) []*Replica {
 	return query[Replica](v, ws, TableReplicas, byNode, node)
 }
 
-// Replica returns a replica, nil where there is none of that name.
+// Replica returns a replica, nil if there is none of that name.
 func (v *View) Replica(ws memdb.WatchSet, name string) *Replica {
 	return queryOne[Replica](v, ws, TableReplicas, byID, name)
 }
@@ -109,7 +109,7 @@ func (v *View) Replica(ws memdb.WatchSet, name string) *Replica {
 // Nodes returns all nodes.
 func (v *View) Nodes(ws memdb.WatchSet) []*Node { return query[Node](v, ws, TableNodes, byID) }
 
-// Node returns a node, nil where there is none of that ID.
+// Node returns a node, nil if there is none of that ID.
 func (v *View) Node(ws memdb.WatchSet, id string) *Node {
 	return queryOne[Node](v, ws, TableNodes, byID, id)
 }
@@ -146,7 +146,7 @@ func (v *View) Switches(ws memdb.WatchSet) []*Switch {
 	return query[Switch](v, ws, TableSwitches, byID)
 }
 
-// Switch returns a switch's value, empty where it is not set.
+// Switch returns a switch's value, empty if it is not set.
 func (v *View) Switch(ws memdb.WatchSet, name string) string {
 	if s := queryOne[Switch](v, ws, TableSwitches, byID, name); s != nil {
 		return s.Value
@@ -157,7 +157,7 @@ func (v *View) Switch(ws memdb.WatchSet, name string) string {
 // Tokens returns all tokens.
 func (v *View) Tokens(ws memdb.WatchSet) []*Token { return query[Token](v, ws, TableTokens, byID) }
 
-// TokenBySecret returns the token of that secret, nil where there is none.
+// TokenBySecret returns the token of that secret, nil if there is none.
 func (v *View) TokenBySecret(secret string) *Token {
 	return first[Token](v.txn, TableTokens, byHash, HashSecret(secret))
 }
@@ -173,9 +173,9 @@ func (v *View) Usage(ws memdb.WatchSet, node string) *NodeUsage {
 
 // Block runs query until the index that it returns is above after, until ctx's
 // deadline or until the store is restored, and returns the last index. With after 0
-// it runs once. The query is run on a new view each time, adds what it looks at to
-// the watch set and keeps what it has found. The error is the query's, or ctx's where
-// that was cancelled; a deadline that has passed is none: the answer is what is there.
+// it runs once. Each time the query runs on a new view, adds what it reads to the watch set, and
+// keeps its result. The error is the query's, or ctx's if ctx was cancelled. An exceeded
+// deadline is not an error: the last result of the query holds.
 func (s *Store) Block(ctx context.Context, after uint64, query func(v *View, ws memdb.WatchSet) (uint64, error)) (uint64, error) {
 	for {
 		ws := memdb.NewWatchSet()
