@@ -22,7 +22,7 @@ import (
 // must hold (world.check), and then lets it come to rest.
 func TestWorld(t *testing.T) {
 	t.Parallel()
-	seeds := long.Pick(80, 1200)
+	seeds := long.Pick(80, 1300)
 	var mu sync.Mutex
 	seen := map[string]int{}
 	commands, plans := 0, 0

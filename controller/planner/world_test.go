@@ -85,7 +85,10 @@ type job struct {
 	// strange: it was not made by us, and takes what it likes.
 	strange bool
 	using   map[string]int64
-	host    int64
+	// moved is what it takes of the GPUs to which its last wake moved it, nil where none did. Its
+	// shim keeps them in the allocation's directory, and starts the engine there again.
+	moved map[string]int64
+	host  int64
 }
 
 // live reports whether a process of it may be there.
@@ -332,15 +335,15 @@ func (w *world) run(j *job) {
 		j.allocs++
 		j.alloc = &planner.Alloc{ID: fmt.Sprintf("%s/%d", j.Name.ID[:4], j.allocs), Client: "pending"}
 		j.serves, j.ends = time.Time{}, time.Time{}
-		if j.asleep { // Nomad starts it anew on its own account, with a new directory
-			j.asleep, j.strange = false, true
+		if j.asleep || j.moved != nil { // Nomad starts it anew on its own account, with a new directory
+			j.asleep, j.strange, j.moved = false, true, nil
 		}
 	}
 }
 
 // crashes reports whether the engine of a job ends whenever it starts.
 func (w *world) crashes(j *job) bool {
-	for gpu := range j.Placement.Memory {
+	for gpu := range j.starts() {
 		if w.dead[gpu] {
 			return true
 		}
@@ -415,16 +418,24 @@ func (w *world) kill(gpu string) {
 	w.log("the engines on GPU %s end", gpu)
 	w.dead[gpu] = true
 	for _, name := range sorted(w.nomad) {
-		if j := w.nomad[name]; j.alloc != nil && j.alloc.Client == "running" && !j.asleep && j.Placement.Memory[gpu] > 0 {
+		if j := w.nomad[name]; j.alloc != nil && j.alloc.Client == "running" && !j.asleep && j.using[gpu] > 0 {
 			j.alloc.Client, j.alloc.Event, j.serves, j.using = "pending", "Exit Code: 1", time.Time{}, nil
 			j.alloc.Restarts++
 		}
 	}
 }
 
+// starts is what its engine takes of which GPUs when it starts.
+func (j *job) starts() map[string]int64 {
+	if j.moved != nil {
+		return j.moved
+	}
+	return j.Placement.Memory
+}
+
 // begin is the start of a process: it takes its GPUs.
 func (j *job) begin() {
-	j.using, j.host = j.Placement.Memory, 0
+	j.using, j.host = j.starts(), 0
 	if j.asleep { // its shim is parked, and starts no engine
 		j.using = nil
 	}
@@ -670,7 +681,7 @@ func (w *world) wake(name string, j *job, crash bool) {
 		out.Class = planner.Done
 	case out.Class == planner.Done:
 		j.asleep, j.host, j.serves = false, 0, w.now
-		j.using = r.Placement.Memory
+		j.using, j.moved = r.Placement.Memory, r.Placement.Memory
 	case out.Class == planner.Failed: // the shim and its engine die of it
 		j.alloc.Started, j.alloc.Event = w.now, "Exit Code: 1"
 		j.alloc.Restarts++
