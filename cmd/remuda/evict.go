@@ -13,8 +13,8 @@ import (
 
 var evict = apiCommand{
 	synopsis: "Evict replicas from their GPUs",
-	about: `Evicts one replica, or all replicas of a model, until clients wait for it or somebody scales
-the model. Running replicas finish their requests first. With -to warm the weights stay in the
+	about: `Evicts one replica, or all replicas of a model, until clients wait for it or the
+model is scaled. Running replicas finish their requests first. With -to warm the weights stay in the
 node's memory, ready to serve again in seconds; with -to cold the controller remembers the nodes
 that have them on disk; without -to the replica stops. A replica is given by its name, or by a
 unique prefix of its name or ID.`,
