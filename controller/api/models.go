@@ -68,7 +68,7 @@ type Share struct {
 }
 
 // Displaced are replicas that were asked for and that the controller or an operator took away.
-// They come back, and whoever scales the model ends that at once.
+// They come back. Scaling the model brings them back at once.
 type Displaced struct {
 	// UntilRoom made room for other models: they come back when there is room, or clients wait.
 	UntilRoom []Share `json:",omitempty"`

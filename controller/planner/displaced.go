@@ -80,6 +80,14 @@ func (b *planBuilder) returns() {
 	}
 }
 
+// recall returns what stays displaced if n replicas of a share that were evicted for other models
+// come back, and by how much that raises the target.
+func (m *model) recall(n int, share string) (state.Displaced, int) {
+	next := *m.Model
+	next.Displaced = m.Recall(n, share, state.UntilRoom)
+	return next.Displaced, next.Target(m.limits).Replicas - m.target.Replicas
+}
+
 // keepReturned counts serving members beyond the group's target as returned, as far as replicas of
 // its share were evicted for other models: these have a place.
 func (b *planBuilder) keepReturned(g *group) {
@@ -92,13 +100,11 @@ func (b *planBuilder) keepReturned(g *group) {
 	if min(evicted, surplus) <= 0 {
 		return
 	}
-	next := *m.Model
-	next.Displaced = m.Recall(min(evicted, surplus), g.share, state.UntilRoom)
-	more := next.Target(m.limits).Replicas - m.target.Replicas
+	recalled, more := m.recall(min(evicted, surplus), g.share)
 	if more <= 0 {
-		return // something else keeps it at its number
+		return // a bound keeps the target
 	}
-	m.rescale(func(now *state.Model) { now.Displaced = next.Displaced })
+	m.rescale(func(next *state.Model) { next.Displaced = recalled })
 	g.target += more
 	b.record(KindReturn, m.Name, "", fmt.Sprintf("enough replicas serve: back to %d of %d", m.target.Replicas, m.Desired.Total()),
 		inputs{"replicas": strconv.Itoa(m.Desired.Total()), "target": strconv.Itoa(m.target.Replicas), "displaced": strconv.Itoa(m.Displaced.Total())})
@@ -109,10 +115,9 @@ func (b *planBuilder) comesBack(m *model, share state.Share) bool {
 	if share.Pool != "" || !b.open("") {
 		return false // what is expected in an external pool is not displaced by the planner
 	}
-	next := *m.Model
-	next.Displaced = m.Recall(1, share.Variant, state.UntilRoom)
-	if next.Target(m.limits).Replicas <= m.target.Replicas {
-		return false // something else keeps it at its number
+	recalled, more := m.recall(1, share.Variant)
+	if more <= 0 {
+		return false // a bound keeps the target
 	}
 	for _, g := range m.groups() {
 		if g.share != share.Variant || len(g.members) != g.target {
@@ -122,7 +127,7 @@ func (b *planBuilder) comesBack(m *model, share state.Share) bool {
 		if o == nil {
 			return false
 		}
-		m.rescale(func(now *state.Model) { now.Displaced = next.Displaced })
+		m.rescale(func(next *state.Model) { next.Displaced = recalled })
 		s := b.taken(g, o)
 		b.record(KindReturn, m.Name, s.replica.name, fmt.Sprintf("there is room again: back to %d of %d replicas", m.target.Replicas, m.Desired.Total()),
 			inputs{"replicas": strconv.Itoa(m.Desired.Total()), "target": strconv.Itoa(m.target.Replicas), "displaced": strconv.Itoa(m.Displaced.Total())})

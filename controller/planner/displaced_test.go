@@ -10,8 +10,8 @@ import (
 	"remuda/controller/state"
 )
 
-// TestEvictedReplicaComesBackWhenThereIsRoom: what was asked for of its model stays, and nobody
-// has to ask again.
+// TestEvictedReplicaComesBackWhenThereIsRoom: the number that was asked for stays, and no
+// further request is needed.
 func TestEvictedReplicaComesBackWhenThereIsRoom(t *testing.T) {
 	t.Parallel()
 	w := falling(t)
@@ -48,7 +48,7 @@ func TestDisplacedReplicasComeBackAfterThoseThatAreMissing(t *testing.T) {
 	require.Equal(t, map[string]int{"warm": 1}, w.stages("a"))
 }
 
-// TestIdleReplicasComeBackWhenClientsWait: room alone is no reason.
+// TestIdleReplicasComeBackWhenClientsWait, and not only because there is room.
 func TestIdleReplicasComeBackWhenClientsWait(t *testing.T) {
 	t.Parallel()
 	w := sleepy(t, 2, 1)

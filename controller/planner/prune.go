@@ -111,7 +111,7 @@ func (b *planBuilder) pruneOne(m *model, r *member, since time.Time) {
 	serving, _ := b.servingCount(m)
 	m.fewer(min(m.target.Replicas, serving)-1, r.Name.Variant, state.UntilAsked)
 	if m.Displaced.UntilRoom != nil {
-		m.rescale(func(next *state.Model) { next.Displaced = next.Displaced.Asleep() })
+		m.rescale(func(next *state.Model) { next.Displaced = next.Displaced.AllUntilAsked() })
 	}
 	b.happens(r, state.EventDrain, to, nil)
 }

@@ -152,7 +152,7 @@ func resolved(v *state.View, c any) state.Command {
 	return c.(state.Command)
 }
 
-// must applies a command of somebody else's, or what a state.Proposal comes to.
+// must applies another client's command, or what a state.Proposal comes to.
 func (r *fakeRaft) must(c any) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

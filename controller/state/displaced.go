@@ -91,7 +91,7 @@ func (m *Model) Recall(n int, variant string, order ...Until) Displaced {
 	for _, until := range order {
 		shares := d.Of(until)
 		of := shares.cells()
-		pools := append(slices.Clone(shares.External()), "")
+		pools := append(shares.External(), "")
 		n = take(of, n, pools, []string{variant})
 		n = take(of, n, pools, m.anyFirst())
 		*shares = positive(of)
@@ -99,8 +99,8 @@ func (m *Model) Recall(n int, variant string, order ...Until) Displaced {
 	return d
 }
 
-// Asleep returns d where all of them come back only when clients wait: their model is idle.
-func (d Displaced) Asleep() Displaced {
+// AllUntilAsked returns d with all replicas displaced until clients wait.
+func (d Displaced) AllUntilAsked() Displaced {
 	of := d.UntilAsked.cells()
 	for c, n := range d.UntilRoom.cells() {
 		of[c] += n

@@ -60,7 +60,7 @@ func (r *EvictRequest) Resolve(v *View) (Command, *Error) {
 		return nil, reject(CodeForbidden, subject, "model %q: %s: set Force (-force) to evict anyway", m.Name, why)
 	}
 	if r.Model != "" {
-		less.Displaced = less.Displaced.Asleep()
+		less.Displaced = less.Displaced.AllUntilAsked()
 	}
 	if !less.sameScale(m) {
 		less.ScaledAt = r.Time
