@@ -44,10 +44,10 @@ func TestWallClockJumps(t *testing.T) {
 	remote := func(pid int) lock.Peer { return lock.Peer{Identity: fmt.Sprint("node-", pid)} }
 	for seed := range uint64(200) {
 		// What was on disk is of another clock in any case.
-		records := lock.Records{
+		records := lock.Records{Token: 7, Groups: map[string]lock.Record{
 			"local":  {Token: 5, Holder: "a", Since: base.Add(100 * time.Hour), Peer: local(900)},
 			"remote": {Token: 7, Holder: "a", Since: base.Add(-100 * time.Hour), Peer: remote(900)},
-		}
+		}}
 		steady, jumpy := rand.New(rand.NewPCG(seed, 0)), rand.New(rand.NewPCG(seed, 1))
 		tell := func(now time.Time) time.Time {
 			return jump(now, []time.Duration{-time.Hour, 0, time.Hour}[jumpy.IntN(3)])
@@ -107,7 +107,7 @@ func shown(effects []lock.Effect, base time.Time) []string {
 		case lock.Persist:
 			line := fmt.Sprint("persist ", e.Version)
 			for _, group := range []string{"local", "remote"} {
-				r := e.Records[group]
+				r := e.Records.Groups[group]
 				r.Since = time.Time{}
 				line += fmt.Sprintf(" %+v", r.Holder) + fmt.Sprint(" ", r.Token)
 			}

@@ -16,6 +16,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
+	"strings"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
@@ -33,13 +35,22 @@ type Config struct {
 	// TLS is for Listen; it must ask for client certificates, whose common name
 	// is the holder's identity. Only a loopback Listen may do without.
 	TLS *tls.Config
-	// State is the path of the state file. Required.
+	// State is the directory of the state file, made with mode 0700 where it is
+	// missing. It must outlive reboots and be on the node's own disk. Required.
 	State string
+	// Node is the machine ID (machine-id(5)) of this node; a state directory that
+	// another node wrote is rejected. Empty where the node has none.
+	Node string
 	// Times are the waits that decide about holders.
 	Times lock.Times
 	// OnChange, if not nil, is told the status whenever it may have changed. It
 	// must not block, and must not call the server.
 	OnChange func([]lock.Status)
+	// OnEnd, if not nil, is told when the process of a local holder has ended, or is about
+	// to be killed: whatever that life of the holder has announced about itself is no longer
+	// true. cohort is its mark, empty for none. It must not block, and must not call the
+	// server.
+	OnEnd func(group, cohort string)
 	// MaxConns bounds the connections that are open at once.
 	MaxConns int
 	Logger   hclog.Logger
@@ -52,10 +63,20 @@ type Config struct {
 // DefaultConfig has the reasons beside the numbers.
 func DefaultConfig() Config {
 	return Config{
+		Node:     machineID(),
 		Times:    lock.DefaultTimes(),
 		MaxConns: 4096, // a group has a handful; descriptors are usually limited to more
 		Logger:   hclog.NewNullLogger(),
 	}
+}
+
+// machineID reads machine-id(5).
+func machineID() string {
+	raw, err := os.ReadFile("/etc/machine-id")
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(raw))
 }
 
 func (c Config) validate() error {
@@ -68,7 +89,7 @@ func (c Config) validate() error {
 		bad("socket is %d bytes long: must be at most 107", len(c.Socket))
 	}
 	if c.State == "" {
-		bad("state is empty: must be the path of the state file")
+		bad("state is empty: must be the directory of the state file")
 	}
 	if c.MaxConns < 2 {
 		bad("max connections is %d: must be at least 2", c.MaxConns)

@@ -174,7 +174,7 @@ func TestLockdIsKilledBetweenPersistingAndReplying(t *testing.T) {
 		k := d.newKeeper("g", name, keeperSettings{})
 		recorded := uint64(0)
 		if round%3 > 0 {
-			recorded = awaitRecord(t, d.cfg.State, name)
+			recorded = awaitRecord(t, d.stateFile(), name)
 			written++
 		} else { // a start takes about so long
 			time.Sleep(time.Duration(rand.IntN(int(40 * time.Millisecond))))
@@ -353,7 +353,7 @@ func TestStateFileIsNotBelieved(t *testing.T) {
 			d := newDaemon(t, nil)
 			a := d.newClient("g", "primary", clientSettings{})
 			a.granted()
-			old, err := os.ReadFile(d.cfg.State)
+			old, err := os.ReadFile(d.stateFile())
 			require.NoError(t, err)
 			a.kill()
 			b := d.newClient("g", "shadow", clientSettings{})
@@ -362,14 +362,14 @@ func TestStateFileIsNotBelieved(t *testing.T) {
 			d.awaitState("g", lock.Free)
 			d.kill()
 			good := map[string][]byte{}
-			for _, path := range []string{d.cfg.State, d.cfg.State + ".gen"} {
+			for _, path := range []string{d.stateFile(), d.stateFile() + ".gen"} {
 				good[path], err = os.ReadFile(path)
 				require.NoError(t, err)
 			}
 
-			tc.damage(t, d.cfg.State, old)
+			tc.damage(t, d.stateFile(), old)
 			for range 2 { // the second start is refused as well
-				d.refusesToStart(d.cfg.State, tc.want)
+				d.refusesToStart(d.stateFile(), tc.want)
 			}
 
 			for path, content := range good {
@@ -379,6 +379,57 @@ func TestStateFileIsNotBelieved(t *testing.T) {
 			d.start()
 			require.Equal(t, uint64(3), d.newClient("g", "primary", clientSettings{}).granted().Token)
 		})
+	}
+}
+
+// TestStateDirectory: it is private, and of one node.
+func TestStateDirectory(t *testing.T) {
+	t.Parallel()
+	d := newDaemon(t, nil)
+	d.newClient("g", "primary", clientSettings{}).granted()
+	info, err := os.Stat(d.cfg.State)
+	require.NoError(t, err)
+	require.Equal(t, os.FileMode(0o700), info.Mode().Perm())
+	d.kill()
+
+	require.NoError(t, os.Chmod(d.cfg.State, 0o770))
+	d.refusesToStart("has mode 0770: must be 0700")
+	require.NoError(t, os.Chmod(d.cfg.State, 0o700))
+	if os.Geteuid() == 0 {
+		require.NoError(t, os.Chown(d.cfg.State, 65534, -1))
+		d.refusesToStart("belongs to user 65534: must belong to user 0")
+		require.NoError(t, os.Chown(d.cfg.State, 0, -1))
+	}
+	d.cfg.Node = "another"
+	d.refusesToStart("the state directory was written by another node", `it has machine ID "`, `this node has "another"`)
+	d.cfg.Node = lockd.DefaultConfig().Node
+	d.start()
+	require.Equal(t, uint64(2), d.newClient("h", "primary", clientSettings{}).granted().Token)
+}
+
+// TestFiftyHoldersOfAKilledLockd are all known again, whatever they are named, and none is
+// disturbed.
+func TestFiftyHoldersOfAKilledLockd(t *testing.T) {
+	t.Parallel()
+	d := newDaemon(t, func(c *lockd.Config) { c.Times.Reconnect = 10 * time.Second })
+	holders := map[string]*client{}
+	tokens := map[string]uint64{}
+	for i := range 50 {
+		group := fmt.Sprintf("model-%d:v:%d", i%7, i)
+		holders[group] = d.newKeeper(group, "primary", keeperSettings{})
+		tokens[group] = holders[group].granted().Token
+	}
+	for range 2 {
+		d.kill()
+		d.start()
+		for group, h := range holders {
+			st := d.awaitState(group, lock.Held)
+			require.Equal(t, []any{tokens[group], h.cmd.Process.Pid}, []any{st.Token, st.PID}, group)
+		}
+	}
+	require.NotContains(t, d.log.String(), "killing the holder")
+	for _, h := range holders {
+		h.silent(0)
 	}
 }
 
@@ -406,7 +457,7 @@ func TestStateFileOfAnotherLockd(t *testing.T) {
 	b := d.newClient("g", "shadow", clientSettings{})
 	b.waiting()
 	second := makeDaemon(t, func(c *lockd.Config) { c.State = d.cfg.State })
-	second.refusesToStart(d.cfg.State, "state file is in use by another lockd")
+	second.refusesToStart(d.stateFile(), "state file is in use by another lockd")
 	_, err := net.Dial("unix", second.cfg.Socket)
 	require.Error(t, err)
 	a.signal(syscall.SIGKILL)
@@ -460,7 +511,7 @@ func TestStateFileOnAFullDisk(t *testing.T) {
 	require.Equal(t, []any{string(lock.Held), uint64(2), a.cmd.Process.Pid}, []any{st.State, st.Token, st.PID})
 	// Nobody takes over: who should is refused, and asks again and again.
 	a.kill()
-	st = d.awaitState("g", lock.Free)
+	d.awaitState("g", lock.Free)
 	b.silent(200 * time.Millisecond)
 	// lockd itself can come back, and still grants nothing.
 	d.kill()

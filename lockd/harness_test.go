@@ -62,8 +62,8 @@ func exit(err error) {
 
 // daemonSettings are what a lockd process is told.
 type daemonSettings struct {
-	Socket, State, Listen string
-	Times                 lock.Times
+	Socket, State, Node, Listen string
+	Times                       lock.Times
 }
 
 // runLockd serves until it is killed.
@@ -73,7 +73,7 @@ func runLockd(raw string) error {
 	if err := json.Unmarshal([]byte(raw), &set); err != nil {
 		return err
 	}
-	cfg.Socket, cfg.State, cfg.Listen, cfg.Times = set.Socket, set.State, set.Listen, set.Times
+	cfg.Socket, cfg.State, cfg.Node, cfg.Listen, cfg.Times = set.Socket, set.State, set.Node, set.Listen, set.Times
 	cfg.Logger = hclog.New(&hclog.LoggerOptions{Level: hclog.Debug, Output: os.Stderr})
 	s, err := lockd.New(cfg)
 	if err != nil {
@@ -246,7 +246,7 @@ func shortDir(t testing.TB) string {
 // launch starts the process without waiting for it to serve.
 func (d *daemon) launch() {
 	d.t.Helper()
-	raw, err := json.Marshal(daemonSettings{d.cfg.Socket, d.cfg.State, d.cfg.Listen, d.cfg.Times})
+	raw, err := json.Marshal(daemonSettings{d.cfg.Socket, d.cfg.State, d.cfg.Node, d.cfg.Listen, d.cfg.Times})
 	require.NoError(d.t, err)
 	d.cmd = exec.Command(self(d.t), "test-lockd", string(raw))
 	d.cmd.Stderr = d.log
@@ -294,6 +294,9 @@ func (d *daemon) kill() {
 	<-d.ended
 }
 
+// stateFile is the file in the state directory.
+func (d *daemon) stateFile() string { return filepath.Join(d.cfg.State, "locks") }
+
 // status asks for the status on a connection of its own.
 func (d *daemon) status(group string) wire.Group {
 	d.t.Helper()
@@ -315,7 +318,7 @@ func (d *daemon) status(group string) wire.Group {
 			}
 		}
 		if !e.More {
-			return wire.Group{}
+			return wire.Group{Group: group, State: string(lock.Free)} // forgotten
 		}
 	}
 }

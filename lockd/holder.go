@@ -137,7 +137,7 @@ func (h *holder) ended(ctx context.Context, tell chan<- uint64) {
 }
 
 func (h *holder) scan() {
-	if _, _, err := h.tracker.Scan(); err != nil {
+	if _, err := h.tracker.Scan(); err != nil {
 		h.logger.Warn("cannot scan for the holder's processes", "error", err)
 	}
 }

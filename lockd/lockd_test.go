@@ -93,7 +93,7 @@ func TestNobodyElseIsTouched(t *testing.T) {
 	other.granted()
 	child := other.leave("daemon")
 	a.signal(syscall.SIGKILL)
-	require.Equal(t, uint64(2), again.granted().Token)
+	require.Equal(t, uint64(3), again.granted().Token)
 	require.False(t, gone(child))
 	other.silent(100 * time.Millisecond)
 }

@@ -8,8 +8,10 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
@@ -63,7 +65,7 @@ func (s *Server) Run(ctx context.Context) (err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	s.ctx = ctx
-	file, records, err := openState(s.cfg.State)
+	file, records, err := s.openState()
 	if err != nil {
 		return err
 	}
@@ -104,7 +106,7 @@ func (s *Server) Run(ctx context.Context) (err error) {
 	for _, l := range listeners {
 		s.running.Go(func() { failed <- s.accept(l) })
 	}
-	s.logger.Info("lockd is ready", "socket", s.cfg.Socket, "listen", s.cfg.Listen, "state", s.cfg.State, "groups", len(records))
+	s.logger.Info("lockd is ready", "socket", s.cfg.Socket, "listen", s.cfg.Listen, "state", s.cfg.State, "groups", len(records.Groups), "token", records.Token)
 
 	select {
 	case <-ctx.Done():
@@ -125,19 +127,59 @@ func (s *Server) Run(ctx context.Context) (err error) {
 	return err
 }
 
-// openState reads what a lockd before this one has persisted.
-func openState(path string) (*statefile.File, lock.Records, error) {
-	file, doc, err := statefile.Open(path)
-	if err != nil {
-		return nil, nil, err
+// stateName is the file in the state directory.
+const stateName = "locks"
+
+// document is what is in the state file.
+type document struct {
+	// Node is the machine ID of the node that wrote it, empty where it has none.
+	Node string `json:"node"`
+	lock.Records
+}
+
+// ErrOtherNode: another node wrote the state directory.
+var ErrOtherNode = errors.New("the state directory was written by another node")
+
+// openState reads what a lockd before this one has persisted. It makes the directory,
+// private to its user, where it is missing.
+func (s *Server) openState() (*statefile.File, lock.Records, error) {
+	if err := privateDir(s.cfg.State); err != nil {
+		return nil, lock.Records{}, fmt.Errorf("state directory: %w", err)
 	}
-	records := lock.Records{}
-	if doc != nil {
-		if err := json.Unmarshal(doc, &records); err != nil {
-			return nil, nil, errors.Join(fmt.Errorf("state file %s: %w: %w", path, statefile.ErrCorrupt, err), file.Close())
+	file, raw, err := statefile.Open(filepath.Join(s.cfg.State, stateName))
+	if err != nil {
+		return nil, lock.Records{}, err
+	}
+	var doc document
+	if raw != nil {
+		if err := json.Unmarshal(raw, &doc); err != nil {
+			return nil, lock.Records{}, errors.Join(fmt.Errorf("state directory %s: %w: %w", s.cfg.State, statefile.ErrCorrupt, err), file.Close())
+		}
+		if doc.Node != s.cfg.Node {
+			return nil, lock.Records{}, errors.Join(fmt.Errorf("state directory %s: %w: it has machine ID %q, this node has %q: set -state to a directory of this node's own disk",
+				s.cfg.State, ErrOtherNode, doc.Node, s.cfg.Node), file.Close())
 		}
 	}
-	return file, records, nil
+	return file, doc.Records, nil
+}
+
+// privateDir makes a directory with mode 0700, or checks the one that is there: it must
+// belong to this user, and no other user may use it.
+func privateDir(path string) error {
+	if err := os.MkdirAll(path, 0o700); err != nil {
+		return err
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return err
+	}
+	if owner, ok := info.Sys().(*syscall.Stat_t); ok && int(owner.Uid) != os.Geteuid() {
+		return fmt.Errorf("%s belongs to user %d: must belong to user %d, which runs lockd", path, owner.Uid, os.Geteuid())
+	}
+	if mode := info.Mode().Perm(); mode&0o077 != 0 {
+		return fmt.Errorf("%s has mode %#o: must be 0700, so that no other user can change who holds a lock", path, mode)
+	}
+	return nil
 }
 
 func bootID() (string, error) {
@@ -235,6 +277,9 @@ func (s *Server) carryOut(effects []lock.Effect) {
 		case lock.Fence:
 			s.logger.Warn("killing the holder and its cohort", "group", e.Group, "token", e.Token, "pid", pidOf(e.Peer))
 			s.metrics.fenced.Inc()
+			if s.cfg.OnEnd != nil && e.Peer.Process != nil {
+				s.cfg.OnEnd(e.Group, e.Peer.Process.Cohort)
+			}
 			if h := s.holders[e.Group]; h != nil && h.token == e.Token {
 				h.fence <- struct{}{} // it has room for the one Fence of a token
 			}
@@ -293,7 +338,7 @@ func (s *Server) write(file *statefile.File) {
 			continue
 		}
 		began := time.Now()
-		doc, err := json.Marshal(next.Records)
+		doc, err := json.Marshal(document{s.cfg.Node, next.Records})
 		if err == nil {
 			err = file.Save(doc)
 		}

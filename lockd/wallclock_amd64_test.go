@@ -162,9 +162,9 @@ func TestWallClockIsMoved(t *testing.T) {
 		hold()
 	}
 	all[0].kill()
-	require.Equal(t, uint64(2), all[2].granted().Token)
+	require.Equal(t, uint64(3), all[2].granted().Token)
 	all[1].kill()
-	require.Equal(t, uint64(2), all[3].granted().Token)
+	require.Equal(t, uint64(4), all[3].granted().Token)
 	moveClock(t, d.cmd.Process.Pid, 0)
 	require.WithinDuration(t, time.Now(), d.clock(), time.Minute)
 	require.Equal(t, string(lock.Held), d.status("remote").State)

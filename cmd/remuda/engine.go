@@ -9,6 +9,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 
 	"remuda/controller/consul"
+	deviceplugin "remuda/device-plugin"
 	"remuda/internal/replica"
 	"remuda/lockd/engine"
 )
@@ -22,18 +23,20 @@ until it is ready, registers it in Consul as the service "remuda-engine", and ke
 registration correct: removed before the engine drains, and removed when the engine, the shim
 or the task dies. The shim and the engine always end together.
 
-With -lock, primary and shadow go to sleep once they are initialised. The one that lockd
-grants the lock wakes and serves, and ends when it loses the lock. Without -lock, a primary
-serves as soon as it is ready, and a shadow sleeps until POST /v1/wake on the shim's own
-address (-listen). That address also serves /live, /ready, /state, /metrics, /v1/drain and
-/v1/sleep.
+With -lock, lockd watches this process: should it die, lockd kills what is left of the engine
+and removes its registration, and no engine of the same name starts before that.
+
+With -standby warm, the engines of a failover pair go to sleep once they are initialised. The
+one that lockd grants the pair's lock wakes and serves. Without -standby, a primary serves as
+soon as it is ready, and a shadow sleeps until POST /v1/wake on the shim's own address
+(-listen). That address also serves /live, /ready, /state, /metrics, /v1/drain and /v1/sleep.
 
 An engine put to sleep by POST /v1/sleep is parked: until POST /v1/wake, no engine of the pair
 holds GPU memory, even after restarts (-park). POST /v1/wake?gpus=UUID,UUID wakes it on other
 GPUs of the task, if the engine supports it (-dialect sim).`,
 		setup: func(fs *flag.FlagSet) func(context.Context, []string) error {
 			cfg := engine.DefaultConfig()
-			var consulAddr, group, logLevel, standby string
+			var consulAddr, group, logLevel string
 			var gmsSockets []string
 			memory := gmsMemory{backend: "host", tag: "weights"}
 			files := tlsFiles{prefix: "lock-tls"}
@@ -46,10 +49,9 @@ GPUs of the task, if the engine supports it (-dialect sim).`,
 			fs.StringVar(&cfg.Dialect, "dialect", cfg.Dialect, "the engine's `API`: vllm, ollama or sim (\"remuda sim\"; vllm also works for it, but not to move to other GPUs)")
 			fs.StringVar(&cfg.ModelFile, "model-file", "", "GGUF `file` from which the ollama dialect creates the model")
 			fs.Var(&cfg.Parameters, "model-parameter", "`NAME=VALUE` set on the model from -model-file, such as num_thread=1; may be repeated")
-			fs.StringVar(&cfg.Lock, "lock", "", "`address` of lockd: a socket path, or tcp://host:port (default: none, a primary serves as soon as it is ready)")
-			fs.StringVar(&standby, "standby", "warm", "state while waiting for -lock: `warm` (initialised and asleep) or cold (not started, for engines without a sleep mode)")
+			fs.StringVar(&cfg.Lock, "lock", "", "`address` of lockd: a socket path, or tcp://host:port; \"auto\" for the socket of this node's jobs/node.nomad.hcl (default: none)")
+			fs.StringVar(&cfg.Standby, "standby", cfg.Standby, "for an engine of a failover pair, its `state` while another engine may have the pair's lock: warm (initialised and asleep) or cold (not started, for engines without a sleep mode); none for a single engine")
 			files.declare(fs, "-lock over TCP", "lockd's certificate")
-			fs.DurationVar(&cfg.LockReconnect, "lock-reconnect", cfg.LockReconnect, "how long to reconnect to lockd before the lock counts as lost")
 			fs.DurationVar(&cfg.LockHeartbeat, "lock-heartbeat", cfg.LockHeartbeat, "how long this process may hang before lockd drops it; 0 for no limit")
 			fs.DurationVar(&cfg.LockSessionTTL, "lock-session-ttl", cfg.LockSessionTTL, "lockd's -session-ttl, for -lock over TCP")
 			fs.StringVar(&cfg.Park, "park", defaultPark(), "`file` that keeps an engine asleep across restarts, from POST /v1/sleep to POST /v1/wake; the shims of a pair share it (default: in $NOMAD_ALLOC_DIR/data, else none)")
@@ -78,10 +80,6 @@ GPUs of the task, if the engine supports it (-dialect sim).`,
 				if group == "" {
 					return usagef("-group must be set: <model>:<variant>:<replica id>")
 				}
-				if standby != "warm" && standby != "cold" {
-					return usagef("-standby is %q: must be warm or cold", standby)
-				}
-				cfg.Cold = standby == "cold"
 				name, err := replica.ParseName(group)
 				if err != nil {
 					return usagef("-group: %v", err)
@@ -91,6 +89,9 @@ GPUs of the task, if the engine supports it (-dialect sim).`,
 				}
 				cfg.Name, cfg.Command = name, args
 				cfg.UseGPUs, cfg.SeatGPUs = engine.TaskGPUs()
+				if cfg.Generation, err = engine.TaskGeneration(); err != nil {
+					return usageError{err.Error()}
+				}
 				for _, s := range gmsSockets {
 					sockets, err := memory.sockets(s)
 					if err != nil {
@@ -103,6 +104,13 @@ GPUs of the task, if the engine supports it (-dialect sim).`,
 				}
 				if !noConsul {
 					cfg.Consul = &consul.Address{Addr: consulAddr}
+				}
+				if cfg.Lock == lockAuto {
+					dir := os.Getenv(deviceplugin.EnvGMSSocketDir)
+					if dir == "" {
+						return usagef("-lock is auto: $%s is not set: set gms_socket_dir of remuda-device, or name the socket", deviceplugin.EnvGMSSocketDir)
+					}
+					cfg.Lock = filepath.Join(dir, lockdSocket)
 				}
 				if cfg.LockTLS, err = files.client(); err != nil {
 					return err
@@ -122,25 +130,19 @@ GPUs of the task, if the engine supports it (-dialect sim).`,
 	}
 }
 
+const (
+	// lockAuto finds lockd's socket by what the device plugin gave the task.
+	lockAuto = "auto"
+	// lockdSocket is its name in the node's socket directory (jobs/node.nomad.hcl).
+	lockdSocket = "lockd.sock"
+)
+
 // defaultPark is where the tasks of one allocation share a file.
 func defaultPark() string {
 	if dir := os.Getenv("NOMAD_ALLOC_DIR"); dir != "" {
 		return filepath.Join(dir, "data", "remuda.parked")
 	}
 	return ""
-}
-
-// engineGuardVerb is started by the shim, never by hand.
-func (p *program) engineGuardVerb() verb {
-	return verb{
-		synopsis: "Internal: cleans up after a killed shim",
-		about:    "Started by remuda engine.",
-		setup: func(*flag.FlagSet) func(context.Context, []string) error {
-			return func(context.Context, []string) error {
-				return engine.RunGuard(p.stdin, p.stdout, p.stderr)
-			}
-		},
-	}
 }
 
 // logLevelFlag declares -log-level.

@@ -23,12 +23,14 @@ import (
 func (p *program) lockdVerb() verb {
 	return verb{
 		synopsis: "Run the failover lock server",
-		usage:    "-socket PATH -state FILE [flags]",
-		about: `Grants locks, one for each failover group, first come, first served. A lock belongs to the
-process that connected to the Unix socket. It is free again when that process and all its
-descendants have ended: lockd kills what is left of a dead holder, and a holder that has lost
-its connection and does not reconnect within -reconnect-window. Tokens increase with every
-grant, also across crashes, through the state file.
+		usage:    "-socket PATH -state DIR [flags]",
+		about: `Runs once on a node, as a task of jobs/node.nomad.hcl. Every engine on the node holds a lock of
+its own, and the engines of a failover pair compete for one more, first come, first served. A
+lock belongs to the process that connected to the Unix socket. It is free again when that
+process and all its descendants have ended: lockd kills what is left of a dead holder, and a
+holder that has lost its connection and does not reconnect within -reconnect-window. With
+-consul, it also removes the registration of a dead engine. Tokens increase with every grant,
+also across crashes and reboots, through the state directory.
 
 With -listen, holders on other machines take locks over TCP with client certificates. lockd
 cannot see whether they are alive, so they have sessions: the lock is free once a holder has
@@ -38,13 +40,13 @@ been silent for -session-ttl and then -lock-delay has passed.`,
 			var logLevel, metricsAddr, consulAddr string
 			files := tlsFiles{prefix: "tls"}
 			fs.StringVar(&cfg.Socket, "socket", "", "`path` of the Unix socket (required)")
-			fs.StringVar(&cfg.State, "state", "", "`path` of the state file (required); a witness file is kept beside it")
+			fs.StringVar(&cfg.State, "state", "", "`directory` of the state (required), made with mode 0700; it must be on the node's own disk and outlive reboots")
 			fs.StringVar(&cfg.Listen, "listen", "", "TCP `address` for holders on other machines (default: none)")
 			files.declare(fs, "-listen", "client certificates")
 			fs.DurationVar(&cfg.Times.Reconnect, "reconnect-window", cfg.Times.Reconnect, "how long a live holder may be disconnected before it is killed")
 			fs.DurationVar(&cfg.Times.SessionTTL, "session-ttl", cfg.Times.SessionTTL, "how long a remote holder may be silent before its session ends")
 			fs.DurationVar(&cfg.Times.LockDelay, "lock-delay", cfg.Times.LockDelay, "how long a lock stays unavailable after the session of a remote holder ended")
-			fs.StringVar(&consulAddr, "consul", "", "`address` of a Consul agent whose keys remuda/locks/<group> mirror the holders, for display only; \"local\" for CONSUL_HTTP_ADDR, else 127.0.0.1:8500 (default: none)")
+			fs.StringVar(&consulAddr, "consul", "", "`address` of the node's Consul agent, from which dead engines are deregistered, and whose keys remuda/locks/<group> show the holders; \"local\" for CONSUL_HTTP_ADDR, else 127.0.0.1:8500 (default: none)")
 			fs.StringVar(&metricsAddr, "metrics", "", "`address` for GET /metrics (default: none)")
 			logLevelFlag(fs, &logLevel)
 			return func(ctx context.Context, args []string) error {
@@ -61,9 +63,12 @@ been silent for -session-ttl and then -lock-delay has passed.`,
 				registry := prometheus.NewRegistry()
 				registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 				cfg.Metrics = registry
-				mirror, err := mirrorLocks(&cfg, consulAddr)
+				mirror, dead, err := toConsul(&cfg, consulAddr)
 				if err != nil {
 					return usageError{err.Error()}
+				}
+				if dead != nil {
+					defer dead.Close()
 				}
 				server, err := lockd.New(cfg)
 				if err != nil {
@@ -91,20 +96,25 @@ been silent for -session-ttl and then -lock-delay has passed.`,
 // each failover group that is not free: JSON with holder, token, since and state.
 const lockKeys = "remuda/locks/"
 
-// mirrorLocks writes every change of the locks to Consul, so that people can watch them. It
-// returns nil without an address.
-func mirrorLocks(cfg *lockd.Config, addr string) (*consul.Mirror, error) {
+// toConsul has dead engines deregistered, and writes every change of the locks to Consul, so
+// that people can watch them. It returns nil without an address.
+func toConsul(cfg *lockd.Config, addr string) (*consul.Mirror, *consul.Deregistrar, error) {
 	switch addr {
 	case "":
-		return nil, nil //nolint:nilnil // no mirror is a choice
+		return nil, nil, nil
 	case "local":
 		addr = "" // the default of a Consul client
 	}
+	dead, err := consul.NewDeregistrar(consul.Address{Addr: addr}, cfg.Logger.Named("consul"))
+	if err != nil {
+		return nil, nil, err
+	}
+	cfg.OnEnd = dead.Remove // an engine's own lock has the name of its service
 	mc := consul.DefaultMirrorConfig()
 	mc.Address, mc.Name, mc.Logger = consul.Address{Addr: addr}, "remuda lockd "+cfg.Socket, cfg.Logger.Named("consul")
 	mirror, err := consul.NewMirror(mc)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	cfg.OnChange = func(groups []lock.Status) {
 		keys := map[string]string{}
@@ -119,7 +129,7 @@ func mirrorLocks(cfg *lockd.Config, addr string) (*consul.Mirror, error) {
 		}
 		mirror.Set(keys)
 	}
-	return mirror, nil
+	return mirror, dead, nil
 }
 
 // serveMetrics serves GET /metrics at addr, nothing where addr is empty.

@@ -31,7 +31,6 @@ func TestReferenceCLI(t *testing.T) {
 	}
 	p := &program{ctx: context.Background(), stdin: strings.NewReader(""), stdout: &strings.Builder{}, stderr: &strings.Builder{}}
 	verbs := p.verbs()
-	delete(verbs, engine.GuardVerb)
 
 	var b strings.Builder
 	fmt.Fprintf(&b, "## remuda\n\n%s %s\n\n", "Exit codes:", strings.Join([]string{

@@ -7,7 +7,6 @@ import (
 	"maps"
 
 	"remuda/internal/version"
-	"remuda/lockd/engine"
 )
 
 // verbs lists every subcommand by its name.
@@ -21,7 +20,6 @@ func (p *program) verbs() map[string]verb {
 		"dev":              p.devVerb(),
 		"device doctor":    p.deviceDoctorVerb(),
 		"engine":           p.engineVerb(),
-		engine.GuardVerb:   p.engineGuardVerb(),
 		"evict":            p.apiVerb(evict),
 		"gateway":          p.gatewayVerb(),
 		"gms":              p.gmsVerb(),

@@ -99,7 +99,7 @@ func (w *world) run() {
 }
 
 func (w *world) follow(ctx context.Context, registrar *consul.Registrar, j nomad.Job) {
-	engine := replica.Engine{Name: j.Name, Role: replica.RolePrimary, Address: "127.0.0.1", Port: 1, Token: 1, Slots: 4, Passing: true}
+	engine := replica.Engine{Name: j.Name, Role: replica.RolePrimary, Address: "127.0.0.1", Port: 1, Token: replica.Token{Counter: 1}, Slots: 4, Passing: true}
 	live := len(j.Allocations) > 0 && !j.Allocations[0].Ended()
 	if j.Stopped == !live {
 		return

@@ -17,6 +17,7 @@ import (
 	"remuda/controller/consul"
 	"remuda/internal/replica"
 	"remuda/internal/testkit/consultest"
+	"remuda/internal/testkit/proclog"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -24,7 +25,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func testEngine() replica.Engine {
 	return replica.Engine{
 		Name: replica.Name{Model: "meta-llama/Llama-3:8b", Variant: "h100", ID: "7f3a"}, Role: replica.RolePrimary,
-		Address: "127.0.0.1", Port: 8000, Token: 1<<63 + 7, Slots: 16, Passing: true,
+		Address: "127.0.0.1", Port: 8000, Token: replica.Token{Generation: 1<<63 + 7, Counter: 3}, Slots: 16, Passing: true,
 	}
 }
 
@@ -139,17 +140,43 @@ func TestRefusalIsToldFromAbsence(t *testing.T) {
 	require.EqualValues(t, 2, r.Status().Failures)
 }
 
-func TestDeregisterCohortSparesANewerLife(t *testing.T) {
+func TestDeregistrarSparesANewerLife(t *testing.T) {
 	a := consultest.New(t)
 	e := testEngine()
 	older, newer := newRegistrar(t, a, "old"), newRegistrar(t, a, "new")
 	require.NoError(t, older.Register(t.Context(), e))
 	require.NoError(t, newer.Register(t.Context(), e))
-	require.NoError(t, older.DeregisterCohort(t.Context(), e))
+	var log proclog.Buffer
+	d, err := consul.NewDeregistrar(consul.Address{Addr: a.Addr()}, hclog.New(&hclog.LoggerOptions{Output: &log}))
+	require.NoError(t, err)
+	defer d.Close()
+	d.Remove(e.ID(), "new")
+	a.Await(t, "the removal", func(all []consultest.Service) bool { return len(all) == 0 })
+	d.Remove(e.ID(), "new") // it is gone
+	require.NoError(t, newer.Register(t.Context(), e))
+	asked := len(a.Calls())
+	d.Remove(e.ID(), "old")
+	require.Eventually(t, func() bool { return len(a.Calls()) > asked }, 10*time.Second, time.Millisecond)
+	d.Remove("another", "old")
+	d.Close()
 	require.Len(t, a.Services(), 1, "the newer life's registration must stand")
-	require.NoError(t, newer.DeregisterCohort(t.Context(), e))
-	require.Empty(t, a.Services())
-	require.NoError(t, newer.DeregisterCohort(t.Context(), e))
+}
+
+// TestDeregistrarOutlastsAConsulThatIsAway: it tries again until it succeeds.
+func TestDeregistrarOutlastsAConsulThatIsAway(t *testing.T) {
+	a := consultest.New(t)
+	e := testEngine()
+	require.NoError(t, newRegistrar(t, a, "c1").Register(t.Context(), e))
+	var log proclog.Buffer
+	d, err := consul.NewDeregistrar(consul.Address{Addr: a.Addr()}, hclog.New(&hclog.LoggerOptions{Output: &log}))
+	require.NoError(t, err)
+	defer d.Close()
+	a.Refuse(http.StatusInternalServerError)
+	d.Remove(e.ID(), "c1")
+	require.Eventually(t, func() bool { return strings.Contains(log.String(), "retrying") }, 10*time.Second, time.Millisecond)
+	require.Len(t, a.Services(), 1)
+	a.Refuse(0)
+	a.Await(t, "the removal", func(all []consultest.Service) bool { return len(all) == 0 })
 }
 
 func TestTTLExpiryReachesTheWatcher(t *testing.T) {

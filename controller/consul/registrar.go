@@ -24,7 +24,7 @@ type RegistrarConfig struct {
 	// Cohort identifies this life of the engine. Required.
 	Cohort string
 	// TTL is how long Consul believes a push. A shim that hangs is critical
-	// after it; a shim that dies is deregistered much sooner by its guard.
+	// after it; a shim that dies is deregistered much sooner by lockd.
 	// Pushes come three times per TTL.
 	TTL time.Duration
 	// ReapAfter is when Consul itself removes a service that stayed critical;
@@ -157,27 +157,6 @@ func (r *Registrar) Deregister(ctx context.Context, e replica.Engine) error {
 		err = fmt.Errorf("%w: %w", ErrRefused, err)
 	}
 	return r.note(err != nil, "deregister "+e.ID(), err)
-}
-
-// DeregisterCohort removes e only if the registration that stands is this
-// cohort's own; a newer life's registration is left alone.
-func (r *Registrar) DeregisterCohort(ctx context.Context, e replica.Engine) error {
-	callCtx, cancel := context.WithTimeout(ctx, r.cfg.RequestTimeout)
-	defer cancel()
-	s, _, err := r.client.Agent().Service(e.ID(), (&api.QueryOptions{}).WithContext(callCtx))
-	if err != nil {
-		if isNotFound(err) {
-			return nil
-		}
-		if refused(err) {
-			err = fmt.Errorf("%w: %w", ErrRefused, err)
-		}
-		return fmt.Errorf("look up %s: %w", e.ID(), err)
-	}
-	if s.Meta[metaCohort] != r.cfg.Cohort {
-		return nil
-	}
-	return r.Deregister(ctx, e)
 }
 
 func isNotFound(err error) bool {

@@ -40,7 +40,7 @@ func registration(e replica.Engine, cohort string, cfg RegistrarConfig) *api.Age
 			metaVariant: e.Name.Variant,
 			metaReplica: e.Name.ID,
 			metaRole:    e.Role,
-			metaToken:   strconv.FormatUint(e.Token, 10),
+			metaToken:   e.Token.String(),
 			metaSlots:   strconv.Itoa(e.Slots),
 			metaCohort:  cohort,
 		},
@@ -107,8 +107,8 @@ func engineOf(entry *api.ServiceEntry) (replica.Engine, error) {
 		return e, fmt.Errorf("service %q: port %d: must be 1 to 65535", s.ID, e.Port)
 	}
 	var err error
-	if e.Token, err = strconv.ParseUint(meta[metaToken], 10, 64); err != nil {
-		return e, fmt.Errorf("service %q: meta token is %q: must be a whole number", s.ID, meta[metaToken])
+	if e.Token, err = replica.ParseToken(meta[metaToken]); err != nil {
+		return e, fmt.Errorf("service %q: meta %w", s.ID, err)
 	}
 	if e.Slots, err = strconv.Atoi(meta[metaSlots]); err != nil || e.Slots < 1 || e.Slots > maxSlots {
 		return e, fmt.Errorf("service %q: meta slots is %q: must be a whole number from 1 to %d", s.ID, meta[metaSlots], maxSlots)

@@ -29,7 +29,7 @@ func TestHighestTokenOfAReplicaServes(t *testing.T) {
 	t.Parallel()
 	f := newGateway(t)
 	old, young := newEngine(t, "a", says("old")), newEngine(t, "a", says("young"))
-	old.Token, young.Token = 41, 42
+	old.Token, young.Token = replica.Token{Counter: 41}, replica.Token{Counter: 42}
 	young.Role = replica.RoleShadow
 	f.engines(old)
 	require.Equal(t, map[string]int{`{"said":"old"}`: 3}, f.who(3))
@@ -243,7 +243,7 @@ func TestZombieIsNotServed(t *testing.T) {
 	t.Parallel()
 	f := newGateway(t)
 	old, young := newEngine(t, "a", says("old")), newEngine(t, "a", says("young"))
-	old.Token, young.Token = 41, 42
+	old.Token, young.Token = replica.Token{Counter: 41}, replica.Token{Counter: 42}
 	f.engines(young)
 	f.engines()
 	f.engines(old)

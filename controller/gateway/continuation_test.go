@@ -357,7 +357,7 @@ func TestRestartedEngineGoesOn(t *testing.T) {
 	await(t, broken, "the stream breaks off")
 	eventually(t, "it waits", func() bool { return f.metric("remuda_gateway_queue_length", "model", "m") == 1 })
 	again := newBreaking(t, s, "a", all, nil)
-	again.Token = 2
+	again.Token = replica.Token{Counter: 2}
 	f.engines(again.Engine)
 	requireSame(t, want, <-got)
 	require.Equal(t, 1, again.hits())

@@ -249,7 +249,7 @@ func TestOnlyEngineFailsOver(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f := newGateway(t, retrying)
 			primary := newMortalEngine(t, "a", fail)
-			primary.Token = 7
+			primary.Token = replica.Token{Counter: 7}
 			f.engines(primary.Engine)
 			require.Equal(t, http.StatusOK, f.post(`{"model":"m"}`).status)
 			primary.dead.Store(true)
@@ -263,7 +263,7 @@ func TestOnlyEngineFailsOver(t *testing.T) {
 			require.Empty(t, answers, "nobody was told of the failure")
 
 			shadow := newEngine(t, "a", says("shadow"))
-			shadow.Role, shadow.Token = replica.RoleShadow, 8
+			shadow.Role, shadow.Token = replica.RoleShadow, replica.Token{Counter: 8}
 			f.engines(primary.Engine, shadow)
 			for range clients {
 				a := <-answers

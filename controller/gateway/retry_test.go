@@ -269,7 +269,7 @@ func TestGarbageEngineIsEjected(t *testing.T) {
 			require.Equal(t, 1.0, f.metric("remuda_gateway_engines", "model", "m", "state", "open"))
 
 			again := newEngine(t, "a", says("a"))
-			again.Token = 9
+			again.Token = replica.Token{Counter: 9}
 			f.engines(again, b)
 			require.Equal(t, map[string]int{`{"said":"a"}`: 5, `{"said":"b"}`: 5}, f.who(10))
 		})

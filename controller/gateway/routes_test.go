@@ -209,7 +209,7 @@ func TestMetricsOfEngines(t *testing.T) {
 	a := newEngine(t, "a", says("x"))
 	old, down := a, a
 	old.Role, old.Port = replica.RoleShadow, 1
-	a.Token, old.Token = 2, 1
+	a.Token, old.Token = replica.Token{Counter: 2}, replica.Token{Counter: 1}
 	down.Name.ID, down.Passing = "b", false
 	f.engines(a, old, down)
 	require.Equal(t, http.StatusOK, f.post(`{"model":"m"}`).status)

@@ -133,6 +133,8 @@ func (c *Client) Register(ctx context.Context, job *api.Job, index uint64) (Regi
 	case found.Stop != nil && *found.Stop:
 		return out, conflict("it was stopped outside remuda")
 	}
+	// It may be the write of another leader, which chose another generation.
+	setGeneration(job, found.Meta[MetaGeneration])
 	plan, err := c.Plan(ctx, job)
 	switch {
 	case err != nil:

@@ -27,8 +27,8 @@ type Job struct {
 	// Placement is where it was put, as its meta says. Memory holds the GPUs that it uses
 	// first.
 	Placement state.Placement
-	// Attempt is what its meta says; see Request.
-	Attempt string
+	// Generation is that of its engines' fencing tokens, 0 if its meta has none.
+	Generation uint64
 	// ShimPorts are the labels of its shims' ports, by role, where its job file has named
 	// them; see Shims.
 	ShimPorts map[string]string
@@ -271,7 +271,8 @@ func join(stubs []*api.JobListStub, allocs []*api.AllocationListStub) []Job {
 }
 
 func jobOf(s *api.JobListStub) Job {
-	j := Job{ID: s.ID, Hash: s.Meta[MetaHash], Attempt: s.Meta[MetaAttempt], Stopped: s.Stop, Index: s.JobModifyIndex}
+	j := Job{ID: s.ID, Hash: s.Meta[MetaHash], Stopped: s.Stop, Index: s.JobModifyIndex}
+	j.Generation, _ = strconv.ParseUint(s.Meta[MetaGeneration], 10, 64)
 	var problems []string
 	name, err := replica.ParseName(s.Meta[MetaReplica])
 	if err != nil {

@@ -32,9 +32,8 @@ const (
 	// MetaGPUs has the UUIDs of the GPUs that it uses first, by commas: those of its seats,
 	// or of a variant with a reach some of them. It may wake on others.
 	MetaGPUs = "remuda_gpus"
-	// MetaAttempt tells a job from the one before it whose allocation failed; see
-	// Request.Attempt. Left out where there was none.
-	MetaAttempt = "remuda_attempt"
+	// MetaGeneration is Request.Generation.
+	MetaGeneration = "remuda_generation"
 	// MetaSleepMemory are bytes of each GPU while it is WARM; left out where it is 0.
 	MetaSleepMemory = "remuda_sleep_memory"
 	// MetaShims has the labels of the shims' ports as role=label, by commas, where tasks
@@ -53,6 +52,8 @@ const (
 	EnvModel   = "REMUDA_MODEL"   // the model's name
 	EnvVariant = "REMUDA_VARIANT" // the variant's name
 	EnvGroup   = "REMUDA_GROUP"   // the failover group, which is the replica's name
+	// EnvGeneration is the generation of the engines' fencing tokens: see replica.Token.
+	EnvGeneration = "REMUDA_GENERATION"
 	// EnvUseGPUs has the UUIDs of the GPUs that the engine uses first, by commas, of those
 	// on which it has seats.
 	EnvUseGPUs = "REMUDA_USE_GPUS"
@@ -80,10 +81,11 @@ type Request struct {
 	// Node and Placement are where it runs. Placement.Node is Node's ID.
 	Node      state.Node
 	Placement state.Placement
-	// Attempt is another one than the job's before wherever a new allocation is wanted in
-	// the place of one that failed: without rescheduling Nomad makes none for a job that it
-	// knows already, not even after it was stopped. Empty at first.
-	Attempt string
+	// Generation is the first part of the fencing tokens of the engines. It is larger than
+	// that of the job that this one replaces. So this one always differs, and Nomad makes a new
+	// allocation for it: without rescheduling Nomad makes none for an unchanged job whose
+	// allocation failed.
+	Generation uint64
 }
 
 // JobFaults are all reasons for which a job file cannot run as a replica. It wraps
@@ -223,9 +225,6 @@ func Pin(job *api.Job, namespace string, r Request) error {
 	if shims != "" {
 		job.Meta[MetaShims] = shims
 	}
-	if r.Attempt != "" {
-		job.Meta[MetaAttempt] = r.Attempt
-	}
 	p.keepInPlace()
 	for role, e := range engines {
 		// By vendor and type alone: the group's name has the clique in it, and the
@@ -237,9 +236,22 @@ func Pin(job *api.Job, namespace string, r Request) error {
 		if e.task.Env == nil {
 			e.task.Env = map[string]string{}
 		}
-		maps.Copy(e.task.Env, map[string]string{EnvModel: r.Name.Model, EnvVariant: r.Name.Variant, EnvGroup: r.Name.String(), EnvUseGPUs: use})
+		maps.Copy(e.task.Env, map[string]string{EnvModel: r.Name.Model, EnvVariant: r.Name.Variant, EnvGroup: r.Name.String(), EnvUseGPUs: use, EnvGeneration: ""})
 	}
+	setGeneration(job, strconv.FormatUint(r.Generation, 10))
 	return nil
+}
+
+// setGeneration writes the generation into the job and its engines' tasks.
+func setGeneration(job *api.Job, generation string) {
+	job.Meta[MetaGeneration] = generation
+	for _, g := range job.TaskGroups {
+		for _, t := range g.Tasks {
+			if _, engine := t.Env[EnvGeneration]; engine {
+				t.Env[EnvGeneration] = generation
+			}
+		}
+	}
 }
 
 // keepInPlace has Nomad leave an allocation that failed as it is. In a new one there is

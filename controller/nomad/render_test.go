@@ -290,9 +290,10 @@ func TestPinKeepsNomadFromRescheduling(t *testing.T) {
 	job.Reschedule = &api.ReschedulePolicy{Unlimited: new(true)}
 	job.TaskGroups[0].ReschedulePolicy = &api.ReschedulePolicy{Attempts: new(3), Unlimited: new(true)}
 	r := request()
-	r.Attempt = "7"
+	r.Generation = 7
 	require.NoError(t, nomad.Pin(job, "default", r))
-	require.Equal(t, "7", job.Meta["remuda_attempt"])
+	require.Equal(t, "7", job.Meta["remuda_generation"])
+	require.Equal(t, "7", job.TaskGroups[0].Tasks[0].Env["REMUDA_GENERATION"])
 	job.Canonicalize()
 	d := job.TaskGroups[0].Disconnect
 	require.NotNil(t, d, "without it Nomad replaces what runs on a node that it misses for a moment")

@@ -203,7 +203,7 @@ func (c *cluster) work() {
 		if stopped {
 			a.DesiredStatus, a.ClientStatus = "stop", "complete"
 		} else if c.serves == nil || c.serves() {
-			serving = append(serving, replica.Engine{Name: r.Name, Role: replica.RolePrimary, Passing: true, Token: 1})
+			serving = append(serving, replica.Engine{Name: r.Name, Role: replica.RolePrimary, Passing: true, Token: replica.Token{Counter: 1}})
 		}
 		server.SetAllocation(a)
 	}

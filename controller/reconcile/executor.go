@@ -3,7 +3,6 @@ package reconcile
 import (
 	"context"
 	"errors"
-	"strconv"
 	"sync"
 	"time"
 
@@ -74,16 +73,6 @@ type precondition struct {
 	replica, job, index uint64
 }
 
-// attemptOf returns the Attempt of the job that replaces j: that of j, or a new one if j's
-// allocation failed. It depends only on the version of j, so that a write whose response was
-// lost is recognised.
-func attemptOf(j nomad.Job) string {
-	if current, ok := currentOf(j.Allocations); ok && current.Client == "failed" {
-		return strconv.FormatUint(j.Index, 10)
-	}
-	return j.Attempt
-}
-
 func (o assignment) precondition() precondition {
 	return precondition{o.Kind, o.replica, o.job, o.Index}
 }
@@ -143,8 +132,8 @@ type assignment struct {
 	// shims are those of the job's current allocation; allocated reports whether there is one.
 	shims     []nomad.Shim
 	allocated bool
-	// attempt is the Attempt of the nomad.Request of a Register.
-	attempt string
+	// generation is that of the replica's job, 0 if Nomad lists none.
+	generation uint64
 }
 
 // start starts the actions that may run now. It skips replicas that are in flight: their
@@ -166,11 +155,10 @@ func (e *executor) start(ctx context.Context, view *state.View, snap snapshot, j
 			s.retryAt = time.Time{} // Nomad is back
 		}
 		j := jobs[action.Replica]
-		o := assignment{Action: action, job: j.Index}
+		o := assignment{Action: action, job: j.Index, generation: j.Generation}
 		if current, ok := currentOf(j.Allocations); ok {
 			o.shims, o.allocated = j.Shims(current), true
 		}
-		o.attempt = attemptOf(j.Job)
 		if r := view.Replica(nil, action.Replica); r != nil {
 			o.replica = r.ModifyIndex
 		}

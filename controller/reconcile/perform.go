@@ -81,7 +81,8 @@ func (l *loop) register(ctx context.Context, n Nomad, o assignment) error {
 		Name: r.Name, Variant: *v, Node: *node, Placement: r.Placement,
 		// As of the placement: the model may have changed since.
 		Failover: len(r.Placement.Seats) == 2*seatedOn(r.Placement.Seats),
-		Attempt:  o.attempt,
+		// Larger than that of the job that it replaces, also after an older state was restored.
+		Generation: max(o.replica, o.generation+1),
 	})
 	if err != nil {
 		return err

@@ -204,7 +204,7 @@ func allocation(node string) nomad.Allocation {
 }
 
 func engine(id string) replica.Engine {
-	return replica.Engine{Name: replica.Name{Model: "m", Variant: "v", ID: id}, Role: replica.RolePrimary, Passing: true, Token: 7}
+	return replica.Engine{Name: replica.Name{Model: "m", Variant: "v", ID: id}, Role: replica.RolePrimary, Passing: true, Token: replica.Token{Counter: 7}}
 }
 
 // simplePlan is the least of a planner: what serves runs, what has stopped goes.

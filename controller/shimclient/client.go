@@ -77,7 +77,9 @@ type State struct {
 	Since time.Time `json:"since"`
 	// Unhealthy is why an active engine cannot serve, empty if it can.
 	Unhealthy string `json:"unhealthy"`
-	CanSleep  bool   `json:"can_sleep"`
+	// Waits is what an engine in Init waits for before it is started, empty once it is.
+	Waits    string `json:"waits"`
+	CanSleep bool   `json:"can_sleep"`
 	// Parked means that the engine was put to sleep. It stays so over restarts until it is woken.
 	// ParkedSince is when it was parked, by the node's clock.
 	Parked      bool      `json:"parked"`
@@ -114,6 +116,8 @@ func (s State) NotServing() string {
 		return "the engine is up, but is not registered in Consul yet"
 	case s.Phase == Active:
 		return ""
+	case s.Phase == Init && s.Waits != "":
+		return "the engine is not started yet: " + s.Waits
 	case s.Phase == Init:
 		return "the engine is loading"
 	case s.Phase == Standby && s.Lock != nil && !s.Lock.Held && s.Lock.Position == 0:

@@ -83,10 +83,8 @@ type Engine struct {
 	// Address and Port are where the engine itself serves HTTP.
 	Address string
 	Port    int
-	// Token is the fencing token of the grant under which the engine serves;
-	// 0 where the replica has no lock. Of two engines of one replica only the
-	// one with the higher token may be used.
-	Token uint64
+	// Token is the fencing token under which the engine serves.
+	Token Token
 	// Slots is how many requests the engine works on at once, at least 1.
 	Slots int
 	// Passing tells whether the engine's health check passes on a node that

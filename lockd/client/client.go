@@ -6,9 +6,12 @@
 // breaks, it asks for the same grant again, and when it cannot have it, its Lost
 // channel closes. What is promised:
 //   - Lost is closed as soon as it is known that the lock is lost, and at the
-//     latest when the time to get it back, or the session, is over. The holder
-//     must end itself then, and all that it started: lockd kills a local holder
-//     that does not, and lets a remote one have no more than its lock delay.
+//     latest when the session is over, where there is one. The holder must end
+//     itself then, and all that it started: lockd kills a local holder that does
+//     not, and lets a remote one have no more than its lock delay.
+//   - A holder on a Unix socket, without a session, keeps its lock while lockd is
+//     away, for however long: nobody else can be granted it, and a lockd that
+//     comes back grants it to nobody before the kernel has proven this holder dead.
 //   - A session is counted from the sending of what lockd answered, so it is
 //     over here before it is over there. Times are of CLOCK_MONOTONIC, which
 //     stands still while a machine is suspended: a remote holder must not run on

@@ -9,12 +9,14 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"remuda/lockd/client"
 	"remuda/lockd/wire"
@@ -46,7 +48,7 @@ func lost(t testing.TB, g *client.Grant) error {
 
 func TestNewNamesEveryBadField(t *testing.T) {
 	_, err := client.New(client.Config{})
-	for _, field := range []string{"address", `"group"`, `"holder"`, "reconnect", "connect timeout"} {
+	for _, field := range []string{"address", `"group"`, `"holder"`, "connect timeout"} {
 		require.ErrorContains(t, err, field)
 	}
 	_, err = client.New(client.Config{Addr: "tcp://10.0.0.1:7000", Group: "a\nb", Holder: strings.Repeat("x", 300)})
@@ -73,7 +75,6 @@ func TestNewNamesEveryBadField(t *testing.T) {
 		{"TLS on a Unix socket", func(c *client.Config) { c.TLS = clientTLS(t) }, "TLS is set"},
 		{"group of bad UTF-8", func(c *client.Config) { c.Group = "\xff" }, "UTF-8"},
 		{"session without TTL", func(c *client.Config) { c.Session, c.SessionTTL = true, 0 }, "session TTL"},
-		{"negative reconnect", func(c *client.Config) { c.Reconnect = -1 }, "reconnect"},
 	}
 	for _, tc := range cases {
 		t.Run(tc.name, func(t *testing.T) {
@@ -89,7 +90,6 @@ func TestNewNamesEveryBadField(t *testing.T) {
 		_, err := client.New(cfg)
 		require.NoError(t, err, addr)
 	}
-	require.Greater(t, client.DefaultConfig().Reconnect, 10*time.Second, "longer than lockd's window")
 }
 
 // TestLock goes through a lock's life over every transport.
@@ -343,20 +343,44 @@ func TestRestart(t *testing.T) {
 	require.NoError(t, g.Err())
 }
 
-func TestLockdStaysAway(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "s")
+// listenAs listens as another user: the kernel tells clients who called listen(2).
+func listenAs(t *testing.T, uid uintptr, path string) net.Listener {
+	t.Helper()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	be := func(uid uintptr) {
+		_, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), uid, ^uintptr(0)) // of this thread alone
+		require.Zero(t, errno)
+	}
+	be(uid)
 	ln, err := net.Listen("unix", path)
+	be(0)
 	require.NoError(t, err)
-	stop := serve(t, ln, answers(0, granted(5)))
-	cfg := config(path)
-	cfg.Reconnect = 300 * time.Millisecond
-	g := get(t, cfg)
-	start := time.Now()
-	stop()
-	err = lost(t, g)
-	require.GreaterOrEqual(t, time.Since(start), cfg.Reconnect)
-	require.ErrorContains(t, err, "within 300ms")
-	require.ErrorContains(t, err, "no such file")
+	return ln
+}
+
+// TestServerOfAnotherUser: who can write where the socket is could play lockd.
+func TestServerOfAnotherUser(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root can listen as another user")
+	}
+	dir := t.TempDir()
+	for d := dir; d != "/"; d = filepath.Dir(d) {
+		require.NoError(t, os.Chmod(d, 0o777))
+		if d == os.TempDir() {
+			break
+		}
+	}
+	path := filepath.Join(dir, "s")
+	ln := listenAs(t, 65534, path)
+	stop := serve(t, ln, (*peer).silent)
+	defer stop()
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	defer cancel()
+	_, err := newClient(t, config(path)).Acquire(ctx)
+	require.ErrorContains(t, err, "user 65534 listens on the socket: must be user 0 or root")
+	_, err = client.Status(t.Context(), config(path))
+	require.ErrorContains(t, err, "user 65534 listens on the socket")
 }
 
 func TestStatus(t *testing.T) {

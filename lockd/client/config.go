@@ -34,11 +34,6 @@ type Config struct {
 	Group  string
 	Holder string
 
-	// Reconnect is how long a holder that lost its connection tries to get its
-	// lock back before it gives the lock up. On a Unix socket it should be a
-	// little longer than lockd's own reconnect window. A holder that has a
-	// session gives up when the session is over, if that is earlier.
-	Reconnect time.Duration
 	// SessionTTL is how long lockd lets a holder that has a session be silent:
 	// the same value as lockd's own, or less. It has no effect where there is
 	// no session.
@@ -67,7 +62,6 @@ type Config struct {
 // DefaultConfig has the reasons beside the numbers.
 func DefaultConfig() Config {
 	return Config{
-		Reconnect:      12 * time.Second, // lockd's window of 10 s, and time for lockd to restart
 		SessionTTL:     10 * time.Second, // as lock.DefaultTimes
 		ConnectTimeout: 2 * time.Second,  // a network's round trips take milliseconds, and a session of 10 s leaves room for further attempts
 		Logger:         hclog.NewNullLogger(),
@@ -86,9 +80,6 @@ func (c Config) validate() error {
 	}
 	if c.Heartbeat != 0 && c.Heartbeat < time.Second {
 		errs = append(errs, fmt.Errorf("heartbeat is %s: must be 0 (none) or at least 1s", c.Heartbeat))
-	}
-	if c.Reconnect <= 0 {
-		errs = append(errs, fmt.Errorf("reconnect is %s: must be more than 0", c.Reconnect))
 	}
 	return errors.Join(errs...)
 }

@@ -141,7 +141,6 @@ func grants(token uint64) script {
 func config(addr string) client.Config {
 	cfg := client.DefaultConfig()
 	cfg.Addr, cfg.Group, cfg.Holder = addr, "llama:h100:7f3a", "primary"
-	cfg.Reconnect = 30 * time.Second
 	cfg.SessionTTL = 30 * time.Second
 	return cfg
 }

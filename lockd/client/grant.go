@@ -90,11 +90,11 @@ func (g *Grant) keep(ctx context.Context, l *link) {
 			delay = b.next()
 		}
 		g.c.log.Warn("connection to lockd lost: requesting the lock again", "token", g.token, "error", err, "after", delay)
-		until, over := broken.Add(g.c.cfg.Reconnect), fmt.Errorf("lockd did not return it within %s: %w", g.c.cfg.Reconnect, err)
-		if s := l.lease.until; l.lease.ends() && s.Before(until) {
-			until, over = s, errSession
+		var until time.Time
+		if l.lease.ends() {
+			until = l.lease.until
 		}
-		l, err = g.regain(ctx, until, over, &b, delay)
+		l, err = g.regain(ctx, until, &b, delay)
 		if err != nil {
 			g.lose(err)
 			return
@@ -117,10 +117,13 @@ func (g *Grant) hold(ctx context.Context, l *link) error {
 }
 
 // regain gets the lock back on a new connection, which the caller closes. The
-// error is why the lock is lost: over if nothing else is known by until.
-func (g *Grant) regain(ctx context.Context, until time.Time, over error, b *backoff, delay time.Duration) (*link, error) {
-	ctx, cancel := context.WithDeadlineCause(ctx, until, over)
-	defer cancel()
+// error is why the lock is lost: the session is over at until, if that is not zero.
+func (g *Grant) regain(ctx context.Context, until time.Time, b *backoff, delay time.Duration) (*link, error) {
+	if !until.IsZero() {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithDeadlineCause(ctx, until, errSession)
+		defer cancel()
+	}
 	var trouble troubles
 	for {
 		err := sleep(ctx, delay)
@@ -129,15 +132,19 @@ func (g *Grant) regain(ctx context.Context, until time.Time, over error, b *back
 			l, err = g.again(ctx)
 		}
 		switch {
-		case ctx.Err() != nil || !time.Now().Before(until):
+		case ctx.Err() != nil || !until.IsZero() && !time.Now().Before(until):
 			// An answer that comes too late keeps nothing.
 			if l != nil {
 				l.close()
 			}
-			if trouble.last != nil {
-				return nil, fmt.Errorf("%w (last attempt: %w)", over, trouble.last)
+			why := context.Cause(ctx)
+			if why == nil {
+				why = errSession
 			}
-			return nil, over
+			if trouble.last != nil {
+				return nil, fmt.Errorf("%w (last attempt: %w)", why, trouble.last)
+			}
+			return nil, why
 		case err == nil:
 			return l, nil
 		case final(err) || errors.Is(err, errAnother):
@@ -151,8 +158,13 @@ func (g *Grant) regain(ctx context.Context, until time.Time, over error, b *back
 // errAnother means that lockd has another holder than this grant's.
 var errAnother = errors.New("lockd no longer has the grant")
 
+// answerTimeout is how long lockd may take to give a lock back: it answers from memory.
+const answerTimeout = 10 * time.Second
+
 // again asks once for the lock that was granted. Only the same grant keeps it.
 func (g *Grant) again(ctx context.Context) (*link, error) {
+	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
+	defer cancel()
 	l, err := g.c.cfg.open(ctx, g.c.dial, g.c.cfg.ttl(), g.c.cfg.soft(), g.c.cfg.acquire(g.token))
 	if err != nil {
 		return nil, err

@@ -6,7 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"remuda/lockd/wire"
 )
@@ -25,13 +28,45 @@ type dialer func(ctx context.Context) (net.Conn, error)
 // dialer returns how lockd is reached. The config is valid.
 func (c Config) dialer() dialer {
 	network, addr, _ := parseAddr(c.Addr)
-	if c.TLS == nil {
+	switch {
+	case network == "unix":
+		return func(ctx context.Context) (net.Conn, error) {
+			conn, err := new(net.Dialer).DialContext(ctx, network, addr)
+			if err != nil {
+				return nil, err
+			}
+			if err := trusted(conn.(*net.UnixConn)); err != nil {
+				return nil, errors.Join(err, conn.Close())
+			}
+			return conn, nil
+		}
+	case c.TLS == nil:
 		return func(ctx context.Context) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, network, addr)
 		}
 	}
 	d := tls.Dialer{Config: c.TLS.Clone()}
 	return func(ctx context.Context) (net.Conn, error) { return d.DialContext(ctx, network, addr) }
+}
+
+// trusted returns an error unless the process that listens belongs to this user or to
+// root: another user who can write where the socket is could grant one lock twice.
+func trusted(conn *net.UnixConn) error {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var cred *unix.Ucred
+	if cerr := raw.Control(func(fd uintptr) { cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); cerr != nil {
+		err = cerr
+	}
+	if err != nil {
+		return fmt.Errorf("read the credentials of lockd: %w", err)
+	}
+	if uid := os.Geteuid(); cred.Uid != 0 && int(cred.Uid) != uid {
+		return fmt.Errorf("user %d listens on the socket: must be user %d or root", cred.Uid, uid)
+	}
+	return nil
 }
 
 // link is one connection. A goroutine reads it; everything else is done by its

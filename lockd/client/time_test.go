@@ -18,7 +18,7 @@ const second = time.Second
 // session is a config with a session, of 9 s: a ping is due every 3 s.
 func session() client.Config {
 	cfg := config("/lockd.sock")
-	cfg.Session, cfg.SessionTTL, cfg.Reconnect = true, 9*second, time.Minute
+	cfg.Session, cfg.SessionTTL = true, 9*second
 	return cfg
 }
 
@@ -267,13 +267,9 @@ func TestWaiterKeepsItsSession(t *testing.T) {
 	})
 }
 
-// TestReconnectTime: without a session, the time to get a lock back is Reconnect.
-func TestReconnectTime(t *testing.T) {
-	drops := func(p *peer) {
-		p.acquire(0)
-		p.send(granted(5))
-		time.Sleep(100 * second)
-	}
+// TestLockdStaysAway: without a session the lock is kept for as long as lockd is away, and
+// is there once lockd is back.
+func TestLockdStaysAway(t *testing.T) {
 	for name, next := range map[string]func(t *testing.T) dial{
 		"away":           func(*testing.T) dial { return away },
 		"hangs":          func(*testing.T) dial { return hangs },
@@ -287,13 +283,21 @@ func TestReconnectTime(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				cfg := config("/lockd.sock")
-				cfg.Reconnect = 10 * second
-				c := newClient(t, cfg)
-				piped(c, up(t, drops), next(t))
-				start := time.Now()
-				lostAt(t, acquire(t, c), start, 110*second)
-				time.Sleep(time.Hour)
+				c := newClient(t, config("/lockd.sock"))
+				script := []dial{up(t, grants(5))}
+				for range 40 { // with the pauses between them, a minute or more
+					script = append(script, next(t))
+				}
+				dials := piped(c, append(script, up(t, func(p *peer) {
+					p.acquire(5)
+					p.send(regranted(5))
+					p.silent()
+				}))...)
+				g := acquire(t, c)
+				time.Sleep(2 * time.Hour)
+				require.NoError(t, g.Err())
+				require.Len(t, dials(), 42)
+				require.NoError(t, g.Close())
 			})
 		})
 	}
@@ -301,9 +305,7 @@ func TestReconnectTime(t *testing.T) {
 
 func TestLockdIsBackInTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		cfg := config("/lockd.sock")
-		cfg.Reconnect = 10 * second
-		c := newClient(t, cfg)
+		c := newClient(t, config("/lockd.sock"))
 		start := time.Now()
 		dials := piped(c,
 			up(t, func(p *peer) {

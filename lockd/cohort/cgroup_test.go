@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
 	"testing"
 	"time"
 
@@ -45,7 +44,7 @@ func orphaned(t *testing.T, pid, parent int) {
 	t.Helper()
 	require.Eventually(t, func() bool {
 		s, err := readStat(pid)
-		return err == nil && s.parent != parent && cgroupOf(pid) != ""
+		return err == nil && s.parent != parent && len(cgroupsOf(pid)) > 0
 	}, 10*time.Second, time.Millisecond)
 }
 
@@ -55,7 +54,7 @@ func TestWhoIsInTheRootsOwnCgroupIsAMember(t *testing.T) {
 	mine := grow(t, []string{EnvVar + "=mine"}, 1, join+`sh -c 'echo $$; exec sleep 60 >&- 2>&-' & read go; `+hidden)
 	tracker := NewTracker("mine", mine.root)
 	require.ElementsMatch(t, mine.pids, alive(t, tracker))
-	require.NotEmpty(t, tracker.own)
+	require.NotNil(t, tracker.own)
 
 	// All of this comes after the last scan in the root's life.
 	mine.say("go")
@@ -100,60 +99,47 @@ func TestASharedCgroupTellsNothing(t *testing.T) {
 	mine := grow(t, []string{EnvVar + "=mine"}, 1, join+sleeper+" &")
 	tracker := NewTracker("mine", mine.root)
 	require.Equal(t, mine.pids, alive(t, tracker))
-	require.Empty(t, tracker.own)
+	require.Nil(t, tracker.own)
 
 	launcher := grow(t, nil, 1, "echo $$ > "+newCgroup(t)+"\n"+`sh -c 'echo $$; read forever' <&0`)
 	root, err := Lookup(launcher.pids[0])
 	require.NoError(t, err)
 	tracker = NewTracker("none", root)
 	_ = alive(t, tracker)
-	require.Empty(t, tracker.own, "its parent is there as well")
+	require.Nil(t, tracker.own, "its parent is there as well")
 	_, err = Lookup(other.pids[0])
 	require.NoError(t, err)
 }
 
-// TestSettledProcessesAreNotLookedAtAgain: what makes a takeover quick, and when
-// it must not be believed.
-func TestSettledProcessesAreNotLookedAtAgain(t *testing.T) {
-	other := grow(t, nil, 1, sleeper+" &")
-	mine := grow(t, []string{EnvVar + "=mine"}, 1, sleeper+" &")
-	tracker := NewTracker("mine", stranger)
-	require.ElementsMatch(t, append(mine.pids, mine.root.PID), alive(t, tracker))
-	require.True(t, tracker.settledStill())
-	require.True(t, tracker.settled[other.pids[0]])
-	require.False(t, tracker.settled[mine.pids[0]])
+func TestParseHierarchies(t *testing.T) {
+	const info = `25 30 0:22 / /sys/fs/cgroup rw - tmpfs tmpfs rw
+26 25 0:23 / /sys/fs/cgroup/cpu,cpuacct rw,relatime shared:9 - cgroup cgroup rw,cpu,cpuacct
+27 25 0:24 /docker/abc /sys/fs/cgroup/freezer rw - cgroup cgroup rw,freezer
+28 25 0:25 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw,nsdelegate
+29 25 0:26 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,xattr,name=systemd
+cut off`
+	require.Equal(t, []hierarchy{
+		{"", "/", "/sys/fs/cgroup/unified"},
+		{"cpu,cpuacct", "/", "/sys/fs/cgroup/cpu,cpuacct"},
+		{"freezer", "/docker/abc", "/sys/fs/cgroup/freezer"},
+		{"name=systemd", "/", "/sys/fs/cgroup/systemd"},
+	}, parseHierarchies([]byte(info), []string{"", "cpu,cpuacct", "freezer", "name=systemd", "memory"}))
+}
 
-	looks, err := tracker.lookAtAll(func(Process) {})
-	require.NoError(t, err)
-	for _, l := range looks {
-		require.NotEqual(t, other.pids[0], l.PID)
-	}
-	late := grow(t, []string{EnvVar + "=mine"}, 1, sleeper+" &")
+// TestAScanReadsTheCohortAndNotTheMachine: a process that is marked and far from the root is
+// found by Kill alone.
+func TestAScanReadsTheCohortAndNotTheMachine(t *testing.T) {
+	far := grow(t, []string{EnvVar + "=mine"}, 1, sleeper+" &")
+	mine := grow(t, []string{EnvVar + "=mine"}, 1, sleeper+" &")
+	tracker := NewTracker("mine", mine.root)
+	require.Equal(t, mine.pids, alive(t, tracker))
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	require.NoError(t, tracker.Kill(ctx))
-	for _, pid := range append(late.pids, mine.pids...) {
+	for _, pid := range append(far.pids, far.root.PID, mine.pids[0]) {
 		_, err := Lookup(pid)
-		require.ErrorIs(t, err, ErrGone, "also who came after the whole scan")
+		require.ErrorIs(t, err, ErrGone)
 	}
-	_, err = Lookup(other.pids[0])
-	require.NoError(t, err)
-
-	tracker.forks -= maxPID() // as if so many had been started since
-	require.False(t, tracker.settledStill(), "an ID may have a new owner")
-	_, _, _, err = tracker.scan(func(Process) {})
-	require.NoError(t, err)
-	require.True(t, tracker.settledStill(), "it was a whole scan")
-}
-
-func TestForksAreCounted(t *testing.T) {
-	before := forksSinceBoot()
-	require.NotZero(t, before)
-	grow(t, nil, 0, "")
-	require.Greater(t, forksSinceBoot(), before)
-	raw, err := os.ReadFile("/proc/sys/kernel/pid_max")
-	require.NoError(t, err)
-	require.Equal(t, string(raw), strconv.FormatUint(maxPID(), 10)+"\n")
 }
 
 func TestNowIsTheClockOfStartTimes(t *testing.T) {

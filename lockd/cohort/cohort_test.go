@@ -115,7 +115,19 @@ func grow(t *testing.T, env []string, n int, script string) *tree {
 
 func alive(t *testing.T, tracker *Tracker) []int {
 	t.Helper()
-	found, _, err := tracker.Scan()
+	found, err := tracker.Scan()
+	require.NoError(t, err)
+	pids := []int{}
+	for _, p := range found {
+		pids = append(pids, p.PID)
+	}
+	return pids
+}
+
+// anywhere returns the members among all processes of the machine.
+func anywhere(t *testing.T, tracker *Tracker) []int {
+	t.Helper()
+	found, _, err := tracker.scan(everything, func(Process) {})
 	require.NoError(t, err)
 	pids := []int{}
 	for _, p := range found {
@@ -135,7 +147,7 @@ func TestMarkedProcessesAreMembersWhereverTheyWent(t *testing.T) {
 	mine := grow(t, []string{EnvVar + "=mine"}, 2, `( setsid `+sleeper+` & ) ; `+sleeper+` &`)
 	other := grow(t, []string{EnvVar + "=other"}, 1, sleeper+` &`)
 	nearly := grow(t, []string{"X" + EnvVar + "=mine", EnvVar + "=mine2"}, 1, sleeper+` &`)
-	got := alive(t, NewTracker("mine", stranger))
+	got := anywhere(t, NewTracker("mine", stranger))
 	require.ElementsMatch(t, append(mine.pids, mine.root.PID), got)
 	for _, pid := range append(other.pids, nearly.pids...) {
 		require.NotContains(t, got, pid)
@@ -145,10 +157,11 @@ func TestMarkedProcessesAreMembersWhereverTheyWent(t *testing.T) {
 func TestDescendantsWithoutTheMarkAreMembers(t *testing.T) {
 	tr := grow(t, nil, 2, sleeper+` & env -i PATH=$PATH setsid `+sleeper+` &`)
 	require.ElementsMatch(t, tr.pids, alive(t, NewTracker("none", tr.root)), "the root itself is none")
-	require.ElementsMatch(t, tr.pids[1:], alive(t, NewTracker("none", tr.root, tr.pids[0])), "a spared child is none")
+	require.ElementsMatch(t, tr.pids, anywhere(t, NewTracker("none", tr.root)))
 	reused := tr.root
 	reused.Start++
 	require.Empty(t, alive(t, NewTracker("none", reused)), "a stranger that got the root's ID has no members")
+	require.Empty(t, anywhere(t, NewTracker("none", reused)))
 }
 
 func TestAMemberOnceSeenStaysOne(t *testing.T) {
@@ -202,23 +215,40 @@ func TestKillEndsWhoeverForksMeanwhile(t *testing.T) {
 	}
 }
 
-func TestZombiesOfTheRootAreReported(t *testing.T) {
-	// The shell starts a child and becomes a sleep, which never collects it.
-	cmd := exec.Command("sh", "-c", `sleep 0 & exec sleep 60`)
-	require.NoError(t, cmd.Start())
-	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
-	root, err := Lookup(cmd.Process.Pid)
-	require.NoError(t, err)
-	tracker := NewTracker("none", root)
-	var zombies []int
-	require.Eventually(t, func() bool {
-		_, zombies, err = tracker.Scan()
-		return err == nil && len(zombies) == 1
-	}, 10*time.Second, time.Millisecond)
-	tracker.Awaited(zombies[0])
-	_, zombies, err = tracker.Scan()
-	require.NoError(t, err)
-	require.Empty(t, zombies)
+// TestKillDescendants runs in a process of its own, which becomes a subreaper.
+func TestKillDescendants(t *testing.T) {
+	const env = "REMUDA_TEST_SUBREAPER"
+	if os.Getenv(env) == "" {
+		cmd := exec.Command(os.Args[0], "-test.run=^TestKillDescendants$", "-test.v")
+		cmd.Env = append(os.Environ(), env+"=1")
+		out, err := cmd.CombinedOutput()
+		require.NoError(t, err, string(out))
+		require.Contains(t, string(out), "--- PASS")
+		return
+	}
+	require.NoError(t, unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
+	for range 20 {
+		// Children, orphans without a mark in sessions of their own, and processes that go on
+		// starting another one and ending.
+		engine := exec.Command("sh", "-c", `w() { sleep 0.00$((n % 3)); n=$((n + 1)); w & exit; }; n=0; w & `+
+			`( env -i PATH=$PATH setsid sleep 60 & ) ; sleep 60 & echo started; wait`)
+		out, err := engine.StdoutPipe()
+		require.NoError(t, err)
+		require.NoError(t, engine.Start())
+		_, err = bufio.NewReader(out).ReadString('\n')
+		require.NoError(t, err)
+		ended := make(chan error, 1)
+		go func() { ended <- engine.Wait() }()
+		require.NoError(t, Reap(engine.Process.Pid))
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		require.NoError(t, KillDescendants(ctx, engine.Process.Pid))
+		cancel()
+		var exit *exec.ExitError
+		require.ErrorAs(t, <-ended, &exit, "the status of the awaited child is left to who waits for it")
+		left, err := children(os.Getpid())
+		require.NoError(t, err)
+		require.Empty(t, left)
+	}
 }
 
 func TestHandle(t *testing.T) {

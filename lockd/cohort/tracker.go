@@ -24,96 +24,121 @@ const (
 	killRetryMax = 2 * time.Millisecond
 )
 
-// Tracker remembers a cohort's members. Members are found by three marks: their
-// environment carries the cohort's ID, they descend from a member, or they are in
-// the root's cgroup, where the root has one to itself. Whoever carries another
-// cohort's ID is none. A member once seen stays one, so a child that clears its
-// environment and then loses its parent is still known if a scan came in between.
+// Tracker finds the processes of a cohort and remembers them. A process is a member
+// if its environment carries the cohort's ID, if it descends from a member or from the
+// living root, or if it is in the root's cgroup, where the root has one to itself.
+// Processes marked with another cohort's ID are excluded. A member once seen stays one,
+// so a child that clears its environment and then loses its parent is still known if a
+// scan came in between.
 // Not safe for concurrent use.
 type Tracker struct {
 	id   string
 	root Process
-	// spared are never members: the shim and its guard.
-	spared map[int]bool
-	// awaited are children of root that somebody waits for.
-	awaited map[int]bool
-	// known says of each process that was looked at whether it is a member.
+	// known has, of each process that was looked at, whether it is a member.
 	known map[Process]bool
-	// settled has the IDs of those that the last whole scan found to be none, and
-	// forks how many processes the machine had started by then (settled.go).
-	settled map[int]bool
-	forks   uint64
 	// own is the root's cgroup where it has one to itself, and ended the last tick
-	// in which a process of it was the root's (cgroup.go).
-	own   string
+	// in which a process of it was the root's.
+	own   *cgroup
 	ended uint64
+	// inOwn are the processes that the last scan found in own.
+	inOwn map[int]bool
 }
 
-// NewTracker follows the cohort id. Children of root are members too while
-// root lives, except for spared ones; root itself never is.
-func NewTracker(id string, root Process, spared ...int) *Tracker {
-	t := &Tracker{id: id, root: root, spared: map[int]bool{root.PID: true}, awaited: map[int]bool{}, known: map[Process]bool{}}
-	t.Spare(spared...)
-	return t
+// NewTracker follows the cohort id. Children of root are members too while root
+// lives; root itself never is.
+func NewTracker(id string, root Process) *Tracker {
+	return &Tracker{id: id, root: root, known: map[Process]bool{}}
 }
 
-// Awaited says that somebody else collects the exit status of pid.
-func (t *Tracker) Awaited(pid int) { t.awaited[pid] = true }
+// RootEnded says when the root ended: it lived until then at the latest. A process in
+// the root's own cgroup that was started by then is a member; one that was started
+// later belongs to the next life, since Nomad restarts a task in the cgroup that it
+// has. at is in clock ticks since boot (Now).
+func (t *Tracker) RootEnded(at uint64) { t.ended = max(t.ended, at) }
 
-// Spare takes processes out of the cohort.
-func (t *Tracker) Spare(pids ...int) {
-	for _, pid := range pids {
-		t.spared[pid] = true
+// Scan looks for new members while the root lives, and returns the members that live.
+// It reads the root's own cgroup, or the tree below the root and the members, and not
+// the whole of /proc: its cost grows with the cohort and not with the machine.
+func (t *Tracker) Scan() ([]Process, error) {
+	if t.own == nil {
+		t.own = ownCgroup(t.root, func(p Process) bool { return t.known[p] || t.id != "" && Mark(p) == t.id })
 	}
-}
-
-// Scan reads /proc and returns the members that live, and the zombies whose
-// parent is root (for a root that reaps what was orphaned to it).
-func (t *Tracker) Scan() (alive []Process, zombies []int, err error) {
-	t.settled = nil // a whole scan
-	alive, zombies, _, err = t.scan(func(Process) {})
-	return alive, zombies, err
-}
-
-// scan also returns the processes of which it cannot be told now whether they
-// are members: while there are any, no living member proves nothing. Members that
-// are known or marked are passed to meet at first sight.
-func (t *Tracker) scan(meet func(Process)) (alive []Process, zombies, unsure []int, err error) {
-	if !t.settledStill() {
-		t.settled = nil
-	}
-	forks, began := forksSinceBoot(), Now()
-	all, err := t.lookAtAll(meet)
-	if err != nil {
-		return nil, nil, nil, fmt.Errorf("scan processes: %w", err)
-	}
-	root := t.livingRoot(all)
-	if root != -1 {
-		t.owns(all)
+	began := Now()
+	alive, _, err := t.scan(t.near, func(Process) {})
+	if err == nil && t.livingRoot() != -1 {
 		t.ended = max(t.ended, began)
 	}
-	member, unsure := t.members(all, root)
-	if t.settled == nil {
-		t.settle(all, member, unsure, forks)
+	return alive, err
+}
+
+// scan looks at the processes that list returns, and returns the members that live. It
+// also returns the processes of which it cannot be told now whether they are members:
+// while there are any, no living member proves nothing. Members that are known or marked
+// are passed to meet at first sight.
+func (t *Tracker) scan(list func() ([]int, error), meet func(Process)) (alive []Process, unsure []int, err error) {
+	all, err := t.lookAtAll(list, meet)
+	if err != nil {
+		return nil, nil, fmt.Errorf("scan processes: %w", err)
 	}
+	member, unsure := t.members(all, t.livingRoot())
 	for _, s := range all {
-		switch {
-		case s.gone():
-			if s.parent == root && !t.spared[s.PID] && !t.awaited[s.PID] {
-				zombies = append(zombies, s.PID)
-			}
-		case member[s.PID]:
+		if member[s.PID] && !s.gone() {
 			alive = append(alive, s.Process)
 		}
 	}
-	return alive, zombies, unsure, nil
+	return alive, unsure, nil
+}
+
+// near lists the processes in the root's own cgroup, or else those below the root, and
+// the members that are known with those below them.
+func (t *Tracker) near() ([]int, error) {
+	var pids, roots []int
+	for p, is := range t.known {
+		if is {
+			pids = append(pids, p.PID)
+		}
+	}
+	if t.own != nil {
+		in, err := t.own.pids()
+		t.inOwn = make(map[int]bool, len(in))
+		for _, pid := range in {
+			t.inOwn[pid] = true
+		}
+		return append(pids, in...), err
+	}
+	roots = append(roots, pids...)
+	if t.livingRoot() != -1 {
+		roots = append(roots, t.root.PID)
+	}
+	err := descend(roots, func(pid int) { pids = append(pids, pid) })
+	return pids, err
+}
+
+// everything lists all processes.
+func everything() ([]int, error) {
+	dir, err := os.Open("/proc")
+	if err != nil {
+		return nil, err
+	}
+	names, err := dir.Readdirnames(-1)
+	_ = dir.Close()
+	if err != nil {
+		return nil, err
+	}
+	var pids []int
+	for _, name := range names {
+		if pid, err := strconv.Atoi(name); err == nil {
+			pids = append(pids, pid)
+		}
+	}
+	return pids, nil
 }
 
 // looked is what one look at a process says.
 type looked struct {
 	stat
-	// mark is the cohort's ID in its environment. It is asked for only where
-	// nothing is known of the process, and where it lives.
+	// mark is the cohort's ID in its environment. It is read only where nothing is
+	// known of the process, and where it lives.
 	mark string
 	// owned: it has no mark, and is in the root's own cgroup.
 	owned bool
@@ -121,40 +146,37 @@ type looked struct {
 	unsure bool
 }
 
-// lookAtAll looks at every process. One that starts another and ends before it is
-// looked at tells nothing, and the other is not on the list: so the list is read
-// again until it has nobody new. Then whoever lives has been looked at.
-func (t *Tracker) lookAtAll(meet func(Process)) ([]looked, error) {
+// lookAtAll looks at every process of the list. One that starts another and ends before it
+// is looked at tells nothing, and the other is not on the list: so the list is read again
+// until it has no new process. Then every process of it that lives has been looked at.
+func (t *Tracker) lookAtAll(list func() ([]int, error), meet func(Process)) ([]looked, error) {
 	var all []looked
-	done := map[string]bool{}
+	done, gone := map[int]bool{}, map[int]bool{}
 	for {
-		dir, err := os.Open("/proc")
-		if err != nil {
-			return nil, err
-		}
-		names, err := dir.Readdirnames(-1)
-		_ = dir.Close()
+		pids, err := list()
 		if err != nil {
 			return nil, err
 		}
 		fresh := false
-		for _, name := range names {
-			pid, err := strconv.Atoi(name)
-			if err != nil || done[name] || t.settled[pid] {
+		for _, pid := range pids {
+			if done[pid] {
 				continue
 			}
-			fresh = true
 			l, err := t.lookAt(pid)
 			switch {
 			case err == nil:
-				done[name] = true
+				fresh = true
+				done[pid] = true
 				all = append(all, l)
 				if t.known[l.Process] || l.mark == t.id && l.mark != "" {
 					meet(l.Process)
 				}
 			case errors.Is(err, fs.ErrPermission):
-				done[name] = true // one that we may not look at (hidepid) is not ours
-			case !errors.Is(err, ErrGone): // the ID of one that is gone may be used again
+				done[pid] = true // one that we may not look at (hidepid) is not ours
+			case errors.Is(err, ErrGone): // not done: its ID may be used again
+				fresh = fresh || !gone[pid]
+				gone[pid] = true
+			default:
 				return nil, err
 			}
 		}
@@ -170,13 +192,12 @@ func (t *Tracker) lookAt(pid int) (looked, error) {
 		return looked{}, err
 	}
 	l := looked{stat: s}
-	if _, seen := t.known[s.Process]; seen || s.kernel || s.gone() || t.spared[pid] {
+	if _, seen := t.known[s.Process]; seen || s.kernel || s.gone() || s.Process == t.root {
 		return l, nil
 	}
 	mark, told := markOf(pid)
 	if told {
-		l.mark = mark
-		l.owned = mark == "" && t.own != "" && cgroupOf(pid) == t.own
+		l.mark, l.owned = mark, mark == "" && t.inOwn[pid]
 		return l, nil
 	}
 	if s.Start < t.root.Start {
@@ -192,29 +213,21 @@ func (t *Tracker) lookAt(pid int) (looked, error) {
 	return l, nil
 }
 
-// livingRoot is the root's ID, or -1 once that ID may belong to a stranger.
-// Whoever was looked at lived in the root's time where it is there.
-func (t *Tracker) livingRoot(all []looked) int {
-	for _, s := range all {
-		if s.Process == t.root {
-			if now, err := readStat(t.root.PID); err == nil && now.Process == t.root && !now.gone() {
-				return t.root.PID
-			}
-		}
+// livingRoot is the root's ID, or -1 once that ID may belong to another process.
+func (t *Tracker) livingRoot() int {
+	if now, err := readStat(t.root.PID); err == nil && now.Process == t.root && !now.gone() {
+		return t.root.PID
 	}
 	return -1
 }
 
-// members decides about every process and, in a whole scan, forgets those that
-// are gone. It returns those about which it cannot decide now, too.
+// members decides about every process that was looked at, and forgets the others. It
+// returns those about which it cannot decide now, too.
 func (t *Tracker) members(all []looked, root int) (map[int]bool, []int) {
-	known := t.known
-	if t.settled == nil {
-		known = make(map[Process]bool, len(all))
-	}
+	known := make(map[Process]bool, len(all))
 	member, foreign, unsure := make(map[int]bool), make(map[int]bool), make(map[int]bool)
 	for _, s := range all {
-		if t.spared[s.PID] {
+		if s.Process == t.root {
 			continue
 		}
 		is, seen := t.known[s.Process]
@@ -242,7 +255,7 @@ func (t *Tracker) members(all []looked, root int) (map[int]bool, []int) {
 	for changed := true; changed; {
 		changed = false
 		for _, s := range all {
-			if t.spared[s.PID] || member[s.PID] || foreign[s.PID] {
+			if s.Process == t.root || member[s.PID] || foreign[s.PID] {
 				continue
 			}
 			if member[s.parent] || s.parent == root {
@@ -300,19 +313,6 @@ func Mark(p Process) string {
 	return id
 }
 
-// Signal sends sig to every member that lives.
-func (t *Tracker) Signal(sig unix.Signal) error {
-	alive, _, err := t.Scan()
-	if err != nil {
-		return err
-	}
-	var errs []error
-	for _, p := range alive {
-		errs = append(errs, signal(p, sig))
-	}
-	return errors.Join(errs...)
-}
-
 // signal sends sig; a process that is gone is no error.
 func signal(p Process, sig unix.Signal) error {
 	h, err := Open(p)
@@ -327,17 +327,19 @@ func signal(p Process, sig unix.Signal) error {
 
 func kill(p Process) error { return signal(p, unix.SIGKILL) }
 
-// Kill sends SIGKILL to every member until none is left, or ctx ends. Members
-// that fork meanwhile are found by the next round; what fails in one round is
-// tried again in the next.
+// Kill sends SIGKILL to every member until none is left, or ctx ends. Members that
+// fork meanwhile are found by the next round; what fails in one round is tried again in
+// the next. Where the root has no cgroup to itself, it reads the whole of /proc for the
+// cohort's mark.
 func (t *Tracker) Kill(ctx context.Context) error {
+	list := everything
+	if t.own != nil {
+		list = t.near
+	}
 	pause := killRetryMin
 	for {
 		// At first sight, since a member may be about to start another and end.
-		alive, zombies, unsure, err := t.scan(func(p Process) { _ = kill(p) })
-		if t.root.PID == os.Getpid() {
-			Reap(zombies)
-		}
+		alive, unsure, err := t.scan(list, func(p Process) { _ = kill(p) })
 		if err == nil && len(alive)+len(unsure) == 0 {
 			return nil
 		}
@@ -359,12 +361,5 @@ func (t *Tracker) Kill(ctx context.Context) error {
 		case <-time.After(pause):
 			pause = min(2*pause, killRetryMax)
 		}
-	}
-}
-
-// Reap collects zombies that were orphaned to this process.
-func Reap(zombies []int) {
-	for _, pid := range zombies {
-		_, _ = unix.Wait4(pid, nil, unix.WNOHANG, nil)
 	}
 }

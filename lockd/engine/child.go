@@ -44,7 +44,7 @@ func newChild(command []string, cohortID string) (*child, error) {
 }
 
 // start starts the process; call it once. The kernel kills the child should the
-// shim die; its own children are the guard's business.
+// shim die; its own children are lockd's business.
 func (c *child) start(extraEnv ...string) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -88,9 +88,9 @@ func (c *child) exit() string {
 	return c.endErr.Error()
 }
 
-// stop asks the engine's process group to end, then kills what is left of the
-// cohort, whatever comes of the asking. It returns once nothing is left.
-func (c *child) stop(ctx context.Context, tracker *cohort.Tracker, grace time.Duration) error {
+// stop asks the engine's process group to end, then kills everything that descends from
+// the shim, whatever comes of the asking. It returns once nothing is left.
+func (c *child) stop(ctx context.Context, grace time.Duration) error {
 	c.mu.Lock()
 	c.stopped = true
 	c.mu.Unlock()
@@ -102,12 +102,12 @@ func (c *child) stop(ctx context.Context, tracker *cohort.Tracker, grace time.Du
 		}
 		asked := unix.Kill(-c.pid(), unix.SIGTERM)
 		if asked != nil && !errors.Is(asked, unix.ESRCH) {
-			return errors.Join(fmt.Errorf("stop the engine: %w", asked), tracker.Kill(ctx))
+			return errors.Join(fmt.Errorf("stop the engine: %w", asked), cohort.KillDescendants(ctx, c.pid()))
 		}
 		select {
 		case <-c.ended:
 		case <-time.After(grace):
 		}
 	}
-	return tracker.Kill(ctx)
+	return cohort.KillDescendants(ctx, c.pid())
 }

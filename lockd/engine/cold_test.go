@@ -20,8 +20,9 @@ import (
 // it has the lock.
 func (l *locks) cold(role string, a *consultest.Agent, command ...string) *shim {
 	l.t.Helper()
+	l.at(a)
 	return startShim(l.t, settings{role: role, sleepless: true, consul: a.Addr(), command: command, tune: func(c *engine.Config) {
-		c.Lock, c.Cold = l.cfg.Socket, true
+		c.Lock, c.Standby = l.cfg.Socket, engine.StandbyCold
 	}})
 }
 
@@ -51,7 +52,7 @@ func TestColdStandby(t *testing.T) {
 	primary := l.cold(replica.RolePrimary, a)
 	st := primary.awaitState(engine.Active)
 	require.False(t, st.CanSleep)
-	serves(t, a, replica.RolePrimary, "1")
+	serves(t, a, replica.RolePrimary, "2")
 
 	shadow := l.cold(replica.RoleShadow, a)
 	shadow.standby()
@@ -65,13 +66,13 @@ func TestColdStandby(t *testing.T) {
 		code, body := call(t, http.MethodGet, shadow.url+path)
 		require.Equal(t, http.StatusOK, code, body)
 	}
-	pids := append(primary.leave(), primary.guardPID())
-	primary.await("a look at all processes", func() bool { return strings.Contains(primary.log.String(), "processes=4 ") })
+	pids := primary.leave()
+	time.Sleep(2500 * time.Millisecond) // for a scan
 	kill(t, st.PID, syscall.SIGKILL)
 	now := shadow.awaitState(engine.Active)
-	require.Equal(t, uint64(2), now.Token)
+	require.Equal(t, token(4), now.Token)
 	primary.awaitGone(pids)
-	serves(t, a, replica.RoleShadow, "2")
+	serves(t, a, replica.RoleShadow, "4")
 	kill(t, shadow.cmd.Process.Pid, syscall.SIGTERM)
 	require.Equal(t, 0, exitCode(shadow.exited()))
 	shadow.awaitGone([]int{now.PID})
@@ -96,7 +97,7 @@ func TestColdEngineThatDoesNotStart(t *testing.T) {
 	require.Equal(t, 1, exitCode(primary.exited()))
 	require.Contains(t, primary.log.String(), "exit status 7")
 	shadow := l.cold(replica.RoleShadow, a)
-	require.Equal(t, uint64(2), shadow.awaitState(engine.Active).Token)
+	require.Equal(t, token(4), shadow.awaitState(engine.Active).Token)
 }
 
 // TestEngineLearnsItsToken: from the file that its environment names, empty until
@@ -116,9 +117,9 @@ func TestEngineLearnsItsToken(t *testing.T) {
 		require.NoError(t, err)
 		return string(raw)
 	}
-	require.Equal(t, "1\n", says(st.PID))
+	require.Equal(t, "2\n", says(st.PID))
 	require.Empty(t, says(waiting.PID))
 	kill(t, st.PID, syscall.SIGKILL)
 	shadow.awaitState(engine.Active)
-	require.Equal(t, "2\n", says(waiting.PID))
+	require.Equal(t, "4\n", says(waiting.PID))
 }

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/url"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
@@ -16,6 +17,17 @@ import (
 	"remuda/internal/replica"
 	"remuda/lockd/client"
 	"remuda/lockd/engine/dialect"
+)
+
+// The values of Config.Standby.
+const (
+	// StandbyNone: the engine is the only one of its replica and serves at once.
+	StandbyNone = "none"
+	// StandbyWarm: the engine is initialised and sleeps. It needs a sleep mode.
+	StandbyWarm = "warm"
+	// StandbyCold: the engine is started once it has the lock: for engines without a sleep
+	// mode, which have no memory of a GPU to give back.
+	StandbyCold = "cold"
 )
 
 // Config says which engine the shim runs and how it looks after it.
@@ -43,21 +55,22 @@ type Config struct {
 	// Parameters are set on the model that is made from ModelFile, by name; for
 	// the ollama dialect.
 	Parameters dialect.Parameters
-	// Lock is lockd's address, as client.Config.Addr; empty for an engine that
-	// needs no lock. With a lock either role sleeps after Init, and whoever is
-	// granted the lock wakes.
+	// Lock is lockd's address, as client.Config.Addr. On a Unix socket lockd watches the
+	// shim: should the shim die, it kills what is left of the engine and removes its
+	// registration. Empty for an engine that nobody watches.
 	Lock string
+	// Standby says what the engine does while another engine of its failover pair may
+	// have the pair's lock: StandbyWarm, or StandbyCold. StandbyNone for a single engine.
+	Standby string
+	// Generation is the first part of the engine's fencing tokens: see replica.Token.
+	Generation uint64
 	// LockTLS is for a Lock over TCP.
 	LockTLS *tls.Config `json:"-"`
-	// LockReconnect and LockSessionTTL are client.Config's.
-	LockReconnect  time.Duration
+	// LockSessionTTL is client.Config.SessionTTL.
 	LockSessionTTL time.Duration
 	// LockHeartbeat is client.Config.Heartbeat: a shim that hangs for so long,
 	// and then for lockd's reconnect window, is ended by lockd.
 	LockHeartbeat time.Duration
-	// Cold starts the engine only once it has its lock: a standby of an engine
-	// without a sleep mode, which has no memory of a GPU to give back.
-	Cold bool
 	// Park is the path of the file that says that the engine was put to sleep on
 	// demand and stays so across restarts; the shims of a pair share it. Empty: a sleep
 	// lasts no longer than the shim.
@@ -111,10 +124,10 @@ type Config struct {
 func DefaultConfig() Config {
 	lock := client.DefaultConfig()
 	return Config{
-		LockReconnect:  lock.Reconnect,
 		LockSessionTTL: lock.SessionTTL,
 		LockHeartbeat:  5 * time.Second, // no scheduler lets a process wait for so long
 		Role:           replica.RolePrimary,
+		Standby:        StandbyNone,
 		Dialect:        "vllm",
 		Listen:         "127.0.0.1:0",
 		InitTimeout:    2 * time.Hour,          // for a 400 GB model on a slow disk
@@ -140,8 +153,17 @@ func (c Config) validate() error {
 	if c.Role != replica.RolePrimary && c.Role != replica.RoleShadow {
 		bad("role is %q: must be primary or shadow", c.Role)
 	}
-	if c.Cold && c.Lock == "" {
-		bad("standby is cold and lock is empty: the engine would never start; set lock too")
+	switch c.Standby {
+	case StandbyNone:
+	case StandbyWarm, StandbyCold:
+		if c.Lock == "" {
+			bad("standby is %s and lock is empty: lockd grants the lock that decides which engine serves: set lock too", c.Standby)
+		}
+	default:
+		bad("standby is %q: must be none, warm or cold", c.Standby)
+	}
+	if c.remoteLock() && c.Standby == StandbyNone {
+		bad("lock is %q: a single engine needs the lockd of its own node: must be the path of its socket", c.Lock)
 	}
 	if _, err := replica.ParseName(c.Name.String()); err != nil {
 		bad("group: %w", err)
@@ -181,6 +203,9 @@ func (c Config) validate() error {
 	}
 	return errors.Join(errs...)
 }
+
+// remoteLock reports whether lockd is reached over TCP, from where it sees no process.
+func (c Config) remoteLock() bool { return strings.HasPrefix(c.Lock, "tcp://") }
 
 // endpoint is the address that is advertised, as an engine without token.
 func (c Config) endpoint() (replica.Engine, error) {

@@ -28,14 +28,11 @@ import (
 	"remuda/lockd/engine"
 )
 
-// The test binary plays four parts, chosen by its first argument: the tests,
-// the shim, its guard, and the engine. So each is a real process that can be
-// killed.
+// The test binary plays three parts, chosen by its first argument: the tests, the shim, and
+// the engine. So each is a real process that can be killed.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 {
 		switch os.Args[1] {
-		case engine.GuardVerb:
-			exit(engine.RunGuard(os.Stdin, os.Stdout, os.Stderr))
 		case "test-shim":
 			exit(runShim(os.Args[2]))
 		case "test-sim":
@@ -128,6 +125,7 @@ func startShim(t *testing.T, set settings) *shim {
 	if set.command != nil {
 		cfg.Command = set.command
 	}
+	cfg.Generation = 7
 	cfg.HealthInterval, cfg.DrainSettle, cfg.TTL = 50*time.Millisecond, 50*time.Millisecond, 3*time.Second
 	if set.consul != "" {
 		cfg.Consul = &consul.Address{Addr: set.consul}
@@ -280,27 +278,6 @@ func (s *shim) awaitGone(pids []int) {
 	for _, pid := range pids {
 		s.await(fmt.Sprintf("end of process %d (%s)", pid, cmdline(pid)), func() bool { return gone(pid) })
 	}
-}
-
-// guardPID finds the guard: the child of the shim that runs the guard's verb.
-func (s *shim) guardPID() int {
-	s.t.Helper()
-	found := 0
-	s.await("the guard", func() bool {
-		files, _ := filepath.Glob("/proc/[0-9]*/stat")
-		for _, f := range files {
-			raw, _ := os.ReadFile(f)
-			_, after, _ := strings.Cut(string(raw), ") ")
-			fields := strings.Fields(after)
-			pid, _ := strconv.Atoi(strings.Split(f, "/")[2])
-			if len(fields) > 1 && fields[1] == strconv.Itoa(s.cmd.Process.Pid) && fields[0] != "Z" && strings.HasSuffix(cmdline(pid), engine.GuardVerb) {
-				found = pid
-				return true
-			}
-		}
-		return false
-	})
-	return found
 }
 
 func exitCode(err error) int {

@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"remuda/controller/consul"
+	"remuda/internal/replica"
 	"remuda/lockd/engine/dialect"
 )
 
@@ -29,12 +30,15 @@ type Status struct {
 	Since time.Time `json:"since"`
 	// Unhealthy is why an Active engine cannot serve, empty while it can.
 	Unhealthy string `json:"unhealthy,omitempty"`
+	// Waits is what an engine in Init waits for before it is started, empty once it is.
+	Waits string `json:"waits,omitempty"`
 	// Address is where the engine serves clients.
 	Address string `json:"address"`
 	// Slots is how many requests the engine works on at once.
 	Slots int `json:"slots"`
-	// Token is the fencing token of the lock that the engine holds, 0 without one.
-	Token uint64 `json:"token"`
+	// Token is the fencing token of the lock that the engine holds: the pair's, or a single
+	// engine's own; "0.0" without one.
+	Token replica.Token `json:"token"`
 	// Dialect is the kind of the engine.
 	Dialect string `json:"dialect"`
 	// CanSleep tells whether the engine can be put to sleep.
@@ -50,7 +54,8 @@ type Status struct {
 	PID int `json:"pid"`
 	// Cohort names this life of the engine with all its processes.
 	Cohort string `json:"cohort"`
-	// Consul is absent where the engine is not registered in Consul, Lock where it has none.
+	// Consul is absent where the engine is not registered in Consul, Lock for an engine that
+	// is not of a failover pair.
 	Consul *ConsulStatus `json:"consul,omitempty"`
 	Lock   *LockStatus   `json:"lock,omitempty"`
 }
@@ -88,6 +93,12 @@ func (s *Shim) Status() Status {
 	}
 	if s.child != nil {
 		st.PID = s.child.pid()
+	}
+	if s.life != nil && s.alone == nil {
+		st.Waits = "no answer from lockd at " + s.cfg.Lock
+		if s.waiting > 0 {
+			st.Waits = "an earlier life of the engine still runs: lockd has not proven its end"
+		}
 	}
 	if s.locker != nil {
 		st.Lock = &LockStatus{Held: s.grant != nil, Position: s.waiting}

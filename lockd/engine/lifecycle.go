@@ -63,7 +63,10 @@ func (s *Shim) lifecycle(ctx context.Context) {
 			}
 			return
 		}
-		wg.Go(func() { s.guardLock(ctx) })
+		s.mu.Lock()
+		grant := s.grant
+		s.mu.Unlock()
+		wg.Go(func() { s.endWith(ctx, grant) })
 	}
 	if s.locker != nil || s.cfg.Role == replica.RolePrimary {
 		if err := s.wake(ctx, time.Time{}, nil, true); err != nil && ctx.Err() == nil {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
 
 	"github.com/google/uuid"
@@ -22,6 +23,23 @@ var ErrLockLost = errors.New("lock lost")
 // markOwner says which process the cohort's marker in the environment was made
 // for; a shim that was started by another engine has that one's marker.
 const markOwner = "REMUDA_COHORT_OWNER"
+
+// EnvGeneration is the first part of the engine's fencing tokens, which the controller gives
+// to the replica's job: see replica.Token.
+const EnvGeneration = "REMUDA_GENERATION"
+
+// TaskGeneration reads EnvGeneration. It is 0 for a job that was run by hand.
+func TaskGeneration() (uint64, error) {
+	raw := os.Getenv(EnvGeneration)
+	if raw == "" {
+		return 0, nil
+	}
+	n, err := strconv.ParseUint(raw, 10, 64)
+	if err != nil {
+		return 0, fmt.Errorf("$%s is %q: must be a whole number", EnvGeneration, raw)
+	}
+	return n, nil
+}
 
 // Mark gives this process a cohort of its own, as lockd reads it from a holder's
 // environment. The environment of a process is what it was
@@ -60,11 +78,11 @@ func weightsLock(role string) string {
 	return "ro"
 }
 
-func (s *Shim) lockConfig() client.Config {
+func (s *Shim) lockConfig(group string) client.Config {
 	cfg := client.DefaultConfig()
 	cfg.Addr, cfg.TLS = s.cfg.Lock, s.cfg.LockTLS
-	cfg.Group, cfg.Holder = s.cfg.Name.String(), s.cfg.Role
-	cfg.Reconnect, cfg.SessionTTL, cfg.Heartbeat = s.cfg.LockReconnect, s.cfg.LockSessionTTL, s.cfg.LockHeartbeat
+	cfg.Group, cfg.Holder = group, s.cfg.Role
+	cfg.SessionTTL, cfg.Heartbeat = s.cfg.LockSessionTTL, s.cfg.LockHeartbeat
 	cfg.Logger = s.logger.Named("lock")
 	cfg.OnWaiting = func(position int) {
 		s.mu.Lock()
@@ -72,6 +90,33 @@ func (s *Shim) lockConfig() client.Config {
 		s.mu.Unlock()
 	}
 	return cfg
+}
+
+// acquireLife takes the lock that is named as the engine's service in Consul. It is held
+// for the whole life of this process: should the process die, lockd kills what is left of
+// the engine and removes its registration, and only then can the next life have the lock.
+// The grant is nil without lockd.
+func (s *Shim) acquireLife(ctx context.Context) (*client.Grant, error) {
+	if s.life == nil {
+		return nil, nil //nolint:nilnil // as documented
+	}
+	grant, err := s.life.Acquire(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("acquire the engine's lock: %w", err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.alone, s.waiting = grant, 0
+	if s.locker == nil {
+		s.setToken(grant)
+	}
+	return grant, nil
+}
+
+// setToken makes a grant's token the engine's. mu is held.
+func (s *Shim) setToken(grant *client.Grant) {
+	s.engine.Token = replica.Token{Generation: s.cfg.Generation, Counter: grant.Token()}
+	s.metrics.token.Set(float64(grant.Token()))
 }
 
 // acquire waits for the lock: its grant is what wakes the engine.
@@ -82,9 +127,8 @@ func (s *Shim) acquire(ctx context.Context) error {
 	}
 	s.mu.Lock()
 	s.grant, s.waiting = grant, 0
-	s.engine.Token = grant.Token()
+	s.setToken(grant)
 	s.mu.Unlock()
-	s.metrics.token.Set(float64(grant.Token()))
 	if err := s.tellFence(grant.Token()); err != nil {
 		return err
 	}
@@ -93,11 +137,8 @@ func (s *Shim) acquire(ctx context.Context) error {
 	return nil
 }
 
-// guardLock ends the engine at once when its lock is lost: another may have it.
-func (s *Shim) guardLock(ctx context.Context) {
-	s.mu.Lock()
-	grant := s.grant
-	s.mu.Unlock()
+// endWith ends the engine at once when a lock is lost: another engine may have it.
+func (s *Shim) endWith(ctx context.Context, grant *client.Grant) {
 	select {
 	case <-ctx.Done():
 	case <-grant.Lost():
@@ -111,7 +152,12 @@ func (s *Shim) holdsLock() bool {
 	return s.grant != nil
 }
 
-// foreignMark is the marker of the guard, which must outlive the cohort.
-func foreignMark(cohortID string) string {
-	return cohort.EnvVar + "=guard-of-" + strings.TrimPrefix(cohortID, "guard-of-")
+func withoutEnv(env []string, name string) []string {
+	kept := make([]string, 0, len(env))
+	for _, kv := range env {
+		if !strings.HasPrefix(kv, name+"=") {
+			kept = append(kept, kv)
+		}
+	}
+	return kept
 }

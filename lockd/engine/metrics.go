@@ -11,17 +11,16 @@ import (
 // metrics are the shim's own figures, all labelled model, variant, replica and
 // role.
 type metrics struct {
-	registry      *prometheus.Registry
-	state         *prometheus.GaugeVec
-	transitions   *prometheus.CounterVec
-	initSeconds   prometheus.Gauge
-	wakeSeconds   prometheus.Histogram
-	drainSeconds  prometheus.Histogram
-	healthFailed  prometheus.Counter
-	consulFailed  prometheus.Counter
-	guardRestarts prometheus.Counter
-	token         prometheus.Gauge
-	parked        prometheus.Gauge
+	registry     *prometheus.Registry
+	state        *prometheus.GaugeVec
+	transitions  *prometheus.CounterVec
+	initSeconds  prometheus.Gauge
+	wakeSeconds  prometheus.Histogram
+	drainSeconds prometheus.Histogram
+	healthFailed prometheus.Counter
+	consulFailed prometheus.Counter
+	token        prometheus.Gauge
+	parked       prometheus.Gauge
 }
 
 func newMetrics(name replica.Name, role string) *metrics {
@@ -53,18 +52,15 @@ func newMetrics(name replica.Name, role string) *metrics {
 		consulFailed: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "remuda_engine_consul_failures_total", Help: "Calls to Consul that failed.",
 		}),
-		guardRestarts: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "remuda_engine_guard_restarts_total", Help: "Restarts of the guard process.",
-		}),
 		token: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "remuda_engine_token", Help: "Fencing token of the lock that the engine holds, 0 without one.",
+			Name: "remuda_engine_token", Help: "Counter of the fencing token of the lock that the engine holds, 0 without one.",
 		}),
 		parked: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "remuda_engine_parked", Help: "1 while the engine is parked: asleep on demand, across restarts.",
 		}),
 	}
 	wrapped.MustRegister(m.state, m.transitions, m.initSeconds, m.wakeSeconds, m.drainSeconds,
-		m.healthFailed, m.consulFailed, m.guardRestarts, m.token, m.parked)
+		m.healthFailed, m.consulFailed, m.token, m.parked)
 	m.entered(Init)
 	return m
 }

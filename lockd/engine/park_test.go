@@ -293,7 +293,7 @@ func TestParkedPair(t *testing.T) {
 
 			primary.kill9(victim)
 			shadow.await("the lock", func() bool { st, _ = shadow.status(); return st.Lock != nil && st.Lock.Held })
-			require.Equal(t, uint64(2), st.Token)
+			require.Equal(t, token(4), st.Token)
 			primary = lock.engine(replica.RolePrimary, a, l.tune())
 			primary.withoutEngine()
 			primary.standby()
@@ -309,7 +309,7 @@ func TestParkedPair(t *testing.T) {
 
 			shadow.post("/v1/wake", http.StatusOK)
 			require.False(t, l.parked())
-			serves(t, a, replica.RoleShadow, "2")
+			serves(t, a, replica.RoleShadow, "4")
 			primary.await("an engine that stands by again", func() bool {
 				st, ok := primary.status()
 				if !ok || st.PID == 0 {
@@ -326,7 +326,7 @@ func TestParkedPair(t *testing.T) {
 			})
 			shadow.kill9(victim)
 			primary.awaitState(engine.Active)
-			serves(t, a, replica.RolePrimary, "3")
+			serves(t, a, replica.RolePrimary, "6")
 		})
 	}
 }
@@ -348,7 +348,7 @@ func TestPairWhoseHolderDiesWaking(t *testing.T) {
 	st := shadow.awaitState(engine.Standby)
 	require.True(t, st.Parked)
 	shadow.post("/v1/wake", http.StatusOK)
-	serves(t, a, replica.RoleShadow, "2")
+	serves(t, a, replica.RoleShadow, "4")
 }
 
 // TestPairIsParkedWhileItsShadowLoads: an engine that loads would take memory.
@@ -357,7 +357,7 @@ func TestPairIsParkedWhileItsShadowLoads(t *testing.T) {
 	lock, l, a := newLocks(t), newLot(t), consultest.New(t)
 	primary := lock.engine(replica.RolePrimary, a, l.tune())
 	primary.awaitState(engine.Active)
-	shadow := startShim(t, settings{role: replica.RoleShadow, loading: true, consul: a.Addr(), tune: l.tune(func(c *engine.Config) { c.Lock = lock.cfg.Socket })})
+	shadow := startShim(t, settings{role: replica.RoleShadow, loading: true, consul: a.Addr(), tune: l.tune(func(c *engine.Config) { c.Lock, c.Standby = lock.cfg.Socket, engine.StandbyWarm })})
 	var st engine.Status
 	shadow.await("an engine that loads", func() bool {
 		var ok bool

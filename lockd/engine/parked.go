@@ -101,7 +101,7 @@ func (s *Shim) tend(ctx context.Context) {
 		switch parked := s.parked(); {
 		case parked && !s.waitsForLock():
 			err = s.tendParked(ctx)
-		case !parked && s.waitsForLock() && !s.cfg.Cold && s.isCold():
+		case !parked && s.waitsForLock() && s.cfg.Standby != StandbyCold && s.isCold():
 			if err := s.saddle(ctx); err != nil && ctx.Err() == nil {
 				s.fail(fmt.Errorf("initialise: %w", err))
 			}

@@ -46,10 +46,9 @@ var ErrParentDied = errors.New("the parent process died")
 const (
 	// deregisterRetry is the pause between two attempts at the end of a life.
 	deregisterRetry = 100 * time.Millisecond
-	// guardRestart is how soon a guard that died is replaced; the pause doubles
-	// up to guardRestartMax.
-	guardRestart    = 100 * time.Millisecond
-	guardRestartMax = 5 * time.Second
+	// reapEvery is how often the shim collects the exit status of processes that were
+	// orphaned to it.
+	reapEvery = time.Second
 )
 
 // shutdownTimeout bounds killing the cohort and answering the last requests.
@@ -61,12 +60,16 @@ type Shim struct {
 	logger    hclog.Logger
 	dialect   dialect.Dialect
 	registrar *consul.Registrar // nil where nothing is registered
-	locker    *client.Client    // nil where there is no lock
-	offload   *offload.Offload  // nil where no weights are shared
-	metrics   *metrics
-	parking   parking
-	cohortID  string
-	started   time.Time
+	// life is the lock of this engine alone: while this process has it, lockd watches the
+	// process and what descends from it. Nil without lockd.
+	life *client.Client
+	// locker is the lock of the failover pair. Nil for a single engine.
+	locker   *client.Client
+	offload  *offload.Offload // nil where no weights are shared
+	metrics  *metrics
+	parking  parking
+	cohortID string
+	started  time.Time
 
 	// op serialises drain, sleep and wake; it may be held for their whole
 	// duration. mu is never held across I/O.
@@ -93,6 +96,8 @@ type Shim struct {
 	// queue before.
 	grant   *client.Grant
 	waiting int
+	// alone is the grant of the lock that is this engine's own, nil until it is granted.
+	alone *client.Grant
 	// run ends when the shim begins to stop; operations that HTTP clients
 	// asked for end with it.
 	run context.Context //nolint:containedctx // bridges net/http's request context to Run's.
@@ -124,7 +129,7 @@ func New(cfg Config) (*Shim, error) {
 		logger:  cfg.Logger.With("replica", cfg.Name.String(), "role", cfg.Role),
 		metrics: newMetrics(cfg.Name, cfg.Role),
 		fatal:   make(chan error, 1), pushNow: make(chan struct{}, 1), drop: make(chan chan<- error),
-		machine: NewMachine(cfg.Role, cfg.Lock != "", time.Now()),
+		machine: NewMachine(cfg.Role, cfg.Standby != StandbyNone, time.Now()),
 		parking: parking{cfg.Park},
 	}
 	if s.gpus, err = s.wantedGPUs(); err != nil {
@@ -133,8 +138,13 @@ func New(cfg Config) (*Shim, error) {
 	if s.offload, err = newOffload(cfg); err != nil {
 		return nil, fmt.Errorf("engine: %w", err)
 	}
-	if cfg.Lock != "" {
-		if s.locker, err = client.New(s.lockConfig()); err != nil {
+	if cfg.Lock != "" && !cfg.remoteLock() {
+		if s.life, err = client.New(s.lockConfig(e.ID())); err != nil {
+			return nil, fmt.Errorf("engine: lock: %w", err)
+		}
+	}
+	if cfg.Standby != StandbyNone {
+		if s.locker, err = client.New(s.lockConfig(cfg.Name.String())); err != nil {
 			return nil, fmt.Errorf("engine: lock: %w", err)
 		}
 	}
@@ -170,6 +180,15 @@ func (s *Shim) Run(ctx context.Context) error {
 			return err
 		}
 	}
+	// The processes of an earlier life of this engine are gone once this one has the lock.
+	if lost, err := s.acquireLife(ctx); err != nil {
+		if ctx.Err() != nil {
+			return nil //nolint:nilerr // it was asked to stop
+		}
+		return err
+	} else if lost != nil {
+		go s.endWith(ctx, lost)
+	}
 	if err := s.clearTheWay(ctx); err != nil {
 		return err
 	}
@@ -178,29 +197,6 @@ func (s *Shim) Run(ctx context.Context) error {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("become subreaper: %w", err)
 	}
-	self, err := cohort.Lookup(os.Getpid())
-	if err != nil {
-		return err
-	}
-	tracker := cohort.NewTracker(s.cohortID, self)
-	g, err := newGuard(guardOrder{Shim: self, Cohort: s.cohortID, Engine: s.engine, Consul: s.cfg.Consul,
-		LogLevel: s.logger.GetLevel().String()}, s.logger)
-	if err != nil {
-		return err
-	}
-	if err := g.start(); err != nil {
-		return err
-	}
-	settled := true
-	defer func() {
-		if settled {
-			g.dismiss()
-		} else {
-			g.leave()
-		}
-	}()
-	tracker.Spare(g.pid())
-
 	c, err := newChild(s.cfg.Command, s.cohortID)
 	if err != nil {
 		return err
@@ -214,7 +210,7 @@ func (s *Shim) Run(ctx context.Context) error {
 	defer s.closeFence()
 	if m := s.refreshParked(); m != nil {
 		s.logger.Info("the engine is parked: standing by without an engine until a wake request", "since", m.Since, "marker", s.parking.path)
-	} else if !s.cfg.Cold {
+	} else if s.cfg.Standby != StandbyCold {
 		if err := s.launch(); err != nil {
 			return err
 		}
@@ -222,9 +218,8 @@ func (s *Shim) Run(ctx context.Context) error {
 	lifeCtx, stopLife := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	wg.Go(func() { s.lifecycle(lifeCtx) })
-	reason := s.watch(ctx, g, tracker)
-	settled, err = s.shutDown(reason, tracker, func() { stopLife(); wg.Wait() })
-	return err
+	reason := s.watch(ctx)
+	return s.shutDown(reason, func() { stopLife(); wg.Wait() })
 }
 
 func (s *Shim) engineProcess() *child {
@@ -260,34 +255,21 @@ func (s *Shim) launch() error {
 }
 
 // watch returns why the engine must end; nil means that ctx asked for it.
-func (s *Shim) watch(ctx context.Context, g *guard, tracker *cohort.Tracker) error {
+func (s *Shim) watch(ctx context.Context) error {
 	c := s.engineProcess()
-	tick := time.NewTicker(guardScan)
+	tick := time.NewTicker(reapEvery)
 	defer tick.Stop()
-	guardEnded := g.done()
-	delay := guardRestart
-	var restart <-chan time.Time
-	var restarted <-chan error
-	began := c.began
-	again := func(what string, err error) {
-		s.logger.Warn(what, "again_in", delay.String(), "error", err)
-		restart, delay = time.After(delay), min(2*delay, guardRestartMax)
-	}
-	scanFailure := ""
 	for {
 		select {
-		case <-began:
-			began = nil
-			tracker.Awaited(c.pid())
 		case <-c.ended:
 			return fmt.Errorf("%w: %s", ErrEngineExited, c.exit())
 		case done := <-s.drop:
-			fresh, err := s.replace(c, tracker)
+			fresh, err := s.replace(c)
 			if err != nil {
 				done <- err
 				return fmt.Errorf("end the engine: %w", err)
 			}
-			c, began = fresh, fresh.began
+			c = fresh
 			done <- nil
 		case err := <-s.fatal:
 			return err
@@ -296,43 +278,19 @@ func (s *Shim) watch(ctx context.Context, g *guard, tracker *cohort.Tracker) err
 				return cause
 			}
 			return nil
-		case <-guardEnded:
-			guardEnded = nil
-			s.metrics.guardRestarts.Inc()
-			again("the guard process exited: starting another one", nil)
-		case <-restart:
-			restart = nil
-			restarted = g.restart()
-		case err := <-restarted:
-			restarted = nil
-			if err != nil {
-				again("cannot start the guard process", err)
-				continue
-			}
-			tracker.Spare(g.pid())
-			guardEnded = g.done()
 		case <-tick.C:
-			// A scan that fails is tried again: no reason to end an engine that
-			// serves.
-			_, zombies, err := tracker.Scan()
-			if err != nil {
-				if scanFailure != err.Error() {
-					scanFailure = err.Error()
-					s.logger.Warn("cannot scan for the engine's processes", "error", err)
-				}
-				continue
+			if pid := c.pid(); pid != 0 {
+				_ = cohort.Reap(pid) // the next tick tries again
 			}
-			scanFailure = ""
-			cohort.Reap(zombies)
 		}
 	}
 }
 
 // replace ends the engine, with all that belongs to it, and prepares another one.
-func (s *Shim) replace(c *child, tracker *cohort.Tracker) (*child, error) {
+func (s *Shim) replace(c *child) (*child, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), shutdownTimeout)
 	defer cancel()
-	if err := c.stop(ctx, tracker, 0); err != nil {
+	if err := c.stop(ctx, 0); err != nil {
 		return nil, err
 	}
 	fresh, err := newChild(s.cfg.Command, s.cohortID)
@@ -346,9 +304,9 @@ func (s *Shim) replace(c *child, tracker *cohort.Tracker) (*child, error) {
 }
 
 // shutDown takes the engine out of routing, drains it if it was asked to end
-// in peace, and leaves no process behind. It reports whether the registration
-// is settled: gone, or not to be removed by trying on.
-func (s *Shim) shutDown(reason error, tracker *cohort.Tracker, stopLife func()) (bool, error) {
+// in peace, and leaves no process behind. A registration that it cannot remove is
+// lockd's to remove once this process has ended.
+func (s *Shim) shutDown(reason error, stopLife func()) error {
 	c := s.engineProcess()
 	ctx, cancel := context.WithTimeout(context.Background(), s.cfg.DrainTimeout+s.cfg.StopTimeout+shutdownTimeout)
 	defer cancel()
@@ -373,7 +331,7 @@ func (s *Shim) shutDown(reason error, tracker *cohort.Tracker, stopLife func()) 
 		s.logger.Error("stopping the engine after a failure", "reason", reason)
 	}
 	if err := s.move(Dead); err != nil {
-		return false, errors.Join(reason, err)
+		return errors.Join(reason, err)
 	}
 	var wg sync.WaitGroup
 	var removal error
@@ -386,18 +344,21 @@ func (s *Shim) shutDown(reason error, tracker *cohort.Tracker, stopLife func()) 
 	if !peaceful {
 		grace = 0
 	}
-	err := c.stop(ctx, tracker, grace)
+	err := c.stop(ctx, grace)
 	stopLife()
 	wg.Wait()
-	settled := removal == nil || errors.Is(removal, consul.ErrRefused)
-	if removal != nil {
+	switch {
+	case removal == nil:
+	case s.life != nil && !errors.Is(removal, consul.ErrRefused):
+		s.logger.Warn("cannot remove the engine's registration: lockd tries on", "error", removal)
+	default:
 		s.logger.Warn("cannot remove the engine's registration: its check becomes critical after the TTL", "ttl", s.cfg.TTL.String(), "error", removal)
 	}
 	if err != nil {
-		return settled, errors.Join(reason, fmt.Errorf("kill the engine's processes: %w", err))
+		return errors.Join(reason, fmt.Errorf("kill the engine's processes: %w", err))
 	}
 	s.logger.Info("all processes of the engine have exited", "state", Dead)
-	return settled, reason
+	return reason
 }
 
 // clearTheWay removes what an earlier life may have left: its registration,

@@ -2,7 +2,6 @@ package engine_test
 
 import (
 	"context"
-	"fmt"
 	"net"
 	"net/http"
 	"os"
@@ -86,13 +85,13 @@ func TestKilledEngineTakesTheShimAndItsWorkersWithIt(t *testing.T) {
 
 func TestKilledShimTakesTheEngineWithIt(t *testing.T) {
 	t.Parallel()
-	a := consultest.New(t)
-	s := startShim(t, settings{consul: a.Addr()})
+	l, a := newLocks(t), consultest.New(t)
+	s := l.single(a, nil)
 	s.awaitState(engine.Active)
-	pids := append(s.leave(), s.guardPID())
-	// The guard learns of orphans by looking about once a second: the engine,
-	// its child, the daemon and the nameless one.
-	s.await("the guard's look", func() bool { return strings.Contains(s.log.String(), "guard: watching: replica=m:v:r1 processes=4 ") })
+	pids := s.leave()
+	// lockd learns of orphans by a scan about once a second: the engine, its child, the daemon
+	// and the nameless one.
+	time.Sleep(2500 * time.Millisecond)
 	begin := time.Now()
 	kill(t, s.cmd.Process.Pid, syscall.SIGKILL)
 	a.Await(t, "the deregistration", none)
@@ -100,23 +99,21 @@ func TestKilledShimTakesTheEngineWithIt(t *testing.T) {
 	s.awaitGone(pids)
 }
 
-func TestKilledGuardIsReplaced(t *testing.T) {
+// TestKilledWhileLoading: also then lockd leaves no process behind.
+func TestKilledWhileLoading(t *testing.T) {
 	t.Parallel()
-	a := consultest.New(t)
-	s := startShim(t, settings{consul: a.Addr()})
-	s.awaitState(engine.Active)
-	first := s.guardPID()
-	kill(t, first, syscall.SIGKILL)
-	s.await("the new guard", func() bool { return s.guardPID() != first })
-	s.await("the new guard's look", func() bool {
-		return strings.Contains(s.log.String(), fmt.Sprintf("guard: watching: replica=m:v:r1 processes=1 guard=%d\n", s.guardPID()))
+	l, a := newLocks(t), consultest.New(t)
+	l.at(a)
+	s := startShim(t, settings{loading: true, consul: a.Addr(), tune: func(c *engine.Config) { c.Lock = l.cfg.Socket }})
+	s.await("an engine that loads", func() bool { st, ok := s.status(); return ok && st.State == engine.Init && st.PID != 0 })
+	s.await("its HTTP", func() bool {
+		resp, err := http.Get(s.engine + "/health")
+		return err == nil && resp.Body.Close() == nil
 	})
-	require.NotEqual(t, first, s.guardPID())
-	st, _ := s.status()
-	require.Equal(t, engine.Active, st.State)
+	pids := s.leave()
+	time.Sleep(2500 * time.Millisecond) // for a scan
 	kill(t, s.cmd.Process.Pid, syscall.SIGKILL)
-	a.Await(t, "the deregistration", none)
-	s.awaitGone([]int{st.PID})
+	s.awaitGone(pids)
 }
 
 func TestStopDrainsFirst(t *testing.T) {
@@ -124,7 +121,7 @@ func TestStopDrainsFirst(t *testing.T) {
 	a := consultest.New(t)
 	s := startShim(t, settings{consul: a.Addr()})
 	s.awaitState(engine.Active)
-	pids := append(s.leave(), s.guardPID())
+	pids := s.leave()
 	answer := s.request()
 	kill(t, s.cmd.Process.Pid, syscall.SIGTERM)
 	a.Await(t, "the deregistration", none)
@@ -302,11 +299,7 @@ func TestStaleRegistrationIsRemovedAtTheStart(t *testing.T) {
 	a := consultest.New(t)
 	first := startShim(t, settings{consul: a.Addr()})
 	first.awaitState(engine.Active)
-	// The shim and its guard die in one instant, as when a whole task is
-	// killed: nobody is left to deregister.
-	guard := first.guardPID()
-	kill(t, first.cmd.Process.Pid, syscall.SIGSTOP)
-	kill(t, guard, syscall.SIGKILL)
+	// No lockd watches it, so nobody is left to deregister.
 	kill(t, first.cmd.Process.Pid, syscall.SIGKILL)
 	first.await("the end", func() bool { return gone(first.cmd.Process.Pid) })
 	require.Len(t, a.Services(), 1)
@@ -487,15 +480,15 @@ func TestSlowHealthChecksDoNotStarveTheHeartbeat(t *testing.T) {
 	}
 }
 
-// TestDeregistrationIsRetried after Consul refused it for a moment, also by the
-// guard that a shim leaves behind.
+// TestDeregistrationIsRetried after Consul refused it for a moment, also by lockd, to which a
+// shim leaves it.
 func TestDeregistrationIsRetried(t *testing.T) {
 	t.Parallel()
-	for name, out := range map[string]time.Duration{"the shim": 300 * time.Millisecond, "the guard": 4 * time.Second} {
+	for name, out := range map[string]time.Duration{"the shim": 300 * time.Millisecond, "lockd": 4 * time.Second} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			a := consultest.New(t)
-			s := startShim(t, settings{consul: a.Addr()})
+			l, a := newLocks(t), consultest.New(t)
+			s := l.single(a, nil)
 			st := s.awaitState(engine.Active)
 			a.Refuse(http.StatusInternalServerError)
 			kill(t, st.PID, syscall.SIGKILL)
@@ -503,7 +496,7 @@ func TestDeregistrationIsRetried(t *testing.T) {
 			defer again.Stop()
 			a.Await(t, "the deregistration", none)
 			require.Equal(t, 1, exitCode(s.exited()))
-			require.Equal(t, name == "the guard", strings.Contains(s.log.String(), "the guard process takes over the deregistration"), s.log.String())
+			require.Equal(t, name == "lockd", strings.Contains(s.log.String(), "lockd tries on"), s.log.String())
 		})
 	}
 }

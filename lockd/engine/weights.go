@@ -37,7 +37,7 @@ func newOffload(cfg Config) (*offload.Offload, error) {
 func (s *Shim) token() uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.engine.Token
+	return s.engine.Token.Counter
 }
 
 // vacate takes the weights off the GPUs, into this process's memory. A layout that is

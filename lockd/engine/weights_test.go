@@ -111,7 +111,7 @@ func (p *pair) shim(role string) *shim {
 	return startShim(p.t, settings{role: role, consul: p.consul.Addr(), addr: addr,
 		command: []string{exe, "test-sim", addr, p.file, strings.Join(p.sockets, ",")},
 		tune: p.lot.tune(func(c *engine.Config) {
-			c.Lock, c.GMSSockets, c.WakeTimeout = p.locks.cfg.Socket, p.sockets, 20*time.Second
+			c.Lock, c.Standby, c.GMSSockets, c.WakeTimeout = p.locks.at(p.consul).cfg.Socket, engine.StandbyWarm, p.sockets, 20*time.Second
 		})})
 }
 
@@ -174,7 +174,7 @@ func TestParkedPairHoldsNoGPUMemory(t *testing.T) {
 	st, ok = shadow.status()
 	require.True(t, ok)
 	require.Equal(t, asleep, st.PID)
-	require.Equal(t, uint64(2), st.Token)
+	require.Equal(t, token(4), st.Token)
 }
 
 // TestTheOnlyCopyIsLost: the next wake loads the weights from their file, by whichever

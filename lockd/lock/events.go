@@ -1,8 +1,8 @@
 package lock
 
 import (
+	"maps"
 	"slices"
-	"sort"
 	"time"
 )
 
@@ -29,7 +29,10 @@ func (m *Machine) Acquire(now time.Time, conn ConnID, name, holder string, token
 	}
 	mine := g.state != Free && g.holder == holder && g.peer.same(peer)
 	switch {
-	case token != 0 && (g.state == Free || token != g.token):
+	case token != 0 && g.state == Free:
+		m.refuse(conn, CodeStale, "token %d of group %q is not valid: the group has no holder: the lock is lost", token, name)
+		m.forget(g)
+	case token != 0 && token != g.token:
 		m.refuse(conn, CodeStale, "token %d of group %q is not valid (newest: %d): the lock is lost", token, name, g.token)
 	case token != 0 && !mine:
 		m.refuse(conn, CodeNotHolder, "token %d of group %q belongs to another process of holder %q", token, name, g.holder)
@@ -97,7 +100,8 @@ func (m *Machine) next(now time.Time, g *group) {
 	if g.state == Free && len(g.waiters) > 0 {
 		w := g.waiters[0]
 		g.waiters = g.waiters[1:]
-		g.token++
+		m.token++
+		g.token = m.token
 		g.holder, g.peer, g.conn = w.holder, w.peer, w.conn
 		g.since, g.state, g.until = now, Held, m.session(now, w.peer)
 		if w.peer.Process != nil {
@@ -110,6 +114,14 @@ func (m *Machine) next(now time.Time, g *group) {
 			w.told = i + 1
 			m.emit(Send{w.conn, Message{Event: "waiting", Position: w.told}})
 		}
+	}
+	m.forget(g)
+}
+
+// forget drops a group that has neither a holder nor a waiter.
+func (m *Machine) forget(g *group) {
+	if g.state == Free && len(g.waiters) == 0 {
+		delete(m.groups, g.name)
 	}
 }
 
@@ -225,7 +237,7 @@ func (m *Machine) free(now time.Time, g *group) {
 func (m *Machine) Persisted(now time.Time, version uint64, err error) []Effect {
 	for _, name := range m.names() {
 		g := m.groups[name]
-		if g.pending == 0 || g.pending > version {
+		if g == nil || g.pending == 0 || g.pending > version {
 			continue
 		}
 		g.pending = 0
@@ -259,7 +271,7 @@ func (m *Machine) Persisted(now time.Time, version uint64, err error) []Effect {
 func (m *Machine) Tick(now time.Time) []Effect {
 	for _, name := range m.names() {
 		g := m.groups[name]
-		m.expireWaiters(now, g)
+		m.expireWaiters(now, g) // a group that is free has none
 		if g.until.IsZero() || now.Before(g.until) {
 			continue
 		}
@@ -322,15 +334,10 @@ func (m *Machine) wake() {
 }
 
 func (m *Machine) names() []string {
-	names := make([]string, 0, len(m.groups))
-	for name := range m.groups {
-		names = append(names, name)
-	}
-	sort.Strings(names)
-	return names
+	return slices.Sorted(maps.Keys(m.groups))
 }
 
-// Status returns every group that was ever asked for, sorted by name.
+// Status returns every group that has a holder or a waiter, sorted by name.
 func (m *Machine) Status() []Status {
 	out := make([]Status, 0, len(m.groups))
 	for _, name := range m.names() {

@@ -11,7 +11,8 @@
 //     where no kernel can tell, by a time that the holder itself must not
 //     outlive (Times.SessionTTL).
 //   - Tokens grow: a grant's token is larger than that of every grant before
-//     it, also of those whose record was perhaps not written.
+//     it, of any group, also of those whose record was perhaps not written. So a
+//     group that is free and has no waiter is forgotten, and costs nothing.
 //   - Waiters are served first come, first served, and every waiter learns its
 //     position whenever that changes.
 //   - A connection gets nothing after Close.
@@ -19,7 +20,8 @@ package lock
 
 import (
 	"fmt"
-	"sort"
+	"maps"
+	"slices"
 	"time"
 )
 
@@ -91,18 +93,21 @@ const (
 	CodeState = "state_file"
 )
 
-// Record is what is persisted of one group. A record without holder keeps the
-// token, so that the next one is larger.
+// Record is what is persisted of one group that has a holder.
 type Record struct {
-	Token uint64 `json:"token"`
-	// Holder is empty where the lock is free.
-	Holder string    `json:"holder,omitempty"`
-	Since  time.Time `json:"since,omitzero"`
+	Token  uint64    `json:"token"`
+	Holder string    `json:"holder"`
+	Since  time.Time `json:"since"`
 	Peer   Peer      `json:"peer,omitzero"`
 }
 
-// Records are all groups by name.
-type Records map[string]Record
+// Records are what is persisted.
+type Records struct {
+	// Token is the largest that was ever granted.
+	Token uint64 `json:"token"`
+	// Groups are those that have a holder, by name.
+	Groups map[string]Record `json:"groups"`
+}
 
 // Times are the waits that decide about holders.
 type Times struct {
@@ -200,7 +205,7 @@ type Status struct {
 type group struct {
 	name  string
 	state State
-	// token is the largest that was ever put into a record.
+	// token is that of the newest grant.
 	token  uint64
 	holder string
 	since  time.Time
@@ -228,7 +233,9 @@ type waiter struct {
 
 // Machine is all groups of one lockd.
 type Machine struct {
-	times  Times
+	times Times
+	// token is the largest that was ever put into a record.
+	token  uint64
 	groups map[string]*group
 	// conns says to which group a connection belongs.
 	conns map[ConnID]string
@@ -242,25 +249,15 @@ type Machine struct {
 // their connection with the lockd before. The effects are to be carried out
 // first: they watch the holders that may live.
 func New(now time.Time, times Times, boot string, records Records) (*Machine, []Effect) {
-	m := &Machine{times: times, groups: map[string]*group{}, conns: map[ConnID]string{}, closed: map[ConnID]bool{}}
-	names := make([]string, 0, len(records))
-	for name := range records {
-		names = append(names, name)
-	}
-	sort.Strings(names)
-	for _, name := range names {
-		r := records[name]
-		g := &group{name: name, state: Free, token: r.Token}
-		m.groups[name] = g
-		if r.Holder == "" {
-			continue
-		}
+	m := &Machine{times: times, token: records.Token, groups: map[string]*group{}, conns: map[ConnID]string{}, closed: map[ConnID]bool{}}
+	for _, name := range slices.Sorted(maps.Keys(records.Groups)) {
+		r := records.Groups[name]
 		p := r.Peer.Process
 		if p != nil && p.Boot != boot {
 			continue // nothing survives a reboot
 		}
-		g.holder, g.since, g.peer = r.Holder, r.Since, r.Peer
-		g.state = Reconnecting
+		g := &group{name: name, state: Reconnecting, token: r.Token, holder: r.Holder, since: r.Since, peer: r.Peer}
+		m.groups[name] = g
 		if p != nil {
 			g.until = now.Add(times.Reconnect)
 			m.emit(Watch{name, g.token, g.peer})
@@ -283,13 +280,11 @@ func (m *Machine) take() []Effect {
 
 // Records returns what must be persisted.
 func (m *Machine) Records() Records {
-	out := make(Records, len(m.groups))
+	out := Records{Token: m.token, Groups: make(map[string]Record, len(m.groups))}
 	for name, g := range m.groups {
-		r := Record{Token: g.token}
 		if g.state != Free {
-			r.Holder, r.Since, r.Peer = g.holder, g.since, g.peer
+			out.Groups[name] = Record{Token: g.token, Holder: g.holder, Since: g.since, Peer: g.peer}
 		}
-		out[name] = r
 	}
 	return out
 }

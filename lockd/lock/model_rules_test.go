@@ -92,7 +92,7 @@ func (w *world) sendTo(c *connection, m lock.Message) {
 
 func (w *world) grant(c *connection, m lock.Message) {
 	g, p := c.group, c.p
-	r := w.disk[g]
+	r := w.disk.Groups[g]
 	w.require(r.Token == m.Token && r.Holder == c.holder && same(r.Peer, p.peer), "%+v is sent to %s, on disk is %+v", m, p.name, r)
 	w.require(c.asked == 0 || c.asked == m.Token, "%+v is sent to who asked with token %d", m, c.asked)
 	w.require(p.local() || !m.Regranted || c.asked != 0, "%+v is sent to who showed no token", m)
@@ -129,12 +129,14 @@ func same(a, b lock.Peer) bool {
 }
 
 func (w *world) persist(e lock.Persist) {
-	for g, r := range e.Records {
-		w.require(r.Token >= w.disk[g].Token, "the token of %s goes from %d to %d", g, w.disk[g].Token, r.Token)
-		if r.Holder == "" {
+	w.require(e.Records.Token >= w.disk.Token, "the token goes from %d to %d", w.disk.Token, e.Records.Token)
+	for _, g := range w.groups {
+		r, held := e.Records.Groups[g]
+		if !held {
 			w.onlyHolder(g, nil)
 			continue
 		}
+		w.require(r.Token <= e.Records.Token, "the token of %s is %d, the largest %d", g, r.Token, e.Records.Token)
 		for _, p := range w.procs {
 			w.require(!p.holds[g] || same(p.peer, r.Peer), "%s holds %s, %+v is written", p.name, g, r)
 		}
@@ -291,9 +293,8 @@ func (w *world) checkOrder(g string, after view, from *connection) {
 func (w *world) settle() {
 	for range 10_000 {
 		if !w.settleOne() {
-			for g, s := range w.look().status {
-				w.require(s.State == lock.Free, "%s is stuck: %+v", g, s)
-				r := w.disk[g]
+			w.require(len(w.m.Status()) == 0, "not free and forgotten: %+v", w.m.Status())
+			for g, r := range w.disk.Groups {
 				rebooted := r.Peer.Process != nil && r.Peer.Process.Boot != w.bootID
 				w.require(r.Holder == "" || rebooted || w.failed, "%s is free, on disk is %+v", g, r)
 			}

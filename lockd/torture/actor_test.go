@@ -88,7 +88,6 @@ type holderSpec struct {
 	Group       int
 	Name        string
 	Life        uint64
-	Reconnect   time.Duration
 	MiB         int
 	Children    []string
 	DiesAtGrant bool   // kills itself before it has marked anything
@@ -131,7 +130,7 @@ func playHolder(raw string) error {
 		return h.claim()
 	}
 	cfg := client.DefaultConfig()
-	cfg.Addr, cfg.Group, cfg.Holder, cfg.Reconnect = spec.Socket, groupName(spec.Group), spec.Name, spec.Reconnect
+	cfg.Addr, cfg.Group, cfg.Holder = spec.Socket, groupName(spec.Group), spec.Name
 	if h.client, err = client.New(cfg); err != nil {
 		return err
 	}

@@ -18,7 +18,7 @@ import (
 // gives way to another.
 var hooks = []struct{ file, text, hooked string }{
 	{"server.go", "range effects {", "range s.mutate(effects) {"},
-	{"server.go", "doc, err := json.Marshal(next.Records)", "mutateWrite(); doc, err := json.Marshal(next.Records)"},
+	{"server.go", "doc, err := json.Marshal(document{s.cfg.Node, next.Records})", "mutateWrite(); doc, err := json.Marshal(document{s.cfg.Node, next.Records})"},
 	{"conn.go", "return s.machine.Closed(now, c.id)", "return s.mutateClosed(now, c, s.machine.Closed(now, c.id))"},
 	{"conn.go", "return s.machine.Acquire(now, c.id, req.Group, req.Holder, req.Token, c.peer)",
 		"req, peer := s.mutateAcquire(req, c.peer); return s.machine.Acquire(now, c.id, req.Group, req.Holder, req.Token, peer)"},

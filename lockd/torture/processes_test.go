@@ -97,8 +97,8 @@ var childKinds = []string{"child", "daemon", "sleeper", "socket", "walker"}
 func (r *round) keepSeat(group, seat int, dir, id string) {
 	for r.ends.Err() == nil {
 		spec := holderSpec{Dir: r.dir, Socket: filepath.Join(dir, "sock"), Groups: r.cfg.Groups, Group: group,
-			Name: fmt.Sprintf("seat-%d", seat), Reconnect: reconnect + 100*time.Millisecond,
-			MiB: 1 + r.random.n(6), DiesAtGrant: r.random.n(12) == 0, Stubborn: r.random.n(2) == 0}
+			Name: fmt.Sprintf("seat-%d", seat),
+			MiB:  1 + r.random.n(6), DiesAtGrant: r.random.n(12) == 0, Stubborn: r.random.n(2) == 0}
 		for range r.random.n(3) {
 			spec.Children = append(spec.Children, childKinds[r.random.n(len(childKinds))])
 		}

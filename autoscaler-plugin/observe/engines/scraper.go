@@ -132,7 +132,8 @@ func group(list []replica.Engine) map[string]*engines {
 			ill[e.Name] = true
 			continue
 		}
-		if o, there := best[e.Name]; !there || e.Token > o.Token || e.Token == o.Token && e.Role < o.Role {
+		o, there := best[e.Name]
+		if c := e.Token.Compare(o.Token); !there || c > 0 || c == 0 && e.Role < o.Role {
 			best[e.Name] = e
 		}
 	}

@@ -111,7 +111,7 @@ type Table struct {
 // engines: a holder that was frozen, and comes back when its successor is gone,
 // is not served.
 type top struct {
-	token uint64
+	token replica.Token
 	// engines are how many there are now.
 	engines int
 	// last is when the replica last had an engine or a request.

@@ -35,11 +35,17 @@ func eng(id string, options ...func(*replica.Engine)) replica.Engine {
 	return e
 }
 
-func shadow(e *replica.Engine)             { e.Role, e.Port = replica.RoleShadow, 8001 }
-func critical(e *replica.Engine)           { e.Passing = false }
-func token(n uint64) func(*replica.Engine) { return func(e *replica.Engine) { e.Token = n } }
-func slots(n int) func(*replica.Engine)    { return func(e *replica.Engine) { e.Slots = n } }
-func port(n int) func(*replica.Engine)     { return func(e *replica.Engine) { e.Port = n } }
+func shadow(e *replica.Engine)   { e.Role, e.Port = replica.RoleShadow, 8001 }
+func critical(e *replica.Engine) { e.Passing = false }
+func token(n uint64) func(*replica.Engine) {
+	return func(e *replica.Engine) { e.Token = replica.Token{Counter: n} }
+}
+func generation(n uint64) func(*replica.Engine) {
+	return func(e *replica.Engine) { e.Token.Generation = n }
+}
+
+func slots(n int) func(*replica.Engine) { return func(e *replica.Engine) { e.Slots = n } }
+func port(n int) func(*replica.Engine)  { return func(e *replica.Engine) { e.Port = n } }
 func ofModel(name string) func(*replica.Engine) {
 	return func(e *replica.Engine) { e.Name.Model = name }
 }
@@ -146,6 +152,7 @@ func TestTokens(t *testing.T) {
 		{"a failing holder blocks the fenced one", []replica.Engine{eng("a", token(41)), eng("a", shadow, token(42), critical)}, nil},
 		{"no lock, no fencing", []replica.Engine{eng("a"), eng("a", shadow)}, []string{"m:v:a:primary", "m:v:a:shadow"}},
 		{"a token beats none", []replica.Engine{eng("a"), eng("a", shadow, token(1))}, []string{"m:v:a:shadow"}},
+		{"the generation counts first", []replica.Engine{eng("a", token(41), generation(7)), eng("a", shadow, token(2), generation(8))}, []string{"m:v:a:shadow"}},
 		{"replicas do not fence each other", []replica.Engine{eng("a", token(1)), eng("b", token(9))}, []string{"m:v:a:primary", "m:v:b:primary"}},
 		{"one ID listed twice", []replica.Engine{eng("a", token(7), port(1)), eng("a", token(8), port(2)), eng("a", token(7), port(3))}, []string{"m:v:a:primary"}},
 	}

@@ -77,7 +77,7 @@ func (t *Table) Loads(now time.Time) []Load {
 			}
 			switch {
 			case !t.there(e, now):
-			case e.Token < e.top.token:
+			case e.Token.Compare(e.top.token) < 0:
 				l.Fenced++
 			case !t.used(e, now):
 				l.NotPassing++

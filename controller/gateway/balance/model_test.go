@@ -24,7 +24,7 @@ type machine struct {
 	now      time.Time
 	list     map[string]replica.Engine // by service ID
 	listed   bool
-	top      map[string]uint64 // of all time: Remember is longer than a run
+	top      map[string]replica.Token // of all time: Remember is longer than a run
 	draining map[string]bool
 	away     bool
 	held     []held
@@ -40,7 +40,7 @@ func (m *machine) update(rt *rapid.T) {
 		if rapid.Bool().Draw(rt, "shadow") {
 			shadow(&e)
 		}
-		e.Token = rapid.Uint64Range(0, 2).Draw(rt, "token")
+		e.Token = replica.Token{Generation: rapid.Uint64Range(0, 1).Draw(rt, "generation"), Counter: rapid.Uint64Range(0, 2).Draw(rt, "token")}
 		e.Slots = rapid.IntRange(0, 3).Draw(rt, "slots")
 		e.Passing = rapid.Float64Range(0, 1).Draw(rt, "passing") < .8
 		e.NodeDown = !e.Passing && rapid.Bool().Draw(rt, "node down")
@@ -50,7 +50,9 @@ func (m *machine) update(rt *rapid.T) {
 	m.list, m.listed = map[string]replica.Engine{}, true
 	for _, e := range list {
 		m.list[e.ID()] = e
-		m.top[e.Name.ID] = max(m.top[e.Name.ID], e.Token)
+		if e.Token.Compare(m.top[e.Name.ID]) > 0 {
+			m.top[e.Name.ID] = e.Token
+		}
 	}
 }
 
@@ -65,7 +67,7 @@ func (m *machine) direct(rt *rapid.T) {
 
 // usable tells whether the engine may serve as far as Consul and tokens go.
 func (m *machine) usable(e replica.Engine) bool {
-	return (e.Passing || e.NodeDown) && e.Token >= m.top[e.Name.ID]
+	return (e.Passing || e.NodeDown) && e.Token.Compare(m.top[e.Name.ID]) >= 0
 }
 
 // others tells whether an engine may serve whose replica does not drain.
@@ -198,7 +200,7 @@ func TestProperties(t *testing.T) {
 		if err != nil {
 			rt.Fatal(err)
 		}
-		m := &machine{table: table, now: t0, top: map[string]uint64{}}
+		m := &machine{table: table, now: t0, top: map[string]replica.Token{}}
 		rt.Repeat(map[string]func(*rapid.T){
 			"update": m.update, "direct": m.direct, "pass": m.pass, "pick": m.pick, "pick too": m.pick, "end": m.end, "": m.check,
 		})

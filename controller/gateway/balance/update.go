@@ -199,8 +199,8 @@ func (t *Table) forget(e *engine) {
 
 // newer tells whether a describes the engine better than b.
 func newer(a, b replica.Engine) bool {
-	if a.Token != b.Token {
-		return a.Token > b.Token
+	if c := a.Token.Compare(b.Token); c != 0 {
+		return c > 0
 	}
 	return a.Passing && !b.Passing
 }
@@ -224,7 +224,10 @@ func (t *Table) index(now time.Time, ch *Changes) {
 			t.tops[e.Replica] = e.top
 		}
 		e.top.engines++
-		e.top.token, e.top.last = max(e.top.token, e.Token), now
+		e.top.last = now
+		if e.Token.Compare(e.top.token) > 0 {
+			e.top.token = e.Token
+		}
 		m := t.models[e.Name.Model]
 		if m == nil {
 			m = &model{first: now}
@@ -267,7 +270,7 @@ func (e *engine) lost() bool { return e.listed && e.NodeDown && !e.dropped }
 
 // usable tells whether the engine may get a request.
 func (t *Table) usable(e *engine, now time.Time) bool {
-	return t.used(e, now) && e.Token >= e.top.token
+	return t.used(e, now) && e.Token.Compare(e.top.token) >= 0
 }
 
 // known tells whether the model exists for the controller, has engines, has requests,

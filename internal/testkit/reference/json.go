@@ -1,6 +1,7 @@
 package reference
 
 import (
+	"encoding"
 	"encoding/json"
 	"reflect"
 	"strings"
@@ -58,7 +59,7 @@ func jsonRows(t testing.TB, v reflect.Value, prefix string) [][]string {
 		if doc == "" && inner.Kind() != reflect.Struct {
 			t.Errorf("the field %s of %s has no comment: write one", f.Name, typ)
 		}
-		nested := inner.Kind() == reflect.Struct && inner != reflect.TypeFor[time.Time]()
+		nested := inner.Kind() == reflect.Struct && !inner.Implements(reflect.TypeFor[encoding.TextMarshaler]())
 		rows = append(rows, []string{Code(prefix + name + list), jsonType(f.Type), value, doc})
 		if nested {
 			fields := reflect.Zero(inner)
@@ -98,8 +99,11 @@ func jsonType(t reflect.Type) string {
 	case reflect.Map:
 		return "object"
 	case reflect.Struct:
-		if t == reflect.TypeFor[time.Time]() {
+		switch {
+		case t == reflect.TypeFor[time.Time]():
 			return "time"
+		case t.Implements(reflect.TypeFor[encoding.TextMarshaler]()):
+			return "string"
 		}
 		return "object"
 	}
