@@ -85,9 +85,6 @@ func (s *Shim) acquire(ctx context.Context) error {
 	s.engine.Token = grant.Token()
 	s.mu.Unlock()
 	s.metrics.token.Set(float64(grant.Token()))
-	if err := s.tellFence(grant.Token()); err != nil {
-		return err
-	}
 	// The grant is never closed: a holder that lives without its connection is
 	// about to be ended. The lock goes with this process.
 	return nil
