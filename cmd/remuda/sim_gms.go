@@ -1,12 +1,10 @@
 package main
 
 import (
-	"bytes"
 	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"time"
 
@@ -22,8 +20,6 @@ import (
 // The environment of an engine, from the shim.
 const (
 	weightsLockEnv = "REMUDA_WEIGHTS_LOCK"
-	fenceGroupEnv  = "REMUDA_FENCE_GROUP"
-	fenceTokenEnv  = "REMUDA_FENCE_TOKEN_FILE"
 	// gmsAuto finds the sockets by what the device plugin gave the task.
 	gmsAuto = "auto"
 	// lockRWOrRO and lockRO are the values of weightsLockEnv.
@@ -56,7 +52,7 @@ func (g *simGMS) config() (*shared.Config, error) {
 	if g.socketList == "" {
 		return nil, nil
 	}
-	cfg := &shared.Config{WakeTimeout: g.timeout, FenceGroup: os.Getenv(fenceGroupEnv), Token: fenceToken}
+	cfg := &shared.Config{WakeTimeout: g.timeout}
 	if g.timeout <= 0 {
 		return nil, usagef("-gms-timeout is %s: must be more than 0", g.timeout)
 	}
@@ -139,25 +135,4 @@ func (g *gmsMemory) space() (func(socket string) (client.Space, func() error, er
 	default:
 		return nil, usagef("-gms-backend is %q: must be host or cuda", g.backend)
 	}
-}
-
-// fenceToken is the engine's token in its failover group, 0 for none.
-func fenceToken() (uint64, error) {
-	path := os.Getenv(fenceTokenEnv)
-	if path == "" {
-		return 0, nil
-	}
-	raw, err := os.ReadFile(path)
-	if err != nil {
-		return 0, fmt.Errorf("read the fence token: %w", err)
-	}
-	raw = bytes.TrimSpace(raw)
-	if len(raw) == 0 {
-		return 0, nil // woken by hand, without a lock
-	}
-	token, err := strconv.ParseUint(string(raw), 10, 64)
-	if err != nil {
-		return 0, fmt.Errorf("the fence token in %s: %w", path, err)
-	}
-	return token, nil
 }

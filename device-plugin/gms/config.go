@@ -4,8 +4,8 @@
 // gms-wire-protocol, so that clients of NVIDIA Dynamo's service work unmodified.
 //
 // The rules of the lock and the layout are in package layout, a pure state
-// machine. This package carries them out: sockets, memory (package backend),
-// what survives a crash (package keeper) and stale engines (fence tokens).
+// machine. This package carries them out: sockets, memory (package backend)
+// and what survives a crash (package keeper).
 //
 // One goroutine serves one connection, a request at a time, and writes its
 // answers itself: a client that does not read holds up nobody else, and has at

@@ -23,21 +23,13 @@ func (c *connection) handshake(ctx context.Context, m *wire.HandshakeRequest) (*
 		return nil, ""
 	}
 	s := &session{id: layout.SessionID(u.server.lastSession.Add(1)), unit: u, conn: c.wire,
-		offer: make(chan layout.Mode, 1), fenced: make(chan struct{})}
+		offer: make(chan layout.Mode, 1)}
 	s.logger = c.logger.With("session", s.id)
 	limit := newWaitLimit(m.TimeoutMS)
 	defer limit.stop()
-	var mode layout.Mode
-	var err error
-	if m.FenceGroup != "" {
-		s.group, s.token = m.FenceGroup, *m.FenceToken
-		err = c.admit(ctx, s, limit)
-	}
-	if err == nil {
-		mode, err = c.acquire(s, m, limit)
-	}
+	mode, err := c.acquire(s, m, limit)
 	if err == nil && mode == layout.Writer {
-		err = c.replace(ctx, s, limit)
+		err = c.replace(ctx, limit)
 	}
 	if err == nil {
 		err = c.grant(ctx, s, m, mode)
@@ -59,19 +51,12 @@ func (c *connection) handshake(ctx context.Context, m *wire.HandshakeRequest) (*
 }
 
 func checkHandshake(m *wire.HandshakeRequest) error {
-	var errs []error
 	switch m.LockType {
 	case wire.RW, wire.RO, wire.Auto:
+		return nil
 	default:
-		errs = append(errs, fmt.Errorf("lock_type is %q: must be rw, ro or auto", m.LockType))
+		return fmt.Errorf("lock_type is %q: must be rw, ro or auto", m.LockType)
 	}
-	if (m.FenceGroup == "") != (m.FenceToken == nil) {
-		errs = append(errs, errors.New("fence_group and fence_token must be set together"))
-	}
-	if len(m.FenceGroup) > maxGroup {
-		errs = append(errs, fmt.Errorf("fence_group is %d bytes long: must be at most %d", len(m.FenceGroup), maxGroup))
-	}
-	return errors.Join(errs...)
 }
 
 // deny answers a handshake without success.
@@ -83,32 +68,6 @@ func (c *connection) deny(m *wire.HandshakeRequest, code string, err error) {
 		MemoryLayoutHash: status.Hash, Error: err.Error(), Code: code}, -1)
 }
 
-// admit checks the session's token, ends those that are older, and has the token
-// kept before it counts.
-func (c *connection) admit(ctx context.Context, s *session, limit waitLimit) error {
-	server := c.unit.server
-	stale, unkept, err := server.fences.admit(s)
-	var old *staleError
-	if errors.As(err, &old) {
-		server.metrics.fenced.WithLabelValues(c.unit.gpu.UUID, c.unit.tag, "refused").Inc()
-		return &denial{wire.CodeFenced, err.Error()}
-	}
-	if err != nil {
-		return &denial{wire.CodeBadRequest, err.Error()}
-	}
-	for _, other := range stale {
-		other.fence(s.token)
-	}
-	if server.cfg.Keeper == nil || (!unkept && !server.fenceRecord.behind.Load()) {
-		return nil
-	}
-	if err := c.settle(ctx, s, limit, server.fenceRecord); err != nil {
-		return err
-	}
-	server.fences.settled(s)
-	return nil
-}
-
 // denial is a lock that is not granted, for a reason that the client is told.
 type denial struct {
 	code, text string
@@ -118,7 +77,6 @@ func (d *denial) Error() string { return d.text }
 
 var (
 	errTimeout = &denial{wire.CodeTimeout, "the lock was not free in time"}
-	errFenced  = &denial{wire.CodeFenced, "a higher token of the fence group has come"}
 	// errGone: nobody is left to be answered.
 	errGone = errors.New("the client disconnected")
 )
@@ -127,10 +85,6 @@ var (
 func (c *connection) acquire(s *session, m *wire.HandshakeRequest, limit waitLimit) (layout.Mode, error) {
 	u := c.unit
 	u.mu.Lock()
-	if s.isFenced() { // it is not to be found in sessions any more
-		u.mu.Unlock()
-		return "", errFenced
-	}
 	u.sessions[s.id] = s
 	u.carry(u.machine.Connect(s.id, layout.Mode(m.LockType)))
 	u.mu.Unlock()
@@ -149,8 +103,6 @@ func (c *connection) acquire(s *session, m *wire.HandshakeRequest, limit waitLim
 		return mode, nil
 	case <-limit.expired:
 		return u.giveUp(s)
-	case <-s.fenced:
-		return "", errFenced
 	case <-gone: // also when the server ends, which closes all connections
 		return "", errGone
 	}
@@ -187,17 +139,12 @@ func (u *unit) giveUp(s *session) (layout.Mode, error) {
 	if gaveUp {
 		return "", errTimeout
 	}
-	select {
-	case mode := <-s.offer:
-		return mode, nil
-	default:
-		return "", errFenced // nobody else takes a session's wait away
-	}
+	return <-s.offer, nil // only an offer ends a wait otherwise
 }
 
 // replace has the keeper drop the layout that a writer is about to clear: nobody
 // must find it after a crash. A keeper that hangs is waited for as the lock is.
-func (c *connection) replace(ctx context.Context, s *session, limit waitLimit) error {
+func (c *connection) replace(ctx context.Context, limit waitLimit) error {
 	u := c.unit
 	if u.server.cfg.Keeper == nil {
 		return nil
@@ -206,11 +153,11 @@ func (c *connection) replace(ctx context.Context, s *session, limit waitLimit) e
 	u.mu.Lock()
 	u.replacing++
 	u.mu.Unlock()
-	return c.settle(ctx, s, limit, u.record)
+	return c.settle(ctx, limit, u.record)
 }
 
 // settle waits for the keeper as long as the client waits for the lock.
-func (c *connection) settle(ctx context.Context, s *session, limit waitLimit, r *record) error {
+func (c *connection) settle(ctx context.Context, limit waitLimit, r *record) error {
 	if ctx.Err() != nil {
 		return errGone
 	}
@@ -232,8 +179,6 @@ func (c *connection) settle(ctx context.Context, s *session, limit waitLimit, r 
 			cancel(errGone)
 		case <-limit.expired:
 			cancel(errTimeout)
-		case <-s.fenced:
-			cancel(errFenced)
 		}
 	}()
 	return r.settle(ctx)
@@ -276,10 +221,10 @@ func (c *connection) grant(ctx context.Context, s *session, m *wire.HandshakeReq
 	}
 	u.mu.Unlock()
 	if err != nil {
-		return errFenced // nobody else takes an offer back
+		return err
 	}
 	u.server.metrics.handshakes.WithLabelValues(u.gpu.UUID, u.tag, lockLabel(m.LockType), "granted_"+string(mode)).Inc()
-	s.logger.Info("granted", "lock_type", m.LockType, "granted", mode, "cleared", len(e.Freed), "group", s.group, "token", s.token)
+	s.logger.Info("granted", "lock_type", m.LockType, "granted", mode, "cleared", len(e.Freed))
 	if !c.send(m.MessageType(), "ok", &wire.HandshakeResponse{Success: true, Committed: got.Committed, GrantedLockType: wire.LockType(mode),
 		Nonce: u.server.nonce, MemoryLayoutHash: got.Hash}, -1) {
 		return errGone

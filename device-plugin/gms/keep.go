@@ -66,9 +66,6 @@ func (k *KeeperClient) Gone() bool {
 	return errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.ENOENT)
 }
 
-// fenceRecord is the name of the record with the fence tokens.
-const fenceRecord = "fence"
-
 // appearPause is how often a keeper is looked for at the start.
 const appearPause = 5 * time.Millisecond
 
@@ -213,7 +210,7 @@ func (r *record) failed(err error) error {
 		return err
 	}
 	r.warned = true
-	r.k.logger.Warn("the keeper is out of date: a crash now can lose or revive a layout or a token", "record", r.name, "error", err)
+	r.k.logger.Warn("the keeper is out of date: a crash now can lose or revive a layout", "record", r.name, "error", err)
 	return err
 }
 
@@ -410,19 +407,11 @@ type keptLayout struct {
 	Layout layout.Snapshot
 }
 
-// wantFence is what the fence record should hold.
-func (s *Server) wantFence() (content, error) {
-	tokens := s.fences.tokens()
-	blob, err := pack(tokens)
-	return content{keep: len(tokens) > 0, blob: blob}, err
-}
-
 // wantLayout is what a unit's record should hold: a committed layout that no writer
 // is about to replace, or one that is being committed.
 func (u *unit) wantLayout() (content, error) {
 	u.mu.Lock()
 	committed := u.machine.Status().Committed && u.replacing == 0
-	// A writer that has been fenced meanwhile has no session any more.
 	committing := u.machine.Check(u.committing, true, "commit") == nil
 	if !committed && !committing {
 		u.mu.Unlock()
@@ -466,17 +455,6 @@ func (s *Server) restore(ctx context.Context) {
 		s.metrics.keeperFailures.Inc()
 		s.logger.Error("cannot restore a layout from the keeper", "record", r.name, "error", err)
 		r.later()
-	}
-	blob, fds, found, err := s.fenceRecord.load(ctx)
-	if err == nil && found {
-		content{fds: fds}.close()
-		tokens := map[string]uint64{}
-		if err = unpack(blob, &tokens); err == nil {
-			s.fences.restore(tokens)
-		}
-	}
-	if err != nil {
-		fail(s.fenceRecord, err)
 	}
 	for _, u := range s.units {
 		blob, fds, found, err := u.record.load(ctx)

@@ -19,7 +19,6 @@ type metrics struct {
 	handshakes     *prometheus.CounterVec // gpu, tag, lock_type, result
 	clears         *prometheus.CounterVec // gpu, tag, reason
 	oom            *prometheus.CounterVec // gpu, tag
-	fenced         *prometheus.CounterVec // gpu, tag, action
 	refused        *prometheus.CounterVec // reason
 	descriptors    prometheus.Counter
 	acceptFailures prometheus.Counter
@@ -38,7 +37,6 @@ func newMetrics() *metrics {
 		handshakes:     vec("handshakes_total", "Handshakes by requested lock and result.", "gpu", "tag", "lock_type", "result"),
 		clears:         vec("clears_total", "Layouts that were cleared by a new writer or an aborted one.", "gpu", "tag", "reason"),
 		oom:            vec("oom_total", "Allocations that had to wait for free GPU memory.", "gpu", "tag"),
-		fenced:         vec("fenced_total", "Sessions with stale fence tokens that were rejected or closed.", "gpu", "tag", "action"),
 		refused:        vec("connections_cut_total", "Connections that were closed for a protocol error or a timeout, by reason.", "reason"),
 		descriptors:    counter("unasked_descriptors_total", "Unexpected descriptors from clients, which were closed."),
 		acceptFailures: counter("accept_failures_total", "Connections that could not be accepted for lack of descriptors or memory."),
@@ -48,7 +46,7 @@ func newMetrics() *metrics {
 
 func (m *metrics) register(r prometheus.Registerer, s *Server) error {
 	var errs []error
-	for _, c := range []prometheus.Collector{m.requests, m.handshakes, m.clears, m.oom, m.fenced, m.refused, m.descriptors, m.acceptFailures, m.keeperFailures, collector{s}} {
+	for _, c := range []prometheus.Collector{m.requests, m.handshakes, m.clears, m.oom, m.refused, m.descriptors, m.acceptFailures, m.keeperFailures, collector{s}} {
 		errs = append(errs, r.Register(c))
 	}
 	return errors.Join(errs...)

@@ -29,8 +29,8 @@ func (c *connection) requests(ctx context.Context, s *session, mode layout.Mode)
 			return
 		}
 		a := s.handle(ctx, m)
-		if errors.Is(a.err, layout.ErrNoSession) || errors.Is(a.err, errGone) {
-			return // it was fenced, or nobody is left
+		if errors.Is(a.err, errGone) {
+			return // nobody is left
 		}
 		sent := false
 		if a.err != nil {
@@ -201,7 +201,7 @@ func (s *session) allocate(ctx context.Context, m *wire.AllocateRequest) reply {
 		u.memory[a.ID] = memory
 	}
 	u.mu.Unlock()
-	if err != nil { // fenced meanwhile
+	if err != nil {
 		u.releaser.add(memory)
 		return refuses(err)
 	}
@@ -299,7 +299,7 @@ func (s *session) commit(ctx context.Context) reply {
 	if err == nil {
 		return reply{message: &wire.CommitResponse{Success: true}, fd: -1, last: true}
 	}
-	if u.server.cfg.Keeper != nil { // fenced meanwhile: what was kept is no layout
+	if u.server.cfg.Keeper != nil { // what was kept is no layout
 		_ = r.sync(ctx, false)
 	}
 	return refuses(err)

@@ -37,10 +37,8 @@ type Server struct {
 	nonce string
 	units []*unit
 	// releasers are by GPU, as in cfg.GPUs.
-	releasers   []*releaser
-	fences      *fences
-	keeping     *keeping
-	fenceRecord *record
+	releasers []*releaser
+	keeping   *keeping
 
 	lastAllocation atomic.Uint64
 	lastSession    atomic.Uint64
@@ -83,11 +81,10 @@ func New(cfg Config) (*Server, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, fmt.Errorf("gms: %w", err)
 	}
-	s := &Server{cfg: cfg, logger: cfg.Logger, nonce: newNonce(), fences: newFences(),
+	s := &Server{cfg: cfg, logger: cfg.Logger, nonce: newNonce(),
 		slots: make(chan struct{}, cfg.MaxConns), conns: map[*wire.Conn]struct{}{}}
 	s.metrics = newMetrics()
 	s.keeping = newKeeping(cfg, s.metrics)
-	s.fenceRecord = s.keeping.record(fenceRecord, s.wantFence)
 	for _, g := range cfg.GPUs {
 		r := &releaser{logger: cfg.Logger.With("gpu", g.UUID)}
 		s.releasers = append(s.releasers, r)

@@ -25,13 +25,8 @@ type session struct {
 	id   layout.SessionID
 	unit *unit
 	conn *wire.Conn
-	// group and token are its fence; no group: none.
-	group string
-	token uint64
 	// offer takes the lock that is offered.
-	offer chan layout.Mode
-	// fenced is closed when a higher token has ended the session.
-	fenced chan struct{}
+	offer  chan layout.Mode
 	logger hclog.Logger
 }
 
@@ -150,33 +145,4 @@ func (c *connection) send(request, result string, response wire.Message, fd int)
 }
 
 // end takes the session out of the lock.
-func (s *session) end() {
-	s.unit.leave(s.id)
-	if s.group != "" {
-		s.unit.server.fences.leave(s)
-	}
-}
-
-// fence ends a session for a higher token: it has lost the lock when fence
-// returns, and its connection is closed.
-func (s *session) fence(by uint64) {
-	s.logger.Warn("closing a session: its group has a higher token", "group", s.group, "token", s.token, "by", by)
-	close(s.fenced)
-	s.unit.mu.Lock()
-	open := s.unit.machine.Check(s.id, false, "fence") == nil
-	s.unit.mu.Unlock()
-	s.unit.leave(s.id)
-	s.unit.server.metrics.fenced.WithLabelValues(s.unit.gpu.UUID, s.unit.tag, "closed").Inc()
-	if open { // one that waits is told why
-		_ = s.conn.Close()
-	}
-}
-
-func (s *session) isFenced() bool {
-	select {
-	case <-s.fenced:
-		return true
-	default:
-		return false
-	}
-}
+func (s *session) end() { s.unit.leave(s.id) }

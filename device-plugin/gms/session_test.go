@@ -49,8 +49,6 @@ func TestBadHandshakes(t *testing.T) {
 	s := start(t, config(t))
 	for _, h := range []wire.HandshakeRequest{
 		{LockType: "wr"}, {LockType: ""},
-		{LockType: wire.RW, FenceGroup: "g"}, {LockType: wire.RW, FenceToken: ptr(uint64(1))},
-		{LockType: wire.RW, FenceGroup: string(make([]byte, 300)), FenceToken: ptr(uint64(1))},
 	} {
 		s.hello(weights, h).denied(wire.CodeBadRequest)
 	}

@@ -99,27 +99,3 @@ func TestColdEngineThatDoesNotStart(t *testing.T) {
 	shadow := l.cold(replica.RoleShadow, a)
 	require.Equal(t, token(4), shadow.awaitState(engine.Active).Token)
 }
-
-// TestEngineLearnsItsToken: from the file that its environment names, empty until
-// the grant.
-func TestEngineLearnsItsToken(t *testing.T) {
-	t.Parallel()
-	l, a := newLocks(t), consultest.New(t)
-	primary := l.engine(replica.RolePrimary, a, nil)
-	st := primary.awaitState(engine.Active)
-	shadow := l.engine(replica.RoleShadow, a, nil)
-	shadow.standby()
-	waiting, ok := shadow.status()
-	require.True(t, ok)
-	require.Equal(t, "m:v:r1", env(t, waiting.PID, "REMUDA_FENCE_GROUP"))
-	says := func(pid int) string {
-		raw, err := os.ReadFile(env(t, pid, "REMUDA_FENCE_TOKEN_FILE"))
-		require.NoError(t, err)
-		return string(raw)
-	}
-	require.Equal(t, "2\n", says(st.PID))
-	require.Empty(t, says(waiting.PID))
-	kill(t, st.PID, syscall.SIGKILL)
-	shadow.awaitState(engine.Active)
-	require.Equal(t, "4\n", says(waiting.PID))
-}

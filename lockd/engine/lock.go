@@ -129,9 +129,6 @@ func (s *Shim) acquire(ctx context.Context) error {
 	s.grant, s.waiting = grant, 0
 	s.setToken(grant)
 	s.mu.Unlock()
-	if err := s.tellFence(grant.Token()); err != nil {
-		return err
-	}
 	// The grant is never closed: a holder that lives without its connection is
 	// about to be ended. The lock goes with this process.
 	return nil

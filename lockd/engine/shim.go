@@ -89,9 +89,6 @@ type Shim struct {
 	child   *child
 	// gpus are those of the engine, nil where nobody says.
 	gpus []string
-	// fence is the file that tells the engine its token; nil where there is no
-	// lock.
-	fence *os.File
 	// grant is the lock, nil until it is granted; waiting is the place in the
 	// queue before.
 	grant   *client.Grant
@@ -204,10 +201,6 @@ func (s *Shim) Run(ctx context.Context) error {
 	s.mu.Lock()
 	s.child = c
 	s.mu.Unlock()
-	if err := s.openFence(); err != nil {
-		return err
-	}
-	defer s.closeFence()
 	if m := s.refreshParked(); m != nil {
 		s.logger.Info("the engine is parked: standing by without an engine until a wake request", "since", m.Since, "marker", s.parking.path)
 	} else if s.cfg.Standby != StandbyCold {
@@ -234,9 +227,7 @@ func (s *Shim) launch() error {
 	if s.holdsLock() {
 		role = replica.RolePrimary // nobody else of the group may write now
 	}
-	env := append([]string{
-		replicaEnv + "=" + s.cfg.Name.String(), roleEnv + "=" + s.cfg.Role, weightsLockEnv + "=" + weightsLock(role),
-	}, s.fenceEnv()...)
+	env := []string{replicaEnv + "=" + s.cfg.Name.String(), roleEnv + "=" + s.cfg.Role, weightsLockEnv + "=" + weightsLock(role)}
 	s.mu.Lock()
 	c, gpus := s.child, s.gpus
 	s.mu.Unlock()

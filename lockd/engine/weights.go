@@ -27,17 +27,7 @@ func newOffload(cfg Config) (*offload.Offload, error) {
 			return host.NewSpace(), func() error { return nil }, nil
 		}
 	}
-	oc := offload.Config{Sockets: cfg.GMSSockets, Space: space, Logger: cfg.Logger.Named("gms")}
-	if cfg.Lock != "" {
-		oc.FenceGroup = cfg.Name.String()
-	}
-	return offload.New(oc)
-}
-
-func (s *Shim) token() uint64 {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.engine.Token.Counter
+	return offload.New(offload.Config{Sockets: cfg.GMSSockets, Space: space, Logger: cfg.Logger.Named("gms")})
 }
 
 // vacate takes the weights off the GPUs, into this process's memory. A layout that is
@@ -53,11 +43,11 @@ func (s *Shim) vacate(ctx context.Context) error {
 		return err
 	}
 	if held == offload.Whole && s.saved == nil {
-		if s.saved, err = s.offload.Save(ctx, s.token()); err != nil && !errors.Is(err, offload.ErrNothing) {
+		if s.saved, err = s.offload.Save(ctx); err != nil && !errors.Is(err, offload.ErrNothing) {
 			return err
 		}
 	}
-	return s.offload.Vacate(ctx, s.token())
+	return s.offload.Vacate(ctx)
 }
 
 // unvacate brings the saved weights back. Without a copy nothing is to be done. op is
@@ -66,7 +56,7 @@ func (s *Shim) unvacate(ctx context.Context) error {
 	if s.offload == nil || s.saved == nil {
 		return nil
 	}
-	if err := s.offload.Restore(ctx, s.token(), s.saved); err != nil {
+	if err := s.offload.Restore(ctx, s.saved); err != nil {
 		return err
 	}
 	err := s.saved.Free()

@@ -1,7 +1,6 @@
 package engine_test
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"net"
@@ -9,7 +8,6 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -40,16 +38,8 @@ func runSim(addr, file, sockets string) error {
 	cfg.Logger = hclog.New(&hclog.LoggerOptions{Name: "sim", Output: os.Stderr})
 	cfg.Shared = &shared.Config{
 		Sockets: strings.Split(sockets, ","), Lock: wire.RO, WakeTimeout: 10 * time.Second,
-		FenceGroup: os.Getenv("REMUDA_FENCE_GROUP"),
 		Space: func(string) (client.Space, func() error, error) {
 			return host.NewSpace(), func() error { return nil }, nil
-		},
-		Token: func() (uint64, error) {
-			raw, err := os.ReadFile(os.Getenv("REMUDA_FENCE_TOKEN_FILE"))
-			if raw = bytes.TrimSpace(raw); err != nil || len(raw) == 0 {
-				return 0, err
-			}
-			return strconv.ParseUint(string(raw), 10, 64)
 		},
 	}
 	if os.Getenv("REMUDA_WEIGHTS_LOCK") == "rw_or_ro" {

@@ -47,11 +47,6 @@ type Config struct {
 	// Space is where memory is mapped. It outlives the client; who made it closes
 	// it.
 	Space Space
-	// FenceGroup and FenceToken are the engine's failover group and its token
-	// there. Without a group nothing is fenced, nor while the token is 0: an engine
-	// that loads its weights has not been granted its lock yet.
-	FenceGroup string
-	FenceToken uint64
 	// Logger may be nil.
 	Logger hclog.Logger
 }
@@ -67,11 +62,10 @@ type Client struct {
 	quit context.Context //nolint:containedctx // it is the client's life
 	end  context.CancelCauseFunc
 
-	// mu guards session, hash, the mappings' allocations and token, for those who
-	// only look: they are changed in a turn, and token at any time.
+	// mu guards session, hash and the mappings' allocations, for those who only
+	// look: they are changed in a turn.
 	mu      sync.Mutex
 	session *Session
-	token   uint64
 	// mappings in the order of Map.
 	mappings []*Mapping
 	// asleep: the mappings are reserved addresses only.
@@ -98,9 +92,6 @@ func New(cfg Config) (*Client, error) {
 	if cfg.Space == nil {
 		errs = append(errs, errors.New("Space must be set"))
 	}
-	if cfg.FenceGroup == "" && cfg.FenceToken != 0 {
-		errs = append(errs, errors.New("FenceToken needs a FenceGroup"))
-	}
 	if err := errors.Join(errs...); err != nil {
 		return nil, fmt.Errorf("GPU memory client: %w", err)
 	}
@@ -108,17 +99,9 @@ func New(cfg Config) (*Client, error) {
 	if log == nil {
 		log = hclog.NewNullLogger()
 	}
-	c := &Client{cfg: cfg, log: log.With("socket", cfg.Socket), turn: make(chan struct{}, 1), token: cfg.FenceToken}
+	c := &Client{cfg: cfg, log: log.With("socket", cfg.Socket), turn: make(chan struct{}, 1)}
 	c.quit, c.end = context.WithCancelCause(context.Background())
 	return c, nil
-}
-
-// SetFenceToken changes the token of the sessions to come: an engine that sleeps
-// learns its token when it is granted the lock of its failover group.
-func (c *Client) SetFenceToken(token uint64) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.token = token
 }
 
 var errClosed = fmt.Errorf("%w: the client has been closed", ErrState)
@@ -202,7 +185,7 @@ func (c *Client) Connect(ctx context.Context, lock wire.LockType, timeout *time.
 	if len(c.mappings) > 0 {
 		return "", fmt.Errorf("connect: %w: there are mappings: use Remap or Reconnect, or a new client", ErrState)
 	}
-	s, err := Open(ctx, c.cfg.Socket, c.options(lock, timeout, ""))
+	s, err := Open(ctx, c.cfg.Socket, Options{Lock: lock, Timeout: timeout})
 	if err != nil {
 		return "", err
 	}
@@ -211,16 +194,6 @@ func (c *Client) Connect(ctx context.Context, lock wire.LockType, timeout *time.
 	}
 	c.log.Info("a session is open", "lock", s.lock, "nonce", s.nonce, "hash", c.hash)
 	return s.lock, nil
-}
-
-func (c *Client) options(lock wire.LockType, timeout *time.Duration, nonce string) Options {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	o := Options{Lock: lock, Timeout: timeout, ExpectedNonce: nonce}
-	if c.token != 0 {
-		o.FenceGroup, o.FenceToken = c.cfg.FenceGroup, c.token
-	}
-	return o
 }
 
 // adopt makes s the session. A reader learns the layout.
@@ -537,7 +510,7 @@ func (c *Client) resume(s *Session, list []Allocation) {
 func (c *Client) again(ctx context.Context) (*Session, []Allocation, error) {
 	nonce := c.nonce
 	for {
-		s, err := Open(ctx, c.cfg.Socket, c.options(wire.RO, nil, nonce))
+		s, err := Open(ctx, c.cfg.Socket, Options{Lock: wire.RO, Timeout: nil, ExpectedNonce: nonce})
 		var refused *HandshakeError
 		switch {
 		case err == nil:

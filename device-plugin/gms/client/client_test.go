@@ -16,17 +16,12 @@ import (
 )
 
 func TestConfigNamesEveryBadField(t *testing.T) {
-	_, err := client.New(client.Config{FenceToken: 1})
-	for _, field := range []string{"Socket", "Space", "FenceGroup"} {
+	_, err := client.New(client.Config{})
+	for _, field := range []string{"Socket", "Space"} {
 		require.ErrorContains(t, err, field)
 	}
-	for name, o := range map[string]client.Options{
-		"lock type":   {Lock: "x"},
-		"fence group": {Lock: wire.RO, FenceToken: 1},
-	} {
-		_, err := client.Open(testContext(t), "s", o)
-		require.ErrorContains(t, err, name)
-	}
+	_, err = client.Open(testContext(t), "s", client.Options{Lock: "x"})
+	require.ErrorContains(t, err, "lock type")
 }
 
 func TestWriteCommitRead(t *testing.T) {
@@ -300,27 +295,4 @@ func TestLockTimeouts(t *testing.T) {
 			assert.Equal(t, wire.CodeTimeout, refused.Code)
 		})
 	}
-}
-
-func TestFence(t *testing.T) {
-	w := newWorld(t, "", 0)
-	w.serve(nil)
-	ctx := testContext(t)
-	with := func(token uint64) func(*client.Config) {
-		return func(c *client.Config) { c.FenceGroup, c.FenceToken = "g", token }
-	}
-	old, fresh := w.client(with(1)), w.client(with(2))
-	load(t, old, 1, mib)
-	s := old.Session()
-	adopt(t, fresh)
-	select {
-	case <-s.Done():
-	case <-ctx.Done():
-		t.Fatal("the session of the lower token goes on")
-	}
-	require.ErrorIs(t, old.Reconnect(ctx), client.ErrFenced)
-	require.NoError(t, old.Unmap(ctx))
-	require.ErrorIs(t, old.Remap(ctx), client.ErrFenced)
-	old.SetFenceToken(3)
-	require.NoError(t, old.Remap(ctx), "a sleeper that is granted a newer token")
 }

@@ -24,9 +24,8 @@
 // it had. Any error is fatal to the engine: what its CUDA graphs point to is gone. The
 // errors to tell apart are ErrRestarted (the server has forgotten the layout),
 // ErrStaleLayout (another layout was committed), ErrTimeout (a writer has the
-// lock, or nobody committed), ErrFenced (another engine of the failover group
-// has a higher token) and ErrNoDeadline. A restart that the keeper survived is
-// no error: the server has another nonce then and the same layout.
+// lock, or nobody committed) and ErrNoDeadline. A restart that the keeper
+// survived is no error: the server has another nonce then and the same layout.
 //
 // # Contexts
 //

@@ -19,9 +19,6 @@ var (
 	// ErrStaleLayout is wrapped where another layout is committed than the one
 	// that the client has mapped.
 	ErrStaleLayout = errors.New("another memory layout has been committed")
-	// ErrFenced is wrapped where the server has seen a higher token of the
-	// failover group.
-	ErrFenced = errors.New("another engine of the failover group has a higher token")
 	// ErrNoDeadline is returned by Remap and Reconnect where the context has no
 	// deadline.
 	ErrNoDeadline = errors.New("the context must have a deadline: a server that has lost its layout never grants a read lock")
@@ -81,8 +78,6 @@ func (e *HandshakeError) Is(target error) bool {
 		return target == ErrTimeout
 	case wire.CodeRestarted:
 		return target == ErrRestarted
-	case wire.CodeFenced:
-		return target == ErrFenced
 	}
 	return false
 }

@@ -36,10 +36,6 @@ type Options struct {
 	// Timeout is how long the server may let us wait for the lock; nil: as long
 	// as the context allows, 0: not at all.
 	Timeout *time.Duration
-	// FenceGroup is the failover group, and FenceToken the engine's token there;
-	// without a group nothing is fenced.
-	FenceGroup string
-	FenceToken uint64
 	// ExpectedNonce is the only incarnation of the server to accept; empty: any.
 	ExpectedNonce string
 }
@@ -49,9 +45,6 @@ func (o *Options) validate() error {
 	case wire.RW, wire.RO, wire.Auto:
 	default:
 		return fmt.Errorf("lock type %q: want rw, ro or auto", o.Lock)
-	}
-	if o.FenceGroup == "" && o.FenceToken != 0 {
-		return errors.New("a fence token needs a fence group")
 	}
 	return nil
 }
@@ -167,10 +160,7 @@ func open(ctx context.Context, socket string, o Options) (*Session, error) {
 		return nil, err
 	}
 	s := newSession(conn)
-	request := &wire.HandshakeRequest{LockType: o.Lock, TimeoutMS: lockTimeout(ctx, o.Timeout), FenceGroup: o.FenceGroup, ExpectedNonce: o.ExpectedNonce}
-	if o.FenceGroup != "" {
-		request.FenceToken = &o.FenceToken
-	}
+	request := &wire.HandshakeRequest{LockType: o.Lock, TimeoutMS: lockTimeout(ctx, o.Timeout), ExpectedNonce: o.ExpectedNonce}
 	r, err := ask[*wire.HandshakeResponse](ctx, s, request)
 	switch {
 	case err != nil:

@@ -26,11 +26,11 @@ func TestCommitHoldsWithoutTheKeeperAndIsKeptWhenItIsBack(t *testing.T) {
 	require.Equal(t, before, readLayout(t, s.weights()))
 }
 
-// TestKeeperThatComesBackEmptyIsGivenEverythingAgain: layouts and fence tokens.
+// TestKeeperThatComesBackEmptyIsGivenEverythingAgain.
 func TestKeeperThatComesBackEmptyIsGivenEverythingAgain(t *testing.T) {
 	t.Parallel()
 	s, k := kept(t, serverConfig{gpus: 2})
-	fenced(t, s.weights(), writer, "g", 9).commit()
+	open(t, s.weights(), writer).commit()
 	commitOne(t, s.kvCache())
 	commitOne(t, s.socket(1, "weights"))
 	before := readLayout(t, s.socket(1, "weights"))
@@ -39,29 +39,13 @@ func TestKeeperThatComesBackEmptyIsGivenEverythingAgain(t *testing.T) {
 		address := loopback.Free(t)
 		k = startKeeper(t, k.socket, "-metrics", address)
 		k.holds(t, 2)
-		// The empty layout and the tokens have no descriptors to be counted by.
-		eventually(t, func() bool { return gauge(t, address, "remuda_gms_keeper_records") == 4 },
+		// The empty layout has no descriptors to be counted by.
+		eventually(t, func() bool { return gauge(t, address, "remuda_gms_keeper_records") == 3 },
 			func() []any { return []any{"%v records", gauge(t, address, "remuda_gms_keeper_records")} })
 	}
 	s = s.crash(t)
 	require.Equal(t, before, readLayout(t, s.socket(1, "weights")))
 	require.Equal(t, lockState{State: committed, Committed: true}, stateOf(t, s.weights()))
-	refuseStale(t, s.kvCache(), reader, "g", 8)
-}
-
-func TestFenceTokensSurviveACrash(t *testing.T) {
-	t.Parallel()
-	s, _ := kept(t, serverConfig{gpus: 2})
-	fenced(t, s.weights(), writer, "a", 41).commit()
-	fenced(t, s.socket(1, "kv_cache"), writer, "b", 1<<63)
-	fenced(t, s.kvCache(), writer, "a", 42) // granted, and the server is killed at once
-	s.kill(t)
-	s = s.again(t)
-	refuseStale(t, s.weights(), reader, "a", 41)
-	refuseStale(t, s.socket(1, "weights"), writer, "b", 1<<63-1)
-	fenced(t, s.weights(), reader, "a", 42)
-	fenced(t, s.kvCache(), writer, "b", 1<<63)
-	fenced(t, s.socket(1, "kv_cache"), writer, "c", 1)
 }
 
 // TestCrashWithinACommitLeavesTheLayoutWholeOrGone.
@@ -248,33 +232,11 @@ func TestWriterThatIsInHasDroppedWhatWasKeptEvenIfTheKeeperHung(t *testing.T) {
 	}
 }
 
-// TestTokenThatWasAdmittedIsNotForgottenEvenIfTheKeeperHung: who was replaced stays
-// out after a crash.
-func TestTokenThatWasAdmittedIsNotForgottenEvenIfTheKeeperHung(t *testing.T) {
-	t.Parallel()
-	s, k := kept(t, serverConfig{})
-	fenced(t, s.weights(), writer, "g", 5).commit()
-	resume := pause(t, k.cmd.Process.Pid)
-	w := handshake(t, s.kvCache(), writer, forever, "fence_group", "g", "fence_token", 6)
-	a, err := w.receive(4 * time.Second)
-	granted := err == nil && a.message["success"] == true
-	s.kill(t)
-	resume()
-	s = s.again(t)
-	t.Logf("granted while the keeper hung: %v", granted)
-	if granted {
-		refuseStale(t, s.weights(), reader, "g", 5)
-	}
-	fenced(t, s.weights(), reader, "g", 6)
-	refuseStale(t, s.weights(), reader, "g", 5)
-}
-
 // TestRestartWhileTheKeeperHangsLosesNothing: what it has is not given up because it
 // is slow.
 func TestRestartWhileTheKeeperHangsLosesNothing(t *testing.T) {
 	t.Parallel()
 	s, k := kept(t, serverConfig{})
-	fenced(t, s.kvCache(), writer, "g", 5).close()
 	commitOne(t, s.weights())
 	before := readLayout(t, s.weights())
 	resume := pause(t, k.cmd.Process.Pid)
@@ -299,7 +261,6 @@ func TestRestartWhileTheKeeperHangsLosesNothing(t *testing.T) {
 	}
 	again.ready(t)
 	require.Equal(t, before, readLayout(t, s.weights()))
-	refuseStale(t, s.weights(), reader, "g", 4)
 }
 
 // TestKeeperIsPrivate: as the server's sockets are.

@@ -3,9 +3,9 @@
 // memory while it is parked, and wakes without a disk.
 //
 //	held, err := o.Look(ctx)             // what the services have
-//	saved, err := o.Save(ctx, token)     // the bytes, in this process's memory
-//	err = o.Vacate(ctx, token)           // the services let go of them
-//	err = o.Restore(ctx, token, saved)   // the same layout again
+//	saved, err := o.Save(ctx)     // the bytes, in this process's memory
+//	err = o.Vacate(ctx)           // the services let go of them
+//	err = o.Restore(ctx, saved)   // the same layout again
 //
 // What it promises:
 //   - Restore commits a layout of the same structure, so that its hash is the same and
@@ -15,8 +15,6 @@
 //   - Save changes nothing, and Vacate and Restore take a writer's lock: no engine can
 //     have the memory mapped then. A crash in the middle leaves an uncommitted layout,
 //     which the service drops.
-//   - The fence token of the failover group is shown wherever something is changed, so
-//     that a holder that was replaced takes nothing away.
 //
 // The copy is lost with this process. Whoever loads the weights from their file again
 // has lost time and nothing else.

@@ -27,8 +27,6 @@ type Config struct {
 	// Space makes the place in which one GPU's memory is mapped, and what closes it.
 	// It is called anew for each operation, so that nothing of the GPU is held between.
 	Space func(socket string) (space client.Space, closeSpace func() error, err error)
-	// FenceGroup is the failover group; empty: nothing is fenced.
-	FenceGroup string
 	// Logger may be nil.
 	Logger hclog.Logger
 }
@@ -96,9 +94,9 @@ func (o *Offload) Look(ctx context.Context) (Held, error) {
 }
 
 // Save copies the committed layouts of all services into this process's memory. The
-// error wraps ErrNothing where there is none. token is the holder's, 0 without a lock.
+// error wraps ErrNothing where there is none.
 // ctx should have a deadline: a writer may have the lock.
-func (o *Offload) Save(ctx context.Context, token uint64) (_ *Copy, err error) {
+func (o *Offload) Save(ctx context.Context) (_ *Copy, err error) {
 	saved := &Copy{parts: make([]*part, len(o.cfg.Sockets))}
 	err = o.each(func(i int, socket string) error {
 		st, err := client.RuntimeState(ctx, socket)
@@ -108,7 +106,7 @@ func (o *Offload) Save(ctx context.Context, token uint64) (_ *Copy, err error) {
 		if !st.Committed { // a reader would wait for the commit
 			return fmt.Errorf("%w at %s", ErrNothing, socket)
 		}
-		return o.with(socket, token, func(c *client.Client) error {
+		return o.with(socket, func(c *client.Client) error {
 			p, err := save(ctx, c)
 			saved.parts[i] = p
 			return err
@@ -123,9 +121,9 @@ func (o *Offload) Save(ctx context.Context, token uint64) (_ *Copy, err error) {
 
 // Vacate makes every service let go of what it has. It waits for readers to end, for as
 // long as ctx allows, and needs no layout to be there.
-func (o *Offload) Vacate(ctx context.Context, token uint64) error {
+func (o *Offload) Vacate(ctx context.Context) error {
 	err := o.each(func(_ int, socket string) error {
-		return o.with(socket, token, func(c *client.Client) error {
+		return o.with(socket, func(c *client.Client) error {
 			// Who is granted the writer's lock has a layout without allocations, and
 			// who ends without a commit leaves none.
 			_, err := c.Connect(ctx, wire.RW, nil)
@@ -142,12 +140,12 @@ func (o *Offload) Vacate(ctx context.Context, token uint64) error {
 // Restore makes the saved layouts anew, in place of whatever the services have, and
 // commits them. The copy stays the caller's. After an error there may be a part of it:
 // see Vacate.
-func (o *Offload) Restore(ctx context.Context, token uint64, saved *Copy) error {
+func (o *Offload) Restore(ctx context.Context, saved *Copy) error {
 	if len(saved.parts) != len(o.cfg.Sockets) {
 		return fmt.Errorf("restore GPU memory: the copy is of %d GPUs, and there are %d", len(saved.parts), len(o.cfg.Sockets))
 	}
 	err := o.each(func(i int, socket string) error {
-		return o.with(socket, token, func(c *client.Client) error { return restore(ctx, c, saved.parts[i]) })
+		return o.with(socket, func(c *client.Client) error { return restore(ctx, c, saved.parts[i]) })
 	})
 	if err != nil {
 		return fmt.Errorf("restore GPU memory: %w", err)
@@ -157,16 +155,12 @@ func (o *Offload) Restore(ctx context.Context, token uint64, saved *Copy) error 
 }
 
 // with calls f with a client of one service, and closes it.
-func (o *Offload) with(socket string, token uint64, f func(*client.Client) error) error {
+func (o *Offload) with(socket string, f func(*client.Client) error) error {
 	space, closeSpace, err := o.cfg.Space(socket)
 	if err != nil {
 		return fmt.Errorf("%s: %w", socket, err)
 	}
-	cfg := client.Config{Socket: socket, Space: space, Logger: o.log}
-	if o.cfg.FenceGroup != "" {
-		cfg.FenceGroup, cfg.FenceToken = o.cfg.FenceGroup, token
-	}
-	c, err := client.New(cfg)
+	c, err := client.New(client.Config{Socket: socket, Space: space, Logger: o.log})
 	if err != nil {
 		return errors.Join(fmt.Errorf("%s: %w", socket, err), closeSpace())
 	}

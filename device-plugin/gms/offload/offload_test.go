@@ -70,7 +70,7 @@ type blind struct{ client.Space }
 
 func (s *service) offload(space func(string) (client.Space, func() error, error)) *offload.Offload {
 	s.t.Helper()
-	o, err := offload.New(offload.Config{Sockets: s.sockets, Space: space, FenceGroup: "g"})
+	o, err := offload.New(offload.Config{Sockets: s.sockets, Space: space})
 	require.NoError(s.t, err)
 	return o
 }
@@ -89,13 +89,13 @@ type engine struct {
 	bytes   [][][]byte
 }
 
-func (s *service) engine(token uint64) *engine {
+func (s *service) engine() *engine {
 	s.t.Helper()
 	ctx := within(s.t)
 	e := &engine{}
 	random := rand.NewChaCha8([32]byte{7})
 	for _, socket := range s.sockets {
-		c, err := client.New(client.Config{Socket: socket, Space: host.NewSpace(), FenceGroup: "g", FenceToken: token})
+		c, err := client.New(client.Config{Socket: socket, Space: host.NewSpace()})
 		require.NoError(s.t, err)
 		s.t.Cleanup(func() { _ = c.Close() })
 		_, err = c.Connect(ctx, wire.RW, nil)
@@ -160,26 +160,26 @@ func TestThereAndBack(t *testing.T) {
 			held, err := o.Look(within(t))
 			require.NoError(t, err)
 			require.Equal(t, offload.Nothing, held)
-			_, err = o.Save(within(t), 1)
+			_, err = o.Save(within(t))
 			require.ErrorIs(t, err, offload.ErrNothing)
 
-			e := s.engine(1)
+			e := s.engine()
 			e.sleep(t)
 			for range 2 {
 				held, err = o.Look(within(t))
 				require.NoError(t, err)
 				require.Equal(t, offload.Whole, held)
-				saved, err := o.Save(within(t), 1)
+				saved, err := o.Save(within(t))
 				require.NoError(t, err)
 				require.EqualValues(t, 2*(mib+3*64<<10+5+200<<10), saved.Bytes())
-				require.NoError(t, o.Vacate(within(t), 1))
+				require.NoError(t, o.Vacate(within(t)))
 				s.free()
 				held, err = o.Look(within(t))
 				require.NoError(t, err)
 				require.Equal(t, offload.Nothing, held)
-				require.NoError(t, o.Vacate(within(t), 1), "there is nothing any more")
+				require.NoError(t, o.Vacate(within(t)), "there is nothing any more")
 
-				require.NoError(t, o.Restore(within(t), 1, saved))
+				require.NoError(t, o.Restore(within(t), saved))
 				require.NoError(t, saved.Free())
 				require.Zero(t, saved.Bytes())
 				e.wake(t)
@@ -194,14 +194,11 @@ func TestThereAndBack(t *testing.T) {
 func TestOthersAreLeftAlone(t *testing.T) {
 	s := newService(t)
 	o := s.offload(hostSpace)
-	e := s.engine(5) // not asleep
+	e := s.engine() // not asleep
 	soon, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
-	require.ErrorIs(t, o.Vacate(soon, 5), client.ErrTimeout)
+	require.ErrorIs(t, o.Vacate(soon), client.ErrTimeout)
 	e.sleep(t)
-	require.ErrorIs(t, o.Vacate(within(t), 4), client.ErrFenced)
-	_, err := o.Save(within(t), 4)
-	require.ErrorIs(t, err, client.ErrFenced)
 	e.wake(t)
 }
 
@@ -209,20 +206,20 @@ func TestOthersAreLeftAlone(t *testing.T) {
 func TestACrashInTheMiddle(t *testing.T) {
 	s := newService(t)
 	o := s.offload(hostSpace)
-	e := s.engine(1)
+	e := s.engine()
 	e.sleep(t)
-	saved, err := o.Save(within(t), 1)
+	saved, err := o.Save(within(t))
 	require.NoError(t, err)
-	first, err := offload.New(offload.Config{Sockets: s.sockets[:1], Space: hostSpace, FenceGroup: "g"})
+	first, err := offload.New(offload.Config{Sockets: s.sockets[:1], Space: hostSpace})
 	require.NoError(t, err)
-	require.NoError(t, first.Vacate(within(t), 1))
+	require.NoError(t, first.Vacate(within(t)))
 	held, err := o.Look(within(t))
 	require.NoError(t, err)
 	require.Equal(t, offload.Partial, held)
-	_, err = o.Save(within(t), 1)
+	_, err = o.Save(within(t))
 	require.ErrorIs(t, err, offload.ErrNothing)
-	require.ErrorContains(t, first.Restore(within(t), 1, saved), "the copy is of 2 GPUs, and there are 1")
-	require.NoError(t, o.Restore(within(t), 1, saved), "it replaces what there is")
+	require.ErrorContains(t, first.Restore(within(t), saved), "the copy is of 2 GPUs, and there are 1")
+	require.NoError(t, o.Restore(within(t), saved), "it replaces what there is")
 	require.NoError(t, saved.Free())
 	e.wake(t)
 }
@@ -239,20 +236,20 @@ func (f failing) Write(addr uintptr, from []byte) error {
 // TestNoWrongByteIsCommitted: a byte that differs on the GPU.
 func TestNoWrongByteIsCommitted(t *testing.T) {
 	s := newService(t)
-	e := s.engine(1)
+	e := s.engine()
 	e.sleep(t)
-	saved, err := s.offload(hostSpace).Save(within(t), 1)
+	saved, err := s.offload(hostSpace).Save(within(t))
 	require.NoError(t, err)
 	defer func() { require.NoError(t, saved.Free()) }()
 	bad := s.offload(func(string) (client.Space, func() error, error) {
 		return failing{host.NewSpace()}, func() error { return nil }, nil
 	})
-	require.ErrorIs(t, bad.Restore(within(t), 1, saved), offload.ErrDamaged)
+	require.ErrorIs(t, bad.Restore(within(t), saved), offload.ErrDamaged)
 	s.free() // the service hears of the end a moment after the client
 	held, err := bad.Look(within(t))
 	require.NoError(t, err)
 	require.Equal(t, offload.Nothing, held)
-	require.NoError(t, s.offload(hostSpace).Restore(within(t), 1, saved))
+	require.NoError(t, s.offload(hostSpace).Restore(within(t), saved))
 	e.wake(t)
 }
 
@@ -261,7 +258,7 @@ func TestServiceThatIsAway(t *testing.T) {
 	require.NoError(t, err)
 	_, err = o.Look(within(t))
 	require.ErrorContains(t, err, "none.sock")
-	_, err = o.Save(within(t), 0)
+	_, err = o.Save(within(t))
 	require.ErrorContains(t, err, "none.sock")
 }
 
@@ -275,7 +272,7 @@ func TestConfigNamesEveryBadField(t *testing.T) {
 func TestLeftovers(t *testing.T) {
 	s := newService(t)
 	o := s.offload(hostSpace)
-	e := s.engine(1)
+	e := s.engine()
 	left, err := o.Layouts(within(t))
 	require.NoError(t, err)
 	require.Len(t, left, 2)

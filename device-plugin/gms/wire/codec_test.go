@@ -17,7 +17,7 @@ func ptr[T any](v T) *T { return &v }
 
 // rows are all messages of the protocol with every field set, and with none.
 var rows = []wire.Message{
-	&wire.HandshakeRequest{LockType: wire.Auto, TimeoutMS: ptr(int64(-5)), FenceGroup: "g", FenceToken: ptr(uint64(math.MaxUint64)), ExpectedNonce: "n"},
+	&wire.HandshakeRequest{LockType: wire.Auto, TimeoutMS: ptr(int64(-5)), ExpectedNonce: "n"},
 	&wire.HandshakeRequest{},
 	&wire.HandshakeResponse{Success: true, Committed: true, GrantedLockType: wire.RO, Nonce: "n", MemoryLayoutHash: "h"},
 	&wire.HandshakeResponse{Nonce: "n", Error: "too late", Code: wire.CodeTimeout},
@@ -125,7 +125,7 @@ func TestMissingFieldsHaveTheirDefaults(t *testing.T) {
 		{map[string]any{"type": "metadata_list_request"}, &wire.MetadataListRequest{}},
 		{map[string]any{"type": "list_allocations_request"}, &wire.ListAllocationsRequest{}},
 		{map[string]any{"type": "handshake_request", "lock_type": "ro"}, &wire.HandshakeRequest{LockType: wire.RO}},
-		{map[string]any{"type": "handshake_request", "lock_type": "ro", "timeout_ms": nil, "fence_group": nil, "fence_token": nil, "expected_nonce": nil}, &wire.HandshakeRequest{LockType: wire.RO}},
+		{map[string]any{"type": "handshake_request", "lock_type": "ro", "timeout_ms": nil, "expected_nonce": nil}, &wire.HandshakeRequest{LockType: wire.RO}},
 		{map[string]any{"type": "handshake_response", "success": true, "committed": true}, &wire.HandshakeResponse{Success: true, Committed: true}},
 		{map[string]any{"type": "error_response", "error": "x"}, &wire.ErrorResponse{Error: "x"}},
 		{map[string]any{"type": "get_event_history_response", "events": []any{map[string]any{"kind": "x", "more": 5}}}, &wire.GetEventHistoryResponse{Events: []wire.Event{{Kind: "x"}}}},
@@ -153,7 +153,7 @@ func TestBadFieldsAreNamed(t *testing.T) {
 		{map[string]any{"type": "allocate_request", "size": 1, "tag": []byte("x")}, `allocate_request: field "tag": must be a string, got bytes`},
 		{map[string]any{"type": "allocate_request", "size": 1, "tag": "\xff"}, `allocate_request: field "tag": the string is not UTF-8`},
 		{map[string]any{"type": "metadata_put_request", "key": "k", "allocation_id": "a", "offset_bytes": 0, "value": "text"}, `metadata_put_request: field "value": must be bytes, got a string`},
-		{map[string]any{"type": "handshake_request", "lock_type": "rw", "fence_token": -1}, `handshake_request: field "fence_token": the integer is out of range`},
+		{map[string]any{"type": "get_allocation_state_response", "allocation_count": -1}, `get_allocation_state_response: field "allocation_count": the integer is out of range`},
 		{map[string]any{"type": "handshake_response", "success": 1, "committed": true}, `handshake_response: field "success": must be a bool, got an integer`},
 		{map[string]any{"type": "metadata_list_response", "keys": "k"}, `metadata_list_response: field "keys": must be a list, got a string`},
 		{map[string]any{"type": "metadata_list_response", "keys": []any{1}}, `metadata_list_response: field "keys": must be a string, got an integer`},

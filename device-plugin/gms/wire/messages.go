@@ -44,8 +44,6 @@ const (
 	CodeTimeout = "timeout"
 	// CodeRestarted: the server is another incarnation than the client expected.
 	CodeRestarted = "restarted"
-	// CodeFenced: the group has seen a higher token.
-	CodeFenced = "fenced"
 	// CodeBadRequest: the request makes no sense.
 	CodeBadRequest = "bad_request"
 )
@@ -74,10 +72,6 @@ type (
 		// TimeoutMS is how long to wait for the lock, nil for ever, 0 or less for
 		// one try.
 		TimeoutMS *int64 `msg:"timeout_ms"`
-		// FenceGroup and FenceToken (extensions) are the failover group of the
-		// client and its token there. Without a group nothing is fenced.
-		FenceGroup string  `msg:"fence_group,omit"`
-		FenceToken *uint64 `msg:"fence_token,omit"`
 		// ExpectedNonce (extension) is the incarnation that the client knows.
 		ExpectedNonce string `msg:"expected_nonce,omit"`
 	}

@@ -321,7 +321,7 @@ func (p *part) again(ctx context.Context) error {
 		switch {
 		case err == nil, ctx.Err() != nil:
 			return err
-		case errors.Is(err, client.ErrRestarted), errors.Is(err, client.ErrStaleLayout), errors.Is(err, client.ErrFenced), errors.Is(err, client.ErrBroken):
+		case errors.Is(err, client.ErrRestarted), errors.Is(err, client.ErrStaleLayout), errors.Is(err, client.ErrBroken):
 			return err
 		}
 		p.log.Warn("the GPU memory service is not there: going on with what is mapped", "error", err)

@@ -42,10 +42,6 @@ type Config struct {
 	// Space makes the place in which one GPU's memory is mapped, and what closes
 	// it.
 	Space func(socket string) (space client.Space, closeSpace func() error, err error)
-	// FenceGroup is the engine's failover group, "" for none, and Token says its
-	// token there at the moment of a wake, 0 for none.
-	FenceGroup string
-	Token      func() (uint64, error)
 	// Verify is VerifyAlways by default.
 	Verify Verify
 	// WakeTimeout bounds the wait for the service at a wake.
@@ -67,8 +63,8 @@ func (c *Config) validate() error {
 	if c.Lock != wire.Auto && c.Lock != wire.RO {
 		errs = append(errs, fmt.Errorf("Lock is %q: must be %q or %q", c.Lock, wire.Auto, wire.RO))
 	}
-	if c.Space == nil || c.Token == nil || c.Lost == nil || c.Logger == nil {
-		errs = append(errs, errors.New("Space, Token, Lost and Logger must be set"))
+	if c.Space == nil || c.Lost == nil || c.Logger == nil {
+		errs = append(errs, errors.New("Space, Lost and Logger must be set"))
 	}
 	if c.Verify != VerifyAlways && c.Verify != VerifyImport {
 		errs = append(errs, fmt.Errorf("Verify is %d: must be VerifyAlways or VerifyImport", c.Verify))
@@ -124,7 +120,7 @@ func Open(ctx context.Context, cfg Config) (_ *Weights, err error) {
 		w.closes = append(w.closes, closeSpace)
 		log := cfg.Logger.With("socket", socket)
 		w.parts = append(w.parts, &part{file: file, log: log,
-			cfg: client.Config{Socket: socket, Space: space, FenceGroup: cfg.FenceGroup, Logger: log}})
+			cfg: client.Config{Socket: socket, Space: space, Logger: log}})
 	}
 	for i, t := range file.Header.Tensors {
 		if t.End > t.Begin { // memory of no size cannot be allocated
@@ -196,16 +192,9 @@ func (w *Weights) Wake(ctx context.Context, corrupt bool) error {
 	if !w.asleep {
 		return nil
 	}
-	token, err := w.cfg.Token()
-	if err != nil {
-		return err
-	}
 	ctx, cancel := context.WithTimeout(ctx, w.cfg.WakeTimeout)
 	defer cancel()
-	err = w.all(func(_ int, p *part) error {
-		p.client.SetFenceToken(token)
-		return p.wake(ctx, w.cfg.Verify)
-	})
+	err := w.all(func(_ int, p *part) error { return p.wake(ctx, w.cfg.Verify) })
 	if err == nil && corrupt {
 		err = fmt.Errorf("%w: told to fail", weights.ErrDigest)
 	}

@@ -95,19 +95,17 @@ func model(t *testing.T, seed uint64) string {
 
 // engine is what one engine asks for.
 type engine struct {
-	cfg   shared.Config
-	token atomic.Uint64
-	lost  chan error
+	cfg  shared.Config
+	lost chan error
 }
 
 func (s *service) engine(path string, lock wire.LockType) *engine {
 	e := &engine{lost: make(chan error, 16)}
 	e.cfg = shared.Config{
-		Path: path, Sockets: s.sockets, Lock: lock, FenceGroup: "g", WakeTimeout: patience,
+		Path: path, Sockets: s.sockets, Lock: lock, WakeTimeout: patience,
 		Space: func(string) (client.Space, func() error, error) {
 			return host.NewSpace(), func() error { return nil }, nil
 		},
-		Token:  func() (uint64, error) { return e.token.Load(), nil },
 		Lost:   func(err error) { e.lost <- err },
 		Logger: hclog.NewNullLogger(),
 	}
@@ -302,28 +300,6 @@ func TestServiceThatStaysAway(t *testing.T) {
 	require.Error(t, w.Wake(t.Context(), false))
 }
 
-// TestStaleTokenIsRefused: an engine that was replaced cannot come back.
-func TestStaleTokenIsRefused(t *testing.T) {
-	s, path := newService(t, 1), model(t, 1)
-	old, next := s.engine(path, wire.Auto), s.engine(path, wire.RO)
-	a, b := old.open(t), next.open(t)
-	for _, w := range []*shared.Weights{a, b} {
-		require.NoError(t, w.Sleep(1, 0))
-	}
-	old.token.Store(1)
-	require.NoError(t, a.Wake(t.Context(), false))
-	next.token.Store(2)
-	require.NoError(t, b.Wake(t.Context(), false))
-	select {
-	case err := <-old.lost:
-		require.ErrorIs(t, err, client.ErrFenced)
-	case <-time.After(patience):
-		t.Fatal("the engine with the old token keeps its session")
-	}
-	require.NoError(t, a.Sleep(1, 0))
-	require.ErrorIs(t, a.Wake(t.Context(), false), client.ErrFenced)
-}
-
 // TestPartialCommitsResume: with several GPUs, what a primary had
 // committed before it died stays, and the rest is loaded by the next one.
 func TestPartialCommitsResume(t *testing.T) {
@@ -408,7 +384,7 @@ func TestLeaksAddUp(t *testing.T) {
 
 func TestConfigErrorsNameEveryField(t *testing.T) {
 	_, err := shared.Open(t.Context(), shared.Config{Lock: wire.RW, Verify: 2})
-	for _, want := range []string{"Path must be set", "Sockets must not be empty", `Lock is "rw"`, "Space, Token, Lost and Logger", "Verify is 2", "WakeTimeout is 0s"} {
+	for _, want := range []string{"Path must be set", "Sockets must not be empty", `Lock is "rw"`, "Space, Lost and Logger", "Verify is 2", "WakeTimeout is 0s"} {
 		require.ErrorContains(t, err, want)
 	}
 }
