@@ -53,8 +53,7 @@ variable "nomad" {
 }
 
 variable "consul" {
-  description = "The Consul agent in which it finds the engines."
-  default     = "127.0.0.1:8500"
+  description = "The Consul agent in which it finds the engines, such as 127.0.0.1:8500. Required."
 }
 
 variable "acl" {

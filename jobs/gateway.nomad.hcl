@@ -29,8 +29,7 @@ variable "remuda" {
 }
 
 variable "consul" {
-  description = "The Consul agent that knows the engines."
-  default     = "127.0.0.1:8500"
+  description = "The Consul agent that knows the engines, such as 127.0.0.1:8500. Required."
 }
 
 variable "controllers" {

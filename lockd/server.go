@@ -196,6 +196,9 @@ var ErrSocketInUse = errors.New("another lockd is using the socket")
 // listenUnix makes the socket, unless another lockd has it. What a dead one left
 // behind is replaced.
 func listenUnix(path string) (net.Listener, func(), error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return nil, nil, fmt.Errorf("socket %s: %w", path, err)
+	}
 	lockFile, err := os.OpenFile(path+".lock", os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return nil, nil, fmt.Errorf("socket %s: %w", path, err)

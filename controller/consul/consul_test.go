@@ -152,7 +152,6 @@ func TestDeregistrarSparesANewerLife(t *testing.T) {
 	defer d.Close()
 	d.Remove(e.ID(), "new")
 	a.Await(t, "the removal", func(all []consultest.Service) bool { return len(all) == 0 })
-	d.Remove(e.ID(), "new") // it is gone
 	require.NoError(t, newer.Register(t.Context(), e))
 	asked := len(a.Calls())
 	d.Remove(e.ID(), "old")

@@ -293,7 +293,7 @@ func TestPinKeepsNomadFromRescheduling(t *testing.T) {
 	r.Generation = 7
 	require.NoError(t, nomad.Pin(job, "default", r))
 	require.Equal(t, "7", job.Meta["remuda_generation"])
-	require.Equal(t, "7", job.TaskGroups[0].Tasks[0].Env["REMUDA_GENERATION"])
+	require.Equal(t, "7", job.TaskGroups[0].Tasks[1].Env["REMUDA_GENERATION"])
 	job.Canonicalize()
 	d := job.TaskGroups[0].Disconnect
 	require.NotNil(t, d, "without it Nomad replaces what runs on a node that it misses for a moment")
