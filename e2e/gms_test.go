@@ -18,7 +18,7 @@ import (
 	"remuda/lockd/engine"
 )
 
-// How the tasks of jobs/gms.nomad.hcl look in a list of processes.
+// How the tasks of jobs/node.nomad.hcl look in a list of processes.
 const (
 	gmsCommand    = " gms -socket-dir "
 	keeperCommand = " gms keeper "
@@ -84,7 +84,7 @@ func sharedWeights(t *testing.T, d *dev) {
 		return nil
 	})
 	t.Logf("service and keeper killed: both engines anew and serving after %s", time.Since(began).Round(time.Millisecond))
-	require.Greater(t, fresh.Token, active.Token)
+	require.Positive(t, fresh.Token.Compare(active.Token))
 	_, again := ask()
 	require.Equal(t, hash, again, "the same weights make the same layout")
 	d.answers("after the loss of the weights")

@@ -92,7 +92,8 @@ variable "remuda" {
 }
 
 variable "consul" {
-  description = "The node's Consul agent, in which the engine is registered, such as 127.0.0.1:8500. Required."
+  description = "The node's Consul agent, in which the engine is registered, such as 127.0.0.1:8500. It must be set."
+  default     = ""
 }
 
 variable "slots" {

@@ -63,7 +63,7 @@ GPUs of the task, if the engine supports it (-dialect sim).`,
 			})
 			memory.declare(fs)
 			fs.StringVar(&cfg.Listen, "listen", cfg.Listen, "`address` of the shim's own HTTP")
-			fs.StringVar(&consulAddr, "consul", "", "`address` of the Consul agent in which the engine is registered (default: $"+consulAddrEnv+")")
+			fs.StringVar(&consulAddr, "consul", "", "`address` of the Consul agent in which the engine is registered (default: $"+consulAddrEnv+", else, but not in a Nomad task, 127.0.0.1:8500)")
 			fs.BoolVar(&noConsul, "no-consul", false, "do not register in Consul")
 			fs.DurationVar(&cfg.InitTimeout, "init-timeout", cfg.InitTimeout, "time limit for loading the model")
 			fs.DurationVar(&cfg.WakeTimeout, "wake-timeout", cfg.WakeTimeout, "time limit for a wake; after it the engine ends")
@@ -101,12 +101,6 @@ GPUs of the task, if the engine supports it (-dialect sim).`,
 				}
 				if cfg.GMSSpace, err = memory.space(); err != nil {
 					return err
-				}
-				if consulAddr == "" {
-					consulAddr = os.Getenv(consulAddrEnv)
-				}
-				if !noConsul && consulAddr == "" {
-					return usagef("-consul is empty and $%s is not set: set one of them to the node's Consul agent, such as 127.0.0.1:8500, or -no-consul", consulAddrEnv)
 				}
 				if !noConsul {
 					cfg.Consul = &consul.Address{Addr: consulAddr}
