@@ -63,6 +63,11 @@ variable "slots" {
   default     = "16"
 }
 
+variable "init_delay" {
+  description = "How long an engine takes from loaded weights to ready."
+  default     = "0s"
+}
+
 variable "start_budget" {
   description = "How long an engine may take to load its model before it counts as hung."
   default     = "2h"
@@ -190,6 +195,7 @@ job "failover" {
           "-weights", "${NOMAD_ALLOC_DIR}/data/weights.safetensors",
           "-gms-socket", var.gms,
           "-max-num-seqs", local.slots,
+          "-init-delay", var.init_delay,
         ]
       }
 
@@ -269,6 +275,7 @@ job "failover" {
           "-weights", "${NOMAD_ALLOC_DIR}/data/weights.safetensors",
           "-gms-socket", var.gms,
           "-max-num-seqs", local.slots,
+          "-init-delay", var.init_delay,
         ]
       }
 

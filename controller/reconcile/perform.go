@@ -80,9 +80,8 @@ func (l *loop) register(ctx context.Context, n Nomad, o assignment) error {
 	job, err := n.Render(ctx, nomad.Request{
 		Name: r.Name, Variant: *v, Node: *node, Placement: r.Placement,
 		// As of the placement: the model may have changed since.
-		Failover: len(r.Placement.Seats) == 2*seatedOn(r.Placement.Seats),
-		// Larger than that of the job that it replaces, also after an older state was restored.
-		Generation: max(o.replica, o.generation+1),
+		Failover:   len(r.Placement.Seats) == 2*seatedOn(r.Placement.Seats),
+		Generation: o.nextGeneration(),
 	})
 	if err != nil {
 		return err
@@ -99,6 +98,17 @@ func (l *loop) register(ctx context.Context, n Nomad, o assignment) error {
 	}
 	l.executor.recordWrite(o, reg.Index)
 	return l.commitRegistration(ctx, o, reg)
+}
+
+// nextGeneration returns the generation of the job that a Register writes: the index of the
+// replica as it was decided on, so that a leader that repeats the write of another one writes
+// the same job. It is larger than that of the job before it also if the state was restored from
+// an older snapshot.
+func (o assignment) nextGeneration() uint64 {
+	if o.generation > o.replica {
+		return o.generation + 1
+	}
+	return o.replica
 }
 
 // seatedOn returns the number of GPUs that seats are on.
