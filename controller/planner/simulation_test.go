@@ -538,7 +538,7 @@ func (w *world) mustNotRollInPlace(m *state.Model, variant string) {
 	}
 	next := m.Variant(variant)
 	for _, r := range v.ReplicasOf(nil, m.Name) {
-		if n := v.Node(nil, r.Placement.Node); r.Name.Variant != variant || !r.Counts() || w.hash(r) == next.Hash || r.OutOfUse(n) != "" || n.CapacityPool != "" {
+		if n := v.Node(nil, r.Placement.Node); r.Name.Variant != variant || !r.Counts() || w.hash(r) == next.Hash || n.CapacityPool != "" {
 			continue
 		}
 		f := w.fleet()
