@@ -2,9 +2,15 @@
 #
 #   nomad job run jobs/gms.nomad.hcl
 #
-# One service per node, with a socket for each GPU and tag. A service that dies
-# comes back in place and finds the committed weights with its keeper; engines that
-# have them mapped lose nothing.
+# One service per node, as the child of a keeper. A service that dies or hangs comes
+# back in place with the committed weights; engines that have them mapped lose
+# nothing. To upgrade it without losing the weights, replace the binary and send
+# SIGHUP to the task:
+#
+#   nomad alloc signal -s SIGHUP ALLOC gms
+#
+# A change of this job restarts the task, which frees the memory: the node's engines
+# load their weights again.
 #
 # It needs a Nomad whose client has raw_exec enabled, the CUDA driver, and `remuda`
 # on its PATH (or -var remuda=/path/to/remuda). Where the device plugin simulates
@@ -48,27 +54,6 @@ job "gms" {
       mode     = "delay"
     }
 
-    # Holds a descriptor of every committed allocation, so that the memory outlives
-    # the service.
-    task "keeper" {
-      driver = "raw_exec"
-
-      lifecycle {
-        hook    = "prestart"
-        sidecar = true
-      }
-
-      config {
-        command = var.remuda
-        args    = ["gms", "keeper", "-socket", "${var.socket_dir}/keeper.sock"]
-      }
-
-      resources {
-        cpu    = 50
-        memory = 64
-      }
-    }
-
     task "gms" {
       driver = "raw_exec"
 
@@ -77,7 +62,6 @@ job "gms" {
         args = concat([
           "gms",
           "-socket-dir", var.socket_dir,
-          "-keeper", "${var.socket_dir}/keeper.sock",
           "-metrics", "${NOMAD_ADDR_metrics}",
         ], var.memory)
       }
@@ -96,8 +80,8 @@ job "gms" {
       }
 
       resources {
-        cpu    = 200
-        memory = 256
+        cpu    = 250
+        memory = 320
       }
     }
   }

@@ -19,6 +19,7 @@ import (
 	"remuda/internal/sim/gguf"
 	"remuda/internal/testkit/consultest"
 	"remuda/internal/version"
+	"remuda/lockd/engine"
 )
 
 // result is what a command left behind.
@@ -49,11 +50,12 @@ func TestHelpListsEveryVerbButTheHiddenOne(t *testing.T) {
 	p := &program{}
 	for name := range p.verbs() {
 		first, rest, _ := strings.Cut(name, " ")
-		if rest == "" && first != "engine-guard" {
+		if rest == "" && first != engine.GuardVerb && first != gmsServeVerbName {
 			require.Contains(t, r.out, "\n    "+first, "remuda -h")
 		}
 	}
-	require.NotContains(t, r.out, "engine-guard")
+	require.NotContains(t, r.out, engine.GuardVerb)
+	require.NotContains(t, r.out, gmsServeVerbName)
 }
 
 // TestEveryVerbExplainsItself: -h shows the usage and every flag with its
