@@ -84,8 +84,8 @@ func TestCrashMatrix(t *testing.T) {
 		}},
 		{"executor", func(s subject) []int { kill9(m.t, s.executor); return []int{s.executor, s.pid, s.shim} }},
 		{"lockd", func(subject) []int { m.killTasks(" lockd -socket "); return nil }},
-		{"gms", func(subject) []int { m.killTasks(gmsCommand); return nil }},
-		{"gms and keeper", func(subject) []int { m.killTasks(gmsCommand, keeperCommand); return nil }},
+		{"gms", func(subject) []int { m.killTasks(serviceCommand); return nil }},
+		{"gms and keeper", func(subject) []int { m.killTasks(serviceCommand, keeperCommand); return nil }},
 		{"Nomad client", func(subject) []int {
 			require.NoError(m.t, m.cluster.End("nomad-client", syscall.SIGKILL))
 			require.NoError(m.t, m.cluster.Start("nomad-client"))

@@ -7,8 +7,17 @@
 # grants the lock to the other engine. Its state is in a directory of the host, so that
 # it outlives this job and reboots. The memory service keeps weights that engines on one
 # GPU share. A task that dies comes back in place: lockd finds from its state who holds
-# the locks, and the memory service finds the weights with its keeper. Engines serve on
-# meanwhile.
+# the locks, and the memory service, which is the child of a keeper, gets the weights back
+# from it. Engines serve on meanwhile.
+#
+# To upgrade the memory service without losing the weights, replace the binary and send
+# SIGHUP to its task:
+#
+#   nomad alloc signal -s SIGHUP ALLOC gms
+#
+# A change of its group in this job restarts it, which frees the memory: the node's engines
+# load their weights again. A change of lockd's group restarts lockd alone, and no engine
+# notices.
 #
 # It needs a Nomad whose client has raw_exec enabled, the CUDA driver, and `remuda` on its
 # PATH (or -var remuda=/path/to/remuda). Where the device plugin simulates its GPUs, name
@@ -50,10 +59,9 @@ job "remuda-node" {
   # Engines depend on it: it comes first where a node is full.
   priority = 80
 
-  group "node" {
+  group "lockd" {
     network {
-      port "lockd" {}
-      port "gms" {}
+      port "metrics" {}
     }
 
     restart {
@@ -73,15 +81,15 @@ job "remuda-node" {
           "-socket", "${var.socket_dir}/lockd.sock",
           "-state", var.state_dir,
           "-consul", var.consul,
-          "-metrics", "${NOMAD_ADDR_lockd}",
+          "-metrics", "${NOMAD_ADDR_metrics}",
         ]
       }
 
-      # A lockd that hangs is restarted: it answers for its metrics from the locks' state.
+      # A lockd that hangs does not answer for its metrics, and is restarted.
       service {
         name     = "remuda-lockd"
         provider = "nomad"
-        port     = "lockd"
+        port     = "metrics"
 
         check {
           type     = "http"
@@ -90,7 +98,7 @@ job "remuda-node" {
           timeout  = "2s"
 
           check_restart {
-            limit = 3
+            limit = 2
             grace = "10s"
           }
         }
@@ -101,26 +109,18 @@ job "remuda-node" {
         memory = 128
       }
     }
+  }
 
-    # Holds a descriptor of every committed allocation, so that the memory outlives
-    # the service.
-    task "keeper" {
-      driver = "raw_exec"
+  group "gms" {
+    network {
+      port "metrics" {}
+    }
 
-      lifecycle {
-        hook    = "prestart"
-        sidecar = true
-      }
-
-      config {
-        command = var.remuda
-        args    = ["gms", "keeper", "-socket", "${var.socket_dir}/keeper.sock"]
-      }
-
-      resources {
-        cpu    = 50
-        memory = 64
-      }
+    restart {
+      attempts = 100
+      interval = "1m"
+      delay    = "100ms"
+      mode     = "delay"
     }
 
     task "gms" {
@@ -131,32 +131,27 @@ job "remuda-node" {
         args = concat([
           "gms",
           "-socket-dir", var.socket_dir,
-          "-keeper", "${var.socket_dir}/keeper.sock",
-          "-metrics", "${NOMAD_ADDR_gms}",
+          "-metrics", "${NOMAD_ADDR_metrics}",
         ], var.memory)
       }
 
+      # The keeper itself replaces a service that hangs.
       service {
         name     = "remuda-gms"
         provider = "nomad"
-        port     = "gms"
+        port     = "metrics"
 
         check {
           type     = "http"
           path     = "/metrics"
           interval = "5s"
           timeout  = "2s"
-
-          check_restart {
-            limit = 3
-            grace = "10s"
-          }
         }
       }
 
       resources {
-        cpu    = 200
-        memory = 256
+        cpu    = 250
+        memory = 320
       }
     }
   }
