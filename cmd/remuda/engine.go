@@ -72,7 +72,7 @@ GPUs of the task, if the engine supports it (-dialect sim).`,
 			fs.DurationVar(&cfg.HealthInterval, "health-interval", cfg.HealthInterval, "time between health checks of an active engine")
 			fs.DurationVar(&cfg.HealthTimeout, "health-timeout", cfg.HealthTimeout, "time limit for one health check")
 			fs.IntVar(&cfg.UnhealthyAfter, "unhealthy-after", cfg.UnhealthyAfter, "consecutive failed health checks that remove the engine from routing")
-			fs.DurationVar(&cfg.HangTimeout, "hang-timeout", cfg.HangTimeout, "how long an active engine may be unhealthy before it is ended")
+			fs.DurationVar(&cfg.HangTimeout, "hang-timeout", 0, "how long an engine may fail its health checks, or have requests and make no token, before it is ended; longer than its longest step (default: "+engine.HangTimeout(engine.StandbyWarm).String()+" with -standby warm, else "+engine.HangTimeout(engine.StandbyNone).String()+")")
 			fs.DurationVar(&cfg.TTL, "ttl", cfg.TTL, "time to live of the Consul check")
 			fs.BoolVar(&cfg.WatchParent, "watch-parent", os.Getenv("NOMAD_ALLOC_ID") != "", "stop when the parent process dies (default: true in a Nomad task)")
 			logLevelFlag(fs, &logLevel)
@@ -88,6 +88,9 @@ GPUs of the task, if the engine supports it (-dialect sim).`,
 					return err
 				}
 				cfg.Name, cfg.Command = name, args
+				if cfg.HangTimeout == 0 {
+					cfg.HangTimeout = engine.HangTimeout(cfg.Standby)
+				}
 				cfg.UseGPUs, cfg.SeatGPUs = engine.TaskGPUs()
 				if cfg.Generation, err = engine.TaskGeneration(); err != nil {
 					return usageError{err.Error()}

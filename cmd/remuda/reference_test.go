@@ -13,7 +13,6 @@ import (
 	"testing"
 
 	"remuda/internal/testkit/reference"
-	"remuda/lockd/engine"
 )
 
 // environ are the names of environment variables in texts.

@@ -108,8 +108,10 @@ type Config struct {
 	HealthTimeout  time.Duration
 	// UnhealthyAfter failed checks in a row take the engine out of routing.
 	UnhealthyAfter int
-	// HangTimeout is how long an Active engine may be unhealthy before the
-	// shim gives it up and exits, so that it is restarted.
+	// HangTimeout is how long an engine may fail its health checks, or have requests and do
+	// no work on them, before the shim ends it and itself, so that the engine's standby takes
+	// over or it is restarted. See HangTimeout, the function, for its default. It must be
+	// longer than the longest step of the engine: see dialect.Usage.
 	HangTimeout time.Duration
 	// TTL is the Consul check's time to live.
 	TTL time.Duration
@@ -138,10 +140,20 @@ func DefaultConfig() Config {
 		HealthInterval: time.Second,
 		HealthTimeout:  2 * time.Second,
 		UnhealthyAfter: 3,
-		HangTimeout:    30 * time.Second,
+		HangTimeout:    HangTimeout(StandbyNone),
 		TTL:            5 * time.Second,
 		Logger:         hclog.NewNullLogger(),
 	}
+}
+
+// HangTimeout is the default of Config.HangTimeout. A warm standby takes over in well under a
+// second, so an engine that has one is given up soon. Otherwise a false alarm costs a load of
+// the model, which may take an hour.
+func HangTimeout(standby string) time.Duration {
+	if standby == StandbyWarm {
+		return 5 * time.Second // some steps of any engine: a chunk of a prefill takes up to a second or two
+	}
+	return 30 * time.Second
 }
 
 func (c Config) validate() error {

@@ -47,12 +47,10 @@ func (s *Shim) lifecycle(ctx context.Context) {
 		}
 		return
 	}
-	// Loops of their own, because a health check may take long, and a push may
-	// not wait.
+	// A loop of its own, because a push may not wait.
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() { s.beats(ctx) })
-	wg.Go(func() { s.look(ctx) })
 	if s.parking.path != "" {
 		wg.Go(func() { s.tend(ctx) })
 	}
@@ -269,13 +267,15 @@ func (s *Shim) beats(ctx context.Context) {
 	}
 }
 
-// look checks the engine's health: that it can serve while it is Active, that
-// it lives while it stands by or drains.
-func (s *Shim) look(ctx context.Context) {
+// healthLoop checks the engine: that it can serve while it is Active, that it lives while it
+// stands by or drains, and that it works on the requests that it has. It ends an engine of which
+// none of that was seen for HangTimeout.
+func (s *Shim) healthLoop(ctx context.Context) {
 	tick := time.NewTicker(s.cfg.HealthInterval)
 	defer tick.Stop()
 	var failures int
-	var unhealthySince time.Time
+	var work progress
+	healthyAt := time.Now() // when the last check that succeeded began
 	before := s.State()
 	for {
 		select {
@@ -283,9 +283,9 @@ func (s *Shim) look(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
-		state := s.State()
+		state, began := s.State(), time.Now()
 		if state != before {
-			failures, before = 0, state
+			failures, before, healthyAt, work = 0, state, began, progress{}
 		}
 		err := s.checkHealth(ctx, state)
 		if ctx.Err() != nil {
@@ -296,25 +296,46 @@ func (s *Shim) look(ctx context.Context) {
 		}
 		if err == nil {
 			if s.setUnhealthy("") {
-				s.logger.Info("engine can serve again", "after", time.Since(unhealthySince).Round(time.Millisecond).String())
+				s.logger.Info("engine can serve again", "after", time.Since(healthyAt).Round(time.Millisecond).String())
 				s.push()
 			}
-			failures = 0
+			failures, healthyAt = 0, began
+			if err := s.checkProgress(ctx, state, &work); err != nil {
+				s.fail(err)
+				return
+			}
 			continue
 		}
-		if failures++; failures == 1 {
-			unhealthySince = time.Now()
-		}
+		failures++
 		s.metrics.healthFailed.Inc()
 		s.logger.Warn("health check failed", "state", state, "failures", failures, "error", err)
 		if state == Active && failures >= s.cfg.UnhealthyAfter && s.setUnhealthy(err.Error()) {
 			s.push()
 		}
-		if time.Since(unhealthySince) > s.cfg.HangTimeout {
-			s.fail(fmt.Errorf("engine is %s and has failed its health checks for %s: %w", state, time.Since(unhealthySince).Round(time.Second), err))
+		if time.Since(healthyAt) > s.cfg.HangTimeout {
+			s.fail(fmt.Errorf("engine is %s and has failed its health checks for %s: %w", state, time.Since(healthyAt).Round(time.Second), err))
 			return
 		}
 	}
+}
+
+// checkProgress returns an error if an engine that serves, or drains, has had requests for
+// HangTimeout and done no work on them: a server that answers for its health is no proof.
+func (s *Shim) checkProgress(ctx context.Context, state State, work *progress) error {
+	if state != Active && state != Draining {
+		return nil
+	}
+	askCtx, cancel := context.WithTimeout(ctx, s.cfg.HealthTimeout)
+	defer cancel()
+	usage, err := s.dialect.Usage(askCtx)
+	stalled := work.observe(time.Now(), usage, err)
+	if stalled <= s.cfg.HangTimeout || ctx.Err() != nil || s.State() != state {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("engine is %s and has not reported its work for %s: %w", state, stalled.Round(time.Second), err)
+	}
+	return fmt.Errorf("engine is %s and hangs: it has %d requests and has made no token for %s", state, usage.InFlight(), stalled.Round(time.Second))
 }
 
 // checkHealth makes one check. An Active engine that lost its model (its runner

@@ -209,10 +209,13 @@ func (s *Shim) Run(ctx context.Context) error {
 		}
 	}
 	lifeCtx, stopLife := context.WithCancel(ctx)
+	// Also while the engine drains for its stop: it may hang then.
+	healthCtx, stopHealth := context.WithCancel(context.WithoutCancel(ctx))
 	var wg sync.WaitGroup
 	wg.Go(func() { s.lifecycle(lifeCtx) })
+	wg.Go(func() { s.healthLoop(healthCtx) })
 	reason := s.watch(ctx)
-	return s.shutDown(reason, func() { stopLife(); wg.Wait() })
+	return s.shutDown(reason, func() { stopLife(); stopHealth(); wg.Wait() })
 }
 
 func (s *Shim) engineProcess() *child {
@@ -305,11 +308,19 @@ func (s *Shim) shutDown(reason error, stopLife func()) error {
 	if peaceful {
 		s.logger.Info("stopping")
 	}
-	if state := s.State(); peaceful && state != Init && state != Standby { // else there is nothing to drain
+	s.mu.Lock()
+	state, unhealthy := s.machine.State(), s.machine.unhealthy
+	s.mu.Unlock()
+	switch {
+	case peaceful && unhealthy != "":
+		s.logger.Warn("stopping the engine without a drain: it cannot finish its requests", "reason", unhealthy)
+	case peaceful && state != Init && state != Standby: // else there is nothing to drain
 		drainCtx, stopWaiting := context.WithCancel(ctx)
 		go func() {
 			select {
 			case <-c.ended:
+			case err := <-s.fatal:
+				s.logger.Warn("the engine failed while it drained", "error", err)
 			case <-drainCtx.Done():
 			}
 			stopWaiting()
@@ -318,7 +329,7 @@ func (s *Shim) shutDown(reason error, stopLife func()) error {
 			s.logger.Warn("stopping the engine before its drain is complete", "error", err)
 		}
 		stopWaiting()
-	} else if !peaceful {
+	case !peaceful:
 		s.logger.Error("stopping the engine after a failure", "reason", reason)
 	}
 	if err := s.move(Dead); err != nil {
