@@ -32,7 +32,7 @@ soon as it is ready, and a shadow sleeps until POST /v1/wake on the shim's own a
 (-listen). That address also serves /live, /ready, /state, /metrics, /v1/drain and /v1/sleep.
 
 An engine put to sleep by POST /v1/sleep is parked: until POST /v1/wake, no engine of the pair
-holds GPU memory, even after restarts (-park). POST /v1/wake?gpus=UUID,UUID wakes it on other
+holds GPU memory, even after restarts (-record). POST /v1/wake?gpus=UUID,UUID wakes it on other
 GPUs of the task, if the engine supports it (-dialect sim).`,
 		setup: func(fs *flag.FlagSet) func(context.Context, []string) error {
 			cfg := engine.DefaultConfig()
@@ -54,7 +54,7 @@ GPUs of the task, if the engine supports it (-dialect sim).`,
 			files.declare(fs, "-lock over TCP", "lockd's certificate")
 			fs.DurationVar(&cfg.LockHeartbeat, "lock-heartbeat", cfg.LockHeartbeat, "how long this process may hang before lockd drops it; 0 for no limit")
 			fs.DurationVar(&cfg.LockSessionTTL, "lock-session-ttl", cfg.LockSessionTTL, "lockd's -session-ttl, for -lock over TCP")
-			fs.StringVar(&cfg.Park, "park", defaultPark(), "`file` that keeps an engine asleep across restarts, from POST /v1/sleep to POST /v1/wake; the shims of a pair share it (default: in $NOMAD_ALLOC_DIR/data, else none)")
+			fs.StringVar(&cfg.Record, "record", defaultRecord(), "`directory` of the record that outlives a crash: that the replica was put to sleep, on which GPUs it wakes, what it left in the GPU memory service; the shims of a pair share it (default: $NOMAD_ALLOC_DIR/data/remuda, else none)")
 			fs.Func("gms-socket", "`socket` of the GPU memory service with which the engine shares its weights, or "+gmsAuto+" for those of its GPUs; may be repeated; empty for none", func(s string) error {
 				if s != "" {
 					gmsSockets = append(gmsSockets, s)
@@ -140,10 +140,10 @@ const (
 	lockdSocket = "lockd.sock"
 )
 
-// defaultPark is where the tasks of one allocation share a file.
-func defaultPark() string {
+// defaultRecord is where the tasks of one allocation share a directory.
+func defaultRecord() string {
 	if dir := os.Getenv("NOMAD_ALLOC_DIR"); dir != "" {
-		return filepath.Join(dir, "data", "remuda.parked")
+		return filepath.Join(dir, "data", "remuda")
 	}
 	return ""
 }

@@ -15,7 +15,6 @@ import (
 	"os"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
@@ -44,8 +43,6 @@ var ErrEngineExited = errors.New("engine exited")
 var ErrParentDied = errors.New("the parent process died")
 
 const (
-	// deregisterRetry is the pause between two attempts at the end of a life.
-	deregisterRetry = 100 * time.Millisecond
 	// reapEvery is how often the shim collects the exit status of processes that were
 	// orphaned to it.
 	reapEvery = time.Second
@@ -67,7 +64,7 @@ type Shim struct {
 	locker   *client.Client
 	offload  *offload.Offload // nil where no weights are shared
 	metrics  *metrics
-	parking  parking
+	records  *records
 	cohortID string
 	started  time.Time
 
@@ -76,8 +73,6 @@ type Shim struct {
 	op sync.Mutex
 	// saved is the only copy of a parked pair's shared weights, or nil. op guards it.
 	saved *offload.Copy
-	// loading: the engine of a shim that stands by is being started.
-	loading atomic.Bool
 	// reg serialises calls to Consul that register or deregister. Whoever
 	// holds it looks at the state first, so that nothing is registered after
 	// the state has forbidden it. Lock order: op, reg, mu.
@@ -127,7 +122,9 @@ func New(cfg Config) (*Shim, error) {
 		metrics: newMetrics(cfg.Name, cfg.Role),
 		fatal:   make(chan error, 1), pushNow: make(chan struct{}, 1), drop: make(chan chan<- error),
 		machine: NewMachine(cfg.Role, cfg.Standby != StandbyNone, time.Now()),
-		parking: parking{cfg.Park},
+	}
+	if s.records, err = openRecords(cfg.Record); err != nil {
+		return nil, fmt.Errorf("engine: %w", err)
 	}
 	if s.gpus, err = s.wantedGPUs(); err != nil {
 		return nil, fmt.Errorf("engine: %w", err)
@@ -186,7 +183,7 @@ func (s *Shim) Run(ctx context.Context) error {
 	} else if lost != nil {
 		go s.endWith(ctx, lost)
 	}
-	if err := s.clearTheWay(ctx); err != nil {
+	if err := s.preflight(ctx); err != nil {
 		return err
 	}
 	// Orphans of the engine become children of the shim, so that their
@@ -201,13 +198,6 @@ func (s *Shim) Run(ctx context.Context) error {
 	s.mu.Lock()
 	s.child = c
 	s.mu.Unlock()
-	if m := s.refreshParked(); m != nil {
-		s.logger.Info("the engine is parked: standing by without an engine until a wake request", "since", m.Since, "marker", s.parking.path)
-	} else if s.cfg.Standby != StandbyCold {
-		if err := s.launch(); err != nil {
-			return err
-		}
-	}
 	lifeCtx, stopLife := context.WithCancel(ctx)
 	// Also while the engine drains for its stop: it may hang then.
 	healthCtx, stopHealth := context.WithCancel(context.WithoutCancel(ctx))
@@ -340,7 +330,7 @@ func (s *Shim) shutDown(reason error, stopLife func()) error {
 	wg.Go(func() {
 		// A Consul that is busy for a moment must not keep a dead engine; one
 		// that is away takes it for dead after a TTL by itself.
-		removal = insist(ctx, s.logger, s.cfg.TTL, s.deregister)
+		removal = retryFor(ctx, s.logger, s.cfg.TTL, s.deregister)
 	})
 	grace := s.cfg.StopTimeout
 	if !peaceful {
@@ -363,9 +353,9 @@ func (s *Shim) shutDown(reason error, stopLife func()) error {
 	return reason
 }
 
-// clearTheWay removes what an earlier life may have left: its registration,
+// preflight removes what an earlier life may have left: its registration,
 // and an engine that still answers where ours shall serve.
-func (s *Shim) clearTheWay(ctx context.Context) error {
+func (s *Shim) preflight(ctx context.Context) error {
 	if err := s.deregister(ctx); err != nil {
 		s.logger.Warn("cannot remove an earlier registration of the engine", "error", err)
 	}
