@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"os/signal"
 	"strings"
 	"sync"
 	"time"
@@ -66,7 +67,6 @@ type Shim struct {
 	metrics  *metrics
 	records  *records
 	cohortID string
-	started  time.Time
 
 	// op serialises drain, sleep and wake; it may be held for their whole
 	// duration. mu is never held across I/O.
@@ -155,7 +155,9 @@ func New(cfg Config) (*Shim, error) {
 // Run starts the engine and returns when it is gone with everything that
 // belonged to it: nil after ctx asked for the end, an error otherwise.
 func (s *Shim) Run(ctx context.Context) error {
-	s.started = time.Now()
+	// Nomad closes the pipe of a task's log when its disk is full. Neither this process nor the
+	// engine, which inherits that the signal is ignored, may die of a line of log.
+	signal.Ignore(unix.SIGPIPE)
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	s.mu.Lock()
