@@ -32,7 +32,7 @@ soon as it is ready, and a shadow sleeps until POST /v1/wake on the shim's own a
 (-listen). That address also serves /live, /ready, /state, /metrics, /v1/drain and /v1/sleep.
 
 An engine put to sleep by POST /v1/sleep is parked: until POST /v1/wake, no engine of the pair
-holds GPU memory, even after restarts (-park). POST /v1/wake?gpus=UUID,UUID wakes it on other
+holds GPU memory, even after restarts (-record). POST /v1/wake?gpus=UUID,UUID wakes it on other
 GPUs of the task, if the engine supports it (-dialect sim).`,
 		setup: func(fs *flag.FlagSet) func(context.Context, []string) error {
 			cfg := engine.DefaultConfig()
@@ -54,7 +54,7 @@ GPUs of the task, if the engine supports it (-dialect sim).`,
 			files.declare(fs, "-lock over TCP", "lockd's certificate")
 			fs.DurationVar(&cfg.LockHeartbeat, "lock-heartbeat", cfg.LockHeartbeat, "how long this process may hang before lockd drops it; 0 for no limit")
 			fs.DurationVar(&cfg.LockSessionTTL, "lock-session-ttl", cfg.LockSessionTTL, "lockd's -session-ttl, for -lock over TCP")
-			fs.StringVar(&cfg.Park, "park", defaultPark(), "`file` that keeps an engine asleep across restarts, from POST /v1/sleep to POST /v1/wake; the shims of a pair share it (default: in $NOMAD_ALLOC_DIR/data, else none)")
+			fs.StringVar(&cfg.Record, "record", defaultRecord(), "`directory` of the record that outlives a crash: that the replica was put to sleep, on which GPUs it wakes, what it left in the GPU memory service; the shims of a pair share it (default: $NOMAD_ALLOC_DIR/data/remuda, else none)")
 			fs.Func("gms-socket", "`socket` of the GPU memory service with which the engine shares its weights, or "+gmsAuto+" for those of its GPUs; may be repeated; empty for none", func(s string) error {
 				if s != "" {
 					gmsSockets = append(gmsSockets, s)
@@ -72,7 +72,7 @@ GPUs of the task, if the engine supports it (-dialect sim).`,
 			fs.DurationVar(&cfg.HealthInterval, "health-interval", cfg.HealthInterval, "time between health checks of an active engine")
 			fs.DurationVar(&cfg.HealthTimeout, "health-timeout", cfg.HealthTimeout, "time limit for one health check")
 			fs.IntVar(&cfg.UnhealthyAfter, "unhealthy-after", cfg.UnhealthyAfter, "consecutive failed health checks that remove the engine from routing")
-			fs.DurationVar(&cfg.HangTimeout, "hang-timeout", cfg.HangTimeout, "how long an active engine may be unhealthy before it is ended")
+			fs.DurationVar(&cfg.HangTimeout, "hang-timeout", 0, "how long an engine may fail its health checks, or have requests and make no token, before it is ended; longer than its longest step (default: "+engine.HangTimeout(engine.StandbyWarm).String()+" with -standby warm, else "+engine.HangTimeout(engine.StandbyNone).String()+")")
 			fs.DurationVar(&cfg.TTL, "ttl", cfg.TTL, "time to live of the Consul check")
 			fs.BoolVar(&cfg.WatchParent, "watch-parent", os.Getenv("NOMAD_ALLOC_ID") != "", "stop when the parent process dies (default: true in a Nomad task)")
 			logLevelFlag(fs, &logLevel)
@@ -88,6 +88,9 @@ GPUs of the task, if the engine supports it (-dialect sim).`,
 					return err
 				}
 				cfg.Name, cfg.Command = name, args
+				if cfg.HangTimeout == 0 {
+					cfg.HangTimeout = engine.HangTimeout(cfg.Standby)
+				}
 				cfg.UseGPUs, cfg.SeatGPUs = engine.TaskGPUs()
 				if cfg.Generation, err = engine.TaskGeneration(); err != nil {
 					return usageError{err.Error()}
@@ -139,10 +142,10 @@ const (
 	lockdSocket = "lockd.sock"
 )
 
-// defaultPark is where the tasks of one allocation share a file.
-func defaultPark() string {
+// defaultRecord is where the tasks of one allocation share a directory.
+func defaultRecord() string {
 	if dir := os.Getenv("NOMAD_ALLOC_DIR"); dir != "" {
-		return filepath.Join(dir, "data", "remuda.parked")
+		return filepath.Join(dir, "data", "remuda")
 	}
 	return ""
 }

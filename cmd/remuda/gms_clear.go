@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"remuda/device-plugin/gms/offload"
+	"remuda/lockd/engine"
 )
 
 func (p *program) gmsClearVerb() verb {
@@ -18,8 +19,8 @@ func (p *program) gmsClearVerb() verb {
 		synopsis: "Free GPU memory that stopped engines left in the GPU memory service",
 		usage:    "[flags] FILE",
 		about: `Engines that share their weights leave them in the GPU memory service for the next engine. Run
-this when the last engine of a failover pair has stopped for good. FILE is the note written by
-their shims (their -park file with the suffix .gms). Memory that another model has taken over,
+this when the last engine of a failover pair has stopped for good. FILE is the record.json of
+their shims, in their -record directory. Memory that another model has taken over,
 and memory that a process still maps, is kept. The exit code is 0 if there is nothing to
 clear, also if the service is gone and its memory is free already.`,
 		setup: func(fs *flag.FlagSet) func(context.Context, []string) error {
@@ -57,12 +58,12 @@ func readLayouts(path string) ([]offload.Layout, error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil // nothing was ever shared
 	}
-	var layouts []offload.Layout
+	var rec engine.Record
 	if err == nil {
-		err = json.Unmarshal(raw, &layouts)
+		err = json.Unmarshal(raw, &rec)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read the note %s: %w", path, err)
+		return nil, fmt.Errorf("read the record %s: %w", path, err)
 	}
-	return layouts, nil
+	return rec.Layouts, nil
 }

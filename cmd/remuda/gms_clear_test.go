@@ -16,6 +16,7 @@ import (
 	"remuda/device-plugin/gms/offload"
 	"remuda/device-plugin/gms/wire"
 	"remuda/internal/testkit/gmsserve"
+	"remuda/lockd/engine"
 )
 
 func TestGMSClearUsage(t *testing.T) {
@@ -27,7 +28,7 @@ func TestGMSClearUsage(t *testing.T) {
 	require.NoError(t, os.WriteFile(bad, []byte("{"), 0o600))
 	r := remuda(t, "gms", "clear", bad)
 	require.Equal(t, exitFailed, r.code)
-	require.Contains(t, r.errout, "read the note")
+	require.Contains(t, r.errout, "read the record")
 	r = remuda(t, "gms", "clear", filepath.Join(t.TempDir(), "none"))
 	require.Equal(t, exitOK, r.code, r.errout)
 }
@@ -56,7 +57,7 @@ func TestGMSClear(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, c.Close())
 	note := filepath.Join(dir, "note")
-	raw, err := json.Marshal([]offload.Layout{{Socket: filepath.Join(dir, "gone.sock"), Hash: hash}, {Socket: socket, Hash: hash}})
+	raw, err := json.Marshal(engine.Record{Wanted: engine.Hot, Layouts: []offload.Layout{{Socket: filepath.Join(dir, "gone.sock"), Hash: hash}, {Socket: socket, Hash: hash}}})
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(note, raw, 0o600))
 

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"os/signal"
+	"syscall"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
@@ -74,6 +76,7 @@ requests in flight, 2 wrong usage, 137 crashed on demand.`,
 				cfg.Logger = hclog.New(&hclog.LoggerOptions{Name: "sim", Level: lvl, Output: p.stderr})
 				cfg.Version, cfg.Exit = version.String(), os.Exit
 				cfg.GPUs, _ = engine.TaskGPUs()
+				signal.Ignore(syscall.SIGPIPE) // of a log that nobody reads any more
 				var err error
 				if cfg.Shared, err = gms.config(); err != nil {
 					return err

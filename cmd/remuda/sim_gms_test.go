@@ -23,7 +23,7 @@ func TestEngineWithSharedWeights(t *testing.T) {
 		want string
 	}{
 		"auto outside a task": {[]string{"-gms-socket", "auto"}, "neither $REMUDA_USE_GPUS nor $REMUDA_GPU_UUIDS is set"},
-		"nowhere to park":     {[]string{"-gms-socket", "/nonexistent/gms_GPU-1_weights.sock"}, "gms-socket is set and park is empty"},
+		"nowhere to record":   {[]string{"-gms-socket", "/nonexistent/gms_GPU-1_weights.sock"}, "gms-socket is set and record is empty"},
 		"a bad backend":       {[]string{"-gms-backend", "tpu"}, `-gms-backend is "tpu"`},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -34,7 +34,7 @@ func TestEngineWithSharedWeights(t *testing.T) {
 		})
 	}
 	t.Setenv("NOMAD_ALLOC_DIR", "/alloc")
-	require.Equal(t, "/alloc/data/remuda.parked", defaultPark())
+	require.Equal(t, "/alloc/data/remuda", defaultRecord())
 	t.Setenv("GMS_SOCKET_DIR", "/gms")
 	t.Setenv("REMUDA_GPU_UUIDS", "GPU-1,GPU-2")
 	m := gmsMemory{tag: "weights"}

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -22,6 +23,8 @@ type child struct {
 	// ended, endErr is set then.
 	began, ended chan struct{}
 	endErr       error
+	// loaded: it has loaded its model once.
+	loaded atomic.Bool
 	// mu is held while the process is started; nothing starts once stopped.
 	mu      sync.Mutex
 	stopped bool
@@ -78,6 +81,25 @@ func (c *child) pid() int {
 	default:
 		return 0
 	}
+}
+
+// processPhase is how far the engine's process has come.
+type processPhase int
+
+const (
+	processAbsent processPhase = iota // it is yet to be started
+	processLoading
+	processReady // it has loaded its model
+)
+
+func (c *child) phase() processPhase {
+	switch {
+	case c.pid() == 0:
+		return processAbsent
+	case c.loaded.Load():
+		return processReady
+	}
+	return processLoading
 }
 
 // exit says how the child ended; call it after ended is closed.

@@ -71,16 +71,15 @@ type Config struct {
 	// LockHeartbeat is client.Config.Heartbeat: a shim that hangs for so long,
 	// and then for lockd's reconnect window, is ended by lockd.
 	LockHeartbeat time.Duration
-	// Park is the path of the file that says that the engine was put to sleep on
-	// demand and stays so across restarts; the shims of a pair share it. Empty: a sleep
-	// lasts no longer than the shim.
-	Park string
+	// Record is the directory of the Record, which the shims of a pair share. It is made, with
+	// mode 0700, in a directory that exists. Empty: what was recorded ends with the shim.
+	Record string
 	// UseGPUs are the GPUs that the engine is to use, and SeatGPUs those on which its
 	// task has seats; see TaskGPUs. Empty where nobody says.
 	UseGPUs, SeatGPUs []string
 	// GMSSockets are the GPU memory services, one for each GPU, with which the engine
-	// shares its weights; none where it has its own. They need Park: a parked pair's
-	// weights are this process's alone.
+	// shares its weights; none where it has its own. They need Record: the
+	// weights of a pair that sleeps are this process's alone.
 	GMSSockets []string
 	// GMSSpace makes the place in which one GPU's shared memory is mapped, and what
 	// closes it; nil: host memory.
@@ -108,8 +107,10 @@ type Config struct {
 	HealthTimeout  time.Duration
 	// UnhealthyAfter failed checks in a row take the engine out of routing.
 	UnhealthyAfter int
-	// HangTimeout is how long an Active engine may be unhealthy before the
-	// shim gives it up and exits, so that it is restarted.
+	// HangTimeout is how long an engine may fail its health checks, or have requests and do
+	// no work on them, before the shim ends it and itself, so that the engine's standby takes
+	// over or it is restarted. See HangTimeout, the function, for its default. It must be
+	// longer than the longest step of the engine: see dialect.Usage.
 	HangTimeout time.Duration
 	// TTL is the Consul check's time to live.
 	TTL time.Duration
@@ -138,10 +139,20 @@ func DefaultConfig() Config {
 		HealthInterval: time.Second,
 		HealthTimeout:  2 * time.Second,
 		UnhealthyAfter: 3,
-		HangTimeout:    30 * time.Second,
+		HangTimeout:    HangTimeout(StandbyNone),
 		TTL:            5 * time.Second,
 		Logger:         hclog.NewNullLogger(),
 	}
+}
+
+// HangTimeout is the default of Config.HangTimeout. A warm standby takes over in well under a
+// second, so an engine that has one is given up soon. Otherwise a false alarm costs a load of
+// the model, which may take an hour.
+func HangTimeout(standby string) time.Duration {
+	if standby == StandbyWarm {
+		return 5 * time.Second // some steps of any engine: a chunk of a prefill takes up to a second or two
+	}
+	return 30 * time.Second
 }
 
 func (c Config) validate() error {
@@ -171,8 +182,8 @@ func (c Config) validate() error {
 	if _, err := c.endpoint(); err != nil {
 		errs = append(errs, err)
 	}
-	if len(c.GMSSockets) > 0 && c.Park == "" {
-		bad("gms-socket is set and park is empty: set park too, so that the weights' location survives a crash")
+	if len(c.GMSSockets) > 0 && c.Record == "" {
+		bad("gms-socket is set and record is empty: set record too, so that the weights' location survives a crash")
 	}
 	if c.Slots < 0 {
 		bad("slots is %d: must be 0 (read from the engine) or more", c.Slots)

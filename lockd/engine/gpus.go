@@ -57,12 +57,11 @@ func (s *Shim) checkGPUs(gpus []string) error {
 	return nil
 }
 
-// wantedGPUs are those on which the group's engine is to wake: a peer may have moved
-// it.
+// wantedGPUs are those on which the replica's engine is to wake: a peer may have moved it.
 func (s *Shim) wantedGPUs() ([]string, error) {
-	moved, err := s.parking.gpus()
-	if err != nil || moved != nil {
-		return moved, err
+	rec, err := s.records.read()
+	if err != nil || len(rec.GPUs) > 0 {
+		return rec.GPUs, err
 	}
 	return s.cfg.UseGPUs, nil
 }
@@ -87,7 +86,7 @@ func (s *Shim) moveTo(ctx context.Context, gpus []string) error {
 			err = fmt.Errorf("%w: its weights are shared on %s", dialect.ErrCannotMove, strings.Join(now, ", "))
 		case !s.dialect.CanMove():
 			err = dialect.ErrCannotMove
-		case !s.isCold():
+		case s.engineProcess().phase() != processAbsent:
 			err = s.dialect.Move(ctx, gpus)
 		}
 		if err != nil {
@@ -95,7 +94,7 @@ func (s *Shim) moveTo(ctx context.Context, gpus []string) error {
 		}
 	}
 	if !sameGPUs(gpus, wanted) {
-		if err := s.parking.setGPUs(gpus); err != nil {
+		if err := s.records.update(func(rec *Record) { rec.GPUs = gpus }); err != nil {
 			return err
 		}
 	}

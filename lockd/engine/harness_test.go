@@ -96,6 +96,8 @@ type settings struct {
 	// addr is the engine's; empty: any.
 	addr string
 	tune func(*engine.Config)
+	// stderr is where the shim logs; nil: its log.
+	stderr *os.File
 	// parent wraps the shim's command line, for tests of its parent's death.
 	parent []string
 }
@@ -140,6 +142,9 @@ func startShim(t *testing.T, set settings) *shim {
 	s := &shim{t: t, url: "http://" + cfg.Listen, engine: cfg.EngineURL, log: &proclog.Buffer{}, done: make(chan struct{})}
 	s.cmd = exec.Command(args[0], args[1:]...)
 	s.cmd.Stderr = s.log
+	if set.stderr != nil {
+		s.cmd.Stderr = set.stderr
+	}
 	s.cmd.WaitDelay = 20 * time.Second
 	require.NoError(t, s.cmd.Start())
 	go func() { s.err = s.cmd.Wait(); close(s.done) }()

@@ -80,16 +80,16 @@ type ConsulStatus struct {
 
 // Status returns the engine's state for people and programs.
 func (s *Shim) Status() Status {
-	marker := s.refreshParked()
+	rec := s.record()
 	s.mu.Lock()
 	st := Status{
 		Replica: s.engine.Name.String(), Model: s.engine.Name.Model, Variant: s.engine.Name.Variant,
 		Role: s.engine.Role, State: s.machine.State(), Since: s.machine.Since(), Unhealthy: s.machine.unhealthy,
 		Address: s.engine.HostPort(), Slots: s.engine.Slots, Token: s.engine.Token,
-		Dialect: s.dialect.Name(), Cohort: s.cohortID, GPUs: s.gpus, Parked: marker != nil,
+		Dialect: s.dialect.Name(), Cohort: s.cohortID, GPUs: s.gpus, Parked: s.parked(rec),
 	}
-	if marker != nil {
-		st.ParkedSince = marker.Since
+	if st.Parked {
+		st.ParkedSince = rec.Since
 	}
 	if s.child != nil {
 		st.PID = s.child.pid()
@@ -171,7 +171,7 @@ func (s *Shim) live(w http.ResponseWriter, r *http.Request) {
 
 func (s *Shim) probe(ask func(*Machine, time.Time) error) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
-		s.refreshParked()
+		s.record()
 		s.mu.Lock()
 		state, err := s.machine.State(), ask(s.machine, time.Now())
 		s.mu.Unlock()

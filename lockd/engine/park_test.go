@@ -1,6 +1,9 @@
 package engine_test
 
 import (
+	"encoding/json"
+	"errors"
+	"io/fs"
 	"net/http"
 	"net/url"
 	"os"
@@ -17,26 +20,45 @@ import (
 	"remuda/lockd/engine"
 )
 
-// lot is where shims of one allocation park.
+// lot is where the shims of one allocation have their record.
 type lot struct {
-	t      *testing.T
-	marker string
+	t   *testing.T
+	dir string
 }
 
 func newLot(t *testing.T) lot {
 	t.Helper()
-	return lot{t, filepath.Join(t.TempDir(), "remuda.parked")}
+	return lot{t, filepath.Join(t.TempDir(), "remuda")}
 }
 
-func (l lot) parked() bool {
-	_, err := os.Stat(l.marker)
-	return err == nil
+func (l lot) file() string { return filepath.Join(l.dir, "record.json") }
+
+// record returns the record, Hot where there is none.
+func (l lot) record() engine.Record {
+	l.t.Helper()
+	raw, err := os.ReadFile(l.file())
+	if errors.Is(err, fs.ErrNotExist) {
+		return engine.Record{Wanted: engine.Hot}
+	}
+	require.NoError(l.t, err)
+	var rec engine.Record
+	require.NoError(l.t, json.Unmarshal(raw, &rec))
+	return rec
 }
 
-// tune makes a shim park here.
+func (l lot) parked() bool { return l.record().Wanted == engine.Warm }
+
+// put writes a record, as a shim that died left it.
+func (l lot) put(raw string) {
+	l.t.Helper()
+	require.NoError(l.t, os.MkdirAll(l.dir, 0o700))
+	require.NoError(l.t, os.WriteFile(l.file(), []byte(raw), 0o600))
+}
+
+// tune makes a shim use it.
 func (l lot) tune(more ...func(*engine.Config)) func(*engine.Config) {
 	return func(c *engine.Config) {
-		c.Park = l.marker
+		c.Record = l.dir
 		for _, f := range more {
 			f(c)
 		}
@@ -163,7 +185,7 @@ func TestKilledBeforeItSleeps(t *testing.T) {
 	}
 }
 
-// TestKilledWithinItsSleep: the marker is there first.
+// TestKilledWithinItsSleep: the record is written first.
 func TestKilledWithinItsSleep(t *testing.T) {
 	t.Parallel()
 	for _, victim := range victims {
@@ -174,7 +196,7 @@ func TestKilledWithinItsSleep(t *testing.T) {
 			s.awaitState(engine.Active)
 			s.control("slow-sleep")
 			go func() { _, _ = http.Post(s.url+"/v1/sleep", "", nil) }()
-			s.await("the marker", l.parked)
+			s.await("the record", l.parked)
 			_, body := call(t, http.MethodGet, s.engine+"/is_sleeping")
 			require.JSONEq(t, `{"is_sleeping":false}`, body)
 			s.kill9(victim)
@@ -232,21 +254,22 @@ func TestSleeplessEngineIsNotParked(t *testing.T) {
 	require.Equal(t, engine.Active, s.awaitState(engine.Active).State)
 }
 
-// TestAMarkerThatSaysNothingIsOne, and a lot that cannot be written parks nothing.
-func TestOddMarkers(t *testing.T) {
+// TestOddRecords: a damaged one keeps the engine asleep, and what cannot be written parks nothing.
+func TestOddRecords(t *testing.T) {
 	t.Parallel()
 	l := newLot(t)
-	require.NoError(t, os.WriteFile(l.marker, []byte("{"), 0o600))
+	l.put("{")
 	s := startShim(t, settings{tune: l.tune()})
 	s.withoutEngine()
 	s.post("/v1/wake", http.StatusOK)
 	require.False(t, l.parked())
 
-	missing := lot{t, filepath.Join(t.TempDir(), "none", "remuda.parked")}
+	missing := newLot(t)
 	s = startShim(t, settings{tune: missing.tune()})
 	s.awaitState(engine.Active)
+	require.NoError(t, os.RemoveAll(missing.dir))
 	body := s.post("/v1/sleep", http.StatusInternalServerError)
-	require.Contains(t, body, "write the park marker")
+	require.Contains(t, body, "write the record")
 	s.post("/v1/wake", http.StatusOK) // the drain is called off
 	s.awaitState(engine.Active)
 }
@@ -287,7 +310,7 @@ func TestParkedPair(t *testing.T) {
 			require.Empty(t, a.Services())
 			st, ok := shadow.status()
 			require.True(t, ok)
-			require.True(t, st.Parked, "the marker is the pair's")
+			require.True(t, st.Parked, "the record is the pair's")
 			shadow.post("/v1/sleep", http.StatusConflict)
 			shadow.post("/v1/wake", http.StatusConflict)
 

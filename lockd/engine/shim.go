@@ -13,9 +13,9 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"os/signal"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
@@ -44,8 +44,6 @@ var ErrEngineExited = errors.New("engine exited")
 var ErrParentDied = errors.New("the parent process died")
 
 const (
-	// deregisterRetry is the pause between two attempts at the end of a life.
-	deregisterRetry = 100 * time.Millisecond
 	// reapEvery is how often the shim collects the exit status of processes that were
 	// orphaned to it.
 	reapEvery = time.Second
@@ -67,17 +65,14 @@ type Shim struct {
 	locker   *client.Client
 	offload  *offload.Offload // nil where no weights are shared
 	metrics  *metrics
-	parking  parking
+	records  *records
 	cohortID string
-	started  time.Time
 
 	// op serialises drain, sleep and wake; it may be held for their whole
 	// duration. mu is never held across I/O.
 	op sync.Mutex
 	// saved is the only copy of a parked pair's shared weights, or nil. op guards it.
 	saved *offload.Copy
-	// loading: the engine of a shim that stands by is being started.
-	loading atomic.Bool
 	// reg serialises calls to Consul that register or deregister. Whoever
 	// holds it looks at the state first, so that nothing is registered after
 	// the state has forbidden it. Lock order: op, reg, mu.
@@ -127,7 +122,9 @@ func New(cfg Config) (*Shim, error) {
 		metrics: newMetrics(cfg.Name, cfg.Role),
 		fatal:   make(chan error, 1), pushNow: make(chan struct{}, 1), drop: make(chan chan<- error),
 		machine: NewMachine(cfg.Role, cfg.Standby != StandbyNone, time.Now()),
-		parking: parking{cfg.Park},
+	}
+	if s.records, err = openRecords(cfg.Record); err != nil {
+		return nil, fmt.Errorf("engine: %w", err)
 	}
 	if s.gpus, err = s.wantedGPUs(); err != nil {
 		return nil, fmt.Errorf("engine: %w", err)
@@ -158,7 +155,9 @@ func New(cfg Config) (*Shim, error) {
 // Run starts the engine and returns when it is gone with everything that
 // belonged to it: nil after ctx asked for the end, an error otherwise.
 func (s *Shim) Run(ctx context.Context) error {
-	s.started = time.Now()
+	// Nomad closes the pipe of a task's log when its disk is full. Neither this process nor the
+	// engine, which inherits that the signal is ignored, may die of a line of log.
+	signal.Ignore(unix.SIGPIPE)
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	s.mu.Lock()
@@ -186,7 +185,7 @@ func (s *Shim) Run(ctx context.Context) error {
 	} else if lost != nil {
 		go s.endWith(ctx, lost)
 	}
-	if err := s.clearTheWay(ctx); err != nil {
+	if err := s.preflight(ctx); err != nil {
 		return err
 	}
 	// Orphans of the engine become children of the shim, so that their
@@ -201,18 +200,14 @@ func (s *Shim) Run(ctx context.Context) error {
 	s.mu.Lock()
 	s.child = c
 	s.mu.Unlock()
-	if m := s.refreshParked(); m != nil {
-		s.logger.Info("the engine is parked: standing by without an engine until a wake request", "since", m.Since, "marker", s.parking.path)
-	} else if s.cfg.Standby != StandbyCold {
-		if err := s.launch(); err != nil {
-			return err
-		}
-	}
 	lifeCtx, stopLife := context.WithCancel(ctx)
+	// Also while the engine drains for its stop: it may hang then.
+	healthCtx, stopHealth := context.WithCancel(context.WithoutCancel(ctx))
 	var wg sync.WaitGroup
 	wg.Go(func() { s.lifecycle(lifeCtx) })
+	wg.Go(func() { s.healthLoop(healthCtx) })
 	reason := s.watch(ctx)
-	return s.shutDown(reason, func() { stopLife(); wg.Wait() })
+	return s.shutDown(reason, func() { stopLife(); stopHealth(); wg.Wait() })
 }
 
 func (s *Shim) engineProcess() *child {
@@ -305,11 +300,19 @@ func (s *Shim) shutDown(reason error, stopLife func()) error {
 	if peaceful {
 		s.logger.Info("stopping")
 	}
-	if state := s.State(); peaceful && state != Init && state != Standby { // else there is nothing to drain
+	s.mu.Lock()
+	state, unhealthy := s.machine.State(), s.machine.unhealthy
+	s.mu.Unlock()
+	switch {
+	case peaceful && unhealthy != "":
+		s.logger.Warn("stopping the engine without a drain: it cannot finish its requests", "reason", unhealthy)
+	case peaceful && state != Init && state != Standby: // else there is nothing to drain
 		drainCtx, stopWaiting := context.WithCancel(ctx)
 		go func() {
 			select {
 			case <-c.ended:
+			case err := <-s.fatal:
+				s.logger.Warn("the engine failed while it drained", "error", err)
 			case <-drainCtx.Done():
 			}
 			stopWaiting()
@@ -318,7 +321,7 @@ func (s *Shim) shutDown(reason error, stopLife func()) error {
 			s.logger.Warn("stopping the engine before its drain is complete", "error", err)
 		}
 		stopWaiting()
-	} else if !peaceful {
+	case !peaceful:
 		s.logger.Error("stopping the engine after a failure", "reason", reason)
 	}
 	if err := s.move(Dead); err != nil {
@@ -329,7 +332,7 @@ func (s *Shim) shutDown(reason error, stopLife func()) error {
 	wg.Go(func() {
 		// A Consul that is busy for a moment must not keep a dead engine; one
 		// that is away takes it for dead after a TTL by itself.
-		removal = insist(ctx, s.logger, s.cfg.TTL, s.deregister)
+		removal = retryFor(ctx, s.logger, s.cfg.TTL, s.deregister)
 	})
 	grace := s.cfg.StopTimeout
 	if !peaceful {
@@ -352,9 +355,9 @@ func (s *Shim) shutDown(reason error, stopLife func()) error {
 	return reason
 }
 
-// clearTheWay removes what an earlier life may have left: its registration,
+// preflight removes what an earlier life may have left: its registration,
 // and an engine that still answers where ours shall serve.
-func (s *Shim) clearTheWay(ctx context.Context) error {
+func (s *Shim) preflight(ctx context.Context) error {
 	if err := s.deregister(ctx); err != nil {
 		s.logger.Warn("cannot remove an earlier registration of the engine", "error", err)
 	}

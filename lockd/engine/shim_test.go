@@ -270,6 +270,37 @@ func TestHungEngineIsGivenUp(t *testing.T) {
 	require.Empty(t, a.Services())
 }
 
+// TestLogThatNobodyReads: with a full disk Nomad closes the pipe of a task's log. The shim serves
+// on, and its engine does what it does by itself.
+func TestLogThatNobodyReads(t *testing.T) {
+	t.Parallel()
+	read, write, err := os.Pipe()
+	require.NoError(t, err)
+	s := startShim(t, settings{stderr: write})
+	st := s.awaitState(engine.Active)
+	require.NoError(t, write.Close())
+	require.NoError(t, read.Close())
+	for range 3 { // each writes lines of log
+		s.post("/v1/sleep", http.StatusOK)
+		s.post("/v1/wake", http.StatusOK)
+	}
+	now := s.awaitState(engine.Active)
+	require.Equal(t, st.PID, now.PID)
+
+	// An engine that is not a Go program, which sets its own handler at the start.
+	s = startShim(t, settings{command: []string{"sleep", "600"}})
+	s.await("the engine's start with the signal ignored", func() bool {
+		st, ok := s.status()
+		if !ok || st.PID == 0 {
+			return false
+		}
+		raw, _ := os.ReadFile("/proc/" + strconv.Itoa(st.PID) + "/status")
+		_, after, _ := strings.Cut(string(raw), "SigIgn:\t")
+		ignored, err := strconv.ParseUint(strings.SplitN(after, "\n", 2)[0], 16, 64)
+		return err == nil && cmdline(st.PID) == "sleep 600" && ignored&(1<<(syscall.SIGPIPE-1)) != 0
+	})
+}
+
 func TestConsulDownDoesNotStopTheEngine(t *testing.T) {
 	t.Parallel()
 	a := consultest.New(t)

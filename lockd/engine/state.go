@@ -48,8 +48,8 @@ type Machine struct {
 	wakeBy time.Time
 	// unhealthy is why the engine cannot serve, "" while it can.
 	unhealthy string
-	// parked: standing by is all that is asked of the engine.
-	parked bool
+	// wanted is Warm while standing by is all that is asked of the engine.
+	wanted Tier
 }
 
 // NewMachine starts in Init. role is replica.RolePrimary or RoleShadow; locked
@@ -91,9 +91,9 @@ func (m *Machine) Wake(now time.Time, timeout time.Duration) error {
 // SetUnhealthy notes why an Active engine cannot serve; "" means it can.
 func (m *Machine) SetUnhealthy(why string) { m.unhealthy = why }
 
-// SetParked notes whether the engine is parked: it stands by until somebody wakes it,
-// whatever its role.
-func (m *Machine) SetParked(parked bool) { m.parked = parked }
+// SetWanted notes what is wanted of the replica. While that is Warm, the engine stands by until
+// a client wakes it, whatever its role.
+func (m *Machine) SetWanted(tier Tier) { m.wanted = tier }
 
 // Live is the liveness probe's answer for the state and the role: nil means alive. An
 // engine that is not live should be killed by whoever probes it, except in
@@ -120,13 +120,13 @@ func (m *Machine) Live(now time.Time) error {
 }
 
 // Ready tells whether the engine does what is asked of it now: a primary without
-// a lock serves unless it is parked; the others serve or stand by for the moment they
-// must.
+// a lock serves unless the replica is to be warm; the others serve or stand by for the moment
+// they must.
 func (m *Machine) Ready(now time.Time) error {
 	if err := m.Live(now); err != nil {
 		return err
 	}
-	if m.state == Active || m.state == Standby && (m.locked || m.parked || m.role == replica.RoleShadow) {
+	if m.state == Active || m.state == Standby && (m.locked || m.wanted == Warm || m.role == replica.RoleShadow) {
 		return nil
 	}
 	return fmt.Errorf("%s engine is %s", m.role, m.state)

@@ -10,6 +10,23 @@ import (
 	"remuda/lockd/engine/dialect"
 )
 
+// Errors of the operations that the shim's HTTP offers.
+var (
+	// ErrWrongState: the engine's state does not allow the operation.
+	ErrWrongState = errors.New("wrong state")
+	// ErrChanged: the engine is not in the state any more that the operation was for.
+	ErrChanged = errors.New("the engine's state has changed")
+	// ErrNotDrained: requests were still running when the drain's time was up.
+	ErrNotDrained = errors.New("not drained")
+	// ErrCannotSleep: the engine has no sleep mode.
+	ErrCannotSleep = errors.New("engine cannot sleep")
+)
+
+const (
+	pollFast = 10 * time.Millisecond
+	pollSlow = 500 * time.Millisecond
+)
+
 // WakeOn brings a standing-by engine back and registers it. A failure is fatal
 // to the process: an engine that failed its wake may have leaked GPU memory.
 // Only the end of the shim may end ctx. A draining engine is registered again. An
@@ -25,7 +42,18 @@ func (s *Shim) WakeOn(ctx context.Context, since time.Time, gpus []string) error
 	if err := s.checkGPUs(gpus); err != nil {
 		return err
 	}
-	return s.wake(ctx, since, gpus, false)
+	if err := s.mayWake(); err != nil { // also while what is under way takes long
+		return err
+	}
+	s.op.Lock()
+	defer s.op.Unlock()
+	if err := s.unchanged(since); err != nil {
+		return err
+	}
+	if err := s.mayWake(); err != nil {
+		return err
+	}
+	return s.wake(ctx, gpus)
 }
 
 // unchanged returns an error that wraps ErrChanged if the engine has changed its state
@@ -41,22 +69,17 @@ func (s *Shim) unchanged(since time.Time) error {
 }
 
 func (s *Shim) mayWake() error {
-	if state := s.State(); state == Standby && s.waitsForLock() {
+	switch state := s.State(); {
+	case state == Standby && s.waitsForLock():
 		return fmt.Errorf("%w: engine is %s and waits for its lock, whose grant wakes it", ErrWrongState, state)
+	case state == Init, state == Dead:
+		return fmt.Errorf("%w: engine is %s: only a standby or draining engine can be woken", ErrWrongState, state)
 	}
 	return nil
 }
 
-// wake is WakeOn; by itself the shim wakes no parked engine.
-func (s *Shim) wake(ctx context.Context, since time.Time, gpus []string, byItself bool) error {
-	if err := s.mayWake(); err != nil { // also while what is under way takes long
-		return err
-	}
-	s.op.Lock()
-	defer s.op.Unlock()
-	if err := s.unchanged(since); err != nil {
-		return err
-	}
+// wake is WakeOn while op is held.
+func (s *Shim) wake(ctx context.Context, gpus []string) error {
 	switch state := s.State(); state {
 	case Active, Draining:
 		s.mu.Lock()
@@ -66,31 +89,30 @@ func (s *Shim) wake(ctx context.Context, since time.Time, gpus []string, byItsel
 			return fmt.Errorf("%w: engine is %s on %s: must sleep before it wakes on other GPUs", ErrWrongState, state, strings.Join(now, ", "))
 		}
 		if state == Active {
-			return s.unpark()
+			return s.want(Hot)
 		}
 		return s.resume(ctx)
 	case Standby:
-		if err := s.mayWake(); err != nil {
-			return err
-		}
 	default:
 		return fmt.Errorf("%w: engine is %s: only a standby or draining engine can be woken", ErrWrongState, state)
 	}
-	parked := s.parked()
-	if parked && byItself {
-		s.logger.Info("the engine is parked: it stays asleep")
-		return nil
-	}
-	if parked {
-		if err := s.findWeights(ctx); err != nil {
+	if s.record().Wanted == Warm && s.engineProcess().phase() != processAbsent {
+		place, err := s.locateWeights(ctx)
+		if err != nil {
 			return err
+		}
+		if s.saved == nil && (place == weightsLost || place == weightsPartial) {
+			s.logger.Warn("the saved weights are lost with the engine that saved them: stopping the sleeping engine, a new one loads the weights from their file")
+			if err := s.endEngine(ctx); err != nil {
+				return err
+			}
 		}
 	}
 	if err := s.moveTo(ctx, gpus); err != nil {
 		return err
 	}
 	start, within := time.Now(), s.cfg.WakeTimeout
-	if s.isCold() { // it has to load its model first
+	if s.engineProcess().phase() == processAbsent { // it has to load its model first
 		within += s.cfg.InitTimeout
 	}
 	s.mu.Lock()
@@ -117,16 +139,16 @@ func (s *Shim) wake(ctx context.Context, since time.Time, gpus []string, byItsel
 	s.metrics.woke(time.Since(start))
 	s.logger.Info("engine is active", "wake", time.Since(start).Round(time.Millisecond).String())
 	s.push()
-	s.noteLeftover(ctx)
-	return s.unpark()
+	s.noteLayouts(ctx)
+	return s.want(Hot)
 }
 
 func (s *Shim) wakeEngine(ctx context.Context) error {
-	if err := s.unvacate(ctx); err != nil {
+	if err := s.restoreWeights(ctx); err != nil {
 		return err
 	}
 	switch {
-	case s.isCold():
+	case s.engineProcess().phase() == processAbsent:
 		if err := s.launch(); err != nil {
 			return err
 		}
@@ -166,7 +188,7 @@ func (s *Shim) resume(ctx context.Context) error {
 		return err
 	}
 	s.push()
-	return s.unpark()
+	return s.want(Hot)
 }
 
 // Drain takes the engine out of routing and waits until it is idle, for at
@@ -193,7 +215,7 @@ func (s *Shim) drain(ctx context.Context, timeout time.Duration) error {
 	defer cancel()
 	// Until Consul hears of it, routers may send more. After one TTL without a
 	// push the check is critical by itself.
-	if err := insist(ctx, s.logger, s.cfg.TTL, s.deregister); err != nil {
+	if err := retryFor(ctx, s.logger, s.cfg.TTL, s.deregister); err != nil {
 		if ctx.Err() != nil {
 			return fmt.Errorf("%w within %s: %w", ErrNotDrained, timeout, err)
 		}
@@ -259,7 +281,7 @@ func (s *Shim) awaitIdle(ctx context.Context) error {
 // failure other than ErrBusy is fatal to the process: the engine may be dead
 // behind a server that still answers. Only the end of the shim may end ctx.
 //
-// The engine is parked from before it sleeps on: see marker. Weights that it shares
+// The record says Warm from before the engine sleeps on. Weights that it shares
 // leave the GPUs; an error of that leaves the engine asleep, and Sleep may be called
 // again. Since is as of WakeOn.
 func (s *Shim) Sleep(ctx context.Context, since time.Time, drainTimeout time.Duration) error {
@@ -274,15 +296,11 @@ func (s *Shim) Sleep(ctx context.Context, since time.Time, drainTimeout time.Dur
 	if err := s.maySleep(); err != nil {
 		return err
 	}
-	state := s.State()
-	if state == Standby {
-		if err := s.park(); err != nil {
+	if s.State() == Standby {
+		if err := s.want(Warm); err != nil {
 			return err
 		}
-		return s.vacate(ctx)
-	}
-	if state != Active && state != Draining {
-		return fmt.Errorf("%w: engine is %s: only an active or draining engine can be put to sleep", ErrWrongState, state)
+		return s.offloadWeights(ctx)
 	}
 	if !s.dialect.CanSleep() {
 		return fmt.Errorf("%w: stop it instead", ErrCannotSleep)
@@ -290,7 +308,7 @@ func (s *Shim) Sleep(ctx context.Context, since time.Time, drainTimeout time.Dur
 	if err := s.drain(ctx, drainTimeout); err != nil {
 		return err
 	}
-	if err := s.park(); err != nil {
+	if err := s.want(Warm); err != nil {
 		return err
 	}
 	// An engine that does not count its requests waits for them here.
@@ -300,7 +318,7 @@ func (s *Shim) Sleep(ctx context.Context, since time.Time, drainTimeout time.Dur
 		err = fmt.Errorf("put the engine to sleep: %w", err)
 		switch {
 		case errors.Is(err, dialect.ErrBusy), errors.Is(err, dialect.ErrNoSleep): // it serves on
-			return errors.Join(err, s.unpark())
+			return errors.Join(err, s.want(Hot))
 		case ctx.Err() == nil:
 			s.fail(err)
 		}
@@ -309,12 +327,15 @@ func (s *Shim) Sleep(ctx context.Context, since time.Time, drainTimeout time.Dur
 	if err := s.move(Standby); err != nil {
 		return err
 	}
-	return s.vacate(ctx)
+	return s.offloadWeights(ctx)
 }
 
 func (s *Shim) maySleep() error {
-	if state := s.State(); state == Standby && s.waitsForLock() {
+	switch state := s.State(); {
+	case state == Standby && s.waitsForLock():
 		return fmt.Errorf("%w: engine is %s and waits for its lock: put the group's engine that holds the lock to sleep instead", ErrWrongState, state)
+	case state == Init, state == Dead:
+		return fmt.Errorf("%w: engine is %s: only an active or draining engine can be put to sleep", ErrWrongState, state)
 	}
 	return nil
 }

@@ -3,7 +3,6 @@ package engine
 import (
 	"context"
 	"errors"
-	"fmt"
 
 	"remuda/device-plugin/gms/backend/host"
 	"remuda/device-plugin/gms/client"
@@ -30,9 +29,9 @@ func newOffload(cfg Config) (*offload.Offload, error) {
 	return offload.New(offload.Config{Sockets: cfg.GMSSockets, Space: space, Logger: cfg.Logger.Named("gms")})
 }
 
-// vacate takes the weights off the GPUs, into this process's memory. A layout that is
+// offloadWeights takes the weights off the GPUs, into this process's memory. A layout that is
 // not whole is of no use and goes as well. op is held.
-func (s *Shim) vacate(ctx context.Context) error {
+func (s *Shim) offloadWeights(ctx context.Context) error {
 	if s.offload == nil {
 		return nil
 	}
@@ -50,9 +49,9 @@ func (s *Shim) vacate(ctx context.Context) error {
 	return s.offload.Vacate(ctx)
 }
 
-// unvacate brings the saved weights back. Without a copy nothing is to be done. op is
+// restoreWeights brings the saved weights back. Without a copy nothing is to be done. op is
 // held.
-func (s *Shim) unvacate(ctx context.Context) error {
+func (s *Shim) restoreWeights(ctx context.Context) error {
 	if s.offload == nil || s.saved == nil {
 		return nil
 	}
@@ -64,65 +63,45 @@ func (s *Shim) unvacate(ctx context.Context) error {
 	return err
 }
 
-// tendParked sees to it that a parked group holds no GPU memory, and that the engine
-// that would wake next can: one that sleeps and whose weights are nowhere is ended, for
-// one that loads them from their file.
-func (s *Shim) tendParked(ctx context.Context) error {
-	if s.offload == nil || !s.op.TryLock() {
-		return nil // what is under way comes to it
-	}
-	defer s.op.Unlock()
-	if s.State() != Standby || s.waitsForLock() || !s.parked() {
-		return nil
-	}
-	if err := s.vacate(ctx); err != nil {
-		return err
-	}
-	if s.saved != nil || s.isCold() {
-		return nil
-	}
-	s.logger.Warn("the saved weights are lost with the engine that saved them: stopping the sleeping engine, the next wake loads the weights from their file")
-	return s.dropEngine(ctx)
-}
+// weightsPlace is where the weights are that a pair shares.
+type weightsPlace string
 
-// dropEngine ends the engine and leaves the shim as a standby without a process. op is
-// held.
-func (s *Shim) dropEngine(ctx context.Context) error {
-	done := make(chan error, 1)
-	select {
-	case s.drop <- done:
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	if err := <-done; err != nil {
-		return fmt.Errorf("stop the engine: %w", err)
-	}
-	return nil
-}
+const (
+	// weightsOwn: the engine shares none, or nobody has asked.
+	weightsOwn weightsPlace = ""
+	// weightsOnGPU: the memory service has them, or weightsPartial a part that is of no use.
+	weightsOnGPU   weightsPlace = "on the GPU"
+	weightsPartial weightsPlace = "partly on the GPU"
+	// weightsSaved: this process has the only copy.
+	weightsSaved weightsPlace = "saved"
+	// weightsLost: only their file has them.
+	weightsLost weightsPlace = "lost"
+)
 
-// findWeights ends a parked engine that sleeps and could not wake: its weights are
-// neither with this process nor with the service. op is held.
-func (s *Shim) findWeights(ctx context.Context) error {
-	if s.offload == nil || s.saved != nil || s.isCold() {
-		return nil
+// locateWeights asks the memory service. op is held.
+func (s *Shim) locateWeights(ctx context.Context) (weightsPlace, error) {
+	if s.offload == nil {
+		return weightsOwn, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.WakeTimeout)
 	defer cancel()
 	held, err := s.offload.Look(ctx)
-	if err != nil || held == offload.Whole {
-		return err
+	switch {
+	case err != nil:
+		return weightsOwn, err
+	case held == offload.Whole:
+		return weightsOnGPU, nil
+	case held != offload.Nothing:
+		return weightsPartial, nil
+	case s.saved != nil:
+		return weightsSaved, nil
 	}
-	s.logger.Warn("the saved weights are lost with the engine that saved them: stopping the sleeping engine, a new one loads the weights from their file")
-	return s.dropEngine(ctx)
+	return weightsLost, nil
 }
 
-// leftoverPath is where the layouts are noted that the group has with the service, so
-// that they can be cleared away once all of it is gone (remuda gms clear): the service
-// keeps what is committed for whoever comes next.
-func (p parking) leftoverPath() string { return p.path + ".gms" }
-
-// noteLeftover writes the note. Without it memory is left behind, but nothing fails.
-func (s *Shim) noteLeftover(ctx context.Context) {
+// noteLayouts records what the replica has with the service. Without the note memory is left
+// behind, but nothing fails.
+func (s *Shim) noteLayouts(ctx context.Context) {
 	if s.offload == nil {
 		return
 	}
@@ -130,9 +109,9 @@ func (s *Shim) noteLeftover(ctx context.Context) {
 	defer cancel()
 	layouts, err := s.offload.Layouts(ctx)
 	if err == nil {
-		err = writeDurably(s.parking.leftoverPath(), layouts)
+		err = s.records.update(func(rec *Record) { rec.Layouts = layouts })
 	}
 	if err != nil {
-		s.logger.Warn("cannot record the group's layouts in the GPU memory service: they may stay there after the group is stopped", "error", err)
+		s.logger.Warn("cannot record the replica's layouts in the GPU memory service: they may stay there after the replica is stopped", "error", err)
 	}
 }

@@ -2,7 +2,6 @@ package engine_test
 
 import (
 	"context"
-	"encoding/json"
 	"net"
 	"net/http"
 	"os"
@@ -144,9 +143,9 @@ func TestParkedPairHoldsNoGPUMemory(t *testing.T) {
 	require.True(t, ok)
 	asleep := st.PID
 	var noted []offload.Layout
-	primary.await("the note of what is to be cleared away", func() bool {
-		raw, err := os.ReadFile(p.lot.marker + ".gms")
-		return err == nil && json.Unmarshal(raw, &noted) == nil
+	primary.await("the layouts that are to be cleared away", func() bool {
+		noted = p.lot.record().Layouts
+		return len(noted) > 0
 	})
 	require.Len(t, noted, 2)
 	require.Equal(t, p.sockets[1], noted[1].Socket)
@@ -207,7 +206,7 @@ func TestCrashLeavesNothingOnTheGPU(t *testing.T) {
 		shadow.standby()
 		// As a shim leaves it that dies when it has marked the group and its engine
 		// has gone to sleep.
-		require.NoError(t, os.WriteFile(p.lot.marker, []byte(`{"since":"2026-01-02T03:04:05Z"}`), 0o600))
+		p.lot.put(`{"wanted":"warm","since":"2026-01-02T03:04:05Z"}`)
 		st, ok := shadow.status()
 		require.True(t, ok)
 		primary.kill9("the shim")

@@ -30,7 +30,10 @@ type Engine struct {
 	// badMetrics fails the next scrape; noGauges leaves the gauges out.
 	badMetrics, noGauges bool
 	running              int
-	release              chan struct{}
+	// tokens is what was generated: one for each scrape while a request runs, none if stalled.
+	tokens  int
+	stalled bool
+	release chan struct{}
 }
 
 // Serve runs the engine on addr until the process ends. With mode "loading" it
@@ -62,6 +65,10 @@ func Serve(addr, model, mode string) error {
 			fmt.Fprintln(w, "python_info 1")
 			return
 		}
+		if e.running > 0 && !e.stalled {
+			e.tokens++
+		}
+		fmt.Fprintf(w, "# TYPE vllm:generation_tokens_total counter\nvllm:generation_tokens_total{model_name=%q,engine=\"0\"} %d\n", model, e.tokens)
 		fmt.Fprintf(w, "# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{model_name=%q,engine=\"0\"} %d\n"+
 			"# TYPE vllm:num_requests_waiting gauge\nvllm:num_requests_waiting{model_name=%q,engine=\"0\"} 0\n", model, e.running, model)
 	})
@@ -158,6 +165,10 @@ func (e *Engine) control(w http.ResponseWriter, r *http.Request) {
 		e.slowWake = time.Second
 	case "slow-sleep":
 		e.slowSleep = time.Second
+	case "hang-wake":
+		e.slowWake = 24 * time.Hour
+	case "stall":
+		e.stalled = true
 	case "hang-health":
 		e.slowHealth = 24 * time.Hour
 	case "fail-sleep":

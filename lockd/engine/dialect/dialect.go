@@ -92,6 +92,10 @@ type Usage struct {
 	Running int
 	// Waiting requests are queued in the engine or preempted.
 	Waiting int
+	// Progress is made of figures that change with each step in which the engine works on a
+	// request, so that two equal values some time apart mean that it has not. It is empty for
+	// an engine without such figures.
+	Progress string
 }
 
 // InFlight is the number of requests that the engine holds.

@@ -20,6 +20,27 @@ const (
 	gaugePrefix = "vllm:num_requests_"
 )
 
+// progressMetrics change with each step of vLLM's engine core that works on a request. The
+// token counters alone would not do: vLLM counts a prompt's tokens when its prefill is
+// complete, which takes minutes for a long prompt. The KV cache grows with each chunk of a
+// prefill. gpu_cache_usage_perc is its name before vLLM 0.10.
+var progressMetrics = []string{
+	"vllm:prompt_tokens_total", "vllm:generation_tokens_total", "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc",
+}
+
+// progressOf returns the series of progressMetrics as they stand on the page.
+func progressOf(page []byte) string {
+	var found []byte
+	for line := range bytes.Lines(page) {
+		for _, name := range progressMetrics {
+			if bytes.HasPrefix(line, []byte(name)) {
+				found = append(found, line...)
+			}
+		}
+	}
+	return string(found)
+}
+
 // parseUsage adds up the requests of all series, whatever their labels: the
 // data-parallel ranks of an engine (label engine) share its fate, and a series
 // under another model_name would still be work that a sleep would break.
@@ -41,7 +62,7 @@ func parseUsage(page []byte) (Usage, error) {
 	if err != nil {
 		return Usage{}, err
 	}
-	return Usage{Running: running, Waiting: waiting + swapped}, nil
+	return Usage{Running: running, Waiting: waiting + swapped, Progress: progressOf(page)}, nil
 }
 
 // only keeps the lines of a metrics page that are about metrics whose name

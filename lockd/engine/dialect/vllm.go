@@ -180,6 +180,9 @@ func (v *vllm) Sleeping(ctx context.Context) (bool, error) {
 
 func (v *vllm) Usage(ctx context.Context) (Usage, error) {
 	page, err := v.call(ctx, http.MethodGet, "/metrics", nil)
+	if hasStatus(err, http.StatusNotFound) {
+		return Usage{}, fmt.Errorf("%w its usage: %w", ErrUnknown, err)
+	}
 	if err != nil {
 		return Usage{}, fmt.Errorf("read the engine's metrics: %w", err)
 	}

@@ -347,3 +347,32 @@ func FuzzVLLMUsage(f *testing.F) {
 		}
 	})
 }
+
+// TestVLLMProgress: the figures change with a token, and with each chunk of a prefill, whose
+// tokens vLLM counts only once it is complete. Nothing else on the page changes them.
+func TestVLLMProgress(t *testing.T) {
+	fake := newFakeVLLM()
+	d := engine(t, "vllm", dialect.Config{Model: "m"}, fake)
+	page := func(prompt, generated int, cache float64, latencies int) string {
+		fake.metrics = fmt.Sprintf("# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running 1\nvllm:num_requests_waiting 0\n"+
+			"vllm:prompt_tokens_total{engine=\"0\"} %d\nvllm:generation_tokens_total{engine=\"0\"} %d\nvllm:kv_cache_usage_perc{engine=\"0\"} %g\n"+
+			"http_requests_total %d\n", prompt, generated, cache, latencies)
+		u, err := d.Usage(soon(t))
+		require.NoError(t, err)
+		return u.Progress
+	}
+	before := page(10, 20, 0.25, 1)
+	require.NotEmpty(t, before)
+	require.Equal(t, before, page(10, 20, 0.25, 2), "requests for its health are no work")
+	for name, now := range map[string]string{
+		"a prefill is complete": page(11, 20, 0.25, 1), "a token": page(10, 21, 0.25, 1), "a chunk of a prefill": page(10, 20, 0.26, 1),
+	} {
+		require.NotEqual(t, before, now, name)
+	}
+	fake.metrics = idleMetrics[:0]
+	_, err := d.Usage(soon(t))
+	require.ErrorIs(t, err, dialect.ErrUnknown)
+	missing := engine(t, "vllm", dialect.Config{Model: "m"}, http.NotFoundHandler())
+	_, err = missing.Usage(soon(t))
+	require.ErrorIs(t, err, dialect.ErrUnknown, "an engine that shows no metrics is not one that hangs")
+}

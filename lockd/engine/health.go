@@ -1,0 +1,151 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"remuda/lockd/engine/dialect"
+)
+
+// healthLoop checks the engine: that it can serve while it is Active, that it lives while it
+// stands by or drains, and that it works on the requests that it has. It ends an engine of which
+// none of that was seen for HangTimeout.
+func (s *Shim) healthLoop(ctx context.Context) {
+	tick := time.NewTicker(s.cfg.HealthInterval)
+	defer tick.Stop()
+	var failures int
+	var work progress
+	healthyAt := time.Now() // when the last check that succeeded began
+	before := s.State()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		state, began := s.State(), time.Now()
+		if state != before {
+			failures, before, healthyAt, work = 0, state, began, progress{}
+		}
+		err := s.checkHealth(ctx, state)
+		if ctx.Err() != nil {
+			return
+		}
+		if s.State() != state {
+			continue // the answer may be of either state
+		}
+		if err == nil {
+			if s.setUnhealthy("") {
+				s.logger.Info("engine can serve again", "after", time.Since(healthyAt).Round(time.Millisecond).String())
+				s.push()
+			}
+			failures, healthyAt = 0, began
+			if err := s.checkProgress(ctx, state, &work); err != nil {
+				s.fail(err)
+				return
+			}
+			continue
+		}
+		failures++
+		s.metrics.healthFailed.Inc()
+		s.logger.Warn("health check failed", "state", state, "failures", failures, "error", err)
+		if state == Active && failures >= s.cfg.UnhealthyAfter && s.setUnhealthy(err.Error()) {
+			s.push()
+		}
+		if time.Since(healthyAt) > s.cfg.HangTimeout {
+			s.fail(fmt.Errorf("engine is %s and has failed its health checks for %s: %w", state, time.Since(healthyAt).Round(time.Second), err))
+			return
+		}
+	}
+}
+
+// checkProgress returns an error if an engine that serves, or drains, has had requests for
+// HangTimeout and done no work on them: a server that answers for its health is no proof.
+func (s *Shim) checkProgress(ctx context.Context, state State, work *progress) error {
+	if state != Active && state != Draining {
+		return nil
+	}
+	askCtx, cancel := context.WithTimeout(ctx, s.cfg.HealthTimeout)
+	defer cancel()
+	usage, err := s.dialect.Usage(askCtx)
+	stalled := work.observe(time.Now(), usage, err)
+	if stalled <= s.cfg.HangTimeout || ctx.Err() != nil || s.State() != state {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("engine is %s and has not reported its work for %s: %w", state, stalled.Round(time.Second), err)
+	}
+	return fmt.Errorf("engine is %s and hangs: it has %d requests and has made no token for %s", state, usage.InFlight(), stalled.Round(time.Second))
+}
+
+// checkHealth makes one check. An Active engine that lost its model (its runner
+// was killed, say) is told to load it again.
+func (s *Shim) checkHealth(ctx context.Context, state State) error {
+	checkCtx, cancel := context.WithTimeout(ctx, s.cfg.HealthTimeout)
+	defer cancel()
+	switch state {
+	case Standby, Draining:
+		if s.engineProcess().phase() != processReady {
+			return nil
+		}
+		return s.dialect.Healthy(checkCtx)
+	case Active:
+	default:
+		return nil
+	}
+	err := s.dialect.Serving(checkCtx)
+	if !errors.Is(err, dialect.ErrNotLoaded) {
+		return err
+	}
+	// A sleep that is under way, or has come in between, unloads on purpose.
+	if !s.op.TryLock() {
+		return nil
+	}
+	defer s.op.Unlock()
+	if s.State() != Active {
+		return nil
+	}
+	s.logger.Warn("the engine has unloaded its model: loading it again", "error", err)
+	s.setUnhealthy("the engine has unloaded its model: loading it again")
+	s.push()
+	loadCtx, cancelLoad := context.WithTimeout(ctx, s.cfg.WakeTimeout)
+	defer cancelLoad()
+	return s.dialect.Load(loadCtx)
+}
+
+// setUnhealthy notes why an Active engine cannot serve, "" if it can, and tells
+// whether that turned.
+func (s *Shim) setUnhealthy(why string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	turned := (s.machine.unhealthy == "") != (why == "")
+	s.machine.SetUnhealthy(why)
+	return turned
+}
+
+// progress finds an engine that has requests and does no work on them. The zero value has seen
+// nothing yet.
+type progress struct {
+	// mark is the Progress of the last usage; workedAt is when it changed last, or when the
+	// engine had nothing to do.
+	mark     string
+	workedAt time.Time
+}
+
+// observe takes what Usage returned and returns for how long the engine has had requests and
+// done no work. An engine that does not report its requests or its progress is taken to work.
+// One that does not answer is not.
+func (p *progress) observe(now time.Time, u dialect.Usage, err error) time.Duration {
+	switch {
+	case p.workedAt.IsZero(), errors.Is(err, dialect.ErrUnknown):
+	case err != nil:
+		return now.Sub(p.workedAt)
+	case u.InFlight() == 0, u.Progress == "", u.Progress != p.mark:
+	default:
+		return now.Sub(p.workedAt)
+	}
+	p.mark, p.workedAt = u.Progress, now
+	return 0
+}
