@@ -41,8 +41,8 @@ GPUs of the task, if the engine supports it (-dialect sim).`,
 			memory := gmsMemory{backend: "host", tag: "weights"}
 			files := tlsFiles{prefix: "lock-tls"}
 			var noConsul bool
-			fs.StringVar(&cfg.Role, "role", cfg.Role, "`role` in the failover group: primary or shadow")
-			fs.StringVar(&group, "group", "", "failover `group`, which is the replica's name: <model>:<variant>:<replica id>")
+			fs.StringVar(&cfg.Role, "role", cfg.Role, "`role` of the engine in its replica: primary (also of a single engine) or shadow")
+			fs.StringVar(&group, "group", "", "`name` of the replica: <model>:<variant>:<replica id>")
 			fs.StringVar(&cfg.EngineURL, "engine-url", "", "`URL` of the engine, such as http://127.0.0.1:8000")
 			fs.StringVar(&cfg.Advertise, "advertise", "", "`host:port` that clients use to reach the engine (default: that of -engine-url)")
 			fs.IntVar(&cfg.Slots, "slots", 0, "requests that the engine processes at once (default: as reported by the engine, else 1)")

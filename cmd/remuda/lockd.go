@@ -100,7 +100,7 @@ been silent for -session-ttl and then -lock-delay has passed.`,
 }
 
 // lockKeys is the prefix of the keys in Consul in which `remuda lockd -consul` shows the locks, one for
-// each failover group that is not free: JSON with holder, token, since and state.
+// each engine and each failover pair: JSON with holder, token, since and state.
 const lockKeys = "remuda/locks/"
 
 // toConsul has dead engines deregistered, and writes every change of the locks to Consul, so
