@@ -33,7 +33,12 @@ soon as it is ready, and a shadow sleeps until POST /v1/wake on the shim's own a
 
 An engine put to sleep by POST /v1/sleep is parked: until POST /v1/wake, no engine of the pair
 holds GPU memory, even after restarts (-record). POST /v1/wake?gpus=UUID,UUID wakes it on other
-GPUs of the task, if the engine supports it (-dialect sim).`,
+GPUs of the task, if the engine supports it (-dialect sim).
+
+The POST routes need "Authorization: Bearer SECRET" with the secret in $REMUDA_SHIM_SECRET, or
+else in the file remuda-shim of the task's directory of secrets. In a job that the controller
+registered they take the controller's own secret for the replica ($REMUDA_CONTROLLER_KEY). Where there is none, only clients of
+this machine may use them.`,
 		setup: func(fs *flag.FlagSet) func(context.Context, []string) error {
 			cfg := engine.DefaultConfig()
 			var consulAddr, group, logLevel string
@@ -68,6 +73,7 @@ GPUs of the task, if the engine supports it (-dialect sim).`,
 			fs.DurationVar(&cfg.InitTimeout, "init-timeout", cfg.InitTimeout, "time limit for loading the model")
 			fs.DurationVar(&cfg.WakeTimeout, "wake-timeout", cfg.WakeTimeout, "time limit for a wake; after it the engine ends")
 			fs.DurationVar(&cfg.DrainTimeout, "drain-timeout", cfg.DrainTimeout, "time limit for running requests before a stop or sleep")
+			fs.DurationVar(&cfg.DrainHold, "drain-hold", cfg.DrainHold, "how long a drained engine stays out of routing if neither a sleep nor a stop nor another drain follows")
 			fs.DurationVar(&cfg.StopTimeout, "stop-timeout", cfg.StopTimeout, "time between SIGTERM and SIGKILL for the engine")
 			fs.DurationVar(&cfg.HealthInterval, "health-interval", cfg.HealthInterval, "time between health checks of an active engine")
 			fs.DurationVar(&cfg.HealthTimeout, "health-timeout", cfg.HealthTimeout, "time limit for one health check")
@@ -90,6 +96,9 @@ GPUs of the task, if the engine supports it (-dialect sim).`,
 				cfg.Name, cfg.Command = name, args
 				if cfg.HangTimeout == 0 {
 					cfg.HangTimeout = engine.HangTimeout(cfg.Standby)
+				}
+				if cfg.Secret, cfg.ControllerKey, err = engine.TaskSecret(); err != nil {
+					return usageError{err.Error()}
 				}
 				cfg.UseGPUs, cfg.SeatGPUs = engine.TaskGPUs()
 				if cfg.Generation, err = engine.TaskGeneration(); err != nil {

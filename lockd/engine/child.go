@@ -40,7 +40,7 @@ func newChild(command []string, cohortID string) (*child, error) {
 	}
 	cmd := exec.Command(path, command[1:]...)
 	cmd.Args[0] = command[0]
-	cmd.Env = append(withoutEnv(os.Environ(), cohort.EnvVar), cohort.EnvVar+"="+cohortID)
+	cmd.Env = append(withoutEnv(withoutEnv(os.Environ(), EnvShimSecret), cohort.EnvVar), cohort.EnvVar+"="+cohortID)
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	cmd.SysProcAttr = &unix.SysProcAttr{Setpgid: true, Pdeathsig: unix.SIGKILL}
 	return &child{cmd: cmd, began: make(chan struct{}), ended: make(chan struct{})}, nil

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"crypto/ed25519"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -86,6 +87,10 @@ type Config struct {
 	GMSSpace func(socket string) (space gms.Space, closeSpace func() error, err error) `json:"-"`
 	// Listen is the shim's own HTTP address.
 	Listen string
+	// Secret, or the replica's secret under ControllerKey, is what a client must send to change
+	// the engine's state: see replica.Secret. With neither, clients of this machine may.
+	Secret        string            `json:"-"`
+	ControllerKey ed25519.PublicKey `json:"-"`
 	// Consul is where the engine is registered; nil registers nowhere.
 	Consul *consul.Address
 
@@ -95,6 +100,9 @@ type Config struct {
 	WakeTimeout time.Duration
 	// DrainTimeout is how long a drain waits for running requests.
 	DrainTimeout time.Duration
+	// DrainHold is how long an engine that was drained stays out of routing for what is to
+	// follow: a sleep, a stop, or another drain. Then it serves again.
+	DrainHold time.Duration
 	// DrainSettle is how long the engine must stay idle before it counts as
 	// drained: requests that a router sent before it saw the deregistration
 	// may still arrive, so it is more than the routers' lag.
@@ -134,6 +142,7 @@ func DefaultConfig() Config {
 		InitTimeout:    2 * time.Hour,          // for a 400 GB model on a slow disk
 		WakeTimeout:    60 * time.Second,       // the slowest wake on record took 5.5 s (235B on 4 GPUs)
 		DrainTimeout:   30 * time.Second,       // most chat answers end within it
+		DrainHold:      15 * time.Second,       // a controller's election and its order to Nomad take less
 		DrainSettle:    250 * time.Millisecond, // a Consul watch delivers in milliseconds
 		StopTimeout:    5 * time.Second,        // as Nomad's own kill_timeout
 		HealthInterval: time.Second,
@@ -192,7 +201,7 @@ func (c Config) validate() error {
 		name string
 		v    time.Duration
 	}{
-		{"init-timeout", c.InitTimeout}, {"wake-timeout", c.WakeTimeout}, {"drain-timeout", c.DrainTimeout},
+		{"init-timeout", c.InitTimeout}, {"wake-timeout", c.WakeTimeout}, {"drain-timeout", c.DrainTimeout}, {"drain-hold", c.DrainHold},
 		{"stop-timeout", c.StopTimeout}, {"health-interval", c.HealthInterval}, {"health-timeout", c.HealthTimeout},
 		{"hang-timeout", c.HangTimeout},
 	} {

@@ -59,6 +59,10 @@ func runShim(raw string) error {
 		return err
 	}
 	cfg.Logger = hclog.New(&hclog.LoggerOptions{Level: hclog.Debug, Output: os.Stderr})
+	var err error
+	if cfg.Secret, cfg.ControllerKey, err = engine.TaskSecret(); err != nil {
+		return err
+	}
 	s, err := engine.New(cfg)
 	if err != nil {
 		return err
@@ -96,6 +100,8 @@ type settings struct {
 	// addr is the engine's; empty: any.
 	addr string
 	tune func(*engine.Config)
+	// env is added to the shim's environment.
+	env []string
 	// stderr is where the shim logs; nil: its log.
 	stderr *os.File
 	// parent wraps the shim's command line, for tests of its parent's death.
@@ -141,6 +147,7 @@ func startShim(t *testing.T, set settings) *shim {
 	args := append(append([]string{}, set.parent...), exe, "test-shim", string(raw))
 	s := &shim{t: t, url: "http://" + cfg.Listen, engine: cfg.EngineURL, log: &proclog.Buffer{}, done: make(chan struct{})}
 	s.cmd = exec.Command(args[0], args[1:]...)
+	s.cmd.Env = append(os.Environ(), set.env...)
 	s.cmd.Stderr = s.log
 	if set.stderr != nil {
 		s.cmd.Stderr = set.stderr

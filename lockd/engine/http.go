@@ -125,26 +125,32 @@ func (s *Shim) handler() http.Handler {
 	// Answers with the shim's metrics in Prometheus' text format.
 	mux.Handle("GET /metrics", promhttp.HandlerFor(s.metrics.registry, promhttp.HandlerOpts{}))
 
-	// A drain can be called off by leaving. A sleep or a wake that has begun
-	// cannot: half of one is worse than either. Both take ?since=TIME, the "since" of the
+	// The routes below need "Authorization: Bearer SECRET" where the shim has a secret or its
+	// controller's key, and answer 401 without; a shim that has neither answers 403 to clients
+	// of other machines.
+
+	// A drain ends when its client leaves. A sleep or a wake that has begun goes on:
+	// half of one is worse than either. Both take ?since=TIME, the "since" of the
 	// state that they are for, and answer 412 in any other state: so that an order of a
 	// controller that was stopped for a while does not undo those of its successor.
 
 	// Takes the engine out of routing and waits until it has no request, at most for
-	// ?timeout=DURATION. A client that leaves cancels the drain. The answer is the state.
-	mux.HandleFunc("POST /v1/drain", s.operation(func(ctx context.Context, _ time.Time, timeout time.Duration) error { return s.Drain(ctx, timeout) }))
+	// ?timeout=DURATION. The engine serves again if the client leaves before the answer, or if
+	// neither a sleep nor a stop nor another drain follows the answer within -drain-hold. The
+	// answer is the state.
+	mux.HandleFunc("POST /v1/drain", s.guarded(s.operation(func(ctx context.Context, _ time.Time, timeout time.Duration) error { return s.Drain(ctx, timeout) })))
 	// Drains the engine, at most for ?timeout=DURATION, and puts it to sleep. It stays
 	// asleep across restarts. The answer is the state.
-	mux.HandleFunc("POST /v1/sleep", s.committed(s.Sleep))
+	mux.HandleFunc("POST /v1/sleep", s.guarded(s.committed(s.Sleep)))
 	// Wakes the engine, with ?gpus=UUID,UUID on other GPUs of its task. The answer is the
 	// state.
-	mux.HandleFunc("POST /v1/wake", func(w http.ResponseWriter, r *http.Request) {
+	mux.HandleFunc("POST /v1/wake", s.guarded(func(w http.ResponseWriter, r *http.Request) {
 		var gpus []string
 		if q := r.URL.Query(); q.Has("gpus") {
 			gpus = strings.Split(q.Get("gpus"), ",")
 		}
 		s.committed(func(ctx context.Context, since time.Time, _ time.Duration) error { return s.WakeOn(ctx, since, gpus) })(w, r)
-	})
+	}))
 	return mux
 }
 

@@ -11,7 +11,7 @@ import (
 	"remuda/lockd/engine/dialect"
 )
 
-// facts are what the shim decides from what it does next with an engine that does not serve.
+// facts are what the shim decides from what it does next, with an engine that does not serve.
 type facts struct {
 	state  State
 	wanted Tier // of the record
@@ -24,6 +24,8 @@ type facts struct {
 	onDemand bool
 	process  processPhase
 	weights  weightsPlace
+	// drainOver: nothing has followed a drain, and nothing is to be waited for any more.
+	drainOver bool
 }
 
 // step is what the shim does next.
@@ -36,6 +38,7 @@ const (
 	endEngine      step = "end the engine"
 	offloadWeights step = "offload the weights"
 	wakeEngine     step = "wake the engine"
+	endDrain       step = "end the drain"
 )
 
 // next returns the next step towards what is wanted.
@@ -45,6 +48,8 @@ func (f facts) next() step {
 		return standBy
 	case f.state == Init:
 		return startEngine
+	case f.state == Draining && f.drainOver:
+		return endDrain
 	case f.state != Standby:
 		return rest
 	case f.wanted == Warm && f.leads && (f.weights == weightsOnGPU || f.weights == weightsPartial):
@@ -64,10 +69,12 @@ func (f facts) next() step {
 // waitsForLock: another engine may have the lock, and only its grant wakes this one.
 func (s *Shim) waitsForLock() bool { return s.locker != nil && !s.holdsLock() }
 
+// facts is called while op is held.
 func (s *Shim) facts(ctx context.Context) (facts, error) {
 	f := facts{
 		state: s.State(), wanted: s.record().Wanted, standby: s.cfg.Standby, leads: !s.waitsForLock(),
 		onDemand: s.locker == nil && s.cfg.Role == replica.RoleShadow, process: s.engineProcess().phase(),
+		drainOver: time.Now().After(s.drainedUntil),
 	}
 	if f.state != Standby || f.wanted != Warm || !f.leads {
 		return f, nil // the weights are of no interest
@@ -153,6 +160,9 @@ func (s *Shim) reconcile(ctx context.Context) error {
 			err = s.endEngine(ctx)
 		case offloadWeights:
 			err = s.offloadWeights(ctx)
+		case endDrain:
+			s.logger.Warn("nothing has followed the drain: the engine serves again")
+			err = s.resume(ctx)
 		case wakeEngine:
 			if err := s.wake(ctx, nil); err != nil && ctx.Err() == nil {
 				s.fail(err)

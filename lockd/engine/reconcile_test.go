@@ -16,8 +16,14 @@ func TestNextStep(t *testing.T) {
 					for _, onDemand := range []bool{true, false} {
 						for _, process := range []processPhase{processAbsent, processLoading, processReady} {
 							for _, weights := range []weightsPlace{weightsOwn, weightsOnGPU, weightsPartial, weightsSaved, weightsLost} {
-								f := facts{state, wanted, standby, leads, onDemand, process, weights}
+								f := facts{state, wanted, standby, leads, onDemand, process, weights, false}
 								step := f.next()
+								f.drainOver = true
+								if state == Draining {
+									require.Equal(t, endDrain, f.next(), "%+v", f)
+								} else {
+									require.Equal(t, step, f.next(), "%+v", f)
+								}
 								idle := state == Init || state == Standby
 								require.True(t, idle || step == rest, "%+v: an operation is under way, or the engine serves: %s", f, step)
 								require.False(t, wanted == Warm && (step == startEngine || step == wakeEngine), "%+v: takes GPU memory: %s", f, step)

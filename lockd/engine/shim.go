@@ -73,6 +73,8 @@ type Shim struct {
 	op sync.Mutex
 	// saved is the only copy of a parked pair's shared weights, or nil. op guards it.
 	saved *offload.Copy
+	// drainedUntil is until when a drained engine waits for what is to follow. op guards it.
+	drainedUntil time.Time
 	// reg serialises calls to Consul that register or deregister. Whoever
 	// holds it looks at the state first, so that nothing is registered after
 	// the state has forbidden it. Lock order: op, reg, mu.

@@ -192,8 +192,9 @@ func (s *Shim) resume(ctx context.Context) error {
 }
 
 // Drain takes the engine out of routing and waits until it is idle, for at
-// most timeout. It wraps ErrNotDrained when requests were still running then;
-// the engine stays Draining, to be drained again, woken, or stopped.
+// most timeout. It wraps ErrNotDrained when requests were still running then.
+// The engine stays Draining for DrainHold, to be drained again, put to sleep, woken, or
+// stopped; not at all if ctx was cancelled. Then it serves again.
 func (s *Shim) Drain(ctx context.Context, timeout time.Duration) error {
 	s.op.Lock()
 	defer s.op.Unlock()
@@ -210,9 +211,15 @@ func (s *Shim) drain(ctx context.Context, timeout time.Duration) error {
 	default:
 		return fmt.Errorf("%w: engine is %s: only an active engine can be drained", ErrWrongState, state)
 	}
-	start := time.Now()
+	start, whole := time.Now(), ctx
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
+	defer func() {
+		s.drainedUntil = time.Now()
+		if whole.Err() == nil {
+			s.drainedUntil = s.drainedUntil.Add(s.cfg.DrainHold)
+		}
+	}()
 	// Until Consul hears of it, routers may send more. After one TTL without a
 	// push the check is critical by itself.
 	if err := retryFor(ctx, s.logger, s.cfg.TTL, s.deregister); err != nil {
