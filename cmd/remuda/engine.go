@@ -35,7 +35,7 @@ GPUs of the task, if the engine supports it (-dialect sim).`,
 			cfg := engine.DefaultConfig()
 			var consulAddr, group, logLevel, standby string
 			var gmsSockets []string
-			memory := gmsMemory{backend: "host", tag: "weights"}
+			memory := gmsMemory{backend: "host"}
 			files := tlsFiles{prefix: "lock-tls"}
 			var noConsul bool
 			fs.StringVar(&cfg.Role, "role", cfg.Role, "`role` in the failover group: primary or shadow")
@@ -53,7 +53,7 @@ GPUs of the task, if the engine supports it (-dialect sim).`,
 			fs.DurationVar(&cfg.LockHeartbeat, "lock-heartbeat", cfg.LockHeartbeat, "how long this process may hang before lockd drops it; 0 for no limit")
 			fs.DurationVar(&cfg.LockSessionTTL, "lock-session-ttl", cfg.LockSessionTTL, "lockd's -session-ttl, for -lock over TCP")
 			fs.StringVar(&cfg.Park, "park", defaultPark(), "`file` that keeps an engine asleep across restarts, from POST /v1/sleep to POST /v1/wake; the shims of a pair share it (default: in $NOMAD_ALLOC_DIR/data, else none)")
-			fs.Func("gms-socket", "`socket` of the GPU memory service with which the engine shares its weights, or "+gmsAuto+" for those of its GPUs; may be repeated; empty for none", func(s string) error {
+			fs.Func("gms-socket", "`socket` of the GPU memory service with which the engine shares its weights, or "+gmsAuto+" for its model's on its GPUs; may be repeated; empty for none", func(s string) error {
 				if s != "" {
 					gmsSockets = append(gmsSockets, s)
 				}
@@ -92,7 +92,7 @@ GPUs of the task, if the engine supports it (-dialect sim).`,
 				cfg.Name, cfg.Command = name, args
 				cfg.UseGPUs, cfg.SeatGPUs = engine.TaskGPUs()
 				for _, s := range gmsSockets {
-					sockets, err := memory.sockets(s)
+					sockets, err := memory.addresses(s, name.Model, group)
 					if err != nil {
 						return err
 					}

@@ -32,7 +32,7 @@ import (
 
 // Environment of the engine, beside that of the shim.
 const (
-	replicaEnv     = "REMUDA_REPLICA"      // the replica's whole name, <model>:<variant>:<id>
+	EnvReplica     = "REMUDA_REPLICA"      // the replica's whole name, <model>:<variant>:<id>
 	roleEnv        = "REMUDA_ROLE"         // primary or shadow
 	weightsLockEnv = "REMUDA_WEIGHTS_LOCK" // how the engine asks the GPU memory service for its weights: rw_or_ro writes them where they are missing, ro only reads
 )
@@ -73,6 +73,8 @@ type Shim struct {
 	op sync.Mutex
 	// saved is the only copy of a parked pair's shared weights, or nil. op guards it.
 	saved *offload.Copy
+	// hold keeps the layouts in use.
+	hold weightsHold
 	// loading: the engine of a shim that stands by is being started.
 	loading atomic.Bool
 	// reg serialises calls to Consul that register or deregister. Whoever
@@ -215,6 +217,7 @@ func (s *Shim) Run(ctx context.Context) error {
 	lifeCtx, stopLife := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	wg.Go(func() { s.lifecycle(lifeCtx) })
+	wg.Go(func() { s.holdWeights(lifeCtx) })
 	reason := s.watch(ctx, g, tracker)
 	settled, err = s.shutDown(reason, tracker, func() { stopLife(); wg.Wait() })
 	return err
@@ -232,7 +235,7 @@ func (s *Shim) launch() error {
 	if s.holdsLock() {
 		role = replica.RolePrimary // nobody else of the group may write now
 	}
-	env := []string{replicaEnv + "=" + s.cfg.Name.String(), roleEnv + "=" + s.cfg.Role, weightsLockEnv + "=" + weightsLock(role)}
+	env := []string{EnvReplica + "=" + s.cfg.Name.String(), roleEnv + "=" + s.cfg.Role, weightsLockEnv + "=" + weightsLock(role)}
 	s.mu.Lock()
 	c, gpus := s.child, s.gpus
 	s.mu.Unlock()
