@@ -66,7 +66,7 @@ func TestReserve(t *testing.T) {
 				"REMUDA_GPU_UUIDS":       tc.gpus,
 				"REMUDA_SEATS":           tc.seats,
 				"REMUDA_CDI_DEVICES":     "nvidia.com/gpu=" + strings.ReplaceAll(tc.gpus, ",", ",nvidia.com/gpu="),
-				"GMS_SOCKET_DIR":         "/run/remuda/gms",
+				"GMS_SOCKET_DIR":         "/run/remuda",
 			}, res.Envs)
 			require.Empty(t, res.Mounts)
 			require.Empty(t, res.Devices)

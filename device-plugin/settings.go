@@ -25,8 +25,8 @@ const (
 	// MinFingerprintPeriod keeps a typing mistake from turning the plugin into
 	// a busy loop; tests use it.
 	MinFingerprintPeriod = 100 * time.Millisecond
-	// DefaultGMSSocketDir is where `remuda gms` keeps its sockets on a node.
-	DefaultGMSSocketDir = "/run/remuda/gms"
+	// DefaultGMSSocketDir is where lockd and `remuda gms` keep their sockets on a node.
+	DefaultGMSSocketDir = "/run/remuda"
 )
 
 // Settings is the plugin's configuration as an operator wrote it, checked and

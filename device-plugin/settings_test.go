@@ -42,7 +42,7 @@ func TestSettings(t *testing.T) {
 	n := func(i int) *int { return &i }
 	f := func(x float64) *float64 { return &x }
 	defaults := deviceplugin.Settings{
-		Seats: 2, FingerprintPeriod: 5 * time.Second, IgnoredGPUs: []string{}, GMSSocketDir: "/run/remuda/gms",
+		Seats: 2, FingerprintPeriod: 5 * time.Second, IgnoredGPUs: []string{}, GMSSocketDir: "/run/remuda",
 		Containers: deviceplugin.ContainersRuntime,
 	}
 	for _, tc := range []struct {
@@ -119,7 +119,7 @@ func TestSettingsWithoutConfig(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 2, got.Seats)
 	require.Equal(t, 5*time.Second, got.FingerprintPeriod)
-	require.Equal(t, "/run/remuda/gms", got.GMSSocketDir)
+	require.Equal(t, "/run/remuda", got.GMSSocketDir)
 }
 
 func TestSettingsNameEveryBadField(t *testing.T) {

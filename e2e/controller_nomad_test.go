@@ -136,7 +136,7 @@ func nomadAdapter(t *testing.T, d *dev) {
 
 	// A model file with the job files that this repository has.
 	dir := t.TempDir()
-	for name, source := range map[string]string{"failover": jobs.Failover, "demo": jobs.Demo, "ollama": jobs.Ollama, "gms": jobs.GMS} {
+	for name, source := range map[string]string{"failover": jobs.Failover, "demo": jobs.Demo, "ollama": jobs.Ollama, "node": jobs.Node} {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name+".nomad.hcl"), []byte(source), 0o600))
 	}
 	path := filepath.Join(dir, "models.hcl")
@@ -150,7 +150,7 @@ model "acme/pair" {
   }
   variant "system" {
     weights = "256MiB"
-    job     = file("gms.nomad.hcl")
+    job     = file("node.nomad.hcl")
     vars    = { memory = ["-backend", "host"] }
   }
 }

@@ -110,6 +110,7 @@ func TestPair(t *testing.T) {
 	})
 	inTurn(t, d, func(t *testing.T) { d.t = t }, []part[*dev]{
 		{"failover", failover},
+		{"a new allocation, a new job", newLives},
 		{"shared weights", sharedWeights},
 		{"the controller's adapter on a real Nomad", nomadAdapter},
 		{"job files are valid", jobFilesAreValid},
@@ -131,10 +132,10 @@ func failover(t *testing.T, d *dev) {
 	v := watchAnswers(t, ctx, d.info.Gateway, &viewing)
 	eventually(t, time.Minute, "the first token", v.seesTokens)
 	var gaps []time.Duration
-	token := uint64(0)
+	var token replica.Token
 	for round := range kills(t) {
 		active, standby := d.pair()
-		require.Greater(t, active.Token, token, "tokens grow")
+		require.Positive(t, active.Token.Compare(token), "tokens grow: %s after %s", active.Token, token)
 		token = active.Token
 		require.Equal(t, 1, standby.Lock.Position)
 		shim := parent(t, active.PID)
@@ -162,7 +163,7 @@ func failover(t *testing.T, d *dev) {
 	viewing.Wait()
 	active, standby := d.pair()
 	require.NotEqual(t, active.Role, standby.Role)
-	// A holder that hangs keeps its connection; its liveness check ends it.
+	// A holder that hangs keeps its connection: lockd misses its heartbeats and kills it.
 	frozen := parent(t, active.PID)
 	require.NoError(t, syscall.Kill(frozen, syscall.SIGSTOP))
 	began := time.Now()
@@ -188,6 +189,50 @@ func failover(t *testing.T, d *dev) {
 		len(gaps), gaps[len(gaps)/2], gaps[(len(gaps)-1)*99/100], gaps[len(gaps)-1], served, failed)
 }
 
+// newLives: after failovers, a replica that gets a new allocation, or a new job, serves at once:
+// its tokens go on growing.
+func newLives(t *testing.T, d *dev) {
+	for name, stop := range map[string]func(){
+		"nomad alloc stop": func() {
+			alloc, _, err := d.nomad.Allocations().Info(d.alloc().ID, nil)
+			require.NoError(t, err)
+			_, err = d.nomad.Allocations().Stop(alloc, nil)
+			require.NoError(t, err)
+		},
+		"nomad job stop": func() {
+			_, _, err := d.nomad.Jobs().Deregister(d.info.Job, false, nil)
+			require.NoError(t, err)
+		},
+	} {
+		for range 2 {
+			active, _ := d.pair()
+			kill9(t, active.PID)
+			eventually(t, time.Minute, "the failover", func() error {
+				if now, _ := d.pair(); now.Token.Compare(active.Token) <= 0 {
+					return fmt.Errorf("token %s after %s", now.Token, active.Token)
+				}
+				return nil
+			})
+		}
+		before, _ := d.pair()
+		began := time.Now()
+		stop()
+		eventually(t, time.Minute, "the new life after "+name, func() error {
+			now, _ := d.pair()
+			if now.PID == before.PID {
+				return errors.New("the old engine serves")
+			}
+			return nil
+		})
+		now, _ := d.pair()
+		require.Positive(t, now.Token.Compare(before.Token), "%s: token %s after %s", name, now.Token, before.Token)
+		d.answers(name)
+		took := time.Since(began)
+		t.Logf("%s: routed and answering after %s, token %s after %s", name, took.Round(time.Millisecond), now.Token, before.Token)
+		require.Less(t, took, 30*time.Second)
+	}
+}
+
 // mirrored returns nil if Consul's key says that the engine holds the lock, in a
 // living session.
 func (d *dev) mirrored(active engine.Status) error {
@@ -202,8 +247,8 @@ func (d *dev) mirrored(active engine.Status) error {
 	if err := json.Unmarshal(key.Value, &v); err != nil {
 		return err
 	}
-	if v.Holder != active.Role || v.Token != active.Token || key.Session == "" {
-		return fmt.Errorf("consul says %s in session %q, want %s with token %d", key.Value, key.Session, active.Role, active.Token)
+	if v.Holder != active.Role || v.Token != active.Token.Counter || key.Session == "" {
+		return fmt.Errorf("consul says %s in session %q, want %s with token %s", key.Value, key.Session, active.Role, active.Token)
 	}
 	return nil
 }

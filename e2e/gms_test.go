@@ -18,15 +18,16 @@ import (
 	"remuda/lockd/engine"
 )
 
-// How the tasks of jobs/gms.nomad.hcl look in a list of processes.
+// How the keeper of jobs/node.nomad.hcl and its child, the service, look in a list of
+// processes.
 const (
-	gmsCommand    = " gms -socket-dir "
-	keeperCommand = " gms keeper "
+	keeperCommand  = " gms -"
+	serviceCommand = " gms-serve "
 )
 
 // sharedWeights: the pair of `remuda dev` has one copy of its weights, in the GPU memory
-// service. With its keeper the service may crash at any time and no engine notices; without
-// it the weights are lost, and both engines end and load them anew.
+// service. The service may crash at any time and no engine notices; with its keeper the
+// weights are lost, and both engines end and load them anew.
 func sharedWeights(t *testing.T, d *dev) {
 	active, standby := d.pair()
 	socket := d.weightsSocket(active.PID)
@@ -47,9 +48,9 @@ func sharedWeights(t *testing.T, d *dev) {
 	require.Greater(t, held(active.PID), int64(size))
 	require.Less(t, held(standby.PID), int64(size/4), "the standby has no copy of its own")
 
-	// With its keeper, the service may crash at any time. A client notices nothing.
+	// The service may crash at any time. A client notices nothing.
 	l := d.load("demo", 4, 20)
-	d.killTasks(gmsCommand)
+	d.killTasks(serviceCommand)
 	eventually(t, 20*time.Second, "the service to have its layout back", func() error {
 		if now, has := ask(); now == nonce || has != hash {
 			return fmt.Errorf("incarnation %q has layout %q", now, has)
@@ -68,10 +69,10 @@ func sharedWeights(t *testing.T, d *dev) {
 	})
 	d.answers("after the crash of the service")
 
-	// Without it, everything is lost: both engines end, and load anew.
+	// With the keeper everything is lost: both engines end, and load anew.
 	active, standby = d.pair()
 	began := time.Now()
-	d.killTasks(gmsCommand, keeperCommand)
+	d.killTasks(keeperCommand)
 	var fresh engine.Status
 	eventually(t, time.Minute, "both engines to be new", func() error {
 		var other engine.Status
@@ -83,8 +84,8 @@ func sharedWeights(t *testing.T, d *dev) {
 		}
 		return nil
 	})
-	t.Logf("service and keeper killed: both engines anew and serving after %s", time.Since(began).Round(time.Millisecond))
-	require.Greater(t, fresh.Token, active.Token)
+	t.Logf("keeper killed: both engines anew and serving after %s", time.Since(began).Round(time.Millisecond))
+	require.Positive(t, fresh.Token.Compare(active.Token))
 	_, again := ask()
 	require.Equal(t, hash, again, "the same weights make the same layout")
 	d.answers("after the loss of the weights")

@@ -69,7 +69,7 @@ func jobFilesAreValid(t *testing.T, d *dev) {
 	for name, vars := range map[string]string{
 		"controller.nomad.hcl": "servers = [\"10.0.0.1\", \"10.0.0.2\", \"10.0.0.3\"]\ntls = \"/etc/remuda\"\n",
 		"gateway.nomad.hcl":    "count = 2\ncontrollers = [\"https://10.0.0.1:4750\"]\nca_cert = \"/etc/remuda/ca.pem\"\n",
-		"gms.nomad.hcl":        "memory = [\"-backend\", \"host\"]\n",
+		"node.nomad.hcl":       "memory = [\"-backend\", \"host\"]\n",
 		"vllm.nomad.hcl":       "extra_args = [\"--enable-prefix-caching\"]\nmax_model_len = \"8192\"\nremuda_gpus = \"2\"\n",
 	} {
 		source, err := fs.ReadFile(jobs.Files, name)

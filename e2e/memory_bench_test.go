@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/internal/sim/gpu"
+	"remuda/internal/testkit/process"
 	"remuda/internal/testkit/proclog"
 )
 
@@ -62,8 +63,7 @@ func newBenchPair(b *testing.B, file string, shared bool) *benchPair {
 	socket := ""
 	if shared {
 		p.metrics = freeAddress(b)
-		p.run("gms", "keeper", "-socket", filepath.Join(dir, "keeper.sock"))
-		p.run("gms", "-socket-dir", dir, "-backend", "host", "-gpu", gpu.UUID("", 0)+"=8GiB", "-keeper", filepath.Join(dir, "keeper.sock"), "-metrics", p.metrics)
+		p.run("gms", "-socket-dir", dir, "-backend", "host", "-gpu", gpu.UUID("", 0)+"=8GiB", "-metrics", p.metrics)
 		socket = filepath.Join(dir, "gms_"+gpu.UUID("", 0)+"_weights.sock")
 	}
 	for _, lock := range []string{"rw_or_ro", "ro"} {
@@ -73,6 +73,9 @@ func newBenchPair(b *testing.B, file string, shared bool) *benchPair {
 	}
 	for _, addr := range p.engines {
 		eventually(b, time.Minute, "an engine to be ready", func() error { return post(http.MethodGet, "http://"+addr+"/health") })
+	}
+	if shared {
+		p.pids = append(p.pids, process.Child(p.pids[0])) // the service, whose keeper is first
 	}
 	return p
 }

@@ -5,7 +5,6 @@ package e2e
 import (
 	"bytes"
 	"fmt"
-	"maps"
 	"os"
 	"strconv"
 	"strings"
@@ -160,34 +159,6 @@ func (r *requests) killAllocations() {
 		}
 	}
 	r.replaced(engines)
-}
-
-// killLockds kills the lockd of every pair, which costs nobody the lock.
-func (r *requests) killLockds() {
-	lockds := func() map[int]bool {
-		out := map[int]bool{}
-		for _, p := range processesOf(r.info.DataDir) {
-			if number, command, _ := strings.Cut(p, " "); strings.Contains(command, " lockd -socket ") {
-				pid, err := strconv.Atoi(number)
-				require.NoError(r.t, err)
-				out[pid] = true
-			}
-		}
-		return out
-	}
-	old := lockds()
-	require.Len(r.t, old, pairReplicas)
-	for pid := range old {
-		kill9(r.t, pid)
-	}
-	eventually(r.t, 20*time.Second, "every lockd to run again", func() error {
-		now := lockds()
-		maps.DeleteFunc(now, func(pid int, _ bool) bool { return old[pid] })
-		if len(now) != pairReplicas {
-			return fmt.Errorf("%d of %d", len(now), pairReplicas)
-		}
-		return nil
-	})
 }
 
 func (r *requests) killConsul() {

@@ -129,7 +129,7 @@ func everythingKilled(t *testing.T, r *requests) {
 		{"the engine of a replica of each model", r.killEngines},
 		{"the shim of a replica of each model", r.killShims},
 		{"gateway 1", func() { r.gateways[0].restart(syscall.SIGKILL) }},
-		{"lockd of every pair", r.killLockds},
+		{"lockd", r.killLockd},
 		{"the controller's leader", r.killLeader},
 		{"a whole allocation of each model", r.killAllocations},
 		{"gateway 2", func() { r.gateways[1].restart(syscall.SIGKILL) }},

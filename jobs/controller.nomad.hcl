@@ -53,8 +53,8 @@ variable "nomad" {
 }
 
 variable "consul" {
-  description = "The Consul agent in which it finds the engines."
-  default     = "127.0.0.1:8500"
+  description = "The Consul agent in which it finds the engines. Empty: CONSUL_HTTP_ADDR of the Nomad client, which must be set then."
+  default     = ""
 }
 
 variable "acl" {

@@ -23,8 +23,13 @@ variable "remuda" {
 }
 
 variable "consul" {
-  description = "The Consul agent in which the engine is registered. Empty: CONSUL_HTTP_ADDR of the Nomad client, else 127.0.0.1:8500."
+  description = "The Consul agent in which the engine is registered. Empty: CONSUL_HTTP_ADDR of the Nomad client, which must be set then."
   default     = ""
+}
+
+variable "lock" {
+  description = "lockd's socket; auto for that of jobs/node.nomad.hcl, empty for an engine that lockd does not watch."
+  default     = "auto"
 }
 
 variable "weights" {
@@ -154,6 +159,7 @@ job "demo" {
           "-group", var.remuda_replica == "" ? "${local.model}:${var.remuda_variant}:${NOMAD_ALLOC_ID}" : var.remuda_replica,
           "-engine-url", "http://${NOMAD_ADDR_engine}",
           "-listen", "${NOMAD_ADDR_shim}",
+          "-lock", var.lock,
           "-consul", var.consul,
           "-slots", local.slots,
           "-drain-timeout", "20s",

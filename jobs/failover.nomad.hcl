@@ -1,14 +1,14 @@
-# A failover pair of a model on the simulated engine: a primary and a
-# shadow on two seats of one GPU, and lockd, which decides which of them serves.
+# A failover pair of a model on the simulated engine: a primary and a shadow on two seats
+# of one GPU. lockd decides which of them serves.
 #
 #   nomad job run jobs/failover.nomad.hcl
 #   remuda model apply jobs/demo.model.hcl    # the same, placed by the controller
 #
-# The primary writes the weights into the GPU memory service of the node
-# (jobs/gms.nomad.hcl, which must run), the shadow maps the same memory, and both go
-# to sleep. lockd grants its lock to the first that asks for it, which wakes and serves.
-# When that one dies, lockd makes sure that it and its child processes are gone, and
-# grants the lock to the other. The one that died is restarted and becomes the next
+# lockd and the GPU memory service of the node must run (jobs/node.nomad.hcl). The primary
+# writes the weights into the memory service, the shadow maps the same memory, and both go
+# to sleep. lockd grants the pair's lock to the first that asks for it, which wakes and
+# serves. When that one dies, lockd makes sure that it and its child processes are gone,
+# and grants the lock to the other. The one that died is restarted and becomes the next
 # shadow. A pair that is put to sleep (POST /v1/sleep at
 # the shim whose engine serves) holds no memory of the GPU until it is woken: the weights
 # are with that shim then.
@@ -33,8 +33,13 @@ variable "remuda" {
 }
 
 variable "consul" {
-  description = "The Consul agent in which the engine is registered. Empty: CONSUL_HTTP_ADDR of the Nomad client, else 127.0.0.1:8500."
+  description = "The Consul agent in which the engine is registered. Empty: CONSUL_HTTP_ADDR of the Nomad client, which must be set then."
   default     = ""
+}
+
+variable "lock" {
+  description = "lockd's socket; auto for that of jobs/node.nomad.hcl."
+  default     = "auto"
 }
 
 variable "weights" {
@@ -43,7 +48,7 @@ variable "weights" {
 }
 
 variable "gms" {
-  description = "Where the engines share their weights: auto for this GPU's socket of jobs/gms.nomad.hcl, empty for a copy in each engine."
+  description = "Where the engines share their weights: auto for this GPU's socket of jobs/node.nomad.hcl, empty for a copy in each engine."
   default     = "auto"
 }
 
@@ -56,6 +61,11 @@ variable "memory" {
 variable "slots" {
   description = "Requests that an engine processes at once."
   default     = "16"
+}
+
+variable "init_delay" {
+  description = "How long an engine takes from loaded weights to ready."
+  default     = "0s"
 }
 
 variable "start_budget" {
@@ -159,48 +169,6 @@ job "failover" {
       }
     }
 
-    # Killed at any moment, lockd is restarted and finds from its state file who
-    # holds the lock. Paths are relative to the task's directory, because a Unix
-    # socket's path may have 107 bytes at most.
-    task "lockd" {
-      driver = "raw_exec"
-
-      lifecycle {
-        hook    = "prestart"
-        sidecar = true
-      }
-
-      config {
-        command = var.remuda
-        args    = ["lockd", "-socket", "../alloc/data/lockd.sock", "-state", "../alloc/data/lockd.state", "-consul", var.consul == "" ? "local" : var.consul]
-      }
-
-      resources {
-        cpu    = 100
-        memory = 64
-      }
-    }
-
-    # The service keeps committed weights for the next engine. When the pair is gone for
-    # good, its memory goes back to the GPU.
-    task "clear" {
-      driver = "raw_exec"
-
-      lifecycle {
-        hook = "poststop"
-      }
-
-      config {
-        command = var.remuda
-        args    = ["gms", "clear", "${NOMAD_ALLOC_DIR}/data/remuda.parked.gms"]
-      }
-
-      resources {
-        cpu    = 50
-        memory = 64
-      }
-    }
-
     task "primary" {
       driver = "raw_exec"
 
@@ -210,12 +178,14 @@ job "failover" {
           "engine",
           "-dialect", "sim",
           "-role", "primary",
-          "-lock", "../alloc/data/lockd.sock",
+          "-lock", var.lock,
+          "-standby", "warm",
           "-group", var.remuda_replica == "" ? "${local.model}:${var.remuda_variant}:${NOMAD_ALLOC_ID}" : var.remuda_replica,
           "-engine-url", "http://${NOMAD_ADDR_primary}",
           "-listen", "${NOMAD_ADDR_primary_shim}",
           "-consul", var.consul,
           "-slots", local.slots,
+          "-init-timeout", var.start_budget,
           "-drain-timeout", "20s",
           "-gms-socket", var.gms,
           "--",
@@ -225,6 +195,7 @@ job "failover" {
           "-weights", "${NOMAD_ALLOC_DIR}/data/weights.safetensors",
           "-gms-socket", var.gms,
           "-max-num-seqs", local.slots,
+          "-init-delay", var.init_delay,
         ]
       }
 
@@ -287,12 +258,14 @@ job "failover" {
           "engine",
           "-dialect", "sim",
           "-role", "shadow",
-          "-lock", "../alloc/data/lockd.sock",
+          "-lock", var.lock,
+          "-standby", "warm",
           "-group", var.remuda_replica == "" ? "${local.model}:${var.remuda_variant}:${NOMAD_ALLOC_ID}" : var.remuda_replica,
           "-engine-url", "http://${NOMAD_ADDR_shadow}",
           "-listen", "${NOMAD_ADDR_shadow_shim}",
           "-consul", var.consul,
           "-slots", local.slots,
+          "-init-timeout", var.start_budget,
           "-drain-timeout", "20s",
           "-gms-socket", var.gms,
           "--",
@@ -302,6 +275,7 @@ job "failover" {
           "-weights", "${NOMAD_ALLOC_DIR}/data/weights.safetensors",
           "-gms-socket", var.gms,
           "-max-num-seqs", local.slots,
+          "-init-delay", var.init_delay,
         ]
       }
 

@@ -29,8 +29,8 @@ variable "remuda" {
 }
 
 variable "consul" {
-  description = "The Consul agent that knows the engines."
-  default     = "127.0.0.1:8500"
+  description = "The Consul agent that knows the engines. Empty: CONSUL_HTTP_ADDR of the Nomad client, which must be set then."
+  default     = ""
 }
 
 variable "controllers" {

@@ -23,10 +23,10 @@ var Demo string
 //go:embed failover.nomad.hcl
 var Failover string
 
-// GMS runs the GPU memory service on every node.
+// Node runs lockd and the GPU memory service on every node.
 //
-//go:embed gms.nomad.hcl
-var GMS string
+//go:embed node.nomad.hcl
+var Node string
 
 // Ollama runs Ollama, a real engine that needs no GPU, on a pinned seat.
 //

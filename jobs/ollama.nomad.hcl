@@ -35,13 +35,18 @@ variable "ollama" {
 }
 
 variable "consul" {
-  description = "The Consul agent in which the engine is registered. Empty: CONSUL_HTTP_ADDR of the Nomad client, else 127.0.0.1:8500."
+  description = "The Consul agent in which the engine is registered. Empty: CONSUL_HTTP_ADDR of the Nomad client, which must be set then."
   default     = ""
 }
 
 variable "slots" {
   description = "Requests that Ollama processes at once."
   default     = "2"
+}
+
+variable "lock" {
+  description = "lockd's socket; auto for that of jobs/node.nomad.hcl, empty for an engine that lockd does not watch."
+  default     = "auto"
 }
 
 # What the controller gives to a variant's job file. `nomad job run` leaves the
@@ -154,6 +159,7 @@ job "ollama" {
           "-model-file", var.gguf == "" ? "${NOMAD_ALLOC_DIR}/data/tiny.gguf" : var.gguf,
           "-engine-url", "http://${NOMAD_ADDR_engine}",
           "-listen", "${NOMAD_ADDR_shim}",
+          "-lock", var.lock,
           "-consul", var.consul,
           "-slots", local.slots,
           "-drain-timeout", "20s",

@@ -21,6 +21,11 @@
 # one has it (vllm#20305). A pair needs engines that share their weights and leave
 # the cache to the one that wakes, as those patched for the GPU memory service.
 
+variable "lock" {
+  description = "lockd's socket; auto for that of jobs/node.nomad.hcl, empty for an engine that lockd does not watch."
+  default     = "auto"
+}
+
 # What the controller gives to a variant's job file. `nomad job run` leaves the
 # defaults.
 variable "remuda_model" {
@@ -87,8 +92,8 @@ variable "remuda" {
 }
 
 variable "consul" {
-  description = "The Consul agent in which the engine is registered."
-  default     = "127.0.0.1:8500"
+  description = "The node's Consul agent, in which the engine is registered, such as 127.0.0.1:8500. It must be set."
+  default     = ""
 }
 
 variable "slots" {
@@ -193,6 +198,7 @@ job "vllm" {
           "-group", var.remuda_replica == "" ? "${local.model}:${var.remuda_variant}:${NOMAD_ALLOC_ID}" : var.remuda_replica,
           "-engine-url", "http://${NOMAD_ADDR_engine}",
           "-listen", "${NOMAD_ADDR_shim}",
+          "-lock", var.lock,
           "-consul", var.consul,
           "-slots", local.slots,
           "-init-timeout", var.start_budget,

@@ -83,7 +83,7 @@ func (s *Server) accept(l net.Listener) error {
 		case s.ctx.Err() != nil:
 			return nil //nolint:nilerr // the listener was closed by Run
 		case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE), errors.Is(err, unix.ECONNABORTED):
-			s.logger.Error("cannot accept a connection", "error", err)
+			s.refusals.Do(func() { s.logger.Error("cannot accept a connection", "error", err) })
 			select {
 			case <-s.ctx.Done():
 				return nil
@@ -122,7 +122,9 @@ func (s *Server) serve(raw net.Conn) {
 	s.mu.Unlock()
 	if refusal != nil {
 		s.metrics.refused.WithLabelValues(refusal.code).Inc()
-		s.logger.Warn("rejected a connection", "peer", c.name, "code", refusal.code, "error", refusal.why)
+		s.refusals.Do(func() {
+			s.logger.Warn("rejected a connection", "peer", c.name, "code", refusal.code, "error", refusal.why)
+		})
 	}
 
 	written := make(chan struct{})

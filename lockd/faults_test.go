@@ -1,6 +1,7 @@
 package lockd_test
 
 import (
+	"bufio"
 	"bytes"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -565,6 +567,80 @@ func TestClientOfAnotherUser(t *testing.T) {
 	a.silent(10 * time.Millisecond)
 	st := d.status("g")
 	require.Equal(t, []any{"primary", []string{}}, []any{st.Holder, st.Waiters})
+}
+
+// TestTenThousandConnections: as many as the limit are open at once, the others are refused, the
+// log stays short, and who holds a lock notices nothing.
+func TestTenThousandConnections(t *testing.T) {
+	t.Parallel()
+	var limit unix.Rlimit
+	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
+	if limit.Cur < 12_000 {
+		limit.Cur = 12_000
+		limit.Max = max(limit.Max, limit.Cur)
+		require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit), "it needs 12,000 open files")
+	}
+	d := newDaemon(t, nil)
+	a := d.newClient("g", "primary", clientSettings{})
+	a.granted()
+	before := d.status("g")
+	var open []net.Conn
+	t.Cleanup(func() {
+		for _, c := range open {
+			_ = c.Close()
+		}
+	})
+	for range 10_000 {
+		c, err := net.Dial("unix", d.cfg.Socket)
+		for errors.Is(err, unix.EAGAIN) { // lockd has not accepted those before it
+			time.Sleep(time.Millisecond)
+			c, err = net.Dial("unix", d.cfg.Socket)
+		}
+		require.NoError(t, err)
+		open = append(open, c)
+	}
+	refused := 0
+	for _, c := range slices.Backward(open) { // the first ones are open, and silent
+		require.NoError(t, c.SetReadDeadline(time.Now().Add(patience)))
+		line, err := bufio.NewReader(c).ReadString('\n')
+		if err == nil && strings.Contains(line, `"busy"`) {
+			refused++
+		}
+		if refused == 5000 {
+			break
+		}
+	}
+	require.Equal(t, 5000, refused)
+	require.Less(t, strings.Count(d.log.String(), "\n"), 100)
+	for _, c := range open {
+		_ = c.Close()
+	}
+	var after wire.Group
+	require.Eventually(t, func() bool { after = d.status("g"); return after.PID == before.PID }, patience, 10*time.Millisecond)
+	require.Equal(t, before, after)
+	a.silent(0)
+}
+
+// TestReadOnlyState: lockd does not start, and says why.
+func TestReadOnlyState(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root can mount a file system")
+	}
+	t.Parallel()
+	disk := shortDir(t)
+	require.NoError(t, unix.Mount("tmpfs", disk, "tmpfs", 0, "size=64k"))
+	t.Cleanup(func() { require.NoError(t, unix.Unmount(disk, unix.MNT_DETACH)) })
+	d := makeDaemon(t, func(c *lockd.Config) { c.State = filepath.Join(disk, "state") })
+	require.NoError(t, unix.Mount("", disk, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+	d.refusesToStart(d.cfg.State, "read-only file system")
+	require.NoError(t, unix.Mount("", disk, "", unix.MS_REMOUNT, ""))
+	d.start()
+	a := d.newClient("g", "primary", clientSettings{})
+	require.Equal(t, uint64(1), a.granted().Token)
+	d.kill()
+	require.NoError(t, unix.Mount("", disk, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+	d.refusesToStart(d.cfg.State, "read-only file system")
+	require.False(t, gone(a.cmd.Process.Pid), "nothing is ended for it")
 }
 
 // TestLockdsRaceForOneSocket: one of them serves, the others say why they do not.

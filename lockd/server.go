@@ -16,6 +16,7 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 	"golang.org/x/sys/unix"
+	"golang.org/x/time/rate"
 
 	"remuda/lockd/lock"
 	"remuda/lockd/statefile"
@@ -27,6 +28,9 @@ type Server struct {
 	cfg     Config
 	logger  hclog.Logger
 	metrics *metrics
+	// refusals bounds the log lines about clients that are turned away: they can come back as
+	// fast as they like.
+	refusals rate.Sometimes
 
 	// mu guards everything below, and the machine's events: effects are carried
 	// out under it, in order, and none of them waits for anything.
@@ -54,7 +58,7 @@ func New(cfg Config) (*Server, error) {
 		return nil, fmt.Errorf("lockd: %w", err)
 	}
 	s := &Server{cfg: cfg, logger: cfg.Logger, conns: map[lock.ConnID]*conn{}, holders: map[string]*holder{},
-		changed: make(chan struct{}, 1)}
+		changed: make(chan struct{}, 1), refusals: rate.Sometimes{First: 20, Interval: 10 * time.Second}}
 	s.metrics = newMetrics(s, cfg.Metrics)
 	return s, nil
 }
@@ -196,6 +200,9 @@ var ErrSocketInUse = errors.New("another lockd is using the socket")
 // listenUnix makes the socket, unless another lockd has it. What a dead one left
 // behind is replaced.
 func listenUnix(path string) (net.Listener, func(), error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return nil, nil, fmt.Errorf("socket %s: %w", path, err)
+	}
 	lockFile, err := os.OpenFile(path+".lock", os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return nil, nil, fmt.Errorf("socket %s: %w", path, err)
@@ -301,7 +308,9 @@ func (s *Server) logSent(c *conn, m lock.Message) {
 	case wire.Granted:
 		s.logger.Info("granted", "group", c.group, "holder", c.holder, "token", m.Token, "regranted", m.Regranted, "peer", c.name)
 	case wire.Refused:
-		s.logger.Warn("refused", "group", c.group, "holder", c.holder, "code", m.Code, "error", m.Error, "peer", c.name)
+		s.refusals.Do(func() {
+			s.logger.Warn("refused", "group", c.group, "holder", c.holder, "code", m.Code, "error", m.Error, "peer", c.name)
+		})
 	}
 }
 

@@ -23,7 +23,7 @@ Keys of the config block, with their defaults:
   fingerprint_period = "5s"               time between two reads of the GPUs; XIDs are reported at once
   ignored_gpu_ids    = []                 UUIDs of GPUs and MIG instances that are not offered
   ignored_xids       = []                 XIDs that do not make a GPU unhealthy
-  gms_socket_dir     = "/run/remuda/gms"  set in tasks as GMS_SOCKET_DIR and mounted into containers; "" for none
+  gms_socket_dir     = "/run/remuda"  set in tasks as GMS_SOCKET_DIR and mounted into containers; "" for none
   containers         = "runtime"          NVIDIA's container runtime; "cdi": the same with CDI names;
                                           "nodes": device files, without that runtime
   nvml_library       = ""                 path of libnvidia-ml.so.1, if the linker does not find it

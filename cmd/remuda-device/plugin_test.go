@@ -174,7 +174,7 @@ func TestPluginUnderGoPlugin(t *testing.T) {
 			"CUDA_VISIBLE_DEVICES":   gpu0,
 			"REMUDA_GPU_UUIDS":       gpu0,
 			"REMUDA_SEATS":           gpu0 + "#1",
-			"GMS_SOCKET_DIR":         "/run/remuda/gms",
+			"GMS_SOCKET_DIR":         "/run/remuda",
 		}, res.Envs)
 		_, err = p.Reserve([]string{gpu0 + "#2"})
 		require.ErrorContains(t, err, gpu0+"#2")

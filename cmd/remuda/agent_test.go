@@ -24,7 +24,8 @@ import (
 const asProgram = "REMUDA_TEST_AS_PROGRAM"
 
 func TestMain(m *testing.M) {
-	if os.Getenv(asProgram) != "" {
+	// A keeper in this process starts it as the GPU memory service.
+	if os.Getenv(asProgram) != "" || len(os.Args) > 1 && os.Args[1] == gmsServeVerbName {
 		main()
 	}
 	// What the user's shell has must not reach the tests.

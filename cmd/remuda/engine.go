@@ -46,8 +46,8 @@ this machine may use them.`,
 			memory := gmsMemory{backend: "host", tag: "weights"}
 			files := tlsFiles{prefix: "lock-tls"}
 			var noConsul bool
-			fs.StringVar(&cfg.Role, "role", cfg.Role, "`role` in the failover group: primary or shadow")
-			fs.StringVar(&group, "group", "", "failover `group`, which is the replica's name: <model>:<variant>:<replica id>")
+			fs.StringVar(&cfg.Role, "role", cfg.Role, "`role` of the engine in its replica: primary (also of a single engine) or shadow")
+			fs.StringVar(&group, "group", "", "`name` of the replica: <model>:<variant>:<replica id>")
 			fs.StringVar(&cfg.EngineURL, "engine-url", "", "`URL` of the engine, such as http://127.0.0.1:8000")
 			fs.StringVar(&cfg.Advertise, "advertise", "", "`host:port` that clients use to reach the engine (default: that of -engine-url)")
 			fs.IntVar(&cfg.Slots, "slots", 0, "requests that the engine processes at once (default: as reported by the engine, else 1)")
@@ -68,7 +68,7 @@ this machine may use them.`,
 			})
 			memory.declare(fs)
 			fs.StringVar(&cfg.Listen, "listen", cfg.Listen, "`address` of the shim's own HTTP")
-			fs.StringVar(&consulAddr, "consul", "", "`address` of the Consul agent (default: CONSUL_HTTP_ADDR, else 127.0.0.1:8500)")
+			fs.StringVar(&consulAddr, "consul", "", "`address` of the Consul agent in which the engine is registered (default: $"+consulAddrEnv+", else, but not in a Nomad task, 127.0.0.1:8500)")
 			fs.BoolVar(&noConsul, "no-consul", false, "do not register in Consul")
 			fs.DurationVar(&cfg.InitTimeout, "init-timeout", cfg.InitTimeout, "time limit for loading the model")
 			fs.DurationVar(&cfg.WakeTimeout, "wake-timeout", cfg.WakeTimeout, "time limit for a wake; after it the engine ends")
@@ -143,6 +143,8 @@ this machine may use them.`,
 }
 
 const (
+	// consulAddrEnv is Consul's own variable.
+	consulAddrEnv = "CONSUL_HTTP_ADDR"
 	// lockAuto finds lockd's socket by what the device plugin gave the task.
 	lockAuto = "auto"
 	// lockdSocket is its name in the node's socket directory (jobs/node.nomad.hcl).

@@ -8,8 +8,10 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/signal"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
@@ -21,11 +23,15 @@ import (
 	"remuda/device-plugin/gms/backend"
 	"remuda/device-plugin/gms/backend/cuda"
 	"remuda/device-plugin/gms/backend/host"
+	"remuda/device-plugin/gms/keeper"
 	"remuda/internal/bytesize"
 )
 
 // gmsSocketDirEnv names the directory of the sockets, as Dynamo's clients know it.
 const gmsSocketDirEnv = "GMS_SOCKET_DIR"
+
+// gmsServeVerbName is the hidden verb of the service, which the keeper starts.
+const gmsServeVerbName = "gms-serve"
 
 func (p *program) gmsVerb() verb {
 	return verb{
@@ -36,49 +42,128 @@ lock and one layout, on the Unix socket <socket-dir>/gms_<GPU UUID>_<tag>.sock, 
 protocol of NVIDIA Dynamo's GPU Memory Service. Engines of the same user (and root) can
 connect.
 
-The host backend emulates GPUs with shared memory. With -keeper, committed layouts survive a
-crash of this program. The program stops when any of its components stops: let Nomad restart
-it.`,
+The host backend emulates GPUs with shared memory.
+
+This program is the keeper: it holds a descriptor of every committed allocation, runs the
+service as a child process, and starts it again with the same layouts whenever it ends or
+hangs. On SIGHUP it replaces the service and itself by the program that is at its path now, and
+loses no committed layout. On SIGTERM it ends with the service, and the memory is free.`,
 		setup: func(fs *flag.FlagSet) func(context.Context, []string) error {
-			o := gmsOptions{cfg: gms.DefaultConfig(), host: hostOptions{granularity: host.DefaultGranularity}}
-			tags := commaList{values: slices.Clone(o.cfg.Tags)}
-			o.cfg.SocketDir = os.Getenv(gmsSocketDirEnv)
-			if o.cfg.SocketDir == "" {
-				o.cfg.SocketDir = os.TempDir()
-			}
-			var logLevel, metricsAddr string
-			fs.StringVar(&o.cfg.SocketDir, "socket-dir", o.cfg.SocketDir, "`directory` of the sockets (default: $"+gmsSocketDirEnv+", else the system's temporary directory)")
-			fs.Var(&o.gpus, "gpu", "`UUID`s of the GPUs, separated by commas; may be repeated. With the host backend, UUID=SIZE sets the GPU's capacity (default: all GPUs of the CUDA driver)")
-			fs.Var(&tags, "tags", "`tags` of the layouts of each GPU, separated by commas")
-			fs.Var(&tags, "tag", "alias of -tags; both may be repeated")
-			fs.StringVar(&o.backend, "backend", "", "`host` or cuda (required)")
-			fs.StringVar(&o.cudaLibrary, "cuda-library", "", "`path` of the CUDA driver's library (default: found by the system)")
-			fs.Var(&o.host.capacity, "host-capacity", "emulated memory of each GPU, such as 80GiB; 0 for no limit")
-			fs.Var(&o.host.granularity, "host-granularity", "allocation sizes are rounded up to a multiple of this")
-			fs.DurationVar(&o.host.slowRelease, "host-slow-release", 0, "added delay of each release of an allocation")
-			fs.StringVar(&o.keeper, "keeper", "", "Unix `socket` of a 'remuda gms keeper', which keeps committed layouts (default: none)")
-			fs.DurationVar(&o.cfg.OOMRetry, "oom-retry", o.cfg.OOMRetry, "retry interval of an allocation without room")
-			fs.DurationVar(&o.cfg.OOMLimit, "oom-limit", o.cfg.OOMLimit, "how long an allocation waits for room; 0 for as long as the client waits")
-			fs.StringVar(&metricsAddr, "metrics", "", "`address` for GET /metrics (default: none)")
-			logLevelFlag(fs, &logLevel)
+			o := declareGMS(fs)
+			hang := fs.Duration("hang-timeout", keeper.DefaultConfig().Hang, "how long the service may be unresponsive before it is killed and started again")
 			return func(ctx context.Context, args []string) error {
 				if err := noArgs(args); err != nil {
 					return err
 				}
-				var err error
-				if o.cfg.Logger, err = p.logger("gms", logLevel); err != nil {
+				return p.keepGMS(ctx, fs, o.logLevel, *hang)
+			}
+		},
+	}
+}
+
+// keepGMS runs the keeper. The service gets the same flags.
+func (p *program) keepGMS(ctx context.Context, fs *flag.FlagSet, logLevel string, hang time.Duration) error {
+	signal.Ignore(syscall.SIGPIPE) // a log that nobody reads any more
+	cfg := keeper.DefaultConfig()
+	if hang <= 0 {
+		return usagef("-hang-timeout is %s: must be more than 0", hang)
+	}
+	cfg.Hang, cfg.Ping = hang, min(cfg.Ping, hang/2)
+	cfg.Stdout, cfg.Stderr = p.stdout, p.stderr
+	cfg.Args, cfg.ServiceArgs = []string{"gms"}, []string{gmsServeVerbName}
+	seen := map[flag.Value]bool{}
+	fs.Visit(func(f *flag.Flag) {
+		if seen[f.Value] {
+			return // an alias
+		}
+		seen[f.Value] = true
+		arg := "-" + f.Name + "=" + f.Value.String()
+		cfg.Args = append(cfg.Args, arg)
+		if f.Name != "hang-timeout" {
+			cfg.ServiceArgs = append(cfg.ServiceArgs, arg)
+		}
+	})
+	var err error
+	if cfg.Logger, err = p.logger("gms-keeper", logLevel); err != nil {
+		return err
+	}
+	if cfg.Program, err = os.Executable(); err != nil {
+		return fmt.Errorf("find the program's path: %w", err)
+	}
+	hup := make(chan os.Signal, 1)
+	cfg.Rearm = func() { signal.Notify(hup, syscall.SIGHUP) }
+	cfg.Rearm()
+	defer signal.Stop(hup)
+	cfg.Upgrade = hup
+	k, err := keeper.New(cfg)
+	if err != nil {
+		return err
+	}
+	err = k.Run(ctx)
+	var ended *keeper.ExitError
+	if errors.As(err, &ended) && ended.Code == exitUsage {
+		return exitError{exitUsage} // it has said why
+	}
+	return err
+}
+
+// gmsServeVerb is started by the keeper, never by hand.
+func (p *program) gmsServeVerb() verb {
+	return verb{
+		synopsis: "Serve GPU memory for a keeper",
+		usage:    "[flags]",
+		about:    "Started by 'remuda gms' with the same flags, never by hand.",
+		setup: func(fs *flag.FlagSet) func(context.Context, []string) error {
+			o := declareGMS(fs)
+			return func(ctx context.Context, args []string) error {
+				if err := noArgs(args); err != nil {
 					return err
 				}
-				o.cfg.Tags = tags.values
+				signal.Ignore(syscall.SIGPIPE, syscall.SIGHUP)
+				var err error
+				if o.cfg.Logger, err = p.logger("gms", o.logLevel); err != nil {
+					return err
+				}
+				o.cfg.Tags = o.tags.values
 				fs.Visit(func(f *flag.Flag) {
 					if strings.HasPrefix(f.Name, "host-") {
 						o.host.given = append(o.host.given, "-"+f.Name)
 					}
 				})
-				return o.run(ctx, metricsAddr)
+				err = o.run(ctx)
+				var usage usageError
+				if errors.As(err, &usage) { // of the verb that people know
+					fmt.Fprintf(p.stderr, "remuda gms: %v\nRun 'remuda gms -h' for usage.\n", err)
+					return exitError{exitUsage}
+				}
+				return err
 			}
 		},
 	}
+}
+
+// declareGMS declares the flags of the service.
+func declareGMS(fs *flag.FlagSet) *gmsOptions {
+	o := &gmsOptions{cfg: gms.DefaultConfig(), host: hostOptions{granularity: host.DefaultGranularity}}
+	o.tags = commaList{values: slices.Clone(o.cfg.Tags)}
+	o.cfg.SocketDir = os.Getenv(gmsSocketDirEnv)
+	if o.cfg.SocketDir == "" {
+		o.cfg.SocketDir = os.TempDir()
+	}
+	fs.StringVar(&o.cfg.SocketDir, "socket-dir", o.cfg.SocketDir, "`directory` of the sockets (default: $"+gmsSocketDirEnv+", else the system's temporary directory)")
+	fs.Var(&o.gpus, "gpu", "`UUID`s of the GPUs, separated by commas; may be repeated. With the host backend, UUID=SIZE sets the GPU's capacity (default: all GPUs of the CUDA driver)")
+	fs.Var(&o.tags, "tags", "`tags` of the layouts of each GPU, separated by commas")
+	fs.Var(&o.tags, "tag", "alias of -tags; both may be repeated")
+	fs.StringVar(&o.backend, "backend", "", "`host` or cuda (required)")
+	fs.StringVar(&o.cudaLibrary, "cuda-library", "", "`path` of the CUDA driver's library (default: found by the system)")
+	fs.Var(&o.host.capacity, "host-capacity", "emulated memory of each GPU, such as 80GiB; 0 for no limit")
+	fs.Var(&o.host.granularity, "host-granularity", "allocation sizes are rounded up to a multiple of this")
+	fs.DurationVar(&o.host.slowRelease, "host-slow-release", 0, "added delay of each release of an allocation")
+	fs.DurationVar(&o.cfg.OOMRetry, "oom-retry", o.cfg.OOMRetry, "retry interval of an allocation without room")
+	fs.DurationVar(&o.cfg.OOMLimit, "oom-limit", o.cfg.OOMLimit, "how long an allocation waits for room; 0 for as long as the client waits")
+	fs.StringVar(&o.metricsAddr, "metrics", "", "`address` for GET /metrics (default: none)")
+	logLevelFlag(fs, &o.logLevel)
+	return o
 }
 
 // gmsOptions are the flags of `remuda gms`.
@@ -88,7 +173,9 @@ type gmsOptions struct {
 	backend     string
 	cudaLibrary string
 	host        hostOptions
-	keeper      string
+	tags        commaList
+	metricsAddr string
+	logLevel    string
 }
 
 type hostOptions struct {
@@ -101,7 +188,14 @@ type hostOptions struct {
 
 // run opens what the service needs, and runs it with its metrics until one of them
 // ends.
-func (o *gmsOptions) run(ctx context.Context, metricsAddr string) error {
+func (o *gmsOptions) run(ctx context.Context) error {
+	service, kept, err := keeper.Connect(keeper.FD)
+	if err != nil {
+		return fmt.Errorf("started by hand? run 'remuda gms': %w", err)
+	}
+	defer service.Close()
+	o.cfg.Keeper, o.cfg.Kept, o.cfg.Starts = service, kept, service.Starts()
+	o.cfg.OnReady = func() { _ = service.Ready() } // a keeper that has ended is noticed below
 	gpus, err := o.openGPUs()
 	if err != nil {
 		return err
@@ -114,14 +208,6 @@ func (o *gmsOptions) run(ctx context.Context, metricsAddr string) error {
 		}
 	}()
 	o.cfg.GPUs = gpus
-	if o.keeper != "" {
-		k, err := gms.OpenKeeper(o.keeper, o.cfg.Logger.Named("keeper"))
-		if err != nil {
-			return err
-		}
-		defer func() { _ = k.Close() }()
-		o.cfg.Keeper = k
-	}
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	o.cfg.Metrics = registry
@@ -129,9 +215,16 @@ func (o *gmsOptions) run(ctx context.Context, metricsAddr string) error {
 	if err != nil {
 		return usageError{err.Error()}
 	}
-	parts := []func(context.Context) error{server.Run}
-	if metricsAddr != "" {
-		l, err := net.Listen("tcp", metricsAddr)
+	parts := []func(context.Context) error{server.Run, func(ctx context.Context) error {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-service.Done():
+			return errors.New("the keeper has ended: so does the service")
+		}
+	}}
+	if o.metricsAddr != "" {
+		l, err := net.Listen("tcp", o.metricsAddr)
 		if err != nil {
 			return fmt.Errorf("-metrics: %w", err)
 		}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"os"
 	"sync"
 	"time"
 
@@ -46,7 +47,7 @@ been silent for -session-ttl and then -lock-delay has passed.`,
 			fs.DurationVar(&cfg.Times.Reconnect, "reconnect-window", cfg.Times.Reconnect, "how long a live holder may be disconnected before it is killed")
 			fs.DurationVar(&cfg.Times.SessionTTL, "session-ttl", cfg.Times.SessionTTL, "how long a remote holder may be silent before its session ends")
 			fs.DurationVar(&cfg.Times.LockDelay, "lock-delay", cfg.Times.LockDelay, "how long a lock stays unavailable after the session of a remote holder ended")
-			fs.StringVar(&consulAddr, "consul", "", "`address` of the node's Consul agent, from which dead engines are deregistered, and whose keys remuda/locks/<group> show the holders; \"local\" for CONSUL_HTTP_ADDR, else 127.0.0.1:8500 (default: none)")
+			fs.StringVar(&consulAddr, "consul", "", "`address` of the node's Consul agent, from which dead engines are deregistered, and whose keys remuda/locks/<group> show the holders (default: $"+consulAddrEnv+", else none)")
 			fs.StringVar(&metricsAddr, "metrics", "", "`address` for GET /metrics (default: none)")
 			logLevelFlag(fs, &logLevel)
 			return func(ctx context.Context, args []string) error {
@@ -63,6 +64,12 @@ been silent for -session-ttl and then -lock-delay has passed.`,
 				registry := prometheus.NewRegistry()
 				registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 				cfg.Metrics = registry
+				if consulAddr == "" {
+					consulAddr = os.Getenv(consulAddrEnv)
+				}
+				if consulAddr == "" {
+					cfg.Logger.Warn("no Consul agent: the registration of a dead engine stays until its check expires", "set", "-consul")
+				}
 				mirror, dead, err := toConsul(&cfg, consulAddr)
 				if err != nil {
 					return usageError{err.Error()}
@@ -93,17 +100,14 @@ been silent for -session-ttl and then -lock-delay has passed.`,
 }
 
 // lockKeys is the prefix of the keys in Consul in which `remuda lockd -consul` shows the locks, one for
-// each failover group that is not free: JSON with holder, token, since and state.
+// each engine and each failover pair: JSON with holder, token, since and state.
 const lockKeys = "remuda/locks/"
 
 // toConsul has dead engines deregistered, and writes every change of the locks to Consul, so
 // that people can watch them. It returns nil without an address.
 func toConsul(cfg *lockd.Config, addr string) (*consul.Mirror, *consul.Deregistrar, error) {
-	switch addr {
-	case "":
+	if addr == "" {
 		return nil, nil, nil
-	case "local":
-		addr = "" // the default of a Consul client
 	}
 	dead, err := consul.NewDeregistrar(consul.Address{Addr: addr}, cfg.Logger.Named("consul"))
 	if err != nil {

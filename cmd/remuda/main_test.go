@@ -43,17 +43,17 @@ func TestVersion(t *testing.T) {
 	require.Contains(t, r.out+r.errout, version.String())
 }
 
-func TestHelpListsEveryVerbButTheHiddenOne(t *testing.T) {
+func TestHelpListsEveryVerb(t *testing.T) {
 	r := remuda(t, "-h")
 	require.Equal(t, 0, r.code)
 	p := &program{}
 	for name := range p.verbs() {
 		first, rest, _ := strings.Cut(name, " ")
-		if rest == "" && first != "engine-guard" {
+		if rest == "" && first != gmsServeVerbName {
 			require.Contains(t, r.out, "\n    "+first, "remuda -h")
 		}
 	}
-	require.NotContains(t, r.out, "engine-guard")
+	require.NotContains(t, r.out, gmsServeVerbName)
 }
 
 // TestEveryVerbExplainsItself: -h shows the usage and every flag with its
@@ -141,7 +141,6 @@ func TestMistakesAreExplained(t *testing.T) {
 		"no model file":             {[]string{"model", "apply", filepath.Join(dir, "none.hcl")}, 1, []string{"none.hcl"}},
 		"a snapshot of nothing":     {[]string{"snapshot", "inspect", broken}, 1, []string{broken, "snapshot is damaged"}},
 		"a snapshot that is not":    {[]string{"snapshot", "restore", filepath.Join(dir, "none")}, 1, []string{"none"}},
-		"the guard by hand":         {[]string{"engine-guard"}, 1, []string{"remuda engine starts this command itself"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := remuda(t, tc.args...)

@@ -24,7 +24,7 @@ func (p *program) verbs() map[string]verb {
 		"gateway":          p.gatewayVerb(),
 		"gms":              p.gmsVerb(),
 		"gms clear":        p.gmsClearVerb(),
-		"gms keeper":       p.gmsKeeperVerb(),
+		gmsServeVerbName:   p.gmsServeVerb(),
 		"hpa replay":       p.hpaReplayVerb(),
 		"lockd":            p.lockdVerb(),
 		"lockd status":     p.lockdStatusVerb(),

@@ -18,8 +18,9 @@ import (
 
 // Address says how to reach a Consul agent.
 type Address struct {
-	// Addr is "host:port" or a URL. Empty means CONSUL_HTTP_ADDR, or
-	// 127.0.0.1:8500 without that.
+	// Addr is "host:port" or a URL. Empty means CONSUL_HTTP_ADDR, or 127.0.0.1:8500 without
+	// that; in a task of Nomad one of them must be set, as the agent at Consul's usual port may
+	// be of another cluster.
 	Addr string
 	// Token is the ACL token; empty means CONSUL_HTTP_TOKEN.
 	Token string
@@ -36,6 +37,9 @@ func newClient(a Address) (*api.Client, *http.Transport, error) {
 	cfg := api.DefaultConfig()
 	transport := cleanhttp.DefaultPooledTransport()
 	cfg.Transport = transport
+	if a.Addr == "" && os.Getenv("CONSUL_HTTP_ADDR") == "" && os.Getenv("NOMAD_ALLOC_ID") != "" {
+		return nil, nil, errors.New("no address of a Consul agent: set the job's variable consul, or CONSUL_HTTP_ADDR of the Nomad client, to the node's agent, such as 127.0.0.1:8500")
+	}
 	if a.Addr != "" {
 		if err := checkAddr(a.Addr); err != nil {
 			return nil, nil, err

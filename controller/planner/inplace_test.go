@@ -155,6 +155,29 @@ func TestRolloutInPlace(t *testing.T) {
 		require.Equal(t, map[string]int{"serving h1": 4}, w.counts("m"), "nothing is lost")
 		require.Contains(t, w.decisions("m", planner.KindRolloutWaits)[0].Reason, "also not in the place of an old replica")
 	})
+	t.Run("one that cannot make way keeps no other one from it", func(t *testing.T) {
+		t.Parallel()
+		for _, surge := range []int{0, 1} {
+			stuckRollout(t, surge)
+		}
+	})
+	t.Run("an old replica that uses a GPU out of use makes way, too", func(t *testing.T) {
+		t.Parallel()
+		for _, surge := range []int{0, 1} {
+			w := fresh(t, "n0", "n1")
+			m := model("m", 2, variant("a", "h1", whole, func(v *state.Variant) { v.GPUs = 2 }))
+			m.Update = &state.Update{Surge: surge, MinAvailable: percent(50)}
+			w.model(m)
+			w.turns(10)
+			w.cordon("n0-GPU1", true)
+			w.cordon("n1-GPU1", true)
+			w.next("h2", whole)
+			serving, _ := w.lowest(done(w))
+			require.Equal(t, 1, serving, "surge %d", surge)
+			w.turns(8)
+			require.Equal(t, map[string]int{"serving h2": 2}, w.counts("m"), "surge %d", surge)
+		}
+	})
 	t.Run("min_available that allows no step", func(t *testing.T) {
 		t.Parallel()
 		w := full(t, 2, func(m *state.Model) { m.Update = &state.Update{MinAvailable: &state.Amount{Number: 2}} }, "n0")
@@ -187,6 +210,33 @@ func TestRolloutInPlace(t *testing.T) {
 			return c["serving h1"]+c["serving h2"] == 4
 		})
 	})
+}
+
+// stuckRollout is a world in which the rollout of m waits: the last old replica cannot make way,
+// since the new definition does not fit in its place on n2.
+func stuckRollout(t *testing.T, surge int) *world {
+	w := fresh(t)
+	of := func(id string, memory int64) state.Node {
+		n := node(id, 1)
+		n.GPUs[0].Memory = memory
+		return n
+	}
+	w.addNodes(of("n0", 70), of("n1", 70))
+	m := model("m", 2, variant("a", "h1", func(v *state.Variant) { v.Memory = 50 }))
+	m.Update = &state.Update{Surge: surge, MinAvailable: percent(50)}
+	w.model(m)
+	w.turns(10)
+	w.addNodes(of("n2", 80))
+	w.scale(3) // the youngest would make way first
+	w.turns(10)
+	w.model(model("other", 1, variant("a", "h9"))) // 30 B, which are free on n2 only
+	w.turns(10)
+	w.next("h2", func(v *state.Variant) { v.Memory = 60 })
+	w.turns(100)
+	require.Equal(t, map[string]int{"serving h1": 1, "serving h2": 2}, w.counts("m"), "surge %d", surge)
+	require.Equal(t, "n2", w.only(func(r *state.Replica) bool { return w.hash(r) == "h1" }).Placement.Node)
+	require.Contains(t, w.decisions("m", planner.KindRolloutWaits)[0].Reason, "also not in the place of an old one")
+	return w
 }
 
 // TestRolloutEvictsNothing: a rollout takes no place of other models' replicas, whatever they do.

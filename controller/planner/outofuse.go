@@ -14,7 +14,8 @@ import (
 //   - A running replica is replaced as in a rollout: another one is placed where there is room,
 //     without evicting anything, and takes over before this one is drained. The model's surge, at
 //     least one, is replaced at a time, so that many GPUs that go out of use together do not move
-//     a whole model at once. A replica that fits nowhere else stays.
+//     a whole model at once. A replica that fits nowhere else stays, unless it is outdated and makes
+//     way for its successor.
 //   - A replica of which nothing runs on an unhealthy or missing GPU, and one that has failed, is
 //     ended at once. It cannot start again where it is. Like any missing replica, it is placed anew.
 //   - A replica that is WARM, or on its way to WARM, goes COLD if the GPU is cordoned: a process

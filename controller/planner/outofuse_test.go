@@ -168,6 +168,23 @@ func TestCordonedGPU(t *testing.T) {
 		require.Equal(t, map[string]int{"cloud": 1}, w.inPool("m"))
 		require.NotEqual(t, old.Name, w.only(withStatus(state.StatusServing)).Name)
 	})
+	t.Run("a rollout that waits does not keep it", func(t *testing.T) {
+		t.Parallel()
+		w := stuckRollout(t, 1)
+		n := node("n3", 2)
+		n.GPUs[0].Memory, n.GPUs[1].Memory = 40, 40 // too small for variant a
+		w.addNodes(n)
+		m := *w.view().Model(nil, "m")
+		m.Variants = append(slices.Clone(m.Variants), variant("b", "b1", func(v *state.Variant) { v.Cost = 0.5 }))
+		m.Hash += " b1"
+		w.model(m)
+		w.scale(4)
+		w.turns(10)
+		old := w.only(func(r *state.Replica) bool { return r.Name.Variant == "b" })
+		require.Equal(t, state.StatusServing, old.Status)
+		w.cordon(on(old), true)
+		w.until(func() bool { return w.view().Replica(nil, old.Name.String()) == nil })
+	})
 	t.Run("a pair moves as one", func(t *testing.T) {
 		t.Parallel()
 		w := fresh(t, "n0")

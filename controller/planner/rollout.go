@@ -163,10 +163,13 @@ func (b *planBuilder) fitsWithout(m *model, r *member, v *state.Variant) bool {
 	return fits
 }
 
-// replaceInPlace drains an outdated member whose place its successor will have. refused is why
-// there is no place for that one beside it, nil if the model has no surge.
-func (b *planBuilder) replaceInPlace(g *group, r *member, refused []*placement.Refusal) {
-	if r.changed {
+// replaceInPlace drains outdated members of a variant whose places their successors will have, as far
+// as the model may do without them. If none of them makes way and nothing is under way that allows
+// it, the reason is recorded. refused is why there is no place beside them, nil if the model has no
+// surge.
+func (b *planBuilder) replaceInPlace(g *group, old []*member, about string, refused []*placement.Refusal) {
+	old = slices.DeleteFunc(old, func(r *member) bool { return r.changed })
+	if len(old) == 0 || b.full() {
 		return
 	}
 	what := "no room for the next replica of the new definition beside the old ones, which stay"
@@ -174,33 +177,35 @@ func (b *planBuilder) replaceInPlace(g *group, r *member, refused []*placement.R
 		what = b.staysBecause(g)
 	}
 	if g.inPlace() {
+		what = "no room for the next replica of the new definition, also not in the place of an old one, which stays"
 		next := g.definitions()
-		if own := g.definition(r.Name.Variant); own != nil {
+		if own := g.definition(old[0].Name.Variant); own != nil {
 			next = []*state.Variant{own}
 		}
-		fits := slices.ContainsFunc(next, func(v *state.Variant) bool { return b.fitsWithout(g.model, r, v) })
-		switch {
-		case !fits:
-			what = "no room for the next replica of the new definition, also not in the place of an old one, which stays"
-		case !b.mayGo(g, r):
-			// One on its way to serving allows the next step.
-			if len(g.members) < g.target || g.count(b.serves) < len(g.members) {
-				return
+		fits, gone := false, false
+		for _, r := range old {
+			if b.full() || !slices.ContainsFunc(next, func(v *state.Variant) bool { return b.fitsWithout(g.model, r, v) }) {
+				continue
 			}
-			what = b.staysBecause(g)
-		default:
+			fits = true
+			if !b.mayGo(g, r) {
+				continue
+			}
+			gone = true
 			b.record(KindRolling, g.Name, r.name, "makes way for a replica of the new definition",
 				inputs{"serving": strconv.Itoa(b.servingOf(g.model)), "min_available": strconv.Itoa(g.MinAvailable(g.all)), "target": strconv.Itoa(g.target), "version": strconv.Itoa(r.Version)})
 			b.end(r)
 			g.staying()
+		}
+		// One on its way to serving allows the next step.
+		if gone || fits && (len(g.members) < g.target || g.count(b.serves) < len(g.members)) {
 			return
 		}
+		if fits {
+			what = b.staysBecause(g)
+		}
 	}
-	about := "next"
-	if b.expected(g.model, r) {
-		about += " in pool " + b.poolOf(r)
-	}
-	b.recordUnplaceable(KindRolloutWaits, g, r.Name.Variant, about, what+g.wayOut(), refused)
+	b.recordUnplaceable(KindRolloutWaits, g, old[0].Name.Variant, about, what+g.wayOut(), refused)
 }
 
 // waitForPlace reserves a place that becomes free for a definition, and reports whether there is

@@ -199,22 +199,35 @@ func (b *planBuilder) replace(g *group) {
 		variant, pool                 string
 		mustMove, misplaced, expected bool
 	}
-	refusing := map[class]bool{}
+	refusing := map[class][]*placement.Refusal{}
+	// stuck are the outdated members without room for another one beside them, by class; classes has
+	// their order.
+	stuck := map[class][]*member{}
+	var classes []class
+	stays := func(of class, r *member) {
+		if g.outdated(r) {
+			if len(stuck[of]) == 0 {
+				classes = append(classes, of)
+			}
+			stuck[of] = append(stuck[of], r)
+		}
+	}
 	surge := 0 // of those that do not leave their nodes
 	for i, r := range old {
 		if b.full() || !r.leavesNode() && surge >= g.spare() {
-			return
+			break
 		}
 		of := class{r.Name.Variant, b.poolOf(r), b.mustMove(r), !g.outdated(r) && b.misplaced(g.model, r), b.expected(g.model, r)}
-		if g.Surge() == 0 && !of.mustMove && !of.misplaced {
-			b.replaceInPlace(g, r, nil)
+		if _, refuses := refusing[of]; refuses || g.Surge() == 0 && !of.mustMove && !of.misplaced {
+			stays(of, r)
 			continue
 		}
-		if !r.leavesNode() && (i < extra || !of.mustMove) {
-			surge++
+		if i < extra { // its replacement is on its way
+			surge += btoi(!r.leavesNode())
+			continue
 		}
-		if i < extra || refusing[of] || of.mustMove && !r.leavesNode() && !b.open(of.pool) {
-			continue // its replacement is on its way, or would not fit, or its pool is out of reach
+		if of.mustMove && !r.leavesNode() && !b.open(of.pool) {
+			continue // its pool is out of reach
 		}
 		variants := g.definitions()
 		if g.Variant(r.Name.Variant) != nil {
@@ -234,18 +247,15 @@ func (b *planBuilder) replace(g *group) {
 		fresh, refused := b.placeFirst(g.model, variants, pools, nil, nil)
 		if fresh != nil {
 			g.members = append(g.members, fresh)
+			surge += btoi(!r.leavesNode())
 			if of.mustMove {
-				surge += btoi(!r.leavesNode())
 				b.record(KindMoveAway, g.Name, r.name, fmt.Sprintf("%s: %s takes over", b.whyMove(r), fresh.name), inputs{"by": fresh.name, "node": nodeName(r)})
 			}
 			continue
 		}
-		refusing[of] = true
-		if of.misplaced && !of.mustMove {
-			b.recordUnplaceable(KindLeavePool, g, r.Name.Variant, of.pool, fmt.Sprintf("fewer replicas are expected in pool %s, but there is no room for them elsewhere: scale the model down to remove them", of.pool), refused)
-			continue
-		}
-		if of.mustMove {
+		refusing[of] = refused
+		switch {
+		case of.mustMove:
 			kind, about := KindGPUOutOfUse, r.name
 			if r.leavesNode() {
 				kind, about = KindNodeDraining, nodeName(r)
@@ -254,9 +264,20 @@ func (b *planBuilder) replace(g *group) {
 				about += ", in pool " + of.pool
 			}
 			b.recordUnplaceable(kind, g, r.Name.Variant, about, b.whyMove(r)+": its replicas fit nowhere else and stay", refused)
-			continue
+		case of.misplaced:
+			b.recordUnplaceable(KindLeavePool, g, r.Name.Variant, of.pool, fmt.Sprintf("fewer replicas are expected in pool %s, but there is no room for them elsewhere: scale the model down to remove them", of.pool), refused)
 		}
-		b.replaceInPlace(g, r, refused)
+		stays(of, r)
+	}
+	for _, of := range classes {
+		about := "next"
+		if of.pool != "" {
+			about += " in pool " + of.pool
+		}
+		if of.mustMove {
+			about += ", which must move"
+		}
+		b.replaceInPlace(g, stuck[of], about, refusing[of])
 	}
 }
 

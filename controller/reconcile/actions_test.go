@@ -438,6 +438,7 @@ func TestActionWithoutEffectIsNotRepeatedInAHurry(t *testing.T) {
 		}
 	}
 	inWorld(t, always, func(t *testing.T, w *world) {
+		w.nomad.set(func() { w.nomad.unchanged = true })
 		w.running("1")
 		before, _, _ := w.nomad.did()
 		writes := w.raft.writes()

@@ -200,8 +200,10 @@ type fakeNomad struct {
 	registers, stops, purges, ask []string
 	indexes                       []uint64 // of the registers
 	onRender                      func(context.Context, nomad.Request) error
-	onRegister                    func(name string) error
-	mostAtOnce, atOnce            int
+	// unchanged: a job that is written over itself counts as the same.
+	unchanged          bool
+	onRegister         func(name string) error
+	mostAtOnce, atOnce int
 }
 
 func newFakeNomad() *fakeNomad {
@@ -318,13 +320,13 @@ func (n *fakeNomad) Register(ctx context.Context, job *api.Job, index uint64) (n
 		r := n.requests[id]
 		old, there := n.jobs[id]
 		switch {
-		case there && !old.Stopped && old.Hash == r.Variant.Hash:
+		case there && !old.Stopped && old.Hash == r.Variant.Hash && (old.Generation == r.Generation || old.Index != index || n.unchanged):
 			out = nomad.Registration{Index: old.Index, Already: true}
 		case there && old.Index != index, !there && index != 0:
 			err = fmt.Errorf("register %s: %w", id, &nomad.ConflictError{Job: id, Want: index, Have: old.Index, Reason: "it was changed outside remuda"})
 		default:
 			n.index++
-			n.jobs[id] = nomad.Job{ID: id, Name: r.Name, Hash: r.Variant.Hash, Placement: r.Placement, Index: n.index}
+			n.jobs[id] = nomad.Job{ID: id, Name: r.Name, Hash: r.Variant.Hash, Placement: r.Placement, Generation: r.Generation, Index: n.index}
 			out = nomad.Registration{Index: n.index}
 		}
 	})

@@ -86,9 +86,8 @@ func (l *loop) register(ctx context.Context, n Nomad, o assignment) error {
 	job, err := n.Render(ctx, nomad.Request{
 		Name: r.Name, Variant: *v, Node: *node, Placement: r.Placement,
 		// As of the placement: the model may have changed since.
-		Failover: len(r.Placement.Seats) == 2*seatedOn(r.Placement.Seats),
-		// Larger than that of the job that it replaces, also after an older state was restored.
-		Generation:    max(o.replica, o.generation+1),
+		Failover:      len(r.Placement.Seats) == 2*seatedOn(r.Placement.Seats),
+		Generation:    o.nextGeneration(),
 		ControllerKey: replica.PublicKey(key),
 	})
 	if err != nil {
@@ -121,6 +120,17 @@ func (l *loop) shimKey(ctx context.Context) (ed25519.PrivateKey, error) {
 		return key, nil
 	}
 	return nil, errors.New("make the shims' key: it is not in the state yet")
+}
+
+// nextGeneration returns the generation of the job that a Register writes: the index of the
+// replica as it was decided on, so that a leader that repeats the write of another one writes
+// the same job. It is larger than that of the job before it also if the state was restored from
+// an older snapshot.
+func (o assignment) nextGeneration() uint64 {
+	if o.generation > o.replica {
+		return o.generation + 1
+	}
+	return o.replica
 }
 
 // seatedOn returns the number of GPUs that seats are on.

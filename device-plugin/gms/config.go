@@ -28,7 +28,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"remuda/device-plugin/gms/backend"
-	"remuda/device-plugin/gms/socket"
+	"remuda/device-plugin/gms/keeper"
+	"remuda/internal/unixsock"
 )
 
 // GPU is one card with its memory. The servers of all its tags share it.
@@ -61,14 +62,13 @@ type Config struct {
 	// MaxConns bounds the connections that are served at once. Those that are too
 	// many wait.
 	MaxConns int
-	// Keeper keeps committed layouts over a crash; nil for none.
+	// Keeper keeps committed layouts over a crash; nil for none. Kept is what it has
+	// of the services before this one; Run takes the descriptors over. Starts is how
+	// many services there were, this one included.
 	Keeper Keeper
-	// KeeperWait is how long a commit, or a start, waits for the keeper before it
-	// goes on without.
-	KeeperWait time.Duration
-	// KeeperRetry is how often what could not be kept is tried again.
-	KeeperRetry time.Duration
-	Logger      hclog.Logger
+	Kept   []keeper.Record
+	Starts uint64
+	Logger hclog.Logger
 	// Metrics takes the service's metrics; nil for none.
 	Metrics prometheus.Registerer
 	// OnReady, if not nil, is called once every socket is served.
@@ -84,8 +84,6 @@ func DefaultConfig() Config {
 		Frame:        30 * time.Second,       // a MiB at most; a stopped client may be slow
 		Write:        30 * time.Second,       // only a client that is stuck fills its socket's buffer
 		MaxConns:     maxConns(),
-		KeeperWait:   2 * time.Second, // it answers within milliseconds
-		KeeperRetry:  500 * time.Millisecond,
 		Logger:       hclog.NewNullLogger(),
 	}
 }
@@ -129,8 +127,8 @@ func (c Config) validate() error {
 		}
 		tags[tag] = true
 		for _, g := range c.GPUs {
-			if path := SocketPath(c.SocketDir, g.UUID, tag); len(path) > socket.MaxPath {
-				bad("socket %s: the path is %d bytes long: must be at most %d", path, len(path), socket.MaxPath)
+			if path := SocketPath(c.SocketDir, g.UUID, tag); len(path) > unixsock.MaxPath {
+				bad("socket %s: the path is %d bytes long: must be at most %d", path, len(path), unixsock.MaxPath)
 			}
 		}
 	}
@@ -139,7 +137,6 @@ func (c Config) validate() error {
 		value time.Duration
 	}{
 		{"oom retry", c.OOMRetry}, {"first message", c.FirstMessage}, {"frame", c.Frame}, {"write", c.Write},
-		{"keeper wait", c.KeeperWait}, {"keeper retry", c.KeeperRetry},
 	} {
 		if d.value <= 0 {
 			bad("%s is %s: must be more than 0", d.name, d.value)

@@ -16,7 +16,7 @@ func TestConfigNamesEveryBadField(t *testing.T) {
 	for _, want := range []string{
 		"socket dir is empty", `GPU "a/b": must be a unique name`, `GPU "a/b": backend must be set`, `GPU "x": must be a unique name`,
 		`tag "": must be a unique name`, `tag "é": must be a unique name`, `tag "t": must be a unique name`,
-		"oom retry is 0s", "first message is 0s", "frame is 0s", "write is 0s", "keeper wait is 0s", "keeper retry is 0s",
+		"oom retry is 0s", "first message is 0s", "frame is 0s", "write is 0s",
 		"oom limit is -1ns", "max connections is 0", "logger must be set",
 	} {
 		require.ErrorContains(t, err, want)

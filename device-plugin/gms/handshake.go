@@ -28,14 +28,8 @@ func (c *connection) handshake(ctx context.Context, m *wire.HandshakeRequest) (*
 	limit := newWaitLimit(m.TimeoutMS)
 	defer limit.stop()
 	mode, err := c.acquire(s, m, limit)
-	if err == nil && mode == layout.Writer {
-		err = c.replace(ctx, limit)
-	}
 	if err == nil {
 		err = c.grant(ctx, s, m, mode)
-	}
-	if mode == layout.Writer {
-		c.replaced(ctx, err == nil)
 	}
 	var denied *denial
 	if errors.As(err, &denied) {
@@ -142,67 +136,6 @@ func (u *unit) giveUp(s *session) (layout.Mode, error) {
 	return <-s.offer, nil // only an offer ends a wait otherwise
 }
 
-// replace has the keeper drop the layout that a writer is about to clear: nobody
-// must find it after a crash. A keeper that hangs is waited for as the lock is.
-func (c *connection) replace(ctx context.Context, limit waitLimit) error {
-	u := c.unit
-	if u.server.cfg.Keeper == nil {
-		return nil
-	}
-	// Counted first: replaced takes it back in any case.
-	u.mu.Lock()
-	u.replacing++
-	u.mu.Unlock()
-	return c.settle(ctx, limit, u.record)
-}
-
-// settle waits for the keeper as long as the client waits for the lock.
-func (c *connection) settle(ctx context.Context, limit waitLimit, r *record) error {
-	if ctx.Err() != nil {
-		return errGone
-	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	if limit.none {
-		var stop context.CancelFunc
-		ctx, stop = context.WithTimeoutCause(ctx, c.unit.server.cfg.KeeperWait, errTimeout)
-		defer stop()
-	}
-	gone, stop := c.wire.WatchGone()
-	defer stop()
-	over := make(chan struct{})
-	defer close(over)
-	go func() {
-		select {
-		case <-over:
-		case <-gone:
-			cancel(errGone)
-		case <-limit.expired:
-			cancel(errTimeout)
-		}
-	}()
-	return r.settle(ctx)
-}
-
-// replaced ends what replace has begun: where the writer was not let in, the
-// committed layout goes back to the keeper.
-func (c *connection) replaced(ctx context.Context, granted bool) {
-	u := c.unit
-	if u.server.cfg.Keeper == nil {
-		return
-	}
-	u.mu.Lock()
-	u.replacing--
-	u.mu.Unlock()
-	switch {
-	case granted:
-	case ctx.Err() != nil: // nothing is done in the background any more
-		u.record.now(context.WithoutCancel(ctx))
-	default:
-		u.record.later()
-	}
-}
-
 // grant takes what is offered and tells the client. A client that is gone by now
 // has changed nothing, and gives the lock back. So does one that is offered the
 // lock only because the server ends: its end must clear nothing.
@@ -210,6 +143,18 @@ func (c *connection) grant(ctx context.Context, s *session, m *wire.HandshakeReq
 	u := c.unit
 	if ctx.Err() != nil || c.wire.Gone() {
 		return errGone
+	}
+	if mode == layout.Writer {
+		// A layout that a writer is told to have cleared must not come back.
+		if err := u.drop(ctx); err != nil {
+			return &denial{wire.CodeFailed, err.Error()}
+		}
+		if ctx.Err() != nil || c.wire.Gone() { // it may have taken a while
+			if err := u.keepAgain(context.WithoutCancel(ctx)); err != nil {
+				c.logger.Error("the next crash loses a layout", "error", err)
+			}
+			return errGone
+		}
 	}
 	u.mu.Lock()
 	got, e, err := u.machine.Accept(s.id)

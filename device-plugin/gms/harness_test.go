@@ -26,7 +26,7 @@ const (
 	weights = "weights"
 	kvCache = "kv_cache"
 	// layoutRecord is the keeper's record of the weights.
-	layoutRecord = "layout/GPU-1/weights"
+	layoutRecord = "GPU-1/weights"
 )
 
 // service is a server that runs.
@@ -50,7 +50,6 @@ func config(t *testing.T) gms.Config {
 	cfg.Tags = []string{weights, kvCache}
 	cfg.GPUs = []gms.GPU{{UUID: uuid, Backend: gmstest.NewBackend(64 * gmstest.Page)}}
 	cfg.OOMRetry = 5 * time.Millisecond
-	cfg.KeeperRetry = 5 * time.Millisecond
 	if testing.Verbose() {
 		cfg.Logger = hclog.New(&hclog.LoggerOptions{Level: hclog.Debug, Output: os.Stderr})
 	}
@@ -62,6 +61,11 @@ func start(t *testing.T, cfg gms.Config) *service {
 	t.Helper()
 	s := &service{t: t, cfg: cfg, gpu: cfg.GPUs[0].Backend.(*gmstest.Backend), metrics: prometheus.NewRegistry()}
 	cfg.Metrics = s.metrics
+	if k, ok := cfg.Keeper.(*gmstest.Keeper); ok {
+		var err error
+		cfg.Kept, err = k.Records()
+		require.NoError(t, err)
+	}
 	s.running = gmsserve.Start(t, cfg)
 	s.server = s.running.Server
 	return s

@@ -1,10 +1,7 @@
 package gms_test
 
 import (
-	"context"
 	"errors"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -29,7 +26,6 @@ func keptConfig(t *testing.T) (gms.Config, *gmstest.Keeper) {
 	k := gmstest.NewKeeper()
 	t.Cleanup(k.Close)
 	cfg.Keeper = k
-	cfg.KeeperWait = 50 * time.Millisecond
 	return cfg, k
 }
 
@@ -135,94 +131,14 @@ func TestMemoryThatCannotBeTakenBack(t *testing.T) {
 	eventually(t, "the record is dropped", func() bool { _, found := k.Has(layoutRecord); return !found })
 }
 
-// TestCommitHoldsWithoutTheKeeper: it is kept as soon as that can be.
-func TestCommitHoldsWithoutTheKeeper(t *testing.T) {
-	s, k := kept(t)
-	k.Hang(true)
-	id, hash := s.commitOne(weights, "x")
-	require.False(t, s.isKept())
-	require.Zero(t, s.metric("remuda_gms_keeper_up", nil))
-	require.Positive(t, s.metric("remuda_gms_keeper_records_behind", nil))
-	require.Positive(t, s.metric("remuda_gms_keeper_failures_total", nil))
-	k.Hang(false)
-	eventually(t, "it is kept", s.isKept)
-	require.EqualValues(t, 1, s.metric("remuda_gms_keeper_up", nil))
-	s = s.again()
-	require.Equal(t, hash, s.state(weights).MemoryLayoutHash)
-	s.holds(weights, id, "x")
-}
-
-// TestKeeperThatIsGoneHoldsUpNobody: though the background tries to reach it all the
-// time.
-func TestKeeperThatIsGoneHoldsUpNobody(t *testing.T) {
-	cfg, k := keptConfig(t)
-	cfg.KeeperWait = 24 * time.Hour // whoever waited for it would not be done before the tests are stopped
-	s := start(t, cfg)
-	s.commitOne(weights, "x")
-	k.Kill()
-	for range 3 {
-		s.open(weights, wire.RW).commit()
-		s.open(kvCache, wire.RW).commit()
-		eventually(t, "the background tries", func() bool { return k.Waiting() > 0 })
-	}
-	require.False(t, s.isKept())
-}
-
-func TestRefusedRecordIsTriedAgainLater(t *testing.T) {
-	s, k := kept(t)
-	k.Refuse(true)
-	s.commitOne(weights, "x")
-	require.False(t, s.isKept())
-	require.EqualValues(t, 1, s.metric("remuda_gms_keeper_up", nil), "a refusal is an answer")
-	k.Refuse(false)
-	s.commitOne(kvCache, "y")
-	_, found := k.Has("layout/GPU-1/kv_cache")
-	require.True(t, found)
-	// A keeper that comes back empty may have room at once.
-	k.Kill()
-	k.Start()
-	eventually(t, "it is kept", s.isKept)
-}
-
-func TestKeeperThatComesBackIsGivenEverything(t *testing.T) {
-	s, k := kept(t)
-	s.commitOne(weights, "x")
-	k.Kill()
-	k.Start()
-	eventually(t, "the record is there", func() bool { _, found := k.Has(layoutRecord); return found })
-	_, found := k.Has("layout/GPU-1/kv_cache")
-	require.False(t, found, "nothing is committed there")
-	eventually(t, "it is said so", s.isKept)
-}
-
-// TestKeptTellsTheTruthAboutANewKeeper: one that has come back empty has nothing yet.
-func TestKeptTellsTheTruthAboutANewKeeper(t *testing.T) {
-	cfg, k := keptConfig(t)
-	cfg.KeeperWait = 10 * patience
-	s := start(t, cfg)
-	s.commitOne(weights, "x")
-	require.Equal(t, 1.0, s.metric("remuda_gms_kept", nil))
-	k.Hang(true)
-	k.Kill()
-	k.Start()
-	eventually(t, "it is not kept any more", func() bool { return s.metric("remuda_gms_kept", nil) == 0 })
-	k.Hang(false)
-	eventually(t, "it is kept again", func() bool { return s.metric("remuda_gms_kept", nil) == 1 })
-}
-
 // TestWriterWaitsForAKeeperThatHangs: it could remember what the writer is told to
 // have cleared. Until then nothing is cleared.
 func TestWriterWaitsForAKeeperThatHangs(t *testing.T) {
 	s, k := kept(t)
-	id, hash := s.commitOne(weights, "x")
+	_, hash := s.commitOne(weights, "x")
 	k.Hang(true)
-	s.hello(weights, wire.HandshakeRequest{LockType: wire.RW, TimeoutMS: ptr(int64(0))}).denied(wire.CodeTimeout)
-	s.hello(weights, wire.HandshakeRequest{LockType: wire.RW, TimeoutMS: ptr(int64(20))}).denied(wire.CodeTimeout)
-	leaves := s.hello(weights, wire.HandshakeRequest{LockType: wire.RW})
-	leaves.silent(20 * time.Millisecond)
-	require.NoError(t, leaves.Close())
-	s.holds(weights, id, "x")
 	stays := s.hello(weights, wire.HandshakeRequest{LockType: wire.RW})
+	eventually(t, "it waits", func() bool { return k.Waiting() == 1 })
 	stays.silent(20 * time.Millisecond)
 	require.Equal(t, hash, s.state(weights).MemoryLayoutHash)
 	k.Hang(false)
@@ -236,9 +152,12 @@ func TestWriterWaitsForAKeeperThatHangs(t *testing.T) {
 func TestWriterThatWasNotLetInLeavesTheLayoutKept(t *testing.T) {
 	s, k := kept(t)
 	_, hash := s.commitOne(weights, "x")
-	for range 20 {
-		w := s.hello(weights, wire.HandshakeRequest{LockType: wire.RW, TimeoutMS: ptr(int64(1))})
+	for i := range 20 {
 		k.Hang(true)
+		w := s.hello(weights, wire.HandshakeRequest{LockType: wire.RW})
+		if i%2 == 0 {
+			eventually(t, "it waits", func() bool { return k.Waiting() == 1 })
+		}
 		_ = w.Close()
 		k.Hang(false)
 		eventually(t, "it is over", func() bool { return s.metric("remuda_gms_connections", nil) == 0 })
@@ -248,18 +167,6 @@ func TestWriterThatWasNotLetInLeavesTheLayoutKept(t *testing.T) {
 		eventually(t, "it is kept", s.isKept)
 	}
 	require.Equal(t, hash, s.again().state(weights).MemoryLayoutHash)
-}
-
-// TestWriterDoesNotWaitForAKeeperThatIsGone: nothing can come back from it.
-func TestWriterDoesNotWaitForAKeeperThatIsGone(t *testing.T) {
-	s, k := kept(t)
-	s.commitOne(weights, "x")
-	k.Kill()
-	w := s.open(weights, wire.RW)
-	k.Start()
-	w.allocate(1, "x")
-	w.commit()
-	eventually(t, "the new layout is kept", s.isKept)
 }
 
 // TestEndClearsNothing: a writer that gets the lock because the service ends.
@@ -280,130 +187,26 @@ func TestEndClearsNothing(t *testing.T) {
 	s.holds(weights, id, "x")
 }
 
-// TestStartTogetherWithTheKeeper: what is started together finds each other.
-func TestStartTogetherWithTheKeeper(t *testing.T) {
+// TestCommitThatCannotBeKeptIsRefused: what is acknowledged survives a crash. The
+// session goes on, and may commit once there is room.
+func TestCommitThatCannotBeKeptIsRefused(t *testing.T) {
 	s, k := kept(t)
-	id, _ := s.commitOne(weights, "x")
-	s.end()
-	cfg := s.cfg
-	cfg.KeeperWait = patience
-	late := &lateKeeper{Keeper: k}
-	late.absent.Store(5)
-	cfg.Keeper = late
-	s = start(t, cfg)
-	s.holds(weights, id, "x")
-	require.True(t, s.isKept())
-}
-
-// lateKeeper is not there when it is looked for the first times.
-type lateKeeper struct {
-	*gmstest.Keeper
-	absent atomic.Int32
-}
-
-func (k *lateKeeper) Gone() bool { return k.absent.Add(-1) >= 0 || k.Keeper.Gone() }
-
-// TestStartWithoutAKeeper goes on without, and uses it when it comes.
-func TestStartWithoutAKeeper(t *testing.T) {
-	cfg, k := keptConfig(t)
-	k.Kill()
-	s := start(t, cfg)
-	s.commitOne(weights, "x")
-	require.Zero(t, s.metric("remuda_gms_keeper_up", nil))
-	k.Start()
-	eventually(t, "it is kept", s.isKept)
-	require.EqualValues(t, 1, s.metric("remuda_gms_keeper_up", nil))
-}
-
-// TestFirstCommitAfterTheKeeperHasComeIsKept: though nothing was done with it yet.
-func TestFirstCommitAfterTheKeeperHasComeIsKept(t *testing.T) {
-	cfg, k := keptConfig(t)
-	cfg.KeeperRetry = time.Hour
-	k.Kill()
-	s := start(t, cfg)
-	k.Start()
-	s.open(weights, wire.RW).commit()
-	require.True(t, s.isKept())
-}
-
-// TestKeeperThatHangsIsWaitedForOnce: commits after the first wait for a tenth.
-func TestKeeperThatHangsIsWaitedForOnce(t *testing.T) {
-	cfg, k := keptConfig(t)
-	cfg.Tags = []string{"1", "2", "3", "4", "5"}
-	cfg.KeeperWait, cfg.KeeperRetry = 100*time.Hour, 1000*time.Hour
-	hung := &hungKeeper{Keeper: k}
-	cfg.Keeper = hung
-	s := start(t, cfg)
-	for _, tag := range cfg.Tags {
-		s.open(tag, wire.RW).commit()
-	}
-	hung.mu.Lock()
-	defer hung.mu.Unlock()
-	require.Len(t, hung.waits, len(cfg.Tags))
-	require.InDelta(t, 100, hung.waits[0].Hours(), 1)
-	for _, wait := range hung.waits[1:] {
-		require.InDelta(t, 10, wait.Hours(), 1)
-	}
-}
-
-// hungKeeper does not answer when something is saved, and notes for how long it would have
-// been waited for.
-type hungKeeper struct {
-	*gmstest.Keeper
-	mu    sync.Mutex // guards waits
-	waits []time.Duration
-}
-
-func (k *hungKeeper) Save(ctx context.Context, _ string, _ []byte, _ []int) error {
-	end, _ := ctx.Deadline()
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.waits = append(k.waits, time.Until(end))
-	return context.DeadlineExceeded
-}
-
-// TestStartWaitsForAKeeperThatHangs: it may have what would be lost. Until then
-// nobody is told that nothing is there.
-func TestStartWaitsForAKeeperThatHangs(t *testing.T) {
-	s, k := kept(t)
-	id, _ := s.commitOne(weights, "x")
-	s.end()
-	k.Hang(true)
-	var helper sync.WaitGroup
-	defer helper.Wait()
-	helper.Go(func() {
-		for began := time.Now(); time.Since(began) < 3*s.cfg.KeeperWait || k.Waiting() == 0; {
-			time.Sleep(time.Millisecond)
-			if _, err := wire.Dial(s.path(weights)); err == nil {
-				t.Error("it serves before it knows what there is")
-				break
-			}
-		}
-		k.Hang(false)
-	})
-	s = start(t, s.cfg)
-	s.holds(weights, id, "x")
-	s.end()
-
-	// It can be told to end meanwhile, and does not wait for one that is gone.
-	k.Hang(true)
-	server, err := gms.New(s.cfg)
-	require.NoError(t, err)
-	ctx, stop := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- server.Run(ctx) }()
-	eventually(t, "it waits", func() bool { return k.Waiting() > 0 })
-	stop()
-	require.NoError(t, <-ended)
+	w := s.open(weights, wire.RW)
+	a := w.allocate(1, "x")
+	k.Refuse(true)
+	e := w.refused(&wire.CommitRequest{})
+	require.Contains(t, e.Error, "commit: the layout cannot be kept: the keeper rejected the record: there is no room")
+	require.False(t, s.state(weights).Committed)
+	require.Positive(t, s.metric("remuda_gms_keeper_failures_total", nil))
+	k.Refuse(false)
+	s.gpu.Fail("export", errors.New("the driver is cross"))
+	require.Contains(t, w.refused(&wire.CommitRequest{}).Error, "the driver is cross")
 	_, found := k.Has(layoutRecord)
-	require.True(t, found)
-	helper.Go(func() {
-		for k.Waiting() == 0 {
-			time.Sleep(time.Millisecond)
-		}
-		k.Kill()
-		k.Hang(false)
-	})
-	s = start(t, s.cfg)
-	require.Equal(t, wire.StateEmpty, s.state(weights).State)
+	require.False(t, found)
+	s.gpu.Fail("export", nil)
+	require.EqualValues(t, 1, w.allocate(1, "y").LayoutSlot, "nothing has changed")
+	w.commit()
+	s = s.again()
+	r := s.open(weights, wire.RO)
+	require.Equal(t, a.AllocationID, ask[*wire.ListAllocationsResponse](r, &wire.ListAllocationsRequest{}).Allocations[0].AllocationID)
 }

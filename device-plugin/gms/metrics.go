@@ -40,7 +40,7 @@ func newMetrics() *metrics {
 		refused:        vec("connections_cut_total", "Connections that were closed for a protocol error or a timeout, by reason.", "reason"),
 		descriptors:    counter("unasked_descriptors_total", "Unexpected descriptors from clients, which were closed."),
 		acceptFailures: counter("accept_failures_total", "Connections that could not be accepted for lack of descriptors or memory."),
-		keeperFailures: counter("keeper_failures_total", "Calls of the keeper that failed."),
+		keeperFailures: counter("keeper_failures_total", "Layouts that could not be kept, dropped or restored."),
 	}
 }
 
@@ -72,13 +72,12 @@ var (
 	usedDesc      = desc("used_bytes", "Bytes of a GPU that the service has in use.", "gpu")
 	capacityDesc  = desc("capacity_bytes", "Total bytes of a GPU, 0 if unknown.", "gpu")
 	releasingDesc = desc("releasing_bytes", "Bytes of a GPU that are being released.", "gpu")
-	upDesc        = desc("keeper_up", "1 if the keeper responded to the last request; absent without a keeper.")
-	behindDesc    = desc("keeper_records_behind", "Records that are out of date in the keeper; absent without a keeper.")
+	startsDesc    = desc("starts", "How often the keeper has started the service.")
 )
 
 // Describe lists the collector's metrics.
 func (c collector) Describe(out chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{infoDesc, connsDesc, sessionsDesc, waitersDesc, stateDesc, committedDesc, keptDesc, countDesc, bytesDesc, usedDesc, capacityDesc, releasingDesc, upDesc, behindDesc} {
+	for _, d := range []*prometheus.Desc{infoDesc, connsDesc, sessionsDesc, waitersDesc, stateDesc, committedDesc, keptDesc, countDesc, bytesDesc, usedDesc, capacityDesc, releasingDesc, startsDesc} {
 		out <- d
 	}
 }
@@ -107,7 +106,7 @@ func (c collector) Collect(out chan<- prometheus.Metric) {
 		gauge(sessionsDesc, float64(status.Readers), gpu, tag, string(layout.Reader))
 		gauge(waitersDesc, float64(status.Waiting), gpu, tag)
 		gauge(committedDesc, one(status.Committed), gpu, tag)
-		gauge(keptDesc, one(status.Committed && u.record.kept.Load()), gpu, tag)
+		gauge(keptDesc, one(status.Committed && u.kept.Load()), gpu, tag)
 		for _, state := range []layout.State{layout.Empty, layout.Writing, layout.Committed, layout.Reading} {
 			gauge(stateDesc, one(status.State == state), gpu, tag, string(state))
 		}
@@ -116,16 +115,7 @@ func (c collector) Collect(out chan<- prometheus.Metric) {
 			gauge(bytesDesc, float64(t.bytes), gpu, tag, t.tag)
 		}
 	}
-	if s.cfg.Keeper != nil {
-		gauge(upDesc, one(!s.keeping.down.Load()))
-		behind := 0
-		for _, r := range s.keeping.records {
-			if r.behind.Load() {
-				behind++
-			}
-		}
-		gauge(behindDesc, float64(behind))
-	}
+	gauge(startsDesc, float64(s.cfg.Starts))
 }
 
 func one(b bool) float64 {

@@ -269,8 +269,8 @@ func (s *session) export(m *wire.ExportAllocationRequest) reply {
 	return reply{fd: fd, message: &wire.ExportAllocationResponse{AllocationID: a.ID, Size: a.Size, AlignedSize: a.AlignedSize, Tag: a.Tag, LayoutSlot: a.Slot}}
 }
 
-// commit publishes the layout once the keeper has it, or could not be reached. It
-// holds whatever becomes of the client.
+// commit publishes the layout once the keeper has it. It holds whatever becomes of the
+// client. After an error the session goes on and nothing has changed.
 func (s *session) commit(ctx context.Context) reply {
 	u := s.unit
 	u.mu.Lock()
@@ -279,30 +279,17 @@ func (s *session) commit(ctx context.Context) reply {
 	if err != nil {
 		return refuses(err)
 	}
-	// Nobody else changes the record until the layout is committed.
-	r := u.record
-	if r.lock(ctx) != nil {
-		return refuses(errGone) // the server ends
-	}
-	defer r.unlock()
-	if u.server.cfg.Keeper != nil {
-		u.mu.Lock()
-		u.committing = s.id
-		u.mu.Unlock()
-		_ = r.sync(ctx, true) // a commit holds also where it is not kept
+	if err := u.keep(ctx); err != nil {
+		return refuses(fmt.Errorf("commit: %w", err))
 	}
 	u.mu.Lock()
-	u.committing = 0
 	e, err := u.machine.Commit(s.id)
 	u.carry(e)
 	u.mu.Unlock()
-	if err == nil {
-		return reply{message: &wire.CommitResponse{Success: true}, fd: -1, last: true}
+	if err != nil {
+		return refuses(err)
 	}
-	if u.server.cfg.Keeper != nil { // what was kept is no layout
-		_ = r.sync(ctx, false)
-	}
-	return refuses(err)
+	return reply{message: &wire.CommitResponse{Success: true}, fd: -1, last: true}
 }
 
 // runtimeState is how things stand, for whoever asks without a session.

@@ -16,8 +16,8 @@ import (
 
 	"remuda/device-plugin/gms/backend"
 	"remuda/device-plugin/gms/layout"
-	"remuda/device-plugin/gms/socket"
 	"remuda/device-plugin/gms/wire"
+	"remuda/internal/unixsock"
 )
 
 const (
@@ -38,7 +38,6 @@ type Server struct {
 	units []*unit
 	// releasers are by GPU, as in cfg.GPUs.
 	releasers []*releaser
-	keeping   *keeping
 
 	lastAllocation atomic.Uint64
 	lastSession    atomic.Uint64
@@ -60,7 +59,8 @@ type unit struct {
 	path     string
 	logger   hclog.Logger
 	releaser *releaser
-	record   *record
+	// kept: the keeper has the committed layout. The writer changes it.
+	kept atomic.Bool
 
 	// mu guards everything below. Nothing is waited for under it.
 	mu      sync.Mutex
@@ -69,11 +69,6 @@ type unit struct {
 	memory map[string]backend.Memory
 	// sessions are those that wait, were offered the lock or have it.
 	sessions map[layout.SessionID]*session
-	// committing is the writer whose layout is about to be committed; 0: none.
-	committing layout.SessionID
-	// replacing counts writers that were offered the lock and are about to clear
-	// the committed layout: one, and those that were fenced meanwhile.
-	replacing int
 }
 
 // New checks the config; the error names every bad field.
@@ -84,7 +79,6 @@ func New(cfg Config) (*Server, error) {
 	s := &Server{cfg: cfg, logger: cfg.Logger, nonce: newNonce(),
 		slots: make(chan struct{}, cfg.MaxConns), conns: map[*wire.Conn]struct{}{}}
 	s.metrics = newMetrics()
-	s.keeping = newKeeping(cfg, s.metrics)
 	for _, g := range cfg.GPUs {
 		r := &releaser{logger: cfg.Logger.With("gpu", g.UUID)}
 		s.releasers = append(s.releasers, r)
@@ -92,7 +86,6 @@ func New(cfg Config) (*Server, error) {
 			u := &unit{server: s, gpu: g, tag: tag, path: SocketPath(cfg.SocketDir, g.UUID, tag), releaser: r,
 				logger:  cfg.Logger.With("gpu", g.UUID, "tag", tag),
 				machine: layout.New(s.newID), memory: map[string]backend.Memory{}, sessions: map[layout.SessionID]*session{}}
-			u.record = s.keeping.record("layout/"+g.UUID+"/"+tag, u.wantLayout)
 			s.units = append(s.units, u)
 		}
 	}
@@ -102,6 +95,16 @@ func New(cfg Config) (*Server, error) {
 		}
 	}
 	return s, nil
+}
+
+// unit returns a unit that is served.
+func (s *Server) unit(gpu, tag string) (*unit, error) {
+	for _, u := range s.units {
+		if u.gpu.UUID == gpu && u.tag == tag {
+			return u, nil
+		}
+	}
+	return nil, fmt.Errorf("GPU %q and tag %q are not served", gpu, tag)
 }
 
 // newID makes an allocation's ID, unlike any before, also of servers before.
@@ -131,8 +134,7 @@ func (s *Server) Run(ctx context.Context) error {
 		s.running.Go(func() { failed <- u.accept(ctx, listeners[i]) })
 		s.running.Go(func() { failed <- sockets[i].Watch(ctx) })
 	}
-	s.running.Go(func() { s.keeping.run(ctx) })
-	s.logger.Info("gms is ready", "sockets", len(s.units), "socket_dir", s.cfg.SocketDir, "nonce", s.nonce, "kept", s.cfg.Keeper != nil)
+	s.logger.Info("gms is ready", "sockets", len(s.units), "socket_dir", s.cfg.SocketDir, "nonce", s.nonce, "starts", s.cfg.Starts)
 	if s.cfg.OnReady != nil {
 		s.cfg.OnReady()
 	}
@@ -165,12 +167,12 @@ func (s *Server) Run(ctx context.Context) error {
 // open claims every socket, takes back what the keeper has, and listens. Only
 // then a client can see a layout, or that there is none. The caller closes the
 // claims, also after an error.
-func (s *Server) open(ctx context.Context) (claims []*socket.Claim, listeners []*net.UnixListener, err error) {
+func (s *Server) open(ctx context.Context) (claims []*unixsock.Claim, listeners []*net.UnixListener, err error) {
 	if err := os.MkdirAll(s.cfg.SocketDir, 0o700); err != nil {
 		return nil, nil, fmt.Errorf("create the directory of the sockets: %w", err)
 	}
 	for _, u := range s.units {
-		c, err := socket.Take(ctx, "unix", u.path)
+		c, err := unixsock.Take(ctx, "unix", u.path)
 		if err != nil {
 			return claims, nil, err
 		}

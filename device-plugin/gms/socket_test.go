@@ -13,9 +13,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/device-plugin/gms"
-	"remuda/device-plugin/gms/socket"
 	"remuda/device-plugin/gms/wire"
 	"remuda/internal/testkit/gmstest"
+	"remuda/internal/unixsock"
 )
 
 func run(t *testing.T, cfg gms.Config) error {
@@ -48,7 +48,7 @@ func TestLiveSocketIsRefused(t *testing.T) {
 	id, _ := s.commitOne(kvCache, "x")
 	other := cfg
 	other.Tags = []string{"another", kvCache}
-	require.ErrorIs(t, run(t, other), socket.ErrInUse)
+	require.ErrorIs(t, run(t, other), unixsock.ErrInUse)
 	require.NoFileExists(t, s.path("another"))
 	s.holds(kvCache, id, "x")
 
@@ -57,7 +57,7 @@ func TestLiveSocketIsRefused(t *testing.T) {
 	l, err := net.Listen("unix", path)
 	require.NoError(t, err)
 	defer l.Close()
-	require.ErrorIs(t, run(t, cfg), socket.ErrInUse)
+	require.ErrorIs(t, run(t, cfg), unixsock.ErrInUse)
 	c, err := net.Dial("unix", path)
 	require.NoError(t, err, "it is still there")
 	require.NoError(t, c.Close())
@@ -104,7 +104,7 @@ func TestOneOfManyServersWins(t *testing.T) {
 			all.Go(func() { ended <- s.Run(ctx) })
 		}
 		for range n - 1 {
-			require.ErrorIs(t, <-ended, socket.ErrInUse)
+			require.ErrorIs(t, <-ended, unixsock.ErrInUse)
 		}
 		<-ready
 		conn, err := wire.Dial(gms.SocketPath(cfg.SocketDir, uuid, weights))

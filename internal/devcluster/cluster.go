@@ -182,11 +182,11 @@ func (c *Cluster) bringUp(ctx context.Context) error {
 		{"node", c.startNomadClients},
 		{"controller", c.startControllers},
 		{"gateway", c.startGateways},
+		{"services", c.runNodes},
+		{"model", c.applyModels},
+		{"engine", c.awaitEngines},
+		{"answer", c.awaitAnswer},
 	}
-	if c.shared() {
-		steps = append(steps, step{"gms", c.runGMS})
-	}
-	steps = append(steps, step{"model", c.applyModels}, step{"engine", c.awaitEngines}, step{"answer", c.awaitAnswer})
 	if !c.opts.NoAutoscaler {
 		// Last, so that it finds the models.
 		steps = append(steps, step{"autoscaler", c.startAutoscalers})

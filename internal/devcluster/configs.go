@@ -188,7 +188,7 @@ plugin %s {
   }
 }
 `, hclString(c.dir.join("plugins")), hclString(c.ports.addr("nomad-rpc")), low, high, hclString(filepath.Join(dir, "mounts")),
-		hclString(devicePlugin), hclString(c.dir.sockets()), hclString(c.ports.seed(i)), c.opts.Seats, c.opts.GPUs)
+		hclString(devicePlugin), hclString(c.dir.nodeSockets(i)), hclString(c.ports.seed(i)), c.opts.Seats, c.opts.GPUs)
 }
 
 func (c *Cluster) controllerConfig(i int) string {

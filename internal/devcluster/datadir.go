@@ -104,6 +104,9 @@ func (d *dataDir) sockets() string {
 	return filepath.Join("/tmp", fmt.Sprintf("remuda-%d-%x", os.Getuid(), sum[:6]))
 }
 
+// nodeSockets is the directory of one node's sockets: its lockd's and its GPU memory service's.
+func (d *dataDir) nodeSockets(node int) string { return filepath.Join(d.sockets(), nodeName(node)) }
+
 func (d *dataDir) join(elem ...string) string {
 	return filepath.Join(append([]string{d.path}, elem...)...)
 }

@@ -456,21 +456,18 @@ func TestModelsOfTheOptions(t *testing.T) {
 		require.True(t, m[0].Failover)
 		require.Equal(t, jobs.Failover, m[0].Variants[0].Job)
 		require.Equal(t, map[string]string{"weights": "256MiB"}, m[0].Variants[0].Vars)
-		require.True(t, c.shared())
 		require.Equal(t, []string{"demo"}, c.wanted())
 	})
 	t.Run("single", func(t *testing.T) {
-		c, m := models(t, func(o *Options) { o.Single = true })
+		_, m := models(t, func(o *Options) { o.Single = true })
 		require.Equal(t, "demo", m[0].Name)
 		require.False(t, m[0].Failover)
 		require.Equal(t, jobs.Demo, m[0].Variants[0].Job)
-		require.False(t, c.shared())
 	})
 	t.Run("ollama", func(t *testing.T) {
-		c, m := models(t, func(o *Options) { o.Engine = EngineOllama })
+		_, m := models(t, func(o *Options) { o.Engine = EngineOllama })
 		require.Equal(t, "tiny", m[0].Name)
 		require.Empty(t, m[0].Variants[0].Vars)
-		require.False(t, c.shared())
 	})
 	t.Run("gguf", func(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "My Model.gguf")

@@ -21,8 +21,8 @@ import (
 	"remuda/jobs"
 )
 
-// gmsJob is the ID of the job in jobs/gms.nomad.hcl.
-const gmsJob = "gms"
+// nodeJob is the ID of the job in jobs/node.nomad.hcl.
+const nodeJob = "remuda-node"
 
 // gpuMemory is how much memory each simulated GPU has: that of an H100.
 const gpuMemory = "80GiB"
@@ -101,24 +101,25 @@ func (c *Cluster) gpus(node int) []string {
 	return uuids
 }
 
-// runGMS runs the GPU memory service for the simulated GPUs of each node and waits for its
-// sockets.
-func (c *Cluster) runGMS(ctx context.Context) (string, error) {
+// runNodes runs lockd and the GPU memory service for the simulated GPUs of each node, and
+// waits for their sockets.
+func (c *Cluster) runNodes(ctx context.Context) (string, error) {
 	var results []string
 	for i := range c.opts.Nodes {
-		name := numbered(gmsJob, i)
+		name, dir := numbered(nodeJob, i), c.dir.nodeSockets(i)
 		memory := []string{"-backend", "host"}
-		var sockets []string
+		sockets := []string{filepath.Join(dir, "lockd.sock")}
 		for _, uuid := range c.gpus(i) {
 			memory = append(memory, "-gpu", uuid+"="+gpuMemory)
-			sockets = append(sockets, filepath.Join(c.dir.sockets(), fmt.Sprintf("gms_%s_weights.sock", uuid)))
+			sockets = append(sockets, filepath.Join(dir, fmt.Sprintf("gms_%s_weights.sock", uuid)))
 		}
-		result, err := c.register(ctx, name, jobs.GMS, nodeName(i), map[string]any{"remuda": c.opts.Remuda, "socket_dir": c.dir.sockets(), "memory": memory})
+		result, err := c.register(ctx, name, jobs.Node, nodeName(i), map[string]any{"remuda": c.opts.Remuda, "socket_dir": dir,
+			"state_dir": c.dir.join("lockd", nodeName(i)), "consul": c.ports.addr("consul-http"), "memory": memory})
 		if err != nil {
 			return "", err
 		}
 		results = append(results, result)
-		err = c.out.waitFor(ctx, "gms", time.Minute, func(ctx context.Context) error {
+		err = c.out.waitFor(ctx, "services", time.Minute, func(ctx context.Context) error {
 			for _, path := range sockets {
 				conn, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
 				if err != nil {

@@ -86,20 +86,9 @@ func checkGGUF(path string) (string, error) {
 	return path, nil
 }
 
-// declares tells whether the variant's job file has such a variable.
-func declares(v state.Variant, name string) bool {
-	declared, _ := modelfile.JobVariables(v.Name, v.Job) // it was read without a fault before
-	return slices.ContainsFunc(declared, func(d modelfile.JobVariable) bool { return d.Name == name })
-}
-
 // anyVariant tells whether there is a variant like that.
 func (c *Cluster) anyVariant(like func(state.Variant) bool) bool {
 	return slices.ContainsFunc(c.models, func(m state.Model) bool { return slices.ContainsFunc(m.Variants, like) })
-}
-
-// shared tells whether engines share their weights through the GPU memory service.
-func (c *Cluster) shared() bool {
-	return c.anyVariant(func(v state.Variant) bool { return declares(v, "gms") })
 }
 
 // wanted are the models that should run at once.

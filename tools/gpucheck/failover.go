@@ -25,7 +25,7 @@ func (r *run) checkFailover(ctx context.Context) {
 	if r.step(ctx, name, "the weights file is made", longTime, r.makeWeights) != nil {
 		return
 	}
-	if r.step(ctx, name, "memory service, keeper and lockd start", time.Minute, func(ctx context.Context) (seen, error) {
+	if r.step(ctx, name, "memory service and lockd start", time.Minute, func(ctx context.Context) (seen, error) {
 		return seen{}, r.startNode(ctx)
 	}) != nil {
 		return

@@ -45,16 +45,14 @@ type member struct {
 func (r *run) memorySocket() string { return gms.SocketPath(r.dir, r.gpu, "weights") }
 func (r *run) lockSocket() string   { return filepath.Join(r.dir, "lockd.sock") }
 
-// startNode starts what a node runs: the memory service with its keeper, and lockd.
+// startNode starts what a node runs: the memory service, and lockd.
 // It returns once their sockets are there.
 func (r *run) startNode(ctx context.Context) error {
-	keeper := filepath.Join(r.dir, "keeper.sock")
-	service := []string{"gms", "-socket-dir", r.dir, "-gpu", r.gpu, "-keeper", keeper, "-backend", r.cfg.backend}
+	service := []string{"gms", "-socket-dir", r.dir, "-gpu", r.gpu, "-backend", r.cfg.backend}
 	for _, one := range []struct {
 		name, socket string
 		args         []string
 	}{
-		{"3-keeper", keeper, []string{"gms", "keeper", "-socket", keeper}},
 		{"3-gms", r.memorySocket(), append(service, r.libraryFlag()...)},
 		{"3-lockd", r.lockSocket(), []string{"lockd", "-socket", r.lockSocket(), "-state", filepath.Join(r.dir, "lockd.state")}},
 	} {

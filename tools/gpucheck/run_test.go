@@ -179,8 +179,8 @@ func TestRun(t *testing.T) {
 	c.noFiles()
 	logs, err := filepath.Glob(filepath.Join(c.out, "logs", "*.log"))
 	require.NoError(t, err)
-	// The suite, the weights, the node's three, and two pairs with two restarts each.
-	require.Len(t, logs, 1+1+3+2*4, "every process has its log")
+	// The suite, the weights, the node's two, and two pairs with two restarts each.
+	require.Len(t, logs, 1+1+2+2*4, "every process has its log")
 }
 
 // TestInterrupted: Ctrl-C ends the run in order, and after kill -9 no process is left.

@@ -84,7 +84,7 @@ func register(t testing.TB, agent *consultest.Agent, address string, name replic
 	require.NoError(t, err)
 	require.NoError(t, client.Agent().ServiceRegister(&consulapi.AgentServiceRegistration{
 		ID: name.ServiceID(role), Name: replica.ServiceName, Address: host, Port: number,
-		Meta:  map[string]string{"model": name.Model, "variant": name.Variant, "replica": name.ID, "role": role, "token": strconv.Itoa(token), "slots": "16"},
+		Meta:  map[string]string{"model": name.Model, "variant": name.Variant, "replica": name.ID, "role": role, "token": "0." + strconv.Itoa(token), "slots": "16"},
 		Check: &consulapi.AgentServiceCheck{CheckID: "service:" + name.ServiceID(role), TTL: "10m", Status: status},
 	}))
 }

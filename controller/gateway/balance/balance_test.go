@@ -165,7 +165,7 @@ func TestTokens(t *testing.T) {
 	}
 	t.Run("of one ID listed twice the higher token's address is used", func(t *testing.T) {
 		table := newTable(t)
-		table.Update(t0, cases[6].list, false)
+		table.Update(t0, cases[len(cases)-1].list, false)
 		p, err := table.Pick(t0, balance.Request{Model: "m"})
 		require.NoError(t, err)
 		require.Equal(t, "10.0.0.1:2", p.Addr)

@@ -32,11 +32,10 @@ const (
 	benchTime = 10 * time.Minute
 )
 
-// benchServer starts a server and a keeper in processes of their own.
+// benchServer starts a server in a process of its own.
 func benchServer(b *testing.B) (socket string) {
 	b.Helper()
 	dir := shortDir(b)
-	start(b, "keeper", dir)
 	start(b, "server", dir, "")
 	return gms.SocketPath(dir, uuid, "weights")
 }

@@ -8,13 +8,12 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/hashicorp/go-hclog"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"remuda/device-plugin/gms"
 	"remuda/device-plugin/gms/backend"
@@ -25,6 +24,7 @@ import (
 	"remuda/device-plugin/gms/wire"
 	"remuda/internal/testkit/cudatest"
 	"remuda/internal/testkit/gmsserve"
+	"remuda/internal/testkit/process"
 )
 
 const (
@@ -67,10 +67,13 @@ func (e endsWith) Err() error {
 
 var uuid = cudatest.UUIDs[0]
 
-// roleEnv makes this program another one: "server DIR LIBRARY" with a keeper at
-// DIR/keeper.sock, "keeper DIR", or "reader SOCKET LIBRARY". LIBRARY is empty for
-// the host backend.
+// roleEnv makes this program another one: "server DIR LIBRARY", which is a keeper with
+// the service as its child, or "reader SOCKET LIBRARY". LIBRARY is empty for the host
+// backend.
 const roleEnv = "REMUDA_TEST_CLIENT_ROLE"
+
+// serviceArg is the first argument of the keeper's child.
+const serviceArg = "service"
 
 func TestMain(m *testing.M) {
 	role := os.Getenv(roleEnv)
@@ -79,17 +82,17 @@ func TestMain(m *testing.M) {
 	}
 	args := strings.Split(role, " ")
 	var err error
-	switch args[0] {
-	case "server":
-		err = serverMain(args[1], args[2])
-	case "keeper":
+	switch {
+	case len(os.Args) > 1 && os.Args[1] == serviceArg:
+		err = serviceMain(args[1], args[2])
+	case args[0] == "server":
 		cfg := keeper.DefaultConfig()
-		cfg.Socket = filepath.Join(args[1], "keeper.sock")
+		cfg.ServiceArgs, cfg.Program = []string{serviceArg}, os.Args[0]
 		var k *keeper.Keeper
 		if k, err = keeper.New(cfg); err == nil {
 			err = k.Run(context.Background())
 		}
-	case "reader":
+	case args[0] == "reader":
 		err = readerMain(args[1], args[2])
 	}
 	if err != nil {
@@ -99,22 +102,30 @@ func TestMain(m *testing.M) {
 	os.Exit(0)
 }
 
-func serverMain(dir, library string) error {
+func serviceMain(dir, library string) error {
 	b, err := makeBackend(library, 0)
 	if err != nil {
 		return err
 	}
-	k, err := gms.OpenKeeper(filepath.Join(dir, "keeper.sock"), hclog.NewNullLogger())
+	k, kept, err := keeper.Connect(keeper.FD)
 	if err != nil {
 		return err
 	}
 	cfg := gms.DefaultConfig()
-	cfg.SocketDir, cfg.GPUs, cfg.Keeper = dir, []gms.GPU{{UUID: uuid, Backend: b}}, k
+	cfg.SocketDir, cfg.GPUs, cfg.Keeper, cfg.Kept = dir, []gms.GPU{{UUID: uuid, Backend: b}}, k, kept
+	cfg.OnReady = func() { _ = k.Ready() }
 	s, err := gms.New(cfg)
 	if err != nil {
 		return err
 	}
 	return s.Run(context.Background())
+}
+
+// killService kills the keeper's child.
+func killService(t *testing.T, server *exec.Cmd) {
+	t.Helper()
+	pid := process.Child(server.Process.Pid)
+	require.NoError(t, unix.Kill(pid, unix.SIGKILL))
 }
 
 // readerMain maps everything, says what is there, and stays until its input ends.

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"os/exec"
 	"syscall"
@@ -75,17 +74,6 @@ func (p *player) obey(o message) (message, error) {
 	case "verify":
 		fault, err := p.maps[name].fault(byte(o["seed"].(int64)))
 		return message{"type": "done", "fault": fault}, err
-	case "knock": // at a socket of packets: is it shut in our face?
-		c, err := net.Dial("unixpacket", o["path"].(string))
-		if err != nil {
-			return nil, err
-		}
-		defer c.Close()
-		if err := c.SetReadDeadline(time.Now().Add(time.Duration(o["ms"].(int64)) * time.Millisecond)); err != nil {
-			return nil, err
-		}
-		n, err := c.Read(make([]byte, 1))
-		return message{"type": "done", "shut": n == 0 && ended(err), "open": n > 0 || timedOut(err)}, nil
 	case "close":
 		return done, conn.c.Close()
 	}

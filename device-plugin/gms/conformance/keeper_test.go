@@ -2,64 +2,13 @@ package conformance_test
 
 import (
 	"fmt"
-	"os/exec"
-	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 )
 
-// keeper is a process of `remuda gms keeper`.
-type keeper struct {
-	socket string
-	cmd    *exec.Cmd
-	log    *logBuffer
-	done   chan struct{}
-}
-
-func startKeeper(t testing.TB, socket string, args ...string) *keeper {
-	t.Helper()
-	k := &keeper{socket: socket, cmd: command("", append([]string{"gms", "keeper", "-socket", socket}, args...)...), log: &logBuffer{}, done: make(chan struct{})}
-	k.cmd.Stdout, k.cmd.Stderr = k.log, k.log
-	require.NoError(t, k.cmd.Start())
-	go func() { _ = k.cmd.Wait(); close(k.done) }()
-	t.Cleanup(func() {
-		k.kill()
-		if err := k.log.fault(); err != nil {
-			t.Error(err)
-		}
-		if t.Failed() {
-			t.Logf("the keeper's log:\n%s", k.log.tail())
-		}
-	})
-	eventually(t, func() bool { return strings.Contains(k.log.String(), "ready") }, func() []any { return []any{"the keeper is not ready: %s", k.log} })
-	return k
-}
-
-func (k *keeper) kill() {
-	_ = k.cmd.Process.Kill()
-	<-k.done
-}
-
-// holds waits until the keeper has so many allocations.
-func (k *keeper) holds(t testing.TB, n int) {
-	t.Helper()
-	var got int
-	eventually(t, func() bool { _, got = descriptors(t, k.cmd.Process.Pid); return got == n },
-		func() []any { return []any{"the keeper holds %d descriptors, not %d:\n%s", got, n, k.log} })
-}
-
-// kept starts a keeper and a server that uses it.
-func kept(t testing.TB, cfg serverConfig) (*server, *keeper) {
-	t.Helper()
-	k := startKeeper(t, filepath.Join(socketDir(t), "keeper"))
-	cfg.args = append(cfg.args, "-keeper", k.socket)
-	return start(t, cfg), k
-}
-
-// crash kills the server and starts it again; it logs how long nobody could ask.
+// crash kills the service and waits for the next; it logs how long nobody could ask.
 func (s *server) crash(t testing.TB) *server {
 	t.Helper()
 	began := time.Now()
@@ -104,7 +53,7 @@ func nonceOf(t testing.TB, path string) string {
 // that comes back has the same layout, as a new incarnation.
 func TestCrashLosesNoByteThatIsCommitted(t *testing.T) {
 	t.Parallel()
-	s, k := kept(t, serverConfig{})
+	s := start(t, serverConfig{})
 	primary, shadow := newClient(t), newClient(t)
 	require.Equal(t, writer, primary.open("w", s.weights(), auto))
 	var all []allocation
@@ -120,7 +69,7 @@ func TestCrashLosesNoByteThatIsCommitted(t *testing.T) {
 	primary.ask("w", "metadata_put", "key", "a", "allocation_id", last.id, "offset_bytes", 3, "value", []byte{0, 255})
 	primary.ask("w", "metadata_put", "key", "empty", "allocation_id", all[0].id, "offset_bytes", 0, "value", []byte{})
 	require.True(t, truth(t, primary.ask("w", "commit"), "success"))
-	k.holds(t, 4)
+	s.keeps(t, 4)
 	require.Equal(t, reader, shadow.open("r", s.weights(), reader))
 	for i, a := range all {
 		shadow.mapOf("r", a)
@@ -166,7 +115,7 @@ func TestCrashLosesNoByteThatIsCommitted(t *testing.T) {
 func TestRestoredMemoryCountsAndIsGivenBack(t *testing.T) {
 	hostOnly(t, needsSmallGPU)
 	t.Parallel()
-	s, k := kept(t, serverConfig{})
+	s := start(t, serverConfig{})
 	w := open(t, s.weights(), writer)
 	old := w.allocate(capacity-2*granularity, "x")
 	w.commit()
@@ -183,7 +132,7 @@ func TestRestoredMemoryCountsAndIsGivenBack(t *testing.T) {
 	require.Zero(t, fresh.slot)
 	becomes(t, s.kvCache(), lockState{State: empty})
 	w.allocate(4*granularity, "the whole GPU again")
-	k.holds(t, 0)
+	s.keeps(t, 0)
 }
 
 // TestRestoredMemoryCountsAsLongAsAClientOfTheOldServerMapsIt: it is cleared, and is
@@ -191,7 +140,7 @@ func TestRestoredMemoryCountsAndIsGivenBack(t *testing.T) {
 func TestRestoredMemoryCountsAsLongAsAClientOfTheOldServerMapsIt(t *testing.T) {
 	hostOnly(t, needsSmallGPU)
 	t.Parallel()
-	s, k := kept(t, serverConfig{})
+	s := start(t, serverConfig{})
 	c := newClient(t)
 	c.open("w", s.weights(), writer)
 	a := c.allocate("w", capacity-granularity, "x")
@@ -200,7 +149,7 @@ func TestRestoredMemoryCountsAsLongAsAClientOfTheOldServerMapsIt(t *testing.T) {
 	c.ask("w", "commit")
 	s = s.crash(t)
 	w := open(t, s.weights(), writer) // clears
-	k.holds(t, 0)
+	s.keeps(t, 0)
 	w.allocate(granularity, "there is room for this")
 	w.post(newMessage("allocate_request", "size", granularity))
 	w.silent(5 * oomRetry)
@@ -213,7 +162,7 @@ func TestRestoredMemoryCountsAsLongAsAClientOfTheOldServerMapsIt(t *testing.T) {
 // TestCommitThatIsAnsweredIsKept: the server is killed the moment the answer is there.
 func TestCommitThatIsAnsweredIsKept(t *testing.T) {
 	t.Parallel()
-	s, _ := kept(t, serverConfig{})
+	s := start(t, serverConfig{})
 	for round := range 4 {
 		w := open(t, s.weights(), writer)
 		var all []allocation
@@ -231,13 +180,13 @@ func TestCommitThatIsAnsweredIsKept(t *testing.T) {
 // writer is in.
 func TestLayoutThatAWriterClearedDoesNotComeBack(t *testing.T) {
 	t.Parallel()
-	s, k := kept(t, serverConfig{})
+	s := start(t, serverConfig{})
 	for range 4 {
 		commitOne(t, s.weights())
 		w := handshake(t, s.weights(), writer, forever)
 		w.granted(writer)
 		s.kill(t)
-		k.holds(t, 0)
+		s.keeps(t, 0)
 		s = s.again(t)
 		require.Equal(t, lockState{State: empty}, stateOf(t, s.weights()))
 		handshake(t, s.weights(), reader, oneTry).denied("timeout")
@@ -247,7 +196,7 @@ func TestLayoutThatAWriterClearedDoesNotComeBack(t *testing.T) {
 // TestEveryGPUAndTagIsKeptApart: committed, empty and half-written ones.
 func TestEveryGPUAndTagIsKeptApart(t *testing.T) {
 	t.Parallel()
-	s, _ := kept(t, serverConfig{gpus: 2})
+	s := start(t, serverConfig{gpus: 2})
 	layouts := map[string]layoutOf{}
 	for i, path := range []string{s.weights(), s.socket(1, "kv_cache")} {
 		w := open(t, path, writer)
@@ -271,7 +220,7 @@ func TestEveryGPUAndTagIsKeptApart(t *testing.T) {
 func TestLayoutOfManyAllocationsIsKept(t *testing.T) {
 	t.Parallel()
 	const many = 700
-	s, k := kept(t, serverConfig{args: smallGranularity()})
+	s := start(t, serverConfig{args: smallGranularity()})
 	w := open(t, s.weights(), writer)
 	var first string
 	for i := range many {
@@ -286,7 +235,7 @@ func TestLayoutOfManyAllocationsIsKept(t *testing.T) {
 		w.put(fmt.Sprint(i), allocation{id: first}, 0, make([]byte, 700_000))
 	}
 	w.commit()
-	k.holds(t, many)
+	s.keeps(t, many)
 	before := readLayout(t, s.weights())
 	require.Len(t, before.All, many)
 	s = s.crash(t)

@@ -2,56 +2,18 @@ package conformance_test
 
 import (
 	"math/rand/v2"
-	"path/filepath"
+	"os"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
-
-	"remuda/internal/testkit/loopback"
 )
-
-// TestCommitHoldsWithoutTheKeeperAndIsKeptWhenItIsBack.
-func TestCommitHoldsWithoutTheKeeperAndIsKeptWhenItIsBack(t *testing.T) {
-	t.Parallel()
-	s, k := kept(t, serverConfig{})
-	k.kill()
-	began := time.Now()
-	commitOne(t, s.weights())
-	t.Logf("a commit without the keeper took %v", time.Since(began).Round(time.Millisecond))
-	before := readLayout(t, s.weights())
-	k = startKeeper(t, k.socket)
-	k.holds(t, len(before.All))
-	s = s.crash(t)
-	require.Equal(t, before, readLayout(t, s.weights()))
-}
-
-// TestKeeperThatComesBackEmptyIsGivenEverythingAgain.
-func TestKeeperThatComesBackEmptyIsGivenEverythingAgain(t *testing.T) {
-	t.Parallel()
-	s, k := kept(t, serverConfig{gpus: 2})
-	open(t, s.weights(), writer).commit()
-	commitOne(t, s.kvCache())
-	commitOne(t, s.socket(1, "weights"))
-	before := readLayout(t, s.socket(1, "weights"))
-	for range 2 {
-		k.kill()
-		address := loopback.Free(t)
-		k = startKeeper(t, k.socket, "-metrics", address)
-		k.holds(t, 2)
-		// The empty layout has no descriptors to be counted by.
-		eventually(t, func() bool { return gauge(t, address, "remuda_gms_keeper_records") == 3 },
-			func() []any { return []any{"%v records", gauge(t, address, "remuda_gms_keeper_records")} })
-	}
-	s = s.crash(t)
-	require.Equal(t, before, readLayout(t, s.socket(1, "weights")))
-	require.Equal(t, lockState{State: committed, Committed: true}, stateOf(t, s.weights()))
-}
 
 // TestCrashWithinACommitLeavesTheLayoutWholeOrGone.
 func TestCrashWithinACommitLeavesTheLayoutWholeOrGone(t *testing.T) {
 	t.Parallel()
-	s, k := kept(t, serverConfig{args: smallGranularity()})
+	s := start(t, serverConfig{args: smallGranularity()})
 	random := rand.New(rand.NewPCG(1, 2))
 	was := map[string]int{}
 	for range 8 {
@@ -81,10 +43,10 @@ func TestCrashWithinACommitLeavesTheLayoutWholeOrGone(t *testing.T) {
 	t.Logf("after the crashes: %v", was)
 	require.Equal(t, 8, was[committed]+was[empty])
 	open(t, s.weights(), writer)
-	k.holds(t, 0)
+	s.keeps(t, 0)
 }
 
-// TestSleepersAreToldOfARestartAtOnce: without a keeper everything is lost; who asks
+// TestSleepersAreToldOfARestartAtOnce: with the keeper everything is lost; who asks
 // with the old nonce is refused at once, who asks without waits for a writer, and both
 // engines start over cleanly.
 func TestSleepersAreToldOfARestartAtOnce(t *testing.T) {
@@ -101,7 +63,8 @@ func TestSleepersAreToldOfARestartAtOnce(t *testing.T) {
 	shadow.order(newMessage("close", "name", "r")) // sleeps: no connection is left
 	nonce, layout := nonceOf(t, s.weights()), readLayout(t, s.weights())
 
-	s = s.crash(t)
+	s.lose(t)
+	s = s.again(t)
 	require.Equal(t, lockState{State: empty}, stateOf(t, s.weights()))
 	for _, c := range []*client{primary, shadow} {
 		c.verify(a, 3) // whoever maps it has it
@@ -135,7 +98,7 @@ func TestSleepersAreToldOfARestartAtOnce(t *testing.T) {
 // committed is gone.
 func TestSessionsEndWithTheServer(t *testing.T) {
 	t.Parallel()
-	s, _ := kept(t, serverConfig{})
+	s := start(t, serverConfig{})
 	commitOne(t, s.kvCache())
 	w, r := open(t, s.weights(), writer), open(t, s.kvCache(), reader)
 	waits := handshake(t, s.weights(), reader, forever)
@@ -149,11 +112,11 @@ func TestSessionsEndWithTheServer(t *testing.T) {
 	require.Equal(t, lockState{State: committed, Committed: true}, stateOf(t, s.kvCache()))
 }
 
-// TestLossOfTheKeeperAndThenOfTheServerIsARestart: engines that map the layout lose
-// nothing, those that sleep are told.
-func TestLossOfTheKeeperAndThenOfTheServerIsARestart(t *testing.T) {
+// TestLossOfTheKeeperIsARestart: the service ends with it. Engines that map the layout
+// have their memory on, those that sleep are told.
+func TestLossOfTheKeeperIsARestart(t *testing.T) {
 	t.Parallel()
-	s, k := kept(t, serverConfig{})
+	s := start(t, serverConfig{})
 	c := newClient(t)
 	c.open("w", s.weights(), writer)
 	a := c.allocate("w", granularity, "x")
@@ -161,11 +124,7 @@ func TestLossOfTheKeeperAndThenOfTheServerIsARestart(t *testing.T) {
 	c.fill(a, 9)
 	c.ask("w", "commit")
 	nonce := nonceOf(t, s.weights())
-	k.kill()
-	c.verify(a, 9)
-	require.Equal(t, lockState{State: committed, Committed: true}, stateOf(t, s.weights()), "the server needs no keeper")
-	s.kill(t)
-	startKeeper(t, k.socket)
+	s.lose(t)
 	s = s.again(t)
 	c.verify(a, 9)
 	m := handshake(t, s.weights(), reader, forever, "expected_nonce", nonce).denied("restarted")
@@ -173,99 +132,107 @@ func TestLossOfTheKeeperAndThenOfTheServerIsARestart(t *testing.T) {
 	handshake(t, s.weights(), auto, oneTry).granted(writer)
 }
 
-// TestKeeperThatHangsHoldsUpNoOtherGPUAndNoCommitForEver.
-func TestKeeperThatHangsHoldsUpNoOtherGPUAndNoCommitForEver(t *testing.T) {
+// TestStoppedKeeperHoldsUpCommitsAndNothingElse: what is acknowledged is kept, and
+// what needs no keeper goes on.
+func TestStoppedKeeperHoldsUpCommitsAndNothingElse(t *testing.T) {
 	t.Parallel()
-	s, k := kept(t, serverConfig{gpus: 2})
-	resume := func() {}
-	// A commit waits for the keeper for two seconds. On a slow machine the others may be
-	// done only after that, but not each time.
-	tries, first := 5, false
-	for ; tries > 0 && !first; tries-- {
-		w := open(t, s.weights(), writer)
-		w.allocate(1, "x")
-		resume = pause(t, k.cmd.Process.Pid)
-		began := time.Now()
-		w.post(newMessage("commit_request"))
-		other := open(t, s.socket(1, "weights"), writer)
-		other.allocate(1, "x")
-		stateOf(t, s.weights())
-		open(t, s.kvCache(), writer).close()
-		other.close()
-		_, err := w.receive(time.Millisecond)
-		if first = timedOut(err); first {
-			require.True(t, truth(t, w.next(), "success"))
-			t.Logf("a commit with a keeper that hangs took %v", time.Since(began).Round(time.Millisecond))
-			w.closed()
-			break
-		}
-		require.NoError(t, err)
-		resume()
-		k.holds(t, 1)
-	}
-	require.True(t, first, "everyone waits for the keeper")
-	require.Equal(t, lockState{State: committed, Committed: true}, stateOf(t, s.weights()))
+	s := start(t, serverConfig{gpus: 2})
+	commitOne(t, s.kvCache())
+	w := open(t, s.weights(), writer)
+	w.allocate(1, "x")
+	resume := pause(t, s.keeper())
+	w.post(newMessage("commit_request"))
+	other := open(t, s.socket(1, "weights"), writer)
+	other.allocate(1, "x")
+	open(t, s.kvCache(), reader).alive()
+	require.False(t, stateOf(t, s.weights()).Committed)
+	w.silent(briefly)
 	resume()
-	k.holds(t, 1)
-	s = s.crash(t)
-	require.Equal(t, lockState{State: committed, Committed: true}, stateOf(t, s.weights()))
+	require.True(t, truth(t, w.next(), "success"))
+	w.closed()
+	s.keeps(t, 2)
 }
 
-// TestWriterThatIsInHasDroppedWhatWasKeptEvenIfTheKeeperHung: a layout that a writer
-// was told to have cleared does not come back, whatever the keeper did meanwhile.
-func TestWriterThatIsInHasDroppedWhatWasKeptEvenIfTheKeeperHung(t *testing.T) {
+// TestWriterIsLetInOnceTheOldLayoutCannotComeBack: a keeper that is stopped still has
+// it.
+func TestWriterIsLetInOnceTheOldLayoutCannotComeBack(t *testing.T) {
 	t.Parallel()
-	s, k := kept(t, serverConfig{})
-	commitOne(t, s.weights())
-	resume := pause(t, k.cmd.Process.Pid)
-	w := handshake(t, s.weights(), writer, forever)
-	a, err := w.receive(4 * time.Second)
-	granted := err == nil && a.message["success"] == true
-	s.kill(t)
-	resume()
-	s = s.again(t)
-	t.Logf("granted while the keeper hung: %v; then %+v", granted, stateOf(t, s.weights()))
-	if granted {
-		require.Equal(t, lockState{State: empty}, stateOf(t, s.weights()))
-	} else {
-		open(t, s.weights(), reader)
-	}
-}
-
-// TestRestartWhileTheKeeperHangsLosesNothing: what it has is not given up because it
-// is slow.
-func TestRestartWhileTheKeeperHangsLosesNothing(t *testing.T) {
-	t.Parallel()
-	s, k := kept(t, serverConfig{})
+	s := start(t, serverConfig{})
 	commitOne(t, s.weights())
 	before := readLayout(t, s.weights())
-	resume := pause(t, k.cmd.Process.Pid)
-	s.kill(t)
-	again, err := launch(s.cfg)
-	require.NoError(t, err)
-	t.Cleanup(func() { again.finish(t) })
-	// It may wait for the keeper, or end, but it may not serve what is not so.
-	for deadline := time.Now().Add(3 * time.Second); time.Now().Before(deadline) && !again.gone(); time.Sleep(10 * time.Millisecond) {
-		r, err := dialRaw(s.weights())
-		if err != nil {
-			continue
-		}
-		_ = r.send(newMessage("get_runtime_state_request"))
-		a, err := r.receive(100 * time.Millisecond)
-		r.c.Close()
-		require.False(t, err == nil && a.message["committed"] == false, "a layout that is kept is given up: %v", a.message)
-	}
+	resume := pause(t, s.keeper())
+	w := handshake(t, s.weights(), writer, forever)
+	w.silent(briefly)
+	pid := s.pid()
+	require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
+	w.closed()
 	resume()
-	if again.gone() {
-		again = s.again(t)
+	eventually(t, func() bool { return s.pid() != pid && s.pid() != 0 }, func() []any { return []any{"no next service"} })
+	s = s.again(t)
+	// The order to forget it may have been on its way.
+	if state := stateOf(t, s.weights()); state.Committed {
+		require.Equal(t, before, readLayout(t, s.weights()))
+	} else {
+		require.Equal(t, lockState{State: empty}, state)
+		s.keeps(t, 0)
 	}
-	again.ready(t)
+}
+
+// TestHungServiceIsReplaced: a service that is stopped loses nothing but its sessions.
+func TestHungServiceIsReplaced(t *testing.T) {
+	t.Parallel()
+	s := start(t, serverConfig{args: []string{"-hang-timeout", "300ms"}})
+	commitOne(t, s.weights())
+	before := readLayout(t, s.weights())
+	r := open(t, s.weights(), reader)
+	pid := s.pid()
+	began := time.Now()
+	pause(t, pid)
+	r.closed()
+	eventually(t, func() bool { return s.pid() != pid && s.pid() != 0 }, func() []any { return []any{"process %d is not replaced: %s", pid, s.log} })
+	s = s.again(t)
+	t.Logf("answers again %v after the stop", time.Since(began).Round(time.Millisecond))
 	require.Equal(t, before, readLayout(t, s.weights()))
 }
 
-// TestKeeperIsPrivate: as the server's sockets are.
-func TestKeeperIsPrivate(t *testing.T) {
+// TestBusyServiceIsNotTakenForHung: many connections at once, with little patience.
+func TestBusyServiceIsNotTakenForHung(t *testing.T) {
 	t.Parallel()
-	k := startKeeper(t, filepath.Join(socketDir(t), "keeper"))
-	require.EqualValues(t, 0o600, modeOf(t, k.socket))
+	s := start(t, serverConfig{args: []string{"-hang-timeout", "2s"}})
+	pid := s.pid()
+	for end := time.Now().Add(3 * time.Second); time.Now().Before(end); {
+		var all []*link
+		for range 200 {
+			all = append(all, dial(t, s.weights()).post(newMessage("get_runtime_state_request")))
+		}
+		for _, l := range all {
+			l.next()
+			l.close()
+		}
+	}
+	require.Equal(t, pid, s.pid())
+}
+
+// TestLogThatNobodyReadsEndsNothing: the program that read the log has ended.
+func TestLogThatNobodyReadsEndsNothing(t *testing.T) {
+	t.Parallel()
+	dir := socketDir(t)
+	read, write, err := os.Pipe()
+	require.NoError(t, err)
+	cmd := command("", append([]string{"gms", "-socket-dir", dir}, backendArgs(0, 1)...)...)
+	cmd.Stdout, cmd.Stderr = write, write
+	require.NoError(t, cmd.Start())
+	require.NoError(t, write.Close())
+	s := &server{cfg: serverConfig{dir: dir, gpus: 1}, cmd: cmd, log: &logBuffer{}, done: make(chan struct{})}
+	go func() { _ = cmd.Wait(); close(s.done) }()
+	t.Cleanup(func() { s.finish(t) })
+	s.ready(t)
+	require.NoError(t, read.Close())
+	for range 3 {
+		commitOne(t, s.weights())
+		before := readLayout(t, s.weights())
+		s = s.crash(t)
+		require.Equal(t, before, readLayout(t, s.weights()))
+	}
+	require.False(t, s.gone())
 }

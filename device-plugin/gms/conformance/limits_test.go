@@ -108,22 +108,27 @@ func TestServerAtItsDescriptorLimitServesItsSessionsAndRecovers(t *testing.T) {
 	require.Equal(t, lockState{State: inReading, Readers: 1, Committed: true}, stateOf(t, s.weights()))
 }
 
-// TestCommitAtTheDescriptorLimitHoldsAndIsKeptLater: with no descriptor to be had for
-// the keeper.
-func TestCommitAtTheDescriptorLimitHoldsAndIsKeptLater(t *testing.T) {
+// TestCommitAtTheDescriptorLimitIsRefused: with no descriptor to be had for the keeper,
+// neither here nor there. The session goes on.
+func TestCommitAtTheDescriptorLimitIsRefused(t *testing.T) {
 	t.Parallel()
-	s, k := kept(t, serverConfig{})
+	s := start(t, serverConfig{})
 	w := open(t, s.weights(), writer)
 	for i := range 5 {
 		w.allocate(int64(i+1), "x")
 	}
 	lift := limitDescriptors(t, s.pid(), 0)
+	w.refused("commit")
+	lift()
+	lift = limitDescriptors(t, s.keeper(), 2)
+	w.refused("commit")
+	lift()
+	require.False(t, stateOf(t, s.weights()).Committed)
+	s.keeps(t, 0)
 	require.True(t, truth(t, w.ask("commit"), "success"))
 	w.close()
-	lift()
-	require.Equal(t, lockState{State: committed, Committed: true}, stateOf(t, s.weights()))
 	before := readLayout(t, s.weights())
-	k.holds(t, 5)
+	s.keeps(t, 5)
 	s = s.crash(t)
 	require.Equal(t, before, readLayout(t, s.weights()))
 }

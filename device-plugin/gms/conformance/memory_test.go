@@ -201,7 +201,7 @@ func TestCommittedMemoryGoesBackWithItsLastHolder(t *testing.T) {
 	m.read(one, s.weights(), all, 2)
 	m.read(two, s.weights(), all, 2)
 	becomes(t, s.weights(), lockState{State: inReading, Readers: 2, Committed: true})
-	s.kill(t)
+	s.lose(t)
 	m.held()
 	one.kill()
 	m.held()
@@ -211,16 +211,16 @@ func TestCommittedMemoryGoesBackWithItsLastHolder(t *testing.T) {
 }
 
 // TestKeptMemoryOutlivesTheServer: the next server has the same layout and the same
-// bytes, and once server and keeper are gone the memory goes back with its last
+// bytes, and once the keeper is gone the memory goes back with its last
 // reader.
 func TestKeptMemoryOutlivesTheServer(t *testing.T) {
 	m := newMeter(t)
-	s, k := kept(t, serverConfig{})
+	s := start(t, serverConfig{})
 	w, one, two := newClient(t), newClient(t), newClient(t)
 	all := m.write(w, s.weights(), 3)
 	seconds(t, "commit_seconds", func() { w.commit("w") })
 	w.kill()
-	k.holds(t, len(all))
+	s.keeps(t, len(all))
 	nonce, layout := nonceOf(t, s.weights()), readLayout(t, s.weights())
 	m.read(one, s.weights(), all, 3)
 
@@ -232,8 +232,7 @@ func TestKeptMemoryOutlivesTheServer(t *testing.T) {
 	one.same(all, 3)
 	m.read(two, s.weights(), all, 3)
 
-	s.kill(t)
-	k.kill()
+	s.lose(t)
 	two.kill()
 	m.held()
 	one.same(all, 3)

@@ -39,13 +39,6 @@ func settles(t testing.TB, pid, most int) {
 
 func itoa(n int) string { return strconv.Itoa(n) }
 
-func modeOf(t testing.TB, path string) os.FileMode {
-	t.Helper()
-	info, err := os.Stat(path)
-	require.NoError(t, err)
-	return info.Mode().Perm()
-}
-
 // pause stops a process, and returns when all of it stands still.
 func pause(t testing.TB, pid int) (resume func()) {
 	t.Helper()

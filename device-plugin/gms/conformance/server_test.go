@@ -15,6 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"remuda/internal/testkit/process"
 	"remuda/internal/testkit/proclog"
 )
 
@@ -42,7 +43,7 @@ type serverConfig struct {
 	dirFromEnv bool
 }
 
-// server is a process of `remuda gms`.
+// server is a process of `remuda gms`: the keeper, with the service as its child.
 type server struct {
 	cfg  serverConfig
 	cmd  *exec.Cmd
@@ -60,7 +61,10 @@ func (s *server) socket(gpu int, tag string) string {
 
 func (s *server) weights() string { return s.socket(0, "weights") }
 func (s *server) kvCache() string { return s.socket(0, "kv_cache") }
-func (s *server) pid() int        { return s.cmd.Process.Pid }
+
+// keeper is the process ID of the keeper, and pid that of the service.
+func (s *server) keeper() int { return s.cmd.Process.Pid }
+func (s *server) pid() int    { return process.Child(s.keeper()) }
 
 // launch starts a server and does not wait until it answers.
 func launch(cfg serverConfig) (*server, error) {
@@ -158,12 +162,37 @@ func (s *server) gone() bool {
 	}
 }
 
-// kill is a crash.
+// kill is a crash of the service. The keeper starts the next one.
 func (s *server) kill(t testing.TB) {
 	t.Helper()
+	pid := s.pid()
+	require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
+	eventually(t, func() bool { return s.pid() != pid }, func() []any { return []any{"process %d is there", pid} })
+	require.NoError(t, s.log.fault())
+}
+
+// lose kills the keeper, and the service ends with it: all is lost.
+func (s *server) lose(t testing.TB) {
+	t.Helper()
+	pid := s.pid()
 	require.NoError(t, s.cmd.Process.Kill())
 	<-s.done
+	eventually(t, func() bool { return processEnded(pid) }, func() []any { return []any{"the service outlives its keeper"} })
 	require.NoError(t, s.log.fault())
+}
+
+// processEnded tells whether a process has ended, whoever has to reap it.
+func processEnded(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	return err != nil || strings.Contains(string(stat), ") Z ")
+}
+
+// keeps waits until the keeper has so many allocations.
+func (s *server) keeps(t testing.TB, n int) {
+	t.Helper()
+	var got int
+	eventually(t, func() bool { _, got = descriptors(t, s.keeper()); return got == n },
+		func() []any { return []any{"the keeper has %d descriptors, not %d:\n%s", got, n, s.log} })
 }
 
 // finish ends the server in order, and finds what went wrong in it on the way.
@@ -195,10 +224,14 @@ func (s *server) stop() error {
 	return s.log.fault()
 }
 
-// again starts the server anew, with the same sockets.
+// again is the server after a crash, or a new one with the same sockets.
 func (s *server) again(t testing.TB) *server {
 	t.Helper()
-	return start(t, s.cfg)
+	if s.gone() {
+		return start(t, s.cfg)
+	}
+	s.ready(t)
+	return s
 }
 
 // descriptors is how many a process has open, and how many of them are of memory if it
@@ -223,7 +256,7 @@ func descriptors(t testing.TB, pid int) (all, memory int) {
 
 // ordinary are descriptors of any server: its sockets, its lock file, and those of the
 // Go runtime.
-var ordinary = regexp.MustCompile(`^socket:|^pipe:|^anon_inode:\[event|^/dev/null$|^/sys/|\.lock$`)
+var ordinary = regexp.MustCompile(`^socket:|^pipe:|^anon_inode:\[(event|pidfd)|^pidfd:|^/dev/null$|^/sys/|\.lock$|^/memfd:remuda-gms-layout`)
 
 // logBuffer is what a process wrote.
 type logBuffer struct{ proclog.Buffer }

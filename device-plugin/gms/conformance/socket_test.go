@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -100,13 +101,17 @@ func endsWithAnError(t testing.TB, s *server) {
 
 func TestServerUnlinksADeadSocket(t *testing.T) {
 	s := start(t, serverConfig{})
-	s.kill(t)
+	resume := pause(t, s.keeper())
+	pid := s.pid()
+	require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
+	eventually(t, func() bool { return processEnded(pid) }, func() []any { return []any{"it lives"} })
 	for _, path := range []string{s.weights(), s.kvCache()} {
 		_, err := os.Stat(path)
 		require.NoError(t, err, "a crash leaves the socket")
 		_, err = net.Dial("unix", path)
 		require.ErrorIs(t, err, unix.ECONNREFUSED)
 	}
+	resume()
 	s = s.again(t)
 	open(t, s.weights(), writer)
 	info, err := os.Stat(s.weights())
@@ -119,7 +124,7 @@ func TestServerUnlinksADeadSocket(t *testing.T) {
 func TestOfServersThatStartTogetherOneServes(t *testing.T) {
 	t.Parallel()
 	first := start(t, serverConfig{})
-	first.kill(t)
+	first.lose(t)
 	for range 4 {
 		var all []*server
 		for range 3 {
@@ -140,7 +145,7 @@ func TestOfServersThatStartTogetherOneServes(t *testing.T) {
 		}, func() []any { return []any{"%d servers of the same sockets", len(alive)} })
 		require.Len(t, alive, 1, "nobody serves:\n%s\n%s\n%s", all[0].log, all[1].log, all[2].log)
 		alive[0].ready(t)
-		alive[0].kill(t)
+		alive[0].lose(t)
 	}
 }
 
@@ -217,14 +222,15 @@ func TestTagsAreWeightsUnlessToldOtherwiseAndGPUsMayBeRepeated(t *testing.T) {
 	require.Len(t, found, 3)
 }
 
-// TestServerWhoseSocketIsTakenAwayEnds: a part of it is dead, so that all of it is
-// started again.
-func TestServerWhoseSocketIsTakenAwayEnds(t *testing.T) {
+// TestServiceWhoseSocketIsTakenAwayStartsAgain: nobody could reach it any more.
+func TestServiceWhoseSocketIsTakenAwayStartsAgain(t *testing.T) {
 	t.Parallel()
-	s, err := launch(serverConfig{dir: socketDir(t), gpus: 2})
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = s.cmd.Process.Kill(); <-s.done })
-	s.ready(t)
+	s := start(t, serverConfig{gpus: 2})
+	commitOne(t, s.weights())
+	before := readLayout(t, s.weights())
+	pid := s.pid()
 	require.NoError(t, os.Remove(s.socket(1, "kv_cache")))
-	endsWithAnError(t, s)
+	eventually(t, func() bool { return s.pid() != pid }, func() []any { return []any{"it goes on: %s", s.log} })
+	s = s.again(t)
+	require.Equal(t, before, readLayout(t, s.weights()))
 }

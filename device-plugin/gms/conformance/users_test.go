@@ -124,21 +124,3 @@ func TestServersOwnUserAndRootMayConnect(t *testing.T) {
 	turnedAway(t, clientOf(t, another), s.weights())
 	becomes(t, s.weights(), lockState{State: inReading, Readers: 1, Committed: true})
 }
-
-// TestKeeperRefusesOtherUsers: it has descriptors of all the memory. Its protocol is
-// the server's own affair; here it is only asked who may come in.
-func TestKeeperRefusesOtherUsers(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("only root can be another user")
-	}
-	t.Parallel()
-	k := startKeeper(t, filepath.Join(publicDir(t), "keeper"))
-	stranger := clientOf(t, someone)
-	_, err := stranger.try(newMessage("knock", "path", k.socket, "ms", 1))
-	require.ErrorContains(t, err, "permission denied", "the mode keeps others out")
-	require.NoError(t, os.Chmod(k.socket, 0o666))
-	report := stranger.order(newMessage("knock", "path", k.socket, "ms", patience.Milliseconds()))
-	require.True(t, truth(t, report, "shut"), "another user is let in")
-	report = newClient(t).order(newMessage("knock", "path", k.socket, "ms", 100))
-	require.True(t, truth(t, report, "open"), "its own user is not let in")
-}

@@ -1,35 +1,30 @@
-// Package keeper holds descriptors of GPU memory for a server that may crash.
+// Package keeper keeps GPU memory while the service that owns it is started again.
 //
-// Memory lives as long as some process has a descriptor of it. The keeper is
-// that process: small, and without any work of its own to crash on. It stores
-// records under names, each an opaque blob and descriptors. What is promised:
-//   - Save replaces a record as a whole or not at all. Until the last byte and
-//     the last descriptor are there, the old record is what Load returns. A
-//     client that dies in the middle leaves nothing behind.
-//   - What a client has called off, by ending its connection, is not done later:
-//     the last call decides.
-//   - Descriptors that nobody asked for are closed, and so is the connection
-//     that sent them.
-//   - Memory and descriptors are bounded (Limits). What is over is refused, and
-//     what is kept stays.
-//   - Only processes of the keeper's own user are served, and a client speaks to
-//     no keeper of another user.
-//
-// # When the keeper dies
-//
-// Its records are gone then, and with them the descriptors; memory that the
-// server or an engine still has lives on. A Client keeps a connection open for
-// nothing but to learn of that. When a keeper is back, it has another instance
-// number, and Client.Lost tells: the server saves everything again from what it
-// holds. Only when keeper and server die together is anything lost. So run them
-// as two tasks (or two units), each restarted on its own.
+// Memory lives as long as a process has a descriptor of it. The Keeper is that
+// process: the parent of the GPU memory service. It holds a record for each
+// committed layout (a blob that it does not read, and one descriptor for each
+// allocation) and starts the service again whenever it ends. What it promises:
+//   - A record that was saved before the service ended, however it ended, is given
+//     to the next service. Save replaces a record as a whole or not at all; a
+//     service that dies in the middle of a save leaves the old record.
+//   - A service that hangs is killed and started again (Config.Hang).
+//   - The service ends with the keeper, also with one that is killed.
+//   - Upgrade replaces both programs by the ones at Config.Program and loses no
+//     record. A program that cannot serve is not taken over.
+//   - The number of descriptors is bounded by the process's limit of open files. A
+//     record that does not fit is refused, and what is kept stays.
 //
 // # Protocol
 //
-// SOCK_SEQPACKET on a Unix socket, so that a packet arrives whole or not at all.
-// The keeper opens with its version and instance. After that the client asks
-// and the keeper answers, one packet each. A save or load moves in packets of
-// at most 60 KiB and 250 descriptors (the kernel's bound is 253), each of which
-// waits for its answer, so that few descriptors are in flight at a time: the
-// kernel bounds them by user.
+// Keeper and service share a SOCK_SEQPACKET socket pair, made before the service
+// starts: there is no path, no other peer and no second connection. First the keeper
+// sends its records, then it answers the service, one answer for each request:
+//
+//	keeper: begin name, descriptors…, end, …, done
+//	service: begin name, descriptors…, end      the record is replaced at the end
+//	service: drop name
+//
+// The first descriptor of a record is a memfd with the blob. Descriptors travel in
+// packets of at most 250, each of which is answered before the next one is sent: the
+// kernel bounds the descriptors that are on their way.
 package keeper

@@ -2,61 +2,72 @@ package keeper
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
-	"net"
+	"io"
 	"os"
-	"sync"
+	"os/exec"
+	"runtime"
+	"syscall"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
-	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sys/unix"
-
-	"remuda/device-plugin/gms/socket"
 )
 
-// Config is how a Keeper runs. Start from DefaultConfig.
+// Config says what the keeper runs. Start from DefaultConfig.
 type Config struct {
-	// Socket is the path of the Unix socket.
-	Socket string
-	// Limits bound what is held.
-	Limits Limits
-	// Stall is how long a client may let the keeper wait in the middle of a save
-	// or load before it is cut off.
-	Stall time.Duration
-	// Logger must be set.
-	Logger hclog.Logger
-	// Metrics is where the keeper's metrics are registered; nil: nowhere.
-	Metrics prometheus.Registerer
+	// Args are the arguments of this program, and ServiceArgs those that make it the
+	// service. Required.
+	Args, ServiceArgs []string
+	// Program is the path at which the next version of the program is found.
+	// Required.
+	Program string
+	// Upgrade receives a value when the program is to be replaced by Program. Rearm,
+	// if not nil, has it receive values again after a failed upgrade.
+	Upgrade <-chan os.Signal
+	Rearm   func()
+	// Stdout and Stderr are the service's.
+	Stdout, Stderr io.Writer
+	// Ping is how often the service is asked whether it lives, and Hang how long it
+	// may take to answer.
+	Ping, Hang time.Duration
+	// Start is how long a service may take until it serves.
+	Start time.Duration
+	// Stop is how long a service may take to end in order.
+	Stop time.Duration
+	// Retry is the pause before a service is started again; it doubles up to
+	// RetryMax where services end soon.
+	Retry, RetryMax time.Duration
+	Logger          hclog.Logger
 }
 
-// DefaultConfig is what a keeper should run with, but for the socket.
+// DefaultConfig has the reasons beside the numbers.
 func DefaultConfig() Config {
-	var files unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
-		files.Cur = 1024 // what Linux gives by default
-	}
 	return Config{
-		Limits: DefaultLimits(files.Cur),
-		// A packet takes microseconds. A client that is stopped or swapped out
-		// gets half a minute.
-		Stall:  30 * time.Second,
+		Stdout: os.Stdout,
+		Stderr: os.Stderr,
+		Ping:   time.Second,
+		Hang:   5 * time.Second, // no request of a service that lives takes long
+		Start:  2 * time.Minute, // a driver that initialises many GPUs takes half a minute
+		Stop:   4 * time.Second, // less than Nomad's kill_timeout; releases may take 2 s
+		Retry:  5 * time.Millisecond, RetryMax: time.Second,
 		Logger: hclog.NewNullLogger(),
 	}
 }
 
-func (c *Config) validate() error {
-	errs := []error{c.Limits.validate()}
-	if c.Socket == "" {
-		errs = append(errs, errors.New("Socket must be set"))
+func (c Config) validate() error {
+	var errs []error
+	if len(c.ServiceArgs) == 0 || c.Program == "" {
+		errs = append(errs, errors.New("ServiceArgs and Program must be set"))
 	}
-	if len(c.Socket) > socket.MaxPath {
-		errs = append(errs, fmt.Errorf("Socket is a path of %d bytes, and the kernel takes at most %d: choose a shorter one", len(c.Socket), socket.MaxPath))
-	}
-	if c.Stall <= 0 {
-		errs = append(errs, errors.New("Stall must be more than 0"))
+	for _, d := range []struct {
+		name  string
+		value time.Duration
+	}{{"Ping", c.Ping}, {"Hang", c.Hang}, {"Start", c.Start}, {"Stop", c.Stop}, {"Retry", c.Retry}, {"RetryMax", c.RetryMax}} {
+		if d.value <= 0 {
+			errs = append(errs, fmt.Errorf("%s is %s: must be more than 0", d.name, d.value))
+		}
 	}
 	if c.Logger == nil {
 		errs = append(errs, errors.New("Logger must be set"))
@@ -64,280 +75,200 @@ func (c *Config) validate() error {
 	return errors.Join(errs...)
 }
 
-// Keeper serves one socket. Create it with New and call Run once.
+// Keeper is the parent of the service. Create it with New and call Run once.
 type Keeper struct {
-	cfg      Config
-	log      hclog.Logger
-	store    *store
-	metrics  *metrics
-	instance string
-	// uid is whose processes are served.
-	uid uint32
-
-	mu    sync.Mutex // guards links
-	links map[*link]struct{}
-	ended bool
-	// serving counts the goroutines of connections.
-	serving sync.WaitGroup
+	cfg   Config
+	log   hclog.Logger
+	store *store
+	// starts counts services.
+	starts uint64
 }
 
-// New checks the config; the error names every bad field. It starts nothing.
+// New checks the config; the error names every bad field.
 func New(cfg Config) (*Keeper, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, fmt.Errorf("gms keeper: %w", err)
 	}
-	k := &Keeper{cfg: cfg, log: cfg.Logger, store: newStore(cfg.Limits), instance: rand.Text(),
-		uid: uint32(os.Geteuid()), links: map[*link]struct{}{}}
-	k.metrics = newMetrics(k.store, cfg.Metrics)
-	return k, nil
+	return &Keeper{cfg: cfg, log: cfg.Logger, store: newStore()}, nil
 }
 
-// Run serves until ctx ends. Then everything that is kept is given up. The error
-// wraps socket.ErrInUse where another program serves the socket. It ends with an error
-// as well when the socket's file is removed or replaced: nobody could take back what
-// is kept.
+// ExitError is the end of a service that never served.
+type ExitError struct {
+	// Code is its exit code, -1 after a signal.
+	Code int
+}
+
+func (e *ExitError) Error() string {
+	return fmt.Sprintf("the service ended before it served (exit code %d): see its messages", e.Code)
+}
+
+// steady is how long a service has run that did not end soon.
+const steady = time.Second
+
+// self is the program of this process, whatever is at its path now.
+const self = "/proc/self/exe"
+
+// Run runs services until ctx ends. An error is that of the first one, where it ended
+// before it served.
 func (k *Keeper) Run(ctx context.Context) error {
-	claim, err := socket.Take(ctx, "unixpacket", k.cfg.Socket)
-	if err != nil {
+	// The kernel ends a service with the thread that started it.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	defer func() { k.store.close() }()
+	if err := k.takeOver(); err != nil {
 		return fmt.Errorf("gms keeper: %w", err)
 	}
-	defer func() { _ = claim.Close() }()
-	l, err := claim.Listen()
-	if err != nil {
-		return fmt.Errorf("gms keeper: %w", err)
-	}
-	k.log.Info("the keeper is ready", "socket", k.cfg.Socket, "instance", k.instance, "max_descriptors", k.cfg.Limits.Descriptors)
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
-	defer stop()
-	unreachable := make(chan error, 1)
-	go func() {
-		err := claim.Watch(ctx)
-		cancel(err)
-		unreachable <- err
-	}()
-	err = k.accept(ctx, l)
-	cancel(nil)
-	err = errors.Join(err, <-unreachable)
-	claim.Stop()
-	k.mu.Lock()
-	k.ended = true
-	for l := range k.links {
-		_ = l.c.Close()
-	}
-	k.mu.Unlock()
-	k.serving.Wait()
-	records, descriptors, _ := k.store.held()
-	k.log.Info("the keeper is stopping and releases its records", "records", records, "descriptors", descriptors)
-	k.store.clear()
-	if err != nil {
-		return fmt.Errorf("gms keeper: %w", err)
-	}
-	return nil
-}
-
-// accept serves connections until the listener is closed.
-func (k *Keeper) accept(ctx context.Context, l *net.UnixListener) error {
+	served := k.starts > 0
+	program, delay := self, k.cfg.Retry
 	for {
-		c, err := l.AcceptUnix()
+		trial, began := program != self, time.Now()
+		s, err := k.run(ctx, program)
 		switch {
 		case ctx.Err() != nil:
-			if c != nil {
-				_ = c.Close()
-			}
 			return nil
-		case errors.Is(err, net.ErrClosed):
-			return fmt.Errorf("accept: %w", err)
 		case err != nil:
-			// Out of descriptors, say: what is kept must not be lost for that.
-			k.log.Warn("cannot accept a connection", "error", err)
-			select {
-			case <-ctx.Done():
-			case <-time.After(50 * time.Millisecond):
-			}
-			continue
+			k.log.Error("cannot start the service", "program", program, "error", err)
+		case trial && s.ready:
+			err := k.exec(k.cfg.Program) // returns after an error only
+			k.log.Error("cannot replace the keeper: the old program goes on", "program", k.cfg.Program, "error", err)
+		case trial:
+			k.log.Error("the new program does not serve: the old one goes on", "program", k.cfg.Program, "reason", s.end)
+		case s.upgrade:
+			k.log.Info("trying the new program", "program", k.cfg.Program)
+		case !s.ready && !served:
+			return &ExitError{s.code}
+		default:
+			k.log.Error("the service ended: starting it again", "reason", s.end, "records", len(k.store.records))
 		}
-		k.start(c)
-	}
-}
-
-// start serves one connection, if it may be served.
-func (k *Keeper) start(c *net.UnixConn) {
-	l, err := newLink(c)
-	if err == nil && l.uid != k.uid {
-		err = fmt.Errorf("the client's user is %d: must be %d", l.uid, k.uid)
-	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if err == nil && len(k.links) >= k.cfg.Limits.Connections {
-		err = fmt.Errorf("the limit of %d connections is reached", len(k.links))
-	}
-	if err != nil || k.ended {
-		k.metrics.refused.Inc()
-		k.log.Warn("rejected a connection", "error", err)
-		_ = c.Close()
-		return
-	}
-	k.links[l] = struct{}{}
-	k.serving.Go(func() {
-		err := k.serve(l)
-		k.mu.Lock()
-		delete(k.links, l)
-		ended := k.ended
-		k.mu.Unlock()
-		_ = c.Close()
-		if err != nil && !ended {
-			k.metrics.broken.Inc()
-			k.log.Warn("closing a connection", "pid", l.peer, "error", err)
+		served = served || s.ready
+		program = self
+		if s.upgrade {
+			program = k.cfg.Program
 		}
-	})
-}
-
-// serve answers one client until it goes or breaks the protocol.
-func (k *Keeper) serve(l *link) error {
-	if err := l.within(k.cfg.Stall); err != nil {
-		return err
-	}
-	if err := l.send(opHello, append([]byte{version}, k.instance...), nil); err != nil {
-		if errors.Is(err, unix.EPIPE) { // it only looked whether somebody is here
+		if time.Since(began) > steady {
+			delay = k.cfg.Retry
+		}
+		select {
+		case <-ctx.Done():
 			return nil
+		case <-time.After(delay):
 		}
-		return err
+		delay = min(2*delay, k.cfg.RetryMax)
+	}
+}
+
+// outcome is how a service has ended.
+type outcome struct {
+	// ready: it served.
+	ready bool
+	// upgrade: it was ended for an upgrade.
+	upgrade bool
+	end     string
+	code    int
+}
+
+// run starts a service and tends it until it has ended. A new program is ended as soon
+// as it serves.
+func (k *Keeper) run(ctx context.Context, program string) (out outcome, err error) {
+	l, other, err := pair()
+	if err != nil {
+		return out, err
+	}
+	defer l.close()
+	cmd := exec.Command(program, k.cfg.ServiceArgs...)
+	cmd.Args[0] = k.cfg.Program // for those who list processes
+	cmd.Stdout, cmd.Stderr = k.cfg.Stdout, k.cfg.Stderr
+	cmd.ExtraFiles = []*os.File{other} // at FD
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL}
+	err = cmd.Start()
+	_ = other.Close()
+	if err != nil {
+		return out, err
+	}
+	k.starts++
+	heard := make(chan op, 16)
+	finished := make(chan struct{}) // nothing of the service is to be read any more
+	exited := make(chan struct{})
+	go func() {
+		defer close(finished)
+		err := k.store.give(l, k.starts)
+		if err == nil {
+			err = k.store.serve(l, func(o op) {
+				select {
+				case heard <- o:
+				case <-exited:
+				}
+			})
+		}
+		if err != nil && !errors.Is(err, errEnded) {
+			k.log.Error("ending the service", "error", err)
+			_ = cmd.Process.Kill()
+		}
+	}()
+	go func() {
+		defer close(exited)
+		_ = cmd.Wait() //nolint:errcheck // ProcessState has it
+	}()
+	out = k.tend(ctx, l, cmd, heard, exited, program != self)
+	<-finished
+	state := cmd.ProcessState
+	out.code = state.ExitCode()
+	if out.end == "" {
+		out.end = state.String()
+	}
+	return out, nil
+}
+
+// tend waits for the end of a service, and ends one that hangs, is to be replaced, or
+// was only tried.
+func (k *Keeper) tend(ctx context.Context, l *link, cmd *exec.Cmd, heard <-chan op, exited <-chan struct{}, trial bool) (out outcome) {
+	ping := time.NewTicker(k.cfg.Ping)
+	defer ping.Stop()
+	patience := time.NewTimer(k.cfg.Start)
+	defer patience.Stop()
+	done, upgrade := ctx.Done(), k.cfg.Upgrade
+	waits := false // for the answer to a ping
+	stop := func() {
+		done, upgrade, heard, waits = nil, nil, nil, true
+		_ = cmd.Process.Signal(unix.SIGTERM)
+		patience.Reset(k.cfg.Stop)
 	}
 	for {
-		// Between requests a client may be silent: it watches that way.
-		if err := l.within(0); err != nil {
-			return err
-		}
-		p, err := l.receive()
-		if errors.Is(err, errEnd) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		if len(p.fds) > 0 {
-			p.close()
-			return fmt.Errorf("%w: %d descriptors where none belong", errProtocol, len(p.fds))
-		}
-		if err := l.within(k.cfg.Stall); err != nil {
-			return err
-		}
-		switch p.op {
-		case opSave:
-			err = k.save(l, p.body)
-		case opDrop:
-			err = k.drop(l, p.body)
-		case opLoad:
-			err = k.load(l, p.body)
-		default:
-			err = fmt.Errorf("%w: packet %q where a request belongs", errProtocol, p.op)
-		}
-		if err != nil {
-			return err
-		}
-	}
-}
-
-// save receives a record and stores it once it is whole.
-func (k *Keeper) save(l *link, body []byte) error {
-	e, rest, err := cutExtent(body)
-	if err != nil {
-		return err
-	}
-	name := string(rest)
-	err = checkName(name)
-	if err == nil {
-		err = k.store.reserve(name, e)
-	}
-	if err != nil {
-		k.log.Warn("rejected a save", "name", name, "bytes", e.size, "descriptors", e.count, "error", err)
-		return l.send(opRefused, []byte(err.Error()), nil)
-	}
-	r := &record{}
-	if err := k.fill(l, r, e); err != nil {
-		closeAll(r.fds)
-		k.store.cancel(e)
-		return fmt.Errorf("save %q, %d of %d bytes and %d of %d descriptors had come: %w", name, len(r.blob), e.size, len(r.fds), e.count, err)
-	}
-	if !k.store.put(name, r, l.waits) {
-		return fmt.Errorf("save %q: %w before it was stored", name, errEnd)
-	}
-	k.metrics.saves.Inc()
-	k.log.Debug("saved", "name", name, "bytes", e.size, "descriptors", e.count, "pid", l.peer)
-	return l.send(opOK, nil, nil)
-}
-
-// fill receives what a record is made of. It answers all packets but the last:
-// the record is stored first.
-func (k *Keeper) fill(l *link, r *record, e extent) error {
-	for uint64(len(r.blob)) < e.size || len(r.fds) < int(e.count) {
-		if err := errors.Join(l.send(opOK, nil, nil), l.within(k.cfg.Stall)); err != nil {
-			return err
-		}
-		p, err := l.receive()
-		if err != nil {
-			return err
-		}
-		switch {
-		case p.op != opData:
-			err = fmt.Errorf("%w: packet %q in the middle of a save", errProtocol, p.op)
-		case uint64(len(p.body)) > e.size-uint64(len(r.blob)) || len(p.fds) > int(e.count)-len(r.fds):
-			err = fmt.Errorf("%w: more bytes or descriptors than announced", errProtocol)
-		case len(p.body) == 0 && len(p.fds) == 0:
-			err = fmt.Errorf("%w: an empty packet in the middle of a save", errProtocol)
-		}
-		if err != nil {
-			p.close()
-			return err
-		}
-		// Room grows with what really comes, whatever was announced.
-		r.blob = append(r.blob, p.body...)
-		r.fds = append(r.fds, p.fds...)
-	}
-	return nil
-}
-
-func (k *Keeper) drop(l *link, body []byte) error {
-	if !k.store.drop(string(body), l.waits) {
-		return fmt.Errorf("drop %q: %w before it was done", body, errEnd)
-	}
-	k.log.Debug("dropped", "name", string(body), "pid", l.peer)
-	return l.send(opOK, nil, nil)
-}
-
-// load sends a record as it was when it was asked for, whatever is saved
-// meanwhile.
-func (k *Keeper) load(l *link, body []byte) error {
-	name := string(body)
-	r := k.store.get(name)
-	if r == nil {
-		return l.send(opMissing, nil, nil)
-	}
-	defer k.store.release(r)
-	if err := l.send(opFound, extent{uint64(len(r.blob)), uint32(len(r.fds))}.append(nil), nil); err != nil {
-		return err
-	}
-	for blob, fds := r.blob, r.fds; len(blob) > 0 || len(fds) > 0; {
-		var chunk []byte
-		var batch []int
-		chunk, blob, batch, fds = part(blob, fds)
-		if err := l.within(k.cfg.Stall); err != nil {
-			return err
-		}
-		p, err := l.receive()
-		if err == nil && (p.op != opNext || len(p.fds) > 0) {
-			p.close()
-			err = fmt.Errorf("%w: packet %q in the middle of a load", errProtocol, p.op)
-		}
-		if err == nil {
-			err = l.send(opData, chunk, batch)
-		}
-		if err != nil {
-			return fmt.Errorf("load %q: %w", name, err)
+		select {
+		case <-exited:
+			return out
+		case <-done:
+			stop()
+		case <-upgrade:
+			if trial || !out.ready {
+				k.log.Warn("not replacing a service that does not serve yet")
+				continue
+			}
+			out.upgrade, out.end = true, "it is replaced"
+			stop()
+		case o := <-heard:
+			waits = false
+			if o == opReady {
+				out.ready = true
+				if trial {
+					out.end = "it serves"
+					stop()
+					continue
+				}
+			}
+			if out.ready {
+				patience.Stop()
+			}
+		case <-ping.C:
+			if out.ready && !waits && heard != nil {
+				waits = l.send(opPing, nil) == nil
+				patience.Reset(k.cfg.Hang)
+			}
+		case <-patience.C:
+			if out.end == "" {
+				out.end = "it did not respond in time, and was killed"
+			}
+			_ = cmd.Process.Kill()
 		}
 	}
-	k.metrics.loads.Inc()
-	return nil
 }

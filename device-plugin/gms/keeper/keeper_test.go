@@ -1,348 +1,342 @@
-package keeper_test
+package keeper
 
 import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
-	"math/rand/v2"
-	"net"
 	"os"
 	"path/filepath"
-	"strings"
-	"sync"
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
-	"remuda/device-plugin/gms/keeper"
-	gmssocket "remuda/device-plugin/gms/socket"
-	processkit "remuda/internal/testkit/process"
+	"remuda/internal/unixsock"
 )
 
-func TestConfigNamesEveryBadField(t *testing.T) {
-	_, err := keeper.New(keeper.Config{})
-	for _, field := range []string{"Socket", "Stall", "Logger", "Limits.Records", "Limits.Blob", "Limits.Bytes", "Limits.Descriptors", "Limits.Connections"} {
-		require.ErrorContains(t, err, field)
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// patience is how long a test waits for what must come.
+const patience = time.Minute
+
+// connect starts a service in this process: s is what it has, and end its death.
+func connect(t *testing.T, s *store) (service *Service, records []Record, end func()) {
+	t.Helper()
+	l, other, err := pair()
+	require.NoError(t, err)
+	fd, err := unix.FcntlInt(other.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	require.NoError(t, err)
+	require.NoError(t, other.Close())
+	served := make(chan error, 1)
+	go func() {
+		err := s.give(l, 7)
+		if err == nil {
+			err = s.serve(l, func(op) {})
+		}
+		l.close()
+		served <- err
+	}()
+	service, records, err = Connect(fd)
+	require.NoError(t, err)
+	require.EqualValues(t, 7, service.Starts())
+	ended := false
+	end = func() {
+		if !ended {
+			ended = true
+			service.Close()
+			require.ErrorIs(t, <-served, errEnded)
+		}
 	}
-	_, err = keeper.Open("", nil)
-	require.Error(t, err)
-	cfg := keeper.DefaultConfig()
-	cfg.Socket = strings.Repeat("x", 108)
-	_, err = keeper.New(cfg)
-	require.ErrorContains(t, err, "choose a shorter one")
+	t.Cleanup(end)
+	return service, records, end
 }
 
-func TestSaveLoadDrop(t *testing.T) {
+// file makes a descriptor of a file that holds its number.
+func file(number int) (int, error) {
+	fd, err := unix.MemfdCreate("kept", unix.MFD_CLOEXEC)
+	if err == nil {
+		_, err = unix.Pwrite(fd, binary.BigEndian.AppendUint32(nil, uint32(number)), 0)
+	}
+	return fd, err
+}
+
+// requireFiles checks what file has made, and closes it.
+func requireFiles(t *testing.T, fds []int, n int) {
+	t.Helper()
+	require.Len(t, fds, n)
+	for i, fd := range fds {
+		buf := make([]byte, 4)
+		_, err := unix.Pread(fd, buf, 0)
+		require.NoError(t, err)
+		require.EqualValues(t, i, binary.BigEndian.Uint32(buf), "the order is kept")
+		flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0)
+		require.NoError(t, err)
+		require.NotZero(t, flags&unix.FD_CLOEXEC)
+	}
+	unixsock.CloseAll(fds)
+}
+
+// open counts this process's descriptors of records.
+func open(t *testing.T) (n int) {
+	t.Helper()
+	list, err := filepath.Glob("/proc/self/fd/*")
+	require.NoError(t, err)
+	for _, fd := range list {
+		if to, err := os.Readlink(fd); err == nil && (to == "/memfd:kept (deleted)" || to == "/memfd:remuda-gms-layout (deleted)") {
+			n++
+		}
+	}
+	return n
+}
+
+func within(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// TestRecordsOutliveServices: of any size, and nothing is left open.
+func TestRecordsOutliveServices(t *testing.T) {
 	for _, tc := range []struct {
 		name       string
 		bytes, fds int
 	}{
-		{"empty", 0, 0}, {"blob only", 7, 0}, {"descriptors only", 0, 3},
-		{"one full packet", 60 << 10, 250}, {"one more than a packet", 60<<10 + 1, 251},
-		{"many descriptors", 10, 1000}, {"large blob", 5 << 20, 2},
+		{"empty", 0, 0}, {"blob only", 7, 0}, {"descriptors", 1, 3}, {"one full packet", 9, maxBatch - 1}, {"one more", 9, maxBatch}, {"large", 5 << 20, 2000},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			ctx := testContext(t)
-			socket, stop := start(t, nil)
-			c := open(t, socket)
-			_, _, found, err := c.Load(ctx, "r")
-			require.NoError(t, err)
-			require.False(t, found)
-			blob := make([]byte, tc.bytes)
-			for i := range blob {
-				blob[i] = byte(rand.Uint32())
-			}
-			fds := files(t, 0, tc.fds)
-			require.NoError(t, c.Save(ctx, "r", blob, fds))
-			closeAll(t, fds)
-			for range 2 {
-				got, fds, found, err := c.Load(ctx, "r")
-				require.NoError(t, err)
-				require.True(t, found)
-				require.True(t, bytes.Equal(blob, got))
-				requireFiles(t, fds, 0, tc.fds)
-				closeAll(t, fds)
-			}
-			have(t, os.Getpid(), tc.fds)
-			require.NoError(t, c.Drop(ctx, "r"))
-			require.NoError(t, c.Drop(ctx, "r"), "an unknown name is no error")
-			_, _, found, err = c.Load(ctx, "r")
-			require.NoError(t, err)
-			require.False(t, found)
-			have(t, os.Getpid(), 0)
-			stop()
-		})
-	}
-}
-
-func TestReplaceClosesTheOldRecord(t *testing.T) {
-	ctx := testContext(t)
-	socket, _ := start(t, nil)
-	c := open(t, socket)
-	for i := range 5 {
-		fds := files(t, 100*i, 300)
-		require.NoError(t, c.Save(ctx, "r", fmt.Append(nil, i), fds))
-		closeAll(t, fds)
-		have(t, os.Getpid(), 300)
-	}
-	blob, fds, found, err := c.Load(ctx, "r")
-	require.NoError(t, err)
-	require.True(t, found)
-	assert.Equal(t, "4", string(blob))
-	requireFiles(t, fds, 400, 300)
-	closeAll(t, fds)
-}
-
-func TestStopClosesEverything(t *testing.T) {
-	ctx := testContext(t)
-	socket, stop := start(t, nil)
-	c := open(t, socket)
-	fds := files(t, 0, 10)
-	require.NoError(t, c.Save(ctx, "r", nil, fds))
-	stop()
-	assert.Equal(t, 10, descriptors(t, os.Getpid()), "ours are left")
-	closeAll(t, fds)
-	_, err := os.Stat(socket)
-	require.ErrorIs(t, err, os.ErrNotExist)
-}
-
-func TestConcurrentSavesAndLoadsSeeWholeRecords(t *testing.T) {
-	ctx := testContext(t)
-	socket, _ := start(t, nil)
-	c := open(t, socket)
-	const n = 260
-	save := func(i int) {
-		fds := files(t, i*1000, n)
-		assert.NoError(t, c.Save(ctx, "r", binary.BigEndian.AppendUint32(nil, uint32(i)), fds))
-		closeAll(t, fds)
-	}
-	save(0)
-	var wg sync.WaitGroup
-	for w := range 3 {
-		wg.Go(func() {
-			for i := range 10 {
-				save(10*w + i)
-			}
-		})
-		wg.Go(func() {
-			for range 15 {
-				blob, fds, found, err := c.Load(ctx, "r")
-				if assert.NoError(t, err) && assert.True(t, found) {
-					requireFiles(t, fds, int(binary.BigEndian.Uint32(blob))*1000, n)
+			store := newStore()
+			service, records, end := connect(t, store)
+			require.Empty(t, records)
+			blob := bytes.Repeat([]byte("x"), tc.bytes)
+			most := 0
+			require.NoError(t, service.Save(within(t), "r", blob, tc.fds, func(i int) (int, error) {
+				if i%100 == 0 {
+					most = max(most, open(t)-i) // the keeper has those before
 				}
-				closeAll(t, fds)
+				return file(i)
+			}))
+			require.Less(t, most, 3*maxBatch, "few are open at a time")
+			require.Equal(t, tc.fds+1, open(t))
+			require.NoError(t, service.Save(within(t), "other", []byte("o"), 0, nil))
+			for range 2 {
+				end()
+				service, records, end = connect(t, store)
+				require.Len(t, records, 2)
+				require.Equal(t, "other", records[0].Name)
+				require.Equal(t, "r", records[1].Name)
+				require.True(t, bytes.Equal(blob, records[1].Blob))
+				requireFiles(t, records[1].FDs, tc.fds)
 			}
+			require.NoError(t, service.Drop(within(t), "r"))
+			require.NoError(t, service.Drop(within(t), "r"), "an unknown name is no error")
+			end()
+			_, records, end = connect(t, store)
+			require.Len(t, records, 1)
+			end()
+			store.close()
+			require.Zero(t, open(t))
 		})
 	}
-	wg.Wait()
-	have(t, os.Getpid(), n)
 }
 
-// A keeper that nobody can reach ends, so that it is started again.
-func TestAKeeperWhoseSocketIsRemovedEnds(t *testing.T) {
-	cfg := keeper.DefaultConfig()
-	cfg.Socket = filepath.Join(t.TempDir(), "k.sock")
-	k, err := keeper.New(cfg)
-	require.NoError(t, err)
-	done := make(chan error, 1)
-	go func() { done <- k.Run(testContext(t)) }()
-	fds := files(t, 0, 1)
-	require.NoError(t, open(t, cfg.Socket).Save(testContext(t), "r", nil, fds))
-	closeAll(t, fds)
-	require.NoError(t, os.Remove(cfg.Socket))
-	select {
-	case err := <-done:
-		require.ErrorContains(t, err, "was removed or replaced")
-		have(t, os.Getpid(), 0)
-	case <-time.After(deadline):
-		t.Fatal("it goes on")
+// TestSaveReplacesARecordAsAWhole: at each step at which the service can die, or fail,
+// the old record is there.
+func TestSaveReplacesARecordAsAWhole(t *testing.T) {
+	store := newStore()
+	t.Cleanup(store.close)
+	const old, fresh = 3, 2*maxBatch + 5
+	service, _, end := connect(t, store)
+	require.NoError(t, service.Save(within(t), "r", []byte("old"), old, file))
+	broken := errors.New("broken")
+	for _, at := range []int{0, maxBatch - 1, maxBatch, fresh - 1} {
+		err := service.Save(within(t), "r", []byte("new"), fresh, func(i int) (int, error) {
+			if i == at {
+				return -1, broken
+			}
+			return file(i)
+		})
+		require.ErrorIs(t, err, broken)
 	}
-}
-
-func TestAStalledClientIsCutOff(t *testing.T) {
-	socket, _ := start(t, func(c *keeper.Config) { c.Stall = 50 * time.Millisecond })
-	idle := dial(t, socket)
-	r := dial(t, socket)
-	r.write(saveRequest("r", 10, 10))
-	r.write([]byte("D1"), files(t, 0, 1)...)
-	r.ended()
-	have(t, os.Getpid(), 0)
-	idle.write([]byte("Xnothing"))
-	assert.Equal(t, "k", string(idle.read()), "one that asks for nothing is not stalled")
-}
-
-func TestLimits(t *testing.T) {
-	ctx := testContext(t)
-	socket, _ := start(t, func(c *keeper.Config) {
-		c.Limits = keeper.Limits{Records: 2, Blob: 1000, Bytes: 1500, Descriptors: 10, Connections: 4}
-	})
-	c := open(t, socket)
-	refused := func(err error, about string) {
-		t.Helper()
-		var r *keeper.RefusedError
-		require.ErrorAs(t, err, &r)
-		require.Contains(t, r.Reason, about)
-	}
-	fds := files(t, 0, 6)
-	refused(c.Save(ctx, "a", make([]byte, 1001), nil), "over the keeper's limit of 1000")
-	require.NoError(t, c.Save(ctx, "a", make([]byte, 1000), nil))
-	refused(c.Save(ctx, "b", make([]byte, 501), nil), "over its limit of 1500")
-	refused(c.Save(ctx, "a", make([]byte, 501), nil), "over its limit of 1500")
-	require.NoError(t, c.Drop(ctx, "a"))
-	require.NoError(t, c.Save(ctx, "a", nil, fds))
-	refused(c.Save(ctx, "a", nil, fds[:5]), "over its limit of 10")
-	require.NoError(t, c.Save(ctx, "b", nil, fds[:4]))
-	refused(c.Save(ctx, "c", nil, nil), "its limit")
-	require.NoError(t, c.Drop(ctx, "b"))
-	require.NoError(t, c.Save(ctx, "a", nil, fds[:4]), "there is room for both now")
-	require.Error(t, c.Save(ctx, "", nil, nil))
-	require.Error(t, c.Save(ctx, string(make([]byte, keeper.MaxName+1)), nil, nil))
-	require.NoError(t, c.Save(ctx, string(make([]byte, keeper.MaxName)), nil, nil))
-	have(t, os.Getpid(), 6+4)
-	closeAll(t, fds)
-
-	// One of the four connections is the client's, and its last calls' may be
-	// closing yet.
-	greeted := func() *net.UnixConn {
-		conn, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: socket, Net: "unixpacket"})
-		require.NoError(t, err)
-		require.NoError(t, conn.SetDeadline(time.Now().Add(deadline)))
-		t.Cleanup(func() { _ = conn.Close() })
-		n, err := conn.Read(make([]byte, 100))
-		require.NotErrorIs(t, err, os.ErrDeadlineExceeded)
-		if n == 0 || err != nil {
-			return nil
+	require.NoError(t, service.Save(within(t), "other", nil, 1, file), "it goes on")
+	require.NoError(t, service.Drop(within(t), "other"))
+	// A death is a packet that does not come.
+	for packets := range 4 {
+		require.NoError(t, service.ask(opBegin, beginBody("r", 2)))
+		for range packets {
+			fd, err := file(9)
+			require.NoError(t, err)
+			_ = service.ask(opFDs, nil, fd) // a third one is too many
+			require.NoError(t, unix.Close(fd))
 		}
-		return conn
+		end()
+		require.Equal(t, old+1, open(t))
+		var records []Record
+		service, records, end = connect(t, store)
+		require.Equal(t, "old", string(records[0].Blob))
+		requireFiles(t, records[0].FDs, old)
 	}
-	for range 3 {
-		require.Eventually(t, func() bool { return greeted() != nil }, deadline, tick)
-	}
-	require.Nil(t, greeted(), "a fifth is cut off at once")
+	require.NoError(t, service.Save(within(t), "r", []byte("new"), fresh, file))
+	end()
+	_, records, _ := connect(t, store)
+	require.Equal(t, "new", string(records[0].Blob))
+	requireFiles(t, records[0].FDs, fresh)
 }
 
-func TestCallsHonourTheirContext(t *testing.T) {
-	c := open(t, filepath.Join(t.TempDir(), "none.sock"))
-	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
-	defer cancel()
-	require.ErrorIs(t, c.Save(ctx, "r", nil, nil), context.DeadlineExceeded)
-	require.ErrorContains(t, c.Drop(ctx, "r"), "drop")
-	_, _, _, err := c.Load(ctx, "r")
-	require.ErrorIs(t, err, context.DeadlineExceeded)
+// TestLimit: a record that does not fit is refused with what to do, and what is kept
+// stays.
+func TestLimit(t *testing.T) {
+	store := newStore()
+	t.Cleanup(store.close)
+	store.limit = 10
+	service, _, end := connect(t, store)
+	require.NoError(t, service.Save(within(t), "a", nil, 5, file))
+	var refused *RefusedError
+	err := service.Save(within(t), "b", nil, 4, file)
+	require.ErrorAs(t, err, &refused)
+	require.ErrorContains(t, err, "it has 5 descriptors, 6 are kept already, and 10 fit: raise the limit of open files")
+	require.NoError(t, service.Save(within(t), "b", nil, 3, file))
+	require.ErrorAs(t, service.Save(within(t), "a", nil, 1, file), &refused, "the old record stays until the new one is whole")
+	require.NoError(t, service.Drop(within(t), "b"))
+	require.NoError(t, service.Save(within(t), "a", nil, 3, file))
+	require.Error(t, service.Save(within(t), string(make([]byte, maxName+1)), nil, 0, file))
+	end()
+	require.Equal(t, 4, store.held())
+}
 
-	// A keeper that is stopped answers nothing.
-	socket := filepath.Join(t.TempDir(), "k.sock")
-	process := startProcess(t, socket)
-	c = open(t, socket)
-	require.NoError(t, c.Save(testContext(t), "r", []byte("x"), nil))
-	require.NoError(t, processkit.Freeze(process.Process.Pid))
-	require.Eventually(t, func() bool {
-		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", process.Process.Pid))
-		return err == nil && bytes.Contains(stat, []byte(") T "))
-	}, deadline, tick, "it has stopped")
-	ctx, cancel = context.WithTimeout(context.Background(), 50*time.Millisecond)
-	defer cancel()
-	_, _, _, err = c.Load(ctx, "r")
-	require.ErrorIs(t, err, context.DeadlineExceeded)
-	require.NoError(t, process.Process.Signal(unix.SIGCONT))
-	blob, _, _, err := c.Load(testContext(t), "r")
+// TestBrokenProtocolEndsTheService: and leaks nothing.
+func TestBrokenProtocolEndsTheService(t *testing.T) {
+	for name, packets := range map[string]func(l *link) error{
+		"unknown":    func(l *link) error { return l.send('?', nil) },
+		"no name":    func(l *link) error { return l.send(opBegin, []byte{0, 0, 0, 1}) },
+		"short":      func(l *link) error { return l.send(opBegin, nil) },
+		"an answer":  func(l *link) error { return l.send(opOK, nil) },
+		"descriptor": func(l *link) error { fd, _ := file(1); defer unix.Close(fd); return l.send('?', nil, fd) }, //nolint:errcheck // a descriptor of the test
+	} {
+		t.Run(name, func(t *testing.T) {
+			store := newStore()
+			l, other, err := pair()
+			require.NoError(t, err)
+			defer l.close()
+			fd, err := unix.FcntlInt(other.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+			require.NoError(t, err)
+			require.NoError(t, other.Close())
+			peer, err := newLink(fd)
+			require.NoError(t, err)
+			defer peer.close()
+			require.NoError(t, packets(peer))
+			require.ErrorIs(t, store.serve(l, func(op) {}), errProtocol)
+			require.Zero(t, open(t))
+		})
+	}
+}
+
+// TestCallsEndWithTheirContextOrTheKeeper: one that waits for another call.
+func TestCallsEndWithTheirContextOrTheKeeper(t *testing.T) {
+	store := newStore()
+	t.Cleanup(store.close)
+	service, _, end := connect(t, store)
+	in, letGo := make(chan struct{}), make(chan struct{})
+	saved := make(chan error, 1)
+	go func() {
+		saved <- service.Save(context.Background(), "r", nil, 1, func(i int) (int, error) { close(in); <-letGo; return file(i) })
+	}()
+	<-in
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.ErrorIs(t, service.Drop(ctx, "r"), context.Canceled)
+	close(letGo)
+	require.NoError(t, <-saved)
+	end()
+	select {
+	case <-service.Done():
+	case <-time.After(patience):
+		t.Fatal("the end of the keeper is not seen")
+	}
+	require.Error(t, service.Save(within(t), "r", nil, 0, nil))
+}
+
+func TestConfigNamesEveryBadField(t *testing.T) {
+	_, err := New(Config{})
+	for _, field := range []string{"ServiceArgs", "Program", "Ping", "Hang", "Start", "Stop", "Retry", "RetryMax", "Logger"} {
+		require.ErrorContains(t, err, field)
+	}
+	_, _, err = Connect(1 << 20)
+	require.Error(t, err)
+}
+
+// TestHandover: the list of records that an older or a newer keeper cannot read is an
+// error, and not an empty keeper.
+func TestHandover(t *testing.T) {
+	k, err := New(Config{ServiceArgs: []string{"x"}, Program: "x", Ping: 1, Hang: 1, Start: 1, Stop: 1, Retry: 1, RetryMax: 1, Logger: DefaultConfig().Logger})
 	require.NoError(t, err)
-	assert.Equal(t, "x", string(blob))
-}
-
-func TestLiveSocketIsNotTaken(t *testing.T) {
-	run := func(socket string) error {
-		cfg := keeper.DefaultConfig()
-		cfg.Socket = socket
-		k, err := keeper.New(cfg)
+	for _, tc := range []struct{ list, want string }{
+		{`{"version":2}`, "it has version 2: must be 1"}, {`{`, "read the records"},
+		{`{"version":1,"starts":3,"records":{"a":[]}}`, ""},
+	} {
+		fd, err := writeBlob([]byte(tc.list))
 		require.NoError(t, err)
-		return k.Run(testContext(t))
+		t.Setenv(HandoverEnv, fmt.Sprint(fd))
+		err = k.takeOver()
+		if tc.want != "" {
+			require.ErrorContains(t, err, tc.want)
+			continue
+		}
+		require.NoError(t, err)
+		require.Empty(t, os.Getenv(HandoverEnv), "no service sees it")
+		require.EqualValues(t, 3, k.starts)
 	}
-	socket, _ := start(t, nil)
-	info, err := os.Stat(socket)
+	t.Setenv(HandoverEnv, "x")
+	require.ErrorContains(t, k.takeOver(), "must be the number of a descriptor")
+	// A program that cannot be executed leaves the records as they were.
+	fd, err := file(0)
 	require.NoError(t, err)
-	assert.Equal(t, os.FileMode(0o600), info.Mode().Perm())
-	require.ErrorIs(t, run(socket), gmssocket.ErrInUse, "a keeper's")
-	require.NoError(t, os.Remove(socket+".lock"))
-	require.ErrorIs(t, run(socket), gmssocket.ErrInUse, "one whose lock file was removed")
-	require.NoError(t, open(t, socket).Save(testContext(t), "r", nil, nil), "it was not harmed")
-
-	other := filepath.Join(t.TempDir(), "stream.sock")
-	l, err := net.Listen("unix", other)
-	require.NoError(t, err)
-	defer l.Close()
-	require.ErrorIs(t, run(other), gmssocket.ErrInUse, "another program's")
-
-	file := filepath.Join(t.TempDir(), "file")
-	require.NoError(t, os.WriteFile(file, nil, 0o600))
-	require.ErrorContains(t, run(file), "not a socket")
+	k.store.records = map[string][]int{"a": {fd}}
+	require.ErrorContains(t, k.exec("/does/not/exist"), "execute /does/not/exist")
+	requireFiles(t, k.store.records["a"], 1)
 }
 
-func TestAKilledKeeperIsNoticedAndFilledAgain(t *testing.T) {
-	ctx := testContext(t)
-	socket := filepath.Join(t.TempDir(), "k.sock")
-	first := startProcess(t, socket)
-	c := open(t, socket)
-	fds := files(t, 0, 300)
-	defer closeAll(t, fds)
-	require.NoError(t, c.Save(ctx, "r", []byte("blob"), fds))
-	have(t, first.Process.Pid, 300)
-	select {
-	case <-c.Lost():
-		t.Fatal("the first keeper lacks nothing")
-	default:
-	}
-	kill(first)
-	second := startProcess(t, socket)
-	select {
-	case <-c.Lost():
-	case <-ctx.Done():
-		t.Fatal("nobody told")
-	}
-	_, _, found, err := c.Load(ctx, "r")
-	require.NoError(t, err)
-	assert.False(t, found)
-	require.NoError(t, c.Save(ctx, "r", []byte("blob"), fds))
-	have(t, second.Process.Pid, 300)
-	select {
-	case <-c.Lost():
-		t.Fatal("told twice")
-	default:
-	}
-}
-
-func TestAKeeperThatComesLateAsksForWhatFailed(t *testing.T) {
-	socket := filepath.Join(t.TempDir(), "k.sock")
-	c := open(t, socket)
-	short, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
-	defer cancel()
-	require.Error(t, c.Save(short, "r", nil, nil))
-	startProcess(t, socket)
-	select {
-	case <-c.Lost():
-	case <-testContext(t).Done():
-		t.Fatal("nobody told")
-	}
-}
-
-// A server that comes back asks for thousands of descriptors at once.
-func TestThousandsOfDescriptors(t *testing.T) {
-	const n = 4000
-	ctx := testContext(t)
-	socket := filepath.Join(t.TempDir(), "k.sock")
-	process := startProcess(t, socket)
-	c := open(t, socket)
-	fds := files(t, 0, n)
-	blob := make([]byte, 1<<20)
-	require.NoError(t, c.Save(ctx, "r", blob, fds))
-	closeAll(t, fds)
-	have(t, process.Process.Pid, n)
-	_, fds, _, err := open(t, socket).Load(ctx, "r")
-	require.NoError(t, err)
-	requireFiles(t, fds, 0, n)
-	closeAll(t, fds)
+// FuzzServe: whatever packets come, the keeper ends the service or goes on, and no
+// descriptor is left open.
+func FuzzServe(f *testing.F) {
+	f.Add([]byte{2, 'b', 1, 0, 1, 'f', 1, 1, 'e', 0})
+	f.Add([]byte{6, 'b', 0, 0, 0, 1, 'r', 0, 1, 'f', 2, 1, 'e', 0, 2, 'd', 'r', 0})
+	f.Fuzz(func(t *testing.T, packets []byte) {
+		store := newStore()
+		l, other, err := pair()
+		require.NoError(t, err)
+		peer, err := unix.FcntlInt(other.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+		require.NoError(t, err)
+		require.NoError(t, other.Close())
+		p, err := newLink(peer)
+		require.NoError(t, err)
+		for len(packets) > 0 { // a length, so many bytes, and how many descriptors come along
+			n := min(int(packets[0]), len(packets)-1)
+			body := packets[1 : 1+n]
+			packets = packets[1+n:]
+			fds := []int{}
+			if len(packets) > 0 {
+				for range packets[0] % 3 {
+					fd, err := file(0)
+					require.NoError(t, err)
+					fds = append(fds, fd)
+				}
+				packets = packets[1:]
+			}
+			if n > 0 {
+				require.NoError(t, p.c.SetWriteDeadline(time.Now().Add(10*time.Millisecond))) // nobody reads yet
+				_ = p.send(op(body[0]), body[1:], fds...)
+			}
+			unixsock.CloseAll(fds)
+		}
+		p.close()
+		require.Error(t, store.serve(l, func(op) {}))
+		l.close()
+		store.close()
+		require.Zero(t, open(t))
+	})
 }

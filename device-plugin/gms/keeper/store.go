@@ -1,174 +1,152 @@
 package keeper
 
 import (
-	"errors"
+	"encoding/binary"
 	"fmt"
-	"sync"
+	"maps"
+	"slices"
+
+	"remuda/internal/unixsock"
 )
 
-// Limits bound what a keeper holds. What would be over is refused.
-type Limits struct {
-	// Records is how many names there may be.
-	Records int
-	// Blob is the largest blob in bytes, and Bytes all of them together, what is
-	// being saved included.
-	Blob, Bytes uint64
-	// Descriptors is how many may be held, what is being saved included: a record
-	// that is replaced needs room for both.
-	Descriptors int
-	// Connections is how many clients there may be at a time.
-	Connections int
+// spare are descriptors that no record may take: those of the process itself, and what
+// it needs to start a service.
+const spare = 64
+
+// store has the records: descriptors by name, the blob's first. It outlives services.
+type store struct {
+	records map[string][]int
+	// limit is how many descriptors all of them may have.
+	limit int
 }
 
-// DefaultLimits have room for eight GPUs with two tags and many thousands of
-// allocations each, as far as the process may open files (files is its
-// RLIMIT_NOFILE).
-func DefaultLimits(files uint64) Limits {
-	l := Limits{Records: 1024, Blob: 64 << 20, Bytes: 256 << 20, Connections: 64}
-	// Connections, and what the runtime needs.
-	l.Descriptors = max(int(min(files, 1<<20))-l.Connections-64, 0)
-	return l
+func newStore() *store {
+	return &store{records: map[string][]int{}, limit: openFiles() - spare}
 }
 
-func (l *Limits) validate() error {
-	var errs []error
-	for _, f := range []struct {
-		name string
-		bad  bool
-	}{
-		{"Records", l.Records <= 0}, {"Blob", l.Blob == 0}, {"Bytes", l.Bytes == 0},
-		{"Descriptors", l.Descriptors <= 0}, {"Connections", l.Connections <= 0},
-	} {
-		if f.bad {
-			errs = append(errs, fmt.Errorf("Limits.%s must be more than 0", f.name))
+// held is how many descriptors there are.
+func (s *store) held() (n int) {
+	for _, fds := range s.records {
+		n += len(fds)
+	}
+	return n
+}
+
+func (s *store) put(name string, fds []int) {
+	s.drop(name)
+	s.records[name] = fds
+}
+
+func (s *store) drop(name string) {
+	unixsock.CloseAll(s.records[name])
+	delete(s.records, name)
+}
+
+func (s *store) close() {
+	for name := range s.records {
+		s.drop(name)
+	}
+}
+
+// give sends all records to a service that has just started.
+func (s *store) give(l *link, starts uint64) error {
+	for _, name := range slices.Sorted(maps.Keys(s.records)) {
+		fds := s.records[name]
+		if err := l.send(opBegin, beginBody(name, len(fds))); err != nil {
+			return err
+		}
+		for batch := range slices.Chunk(fds, maxBatch) {
+			if err := l.ask(opFDs, batch...); err != nil {
+				return err
+			}
+		}
+		if err := l.ask(opEnd); err != nil {
+			return err
 		}
 	}
-	return errors.Join(errs...)
+	return l.send(opDone, binary.BigEndian.AppendUint64(nil, starts))
 }
 
-// record is a blob and descriptors.
-type record struct {
-	blob []byte
+// ask sends a packet of a record and waits for the service's answer.
+func (l *link) ask(o op, fds ...int) error {
+	if err := l.send(o, nil, fds...); err != nil {
+		return err
+	}
+	p, err := l.receive()
+	if err == nil && p.op != opOK {
+		unixsock.CloseAll(p.fds)
+		err = fmt.Errorf("%w: answer %q", errProtocol, p.op)
+	}
+	return err
+}
+
+// saving is a record that is on its way.
+type saving struct {
+	name string
+	want int
 	fds  []int
-	// refs counts the store and the loads in progress; the store's mu guards it.
-	refs int
 }
 
-// store is the records, and the room that is left. Safe for concurrent use.
-type store struct {
-	limits Limits
-
-	mu      sync.Mutex
-	records map[string]*record
-	bytes   uint64 // of all records, and reserved
-	fds     int    // likewise
+func (s *saving) abandon() {
+	unixsock.CloseAll(s.fds)
+	*s = saving{}
 }
 
-func newStore(limits Limits) *store {
-	return &store{limits: limits, records: map[string]*record{}}
-}
-
-// reserve keeps room for a record that is on its way. The caller ends it with
-// put or cancel.
-func (s *store) reserve(name string, e extent) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	switch l := s.limits; {
-	case s.records[name] == nil && len(s.records) >= l.Records:
-		return fmt.Errorf("the keeper has %d records, which is its limit", l.Records)
-	case e.size > l.Blob:
-		return fmt.Errorf("a blob of %d bytes is over the keeper's limit of %d", e.size, l.Blob)
-	case e.size > l.Bytes-min(s.bytes, l.Bytes):
-		return fmt.Errorf("the keeper holds %d bytes and %d more are over its limit of %d", s.bytes, e.size, l.Bytes)
-	case uint64(e.count) > uint64(max(l.Descriptors-s.fds, 0)):
-		return fmt.Errorf("the keeper holds %d descriptors and %d more are over its limit of %d", s.fds, e.count, l.Descriptors)
+// serve answers a service until it ends. What it sent before its end counts.
+func (s *store) serve(l *link, other func(op)) error {
+	var next saving
+	defer next.abandon()
+	for {
+		p, err := l.receive()
+		if err != nil {
+			return err
+		}
+		var refusal error
+		switch p.op {
+		case opBegin:
+			next.abandon()
+			next.name, next.want, err = parseBegin(p.body)
+			if err != nil {
+				unixsock.CloseAll(p.fds)
+				return err
+			}
+			// The record that it replaces stays until the end.
+			if has := s.held(); has+next.want > s.limit {
+				refusal = fmt.Errorf("it has %d descriptors, %d are kept already, and %d fit: raise the limit of open files of remuda gms", next.want, has, s.limit)
+				next = saving{}
+			}
+		case opFDs:
+			next.fds = append(next.fds, p.fds...)
+			if len(p.fds) == 0 || len(next.fds) > next.want {
+				refusal = fmt.Errorf("%d of %d descriptors came: the limit of open files of remuda gms may be too low", len(next.fds), next.want)
+				next.abandon()
+			}
+		case opEnd:
+			if next.want == 0 || len(next.fds) != next.want {
+				refusal = fmt.Errorf("%d of %d descriptors came", len(next.fds), next.want)
+				next.abandon()
+				break
+			}
+			s.put(next.name, next.fds)
+			next = saving{}
+		case opDrop:
+			s.drop(string(p.body))
+		case opReady, opPong:
+			other(p.op)
+			continue
+		default:
+			unixsock.CloseAll(p.fds)
+			return fmt.Errorf("%w: packet %q", errProtocol, p.op)
+		}
+		if p.op != opFDs {
+			unixsock.CloseAll(p.fds)
+		}
+		answer, text := opOK, ""
+		if refusal != nil {
+			answer, text = opNo, refusal.Error()
+		}
+		if err := l.send(answer, []byte(text)); err != nil && p.op == opFDs {
+			return err // else the service is gone, and what it sent last may still be to read
+		}
 	}
-	s.bytes += e.size
-	s.fds += int(e.count)
-	return nil
-}
-
-// cancel gives up what was reserved.
-func (s *store) cancel(e extent) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.bytes -= e.size
-	s.fds -= int(e.count)
-}
-
-// put stores a record that was reserved, in place of the old one, and tells whether
-// it did. It does not where its client, by waits, is gone: one that has called a save
-// off may have saved or dropped the name anew over another connection, and this one
-// must not come after that. waits is asked under mu, so that there is no moment
-// between.
-func (s *store) put(name string, r *record, waits func() bool) bool {
-	r.refs = 1
-	s.mu.Lock()
-	old, stored := r, waits()
-	if stored {
-		old = s.records[name]
-		s.records[name] = r
-	}
-	s.mu.Unlock()
-	s.release(old)
-	return stored
-}
-
-// get returns a record, which the caller releases; nil if there is none.
-func (s *store) get(name string) *record {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	r := s.records[name]
-	if r != nil {
-		r.refs++
-	}
-	return r
-}
-
-// drop forgets a record, and tells whether it did; see put for waits.
-func (s *store) drop(name string, waits func() bool) bool {
-	s.mu.Lock()
-	if !waits() {
-		s.mu.Unlock()
-		return false
-	}
-	old := s.records[name]
-	delete(s.records, name)
-	s.mu.Unlock()
-	s.release(old)
-	return true
-}
-
-// release gives up one use of r, which may be nil. The last one closes it.
-func (s *store) release(r *record) {
-	if r == nil {
-		return
-	}
-	s.mu.Lock()
-	r.refs--
-	last := r.refs == 0
-	s.mu.Unlock()
-	if !last {
-		return
-	}
-	closeAll(r.fds)
-	s.cancel(extent{uint64(len(r.blob)), uint32(len(r.fds))})
-}
-
-// clear drops everything.
-func (s *store) clear() {
-	s.mu.Lock()
-	all := s.records
-	s.records = map[string]*record{}
-	s.mu.Unlock()
-	for _, r := range all {
-		s.release(r)
-	}
-}
-
-// held is how much there is, what is on its way included.
-func (s *store) held() (records, descriptors int, bytes uint64) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return len(s.records), s.fds, s.bytes
 }

@@ -62,7 +62,7 @@ var (
 const (
 	// MaxText bounds the bytes of tags, keys and metadata of a layout, with
 	// Overhead for each allocation and each key, so that a client cannot fill the
-	// memory of the server, or of the keeper, which takes records of at most 64 MiB.
+	// memory of the server. A record of such a layout has at most 64 MiB.
 	MaxText = 48 << 20
 	// Overhead is more than an allocation or a key takes in a record beside its own
 	// bytes, and about what it takes in memory.

@@ -13,7 +13,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"remuda/device-plugin/gms/keeper"
 	"remuda/device-plugin/gms/layout"
 )
 
@@ -316,7 +315,7 @@ func TestCountsAreBounded(t *testing.T) {
 			require.ErrorIs(t, fill(m), layout.ErrBadValue)
 			var record bytes.Buffer
 			require.NoError(t, gob.NewEncoder(&record).Encode(m.Snapshot()))
-			require.Less(t, uint64(record.Len()), keeper.DefaultLimits(0).Blob)
+			require.Less(t, uint64(record.Len()), uint64(64<<20))
 		})
 	}
 }

@@ -11,14 +11,13 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"remuda/internal/unixsock"
 )
 
 const (
 	// MaxRequest is the longest body of a request in bytes. Replies may be longer.
 	MaxRequest = 1 << 20
-	// maxFDs is how many descriptors the kernel passes in one message (its
-	// SCM_MAX_FD).
-	maxFDs = 253
 	// headerSize is the length of a frame's length.
 	headerSize = 4
 	// firstRead bounds what is allocated for a body before any of it has come.
@@ -56,7 +55,7 @@ type Conn struct {
 
 // NewConn takes over a connected socket.
 func NewConn(raw *net.UnixConn) *Conn {
-	return &Conn{raw: raw, oob: make([]byte, unix.CmsgSpace(maxFDs*4))}
+	return &Conn{raw: raw, oob: make([]byte, unix.CmsgSpace(unixsock.MaxFDs*4))}
 }
 
 // Dial connects to a server's socket.
@@ -179,12 +178,12 @@ func (r *reader) full(p []byte) error {
 func (r *reader) read(p []byte) (int, error) {
 	first := !r.begun
 	n, oobn, flags, _, err := r.c.raw.ReadMsgUnix(p, r.c.oob)
-	fds, parseErr := descriptors(r.c.oob[:max(oobn, 0)])
+	fds, parseErr := unixsock.Rights(r.c.oob[:max(oobn, 0)])
 	keep := err == nil && parseErr == nil && r.wantFD && first && len(fds) == 1 && flags&unix.MSG_CTRUNC == 0
 	if keep {
 		r.fd = fds[0]
 	} else {
-		closeAll(fds)
+		unixsock.CloseAll(fds)
 		r.closed += len(fds)
 	}
 	switch {
@@ -206,30 +205,6 @@ func (r *reader) read(p []byte) (int, error) {
 	return n, nil
 }
 
-// descriptors takes the descriptors out of ancillary data.
-func descriptors(oob []byte) ([]int, error) {
-	if len(oob) == 0 {
-		return nil, nil
-	}
-	messages, err := unix.ParseSocketControlMessage(oob)
-	var fds []int
-	for _, m := range messages {
-		if m.Header.Level != unix.SOL_SOCKET || m.Header.Type != unix.SCM_RIGHTS {
-			continue
-		}
-		got, rightsErr := unix.ParseUnixRights(&m)
-		fds = append(fds, got...)
-		err = errors.Join(err, rightsErr)
-	}
-	return fds, err
-}
-
-func closeAll(fds []int) {
-	for _, fd := range fds {
-		_ = unix.Close(fd)
-	}
-}
-
 // WriteFrame writes one frame. fd rides on its first byte unless it is negative;
 // the caller keeps it, and may close it once WriteFrame is back.
 func (c *Conn) WriteFrame(body []byte, fd int) error {
@@ -241,7 +216,7 @@ func (c *Conn) WriteFrame(body []byte, fd int) error {
 	copy(frame[headerSize:], body)
 	if fd >= 0 {
 		// A stream socket may take a part. The descriptor went with the first byte.
-		n, _, err := c.raw.WriteMsgUnix(frame, unix.UnixRights(fd), nil)
+		n, err := unixsock.Send(c.raw, frame, fd)
 		if err != nil {
 			return err
 		}
@@ -335,19 +310,9 @@ func (c *Conn) WatchGone() (gone <-chan struct{}, stop func()) {
 
 // Peer is the process at the other end as the kernel knew it when it connected.
 func (c *Conn) Peer() (pid int32, uid uint32, err error) {
-	control, err := c.raw.SyscallConn()
+	cred, err := unixsock.PeerCred(c.raw)
 	if err != nil {
 		return 0, 0, err
-	}
-	var cred *unix.Ucred
-	var credErr error
-	if err := control.Control(func(fd uintptr) {
-		cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	}); err != nil {
-		return 0, 0, err
-	}
-	if credErr != nil {
-		return 0, 0, fmt.Errorf("ask for the peer's credentials: %w", credErr)
 	}
 	return cred.Pid, cred.Uid, nil
 }

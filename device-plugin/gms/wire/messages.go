@@ -40,6 +40,8 @@ const DefaultTag = "default"
 
 // Why a handshake was refused (an extension; Dynamo's clients know success only).
 const (
+	// CodeFailed: the service could not do what the lock needs.
+	CodeFailed = "failed"
 	// CodeTimeout: the lock was not free in time.
 	CodeTimeout = "timeout"
 	// CodeRestarted: the server is another incarnation than the client expected.

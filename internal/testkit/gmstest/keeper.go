@@ -4,26 +4,25 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"maps"
+	"slices"
 	"sync"
 
 	"golang.org/x/sys/unix"
 
 	"remuda/device-plugin/gms/keeper"
+	"remuda/internal/unixsock"
 )
 
-// Keeper keeps records in this process. It implements gms.Keeper.
+// Keeper keeps records in this process, over services that come and go. It implements
+// gms.Keeper.
 type Keeper struct {
-	lost chan struct{}
-
 	mu      sync.Mutex // guards what is below
 	changed chan struct{}
 	records map[string]record
-	// hangs: calls wait, until their contexts end if need be. gone: likewise, and
-	// nothing is there any more.
-	hangs, gone bool
-	refuses     bool
-	// saves and drops count calls that were done.
-	saves, drops int
+	// hangs: calls wait.
+	hangs   bool
+	refuses bool
 	// waiting counts calls that wait.
 	waiting int
 }
@@ -35,13 +34,7 @@ type record struct {
 
 // NewKeeper is empty.
 func NewKeeper() *Keeper {
-	return &Keeper{lost: make(chan struct{}, 1), changed: make(chan struct{}), records: map[string]record{}}
-}
-
-// change has calls that wait look again. mu is held.
-func (k *Keeper) change() {
-	close(k.changed)
-	k.changed = make(chan struct{})
+	return &Keeper{changed: make(chan struct{}), records: map[string]record{}}
 }
 
 // Hang stops the keeper, or has it go on.
@@ -49,7 +42,8 @@ func (k *Keeper) Hang(hangs bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.hangs = hangs
-	k.change()
+	close(k.changed)
+	k.changed = make(chan struct{})
 }
 
 // Refuse has it refuse to save, or not.
@@ -59,30 +53,7 @@ func (k *Keeper) Refuse(refuses bool) {
 	k.refuses = refuses
 }
 
-// Kill ends the keeper: what it had is gone.
-func (k *Keeper) Kill() {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	for name := range k.records {
-		k.drop(name)
-	}
-	k.gone = true
-	k.change()
-}
-
-// Start has an empty keeper come in the place of one that was killed.
-func (k *Keeper) Start() {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.gone = false
-	k.change()
-	select {
-	case k.lost <- struct{}{}:
-	default:
-	}
-}
-
-// Has tells whether there is a record, and how many descriptors it has.
+// Has reports whether there is a record, and how many descriptors it has.
 func (k *Keeper) Has(name string) (fds int, found bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -99,13 +70,6 @@ func (k *Keeper) Spoil(name string, change func(blob []byte, fds []int) ([]byte,
 	k.records[name] = r
 }
 
-// Counts are how many saves and drops were done.
-func (k *Keeper) Counts() (saves, drops int) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.saves, k.drops
-}
-
 // Waiting is how many calls wait for the keeper to go on.
 func (k *Keeper) Waiting() int {
 	k.mu.Lock()
@@ -113,13 +77,35 @@ func (k *Keeper) Waiting() int {
 	return k.waiting
 }
 
+// Records is what the next service is given; the descriptors are the caller's.
+func (k *Keeper) Records() (out []keeper.Record, err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, name := range slices.Sorted(maps.Keys(k.records)) {
+		r := k.records[name]
+		var fds []int
+		for _, fd := range r.fds {
+			own, dupErr := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+			if err = errors.Join(err, dupErr); dupErr == nil {
+				fds = append(fds, own)
+			}
+		}
+		out = append(out, keeper.Record{Name: name, Blob: bytes.Clone(r.blob), FDs: fds})
+	}
+	return out, err
+}
+
 // Close gives up all descriptors.
-func (k *Keeper) Close() { k.Kill() }
+func (k *Keeper) Close() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for name := range k.records {
+		k.drop(name)
+	}
+}
 
 func (k *Keeper) drop(name string) {
-	for _, fd := range k.records[name].fds {
-		_ = unix.Close(fd)
-	}
+	unixsock.CloseAll(k.records[name].fds)
 	delete(k.records, name)
 }
 
@@ -127,7 +113,7 @@ func (k *Keeper) drop(name string) {
 func (k *Keeper) ready(ctx context.Context) error {
 	for {
 		k.mu.Lock()
-		if !k.hangs && !k.gone {
+		if !k.hangs {
 			return nil
 		}
 		changed := k.changed
@@ -149,7 +135,7 @@ func (k *Keeper) ready(ctx context.Context) error {
 }
 
 // Save stores a record.
-func (k *Keeper) Save(ctx context.Context, name string, blob []byte, fds []int) error {
+func (k *Keeper) Save(ctx context.Context, name string, blob []byte, n int, export func(int) (int, error)) error {
 	if err := k.ready(ctx); err != nil {
 		return err
 	}
@@ -157,13 +143,17 @@ func (k *Keeper) Save(ctx context.Context, name string, blob []byte, fds []int) 
 	if k.refuses {
 		return &keeper.RefusedError{Reason: "there is no room"}
 	}
-	own, err := duplicate(fds)
-	if err != nil {
-		return err
+	var fds []int
+	for i := range n {
+		fd, err := export(i)
+		if err != nil {
+			unixsock.CloseAll(fds)
+			return err
+		}
+		fds = append(fds, fd)
 	}
 	k.drop(name)
-	k.records[name] = record{bytes.Clone(blob), own}
-	k.saves++
+	k.records[name] = record{bytes.Clone(blob), fds}
 	return nil
 }
 
@@ -174,40 +164,5 @@ func (k *Keeper) Drop(ctx context.Context, name string) error {
 	}
 	defer k.mu.Unlock()
 	k.drop(name)
-	k.drops++
 	return nil
-}
-
-// Load returns a record.
-func (k *Keeper) Load(ctx context.Context, name string) (blob []byte, fds []int, found bool, err error) {
-	if err := k.ready(ctx); err != nil {
-		return nil, nil, false, err
-	}
-	defer k.mu.Unlock()
-	r, found := k.records[name]
-	if !found {
-		return nil, nil, false, nil
-	}
-	fds, err = duplicate(r.fds)
-	return bytes.Clone(r.blob), fds, err == nil, err
-}
-
-// Lost tells that everything has to be saved again.
-func (k *Keeper) Lost() <-chan struct{} { return k.lost }
-
-// Gone tells that no keeper is there.
-func (k *Keeper) Gone() bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.gone
-}
-
-func duplicate(fds []int) (out []int, err error) {
-	for _, fd := range fds {
-		own, dupErr := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
-		if err = errors.Join(err, dupErr); dupErr == nil {
-			out = append(out, own)
-		}
-	}
-	return out, err
 }

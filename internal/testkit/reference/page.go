@@ -51,9 +51,9 @@ var pages = map[string]page{
 	"metrics.md": {
 		title: "Metrics",
 		intro: "The metrics of each program. All of them are in the format of Prometheus. A histogram `NAME` has the series `NAME_bucket`, `NAME_sum` and `NAME_count`. " +
-			"The controller, the gateway, `remuda lockd`, `remuda gms` and `remuda gms keeper` also show the metrics of the Go runtime (`go_…`) and of the process (`process_…`).",
+			"The controller, the gateway, `remuda lockd` and `remuda gms` also show the metrics of the Go runtime (`go_…`) and of the process (`process_…`).",
 		sections: []string{"controller api", "controller raft", "controller reconcile", "gateway", "engine", "lockd",
-			"gms", "gms keeper", "device", "device nvml", "device stats", "autoscaler", "sim"},
+			"gms", "device", "device nvml", "device stats", "autoscaler", "sim"},
 	},
 	"api.md": {
 		title:    "HTTP APIs and protocols",

@@ -1,4 +1,4 @@
-package socket_test
+package unixsock_test
 
 import (
 	"context"
@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	"remuda/device-plugin/gms/socket"
+	"remuda/internal/unixsock"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -27,9 +27,9 @@ func shortPath(t *testing.T) string {
 	return filepath.Join(dir, "s.sock")
 }
 
-func listen(t *testing.T, network, path string) *socket.Claim {
+func listen(t *testing.T, network, path string) *unixsock.Claim {
 	t.Helper()
-	c, err := socket.Take(t.Context(), network, path)
+	c, err := unixsock.Take(t.Context(), network, path)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = c.Close() })
 	_, err = c.Listen()
@@ -56,8 +56,8 @@ func TestASocketIsPrivateAndGoesWithItsClaim(t *testing.T) {
 		require.True(t, connects(network, path))
 		c.Stop()
 		require.NoFileExists(t, path)
-		_, err = socket.Take(t.Context(), network, path)
-		require.ErrorIs(t, err, socket.ErrInUse, "it is claimed until Close")
+		_, err = unixsock.Take(t.Context(), network, path)
+		require.ErrorIs(t, err, unixsock.ErrInUse, "it is claimed until Close")
 		require.NoError(t, c.Close())
 		listen(t, network, path)
 	}
@@ -69,8 +69,8 @@ func TestALiveSocketIsNotTaken(t *testing.T) {
 			path := shortPath(t)
 			l, err := net.Listen(of, path)
 			require.NoError(t, err)
-			_, err = socket.Take(t.Context(), network, path)
-			require.ErrorIs(t, err, socket.ErrInUse)
+			_, err = unixsock.Take(t.Context(), network, path)
+			require.ErrorIs(t, err, unixsock.ErrInUse)
 			require.ErrorContains(t, err, path)
 			require.True(t, connects(of, path), "it was not harmed")
 			require.NoError(t, l.Close())
@@ -78,7 +78,7 @@ func TestALiveSocketIsNotTaken(t *testing.T) {
 	}
 	file := shortPath(t)
 	require.NoError(t, os.WriteFile(file, []byte("precious"), 0o600))
-	_, err := socket.Take(t.Context(), "unix", file)
+	_, err := unixsock.Take(t.Context(), "unix", file)
 	require.ErrorContains(t, err, "a file that is not a socket")
 	require.FileExists(t, file)
 }
@@ -91,8 +91,8 @@ func TestTakeWaitsAMoment(t *testing.T) {
 		began := time.Now()
 		ended, cancel := context.WithCancel(t.Context())
 		cancel()
-		_, err := socket.Take(ended, "unix", path)
-		require.ErrorIs(t, err, socket.ErrInUse)
+		_, err := unixsock.Take(ended, "unix", path)
+		require.ErrorIs(t, err, unixsock.ErrInUse)
 		require.Zero(t, time.Since(began))
 		closed := make(chan struct{})
 		time.AfterFunc(200*time.Millisecond, func() { _ = c.Close(); close(closed) })
@@ -137,14 +137,14 @@ func TestWatchEndsWithItsContext(t *testing.T) {
 }
 
 func TestAPathThatCannotBeServed(t *testing.T) {
-	_, err := socket.Take(t.Context(), "unix", filepath.Join(t.TempDir(), "missing", "s"))
+	_, err := unixsock.Take(t.Context(), "unix", filepath.Join(t.TempDir(), "missing", "s"))
 	require.ErrorIs(t, err, os.ErrNotExist)
-	_, err = socket.Take(t.Context(), "unix", filepath.Join(t.TempDir(), strings.Repeat("x", socket.MaxPath)))
+	_, err = unixsock.Take(t.Context(), "unix", filepath.Join(t.TempDir(), strings.Repeat("x", unixsock.MaxPath)))
 	require.ErrorContains(t, err, "must be at most")
 
 	// The longest path works, and nothing is left beside it.
 	dir := filepath.Dir(shortPath(t))
-	path := filepath.Join(dir, strings.Repeat("x", socket.MaxPath-len(dir)-1))
+	path := filepath.Join(dir, strings.Repeat("x", unixsock.MaxPath-len(dir)-1))
 	c := listen(t, "unix", path)
 	require.True(t, connects("unix", path))
 	require.NoError(t, c.Close())
@@ -153,7 +153,7 @@ func TestAPathThatCannotBeServed(t *testing.T) {
 	require.Len(t, left, 1, "the lock file: %v", left)
 
 	taken := shortPath(t)
-	c, err = socket.Take(t.Context(), "unix", taken)
+	c, err = unixsock.Take(t.Context(), "unix", taken)
 	require.NoError(t, err)
 	require.NoError(t, os.Mkdir(taken, 0o700))
 	_, err = c.Listen()

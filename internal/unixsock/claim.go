@@ -1,12 +1,14 @@
-// Package socket makes the Unix sockets of the GPU memory service and of its
-// keeper. What it promises:
-//   - A socket that somebody serves is not taken over, also where two programs
-//     start at once: a lock file beside it decides. One that nobody serves any more
-//     is replaced.
+// Package unixsock has what daemons need of Unix sockets: a path that one program
+// has at a time, the credentials of the peer, and file descriptors as messages.
+//
+// What a Claim promises:
+//   - A socket that a program serves is not taken over, also where two programs
+//     start at once: a lock file beside it decides. A socket that no program serves
+//     any more is replaced.
 //   - Only the user may connect, from the socket's first moment on (mode 0600).
-//   - A program that has lost its socket's file is told, as nobody can reach it any
-//     more, and it leaves alone what others have put in the place.
-package socket
+//   - A program that has lost its socket's file gets an error, as no client can
+//     reach it any more, and it leaves alone what others have put in the place.
+package unixsock
 
 import (
 	"context"
@@ -119,7 +121,7 @@ func (c *Claim) probe() error {
 // Listen makes the socket, in place of a dead one. It is made under another name and
 // renamed, so that who sees it can connect.
 func (c *Claim) Listen() (*net.UnixListener, error) {
-	fresh := filepath.Join(filepath.Dir(c.path), ".gms"+rand.Text()[:4])
+	fresh := filepath.Join(filepath.Dir(c.path), "."+rand.Text()[:7])
 	l, file, err := listen(c.network, fresh)
 	if err == nil {
 		if err = os.Rename(fresh, c.path); err != nil {

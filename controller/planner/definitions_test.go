@@ -1,0 +1,48 @@
+package planner_test
+
+import (
+	"fmt"
+
+	"remuda/controller/state"
+)
+
+// usedNow returns the definition from which replicas of a variant are placed, except for a
+// canary, and whether they are pairs.
+func (w *world) usedNow(view *state.View, m *state.Model, v state.Variant) (state.Variant, bool) {
+	if m.Rollouts[v.Name].Status != state.RolloutCanary {
+		return v, m.Failover
+	}
+	stable := view.Versions(nil, m.Name).Get(m.StableVersion)
+	return *stable.Variant(v.Name), stable.Model.Failover
+}
+
+// hash is of the definition that a replica was made from.
+func (w *world) hash(r *state.Replica) string { return w.view().VariantOf(nil, r).Hash }
+
+func variant(name, hash string, edit ...func(*state.Variant)) state.Variant {
+	v := state.Variant{Name: name, GPUs: 1, Memory: 30, HostMemory: 10, Cost: 1, Hash: hash}
+	for _, e := range edit {
+		e(&v)
+	}
+	return v
+}
+
+func model(name string, replicas int, vs ...state.Variant) state.Model {
+	m := state.Model{Name: name, Max: 1000, Priority: 50, Management: state.ManagementFull, Desired: state.Any(replicas), Variants: vs}
+	for _, v := range vs {
+		m.Hash += v.Hash + " "
+	}
+	return m
+}
+
+func node(id string, gpus int) state.Node {
+	n := state.Node{ID: id, Name: id, Datacenter: "dc1", Ready: true, HostMemory: 1000, CPU: 1000}
+	for g := range gpus {
+		gpu := state.GPU{UUID: fmt.Sprintf("%s-GPU%d", id, g), Model: "H100", Clique: "c", Memory: 80, Healthy: true}
+		for s := range 2 {
+			gpu.Seats = append(gpu.Seats, fmt.Sprintf("%s#%d", gpu.UUID, s))
+		}
+		n.GPUs = append(n.GPUs, gpu)
+	}
+	return n
+}

@@ -1,0 +1,155 @@
+package planner_test
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"remuda/controller/planner"
+	"remuda/controller/state"
+)
+
+type job struct {
+	planner.Job
+	alloc    *planner.Alloc
+	serves   time.Time // when the engine serves; zero: never
+	retries  time.Time // of a broken one
+	ends     time.Time // of an allocation that was told to stop
+	allocs   int
+	drifting string
+	// asleep: its engine has given its memory back. using is what is really in use of
+	// each GPU, and host of the node's memory, as long as the process is there.
+	asleep bool
+	// strange: it was not made by us, and takes what it likes.
+	strange bool
+	using   map[string]int64
+	// moved is what it takes of the GPUs to which its last wake moved it, nil where none did. Its
+	// shim keeps them in the allocation's directory, and starts the engine there again.
+	moved map[string]int64
+	host  int64
+}
+
+// live reports whether a process of it may be there.
+func (j *job) live() bool {
+	return j.alloc != nil && slices.Contains([]string{"pending", "running", "unknown"}, j.alloc.Client)
+}
+
+// run lets one job of Nomad's go on.
+func (w *world) run(j *job) {
+	n := w.nodes[j.Placement.Node]
+	reachable := n != nil && !w.down[n.ID]
+	a := j.alloc
+	live := a != nil && (a.Client == "pending" || a.Client == "running" || a.Client == "unknown")
+	switch {
+	case live && !reachable:
+		a.Client = "unknown"
+		j.serves = time.Time{}
+	case live && a.Client == "unknown": // the node is back
+		a.Client, a.Started = "running", w.now
+		j.serves = w.now.Add(w.load())
+		j.begin()
+	case live && j.Stopped:
+		if j.ends.IsZero() {
+			j.ends = w.now.Add(tick)
+		}
+		if !w.now.Before(j.ends) {
+			a.Client = "complete"
+		}
+	case live && n.Draining && w.now.Sub(w.drains[n.ID]) > 30*tick: // Nomad's drain has a deadline
+		a.Client = "complete"
+		j.serves = time.Time{}
+	case live && a.Client == "pending":
+		a.Client, a.Started = "running", w.now
+		j.serves = w.now.Add(w.load())
+		j.begin()
+		if w.crashes(j) {
+			j.serves, j.retries = time.Time{}, w.now.Add(tick)
+		}
+	case live && w.crashes(j) && j.serves.IsZero() && !j.asleep && !w.now.Before(j.retries):
+		a.Restarts++
+		a.Started, a.Event, j.retries = w.now, "Exit Code: 1", w.now.Add(tick)
+		if a.Restarts > 2 {
+			a.Client, a.Failed = "failed", true
+		}
+	case live && j.serves.IsZero() && !w.crashes(j) && !j.asleep:
+		j.serves = w.now.Add(w.load())
+	case !live && !j.Stopped && (a == nil || !a.Failed) && j.Problem == "" && reachable && n.Ready && !n.Draining:
+		for _, s := range j.Placement.Seats {
+			if w.occupied(s, j) || !offers(n, s) {
+				return
+			}
+		}
+		j.allocs++
+		j.alloc = &planner.Alloc{ID: fmt.Sprintf("%s/%d", j.Name.ID[:4], j.allocs), Client: "pending"}
+		j.serves, j.ends = time.Time{}, time.Time{}
+		if j.asleep || j.moved != nil { // Nomad starts it anew on its own account, with a new directory
+			j.asleep, j.strange, j.moved = false, true, nil
+		}
+	}
+}
+
+// crashes reports whether the engine of a job ends whenever it starts.
+func (w *world) crashes(j *job) bool {
+	for gpu := range j.starts() {
+		if w.dead[gpu] {
+			return true
+		}
+	}
+	return w.broken[j.Hash]
+}
+
+// offers reports whether Nomad gives a seat of a node to a new allocation.
+func offers(n *state.Node, seat string) bool {
+	return slices.ContainsFunc(n.GPUs, func(g state.GPU) bool { return g.Healthy && slices.Contains(g.Seats, seat) })
+}
+
+// starts is what its engine takes of which GPUs when it starts.
+func (j *job) starts() map[string]int64 {
+	if j.moved != nil {
+		return j.moved
+	}
+	return j.Placement.Memory
+}
+
+// begin is the start of a process: it takes its GPUs.
+func (j *job) begin() {
+	j.using, j.host = j.starts(), 0
+	if j.asleep { // its shim is parked, and starts no engine
+		j.using = nil
+	}
+}
+
+func (w *world) occupied(seat string, but *job) bool {
+	for _, other := range w.nomad {
+		if other != but && other.alloc != nil && slices.Contains([]string{"pending", "running", "unknown"}, other.alloc.Client) && slices.Contains(other.Placement.Seats, seat) {
+			return true
+		}
+	}
+	return false
+}
+
+func (j *job) serving(now time.Time) bool {
+	return j.alloc != nil && j.alloc.Client == "running" && !j.asleep && !j.serves.IsZero() && !now.Before(j.serves)
+}
+
+// list is what Nomad would answer now.
+func (w *world) list() map[string]planner.Job {
+	out := map[string]planner.Job{}
+	for name, j := range w.nomad {
+		p := j.Job
+		if n := w.nodes[p.Placement.Node]; n != nil {
+			p.Pool = n.CapacityPool
+		}
+		p.Ended = j.Stopped
+		if j.alloc != nil {
+			a := *j.alloc
+			p.Alloc = &a
+			p.Ended = j.Stopped && (a.Client == "complete" || a.Client == "failed")
+		}
+		out[name] = p
+	}
+	return out
+}
+
+// relist has the watch see Nomad as it is.
+func (w *world) relist() { w.listed, w.listedAt = w.list(), w.index2 }
