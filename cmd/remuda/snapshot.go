@@ -26,7 +26,8 @@ func (p *program) snapshotVerbs() map[string]verb {
 var snapshotSave = apiCommand{
 	synopsis: "Save the controller's state to a file",
 	about: `Writes the whole state to a file, which appears under its name only once it is checked. The
-file contains the hashes of ACL tokens: keep it private.`,
+file contains the hashes of ACL tokens, and the key that the shims of all replicas obey: keep it
+private.`,
 	args: []string{"FILE"},
 	setup: func(fs *flag.FlagSet) runFunc {
 		stale := fs.Bool("stale", false, "read from this server, even if it has lost its leader")

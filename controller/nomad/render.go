@@ -54,6 +54,8 @@ const (
 	EnvGroup   = "REMUDA_GROUP"   // the failover group, which is the replica's name
 	// EnvGeneration is the generation of the engines' fencing tokens: see replica.Token.
 	EnvGeneration = "REMUDA_GENERATION"
+	// EnvControllerKey is Request.ControllerKey: see replica.Secret.
+	EnvControllerKey = "REMUDA_CONTROLLER_KEY"
 	// EnvUseGPUs has the UUIDs of the GPUs that the engine uses first, by commas, of those
 	// on which it has seats.
 	EnvUseGPUs = "REMUDA_USE_GPUS"
@@ -86,6 +88,9 @@ type Request struct {
 	// allocation for it: without rescheduling Nomad makes none for an unchanged job whose
 	// allocation failed.
 	Generation uint64
+	// ControllerKey is the public key, in base64, by which the shims know the controller. Empty:
+	// they obey the clients of their own machine.
+	ControllerKey string
 }
 
 // JobFaults are all reasons for which a job file cannot run as a replica. It wraps
@@ -236,7 +241,10 @@ func Pin(job *api.Job, namespace string, r Request) error {
 		if e.task.Env == nil {
 			e.task.Env = map[string]string{}
 		}
-		maps.Copy(e.task.Env, map[string]string{EnvModel: r.Name.Model, EnvVariant: r.Name.Variant, EnvGroup: r.Name.String(), EnvUseGPUs: use, EnvGeneration: ""})
+		maps.Copy(e.task.Env, map[string]string{
+			EnvModel: r.Name.Model, EnvVariant: r.Name.Variant, EnvGroup: r.Name.String(), EnvUseGPUs: use, EnvGeneration: "",
+			EnvControllerKey: r.ControllerKey,
+		})
 	}
 	setGeneration(job, strconv.FormatUint(r.Generation, 10))
 	return nil

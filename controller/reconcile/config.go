@@ -49,9 +49,9 @@ type Nomad interface {
 // from several goroutines at once and return when their context ends.
 type Shims interface {
 	State(ctx context.Context, address string) (shimclient.State, error)
-	Drain(ctx context.Context, address string, timeout time.Duration) error
-	Sleep(ctx context.Context, address string, since time.Time, drain time.Duration) (shimclient.State, error)
-	Wake(ctx context.Context, address string, since time.Time, gpus []string) (shimclient.State, error)
+	Drain(ctx context.Context, to shimclient.Target, timeout time.Duration) error
+	Sleep(ctx context.Context, to shimclient.Target, since time.Time, drain time.Duration) (shimclient.State, error)
+	Wake(ctx context.Context, to shimclient.Target, since time.Time, gpus []string) (shimclient.State, error)
 }
 
 // Consul watches the engines, as consul.Watcher. Watch is called each time this server becomes

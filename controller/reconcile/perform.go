@@ -2,6 +2,7 @@ package reconcile
 
 import (
 	"context"
+	"crypto/ed25519"
 	"errors"
 	"fmt"
 	"strings"
@@ -9,6 +10,7 @@ import (
 	"remuda/controller/nomad"
 	"remuda/controller/planner"
 	"remuda/controller/state"
+	"remuda/internal/replica"
 )
 
 // maxError is the longest error that the state keeps, in bytes.
@@ -77,11 +79,16 @@ func (l *loop) register(ctx context.Context, n Nomad, o assignment) error {
 	if v == nil {
 		return fmt.Errorf("register %s: version %d of its model is not known", o.Replica, r.Version)
 	}
+	key, err := l.shimKey(ctx)
+	if err != nil {
+		return err
+	}
 	job, err := n.Render(ctx, nomad.Request{
 		Name: r.Name, Variant: *v, Node: *node, Placement: r.Placement,
 		// As of the placement: the model may have changed since.
-		Failover:   len(r.Placement.Seats) == 2*seatedOn(r.Placement.Seats),
-		Generation: o.nextGeneration(),
+		Failover:      len(r.Placement.Seats) == 2*seatedOn(r.Placement.Seats),
+		Generation:    o.nextGeneration(),
+		ControllerKey: replica.PublicKey(key),
 	})
 	if err != nil {
 		return err
@@ -98,6 +105,21 @@ func (l *loop) register(ctx context.Context, n Nomad, o assignment) error {
 	}
 	l.executor.recordWrite(o, reg.Index)
 	return l.commitRegistration(ctx, o, reg)
+}
+
+// shimKey returns the key by which the shims know the controller, and makes it if it is the first
+// that needs one.
+func (l *loop) shimKey(ctx context.Context) (ed25519.PrivateKey, error) {
+	if key := l.cfg.Raft.Store().View().ShimKey(nil); key != nil {
+		return key, nil
+	}
+	if _, err := l.cfg.Raft.Apply(ctx, state.NewShimKey()); err != nil {
+		return nil, fmt.Errorf("make the shims' key: %w", err)
+	}
+	if key := l.cfg.Raft.Store().View().ShimKey(nil); key != nil {
+		return key, nil
+	}
+	return nil, errors.New("make the shims' key: it is not in the state yet")
 }
 
 // nextGeneration returns the generation of the job that a Register writes: the index of the

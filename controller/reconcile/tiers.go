@@ -14,6 +14,7 @@ import (
 	"remuda/controller/planner"
 	"remuda/controller/shimclient"
 	"remuda/controller/state"
+	"remuda/internal/replica"
 )
 
 // sleepSlack is how long an engine may take, after its last request, to copy its weights to
@@ -197,6 +198,15 @@ func (t *tierChange) findShim(ctx context.Context, out *planner.Outcome, phases 
 	return shimReply{}, false
 }
 
+// target returns where the orders for a shim go.
+func (t *tierChange) target(m shimReply) shimclient.Target {
+	to := shimclient.Target{Address: m.Address}
+	if key := t.l.cfg.Raft.Store().View().ShimKey(nil); key != nil {
+		to.Secret = replica.Secret(key, t.o.Replica)
+	}
+	return to
+}
+
 // drain waits until the engine has no request. The shim deregisters it from Consul first, so
 // gateways without a connection to the controller stop sending requests to it, too.
 func (t *tierChange) drain(ctx context.Context, out *planner.Outcome) error {
@@ -214,7 +224,7 @@ func (t *tierChange) drain(ctx context.Context, out *planner.Outcome) error {
 	rest := max(t.l.cfg.Planner.DrainTimeout-t.l.cfg.Now().Sub(t.r.Since), time.Second)
 	bounded, cancel := context.WithTimeout(ctx, rest+drainSlack)
 	defer cancel()
-	if err := t.l.cfg.Shims.Drain(bounded, m.Address, rest); err != nil {
+	if err := t.l.cfg.Shims.Drain(bounded, t.target(m), rest); err != nil {
 		conclude(out, planner.Unreachable, "%v", err)
 		return nil
 	}
@@ -241,7 +251,7 @@ func (t *tierChange) sleep(ctx context.Context, out *planner.Outcome) error {
 	bounded, cancel := context.WithTimeout(ctx, drain+sleepSlack)
 	defer cancel()
 	began := t.l.cfg.Now()
-	s, err := t.l.cfg.Shims.Sleep(bounded, m.Address, m.state.Since, drain)
+	s, err := t.l.cfg.Shims.Sleep(bounded, t.target(m), m.state.Since, drain)
 	t.engine = t.l.cfg.Now().Sub(began)
 	var refusal *shimclient.Error
 	errors.As(err, &refusal)
@@ -283,7 +293,7 @@ func (t *tierChange) abortSleep(ctx context.Context, m shimReply, why error, out
 	}
 	bounded, cancel := context.WithTimeout(ctx, t.l.cfg.Planner.WakeTimeout)
 	defer cancel()
-	_, err = t.l.cfg.Shims.Wake(bounded, m.Address, s.Since, nil)
+	_, err = t.l.cfg.Shims.Wake(bounded, t.target(m), s.Since, nil)
 	switch {
 	case err == nil:
 		conclude(out, planner.NotDrained, "%v", why)
@@ -320,7 +330,7 @@ func (t *tierChange) wake(ctx context.Context, out *planner.Outcome) error {
 	bounded, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	began := t.l.cfg.Now()
-	_, err := t.l.cfg.Shims.Wake(bounded, m.Address, m.state.Since, gpusOf(t.r.Placement))
+	_, err := t.l.cfg.Shims.Wake(bounded, t.target(m), m.state.Since, gpusOf(t.r.Placement))
 	t.engine = t.l.cfg.Now().Sub(began)
 	var refusal *shimclient.Error
 	errors.As(err, &refusal)

@@ -1,6 +1,8 @@
 package reconcile_test
 
 import (
+	"crypto/ed25519"
+	"encoding/base64"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -41,12 +43,23 @@ func newTiered(t *testing.T) *tiered {
 	r := c.replicas()[0]
 	c.name = r.Name.String()
 	c.shim = shimtest.New(c.name, replica.RolePrimary, false)
+	c.shim.Admit(c.isSecret) // after restarts of the controller, too
 	served.Store(c.shim)
 	c.serves = func() bool { return c.shim.State().Phase == shimclient.Active }
 	for _, node := range []string{"node-1", "node-2"} {
 		c.nomad.SetMemory(node, func() []nomadtest.GPU { return c.memory(node) })
 	}
 	return c
+}
+
+// isSecret is what a shim decides from the environment that its job gives it.
+func (c *tiered) isSecret(secret string) bool {
+	job := c.nomad.Job(c.name)
+	if job == nil {
+		return false
+	}
+	key, err := base64.RawURLEncoding.DecodeString(job.TaskGroups[0].Tasks[0].Env["REMUDA_CONTROLLER_KEY"])
+	return err == nil && len(key) == ed25519.PublicKeySize && replica.IsSecret(key, c.name, secret)
 }
 
 // shimServer serves one shim over HTTP, once there is one. Its address is in each allocation

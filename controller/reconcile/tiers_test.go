@@ -172,6 +172,9 @@ func TestOutcomesOfASleep(t *testing.T) {
 				return shimtest.Answer{Code: 500, Error: "put the engine to sleep: CUDA error", State: shimclient.Dead}
 			})
 		}, planner.Failed, "CUDA error", nil, []string{"sleep"}},
+		"of another controller": {func(_ *world, s *shimtest.Shim) {
+			s.Admit(func(string) bool { return false })
+		}, planner.Unreachable, "not authorized: wrong secret", nil, nil},
 		"memory is held":          {func(w *world, _ *shimtest.Shim) { w.nomad.set(func() { w.nomad.memory = samples(0, 6, now) }) }, planner.MemoryHeld, "6 bytes of GPU n-GPU0", map[string]int64{"n-GPU0": 6}, []string{"sleep"}},
 		"memory within the slack": {func(w *world, _ *shimtest.Shim) { w.nomad.set(func() { w.nomad.memory = samples(0, 5, now) }) }, planner.Done, "", nil, []string{"sleep"}},
 		"memory is not told":      {func(w *world, _ *shimtest.Shim) { w.nomad.set(func() { w.nomad.memory = samples(0, -1, now) }) }, planner.Failed, "does not report its memory in use", nil, []string{"sleep"}},
@@ -223,6 +226,7 @@ func TestOutcomesOfASleep(t *testing.T) {
 				// As soon as what was wrong is mended.
 				w.shims.Put("n:1", s.Shim)
 				s.Garbage(false)
+				s.Admit(nil)
 				s.Set(func(st *shimclient.State) {
 					st.Replica, st.Lock = m1, nil
 					if st.Phase == shimclient.Init || !st.Parked {

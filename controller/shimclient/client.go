@@ -27,6 +27,8 @@ var (
 	ErrRefused = errors.New("rejected by the shim")
 	// ErrChanged means that the engine's state is not the expected one. Nothing was done.
 	ErrChanged = errors.New("the engine's state has changed")
+	// ErrUnauthorized means that the shim does not accept the secret. Nothing was done.
+	ErrUnauthorized = errors.New("rejected by the shim: not authorized")
 	// ErrNotDrained means that requests still ran at the drain timeout. The engine gets no new
 	// requests until it is woken.
 	ErrNotDrained = errors.New("not drained")
@@ -155,6 +157,15 @@ const (
 	maxAnswer = 1 << 20
 )
 
+// Target is a shim whose engine's state is to be changed.
+type Target struct {
+	// Address is host:port.
+	Address string
+	// Secret is the shim's, of the controller or its own; empty for a shim on this machine that
+	// has none.
+	Secret string
+}
+
 // Client is a client of all shims. Its methods may be called from several goroutines at once and
 // return when their context ends.
 type Client struct{ http *http.Client }
@@ -184,7 +195,7 @@ func (c *Client) Close() { c.http.CloseIdleConnections() }
 func (c *Client) State(ctx context.Context, address string) (State, error) {
 	bounded, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	s, err := c.do(bounded, "state", http.MethodGet, address, "/state", nil)
+	s, err := c.do(bounded, "state", http.MethodGet, Target{Address: address}, "/state", nil)
 	if err != nil && ctx.Err() != nil {
 		return State{}, ctx.Err()
 	}
@@ -192,20 +203,20 @@ func (c *Client) State(ctx context.Context, address string) (State, error) {
 }
 
 // Drain takes the engine out of routing and returns nil once it has no request. The error wraps
-// ErrNotDrained if requests still run after timeout. If ctx ends, the shim stops waiting, too. The
-// engine stays out of routing until it is woken.
-func (c *Client) Drain(ctx context.Context, address string, timeout time.Duration) error {
-	_, err := c.do(ctx, "drain", http.MethodPost, address, "/v1/drain", url.Values{"timeout": {timeout.String()}})
+// ErrNotDrained if requests still run after timeout. The engine serves again if ctx ends before, or
+// if neither a sleep nor a stop nor another drain follows soon.
+func (c *Client) Drain(ctx context.Context, to Target, timeout time.Duration) error {
+	_, err := c.do(ctx, "drain", http.MethodPost, to, "/v1/drain", url.Values{"timeout": {timeout.String()}})
 	return err
 }
 
 // Sleep drains the engine for at most drain, puts it to sleep, and returns its new state. The
 // engine sleeps until Wake. If since is not zero and the engine's State.Since differs from it,
 // nothing is done and the error wraps ErrChanged.
-func (c *Client) Sleep(ctx context.Context, address string, since time.Time, drain time.Duration) (State, error) {
+func (c *Client) Sleep(ctx context.Context, to Target, since time.Time, drain time.Duration) (State, error) {
 	query := forState(since)
 	query.Set("timeout", drain.String())
-	return c.do(ctx, "sleep", http.MethodPost, address, "/v1/sleep", query)
+	return c.do(ctx, "sleep", http.MethodPost, to, "/v1/sleep", query)
 }
 
 func forState(since time.Time) url.Values {
@@ -218,22 +229,25 @@ func forState(since time.Time) url.Values {
 // Wake wakes the engine, or cancels its drain, and returns once it serves. If gpus is not empty, it
 // has the UUIDs of the GPUs to serve on; an engine that cannot move rejects other GPUs than those
 // on which it slept. Since is as for Sleep.
-func (c *Client) Wake(ctx context.Context, address string, since time.Time, gpus []string) (State, error) {
+func (c *Client) Wake(ctx context.Context, to Target, since time.Time, gpus []string) (State, error) {
 	query := forState(since)
 	if len(gpus) > 0 {
 		query.Set("gpus", strings.Join(gpus, ","))
 	}
-	return c.do(ctx, "wake", http.MethodPost, address, "/v1/wake", query)
+	return c.do(ctx, "wake", http.MethodPost, to, "/v1/wake", query)
 }
 
-func (c *Client) do(ctx context.Context, op, method, address, path string, query url.Values) (State, error) {
+func (c *Client) do(ctx context.Context, op, method string, to Target, path string, query url.Values) (State, error) {
 	fail := func(kind error, code int, text string) error {
-		return &Error{Op: op, Address: address, Code: code, Text: text, kind: kind}
+		return &Error{Op: op, Address: to.Address, Code: code, Text: text, kind: kind}
 	}
-	u := url.URL{Scheme: "http", Host: address, Path: path, RawQuery: query.Encode()}
+	u := url.URL{Scheme: "http", Host: to.Address, Path: path, RawQuery: query.Encode()}
 	req, err := http.NewRequestWithContext(ctx, method, u.String(), nil)
 	if err != nil {
 		return State{}, fail(ErrUnreachable, 0, err.Error())
+	}
+	if to.Secret != "" {
+		req.Header.Set("Authorization", "Bearer "+to.Secret)
 	}
 	resp, err := c.http.Do(req)
 	if errors.Is(err, syscall.ECONNREFUSED) {
@@ -254,7 +268,7 @@ func (c *Client) do(ctx context.Context, op, method, address, path string, query
 		}
 		return s, nil
 	}
-	return State{}, refusal(op, address, resp.StatusCode, body)
+	return State{}, refusal(op, to.Address, resp.StatusCode, body)
 }
 
 // refusal returns the error of a response whose status is not 200.
@@ -271,6 +285,8 @@ func refusal(op, address string, code int, body []byte) error {
 	}
 	e.Text, e.State = said.Error, said.State
 	switch {
+	case code == http.StatusUnauthorized, code == http.StatusForbidden:
+		e.kind = ErrUnauthorized
 	case code == http.StatusConflict:
 		e.kind = ErrRefused
 	case code == http.StatusPreconditionFailed:

@@ -36,21 +36,40 @@ func TestSleepAndWake(t *testing.T) {
 	_, asleep := got.Asleep()
 	require.False(t, asleep)
 
-	got, err = c.Sleep(t.Context(), address, time.Time{}, time.Minute)
+	got, err = c.Sleep(t.Context(), shimclient.Target{Address: address}, time.Time{}, time.Minute)
 	require.NoError(t, err)
 	require.True(t, got.Parked)
 	since, asleep := got.Asleep()
 	require.True(t, asleep)
 	require.False(t, since.Before(before))
-	again, err := c.Sleep(t.Context(), address, time.Time{}, time.Minute)
+	again, err := c.Sleep(t.Context(), shimclient.Target{Address: address}, time.Time{}, time.Minute)
 	require.NoError(t, err)
 	require.Equal(t, got, again, "twice is once")
 
-	got, err = c.Wake(t.Context(), address, time.Time{}, []string{"GPU-2", "GPU-1"})
+	got, err = c.Wake(t.Context(), shimclient.Target{Address: address}, time.Time{}, []string{"GPU-2", "GPU-1"})
 	require.NoError(t, err)
 	require.Equal(t, shimclient.Active, got.Phase)
 	require.Equal(t, []string{"sleep", "sleep", "wake GPU-2,GPU-1"}, s.Orders())
 	require.Equal(t, []string{"GPU-2", "GPU-1"}, s.GPUs())
+}
+
+// TestSecretIsSent with every order, and with nothing else.
+func TestSecretIsSent(t *testing.T) {
+	sent := map[string]string{}
+	s := shimtest.New("m:v:1", "primary", false)
+	c, address := open(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		sent[r.URL.Path] = r.Header.Get("Authorization")
+		s.ServeHTTP(w, r)
+	}))
+	to := shimclient.Target{Address: address, Secret: "s"}
+	_, err := c.State(t.Context(), address)
+	require.NoError(t, err)
+	require.NoError(t, c.Drain(t.Context(), to, time.Second))
+	_, err = c.Sleep(t.Context(), to, time.Time{}, time.Second)
+	require.NoError(t, err)
+	_, err = c.Wake(t.Context(), to, time.Time{}, nil)
+	require.NoError(t, err)
+	require.Equal(t, map[string]string{"/state": "", "/v1/drain": "Bearer s", "/v1/sleep": "Bearer s", "/v1/wake": "Bearer s"}, sent)
 }
 
 func TestNotServing(t *testing.T) {
@@ -122,6 +141,8 @@ func TestErrors(t *testing.T) {
 		"failed":          {hooked(500), shimclient.ErrFailed, shimclient.Draining},
 		"Consul refused":  {hooked(502), shimclient.ErrFailed, shimclient.Draining},
 		"bad request":     {hooked(400), shimclient.ErrFailed, shimclient.Draining},
+		"wrong secret":    {hooked(401), shimclient.ErrUnauthorized, shimclient.Draining},
+		"no secret":       {hooked(403), shimclient.ErrUnauthorized, shimclient.Draining},
 		"cut":             {silent, shimclient.ErrUnreachable, ""},
 		"another program": {plain(200, `{"hello": 1}`), shimclient.ErrUnreachable, ""},
 		"no JSON":         {plain(200, "hello"), shimclient.ErrUnreachable, ""},
@@ -131,7 +152,7 @@ func TestErrors(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			c, address := open(t, tc.h)
-			_, err := c.Sleep(t.Context(), address, time.Time{}, time.Second)
+			_, err := c.Sleep(t.Context(), shimclient.Target{Address: address}, time.Time{}, time.Second)
 			require.ErrorIs(t, err, tc.want)
 			require.ErrorContains(t, err, "sleep at the shim "+address)
 			var answer *shimclient.Error

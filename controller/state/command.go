@@ -27,6 +27,7 @@ const (
 	TypeSetSchedule  Type = 19
 	TypeSetPipeline  Type = 20
 	TypeWriteModels  Type = 23
+	TypeSetShimKey   Type = 24
 )
 
 // MaxCommand is the longest encoded command, in bytes. Raft holds whole entries in
@@ -134,6 +135,7 @@ var commands = map[Type]func() Command{
 	TypeSetSchedule:  func() Command { return new(SetSchedule) },
 	TypeSetPipeline:  func() Command { return new(SetPipeline) },
 	TypeWriteModels:  func() Command { return new(WriteModels) },
+	TypeSetShimKey:   func() Command { return new(SetShimKey) },
 }
 
 // Result is what became of a command.

@@ -1,6 +1,7 @@
 package state_test
 
 import (
+	"bytes"
 	"fmt"
 	"slices"
 	"time"
@@ -182,7 +183,9 @@ func drawCommand(t *rapid.T, v *state.View) any {
 		}
 		return times
 	}
-	switch between(0, 52).Draw(t, "command") {
+	switch between(0, 53).Draw(t, "command") {
+	case 53:
+		return &state.SetShimKey{Seed: bytes.Repeat([]byte{1}, between(31, 32).Draw(t, "length"))}
 	case 2, 27, 40, 41, 50, 51:
 		return drawRequest()
 	case 52:

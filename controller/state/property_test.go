@@ -554,6 +554,7 @@ func FuzzApply(f *testing.F) {
 	seed(&state.Scale{Model: "m", Desired: state.Shares{{Pool: "east", Replicas: 3}, {Replicas: -1}}, ModifyIndex: 5})
 	seed(&state.SetDedicated{Models: map[string]int{"m": 2}, Time: epoch})
 	seed(&state.SetSchedule{File: "window \"office\" {}"})
+	seed(&state.SetShimKey{Seed: bytes.Repeat([]byte{1}, 32)})
 	seed(pipelineOf("p", "m"))
 	seed(&state.SetPipeline{Name: "p", Delete: true, ModifyIndex: ptr(uint64(0))})
 	sleepy := l.move(name("m", "1"), state.EventStop, state.GoalCold)

@@ -25,6 +25,7 @@ const (
 	TableSchedule  Table = "schedule"
 	TablePace      Table = "pace"
 	TablePipelines Table = "pipelines"
+	TableShimKey   Table = "shim_key"
 
 	// tableIndex has the index of each table's last change, and of the last command.
 	tableIndex Table = "index"
@@ -90,6 +91,7 @@ var tables = [...]table{
 	rowsOf(TableSchedule, 8, func(s *Schedule) string { return s.File }, only[Schedule]()),
 	rowsOf(TablePace, 9, (*Pace).key, only[Pace]()),
 	rowsOf(TablePipelines, 10, func(p *Pipeline) string { return p.Name }),
+	rowsOf(TableShimKey, 13, (*ShimKey).key, only[ShimKey]()),
 }
 
 // rowsOf describes a table whose rows are found by their key, unless an index byID is given.

@@ -13,6 +13,11 @@ import (
 // secretContext begins what is signed, so that no signature means anything else.
 const secretContext = "remuda shim\x00"
 
+// PublicKey returns the public part of the key, in base64, as the shims take it.
+func PublicKey(key ed25519.PrivateKey) string {
+	return base64.RawURLEncoding.EncodeToString(key[ed25519.PrivateKeySize-ed25519.PublicKeySize:]) // RFC 8032: the seed, then the public key
+}
+
 // Secret returns the secret of the replica with that name.
 func Secret(key ed25519.PrivateKey, name string) string {
 	return base64.RawURLEncoding.EncodeToString(ed25519.Sign(key, []byte(secretContext+name)))

@@ -80,7 +80,10 @@ func (l *locks) at(a *consultest.Agent) *locks {
 		dead, err := consul.NewDeregistrar(consul.Address{Addr: a.Addr()}, hclog.NewNullLogger())
 		require.NoError(l.t, err)
 		l.dead.Store(dead)
-		l.t.Cleanup(dead.Close)
+		l.t.Cleanup(func() {
+			l.stop() // it may use dead until then
+			dead.Close()
+		})
 	}
 	return l
 }

@@ -39,6 +39,7 @@ type Shim struct {
 	onDrain func() Answer
 	onSleep func() Answer
 	onWake  func() Answer
+	admit   func(secret string) bool
 }
 
 // New returns the shim of an Active engine that can sleep, and has the lock of its group
@@ -113,6 +114,13 @@ func (s *Shim) OnWake(f func() Answer) {
 	s.onWake = f
 }
 
+// Admit has it take orders only with a secret that f accepts. nil: any, or none.
+func (s *Shim) Admit(f func(secret string) bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.admit = f
+}
+
 // Orders are what it was told, as "sleep" and "wake GPU-1,GPU-2".
 func (s *Shim) Orders() []string {
 	s.mu.Lock()
@@ -130,7 +138,7 @@ func (s *Shim) GPUs() []string {
 // ServeHTTP implements http.Handler.
 func (s *Shim) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
-	down, garbage, hang, hook := s.down, s.garbage, s.hang, s.onSleep
+	down, garbage, hang, hook, admit := s.down, s.garbage, s.hang, s.onSleep, s.admit
 	switch r.URL.Path {
 	case "/v1/drain":
 		hook = s.onDrain
@@ -146,6 +154,9 @@ func (s *Shim) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		panic(http.ErrAbortHandler)
 	case garbage:
 		fmt.Fprint(w, "hello")
+		return
+	case r.Method == http.MethodPost && admit != nil && !admit(strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ")):
+		s.answer(w, Answer{Code: http.StatusUnauthorized, Error: "wrong secret"})
 		return
 	}
 	switch r.Method + " " + r.URL.Path {
