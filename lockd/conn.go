@@ -216,12 +216,7 @@ func (s *Server) badRequest(c *conn, err error) {
 func (s *Server) request(c *conn, req wire.Request) {
 	switch req.Op {
 	case wire.OpPing:
-		s.do(func(now time.Time) []lock.Effect {
-			if c.closed { // what was read before is not obeyed any more
-				return nil
-			}
-			return s.machine.Ping(now, c.id)
-		})
+		s.ping(c)
 	case wire.OpStatus:
 		s.mu.Lock()
 		defer s.mu.Unlock()

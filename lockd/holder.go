@@ -15,8 +15,8 @@ import (
 )
 
 const (
-	// scanEvery is how often a living holder's cohort is looked at, so that who
-	// loses its parent later is known.
+	// scanEvery is how often lockd looks at the cohort of a living holder without a
+	// cgroup of its own, so that a process that loses its parent later is known.
 	scanEvery = time.Second
 	// fenceSay is how often a fencing that does not end is logged. A process in
 	// uninterruptible sleep holds its memory, so the lock stays shut.
@@ -91,6 +91,9 @@ func (h *holder) await(ctx context.Context, ended <-chan uint64) bool {
 	tick := time.NewTicker(scanEvery)
 	defer tick.Stop()
 	for {
+		if h.tracker.OwnCgroup() {
+			tick.Stop() // the cgroup has the list
+		}
 		select {
 		case <-ctx.Done():
 			return false

@@ -250,6 +250,15 @@ func (s *Server) do(event func(now time.Time) []lock.Effect) {
 	}
 }
 
+// ping answers a sign of life, which changes no status.
+func (s *Server) ping(c *conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.closing && !c.closed { // what was read before is not obeyed any more
+		s.carryOut(s.machine.Ping(time.Now(), c.id))
+	}
+}
+
 // tell passes the status on. mu is held.
 func (s *Server) tell() {
 	if s.cfg.OnChange != nil {

@@ -81,8 +81,12 @@ func NewMirror(cfg MirrorConfig) (*Mirror, error) {
 // Set says what the keys are from now on. It takes its own copy.
 func (m *Mirror) Set(keys map[string]string) {
 	m.mu.Lock()
+	same := maps.Equal(m.want, keys)
 	m.want = maps.Clone(keys)
 	m.mu.Unlock()
+	if same {
+		return
+	}
 	select {
 	case m.changed <- struct{}{}:
 	default:

@@ -71,6 +71,10 @@ func (t *Tracker) Scan() ([]Process, error) {
 	return alive, err
 }
 
+// OwnCgroup reports whether the last Scan found that the root has its cgroup to itself. The
+// kernel keeps the list of members then, so that a scan in between tells nothing new.
+func (t *Tracker) OwnCgroup() bool { return t.own != nil }
+
 // scan looks at the processes that list returns, and returns the members that live. It
 // also returns the processes of which it cannot be told now whether they are members:
 // while there are any, no living member proves nothing. Members that are known or marked
