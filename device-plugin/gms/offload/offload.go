@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cespare/xxhash/v2"
@@ -234,18 +236,18 @@ func save(ctx context.Context, c *client.Client) (*part, error) {
 	if err := p.room(); err != nil {
 		return nil, err
 	}
-	for i, a := range list {
-		m, err := c.Map(ctx, a.ID)
+	err = parallel(len(list), func(i int) error {
+		m, err := c.Map(ctx, list[i].ID)
 		if err == nil {
-			err = read(ctx, m, p.allocations[i].bytes)
+			p.allocations[i].sum, err = read(ctx, m, p.allocations[i].bytes)
 		}
 		if err == nil {
-			p.allocations[i].sum = xxhash.Sum64(p.allocations[i].bytes)
 			err = c.Forget(ctx, m)
 		}
-		if err != nil {
-			return p, err
-		}
+		return err
+	})
+	if err != nil {
+		return p, err
 	}
 	keys, err := s.ListMetadata(ctx, "")
 	if err != nil {
@@ -278,26 +280,27 @@ func restore(ctx context.Context, c *client.Client, p *part) error {
 	}
 	s := c.Session()
 	ids := make([]string, len(p.allocations))
-	for i, a := range p.allocations {
+	for i, a := range p.allocations { // in their order: it is part of the layout
 		made, err := s.Allocate(ctx, a.size, a.tag)
 		if err != nil {
 			return err
 		}
 		ids[i] = made.ID
-		m, err := c.Map(ctx, made.ID)
-		if err == nil {
-			err = write(ctx, m, a.bytes)
-		}
+	}
+	err = parallel(len(ids), func(i int) error {
+		a := p.allocations[i]
+		m, err := c.Map(ctx, ids[i])
 		if err != nil {
 			return err
 		}
-		sum, err := sumOf(ctx, m)
-		if err != nil {
-			return err
+		sum, err := write(ctx, m, a.bytes)
+		if err == nil && sum != a.sum {
+			err = fmt.Errorf("allocation %d of %d bytes: %w: xxh64 %016x, want %016x", i, a.size, ErrDamaged, sum, a.sum)
 		}
-		if sum != a.sum {
-			return fmt.Errorf("allocation %d of %d bytes: %w: xxh64 %016x, want %016x", i, a.size, ErrDamaged, sum, a.sum)
-		}
+		return err
+	})
+	if err != nil {
+		return err
 	}
 	for _, m := range p.metadata {
 		if err := s.PutMetadata(ctx, m.key, client.Metadata{AllocationID: ids[m.allocation], Offset: m.offset, Value: m.value}); err != nil {
@@ -315,47 +318,70 @@ func restore(ctx context.Context, c *client.Client, p *part) error {
 }
 
 // chunk is how much is copied at once from and to memory that this process cannot
-// read itself.
-const chunk = 8 << 20
+// read itself, and cached what is summed while it is in the processor's cache.
+const (
+	chunk  = 8 << 20
+	cached = 256 << 10
+)
 
-func read(ctx context.Context, m *client.Mapping, to []byte) error {
+// parallel calls f for 0 to n-1 on as many goroutines as there are CPUs, and joins the
+// errors.
+func parallel(n int, f func(i int) error) error {
+	var next atomic.Int64
+	errs := make([]error, n)
+	var wg sync.WaitGroup
+	for range min(runtime.GOMAXPROCS(0), n) {
+		wg.Go(func() {
+			for i := next.Add(1) - 1; i < int64(n); i = next.Add(1) - 1 {
+				errs[i] = f(int(i))
+			}
+		})
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// copySum copies and returns the sum of what has arrived.
+func copySum(ctx context.Context, to, from []byte) (uint64, error) {
+	sum := xxhash.New()
+	for at := 0; at < len(from) && ctx.Err() == nil; at += cached {
+		end := min(at+cached, len(from))
+		copy(to[at:end], from[at:end])
+		_, _ = sum.Write(to[at:end]) // never fails
+	}
+	return sum.Sum64(), ctx.Err()
+}
+
+// read copies an allocation, and returns the sum of the copy.
+func read(ctx context.Context, m *client.Mapping, to []byte) (uint64, error) {
 	if from := m.Bytes(); from != nil {
-		copy(to, from)
-		return ctx.Err()
+		return copySum(ctx, to, from)
 	}
 	for at := 0; at < len(to); at += chunk {
 		if err := m.Read(ctx, uint64(at), to[at:min(at+chunk, len(to))]); err != nil {
-			return err
+			return 0, err
 		}
 	}
-	return nil
+	return xxhash.Sum64(to), nil
 }
 
-func write(ctx context.Context, m *client.Mapping, from []byte) error {
+// write fills an allocation, and returns the sum of what is there now.
+func write(ctx context.Context, m *client.Mapping, from []byte) (uint64, error) {
 	if to := m.Bytes(); to != nil {
-		copy(to, from)
-		return ctx.Err()
+		return copySum(ctx, to, from)
 	}
 	for at := 0; at < len(from); at += chunk {
 		if err := m.Write(ctx, uint64(at), from[at:min(at+chunk, len(from))]); err != nil {
-			return err
+			return 0, err
 		}
 	}
-	return nil
-}
-
-// sumOf reads an allocation back.
-func sumOf(ctx context.Context, m *client.Mapping) (uint64, error) {
-	if b := m.Bytes(); b != nil {
-		return xxhash.Sum64(b), nil
-	}
 	sum := xxhash.New()
-	for at := uint64(0); at < m.Size(); at += chunk {
+	for at := uint64(0); at < m.Size(); at += chunk { // read back
 		buf := make([]byte, min(chunk, m.Size()-at))
 		if err := m.Read(ctx, at, buf); err != nil {
 			return 0, err
 		}
-		_, _ = sum.Write(buf) // never fails
+		_, _ = sum.Write(buf)
 	}
 	return sum.Sum64(), nil
 }
