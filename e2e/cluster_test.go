@@ -277,10 +277,14 @@ func (d *dev) passing(model string) ([]replica.Engine, error) {
 	}
 	var engines []replica.Engine
 	for _, e := range entries {
+		token, err := replica.ParseToken(e.Service.Meta["token"])
+		if err != nil {
+			return nil, err
+		}
 		engines = append(engines, replica.Engine{
 			Name:    replica.Name{Model: e.Service.Meta["model"], Variant: e.Service.Meta["variant"], ID: e.Service.Meta["replica"]},
 			Role:    e.Service.Meta["role"],
-			Address: e.Service.Address, Port: e.Service.Port, Passing: true,
+			Address: e.Service.Address, Port: e.Service.Port, Token: token, Passing: true,
 		})
 	}
 	return engines, nil

@@ -3,12 +3,14 @@
 package e2e
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -30,7 +32,7 @@ const (
 // weights are lost, and both engines end and load them anew.
 func sharedWeights(t *testing.T, d *dev) {
 	active, standby := d.pair()
-	socket := d.weightsSocket(active.PID)
+	socket := d.weightsAddress(active.PID)
 	ask := func() (nonce, hash string) {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		defer cancel()
@@ -50,13 +52,21 @@ func sharedWeights(t *testing.T, d *dev) {
 
 	// The service may crash at any time. A client notices nothing.
 	l := d.load("demo", 4, 20)
+	back := func() {
+		t.Helper()
+		eventually(t, 20*time.Second, "the next service to have the layout", func() error {
+			if now, has := ask(); now == nonce || has != hash {
+				return fmt.Errorf("incarnation %q has layout %q", now, has)
+			}
+			return nil
+		})
+		nonce, _ = ask()
+	}
 	d.killTasks(serviceCommand)
-	eventually(t, 20*time.Second, "the service to have its layout back", func() error {
-		if now, has := ask(); now == nonce || has != hash {
-			return fmt.Errorf("incarnation %q has layout %q", now, has)
-		}
-		return nil
-	})
+	back()
+	// Nor of an upgrade, which replaces the keeper as well.
+	require.NoError(t, syscall.Kill(d.process(keeperCommand), syscall.SIGHUP))
+	back()
 	l.none()
 	now, waits := d.pair()
 	require.Equal(t, []int{active.PID, standby.PID}, []int{now.PID, waits.PID}, "no engine was restarted")
@@ -91,6 +101,20 @@ func sharedWeights(t *testing.T, d *dev) {
 	d.answers("after the loss of the weights")
 }
 
+// process is the first one whose command line has part.
+func (d *dev) process(part string) int {
+	d.t.Helper()
+	for _, p := range processesOf(d.info.DataDir) {
+		if pid, command, _ := strings.Cut(p, " "); strings.Contains(command, part) {
+			n, err := strconv.Atoi(pid)
+			require.NoError(d.t, err)
+			return n
+		}
+	}
+	d.t.Fatalf("no process has %q", part)
+	return 0
+}
+
 // answers asks once and compares the text.
 func (d *dev) answers(prompt string) {
 	d.t.Helper()
@@ -99,8 +123,8 @@ func (d *dev) answers(prompt string) {
 	require.Equal(d.t, exact("demo", prompt, 20).Text, got.text)
 }
 
-// weightsSocket is the service's socket that the engine uses.
-func (d *dev) weightsSocket(pid int) string {
+// weightsAddress is the unit of the service that the engine uses.
+func (d *dev) weightsAddress(pid int) string {
 	d.t.Helper()
 	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
 	require.NoError(d.t, err)
@@ -111,7 +135,8 @@ func (d *dev) weightsSocket(pid int) string {
 	}
 	require.NotEmpty(d.t, vars["GMS_SOCKET_DIR"])
 	require.NotEmpty(d.t, vars["REMUDA_GPU_UUIDS"])
-	return filepath.Join(vars["GMS_SOCKET_DIR"], "gms_"+vars["REMUDA_GPU_UUIDS"]+"_weights.sock")
+	version := cmp.Or(vars["REMUDA_VERSION"], "0")
+	return gmsclient.Address(filepath.Join(vars["GMS_SOCKET_DIR"], "gms.sock"), vars["REMUDA_GPU_UUIDS"], "demo@"+version, "")
 }
 
 // proportional is the memory of a process in bytes; what several share is split

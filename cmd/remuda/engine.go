@@ -43,7 +43,7 @@ this machine may use them.`,
 			cfg := engine.DefaultConfig()
 			var consulAddr, group, logLevel string
 			var gmsSockets []string
-			memory := gmsMemory{backend: "host", tag: "weights"}
+			memory := gmsMemory{backend: "host"}
 			files := tlsFiles{prefix: "lock-tls"}
 			var noConsul bool
 			fs.StringVar(&cfg.Role, "role", cfg.Role, "`role` of the engine in its replica: primary (also of a single engine) or shadow")
@@ -60,7 +60,7 @@ this machine may use them.`,
 			fs.DurationVar(&cfg.LockHeartbeat, "lock-heartbeat", cfg.LockHeartbeat, "how long this process may hang before lockd drops it; 0 for no limit")
 			fs.DurationVar(&cfg.LockSessionTTL, "lock-session-ttl", cfg.LockSessionTTL, "lockd's -session-ttl, for -lock over TCP")
 			fs.StringVar(&cfg.Record, "record", defaultRecord(), "`directory` of the record that outlives a crash: that the replica was put to sleep, on which GPUs it wakes, what it left in the GPU memory service; the shims of a pair share it (default: $NOMAD_ALLOC_DIR/data/remuda, else none)")
-			fs.Func("gms-socket", "`socket` of the GPU memory service with which the engine shares its weights, or "+gmsAuto+" for those of its GPUs; may be repeated; empty for none", func(s string) error {
+			fs.Func("gms-socket", "`socket` of the GPU memory service with which the engine shares its weights, or "+gmsAuto+" for its model's on its GPUs; may be repeated; empty for none", func(s string) error {
 				if s != "" {
 					gmsSockets = append(gmsSockets, s)
 				}
@@ -105,7 +105,7 @@ this machine may use them.`,
 					return usageError{err.Error()}
 				}
 				for _, s := range gmsSockets {
-					sockets, err := memory.sockets(s)
+					sockets, err := memory.addresses(s, name.Model, group)
 					if err != nil {
 						return err
 					}

@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -37,10 +36,11 @@ func (p *program) gmsVerb() verb {
 	return verb{
 		synopsis: "Run the GPU memory service",
 		usage:    "-gpu UUID[,UUID…] -backend host|cuda [flags]",
-		about: `Owns GPU memory that several engines share and that outlives them. Each GPU and tag has one
-lock and one layout, on the Unix socket <socket-dir>/gms_<GPU UUID>_<tag>.sock, with the
-protocol of NVIDIA Dynamo's GPU Memory Service. Engines of the same user (and root) can
-connect.
+		about: `Owns GPU memory that several engines share and that outlives them, in the protocol of NVIDIA
+Dynamo's GPU Memory Service. Each GPU and tag has one lock and one layout. Tags come with their
+engines, on the Unix socket <socket-dir>/gms.sock; the tag "weights" of each GPU also has the
+socket <socket-dir>/gms_<GPU UUID>_weights.sock, as Dynamo's clients know it. Engines of the
+same user (and root) can connect.
 
 The host backend emulates GPUs with shared memory.
 
@@ -71,12 +71,7 @@ func (p *program) keepGMS(ctx context.Context, fs *flag.FlagSet, logLevel string
 	cfg.Hang, cfg.Ping = hang, min(cfg.Ping, hang/2)
 	cfg.Stdout, cfg.Stderr = p.stdout, p.stderr
 	cfg.Args, cfg.ServiceArgs = []string{"gms"}, []string{gmsServeVerbName}
-	seen := map[flag.Value]bool{}
 	fs.Visit(func(f *flag.Flag) {
-		if seen[f.Value] {
-			return // an alias
-		}
-		seen[f.Value] = true
 		arg := "-" + f.Name + "=" + f.Value.String()
 		cfg.Args = append(cfg.Args, arg)
 		if f.Name != "hang-timeout" {
@@ -124,7 +119,6 @@ func (p *program) gmsServeVerb() verb {
 				if o.cfg.Logger, err = p.logger("gms", o.logLevel); err != nil {
 					return err
 				}
-				o.cfg.Tags = o.tags.values
 				fs.Visit(func(f *flag.Flag) {
 					if strings.HasPrefix(f.Name, "host-") {
 						o.host.given = append(o.host.given, "-"+f.Name)
@@ -145,15 +139,12 @@ func (p *program) gmsServeVerb() verb {
 // declareGMS declares the flags of the service.
 func declareGMS(fs *flag.FlagSet) *gmsOptions {
 	o := &gmsOptions{cfg: gms.DefaultConfig(), host: hostOptions{granularity: host.DefaultGranularity}}
-	o.tags = commaList{values: slices.Clone(o.cfg.Tags)}
 	o.cfg.SocketDir = os.Getenv(gmsSocketDirEnv)
 	if o.cfg.SocketDir == "" {
 		o.cfg.SocketDir = os.TempDir()
 	}
 	fs.StringVar(&o.cfg.SocketDir, "socket-dir", o.cfg.SocketDir, "`directory` of the sockets (default: $"+gmsSocketDirEnv+", else the system's temporary directory)")
 	fs.Var(&o.gpus, "gpu", "`UUID`s of the GPUs, separated by commas; may be repeated. With the host backend, UUID=SIZE sets the GPU's capacity (default: all GPUs of the CUDA driver)")
-	fs.Var(&o.tags, "tags", "`tags` of the layouts of each GPU, separated by commas")
-	fs.Var(&o.tags, "tag", "alias of -tags; both may be repeated")
 	fs.StringVar(&o.backend, "backend", "", "`host` or cuda (required)")
 	fs.StringVar(&o.cudaLibrary, "cuda-library", "", "`path` of the CUDA driver's library (default: found by the system)")
 	fs.Var(&o.host.capacity, "host-capacity", "emulated memory of each GPU, such as 80GiB; 0 for no limit")
@@ -173,7 +164,6 @@ type gmsOptions struct {
 	backend     string
 	cudaLibrary string
 	host        hostOptions
-	tags        commaList
 	metricsAddr string
 	logLevel    string
 }
@@ -331,10 +321,9 @@ func runTogether(ctx context.Context, parts ...func(context.Context) error) erro
 }
 
 // commaList is a flag with values that are separated by commas, and that may be
-// repeated. What is set first takes the place of the default.
+// repeated.
 type commaList struct {
 	values []string
-	set    bool
 }
 
 var _ flag.Value = (*commaList)(nil)
@@ -344,9 +333,6 @@ func (l *commaList) String() string { return strings.Join(l.values, ",") }
 
 // Set adds values.
 func (l *commaList) Set(s string) error {
-	if !l.set {
-		l.values, l.set = nil, true
-	}
 	for _, v := range strings.Split(s, ",") {
 		if v = strings.TrimSpace(v); v == "" {
 			return fmt.Errorf("%q has an empty value", s)

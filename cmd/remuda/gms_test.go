@@ -33,8 +33,8 @@ func TestGMSMistakesAreExplained(t *testing.T) {
 		"no size":            {[]string{"-backend", "host", "-gpu", "GPU-1", "-host-capacity", "much"}, `size "much"`, exitUsage},
 		"no size of a GPU":   {[]string{"-backend", "host", "-gpu", "GPU-1=much"}, `-gpu GPU-1=much: size "much"`, exitUsage},
 		"no granularity":     {[]string{"-backend", "host", "-gpu", "GPU-1", "-host-granularity", "1000"}, "no multiple of the page size", exitFailed},
-		"an empty tag":       {[]string{"-backend", "host", "-gpu", "GPU-1", "-tags", "a,,b"}, "has an empty value", exitUsage},
-		"a bad tag":          {[]string{"-backend", "host", "-gpu", "GPU-1", "-tag", "a/b"}, `tag "a/b"`, exitUsage},
+		"an empty GPU":       {[]string{"-backend", "host", "-gpu", "a,,b"}, "has an empty value", exitUsage},
+		"no patience":        {[]string{"-backend", "host", "-gpu", "GPU-1", "-hang-timeout", "0s"}, "-hang-timeout is 0s", exitUsage},
 		"twice the same GPU": {[]string{"-backend", "host", "-gpu", "GPU-1,GPU-1"}, `GPU "GPU-1"`, exitUsage},
 		"arguments":          {[]string{"-backend", "host", "-gpu", "GPU-1", "more"}, `unexpected argument "more"`, exitUsage},
 		"a metrics address":  {[]string{"-backend", "host", "-gpu", "GPU-1", "-metrics", "nowhere"}, "-metrics: listen", exitFailed},
@@ -78,13 +78,18 @@ func TestGMSServesEveryGPUAndTag(t *testing.T) {
 	code := make(chan int, 1)
 	go func() {
 		code <- p.run([]string{"gms", "-backend", "host", "-gpu", "GPU-1=4MiB,GPU-2", "-gpu", "GPU-3", "-host-capacity", "8MiB",
-			"-tags", "weights", "-tag", "kv_cache", "-metrics", "127.0.0.1:0"})
+			"-metrics", "127.0.0.1:0"})
 	}()
 	require.Eventually(t, func() bool {
 		return strings.Contains(log.String(), "gms is ready") && strings.Contains(log.String(), "serving metrics")
 	}, 10*time.Second, time.Millisecond, "%s", log)
 	ask := func(gpu, tag string, m ...wire.Message) (out wire.Message) {
-		c, err := wire.Dial(filepath.Join(dir, "gms_"+gpu+"_"+tag+".sock"))
+		socket := filepath.Join(dir, "gms_"+gpu+"_"+tag+".sock")
+		if tag != "weights" {
+			socket = filepath.Join(dir, "gms.sock")
+			m = append([]wire.Message{&wire.OpenUnitRequest{GPU: gpu, Tag: tag}}, m...)
+		}
+		c, err := wire.Dial(socket)
 		require.NoError(t, err)
 		defer c.Close()
 		require.NoError(t, c.SetReadDeadline(time.Now().Add(10*time.Second)))
@@ -96,7 +101,7 @@ func TestGMSServesEveryGPUAndTag(t *testing.T) {
 		return out
 	}
 	for _, gpu := range []string{"GPU-1", "GPU-2", "GPU-3"} {
-		for _, tag := range []string{"weights", "kv_cache"} {
+		for _, tag := range []string{"weights", "model@7"} {
 			require.Equal(t, wire.StateEmpty, ask(gpu, tag, &wire.GetRuntimeStateRequest{}).(*wire.GetRuntimeStateResponse).State)
 		}
 	}

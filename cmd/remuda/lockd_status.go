@@ -17,7 +17,7 @@ func (p *program) lockdStatusVerb() verb {
 	return verb{
 		synopsis: "Show the locks of a lockd",
 		usage:    "-lock ADDR [-json]",
-		about:    `Lists the locks of the node: one for each engine, named as its service in Consul, and one for
+		about: `Lists the locks of the node: one for each engine, named as its service in Consul, and one for
 each failover pair, with the engine that waits.`,
 		setup: func(fs *flag.FlagSet) func(context.Context, []string) error {
 			cfg := client.DefaultConfig()

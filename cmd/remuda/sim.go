@@ -43,7 +43,7 @@ requests in flight, 2 wrong usage, 137 crashed on demand.`,
 			level := fs.String("log-level", "info", "trace, debug, info, warn, error or off")
 			fs.StringVar(&cfg.Model, "model", "", "`name` of the model to serve (required)")
 			fs.StringVar(&cfg.Weights, "weights", "", "safetensors `file` to load (default: a model without weights)")
-			gms := simGMS{gmsMemory: gmsMemory{backend: "host", tag: "weights"}, lock: cmp.Or(os.Getenv(weightsLockEnv), lockRWOrRO), timeout: 30 * time.Second}
+			gms := simGMS{gmsMemory: gmsMemory{backend: "host"}, lock: cmp.Or(os.Getenv(weightsLockEnv), lockRWOrRO), timeout: 30 * time.Second}
 			gms.declare(fs)
 			fs.IntVar(&cfg.MaxNumSeqs, "max-num-seqs", cfg.MaxNumSeqs, "sequences that run at once (the engine's slots)")
 			fs.IntVar(&cfg.MaxModelLen, "max-model-len", cfg.MaxModelLen, "maximum length of prompt and answer, in `tokens`")
@@ -78,7 +78,7 @@ requests in flight, 2 wrong usage, 137 crashed on demand.`,
 				cfg.GPUs, _ = engine.TaskGPUs()
 				signal.Ignore(syscall.SIGPIPE) // of a log that nobody reads any more
 				var err error
-				if cfg.Shared, err = gms.config(); err != nil {
+				if cfg.Shared, err = gms.config(cfg.Model); err != nil {
 					return err
 				}
 				server, err := sim.New(cfg)

@@ -1,18 +1,20 @@
 package main
 
 import (
+	"cmp"
 	"flag"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
 	deviceplugin "remuda/device-plugin"
+	"remuda/device-plugin/gms"
 	"remuda/device-plugin/gms/backend/cuda"
 	"remuda/device-plugin/gms/backend/host"
 	"remuda/device-plugin/gms/client"
 	"remuda/device-plugin/gms/wire"
+	"remuda/internal/replica"
 	"remuda/internal/sim/shared"
 	"remuda/lockd/engine"
 )
@@ -39,7 +41,7 @@ type simGMS struct {
 }
 
 func (g *simGMS) declare(fs *flag.FlagSet) {
-	fs.StringVar(&g.socketList, "gms-socket", "", "keep the weights in the GPU memory service: its `sockets`, one for each GPU, separated by commas, or auto for those of $"+
+	fs.StringVar(&g.socketList, "gms-socket", "", "keep the weights in the GPU memory service: its `sockets`, one for each GPU, separated by commas, or auto for those of the model (its name and $"+versionEnv+") on the GPUs of $"+
 		engine.EnvUseGPUs+", else $"+deviceplugin.EnvGPUs+", in $"+gmsSocketDirEnv)
 	g.gmsMemory.declare(fs)
 	fs.StringVar(&g.lock, "gms-lock", g.lock, "`mode` of the weights' lock: rw_or_ro writes missing weights, ro waits for another engine to write them (default: $"+weightsLockEnv+", else rw_or_ro)")
@@ -48,7 +50,7 @@ func (g *simGMS) declare(fs *flag.FlagSet) {
 }
 
 // config is nil where the weights are not shared.
-func (g *simGMS) config() (*shared.Config, error) {
+func (g *simGMS) config(model string) (*shared.Config, error) {
 	if g.socketList == "" {
 		return nil, nil
 	}
@@ -72,8 +74,12 @@ func (g *simGMS) config() (*shared.Config, error) {
 	default:
 		return nil, usagef("-verify is %q: must be %s or %s", g.verify, verifyAlways, verifyImport)
 	}
+	group := os.Getenv(engine.EnvReplica)
+	if name, err := replica.ParseName(group); err == nil {
+		model = name.Model // as its shim knows it
+	}
 	var err error
-	if cfg.Sockets, err = g.sockets(g.socketList); err != nil {
+	if cfg.Sockets, err = g.addresses(g.socketList, model, group); err != nil {
 		return nil, err
 	}
 	cfg.Space, err = g.space()
@@ -82,18 +88,24 @@ func (g *simGMS) config() (*shared.Config, error) {
 
 // gmsMemory are the flags that say whose memory the GPU memory service shares.
 type gmsMemory struct {
-	tag                  string
 	backend, cudaLibrary string
 }
 
 func (g *gmsMemory) declare(fs *flag.FlagSet) {
-	fs.StringVar(&g.tag, "gms-tag", g.tag, "`tag` of the layout, for -gms-socket auto")
 	fs.StringVar(&g.backend, "gms-backend", g.backend, "`memory` that the service shares: host or cuda")
 	fs.StringVar(&g.cudaLibrary, "cuda-library", "", "`path` of the CUDA driver's library, for -gms-backend cuda")
 }
 
-// sockets reads a list of sockets, or finds those of this task's GPUs.
-func (g *gmsMemory) sockets(list string) ([]string, error) {
+// versionEnv is the version of the model, which the controller sets.
+const versionEnv = "REMUDA_VERSION" // the version of the model that the replica runs; engines of one version on a GPU share its weights
+
+// weightsTag is the tag under which engines share the weights of a model's version.
+func weightsTag(model string) string {
+	return model + "@" + cmp.Or(os.Getenv(versionEnv), "0")
+}
+
+// addresses reads a list of sockets, or finds the units of a model on this task's GPUs.
+func (g *gmsMemory) addresses(list, model, group string) ([]string, error) {
 	if list != gmsAuto {
 		return strings.Split(list, ","), nil
 	}
@@ -107,7 +119,7 @@ func (g *gmsMemory) sockets(list string) ([]string, error) {
 	}
 	var out []string
 	for _, uuid := range gpus {
-		out = append(out, filepath.Join(dir, "gms_"+uuid+"_"+g.tag+".sock"))
+		out = append(out, client.Address(gms.NodeSocketPath(dir), uuid, weightsTag(model), group))
 	}
 	return out, nil
 }
@@ -120,13 +132,12 @@ func (g *gmsMemory) space() (func(socket string) (client.Space, func() error, er
 			return host.NewSpace(), func() error { return nil }, nil
 		}, nil
 	case "cuda":
-		return func(socket string) (client.Space, func() error, error) {
-			// gms_<UUID>_<tag>.sock
-			parts := strings.Split(filepath.Base(socket), "_")
-			if len(parts) < 3 {
-				return nil, nil, fmt.Errorf("-gms-socket %s: must be named gms_<GPU UUID>_<tag>.sock", socket)
+		return func(address string) (client.Space, func() error, error) {
+			uuid, err := client.GPU(address)
+			if err != nil {
+				return nil, nil, fmt.Errorf("-gms-socket: %w", err)
 			}
-			s, err := cuda.NewSpace(cuda.Config{Library: g.cudaLibrary, GPU: parts[1]})
+			s, err := cuda.NewSpace(cuda.Config{Library: g.cudaLibrary, GPU: uuid})
 			if err != nil {
 				return nil, nil, err
 			}

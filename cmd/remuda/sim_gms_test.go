@@ -4,6 +4,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"remuda/device-plugin/gms/client"
 )
 
 func TestSimVerify(t *testing.T) {
@@ -17,6 +19,7 @@ func TestEngineWithSharedWeights(t *testing.T) {
 	t.Setenv("REMUDA_GPU_UUIDS", "")
 	t.Setenv("REMUDA_USE_GPUS", "")
 	t.Setenv("GMS_SOCKET_DIR", "")
+	t.Setenv("REMUDA_VERSION", "")
 	t.Setenv("NOMAD_ALLOC_DIR", "")
 	for name, tc := range map[string]struct {
 		args []string
@@ -37,12 +40,13 @@ func TestEngineWithSharedWeights(t *testing.T) {
 	require.Equal(t, "/alloc/data/remuda", defaultRecord())
 	t.Setenv("GMS_SOCKET_DIR", "/gms")
 	t.Setenv("REMUDA_GPU_UUIDS", "GPU-1,GPU-2")
-	m := gmsMemory{tag: "weights"}
-	sockets, err := m.sockets("auto")
+	m := gmsMemory{}
+	addresses, err := m.addresses("auto", "m:8b", "m:8b:v:r1")
 	require.NoError(t, err)
-	require.Equal(t, []string{"/gms/gms_GPU-1_weights.sock", "/gms/gms_GPU-2_weights.sock"}, sockets)
+	require.Equal(t, []string{client.Address("/gms/gms.sock", "GPU-1", "m:8b@0", "m:8b:v:r1"), client.Address("/gms/gms.sock", "GPU-2", "m:8b@0", "m:8b:v:r1")}, addresses)
+	t.Setenv("REMUDA_VERSION", "12")
 	t.Setenv("REMUDA_USE_GPUS", "GPU-2")
-	sockets, err = m.sockets("auto")
+	addresses, err = m.addresses("auto", "m", "")
 	require.NoError(t, err)
-	require.Equal(t, []string{"/gms/gms_GPU-2_weights.sock"}, sockets)
+	require.Equal(t, []string{client.Address("/gms/gms.sock", "GPU-2", "m@12", "")}, addresses)
 }

@@ -24,7 +24,7 @@ func serve(b *testing.B) string {
 	cfg.SocketDir = dir
 	cfg.GPUs = []gms.GPU{{UUID: uuid, Backend: gmstest.NewBackend(0)}}
 	gmsserve.Start(b, cfg)
-	return gms.SocketPath(dir, uuid, weights)
+	return gms.SocketPath(dir, uuid)
 }
 
 func exchange(b *testing.B, c *wire.Conn, m wire.Message) wire.Message {

@@ -1,7 +1,11 @@
 // Package gms is the GPU memory service: it owns GPU memory
-// that outlives the engines, and hands out descriptors of it over Unix sockets,
-// one for each GPU and tag, in the protocol of shared/reference:
-// gms-wire-protocol, so that clients of NVIDIA Dynamo's service work unmodified.
+// that outlives the engines, and hands out descriptors of it over Unix sockets, in the
+// protocol of NVIDIA Dynamo's GPU Memory Service, so that its clients work unmodified.
+//
+// There is a unit, with one lock and one layout, for each GPU and tag. The unit of a
+// GPU's tag "weights" has a socket of its own, under the name that Dynamo's clients know.
+// Any other comes into being on the node's socket, where a connection begins with an
+// open_unit_request, and goes when nothing is committed and no connection is left.
 //
 // The rules of the lock and the layout are in package layout, a pure state
 // machine. This package carries them out: sockets, memory (package backend)
@@ -47,8 +51,6 @@ type Config struct {
 	SocketDir string
 	// GPUs are the cards. Required.
 	GPUs []GPU
-	// Tags are the layouts of each card, as "weights". Required.
-	Tags []string
 	// OOMRetry is how often an allocation that finds no room is tried again.
 	OOMRetry time.Duration
 	// OOMLimit is how long that goes on; 0 for as long as the client waits.
@@ -78,7 +80,6 @@ type Config struct {
 // DefaultConfig has the reasons beside the numbers.
 func DefaultConfig() Config {
 	return Config{
-		Tags:         []string{"weights"},
 		OOMRetry:     500 * time.Millisecond, // the protocol's
 		FirstMessage: 10 * time.Second,       // clients send it at once
 		Frame:        30 * time.Second,       // a MiB at most; a stopped client may be slow
@@ -107,9 +108,6 @@ func (c Config) validate() error {
 	if len(c.GPUs) == 0 {
 		bad("GPUs are missing: must be at least one")
 	}
-	if len(c.Tags) == 0 {
-		bad("tags are missing: must be at least one")
-	}
 	names := map[string]bool{}
 	for _, g := range c.GPUs {
 		if !nameable(g.UUID) || names[g.UUID] {
@@ -120,16 +118,9 @@ func (c Config) validate() error {
 		}
 		names[g.UUID] = true
 	}
-	tags := map[string]bool{}
-	for _, tag := range c.Tags {
-		if !nameable(tag) || tags[tag] {
-			bad("tag %q: must be a unique name of letters, digits, '-', '_', '.' and ':'", tag)
-		}
-		tags[tag] = true
-		for _, g := range c.GPUs {
-			if path := SocketPath(c.SocketDir, g.UUID, tag); len(path) > unixsock.MaxPath {
-				bad("socket %s: the path is %d bytes long: must be at most %d", path, len(path), unixsock.MaxPath)
-			}
+	for _, g := range c.GPUs {
+		if path := SocketPath(c.SocketDir, g.UUID); len(path) > unixsock.MaxPath {
+			bad("socket %s: the path is %d bytes long: must be at most %d, so choose a shorter socket directory", path, len(path), unixsock.MaxPath)
 		}
 	}
 	for _, d := range []struct {
@@ -165,10 +156,13 @@ func nameable(s string) bool {
 	return s != ""
 }
 
-// SocketPath is where the socket of a GPU and a tag is.
-func SocketPath(dir, uuid, tag string) string {
-	return filepath.Join(dir, "gms_"+uuid+"_"+tag+".sock")
+// SocketPath is the socket of a GPU's unit with the tag WeightsTag.
+func SocketPath(dir, uuid string) string {
+	return filepath.Join(dir, "gms_"+uuid+"_"+WeightsTag+".sock")
 }
+
+// NodeSocketPath is the socket on which a client asks for the unit of any GPU and tag.
+func NodeSocketPath(dir string) string { return filepath.Join(dir, "gms.sock") }
 
 // newNonce names a server's incarnation.
 func newNonce() string {

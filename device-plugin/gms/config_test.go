@@ -12,10 +12,9 @@ import (
 )
 
 func TestConfigNamesEveryBadField(t *testing.T) {
-	_, err := gms.New(gms.Config{OOMLimit: -1, GPUs: []gms.GPU{{UUID: "a/b"}, {UUID: "x"}, {UUID: "x"}}, Tags: []string{"", "é", "t", "t"}})
+	_, err := gms.New(gms.Config{OOMLimit: -1, GPUs: []gms.GPU{{UUID: "a/b"}, {UUID: "x"}, {UUID: "x"}}})
 	for _, want := range []string{
 		"socket dir is empty", `GPU "a/b": must be a unique name`, `GPU "a/b": backend must be set`, `GPU "x": must be a unique name`,
-		`tag "": must be a unique name`, `tag "é": must be a unique name`, `tag "t": must be a unique name`,
 		"oom retry is 0s", "first message is 0s", "frame is 0s", "write is 0s",
 		"oom limit is -1ns", "max connections is 0", "logger must be set",
 	} {
@@ -27,10 +26,6 @@ func TestConfigNamesEveryBadField(t *testing.T) {
 	cfg := gms.DefaultConfig()
 	cfg.SocketDir = "/" + strings.Repeat("d", 100)
 	cfg.GPUs = []gms.GPU{{UUID: uuid, Backend: gmstest.NewBackend(0)}}
-	cfg.Tags = nil
-	_, err = gms.New(cfg)
-	require.ErrorContains(t, err, "tags are missing: must be at least one")
-	cfg.Tags = []string{weights}
 	_, err = gms.New(cfg)
 	require.ErrorContains(t, err, "must be at most 107")
 	cfg.SocketDir = "/run"

@@ -27,6 +27,13 @@ func (c *connection) handshake(ctx context.Context, m *wire.HandshakeRequest) (*
 	s.logger = c.logger.With("session", s.id)
 	limit := newWaitLimit(m.TimeoutMS)
 	defer limit.stop()
+	if m.IfUnused {
+		if err := u.unused(c.group); err != nil {
+			c.deny(m, wire.CodeInUse, err)
+			return nil, ""
+		}
+		limit.none = true
+	}
 	mode, err := c.acquire(s, m, limit)
 	if err == nil {
 		err = c.grant(ctx, s, m, mode)
@@ -46,7 +53,12 @@ func (c *connection) handshake(ctx context.Context, m *wire.HandshakeRequest) (*
 
 func checkHandshake(m *wire.HandshakeRequest) error {
 	switch m.LockType {
-	case wire.RW, wire.RO, wire.Auto:
+	case wire.RW:
+		return nil
+	case wire.RO, wire.Auto:
+		if m.IfUnused {
+			return fmt.Errorf("if_unused is for lock_type rw, and lock_type is %q", m.LockType)
+		}
 		return nil
 	default:
 		return fmt.Errorf("lock_type is %q: must be rw, ro or auto", m.LockType)

@@ -39,7 +39,7 @@ type service struct {
 	metrics *prometheus.Registry
 }
 
-// config is a service with one GPU and two tags, and short waits.
+// config is a service with one GPU, and short waits.
 func config(t *testing.T) gms.Config {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "gms")
@@ -47,7 +47,6 @@ func config(t *testing.T) gms.Config {
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	cfg := gms.DefaultConfig()
 	cfg.SocketDir = dir
-	cfg.Tags = []string{weights, kvCache}
 	cfg.GPUs = []gms.GPU{{UUID: uuid, Backend: gmstest.NewBackend(64 * gmstest.Page)}}
 	cfg.OOMRetry = 5 * time.Millisecond
 	if testing.Verbose() {
@@ -121,15 +120,30 @@ type client struct {
 	raw *net.UnixConn
 }
 
-func (s *service) path(tag string) string { return gms.SocketPath(s.cfg.SocketDir, uuid, tag) }
+// path is the socket on which a connection of a tag begins.
+func (s *service) path(tag string) string {
+	if tag == weights {
+		return gms.SocketPath(s.cfg.SocketDir, uuid)
+	}
+	return gms.NodeSocketPath(s.cfg.SocketDir)
+}
 
 func (s *service) dial(tag string) *client {
 	s.t.Helper()
-	raw, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: s.path(tag), Net: "unix"})
-	require.NoError(s.t, err)
+	c := dialPath(s.t, s.path(tag))
+	if tag != weights {
+		ask[*wire.OpenUnitResponse](c, &wire.OpenUnitRequest{GPU: uuid, Tag: tag})
+	}
+	return c
+}
+
+func dialPath(t *testing.T, path string) *client {
+	t.Helper()
+	raw, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: path, Net: "unix"})
+	require.NoError(t, err)
 	c := wire.NewConn(raw)
-	s.t.Cleanup(func() { _ = c.Close() })
-	return &client{s.t, c, raw}
+	t.Cleanup(func() { _ = c.Close() })
+	return &client{t, c, raw}
 }
 
 func ptr[T any](v T) *T { return &v }

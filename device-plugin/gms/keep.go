@@ -6,6 +6,7 @@ import (
 	"encoding/gob"
 
 	"fmt"
+	"time"
 
 	"remuda/device-plugin/gms/backend"
 	"remuda/device-plugin/gms/keeper"
@@ -114,10 +115,11 @@ func (s *Server) takeBack(r keeper.Record) (err error) {
 	if err := gob.NewDecoder(bytes.NewReader(r.Blob[1:])).Decode(&kept); err != nil {
 		return err
 	}
-	u, err := s.unit(kept.GPU, kept.Tag)
+	u, err := s.enter(kept.GPU, kept.Tag, "")
 	if err != nil {
 		return err
 	}
+	defer s.exit(u, "")
 	allocations := kept.Layout.Allocations
 	if len(allocations) != len(fds) {
 		return fmt.Errorf("%d descriptors of %d allocations", len(fds), len(allocations))
@@ -142,6 +144,7 @@ func (s *Server) takeBack(r keeper.Record) (err error) {
 	u.mu.Lock()
 	u.machine, u.memory = machine, memory
 	u.mu.Unlock()
+	u.restored = time.Now()
 	u.kept.Store(true)
 	u.logger.Info("restored a committed layout", "allocations", len(allocations), "hash", kept.Layout.Hash)
 	return nil

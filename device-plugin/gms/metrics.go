@@ -97,7 +97,7 @@ func (c collector) Collect(out chan<- prometheus.Metric) {
 		gauge(capacityDesc, float64(g.Backend.Capacity()), g.UUID)
 		gauge(releasingDesc, float64(s.releasers[i].bytes()), g.UUID)
 	}
-	for _, u := range s.units {
+	for _, u := range s.list() {
 		u.mu.Lock()
 		status, allocations := u.machine.Status(), u.machine.Allocations()
 		u.mu.Unlock()

@@ -14,8 +14,6 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"golang.org/x/sys/unix"
 
-	"remuda/device-plugin/gms/backend"
-	"remuda/device-plugin/gms/layout"
 	"remuda/device-plugin/gms/wire"
 	"remuda/internal/unixsock"
 )
@@ -24,6 +22,8 @@ const (
 	// acceptPause is how long no connection is accepted after the process ran out
 	// of descriptors or memory.
 	acceptPause = 50 * time.Millisecond
+	// logPause is how often a message is logged that every connection could cause.
+	logPause = time.Minute
 	// endLimit is how long releases under way may hold up the end of Run.
 	endLimit = 2 * time.Second
 )
@@ -35,40 +35,23 @@ type Server struct {
 	metrics *metrics
 	// nonce names this incarnation.
 	nonce string
-	units []*unit
 	// releasers are by GPU, as in cfg.GPUs.
 	releasers []*releaser
 
 	lastAllocation atomic.Uint64
 	lastSession    atomic.Uint64
+	// When each of these was logged last, in Unix nanoseconds.
+	lastAcceptLog, lastFullLog, lastUserLog atomic.Int64
 	// slots bounds the connections that are served.
 	slots chan struct{}
 
-	mu      sync.Mutex // guards what is below
+	mu sync.Mutex // guards what is below
+	// units are the locks and layouts that there are. mu is taken before a unit's.
+	units   map[unitKey]*unit
 	conns   map[*wire.Conn]struct{}
 	closing bool
 	// running counts every goroutine that Run started.
 	running sync.WaitGroup
-}
-
-// unit is the lock and the layout of one GPU and tag.
-type unit struct {
-	server   *Server
-	gpu      GPU
-	tag      string
-	path     string
-	logger   hclog.Logger
-	releaser *releaser
-	// kept: the keeper has the committed layout. The writer changes it.
-	kept atomic.Bool
-
-	// mu guards everything below. Nothing is waited for under it.
-	mu      sync.Mutex
-	machine *layout.Machine
-	// memory is by allocation ID: that of the machine's allocations.
-	memory map[string]backend.Memory
-	// sessions are those that wait, were offered the lock or have it.
-	sessions map[layout.SessionID]*session
 }
 
 // New checks the config; the error names every bad field.
@@ -77,17 +60,14 @@ func New(cfg Config) (*Server, error) {
 		return nil, fmt.Errorf("gms: %w", err)
 	}
 	s := &Server{cfg: cfg, logger: cfg.Logger, nonce: newNonce(),
-		slots: make(chan struct{}, cfg.MaxConns), conns: map[*wire.Conn]struct{}{}}
+		slots: make(chan struct{}, cfg.MaxConns), units: map[unitKey]*unit{}, conns: map[*wire.Conn]struct{}{}}
 	s.metrics = newMetrics()
 	for _, g := range cfg.GPUs {
 		r := &releaser{logger: cfg.Logger.With("gpu", g.UUID)}
 		s.releasers = append(s.releasers, r)
-		for _, tag := range cfg.Tags {
-			u := &unit{server: s, gpu: g, tag: tag, path: SocketPath(cfg.SocketDir, g.UUID, tag), releaser: r,
-				logger:  cfg.Logger.With("gpu", g.UUID, "tag", tag),
-				machine: layout.New(s.newID), memory: map[string]backend.Memory{}, sessions: map[layout.SessionID]*session{}}
-			s.units = append(s.units, u)
-		}
+		u := s.newUnit(g, r, WeightsTag)
+		u.permanent = true
+		s.units[u.key()] = u
 	}
 	if cfg.Metrics != nil {
 		if err := s.metrics.register(cfg.Metrics, s); err != nil {
@@ -95,16 +75,6 @@ func New(cfg Config) (*Server, error) {
 		}
 	}
 	return s, nil
-}
-
-// unit returns a unit that is served.
-func (s *Server) unit(gpu, tag string) (*unit, error) {
-	for _, u := range s.units {
-		if u.gpu.UUID == gpu && u.tag == tag {
-			return u, nil
-		}
-	}
-	return nil, fmt.Errorf("GPU %q and tag %q are not served", gpu, tag)
 }
 
 // newID makes an allocation's ID, unlike any before, also of servers before.
@@ -129,12 +99,16 @@ func (s *Server) Run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("gms: %w", err)
 	}
-	failed := make(chan error, 2*len(s.units))
-	for i, u := range s.units {
-		s.running.Go(func() { failed <- u.accept(ctx, listeners[i]) })
+	failed := make(chan error, 2*len(sockets))
+	for i := range sockets {
+		var u *unit // of a GPU's socket; none on the node's
+		if i > 0 {
+			u, _ = s.lookup(s.cfg.GPUs[i-1].UUID, WeightsTag)
+		}
+		s.running.Go(func() { failed <- s.accept(ctx, listeners[i], u) })
 		s.running.Go(func() { failed <- sockets[i].Watch(ctx) })
 	}
-	s.logger.Info("gms is ready", "sockets", len(s.units), "socket_dir", s.cfg.SocketDir, "nonce", s.nonce, "starts", s.cfg.Starts)
+	s.logger.Info("gms is ready", "gpus", len(s.cfg.GPUs), "socket_dir", s.cfg.SocketDir, "nonce", s.nonce, "starts", s.cfg.Starts)
 	if s.cfg.OnReady != nil {
 		s.cfg.OnReady()
 	}
@@ -164,15 +138,19 @@ func (s *Server) Run(ctx context.Context) error {
 	return nil
 }
 
-// open claims every socket, takes back what the keeper has, and listens. Only
-// then a client can see a layout, or that there is none. The caller closes the
+// open claims every socket (the node's, and one for each GPU), takes back what the
+// keeper has, and listens. Only then a client can see a layout, or that there is none. The caller closes the
 // claims, also after an error.
 func (s *Server) open(ctx context.Context) (claims []*unixsock.Claim, listeners []*net.UnixListener, err error) {
 	if err := os.MkdirAll(s.cfg.SocketDir, 0o700); err != nil {
 		return nil, nil, fmt.Errorf("create the directory of the sockets: %w", err)
 	}
-	for _, u := range s.units {
-		c, err := unixsock.Take(ctx, "unix", u.path)
+	paths := []string{NodeSocketPath(s.cfg.SocketDir)}
+	for _, g := range s.cfg.GPUs {
+		paths = append(paths, SocketPath(s.cfg.SocketDir, g.UUID))
+	}
+	for _, path := range paths {
+		c, err := unixsock.Take(ctx, "unix", path)
 		if err != nil {
 			return claims, nil, err
 		}
@@ -194,9 +172,7 @@ func (s *Server) open(ctx context.Context) (claims []*unixsock.Claim, listeners 
 
 // accept serves a socket until ctx ends. An error means that it cannot be served
 // any more.
-func (u *unit) accept(ctx context.Context, l *net.UnixListener) error {
-	s := u.server
-	var logged time.Time
+func (s *Server) accept(ctx context.Context, l *net.UnixListener, u *unit) error {
 	for {
 		raw, err := l.AcceptUnix()
 		switch {
@@ -205,9 +181,8 @@ func (u *unit) accept(ctx context.Context, l *net.UnixListener) error {
 			return nil //nolint:nilerr // the listener was closed by Run
 		case passing(err):
 			s.metrics.acceptFailures.Inc()
-			if time.Since(logged) > time.Second {
-				logged = time.Now()
-				u.logger.Error("cannot accept a connection: retrying", "error", err)
+			if s.seldom(&s.lastAcceptLog) {
+				s.logger.Error("cannot accept connections: retrying", "socket", l.Addr(), "error", err)
 			}
 			select {
 			case <-ctx.Done():
@@ -216,19 +191,33 @@ func (u *unit) accept(ctx context.Context, l *net.UnixListener) error {
 			}
 			continue
 		default:
-			return fmt.Errorf("socket %s: accept: %w", u.path, err)
+			return fmt.Errorf("socket %s: accept: %w", l.Addr(), err)
 		}
 		select {
 		case s.slots <- struct{}{}:
-		case <-ctx.Done():
-			_ = raw.Close()
-			return nil
+		default:
+			if s.seldom(&s.lastFullLog) {
+				s.logger.Warn("as many connections as are allowed: others wait", "connections", s.cfg.MaxConns)
+			}
+			select {
+			case s.slots <- struct{}{}:
+			case <-ctx.Done():
+				_ = raw.Close()
+				return nil
+			}
 		}
 		s.running.Go(func() {
 			defer func() { <-s.slots }()
-			u.serve(ctx, raw)
+			s.serve(ctx, raw, u)
 		})
 	}
+}
+
+// seldom reports whether a message that could fill the log is due again.
+func (s *Server) seldom(last *atomic.Int64) bool {
+	now := time.Now().UnixNano()
+	was := last.Load()
+	return now-was > int64(logPause) && last.CompareAndSwap(was, now)
 }
 
 // passing tells whether accepting may work again later.
@@ -256,42 +245,4 @@ func (s *Server) forget(c *wire.Conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.conns, c)
-}
-
-// carry does what the machine asks for. mu is held.
-func (u *unit) carry(e layout.Effects) {
-	if len(e.Freed) > 0 {
-		freed := make([]backend.Memory, 0, len(e.Freed))
-		for _, a := range e.Freed {
-			freed = append(freed, u.memory[a.ID])
-			delete(u.memory, a.ID)
-		}
-		u.releaser.add(freed...)
-	}
-	for _, o := range e.Offers {
-		u.sessions[o.Session].offer <- o.Mode // it has room for the one offer of a session
-	}
-}
-
-// leave ends a session, whatever it has. It may be called twice.
-func (u *unit) leave(id layout.SessionID) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	if u.sessions[id] == nil {
-		return
-	}
-	delete(u.sessions, id)
-	aborts := u.machine.Check(id, true, "abort") == nil
-	e := u.machine.Leave(id)
-	if aborts {
-		u.server.metrics.clears.WithLabelValues(u.gpu.UUID, u.tag, "abort").Inc()
-		u.logger.Warn("a writer disconnected without a commit: its layout is cleared", "session", id, "allocations", len(e.Freed))
-	}
-	u.carry(e)
-}
-
-func (u *unit) status() layout.Status {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	return u.machine.Status()
 }

@@ -32,37 +32,62 @@ type session struct {
 
 // connection is one client that is being served.
 type connection struct {
+	server *Server
+	// unit is nil on the node's socket, until the client has chosen one.
 	unit   *unit
+	group  string
 	wire   *wire.Conn
 	logger hclog.Logger
 }
 
-// serve speaks with one client until its connection ends.
-func (u *unit) serve(ctx context.Context, raw *net.UnixConn) {
-	c := &connection{unit: u, wire: wire.NewConn(raw)}
+// serve speaks with one client until its connection ends. u is the unit of the socket,
+// nil for the node's.
+func (s *Server) serve(ctx context.Context, raw *net.UnixConn, u *unit) {
+	c := &connection{server: s, wire: wire.NewConn(raw)}
 	defer func() { _ = c.wire.Close() }()
-	s := u.server
 	if !s.admit(c.wire) {
 		return
 	}
 	defer s.forget(c.wire)
 	pid, uid, err := c.wire.Peer()
-	c.logger = u.logger.With("pid", pid)
+	c.logger = s.logger.With("pid", pid)
 	if own := uint32(os.Geteuid()); err != nil || (uid != own && uid != 0) {
 		s.metrics.refused.WithLabelValues("user").Inc()
-		c.logger.Warn("rejected a connection: only this service's user and root can connect", "uid", uid, "own", own, "error", err)
+		if s.seldom(&s.lastUserLog) {
+			c.logger.Warn("rejected a connection: only this service's user and root can connect", "uid", uid, "own", own, "error", err)
+		}
 		return
 	}
 	c.wire.FrameTimeout = s.cfg.Frame
 	_ = raw.SetWriteBuffer(writeBuffer) // or it stays as it is
 	_ = c.wire.SetReadDeadline(time.Now().Add(s.cfg.FirstMessage))
-	m, err := c.read()
-	if err != nil {
-		if wire.Refusable(err) {
-			c.refuse("unknown", wire.ErrorBadRequest, err)
-		} else {
-			c.broken(err)
+	if u == nil {
+		m, ok := c.first()
+		if !ok {
+			return
 		}
+		open, ok := m.(*wire.OpenUnitRequest)
+		if !ok {
+			c.refuse(m.MessageType(), wire.ErrorNotAllowed, errors.New("the first message on this socket must be an open_unit_request"))
+			return
+		}
+		c.group = open.Group
+		if c.unit, err = s.enter(open.GPU, open.Tag, open.Group); err != nil {
+			c.refuse(m.MessageType(), wire.ErrorBadRequest, err)
+			return
+		}
+		// It may stay as it is, so that the unit is in use.
+		_ = c.wire.SetReadDeadline(time.Time{})
+	} else {
+		c.unit, _ = s.enter(u.gpu.UUID, u.tag, "") // it is permanent
+	}
+	defer s.exit(c.unit, c.group)
+	c.logger = c.unit.logger.With("pid", pid)
+	if u == nil && !c.answer(&wire.OpenUnitRequest{}, &wire.OpenUnitResponse{}, -1) {
+		return
+	}
+	m, ok := c.first()
+	if !ok {
 		return
 	}
 	_ = c.wire.SetReadDeadline(time.Time{})
@@ -73,12 +98,26 @@ func (u *unit) serve(ctx context.Context, raw *net.UnixConn) {
 			session.end()
 		}
 	case *wire.GetRuntimeStateRequest:
-		c.answer(m, u.runtimeState(), -1)
+		c.answer(m, c.unit.runtimeState(), -1)
 	case *wire.GetEventHistoryRequest:
-		c.answer(m, u.eventHistory(), -1)
+		c.answer(m, c.unit.eventHistory(), -1)
 	default:
 		c.refuse(m.MessageType(), wire.ErrorNotAllowed, errors.New("the first message of a connection must be a handshake_request, or ask for the runtime state or the event history"))
 	}
+}
+
+// first reads a message before there is a session.
+func (c *connection) first() (wire.Message, bool) {
+	m, err := c.read()
+	switch {
+	case err == nil:
+		return m, true
+	case wire.Refusable(err):
+		c.refuse("unknown", wire.ErrorBadRequest, err)
+	default:
+		c.broken(err)
+	}
+	return nil, false
 }
 
 // read takes the next request.
@@ -88,7 +127,7 @@ func (c *connection) read() (wire.Message, error) {
 		return nil, err
 	}
 	if frame.Closed > 0 {
-		c.unit.server.metrics.descriptors.Add(float64(frame.Closed))
+		c.server.metrics.descriptors.Add(float64(frame.Closed))
 		c.logger.Warn("closed unexpected descriptors", "descriptors", frame.Closed)
 	}
 	return wire.Decode(frame.Body)
@@ -112,7 +151,7 @@ func (c *connection) broken(err error) {
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		reason = "timeout"
 	}
-	c.unit.server.metrics.refused.WithLabelValues(reason).Inc()
+	c.server.metrics.refused.WithLabelValues(reason).Inc()
 	c.logger.Warn("closing a connection", "reason", reason, "error", err)
 }
 
@@ -133,14 +172,18 @@ func (c *connection) refuse(request string, code int64, err error) bool {
 }
 
 func (c *connection) send(request, result string, response wire.Message, fd int) bool {
-	s := c.unit.server
+	s := c.server
 	_ = c.wire.SetWriteDeadline(time.Now().Add(s.cfg.Write))
 	err := c.wire.Write(response, fd)
 	if err != nil {
 		result = "unsent"
 		c.broken(err)
 	}
-	s.metrics.requests.WithLabelValues(c.unit.gpu.UUID, c.unit.tag, request, result).Inc()
+	var key unitKey // without a unit
+	if c.unit != nil {
+		key = c.unit.key()
+	}
+	s.metrics.requests.WithLabelValues(key.gpu, key.tag, request, result).Inc()
 	return err == nil
 }
 

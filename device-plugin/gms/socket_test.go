@@ -31,7 +31,7 @@ func TestSocketIsPrivateAndGoesWithTheService(t *testing.T) {
 	cfg := config(t)
 	cfg.SocketDir = filepath.Join(cfg.SocketDir, "made")
 	s := start(t, cfg)
-	for _, tag := range cfg.Tags {
+	for _, tag := range []string{weights, kvCache} {
 		info, err := os.Stat(s.path(tag))
 		require.NoError(t, err)
 		require.Equal(t, os.ModeSocket|0o600, info.Mode())
@@ -45,15 +45,15 @@ func TestSocketIsPrivateAndGoesWithTheService(t *testing.T) {
 func TestLiveSocketIsRefused(t *testing.T) {
 	cfg := config(t)
 	s := start(t, cfg)
-	id, _ := s.commitOne(kvCache, "x")
+	id, _ := s.commitOne(weights, "x")
 	other := cfg
-	other.Tags = []string{"another", kvCache}
+	other.GPUs = []gms.GPU{{UUID: "GPU-2", Backend: gmstest.NewBackend(0)}, cfg.GPUs[0]}
 	require.ErrorIs(t, run(t, other), unixsock.ErrInUse)
-	require.NoFileExists(t, s.path("another"))
-	s.holds(kvCache, id, "x")
+	require.NoFileExists(t, gms.SocketPath(cfg.SocketDir, "GPU-2"))
+	s.holds(weights, id, "x")
 
 	cfg = config(t)
-	path := gms.SocketPath(cfg.SocketDir, uuid, kvCache)
+	path := gms.SocketPath(cfg.SocketDir, uuid)
 	l, err := net.Listen("unix", path)
 	require.NoError(t, err)
 	defer l.Close()
@@ -65,7 +65,7 @@ func TestLiveSocketIsRefused(t *testing.T) {
 
 func TestDeadSocketIsReplaced(t *testing.T) {
 	cfg := config(t)
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: gms.SocketPath(cfg.SocketDir, uuid, weights), Net: "unix"})
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: gms.SocketPath(cfg.SocketDir, uuid), Net: "unix"})
 	require.NoError(t, err)
 	l.SetUnlinkOnClose(false)
 	require.NoError(t, l.Close())
@@ -75,7 +75,7 @@ func TestDeadSocketIsReplaced(t *testing.T) {
 
 func TestFileThatIsNoSocketIsLeftAlone(t *testing.T) {
 	cfg := config(t)
-	path := gms.SocketPath(cfg.SocketDir, uuid, weights)
+	path := gms.SocketPath(cfg.SocketDir, uuid)
 	require.NoError(t, os.WriteFile(path, []byte("precious"), 0o600))
 	require.ErrorContains(t, run(t, cfg), "the path is a file that is not a socket")
 	raw, err := os.ReadFile(path)
@@ -87,7 +87,7 @@ func TestFileThatIsNoSocketIsLeftAlone(t *testing.T) {
 func TestOneOfManyServersWins(t *testing.T) {
 	cfg := config(t)
 	for range 5 {
-		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: gms.SocketPath(cfg.SocketDir, uuid, weights), Net: "unix"})
+		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: gms.SocketPath(cfg.SocketDir, uuid), Net: "unix"})
 		require.NoError(t, err)
 		l.SetUnlinkOnClose(false)
 		require.NoError(t, l.Close())
@@ -107,7 +107,7 @@ func TestOneOfManyServersWins(t *testing.T) {
 			require.ErrorIs(t, <-ended, unixsock.ErrInUse)
 		}
 		<-ready
-		conn, err := wire.Dial(gms.SocketPath(cfg.SocketDir, uuid, weights))
+		conn, err := wire.Dial(gms.SocketPath(cfg.SocketDir, uuid))
 		require.NoError(t, err)
 		require.NoError(t, conn.Close())
 		stop()
@@ -131,14 +131,14 @@ func TestServiceEndsWhenASocketIsRemoved(t *testing.T) {
 func TestAnotherServiceIsLeftAlone(t *testing.T) {
 	cfg := config(t)
 	s := start(t, cfg)
-	for _, tag := range cfg.Tags {
+	for _, tag := range []string{weights, kvCache} {
 		require.NoError(t, os.Remove(s.path(tag)))
 		require.NoError(t, os.Remove(s.path(tag)+".lock"))
 	}
 	cfg.GPUs = []gms.GPU{{UUID: uuid, Backend: gmstest.NewBackend(0)}}
 	other := start(t, cfg)
 	require.ErrorContains(t, s.wait(), "was removed or replaced")
-	for _, tag := range cfg.Tags {
+	for _, tag := range []string{weights, kvCache} {
 		require.Equal(t, wire.StateEmpty, other.state(tag).State)
 	}
 }

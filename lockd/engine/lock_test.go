@@ -277,7 +277,7 @@ func TestStoppedShimIsFenced(t *testing.T) {
 	shadow.standby()
 	kill(t, primary.cmd.Process.Pid, syscall.SIGSTOP)
 	l.stop()
-	l.cfg.Times.Reconnect = 500 * time.Millisecond
+	l.cfg.Times.Reconnect = 5 * time.Second // for the shadow, which comes back
 	l.start()
 	now := shadow.awaitState(engine.Active)
 	require.Equal(t, token(4), now.Token)

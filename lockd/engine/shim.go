@@ -32,7 +32,7 @@ import (
 
 // Environment of the engine, beside that of the shim.
 const (
-	replicaEnv     = "REMUDA_REPLICA"      // the replica's whole name, <model>:<variant>:<id>
+	EnvReplica     = "REMUDA_REPLICA"      // the replica's whole name, <model>:<variant>:<id>
 	roleEnv        = "REMUDA_ROLE"         // primary or shadow
 	weightsLockEnv = "REMUDA_WEIGHTS_LOCK" // how the engine asks the GPU memory service for its weights: rw_or_ro writes them where they are missing, ro only reads
 )
@@ -75,6 +75,8 @@ type Shim struct {
 	saved *offload.Copy
 	// drainedUntil is until when a drained engine waits for what is to follow. op guards it.
 	drainedUntil time.Time
+	// hold keeps the layouts in use.
+	hold weightsHold
 	// reg serialises calls to Consul that register or deregister. Whoever
 	// holds it looks at the state first, so that nothing is registered after
 	// the state has forbidden it. Lock order: op, reg, mu.
@@ -208,6 +210,7 @@ func (s *Shim) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	wg.Go(func() { s.lifecycle(lifeCtx) })
 	wg.Go(func() { s.healthLoop(healthCtx) })
+	wg.Go(func() { s.holdWeights(lifeCtx) })
 	reason := s.watch(ctx)
 	return s.shutDown(reason, func() { stopLife(); stopHealth(); wg.Wait() })
 }
@@ -224,7 +227,7 @@ func (s *Shim) launch() error {
 	if s.holdsLock() {
 		role = replica.RolePrimary // nobody else of the group may write now
 	}
-	env := []string{replicaEnv + "=" + s.cfg.Name.String(), roleEnv + "=" + s.cfg.Role, weightsLockEnv + "=" + weightsLock(role)}
+	env := []string{EnvReplica + "=" + s.cfg.Name.String(), roleEnv + "=" + s.cfg.Role, weightsLockEnv + "=" + weightsLock(role)}
 	s.mu.Lock()
 	c, gpus := s.child, s.gpus
 	s.mu.Unlock()

@@ -3,6 +3,8 @@ package engine
 import (
 	"context"
 	"errors"
+	"sync"
+	"time"
 
 	"remuda/device-plugin/gms/backend/host"
 	"remuda/device-plugin/gms/client"
@@ -10,10 +12,61 @@ import (
 )
 
 // A failover pair that shares its weights through the GPU memory service leaves them
-// there when an engine sleeps, so that the other one can map them. A parked pair must
-// hold no GPU memory: whoever of it has the lock keeps the only copy in this process's
-// memory, and brings it back before its engine wakes. Where the copy is lost with its
-// process, the next wake starts an engine that loads the weights from their file.
+// there when an engine sleeps, so that the other one can map them. Until it is parked,
+// its shims keep the layouts in use, so that no other pair of the same model takes them
+// away. A parked pair must hold no GPU memory: whoever of it has the lock keeps a copy in
+// this process's memory, lets the service release what no other pair uses, and brings the
+// weights back before its engine wakes. Where the copy is lost with its process, the next
+// wake starts an engine that loads the weights from their file.
+
+// weightsHold keeps the layouts in use while it is taken.
+type weightsHold struct {
+	mu      sync.Mutex
+	release func()
+}
+
+func (h *weightsHold) take(o *offload.Offload) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.release == nil {
+		h.release = o.Hold()
+	}
+}
+
+func (h *weightsHold) drop() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.release != nil {
+		h.release()
+		h.release = nil
+	}
+}
+
+// holdPoll is how often a shim looks whether the other one of its pair has parked it or woken
+// it: until it lets go of the layouts, they keep GPU memory.
+const holdPoll = 200 * time.Millisecond
+
+// holdWeights keeps the layouts in use for as long as the pair is not parked.
+func (s *Shim) holdWeights(ctx context.Context) {
+	if s.offload == nil {
+		return
+	}
+	defer s.hold.drop()
+	held := false
+	for {
+		rec, err := s.records.read()
+		parked := err != nil || s.parked(rec)
+		if !parked {
+			s.hold.take(s.offload)
+		} else if held {
+			s.hold.drop()
+		}
+		held = !parked
+		if pause(ctx, holdPoll) != nil {
+			return
+		}
+	}
+}
 
 // newOffload is nil where no weights are shared.
 func newOffload(cfg Config) (*offload.Offload, error) {
@@ -30,7 +83,7 @@ func newOffload(cfg Config) (*offload.Offload, error) {
 }
 
 // offloadWeights takes the weights off the GPUs, into this process's memory. A layout that is
-// not whole is of no use and goes as well. op is held.
+// not whole is of no use and goes as well. What other pairs use stays. op is held.
 func (s *Shim) offloadWeights(ctx context.Context) error {
 	if s.offload == nil {
 		return nil
@@ -46,13 +99,19 @@ func (s *Shim) offloadWeights(ctx context.Context) error {
 			return err
 		}
 	}
-	return s.offload.Vacate(ctx)
+	s.hold.drop()
+	_, err = s.offload.Vacate(ctx) // what others use is tried again from time to time
+	return err
 }
 
 // restoreWeights brings the saved weights back. Without a copy nothing is to be done. op is
 // held.
 func (s *Shim) restoreWeights(ctx context.Context) error {
-	if s.offload == nil || s.saved == nil {
+	if s.offload == nil {
+		return nil
+	}
+	s.hold.take(s.offload)
+	if s.saved == nil {
 		return nil
 	}
 	if err := s.offload.Restore(ctx, s.saved); err != nil {

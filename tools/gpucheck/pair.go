@@ -42,7 +42,7 @@ type member struct {
 	starts       int
 }
 
-func (r *run) memorySocket() string { return gms.SocketPath(r.dir, r.gpu, "weights") }
+func (r *run) memorySocket() string { return gms.SocketPath(r.dir, r.gpu) }
 func (r *run) lockSocket() string   { return filepath.Join(r.dir, "lockd.sock") }
 
 // startNode starts what a node runs: the memory service, and lockd.

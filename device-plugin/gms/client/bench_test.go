@@ -37,7 +37,7 @@ func benchServer(b *testing.B) (socket string) {
 	b.Helper()
 	dir := shortDir(b)
 	start(b, "server", dir, "")
-	return gms.SocketPath(dir, uuid, "weights")
+	return gms.SocketPath(dir, uuid)
 }
 
 // needMemory skips where the machine has less to give, in bytes.

@@ -42,7 +42,7 @@ type direct interface {
 
 // Config is what a Client is made of.
 type Config struct {
-	// Socket is the server's, of one GPU and tag.
+	// Socket is the address of a unit: see Address.
 	Socket string
 	// Space is where memory is mapped. It outlives the client; who made it closes
 	// it.
@@ -174,6 +174,16 @@ func (c *Client) set(change func()) {
 // is granted its lock has cleared the layout, so there must be no mappings of an
 // older one.
 func (c *Client) Connect(ctx context.Context, lock wire.LockType, timeout *time.Duration) (wire.LockType, error) {
+	return c.connect(ctx, Options{Lock: lock, Timeout: timeout})
+}
+
+// Replace opens a writer's session if no other group uses the unit: see Options.IfUnused.
+func (c *Client) Replace(ctx context.Context) error {
+	_, err := c.connect(ctx, Options{Lock: wire.RW, IfUnused: true})
+	return err
+}
+
+func (c *Client) connect(ctx context.Context, o Options) (wire.LockType, error) {
 	ctx, done, err := c.begin(ctx)
 	if err != nil {
 		return "", fmt.Errorf("connect: %w", err)
@@ -185,7 +195,7 @@ func (c *Client) Connect(ctx context.Context, lock wire.LockType, timeout *time.
 	if len(c.mappings) > 0 {
 		return "", fmt.Errorf("connect: %w: there are mappings: use Remap or Reconnect, or a new client", ErrState)
 	}
-	s, err := Open(ctx, c.cfg.Socket, Options{Lock: lock, Timeout: timeout})
+	s, err := Open(ctx, c.cfg.Socket, o)
 	if err != nil {
 		return "", err
 	}

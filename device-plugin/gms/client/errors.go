@@ -22,6 +22,8 @@ var (
 	// ErrNoDeadline is returned by Remap and Reconnect where the context has no
 	// deadline.
 	ErrNoDeadline = errors.New("the context must have a deadline: a server that has lost its layout never grants a read lock")
+	// ErrInUse is wrapped where other connections use the unit: see Options.IfUnused.
+	ErrInUse = errors.New("other engines use the layout")
 	// ErrClosed is wrapped where the session is over: the server is gone or has
 	// ended it, a call's context has ended, or it was closed here.
 	ErrClosed = errors.New("the session has ended")
@@ -76,6 +78,8 @@ func (e *HandshakeError) Is(target error) bool {
 	switch e.Code {
 	case wire.CodeTimeout, "":
 		return target == ErrTimeout
+	case wire.CodeInUse:
+		return target == ErrInUse
 	case wire.CodeRestarted:
 		return target == ErrRestarted
 	}

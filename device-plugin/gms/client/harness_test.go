@@ -226,7 +226,7 @@ func shortDir(t testing.TB) string {
 func newWorld(t *testing.T, library string, capacity uint64) *world {
 	t.Helper()
 	w := &world{t: t, dir: shortDir(t), library: library}
-	w.socket = gms.SocketPath(w.dir, uuid, "weights")
+	w.socket = gms.SocketPath(w.dir, uuid)
 	var err error
 	w.backend, err = makeBackend(library, capacity)
 	require.NoError(t, err)

@@ -38,6 +38,10 @@ type Options struct {
 	Timeout *time.Duration
 	// ExpectedNonce is the only incarnation of the server to accept; empty: any.
 	ExpectedNonce string
+	// IfUnused is for wire.RW: the lock is granted only if no connection of another group
+	// uses the unit, without a wait; else the error wraps ErrInUse or, while the own group
+	// has the lock, ErrTimeout.
+	IfUnused bool
 }
 
 func (o *Options) validate() error {
@@ -89,10 +93,10 @@ func (r reply) close() {
 	}
 }
 
-// Open waits for the server at the socket and for the lock, for as long as ctx
+// Open waits for the server of a unit's address and for the lock, for as long as ctx
 // allows. A server that is not there, or that goes away before it has answered,
 // is tried again.
-func Open(ctx context.Context, socket string, o Options) (*Session, error) {
+func Open(ctx context.Context, address string, o Options) (*Session, error) {
 	if err := o.validate(); err != nil {
 		return nil, fmt.Errorf("open a GPU memory session: %w", err)
 	}
@@ -103,14 +107,14 @@ func Open(ctx context.Context, socket string, o Options) (*Session, error) {
 			if last != nil {
 				err = fmt.Errorf("%w (before that: %s)", err, last.Error())
 			}
-			return nil, fmt.Errorf("open a GPU memory session at %s: %w", socket, err)
+			return nil, fmt.Errorf("open a GPU memory session at %s: %w", address, err)
 		}
-		s, err := open(ctx, socket, o)
+		s, err := open(ctx, address, o)
 		if err == nil {
 			return s, nil
 		}
 		if !passing(err) {
-			return nil, fmt.Errorf("open a GPU memory session at %s: %w", socket, err)
+			return nil, fmt.Errorf("open a GPU memory session at %s: %w", address, err)
 		}
 		last = err
 		pause(ctx, delay)
@@ -154,13 +158,29 @@ func dial(socket string) (*wire.Conn, error) {
 	return conn, nil
 }
 
-func open(ctx context.Context, socket string, o Options) (*Session, error) {
+// connect opens a connection to the unit of an address.
+func connect(ctx context.Context, address string) (*Session, error) {
+	socket, unit := parseAddress(address)
 	conn, err := dial(socket)
 	if err != nil {
 		return nil, err
 	}
 	s := newSession(conn)
-	request := &wire.HandshakeRequest{LockType: o.Lock, TimeoutMS: lockTimeout(ctx, o.Timeout), ExpectedNonce: o.ExpectedNonce}
+	if unit != nil {
+		if _, err := ask[*wire.OpenUnitResponse](ctx, s, unit); err != nil {
+			_ = s.Close()
+			return nil, err
+		}
+	}
+	return s, nil
+}
+
+func open(ctx context.Context, address string, o Options) (*Session, error) {
+	s, err := connect(ctx, address)
+	if err != nil {
+		return nil, err
+	}
+	request := &wire.HandshakeRequest{LockType: o.Lock, TimeoutMS: lockTimeout(ctx, o.Timeout), ExpectedNonce: o.ExpectedNonce, IfUnused: o.IfUnused}
 	r, err := ask[*wire.HandshakeResponse](ctx, s, request)
 	switch {
 	case err != nil:
@@ -452,23 +472,22 @@ func (s *Session) Commit(ctx context.Context) error {
 	return s.Close()
 }
 
-// RuntimeState asks the server at the socket how it stands. No lock is taken. A
+// RuntimeState asks the server how the unit of an address stands. No lock is taken. A
 // server that is not there is an error at once.
-func RuntimeState(ctx context.Context, socket string) (*wire.GetRuntimeStateResponse, error) {
-	r, err := once[*wire.GetRuntimeStateResponse](ctx, socket, &wire.GetRuntimeStateRequest{})
+func RuntimeState(ctx context.Context, address string) (*wire.GetRuntimeStateResponse, error) {
+	r, err := once[*wire.GetRuntimeStateResponse](ctx, address, &wire.GetRuntimeStateRequest{})
 	if err != nil {
-		return nil, fmt.Errorf("get the state of %s: %w", socket, err)
+		return nil, fmt.Errorf("get the state of %s: %w", address, err)
 	}
 	return r, nil
 }
 
 // once asks something on a connection of its own.
-func once[R wire.Message](ctx context.Context, socket string, m wire.Message) (answer R, err error) {
-	conn, err := dial(socket)
+func once[R wire.Message](ctx context.Context, address string, m wire.Message) (answer R, err error) {
+	s, err := connect(ctx, address)
 	if err != nil {
 		return answer, err
 	}
-	s := newSession(conn)
 	defer func() { _ = s.Close() }()
 	return ask[R](ctx, s, m)
 }

@@ -237,7 +237,7 @@ func TestAKilledServerLosesNothing(t *testing.T) {
 	backends(t, func(t *testing.T, library string) {
 		dir := shortDir(t)
 		server, _ := start(t, "server", dir, library)
-		w := &world{t: t, dir: dir, library: library, socket: gms.SocketPath(dir, uuid, "weights")}
+		w := &world{t: t, dir: dir, library: library, socket: gms.SocketPath(dir, uuid)}
 		var err error
 		w.space, err = makeSpace(library)
 		require.NoError(t, err)
@@ -274,7 +274,7 @@ func TestAKilledServerLosesNothing(t *testing.T) {
 func TestAKilledKeeper(t *testing.T) {
 	dir := shortDir(t)
 	server, _ := start(t, "server", dir, "")
-	w := &world{t: t, dir: dir, socket: gms.SocketPath(dir, uuid, "weights")}
+	w := &world{t: t, dir: dir, socket: gms.SocketPath(dir, uuid)}
 	var err error
 	w.space, err = makeSpace("")
 	require.NoError(t, err)

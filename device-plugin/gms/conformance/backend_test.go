@@ -3,6 +3,7 @@ package conformance_test
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -67,21 +68,16 @@ const (
 )
 
 // backendArgs are the arguments of `remuda gms` for n GPUs of which the first has
-// the number first. On CUDA one GPU stands in for all: a lock and a layout belong to
-// a GPU and a tag, so each number has tags of its own.
+// the number first. On CUDA one GPU stands in for all.
 func backendArgs(first, n int) []string {
 	if !onCUDA() {
 		uuids := make([]string, n)
 		for i := range uuids {
 			uuids[i] = gpuUUID(first + i)
 		}
-		return []string{"-backend", "host", "-gpu", strings.Join(uuids, ","), "-tags", "weights,kv_cache", "-host-capacity", "64MiB", "-host-granularity", "2MiB"}
+		return []string{"-backend", "host", "-gpu", strings.Join(uuids, ","), "-host-capacity", "64MiB", "-host-granularity", "2MiB"}
 	}
-	var tags []string
-	for i := range n {
-		tags = append(tags, numbered("weights", first+i), numbered("kv_cache", first+i))
-	}
-	args := []string{"-backend", "cuda", "-gpu", os.Getenv(gpuEnv), "-tags", strings.Join(tags, ",")}
+	args := []string{"-backend", "cuda", "-gpu", os.Getenv(gpuEnv)}
 	if library := os.Getenv(libraryEnv); library != "" {
 		args = append(args, "-cuda-library", library)
 	}
@@ -96,12 +92,20 @@ func smallGranularity() []string {
 	return []string{"-host-granularity", "4KiB"}
 }
 
-// socketName is the name of the socket of the GPU with that number and a tag.
-func socketName(gpu int, tag string) string {
-	if onCUDA() {
-		return "gms_" + os.Getenv(gpuEnv) + "_" + numbered(tag, gpu) + ".sock"
+// unitPath is where a connection of a GPU, by its number, and a tag begins: the GPU's own
+// socket for weights, else NODE#GPU#TAG, which says what to ask for on the node's socket.
+// On CUDA a lock and a layout belong to a tag of the one GPU, so each number has tags of
+// its own.
+func unitPath(dir string, gpu int, tag string) string {
+	node := filepath.Join(dir, "gms.sock")
+	switch {
+	case onCUDA():
+		return node + "#" + os.Getenv(gpuEnv) + "#" + numbered(tag, gpu)
+	case tag == "weights":
+		return filepath.Join(dir, "gms_"+gpuUUID(gpu)+"_weights.sock")
+	default:
+		return node + "#" + gpuUUID(gpu) + "#" + tag
 	}
-	return "gms_" + gpuUUID(gpu) + "_" + tag + ".sock"
 }
 
 func numbered(tag string, n int) string { return fmt.Sprint(tag, "-", n) }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -18,6 +19,8 @@ const patience = time.Minute
 // rawConn is a client's end of a connection: frames and descriptors, nothing else.
 type rawConn struct {
 	c *net.UnixConn
+	// opening: the answer to open_unit_request is to come.
+	opening *bool
 }
 
 // answer is a message with the descriptors that rode along.
@@ -29,8 +32,16 @@ type answer struct {
 }
 
 func dialRaw(path string) (rawConn, error) {
-	c, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: path, Net: "unix"})
-	return rawConn{c}, err
+	parts := strings.SplitN(path, "#", 3)
+	c, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: parts[0], Net: "unix"})
+	r := rawConn{c: c, opening: new(bool)}
+	if err == nil && len(parts) == 3 {
+		*r.opening = true
+		if err = r.send(newMessage("open_unit_request", "gpu", parts[1], "tag", parts[2])); err != nil {
+			c.Close()
+		}
+	}
+	return r, err
 }
 
 // write sends bytes, with descriptors on the first of them.
@@ -54,6 +65,17 @@ func (r rawConn) send(m message, fds ...int) error { return r.write(frame(encode
 // receive reads one frame. It returns io.EOF where the server closed the connection
 // between two frames.
 func (r rawConn) receive(within time.Duration) (answer, error) {
+	if *r.opening { // the unit's own answer comes first
+		a, err := r.receiveNext(within)
+		if err != nil || a.kind() != "open_unit_response" {
+			return a, err
+		}
+		*r.opening = false
+	}
+	return r.receiveNext(within)
+}
+
+func (r rawConn) receiveNext(within time.Duration) (answer, error) {
 	var a answer
 	if err := r.c.SetReadDeadline(time.Now().Add(within)); err != nil {
 		return a, err

@@ -54,9 +54,9 @@ type server struct {
 // gpuUUID is the name of a GPU.
 func gpuUUID(n int) string { return fmt.Sprintf("GPU-5b7a4c3e-0000-4000-8000-%012d", n) }
 
-// socket is the path of the socket of a GPU, counted from 0, and a tag.
+// socket is where a connection of a GPU, counted from 0, and a tag begins: see unitPath.
 func (s *server) socket(gpu int, tag string) string {
-	return filepath.Join(s.cfg.dir, socketName(s.cfg.first+gpu, tag))
+	return unitPath(s.cfg.dir, s.cfg.first+gpu, tag)
 }
 
 func (s *server) weights() string { return s.socket(0, "weights") }
@@ -71,7 +71,8 @@ func launch(cfg serverConfig) (*server, error) {
 	if cfg.gpus == 0 {
 		cfg.gpus = 1
 	}
-	args := append([]string{"gms", "-oom-retry", oomRetry.String()}, backendArgs(cfg.first, cfg.gpus)...)
+	// A test may stop the service for as long as it likes.
+	args := append([]string{"gms", "-oom-retry", oomRetry.String(), "-hang-timeout", "1h"}, backendArgs(cfg.first, cfg.gpus)...)
 	if !cfg.dirFromEnv {
 		args = append(args, "-socket-dir", cfg.dir)
 	}

@@ -29,12 +29,12 @@ func TestSocketsAreNamedAfterGPUAndTagAndPrivate(t *testing.T) {
 			require.Equal(t, os.FileMode(0o600), info.Mode().Perm(), e.Name())
 		}
 	}
-	require.Equal(t, 6, sockets, "%v", entries)
+	require.Equal(t, 1+3, sockets, "the node's and one for each GPU: %v", entries)
 	for gpu := range 3 {
-		for _, tag := range []string{"weights", "kv_cache"} {
-			w := open(t, filepath.Join(dir, "gms_"+gpuUUID(gpu)+"_"+tag+".sock"), writer)
-			w.allocate(1, "x")
-		}
+		w := open(t, filepath.Join(dir, "gms_"+gpuUUID(gpu)+"_weights.sock"), writer)
+		w.allocate(1, "x")
+		w = open(t, filepath.Join(dir, "gms.sock")+"#"+gpuUUID(gpu)+"#kv_cache", writer)
+		w.allocate(1, "x")
 	}
 	require.Equal(t, inWriting, stateOf(t, s.socket(2, "kv_cache")).State)
 }
@@ -73,13 +73,14 @@ func TestServerDoesNotBindOverASocketThatAnswers(t *testing.T) {
 func TestServerDoesNotBindOverAnotherProgramsLiveSocket(t *testing.T) {
 	t.Parallel()
 	s := &server{cfg: serverConfig{dir: socketDir(t)}}
-	l, err := net.Listen("unix", s.kvCache())
+	node, _, _ := strings.Cut(s.kvCache(), "#")
+	l, err := net.Listen("unix", node)
 	require.NoError(t, err)
 	defer l.Close()
 	second, err := launch(serverConfig{dir: s.cfg.dir})
 	require.NoError(t, err)
 	endsWithAnError(t, second)
-	_, err = net.Dial("unix", s.kvCache())
+	_, err = net.Dial("unix", node)
 	require.NoError(t, err, "the listener's socket is still there")
 	_, err = net.Dial("unix", s.weights())
 	require.Error(t, err, "one program serves all its sockets or none")
@@ -105,7 +106,8 @@ func TestServerUnlinksADeadSocket(t *testing.T) {
 	pid := s.pid()
 	require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
 	eventually(t, func() bool { return processEnded(pid) }, func() []any { return []any{"it lives"} })
-	for _, path := range []string{s.weights(), s.kvCache()} {
+	node, _, _ := strings.Cut(s.kvCache(), "#")
+	for _, path := range []string{s.weights(), node} {
 		_, err := os.Stat(path)
 		require.NoError(t, err, "a crash leaves the socket")
 		_, err = net.Dial("unix", path)
@@ -200,8 +202,8 @@ func TestSocketDirectoryComesFromTheEnvironment(t *testing.T) {
 	}
 }
 
-// TestTagsAreWeightsUnlessToldOtherwiseAndGPUsMayBeRepeated.
-func TestTagsAreWeightsUnlessToldOtherwiseAndGPUsMayBeRepeated(t *testing.T) {
+// TestGPUsMayBeRepeated.
+func TestGPUsMayBeRepeated(t *testing.T) {
 	hostOnly(t, namesGPUs)
 	dir := socketDir(t)
 	cmd := command("", "gms", "-backend", "host", "-socket-dir", dir, "-gpu", gpuUUID(0), "-gpu", gpuUUID(1)+","+gpuUUID(2))
@@ -210,7 +212,7 @@ func TestTagsAreWeightsUnlessToldOtherwiseAndGPUsMayBeRepeated(t *testing.T) {
 	var found []string
 	eventually(t, func() bool {
 		var err error
-		found, err = filepath.Glob(filepath.Join(dir, "*.sock"))
+		found, err = filepath.Glob(filepath.Join(dir, "gms_*.sock"))
 		require.NoError(t, err)
 		return len(found) >= 3
 	}, func() []any { return []any{"%v", found} })
@@ -229,7 +231,7 @@ func TestServiceWhoseSocketIsTakenAwayStartsAgain(t *testing.T) {
 	commitOne(t, s.weights())
 	before := readLayout(t, s.weights())
 	pid := s.pid()
-	require.NoError(t, os.Remove(s.socket(1, "kv_cache")))
+	require.NoError(t, os.Remove(s.socket(1, "weights")))
 	eventually(t, func() bool { return s.pid() != pid }, func() []any { return []any{"it goes on: %s", s.log} })
 	s = s.again(t)
 	require.Equal(t, before, readLayout(t, s.weights()))

@@ -4,7 +4,7 @@
 //
 //	held, err := o.Look(ctx)             // what the services have
 //	saved, err := o.Save(ctx)     // the bytes, in this process's memory
-//	err = o.Vacate(ctx)           // the services let go of them
+//	all, err := o.Vacate(ctx)     // the services let go of them
 //	err = o.Restore(ctx, saved)   // the same layout again
 //
 // What it promises:
@@ -12,8 +12,8 @@
 //     engines that slept through all of it map it again (Client.Remap).
 //   - Every byte is summed when it is saved and again when it is back on the GPU,
 //     before the commit. A layout that differs is never committed.
-//   - Save changes nothing, and Vacate and Restore take a writer's lock: no engine can
-//     have the memory mapped then. A crash in the middle leaves an uncommitted layout,
+//   - Save changes nothing. Vacate takes a layout away only if no other engine uses it,
+//     awake or asleep (Hold), and waits for none. Restore leaves alone what is committed. A crash in the middle leaves an uncommitted layout,
 //     which the service drops.
 //
 // The copy is lost with this process. Whoever loads the weights from their file again

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"remuda/device-plugin/gms/client"
 	"remuda/device-plugin/gms/wire"
@@ -30,24 +31,49 @@ func (o *Offload) Layouts(ctx context.Context) ([]Layout, error) {
 	return out, nil
 }
 
-// Clear makes a service let go of a layout whose engines are gone for good, and tells
-// whether it had it. What has another hash is another model's and stays, and so does
-// what somebody has mapped: the error wraps client.ErrTimeout where that lasts for as
-// long as ctx.
+// clearRetry is how often Clear tries.
+const clearRetry = 100 * time.Millisecond
+
+// Clear makes a service release a layout whose engines have ended for good, and reports
+// whether it had it. A layout with another hash is another model's and stays. So does one
+// that other engines use, also sleeping ones: Clear tries for as long as ctx allows, never
+// holds them up, and its error wraps client.ErrInUse then.
 func Clear(ctx context.Context, l Layout) (cleared bool, err error) {
-	st, err := client.RuntimeState(ctx, l.Socket)
+	for {
+		st, err := client.RuntimeState(ctx, l.Socket)
+		if err != nil {
+			return false, fmt.Errorf("clear GPU memory: %w", err)
+		}
+		if !st.Committed || st.MemoryLayoutHash != l.Hash {
+			return false, nil
+		}
+		err = release(ctx, l.Socket)
+		if err == nil {
+			return true, nil
+		}
+		if !busy(err) {
+			return false, fmt.Errorf("clear GPU memory: %w", err)
+		}
+		select {
+		case <-ctx.Done():
+			return false, fmt.Errorf("clear GPU memory: %w", err)
+		case <-time.After(clearRetry):
+		}
+	}
+}
+
+// release empties a unit that no other engine uses. It does not wait.
+func release(ctx context.Context, address string) error {
+	// A writer that is granted the lock has a layout without allocations, and one that
+	// ends without a commit leaves none.
+	s, err := client.Open(ctx, address, client.Options{Lock: wire.RW, IfUnused: true})
 	if err != nil {
-		return false, fmt.Errorf("clear GPU memory: %w", err)
+		return err
 	}
-	if !st.Committed || st.MemoryLayoutHash != l.Hash {
-		return false, nil
-	}
-	s, err := client.Open(ctx, l.Socket, client.Options{Lock: wire.RW})
-	if err != nil {
-		return false, fmt.Errorf("clear GPU memory: %w", err)
-	}
-	if err := s.Close(); err != nil && !errors.Is(err, client.ErrClosed) {
-		return true, fmt.Errorf("clear GPU memory: %w", err)
-	}
-	return true, nil
+	return s.Close()
+}
+
+// busy reports whether release failed because others use the unit.
+func busy(err error) bool {
+	return errors.Is(err, client.ErrInUse) || errors.Is(err, client.ErrTimeout)
 }

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
+	"time"
 
 	"github.com/cespare/xxhash/v2"
 	"github.com/hashicorp/go-hclog"
@@ -22,7 +24,8 @@ var (
 
 // Config says which services hold the weights.
 type Config struct {
-	// Sockets are the services', one for each GPU, in the order of the engine's.
+	// Sockets are the addresses of the units, one for each GPU, in the order of the
+	// engine's.
 	Sockets []string
 	// Space makes the place in which one GPU's memory is mapped, and what closes it.
 	// It is called anew for each operation, so that nothing of the GPU is held between.
@@ -119,26 +122,52 @@ func (o *Offload) Save(ctx context.Context) (_ *Copy, err error) {
 	return saved, nil
 }
 
-// Vacate makes every service let go of what it has. It waits for readers to end, for as
-// long as ctx allows, and needs no layout to be there.
-func (o *Offload) Vacate(ctx context.Context) error {
-	err := o.each(func(_ int, socket string) error {
-		return o.with(socket, func(c *client.Client) error {
-			// Who is granted the writer's lock has a layout without allocations, and
-			// who ends without a commit leaves none.
-			_, err := c.Connect(ctx, wire.RW, nil)
-			return err
-		})
-	})
-	if err != nil {
-		return fmt.Errorf("vacate GPU memory: %w", err)
+// closingTime is how long a service may take to notice the end of a connection.
+const closingTime = 250 * time.Millisecond
+
+// Hold marks the layouts as in use until release is called: no other engine's Vacate
+// takes them away, though nothing is mapped now, as when the engines sleep.
+func (o *Offload) Hold() (release func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var holding sync.WaitGroup
+	for _, address := range o.cfg.Sockets {
+		holding.Go(func() { client.Hold(ctx, address, o.log) })
 	}
-	o.log.Info("GPU memory vacated", "gpus", len(o.cfg.Sockets))
-	return nil
+	return func() { cancel(); holding.Wait() }
 }
 
-// Restore makes the saved layouts anew, in place of whatever the services have, and
-// commits them. The copy stays the caller's. After an error there may be a part of it:
+// Vacate makes the services release what only this engine's group uses, and reports
+// whether all of them hold nothing now. It waits for no other engine and holds up none.
+// It needs no layout to be there.
+func (o *Offload) Vacate(ctx context.Context) (all bool, err error) {
+	used := make([]bool, len(o.cfg.Sockets))
+	err = o.each(func(i int, address string) error {
+		// A connection that has just been closed may count yet.
+		for end := time.Now().Add(closingTime); ; {
+			err := release(ctx, address)
+			if used[i] = busy(err); !used[i] || ctx.Err() != nil {
+				return err
+			}
+			if time.Now().After(end) {
+				return nil
+			}
+			time.Sleep(closingTime / 50)
+		}
+	})
+	if err != nil {
+		return false, fmt.Errorf("vacate GPU memory: %w", err)
+	}
+	if slices.Contains(used, true) {
+		o.log.Debug("GPU memory stays: other engines use it", "gpus", len(used))
+		return false, nil
+	}
+	o.log.Info("GPU memory vacated", "gpus", len(o.cfg.Sockets))
+	return true, nil
+}
+
+// Restore makes the saved layouts anew where the services have none, and commits them.
+// A layout that another engine has committed meanwhile stays if it is the same, and is an
+// error otherwise. The copy stays the caller's. After an error there may be a part of it:
 // see Vacate.
 func (o *Offload) Restore(ctx context.Context, saved *Copy) error {
 	if len(saved.parts) != len(o.cfg.Sockets) {
@@ -238,8 +267,14 @@ func save(ctx context.Context, c *client.Client) (*part, error) {
 
 // restore writes one service's layout and commits it.
 func restore(ctx context.Context, c *client.Client, p *part) error {
-	if _, err := c.Connect(ctx, wire.RW, nil); err != nil {
+	lock, err := c.Connect(ctx, wire.Auto, nil)
+	switch {
+	case err != nil:
 		return err
+	case lock == wire.RO && c.Hash() == p.hash:
+		return nil
+	case lock == wire.RO:
+		return fmt.Errorf("%w: its hash is %s, and the saved one's is %s", client.ErrStaleLayout, c.Hash(), p.hash)
 	}
 	s := c.Session()
 	ids := make([]string, len(p.allocations))

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 
@@ -31,7 +32,8 @@ const (
 type service struct {
 	t       *testing.T
 	hosts   []*host.Backend
-	sockets []string
+	sockets []string // the addresses of its units, for a group
+	node    string
 }
 
 func newService(t *testing.T) *service {
@@ -39,7 +41,7 @@ func newService(t *testing.T) *service {
 	dir, err := os.MkdirTemp("", "offload")
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	s := &service{t: t}
+	s := &service{t: t, node: gms.NodeSocketPath(dir)}
 	cfg := gms.DefaultConfig()
 	cfg.SocketDir = dir
 	for i := range 2 {
@@ -49,10 +51,23 @@ func newService(t *testing.T) *service {
 		uuid := fmt.Sprintf("GPU-%d", i)
 		cfg.GPUs = append(cfg.GPUs, gms.GPU{UUID: uuid, Backend: b})
 		s.hosts = append(s.hosts, b)
-		s.sockets = append(s.sockets, filepath.Join(dir, "gms_"+uuid+"_weights.sock"))
 	}
+	s.sockets = s.of("own")
 	gmsserve.Start(t, cfg)
 	return s
+}
+
+// of are the addresses for a group.
+func (s *service) of(group string) []string {
+	return []string{client.Address(s.node, "GPU-0", "m@1", group), client.Address(s.node, "GPU-1", "m@1", group)}
+}
+
+// vacates has the services release everything.
+func vacates(t *testing.T, o *offload.Offload) {
+	t.Helper()
+	all, err := o.Vacate(within(t))
+	require.NoError(t, err)
+	require.True(t, all)
 }
 
 // free waits until no GPU has memory in use.
@@ -172,12 +187,12 @@ func TestThereAndBack(t *testing.T) {
 				saved, err := o.Save(within(t))
 				require.NoError(t, err)
 				require.EqualValues(t, 2*(mib+3*64<<10+5+200<<10), saved.Bytes())
-				require.NoError(t, o.Vacate(within(t)))
+				vacates(t, o)
 				s.free()
 				held, err = o.Look(within(t))
 				require.NoError(t, err)
 				require.Equal(t, offload.Nothing, held)
-				require.NoError(t, o.Vacate(within(t)), "there is nothing any more")
+				vacates(t, o) // there is nothing any more
 
 				require.NoError(t, o.Restore(within(t), saved))
 				require.NoError(t, saved.Free())
@@ -189,17 +204,112 @@ func TestThereAndBack(t *testing.T) {
 	}
 }
 
-// TestOthersAreLeftAlone: who has the memory mapped keeps it, and who was replaced
-// takes nothing away.
+// TestOthersAreLeftAlone: two pairs of one model share the layout. One of them goes, as a
+// reader, and neither waits for the other, awake or asleep, nor holds up its wake; the
+// last one takes the layout along. Whoever comes back finds what is there.
 func TestOthersAreLeftAlone(t *testing.T) {
 	s := newService(t)
 	o := s.offload(hostSpace)
-	e := s.engine() // not asleep
-	soon, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
-	defer cancel()
-	require.ErrorIs(t, o.Vacate(soon), client.ErrTimeout)
+	other, err := offload.New(offload.Config{Sockets: s.of("other"), Space: hostSpace})
+	require.NoError(t, err)
+	e := s.engine() // awake; it counts as the own group's
+	ours, theirs := o.Hold(), other.Hold()
+	held := func() {
+		t.Helper()
+		for i, b := range s.hosts {
+			require.NotZero(t, b.Used(), i)
+		}
+	}
+	refuses := func(o *offload.Offload) {
+		t.Helper()
+		began := time.Now()
+		all, err := o.Vacate(within(t))
+		require.NoError(t, err)
+		require.False(t, all)
+		require.Less(t, time.Since(began), patience/2, "it waits for nobody")
+		held()
+	}
+	ours()
+	refuses(o) // mapped by an engine
 	e.sleep(t)
+	refuses(o) // the other pair sleeps, and will wake
+	saved, err := o.Save(within(t))
+	require.NoError(t, err)
+	defer func() { require.NoError(t, saved.Free()) }()
+	// The other pair wakes and sleeps meanwhile, and is held up by nobody.
+	stop := make(chan struct{})
+	var tries sync.WaitGroup
+	tries.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				_, _ = o.Vacate(within(t))
+			}
+		}
+	})
+	for range 20 {
+		c, err := client.New(client.Config{Socket: s.of("other")[0], Space: host.NewSpace()})
+		require.NoError(t, err)
+		zero := 100 * time.Millisecond
+		_, err = c.Connect(within(t), wire.RO, &zero)
+		require.NoError(t, err)
+		require.NoError(t, c.Close())
+	}
+	close(stop)
+	tries.Wait()
+
+	require.NoError(t, o.Restore(within(t), saved), "what is there is the same")
+	require.EqualValues(t, 0, events(t, s, wire.EventCleared))
 	e.wake(t)
+	e.sleep(t)
+	theirs()
+	vacates(t, other)
+	s.free()
+	require.NoError(t, o.Restore(within(t), saved))
+	e.wake(t)
+}
+
+// events is how often something has happened to the first unit.
+func events(t *testing.T, s *service, kind string) (n int) {
+	t.Helper()
+	conn, err := wire.Dial(s.node)
+	require.NoError(t, err)
+	defer conn.Close()
+	require.NoError(t, conn.SetReadDeadline(time.Now().Add(patience)))
+	require.NoError(t, conn.Write(&wire.OpenUnitRequest{GPU: "GPU-0", Tag: "m@1"}, -1))
+	_, _, err = conn.Read(0, false)
+	require.NoError(t, err)
+	require.NoError(t, conn.Write(&wire.GetEventHistoryRequest{}, -1))
+	m, _, err := conn.Read(0, false)
+	require.NoError(t, err)
+	for _, e := range m.(*wire.GetEventHistoryResponse).Events {
+		if e.Kind == kind {
+			n++
+		}
+	}
+	return n
+}
+
+// TestAnotherLayoutIsNotReplaced: one that was committed meanwhile.
+func TestAnotherLayoutIsNotReplaced(t *testing.T) {
+	s := newService(t)
+	o := s.offload(hostSpace)
+	e := s.engine()
+	e.sleep(t)
+	saved, err := o.Save(within(t))
+	require.NoError(t, err)
+	defer func() { require.NoError(t, saved.Free()) }()
+	vacates(t, o)
+	c, err := client.New(client.Config{Socket: s.sockets[0], Space: host.NewSpace()})
+	require.NoError(t, err)
+	_, err = c.Connect(within(t), wire.RW, nil)
+	require.NoError(t, err)
+	_, err = c.Commit(within(t))
+	require.NoError(t, err)
+	require.NoError(t, c.Close())
+	require.ErrorIs(t, o.Restore(within(t), saved), client.ErrStaleLayout)
 }
 
 // TestACrashInTheMiddle leaves a part, which the next one clears away.
@@ -212,7 +322,7 @@ func TestACrashInTheMiddle(t *testing.T) {
 	require.NoError(t, err)
 	first, err := offload.New(offload.Config{Sockets: s.sockets[:1], Space: hostSpace})
 	require.NoError(t, err)
-	require.NoError(t, first.Vacate(within(t)))
+	vacates(t, first)
 	held, err := o.Look(within(t))
 	require.NoError(t, err)
 	require.Equal(t, offload.Partial, held)
@@ -244,6 +354,7 @@ func TestNoWrongByteIsCommitted(t *testing.T) {
 	bad := s.offload(func(string) (client.Space, func() error, error) {
 		return failing{host.NewSpace()}, func() error { return nil }, nil
 	})
+	vacates(t, bad)
 	require.ErrorIs(t, bad.Restore(within(t), saved), offload.ErrDamaged)
 	s.free() // the service hears of the end a moment after the client
 	held, err := bad.Look(within(t))

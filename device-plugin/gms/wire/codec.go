@@ -1,13 +1,29 @@
 package wire
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
-	"math"
 	"reflect"
 	"strings"
 	"sync"
+	"unicode/utf8"
+
+	"github.com/vmihailenco/msgpack/v5"
+	"github.com/vmihailenco/msgpack/v5/msgpcode"
 )
+
+// maxDepth bounds how deep values may be nested. The protocol's own messages
+// need three levels; unknown fields may be deeper.
+const maxDepth = 32
+
+// ErrMalformed is wrapped where bytes are not MessagePack, or not a single map. There
+// is nothing to answer to: the connection is over.
+var ErrMalformed = errors.New("malformed message")
+
+func malformed(format string, args ...any) error {
+	return fmt.Errorf("%w: %s", ErrMalformed, fmt.Sprintf(format, args...))
+}
 
 // typeKey is the key that holds a message's name.
 const typeKey = "type"
@@ -98,12 +114,16 @@ func Encode(m Message) ([]byte, error) {
 	if v.Kind() != reflect.Pointer || v.IsNil() {
 		return nil, fmt.Errorf("encode %T: must be a pointer to a message", m)
 	}
-	e := encoder{out: make([]byte, 0, 128)}
-	e.object(v.Elem())
-	return e.out, nil
+	var b bytes.Buffer
+	e := msgpack.NewEncoder(&b)
+	e.UseCompactInts(true)
+	if err := encode(e, v.Elem()); err != nil {
+		return nil, fmt.Errorf("encode %s: %w", m.MessageType(), err)
+	}
+	return b.Bytes(), nil
 }
 
-func (e *encoder) object(v reflect.Value) {
+func encodeObject(e *msgpack.Encoder, v reflect.Value) error {
 	p := planOf(v.Type())
 	n := 0
 	for _, f := range p.fields {
@@ -114,10 +134,9 @@ func (e *encoder) object(v reflect.Value) {
 	if p.name != "" {
 		n++
 	}
-	e.mapping(n)
+	err := e.EncodeMapLen(n)
 	if p.name != "" {
-		e.str(typeKey)
-		e.str(p.name)
+		err = errors.Join(err, e.EncodeString(typeKey), e.EncodeString(p.name))
 	}
 	for _, f := range p.fields {
 		value := v.Field(f.index)
@@ -125,41 +144,164 @@ func (e *encoder) object(v reflect.Value) {
 		if zero && f.omit {
 			continue
 		}
-		e.str(f.name)
+		err = errors.Join(err, e.EncodeString(f.name))
 		if zero {
-			e.null()
-			continue
+			err = errors.Join(err, e.EncodeNil())
+		} else {
+			err = errors.Join(err, encode(e, value))
 		}
-		e.any(value)
+	}
+	return err
+}
+
+func encode(e *msgpack.Encoder, v reflect.Value) error {
+	switch {
+	case v.Kind() == reflect.Pointer:
+		return encode(e, v.Elem())
+	case v.Kind() == reflect.Struct:
+		return encodeObject(e, v)
+	case v.Kind() == reflect.Slice && v.Type().Elem().Kind() == reflect.Uint8:
+		return e.EncodeBytes(append([]byte{}, v.Bytes()...)) // never nil
+	case v.Kind() == reflect.Slice:
+		err := e.EncodeArrayLen(v.Len())
+		for i := range v.Len() {
+			err = errors.Join(err, encode(e, v.Index(i)))
+		}
+		return err
+	default:
+		return e.EncodeValue(v)
 	}
 }
 
-func (e *encoder) any(v reflect.Value) {
-	switch v.Kind() {
-	case reflect.Pointer:
-		e.any(v.Elem())
-	case reflect.Bool:
-		e.bool(v.Bool())
-	case reflect.Int, reflect.Int64:
-		e.int(v.Int())
-	case reflect.Uint64:
-		e.uint(v.Uint())
-	case reflect.String:
-		e.str(v.String())
-	case reflect.Struct:
-		e.object(v)
-	case reflect.Slice:
-		if v.Type().Elem().Kind() == reflect.Uint8 {
-			e.bin(v.Bytes())
-			return
-		}
-		e.array(v.Len())
-		for i := range v.Len() {
-			e.any(v.Index(i))
-		}
-	default:
-		panic("wire: a message has a field of type " + v.Type().String())
+// kind is the type of a MessagePack value.
+type kind string
+
+const (
+	kindNil   kind = "nil"
+	kindBool  kind = "a bool"
+	kindInt   kind = "an integer"
+	kindFloat kind = "a float"
+	kindStr   kind = "a string"
+	kindBin   kind = "bytes"
+	kindArray kind = "a list"
+	kindMap   kind = "a map"
+	kindExt   kind = "an extension"
+)
+
+func kindOf(c byte) kind {
+	switch {
+	case c == msgpcode.Nil:
+		return kindNil
+	case c == msgpcode.False, c == msgpcode.True:
+		return kindBool
+	case msgpcode.IsFixedNum(c), c >= msgpcode.Uint8 && c <= msgpcode.Int64:
+		return kindInt
+	case c == msgpcode.Float, c == msgpcode.Double:
+		return kindFloat
+	case msgpcode.IsString(c):
+		return kindStr
+	case msgpcode.IsBin(c):
+		return kindBin
+	case msgpcode.IsFixedArray(c), c == msgpcode.Array16, c == msgpcode.Array32:
+		return kindArray
+	case msgpcode.IsFixedMap(c), c == msgpcode.Map16, c == msgpcode.Map32:
+		return kindMap
+	default: // the decoder refuses what is none
+		return kindExt
 	}
+}
+
+// decoder walks through a message.
+type decoder struct {
+	*msgpack.Decoder
+	rest *bytes.Reader
+}
+
+func newDecoder(body []byte) *decoder {
+	r := bytes.NewReader(body)
+	return &decoder{msgpack.NewDecoder(r), r}
+}
+
+// next is the kind of the next value, and its first byte.
+func (d *decoder) next() (kind, byte, error) {
+	c, err := d.PeekCode()
+	if err != nil {
+		return "", 0, malformed("%v", err)
+	}
+	return kindOf(c), c, nil
+}
+
+// mapLen and listLen read the head of a map or a list. The number of elements is
+// bounded by what is left.
+func (d *decoder) mapLen() (int, error) {
+	n, err := d.DecodeMapLen()
+	if err == nil && n > d.rest.Len()/2 {
+		err = fmt.Errorf("a map of %d pairs in %d bytes", n, d.rest.Len())
+	}
+	if err != nil {
+		return 0, malformed("%v", err)
+	}
+	return n, nil
+}
+
+func (d *decoder) listLen() (int, error) {
+	n, err := d.DecodeArrayLen()
+	if err == nil && n > d.rest.Len() {
+		err = fmt.Errorf("a list of %d elements in %d bytes", n, d.rest.Len())
+	}
+	if err != nil {
+		return 0, malformed("%v", err)
+	}
+	return n, nil
+}
+
+// str reads a string that may be any bytes.
+func (d *decoder) str() (string, error) {
+	s, err := d.DecodeString()
+	if err != nil {
+		return "", malformed("%v", err)
+	}
+	return s, nil
+}
+
+// key reads a key of a map.
+func (d *decoder) key() (string, error) {
+	k, _, err := d.next()
+	if err != nil {
+		return "", err
+	}
+	if k != kindStr {
+		return "", malformed("keys must be strings, got %s", k)
+	}
+	return d.str()
+}
+
+// skip reads one value.
+func (d *decoder) skip(depth int) error {
+	k, _, err := d.next()
+	if err != nil {
+		return err
+	}
+	n := 0
+	switch k {
+	case kindMap:
+		n, err = d.mapLen()
+		n *= 2
+	case kindArray:
+		n, err = d.listLen()
+	default:
+		if err := d.Skip(); err != nil {
+			return malformed("%v", err)
+		}
+		return nil
+	}
+	if err == nil && depth >= maxDepth {
+		err = malformed("values are nested deeper than %d", maxDepth)
+	}
+	for ; err == nil && n > 0; n-- {
+		err = d.skip(depth + 1)
+	}
+	return err
 }
 
 // Decode reads the body of a frame. Its errors wrap ErrMalformed or
@@ -177,12 +319,7 @@ func Decode(body []byte) (Message, error) {
 		return nil, fmt.Errorf("%w %q", ErrUnknownType, *name)
 	}
 	m := newMessage()
-	d := decoder{rest: body}
-	head, err := d.next()
-	if err != nil {
-		return nil, err
-	}
-	if err := d.object(reflect.ValueOf(m).Elem(), head, *name, 0); err != nil {
+	if err := newDecoder(body).object(reflect.ValueOf(m).Elem(), *name, 0); err != nil {
 		return nil, err
 	}
 	return m, nil
@@ -190,64 +327,60 @@ func Decode(body []byte) (Message, error) {
 
 // nameOf finds the message's name, and sees to it that the body is one
 // well-formed map and nothing else. nil: it has no name that is a string.
-func nameOf(body []byte) (*string, error) {
-	d := decoder{rest: body}
-	head, err := d.next()
+func nameOf(body []byte) (name *string, err error) {
+	d := newDecoder(body)
+	k, _, err := d.next()
 	if err != nil {
 		return nil, err
 	}
-	if head.kind != kindMap {
-		return nil, malformed("must be a map, got %s", head.kind)
+	if k != kindMap {
+		return nil, malformed("must be a map, got %s", k)
 	}
-	var name *string
-	for range head.n {
-		key, err := d.next()
-		if err != nil {
-			return nil, err
+	n, err := d.mapLen()
+	for ; err == nil && n > 0; n-- {
+		var key string
+		if key, err = d.key(); err != nil {
+			break
 		}
-		if key.kind != kindStr {
-			return nil, malformed("keys must be strings, got %s", key.kind)
+		if k, _, err = d.next(); err != nil {
+			break
 		}
-		value, err := d.next()
-		if err != nil {
-			return nil, err
-		}
-		if string(key.raw) == typeKey {
-			name = nil
-			if value.kind == kindStr {
-				s := string(value.raw)
-				name = &s
+		if key != typeKey || k != kindStr {
+			if key == typeKey {
+				name = nil
 			}
+			err = d.skip(1)
+			continue
 		}
-		if err := d.skip(value, 1); err != nil {
-			return nil, err
-		}
+		var s string
+		s, err = d.str()
+		name = &s
 	}
-	if len(d.rest) > 0 {
-		return nil, malformed("%d bytes follow the message", len(d.rest))
+	if err == nil && d.rest.Len() > 0 {
+		err = malformed("%d bytes follow the message", d.rest.Len())
+	}
+	if err != nil {
+		return nil, err
 	}
 	return name, nil
 }
 
-// object fills a struct from a map whose head was read.
-func (d *decoder) object(v reflect.Value, head token, message string, depth int) error {
+// object fills a struct from a map.
+func (d *decoder) object(v reflect.Value, message string, depth int) error {
 	p := planOf(v.Type())
 	seen := make([]bool, len(p.fields))
-	for range head.n {
-		key, err := d.next()
+	n, err := d.mapLen()
+	if err != nil {
+		return err
+	}
+	for range n {
+		key, err := d.key()
 		if err != nil {
 			return err
 		}
-		if key.kind != kindStr {
-			return malformed("keys must be strings, got %s", key.kind)
-		}
-		value, err := d.next()
-		if err != nil {
-			return err
-		}
-		i, known := p.byName[string(key.raw)]
+		i, known := p.byName[key]
 		if !known {
-			if err := d.skip(value, depth+1); err != nil {
+			if err := d.skip(depth + 1); err != nil {
 				return err
 			}
 			continue
@@ -255,11 +388,16 @@ func (d *decoder) object(v reflect.Value, head token, message string, depth int)
 		seen[i] = true
 		f := p.fields[i]
 		target := v.Field(f.index)
-		if value.kind == kindNil && f.nilable {
+		k, _, err := d.next()
+		switch {
+		case err != nil:
+		case k == kindNil && f.nilable:
 			target.SetZero()
-			continue
+			err = d.skip(depth + 1)
+		default:
+			err = d.fill(target, message, f.name, depth)
 		}
-		if err := d.fill(target, value, message, f.name, depth); err != nil {
+		if err != nil {
 			return err
 		}
 	}
@@ -271,82 +409,98 @@ func (d *decoder) object(v reflect.Value, head token, message string, depth int)
 	return nil
 }
 
-// fill sets target to the value whose head is t.
-func (d *decoder) fill(target reflect.Value, t token, message, name string, depth int) error {
-	wrong := func(want kind) error {
-		return &FieldError{Message: message, Field: name, Problem: fmt.Sprintf("must be %s, got %s", want, t.kind)}
-	}
-	outside := func() error {
-		return &FieldError{Message: message, Field: name, Problem: "the integer is out of range"}
-	}
-	switch target.Kind() {
-	case reflect.Pointer:
-		target.Set(reflect.New(target.Type().Elem()))
-		return d.fill(target.Elem(), t, message, name, depth)
+// wanted is the kind of value that a field takes.
+func wanted(t reflect.Type) kind {
+	switch t.Kind() {
 	case reflect.Bool:
-		if t.kind != kindBool {
-			return wrong(kindBool)
-		}
-		target.SetBool(t.flag)
-	case reflect.Int, reflect.Int64:
-		if t.kind != kindInt {
-			return wrong(kindInt)
-		}
-		if !t.negative && t.n > math.MaxInt64 {
-			return outside()
-		}
-		target.SetInt(int64(t.n))
-	case reflect.Uint64:
-		if t.kind != kindInt {
-			return wrong(kindInt)
-		}
-		if t.negative {
-			return outside()
-		}
-		target.SetUint(t.n)
+		return kindBool
+	case reflect.Int, reflect.Int64, reflect.Uint64:
+		return kindInt
 	case reflect.String:
-		if t.kind != kindStr {
-			return wrong(kindStr)
-		}
-		if !text(t.raw) {
-			return &FieldError{Message: message, Field: name, Problem: "the string is not UTF-8"}
-		}
-		target.SetString(string(t.raw))
+		return kindStr
 	case reflect.Struct:
-		if t.kind != kindMap {
-			return wrong(kindMap)
-		}
-		return d.object(target, t, message, depth+1)
+		return kindMap
 	case reflect.Slice:
-		if target.Type().Elem().Kind() == reflect.Uint8 {
-			if t.kind != kindBin {
-				return wrong(kindBin)
-			}
-			target.SetBytes(append([]byte{}, t.raw...))
-			return nil
+		if t.Elem().Kind() == reflect.Uint8 {
+			return kindBin
 		}
-		if t.kind != kindArray {
-			return wrong(kindArray)
-		}
-		return d.list(target, t, message, name, depth)
+		return kindArray
 	default:
-		panic("wire: a message has a field of type " + target.Type().String())
+		panic("wire: a message has a field of type " + t.String())
+	}
+}
+
+// fill sets target to the next value.
+func (d *decoder) fill(target reflect.Value, message, name string, depth int) error {
+	if target.Kind() == reflect.Pointer {
+		target.Set(reflect.New(target.Type().Elem()))
+		return d.fill(target.Elem(), message, name, depth)
+	}
+	wrong := func(problem string) error { return &FieldError{Message: message, Field: name, Problem: problem} }
+	got, code, err := d.next()
+	if err != nil {
+		return err
+	}
+	want := wanted(target.Type())
+	if got != want {
+		return wrong(fmt.Sprintf("must be %s, got %s", want, got))
+	}
+	switch want {
+	case kindMap:
+		return d.object(target, message, depth+1)
+	case kindArray:
+		return d.list(target, message, name, depth)
+	case kindStr:
+		s, err := d.str()
+		if err != nil {
+			return err
+		}
+		if !utf8.ValidString(s) {
+			return wrong("the string is not UTF-8")
+		}
+		target.SetString(s)
+		return nil
+	case kindBin:
+		b, err := d.DecodeBytes()
+		if err != nil {
+			return malformed("%v", err)
+		}
+		target.SetBytes(append([]byte{}, b...))
+		return nil
+	case kindBool:
+		b, err := d.DecodeBool()
+		if err != nil {
+			return malformed("%v", err)
+		}
+		target.SetBool(b)
+		return nil
+	}
+	n, err := d.DecodeInt64() // the same bits for what only a uint64 holds
+	if err != nil {
+		return malformed("%v", err)
+	}
+	switch large := code == msgpcode.Uint64 && n < 0; {
+	case target.CanInt() && large, target.CanUint() && n < 0 && !large:
+		return wrong("the integer is out of range")
+	case target.CanInt():
+		target.SetInt(n)
+	default:
+		target.SetUint(uint64(n))
 	}
 	return nil
 }
 
 // list fills a slice. It grows with the elements that are there, whatever the
 // head claims.
-func (d *decoder) list(target reflect.Value, t token, message, name string, depth int) error {
-	element := target.Type().Elem()
-	out := reflect.MakeSlice(target.Type(), 0, int(min(t.n, 1024)))
-	for range t.n {
-		head, err := d.next()
-		if err != nil {
-			return err
-		}
-		v := reflect.New(element).Elem()
-		if err := d.fill(v, head, message, name, depth+1); err != nil {
+func (d *decoder) list(target reflect.Value, message, name string, depth int) error {
+	n, err := d.listLen()
+	if err != nil {
+		return err
+	}
+	out := reflect.MakeSlice(target.Type(), 0, min(n, 1024))
+	for range n {
+		v := reflect.New(target.Type().Elem()).Elem()
+		if err := d.fill(v, message, name, depth+1); err != nil {
 			return err
 		}
 		out = reflect.Append(out, v)

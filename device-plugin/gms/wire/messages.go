@@ -42,6 +42,8 @@ const DefaultTag = "default"
 const (
 	// CodeFailed: the service could not do what the lock needs.
 	CodeFailed = "failed"
+	// CodeInUse: others use the unit, and IfUnused was set.
+	CodeInUse = "in_use"
 	// CodeTimeout: the lock was not free in time.
 	CodeTimeout = "timeout"
 	// CodeRestarted: the server is another incarnation than the client expected.
@@ -68,6 +70,19 @@ const (
 
 // The first message of a connection.
 type (
+	// OpenUnitRequest (extension) is the first message on the node's socket: from its
+	// answer on, the connection is one of the unit of a GPU and a tag, which is made if
+	// need be.
+	OpenUnitRequest struct {
+		GPU string `msg:"gpu"`
+		Tag string `msg:"tag"`
+		// Group names those to whom the connection belongs, as a failover pair with its
+		// shims: for HandshakeRequest.IfUnused they are one. Empty: it is on its own.
+		Group string `msg:"group,omit"`
+	}
+	// OpenUnitResponse answers it.
+	OpenUnitResponse struct{}
+
 	// HandshakeRequest opens a session.
 	HandshakeRequest struct {
 		LockType LockType `msg:"lock_type"`
@@ -76,6 +91,9 @@ type (
 		TimeoutMS *int64 `msg:"timeout_ms"`
 		// ExpectedNonce (extension) is the incarnation that the client knows.
 		ExpectedNonce string `msg:"expected_nonce,omit"`
+		// IfUnused (extension) is for a writer: it is granted the lock only if no
+		// connection of another group uses the unit, and does not wait.
+		IfUnused bool `msg:"if_unused,omit"`
 	}
 	// HandshakeResponse answers it. Without success the server closes.
 	HandshakeResponse struct {
@@ -265,6 +283,8 @@ type (
 )
 
 // MessageType is the message's name.
+func (*OpenUnitRequest) MessageType() string             { return "open_unit_request" }
+func (*OpenUnitResponse) MessageType() string            { return "open_unit_response" }
 func (*HandshakeRequest) MessageType() string            { return "handshake_request" }
 func (*HandshakeResponse) MessageType() string           { return "handshake_response" }
 func (*GetRuntimeStateRequest) MessageType() string      { return "get_runtime_state_request" }
@@ -301,6 +321,8 @@ func (*CommitResponse) MessageType() string              { return "commit_respon
 
 // messages makes a message with its defaults by its name.
 var messages = byType(
+	func() Message { return new(OpenUnitRequest) },
+	func() Message { return new(OpenUnitResponse) },
 	func() Message { return new(HandshakeRequest) },
 	func() Message { return new(HandshakeResponse) },
 	func() Message { return new(GetRuntimeStateRequest) },

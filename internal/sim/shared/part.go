@@ -59,16 +59,9 @@ type part struct {
 
 // connect opens a session with a new client.
 func (p *part) connect(ctx context.Context, lock wire.LockType) (wire.LockType, error) {
-	if p.client != nil {
-		if err := p.client.Close(); err != nil {
-			return "", err
-		}
-	}
-	var err error
-	if p.client, err = client.New(p.cfg); err != nil {
+	if err := p.renew(); err != nil {
 		return "", err
 	}
-	p.mappings = nil
 	granted, err := p.client.Connect(ctx, lock, nil)
 	if err != nil {
 		return "", fmt.Errorf("%s: %w", p.cfg.Socket, err)
@@ -76,10 +69,22 @@ func (p *part) connect(ctx context.Context, lock wire.LockType) (wire.LockType, 
 	return granted, nil
 }
 
-// fill makes the tensors, or imports them. Weights of another model make way for
-// a primary's; a shadow waits for that.
+// renew makes a client in place of the one before.
+func (p *part) renew() (err error) {
+	if p.client != nil {
+		if err := p.client.Close(); err != nil {
+			return err
+		}
+	}
+	p.mappings = nil
+	p.client, err = client.New(p.cfg)
+	return err
+}
+
+// fill makes the tensors, or imports them. Other weights make way for a primary's once no
+// other engine uses them; a shadow waits for that.
 func (p *part) fill(ctx context.Context, asked, granted wire.LockType, known weights.Digests) error {
-	for {
+	for told := false; ; told = true {
 		if granted == wire.RW {
 			return p.write(ctx, known)
 		}
@@ -87,25 +92,38 @@ func (p *part) fill(ctx context.Context, asked, granted wire.LockType, known wei
 		if !errors.Is(err, errOther) {
 			return err
 		}
-		again := wire.RO
-		if asked == wire.Auto {
-			again = wire.RW
-			p.log.Warn("waiting to replace what the GPU memory service has", "reason", err)
-		} else {
-			p.log.Warn("waiting for the primary's weights", "reason", err)
+		if !told {
+			p.log.Warn("waiting until no engine uses what the GPU memory service has under this model and version", "reason", err)
 		}
-		if err := p.client.Close(); err != nil { // a reader keeps the writer out
+		if err := p.client.Close(); err != nil {
 			return err
 		}
-		if again == wire.RO {
-			if err := pause(ctx, otherRetry); err != nil {
-				return err
-			}
+		if err := pause(ctx, otherRetry); err != nil {
+			return err
 		}
-		if granted, err = p.connect(ctx, again); err != nil {
+		// A writer that waits would hold up the others' failovers.
+		if granted, err = p.replace(ctx, asked); err != nil {
 			return err
 		}
 	}
+}
+
+// replace opens a writer's session for a primary if no other engine uses the layout,
+// else a session as it was asked for.
+func (p *part) replace(ctx context.Context, asked wire.LockType) (granted wire.LockType, err error) {
+	if asked == wire.Auto {
+		if err := p.renew(); err != nil {
+			return "", err
+		}
+		err := p.client.Replace(ctx)
+		if err == nil {
+			return wire.RW, nil
+		}
+		if !errors.Is(err, client.ErrInUse) && !errors.Is(err, client.ErrTimeout) || ctx.Err() != nil {
+			return "", fmt.Errorf("%s: %w", p.cfg.Socket, err)
+		}
+	}
+	return p.connect(ctx, asked)
 }
 
 // write loads the tensors from the file into new allocations and commits them.

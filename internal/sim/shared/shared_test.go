@@ -259,6 +259,69 @@ func TestAnotherModelMakesWay(t *testing.T) {
 	require.ErrorIs(t, err, client.ErrStaleLayout, "it is told at once")
 }
 
+// on has an engine use the units of a tag, as one of a group.
+func (s *service) on(e *engine, tag, group string) *engine {
+	e.cfg.Sockets = nil
+	for _, g := range s.gpus {
+		e.cfg.Sockets = append(e.cfg.Sockets, client.Address(gms.NodeSocketPath(s.dir), g.UUID, tag, group))
+	}
+	return e
+}
+
+// TestModelsOnOneGPU: pairs of two models live side by side, and one fails over while the
+// other loads, sleeps and wakes.
+func TestModelsOnOneGPU(t *testing.T) {
+	s := newService(t, 2)
+	one, two := model(t, 1), model(t, 2)
+	primary := s.on(s.engine(one, wire.Auto), "one@1", "a").open(t)
+	shadow := s.on(s.engine(one, wire.RO), "one@1", "a").open(t)
+	require.NoError(t, shadow.Sleep(1, 0))
+	for range 3 {
+		loading := s.on(s.engine(two, wire.Auto), "two@1", "b").opening(t)
+		require.NoError(t, primary.Close()) // it dies while the other model loads
+		require.NoError(t, shadow.Wake(t.Context(), false))
+		other := <-loading
+		require.NotNil(t, other)
+		require.NoError(t, other.Sleep(1, 0))
+		require.NoError(t, other.Wake(t.Context(), false))
+		require.NoError(t, other.Close())
+		primary, shadow = shadow, s.on(s.engine(one, wire.RO), "one@1", "a").open(t)
+		require.NoError(t, shadow.Sleep(1, 0))
+	}
+}
+
+// TestOtherWeightsOfOneVersionWait: those of a file that was changed, say. They wait
+// without holding up the failovers of who has the layout, also in the moment in which
+// nobody has it mapped, and take its place once the last of the others has gone.
+func TestOtherWeightsOfOneVersionWait(t *testing.T) {
+	s := newService(t, 1)
+	primary := s.on(s.engine(model(t, 1), wire.Auto), "m@1", "a")
+	p := primary.open(t)
+	shadow := s.on(s.engine(primary.cfg.Path, wire.RO), "m@1", "a").open(t)
+	require.NoError(t, shadow.Sleep(1, 0))
+	held, release := context.WithCancel(t.Context())
+	shim := make(chan struct{})
+	go func() { defer close(shim); client.Hold(held, primary.cfg.Sockets[0], primary.cfg.Logger) }()
+	waits := s.on(s.engine(model(t, 2), wire.Auto), "m@1", "b").opening(t)
+	for range 3 {
+		require.NoError(t, p.Sleep(1, 0)) // nobody has it mapped
+		select {
+		case <-waits:
+			t.Fatal("the weights of a pair that sleeps were replaced")
+		case <-time.After(400 * time.Millisecond):
+		}
+		soon, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		require.NoError(t, shadow.Wake(soon, false))
+		cancel()
+		p, shadow = shadow, p
+	}
+	require.NoError(t, p.Close())
+	require.NoError(t, shadow.Close())
+	release()
+	<-shim
+	require.NotNil(t, <-waits)
+}
+
 // TestServiceThatRestarts: engines that sleep learn it at their wake,
 // at once; those that are awake learn it when it is back.
 func TestServiceThatRestarts(t *testing.T) {

@@ -13,13 +13,9 @@
 // other process. The backend learns it from the kernel. Every export is an open
 // file of its own on the same memfd, and a write lease on the backend's own
 // open file (fcntl F_SETLEASE) is granted only where no other open file is left;
-// a mapping and a queued descriptor hold theirs open. An inotify watch on
-// released memory tells when one of them closes, which is when the backend asks
-// for the lease. So freed bytes are noticed within about a millisecond of the
-// death of the last process that had them, and nothing is polled but for a
-// look every two seconds against events that the kernel dropped. Where no
-// inotify instance can be had (the kernel allows each user 128), the backend
-// looks four times a second and more often at first.
+// a mapping and a queued descriptor hold theirs open. The backend asks for the lease
+// of released memory whenever it allocates, and from time to time: after 5 ms at first,
+// four times a second at last.
 //
 // Memory that clients of a crashed server still hold, and that the keeper does
 // not, is not known to the next server's backend, as no descriptor of it is

@@ -32,7 +32,6 @@ func TestMain(m *testing.M) {
 		child()
 		return
 	}
-	host.OnlyEvents()
 	os.Exit(m.Run())
 }
 
@@ -191,26 +190,19 @@ func TestExportsShareBytesAndCannotBeShrunk(t *testing.T) {
 }
 
 func TestMemoryIsUsedUntilTheLastProcessIsGone(t *testing.T) {
-	for name, blind := range map[string]bool{"inotify": false, "blind": true} {
-		t.Run(name, func(t *testing.T) {
-			b := open(t, host.Config{Capacity: 4 * mib})
-			if blind {
-				host.Blind(b)
-			}
-			m := allocate(t, b, 4*mib)
-			first, second := startChild(t, export(t, m)), startChild(t, export(t, m))
-			require.NoError(t, m.Release())
-			assert.EqualValues(t, 4*mib, b.Used())
-			require.NoError(t, first.Process.Kill())
-			_ = first.Wait()
-			_, err := b.Allocate(2 * mib)
-			require.ErrorIs(t, err, backend.ErrOutOfMemory, "the second process still has it")
-			require.NoError(t, second.Process.Kill())
-			_ = second.Wait()
-			falls(t, b, 0)
-			allocate(t, b, 4*mib)
-		})
-	}
+	b := open(t, host.Config{Capacity: 4 * mib})
+	m := allocate(t, b, 4*mib)
+	first, second := startChild(t, export(t, m)), startChild(t, export(t, m))
+	require.NoError(t, m.Release())
+	assert.EqualValues(t, 4*mib, b.Used())
+	require.NoError(t, first.Process.Kill())
+	_ = first.Wait()
+	_, err := b.Allocate(2 * mib)
+	require.ErrorIs(t, err, backend.ErrOutOfMemory, "the second process still has it")
+	require.NoError(t, second.Process.Kill())
+	_ = second.Wait()
+	falls(t, b, 0)
+	allocate(t, b, 4*mib)
 }
 
 func TestAllocateSeesADeathAtOnce(t *testing.T) {

@@ -1,0 +1,208 @@
+package gms_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"remuda/device-plugin/gms"
+	"remuda/device-plugin/gms/wire"
+	"remuda/internal/testkit/gmstest"
+)
+
+const (
+	modelA = "meta/llama@1"
+	modelB = "mistral:7b@12"
+)
+
+// units is how many there are.
+func (s *service) units() int {
+	s.t.Helper()
+	families, err := s.metrics.Gather()
+	require.NoError(s.t, err)
+	n := 0
+	for _, f := range families {
+		if f.GetName() == "remuda_gms_committed" {
+			n = len(f.GetMetric())
+		}
+	}
+	return n
+}
+
+// series is how many series have a tag.
+func (s *service) series(tag string) (n int) {
+	s.t.Helper()
+	families, err := s.metrics.Gather()
+	require.NoError(s.t, err)
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			for _, l := range m.GetLabel() {
+				if l.GetName() == "tag" && l.GetValue() == tag {
+					n++
+				}
+			}
+		}
+	}
+	return n
+}
+
+// TestUnitsComeAndGo: with their first connection, and when nothing is committed and no
+// connection is left.
+func TestUnitsComeAndGo(t *testing.T) {
+	s := start(t, config(t))
+	require.Equal(t, 1, s.units(), "that of the GPU's own socket")
+	held := s.dial(modelA)
+	require.Equal(t, 2, s.units())
+	w := s.open(modelA, wire.RW)
+	w.allocate(1, "x")
+	require.NoError(t, w.Close())
+	eventually(t, "the writer is gone", func() bool { return s.state(modelA).State == wire.StateEmpty })
+	require.Len(t, s.events(modelA), 3)
+	require.NoError(t, held.Close())
+	eventually(t, "the unit goes", func() bool { return s.units() == 1 })
+	require.Zero(t, s.series(modelA), "nothing is left of it")
+	require.Empty(t, s.events(modelA), "it is another one")
+
+	id, _ := s.commitOne(modelA, "x")
+	eventually(t, "no connection is left", func() bool { return s.metric("remuda_gms_connections", nil) == 0 })
+	require.Equal(t, 2, s.units(), "what is committed stays")
+	s.holds(modelA, id, "x")
+	require.NoError(t, s.hello(modelA, wire.HandshakeRequest{LockType: wire.RW}).Close())
+	eventually(t, "the cleared unit goes", func() bool {
+		if s.units() == 1 {
+			return true
+		}
+		_ = s.open(modelA, wire.RW).Close()
+		return false
+	})
+	eventually(t, "its memory is free", func() bool { return s.gpu.Used() == 0 })
+}
+
+// TestTagsOfOneGPUHoldUpEachOtherNever: a writer that waits, and one that loads.
+func TestTagsOfOneGPUHoldUpEachOtherNever(t *testing.T) {
+	s := start(t, config(t))
+	id, _ := s.commitOne(modelA, "a")
+	awake := s.open(modelA, wire.RO)
+	s.commitOne(modelB, "b")
+	reader := s.open(modelB, wire.RO)
+	waits := s.hello(modelB, wire.HandshakeRequest{LockType: wire.RW})
+	eventually(t, "the writer waits", func() bool { return s.state(modelB).WaitingWriters == 1 })
+	// A failover: the reader dies, and another one comes.
+	require.NoError(t, awake.Close())
+	s.holds(modelA, id, "a")
+	s.open(modelA, wire.RO)
+	require.NoError(t, reader.Close())
+	waits.granted(wire.RW)
+	waits.allocate(1, "loads")
+	s.holds(modelA, id, "a")
+	s.open(weights, wire.RW)
+}
+
+func TestUnitsAreRefusedWithTheReason(t *testing.T) {
+	s := start(t, config(t))
+	for _, tc := range []struct {
+		gpu, tag, want string
+	}{
+		{"GPU-9", modelA, `GPU "GPU-9" is not served here: start 'remuda gms' with it`},
+		{uuid, "", `tag "": must have 1 to 256 bytes of UTF-8`},
+		{uuid, strings.Repeat("x", 257), "must have 1 to 256 bytes"},
+		{uuid, "a b", `tag "a b": must not have spaces and control characters`},
+		{uuid, "a\nb", "must not have spaces"},
+	} {
+		c := dialPath(t, s.path(kvCache))
+		require.Contains(t, c.refused(&wire.OpenUnitRequest{GPU: tc.gpu, Tag: tc.tag}).Error, tc.want)
+		c.closed()
+	}
+	c := dialPath(t, s.path(kvCache))
+	require.Contains(t, c.refused(&wire.GetRuntimeStateRequest{}).Error, "must be an open_unit_request")
+	c.closed()
+	c = dialPath(t, s.path(weights))
+	c.refused(&wire.OpenUnitRequest{GPU: uuid, Tag: modelA})
+	c.closed()
+	c = s.dial(modelA)
+	c.refused(&wire.OpenUnitRequest{GPU: uuid, Tag: modelB})
+	c.closed()
+	require.Equal(t, 1, s.units())
+}
+
+func TestUnitsAreBounded(t *testing.T) {
+	cfg := config(t)
+	cfg.MaxConns = 1000
+	s := start(t, cfg)
+	var all []*client
+	for i := 1; i < 512; i++ { // beside that of the GPU's own socket
+		all = append(all, s.dial(fmt.Sprint("m@", i)))
+	}
+	c := dialPath(t, s.path(kvCache))
+	require.Contains(t, c.refused(&wire.OpenUnitRequest{GPU: uuid, Tag: "m@512"}).Error, "the limit of 512 layouts is reached: clear those that no engine needs with 'remuda gms clear'")
+	s.dial("m@7") // one that is there
+	require.NoError(t, all[0].Close())
+	eventually(t, "there is room", func() bool { return s.units() < 512 })
+	s.dial("m@512")
+}
+
+// TestIfUnused: nobody's layout is taken away, awake or asleep, and nobody is waited for.
+func TestIfUnused(t *testing.T) {
+	s := start(t, config(t))
+	s.commitOne(modelA, "x")
+	hello := wire.HandshakeRequest{LockType: wire.RW, IfUnused: true}
+	for _, uses := range []func() *client{
+		func() *client { return s.dial(modelA) }, // an engine that sleeps: its shim has a connection
+		func() *client { return s.open(modelA, wire.RO) },
+	} {
+		c := uses()
+		require.Contains(t, s.hello(modelA, hello).denied(wire.CodeInUse).Error, "others use the layout")
+		require.NoError(t, c.Close())
+	}
+	// A group is one: its shims, and its engine that sleeps.
+	own, other := &wire.OpenUnitRequest{GPU: uuid, Tag: modelA, Group: "g"}, &wire.OpenUnitRequest{GPU: uuid, Tag: modelA, Group: "h"}
+	join := func(open *wire.OpenUnitRequest) *client {
+		c := dialPath(t, s.path(modelA))
+		ask[*wire.OpenUnitResponse](c, open)
+		return c
+	}
+	idle := join(own)
+	stays := join(other)
+	join(own).post(&hello).denied(wire.CodeInUse)
+	require.NoError(t, stays.Close())
+	eventually(t, "the other group is gone", func() bool { return s.metric("remuda_gms_connections", nil) == 1 })
+	s.hello(modelA, hello).denied(wire.CodeInUse)
+	w := join(own).post(&hello)
+	w.granted(wire.RW)
+	w.commit()
+	require.NoError(t, idle.Close())
+	require.True(t, s.state(modelA).Committed)
+	eventually(t, "the others are gone", func() bool { return s.metric("remuda_gms_connections", nil) == 0 })
+	w = s.hello(modelA, hello)
+	w.granted(wire.RW)
+	require.Equal(t, wire.CodeInUse, s.hello(modelA, hello).denied(wire.CodeInUse).Code)
+	for _, lock := range []wire.LockType{wire.RO, wire.Auto} {
+		s.hello(modelA, wire.HandshakeRequest{LockType: lock, IfUnused: true}).denied(wire.CodeBadRequest)
+	}
+}
+
+// TestUnitsSurvive: those with a committed layout. Until those that use it are back, they
+// count as in use.
+func TestUnitsSurvive(t *testing.T) {
+	s, k := kept(t)
+	id, hash := s.commitOne(modelA, "a")
+	s.open(modelB, wire.RW).allocate(1, "half")
+	s.cfg.GPUs = []gms.GPU{{UUID: uuid, Backend: gmstest.NewBackend(64 * gmstest.Page)}}
+	s = s.again()
+	require.Equal(t, 2, s.units())
+	require.Equal(t, hash, s.state(modelA).MemoryLayoutHash)
+	s.holds(modelA, id, "a")
+	ask := wire.HandshakeRequest{LockType: wire.RW, IfUnused: true}
+	require.Contains(t, s.hello(modelA, ask).denied(wire.CodeInUse).Error, "the service started")
+	require.True(t, s.state(modelA).Committed)
+	eventually(t, "it counts as unused", func() bool {
+		time.Sleep(100 * time.Millisecond)
+		c := s.hello(modelA, ask)
+		return c.next().(*wire.HandshakeResponse).Success
+	})
+	_, found := k.Has(uuid + "/" + modelA)
+	require.False(t, found)
+}
