@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -35,6 +36,9 @@ type matrix struct {
 	token replica.Token
 }
 
+// shimSecret is what this test's shims take orders with.
+const shimSecret = "crash-matrix"
+
 // subject is the engine in the state in question, with its processes.
 type subject struct {
 	engine.Status
@@ -55,6 +59,10 @@ func TestCrashMatrix(t *testing.T) {
 	require.NotEqual(t, string(file), text)
 	path := filepath.Join(dir, "demo.model.hcl")
 	require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
+	// Orders to the shims need a secret, and only the controller has its own.
+	open := regexp.MustCompile(`task "(primary|shadow)" \{`)
+	require.Len(t, open.FindAllString(string(job), -1), 2)
+	job = open.ReplaceAll(job, []byte("$0\n      env {\n        REMUDA_SHIM_SECRET = \""+shimSecret+"\"\n      }\n"))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "failover.nomad.hcl"), job, 0o600))
 	m := &matrix{dev: newDev(t, func(o *devcluster.Options) { o.GPUs, o.Model = 1, path })}
 
@@ -222,6 +230,7 @@ func (m *matrix) draining() subject {
 	go func() {
 		defer close(drained)
 		req, _ := http.NewRequestWithContext(ctx, http.MethodPost, m.shimOf(active.Role)+"/v1/drain?timeout=30s", nil)
+		req.Header.Set("Authorization", "Bearer "+shimSecret)
 		if resp, err := http.DefaultClient.Do(req); err == nil {
 			_ = resp.Body.Close()
 		}
